@@ -156,12 +156,42 @@ static int blocks_check_desc(const struct wh_blocks_desc *desc)
 	return wrong ? wh_fail(EINVAL, "wh_blocks_prepare: desc: %s", wrong) : 0;
 }
 
+/* Check all blocks of all bases, and keep the bases. */
+static int blocks_set_bases(struct wh_blocks *blocks, const struct wh_base *bases)
+{
+	uint64_t local_span, remote_span;
+	int error;
+
+	/* A span of more than 64 bits is outside of every region. */
+	if (!blocks_span(blocks->local_offsets, blocks->local_stride, blocks, &local_span,
+			 &blocks->local_bits))
+		local_span = UINT64_MAX;
+	if (!blocks_span(blocks->remote_offsets, blocks->remote_stride, blocks, &remote_span,
+			 &blocks->remote_bits))
+		remote_span = UINT64_MAX;
+	for (uint64_t i = 0; i < blocks->base_count; i++) {
+		const struct wh_base *base = &bases[i];
+
+		error = blocks_check_base(blocks, base, i, local_span, remote_span);
+		if (error)
+			return error;
+		blocks->bases[i] = (struct wh_block_base){
+			.address =
+				(char *)(uintptr_t)base->local->entry.address + base->local_offset,
+			.local = base->local,
+			.local_id = atomic_load(&base->local->entry.id),
+			.remote = base->remote,
+			.offset = base->remote_offset,
+		};
+	}
+	return 0;
+}
+
 int wh_blocks_prepare(struct wh_peer *peer, const struct wh_blocks_desc *given,
 		      struct wh_blocks **out)
 {
 	struct wh_blocks_desc desc;
 	struct wh_blocks *blocks;
-	uint64_t local_span, remote_span;
 	int error;
 
 	if (!peer || !given || !out)
@@ -198,28 +228,8 @@ int wh_blocks_prepare(struct wh_peer *peer, const struct wh_blocks_desc *given,
 	if (!error && !blocks->bases)
 		error = wh_fail(ENOMEM, "wh_blocks_prepare: no memory for %llu bases",
 				(unsigned long long)desc.base_count);
-	/* A span of more than 64 bits is outside of every region. */
-	if (!error && !blocks_span(blocks->local_offsets, blocks->local_stride, blocks, &local_span,
-				   &blocks->local_bits))
-		local_span = UINT64_MAX;
-	if (!error && !blocks_span(blocks->remote_offsets, blocks->remote_stride, blocks,
-				   &remote_span, &blocks->remote_bits))
-		remote_span = UINT64_MAX;
-	for (uint64_t i = 0; !error && i < desc.base_count; i++) {
-		const struct wh_base *base = &desc.bases[i];
-
-		error = blocks_check_base(blocks, base, i, local_span, remote_span);
-		if (error)
-			break;
-		blocks->bases[i] = (struct wh_block_base){
-			.address =
-				(char *)(uintptr_t)base->local->entry.address + base->local_offset,
-			.local = base->local,
-			.local_id = atomic_load(&base->local->entry.id),
-			.remote = base->remote,
-			.offset = base->remote_offset,
-		};
-	}
+	if (!error)
+		error = blocks_set_bases(blocks, desc.bases);
 	if (error) {
 		wh_blocks_free(blocks);
 		return error;

@@ -429,22 +429,13 @@ static void engine_free(struct wh_engine *engine)
 	free(engine);
 }
 
-static int engine_try_open(const struct wh_engine_options *given, struct wh_engine **out)
+static struct wh_engine *engine_new(const struct wh_engine_options *options)
 {
-	struct wh_engine_options options;
-	struct wh_engine *engine;
-	const char *listen;
-	int error;
+	struct wh_engine *engine = calloc(1, sizeof(*engine));
 
-	if (!out)
-		return wh_fail(EINVAL, "wh_engine_open: out is NULL");
-	error = wh_options_copy(&options, sizeof(options), given, sizeof(size_t), "wh_engine_open");
-	if (error)
-		return error;
-	engine = calloc(1, sizeof(*engine));
 	if (!engine)
-		return wh_fail(ENOMEM, "wh_engine_open: no memory");
-	engine->log = (struct wh_log){ options.log, options.log_arg };
+		return NULL;
+	engine->log = (struct wh_log){ options->log, options->log_arg };
 	pthread_mutex_init(&engine->lock, NULL);
 	pthread_mutex_init(&engine->callback_lock, NULL);
 	wh_list_init(&engine->peers);
@@ -454,7 +445,14 @@ static int engine_try_open(const struct wh_engine_options *given, struct wh_engi
 	engine->callback_task.run = engine_run_callbacks;
 
 	wh_memory_domain_init(&engine->memory);
-	error = wh_config_load(&engine->config, options.config);
+	return engine;
+}
+
+/* What comes before threads and sockets: settings, keys, GPUs (not loaded yet) and identity. */
+static int engine_configure(struct wh_engine *engine, const struct wh_engine_options *options)
+{
+	int error = wh_config_load(&engine->config, options->config);
+
 	if (!error)
 		error = engine_log_unknown_variables(engine);
 	if (!error)
@@ -475,10 +473,28 @@ static int engine_try_open(const struct wh_engine_options *given, struct wh_engi
 		error = wh_warm_up_open(&engine->regions, engine->gpus, &engine->log,
 					&engine->early);
 	if (!error)
-		error = engine_learn_identity(engine, options.name);
+		error = engine_learn_identity(engine, options->name);
+	if (!error)
+		error = engine_check_registry(engine, options->registry);
+	return error;
+}
+
+static int engine_try_open(const struct wh_engine_options *given, struct wh_engine **out)
+{
+	struct wh_engine_options options;
+	struct wh_engine *engine;
+	const char *listen;
+	int error;
+
+	if (!out)
+		return wh_fail(EINVAL, "wh_engine_open: out is NULL");
+	error = wh_options_copy(&options, sizeof(options), given, sizeof(size_t), "wh_engine_open");
 	if (error)
-		goto err_free;
-	error = engine_check_registry(engine, options.registry);
+		return error;
+	engine = engine_new(&options);
+	if (!engine)
+		return wh_fail(ENOMEM, "wh_engine_open: no memory");
+	error = engine_configure(engine, &options);
 	if (error)
 		goto err_free;
 	engine->ours = mmap(NULL, (size_t)sysconf(_SC_PAGESIZE), PROT_READ | PROT_WRITE,

@@ -3,12 +3,12 @@
  * An engine: its threads, its identity, its transports and the tables of all other objects.
  *
  * Threads: an engine has `loop_count` progress threads (util/loop.h). Loop 0 also serves the
- * listeners, the handshakes and all control connections; sessions and the connecting side of peers
- * are touched on it alone, save for what has a lock of its own. Callbacks run on loop 0.
+ * listeners, the handshakes and all control connections, and runs callbacks; sessions and the
+ * connecting side of peers are used on loop 0 only, but for what has a lock of its own.
  *
  * Locks, outermost first: engine.lock, peer.lock, wh_region_table.lock, control.lock. None is held
- * while bytes move. engine.registrations_lock is taken with none of them, and held while the driver
- * is asked. peer.count_lock is the innermost of all.
+ * while bytes move. memory/memory.h has those of the memory domain. peer.count_lock is innermost:
+ * no lock is taken while it is held.
  */
 #ifndef WH_CORE_ENGINE_H
 #define WH_CORE_ENGINE_H
