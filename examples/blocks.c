@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The hand-over of a paged cache. Our pages lie scattered over our pool, theirs go to other places
- * of their pool: one descriptor says so for all pages of all layers, is checked and prepared once,
- * and can be submitted again and again.
+ * Hand over a paged cache. The local pages are scattered over the local pool and go to other slots
+ * of the peer's pool. One descriptor covers all pages of all layers. It is checked and prepared
+ * once, and can be submitted many times.
  *
  *   $ wherry serve --memory host:64MiB
  *   wherry://127.0.0.1:40123
@@ -30,7 +30,7 @@ static _Noreturn void die(const char *what, const char *text)
 	exit(1);
 }
 
-/* Where page i lies: in ours the pages run backwards, in theirs every odd one comes first. */
+/* Offset of page i: the local pool has its pages backwards, the peer's has the odd ones first. */
 static uint64_t local_page(uint64_t i)
 {
 	return PAGES - 1 - i;
@@ -69,7 +69,7 @@ static struct wh_blocks *prepare(struct wh_peer *peer, uint32_t op, struct wh_re
 			.remote = remote,
 			.remote_offset = layer * LAYER,
 		};
-	/* All 4,000 pages are checked against both sides here; the arrays may go afterwards. */
+	/* Checks all 4,000 pages against both sides, and copies the arrays. */
 	if (wh_blocks_prepare(peer, &desc, &blocks))
 		die("prepare", wh_error_text());
 	return blocks;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A program for Mooncake's transfer engine, which is linked with libtransfer_engine.so, Wherry's or
- * Mooncake's: one process offers memory, another one writes into it and says so.
+ * A program for Mooncake's transfer engine: link it with libtransfer_engine.so, either Wherry's or
+ * Mooncake's. One process offers memory, another one writes into it and notifies it.
  *
  *   $ mooncake offer
  *   127.0.0.1:40123 0x7f5c0a000010
@@ -22,7 +22,7 @@ static char memory[LENGTH];
 
 static _Noreturn void die(const char *what)
 {
-	/* Wherry's alone; with Mooncake's it is in its log. */
+	/* Only Wherry's library has this function; Mooncake's writes errors to its log. */
 	fprintf(stderr, "mooncake: %s: %s\n", what, wherryErrorText());
 	exit(1);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Two programs: one receives, the other writes into its memory and sends a notification behind the
- * bytes. When the notification arrives, the bytes are there: nothing is polled, nothing is guessed.
+ * Two programs: one writes into the other's memory and attaches a notification. When the receiver
+ * gets the notification, all bytes are visible: it need not poll the memory.
  *
  *   $ notify receive
  *   wherry://127.0.0.1:40123

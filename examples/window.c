@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The CPU writes into memory of a GPU through a window, and reads it back as the GPU has it. */
+/* Write into GPU memory with the CPU, through a window, and read back what the GPU sees. */
 #include <stdio.h>
 #include <string.h>
 #include <wherry/wherry.h>
@@ -19,15 +19,15 @@ int main(void)
 	    wh_window_open(engine, memory, 65536, &copies, &staged))
 		return fprintf(stderr, "%s\n", wh_error_text()), 1;
 
-	/* Issued when it returns, arrived after the flush. */
+	/* The stores are issued when it returns, and have arrived after the flush. */
 	if (wh_window_copy_to(window, 1000, from, sizeof(from)) || wh_window_flush(window))
 		return fprintf(stderr, "%s\n", wh_error_text()), 1;
-	/* By the GPU's copy engine, to see what the GPU sees. */
+	/* A copy by the GPU's copy engine shows what the GPU sees. */
 	if (wh_window_copy_from(staged, 1000, to, sizeof(to)) || wh_window_info(window, &info))
 		return fprintf(stderr, "%s\n", wh_error_text()), 1;
 	printf("%s, by %s (%s)\n", to, info.backend, info.said);
 
-	/* A program may store by itself, too. */
+	/* A program may also store through the pointer. */
 	memcpy((char *)info.pointer + 1000, "and back", sizeof("and back"));
 	wh_window_flush(window);
 	if (wh_window_copy_from(staged, 1000, to, sizeof(to)))

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Write a line of text into the memory of another process, read it back, and say by which route it
- * went.
+ * Write a line of text into another process's memory, read it back, and print the route that was
+ * taken.
  *
  *   $ wherry serve --memory host:1MiB
  *   wherry://127.0.0.1:40123
@@ -20,7 +20,7 @@ static _Noreturn void die(const char *what, const char *text)
 	exit(1);
 }
 
-/* Move `length` bytes between our region and the remote one, and wait until they are there. */
+/* Move `length` bytes between the local and the remote region, and wait until they have arrived. */
 static void move(struct wh_batch *batch, uint32_t op, struct wh_region *local,
 		 uint64_t local_offset, const struct wh_remote *remote, uint64_t length)
 {
@@ -35,7 +35,7 @@ static void move(struct wh_batch *batch, uint32_t op, struct wh_region *local,
 
 	if (wh_batch_clear(batch) || wh_batch_add(batch, &transfer, 1) || wh_batch_submit(batch))
 		die("submit", wh_error_text());
-	/* What goes wrong from here on belongs to the batch. */
+	/* Errors from here on belong to the batch. */
 	if (wh_batch_wait(batch, WH_FOREVER))
 		die("transfer", wh_batch_error_text(batch));
 }
@@ -59,7 +59,7 @@ int main(int argc, char **argv)
 	}
 	length = strlen(argv[3]) + 1;
 
-	/* We reach others and need not be reached: no listener. */
+	/* This engine only connects to others: it needs no listener. */
 	if (wh_engine_open(&options, &engine))
 		die("engine", wh_error_text());
 	if (wh_peer_open(engine, argv[1], NULL, &peer))
@@ -68,7 +68,7 @@ int main(int argc, char **argv)
 		die(argv[2], wh_error_text());
 	printf("%s: %" PRIu64 " bytes\n", remote.name, remote.length);
 
-	/* Room for the text, and behind it for what comes back. */
+	/* Room for the text, and then for the text that is read back. */
 	if (wh_memory_alloc(engine, 2 * length, NULL, &memory) ||
 	    wh_region_register(engine, memory, 2 * length, NULL, &region) ||
 	    wh_batch_new(peer, NULL, &batch))

@@ -10,14 +10,14 @@ extern "C" {
 #define WH_VERSION_MINOR 1
 #define WH_VERSION_PATCH 0
 
-/* The version of the library that runs, "0.1.0". A constant string; never fails. */
+/* The version of the loaded library, "0.1.0". A constant string; never fails. */
 const char *wh_version(void);
 
-/* What the last failed call on this thread said: the call, the argument or address, the real
- * errno and what to try. One line, no newline; "" if nothing has failed on this thread yet. A call
- * that succeeds leaves it as it was, whatever it had to get over. The string belongs to the library
- * and is good until this thread's next failing call. An error that comes later, while a batch runs,
- * belongs to the batch: wh_batch_error_text(). */
+/* Describe this thread's last failed call: the call, the argument or address, the real errno, and
+ * what to try. One line without a newline; "" if no call has failed on this thread. A call that
+ * succeeds leaves the text unchanged, even if it had to recover from errors. The library owns the
+ * string; it is valid until this thread's next failing call. Errors that occur while a batch runs
+ * belong to the batch: wh_batch_error_text(). */
 const char *wh_error_text(void);
 
 #ifdef __cplusplus

@@ -1,22 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The C interface of Mooncake's transfer engine, on top of Wherry: libtransfer_engine.so. Programs
- * written or linked for Mooncake's own run with it unchanged, also those that include
- * <transfer_engine_c.h>. With another engine of this library they exchange bytes by Wherry's own
- * routes (shared memory, GPUs, RDMA, TCP), with Mooncake's engines by Mooncake's TCP.
- * docs/mooncake.md says what differs. Not part of libwherry.so.
+ * The C interface of Mooncake's transfer engine on top of Wherry: libtransfer_engine.so, which is
+ * separate from libwherry.so. Programs written or linked for Mooncake's own library run with it
+ * unchanged, including those that include <transfer_engine_c.h>. Two engines of this library
+ * exchange bytes by Wherry's routes (shared memory, GPUs, RDMA, TCP); with Mooncake's engines they
+ * use Mooncake's TCP protocol. docs/mooncake.md lists the differences.
  *
- * What functions return, unless their comment says otherwise, is 0, or one of two kinds of error as
- * Mooncake has them: those that set something up return a negative number (-1 a wrong argument, -3
- * an address that is not registered, -4 it is in use, -7 memory that overlaps, -101 a host that is
- * not found, -102 a socket, -200 the metadata, -302 no memory, -6 a device, -201 a peer), those of
- * batches a positive one (1 a wrong argument, 2 more requests than the batch has room for, 3 an
- * address that is not registered, 4 the batch is busy, 201 a peer, 302 no memory).
- * wherryErrorText() says it in words.
+ * Functions return 0 or one of Mooncake's errors, unless their comment says otherwise.
+ * wherryErrorText() gives the error in words. Functions that set something up return negative
+ * errors: -1 wrong argument, -3 address not registered, -4 in use, -6 device, -7 overlapping
+ * memory, -101 host not found, -102 socket, -200 metadata, -201 peer, -302 no memory. Functions on
+ * batches return positive errors: 1 wrong argument, 2 more requests than the batch has room for, 3
+ * address not registered, 4 the batch is busy, 201 peer, 302 no memory.
  *
- * Every function may be called from any thread, also several at once on one engine or one batch.
- * Strings and arrays of the caller's are copied, or not used any more when the call returns. An
- * engine belongs to the process that made it.
+ * Any thread may call any function, also at the same time on one engine or batch. The library does
+ * not use the caller's strings and arrays after the call returns. An engine belongs to the process
+ * that created it.
  */
 #ifndef WHERRY_MOONCAKE_H
 #define WHERRY_MOONCAKE_H
@@ -44,26 +43,26 @@ typedef void *transport_t;
 
 struct transfer_request {
 	int opcode;
-	void *source; /* in memory that is registered here */
+	void *source; /* in memory that this engine has registered */
 	segment_id_t target_id;
-	/* an address of the target's, in memory that is registered there */
+	/* an address in the target's process, in memory that the target has registered */
 	uint64_t target_offset;
 	uint64_t length; /* bytes, at least 1 */
 };
 typedef struct transfer_request transfer_request_t;
 
-/* What has become of a request. */
-#define STATUS_WAITING (0) /* not ended yet */
+/* The status of a request. */
+#define STATUS_WAITING (0) /* in progress */
 #define STATUS_PENDING (1) /* not used here */
 #define STATUS_INVALID (2) /* not used here */
 #define STATUS_CANCELED (3)
-#define STATUS_COMPLETED (4) /* every byte is where it should be */
-#define STATUS_TIMEOUT (5) /* ended: the peer has been silent for too long */
+#define STATUS_COMPLETED (4) /* every byte is visible at its target */
+#define STATUS_TIMEOUT (5) /* failed: the peer was silent for too long */
 #define STATUS_FAILED (6)
 
 struct transfer_status {
 	int status;
-	uint64_t transferred_bytes; /* the length when it has completed, else 0 */
+	uint64_t transferred_bytes; /* the request's length if it has completed, else 0 */
 };
 typedef struct transfer_status transfer_status_t;
 
@@ -79,7 +78,7 @@ struct buffer_entry {
 };
 typedef struct buffer_entry buffer_entry_t;
 
-/* Of Mooncake's header; no function has to do with it. */
+/* Declared for compatibility with Mooncake's header; no function uses it. */
 struct segment_desc {
 	int type;
 	union {
@@ -101,132 +100,138 @@ typedef struct segment_desc segment_desc_t;
 
 /* ---- engine ------------------------------------------------------------------------------- */
 
-/* Make an engine. `metadata_conn_string` says how engines find each other: "P2PHANDSHAKE": they are
- * asked at HOST:PORT; else a store of metadata: "http://HOST:PORT/PATH",
- * "etcd://HOST:PORT[,HOST:PORT...]" or HOST:PORT alone, which is etcd. `local_server_name` is HOST
- * or HOST:PORT; with a store the segment's name, whatever it is. The engine listens at that host,
- * or with a store at `ip_or_host_name` unless it is NULL or "", at a free port: with P2PHANDSHAKE
- * its name is what getLocalIpAndPort() says. `rpc_port` and `auto_discover` are for Mooncake's own:
- * all routes that there are may be taken from the start. Knobs of the environment are those of
- * Wherry (WHERRY_TRANSPORTS ...: wherry config). Blocks on the store. NULL: wherryErrorText() says
- * why. */
+/* Create an engine. Blocks on the metadata store. Returns NULL on errors: see wherryErrorText().
+ *
+ * metadata_conn_string  how engines find each other: "P2PHANDSHAKE" (they ask each other at
+ *                       HOST:PORT), or a metadata store: "http://HOST:PORT/PATH",
+ *                       "etcd://HOST:PORT[,HOST:PORT...]", or HOST:PORT, which means etcd
+ * local_server_name     HOST or HOST:PORT; with a store: any name, which the segment gets
+ * ip_or_host_name       with a store: where to listen, unless it is NULL or ""; otherwise the
+ *                       engine listens at the host of local_server_name
+ * rpc_port, auto_discover  ignored: every available route may be used from the start
+ *
+ * The engine listens at a free port. With P2PHANDSHAKE its name is the result of
+ * getLocalIpAndPort(). Its settings are Wherry's environment variables (WHERRY_TRANSPORTS and
+ * others: `wherry config`). */
 transfer_engine_t createTransferEngine(const char *metadata_conn_string,
 				       const char *local_server_name, const char *ip_or_host_name,
 				       uint64_t rpc_port, int auto_discover);
 
-/* Cancel what is under way, close everything, take the name out of the store. No other call may be
- * in the middle of something, and none may follow. NULL is fine. */
+/* Cancel all requests, close everything, and remove the engine's name from the store. No other call
+ * on the engine may be running, and none may follow. NULL is allowed. */
 void destroyTransferEngine(transfer_engine_t engine);
 
-/* There is nothing to discover that Wherry has not. 0 or -1. */
+/* Does nothing: Wherry discovers the topology by itself. 0 or -1. */
 int discoverTopology(transfer_engine_t engine);
 
-/* The engine's address, "HOST:PORT", NUL-terminated and cut to `buf_len` bytes. 0 or -1. */
+/* Get the engine's address, "HOST:PORT", truncated to `buf_len` bytes with the NUL. 0 or -1. */
 int getLocalIpAndPort(transfer_engine_t engine, char *buf_out, size_t buf_len);
 
-/* Nothing is installed: the routes are Wherry's to choose. Not NULL for "tcp", "rdma", "shm",
- * "nvlink", "nvlink_intra" and "local"; NULL for others. `args` is not looked at. */
+/* Installs nothing: Wherry chooses the routes. Returns a pointer that is not NULL for "tcp",
+ * "rdma", "shm", "nvlink", "nvlink_intra" and "local", and NULL for others. Ignores `args`. */
 transport_t installTransport(transfer_engine_t engine, const char *proto, void **args);
 
-/* 0, or -1: not one of those. */
+/* Does nothing. 0, or -1 (not one of those transports). */
 int uninstallTransport(transfer_engine_t engine, const char *proto);
 
-/* Nothing: no signal is handled here. An engine that is not destroyed leaves its name in the store.
- */
+/* Does nothing: the library handles no signals. An engine that is not destroyed leaves its name in
+ * the store. */
 void enableGracefulShutdown(transfer_engine_t engine);
 
-/* By which routes the segments that are open are reached, how much went there, and why no better
- * one is taken: text for people, or, `json` not 0, one JSON object. Cut to `buf_len` bytes with a
- * NUL. 0, -1, -302. */
+/* Describe the open segments: their routes, the bytes moved, and why no better route is taken. Text
+ * for people; one JSON object if `json` is not 0. Truncated to `buf_len` bytes with the NUL.
+ * 0, -1, -302. */
 int showLinks(transfer_engine_t engine, char *buf_out, size_t buf_len, int json);
 
 /* ---- memory ------------------------------------------------------------------------------- */
 
-/* Register memory of the host or of a GPU: as a source of requests and, unless `remote_accessible`
- * is 0, for others to read and write. It may not overlap what is registered. `location` ("cpu:0",
- * "cuda:0", "*") is not looked at: what memory is, is asked of the driver. The caller keeps it
- * until it is unregistered. Blocks on the store. 0, -1, -6, -7, -200 (and it is not registered),
- * -302. */
+/* Register host or GPU memory as a source of requests and, unless `remote_accessible` is 0, for
+ * other engines to read and write. The caller keeps the memory until it is unregistered. It may not
+ * overlap memory that is already registered. `location` ("cpu:0", "cuda:0", "*") is ignored: the
+ * driver says what the memory is. Blocks on the store.
+ * 0, -1, -6, -7, -200 (the memory is not registered then), -302. */
 int registerLocalMemory(transfer_engine_t engine, void *addr, size_t length, const char *location,
 			int remote_accessible);
 
-/* Take it back: `addr` is its start. When this returns 0 nobody reads or writes it any more. -3, or
- * -4: requests of this engine use it, or a peer on this host has not let go of it: call again.
- * Others cannot reach it in any case. */
+/* Unregister the memory that starts at `addr`. When this returns 0, no engine reads or writes it.
+ * 0, -3, or -4 (requests of this engine use it, or a peer on this host has not let go of it: call
+ * again). Other engines cannot start new requests to it in any case. */
 int unregisterLocalMemory(transfer_engine_t engine, void *addr);
 
-/* The same for several, which others may read and write; all or none. */
+/* Register several buffers, which other engines may read and write. On an error none is
+ * registered. */
 int registerLocalMemoryBatch(transfer_engine_t engine, buffer_entry_t *buffer_list,
 			     size_t buffer_len, const char *location);
-/* As many as can be; the first error. */
+/* Unregister several buffers, continuing after errors. 0, or the first error. */
 int unregisterLocalMemoryBatch(transfer_engine_t engine, void **addr_list, size_t addr_len);
 
 /* ---- segments ----------------------------------------------------------------------------- */
 
-/* Connect to the engine of that name: "HOST:PORT" with P2PHANDSHAKE. Slashes before it do not
- * count. The number of the segment, which is the same each time; 0: this engine itself. Blocks
- * until it is reached. Negative: -1, -101, -102, -200, -201, -302. */
+/* Connect to the engine with this name ("HOST:PORT" with P2PHANDSHAKE). Leading slashes are
+ * ignored. Blocks until connected. Returns the number of the segment, always the same for one name;
+ * 0: this engine itself; or a negative error: -1, -101, -102, -200, -201, -302. */
 segment_id_t openSegment(transfer_engine_t engine, const char *segment_name);
-/* What was known of it is forgotten first. */
+/* The same, but without using cached metadata. */
 segment_id_t openSegmentNoCache(transfer_engine_t engine, const char *segment_name);
 
-/* Let go of the connections, when the last batch that has requests to it has been freed. The number
- * stays good: the next request connects again. 0, or -1: no such segment. */
+/* Close the connections, once the last batch with requests to the segment has been freed. The
+ * number stays valid: the next request connects again. 0, or -1 (no such segment). */
 int closeSegment(transfer_engine_t engine, segment_id_t segment_id);
 
-/* Take this engine's own name out of the store. Other names are left alone. 0, -1, -200. */
+/* Remove this engine's own name from the store. Other names are not removed. 0, -1, -200. */
 int removeLocalSegment(transfer_engine_t engine, const char *segment_name);
 
-/* Ask again about every segment that is open. 0, or the first error. */
+/* Refresh the metadata of every open segment. 0, or the first error. */
 int syncSegmentCache(transfer_engine_t engine);
 
-/* There is no EFA here: 0. */
+/* Does nothing: EFA is not supported. Returns 0. */
 int warmupEfaSegment(transfer_engine_t engine, const char *segment_name);
 
 /* ---- batches ------------------------------------------------------------------------------ */
 
-/* A batch with room for `batch_size` requests, or INVALID_BATCH. */
+/* Create a batch with room for `batch_size` requests. INVALID_BATCH on errors. */
 batch_id_t allocateBatchID(transfer_engine_t engine, size_t batch_size);
 
-/* Start `count` requests. They are numbered from 0 in the order in which the batch got them, and
- * run in none. If one is wrong (no opcode, no length, no such segment, a source that is not
- * registered), none is started: 1, 2, 3. What is only found out at the target, such as an address
- * that is not registered there, is the status of the request alone. Blocks when a target has to be
- * reached first. 0, 1, 2, 3, 302. */
+/* Start `count` requests. The batch numbers its requests from 0 in the order of submission; they
+ * run in any order. If one is wrong (opcode, length, segment, a source that is not registered),
+ * none is started: 1, 2, 3. Errors that only the target finds, such as an address that is not
+ * registered there, appear in the status of the request. Blocks while it connects to a target. 0,
+ * 1, 2, 3, 302. */
 int submitTransfer(transfer_engine_t engine, batch_id_t batch_id, struct transfer_request *entries,
 		   size_t count);
 
-/* And send a notification to the first one's target when all have completed; if one of them does
- * not, none is sent. Requests have completed when it has been confirmed; if it cannot be sent they
- * have failed. */
+/* The same, with a notification to the target of the first request, sent when all requests have
+ * succeeded. If one fails, no notification is sent. The requests complete when the notification is
+ * confirmed; if it cannot be sent, they fail. */
 int submitTransferWithNotify(transfer_engine_t engine, batch_id_t batch_id,
 			     struct transfer_request *entries, size_t count,
 			     notify_msg_t notify_msg);
 
-/* Request number `task_id` of the batch. Does not block. 0, or 1: no such batch or request. Where
- * the status is that it has failed, wherryErrorText() says why. */
+/* Get the status of request `task_id` of the batch. Does not block. 0, or 1 (no such batch or
+ * request). If the request has failed, wherryErrorText() says why. */
 int getTransferStatus(transfer_engine_t engine, batch_id_t batch_id, size_t task_id,
 		      struct transfer_status *status);
 
-/* 0, 1: no such batch, or 4: not all of its requests have ended. */
+/* Free a batch. 0, 1 (no such batch), or 4 (some of its requests have not ended). */
 int freeBatchID(transfer_engine_t engine, batch_id_t batch_id);
 
 /* ---- notifications ------------------------------------------------------------------------ */
 
-/* Take the notifications that have come, an array of *size, for freeNotifsMsgBuf(). NULL and 0:
- * none. At most 4,096 and 16 MiB are kept; others are not confirmed to those that send them. */
+/* Take all notifications that have arrived: an array of *size entries, to be freed with
+ * freeNotifsMsgBuf(); NULL and 0 if there are none. The engine keeps at most 4,096 notifications
+ * and 16 MiB; it does not confirm further ones to their senders. */
 notify_msg_t *getNotifsFromEngine(transfer_engine_t engine, int *size);
-/* NULL is fine. 0. */
+/* Free an array of getNotifsFromEngine(). NULL is allowed. Returns 0. */
 int freeNotifsMsgBuf(notify_msg_t *msg, int size);
 
-/* Send one, UTF-8, at most 1 MiB, and wait until it is confirmed. 0, -1, -101, -102, -200, -201,
- * -302. */
+/* Send one notification, UTF-8, at most 1 MiB, and wait until it is confirmed. 0, -1, -101, -102,
+ * -200, -201, -302. */
 int genNotifyInEngine(transfer_engine_t engine, uint64_t target_id, notify_msg_t notify_msg);
 
 /* ---- not in Mooncake ---------------------------------------------------------------------- */
 
-/* What this thread's last call that failed has to say, in one line; "" if none has. Good until the
- * next one that fails. */
+/* The text of this thread's last failed call, in one line; "" if none has failed. Valid until this
+ * thread's next failing call. */
 const char *wherryErrorText(void);
 
 #ifdef __cplusplus

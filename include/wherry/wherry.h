@@ -1,25 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Wherry moves bytes between any two memories on any two machines, over the fastest path there
- * is, and says which path that was. This header brings in the whole API:
+ * is, and says which path that was. This header includes the whole API:
  *
  *   engine.h    an engine: its listener, its peers, completion queues, notifications
  *   memory.h    allocating memory and registering it as regions
- *   transfer.h  batches of transfers and of blocks: submit, wait, cancel, explain
- *   metrics.h   what an engine has counted
- *   window.h    the CPU's own loads and stores into memory of a GPU
- *   error.h     what went wrong, in words
+ *   transfer.h  batches of transfers and blocks: submit, wait, cancel, explain
+ *   metrics.h   an engine's counters
+ *   window.h    CPU loads and stores to a GPU's memory
+ *   error.h     error texts, the version
  *
  * Rules that hold for every function:
- *   - It returns 0 or a negative errno; wh_error_text() then says what failed and what to try.
- *     Where a function returns something else, its comment says so.
+ *   - It returns 0 or a negative errno, unless its comment says otherwise. After an error,
+ *     wh_error_text() says what failed and what to try.
  *   - Outputs are set on success only.
- *   - Every function may be called from any thread, on any object, unless its comment says
- *     otherwise; freeing an object while another thread still uses it is the caller's bug.
- *   - Options start with their own size. Fill them with { .size = sizeof(struct ...) } and the
- *     rest zero: zero always means "the default". An unknown tail that is not zero is -E2BIG.
- *   - An engine and everything made from it belong to the process that opened it: after fork()
- *     every call in the child is -EPERM.
+ *   - It may be called from any thread, on any object, unless its comment says otherwise. The
+ *     caller must not free an object that another thread still uses.
+ *   - Option structs start with their size. Initialise them with { .size = sizeof(struct ...) };
+ *     zero in a field means its default. A non-zero tail that the library does not know is
+ *     -E2BIG.
+ *   - An engine and all of its objects belong to the process that opened it: after fork(), every
+ *     call in the child returns -EPERM.
  *   - Lengths are bytes, times are nanoseconds.
  */
 #ifndef WHERRY_WHERRY_H
