@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "net/quota.h"
+#include "util/address.h"
 #include "util/clock.h"
 #include "util/list.h"
 #include "util/listener.h"
@@ -144,7 +144,7 @@ static void http_connected(struct http_server *server, struct MHD_Connection *co
 		return;
 	}
 	one->fd = fd;
-	one->place = wh_quota_source(from);
+	one->place = wh_address_prefix(from);
 	http_make_room(server, one->place);
 	wh_list_append(&server->waiting, &one->link);
 	server->count++;

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Who of a crowd of connections has to go. */
 #include "compat/mooncake/connection-limit.h"
-#include "net/quota.h"
+#include "util/address.h"
 #include "util/list.h"
 
 void wh_mooncake_limit_enter(struct wh_mooncake_limit *crowd, struct wh_mooncake_limited *guest,
 			     const struct sockaddr_storage *from)
 {
-	guest->place = wh_quota_source(from);
+	guest->place = wh_address_prefix(from);
 	wh_list_append(&crowd->guests, &guest->link);
 	crowd->count++;
 }
@@ -46,7 +46,7 @@ static struct wh_mooncake_limited *least(const struct wh_mooncake_limit *crowd,
 bool wh_mooncake_limit_room(const struct wh_mooncake_limit *crowd,
 			    const struct sockaddr_storage *from, struct wh_mooncake_limited **out)
 {
-	uint64_t place = wh_quota_source(from);
+	uint64_t place = wh_address_prefix(from);
 	unsigned count;
 
 	if (crowd->count < crowd->most_place)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Connections of strangers: how many there may be, of all and from one place, and who has to go. A
- * place is what wh_quota_source() says: an IPv4 address, or a network of IPv6. */
+ * place is what wh_address_prefix() says: an IPv4 address, or a network of IPv6. */
 #ifndef WH_COMPAT_MOONCAKE_CONNECTION_LIMIT_H
 #define WH_COMPAT_MOONCAKE_CONNECTION_LIMIT_H
 

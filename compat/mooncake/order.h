@@ -42,7 +42,7 @@ struct wh_mooncake_turn {
 	/* in `waiters` of another, or in order.due; zero: it does not wait */
 	struct wh_list blocked;
 	struct wh_list waiters; /* those that wait for this one, by `blocked` */
-	uint64_t client; /* its address: wh_quota_source() */
+	uint64_t client; /* its address: wh_address_prefix() */
 	uint64_t number; /* of the request: an older one has a lower number */
 	uint64_t address, length;
 	int64_t since; /* when it began to wait */

@@ -20,6 +20,7 @@
 #include "net/trust.h"
 #include "rendezvous/rendezvous.h"
 #include "transport/transport.h"
+#include "util/address.h"
 #include "util/clock.h"
 #include "util/config.h"
 #include "util/error.h"
@@ -445,7 +446,7 @@ static void acceptor_accepted(struct wh_listener *listener, int fd,
 	struct acceptor_socket *by = wh_container(listener, struct acceptor_socket, listener);
 
 	wh_socket_tune(by->acceptor->engine, fd);
-	greet(by->acceptor, fd, by->local, wh_quota_source(from));
+	greet(by->acceptor, fd, by->local, wh_address_prefix(from));
 }
 
 static void acceptor_waits(struct wh_listener *listener, int error)

@@ -12,7 +12,6 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
-#include <sys/socket.h>
 
 #include "util/list.h"
 
@@ -20,15 +19,13 @@ struct wh_engine;
 
 struct wh_quota {
 	struct wh_list link; /* engine.quotas */
-	uint64_t source; /* as wh_quota_source() says */
+	uint64_t source; /* address prefix: wh_address_prefix() */
 	unsigned sessions; /* open now */
 	int64_t limit; /* bytes, for each counter below; setting `max_buffered` */
 	_Atomic int64_t buffered; /* bytes: data connections and their requests */
 	_Atomic int64_t queued; /* bytes: control connections, undelivered notifications */
 };
 
-/* An IPv4 address, or the first 64 bits of an IPv6 address. */
-uint64_t wh_quota_source(const struct sockaddr_storage *address);
 /* Find or create the quota of `source` and count one session more. On loop 0.
  * NULL: too many sessions from that address, or no memory. */
 struct wh_quota *wh_quota_acquire(struct wh_engine *engine, uint64_t source);

@@ -10,6 +10,8 @@
 #include <stddef.h>
 #include <sys/socket.h>
 
+#include "util/address.h"
+
 /* The most addresses that a URL resolves to; the rest is left out. */
 #define WH_RENDEZVOUS_MOST 8
 
@@ -31,11 +33,5 @@ extern const struct wh_rendezvous wh_rendezvous_p2p;
  */
 int wh_rendezvous_resolve(const char *url, bool listening, struct sockaddr_storage *out,
 			  unsigned *count);
-
-/* "127.0.0.1:40123", "[::1]:7000". */
-void wh_address_format(char *out, size_t size, const struct sockaddr_storage *address);
-
-/* Of this host alone: 127.0.0.0/8, ::1, or the former as IPv6 has it. */
-bool wh_address_is_loopback(const struct sockaddr_storage *address);
 
 #endif

@@ -1,39 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "unit.h"
 
-#include <arpa/inet.h>
-#include <string.h>
-
 #include "core/engine.h"
 #include "net/quota.h"
 #include "util/config.h"
 #include "util/list.h"
-
-static uint64_t entry(const char *text)
-{
-	struct sockaddr_storage address = { .ss_family = strchr(text, ':') ? AF_INET6 : AF_INET };
-
-	if (address.ss_family == AF_INET)
-		assert_int_equal(
-			inet_pton(AF_INET, text, &((struct sockaddr_in *)&address)->sin_addr), 1);
-	else
-		assert_int_equal(
-			inet_pton(AF_INET6, text, &((struct sockaddr_in6 *)&address)->sin6_addr),
-			1);
-	return wh_quota_source(&address);
-}
-
-static void place__of_addresses(void **state)
-{
-	struct sockaddr_storage none = { .ss_family = AF_UNSPEC };
-
-	(void)state;
-	assert_int_equal(entry("10.0.0.1"), entry("::ffff:10.0.0.1"));
-	assert_int_not_equal(entry("10.0.0.1"), entry("10.0.0.2"));
-	assert_int_equal(entry("2001:db8:1:2::1"), entry("2001:db8:1:2:ffff::9"));
-	assert_int_not_equal(entry("2001:db8:1:2::1"), entry("2001:db8:1:3::1"));
-	assert_int_equal(wh_quota_source(&none), UINT64_MAX);
-}
 
 static void guest__bounded_by_address(void **state)
 {
@@ -70,7 +41,6 @@ static void guest__bounded_by_address(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(place__of_addresses),
 		cmocka_unit_test(guest__bounded_by_address),
 	};
 
