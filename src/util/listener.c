@@ -5,16 +5,22 @@
 
 #include "util/clock.h"
 
-/* Accepted in one turn: what else is on the loop has its turn in between. */
-#define TURN_MOST 64
+/* Connections accepted in one turn, by default. */
+#define TURN_MAX 64
 /* Until it is tried again. */
 #define PAUSE (100 * WH_MS)
+
+static uint32_t listener_events(const struct wh_listener *listener)
+{
+	return listener->edge_triggered ? EPOLLIN | EPOLLET : EPOLLIN;
+}
 
 static void listener_arm(struct wh_listener *listener)
 {
 	bool paused = listener->pause.link.next != NULL;
 
-	wh_loop_modify(listener->loop, &listener->source, listener->held || paused ? 0 : EPOLLIN);
+	wh_loop_modify(listener->loop, &listener->source,
+		       listener->held || paused ? 0 : listener_events(listener));
 }
 
 static void listener_resume(struct wh_timer *timer)
@@ -33,12 +39,30 @@ static void listener_wait(struct wh_listener *listener, int error)
 		listener->waits(listener, error);
 }
 
+/* accept4() failed. True: another try may succeed. */
+static bool listener_failed(struct wh_listener *listener, int error)
+{
+	bool descriptors = error == EMFILE || error == ENFILE;
+
+	if (error == EAGAIN)
+		return false;
+	if (!descriptors && error != ENOMEM && error != ENOBUFS)
+		return true; /* the connection is gone */
+	if (descriptors && listener->evict && listener->evict(listener))
+		return true;
+	listener_wait(listener, error);
+	return false;
+}
+
 static void listener_ready(struct wh_source *source, uint32_t events)
 {
 	struct wh_listener *listener = wh_container(source, struct wh_listener, source);
+	unsigned max = listener->turn_max ? listener->turn_max : TURN_MAX;
 
 	(void)events;
-	for (int turn = 0; turn < TURN_MOST && !listener->held; turn++) {
+	listener->turn = 0;
+	listener->turn_ended = false;
+	for (unsigned i = 0; i < max && !listener->held && !listener->turn_ended; i++) {
 		struct sockaddr_storage from = { .ss_family = AF_UNSPEC };
 		socklen_t length = sizeof(from);
 		int fd = accept4(source->fd, (struct sockaddr *)&from, &length,
@@ -46,13 +70,15 @@ static void listener_ready(struct wh_source *source, uint32_t events)
 
 		if (fd >= 0) {
 			listener->short_of = false;
+			listener->turn++;
 			listener->accepted(listener, fd, &from);
-			continue;
+		} else if (!listener_failed(listener, errno)) {
+			return;
 		}
-		if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS)
-			listener_wait(listener, errno);
-		return;
 	}
+	/* Connections that still wait cause no edge of their own. */
+	if (listener->edge_triggered && !listener->held)
+		listener_arm(listener);
 }
 
 int wh_listener_open(struct wh_listener *listener, struct wh_loop *loop, int fd)
@@ -60,7 +86,7 @@ int wh_listener_open(struct wh_listener *listener, struct wh_loop *loop, int fd)
 	listener->loop = loop;
 	listener->source = (struct wh_source){ .fd = fd, .ready = listener_ready };
 	listener->pause.fire = listener_resume;
-	return wh_loop_add(loop, &listener->source, EPOLLIN);
+	return wh_loop_add(loop, &listener->source, listener_events(listener));
 }
 
 void wh_listener_hold(struct wh_listener *listener, bool held)
@@ -69,6 +95,11 @@ void wh_listener_hold(struct wh_listener *listener, bool held)
 		return;
 	listener->held = held;
 	listener_arm(listener);
+}
+
+void wh_listener_end_turn(struct wh_listener *listener)
+{
+	listener->turn_ended = true;
 }
 
 void wh_listener_close(struct wh_listener *listener)

@@ -53,6 +53,28 @@ static void count_accepted(struct wh_listener *of, int fd, const struct sockaddr
 		wh_listener_hold(of, true);
 }
 
+static atomic_uint end_turn_at, turn_longest, evictions_left;
+
+static void count_turns(struct wh_listener *of, int fd, const struct sockaddr_storage *from)
+{
+	if (of->turn > atomic_load(&turn_longest))
+		atomic_store(&turn_longest, of->turn);
+	if (of->turn == atomic_load(&end_turn_at))
+		wh_listener_end_turn(of);
+	count_accepted(of, fd, from);
+}
+
+/* The last eviction leaves a descriptor. */
+static bool evict_one(struct wh_listener *of)
+{
+	assert_ptr_equal(of, &listener);
+	if (!atomic_load(&evictions_left))
+		return false;
+	if (atomic_fetch_sub(&evictions_left, 1) == 1)
+		atomic_store(&short_of, false);
+	return true;
+}
+
 static void count_waits(struct wh_listener *of, int error)
 {
 	assert_ptr_equal(of, &listener);
@@ -60,12 +82,11 @@ static void count_waits(struct wh_listener *of, int error)
 	atomic_fetch_add(&waits, 1);
 }
 
-static int begin(void **state)
+static int begin_with(const struct wh_listener *options)
 {
 	socklen_t length = sizeof(address);
 	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 
-	(void)state;
 	address = (struct sockaddr_in){ .sin_family = AF_INET,
 					.sin_addr = { htonl(INADDR_LOOPBACK) } };
 	assert_int_equal(bind(fd, (struct sockaddr *)&address, sizeof(address)), 0);
@@ -76,9 +97,32 @@ static int begin(void **state)
 	atomic_store(&told, 0);
 	atomic_store(&hold_at, 0);
 	assert_int_equal(wh_loop_start(&loop, "wherry-test", false), 0);
-	listener = (struct wh_listener){ .accepted = count_accepted, .waits = count_waits };
+	listener = *options;
 	assert_int_equal(wh_listener_open(&listener, &loop, fd), 0);
 	return 0;
+}
+
+static int begin(void **state)
+{
+	const struct wh_listener options = { .accepted = count_accepted, .waits = count_waits };
+
+	(void)state;
+	return begin_with(&options);
+}
+
+static int begin_edge(void **state)
+{
+	const struct wh_listener options = { .accepted = count_turns,
+					     .waits = count_waits,
+					     .turn_max = 5,
+					     .edge_triggered = true,
+					     .evict = evict_one };
+
+	(void)state;
+	atomic_store(&turn_longest, 0);
+	atomic_store(&end_turn_at, 0);
+	atomic_store(&evictions_left, 0);
+	return begin_with(&options);
 }
 
 static void close_it(void *argument)
@@ -228,6 +272,57 @@ static void hold__without_descriptors(void **state)
 	close(client);
 }
 
+static void hold_it(void *argument)
+{
+	wh_listener_hold(argument, true);
+}
+
+/* Edge-triggered: no connection is forgotten where a turn ends early, whatever ended it. */
+static void accept__edge_triggered(void **state)
+{
+	int clients[40];
+
+	(void)state;
+	wh_loop_call(&loop, hold_it, &listener);
+	for (int i = 0; i < 20; i++)
+		connect_client(clients[i] = open_client());
+	wh_loop_call(&loop, let_go, &listener);
+	reaches(&accepted, 20);
+	assert_int_equal(atomic_load(&turn_longest), 5);
+	atomic_store(&end_turn_at, 3);
+	atomic_store(&turn_longest, 0);
+	wh_loop_call(&loop, hold_it, &listener);
+	for (int i = 20; i < 40; i++)
+		connect_client(clients[i] = open_client());
+	wh_loop_call(&loop, let_go, &listener);
+	reaches(&accepted, 40);
+	assert_int_equal(atomic_load(&turn_longest), 3);
+	for (int i = 0; i < 40; i++)
+		close(clients[i]);
+}
+
+/* Out of descriptors it evicts as long as there is something to evict, and then waits. */
+static void accept__evicts(void **state)
+{
+	int clients[2] = { open_client(), open_client() };
+
+	(void)state;
+	atomic_store(&evictions_left, 2);
+	atomic_store(&short_of, true);
+	connect_client(clients[0]);
+	reaches(&accepted, 1);
+	assert_int_equal(atomic_load(&evictions_left), 0);
+	assert_int_equal(atomic_load(&waits), 0);
+	atomic_store(&short_of, true);
+	connect_client(clients[1]);
+	reaches(&waits, 1);
+	assert_int_equal(atomic_load(&told), EMFILE);
+	atomic_store(&short_of, false);
+	reaches(&accepted, 2);
+	for (int i = 0; i < 2; i++)
+		close(clients[i]);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -235,6 +330,8 @@ int main(void)
 		cmocka_unit_test_setup_teardown(hold__until_let_go, begin, end),
 		cmocka_unit_test_setup_teardown(accept__without_descriptors, begin, end),
 		cmocka_unit_test_setup_teardown(hold__without_descriptors, begin, end),
+		cmocka_unit_test_setup_teardown(accept__edge_triggered, begin_edge, end),
+		cmocka_unit_test_setup_teardown(accept__evicts, begin_edge, end),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
