@@ -459,7 +459,7 @@ void wh_mooncake_data_open(struct wh_mooncake_server *server)
 	server->patience.fire = patience;
 }
 
-bool wh_mooncake_data_yield(struct wh_mooncake_server *server)
+bool wh_mooncake_data_evict(struct wh_mooncake_server *server)
 {
 	struct wh_mooncake_limited *last = wh_mooncake_limit_least(&server->moving);
 

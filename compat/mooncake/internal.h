@@ -8,16 +8,15 @@
 #include "compat/mooncake/order.h"
 #include "util/clock.h"
 #include "util/list.h"
+#include "util/listener.h"
 #include "util/loop.h"
 
-struct wh_mooncake_listener {
-	struct wh_source source;
+/* A port that the server listens on. */
+struct wh_mooncake_port {
 	struct wh_mooncake_server *server;
-	uint32_t events; /* what `source` waits for */
-	unsigned at_a_time; /* connections that are accepted before others have their turn */
-	void (*accepted)(struct wh_mooncake_server *server, int fd,
-			 const struct sockaddr_storage *from);
-	char address[64];
+	int fd; /* -1: not open */
+	char address[64]; /* "127.0.0.1:40123" */
+	struct wh_listener listener;
 };
 
 struct wh_mooncake_server {
@@ -25,7 +24,7 @@ struct wh_mooncake_server {
 	char name[WH_MOONCAKE_NAME_MAX]; /* "": none */
 	char wherry[WH_MOONCAKE_URL_MAX];
 	struct wh_loop loop;
-	struct wh_mooncake_listener control, data;
+	struct wh_mooncake_port control, data;
 	struct wh_timer sweep;
 	/* The loop's thread only. */
 	struct wh_mooncake_limit asking; /* control connections, the oldest first */
@@ -35,6 +34,7 @@ struct wh_mooncake_server {
 	struct wh_task resume; /* requests that need not wait any longer */
 	struct wh_timer patience; /* while requests wait */
 	uint64_t moved; /* bytes of data connections */
+	uint64_t moved_before_turn; /* the same when the data listener began its turn */
 };
 
 void wh_mooncake_log(const struct wh_mooncake_server *server, const char *format, ...)
@@ -45,7 +45,7 @@ void wh_mooncake_data_open(struct wh_mooncake_server *server);
 void wh_mooncake_data_accepted(struct wh_mooncake_server *server, int fd,
 			       const struct sockaddr_storage *from);
 /* Close one that can go; false: there is none. */
-bool wh_mooncake_data_yield(struct wh_mooncake_server *server);
+bool wh_mooncake_data_evict(struct wh_mooncake_server *server);
 /* Others are published than before: who is in the middle of what is gone is cut off. */
 void wh_mooncake_data_publish(struct wh_mooncake_server *server,
 			      const struct wh_mooncake_memory *memories, size_t count);

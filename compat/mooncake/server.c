@@ -19,9 +19,9 @@
 #define FIRST_ROOM 4096 /* bytes; more as they come */
 /* Connections that are accepted before others have their turn, and the bytes that these may bring
  * with them. */
-#define CONTROL_AT_A_TIME 16
-#define DATA_AT_A_TIME 1024
-#define AT_A_TIME_BYTES (UINT64_C(64) << 20)
+#define ACCEPT_CONTROL 16
+#define ACCEPT_DATA 1024
+#define ACCEPT_BYTES (UINT64_C(64) << 20)
 
 enum stage { HEAD, BODY, REPLY, GOODBYE };
 
@@ -351,47 +351,42 @@ static void control_accepted(struct wh_mooncake_server *server, int fd,
 
 /* ---- listeners ----------------------------------------------------------------------------- */
 
-/* True: try again, the next one may do. */
-static bool cannot_accept(struct wh_mooncake_listener *listener, int error)
+static struct wh_mooncake_server *port_server(struct wh_listener *listener)
 {
-	bool files = error == EMFILE || error == ENFILE;
-
-	if (error == EAGAIN)
-		return false;
-	if ((!files && error != ENOMEM && error != ENOBUFS) ||
-	    (files && wh_mooncake_data_yield(listener->server)))
-		return true;
-	/* It stays in the backlog until the next sweep; do not spin on it. */
-	wh_mooncake_log(listener->server, "a connection has to wait: %s", strerror(error));
-	wh_loop_modify(&listener->server->loop, &listener->source, 0);
-	return false;
+	return wh_container(listener, struct wh_mooncake_port, listener)->server;
 }
 
-static void accept_ready(struct wh_source *source, uint32_t events)
+static void port_control_accepted(struct wh_listener *listener, int fd,
+				  const struct sockaddr_storage *from)
 {
-	struct wh_mooncake_listener *listener =
-		wh_container(source, struct wh_mooncake_listener, source);
-	struct wh_mooncake_server *server = listener->server;
-	uint64_t before = server->moved;
-
-	(void)events;
-	for (unsigned i = 0; i < listener->at_a_time && server->moved - before < AT_A_TIME_BYTES;
-	     i++) {
-		struct sockaddr_storage from = { .ss_family = AF_UNSPEC };
-		socklen_t length = sizeof(from);
-		int fd = accept4(source->fd, (struct sockaddr *)&from, &length,
-				 SOCK_NONBLOCK | SOCK_CLOEXEC);
-
-		if (fd >= 0)
-			listener->accepted(server, fd, &from);
-		else if (!cannot_accept(listener, errno))
-			return;
-	}
-	/* The rest is still there in the next turn. */
-	wh_loop_modify(&server->loop, source, listener->events);
+	control_accepted(port_server(listener), fd, from);
 }
 
-static int listen_at(struct wh_mooncake_listener *listener, const char *where)
+/* New connections bring requests with them. */
+static void port_data_accepted(struct wh_listener *listener, int fd,
+			       const struct sockaddr_storage *from)
+{
+	struct wh_mooncake_server *server = port_server(listener);
+
+	if (listener->turn == 1)
+		server->moved_before_turn = server->moved;
+	wh_mooncake_data_accepted(server, fd, from);
+	if (server->moved - server->moved_before_turn >= ACCEPT_BYTES)
+		wh_listener_end_turn(listener);
+}
+
+static bool port_evict(struct wh_listener *listener)
+{
+	return wh_mooncake_data_evict(port_server(listener));
+}
+
+static void port_waits(struct wh_listener *listener, int error)
+{
+	wh_mooncake_log(port_server(listener), "new connections have to wait: accept4: %s",
+			strerror(error));
+}
+
+static int port_listen(struct wh_mooncake_port *port, const char *where)
 {
 	struct sockaddr_storage address[WH_RENDEZVOUS_MOST], bound;
 	socklen_t length = sizeof(struct sockaddr_in6), bound_length = sizeof(bound);
@@ -413,8 +408,8 @@ static int listen_at(struct wh_mooncake_listener *listener, const char *where)
 		close(fd);
 		return error;
 	}
-	wh_address_format(listener->address, sizeof(listener->address), &bound);
-	listener->source.fd = fd;
+	wh_address_format(port->address, sizeof(port->address), &bound);
+	port->fd = fd;
 	return 0;
 }
 
@@ -423,14 +418,14 @@ static int listen_both(struct wh_mooncake_server *server, const char *where)
 {
 	struct wh_mooncake_endpoint endpoint;
 	char free_port[WH_MOONCAKE_NAME_MAX + 10];
-	int error = listen_at(&server->control, where);
+	int error = port_listen(&server->control, where);
 
 	if (error)
 		return error;
 	split(server->control.address, &endpoint);
 	endpoint.port = 0;
 	wh_mooncake_endpoint_text(&endpoint, free_port, sizeof(free_port));
-	return listen_at(&server->data, free_port);
+	return port_listen(&server->data, free_port);
 }
 
 /* ---- the server ---------------------------------------------------------------------------- */
@@ -449,8 +444,6 @@ static void sweep(struct wh_timer *timer)
 		drop(oldest);
 	}
 	wh_mooncake_data_sweep(server, false);
-	wh_loop_modify(&server->loop, &server->control.source, server->control.events);
-	wh_loop_modify(&server->loop, &server->data.source, server->data.events);
 	wh_timer_set(&server->loop, timer, now + WH_SECOND);
 }
 
@@ -465,12 +458,13 @@ static void start(void *argument)
 	struct start *start = argument;
 	struct wh_mooncake_server *server = start->server;
 
-	start->error = wh_loop_add(&server->loop, &server->control.source, server->control.events);
+	start->error =
+		wh_listener_open(&server->control.listener, &server->loop, server->control.fd);
 	if (!start->error) {
 		start->error =
-			wh_loop_add(&server->loop, &server->data.source, server->data.events);
+			wh_listener_open(&server->data.listener, &server->loop, server->data.fd);
 		if (start->error)
-			wh_loop_remove(&server->loop, &server->control.source);
+			wh_listener_close(&server->control.listener);
 	}
 	if (start->error)
 		snprintf(start->text, sizeof(start->text), "%s", wh_fail_text());
@@ -484,8 +478,8 @@ static void stop(void *argument)
 
 	wh_timer_clear(&server->sweep);
 	wh_timer_clear(&server->patience);
-	wh_loop_remove(&server->loop, &server->control.source);
-	wh_loop_remove(&server->loop, &server->data.source);
+	wh_listener_close(&server->control.listener);
+	wh_listener_close(&server->data.listener);
 	wh_mooncake_data_sweep(server, true);
 	while (!wh_list_empty(&server->asking.guests))
 		drop(wh_container(server->asking.guests.next, struct control, guest.link));
@@ -493,10 +487,10 @@ static void stop(void *argument)
 
 static void close_listeners(struct wh_mooncake_server *server)
 {
-	if (server->control.source.fd >= 0)
-		close(server->control.source.fd);
-	if (server->data.source.fd >= 0)
-		close(server->data.source.fd);
+	if (server->control.fd >= 0)
+		close(server->control.fd);
+	if (server->data.fd >= 0)
+		close(server->data.fd);
 }
 
 int wh_mooncake_serve(const struct wh_mooncake_server_options *options,
@@ -516,20 +510,23 @@ int wh_mooncake_serve(const struct wh_mooncake_server_options *options,
 	if (options->wherry)
 		snprintf(server->wherry, sizeof(server->wherry), "%s", options->wherry);
 	server->options.wherry = server->wherry;
-	server->control = (struct wh_mooncake_listener){
-		.source = { .fd = -1, .ready = accept_ready },
+	server->control = (struct wh_mooncake_port){
+		.fd = -1,
 		.server = server,
-		.events = EPOLLIN,
-		.at_a_time = CONTROL_AT_A_TIME,
-		.accepted = control_accepted,
+		.listener = {
+			.accepted = port_control_accepted,
+			.evict = port_evict,
+			.waits = port_waits,
+			.flags = SOCK_NONBLOCK,
+			.turn_max = ACCEPT_CONTROL,
+		},
 	};
 	server->data = server->control;
-	/* Requests are looked at in the order in which they have come (data.c), those on new
-	 * connections, too: all that are there are accepted before older connections are looked at
-	 * again. */
-	server->data.events = EPOLLIN | EPOLLET;
-	server->data.at_a_time = DATA_AT_A_TIME;
-	server->data.accepted = wh_mooncake_data_accepted;
+	/* The server visits requests in their order of arrival (data.c), those on new connections
+	 * included: it accepts all that wait before it visits older connections again. */
+	server->data.listener.accepted = port_data_accepted;
+	server->data.listener.turn_max = ACCEPT_DATA;
+	server->data.listener.edge_triggered = true;
 	server->sweep.fire = sweep;
 	server->asking = (struct wh_mooncake_limit){ .most = MOST,
 						     .most_place = MOST_PLACE,
