@@ -1,46 +1,45 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Stores of metadata, by libcurl or hiredis: the keys of Mooncake's engines as they write them
- * themselves. */
+/*
+ * Mooncake's metadata stores: keys as Mooncake's engines write them, in a web server, etcd or
+ * redis, through the clients that the registries use (rendezvous/module.h). Part of
+ * libwherry-registry.so.
+ */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <jansson.h>
 
 #include "compat/mooncake/store.h"
 #include "rendezvous/etcd.h"
 
 #define KEY_MAX 1024
 
+enum store_kind { STORE_HTTP, STORE_ETCD, STORE_REDIS };
+
 struct store {
-	struct wh_curl curl;
+	enum store_kind kind;
+	struct wh_etcd etcd; /* etcd, and its `curl` for HTTP, too */
+	void *redis;
 	struct wh_registry_url url;
-	atomic_bool stop; /* never set: a call ends when its time has run out */
-	bool etcd;
-	bool known; /* etcd has given a token for the user */
-	void *redis; /* NULL: by curl */
+	atomic_bool stop; /* never set: the timeout ends a call */
 	char cluster[256]; /* "": none */
 };
 
-static int refuse(const struct wh_registry_url *url)
+static int store_check_url(const struct wh_registry_url *url)
 {
-	bool etcd = !strcmp(url->scheme, "etcd"), redis = !strcmp(url->scheme, "redis");
-
-	if (!etcd && !redis && url->count > 1)
-		return wh_fail(EINVAL, "mooncake: http:// takes one host, %u are given",
-			       url->count);
-	if (etcd && *url->path)
+	if (strcmp(url->scheme, "etcd") != 0)
+		return 0;
+	if (*url->path)
 		return wh_fail(EINVAL,
 			       "mooncake: etcd:// takes no path: Mooncake's keys are mooncake/...");
-	if (etcd && *url->password && !*url->user)
+	if (*url->password && !*url->user)
 		return wh_fail(EINVAL, "mooncake: etcd:// has no password without a user: "
 				       "etcd://USER:PASSWORD@HOST:PORT");
 	return 0;
 }
 
-/* What the URL leaves open. */
-static int take(char *out, size_t size, const char *text, const char *what)
+/* Set what the URL leaves open. */
+static int store_default(char *out, size_t size, const char *text, const char *what)
 {
 	if (*out || !text)
 		return 0;
@@ -51,43 +50,32 @@ static int take(char *out, size_t size, const char *text, const char *what)
 	return 0;
 }
 
-static int open_redis(struct store *store, const struct wh_registry_setup *setup,
-		      const struct wh_mooncake_store_setup *given)
+static int store_open_redis(struct store *store, const struct wh_registry_setup *setup,
+			    const struct wh_mooncake_store_setup *given)
 {
 #ifdef HAVE_HIREDIS
-	int error = take(store->url.user, sizeof(store->url.user), given->user, "user");
+	struct wh_registry_url *url = &store->url;
+	int error = store_default(url->user, sizeof(url->user), given->user, "user");
 
 	if (!error)
-		error = take(store->url.password, sizeof(store->url.password), given->password,
-			     "password");
-	/* A user without a password is nobody. */
-	if (!*store->url.password)
-		store->url.user[0] = '\0';
+		error = store_default(url->password, sizeof(url->password), given->password,
+				      "password");
+	/* Redis has no user without a password. */
+	if (!*url->password)
+		url->user[0] = '\0';
 	if (!error)
-		error = take(store->url.path, sizeof(store->url.path), given->database, "database");
+		error = store_default(url->path, sizeof(url->path), given->database, "database");
 	return error ? error : wh_redis_open(setup, &store->redis);
 #else
 	(void)store, (void)setup, (void)given;
-	return wh_fail(EINVAL, "mooncake: this was built without hiredis, which redis:// wants");
+	return wh_fail(EINVAL,
+		       "mooncake: redis:// needs hiredis, and this build of Wherry is without it");
 #endif
 }
 
-static int open_curl(struct store *store, const struct wh_registry_setup *setup)
+static void store_free(struct store *store)
 {
-	int error = wh_curl_open(&store->curl, setup);
-
-	/* Of etcd they are for a token. */
-	if (!error && !store->etcd && (*store->url.user || *store->url.password)) {
-		curl_easy_setopt(store->curl.easy, CURLOPT_HTTPAUTH, CURLAUTH_BASIC);
-		curl_easy_setopt(store->curl.easy, CURLOPT_USERNAME, store->url.user);
-		curl_easy_setopt(store->curl.easy, CURLOPT_PASSWORD, store->url.password);
-	}
-	return error;
-}
-
-static void forget(struct store *store)
-{
-	/* The password was in it. */
+	/* It holds the password. */
 	explicit_bzero(&store->url, sizeof(store->url));
 	free(store);
 }
@@ -102,18 +90,20 @@ static int store_open(const struct wh_mooncake_store_setup *given, void **out)
 		return wh_fail(ENOMEM, "mooncake: no memory");
 	error = wh_registry_url_parse(given->url, &store->url);
 	if (!error)
-		error = refuse(&store->url);
+		error = store_check_url(&store->url);
 	if (!error)
-		error = take(store->cluster, sizeof(store->cluster), given->cluster,
-			     "cluster's name");
-	store->etcd = !strcmp(store->url.scheme, "etcd");
+		error = store_default(store->cluster, sizeof(store->cluster), given->cluster,
+				      "cluster's name");
+	store->kind = !strcmp(store->url.scheme, "etcd")  ? STORE_ETCD :
+		      !strcmp(store->url.scheme, "redis") ? STORE_REDIS :
+							    STORE_HTTP;
 	setup.url = &store->url;
 	setup.stop = &store->stop;
 	if (!error)
-		error = strcmp(store->url.scheme, "redis") != 0 ? open_curl(store, &setup) :
-								  open_redis(store, &setup, given);
+		error = store->kind == STORE_REDIS ? store_open_redis(store, &setup, given) :
+						     wh_curl_open(&store->etcd.curl, &setup);
 	if (error)
-		forget(store);
+		store_free(store);
 	else
 		*out = store;
 	return error;
@@ -124,16 +114,16 @@ static void store_close(void *argument)
 	struct store *store = argument;
 
 #ifdef HAVE_HIREDIS
-	if (store->redis)
+	if (store->kind == STORE_REDIS)
 		wh_redis_close(store->redis);
 #endif
-	if (!store->redis)
-		wh_curl_close(&store->curl);
-	forget(store);
+	if (store->kind != STORE_REDIS)
+		wh_curl_close(&store->etcd.curl);
+	store_free(store);
 }
 
-/* mooncake/KEY, or mooncake/CLUSTER/KEY. */
-static int place_of(const struct store *store, const char *key, char out[KEY_MAX])
+/* "mooncake/KEY", or "mooncake/CLUSTER/KEY" with a cluster. */
+static int store_key(const struct store *store, const char *key, char out[KEY_MAX])
 {
 	static const char prefix[] = "mooncake/";
 	size_t length = strlen(store->cluster);
@@ -147,14 +137,14 @@ static int place_of(const struct store *store, const char *key, char out[KEY_MAX
 	return used < KEY_MAX ? 0 : wh_fail(EINVAL, "mooncake: the key %.60s... is too long", key);
 }
 
-/* ---- HTTP ---------------------------------------------------------------------------------- */
-
-static int ask_http(struct store *store, const char *verb, const char *key, const char *value)
+/* Status 200 or `also`; any other is an error. */
+static int store_ask_http(struct store *store, const char *verb, const char *key, const char *value,
+			  long also)
 {
-	size_t length = value ? strlen(value) : 0;
-	char *escaped = curl_easy_escape(store->curl.easy, key, 0);
+	struct wh_curl *curl = &store->etcd.curl;
+	char *escaped = curl_easy_escape(curl->easy, key, 0);
 	char path[1024];
-	int used;
+	int used, error;
 
 	if (!escaped)
 		return wh_fail(ENOMEM, "mooncake: no memory");
@@ -162,79 +152,13 @@ static int ask_http(struct store *store, const char *verb, const char *key, cons
 	curl_free(escaped);
 	if (used >= (int)sizeof(path))
 		return wh_fail(EINVAL, "mooncake: the name in the key %.60s... is too long", key);
-	return wh_curl_request(&store->curl, verb, path, value, length);
-}
-
-/* ---- etcd ---------------------------------------------------------------------------------- */
-
-static int set_token(struct store *store, const char *token)
-{
-	int error = wh_curl_set_token(&store->curl, token);
-
-	if (!error)
-		store->known = *token;
-	return error;
-}
-
-/* What etcd has answered to a user and a password. */
-static int take_token(struct store *store)
-{
-	json_t *answer = json_loadb(store->curl.body, store->curl.length, 0, NULL);
-	const char *token = json_string_value(json_object_get(answer, "token"));
-	const char *said = json_string_value(json_object_get(answer, "error"));
-	int error;
-
-	/* Who has no users asks for none. */
-	if (said && strstr(said, "authentication is not enabled"))
-		error = 0;
-	else if (store->curl.status != 200)
-		error = wh_fail(EACCES,
-				"mooncake: etcd at %.80s does not take the user or the password "
-				"(HTTP status %ld)",
-				store->url.endpoint[store->curl.endpoint], store->curl.status);
-	else if (!token)
-		error = wh_fail(EPROTO, "mooncake: etcd has answered with no token");
-	else
-		error = set_token(store, token);
-	json_decref(answer);
-	return error;
-}
-
-static int log_in(struct store *store)
-{
-	json_t *object =
-		json_pack("{s:s, s:s}", "name", store->url.user, "password", store->url.password);
-	char *body = object ? json_dumps(object, JSON_COMPACT) : NULL;
-	int error = body ? set_token(store, "") :
-			   wh_fail(EINVAL, "mooncake: user and password are UTF-8");
-
-	if (!error)
-		error = wh_curl_request(&store->curl, "POST", "v3/auth/authenticate", body,
-					strlen(body));
-	if (!error)
-		error = take_token(store);
-	json_decref(object);
-	if (body)
-		explicit_bzero(body, strlen(body));
-	free(body);
-	return error;
-}
-
-/* A token is one server's, and ends some time: then there is another one. */
-static int ask_known(struct store *store, const char *path, const char *body, size_t length)
-{
-	bool fresh = *store->url.user && !store->known;
-	int error = fresh ? log_in(store) : 0;
-
-	if (!error)
-		error = wh_curl_request(&store->curl, "POST", path, body, length);
-	if (error || store->curl.status != 401 || fresh || !*store->url.user)
+	error = wh_curl_request(curl, verb, path, value, value ? strlen(value) : 0);
+	if (error || curl->status == 200 || curl->status == also)
 		return error;
-	error = log_in(store);
-	return error ? error : wh_curl_request(&store->curl, "POST", path, body, length);
+	return wh_curl_unexpected(curl);
 }
 
-static int ask_etcd(struct store *store, const char *path, const char *key, const char *value)
+static int store_ask_etcd(struct store *store, const char *path, const char *key, const char *value)
 {
 	size_t key_length = strlen(key), length = value ? strlen(value) : 0;
 	char *body = malloc(WH_BASE64_SIZE(key_length) + WH_BASE64_SIZE(length) + 64), *at = body;
@@ -251,70 +175,26 @@ static int ask_etcd(struct store *store, const char *path, const char *key, cons
 		at += strlen(at);
 	}
 	at = stpcpy(at, "\"}");
-	error = ask_known(store, path, body, (size_t)(at - body));
+	error = wh_etcd_request(&store->etcd, path, body, (size_t)(at - body));
 	free(body);
-	if (!error && store->curl.status != 200)
-		error = wh_curl_unexpected(&store->curl);
-	return error;
+	return error == -ENOENT ? wh_fail(ENOENT, "mooncake: etcd has no such key") : error;
 }
 
-static int take_value(const json_t *object, char **value, size_t *length)
+static int store_get_http(struct store *store, const char *key, char **value, size_t *length)
 {
-	const json_t *pairs = json_object_get(object, "kvs");
-	const char *text = json_string_value(json_object_get(json_array_get(pairs, 0), "value"));
-	size_t room;
-	long used;
-	char *bytes;
-
-	if (!json_is_object(object) || (pairs && !json_is_array(pairs)))
-		return wh_fail(EPROTO, "mooncake: this is no answer of etcd's");
-	if (!json_array_size(pairs))
-		return wh_fail(ENOENT, "mooncake: there is no such key");
-	/* One that is empty is left out. */
-	if (!text)
-		text = "";
-	room = strlen(text) / 4 * 3;
-	bytes = malloc(room + 1);
-	if (!bytes)
-		return wh_fail(ENOMEM, "mooncake: no memory");
-	used = wh_base64_decode(text, bytes, room);
-	if (used < 0) {
-		free(bytes);
-		return wh_fail(EPROTO, "mooncake: the value in etcd's answer is no Base64");
-	}
-	bytes[used] = '\0';
-	*value = bytes;
-	*length = (size_t)used;
-	return 0;
-}
-
-int wh_mooncake_etcd_value(const char *json, size_t length, char **value, size_t *value_length)
-{
-	json_t *object = json_loadb(json, length, 0, NULL);
-	int error = take_value(object, value, value_length);
-
-	json_decref(object);
-	return error;
-}
-
-/* ---- both ---------------------------------------------------------------------------------- */
-
-static int get_http(struct store *store, const char *key, char **value, size_t *length)
-{
-	int error = ask_http(store, "GET", key, NULL);
+	const struct wh_curl *curl = &store->etcd.curl;
+	int error = store_ask_http(store, "GET", key, NULL, 404);
 
 	if (error)
 		return error;
-	if (store->curl.status == 404)
-		return wh_fail(ENOENT, "mooncake: there is no such key");
-	if (store->curl.status != 200)
-		return wh_curl_unexpected(&store->curl);
-	*value = malloc(store->curl.length + 1);
+	if (curl->status == 404)
+		return wh_fail(ENOENT, "mooncake: the store has no such key");
+	*value = malloc(curl->length + 1);
 	if (!*value)
 		return wh_fail(ENOMEM, "mooncake: no memory");
-	memcpy(*value, store->curl.body, store->curl.length);
-	(*value)[store->curl.length] = '\0';
-	*length = store->curl.length;
+	memcpy(*value, curl->body, curl->length);
+	(*value)[curl->length] = '\0';
+	*length = curl->length;
 	return 0;
 }
 
@@ -322,59 +202,52 @@ static int store_get(void *argument, const char *name, char **value, size_t *len
 {
 	struct store *store = argument;
 	char key[KEY_MAX];
-	int error = place_of(store, name, key);
+	int error = store_key(store, name, key);
 
 	if (error)
 		return error;
 #ifdef HAVE_HIREDIS
-	if (store->redis)
+	if (store->kind == STORE_REDIS)
 		return wh_redis_get(store->redis, key, value, length);
 #endif
-	if (!store->etcd)
-		return get_http(store, key, value, length);
-	error = ask_etcd(store, "v3/kv/range", key, NULL);
+	if (store->kind == STORE_HTTP)
+		return store_get_http(store, key, value, length);
+	error = store_ask_etcd(store, "v3/kv/range", key, NULL);
 	return error ? error :
-		       wh_mooncake_etcd_value(store->curl.body, store->curl.length, value, length);
+		       wh_etcd_parse_value(store->etcd.curl.body, store->etcd.curl.length, value,
+					   length);
 }
 
 static int store_put(void *argument, const char *name, const char *value)
 {
 	struct store *store = argument;
 	char key[KEY_MAX];
-	int error = place_of(store, name, key);
+	int error = store_key(store, name, key);
 
 	if (error)
 		return error;
 #ifdef HAVE_HIREDIS
-	if (store->redis)
+	if (store->kind == STORE_REDIS)
 		return wh_redis_put(store->redis, key, value);
 #endif
-	if (store->etcd)
-		return ask_etcd(store, "v3/kv/put", key, value);
-	error = ask_http(store, "PUT", key, value);
-	if (!error && store->curl.status != 200)
-		error = wh_curl_unexpected(&store->curl);
-	return error;
+	return store->kind == STORE_ETCD ? store_ask_etcd(store, "v3/kv/put", key, value) :
+					   store_ask_http(store, "PUT", key, value, 200);
 }
 
 static int store_remove(void *argument, const char *name)
 {
 	struct store *store = argument;
 	char key[KEY_MAX];
-	int error = place_of(store, name, key);
+	int error = store_key(store, name, key);
 
 	if (error)
 		return error;
 #ifdef HAVE_HIREDIS
-	if (store->redis)
+	if (store->kind == STORE_REDIS)
 		return wh_redis_remove(store->redis, key);
 #endif
-	if (store->etcd)
-		return ask_etcd(store, "v3/kv/deleterange", key, NULL);
-	error = ask_http(store, "DELETE", key, NULL);
-	if (!error && store->curl.status != 200 && store->curl.status != 404)
-		error = wh_curl_unexpected(&store->curl);
-	return error;
+	return store->kind == STORE_ETCD ? store_ask_etcd(store, "v3/kv/deleterange", key, NULL) :
+					   store_ask_http(store, "DELETE", key, NULL, 404);
 }
 
 static const struct wh_mooncake_store_ops ops = {

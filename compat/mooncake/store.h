@@ -46,10 +46,6 @@ wh_mooncake_store_fn wh_mooncake_store;
 /* Open the module, from beside libwherry.so. 0 or -ELIBACC. */
 int wh_mooncake_store_load(const struct wh_mooncake_store_ops **out);
 
-/* The value in etcd's answer to a range, as get() has it. 0, -ENOENT, -EPROTO, -ENOMEM. In the
- * module. */
-int wh_mooncake_etcd_value(const char *json, size_t length, char **value, size_t *value_length);
-
 /* ---- engines in a store -------------------------------------------------------------------- */
 
 /* Write a segment and where it is asked. One that has the name and listens no more, as its host

@@ -75,13 +75,15 @@ void wh_curl_prepare(const struct wh_curl *curl, CURL *easy)
 
 int wh_curl_open(struct wh_curl *curl, const struct wh_registry_setup *setup)
 {
-	int error = wh_registry_key_check(setup->url);
+	const struct wh_registry_url *url = setup->url;
+	bool http = !strcmp(url->scheme, "http");
+	int error = wh_registry_key_check(url);
 
+	if (http && url->count > 1)
+		return wh_fail(EINVAL, "registry: http:// takes one host, not %u", url->count);
 	if (error)
 		return error;
-	*curl = (struct wh_curl){ .url = setup->url,
-				  .timeout = setup->timeout,
-				  .stop = setup->stop };
+	*curl = (struct wh_curl){ .url = url, .timeout = setup->timeout, .stop = setup->stop };
 	if (curl_global_init(CURL_GLOBAL_DEFAULT))
 		return wh_fail(ENOMEM, "registry: libcurl cannot start");
 	curl->easy = curl_easy_init();
@@ -91,6 +93,12 @@ int wh_curl_open(struct wh_curl *curl, const struct wh_registry_setup *setup)
 	}
 	curl->headers = curl_slist_append(NULL, "Content-Type: application/json");
 	wh_curl_prepare(curl, curl->easy);
+	/* etcd exchanges them for a token. */
+	if (http && (*url->user || *url->password)) {
+		curl_easy_setopt(curl->easy, CURLOPT_HTTPAUTH, CURLAUTH_BASIC);
+		curl_easy_setopt(curl->easy, CURLOPT_USERNAME, url->user);
+		curl_easy_setopt(curl->easy, CURLOPT_PASSWORD, url->password);
+	}
 	curl_easy_setopt(curl->easy, CURLOPT_ERRORBUFFER, curl->why);
 	curl_easy_setopt(curl->easy, CURLOPT_WRITEFUNCTION, take_body);
 	curl_easy_setopt(curl->easy, CURLOPT_WRITEDATA, curl);

@@ -110,6 +110,15 @@ static int take_record(const json_t *kv, struct wh_etcd_answer *out)
 	return 0;
 }
 
+static void take_error(const json_t *root, struct wh_etcd_error *out)
+{
+	copy(root, "error", out->text, sizeof(out->text));
+	/* A stream has an object there. */
+	if (!*out->text)
+		copy(json_object_get(root, "error"), "message", out->text, sizeof(out->text));
+	out->code = number(root, "code");
+}
+
 /* A range's answer may be within a transaction's, a lease's within "result". */
 static int take(const json_t *root, struct wh_etcd_answer *out)
 {
@@ -123,11 +132,7 @@ static int take(const json_t *root, struct wh_etcd_answer *out)
 	out->ttl = number(from, "TTL");
 	out->succeeded = json_is_true(json_object_get(from, "succeeded"));
 	take_token(from, out->token);
-	copy(root, "error", out->error, sizeof(out->error));
-	/* Of a stream it is an object. */
-	if (!*out->error)
-		copy(json_object_get(root, "error"), "message", out->error, sizeof(out->error));
-	out->code = number(root, "code");
+	take_error(root, &out->error);
 	if (kvs && !json_is_array(kvs))
 		return wh_fail(EPROTO, "registry: etcd's \"kvs\" is not a list");
 	return json_array_size(kvs) ? take_record(json_array_get(kvs, 0), out) : 0;
@@ -158,6 +163,56 @@ int wh_etcd_parse(const char *json, size_t length, struct wh_etcd_answer *out)
 	if (!root)
 		return -EPROTO;
 	error = take(root, out);
+	json_decref(root);
+	return error;
+}
+
+int wh_etcd_parse_error(const char *json, size_t length, struct wh_etcd_error *out)
+{
+	json_t *root = load(json, length);
+
+	if (!root)
+		return -EPROTO;
+	take_error(root, out);
+	json_decref(root);
+	return 0;
+}
+
+static int take_value(const json_t *root, char **value, size_t *length)
+{
+	const json_t *kvs = json_object_get(root, "kvs");
+	const char *text = json_string_value(json_object_get(json_array_get(kvs, 0), "value"));
+	size_t room;
+	char *bytes;
+	long used;
+
+	if (kvs && !json_is_array(kvs))
+		return wh_fail(EPROTO, "registry: etcd's \"kvs\" is not a list");
+	if (!json_array_size(kvs))
+		return wh_fail(ENOENT, "registry: etcd has no such key");
+	/* etcd leaves an empty value out. */
+	if (!text)
+		text = "";
+	room = strlen(text) / 4 * 3;
+	bytes = malloc(room + 1);
+	if (!bytes)
+		return wh_fail(ENOMEM, "registry: no memory");
+	used = wh_base64_decode(text, bytes, room);
+	if (used < 0) {
+		free(bytes);
+		return wh_fail(EPROTO, "registry: the value in etcd's answer is not Base64");
+	}
+	bytes[used] = '\0';
+	*value = bytes;
+	*length = (size_t)used;
+	return 0;
+}
+
+int wh_etcd_parse_value(const char *json, size_t length, char **value, size_t *value_length)
+{
+	json_t *root = load(json, length);
+	int error = root ? take_value(root, value, value_length) : -EPROTO;
+
 	json_decref(root);
 	return error;
 }

@@ -14,15 +14,10 @@
 
 #define KEY64 WH_BASE64_SIZE(WH_ETCD_KEY_MAX)
 #define VALUE64 WH_BASE64_SIZE(WH_REGISTRY_RECORD_MAX)
-#define GRPC_INVALID 3
-#define GRPC_NOT_FOUND 5
-#define GRPC_DENIED 7
-#define GRPC_UNAUTHENTICATED 16
 
 struct etcd {
-	struct wh_curl curl;
+	struct wh_etcd client;
 	struct wh_etcd_watch watch;
-	bool known; /* a token has been given */
 	int64_t lease; /* 0: none */
 	/* The oldest of what find() has seen since the last wait(): what came later is to be
 	 * watched. */
@@ -34,7 +29,7 @@ struct etcd {
 static void make_key(const void *arg, const char *name, char *out)
 {
 	const struct etcd *etcd = arg;
-	const char *path = etcd->curl.url->path;
+	const char *path = etcd->client.curl.url->path;
 	char key[WH_ETCD_KEY_MAX];
 	int length = snprintf(key, sizeof(key), "%s%s" WH_REGISTRY_PREFIX "%s", path,
 			      *path ? "/" : "", name);
@@ -42,111 +37,13 @@ static void make_key(const void *arg, const char *name, char *out)
 	wh_base64_encode(key, (size_t)length, out);
 }
 
-static int set_token(struct etcd *etcd, const char *token)
-{
-	int error = wh_curl_set_token(&etcd->curl, token);
-
-	if (!error)
-		etcd->known = *token;
-	return error;
-}
-
-/* An answer that is an error. Not found is one that callers expect. */
-static int refused(const struct etcd *etcd, const struct wh_etcd_answer *answer)
-{
-	const char *host = etcd->curl.url->endpoint[etcd->curl.endpoint];
-	bool access = answer->code == GRPC_UNAUTHENTICATED || answer->code == GRPC_DENIED ||
-		      etcd->curl.status == 401 || etcd->curl.status == 403 ||
-		      (answer->code == GRPC_INVALID && strstr(answer->error, "user name"));
-
-	if (answer->code == GRPC_NOT_FOUND)
-		return -ENOENT;
-	if (access || strstr(answer->error, "authentication failed"))
-		return wh_fail(EACCES,
-			       "registry %.80s: the user or the password is not taken, or may "
-			       "not do this: %.80s",
-			       host, answer->error);
-	return wh_fail(EPROTO, "registry %.80s: etcd says: %.100s (HTTP status %ld)", host,
-		       *answer->error ? answer->error : "nothing that can be understood",
-		       etcd->curl.status);
-}
-
-static int ask_once(struct etcd *etcd, const char *path, const char *body,
+static int etcd_ask(struct etcd *etcd, const char *path, const char *body,
 		    struct wh_etcd_answer *out)
 {
-	int error = wh_curl_request(&etcd->curl, "POST", path, body, strlen(body));
+	int error = wh_etcd_request(&etcd->client, path, body, strlen(body));
+	const struct wh_curl *curl = &etcd->client.curl;
 
-	if (error)
-		return error;
-	/* Not that of a gateway: a proxy's, or no etcd. */
-	if (etcd->curl.status != 200 && etcd->curl.length && etcd->curl.body[0] != '{')
-		return wh_curl_unexpected(&etcd->curl);
-	error = wh_etcd_parse(etcd->curl.body, etcd->curl.length, out);
-	if (error)
-		return error;
-	return etcd->curl.status != 200 || *out->error ? refused(etcd, out) : 0;
-}
-
-/* The text as it stands in JSON, without the quotes around it. */
-static void escape(const char *text, char *out)
-{
-	for (; *text; text++) {
-		if (*text == '"' || *text == '\\' || (unsigned char)*text < 0x20)
-			out += sprintf(out, "\\u%04x", (unsigned char)*text);
-		else
-			*out++ = *text;
-	}
-	*out = '\0';
-}
-
-static int log_in(struct etcd *etcd)
-{
-	const struct wh_registry_url *url = etcd->curl.url;
-	char user[6 * sizeof(url->user)], password[6 * sizeof(url->password)];
-	char body[sizeof(user) + sizeof(password) + 64];
-	struct wh_etcd_answer answer = { .code = 0 };
-	int error;
-
-	error = set_token(etcd, "");
-	if (error)
-		return error;
-	escape(url->user, user);
-	escape(url->password, password);
-	snprintf(body, sizeof(body), "{\"name\": \"%s\", \"password\": \"%s\"}", user, password);
-	error = ask_once(etcd, "v3/auth/authenticate", body, &answer);
-	explicit_bzero(password, sizeof(password));
-	explicit_bzero(body, sizeof(body));
-	/* The user is given, but this etcd does not ask for one. */
-	if (error == -EPROTO && strstr(answer.error, "authentication is not enabled"))
-		return 0;
-	/* The answer is not told: it may be what was asked, or half a token. */
-	if (error && etcd->curl.status)
-		error = wh_fail(
-			-error,
-			"registry %.80s: etcd does not take the user or the password, or it is no "
-			"etcd (HTTP status %ld)",
-			url->endpoint[etcd->curl.endpoint], etcd->curl.status);
-	if (!error)
-		error = *answer.token ?
-				set_token(etcd, answer.token) :
-				wh_fail(EPROTO, "registry: etcd has answered with no token");
-	explicit_bzero(&answer, sizeof(answer));
-	return error;
-}
-
-/* A token is one server's and ends some time: then a new one is asked for. */
-static int ask(struct etcd *etcd, const char *path, const char *body, struct wh_etcd_answer *out)
-{
-	bool fresh = *etcd->curl.url->user && !etcd->known;
-	int error = fresh ? log_in(etcd) : 0;
-
-	if (error)
-		return error;
-	error = ask_once(etcd, path, body, out);
-	if (error != -EACCES || fresh || !*etcd->curl.url->user)
-		return error;
-	error = log_in(etcd);
-	return error ? error : ask_once(etcd, path, body, out);
+	return error ? error : wh_etcd_parse(curl->body, curl->length, out);
 }
 
 /* ---- leases ---------------------------------------------------------------------------------- */
@@ -159,7 +56,7 @@ static void revoke(struct etcd *etcd)
 	if (!etcd->lease)
 		return;
 	snprintf(body, sizeof(body), "{\"ID\": \"%" PRId64 "\"}", etcd->lease);
-	ask(etcd, "v3/lease/revoke", body, &answer);
+	etcd_ask(etcd, "v3/lease/revoke", body, &answer);
 	etcd->lease = 0;
 }
 
@@ -171,7 +68,7 @@ static int grant(struct etcd *etcd, int64_t lease, int64_t *granted)
 	int error;
 
 	snprintf(body, sizeof(body), "{\"TTL\": \"%" PRId64 "\"}", (lease + 999) / 1000);
-	error = ask(etcd, "v3/lease/grant", body, &answer);
+	error = etcd_ask(etcd, "v3/lease/grant", body, &answer);
 	if (error)
 		return error;
 	if (!answer.lease || answer.ttl < 1 || answer.ttl > 3600)
@@ -191,12 +88,12 @@ static int etcd_open(const struct wh_registry_setup *setup, void **out)
 
 	if (!etcd)
 		return wh_fail(ENOMEM, "registry: no memory");
-	error = wh_curl_open(&etcd->curl, setup);
+	error = wh_curl_open(&etcd->client.curl, setup);
 	if (error) {
 		free(etcd);
 		return error;
 	}
-	etcd->watch.curl = &etcd->curl;
+	etcd->watch.curl = &etcd->client.curl;
 	*out = etcd;
 	return 0;
 }
@@ -206,7 +103,7 @@ static void etcd_close(void *backend)
 	struct etcd *etcd = backend;
 
 	wh_etcd_watch_close(&etcd->watch);
-	wh_curl_close(&etcd->curl);
+	wh_curl_close(&etcd->client.curl);
 	free(etcd);
 }
 
@@ -217,7 +114,7 @@ static int range(struct etcd *etcd, const char *name, struct wh_etcd_answer *out
 
 	make_key(etcd, name, key);
 	snprintf(body, sizeof(body), "{\"key\": \"%s\"}", key);
-	error = ask(etcd, "v3/kv/range", body, out);
+	error = etcd_ask(etcd, "v3/kv/range", body, out);
 	if (error)
 		return error == -ENOENT ? -EPROTO : error;
 	if (!out->has_record)
@@ -264,7 +161,7 @@ static int put_if(struct etcd *etcd, const struct wh_registry_record *record, in
 		"\"success\": [{\"request_put\": {\"key\": \"%s\", \"value\": \"%s\", \"lease\": "
 		"\"%" PRId64 "\"}}], \"failure\": [{\"request_range\": {\"key\": \"%s\"}}]}",
 		key, revision, key, value, etcd->lease, key);
-	return ask(etcd, "v3/kv/txn", body, out);
+	return etcd_ask(etcd, "v3/kv/txn", body, out);
 }
 
 static int etcd_claim(void *backend, const struct wh_registry_record *record,
@@ -307,7 +204,7 @@ static int etcd_keep(void *backend, const struct wh_registry_record *record)
 	int error;
 
 	snprintf(body, sizeof(body), "{\"ID\": \"%" PRId64 "\"}", etcd->lease);
-	error = ask(etcd, "v3/lease/keepalive", body, &answer);
+	error = etcd_ask(etcd, "v3/lease/keepalive", body, &answer);
 	if (error)
 		return error;
 	if (!answer.ttl)

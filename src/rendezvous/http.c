@@ -27,28 +27,17 @@ struct http {
 
 static int http_open(const struct wh_registry_setup *setup, void **out)
 {
-	const struct wh_registry_url *url = setup->url;
-	struct http *http;
+	struct http *http = calloc(1, sizeof(*http));
 	int error;
 
-	if (url->count > 1)
-		return wh_fail(EINVAL, "registry: http:// takes one host, %u are given",
-			       url->count);
-	http = calloc(1, sizeof(*http));
 	if (!http)
 		return wh_fail(ENOMEM, "registry: no memory");
 	error = wh_curl_open(&http->curl, setup);
-	if (error) {
+	if (error)
 		free(http);
-		return error;
-	}
-	if (*url->user || *url->password) {
-		curl_easy_setopt(http->curl.easy, CURLOPT_HTTPAUTH, CURLAUTH_BASIC);
-		curl_easy_setopt(http->curl.easy, CURLOPT_USERNAME, url->user);
-		curl_easy_setopt(http->curl.easy, CURLOPT_PASSWORD, url->password);
-	}
-	*out = http;
-	return 0;
+	else
+		*out = http;
+	return error;
 }
 
 static void http_close(void *backend)

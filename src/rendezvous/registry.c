@@ -3,7 +3,6 @@
  * questions. */
 #include "rendezvous/registry.h"
 
-#include <dlfcn.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <poll.h>
@@ -20,7 +19,6 @@
 #include "util/clock.h"
 #include "util/text.h"
 
-#define MODULE "libwherry-registry.so.0"
 #define BACKOFF_FIRST (100 * WH_MS)
 #define BACKOFF_MOST (5 * WH_SECOND)
 /* How often somebody else's lease is looked at. */
@@ -69,38 +67,21 @@ struct wh_registry {
 
 /* ---- the module ---------------------------------------------------------------------------- */
 
-/* It lies where this library lies; else where the loader looks. It is not closed again: what it is
- * linked with has handlers for the end of the process. */
-static int open_module(const char *shown, const struct wh_registry_module **out)
+static int registry_open_module(const char *shown, const struct wh_registry_module **out)
 {
 	wh_registry_module_fn *entry;
-	char path[512], why[160];
-	void *handle = NULL;
-	Dl_info here;
-	const char *slash;
+	void *symbol;
 
-	if (dladdr((const void *)wh_registry_open, &here) &&
-	    (slash = strrchr(here.dli_fname, '/'))) {
-		snprintf(path, sizeof(path), "%.*s/" MODULE, (int)(slash - here.dli_fname),
-			 here.dli_fname);
-		if (!access(path, F_OK))
-			handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-		else
-			handle = dlopen(MODULE, RTLD_NOW | RTLD_LOCAL);
-	}
-	if (!handle) {
-		snprintf(why, sizeof(why), "%s", dlerror());
+	if (wh_registry_module_load((const void *)wh_registry_open, "wh_registry_module", &symbol))
+		return wh_fail(ELIBACC, "registry %.60s: %.180s", shown, wh_fail_text());
+	/* ISO C does not convert data pointers to function pointers. */
+	*(void **)&entry = symbol;
+	*out = entry();
+	if ((*out)->version != WH_REGISTRY_MODULE)
 		return wh_fail(ELIBACC,
-			       "registry %.60s: cannot open " MODULE ": %.90s; it needs the "
-			       "packages libcurl4, libjansson4 and libhiredis0.14",
-			       shown, why);
-	}
-	/* ISO C has no way from a data pointer to a function's. */
-	*(void **)&entry = dlsym(handle, "wh_registry_module");
-	*out = entry ? entry() : NULL;
-	if (!*out || (*out)->version != WH_REGISTRY_MODULE)
-		return wh_fail(ELIBACC,
-			       "registry %.60s: " MODULE " is of another version of Wherry", shown);
+			       "registry %.60s: libwherry-registry.so.0 is from another version of "
+			       "Wherry",
+			       shown);
 	return 0;
 }
 
@@ -573,13 +554,13 @@ static int open_backend(struct wh_registry *registry, const struct wh_registry_o
 			       "1 to 63 of A-Z a-z 0-9 . _ -, and not an IPv4 address",
 			       options->self.name);
 	if (!error)
-		error = open_module(registry->shown, &module);
+		error = registry_open_module(registry->shown, &module);
 	if (error)
 		return error;
 	registry->module_text = module->text;
 	registry->ops = find_ops(module, registry->url.scheme);
 	if (!registry->ops)
-		return wh_fail(ELIBACC, "registry %s: " MODULE " was built without %s",
+		return wh_fail(ELIBACC, "registry %s: libwherry-registry.so.0 was built without %s",
 			       registry->shown, registry->url.scheme);
 	error = registry->ops->open(&setup, &registry->backend);
 	return error ? wh_fail(-error, "%s", registry->module_text()) : 0;

@@ -109,6 +109,10 @@ struct wh_registry_module {
 };
 typedef const struct wh_registry_module *wh_registry_module_fn(void);
 
+/* Open the module and find its function `name`. The module lies beside the library that has the
+ * function `beside` (of libwherry.so), else where the loader looks. 0 or -ELIBACC. */
+int wh_registry_module_load(const void *beside, const char *name, void **out);
+
 /* ---- the client ---------------------------------------------------------------------------- */
 
 struct wh_registry;

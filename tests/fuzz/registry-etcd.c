@@ -36,7 +36,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		error = wh_etcd_parse((const char *)data + from, end - from, &answer);
 		check(!error || (error == -EPROTO && *wh_error_text()));
 		check(strnlen(answer.token, sizeof(answer.token)) < sizeof(answer.token));
-		check(strnlen(answer.error, sizeof(answer.error)) < sizeof(answer.error));
+		check(strnlen(answer.error.text, sizeof(answer.error.text)) <
+		      sizeof(answer.error.text));
 		check(!answer.has_record || wh_registry_name_valid(answer.record.name));
 		changed = wh_etcd_parse_watch((const char *)data + from, end - from);
 		check(changed == 0 || changed == 1 || changed == -EPROTO);

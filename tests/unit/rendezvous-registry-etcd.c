@@ -69,7 +69,7 @@ static void answer__leases(void **state)
 	assert_true(answer.lease == 2324035516516530949);
 	assert_int_equal(answer.ttl, 2);
 	assert_int_equal(answer.revision, 42);
-	assert_string_equal(answer.error, "");
+	assert_string_equal(answer.error.text, "");
 	/* Kept alive; and one that has ended, of which the time is left out. */
 	assert_int_equal(parse("{\"result\":" HEADER ",\"ID\":\"123\",\"TTL\":\"10\"}}\n"), 0);
 	assert_int_equal(answer.ttl, 10);
@@ -79,8 +79,8 @@ static void answer__leases(void **state)
 	assert_int_equal(parse("{\"error\":\"etcdserver: requested lease not found\",\"message\":"
 			       "\"etcdserver: requested lease not found\",\"code\":5}"),
 			 0);
-	assert_int_equal(answer.code, 5);
-	assert_non_null(strstr(answer.error, "not found"));
+	assert_int_equal(answer.error.code, 5);
+	assert_non_null(strstr(answer.error.text, "not found"));
 }
 
 static void wrap(const char *format, const char *value, char *out, size_t size)

@@ -284,9 +284,9 @@ if command -v etcd >/dev/null; then
 	python3 "$peer" lock "127.0.0.1:$port" root 'ses@me'
 	verdict "etcd: has users now" $?
 	in_a_store etcd-with-password "$(secret "etcd://root:ses%40me@127.0.0.1:$port")"
-	refused etcd-with-password "does not take the user or the password" \
+	refused etcd-with-password "does not accept the user or the password" \
 		"etcd://root:opensesame@127.0.0.1:$port"
-	says "etcd: without a user" 69 "user name is empty" copy mooncake://a/1 back --mooncake-metadata "etcd://127.0.0.1:$port"
+	says "etcd: without a user" 2 "user name is empty" copy mooncake://a/1 back --mooncake-metadata "etcd://127.0.0.1:$port"
 	says "etcd: a password alone" 64 "no password without a user" copy mooncake://a/1 back \
 		--mooncake-metadata "$(secret "etcd://:opensesame@127.0.0.1:$port")"
 else

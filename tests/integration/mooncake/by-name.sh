@@ -124,7 +124,7 @@ if command -v etcd >/dev/null; then
 	serve "etcd://root:ses%40me@127.0.0.1:$port" c host
 	same "etcd: user and password in the URL" "root:ses%40me@127.0.0.1:$port" c
 	finish "etcd: with users"
-	! "$peer" serve "root:opensesame@127.0.0.1:$port" a host >out 2>&1 && grep -q 'does not take' out &&
+	! "$peer" serve "root:opensesame@127.0.0.1:$port" a host >out 2>&1 && grep -q 'does not accept' out &&
 		! grep -q opensesame out
 	verdict "etcd: with another password, which is not told" $?
 else
