@@ -1,68 +1,71 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Who of a crowd of connections has to go. */
+/* Choosing the connection to close when a limit is reached. */
 #include "compat/mooncake/connection-limit.h"
 #include "util/address.h"
 #include "util/list.h"
 
-void wh_mooncake_limit_enter(struct wh_mooncake_limit *crowd, struct wh_mooncake_limited *guest,
-			     const struct sockaddr_storage *from)
+void wh_mooncake_limit_add(struct wh_mooncake_limit *limit, struct wh_mooncake_limited *limited,
+			   const struct sockaddr_storage *from)
 {
-	guest->place = wh_address_prefix(from);
-	wh_list_append(&crowd->guests, &guest->link);
-	crowd->count++;
+	limited->source = wh_address_prefix(from);
+	wh_list_append(&limit->connections, &limited->link);
+	limit->count++;
 }
 
-void wh_mooncake_limit_leave(struct wh_mooncake_limit *crowd, struct wh_mooncake_limited *guest)
+void wh_mooncake_limit_remove(struct wh_mooncake_limit *limit, struct wh_mooncake_limited *limited)
 {
-	wh_list_remove(&guest->link);
-	crowd->count--;
+	wh_list_remove(&limited->link);
+	limit->count--;
 }
 
-/* Of those from this place, or, without one, of all. */
-static struct wh_mooncake_limited *least(const struct wh_mooncake_limit *crowd,
-					 const uint64_t *place, unsigned *count)
+/* Among the connections from this source, or among all if it is NULL; *count: how many these are.
+ */
+static struct wh_mooncake_limited *limit_lowest(const struct wh_mooncake_limit *limit,
+						const uint64_t *source, unsigned *count)
 {
-	enum wh_mooncake_worth lowest = WH_MOONCAKE_STAYS;
+	enum wh_mooncake_rank found_rank = WH_MOONCAKE_PINNED;
 	struct wh_mooncake_limited *found = NULL;
 
 	*count = 0;
-	for (struct wh_list *link = crowd->guests.next; link != &crowd->guests; link = link->next) {
-		struct wh_mooncake_limited *guest =
+	for (struct wh_list *link = limit->connections.next; link != &limit->connections;
+	     link = link->next) {
+		struct wh_mooncake_limited *limited =
 			wh_container(link, struct wh_mooncake_limited, link);
-		enum wh_mooncake_worth worth;
+		enum wh_mooncake_rank rank;
 
-		if (place && guest->place != *place)
+		if (source && limited->source != *source)
 			continue;
 		++*count;
-		worth = crowd->worth(guest);
-		if (worth >= lowest)
+		rank = limit->rank(limited);
+		if (rank >= found_rank)
 			continue;
-		lowest = worth;
-		found = guest;
+		found_rank = rank;
+		found = limited;
 	}
 	return found;
 }
 
-bool wh_mooncake_limit_room(const struct wh_mooncake_limit *crowd,
-			    const struct sockaddr_storage *from, struct wh_mooncake_limited **out)
+bool wh_mooncake_limit_has_room(const struct wh_mooncake_limit *limit,
+				const struct sockaddr_storage *from,
+				struct wh_mooncake_limited **out)
 {
-	uint64_t place = wh_address_prefix(from);
+	uint64_t source = wh_address_prefix(from);
 	unsigned count;
 
-	if (crowd->count < crowd->most_place)
+	if (limit->count < limit->max_per_source)
 		return true;
-	*out = least(crowd, &place, &count);
-	if (count >= crowd->most_place)
+	*out = limit_lowest(limit, &source, &count);
+	if (count >= limit->max_per_source)
 		return false;
-	if (crowd->count < crowd->most)
+	if (limit->count < limit->max)
 		return true;
-	*out = least(crowd, NULL, &count);
+	*out = limit_lowest(limit, NULL, &count);
 	return false;
 }
 
-struct wh_mooncake_limited *wh_mooncake_limit_least(const struct wh_mooncake_limit *crowd)
+struct wh_mooncake_limited *wh_mooncake_limit_lowest(const struct wh_mooncake_limit *limit)
 {
 	unsigned count;
 
-	return least(crowd, NULL, &count);
+	return limit_lowest(limit, NULL, &count);
 }

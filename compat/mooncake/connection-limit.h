@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Connections of strangers: how many there may be, of all and from one place, and who has to go. A
- * place is what wh_address_prefix() says: an IPv4 address, or a network of IPv6. */
+/*
+ * Limits on a server's connections, in all and per client address, and which connection is closed
+ * to make room. An address counts by its prefix, wh_address_prefix(): IPv4 address or IPv6 /64.
+ */
 #ifndef WH_COMPAT_MOONCAKE_CONNECTION_LIMIT_H
 #define WH_COMPAT_MOONCAKE_CONNECTION_LIMIT_H
 
@@ -10,37 +12,39 @@
 
 #include "util/list.h"
 
-/* One of them, within what is known of it. */
+/* A connection's part of the limit; the caller embeds it in the connection. */
 struct wh_mooncake_limited {
-	struct wh_list link;
-	uint64_t place;
+	struct wh_list link; /* limit.connections */
+	uint64_t source; /* prefix of the client's address */
 };
 
-enum wh_mooncake_worth {
-	WH_MOONCAKE_DONE, /* it wants nothing any more, or nothing now */
-	WH_MOONCAKE_LAZY, /* it should have moved more than it has */
-	WH_MOONCAKE_WORKING, /* goes only where one has to */
-	WH_MOONCAKE_STAYS,
+/* The lowest rank is closed first. */
+enum wh_mooncake_rank {
+	WH_MOONCAKE_IDLE, /* no request is under way */
+	WH_MOONCAKE_SLOW, /* has moved fewer bytes than it should */
+	WH_MOONCAKE_BUSY, /* is closed only if there is no other */
+	WH_MOONCAKE_PINNED, /* is never closed */
 };
 
 struct wh_mooncake_limit {
-	struct wh_list guests;
+	struct wh_list connections; /* in the caller's order */
 	unsigned count;
-	unsigned most, most_place;
-	enum wh_mooncake_worth (*worth)(const struct wh_mooncake_limited *guest);
+	unsigned max, max_per_source;
+	enum wh_mooncake_rank (*rank)(const struct wh_mooncake_limited *limited);
 };
 
-void wh_mooncake_limit_enter(struct wh_mooncake_limit *crowd, struct wh_mooncake_limited *guest,
-			     const struct sockaddr_storage *from);
-void wh_mooncake_limit_leave(struct wh_mooncake_limit *crowd, struct wh_mooncake_limited *guest);
+void wh_mooncake_limit_add(struct wh_mooncake_limit *limit, struct wh_mooncake_limited *limited,
+			   const struct sockaddr_storage *from);
+void wh_mooncake_limit_remove(struct wh_mooncake_limit *limit, struct wh_mooncake_limited *limited);
 
-/* Is there room for one more from there? If not, *out is who has to go before it: the least worth,
- * of those from its place if they are too many, else of all, and of equals the first in the list;
- * NULL: nobody may go. */
-bool wh_mooncake_limit_room(const struct wh_mooncake_limit *crowd,
-			    const struct sockaddr_storage *from, struct wh_mooncake_limited **out);
+/* May one more connection from this address be added? False: close *out first; NULL: none may be
+ * closed. It is the first in the list of those with the lowest rank, among the connections from the
+ * same source if these are too many, else among all. */
+bool wh_mooncake_limit_has_room(const struct wh_mooncake_limit *limit,
+				const struct sockaddr_storage *from,
+				struct wh_mooncake_limited **out);
 
-/* Who goes first of all; NULL: nobody may. */
-struct wh_mooncake_limited *wh_mooncake_limit_least(const struct wh_mooncake_limit *crowd);
+/* The connection to close first, among all; NULL: none may be closed. */
+struct wh_mooncake_limited *wh_mooncake_limit_lowest(const struct wh_mooncake_limit *limit);
 
 #endif

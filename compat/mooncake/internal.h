@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The server's parts: server.c listens and answers questions, data.c moves bytes. */
+/* The server's state, shared by server.c (listens, answers control requests) and data.c (moves
+ * bytes). */
 #ifndef WH_COMPAT_MOONCAKE_INTERNAL_H
 #define WH_COMPAT_MOONCAKE_INTERNAL_H
 
@@ -27,29 +28,30 @@ struct wh_mooncake_server {
 	struct wh_mooncake_port control, data;
 	struct wh_timer sweep;
 	/* The loop's thread only. */
-	struct wh_mooncake_limit asking; /* control connections, the oldest first */
-	/* data connections, the one that has been still for longest first */
-	struct wh_mooncake_limit moving;
-	struct wh_mooncake_order order; /* of their requests */
-	struct wh_task resume; /* requests that need not wait any longer */
-	struct wh_timer patience; /* while requests wait */
-	uint64_t moved; /* bytes of data connections */
-	uint64_t moved_before_turn; /* the same when the data listener began its turn */
+	struct wh_mooncake_limit controls; /* control connections, the oldest first */
+	struct wh_mooncake_limit
+		transfers; /* data connections; last moved bytes longest ago first */
+	struct wh_mooncake_order order; /* of the requests on data connections */
+	struct wh_task resume; /* starts requests that no longer wait */
+	struct wh_timer patience; /* set while requests wait */
+	uint64_t moved; /* bytes, by all data connections so far */
+	uint64_t moved_before_turn; /* `moved` when the data listener's turn began */
 };
 
 void wh_mooncake_log(const struct wh_mooncake_server *server, const char *format, ...)
 	__attribute__((format(printf, 2, 3)));
 
 void wh_mooncake_data_open(struct wh_mooncake_server *server);
-/* A data connection has come. */
+/* Serve a new data connection; `fd` belongs to the callee. */
 void wh_mooncake_data_accepted(struct wh_mooncake_server *server, int fd,
 			       const struct sockaddr_storage *from);
-/* Close one that can go; false: there is none. */
+/* Close the data connection of the lowest rank. False: none may be closed. */
 bool wh_mooncake_data_evict(struct wh_mooncake_server *server);
-/* Others are published than before: who is in the middle of what is gone is cut off. */
+/* The published memory changes: close connections whose current request uses memory that is gone.
+ */
 void wh_mooncake_data_publish(struct wh_mooncake_server *server,
 			      const struct wh_mooncake_memory *memories, size_t count);
-/* Close those that are too slow in the middle of something; all: every one. */
+/* Close connections that are too slow in the middle of a request; `all`: close every one. */
 void wh_mooncake_data_sweep(struct wh_mooncake_server *server, bool all);
 
 #endif

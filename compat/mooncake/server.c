@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The server's listeners, and its control connections: one question, one answer, and the end. */
+/* The server's two ports, and its control connections: each carries one request and one reply. */
 #include <errno.h>
 #include <netinet/in.h>
 #include <stdarg.h>
@@ -12,13 +12,12 @@
 #include "compat/mooncake/internal.h"
 #include "rendezvous/rendezvous.h"
 
-#define MOST 512 /* control connections */
-#define MOST_PLACE 256 /* from one place */
-#define HELD_PLACE (32 << 20) /* bytes of their questions and answers */
-#define PATIENCE (10 * WH_SECOND) /* for all of a question and its answer */
-#define FIRST_ROOM 4096 /* bytes; more as they come */
-/* Connections that are accepted before others have their turn, and the bytes that these may bring
- * with them. */
+#define MAX_CONNECTIONS 512 /* control connections */
+#define MAX_PER_SOURCE 256 /* from one source */
+#define MAX_BUFFERED_PER_SOURCE (32 << 20) /* bytes of requests and replies */
+#define PATIENCE (10 * WH_SECOND) /* for a whole request and its reply */
+#define FIRST_ROOM 4096 /* bytes; grows as they arrive */
+/* Connections accepted in one turn of a listener, and the bytes moved in it. */
 #define ACCEPT_CONTROL 16
 #define ACCEPT_DATA 1024
 #define ACCEPT_BYTES (UINT64_C(64) << 20)
@@ -27,13 +26,13 @@ enum stage { HEAD, BODY, REPLY, GOODBYE };
 
 struct control {
 	struct wh_source source;
-	struct wh_mooncake_limited guest;
+	struct wh_mooncake_limited limited;
 	struct wh_mooncake_server *server;
 	enum stage stage;
 	uint32_t events;
 	int64_t deadline;
 	unsigned char head[WH_MOONCAKE_FRAME_HEAD];
-	unsigned char *bytes; /* behind the head; then the whole reply */
+	unsigned char *bytes; /* the request behind its head; then the whole reply */
 	size_t got, room;
 	uint64_t length;
 };
@@ -51,51 +50,52 @@ void wh_mooncake_log(const struct wh_mooncake_server *server, const char *format
 	server->options.log(server->options.arg, line);
 }
 
-static void drop(struct control *control)
+static void control_drop(struct control *control)
 {
 	struct wh_mooncake_server *server = control->server;
 
 	wh_loop_remove(&server->loop, &control->source);
-	wh_mooncake_limit_leave(&server->asking, &control->guest);
+	wh_mooncake_limit_remove(&server->controls, &control->limited);
 	close(control->source.fd);
 	free(control->bytes);
 	free(control);
 }
 
-/* Who has its answer loses nothing; who means it asks at once. */
-static enum wh_mooncake_worth worth(const struct wh_mooncake_limited *guest)
+/* A client that has its reply loses nothing, and a genuine one sends its request at once. */
+static enum wh_mooncake_rank control_rank(const struct wh_mooncake_limited *limited)
 {
-	const struct control *control = wh_container(guest, struct control, guest);
+	const struct control *control = wh_container(limited, struct control, limited);
 
 	if (control->stage == GOODBYE)
-		return WH_MOONCAKE_DONE;
-	return control->stage == HEAD ? WH_MOONCAKE_LAZY : WH_MOONCAKE_WORKING;
+		return WH_MOONCAKE_IDLE;
+	return control->stage == HEAD ? WH_MOONCAKE_SLOW : WH_MOONCAKE_BUSY;
 }
 
-/* Before there are so many bytes more from its place: the oldest others that have some go. */
-static void make_room(const struct control *control, size_t bytes)
+/* Make room for `bytes` more from this source: its oldest other connections that buffer some are
+ * closed. */
+static void control_make_room(const struct control *control, size_t bytes)
 {
-	const struct wh_list *all = &control->server->asking.guests;
+	const struct wh_list *all = &control->server->controls.connections;
 	struct wh_list *next;
 	size_t held = bytes;
 
 	for (struct wh_list *link = all->prev; link != all; link = next) {
-		struct control *other = wh_container(link, struct control, guest.link);
+		struct control *other = wh_container(link, struct control, limited.link);
 
 		next = link->prev;
-		if (other->guest.place != control->guest.place || !other->room)
+		if (other->limited.source != control->limited.source || !other->room)
 			continue;
 		held += other->room;
-		if (held > HELD_PLACE && other != control)
-			drop(other);
+		if (held > MAX_BUFFERED_PER_SOURCE && other != control)
+			control_drop(other);
 	}
 }
 
 /* ---- answers ------------------------------------------------------------------------------- */
 
-static void split(const char *address, struct wh_mooncake_endpoint *out)
+static void endpoint_split(const char *address, struct wh_mooncake_endpoint *out)
 {
-	/* It was formatted here. */
+	/* wh_address_format() wrote it. */
 	if (wh_mooncake_endpoint_read(address, out))
 		memset(out, 0, sizeof(*out));
 }
@@ -107,8 +107,8 @@ char *wh_mooncake_describe(const struct wh_mooncake_server *server, const char *
 	struct wh_mooncake_endpoint data, control;
 	char *text;
 
-	split(server->data.address, &data);
-	split(server->control.address, &control);
+	endpoint_split(server->data.address, &data);
+	endpoint_split(server->control.address, &control);
 	snprintf(control.host, sizeof(control.host), "%s", host);
 	if (*server->name)
 		snprintf(segment.name, sizeof(segment.name), "%s", server->name);
@@ -132,8 +132,9 @@ char *wh_mooncake_describe(const struct wh_mooncake_server *server, const char *
 	return text;
 }
 
-/* With the address that the peer itself has reached, for we may listen on all. */
-static char *describe_to(const struct control *control)
+/* The segment, with the address that the peer connected to: the server may listen on all of them.
+ */
+static char *control_describe(const struct control *control)
 {
 	struct sockaddr_storage address;
 	struct wh_mooncake_endpoint here;
@@ -143,11 +144,12 @@ static char *describe_to(const struct control *control)
 	if (getsockname(control->source.fd, (struct sockaddr *)&address, &length))
 		return NULL;
 	wh_address_format(text, sizeof(text), &address);
-	split(text, &here);
+	endpoint_split(text, &here);
 	return wh_mooncake_describe(control->server, here.host);
 }
 
-static char *take_notification(const struct control *control, const char *json, size_t length)
+static char *control_take_notification(const struct control *control, const char *json,
+				       size_t length)
 {
 	const struct wh_mooncake_server_options *options = &control->server->options;
 	struct wh_mooncake_notify notify;
@@ -159,24 +161,24 @@ static char *take_notification(const struct control *control, const char *json, 
 		error = options->notified(options->arg, notify.name, notify.message);
 	wh_mooncake_notify_free(&notify);
 	if (error) {
-		wh_fail(-error, "a notification is not taken: %s", strerror(-error));
+		wh_fail(-error, "mooncake: the notification was refused: %s", strerror(-error));
 		return NULL;
 	}
 	return strdup("{\"name\":\"\",\"notify_msg\":\"success\"}");
 }
 
-/* malloc()ed; NULL: none, and the text says why. */
-static char *answer_to(const struct control *control)
+/* The reply's JSON, malloc()ed; NULL: there is none, and the text says why. */
+static char *control_answer(const struct control *control)
 {
 	const char *json = (const char *)control->bytes + 1;
 	size_t length = (size_t)control->length - 1;
 
 	switch (control->bytes[0]) {
 	case WH_MOONCAKE_METADATA:
-		/* Of what the peer publishes nothing is asked of it: it asks us. */
-		return wh_mooncake_object_check(json, length) ? NULL : describe_to(control);
+		/* The peer sends its own segment as well, which is not needed here. */
+		return wh_mooncake_object_check(json, length) ? NULL : control_describe(control);
 	case WH_MOONCAKE_NOTIFY:
-		return take_notification(control, json, length);
+		return control_take_notification(control, json, length);
 	case WH_MOONCAKE_PROBE:
 		return strdup("{\"status\":\"success\"}");
 	case WH_MOONCAKE_CONNECTION:
@@ -184,26 +186,25 @@ static char *answer_to(const struct control *control)
 			      "\"peer_nic_path\":\"\",\"qp_num\":[],\"payload\":\"\","
 			      "\"reply_msg\":\"RDMA is not served here: use tcp\"}");
 	default:
-		wh_fail(EPROTO, "mooncake: a question of type %u, which is not known",
-			control->bytes[0]);
+		wh_fail(EPROTO, "mooncake: a request of unknown type %u", control->bytes[0]);
 		return NULL;
 	}
 }
 
-/* The question has come: the reply takes its place. */
-static int turn_round(struct control *control)
+/* The request is complete: the reply takes its place in the buffer. */
+static int control_reply(struct control *control)
 {
-	char *json = answer_to(control);
+	char *json = control_answer(control);
 	size_t length = json ? strlen(json) + 1 : 0;
 	unsigned char *reply = json ? malloc(WH_MOONCAKE_FRAME_HEAD + length) : NULL;
 
 	if (!reply) {
-		wh_mooncake_log(control->server, "a question is not answered: %s",
+		wh_mooncake_log(control->server, "a control request is not answered: %s",
 				json ? strerror(ENOMEM) : wh_fail_text());
 		free(json);
 		return -1;
 	}
-	make_room(control, WH_MOONCAKE_FRAME_HEAD + length);
+	control_make_room(control, WH_MOONCAKE_FRAME_HEAD + length);
 	wh_mooncake_frame_head(reply, length);
 	reply[WH_MOONCAKE_FRAME_HEAD] = control->bytes[0];
 	memcpy(reply + WH_MOONCAKE_FRAME_HEAD + 1, json, length - 1);
@@ -216,27 +217,28 @@ static int turn_round(struct control *control)
 	return 1;
 }
 
-/* ---- steps: more than 0: go on, 0: not now, less: the end ------------------------------------ */
+/* ---- steps: 1: go on, 0: wait for the socket, -1: close -------------------------------------- */
 
-static int outcome(ssize_t bytes)
+static int control_outcome(ssize_t bytes)
 {
 	if (bytes > 0)
 		return 1;
 	return bytes < 0 && (errno == EAGAIN || errno == EINTR) ? 0 : -1;
 }
 
-static int take_head(struct control *control)
+static int control_take_head(struct control *control)
 {
 	ssize_t bytes = recv(control->source.fd, control->head + control->got,
 			     sizeof(control->head) - control->got, 0);
 
 	if (bytes <= 0)
-		return outcome(bytes);
+		return control_outcome(bytes);
 	control->got += (size_t)bytes;
 	if (control->got < sizeof(control->head))
 		return 1;
 	if (wh_mooncake_frame_length(control->head, &control->length)) {
-		wh_mooncake_log(control->server, "a question is not answered: %s", wh_fail_text());
+		wh_mooncake_log(control->server, "a control request is not answered: %s",
+				wh_fail_text());
 		return -1;
 	}
 	control->got = 0;
@@ -244,8 +246,8 @@ static int take_head(struct control *control)
 	return 1;
 }
 
-/* Memory is taken as the bytes come, not as many as are announced. */
-static int take_body(struct control *control)
+/* The buffer grows with the bytes that arrive, not with the length that the peer announces. */
+static int control_take_body(struct control *control)
 {
 	ssize_t bytes;
 
@@ -255,7 +257,7 @@ static int take_body(struct control *control)
 
 		if (room > control->length)
 			room = (size_t)control->length;
-		make_room(control, room - control->room);
+		control_make_room(control, room - control->room);
 		more = realloc(control->bytes, room);
 		if (!more)
 			return -1;
@@ -265,18 +267,18 @@ static int take_body(struct control *control)
 	bytes = recv(control->source.fd, control->bytes + control->got,
 		     control->room - control->got, 0);
 	if (bytes <= 0)
-		return outcome(bytes);
+		return control_outcome(bytes);
 	control->got += (size_t)bytes;
-	return control->got == control->length ? turn_round(control) : 1;
+	return control->got == control->length ? control_reply(control) : 1;
 }
 
-static int send_reply(struct control *control)
+static int control_send_reply(struct control *control)
 {
 	ssize_t bytes = send(control->source.fd, control->bytes + control->got,
 			     (size_t)control->length - control->got, MSG_NOSIGNAL);
 
 	if (bytes <= 0)
-		return outcome(bytes);
+		return control_outcome(bytes);
 	control->got += (size_t)bytes;
 	if (control->got < control->length)
 		return 1;
@@ -285,35 +287,35 @@ static int send_reply(struct control *control)
 	return 1;
 }
 
-static int step(struct control *control)
+static int control_step(struct control *control)
 {
 	unsigned char bytes[64];
 
 	switch (control->stage) {
 	case HEAD:
-		return take_head(control);
+		return control_take_head(control);
 	case BODY:
-		return take_body(control);
+		return control_take_body(control);
 	case REPLY:
-		return send_reply(control);
+		return control_send_reply(control);
 	case GOODBYE:
 	default:
-		/* The peer closes when it has the answer; what else it sends is not waited for. */
-		return outcome(recv(control->source.fd, bytes, sizeof(bytes), 0)) ? -1 : 0;
+		/* The peer closes once it has the reply; any further byte ends the connection. */
+		return control_outcome(recv(control->source.fd, bytes, sizeof(bytes), 0)) ? -1 : 0;
 	}
 }
 
-static void ready(struct wh_source *source, uint32_t events)
+static void control_ready(struct wh_source *source, uint32_t events)
 {
 	struct control *control = wh_container(source, struct control, source);
 	uint32_t wanted;
 	int more;
 
 	(void)events;
-	while ((more = step(control)) > 0)
+	while ((more = control_step(control)) > 0)
 		;
 	if (more < 0) {
-		drop(control);
+		control_drop(control);
 		return;
 	}
 	wanted = control->stage == REPLY ? EPOLLOUT : EPOLLIN;
@@ -332,9 +334,9 @@ static void control_accepted(struct wh_mooncake_server *server, int fd,
 		close(fd);
 		return;
 	}
-	if (!wh_mooncake_limit_room(&server->asking, from, &last))
-		drop(wh_container(last, struct control, guest));
-	control->source = (struct wh_source){ .fd = fd, .ready = ready };
+	if (!wh_mooncake_limit_has_room(&server->controls, from, &last))
+		control_drop(wh_container(last, struct control, limited));
+	control->source = (struct wh_source){ .fd = fd, .ready = control_ready };
 	control->server = server;
 	control->events = EPOLLIN;
 	control->deadline = wh_now() + PATIENCE;
@@ -343,13 +345,13 @@ static void control_accepted(struct wh_mooncake_server *server, int fd,
 		free(control);
 		return;
 	}
-	wh_mooncake_limit_enter(&server->asking, &control->guest, from);
-	/* Where many come, its question has been waiting: the sooner it is heard, the less it is
-	 * taken for one of those that never ask. */
-	ready(&control->source, EPOLLIN);
+	wh_mooncake_limit_add(&server->controls, &control->limited, from);
+	/* Among many new connections the request is often there already: read it now, so that this
+	 * connection does not rank as slow. */
+	control_ready(&control->source, EPOLLIN);
 }
 
-/* ---- listeners ----------------------------------------------------------------------------- */
+/* ---- ports --------------------------------------------------------------------------------- */
 
 static struct wh_mooncake_server *port_server(struct wh_listener *listener)
 {
@@ -413,8 +415,8 @@ static int port_listen(struct wh_mooncake_port *port, const char *where)
 	return 0;
 }
 
-/* The data port is a free one of the same address. */
-static int listen_both(struct wh_mooncake_server *server, const char *where)
+/* The data port is a free port of the control port's address. */
+static int server_listen(struct wh_mooncake_server *server, const char *where)
 {
 	struct wh_mooncake_endpoint endpoint;
 	char free_port[WH_MOONCAKE_NAME_MAX + 10];
@@ -422,7 +424,7 @@ static int listen_both(struct wh_mooncake_server *server, const char *where)
 
 	if (error)
 		return error;
-	split(server->control.address, &endpoint);
+	endpoint_split(server->control.address, &endpoint);
 	endpoint.port = 0;
 	wh_mooncake_endpoint_text(&endpoint, free_port, sizeof(free_port));
 	return port_listen(&server->data, free_port);
@@ -430,18 +432,18 @@ static int listen_both(struct wh_mooncake_server *server, const char *where)
 
 /* ---- the server ---------------------------------------------------------------------------- */
 
-static void sweep(struct wh_timer *timer)
+static void server_sweep(struct wh_timer *timer)
 {
 	struct wh_mooncake_server *server = wh_container(timer, struct wh_mooncake_server, sweep);
 	int64_t now = wh_now();
 
-	while (!wh_list_empty(&server->asking.guests)) {
-		struct control *oldest =
-			wh_container(server->asking.guests.next, struct control, guest.link);
+	while (!wh_list_empty(&server->controls.connections)) {
+		struct control *oldest = wh_container(server->controls.connections.next,
+						      struct control, limited.link);
 
 		if (oldest->deadline > now)
 			break;
-		drop(oldest);
+		control_drop(oldest);
 	}
 	wh_mooncake_data_sweep(server, false);
 	wh_timer_set(&server->loop, timer, now + WH_SECOND);
@@ -453,7 +455,7 @@ struct start {
 	char text[WH_TEXT_MAX];
 };
 
-static void start(void *argument)
+static void server_start(void *argument)
 {
 	struct start *start = argument;
 	struct wh_mooncake_server *server = start->server;
@@ -472,7 +474,7 @@ static void start(void *argument)
 		wh_timer_set(&server->loop, &server->sweep, wh_now() + WH_SECOND);
 }
 
-static void stop(void *argument)
+static void server_stop(void *argument)
 {
 	struct wh_mooncake_server *server = argument;
 
@@ -481,11 +483,12 @@ static void stop(void *argument)
 	wh_listener_close(&server->control.listener);
 	wh_listener_close(&server->data.listener);
 	wh_mooncake_data_sweep(server, true);
-	while (!wh_list_empty(&server->asking.guests))
-		drop(wh_container(server->asking.guests.next, struct control, guest.link));
+	while (!wh_list_empty(&server->controls.connections))
+		control_drop(wh_container(server->controls.connections.next, struct control,
+					  limited.link));
 }
 
-static void close_listeners(struct wh_mooncake_server *server)
+static void server_close_ports(struct wh_mooncake_server *server)
 {
 	if (server->control.fd >= 0)
 		close(server->control.fd);
@@ -527,18 +530,18 @@ int wh_mooncake_serve(const struct wh_mooncake_server_options *options,
 	server->data.listener.accepted = port_data_accepted;
 	server->data.listener.turn_max = ACCEPT_DATA;
 	server->data.listener.edge_triggered = true;
-	server->sweep.fire = sweep;
-	server->asking = (struct wh_mooncake_limit){ .most = MOST,
-						     .most_place = MOST_PLACE,
-						     .worth = worth };
-	wh_list_init(&server->asking.guests);
+	server->sweep.fire = server_sweep;
+	server->controls = (struct wh_mooncake_limit){ .max = MAX_CONNECTIONS,
+						       .max_per_source = MAX_PER_SOURCE,
+						       .rank = control_rank };
+	wh_list_init(&server->controls.connections);
 	wh_mooncake_data_open(server);
-	error = listen_both(server, options->listen);
+	error = server_listen(server, options->listen);
 	if (!error)
 		error = wh_loop_start(&server->loop, "wherry-mooncake", false);
 	if (error)
 		goto err_free;
-	wh_loop_call(&server->loop, start, &begin);
+	wh_loop_call(&server->loop, server_start, &begin);
 	if (begin.error) {
 		error = wh_fail(-begin.error, "%s", begin.text);
 		wh_loop_stop(&server->loop);
@@ -547,7 +550,7 @@ int wh_mooncake_serve(const struct wh_mooncake_server_options *options,
 	*out = server;
 	return 0;
 err_free:
-	close_listeners(server);
+	server_close_ports(server);
 	free(server);
 	return error;
 }
@@ -559,7 +562,7 @@ struct update {
 	void *staging;
 };
 
-static void update(void *argument)
+static void server_update(void *argument)
 {
 	const struct update *update = argument;
 	struct wh_mooncake_server *server = update->server;
@@ -577,16 +580,16 @@ void wh_mooncake_update(struct wh_mooncake_server *server,
 		.server = server, .memories = memories, .count = count, .staging = staging
 	};
 
-	wh_loop_call(&server->loop, update, &next);
+	wh_loop_call(&server->loop, server_update, &next);
 }
 
 void wh_mooncake_stop(struct wh_mooncake_server *server)
 {
 	if (!server)
 		return;
-	wh_loop_call(&server->loop, stop, server);
+	wh_loop_call(&server->loop, server_stop, server);
 	wh_loop_stop(&server->loop);
-	close_listeners(server);
+	server_close_ports(server);
 	free(server);
 }
 

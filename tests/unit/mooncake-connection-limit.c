@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Who goes when strangers are too many, and what their sockets are set to. */
+/* Which connection is closed when there are too many, and how sockets are tuned. */
 #include "unit.h"
 
 #include <arpa/inet.h>
@@ -11,13 +11,13 @@
 #include "compat/mooncake/mooncake.h"
 
 struct one {
-	struct wh_mooncake_limited guest;
-	enum wh_mooncake_worth worth;
+	struct wh_mooncake_limited limited;
+	enum wh_mooncake_rank rank;
 };
 
-static enum wh_mooncake_worth worth(const struct wh_mooncake_limited *guest)
+static enum wh_mooncake_rank rank(const struct wh_mooncake_limited *limited)
 {
-	return wh_container(guest, struct one, guest)->worth;
+	return wh_container(limited, struct one, limited)->rank;
 }
 
 static struct sockaddr_storage from(const char *address)
@@ -33,72 +33,72 @@ static struct sockaddr_storage from(const char *address)
 	return storage;
 }
 
-/* At most five, three of one place. */
-static void begin(struct wh_mooncake_limit *crowd, struct one *ones, const char *const *places,
+/* At most five connections, three from one source. */
+static void begin(struct wh_mooncake_limit *limit, struct one *ones, const char *const *sources,
 		  size_t count)
 {
-	*crowd = (struct wh_mooncake_limit){ .most = 5, .most_place = 3, .worth = worth };
-	wh_list_init(&crowd->guests);
+	*limit = (struct wh_mooncake_limit){ .max = 5, .max_per_source = 3, .rank = rank };
+	wh_list_init(&limit->connections);
 	for (size_t i = 0; i < count; i++) {
-		struct sockaddr_storage address = from(places[i]);
+		struct sockaddr_storage address = from(sources[i]);
 
-		ones[i].worth = WH_MOONCAKE_STAYS;
-		wh_mooncake_limit_enter(crowd, &ones[i].guest, &address);
+		ones[i].rank = WH_MOONCAKE_PINNED;
+		wh_mooncake_limit_add(limit, &ones[i].limited, &address);
 	}
 }
 
 static void room__of_one_place(void **state)
 {
-	static const char *const places[] = { "10.0.0.1", "10.0.0.2", "10.0.0.1",
-					      "::ffff:10.0.0.1" };
+	static const char *const sources[] = { "10.0.0.1", "10.0.0.2", "10.0.0.1",
+					       "::ffff:10.0.0.1" };
 	struct sockaddr_storage here = from("10.0.0.1"), there = from("10.0.0.2");
 	struct wh_mooncake_limited *last = NULL;
-	struct wh_mooncake_limit crowd;
+	struct wh_mooncake_limit limit;
 	struct one ones[4];
 
 	(void)state;
-	begin(&crowd, ones, places, 4);
-	assert_true(wh_mooncake_limit_room(&crowd, &there, &last));
-	/* Nobody may go; then the first of the least worth, and nobody from elsewhere. */
-	assert_false(wh_mooncake_limit_room(&crowd, &here, &last));
+	begin(&limit, ones, sources, 4);
+	assert_true(wh_mooncake_limit_has_room(&limit, &there, &last));
+	/* None may be closed; then the first of the lowest rank, and none from another source. */
+	assert_false(wh_mooncake_limit_has_room(&limit, &here, &last));
 	assert_null(last);
-	ones[0].worth = WH_MOONCAKE_WORKING;
-	ones[1].worth = WH_MOONCAKE_DONE;
-	ones[2].worth = ones[3].worth = WH_MOONCAKE_LAZY;
-	assert_false(wh_mooncake_limit_room(&crowd, &here, &last));
-	assert_ptr_equal(last, &ones[2].guest);
-	wh_mooncake_limit_leave(&crowd, last);
-	assert_true(wh_mooncake_limit_room(&crowd, &here, &last));
+	ones[0].rank = WH_MOONCAKE_BUSY;
+	ones[1].rank = WH_MOONCAKE_IDLE;
+	ones[2].rank = ones[3].rank = WH_MOONCAKE_SLOW;
+	assert_false(wh_mooncake_limit_has_room(&limit, &here, &last));
+	assert_ptr_equal(last, &ones[2].limited);
+	wh_mooncake_limit_remove(&limit, last);
+	assert_true(wh_mooncake_limit_has_room(&limit, &here, &last));
 }
 
 static void room__of_all(void **state)
 {
-	static const char *const places[] = { "10.0.0.1", "10.0.0.1", "10.0.0.2", "fd00::1",
-					      "fd00::2" };
+	static const char *const sources[] = { "10.0.0.1", "10.0.0.1", "10.0.0.2", "fd00::1",
+					       "fd00::2" };
 	struct sockaddr_storage other = from("10.0.0.3"), network = from("fd00::3");
 	struct wh_mooncake_limited *last = NULL;
-	struct wh_mooncake_limit crowd;
+	struct wh_mooncake_limit limit;
 	struct one ones[5];
 
 	(void)state;
-	begin(&crowd, ones, places, 5);
-	assert_false(wh_mooncake_limit_room(&crowd, &other, &last));
+	begin(&limit, ones, sources, 5);
+	assert_false(wh_mooncake_limit_has_room(&limit, &other, &last));
 	assert_null(last);
-	assert_null(wh_mooncake_limit_least(&crowd));
-	ones[1].worth = ones[3].worth = WH_MOONCAKE_LAZY;
-	assert_false(wh_mooncake_limit_room(&crowd, &other, &last));
-	assert_ptr_equal(last, &ones[1].guest);
-	assert_ptr_equal(wh_mooncake_limit_least(&crowd), &ones[1].guest);
-	wh_mooncake_limit_leave(&crowd, last);
-	/* A network of IPv6 is one place. */
-	assert_true(wh_mooncake_limit_room(&crowd, &network, &last));
-	wh_mooncake_limit_enter(&crowd, last, &network);
-	assert_false(wh_mooncake_limit_room(&crowd, &network, &last));
-	assert_ptr_equal(last, &ones[3].guest);
+	assert_null(wh_mooncake_limit_lowest(&limit));
+	ones[1].rank = ones[3].rank = WH_MOONCAKE_SLOW;
+	assert_false(wh_mooncake_limit_has_room(&limit, &other, &last));
+	assert_ptr_equal(last, &ones[1].limited);
+	assert_ptr_equal(wh_mooncake_limit_lowest(&limit), &ones[1].limited);
+	wh_mooncake_limit_remove(&limit, last);
+	/* An IPv6 /64 is one source. */
+	assert_true(wh_mooncake_limit_has_room(&limit, &network, &last));
+	wh_mooncake_limit_add(&limit, last, &network);
+	assert_false(wh_mooncake_limit_has_room(&limit, &network, &last));
+	assert_ptr_equal(last, &ones[3].limited);
 }
 
-/* bbr would pace what has no way to go; buffers that grow leave the caches. From afar both are the
- * system's. */
+/* On loopback: no pacing by bbr, and buffers that stay in the caches. Other connections keep the
+ * system's settings. */
 static void socket__tune(void **state)
 {
 	struct sockaddr_storage near = from("127.0.0.1"), far = from("10.0.0.1");
@@ -135,5 +135,5 @@ int main(void)
 		cmocka_unit_test(socket__tune),
 	};
 
-	return cmocka_run_group_tests_name("mooncake-crowd", tests, NULL, NULL);
+	return cmocka_run_group_tests_name("mooncake-connection-limit", tests, NULL, NULL);
 }

@@ -48,7 +48,7 @@ static int copy(void *arg, const struct wh_mooncake_memory *which, uint64_t offs
 static void note(void *arg, const char *line)
 {
 	(void)arg;
-	if (strstr(line, "not waited for any longer"))
+	if (strstr(line, "no longer wait"))
 		atomic_fetch_add(&given_up, 1);
 	else
 		fprintf(stderr, "%s\n", line);

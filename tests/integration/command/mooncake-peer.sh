@@ -84,7 +84,7 @@ fi
 python3 "$peer" client "$control" "${cases[@]}" || failed=1
 grep -q -F 'decoder\x207 9 block 9 \x07' ready
 verdict "a notification is printed" $?
-grep -q 'refused: a write of 1048576 bytes at 0x1000 is not in what is published' said
+grep -q 'refused: a write of 1048576 bytes at 0x1000 is not within published memory' said
 verdict "what was refused is told" $?
 
 # ---- both are ours --------------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ verdict "it ends with status 0" $?
 start 2 "$wherry" serve -m host:8MiB --read-only --mooncake-listen '[::1]:0' -v
 if grep -q 'mooncake://\[::1\]:' ready; then
 	says "to what is read-only" 2 "status 1" copy bytes "$(sed -n '2s/ .*//p' ready)"
-	grep -q 'may not be written' said
+	grep -q 'is for memory published read-only' said
 	verdict "and it is told" $?
 	stop
 else
