@@ -13,7 +13,7 @@
 
 #include "compat/mooncake/api.h"
 
-#define BATCHES_MOST (1 << 24)
+#define BATCHES_MAX (1 << 24)
 
 /* ---- the table ----------------------------------------------------------------------------- */
 
@@ -29,14 +29,14 @@ static struct te_batch *batch_get(struct te_engine *engine, batch_id_t id)
 	return slot->batch;
 }
 
-static int no_batch(const char *call, batch_id_t id)
+static int batch_unknown(const char *call, batch_id_t id)
 {
 	return -te_fail(TE_ARGUMENT, "%s: there is no batch 0x%" PRIx64 ", or not any more", call,
 			id);
 }
 
 /* Under the lock: its number, or INVALID_BATCH. */
-static batch_id_t enter(struct te_engine *engine, struct te_batch *batch)
+static batch_id_t batch_enter(struct te_engine *engine, struct te_batch *batch)
 {
 	struct te_slot *more;
 	size_t i;
@@ -46,7 +46,7 @@ static batch_id_t enter(struct te_engine *engine, struct te_batch *batch)
 	if (i == engine->slot_count) {
 		size_t count = i ? 2 * i : 16;
 
-		more = count <= BATCHES_MOST ? realloc(engine->slots, count * sizeof(*more)) : NULL;
+		more = count <= BATCHES_MAX ? realloc(engine->slots, count * sizeof(*more)) : NULL;
 		if (!more)
 			return INVALID_BATCH;
 		memset(more + i, 0, (count - i) * sizeof(*more));
@@ -78,30 +78,30 @@ batch_id_t allocateBatchID(transfer_engine_t handle, size_t batch_size)
 	batch->capacity = batch_size;
 	batch->references = 1;
 	pthread_mutex_lock(&engine->lock);
-	id = enter(engine, batch);
+	id = batch_enter(engine, batch);
 	pthread_mutex_unlock(&engine->lock);
 	if (id == INVALID_BATCH) {
 		free(batch);
 		te_fail(TE_MEMORY, "allocateBatchID: no memory, or %d batches have not been freed",
-			BATCHES_MOST);
+			BATCHES_MAX);
 	}
 	return id;
 }
 
 /* ---- rounds -------------------------------------------------------------------------------- */
 
-void te_round_less(struct te_round *round, int error, const char *text)
+void te_submission_part_ended(struct te_submission *submission, int error, const char *text)
 {
-	if (error && !round->error) {
-		round->error = error;
-		snprintf(round->text, sizeof(round->text), "%s", text);
+	if (error && !submission->error) {
+		submission->error = error;
+		snprintf(submission->text, sizeof(submission->text), "%s", text);
 	}
-	if (--round->left || !round->message)
+	if (--submission->left || !submission->message)
 		return;
-	if (round->error)
-		round->told = -ECANCELED;
+	if (submission->error)
+		submission->notify_result = -ECANCELED;
 	else
-		te_job_post(round->parts[0].link, &round->job);
+		te_job_post(submission->parts[0].link, &submission->job);
 }
 
 /* A batch of Wherry's in a round with a notification has completed. */
@@ -111,28 +111,29 @@ static void part_done(struct wh_batch *batch, int status, void *argument)
 	pthread_mutex_t *lock = &part->link->engine->lock;
 
 	pthread_mutex_lock(lock);
-	te_round_less(part->round, status, status ? wh_batch_error_text(batch) : "");
+	te_submission_part_ended(part->submission, status,
+				 status ? wh_batch_error_text(batch) : "");
 	pthread_mutex_unlock(lock);
 }
 
-static void free_round(struct te_round *round)
+static void submission_free(struct te_submission *submission)
 {
-	for (size_t i = 0; i < round->part_count; i++) {
-		wh_batch_free(round->parts[i].batch);
-		te_link_put(round->parts[i].link);
+	for (size_t i = 0; i < submission->part_count; i++) {
+		wh_batch_free(submission->parts[i].batch);
+		te_link_put(submission->parts[i].link);
 	}
-	free(round->parts);
-	free(round->requests);
-	free(round->name);
-	free(round->message);
-	free(round);
+	free(submission->parts);
+	free(submission->requests);
+	free(submission->name);
+	free(submission->message);
+	free(submission);
 }
 
-static void free_batch(struct te_batch *batch)
+static void batch_free(struct te_batch *batch)
 {
-	for (size_t i = 0; i < batch->round_count; i++)
-		free_round(batch->rounds[i]);
-	free(batch->rounds);
+	for (size_t i = 0; i < batch->submission_count; i++)
+		submission_free(batch->submissions[i]);
+	free(batch->submissions);
 	free(batch->requests);
 	free(batch);
 }
@@ -140,32 +141,32 @@ static void free_batch(struct te_batch *batch)
 /* ---- submitting ---------------------------------------------------------------------------- */
 
 /* The request never starts. */
-static void fail_request(struct te_engine *engine, struct te_request *request, int error,
+static void request_fail(struct te_engine *engine, struct te_request *request, int error,
 			 const char *text)
 {
 	pthread_mutex_lock(&engine->lock);
 	request->result = error;
 	request->memory->uses--;
-	request->part->round->left++;
-	te_round_less(request->part->round, error, text);
+	request->part->submission->left++;
+	te_submission_part_ended(request->part->submission, error, text);
 	pthread_mutex_unlock(&engine->lock);
 }
 
 /* Of those of the part that have not ended. */
-static void fail_part(struct te_engine *engine, struct te_part *part, int error, const char *text)
+static void part_fail(struct te_engine *engine, struct te_part *part, int error, const char *text)
 {
-	for (size_t i = 0; i < part->round->count; i++) {
-		struct te_request *request = &part->round->requests[i];
+	for (size_t i = 0; i < part->submission->count; i++) {
+		struct te_request *request = &part->submission->requests[i];
 
 		if (request->part == part && request->result == TE_RUNNING)
-			fail_request(engine, request, error, text);
+			request_fail(engine, request, error, text);
 	}
 }
 
 /* Which region of the peer's it is. What has been registered there a moment ago may not be known
  * here yet: the peer says whether it has it, once for each submission, and then it will come. */
-static int find_remote(struct te_link *link, const struct te_request *request, bool *asked,
-		       struct wh_remote *remote, uint64_t *offset)
+static int request_find_remote(struct te_link *link, const struct te_request *request, bool *asked,
+			       struct wh_remote *remote, uint64_t *offset)
 {
 	const struct wh_mooncake_buffer *buffer;
 	char name[32];
@@ -189,7 +190,7 @@ static int find_remote(struct te_link *link, const struct te_request *request, b
 		       link->name, request->remote, request->length);
 }
 
-static int add_request(struct te_part *part, struct wh_batch *batch, struct te_request *request,
+static int request_add(struct te_part *part, struct wh_batch *batch, struct te_request *request,
 		       bool *asked)
 {
 	struct wh_transfer transfer = {
@@ -199,7 +200,8 @@ static int add_request(struct te_part *part, struct wh_batch *batch, struct te_r
 		.op = request->write ? WH_WRITE : WH_READ,
 	};
 	struct wh_remote remote;
-	int error = find_remote(part->link, request, asked, &remote, &transfer.remote_offset);
+	int error =
+		request_find_remote(part->link, request, asked, &remote, &transfer.remote_offset);
 
 	if (error)
 		return error;
@@ -208,12 +210,12 @@ static int add_request(struct te_part *part, struct wh_batch *batch, struct te_r
 	return error ? wh_fail(-error, "%s", wh_error_text()) : 0;
 }
 
-static void submit_by_wherry(struct te_engine *engine, struct te_part *part)
+static void batch_submit_wherry(struct te_engine *engine, struct te_part *part)
 {
-	struct te_round *round = part->round;
+	struct te_submission *submission = part->submission;
 	struct wh_batch_options options = {
 		.size = sizeof(options),
-		.callback = round->message ? part_done : NULL,
+		.callback = submission->message ? part_done : NULL,
 		.callback_arg = part,
 	};
 	struct wh_batch *batch;
@@ -222,60 +224,61 @@ static void submit_by_wherry(struct te_engine *engine, struct te_part *part)
 	int error = wh_batch_new(part->link->peer, &options, &batch);
 
 	if (error) {
-		fail_part(engine, part, error, wh_error_text());
+		part_fail(engine, part, error, wh_error_text());
 		return;
 	}
-	for (size_t i = 0; i < round->count; i++) {
-		struct te_request *request = &round->requests[i];
+	for (size_t i = 0; i < submission->count; i++) {
+		struct te_request *request = &submission->requests[i];
 
 		if (request->part != part)
 			continue;
-		error = add_request(part, batch, request, &asked);
+		error = request_add(part, batch, request, &asked);
 		if (error)
-			fail_request(engine, request, error, wh_fail_text());
+			request_fail(engine, request, error, wh_fail_text());
 		else
 			request->index = added++;
 	}
 	pthread_mutex_lock(&engine->lock);
-	round->left += round->message != NULL;
+	submission->left += submission->message != NULL;
 	pthread_mutex_unlock(&engine->lock);
 	error = added ? wh_batch_submit(batch) : -ENOENT;
 	if (error)
 		wh_fail(-error, "%s", added ? wh_error_text() : wh_fail_text());
 	pthread_mutex_lock(&engine->lock);
-	for (size_t i = 0; !error && i < round->count; i++)
-		if (round->requests[i].part == part && round->requests[i].result == TE_RUNNING)
-			round->requests[i].memory->uses--;
+	for (size_t i = 0; !error && i < submission->count; i++)
+		if (submission->requests[i].part == part &&
+		    submission->requests[i].result == TE_RUNNING)
+			submission->requests[i].memory->uses--;
 	if (!error)
 		part->batch = batch;
-	else if (round->message)
-		te_round_less(round, error, wh_fail_text());
+	else if (submission->message)
+		te_submission_part_ended(submission, error, wh_fail_text());
 	pthread_mutex_unlock(&engine->lock);
 	if (error) {
 		wh_batch_free(batch);
-		fail_part(engine, part, error, wh_fail_text());
+		part_fail(engine, part, error, wh_fail_text());
 	}
 }
 
-static void submit_by_lanes(struct te_engine *engine, struct te_part *part)
+static void batch_submit_tcp(struct te_engine *engine, struct te_part *part)
 {
-	struct te_round *round = part->round;
+	struct te_submission *submission = part->submission;
 
 	pthread_mutex_lock(&engine->lock);
-	for (size_t i = 0; i < round->count; i++) {
-		struct te_request *request = &round->requests[i];
+	for (size_t i = 0; i < submission->count; i++) {
+		struct te_request *request = &submission->requests[i];
 
 		if (request->part != part)
 			continue;
-		request->job = (struct te_job){ .request = request, .round = round };
-		round->left++;
+		request->job = (struct te_job){ .request = request, .submission = submission };
+		submission->left++;
 		te_job_post(part->link, &request->job);
 	}
 	pthread_mutex_unlock(&engine->lock);
 }
 
 /* Is it right, as far as can be known here? Under the lock; the memory is in use from here on. */
-static int take_request(struct te_engine *engine, const struct transfer_request *entry,
+static int request_take(struct te_engine *engine, const struct transfer_request *entry,
 			size_t index, struct te_request *request)
 {
 	uint64_t address = (uintptr_t)entry->source;
@@ -308,34 +311,36 @@ static int take_request(struct te_engine *engine, const struct transfer_request 
 }
 
 /* The part of the segment, a new one if there is none. */
-static struct te_part *part_of(struct te_round *round, segment_id_t *targets, segment_id_t target)
+static struct te_part *submission_part(struct te_submission *submission, segment_id_t *targets,
+				       segment_id_t target)
 {
 	size_t i;
 
-	for (i = 0; i < round->part_count && targets[i] != target; i++)
+	for (i = 0; i < submission->part_count && targets[i] != target; i++)
 		;
-	if (i == round->part_count) {
+	if (i == submission->part_count) {
 		targets[i] = target;
-		round->parts[i].round = round;
-		round->part_count++;
+		submission->parts[i].submission = submission;
+		submission->part_count++;
 	}
-	round->parts[i].count++;
-	return &round->parts[i];
+	submission->parts[i].count++;
+	return &submission->parts[i];
 }
 
 /* Room for a round more. Under the lock. */
-static int make_room(struct te_batch *batch, size_t count)
+static int batch_make_room(struct te_batch *batch, size_t count)
 {
-	struct te_round **rounds =
-		realloc(batch->rounds, (batch->round_count + 1) * sizeof(struct te_round *));
+	struct te_submission **submissions = realloc(
+		batch->submissions, (batch->submission_count + 1) * sizeof(struct te_submission *));
 	size_t room = batch->room;
 	struct te_request **requests;
 
-	if (rounds)
-		batch->rounds = rounds;
+	if (submissions)
+		batch->submissions = submissions;
 	while (room < batch->count + count)
 		room = room ? 2 * room : 16;
-	requests = rounds ? realloc(batch->requests, room * sizeof(struct te_request *)) : NULL;
+	requests =
+		submissions ? realloc(batch->requests, room * sizeof(struct te_request *)) : NULL;
 	if (!requests)
 		return te_fail(TE_MEMORY, "no memory");
 	batch->requests = requests;
@@ -344,74 +349,76 @@ static int make_room(struct te_batch *batch, size_t count)
 }
 
 /* All requests or none. Under the lock. */
-static int take_round(struct te_engine *engine, struct te_round *round, segment_id_t *targets,
-		      const struct transfer_request *entries)
+static int submission_take(struct te_engine *engine, struct te_submission *submission,
+			   segment_id_t *targets, const struct transfer_request *entries)
 {
-	struct te_batch *batch = round->batch;
+	struct te_batch *batch = submission->batch;
 	size_t taken = 0;
 	int error = 0;
 
-	if (round->count > batch->capacity - batch->count)
+	if (submission->count > batch->capacity - batch->count)
 		return te_fail(TE_TOO_MANY,
 			       "%zu requests are too many: the batch has room for %zu and has %zu",
-			       round->count, batch->capacity, batch->count);
-	error = make_room(batch, round->count);
-	for (; !error && taken < round->count; taken += !error)
-		error = take_request(engine, &entries[taken], taken, &round->requests[taken]);
+			       submission->count, batch->capacity, batch->count);
+	error = batch_make_room(batch, submission->count);
+	for (; !error && taken < submission->count; taken += !error)
+		error = request_take(engine, &entries[taken], taken, &submission->requests[taken]);
 	while (error && taken--)
-		round->requests[taken].memory->uses--;
+		submission->requests[taken].memory->uses--;
 	if (error)
 		return error;
-	for (size_t i = 0; i < round->count; i++) {
-		round->requests[i].part = part_of(round, targets, entries[i].target_id);
-		batch->requests[batch->count++] = &round->requests[i];
+	for (size_t i = 0; i < submission->count; i++) {
+		submission->requests[i].part =
+			submission_part(submission, targets, entries[i].target_id);
+		batch->requests[batch->count++] = &submission->requests[i];
 	}
-	batch->rounds[batch->round_count++] = round;
+	batch->submissions[batch->submission_count++] = submission;
 	return 0;
 }
 
-static struct te_round *new_round(size_t count, const notify_msg_t *notify)
+static struct te_submission *submission_new(size_t count, const notify_msg_t *notify)
 {
-	struct te_round *round = calloc(1, sizeof(*round));
+	struct te_submission *submission = calloc(1, sizeof(*submission));
 
-	if (!round)
+	if (!submission)
 		return NULL;
-	round->count = count;
-	round->left = 1;
-	round->requests = calloc(count, sizeof(*round->requests));
-	round->parts = calloc(count, sizeof(*round->parts));
-	round->job.round = round;
+	submission->count = count;
+	submission->left = 1;
+	submission->requests = calloc(count, sizeof(*submission->requests));
+	submission->parts = calloc(count, sizeof(*submission->parts));
+	submission->job.submission = submission;
 	if (notify) {
-		round->name = strdup(notify->name);
-		round->message = strdup(notify->msg);
-		round->told = TE_RUNNING;
+		submission->name = strdup(notify->name);
+		submission->message = strdup(notify->msg);
+		submission->notify_result = TE_RUNNING;
 	}
-	if (!round->requests || !round->parts || (notify && (!round->name || !round->message))) {
-		free_round(round);
+	if (!submission->requests || !submission->parts ||
+	    (notify && (!submission->name || !submission->message))) {
+		submission_free(submission);
 		return NULL;
 	}
-	return round;
+	return submission;
 }
 
-static void start_round(struct te_engine *engine, struct te_round *round,
-			const segment_id_t *targets)
+static void submission_start(struct te_engine *engine, struct te_submission *submission,
+			     const segment_id_t *targets)
 {
-	for (size_t i = 0; i < round->part_count; i++) {
-		struct te_part *part = &round->parts[i];
+	for (size_t i = 0; i < submission->part_count; i++) {
+		struct te_part *part = &submission->parts[i];
 		struct te_link *link;
 
 		if (te_link_get(engine, targets[i], &link)) {
-			fail_part(engine, part, -EHOSTUNREACH, wh_fail_text());
+			part_fail(engine, part, -EHOSTUNREACH, wh_fail_text());
 			continue;
 		}
 		part->link = link;
 		if (link->peer)
-			submit_by_wherry(engine, part);
+			batch_submit_wherry(engine, part);
 		else
-			submit_by_lanes(engine, part);
+			batch_submit_tcp(engine, part);
 	}
 	pthread_mutex_lock(&engine->lock);
-	te_round_less(round, 0, "");
+	te_submission_part_ended(submission, 0, "");
 	pthread_mutex_unlock(&engine->lock);
 }
 
@@ -421,34 +428,36 @@ static void batch_put(struct te_batch *batch)
 	batch->references--;
 }
 
-static int submit(struct te_engine *engine, batch_id_t id, const struct transfer_request *entries,
-		  size_t count, const notify_msg_t *notify, const char *call)
+static int batch_submit(struct te_engine *engine, batch_id_t id,
+			const struct transfer_request *entries, size_t count,
+			const notify_msg_t *notify, const char *call)
 {
 	segment_id_t *targets = count ? calloc(count, sizeof(*targets)) : NULL;
-	struct te_round *round = targets ? new_round(count, notify) : NULL;
+	struct te_submission *submission = targets ? submission_new(count, notify) : NULL;
 	struct te_batch *batch;
 	int error = 0;
 
-	if (!round) {
+	if (!submission) {
 		free(targets);
 		return -te_fail(TE_MEMORY, "%s: no memory for %zu requests", call, count);
 	}
 	pthread_mutex_lock(&engine->lock);
 	batch = batch_get(engine, id);
 	if (batch) {
-		round->batch = batch;
-		error = take_round(engine, round, targets, entries);
+		submission->batch = batch;
+		error = submission_take(engine, submission, targets, entries);
 		if (error)
 			batch_put(batch);
 	}
 	pthread_mutex_unlock(&engine->lock);
 	if (!batch || error) {
-		round->part_count = 0;
-		free_round(round);
+		submission->part_count = 0;
+		submission_free(submission);
 		free(targets);
-		return batch ? -te_fail(error, "%s: %s", call, wh_fail_text()) : no_batch(call, id);
+		return batch ? -te_fail(error, "%s: %s", call, wh_fail_text()) :
+			       batch_unknown(call, id);
 	}
-	start_round(engine, round, targets);
+	submission_start(engine, submission, targets);
 	pthread_mutex_lock(&engine->lock);
 	batch_put(batch);
 	pthread_mutex_unlock(&engine->lock);
@@ -462,7 +471,7 @@ int submitTransfer(transfer_engine_t engine, batch_id_t batch_id, struct transfe
 	if (!engine || (!entries && count))
 		return -te_fail(TE_ARGUMENT, "submitTransfer: %s is NULL",
 				engine ? "entries" : "engine");
-	return count ? submit(engine, batch_id, entries, count, NULL, "submitTransfer") : 0;
+	return count ? batch_submit(engine, batch_id, entries, count, NULL, "submitTransfer") : 0;
 }
 
 int submitTransferWithNotify(transfer_engine_t engine, batch_id_t batch_id,
@@ -474,23 +483,24 @@ int submitTransferWithNotify(transfer_engine_t engine, batch_id_t batch_id,
 				!engine            ? "engine is NULL" :
 				!entries || !count ? "no requests" :
 						     "a notification without text");
-	return submit(engine, batch_id, entries, count, &notify_msg, "submitTransferWithNotify");
+	return batch_submit(engine, batch_id, entries, count, &notify_msg,
+			    "submitTransferWithNotify");
 }
 
 /* ---- what has become of it ----------------------------------------------------------------- */
 
 /* How it has ended, the notification with it. Under the lock. */
-static int outcome(const struct te_request *request)
+static int request_outcome(const struct te_request *request)
 {
-	const struct te_round *round = request->part->round;
+	const struct te_submission *submission = request->part->submission;
 
-	if (request->result || !round->message || round->told == -ECANCELED)
+	if (request->result || !submission->message || submission->notify_result == -ECANCELED)
 		return request->result;
-	return round->told;
+	return submission->notify_result;
 }
 
 /* What the part's batch says, if it has one. */
-static int ask_wherry(struct te_part *part, size_t index, char text[WH_TEXT_MAX])
+static int part_result(struct te_part *part, size_t index, char text[WH_TEXT_MAX])
 {
 	int error;
 
@@ -502,7 +512,7 @@ static int ask_wherry(struct te_part *part, size_t index, char text[WH_TEXT_MAX]
 	return error;
 }
 
-static int status_of(int result)
+static int request_status(int result)
 {
 	switch (result) {
 	case TE_RUNNING:
@@ -528,7 +538,7 @@ int getTransferStatus(transfer_engine_t handle, batch_id_t batch_id, size_t task
 	struct te_part *part;
 	int result = TE_RUNNING;
 	size_t count;
-	bool by_lanes;
+	bool by_tcp;
 
 	if (!engine || !status)
 		return -te_fail(TE_ARGUMENT, "getTransferStatus: %s is NULL",
@@ -543,29 +553,29 @@ int getTransferStatus(transfer_engine_t handle, batch_id_t batch_id, size_t task
 		return batch ? -te_fail(TE_ARGUMENT,
 					"getTransferStatus: task_id is %zu, of %zu requests",
 					task_id, count) :
-			       no_batch("getTransferStatus", batch_id);
+			       batch_unknown("getTransferStatus", batch_id);
 	}
 	request = batch->requests[task_id];
 	part = request->part;
 	if (request->result == TE_RUNNING && part->batch) {
 		*text = '\0';
 		pthread_mutex_unlock(&engine->lock);
-		result = ask_wherry(part, request->index, text);
+		result = part_result(part, request->index, text);
 		pthread_mutex_lock(&engine->lock);
 		request->result = result;
-		if (*text && !*part->round->text)
-			memcpy(part->round->text, text, sizeof(text));
+		if (*text && !*part->submission->text)
+			memcpy(part->submission->text, text, sizeof(text));
 	}
-	result = outcome(request);
-	by_lanes = !part->batch;
-	snprintf(text, sizeof(text), "%s", part->round->text);
+	result = request_outcome(request);
+	by_tcp = !part->batch;
+	snprintf(text, sizeof(text), "%s", part->submission->text);
 	status->transferred_bytes = result ? 0 : request->length;
 	batch_put(batch);
 	pthread_mutex_unlock(&engine->lock);
-	status->status = status_of(result);
+	status->status = request_status(result);
 	/* Programs ask in a loop, since Mooncake's interface has nothing to wait by. The threads
 	 * that move want the CPU, and the lock. */
-	if (result == TE_RUNNING && by_lanes)
+	if (result == TE_RUNNING && by_tcp)
 		sched_yield();
 	if (result && result != TE_RUNNING)
 		te_fail(TE_PEER, "getTransferStatus: request %zu: %s", task_id, text);
@@ -575,11 +585,11 @@ int getTransferStatus(transfer_engine_t handle, batch_id_t batch_id, size_t task
 /* ---- freeing ------------------------------------------------------------------------------- */
 
 /* Do its batches of Wherry's still move? */
-static bool is_moving(const struct te_batch *batch)
+static bool batch_is_moving(const struct te_batch *batch)
 {
-	for (size_t i = 0; i < batch->round_count; i++)
-		for (size_t j = 0; j < batch->rounds[i]->part_count; j++) {
-			struct wh_batch *each = batch->rounds[i]->parts[j].batch;
+	for (size_t i = 0; i < batch->submission_count; i++)
+		for (size_t j = 0; j < batch->submissions[i]->part_count; j++) {
+			struct wh_batch *each = batch->submissions[i]->parts[j].batch;
 
 			if (each && wh_batch_poll(each) == -EINPROGRESS)
 				return true;
@@ -588,10 +598,11 @@ static bool is_moving(const struct te_batch *batch)
 }
 
 /* Under the lock. */
-static bool has_ended(const struct te_batch *batch)
+static bool batch_has_ended(const struct te_batch *batch)
 {
-	for (size_t i = 0; i < batch->round_count; i++)
-		if (batch->rounds[i]->left || batch->rounds[i]->told == TE_RUNNING)
+	for (size_t i = 0; i < batch->submission_count; i++)
+		if (batch->submissions[i]->left ||
+		    batch->submissions[i]->notify_result == TE_RUNNING)
 			return false;
 	return true;
 }
@@ -607,20 +618,20 @@ int freeBatchID(transfer_engine_t handle, batch_id_t batch_id)
 	pthread_mutex_lock(&engine->lock);
 	batch = batch_get(engine, batch_id);
 	/* While another call is in the middle of it, what it has may change. */
-	ended = batch && batch->references == 2 && has_ended(batch);
+	ended = batch && batch->references == 2 && batch_has_ended(batch);
 	pthread_mutex_unlock(&engine->lock);
 	if (!batch)
-		return no_batch("freeBatchID", batch_id);
-	ended = ended && !is_moving(batch);
+		return batch_unknown("freeBatchID", batch_id);
+	ended = ended && !batch_is_moving(batch);
 	pthread_mutex_lock(&engine->lock);
-	ended = ended && batch->references == 2 && has_ended(batch);
+	ended = ended && batch->references == 2 && batch_has_ended(batch);
 	batch_put(batch);
 	if (ended)
 		engine->slots[(uint32_t)batch_id].batch = NULL;
 	pthread_mutex_unlock(&engine->lock);
 	if (!ended)
 		return -te_fail(TE_BUSY, "freeBatchID: the batch has requests that have not ended");
-	free_batch(batch);
+	batch_free(batch);
 	return 0;
 }
 
@@ -631,16 +642,16 @@ void te_batches_free(struct te_engine *engine)
 
 		if (!batch)
 			continue;
-		for (size_t j = 0; j < batch->round_count; j++)
-			for (size_t k = 0; k < batch->rounds[j]->part_count; k++) {
-				const struct te_part *part = &batch->rounds[j]->parts[k];
+		for (size_t j = 0; j < batch->submission_count; j++)
+			for (size_t k = 0; k < batch->submissions[j]->part_count; k++) {
+				const struct te_part *part = &batch->submissions[j]->parts[k];
 
 				if (part->link)
 					te_link_stop(part->link);
 				if (part->batch)
 					wh_batch_cancel(part->batch);
 			}
-		free_batch(batch);
+		batch_free(batch);
 	}
 	free(engine->slots);
 }

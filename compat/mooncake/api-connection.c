@@ -13,7 +13,7 @@
 /* ---- one request --------------------------------------------------------------------------- */
 
 /* Does the other side publish it, as far as is known? */
-static bool is_published(struct te_link *link, uint64_t address, uint64_t length)
+static bool link_publishes(struct te_link *link, uint64_t address, uint64_t length)
 {
 	bool found;
 
@@ -24,23 +24,23 @@ static bool is_published(struct te_link *link, uint64_t address, uint64_t length
 }
 
 /* A lane to where the segment says that it is now. */
-static int prepare(struct te_worker *worker)
+static int worker_connect(struct te_worker *worker)
 {
 	struct te_link *link = worker->link;
 	int error;
 
 	/* Whoever stops the link cuts its lanes. */
 	pthread_mutex_lock(&link->engine->lock);
-	wh_mooncake_connection_close(&worker->lane);
+	wh_mooncake_connection_close(&worker->connection);
 	error = link->stop ? wh_fail(ECANCELED, "%.100s: given up", link->name) :
-			     wh_mooncake_connection_prepare(&worker->lane, &link->segment,
+			     wh_mooncake_connection_prepare(&worker->connection, &link->segment,
 							    link->host, link->engine->timeout);
 	pthread_mutex_unlock(&link->engine->lock);
 	return error;
 }
 
 /* A GPU's memory goes by way of the host's, as much at a time as that has room for. */
-static int move_staged(struct te_worker *worker, const struct te_request *request)
+static int worker_move_staged(struct te_worker *worker, const struct te_request *request)
 {
 	struct wh_region *region = request->memory->region;
 	struct wh_mooncake_staging *staging = &worker->staging;
@@ -57,7 +57,7 @@ static int move_staged(struct te_worker *worker, const struct te_request *reques
 			error = wh_mooncake_staging_copy(staging, region, offset + done, length,
 							 false);
 		if (!error)
-			error = wh_mooncake_connection_move(&worker->lane, request->write,
+			error = wh_mooncake_connection_move(&worker->connection, request->write,
 							    staging->memory, request->remote + done,
 							    length);
 		if (!error && !request->write)
@@ -68,74 +68,75 @@ static int move_staged(struct te_worker *worker, const struct te_request *reques
 	return error;
 }
 
-static int move(struct te_worker *worker, const struct te_request *request)
+static int worker_move(struct te_worker *worker, const struct te_request *request)
 {
 	if (request->memory->staged)
-		return move_staged(worker, request);
-	return wh_mooncake_connection_move(&worker->lane, request->write,
+		return worker_move_staged(worker, request);
+	return wh_mooncake_connection_move(&worker->connection, request->write,
 					   (void *)(uintptr_t)request->local, request->remote,
 					   request->length);
 }
 
-static int move_request(struct te_worker *worker, const struct te_request *request)
+static int worker_move_request(struct te_worker *worker, const struct te_request *request)
 {
 	struct te_link *link = worker->link;
 	int error = 0;
 
 	/* It may have been registered there after it was asked. */
-	if (!is_published(link, request->remote, request->length) && !te_link_ask(link))
-		error = prepare(worker);
-	if (!error && !is_published(link, request->remote, request->length))
+	if (!link_publishes(link, request->remote, request->length) && !te_link_ask(link))
+		error = worker_connect(worker);
+	if (!error && !link_publishes(link, request->remote, request->length))
 		return wh_fail(ERANGE,
 			       "%.60s: 0x%" PRIx64 " of %" PRIu64 " bytes is not in memory that is "
 			       "registered there",
 			       link->name, request->remote, request->length);
-	if (!error && !worker->lane.ready)
-		error = prepare(worker);
+	if (!error && !worker->connection.ready)
+		error = worker_connect(worker);
 	if (!error)
-		error = move(worker, request);
+		error = worker_move(worker, request);
 	/* Restarted it listens at another port. */
 	if (error == -ECONNREFUSED && !te_link_ask(link)) {
-		error = prepare(worker);
+		error = worker_connect(worker);
 		if (!error)
-			error = move(worker, request);
+			error = worker_move(worker, request);
 	}
 	return error;
 }
 
-static int send_notification(struct te_link *link, const struct te_round *round)
+static int link_send_notification(struct te_link *link, const struct te_submission *submission)
 {
 	char control[sizeof(link->control)];
 
 	pthread_mutex_lock(&link->engine->lock);
 	memcpy(control, link->control, sizeof(control));
 	pthread_mutex_unlock(&link->engine->lock);
-	return wh_mooncake_notify(control, round->name, round->message, link->engine->timeout);
+	return wh_mooncake_notify(control, submission->name, submission->message,
+				  link->engine->timeout);
 }
 
 /* ---- threads ------------------------------------------------------------------------------- */
 
 /* Under the lock; nothing of the round is touched any more when it returns. */
-static void end(struct te_link *link, struct te_job *job, int error, const char *text)
+static void job_end(struct te_link *link, struct te_job *job, int error, const char *text)
 {
 	struct te_request *request = job->request;
-	struct te_round *round = job->round;
+	struct te_submission *submission = job->submission;
 
 	if (!request) {
-		if (error && !*round->text)
-			snprintf(round->text, sizeof(round->text), "%s", text);
-		round->told = error;
+		if (error && !*submission->text)
+			snprintf(submission->text, sizeof(submission->text), "%s", text);
+		submission->notify_result = error;
 		return;
 	}
 	if (!error)
 		*(request->write ? &link->written : &link->read) += request->length;
 	request->result = error;
 	request->memory->uses--;
-	te_round_less(round, error, text);
+	te_submission_part_ended(submission, error, text);
 }
 
 /* Worth doing together with others. Under the lock. */
-static bool is_small(const struct te_link *link, const struct te_job *job)
+static bool job_is_small(const struct te_link *link, const struct te_job *job)
 {
 	const struct te_request *request = job->request;
 
@@ -146,13 +147,13 @@ static bool is_small(const struct te_link *link, const struct te_job *job)
 
 /* The first jobs that wait, if they are small and of one kind, else the first one. How many. Under
  * the lock. */
-static unsigned take(struct te_link *link, struct te_job *jobs[WH_MOONCAKE_MOVES])
+static unsigned link_take_jobs(struct te_link *link, struct te_job *jobs[WH_MOONCAKE_MOVES])
 {
 	unsigned count = 0;
 
 	while (!wh_list_empty(&link->jobs) && count < WH_MOONCAKE_MOVES) {
 		struct te_job *job = wh_container(link->jobs.next, struct te_job, at);
-		bool small = is_small(link, job);
+		bool small = job_is_small(link, job);
 
 		if (count && (!small || job->request->write != jobs[0]->request->write))
 			break;
@@ -166,7 +167,8 @@ static unsigned take(struct te_link *link, struct te_job *jobs[WH_MOONCAKE_MOVES
 }
 
 /* How many of them, from the first on, are done. */
-static unsigned move_together(struct te_worker *worker, struct te_job *const jobs[], unsigned count)
+static unsigned worker_move_together(struct te_worker *worker, struct te_job *const jobs[],
+				     unsigned count)
 {
 	struct wh_mooncake_move moves[WH_MOONCAKE_MOVES];
 
@@ -174,12 +176,13 @@ static unsigned move_together(struct te_worker *worker, struct te_job *const job
 		moves[i] = (struct wh_mooncake_move){ (void *)(uintptr_t)jobs[i]->request->local,
 						      jobs[i]->request->remote,
 						      jobs[i]->request->length };
-	if (!worker->lane.ready && prepare(worker))
+	if (!worker->connection.ready && worker_connect(worker))
 		return 0;
-	return wh_mooncake_connection_several(&worker->lane, jobs[0]->request->write, moves, count);
+	return wh_mooncake_connection_several(&worker->connection, jobs[0]->request->write, moves,
+					      count);
 }
 
-static void *work(void *argument)
+static void *worker_run(void *argument)
 {
 	struct te_worker *worker = argument;
 	struct te_link *link = worker->link;
@@ -189,7 +192,7 @@ static void *work(void *argument)
 	link->started--;
 	while (!link->stop) {
 		struct te_job *jobs[WH_MOONCAKE_MOVES];
-		unsigned count = take(link, jobs), done = 0;
+		unsigned count = link_take_jobs(link, jobs), done = 0;
 
 		if (!count) {
 			link->idle++;
@@ -201,7 +204,7 @@ static void *work(void *argument)
 		if (count > 1) {
 			link->moving++;
 			pthread_mutex_unlock(lock);
-			done = move_together(worker, jobs, count);
+			done = worker_move_together(worker, jobs, count);
 			pthread_mutex_lock(lock);
 			link->moving--;
 		}
@@ -210,11 +213,12 @@ static void *work(void *argument)
 
 			if (i >= done) {
 				pthread_mutex_unlock(lock);
-				error = jobs[i]->request ? move_request(worker, jobs[i]->request) :
-							   send_notification(link, jobs[i]->round);
+				error = jobs[i]->request ?
+						worker_move_request(worker, jobs[i]->request) :
+						link_send_notification(link, jobs[i]->submission);
 				pthread_mutex_lock(lock);
 			}
-			end(link, jobs[i], error, error ? wh_fail_text() : "");
+			job_end(link, jobs[i], error, error ? wh_fail_text() : "");
 		}
 	}
 	pthread_mutex_unlock(lock);
@@ -223,11 +227,11 @@ static void *work(void *argument)
 
 /* Does it take another thread than those that are at work? For what is small half of the CPUs are
  * enough: the other side, or who asks, has the others. */
-static bool wants_thread(const struct te_link *link, const struct te_job *job)
+static bool link_wants_thread(const struct te_link *link, const struct te_job *job)
 {
 	unsigned soon = link->called + link->started + link->moving;
 
-	return !soon || !is_small(link, job) ||
+	return !soon || !job_is_small(link, job) ||
 	       (link->waiting > soon * WH_MOONCAKE_MOVES && soon < link->engine->cpus / 2);
 }
 
@@ -237,24 +241,24 @@ void te_job_post(struct te_link *link, struct te_job *job)
 	int error = 0;
 
 	if (link->stop) {
-		end(link, job, -ECANCELED, "the engine is being destroyed");
+		job_end(link, job, -ECANCELED, "the engine is being destroyed");
 		return;
 	}
 	wh_list_append(&link->jobs, &job->at);
 	link->waiting++;
-	if (!wants_thread(link, job))
+	if (!link_wants_thread(link, job))
 		return;
-	if (!link->idle && link->workers < TE_LANES) {
+	if (!link->idle && link->workers < TE_CONNECTIONS) {
 		worker->link = link;
-		worker->lane.fd = -1;
-		error = pthread_create(&worker->thread, NULL, work, worker);
+		worker->connection.fd = -1;
+		error = pthread_create(&worker->thread, NULL, worker_run, worker);
 		link->workers += !error;
 		link->started += !error;
 	}
 	if (!link->workers) {
 		wh_list_remove(&job->at);
 		link->waiting--;
-		end(link, job, -error, "a thread cannot be started");
+		job_end(link, job, -error, "a thread cannot be started");
 		return;
 	}
 	link->called += link->called < link->idle;
@@ -270,19 +274,19 @@ void te_link_stop(struct te_link *link)
 	link->stop = true;
 	count = link->workers;
 	for (unsigned i = 0; i < count; i++)
-		wh_mooncake_connection_abort(&link->worker[i].lane);
+		wh_mooncake_connection_abort(&link->worker[i].connection);
 	pthread_cond_broadcast(&link->more);
 	pthread_mutex_unlock(lock);
 	for (unsigned i = 0; i < count; i++) {
 		pthread_join(link->worker[i].thread, NULL);
-		wh_mooncake_connection_close(&link->worker[i].lane);
+		wh_mooncake_connection_close(&link->worker[i].connection);
 		wh_mooncake_staging_close(&link->worker[i].staging);
 	}
 	pthread_mutex_lock(lock);
 	link->workers = 0;
 	link->waiting = 0;
 	while (!wh_list_empty(&link->jobs))
-		end(link, wh_container(wh_list_take(&link->jobs), struct te_job, at), -ECANCELED,
-		    "the engine is being destroyed");
+		job_end(link, wh_container(wh_list_take(&link->jobs), struct te_job, at),
+			-ECANCELED, "the engine is being destroyed");
 	pthread_mutex_unlock(lock);
 }

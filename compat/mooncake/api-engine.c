@@ -14,8 +14,8 @@
 #include "rendezvous/rendezvous.h"
 #include "util/config.h"
 
-#define NOTES_MOST 4096
-#define NOTES_BYTES ((size_t)16 << 20)
+#define NOTIFICATIONS_MAX 4096
+#define NOTIFICATIONS_BYTES ((size_t)16 << 20)
 
 /* ---- errors -------------------------------------------------------------------------------- */
 
@@ -31,7 +31,7 @@ int te_fail(enum te_error error, const char *format, ...)
 	return error;
 }
 
-static enum te_error code_of(int error)
+static enum te_error errno_to_te(int error)
 {
 	switch (-error) {
 	case ENOMEM:
@@ -66,12 +66,12 @@ static enum te_error code_of(int error)
 
 int te_fail_wherry(int error, const char *what)
 {
-	return te_fail(code_of(error), "%s: %s", what, wh_error_text());
+	return te_fail(errno_to_te(error), "%s: %s", what, wh_error_text());
 }
 
 int te_fail_mooncake(int error, const char *what)
 {
-	return te_fail(code_of(error), "%s: %s", what, wh_fail_text());
+	return te_fail(errno_to_te(error), "%s: %s", what, wh_fail_text());
 }
 
 const char *wherryErrorText(void)
@@ -82,7 +82,7 @@ const char *wherryErrorText(void)
 /* ---- names --------------------------------------------------------------------------------- */
 
 /* HOST, HOST:PORT, [ADDRESS]:PORT or an IPv6 address alone. */
-static int host_of(const char *name, char out[WH_MOONCAKE_NAME_MAX])
+static int name_host(const char *name, char out[WH_MOONCAKE_NAME_MAX])
 {
 	struct wh_mooncake_endpoint endpoint;
 	const char *colon = strchr(name, ':');
@@ -105,7 +105,7 @@ static int host_of(const char *name, char out[WH_MOONCAKE_NAME_MAX])
 	return 0;
 }
 
-static void listen_text(const char *host, char *out, size_t size)
+static void host_listen_text(const char *host, char *out, size_t size)
 {
 	struct wh_mooncake_endpoint endpoint = { .port = 0 };
 
@@ -113,7 +113,7 @@ static void listen_text(const char *host, char *out, size_t size)
 	wh_mooncake_endpoint_text(&endpoint, out, size);
 }
 
-static bool is_loopback(const char *where)
+static bool address_is_loopback(const char *where)
 {
 	struct sockaddr_storage address[WH_RENDEZVOUS_MOST];
 	unsigned count = 0;
@@ -127,7 +127,8 @@ static bool is_loopback(const char *where)
 /* Engines of Wherry's listen on more than loopback only with a cluster key. Without one this engine
  * is reached by Wherry's routes from its host alone, and from others by Mooncake's TCP. Who has set
  * the knob has chosen. */
-static int open_wherry(struct te_engine *engine, const struct wh_config *config, const char *where)
+static int engine_open_wherry(struct te_engine *engine, const struct wh_config *config,
+			      const char *where)
 {
 	struct wh_engine_options options = { .size = sizeof(options) };
 	int error = -EACCES;
@@ -135,7 +136,7 @@ static int open_wherry(struct te_engine *engine, const struct wh_config *config,
 	for (size_t i = 0; wh_config_row(i); i++)
 		if (!strcmp(wh_config_row(i)->name, "listen") &&
 		    !strcmp(wh_config_row(i)->fallback, config->text[WH_SETTING_LISTEN]) &&
-		    !is_loopback(where))
+		    !address_is_loopback(where))
 			options.listen = where;
 	if (options.listen)
 		error = wh_engine_open(&options, &engine->wherry);
@@ -146,8 +147,8 @@ static int open_wherry(struct te_engine *engine, const struct wh_config *config,
 }
 
 /* What others find us at: where Wherry listens on all addresses, the one that they know. */
-static void wherry_url(const struct te_engine *engine, const char *host,
-		       char out[WH_MOONCAKE_URL_MAX])
+static void engine_wherry_url(const struct te_engine *engine, const char *host,
+			      char out[WH_MOONCAKE_URL_MAX])
 {
 	static const char scheme[] = "wherry://";
 	const char *url = wh_engine_url(engine->wherry);
@@ -165,7 +166,7 @@ static void wherry_url(const struct te_engine *engine, const char *host,
 		snprintf(out, WH_MOONCAKE_URL_MAX, "%s%.100s", scheme, text);
 }
 
-static int open_store(struct te_engine *engine, const char *metadata)
+static int engine_open_store(struct te_engine *engine, const char *metadata)
 {
 	struct wh_config_mooncake config;
 	char url[512];
@@ -199,7 +200,7 @@ static int open_store(struct te_engine *engine, const char *metadata)
 	return error;
 }
 
-static int open_server(struct te_engine *engine, const char *host, const char *where)
+static int engine_open_server(struct te_engine *engine, const char *host, const char *where)
 {
 	char url[WH_MOONCAKE_URL_MAX];
 	struct wh_mooncake_server_options options = {
@@ -214,7 +215,7 @@ static int open_server(struct te_engine *engine, const char *host, const char *w
 	};
 	int error;
 
-	wherry_url(engine, host, url);
+	engine_wherry_url(engine, host, url);
 	error = wh_mooncake_serve(&options, &engine->server);
 	if (error)
 		return te_fail_mooncake(
@@ -229,7 +230,7 @@ static int open_server(struct te_engine *engine, const char *host, const char *w
 }
 
 /* Segment 0: the engine's own memory. */
-static int open_local(struct te_engine *engine)
+static int engine_open_local(struct te_engine *engine)
 {
 	struct te_segment *segment = calloc(1, sizeof(*segment));
 	struct te_link *link = calloc(1, sizeof(*link));
@@ -254,7 +255,7 @@ static int open_local(struct te_engine *engine)
 	return error ? te_fail_wherry(error, "createTransferEngine") : 0;
 }
 
-static int publish_name(struct te_engine *engine)
+static int engine_publish_name(struct te_engine *engine)
 {
 	char *segment;
 	int error;
@@ -272,8 +273,8 @@ static int publish_name(struct te_engine *engine)
 	return error ? te_fail(TE_METADATA, "createTransferEngine: %s", wh_fail_text()) : 0;
 }
 
-static int open_all(struct te_engine *engine, const char *metadata, const char *name,
-		    const char *ip)
+static int engine_open_all(struct te_engine *engine, const char *metadata, const char *name,
+			   const char *ip)
 {
 	char host[WH_MOONCAKE_NAME_MAX], where[WH_MOONCAKE_NAME_MAX + 10];
 	struct wh_config *config = calloc(1, sizeof(*config));
@@ -288,23 +289,23 @@ static int open_all(struct te_engine *engine, const char *metadata, const char *
 	if (error)
 		error = te_fail_mooncake(error, "createTransferEngine");
 	else
-		error = open_store(engine, metadata);
+		error = engine_open_store(engine, metadata);
 	by_ip = !error && engine->store_ops && ip && *ip;
-	if (!error && host_of(by_ip ? ip : name, host))
+	if (!error && name_host(by_ip ? ip : name, host))
 		error = te_fail(TE_ARGUMENT,
 				"createTransferEngine: %s \"%.80s\" is not HOST or HOST:PORT",
 				by_ip ? "ip_or_host_name" : "local_server_name", by_ip ? ip : name);
 	if (!error) {
 		snprintf(engine->name, sizeof(engine->name), "%s", name);
-		listen_text(host, where, sizeof(where));
-		error = open_wherry(engine, config, where);
+		host_listen_text(host, where, sizeof(where));
+		error = engine_open_wherry(engine, config, where);
 	}
 	if (!error)
-		error = open_server(engine, host, where);
+		error = engine_open_server(engine, host, where);
 	if (!error)
-		error = open_local(engine);
+		error = engine_open_local(engine);
 	if (!error)
-		error = publish_name(engine);
+		error = engine_publish_name(engine);
 	free(config);
 	return error;
 }
@@ -333,8 +334,8 @@ transfer_engine_t createTransferEngine(const char *metadata_conn_string,
 	pthread_mutex_init(&engine->lock, NULL);
 	pthread_mutex_init(&engine->publishing, NULL);
 	pthread_mutex_init(&engine->store_lock, NULL);
-	wh_list_init(&engine->notes);
-	if (open_all(engine, metadata_conn_string, local_server_name, ip_or_host_name)) {
+	wh_list_init(&engine->notifications);
+	if (engine_open_all(engine, metadata_conn_string, local_server_name, ip_or_host_name)) {
 		char text[WH_TEXT_MAX];
 
 		snprintf(text, sizeof(text), "%s", wh_fail_text());
@@ -357,7 +358,7 @@ void destroyTransferEngine(transfer_engine_t handle)
 	te_batches_free(engine);
 	te_segments_free(engine);
 	te_memory_free(engine);
-	te_notes_free(engine);
+	te_notifications_free(engine);
 	if (engine->wherry)
 		wh_engine_close(engine->wherry);
 	if (engine->store_ops)
@@ -416,46 +417,48 @@ int uninstallTransport(transfer_engine_t engine, const char *proto)
 
 /* ---- notifications ------------------------------------------------------------------------- */
 
-static void free_note(struct te_note *note)
+static void notification_free(struct te_notification *notification)
 {
-	free(note->name);
-	free(note->message);
-	free(note);
+	free(notification->name);
+	free(notification->message);
+	free(notification);
 }
 
 /* On the server's thread. */
 int te_notified(void *arg, const char *name, const char *message)
 {
 	struct te_engine *engine = arg;
-	struct te_note *note = calloc(1, sizeof(*note));
+	struct te_notification *notification = calloc(1, sizeof(*notification));
 	bool room;
 
-	if (!note)
+	if (!notification)
 		return -ENOMEM;
-	note->size = sizeof(*note) + strlen(name) + strlen(message) + 2;
-	note->name = strdup(name);
-	note->message = strdup(message);
-	if (!note->name || !note->message) {
-		free_note(note);
+	notification->size = sizeof(*notification) + strlen(name) + strlen(message) + 2;
+	notification->name = strdup(name);
+	notification->message = strdup(message);
+	if (!notification->name || !notification->message) {
+		notification_free(notification);
 		return -ENOMEM;
 	}
 	pthread_mutex_lock(&engine->lock);
-	room = engine->note_count < NOTES_MOST && engine->note_bytes + note->size <= NOTES_BYTES;
+	room = engine->notification_count < NOTIFICATIONS_MAX &&
+	       engine->notification_bytes + notification->size <= NOTIFICATIONS_BYTES;
 	if (room) {
-		wh_list_append(&engine->notes, &note->at);
-		engine->note_count++;
-		engine->note_bytes += note->size;
+		wh_list_append(&engine->notifications, &notification->at);
+		engine->notification_count++;
+		engine->notification_bytes += notification->size;
 	}
 	pthread_mutex_unlock(&engine->lock);
 	if (!room)
-		free_note(note);
+		notification_free(notification);
 	return room ? 0 : -ENOBUFS;
 }
 
-void te_notes_free(struct te_engine *engine)
+void te_notifications_free(struct te_engine *engine)
 {
-	while (!wh_list_empty(&engine->notes))
-		free_note(wh_container(wh_list_take(&engine->notes), struct te_note, at));
+	while (!wh_list_empty(&engine->notifications))
+		notification_free(wh_container(wh_list_take(&engine->notifications),
+					       struct te_notification, at));
 }
 
 notify_msg_t *getNotifsFromEngine(transfer_engine_t handle, int *size)
@@ -469,17 +472,18 @@ notify_msg_t *getNotifsFromEngine(transfer_engine_t handle, int *size)
 		return NULL;
 	}
 	pthread_mutex_lock(&engine->lock);
-	if (engine->note_count)
-		messages = calloc(engine->note_count, sizeof(*messages));
-	while (messages && !wh_list_empty(&engine->notes)) {
-		struct te_note *note =
-			wh_container(wh_list_take(&engine->notes), struct te_note, at);
+	if (engine->notification_count)
+		messages = calloc(engine->notification_count, sizeof(*messages));
+	while (messages && !wh_list_empty(&engine->notifications)) {
+		struct te_notification *notification = wh_container(
+			wh_list_take(&engine->notifications), struct te_notification, at);
 
-		messages[count++] = (notify_msg_t){ .name = note->name, .msg = note->message };
-		free(note);
+		messages[count++] =
+			(notify_msg_t){ .name = notification->name, .msg = notification->message };
+		free(notification);
 	}
 	if (messages)
-		engine->note_count = engine->note_bytes = 0;
+		engine->notification_count = engine->notification_bytes = 0;
 	pthread_mutex_unlock(&engine->lock);
 	*size = count;
 	return messages;

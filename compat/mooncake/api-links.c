@@ -9,7 +9,7 @@
 
 #include "compat/mooncake/api.h"
 
-static void put_route(json_t *routes, const char *name, uint64_t read, uint64_t written)
+static void links_put_route(json_t *routes, const char *name, uint64_t read, uint64_t written)
 {
 	if (read || written)
 		json_array_append_new(routes, json_pack("{s:s, s:I, s:I}", "transport", name,
@@ -18,7 +18,7 @@ static void put_route(json_t *routes, const char *name, uint64_t read, uint64_t 
 }
 
 /* The link, as JSON; both forms are made of it. */
-static json_t *describe(struct te_link *link, size_t id)
+static json_t *links_describe(struct te_link *link, size_t id)
 {
 	json_t *routes = json_array(), *object;
 	struct wh_counters counters = { .size = sizeof(counters) };
@@ -30,12 +30,12 @@ static json_t *describe(struct te_link *link, size_t id)
 	written = link->written;
 	snprintf(why, sizeof(why), "%s", link->why);
 	pthread_mutex_unlock(&link->engine->lock);
-	put_route(routes, "mooncake", read, written);
+	links_put_route(routes, "mooncake", read, written);
 	if (link->peer && !wh_peer_counters(link->peer, &counters))
 		for (uint32_t i = 0; i < counters.transports; i++)
-			put_route(routes, counters.transport[i].transport,
-				  counters.transport[i].read_bytes,
-				  counters.transport[i].written_bytes);
+			links_put_route(routes, counters.transport[i].transport,
+					counters.transport[i].read_bytes,
+					counters.transport[i].written_bytes);
 	object = json_pack("{s:s, s:I, s:s, s:o}", "name", link->name, "id", (json_int_t)id, "by",
 			   link->peer ? "wherry" : "mooncake", "routes", routes);
 	if (*why)
@@ -43,7 +43,7 @@ static json_t *describe(struct te_link *link, size_t id)
 	return object;
 }
 
-static json_t *describe_all(struct te_engine *engine)
+static json_t *links_describe_all(struct te_engine *engine)
 {
 	json_t *links = json_array();
 
@@ -61,33 +61,33 @@ static json_t *describe_all(struct te_engine *engine)
 		if (!more)
 			return links;
 		if (link)
-			json_array_append_new(links, describe(link, i));
+			json_array_append_new(links, links_describe(link, i));
 		te_link_put(link);
 	}
 }
 
-static const char *text_of(const json_t *object, const char *key)
+static const char *json_text(const json_t *object, const char *key)
 {
 	const char *text = json_string_value(json_object_get(object, key));
 
 	return text ? text : "";
 }
 
-static json_int_t number_of(const json_t *object, const char *key)
+static json_int_t json_number(const json_t *object, const char *key)
 {
 	return json_integer_value(json_object_get(object, key));
 }
 
-static void put_text(FILE *stream, const json_t *route, bool first)
+static void links_put_text(FILE *stream, const json_t *route, bool first)
 {
 	fprintf(stream,
 		"%s %s: %" JSON_INTEGER_FORMAT " bytes read, %" JSON_INTEGER_FORMAT " written",
-		first ? ";" : ",", text_of(route, "transport"), number_of(route, "read_bytes"),
-		number_of(route, "written_bytes"));
+		first ? ";" : ",", json_text(route, "transport"), json_number(route, "read_bytes"),
+		json_number(route, "written_bytes"));
 }
 
 /* A line for each. */
-static char *to_text(const json_t *links)
+static char *links_text(const json_t *links)
 {
 	const json_t *link, *routes;
 	char *text = NULL;
@@ -98,15 +98,15 @@ static char *to_text(const json_t *links)
 		return NULL;
 	json_array_foreach(links, i, link)
 	{
-		fprintf(stream, "%" JSON_INTEGER_FORMAT " %s by %s", number_of(link, "id"),
-			text_of(link, "name"),
-			!strcmp(text_of(link, "by"), "wherry") ? "Wherry's routes" :
-								 "Mooncake's TCP");
+		fprintf(stream, "%" JSON_INTEGER_FORMAT " %s by %s", json_number(link, "id"),
+			json_text(link, "name"),
+			!strcmp(json_text(link, "by"), "wherry") ? "Wherry's routes" :
+								   "Mooncake's TCP");
 		routes = json_object_get(link, "routes");
 		for (size_t j = 0; j < json_array_size(routes); j++)
-			put_text(stream, json_array_get(routes, j), j == 0);
-		fprintf(stream, "%s%s%s\n", *text_of(link, "why") ? " (" : "", text_of(link, "why"),
-			*text_of(link, "why") ? ")" : "");
+			links_put_text(stream, json_array_get(routes, j), j == 0);
+		fprintf(stream, "%s%s%s\n", *json_text(link, "why") ? " (" : "",
+			json_text(link, "why"), *json_text(link, "why") ? ")" : "");
 	}
 	return fclose(stream) ? NULL : text;
 }
@@ -122,14 +122,14 @@ int showLinks(transfer_engine_t handle, char *buf_out, size_t buf_len, int json)
 			       !engine  ? "engine is NULL" :
 			       !buf_out ? "buf_out is NULL" :
 					  "buf_len is 0");
-	links = describe_all(engine);
+	links = links_describe_all(engine);
 	if (json) {
 		object = json_pack("{s:i, s:s, s:O}", "schema", 1, "name", engine->name, "segments",
 				   links);
 		text = json_dumps(object, JSON_COMPACT);
 		json_decref(object);
 	} else {
-		text = to_text(links);
+		text = links_text(links);
 	}
 	json_decref(links);
 	if (!text)

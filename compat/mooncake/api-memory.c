@@ -12,7 +12,7 @@
 /* ---- the table ----------------------------------------------------------------------------- */
 
 /* How many of them start at `address` or below. */
-static size_t place_of(const struct te_engine *engine, uint64_t address)
+static size_t memory_upper_bound(const struct te_engine *engine, uint64_t address)
 {
 	size_t low = 0, high = engine->memory_count;
 
@@ -29,8 +29,8 @@ static size_t place_of(const struct te_engine *engine, uint64_t address)
 
 struct te_memory *te_memory_find(struct te_engine *engine, uint64_t address, uint64_t length)
 {
-	size_t place = place_of(engine, address);
-	struct te_memory *memory = place ? engine->memories[place - 1] : NULL;
+	size_t index = memory_upper_bound(engine, address);
+	struct te_memory *memory = index ? engine->memories[index - 1] : NULL;
 
 	if (!memory || memory->leaving || length > memory->length ||
 	    address - memory->address > memory->length - length)
@@ -39,12 +39,12 @@ struct te_memory *te_memory_find(struct te_engine *engine, uint64_t address, uin
 }
 
 /* Take it into the table. Under the lock. */
-static int insert(struct te_engine *engine, struct te_memory *memory, const char *call)
+static int memory_insert(struct te_engine *engine, struct te_memory *memory, const char *call)
 {
-	size_t place = place_of(engine, memory->address);
-	const struct te_memory *before = place ? engine->memories[place - 1] : NULL;
+	size_t index = memory_upper_bound(engine, memory->address);
+	const struct te_memory *before = index ? engine->memories[index - 1] : NULL;
 	const struct te_memory *behind =
-		place < engine->memory_count ? engine->memories[place] : NULL;
+		index < engine->memory_count ? engine->memories[index] : NULL;
 	struct te_memory **more;
 
 	if (before && memory->address - before->address >= before->length)
@@ -62,20 +62,20 @@ static int insert(struct te_engine *engine, struct te_memory *memory, const char
 	if (!more)
 		return te_fail(TE_MEMORY, "%s: no memory", call);
 	engine->memories = more;
-	memmove(more + place + 1, more + place, (engine->memory_count - place) * sizeof(*more));
-	more[place] = memory;
+	memmove(more + index + 1, more + index, (engine->memory_count - index) * sizeof(*more));
+	more[index] = memory;
 	engine->memory_count++;
 	return 0;
 }
 
 /* Under the lock. */
-static void take_out(struct te_engine *engine, const struct te_memory *memory)
+static void memory_remove(struct te_engine *engine, const struct te_memory *memory)
 {
-	size_t place = place_of(engine, memory->address) - 1;
+	size_t index = memory_upper_bound(engine, memory->address) - 1;
 
 	engine->memory_count--;
-	memmove(engine->memories + place, engine->memories + place + 1,
-		(engine->memory_count - place) * sizeof(*engine->memories));
+	memmove(engine->memories + index, engine->memories + index + 1,
+		(engine->memory_count - index) * sizeof(*engine->memories));
 }
 
 /* ---- what others see ----------------------------------------------------------------------- */
@@ -88,7 +88,7 @@ int te_memory_copy(void *arg, const struct wh_mooncake_memory *memory, uint64_t 
 	return wh_mooncake_staging_copy(&engine->staging, memory->arg, offset, length, to_memory);
 }
 
-static int publish_in_store(struct te_engine *engine)
+static int memory_publish_in_store(struct te_engine *engine)
 {
 	char *segment = wh_mooncake_describe(engine->server, engine->endpoint.host);
 	int error;
@@ -104,7 +104,7 @@ static int publish_in_store(struct te_engine *engine)
 }
 
 /* What is in the table becomes what Mooncake's engines see. With `publishing` held. */
-static int publish(struct te_engine *engine, bool store)
+static int memory_publish(struct te_engine *engine, bool store)
 {
 	struct wh_mooncake_memory *served;
 	size_t count = 0;
@@ -131,7 +131,7 @@ static int publish(struct te_engine *engine, bool store)
 	wh_mooncake_update(engine->server, served, count, engine->staging.memory);
 	free(engine->served);
 	engine->served = served;
-	return store && engine->in_store ? publish_in_store(engine) : 0;
+	return store && engine->in_store ? memory_publish_in_store(engine) : 0;
 }
 
 /* ---- registering --------------------------------------------------------------------------- */
@@ -142,7 +142,8 @@ void te_region_name(uint64_t address, char out[32])
 }
 
 /* Can the CPU reach it where it lies? */
-static int learn_place(struct te_engine *engine, struct te_memory *memory, const char *call)
+static int memory_learn_location(struct te_engine *engine, struct te_memory *memory,
+				 const char *call)
 {
 	struct wh_memory_info info = { .size = sizeof(info) };
 	int error = wh_memory_query(engine->wherry, (void *)(uintptr_t)memory->address, &info);
@@ -156,8 +157,8 @@ static int learn_place(struct te_engine *engine, struct te_memory *memory, const
 	return error ? te_fail_mooncake(error, call) : 0;
 }
 
-static int enter(struct te_engine *engine, void *address, size_t length, bool published,
-		 const char *call)
+static int memory_enter(struct te_engine *engine, void *address, size_t length, bool published,
+			const char *call)
 {
 	struct wh_region_options options = {
 		.size = sizeof(options),
@@ -176,7 +177,7 @@ static int enter(struct te_engine *engine, void *address, size_t length, bool pu
 	};
 	/* Nobody uses it until it is all there. */
 	pthread_mutex_lock(&engine->lock);
-	error = insert(engine, memory, call);
+	error = memory_insert(engine, memory, call);
 	pthread_mutex_unlock(&engine->lock);
 	if (error) {
 		free(memory);
@@ -184,7 +185,7 @@ static int enter(struct te_engine *engine, void *address, size_t length, bool pu
 	}
 	te_region_name(memory->address, memory->name);
 	options.name = memory->name;
-	error = learn_place(engine, memory, call);
+	error = memory_learn_location(engine, memory, call);
 	if (!error) {
 		error = wh_region_register(engine->wherry, address, length, &options,
 					   &memory->region);
@@ -194,14 +195,14 @@ static int enter(struct te_engine *engine, void *address, size_t length, bool pu
 	pthread_mutex_lock(&engine->lock);
 	memory->leaving = false;
 	if (error)
-		take_out(engine, memory);
+		memory_remove(engine, memory);
 	pthread_mutex_unlock(&engine->lock);
 	if (error)
 		free(memory);
 	return error;
 }
 
-static int check(const void *address, size_t length, const char *call)
+static int memory_check(const void *address, size_t length, const char *call)
 {
 	if (!address)
 		return te_fail(TE_ARGUMENT, "%s: the address is NULL", call);
@@ -214,16 +215,16 @@ static int check(const void *address, size_t length, const char *call)
 }
 
 /* Take it back, when nothing of ours uses it. With `publishing` held. */
-static int leave(struct te_engine *engine, uint64_t address, const char *call)
+static int memory_leave(struct te_engine *engine, uint64_t address, const char *call)
 {
 	struct te_memory *memory;
-	size_t place;
+	size_t index;
 	bool used;
 	int error;
 
 	pthread_mutex_lock(&engine->lock);
-	place = place_of(engine, address);
-	memory = place ? engine->memories[place - 1] : NULL;
+	index = memory_upper_bound(engine, address);
+	memory = index ? engine->memories[index - 1] : NULL;
 	if (!memory || memory->address != address) {
 		pthread_mutex_unlock(&engine->lock);
 		return te_fail(TE_NOT_REGISTERED,
@@ -233,7 +234,7 @@ static int leave(struct te_engine *engine, uint64_t address, const char *call)
 	memory->leaving = true;
 	used = memory->uses;
 	pthread_mutex_unlock(&engine->lock);
-	error = publish(engine, false);
+	error = memory_publish(engine, false);
 	if (error)
 		return error;
 	if (used)
@@ -245,48 +246,49 @@ static int leave(struct te_engine *engine, uint64_t address, const char *call)
 	if (error)
 		return te_fail_wherry(error, call);
 	pthread_mutex_lock(&engine->lock);
-	take_out(engine, memory);
+	memory_remove(engine, memory);
 	pthread_mutex_unlock(&engine->lock);
 	free(memory);
 	return 0;
 }
 
-static int register_all(struct te_engine *engine, const struct buffer_entry *entries, size_t count,
-			bool published, const char *call)
+static int memory_register_all(struct te_engine *engine, const struct buffer_entry *entries,
+			       size_t count, bool published, const char *call)
 {
 	size_t done = 0;
 	int error = 0;
 
 	for (size_t i = 0; !error && i < count; i++)
-		error = check(entries[i].addr, entries[i].length, call);
+		error = memory_check(entries[i].addr, entries[i].length, call);
 	if (error)
 		return error;
 	pthread_mutex_lock(&engine->publishing);
 	for (; !error && done < count; done += !error)
-		error = enter(engine, entries[done].addr, entries[done].length, published, call);
+		error = memory_enter(engine, entries[done].addr, entries[done].length, published,
+				     call);
 	if (!error)
-		error = publish(engine, true);
+		error = memory_publish(engine, true);
 	if (error) {
 		char text[WH_TEXT_MAX];
 
 		snprintf(text, sizeof(text), "%s", wh_fail_text());
 		while (done--)
-			leave(engine, (uintptr_t)entries[done].addr, call);
+			memory_leave(engine, (uintptr_t)entries[done].addr, call);
 		te_fail(error, "%s", text);
 	}
 	pthread_mutex_unlock(&engine->publishing);
 	return error;
 }
 
-static int unregister_all(struct te_engine *engine, void *const *addresses, size_t count,
-			  const char *call)
+static int memory_unregister_all(struct te_engine *engine, void *const *addresses, size_t count,
+				 const char *call)
 {
 	char text[WH_TEXT_MAX] = "";
 	int error = 0;
 
 	pthread_mutex_lock(&engine->publishing);
 	for (size_t i = 0; i < count; i++) {
-		int each = leave(engine, (uintptr_t)addresses[i], call);
+		int each = memory_leave(engine, (uintptr_t)addresses[i], call);
 
 		if (each && !error) {
 			error = each;
@@ -294,9 +296,9 @@ static int unregister_all(struct te_engine *engine, void *const *addresses, size
 		}
 	}
 	if (!error) {
-		error = publish(engine, true);
+		error = memory_publish(engine, true);
 	} else {
-		publish(engine, true);
+		memory_publish(engine, true);
 		te_fail(error, "%s", text);
 	}
 	pthread_mutex_unlock(&engine->publishing);
@@ -311,14 +313,14 @@ int registerLocalMemory(transfer_engine_t engine, void *addr, size_t length, con
 	(void)location;
 	if (!engine)
 		return te_fail(TE_ARGUMENT, "registerLocalMemory: engine is NULL");
-	return register_all(engine, &entry, 1, remote_accessible, "registerLocalMemory");
+	return memory_register_all(engine, &entry, 1, remote_accessible, "registerLocalMemory");
 }
 
 int unregisterLocalMemory(transfer_engine_t engine, void *addr)
 {
 	if (!engine)
 		return te_fail(TE_ARGUMENT, "unregisterLocalMemory: engine is NULL");
-	return unregister_all(engine, &addr, 1, "unregisterLocalMemory");
+	return memory_unregister_all(engine, &addr, 1, "unregisterLocalMemory");
 }
 
 int registerLocalMemoryBatch(transfer_engine_t engine, buffer_entry_t *buffer_list,
@@ -328,7 +330,8 @@ int registerLocalMemoryBatch(transfer_engine_t engine, buffer_entry_t *buffer_li
 	if (!engine || (!buffer_list && buffer_len))
 		return te_fail(TE_ARGUMENT, "registerLocalMemoryBatch: %s is NULL",
 			       engine ? "buffer_list" : "engine");
-	return register_all(engine, buffer_list, buffer_len, true, "registerLocalMemoryBatch");
+	return memory_register_all(engine, buffer_list, buffer_len, true,
+				   "registerLocalMemoryBatch");
 }
 
 int unregisterLocalMemoryBatch(transfer_engine_t engine, void **addr_list, size_t addr_len)
@@ -336,7 +339,7 @@ int unregisterLocalMemoryBatch(transfer_engine_t engine, void **addr_list, size_
 	if (!engine || (!addr_list && addr_len))
 		return te_fail(TE_ARGUMENT, "unregisterLocalMemoryBatch: %s is NULL",
 			       engine ? "addr_list" : "engine");
-	return unregister_all(engine, addr_list, addr_len, "unregisterLocalMemoryBatch");
+	return memory_unregister_all(engine, addr_list, addr_len, "unregisterLocalMemoryBatch");
 }
 
 void te_memory_free(struct te_engine *engine)

@@ -16,11 +16,11 @@
 #include "compat/mooncake/api.h"
 #include "rendezvous/rendezvous.h"
 
-#define SEGMENTS_MOST (1 << 20)
+#define SEGMENTS_MAX (1 << 20)
 
 /* ---- asking -------------------------------------------------------------------------------- */
 
-static int ask_store(struct te_link *link, struct wh_mooncake_segment *segment)
+static int link_ask_store(struct te_link *link, struct wh_mooncake_segment *segment)
 {
 	struct te_engine *engine = link->engine;
 	struct wh_mooncake_endpoint endpoint;
@@ -43,7 +43,7 @@ int te_link_ask(struct te_link *link)
 {
 	struct te_engine *engine = link->engine;
 	struct wh_mooncake_segment segment, before;
-	int error = engine->store_ops ? ask_store(link, &segment) :
+	int error = engine->store_ops ? link_ask_store(link, &segment) :
 					wh_mooncake_fetch(link->name, engine->timeout, &segment);
 
 	if (error)
@@ -59,7 +59,7 @@ int te_link_ask(struct te_link *link)
 /* ---- connecting ---------------------------------------------------------------------------- */
 
 /* Does this machine have that address? */
-static bool is_here(const char *host)
+static bool host_is_here(const char *host)
 {
 	struct wh_mooncake_endpoint endpoint = { .port = 0 };
 	struct sockaddr_storage address[WH_RENDEZVOUS_MOST];
@@ -84,7 +84,7 @@ static bool is_here(const char *host)
 	return here;
 }
 
-static bool is_loopback_url(const char *url)
+static bool url_is_loopback(const char *url)
 {
 	struct sockaddr_storage address[WH_RENDEZVOUS_MOST];
 	unsigned count = 0;
@@ -94,7 +94,7 @@ static bool is_loopback_url(const char *url)
 }
 
 /* By Wherry, if it goes; else link->why. */
-static void connect_wherry(struct te_link *link)
+static void link_connect_wherry(struct te_link *link)
 {
 	struct wh_peer_options options = { .size = sizeof(options),
 					   .timeout = link->engine->timeout };
@@ -107,7 +107,7 @@ static void connect_wherry(struct te_link *link)
 		return;
 	}
 	/* On another machine that would be somebody else. */
-	if (is_loopback_url(url) && !is_here(link->host)) {
+	if (url_is_loopback(url) && !host_is_here(link->host)) {
 		snprintf(link->why, sizeof(link->why),
 			 "its Wherry listens on its own host alone; give both hosts a "
 			 "cluster key (WHERRY_KEYFILE)");
@@ -148,7 +148,7 @@ static int link_open(struct te_engine *engine, const char *name, struct te_link 
 		memcpy(link->host, link->segment.host, sizeof(link->host));
 	else if (!wh_mooncake_endpoint_read(link->control, &endpoint))
 		memcpy(link->host, endpoint.host, sizeof(link->host));
-	connect_wherry(link);
+	link_connect_wherry(link);
 	*out = link;
 	return 0;
 }
@@ -180,7 +180,8 @@ bool te_segment_known(const struct te_engine *engine, int64_t id)
 }
 
 /* Another link for the segment, and the old one goes; NULL: none. */
-static void replace(struct te_engine *engine, struct te_segment *segment, struct te_link *link)
+static void segment_replace_link(struct te_engine *engine, struct te_segment *segment,
+				 struct te_link *link)
 {
 	struct te_link *before;
 
@@ -192,7 +193,7 @@ static void replace(struct te_engine *engine, struct te_segment *segment, struct
 }
 
 /* Was it restarted, or is it gone? Then it is looked for again. */
-static bool is_good(const struct te_link *link)
+static bool link_is_good(const struct te_link *link)
 {
 	struct wh_peer_info info = { .size = sizeof(info) };
 
@@ -215,7 +216,7 @@ int te_link_get(struct te_engine *engine, segment_id_t id, struct te_link **out)
 	pthread_mutex_unlock(&engine->lock);
 	if (!segment)
 		return te_fail(TE_ARGUMENT, "there is no segment %d", id);
-	if (link && is_good(link)) {
+	if (link && link_is_good(link)) {
 		*out = link;
 		return 0;
 	}
@@ -224,13 +225,13 @@ int te_link_get(struct te_engine *engine, segment_id_t id, struct te_link **out)
 	if (error)
 		return error;
 	link->references++; /* nobody else has it yet */
-	replace(engine, segment, link);
+	segment_replace_link(engine, segment, link);
 	*out = link;
 	return 0;
 }
 
 /* The segment of that name, or a new one. */
-static int find_or_add(struct te_engine *engine, const char *name, segment_id_t *id)
+static int segment_find_or_add(struct te_engine *engine, const char *name, segment_id_t *id)
 {
 	struct te_segment **more, *segment = NULL;
 	int error = 0;
@@ -242,12 +243,12 @@ static int find_or_add(struct te_engine *engine, const char *name, segment_id_t 
 	*id = (segment_id_t)i;
 	if (i < engine->segment_count)
 		goto out;
-	segment = i < SEGMENTS_MOST ? calloc(1, sizeof(*segment)) : NULL;
+	segment = i < SEGMENTS_MAX ? calloc(1, sizeof(*segment)) : NULL;
 	more = segment ? realloc(engine->segments, (i + 1) * sizeof(struct te_segment *)) : NULL;
 	if (!more) {
 		free(segment);
 		error = te_fail(TE_MEMORY, "openSegment: no memory, or %d segments are open",
-				SEGMENTS_MOST);
+				SEGMENTS_MAX);
 		goto out;
 	}
 	engine->segments = more;
@@ -259,8 +260,8 @@ out:
 	return error;
 }
 
-static segment_id_t open_it(struct te_engine *engine, const char *name, bool fresh,
-			    const char *call)
+static segment_id_t segment_open(struct te_engine *engine, const char *name, bool fresh,
+				 const char *call)
 {
 	struct te_link *link = NULL;
 	segment_id_t id;
@@ -272,7 +273,7 @@ static segment_id_t open_it(struct te_engine *engine, const char *name, bool fre
 		return te_fail(TE_ARGUMENT, "%s: %s", call,
 			       !engine ? "engine is NULL" :
 					 "segment_name is NULL, empty or too long");
-	error = find_or_add(engine, name, &id);
+	error = segment_find_or_add(engine, name, &id);
 	if (error)
 		return error;
 	if (fresh)
@@ -284,12 +285,12 @@ static segment_id_t open_it(struct te_engine *engine, const char *name, bool fre
 
 segment_id_t openSegment(transfer_engine_t engine, const char *segment_name)
 {
-	return open_it(engine, segment_name, false, "openSegment");
+	return segment_open(engine, segment_name, false, "openSegment");
 }
 
 segment_id_t openSegmentNoCache(transfer_engine_t engine, const char *segment_name)
 {
-	return open_it(engine, segment_name, true, "openSegmentNoCache");
+	return segment_open(engine, segment_name, true, "openSegmentNoCache");
 }
 
 int closeSegment(transfer_engine_t handle, segment_id_t segment_id)
@@ -306,7 +307,7 @@ int closeSegment(transfer_engine_t handle, segment_id_t segment_id)
 	if (!segment)
 		return te_fail(TE_ARGUMENT, "closeSegment: there is no segment %d", segment_id);
 	if (segment_id != LOCAL_SEGMENT)
-		replace(engine, segment, NULL);
+		segment_replace_link(engine, segment, NULL);
 	return 0;
 }
 

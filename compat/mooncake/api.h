@@ -43,7 +43,7 @@ int te_fail_wherry(int error, const char *what);
 int te_fail_mooncake(int error, const char *what);
 
 #define TE_STAGING (512 << 10) /* bytes between a socket and a GPU */
-#define TE_LANES 4 /* connections to an engine of Mooncake's */
+#define TE_CONNECTIONS 4 /* connections to an engine of Mooncake's */
 #define TE_RUNNING 1 /* of what has not ended; else 0 or a negative errno */
 
 /* Memory that is registered. */
@@ -80,9 +80,9 @@ struct te_link {
 	struct te_worker {
 		struct te_link *link;
 		pthread_t thread;
-		struct wh_mooncake_connection lane;
+		struct wh_mooncake_connection connection;
 		struct wh_mooncake_staging staging;
-	} worker[TE_LANES];
+	} worker[TE_CONNECTIONS];
 };
 
 struct te_segment {
@@ -92,7 +92,7 @@ struct te_segment {
 
 /* What one submission has for one segment. */
 struct te_part {
-	struct te_round *round;
+	struct te_submission *submission;
 	struct te_link *link;
 	struct wh_batch *batch; /* NULL: by lanes, or none of its requests has come so far */
 	size_t count;
@@ -101,7 +101,7 @@ struct te_part {
 struct te_job {
 	struct wh_list at;
 	struct te_request *request; /* NULL: the round's notification */
-	struct te_round *round;
+	struct te_submission *submission;
 };
 
 struct te_request {
@@ -115,7 +115,7 @@ struct te_request {
 };
 
 /* One submission. */
-struct te_round {
+struct te_submission {
 	struct te_batch *batch;
 	struct te_request *requests;
 	size_t count;
@@ -128,7 +128,7 @@ struct te_round {
 	char *name, *message;
 	struct te_job job;
 	/* TE_RUNNING until it is confirmed; -ECANCELED: not sent, for a request has failed */
-	int told;
+	int notify_result;
 };
 
 struct te_batch {
@@ -136,8 +136,8 @@ struct te_batch {
 	unsigned references; /* calls that are in the middle of it, and the table's */
 	struct te_request **requests;
 	size_t room;
-	struct te_round **rounds;
-	size_t round_count;
+	struct te_submission **submissions;
+	size_t submission_count;
 };
 
 struct te_slot {
@@ -145,7 +145,7 @@ struct te_slot {
 	uint32_t generation;
 };
 
-struct te_note {
+struct te_notification {
 	struct wh_list at;
 	size_t size;
 	char *name, *message;
@@ -176,8 +176,8 @@ struct te_engine {
 	struct te_slot *slots;
 	size_t slot_count;
 
-	struct wh_list notes;
-	size_t note_count, note_bytes;
+	struct wh_list notifications;
+	size_t notification_count, notification_bytes;
 };
 
 /* ---- memory ------------------------------------------------------------------------------- */
@@ -214,13 +214,13 @@ void te_link_stop(struct te_link *link);
 /* ---- batches ------------------------------------------------------------------------------ */
 
 /* One of what the round waits for has ended. Under the lock. */
-void te_round_less(struct te_round *round, int error, const char *text);
+void te_submission_part_ended(struct te_submission *submission, int error, const char *text);
 /* Cancel and free all, when the engine goes. */
 void te_batches_free(struct te_engine *engine);
 
 /* ---- notifications ------------------------------------------------------------------------ */
 
 int te_notified(void *arg, const char *name, const char *message);
-void te_notes_free(struct te_engine *engine);
+void te_notifications_free(struct te_engine *engine);
 
 #endif

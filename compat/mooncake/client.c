@@ -32,13 +32,13 @@ struct wire {
 	int64_t spin; /* before who waits sleeps */
 };
 
-static int broken(const struct wire *wire, const char *verb, int error)
+static int wire_failed(const struct wire *wire, const char *verb, int error)
 {
 	return wh_fail(error, "mooncake: %.120s: cannot %s: %s", wire->address, verb,
 		       strerror(error));
 }
 
-static int wait_for(const struct wire *wire, short events, const char *verb)
+static int wire_wait(const struct wire *wire, short events, const char *verb)
 {
 	int64_t until = wh_deadline(wire->still), now = wh_now(), awake = now + wire->spin;
 	struct pollfd fd = { .fd = wire->fd, .events = events };
@@ -52,10 +52,12 @@ static int wait_for(const struct wire *wire, short events, const char *verb)
 		rc = poll(&fd, 1, left > INT32_MAX ? -1 : left > 0 ? (int)left : 0);
 		now = wh_now();
 	} while ((rc < 0 && errno == EINTR) || (!rc && now < until));
-	return rc > 0 ? 0 : rc ? broken(wire, verb, errno) : broken(wire, verb, ETIMEDOUT);
+	return rc > 0 ? 0 :
+	       rc     ? wire_failed(wire, verb, errno) :
+			wire_failed(wire, verb, ETIMEDOUT);
 }
 
-static int send_all(const struct wire *wire, const void *from, uint64_t length, int flags)
+static int wire_send(const struct wire *wire, const void *from, uint64_t length, int flags)
 {
 	const char *at = from;
 
@@ -67,9 +69,9 @@ static int send_all(const struct wire *wire, const void *from, uint64_t length, 
 			at += bytes;
 			length -= (uint64_t)bytes;
 		} else if (errno == EAGAIN) {
-			error = wait_for(wire, POLLOUT, "send to it");
+			error = wire_wait(wire, POLLOUT, "send to it");
 		} else if (errno != EINTR) {
-			error = broken(wire, "send to it", errno);
+			error = wire_failed(wire, "send to it", errno);
 		}
 		if (error)
 			return error;
@@ -77,7 +79,7 @@ static int send_all(const struct wire *wire, const void *from, uint64_t length, 
 	return 0;
 }
 
-static int receive_all(const struct wire *wire, void *to, uint64_t length)
+static int wire_receive(const struct wire *wire, void *to, uint64_t length)
 {
 	char *at = to;
 
@@ -92,9 +94,9 @@ static int receive_all(const struct wire *wire, void *to, uint64_t length)
 			error = wh_fail(ECONNRESET, "mooncake: %.120s has closed the connection",
 					wire->address);
 		} else if (errno == EAGAIN) {
-			error = wait_for(wire, POLLIN, "receive from it");
+			error = wire_wait(wire, POLLIN, "receive from it");
 		} else if (errno != EINTR) {
-			error = broken(wire, "receive from it", errno);
+			error = wire_failed(wire, "receive from it", errno);
 		}
 		if (error)
 			return error;
@@ -102,7 +104,7 @@ static int receive_all(const struct wire *wire, void *to, uint64_t length)
 	return 0;
 }
 
-static int connect_one(struct wire *wire, const struct sockaddr_storage *address)
+static int wire_connect_address(struct wire *wire, const struct sockaddr_storage *address)
 {
 	socklen_t length = address->ss_family == AF_INET ? sizeof(struct sockaddr_in) :
 							   sizeof(struct sockaddr_in6);
@@ -114,10 +116,10 @@ static int connect_one(struct wire *wire, const struct sockaddr_storage *address
 		return wh_fail(errno, "mooncake: socket: %s", strerror(errno));
 	wh_mooncake_socket_tune(wire->fd, address);
 	if (connect(wire->fd, (const struct sockaddr *)address, length))
-		error = errno == EINPROGRESS ? wait_for(wire, POLLOUT, "connect to it") :
-					       broken(wire, "connect to it", errno);
+		error = errno == EINPROGRESS ? wire_wait(wire, POLLOUT, "connect to it") :
+					       wire_failed(wire, "connect to it", errno);
 	if (!error && (getsockopt(wire->fd, SOL_SOCKET, SO_ERROR, &result, &size) || result))
-		error = broken(wire, "connect to it", result ? result : errno);
+		error = wire_failed(wire, "connect to it", result ? result : errno);
 	if (error) {
 		close(wire->fd);
 		wire->fd = -1;
@@ -125,14 +127,14 @@ static int connect_one(struct wire *wire, const struct sockaddr_storage *address
 	return error;
 }
 
-static int connect_to(struct wire *wire)
+static int wire_connect(struct wire *wire)
 {
 	struct sockaddr_storage address[WH_RENDEZVOUS_MOST];
 	unsigned count;
 	int error = wh_rendezvous_resolve(wire->address, false, address, &count);
 
 	for (unsigned i = 0; !error && i < count; i++) {
-		error = connect_one(wire, &address[i]);
+		error = wire_connect_address(wire, &address[i]);
 		if (!error)
 			return 0;
 		if (i + 1 < count)
@@ -143,8 +145,8 @@ static int connect_to(struct wire *wire)
 
 /* ---- questions ----------------------------------------------------------------------------- */
 
-static int exchange(const struct wire *wire, unsigned char type, const char *json, char **reply,
-		    uint64_t *length)
+static int control_exchange(const struct wire *wire, unsigned char type, const char *json,
+			    char **reply, uint64_t *length)
 {
 	unsigned char head[WH_MOONCAKE_FRAME_HEAD + 1];
 	uint64_t bytes;
@@ -153,11 +155,11 @@ static int exchange(const struct wire *wire, unsigned char type, const char *jso
 
 	wh_mooncake_frame_head(head, strlen(json) + 1);
 	head[WH_MOONCAKE_FRAME_HEAD] = type;
-	error = send_all(wire, head, sizeof(head), MSG_MORE);
+	error = wire_send(wire, head, sizeof(head), MSG_MORE);
 	if (!error)
-		error = send_all(wire, json, strlen(json), 0);
+		error = wire_send(wire, json, strlen(json), 0);
 	if (!error)
-		error = receive_all(wire, head, WH_MOONCAKE_FRAME_HEAD);
+		error = wire_receive(wire, head, WH_MOONCAKE_FRAME_HEAD);
 	if (!error)
 		error = wh_mooncake_frame_length(head, &bytes);
 	if (error)
@@ -165,7 +167,7 @@ static int exchange(const struct wire *wire, unsigned char type, const char *jso
 	body = malloc(bytes);
 	if (!body)
 		return wh_fail(ENOMEM, "mooncake: no memory");
-	error = receive_all(wire, body, bytes);
+	error = wire_receive(wire, body, bytes);
 	if (!error && (unsigned char)body[0] != type)
 		error = wh_fail(EPROTO,
 				"mooncake: %.120s answers a question of type %u with type %u",
@@ -182,7 +184,7 @@ static int exchange(const struct wire *wire, unsigned char type, const char *jso
 }
 
 /* What we publish ourselves, for the peer learns of us as we do of it: nothing. */
-static char *own_segment(const struct wire *wire)
+static char *control_own_segment(const struct wire *wire)
 {
 	struct wh_mooncake_segment segment = { .version = 2 };
 	struct sockaddr_storage address;
@@ -204,12 +206,12 @@ int wh_mooncake_fetch(const char *address, int64_t timeout, struct wh_mooncake_s
 	};
 	char *own = NULL, *reply = NULL;
 	uint64_t length = 0;
-	int error = connect_to(&wire);
+	int error = wire_connect(&wire);
 
 	if (error)
 		return error;
-	own = own_segment(&wire);
-	error = own ? exchange(&wire, WH_MOONCAKE_METADATA, own, &reply, &length) :
+	own = control_own_segment(&wire);
+	error = own ? control_exchange(&wire, WH_MOONCAKE_METADATA, own, &reply, &length) :
 		      wh_fail(ENOMEM, "mooncake: no memory");
 	close(wire.fd);
 	if (!error)
@@ -220,7 +222,7 @@ int wh_mooncake_fetch(const char *address, int64_t timeout, struct wh_mooncake_s
 }
 
 /* A question that is answered with an object in which there is nothing to know. */
-static int ask_control(const char *address, unsigned char type, const char *json, int64_t timeout)
+static int control_ask(const char *address, unsigned char type, const char *json, int64_t timeout)
 {
 	struct wire wire = {
 		.fd = -1,
@@ -230,11 +232,11 @@ static int ask_control(const char *address, unsigned char type, const char *json
 	};
 	char *reply = NULL;
 	uint64_t length = 0;
-	int error = connect_to(&wire);
+	int error = wire_connect(&wire);
 
 	if (error)
 		return error;
-	error = exchange(&wire, type, json, &reply, &length);
+	error = control_exchange(&wire, type, json, &reply, &length);
 	close(wire.fd);
 	if (!error)
 		error = wh_mooncake_object_check(reply, length);
@@ -253,30 +255,31 @@ int wh_mooncake_notify(const char *address, const char *name, const char *messag
 		error = wh_fail(EMSGSIZE, "mooncake: a notification of %zu bytes; the most are %d",
 				strlen(json), WH_MOONCAKE_FRAME_MAX - 1);
 	else
-		error = ask_control(address, WH_MOONCAKE_NOTIFY, json, timeout);
+		error = control_ask(address, WH_MOONCAKE_NOTIFY, json, timeout);
 	free(json);
 	return error;
 }
 
 int wh_mooncake_probe(const char *address, int64_t timeout)
 {
-	return ask_control(address, WH_MOONCAKE_PROBE, "{}", timeout);
+	return control_ask(address, WH_MOONCAKE_PROBE, "{}", timeout);
 }
 
 /* ---- one request --------------------------------------------------------------------------- */
 
-static struct wire wire_of(const struct wh_mooncake_connection *lane)
+static struct wire connection_wire(const struct wh_mooncake_connection *connection)
 {
-	return (struct wire){ .fd = lane->fd,
-			      .address = lane->address,
+	return (struct wire){ .fd = connection->fd,
+			      .address = connection->address,
 			      .deadline = INT64_MAX,
-			      .still = lane->timeout };
+			      .still = connection->timeout };
 }
 
-static int take_status(const struct wire *wire, const struct wh_mooncake_request *request)
+static int connection_take_status(const struct wire *wire,
+				  const struct wh_mooncake_request *request)
 {
 	unsigned char bytes[WH_MOONCAKE_STATUS];
-	int code, error = receive_all(wire, bytes, sizeof(bytes));
+	int code, error = wire_receive(wire, bytes, sizeof(bytes));
 
 	if (error)
 		return error;
@@ -291,139 +294,141 @@ static int take_status(const struct wire *wire, const struct wh_mooncake_request
 }
 
 /* One request and its answer; nothing is said of whether a write over version 1 was done. */
-static int ask(const struct wh_mooncake_connection *lane, bool write, void *buffer,
-	       uint64_t address, uint64_t length)
+static int connection_ask(const struct wh_mooncake_connection *connection, bool write, void *buffer,
+			  uint64_t address, uint64_t length)
 {
-	struct wire wire = wire_of(lane);
+	struct wire wire = connection_wire(connection);
 	struct wh_mooncake_request request = {
 		.address = address,
 		.length = length,
 		.write = write,
-		.status = lane->version >= 2,
+		.status = connection->version >= 2,
 	};
 	unsigned char header[WH_MOONCAKE_HEADER];
 	int error;
 
 	wh_mooncake_request_format(&request, header);
-	error = send_all(&wire, header, sizeof(header), write ? MSG_MORE : 0);
+	error = wire_send(&wire, header, sizeof(header), write ? MSG_MORE : 0);
 	if (!error && write) {
-		error = send_all(&wire, buffer, length, 0);
+		error = wire_send(&wire, buffer, length, 0);
 		/* Refused before all was sent: the status is there, and says more than the socket.
 		 */
-		if (error && request.status && take_status(&wire, &request) == -EACCES)
+		if (error && request.status && connection_take_status(&wire, &request) == -EACCES)
 			return -EACCES;
 	}
 	if (!error && request.status)
-		error = take_status(&wire, &request);
+		error = connection_take_status(&wire, &request);
 	if (!error && !write)
-		error = receive_all(&wire, buffer, length);
+		error = wire_receive(&wire, buffer, length);
 	return error;
 }
 
-static int given_up(const struct wh_mooncake_connection *lane)
+static int connection_aborted(const struct wh_mooncake_connection *connection)
 {
-	return wh_fail(ECANCELED, "mooncake: %.120s: given up", lane->address);
+	return wh_fail(ECANCELED, "mooncake: %.120s: given up", connection->address);
 }
 
 /* Under the lock, for whoever closes the lane wakes us by shutting the connection down. */
-static int disconnect(struct wh_mooncake_connection *lane)
+static int connection_disconnect(struct wh_mooncake_connection *connection)
 {
 	bool stop;
 
-	pthread_mutex_lock(&lane->lock);
-	if (lane->fd >= 0)
-		close(lane->fd);
-	lane->fd = -1;
-	stop = lane->stop;
-	pthread_mutex_unlock(&lane->lock);
-	return stop ? given_up(lane) : 0;
+	pthread_mutex_lock(&connection->lock);
+	if (connection->fd >= 0)
+		close(connection->fd);
+	connection->fd = -1;
+	stop = connection->stop;
+	pthread_mutex_unlock(&connection->lock);
+	return stop ? connection_aborted(connection) : 0;
 }
 
-static int reconnect(struct wh_mooncake_connection *lane)
+static int connection_reconnect(struct wh_mooncake_connection *connection)
 {
-	struct wire wire = wire_of(lane);
-	int error = disconnect(lane);
+	struct wire wire = connection_wire(connection);
+	int error = connection_disconnect(connection);
 
-	wire.deadline = wh_deadline(lane->timeout);
+	wire.deadline = wh_deadline(connection->timeout);
 	if (!error)
-		error = connect_to(&wire);
+		error = wire_connect(&wire);
 	if (error)
 		return error;
-	pthread_mutex_lock(&lane->lock);
-	if (lane->stop)
+	pthread_mutex_lock(&connection->lock);
+	if (connection->stop)
 		close(wire.fd);
 	else
-		lane->fd = wire.fd;
-	pthread_mutex_unlock(&lane->lock);
-	return lane->fd < 0 ? given_up(lane) : 0;
+		connection->fd = wire.fd;
+	pthread_mutex_unlock(&connection->lock);
+	return connection->fd < 0 ? connection_aborted(connection) : 0;
 }
 
 /* Over version 1 nothing comes back from a write. Requests of one connection are done one after the
  * other, so when a read behind it is answered, it has been done. An engine that serves one request
  * per connection closes this one instead: then another one shows what there is. */
-static int prove(struct wh_mooncake_connection *lane, const void *buffer, uint64_t address,
-		 uint64_t length)
+static int connection_prove(struct wh_mooncake_connection *connection, const void *buffer,
+			    uint64_t address, uint64_t length)
 {
 	uint64_t size = length < PROOF ? length : PROOF, from = length - size;
 	unsigned char found[PROOF];
-	int error = ask(lane, false, found, address + from, size);
+	int error = connection_ask(connection, false, found, address + from, size);
 
 	/* Answered; others may have written there since, so what it says does not matter. */
 	if (error != -ECONNRESET && error != -EPIPE)
 		return error;
-	error = reconnect(lane);
+	error = connection_reconnect(connection);
 	if (!error)
-		error = ask(lane, false, found, address + from, size);
+		error = connection_ask(connection, false, found, address + from, size);
 	if (error == -ECONNRESET)
 		return wh_fail(EACCES,
 			       "mooncake: %.100s closes the connection: what is at 0x%" PRIx64
 			       " is not published",
-			       lane->address, address);
+			       connection->address, address);
 	if (!error && memcmp(found, (const char *)buffer + from, size) != 0)
 		return wh_fail(EIO,
 			       "mooncake: %.100s has not done a write of %" PRIu64
 			       " bytes at 0x%" PRIx64,
-			       lane->address, length, address);
+			       connection->address, length, address);
 	return error;
 }
 
-static int move_once(struct wh_mooncake_connection *lane)
+static int connection_move_once(struct wh_mooncake_connection *connection)
 {
-	int error = ask(lane, lane->write, lane->buffer, lane->remote, lane->length);
+	int error = connection_ask(connection, connection->write, connection->buffer,
+				   connection->remote, connection->length);
 
-	if (!error && lane->write && lane->version < 2)
-		error = prove(lane, lane->buffer, lane->remote, lane->length);
+	if (!error && connection->write && connection->version < 2)
+		error = connection_prove(connection, connection->buffer, connection->remote,
+					 connection->length);
 	return error;
 }
 
-static int move(struct wh_mooncake_connection *lane)
+static int connection_move(struct wh_mooncake_connection *connection)
 {
-	bool fresh = lane->fd < 0;
-	int error = fresh ? reconnect(lane) : 0;
+	bool fresh = connection->fd < 0;
+	int error = fresh ? connection_reconnect(connection) : 0;
 
 	if (error)
 		return error;
-	error = move_once(lane);
+	error = connection_move_once(connection);
 	/* One that was kept may have been closed by the peer meanwhile. Doing it again does no
 	 * harm. */
 	if ((error == -ECONNRESET || error == -EPIPE) && !fresh) {
-		error = reconnect(lane);
+		error = connection_reconnect(connection);
 		if (!error)
-			error = move_once(lane);
+			error = connection_move_once(connection);
 	}
 	/* Cut by another thread it looks as if the peer had closed the connection. */
-	if (error && disconnect(lane))
+	if (error && connection_disconnect(connection))
 		error = -ECANCELED;
 	return error;
 }
 
 /* An engine does the requests of a connection in their order. One that closes it after each answers
  * the first. */
-static unsigned do_all(const struct wh_mooncake_connection *lane, bool write,
-		       const struct wh_mooncake_move *moves, unsigned count)
+static unsigned connection_do_all(const struct wh_mooncake_connection *connection, bool write,
+				  const struct wh_mooncake_move *moves, unsigned count)
 {
-	struct wh_mooncake_request request = { .write = write, .status = lane->version >= 2 };
-	struct wire wire = wire_of(lane);
+	struct wh_mooncake_request request = { .write = write, .status = connection->version >= 2 };
+	struct wire wire = connection_wire(connection);
 	unsigned sent = 0, done = 0;
 	int error = 0;
 
@@ -434,18 +439,18 @@ static unsigned do_all(const struct wh_mooncake_connection *lane, bool write,
 		request.address = moves[sent].remote;
 		request.length = moves[sent].length;
 		wh_mooncake_request_format(&request, header);
-		error = send_all(&wire, header, sizeof(header),
-				 write || sent + 1 < count ? MSG_MORE : 0);
+		error = wire_send(&wire, header, sizeof(header),
+				  write || sent + 1 < count ? MSG_MORE : 0);
 		if (!error && write)
-			error = send_all(&wire, moves[sent].buffer, moves[sent].length, 0);
+			error = wire_send(&wire, moves[sent].buffer, moves[sent].length, 0);
 	}
 	/* What was refused in the middle of it has ended the connection behind what was done. */
 	for (; done < count && error != -ETIMEDOUT; done++) {
 		request.address = moves[done].remote;
 		request.length = moves[done].length;
-		if (request.status && take_status(&wire, &request))
+		if (request.status && connection_take_status(&wire, &request))
 			break;
-		if (!write && receive_all(&wire, moves[done].buffer, moves[done].length))
+		if (!write && wire_receive(&wire, moves[done].buffer, moves[done].length))
 			break;
 	}
 	return done;
@@ -453,147 +458,149 @@ static unsigned do_all(const struct wh_mooncake_connection *lane, bool write,
 
 /* ---- lanes --------------------------------------------------------------------------------- */
 
-static void *run(void *argument)
+static void *connection_run(void *argument)
 {
-	struct wh_mooncake_connection *lane = argument;
+	struct wh_mooncake_connection *connection = argument;
 
-	pthread_mutex_lock(&lane->lock);
-	while (!lane->stop) {
+	pthread_mutex_lock(&connection->lock);
+	while (!connection->stop) {
 		int error;
 
-		if (!lane->asked) {
-			pthread_cond_wait(&lane->changed, &lane->lock);
+		if (!connection->asked) {
+			pthread_cond_wait(&connection->changed, &connection->lock);
 			continue;
 		}
-		lane->asked = false;
-		pthread_mutex_unlock(&lane->lock);
-		error = move(lane);
-		pthread_mutex_lock(&lane->lock);
-		lane->error = error;
-		snprintf(lane->text, sizeof(lane->text), "%s", error ? wh_fail_text() : "");
-		lane->done = true;
-		pthread_cond_broadcast(&lane->changed);
+		connection->asked = false;
+		pthread_mutex_unlock(&connection->lock);
+		error = connection_move(connection);
+		pthread_mutex_lock(&connection->lock);
+		connection->error = error;
+		snprintf(connection->text, sizeof(connection->text), "%s",
+			 error ? wh_fail_text() : "");
+		connection->done = true;
+		pthread_cond_broadcast(&connection->changed);
 	}
-	pthread_mutex_unlock(&lane->lock);
+	pthread_mutex_unlock(&connection->lock);
 	return NULL;
 }
 
-int wh_mooncake_connection_prepare(struct wh_mooncake_connection *lane,
+int wh_mooncake_connection_prepare(struct wh_mooncake_connection *connection,
 				   const struct wh_mooncake_segment *segment, const char *host,
 				   int64_t timeout)
 {
 	struct wh_mooncake_endpoint endpoint = { .port = segment->port };
 	pthread_condattr_t monotonic;
 
-	*lane = (struct wh_mooncake_connection){ .fd = -1,
-						 .version = segment->version,
-						 .timeout = timeout };
+	*connection = (struct wh_mooncake_connection){ .fd = -1,
+						       .version = segment->version,
+						       .timeout = timeout };
 	if (!segment->port)
 		return wh_fail(EPROTO,
 			       "mooncake: %.100s has no data port: nothing is published by tcp",
 			       host);
 	snprintf(endpoint.host, sizeof(endpoint.host), "%s", *segment->host ? segment->host : host);
-	wh_mooncake_endpoint_text(&endpoint, lane->address, sizeof(lane->address));
-	pthread_mutex_init(&lane->lock, NULL);
+	wh_mooncake_endpoint_text(&endpoint, connection->address, sizeof(connection->address));
+	pthread_mutex_init(&connection->lock, NULL);
 	pthread_condattr_init(&monotonic);
 	pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-	pthread_cond_init(&lane->changed, &monotonic);
+	pthread_cond_init(&connection->changed, &monotonic);
 	pthread_condattr_destroy(&monotonic);
-	lane->ready = true;
+	connection->ready = true;
 	return 0;
 }
 
-int wh_mooncake_connection_move(struct wh_mooncake_connection *lane, bool write, void *buffer,
+int wh_mooncake_connection_move(struct wh_mooncake_connection *connection, bool write, void *buffer,
 				uint64_t remote, uint64_t length)
 {
-	lane->write = write;
-	lane->buffer = buffer;
-	lane->remote = remote;
-	lane->length = length;
-	return move(lane);
+	connection->write = write;
+	connection->buffer = buffer;
+	connection->remote = remote;
+	connection->length = length;
+	return connection_move(connection);
 }
 
-unsigned wh_mooncake_connection_several(struct wh_mooncake_connection *lane, bool write,
+unsigned wh_mooncake_connection_several(struct wh_mooncake_connection *connection, bool write,
 					const struct wh_mooncake_move *moves, unsigned count)
 {
 	unsigned done = 0;
 
-	if (lane->fd >= 0 || !reconnect(lane))
-		done = do_all(lane, write, moves, count);
+	if (connection->fd >= 0 || !connection_reconnect(connection))
+		done = connection_do_all(connection, write, moves, count);
 	/* Answers to the others may still come by it. */
 	if (done < count)
-		disconnect(lane);
+		connection_disconnect(connection);
 	return done;
 }
 
-int wh_mooncake_connection_open(struct wh_mooncake_connection *lane,
+int wh_mooncake_connection_open(struct wh_mooncake_connection *connection,
 				const struct wh_mooncake_segment *segment, const char *host,
 				int64_t timeout)
 {
-	int error = wh_mooncake_connection_prepare(lane, segment, host, timeout);
+	int error = wh_mooncake_connection_prepare(connection, segment, host, timeout);
 
 	if (error)
 		return error;
-	error = pthread_create(&lane->thread, NULL, run, lane);
+	error = pthread_create(&connection->thread, NULL, connection_run, connection);
 	if (error) {
-		wh_mooncake_connection_close(lane);
+		wh_mooncake_connection_close(connection);
 		return wh_fail(error, "mooncake: cannot start a thread: %s", strerror(error));
 	}
-	lane->started = true;
+	connection->started = true;
 	return 0;
 }
 
-void wh_mooncake_connection_start(struct wh_mooncake_connection *lane, bool write, void *buffer,
-				  uint64_t remote, uint64_t length)
+void wh_mooncake_connection_start(struct wh_mooncake_connection *connection, bool write,
+				  void *buffer, uint64_t remote, uint64_t length)
 {
-	pthread_mutex_lock(&lane->lock);
-	lane->write = write;
-	lane->buffer = buffer;
-	lane->remote = remote;
-	lane->length = length;
-	lane->done = false;
-	lane->asked = true;
-	pthread_cond_broadcast(&lane->changed);
-	pthread_mutex_unlock(&lane->lock);
+	pthread_mutex_lock(&connection->lock);
+	connection->write = write;
+	connection->buffer = buffer;
+	connection->remote = remote;
+	connection->length = length;
+	connection->done = false;
+	connection->asked = true;
+	pthread_cond_broadcast(&connection->changed);
+	pthread_mutex_unlock(&connection->lock);
 }
 
-int wh_mooncake_connection_wait(struct wh_mooncake_connection *lane, int64_t timeout, bool *ended)
+int wh_mooncake_connection_wait(struct wh_mooncake_connection *connection, int64_t timeout,
+				bool *ended)
 {
 	int64_t until = wh_deadline(timeout);
 	struct timespec at = { .tv_sec = until / WH_SECOND, .tv_nsec = until % WH_SECOND };
 	int error = 0;
 
-	pthread_mutex_lock(&lane->lock);
-	while (!lane->done && !error)
-		error = pthread_cond_timedwait(&lane->changed, &lane->lock, &at);
-	*ended = lane->done;
-	error = lane->done ? lane->error : -ETIMEDOUT;
-	pthread_mutex_unlock(&lane->lock);
+	pthread_mutex_lock(&connection->lock);
+	while (!connection->done && !error)
+		error = pthread_cond_timedwait(&connection->changed, &connection->lock, &at);
+	*ended = connection->done;
+	error = connection->done ? connection->error : -ETIMEDOUT;
+	pthread_mutex_unlock(&connection->lock);
 	return error;
 }
 
-void wh_mooncake_connection_abort(struct wh_mooncake_connection *lane)
+void wh_mooncake_connection_abort(struct wh_mooncake_connection *connection)
 {
-	if (!lane->ready)
+	if (!connection->ready)
 		return;
-	pthread_mutex_lock(&lane->lock);
-	lane->stop = true;
-	if (lane->fd >= 0)
-		shutdown(lane->fd, SHUT_RDWR);
-	pthread_cond_broadcast(&lane->changed);
-	pthread_mutex_unlock(&lane->lock);
+	pthread_mutex_lock(&connection->lock);
+	connection->stop = true;
+	if (connection->fd >= 0)
+		shutdown(connection->fd, SHUT_RDWR);
+	pthread_cond_broadcast(&connection->changed);
+	pthread_mutex_unlock(&connection->lock);
 }
 
-void wh_mooncake_connection_close(struct wh_mooncake_connection *lane)
+void wh_mooncake_connection_close(struct wh_mooncake_connection *connection)
 {
-	if (!lane->ready)
+	if (!connection->ready)
 		return;
-	wh_mooncake_connection_abort(lane);
-	if (lane->started)
-		pthread_join(lane->thread, NULL);
-	if (lane->fd >= 0)
-		close(lane->fd);
-	pthread_cond_destroy(&lane->changed);
-	pthread_mutex_destroy(&lane->lock);
-	lane->ready = lane->started = false;
+	wh_mooncake_connection_abort(connection);
+	if (connection->started)
+		pthread_join(connection->thread, NULL);
+	if (connection->fd >= 0)
+		close(connection->fd);
+	pthread_cond_destroy(&connection->changed);
+	pthread_mutex_destroy(&connection->lock);
+	connection->ready = connection->started = false;
 }

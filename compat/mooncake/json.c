@@ -18,7 +18,7 @@
 #define WIDE_CLOSE "\"}"
 
 /* Is this a number of more than 63 bits, and of 64 at most? *end is behind all digits. */
-static bool is_wide(const char *at, const char *limit, const char **end)
+static bool json_is_wide(const char *at, const char *limit, const char **end)
 {
 	uint64_t number = 0;
 	bool fits = true;
@@ -33,7 +33,7 @@ static bool is_wide(const char *at, const char *limit, const char **end)
 }
 
 /* The text with its wide numbers so; malloc()ed, *length is its own then. NULL: no memory. */
-static char *widen(const char *json, size_t *length)
+static char *json_widen(const char *json, size_t *length)
 {
 	const char *limit = json + *length, *digits = json, *at = json;
 	size_t extra = strlen(WIDE_OPEN WIDE_CLOSE);
@@ -44,7 +44,7 @@ static char *widen(const char *json, size_t *length)
 	while (out && at < limit) {
 		bool begins = !quoted && *at >= '0' && *at <= '9' &&
 			      (at == json || !strchr("-+.eE", at[-1]));
-		bool wide = begins && is_wide(at, limit, &digits);
+		bool wide = begins && json_is_wide(at, limit, &digits);
 
 		if (wide)
 			to = stpcpy(to, WIDE_OPEN);
@@ -67,7 +67,7 @@ static char *widen(const char *json, size_t *length)
 }
 
 /* The same back: a number, which may be wide. */
-static json_t *put_number(uint64_t number)
+static json_t *json_put_number(uint64_t number)
 {
 	char digits[24];
 
@@ -77,7 +77,7 @@ static json_t *put_number(uint64_t number)
 	return json_pack("{s:s}", WIDE, digits);
 }
 
-static void narrow(char *text)
+static void json_narrow(char *text)
 {
 	char *at = text, *to = text;
 
@@ -95,7 +95,7 @@ static void narrow(char *text)
 }
 
 /* One object, with nothing behind it but white space. NULL: not so, and the text says why. */
-static json_t *load(const char *json, size_t length)
+static json_t *json_load(const char *json, size_t length)
 {
 	json_error_t error;
 	json_t *object;
@@ -105,7 +105,7 @@ static json_t *load(const char *json, size_t length)
 		length--;
 	object = json_loadb(json, length, JSON_REJECT_DUPLICATES, &error);
 	if (!object && json_error_code(&error) == json_error_numeric_overflow) {
-		char *text = widen(json, &length);
+		char *text = json_widen(json, &length);
 
 		object = text ? json_loadb(text, length, JSON_REJECT_DUPLICATES, &error) : NULL;
 		free(text);
@@ -122,7 +122,7 @@ static json_t *load(const char *json, size_t length)
 
 int wh_mooncake_object_check(const char *json, size_t length)
 {
-	json_t *object = load(json, length);
+	json_t *object = json_load(json, length);
 
 	if (!object)
 		return -EPROTO;
@@ -131,7 +131,7 @@ int wh_mooncake_object_check(const char *json, size_t length)
 }
 
 /* A number of a 64-bit field; one that is missing or no such number is false. */
-static bool get_number(const json_t *object, const char *key, uint64_t most, uint64_t *out)
+static bool json_get_number(const json_t *object, const char *key, uint64_t most, uint64_t *out)
 {
 	const json_t *value = json_object_get(object, key);
 	const char *wide = json_string_value(json_object_get(value, WIDE));
@@ -148,7 +148,7 @@ static bool get_number(const json_t *object, const char *key, uint64_t most, uin
 }
 
 /* A string that fits; one that is not there is "". None has a NUL in it: that is no JSON here. */
-static bool get_text(const json_t *object, const char *key, char *out, size_t size)
+static bool json_get_text(const json_t *object, const char *key, char *out, size_t size)
 {
 	const json_t *value = json_object_get(object, key);
 
@@ -164,7 +164,7 @@ static bool get_text(const json_t *object, const char *key, char *out, size_t si
 /* ---- segments ------------------------------------------------------------------------------ */
 
 /* "tcp", or a list that has it: then each buffer says which it is. */
-static int check_protocol(const json_t *object, bool *listed)
+static int segment_check_protocol(const json_t *object, bool *listed)
 {
 	const json_t *protocol = json_object_get(object, "protocol"), *each;
 	size_t i;
@@ -183,13 +183,13 @@ static int check_protocol(const json_t *object, bool *listed)
 	return 0;
 }
 
-static int get_buffer(const json_t *object, struct wh_mooncake_buffer *out)
+static int segment_get_buffer(const json_t *object, struct wh_mooncake_buffer *out)
 {
 	const json_t *name = json_object_get(object, "name");
 
-	if (!get_number(object, "addr", UINT64_MAX, &out->address) || !out->address)
+	if (!json_get_number(object, "addr", UINT64_MAX, &out->address) || !out->address)
 		return wh_fail(EPROTO, "mooncake: a buffer whose addr is missing, or no address");
-	if (!get_number(object, "length", UINT64_MAX, &out->length) || !out->length)
+	if (!json_get_number(object, "length", UINT64_MAX, &out->length) || !out->length)
 		return wh_fail(EPROTO, "mooncake: a buffer whose length is missing, or 0");
 	if (out->length - 1 > UINT64_MAX - out->address)
 		return wh_fail(EPROTO, "mooncake: a buffer that ends behind all addresses");
@@ -199,7 +199,7 @@ static int get_buffer(const json_t *object, struct wh_mooncake_buffer *out)
 	return 0;
 }
 
-static int get_buffers(const json_t *object, bool listed, struct wh_mooncake_segment *out)
+static int segment_get_buffers(const json_t *object, bool listed, struct wh_mooncake_segment *out)
 {
 	const json_t *buffers = json_object_get(object, "buffers"), *each;
 	size_t i;
@@ -216,7 +216,7 @@ static int get_buffers(const json_t *object, bool listed, struct wh_mooncake_seg
 
 		if (listed && (!protocol || strcmp(protocol, "tcp") != 0))
 			continue;
-		error = get_buffer(each, &out->buffers[out->count]);
+		error = segment_get_buffer(each, &out->buffers[out->count]);
 		if (error)
 			return error;
 		out->count++;
@@ -226,50 +226,50 @@ static int get_buffers(const json_t *object, bool listed, struct wh_mooncake_seg
 
 /* Of Wherry's engines alone. What is not as it is written here is of another version, or another's:
  * the segment is reached by TCP then. */
-static void get_wherry(const json_t *object, struct wh_mooncake_segment *out)
+static void segment_get_wherry(const json_t *object, struct wh_mooncake_segment *out)
 {
 	const json_t *wherry = json_object_get(object, "wherry");
 	const char *epoch = json_string_value(json_object_get(wherry, "epoch"));
 
 	if (!epoch || strlen(epoch) != 16 || strspn(epoch, "0123456789abcdef") != 16 ||
-	    !get_text(wherry, "url", out->wherry, sizeof(out->wherry)) || !*out->wherry)
+	    !json_get_text(wherry, "url", out->wherry, sizeof(out->wherry)) || !*out->wherry)
 		out->wherry[0] = '\0';
 	else
 		out->epoch = strtoull(epoch, NULL, 16);
 }
 
-static int get_segment(const json_t *object, struct wh_mooncake_segment *out)
+static int segment_get(const json_t *object, struct wh_mooncake_segment *out)
 {
 	uint64_t port, version = 1;
 	bool listed;
-	int error = check_protocol(object, &listed);
+	int error = segment_check_protocol(object, &listed);
 
 	if (error)
 		return error;
-	if (!get_text(object, "name", out->name, sizeof(out->name)))
+	if (!json_get_text(object, "name", out->name, sizeof(out->name)))
 		return wh_fail(EPROTO, "mooncake: a segment whose name is no name");
-	if (!get_text(object, "tcp_data_host", out->host, sizeof(out->host)))
+	if (!json_get_text(object, "tcp_data_host", out->host, sizeof(out->host)))
 		return wh_fail(EPROTO, "mooncake: a segment whose tcp_data_host is no host");
-	if (!get_number(object, "tcp_data_port", UINT16_MAX, &port))
+	if (!json_get_number(object, "tcp_data_port", UINT16_MAX, &port))
 		return wh_fail(EPROTO, "mooncake: a segment whose tcp_data_port is no port");
 	if (json_object_get(object, "tcp_proto_version") &&
-	    (!get_number(object, "tcp_proto_version", INT32_MAX, &version) || !version))
+	    (!json_get_number(object, "tcp_proto_version", INT32_MAX, &version) || !version))
 		return wh_fail(EPROTO, "mooncake: a segment whose tcp_proto_version is no version");
 	out->port = (uint16_t)port;
 	out->version = (unsigned)version;
-	get_wherry(object, out);
-	return get_buffers(object, listed, out);
+	segment_get_wherry(object, out);
+	return segment_get_buffers(object, listed, out);
 }
 
 int wh_mooncake_segment_parse(const char *json, size_t length, struct wh_mooncake_segment *out)
 {
 	struct wh_mooncake_segment segment = { .port = 0 };
-	json_t *object = load(json, length);
+	json_t *object = json_load(json, length);
 	int error;
 
 	if (!object)
 		return -EPROTO;
-	error = get_segment(object, &segment);
+	error = segment_get(object, &segment);
 	json_decref(object);
 	if (error)
 		wh_mooncake_segment_free(&segment);
@@ -279,7 +279,7 @@ int wh_mooncake_segment_parse(const char *json, size_t length, struct wh_mooncak
 }
 
 /* As Mooncake writes it, in local time; nothing depends on it. */
-static json_t *timestamp(void)
+static json_t *segment_timestamp(void)
 {
 	struct timespec now;
 	struct tm local;
@@ -299,13 +299,14 @@ char *wh_mooncake_segment_format(const struct wh_mooncake_segment *segment)
 	char *text;
 
 	for (size_t i = 0; i < segment->count; i++)
-		json_array_append_new(buffers,
-				      json_pack("{s:s, s:o, s:o}", "name", segment->buffers[i].name,
-						"addr", put_number(segment->buffers[i].address),
-						"length", put_number(segment->buffers[i].length)));
+		json_array_append_new(
+			buffers, json_pack("{s:s, s:o, s:o}", "name", segment->buffers[i].name,
+					   "addr", json_put_number(segment->buffers[i].address),
+					   "length", json_put_number(segment->buffers[i].length)));
 	object = json_pack("{s:s, s:s, s:i, s:i, s:o, s:o}", "name", segment->name, "protocol",
 			   "tcp", "tcp_data_port", segment->port, "tcp_proto_version",
-			   (int)segment->version, "timestamp", timestamp(), "buffers", buffers);
+			   (int)segment->version, "timestamp", segment_timestamp(), "buffers",
+			   buffers);
 	if (*segment->host)
 		json_object_set_new(object, "tcp_data_host", json_string(segment->host));
 	if (*segment->wherry) {
@@ -319,7 +320,7 @@ char *wh_mooncake_segment_format(const struct wh_mooncake_segment *segment)
 	text = json_array_size(buffers) == segment->count ? json_dumps(object, JSON_COMPACT) : NULL;
 	json_decref(object);
 	if (text)
-		narrow(text);
+		json_narrow(text);
 	return text;
 }
 
@@ -327,7 +328,7 @@ char *wh_mooncake_segment_format(const struct wh_mooncake_segment *segment)
 
 int wh_mooncake_notify_parse(const char *json, size_t length, struct wh_mooncake_notify *out)
 {
-	json_t *object = load(json, length);
+	json_t *object = json_load(json, length);
 	const json_t *name = json_object_get(object, "name");
 	const json_t *message = json_object_get(object, "notify_msg");
 	int error = 0;
@@ -366,16 +367,17 @@ void wh_mooncake_notify_free(struct wh_mooncake_notify *notify)
 
 int wh_mooncake_endpoint_parse(const char *json, size_t length, struct wh_mooncake_endpoint *out)
 {
-	json_t *object = load(json, length);
+	json_t *object = json_load(json, length);
 	struct wh_mooncake_endpoint found;
 	uint64_t port;
 	int error = 0;
 
 	if (!object)
 		return -EPROTO;
-	if (!get_text(object, "ip_or_host_name", found.host, sizeof(found.host)) || !*found.host)
+	if (!json_get_text(object, "ip_or_host_name", found.host, sizeof(found.host)) ||
+	    !*found.host)
 		error = wh_fail(EPROTO, "mooncake: an address without its ip_or_host_name");
-	else if (!get_number(object, "rpc_port", UINT16_MAX, &port) || !port)
+	else if (!json_get_number(object, "rpc_port", UINT16_MAX, &port) || !port)
 		error = wh_fail(EPROTO, "mooncake: an address whose rpc_port is no port");
 	json_decref(object);
 	if (error)

@@ -24,7 +24,7 @@ static void endpoint_key(const char *name, char out[KEY_MAX])
 }
 
 /* The store's text becomes ours: the module has its own. */
-static int failed(const struct wh_mooncake_store_ops *ops, int error)
+static int store_failed(const struct wh_mooncake_store_ops *ops, int error)
 {
 	return error ? wh_fail(-error, "%s", ops->text()) : 0;
 }
@@ -37,7 +37,7 @@ int wh_mooncake_locate(const struct wh_mooncake_store_ops *ops, void *store, con
 	int error;
 
 	endpoint_key(name, key);
-	error = failed(ops, ops->get(store, key, &value, &length));
+	error = store_failed(ops, ops->get(store, key, &value, &length));
 	if (error)
 		return error;
 	error = wh_mooncake_endpoint_parse(value, length, out);
@@ -46,8 +46,8 @@ int wh_mooncake_locate(const struct wh_mooncake_store_ops *ops, void *store, con
 }
 
 /* Nobody else's? */
-static int check_free(const struct wh_mooncake_store_ops *ops, void *store, const char *name,
-		      const struct wh_mooncake_endpoint *endpoint, bool *ours)
+static int name_check_free(const struct wh_mooncake_store_ops *ops, void *store, const char *name,
+			   const struct wh_mooncake_endpoint *endpoint, bool *ours)
 {
 	struct wh_mooncake_endpoint found;
 	char address[WH_MOONCAKE_NAME_MAX + 10];
@@ -73,7 +73,7 @@ int wh_mooncake_publish(const struct wh_mooncake_store_ops *ops, void *store, co
 {
 	char key[KEY_MAX], *text;
 	bool ours;
-	int error = check_free(ops, store, name, endpoint, &ours);
+	int error = name_check_free(ops, store, name, endpoint, &ours);
 
 	if (error)
 		return error;
@@ -83,12 +83,12 @@ int wh_mooncake_publish(const struct wh_mooncake_store_ops *ops, void *store, co
 	/* Mooncake's own server does not let this key be written twice. */
 	endpoint_key(name, key);
 	if (!ours)
-		error = failed(ops, ops->put(store, key, text));
+		error = store_failed(ops, ops->put(store, key, text));
 	free(text);
 	if (error)
 		return error;
 	segment_key(name, key);
-	return failed(ops, ops->put(store, key, segment));
+	return store_failed(ops, ops->put(store, key, segment));
 }
 
 int wh_mooncake_withdraw(const struct wh_mooncake_store_ops *ops, void *store, const char *name)
@@ -97,9 +97,9 @@ int wh_mooncake_withdraw(const struct wh_mooncake_store_ops *ops, void *store, c
 	int error, second;
 
 	segment_key(name, key);
-	error = failed(ops, ops->remove(store, key));
+	error = store_failed(ops, ops->remove(store, key));
 	endpoint_key(name, key);
-	second = failed(ops, ops->remove(store, key));
+	second = store_failed(ops, ops->remove(store, key));
 	return error ? error : second;
 }
 
@@ -112,7 +112,7 @@ int wh_mooncake_find(const struct wh_mooncake_store_ops *ops, void *store, const
 	int error;
 
 	segment_key(name, key);
-	error = failed(ops, ops->get(store, key, &value, &length));
+	error = store_failed(ops, ops->get(store, key, &value, &length));
 	if (error == -ENOENT)
 		return wh_fail(ENOENT, "mooncake: no engine has the name %.100s", name);
 	if (error)

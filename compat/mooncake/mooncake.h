@@ -117,12 +117,12 @@ struct wh_mooncake_connection {
 
 /* Prepare a connection without a thread, for wh_mooncake_connection_move(). `host` is used if the
  * segment names none. It connects at its first request. 0 or -EPROTO (no data port). */
-int wh_mooncake_connection_prepare(struct wh_mooncake_connection *lane,
+int wh_mooncake_connection_prepare(struct wh_mooncake_connection *connection,
 				   const struct wh_mooncake_segment *segment, const char *host,
 				   int64_t timeout);
 /* Move bytes on the calling thread. 0: they are at their target; -ECANCELED: the connection was
  * aborted; else a negative errno with its text. */
-int wh_mooncake_connection_move(struct wh_mooncake_connection *lane, bool write, void *buffer,
+int wh_mooncake_connection_move(struct wh_mooncake_connection *connection, bool write, void *buffer,
 				uint64_t remote, uint64_t length);
 /* Make several requests on the calling thread: send all, then wait for the answers, spinning for
  * some us. Returns how many are done, counted from the first; repeat the others with
@@ -133,26 +133,27 @@ struct wh_mooncake_move {
 	uint64_t remote, length;
 };
 #define WH_MOONCAKE_MOVES 8u /* requests at once */
-unsigned wh_mooncake_connection_several(struct wh_mooncake_connection *lane, bool write,
+unsigned wh_mooncake_connection_several(struct wh_mooncake_connection *connection, bool write,
 					const struct wh_mooncake_move *moves, unsigned count);
 /* End the current request soon, and refuse later ones. From any thread. */
-void wh_mooncake_connection_abort(struct wh_mooncake_connection *lane);
+void wh_mooncake_connection_abort(struct wh_mooncake_connection *connection);
 
 /* As wh_mooncake_connection_prepare(), and start a thread for wh_mooncake_connection_start(). */
-int wh_mooncake_connection_open(struct wh_mooncake_connection *lane,
+int wh_mooncake_connection_open(struct wh_mooncake_connection *connection,
 				const struct wh_mooncake_segment *segment, const char *host,
 				int64_t timeout);
 
 /* Start to move `length` bytes between the buffer and the remote address. The connection uses the
  * buffer until wh_mooncake_connection_wait() sets *ended. One request at a time. */
-void wh_mooncake_connection_start(struct wh_mooncake_connection *lane, bool write, void *buffer,
-				  uint64_t remote, uint64_t length);
+void wh_mooncake_connection_start(struct wh_mooncake_connection *connection, bool write,
+				  void *buffer, uint64_t remote, uint64_t length);
 
 /* 0: the bytes are at their target. -ETIMEDOUT with *ended false: not finished within `timeout` ns.
  * Else the request failed; its text is in connection->text. */
-int wh_mooncake_connection_wait(struct wh_mooncake_connection *lane, int64_t timeout, bool *ended);
+int wh_mooncake_connection_wait(struct wh_mooncake_connection *connection, int64_t timeout,
+				bool *ended);
 
 /* Abort the current request and free everything. All zero: never opened, nothing happens. */
-void wh_mooncake_connection_close(struct wh_mooncake_connection *lane);
+void wh_mooncake_connection_close(struct wh_mooncake_connection *connection);
 
 #endif

@@ -11,7 +11,7 @@
 #define STATUS_MAGIC UINT64_C(0x4d43545600000000)
 #define OP_VERSION_2 0x80
 
-static uint64_t load(const unsigned char *bytes)
+static uint64_t wire_load(const unsigned char *bytes)
 {
 	uint64_t value = 0;
 
@@ -20,7 +20,7 @@ static uint64_t load(const unsigned char *bytes)
 	return value;
 }
 
-static void store(unsigned char *bytes, uint64_t value)
+static void wire_store(unsigned char *bytes, uint64_t value)
 {
 	for (int i = 0; i < 8; i++)
 		bytes[i] = (unsigned char)(value >> 8 * i);
@@ -28,7 +28,7 @@ static void store(unsigned char *bytes, uint64_t value)
 
 int wh_mooncake_frame_length(const unsigned char head[WH_MOONCAKE_FRAME_HEAD], uint64_t *out)
 {
-	uint64_t length = load(head);
+	uint64_t length = wire_load(head);
 
 	if (!length)
 		return wh_fail(EPROTO, "mooncake: a frame without its type");
@@ -41,7 +41,7 @@ int wh_mooncake_frame_length(const unsigned char head[WH_MOONCAKE_FRAME_HEAD], u
 
 void wh_mooncake_frame_head(unsigned char head[WH_MOONCAKE_FRAME_HEAD], uint64_t length)
 {
-	store(head, length);
+	wire_store(head, length);
 }
 
 int wh_mooncake_request_parse(const unsigned char header[WH_MOONCAKE_HEADER],
@@ -54,8 +54,8 @@ int wh_mooncake_request_parse(const unsigned char header[WH_MOONCAKE_HEADER],
 	if (op > 1)
 		return wh_fail(EPROTO, "mooncake: operation %u; there are 0, read, and 1, write",
 			       op);
-	out->length = load(header);
-	out->address = load(header + 8);
+	out->length = wire_load(header);
+	out->address = wire_load(header + 8);
 	out->write = op;
 	return 0;
 }
@@ -64,14 +64,14 @@ void wh_mooncake_request_format(const struct wh_mooncake_request *request,
 				unsigned char header[WH_MOONCAKE_HEADER])
 {
 	memset(header, 0, WH_MOONCAKE_HEADER);
-	store(header, request->length);
-	store(header + 8, request->address);
+	wire_store(header, request->length);
+	wire_store(header + 8, request->address);
 	header[16] = (unsigned char)(request->write | (request->status ? OP_VERSION_2 : 0));
 }
 
 int wh_mooncake_status_parse(const unsigned char bytes[WH_MOONCAKE_STATUS])
 {
-	uint64_t value = load(bytes);
+	uint64_t value = wire_load(bytes);
 
 	if ((value & 0xffffffff00000000) != STATUS_MAGIC || (value & 0xffffffff) > INT32_MAX)
 		return wh_fail(EPROTO, "mooncake: 0x%016" PRIx64 " is no status", value);
@@ -80,7 +80,7 @@ int wh_mooncake_status_parse(const unsigned char bytes[WH_MOONCAKE_STATUS])
 
 void wh_mooncake_status_format(int code, unsigned char bytes[WH_MOONCAKE_STATUS])
 {
-	store(bytes, STATUS_MAGIC | (uint32_t)code);
+	wire_store(bytes, STATUS_MAGIC | (uint32_t)code);
 }
 
 const struct wh_mooncake_buffer *wh_mooncake_segment_find(const struct wh_mooncake_segment *segment,
