@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A connection to a registry that is not HTTP, with TLS or without. Nothing here waits for longer
- * than until a deadline, or until it is to stop. OpenSSL reads and writes memory, and only we the
- * socket: it would write to one that has been closed, and the program would get a SIGPIPE.
+ * A connection to a registry that does not speak HTTP (redis), with TLS or without. Every call ends
+ * at its deadline, or soon after the engine closes. OpenSSL reads and writes memory and this file
+ * the socket: OpenSSL's own writes to a closed socket would raise SIGPIPE.
  */
 #include <errno.h>
 #include <netdb.h>
@@ -23,44 +23,43 @@
 #include "rendezvous/module.h"
 #include "util/clock.h"
 
-#define SLICE (50 * WH_MS) /* between two looks at whether to stop */
-#define PIECE (16 << 10) /* bytes from the socket, and to it, at a time */
+#define STOP_INTERVAL (50 * WH_MS) /* between two checks of `stop` */
+#define TLS_CHUNK (16 << 10) /* bytes between OpenSSL and the socket at a time */
 
-static int failed(const struct wh_connection *connection, int error, const char *why)
+static int connection_failed(const struct wh_connection *connection, int error, const char *why)
 {
 	return wh_fail(error, "registry %.80s: %.140s", connection->url->endpoint[0], why);
 }
 
-/* Until the socket is ready, or time for another look. */
-static int turn(const struct wh_connection *connection, short events, int64_t deadline)
+/* Wait until the socket is ready or STOP_INTERVAL has passed. */
+static int connection_wait(const struct wh_connection *connection, short events, int64_t deadline)
 {
 	struct pollfd fd = { .fd = connection->fd, .events = events };
 	int64_t left = deadline - wh_now();
 
 	if (atomic_load(connection->stop))
-		return failed(connection, ECANCELED, "the engine closes");
+		return connection_failed(connection, ECANCELED, "the engine is closing");
 	if (left <= 0)
-		return failed(connection, ETIMEDOUT, "no answer in time");
-	poll(&fd, 1, (int)((left < SLICE ? left : SLICE) / WH_MS + 1));
+		return connection_failed(connection, ETIMEDOUT, "no answer in time");
+	poll(&fd, 1, (int)((left < STOP_INTERVAL ? left : STOP_INTERVAL) / WH_MS + 1));
 	return 0;
 }
 
-/* ---- the socket
- * ---------------------------------------------------------------------------------------- */
+/* ---- the socket ------------------------------------------------------------------------------ */
 
-static int broken(const struct wh_connection *connection, int error)
+static int connection_broken(const struct wh_connection *connection, int error)
 {
 	bool away = error == EHOSTUNREACH || error == ENETUNREACH;
 
-	return failed(connection,
-		      away                  ? EHOSTUNREACH :
-		      error == ECONNREFUSED ? ECONNREFUSED :
-					      ECONNRESET,
-		      strerror(error));
+	return connection_failed(connection,
+				 away                  ? EHOSTUNREACH :
+				 error == ECONNREFUSED ? ECONNREFUSED :
+							 ECONNRESET,
+				 strerror(error));
 }
 
-static int put(const struct wh_connection *connection, const char *bytes, size_t length,
-	       int64_t deadline)
+static int connection_put(const struct wh_connection *connection, const char *bytes, size_t length,
+			  int64_t deadline)
 {
 	while (length) {
 		ssize_t sent = send(connection->fd, bytes, length, MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -70,9 +69,9 @@ static int put(const struct wh_connection *connection, const char *bytes, size_t
 			bytes += sent;
 			length -= (size_t)sent;
 		} else if (errno == EAGAIN || errno == EINTR) {
-			error = turn(connection, POLLOUT, deadline);
+			error = connection_wait(connection, POLLOUT, deadline);
 		} else {
-			error = broken(connection, errno);
+			error = connection_broken(connection, errno);
 		}
 		if (error)
 			return error;
@@ -80,9 +79,9 @@ static int put(const struct wh_connection *connection, const char *bytes, size_t
 	return 0;
 }
 
-/* At least one byte; or a negative errno. */
-static ssize_t get(const struct wh_connection *connection, char *bytes, size_t room,
-		   int64_t deadline)
+/* Receive at least one byte; or a negative errno. */
+static ssize_t connection_get(const struct wh_connection *connection, char *bytes, size_t room,
+			      int64_t deadline)
 {
 	for (;;) {
 		ssize_t got = recv(connection->fd, bytes, room, MSG_DONTWAIT);
@@ -91,18 +90,19 @@ static ssize_t get(const struct wh_connection *connection, char *bytes, size_t r
 		if (got > 0)
 			return got;
 		if (!got)
-			return failed(connection, ECONNRESET, "it has closed the connection");
+			return connection_failed(connection, ECONNRESET,
+						 "the server has closed the connection");
 		if (errno != EAGAIN && errno != EINTR)
-			return broken(connection, errno);
-		error = turn(connection, POLLIN, deadline);
+			return connection_broken(connection, errno);
+		error = connection_wait(connection, POLLIN, deadline);
 		if (error)
 			return error;
 	}
 }
 
-/* 0, -EAGAIN with *why as an errno: the next address may do, or another error. */
-static int connect_to(struct wh_connection *connection, const struct addrinfo *address,
-		      int64_t deadline, int *why)
+/* Connect to one address. -EAGAIN, with the errno in *why: try the next address. */
+static int connection_try(struct wh_connection *connection, const struct addrinfo *address,
+			  int64_t deadline, int *why)
 {
 	struct pollfd fd;
 	socklen_t length = sizeof(*why);
@@ -118,7 +118,7 @@ static int connect_to(struct wh_connection *connection, const struct addrinfo *a
 	setsockopt(connection->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
 	fd = (struct pollfd){ .fd = connection->fd, .events = POLLOUT };
 	while (poll(&fd, 1, 0) != 1) {
-		error = turn(connection, POLLOUT, deadline);
+		error = connection_wait(connection, POLLOUT, deadline);
 		if (error)
 			return error;
 	}
@@ -126,7 +126,7 @@ static int connect_to(struct wh_connection *connection, const struct addrinfo *a
 	return *why ? -EAGAIN : 0;
 }
 
-static int connect_any(struct wh_connection *connection, int64_t deadline)
+static int connection_connect(struct wh_connection *connection, int64_t deadline)
 {
 	const struct addrinfo hints = { .ai_socktype = SOCK_STREAM };
 	struct addrinfo *all = NULL;
@@ -134,64 +134,62 @@ static int connect_any(struct wh_connection *connection, int64_t deadline)
 
 	code = getaddrinfo(connection->host, connection->port, &hints, &all);
 	if (code)
-		return failed(connection, EHOSTUNREACH, gai_strerror(code));
+		return connection_failed(connection, EHOSTUNREACH, gai_strerror(code));
 	for (const struct addrinfo *one = all; one && error == -EAGAIN; one = one->ai_next) {
-		error = connect_to(connection, one, deadline, &why);
+		error = connection_try(connection, one, deadline, &why);
 		if (error)
 			wh_connection_end(connection);
 	}
 	freeaddrinfo(all);
-	return error == -EAGAIN ? broken(connection, why) : error;
+	return error == -EAGAIN ? connection_broken(connection, why) : error;
 }
 
-/* ---- TLS
- * -----------------------------------------------------------------------------------------------
- */
+/* ---- TLS ------------------------------------------------------------------------------------- */
 
 #ifdef HAVE_OPENSSL
 
-/* What OpenSSL wants to send. */
-static int flush(const struct wh_connection *connection, int64_t deadline)
+/* Send what OpenSSL has written. */
+static int tls_flush(const struct wh_connection *connection, int64_t deadline)
 {
-	char bytes[PIECE];
+	char bytes[TLS_CHUNK];
 	int length, error = 0;
 
 	while (!error &&
 	       (length = BIO_read(SSL_get_wbio(connection->tls), bytes, sizeof(bytes))) > 0)
-		error = put(connection, bytes, (size_t)length, deadline);
+		error = connection_put(connection, bytes, (size_t)length, deadline);
 	return error;
 }
 
-/* A call of OpenSSL's has returned `result`, which is no success: 0, and it may be made again; or
- * why not. */
-static int go_on(const struct wh_connection *connection, int result, int64_t deadline)
+/* An OpenSSL call failed with `result`. 0: call it again; else the error. */
+static int tls_retry(const struct wh_connection *connection, int result, int64_t deadline)
 {
 	int kind = SSL_get_error(connection->tls, result), error;
 	long verified = SSL_get_verify_result(connection->tls);
-	char bytes[PIECE];
+	char bytes[TLS_CHUNK];
 	const char *why;
 	ssize_t got;
 
-	error = flush(connection, deadline); /* an alert, too */
+	error = tls_flush(connection, deadline); /* it may be an alert */
 	if (kind == SSL_ERROR_WANT_READ) {
-		got = error ? error : get(connection, bytes, sizeof(bytes), deadline);
+		got = error ? error : connection_get(connection, bytes, sizeof(bytes), deadline);
 		if (got > 0 && BIO_write(SSL_get_rbio(connection->tls), bytes, (int)got) != got)
-			return failed(connection, ENOMEM, "no memory");
+			return connection_failed(connection, ENOMEM, "no memory");
 		return got > 0 ? 0 : (int)got;
 	}
 	if (kind == SSL_ERROR_ZERO_RETURN)
-		return failed(connection, ECONNRESET, "it has closed the connection");
+		return connection_failed(connection, ECONNRESET,
+					 "the server has closed the connection");
 	why = ERR_reason_error_string(ERR_peek_error());
 	if (verified != X509_V_OK)
-		return wh_fail(EACCES, "registry %.80s: its certificate is refused: %.100s",
-			       connection->url->endpoint[0],
-			       X509_verify_cert_error_string(verified));
+		return wh_fail(
+			EACCES, "registry %.80s: the server's certificate is not accepted: %.100s",
+			connection->url->endpoint[0], X509_verify_cert_error_string(verified));
 	why = why ? why : "no reason given";
 	return wh_fail(strstr(why, " alert ") ? EACCES : EPROTO, "registry %.80s: TLS: %.100s",
 		       connection->url->endpoint[0], why);
 }
 
-static int start_tls(struct wh_connection *connection, int64_t deadline)
+static int tls_start(struct wh_connection *connection, int64_t deadline)
 {
 	BIO *in = BIO_new(BIO_s_mem()), *out = BIO_new(BIO_s_mem());
 	SSL *tls = SSL_new(connection->context);
@@ -202,77 +200,76 @@ static int start_tls(struct wh_connection *connection, int64_t deadline)
 	if (!in || !out || !tls) {
 		BIO_free(in);
 		BIO_free(out);
-		return failed(connection, ENOMEM, "no memory for TLS");
+		return connection_failed(connection, ENOMEM, "no memory for TLS");
 	}
-	SSL_set_bio(tls, in, out); /* which are the connection's now */
+	SSL_set_bio(tls, in, out); /* takes ownership of both */
 	SSL_set_connect_state(tls);
 	named = X509_VERIFY_PARAM_set1_ip_asc(SSL_get0_param(tls), connection->host);
-	/* No address, so a name. */
+	/* Not an address: a host name. */
 	if (!named)
 		named = SSL_set1_host(tls, connection->host) &&
 			SSL_set_tlsext_host_name(tls, connection->host);
 	if (!named)
-		return failed(connection, ENOMEM, "TLS cannot start");
+		return connection_failed(connection, ENOMEM, "OpenSSL cannot start TLS");
 	ERR_clear_error();
 	while (!error && (result = SSL_do_handshake(tls)) != 1)
-		error = go_on(connection, result, deadline);
-	return error ? error : flush(connection, deadline);
+		error = tls_retry(connection, result, deadline);
+	return error ? error : tls_flush(connection, deadline);
 }
 
-static int send_tls(const struct wh_connection *connection, const char *bytes, size_t length,
+static int tls_send(const struct wh_connection *connection, const char *bytes, size_t length,
 		    int64_t deadline)
 {
 	int error = 0, sent;
 
 	ERR_clear_error();
 	while (!error && (sent = SSL_write(connection->tls, bytes, (int)length)) <= 0)
-		error = go_on(connection, sent, deadline);
-	return error ? error : flush(connection, deadline);
+		error = tls_retry(connection, sent, deadline);
+	return error ? error : tls_flush(connection, deadline);
 }
 
-static ssize_t receive_tls(const struct wh_connection *connection, char *bytes, size_t room,
+static ssize_t tls_receive(const struct wh_connection *connection, char *bytes, size_t room,
 			   int64_t deadline)
 {
 	int error = 0, got;
 
 	ERR_clear_error();
 	while (!error && (got = SSL_read(connection->tls, bytes, (int)room)) <= 0)
-		error = go_on(connection, got, deadline);
+		error = tls_retry(connection, got, deadline);
 	return error ? error : got;
 }
 
-/* OpenSSL's own would ask the terminal. */
-static int give_no_password(char *into, int room, int writing, void *argument)
+/* OpenSSL's default callback would ask on the terminal. */
+static int tls_no_password(char *into, int room, int writing, void *argument)
 {
 	(void)into, (void)room, (void)writing, (void)argument;
 	return -1;
 }
 
-static int open_context(struct wh_connection *connection)
+static int tls_open_context(struct wh_connection *connection)
 {
 	const struct wh_registry_url *url = connection->url;
 	SSL_CTX *context = SSL_CTX_new(TLS_client_method());
 	int error = 0;
 
 	if (!context)
-		return wh_fail(ENOMEM, "registry: TLS cannot start");
+		return wh_fail(ENOMEM, "registry: OpenSSL cannot start TLS");
 	ERR_clear_error();
 	SSL_CTX_set_min_proto_version(context, TLS1_2_VERSION);
 	SSL_CTX_set_verify(context, SSL_VERIFY_PEER, NULL);
-	SSL_CTX_set_default_passwd_cb(context, give_no_password);
+	SSL_CTX_set_default_passwd_cb(context, tls_no_password);
 	if (!(*url->cacert ? SSL_CTX_load_verify_locations(context, url->cacert, NULL) :
 			     SSL_CTX_set_default_verify_paths(context)))
-		error = wh_fail(EINVAL,
-				"registry: cacert=%.120s: no certificates can be read from it",
+		error = wh_fail(EINVAL, "registry: cacert=%.120s: cannot read certificates from it",
 				url->cacert);
 	else if (*url->cert && SSL_CTX_use_certificate_chain_file(context, url->cert) != 1)
-		error = wh_fail(EINVAL, "registry: cert=%.120s: no certificate can be read from it",
+		error = wh_fail(EINVAL, "registry: cert=%.120s: cannot read a certificate from it",
 				url->cert);
 	else if (*url->cert &&
 		 SSL_CTX_use_PrivateKey_file(context, url->key, SSL_FILETYPE_PEM) != 1)
 		error = wh_fail(
 			EINVAL,
-			"registry: key=%.120s: no key of that certificate can be read from it",
+			"registry: key=%.120s: cannot read the key of that certificate from it",
 			url->key);
 	if (error)
 		SSL_CTX_free(context);
@@ -281,76 +278,76 @@ static int open_context(struct wh_connection *connection)
 	return error;
 }
 
-static void end_tls(struct wh_connection *connection)
+static void tls_end(struct wh_connection *connection)
 {
 	SSL_free(connection->tls);
 	connection->tls = NULL;
 }
 
-static void free_context(struct wh_connection *connection)
+static void tls_free_context(struct wh_connection *connection)
 {
 	SSL_CTX_free(connection->context);
 }
 
 #else
 
-static int start_tls(struct wh_connection *connection, int64_t deadline)
+static int tls_start(struct wh_connection *connection, int64_t deadline)
 {
 	(void)deadline;
-	return failed(connection, EINVAL, "no TLS");
+	return connection_failed(connection, EINVAL, "this build of Wherry is without TLS");
 }
 
-static int send_tls(const struct wh_connection *connection, const char *bytes, size_t length,
+static int tls_send(const struct wh_connection *connection, const char *bytes, size_t length,
 		    int64_t deadline)
 {
-	return put(connection, bytes, length, deadline);
+	return connection_put(connection, bytes, length, deadline);
 }
 
-static ssize_t receive_tls(const struct wh_connection *connection, char *bytes, size_t room,
+static ssize_t tls_receive(const struct wh_connection *connection, char *bytes, size_t room,
 			   int64_t deadline)
 {
-	return get(connection, bytes, room, deadline);
+	return connection_get(connection, bytes, room, deadline);
 }
 
-static int open_context(struct wh_connection *connection)
+static int tls_open_context(struct wh_connection *connection)
 {
-	return wh_fail(EINVAL, "registry: %ss:// wants OpenSSL, and this was built without it",
+	return wh_fail(EINVAL,
+		       "registry: %ss:// needs OpenSSL, and this build of Wherry is without it",
 		       connection->url->scheme);
 }
 
-static void end_tls(struct wh_connection *connection)
+static void tls_end(struct wh_connection *connection)
 {
 	(void)connection;
 }
 
-static void free_context(struct wh_connection *connection)
+static void tls_free_context(struct wh_connection *connection)
 {
 	(void)connection;
 }
 
 #endif
 
-/* ---- the connection
- * ------------------------------------------------------------------------------------ */
+/* ---- the connection -------------------------------------------------------------------------- */
 
 int wh_connection_init(struct wh_connection *connection, const struct wh_registry_setup *setup)
 {
 	const char *host = setup->url->endpoint[0], *port = strrchr(host, ':');
 	int length = (int)(port - host), error = wh_registry_key_check(setup->url);
-	bool six = *host == '['; /* an IPv6 address goes without its brackets */
+	bool six = *host == '['; /* the resolver takes IPv6 addresses without brackets */
 
 	*connection = (struct wh_connection){ .url = setup->url, .stop = setup->stop, .fd = -1 };
 	snprintf(connection->host, sizeof(connection->host), "%.*s", length - 2 * six, host + six);
 	snprintf(connection->port, sizeof(connection->port), "%s", port + 1);
-	return error ? error : setup->url->tls ? open_context(connection) : 0;
+	return error ? error : setup->url->tls ? tls_open_context(connection) : 0;
 }
 
 int wh_connection_begin(struct wh_connection *connection, int64_t deadline)
 {
-	int error = connect_any(connection, deadline);
+	int error = connection_connect(connection, deadline);
 
 	if (!error && connection->url->tls)
-		error = start_tls(connection, deadline);
+		error = tls_start(connection, deadline);
 	if (error)
 		wh_connection_end(connection);
 	return error;
@@ -359,20 +356,20 @@ int wh_connection_begin(struct wh_connection *connection, int64_t deadline)
 int wh_connection_send(struct wh_connection *connection, const char *bytes, size_t length,
 		       int64_t deadline)
 {
-	return connection->tls ? send_tls(connection, bytes, length, deadline) :
-				 put(connection, bytes, length, deadline);
+	return connection->tls ? tls_send(connection, bytes, length, deadline) :
+				 connection_put(connection, bytes, length, deadline);
 }
 
 ssize_t wh_connection_receive(struct wh_connection *connection, char *bytes, size_t room,
 			      int64_t deadline)
 {
-	return connection->tls ? receive_tls(connection, bytes, room, deadline) :
-				 get(connection, bytes, room, deadline);
+	return connection->tls ? tls_receive(connection, bytes, room, deadline) :
+				 connection_get(connection, bytes, room, deadline);
 }
 
 void wh_connection_end(struct wh_connection *connection)
 {
-	end_tls(connection);
+	tls_end(connection);
 	if (connection->fd >= 0)
 		close(connection->fd);
 	connection->fd = -1;
@@ -381,5 +378,5 @@ void wh_connection_end(struct wh_connection *connection)
 void wh_connection_destroy(struct wh_connection *connection)
 {
 	wh_connection_end(connection);
-	free_context(connection);
+	tls_free_context(connection);
 }

@@ -9,7 +9,7 @@
 
 #define FIRST_ROOM 4096
 
-static size_t take_body(char *data, size_t size, size_t count, void *argument)
+static size_t curl_take_body(char *data, size_t size, size_t count, void *argument)
 {
 	struct wh_curl *curl = argument;
 	size_t length = size * count, room = curl->room;
@@ -34,7 +34,7 @@ static size_t take_body(char *data, size_t size, size_t count, void *argument)
 	return length;
 }
 
-static size_t take_header(char *data, size_t size, size_t count, void *argument)
+static size_t curl_take_header(char *data, size_t size, size_t count, void *argument)
 {
 	static const char name[] = "wherry-registry:";
 	struct wh_curl *curl = argument;
@@ -44,7 +44,7 @@ static size_t take_header(char *data, size_t size, size_t count, void *argument)
 	return size * count;
 }
 
-static int ask_stop(void *argument, curl_off_t a, curl_off_t b, curl_off_t c, curl_off_t d)
+static int curl_stopped(void *argument, curl_off_t a, curl_off_t b, curl_off_t c, curl_off_t d)
 {
 	const struct wh_curl *curl = argument;
 
@@ -100,11 +100,11 @@ int wh_curl_open(struct wh_curl *curl, const struct wh_registry_setup *setup)
 		curl_easy_setopt(curl->easy, CURLOPT_PASSWORD, url->password);
 	}
 	curl_easy_setopt(curl->easy, CURLOPT_ERRORBUFFER, curl->why);
-	curl_easy_setopt(curl->easy, CURLOPT_WRITEFUNCTION, take_body);
+	curl_easy_setopt(curl->easy, CURLOPT_WRITEFUNCTION, curl_take_body);
 	curl_easy_setopt(curl->easy, CURLOPT_WRITEDATA, curl);
-	curl_easy_setopt(curl->easy, CURLOPT_HEADERFUNCTION, take_header);
+	curl_easy_setopt(curl->easy, CURLOPT_HEADERFUNCTION, curl_take_header);
 	curl_easy_setopt(curl->easy, CURLOPT_HEADERDATA, curl);
-	curl_easy_setopt(curl->easy, CURLOPT_XFERINFOFUNCTION, ask_stop);
+	curl_easy_setopt(curl->easy, CURLOPT_XFERINFOFUNCTION, curl_stopped);
 	curl_easy_setopt(curl->easy, CURLOPT_XFERINFODATA, curl);
 	curl_easy_setopt(curl->easy, CURLOPT_NOPROGRESS, 0L);
 	return 0;
@@ -118,7 +118,7 @@ void wh_curl_close(struct wh_curl *curl)
 	free(curl->body);
 }
 
-static int errno_of(CURLcode code)
+static int curl_errno(CURLcode code)
 {
 	switch (code) {
 	case CURLE_COULDNT_RESOLVE_HOST:
@@ -145,8 +145,8 @@ static int errno_of(CURLcode code)
 	}
 }
 
-static int request_one(struct wh_curl *curl, const char *method, const char *path, const char *body,
-		       size_t length)
+static int curl_request_one(struct wh_curl *curl, const char *method, const char *path,
+			    const char *body, size_t length)
 {
 	const char *host = curl->url->endpoint[curl->endpoint];
 	char address[1024];
@@ -172,14 +172,14 @@ static int request_one(struct wh_curl *curl, const char *method, const char *pat
 	}
 	code = curl_easy_perform(curl->easy);
 	if (code)
-		return wh_fail(errno_of(code), "registry %.80s: %.150s", host,
+		return wh_fail(curl_errno(code), "registry %.80s: %.150s", host,
 			       curl->too_long ? "its answer has more than 1 MiB" :
 			       *curl->why     ? curl->why :
 						curl_easy_strerror(code));
 	curl_easy_getinfo(curl->easy, CURLINFO_RESPONSE_CODE, &curl->status);
 	/* There is always a text to look at. */
 	if (!curl->body)
-		take_body((char[]){ "" }, 1, 0, curl);
+		curl_take_body((char[]){ "" }, 1, 0, curl);
 	return curl->body ? 0 : wh_fail(ENOMEM, "registry: no memory");
 }
 
@@ -189,7 +189,7 @@ int wh_curl_request(struct wh_curl *curl, const char *method, const char *path, 
 	int error = 0;
 
 	for (unsigned i = 0; i < curl->url->count; i++) {
-		error = request_one(curl, method, path, body, length);
+		error = curl_request_one(curl, method, path, body, length);
 		/* A server that has no leader, or no mind, is one to leave. */
 		if (error == -ECANCELED || (!error && curl->status < 500))
 			return error;

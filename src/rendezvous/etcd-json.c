@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What etcd answers. Its 64-bit numbers are strings, its bytes Base64, and what is 0 is left out.
- */
+/* Parsing etcd's answers: 64-bit numbers are strings, bytes are Base64, fields that are 0 are
+ * absent. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -58,8 +58,8 @@ long wh_base64_decode(const char *text, char *out, size_t room)
 
 /* ---- answers --------------------------------------------------------------------------------- */
 
-/* A number, as a string or as itself; 0 if there is none, -1 if it is none. */
-static int64_t number(const json_t *object, const char *name)
+/* A field's number, written as a string or as a number. 0: no such field; -1: not a number. */
+static int64_t answer_number(const json_t *object, const char *name)
 {
 	const json_t *value = json_object_get(object, name);
 	const char *text = json_string_value(value);
@@ -77,15 +77,15 @@ static int64_t number(const json_t *object, const char *name)
 	return errno || *end ? -1 : parsed;
 }
 
-static void copy(const json_t *object, const char *name, char *out, size_t size)
+static void answer_copy_text(const json_t *object, const char *name, char *out, size_t size)
 {
 	const char *text = json_string_value(json_object_get(object, name));
 
 	snprintf(out, size, "%s", text ? text : "");
 }
 
-/* Half a one is none. */
-static void take_token(const json_t *object, char out[WH_TOKEN_MAX])
+/* A token that is too long is dropped: half of one is useless. */
+static void answer_take_token(const json_t *object, char out[WH_TOKEN_MAX])
 {
 	const char *text = json_string_value(json_object_get(object, "token"));
 
@@ -93,14 +93,14 @@ static void take_token(const json_t *object, char out[WH_TOKEN_MAX])
 		memcpy(out, text, strlen(text) + 1);
 }
 
-static int take_record(const json_t *kv, struct wh_etcd_answer *out)
+static int answer_take_record(const json_t *kv, struct wh_etcd_answer *out)
 {
 	const char *value = json_string_value(json_object_get(kv, "value"));
 	char bytes[WH_REGISTRY_RECORD_MAX];
 	long length = wh_base64_decode(value ? value : "", bytes, sizeof(bytes));
 
-	out->record_lease = number(kv, "lease");
-	out->record_revision = number(kv, "mod_revision");
+	out->record_lease = answer_number(kv, "lease");
+	out->record_revision = answer_number(kv, "mod_revision");
 	if (length < 0)
 		return wh_fail(EPROTO,
 			       "registry: a value that is not Base64, or longer than a record");
@@ -110,35 +110,37 @@ static int take_record(const json_t *kv, struct wh_etcd_answer *out)
 	return 0;
 }
 
-static void take_error(const json_t *root, struct wh_etcd_error *out)
+static void answer_take_error(const json_t *root, struct wh_etcd_error *out)
 {
-	copy(root, "error", out->text, sizeof(out->text));
+	answer_copy_text(root, "error", out->text, sizeof(out->text));
 	/* A stream has an object there. */
 	if (!*out->text)
-		copy(json_object_get(root, "error"), "message", out->text, sizeof(out->text));
-	out->code = number(root, "code");
+		answer_copy_text(json_object_get(root, "error"), "message", out->text,
+				 sizeof(out->text));
+	out->code = answer_number(root, "code");
 }
 
-/* A range's answer may be within a transaction's, a lease's within "result". */
-static int take(const json_t *root, struct wh_etcd_answer *out)
+/* The answer to a range may stand within that to a transaction, the answer to a lease within
+ * "result". */
+static int answer_take(const json_t *root, struct wh_etcd_answer *out)
 {
 	const json_t *result = json_object_get(root, "result"), *from = result ? result : root;
 	const json_t *responses = json_object_get(from, "responses");
 	const json_t *range = json_object_get(json_array_get(responses, 0), "response_range");
 	const json_t *kvs = json_object_get(range ? range : from, "kvs");
 
-	out->revision = number(json_object_get(from, "header"), "revision");
-	out->lease = number(from, "ID");
-	out->ttl = number(from, "TTL");
+	out->revision = answer_number(json_object_get(from, "header"), "revision");
+	out->lease = answer_number(from, "ID");
+	out->ttl = answer_number(from, "TTL");
 	out->succeeded = json_is_true(json_object_get(from, "succeeded"));
-	take_token(from, out->token);
-	take_error(root, &out->error);
+	answer_take_token(from, out->token);
+	answer_take_error(root, &out->error);
 	if (kvs && !json_is_array(kvs))
 		return wh_fail(EPROTO, "registry: etcd's \"kvs\" is not a list");
-	return json_array_size(kvs) ? take_record(json_array_get(kvs, 0), out) : 0;
+	return json_array_size(kvs) ? answer_take_record(json_array_get(kvs, 0), out) : 0;
 }
 
-static json_t *load(const char *json, size_t length)
+static json_t *answer_load(const char *json, size_t length)
 {
 	json_error_t error;
 	json_t *root = json_loadb(json, length, 0, &error);
@@ -156,29 +158,29 @@ static json_t *load(const char *json, size_t length)
 
 int wh_etcd_parse(const char *json, size_t length, struct wh_etcd_answer *out)
 {
-	json_t *root = load(json, length);
+	json_t *root = answer_load(json, length);
 	int error;
 
 	memset(out, 0, sizeof(*out));
 	if (!root)
 		return -EPROTO;
-	error = take(root, out);
+	error = answer_take(root, out);
 	json_decref(root);
 	return error;
 }
 
 int wh_etcd_parse_error(const char *json, size_t length, struct wh_etcd_error *out)
 {
-	json_t *root = load(json, length);
+	json_t *root = answer_load(json, length);
 
 	if (!root)
 		return -EPROTO;
-	take_error(root, out);
+	answer_take_error(root, out);
 	json_decref(root);
 	return 0;
 }
 
-static int take_value(const json_t *root, char **value, size_t *length)
+static int answer_take_value(const json_t *root, char **value, size_t *length)
 {
 	const json_t *kvs = json_object_get(root, "kvs");
 	const char *text = json_string_value(json_object_get(json_array_get(kvs, 0), "value"));
@@ -210,8 +212,8 @@ static int take_value(const json_t *root, char **value, size_t *length)
 
 int wh_etcd_parse_value(const char *json, size_t length, char **value, size_t *value_length)
 {
-	json_t *root = load(json, length);
-	int error = root ? take_value(root, value, value_length) : -EPROTO;
+	json_t *root = answer_load(json, length);
+	int error = root ? answer_take_value(root, value, value_length) : -EPROTO;
 
 	json_decref(root);
 	return error;
@@ -219,7 +221,7 @@ int wh_etcd_parse_value(const char *json, size_t length, char **value, size_t *v
 
 int wh_etcd_parse_watch(const char *json, size_t length)
 {
-	json_t *root = load(json, length);
+	json_t *root = answer_load(json, length);
 	const json_t *result = json_object_get(root, "result");
 	int changed;
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Watching keys in etcd: one request that is answered with a line whenever something changes. */
+/* Watching keys in etcd: one request, and a line of its answer for each change. */
 #include <errno.h>
 #include <inttypes.h>
 #include <poll.h>
@@ -12,20 +12,20 @@
 
 #define LINE_MOST (1 << 20)
 #define LINE_FIRST 4096
-/* A stream that has ended is not begun anew at once: the server may be about to go. */
+/* After the end of a stream: the server may be shutting down. */
 #define AGAIN (500 * WH_MS)
 
-static void take_line(struct wh_etcd_watch *watch)
+static void watch_take_line(struct wh_etcd_watch *watch)
 {
 	int changed = watch->length ? wh_etcd_parse_watch(watch->line, watch->length) : 0;
 
-	/* What cannot be understood may have been a change. */
+	/* A line that cannot be parsed may be a change. */
 	watch->changed |= changed != 0;
 	watch->ended |= changed < 0;
 	watch->length = 0;
 }
 
-static bool more_room(struct wh_etcd_watch *watch)
+static bool watch_grow(struct wh_etcd_watch *watch)
 {
 	size_t room = watch->room ? 2 * watch->room : LINE_FIRST;
 	char *line = room <= LINE_MOST ? realloc(watch->line, room) : NULL;
@@ -37,16 +37,16 @@ static bool more_room(struct wh_etcd_watch *watch)
 	return true;
 }
 
-static size_t take_bytes(char *data, size_t size, size_t count, void *argument)
+static size_t watch_take_bytes(char *data, size_t size, size_t count, void *argument)
 {
 	struct wh_etcd_watch *watch = argument;
 
 	for (size_t i = 0; i < size * count; i++) {
 		if (data[i] == '\n') {
-			take_line(watch);
+			watch_take_line(watch);
 			continue;
 		}
-		if (watch->length == watch->room && !more_room(watch))
+		if (watch->length == watch->room && !watch_grow(watch))
 			return 0;
 		watch->line[watch->length++] = data[i];
 	}
@@ -55,7 +55,7 @@ static size_t take_bytes(char *data, size_t size, size_t count, void *argument)
 
 /* ---- beginning and ending -------------------------------------------------------------------- */
 
-static void end_stream(struct wh_etcd_watch *watch)
+static void watch_end(struct wh_etcd_watch *watch)
 {
 	if (watch->easy) {
 		curl_multi_remove_handle(watch->multi, watch->easy);
@@ -64,16 +64,16 @@ static void end_stream(struct wh_etcd_watch *watch)
 	watch->easy = NULL;
 	curl_slist_free_all(watch->headers);
 	watch->headers = NULL;
-	free(watch->ask);
+	free(watch->request);
 	free(watch->names);
-	watch->ask = watch->names = NULL;
+	watch->request = watch->names = NULL;
 	watch->names_length = watch->length = 0;
 	watch->ended = false;
 }
 
 void wh_etcd_watch_close(struct wh_etcd_watch *watch)
 {
-	end_stream(watch);
+	watch_end(watch);
 	if (watch->multi)
 		curl_multi_cleanup(watch->multi);
 	free(watch->line);
@@ -82,8 +82,8 @@ void wh_etcd_watch_close(struct wh_etcd_watch *watch)
 	watch->room = 0;
 }
 
-static bool same_names(const struct wh_etcd_watch *watch, const char (*names)[WH_REGISTRY_NAME_MAX],
-		       size_t count)
+static bool watch_has_names(const struct wh_etcd_watch *watch,
+			    const char (*names)[WH_REGISTRY_NAME_MAX], size_t count)
 {
 	const char *at = watch->names;
 
@@ -99,22 +99,23 @@ static bool same_names(const struct wh_etcd_watch *watch, const char (*names)[WH
 }
 
 /* One line for each key. */
-static bool make_request(struct wh_etcd_watch *watch, int64_t revision,
-			 const char (*names)[WH_REGISTRY_NAME_MAX], size_t count,
-			 void (*key)(const void *arg, const char *name, char *out), const void *arg)
+static bool watch_make_request(struct wh_etcd_watch *watch, int64_t revision,
+			       const char (*names)[WH_REGISTRY_NAME_MAX], size_t count,
+			       void (*key)(const void *arg, const char *name, char *out),
+			       const void *arg)
 {
 	const size_t line = WH_BASE64_SIZE(WH_ETCD_KEY_MAX) + 96;
 	char key64[WH_BASE64_SIZE(WH_ETCD_KEY_MAX)], since[48] = "", *at;
 
 	watch->names_length = 0;
 	watch->names = calloc(count, WH_REGISTRY_NAME_MAX);
-	watch->ask = calloc(count, line);
-	if (!watch->names || !watch->ask)
+	watch->request = calloc(count, line);
+	if (!watch->names || !watch->request)
 		return false;
 	if (revision)
 		snprintf(since, sizeof(since), ", \"start_revision\": \"%" PRId64 "\"",
 			 revision + 1);
-	at = watch->ask;
+	at = watch->request;
 	for (size_t i = 0; i < count; i++) {
 		key(arg, names[i], key64);
 		at += snprintf(at, line, "{\"create_request\": {\"key\": \"%s\"%s}}\n", key64,
@@ -125,9 +126,9 @@ static bool make_request(struct wh_etcd_watch *watch, int64_t revision,
 	return true;
 }
 
-static bool begin_stream(struct wh_etcd_watch *watch, int64_t revision,
-			 const char (*names)[WH_REGISTRY_NAME_MAX], size_t count,
-			 void (*key)(const void *arg, const char *name, char *out), const void *arg)
+static bool watch_begin(struct wh_etcd_watch *watch, int64_t revision,
+			const char (*names)[WH_REGISTRY_NAME_MAX], size_t count,
+			void (*key)(const void *arg, const char *name, char *out), const void *arg)
 {
 	const struct wh_registry_url *url = watch->curl->url;
 	char address[320];
@@ -136,8 +137,8 @@ static bool begin_stream(struct wh_etcd_watch *watch, int64_t revision,
 		watch->multi = curl_multi_init();
 	if (watch->multi)
 		watch->easy = curl_easy_init();
-	if (!watch->easy || !make_request(watch, revision, names, count, key, arg)) {
-		end_stream(watch);
+	if (!watch->easy || !watch_make_request(watch, revision, names, count, key, arg)) {
+		watch_end(watch);
 		return false;
 	}
 	for (const struct curl_slist *h = watch->curl->headers; h; h = h->next) {
@@ -152,11 +153,11 @@ static bool begin_stream(struct wh_etcd_watch *watch, int64_t revision,
 	wh_curl_prepare(watch->curl, watch->easy);
 	curl_easy_setopt(watch->easy, CURLOPT_URL, address);
 	curl_easy_setopt(watch->easy, CURLOPT_HTTPHEADER, watch->headers);
-	curl_easy_setopt(watch->easy, CURLOPT_POSTFIELDS, watch->ask);
-	curl_easy_setopt(watch->easy, CURLOPT_WRITEFUNCTION, take_bytes);
+	curl_easy_setopt(watch->easy, CURLOPT_POSTFIELDS, watch->request);
+	curl_easy_setopt(watch->easy, CURLOPT_WRITEFUNCTION, watch_take_bytes);
 	curl_easy_setopt(watch->easy, CURLOPT_WRITEDATA, watch);
 	curl_easy_setopt(watch->easy, CURLOPT_CONNECTTIMEOUT_MS, (long)watch->curl->timeout);
-	/* A server that has vanished is noticed; one that has nothing to say is not cut off. */
+	/* Keepalive detects a dead server; a silent one is kept. */
 	curl_easy_setopt(watch->easy, CURLOPT_TCP_KEEPALIVE, 1L);
 	curl_easy_setopt(watch->easy, CURLOPT_TCP_KEEPIDLE, 10L);
 	curl_easy_setopt(watch->easy, CURLOPT_TCP_KEEPINTVL, 5L);
@@ -166,7 +167,7 @@ static bool begin_stream(struct wh_etcd_watch *watch, int64_t revision,
 
 /* ---- waiting --------------------------------------------------------------------------------- */
 
-static void just_sleep(int wake, int64_t timeout)
+static void wake_sleep(int wake, int64_t timeout)
 {
 	struct pollfd fd = { .fd = wake, .events = POLLIN };
 	const int64_t hour = 3600 * WH_SECOND;
@@ -174,20 +175,20 @@ static void just_sleep(int wake, int64_t timeout)
 	poll(&fd, 1, (int)((timeout < hour ? timeout + WH_MS - 1 : hour) / WH_MS));
 }
 
-/* 1: it goes on; 0: it has ended. */
-static bool perform(struct wh_etcd_watch *watch)
+/* False: the stream has ended. */
+static bool watch_perform(struct wh_etcd_watch *watch)
 {
 	int running = 0;
 
 	return !curl_multi_perform(watch->multi, &running) && running && !watch->ended;
 }
 
-static int follow(struct wh_etcd_watch *watch, int wake, int64_t deadline)
+static int watch_follow(struct wh_etcd_watch *watch, int wake, int64_t deadline)
 {
 	struct curl_waitfd fd = { .fd = wake, .events = CURL_WAIT_POLLIN };
 	int64_t left;
 
-	while (perform(watch)) {
+	while (watch_perform(watch)) {
 		if (watch->changed) {
 			watch->changed = false;
 			return 1;
@@ -198,10 +199,10 @@ static int follow(struct wh_etcd_watch *watch, int wake, int64_t deadline)
 		left = left < WH_SECOND ? left : WH_SECOND;
 		curl_multi_poll(watch->multi, &fd, 1, (int)((left + WH_MS - 1) / WH_MS), NULL);
 	}
-	end_stream(watch);
+	watch_end(watch);
 	watch->changed = false;
 	left = deadline - wh_now();
-	just_sleep(wake, left < 0 ? 0 : left < AGAIN ? left : AGAIN);
+	wake_sleep(wake, left < 0 ? 0 : left < AGAIN ? left : AGAIN);
 	return 1;
 }
 
@@ -209,18 +210,18 @@ int wh_etcd_watch_wait(struct wh_etcd_watch *watch, int wake, int64_t timeout, i
 		       const char (*names)[WH_REGISTRY_NAME_MAX], size_t count,
 		       void (*key)(const void *arg, const char *name, char *out), const void *arg)
 {
-	/* A server that hangs says nothing, and does not end what it has begun either; requests
-	 * have gone to another one, and what has changed meanwhile is looked at. */
+	/* Requests have moved to another endpoint: the old one may hang, with its stream open. The
+	 * names may have changed meanwhile. */
 	if (watch->easy && watch->endpoint != watch->curl->endpoint) {
-		end_stream(watch);
+		watch_end(watch);
 		return 1;
 	}
-	if (watch->easy && !same_names(watch, names, count))
-		end_stream(watch);
-	/* Without memory for a watch, names are looked at now and then. */
-	if (!count || (!watch->easy && !begin_stream(watch, revision, names, count, key, arg))) {
-		just_sleep(wake, timeout);
+	if (watch->easy && !watch_has_names(watch, names, count))
+		watch_end(watch);
+	/* Without memory for a watch, the client looks the names up every third of a lease. */
+	if (!count || (!watch->easy && !watch_begin(watch, revision, names, count, key, arg))) {
+		wake_sleep(wake, timeout);
 		return 0;
 	}
-	return follow(watch, wake, wh_deadline(timeout));
+	return watch_follow(watch, wake, wh_deadline(timeout));
 }

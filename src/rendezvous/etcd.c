@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Registries in etcd, through the JSON gateway of its API v3 (etcd 3.4 and later). The record of an
- * engine is bound to a lease, and goes with it. The lease is granted in whole seconds and may be
- * longer than asked; the record says how long it is.
+ * The registry in etcd, through the JSON gateway of its API v3 (etcd 3.4 and later). An engine's
+ * record is bound to a lease and disappears with it. etcd grants leases in whole seconds, maybe for
+ * longer than requested; the record has the granted time.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -19,14 +19,14 @@ struct etcd {
 	struct wh_etcd client;
 	struct wh_etcd_watch watch;
 	int64_t lease; /* 0: none */
-	/* The oldest of what find() has seen since the last wait(): what came later is to be
-	 * watched. */
+	/* The oldest revision that find() has seen since the last wait(): the watch starts behind
+	 * it. */
 	int64_t revision;
 };
 
 /* ---- asking ---------------------------------------------------------------------------------- */
 
-static void make_key(const void *arg, const char *name, char *out)
+static void etcd_key(const void *arg, const char *name, char *out)
 {
 	const struct etcd *etcd = arg;
 	const char *path = etcd->client.curl.url->path;
@@ -48,7 +48,7 @@ static int etcd_ask(struct etcd *etcd, const char *path, const char *body,
 
 /* ---- leases ---------------------------------------------------------------------------------- */
 
-static void revoke(struct etcd *etcd)
+static void etcd_revoke(struct etcd *etcd)
 {
 	struct wh_etcd_answer answer;
 	char body[64];
@@ -60,8 +60,8 @@ static void revoke(struct etcd *etcd)
 	etcd->lease = 0;
 }
 
-/* Whole seconds; *granted, in ms, may be more than what was asked. */
-static int grant(struct etcd *etcd, int64_t lease, int64_t *granted)
+/* Get a lease of `lease` ms, rounded up to seconds; *granted, in ms, may be more. */
+static int etcd_grant(struct etcd *etcd, int64_t lease, int64_t *granted)
 {
 	struct wh_etcd_answer answer;
 	char body[64];
@@ -107,12 +107,12 @@ static void etcd_close(void *backend)
 	free(etcd);
 }
 
-static int range(struct etcd *etcd, const char *name, struct wh_etcd_answer *out)
+static int etcd_range(struct etcd *etcd, const char *name, struct wh_etcd_answer *out)
 {
 	char key[KEY64], body[KEY64 + 32];
 	int error;
 
-	make_key(etcd, name, key);
+	etcd_key(etcd, name, key);
 	snprintf(body, sizeof(body), "{\"key\": \"%s\"}", key);
 	error = etcd_ask(etcd, "v3/kv/range", body, out);
 	if (error)
@@ -120,8 +120,7 @@ static int range(struct etcd *etcd, const char *name, struct wh_etcd_answer *out
 	if (!out->has_record)
 		return wh_fail(ENOENT, "registry: no engine has the name \"%s\"", name);
 	if (strcmp(out->record.name, name) != 0)
-		return wh_fail(EPROTO,
-			       "registry: what is under \"%s\" is the record of another engine",
+		return wh_fail(EPROTO, "registry: the record under \"%s\" names another engine",
 			       name);
 	return 0;
 }
@@ -130,7 +129,7 @@ static int etcd_find(void *backend, const char *name, struct wh_registry_record 
 {
 	struct etcd *etcd = backend;
 	struct wh_etcd_answer answer;
-	int error = range(etcd, name, &answer);
+	int error = etcd_range(etcd, name, &answer);
 
 	if ((!error || error == -ENOENT) && (!etcd->revision || answer.revision < etcd->revision))
 		etcd->revision = answer.revision;
@@ -139,20 +138,19 @@ static int etcd_find(void *backend, const char *name, struct wh_registry_record 
 	return error;
 }
 
-/* Put the record there if its key is still as it was seen: revision 0 for one that does not exist.
- */
-static int put_if(struct etcd *etcd, const struct wh_registry_record *record, int64_t revision,
-		  struct wh_etcd_answer *out)
+/* Write the record, if its key still has this revision (0: does not exist). */
+static int etcd_put_if(struct etcd *etcd, const struct wh_registry_record *record, int64_t revision,
+		       struct wh_etcd_answer *out)
 {
 	struct wh_registry_record still = *record;
 	char key[KEY64], json[WH_REGISTRY_RECORD_MAX], value[VALUE64];
 	char body[2 * KEY64 + KEY64 + VALUE64 + 512];
-	int error = grant(etcd, record->lease, &still.lease);
+	int error = etcd_grant(etcd, record->lease, &still.lease);
 
 	if (error)
 		return error;
-	still.beat = 0; /* the server keeps the lease */
-	make_key(etcd, record->name, key);
+	still.beat = 0; /* the lease replaces it */
+	etcd_key(etcd, record->name, key);
 	wh_base64_encode(json, wh_registry_record_format(&still, json), value);
 	snprintf(
 		body, sizeof(body),
@@ -169,7 +167,7 @@ static int etcd_claim(void *backend, const struct wh_registry_record *record,
 {
 	struct etcd *etcd = backend;
 	struct wh_etcd_answer answer;
-	int error = range(etcd, record->name, &answer);
+	int error = etcd_range(etcd, record->name, &answer);
 
 	if (error && error != -ENOENT)
 		return error;
@@ -177,22 +175,22 @@ static int etcd_claim(void *backend, const struct wh_registry_record *record,
 		*holder = answer.record;
 		return wh_fail(EEXIST, "registry: the name is taken");
 	}
-	/* Of a lease that was granted before, whose key may have gone. If it is ours all the same,
-	 * as after an answer that was lost, it moves to the new lease. */
-	revoke(etcd);
+	/* Revoke an earlier lease, whose key may be gone. If the record is ours nevertheless (an
+	 * answer was lost), it moves to the new lease. */
+	etcd_revoke(etcd);
 	if (!error) {
-		error = range(etcd, record->name, &answer);
+		error = etcd_range(etcd, record->name, &answer);
 		if (error && error != -ENOENT)
 			return error;
 	}
-	error = put_if(etcd, record, error ? 0 : answer.record_revision, &answer);
+	error = etcd_put_if(etcd, record, error ? 0 : answer.record_revision, &answer);
 	if (!error && !answer.succeeded) {
 		error = answer.has_record ? wh_fail(EEXIST, "registry: the name is taken") :
 					    wh_fail(ECONNRESET, "registry: the name has just gone");
 		*holder = answer.record;
 	}
 	if (error == -EEXIST || error == -ECONNRESET)
-		revoke(etcd);
+		etcd_revoke(etcd);
 	return error == -ENOENT ? wh_fail(ECONNRESET, "registry: the lease has ended") : error;
 }
 
@@ -209,8 +207,8 @@ static int etcd_keep(void *backend, const struct wh_registry_record *record)
 		return error;
 	if (!answer.ttl)
 		return wh_fail(ENOENT, "registry: the lease has ended");
-	/* Somebody may have taken the key away by hand. */
-	error = range(etcd, record->name, &answer);
+	/* The key may have been deleted by hand. */
+	error = etcd_range(etcd, record->name, &answer);
 	if (!error && answer.record_lease != etcd->lease)
 		error = answer.record.epoch == record->epoch ?
 				wh_fail(ENOENT, "registry: the record has lost its lease") :
@@ -222,7 +220,7 @@ static int etcd_keep(void *backend, const struct wh_registry_record *record)
 static int etcd_release(void *backend, const struct wh_registry_record *record)
 {
 	(void)record;
-	revoke(backend);
+	etcd_revoke(backend);
 	return 0;
 }
 
@@ -233,7 +231,7 @@ static int etcd_wait(void *backend, int wake, int64_t timeout,
 	int64_t revision = etcd->revision;
 
 	etcd->revision = 0;
-	return wh_etcd_watch_wait(&etcd->watch, wake, timeout, revision, names, count, make_key,
+	return wh_etcd_watch_wait(&etcd->watch, wake, timeout, revision, names, count, etcd_key,
 				  etcd);
 }
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* etcd's JSON: what is asked of it, what it answers. No network. */
+/* etcd by the JSON gateway of its API v3: Base64, answers, requests, watches. */
 #ifndef WH_RENDEZVOUS_ETCD_H
 #define WH_RENDEZVOUS_ETCD_H
 
@@ -11,7 +11,7 @@
 #define WH_BASE64_SIZE(n) (((n) + 2) / 3 * 4 + 1)
 
 void wh_base64_encode(const void *bytes, size_t length, char *out);
-/* -1: not Base64, or more than `room` bytes; else how many. */
+/* Returns the bytes decoded; -1: not Base64, or more than `room` bytes. */
 long wh_base64_decode(const char *text, char *out, size_t room);
 
 /* The error in an answer; the text is "" if there is none. */
@@ -20,20 +20,20 @@ struct wh_etcd_error {
 	int64_t code; /* gRPC's */
 };
 
-/* What an answer says; what it does not say is 0 or "". */
+/* An answer. Fields that it leaves out are 0 or "". */
 struct wh_etcd_answer {
-	int64_t revision; /* of the store */
+	int64_t revision; /* of the whole store */
 	int64_t lease, ttl; /* s */
-	bool succeeded; /* a transaction's comparison */
-	bool has_record; /* there is a key, and its value follows */
+	bool succeeded; /* a transaction: its comparison held */
+	bool has_record; /* the key exists; its value is in `record` */
 	int64_t record_lease, record_revision;
 	struct wh_registry_record record;
 	char token[WH_TOKEN_MAX]; /* secret; "": none, or a longer one */
 	struct wh_etcd_error error;
 };
 
-/* The answer to a range, a transaction, a lease or a login. -EPROTO: not such an answer, or a value
- * that is no engine's record. Then *out holds what was understood before. */
+/* Parse the answer to a range, a transaction, a lease or a login. -EPROTO: not such an answer, or a
+ * value that is not an engine's record; *out then holds the fields parsed before it. */
 int wh_etcd_parse(const char *json, size_t length, struct wh_etcd_answer *out);
 
 /* Find the error in an answer. 0, or -EPROTO: not an answer of etcd's. */
@@ -43,7 +43,7 @@ int wh_etcd_parse_error(const char *json, size_t length, struct wh_etcd_error *o
  * (no such key), -EPROTO, -ENOMEM. */
 int wh_etcd_parse_value(const char *json, size_t length, char **value, size_t *value_length);
 
-/* One line of a watch. 1: something has changed, or this watch has ended; 0: nothing; -EPROTO. */
+/* Parse one line of a watch. 1: a key has changed, or this watch has ended; 0: neither; -EPROTO. */
 int wh_etcd_parse_watch(const char *json, size_t length);
 
 /* ---- requests -------------------------------------------------------------------------------- */
@@ -60,22 +60,22 @@ int wh_etcd_request(struct wh_etcd *etcd, const char *path, const char *body, si
 
 /* ---- watching -------------------------------------------------------------------------------- */
 
-/* A stream from etcd that says which of some keys change. */
+/* A stream from etcd that reports changes of some keys. */
 struct wh_etcd_watch {
-	struct wh_curl *curl; /* whose endpoint, headers and options are taken */
+	struct wh_curl *curl; /* gives endpoint, headers and options */
 	CURLM *multi;
 	CURL *easy; /* NULL: no stream */
-	unsigned endpoint; /* where it is from */
-	char *names; /* that are watched: each and a NUL */
+	unsigned endpoint; /* the one that the stream comes from */
+	char *names; /* watched, each with a NUL behind it */
 	size_t names_length;
-	char *ask; /* the body of the request */
-	char *line; /* what has come of the line */
+	char *request; /* its body */
+	char *line; /* the part received so far */
 	size_t length, room;
 	bool changed, ended;
 	struct curl_slist *headers;
 };
 
-/* As the backend's wait(). `key` makes a key, in Base64, of a name. */
+/* As wh_registry_ops.wait. `key` writes a name's key in Base64. */
 int wh_etcd_watch_wait(struct wh_etcd_watch *watch, int wake, int64_t timeout, int64_t revision,
 		       const char (*names)[WH_REGISTRY_NAME_MAX], size_t count,
 		       void (*key)(const void *arg, const char *name, char *out), const void *arg);

@@ -49,7 +49,7 @@ static void http_close(void *backend)
 }
 
 /* PATH?key=KEY; a name needs no escapes, and of the prefix only the slashes do. */
-static void make_path(const struct http *http, const char *name, char *out, size_t size)
+static void http_path(const struct http *http, const char *name, char *out, size_t size)
 {
 	snprintf(out, size, "%s?key=wherry%%2Fengine%%2F%s", http->curl.url->path, name);
 }
@@ -92,12 +92,12 @@ static int http_request(struct http *http, const char *method, const char *path,
 	}
 }
 
-static int find(struct http *http, const char *name, struct wh_registry_record *out)
+static int http_get(struct http *http, const char *name, struct wh_registry_record *out)
 {
 	char path[WH_REGISTRY_KEY_MAX + 128];
 	int error;
 
-	make_path(http, name, path, sizeof(path));
+	http_path(http, name, path, sizeof(path));
 	error = http_request(http, "GET", path, NULL, 0);
 	if (error)
 		return error;
@@ -112,23 +112,23 @@ static int find(struct http *http, const char *name, struct wh_registry_record *
 
 static int http_find(void *backend, const char *name, struct wh_registry_record *out)
 {
-	return find(backend, name, out);
+	return http_get(backend, name, out);
 }
 
-static int put(struct http *http, const struct wh_registry_record *record, const char *more)
+static int http_put(struct http *http, const struct wh_registry_record *record, const char *more)
 {
 	char path[WH_REGISTRY_KEY_MAX + 192], json[WH_REGISTRY_RECORD_MAX];
 	size_t length = wh_registry_record_format(record, json), used;
 
-	make_path(http, record->name, path, sizeof(path));
+	http_path(http, record->name, path, sizeof(path));
 	used = strlen(path);
 	snprintf(path + used, sizeof(path) - used, "%s", more);
 	return http_request(http, "PUT", path, json, length);
 }
 
 /* The server keeps the lease. The beat would only make its log longer. */
-static int claim_leased(struct http *http, const struct wh_registry_record *record,
-			struct wh_registry_record *holder)
+static int http_claim_leased(struct http *http, const struct wh_registry_record *record,
+			     struct wh_registry_record *holder)
 {
 	struct wh_registry_record still = *record;
 	char more[96];
@@ -137,7 +137,7 @@ static int claim_leased(struct http *http, const struct wh_registry_record *reco
 	still.beat = 0;
 	snprintf(more, sizeof(more), "&lease=%" PRId64 "&owner=%016" PRIx64, record->lease,
 		 record->epoch);
-	error = put(http, &still, more);
+	error = http_put(http, &still, more);
 	if (error)
 		return error;
 	if (http->curl.status == 200)
@@ -149,12 +149,12 @@ static int claim_leased(struct http *http, const struct wh_registry_record *reco
 }
 
 /* Nobody but the engines themselves keeps order. */
-static int claim_plain(struct http *http, const struct wh_registry_record *record,
-		       struct wh_registry_record *holder)
+static int http_claim_plain(struct http *http, const struct wh_registry_record *record,
+			    struct wh_registry_record *holder)
 {
 	struct wh_registry_record found;
 	int64_t now = wh_now();
-	int error = find(http, record->name, &found);
+	int error = http_get(http, record->name, &found);
 
 	if (error && error != -ENOENT && error != -EPROTO)
 		return error;
@@ -171,7 +171,7 @@ static int claim_plain(struct http *http, const struct wh_registry_record *recor
 			return wh_fail(EEXIST, "registry: the name is taken");
 		}
 	}
-	error = put(http, record, "");
+	error = http_put(http, record, "");
 	if (!error && http->curl.status != 200)
 		error = wh_curl_unexpected(&http->curl);
 	return error;
@@ -183,12 +183,12 @@ static int http_claim(void *backend, const struct wh_registry_record *record,
 	struct http *http = backend;
 	struct wh_registry_record found;
 	/* Every answer of ours says so; which one it is may change when it is started again. */
-	int error = http->curl.wherry ? 0 : find(http, record->name, &found);
+	int error = http->curl.wherry ? 0 : http_get(http, record->name, &found);
 
 	if (error && error != -ENOENT && error != -EPROTO)
 		return error;
-	return http->curl.wherry ? claim_leased(http, record, holder) :
-				   claim_plain(http, record, holder);
+	return http->curl.wherry ? http_claim_leased(http, record, holder) :
+				   http_claim_plain(http, record, holder);
 }
 
 static int http_keep(void *backend, const struct wh_registry_record *record)
@@ -204,11 +204,11 @@ static int http_release(void *backend, const struct wh_registry_record *record)
 	char path[WH_REGISTRY_KEY_MAX + 192];
 	struct wh_registry_record found;
 	size_t used;
-	int error = find(http, record->name, &found);
+	int error = http_get(http, record->name, &found);
 
 	if (error || found.epoch != record->epoch)
 		return error;
-	make_path(http, record->name, path, sizeof(path));
+	http_path(http, record->name, path, sizeof(path));
 	used = strlen(path);
 	if (http->curl.wherry)
 		snprintf(path + used, sizeof(path) - used, "&owner=%016" PRIx64, record->epoch);

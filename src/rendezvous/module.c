@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* libwherry-registry.so: the registries that need other libraries. */
+/* The entry point of libwherry-registry.so, which holds the registries that need other libraries.
+ */
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
@@ -26,7 +27,7 @@ static const struct wh_registry_module module = {
 
 int wh_registry_key_check(const struct wh_registry_url *url)
 {
-	/* in the first line of PKCS #8, in the second of what was before */
+	/* PKCS #8 has it in its first line, older formats in their second. */
 	static const char word[] = "ENCRYPTED";
 	char bytes[KEY_FILE_MAX];
 	bool encrypted;
@@ -47,12 +48,12 @@ int wh_registry_key_check(const struct wh_registry_url *url)
 	close(fd);
 	encrypted = memmem(bytes, (size_t)got, word, sizeof(word) - 1);
 	explicit_bzero(bytes, (size_t)got);
-	return encrypted ?
-		       wh_fail(EINVAL,
-			       "registry: key=%.150s: it is encrypted with a password; it must be "
-			       "a PEM file with the private key of cert=, without one",
-			       url->key) :
-		       0;
+	return encrypted ? wh_fail(EINVAL,
+				   "registry: key=%.150s: the file is encrypted; use a PEM file "
+				   "with the "
+				   "private key of cert= that is not",
+				   url->key) :
+			   0;
 }
 
 wh_registry_module_fn wh_registry_module;

@@ -16,13 +16,14 @@
 /* Only the beginning of what may be long and foreign. */
 #define SHOWN "%.120s"
 
-struct place {
+struct target {
 	char host[HOST_MAX];
 	char port[6];
 	bool numeric; /* in brackets: an IPv6 address, never a name */
 };
 
-static int parse_port(const char *where, const char *port, bool listening, struct place *place)
+static int p2p_parse_port(const char *where, const char *port, bool listening,
+			  struct target *target)
 {
 	size_t length = strspn(port, "0123456789");
 	unsigned value = 0;
@@ -42,32 +43,32 @@ static int parse_port(const char *where, const char *port, bool listening, struc
 			       port, listening ? 0 : 1);
 	if (!value && !listening)
 		return wh_fail(EINVAL, SHOWN ": port 0 cannot be connected to", where);
-	snprintf(place->port, sizeof(place->port), "%u", value);
+	snprintf(target->port, sizeof(target->port), "%u", value);
 	return 0;
 }
 
-static int parse_host(const char *where, const char *host, size_t length, struct place *place)
+static int p2p_parse_host(const char *where, const char *host, size_t length, struct target *target)
 {
 	if (!length)
 		return wh_fail(EINVAL, SHOWN ": the host is missing; write HOST:PORT", where);
-	if (length >= sizeof(place->host))
+	if (length >= sizeof(target->host))
 		return wh_fail(EINVAL, SHOWN "...: the host has more than %d bytes", where,
 			       HOST_MAX - 1);
 	for (size_t i = 0; i < length; i++) {
 		if (!isgraph((unsigned char)host[i]) || strchr("/?#@[]\\", host[i]))
 			return wh_fail(EINVAL, SHOWN ": the host contains '%c'", where, host[i]);
 	}
-	memcpy(place->host, host, length);
-	place->host[length] = '\0';
+	memcpy(target->host, host, length);
+	target->host[length] = '\0';
 	return 0;
 }
 
-static int parse(const char *where, bool listening, struct place *place)
+static int p2p_parse(const char *where, bool listening, struct target *target)
 {
 	const char *colon, *end;
 	int error;
 
-	memset(place, 0, sizeof(*place));
+	memset(target, 0, sizeof(*target));
 	if (*where == '[') {
 		end = strchr(where, ']');
 		if (!end)
@@ -76,51 +77,53 @@ static int parse(const char *where, bool listening, struct place *place)
 		if (end[1] && end[1] != ':')
 			return wh_fail(EINVAL, SHOWN ": a colon and the port must follow the ]",
 				       where);
-		place->numeric = true;
-		error = parse_host(where, where + 1, (size_t)(end - where - 1), place);
-		return error ? error : parse_port(where, end[1] ? end + 2 : "", listening, place);
+		target->numeric = true;
+		error = p2p_parse_host(where, where + 1, (size_t)(end - where - 1), target);
+		return error ? error :
+			       p2p_parse_port(where, end[1] ? end + 2 : "", listening, target);
 	}
 	colon = strchr(where, ':');
 	if (colon && strchr(colon + 1, ':'))
 		return wh_fail(EINVAL, SHOWN ": put an IPv6 address into brackets: [ADDRESS]:PORT",
 			       where);
 	end = colon ? colon : where + strlen(where);
-	error = parse_host(where, where, (size_t)(end - where), place);
-	return error ? error : parse_port(where, colon ? colon + 1 : "", listening, place);
+	error = p2p_parse_host(where, where, (size_t)(end - where), target);
+	return error ? error : p2p_parse_port(where, colon ? colon + 1 : "", listening, target);
 }
 
 /* From the resolver's codes to ours. */
-static int unresolved(const char *where, const struct place *place, int code)
+static int p2p_unresolved(const char *where, const struct target *target, int code)
 {
 	if (code == EAI_MEMORY)
 		return wh_fail(ENOMEM, SHOWN ": no memory", where);
 	if (code == EAI_SYSTEM)
 		return wh_fail(EHOSTUNREACH, SHOWN ": cannot look up \"%.80s\": %s", where,
-			       place->host, strerror(errno));
-	if (place->numeric)
+			       target->host, strerror(errno));
+	if (target->numeric)
 		return wh_fail(EINVAL, SHOWN ": \"%.80s\" is not an IPv6 address", where,
-			       place->host);
-	return wh_fail(EHOSTUNREACH, SHOWN ": cannot look up \"%.80s\": %s", where, place->host,
+			       target->host);
+	return wh_fail(EHOSTUNREACH, SHOWN ": cannot look up \"%.80s\": %s", where, target->host,
 		       gai_strerror(code));
 }
 
-static int resolve(const char *where, bool listening, struct sockaddr_storage *out, unsigned *count)
+static int p2p_resolve(const char *where, bool listening, struct sockaddr_storage *out,
+		       unsigned *count)
 {
 	struct addrinfo hints = { .ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV };
 	struct addrinfo *found;
-	struct place place;
+	struct target target;
 	unsigned used = 0;
-	int code, error = parse(where, listening, &place);
+	int code, error = p2p_parse(where, listening, &target);
 
 	if (error)
 		return error;
-	if (place.numeric) {
+	if (target.numeric) {
 		hints.ai_family = AF_INET6;
 		hints.ai_flags |= AI_NUMERICHOST;
 	}
-	code = getaddrinfo(place.host, place.port, &hints, &found);
+	code = getaddrinfo(target.host, target.port, &hints, &found);
 	if (code)
-		return unresolved(where, &place, code);
+		return p2p_unresolved(where, &target, code);
 	for (struct addrinfo *a = found; a && used < WH_RENDEZVOUS_MOST; a = a->ai_next) {
 		if ((a->ai_family != AF_INET && a->ai_family != AF_INET6) ||
 		    a->ai_addrlen > sizeof(out[used]))
@@ -131,7 +134,7 @@ static int resolve(const char *where, bool listening, struct sockaddr_storage *o
 	freeaddrinfo(found);
 	if (!used)
 		return wh_fail(EHOSTUNREACH, SHOWN ": \"%.80s\" has no IPv4 or IPv6 address", where,
-			       place.host);
+			       target.host);
 	*count = used;
 	return 0;
 }
@@ -139,5 +142,5 @@ static int resolve(const char *where, bool listening, struct sockaddr_storage *o
 const struct wh_rendezvous wh_rendezvous_p2p = {
 	.name = "p2p",
 	.scheme = "wherry",
-	.resolve = resolve,
+	.resolve = p2p_resolve,
 };

@@ -14,7 +14,7 @@
 #define ADDRESS "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-:[]%"
 #define LEASE_MOST 3600000 /* ms */
 
-static bool parse_epoch(const char *text, uint64_t *out)
+static bool record_parse_epoch(const char *text, uint64_t *out)
 {
 	if (strlen(text) != 16 || strspn(text, "0123456789abcdef") != 16)
 		return false;
@@ -23,7 +23,7 @@ static bool parse_epoch(const char *text, uint64_t *out)
 }
 
 /* HOST:PORT; what the port and the host are worth is for the connecting side to say. */
-static bool address_valid(const char *text)
+static bool record_address_valid(const char *text)
 {
 	const char *colon = strrchr(text, ':');
 
@@ -61,9 +61,9 @@ int wh_registry_record_parse(const char *json, size_t length, const char *wanted
 		wrong = "schema";
 	else if (!wh_registry_name_valid(name) || (wanted && strcmp(name, wanted) != 0))
 		wrong = "name";
-	else if (!parse_epoch(epoch, &record.epoch))
+	else if (!record_parse_epoch(epoch, &record.epoch))
 		wrong = "epoch";
-	else if (!address_valid(address))
+	else if (!record_address_valid(address))
 		wrong = "address";
 	else if (lease < 1 || lease > LEASE_MOST)
 		wrong = "lease_ms";

@@ -18,7 +18,7 @@
 #define REPLY_MAX (64 << 10) /* bytes; a record has 1 KiB */
 /* bytes of a reply with one of Mooncake's segments, which have 1 MiB */
 #define VALUE_MAX (2 << 20)
-#define PIECE (16 << 10) /* bytes of it at a time */
+#define CHUNK (16 << 10) /* bytes of it at a time */
 
 /* Nobody or we ourselves have it: it is ours now. Else who has. */
 #define CLAIM                                                                                      \
@@ -39,7 +39,7 @@ struct redis {
 	struct wh_connection connection;
 	int64_t timeout; /* ns */
 	char database[128];
-	size_t most; /* bytes of a reply */
+	size_t reply_max; /* bytes of a reply */
 	redisReader *reader; /* NULL: not connected */
 	redisReplyObjectFunctions functions;
 };
@@ -47,26 +47,26 @@ struct redis {
 /* ---- replies --------------------------------------------------------------------------------- */
 
 #if HIREDIS_MAJOR >= 1
-typedef size_t elements_t;
+typedef size_t array_length_t;
 #else
-typedef int elements_t;
+typedef int array_length_t;
 #endif
 
 /* Nothing that is asked is answered with a list, and a list may be said to have any length. */
-static void *refuse_array(const redisReadTask *task, elements_t count)
+static void *redis_refuse_array(const redisReadTask *task, array_length_t count)
 {
 	(void)task, (void)count;
 	return NULL;
 }
 
-static void take_no_lists(struct redis *redis, redisReader *reader)
+static void redis_refuse_arrays(struct redis *redis, redisReader *reader)
 {
 	redis->functions = *reader->fn;
-	redis->functions.createArray = refuse_array;
+	redis->functions.createArray = redis_refuse_array;
 	reader->fn = &redis->functions;
 }
 
-static void disconnect(struct redis *redis)
+static void redis_disconnect(struct redis *redis)
 {
 	if (redis->reader)
 		redisReaderFree(redis->reader);
@@ -74,16 +74,16 @@ static void disconnect(struct redis *redis)
 	wh_connection_end(&redis->connection);
 }
 
-static int broken(struct redis *redis, int error, const char *why)
+static int redis_broken(struct redis *redis, int error, const char *why)
 {
 	error = wh_fail(error, "registry %.80s: %.140s", redis->url->endpoint[0], why);
-	disconnect(redis);
+	redis_disconnect(redis);
 	return error;
 }
 
 /* An error that redis replied with. What comes behind its first word may quote what it was asked,
  * which with AUTH is the password. */
-static int refused(const struct redis *redis, const redisReply *reply, bool secret)
+static int redis_refused(const struct redis *redis, const redisReply *reply, bool secret)
 {
 	size_t code = strspn(reply->str, "ABCDEFGHIJKLMNOPQRSTUVWXYZ");
 	bool access =
@@ -99,45 +99,45 @@ static int refused(const struct redis *redis, const redisReply *reply, bool secr
 }
 
 /* Send a command, and wait for its reply. */
-static int exchange(struct redis *redis, const char *bytes, size_t length, redisReply **out)
+static int redis_exchange(struct redis *redis, const char *bytes, size_t length, redisReply **out)
 {
 	int64_t deadline = wh_now() + redis->timeout;
-	char piece[PIECE];
+	char chunk[CHUNK];
 	void *reply = NULL;
 	ssize_t got = wh_connection_send(&redis->connection, bytes, length, deadline);
 
 	while (got >= 0) {
-		if (redis->reader->len > redis->most)
-			return broken(redis, EPROTO, "its answer is too long");
+		if (redis->reader->len > redis->reply_max)
+			return redis_broken(redis, EPROTO, "its answer is too long");
 		if (redisReaderGetReply(redis->reader, &reply) != REDIS_OK)
-			return broken(redis, EPROTO, redis->reader->errstr);
+			return redis_broken(redis, EPROTO, redis->reader->errstr);
 		if (reply) {
 			*out = reply;
 			return 0;
 		}
-		got = wh_connection_receive(&redis->connection, piece, sizeof(piece), deadline);
-		if (got > 0 && redisReaderFeed(redis->reader, piece, (size_t)got) != REDIS_OK)
-			return broken(redis, ENOMEM, "no memory");
+		got = wh_connection_receive(&redis->connection, chunk, sizeof(chunk), deadline);
+		if (got > 0 && redisReaderFeed(redis->reader, chunk, (size_t)got) != REDIS_OK)
+			return redis_broken(redis, ENOMEM, "no memory");
 	}
-	disconnect(redis);
+	redis_disconnect(redis);
 	return (int)got;
 }
 
 /* One command; *out is to be freed. An error that redis replies with is one. */
-static int command(struct redis *redis, int count, const char *const *words, redisReply **out)
+static int redis_command(struct redis *redis, int count, const char *const *words, redisReply **out)
 {
 	redisReply *reply = NULL;
 	char *bytes;
 	int length = redisFormatCommandArgv(&bytes, count, (const char **)words, NULL), error;
 
 	if (length < 0)
-		return broken(redis, ENOMEM, "no memory");
-	error = exchange(redis, bytes, (size_t)length, &reply);
+		return redis_broken(redis, ENOMEM, "no memory");
+	error = redis_exchange(redis, bytes, (size_t)length, &reply);
 	redisFreeCommand(bytes);
 	if (error)
 		return error;
 	if (reply->type == REDIS_REPLY_ERROR) {
-		error = refused(redis, reply, !strcmp(words[0], "AUTH"));
+		error = redis_refused(redis, reply, !strcmp(words[0], "AUTH"));
 		freeReplyObject(reply);
 		return error;
 	}
@@ -148,19 +148,19 @@ static int command(struct redis *redis, int count, const char *const *words, red
 /* ---- connecting ------------------------------------------------------------------------------ */
 
 /* A command whose reply says no more than that it was done. */
-static int introduce(struct redis *redis, int count, const char *const *words)
+static int redis_introduce(struct redis *redis, int count, const char *const *words)
 {
 	redisReply *reply = NULL;
-	int error = command(redis, count, words, &reply);
+	int error = redis_command(redis, count, words, &reply);
 
 	if (error) /* half introduced is not connected */
-		disconnect(redis);
+		redis_disconnect(redis);
 	else
 		freeReplyObject(reply);
 	return error;
 }
 
-static int connect_it(struct redis *redis)
+static int redis_connect_once(struct redis *redis)
 {
 	const struct wh_registry_url *url = redis->url;
 	int error = 0;
@@ -172,30 +172,31 @@ static int connect_it(struct redis *redis)
 		return error;
 	redis->reader = redisReaderCreate();
 	if (!redis->reader)
-		return broken(redis, ENOMEM, "no memory");
-	take_no_lists(redis, redis->reader);
+		return redis_broken(redis, ENOMEM, "no memory");
+	redis_refuse_arrays(redis, redis->reader);
 	if (*url->user)
-		error = introduce(redis, 3, (const char *[]){ "AUTH", url->user, url->password });
+		error = redis_introduce(redis, 3,
+					(const char *[]){ "AUTH", url->user, url->password });
 	else if (*url->password)
-		error = introduce(redis, 2, (const char *[]){ "AUTH", url->password });
+		error = redis_introduce(redis, 2, (const char *[]){ "AUTH", url->password });
 	if (!error && strcmp(redis->database, "0") != 0)
-		error = introduce(redis, 2, (const char *[]){ "SELECT", redis->database });
+		error = redis_introduce(redis, 2, (const char *[]){ "SELECT", redis->database });
 	return error;
 }
 
 /* A connection that was kept may have been closed meanwhile: then once more, with a new one. All
  * that is asked here may be done twice. */
-static int ask(struct redis *redis, int count, const char *const *words, redisReply **out)
+static int redis_ask(struct redis *redis, int count, const char *const *words, redisReply **out)
 {
-	bool kept = redis->reader != NULL;
-	int error = connect_it(redis);
+	bool reused = redis->reader != NULL;
+	int error = redis_connect_once(redis);
 
 	if (!error)
-		error = command(redis, count, words, out);
-	if (kept && (error == -ECONNRESET || error == -ECONNREFUSED)) {
-		error = connect_it(redis);
+		error = redis_command(redis, count, words, out);
+	if (reused && (error == -ECONNRESET || error == -ECONNREFUSED)) {
+		error = redis_connect_once(redis);
 		if (!error)
-			error = command(redis, count, words, out);
+			error = redis_command(redis, count, words, out);
 	}
 	return error;
 }
@@ -206,7 +207,7 @@ static void redis_close(void *backend)
 {
 	struct redis *redis = backend;
 
-	disconnect(redis);
+	redis_disconnect(redis);
 	wh_connection_destroy(&redis->connection);
 	free(redis);
 }
@@ -231,7 +232,7 @@ static int redis_open(const struct wh_registry_setup *setup, void **out)
 		return wh_fail(ENOMEM, "registry: no memory");
 	redis->url = url;
 	redis->timeout = setup->timeout * WH_MS;
-	redis->most = REPLY_MAX;
+	redis->reply_max = REPLY_MAX;
 	snprintf(redis->database, sizeof(redis->database), "%s", digits ? url->path : "0");
 	error = wh_connection_init(&redis->connection, setup);
 	if (error)
@@ -241,8 +242,8 @@ static int redis_open(const struct wh_registry_setup *setup, void **out)
 	return error;
 }
 
-static int parse(const struct redis *redis, const redisReply *reply, const char *name,
-		 struct wh_registry_record *out)
+static int redis_parse(const struct redis *redis, const redisReply *reply, const char *name,
+		       struct wh_registry_record *out)
 {
 	if (reply->type != REDIS_REPLY_STRING)
 		return wh_fail(EPROTO, "registry %.80s: an answer of type %d that was not expected",
@@ -252,8 +253,8 @@ static int parse(const struct redis *redis, const redisReply *reply, const char 
 
 /* The script on the record. The server keeps the lease, so the record has no beat and stays as it
  * is. */
-static int eval(struct redis *redis, const char *script, const struct wh_registry_record *record,
-		redisReply **out)
+static int redis_eval(struct redis *redis, const char *script,
+		      const struct wh_registry_record *record, redisReply **out)
 {
 	char key[WH_REGISTRY_KEY_MAX], json[WH_REGISTRY_RECORD_MAX], lease[24];
 	struct wh_registry_record still = *record;
@@ -262,7 +263,7 @@ static int eval(struct redis *redis, const char *script, const struct wh_registr
 	snprintf(key, sizeof(key), WH_REGISTRY_PREFIX "%s", record->name);
 	snprintf(lease, sizeof(lease), "%" PRId64, record->lease);
 	wh_registry_record_format(&still, json);
-	return ask(redis, 6, (const char *[]){ "EVAL", script, "1", key, json, lease }, out);
+	return redis_ask(redis, 6, (const char *[]){ "EVAL", script, "1", key, json, lease }, out);
 }
 
 static int redis_claim(void *backend, const struct wh_registry_record *record,
@@ -270,12 +271,12 @@ static int redis_claim(void *backend, const struct wh_registry_record *record,
 {
 	struct redis *redis = backend;
 	redisReply *reply = NULL;
-	int error = eval(redis, CLAIM, record, &reply);
+	int error = redis_eval(redis, CLAIM, record, &reply);
 
 	if (error)
 		return error;
 	if (reply->type != REDIS_REPLY_NIL) {
-		error = parse(redis, reply, record->name, holder);
+		error = redis_parse(redis, reply, record->name, holder);
 		if (!error)
 			error = wh_fail(EEXIST, "registry: the name is taken");
 	}
@@ -287,7 +288,7 @@ static int redis_keep(void *backend, const struct wh_registry_record *record)
 {
 	struct redis *redis = backend;
 	redisReply *reply = NULL;
-	int error = eval(redis, KEEP, record, &reply);
+	int error = redis_eval(redis, KEEP, record, &reply);
 
 	if (error)
 		return error;
@@ -305,7 +306,7 @@ static int redis_keep(void *backend, const struct wh_registry_record *record)
 static int redis_release(void *backend, const struct wh_registry_record *record)
 {
 	redisReply *reply = NULL;
-	int error = eval(backend, RELEASE, record, &reply);
+	int error = redis_eval(backend, RELEASE, record, &reply);
 
 	if (!error)
 		freeReplyObject(reply);
@@ -320,13 +321,13 @@ static int redis_find(void *backend, const char *name, struct wh_registry_record
 	int error;
 
 	snprintf(key, sizeof(key), WH_REGISTRY_PREFIX "%s", name);
-	error = ask(redis, 2, (const char *[]){ "GET", key }, &reply);
+	error = redis_ask(redis, 2, (const char *[]){ "GET", key }, &reply);
 	if (error)
 		return error;
 	if (reply->type == REDIS_REPLY_NIL)
 		error = wh_fail(ENOENT, "registry: no engine has the name \"%s\"", name);
 	else
-		error = parse(redis, reply, name, out);
+		error = redis_parse(redis, reply, name, out);
 	freeReplyObject(reply);
 	return error;
 }
@@ -338,7 +339,7 @@ int wh_redis_open(const struct wh_registry_setup *setup, void **out)
 	int error = redis_open(setup, out);
 
 	if (!error)
-		((struct redis *)*out)->most = VALUE_MAX;
+		((struct redis *)*out)->reply_max = VALUE_MAX;
 	return error;
 }
 
@@ -350,7 +351,7 @@ void wh_redis_close(void *redis)
 int wh_redis_get(void *redis, const char *key, char **value, size_t *length)
 {
 	redisReply *reply = NULL;
-	int error = ask(redis, 2, (const char *[]){ "GET", key }, &reply);
+	int error = redis_ask(redis, 2, (const char *[]){ "GET", key }, &reply);
 
 	if (error)
 		return error;
@@ -376,7 +377,7 @@ int wh_redis_get(void *redis, const char *key, char **value, size_t *length)
 int wh_redis_put(void *redis, const char *key, const char *value)
 {
 	redisReply *reply = NULL;
-	int error = ask(redis, 3, (const char *[]){ "SET", key, value }, &reply);
+	int error = redis_ask(redis, 3, (const char *[]){ "SET", key, value }, &reply);
 
 	if (!error)
 		freeReplyObject(reply);
@@ -386,7 +387,7 @@ int wh_redis_put(void *redis, const char *key, const char *value)
 int wh_redis_remove(void *redis, const char *key)
 {
 	redisReply *reply = NULL;
-	int error = ask(redis, 2, (const char *[]){ "DEL", key }, &reply);
+	int error = redis_ask(redis, 2, (const char *[]){ "DEL", key }, &reply);
 
 	if (!error)
 		freeReplyObject(reply);

@@ -17,7 +17,7 @@ bool wh_registry_name_valid(const char *name)
 }
 
 /* What follows SCHEME://; NULL: the text does not begin so. */
-static const char *authority_of(const char *text)
+static const char *url_authority(const char *text)
 {
 	size_t scheme =
 		strspn(text, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+-.");
@@ -27,14 +27,14 @@ static const char *authority_of(const char *text)
 
 /* Where the user and the password end; NULL: there are none. It is the very last @, so that nothing
  * of a password that should have been escaped is shown. */
-static const char *secret_end(const char *authority)
+static const char *url_secret_end(const char *authority)
 {
 	return strrchr(authority, '@');
 }
 
 /* How much of what has no @ is HOST:PORT,HOST:PORT... Where something else begins there may be a
  * password whose host was forgotten. */
-static size_t plain_length(const char *authority)
+static size_t url_plain_length(const char *authority)
 {
 	size_t at = 0;
 
@@ -58,13 +58,13 @@ static size_t plain_length(const char *authority)
 
 void wh_registry_url_show(const char *text, char *out, size_t size)
 {
-	const char *authority = authority_of(text), *end;
+	const char *authority = url_authority(text), *end;
 	size_t plain;
 
 	if (!authority)
 		authority = text;
-	end = secret_end(authority);
-	plain = end ? 0 : plain_length(authority);
+	end = url_secret_end(authority);
+	plain = end ? 0 : url_plain_length(authority);
 	if (!end && authority[plain])
 		end = "";
 	snprintf(out, size, "%.*s%s%s", (int)((size_t)(authority - text) + plain), text,
@@ -73,7 +73,7 @@ void wh_registry_url_show(const char *text, char *out, size_t size)
 
 /* ---- parts --------------------------------------------------------------------------------- */
 
-static int hex(char c)
+static int hex_digit(char c)
 {
 	const char *digits = "0123456789abcdef", *at = c ? strchr(digits, c | 0x20) : NULL;
 
@@ -81,7 +81,7 @@ static int hex(char c)
 }
 
 /* Undo %XX. False: a broken escape, a NUL, or too long. */
-static bool unescape(const char *from, size_t length, char *out, size_t room)
+static bool url_unescape(const char *from, size_t length, char *out, size_t room)
 {
 	size_t used = 0;
 
@@ -89,8 +89,8 @@ static bool unescape(const char *from, size_t length, char *out, size_t room)
 		int high, low, c = (unsigned char)from[i];
 
 		if (c == '%') {
-			high = length - i > 2 ? hex(from[i + 1]) : -1;
-			low = length - i > 2 ? hex(from[i + 2]) : -1;
+			high = length - i > 2 ? hex_digit(from[i + 1]) : -1;
+			low = length - i > 2 ? hex_digit(from[i + 2]) : -1;
 			if (high < 0 || low < 0)
 				return false;
 			c = high << 4 | low;
@@ -104,7 +104,7 @@ static bool unescape(const char *from, size_t length, char *out, size_t room)
 	return true;
 }
 
-static int parse_scheme(const char *text, size_t length, struct wh_registry_url *url)
+static int url_parse_scheme(const char *text, size_t length, struct wh_registry_url *url)
 {
 	static const struct {
 		const char *name, *scheme;
@@ -127,17 +127,17 @@ static int parse_scheme(const char *text, size_t length, struct wh_registry_url 
 		       length < 32 ? (int)length : 32, text);
 }
 
-static int parse_secret(const char *from, const char *end, struct wh_registry_url *url)
+static int url_parse_secret(const char *from, const char *end, struct wh_registry_url *url)
 {
 	const char *colon = memchr(from, ':', (size_t)(end - from));
 	const char *user_end = colon ? colon : end;
 
-	if (!unescape(from, (size_t)(user_end - from), url->user, sizeof(url->user)))
+	if (!url_unescape(from, (size_t)(user_end - from), url->user, sizeof(url->user)))
 		return wh_fail(EINVAL,
 			       "registry: the user before the @ has more than 63 bytes, or a "
 			       "%% without two hexadecimal digits");
-	if (colon &&
-	    !unescape(colon + 1, (size_t)(end - colon - 1), url->password, sizeof(url->password)))
+	if (colon && !url_unescape(colon + 1, (size_t)(end - colon - 1), url->password,
+				   sizeof(url->password)))
 		return wh_fail(EINVAL,
 			       "registry: the password before the @ has more than 127 bytes, "
 			       "or a %% without two hexadecimal digits");
@@ -145,8 +145,8 @@ static int parse_secret(const char *from, const char *end, struct wh_registry_ur
 }
 
 /* What stands behind a colon, or a comma, may be of a password whose host was forgotten. */
-static void name_host(const struct wh_registry_url *url, const char *text, size_t length,
-		      char out[64])
+static void url_name_host(const struct wh_registry_url *url, const char *text, size_t length,
+			  char out[64])
 {
 	const char *colon = memchr(text, ':', length);
 	size_t shown = colon ? (size_t)(colon - text) : length;
@@ -157,7 +157,7 @@ static void name_host(const struct wh_registry_url *url, const char *text, size_
 		snprintf(out, 64, "\"%.*s\"", shown < 40 ? (int)shown : 40, text);
 }
 
-static int parse_endpoint(const char *text, size_t length, struct wh_registry_url *url)
+static int url_parse_endpoint(const char *text, size_t length, struct wh_registry_url *url)
 {
 	const char *port = memrchr(text, ':', length);
 	size_t host = port ? (size_t)(port - text) : length, digits;
@@ -168,7 +168,7 @@ static int parse_endpoint(const char *text, size_t length, struct wh_registry_ur
 		return wh_fail(EINVAL, "registry: the host is missing; write SCHEME://HOST:PORT");
 	if (url->count == WH_REGISTRY_ENDPOINTS)
 		return wh_fail(EINVAL, "registry: more than %d hosts", WH_REGISTRY_ENDPOINTS);
-	name_host(url, text, length, shown);
+	url_name_host(url, text, length, shown);
 	if (length >= sizeof(url->endpoint[0]))
 		return wh_fail(EINVAL, "registry: %s is too long", shown);
 	if (!port || (text[0] == '[' && text[host - (host > 0)] != ']'))
@@ -203,7 +203,7 @@ static int parse_endpoint(const char *text, size_t length, struct wh_registry_ur
 	return 0;
 }
 
-static int parse_query(const char *query, struct wh_registry_url *url)
+static int url_parse_query(const char *query, struct wh_registry_url *url)
 {
 	const struct {
 		const char *name;
@@ -222,7 +222,8 @@ static int parse_query(const char *query, struct wh_registry_url *url)
 				       "are cacert, cert and key",
 				       (int)(name < 40 ? name : 40), query);
 		if (name == length || name + 1 == length ||
-		    !unescape(query + name + 1, length - name - 1, known[i].into, sizeof(url->key)))
+		    !url_unescape(query + name + 1, length - name - 1, known[i].into,
+				  sizeof(url->key)))
 			return wh_fail(EINVAL,
 				       "registry: %s= wants the path of a file, of at most 255 "
 				       "bytes",
@@ -241,7 +242,7 @@ static int parse_query(const char *query, struct wh_registry_url *url)
 
 int wh_registry_url_parse(const char *text, struct wh_registry_url *out)
 {
-	const char *at = authority_of(text), *end, *question;
+	const char *at = url_authority(text), *end, *question;
 	struct wh_registry_url url = { .count = 0 };
 	char shown[80];
 	int error;
@@ -260,16 +261,16 @@ int wh_registry_url_parse(const char *text, struct wh_registry_url *out)
 			return wh_fail(EINVAL,
 				       "registry: the URL has a space or a character that is "
 				       "not ASCII; write it as %%XX");
-	error = parse_scheme(text, (size_t)(at - 3 - text), &url);
+	error = url_parse_scheme(text, (size_t)(at - 3 - text), &url);
 	if (error)
 		return error;
-	end = secret_end(at);
+	end = url_secret_end(at);
 	if (end && at + strcspn(at, "/?") < end)
 		return wh_fail(EINVAL,
 			       "registry: what stands before the last @ has a / or a ?; write "
 			       "%%2F and %%3F, and %%40 for an @");
 	if (end) {
-		error = parse_secret(at, end, &url);
+		error = url_parse_secret(at, end, &url);
 		if (error)
 			return error;
 		at = end + 1;
@@ -278,7 +279,7 @@ int wh_registry_url_parse(const char *text, struct wh_registry_url *out)
 	while (!error) {
 		size_t length = strcspn(at, ",/?");
 
-		error = parse_endpoint(at, length, &url);
+		error = url_parse_endpoint(at, length, &url);
 		at += length;
 		if (at == end)
 			break;
@@ -299,7 +300,7 @@ int wh_registry_url_parse(const char *text, struct wh_registry_url *out)
 			"registry: the path contains '%c', which is none of A-Z a-z 0-9 . _ - /",
 			*end);
 	memcpy(url.path, at, (size_t)(question - at));
-	error = *question ? parse_query(question + 1, &url) : 0;
+	error = *question ? url_parse_query(question + 1, &url) : 0;
 	if (!error)
 		*out = url;
 	return error;

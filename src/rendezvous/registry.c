@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The client of registries: a thread that keeps the engine's own record alive and answers
- * questions. */
+/* The client of registries: a thread that renews the engine's own record and looks names up. */
 #include "rendezvous/registry.h"
 
 #include <errno.h>
@@ -20,14 +19,15 @@
 #include "util/text.h"
 
 #define BACKOFF_FIRST (100 * WH_MS)
-#define BACKOFF_MOST (5 * WH_SECOND)
-/* How often somebody else's lease is looked at. */
+#define BACKOFF_MAX (5 * WH_SECOND)
+/* Between two looks at another engine's lease. */
 #define CONTEND_FIRST (50 * WH_MS)
-#define CONTEND_MOST (500 * WH_MS)
-/* Registries round leases up. */
+#define CONTEND_MAX (500 * WH_MS)
+/* Registries round leases up to seconds. */
 #define CONTEND_SLACK (WH_SECOND)
-#define CONTEND_TOLD (10 * WH_SECOND) /* how often it is told that it is waited for */
-#define WATCHED_MOST 64 /* names looked at in one turn */
+#define CONTEND_LOG_EVERY                                                                          \
+	(10 * WH_SECOND) /* between two log lines about the wait for another lease */
+#define WATCHED_MAX 64 /* names looked up in one turn */
 
 struct wh_registry {
 	const struct wh_registry_ops *ops;
@@ -47,22 +47,22 @@ struct wh_registry {
 	pthread_mutex_t lock; /* below */
 	pthread_cond_t changed;
 	struct wh_list asks; /* to be answered at once */
-	struct wh_list watched; /* to be answered when the name is another engine's */
-	bool fresh; /* one of these has not been looked at yet */
+	struct wh_list watched; /* to be answered when another engine has the name */
+	bool fresh; /* `watched` has one that has not been looked up yet */
 	bool settled; /* the first try to register has ended */
 	int error; /* how */
 	char text[WH_TEXT_MAX];
 
-	/* The thread's own. */
-	bool held; /* the name is ours */
-	bool taken; /* it has been said that it is not */
-	bool down; /* the registry did not answer the last time */
-	int64_t failed_at; /* it did not answer */
+	/* The thread's only. */
+	bool held; /* the name is this engine's */
+	bool taken_logged; /* "the name is taken" has been logged */
+	bool down; /* the registry did not answer the last request */
+	int64_t failed_at; /* time of that request */
 	int64_t renew_at, down_until, look_at, backoff;
-	int64_t contend_until; /* 0: nobody else has the name */
-	uint64_t contend_holder; /* the epoch of who has */
-	int64_t contend_told; /* when that was told last */
-	char names[WATCHED_MOST][WH_REGISTRY_NAME_MAX];
+	int64_t contend_until; /* 0: no other engine has the name */
+	uint64_t contend_holder; /* epoch of the engine that has it */
+	int64_t contend_logged; /* time of the last log line about it */
+	char names[WATCHED_MAX][WH_REGISTRY_NAME_MAX];
 };
 
 /* ---- the module ---------------------------------------------------------------------------- */
@@ -85,8 +85,8 @@ static int registry_open_module(const char *shown, const struct wh_registry_modu
 	return 0;
 }
 
-static const struct wh_registry_ops *find_ops(const struct wh_registry_module *module,
-					      const char *scheme)
+static const struct wh_registry_ops *registry_find_ops(const struct wh_registry_module *module,
+						       const char *scheme)
 {
 	for (const struct wh_registry_ops *const *ops = module->ops; *ops; ops++)
 		if (!strcmp((*ops)->scheme, scheme))
@@ -94,10 +94,10 @@ static const struct wh_registry_ops *find_ops(const struct wh_registry_module *m
 	return NULL;
 }
 
-/* ---- telling ------------------------------------------------------------------------------- */
+/* ---- logging ------------------------------------------------------------------------------- */
 
 static void __attribute__((format(printf, 2, 3)))
-tell(struct wh_registry *registry, const char *format, ...)
+registry_log(struct wh_registry *registry, const char *format, ...)
 {
 	char line[512];
 	int used;
@@ -113,21 +113,21 @@ tell(struct wh_registry *registry, const char *format, ...)
 	registry->log(registry->log_arg, line);
 }
 
-/* What the backend says names the registry itself. */
-static void tell_text(struct wh_registry *registry)
+/* The backend's text names the registry. */
+static void registry_log_failure(struct wh_registry *registry)
 {
 	char line[512];
 
 	if (!registry->log)
 		return;
-	snprintf(line, sizeof(line), "%s; it is tried again, connections are not concerned",
+	snprintf(line, sizeof(line), "%s; trying again, existing connections are not affected",
 		 registry->module_text());
 	wh_text_clean(line);
 	registry->log(registry->log_arg, line);
 }
 
-/* Between 3/4 and 5/4 of it, so that engines that were started together do not stay together. */
-static int64_t about(int64_t duration)
+/* Between 3/4 and 5/4 of the duration: spreads engines that started together. */
+static int64_t duration_jitter(int64_t duration)
 {
 	uint32_t number = 1u << 31;
 
@@ -136,8 +136,8 @@ static int64_t about(int64_t duration)
 	return duration - duration / 4 + (int64_t)((double)duration / 2 * number / UINT32_MAX);
 }
 
-/* What a call of the backend has said of the registry itself. */
-static void learn(struct wh_registry *registry, int error)
+/* Keep track of whether the registry answers, and of the back-off. */
+static void registry_learn(struct wh_registry *registry, int error)
 {
 	bool answered = !error || error == -ENOENT || error == -EEXIST;
 
@@ -145,8 +145,8 @@ static void learn(struct wh_registry *registry, int error)
 		return;
 	if (answered) {
 		if (registry->down) {
-			tell(registry, "answers again");
-			/* The lease may have run out, and watched names may have moved. */
+			registry_log(registry, "answers again");
+			/* The lease may have expired, and watched names may have changed. */
 			registry->renew_at = registry->look_at = 0;
 		}
 		registry->down = false;
@@ -155,17 +155,17 @@ static void learn(struct wh_registry *registry, int error)
 		return;
 	}
 	if (!registry->down)
-		tell_text(registry);
+		registry_log_failure(registry);
 	registry->down = true;
 	registry->failed_at = wh_now();
-	registry->down_until = registry->failed_at + about(registry->backoff);
+	registry->down_until = registry->failed_at + duration_jitter(registry->backoff);
 	registry->backoff =
-		registry->backoff * 2 > BACKOFF_MOST ? BACKOFF_MOST : registry->backoff * 2;
+		registry->backoff * 2 > BACKOFF_MAX ? BACKOFF_MAX : registry->backoff * 2;
 }
 
 /* ---- the engine's own record --------------------------------------------------------------- */
 
-static void settle(struct wh_registry *registry, int error, const char *text)
+static void registry_settle(struct wh_registry *registry, int error, const char *text)
 {
 	pthread_mutex_lock(&registry->lock);
 	if (!registry->settled) {
@@ -177,17 +177,17 @@ static void settle(struct wh_registry *registry, int error, const char *text)
 	pthread_mutex_unlock(&registry->lock);
 }
 
-/* Whoever opens the engine waits as well, and cannot know what for. */
-static void tell_waiting(struct wh_registry *registry, const struct wh_registry_record *holder,
-			 int64_t now)
+/* wh_engine_open() is waiting: log what for. */
+static void registry_log_waiting(struct wh_registry *registry,
+				 const struct wh_registry_record *holder, int64_t now)
 {
 	int64_t left = (registry->contend_until - now + WH_SECOND - 1) / WH_SECOND;
 	char line[512];
 
 	if (!registry->log ||
-	    (registry->contend_told && now < registry->contend_told + CONTEND_TOLD))
+	    (registry->contend_logged && now < registry->contend_logged + CONTEND_LOG_EVERY))
 		return;
-	registry->contend_told = now;
+	registry->contend_logged = now;
 	snprintf(line, sizeof(line),
 		 "warning: registry %s: %s is registered for an earlier engine, at %s: "
 		 "waiting for its lease to end, at most %" PRId64 " s more",
@@ -195,9 +195,9 @@ static void tell_waiting(struct wh_registry *registry, const struct wh_registry_
 	registry->log(registry->log_arg, line);
 }
 
-/* Somebody else has the name. At first that may be a dead engine, whose lease is still running:
- * only who renews it, or takes it anew, is alive. */
-static void contend(struct wh_registry *registry, const struct wh_registry_record *holder)
+/* Another engine has the name. It may be dead, with a lease that has not expired yet: an engine
+ * that renews its lease, or registers anew, is alive. */
+static void registry_contend(struct wh_registry *registry, const struct wh_registry_record *holder)
 {
 	char text[WH_TEXT_MAX];
 	int64_t now = wh_now(), step;
@@ -210,10 +210,10 @@ static void contend(struct wh_registry *registry, const struct wh_registry_recor
 			registry->contend_until = now + holder->lease * WH_MS + CONTEND_SLACK;
 		}
 		if (now < registry->contend_until) {
-			tell_waiting(registry, holder, now);
+			registry_log_waiting(registry, holder, now);
 			step = holder->lease * WH_MS / 10;
 			step = step < CONTEND_FIRST ? CONTEND_FIRST : step;
-			registry->renew_at = now + (step > CONTEND_MOST ? CONTEND_MOST : step);
+			registry->renew_at = now + (step > CONTEND_MAX ? CONTEND_MAX : step);
 			return;
 		}
 	}
@@ -221,16 +221,17 @@ static void contend(struct wh_registry *registry, const struct wh_registry_recor
 		 "registry %.50s: the name \"%s\" is taken by a live engine at %.60s; "
 		 "choose another name",
 		 registry->shown, registry->self.name, holder->address);
-	settle(registry, -EEXIST, text);
-	if (!registry->taken)
-		tell(registry,
-		     "the name %s is taken by an engine at %s; peers will not find this one",
-		     registry->self.name, holder->address);
-	registry->taken = true;
+	registry_settle(registry, -EEXIST, text);
+	if (!registry->taken_logged)
+		registry_log(
+			registry,
+			"the name %s is taken by an engine at %s; peers will not find this one",
+			registry->self.name, holder->address);
+	registry->taken_logged = true;
 	registry->renew_at = now + registry->lease;
 }
 
-static void renew(struct wh_registry *registry)
+static void registry_renew(struct wh_registry *registry)
 {
 	struct wh_registry_record holder = { .lease = 0 };
 	int error = -ENOENT;
@@ -239,31 +240,32 @@ static void renew(struct wh_registry *registry)
 		registry->self.beat++;
 		error = registry->ops->keep(registry->backend, &registry->self);
 		if (error == -ENOENT)
-			tell(registry, "it has forgotten %s: registering again",
-			     registry->self.name);
+			registry_log(registry, "has lost the record of %s: registering again",
+				     registry->self.name);
 	}
-	/* keep() does not say who has it now. */
+	/* keep() does not return the record of the engine that has the name. */
 	if (error == -ENOENT || error == -EEXIST)
 		error = registry->ops->claim(registry->backend, &registry->self, &holder);
-	learn(registry, error);
+	registry_learn(registry, error);
 	if (error == -EEXIST) {
-		contend(registry, &holder);
+		registry_contend(registry, &holder);
 	} else if (error) {
-		settle(registry, error, registry->module_text());
+		registry_settle(registry, error, registry->module_text());
 		registry->renew_at = registry->down_until;
 	} else {
-		if (registry->taken)
-			tell(registry, "the name %s is this engine's again", registry->self.name);
+		if (registry->taken_logged)
+			registry_log(registry, "the name %s is this engine's again",
+				     registry->self.name);
 		registry->held = true;
-		registry->taken = false;
-		registry->renew_at = wh_now() + about(registry->lease / 3);
-		settle(registry, 0, "");
+		registry->taken_logged = false;
+		registry->renew_at = wh_now() + duration_jitter(registry->lease / 3);
+		registry_settle(registry, 0, "");
 	}
 }
 
-/* ---- questions ----------------------------------------------------------------------------- */
+/* ---- look-ups ------------------------------------------------------------------------------ */
 
-static bool contains(const struct wh_list *head, const struct wh_list *link)
+static bool list_contains(const struct wh_list *head, const struct wh_list *link)
 {
 	for (const struct wh_list *l = head->next; l != head; l = l->next)
 		if (l == link)
@@ -271,21 +273,21 @@ static bool contains(const struct wh_list *head, const struct wh_list *link)
 	return false;
 }
 
-/* Look the name up, without the lock. A registry that did not answer a moment ago is not asked. */
-static int look(struct wh_registry *registry, const char *name, int64_t not_before,
-		struct wh_registry_record *found)
+/* Look the name up, without the lock. -EHOSTDOWN: the registry has just failed to answer. */
+static int registry_look_up(struct wh_registry *registry, const char *name, int64_t not_before,
+			    struct wh_registry_record *found)
 {
 	int error;
 
 	if (registry->down && wh_now() < not_before)
 		return -EHOSTDOWN;
 	error = registry->ops->find(registry->backend, name, found);
-	learn(registry, error);
+	registry_learn(registry, error);
 	return error;
 }
 
-static void finish(struct wh_registry *registry, struct wh_registry_ask *ask, int error,
-		   const struct wh_registry_record *found)
+static void ask_finish(struct wh_registry *registry, struct wh_registry_ask *ask, int error,
+		       const struct wh_registry_record *found)
 {
 	wh_list_remove(&ask->link);
 	ask->error = error;
@@ -302,7 +304,7 @@ static void finish(struct wh_registry *registry, struct wh_registry_ask *ask, in
 	ask->done(ask);
 }
 
-static void answer_asks(struct wh_registry *registry)
+static void registry_answer_asks(struct wh_registry *registry)
 {
 	struct wh_registry_record found;
 	struct wh_registry_ask *ask;
@@ -314,19 +316,20 @@ static void answer_asks(struct wh_registry *registry)
 		ask = wh_container(registry->asks.next, struct wh_registry_ask, link);
 		memcpy(name, ask->name, sizeof(name));
 		pthread_mutex_unlock(&registry->lock);
-		/* Somebody waits for it: the back-off is for what nobody waits for. */
-		error = look(registry, name, registry->failed_at + BACKOFF_FIRST, &found);
+		/* A thread waits for this one, so it does not wait for the whole back-off. */
+		error = registry_look_up(registry, name, registry->failed_at + BACKOFF_FIRST,
+					 &found);
 		pthread_mutex_lock(&registry->lock);
-		/* It may have been taken back meanwhile, and another one put in its place. */
-		if (contains(&registry->asks, &ask->link) && !strcmp(ask->name, name))
-			finish(registry, ask, error, &found);
+		/* It may have been cancelled meanwhile, and its memory used for another one. */
+		if (list_contains(&registry->asks, &ask->link) && !strcmp(ask->name, name))
+			ask_finish(registry, ask, error, &found);
 	}
 	pthread_mutex_unlock(&registry->lock);
 }
 
-/* The names that are watched, each once, as far as there is room: the rest follows when some of
- * these have been answered. */
-static size_t collect_watched(struct wh_registry *registry)
+/* Collect the watched names, each once, WATCHED_MAX at most: the others follow when some of these
+ * have been answered. */
+static size_t registry_collect_watched(struct wh_registry *registry)
 {
 	size_t count = 0, i;
 
@@ -335,7 +338,7 @@ static size_t collect_watched(struct wh_registry *registry)
 		registry->look_at = 0;
 	registry->fresh = false;
 	for (struct wh_list *l = registry->watched.next;
-	     l != &registry->watched && count < WATCHED_MOST; l = l->next) {
+	     l != &registry->watched && count < WATCHED_MAX; l = l->next) {
 		const struct wh_registry_ask *ask = wh_container(l, struct wh_registry_ask, link);
 
 		for (i = 0; i < count && strcmp(registry->names[i], ask->name); i++)
@@ -347,13 +350,13 @@ static size_t collect_watched(struct wh_registry *registry)
 	return count;
 }
 
-static void answer_watched(struct wh_registry *registry, size_t count)
+static void registry_answer_watched(struct wh_registry *registry, size_t count)
 {
 	struct wh_registry_record found;
 	struct wh_list *next;
 
 	for (size_t i = 0; i < count && !atomic_load(&registry->stop); i++) {
-		if (look(registry, registry->names[i], registry->down_until, &found))
+		if (registry_look_up(registry, registry->names[i], registry->down_until, &found))
 			continue;
 		pthread_mutex_lock(&registry->lock);
 		for (struct wh_list *l = registry->watched.next; l != &registry->watched;
@@ -362,7 +365,7 @@ static void answer_watched(struct wh_registry *registry, size_t count)
 
 			next = l->next;
 			if (!strcmp(ask->name, registry->names[i]) && ask->unlike != found.epoch)
-				finish(registry, ask, 0, &found);
+				ask_finish(registry, ask, 0, &found);
 		}
 		pthread_mutex_unlock(&registry->lock);
 	}
@@ -370,7 +373,7 @@ static void answer_watched(struct wh_registry *registry, size_t count)
 
 /* ---- the thread ---------------------------------------------------------------------------- */
 
-static int sleep_until(struct wh_registry *registry, int64_t until, size_t watched)
+static int registry_sleep(struct wh_registry *registry, int64_t until, size_t watched)
 {
 	struct pollfd wake = { .fd = registry->wake, .events = POLLIN };
 	int64_t now = wh_now(), left = until - now > 0 ? until - now : 0;
@@ -390,7 +393,7 @@ static int sleep_until(struct wh_registry *registry, int64_t until, size_t watch
 	return changed > 0;
 }
 
-static void *run(void *argument)
+static void *registry_run(void *argument)
 {
 	struct wh_registry *registry = argument;
 	int64_t until;
@@ -398,21 +401,22 @@ static void *run(void *argument)
 
 	while (!atomic_load(&registry->stop)) {
 		if (*registry->self.name && wh_now() >= registry->renew_at)
-			renew(registry);
-		answer_asks(registry);
-		watched = collect_watched(registry);
+			registry_renew(registry);
+		registry_answer_asks(registry);
+		watched = registry_collect_watched(registry);
 		if (watched && wh_now() >= registry->look_at) {
-			answer_watched(registry, watched);
-			registry->look_at = wh_now() + about(registry->lease / 3);
-			watched = collect_watched(registry);
+			registry_answer_watched(registry, watched);
+			registry->look_at = wh_now() + duration_jitter(registry->lease / 3);
+			watched = registry_collect_watched(registry);
 		}
 		until = *registry->self.name ? registry->renew_at : INT64_MAX;
 		if (watched && registry->look_at < until)
 			until = registry->look_at;
-		if (sleep_until(registry, until, watched))
+		if (registry_sleep(registry, until, watched))
 			registry->look_at = 0;
 	}
-	/* Here, where no signal comes, and with calls that are not cut short any more. */
+	/* Release the name on this thread, which blocks all signals; `stop` would cancel the call.
+	 */
 	atomic_store(&registry->stop, false);
 	if (registry->held && !registry->down)
 		registry->ops->release(registry->backend, &registry->self);
@@ -421,7 +425,7 @@ static void *run(void *argument)
 	return NULL;
 }
 
-static void nudge(struct wh_registry *registry)
+static void registry_wake(struct wh_registry *registry)
 {
 	uint64_t one = 1;
 	ssize_t rc = write(registry->wake, &one, sizeof(one));
@@ -429,7 +433,7 @@ static void nudge(struct wh_registry *registry)
 	(void)rc;
 }
 
-/* ---- questions from other threads ---------------------------------------------------------- */
+/* ---- look-ups by other threads ------------------------------------------------------------- */
 
 void wh_registry_ask(struct wh_registry *registry, struct wh_registry_ask *ask)
 {
@@ -439,7 +443,7 @@ void wh_registry_ask(struct wh_registry *registry, struct wh_registry_ask *ask)
 		registry->fresh |= ask->unlike != 0;
 	}
 	pthread_mutex_unlock(&registry->lock);
-	nudge(registry);
+	registry_wake(registry);
 }
 
 void wh_registry_forget(struct wh_registry *registry, struct wh_registry_ask *ask)
@@ -503,7 +507,7 @@ static void registry_free(struct wh_registry *registry)
 		close(registry->wake);
 	pthread_mutex_destroy(&registry->lock);
 	pthread_cond_destroy(&registry->changed);
-	/* The password was in it. */
+	/* It holds the password. */
 	explicit_bzero(&registry->url, sizeof(registry->url));
 	free(registry);
 }
@@ -541,7 +545,8 @@ static int registry_new(const struct wh_registry_options *options, struct wh_reg
 	return 0;
 }
 
-static int open_backend(struct wh_registry *registry, const struct wh_registry_options *options)
+static int registry_open_backend(struct wh_registry *registry,
+				 const struct wh_registry_options *options)
 {
 	const struct wh_registry_setup setup = { &registry->url, options->timeout,
 						 &registry->stop };
@@ -558,7 +563,7 @@ static int open_backend(struct wh_registry *registry, const struct wh_registry_o
 	if (error)
 		return error;
 	registry->module_text = module->text;
-	registry->ops = find_ops(module, registry->url.scheme);
+	registry->ops = registry_find_ops(module, registry->url.scheme);
 	if (!registry->ops)
 		return wh_fail(ELIBACC, "registry %s: libwherry-registry.so.0 was built without %s",
 			       registry->shown, registry->url.scheme);
@@ -566,15 +571,15 @@ static int open_backend(struct wh_registry *registry, const struct wh_registry_o
 	return error ? wh_fail(-error, "%s", registry->module_text()) : 0;
 }
 
-/* Signals are the application's; a broken connection's SIGPIPE is nobody's. */
-static int start_thread(struct wh_registry *registry)
+/* The thread blocks all signals: they are the application's, and SIGPIPE is not wanted. */
+static int registry_start_thread(struct wh_registry *registry)
 {
 	sigset_t all, before;
 	int error;
 
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
-	error = pthread_create(&registry->thread, NULL, run, registry);
+	error = pthread_create(&registry->thread, NULL, registry_run, registry);
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	if (error)
 		return wh_fail(error, "registry: no thread: %s", strerror(error));
@@ -590,9 +595,9 @@ int wh_registry_open(const struct wh_registry_options *options, struct wh_regist
 
 	if (error)
 		return error;
-	error = open_backend(registry, options);
+	error = registry_open_backend(registry, options);
 	if (!error)
-		error = start_thread(registry);
+		error = registry_start_thread(registry);
 	if (error) {
 		registry_free(registry);
 		return error;
@@ -616,7 +621,7 @@ void wh_registry_close(struct wh_registry *registry)
 	if (!registry)
 		return;
 	atomic_store(&registry->stop, true);
-	nudge(registry);
+	registry_wake(registry);
 	pthread_join(registry->thread, NULL);
 	registry_free(registry);
 }

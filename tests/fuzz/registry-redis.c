@@ -12,9 +12,9 @@ static void try_reply(const struct redis *redis, const redisReply *reply)
 	int error;
 
 	if (reply->type == REDIS_REPLY_ERROR)
-		error = refused(redis, reply, reply->len % 2);
+		error = redis_refused(redis, reply, reply->len % 2);
 	else
-		error = parse(redis, reply, NULL, &record);
+		error = redis_parse(redis, reply, NULL, &record);
 	check(!error || error == -EPROTO || error == -EACCES);
 	check(!error || (*wh_error_text() && !strchr(wh_error_text(), '\n')));
 	check(error || wh_registry_name_valid(record.name));
@@ -28,7 +28,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	void *reply = NULL;
 
 	check(reader);
-	take_no_lists(&redis, reader);
+	redis_refuse_arrays(&redis, reader);
 	/* In two pieces, as from a socket. */
 	if (redisReaderFeed(reader, (const char *)data, size / 2) == REDIS_OK &&
 	    redisReaderGetReply(reader, &reply) == REDIS_OK && !reply)

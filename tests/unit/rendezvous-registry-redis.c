@@ -44,7 +44,7 @@ static void refused__with_a_text(char *text, bool secret, int error, const char 
 				   .str = text,
 				   .len = (int)strlen(text) };
 
-	assert_int_equal(refused(&redis, &reply, secret), error);
+	assert_int_equal(redis_refused(&redis, &reply, secret), error);
 	assert_non_null(strstr(wh_error_text(), "h:6379"));
 	assert_non_null(strstr(wh_error_text(), word));
 	assert_null(strstr(wh_error_text(), never));
@@ -75,7 +75,7 @@ static void reply__no_lists(void **state)
 	void *reply = NULL;
 
 	(void)state;
-	take_no_lists(&redis, reader);
+	redis_refuse_arrays(&redis, reader);
 	assert_int_equal(redisReaderFeed(reader, list, sizeof(list) - 1), REDIS_OK);
 	assert_int_equal(redisReaderGetReply(reader, &reply), REDIS_ERR);
 	assert_null(reply);

@@ -286,8 +286,8 @@ static void registry__killed_and_started_again(void **state)
 	want(0, wh_peer_close(again));
 	want(WH_PEER_CONNECTED, state_of(peer));
 	move_some(engine, peer, 7);
-	want_true(was_logged("connections are not concerned"), "the log does not say it: %s",
-		  logged);
+	want_true(was_logged("existing connections are not affected"),
+		  "the log does not say it: %s", logged);
 	want_true(was_logged("answers again"), "the log does not say it: %s", logged);
 	want(0, wh_peer_close(peer));
 	want(0, wh_engine_close(engine));
