@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Requests by libcurl, one at a time. */
+/* HTTP requests by libcurl, one at a time, over the endpoints of a registry's URL. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -57,7 +57,7 @@ void wh_curl_prepare(const struct wh_curl *curl, CURL *easy)
 	const struct wh_registry_url *url = curl->url;
 
 	curl_easy_setopt(easy, CURLOPT_NOSIGNAL, 1L);
-	/* Not from the environment, which is read by the table of knobs alone. */
+	/* libcurl would read the environment for it; only the table of settings does. */
 	curl_easy_setopt(easy, CURLOPT_PROXY, "");
 	curl_easy_setopt(easy, CURLOPT_PROTOCOLS_STR, url->tls ? "https" : "http");
 	curl_easy_setopt(easy, CURLOPT_TCP_NODELAY, 1L);
@@ -173,11 +173,11 @@ static int curl_request_one(struct wh_curl *curl, const char *method, const char
 	code = curl_easy_perform(curl->easy);
 	if (code)
 		return wh_fail(curl_errno(code), "registry %.80s: %.150s", host,
-			       curl->too_long ? "its answer has more than 1 MiB" :
+			       curl->too_long ? "the answer has more than 1 MiB" :
 			       *curl->why     ? curl->why :
 						curl_easy_strerror(code));
 	curl_easy_getinfo(curl->easy, CURLINFO_RESPONSE_CODE, &curl->status);
-	/* There is always a text to look at. */
+	/* Callers read the body, also if it is empty. */
 	if (!curl->body)
 		curl_take_body((char[]){ "" }, 1, 0, curl);
 	return curl->body ? 0 : wh_fail(ENOMEM, "registry: no memory");
@@ -190,7 +190,8 @@ int wh_curl_request(struct wh_curl *curl, const char *method, const char *path, 
 
 	for (unsigned i = 0; i < curl->url->count; i++) {
 		error = curl_request_one(curl, method, path, body, length);
-		/* A server that has no leader, or no mind, is one to leave. */
+		/* A server in trouble (5xx, for example without a leader): try the next endpoint.
+		 */
 		if (error == -ECANCELED || (!error && curl->status < 500))
 			return error;
 		if (!error)
@@ -205,10 +206,11 @@ int wh_curl_set_token(struct wh_curl *curl, const char *token)
 	struct curl_slist *headers, *more;
 	char line[WH_TOKEN_MAX + 32];
 
-	/* It becomes a line of its own. */
+	/* The token becomes a header line: nothing in it may end that line. */
 	for (const char *c = token; *c; c++)
 		if (*c <= ' ' || *c >= 0x7f || c - token >= WH_TOKEN_MAX - 1)
-			return wh_fail(EPROTO, "registry: etcd's token is none");
+			return wh_fail(EPROTO, "registry: etcd has sent a token with characters "
+					       "that a header cannot carry");
 	headers = more = curl_slist_append(NULL, "Content-Type: application/json");
 	if (headers && *token) {
 		snprintf(line, sizeof(line), "Authorization: %s", token);
@@ -230,14 +232,14 @@ int wh_curl_unexpected(const struct wh_curl *curl)
 	int error = curl->status == 401 || curl->status == 403 ? EACCES :
 		    curl->status == 503                        ? ETIMEDOUT :
 								 EPROTO;
-	/* Some say what they were asked, and who asked. */
+	/* Some servers repeat the request and its user in the answer. */
 	bool secret = *curl->url->user || *curl->url->password;
 
 	size_t line = strcspn(curl->body, "\r\n"); /* the first one */
 
 	return wh_fail(error, "registry %.80s: %s (HTTP status %ld)%s%.*s", host,
-		       error == EACCES ? "the user or the password is not taken" :
-		       error == EPROTO ? "an answer that was not expected" :
+		       error == EACCES ? "the server does not accept the user or the password" :
+		       error == EPROTO ? "unexpected answer" :
 					 "busy",
 		       curl->status, secret || !line ? "" : ": ",
 		       secret     ? 0 :

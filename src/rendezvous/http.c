@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Registries over HTTP: GET, PUT and DELETE of URL?key=KEY. `wherry registry` keeps leases itself.
- * Of another server with these three verbs nothing but that is expected: there a record has a beat,
- * which its engine moves, and is dead when that has not moved for as long as its lease.
+ * The registry over HTTP: GET, PUT and DELETE of URL?key=KEY. `wherry registry` keeps leases
+ * itself. Any other server needs these three methods only: there the engine advances the `beat` of
+ * its record, and a record whose beat stands still for the time of its lease is dead.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -15,12 +15,13 @@
 #include "rendezvous/module.h"
 #include "util/clock.h"
 
-/* For how long a server that is busy, and does not say for how long, is left alone. */
+/* Wait before the next request to a busy server without a Retry-After. */
 #define BUSY (200 * WH_MS)
 
 struct http {
 	struct wh_curl curl;
-	/* On a server without leases: who has the name, and since when its beat has not moved. */
+	/* On a server without leases: the epoch that has the name, its beat, and since when that
+	 * stands. */
 	uint64_t holder, beat;
 	int64_t since;
 };
@@ -48,14 +49,13 @@ static void http_close(void *backend)
 	free(http);
 }
 
-/* PATH?key=KEY; a name needs no escapes, and of the prefix only the slashes do. */
+/* PATH?key=KEY; in the key only the slashes of the prefix need escapes. */
 static void http_path(const struct http *http, const char *name, char *out, size_t size)
 {
 	snprintf(out, size, "%s?key=wherry%%2Fengine%%2F%s", http->curl.url->path, name);
 }
 
-/* For how long a busy server wants to be left alone, give or take a quarter: not all come back at
- * once. */
+/* The time that a busy server asks clients to wait, give or take a quarter: spreads the clients. */
 static int64_t http_busy_for(const struct http *http)
 {
 	uint32_t number = 1u << 31;
@@ -71,7 +71,7 @@ static int64_t http_busy_for(const struct http *http)
 	return wait - wait / 4 + (int64_t)((double)wait / 2 * number / UINT32_MAX);
 }
 
-/* A server that is busy (status 503) is asked again, as long as a call may take. */
+/* Repeat the request while the server is busy (status 503), until the timeout of a call. */
 static int http_request(struct http *http, const char *method, const char *path, const char *body,
 			size_t length)
 {
@@ -88,7 +88,7 @@ static int http_request(struct http *http, const char *method, const char *path,
 		while (wh_now() < again && !atomic_load(http->curl.stop))
 			nanosleep(&(struct timespec){ 0, 20 * WH_MS }, NULL);
 		if (atomic_load(http->curl.stop))
-			return wh_fail(ECANCELED, "registry: the engine is closed");
+			return wh_fail(ECANCELED, "registry: the engine is closing");
 	}
 }
 
@@ -106,7 +106,7 @@ static int http_get(struct http *http, const char *name, struct wh_registry_reco
 	if (http->curl.status != 200)
 		return wh_curl_unexpected(&http->curl);
 	error = wh_registry_record_parse(http->curl.body, http->curl.length, name, out);
-	/* What is under the name is not an engine's record. */
+	/* The value under the name is not an engine's record. */
 	return error ? -EPROTO : 0;
 }
 
@@ -126,7 +126,7 @@ static int http_put(struct http *http, const struct wh_registry_record *record, 
 	return http_request(http, "PUT", path, json, length);
 }
 
-/* The server keeps the lease. The beat would only make its log longer. */
+/* On `wherry registry`, which keeps the lease: no beat, so that its log stays short. */
 static int http_claim_leased(struct http *http, const struct wh_registry_record *record,
 			     struct wh_registry_record *holder)
 {
@@ -148,7 +148,7 @@ static int http_claim_leased(struct http *http, const struct wh_registry_record 
 	return error ? -EPROTO : wh_fail(EEXIST, "registry: the name is taken");
 }
 
-/* Nobody but the engines themselves keeps order. */
+/* On a server without leases, where the engines alone keep order. */
 static int http_claim_plain(struct http *http, const struct wh_registry_record *record,
 			    struct wh_registry_record *holder)
 {
@@ -182,7 +182,7 @@ static int http_claim(void *backend, const struct wh_registry_record *record,
 {
 	struct http *http = backend;
 	struct wh_registry_record found;
-	/* Every answer of ours says so; which one it is may change when it is started again. */
+	/* Each answer of `wherry registry` says so; after a restart it may be another server. */
 	int error = http->curl.wherry ? 0 : http_get(http, record->name, &found);
 
 	if (error && error != -ENOENT && error != -EPROTO)

@@ -49,9 +49,9 @@ int wh_registry_key_check(const struct wh_registry_url *url)
 	encrypted = memmem(bytes, (size_t)got, word, sizeof(word) - 1);
 	explicit_bzero(bytes, (size_t)got);
 	return encrypted ? wh_fail(EINVAL,
-				   "registry: key=%.150s: the file is encrypted; use a PEM file "
-				   "with the "
-				   "private key of cert= that is not",
+				   "registry: key=%.150s: the file is encrypted with a password; "
+				   "use an "
+				   "unencrypted PEM file with the private key of cert=",
 				   url->key) :
 			   0;
 }

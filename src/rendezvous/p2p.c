@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The simplest way to find an engine: being told its host and port. */
+/* The scheme wherry://HOST:PORT: the URL itself has the host and the port. */
 #include <ctype.h>
 #include <errno.h>
 #include <netdb.h>
@@ -13,7 +13,7 @@
 
 #define HOST_MAX 256 /* with the NUL; a name of the DNS has at most 253 bytes */
 
-/* Only the beginning of what may be long and foreign. */
+/* URLs come from outside: texts quote their beginning only. */
 #define SHOWN "%.120s"
 
 struct target {
@@ -31,7 +31,7 @@ static int p2p_parse_port(const char *where, const char *port, bool listening,
 	if (!length)
 		return wh_fail(EINVAL, SHOWN ": the port is missing; write HOST:PORT%s", where,
 			       listening ? " (port 0 takes a free one)" :
-					   "; names want the knob registry");
+					   "; to use names, set the setting registry");
 	if (port[length] == '/')
 		return wh_fail(EINVAL, SHOWN ": nothing may follow the port, \"%.40s\" does", where,
 			       port + length);
@@ -91,7 +91,7 @@ static int p2p_parse(const char *where, bool listening, struct target *target)
 	return error ? error : p2p_parse_port(where, colon ? colon + 1 : "", listening, target);
 }
 
-/* From the resolver's codes to ours. */
+/* Turn a resolver's error into an errno. */
 static int p2p_unresolved(const char *where, const struct target *target, int code)
 {
 	if (code == EAI_MEMORY)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Records of engines to JSON and back. */
+/* An engine's record in a registry: to JSON and back. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -22,12 +22,12 @@ static bool record_parse_epoch(const char *text, uint64_t *out)
 	return *out != 0;
 }
 
-/* HOST:PORT; what the port and the host are worth is for the connecting side to say. */
+/* HOST:PORT, roughly: the connecting side resolves it. */
 static bool record_address_valid(const char *text)
 {
 	const char *colon = strrchr(text, ':');
 
-	/* Nothing that would have to be escaped. */
+	/* No character that JSON would have to escape. */
 	if (strspn(text, ADDRESS) != strlen(text))
 		return false;
 	return colon && colon != text && colon[1] && strlen(text) < WH_REGISTRY_ADDRESS_MAX;
@@ -83,7 +83,7 @@ int wh_registry_record_parse(const char *json, size_t length, const char *wanted
 	return wrong ? -EINVAL : 0;
 }
 
-/* By hand: all of it is known not to need escapes. */
+/* Without Jansson: no field needs escapes. */
 size_t wh_registry_record_format(const struct wh_registry_record *record,
 				 char out[WH_REGISTRY_RECORD_MAX])
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Registries in redis: a string that expires for each engine. What must not be torn apart, looking
- * at who has a name and taking it, is a script, which the server runs as a whole. hiredis writes
- * commands and reads replies, and the connection is ours: hiredis 0.14 has no TLS.
+ * The registry in redis: a string with an expiry for each engine. A script compares and sets the
+ * record atomically. hiredis only formats commands and parses replies; connection.c moves their
+ * bytes, because hiredis 0.14 has no TLS.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -16,11 +16,12 @@
 #include "util/clock.h"
 
 #define REPLY_MAX (64 << 10) /* bytes; a record has 1 KiB */
-/* bytes of a reply with one of Mooncake's segments, which have 1 MiB */
+/* bytes of a reply with a Mooncake segment, which has up to 1 MiB */
 #define VALUE_MAX (2 << 20)
-#define CHUNK (16 << 10) /* bytes of it at a time */
+#define CHUNK (16 << 10) /* bytes received at a time */
 
-/* Nobody or we ourselves have it: it is ours now. Else who has. */
+/* Returns false if the name was free or is ours, and the record is written; else the other record.
+ */
 #define CLAIM                                                                                      \
 	"local v = redis.call('GET', KEYS[1]) "                                                    \
 	"if v and v ~= ARGV[1] then return v end "                                                 \
@@ -52,7 +53,8 @@ typedef size_t array_length_t;
 typedef int array_length_t;
 #endif
 
-/* Nothing that is asked is answered with a list, and a list may be said to have any length. */
+/* No command here is answered with a list, and a hostile server could announce one of any length.
+ */
 static void *redis_refuse_array(const redisReadTask *task, array_length_t count)
 {
 	(void)task, (void)count;
@@ -81,8 +83,8 @@ static int redis_broken(struct redis *redis, int error, const char *why)
 	return error;
 }
 
-/* An error that redis replied with. What comes behind its first word may quote what it was asked,
- * which with AUTH is the password. */
+/* redis replied with an error. Behind its first word it may quote the command, which for AUTH has
+ * the password. */
 static int redis_refused(const struct redis *redis, const redisReply *reply, bool secret)
 {
 	size_t code = strspn(reply->str, "ABCDEFGHIJKLMNOPQRSTUVWXYZ");
@@ -91,14 +93,14 @@ static int redis_refused(const struct redis *redis, const redisReply *reply, boo
 
 	if (access)
 		return wh_fail(EACCES,
-			       "registry %.80s: the user or the password is not taken, or may "
-			       "not do this: %.*s",
+			       "registry %.80s: redis does not accept the user or the password, or "
+			       "this user may not do this: %.*s",
 			       redis->url->endpoint[0], code < 32 ? (int)code : 32, reply->str);
 	return wh_fail(EPROTO, "registry %.80s: redis says: %.120s", redis->url->endpoint[0],
 		       reply->str);
 }
 
-/* Send a command, and wait for its reply. */
+/* Send a command and wait for its reply. */
 static int redis_exchange(struct redis *redis, const char *bytes, size_t length, redisReply **out)
 {
 	int64_t deadline = wh_now() + redis->timeout;
@@ -108,7 +110,7 @@ static int redis_exchange(struct redis *redis, const char *bytes, size_t length,
 
 	while (got >= 0) {
 		if (redis->reader->len > redis->reply_max)
-			return redis_broken(redis, EPROTO, "its answer is too long");
+			return redis_broken(redis, EPROTO, "the reply is too long");
 		if (redisReaderGetReply(redis->reader, &reply) != REDIS_OK)
 			return redis_broken(redis, EPROTO, redis->reader->errstr);
 		if (reply) {
@@ -123,7 +125,7 @@ static int redis_exchange(struct redis *redis, const char *bytes, size_t length,
 	return (int)got;
 }
 
-/* One command; *out is to be freed. An error that redis replies with is one. */
+/* Run one command; the caller frees *out. An error reply becomes a negative errno. */
 static int redis_command(struct redis *redis, int count, const char *const *words, redisReply **out)
 {
 	redisReply *reply = NULL;
@@ -147,13 +149,13 @@ static int redis_command(struct redis *redis, int count, const char *const *word
 
 /* ---- connecting ------------------------------------------------------------------------------ */
 
-/* A command whose reply says no more than that it was done. */
+/* A command of the connection's set-up, whose reply has no content. */
 static int redis_introduce(struct redis *redis, int count, const char *const *words)
 {
 	redisReply *reply = NULL;
 	int error = redis_command(redis, count, words, &reply);
 
-	if (error) /* half introduced is not connected */
+	if (error) /* do not keep a connection that is set up in part */
 		redis_disconnect(redis);
 	else
 		freeReplyObject(reply);
@@ -184,8 +186,8 @@ static int redis_connect_once(struct redis *redis)
 	return error;
 }
 
-/* A connection that was kept may have been closed meanwhile: then once more, with a new one. All
- * that is asked here may be done twice. */
+/* The server may have closed a reused connection: try once more over a new one. All commands here
+ * may run twice. */
 static int redis_ask(struct redis *redis, int count, const char *const *words, redisReply **out)
 {
 	bool reused = redis->reader != NULL;
@@ -246,13 +248,12 @@ static int redis_parse(const struct redis *redis, const redisReply *reply, const
 		       struct wh_registry_record *out)
 {
 	if (reply->type != REDIS_REPLY_STRING)
-		return wh_fail(EPROTO, "registry %.80s: an answer of type %d that was not expected",
+		return wh_fail(EPROTO, "registry %.80s: unexpected reply of type %d",
 			       redis->url->endpoint[0], reply->type);
 	return wh_registry_record_parse(reply->str, (size_t)reply->len, name, out) ? -EPROTO : 0;
 }
 
-/* The script on the record. The server keeps the lease, so the record has no beat and stays as it
- * is. */
+/* Run the script on the record. The key's expiry is the lease: the record needs no beat. */
 static int redis_eval(struct redis *redis, const char *script,
 		      const struct wh_registry_record *record, redisReply **out)
 {
@@ -293,8 +294,7 @@ static int redis_keep(void *backend, const struct wh_registry_record *record)
 	if (error)
 		return error;
 	if (reply->type != REDIS_REPLY_INTEGER)
-		error = wh_fail(EPROTO,
-				"registry %.80s: an answer of type %d that was not expected",
+		error = wh_fail(EPROTO, "registry %.80s: unexpected reply of type %d",
 				redis->url->endpoint[0], reply->type);
 	else if (reply->integer != 1)
 		error = wh_fail(reply->integer < 0 ? EEXIST : ENOENT, "registry: the name is %s",
@@ -365,10 +365,9 @@ int wh_redis_get(void *redis, const char *key, char **value, size_t *length)
 			error = wh_fail(ENOMEM, "redis: no memory");
 		}
 	} else if (reply->type == REDIS_REPLY_NIL) {
-		error = wh_fail(ENOENT, "redis: there is no such key");
+		error = wh_fail(ENOENT, "redis has no such key");
 	} else {
-		error = wh_fail(EPROTO, "redis: an answer of type %d that was not expected",
-				reply->type);
+		error = wh_fail(EPROTO, "redis: unexpected reply of type %d", reply->type);
 	}
 	freeReplyObject(reply);
 	return error;

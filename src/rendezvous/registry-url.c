@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The URL of a registry. What is in front of the @ is secret, and is never in a text. */
+/* Parsing the URL of a registry. The part before the @ is secret and never appears in a text. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -16,7 +16,7 @@ bool wh_registry_name_valid(const char *name)
 	       name[strspn(name, "0123456789.")];
 }
 
-/* What follows SCHEME://; NULL: the text does not begin so. */
+/* The part behind SCHEME://; NULL: there is no scheme. */
 static const char *url_authority(const char *text)
 {
 	size_t scheme =
@@ -25,15 +25,15 @@ static const char *url_authority(const char *text)
 	return strncmp(text + scheme, "://", 3) ? NULL : text + scheme + 3;
 }
 
-/* Where the user and the password end; NULL: there are none. It is the very last @, so that nothing
- * of a password that should have been escaped is shown. */
+/* The end of user and password; NULL: there are none. The last @ counts, so that no part of a
+ * password with an unescaped @ is shown. */
 static const char *url_secret_end(const char *authority)
 {
 	return strrchr(authority, '@');
 }
 
-/* How much of what has no @ is HOST:PORT,HOST:PORT... Where something else begins there may be a
- * password whose host was forgotten. */
+/* Without an @: the length of the leading HOST:PORT,HOST:PORT... The rest may be a password whose
+ * host was forgotten, and is not shown. */
 static size_t url_plain_length(const char *authority)
 {
 	size_t at = 0;
@@ -144,7 +144,8 @@ static int url_parse_secret(const char *from, const char *end, struct wh_registr
 	return 0;
 }
 
-/* What stands behind a colon, or a comma, may be of a password whose host was forgotten. */
+/* Name a host in a text. Behind a colon or a comma may stand a password whose host was forgotten.
+ */
 static void url_name_host(const struct wh_registry_url *url, const char *text, size_t length,
 			  char out[64])
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How engines find each other: from the URL of an engine to the socket addresses where it may
- * listen. Each scheme is a constant table; which one is meant, the URL says.
+ * Finding an engine: from its URL to the socket addresses where it may listen. One constant table
+ * for each scheme. Names without a port are looked up in a registry: registry.h.
  */
 #ifndef WH_RENDEZVOUS_RENDEZVOUS_H
 #define WH_RENDEZVOUS_RENDEZVOUS_H
@@ -12,7 +12,7 @@
 
 #include "util/address.h"
 
-/* The most addresses that a URL resolves to; the rest is left out. */
+/* Addresses returned for a URL at most; others are dropped. */
 #define WH_RENDEZVOUS_MOST 8
 
 struct wh_rendezvous {

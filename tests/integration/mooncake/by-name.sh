@@ -89,7 +89,7 @@ if command -v redis-server >/dev/null; then
 	done
 	! "$peer" serve "redis://127.0.0.1:$port" a host >out 2>&1 && grep -q NOAUTH out
 	verdict "redis: without the password" $?
-	! MC_REDIS_PASSWORD=open "$peer" serve "redis://127.0.0.1:$port" a host >out 2>&1 && grep -q 'is not taken' out &&
+	! MC_REDIS_PASSWORD=open "$peer" serve "redis://127.0.0.1:$port" a host >out 2>&1 && grep -q 'does not accept' out &&
 		! grep -q open out
 	verdict "redis: with another one, which is not told" $?
 	(
