@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * libgdrapi.so.2: the interface of GDRCopy over Wherry's views. A library of its own; what it has
- * in common with libwherry.so is linked into both.
+ * libgdrapi.so.2: GDRCopy's interface on top of Wherry's views. It does not need libwherry.so: the
+ * sources that both use are linked into each.
  *
- * A handle is a number: an entry of a table that only grows, and how often it was given out. So a
- * handle that was given back is told from the one that came after it, also by the copies, which
- * take no lock.
+ * A handle is an index into a table that only grows, and a count of the index's uses. So a stale
+ * handle never matches the current one, also in the copy functions, which take no lock.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -24,10 +23,10 @@
 #include "window/driver-abi.h"
 #include "window/view.h"
 
-/* The symbol of programs compiled long ago. */
+/* Programs built before GDRCopy 2.4 use the symbol gdr_get_info. */
 #undef gdr_get_info
 
-/* What they know: all but the mapping's type. */
+/* Their structure, which has no mapping type. */
 struct info_v1 {
 	uint64_t va, mapped_size;
 	uint32_t page_size;
@@ -49,12 +48,12 @@ _Static_assert(sizeof(struct info_v1) == 40, "gdr_info_t of old");
 
 #define DEFAULT_ORDER "driver,dmabuf,rm"
 #define DMABUF_ORDER "dmabuf"
-#define DMABUF_VERSION 13030 /* CUDA's, from which on dma-bufs can be mapped */
+#define DMABUF_VERSION 13030 /* the first CUDA version whose dma-bufs can be mapped */
 
 struct gdr {
-	int fd; /* first: there are programs that look. The module's, or one that stands for it */
+	int fd; /* the module's, or an eventfd in its place. First: some programs read it */
 	int own_fd;
-	pthread_mutex_t lock; /* its pins */
+	pthread_mutex_t lock; /* pins */
 	struct wh_windows *windows;
 	struct wh_list pins;
 };
@@ -70,7 +69,7 @@ static struct {
 } settings;
 static pthread_once_t settings_once = PTHREAD_ONCE_INIT;
 
-static void read_settings(void)
+static void gdrapi_read_settings(void)
 {
 	const char *log = secure_getenv("GDRCOPY_ENABLE_LOGGING"),
 		   *level = secure_getenv("GDRCOPY_LOG_LEVEL"),
@@ -87,32 +86,32 @@ static void read_settings(void)
 	snprintf(settings.order, sizeof(settings.order), "%s", order);
 }
 
-static void say(enum level level, const char *call, const char *text)
+static void gdrapi_log(enum level level, const char *call, const char *text)
 {
 	if (settings.enabled && (int)level >= settings.level)
 		fprintf(stderr, "gdrapi: %s: %s\n", call, text);
 }
 
-/* The errno that callers know, of a call that failed; with its text in the log. */
-static int failed(const char *call, int error)
+/* A call failed: log its text and return the errno that callers of GDRCopy expect. */
+static int gdrapi_failed(const char *call, int error)
 {
-	say(ERROR, call, wh_error_text());
+	gdrapi_log(ERROR, call, wh_error_text());
 	switch (-error) {
-	case EFAULT: /* no GPU's memory */
+	case EFAULT: /* not GPU memory */
 		return EINVAL;
 	case EBUSY: /* mapped */
 		return EAGAIN;
-	case EPERM: /* another process's */
+	case EPERM: /* of another process */
 		return EACCES;
 	default:
 		return -error;
 	}
 }
 
-/* The same for what is refused here. */
-static int refuse(const char *call, int error, const char *text)
+/* The same for an error found here. */
+static int gdrapi_refuse(const char *call, int error, const char *text)
 {
-	say(ERROR, call, text);
+	gdrapi_log(ERROR, call, text);
 	return error;
 }
 
@@ -122,9 +121,9 @@ static int refuse(const char *call, int error, const char *text)
 #define CHUNKS 4096
 
 struct pin {
-	_Atomic uint64_t handle; /* 0: not given out */
-	uint64_t next; /* to be given out with */
-	struct wh_list link; /* of the gdr, or of the free ones */
+	_Atomic uint64_t handle; /* 0: free */
+	uint64_t next; /* the handle of its next use */
+	struct wh_list link; /* gdr.pins or free_pins */
 	struct gdr *g;
 	struct wh_view *view;
 	_Atomic(unsigned char *) base; /* NULL: not mapped */
@@ -137,8 +136,8 @@ static _Atomic(struct pin *) chunks[CHUNKS];
 static struct wh_list free_pins = { &free_pins, &free_pins };
 static unsigned chunk_count;
 
-/* A handle is 1 + an index, and in the upper half a count. */
-static struct pin *look_up(gdr_mh_t mh)
+/* A handle: 1 + the index, and the count in its upper half. */
+static struct pin *pin_find(gdr_mh_t mh)
 {
 	uint64_t index = (mh.h & UINT32_MAX) - 1;
 	struct pin *chunk, *pin;
@@ -151,7 +150,7 @@ static struct pin *look_up(gdr_mh_t mh)
 }
 
 /* Under table_lock. */
-static bool add_chunk(void)
+static bool pin_add_chunk(void)
 {
 	struct pin *chunk = chunk_count < CHUNKS ? calloc(CHUNK, sizeof(*chunk)) : NULL;
 
@@ -165,12 +164,12 @@ static bool add_chunk(void)
 	return true;
 }
 
-static struct pin *new_pin(struct gdr *g, struct wh_view *view)
+static struct pin *pin_new(struct gdr *g, struct wh_view *view)
 {
 	struct pin *pin = NULL;
 
 	pthread_mutex_lock(&table_lock);
-	if (!wh_list_empty(&free_pins) || add_chunk()) {
+	if (!wh_list_empty(&free_pins) || pin_add_chunk()) {
 		pin = wh_container(wh_list_take(&free_pins), struct pin, link);
 		pin->g = g;
 		pin->view = view;
@@ -180,7 +179,7 @@ static struct pin *new_pin(struct gdr *g, struct wh_view *view)
 }
 
 /* Unmap and unpin it. Under g->lock. */
-static void drop(struct pin *pin)
+static void pin_drop(struct pin *pin)
 {
 	atomic_store_explicit(&pin->handle, 0, memory_order_release);
 	pin->base = NULL;
@@ -194,29 +193,30 @@ static void drop(struct pin *pin)
 	pthread_mutex_unlock(&table_lock);
 }
 
-/* The pin of a handle, with g locked. Not 0: what to return, and nothing is locked. */
-static int enter(const char *call, gdr_t g, gdr_mh_t mh, struct pin **out)
+/* Find the pin of a handle and lock g. Not 0: the errno to return; nothing is locked. */
+static int pin_enter(const char *call, gdr_t g, gdr_mh_t mh, struct pin **out)
 {
 	if (!g)
-		return refuse(call, EINVAL, "the gdr is NULL");
-	if (g->windows->owner != getpid()) /* whose threads hold locks that nobody will let go of */
-		return refuse(call, EACCES, "the gdr belongs to the parent of this process");
+		return gdrapi_refuse(call, EINVAL, "the gdr is NULL");
+	if (g->windows->owner != getpid()) /* the parent's threads may hold locks forever here */
+		return gdrapi_refuse(call, EACCES, "the gdr belongs to the parent of this process");
 	pthread_mutex_lock(&g->lock);
-	*out = look_up(mh);
+	*out = pin_find(mh);
 	if (*out && (*out)->g == g)
 		return 0;
 	pthread_mutex_unlock(&g->lock);
-	return refuse(call, EINVAL, "no such handle: given back already, or of another gdr_open()");
+	return gdrapi_refuse(call, EINVAL,
+			     "no such handle: already unpinned, or from another gdr_open()");
 }
 
-static void leave(gdr_t g)
+static void pin_leave(gdr_t g)
 {
 	pthread_mutex_unlock(&g->lock);
 }
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
-/* Are dma-bufs mapped here? CUDA is not started for it: a child forked later could not use it then.
+/* Can dma-bufs be mapped here? Does not initialize CUDA, which children forked later could not use.
  */
 static bool gdrapi_maps_dmabuf(struct wh_windows *windows)
 {
@@ -226,22 +226,22 @@ static bool gdrapi_maps_dmabuf(struct wh_windows *windows)
 	       !wh_cuda_driver_version(windows->cuda, &version) && version >= DMABUF_VERSION;
 }
 
-/* Can anybody map anything? As little as possible is started for it. */
-static bool anybody(struct wh_windows *windows)
+/* Is any backend available? Initializes as little as possible. */
+static bool gdrapi_can_map(struct wh_windows *windows)
 {
 	if (strstr(settings.order, "driver") && !wh_window_driver.start(windows))
 		return true;
-	say(DEBUG, "gdr_open", wh_error_text());
+	gdrapi_log(DEBUG, "gdr_open", wh_error_text());
 	if (strstr(settings.order, "rm") && !wh_window_rm.start(windows))
 		return true;
-	say(DEBUG, "gdr_open", wh_error_text());
+	gdrapi_log(DEBUG, "gdr_open", wh_error_text());
 	if (gdrapi_maps_dmabuf(windows))
 		return true;
-	say(ERROR, "gdr_open",
-	    "nobody here maps GPU memory; of driver (/dev/gdrdrv), rm (/dev/nvidiactl) and dmabuf "
-	    "(a "
-	    "driver of CUDA 13.3), these may be used:");
-	say(ERROR, "gdr_open", settings.order);
+	gdrapi_log(ERROR, "gdr_open",
+		   "no backend can map GPU memory here: driver needs /dev/gdrdrv, rm "
+		   "/dev/nvidiactl, dmabuf "
+		   "a driver with CUDA 13.3; allowed:");
+	gdrapi_log(ERROR, "gdr_open", settings.order);
 	return false;
 }
 
@@ -250,19 +250,19 @@ gdr_t gdr_open(void)
 	struct wh_cuda *cuda = NULL;
 	struct gdr *g = calloc(1, sizeof(*g));
 
-	pthread_once(&settings_once, read_settings);
+	pthread_once(&settings_once, gdrapi_read_settings);
 	if (!g || wh_cuda_open(NULL, &cuda))
 		goto err_free;
 	if (wh_windows_new(cuda, &g->windows))
 		goto err_close;
 	wh_cuda_close(cuda); /* the windows hold it */
 	cuda = NULL;
-	if (!anybody(g->windows))
+	if (!gdrapi_can_map(g->windows))
 		goto err_windows;
 	g->own_fd = g->windows->driver_fd >= 0 ? -1 : eventfd(0, EFD_CLOEXEC);
 	g->fd = g->own_fd >= 0 ? g->own_fd : g->windows->driver_fd;
 	if (g->fd < 0) {
-		say(ERROR, "gdr_open", strerror(errno));
+		gdrapi_log(ERROR, "gdr_open", strerror(errno));
 		goto err_windows;
 	}
 	pthread_mutex_init(&g->lock, NULL);
@@ -281,11 +281,11 @@ err_free:
 int gdr_close(gdr_t g)
 {
 	if (!g)
-		return refuse("gdr_close", EINVAL, "it is NULL");
-	if (g->windows->owner == getpid()) { /* else nothing of it is ours */
+		return gdrapi_refuse("gdr_close", EINVAL, "the gdr is NULL");
+	if (g->windows->owner == getpid()) { /* else all of it is the parent's */
 		pthread_mutex_lock(&g->lock);
 		while (!wh_list_empty(&g->pins))
-			drop(wh_container(g->pins.next, struct pin, link));
+			pin_drop(wh_container(g->pins.next, struct pin, link));
 		pthread_mutex_unlock(&g->lock);
 	}
 	wh_windows_free(g->windows);
@@ -312,17 +312,17 @@ int gdr_pin_buffer_v2(gdr_t g, unsigned long addr, size_t size, uint32_t flags, 
 	int error;
 
 	if (!g || !handle)
-		return refuse(call, EINVAL, "the gdr or the handle is NULL");
+		return gdrapi_refuse(call, EINVAL, "the gdr or the handle is NULL");
 	if (flags & ~(uint32_t)GDR_PIN_FLAG_FORCE_PCIE)
-		return refuse(call, EINVAL, "an unknown flag");
+		return gdrapi_refuse(call, EINVAL, "an unknown flag");
 	error = wh_view_open(g->windows, &request, &view);
 	if (error)
-		return failed(call, error);
-	say(DEBUG, call, view->said);
-	pin = new_pin(g, view);
+		return gdrapi_failed(call, error);
+	gdrapi_log(DEBUG, call, view->said);
+	pin = pin_new(g, view);
 	if (!pin) {
 		wh_view_close(view);
-		return refuse(call, ENOMEM, "no memory for another handle");
+		return gdrapi_refuse(call, ENOMEM, "no memory for a handle");
 	}
 	pthread_mutex_lock(&g->lock);
 	wh_list_append(&g->pins, &pin->link);
@@ -343,17 +343,17 @@ int gdr_pin_buffer(gdr_t g, unsigned long addr, size_t size, uint64_t p2p_token,
 int gdr_unpin_buffer(gdr_t g, gdr_mh_t handle)
 {
 	struct pin *pin;
-	int error = enter("gdr_unpin_buffer", g, handle, &pin);
+	int error = pin_enter("gdr_unpin_buffer", g, handle, &pin);
 
 	if (error)
 		return error;
-	drop(pin);
-	leave(g);
+	pin_drop(pin);
+	pin_leave(g);
 	return 0;
 }
 
-/* Ask the module about a pin. The first of its ranges stands for all: they are one call's. */
-static bool ask_module(const struct pin *pin, unsigned long request, void *arg)
+/* Ask the module about a pin by its first range: one call pinned them all. */
+static bool pin_ask_module(const struct pin *pin, unsigned long request, void *arg)
 {
 	const struct wh_view *view = pin->view;
 
@@ -367,28 +367,30 @@ int gdr_get_callback_flag(gdr_t g, gdr_mh_t handle, int *flag)
 	struct gdrdrv_callback_flag module = { 0 };
 	static const char call[] = "gdr_get_callback_flag";
 	struct pin *pin;
-	int error = flag ? enter(call, g, handle, &pin) : refuse(call, EINVAL, "flag is NULL");
+	int error = flag ? pin_enter(call, g, handle, &pin) :
+			   gdrapi_refuse(call, EINVAL, "flag is NULL");
 
 	if (error)
 		return error;
-	/* Without the module nothing is taken away. */
-	*flag = ask_module(pin, GDRDRV_CALLBACK_FLAG, &module) && module.flag;
-	leave(g);
+	/* Without the module no mapping is ever revoked. */
+	*flag = pin_ask_module(pin, GDRDRV_CALLBACK_FLAG, &module) && module.flag;
+	pin_leave(g);
 	return 0;
 }
 
-/* ---- telling --------------------------------------------------------------------------------- */
+/* ---- queries --------------------------------------------------------------------------------- */
 
 int gdr_get_info_v2(gdr_t g, gdr_mh_t handle, gdr_info_v2_t *info)
 {
 	struct gdrdrv_info module = { 0 };
 	static const char call[] = "gdr_get_info";
 	struct pin *pin;
-	int error = info ? enter(call, g, handle, &pin) : refuse(call, EINVAL, "info is NULL");
+	int error = info ? pin_enter(call, g, handle, &pin) :
+			   gdrapi_refuse(call, EINVAL, "info is NULL");
 
 	if (error)
 		return error;
-	if (!ask_module(pin, GDRDRV_INFO, &module))
+	if (!pin_ask_module(pin, GDRDRV_INFO, &module))
 		module = (struct gdrdrv_info){ 0 };
 	*info = (gdr_info_v2_t){
 		.va = pin->view->address,
@@ -400,7 +402,7 @@ int gdr_get_info_v2(gdr_t g, gdr_mh_t handle, gdr_info_v2_t *info)
 		.wc_mapping = pin->view->mapping == WH_MAPPING_WC,
 		.mapping_type = (gdr_mapping_type_t)pin->view->mapping,
 	};
-	leave(g);
+	pin_leave(g);
 	return 0;
 }
 
@@ -428,8 +430,8 @@ int gdr_get_mapping_type_string(gdr_mapping_type_t type, const char **pstr)
 
 	_Static_assert(sizeof(names) / sizeof(names[0]) == GDR_MAPPING_TYPE_MAX, "names");
 	if (!pstr || (unsigned)type >= GDR_MAPPING_TYPE_MAX)
-		return refuse("gdr_get_mapping_type_string", EINVAL,
-			      pstr ? "no such type" : "pstr is NULL");
+		return gdrapi_refuse("gdr_get_mapping_type_string", EINVAL,
+				     pstr ? "no such type" : "pstr is NULL");
 	*pstr = names[type];
 	return 0;
 }
@@ -447,16 +449,16 @@ int gdr_driver_get_version(gdr_t g, int *major, int *minor)
 	uint32_t version;
 
 	if (!g || !major || !minor)
-		return refuse("gdr_driver_get_version", EINVAL, "an argument is NULL");
-	/* Callers compare it with the least that they need, which is here in any case. */
+		return gdrapi_refuse("gdr_driver_get_version", EINVAL, "an argument is NULL");
+	/* Without a module: callers compare it with a minimum, so return the library's version. */
 	version = g->windows->driver_fd >= 0 ? g->windows->driver_version : GDR_API_VERSION;
 	*major = (int)(version >> MAJOR_VERSION_SHIFT);
 	*minor = (int)(version & MINOR_VERSION_MASK);
 	return 0;
 }
 
-/* Would a dma-buf be what is pinned next? Whoever stands before it in the order is asked first. */
-static bool uses_dmabuf(struct gdr *g)
+/* Would the next pin use a dma-buf? Backends before it in the order come first. */
+static bool gdrapi_uses_dmabuf(struct gdr *g)
 {
 	const char *dmabuf = strstr(settings.order, "dmabuf"),
 		   *driver = strstr(settings.order, "driver"), *rm = strstr(settings.order, "rm");
@@ -471,39 +473,39 @@ int gdr_get_attribute(gdr_t g, gdr_attr_t attr, int *v)
 	bool dmabuf, asked;
 
 	if (!g || !v || attr < GDR_ATTR_USE_PERSISTENT_MAPPING || attr >= GDR_ATTR_MAX)
-		return refuse("gdr_get_attribute", EINVAL,
-			      g && v ? "no such attribute" : "an argument is NULL");
-	dmabuf = uses_dmabuf(g);
+		return gdrapi_refuse("gdr_get_attribute", EINVAL,
+				     g && v ? "no such attribute" : "an argument is NULL");
+	dmabuf = gdrapi_uses_dmabuf(g);
 	asked = attr != GDR_ATTR_USING_DMA_BUF_MMAP && !dmabuf && g->windows->driver_fd >= 0;
 	if (attr == GDR_ATTR_USING_DMA_BUF_MMAP)
 		*v = dmabuf;
-	else if (asked) /* a module that does not know the question is too old for either */
+	else if (asked) /* a module that does not know the attribute has neither */
 		*v = !ioctl(g->windows->driver_fd, GDRDRV_ATTRIBUTE, &module) && module.value;
-	else /* what is pinned without the module is held always */
+	else /* without the module, pinned memory is always held */
 		*v = attr == GDR_ATTR_USE_PERSISTENT_MAPPING || WH_WINDOW_ALWAYS_PCIE;
 	return 0;
 }
 
 /* ---- mapping --------------------------------------------------------------------------------- */
 
-static int map(struct pin *pin, enum wh_mapping mapping, void **va, size_t size)
+static int pin_map(struct pin *pin, enum wh_mapping mapping, void **va, size_t size)
 {
 	static const char call[] = "gdr_map";
 	struct wh_view *view = pin->view;
 	int error;
 
 	if (!size || size > view->length)
-		return refuse(call, EINVAL, "the size is 0, or more than is pinned");
-	/* The original's mapping begins with the page that the pinned address lies in, and some of
-	 * its callers do not add the distance. */
+		return gdrapi_refuse(call, EINVAL, "the size is 0 or exceeds the pinned range");
+	/* GDRCopy's mapping starts at the page of the pinned address, and some callers do not add
+	 * the offset into that page. */
 	if (view->wanted & GPU_PAGE_OFFSET)
-		return refuse(
+		return gdrapi_refuse(
 			call, EINVAL,
-			"the address that was pinned is no multiple of 64 KiB: pin from the start "
-			"of its page");
+			"the pinned address is not a multiple of 64 KiB: pin from the start of its "
+			"page");
 	error = wh_view_map(view, mapping);
 	if (error)
-		return failed(call, error);
+		return gdrapi_failed(call, error);
 	pin->length = view->length;
 	pin->copy = view->copy;
 	atomic_store_explicit(&pin->base, view->base, memory_order_release);
@@ -518,12 +520,12 @@ int gdr_map_v2(gdr_t g, gdr_mh_t handle, void **va, size_t size, int flags)
 	int error;
 
 	if (!va || flags < GDR_MAP_FLAG_DEFAULT || flags > GDR_MAP_FLAG_REQ_DEVICE_MAPPING)
-		return refuse(call, EINVAL, va ? "an unknown flag" : "va is NULL");
-	error = enter(call, g, handle, &pin);
+		return gdrapi_refuse(call, EINVAL, va ? "an unknown flag" : "va is NULL");
+	error = pin_enter(call, g, handle, &pin);
 	if (error)
 		return error;
-	error = map(pin, (enum wh_mapping)flags, va, size);
-	leave(g);
+	error = pin_map(pin, (enum wh_mapping)flags, va, size);
+	pin_leave(g);
 	return error;
 }
 
@@ -536,35 +538,36 @@ int gdr_unmap(gdr_t g, gdr_mh_t handle, void *va, size_t size)
 {
 	static const char call[] = "gdr_unmap";
 	struct pin *pin;
-	int error = enter(call, g, handle, &pin);
+	int error = pin_enter(call, g, handle, &pin);
 
-	(void)size; /* all of it */
+	(void)size; /* unmaps all of it */
 	if (error)
 		return error;
 	if (!pin->base || pin->base != va) {
-		error = refuse(call, EINVAL,
-			       pin->base ? "va is not what gdr_map() gave" : "it is not mapped");
+		error = gdrapi_refuse(call, EINVAL,
+				      pin->base ? "va is not what gdr_map() returned" :
+						  "it is not mapped");
 	} else {
 		atomic_store_explicit(&pin->base, NULL, memory_order_release);
 		wh_view_unmap(pin->view);
 	}
-	leave(g);
+	pin_leave(g);
 	return error;
 }
 
 /* ---- copying --------------------------------------------------------------------------------- */
 
-/* The pin, if all of [at, at+size) lies in its mapping. */
-static struct pin *mapped_at(gdr_mh_t handle, const void *at, size_t size)
+/* The handle's pin, if its mapping contains all of [at, at+size); else NULL. */
+static struct pin *pin_mapped_at(gdr_mh_t handle, const void *at, size_t size)
 {
-	struct pin *pin = look_up(handle);
+	struct pin *pin = pin_find(handle);
 	unsigned char *base = pin ? atomic_load_explicit(&pin->base, memory_order_acquire) : NULL;
 	uintptr_t offset = (uintptr_t)at - (uintptr_t)base;
 
 	return base && offset <= pin->length && size <= pin->length - offset ? pin : NULL;
 }
 
-#define NOT_MAPPED "not mapped, or not all of it in the mapping"
+#define NOT_MAPPED "the handle is not mapped, or the range is not within its mapping"
 
 int gdr_copy_to_mapping(gdr_mh_t handle, void *map_d_ptr, const void *h_ptr, size_t size)
 {
@@ -572,9 +575,9 @@ int gdr_copy_to_mapping(gdr_mh_t handle, void *map_d_ptr, const void *h_ptr, siz
 
 	if (!size)
 		return 0;
-	pin = mapped_at(handle, map_d_ptr, size);
+	pin = pin_mapped_at(handle, map_d_ptr, size);
 	if (!pin)
-		return refuse("gdr_copy_to_mapping", EINVAL, NOT_MAPPED);
+		return gdrapi_refuse("gdr_copy_to_mapping", EINVAL, NOT_MAPPED);
 	wh_copy_to(pin->copy, map_d_ptr, h_ptr, size);
 	return 0;
 }
@@ -585,9 +588,9 @@ int gdr_copy_from_mapping(gdr_mh_t handle, void *h_ptr, const void *map_d_ptr, s
 
 	if (!size)
 		return 0;
-	pin = mapped_at(handle, map_d_ptr, size);
+	pin = pin_mapped_at(handle, map_d_ptr, size);
 	if (!pin)
-		return refuse("gdr_copy_from_mapping", EINVAL, NOT_MAPPED);
+		return gdrapi_refuse("gdr_copy_from_mapping", EINVAL, NOT_MAPPED);
 	wh_copy_from(pin->copy, h_ptr, map_d_ptr, size);
 	return 0;
 }

@@ -153,7 +153,8 @@ static int logged(void)
 	EXPECT(api.close(NULL) == EINVAL);
 	close(ends[1]);
 	close(STDERR_FILENO);
-	return read(ends[0], text, sizeof(text) - 1) > 0 && strstr(text, "gdr_close: it is NULL");
+	return read(ends[0], text, sizeof(text) - 1) > 0 &&
+	       strstr(text, "gdr_close: the gdr is NULL");
 }
 
 static int log_unset(void)
