@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * libtransfer_engine.so's parts: api-engine.c makes engines, api-memory.c registers, api-segment.c
- * finds the other side, api-batch.c moves, api-connection.c moves by Mooncake's TCP and notifies,
- * api-links.c tells.
+ * libtransfer_engine.so, Mooncake's C interface on top of Wherry: api-engine.c (engines, received
+ * notifications), api-memory.c (registration), api-segment.c (other engines), api-batch.c
+ * (transfers), api-connection.c (transfers over Mooncake's TCP, sent notifications), api-links.c
+ * (showLinks()).
  *
- * Nothing of Wherry's is called under an engine's lock, save what neither blocks nor calls back.
+ * Under an engine's lock, only functions of Wherry that neither block nor call back are called.
  */
 #ifndef WH_COMPAT_MOONCAKE_API_H
 #define WH_COMPAT_MOONCAKE_API_H
@@ -20,7 +21,7 @@
 #include "util/clock.h"
 #include "util/list.h"
 
-/* Of what sets something up; of batches the same without the sign. */
+/* Errors of set-up functions; batch functions return the same numbers without the sign. */
 enum te_error {
 	TE_ARGUMENT = -1,
 	TE_TOO_MANY = -2,
@@ -35,46 +36,46 @@ enum te_error {
 	TE_MEMORY = -302,
 };
 
-/* Keep the sentence and return the error. */
+/* Keep the text for wherryErrorText() and return the error. */
 int te_fail(enum te_error error, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* Of a call of Wherry's that returned `error`: what it said becomes ours. */
+/* A function of Wherry's returned `error`: keep its text behind `what`. */
 int te_fail_wherry(int error, const char *what);
-/* Of one of src/mooncake. */
+/* The same for a function of compat/mooncake's own. */
 int te_fail_mooncake(int error, const char *what);
 
-#define TE_STAGING (512 << 10) /* bytes between a socket and a GPU */
-#define TE_CONNECTIONS 4 /* connections to an engine of Mooncake's */
-#define TE_RUNNING 1 /* of what has not ended; else 0 or a negative errno */
+#define TE_STAGING (512 << 10) /* bytes of host memory between a socket and a GPU */
+#define TE_CONNECTIONS 4 /* to one Mooncake engine */
+#define TE_RUNNING 1 /* a result that is still open; else 0 or a negative errno */
 
-/* Memory that is registered. */
+/* Registered memory. */
 struct te_memory {
 	uint64_t address, length;
 	struct wh_region *region;
 	char name[32];
 	bool published, staged;
-	bool leaving; /* is being unregistered: nothing new may use it */
-	unsigned uses; /* requests that are being made, or move by a lane */
+	bool leaving; /* is being registered or unregistered: new requests may not use it */
+	unsigned uses; /* requests being submitted, or moving by Mooncake's TCP */
 };
 
-/* The way to a segment. It stays as long as somebody has a reference. */
+/* How a segment is reached. Lives as long as it has references. */
 struct te_link {
 	struct te_engine *engine;
 	unsigned references;
 	char name[WH_MOONCAKE_NAME_MAX];
-	char control[WH_MOONCAKE_NAME_MAX + 10]; /* "": not known */
+	char control[WH_MOONCAKE_NAME_MAX + 10]; /* HOST:PORT; "": not known */
 	char host[WH_MOONCAKE_NAME_MAX];
 	struct wh_peer *peer; /* NULL: by Mooncake's TCP */
 	char why[WH_TEXT_MAX]; /* if so */
-	struct wh_mooncake_segment segment; /* what it publishes; as it was last asked */
-	uint64_t read, written; /* bytes, by lanes */
+	struct wh_mooncake_segment segment; /* as last fetched */
+	uint64_t read, written; /* bytes, by Mooncake's TCP */
 
-	/* Threads for lanes and notifications. */
+	/* Threads, each with a connection: transfers by TCP, and notifications. */
 	struct wh_list jobs;
 	pthread_cond_t more;
 	unsigned workers, idle;
-	/* of the idle ones and of the new ones, those that come for a job */
+	/* idle threads that were signalled, and new threads, that have not taken a job yet */
 	unsigned called, started;
-	unsigned moving; /* at small requests, several at once, and soon back for more */
+	unsigned moving; /* at several small requests at once; back soon */
 	unsigned waiting; /* jobs */
 	bool stop;
 	struct te_worker {
@@ -90,11 +91,11 @@ struct te_segment {
 	struct te_link *link; /* NULL: closed */
 };
 
-/* What one submission has for one segment. */
+/* One submission's requests for one segment. */
 struct te_part {
 	struct te_submission *submission;
 	struct te_link *link;
-	struct wh_batch *batch; /* NULL: by lanes, or none of its requests has come so far */
+	struct wh_batch *batch; /* NULL: by Mooncake's TCP, or not submitted yet */
 	size_t count;
 };
 
@@ -111,7 +112,7 @@ struct te_request {
 	struct te_job job;
 	uint64_t local, remote, length;
 	bool write;
-	int result; /* TE_RUNNING: if the part has a batch, what that says */
+	int result; /* TE_RUNNING: ask the part's batch, if it has one */
 };
 
 /* One submission. */
@@ -121,8 +122,8 @@ struct te_submission {
 	size_t count;
 	struct te_part *parts;
 	size_t part_count;
-	size_t left; /* that have not ended, and one while it is being submitted */
-	char text[WH_TEXT_MAX]; /* of the first request that failed by itself */
+	size_t left; /* parts and requests still open, and one during the submission */
+	char text[WH_TEXT_MAX]; /* of the first request that failed */
 	int error; /* of the first one that failed */
 	/* The notification; NULL: none. */
 	char *name, *message;
@@ -133,7 +134,7 @@ struct te_submission {
 
 struct te_batch {
 	size_t capacity, count;
-	unsigned references; /* calls that are in the middle of it, and the table's */
+	unsigned references; /* calls that use it, and the table's */
 	struct te_request **requests;
 	size_t room;
 	struct te_submission **submissions;
@@ -153,8 +154,9 @@ struct te_notification {
 
 struct te_engine {
 	pthread_mutex_t lock;
-	pthread_mutex_t publishing; /* outside of it: one changes what is published at a time */
-	pthread_mutex_t store_lock; /* inside: one asks the store at a time */
+	pthread_mutex_t
+		publishing; /* taken before `lock`: serializes changes of the published memory */
+	pthread_mutex_t store_lock; /* taken within `publishing`: serializes the store */
 	struct wh_engine *wherry;
 	struct wh_mooncake_server *server;
 	int64_t timeout; /* ns */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A client of Mooncake's engines: what they publish, and lanes that move bytes. */
+/* A client of Mooncake's engines: control requests, and data connections. */
 #include <errno.h>
 #include <inttypes.h>
 #include <netinet/in.h>
@@ -14,22 +14,22 @@
 #include "rendezvous/rendezvous.h"
 #include "util/clock.h"
 
-/* Bytes read back to see whether a write over version 1, which nobody confirms, has been done. */
+/* Bytes read back to confirm a write over version 1, which has no confirmation. */
 #define PROOF 64
 
-/* While bytes follow each other, who sleeps each time that they are late, and who sends them, wake
- * each other on one CPU, and leave the next one idle. */
+/* ns of polling before sleep while requests follow each other. Sleeping for each late byte, sender
+ * and receiver would wake each other on one CPU, and leave the others idle. */
 #define SPIN (50 * WH_MS / 1000)
 
 /* ---- sockets ------------------------------------------------------------------------------- */
 
-/* What moves bytes, in one way: when nothing has moved until `deadline`, or for `still` ns, it
- * ends. */
+/* A socket and its limits: an operation fails at `deadline`, or after `still` ns without progress.
+ */
 struct wire {
 	int fd;
 	const char *address; /* for texts */
 	int64_t deadline, still;
-	int64_t spin; /* before who waits sleeps */
+	int64_t spin; /* ns of polling before sleep */
 };
 
 static int wire_failed(const struct wire *wire, const char *verb, int error)
@@ -143,7 +143,7 @@ static int wire_connect(struct wire *wire)
 	return error;
 }
 
-/* ---- questions ----------------------------------------------------------------------------- */
+/* ---- control requests ---------------------------------------------------------------------- */
 
 static int control_exchange(const struct wire *wire, unsigned char type, const char *json,
 			    char **reply, uint64_t *length)
@@ -170,20 +170,20 @@ static int control_exchange(const struct wire *wire, unsigned char type, const c
 	error = wire_receive(wire, body, bytes);
 	if (!error && (unsigned char)body[0] != type)
 		error = wh_fail(EPROTO,
-				"mooncake: %.120s answers a question of type %u with type %u",
+				"mooncake: %.120s answers a request of type %u with type %u",
 				wire->address, type, (unsigned char)body[0]);
 	if (error) {
 		free(body);
 		return error;
 	}
-	/* Without its type. */
+	/* The reply without its type. */
 	memmove(body, body + 1, bytes - 1);
 	*reply = body;
 	*length = bytes - 1;
 	return 0;
 }
 
-/* What we publish ourselves, for the peer learns of us as we do of it: nothing. */
+/* The client's own segment, which the protocol sends along: it has no buffers. */
 static char *control_own_segment(const struct wire *wire)
 {
 	struct wh_mooncake_segment segment = { .version = 2 };
@@ -221,7 +221,7 @@ int wh_mooncake_fetch(const char *address, int64_t timeout, struct wh_mooncake_s
 	return error;
 }
 
-/* A question that is answered with an object in which there is nothing to know. */
+/* A control request whose reply is an object without content. */
 static int control_ask(const char *address, unsigned char type, const char *json, int64_t timeout)
 {
 	struct wire wire = {
@@ -250,7 +250,7 @@ int wh_mooncake_notify(const char *address, const char *name, const char *messag
 	int error;
 
 	if (!json)
-		return wh_fail(EINVAL, "mooncake: a notification is UTF-8");
+		return wh_fail(EINVAL, "mooncake: the notification is not UTF-8");
 	if (strlen(json) >= WH_MOONCAKE_FRAME_MAX)
 		error = wh_fail(EMSGSIZE, "mooncake: a notification of %zu bytes; the most are %d",
 				strlen(json), WH_MOONCAKE_FRAME_MAX - 1);
@@ -293,7 +293,7 @@ static int connection_take_status(const struct wire *wire,
 		       request->address, code);
 }
 
-/* One request and its answer; nothing is said of whether a write over version 1 was done. */
+/* One request and its answer. Success says nothing about a write over version 1. */
 static int connection_ask(const struct wh_mooncake_connection *connection, bool write, void *buffer,
 			  uint64_t address, uint64_t length)
 {
@@ -311,8 +311,7 @@ static int connection_ask(const struct wh_mooncake_connection *connection, bool 
 	error = wire_send(&wire, header, sizeof(header), write ? MSG_MORE : 0);
 	if (!error && write) {
 		error = wire_send(&wire, buffer, length, 0);
-		/* Refused before all was sent: the status is there, and says more than the socket.
-		 */
+		/* The peer refused it before all bytes were sent: its status says why. */
 		if (error && request.status && connection_take_status(&wire, &request) == -EACCES)
 			return -EACCES;
 	}
@@ -325,10 +324,11 @@ static int connection_ask(const struct wh_mooncake_connection *connection, bool 
 
 static int connection_aborted(const struct wh_mooncake_connection *connection)
 {
-	return wh_fail(ECANCELED, "mooncake: %.120s: given up", connection->address);
+	return wh_fail(ECANCELED, "mooncake: %.120s: cancelled", connection->address);
 }
 
-/* Under the lock, for whoever closes the lane wakes us by shutting the connection down. */
+/* Close the socket under the lock: wh_mooncake_connection_abort() shuts it down from other threads.
+ */
 static int connection_disconnect(struct wh_mooncake_connection *connection)
 {
 	bool stop;
@@ -361,9 +361,9 @@ static int connection_reconnect(struct wh_mooncake_connection *connection)
 	return connection->fd < 0 ? connection_aborted(connection) : 0;
 }
 
-/* Over version 1 nothing comes back from a write. Requests of one connection are done one after the
- * other, so when a read behind it is answered, it has been done. An engine that serves one request
- * per connection closes this one instead: then another one shows what there is. */
+/* Confirm a write over version 1, which has no answer. An engine does the requests of a connection
+ * in order, so the write is done when a read behind it is answered. An engine that serves one
+ * request per connection closes it instead: then a new connection reads the bytes back. */
 static int connection_prove(struct wh_mooncake_connection *connection, const void *buffer,
 			    uint64_t address, uint64_t length)
 {
@@ -371,7 +371,7 @@ static int connection_prove(struct wh_mooncake_connection *connection, const voi
 	unsigned char found[PROOF];
 	int error = connection_ask(connection, false, found, address + from, size);
 
-	/* Answered; others may have written there since, so what it says does not matter. */
+	/* Answered. Its bytes do not matter: others may have written there since. */
 	if (error != -ECONNRESET && error != -EPIPE)
 		return error;
 	error = connection_reconnect(connection);
@@ -409,21 +409,20 @@ static int connection_move(struct wh_mooncake_connection *connection)
 	if (error)
 		return error;
 	error = connection_move_once(connection);
-	/* One that was kept may have been closed by the peer meanwhile. Doing it again does no
-	 * harm. */
+	/* The peer may have closed a reused connection meanwhile. A request may run twice. */
 	if ((error == -ECONNRESET || error == -EPIPE) && !fresh) {
 		error = connection_reconnect(connection);
 		if (!error)
 			error = connection_move_once(connection);
 	}
-	/* Cut by another thread it looks as if the peer had closed the connection. */
+	/* An abort by another thread looks like a close by the peer. */
 	if (error && connection_disconnect(connection))
 		error = -ECANCELED;
 	return error;
 }
 
-/* An engine does the requests of a connection in their order. One that closes it after each answers
- * the first. */
+/* Send all requests, then read the answers: an engine does a connection's requests in order. An
+ * engine that closes after each request answers the first only. */
 static unsigned connection_do_all(const struct wh_mooncake_connection *connection, bool write,
 				  const struct wh_mooncake_move *moves, unsigned count)
 {
@@ -444,7 +443,7 @@ static unsigned connection_do_all(const struct wh_mooncake_connection *connectio
 		if (!error && write)
 			error = wire_send(&wire, moves[sent].buffer, moves[sent].length, 0);
 	}
-	/* What was refused in the middle of it has ended the connection behind what was done. */
+	/* A refused request ends the connection; the requests before it are done. */
 	for (; done < count && error != -ETIMEDOUT; done++) {
 		request.address = moves[done].remote;
 		request.length = moves[done].length;
@@ -456,7 +455,7 @@ static unsigned connection_do_all(const struct wh_mooncake_connection *connectio
 	return done;
 }
 
-/* ---- lanes --------------------------------------------------------------------------------- */
+/* ---- connections --------------------------------------------------------------------------- */
 
 static void *connection_run(void *argument)
 {
@@ -526,7 +525,7 @@ unsigned wh_mooncake_connection_several(struct wh_mooncake_connection *connectio
 
 	if (connection->fd >= 0 || !connection_reconnect(connection))
 		done = connection_do_all(connection, write, moves, count);
-	/* Answers to the others may still come by it. */
+	/* Answers to the other requests may still arrive: do not reuse the connection. */
 	if (done < count)
 		connection_disconnect(connection);
 	return done;

@@ -251,7 +251,7 @@ start 1 python3 "$peer" store root 'ses@me'
 store=$(cat ready)
 registry=$started
 in_a_store http-with-password "$(secret "http://root:ses%40me@$store/metadata")"
-refused http-with-password "is not taken" "http://root:opensesame@$store/metadata"
+refused http-with-password "does not accept" "http://root:opensesame@$store/metadata"
 kill "$registry"
 if command -v redis-server >/dev/null; then
 	port=$(free_port 0)
@@ -261,7 +261,7 @@ if command -v redis-server >/dev/null; then
 		sleep 0.05
 	done
 	in_a_store redis "$(secret "redis://:ses%40me@127.0.0.1:$port")"
-	refused redis "is not taken" "redis://:opensesame@127.0.0.1:$port"
+	refused redis "does not accept" "redis://:opensesame@127.0.0.1:$port"
 	export MC_REDIS_PASSWORD='ses@me' MC_REDIS_DB_INDEX=3
 	in_a_cluster redis "redis://127.0.0.1:$port"
 	unset MC_REDIS_PASSWORD MC_REDIS_DB_INDEX
