@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A link's threads: they move by Mooncake's TCP, each by a connection of its own, and send
+/* A link's threads: each moves bytes by Mooncake's TCP over its own connection, and sends
  * notifications. */
 #include <errno.h>
 #include <inttypes.h>
@@ -8,11 +8,11 @@
 
 #include "compat/mooncake/api.h"
 
-#define SMALL (128u << 10) /* bytes, of a request that is done together with others */
+#define SMALL (128u << 10) /* bytes; smaller requests are done together */
 
 /* ---- one request --------------------------------------------------------------------------- */
 
-/* Does the other side publish it, as far as is known? */
+/* Is the range within the segment, as last fetched? */
 static bool link_publishes(struct te_link *link, uint64_t address, uint64_t length)
 {
 	bool found;
@@ -23,13 +23,13 @@ static bool link_publishes(struct te_link *link, uint64_t address, uint64_t leng
 	return found;
 }
 
-/* A lane to where the segment says that it is now. */
+/* Prepare a connection to the current address of the segment. */
 static int worker_connect(struct te_worker *worker)
 {
 	struct te_link *link = worker->link;
 	int error;
 
-	/* Whoever stops the link cuts its lanes. */
+	/* te_link_stop() aborts the connections of workers. */
 	pthread_mutex_lock(&link->engine->lock);
 	wh_mooncake_connection_close(&worker->connection);
 	error = link->stop ? wh_fail(ECANCELED, "%.100s: given up", link->name) :
@@ -39,7 +39,7 @@ static int worker_connect(struct te_worker *worker)
 	return error;
 }
 
-/* A GPU's memory goes by way of the host's, as much at a time as that has room for. */
+/* GPU memory moves through the staging memory, TE_STAGING bytes at a time. */
 static int worker_move_staged(struct te_worker *worker, const struct te_request *request)
 {
 	struct wh_region *region = request->memory->region;
@@ -82,7 +82,7 @@ static int worker_move_request(struct te_worker *worker, const struct te_request
 	struct te_link *link = worker->link;
 	int error = 0;
 
-	/* It may have been registered there after it was asked. */
+	/* It may have been registered there after the segment was fetched. */
 	if (!link_publishes(link, request->remote, request->length) && !te_link_ask(link))
 		error = worker_connect(worker);
 	if (!error && !link_publishes(link, request->remote, request->length))
@@ -94,7 +94,7 @@ static int worker_move_request(struct te_worker *worker, const struct te_request
 		error = worker_connect(worker);
 	if (!error)
 		error = worker_move(worker, request);
-	/* Restarted it listens at another port. */
+	/* After a restart the engine listens on another port. */
 	if (error == -ECONNREFUSED && !te_link_ask(link)) {
 		error = worker_connect(worker);
 		if (!error)
@@ -116,7 +116,7 @@ static int link_send_notification(struct te_link *link, const struct te_submissi
 
 /* ---- threads ------------------------------------------------------------------------------- */
 
-/* Under the lock; nothing of the round is touched any more when it returns. */
+/* A job has ended. Under the lock; the submission may be freed when it returns. */
 static void job_end(struct te_link *link, struct te_job *job, int error, const char *text)
 {
 	struct te_request *request = job->request;
@@ -135,7 +135,7 @@ static void job_end(struct te_link *link, struct te_job *job, int error, const c
 	te_submission_part_ended(submission, error, text);
 }
 
-/* Worth doing together with others. Under the lock. */
+/* Can it be done together with others? Under the lock. */
 static bool job_is_small(const struct te_link *link, const struct te_job *job)
 {
 	const struct te_request *request = job->request;
@@ -145,8 +145,8 @@ static bool job_is_small(const struct te_link *link, const struct te_job *job)
 	       wh_mooncake_segment_find(&link->segment, request->remote, request->length);
 }
 
-/* The first jobs that wait, if they are small and of one kind, else the first one. How many. Under
- * the lock. */
+/* Take the first job, or several if they are small and all reads or all writes. Returns how many.
+ * Under the lock. */
 static unsigned link_take_jobs(struct te_link *link, struct te_job *jobs[WH_MOONCAKE_MOVES])
 {
 	unsigned count = 0;
@@ -166,7 +166,7 @@ static unsigned link_take_jobs(struct te_link *link, struct te_job *jobs[WH_MOON
 	return count;
 }
 
-/* How many of them, from the first on, are done. */
+/* Returns how many are done, counted from the first. */
 static unsigned worker_move_together(struct te_worker *worker, struct te_job *const jobs[],
 				     unsigned count)
 {
@@ -225,8 +225,8 @@ static void *worker_run(void *argument)
 	return NULL;
 }
 
-/* Does it take another thread than those that are at work? For what is small half of the CPUs are
- * enough: the other side, or who asks, has the others. */
+/* Does the job need one more thread? Small jobs use half of the CPUs at most: the peer and the
+ * application need the others. */
 static bool link_wants_thread(const struct te_link *link, const struct te_job *job)
 {
 	unsigned soon = link->called + link->started + link->moving;

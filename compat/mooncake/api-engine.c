@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Engines of libtransfer_engine.so: made, named and destroyed; and notifications, which are an
- * engine's. */
+/* Engines of libtransfer_engine.so: creation, names, destruction, and received notifications. */
 #include <errno.h>
 #include <netinet/in.h>
 #include <stdarg.h>
@@ -124,9 +123,9 @@ static bool address_is_loopback(const char *where)
 
 /* ---- making one ---------------------------------------------------------------------------- */
 
-/* Engines of Wherry's listen on more than loopback only with a cluster key. Without one this engine
- * is reached by Wherry's routes from its host alone, and from others by Mooncake's TCP. Who has set
- * the knob has chosen. */
+/* A Wherry engine listens beyond loopback only with a cluster key. Without one, Wherry's routes
+ * reach it from its own host only, and Mooncake's TCP from others. A setting `listen` takes
+ * precedence. */
 static int engine_open_wherry(struct te_engine *engine, const struct wh_config *config,
 			      const char *where)
 {

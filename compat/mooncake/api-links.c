@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* showLinks(): how each segment is reached, and how much went by which route. */
+/* showLinks(): how each segment is reached, and the bytes that each transport moved. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory that is registered: a region of Wherry's, and a buffer of the segment that Mooncake's
+/* Registered memory: a region of the Wherry engine, and a buffer of the segment that Mooncake's
  * engines see. */
 #include <errno.h>
 #include <inttypes.h>
@@ -141,7 +141,7 @@ void te_region_name(uint64_t address, char out[32])
 	snprintf(out, 32, "mooncake-%" PRIx64, address);
 }
 
-/* Can the CPU reach it where it lies? */
+/* Can the CPU access it in place? If not, it is staged. */
 static int memory_learn_location(struct te_engine *engine, struct te_memory *memory,
 				 const char *call)
 {
@@ -175,7 +175,7 @@ static int memory_enter(struct te_engine *engine, void *address, size_t length, 
 		.published = published,
 		.leaving = true,
 	};
-	/* Nobody uses it until it is all there. */
+	/* `leaving` keeps requests away until the registration is complete. */
 	pthread_mutex_lock(&engine->lock);
 	error = memory_insert(engine, memory, call);
 	pthread_mutex_unlock(&engine->lock);
@@ -214,7 +214,7 @@ static int memory_check(const void *address, size_t length, const char *call)
 	return 0;
 }
 
-/* Take it back, when nothing of ours uses it. With `publishing` held. */
+/* Unregister it, unless a request uses it. With `publishing` held. */
 static int memory_leave(struct te_engine *engine, uint64_t address, const char *call)
 {
 	struct te_memory *memory;

@@ -206,7 +206,8 @@ int te_link_ask(struct te_link *link);
 bool te_segment_known(const struct te_engine *engine, int64_t id);
 void te_segments_free(struct te_engine *engine);
 
-/* ---- lanes -------------------------------------------------------------------------------- */
+/* ---- links' threads
+ * -------------------------------------------------------------------------------- */
 
 /* Hand a job to the link's threads, under the lock. */
 void te_job_post(struct te_link *link, struct te_job *job);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Engines in a store of metadata: two keys each. */
+/* Engines in a metadata store: each has a key for its segment and one for its control port. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,7 +10,7 @@
 #include "util/clock.h"
 
 #define KEY_MAX (WH_MOONCAKE_NAME_MAX + 32)
-#define PATIENCE (2 * WH_SECOND) /* with the engine that has a name already */
+#define PATIENCE (2 * WH_SECOND) /* for the engine that already has the name */
 
 static void segment_key(const char *name, char out[KEY_MAX])
 {
@@ -23,7 +23,7 @@ static void endpoint_key(const char *name, char out[KEY_MAX])
 	snprintf(out, KEY_MAX, "mooncake/rpc_meta/%s", name);
 }
 
-/* The store's text becomes ours: the module has its own. */
+/* Take over the error text: the module has a copy of wh_fail() of its own. */
 static int store_failed(const struct wh_mooncake_store_ops *ops, int error)
 {
 	return error ? wh_fail(-error, "%s", ops->text()) : 0;
@@ -45,7 +45,7 @@ int wh_mooncake_locate(const struct wh_mooncake_store_ops *ops, void *store, con
 	return error;
 }
 
-/* Nobody else's? */
+/* Check that no live engine has the name; *ours: this engine has it already. */
 static int name_check_free(const struct wh_mooncake_store_ops *ops, void *store, const char *name,
 			   const struct wh_mooncake_endpoint *endpoint, bool *ours)
 {
@@ -58,7 +58,7 @@ static int name_check_free(const struct wh_mooncake_store_ops *ops, void *store,
 		return 0;
 	if (error)
 		return error;
-	/* Its host answers, and says that nobody listens there: the engine has died. */
+	/* Its host answers and the port is closed: the engine has died. */
 	wh_mooncake_endpoint_text(&found, address, sizeof(address));
 	if (wh_mooncake_probe(address, PATIENCE) == -ECONNREFUSED)
 		return wh_mooncake_withdraw(ops, store, name);
@@ -121,7 +121,7 @@ int wh_mooncake_find(const struct wh_mooncake_store_ops *ops, void *store, const
 	free(value);
 	if (error || *segment->host)
 		return error;
-	/* It does not say where its data port is: where its control port is. */
+	/* Without a data host, it is the host of the control port. */
 	error = wh_mooncake_locate(ops, store, name, &endpoint);
 	if (error)
 		wh_mooncake_segment_free(segment);

@@ -15,7 +15,7 @@
 #include "util/clock.h"
 
 #define LENGTH (1 << 20)
-#define LANES 4
+#define CONNECTIONS 4
 #define LONG (60 * WH_SECOND)
 
 static unsigned char direct[LENGTH], hidden[LENGTH], staging[65536];
@@ -83,48 +83,50 @@ static bool bytes_are(const unsigned char *bytes, size_t length, unsigned char v
 	return true;
 }
 
-static int finish(struct wh_mooncake_connection *lane)
+static int finish(struct wh_mooncake_connection *connection)
 {
 	bool ended;
-	int error = wh_mooncake_connection_wait(lane, LONG, &ended);
+	int error = wh_mooncake_connection_wait(connection, LONG, &ended);
 
 	assert_true(ended);
 	return error;
 }
 
-/* Several lanes at once, each with a part of its own, to both memories and back. */
+/* Several connections at once, each with a part of its own, to both memories and back. */
 static void lanes__both_ways(void **state)
 {
-	const size_t part = LENGTH / LANES;
+	const size_t part = LENGTH / CONNECTIONS;
 	unsigned char *bytes = malloc(LENGTH), *back = malloc(LENGTH);
-	struct wh_mooncake_connection lanes[LANES];
+	struct wh_mooncake_connection connections[CONNECTIONS];
 	uint64_t random = 7;
 
 	(void)state;
 	assert_true(bytes && back);
 	for (unsigned version = 1; version <= 2; version++) {
 		segment.version = version;
-		for (int i = 0; i < LANES; i++)
-			assert_int_equal(
-				wh_mooncake_connection_open(&lanes[i], &segment, "127.0.0.1", LONG),
-				0);
+		for (int i = 0; i < CONNECTIONS; i++)
+			assert_int_equal(wh_mooncake_connection_open(&connections[i], &segment,
+								     "127.0.0.1", LONG),
+					 0);
 		for (int m = 0; m < 2; m++) {
 			for (size_t i = 0; i < LENGTH; i++)
 				bytes[i] = (unsigned char)next_random(&random);
-			for (size_t i = 0; i < LANES; i++)
-				wh_mooncake_connection_start(&lanes[i], true, bytes + i * part,
+			for (size_t i = 0; i < CONNECTIONS; i++)
+				wh_mooncake_connection_start(&connections[i], true,
+							     bytes + i * part,
 							     served[m].address + i * part, part);
-			for (int i = 0; i < LANES; i++)
-				assert_int_equal(finish(&lanes[i]), 0);
-			for (size_t i = 0; i < LANES; i++)
-				wh_mooncake_connection_start(&lanes[i], false, back + i * part,
+			for (int i = 0; i < CONNECTIONS; i++)
+				assert_int_equal(finish(&connections[i]), 0);
+			for (size_t i = 0; i < CONNECTIONS; i++)
+				wh_mooncake_connection_start(&connections[i], false,
+							     back + i * part,
 							     served[m].address + i * part, part);
-			for (int i = 0; i < LANES; i++)
-				assert_int_equal(finish(&lanes[i]), 0);
+			for (int i = 0; i < CONNECTIONS; i++)
+				assert_int_equal(finish(&connections[i]), 0);
 			assert_memory_equal(bytes, back, LENGTH);
 		}
-		for (int i = 0; i < LANES; i++)
-			wh_mooncake_connection_close(&lanes[i]);
+		for (int i = 0; i < CONNECTIONS; i++)
+			wh_mooncake_connection_close(&connections[i]);
 	}
 	assert_true(atomic_load(&copies) >= 2 * 2 * LENGTH / (int)sizeof(staging));
 	free(bytes);
@@ -133,19 +135,19 @@ static void lanes__both_ways(void **state)
 
 static void lanes__refused(void **state)
 {
-	struct wh_mooncake_connection lane;
+	struct wh_mooncake_connection connection;
 	unsigned char byte = 0;
 
 	(void)state;
 	segment.version = 2;
-	assert_int_equal(wh_mooncake_connection_open(&lane, &segment, "127.0.0.1", LONG), 0);
-	wh_mooncake_connection_start(&lane, true, &byte, 4095, 1);
-	assert_int_equal(finish(&lane), -EACCES);
-	assert_non_null(strstr(lane.text, "0xfff"));
+	assert_int_equal(wh_mooncake_connection_open(&connection, &segment, "127.0.0.1", LONG), 0);
+	wh_mooncake_connection_start(&connection, true, &byte, 4095, 1);
+	assert_int_equal(finish(&connection), -EACCES);
+	assert_non_null(strstr(connection.text, "0xfff"));
 	/* The next one goes over a connection of its own. */
-	wh_mooncake_connection_start(&lane, true, &byte, 4096, 1);
-	assert_int_equal(finish(&lane), 0);
-	wh_mooncake_connection_close(&lane);
+	wh_mooncake_connection_start(&connection, true, &byte, 4096, 1);
+	assert_int_equal(finish(&connection), 0);
+	wh_mooncake_connection_close(&connection);
 }
 
 /* Several reads that are asked for together: they are done up to the first that is not to be had.
@@ -155,7 +157,7 @@ static void lanes__several(void **state)
 	const size_t part = 65536 - 17;
 	unsigned char *back = malloc(LENGTH);
 	struct wh_mooncake_move reads[WH_MOONCAKE_MOVES];
-	struct wh_mooncake_connection lane;
+	struct wh_mooncake_connection connection;
 	uint64_t random = 8;
 
 	(void)state;
@@ -163,45 +165,47 @@ static void lanes__several(void **state)
 	for (size_t i = 0; i < LENGTH; i++)
 		direct[i] = hidden[i] = (unsigned char)next_random(&random);
 	for (segment.version = 1; segment.version <= 2; segment.version++) {
-		assert_int_equal(wh_mooncake_connection_prepare(&lane, &segment, "127.0.0.1", LONG),
-				 0);
+		assert_int_equal(
+			wh_mooncake_connection_prepare(&connection, &segment, "127.0.0.1", LONG),
+			0);
 		memset(back, 0, LENGTH);
 		for (size_t i = 0; i < WH_MOONCAKE_MOVES; i++)
 			reads[i] =
 				(struct wh_mooncake_move){ back + i * part,
 							   served[i & 1].address + i * part, part };
-		assert_int_equal(
-			wh_mooncake_connection_several(&lane, false, reads, WH_MOONCAKE_MOVES),
-			WH_MOONCAKE_MOVES);
+		assert_int_equal(wh_mooncake_connection_several(&connection, false, reads,
+								WH_MOONCAKE_MOVES),
+				 WH_MOONCAKE_MOVES);
 		assert_memory_equal(back, direct, WH_MOONCAKE_MOVES * part);
 		memset(back, 0, LENGTH);
 		reads[3].remote = 4095;
-		assert_int_equal(
-			wh_mooncake_connection_several(&lane, false, reads, WH_MOONCAKE_MOVES), 3);
+		assert_int_equal(wh_mooncake_connection_several(&connection, false, reads,
+								WH_MOONCAKE_MOVES),
+				 3);
 		assert_memory_equal(back, direct, 3 * part);
 		assert_true(bytes_are(back + 3 * part, LENGTH - 3 * part, 0));
 		/* By a connection of its own. Writes over version 1 are confirmed by nobody. */
-		assert_int_equal(
-			wh_mooncake_connection_move(&lane, false, back, served[0].address, part),
-			0);
+		assert_int_equal(wh_mooncake_connection_move(&connection, false, back,
+							     served[0].address, part),
+				 0);
 		reads[3].remote = served[1].address + 3 * part;
 		for (size_t i = 0; segment.version == 2 && i < LENGTH; i++)
 			back[i] = (unsigned char)next_random(&random);
 		if (segment.version == 2) {
-			assert_int_equal(wh_mooncake_connection_several(&lane, true, reads,
+			assert_int_equal(wh_mooncake_connection_several(&connection, true, reads,
 									WH_MOONCAKE_MOVES),
 					 WH_MOONCAKE_MOVES);
 			for (size_t i = 0; i < WH_MOONCAKE_MOVES; i++)
 				assert_memory_equal((i & 1 ? direct : hidden) + i * part,
 						    back + i * part, part);
 			reads[5].remote = 4095;
-			assert_int_equal(wh_mooncake_connection_several(&lane, true, reads,
+			assert_int_equal(wh_mooncake_connection_several(&connection, true, reads,
 									WH_MOONCAKE_MOVES),
 					 5);
 		}
-		wh_mooncake_connection_abort(&lane);
-		assert_int_equal(wh_mooncake_connection_several(&lane, false, reads, 1), 0);
-		wh_mooncake_connection_close(&lane);
+		wh_mooncake_connection_abort(&connection);
+		assert_int_equal(wh_mooncake_connection_several(&connection, false, reads, 1), 0);
+		wh_mooncake_connection_close(&connection);
 	}
 	segment.version = 2;
 	free(back);
@@ -230,7 +234,7 @@ static void lanes__one_at_a_time(void **state)
 	unsigned char back[3][6] = { "" };
 	struct wh_mooncake_move reads[3];
 	socklen_t length = sizeof(at);
-	struct wh_mooncake_connection lane;
+	struct wh_mooncake_connection connection;
 	int listener = socket(AF_INET, SOCK_STREAM, 0);
 	pthread_t thread;
 
@@ -241,11 +245,11 @@ static void lanes__one_at_a_time(void **state)
 	other.port = ntohs(at.sin_port);
 	for (unsigned i = 0; i < 3; i++)
 		reads[i] = (struct wh_mooncake_move){ back[i], i, 6 };
-	assert_int_equal(wh_mooncake_connection_prepare(&lane, &other, "127.0.0.1", LONG), 0);
+	assert_int_equal(wh_mooncake_connection_prepare(&connection, &other, "127.0.0.1", LONG), 0);
 	assert_int_equal(pthread_create(&thread, NULL, answer_once, &listener), 0);
-	assert_int_equal(wh_mooncake_connection_several(&lane, false, reads, 3), 1);
+	assert_int_equal(wh_mooncake_connection_several(&connection, false, reads, 3), 1);
 	assert_memory_equal(back[0], "answer", 6);
-	wh_mooncake_connection_close(&lane);
+	wh_mooncake_connection_close(&connection);
 	pthread_join(thread, NULL);
 	close(listener);
 }
@@ -254,22 +258,22 @@ static void lanes__one_at_a_time(void **state)
 static void lanes__close(void **state)
 {
 	unsigned char *bytes = calloc(1, LENGTH);
-	struct wh_mooncake_connection lane;
+	struct wh_mooncake_connection connection;
 
 	(void)state;
 	assert_non_null(bytes);
-	assert_int_equal(wh_mooncake_connection_open(&lane, &segment, "127.0.0.1", LONG), 0);
-	wh_mooncake_connection_close(&lane);
+	assert_int_equal(wh_mooncake_connection_open(&connection, &segment, "127.0.0.1", LONG), 0);
+	wh_mooncake_connection_close(&connection);
 	for (int i = 0; i < 20; i++) {
-		assert_int_equal(wh_mooncake_connection_open(&lane, &segment, "127.0.0.1", LONG),
-				 0);
-		wh_mooncake_connection_start(&lane, i & 1, bytes, 4096, LENGTH);
-		wh_mooncake_connection_close(&lane);
+		assert_int_equal(
+			wh_mooncake_connection_open(&connection, &segment, "127.0.0.1", LONG), 0);
+		wh_mooncake_connection_start(&connection, i & 1, bytes, 4096, LENGTH);
+		wh_mooncake_connection_close(&connection);
 	}
 	free(bytes);
 	/* One that is all zero was never opened. */
-	memset(&lane, 0, sizeof(lane));
-	wh_mooncake_connection_close(&lane);
+	memset(&connection, 0, sizeof(connection));
+	wh_mooncake_connection_close(&connection);
 }
 
 /* What is published changes: who is in the middle of what is gone is cut off, the other memory
@@ -278,30 +282,33 @@ static void server__update(void **state)
 {
 	struct wh_mooncake_memory *others = calloc(1, sizeof(*others));
 	unsigned char *bytes = calloc(1, LENGTH);
-	struct wh_mooncake_connection lanes[2];
+	struct wh_mooncake_connection connections[2];
 	int error;
 
 	(void)state;
 	assert_true(others && bytes);
 	others[0] = served[1];
 	for (int i = 0; i < 2; i++) {
-		assert_int_equal(
-			wh_mooncake_connection_prepare(&lanes[i], &segment, "127.0.0.1", LONG), 0);
-		assert_int_equal(wh_mooncake_connection_move(&lanes[i], true, bytes,
+		assert_int_equal(wh_mooncake_connection_prepare(&connections[i], &segment,
+								"127.0.0.1", LONG),
+				 0);
+		assert_int_equal(wh_mooncake_connection_move(&connections[i], true, bytes,
 							     served[i].address, LENGTH),
 				 0);
 	}
 	wh_mooncake_update(server, others, 1, staging);
-	error = wh_mooncake_connection_move(&lanes[0], true, bytes, served[0].address, 1);
+	error = wh_mooncake_connection_move(&connections[0], true, bytes, served[0].address, 1);
 	assert_int_equal(error, -EACCES);
-	assert_int_equal(
-		wh_mooncake_connection_move(&lanes[1], false, bytes, served[1].address, LENGTH), 0);
+	assert_int_equal(wh_mooncake_connection_move(&connections[1], false, bytes,
+						     served[1].address, LENGTH),
+			 0);
 	wh_mooncake_update(server, served, 2, staging);
 	free(others);
-	assert_int_equal(
-		wh_mooncake_connection_move(&lanes[0], true, bytes, served[0].address, LENGTH), 0);
-	wh_mooncake_connection_close(&lanes[0]);
-	wh_mooncake_connection_close(&lanes[1]);
+	assert_int_equal(wh_mooncake_connection_move(&connections[0], true, bytes,
+						     served[0].address, LENGTH),
+			 0);
+	wh_mooncake_connection_close(&connections[0]);
+	wh_mooncake_connection_close(&connections[1]);
 	free(bytes);
 }
 
@@ -333,9 +340,9 @@ static void server__update_in_the_middle(void **state)
 	wh_mooncake_update(server, served, 2, staging);
 }
 
-static void *cut_soon(void *lane)
+static void *cut_soon(void *connection)
 {
-	wh_mooncake_connection_abort(lane);
+	wh_mooncake_connection_abort(connection);
 	return NULL;
 }
 
@@ -343,22 +350,23 @@ static void *cut_soon(void *lane)
 static void lanes__cut(void **state)
 {
 	unsigned char *bytes = calloc(1, LENGTH);
-	struct wh_mooncake_connection lane;
+	struct wh_mooncake_connection connection;
 	pthread_t thread;
 	int error;
 
 	(void)state;
 	assert_non_null(bytes);
 	for (int i = 0; i < 20; i++) {
-		assert_int_equal(wh_mooncake_connection_prepare(&lane, &segment, "127.0.0.1", LONG),
-				 0);
-		assert_int_equal(pthread_create(&thread, NULL, cut_soon, &lane), 0);
-		error = wh_mooncake_connection_move(&lane, i & 1, bytes, 4096, LENGTH);
+		assert_int_equal(
+			wh_mooncake_connection_prepare(&connection, &segment, "127.0.0.1", LONG),
+			0);
+		assert_int_equal(pthread_create(&thread, NULL, cut_soon, &connection), 0);
+		error = wh_mooncake_connection_move(&connection, i & 1, bytes, 4096, LENGTH);
 		pthread_join(thread, NULL);
 		assert_true(!error || error == -ECANCELED);
-		assert_int_equal(wh_mooncake_connection_move(&lane, false, bytes, 4096, 1),
+		assert_int_equal(wh_mooncake_connection_move(&connection, false, bytes, 4096, 1),
 				 -ECANCELED);
-		wh_mooncake_connection_close(&lane);
+		wh_mooncake_connection_close(&connection);
 	}
 	free(bytes);
 }
@@ -404,16 +412,16 @@ static void server__notified(void **state)
 /* The server goes while a lane has a connection to it. */
 static void server__goes(void **state)
 {
-	struct wh_mooncake_connection lane;
+	struct wh_mooncake_connection connection;
 	unsigned char byte;
 
-	assert_int_equal(wh_mooncake_connection_open(&lane, &segment, "127.0.0.1", LONG), 0);
-	wh_mooncake_connection_start(&lane, false, &byte, 4096, 1);
-	assert_int_equal(finish(&lane), 0);
+	assert_int_equal(wh_mooncake_connection_open(&connection, &segment, "127.0.0.1", LONG), 0);
+	wh_mooncake_connection_start(&connection, false, &byte, 4096, 1);
+	assert_int_equal(finish(&connection), 0);
 	stop(state);
-	wh_mooncake_connection_start(&lane, false, &byte, 4096, 1);
-	assert_int_equal(finish(&lane), -ECONNREFUSED);
-	wh_mooncake_connection_close(&lane);
+	wh_mooncake_connection_start(&connection, false, &byte, 4096, 1);
+	assert_int_equal(finish(&connection), -ECONNREFUSED);
+	wh_mooncake_connection_close(&connection);
 	start(state);
 }
 

@@ -14,7 +14,7 @@ export WHERRY_CUDA=${TEST_CUDA:?the path of a libcuda} WHERRY_VERBS=${TEST_VERBS
 export FAKE_VERBS_WORLD=$directory/world
 : >world
 
-# Client and server in these places; the client's knobs are those of the environment.
+# Client and server in these places; the client's settings are those of the environment.
 by() # ROUTE PLACE PLACE
 {
 	serve P2PHANDSHAKE 127.0.0.1:0 "$3"
