@@ -158,7 +158,7 @@ wrong 1 refuse 69 "has closed the connection"
 wrong 2 short 69 "has closed the connection"
 wrong 2 reset 69 "has closed the connection"
 wrong 2 status 69 "is no status"
-wrong 2 type 69 "answers a question of type 1 with type 3"
+wrong 2 type 69 "answers a request of type 1 with type 3"
 wrong 2 long 69 "a frame of 1099511627776 bytes"
 wrong 2 json 69 "no JSON"
 wrong 2 rdma 69 'the segment speaks "rdma"'
