@@ -4,7 +4,7 @@
 
 #include <errno.h>
 
-#include "topology/config.h"
+#include "topology/pci-config.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reading recorded trees and recording them; the configuration space of PCI devices. */
+/* Trees of sysfs: reading, recording and replaying them. The configuration space of PCI devices. */
 #include "unit.h"
 
 #include <errno.h>
@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "topology/config.h"
+#include "topology/pci-config.h"
 #include "topology/tree.h"
 
 static char top[] = "/tmp/wherry-tree-XXXXXX", copy[64];
@@ -64,8 +64,8 @@ static int tear_down(void **state)
 	return system(command);
 }
 
-/* The same answers from the tree, while it is recorded, and from the recording. */
-static void ask(const struct wh_tree *from)
+/* The tree, the tree while it is recorded, and the recording all give these answers. */
+static void tree_expect(const struct wh_tree *from)
 {
 	char text[64];
 	int64_t number;
@@ -105,11 +105,11 @@ static void read__recorded(void **state)
 	struct wh_tree again = { .root = copy };
 
 	(void)state;
-	ask(&tree);
-	ask(&recorder);
-	/* What was cut short when it was recorded is what the recording has. */
+	tree_expect(&tree);
+	tree_expect(&recorder);
+	/* The recording has only the bytes that were read. */
 	wh_tree_number(&recorder, "/sys/class/b", "value", &(int64_t){ 0 });
-	ask(&again);
+	tree_expect(&again);
 }
 
 static void list__sorted(void **state)
@@ -158,12 +158,12 @@ static void config__capabilities(void **state)
 	assert_int_equal(wh_pci_relaxed(config, sizeof(config)), 1);
 	config[0x88] = 0;
 	assert_int_equal(wh_pci_relaxed(config, sizeof(config)), 0);
-	/* All that an ordinary user sees. */
+	/* An unprivileged user sees only this much. */
 	exact = exact_copy(config, WH_PCI_CONFIG_PUBLIC);
 	assert_int_equal(wh_pci_relaxed(exact, WH_PCI_CONFIG_PUBLIC), -ENODATA);
 	assert_int_equal(wh_pci_redirects(exact, WH_PCI_CONFIG_PUBLIC), -ENODATA);
 	free(exact);
-	/* A list that runs in a circle, and none. */
+	/* A list that loops, and no list. */
 	config[0x80] = 2;
 	config[0x81] = 0x60;
 	assert_int_equal(wh_pci_capability(config, sizeof(config), WH_PCI_EXPRESS), 0);
@@ -191,7 +191,7 @@ static void config__acs(void **state)
 	config[0x206] = 0x08; /* completions */
 	assert_int_equal(wh_pci_redirects(config, sizeof(config)), 1);
 	assert_int_equal(wh_pci_redirects(config, 0x204), -ENODATA);
-	/* A device that is gone reads as ones. */
+	/* A device that is gone reads as all ones. */
 	memset(config, 0xff, sizeof(config));
 	assert_int_equal(wh_pci_extended(config, sizeof(config), 0xffff), 0);
 	assert_int_equal(wh_pci_redirects(config, sizeof(config)), -ENODATA);

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "doctor/doctor.h"
-#include "topology/config.h"
+#include "topology/pci-config.h"
 
 static const char look_as_root[] = "run wherry doctor as root: the rest of the configuration space "
 				   "needs CAP_SYS_ADMIN";

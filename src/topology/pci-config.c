@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "topology/config.h"
+#include "topology/pci-config.h"
 
 #include <errno.h>
 #include <stdbool.h>
 
 #define STATUS_LIST 0x10 /* in the status register: there is a list of capabilities */
 
-static unsigned half(const uint8_t *at)
+static unsigned read_u16(const uint8_t *at)
 {
 	return at[0] | (unsigned)at[1] << 8;
 }
@@ -15,10 +15,10 @@ size_t wh_pci_capability(const uint8_t *config, size_t size, unsigned id)
 {
 	size_t at;
 
-	if (size < 0x40 || !(half(config + 6) & STATUS_LIST))
+	if (size < 0x40 || !(read_u16(config + 6) & STATUS_LIST))
 		return 0;
 	at = config[0x34] & 0xfc;
-	/* A list that runs in circles ends, too. */
+	/* The bound ends a list that loops. */
 	for (int i = 0; i < 48 && at >= 0x40 && at + 2 <= size && at < 0x100; i++) {
 		if (config[at] == id)
 			return at;
@@ -32,7 +32,7 @@ size_t wh_pci_extended(const uint8_t *config, size_t size, unsigned id)
 	size_t at = 0x100;
 
 	for (int i = 0; i < 960 && at >= 0x100 && at + 4 <= size; i++) {
-		unsigned found = half(config + at), next = half(config + at + 2) >> 4;
+		unsigned found = read_u16(config + at), next = read_u16(config + at + 2) >> 4;
 
 		if (found == id && next != 0xfff)
 			return at;
@@ -41,31 +41,31 @@ size_t wh_pci_extended(const uint8_t *config, size_t size, unsigned id)
 	return 0;
 }
 
-/* A device that has fallen off the bus reads as ones. */
-static bool is_gone(const uint8_t *config, size_t size)
+/* A device that has fallen off the bus reads as all ones. */
+static bool device_is_gone(const uint8_t *config, size_t size)
 {
-	return size >= 4 && half(config) == 0xffff && half(config + 2) == 0xffff;
+	return size >= 4 && read_u16(config) == 0xffff && read_u16(config + 2) == 0xffff;
 }
 
 int wh_pci_redirects(const uint8_t *config, size_t size)
 {
 	size_t at = wh_pci_extended(config, size, WH_PCI_ACS);
 
-	if (size <= 0x100 || is_gone(config, size))
+	if (size <= 0x100 || device_is_gone(config, size))
 		return -ENODATA;
 	if (!at)
 		return 0;
 	if (at + 8 > size)
 		return -ENODATA;
 	/* Requests and completions, bits 2 and 3 of the control register. */
-	return !!(half(config + at + 6) & 0x0c);
+	return !!(read_u16(config + at + 6) & 0x0c);
 }
 
 int wh_pci_relaxed(const uint8_t *config, size_t size)
 {
 	size_t at = wh_pci_capability(config, size, WH_PCI_EXPRESS);
 
-	if (!at || at + 10 > size || is_gone(config, size))
+	if (!at || at + 10 > size || device_is_gone(config, size))
 		return -ENODATA;
-	return !!(half(config + at + 8) & 0x10);
+	return !!(read_u16(config + at + 8) & 0x10);
 }
