@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Monotonic time in ns, and deadlines. */
 #ifndef WH_UTIL_CLOCK_H
 #define WH_UTIL_CLOCK_H
 
@@ -17,7 +18,7 @@ static inline int64_t wh_now(void)
 	return t.tv_sec * WH_SECOND + t.tv_nsec;
 }
 
-/* The moment `timeout` ns from now; WH_FOREVER stays WH_FOREVER. */
+/* The time `timeout` ns from now; WH_FOREVER stays WH_FOREVER. */
 static inline int64_t wh_deadline(int64_t timeout)
 {
 	int64_t now = wh_now();

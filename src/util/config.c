@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The table of settings, and loading it from defaults, the environment and overrides. */
 #include "util/config.h"
 
 #include <errno.h>
@@ -19,20 +20,19 @@
 #define MIB (1024 * KIB)
 #define GIB (1024 * MIB)
 
-struct knob {
+struct setting {
 	struct wh_config_row row;
-	/* One of the two, by the row's type. A text is checked only; a number is bounded by what
-	 * follows. */
+	/* The row's type decides which of the two is set. */
 	bool (*number)(const char *text, int64_t *out);
 	bool (*text)(const char *text);
-	int64_t least, most;
+	int64_t least, most; /* bounds of a number */
 	const char *wants; /* for the error; NULL: made from the type and the bounds */
-	bool secret; /* the value is not shown in an error */
+	bool secret; /* errors do not show the value */
 };
 
 /* ---- values ------------------------------------------------------------------------------- */
 
-/* The digits at *text, moving it on. At least one; no sign, no space; no overflow. */
+/* Read at least one digit at *text and advance it. False: no digit, a sign, a space or overflow. */
 static bool parse_digits(const char **text, int64_t *out)
 {
 	const char *at = *text;
@@ -114,7 +114,7 @@ static bool parse_bool(const char *text, int64_t *out)
 	return false;
 }
 
-/* The length of the word at `text`: a transport's name. */
+/* The length of the name at `text`, such as a transport's. */
 static size_t word_length(const char *text)
 {
 	return strspn(text, "abcdefghijklmnopqrstuvwxyz0123456789_-");
@@ -140,7 +140,7 @@ static bool check_word(const char *text)
 	return !text[word_length(text)];
 }
 
-/* Whether it is an address is for the listener to say. */
+/* Printable characters only: the listener decides whether it is an address. */
 static bool check_address(const char *text)
 {
 	for (const char *c = text; *c; c++) {
@@ -150,7 +150,7 @@ static bool check_address(const char *text)
 	return *text;
 }
 
-/* Whether there is such a file is for the loader to say. */
+/* No control characters: the code that opens the file decides whether it exists. */
 static bool check_path(const char *text)
 {
 	for (const char *c = text; *c; c++) {
@@ -160,7 +160,7 @@ static bool check_path(const char *text)
 	return true;
 }
 
-/* A key is 32 bytes, so that it cannot be guessed. */
+/* A key has 32 bytes: too many to guess. */
 static bool check_key(const char *text)
 {
 	size_t digits = strspn(text, "0123456789abcdefABCDEF");
@@ -170,7 +170,7 @@ static bool check_key(const char *text)
 
 /* ---- the table ---------------------------------------------------------------------------- */
 
-static const struct knob knobs[WH_SETTING_COUNT] = {
+static const struct setting settings[WH_SETTING_COUNT] = {
 	[WH_SETTING_TRANSPORTS] = {
 		.row = { "transports", "WHERRY_TRANSPORTS", "self,cuda,shm,rdma,tcp", "text",
 			 "the transports that may be used, best first" },
@@ -179,13 +179,13 @@ static const struct knob knobs[WH_SETTING_COUNT] = {
 	},
 	[WH_SETTING_REQUIRE] = {
 		.row = { "require", "WHERRY_REQUIRE", "", "text",
-			 "the only transport allowed, else an error; empty: any" },
+			 "the only transport allowed; others are an error; empty: any" },
 		.text = check_word,
 		.wants = "the name of one transport, such as shm",
 	},
 	[WH_SETTING_LISTEN] = {
 		.row = { "listen", "WHERRY_LISTEN", "127.0.0.1:0", "text",
-			 "where to listen, ADDRESS:PORT (port 0: a free one), or none" },
+			 "address to listen on, ADDRESS:PORT (port 0: any free port), or none" },
 		.text = check_address,
 		.wants = "ADDRESS:PORT, such as 127.0.0.1:7000 or [::1]:0, or none",
 	},
@@ -205,8 +205,8 @@ static const struct knob knobs[WH_SETTING_COUNT] = {
 	},
 	[WH_SETTING_SPIN] = {
 		.row = { "spin", "WHERRY_SPIN", "0", "bool",
-			 "threads spin, not sleep; batches without queue or callback move "
-			 "while waited for" },
+			 "progress threads and waiters spin; waiters move batches without queue "
+			 "or callback" },
 		.number = parse_bool,
 		.least = 0,
 		.most = 1,
@@ -214,42 +214,42 @@ static const struct knob knobs[WH_SETTING_COUNT] = {
 	},
 	[WH_SETTING_TIMEOUT] = {
 		.row = { "timeout", "WHERRY_TIMEOUT", "5000", "ms",
-			 "a peer that does not answer for so long is lost" },
+			 "a peer that does not answer within this time is lost" },
 		.number = parse_ms,
 		.least = 10,
 		.most = 3600000,
 	},
 	[WH_SETTING_IDLE] = {
 		.row = { "idle", "WHERRY_IDLE", "30000", "ms",
-			 "data connections not used for so long are closed" },
+			 "close data connections that are idle for this long" },
 		.number = parse_ms,
 		.least = 10,
 		.most = 86400000,
 	},
 	[WH_SETTING_INLINE] = {
 		.row = { "inline", "WHERRY_INLINE", "1MiB", "bytes",
-			 "what a submission may copy or send before it returns" },
+			 "bytes that a submission may copy or send before it returns" },
 		.number = parse_bytes,
 		.least = 0,
 		.most = GIB,
 	},
 	[WH_SETTING_SLICE] = {
 		.row = { "slice", "WHERRY_SLICE", "1MiB", "bytes",
-			 "the most that one request, or one work request of a NIC, moves" },
+			 "largest size of one TCP request or RDMA work request" },
 		.number = parse_bytes,
 		.least = KIB,
 		.most = GIB,
 	},
 	[WH_SETTING_BUFFER] = {
 		.row = { "buffer", "WHERRY_BUFFER", "0", "bytes",
-			 "socket buffers; 0: the system's, on one host 512KiB" },
+			 "size of socket buffers; 0: the system's default, 512KiB on one host" },
 		.number = parse_bytes,
 		.least = 0,
 		.most = 256 * MIB,
 	},
 	[WH_SETTING_CMA] = {
 		.row = { "cma", "WHERRY_CMA", "1", "bool",
-			 "process_vm_readv and process_vm_writev may be used on this host" },
+			 "shm may use process_vm_readv and process_vm_writev" },
 		.number = parse_bool,
 		.least = 0,
 		.most = 1,
@@ -257,15 +257,15 @@ static const struct knob knobs[WH_SETTING_COUNT] = {
 	},
 	[WH_SETTING_NOTIFICATIONS] = {
 		.row = { "notifications", "WHERRY_NOTIFICATIONS", "1024", "count",
-			 "notifications kept until they are taken" },
+			 "notifications that the engine keeps until the program takes them" },
 		.number = parse_count,
 		.least = 1,
 		.most = 65536,
 	},
 	[WH_SETTING_CUDA] = {
 		.row = { "cuda", "WHERRY_CUDA", "", "text",
-			 "the CUDA driver's library; empty: libcuda.so.1; off or no: GPUs are "
-			 "not used" },
+			 "the CUDA driver's library; empty: libcuda.so.1; off or no: do not use "
+			 "GPUs" },
 		.text = check_path,
 		.wants = "the path of the CUDA driver's library, or off",
 	},
@@ -279,7 +279,7 @@ static const struct knob knobs[WH_SETTING_COUNT] = {
 	},
 	[WH_SETTING_CTAS] = {
 		.row = { "ctas", "WHERRY_CTAS", "0", "count",
-			 "CTAs of the kernel that moves a GPU's small pieces; 0: as few as do" },
+			 "CTAs of the gather-scatter kernel; 0: the fewest that reach full speed" },
 		.number = parse_count,
 		.least = 0,
 		.most = 65536,
@@ -294,43 +294,42 @@ static const struct knob knobs[WH_SETTING_COUNT] = {
 	},
 	[WH_SETTING_RDMA_CONNECTIONS] = {
 		.row = { "rdma_connections", "WHERRY_RDMA_CONNECTIONS", "1024", "count",
-			 "queue pairs to open, to all peers; those not used for longest make "
-			 "room" },
+			 "queue pairs to open to all peers; beyond that the least recently used "
+			 "close" },
 		.number = parse_count,
 		.least = 1,
 		.most = 65536,
 	},
 	[WH_SETTING_RDMA_ANSWERS] = {
 		.row = { "rdma_answers", "WHERRY_RDMA_ANSWERS", "4096", "count",
-			 "queue pairs to answer with, to all peers; those not in use make room" },
+			 "queue pairs to accept from all peers; beyond that idle ones close" },
 		.number = parse_count,
 		.least = 1,
 		.most = 65536,
 	},
 	[WH_SETTING_RDMA_SL] = {
 		.row = { "rdma_sl", "WHERRY_RDMA_SL", "0", "count",
-			 "service level of what goes by InfiniBand" },
+			 "InfiniBand service level" },
 		.number = parse_count,
 		.least = 0,
 		.most = 15,
 	},
 	[WH_SETTING_RDMA_CLASS] = {
 		.row = { "rdma_class", "WHERRY_RDMA_CLASS", "0", "count",
-			 "traffic class of what goes by RDMA: RoCE's DSCP times four" },
+			 "RDMA traffic class; on RoCE the DSCP times four" },
 		.number = parse_count,
 		.least = 0,
 		.most = 255,
 	},
 	[WH_SETTING_RDMA_GPU] = {
 		.row = { "rdma_gpu", "WHERRY_RDMA_GPU", "dmabuf,peermem,staged", "text",
-			 "how NICs reach a GPU's memory: dmabuf, peermem, staged; tried in "
-			 "this order" },
+			 "how NICs reach GPU memory, best first: dmabuf, peermem, staged" },
 		.text = check_words,
 		.wants = "names with commas between, such as peermem,staged",
 	},
 	[WH_SETTING_RDMA_RELAXED] = {
 		.row = { "rdma_relaxed", "WHERRY_RDMA_RELAXED", "1", "bool",
-			 "NICs may write what they receive in any order (PCIe relaxed ordering)" },
+			 "NICs may write received data in any order (PCIe relaxed ordering)" },
 		.number = parse_bool,
 		.least = 0,
 		.most = 1,
@@ -338,63 +337,63 @@ static const struct knob knobs[WH_SETTING_COUNT] = {
 	},
 	[WH_SETTING_VERBS] = {
 		.row = { "verbs", "WHERRY_VERBS", "", "text",
-			 "the library of RDMA devices; empty: libibverbs.so.1" },
+			 "the verbs library; empty: libibverbs.so.1" },
 		.text = check_path,
 		.wants = "the path of libibverbs",
 	},
 	[WH_SETTING_WINDOW] = {
 		.row = { "window", "WHERRY_WINDOW", "driver,dmabuf,rm", "text",
-			 "who opens windows onto GPU memory: driver, dmabuf, rm, rm-watch, "
-			 "staged; best first; or off" },
+			 "backends of GPU windows, best first: driver, dmabuf, rm, rm-watch, "
+			 "staged; or off" },
 		.text = check_words,
 		.wants = "names with commas between, such as rm,staged",
 	},
 	[WH_SETTING_KEY] = {
 		.row = { "key", "WHERRY_KEY", "", "secret",
-			 "the cluster key itself, 64 hex digits; empty: the knob keyfile" },
+			 "the cluster key itself, 64 hex digits; empty: see keyfile" },
 		.text = check_key,
-		.wants = "64 hex digits, as wherry key make writes them",
+		.wants = "64 hex digits, as wherry key make prints them",
 		.secret = true,
 	},
 	[WH_SETTING_KEYFILE] = {
 		.row = { "keyfile", "WHERRY_KEYFILE", "", "text",
-			 "the file with the cluster keys, of mode 0600; empty: a key of this "
-			 "user's own" },
+			 "file with the cluster keys, mode 0600; empty: a key of this user "
+			 "only" },
 		.text = check_path,
-		.wants = "the path of a file as wherry key makes them",
+		.wants = "the path of a file that wherry key made",
 	},
 	[WH_SETTING_REGISTRY] = {
 		.row = { "registry", "WHERRY_REGISTRY", "p2p", "text",
-			 "where engines find each other by name: http:, etcd:, "
-			 "redis://HOST:PORT; p2p: not" },
+			 "where engines find each other by name: http:, etcd: or "
+			 "redis://HOST:PORT; p2p: none" },
 		.text = check_address,
 		.wants = "p2p or a URL such as http://HOST:PORT",
 		.secret = true,
 	},
 	[WH_SETTING_LEASE] = {
 		.row = { "lease", "WHERRY_LEASE", "10000", "ms",
-			 "an engine that is silent for so long leaves the registry" },
+			 "an engine that is silent for this long leaves the registry" },
 		.number = parse_ms,
 		.least = 200,
 		.most = 3600000,
 	},
 	[WH_SETTING_OBSERVE] = {
 		.row = { "observe", "WHERRY_OBSERVE", "", "text",
-			 "directory of the socket for wherry top; empty: the usual one; off: "
-			 "none" },
+			 "directory of the socket for wherry top; empty: the default; off: "
+			 "no socket" },
 		.text = check_path,
 		.wants = "a directory, or off",
 	},
 	[WH_SETTING_MAX_BUFFERED] = {
 		.row = { "max_buffered", "WHERRY_MAX_BUFFERED", "1GiB", "bytes",
-			 "the most memory held for what engines of one address ask for over TCP" },
+			 "most memory that TCP requests from one address may occupy" },
 		.number = parse_bytes,
 		.least = MIB,
 		.most = 1024 * GIB,
 	},
 	[WH_SETTING_TLS] = {
 		.row = { "tls", "WHERRY_TLS", "0", "bool",
-			 "TLS 1.3 for what goes by TCP, by certificates or else by the cluster "
+			 "TLS 1.3 on all TCP connections, with certificates or else the cluster "
 			 "key" },
 		.number = parse_bool,
 		.least = 0,
@@ -403,19 +402,19 @@ static const struct knob knobs[WH_SETTING_COUNT] = {
 	},
 	[WH_SETTING_TLS_CERT] = {
 		.row = { "tls_cert", "WHERRY_TLS_CERT", "", "text",
-			 "tls: the PEM file with this engine's certificate, whose CN is its name" },
+			 "tls: PEM file with this engine's certificate; its CN is the engine's name" },
 		.text = check_path,
 		.wants = "the path of a PEM file",
 	},
 	[WH_SETTING_TLS_KEY] = {
 		.row = { "tls_key", "WHERRY_TLS_KEY", "", "text",
-			 "tls: the PEM file with the certificate's private key, of mode 0600" },
+			 "tls: PEM file with the certificate's private key, mode 0600" },
 		.text = check_path,
 		.wants = "the path of a PEM file",
 	},
 	[WH_SETTING_TLS_CA] = {
 		.row = { "tls_ca", "WHERRY_TLS_CA", "", "text",
-			 "tls: the PEM file with the authorities that sign the engines' "
+			 "tls: PEM file with the authorities that sign the engines' "
 			 "certificates" },
 		.text = check_path,
 		.wants = "the path of a PEM file",
@@ -424,7 +423,7 @@ static const struct knob knobs[WH_SETTING_COUNT] = {
 
 const struct wh_config_row *wh_config_row(size_t index)
 {
-	return index < WH_SETTING_COUNT ? &knobs[index].row : NULL;
+	return index < WH_SETTING_COUNT ? &settings[index].row : NULL;
 }
 
 /* ---- loading ------------------------------------------------------------------------------ */
@@ -443,55 +442,55 @@ static void format_bytes(char *out, size_t size, int64_t bytes)
 	snprintf(out, size, "%" PRId64, bytes);
 }
 
-/* `key` is the name as it was given: the knob's or the environment variable's. */
-static int refuse(const struct knob *knob, const char *key, const char *value)
+/* `key` is the name that the user gave: the setting's or the environment variable's. */
+static int config_refuse(const struct setting *setting, const char *key, const char *value)
 {
 	char least[32], most[32];
 
-	if (knob->secret)
-		return wh_fail(EINVAL, "%s: wants %s; what was given is not shown", key,
-			       knob->wants);
-	if (knob->wants)
-		return wh_fail(EINVAL, "%s=%.64s: wants %s", key, value, knob->wants);
-	if (knob->number == parse_bytes) {
-		format_bytes(least, sizeof(least), knob->least);
-		format_bytes(most, sizeof(most), knob->most);
+	if (setting->secret)
+		return wh_fail(EINVAL, "%s: wants %s; the given value is not shown", key,
+			       setting->wants);
+	if (setting->wants)
+		return wh_fail(EINVAL, "%s=%.64s: wants %s", key, value, setting->wants);
+	if (setting->number == parse_bytes) {
+		format_bytes(least, sizeof(least), setting->least);
+		format_bytes(most, sizeof(most), setting->most);
 		return wh_fail(EINVAL, "%s=%.64s: wants a size from %s to %s, such as 64KiB", key,
 			       value, least, most);
 	}
 	return wh_fail(EINVAL, "%s=%.64s: wants %s from %" PRId64 " to %" PRId64, key, value,
-		       knob->number == parse_ms ? "milliseconds (or 5s)" : "a number", knob->least,
-		       knob->most);
+		       setting->number == parse_ms ? "milliseconds (or 5s)" : "a number",
+		       setting->least, setting->most);
 }
 
-static int set(struct wh_config *config, size_t index, const char *key, const char *value)
+static int config_set(struct wh_config *config, size_t index, const char *key, const char *value)
 {
-	const struct knob *knob = &knobs[index];
+	const struct setting *setting = &settings[index];
 	size_t length = strlen(value);
 	int64_t number = 0;
 
 	if (length >= WH_CONFIG_TEXT)
 		return wh_fail(EINVAL, "%s=%.32s...: at most %d bytes", key,
-			       knob->secret ? "" : value, WH_CONFIG_TEXT - 1);
-	if (knob->text && !knob->text(value))
-		return refuse(knob, key, value);
-	if (knob->number &&
-	    (!knob->number(value, &number) || number < knob->least || number > knob->most))
-		return refuse(knob, key, value);
+			       setting->secret ? "" : value, WH_CONFIG_TEXT - 1);
+	if (setting->text && !setting->text(value))
+		return config_refuse(setting, key, value);
+	if (setting->number &&
+	    (!setting->number(value, &number) || number < setting->least || number > setting->most))
+		return config_refuse(setting, key, value);
 	memcpy(config->text[index], value, length + 1);
 	config->number[index] = number;
 	return 0;
 }
 
-/* The row that an override "name=value" is for, and its value; -1: none. */
-static int find(const char *override, const char **value)
+/* The index of the setting that an override "name=value" names, and its value; -1: none. */
+static int config_find(const char *override, const char **value)
 {
 	const char *sign = strchr(override, '=');
 
 	if (!sign)
 		return -1;
 	for (int i = 0; i < WH_SETTING_COUNT; i++) {
-		const char *name = knobs[i].row.name;
+		const char *name = settings[i].row.name;
 
 		if (strlen(name) == (size_t)(sign - override) &&
 		    !memcmp(name, override, strlen(name))) {
@@ -510,30 +509,30 @@ int wh_config_load(struct wh_config *config, const char *const *overrides)
 	int rc;
 
 	for (size_t i = 0; overrides && overrides[i]; i++) {
-		int index = find(overrides[i], &value);
+		int index = config_find(overrides[i], &value);
 
 		if (index < 0)
 			return wh_fail(EINVAL,
-				       "no such knob as \"%.*s\": wants name=value, see wherry "
-				       "config",
-				       /* what is behind the sign may be secret */
+				       "unknown setting \"%.*s\": wants name=value; wherry config "
+				       "lists the settings",
+				       /* the value may be a secret */
 				       (int)strcspn(overrides[i], "="), overrides[i]);
-		rc = set(&got, (size_t)index, knobs[index].row.name, value);
+		rc = config_set(&got, (size_t)index, settings[index].row.name, value);
 		if (rc)
 			return rc;
 		given[index] = true;
 	}
 	for (size_t i = 0; i < WH_SETTING_COUNT; i++) {
-		const struct wh_config_row *row = &knobs[i].row;
+		const struct wh_config_row *row = &settings[i].row;
 
 		if (given[i])
 			continue;
-		/* An empty variable is as good as none. A set-user-id program trusts none. */
+		/* An empty variable counts as unset. A set-user-id program trusts no variable. */
 		value = secure_getenv(row->environment);
 		if (value && *value)
-			rc = set(&got, i, row->environment, value);
+			rc = config_set(&got, i, row->environment, value);
 		else
-			rc = set(&got, i, row->name, row->fallback);
+			rc = config_set(&got, i, row->name, row->fallback);
 		if (rc)
 			return rc;
 	}
@@ -541,7 +540,8 @@ int wh_config_load(struct wh_config *config, const char *const *overrides)
 	return 0;
 }
 
-/* ---- variables that are no setting's --------------------------------------------------------- */
+/* ---- variables that belong to no setting ------------------------------------------------------
+ */
 
 #define PREFIX "WHERRY_"
 
@@ -554,7 +554,7 @@ static bool variable_is_known(const char *name, size_t length)
 {
 	for (size_t i = 0;
 	     i < WH_SETTING_COUNT + sizeof(other_variables) / sizeof(*other_variables); i++) {
-		const char *known = i < WH_SETTING_COUNT ? knobs[i].row.environment :
+		const char *known = i < WH_SETTING_COUNT ? settings[i].row.environment :
 							   other_variables[i - WH_SETTING_COUNT];
 
 		if (strlen(known) == length && !memcmp(known, name, length))
@@ -570,14 +570,14 @@ int wh_config_unknown(size_t *cursor, char out[WH_CONFIG_VARIABLE])
 
 	if (ignore && *ignore && !parse_bool(ignore, &ignored))
 		return wh_fail(EINVAL, WH_CONFIG_IGNORE "=%.64s: wants 0 or 1", ignore);
-	/* A set-user-id program reads none of them. */
+	/* A set-user-id program reads no variable, so none is misspelt. */
 	if (ignored || getauxval(AT_SECURE))
 		return 0;
 	for (; environ && environ[*cursor]; ++*cursor) {
 		const char *variable = environ[*cursor];
 		size_t length = strcspn(variable, "=");
 
-		/* An empty one is as good as none. */
+		/* An empty variable counts as unset. */
 		if (strncmp(variable, PREFIX, strlen(PREFIX)) != 0 || !variable[length] ||
 		    !variable[length + 1] || variable_is_known(variable, length))
 			continue;
@@ -591,9 +591,10 @@ int wh_config_unknown(size_t *cursor, char out[WH_CONFIG_VARIABLE])
 	return 0;
 }
 
-/* ---- what others read ------------------------------------------------------------------------ */
+/* ---- variables of other programs --------------------------------------------------------------
+ */
 
-static void take_text(char out[WH_CONFIG_TEXT], const char *variable)
+static void variable_text(char out[WH_CONFIG_TEXT], const char *variable)
 {
 	const char *value = secure_getenv(variable);
 
@@ -602,24 +603,24 @@ static void take_text(char out[WH_CONFIG_TEXT], const char *variable)
 		memcpy(out, value, strlen(value) + 1);
 }
 
-static void take_place(char out[WH_CONFIG_TEXT], const char *variable)
+static void variable_path(char out[WH_CONFIG_TEXT], const char *variable)
 {
-	take_text(out, variable);
+	variable_text(out, variable);
 	if (*out != '/')
 		out[0] = '\0';
 }
 
-void wh_config_paths(struct wh_config_paths *places)
+void wh_config_paths(struct wh_config_paths *paths)
 {
-	take_place(places->runtime, "XDG_RUNTIME_DIR");
-	take_place(places->cache, "XDG_CACHE_HOME");
-	take_place(places->home, "HOME");
+	variable_path(paths->runtime, "XDG_RUNTIME_DIR");
+	variable_path(paths->cache, "XDG_CACHE_HOME");
+	variable_path(paths->home, "HOME");
 }
 
 void wh_config_mooncake(struct wh_config_mooncake *out)
 {
-	take_text(out->user, "MC_REDIS_USERNAME");
-	take_text(out->password, "MC_REDIS_PASSWORD");
-	take_text(out->database, "MC_REDIS_DB_INDEX");
-	take_text(out->cluster, "MC_METADATA_CLUSTER_ID");
+	variable_text(out->user, "MC_REDIS_USERNAME");
+	variable_text(out->password, "MC_REDIS_PASSWORD");
+	variable_text(out->database, "MC_REDIS_DB_INDEX");
+	variable_text(out->cluster, "MC_METADATA_CLUSTER_ID");
 }

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The table of knobs. Nothing else in the library reads the environment. */
+/* The table of settings. Nothing else in the library reads the environment.
+ *
+ * Each setting has a name, an environment variable, a default and a type. An engine reads all of
+ * them once, when it opens. */
 #ifndef WH_UTIL_CONFIG_H
 #define WH_UTIL_CONFIG_H
 
@@ -7,51 +10,52 @@
 #include <stdint.h>
 
 enum wh_setting {
-	/* text: which transports may be used, best first, "self,cuda,shm,rdma,tcp" */
+	/* text: the transports that may be used, best first, "self,cuda,shm,rdma,tcp" */
 	WH_SETTING_TRANSPORTS,
 	WH_SETTING_REQUIRE, /* text: the only transport allowed; "": any */
-	WH_SETTING_LISTEN, /* text */
+	WH_SETTING_LISTEN, /* text: ADDRESS:PORT, or "none" */
 	WH_SETTING_CONNECTIONS, /* count: TCP data connections to a peer */
 	WH_SETTING_THREADS, /* count: progress threads; 0: by the number of CPUs */
 	WH_SETTING_SPIN, /* bool: progress threads and waiters spin instead of sleeping */
-	WH_SETTING_TIMEOUT, /* ms: a peer that does not answer for so long is lost */
-	WH_SETTING_IDLE, /* ms: data connections not used for so long are closed */
-	WH_SETTING_INLINE, /* bytes: what a submission may copy by itself */
-	WH_SETTING_SLICE, /* bytes: the most that one TCP request moves */
-	WH_SETTING_BUFFER, /* bytes: socket buffers; 0: the system's */
+	WH_SETTING_TIMEOUT, /* ms: a peer that does not answer within this time is lost */
+	WH_SETTING_IDLE, /* ms: data connections that are idle for this long are closed */
+	WH_SETTING_INLINE, /* bytes: what a submission may copy or send before it returns */
+	WH_SETTING_SLICE, /* bytes: largest size of one TCP request or RDMA work request */
+	WH_SETTING_BUFFER, /* bytes: size of socket buffers; 0: the system's default */
 	WH_SETTING_CMA, /* bool: process_vm_readv/writev may be used */
-	WH_SETTING_NOTIFICATIONS, /* count: notifications kept until they are taken */
-	/* text: the driver's library; "": the usual one; "off" or "no": none */
+	WH_SETTING_NOTIFICATIONS, /* count: notifications kept until the program takes them */
+	/* text: the CUDA driver's library; "": libcuda.so.1; "off" or "no": none */
 	WH_SETTING_CUDA,
-	WH_SETTING_CTAS, /* count: CTAs of the gather-scatter kernel; 0: by the way */
-	WH_SETTING_PIN, /* bool: host memory that GPUs move may be page-locked */
+	WH_SETTING_CTAS, /* count: CTAs of the gather-scatter kernel; 0: chosen per route */
+	WH_SETTING_PIN, /* bool: page-lock host memory that GPUs read or write */
 	/* text: ports of NICs to use, "mlx5_0,mlx5_1:2:3"; "": all; "off" or "no": none */
 	WH_SETTING_RDMA,
-	WH_SETTING_RDMA_CONNECTIONS, /* count: queue pairs that it opens, to all peers */
-	WH_SETTING_RDMA_ANSWERS, /* count: queue pairs that it answers with, to all peers */
-	WH_SETTING_RDMA_SL, /* number: service level of InfiniBand */
-	WH_SETTING_RDMA_CLASS, /* number: traffic class, where there is a global route */
-	/* text: ways for NICs to a GPU's memory, "dmabuf,peermem,staged" */
+	WH_SETTING_RDMA_CONNECTIONS, /* count: queue pairs opened, to all peers together */
+	WH_SETTING_RDMA_ANSWERS, /* count: queue pairs accepted, from all peers together */
+	WH_SETTING_RDMA_SL, /* count: InfiniBand service level */
+	WH_SETTING_RDMA_CLASS, /* count: traffic class of packets with a global route header */
+	/* text: how NICs reach GPU memory, best first, "dmabuf,peermem,staged" */
 	WH_SETTING_RDMA_GPU,
-	WH_SETTING_RDMA_RELAXED, /* bool: NICs may write what they receive in any order */
-	WH_SETTING_VERBS, /* text: libibverbs; "": the usual one */
-	/* text: backends of windows, first choice first, "driver,dmabuf,rm" */
+	WH_SETTING_RDMA_RELAXED, /* bool: NICs may write received data in any order */
+	WH_SETTING_VERBS, /* text: the verbs library; "": libibverbs.so.1 */
+	/* text: backends of windows, best first, "driver,dmabuf,rm" */
 	WH_SETTING_WINDOW,
 	WH_SETTING_KEY, /* secret: the cluster key, 64 hex digits; "": none */
-	WH_SETTING_KEYFILE, /* text: the file that it is in; "": none */
+	WH_SETTING_KEYFILE, /* text: the file with the cluster keys; "": this user's own key */
 	WH_SETTING_REGISTRY, /* text: URL of the registry; "p2p": none */
-	WH_SETTING_LEASE, /* ms: an engine that is silent for so long leaves the registry */
-	/* text: a directory for the observers' socket; "": the usual one; "off" */
+	WH_SETTING_LEASE, /* ms: an engine that is silent for this long leaves the registry */
+	/* text: the directory of the observers' socket; "": the default; "off": none */
 	WH_SETTING_OBSERVE,
-	WH_SETTING_MAX_BUFFERED, /* bytes: the most memory held for the engines of one address */
-	WH_SETTING_TLS, /* bool: control and TCP data go by TLS 1.3 */
-	WH_SETTING_TLS_CERT, /* text: PEM files; all "": pre-shared keys */
+	WH_SETTING_MAX_BUFFERED, /* bytes: most memory that TCP requests from one address may occupy
+				  */
+	WH_SETTING_TLS, /* bool: control and TCP data connections use TLS 1.3 */
+	WH_SETTING_TLS_CERT, /* text: PEM files; all three "": the cluster key */
 	WH_SETTING_TLS_KEY,
 	WH_SETTING_TLS_CA,
 	WH_SETTING_COUNT,
 };
 
-#define WH_CONFIG_TEXT 256 /* the longest value and its NUL: a path may be long */
+#define WH_CONFIG_TEXT 256 /* the longest value and its NUL; paths can be long */
 
 struct wh_config {
 	int64_t number[WH_SETTING_COUNT]; /* count, bytes, ms, bool */
@@ -59,26 +63,25 @@ struct wh_config {
 };
 
 /* Fill from the defaults, the environment and `overrides` ("name=value", NULL-ended, or NULL).
- * 0 or -EINVAL naming the knob and the value. */
+ * 0, or -EINVAL: the error text names the setting and the value. */
 int wh_config_load(struct wh_config *config, const char *const *overrides);
 
-/* A variable WHERRY_... that no setting reads is a misspelt one, or one of a newer version. The
- * command refuses it, the library logs it; with WHERRY_IGNORE_UNKNOWN=1 neither does. 1: the name
- * of the next one is in `out`, with control characters as they are, cut if it is longer; *cursor
- * starts at 0. 0: there are no more. -EINVAL: WHERRY_IGNORE_UNKNOWN is neither 0 nor 1. */
+/* Find the next environment variable WHERRY_... that no setting reads: it is misspelt or belongs to
+ * a newer version. The command refuses it and the library logs it, unless WHERRY_IGNORE_UNKNOWN=1.
+ * *cursor starts at 0. 1: the variable's name is in `out`, cut to fit, control characters included.
+ * 0: there are no more. -EINVAL: WHERRY_IGNORE_UNKNOWN is neither 0 nor 1. */
 #define WH_CONFIG_IGNORE "WHERRY_IGNORE_UNKNOWN"
 #define WH_CONFIG_VARIABLE 64
 int wh_config_unknown(size_t *cursor, char out[WH_CONFIG_VARIABLE]);
 
-/* Where this user's own files go: $XDG_RUNTIME_DIR, $XDG_CACHE_HOME, $HOME; an absolute path, or
- * "". */
+/* The directories of this user's files: $XDG_RUNTIME_DIR, $XDG_CACHE_HOME, $HOME. Each is an
+ * absolute path, or "". */
 struct wh_config_paths {
 	char runtime[WH_CONFIG_TEXT], cache[WH_CONFIG_TEXT], home[WH_CONFIG_TEXT];
 };
-void wh_config_paths(struct wh_config_paths *places);
+void wh_config_paths(struct wh_config_paths *paths);
 
-/* What engines of Mooncake's take from the environment about their store of metadata; "": not set,
- * or longer. */
+/* Mooncake's own variables for its metadata store. "": not set, or too long. */
 struct wh_config_mooncake {
 	/* $MC_REDIS_USERNAME, $MC_REDIS_PASSWORD */
 	char user[WH_CONFIG_TEXT], password[WH_CONFIG_TEXT];

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The public wh_error_text() and wh_version(). */
 #include "util/error.h"
 
 #include <wherry/error.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Apart from error.c, because the command has a copy of its own, for what it takes of the library's
- * insides: wh_error_text() is the library's. */
+/* The text of the last error, per thread. Separate from error.c because the command links its own
+ * copy for the internal functions that it uses, and takes wh_error_text() from the library. */
 #include <errno.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -11,9 +11,9 @@
 #include "util/text.h"
 
 static _Thread_local char text[WH_TEXT_MAX];
-static _Thread_local char kept[WH_TEXT_MAX]; /* what it was when the outermost pair began */
-static _Thread_local unsigned depth;
-static _Thread_local bool changed; /* since then */
+static _Thread_local char saved_text[WH_TEXT_MAX]; /* `text` when the outermost pair began */
+static _Thread_local unsigned depth; /* of wh_fail_begin() */
+static _Thread_local bool changed; /* since the outermost pair began */
 
 int wh_fail(int error, const char *format, ...)
 {
@@ -21,14 +21,14 @@ int wh_fail(int error, const char *format, ...)
 	char line[WH_TEXT_MAX];
 	va_list arguments;
 
-	/* Not straight into the text: it may be one of the arguments. */
+	/* Into `line` first: `text` may be one of the arguments. */
 	va_start(arguments, format);
 	vsnprintf(line, sizeof(line), format, arguments);
 	va_end(arguments);
-	/* Names and texts of others can be in it, and it must stay one line on a terminal. */
+	/* It may contain names and texts of peers, and must stay one line on a terminal. */
 	wh_text_clean(line);
 	if (depth && !changed) {
-		memcpy(kept, text, sizeof(kept));
+		memcpy(saved_text, text, sizeof(saved_text));
 		changed = true;
 	}
 	memcpy(text, line, sizeof(text));
@@ -45,7 +45,7 @@ void wh_fail_begin(void)
 int wh_fail_end(int result)
 {
 	if (!--depth && changed && result >= 0)
-		memcpy(text, kept, sizeof(text));
+		memcpy(text, saved_text, sizeof(text));
 	return result;
 }
 

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Waiting for a 32-bit word to change: by futex, or by spinning. */
 #ifndef WH_UTIL_FUTEX_H
 #define WH_UTIL_FUTEX_H
 
@@ -12,7 +13,8 @@
 
 #include "util/clock.h"
 
-/* Sleep while *word == value, until woken or `deadline` (INT64_MAX: none). May wake for nothing. */
+/* Sleep while *word == value, until woken or until `deadline` (monotonic ns; INT64_MAX: none).
+ * Spurious wakes happen. */
 static inline void wh_futex_wait(_Atomic uint32_t *word, uint32_t value, int64_t deadline)
 {
 	struct timespec t = { .tv_sec = deadline / WH_SECOND, .tv_nsec = deadline % WH_SECOND };
@@ -27,7 +29,7 @@ static inline void wh_futex_wake(_Atomic uint32_t *word)
 	syscall(SYS_futex, word, FUTEX_WAKE | FUTEX_PRIVATE_FLAG, INT_MAX, NULL, NULL, 0);
 }
 
-/* Between two looks at a word, for whoever looks instead of sleeping. */
+/* Tell the CPU that this thread spins; call it between two reads of a word. */
 static inline void wh_cpu_relax(void)
 {
 #if defined(__x86_64__) || defined(__i386__)

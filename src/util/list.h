@@ -30,13 +30,13 @@ static inline void wh_list_append(struct wh_list *head, struct wh_list *link)
 	head->prev = link;
 }
 
-/* Add a link at the front: it is the next that is taken. */
+/* Add a link at the front, where wh_list_take() finds it first. */
 static inline void wh_list_push(struct wh_list *head, struct wh_list *link)
 {
 	wh_list_append(head->next, link);
 }
 
-/* Take a link out of its list; one that is in none (zeroed or taken out before) is left alone. */
+/* Take a link out of its list. A link in no list (zeroed, or removed before) is left alone. */
 static inline void wh_list_remove(struct wh_list *link)
 {
 	if (!link->next)
@@ -46,6 +46,7 @@ static inline void wh_list_remove(struct wh_list *link)
 	link->next = link->prev = NULL;
 }
 
+/* Remove and return the first link; NULL: the list is empty. */
 static inline struct wh_list *wh_list_take(struct wh_list *head)
 {
 	struct wh_list *link = head->next;

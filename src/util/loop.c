@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The progress loop: tasks, timers, descriptors, and how long to stay awake between them. */
 #include "util/loop.h"
 
 #include <assert.h>
@@ -14,27 +15,28 @@
 
 #define BATCH 64 /* events taken from epoll at once */
 
-/* While its spinners find work, a spinning loop looks at descriptors and the clock in every so many
- * turns only. */
+/* While its spinners find work, a spinning loop checks descriptors and timers only once in this
+ * many turns. */
 #define SPIN_TURNS 64
-/* With no work for so long it lets other threads have the CPU if they want it. */
+/* A spinning loop that has found no work for this long yields its CPU in every turn. */
 #define SPIN_QUIET WH_MS
 
-/* How long a loop stays awake with nothing to do: half as long after each time in vain, twice as
- * long when something has come. What is sent over loopback pauses for less than the most, as a
- * rule; who has to wait longer for a sender without a CPU takes one from others. */
+/* Bounds of the time, in ns, that a loop stays awake with nothing to do. It halves after each time
+ * in vain and doubles when something comes. A stream over loopback rarely pauses for longer than
+ * STAY_MOST; a loop that waited longer would take the CPU that the sender needs. */
 #define STAY_LEAST (4 * WH_MS / 1000)
 #define STAY_MOST (WH_MS / 10)
 
-/* Whose thread this is. Read in every wait: not by a call of the dynamic linker's. */
-static _Thread_local const struct wh_loop *here __attribute__((tls_model("initial-exec")));
+/* The loop whose thread this is. Every wait reads it, so the TLS model avoids a call into the
+ * dynamic linker. */
+static _Thread_local const struct wh_loop *current_loop __attribute__((tls_model("initial-exec")));
 
 /* ---- tasks -------------------------------------------------------------------------------- */
 
-static void wake(struct wh_loop *loop)
+static void loop_wake(struct wh_loop *loop)
 {
 	uint64_t one = 1;
-	/* It fails only if the counter is full, and then the thread wakes all the same. */
+	/* Fails only if the counter is full, and then the thread wakes anyway. */
 	ssize_t rc = write(loop->wake, &one, sizeof(one));
 
 	(void)rc;
@@ -54,27 +56,27 @@ void wh_loop_post(struct wh_loop *loop, struct wh_task *task)
 	pthread_mutex_lock(&loop->lock);
 	if (!task->link.next)
 		wh_list_append(&loop->tasks, &task->link);
-	/* Set it before looking at `sleeping`; the thread sets that before looking at `posted`: one
-	 * of the two sees the other. */
+	/* Store `posted`, then read `sleeping`; the thread stores `sleeping`, then reads `posted`.
+	 * So at least one of the two sees the other's store. */
 	atomic_store(&loop->posted, true);
 	pthread_mutex_unlock(&loop->lock);
-	/* Whoever turns it off also wakes, so that one write is enough for many tasks. */
+	/* Only the caller that clears `sleeping` writes, so one write serves many tasks. */
 	if (atomic_load(&loop->sleeping) && atomic_exchange(&loop->sleeping, false))
-		wake(loop);
+		loop_wake(loop);
 }
 
 void wh_loop_cancel(struct wh_loop *loop, struct wh_task *task)
 {
 	assert(wh_loop_here(loop));
-	/* It is in the list of those handed in, or of those that are due in this turn. */
+	/* The task is in loop->tasks, or in the list that tasks_run() works through. */
 	pthread_mutex_lock(&loop->lock);
 	wh_list_remove(&task->link);
 	pthread_mutex_unlock(&loop->lock);
 }
 
-/* Run what has been handed in so far; what the tasks themselves hand in has to wait, so that the
- * rest of the loop gets its turn. */
-static void run_tasks(struct wh_loop *loop)
+/* Run the tasks posted so far. Tasks that these post wait for the next turn, so that timers and
+ * descriptors are served in between. */
+static void tasks_run(struct wh_loop *loop)
 {
 	struct wh_list due, *link;
 
@@ -85,7 +87,7 @@ static void run_tasks(struct wh_loop *loop)
 	atomic_store(&loop->posted, false);
 	while ((link = wh_list_take(&loop->tasks)))
 		wh_list_append(&due, link);
-	/* A task may be handed in again from the moment it leaves the list: hence the lock. */
+	/* A task may be posted again as soon as it has left the list: hence the lock. */
 	while ((link = wh_list_take(&due))) {
 		struct wh_task *task = wh_container(link, struct wh_task, link);
 
@@ -104,14 +106,14 @@ struct call {
 	bool returned; /* under loop.lock */
 };
 
-static void run_call(struct wh_task *task)
+static void call_run(struct wh_task *task)
 {
 	struct call *call = wh_container(task, struct call, task);
 	struct wh_loop *loop = call->loop;
 
 	call->function(call->argument);
 	pthread_mutex_lock(&loop->lock);
-	/* From here on the caller's stack, with the call in it, may be gone. */
+	/* Once this is set and the lock is free, the caller's stack and the call in it are gone. */
 	call->returned = true;
 	pthread_cond_broadcast(&loop->done);
 	pthread_mutex_unlock(&loop->lock);
@@ -120,7 +122,7 @@ static void run_call(struct wh_task *task)
 void wh_loop_call(struct wh_loop *loop, void (*function)(void *), void *argument)
 {
 	struct call call = {
-		.task.run = run_call,
+		.task.run = call_run,
 		.loop = loop,
 		.function = function,
 		.argument = argument,
@@ -139,13 +141,14 @@ void wh_loop_call(struct wh_loop *loop, void (*function)(void *), void *argument
 
 /* ---- timers ------------------------------------------------------------------------------- */
 
-/* Which list: those in one are set for about as long, so that a new one goes near the end, be there
- * thousands of others that are set for longer. */
-static struct wh_list *timers_like(struct wh_loop *loop, int64_t at)
+/* The list for a timer that fires at `at`. The timers of a list have similar delays, so a new one
+ * goes near its end, however many timers with longer delays exist. */
+static struct wh_list *timer_list(struct wh_loop *loop, int64_t at)
 {
-	int64_t away = at > 0 ? at - wh_now() : 0; /* in units of about 1 ms from here */
+	int64_t away = at > 0 ? at - wh_now() : 0;
 	unsigned list = 0;
 
+	/* ns to about ms, then its logarithm */
 	for (away >>= 20; away > 0 && list < WH_TIMER_LISTS - 1; away >>= 1)
 		list++;
 	return &loop->timers[list];
@@ -153,7 +156,7 @@ static struct wh_list *timers_like(struct wh_loop *loop, int64_t at)
 
 void wh_timer_set(struct wh_loop *loop, struct wh_timer *timer, int64_t at)
 {
-	struct wh_list *head = timers_like(loop, at), *after = head;
+	struct wh_list *head = timer_list(loop, at), *after = head;
 
 	assert(wh_loop_here(loop));
 	wh_list_remove(&timer->link);
@@ -168,25 +171,25 @@ void wh_timer_clear(struct wh_timer *timer)
 	wh_list_remove(&timer->link);
 }
 
-static struct wh_timer *first_timer(struct wh_loop *loop)
+static struct wh_timer *timer_first(struct wh_loop *loop)
 {
 	struct wh_timer *first = NULL;
 
 	for (unsigned i = 0; i < WH_TIMER_LISTS; i++) {
 		struct wh_timer *timer = wh_container(loop->timers[i].next, struct wh_timer, link);
 
-		/* Of two for the same moment the one that was set earlier was farther away. */
+		/* Of two timers for the same time, the one set earlier is in the later list. */
 		if (!wh_list_empty(&loop->timers[i]) && (!first || timer->at <= first->at))
 			first = timer;
 	}
 	return first;
 }
 
-/* Fire what is due now. A timer set meanwhile waits for the next turn, even if it is due at once;
- * one that is cleared meanwhile does not fire. */
-static void fire_timers(struct wh_loop *loop)
+/* Fire the timers that are due now. A timer set meanwhile waits for the next turn, even if it is
+ * due; a timer cleared meanwhile does not fire. */
+static void timers_fire(struct wh_loop *loop)
 {
-	struct wh_timer *timer = first_timer(loop);
+	struct wh_timer *timer = timer_first(loop);
 	struct wh_list due, *link;
 	int64_t now;
 
@@ -194,7 +197,7 @@ static void fire_timers(struct wh_loop *loop)
 		return;
 	now = wh_now();
 	wh_list_init(&due);
-	for (; timer && timer->at <= now; timer = first_timer(loop)) {
+	for (; timer && timer->at <= now; timer = timer_first(loop)) {
 		wh_list_remove(&timer->link);
 		wh_list_append(&due, &timer->link);
 	}
@@ -206,12 +209,13 @@ static void fire_timers(struct wh_loop *loop)
 
 /* ---- sources ------------------------------------------------------------------------------ */
 
-static int control(struct wh_loop *loop, int op, struct wh_source *source, uint32_t events)
+static int source_control(struct wh_loop *loop, int op, struct wh_source *source, uint32_t events)
 {
 	struct epoll_event event = { .events = events, .data.ptr = source };
 
-	/* epoll reports EPOLLERR and EPOLLHUP even to those who wait for nothing. Let that come to
-	 * nobody, and once, not in every turn; arming the source again brings it back. */
+	/* epoll reports EPOLLERR and EPOLLHUP even if no event is asked for. Without a source and
+	 * with ONESHOT the loop ignores that report, and gets it once instead of in every turn.
+	 * Asking for events again restores the source. */
 	if (!events)
 		event = (struct epoll_event){ .events = EPOLLONESHOT };
 	return epoll_ctl(loop->epoll, op, source->fd, &event);
@@ -219,7 +223,7 @@ static int control(struct wh_loop *loop, int op, struct wh_source *source, uint3
 
 int wh_loop_add(struct wh_loop *loop, struct wh_source *source, uint32_t events)
 {
-	if (control(loop, EPOLL_CTL_ADD, source, events))
+	if (source_control(loop, EPOLL_CTL_ADD, source, events))
 		return wh_fail(errno, "epoll_ctl: cannot watch descriptor %d: %s", source->fd,
 			       strerror(errno));
 	return 0;
@@ -227,21 +231,21 @@ int wh_loop_add(struct wh_loop *loop, struct wh_source *source, uint32_t events)
 
 void wh_loop_modify(struct wh_loop *loop, struct wh_source *source, uint32_t events)
 {
-	control(loop, EPOLL_CTL_MOD, source, events);
+	source_control(loop, EPOLL_CTL_MOD, source, events);
 }
 
 void wh_loop_remove(struct wh_loop *loop, struct wh_source *source)
 {
 	assert(wh_loop_here(loop));
 	epoll_ctl(loop->epoll, EPOLL_CTL_DEL, source->fd, NULL);
-	/* Its events that were taken out together with the one being delivered. */
+	/* Drop its events that the same epoll_wait() returned and that are not delivered yet. */
 	for (int i = 0; i < loop->batch_left; i++) {
 		if (loop->batch[i].data.ptr == source)
 			loop->batch[i].data.ptr = NULL;
 	}
 }
 
-static void deliver(struct wh_loop *loop, struct epoll_event *events, int count)
+static void loop_deliver(struct wh_loop *loop, struct epoll_event *events, int count)
 {
 	loop->batch = events;
 	loop->batch_left = count;
@@ -255,8 +259,8 @@ static void deliver(struct wh_loop *loop, struct epoll_event *events, int count)
 	}
 }
 
-/* Wait for events, until `deadline` at the latest, and deliver them. */
-static void wait_for_events(struct wh_loop *loop, int64_t deadline)
+/* Wait for events until `deadline` (0: do not wait) and deliver them. */
+static void loop_wait(struct wh_loop *loop, int64_t deadline)
 {
 	struct epoll_event events[BATCH];
 	int64_t left = 0;
@@ -274,11 +278,11 @@ static void wait_for_events(struct wh_loop *loop, int64_t deadline)
 	else if (left > INT32_MAX * WH_MS)
 		left = INT32_MAX;
 	else
-		left = (left + WH_MS - 1) / WH_MS; /* not before it is due */
+		left = (left + WH_MS - 1) / WH_MS; /* rounded up: not before the deadline */
 	count = epoll_wait(loop->epoll, events, BATCH, (int)left);
 	if (deadline)
 		atomic_store(&loop->sleeping, false);
-	deliver(loop, events, count);
+	loop_deliver(loop, events, count);
 }
 
 /* ---- staying awake ------------------------------------------------------------------------ */
@@ -292,8 +296,8 @@ void wh_loop_moved(struct wh_loop *loop, uint64_t bytes)
 			       STAY_MOST;
 }
 
-/* Look for work for as long as has been earned. False: there is none. */
-static bool stay(struct wh_loop *loop)
+/* Poll for work for as long as `earned` and `patience` allow. False: none came. */
+static bool loop_stay_awake(struct wh_loop *loop)
 {
 	int64_t start = wh_now(), now = start;
 	int64_t end = now + (loop->earned < loop->patience ? loop->earned : loop->patience);
@@ -314,46 +318,45 @@ static bool stay(struct wh_loop *loop)
 		loop->patience = loop->patience / 2 > STAY_LEAST ? loop->patience / 2 : STAY_LEAST;
 		loop->earned = 0;
 	}
-	deliver(loop, events, count);
+	loop_deliver(loop, events, count);
 	return count || atomic_load(&loop->posted);
 }
 
 /* ---- turns -------------------------------------------------------------------------------- */
 
-/* Poll every spinner once. Whatever is added or removed meanwhile: the place is kept by a link of
- * our own in the list. */
-static bool poll_spinners(struct wh_loop *loop)
+/* Poll every spinner once. Spinners may be added and removed meanwhile: `mark`, a link of our own
+ * in the list, keeps the position. */
+static bool spinners_poll(struct wh_loop *loop)
 {
-	struct wh_list place = { 0 }, *next;
+	struct wh_list mark = { 0 }, *next;
 	bool worked = false;
 
-	for (next = loop->spinners.next; next != &loop->spinners; next = place.next) {
+	for (next = loop->spinners.next; next != &loop->spinners; next = mark.next) {
 		struct wh_spinner *spinner = wh_container(next, struct wh_spinner, link);
 
-		wh_list_remove(&place);
-		/* Behind `next`, that is, in front of what follows it. */
-		wh_list_append(next->next, &place);
+		wh_list_remove(&mark);
+		/* Insert it behind `next`, that is, in front of the link after `next`. */
+		wh_list_append(next->next, &mark);
 		worked |= spinner->poll(spinner);
 	}
-	wh_list_remove(&place);
+	wh_list_remove(&mark);
 	return worked;
 }
 
-static void sleep_turn(struct wh_loop *loop)
+static void loop_sleep(struct wh_loop *loop)
 {
-	struct wh_timer *timer = first_timer(loop);
+	struct wh_timer *timer = timer_first(loop);
 	int64_t deadline = timer ? timer->at : INT64_MAX;
 
-	/* 0 stands for not sleeping at all. What a few bytes have earned adds up: a look costs
-	 * more. */
-	if (loop->earned < STAY_LEAST || !stay(loop))
-		wait_for_events(loop, deadline > 0 ? deadline : 1);
-	run_tasks(loop);
-	fire_timers(loop);
+	/* One poll takes longer than a few bytes earn: let them add up to STAY_LEAST first. */
+	if (loop->earned < STAY_LEAST || !loop_stay_awake(loop))
+		loop_wait(loop, deadline > 0 ? deadline : 1); /* 0: do not wait */
+	tasks_run(loop);
+	timers_fire(loop);
 }
 
 /* Spin for as long as there are spinners. */
-static void spin(struct wh_loop *loop)
+static void loop_spin(struct wh_loop *loop)
 {
 	int64_t worked_at = wh_now();
 	unsigned turns = 0;
@@ -361,13 +364,13 @@ static void spin(struct wh_loop *loop)
 
 	while (!wh_list_empty(&loop->spinners) &&
 	       !atomic_load_explicit(&loop->stop, memory_order_relaxed)) {
-		worked |= poll_spinners(loop);
-		run_tasks(loop);
+		worked |= spinners_poll(loop);
+		tasks_run(loop);
 		if ((worked || !quiet) && ++turns < SPIN_TURNS)
 			continue;
 		turns = 0;
-		wait_for_events(loop, 0);
-		fire_timers(loop);
+		loop_wait(loop, 0);
+		timers_fire(loop);
 		if (worked) {
 			worked_at = wh_now();
 			quiet = false;
@@ -380,28 +383,28 @@ static void spin(struct wh_loop *loop)
 	}
 }
 
-static void *main_of(void *argument)
+static void *loop_main(void *argument)
 {
 	struct wh_loop *loop = argument;
 
-	here = loop;
+	current_loop = loop;
 	atomic_store(&loop->tid, gettid());
 	while (!atomic_load(&loop->stop)) {
 		if (loop->spin)
-			spin(loop);
-		sleep_turn(loop);
+			loop_spin(loop);
+		loop_sleep(loop);
 	}
-	/* Nobody shall wait for ever for a call that came just before the end. */
+	/* A call posted just before the end must return, too. */
 	while (atomic_load(&loop->posted))
-		run_tasks(loop);
+		tasks_run(loop);
 	return NULL;
 }
 
 /* ---- start and stop ----------------------------------------------------------------------- */
 
-static int start_thread(struct wh_loop *loop, const char *name)
+static int thread_start(struct wh_loop *loop, const char *name)
 {
-	/* What a thread does to itself is its own business even here; the other signals are for the
+	/* This thread receives only the signals that its own faults raise. All others go to the
 	 * program's threads. */
 	static const int own[] = { SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGSYS, SIGTRAP };
 	char short_name[16];
@@ -412,7 +415,7 @@ static int start_thread(struct wh_loop *loop, const char *name)
 	for (size_t i = 0; i < sizeof(own) / sizeof(own[0]); i++)
 		sigdelset(&mask, own[i]);
 	pthread_sigmask(SIG_SETMASK, &mask, &before);
-	error = pthread_create(&loop->thread, NULL, main_of, loop);
+	error = pthread_create(&loop->thread, NULL, loop_main, loop);
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	if (error)
 		return wh_fail(error, "cannot start the thread %s: %s", name, strerror(error));
@@ -449,7 +452,7 @@ int wh_loop_start(struct wh_loop *loop, const char *name, bool spin)
 	rc = wh_loop_add(loop, &loop->waker, EPOLLIN);
 	if (rc)
 		goto err_close_wake;
-	rc = start_thread(loop, name);
+	rc = thread_start(loop, name);
 	if (rc)
 		goto err_close_wake;
 	return 0;
@@ -467,7 +470,7 @@ err_destroy:
 void wh_loop_stop(struct wh_loop *loop)
 {
 	atomic_store(&loop->stop, true);
-	wake(loop);
+	loop_wake(loop);
 	pthread_join(loop->thread, NULL);
 	close(loop->wake);
 	close(loop->epoll);
@@ -477,10 +480,10 @@ void wh_loop_stop(struct wh_loop *loop)
 
 bool wh_loop_here(const struct wh_loop *loop)
 {
-	return here == loop;
+	return current_loop == loop;
 }
 
 const struct wh_loop *wh_loop_current(void)
 {
-	return here;
+	return current_loop;
 }

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Copying public structs of other versions, by the size that they start with. */
 #include "util/options.h"
 
 #include <errno.h>
@@ -6,12 +7,12 @@
 
 #include "util/error.h"
 
-/* No struct of ours will ever be so large: such a size was never set, and nothing may be read by
- * it. */
+/* No public struct will be larger. A larger size was never initialised: read nothing. */
 #define SIZE_SANE 4096
 
 /* The caller's struct has `size` bytes, ours `known`. */
-static int check(const void *theirs, size_t size, size_t known, size_t least, const char *what)
+static int options_check(const void *theirs, size_t size, size_t known, size_t least,
+			 const char *what)
 {
 	const unsigned char *bytes = theirs;
 
@@ -21,7 +22,7 @@ static int check(const void *theirs, size_t size, size_t known, size_t least, co
 	for (size_t i = known; i < size; i++) {
 		if (bytes[i])
 			return wh_fail(E2BIG,
-				       "%s: the struct sets a field, at byte %zu, that this "
+				       "%s: the struct sets a field at byte %zu that this "
 				       "library does not know: leave it zero",
 				       what, i);
 	}
@@ -35,7 +36,7 @@ int wh_options_copy(void *into, size_t into_size, const void *from, size_t least
 
 	if (from) {
 		memcpy(&size, from, sizeof(size));
-		rc = check(from, size, into_size, least, what);
+		rc = options_check(from, size, into_size, least, what);
 	}
 	if (rc)
 		return rc;
@@ -52,7 +53,7 @@ int wh_options_return(void *into, const void *from, size_t from_size, const char
 	int rc;
 
 	memcpy(&size, into, sizeof(size));
-	rc = check(into, size, from_size, sizeof(size), what);
+	rc = options_check(into, size, from_size, sizeof(size), what);
 	if (rc)
 		return rc;
 	memcpy((char *)into + sizeof(size), (const char *)from + sizeof(size),

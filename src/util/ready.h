@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A descriptor that is readable while there is something to take, and waiting on it. Its owner sets
- * and clears it under the lock of what it counts, at the first and after the last, so that it is
- * always in step. */
+/* An eventfd that is readable while its owner has something to take, and waiting for it. The owner
+ * sets it when the first item comes and clears it when the last one goes, both under the lock of
+ * its list, so that the eventfd always agrees with the list. */
 #ifndef WH_UTIL_READY_H
 #define WH_UTIL_READY_H
 
@@ -19,10 +19,10 @@
 #include "util/clock.h"
 #include "util/error.h"
 
-/* A spinning waiter that has seen nothing for so long lets others have the CPU. */
+/* A spinning waiter that has seen nothing for this long yields its CPU. */
 #define WH_READY_QUIET WH_MS
 
-/* The descriptor, or a negative errno. */
+/* The eventfd, or a negative errno. `call` begins the error text. */
 static inline int wh_ready_open(const char *call)
 {
 	int fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -47,7 +47,7 @@ static inline void wh_ready_clear(int fd)
 	(void)rc;
 }
 
-/* Sleep until it is set; false when `deadline` comes first. */
+/* Sleep until it is set. False: `deadline` (monotonic ns; INT64_MAX: none) came first. */
 static inline bool wh_ready_wait(int fd, int64_t deadline)
 {
 	struct pollfd poll = { .fd = fd, .events = POLLIN };
@@ -65,7 +65,7 @@ static inline bool wh_ready_wait(int fd, int64_t deadline)
 	return rc > 0;
 }
 
-/* The same without sleeping: look at what the descriptor stands for. */
+/* The same by spinning: wait until `count`, the number of items, is not 0. */
 static inline bool wh_ready_spin(const _Atomic uint32_t *count, int64_t deadline)
 {
 	int64_t start = wh_now(), now = start;

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Decoding UTF-8, and finding the characters that must not reach a terminal. */
 #include "util/text.h"
 
 #include <stdint.h>
 #include <string.h>
 
-/* The least code point that takes so many bytes: one of fewer bytes would be another spelling of
- * it. */
+/* The least code point of a character of 0 to 4 bytes. A smaller one is an overlong encoding. */
 static const uint32_t least[] = { 0, 0, 0x80, 0x800, 0x10000 };
 
-/* The UTF-8 character at `at`: its bytes and its code point. 0: it is none. */
+/* The number of bytes of the UTF-8 character at `at`, and its code point. 0: not UTF-8. */
 static size_t text_decode(const unsigned char *at, size_t length, uint32_t *code)
 {
 	size_t bytes = *at < 0x80 ? 1 :

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The table of settings: defaults, environment, overrides, values that are refused and the errors,
+ * and environment variables that no setting reads. */
 #include "unit.h"
 
 #include <errno.h>
@@ -10,7 +12,7 @@
 
 #include "util/config.h"
 
-static int clear(void **state)
+static int environment_clear(void **state)
 {
 	const struct wh_config_row *row;
 
@@ -53,7 +55,7 @@ static void load__defaults(void **state)
 	assert_string_equal(config.text[WH_SETTING_OBSERVE], "");
 }
 
-/* What is wrong with a key is said without it. */
+/* Errors about a key do not show the key. */
 static void load__key(void **state)
 {
 	static const char key[] =
@@ -95,7 +97,7 @@ static void load__cuda(void **state)
 	assert_int_equal(load(&config, "cuda=off"), 0);
 	assert_int_equal(load(&config, "cuda=a\nb"), -EINVAL);
 	assert_non_null(strstr(wh_error_text(), "library"));
-	/* As long as can be, and a byte longer. */
+	/* The longest text, and one byte more. */
 	memset(text + 5, 'x', WH_CONFIG_TEXT - 1);
 	assert_int_equal(load(&config, text), 0);
 	assert_string_equal(config.text[WH_SETTING_CUDA], text + 5);
@@ -125,7 +127,7 @@ static void rows__are_complete(void **state)
 		for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++)
 			known |= !strcmp(row->type, types[i]);
 		assert_true(known);
-		/* Its default is a value that it takes. */
+		/* The setting accepts its default. */
 		snprintf(text, sizeof(text), "%s=%s", row->name, row->fallback);
 		assert_int_equal(load(&config, text), 0);
 		assert_string_equal(config.text[count], row->fallback);
@@ -195,7 +197,7 @@ static void load__unknown_overrides(void **state)
 	}
 }
 
-/* A registry's URL can have a password in it. */
+/* A registry's URL can contain a password. */
 static void load__no_secrets_in_errors(void **state)
 {
 	static const char *const cases[] = {
@@ -345,7 +347,7 @@ static void load__bad_values(void **state)
 	memset(&config, 0x5a, sizeof(config));
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 		assert_int_equal(load(&config, cases[i]), -EINVAL);
-		/* The knob and the value, as far as they fit; what to give instead. */
+		/* The setting, the value as far as it fits, and what to give instead. */
 		assert_memory_equal(wh_error_text(), cases[i], strcspn(cases[i], "=") + 1);
 		assert_non_null(strchr(wh_error_text(), ':'));
 	}
@@ -369,13 +371,13 @@ static void load__says_what_it_wants(void **state)
 	assert_string_equal(wh_error_text(), "cma=x: wants 0 or 1");
 }
 
-/* Also those that the tests of the suite themselves bring along. */
-static int clear_all(void **state)
+/* Clear also the variables that the test suite sets for itself. */
+static int environment_clear_all(void **state)
 {
 	char name[WH_CONFIG_VARIABLE];
 	size_t cursor = 0;
 
-	clear(state);
+	environment_clear(state);
 	unsetenv(WH_CONFIG_IGNORE);
 	while (wh_config_unknown(&cursor, name) > 0) {
 		unsetenv(name);
@@ -395,13 +397,13 @@ static void unknown__variables(void **state)
 		setenv(row->environment, "x", 1);
 	setenv("WHERRY_TEST_WHEELS", "/tmp", 1);
 	assert_int_equal(wh_config_unknown(&cursor, name), 0);
-	/* An empty one is as good as none; nor is another program's ours. */
+	/* Empty variables and those of other programs do not count. */
 	setenv("WHERRY_TSL", "", 1);
 	setenv("WHERRYTLS", "1", 1);
 	setenv("AWHERRY_TSL", "1", 1);
 	cursor = 0;
 	assert_int_equal(wh_config_unknown(&cursor, name), 0);
-	/* Neither a part of a known name nor one that goes on behind it is known. */
+	/* A known name cut short, or with more behind it, is unknown. */
 	memset(longest + 7, 'X', 70);
 	setenv("WHERRY_TSL", "secret", 1);
 	setenv("WHERRY_TL", "1", 1);
@@ -442,20 +444,32 @@ static void unknown__ignored(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(load__defaults, clear, clear),
-		cmocka_unit_test_setup_teardown(load__cuda, clear, clear),
-		cmocka_unit_test_setup_teardown(load__key, clear, clear),
-		cmocka_unit_test_setup_teardown(rows__are_complete, clear, clear),
-		cmocka_unit_test_setup_teardown(load__environment, clear, clear),
-		cmocka_unit_test_setup_teardown(load__overrides_go_first, clear, clear),
-		cmocka_unit_test_setup_teardown(load__unknown_overrides, clear, clear),
-		cmocka_unit_test_setup_teardown(load__no_secrets_in_errors, clear, clear),
-		cmocka_unit_test_setup_teardown(load__good_values, clear, clear),
-		cmocka_unit_test_setup_teardown(load__good_texts, clear, clear),
-		cmocka_unit_test_setup_teardown(load__bad_values, clear, clear),
-		cmocka_unit_test_setup_teardown(load__says_what_it_wants, clear, clear),
-		cmocka_unit_test_setup_teardown(unknown__variables, clear_all, clear_all),
-		cmocka_unit_test_setup_teardown(unknown__ignored, clear_all, clear_all),
+		cmocka_unit_test_setup_teardown(load__defaults, environment_clear,
+						environment_clear),
+		cmocka_unit_test_setup_teardown(load__cuda, environment_clear, environment_clear),
+		cmocka_unit_test_setup_teardown(load__key, environment_clear, environment_clear),
+		cmocka_unit_test_setup_teardown(rows__are_complete, environment_clear,
+						environment_clear),
+		cmocka_unit_test_setup_teardown(load__environment, environment_clear,
+						environment_clear),
+		cmocka_unit_test_setup_teardown(load__overrides_go_first, environment_clear,
+						environment_clear),
+		cmocka_unit_test_setup_teardown(load__unknown_overrides, environment_clear,
+						environment_clear),
+		cmocka_unit_test_setup_teardown(load__no_secrets_in_errors, environment_clear,
+						environment_clear),
+		cmocka_unit_test_setup_teardown(load__good_values, environment_clear,
+						environment_clear),
+		cmocka_unit_test_setup_teardown(load__good_texts, environment_clear,
+						environment_clear),
+		cmocka_unit_test_setup_teardown(load__bad_values, environment_clear,
+						environment_clear),
+		cmocka_unit_test_setup_teardown(load__says_what_it_wants, environment_clear,
+						environment_clear),
+		cmocka_unit_test_setup_teardown(unknown__variables, environment_clear_all,
+						environment_clear_all),
+		cmocka_unit_test_setup_teardown(unknown__ignored, environment_clear_all,
+						environment_clear_all),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

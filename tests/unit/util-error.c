@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Error texts: per thread, one clean line, and restored after a call that recovered. */
 #include "unit.h"
 
 #include <errno.h>
@@ -52,7 +53,7 @@ static void fail__may_quote_the_last_text(void **state)
 	assert_string_equal(wh_error_text(), "peer a: the disk is full: the disk is full");
 }
 
-/* What succeeds leaves no sentence of what it got over; what fails leaves its own. */
+/* A call that succeeds restores the text from before it; a call that fails leaves its own. */
 static void fail__within_a_call(void **state)
 {
 	(void)state;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Listening sockets on a loop: what comes is accepted, and what cannot be makes nothing spin. */
+/* Listening sockets on a loop: accepting, holding, and pausing when descriptors run out. */
 #include "util/listener.h"
 
 #include <errno.h>
@@ -22,15 +22,14 @@ static struct wh_listener listener;
 static struct sockaddr_in address;
 static atomic_uint accepted, waits;
 static atomic_int told;
-static atomic_uint hold_at; /* it holds itself when so many have been accepted */
+static atomic_uint hold_at; /* hold the listener after this many connections */
 
-/* The process has no descriptors left, as far as accept4() is concerned, and how often that was
- * said. */
+/* accept4() fails as if the process had no descriptors left; how often it has failed. */
 static atomic_bool short_of;
 static atomic_uint refused;
 
-/* In front of the C library's. Not by RLIMIT_NOFILE, which valgrind does not hold a program to;
- * tests/integration/metrics/metrics-counters.c does it by that. */
+/* Replaces the C library's. RLIMIT_NOFILE has no effect under valgrind;
+ * tests/integration/metrics/metrics-counters.c tests that one. */
 int accept4(int fd, __SOCKADDR_ARG from, socklen_t *restrict length, int flags)
 {
 	if (atomic_load(&short_of)) {
@@ -161,7 +160,7 @@ static int open_client(void)
 	return fd;
 }
 
-/* The backlog takes it, whatever the listener does. */
+/* Succeeds whatever the listener does: the connection goes into the backlog. */
 static void connect_client(int fd)
 {
 	assert_int_equal(connect(fd, (struct sockaddr *)&address, sizeof(address)), 0);
@@ -199,8 +198,7 @@ static void hold__until_let_go(void **state)
 	for (int i = 0; i < 8; i++)
 		connect_client(clients[i] = open_client());
 	reaches(&accepted, 3);
-	/* What is on the loop behind a connection that was accepted too much has been done by then.
-	 */
+	/* By then the loop would have accepted a connection too many. */
 	for (int i = 0; i < 10; i++)
 		wh_loop_call(&loop, do_nothing, NULL);
 	assert_int_equal(atomic_load(&accepted), 3);
@@ -210,15 +208,15 @@ static void hold__until_let_go(void **state)
 		close(clients[i]);
 }
 
-/* How often it has tried since `from`, which may not be more often than every 100 ms. */
+/* Since `from` the listener has tried at most once in 100 ms. */
 static void tries_slowly(int64_t from, unsigned before)
 {
 	assert_in_range(atomic_load(&refused) - before, 0,
 			(uint64_t)((wh_now() - from) / (100 * WH_MS)) + 1);
 }
 
-/* Out of descriptors it does not spin, tells so once, and accepts what has waited as soon as there
- * are some. */
+/* Without descriptors the listener does not spin and reports it once. It accepts the waiting
+ * connections as soon as there are descriptors. */
 static void accept__without_descriptors(void **state)
 {
 	int clients[2] = { open_client(), open_client() };
@@ -239,7 +237,7 @@ static void accept__without_descriptors(void **state)
 	atomic_store(&short_of, false);
 	reaches(&accepted, 2);
 	assert_int_equal(atomic_load(&waits), 1);
-	/* Another shortage is told again. */
+	/* The next shortage is reported again. */
 	close(clients[0]);
 	clients[0] = open_client();
 	atomic_store(&short_of, true);
@@ -251,7 +249,7 @@ static void accept__without_descriptors(void **state)
 		close(clients[i]);
 }
 
-/* Let go of while it waits for descriptors, it goes on waiting. */
+/* wh_listener_hold(false) during a pause does not end the pause. */
 static void hold__without_descriptors(void **state)
 {
 	int client = open_client();

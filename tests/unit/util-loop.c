@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The progress loop: calls and tasks, descriptors, timers, staying awake, spinning. */
 #include "unit.h"
 
 #include <errno.h>
@@ -101,7 +102,7 @@ static void count(struct wh_task *task)
 	bool again = counter->again-- > 0;
 
 	wh_loop_moved(&loop, counter->moved);
-	/* In front of the count: whoever sees that may free the task. */
+	/* Before counting: the test may free the task as soon as it sees the count. */
 	if (again)
 		wh_loop_post(&loop, task);
 	atomic_fetch_add(&counter->runs, 1);
@@ -148,23 +149,22 @@ static void post__itself(void **state)
 
 	(void)state;
 	wh_loop_post(&loop, &counter.task);
-	/* It does not keep others from their turn. */
+	/* Other tasks run in between. */
 	wh_loop_call(&loop, called, &(struct called){ 0 });
 	await(&counter.runs, 1001);
 }
 
-/* Taken back before its turn, by the loop itself: whether it waits in the list of those handed
- * in... */
+/* Cancel a task on the loop's thread while it is in the list of posted tasks... */
 static void post_and_cancel(void *argument)
 {
 	struct counter *counter = argument;
 
 	wh_loop_post(&loop, &counter->task);
 	wh_loop_cancel(&loop, &counter->task);
-	wh_loop_cancel(&loop, &counter->task); /* one that is not there is left alone */
+	wh_loop_cancel(&loop, &counter->task); /* not posted: does nothing */
 }
 
-/* ...or, as the second of two, among those that are due. */
+/* ...or, as the second of two, in the list of tasks that this turn runs. */
 struct canceller {
 	struct wh_task task;
 	struct counter *victim;
@@ -215,8 +215,7 @@ static void *post_many(void *argument)
 	return NULL;
 }
 
-/* No wake-up is lost, however posting and falling asleep meet, be it at once or after staying
- * awake. */
+/* No wake-up is lost when posting and falling asleep race, at once or after staying awake. */
 static void post__from_many_threads(void **state)
 {
 	struct counter counters[POSTERS] = { 0 };
@@ -392,7 +391,8 @@ static void source__oneshot(void **state)
 	close_pipe(&end);
 }
 
-/* Waiting for nothing is just that, even when the other side hangs up, and costs nothing. */
+/* A source that waits for no event gets none, even when the other side hangs up, and costs no
+ * CPU time. */
 static void source__waits_for_nothing(void **state)
 {
 	struct pipe_end end;
@@ -410,7 +410,7 @@ static void source__waits_for_nothing(void **state)
 	usleep(50000);
 	assert_int_equal(atomic_load(&end.calls), 0);
 	assert_true(cpu_time() - before < 25 * WH_MS);
-	/* What has come meanwhile is not lost. */
+	/* Events that came meanwhile are not lost. */
 	wh_loop_modify(&loop, &end.source, EPOLLIN | EPOLLONESHOT);
 	await(&end.calls, 1);
 	assert_true((end.events & EPOLLIN) && (end.events & EPOLLHUP));
@@ -462,7 +462,7 @@ static void remove__in_the_same_batch(void **state)
 	(void)state;
 	for (int i = 0; i < CROWD; i++) {
 		open_pipe(&ends[i]);
-		/* Everybody else: whichever comes first wins. It keeps itself. */
+		/* Each half removes the other half; the half served first stays. */
 		ends[i].victims = i < CROWD / 2 ? ends + CROWD / 2 : ends;
 		ends[i].victim_count = CROWD / 2;
 		assert_int_equal(wh_loop_add(&loop, &ends[i].source, EPOLLIN), 0);
@@ -477,7 +477,7 @@ static void remove__in_the_same_batch(void **state)
 		wh_loop_call(&loop, called, &(struct called){ 0 });
 	usleep(20000);
 	for (int i = 0; i < CROWD; i++) {
-		/* Removed ones have not been called. */
+		/* Removed sources were not called. */
 		assert_int_equal(atomic_load(&ends[i].calls), ends[i].source.fd >= 0 ? 1 : 0);
 		calls += atomic_load(&ends[i].calls);
 	}
@@ -527,7 +527,7 @@ static void set_in_disorder(void *argument)
 	wh_timer_set(&loop, &alarms[1].timer, now + 2 * WH_MS); /* after the other */
 	wh_timer_set(&loop, &alarms[4].timer, now + 3600 * WH_SECOND);
 	wh_timer_set(&loop, &alarms[3].timer, now + 1 * WH_MS);
-	wh_timer_set(&loop, &alarms[3].timer, now + 9 * WH_MS); /* put off */
+	wh_timer_set(&loop, &alarms[3].timer, now + 9 * WH_MS); /* postponed */
 	wh_timer_set(&loop, &alarms[4].timer, now + 12 * WH_MS); /* brought forward */
 	wh_timer_set(&loop, &alarms[5].timer, now + 4 * WH_MS);
 	wh_timer_clear(&alarms[5].timer);
@@ -546,8 +546,8 @@ static void timer__order(void **state)
 		assert_true(alarms[i].late >= 0);
 }
 
-/* Three that are due together: the first clears the second; the third sets itself anew, due at
- * once, twice, by way of a fourth. */
+/* Three timers are due together: the first clears the second; the third sets a fourth, due at
+ * once, which clears the second again. */
 static void set_entangled(void *argument)
 {
 	struct alarm *alarms = argument;
@@ -590,7 +590,7 @@ static void clear_alarm(void *argument)
 	wh_timer_clear(&alarm->timer);
 }
 
-/* A timer that is always due does not keep the rest from running. */
+/* A timer that is always due does not starve the rest of the loop. */
 static void timer__always_due(void **state)
 {
 	struct alarm alarm;
@@ -604,7 +604,7 @@ static void timer__always_due(void **state)
 #define FAR 20000
 #define NEAR 300000
 
-/* Heartbeats of an engine with many peers, each of which also has something to do much later. */
+/* The timers of an engine with many peers: heartbeats soon, other timers much later. */
 static void set_many(void *argument)
 {
 	struct alarm *alarms = argument;
@@ -619,8 +619,8 @@ static void set_many(void *argument)
 		wh_timer_clear(&alarms[i].timer);
 }
 
-/* What is set for soon does not go past all that is set for later: in one list that took
- * 6,000,000,000 steps. */
+/* Setting a timer for soon does not walk past the timers for later: with a single list this test
+ * took 6,000,000,000 steps. */
 static void timer__soon_among_many_later(void **state)
 {
 	struct alarm *alarms = calloc(FAR + 1, sizeof(*alarms));
@@ -635,7 +635,7 @@ static void timer__soon_among_many_later(void **state)
 
 /* ---- staying awake ------------------------------------------------------------------------- */
 
-/* What a loop thinks of waiting, between two of its turns. */
+/* How long a loop is willing to stay awake, read between two of its turns. */
 struct mood {
 	int64_t earned, patience;
 };
@@ -658,7 +658,7 @@ static struct mood mood_now(void)
 struct mover {
 	struct wh_task task;
 	uint64_t bytes;
-	struct pipe_end *end; /* for which a byte comes meanwhile */
+	struct pipe_end *end; /* gets a byte meanwhile; may be NULL */
 	int64_t at; /* when it was moved */
 	atomic_int runs;
 };
@@ -674,7 +674,7 @@ static void move(struct wh_task *task)
 	atomic_fetch_add(&mover->runs, 1);
 }
 
-/* How long the loop stays awake with nothing to do after so many bytes, at least. */
+/* How long, at least, the idle loop stays awake after moving `bytes` bytes. */
 static int64_t awake_after(uint64_t bytes)
 {
 	struct mover mover = { .task.run = move, .bytes = bytes };
@@ -691,12 +691,12 @@ static void moved__stays_awake(void **state)
 {
 	(void)state;
 	assert_true(awake_after(UINT64_MAX) >= WH_MS / 10);
-	/* That was in vain. */
+	/* Nothing came: it may stay awake for less next time. */
 	assert_true(awake_after(1 << 20) >= WH_MS / 20);
 	assert_int_equal(mood_now().earned, 0);
 	wh_loop_moved(&loop, 1 << 20); /* by another thread */
 	assert_int_equal(mood_now().earned, 0);
-	/* A few bytes are not worth a look by themselves. */
+	/* A few bytes are too few to poll for; they add up. */
 	awake_after(100);
 	awake_after(100);
 	assert_int_equal(mood_now().earned, 200);
@@ -723,7 +723,7 @@ static void moved__patience(void **state)
 		awake_after(1 << 20);
 	least = mood_now().patience;
 	assert_in_range(least, 1000, WH_MS / 100);
-	/* What comes in time gives it back. */
+	/* Bytes that come in time raise it again. */
 	open_pipe(&end);
 	end.source.ready = pipe_ready_in_time;
 	assert_int_equal(wh_loop_add(&loop, &end.source, EPOLLIN), 0);
@@ -741,7 +741,7 @@ static void end_counter(void *argument)
 	counter->again = 0;
 }
 
-/* A loop that is given tasks without end, and earns with each, still looks at its descriptors. */
+/* A loop that gets tasks without end, each of which moves bytes, still polls its descriptors. */
 static void moved__looks_at_descriptors(void **state)
 {
 	struct counter counter = { .task.run = count, .again = INT32_MAX, .moved = 1 << 20 };
@@ -764,7 +764,7 @@ static void moved__looks_at_descriptors(void **state)
 struct spun {
 	struct wh_spinner spinner;
 	atomic_int polls;
-	atomic_int work; /* polls that find some */
+	atomic_int work; /* polls that report work */
 	struct spun *remove;
 	struct spun *add;
 };
@@ -812,7 +812,7 @@ static void spin__polls_while_there_are_spinners(void **state)
 	usleep(3000); /* quiet by now */
 	polls = atomic_load(&spun.polls);
 	await(&spun.polls, polls + 100);
-	/* Sources, tasks and timers get their turn: quiet or busy. */
+	/* Sources, tasks and timers are served whether the spinner is quiet or busy. */
 	for (int busy = 0; busy < 2; busy++) {
 		atomic_store(&spun.work, busy ? INT32_MAX : 0);
 		assert_int_equal(write(end.other, "x", 1), 1);
@@ -845,7 +845,7 @@ static void spin__spinners_come_and_go_while_polled(void **state)
 	struct spun a = { 0 }, b = { 0 }, c = { 0 }, d = { 0 };
 
 	(void)state;
-	/* a takes b, which comes next, out; c takes itself out; b and d are added by others. */
+	/* a removes b, which is next; c removes itself; a adds d, and d adds b. */
 	a.remove = &b;
 	a.add = &d;
 	b.spinner.poll = c.spinner.poll = d.spinner.poll = poll_spun;

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Public structs that start with their size: from and to older and newer headers. */
 #include "unit.h"
 
 #include <errno.h>
@@ -98,7 +99,7 @@ static void copy__sizes_that_make_no_sense(void **state)
 	assert_non_null(strstr(wh_error_text(), "wh_thing_open"));
 	from.size = 15;
 	assert_int_equal(wh_options_copy(&into, sizeof(into), &from, 16, "x"), -EINVAL);
-	/* Never set: nothing is read by such a size. */
+	/* Sizes that were never initialised: nothing is read. */
 	from.size = 4097;
 	assert_int_equal(copy(&into, &from), -E2BIG);
 	from.size = SIZE_MAX;

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Cleaning text from outside: control characters, writing direction, broken UTF-8. */
 #include "unit.h"
 
 #include <string.h>
@@ -16,14 +17,14 @@ static const struct {
 	{ "a\2332Jb", "a?2Jb" },
 	{ "caf\303\251 \344\270\255 \360\237\232\242",
 	  "caf\303\251 \344\270\255 \360\237\232\242" },
-	/* longer spellings of '\33' and U+009B, halves of pairs, and beyond the last code point */
+	/* overlong encodings of '\33' and U+009B, surrogates, and beyond the last code point */
 	{ "\300\233[2J", "??[2J" },
 	{ "\340\202\233\360\200\202\233", "???????" },
 	{ "\355\240\200\364\220\200\200\365", "????????" },
 	/* cut */
 	{ "a\342\202", "a??" },
 	{ "\342\202a", "??a" },
-	/* a line of its own, and what decides on the direction of its neighbours */
+	/* a line separator, and marks that change the direction of writing */
 	{ "a\342\200\250b\342\200\217c\330\234", "a?b?c?" },
 };
 

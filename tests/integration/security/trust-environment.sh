@@ -141,7 +141,7 @@ serve && reach
 	"$wherry" config -c key="$key"
 	WHERRY_KEY=${key:1} "$wherry" config
 } >>"$directory/out" 2>>"$directory/err"
-says "what was given is not shown" && ! says "${key:4:20}"
+says "the given value is not shown" && ! says "${key:4:20}"
 judge "a key is never printed" $?
 unset WHERRY_KEY
 
