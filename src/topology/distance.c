@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How far two ends are from each other, and which NIC serves which GPU. */
+/* The distance between two ends, and the NICs that serve a GPU. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -19,7 +19,7 @@ static const struct wh_gpu_pair *pair_of(const struct wh_topology *topology, siz
 
 struct link_count {
 	int direct; /* to the other GPU */
-	int switched; /* to a switch, or to what the driver does not name */
+	int switched; /* to a switch, or to an unknown end */
 };
 
 static struct link_count count_links(const struct wh_topology *topology, size_t gpu, size_t other)
@@ -40,8 +40,8 @@ static struct link_count count_links(const struct wh_topology *topology, size_t 
 	return count;
 }
 
-/* Links between two GPUs, directly or through switches. Where links only seem to lead to the same
- * switches, NVML has the last word. */
+/* The number of links between two GPUs, direct or through switches. The links may lead to different
+ * switches: NVML's answer about the pair decides. */
 static int links_between(const struct wh_topology *topology, size_t one, size_t other)
 {
 	const struct wh_gpu_pair *pair = pair_of(topology, one, other);
@@ -57,7 +57,7 @@ static int links_between(const struct wh_topology *topology, size_t one, size_t 
 
 /* ---- PCI ------------------------------------------------------------------------------------- */
 
-/* How many steps up from `pci` to `ancestor`; -1: it is not above. */
+/* The number of steps up from `pci` to `ancestor`; -1: it is not above. */
 static int steps_up(const struct wh_topology *topology, int pci, int ancestor)
 {
 	int steps = 0;
@@ -67,22 +67,22 @@ static int steps_up(const struct wh_topology *topology, int pci, int ancestor)
 	return pci == ancestor && pci >= 0 ? steps : -1;
 }
 
-/* A device two steps below a bridge is below one port of a switch whose upper end that bridge
- * is. */
+/* A switch has an upstream port and a downstream port above each device: devices that are at most
+ * two steps below the same bridge share one switch. */
 static enum wh_distance below_bridges(int one, int other)
 {
 	return one <= 2 && other <= 2 ? WH_PIX : WH_PXB;
 }
 
-static enum wh_distance by_nodes(const struct wh_topology *topology, int one, int other)
+static enum wh_distance distance_by_nodes(const struct wh_topology *topology, int one, int other)
 {
 	if (one == other)
 		return WH_NODE;
-	/* A machine of one node says -1 of its devices. */
+	/* On a machine with one node the devices' node is -1. */
 	return (one < 0 || other < 0) && topology->node_count <= 1 ? WH_NODE : WH_SYS;
 }
 
-static enum wh_distance by_pci(const struct wh_topology *topology, int one, int other)
+static enum wh_distance distance_by_pci(const struct wh_topology *topology, int one, int other)
 {
 	const struct wh_pci *pci = topology->pci;
 	int at = one, steps, up = 0;
@@ -96,10 +96,10 @@ static enum wh_distance by_pci(const struct wh_topology *topology, int one, int 
 	}
 	if (pci[one].root[0] && strcmp(pci[one].root, pci[other].root) == 0)
 		return WH_PHB;
-	return by_nodes(topology, pci[one].node, pci[other].node);
+	return distance_by_nodes(topology, pci[one].node, pci[other].node);
 }
 
-static enum wh_distance by_nvml(const struct wh_gpu_pair *pair)
+static enum wh_distance distance_by_nvml(const struct wh_gpu_pair *pair)
 {
 	switch (pair ? pair->ancestor : -1) {
 	case WH_NVML_ANCESTOR_BOARD:
@@ -127,9 +127,9 @@ static int pci_of(const struct wh_topology *topology, struct wh_end end)
 					-1;
 }
 
-/* From a device to the memory of a node: behind the host bridge, its own or another one's. */
-static enum wh_distance to_memory(const struct wh_topology *topology, struct wh_end device,
-				  struct wh_end node)
+/* From a device to the memory of a node: through the host bridge of that node or of another. */
+static enum wh_distance distance_to_memory(const struct wh_topology *topology, struct wh_end device,
+					   struct wh_end node)
 {
 	int pci = pci_of(topology, device);
 
@@ -137,8 +137,8 @@ static enum wh_distance to_memory(const struct wh_topology *topology, struct wh_
 		return WH_FAR;
 	if (topology->pci[pci].node == topology->nodes[node.index].id)
 		return WH_PHB;
-	return by_nodes(topology, topology->pci[pci].node, topology->nodes[node.index].id) ==
-			       WH_NODE ?
+	return distance_by_nodes(topology, topology->pci[pci].node,
+				 topology->nodes[node.index].id) == WH_NODE ?
 		       WH_PHB :
 		       WH_SYS;
 }
@@ -154,18 +154,18 @@ enum wh_distance wh_topology_distance(const struct wh_topology *topology, struct
 	if (one.kind == WH_END_NODE && other.kind == WH_END_NODE)
 		return WH_SYS;
 	if (one.kind == WH_END_NODE)
-		return to_memory(topology, other, one);
+		return distance_to_memory(topology, other, one);
 	if (other.kind == WH_END_NODE)
-		return to_memory(topology, one, other);
+		return distance_to_memory(topology, one, other);
 	if (one.kind == WH_END_GPU && other.kind == WH_END_GPU) {
 		*links = links_between(topology, one.index, other.index);
 		if (*links)
 			return WH_NVLINK;
-		distance = by_nvml(pair_of(topology, one.index, other.index));
+		distance = distance_by_nvml(pair_of(topology, one.index, other.index));
 		if (distance != WH_FAR)
 			return distance;
 	}
-	return by_pci(topology, pci_of(topology, one), pci_of(topology, other));
+	return distance_by_pci(topology, pci_of(topology, one), pci_of(topology, other));
 }
 
 void wh_distance_text(enum wh_distance distance, int links, char out[8])
@@ -183,20 +183,20 @@ void wh_distance_text(enum wh_distance distance, int links, char out[8])
 
 /* ---- NICs ------------------------------------------------------------------------------------ */
 
-static bool is_up(const struct wh_nic *nic)
+static bool nic_is_up(const struct wh_nic *nic)
 {
 	return strcmp(nic->state, "ACTIVE") == 0 || strcmp(nic->state, "up") == 0;
 }
 
-/* Is `one` better than `other` for something at these distances? 0: they are equal. */
-static int better(const struct wh_nic *one, enum wh_distance distance, const struct wh_nic *other,
-		  enum wh_distance other_distance)
+/* Compare two NICs at these distances: 1: `one` is better; -1: `other` is; 0: they are equal. */
+static int nic_compare(const struct wh_nic *one, enum wh_distance distance,
+		       const struct wh_nic *other, enum wh_distance other_distance)
 {
 	double rate = isnan(one->rate) ? 0 : one->rate,
 	       other_rate = isnan(other->rate) ? 0 : other->rate;
 
-	if (is_up(one) != is_up(other))
-		return is_up(one) - is_up(other);
+	if (nic_is_up(one) != nic_is_up(other))
+		return nic_is_up(one) - nic_is_up(other);
 	if (!one->rdma != !other->rdma)
 		return !other->rdma - !one->rdma;
 	if (distance != other_distance)
@@ -220,16 +220,16 @@ int wh_topology_nic_of(const struct wh_topology *topology, size_t gpu)
 	if (!topology->nic_count)
 		return -1;
 	for (size_t i = 1; i < topology->nic_count; i++)
-		if (better(&nics[i], nic_distance(topology, gpu, i), &nics[best],
-			   nic_distance(topology, gpu, best)) > 0)
+		if (nic_compare(&nics[i], nic_distance(topology, gpu, i), &nics[best],
+				nic_distance(topology, gpu, best)) > 0)
 			best = i;
 	for (size_t i = 0; i < topology->nic_count; i++)
-		equals += !better(&nics[i], nic_distance(topology, gpu, i), &nics[best],
-				  nic_distance(topology, gpu, best));
+		equals += !nic_compare(&nics[i], nic_distance(topology, gpu, i), &nics[best],
+				       nic_distance(topology, gpu, best));
 	turn = gpu % equals;
 	for (size_t i = 0; i < topology->nic_count; i++) {
-		if (better(&nics[i], nic_distance(topology, gpu, i), &nics[best],
-			   nic_distance(topology, gpu, best)))
+		if (nic_compare(&nics[i], nic_distance(topology, gpu, i), &nics[best],
+				nic_distance(topology, gpu, best)))
 			continue;
 		if (!turn--)
 			return (int)i;
@@ -237,12 +237,12 @@ int wh_topology_nic_of(const struct wh_topology *topology, size_t gpu)
 	return (int)best;
 }
 
-static enum wh_distance rdma_to(const struct wh_topology *topology, struct wh_end memory,
-				size_t nic)
+static enum wh_distance rdma_distance(const struct wh_topology *topology, struct wh_end memory,
+				      size_t nic)
 {
 	int links;
 
-	if (topology->nics[nic].rdma != 1 || !is_up(&topology->nics[nic]))
+	if (topology->nics[nic].rdma != 1 || !nic_is_up(&topology->nics[nic]))
 		return WH_FAR;
 	return wh_topology_distance(topology, memory, (struct wh_end){ WH_END_NIC, nic }, &links);
 }
@@ -252,7 +252,7 @@ enum wh_distance wh_topology_rdma_distance(const struct wh_topology *topology, s
 	enum wh_distance nearest = WH_FAR;
 
 	for (size_t i = 0; i < topology->nic_count; i++) {
-		enum wh_distance distance = rdma_to(topology, memory, i);
+		enum wh_distance distance = rdma_distance(topology, memory, i);
 
 		if (distance < nearest)
 			nearest = distance;
@@ -264,5 +264,5 @@ bool wh_topology_rdma_by(const struct wh_topology *topology, struct wh_end memor
 {
 	enum wh_distance nearest = wh_topology_rdma_distance(topology, memory);
 
-	return nearest != WH_FAR && rdma_to(topology, memory, nic) == nearest;
+	return nearest != WH_FAR && rdma_distance(topology, memory, nic) == nearest;
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How fast the way between two ends should be. The model is docs/topology.md's: what the narrowest
- * link could carry, times the share of it that was measured for its kind. It is an expectation to
- * hold measurements against, not a measurement.
+ * The speed to expect between two ends, by the model of docs/topology.md: the capacity of the
+ * slowest link, times the share that was measured for links of its kind. Compare measurements with
+ * it; it is not one itself.
  */
 #include <math.h>
 #include <stdarg.h>
@@ -11,7 +11,7 @@
 
 #include "topology/topology.h"
 
-/* Of what the link carries, the bytes that arrive: measured on H200s (docs/topology.md). */
+/* The share of a link's capacity that payload reached, measured on H200s (docs/topology.md). */
 #define NVLINK_SHARE 0.83
 #define PCIE_SHARE 0.86
 #define RDMA_SHARE 0.95
@@ -30,18 +30,18 @@ double wh_pcie_speed(int generation)
 
 double wh_pcie_raw(double speed, int width)
 {
-	/* What of the symbols is left after coding: 8 of 10, 128 of 130, 242 of 256. */
+	/* Data bits for each bit on the wire: 8 of 10, 128 of 130, 242 of 256. */
 	double coding = speed <= 5 ? 0.8 : speed <= 32 ? 128.0 / 130 : 242.0 / 256;
 
 	return isnan(speed) || width <= 0 ? NAN : speed * width * coding / 8;
 }
 
-static double least(double one, double other)
+static double lesser_known(double one, double other)
 {
 	return isnan(one) ? other : isnan(other) || one < other ? one : other;
 }
 
-static int least_width(int one, int other)
+static int lesser_width(int one, int other)
 {
 	return one <= 0 ? other : other <= 0 || one < other ? one : other;
 }
@@ -70,9 +70,9 @@ bool wh_pcie_hop(const struct wh_topology *topology, int *at, struct wh_hop *out
 		out->speed = parent->speed;
 	if (out->width <= 0)
 		out->width = parent->width;
-	out->speed_most = least(device->speed_most, parent->speed_most);
-	out->width_most = least_width(device->width_most, parent->width_most);
-	/* Between a switch's lower and its upper end is no link. */
+	out->speed_most = lesser_known(device->speed_most, parent->speed_most);
+	out->width_most = lesser_width(device->width_most, parent->width_most);
+	/* The downstream and the upstream port of a switch have no link between them. */
 	*at = parent->parent;
 	return true;
 }
@@ -97,7 +97,7 @@ double wh_pcie_path(const struct wh_topology *topology, int pci, int *where)
 
 /* ---- ends ------------------------------------------------------------------------------------ */
 
-/* What bounds a device: its path, and what NVML knows of the GPU's own link. */
+/* GB/s that bound a device: its path up, and the GPU's own link as NVML knows it. */
 static double bound_of(const struct wh_topology *topology, struct wh_end end)
 {
 	const struct wh_gpu *gpu;
@@ -106,13 +106,15 @@ static double bound_of(const struct wh_topology *topology, struct wh_end end)
 	if (end.kind == WH_END_NIC)
 		return wh_pcie_path(topology, topology->nics[end.index].pci, &where);
 	gpu = &topology->gpus[end.index];
-	return least(wh_pcie_path(topology, gpu->pci, &where),
-		     wh_pcie_raw(wh_pcie_speed(gpu->pcie_generation_most), gpu->pcie_width_most));
+	return lesser_known(
+		wh_pcie_path(topology, gpu->pci, &where),
+		wh_pcie_raw(wh_pcie_speed(gpu->pcie_generation_most), gpu->pcie_width_most));
 }
 
-__attribute__((format(printf, 5, 6))) static void expect(struct wh_expected *out, const char *route,
-							 const char *word, double speed,
-							 const char *format, ...)
+__attribute__((format(printf, 5, 6))) static void expected_set(struct wh_expected *out,
+							       const char *route, const char *word,
+							       double speed, const char *format,
+							       ...)
 {
 	va_list list;
 
@@ -120,7 +122,7 @@ __attribute__((format(printf, 5, 6))) static void expect(struct wh_expected *out
 	out->word = word;
 	out->speed = speed;
 	if (isnan(speed)) {
-		snprintf(out->limit, sizeof(out->limit), "its links are not known");
+		snprintf(out->limit, sizeof(out->limit), "the speed of its links is not known");
 		return;
 	}
 	va_start(list, format);
@@ -145,20 +147,22 @@ static bool is_peer(const struct wh_topology *topology, size_t from, size_t to)
 	return false;
 }
 
-static void between_gpus(const struct wh_topology *topology, struct wh_end from, struct wh_end to,
-			 struct wh_expected *out)
+static void expected_between_gpus(const struct wh_topology *topology, struct wh_end from,
+				  struct wh_end to, struct wh_expected *out)
 {
 	bool peer = is_peer(topology, from.index, to.index);
 	double speed = link_speed(topology, from.index),
-	       raw = least(bound_of(topology, from), bound_of(topology, to));
+	       raw = lesser_known(bound_of(topology, from), bound_of(topology, to));
 	int links;
 
 	if (wh_topology_distance(topology, from, to, &links) == WH_NVLINK)
-		expect(out, "NVLink", "nvl", links * speed * NVLINK_SHARE,
-		       "%d NVLinks of %.1f GB/s, %.0f %% of it", links, speed, NVLINK_SHARE * 100);
+		expected_set(out, "NVLink", "nvl", links * speed * NVLINK_SHARE,
+			     "%.0f %% of %d NVLinks at %.1f GB/s", NVLINK_SHARE * 100, links,
+			     speed);
 	else
-		expect(out, peer ? "PCIe peer" : "host staging", peer ? "p2p" : "host",
-		       raw * PCIE_SHARE, "PCIe of %.1f GB/s, %.0f %% of it", raw, PCIE_SHARE * 100);
+		expected_set(out, peer ? "PCIe peer" : "host staging", peer ? "p2p" : "host",
+			     raw * PCIE_SHARE, "%.0f %% of PCIe at %.1f GB/s", PCIE_SHARE * 100,
+			     raw);
 }
 
 enum wh_said wh_topology_direct(const struct wh_topology *topology, size_t gpu, size_t nic)
@@ -171,10 +175,10 @@ enum wh_said wh_topology_direct(const struct wh_topology *topology, size_t gpu, 
 										     WH_UNSAID;
 }
 
-/* Between a NIC and host memory, or that of a GPU. Staged, the copy and the wire go on at the same
- * time. */
-static void with_nic(const struct wh_nic *nic, double bound, bool gpu, enum wh_said direct,
-		     struct wh_expected *out)
+/* Between a NIC and host memory or GPU memory. A staged transfer copies while the NIC sends, so the
+ * slower of the two bounds it. */
+static void expected_with_nic(const struct wh_nic *nic, double bound, bool gpu, enum wh_said direct,
+			      struct wh_expected *out)
 {
 	static const struct {
 		const char *route, *word;
@@ -186,26 +190,28 @@ static void with_nic(const struct wh_nic *nic, double bound, bool gpu, enum wh_s
 					     (gpu ? rdma[direct].route : "RDMA"),
 		   *word = nic->rdma != 1 ? (gpu ? "tcp*" : "tcp") :
 					    (gpu ? rdma[direct].word : "rdma"),
-		   *staged = gpu && (nic->rdma != 1 || direct == WH_NO) ? ", by host memory" : "";
+		   *staged = gpu && (nic->rdma != 1 || direct == WH_NO) ? ", through host memory" :
+									  "";
 
 	bound *= PCIE_SHARE;
 	if (isnan(wire)) /* the port may be slower than its PCIe link */
-		expect(out, route, word, NAN, "%s", "");
+		expected_set(out, route, word, NAN, "%s", "");
 	else if (isnan(bound) || wire <= bound)
-		expect(out, route, word, wire, "a port of %.0f Gbit/s, %.0f %% of it%s", nic->rate,
-		       share * 100, staged);
+		expected_set(out, route, word, wire, "%.0f %% of a port of %.0f Gbit/s%s",
+			     share * 100, nic->rate, staged);
 	else
-		expect(out, route, word, bound, "PCIe, %.0f %% of it%s", PCIE_SHARE * 100, staged);
+		expected_set(out, route, word, bound, "%.0f %% of PCIe%s", PCIE_SHARE * 100,
+			     staged);
 }
 
-static void in_memory(const char *route, struct wh_expected *out)
+static void expected_in_memory(const char *route, struct wh_expected *out)
 {
 	out->route = route;
 	out->word = "mem";
-	snprintf(out->limit, sizeof(out->limit), "memory, of which only wherry bench tells");
+	snprintf(out->limit, sizeof(out->limit), "memory; wherry bench measures it");
 }
 
-static bool is_sick(const struct wh_topology *topology, struct wh_end end)
+static bool end_is_unusable(const struct wh_topology *topology, struct wh_end end)
 {
 	return end.kind == WH_END_GPU && *topology->gpus[end.index].problem;
 }
@@ -213,32 +219,32 @@ static bool is_sick(const struct wh_topology *topology, struct wh_end end)
 void wh_topology_expect(const struct wh_topology *topology, struct wh_end from, struct wh_end to,
 			struct wh_expected *out)
 {
-	/* The model is the same both ways: GPU before NIC before memory. */
+	/* The model is the same in both directions: order the ends GPU, NIC, memory. */
 	struct wh_end one = from.kind <= to.kind ? from : to,
 		      other = from.kind <= to.kind ? to : from;
 	double raw;
 
 	*out = (struct wh_expected){ .speed = NAN, .word = "-" };
-	if (is_sick(topology, one) || is_sick(topology, other)) {
+	if (end_is_unusable(topology, one) || end_is_unusable(topology, other)) {
 		snprintf(out->limit, sizeof(out->limit), "the GPU cannot be used");
 	} else if (one.kind == WH_END_NODE) {
-		in_memory("memory copy", out);
+		expected_in_memory("memory copy", out);
 	} else if (one.kind == WH_END_NIC && other.kind == WH_END_NODE) {
-		with_nic(&topology->nics[one.index], bound_of(topology, one), false, WH_UNSAID,
-			 out);
+		expected_with_nic(&topology->nics[one.index], bound_of(topology, one), false,
+				  WH_UNSAID, out);
 	} else if (one.kind == WH_END_NIC) {
-		snprintf(out->limit, sizeof(out->limit), "neither of them is memory");
+		snprintf(out->limit, sizeof(out->limit), "neither end is memory");
 	} else if (other.kind == WH_END_NIC) {
-		with_nic(&topology->nics[other.index],
-			 least(bound_of(topology, one), bound_of(topology, other)), true,
-			 wh_topology_direct(topology, one.index, other.index), out);
+		expected_with_nic(&topology->nics[other.index],
+				  lesser_known(bound_of(topology, one), bound_of(topology, other)),
+				  true, wh_topology_direct(topology, one.index, other.index), out);
 	} else if (other.kind == WH_END_NODE) {
 		raw = bound_of(topology, one);
-		expect(out, "pinned copy", "copy", raw * PCIE_SHARE,
-		       "PCIe of %.1f GB/s, %.0f %% of it", raw, PCIE_SHARE * 100);
+		expected_set(out, "pinned copy", "copy", raw * PCIE_SHARE,
+			     "%.0f %% of PCIe at %.1f GB/s", PCIE_SHARE * 100, raw);
 	} else if (one.index == other.index) {
-		in_memory("copy in the GPU", out);
+		expected_in_memory("copy in the GPU", out);
 	} else {
-		between_gpus(topology, one, other, out);
+		expected_between_gpus(topology, one, other, out);
 	}
 }

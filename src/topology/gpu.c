@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What NVML says of the GPUs. */
+/* Adding NVML's answers to the topology: GPUs, their NVLinks and pairs of GPUs. */
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -18,7 +18,7 @@ static void write_address(const struct wh_nvml_pci *pci, char out[WH_ADDRESS])
 		 pci->device & 0x1f);
 }
 
-/* "0-15,32-47" of a set of bits. */
+/* Write a set of bits as "0-15,32-47". */
 static void write_list(const uint64_t *words, unsigned count, char *out, size_t size)
 {
 	unsigned bits = count * 64, used = 0;
@@ -38,15 +38,15 @@ static void write_list(const uint64_t *words, unsigned count, char *out, size_t 
 	}
 }
 
-/* What is not known of a GPU, and NVML's word for why: "BAR1: no permission, CPUs: not supported".
- */
+/* What NVML does not answer about a GPU, and its reason: "BAR1: no permission, CPUs: not
+ * supported". */
 struct missing {
 	char text[sizeof(((struct wh_topology_gap *)0)->why)];
 	size_t used;
 };
 
-/* Returns whether there is an answer. */
-static bool known(struct missing *missing, const char *what, int error)
+/* Did NVML answer? If not, add `what` and the error to `missing`. */
+static bool answered(struct missing *missing, const char *what, int error)
 {
 	if (error && missing->used < sizeof(missing->text))
 		missing->used += (size_t)snprintf(
@@ -55,19 +55,18 @@ static bool known(struct missing *missing, const char *what, int error)
 	return !error;
 }
 
-/* Of GPUs that miss the same one after the other it is one note. */
-static int note_missing(struct wh_topology *topology, const struct missing *missing,
-			unsigned device)
+/* Record what is missing. Consecutive GPUs that miss the same share one gap: "GPU0 to GPU7". */
+static int add_gpu_gap(struct wh_topology *topology, const struct missing *missing, unsigned device)
 {
 	struct wh_topology_gap *last =
-		topology->note_count ? &topology->notes[topology->note_count - 1] : NULL;
+		topology->gap_count ? &topology->gaps[topology->gap_count - 1] : NULL;
 	char what[WH_NAME];
 
 	if (!missing->used)
 		return 0;
 	if (!last || strncmp(last->what, "GPU", 3) != 0 || strcmp(last->why, missing->text) != 0) {
 		snprintf(what, sizeof(what), "GPU%u", device);
-		return wh_topology_note(topology, what, "%s", missing->text);
+		return wh_topology_add_gap(topology, what, "%s", missing->text);
 	}
 	snprintf(what, sizeof(what), "%.*s to GPU%u", (int)strcspn(last->what, " "), last->what,
 		 device);
@@ -75,13 +74,13 @@ static int note_missing(struct wh_topology *topology, const struct missing *miss
 	return 0;
 }
 
-static int number(struct wh_nvml *nvml, enum wh_nvml_number which, unsigned device,
-		  const char *what, struct missing *missing)
+static int query_number(struct wh_nvml *nvml, enum wh_nvml_number which, unsigned device,
+			const char *what, struct missing *missing)
 {
 	uint32_t value;
 	int error = wh_nvml_number(nvml, which, device, &value);
 
-	return known(missing, what, error) && value <= INT32_MAX ? (int)value : -1;
+	return answered(missing, what, error) && value <= INT32_MAX ? (int)value : -1;
 }
 
 static void copy_text(char *out, size_t size, const char *text)
@@ -89,19 +88,19 @@ static void copy_text(char *out, size_t size, const char *text)
 	snprintf(out, size, "%.*s", (int)size - 1, text);
 }
 
-static void ask_affinity(struct wh_nvml *nvml, unsigned device, struct wh_gpu *gpu,
-			 struct missing *missing)
+static void query_affinity(struct wh_nvml *nvml, unsigned device, struct wh_gpu *gpu,
+			   struct missing *missing)
 {
 	uint64_t words[CPU_WORDS];
 
-	if (known(missing, "CPUs", wh_nvml_cpus(nvml, device, words, CPU_WORDS)))
+	if (answered(missing, "CPUs", wh_nvml_cpus(nvml, device, words, CPU_WORDS)))
 		write_list(words, CPU_WORDS, gpu->cpus, sizeof(gpu->cpus));
-	if (known(missing, "NUMA nodes", wh_nvml_nodes(nvml, device, words, NODE_WORDS)))
+	if (answered(missing, "NUMA nodes", wh_nvml_nodes(nvml, device, words, NODE_WORDS)))
 		write_list(words, NODE_WORDS, gpu->nodes, sizeof(gpu->nodes));
 }
 
-static void ask_gpu(struct wh_nvml *nvml, unsigned device, struct wh_gpu *gpu,
-		    struct missing *missing)
+static void query_gpu(struct wh_nvml *nvml, unsigned device, struct wh_gpu *gpu,
+		      struct missing *missing)
 {
 	struct wh_nvml_memory memory;
 	struct wh_nvml_fabric fabric;
@@ -110,22 +109,22 @@ static void ask_gpu(struct wh_nvml *nvml, unsigned device, struct wh_gpu *gpu,
 	int major, minor;
 	bool mig;
 
-	if (known(missing, "name", wh_nvml_text(nvml, WH_NVML_NAME, device, text)))
+	if (answered(missing, "name", wh_nvml_text(nvml, WH_NVML_NAME, device, text)))
 		copy_text(gpu->name, sizeof(gpu->name), text);
-	if (known(missing, "UUID", wh_nvml_text(nvml, WH_NVML_UUID, device, text)))
+	if (answered(missing, "UUID", wh_nvml_text(nvml, WH_NVML_UUID, device, text)))
 		copy_text(gpu->uuid, sizeof(gpu->uuid), text);
-	if (known(missing, "memory", wh_nvml_memory(nvml, device, &memory)))
+	if (answered(missing, "memory", wh_nvml_memory(nvml, device, &memory)))
 		gpu->memory_bytes = memory.total;
-	if (known(missing, "BAR1", wh_nvml_bar1(nvml, device, &memory)))
+	if (answered(missing, "BAR1", wh_nvml_bar1(nvml, device, &memory)))
 		gpu->bar1_bytes = memory.total;
 	if (!wh_nvml_capability(nvml, device, &major, &minor))
 		gpu->capability = major * 10 + minor;
-	gpu->pcie_generation = number(nvml, WH_NVML_PCIE_GENERATION, device, "PCIe", missing);
+	gpu->pcie_generation = query_number(nvml, WH_NVML_PCIE_GENERATION, device, "PCIe", missing);
 	gpu->pcie_generation_most =
-		number(nvml, WH_NVML_PCIE_GENERATION_MOST, device, "PCIe at most", missing);
-	gpu->pcie_width = number(nvml, WH_NVML_PCIE_WIDTH, device, "lanes", missing);
+		query_number(nvml, WH_NVML_PCIE_GENERATION_MOST, device, "PCIe at most", missing);
+	gpu->pcie_width = query_number(nvml, WH_NVML_PCIE_WIDTH, device, "lanes", missing);
 	gpu->pcie_width_most =
-		number(nvml, WH_NVML_PCIE_WIDTH_MOST, device, "lanes at most", missing);
+		query_number(nvml, WH_NVML_PCIE_WIDTH_MOST, device, "lanes at most", missing);
 	if (!wh_nvml_fabric(nvml, device, &fabric) && fabric.state <= INT32_MAX)
 		gpu->fabric = (int)fabric.state;
 	if (!wh_nvml_mig(nvml, device, &mig))
@@ -133,12 +132,12 @@ static void ask_gpu(struct wh_nvml *nvml, unsigned device, struct wh_gpu *gpu,
 	if (!wh_nvml_field(nvml, device, WH_NVML_FIELD_RECOVERY, UINT32_MAX, &recovery) &&
 	    recovery <= INT32_MAX)
 		gpu->recovery = (int)recovery;
-	ask_affinity(nvml, device, gpu, missing);
+	query_affinity(nvml, device, gpu, missing);
 }
 
-/* The GPU of the topology with this address; "": the next one in PCI's order, which is NVML's as
- * well, that NVML has not named. Else a new one. NULL without memory. */
-static struct wh_gpu *place_gpu(struct wh_topology *topology, const char *address)
+/* The GPU of the topology with this address, or a new one. "": the next GPU, in PCI order, that
+ * has no index of NVML's yet: NVML counts in PCI order, too. NULL: no memory. */
+static struct wh_gpu *gpu_at_address(struct wh_topology *topology, const char *address)
 {
 	struct wh_gpu *gpu;
 
@@ -155,7 +154,7 @@ static struct wh_gpu *place_gpu(struct wh_topology *topology, const char *addres
 	return gpu;
 }
 
-/* With its address (`named`), or a GPU that is lost and has none. */
+/* Add a GPU, if it has an address (`named`), or if it is lost and has none (not `named`). */
 static int add_gpu(struct wh_topology *topology, struct wh_nvml *nvml, unsigned device, bool named)
 {
 	char address[WH_ADDRESS] = "", problem[sizeof(((struct wh_gpu *)0)->problem)] = "";
@@ -163,7 +162,7 @@ static int add_gpu(struct wh_topology *topology, struct wh_nvml *nvml, unsigned 
 	struct wh_nvml_pci pci;
 	struct wh_gpu *gpu;
 
-	/* One that was lost after it had been added has no address any more. */
+	/* Already added: it was lost since and has no address any more. */
 	for (size_t i = 0; i < topology->gpu_count; i++)
 		if (topology->gpus[i].index == (int)device)
 			return 0;
@@ -173,17 +172,17 @@ static int add_gpu(struct wh_topology *topology, struct wh_nvml *nvml, unsigned 
 		return 0;
 	if (wh_nvml_device(nvml, device))
 		copy_text(problem, sizeof(problem), wh_fail_text());
-	gpu = place_gpu(topology, address);
+	gpu = gpu_at_address(topology, address);
 	if (!gpu)
 		return -ENOMEM;
 	gpu->index = (int)device;
 	memcpy(gpu->problem, problem, sizeof(gpu->problem));
 	if (*problem)
 		return 0;
-	ask_gpu(nvml, device, gpu, &missing);
+	query_gpu(nvml, device, gpu, &missing);
 	if (!wh_nvml_device(nvml, device))
-		return note_missing(topology, &missing, device);
-	/* It is what it answers that tells. */
+		return add_gpu_gap(topology, &missing, device);
+	/* It was lost while it answered. */
 	copy_text(gpu->problem, sizeof(gpu->problem), wh_fail_text());
 	return 0;
 }
@@ -224,12 +223,12 @@ static int add_link(struct wh_topology *topology, struct wh_nvml *nvml, size_t g
 		out->remote = (int)value;
 	if (!wh_nvml_field(nvml, device, WH_NVML_FIELD_LINK_SPEED, link, &speed) && speed)
 		out->speed = (double)speed / 1e3;
-	/* All ones: in a virtual machine, of what it is not shown. */
+	/* All ones: the other end is hidden from this virtual machine. */
 	if (!wh_nvml_link_pci(nvml, device, link, &pci) && pci.domain != UINT32_MAX) {
 		write_address(&pci, out->address);
 		out->peer = find_gpu(topology, out->address);
 	}
-	/* Older drivers do not say what it is; a GPU we can see for ourselves. */
+	/* Older drivers do not say what is at the other end; the address shows a GPU. */
 	if (out->remote < 0 && out->peer >= 0)
 		out->remote = WH_NVML_REMOTE_GPU;
 	return 0;
@@ -242,7 +241,7 @@ static int add_links(struct wh_topology *topology, struct wh_nvml *nvml, size_t 
 	for (unsigned link = 0; link < WH_NVML_LINKS && !error; link++) {
 		uint32_t state;
 
-		/* The first that is not known is the end. */
+		/* The first link that NVML does not know ends the list. */
 		if (wh_nvml_indexed(nvml, WH_NVML_LINK_STATE, (unsigned)topology->gpus[gpu].index,
 				    link, &state))
 			break;
@@ -253,7 +252,7 @@ static int add_links(struct wh_topology *topology, struct wh_nvml *nvml, size_t 
 
 /* ---- pairs ----------------------------------------------------------------------------------- */
 
-static int p2p(struct wh_nvml *nvml, unsigned from, unsigned to, enum wh_nvml_p2p what)
+static int query_p2p(struct wh_nvml *nvml, unsigned from, unsigned to, enum wh_nvml_p2p what)
 {
 	uint32_t value;
 
@@ -273,17 +272,17 @@ static int add_pair(struct wh_topology *topology, struct wh_nvml *nvml, size_t f
 		.from = (int)from,
 		.to = (int)to,
 		.ancestor = -1,
-		.read = p2p(nvml, one, other, WH_NVML_P2P_READ),
-		.write = p2p(nvml, one, other, WH_NVML_P2P_WRITE),
-		.nvlink = p2p(nvml, one, other, WH_NVML_P2P_NVLINK),
-		.atomics = p2p(nvml, one, other, WH_NVML_P2P_ATOMICS),
+		.read = query_p2p(nvml, one, other, WH_NVML_P2P_READ),
+		.write = query_p2p(nvml, one, other, WH_NVML_P2P_WRITE),
+		.nvlink = query_p2p(nvml, one, other, WH_NVML_P2P_NVLINK),
+		.atomics = query_p2p(nvml, one, other, WH_NVML_P2P_ATOMICS),
 	};
 	if (!wh_nvml_ancestor(nvml, one, other, &ancestor) && ancestor <= INT32_MAX)
 		pair->ancestor = (int)ancestor;
 	return 0;
 }
 
-static bool is_well(const struct wh_gpu *gpu)
+static bool gpu_is_usable(const struct wh_gpu *gpu)
 {
 	return gpu->index >= 0 && !*gpu->problem;
 }
@@ -293,17 +292,17 @@ static int add_relations(struct wh_topology *topology, struct wh_nvml *nvml)
 	int error = 0;
 
 	for (size_t i = 0; i < topology->gpu_count && !error; i++) {
-		if (!is_well(&topology->gpus[i]))
+		if (!gpu_is_usable(&topology->gpus[i]))
 			continue;
 		error = add_links(topology, nvml, i);
 		for (size_t k = 0; k < topology->gpu_count && !error; k++)
-			if (i != k && is_well(&topology->gpus[k]))
+			if (i != k && gpu_is_usable(&topology->gpus[k]))
 				error = add_pair(topology, nvml, i, k);
 	}
 	return error;
 }
 
-/* As NVML counts; those that it does not know come last. */
+/* Sort by NVML's index; GPUs that NVML does not know come last. */
 static void sort_gpus(struct wh_topology *topology)
 {
 	for (size_t i = 1; i < topology->gpu_count; i++) {
@@ -316,10 +315,10 @@ static void sort_gpus(struct wh_topology *topology)
 	}
 }
 
-/* Without NVML nothing else is to be had of the GPUs that PCI shows. */
-static int note_absence(struct wh_topology *topology, const char *why)
+/* There is no NVML: nothing more can be known about the GPUs in the PCI tree. */
+static int add_nvml_gap(struct wh_topology *topology, const char *why)
 {
-	int error = wh_topology_note(topology, "NVML", "%s", why);
+	int error = wh_topology_add_gap(topology, "NVML", "%s", why);
 
 	for (size_t i = 0; i < topology->gpu_count; i++)
 		snprintf(topology->gpus[i].problem, sizeof(topology->gpus[i].problem),
@@ -333,7 +332,7 @@ int wh_topology_add_nvml(struct wh_topology *topology, struct wh_nvml *nvml, con
 	int error = 0;
 
 	if (!nvml)
-		return note_absence(topology, why);
+		return add_nvml_gap(topology, why);
 	if (!wh_nvml_system_text(nvml, WH_NVML_DRIVER_VERSION, text))
 		copy_text(topology->driver, sizeof(topology->driver), text);
 	for (int named = 1; named >= 0; named--)
@@ -342,7 +341,8 @@ int wh_topology_add_nvml(struct wh_topology *topology, struct wh_nvml *nvml, con
 	for (size_t i = 0; i < topology->gpu_count && !error; i++)
 		if (topology->gpus[i].index < 0 && !*topology->gpus[i].problem)
 			snprintf(topology->gpus[i].problem, sizeof(topology->gpus[i].problem),
-				 "NVML does not list it: it is lost, of another driver, or kept "
+				 "NVML does not list it: it is lost, has another driver, or is "
+				 "hidden "
 				 "from this container");
 	sort_gpus(topology);
 	if (!error)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What sysfs says of a machine. */
+/* Reading a machine's NUMA nodes, PCI tree, NICs and disks from sysfs. */
 #include "topology/topology.h"
 
 #include <ctype.h>
@@ -30,16 +30,16 @@ void *wh_topology_grow(void **array, size_t *count, size_t size)
 	return more + (*count)++ * size;
 }
 
-int wh_topology_note(struct wh_topology *topology, const char *what, const char *format, ...)
+int wh_topology_add_gap(struct wh_topology *topology, const char *what, const char *format, ...)
 {
-	struct wh_topology_gap *note = WH_TOPOLOGY_ADD(topology, notes, note_count);
+	struct wh_topology_gap *gap = WH_TOPOLOGY_ADD(topology, gaps, gap_count);
 	va_list list;
 
-	if (!note)
+	if (!gap)
 		return -ENOMEM;
-	snprintf(note->what, sizeof(note->what), "%s", what);
+	snprintf(gap->what, sizeof(gap->what), "%s", what);
 	va_start(list, format);
-	vsnprintf(note->why, sizeof(note->why), format, list);
+	vsnprintf(gap->why, sizeof(gap->why), format, list);
 	va_end(list);
 	return 0;
 }
@@ -56,11 +56,11 @@ void wh_topology_free(struct wh_topology *topology)
 	free(topology->pairs);
 	free(topology->nics);
 	free(topology->disks);
-	free(topology->notes);
+	free(topology->gaps);
 	free(topology);
 }
 
-/* A number that may be missing. */
+/* The number in a file, or `fallback`. */
 static int number_or(const struct wh_tree *tree, const char *folder, const char *file, int fallback)
 {
 	int64_t value;
@@ -89,7 +89,8 @@ static int read_nodes(const struct wh_tree *tree, struct wh_topology *topology)
 	int error = wh_tree_list(tree, NODES, &names);
 
 	if (error)
-		return wh_topology_note(topology, "NUMA nodes", "%s: %s", NODES, strerror(-error));
+		return wh_topology_add_gap(topology, "NUMA nodes", "%s: %s", NODES,
+					   strerror(-error));
 	for (size_t i = 0; i < names.count && !error; i++) {
 		char folder[WH_TREE_PATH];
 		struct wh_node *node;
@@ -114,7 +115,7 @@ static int read_nodes(const struct wh_tree *tree, struct wh_topology *topology)
 
 /* ---- PCI ------------------------------------------------------------------------------------- */
 
-/* "0000:65:00.0" at the start of a text, which then ends or goes on with '/'. */
+/* Does the text start with an address such as "0000:65:00.0", up to its end or a '/'? */
 static bool is_address(const char *text)
 {
 	size_t domain = strspn(text, "0123456789abcdef");
@@ -137,7 +138,7 @@ static int find_address(const struct wh_topology *topology, const char *address,
 	return -1;
 }
 
-/* The last PCI device that a path in /sys/devices goes through. */
+/* The last PCI device on a path in /sys/devices. */
 static int find_in_path(const struct wh_topology *topology, const char *path)
 {
 	int found = -1;
@@ -150,8 +151,9 @@ static int find_in_path(const struct wh_topology *topology, const char *path)
 	return found;
 }
 
-/* The path of a device tells what it is below: ".../pci0000:64/0000:64:01.0/0000:65:00.0". */
-static void read_place(const struct wh_tree *tree, struct wh_pci *device, char *folder, size_t size)
+/* Find the device's folder and its host bridge by the link in /sys/bus/pci/devices, such as
+ * ".../pci0000:64/0000:64:01.0/0000:65:00.0". */
+static void read_root(const struct wh_tree *tree, struct wh_pci *device, char *folder, size_t size)
 {
 	char path[WH_TREE_PATH], target[WH_TREE_PATH];
 	const char *at;
@@ -171,7 +173,7 @@ static void read_place(const struct wh_tree *tree, struct wh_pci *device, char *
 	}
 }
 
-/* "32.0 GT/s PCIe"; "Unknown" or nothing: NAN. */
+/* The number of "32.0 GT/s PCIe"; NAN for "Unknown" or no file. */
 static double read_speed(const struct wh_tree *tree, const char *folder, const char *file)
 {
 	char text[64], *end;
@@ -200,7 +202,7 @@ static void read_device(const struct wh_tree *tree, struct wh_pci *device)
 	char folder[WH_TREE_PATH];
 	int width;
 
-	read_place(tree, device, folder, sizeof(folder));
+	read_root(tree, device, folder, sizeof(folder));
 	device->parent = -1;
 	device->class_code = number_or(tree, folder, "class", -1);
 	device->vendor = number_or(tree, folder, "vendor", -1);
@@ -210,14 +212,14 @@ static void read_device(const struct wh_tree *tree, struct wh_pci *device)
 	wh_tree_line(tree, folder, "local_cpulist", device->cpus, sizeof(device->cpus));
 	device->speed = read_speed(tree, folder, "current_link_speed");
 	device->speed_most = read_speed(tree, folder, "max_link_speed");
-	/* 255 and 0 are what a link reads as that is down, or not there. */
+	/* A link that is down or absent reads as 255 or 0. */
 	width = number_or(tree, folder, "current_link_width", 0);
 	device->width = width > 0 && width <= 32 ? width : -1;
 	width = number_or(tree, folder, "max_link_width", 0);
 	device->width_most = width > 0 && width <= 32 ? width : -1;
 }
 
-/* The devices' parents, once all of them are known. */
+/* Set the devices' parents; all devices have been read. */
 static void find_parents(const struct wh_tree *tree, struct wh_topology *topology)
 {
 	for (size_t i = 0; i < topology->pci_count; i++) {
@@ -243,7 +245,7 @@ static int read_pci(const struct wh_tree *tree, struct wh_topology *topology)
 	int error = wh_tree_list(tree, PCI, &names);
 
 	if (error)
-		return wh_topology_note(topology, "PCI", "%s: %s", PCI, strerror(-error));
+		return wh_topology_add_gap(topology, "PCI", "%s: %s", PCI, strerror(-error));
 	for (size_t i = 0; i < names.count; i++) {
 		struct wh_pci *device;
 
@@ -262,7 +264,7 @@ static int read_pci(const struct wh_tree *tree, struct wh_topology *topology)
 	return 0;
 }
 
-/* ---- GPUs, as far as PCI knows them ---------------------------------------------------------- */
+/* ---- GPUs in the PCI tree -------------------------------------------------------------------- */
 
 void wh_gpu_init(struct wh_gpu *gpu)
 {
@@ -306,13 +308,13 @@ static int add_gpus(struct wh_topology *topology)
 
 /* ---- NICs and storage ------------------------------------------------------------------------ */
 
-/* The PCI device that /sys/class/CLASS/NAME belongs to; -1: none. */
+/* The PCI device of FOLDER/NAME in /sys/class or /sys/block; -1: none. */
 static int device_of(const struct wh_tree *tree, const struct wh_topology *topology,
 		     const char *folder, const char *name)
 {
 	char path[WH_TREE_PATH], target[WH_TREE_PATH];
 
-	/* The link itself leads through the device, or its link "device" does. */
+	/* The path of the link itself contains the device, or that of its "device" link does. */
 	snprintf(path, sizeof(path), "%s/%.64s", folder, name);
 	if (!wh_tree_link(tree, path, target, sizeof(target)))
 		return find_in_path(topology, target);
@@ -326,7 +328,7 @@ static int node_of(const struct wh_topology *topology, int pci)
 	return pci < 0 ? -1 : topology->pci[pci].node;
 }
 
-/* "4: ACTIVE" or "200 Gb/sec (4X HDR)". */
+/* Its files contain lines such as "4: ACTIVE" and "200 Gb/sec (4X HDR)". */
 static void read_port(const struct wh_tree *tree, struct wh_nic *nic)
 {
 	char folder[WH_TREE_PATH], text[64], *colon, *end;
@@ -353,7 +355,7 @@ static void read_interface(const struct wh_tree *tree, struct wh_nic *nic)
 	snprintf(nic->layer, sizeof(nic->layer), "Ethernet");
 	snprintf(folder, sizeof(folder), "/sys/class/net/%s", nic->name);
 	wh_tree_line(tree, folder, "operstate", nic->state, sizeof(nic->state));
-	rate = number_or(tree, folder, "speed", -1); /* Mbit/s; virtual ones say -1 */
+	rate = number_or(tree, folder, "speed", -1); /* Mbit/s; -1 of virtual interfaces */
 	nic->rate = rate > 0 ? rate / 1e3 : NAN;
 }
 
@@ -374,9 +376,10 @@ static int add_rdma(const struct wh_tree *tree, struct wh_topology *topology)
 
 	if (error || !names.count) {
 		wh_tree_names_free(&names);
-		return wh_topology_note(topology, "RDMA",
-					"no RDMA device in /sys/class/infiniband: there is no such "
-					"NIC, or its driver is not loaded");
+		return wh_topology_add_gap(
+			topology, "RDMA",
+			"no RDMA device in /sys/class/infiniband: there is no such "
+			"NIC, or its driver is not loaded");
 	}
 	for (size_t i = 0; i < names.count; i++) {
 		struct wh_nic *nic = WH_TOPOLOGY_ADD(topology, nics, nic_count);
@@ -400,8 +403,8 @@ static int add_rdma(const struct wh_tree *tree, struct wh_topology *topology)
 	return error;
 }
 
-/* Is the interface that of an RDMA device which is there already? */
-static bool is_known(const struct wh_topology *topology, const char *netdev)
+/* Does the interface belong to an RDMA device that has been added? */
+static bool nic_is_known(const struct wh_topology *topology, const char *netdev)
 {
 	for (size_t i = 0; i < topology->nic_count; i++)
 		if (strcmp(topology->nics[i].netdev, netdev) == 0)
@@ -409,20 +412,20 @@ static bool is_known(const struct wh_topology *topology, const char *netdev)
 	return false;
 }
 
-/* Interfaces of hardware; those without a device are the kernel's own. */
+/* Add the interfaces of hardware. Virtual interfaces have no PCI device. */
 static int add_ethernet(const struct wh_tree *tree, struct wh_topology *topology)
 {
 	struct wh_tree_names names;
 	int error = wh_tree_list(tree, "/sys/class/net", &names);
 
 	if (error)
-		return wh_topology_note(topology, "network", "/sys/class/net: %s",
-					strerror(-error));
+		return wh_topology_add_gap(topology, "network", "/sys/class/net: %s",
+					   strerror(-error));
 	for (size_t i = 0; i < names.count; i++) {
 		int pci = device_of(tree, topology, "/sys/class/net", names.name[i]);
 		struct wh_nic *nic;
 
-		if (pci < 0 || is_known(topology, names.name[i]))
+		if (pci < 0 || nic_is_known(topology, names.name[i]))
 			continue;
 		nic = WH_TOPOLOGY_ADD(topology, nics, nic_count);
 		if (!nic) {
@@ -445,7 +448,7 @@ static int add_disks(const struct wh_tree *tree, struct wh_topology *topology)
 	int error = wh_tree_list(tree, "/sys/block", &names);
 
 	if (error)
-		return wh_topology_note(topology, "storage", "/sys/block: %s", strerror(-error));
+		return wh_topology_add_gap(topology, "storage", "/sys/block: %s", strerror(-error));
 	for (size_t i = 0; i < names.count; i++) {
 		char folder[WH_TREE_PATH];
 		struct wh_disk *disk;
@@ -453,7 +456,7 @@ static int add_disks(const struct wh_tree *tree, struct wh_topology *topology)
 		int pci = device_of(tree, topology, "/sys/block", names.name[i]);
 
 		snprintf(folder, sizeof(folder), "/sys/block/%.64s", names.name[i]);
-		/* What has no device is made of others, or of memory. */
+		/* Without a PCI device it is a virtual disk. */
 		if (pci < 0 || wh_tree_number(tree, folder, "size", &sectors) || sectors <= 0)
 			continue;
 		disk = WH_TOPOLOGY_ADD(topology, disks, disk_count);
@@ -472,11 +475,11 @@ static int add_disks(const struct wh_tree *tree, struct wh_topology *topology)
 	return error;
 }
 
-/* ---- all of it ------------------------------------------------------------------------------- */
+/* ---- the whole machine ----------------------------------------------------------------------- */
 
-/* Why a file of a NIC has not told what it is for; "" if it has. */
-static const char *silence(const struct wh_tree *tree, const struct wh_nic *nic, const char *file,
-			   bool known)
+/* Why the value of a NIC's file is not known; "": it is known. */
+static const char *nic_missing(const struct wh_tree *tree, const struct wh_nic *nic,
+			       const char *file, bool known)
 {
 	char folder[WH_TREE_PATH], line[64];
 	int error;
@@ -487,28 +490,28 @@ static const char *silence(const struct wh_tree *tree, const struct wh_nic *nic,
 		 nic->rdma == 1 ? "/sys/class/infiniband/%s/ports/1" : "/sys/class/net/%s",
 		 nic->name);
 	error = wh_tree_line(tree, folder, file, line, sizeof(line));
-	/* Of an interface that is down or virtual it is EINVAL, or -1. */
+	/* An interface that is down or virtual gives EINVAL, or -1. */
 	return !error || error == -EINVAL ? "the driver does not say" : strerror(-error);
 }
 
-static int note_nics(const struct wh_tree *tree, struct wh_topology *topology)
+static int add_nic_gaps(const struct wh_tree *tree, struct wh_topology *topology)
 {
 	int error = 0;
 
 	for (size_t i = 0; i < topology->nic_count && !error; i++) {
 		const struct wh_nic *nic = &topology->nics[i];
-		const char *state = silence(tree, nic, nic->rdma == 1 ? "state" : "operstate",
-					    *nic->state),
-			   *rate = silence(tree, nic, nic->rdma == 1 ? "rate" : "speed",
-					   !isnan(nic->rate)),
+		const char *state = nic_missing(tree, nic, nic->rdma == 1 ? "state" : "operstate",
+						*nic->state),
+			   *rate = nic_missing(tree, nic, nic->rdma == 1 ? "rate" : "speed",
+					       !isnan(nic->rate)),
 			   *node = nic->node < 0 ? "the firmware does not say" : "";
 
 		if (*state || *rate || *node)
-			error = wh_topology_note(topology, nic->name, "%s%s%s%s%s%s%s%s",
-						 *state ? "state: " : "", state,
-						 *state && *rate ? "; " : "", *rate ? "rate: " : "",
-						 rate, (*state || *rate) && *node ? "; " : "",
-						 *node ? "NUMA node: " : "", node);
+			error = wh_topology_add_gap(
+				topology, nic->name, "%s%s%s%s%s%s%s%s", *state ? "state: " : "",
+				state, *state && *rate ? "; " : "", *rate ? "rate: " : "", rate,
+				(*state || *rate) && *node ? "; " : "", *node ? "NUMA node: " : "",
+				node);
 	}
 	return error;
 }
@@ -516,7 +519,7 @@ static int note_nics(const struct wh_tree *tree, struct wh_topology *topology)
 int wh_topology_read(const struct wh_tree *tree, struct wh_topology **out)
 {
 	static int (*const steps[])(const struct wh_tree *, struct wh_topology *) = {
-		read_nodes, read_pci, add_rdma, add_ethernet, note_nics, add_disks,
+		read_nodes, read_pci, add_rdma, add_ethernet, add_nic_gaps, add_disks,
 	};
 	struct wh_topology *topology = calloc(1, sizeof(*topology));
 	int error = topology ? 0 : -ENOMEM;

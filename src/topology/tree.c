@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Reading files of /sys, /proc and /dev below a root, and recording them. */
 #include "topology/tree.h"
 
 #include <dirent.h>
@@ -15,7 +16,7 @@
 
 /* ---- recording ------------------------------------------------------------------------------- */
 
-/* The folders above the last name of a path below the record. */
+/* Make the folders of a path below tree->record, all but the last name. */
 static void make_folders(const struct wh_tree *tree, char *path)
 {
 	for (char *at = path + strlen(tree->record) + 1; (at = strchr(at, '/')); at++) {
@@ -25,7 +26,7 @@ static void make_folders(const struct wh_tree *tree, char *path)
 	}
 }
 
-/* RECORD/PATH, with the folders that lead there. False: it cannot be. */
+/* RECORD/PATH, and make its folders. False: it is too long. */
 static bool record_path(const struct wh_tree *tree, const char *path, char *out, size_t size)
 {
 	int length = snprintf(out, size, "%s%s", tree->record, path);
@@ -44,16 +45,17 @@ static void record_file(const struct wh_tree *tree, const char *path, const char
 
 	if (!tree->record || !record_path(tree, path, copy, sizeof(copy)))
 		return;
-	/* That it is there says less than what is in it. */
+	/* An empty file, which only records existence, must not replace recorded contents. */
 	fd = open(copy, O_WRONLY | O_CREAT | (count ? O_TRUNC : O_EXCL) | O_CLOEXEC, 0666);
 	if (fd < 0)
 		return;
 	if (write(fd, bytes, count) != (ssize_t)count)
-		unlink(copy); /* no file rather than half of one */
+		unlink(copy); /* better no file than half a file */
 	close(fd);
 }
 
-/* Links in sysfs are relative and lead to folders, which what is read through them needs. */
+/* Record a link and the folder that it leads to, through which files are read later. Links in sysfs
+ * are relative. */
 static void record_link(const struct wh_tree *tree, const char *path, const char *target)
 {
 	char copy[WH_TREE_PATH], folder[2 * WH_TREE_PATH];
@@ -93,7 +95,7 @@ int wh_tree_read(const struct wh_tree *tree, const char *path, char *out, size_t
 
 	if (error)
 		return error;
-	/* Not waiting: a recorded tree may have a pipe where a file should be. */
+	/* O_NONBLOCK: a recorded tree may have a pipe in place of a file. */
 	fd = open(full, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
 	if (fd < 0)
 		return -errno;
@@ -128,7 +130,7 @@ int wh_tree_line(const struct wh_tree *tree, const char *folder, const char *fil
 	for (char *c = out; *c; c++)
 		if ((unsigned char)*c < 0x20 || *c == 0x7f)
 			*c = ' ';
-	wh_text_clean(out); /* it may end on a terminal */
+	wh_text_clean(out); /* it may reach a terminal */
 	for (size_t end = strlen(out); end && out[end - 1] == ' '; end--)
 		out[end - 1] = '\0';
 	return 0;
@@ -221,12 +223,12 @@ int wh_tree_device(const struct wh_tree *tree, const char *path, int *out)
 
 /* ---- lists ----------------------------------------------------------------------------------- */
 
-static int compare(const void *a, const void *b)
+static int names_compare(const void *a, const void *b)
 {
 	return strverscmp(*(char *const *)a, *(char *const *)b);
 }
 
-static int add_name(struct wh_tree_names *names, const char *name)
+static int names_add(struct wh_tree_names *names, const char *name)
 {
 	char **more = realloc(names->name, (names->count + 1) * sizeof(*more));
 
@@ -253,8 +255,8 @@ int wh_tree_list(const struct wh_tree *tree, const char *path, struct wh_tree_na
 	while (!error && (entry = readdir(folder))) {
 		if (entry->d_name[0] == '.')
 			continue;
-		error = add_name(out, entry->d_name);
-		/* Links and files are recorded when they are looked at. */
+		error = names_add(out, entry->d_name);
+		/* Links and files are recorded when they are read. */
 		if (entry->d_type == DT_DIR && (size_t)snprintf(full, sizeof(full), "%s/%s", path,
 								entry->d_name) < sizeof(full))
 			record_folder(tree, full);
@@ -265,7 +267,7 @@ int wh_tree_list(const struct wh_tree *tree, const char *path, struct wh_tree_na
 		return error;
 	}
 	if (out->count)
-		qsort(out->name, out->count, sizeof(*out->name), compare);
+		qsort(out->name, out->count, sizeof(*out->name), names_compare);
 	record_folder(tree, path);
 	return 0;
 }

@@ -391,7 +391,7 @@ static void json__round_trip(void **state)
 	(void)state;
 	add_links(t, 0, 18, -1);
 	add_links(t, 1, 4, 2);
-	wh_topology_note(t, "NVML", "%s", "not there");
+	wh_topology_add_gap(t, "NVML", "%s", "not there");
 	*(struct wh_disk *)WH_TOPOLOGY_ADD(t, disks, disk_count) =
 		(struct wh_disk){ .name = "nvme0n1", .size_bytes = 512, .pci = 3, .node = -1 };
 	*(struct wh_cpu_cache *)WH_TOPOLOGY_ADD(t, caches, cache_count) =

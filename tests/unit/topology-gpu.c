@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What NVML does not say of GPUs is a note of the topology, with its reason. */
+/* What NVML does not answer about GPUs becomes a gap of the topology, with the reason. */
 #include "unit.h"
 
 #include <stdio.h>
@@ -8,7 +8,7 @@
 #include "platform/nvml.h"
 #include "topology/topology.h"
 
-/* Two GPUs of the fake's, of which these lines come first. */
+/* The topology of the fake NVML's two GPUs; `lines` go in front of its script. */
 static struct wh_topology *topology_of(const char *lines)
 {
 	static const char root[] = "/nonexistent";
@@ -39,16 +39,16 @@ static struct wh_topology *topology_of(const char *lines)
 	return topology;
 }
 
-/* The note on GPUs, of which there is no more than one. */
-static const struct wh_topology_gap *note_of(const struct wh_topology *topology)
+/* The gap of GPUs; there is at most one. */
+static const struct wh_topology_gap *gpu_gap(const struct wh_topology *topology)
 {
 	const struct wh_topology_gap *found = NULL;
 
-	for (size_t i = 0; i < topology->note_count; i++) {
-		if (strncmp(topology->notes[i].what, "GPU", 3) != 0)
+	for (size_t i = 0; i < topology->gap_count; i++) {
+		if (strncmp(topology->gaps[i].what, "GPU", 3) != 0)
 			continue;
 		assert_null(found);
-		found = &topology->notes[i];
+		found = &topology->gaps[i];
 	}
 	return found;
 }
@@ -58,7 +58,7 @@ static void note__none(void **state)
 	struct wh_topology *topology = topology_of("");
 
 	(void)state;
-	assert_null(note_of(topology));
+	assert_null(gpu_gap(topology));
 	wh_topology_free(topology);
 }
 
@@ -69,8 +69,8 @@ static void note__of_one(void **state)
 
 	(void)state;
 	assert_true(topology->gpus[1].bar1_bytes == WH_UNKNOWN);
-	assert_string_equal(note_of(topology)->what, "GPU1");
-	assert_string_equal(note_of(topology)->why,
+	assert_string_equal(gpu_gap(topology)->what, "GPU1");
+	assert_string_equal(gpu_gap(topology)->why,
 			    "BAR1: no permission, NUMA nodes: not supported");
 	wh_topology_free(topology);
 }
@@ -80,12 +80,12 @@ static void note__of_all(void **state)
 	struct wh_topology *topology = topology_of("nvmlDeviceGetMaxPcieLinkWidth * : 3\n");
 
 	(void)state;
-	assert_string_equal(note_of(topology)->what, "GPU0 to GPU1");
-	assert_string_equal(note_of(topology)->why, "lanes at most: not supported");
+	assert_string_equal(gpu_gap(topology)->what, "GPU0 to GPU1");
+	assert_string_equal(gpu_gap(topology)->why, "lanes at most: not supported");
 	wh_topology_free(topology);
 }
 
-/* Lost between the handle and the answers: that is the problem, not what is missing. */
+/* A GPU that is lost between the handle and the answers has a problem, not gaps. */
 static void problem__lost_on_the_way(void **state)
 {
 	struct wh_topology *topology = topology_of("nvmlDeviceGetMemoryInfo 1 : 15\n");
@@ -93,7 +93,7 @@ static void problem__lost_on_the_way(void **state)
 	(void)state;
 	assert_non_null(strstr(topology->gpus[1].problem, "GPU is lost"));
 	assert_string_equal(topology->gpus[0].problem, "");
-	assert_null(note_of(topology));
+	assert_null(gpu_gap(topology));
 	wh_topology_free(topology);
 }
 

@@ -81,14 +81,14 @@ int topo_cpu(const struct wh_tree *tree, struct wh_topology *topology)
 	int error = 0;
 
 	if (hwloc_topology_init(&hwloc))
-		return wh_topology_note(topology, "CPU", "hwloc: %s", strerror(errno));
+		return wh_topology_add_gap(topology, "CPU", "hwloc: %s", strerror(errno));
 	snprintf(path, sizeof(path), "%s/hwloc.xml", tree->root);
 	if (!wh_tree_is_live(tree) && (access(path, R_OK) || hwloc_topology_set_xml(hwloc, path)))
-		error = wh_topology_note(topology, "CPU", "%s: %s", path, strerror(errno));
+		error = wh_topology_add_gap(topology, "CPU", "%s: %s", path, strerror(errno));
 	else if (hwloc_topology_load(hwloc))
-		error = wh_topology_note(topology, "CPU", "hwloc cannot read %s: %s",
-					 wh_tree_is_live(tree) ? "this machine" : path,
-					 strerror(errno));
+		error = wh_topology_add_gap(topology, "CPU", "hwloc cannot read %s: %s",
+					    wh_tree_is_live(tree) ? "this machine" : path,
+					    strerror(errno));
 	else
 		error = read_hwloc(hwloc, topology);
 	if (tree->record && wh_tree_is_live(tree)) {
@@ -201,7 +201,7 @@ static int add_direct(const struct wh_tree *tree, struct wh_topology *topology)
 			if (strcmp(topology->nics[k].name, facts->nics[i].name) == 0)
 				topology->nics[k].dma_buf = takes_dma_buf(&facts->nics[i]);
 	if (!facts->count)
-		error = wh_topology_note(
+		error = wh_topology_add_gap(
 			topology, "RDMA", "whether NICs take dma-bufs: %s",
 			facts->known && *facts->why ? facts->why :
 			wh_tree_is_live(tree)       ? "libibverbs does not say" :
@@ -235,7 +235,7 @@ static int add_cuda(const struct wh_tree *tree, struct wh_topology *topology)
 			if (strcmp(topology->gpus[k].address, facts->gpus[i].address) == 0)
 				take_cuda(&facts->gpus[i], &topology->gpus[k]);
 	if (facts->error)
-		error = wh_topology_note(topology, "CUDA", "%s", facts->why);
+		error = wh_topology_add_gap(topology, "CUDA", "%s", facts->why);
 	free(facts);
 	return error;
 }
@@ -254,9 +254,9 @@ int topo_collect(const struct wh_tree *tree, bool cuda, struct wh_topology **out
 	if (!error && (cuda || !wh_tree_is_live(tree)))
 		error = add_cuda(tree, topology);
 	else if (!error && topology->gpu_count)
-		error = wh_topology_note(topology, "CUDA",
-					 "not asked: the sizes of L2 caches; with --cuda it "
-					 "is started");
+		error = wh_topology_add_gap(topology, "CUDA",
+					    "not asked: the sizes of L2 caches; with --cuda it "
+					    "is started");
 	if (error) {
 		wh_topology_free(topology);
 		return fail(ENOMEM, "out of memory");

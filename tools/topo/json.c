@@ -142,7 +142,7 @@ static const struct column disk_columns[] = {
 	COLUMN("numa_node", NUMBER, wh_disk, node),
 };
 
-static const struct column note_columns[] = {
+static const struct column gap_columns[] = {
 	COLUMN("what", TEXT, wh_topology_gap, what),
 	COLUMN("why", TEXT, wh_topology_gap, why),
 };
@@ -163,7 +163,7 @@ static const struct table tables[] = {
 	TABLE("gpu_pairs", pair_columns, pairs, pair_count, wh_gpu_pair),
 	TABLE("nics", nic_columns, nics, nic_count, wh_nic),
 	TABLE("storage", disk_columns, disks, disk_count, wh_disk),
-	TABLE("missing", note_columns, notes, note_count, wh_topology_gap),
+	TABLE("missing", gap_columns, gaps, gap_count, wh_topology_gap),
 };
 
 #define TABLES (sizeof(tables) / sizeof(tables[0]))

@@ -496,10 +496,10 @@ static void print_all(const struct wh_topology *topology, const struct screen *s
 	if (!topology->nic_count)
 		fputs("NIC        none\n", out);
 	print_pairs(topology, screen, out);
-	if (topology->note_count)
+	if (topology->gap_count)
 		fputs("\nMissing:\n", out);
-	for (size_t i = 0; i < topology->note_count; i++)
-		fprintf(out, "  %s: %s\n", topology->notes[i].what, topology->notes[i].why);
+	for (size_t i = 0; i < topology->gap_count; i++)
+		fprintf(out, "  %s: %s\n", topology->gaps[i].what, topology->gaps[i].why);
 }
 
 /* ---- lines that fit ----------------------------------------------------------------------------
