@@ -80,7 +80,7 @@ static bool client_receive(struct client *client)
 	if (got > 0 && client->received < sizeof(client->request))
 		return true;
 	/* A client of another version learns ours from the header of the answer. */
-	if (got <= 0 || memcmp(client->request, WH_OBSERVE_REQUEST, WH_OBSERVE_WORD_SIZE) != 0 ||
+	if (got <= 0 || memcmp(client->request, WH_OBSERVE_REQUEST, WH_OBSERVE_PREFIX_SIZE) != 0 ||
 	    wh_observation_make(client->observer->engine, &client->bytes, &client->length)) {
 		client_drop(client);
 		return false;

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The directories of observers' sockets, and whether they are safe to use. */
 #include "telemetry/directory.h"
 
 #include <errno.h>
@@ -35,7 +36,7 @@ int wh_observer_check(const char *directory)
 {
 	struct stat status;
 
-	/* Not stat(): in /tmp anybody can make a link. */
+	/* lstat(): in /tmp anybody can create a link of that name. */
 	if (lstat(directory, &status))
 		return -errno;
 	if (!S_ISDIR(status.st_mode))

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where engines put the sockets that observers ask: the same for those who make them and those who
- * look for them. */
+/* The directories in which engines create their sockets for observers. Engines and observers share
+ * this code, so that both look in the same places. */
 #ifndef WH_TELEMETRY_DIRECTORY_H
 #define WH_TELEMETRY_DIRECTORY_H
 
@@ -8,16 +8,18 @@
 #include <stddef.h>
 
 #define WH_OBSERVER_SUFFIX ".observe"
-#define WH_OBSERVER_NEW ".new" /* behind it until the socket listens */
+#define WH_OBSERVER_NEW ".new" /* follows the suffix until the socket listens */
 
-/* Place number `index`, best first: in `runtime` (what XDG_RUNTIME_DIR says, or NULL), in
- * /run/user/UID, /tmp/wherry-UID. False past the end. `out` is "" where there is no such place. */
+/* Directory number `index`, best first: `runtime`/wherry, /run/user/UID/wherry, /tmp/wherry-UID.
+ * `runtime` is the value of XDG_RUNTIME_DIR, or NULL. False: past the last one. `out` is "" if this
+ * directory cannot be used. */
 bool wh_observer_directory(unsigned index, const char *runtime, char *out, size_t size);
 
-/* Is it a directory of this user, in which nobody else can put anything? 0 or a negative errno. */
+/* Does the directory belong to this user, and can nobody else write to it? 0 or a negative errno.
+ */
 int wh_observer_check(const char *directory);
 
-/* Make it unless it is there; then the same. What it is in has to be there. */
+/* Create the directory if it does not exist, then check it. Its parent must exist. */
 int wh_observer_make(const char *directory);
 
 #endif

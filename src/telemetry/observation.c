@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Observations to bytes, and bytes to observations. */
 #include "telemetry/observation.h"
 
 #include <errno.h>
@@ -9,10 +10,10 @@
 
 #define MAGIC UINT32_C(0x4f524857) /* "WHRO" */
 
-/* More than any record takes. */
+/* Upper bounds of the records' sizes. */
 #define ENGINE_MOST 4096
 #define RECORD_MOST 2048
-/* Less than any record takes: a peer and a session with empty names. */
+/* Lower bounds: a peer and a session with empty names. */
 #define PEER_LEAST 89
 #define SESSION_LEAST 33
 
@@ -20,8 +21,7 @@ _Static_assert(sizeof(struct wh_counters) + 2 * WH_OBSERVED_NAME + 256 < RECORD_
 		       sizeof(struct wh_counters) + 1024 < ENGINE_MOST,
 	       "records fit");
 
-/* ---- writing ----------------------------------------------------------------------------------
- */
+/* ---- writing --------------------------------------------------------------------------------- */
 
 static uint8_t *put_text(uint8_t *at, const char *text, size_t most)
 {
@@ -72,7 +72,7 @@ static uint8_t *put_counters(uint8_t *at, const struct wh_counters *counters)
 	return put_latency(at, &counters->large);
 }
 
-/* The numbers of an engine, in their order on the wire. */
+/* The numbers of an engine, in wire order. */
 /* clang-format off */
 #define ENGINE_NUMBERS(DO) \
 	DO(uptime) \
@@ -109,7 +109,8 @@ static uint8_t *put_engine(uint8_t *at, const struct wh_observed_engine *engine)
 	return put_counters(at, &engine->total);
 }
 
-/* Where the next record goes; NULL: nowhere. What comes before all is put there at the end. */
+/* Where to write the next record; NULL: no room. Leaves a gap at the front for the header and the
+ * engine, which wh_observed_end() fills. */
 static uint8_t *room_for_record(struct wh_observed_writer *out)
 {
 	uint8_t *grown;
@@ -178,7 +179,7 @@ int wh_observed_end(struct wh_observed_writer *out, const struct wh_observed_eng
 	size_t used, records = out->length - WH_OBSERVED_HEADER - ENGINE_MOST;
 	uint8_t *at;
 
-	/* Also where there was no record. */
+	/* Without records there is no buffer yet. */
 	out->left_out = 0;
 	if (!out->bytes && !room_for_record(out)) {
 		out->failed = true;
@@ -202,8 +203,7 @@ int wh_observed_end(struct wh_observed_writer *out, const struct wh_observed_eng
 	return 0;
 }
 
-/* ---- reading ----------------------------------------------------------------------------------
- */
+/* ---- reading --------------------------------------------------------------------------------- */
 
 static void take_text(struct wh_bytes *in, char *out, size_t room)
 {
@@ -322,7 +322,7 @@ int wh_observation_parse(const uint8_t *bytes, size_t length, struct wh_observat
 	got.session_count = wh_get32(bytes + 16);
 	got.left_out = wh_get32(bytes + 20);
 	take_engine(&in, &got.engine);
-	/* What could not be there is not allocated for. */
+	/* Do not allocate for more records than the bytes can hold. */
 	if (in.cut || got.peer_count > (size_t)(in.end - in.at) / PEER_LEAST ||
 	    got.session_count > (size_t)(in.end - in.at) / SESSION_LEAST)
 		return -EPROTO;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What an engine tells observers: one record of the engine, then those of its peers and of the
- * engines connected to it. docs/metrics.md has the layout. Pure functions; the wherry command has a
- * copy of these, and the fuzz target calls them directly.
+ * An observation: an engine's statistics as observers receive them. First a record of the engine,
+ * then one for each peer, then one for each session (an engine connected to it). docs/metrics.md
+ * has the layout. Pure functions; the command and the fuzz target link their own copy.
  */
 #ifndef WH_TELEMETRY_OBSERVATION_H
 #define WH_TELEMETRY_OBSERVATION_H
@@ -15,11 +15,11 @@
 
 #define WH_OBSERVE_REQUEST "wherry?\2" /* eight bytes; the last is the version */
 #define WH_OBSERVE_REQUEST_SIZE 8
-/* of these, the same in all versions: who asks otherwise is told ours */
-#define WH_OBSERVE_WORD_SIZE 7
+/* The part of the request that all versions share. An engine answers any version with its own. */
+#define WH_OBSERVE_PREFIX_SIZE 7
 #define WH_OBSERVED_VERSION 2
 #define WH_OBSERVED_HEADER 24
-/* peers and sessions that do not fit are left out, and counted */
+/* bytes; peers and sessions that do not fit are left out and counted */
 #define WH_OBSERVED_MAX (4u << 20)
 #define WH_OBSERVED_NAME 64
 #define WH_OBSERVED_URL 96
@@ -49,10 +49,10 @@ struct wh_observation {
 	struct wh_observed_peer *peers;
 	struct wh_observed_session *sessions;
 	size_t peer_count, session_count;
-	uint32_t left_out; /* peers and sessions for which there was no room */
+	uint32_t left_out; /* peers and sessions that did not fit */
 };
 
-/* ---- making one ---------------------------------------------------------------------------- */
+/* ---- writing an observation ------------------------------------------------------------------ */
 
 struct wh_observed_writer {
 	uint8_t *bytes;
@@ -61,8 +61,8 @@ struct wh_observed_writer {
 	bool failed;
 };
 
-/* All peers before all sessions; then the end, which puts the engine in front. 0 with bytes to be
- * freed, or -ENOMEM. */
+/* Begin; put all peers, then all sessions; end. wh_observed_end() adds the engine in front: 0, and
+ * the caller frees *bytes, or -ENOMEM. */
 void wh_observed_begin(struct wh_observed_writer *out);
 void wh_observed_put_peer(struct wh_observed_writer *out, const struct wh_observed_peer *peer);
 void wh_observed_put_session(struct wh_observed_writer *out,
@@ -70,12 +70,12 @@ void wh_observed_put_session(struct wh_observed_writer *out,
 int wh_observed_end(struct wh_observed_writer *out, const struct wh_observed_engine *engine,
 		    uint8_t **bytes, size_t *length);
 
-/* ---- reading one ---------------------------------------------------------------------------- */
+/* ---- reading an observation ------------------------------------------------------------------ */
 
-/* How long the whole is, from its header: 0, -EPROTO (it is none), or -ENOTSUP: it is of another
- * version, which *length then is. */
+/* The length of an observation, header included, from its header. 0, or -EPROTO (not an
+ * observation), or -ENOTSUP: another version; *length is then that version. */
 int wh_observation_length(const uint8_t header[WH_OBSERVED_HEADER], size_t *length);
-/* 0 with *out to be freed, or -EPROTO (also of another version), -ENOMEM. */
+/* 0, and the caller frees *out, or -EPROTO (also: another version), -ENOMEM. */
 int wh_observation_parse(const uint8_t *bytes, size_t length, struct wh_observation *out);
 void wh_observation_free(struct wh_observation *observation);
 
