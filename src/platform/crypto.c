@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Loading libcrypto and computing HMAC-SHA-256 with it. */
 #include "platform/crypto.h"
 
 #include <dlfcn.h>
@@ -7,16 +8,15 @@
 
 #include "util/error.h"
 
-/* OPENSSL_INIT_NO_ATEXIT: our threads may still be shaking hands while the process ends, and what
- * they use must not be cleaned up beforehand. No effect where the program has started OpenSSL
- * before. */
+/* OPENSSL_INIT_NO_ATEXIT: our threads may still be in a handshake while the process exits, so
+ * OpenSSL must not clean up at exit. No effect if the program has initialised OpenSSL before. */
 #define NO_ATEXIT UINT64_C(0x00080000)
 
-static int missing(struct wh_crypto *crypto, const char *what)
+static int crypto_missing(struct wh_crypto *crypto, const char *what)
 {
 	const char *why = dlerror();
 	int error = wh_fail(ELIBACC,
-			    "no OpenSSL to prove the cluster key with: %s: %.110s; install libssl3 "
+			    "no OpenSSL for the cluster key: %s: %.110s; install libssl3 "
 			    "(openssl-libs)",
 			    what, why ? why : "not found");
 
@@ -39,17 +39,17 @@ int wh_crypto_open(struct wh_crypto *crypto, const char *path)
 	void *found;
 
 	memset(crypto, 0, sizeof(*crypto));
-	/* It keeps things for the threads that use it, and so is never unloaded. */
+	/* NODELETE: OpenSSL keeps data for each thread that has used it, so it must stay loaded. */
 	if (path)
 		crypto->library = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
 	for (size_t i = 0; !path && !crypto->library && i < 2; i++)
 		crypto->library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
 	if (!crypto->library)
-		return missing(crypto, path ? path : "libcrypto.so.3 and libcrypto.so.1.1");
+		return crypto_missing(crypto, path ? path : "libcrypto.so.3 and libcrypto.so.1.1");
 	for (size_t i = 0; i < sizeof(symbols) / sizeof(symbols[0]); i++) {
 		found = dlsym(crypto->library, symbols[i].name);
 		if (!found)
-			return missing(crypto, symbols[i].name);
+			return crypto_missing(crypto, symbols[i].name);
 		memcpy(symbols[i].at, &found, sizeof(found));
 	}
 	crypto->start(NO_ATEXIT, NULL);
@@ -70,6 +70,7 @@ int wh_crypto_hmac(const struct wh_crypto *crypto, const uint8_t *key, size_t ke
 
 	if (!crypto->hmac(crypto->sha256(), key, (int)key_length, data, length, out, &got) ||
 	    got != WH_MAC_SIZE)
-		return wh_fail(EIO, "OpenSSL computes no HMAC-SHA-256 (its policy, or no memory)");
+		return wh_fail(EIO,
+			       "OpenSSL cannot compute HMAC-SHA-256 (crypto policy, or no memory)");
 	return 0;
 }

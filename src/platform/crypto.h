@@ -8,7 +8,7 @@
 
 #define WH_MAC_SIZE 32
 
-/* Declared by ourselves, as they have been since OpenSSL 1.1. */
+/* Our own declarations of functions that have not changed since OpenSSL 1.1. */
 struct wh_crypto {
 	void *library;
 	const void *(*sha256)(void);
@@ -19,7 +19,8 @@ struct wh_crypto {
 	int (*start)(uint64_t options, const void *settings);
 };
 
-/* `path` NULL: libcrypto.so.3, else libcrypto.so.1.1. 0, or -ELIBACC naming what is missing. */
+/* `path` NULL: libcrypto.so.3, or else libcrypto.so.1.1. 0, or -ELIBACC: the text names what is
+ * missing. */
 int wh_crypto_open(struct wh_crypto *crypto, const char *path);
 void wh_crypto_close(struct wh_crypto *crypto);
 

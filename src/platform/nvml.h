@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * NVML, the NVIDIA driver's library for looking at GPUs, opened at run time. No policy.
+ * NVML, the NVIDIA driver's monitoring library, opened at run time. No policy.
  *
- * Only questions are bound, nothing that changes a device. The declarations are our own; of a
- * function that has versions the newest is taken that the library has. What a question leaves
- * without an answer is a negative errno: -EOPNOTSUPP, the device has no such thing; -ENOSYS, the
- * driver is too old to be asked; -EACCES and -EPERM, it may not be asked here; -ENODEV, there is no
- * driver, or the GPU is lost. Nothing is ever answered with a zero that stands for "not known".
+ * Only queries are bound, nothing that changes a device. The declarations are our own. Where a
+ * function has versions, the newest that the library has is called. A query returns 0 or a negative
+ * errno: -EOPNOTSUPP, the device does not have this; -ENOSYS, the driver is too old for the query;
+ * -EACCES and -EPERM, no permission here; -ENODEV, no driver, or the GPU is lost. An output is set
+ * on success only: 0 never stands for "not known".
  *
- * All functions may be called from any thread; none after fork(). A sick driver can keep any of
- * them waiting for long.
+ * All functions may be called from any thread; none after fork(). A faulty driver can block any of
+ * them for long.
  */
 #ifndef WH_PLATFORM_NVML_H
 #define WH_PLATFORM_NVML_H
@@ -25,29 +25,29 @@
 
 struct wh_nvml;
 
-/* Open the library at `path` (NULL: WH_NVML_LIBRARY) and initialise it. May block for seconds where
- * the driver has to wake the GPUs. 0; -ENODEV: no library, or no driver; -ELIBBAD: library and
- * driver do not fit; others as above. */
+/* Open the library at `path` (NULL: WH_NVML_LIBRARY) and initialise it. May block for seconds while
+ * the driver wakes the GPUs. 0; -ENODEV: no library, or no driver; -ELIBBAD: the versions of
+ * library and driver do not match; others as above. */
 int wh_nvml_open(const char *path, struct wh_nvml **out);
 void wh_nvml_close(struct wh_nvml *nvml);
 
-/* Write every question and its answer to `file` from now on, as lines
- * "FUNCTION ARGUMENTS : RESULT VALUES", which the fake in tests/fake/nvml takes for its answers.
- * NULL: no longer. The file stays the caller's. */
+/* From now on write every query and its answer to `file` (NULL: stop), as lines
+ * "FUNCTION ARGUMENTS : RESULT VALUES". The fake in tests/fake/nvml replays such a file. The file
+ * stays the caller's. */
 void wh_nvml_record(struct wh_nvml *nvml, FILE *file);
 
-/* How many GPUs there are. Their index runs from 0, in the order of nvidia-smi. */
+/* The number of GPUs. Their index runs from 0, in the order of nvidia-smi. */
 unsigned wh_nvml_count(const struct wh_nvml *nvml);
 
-/* 0 if the GPU can be asked at all, else why not: it could not when NVML was opened, or an answer
- * since was that it is lost, or has to be reset. Such a GPU is not asked anything more. */
+/* Can the GPU be queried? 0, or the reason: it had no handle when NVML was opened, or a later
+ * answer said that it is lost or needs a reset. Such a GPU gets no further queries. */
 int wh_nvml_device(struct wh_nvml *nvml, unsigned device);
 
-/* As wh_nvml_device(), but ask NVML for such a GPU anew. 0 is no more than that there are questions
- * again: the answers say whether it is back. */
+/* As wh_nvml_device(), but ask NVML for the handle of such a GPU again. 0 only means that queries
+ * are possible again: their answers show whether the GPU is back. */
 int wh_nvml_retry(struct wh_nvml *nvml, unsigned device);
 
-/* What an error of a question stands for, in NVML's words: "not supported", "no permission". */
+/* NVML's words for a query's error: "not supported", "no permission". */
 const char *wh_nvml_meaning(int error);
 
 /* ---- texts and numbers ----------------------------------------------------------------------- */
@@ -75,7 +75,7 @@ enum wh_nvml_number {
 };
 int wh_nvml_number(struct wh_nvml *nvml, enum wh_nvml_number which, unsigned device, uint32_t *out);
 
-/* Numbers of one of several: a link, a clock, a sensor, a direction. */
+/* Numbers with an index: of a link, a clock, a sensor or a direction. */
 enum wh_nvml_indexed {
 	WH_NVML_LINK_STATE, /* of a link: 1 active */
 	WH_NVML_LINK_VERSION, /* of a link */
@@ -90,19 +90,19 @@ enum wh_nvml_remote { WH_NVML_REMOTE_GPU, WH_NVML_REMOTE_NPU, WH_NVML_REMOTE_SWI
 int wh_nvml_indexed(struct wh_nvml *nvml, enum wh_nvml_indexed which, unsigned device,
 		    unsigned index, uint32_t *out);
 
-/* Fields of nvmlDeviceGetFieldValues(), by their number; scope: a link, or UINT32_MAX. */
+/* Fields of nvmlDeviceGetFieldValues(), by number; scope: a link, or UINT32_MAX. */
 enum {
 	WH_NVML_FIELD_LINK_COUNT = 91,
 	WH_NVML_FIELD_LINK_SENT = 138, /* KiB since the driver was loaded */
 	WH_NVML_FIELD_LINK_RECEIVED = 139, /* likewise */
-	WH_NVML_FIELD_LINK_SPEED = 164, /* MB/s a direction */
-	WH_NVML_FIELD_RECOVERY = 230, /* what the GPU needs; 0: nothing */
+	WH_NVML_FIELD_LINK_SPEED = 164, /* MB/s in each direction */
+	WH_NVML_FIELD_RECOVERY = 230, /* the action that the GPU needs; 0: none */
 };
 int wh_nvml_field(struct wh_nvml *nvml, unsigned device, uint32_t field, uint32_t scope,
 		  uint64_t *out);
 
-/* Several fields in one call; each gets its value, or an error as other questions return it. No
- * more than WH_NVML_FIELDS. */
+/* Several fields in one call, at most WH_NVML_FIELDS. Each field gets its value, or the error that
+ * a single query would return. */
 #define WH_NVML_FIELDS 8
 struct wh_nvml_field {
 	uint32_t field, scope;
@@ -120,28 +120,29 @@ struct wh_nvml_pci {
 };
 int wh_nvml_pci(struct wh_nvml *nvml, unsigned device, struct wh_nvml_pci *out);
 
-/* What is at the other end of an NVLink. */
+/* The PCI address of the other end of an NVLink. */
 int wh_nvml_link_pci(struct wh_nvml *nvml, unsigned device, unsigned link, struct wh_nvml_pci *out);
 
 struct wh_nvml_memory {
 	uint64_t total, used; /* bytes */
 };
 int wh_nvml_memory(struct wh_nvml *nvml, unsigned device, struct wh_nvml_memory *out);
-/* The window through which the PCI bus sees the GPU's memory. */
+/* BAR1: the range of PCI addresses through which CPUs and devices reach the GPU's memory. */
 int wh_nvml_bar1(struct wh_nvml *nvml, unsigned device, struct wh_nvml_memory *out);
 
 int wh_nvml_capability(struct wh_nvml *nvml, unsigned device, int *major, int *minor);
 
-/* Is the GPU cut into instances (MIG)? */
+/* Is the GPU partitioned into instances (MIG)? */
 int wh_nvml_mig(struct wh_nvml *nvml, unsigned device, bool *on);
 
-/* How much of the last sampling period (up to a second) the GPU, and its memory, were busy: %. */
+/* The share of the last sampling period (up to a second) in which the GPU, and its memory, were
+ * busy: %. */
 int wh_nvml_utilisation(struct wh_nvml *nvml, unsigned device, uint32_t *gpu, uint32_t *memory);
 
 /* ECC errors since the driver was loaded. */
 int wh_nvml_ecc(struct wh_nvml *nvml, unsigned device, bool uncorrected, uint64_t *out);
 
-/* Why the clocks are not higher: enum wh_nvml_reason, or bits that are not known here. */
+/* Why the clocks are not higher: bits of enum wh_nvml_reason, and others unknown here. */
 enum wh_nvml_reason {
 	WH_NVML_IDLE = 0x01,
 	WH_NVML_CLOCKS_SET = 0x02,
@@ -154,8 +155,8 @@ enum wh_nvml_reason {
 };
 int wh_nvml_reasons(struct wh_nvml *nvml, unsigned device, uint64_t *out);
 
-/* Processes that compute on the GPU, up to *count of them; *count is then how many there are in the
- * list. The driver counts them in its own PID namespace. */
+/* The processes that compute on the GPU. *count: room in `out`; on return the number of entries.
+ * PIDs are those of the driver's own PID namespace. */
 struct wh_nvml_process {
 	uint32_t pid;
 	uint64_t memory; /* bytes; UINT64_MAX: not known */
@@ -163,11 +164,11 @@ struct wh_nvml_process {
 int wh_nvml_processes(struct wh_nvml *nvml, unsigned device, struct wh_nvml_process *out,
 		      unsigned *count);
 
-/* The CPUs, or the NUMA nodes, that are nearest: bit n of word n / 64. */
+/* The nearest CPUs, or NUMA nodes: number n is bit n % 64 of word n / 64. */
 int wh_nvml_cpus(struct wh_nvml *nvml, unsigned device, uint64_t *words, unsigned count);
 int wh_nvml_nodes(struct wh_nvml *nvml, unsigned device, uint64_t *words, unsigned count);
 
-/* Where the ways of two GPUs meet. */
+/* Where the PCI paths of two GPUs meet. */
 enum wh_nvml_ancestor {
 	WH_NVML_ANCESTOR_BOARD = 0,
 	WH_NVML_ANCESTOR_SWITCH = 10,
@@ -178,12 +179,12 @@ enum wh_nvml_ancestor {
 };
 int wh_nvml_ancestor(struct wh_nvml *nvml, unsigned one, unsigned other, uint32_t *out);
 
-/* May one GPU reach the other's memory? *out is 0: yes, else why not. */
+/* May one GPU reach the other's memory? *out is 0: yes; else NVML's reason. */
 enum wh_nvml_p2p { WH_NVML_P2P_READ, WH_NVML_P2P_WRITE, WH_NVML_P2P_NVLINK, WH_NVML_P2P_ATOMICS };
 int wh_nvml_p2p(struct wh_nvml *nvml, unsigned one, unsigned other, enum wh_nvml_p2p what,
 		uint32_t *out);
 
-/* How far the GPU has got with joining its NVLink fabric. */
+/* Whether the GPU has joined its NVLink fabric. */
 enum wh_nvml_fabric_state {
 	WH_NVML_FABRIC_NONE,
 	WH_NVML_FABRIC_NOT_STARTED,

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Asking the kernel (NETLINK_SOCK_DIAG) for the user of a loopback connection's other end. */
 #include "platform/owner.h"
 
 #include <errno.h>
@@ -20,8 +21,8 @@ union answer {
 	char room[1024];
 };
 
-/* The other end's own end is our peer's address, and its peer is us. */
-static int name_ends(int fd, struct inet_diag_req_v2 *request)
+/* Describe the other socket: its source is our peer's address, its destination is ours. */
+static int request_set_ends(int fd, struct inet_diag_req_v2 *request)
 {
 	struct sockaddr_storage ends[2];
 	struct sockaddr_in *v4;
@@ -36,7 +37,7 @@ static int name_ends(int fd, struct inet_diag_req_v2 *request)
 	for (int i = 0; i < 2; i++) {
 		v4 = (struct sockaddr_in *)&ends[i];
 		v6 = (struct sockaddr_in6 *)&ends[i];
-		/* The ports lie at the same place. */
+		/* sin_port and sin6_port have the same offset. */
 		*(i ? &request->id.idiag_dport : &request->id.idiag_sport) = v4->sin_port;
 		if (ends[i].ss_family == AF_INET)
 			memcpy(i ? request->id.idiag_dst : request->id.idiag_src, &v4->sin_addr, 4);
@@ -48,8 +49,8 @@ static int name_ends(int fd, struct inet_diag_req_v2 *request)
 	return 0;
 }
 
-/* The kernel answers within the question: there is nothing to wait for. */
-static int ask(int netlink, const struct question *question, uid_t *user)
+/* The kernel answers during send(), so the answer is there at once. */
+static int owner_query(int netlink, const struct question *question, uid_t *user)
 {
 	union answer answer;
 	ssize_t got;
@@ -85,14 +86,14 @@ int wh_socket_owner(int fd, uid_t *user)
 			.id.idiag_cookie = { INET_DIAG_NOCOOKIE, INET_DIAG_NOCOOKIE },
 		},
 	};
-	int netlink, error = name_ends(fd, &question.request);
+	int netlink, error = request_set_ends(fd, &question.request);
 
 	if (error)
 		return error;
 	netlink = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_SOCK_DIAG);
 	if (netlink < 0)
 		return -errno;
-	error = ask(netlink, &question, user);
+	error = owner_query(netlink, &question, user);
 	close(netlink);
 	return error;
 }

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Loading libssl and looking up its functions. */
 #include "platform/ssl.h"
 
 #include <dlfcn.h>
@@ -8,19 +9,20 @@
 
 #include "util/error.h"
 
-static int missing(struct wh_ssl *ssl, const char *what)
+static int ssl_missing(struct wh_ssl *ssl, const char *what)
 {
 	const char *why = dlerror();
 	int error = wh_fail(
-		ELIBACC, "no OpenSSL for the knob tls: %s: %.110s; install libssl3 (openssl-libs)",
-		what, why ? why : "not found");
+		ELIBACC,
+		"no OpenSSL for the setting tls: %s: %.110s; install libssl3 (openssl-libs)", what,
+		why ? why : "not found");
 
 	wh_ssl_close(ssl);
 	return error;
 }
 
-/* Also what is in libcrypto: a look-up goes through what a library needs. */
-static bool bind(struct wh_ssl *ssl, const char *name, void *function)
+/* Finds functions of libcrypto, too: dlsym() also searches the libraries that libssl needs. */
+static bool ssl_bind(struct wh_ssl *ssl, const char *name, void *function)
 {
 	void *found = dlsym(ssl->library, name);
 
@@ -33,21 +35,21 @@ int wh_ssl_open(struct wh_ssl *ssl, const char *path)
 	static const char *const names[] = { "libssl.so.3", "libssl.so.1.1" };
 
 	memset(ssl, 0, sizeof(*ssl));
-	/* It keeps things for the threads that use it, and so is never unloaded. */
+	/* NODELETE: OpenSSL keeps data for each thread that has used it, so it must stay loaded. */
 	if (path)
 		ssl->library = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
 	for (size_t i = 0; !path && !ssl->library && i < 2; i++)
 		ssl->library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
 	if (!ssl->library)
-		return missing(ssl, path ? path : "libssl.so.3 and libssl.so.1.1");
+		return ssl_missing(ssl, path ? path : "libssl.so.3 and libssl.so.1.1");
 #define X(type, name, arguments)                                                                   \
-	if (!bind(ssl, #name, &ssl->name))                                                         \
-		return missing(ssl, #name);
+	if (!ssl_bind(ssl, #name, &ssl->name))                                                     \
+		return ssl_missing(ssl, #name);
 	WH_SSL_FUNCTIONS(X)
 #undef X
-	if (!bind(ssl, "SSL_get1_peer_certificate", &ssl->peer_certificate) &&
-	    !bind(ssl, "SSL_get_peer_certificate", &ssl->peer_certificate))
-		return missing(ssl, "SSL_get1_peer_certificate");
+	if (!ssl_bind(ssl, "SSL_get1_peer_certificate", &ssl->peer_certificate) &&
+	    !ssl_bind(ssl, "SSL_get_peer_certificate", &ssl->peer_certificate))
+		return ssl_missing(ssl, "SSL_get1_peer_certificate");
 	return 0;
 }
 

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* OpenSSL's libssl, opened at run time. No policy: net/tls.h has that. */
+/* OpenSSL's libssl, opened at run time. The policy is in net/tls.h. */
 #ifndef WH_PLATFORM_SSL_H
 #define WH_PLATFORM_SSL_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-/* Declared by ourselves, as they have been since OpenSSL 1.1.1; a unit test holds them against the
- * headers of the OpenSSL that is there. */
+/* Our own declarations of functions that have not changed since OpenSSL 1.1.1. A unit test compares
+ * them with the headers of the installed OpenSSL. */
 struct ssl_st;
 struct ssl_ctx_st;
 struct ssl_method_st;
@@ -109,7 +109,7 @@ typedef long (*wh_bio_ctrl)(struct bio_st *bio, int command, long number, void *
 	X(const char *, ERR_reason_error_string, (unsigned long error))                            \
 	X(void, ERR_clear_error, (void))
 
-/* OpenSSL's constants, as the macros of its headers have them. */
+/* Constants that are macros in OpenSSL's headers. */
 enum {
 	WH_TLS1_3_VERSION = 0x0304,
 	WH_SSL_CTRL_MODE = 33,
@@ -124,7 +124,7 @@ enum {
 	WH_SSL_ERROR_WANT_WRITE = 3,
 	WH_SSL_ERROR_SYSCALL = 5,
 	WH_SSL_ERROR_ZERO_RETURN = 6,
-	WH_SSL_KEY_UPDATE_NOT_REQUESTED = 0, /* the other side goes on with its own */
+	WH_SSL_KEY_UPDATE_NOT_REQUESTED = 0, /* the other side keeps its sending key */
 	WH_SSL_OP_ENABLE_KTLS = 1 << 3,
 	WH_SSL_OP_NO_TICKET = 1 << 14,
 	WH_BIO_TYPE_SOURCE_SINK = 0x0400,
@@ -143,7 +143,8 @@ struct wh_ssl {
 	struct x509_st *(*peer_certificate)(const struct ssl_st *ssl); /* owned by the caller */
 };
 
-/* `path` NULL: libssl.so.3, else libssl.so.1.1. 0, or -ELIBACC naming what is missing. */
+/* `path` NULL: libssl.so.3, or else libssl.so.1.1. 0, or -ELIBACC: the text names what is
+ * missing. */
 int wh_ssl_open(struct wh_ssl *ssl, const char *path);
 void wh_ssl_close(struct wh_ssl *ssl);
 
