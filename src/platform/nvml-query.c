@@ -58,7 +58,7 @@ int wh_nvml_system_text(struct wh_nvml *nvml, enum wh_nvml_system_text which,
 			char out[WH_NVML_TEXT])
 {
 	struct nvml_query q = { .function = nvml_find(nvml, system_texts[which], 1),
-			      .result = NVML_FUNCTION_NOT_FOUND };
+				.result = NVML_FUNCTION_NOT_FOUND };
 	char text[WH_NVML_TEXT] = "";
 
 	snprintf(q.text, sizeof(q.text), "%s", system_texts[which]);
@@ -180,11 +180,12 @@ int wh_nvml_field(struct wh_nvml *nvml, unsigned device, uint32_t field, uint32_
 /* ---- the rest -------------------------------------------------------------------------------- */
 
 static int end_pci(struct wh_nvml *nvml, const struct nvml_query *q, const struct nvml_pci *pci,
-		    struct wh_nvml_pci *out)
+		   struct wh_nvml_pci *out)
 {
 	if (!q->result)
 		*out = (struct wh_nvml_pci){ pci->domain, pci->bus, pci->device, pci->id };
-	return nvml_query_end(nvml, q, "0x%x 0x%x 0x%x 0x%x", pci->domain, pci->bus, pci->device, pci->id);
+	return nvml_query_end(nvml, q, "0x%x 0x%x 0x%x 0x%x", pci->domain, pci->bus, pci->device,
+			      pci->id);
 }
 
 int wh_nvml_pci(struct wh_nvml *nvml, unsigned device, struct wh_nvml_pci *out)
@@ -305,7 +306,8 @@ int wh_nvml_reasons(struct wh_nvml *nvml, unsigned device, uint64_t *out)
 	struct nvml_query q = { .function = NULL };
 	uint64_t value = 0;
 
-	if (nvml_query_begin(nvml, &q, dlsym(nvml->library, name) ? name : older, 1, device, -1, -1))
+	if (nvml_query_begin(nvml, &q, dlsym(nvml->library, name) ? name : older, 1, device, -1,
+			     -1))
 		q.result = ((int (*)(nvml_device, uint64_t *))q.function)(q.device, &value);
 	if (!q.result)
 		*out = value;
@@ -346,7 +348,7 @@ int wh_nvml_processes(struct wh_nvml *nvml, unsigned device, struct wh_nvml_proc
 }
 
 static int end_words(struct wh_nvml *nvml, const struct nvml_query *q, const uint64_t *words,
-		      unsigned count)
+		     unsigned count)
 {
 	char text[400] = "";
 
@@ -381,7 +383,7 @@ int wh_nvml_nodes(struct wh_nvml *nvml, unsigned device, uint64_t *words, unsign
 
 /* Begin a query about two GPUs. */
 static bool begin_pair(struct wh_nvml *nvml, struct nvml_query *q, const char *name, unsigned one,
-		     unsigned other, int64_t third)
+		       unsigned other, int64_t third)
 {
 	if (!nvml_query_begin(nvml, q, name, 1, one, other, third))
 		return false;

@@ -2,10 +2,9 @@
 /*
  * The part of the NVIDIA kernel driver's user interface that Wherry uses, declared by ourselves.
  *
- * Calls go to /dev/nvidiactl as ioctls of type 'F' whose number is an "escape" and whose argument
- * is one of these structs; the resource manager (RM) answers with a status in it. The kernel
- * refuses a struct of another size, so that a driver whose structs have changed says so instead of
- * misreading.
+ * Calls are ioctls of type 'F' on /dev/nvidiactl. Their number is an "escape", their argument one
+ * of these structs; the resource manager (RM) puts its status into the struct. The kernel refuses a
+ * struct of another size, so a driver whose structs have changed returns an error.
  */
 #ifndef WH_PLATFORM_RM_ABI_H
 #define WH_PLATFORM_RM_ABI_H
@@ -89,7 +88,7 @@ struct rm_dup_object { /* NVOS55 */
 	uint32_t client, parent, object, source_client, source_object, flags, status;
 };
 
-/* The mapping's type as the driver knows it; in `flags` of struct rm_map_memory. */
+/* The driver's caching type of a mapping, in `flags` of struct rm_map_memory. */
 #define RM_MAP_CACHING_SHIFT 23
 enum {
 	RM_CACHING_CACHED = 0,
@@ -140,7 +139,7 @@ struct rm_export_object_info {
 struct rm_export_object {
 	uint32_t type; /* 1: an object of the RM */
 	uint32_t device, parent, object;
-	int32_t fd; /* of /dev/nvidiactl, with nothing in it yet */
+	int32_t fd; /* of /dev/nvidiactl, freshly opened */
 	uint32_t flags;
 };
 

@@ -1,21 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The module libwherry-rm-watch.so: reading which objects libcuda's memory is made of from its own
- * request to the kernel.
+ * The module libwherry-rm-watch.so: learning the resource manager's objects behind CUDA memory from
+ * libcuda's own request to the kernel.
  *
- * When CUDA exports memory as a dma-buf it hands the kernel the very list, in an ioctl. libcuda
- * calls ioctl() through a slot of its global offset table, as any library calls what another one
- * defines; the slot is pointed at watch() for the length of one call. Rules:
+ * When CUDA exports memory as a dma-buf, it passes the list of objects to the kernel in an ioctl.
+ * libcuda calls ioctl() through a slot of its global offset table, like any function of another
+ * library. For the duration of one call the module points that slot at watch_ioctl(). Rules:
  *
- * - watch() always forwards, and looks only on the thread that asked, while it asks. Other threads
- *   that pass by in the meantime notice nothing but one more jump.
- * - Two copies of this module may be loaded (libwherry.so and libgdrapi.so of different places).
- * Whoever
- *   changes a slot holds the dynamic linker's lock (dl_iterate_phdr()), and who finds it changed by
- * another waits: two that forwarded to each other would never end. One that stays changed belongs
- * to a tool, which is forwarded to.
- * - A slot is put back only if it is still ours. If someone else has redirected it since, they
- *   forward to us, and so this code must stay in memory for good (-z nodelete).
+ * - watch_ioctl() always forwards the call. It reads the request only on the thread that exports,
+ *   and only during the export. For other threads it adds one jump.
+ * - Two copies of this module may be loaded (by a libwherry.so and a libgdrapi.so in different
+ *   folders). A copy changes slots under the dynamic linker's lock (dl_iterate_phdr()). If it finds
+ *   a slot changed by another copy, it waits: two copies that forwarded to each other would recurse
+ *   for ever. A slot that stays changed belongs to a tool; the module forwards to that tool.
+ * - A slot is restored only if it still points at watch_ioctl(). If someone has redirected it
+ *   since, they forward to us, so this code must stay loaded for good (-z nodelete).
  */
 #include <dlfcn.h>
 #include <elf.h>
@@ -46,7 +45,7 @@
 
 #define SLOTS 8
 
-/* For how long another library's redirection is waited out: its call takes some 100 us. */
+/* How long to wait for another copy to restore a slot: its call takes about 100 us. */
 #define PATIENCE_STEPS 200
 #define PATIENCE_US 500
 
@@ -54,25 +53,26 @@ typedef int ioctl_function(int fd, unsigned long request, void *arg);
 
 struct seen {
 	struct wh_rm_parts *parts;
-	unsigned long unlike; /* one that looks different; 0: none */
-	unsigned too_many; /* objects */
+	unsigned long unlike; /* a request of another size; 0: none */
+	unsigned too_many; /* objects in a list that does not fit; 0: it fits */
 };
 
-/* What libcuda's slot held before: whom to forward to. Set before the slot is. */
+/* The function to forward to: the former value of libcuda's slot. Stored before the slot is
+ * changed. */
 static _Atomic(ioctl_function *) before;
 static _Thread_local struct seen *watching;
-/* One at a time in this library. */
-static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER;
-/* A tool's redirection that has come to stay. */
+/* One watch at a time in this copy of the module. */
+static pthread_mutex_t watch_lock = PTHREAD_MUTEX_INITIALIZER;
+/* A tool's redirection that stays: forward to it. */
 static _Atomic(uintptr_t) accepted;
 
 /* ---- watching -------------------------------------------------------------------------------- */
 
-static void take(struct seen *seen, const struct rm_export_dma_buf *e)
+static void seen_add(struct seen *seen, const struct rm_export_dma_buf *e)
 {
 	struct wh_rm_parts *parts = seen->parts;
 
-	/* A long list comes in several requests; one that begins anew is another attempt. */
+	/* A long list takes several requests; index 0 begins a new list. */
 	if (!e->index)
 		parts->count = 0;
 	parts->client = e->client;
@@ -89,16 +89,15 @@ static void take(struct seen *seen, const struct rm_export_dma_buf *e)
 	}
 }
 
-/* In place of ioctl(), called by libcuda on any thread. Takes a third argument always, as ioctl()
- * itself does. */
-static int watch(int fd, unsigned long request, void *arg)
+/* Replaces ioctl() in libcuda, on any thread. Reads a third argument always, as ioctl() does. */
+static int watch_ioctl(int fd, unsigned long request, void *arg)
 {
 	ioctl_function *forward = atomic_load_explicit(&before, memory_order_acquire);
 	struct seen *seen = watching;
 
 	if (seen && _IOC_TYPE(request) == 'F' && _IOC_NR(request) == RM_ESCAPE_EXPORT_DMA_BUF) {
 		if (_IOC_SIZE(request) == sizeof(struct rm_export_dma_buf))
-			take(seen, arg);
+			seen_add(seen, arg);
 		else
 			seen->unlike = request;
 	}
@@ -111,21 +110,22 @@ struct slots {
 	const struct link_map *map; /* of libcuda */
 	unsigned count;
 	_Atomic(uintptr_t) *slot[SLOTS];
-	uintptr_t old[SLOTS]; /* what it held; 0: it was not changed */
-	uintptr_t code, code_end; /* where the library is mapped */
+	uintptr_t old[SLOTS]; /* former value; 0: this slot was not changed */
+	uintptr_t code, code_end; /* the range at which the library is mapped */
 	uintptr_t fixed, fixed_end; /* pages that the linker has made read-only; none: 0, 0 */
-	uintptr_t other; /* somebody's redirection, in the way; 0: none */
-	int error; /* of mprotect() */
+	uintptr_t other; /* another copy's or a tool's redirection; 0: none */
+	int error; /* of mprotect(); 0: none */
 };
 
-/* Addresses in the dynamic section: glibc has added where the library lies. */
-static const void *at(const struct link_map *map, uintptr_t value)
+/* The pointer that an entry of the dynamic section stands for. glibc has added the load address to
+ * most entries already. */
+static const void *dynamic_pointer(const struct link_map *map, uintptr_t value)
 {
 	return (const void *)(value < map->l_addr ? map->l_addr + value : value);
 }
 
-static void find_in(struct slots *slots, const ElfW(Rela) * table, size_t bytes,
-		    const ElfW(Sym) * symbols, const char *names)
+static void slots_find_in(struct slots *slots, const ElfW(Rela) * table, size_t bytes,
+			  const ElfW(Sym) * symbols, const char *names)
 {
 	for (size_t i = 0; table && i < bytes / sizeof(*table) && slots->count < SLOTS; i++) {
 		uint32_t type = (uint32_t)ELF64_R_TYPE(table[i].r_info);
@@ -137,7 +137,7 @@ static void find_in(struct slots *slots, const ElfW(Rela) * table, size_t bytes,
 	}
 }
 
-static void find_slots(struct slots *slots)
+static void slots_find(struct slots *slots)
 {
 	const ElfW(Rela) *plt = NULL, *rela = NULL;
 	const ElfW(Sym) *symbols = NULL;
@@ -147,22 +147,22 @@ static void find_slots(struct slots *slots)
 	for (const ElfW(Dyn) *d = slots->map->l_ld; d->d_tag != DT_NULL; d++) {
 		switch (d->d_tag) {
 		case DT_JMPREL:
-			plt = at(slots->map, d->d_un.d_ptr);
+			plt = dynamic_pointer(slots->map, d->d_un.d_ptr);
 			break;
 		case DT_PLTRELSZ:
 			plt_bytes = d->d_un.d_val;
 			break;
 		case DT_RELA:
-			rela = at(slots->map, d->d_un.d_ptr);
+			rela = dynamic_pointer(slots->map, d->d_un.d_ptr);
 			break;
 		case DT_RELASZ:
 			rela_bytes = d->d_un.d_val;
 			break;
 		case DT_SYMTAB:
-			symbols = at(slots->map, d->d_un.d_ptr);
+			symbols = dynamic_pointer(slots->map, d->d_un.d_ptr);
 			break;
 		case DT_STRTAB:
-			names = at(slots->map, d->d_un.d_ptr);
+			names = dynamic_pointer(slots->map, d->d_un.d_ptr);
 			break;
 		default:
 			break;
@@ -170,12 +170,12 @@ static void find_slots(struct slots *slots)
 	}
 	if (!symbols || !names)
 		return;
-	find_in(slots, plt, plt_bytes, symbols, names);
-	find_in(slots, rela, rela_bytes, symbols, names);
+	slots_find_in(slots, plt, plt_bytes, symbols, names);
+	slots_find_in(slots, rela, rela_bytes, symbols, names);
 }
 
-/* Is this the library, then where is it, and which of its pages are read-only by now? */
-static bool is_it(struct slots *slots, const struct dl_phdr_info *info)
+/* Is this libcuda? If so, note the range of its code and of its read-only pages. */
+static bool slots_match(struct slots *slots, const struct dl_phdr_info *info)
 {
 	uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
 
@@ -195,12 +195,12 @@ static bool is_it(struct slots *slots, const struct dl_phdr_info *info)
 			slots->fixed_end = to / page * page;
 		}
 	}
-	/* The dynamic section of another library with the same load address would not lie in it. */
+	/* Another library may have the same load address; its dynamic section lies elsewhere. */
 	return (uintptr_t)slots->map->l_ld - slots->code < slots->code_end - slots->code;
 }
 
-/* What a slot is to hold instead of `old`; false: somebody else has changed it. */
-static bool swap(struct slots *slots, _Atomic(uintptr_t) *slot, uintptr_t old, uintptr_t value)
+/* Change a slot from `old` to `value`. False: it does not hold `old`, or mprotect() failed. */
+static bool slot_swap(struct slots *slots, _Atomic(uintptr_t) *slot, uintptr_t old, uintptr_t value)
 {
 	uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), start = (uintptr_t)slot / page * page;
 	bool fixed = (uintptr_t)slot >= slots->fixed && (uintptr_t)slot < slots->fixed_end, swapped;
@@ -215,46 +215,47 @@ static bool swap(struct slots *slots, _Atomic(uintptr_t) *slot, uintptr_t old, u
 	return swapped;
 }
 
-/* Not bound yet: the call would bind itself over us on its way. */
-static bool is_lazy(const struct slots *slots, uintptr_t value)
+/* Is the slot not bound yet? Such a slot points into the library's own code; forwarding there would
+ * bind it and overwrite our redirection. */
+static bool slot_is_lazy(const struct slots *slots, uintptr_t value)
 {
 	return value - slots->code < slots->code_end - slots->code;
 }
 
-static void redirect_slot(struct slots *slots, unsigned i)
+static void slot_redirect(struct slots *slots, unsigned i)
 {
 	uintptr_t old = *slots->slot[i], direct = (uintptr_t)ioctl;
 
-	if (old == (uintptr_t)watch) {
-		/* Left there by a tool that had saved it. */
+	if (old == (uintptr_t)watch_ioctl) {
+		/* A tool has restored our address, which it had saved. */
 		slots->old[i] = (uintptr_t)atomic_load_explicit(&before, memory_order_acquire);
 		return;
 	}
-	if (old != direct && !is_lazy(slots, old) && old != accepted) {
+	if (old != direct && !slot_is_lazy(slots, old) && old != accepted) {
 		slots->other = old;
 		return;
 	}
-	atomic_store_explicit(&before, (ioctl_function *)(is_lazy(slots, old) ? direct : old),
+	atomic_store_explicit(&before, (ioctl_function *)(slot_is_lazy(slots, old) ? direct : old),
 			      memory_order_release);
-	if (swap(slots, slots->slot[i], old, (uintptr_t)watch))
+	if (slot_swap(slots, slots->slot[i], old, (uintptr_t)watch_ioctl))
 		slots->old[i] = old;
 }
 
-/* Under the linker's lock. 1 ends the walk. */
-static int redirect(struct dl_phdr_info *info, size_t size, void *arg)
+/* Called by dl_iterate_phdr() under the linker's lock. 1 ends the walk. */
+static int slots_redirect(struct dl_phdr_info *info, size_t size, void *arg)
 {
 	struct slots *slots = arg;
 
 	(void)size;
-	if (!is_it(slots, info))
+	if (!slots_match(slots, info))
 		return 0;
-	find_slots(slots);
+	slots_find(slots);
 	for (unsigned i = 0; i < slots->count && !slots->other; i++)
-		redirect_slot(slots, i);
+		slot_redirect(slots, i);
 	return 1;
 }
 
-static int restore(struct dl_phdr_info *info, size_t size, void *arg)
+static int slots_restore(struct dl_phdr_info *info, size_t size, void *arg)
 {
 	struct slots *slots = arg;
 
@@ -263,40 +264,40 @@ static int restore(struct dl_phdr_info *info, size_t size, void *arg)
 		return 0;
 	for (unsigned i = 0; i < slots->count; i++) {
 		if (slots->old[i])
-			swap(slots, slots->slot[i], (uintptr_t)watch, slots->old[i]);
+			slot_swap(slots, slots->slot[i], (uintptr_t)watch_ioctl, slots->old[i]);
 	}
 	return 1;
 }
 
-/* Redirect all slots, or none and say who is in the way. */
-static void try_redirect(struct slots *slots)
+/* Redirect all slots, or none: slots->other then holds the redirection in the way. */
+static void slots_try_redirect(struct slots *slots)
 {
 	const struct link_map *map = slots->map;
 
 	*slots = (struct slots){ .map = map };
-	dl_iterate_phdr(redirect, slots);
+	dl_iterate_phdr(slots_redirect, slots);
 	if (slots->other)
-		dl_iterate_phdr(restore, slots);
+		dl_iterate_phdr(slots_restore, slots);
 }
 
-static void redirect_all(struct slots *slots)
+static void slots_redirect_all(struct slots *slots)
 {
-	try_redirect(slots);
+	slots_try_redirect(slots);
 	for (int step = 0; slots->other && step < PATIENCE_STEPS; step++) {
 		usleep(PATIENCE_US);
-		try_redirect(slots);
+		slots_try_redirect(slots);
 	}
-	/* At most one for each slot. */
+	/* Accept what is left as tools' redirections: at most one for each slot. */
 	for (unsigned i = 0; slots->other && i < SLOTS; i++) {
 		accepted = slots->other;
-		try_redirect(slots);
+		slots_try_redirect(slots);
 	}
 }
 
 /* ---- the module's function ------------------------------------------------------------------- */
 
-__attribute__((format(printf, 4, 5))) static int refuse(char *why, size_t size, int error,
-							const char *format, ...)
+__attribute__((format(printf, 4, 5))) static int watch_fail(char *why, size_t size, int error,
+							    const char *format, ...)
 {
 	va_list arguments;
 
@@ -306,25 +307,26 @@ __attribute__((format(printf, 4, 5))) static int refuse(char *why, size_t size, 
 	return error;
 }
 
-static int judge(const struct slots *slots, const struct seen *seen, char *why, size_t size)
+static int watch_result(const struct slots *slots, const struct seen *seen, char *why, size_t size)
 {
 	if (slots->error)
-		return refuse(why, size, slots->error,
-			      "mprotect of libcuda's table of functions: %s",
-			      strerror(slots->error));
+		return watch_fail(why, size, slots->error,
+				  "mprotect of libcuda's table of functions: %s",
+				  strerror(slots->error));
 	if (!slots->count)
-		return refuse(
-			why, size, EOPNOTSUPP,
-			"libcuda calls no ioctl() that could be watched; use another backend");
+		return watch_fail(why, size, EOPNOTSUPP,
+				  "libcuda calls ioctl() in a way that cannot be watched; use "
+				  "another backend");
 	if (seen->unlike)
-		return refuse(why, size, EOPNOTSUPP,
-			      "libcuda's request to export memory (ioctl 0x%lx) is not one that is "
-			      "known; use another backend",
-			      seen->unlike);
+		return watch_fail(
+			why, size, EOPNOTSUPP,
+			"libcuda's request to export memory (ioctl 0x%lx) is unknown; use "
+			"another backend",
+			seen->unlike);
 	if (seen->too_many)
-		return refuse(why, size, EFBIG,
-			      "made of %u pieces, of which %d fit; open several windows",
-			      seen->too_many, WH_RM_PARTS);
+		return watch_fail(why, size, EFBIG,
+				  "made of %u objects, more than %d; open several windows",
+				  seen->too_many, WH_RM_PARTS);
 	return 0;
 }
 
@@ -335,15 +337,15 @@ static int watch_export(void *libcuda, void (*export)(void *arg), void *arg,
 	struct slots slots = { 0 };
 
 	if (dlinfo(libcuda, RTLD_DI_LINKMAP, &slots.map))
-		return refuse(why, size, EOPNOTSUPP, "dlinfo: %s", dlerror());
-	pthread_mutex_lock(&one_at_a_time);
-	redirect_all(&slots);
+		return watch_fail(why, size, EOPNOTSUPP, "dlinfo: %s", dlerror());
+	pthread_mutex_lock(&watch_lock);
+	slots_redirect_all(&slots);
 	watching = &seen;
 	export(arg);
 	watching = NULL;
-	dl_iterate_phdr(restore, &slots);
-	pthread_mutex_unlock(&one_at_a_time);
-	return judge(&slots, &seen, why, size);
+	dl_iterate_phdr(slots_restore, &slots);
+	pthread_mutex_unlock(&watch_lock);
+	return watch_result(&slots, &seen, why, size);
 }
 
 static const struct wh_rm_watch_module module = {

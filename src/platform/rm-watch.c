@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The library's side of libwherry-rm-watch.so: opening it, and what CUDA is asked meanwhile. */
+/* Opening libwherry-rm-watch.so, and the export that it watches. */
 #include "platform/rm-watch.h"
 
 #include <dlfcn.h>
@@ -16,8 +16,8 @@
 
 #define MODULE "libwherry-rm-watch.so.0"
 
-/* Beside this library, or, for one that lies in a directory of its own, above; else the loader's
- * choice. */
+/* The module's path: in the directory of this library, or, if this library is in a directory of its
+ * own, further up; else the bare name, for the loader to search. */
 static void watch_path(char *path, size_t size)
 {
 	static const char *const where[] = { "", "../../../" };
@@ -47,29 +47,29 @@ int wh_rm_watch_open(const struct wh_rm_watch_module **out)
 	handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
 	if (!handle)
 		return wh_fail(ELIBACC,
-			       "cannot open " MODULE ", which the backend rm-watch is: %.120s",
+			       "cannot open " MODULE ", which the backend rm-watch needs: %.120s",
 			       dlerror());
-	/* ISO C has no way from a data pointer to a function's. */
+	/* ISO C cannot convert a data pointer to a function pointer. */
 	*(void **)&entry = dlsym(handle, "wh_rm_watch_module");
 	module = entry ? entry() : NULL;
 	if (!module || module->version != WH_RM_WATCH_MODULE)
-		return wh_fail(ELIBACC, MODULE " is of another version of Wherry");
+		return wh_fail(ELIBACC, MODULE " belongs to another version of Wherry");
 	*out = module;
 	return 0;
 }
 
 /* ---- learning -------------------------------------------------------------------------------- */
 
-struct asked {
+struct export_request {
 	struct wh_cuda *cuda;
 	uint64_t address, length;
 	int result;
 };
 
-/* What CUDA answers does not matter if its request was seen. */
+/* The result does not matter if the module has seen the request. */
 static void watch_export(void *arg)
 {
-	struct asked *asked = arg;
+	struct export_request *asked = arg;
 	int fd = -1;
 
 	asked->result = asked->cuda->cuMemGetHandleForAddressRange(
@@ -81,7 +81,7 @@ static void watch_export(void *arg)
 int wh_rm_watch(const struct wh_rm_watch_module *module, struct wh_cuda *cuda, uint64_t address,
 		uint64_t length, struct wh_rm_parts *out)
 {
-	struct asked asked = { .cuda = cuda, .address = address, .length = length };
+	struct export_request asked = { .cuda = cuda, .address = address, .length = length };
 	char why[200] = "";
 	int error;
 
@@ -99,6 +99,5 @@ int wh_rm_watch(const struct wh_rm_watch_module *module, struct wh_cuda *cuda, u
 				     "0x%llx bytes at 0x%llx", (unsigned long long)length,
 				     (unsigned long long)address);
 	return wh_fail(EOPNOTSUPP,
-		       "libcuda exported memory without a request that could be seen; use "
-		       "another backend");
+		       "libcuda exported memory without a visible request; use another backend");
 }

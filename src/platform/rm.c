@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A client of the NVIDIA driver's resource manager, its objects and their CPU mappings. */
+/* A client of the NVIDIA driver's resource manager: its objects, and CPU mappings of them. */
 #include "platform/rm.h"
 
 #include <errno.h>
@@ -18,10 +18,10 @@
 
 #define CONTROL_NODE "/dev/nvidiactl"
 #define VERSION_FILE "/proc/driver/nvidia/version"
-/* Handles of our choice, out of the way of those that the driver gives. */
+/* Handles that we choose start here, away from those that the driver chooses. */
 #define FIRST_HANDLE 0x57480001u
 
-/* Drivers with which windows were seen working. */
+/* Drivers with which windows are known to work. */
 static const char *const known[] = { "580.159.04" };
 
 struct gpu {
@@ -72,7 +72,7 @@ static const struct {
 	{ RM_GENERIC, EIO, "GENERIC", "see the kernel's log" },
 };
 
-static int check(uint32_t status, const char *call)
+static int rm_check(uint32_t status, const char *call)
 {
 	if (status == RM_OK)
 		return 0;
@@ -86,8 +86,8 @@ static int check(uint32_t status, const char *call)
 		       call, status);
 }
 
-/* Retried as the driver's own libraries do. */
-static int request(int fd, unsigned long number, void *arg, const char *call)
+/* Retries like the driver's own libraries. */
+static int rm_request(int fd, unsigned long number, void *arg, const char *call)
 {
 	int rc;
 
@@ -99,10 +99,10 @@ static int request(int fd, unsigned long number, void *arg, const char *call)
 			0;
 }
 
-#define REQUEST(fd, escape, arg, call) request(fd, RM_REQUEST(escape, *(arg)), arg, call)
+#define REQUEST(fd, escape, arg, call) rm_request(fd, RM_REQUEST(escape, *(arg)), arg, call)
 
-static int control(struct wh_rm *rm, uint32_t command, void *parameters, size_t size,
-		   const char *call)
+static int rm_control(struct wh_rm *rm, uint32_t command, void *parameters, size_t size,
+		      const char *call)
 {
 	struct rm_control c = {
 		.client = rm->client,
@@ -113,7 +113,7 @@ static int control(struct wh_rm *rm, uint32_t command, void *parameters, size_t 
 	};
 	int error = REQUEST(rm->fd, RM_ESCAPE_CONTROL, &c, call);
 
-	return error ? error : check(c.status, call);
+	return error ? error : rm_check(c.status, call);
 }
 
 static uint32_t new_handle(struct wh_rm *rm)
@@ -121,8 +121,8 @@ static uint32_t new_handle(struct wh_rm *rm)
 	return rm->next_handle++;
 }
 
-static int allocate(struct wh_rm *rm, uint32_t parent, uint32_t *object, uint32_t class,
-		    void *parameters, size_t size, const char *call)
+static int rm_allocate(struct wh_rm *rm, uint32_t parent, uint32_t *object, uint32_t class,
+		       void *parameters, size_t size, const char *call)
 {
 	struct rm_alloc a = {
 		.root = rm->client,
@@ -135,17 +135,17 @@ static int allocate(struct wh_rm *rm, uint32_t parent, uint32_t *object, uint32_
 	int error = REQUEST(rm->fd, RM_ESCAPE_ALLOC, &a, call);
 
 	if (!error)
-		error = check(a.status, call);
+		error = rm_check(a.status, call);
 	if (!error)
 		*object = a.object;
 	return error;
 }
 
-static void release(struct wh_rm *rm, uint32_t parent, uint32_t object)
+static void rm_release(struct wh_rm *rm, uint32_t parent, uint32_t object)
 {
 	struct rm_free f = { .root = rm->client, .parent = parent, .object = object };
 
-	/* Nothing can be done about an error, and the client's end takes everything along. */
+	/* Ignore errors: closing the client frees all its objects. */
 	ioctl(rm->fd, RM_REQUEST(RM_ESCAPE_FREE, f), &f);
 }
 
@@ -157,13 +157,13 @@ static int open_node(const char *path)
 
 	return fd >= 0 ? fd :
 			 wh_fail(errno,
-				 "%s: open: %s; is the NVIDIA driver loaded, and the device "
-				 "there for this user (and container)?",
+				 "%s: open: %s; is the NVIDIA driver loaded, and may this user "
+				 "(and container) use the device?",
 				 path, strerror(errno));
 }
 
-/* "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build ...": the
- * first word that begins with a digit and has a dot, of the first line. */
+/* The first word of the first line that begins with a digit and contains a dot: "NVRM version:
+ * NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build ...". */
 static void read_version(char *out, size_t size)
 {
 	char line[256] = "", *at, *save = NULL;
@@ -197,7 +197,7 @@ int wh_rm_open(struct wh_rm **out)
 		error = rm->fd;
 		goto err_free;
 	}
-	error = allocate(rm, 0, &rm->client, RM_CLASS_CLIENT, NULL, 0, "RM_ALLOC of a client");
+	error = rm_allocate(rm, 0, &rm->client, RM_CLASS_CLIENT, NULL, 0, "RM_ALLOC of a client");
 	if (error)
 		goto err_close;
 	pthread_mutex_init(&rm->lock, NULL);
@@ -216,10 +216,10 @@ void wh_rm_close(struct wh_rm *rm)
 	if (!rm)
 		return;
 	for (unsigned i = 0; i < rm->gpu_count; i++) {
-		release(rm, rm->client, rm->gpus[i].device);
+		rm_release(rm, rm->client, rm->gpus[i].device);
 		close(rm->gpus[i].fd);
 	}
-	release(rm, 0, rm->client);
+	rm_release(rm, 0, rm->client);
 	close(rm->fd);
 	pthread_mutex_destroy(&rm->lock);
 	free(rm);
@@ -241,7 +241,8 @@ bool wh_rm_known(const struct wh_rm *rm)
 
 /* ---- GPUs ------------------------------------------------------------------------------------ */
 
-/* A node of the GPU that speaks for our client: one for the device, and one for each mapping. */
+/* Open a GPU's device file and attach it to our client: once for the device, once for each
+ * mapping. */
 static int open_gpu(struct wh_rm *rm, uint32_t minor)
 {
 	char path[32];
@@ -282,7 +283,7 @@ static int find_card(struct wh_rm *rm, const char *pci, struct rm_card_info *out
 	return wh_fail(ENODEV, CONTROL_NODE ": CARD_INFO: the driver lists no GPU at %s", pci);
 }
 
-/* Under the lock. */
+/* Under rm->lock. */
 static int add_gpu(struct wh_rm *rm, const char *pci, struct gpu *gpu)
 {
 	struct rm_gpu_id_info info = { 0 };
@@ -293,7 +294,7 @@ static int add_gpu(struct wh_rm *rm, const char *pci, struct gpu *gpu)
 	if (error)
 		return error;
 	info.gpu = card.gpu;
-	error = control(rm, RM_CONTROL_GPU_ID_INFO, &info, sizeof(info), "GPU_GET_ID_INFO_V2");
+	error = rm_control(rm, RM_CONTROL_GPU_ID_INFO, &info, sizeof(info), "GPU_GET_ID_INFO_V2");
 	if (error)
 		return error;
 	snprintf(gpu->pci, sizeof(gpu->pci), "%s", pci);
@@ -303,8 +304,8 @@ static int add_gpu(struct wh_rm *rm, const char *pci, struct gpu *gpu)
 		return gpu->fd;
 	parameters.device = info.device;
 	gpu->device = new_handle(rm);
-	error = allocate(rm, rm->client, &gpu->device, RM_CLASS_DEVICE, &parameters,
-			 sizeof(parameters), "RM_ALLOC of the device");
+	error = rm_allocate(rm, rm->client, &gpu->device, RM_CLASS_DEVICE, &parameters,
+			    sizeof(parameters), "RM_ALLOC of the device");
 	if (error)
 		close(gpu->fd);
 	return error;
@@ -342,8 +343,8 @@ int wh_rm_import(struct wh_rm *rm, unsigned gpu, int fd, uint32_t *object)
 		.parent = rm->gpus[gpu].device,
 		.object = new_handle(rm),
 	};
-	int error = control(rm, RM_CONTROL_EXPORT_OBJECT_INFO, &info, sizeof(info),
-			    "GET_EXPORT_OBJECT_INFO");
+	int error = rm_control(rm, RM_CONTROL_EXPORT_OBJECT_INFO, &info, sizeof(info),
+			       "GET_EXPORT_OBJECT_INFO");
 
 	if (error)
 		return error;
@@ -352,8 +353,8 @@ int wh_rm_import(struct wh_rm *rm, unsigned gpu, int fd, uint32_t *object)
 			       CONTROL_NODE ": GET_EXPORT_OBJECT_INFO: the memory has %u objects, "
 					    "not one",
 			       info.objects);
-	error = control(rm, RM_CONTROL_IMPORT_OBJECT, &import, sizeof(import),
-			"IMPORT_OBJECT_FROM_FD");
+	error = rm_control(rm, RM_CONTROL_IMPORT_OBJECT, &import, sizeof(import),
+			   "IMPORT_OBJECT_FROM_FD");
 	if (!error)
 		*object = import.object;
 	return error;
@@ -371,7 +372,7 @@ int wh_rm_duplicate(struct wh_rm *rm, unsigned gpu, uint32_t client, uint32_t ob
 	int error = REQUEST(rm->fd, RM_ESCAPE_DUP_OBJECT, &d, "RM_DUP_OBJECT");
 
 	if (!error)
-		error = check(d.status, "RM_DUP_OBJECT");
+		error = rm_check(d.status, "RM_DUP_OBJECT");
 	if (!error)
 		*out = d.object;
 	return error;
@@ -390,7 +391,7 @@ int wh_rm_export(struct wh_rm *rm, unsigned gpu, uint32_t object, int *fd)
 
 	if (e.fd < 0)
 		return e.fd;
-	error = control(rm, RM_CONTROL_EXPORT_OBJECT, &e, sizeof(e), "EXPORT_OBJECT_TO_FD");
+	error = rm_control(rm, RM_CONTROL_EXPORT_OBJECT, &e, sizeof(e), "EXPORT_OBJECT_TO_FD");
 	if (error)
 		close(e.fd);
 	else
@@ -400,12 +401,12 @@ int wh_rm_export(struct wh_rm *rm, unsigned gpu, uint32_t object, int *fd)
 
 void wh_rm_release(struct wh_rm *rm, unsigned gpu, uint32_t object)
 {
-	release(rm, rm->gpus[gpu].device, object);
+	rm_release(rm, rm->gpus[gpu].device, object);
 }
 
 /* ---- mappings -------------------------------------------------------------------------------- */
 
-/* The descriptor can go: the mapping holds on to its file. */
+/* The caller may close `fd`: the mapping keeps the file open. */
 static int map_through(int fd, void *at, uint64_t length)
 {
 	void *got = mmap(at, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0);
@@ -413,7 +414,7 @@ static int map_through(int fd, void *at, uint64_t length)
 	if (got == MAP_FAILED)
 		return wh_fail(errno, "/dev/nvidia*: mmap of %llu bytes: %s",
 			       (unsigned long long)length, strerror(errno));
-	/* A child could reach the memory, but not our client. */
+	/* A child would inherit the mapping without the client. */
 	if (madvise(at, length, MADV_DONTFORK))
 		return wh_fail(errno, "/dev/nvidia*: madvise(MADV_DONTFORK): %s", strerror(errno));
 	return 0;
@@ -437,7 +438,7 @@ int wh_rm_map(struct wh_rm *rm, unsigned gpu, uint32_t object, uint64_t offset, 
 		return fd;
 	error = REQUEST(rm->fd, RM_ESCAPE_MAP_MEMORY, &m, "RM_MAP_MEMORY");
 	if (!error)
-		error = check(m.status, "RM_MAP_MEMORY");
+		error = rm_check(m.status, "RM_MAP_MEMORY");
 	if (!error)
 		error = map_through(fd, at, length);
 	close(fd);

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The NVIDIA kernel driver's own user interface, as much of it as it takes to map memory of a GPU
- * into this process: a client of our own, objects in it that stand for memory which CUDA allocated,
- * and CPU mappings of them. No policy.
+ * The part of the NVIDIA kernel driver's user interface that maps GPU memory into this process: a
+ * client of our own, objects in it for memory that CUDA has allocated, and CPU mappings of these
+ * objects. No policy.
  *
- * This interface is no promised ABI: it is that of the open kernel modules, and may change with any
- * driver. wh_rm_known() says on which it was seen working; elsewhere the caller has to prove a
- * mapping before it trusts one.
+ * The interface is no stable ABI: it is that of the open kernel modules, and may change with any
+ * driver. wh_rm_known() tells whether it is known to work with this one; on other drivers the
+ * caller must test a mapping before it relies on it.
  *
- * All functions may be called from any thread. A client belongs to the process that made it.
+ * All functions may be called from any thread. A client belongs to the process that opened it.
  */
 #ifndef WH_PLATFORM_RM_H
 #define WH_PLATFORM_RM_H
@@ -21,60 +21,59 @@ struct wh_cuda;
 
 struct wh_rm; /* a client */
 
-/* Open /dev/nvidiactl and make a client. 0, or -ENOENT, -EACCES (no such device, no right to it),
- * or what the driver said. */
+/* Open /dev/nvidiactl and create a client. 0, or -ENOENT (no such device), -EACCES (no permission),
+ * or the driver's error. */
 int wh_rm_open(struct wh_rm **out);
-/* All objects and mappings in it must be gone. */
+/* Its objects must have been released, and their mappings unmapped. */
 void wh_rm_close(struct wh_rm *rm);
 
-/* The driver's version, "580.159.04"; "" if it does not say. Good as long as the client. */
+/* The driver's version, "580.159.04"; "": not known. Valid until wh_rm_close(). */
 const char *wh_rm_version(const struct wh_rm *rm);
-/* Was this interface seen working with it? */
+/* Is the interface known to work with this driver? */
 bool wh_rm_known(const struct wh_rm *rm);
 
-/* The GPU at a PCI address ("0000:65:00.0"), as a number for the functions below; opened when first
- * asked for. 0, or -ENODEV, or what the driver said. */
+/* The number, for the functions below, of the GPU at a PCI address ("0000:65:00.0"). Opens the GPU
+ * on first use. 0, or -ENODEV, or the driver's error. */
 int wh_rm_gpu(struct wh_rm *rm, const char *pci, unsigned *out);
 
-/* An object of our client for the memory behind a descriptor of cuMemExportToShareableHandle() or
- * wh_rm_export(), of this process or another one. -EOPNOTSUPP: it has several objects. */
+/* Create an object for the memory behind a descriptor of cuMemExportToShareableHandle() or
+ * wh_rm_export(), of this process or another. -EOPNOTSUPP: the memory has several objects. */
 int wh_rm_import(struct wh_rm *rm, unsigned gpu, int fd, uint32_t *object);
-/* An object for the memory that another client of this process has. */
+/* Create an object for the memory of an object in another client of this process. */
 int wh_rm_duplicate(struct wh_rm *rm, unsigned gpu, uint32_t client, uint32_t object,
 		    uint32_t *out);
-/* A descriptor by which another process imports an object of ours, as by wh_rm_import(): it holds
- * the memory for as long as it is open. Closed by the caller. */
+/* Create a descriptor with which another process can wh_rm_import() the object. The memory stays
+ * allocated while the descriptor is open. The caller closes it. */
 int wh_rm_export(struct wh_rm *rm, unsigned gpu, uint32_t object, int *fd);
-/* Give an object back. Nothing of it may be mapped any more: the driver does not take mappings
- * away. */
+/* Free an object. The caller must have unmapped it: the driver does not remove mappings. */
 void wh_rm_release(struct wh_rm *rm, unsigned gpu, uint32_t object);
 
-/* Map [offset, offset+length) of the memory, whole pages, at `at`, in place of what is there. The
- * mapping is not inherited by children. *caching: enum in rm-abi.h. Undone by munmap(). */
+/* Map [offset, offset+length) of the memory, whole pages, at the address `at`, replacing what is
+ * mapped there. Children do not inherit the mapping. *caching: an enum in rm-abi.h. Undo it with
+ * munmap(). */
 int wh_rm_map(struct wh_rm *rm, unsigned gpu, uint32_t object, uint64_t offset, uint64_t length,
 	      void *at, unsigned *caching);
 
-/* ---- which objects CUDA has ------------------------------------------------------------------ */
+/* ---- CUDA's objects -------------------------------------------------------------------------- */
 
 #define WH_RM_HANDLE 64 /* bytes of an IPC handle */
 
-/* Where an allocation of this process lies: in an object of CUDA's own client. */
+/* The place of an allocation of this process: in an object of CUDA's own client. */
 struct wh_rm_location {
 	uint32_t client, object;
-	uint64_t offset, length; /* of the allocation, in the object */
+	uint64_t offset, length; /* of the allocation in the object, bytes */
 	uint64_t object_length; /* a multiple of 4 KiB; small allocations share an object */
 };
 
-/* Read an IPC handle that CUDA has made in the process `pid`, for the allocation at `base`,
- * `length` bytes long. Never one that somebody else has sent: its numbers would be the sender's
- * choice.
- * 0, or -EOPNOTSUPP: it is not as it is on the drivers that are known; the text says in what. */
+/* Read an IPC handle that CUDA has created in this process, `pid`, for the allocation of `length`
+ * bytes at `base`. Never pass a handle from another process: the sender could choose its numbers.
+ * 0, or -EOPNOTSUPP: the layout is unknown; the text says which number differs. */
 int wh_rm_locate(const unsigned char handle[WH_RM_HANDLE], int32_t pid, uint64_t base,
 		 uint64_t length, struct wh_rm_location *out);
-/* Ask CUDA for the handle of this process's allocation at `base`, and read it. Inside a scope of
- * its owner. Does not wait for a GPU. Trust what comes of it on a driver on which a trial has
- * agreed.
- * 0, or what wh_rm_locate() says, or CUDA's error. */
+/* Get CUDA's IPC handle of this process's allocation at `base`, and read it. Call it inside a scope
+ * of the memory's owner. Does not wait for a GPU. Rely on the result only on a known driver, or
+ * after a test mapping has shown the right memory.
+ * 0, or an error of wh_rm_locate(), or CUDA's error. */
 int wh_rm_location(struct wh_cuda *cuda, uint64_t base, uint64_t length,
 		   struct wh_rm_location *out);
 

@@ -549,9 +549,8 @@ static void rm__handle_of_another_layout(void **state)
 		int layout;
 		const char *says;
 	} rows[] = {
-		{ FAKE_IPC_OTHER_PROCESS,
-		  "not laid out as on the drivers that are known (process" },
-		{ FAKE_IPC_SHORT_OBJECT, "not laid out as on the drivers that are known (end" },
+		{ FAKE_IPC_OTHER_PROCESS, "unknown layout (process" },
+		{ FAKE_IPC_SHORT_OBJECT, "unknown layout (end" },
 	};
 	struct fake_nvidia before = state_now();
 
