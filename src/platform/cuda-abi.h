@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The part of the CUDA driver's ABI that Wherry uses, declared by ourselves. */
+/* Our own declarations of the part of the CUDA driver's ABI that Wherry uses. */
 #ifndef WH_PLATFORM_CUDA_ABI_H
 #define WH_PLATFORM_CUDA_ABI_H
 
@@ -135,8 +135,8 @@ enum wh_cuda_flag {
 	CUDA_CAPTURE_GLOBAL = 0,
 	CUDA_CAPTURE_THREAD = 1,
 	CUDA_CAPTURE_RELAXED = 2,
-	CUDA_RANGE_DMA_BUF = 1, /* cuMemGetHandleForAddressRange: what kind of handle */
-	CUDA_RANGE_FLAG_PCIE = 1, /* and by which way it is reached */
+	CUDA_RANGE_DMA_BUF = 1, /* cuMemGetHandleForAddressRange: kind of handle */
+	CUDA_RANGE_FLAG_PCIE = 1, /* cuMemGetHandleForAddressRange: access over PCIe */
 	CUDA_FLUSH_TARGET_CONTEXT = 0, /* cuFlushGPUDirectRDMAWrites */
 	CUDA_FLUSH_OWNER = 100,
 	CUDA_FLUSH_ALL_DEVICES = 200,
@@ -190,7 +190,8 @@ struct wh_cuda_ipc_handle { /* CUipcMemHandle and CUipcEventHandle */
 };
 
 struct wh_cuda_copy_attributes { /* CUmemcpyAttributes */
-	int order; /* of reading the source: 1 as in the stream, 2 during the call, 3 any time */
+	int order; /* when the source is read: 1 in stream order, 2 during the call, 3 at any time
+		    */
 	struct wh_cuda_location from, to;
 	unsigned flags;
 };
@@ -209,7 +210,7 @@ enum wh_cuda_jit {
 enum { CUDA_FUNCTION_BINARY_VERSION = 6 };
 
 /* ---- functions --------------------------------------------------------------------------------
- * X(NEEDED or OPTIONAL, the CUDA version that first had it, name, (parameters), "symbols"): the
+ * X(NEEDED or OPTIONAL, the first CUDA version with it, name, (parameters), "symbols"): the
  * symbols, newest first, all have these parameters.
  */
 #define WH_CUDA_FUNCTIONS(X)                                                                       \

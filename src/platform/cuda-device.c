@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The devices that the CUDA driver shows this process. */
+/* The devices that the CUDA driver shows this process: listing, finding by name, peers. */
 #include <ctype.h>
 #include <errno.h>
 #include <stdio.h>
@@ -11,9 +11,9 @@
 
 /* ---- listing --------------------------------------------------------------------------------- */
 
-/* An attribute that the driver does not know yet stands for "no". */
-static int attribute(struct wh_cuda *cuda, const struct wh_cuda_device *device, int which,
-		     int fallback)
+/* An attribute, or `fallback` if this driver does not know it. */
+static int device_attribute(struct wh_cuda *cuda, const struct wh_cuda_device *device, int which,
+			    int fallback)
 {
 	int value;
 
@@ -43,16 +43,17 @@ static void read_attributes(struct wh_cuda *cuda, struct wh_cuda_device *device)
 	};
 
 	for (size_t i = 0; i < sizeof(flags) / sizeof(flags[0]); i++)
-		*flags[i].out = attribute(cuda, device, flags[i].which, 0) != 0;
-	device->capability = attribute(cuda, device, CUDA_DEVICE_CAPABILITY_MAJOR, 0) * 10 +
-			     attribute(cuda, device, CUDA_DEVICE_CAPABILITY_MINOR, 0);
-	device->processors = attribute(cuda, device, CUDA_DEVICE_MULTIPROCESSORS, 1);
-	device->copy_engines = attribute(cuda, device, CUDA_DEVICE_COPY_ENGINES, 0);
-	device->numa_node = attribute(cuda, device, CUDA_DEVICE_HOST_NUMA_ID, -1);
+		*flags[i].out = device_attribute(cuda, device, flags[i].which, 0) != 0;
+	device->capability = device_attribute(cuda, device, CUDA_DEVICE_CAPABILITY_MAJOR, 0) * 10 +
+			     device_attribute(cuda, device, CUDA_DEVICE_CAPABILITY_MINOR, 0);
+	device->processors = device_attribute(cuda, device, CUDA_DEVICE_MULTIPROCESSORS, 1);
+	device->copy_engines = device_attribute(cuda, device, CUDA_DEVICE_COPY_ENGINES, 0);
+	device->numa_node = device_attribute(cuda, device, CUDA_DEVICE_HOST_NUMA_ID, -1);
 	device->compute_mode =
-		attribute(cuda, device, CUDA_DEVICE_COMPUTE_MODE, CUDA_COMPUTE_DEFAULT);
-	device->writes_ordering = attribute(cuda, device, CUDA_DEVICE_RDMA_WRITES_ORDERING, 0);
-	device->flush_options = attribute(cuda, device, CUDA_DEVICE_RDMA_FLUSH_OPTIONS, 0);
+		device_attribute(cuda, device, CUDA_DEVICE_COMPUTE_MODE, CUDA_COMPUTE_DEFAULT);
+	device->writes_ordering =
+		device_attribute(cuda, device, CUDA_DEVICE_RDMA_WRITES_ORDERING, 0);
+	device->flush_options = device_attribute(cuda, device, CUDA_DEVICE_RDMA_FLUSH_OPTIONS, 0);
 }
 
 static void write_uuid(const unsigned char *bytes, char *out, size_t size)
@@ -68,16 +69,16 @@ static void write_uuid(const unsigned char *bytes, char *out, size_t size)
 static void name_device(struct wh_cuda *cuda, struct wh_cuda_device *device)
 {
 	snprintf(device->pci, sizeof(device->pci), "%04x:%02x:%02x.0",
-		 (unsigned)attribute(cuda, device, CUDA_DEVICE_PCI_DOMAIN, 0),
-		 (unsigned)attribute(cuda, device, CUDA_DEVICE_PCI_BUS, 0),
-		 (unsigned)attribute(cuda, device, CUDA_DEVICE_PCI_DEVICE, 0));
+		 (unsigned)device_attribute(cuda, device, CUDA_DEVICE_PCI_DOMAIN, 0),
+		 (unsigned)device_attribute(cuda, device, CUDA_DEVICE_PCI_BUS, 0),
+		 (unsigned)device_attribute(cuda, device, CUDA_DEVICE_PCI_DEVICE, 0));
 	snprintf(device->text, sizeof(device->text), "cuda:%d (%s, %s)", device->ordinal,
 		 device->name, device->pci);
 	if (device->compute_mode == CUDA_COMPUTE_PROHIBITED ||
 	    device->compute_mode == CUDA_COMPUTE_EXCLUSIVE)
 		snprintf(device->skipped, sizeof(device->skipped),
 			 "%s is in compute mode %s and not used; "
-			 "nvidia-smi -i %s -c 0 sets the default one",
+			 "nvidia-smi -i %s -c 0 sets the default mode",
 			 device->text,
 			 device->compute_mode == CUDA_COMPUTE_PROHIBITED ? "prohibited" :
 									   "exclusive",
@@ -113,7 +114,7 @@ static int read_device(struct wh_cuda *cuda, int ordinal, struct wh_cuda_device 
 	return 0;
 }
 
-/* A pair that the driver will not speak of is one that does not reach. */
+/* A pair for which the driver returns an error counts as no peers. */
 static void read_peers(struct wh_cuda *cuda, struct wh_cuda_device *device)
 {
 	for (unsigned i = 0; i < cuda->device_count; i++) {
@@ -126,7 +127,7 @@ static void read_peers(struct wh_cuda *cuda, struct wh_cuda_device *device)
 	}
 }
 
-/* Initialised, under the lock. */
+/* After cuInit, under cuda->lock. */
 int wh_cuda_devices_list(struct wh_cuda *cuda)
 {
 	int count, error = wh_cuda_check(cuda, cuda->cuDeviceGetCount(&count), "cuDeviceGetCount",
@@ -136,7 +137,7 @@ int wh_cuda_devices_list(struct wh_cuda *cuda)
 		return error;
 	if (count < 0 || count > WH_CUDA_DEVICES)
 		return wh_fail(EOPNOTSUPP,
-			       "cuDeviceGetCount: %d devices; Wherry counts up to %d, choose some "
+			       "cuDeviceGetCount: %d devices; Wherry supports %d: choose some "
 			       "with CUDA_VISIBLE_DEVICES",
 			       count, WH_CUDA_DEVICES);
 	cuda->devices = calloc((size_t)count + 1, sizeof(*cuda->devices));
@@ -159,7 +160,7 @@ void wh_cuda_devices_free(struct wh_cuda *cuda)
 	for (unsigned i = 0; i < cuda->device_count; i++) {
 		struct wh_cuda_device *device = &cuda->devices[i];
 
-		/* While the process ends the driver may be gone already, and says so. */
+		/* Ignore the result: at process exit the driver may have shut down. */
 		if (device->context)
 			cuda->cuDevicePrimaryCtxRelease(device->handle);
 		pthread_mutex_destroy(&device->lock);
@@ -171,7 +172,7 @@ void wh_cuda_devices_free(struct wh_cuda *cuda)
 
 /* ---- finding --------------------------------------------------------------------------------- */
 
-/* Hexadecimal digits, at most 8, moving *text behind them. */
+/* Read 1 to 8 hexadecimal digits and move *text behind them. */
 static bool parse_hex(const char **text, unsigned *out)
 {
 	const char *at = *text;
@@ -188,7 +189,7 @@ static bool parse_hex(const char **text, unsigned *out)
 	return true;
 }
 
-/* "0000:65:00.0" or "65:00.0", with as many digits as one likes, into the form that sysfs has. */
+/* Convert "0000:65:00.0" or "65:00.0", with or without leading zeros, to sysfs's form. */
 static bool parse_pci(const char *text, char *out, size_t size)
 {
 	unsigned part[3] = { 0 }, count = 0, function;
@@ -220,9 +221,9 @@ static bool parse_ordinal(const char *text, int *out)
 	return true;
 }
 
-/* By the start of its UUID or by its PCI address (which parts of one GPU share). -1: none, -2:
- * several. */
-static int find_text(const struct wh_cuda *cuda, const char *uuid, const char *pci)
+/* Find a device by a prefix of its UUID or by its PCI address, which the MIG instances of a GPU
+ * share. -1: none; -2: several. */
+static int find_device_text(const struct wh_cuda *cuda, const char *uuid, const char *pci)
 {
 	int found = -1;
 
@@ -257,16 +258,16 @@ int wh_cuda_device_find(struct wh_cuda *cuda, const char *name, struct wh_cuda_d
 	    !(parse_ordinal(name + 5, &found) || parse_pci(name + 5, pci, sizeof(pci)) ||
 	      !strncasecmp(name + 5, "GPU-", 4) || !strncasecmp(name + 5, "MIG-", 4)))
 		return wh_fail(EINVAL,
-			       "'%s' is no name of a device; try cuda:0, cuda:GPU-<uuid> or "
+			       "'%s' is not a device's name; try cuda:0, cuda:GPU-<uuid> or "
 			       "cuda:0000:65:00.0",
 			       name ? name : "");
 	error = wh_cuda_ready(cuda);
 	if (error)
 		return error;
 	if (*pci)
-		found = find_text(cuda, NULL, pci);
+		found = find_device_text(cuda, NULL, pci);
 	else if (found < 0)
-		found = find_text(cuda, name + 9, NULL);
+		found = find_device_text(cuda, name + 9, NULL);
 	if (found < 0 || (unsigned)found >= cuda->device_count)
 		return no_such_device(cuda, name, found == -2);
 	if (*cuda->devices[found].skipped)
@@ -306,10 +307,10 @@ int wh_cuda_peer_enable(struct wh_cuda *cuda, struct wh_cuda_device *from,
 		return 0;
 	if (!wh_cuda_device_peers(from, to))
 		return wh_fail(EOPNOTSUPP,
-			       "%s does not reach the memory of %s: there is no NVLink between "
+			       "%s cannot access the memory of %s: there is no NVLink between "
 			       "them, and PCIe peer access is not possible or off",
 			       from->text, to->text);
-	/* Entering is what makes the other one's context. */
+	/* Entering creates the other device's context. */
 	error = wh_cuda_enter(cuda, to, &scope);
 	if (error)
 		return error;

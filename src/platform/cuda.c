@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Opening the CUDA driver, its errors, and whose context is current.
+ * Opening the CUDA driver, turning its errors into errnos and texts, and entering contexts.
  *
- * The library is taken by dlsym() and not by cuGetProcAddress(): the exported names carry their
- * ABI's version, so that a name stands for one list of parameters whatever driver answers.
+ * Functions are looked up by dlsym(), not by cuGetProcAddress(): an exported name contains the
+ * version of its ABI, so a name has the same parameters with every driver.
  */
 #include "platform/cuda.h"
 
@@ -18,10 +18,10 @@
 #include "util/error.h"
 
 enum state {
-	UNBOUND, /* nothing tried */
-	BOUND, /* the library is open and its functions are known */
+	UNBOUND, /* not tried yet */
+	BOUND, /* the library is open and its functions are looked up */
 	READY, /* initialised, devices listed */
-	FAILED,
+	FAILED, /* for good: see cuda->error */
 };
 
 enum need { OPTIONAL, NEEDED };
@@ -90,9 +90,9 @@ void wh_cuda_close(struct wh_cuda *cuda)
 
 /* ---- loading --------------------------------------------------------------------------------- */
 
-/* The reason is kept for all calls to come. Returns the negative errno. */
-__attribute__((format(printf, 3, 4))) static int give_up(struct wh_cuda *cuda, int error,
-							 const char *format, ...)
+/* Store the reason for all later calls. Returns the negative errno. */
+__attribute__((format(printf, 3, 4))) static int cuda_give_up(struct wh_cuda *cuda, int error,
+							      const char *format, ...)
 {
 	va_list arguments;
 
@@ -107,11 +107,11 @@ __attribute__((format(printf, 3, 4))) static int give_up(struct wh_cuda *cuda, i
 void wh_cuda_off(struct wh_cuda *cuda, const char *text)
 {
 	cuda->off = true;
-	give_up(cuda, ENODEV, "%s", text);
+	cuda_give_up(cuda, ENODEV, "%s", text);
 }
 
 /* Look up the names in `symbols`, newest first. */
-static void *resolve(void *library, const char *symbols)
+static void *cuda_resolve(void *library, const char *symbols)
 {
 	char name[64];
 	void *found = NULL;
@@ -129,13 +129,13 @@ static void *resolve(void *library, const char *symbols)
 	return found;
 }
 
-/* All of them, also after one is missing: that addresses can be asked about matters even then. */
-static int resolve_all(struct wh_cuda *cuda)
+/* Look up all functions, also after one is missing: address queries must work even then. */
+static int cuda_resolve_all(struct wh_cuda *cuda)
 {
 	const struct function *missing = NULL;
 
 	for (size_t i = 0; i < FUNCTIONS; i++) {
-		void *found = resolve(cuda->library, functions[i].symbols);
+		void *found = cuda_resolve(cuda->library, functions[i].symbols);
 
 		if (!found && functions[i].need == NEEDED && !missing)
 			missing = &functions[i];
@@ -143,34 +143,35 @@ static int resolve_all(struct wh_cuda *cuda)
 	}
 	return !missing ?
 		       0 :
-		       give_up(cuda, EOPNOTSUPP,
+		       cuda_give_up(
+			       cuda, EOPNOTSUPP,
 			       "%s has no %s, which came with CUDA %d.%d: update the NVIDIA driver",
 			       cuda->path, missing->name, major_of(missing->since),
 			       minor_of(missing->since));
 }
 
-static int take_loads(struct dl_phdr_info *info, size_t size, void *loads)
+static int loads_read(struct dl_phdr_info *info, size_t size, void *loads)
 {
 	(void)size;
 	*(unsigned long long *)loads = info->dlpi_adds;
 	return 1;
 }
 
-/* To look for a library that is not open costs the loader an open() in each of its directories:
- * once the process has none, it still has none while it opens no other. Returns the number to
- * remember then. */
+/* Does the process still have no driver? Looking for a library that is not open costs the loader an
+ * open() in each of its directories; while the process opens no library, it opens no driver.
+ * *loads: the count for remember_none(). */
 static bool still_none(struct wh_cuda *cuda, unsigned long long *loads)
 {
-	dl_iterate_phdr(take_loads, loads);
+	dl_iterate_phdr(loads_read, loads);
 	return *loads == atomic_load_explicit(&cuda->loads_without, memory_order_relaxed);
 }
 
-static void none_so_far(struct wh_cuda *cuda, unsigned long long loads)
+static void remember_none(struct wh_cuda *cuda, unsigned long long loads)
 {
 	atomic_store_explicit(&cuda->loads_without, loads, memory_order_relaxed);
 }
 
-/* Two drivers in one process would not know each other's memory. */
+/* Refuse a second driver in the process: two drivers do not know each other's memory. */
 static int check_only_one(struct wh_cuda *cuda)
 {
 	void *other = dlopen(WH_CUDA_LIBRARY, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
@@ -178,15 +179,15 @@ static int check_only_one(struct wh_cuda *cuda)
 	if (!other)
 		return 0;
 	dlclose(other);
-	return other == cuda->library ?
-		       0 :
-		       give_up(cuda, ELIBBAD,
-			       "this process has " WH_CUDA_LIBRARY " open already, which is not "
-			       "%s: its memory would not be known; use one of them",
-			       cuda->path);
+	return other == cuda->library ? 0 :
+					cuda_give_up(cuda, ELIBBAD,
+						     "this process has another " WH_CUDA_LIBRARY
+						     " open, and %s does not "
+						     "know its memory; use one of the two",
+						     cuda->path);
 }
 
-/* Under the lock. */
+/* Under cuda->lock. */
 static int bind_library(struct wh_cuda *cuda, bool load)
 {
 	int error;
@@ -195,24 +196,24 @@ static int bind_library(struct wh_cuda *cuda, bool load)
 	if (!cuda->library && load) {
 		const char *why = dlerror();
 
-		return give_up(cuda, ENODEV,
-			       "no CUDA driver: dlopen: %s; install the NVIDIA driver's user "
-			       "libraries",
-			       why ? why : cuda->path);
+		return cuda_give_up(cuda, ENODEV,
+				    "no CUDA driver: dlopen: %s; install the NVIDIA driver's user "
+				    "libraries",
+				    why ? why : cuda->path);
 	}
 	error = check_only_one(cuda);
 	if (error)
 		return error;
 	if (!cuda->library)
 		return -ENOENT;
-	error = resolve_all(cuda);
+	error = cuda_resolve_all(cuda);
 	if (!error)
 		atomic_store_explicit(&cuda->state, BOUND, memory_order_release);
 	return error;
 }
 
-/* Open the library if that has not been tried; without `load` only if the process has it: -ENOENT,
- * without a text, if not. */
+/* Open the library unless that has been tried; without `load` only if the process has opened it.
+ * -ENOENT, without a text: it has not. */
 static int bind_once(struct wh_cuda *cuda, bool load)
 {
 	unsigned long long loads = 0;
@@ -227,16 +228,16 @@ static int bind_once(struct wh_cuda *cuda, bool load)
 		error = bind_library(cuda, load);
 	pthread_mutex_unlock(&cuda->lock);
 	if (error == -ENOENT)
-		none_so_far(cuda, loads);
+		remember_none(cuda, loads);
 	return error;
 }
 
-static int kept_error(const struct wh_cuda *cuda)
+static int stored_error(const struct wh_cuda *cuda)
 {
 	return wh_fail(cuda->error, "%s", cuda->text);
 }
 
-static bool process_has_one(struct wh_cuda *cuda)
+static bool process_has_driver(struct wh_cuda *cuda)
 {
 	unsigned long long loads = 0;
 	void *library;
@@ -247,7 +248,7 @@ static bool process_has_one(struct wh_cuda *cuda)
 	if (library)
 		dlclose(library);
 	else
-		none_so_far(cuda, loads);
+		remember_none(cuda, loads);
 	return library != NULL;
 }
 
@@ -259,26 +260,26 @@ int wh_cuda_attach(struct wh_cuda *cuda, bool *initialised)
 	*initialised = state == READY;
 	if (error || state != FAILED)
 		return error;
-	if (cuda->library) /* it cannot be used, but perhaps asked */
-		return cuda->cuPointerGetAttribute ? 0 : kept_error(cuda);
-	/* There was none. Has the application found one since? */
-	return cuda->off || !process_has_one(cuda) ? -ENOENT : kept_error(cuda);
+	if (cuda->library) /* not usable for transfers, but maybe for address queries */
+		return cuda->cuPointerGetAttribute ? 0 : stored_error(cuda);
+	/* There was no driver. Has the application opened one since? */
+	return cuda->off || !process_has_driver(cuda) ? -ENOENT : stored_error(cuda);
 }
 
 bool wh_cuda_present(struct wh_cuda *cuda)
 {
 	bool initialised;
 
-	return cuda->off ? process_has_one(cuda) : wh_cuda_attach(cuda, &initialised) != -ENOENT;
+	return cuda->off ? process_has_driver(cuda) : wh_cuda_attach(cuda, &initialised) != -ENOENT;
 }
 
-/* Under the lock, bound. */
-static int initialise(struct wh_cuda *cuda)
+/* Under cuda->lock, in state BOUND. */
+static int cuda_initialise(struct wh_cuda *cuda)
 {
 	void *pinned;
 	int error;
 
-	/* Its threads run from now on, so its code must not go away. */
+	/* The driver's threads run from now on: never unload its code. */
 	pinned = dlopen(cuda->path, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD | RTLD_NODELETE);
 	if (pinned)
 		dlclose(pinned);
@@ -288,11 +289,12 @@ static int initialise(struct wh_cuda *cuda)
 	if (!error)
 		error = wh_cuda_devices_list(cuda);
 	if (error)
-		return give_up(cuda, -error, "%s", wh_fail_text());
+		return cuda_give_up(cuda, -error, "%s", wh_fail_text());
 	if (!cuda->device_count)
-		return give_up(cuda, ENODEV,
-			       "the CUDA driver sees no device; does CUDA_VISIBLE_DEVICES hide "
-			       "them, or are there no /dev/nvidia* here?");
+		return cuda_give_up(
+			cuda, ENODEV,
+			"the CUDA driver sees no device; does CUDA_VISIBLE_DEVICES hide "
+			"them, or are there no /dev/nvidia* here?");
 	atomic_store_explicit(&cuda->state, READY, memory_order_release);
 	return 0;
 }
@@ -309,10 +311,10 @@ int wh_cuda_ready(struct wh_cuda *cuda)
 	pthread_mutex_lock(&cuda->lock);
 	switch (atomic_load_explicit(&cuda->state, memory_order_acquire)) {
 	case BOUND:
-		error = initialise(cuda);
+		error = cuda_initialise(cuda);
 		break;
 	case FAILED:
-		error = kept_error(cuda);
+		error = stored_error(cuda);
 		break;
 	default:
 		break;
@@ -326,7 +328,7 @@ int wh_cuda_driver_version(struct wh_cuda *cuda, int *out)
 	int version = 0, error = bind_once(cuda, true);
 
 	if (!error && atomic_load_explicit(&cuda->state, memory_order_acquire) == FAILED)
-		error = kept_error(cuda);
+		error = stored_error(cuda);
 	if (!error)
 		error = wh_cuda_call(cuda, cuDriverGetVersion, &version);
 	if (!error)
@@ -343,7 +345,7 @@ void *wh_cuda_symbol(const struct wh_cuda *cuda, const char *symbol)
 
 struct meaning {
 	int result, error;
-	const char *hint; /* NULL: CUDA's own words will do */
+	const char *hint; /* what to try; NULL: CUDA's own words say enough */
 };
 
 static const struct meaning meanings[] = {
@@ -394,7 +396,7 @@ static const struct meaning meanings[] = {
 	{ CUDA_NOT_SUPPORTED, EOPNOTSUPP, NULL },
 	{ CUDA_SYSTEM_NOT_READY, ENODEV, "start nvidia-fabricmanager" },
 	{ CUDA_SYSTEM_DRIVER_MISMATCH, ELIBBAD,
-	  "the kernel's NVIDIA driver is of another version than libcuda: reload it, or reboot" },
+	  "the kernel's NVIDIA driver and libcuda have different versions: reload it, or reboot" },
 	{ CUDA_UNKNOWN, EIO,
 	  "see dmesg for NVRM and Xid; nvidia-modprobe -u creates missing devices" },
 };
@@ -434,7 +436,7 @@ int wh_cuda_check(const struct wh_cuda *cuda, int result, const char *call, cons
 		va_end(arguments);
 	}
 	if (!cuda->cuGetErrorName || cuda->cuGetErrorName(result, &name) || !name)
-		name = "an error that it has no name for";
+		name = "unnamed error";
 	if (!cuda->cuGetErrorString || cuda->cuGetErrorString(result, &words) || !words)
 		words = "no description";
 	return wh_fail(wh_cuda_errno(result), "%s%s%s%s: %s (%d, %s)%s%s", call, *what ? " (" : "",
@@ -452,7 +454,7 @@ int wh_cuda_missing(const struct wh_cuda *cuda, const char *name)
 			since = functions[i].since;
 	}
 	return wh_fail(EOPNOTSUPP,
-		       "%s: the NVIDIA driver here is of CUDA %d.%d and has no such function; it "
+		       "%s: the NVIDIA driver has CUDA %d.%d, which lacks this function; it "
 		       "came with CUDA %d.%d: update the driver",
 		       name, major_of(cuda->version), minor_of(cuda->version), major_of(since),
 		       minor_of(since));
@@ -460,8 +462,8 @@ int wh_cuda_missing(const struct wh_cuda *cuda, const char *name)
 
 /* ---- contexts -------------------------------------------------------------------------------- */
 
-/* While a stream of the application is being captured, calls such as an allocation would spoil the
- * capture unless the thread says that it means them. */
+/* While the application captures a stream, calls such as an allocation would invalidate the capture
+ * unless the thread's mode is relaxed. */
 void wh_cuda_relax(struct wh_cuda *cuda, struct wh_cuda_scope *scope)
 {
 	scope->cuda = cuda;
@@ -471,15 +473,15 @@ void wh_cuda_relax(struct wh_cuda *cuda, struct wh_cuda_scope *scope)
 			   !cuda->cuThreadExchangeStreamCaptureMode(&scope->capture);
 }
 
-static void restore_capture(struct wh_cuda_scope *scope)
+static void scope_restore_capture(struct wh_cuda_scope *scope)
 {
 	if (scope->exchanged)
 		scope->cuda->cuThreadExchangeStreamCaptureMode(&scope->capture);
 	scope->exchanged = false;
 }
 
-static int push(struct wh_cuda *cuda, CUcontext context, const char *whose,
-		struct wh_cuda_scope *scope)
+static int scope_push(struct wh_cuda *cuda, CUcontext context, const char *whose,
+		      struct wh_cuda_scope *scope)
 {
 	int error = wh_cuda_check(cuda, cuda->cuCtxPushCurrent(context), "cuCtxPushCurrent", "%s",
 				  whose);
@@ -489,8 +491,8 @@ static int push(struct wh_cuda *cuda, CUcontext context, const char *whose,
 	return error;
 }
 
-/* The primary context, retained once for as long as the device is known. */
-static int primary(struct wh_cuda *cuda, struct wh_cuda_device *device, CUcontext *out)
+/* The primary context, retained once, until wh_cuda_devices_free(). */
+static int primary_context(struct wh_cuda *cuda, struct wh_cuda_device *device, CUcontext *out)
 {
 	int error = 0;
 
@@ -515,11 +517,11 @@ int wh_cuda_enter_context(struct wh_cuda *cuda, struct wh_cuda_device *device, C
 		return wh_fail(ENODEV, "%s", device->skipped);
 	wh_cuda_relax(cuda, scope);
 	if (!context)
-		error = primary(cuda, device, &context);
+		error = primary_context(cuda, device, &context);
 	if (!error)
-		error = push(cuda, context, device->text, scope);
+		error = scope_push(cuda, context, device->text, scope);
 	if (error)
-		restore_capture(scope);
+		scope_restore_capture(scope);
 	return error;
 }
 
@@ -539,9 +541,9 @@ int wh_cuda_enter_owner(struct wh_cuda *cuda, uint64_t address, struct wh_cuda_s
 	result = cuda->cuPointerGetAttribute(&context, CUDA_POINTER_CONTEXT, address);
 	if (!result && context) {
 		wh_cuda_relax(cuda, scope);
-		error = push(cuda, context, "of the address's owner", scope);
+		error = scope_push(cuda, context, "of the address's owner", scope);
 		if (error)
-			restore_capture(scope);
+			scope_restore_capture(scope);
 		return error;
 	}
 	result = cuda->cuPointerGetAttribute(&ordinal, CUDA_POINTER_DEVICE_ORDINAL, address);
@@ -556,9 +558,9 @@ void wh_cuda_leave(struct wh_cuda_scope *scope)
 {
 	CUcontext popped;
 
-	/* Of a device that is lost the driver may say so here too; it has popped all the same. */
+	/* Ignore the result: for a lost device it is an error, although the context was popped. */
 	if (scope->context)
 		scope->cuda->cuCtxPopCurrent(&popped);
 	scope->context = NULL;
-	restore_capture(scope);
+	scope_restore_capture(scope);
 }

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * As much of the binary interface of libibverbs.so.1 as Wherry uses: version 1.1, which has not
- * changed since 2008 and grows at its ends only. Names are those of its documentation, so that its
- * manual pages can be read along. Posting and polling are calls through the context's table of
- * functions.
+ * Our own declarations of the part of the ABI of libibverbs.so.1 that Wherry uses. Its version 1.1
+ * has not changed since 2008, save for new members at the ends of structs. Names are those of the
+ * manual pages. Posting and polling call through the context's table of functions.
  */
 #ifndef WH_PLATFORM_VERBS_ABI_H
 #define WH_PLATFORM_VERBS_ABI_H
@@ -23,7 +22,7 @@ enum {
 	IBV_ACCESS_LOCAL_WRITE = 1,
 	IBV_ACCESS_REMOTE_WRITE = 2,
 	IBV_ACCESS_REMOTE_READ = 4,
-	/* optional: may be dropped by who does not know it */
+	/* optional: a library or kernel that does not know it may ignore it */
 	IBV_ACCESS_RELAXED_ORDERING = 1 << 20,
 };
 
@@ -94,7 +93,7 @@ struct ibv_device_attr {
 	uint8_t local_ca_ack_delay, phys_port_cnt;
 };
 
-/* The last field is newer than the function, which does not fill it. */
+/* The last member is newer than ibv_query_port(), which does not fill it. */
 struct ibv_port_attr {
 	int state, max_mtu, active_mtu, gid_tbl_len;
 	uint32_t port_cap_flags, max_msg_sz, bad_pkey_cntr, qkey_viol_cntr;

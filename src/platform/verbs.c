@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Loading libibverbs, and calls that differ between its versions. */
 #include "platform/verbs.h"
 
 #include <dlfcn.h>

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * libibverbs, opened at run time. No policy: which ports are used, and for what, is the
- * transport's.
+ * libibverbs, opened at run time. No policy: the transport decides which ports it uses.
  *
- * Of the functions, those that return an int return 0 or an errno (positive), save wh_verbs_open();
- * those that return a pointer set errno. Their manual pages are in section 3.
+ * The library's functions that return an int return 0 or a positive errno; those that return a
+ * pointer set errno. Their manual pages are in section 3.
  */
 #ifndef WH_PLATFORM_VERBS_H
 #define WH_PLATFORM_VERBS_H
@@ -35,12 +34,12 @@ struct wh_verbs {
 	struct ibv_pd *(*alloc_pd)(struct ibv_context *context);
 	int (*dealloc_pd)(struct ibv_pd *pd);
 	struct ibv_mr *(*reg_mr)(struct ibv_pd *pd, void *address, size_t length, int access);
-	/* Since rdma-core 27, or NULL: drops the optional rights that the kernel does not know,
-	 * which reg_mr has refused. */
+	/* NULL before rdma-core 27. Ignores optional access flags that the kernel does not know;
+	 * reg_mr fails on them. */
 	struct ibv_mr *(*reg_mr_iova2)(struct ibv_pd *pd, void *address, size_t length,
 				       uint64_t iova, unsigned int access);
-	/* Since rdma-core 34, or NULL. `iova`: how keys name the first byte; equal to `offset`
-	 * within a page. */
+	/* NULL before rdma-core 34. `iova`: the address of the first byte under the keys; its
+	 * offset within a page equals that of `offset`. */
 	struct ibv_mr *(*reg_dmabuf_mr)(struct ibv_pd *pd, uint64_t offset, size_t length,
 					uint64_t iova, int fd, int access);
 	int (*dereg_mr)(struct ibv_mr *mr);
@@ -55,33 +54,32 @@ struct wh_verbs {
 	struct ibv_qp *(*create_qp)(struct ibv_pd *pd, struct ibv_qp_init_attr *attributes);
 	int (*modify_qp)(struct ibv_qp *qp, struct ibv_qp_attr *attributes, int mask);
 	int (*destroy_qp)(struct ibv_qp *qp);
-	/* Since rdma-core 32; NULL: sysfs has the types of the GIDs. */
+	/* NULL before rdma-core 32: the types of GIDs are then read from sysfs. */
 	int (*query_gid_ex)(struct ibv_context *context, uint32_t port, uint32_t index,
 			    struct ibv_gid_entry *out, uint32_t flags, size_t size);
 };
 
-/* Load the library (path "" or NULL: the usual one). 0, -ENODEV (there is none, or it lacks a
+/* Load the library (path "" or NULL: WH_VERBS_LIBRARY). 0, or -ENODEV (no library, or it lacks a
  * function), -ENOMEM. */
 int wh_verbs_open(const char *path, struct wh_verbs **out);
 void wh_verbs_close(struct wh_verbs *verbs);
 
-/* Entry `index` of a port's table of GIDs. 0, or -ENOENT: it is empty, or there is no such one. */
+/* Entry `index` of a port's GID table. 0, or -ENOENT: the entry is empty or does not exist. */
 int wh_verbs_gid(const struct wh_verbs *verbs, struct ibv_context *context, const char *device,
 		 uint8_t port, unsigned index, struct ibv_gid_entry *out);
 
-/* Register host memory, or what a kernel module makes of an address. With
- * IBV_ACCESS_RELAXED_ORDERING where the library and the kernel know it. NULL: errno. */
+/* Register host memory, or GPU memory that nvidia-peermem translates. IBV_ACCESS_RELAXED_ORDERING
+ * takes effect if the library and the kernel know it. NULL: see errno. */
 struct ibv_mr *wh_verbs_register(const struct wh_verbs *verbs, struct ibv_pd *pd, void *address,
 				 size_t length, int access);
 
-/* Can the device take dma-bufs? 0: yes; else an errno. */
+/* Can the device register dma-bufs? 0: yes; else a positive errno. */
 int wh_verbs_dma_buf(const struct wh_verbs *verbs, struct ibv_pd *pd);
 
-/* "retry counter exceeded": what a completion's status means. */
+/* A completion's status in words: "retry counter exceeded". */
 const char *wh_verbs_status(int status);
 
-/* ---- inline calls of the ABI --------------------------------------------------------------------
- */
+/* ---- inline calls of the ABI ----------------------------------------------------------------- */
 
 static inline int wh_verbs_poll(struct ibv_cq *cq, int count, struct ibv_wc *out)
 {

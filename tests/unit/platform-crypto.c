@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* HMAC-SHA-256 by OpenSSL's libcrypto, and libraries that are missing or wrong. */
 #include "unit.h"
 
 #include <errno.h>
@@ -22,7 +23,7 @@ static int close_it(void **state)
 	return 0;
 }
 
-/* RFC 4231, its cases 1, 2, 3 and 6. */
+/* RFC 4231, cases 1, 2, 3 and 6. */
 static void hmac__as_published(void **state)
 {
 	static uint8_t aa[131], dd[50];
@@ -95,7 +96,7 @@ static void open__missing(void **state)
 	assert_non_null(strstr(wh_error_text(), "/nowhere/libcrypto.so.3"));
 	assert_non_null(strstr(wh_error_text(), "libssl3"));
 	assert_null(missing.library);
-	/* A library that is another. */
+	/* Some other library. */
 	assert_int_equal(wh_crypto_open(&missing, "libc.so.6"), -ELIBACC);
 	assert_non_null(strstr(wh_error_text(), "EVP_sha256"));
 	assert_null(missing.library);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The CUDA binding where there is no CUDA, and how work for the kernel is cut. */
+/* The CUDA binding on a machine without CUDA, and dividing a blocks job among CTAs. */
 #include "unit.h"
 
 #include <dlfcn.h>
@@ -61,7 +61,7 @@ static void every_call__no_library(void **state)
 	wh_cuda_close(cuda);
 }
 
-/* A library, but of something else. */
+/* A library that is not CUDA. */
 static void ready__not_cuda(void **state)
 {
 	struct wh_cuda *cuda = open_at("libm.so.6");
@@ -100,7 +100,7 @@ static void ready__threads(void **state)
 
 static _Atomic unsigned loader_asked;
 
-/* In the loader's place, to count. */
+/* Replaces the loader's, and counts calls. */
 void *dlopen(const char *file, int mode)
 {
 	void *(*real)(const char *, int) = (void *(*)(const char *, int))dlsym(RTLD_NEXT, "dlopen");
@@ -109,7 +109,8 @@ void *dlopen(const char *file, int mode)
 	return real(file, mode);
 }
 
-/* Every registration asks: the loader would look into all of its directories each time. */
+/* Every registration queries: without the memory of a failed search the loader would look into all
+ * of its directories each time. */
 static void attach__looks_once(void **state)
 {
 	struct wh_cuda *cuda = open_at(NOWHERE), *off = open_at(NULL);
@@ -124,7 +125,7 @@ static void attach__looks_once(void **state)
 			assert_int_equal(wh_cuda_attach(cuda, &initialised), -ENOENT);
 			assert_false(wh_cuda_present(cuda) || wh_cuda_present(off));
 		}
-		/* Its own path and the usual one, and that again for the other. */
+		/* The path and the default one, and both again for the other binding. */
 		assert_int_equal(atomic_load(&loader_asked), 3);
 		if (opened == 1) {
 			other = dlopen("libBrokenLocale.so.1", RTLD_NOW);
@@ -200,7 +201,7 @@ static void query__no_driver(void **state)
 	char *heap = malloc(100);
 
 	(void)state;
-	/* Before and after the library was missed. */
+	/* Before and after the search for the library has failed. */
 	for (int i = 0; i < 2; i++) {
 		memset(&p, 0x55, sizeof(p));
 		assert_int_equal(wh_cuda_query(cuda, heap, &p), 0);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The NVML binding on the fake in tests/fake/nvml, and where there is none. */
+/* The NVML binding: with the fake of tests/fake/nvml, and without NVML. */
 #include "unit.h"
 
 #include <errno.h>
@@ -98,7 +98,7 @@ static void ask__pcie(void **state)
 	assert_int_equal(value, 0);
 	assert_int_equal(wh_nvml_p2p(nvml, 0, 1, WH_NVML_P2P_NVLINK, &value), 0);
 	assert_int_equal(value, 5);
-	/* What it does not have leaves the output alone. */
+	/* An error leaves the output unchanged. */
 	value = 99;
 	assert_int_equal(wh_nvml_indexed(nvml, WH_NVML_LINK_STATE, 0, 3, &value), -EOPNOTSUPP);
 	assert_non_null(strstr(wh_error_text(), "nvmlDeviceGetNvLinkState 0 3: not supported"));
@@ -176,7 +176,7 @@ static void ask__load(void **state)
 	assert_int_equal(count, 2);
 	assert_int_equal(processes[0].pid, 4711);
 	assert_true(processes[0].memory == 1 << 30 && processes[1].memory == UINT64_MAX);
-	/* No more than there is room for. */
+	/* At most as many as fit. */
 	count = 1;
 	assert_int_equal(wh_nvml_processes(nvml, 0, processes, &count), 0);
 	assert_int_equal(count, 1);
@@ -186,7 +186,7 @@ static void ask__load(void **state)
 	wh_nvml_close(nvml);
 }
 
-/* Put a file in the place of what the fake reads. */
+/* Replace the file that the fake reads. */
 static void say(const char *path, const char *text)
 {
 	char other[64];
@@ -203,7 +203,7 @@ static void say(const char *path, const char *text)
 	assert_int_equal(rename(other, path), 0);
 }
 
-/* One that is lost, or has to be reset, while NVML is open. */
+/* A GPU that is lost, or needs a reset, while NVML is open. */
 static void ask__lost_on_the_way(void **state)
 {
 	static const struct {
@@ -230,16 +230,16 @@ static void ask__lost_on_the_way(void **state)
 		nvml = machine(path);
 		assert_int_equal(wh_nvml_number(nvml, WH_NVML_POWER, 1, &value), 0);
 		say(path, ways[i].answer);
-		/* Of two, it is not known which. */
+		/* A query about two GPUs does not show which of them is lost. */
 		assert_int_equal(wh_nvml_ancestor(nvml, 0, 1, &value), -ENODEV);
 		assert_int_equal(wh_nvml_device(nvml, 1), 0);
 		assert_int_equal(wh_nvml_number(nvml, WH_NVML_POWER, 1, &value), ways[i].error);
 		assert_int_equal(wh_nvml_device(nvml, 1), ways[i].error);
 		assert_non_null(strstr(wh_error_text(), ways[i].says));
 		assert_int_equal(wh_nvml_device(nvml, 0), 0);
-		/* It is not asked what it might still answer. */
+		/* A lost GPU gets no further queries. */
 		assert_int_equal(wh_nvml_text(nvml, WH_NVML_NAME, 1, text), ways[i].error);
-		/* A handle is not yet an answer. */
+		/* A new handle does not prove that the GPU is back. */
 		assert_int_equal(wh_nvml_retry(nvml, 1), 0);
 		assert_int_equal(wh_nvml_number(nvml, WH_NVML_POWER, 1, &value), ways[i].error);
 		assert_int_equal(wh_nvml_device(nvml, 1), ways[i].error);
@@ -262,7 +262,7 @@ static void meaning__of_errors(void **state)
 	assert_string_equal(wh_nvml_meaning(-ENAMETOOLONG), strerror(ENAMETOOLONG));
 }
 
-/* A driver that has none of the newer functions, and old versions of the others. */
+/* An old driver: it lacks the newer functions, and has old versions of the others. */
 static void ask__old(void **state)
 {
 	struct wh_nvml_memory memory;
@@ -291,7 +291,7 @@ static void ask__old(void **state)
 	wh_nvml_close(nvml);
 }
 
-/* Everything that a topology asks of a machine. */
+/* All queries that a topology makes. */
 static void ask_all(struct wh_nvml *nvml, FILE *out)
 {
 	struct wh_nvml_memory memory;
@@ -327,7 +327,7 @@ static void ask_all(struct wh_nvml *nvml, FILE *out)
 	wh_nvml_record(nvml, NULL);
 }
 
-/* What is recorded of a machine is a machine that gives the same answers. */
+/* A fake that replays a recording gives the same answers as the machine. */
 static void record__replays(void **state)
 {
 	static const char *const machines[] = { "pcie", "broken" };

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What CUDA's own IPC handles say of where memory lies. */
+/* Finding the object behind CUDA memory by reading CUDA's IPC handles. */
 #include "unit.h"
 
 #include <errno.h>
@@ -14,7 +14,7 @@
 #define BASE UINT64_C(0x7f9f8de10600)
 #define PID 450
 
-/* As driver 580.159.04 has them: allocations of 128 KiB and of 3 MiB. */
+/* Handles of driver 580.159.04: allocations of 128 KiB and of 3 MiB. */
 static const unsigned char small[WH_RM_HANDLE] = {
 	0x60, 0x97, 0xa6, 0x41, 0xf0, 0x55, 0x00, 0x00, 0xc2, 0x01, 0x00, 0x00, 0x00, 0x00,
 	0x00, 0x00, 0x00, 0x00, 0x02, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x02, 0x00, 0x00,
@@ -30,24 +30,24 @@ static void put32(unsigned char *handle, unsigned at, uint32_t value)
 static void place__as_the_driver_says(void **state)
 {
 	unsigned char large[WH_RM_HANDLE];
-	struct wh_rm_location entry;
+	struct wh_rm_location place;
 
 	(void)state;
-	assert_int_equal(wh_rm_locate(small, PID, BASE, 0x20000, &entry), 0);
-	assert_int_equal(entry.client, 0xc1d0001c);
-	assert_int_equal(entry.object, 0x5c000096);
-	assert_int_equal(entry.offset, 0x10600);
-	assert_int_equal(entry.length, 0x20000);
-	assert_int_equal(entry.object_length, 2 << 20);
-	/* Over 4 GiB, which fills its object. */
+	assert_int_equal(wh_rm_locate(small, PID, BASE, 0x20000, &place), 0);
+	assert_int_equal(place.client, 0xc1d0001c);
+	assert_int_equal(place.object, 0x5c000096);
+	assert_int_equal(place.offset, 0x10600);
+	assert_int_equal(place.length, 0x20000);
+	assert_int_equal(place.object_length, 2 << 20);
+	/* Over 4 GiB: the allocation fills its object. */
 	memcpy(large, small, sizeof(large));
 	put32(large, 16, 0);
 	put32(large, 20, 5);
 	put32(large, 24, 5u << 20);
 	put32(large, 28, 0);
 	assert_int_equal(
-		wh_rm_locate(large, PID, UINT64_C(0x7f9f92a00000), UINT64_C(5) << 32, &entry), 0);
-	assert_true(entry.object_length == UINT64_C(5) << 32);
+		wh_rm_locate(large, PID, UINT64_C(0x7f9f92a00000), UINT64_C(5) << 32, &place), 0);
+	assert_true(place.object_length == UINT64_C(5) << 32);
 }
 
 static void place__of_another_layout(void **state)
@@ -57,50 +57,50 @@ static void place__of_another_layout(void **state)
 		uint32_t value;
 		const char *says;
 	} rows[] = {
-		{ 8, PID + 1, "(process 0x1c3, 0x1c2 expected" },
+		{ 8, PID + 1, "(process 0x1c3, expected 0x1c2" },
 		{ 8, 0, "(process" },
 		{ 16, 0, "(length 0x0" },
-		{ 16, 0x20001, "(length 0x20001, 0x20000 expected" },
+		{ 16, 0x20001, "(length 0x20001, expected 0x20000" },
 		{ 20, 1, "(length 0x100020000" },
 		{ 24, 0, "(end in its object" },
-		{ 24, 0x30, "(end in its object 0x30600, 0x30000 expected" },
+		{ 24, 0x30, "(end in its object 0x30600, expected 0x30000" },
 		{ 28, 0x1ff600, "(end in its object" },
 		{ 28, 0xffffffff, "(end in its object" },
-		{ 28, 0x10400, "(offset in its object 0x10400, 0x600 expected" },
+		{ 28, 0x10400, "(offset in its object 0x10400, expected 0x600" },
 		{ 48, 0, "(client" },
 		{ 52, 0, "(client" },
 	};
 
 	(void)state;
 	for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
-		struct wh_rm_location entry = { .client = 7 };
+		struct wh_rm_location place = { .client = 7 };
 		unsigned char handle[WH_RM_HANDLE];
 
 		memcpy(handle, small, sizeof(handle));
 		put32(handle, rows[i].at, rows[i].value);
-		assert_int_equal(wh_rm_locate(handle, PID, BASE, 0x20000, &entry), -EOPNOTSUPP);
+		assert_int_equal(wh_rm_locate(handle, PID, BASE, 0x20000, &place), -EOPNOTSUPP);
 		if (!strstr(wh_error_text(), rows[i].says))
 			fail_msg("no \"%s\" in \"%s\"", rows[i].says, wh_error_text());
 		assert_non_null(strstr(wh_error_text(), "in the setting window"));
-		assert_int_equal(entry.client, 7);
+		assert_int_equal(place.client, 7);
 	}
 }
 
-/* The object would begin before the address space does. */
+/* The object would begin below address 0. */
 static void place__before_everything(void **state)
 {
-	struct wh_rm_location entry;
+	struct wh_rm_location place;
 
 	(void)state;
-	assert_int_equal(wh_rm_locate(small, PID, 0x600, 0x20000, &entry), -EOPNOTSUPP);
+	assert_int_equal(wh_rm_locate(small, PID, 0x600, 0x20000, &place), -EOPNOTSUPP);
 }
 
-/* By the fake driver, which lays them out in the same way. */
+/* With the handles of the fake driver, which have the same layout. */
 static void place__asked_of_cuda(void **state)
 {
 	static const size_t sizes[] = { 100, 65536, 1000000, 3 << 20 };
 	struct wh_cuda_scope scope;
-	struct wh_rm_location entry;
+	struct wh_rm_location place;
 	struct wh_cuda *cuda;
 	uint64_t address;
 
@@ -110,15 +110,15 @@ static void place__asked_of_cuda(void **state)
 	assert_int_equal(wh_cuda_enter(cuda, &cuda->devices[0], &scope), 0);
 	for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
 		assert_int_equal(cuda->cuMemAlloc(&address, sizes[i]), 0);
-		assert_int_equal(wh_rm_location(cuda, address, sizes[i], &entry), 0);
-		assert_true(entry.offset + sizes[i] <= entry.object_length);
-		assert_int_equal((address - entry.offset) % 65536, 0);
-		assert_int_equal(wh_rm_location(cuda, address, sizes[i] + 1, &entry), -EOPNOTSUPP);
+		assert_int_equal(wh_rm_location(cuda, address, sizes[i], &place), 0);
+		assert_true(place.offset + sizes[i] <= place.object_length);
+		assert_int_equal((address - place.offset) % 65536, 0);
+		assert_int_equal(wh_rm_location(cuda, address, sizes[i] + 1, &place), -EOPNOTSUPP);
 		assert_int_equal(cuda->cuMemFree(address), 0);
 	}
-	/* What has no handle. */
+	/* Memory without a handle. */
 	assert_int_equal(cuda->cuMemAllocAsync(&address, 65536, NULL), 0);
-	assert_true(wh_rm_location(cuda, address, 65536, &entry) < 0);
+	assert_true(wh_rm_location(cuda, address, 65536, &place) < 0);
 	assert_non_null(strstr(wh_error_text(), "cuIpcGetMemHandle"));
 	assert_int_equal(cuda->cuMemFreeAsync(address, NULL), 0);
 	wh_cuda_leave(&scope);

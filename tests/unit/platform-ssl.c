@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What we declare of OpenSSL's libssl, against the library that is there. */
+/* Our declarations of OpenSSL's libssl, compared with the installed headers and library. */
 #include "unit.h"
 
 #include <errno.h>
@@ -42,7 +42,7 @@ static void constants__as_in_the_headers(void **state)
 	assert_int_equal(WH_NID_COMMON_NAME, NID_commonName);
 }
 
-/* Each function has the type that the headers give it, but for those that they rename. */
+/* Each function has the type that the headers declare, except those that the headers rename. */
 static void functions__as_in_the_headers(void **state)
 {
 	struct wh_ssl ssl;
@@ -98,7 +98,7 @@ static void open__missing(void **state)
 	assert_int_equal(wh_ssl_open(&ssl, "/nowhere/libssl.so.3"), -ELIBACC);
 	assert_non_null(strstr(wh_error_text(), "/nowhere/libssl.so.3"));
 	assert_non_null(strstr(wh_error_text(), "libssl3"));
-	/* A library, but another one. */
+	/* Some other library. */
 	assert_int_equal(wh_ssl_open(&ssl, "libc.so.6"), -ELIBACC);
 	assert_non_null(strstr(wh_error_text(), "TLS_method"));
 	assert_null(ssl.library);

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The binding to libibverbs: missing, complete and older libraries. */
 #include "unit.h"
 
 #include <errno.h>
@@ -50,7 +51,7 @@ static void gids__as_the_table_has_them(void **state)
 	assert_int_equal(entry.gid_type, IBV_GID_ROCE_V2);
 	assert_int_equal(wh_verbs_gid(verbs, context, "one", 1, 5, &entry), -ENOENT);
 	assert_int_equal(wh_verbs_gid(verbs, context, "one", 1, 300, &entry), -ENOENT);
-	/* An older library, whose types are the kernel's to tell: it knows no such device. */
+	/* With an older library sysfs has the types of GIDs; it does not list this device. */
 	verbs->query_gid_ex = NULL;
 	assert_int_equal(wh_verbs_gid(verbs, context, "one", 1, 1, &entry), 0);
 	assert_memory_equal(entry.gid.raw, second, sizeof(second));
