@@ -32,7 +32,7 @@ TARGET static void put_lines(unsigned char *window, const unsigned char *from, s
 		stream(window, take(from));
 }
 
-/* The instruction does not write, but compilers declare it without const. */
+/* The instruction does not write to its source, but compilers declare it without const. */
 TARGET static inline __m512i load(const unsigned char *window)
 {
 	return _mm512_stream_load_si512((void *)(uintptr_t)window);

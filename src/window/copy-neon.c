@@ -14,8 +14,8 @@ static void put_lines(unsigned char *window, const unsigned char *from, size_t l
 		uint8x16_t a = vld1q_u8(from), b = vld1q_u8(from + 16), c = vld1q_u8(from + 32),
 			   d = vld1q_u8(from + 48);
 
-		/* In assembler, so that they stay together and in order: a gap in a line makes two
-		 * transactions of it. */
+		/* In assembler, so that the stores stay together and in order: a gap in a line
+		 * would split it into two transactions. */
 		__asm__ volatile("stp %q1, %q2, [%0]\n\tstp %q3, %q4, [%0, #32]"
 				 :
 				 : "r"(window), "w"(a), "w"(b), "w"(c), "w"(d)
@@ -49,8 +49,8 @@ void wh_copy_get_neon(void *to, const void *window, size_t length)
 	wh_copy_get_by(get_lines, to, window, length);
 }
 
-/* The registers x0 to x7 and the window's address in x8. As numbers: assemblers learnt the
- * instructions late. */
+/* Registers x0 to x7, and the window's address in x8. As numbers, because older assemblers do not
+ * know the instructions. */
 #define ST64B_X0_X8 ".inst 0xf83f9100"
 #define LD64B_X0_X8 ".inst 0xf83fd100"
 

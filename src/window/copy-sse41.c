@@ -21,7 +21,7 @@ TARGET static void put_lines(unsigned char *window, const unsigned char *from, s
 	}
 }
 
-/* The instruction does not write, but early compilers declare it without const. */
+/* The instruction does not write, but older compilers declare it without const. */
 TARGET static inline __m128i load(const unsigned char *window)
 {
 	return _mm_stream_load_si128((__m128i *)(uintptr_t)window);

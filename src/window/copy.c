@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Choosing how to copy, and the copies that need nothing of the CPU. */
+/* Choosing how to copy, and the copies that need no special instructions. */
 #include "window/copy.h"
 
 #include <stdbool.h>
@@ -13,7 +13,7 @@
 
 /* ---- natural widths -------------------------------------------------------------------------- */
 
-/* One access to the window each. The other side may lie anywhere, hence memcpy(). */
+/* One access to the window each. The other side may be unaligned, hence memcpy(). */
 /* NOLINTBEGIN(bugprone-macro-parentheses): types */
 #define STEP_PUT(type)                                                                             \
 	do {                                                                                       \
@@ -38,8 +38,8 @@
 
 /* NOLINTEND(bugprone-macro-parentheses) */
 
-/* Up to a multiple of 8 on the window's side, then eight at a time, then the rest: whatever is left
- * before a width is smaller than it, so that each access is aligned. */
+/* Copy up to a multiple of 8 on the window's side, then 8 bytes at a time, then the rest, in
+ * descending widths, so that each access is aligned. */
 #define NATURAL(step, window)                                                                      \
 	do {                                                                                       \
 		if ((uintptr_t)(window)&1 && length >= 1)                                          \
@@ -58,7 +58,7 @@
 			step(uint8_t);                                                             \
 	} while (0)
 
-/* Threads may race for what these touch: a flag between CPU and GPU is no variable of the program.
+/* The program's threads may race on these bytes: a flag shared with a GPU is no C variable.
  */
 #define RACES __attribute__((no_sanitize("thread")))
 
@@ -129,7 +129,7 @@ static bool one_access(const void *window, size_t length)
 	return length <= 8 && !(length & (length - 1)) && !((uintptr_t)window & (length - 1));
 }
 
-/* `length` bytes of the line that `from` lies in. */
+/* Copy `length` bytes of the line that contains `from`. */
 static void get_part(wh_copy_get_lines *lines, unsigned char *to, const unsigned char *from,
 		     size_t length)
 {
@@ -184,7 +184,7 @@ static uint32_t saved_registers(unsigned leaf1_ecx)
 
 	if (!(leaf1_ecx & bit_OSXSAVE))
 		return 0;
-	/* _xgetbv() would want all of this file compiled for it. */
+	/* _xgetbv() would require compiling this whole file for XSAVE. */
 	__asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
 	return low;
 }
@@ -271,7 +271,7 @@ static const struct wh_copy_way *choose(const struct wh_copy_way *ways, uint32_t
 	for (;; ways++) {
 		if ((ways->needs & cpu) == ways->needs && ways->mappings >> mapping & 1)
 			return ways;
-		if (!ways[1].name) /* the last one does for all */
+		if (!ways[1].name) /* the last way works everywhere */
 			return ways;
 	}
 }

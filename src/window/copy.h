@@ -1,16 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Copies between ordinary memory and a CPU mapping of a GPU's memory.
+ * Copies between ordinary memory and a CPU mapping of GPU memory.
  *
- * Such a mapping is not memory to the CPU: a load waits for the GPU (1 us), a store is posted, and
- * what makes either fast is how many bytes one instruction moves. So the functions are chosen by
- * the CPU that runs and by the type of the mapping. They hold for any alignment and any length,
- * and:
+ * Through such a mapping a load waits for the GPU (1 us) and a store is posted, so the speed
+ * depends on the bytes that one instruction moves. The functions are chosen by the running CPU and
+ * the type of the mapping. They work for any alignment and length, and guarantee:
  *
- * - an access of 1, 2, 4 or 8 bytes at a multiple of that is one instruction, so that the GPU never
- *   sees half of a flag;
- * - nothing but what was asked for is written; what is read may be all of a 64-byte line of which
- *   a part was asked for, which lies in the same page.
+ * - an aligned access of 1, 2, 4 or 8 bytes is one instruction, so that the GPU never sees half of
+ *   a flag;
+ * - they write only the requested bytes; they may read the whole 64-byte line around a requested
+ *   byte, which is in the same page.
  */
 #ifndef WH_WINDOW_COPY_H
 #define WH_WINDOW_COPY_H
@@ -29,7 +28,7 @@ enum wh_mapping {
 	WH_MAPPING_NONE = 0,
 	WH_MAPPING_WC = 1, /* write-combining (x86), normal non-cacheable (Arm) */
 	WH_MAPPING_CACHED = 2, /* coherent with the GPU */
-	WH_MAPPING_DEVICE = 3, /* neither gathered nor reordered; Arm: aligned accesses only */
+	WH_MAPPING_DEVICE = 3, /* accesses neither merged nor reordered; Arm: aligned only */
 };
 
 typedef void wh_copy_put(void *window, const void *from, size_t length);
@@ -39,7 +38,7 @@ typedef void wh_copy_get(void *to, const void *window, size_t length);
 struct wh_copy_way {
 	const char *name;
 	uint32_t needs; /* enum wh_copy_cpu, or-ed */
-	uint32_t mappings; /* a bit for each enum wh_mapping it is good for */
+	uint32_t mappings; /* a bit for each suitable enum wh_mapping */
 	wh_copy_put *put; /* in the table of puts */
 	wh_copy_get *get; /* in the table of gets */
 };
@@ -53,11 +52,11 @@ enum wh_copy_cpu {
 	WH_COPY_CPU_LS64 = 32,
 };
 
-/* What the running CPU and its operating system allow. Costs some instructions that a hypervisor
- * traps: ask once. */
+/* The instruction sets that the running CPU and its operating system support. Call it once: it uses
+ * instructions that a hypervisor traps. */
 uint32_t wh_copy_cpu(void);
 
-/* All ways, best first; ends with one that needs nothing. */
+/* All ways, best first; the last one needs no instruction set. */
 extern const struct wh_copy_way wh_copy_puts[], wh_copy_gets[];
 
 struct wh_copy {
@@ -68,8 +67,8 @@ struct wh_copy {
 struct wh_copy wh_copy_choose(uint32_t cpu, enum wh_mapping mapping);
 
 /* ---- order ------------------------------------------------------------------------------------
- * A store into a window may overtake and be overtaken. After wh_copy_issued() all stores of this
- * thread, through windows of any type and into ordinary memory, come before those that follow.
+ * Stores into a window may be reordered with other stores. wh_copy_issued() orders all earlier
+ * stores of this thread, to windows of any type and to ordinary memory, before all later ones.
  */
 static inline void wh_copy_issued(void)
 {
@@ -82,8 +81,8 @@ static inline void wh_copy_issued(void)
 #endif
 }
 
-/* Before reading: streaming loads could be answered from what an earlier one had fetched, and
- * could overtake stores. */
+/* Before reading: streaming loads could return data that an earlier load has fetched, and could
+ * overtake stores. */
 static inline void wh_copy_before_get(void)
 {
 #if defined(__x86_64__)
@@ -95,7 +94,7 @@ static inline void wh_copy_before_get(void)
 #endif
 }
 
-/* After reading: what was read comes before all loads that follow. */
+/* After reading: orders these loads before all later ones. */
 static inline void wh_copy_after_get(void)
 {
 #if defined(__x86_64__)
@@ -107,14 +106,14 @@ static inline void wh_copy_after_get(void)
 #endif
 }
 
-/* Into the window: issued when it returns, not yet arrived. */
+/* Copy into the window: on return the stores are issued, but may not have arrived. */
 static inline void wh_copy_to(struct wh_copy copy, void *window, const void *from, size_t length)
 {
 	copy.put->put(window, from, length);
 	wh_copy_issued();
 }
 
-/* Out of the window: as the GPU's memory was during the call. */
+/* Copy out of the window: the GPU memory's contents during the call. */
 static inline void wh_copy_from(struct wh_copy copy, void *to, const void *window, size_t length)
 {
 	wh_copy_before_get();
@@ -127,7 +126,7 @@ static inline void wh_copy_from(struct wh_copy copy, void *to, const void *windo
 /* With accesses of 1, 2, 4 and 8 bytes, aligned on the window's side. */
 wh_copy_put wh_copy_put_natural;
 wh_copy_get wh_copy_get_natural;
-/* For memory that behaves: memcpy, but for small accesses. */
+/* For cached mappings: memcpy, except for small accesses. */
 wh_copy_put wh_copy_put_cached;
 wh_copy_get wh_copy_get_cached;
 
@@ -136,14 +135,13 @@ wh_copy_get wh_copy_get_sse41, wh_copy_get_avx2, wh_copy_get_avx512;
 wh_copy_put wh_copy_put_neon, wh_copy_put_ls64;
 wh_copy_get wh_copy_get_neon, wh_copy_get_ls64;
 
-/* Whole lines: the window's side is a multiple of WH_COPY_LINE, the other one any address. */
+/* Whole lines: the window's address is a multiple of WH_COPY_LINE, the other one is arbitrary. */
 typedef void wh_copy_put_lines(unsigned char *window, const unsigned char *from, size_t lines);
 typedef void wh_copy_get_lines(unsigned char *to, const unsigned char *window, size_t lines);
 
-/* The ends with natural widths, what is between them in lines. */
+/* The ends with natural widths, the middle in lines. */
 void wh_copy_put_by(wh_copy_put_lines *lines, void *window, const void *from, size_t length);
-/* The ends with one line each, of which a part is taken: a load costs the same for 1 and for 64
- * bytes. */
+/* The ends as parts of one line each: a load of 1 byte costs as much as one of 64 bytes. */
 void wh_copy_get_by(wh_copy_get_lines *lines, void *to, const void *window, size_t length);
 
 #endif

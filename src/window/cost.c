@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What writing to a GPU costs, through a window and by the copy engine: measured once for each
- * device, on scratch memory, which is had and given back without waiting for anything that the
- * application has under way.
+ * The cost of writing to a GPU, through a window and by the copy engine. It is measured once for
+ * each device, on scratch memory, whose allocation and release do not wait for the application's
+ * work.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -52,7 +52,7 @@ static int write_host(struct trial *t, size_t length)
 
 enum what { WINDOW, ENGINE, HOST };
 
-/* ns of the quickest of some rounds; < 0: it failed. */
+/* ns of the fastest of several writes; < 0: it failed. */
 static double time_of(struct trial *t, enum what what, size_t length)
 {
 	int64_t best = INT64_MAX, start, took;
@@ -70,8 +70,8 @@ static double time_of(struct trial *t, enum what what, size_t length)
 	return error ? -1 : (double)best;
 }
 
-/* A price for each write and one for each byte, from a short and a long one. False: no figures. */
-static bool fit(struct trial *t, enum what what, double *price, double *byte)
+/* The ns for each write and for each byte, from a short and a long write. False: no result. */
+static bool cost_fit(struct trial *t, enum what what, double *price, double *byte)
 {
 	double few = time_of(t, what, SHORT), many = time_of(t, what, WH_WINDOW_PROBE);
 
@@ -89,16 +89,17 @@ static void measure(struct trial *t, struct wh_window_cost *cost)
 	double none;
 
 	memset(t->from, 1, WH_WINDOW_PROBE);
-	/* A copy engine that begins sooner than the CPU: something else had the CPU meanwhile. */
-	if (fit(t, WINDOW, &got.window, &got.window_byte) &&
-	    fit(t, ENGINE, &got.engine, &got.engine_byte) && fit(t, HOST, &none, &got.host_byte) &&
-	    got.engine > got.window) {
+	/* A copy engine cannot be faster than a single store: another thread had the CPU meanwhile.
+	 */
+	if (cost_fit(t, WINDOW, &got.window, &got.window_byte) &&
+	    cost_fit(t, ENGINE, &got.engine, &got.engine_byte) &&
+	    cost_fit(t, HOST, &none, &got.host_byte) && got.engine > got.window) {
 		got.measured = true;
 		*cost = got;
 	}
 }
 
-/* With scratch memory: open a window onto it and measure. */
+/* Open a window onto the scratch memory and measure. */
 static void try_scratch(struct trial *t, const char *order, struct wh_window_cost *cost)
 {
 	struct wh_view_request request = { .address = t->scratch,

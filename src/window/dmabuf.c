@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Windows by mmap() of a dma-buf, which the NVIDIA driver allows from CUDA 13.3 on, before that on
- * integrated GPUs only.
+ * The backend dmabuf: windows by mmap() of a dma-buf. The NVIDIA driver allows it since CUDA 13.3,
+ * and before that on integrated GPUs.
  */
 #include <errno.h>
 #include <string.h>
@@ -38,7 +38,7 @@ static int export_range(struct wh_windows *windows, const struct wh_span *span, 
 
 	if (error)
 		return error;
-	/* Through PCIe is what a CPU needs; drivers and platforms without that choice refuse it. */
+	/* The CPU needs the path over PCIe; drivers and platforms without that choice fail. */
 	result = cuda->cuMemGetHandleForAddressRange(fd, span->address, span->length,
 						     CUDA_RANGE_DMA_BUF, CUDA_RANGE_FLAG_PCIE);
 	if (result)
@@ -56,12 +56,12 @@ static int pin(struct wh_windows *windows, struct wh_span *span)
 	int version = windows->cuda->version;
 
 	if (!device->dma_buf)
-		return wh_fail(EOPNOTSUPP, "%s: the driver exports no dma-bufs of its memory",
+		return wh_fail(EOPNOTSUPP, "%s: the driver cannot export its memory as a dma-buf",
 			       device->text);
 	if (version < FIRST_VERSION && !device->integrated)
 		return wh_fail(
 			EOPNOTSUPP,
-			"mmap of a dma-buf needs a driver of CUDA %d.%d, this one is of %d.%d",
+			"mmap of a dma-buf needs a driver of CUDA %d.%d; this one has CUDA %d.%d",
 			FIRST_VERSION / 1000, FIRST_VERSION % 1000 / 10, version / 1000,
 			version % 1000 / 10);
 	return export_range(windows, span, &span->dmabuf.fd);
@@ -84,7 +84,7 @@ static int map(struct wh_windows *windows, struct wh_span *span, void *at, enum 
 			       (unsigned long long)span->length, strerror(errno));
 	if (madvise(at, span->length, MADV_DONTFORK))
 		return wh_fail(errno, "madvise(MADV_DONTFORK): %s", strerror(errno));
-	/* The memory of an integrated GPU is the CPU's own. */
+	/* An integrated GPU uses the CPU's own memory. */
 	*mapping = span->pointer.device->integrated ? WH_MAPPING_CACHED : WH_MAPPING_WC;
 	return 0;
 }

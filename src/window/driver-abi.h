@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The ioctls of /dev/gdrdrv. Most numbers encode the size of a pointer, as the interface came into
- * being, so they are written out. mmap() of a pinned range is at its handle, in pages.
+ * The ioctls of /dev/gdrdrv. Most numbers encode the size of a pointer instead of that of the
+ * struct, for historical reasons, so they are written out. A pinned range is mapped by mmap() at
+ * the offset of its handle, in pages.
  */
 #ifndef WH_WINDOW_DRIVER_ABI_H
 #define WH_WINDOW_DRIVER_ABI_H
@@ -11,7 +12,7 @@
 
 #define GDRDRV_NODE "/dev/gdrdrv"
 #define GDRDRV_API 0x20000u
-#define GDRDRV_GPU_PAGE 65536u /* what pinned ranges are multiples of */
+#define GDRDRV_GPU_PAGE 65536u /* pinned ranges are multiples of this */
 
 #define GDRDRV_PIN 0xC028DA01ul
 #define GDRDRV_UNPIN 0xC008DA02ul
@@ -46,7 +47,7 @@ struct gdrdrv_callback_flag {
 	uint32_t flag, pad;
 };
 
-/* INFO has two flags at its end, INFO_V2 the mapping type in place of the first. */
+/* INFO ends in two flags; INFO_V2 has the mapping type in place of the first flag. */
 struct gdrdrv_info {
 	uint64_t handle, va, mapped_size;
 	uint32_t page_size, tsc_khz;

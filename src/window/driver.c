@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Windows through the kernel module, NVIDIA's gdrdrv or Wherry's, whose interface is the same. */
+/* The backend driver: windows through the kernel module, gdrdrv of NVIDIA or wherry_gdr, which has
+ * the same interface. */
 #include "window/driver-abi.h"
 
 #include <errno.h>
@@ -15,7 +16,7 @@
 
 typedef unsigned long long ull;
 
-static int failed(int error, const char *call, const char *hint)
+static int driver_fail(int error, const char *call, const char *hint)
 {
 	return wh_fail(error, GDRDRV_NODE ": %s: %s%s%s", call, strerror(error), *hint ? "; " : "",
 		       hint);
@@ -32,9 +33,9 @@ static int start(struct wh_windows *windows)
 		return 0;
 	fd = open(GDRDRV_NODE, O_RDWR | O_CLOEXEC);
 	if (fd < 0)
-		return failed(errno, "open", "is the kernel module loaded (modprobe gdrdrv)?");
+		return driver_fail(errno, "open", "is the kernel module loaded (modprobe gdrdrv)?");
 	if (ioctl(fd, GDRDRV_VERSION, &version)) {
-		error = failed(errno, "VERSION", "");
+		error = driver_fail(errno, "VERSION", "");
 	} else if (version.minimum >> 16 != GDRDRV_API >> 16) {
 		error = wh_fail(EPROTONOSUPPORT,
 				GDRDRV_NODE ": the module speaks version %u of its interface, "
@@ -65,7 +66,8 @@ static const char *pin_hint(int error)
 	case ENOMEM:
 		return "the GPU's BAR1 may be full: close windows, or enable resizable BAR";
 	case EDQUOT:
-		return "this user has as much pinned as the module lets him: close windows, or "
+		return "this user has reached the module's limit of pinned memory: close windows, "
+		       "or "
 		       "raise "
 		       "max_pinned_per_user of wherry_gdr";
 	case EINVAL:
@@ -80,9 +82,9 @@ static int pin_v1(struct wh_windows *windows, struct wh_span *span)
 	struct gdrdrv_pin p = { .address = span->address, .size = span->length };
 
 	if (span->flags)
-		return failed(EOPNOTSUPP, "PIN", "the module is too old for a forced way");
+		return driver_fail(EOPNOTSUPP, "PIN", "the module is too old to force PCIe");
 	if (ioctl(windows->driver_fd, GDRDRV_PIN, &p))
-		return failed(errno, "PIN", pin_hint(errno));
+		return driver_fail(errno, "PIN", pin_hint(errno));
 	span->driver.handle = p.handle;
 	return 0;
 }
@@ -102,7 +104,7 @@ static int pin(struct wh_windows *windows, struct wh_span *span)
 		return 0;
 	}
 	if (errno != ENOTTY)
-		return failed(errno, "PIN_V2", pin_hint(errno));
+		return driver_fail(errno, "PIN_V2", pin_hint(errno));
 	windows->driver_v1 = true;
 	return pin_v1(windows, span);
 }
@@ -111,11 +113,11 @@ static void unpin(struct wh_windows *windows, struct wh_span *span)
 {
 	struct gdrdrv_unpin u = { .handle = span->driver.handle };
 
-	/* It fails if the memory has been freed since, and then there is nothing to give back. */
+	/* Ignore failure: the memory was freed, and its pin with it. */
 	ioctl(windows->driver_fd, GDRDRV_UNPIN, &u);
 }
 
-/* A module that does not know the question is of before there were persistent mappings. */
+/* A module without this request is older than persistent mappings. */
 static bool holds(struct wh_windows *windows)
 {
 	struct gdrdrv_attribute a = { .attribute = GDRDRV_ATTRIBUTE_PERSISTENT };
@@ -125,8 +127,9 @@ static bool holds(struct wh_windows *windows)
 
 /* ---- mapping --------------------------------------------------------------------------------- */
 
-/* What the module says of a pinned range. */
-static int info(struct wh_windows *windows, const struct wh_span *span, struct gdrdrv_info *out)
+/* The module's information about a pinned range. */
+static int driver_info(struct wh_windows *windows, const struct wh_span *span,
+		       struct gdrdrv_info *out)
 {
 	struct gdrdrv_info i = { .handle = span->driver.handle };
 
@@ -136,7 +139,7 @@ static int info(struct wh_windows *windows, const struct wh_span *span, struct g
 	}
 	i = (struct gdrdrv_info){ .handle = span->driver.handle };
 	if (ioctl(windows->driver_fd, GDRDRV_INFO, &i))
-		return failed(errno, "INFO", "");
+		return driver_fail(errno, "INFO", "");
 	/* mapped@40 and wc@44 here. */
 	i.mapping_type = !i.mapping_type ? WH_MAPPING_NONE :
 			 i.wc            ? WH_MAPPING_WC :
@@ -145,7 +148,8 @@ static int info(struct wh_windows *windows, const struct wh_span *span, struct g
 	return 0;
 }
 
-static int ask_type(struct wh_windows *windows, const struct wh_span *span, enum wh_mapping mapping)
+static int request_mapping_type(struct wh_windows *windows, const struct wh_span *span,
+				enum wh_mapping mapping)
 {
 	struct gdrdrv_request r = { .handle = span->driver.handle, .type = mapping };
 
@@ -153,17 +157,17 @@ static int ask_type(struct wh_windows *windows, const struct wh_span *span, enum
 		return 0;
 	if (!ioctl(windows->driver_fd, GDRDRV_REQUEST_TYPE, &r))
 		return 0;
-	if (errno == ENOTTY && mapping == WH_MAPPING_WC) /* which older modules give anyway */
+	if (errno == ENOTTY && mapping == WH_MAPPING_WC) /* the only type of older modules */
 		return 0;
-	return failed(errno == ENOTTY ? EOPNOTSUPP : errno, "REQ_MAPPING_TYPE",
-		      "leave the type of mapping to the driver");
+	return driver_fail(errno == ENOTTY ? EOPNOTSUPP : errno, "REQ_MAPPING_TYPE",
+			   "leave the type of mapping to the driver");
 }
 
 static int map(struct wh_windows *windows, struct wh_span *span, void *at, enum wh_mapping *mapping)
 {
 	off_t offset = (off_t)(span->driver.handle * (uint64_t)sysconf(_SC_PAGESIZE));
 	struct gdrdrv_info got = { 0 };
-	int error = ask_type(windows, span, *mapping);
+	int error = request_mapping_type(windows, span, *mapping);
 
 	if (error)
 		return error;
@@ -172,8 +176,8 @@ static int map(struct wh_windows *windows, struct wh_span *span, void *at, enum 
 		return wh_fail(errno, GDRDRV_NODE ": mmap of %llu bytes: %s", (ull)span->length,
 			       strerror(errno));
 	if (madvise(at, span->length, MADV_DONTFORK))
-		return failed(errno, "madvise(MADV_DONTFORK)", "");
-	error = info(windows, span, &got);
+		return driver_fail(errno, "madvise(MADV_DONTFORK)", "");
+	error = driver_info(windows, span, &got);
 	if (!error)
 		*mapping = (enum wh_mapping)got.mapping_type;
 	return error;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Views: which allocations a range lies in, as spans of whole GPU pages.
+ * Finding the allocations of a range, and turning them into spans of whole GPU pages.
  *
- * Allocations may share a page: CUDA cuts small ones from objects of 2 MiB, at multiples of 512
- * bytes. A page is the smallest thing that a driver maps, and it belongs to one object; so
- * allocations that meet within a page are one span.
+ * Allocations may share a page: CUDA places small ones in objects of 2 MiB, at multiples of 512
+ * bytes. A page is the smallest unit that a driver maps, and belongs to one object; so allocations
+ * that share a page form one span.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -15,9 +15,9 @@
 
 typedef unsigned long long ull;
 
-#define SPANS_MAX 65536 /* more mappings than that are a mistake */
+#define SPANS_MAX 65536 /* a range with more mappings is a mistake */
 #define PAGE_MASK (WH_WINDOW_PAGE - 1)
-/* CUDA promises it of all that it allocates. */
+/* CUDA guarantees this alignment of every allocation. */
 #define ALIGNMENT 256
 #define ATTEMPTS 8
 
@@ -46,13 +46,13 @@ struct finding {
 
 static int range_not_a_gpus(struct wh_cuda *cuda, uint64_t address)
 {
-	/* If there are no GPUs here, that is the reason. */
+	/* Without GPUs the missing driver is the reason. */
 	int error = wh_cuda_ready(cuda);
 
 	return error ? error :
 		       wh_fail(EFAULT,
-			       "address 0x%llx is no memory of a GPU: host memory, freed, or never "
-			       "mapped; a window needs what cuMemAlloc or cuMemMap gave",
+			       "address 0x%llx is not GPU memory: it is host memory, was freed, or "
+			       "was never mapped; a window needs memory of cuMemAlloc or cuMemMap",
 			       (ull)address);
 }
 
@@ -63,13 +63,13 @@ static int range_check(const struct finding *finding, const struct wh_cuda_point
 
 	if (p->memory == WH_CUDA_MANAGED)
 		return wh_fail(EOPNOTSUPP,
-			       "address 0x%llx is managed memory, which the CPU reaches by itself: "
-			       "it needs no window",
+			       "address 0x%llx is managed memory: the CPU can access it without a "
+			       "window",
 			       (ull)start);
 	if (p->memory != WH_CUDA_DEVICE)
 		return range_not_a_gpus(view->windows->cuda, start);
 	if (view->span_count && p->device != view->spans[0].pointer.device)
-		return wh_fail(EOPNOTSUPP, "address 0x%llx lies on %s, what is before it on %s",
+		return wh_fail(EOPNOTSUPP, "address 0x%llx is on %s, the memory before it on %s",
 			       (ull)start, p->device->text, view->spans[0].pointer.device->text);
 	if (p->imported && !finding->foreign)
 		return wh_fail(EOPNOTSUPP,
@@ -79,14 +79,14 @@ static int range_check(const struct finding *finding, const struct wh_cuda_point
 	return 0;
 }
 
-/* Room for one more. */
+/* Make room for one more element. */
 static int range_grow(void **array, unsigned count, size_t size)
 {
 	void *more;
 
 	if (count == SPANS_MAX)
 		return wh_fail(EFBIG, "over %d allocations in one window", SPANS_MAX);
-	if (count & (count - 1)) /* no power of two: not full */
+	if (count & (count - 1)) /* not a power of two: there is room */
 		return 0;
 	more = realloc(*array, (count ? 2 * (size_t)count : 1) * size);
 	if (!more)
@@ -107,7 +107,7 @@ static int range_add_part(struct wh_view *view, const struct wh_cuda_pointer *p,
 	return 0;
 }
 
-/* The pages of [start, end), which lies in one allocation. */
+/* Add the pages of [start, end), a part of one allocation. */
 static int range_add_span(struct wh_view *view, const struct wh_cuda_pointer *p, uint64_t start,
 			  uint64_t end, bool foreign)
 {
@@ -145,8 +145,8 @@ static int range_add(void *arg, const struct wh_cuda_pointer *p, uint64_t start,
 /* ---- pages that are allocated in part ---------------------------------------------------------
  */
 
-/* wh_cuda_query(), which asks several questions, of memory that may be freed between two of them:
- * that of others, with which the caller's shares a page. */
+/* wh_cuda_query() for memory that other code may free between the query's calls to CUDA: the
+ * caller's memory only shares a page with it. */
 static int range_query(struct wh_cuda *cuda, uint64_t at, struct wh_cuda_pointer *p)
 {
 	for (int attempt = 1;; attempt++) {
@@ -162,8 +162,8 @@ static int range_query(struct wh_cuda *cuda, uint64_t at, struct wh_cuda_pointer
 	}
 }
 
-/* An address in [from, to), which lies in one page, that is a GPU's memory; *p is plain if there is
- * none. Starts far apart, so that what is large is found at once. */
+/* Find an address of GPU memory in [from, to), a part of one page; *p is plain if there is none.
+ * Starts with large steps, which find large allocations at once. */
 static int range_probe(struct wh_cuda *cuda, uint64_t from, uint64_t to, uint64_t *at,
 		       struct wh_cuda_pointer *p)
 {
@@ -171,8 +171,8 @@ static int range_probe(struct wh_cuda *cuda, uint64_t from, uint64_t to, uint64_
 
 	*at = from;
 	for (uint64_t step = WH_WINDOW_PAGE / 2; step >= ALIGNMENT; step /= 2) {
-		/* What is a multiple of twice the step has been asked about, save for the page's
-		 * start, which is `from` or before it. */
+		/* Multiples of twice the step were queried before, except the page's start, which
+		 * is at or before `from`. */
 		for (uint64_t next = page_of(from) + step; next < to; next += 2 * step) {
 			if (error || p->memory != WH_CUDA_PLAIN)
 				return error;
@@ -211,7 +211,7 @@ static int range_walk_pages(struct finding *finding, uint64_t start, uint64_t en
 
 /* ---- finding --------------------------------------------------------------------------------- */
 
-/* What the owner has sent is told apart by the same parts as CUDA knows here. */
+/* Assign the objects that the owner has sent to the spans: one for each part that CUDA knows. */
 static void range_hand(struct wh_view *view, const struct wh_view_request *request)
 {
 	for (unsigned i = 0; i < view->span_count && view->span_count == request->object_count;

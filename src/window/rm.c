@@ -1,19 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Windows through the NVIDIA driver's own user interface, with no kernel module besides.
+ * The backends rm and rm-watch: windows through the NVIDIA driver's own user interface, without
+ * another kernel module.
  *
- * The memory becomes an object of a client of our own:
+ * The memory becomes an object in a client of our own:
  *
  *   cuMemCreate, exportable       imported by the descriptor that CUDA exports
  *   cuMemAlloc                    duplicated from CUDA's client, which the IPC handle names
  *   another process's             imported by the descriptor that its owner has sent
- *   the rest (backend rm-watch)   duplicated, as CUDA's own request to export it as a dma-buf says
+ *   the rest (backend rm-watch)   duplicated, from CUDA's own request to export it as a dma-buf
  *
- * An IPC handle that a peer has sent is never read: it could name an object of ours, or of a third
- * process's. Such an object holds the memory: a window outlives cuMemFree().
+ * An IPC handle from a peer is never read: it could name an object of ours, or of a third process.
+ * Our object keeps the memory: a window stays valid after cuMemFree().
  *
- * The interface is no promised ABI. On a driver with which it was not seen working, a window onto
- * scratch memory is first read and written through, with CUDA at the other end.
+ * The interface is no stable ABI. On a driver with which it is not known to work, a trial goes
+ * first: CUDA and a window onto scratch memory must see each other's writes.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -31,13 +32,13 @@
 
 #define SCRATCH ((size_t)64 << 10)
 
-/* How an object is come by. WATCHED_FOREIGN: CUDA has imported what is duplicated. HANDED: imported
- * by what its owner has sent; proven as IMPORTED is. */
+/* How to get an object. WATCHED_FOREIGN: duplicate memory that CUDA has imported. HANDED: import
+ * the descriptor that the owner has sent; the trial of IMPORTED covers it. */
 enum way { IMPORTED, DUPLICATED, WATCHED, WATCHED_FOREIGN, HANDED };
 
 /* ---- pinning --------------------------------------------------------------------------------- */
 
-static int keep(struct wh_span *span, uint32_t object, uint64_t offset, uint64_t length)
+static int span_keep(struct wh_span *span, uint32_t object, uint64_t offset, uint64_t length)
 {
 	struct wh_span_object *more =
 		realloc(span->rm.objects, (span->rm.count + 1) * sizeof(*more));
@@ -58,19 +59,19 @@ static void unpin(struct wh_windows *windows, struct wh_span *span)
 	span->rm.count = 0;
 }
 
-/* What was got becomes the span's, or is given back. */
-static int adopt(struct wh_windows *windows, struct wh_span *span, uint32_t object, uint64_t offset,
-		 uint64_t length)
+/* Add the object to the span; release it on failure. */
+static int span_adopt(struct wh_windows *windows, struct wh_span *span, uint32_t object,
+		      uint64_t offset, uint64_t length)
 {
-	int error = keep(span, object, offset, length);
+	int error = span_keep(span, object, offset, length);
 
 	if (error)
 		wh_rm_release(windows->rm, span->rm.gpu, object);
 	return error;
 }
 
-/* The first descriptor that the driver exports of a GPU's memory takes it a ms, and so does closing
- * the last one. While one is kept, others take 30 us. */
+/* The driver takes 1 ms to export the first descriptor of a GPU's memory, and 1 ms to close the
+ * last one. While one is open, others take 30 us; so keep one open. */
 static void hold_anchor(struct wh_windows *windows, const struct wh_cuda_device *device)
 {
 	int *anchor = &windows->rm_anchors[device->ordinal];
@@ -101,10 +102,10 @@ static int import(struct wh_windows *windows, struct wh_span *span)
 		return error;
 	error = wh_rm_import(windows->rm, span->rm.gpu, fd, &object);
 	close(fd);
-	/* Mappings begin at the start of their memory: cuMemMap() takes no other offset yet. */
+	/* Mappings begin at the start of their memory: cuMemMap() accepts no other offset yet. */
 	return error ? error :
-		       adopt(windows, span, object, span->address - span->pointer.base,
-			     span->length);
+		       span_adopt(windows, span, object, span->address - span->pointer.base,
+				  span->length);
 }
 
 static int import_handed(struct wh_windows *windows, struct wh_span *span)
@@ -112,11 +113,11 @@ static int import_handed(struct wh_windows *windows, struct wh_span *span)
 	uint32_t object;
 	int error = wh_rm_import(windows->rm, span->rm.gpu, span->object.fd, &object);
 
-	return error ? error : adopt(windows, span, object, span->object.offset, span->length);
+	return error ? error : span_adopt(windows, span, object, span->object.offset, span->length);
 }
 
-/* Whole pages around the allocation, as far as its object has them: small allocations share one,
- * those that meet within a page do. */
+/* Take the whole pages around the allocation, within its object. Small allocations share objects;
+ * those that share a page always do. */
 static int duplicate(struct wh_windows *windows, struct wh_span *span)
 {
 	const struct wh_cuda_pointer *p = &span->pointer;
@@ -137,7 +138,7 @@ static int duplicate(struct wh_windows *windows, struct wh_span *span)
 	if (span->address < start || offset >= place.object_length ||
 	    span->length >= place.object_length - offset + WH_WINDOW_PAGE)
 		return wh_fail(EIO,
-			       "%llu bytes at 0x%llx lie outside of the object of %llu bytes at "
+			       "%llu bytes at 0x%llx are outside of the object of %llu bytes at "
 			       "0x%llx that "
 			       "CUDA names",
 			       (unsigned long long)span->length, (unsigned long long)span->address,
@@ -145,14 +146,14 @@ static int duplicate(struct wh_windows *windows, struct wh_span *span)
 	length = place.object_length - offset;
 	error = wh_rm_duplicate(windows->rm, span->rm.gpu, place.client, place.object, &object);
 	return error ? error :
-		       adopt(windows, span, object, offset,
-			     length < span->length ? length : span->length);
+		       span_adopt(windows, span, object, offset,
+				  length < span->length ? length : span->length);
 }
 
 static int learn(struct wh_windows *windows, const struct wh_span *span, struct wh_rm_parts *parts)
 {
 	struct wh_cuda_scope scope;
-	/* The page may begin before the memory, with somebody else's. */
+	/* The page may begin before the memory, with another allocation. */
 	int error = wh_cuda_enter_owner(windows->cuda, span->pointer.base, &scope);
 
 	if (error)
@@ -176,7 +177,7 @@ static int duplicate_watched(struct wh_windows *windows, struct wh_span *span)
 		error = wh_rm_duplicate(windows->rm, span->rm.gpu, parts.client, part->object,
 					&object);
 		if (!error)
-			error = adopt(windows, span, object, part->offset, length);
+			error = span_adopt(windows, span, object, part->offset, length);
 		left -= length;
 	}
 	if (!error && left)
@@ -250,8 +251,8 @@ static void fill(unsigned char *bytes, unsigned seed)
 		bytes[i] = (unsigned char)(seed + i * 31 + i / 253);
 }
 
-/* With CUDA and through the window, in both directions: read first, since a window onto other
- * memory must not be written through. What an earlier trial has left there is something else. */
+/* Write with CUDA and read through the window, then the other way round. The window is read first:
+ * if it shows other memory, it must not be written. `seed` differs between trials. */
 static int round_trip(struct wh_windows *windows, struct wh_span *span, unsigned char *at,
 		      enum wh_mapping mapping)
 {
@@ -262,22 +263,22 @@ static int round_trip(struct wh_windows *windows, struct wh_span *span, unsigned
 	int error;
 
 	if (!sent)
-		return wh_fail(ENOMEM, "no memory to try a window with");
+		return wh_fail(ENOMEM, "no memory for a trial of windows");
 	got = sent + SCRATCH;
 	fill(sent, seed);
 	error = wh_windows_put(windows, device, span->address, sent, SCRATCH);
 	if (!error)
 		wh_copy_from(copy, got, at, SCRATCH);
 	if (!error && memcmp(sent, got, SCRATCH) != 0)
-		error = wh_fail(EOPNOTSUPP, "what CUDA wrote, a window does not show");
+		error = wh_fail(EOPNOTSUPP, "a window does not show what CUDA wrote");
 	fill(sent, seed + 1);
 	if (!error) {
 		wh_copy_to(copy, at, sent, SCRATCH);
-		wh_copy_from(copy, got, at, 8); /* so that it has arrived */
+		wh_copy_from(copy, got, at, 8); /* until it has arrived */
 		error = wh_windows_get(windows, device, got, span->address, SCRATCH);
 	}
 	if (!error && memcmp(sent, got, SCRATCH) != 0)
-		error = wh_fail(EOPNOTSUPP, "what was written through a window, CUDA does not see");
+		error = wh_fail(EOPNOTSUPP, "CUDA does not see what was written through a window");
 	free(sent);
 	return error;
 }
@@ -319,12 +320,12 @@ static int prove_created(struct wh_windows *windows, struct wh_cuda_device *devi
 	return error;
 }
 
-/* Small allocations, most of which do not begin an object. */
+/* Small allocations, most of which are not at the start of an object. */
 #define TRIALS 4
 #define TRIAL (2 * SCRATCH)
 
-/* Choose one that does not begin its object, or a wrong offset would not be noticed; those that
- * share an object lie as far apart in it as their addresses do. */
+/* Choose an allocation with an offset in its object, or the trial would miss a wrong offset. Also
+ * check that two allocations in one object are as far apart there as their addresses. */
 static int choose_trial(struct wh_windows *windows, const CUdeviceptr *at, unsigned *out)
 {
 	struct wh_rm_location place[TRIALS];
@@ -339,14 +340,15 @@ static int choose_trial(struct wh_windows *windows, const CUdeviceptr *at, unsig
 			    at[i] - at[j] != place[i].offset - place[j].offset)
 				error = wh_fail(
 					EOPNOTSUPP,
-					"two allocations do not lie in their object as their "
-					"addresses do");
+					"the distance of two allocations in their object differs "
+					"from that of their addresses");
 		}
 		if (!error && place[i].offset)
 			*out = i;
 	}
 	if (!error && *out == TRIALS)
-		error = wh_fail(EOPNOTSUPP, "no allocation with an offset in its object to try");
+		error = wh_fail(EOPNOTSUPP,
+				"no allocation with an offset in its object for a trial");
 	return error;
 }
 
@@ -375,8 +377,8 @@ static bool is_proven(const struct wh_windows *windows, const struct wh_cuda_dev
 	return wh_rm_known(windows->rm) || windows->rm_proven[device->ordinal] >> way & 1;
 }
 
-/* Once for each device and way, unless the driver is known to work. */
-static int prove(struct wh_windows *windows, struct wh_cuda_device *device, enum way way)
+/* A trial for each device and way, once, unless the driver is known to work. */
+static int rm_prove(struct wh_windows *windows, struct wh_cuda_device *device, enum way way)
 {
 	struct wh_cuda_scope scope;
 	char why[WH_TEXT_MAX];
@@ -419,21 +421,21 @@ static void stop(struct wh_windows *windows)
 
 static int pin_proven(struct wh_windows *windows, struct wh_span *span, enum way way)
 {
-	int error = prove(windows, span->pointer.device, way == HANDED ? IMPORTED : way);
+	int error = rm_prove(windows, span->pointer.device, way == HANDED ? IMPORTED : way);
 
 	return error ? error : pin_by(windows, span, way);
 }
 
-/* Memory for which CUDA has neither a descriptor nor an IPC handle: what could be done about it. */
+/* Fail for memory with neither a descriptor nor an IPC handle, and say what to try. */
 static int no_handle(const struct wh_cuda_pointer *p)
 {
 	return wh_fail(
 		EOPNOTSUPP,
-		"%s: CUDA has no handle of it; %s, or name rm-watch in the setting window "
+		"%s: CUDA has no handle for it; %s, or name rm-watch in the setting window "
 		"(WHERRY_WINDOW)",
 		p->pool ? "memory of a pool (cuMemAllocAsync)" :
 		p->vmm  ? "memory of cuMemCreate without a handle type" :
-			  "memory of this sort",
+			  "memory of this kind",
 		p->pool ? "take cuMemAlloc (PyTorch: no backend:cudaMallocAsync)" :
 		p->vmm  ? "create it for POSIX descriptors (PyTorch: no expandable_segments)" :
 			  "take cuMemAlloc");
@@ -455,7 +457,7 @@ static int pin(struct wh_windows *windows, struct wh_span *span)
 						 no_handle(p);
 }
 
-/* ---- the backend that watches ---------------------------------------------------------------- */
+/* ---- the backend rm-watch -------------------------------------------------------------------- */
 
 static int start_watching(struct wh_windows *windows)
 {
@@ -469,9 +471,9 @@ static int pin_watched(struct wh_windows *windows, struct wh_span *span)
 	return pin_proven(windows, span, span->foreign ? WATCHED_FOREIGN : WATCHED);
 }
 
-/* ---- for another process --------------------------------------------------------------------- */
+/* ---- exports for another process ------------------------------------------------------------- */
 
-/* Under the lock. Not tried on scratch memory: giving that back could wait for what the GPU does.
+/* Under windows->lock. Without a trial: freeing the trial's memory could wait for the GPU.
  */
 static int export(struct wh_windows *windows, struct wh_span *span, struct wh_view_object *out)
 {
@@ -495,7 +497,7 @@ static int export(struct wh_windows *windows, struct wh_span *span, struct wh_vi
 				     &out->fd);
 	if (!error)
 		out->offset = span->rm.objects[0].offset;
-	unpin(windows, span); /* the descriptor holds it now */
+	unpin(windows, span); /* the descriptor keeps the memory now */
 	return error;
 }
 
@@ -539,7 +541,7 @@ const struct wh_window_backend wh_window_rm = {
 	.map = map,
 };
 
-/* Its client is rm's, which also closes it. */
+/* It shares the client of the backend rm, which closes it. */
 static void stop_watching(struct wh_windows *windows)
 {
 	(void)windows;

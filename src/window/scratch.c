@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Scratch memory of a GPU: of cuMemCreate, since every backend opens windows onto that, and since
- * it is given back without waiting for what the application has under way, as cuMemFree would.
+ * Scratch memory on a GPU. It comes from cuMemCreate: every backend can open windows onto such
+ * memory, and freeing it does not wait for the application's work, as cuMemFree would.
  */
 #include <errno.h>
 #include <unistd.h>
@@ -35,7 +35,7 @@ err_addresses:
 	return error;
 }
 
-/* The memory as another process would know it. */
+/* Export and import the memory, so that CUDA treats it as another process's. */
 static int scratch_import(struct wh_cuda *cuda, struct wh_scratch *scratch)
 {
 	CUallocation imported;
@@ -67,9 +67,8 @@ static int scratch_create(struct wh_cuda *cuda, const struct wh_cuda_device *dev
 	int error;
 
 	if (!device->vmm || !device->posix_fd)
-		return wh_fail(EOPNOTSUPP, "%s has no memory of cuMemCreate that can be exported",
-			       device->text);
-	/* Where a driver has to be asked for memory that devices may reach. */
+		return wh_fail(EOPNOTSUPP, "%s cannot export memory of cuMemCreate", device->text);
+	/* Some drivers require this flag for memory that other devices access. */
 	properties.flags.rdma = device->rdma_vmm;
 	error = wh_cuda_call(cuda, cuMemGetAllocationGranularity, &page, &properties,
 			     CUDA_GRANULARITY_MINIMUM);

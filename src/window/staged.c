@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Copies by the GPU's copy engine: for windows that are served without a mapping, for long reads,
- * and for proving mappings. */
+/* Copies by the GPU's copy engine: for windows without a mapping (staged), for long reads, and for
+ * trials of mappings. */
 #include <errno.h>
 #include <stdlib.h>
 
@@ -10,7 +10,7 @@
 #define PROBE ((size_t)4096)
 #define PROBE_ROUNDS 3
 
-/* Under stream_lock. */
+/* Under windows->stream_lock. */
 static int stream_of(struct wh_windows *windows, struct wh_cuda_device *device, CUstream *out)
 {
 	struct wh_cuda *cuda = windows->cuda;
@@ -22,7 +22,7 @@ static int stream_of(struct wh_windows *windows, struct wh_cuda_device *device, 
 	if (!windows->gpus)
 		return wh_fail(ENOMEM, "no memory for a stream");
 	gpu = &windows->gpus[device->ordinal];
-	/* One that waits for nobody: kernels of the application may be waiting for us. */
+	/* Non-blocking: kernels of the application may be waiting for this copy. */
 	if (!gpu->stream)
 		error = wh_cuda_call(cuda, cuStreamCreate, &gpu->stream, CUDA_STREAM_NON_BLOCKING);
 	*out = gpu->stream;
@@ -93,10 +93,9 @@ int wh_windows_get(struct wh_windows *windows, struct wh_cuda_device *device, vo
 	return copy(windows, device, GET, from, to, length);
 }
 
-/* ---- which way to read ------------------------------------------------------------------------
- */
+/* ---- choosing how to read -------------------------------------------------------------------- */
 
-/* Nanoseconds of the quickest of some rounds; -1: it fails. */
+/* Nanoseconds of the fastest of several reads; -1: it failed. */
 static int64_t time_read(struct wh_view *view, void *to, size_t length, bool engine)
 {
 	int64_t best = INT64_MAX, start, took;
@@ -113,8 +112,8 @@ static int64_t time_read(struct wh_view *view, void *to, size_t length, bool eng
 	return best;
 }
 
-/* Loads take a time for each byte, the copy engine one for each call, and both are about right for
- * the few KiB where they meet. */
+/* Model loads as a time for each byte and the copy engine as a time for each call: accurate enough
+ * for the few KiB at which they are equal. */
 static size_t measure(struct wh_view *view)
 {
 	size_t length = view->wanted_length < PROBE ? view->wanted_length : PROBE;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Views: choosing a backend, laying the parts of a range side by side. */
+/* Views: choosing a backend, pinning and mapping the spans of a range, sharing open views. */
 #include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -48,7 +48,7 @@ void wh_windows_free(struct wh_windows *windows)
 {
 	if (!windows)
 		return;
-	/* A child has copies of what is its parent's to give back. */
+	/* A forked child has only copies; the parent releases them. */
 	if (windows->owner == getpid()) {
 		for (size_t i = 0; i < BACKENDS; i++)
 			backends[i]->stop(windows);
@@ -63,7 +63,7 @@ void wh_windows_free(struct wh_windows *windows)
 
 /* ---- names ----------------------------------------------------------------------------------- */
 
-/* The next name of the list, moving *order behind it and its comma. False: the end, or none. */
+/* Read the next name of the list and move *order behind it and its comma. False: no name. */
 static bool next_name(const char **order, char *name, size_t size)
 {
 	size_t length = strcspn(*order, ",");
@@ -127,22 +127,24 @@ __attribute__((format(printf, 3, 4))) static void say(struct wh_view *view, cons
 	va_end(arguments);
 }
 
-static void unpin(struct wh_view *view, unsigned count)
+static void view_unpin(struct wh_view *view, unsigned count)
 {
 	while (count--)
 		view->backend->unpin(view->windows, &view->spans[count]);
 }
 
-static int pin(struct wh_view *view, uint32_t flags)
+static int view_pin(struct wh_view *view, uint32_t flags)
 {
 	int error = 0;
 
 	if (flags && view->backend != &wh_window_driver && !WH_WINDOW_ALWAYS_PCIE)
-		return wh_fail(EOPNOTSUPP, "only the kernel module can be told to go by PCIe");
+		return wh_fail(
+			EOPNOTSUPP,
+			"only the kernel module can force PCIe; name driver in the setting window");
 	for (unsigned i = 0; i < view->span_count; i++) {
 		struct wh_span *span = &view->spans[i];
 
-		/* Without what a backend before this one has left. */
+		/* Clear what a backend tried before has left. */
 		*span = (struct wh_span){ .address = span->address,
 					  .length = span->length,
 					  .pointer = span->pointer,
@@ -152,17 +154,17 @@ static int pin(struct wh_view *view, uint32_t flags)
 					  .object = span->object };
 		error = view->backend->pin(view->windows, span);
 		if (error) {
-			unpin(view, i);
+			view_unpin(view, i);
 			return error;
 		}
 	}
 	return 0;
 }
 
-/* Under the lock. */
-static int map(struct wh_view *view, enum wh_mapping mapping)
+/* Under windows->lock. */
+static int view_map(struct wh_view *view, enum wh_mapping mapping)
 {
-	/* Addresses first, so that the parts come to lie side by side. */
+	/* Reserve addresses first, so that the spans are mapped side by side. */
 	unsigned char *base = mmap(NULL, view->length, PROT_NONE,
 				   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	enum wh_mapping got = mapping;
@@ -179,8 +181,8 @@ static int map(struct wh_view *view, enum wh_mapping mapping)
 	}
 	if (!error && mapping && got != mapping)
 		error = wh_fail(EOPNOTSUPP,
-				"%s: a mapping of type %d (1 write-combining, 2 cached, 3 device) "
-				"is not to be had here, it would be %d",
+				"%s: cannot map with type %d (1 write-combining, 2 cached, "
+				"3 device): this memory gets type %d",
 				view->backend->name, mapping, got);
 	if (error) {
 		munmap(base, view->length);
@@ -192,34 +194,34 @@ static int map(struct wh_view *view, enum wh_mapping mapping)
 	return 0;
 }
 
-static bool holds(const struct wh_window_backend *backend, struct wh_windows *windows)
+static bool backend_holds(const struct wh_window_backend *backend, struct wh_windows *windows)
 {
 	return !backend->holds || backend->holds(windows);
 }
 
-static int open_with(struct wh_view *view, const struct wh_view_request *request)
+static int view_open_with(struct wh_view *view, const struct wh_view_request *request)
 {
 	int error = view->backend->start(view->windows);
 
-	if (!error && request->holds && !holds(view->backend, view->windows))
-		error = wh_fail(EOPNOTSUPP, "%s: it takes mappings away when their memory is freed",
+	if (!error && request->holds && !backend_holds(view->backend, view->windows))
+		error = wh_fail(EOPNOTSUPP, "%s: takes mappings away when their memory is freed",
 				view->backend->name);
 	if (!error)
-		error = pin(view, request->pin_flags);
+		error = view_pin(view, request->pin_flags);
 	if (error)
 		return error;
 	if (request->map)
-		error = map(view, request->mapping);
+		error = view_map(view, request->mapping);
 	if (error)
-		unpin(view, view->span_count);
+		view_unpin(view, view->span_count);
 	return error;
 }
 
-/* Under the lock. */
-static int open_any(struct wh_view *view, const struct wh_view_request *request)
+/* Under windows->lock. Try the backends in order. */
+static int view_open_any(struct wh_view *view, const struct wh_view_request *request)
 {
 	const char *order = request->order;
-	size_t others = 0; /* what those before the last one said */
+	size_t others = 0; /* length of the reports before the last one */
 	char name[16];
 	int error = 0;
 
@@ -229,7 +231,7 @@ static int open_any(struct wh_view *view, const struct wh_view_request *request)
 			say(view, name, "by copy engine");
 			return 0;
 		}
-		error = open_with(view, request);
+		error = view_open_with(view, request);
 		if (!error) {
 			say(view, name, "chosen");
 			return 0;
@@ -237,7 +239,7 @@ static int open_any(struct wh_view *view, const struct wh_view_request *request)
 		others = strlen(view->said);
 		say(view, name, "%s", wh_error_text());
 	}
-	/* The last one's errno, and it first: those before it are not everywhere. */
+	/* The last backend's errno and report first: the earlier ones exist on few machines. */
 	return wh_fail(-error, "no window onto 0x%llx: %s%s%.*s", (ull)request->address,
 		       view->said + (others ? others + strlen("; ") : 0), others ? "; " : "",
 		       (int)others, view->said);
@@ -260,7 +262,7 @@ bool wh_view_current(const struct wh_view *view)
 	return true;
 }
 
-/* A mapped view that has it all. Under the lock. */
+/* A mapped view that contains the request. Under windows->lock. */
 static struct wh_view *find_view(struct wh_windows *windows, const struct wh_view_request *r)
 {
 	for (struct wh_list *l = windows->views.next; l != &windows->views; l = l->next) {
@@ -270,22 +272,22 @@ static struct wh_view *find_view(struct wh_windows *windows, const struct wh_vie
 		    r->length <= view->wanted_length &&
 		    r->address - view->wanted <= view->wanted_length - r->length &&
 		    (!r->mapping || r->mapping == view->mapping) &&
-		    (!r->holds || holds(view->backend, windows)) &&
+		    (!r->holds || backend_holds(view->backend, windows)) &&
 		    wh_window_order_has(r->order, view->backend->name) && wh_view_current(view))
 			return view;
 	}
 	return NULL;
 }
 
-/* Of a page that is allocated in part, the memory that it begins with may be somebody else's, who
- * frees it before it is pinned: then there is something else to name the page by. */
+/* A partly allocated page may begin with other code's memory, which may be freed before the page is
+ * pinned. Then try again: another allocation identifies the page. */
 static int view_fill(struct wh_view *view, const struct wh_view_request *request)
 {
 	for (int attempt = 1;; attempt++) {
 		int error = wh_view_find(view, request);
 
 		if (!error)
-			error = open_any(view, request);
+			error = view_open_any(view, request);
 		if (!error || !request->pages || attempt == ATTEMPTS || wh_view_current(view))
 			return error;
 		view->span_count = 0;
@@ -300,8 +302,8 @@ static int check_owner(const struct wh_windows *windows)
 {
 	return windows->owner == getpid() ?
 		       0 :
-		       wh_fail(EPERM, "this process is a fork of the one that opened the windows: "
-				      "open its own");
+		       wh_fail(EPERM, "this process was forked from the one that opened the "
+				      "windows; open its own");
 }
 
 static void free_view(struct wh_view *view)
@@ -350,8 +352,8 @@ err_unlock:
 	return error;
 }
 
-/* Under the lock. */
-static void unmap(struct wh_view *view)
+/* Under windows->lock. */
+static void view_unmap(struct wh_view *view)
 {
 	if (view->base)
 		munmap(view->base, view->length);
@@ -364,16 +366,16 @@ void wh_view_close(struct wh_view *view)
 	struct wh_windows *windows = view->windows;
 	bool last;
 
-	/* In a forked child nothing of it is ours, and nobody will let go of a lock. */
+	/* A forked child owns none of it, and a lock that is held now stays held for ever. */
 	if (windows->owner != getpid())
 		return;
 	pthread_mutex_lock(&windows->lock);
 	last = --view->references == 0;
 	if (last) {
 		wh_list_remove(&view->link);
-		unmap(view);
+		view_unmap(view);
 		if (view->backend)
-			unpin(view, view->span_count);
+			view_unpin(view, view->span_count);
 	}
 	pthread_mutex_unlock(&windows->lock);
 	if (last)
@@ -388,7 +390,7 @@ int wh_view_map(struct wh_view *view, enum wh_mapping mapping)
 		return error;
 	pthread_mutex_lock(&view->windows->lock);
 	error = view->base ? wh_fail(EBUSY, "0x%llx is mapped already", (ull)view->wanted) :
-			     map(view, mapping);
+			     view_map(view, mapping);
 	pthread_mutex_unlock(&view->windows->lock);
 	return error;
 }
@@ -398,6 +400,6 @@ void wh_view_unmap(struct wh_view *view)
 	if (view->windows->owner != getpid())
 		return;
 	pthread_mutex_lock(&view->windows->lock);
-	unmap(view);
+	view_unmap(view);
 	pthread_mutex_unlock(&view->windows->lock);
 }

@@ -396,8 +396,8 @@ static void open__not_such_memory(void **state)
 	assert_int_equal(cu.managed(&managed, 4096, 1), 0);
 	assert_int_equal(cu.host_alloc(&pinned, 4096, 0), 0);
 	assert_int_equal(cu.free(freed), 0);
-	refused_by((uintptr_t)stack, sizeof(stack), NULL, EFAULT, "no memory of a GPU");
-	refused_by((uintptr_t)pinned, 8, NULL, EFAULT, "no memory of a GPU");
+	refused_by((uintptr_t)stack, sizeof(stack), NULL, EFAULT, "is not GPU memory");
+	refused_by((uintptr_t)pinned, 8, NULL, EFAULT, "is not GPU memory");
 	refused_by(freed, 8, NULL, EFAULT, "freed");
 	refused_by(memory, SIZE + 1, NULL, EFAULT, "0x");
 	refused_by(memory, SIZE_MAX, NULL, EINVAL, "no range of memory");
