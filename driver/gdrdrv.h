@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
-/* What /dev/gdrdrv understands: the interface of GDRCopy's kernel module, version 2.6.
+/* The ioctls of /dev/gdrdrv: the interface of GDRCopy's kernel module, version 2.6.
  *
  * A process opens the device, pins a range of GPU memory of its own (PIN or PIN_V2) and gets a
  * handle; mmap() at the offset `handle << PAGE_SHIFT` then gives it a window onto that memory. Only
  * the process that opened the device may use the descriptor, until it calls exec().
  *
- * Most numbers carry the size of a pointer instead of the structure's; they are what they are. */
+ * Most numbers encode the size of a pointer instead of that of the structure, for compatibility. */
 #ifndef WHERRY_GDRDRV_H
 #define WHERRY_GDRDRV_H
 
@@ -33,8 +33,8 @@ enum gdrdrv_attribute {
 #define GDRDRV_PIN_FLAG_FORCE_PCIE 1u
 
 struct gdrdrv_pin {
-	/* Any alignment: what is pinned is whole GPU pages of 64 KiB. Only where it is a multiple
-	 * of that can the pin be mapped. */
+	/* Of any alignment: the module pins whole GPU pages of 64 KiB. The pin can be mapped only
+	 * if the address is a multiple of that. */
 	__u64 addr;
 	__u64 size;
 	__u64 p2p_token; /* both 0 where pages are persistent */
@@ -67,7 +67,7 @@ struct gdrdrv_info {
 	__u64 mapped_size;
 	__u32 page_size;
 	__u32 tsc_khz;
-	__u64 tm_cycles; /* that pinning took */
+	__u64 tm_cycles; /* CPU cycles that pinning took */
 	__u32 mapped;
 	__u32 wc_mapping;
 };

@@ -142,7 +142,7 @@ static int do_attr(struct file *file, void *arguments)
 
 	switch (attr->attr) {
 	case GDRDRV_ATTR_USE_PERSISTENT_MAPPING:
-	case GDRDRV_ATTR_SUPPORT_PIN_FLAG_FORCE_PCIE: /* it is a flag of persistent pages only */
+	case GDRDRV_ATTR_SUPPORT_PIN_FLAG_FORCE_PCIE: /* persistent pages only have this flag */
 		attr->val = region_persistent();
 		return 0;
 	}
@@ -208,7 +208,7 @@ static u64 pinned_handle(const struct operation *operation, const void *argument
 
 static long device_ioctl(struct file *file, unsigned int number, unsigned long argument)
 {
-	/* As large as the largest, and aligned as such. */
+	/* As large and as aligned as the largest request. */
 	struct gdrdrv_info arguments = {};
 	const struct operation *operation = operations;
 	void __user *user = (void __user *)argument;
@@ -229,7 +229,7 @@ static long device_ioctl(struct file *file, unsigned int number, unsigned long a
 	if (error || !operation->answers)
 		return error;
 	if (copy_to_user(user, &arguments, operation->size)) {
-		/* Nobody knows of that pin. */
+		/* User space has not received the handle: undo the pin. */
 		if (operation->run == do_pin || operation->run == do_pin_v2)
 			region_unpin(file->private_data, pinned_handle(operation, &arguments));
 		return -EFAULT;
@@ -244,7 +244,7 @@ static int device_open(struct inode *inode, struct file *file)
 	struct client *client;
 
 	if (!current->mm)
-		return -EACCES; /* a thread of the kernel's has no memory to pin */
+		return -EACCES; /* a kernel thread has no memory to pin */
 	client = kzalloc(sizeof(*client), GFP_KERNEL_ACCOUNT);
 	if (!client)
 		return -ENOMEM;
@@ -261,7 +261,7 @@ static int device_open(struct inode *inode, struct file *file)
 	return 0;
 }
 
-/* The last one closes, be it the owner or a process that has got the descriptor. */
+/* Runs at the last close, by the owner or by a process that inherited the descriptor. */
 static int device_release(struct inode *inode, struct file *file)
 {
 	struct client *client = file->private_data;
@@ -293,7 +293,7 @@ static struct miscdevice device = {
 
 static int show_params(struct seq_file *file, void *data)
 {
-	/* What the kernel knows: whether a proprietary module has been loaded. */
+	/* The kernel only knows whether a proprietary module has been loaded. */
 	bool proprietary = test_taint(TAINT_PROPRIETARY_MODULE);
 
 	seq_printf(file, "Version: %u.%u\n", GDRDRV_VERSION_MAJOR, GDRDRV_VERSION_MINOR);
@@ -311,10 +311,10 @@ static int show_refcount(struct seq_file *file, void *data)
 	return 0;
 }
 
-/* Another driver of that interface: NVIDIA's gdrdrv has the directory. Making it a second time, the
- * kernel warns with a stack, which panic_on_warn turns into a panic; and it has no way to ask but
- * by path. Looked for is only what the kernel itself makes. Where proc or sysfs is mounted
- * elsewhere the kernel's own refusal is what remains. */
+/* Refuse to load beside another driver with this interface, such as NVIDIA's gdrdrv. Creating its
+ * directory a second time makes the kernel warn with a stack trace, which panic_on_warn turns into
+ * a panic, and only a look-up by path can find the directory. Where proc or sysfs is mounted
+ * elsewhere the look-up misses it, and the kernel itself refuses. */
 static int __init check_free(const char *name)
 {
 	struct path path;
@@ -361,7 +361,7 @@ static u64 __init bar_sizes(void)
 	return sum;
 }
 
-/* Whoever reads the parameter then sees what holds. */
+/* Store the effective value, so that the parameter shows it. */
 static void __init set_limit(void)
 {
 	if (!max_pinned_per_user)

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-/* Windows: the processor's view of a region.
+/* Windows: CPU mappings of a region.
  *
- * mmap() only says what is where; page faults fill it in, a stretch at a time. Were the pages put
- * in by mmap() itself, a callback could come when they are there and the area is not yet in the
- * file's list, and would not find them to take them out again. */
+ * mmap() only creates the area; page faults insert the pages, one stretch at a time. If mmap()
+ * itself inserted them, a callback could run before the area is in the file's list, and could not
+ * find the pages to remove them. */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
 #include <linux/io.h>
@@ -11,7 +11,7 @@
 
 #include "wherry_gdr.h"
 
-/* What one fault fills in: aligned in the address space, so a page table at most. */
+/* Bytes that one fault inserts, aligned in the address space: at most one page table. */
 #define STRETCH (2ul << 20)
 
 #ifndef HAVE_VM_FLAGS_SET
@@ -23,7 +23,7 @@ static void vm_flags_set(struct vm_area_struct *area, unsigned long flags)
 
 /* ---- memory types ---------------------------------------------------------------------------- */
 
-/* Behind some bridges (BlueField-3) a processor must not gather its stores. */
+/* Behind some bridges (BlueField-3) a processor must not merge its stores. */
 static bool map_device_only(void)
 {
 #if defined(CONFIG_ARM64) && defined(CONFIG_PCI)
@@ -78,7 +78,7 @@ static u64 map_physical(const struct region *region, u64 offset)
 	return region->physical[offset >> GPU_PAGE_SHIFT] + (offset & (GPU_PAGE_SIZE - 1));
 }
 
-/* How many GPU pages from the first on lie behind each other. */
+/* The number of GPU pages, from the first on, that are physically contiguous. */
 static u32 map_run(const struct region *region, u32 first, u32 end)
 {
 	u64 start = region->physical[first];
@@ -89,16 +89,16 @@ static u32 map_run(const struct region *region, u32 first, u32 end)
 	return i - first;
 }
 
-/* On x86 the kernel keeps a type for every physical range, and inserting a page asks for it: what
- * nobody has set is uncached, whatever the page's protection says. Allocates. Returns how many GPU
- * pages from the first on have their type. */
+/* On x86 the kernel has a memory type for every physical range and uses it when it inserts a page:
+ * a range without a type is uncached, whatever the page's protection. Allocates. Returns the number
+ * of GPU pages, from the first on, that have their type. */
 static u32 map_reserve(const struct region *region)
 {
 	u32 end = region->size >> GPU_PAGE_SHIFT, done = 0, run;
 
 	while (done < end) {
 		run = map_run(region, done, end);
-		/* If somebody uses the range in another way, that holds: slower, but not wrong. */
+		/* If the range has another type already, that one stays: slower, but correct. */
 		if (arch_io_reserve_memtype_wc(region->physical[done], (u64)run << GPU_PAGE_SHIFT))
 			break;
 		done += run;
@@ -143,7 +143,7 @@ static int area_nothing(pte_t *entry, unsigned long address, void *data)
 	return 0;
 }
 
-/* Have the page table allocated that the stretch around an address needs. */
+/* Allocate the page table for the stretch around an address. */
 static int area_prepare(struct vm_area_struct *area, unsigned long address)
 {
 	return apply_to_page_range(area->vm_mm, address, PAGE_SIZE, area_nothing, NULL);
@@ -186,7 +186,7 @@ static const struct vm_operations_struct area_operations = {
 
 /* ---- windows --------------------------------------------------------------------------------- */
 
-/* Claim the region's one window: 0, or -EINVAL. */
+/* Claim the region's only window: 0, or -EINVAL. */
 static int window_claim(struct region *region, u64 size)
 {
 	int error = -EINVAL;
@@ -201,8 +201,8 @@ static int window_claim(struct region *region, u64 size)
 	return error;
 }
 
-/* Set the memory's type, once for each region. Only who has claimed the window comes here, so
- * nobody else does it meanwhile; but the pages may be taken away while it is done. */
+/* Set the memory's type, once for each region. Only the task that has claimed the window calls
+ * this, so it runs once at a time; but the pages may be revoked meanwhile. */
 static int window_reserve(struct region *region)
 {
 	u32 pages;
@@ -232,15 +232,16 @@ int map_window(struct file *file, struct vm_area_struct *area)
 
 	if (!is_owner(client))
 		return -EACCES;
-	/* A private window would have to copy pages that are no memory of this machine. */
+	/* A private mapping would copy pages, which are no memory of this machine. */
 	if ((area->vm_flags & (VM_SHARED | VM_MAYWRITE)) == VM_MAYWRITE)
 		return -EINVAL;
 	region = region_find(client, area->vm_pgoff);
 	if (!region)
 		return -EINVAL;
 
-	/* A window begins with a GPU page. Whoever pinned from within one and took the window's
-	 * first byte for the first of what was asked for would write over what is before it. */
+	/* A window begins with a GPU page. A program that pinned from the middle of a page, and
+	 * took the window's first byte for the first one it pinned, would overwrite other memory.
+	 */
 	if (region->aligned)
 		error = window_claim(region, area->vm_end - area->vm_start);
 	if (!error)
@@ -250,7 +251,8 @@ int map_window(struct file *file, struct vm_area_struct *area)
 		return error;
 	}
 
-	/* Not for children: the memory is this process's. VM_IO keeps madvise(MADV_DOFORK) off. */
+	/* Children do not inherit the window: the memory is this process's. VM_IO prevents
+	 * madvise(MADV_DOFORK). */
 	vm_flags_set(area, VM_IO | VM_PFNMAP | VM_DONTCOPY | VM_DONTEXPAND | VM_DONTDUMP);
 	area->vm_page_prot = map_protection(area->vm_page_prot, region->mapped_as);
 	area->vm_ops = &area_operations;

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-/* Pins: GPU pages got from the NVIDIA driver, until they are given back or taken away.
+/* Pins: GPU pages that the NVIDIA driver lends this module, until it returns or loses them.
  *
- * The driver takes them away by a callback, which comes at any time, as early as before the
- * function that got them has returned, and with the driver's own locks held. Hence the rules: with
- * a region's lock held the driver is never called and nothing is allocated; and the driver's table
- * of pages is only looked at with the lock held, which keeps the callback, and so the driver's
- * freeing of the table, waiting. */
+ * The driver revokes pages by a callback. It may call at any time, even before the function that
+ * gets the pages has returned, and it holds its own locks. Therefore never call the driver and
+ * never allocate with a region's lock held. Read the driver's table of pages only with the lock
+ * held: that makes the callback wait, after which the driver frees the table. */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
 #include <linux/module.h>
@@ -20,18 +19,18 @@
 static struct p2p p2p;
 atomic64_t tables_held = ATOMIC64_INIT(0);
 static atomic_t regions = ATOMIC_INIT(0);
-/* Counts pages. A handle is the page offset of a window, and must fit one. */
+/* Counts pages: a handle is the page offset of a window, and must be a valid one. */
 static atomic64_t next_handle = ATOMIC64_INIT(1);
 #define HANDLES (1ull << 50)
-/* No GPU has as much, and the NVIDIA driver counts pages in 32 bits. */
+/* More than any GPU has; the NVIDIA driver counts pages in 32 bits. */
 #define LARGEST_PIN (1ull << 47)
 static bool use_persistent;
 
-/* Held over get and put of pages that can be taken away, outside of everything else. The driver may
- * take them away just before a put, which then does nothing, since it does not know the table;
- * unless a get has meanwhile been given a table at the same address. That get may be anybody's, so
- * a lock for each region or client would not do. It costs little: the NVIDIA driver serializes
- * these calls itself, by its own global lock. Persistent pages, the default, need none. */
+/* Held during get and put of revocable pages; the outermost lock. The driver may revoke pages just
+ * before a put. The put then does nothing, because the driver does not know the table any more;
+ * unless a get of any client has received a new table at the same address in between. A lock for
+ * each region or client would not prevent that. The lock costs little: the NVIDIA driver serializes
+ * these calls by a global lock of its own. Persistent pages, the default, do not need it. */
 static DEFINE_MUTEX(revocable_lock);
 
 static void region_free(struct kref *references)
@@ -63,14 +62,14 @@ bool region_is_revoked(struct region *region)
 
 /* ---- the driver's side ----------------------------------------------------------------------- */
 
-/* The pages are the driver's again. */
+/* The driver has the pages again. */
 static void pages_gone(struct region *region)
 {
 	user_uncharge(region->user, region->size);
 	atomic64_dec(&tables_held);
 }
 
-/* The memory is being freed. Once this returns it belongs to somebody else. */
+/* The driver's callback: the memory is being freed. After the return others may get the pages. */
 static void region_revoked(void *data)
 {
 	struct region *region = data;
@@ -86,7 +85,7 @@ static void region_revoked(void *data)
 	mutex_unlock(&region->lock);
 	gdr_info("handle %llu: the memory was freed\n", region->handle);
 
-	/* Before get has returned the table is not known; the driver frees it all the same. */
+	/* Without a table get has not returned yet, and the driver frees the table itself. */
 	if (table && p2p.free)
 		p2p.free(table);
 	pages_gone(region);
@@ -96,7 +95,7 @@ static void region_revoked(void *data)
 		module_put(THIS_MODULE);
 }
 
-/* The callback's reference and its account of the pages, if it has not come and never will. */
+/* Drop the callback's reference and charge, if the callback has not run: it never will. */
 static void callback_forget(struct region *region)
 {
 	if (region_is_revoked(region))
@@ -109,7 +108,7 @@ static int pages_get_revocable(struct region *region, struct nvidia_p2p_page_tab
 {
 	int error;
 
-	/* Others' calls of the driver may take long; who waits for them can be killed. */
+	/* Calls of others may take long: allow killing a process that waits for them. */
 	if (mutex_lock_killable(&revocable_lock)) {
 		pages_gone(region);
 		return -EINTR;
@@ -118,7 +117,7 @@ static int pages_get_revocable(struct region *region, struct nvidia_p2p_page_tab
 	error = p2p.get(region->token, region->va_space, region->address, region->size, table,
 			region_revoked, region);
 	mutex_unlock(&revocable_lock);
-	/* A driver that fails has called nobody; if it has, that is dealt with. */
+	/* A get that fails does not call back. If it did, callback_forget() does nothing. */
 	if (error)
 		callback_forget(region);
 	return error;
@@ -139,13 +138,13 @@ static int pages_get(struct region *region, u32 flags, struct nvidia_p2p_page_ta
 	} else {
 		error = pages_get_revocable(region, table);
 	}
-	/* ENOTSUPP is the kernel's own and has no name in user space. */
+	/* ENOTSUPP is internal to the kernel; user space has no name for it. */
 	return error == -ENOTSUPP ? -EOPNOTSUPP : error;
 }
 
-/* The driver refuses to take pages back. Persistent ones are lost until the driver goes. For others
- * the callback comes when the memory is freed, at the latest when its process ends: until then the
- * region and the module stay. */
+/* The driver refuses to take pages back. Persistent pages are lost until the driver is unloaded.
+ * For others the callback runs when the memory is freed, at the latest when its process ends; the
+ * region and the module stay until then. */
 static void pages_lost(struct region *region, int error)
 {
 	bool revoked;
@@ -176,10 +175,10 @@ static void pages_put(struct region *region, struct nvidia_p2p_page_table *table
 	else if (region->persistent)
 		pages_gone(region);
 	else
-		callback_forget(region); /* it has come by now, or it never will */
+		callback_forget(region); /* the callback has run by now, or never will */
 }
 
-/* Take over what the table says, if it is one that we understand. With the region's lock held. */
+/* Copy the driver's table, if this module knows its version. With the region's lock held. */
 static int table_read(struct region *region, const struct nvidia_p2p_page_table *table)
 {
 	u32 major = P2P_VERSION_MAJOR(table->version), i;
@@ -202,8 +201,8 @@ static int table_read(struct region *region, const struct nvidia_p2p_page_table 
 		if (!IS_ALIGNED(region->physical[i], PAGE_SIZE))
 			return -EIO;
 #ifdef CONFIG_ARM64
-		/* Version 1 does not say it. On a coherent link GPU memory is memory like any
-		 * other, and must not be mapped in another way than the kernel's. */
+		/* Version 1 has no such flag. On a coherent link GPU memory is ordinary memory and
+		 * must have the same mapping type as the kernel's own mapping. */
 		if (major < 2 && pfn_valid(PHYS_PFN(region->physical[i])))
 			region->cacheable = true;
 #endif
@@ -213,7 +212,7 @@ static int table_read(struct region *region, const struct nvidia_p2p_page_table 
 
 /* ---- the client's side ----------------------------------------------------------------------- */
 
-/* Whole GPU pages around [address, address + size). */
+/* Round [address, address + size) to whole GPU pages. */
 static int region_round(struct region *region, u64 address, u64 size)
 {
 	u64 end;
@@ -249,7 +248,7 @@ static struct region *region_new(struct client *client, const struct gdrdrv_pin 
 	return region;
 }
 
-/* End the windows, and give the pages back if they have not been taken away. */
+/* End the windows, and return the pages unless they were revoked. */
 static void region_release(struct region *region)
 {
 	struct nvidia_p2p_page_table *table;
@@ -260,18 +259,18 @@ static void region_release(struct region *region)
 	map_end(region);
 	table = region->table;
 	mutex_unlock(&region->lock);
-	/* If they are taken away here, the table is not touched, only named. */
+	/* If the pages are revoked here, put only uses the table's address. */
 	if (table)
 		pages_put(region, table);
 	if (!region->persistent)
 		mutex_unlock(&revocable_lock);
 }
 
-/* Choose a handle, by which the client will find it, and make room for it.
+/* Choose a handle for the region, and reserve its place among the client's regions.
  *
- * Each gets a range of page offsets, so that ending its windows leaves others alone. When the
- * numbers begin anew, after years, ranges may overlap: then a window loses pages to another's end,
- * and page faults bring them back. */
+ * Each region gets its own range of page offsets, so that ending its windows does not touch others.
+ * When the numbers wrap around, after years, ranges may overlap: the end of one region then removes
+ * pages from another's window, and page faults bring them back. */
 static int region_number(struct region *region, struct client *client)
 {
 	u64 pages = region->size >> PAGE_SHIFT;
@@ -285,8 +284,8 @@ static int region_number(struct region *region, struct client *client)
 	return error;
 }
 
-/* Nobody had the handle until now. Memory was set aside for it, but whoever guesses the handle can
- * have taken that back. */
+/* Make the handle valid. Its place was reserved, but a client that guessed the handle may have
+ * released the place, so this may fail. */
 static int region_publish(struct region *region, struct client *client)
 {
 	int error;
@@ -298,7 +297,7 @@ static int region_publish(struct region *region, struct client *client)
 	return error;
 }
 
-/* Take the pages over, unless they have been taken away since they were got. */
+/* Store the pages in the region, unless they were revoked meanwhile. */
 static int region_adopt(struct region *region, struct nvidia_p2p_page_table *table,
 			struct address_space *mapping)
 {
@@ -308,7 +307,7 @@ static int region_adopt(struct region *region, struct nvidia_p2p_page_table *tab
 					  GFP_KERNEL_ACCOUNT);
 	mutex_lock(&region->lock);
 	if (region->revoked) {
-		error = -EINVAL; /* freed meanwhile, and the table with it */
+		error = -EINVAL; /* the memory was freed meanwhile, and the table with it */
 	} else {
 		region->table = table;
 		if (region->physical)
@@ -440,9 +439,9 @@ int __init region_init(bool want_persistent)
 
 void region_exit(void)
 {
-	/* No file is open, but a callback that began before the last was closed may still run:
-	 * until it has put its region, and then for some instructions, in which it never sleeps.
-	 * When every task has slept or been in user space, it has left this module's text. */
+	/* No file is open, but a callback that began before the last close may still run: until it
+	 * puts its region, and for a few instructions after that, in which it never sleeps. Once
+	 * every task has slept or been in user space, it has left this module's code. */
 	wait_var_event(&regions, !atomic_read(&regions));
 	if (!use_persistent)
 		synchronize_rcu_tasks();

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-/* How much each user has pinned.
+/* Limits on pinned memory for each user.
  *
- * Everybody may open the device, and what is pinned takes room in the GPU's BAR 1, which all share.
- * So pins are charged to the user who opened the descriptor, until the driver has the pages back.
+ * All users may open the device, and pins occupy the GPU's BAR 1, which they share. A pin is
+ * therefore charged to the user who opened the descriptor, until the driver has the pages back.
  */
 #include <linux/capability.h>
 #include <linux/list.h>
@@ -19,10 +19,10 @@ struct user {
 	u64 pinned; /* bytes, as whole GPU pages */
 };
 
-/* Over the list and what is in it. Callbacks take it, so nothing is allocated under it. */
+/* Guards the list and its elements. Callbacks take it: do not allocate while holding it. */
 static DEFINE_SPINLOCK(users_lock);
 static LIST_HEAD(users);
-static u64 most; /* bytes for each; 0: no limit */
+static u64 most; /* bytes for each user; 0: no limit */
 
 void user_init(u64 limit)
 {
@@ -94,7 +94,7 @@ int user_charge(struct user *user, u64 bytes)
 	spin_unlock(&users_lock);
 	if (fits)
 		return 0;
-	/* As with other memory that is pinned for devices. */
+	/* CAP_IPC_LOCK lifts the limit, as for other memory pinned for devices. */
 	if (!capable(CAP_IPC_LOCK))
 		return -EDQUOT;
 	spin_lock(&users_lock);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
-/* What the files of the module share. */
+/* Declarations that the files of the module share. */
 #ifndef WHERRY_GDR_H
 #define WHERRY_GDR_H
 
@@ -21,37 +21,36 @@ struct user;
 
 /* One open file. */
 struct client {
-	/* The process that opened it, with references, since addresses and numbers come again. The
-	 * address space tells a process from itself after exec(), the id from a child of vfork().
-	 */
+	/* The process that opened the file. The references keep addresses and numbers from being
+	 * reused. The address space changes at exec(); the id differs in a child of vfork(). */
 	struct mm_struct *space;
 	struct pid *owner;
 	struct user *user;
 	struct xarray regions; /* by handle; holds a reference to each */
 };
 
-/* One pin. Whoever has a reference: the client, each mapping, and, as long as it may be called, the
- * NVIDIA driver's callback. */
+/* One pin. References: the client's, one for each mapping, and one for the NVIDIA driver's callback
+ * while it may run. */
 struct region {
 	struct kref references;
 	u64 handle; /* the page offset of its window */
 	u64 address, size;
-	bool aligned; /* what was asked for begins where the first GPU page does */
+	bool aligned; /* the requested address is the start of the first GPU page */
 	u64 token;
 	u32 va_space;
 	bool persistent;
 	u64 cycles;
-	struct user *user; /* who is charged, until the pages are back */
-	/* Of each GPU page: a copy of the driver's table, which may go at any time. */
+	struct user *user; /* charged until the driver has the pages back */
+	/* The address of each GPU page: a copy, because the driver's table may go at any time. */
 	u64 *physical;
 	bool cacheable;
 
-	/* Taken by page faults, under mmap_lock, and by the driver's callback, under the driver's
-	 * locks, which memory reclaim may want. So while it is held, nobody may allocate, touch
-	 * user memory or call the driver. */
+	/* Page faults take it under mmap_lock, and the driver's callback takes it under the
+	 * driver's locks, which memory reclaim may need. So while holding it, do not allocate,
+	 * touch user memory or call the driver. */
 	struct mutex lock;
-	struct nvidia_p2p_page_table *table; /* NULL: not got yet, or taken away */
-	struct address_space *mapping; /* where its windows are; NULL: no more windows */
+	struct nvidia_p2p_page_table *table; /* NULL: not got yet, or revoked */
+	struct address_space *mapping; /* of its windows; NULL: no more windows allowed */
 	bool revoked;
 	bool lost; /* the driver did not take the pages back */
 	enum gdrdrv_mapping requested, mapped_as;
@@ -78,7 +77,7 @@ bool is_owner(const struct client *client);
 
 /* ---- region.c: pins */
 
-/* Functions of the NVIDIA driver; NULL is what it has not. */
+/* Functions of the NVIDIA driver; NULL: this driver lacks it. */
 struct p2p {
 	typeof(&nvidia_p2p_get_pages) get;
 	typeof(&nvidia_p2p_put_pages) put;
@@ -87,37 +86,37 @@ struct p2p {
 	typeof(&nvidia_p2p_put_pages_persistent) put_persistent;
 };
 
-/* Page tables that the NVIDIA driver has given and not got back. */
+/* The number of page tables got from the NVIDIA driver and not returned. */
 extern atomic64_t tables_held;
 
 /* Find the NVIDIA driver, which then stays loaded, and how its pages are to be got. 0 or -ENODEV.
  */
 int region_init(bool want_persistent);
-/* Waits until no callback runs any more, not even its last instruction. */
+/* Wait until no callback runs any more, not even its last instructions. */
 void region_exit(void);
 bool region_persistent(void);
 
 /* 0 and a handle in `pin`, or -errno. */
 int region_pin(struct client *client, struct address_space *mapping, struct gdrdrv_pin *pin,
 	       u32 flags);
-/* Give the pages back; windows onto them fault from now on. 0 or -EINVAL. */
+/* Return the pages to the driver; windows onto them fault from now on. 0 or -EINVAL. */
 int region_unpin(struct client *client, u64 handle);
-/* NULL if the client has no such handle. region_put() what it returns. */
+/* Find a region and take a reference; NULL: the client has no such handle. */
 struct region *region_find(struct client *client, u64 handle);
 void region_put(struct region *region);
 void region_release_all(struct client *client);
-/* Has the driver taken the pages away? If so, no window shows them any more. */
+/* Has the driver revoked the pages? If so, no window shows them any more. */
 bool region_is_revoked(struct region *region);
 
 /* ---- user.c: how much each user has pinned */
 
-/* The limit in bytes for each; 0: none. */
+/* Set the limit for each user, in bytes; 0: none. */
 void user_init(u64 limit);
-/* Find or make the account of a user, with a reference; NULL: no memory. */
+/* Find or create a user's account, and take a reference; NULL: no memory. */
 struct user *user_get(kuid_t uid);
 struct user *user_ref(struct user *user);
 void user_put(struct user *user);
-/* 0, or -EDQUOT: the limit would be passed, and nothing is charged. */
+/* Charge bytes to the user. 0, or -EDQUOT: the limit would be exceeded; nothing is charged. */
 int user_charge(struct user *user, u64 bytes);
 void user_uncharge(struct user *user, u64 bytes);
 
