@@ -63,8 +63,8 @@ static int range_check(const struct finding *finding, const struct wh_cuda_point
 
 	if (p->memory == WH_CUDA_MANAGED)
 		return wh_fail(EOPNOTSUPP,
-			       "address 0x%llx is managed memory: the CPU can access it without a "
-			       "window",
+			       "address 0x%llx is managed memory, which the CPU can access: it "
+			       "needs no window",
 			       (ull)start);
 	if (p->memory != WH_CUDA_DEVICE)
 		return range_not_a_gpus(view->windows->cuda, start);

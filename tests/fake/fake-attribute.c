@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the driver says of an address. */
+/* Pointer attributes: cuPointerGetAttribute() and the like. */
 #include <string.h>
 
 #include "fake.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Device memory on a PCI BAR, in the lab (tests/lab): kernel modules can pin it at its device
- * address, and windows that they make show the bytes that this driver copies. */
+/* Device memory on a PCI BAR, in the lab (tests/lab): kernel modules can pin it by its device
+ * address, and their windows show the bytes that this driver copies. */
 #include <fcntl.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>

@@ -1,36 +1,37 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What tests ask of the fake CUDA driver (libcuda.so.1 over host memory) besides CUDA's own calls.
- * All of it is exported by the library; look it up with dlsym().
+ * The control interface of the fake CUDA driver: a libcuda.so.1 over host memory. Tests call these
+ * functions, besides CUDA's own, to cause errors and to see what the driver has done. The library
+ * exports all of them; look them up with dlsym().
  *
  * The environment, read once at the first call:
- *   FAKE_CUDA_DEVICES=2          how many devices there are, 0 to 8
- *   CUDA_VISIBLE_DEVICES         as for the real driver: indexes or UUIDs, ends at the first bad
- * one FAKE_CUDA_MEMORY=BYTES       memory of each device; more is out of memory (each process has
- * it all) FAKE_CUDA_START=N            cuInit() takes so many seconds FAKE_CUDA_DELAY_US=N every
- * operation in a stream starts that much later FAKE_CUDA_REUSE=1            a freed address is what
- * the next allocation of its size gets FAKE_CUDA_SHARE=1            small allocations are cut from
- * memory of 2 MiB, one behind the other, as a real driver's are; else each has memory of its own
- *   FAKE_CUDA_PEER=0             no device reaches another one's memory
- *   FAKE_CUDA_DRIVER=13000       what cuDriverGetVersion() says
- *   FAKE_CUDA_ATTRIBUTES=N=V,... device attributes that differ, by number, of all devices
- *   FAKE_CUDA_BAR=/dev/lab-gpu   in the lab: what cuMemAlloc() and cuMemAllocAsync() give, and what
- *                                cuMemMap() maps for the first time, is on that PCI BAR, where
- * kernel modules find it; other processes cannot open it FAKE_CUDA_FAIL=NAME:NTH:ERROR,...  as
- * fake_cuda_fail() FAKE_CUDA_LOSE=DEVICE:ERROR:AFTER  as fake_cuda_lose()
+ *   FAKE_CUDA_DEVICES=2          the number of devices, 0 to 8
+ *   CUDA_VISIBLE_DEVICES         as for the real driver: indexes or UUIDs, up to the first bad one
+ *   FAKE_CUDA_MEMORY=BYTES       memory of each device, for each process; more is out of memory
+ *   FAKE_CUDA_START=N            cuInit() takes N seconds
+ *   FAKE_CUDA_DELAY_US=N         every operation in a stream starts N us later
+ *   FAKE_CUDA_REUSE=1            the next allocation of the same size gets a freed address
+ *   FAKE_CUDA_SHARE=1            small allocations share objects of 2 MiB, as on a real driver
+ *   FAKE_CUDA_PEER=0             no device can access another device's memory
+ *   FAKE_CUDA_DRIVER=13000       the result of cuDriverGetVersion()
+ *   FAKE_CUDA_ATTRIBUTES=N=V,... attributes by number that all devices have instead of the default
+ *   FAKE_CUDA_BAR=/dev/lab-gpu   in the lab: memory of cuMemAlloc(), cuMemAllocAsync() and of the
+ *                                first cuMemMap() is on that PCI BAR, visible to kernel modules
+ *                                but not to other processes
+ *   FAKE_CUDA_FAIL=NAME:NTH:ERROR,...  as fake_cuda_fail()
+ *   FAKE_CUDA_LOSE=DEVICE:ERROR:AFTER  as fake_cuda_lose()
  *
  * It is stricter than a real driver where that one is lenient by luck:
- * - Device memory is PROT_NONE for everyone else: a load or a store by the CPU is a SIGSEGV.
- * - Copies between device memory, fills of it, and copies of up to 64 KiB from pageable memory
+ * - The CPU cannot access device memory: it is PROT_NONE, and a load or store is a SIGSEGV.
+ * - Copies within device memory, fills of it, and copies of up to 64 KiB from pageable memory
  *   return before they are done, unless SYNC_MEMOPS is set on the memory.
- * - Destroying a context drops what its streams have not begun.
- * - A kernel that touches what its context does not reach makes the context answer 700 from then
- *   on.
- * - After fork() every call answers 3 if the parent had called cuInit().
+ * - Destroying a context drops the operations that its streams have not begun.
+ * - A kernel that touches memory which its context cannot access makes the context return 700 from
+ *   then on.
+ * - After fork() every call returns 3 if the parent had called cuInit().
  *
- * The dma-buf stand-in takes ranges within one mapping only (else 801; a real driver takes
- * several). It is a memfd of the whole allocation; the range that was asked for starts at the
- * descriptor's file position.
+ * Exporting a dma-buf works within one mapping only (else 801; a real driver allows several). The
+ * descriptor is a memfd of the whole allocation; its file position is the start of the range.
  */
 #ifndef TESTS_FAKE_FAKE_CONTROL_H
 #define TESTS_FAKE_FAKE_CONTROL_H
@@ -38,62 +39,62 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The nth call from now on of the function (its exported name, with suffix, or several with '|'
- * between, which count together; 1: the next one; 0: every one) returns `error` and does nothing.
- * Error 0 forgets what was asked for that name. 0, or 2: too many. */
+/* Make the nth call from now on (1: the next; 0: every one) of a function return `error` and do
+ * nothing. `function` is its exported name, with suffix, or several names separated by '|' that
+ * count together. Error 0 cancels the fault of that name. 0, or 2: too many faults. */
 int fake_cuda_fail(const char *function, unsigned nth, int error);
 
-/* The device (its ordinal) is lost once it has begun `after` more operations in streams: work is
- * dropped, each call that has to do with it returns `error`. */
+/* The device (by ordinal) is lost once it has begun `after` more operations in streams: its work is
+ * dropped, and each call that concerns it returns `error`. */
 void fake_cuda_lose(int device, int error, unsigned after);
 
-/* No faults any more: devices and contexts are as good as new, the delay as in the environment. */
+/* Cancel all faults: devices and contexts work again; the delay is that of the environment. */
 void fake_cuda_heal(void);
 
 void fake_cuda_delay(unsigned microseconds);
 
-/* cuStreamIsCapturing() says yes of this stream; NULL: of none. */
+/* cuStreamIsCapturing() returns true for this stream; NULL: for none. */
 void fake_cuda_capture(void *stream);
 
-/* Another thread captures a stream in the global mode, or has ended that: until then calls that
- * might spoil it return 900 to every thread whose mode is not the relaxed one (2). Those are all
- * but the ones that only look, and those that only put work in a stream. Returns how many have been
- * refused since it began. */
+/* Begin (`on`) or end a capture in global mode by another thread. Meanwhile calls that might
+ * invalidate it return 900 to every thread whose mode is not relaxed (2): all calls except queries
+ * and those that only put work into a stream. Returns the number of calls refused since it began.
+ */
 unsigned fake_cuda_capture_elsewhere(int on);
 
-/* What every device says of an attribute, by its number, to those who ask from now on, before the
- * environment; until fake_cuda_heal(). 75 and 76 are the compute capability, which decides what
- * machine code, and what PTX, a device takes. 0, or 2: too many. */
+/* Set an attribute, by number, of all devices from now until fake_cuda_heal(); it overrides the
+ * environment. 75 and 76 are the compute capability, which decides what machine code and PTX a
+ * device accepts. 0, or 2: too many. */
 int fake_cuda_attribute(int attribute, int value);
 
-/* The device's memory in bytes from now on. */
+/* Set the size of the device's memory, in bytes. */
 void fake_cuda_memory(int device, size_t bytes);
 
-/* Bytes of page-locked host memory that this process has now by cuMemHostAlloc(). */
+/* Bytes of page-locked host memory of cuMemHostAlloc() that this process has now. */
 uint64_t fake_cuda_host_bytes(void);
 
 /* How often the exported function was called since the process began, failures included. */
 uint64_t fake_cuda_calls(const char *function);
 
-/* The client of the NVIDIA kernel driver that the fake says it is. */
+/* The fake's client of the resource manager. */
 #define FAKE_CLIENT 0xc1d0ffffu
 
-/* What IPC handles say from now on, whose numbers are laid out as driver 580 does it. */
+/* The contents of IPC handles from now on, in the layout of driver 580. */
 enum fake_ipc_layout {
 	FAKE_IPC_TRUE,
-	FAKE_IPC_OTHER_OFFSET, /* one GPU page further than the memory is */
+	FAKE_IPC_OTHER_OFFSET, /* one GPU page too far */
 	FAKE_IPC_OTHER_PROCESS,
-	FAKE_IPC_OTHER_OBJECT, /* one that there is not */
-	FAKE_IPC_SHORT_OBJECT, /* that the memory does not fit into */
+	FAKE_IPC_OTHER_OBJECT, /* an object that does not exist */
+	FAKE_IPC_SHORT_OBJECT, /* an object too small for the memory */
 };
 
 void fake_cuda_ipc_layout(int layout);
 
-/* The descriptor of the memory at an address, which stays the driver's, and where in it the address
- * is; -1: there is none, or not so much in one piece. */
+/* The descriptor of the memory at an address, which the driver keeps, and the offset of the address
+ * in it. -1: no memory, or less than `size` bytes in one piece. */
 int fake_cuda_memory_fd(uint64_t address, size_t size, size_t *offset);
 
-/* Where the driver itself reads and writes the memory at a device's address; NULL: nowhere. */
+/* The host address through which the driver accesses memory at a device address; NULL: none. */
 void *fake_cuda_alias(uint64_t address);
 
 #endif

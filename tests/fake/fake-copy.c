@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What streams do to memory: copies, fills, waiting for values and writing them. */
+/* Stream operations on memory: copies, fills, waiting for values and writing them. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

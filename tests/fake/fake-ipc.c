@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory that other processes reach: legacy IPC handles and the dma-buf stand-in. */
+/* Memory for other processes: legacy IPC handles, and fake dma-bufs. */
 #include <fcntl.h>
 #include <stddef.h>
 #include <stdio.h>

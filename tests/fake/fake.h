@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The insides of the fake CUDA driver.
+ * Shared declarations of the fake CUDA driver's files.
  *
- * Locks: fake_lock guards contexts, streams, events and modules; fake_map_lock the address map.
- * Neither is taken under the other. An operation in a stream runs under fake_map_lock for reading
- * and not under fake_lock, so that unmapping waits for it and submitting does not.
+ * Locks: fake_lock guards contexts, streams, events and modules; fake_map_lock guards the address
+ * map. Never take one while holding the other. An operation in a stream runs with fake_map_lock
+ * held for reading and without fake_lock, so unmapping waits for it and submitting does not.
  */
 #ifndef TESTS_FAKE_FAKE_H
 #define TESTS_FAKE_FAKE_H

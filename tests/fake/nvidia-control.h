@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A stand-in for the NVIDIA kernel driver's nodes and for /dev/gdrdrv, in front of open(), ioctl(),
- * mmap() and munmap(): link a test with the library, and what it and the libraries that it opens do
- * with those nodes comes here. Memory is that of the fake CUDA driver.
+ * A fake of the NVIDIA kernel driver's device files and of /dev/gdrdrv. The library replaces
+ * open(), ioctl(), mmap() and munmap(): link a test with it, and all calls on those files by the
+ * test and its libraries come here. Memory is that of the fake CUDA driver.
  *
- * It is as strict as the kernel where that matters: structs of another size are refused, a client
- * belongs to the process and the descriptor that made it, a node takes one mapping of just the
- * length asked for. What a real driver would let pass and corrupt memory by is counted as a
- * violation: letting go of memory while it is mapped.
+ * It is as strict as the kernel where that matters: a struct of another size is refused, a client
+ * belongs to the process and the descriptor that created it, and a device file accepts one mapping
+ * of exactly the requested length. Freeing memory while it is mapped, which a real driver would let
+ * pass and which corrupts memory, is counted as a violation.
  *
- *   FAKE_NVIDIA_VERSION=580.159.04  what /proc/driver/nvidia/version says
+ *   FAKE_NVIDIA_VERSION=580.159.04  the version in /proc/driver/nvidia/version
  *   FAKE_NVIDIA_CUDA=PATH           as fake_nvidia_cuda(), when /dev/gdrdrv is first opened
  *   FAKE_NVIDIA_FAIL=WHAT:NTH:STATUS,...  as fake_nvidia_fail(), in numbers
  *   FAKE_NVIDIA_GDRDRV=1            there is a /dev/gdrdrv; 2: an old one, without the v2 calls

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A part of each program that wants the fake driver's nodes. Without it the linker would leave the
- * library out where nothing of it is called by name, or where a sanitizer defines the same. */
+/* Linked into each program that uses the fake driver's device files. It refers to the library by
+ * name; otherwise the linker would drop the library, or prefer a sanitizer's functions. */
 #include "nvidia-control.h"
 
 extern void (*const fake_nvidia_needed)(struct fake_nvidia *out);

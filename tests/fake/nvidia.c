@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The nodes of the NVIDIA kernel driver: who opens what, and the resource manager's calls. */
-/* It would make open() another name of open64(); both are defined here. */
+/* The NVIDIA kernel driver's device files: opening them, and the resource manager's calls. */
+/* With _FILE_OFFSET_BITS open() would be an alias of open64(); both are defined here. */
 #undef _FILE_OFFSET_BITS
 
 #include <errno.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The insides of the fake kernel driver. Everything under nvidia_lock. */
+/* Shared declarations of the fake kernel driver's files. nvidia_lock guards everything. */
 #ifndef TESTS_FAKE_NVIDIA_H
 #define TESTS_FAKE_NVIDIA_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory between processes, and what depends on the environment: each in a process of its own. */
+/* Memory shared between processes, and the environment variables: each test in its own process. */
 #include "test-fake.h"
 
 #include <spawn.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of the fake CUDA driver: test-fake LIBRARY. Devices and contexts here, the rest beside
- * it. */
+/* Tests of the fake CUDA driver: test-fake LIBRARY. This file tests devices and contexts; the other
+ * test-fake-*.c are part of the same program. */
 #include "test-fake.h"
 
 #include <dlfcn.h>

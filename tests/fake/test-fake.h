@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The driver as a program sees it that opened it at run time, and what the tests of the fake
- * share. */
+/* The fake driver's functions, looked up at run time, and helpers that its tests share. */
 #ifndef TESTS_FAKE_TEST_FAKE_H
 #define TESTS_FAKE_TEST_FAKE_H
 

@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A libnvidia-ml.so.1 that answers from a text file: the one that FAKE_NVML names at nvmlInit, read
- * then and again whenever it has changed (put another in its place by rename: a half is a file,
- * too). Each line is "FUNCTION ARGUMENTS : RESULT VALUES", as wh_nvml_record() writes them, with
- * FUNCTION without its version; an argument "*" stands for any, and the first line that fits is
- * taken. What no line fits is NOT_SUPPORTED. Empty lines and lines that start with '#' are passed
- * over; "delay : 0 MS" lets nvmlInit take so long. fake_nvml_calls() tells how often it was asked.
- * A line "busy FUNCTION ARGUMENTS : RESULT VALUES" is for a GPU that works: it comes before the
- * others once the fake CUDA driver in this process has been asked to copy to it.
+ * A fake libnvidia-ml.so.1 that answers from a text file: FAKE_NVML names it. The file is read at
+ * nvmlInit, and again whenever it has changed; replace it by rename, or half a file may be read.
  *
- * With FAKE_NVML_OLD it has what a driver of 2015 had: no versions of the functions, and not those
- * that came later.
+ * Each line is "FUNCTION ARGUMENTS : RESULT VALUES", as wh_nvml_record() writes them. FUNCTION has
+ * no version; an argument "*" stands for any; the first matching line counts. Without a matching
+ * line the answer is NOT_SUPPORTED. Empty lines and lines that start with '#' are ignored.
+ * "delay : 0 MS" makes nvmlInit take MS milliseconds. A line "busy FUNCTION ARGUMENTS : RESULT
+ * VALUES" describes a busy GPU: it counts before all others once the fake CUDA driver in this
+ * process has copied to that GPU. fake_nvml_calls() returns the number of queries.
+ *
+ * With FAKE_NVML_OLD the library has the functions of a driver of 2015: no versions, and none of
+ * the later ones.
  */
 #include <dlfcn.h>
 #include <inttypes.h>

@@ -1,33 +1,36 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A libibverbs over host memory. Queue pairs of one process, or of several, are connected through a
- * file that they share, the world: who has which queue pairs and memory regions. A NIC is a thread
- * that takes work requests, looks at keys, rights and bounds as a NIC does, and moves the bytes
- * with process_vm_writev() and process_vm_readv().
+ * A fake libibverbs over host memory. Queue pairs of one process, or of several, are connected
+ * through a shared file, the world, which lists the queue pairs and memory regions. A NIC is a
+ * thread that executes work requests: it checks keys, access rights and bounds like a NIC, and
+ * moves the bytes with process_vm_writev() and process_vm_readv().
  *
  * Environment:
- *   FAKE_VERBS           the NICs, "a,b"; without it there is none
- *   FAKE_VERBS_WORLD     the file; without it the world is this process
- *   FAKE_VERBS_GIDS      of every port: "TYPE/ADDRESS,...", TYPE 1 or 2 for RoCE's version; else
- * NIC n has 2/::ffff:10.77.0.n at index 1, behind a link-local one FAKE_VERBS_LINK "infiniband":
- * ports have LIDs and partition keys FAKE_VERBS_NETWORKS  how many there are: NIC n has 10.(77 + n
- * modulo that).0.n; by default one FAKE_VERBS_SGE       max_sge: runs of memory in one work request
- * (by default 16) FAKE_VERBS_MR        max_mr_size; FAKE_VERBS_MEMLOCK: bytes that a process may
- * register FAKE_VERBS_DMABUF    errno of ibv_reg_dmabuf_mr() with fd -1 (by default EBADF: the NIC
- * can, else it cannot with any) FAKE_VERBS_REGISTER  errno of one with a file descriptor (0: it
- * succeeds) FAKE_VERBS_HANG      "CALL" or "CALL:NIC": what never comes back, of list, open and
- * register (of a file descriptor); or move: work requests that never complete FAKE_VERBS_PEERMEM 1:
- * addresses of the fake CUDA driver's memory can be registered
+ *   FAKE_VERBS           the NICs, "a,b"; not set: none
+ *   FAKE_VERBS_WORLD     the file; not set: the world is this process
+ *   FAKE_VERBS_GIDS      GIDs of every port: "TYPE/ADDRESS,...", TYPE 1 or 2 for RoCE's version.
+ *                        Default: NIC n has 2/::ffff:10.77.0.n at index 1, behind a link-local GID
+ *   FAKE_VERBS_LINK      "infiniband": ports have LIDs and partition keys
+ *   FAKE_VERBS_NETWORKS  the number of networks (1): NIC n has 10.(77 + n modulo that).0.n
+ *   FAKE_VERBS_SGE       max_sge: scatter-gather elements of a work request (16)
+ *   FAKE_VERBS_MR        max_mr_size
+ *   FAKE_VERBS_MEMLOCK   bytes that a process may register
+ *   FAKE_VERBS_DMABUF    errno of ibv_reg_dmabuf_mr() with fd -1; the default EBADF says that the
+ *                        NIC supports dma-bufs, others that it does not
+ *   FAKE_VERBS_REGISTER  errno of ibv_reg_dmabuf_mr() with a file descriptor (0: success)
+ *   FAKE_VERBS_HANG      "CALL" or "CALL:NIC": a call that never returns: list, open or register
+ *                        (a file descriptor); or move: work requests that never complete
+ *   FAKE_VERBS_PEERMEM   1: addresses of the fake CUDA driver's memory can be registered
  *
- * A GPU's memory is the fake CUDA driver's, of whose memfds a dma-buf is one: what is registered so
- * is read and written as that file, for nobody else reaches the addresses. As with a real NIC it
- * stays what it was when its addresses are freed.
+ * GPU memory is the fake CUDA driver's. Its dma-buf is a memfd, and a registration of it reads and
+ * writes that file, since no other process can access the addresses. As with a real NIC, the
+ * registration stays valid when the addresses are freed.
  *
- * A write with an immediate takes a receive of the queue pair at the other end, in whichever
- * process; without one it ends with status 13 ("receiver not ready"), at once.
+ * A write with an immediate consumes a receive of the remote queue pair, in whichever process.
+ * Without a receive it fails at once with status 13 ("receiver not ready").
  *
- * What is left open when the process ends aborts, as does a completion queue that overruns, or is
- * destroyed with events that have not been acknowledged: a real one would wait for that.
+ * Objects that are still open at process exit abort the process. So does a completion queue that
+ * overruns, or that is destroyed with unacknowledged events: a real one would wait for them.
  */
 #ifndef TESTS_FAKE_VERBS_FAKE_VERBS_H
 #define TESTS_FAKE_VERBS_FAKE_VERBS_H

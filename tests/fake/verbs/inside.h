@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What verbs.c and rc.c share. */
+/* Declarations that verbs.c and rc.c share. */
 #ifndef TESTS_FAKE_VERBS_INSIDE_H
 #define TESTS_FAKE_VERBS_INSIDE_H
 
