@@ -265,8 +265,8 @@ const struct wh_copy_way wh_copy_gets[] = {
 	{ 0 },
 };
 
-static const struct wh_copy_way *choose(const struct wh_copy_way *ways, uint32_t cpu,
-					enum wh_mapping mapping)
+static const struct wh_copy_way *way_choose(const struct wh_copy_way *ways, uint32_t cpu,
+					    enum wh_mapping mapping)
 {
 	for (;; ways++) {
 		if ((ways->needs & cpu) == ways->needs && ways->mappings >> mapping & 1)
@@ -278,6 +278,6 @@ static const struct wh_copy_way *choose(const struct wh_copy_way *ways, uint32_t
 
 struct wh_copy wh_copy_choose(uint32_t cpu, enum wh_mapping mapping)
 {
-	return (struct wh_copy){ choose(wh_copy_puts, cpu, mapping),
-				 choose(wh_copy_gets, cpu, mapping) };
+	return (struct wh_copy){ way_choose(wh_copy_puts, cpu, mapping),
+				 way_choose(wh_copy_gets, cpu, mapping) };
 }

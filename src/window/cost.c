@@ -83,7 +83,7 @@ static bool cost_fit(struct trial *t, enum what what, double *price, double *byt
 	return true;
 }
 
-static void measure(struct trial *t, struct wh_window_cost *cost)
+static void cost_measure(struct trial *t, struct wh_window_cost *cost)
 {
 	struct wh_window_cost got = usual;
 	double none;
@@ -115,7 +115,7 @@ static void try_scratch(struct trial *t, const char *order, struct wh_window_cos
 		return;
 	}
 	if (t->view->base)
-		measure(t, cost);
+		cost_measure(t, cost);
 	wh_view_close(t->view);
 	free(t->from);
 }

@@ -14,7 +14,7 @@
 
 #define FIRST_VERSION 13030
 
-static int start(struct wh_windows *windows)
+static int dmabuf_start(struct wh_windows *windows)
 {
 	int error = wh_cuda_ready(windows->cuda);
 
@@ -25,7 +25,7 @@ static int start(struct wh_windows *windows)
 		       wh_cuda_missing(windows->cuda, "cuMemGetHandleForAddressRange");
 }
 
-static void stop(struct wh_windows *windows)
+static void dmabuf_stop(struct wh_windows *windows)
 {
 	(void)windows;
 }
@@ -50,7 +50,7 @@ static int export_range(struct wh_windows *windows, const struct wh_span *span, 
 	return error;
 }
 
-static int pin(struct wh_windows *windows, struct wh_span *span)
+static int dmabuf_pin(struct wh_windows *windows, struct wh_span *span)
 {
 	const struct wh_cuda_device *device = span->pointer.device;
 	int version = windows->cuda->version;
@@ -67,13 +67,14 @@ static int pin(struct wh_windows *windows, struct wh_span *span)
 	return export_range(windows, span, &span->dmabuf.fd);
 }
 
-static void unpin(struct wh_windows *windows, struct wh_span *span)
+static void dmabuf_unpin(struct wh_windows *windows, struct wh_span *span)
 {
 	(void)windows;
 	close(span->dmabuf.fd);
 }
 
-static int map(struct wh_windows *windows, struct wh_span *span, void *at, enum wh_mapping *mapping)
+static int dmabuf_map(struct wh_windows *windows, struct wh_span *span, void *at,
+		      enum wh_mapping *mapping)
 {
 	void *got = mmap(at, span->length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
 			 span->dmabuf.fd, 0);
@@ -91,9 +92,9 @@ static int map(struct wh_windows *windows, struct wh_span *span, void *at, enum 
 
 const struct wh_window_backend wh_window_dmabuf = {
 	.name = "dmabuf",
-	.start = start,
-	.stop = stop,
-	.pin = pin,
-	.unpin = unpin,
-	.map = map,
+	.start = dmabuf_start,
+	.stop = dmabuf_stop,
+	.pin = dmabuf_pin,
+	.unpin = dmabuf_unpin,
+	.map = dmabuf_map,
 };

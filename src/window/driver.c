@@ -24,7 +24,7 @@ static int driver_fail(int error, const char *call, const char *hint)
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
-static int start(struct wh_windows *windows)
+static int driver_start(struct wh_windows *windows)
 {
 	struct gdrdrv_version version = { 0 };
 	int fd, error;
@@ -51,7 +51,7 @@ static int start(struct wh_windows *windows)
 	return error;
 }
 
-static void stop(struct wh_windows *windows)
+static void driver_stop(struct wh_windows *windows)
 {
 	if (windows->driver_fd >= 0)
 		close(windows->driver_fd);
@@ -89,7 +89,7 @@ static int pin_v1(struct wh_windows *windows, struct wh_span *span)
 	return 0;
 }
 
-static int pin(struct wh_windows *windows, struct wh_span *span)
+static int driver_pin(struct wh_windows *windows, struct wh_span *span)
 {
 	struct gdrdrv_pin_v2 p = {
 		.address = span->address,
@@ -109,7 +109,7 @@ static int pin(struct wh_windows *windows, struct wh_span *span)
 	return pin_v1(windows, span);
 }
 
-static void unpin(struct wh_windows *windows, struct wh_span *span)
+static void driver_unpin(struct wh_windows *windows, struct wh_span *span)
 {
 	struct gdrdrv_unpin u = { .handle = span->driver.handle };
 
@@ -118,7 +118,7 @@ static void unpin(struct wh_windows *windows, struct wh_span *span)
 }
 
 /* A module without this request is older than persistent mappings. */
-static bool holds(struct wh_windows *windows)
+static bool driver_holds(struct wh_windows *windows)
 {
 	struct gdrdrv_attribute a = { .attribute = GDRDRV_ATTRIBUTE_PERSISTENT };
 
@@ -163,7 +163,8 @@ static int request_mapping_type(struct wh_windows *windows, const struct wh_span
 			   "leave the type of mapping to the driver");
 }
 
-static int map(struct wh_windows *windows, struct wh_span *span, void *at, enum wh_mapping *mapping)
+static int driver_map(struct wh_windows *windows, struct wh_span *span, void *at,
+		      enum wh_mapping *mapping)
 {
 	off_t offset = (off_t)(span->driver.handle * (uint64_t)sysconf(_SC_PAGESIZE));
 	struct gdrdrv_info got = { 0 };
@@ -185,10 +186,10 @@ static int map(struct wh_windows *windows, struct wh_span *span, void *at, enum 
 
 const struct wh_window_backend wh_window_driver = {
 	.name = "driver",
-	.start = start,
-	.stop = stop,
-	.pin = pin,
-	.unpin = unpin,
-	.map = map,
-	.holds = holds,
+	.start = driver_start,
+	.stop = driver_stop,
+	.pin = driver_pin,
+	.unpin = driver_unpin,
+	.map = driver_map,
+	.holds = driver_holds,
 };

@@ -32,7 +32,7 @@ static uint64_t page_end(uint64_t address)
 	return page_of(address + PAGE_MASK);
 }
 
-static uint64_t least(uint64_t a, uint64_t b)
+static uint64_t range_min(uint64_t a, uint64_t b)
 {
 	return a < b ? a : b;
 }
@@ -194,13 +194,14 @@ static int range_walk_pages(struct finding *finding, uint64_t start, uint64_t en
 	uint64_t found, allocated;
 
 	while (start < end) {
-		int error = range_probe(cuda, start, least(end, page_end(start + 1)), &found, &p);
+		int error =
+			range_probe(cuda, start, range_min(end, page_end(start + 1)), &found, &p);
 
 		if (error)
 			return error;
 		if (p.memory == WH_CUDA_PLAIN)
 			return range_not_a_gpus(cuda, start);
-		allocated = least(p.base + p.length, end);
+		allocated = range_min(p.base + p.length, end);
 		error = range_add(finding, &p, found, allocated - found);
 		if (error)
 			return error;

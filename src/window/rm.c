@@ -50,7 +50,7 @@ static int span_keep(struct wh_span *span, uint32_t object, uint64_t offset, uin
 	return 0;
 }
 
-static void unpin(struct wh_windows *windows, struct wh_span *span)
+static void rm_unpin(struct wh_windows *windows, struct wh_span *span)
 {
 	for (unsigned i = 0; i < span->rm.count; i++)
 		wh_rm_release(windows->rm, span->rm.gpu, span->rm.objects[i].object);
@@ -80,7 +80,7 @@ static void hold_anchor(struct wh_windows *windows, const struct wh_cuda_device 
 		*anchor = -1;
 }
 
-static int import(struct wh_windows *windows, struct wh_span *span)
+static int rm_import_created(struct wh_windows *windows, struct wh_span *span)
 {
 	struct wh_cuda *cuda = windows->cuda;
 	CUallocation memory = 0;
@@ -118,7 +118,7 @@ static int import_handed(struct wh_windows *windows, struct wh_span *span)
 
 /* Take the whole pages around the allocation, within its object. Small allocations share objects;
  * those that share a page always do. */
-static int duplicate(struct wh_windows *windows, struct wh_span *span)
+static int rm_duplicate(struct wh_windows *windows, struct wh_span *span)
 {
 	const struct wh_cuda_pointer *p = &span->pointer;
 	struct wh_cuda_scope scope;
@@ -150,7 +150,8 @@ static int duplicate(struct wh_windows *windows, struct wh_span *span)
 				  length < span->length ? length : span->length);
 }
 
-static int learn(struct wh_windows *windows, const struct wh_span *span, struct wh_rm_parts *parts)
+static int rm_watch_parts(struct wh_windows *windows, const struct wh_span *span,
+			  struct wh_rm_parts *parts)
 {
 	struct wh_cuda_scope scope;
 	/* The page may begin before the memory, with another allocation. */
@@ -167,7 +168,7 @@ static int duplicate_watched(struct wh_windows *windows, struct wh_span *span)
 {
 	struct wh_rm_parts parts = { 0 };
 	uint64_t left = span->length;
-	int error = learn(windows, span, &parts);
+	int error = rm_watch_parts(windows, span, &parts);
 
 	for (unsigned i = 0; i < parts.count && !error && left; i++) {
 		const struct wh_rm_part *part = &parts.part[i];
@@ -187,7 +188,7 @@ static int duplicate_watched(struct wh_windows *windows, struct wh_span *span)
 				(unsigned long long)span->length, (unsigned long long)span->address,
 				(unsigned long long)left);
 	if (error)
-		unpin(windows, span);
+		rm_unpin(windows, span);
 	return error;
 }
 
@@ -199,9 +200,9 @@ static int pin_by(struct wh_windows *windows, struct wh_span *span, enum way way
 		return error;
 	switch (way) {
 	case IMPORTED:
-		return import(windows, span);
+		return rm_import_created(windows, span);
 	case DUPLICATED:
-		return duplicate(windows, span);
+		return rm_duplicate(windows, span);
 	case HANDED:
 		return import_handed(windows, span);
 	default:
@@ -225,7 +226,8 @@ static enum wh_mapping mapping_of(unsigned caching)
 	}
 }
 
-static int map(struct wh_windows *windows, struct wh_span *span, void *at, enum wh_mapping *mapping)
+static int rm_map(struct wh_windows *windows, struct wh_span *span, void *at,
+		  enum wh_mapping *mapping)
 {
 	unsigned char *to = at;
 	unsigned caching = 0;
@@ -245,7 +247,7 @@ static int map(struct wh_windows *windows, struct wh_span *span, void *at, enum 
 
 /* ---- proving --------------------------------------------------------------------------------- */
 
-static void fill(unsigned char *bytes, unsigned seed)
+static void fill_pattern(unsigned char *bytes, unsigned seed)
 {
 	for (size_t i = 0; i < SCRATCH; i++)
 		bytes[i] = (unsigned char)(seed + i * 31 + i / 253);
@@ -265,13 +267,13 @@ static int round_trip(struct wh_windows *windows, struct wh_span *span, unsigned
 	if (!sent)
 		return wh_fail(ENOMEM, "no memory for a trial of windows");
 	got = sent + SCRATCH;
-	fill(sent, seed);
+	fill_pattern(sent, seed);
 	error = wh_windows_put(windows, device, span->address, sent, SCRATCH);
 	if (!error)
 		wh_copy_from(copy, got, at, SCRATCH);
 	if (!error && memcmp(sent, got, SCRATCH) != 0)
 		error = wh_fail(EOPNOTSUPP, "a window does not show what CUDA wrote");
-	fill(sent, seed + 1);
+	fill_pattern(sent, seed + 1);
 	if (!error) {
 		wh_copy_to(copy, at, sent, SCRATCH);
 		wh_copy_from(copy, got, at, 8); /* until it has arrived */
@@ -299,12 +301,12 @@ static int try_window(struct wh_windows *windows, uint64_t address, enum way way
 	if (at == MAP_FAILED) {
 		error = wh_fail(errno, "mmap: %s", strerror(errno));
 	} else {
-		error = map(windows, &span, at, &mapping);
+		error = rm_map(windows, &span, at, &mapping);
 		if (!error)
 			error = round_trip(windows, &span, at, mapping);
 		munmap(at, SCRATCH);
 	}
-	unpin(windows, &span);
+	rm_unpin(windows, &span);
 	return error;
 }
 
@@ -403,12 +405,12 @@ static int rm_prove(struct wh_windows *windows, struct wh_cuda_device *device, e
 
 /* ---- the backend ----------------------------------------------------------------------------- */
 
-static int start(struct wh_windows *windows)
+static int rm_start(struct wh_windows *windows)
 {
 	return windows->rm ? 0 : wh_rm_open(&windows->rm);
 }
 
-static void stop(struct wh_windows *windows)
+static void rm_stop(struct wh_windows *windows)
 {
 	for (size_t i = 0; i < WH_CUDA_DEVICES; i++) {
 		if (windows->rm_anchors[i] > 0)
@@ -441,7 +443,7 @@ static int no_handle(const struct wh_cuda_pointer *p)
 			  "take cuMemAlloc");
 }
 
-static int pin(struct wh_windows *windows, struct wh_span *span)
+static int rm_pin(struct wh_windows *windows, struct wh_span *span)
 {
 	const struct wh_cuda_pointer *p = &span->pointer;
 	bool exportable = p->vmm && p->exports & WH_CUDA_EXPORT_FD;
@@ -463,7 +465,7 @@ static int start_watching(struct wh_windows *windows)
 {
 	int error = windows->rm_watch ? 0 : wh_rm_watch_open(&windows->rm_watch);
 
-	return error ? error : start(windows);
+	return error ? error : rm_start(windows);
 }
 
 static int pin_watched(struct wh_windows *windows, struct wh_span *span)
@@ -475,9 +477,9 @@ static int pin_watched(struct wh_windows *windows, struct wh_span *span)
 
 /* Under windows->lock. Without a trial: freeing the trial's memory could wait for the GPU.
  */
-static int export(struct wh_windows *windows, struct wh_span *span, struct wh_view_object *out)
+static int rm_export(struct wh_windows *windows, struct wh_span *span, struct wh_view_object *out)
 {
-	int error = start(windows);
+	int error = rm_start(windows);
 
 	if (error)
 		return error;
@@ -497,7 +499,7 @@ static int export(struct wh_windows *windows, struct wh_span *span, struct wh_vi
 				     &out->fd);
 	if (!error)
 		out->offset = span->rm.objects[0].offset;
-	unpin(windows, span); /* the descriptor keeps the memory now */
+	rm_unpin(windows, span); /* the descriptor keeps the memory now */
 	return error;
 }
 
@@ -513,7 +515,7 @@ int wh_windows_export(struct wh_windows *windows, uint64_t address, uint64_t len
 		return error;
 	span.length = (skip + length + WH_WINDOW_PAGE - 1) / WH_WINDOW_PAGE * WH_WINDOW_PAGE;
 	pthread_mutex_lock(&windows->lock);
-	error = export(windows, &span, &object);
+	error = rm_export(windows, &span, &object);
 	pthread_mutex_unlock(&windows->lock);
 	if (error)
 		return error;
@@ -534,11 +536,11 @@ bool wh_windows_imports(struct wh_windows *windows, const char *order)
 
 const struct wh_window_backend wh_window_rm = {
 	.name = "rm",
-	.start = start,
-	.stop = stop,
-	.pin = pin,
-	.unpin = unpin,
-	.map = map,
+	.start = rm_start,
+	.stop = rm_stop,
+	.pin = rm_pin,
+	.unpin = rm_unpin,
+	.map = rm_map,
 };
 
 /* It shares the client of the backend rm, which closes it. */
@@ -552,6 +554,6 @@ const struct wh_window_backend wh_window_rm_watch = {
 	.start = start_watching,
 	.stop = stop_watching,
 	.pin = pin_watched,
-	.unpin = unpin,
-	.map = map,
+	.unpin = rm_unpin,
+	.map = rm_map,
 };

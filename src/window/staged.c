@@ -65,8 +65,8 @@ static int copy_in(struct wh_cuda *cuda, CUstream stream, enum direction directi
 	return error ? error : wh_cuda_call(cuda, cuStreamSynchronize, stream);
 }
 
-static int copy(struct wh_windows *windows, struct wh_cuda_device *device, enum direction direction,
-		uint64_t device_address, void *host, size_t length)
+static int staged_copy(struct wh_windows *windows, struct wh_cuda_device *device,
+		       enum direction direction, uint64_t device_address, void *host, size_t length)
 {
 	struct wh_cuda_scope scope;
 	CUstream stream = NULL;
@@ -84,13 +84,13 @@ static int copy(struct wh_windows *windows, struct wh_cuda_device *device, enum 
 int wh_windows_put(struct wh_windows *windows, struct wh_cuda_device *device, uint64_t to,
 		   const void *from, size_t length)
 {
-	return copy(windows, device, PUT, to, (void *)(uintptr_t)from, length);
+	return staged_copy(windows, device, PUT, to, (void *)(uintptr_t)from, length);
 }
 
 int wh_windows_get(struct wh_windows *windows, struct wh_cuda_device *device, void *to,
 		   uint64_t from, size_t length)
 {
-	return copy(windows, device, GET, from, to, length);
+	return staged_copy(windows, device, GET, from, to, length);
 }
 
 /* ---- choosing how to read -------------------------------------------------------------------- */
@@ -114,7 +114,7 @@ static int64_t time_read(struct wh_view *view, void *to, size_t length, bool eng
 
 /* Model loads as a time for each byte and the copy engine as a time for each call: accurate enough
  * for the few KiB at which they are equal. */
-static size_t measure(struct wh_view *view)
+static size_t staged_measure(struct wh_view *view)
 {
 	size_t length = view->wanted_length < PROBE ? view->wanted_length : PROBE;
 	unsigned char bytes[PROBE];
@@ -145,6 +145,6 @@ size_t wh_windows_threshold(struct wh_view *view)
 		return SIZE_MAX;
 	kept = &windows->gpus[view->device->ordinal].engine;
 	if (!*kept)
-		*kept = measure(view);
+		*kept = staged_measure(view);
 	return *kept;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Windows as a program has them, on the fakes: what is promised, every refusal, and every step of
- * the NVIDIA driver failing. */
+/* The public windows (wherry/window.h), on the fakes: what the header promises, every error, and a
+ * failure of each of the NVIDIA driver's calls. */
 #include "../../unit/unit.h"
 
 #include <dlfcn.h>
@@ -271,7 +271,7 @@ static void copy__long_reads_by_engine(void **state)
 	assert_int_equal(wh_window_close(window), 0);
 }
 
-/* What has its address by now is not what the window shows. */
+/* When other memory gets the address, the window still shows the old memory. */
 static void copy__memory_freed_and_address_reused(void **state)
 {
 	uint64_t address, other;
@@ -292,7 +292,7 @@ static void copy__memory_freed_and_address_reused(void **state)
 	assert_int_equal(got[0], 0x22);
 	assert_int_equal(got[SIZE - 1], 0x22);
 	assert_int_equal(wh_window_close(window), 0);
-	/* And a new window is not given the old one's mapping. */
+	/* A new window does not share the old one's mapping. */
 	window = open_window(other, SIZE, NULL);
 	assert_int_equal(wh_window_copy_from(window, 0, got, 8), 0);
 	assert_int_equal(got[0], 0x33);
@@ -346,7 +346,7 @@ static void open__arguments(void **state)
 	const char *knobs[] = { setting, NULL };
 	struct wh_engine_options engine_options = { .size = sizeof(engine_options),
 						    .listen = "none",
-						    .config = knobs };
+						    .config = settings };
 	struct wh_engine *other;
 	void *at = (void *)(uintptr_t)memory;
 
@@ -370,10 +370,10 @@ static void open__arguments(void **state)
 
 static void open__gpus_switched_off(void **state)
 {
-	const char *knobs[] = { "cuda=off", NULL };
+	const char *settings[] = { "cuda=off", NULL };
 	struct wh_engine_options options = { .size = sizeof(options),
 					     .listen = "none",
-					     .config = knobs };
+					     .config = settings };
 	struct wh_engine *other;
 	struct wh_window *window;
 
@@ -452,7 +452,7 @@ static void copy__out_of_bounds(void **state)
 	assert_int_equal(wh_window_info(NULL, &info), -EINVAL);
 	assert_int_equal(wh_window_info(window, NULL), -EINVAL);
 	assert_int_equal(wh_window_info(window, &info), -EINVAL);
-	/* Beside the window nothing was touched. */
+	/* Bytes beside the window are untouched. */
 	assert_int_equal(((unsigned char *)cu.alias(memory))[9], 0x11);
 	assert_int_equal(((unsigned char *)cu.alias(memory))[110], 0x11);
 	assert_int_equal(wh_window_close(window), 0);
@@ -542,7 +542,7 @@ static void rm__cuda_fails(void **state)
 	assert_int_equal(wh_window_close(open_window(memory, SIZE, "rm")), 0);
 }
 
-/* Nothing is duplicated by numbers that cannot be right. */
+/* Nothing is duplicated if the handle's numbers cannot be right. */
 static void rm__handle_of_another_layout(void **state)
 {
 	static const struct {
@@ -566,8 +566,7 @@ static void rm__handle_of_another_layout(void **state)
 	assert_int_equal(wh_window_close(open_window(memory, SIZE, "rm")), 0);
 }
 
-/* Another offset than that of known drivers: the trial finds out, and writes to nobody's memory
- * before. */
+/* A handle with another offset: the trial detects it before it writes to any memory. */
 static void rm__unknown_version_of_another_layout(void **state)
 {
 	static const int layouts[] = { FAKE_IPC_OTHER_OFFSET, FAKE_IPC_OTHER_PROCESS,
@@ -586,8 +585,8 @@ static void rm__unknown_version_of_another_layout(void **state)
 	assert_int_equal(wh_window_close(open_window(memory, SIZE, "rm")), 0);
 }
 
-/* No table of libcuda's is changed unless somebody asks for that by name: the code for it is not
- * even loaded, and CUDA is asked for nothing that would have to be watched. */
+/* libcuda's table is changed only if the setting names rm-watch; otherwise the module is not even
+ * loaded, and CUDA gets no call that would have to be watched. */
 static void rm__watches_nothing(void **state)
 {
 	uint64_t exports = cu.calls("cuMemGetHandleForAddressRange");
@@ -605,13 +604,13 @@ static void rm__watches_nothing(void **state)
 static void watch__cuda_fails(void **state)
 {
 	(void)state;
-	/* Before its request: nothing was learnt. */
+	/* It fails before its request: the module has seen nothing. */
 	assert_int_equal(cu.fail_call("cuMemGetHandleForAddressRange", 1, CUDA_NOT_SUPPORTED), 0);
 	refused_by(memory, SIZE, "rm-watch", EOPNOTSUPP, "cuMemGetHandleForAddressRange");
 	assert_int_equal(wh_window_close(open_window(memory, SIZE, "rm-watch")), 0);
 }
 
-/* A view is shared with those who name its backend, and not a part of its name. */
+/* A view is shared with requests that name its backend in full. */
 static void watch__is_not_rm(void **state)
 {
 	struct wh_window *watched = open_window(memory, SIZE, "rm-watch");
@@ -683,7 +682,7 @@ static void rm__import(void **state)
 	assert_int_equal(state_now().asked, before.asked);
 	use(window, address + 99999);
 	assert_int_equal(wh_window_close(window), 0);
-	/* What is kept exported so that exports are quick is made once. */
+	/* The descriptor that stays open to make exports fast is created once. */
 	assert_int_equal(wh_window_close(open_window(address, size, "rm")), 0);
 	assert_int_equal(cu.calls("cuMemCreate"), created + 1);
 	fake_nvidia_fail(FAKE_NVIDIA_CONTROL(RM_CONTROL_IMPORT_OBJECT), 0, RM_NO_MEMORY);
@@ -775,7 +774,7 @@ static void slot__of_a_tool_is_respected(void **state)
 
 static _Atomic bool stop;
 
-/* Somebody else exports memory all the time. */
+/* Another thread exports memory all the time. */
 static void *noise(void *arg)
 {
 	void *context;
