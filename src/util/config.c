@@ -402,7 +402,7 @@ static const struct setting settings[WH_SETTING_COUNT] = {
 	},
 	[WH_SETTING_TLS_CERT] = {
 		.row = { "tls_cert", "WHERRY_TLS_CERT", "", "text",
-			 "tls: PEM file with this engine's certificate; its CN is the engine's name" },
+			 "tls: PEM file with this engine's certificate, whose CN is its name" },
 		.text = check_path,
 		.wants = "the path of a PEM file",
 	},
