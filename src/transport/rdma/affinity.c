@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * rdma: which NIC is near to which memory, by sysfs. Of those that reach a peer the nearest carry
- * it, all that are as near; the others when these have failed. Whoever names NICs with the knob
- * `rdma` has chosen, and they are all as good.
+ *
+ * rdma: distances between NICs and memory, from sysfs. Of the endpoints that reach a peer, the
+ * nearest carry the bytes; the others are used when those have failed. If the setting `rdma` names
+ * NICs, the user has chosen: all count as equally near.
  */
 #include <string.h>
 
@@ -16,7 +17,7 @@ void rdma_affinity_open(struct rdma *rdma)
 
 	if (rdma->nic_count < 2 || *rdma->engine->config.text[WH_SETTING_RDMA])
 		return;
-	/* Without memory for it all are as good, too. */
+	/* On failure all NICs count as equally near. */
 	if (wh_topology_read(&live, &rdma->topology))
 		rdma->topology = NULL;
 }
@@ -27,12 +28,14 @@ void rdma_affinity_close(struct rdma *rdma)
 	rdma->topology = NULL;
 }
 
-/* The end that a GPU is, or a NUMA node. */
-static bool end_of(const struct rdma *rdma, const struct wh_region *region, struct wh_end *out)
+/* The GPU, or the NUMA node, that the region's memory is on. */
+static bool affinity_locate(const struct rdma *rdma, const struct wh_region *region,
+			    struct wh_end *out)
 {
 	const struct wh_topology *topology = rdma->topology;
-	const struct wh_cuda_device *device =
-		region->registration ? region->registration->device : NULL; /* NULL: a slot */
+	const struct wh_cuda_device *device = region->registration ?
+						      region->registration->device :
+						      NULL; /* NULL: a slot of pinned memory */
 	int node;
 
 	if (device) {
@@ -58,7 +61,7 @@ uint8_t rdma_distance(const struct rdma_nic *nic, const struct wh_region *region
 	struct wh_end memory;
 	int links;
 
-	if (!topology || !end_of(nic->rdma, region, &memory))
+	if (!topology || !affinity_locate(nic->rdma, region, &memory))
 		return 0;
 	for (size_t i = 0; i < topology->nic_count; i++)
 		if (!strcmp(topology->nics[i].name, nic->name))

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * rdma, the initiator's half of a desk (bounce-server.c): pinned memory of the owner's, which NICs
- * read and write as if it were a region of the peer's, with the number 0. Its slots are lent to
- * whatever stages; what waits for one has it in its turn. All of it under rdma_peer.lock, unless it
- * says otherwise.
+ *
+ * rdma, initiator: the owner's bounce buffer (bounce-server.c), pinned memory that NICs read and
+ * write as if it were region 0 of the peer. Its slots are leased to passes of staging; waiters are
+ * served in order. All of it is under rdma_peer.lock, unless a function says otherwise.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -14,9 +14,9 @@
 
 #define ASK_AGAIN (5 * WH_SECOND) /* after a refusal */
 
-/* ---- the desk -------------------------------------------------------------------------------- */
+/* ---- the bounce buffer ----------------------------------------------------------------------- */
 
-struct wh_remote_region *rdma_enter(struct rdma_peer *rdma, uint64_t id)
+struct wh_remote_region *rdma_remote_enter(struct rdma_peer *rdma, uint64_t id)
 {
 	struct wh_region_entry *entry;
 
@@ -28,7 +28,7 @@ struct wh_remote_region *rdma_enter(struct rdma_peer *rdma, uint64_t id)
 	return entry ? wh_container(entry, struct wh_remote_region, entry) : NULL;
 }
 
-int rdma_bounce_known(struct rdma_peer *rdma, char why[WH_REFUSAL])
+int rdma_bounce_request(struct rdma_peer *rdma, char why[WH_REFUSAL])
 {
 	if (rdma->bounce.entry.length)
 		return 0;
@@ -63,7 +63,7 @@ void rdma_bounce_opened(struct rdma_peer *rdma, const struct wh_rdma_bounce_open
 	pthread_mutex_unlock(&rdma->lock);
 }
 
-/* ---- loans ----------------------------------------------------------------------------------- */
+/* ---- leases ---------------------------------------------------------------------------------- */
 
 static void lease_grant(struct rdma_peer *rdma, struct rdma_lease *lease, unsigned slot)
 {
@@ -123,7 +123,7 @@ void rdma_lease_copy(struct rdma_peer *rdma, struct rdma_lease *lease, const uin
 	pthread_mutex_lock(&rdma->lock);
 	lease->asked = sent = !lease->lost;
 	lease->used = true;
-	/* Under the lock, so that it is not sent to a peer that has come back meanwhile. */
+	/* Under the lock: the peer may be lost and come back meanwhile. */
 	if (sent)
 		sent = !wh_control_send(&rdma->peer->control, WH_FRAME_RDMA_COPY, 0, bytes, length);
 	if (!sent)
@@ -134,7 +134,7 @@ void rdma_lease_copy(struct rdma_peer *rdma, struct rdma_lease *lease, const uin
 }
 
 /* Without the lock; on loop 0. */
-int rdma_copied(struct rdma_peer *rdma, const struct wh_rdma_flushed *copied)
+int rdma_lease_copied(struct rdma_peer *rdma, const struct wh_rdma_flushed *copied)
 {
 	struct rdma_lease *lease;
 
@@ -152,8 +152,8 @@ int rdma_copied(struct rdma_peer *rdma, const struct wh_rdma_flushed *copied)
 	return 0;
 }
 
-/* Without the lock; on loop 0, when nothing is on its way any more. */
-void rdma_bounce_lost(struct rdma_peer *rdma)
+/* Without the lock; on loop 0, when nothing is in flight any more. */
+void rdma_bounce_peer_lost(struct rdma_peer *rdma)
 {
 	struct rdma_lease *asked[WH_RDMA_BOUNCE_SLOTS], *lease;
 	unsigned count = 0;

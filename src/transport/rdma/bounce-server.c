@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The owner's side of rdma, a GPU's memory that no NIC of ours reaches: a session has a desk, some
- * slots of pinned memory that its peer reads and writes with NICs, and asks us, by COPY, to move
- * what is in a slot to where it belongs, or to fetch it from there. A copy is done when the bytes
- * are in the GPU's memory.
  *
- * A desk is one session's alone: before another one has it, its keys are taken back and its memory
- * is cleared. There are at most DESKS of them. The fields of a desk are loop 0's, but while
- * something of it is with the worker or a GPU, which `busy` counts.
+ * rdma, owner: stage GPU memory that no NIC of ours reaches. A session has a bounce buffer, slots
+ * of pinned memory that its peer's NICs read and write. By COPY the peer asks us to copy between a
+ * slot and regions; a copy is done when the bytes are in GPU memory.
+ *
+ * A bounce buffer belongs to one session: before another one gets it, its keys are invalidated and
+ * its memory is cleared. There are at most BOUNCES. Loop 0 owns the fields, except while the worker
+ * or a GPU uses them, which `busy` counts.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -16,60 +16,61 @@
 
 #include "gpu/staging.h"
 #include "transport/rdma/rdma.h"
+#include "transport/rdma/server.h"
 #include "util/clock.h"
 
 #define BOUNCES 16u
 
 _Static_assert(WH_RDMA_BOUNCE_SLOT == WH_SLOT, "a slot is what a staging moves at once");
 
-/* What one slot is used for. */
+/* The copy of one slot. */
 struct copy {
 	struct rdma_bounce *bounce;
-	struct rdma_job job; /* to start it: lanes may have to be made */
+	struct rdma_job job; /* starts it: may create GPU streams */
 	struct wh_task ended; /* on loop 0 */
 	struct wh_slot slot;
 	struct wh_staging staging;
 	bool busy, into;
-	struct wh_region_entry *entries[WH_RDMA_COPY_EXTENTS]; /* entered while it is */
+	struct wh_region_entry *entries[WH_RDMA_COPY_EXTENTS]; /* entered while the copy is busy */
 	uint32_t entry_count;
 };
 
 struct rdma_bounce {
 	struct wh_list link; /* rdma.bounces_free */
 	struct rdma *rdma;
-	uint64_t session; /* 0: it has gone */
+	uint64_t session; /* 0: the session has ended */
 	unsigned busy;
 	bool open; /* the peer may use it */
-	int error; /* there is no memory, */
+	int error; /* why it has no memory; 0 if it has */
 	char why[WH_REFUSAL];
-	struct rdma_job job; /* to get its memory, or clear it */
-	struct wh_task ended; /* that, on loop 0 */
+	struct rdma_job job; /* gets its memory, or clears it */
+	struct wh_task ended; /* the job has ended; on loop 0 */
 	struct wh_region region;
 	struct copy copies[WH_RDMA_BOUNCE_SLOTS];
 };
 
-static struct wh_loop *home(const struct rdma_bounce *bounce)
+static struct wh_loop *bounce_loop(const struct rdma_bounce *bounce)
 {
 	return &bounce->rdma->engine->loops[0];
 }
 
-static struct wh_session *session_of(const struct rdma_bounce *bounce)
+static struct wh_session *bounce_session(const struct rdma_bounce *bounce)
 {
 	return bounce->session ? wh_session_find(bounce->rdma->engine, bounce->session) : NULL;
 }
 
-/* The worker's affair, or, if it has too much to do, ours. */
-static void work(struct rdma_bounce *bounce, struct rdma_job *job)
+/* On the worker or, if its queue is full, here. */
+static void bounce_run_job(struct rdma_bounce *bounce, struct rdma_job *job)
 {
 	bounce->busy++;
-	if (!rdma_work(bounce->rdma, job))
+	if (!rdma_worker_add(bounce->rdma, job))
 		job->run(job, false);
 }
 
-/* ---- giving back ----------------------------------------------------------------------------- */
+/* ---- closing --------------------------------------------------------------------------------- */
 
-/* On the worker: the queue pairs of the session are gone already. */
-static void clear(struct rdma_job *job, bool stop)
+/* On the worker: the session's queue pairs are destroyed already. */
+static void bounce_clear(struct rdma_job *job, bool stop)
 {
 	struct rdma_bounce *bounce = wh_container(job, struct rdma_bounce, job);
 
@@ -78,10 +79,10 @@ static void clear(struct rdma_job *job, bool stop)
 	if (bounce->region.entry.length)
 		memset((void *)(uintptr_t)bounce->region.entry.address, 0,
 		       bounce->region.entry.length);
-	wh_loop_post(home(bounce), &bounce->ended);
+	wh_loop_post(bounce_loop(bounce), &bounce->ended);
 }
 
-static void cleared(struct wh_task *task)
+static void bounce_cleared(struct wh_task *task)
 {
 	struct rdma_bounce *bounce = wh_container(task, struct rdma_bounce, ended);
 
@@ -94,9 +95,9 @@ void rdma_bounce_put(struct rdma_bounce *bounce)
 {
 	if (--bounce->busy || bounce->session)
 		return;
-	bounce->job.run = clear;
-	bounce->ended.run = cleared;
-	work(bounce, &bounce->job);
+	bounce->job.run = bounce_clear;
+	bounce->ended.run = bounce_cleared;
+	bounce_run_job(bounce, &bounce->job);
 }
 
 void rdma_bounce_close(struct rdma_bounce *bounce)
@@ -111,7 +112,8 @@ void rdma_bounces_close(struct rdma *rdma)
 {
 	struct timespec pause = { 0, WH_MS / 4 };
 
-	/* The sessions are gone; GPUs and the worker wait for nobody: soon. */
+	/* Sessions have ended, and neither GPUs nor the worker wait for anything: this takes little
+	 * time. */
 	while (atomic_load(&rdma->bounces_used))
 		nanosleep(&pause, NULL);
 	while (!wh_list_empty(&rdma->bounces_free)) {
@@ -126,8 +128,8 @@ void rdma_bounces_close(struct rdma *rdma)
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
-static int answer(struct wh_session *session, const struct rdma_bounce *bounce, int error,
-		  const char *why)
+static int bounce_answer(struct wh_session *session, const struct rdma_bounce *bounce, int error,
+			 const char *why)
 {
 	struct wh_rdma_bounce_opened opened = { .error = error, .slots = WH_RDMA_BOUNCE_SLOTS };
 	uint8_t bytes[WH_RDMA_BOUNCE_OPENED_MAX];
@@ -140,8 +142,8 @@ static int answer(struct wh_session *session, const struct rdma_bounce *bounce, 
 			       wh_rdma_bounce_opened_encode(bytes, &opened));
 }
 
-/* On the worker: pinning takes its time. */
-static void get_memory(struct rdma_job *job, bool stop)
+/* On the worker: pinning takes long. */
+static void bounce_get_memory(struct rdma_job *job, bool stop)
 {
 	struct rdma_bounce *bounce = wh_container(job, struct rdma_bounce, job);
 	struct wh_slot slots[WH_RDMA_BOUNCE_SLOTS];
@@ -162,23 +164,23 @@ static void get_memory(struct rdma_job *job, bool stop)
 		bounce->region.entry.length = (uint64_t)WH_RDMA_BOUNCE_SLOTS * WH_SLOT;
 		memset(slots[0].host, 0, bounce->region.entry.length);
 	}
-	wh_loop_post(home(bounce), &bounce->ended);
+	wh_loop_post(bounce_loop(bounce), &bounce->ended);
 }
 
-static void have_memory(struct wh_task *task)
+static void bounce_have_memory(struct wh_task *task)
 {
 	struct rdma_bounce *bounce = wh_container(task, struct rdma_bounce, ended);
-	struct wh_session *session = session_of(bounce);
+	struct wh_session *session = bounce_session(bounce);
 
 	bounce->open = session && !bounce->error;
 	if (session)
-		answer(session, bounce, bounce->error, bounce->why);
+		bounce_answer(session, bounce, bounce->error, bounce->why);
 	rdma_bounce_put(bounce);
 }
 
-static void start(struct rdma_job *job, bool stop);
-static void moved(struct wh_staging *staging, int error, const char *text);
-static void ended(struct wh_task *task);
+static void copy_start(struct rdma_job *job, bool stop);
+static void copy_moved(struct wh_staging *staging, int error, const char *text);
+static void copy_ended(struct wh_task *task);
 
 /* NULL: there are too many, or no memory. */
 static struct rdma_bounce *bounce_new(struct rdma *rdma)
@@ -199,39 +201,40 @@ static struct rdma_bounce *bounce_new(struct rdma *rdma)
 		struct copy *copy = &bounce->copies[i];
 
 		copy->bounce = bounce;
-		copy->job.run = start;
-		copy->ended.run = ended;
+		copy->job.run = copy_start;
+		copy->ended.run = copy_ended;
 		wh_staging_init(&copy->staging, rdma->engine->gpus, false);
 		copy->staging.slot = &copy->slot;
-		copy->staging.done = moved;
+		copy->staging.done = copy_moved;
 	}
 	return bounce;
 }
 
-int rdma_bounce_frame(struct wh_session *session, struct rdma_bounce **mine)
+int rdma_bounce_open_frame(struct wh_session *session, struct rdma_bounce **out)
 {
 	struct rdma *rdma = session->engine->transport[WH_TRANSPORT_RDMA];
-	struct rdma_bounce *bounce = *mine;
+	struct rdma_bounce *bounce = *out;
 
 	if (!session->engine->gpus)
-		return answer(session, NULL, -ENODEV, "it has no GPU");
+		return bounce_answer(session, NULL, -ENODEV, "it has no GPU");
 	if (bounce && (bounce->open || bounce->busy))
-		return -EPROTO; /* asked for again before it was refused */
+		return -EPROTO; /* requested again before it was refused */
 	if (!bounce)
 		bounce = bounce_new(rdma);
 	if (!bounce)
-		return answer(session, NULL, -EBUSY,
-			      "other peers have all pinned memory that there is for staging");
+		return bounce_answer(
+			session, NULL, -EBUSY,
+			"other peers have all pinned memory that there is for staging");
 	wh_session_stages(session);
 	bounce->session = session->id;
-	bounce->job.run = get_memory;
-	bounce->ended.run = have_memory;
-	*mine = bounce;
-	work(bounce, &bounce->job);
+	bounce->job.run = bounce_get_memory;
+	bounce->ended.run = bounce_have_memory;
+	*out = bounce;
+	bounce_run_job(bounce, &bounce->job);
 	return 0;
 }
 
-bool rdma_bounce_open(const struct rdma_bounce *bounce)
+bool rdma_bounce_is_open(const struct rdma_bounce *bounce)
 {
 	return bounce && bounce->open;
 }
@@ -248,13 +251,14 @@ struct wh_region *rdma_bounce_region(struct rdma_bounce *bounce)
 
 /* ---- copies ---------------------------------------------------------------------------------- */
 
-static void leave_entries(struct copy *copy)
+static void copy_leave_entries(struct copy *copy)
 {
 	while (copy->entry_count)
 		wh_region_entry_leave(copy->entries[--copy->entry_count]);
 }
 
-static int copied(struct wh_session *session, const struct copy *copy, int error, const char *why)
+static int copy_answer(struct wh_session *session, const struct copy *copy, int error,
+		       const char *why)
 {
 	struct wh_rdma_flushed answered = { .number = (uint32_t)(copy - copy->bounce->copies),
 					    .error = error };
@@ -267,43 +271,43 @@ static int copied(struct wh_session *session, const struct copy *copy, int error
 }
 
 /* On the worker. */
-static void start(struct rdma_job *job, bool stop)
+static void copy_start(struct rdma_job *job, bool stop)
 {
 	struct copy *copy = wh_container(job, struct copy, job);
 
-	(void)stop; /* what has been begun is ended */
+	(void)stop; /* finish what has begun */
 	wh_staging_start(&copy->staging, copy->into);
 }
 
-/* On any thread: the bytes are where they belong, or nothing moves any more. */
-static void moved(struct wh_staging *staging, int error, const char *text)
+/* On any thread: the bytes have arrived, or nothing moves any more. */
+static void copy_moved(struct wh_staging *staging, int error, const char *text)
 {
 	struct copy *copy = wh_container(staging, struct copy, staging);
 
-	(void)error; /* it is in the staging */
+	(void)error; /* it is in `staging` */
 	(void)text;
-	leave_entries(copy); /* loop 0 may be waiting for that */
-	wh_loop_post(home(copy->bounce), &copy->ended);
+	copy_leave_entries(copy); /* loop 0 may be waiting for this */
+	wh_loop_post(bounce_loop(copy->bounce), &copy->ended);
 }
 
-static void ended(struct wh_task *task)
+static void copy_ended(struct wh_task *task)
 {
 	struct copy *copy = wh_container(task, struct copy, ended);
-	struct wh_session *session = session_of(copy->bounce);
+	struct wh_session *session = bounce_session(copy->bounce);
 
 	copy->busy = false;
 	if (copy->staging.error)
 		wh_log_line(&copy->bounce->rdma->engine->log, "rdma: staging for a peer: %s",
 			    copy->staging.text);
 	if (session)
-		copied(session, copy, copy->staging.error, copy->staging.text);
+		copy_answer(session, copy, copy->staging.error, copy->staging.text);
 	rdma_bounce_put(copy->bounce);
 }
 
-/* May it, and where is it? 0, -EPROTO: the peer knows that it may not be, or another negative errno
- * with the reason. */
-static int add_extent(struct wh_session *session, struct copy *copy, const struct wh_extent *extent,
-		      uint32_t op, char why[WH_REFUSAL])
+/* Check the peer's right, and add the extent to the copy. 0; -EPROTO if an honest peer knows
+ * better; or another negative errno with the reason. */
+static int copy_add_extent(struct wh_session *session, struct copy *copy,
+			   const struct wh_extent *extent, uint32_t op, char why[WH_REFUSAL])
 {
 	uint8_t right = op == WH_READ ? WH_ACCESS_READ : WH_ACCESS_WRITE, access;
 	struct wh_region_entry *entry =
@@ -332,8 +336,8 @@ static int add_extent(struct wh_session *session, struct copy *copy, const struc
 	return -ENOMEM;
 }
 
-int rdma_bounce_copy(struct wh_session *session, struct rdma_bounce *bounce, const uint8_t *payload,
-		     size_t length)
+int rdma_bounce_copy_frame(struct wh_session *session, struct rdma_bounce *bounce,
+			   const uint8_t *payload, size_t length)
 {
 	struct wh_extent_reader reader;
 	struct wh_rdma_copy wanted;
@@ -342,7 +346,7 @@ int rdma_bounce_copy(struct wh_session *session, struct rdma_bounce *bounce, con
 	struct copy *copy;
 	int error = 0, more;
 
-	if (wh_rdma_copy_decode(payload, length, &wanted) || !rdma_bounce_open(bounce) ||
+	if (wh_rdma_copy_decode(payload, length, &wanted) || !rdma_bounce_is_open(bounce) ||
 	    bounce->copies[wanted.slot].busy)
 		return -EPROTO;
 	copy = &bounce->copies[wanted.slot];
@@ -351,16 +355,16 @@ int rdma_bounce_copy(struct wh_session *session, struct rdma_bounce *bounce, con
 	while ((more = wh_extents_next(&reader, &extent)) > 0 && !error)
 		error = copy->entry_count == WH_RDMA_COPY_EXTENTS ?
 				-EPROTO :
-				add_extent(session, copy, &extent, wanted.op, why);
+				copy_add_extent(session, copy, &extent, wanted.op, why);
 	if (more < 0)
 		error = -EPROTO;
 	if (error) {
-		leave_entries(copy);
-		return error == -EPROTO ? error : copied(session, copy, error, why);
+		copy_leave_entries(copy);
+		return error == -EPROTO ? error : copy_answer(session, copy, error, why);
 	}
 	wh_count_add(&session->engine->statistics.staged_bytes, copy->staging.bytes);
 	copy->busy = true;
 	copy->into = wanted.op == WH_READ;
-	work(bounce, &copy->job);
+	bounce_run_job(bounce, &copy->job);
 	return 0;
 }

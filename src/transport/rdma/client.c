@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rdma, the initiator's queue pairs: connecting them, taking them down, trying again, giving them
- * back. */
+/* rdma, initiator: connect endpoints, take them down, reconnect them, give them back. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
@@ -9,32 +8,33 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include "transport/rdma/flow.h"
 #include "transport/rdma/rdma.h"
 #include "util/clock.h"
 
 #define BACKOFF_MOST (10 * WH_SECOND)
-#define MAKE_ROOM (5 * WH_MS) /* how often it is looked whether there is room for one more */
+#define MAKE_ROOM (5 * WH_MS) /* ns between attempts to get room for one more endpoint */
 
-static struct wh_loop *home(const struct rdma_endpoint *endpoint)
+static struct wh_loop *endpoint_loop(const struct rdma_endpoint *endpoint)
 {
 	return &endpoint->peer->peer->engine->loops[0];
 }
 
-static int64_t setting(const struct rdma_endpoint *endpoint, enum wh_setting setting)
+static int64_t endpoint_setting(const struct rdma_endpoint *endpoint, enum wh_setting setting)
 {
 	return endpoint->peer->peer->engine->config.number[setting];
 }
 
-uint32_t rdma_ready(const struct rdma_peer *rdma)
+uint32_t rdma_endpoints_ready(const struct rdma_peer *rdma)
 {
-	uint32_t ready = 0;
+	uint32_t endpoint_channel_ready = 0;
 
 	for (unsigned i = 0; i < rdma->endpoint_count; i++)
-		ready |= (uint32_t)(rdma->endpoints[i]->state == RDMA_READY) << i;
-	return ready;
+		endpoint_channel_ready |= (uint32_t)(rdma->endpoints[i]->state == RDMA_READY) << i;
+	return endpoint_channel_ready;
 }
 
-bool rdma_pending(const struct rdma_peer *rdma)
+bool rdma_endpoints_pending(const struct rdma_peer *rdma)
 {
 	for (unsigned i = 0; i < rdma->endpoint_count; i++)
 		if (rdma_endpoint_pending(rdma->endpoints[i]))
@@ -42,7 +42,7 @@ bool rdma_pending(const struct rdma_peer *rdma)
 	return false;
 }
 
-bool rdma_hopeless(const struct rdma_peer *rdma)
+bool rdma_endpoints_failed(const struct rdma_peer *rdma)
 {
 	for (unsigned i = 0; i < rdma->endpoint_count; i++)
 		if (rdma->endpoints[i]->state != RDMA_FAILED &&
@@ -51,37 +51,37 @@ bool rdma_hopeless(const struct rdma_peer *rdma)
 	return true;
 }
 
-bool rdma_lost(const struct rdma_peer *rdma)
+bool rdma_endpoints_lost(const struct rdma_peer *rdma)
 {
 	return rdma->endpoint_count && rdma->endpoints[0]->state == RDMA_LOST;
 }
 
-/* What lines can carry has changed: sort, go on, and tell those who wait. With the lock, which is
- * let go. */
-static void changed(struct rdma_peer *rdma, struct wh_list *done)
+/* What endpoints can move has changed: sort, continue, wake waiters. Enter with rdma_peer.lock;
+ * drops it. */
+static void client_changed(struct rdma_peer *rdma, struct wh_list *done)
 {
-	struct wh_list away;
+	struct wh_list reroute;
 
-	wh_list_init(&away);
+	wh_list_init(&reroute);
 	rdma->version++;
-	rdma_progress(rdma, done, &away);
+	rdma_progress(rdma, done, &reroute);
 	pthread_cond_broadcast(&rdma->changed);
 	pthread_mutex_unlock(&rdma->lock);
 	rdma_fragments_done(done);
-	rdma_fragments_in_flight(rdma, &away);
+	rdma_fragments_reroute(rdma, &reroute);
 }
 
 /* ---- taking down ----------------------------------------------------------------------------- */
 
-/* On the transport's own loop, for loop 0 may be waiting until the places of a region are left.
- * When it returns no NIC of ours touches memory of ours any more by this line. */
-static void destroy(void *argument)
+/* On rdma.loop, because loop 0 may be waiting for this endpoint to leave a region's entry. On
+ * return, no NIC of ours touches local memory by this endpoint any more. */
+static void endpoint_destroy(void *argument)
 {
 	struct rdma_endpoint *endpoint = argument;
 	struct rdma_peer *rdma = endpoint->peer;
 	const struct wh_verbs *verbs = rdma->rdma->verbs;
 
-	wh_loop_cancel(&rdma->rdma->loop, &endpoint->broken);
+	wh_loop_cancel(&rdma->rdma->loop, &endpoint->break_task);
 	if (endpoint->source.fd >= 0)
 		wh_loop_remove(&rdma->rdma->loop, &endpoint->source);
 	endpoint->source.fd = -1;
@@ -96,11 +96,11 @@ static void destroy(void *argument)
 	endpoint->cq = NULL;
 	endpoint->channel = NULL;
 	endpoint->armed = false;
-	if (endpoint->open)
+	if (endpoint->counted)
 		atomic_fetch_sub(&rdma->rdma->connections, 1);
-	endpoint->open = false;
-	/* Packets may still be on their way to a region that we leave here. If it is taken back, so
-	 * are its keys. */
+	endpoint->counted = false;
+	/* Packets may still be in flight to a region that we leave here. If the owner removes the
+	 * region, its keys become invalid. */
 	for (uint64_t i = endpoint->ring ? endpoint->ring->tail : 0;
 	     endpoint->ring && i != endpoint->ring->head; i++) {
 		struct rdma_work *work = &endpoint->ring->works[i % RDMA_DEPTH];
@@ -111,17 +111,17 @@ static void destroy(void *argument)
 		if (work->notification)
 			rdma_notify_done(endpoint, work);
 	}
-	endpoint->ahead = 0;
+	endpoint->in_flight = 0;
 	endpoint->unsignalled = 0;
 	endpoint->unsignalled_bytes = 0;
 	endpoint->speed = 0;
 	pthread_mutex_unlock(&rdma->lock);
 }
 
-/* Both ends are gone. On loop 0. */
-static void finish(struct wh_task *task)
+/* Both ends are down. On loop 0. */
+static void endpoint_down(struct wh_task *task)
 {
-	struct rdma_endpoint *endpoint = wh_container(task, struct rdma_endpoint, ended);
+	struct rdma_endpoint *endpoint = wh_container(task, struct rdma_endpoint, ended_task);
 	struct rdma_peer *rdma = endpoint->peer;
 	struct wh_list done;
 	char why[WH_REFUSAL];
@@ -130,24 +130,25 @@ static void finish(struct wh_task *task)
 	wh_list_init(&done);
 	rdma_notify_undelivered(endpoint);
 	pthread_mutex_lock(&rdma->lock);
-	/* A port without a cable is tried for ever. */
-	news = endpoint->proved || !endpoint->tries || !rdma_ready(rdma);
-	endpoint->proved = false;
-	rdma_recover(endpoint, &done);
-	if (endpoint->again) {
+	/* Log once: a port without a cable is tried for ever. */
+	news = endpoint->verified || !endpoint->attempts || !rdma_endpoints_ready(rdma);
+	endpoint->verified = false;
+	rdma_resend_collect(endpoint, &done);
+	if (endpoint->reconnect) {
 		endpoint->state = RDMA_IDLE;
 	} else {
 		endpoint->state = RDMA_FAILED;
-		endpoint->tries++;
-		wh_timer_set(home(endpoint), &endpoint->timer, wh_now() + endpoint->backoff);
+		endpoint->attempts++;
+		wh_timer_set(endpoint_loop(endpoint), &endpoint->timer,
+			     wh_now() + endpoint->backoff);
 		endpoint->backoff =
 			endpoint->backoff * 2 > BACKOFF_MOST ? BACKOFF_MOST : endpoint->backoff * 2;
 	}
-	/* Those that have been given back, too. */
-	if (rdma->queued || (!rdma_ready(rdma) && !wh_list_empty(&rdma->sent)))
-		rdma_want(rdma);
+	/* Reconnect those that have been given back, too. */
+	if (rdma->queued || (!rdma_endpoints_ready(rdma) && !wh_list_empty(&rdma->sent)))
+		rdma_endpoints_connect(rdma);
 	memcpy(why, endpoint->why, sizeof(why));
-	changed(rdma, &done);
+	client_changed(rdma, &done);
 	wh_notify_resume(rdma->peer);
 	if (!news)
 		return;
@@ -155,35 +156,36 @@ static void finish(struct wh_task *task)
 	atomic_fetch_add(&rdma->peer->plan_version, 1);
 }
 
-/* The owner's queue pair is gone; or the peer is, which rdma_client_lost() is about to be told. */
-static void confirmed(struct wh_abort *abort, int error)
+/* The owner's queue pair is destroyed. With an error, the peer is lost and rdma_client_lost()
+ * follows. */
+static void endpoint_confirmed(struct wh_abort *abort, int error)
 {
 	struct rdma_endpoint *endpoint = wh_container(abort, struct rdma_endpoint, abort);
 
 	if (!error)
-		wh_loop_post(home(endpoint), &endpoint->ended);
+		wh_loop_post(endpoint_loop(endpoint), &endpoint->ended_task);
 }
 
-static void take_down(struct wh_task *task)
+static void endpoint_take_down(struct wh_task *task)
 {
-	struct rdma_endpoint *endpoint = wh_container(task, struct rdma_endpoint, broken);
+	struct rdma_endpoint *endpoint = wh_container(task, struct rdma_endpoint, break_task);
 	struct rdma_peer *rdma = endpoint->peer;
-	bool told;
+	bool announced;
 
-	destroy(endpoint);
+	endpoint_destroy(endpoint);
 	pthread_mutex_lock(&rdma->lock);
-	told = endpoint->told;
-	endpoint->told = false;
+	announced = endpoint->announced;
+	endpoint->announced = false;
 	endpoint->abort.number = endpoint->number;
-	endpoint->abort.done = confirmed;
+	endpoint->abort.done = endpoint_confirmed;
 	pthread_mutex_unlock(&rdma->lock);
-	if (told)
+	if (announced)
 		wh_peer_abort(rdma->peer, &endpoint->abort);
 	else
-		wh_loop_post(home(endpoint), &endpoint->ended);
+		wh_loop_post(endpoint_loop(endpoint), &endpoint->ended_task);
 }
 
-void rdma_break(struct rdma_endpoint *endpoint, bool again, const char *format, ...)
+void rdma_endpoint_break(struct rdma_endpoint *endpoint, bool again, const char *format, ...)
 {
 	struct rdma_peer *rdma = endpoint->peer;
 	va_list list;
@@ -195,18 +197,18 @@ void rdma_break(struct rdma_endpoint *endpoint, bool again, const char *format, 
 	vsnprintf(endpoint->why, sizeof(endpoint->why), format, list);
 	va_end(list);
 	if (rdma_endpoint_busy(endpoint))
-		memcpy(endpoint->broke, endpoint->why, sizeof(endpoint->broke));
-	if (!again || rdma_endpoint_busy(endpoint)) /* not what is given back */
+		memcpy(endpoint->why_broken, endpoint->why, sizeof(endpoint->why_broken));
+	if (!again || rdma_endpoint_busy(endpoint)) /* giving back is no failure */
 		memcpy(rdma->why, endpoint->why, sizeof(rdma->why));
-	endpoint->again = again;
+	endpoint->reconnect = again;
 	endpoint->state = RDMA_BREAKING;
 	rdma->version++;
-	wh_loop_post(&rdma->rdma->loop, &endpoint->broken);
+	wh_loop_post(&rdma->rdma->loop, &endpoint->break_task);
 }
 
-/* ---- the peer goes --------------------------------------------------------------------------- */
+/* ---- losing the peer ------------------------------------------------------------------------- */
 
-static void drop_ring(struct rdma_ring *ring)
+static void work_ring_free(struct rdma_work_ring *ring)
 {
 	if (ring)
 		wh_list_remove(&ring->link);
@@ -214,30 +216,30 @@ static void drop_ring(struct rdma_ring *ring)
 }
 
 /* Without the lock. */
-static void stop(struct rdma_endpoint *endpoint)
+static void endpoint_stop(struct rdma_endpoint *endpoint)
 {
-	wh_loop_cancel(home(endpoint), &endpoint->wanted);
+	wh_loop_cancel(endpoint_loop(endpoint), &endpoint->connect_task);
 	wh_timer_clear(&endpoint->timer);
-	wh_loop_call(&endpoint->peer->rdma->loop, destroy, endpoint);
-	wh_loop_cancel(home(endpoint), &endpoint->ended);
+	wh_loop_call(&endpoint->peer->rdma->loop, endpoint_destroy, endpoint);
+	wh_loop_cancel(endpoint_loop(endpoint), &endpoint->ended_task);
 }
 
-/* All pieces are let go of. Under the lock. */
-static void collect(struct rdma_peer *rdma, struct wh_list *out)
+/* Take all fragments out of all lists. Under rdma_peer.lock. */
+static void client_collect(struct rdma_peer *rdma, struct wh_list *out)
 {
 	struct wh_list *const lists[] = { &rdma->urgent, &rdma->bulk, &rdma->sent };
 	struct wh_list *link;
 
 	for (unsigned i = 0; i < rdma->endpoint_count; i++) {
-		drop_ring(rdma->endpoints[i]->ring);
+		work_ring_free(rdma->endpoints[i]->ring);
 		rdma->endpoints[i]->ring = NULL;
 	}
-	while (!wh_list_empty(&rdma->again))
-		drop_ring(wh_container(rdma->again.next, struct rdma_ring, link));
+	while (!wh_list_empty(&rdma->resend))
+		work_ring_free(wh_container(rdma->resend.next, struct rdma_work_ring, link));
 	for (unsigned i = 0; i < 3; i++)
 		while ((link = wh_list_take(lists[i])))
 			wh_list_append(out, link);
-	rdma->watched = rdma->unwatched = 0;
+	rdma->polled = rdma->unpolled = 0;
 	rdma->queued = 0;
 }
 
@@ -249,14 +251,14 @@ void rdma_client_lost(struct rdma_peer *rdma, int error, const char *text)
 	pthread_mutex_lock(&rdma->lock);
 	for (unsigned i = 0; i < rdma->endpoint_count; i++) {
 		rdma->endpoints[i]->state = RDMA_LOST;
-		rdma->endpoints[i]->told = false;
+		rdma->endpoints[i]->announced = false;
 	}
 	snprintf(rdma->why, sizeof(rdma->why), "%s", text);
 	pthread_mutex_unlock(&rdma->lock);
 	for (unsigned i = 0; i < rdma->endpoint_count; i++)
-		stop(rdma->endpoints[i]);
+		endpoint_stop(rdma->endpoints[i]);
 	pthread_mutex_lock(&rdma->lock);
-	collect(rdma, &all);
+	client_collect(rdma, &all);
 	rdma_notify_lost(rdma);
 	pthread_cond_broadcast(&rdma->changed);
 	pthread_mutex_unlock(&rdma->lock);
@@ -284,13 +286,13 @@ void rdma_client_close(struct rdma_peer *rdma)
 	for (unsigned i = 0; i < rdma->endpoint_count; i++) {
 		struct rdma_endpoint *endpoint = rdma->endpoints[i];
 
-		stop(endpoint);
+		endpoint_stop(endpoint);
 		pthread_mutex_lock(&rdma->peer->lock);
 		wh_list_remove(&endpoint->abort.link);
 		pthread_mutex_unlock(&rdma->peer->lock);
-		wh_loop_cancel(home(endpoint), &endpoint->ended);
+		wh_loop_cancel(endpoint_loop(endpoint), &endpoint->ended_task);
 	}
-	collect(rdma, &none);
+	client_collect(rdma, &none);
 	rdma_notify_close(rdma);
 	while (rdma->endpoint_count)
 		free(rdma->endpoints[--rdma->endpoint_count]);
@@ -298,67 +300,69 @@ void rdma_client_close(struct rdma_peer *rdma)
 
 /* ---- ports ----------------------------------------------------------------------------------- */
 
-static bool goes_by(const struct rdma_endpoint *endpoint, const struct rdma_nic *nic, uint8_t port)
+static bool endpoint_uses_port(const struct rdma_endpoint *endpoint, const struct rdma_nic *nic,
+			       uint8_t port)
 {
 	return endpoint->rail->nic == nic && (!port || endpoint->rail->port == port);
 }
 
-void rdma_rail_lost(struct rdma *rdma, const struct rdma_nic *nic, uint8_t port, const char *why)
+void rdma_rail_down(struct rdma *rdma, const struct rdma_nic *nic, uint8_t port, const char *why)
 {
 	for (struct wh_list *l = rdma->peers.next; l != &rdma->peers; l = l->next) {
 		struct rdma_peer *peer = wh_container(l, struct rdma_peer, link);
 
 		pthread_mutex_lock(&peer->lock);
 		for (unsigned i = 0; i < peer->endpoint_count; i++)
-			if (goes_by(peer->endpoints[i], nic, port))
-				rdma_break(peer->endpoints[i], false, "%s", why);
+			if (endpoint_uses_port(peer->endpoints[i], nic, port))
+				rdma_endpoint_break(peer->endpoints[i], false, "%s", why);
 		pthread_mutex_unlock(&peer->lock);
 	}
 }
 
-void rdma_rail_back(struct rdma *rdma, const struct rdma_nic *nic, uint8_t port)
+void rdma_rail_up(struct rdma *rdma, const struct rdma_nic *nic, uint8_t port)
 {
 	for (struct wh_list *l = rdma->peers.next; l != &rdma->peers; l = l->next) {
 		struct rdma_peer *peer = wh_container(l, struct rdma_peer, link);
 
 		pthread_mutex_lock(&peer->lock);
 		for (unsigned i = 0; i < peer->endpoint_count; i++)
-			if (goes_by(peer->endpoints[i], nic, port) &&
+			if (endpoint_uses_port(peer->endpoints[i], nic, port) &&
 			    peer->endpoints[i]->state == RDMA_FAILED)
-				wh_timer_set(home(peer->endpoints[i]), &peer->endpoints[i]->timer,
-					     wh_now());
+				wh_timer_set(endpoint_loop(peer->endpoints[i]),
+					     &peer->endpoints[i]->timer, wh_now());
 		pthread_mutex_unlock(&peer->lock);
 	}
 }
 
 /* ---- connecting; on loop 0 ------------------------------------------------------------------- */
 
-/* The channel has an event. */
-static void ready(struct wh_source *source, uint32_t events)
+/* The completion channel has an event. On rdma.loop. */
+static void endpoint_channel_ready(struct wh_source *source, uint32_t events)
 {
 	struct rdma_endpoint *endpoint = wh_container(source, struct rdma_endpoint, source);
 	struct rdma_peer *rdma = endpoint->peer;
-	struct wh_list done, away;
+	struct wh_list done, reroute;
 	struct ibv_cq *cq;
 	void *context;
 
 	wh_list_init(&done);
-	wh_list_init(&away);
+	wh_list_init(&reroute);
 	pthread_mutex_lock(&rdma->lock);
-	if (events & (EPOLLERR | EPOLLHUP)) /* it is ready for ever */
-		rdma_break(endpoint, false, "%s has been removed", endpoint->mine.name);
+	if (events & (EPOLLERR | EPOLLHUP)) /* it stays ready for ever */
+		rdma_endpoint_break(endpoint, false, "%s has been removed",
+				    endpoint->local_end.name);
 	while (endpoint->channel &&
 	       !rdma->rdma->verbs->get_cq_event(endpoint->channel, &cq, &context)) {
 		rdma->rdma->verbs->ack_cq_events(cq, 1);
 		endpoint->armed = false;
 	}
-	rdma_progress(rdma, &done, &away);
+	rdma_progress(rdma, &done, &reroute);
 	pthread_mutex_unlock(&rdma->lock);
 	rdma_fragments_done(&done);
-	rdma_fragments_in_flight(rdma, &away);
+	rdma_fragments_reroute(rdma, &reroute);
 }
 
-static int make(struct rdma_endpoint *endpoint, char why[WH_REFUSAL])
+static int endpoint_make(struct rdma_endpoint *endpoint, char why[WH_REFUSAL])
 {
 	struct rdma *all = endpoint->peer->rdma;
 	const struct wh_verbs *verbs = all->verbs;
@@ -366,12 +370,12 @@ static int make(struct rdma_endpoint *endpoint, char why[WH_REFUSAL])
 	struct rdma_nic *nic = endpoint->rail->nic;
 	int error;
 
-	if (!rdma_rail_look(endpoint->rail, &endpoint->here, why))
+	if (!rdma_rail_query(endpoint->rail, &endpoint->snapshot, why))
 		return -ENETDOWN;
 	if (nic->attributes.max_qp_wr > 0 && (uint32_t)nic->attributes.max_qp_wr < depth) {
 		snprintf(why, WH_REFUSAL,
 			 "%s has queue pairs of %d work requests, and %u are needed",
-			 endpoint->here.name, nic->attributes.max_qp_wr, depth);
+			 endpoint->snapshot.name, nic->attributes.max_qp_wr, depth);
 		return -EOPNOTSUPP;
 	}
 	endpoint->ring = calloc(1, sizeof(*endpoint->ring));
@@ -380,23 +384,23 @@ static int make(struct rdma_endpoint *endpoint, char why[WH_REFUSAL])
 		return -ENOMEM;
 	}
 	atomic_fetch_add(&all->connections, 1);
-	endpoint->open = true;
+	endpoint->counted = true;
 	endpoint->channel = verbs->create_comp_channel(nic->context);
 	if (endpoint->channel)
 		endpoint->cq = verbs->create_cq(nic->context, (int)depth + 1, endpoint,
 						endpoint->channel, 0);
 	if (!endpoint->cq || fcntl(endpoint->channel->fd, F_SETFL,
 				   fcntl(endpoint->channel->fd, F_GETFL) | O_NONBLOCK)) {
-		snprintf(why, WH_REFUSAL, "%s: a completion queue: %s", endpoint->here.name,
+		snprintf(why, WH_REFUSAL, "%s: a completion queue: %s", endpoint->snapshot.name,
 			 strerror(errno));
 		return -errno;
 	}
-	error = rdma_qp_new(&endpoint->here, endpoint->cq, depth, &endpoint->qp, &endpoint->inlined,
-			    why);
+	error = rdma_qp_new(&endpoint->snapshot, endpoint->cq, depth, &endpoint->qp,
+			    &endpoint->max_inline, why);
 	if (error)
 		return error;
 	endpoint->source.fd = endpoint->channel->fd;
-	endpoint->source.ready = ready;
+	endpoint->source.ready = endpoint_channel_ready;
 	error = wh_loop_add(&all->loop, &endpoint->source, EPOLLIN);
 	if (error) {
 		endpoint->source.fd = -1;
@@ -405,9 +409,9 @@ static int make(struct rdma_endpoint *endpoint, char why[WH_REFUSAL])
 	return error;
 }
 
-/* Of all lines with nothing to do, give back the one that has had nothing for longest. True: one is
- * being given back, so that there soon is room. Without any lock. */
-static bool give_back_one(struct rdma *rdma)
+/* Give back the idle endpoint, of any peer, that has been idle longest. True: one is going down, so
+ * there is room soon. Without any lock. */
+static bool client_give_back_one(struct rdma *rdma)
 {
 	struct rdma_endpoint *oldest = NULL;
 	int64_t since = INT64_MAX;
@@ -433,17 +437,17 @@ static bool give_back_one(struct rdma *rdma)
 		return going;
 	pthread_mutex_lock(&oldest->peer->lock);
 	if (oldest->state == RDMA_READY && !rdma_endpoint_busy(oldest))
-		rdma_break(oldest, true, "%s is given back: another one is needed more",
-			   oldest->path);
+		rdma_endpoint_break(oldest, true, "%s is given back: another one is needed more",
+				    oldest->path);
 	pthread_mutex_unlock(&oldest->peer->lock);
 	return true;
 }
 
-/* May one more be made? False: later, or not at all. Without the lock. */
-static bool has_room(struct rdma_endpoint *endpoint)
+/* True: one more endpoint may open. False: later, or not at all. Without the lock. */
+static bool client_has_room(struct rdma_endpoint *endpoint)
 {
 	struct rdma_peer *rdma = endpoint->peer;
-	unsigned most = (unsigned)setting(endpoint, WH_SETTING_RDMA_CONNECTIONS);
+	unsigned most = (unsigned)endpoint_setting(endpoint, WH_SETTING_RDMA_CONNECTIONS);
 	struct wh_list done;
 	bool going;
 
@@ -451,37 +455,37 @@ static bool has_room(struct rdma_endpoint *endpoint)
 	if (atomic_load(&rdma->rdma->connections) < most)
 		return true;
 	pthread_mutex_lock(&rdma->lock);
-	if (rdma_ready(rdma)) { /* the peer is reached; this one would but make it faster */
+	if (rdma_endpoints_ready(rdma)) { /* the peer is reachable; one more would only be faster */
 		endpoint->state = RDMA_IDLE;
-		changed(rdma, &done);
+		client_changed(rdma, &done);
 		return false;
 	}
 	pthread_mutex_unlock(&rdma->lock);
-	going = give_back_one(rdma->rdma);
+	going = client_give_back_one(rdma->rdma);
 	pthread_mutex_lock(&rdma->lock);
 	if (going) {
-		wh_timer_set(home(endpoint), &endpoint->timer, wh_now() + MAKE_ROOM);
+		wh_timer_set(endpoint_loop(endpoint), &endpoint->timer, wh_now() + MAKE_ROOM);
 	} else {
 		endpoint->state = RDMA_CONNECTING;
-		rdma_break(endpoint, false,
-			   "all %u connections that may be open are in use (knob "
-			   "rdma_connections)",
-			   most);
+		rdma_endpoint_break(endpoint, false,
+				    "all %u connections that may be open are in use (knob "
+				    "rdma_connections)",
+				    most);
 	}
 	pthread_mutex_unlock(&rdma->lock);
 	return false;
 }
 
-static void connect_now(struct wh_task *task)
+static void endpoint_connect_now(struct wh_task *task)
 {
-	struct rdma_endpoint *endpoint = wh_container(task, struct rdma_endpoint, wanted);
+	struct rdma_endpoint *endpoint = wh_container(task, struct rdma_endpoint, connect_task);
 	struct rdma_peer *rdma = endpoint->peer;
 	uint8_t bytes[WH_RDMA_CONNECT_MAX];
 	struct wh_rdma_connect wanted;
 	char why[WH_REFUSAL] = "";
 	int error;
 
-	if (!has_room(endpoint))
+	if (!client_has_room(endpoint))
 		return;
 	pthread_mutex_lock(&rdma->lock);
 	if (endpoint->state != RDMA_WANTED) {
@@ -490,45 +494,45 @@ static void connect_now(struct wh_task *task)
 	}
 	endpoint->state = RDMA_CONNECTING;
 	endpoint->since = wh_now();
-	error = make(endpoint, why);
+	error = endpoint_make(endpoint, why);
 	if (error) {
-		rdma_break(endpoint, false, "%s", why);
+		rdma_endpoint_break(endpoint, false, "%s", why);
 		pthread_mutex_unlock(&rdma->lock);
 		return;
 	}
 	endpoint->number = RDMA_NUMBER | ++rdma->numbers;
-	endpoint->mine = endpoint->here.end;
-	endpoint->mine.qp = endpoint->qp->qp_num;
-	if (getrandom(&endpoint->mine.psn, sizeof(endpoint->mine.psn), 0) < 0)
-		endpoint->mine.psn = endpoint->mine.qp;
-	endpoint->mine.psn &= 0xffffff;
-	endpoint->told = true;
+	endpoint->local_end = endpoint->snapshot.end;
+	endpoint->local_end.qp = endpoint->qp->qp_num;
+	if (getrandom(&endpoint->local_end.psn, sizeof(endpoint->local_end.psn), 0) < 0)
+		endpoint->local_end.psn = endpoint->local_end.qp;
+	endpoint->local_end.psn &= 0xffffff;
+	endpoint->announced = true;
 	wanted = (struct wh_rdma_connect){ .number = endpoint->number,
 					   .index = (uint16_t)endpoint->index,
-					   .turn = (uint16_t)endpoint->tries,
-					   .end = endpoint->mine };
-	wh_timer_set(home(endpoint), &endpoint->timer,
-		     wh_now() + setting(endpoint, WH_SETTING_TIMEOUT) * WH_MS / 4);
+					   .turn = (uint16_t)endpoint->attempts,
+					   .end = endpoint->local_end };
+	wh_timer_set(endpoint_loop(endpoint), &endpoint->timer,
+		     wh_now() + endpoint_setting(endpoint, WH_SETTING_TIMEOUT) * WH_MS / 4);
 	pthread_mutex_unlock(&rdma->lock);
 	wh_control_send(&rdma->peer->control, WH_FRAME_RDMA_CONNECT, 0, bytes,
 			wh_rdma_connect_encode(bytes, &wanted));
 }
 
-void rdma_endpoint_want(struct rdma_endpoint *endpoint)
+void rdma_endpoint_connect(struct rdma_endpoint *endpoint)
 {
 	if (endpoint->state != RDMA_IDLE)
 		return;
 	endpoint->state = RDMA_WANTED;
-	wh_loop_post(home(endpoint), &endpoint->wanted);
+	wh_loop_post(endpoint_loop(endpoint), &endpoint->connect_task);
 }
 
-void rdma_want(struct rdma_peer *rdma)
+void rdma_endpoints_connect(struct rdma_peer *rdma)
 {
 	for (unsigned i = 0; i < rdma->endpoint_count; i++)
-		rdma_endpoint_want(rdma->endpoints[i]);
+		rdma_endpoint_connect(rdma->endpoints[i]);
 }
 
-static struct rdma_endpoint *by_number(const struct rdma_peer *rdma, uint32_t number)
+static struct rdma_endpoint *endpoint_by_number(const struct rdma_peer *rdma, uint32_t number)
 {
 	for (unsigned i = 0; i < rdma->endpoint_count; i++)
 		if (rdma->endpoints[i]->state == RDMA_CONNECTING &&
@@ -537,41 +541,41 @@ static struct rdma_endpoint *by_number(const struct rdma_peer *rdma, uint32_t nu
 	return NULL;
 }
 
-int rdma_connected(struct rdma_peer *rdma, const struct wh_rdma_connected *answer)
+int rdma_endpoint_connected(struct rdma_peer *rdma, const struct wh_rdma_connected *answer)
 {
 	char why[WH_REFUSAL];
 	struct rdma_endpoint *endpoint;
 
 	pthread_mutex_lock(&rdma->lock);
-	endpoint = by_number(rdma, answer->number);
+	endpoint = endpoint_by_number(rdma, answer->number);
 	if (!endpoint) {
-		pthread_mutex_unlock(&rdma->lock); /* too late */
+		pthread_mutex_unlock(&rdma->lock); /* the answer is late */
 		return 0;
 	}
 	endpoint->since = wh_now();
-	endpoint->told = !answer->error;
+	endpoint->announced = !answer->error;
 	if (answer->error) {
 		if (answer->error == -EBUSY)
-			/* it is not the port's fault: the same one the next time */
-			endpoint->tries--;
-		rdma_break(endpoint, false, "%.60s refuses: %.120s", rdma->peer->welcome.name,
-			   answer->text);
-	} else if (rdma_qp_connect(&endpoint->here, endpoint->qp, &endpoint->mine, &answer->end,
-				   why)) {
-		rdma_break(endpoint, false, "%s", why);
+			/* the rail is not at fault: use the same one next time */
+			endpoint->attempts--;
+		rdma_endpoint_break(endpoint, false, "%.60s refuses: %.120s",
+				    rdma->peer->welcome.name, answer->text);
+	} else if (rdma_qp_connect(&endpoint->snapshot, endpoint->qp, &endpoint->local_end,
+				   &answer->end, why)) {
+		rdma_endpoint_break(endpoint, false, "%s", why);
 	} else {
-		endpoint->theirs = answer->end;
-		endpoint->nic = answer->nic;
+		endpoint->remote_end = answer->end;
+		endpoint->remote_nic = answer->nic;
 		snprintf(endpoint->path, sizeof(endpoint->path), "%.15s to %.15s",
-			 endpoint->mine.name, endpoint->theirs.name);
+			 endpoint->local_end.name, endpoint->remote_end.name);
 		endpoint->state = RDMA_PROBING;
-		rdma_probe(endpoint);
+		rdma_endpoint_probe(endpoint);
 	}
 	pthread_mutex_unlock(&rdma->lock);
 	return 0;
 }
 
-void rdma_spare(struct rdma_peer *rdma, uint32_t number)
+void rdma_endpoint_spare(struct rdma_peer *rdma, uint32_t number)
 {
 	pthread_mutex_lock(&rdma->lock);
 	for (unsigned i = 0; i < rdma->endpoint_count; i++) {
@@ -579,20 +583,21 @@ void rdma_spare(struct rdma_peer *rdma, uint32_t number)
 
 		if (endpoint->state == RDMA_READY && endpoint->number == number &&
 		    !rdma_endpoint_busy(endpoint) && !rdma->queued)
-			rdma_break(endpoint, true, "%s is given back: %.60s needs it for others",
-				   endpoint->path, rdma->peer->welcome.name);
+			rdma_endpoint_break(endpoint, true,
+					    "%s is given back: %.60s needs it for others",
+					    endpoint->path, rdma->peer->welcome.name);
 	}
 	pthread_mutex_unlock(&rdma->lock);
 }
 
-/* ---- looking after it ------------------------------------------------------------------------ */
+/* ---- the timer ------------------------------------------------------------------------------- */
 
-/* Verbs may stay silent for ever, as when our own cable is pulled while something is on its way. */
-static void look(struct wh_timer *timer)
+/* Verbs may stay silent for ever, for example when our own cable is pulled with bytes in flight. */
+static void endpoint_timer_fired(struct wh_timer *timer)
 {
 	struct rdma_endpoint *endpoint = wh_container(timer, struct rdma_endpoint, timer);
-	int64_t now = wh_now(), timeout = setting(endpoint, WH_SETTING_TIMEOUT) * WH_MS;
-	int64_t idle = setting(endpoint, WH_SETTING_IDLE) * WH_MS, next = timeout / 4;
+	int64_t now = wh_now(), timeout = endpoint_setting(endpoint, WH_SETTING_TIMEOUT) * WH_MS;
+	int64_t idle = endpoint_setting(endpoint, WH_SETTING_IDLE) * WH_MS, next = timeout / 4;
 	struct rdma_peer *rdma = endpoint->peer;
 	bool late;
 
@@ -600,28 +605,29 @@ static void look(struct wh_timer *timer)
 	late = now - endpoint->since > timeout;
 	if (endpoint->state == RDMA_FAILED) {
 		endpoint->state = RDMA_IDLE;
-		rdma_endpoint_want(endpoint);
+		rdma_endpoint_connect(endpoint);
 	} else if (endpoint->state == RDMA_WANTED) {
-		wh_loop_post(home(endpoint), &endpoint->wanted);
+		wh_loop_post(endpoint_loop(endpoint), &endpoint->connect_task);
 	} else if (endpoint->state == RDMA_CONNECTING && late) {
-		rdma_break(endpoint, false, "%.63s has not answered for %lld ms",
-			   rdma->peer->welcome.name, (long long)(timeout / WH_MS));
+		rdma_endpoint_break(endpoint, false, "%.63s has not answered for %lld ms",
+				    rdma->peer->welcome.name, (long long)(timeout / WH_MS));
 	} else if ((endpoint->state == RDMA_PROBING || endpoint->state == RDMA_READY) && late &&
 		   rdma_endpoint_busy(endpoint)) {
-		rdma_break(endpoint, false,
-			   "from %s to %s nothing has completed for %lld ms: is the MTU of all "
-			   "switches "
-			   "as large, and no cable out?",
-			   endpoint->mine.name, endpoint->theirs.name,
-			   (long long)(timeout / WH_MS));
+		rdma_endpoint_break(
+			endpoint, false,
+			"from %s to %s nothing has completed for %lld ms: is the MTU of all "
+			"switches "
+			"as large, and no cable out?",
+			endpoint->local_end.name, endpoint->remote_end.name,
+			(long long)(timeout / WH_MS));
 	} else if (endpoint->state == RDMA_READY && !rdma_endpoint_busy(endpoint) &&
 		   now - endpoint->since > idle) {
-		rdma_break(endpoint, true, "%s is given back: not used for %lld s", endpoint->path,
-			   (long long)(idle / WH_SECOND));
+		rdma_endpoint_break(endpoint, true, "%s is given back: not used for %lld s",
+				    endpoint->path, (long long)(idle / WH_SECOND));
 	}
 	if (endpoint->state == RDMA_CONNECTING || endpoint->state == RDMA_PROBING ||
 	    endpoint->state == RDMA_READY)
-		wh_timer_set(home(endpoint), timer,
+		wh_timer_set(endpoint_loop(endpoint), timer,
 			     now + (next < idle / 4 + 1 ? next : idle / 4 + 1));
 	pthread_mutex_unlock(&rdma->lock);
 }
@@ -640,10 +646,10 @@ int rdma_client_open(struct rdma_peer *rdma)
 		endpoint->rail = &all->rails[i];
 		endpoint->index = i;
 		endpoint->source.fd = -1;
-		endpoint->wanted.run = connect_now;
-		endpoint->broken.run = take_down;
-		endpoint->ended.run = finish;
-		endpoint->timer.fire = look;
+		endpoint->connect_task.run = endpoint_connect_now;
+		endpoint->break_task.run = endpoint_take_down;
+		endpoint->ended_task.run = endpoint_down;
+		endpoint->timer.fire = endpoint_timer_fired;
 		endpoint->backoff = RDMA_BACKOFF_FIRST;
 	}
 	return 0;

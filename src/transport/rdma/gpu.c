@@ -1,19 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A GPU's memory as NICs know it. The ways, in the order of the knob `rdma_gpu`, each tried for the
- * memory and the NIC at hand:
  *
- * dmabuf   the driver of the GPU exports the range as a file descriptor, the kernel's driver of the
- * NIC takes it. One descriptor does for all NICs: each export would take as much of the GPU's BAR
- * again. peermem  the NIC is given the GPU's own address, which a module of the kernel
- * (nvidia-peermem) translates. staged   not at all: bytes go through pinned memory (stage.c), or,
- * if they are a peer's to reach, by another transport.
+ * rdma: register GPU memory with NICs. The methods, tried in the order of the setting `rdma_gpu`:
  *
- * Memory of several mappings (cuMemCreate) is tried as a whole, then mapping by mapping.
+ * dmabuf: the GPU's driver exports the range as a file descriptor, which the NIC's driver imports.
+ * One descriptor serves all NICs: every export would take as much of the GPU's BAR again. peermem:
+ * the NIC is given the GPU's own address, which a kernel module (nvidia-peermem) translates.
+ * staged: not registered. Bytes go through pinned memory (stage.c, bounce-server.c).
  *
- * What has been registered is shared by all regions of the same memory (the same registration,
- * which the driver's numbers of its allocations identify) that grant the same rights, and is given
- * up with the last.
+ * Memory of several mappings (cuMemCreate) is tried as a whole, then mapping by mapping. MRs are
+ * shared by all regions of the same registration that grant the same rights; the last region
+ * deregisters.
  */
 #include <errno.h>
 #include <stdarg.h>
@@ -25,24 +22,24 @@
 #include "memory/memory.h"
 #include "transport/rdma/rdma.h"
 
-/* A range of the memory as a dma-buf, which begins with the page that `start` lies in. */
+/* A range of the memory as a dma-buf, which begins with the page of `start`. */
 struct rdma_export {
 	uint64_t start, length;
 	int fd;
 };
 
-/* What all NICs and regions of one registration share. Under register_lock. */
+/* What all NICs and regions of one registration share. Under rdma.register_lock. */
 struct rdma_gpu {
-	unsigned users; /* of the mrs below, and whoever is about to add some */
+	unsigned users; /* of `mrs`, and callers about to add some */
 	struct rdma_mrs *mrs;
-	struct rdma_export *exports; /* all of the range, in order; NULL: none yet */
+	struct rdma_export *exports; /* they cover the range, in order; NULL: none yet */
 	size_t export_count;
-	bool apart; /* a mapping each */
+	bool apart; /* one export for each mapping */
 };
 
-/* ---- ways ------------------------------------------------------------------------------------ */
+/* ---- methods --------------------------------------------------------------------------------- */
 
-static const char *const names[] = {
+static const char *const method_names[] = {
 	[WH_RDMA_HOST] = "host",
 	[WH_RDMA_DMA_BUF] = "dmabuf",
 	[WH_RDMA_PEERMEM] = "peermem",
@@ -51,7 +48,7 @@ static const char *const names[] = {
 
 const char *rdma_method_name(enum wh_rdma_method method)
 {
-	return names[method];
+	return method_names[method];
 }
 
 int rdma_methods_parse(struct rdma *rdma)
@@ -63,8 +60,8 @@ int rdma_methods_parse(struct rdma *rdma)
 		size_t length = strcspn(at, ",");
 		uint8_t method = WH_RDMA_DMA_BUF;
 
-		while (method <= WH_RDMA_STAGED &&
-		       (strlen(names[method]) != length || memcmp(names[method], at, length) != 0))
+		while (method <= WH_RDMA_STAGED && (strlen(method_names[method]) != length ||
+						    memcmp(method_names[method], at, length) != 0))
 			method++;
 		for (unsigned i = 0; i < rdma->method_count; i++)
 			if (rdma->methods[i] == method)
@@ -81,16 +78,18 @@ int rdma_methods_parse(struct rdma *rdma)
 
 /* ---- reasons --------------------------------------------------------------------------------- */
 
-/* One more way that it is not. */
-static void note(char why[WH_REFUSAL], enum wh_rdma_method method, const char *format, ...)
-	__attribute__((format(printf, 3, 4)));
+/* Append why a method does not work. */
+static void gpu_note_reason(char why[WH_REFUSAL], enum wh_rdma_method method, const char *format,
+			    ...) __attribute__((format(printf, 3, 4)));
 
-static void note(char why[WH_REFUSAL], enum wh_rdma_method method, const char *format, ...)
+static void gpu_note_reason(char why[WH_REFUSAL], enum wh_rdma_method method, const char *format,
+			    ...)
 {
 	size_t at = strlen(why);
 	va_list list;
 
-	at += (size_t)snprintf(why + at, WH_REFUSAL - at, "%s%s: ", at ? "; " : "", names[method]);
+	at += (size_t)snprintf(why + at, WH_REFUSAL - at, "%s%s: ", at ? "; " : "",
+			       method_names[method]);
 	if (at >= WH_REFUSAL)
 		return;
 	va_start(list, format);
@@ -112,7 +111,7 @@ static uint64_t page_start(uint64_t address)
 	return address & ~((uint64_t)sysconf(_SC_PAGESIZE) - 1);
 }
 
-/* Have the pages of a range. 0 or CUDA's error. */
+/* Export a range. 0 or CUDA's error. */
 static int export_range(struct wh_cuda *cuda, const struct wh_segment *segment, uint64_t start,
 			uint64_t length, int *fd)
 {
@@ -123,8 +122,7 @@ static int export_range(struct wh_cuda *cuda, const struct wh_segment *segment, 
 
 	if (wh_cuda_enter_context(cuda, segment->device, segment->context, &scope))
 		return CUDA_INVALID_CONTEXT;
-	/* Where the CPU reaches the memory by another way than PCIe, NICs still have to use that.
-	 */
+	/* On coherent platforms the CPU does not reach the memory by PCIe, but NICs must. */
 	if (segment->device->coherent)
 		result = cuda->cuMemGetHandleForAddressRange(fd, first, size, CUDA_RANGE_DMA_BUF,
 							     CUDA_RANGE_FLAG_PCIE);
@@ -143,7 +141,7 @@ static void exports_close(struct rdma_gpu *gpu)
 	gpu->exports = NULL;
 }
 
-/* Export all of it, in one or a mapping each. 0 or CUDA's error. */
+/* Export all of it, as one or mapping by mapping. 0 or CUDA's error. */
 static int exports_make(struct rdma_gpu *gpu, const struct wh_registration *registration,
 			bool apart)
 {
@@ -172,7 +170,7 @@ static int exports_make(struct rdma_gpu *gpu, const struct wh_registration *regi
 	return result;
 }
 
-static int add_export(struct rdma_mrs *mrs, const struct rdma_export *export)
+static int mrs_add_export(struct rdma_mrs *mrs, const struct rdma_export *export)
 {
 	uint64_t chunk = mrs->nic->chunk, length;
 	int error = 0;
@@ -191,8 +189,8 @@ static int add_export(struct rdma_mrs *mrs, const struct rdma_export *export)
 	return error;
 }
 
-/* Does the NIC take any? Asked once. 0 or an errno. */
-static int ask_nic(struct rdma_nic *nic)
+/* Does the NIC import dma-bufs? Asked once. 0 or an errno. */
+static int nic_check_dma_buf(struct rdma_nic *nic)
 {
 	if (!nic->dma_buf) {
 		int error = wh_verbs_dma_buf(nic->rdma->verbs, nic->pd);
@@ -202,23 +200,23 @@ static int ask_nic(struct rdma_nic *nic)
 	return nic->dma_buf > 0 ? 0 : -nic->dma_buf;
 }
 
-static bool by_dma_buf(struct rdma_mrs *mrs, struct rdma_gpu *gpu,
-		       const struct wh_registration *registration, char why[WH_REFUSAL])
+static bool gpu_register_dma_buf(struct rdma_mrs *mrs, struct rdma_gpu *gpu,
+				 const struct wh_registration *registration, char why[WH_REFUSAL])
 {
 	struct wh_cuda *cuda = registration->domain->cuda;
-	int result = 0, error = ask_nic(mrs->nic);
+	int result = 0, error = nic_check_dma_buf(mrs->nic);
 
 	if (error) {
-		note(why, WH_RDMA_DMA_BUF, "%s%s",
-		     error == ENOSYS ? "libibverbs before 34" : "the NIC: ",
-		     error == ENOSYS ? "" : strerror(error));
+		gpu_note_reason(why, WH_RDMA_DMA_BUF, "%s%s",
+				error == ENOSYS ? "libibverbs before 34" : "the NIC: ",
+				error == ENOSYS ? "" : strerror(error));
 		return false;
 	}
 	if (!cuda->cuMemGetHandleForAddressRange || !registration->device->dma_buf) {
-		note(why, WH_RDMA_DMA_BUF, "%s",
-		     registration->device->dma_buf ?
-			     "CUDA before 11.7" :
-			     "the GPU's driver has none (its open modules do)");
+		gpu_note_reason(why, WH_RDMA_DMA_BUF, "%s",
+				registration->device->dma_buf ?
+					"CUDA before 11.7" :
+					"the GPU's driver has none (its open modules do)");
 		return false;
 	}
 	for (int apart = gpu->exports && gpu->apart; apart < 2; apart++) {
@@ -227,17 +225,18 @@ static bool by_dma_buf(struct rdma_mrs *mrs, struct rdma_gpu *gpu,
 		error = 0;
 		result = exports_make(gpu, registration, apart);
 		for (size_t i = 0; !result && !error && i < gpu->export_count; i++)
-			error = add_export(mrs, &gpu->exports[i]);
+			error = mrs_add_export(mrs, &gpu->exports[i]);
 		if (!result && !error)
 			return true;
 	}
-	note(why, WH_RDMA_DMA_BUF, "%s", error ? strerror(error) : cuda_name(cuda, result));
+	gpu_note_reason(why, WH_RDMA_DMA_BUF, "%s",
+			error ? strerror(error) : cuda_name(cuda, result));
 	return false;
 }
 
-/* ---- by address ------------------------------------------------------------------------------ */
+/* ---- peermem --------------------------------------------------------------------------------- */
 
-static int add_range(struct rdma_mrs *mrs, uint64_t start, uint64_t length)
+static int mrs_add_range(struct rdma_mrs *mrs, uint64_t start, uint64_t length)
 {
 	uint64_t chunk = mrs->nic->chunk, part;
 	int error = 0;
@@ -253,26 +252,27 @@ static int add_range(struct rdma_mrs *mrs, uint64_t start, uint64_t length)
 	return error;
 }
 
-static bool by_address(struct rdma_mrs *mrs, const struct wh_registration *registration,
-		       char why[WH_REFUSAL])
+static bool gpu_register_address(struct rdma_mrs *mrs, const struct wh_registration *registration,
+				 char why[WH_REFUSAL])
 {
-	int error = add_range(mrs, registration->address, registration->length);
+	int error = mrs_add_range(mrs, registration->address, registration->length);
 
 	if (error && registration->segment_count > 1) {
 		error = 0;
 		for (size_t i = 0; !error && i < registration->segment_count; i++)
-			error = add_range(mrs, registration->segments[i].start,
-					  registration->segments[i].length);
+			error = mrs_add_range(mrs, registration->segments[i].start,
+					      registration->segments[i].length);
 	}
 	if (error)
-		note(why, WH_RDMA_PEERMEM, "%s%s", strerror(error),
-		     error == EFAULT ? " (modprobe nvidia-peermem)" : "");
+		gpu_note_reason(why, WH_RDMA_PEERMEM, "%s%s", strerror(error),
+				error == EFAULT ? " (modprobe nvidia-peermem)" : "");
 	return !error;
 }
 
-/* ---- getting --------------------------------------------------------------------------------- */
+/* ---- shared registrations -------------------------------------------------------------------- */
 
-static struct rdma_mrs *find(const struct rdma_gpu *gpu, const struct rdma_nic *nic, int rights)
+static struct rdma_mrs *gpu_find_mrs(const struct rdma_gpu *gpu, const struct rdma_nic *nic,
+				     int rights)
 {
 	struct rdma_mrs *mrs = gpu->mrs;
 
@@ -281,35 +281,34 @@ static struct rdma_mrs *find(const struct rdma_gpu *gpu, const struct rdma_nic *
 	return mrs;
 }
 
-/* Can a NIC have this memory at all? */
-static bool can_be(const struct wh_registration *registration, char why[WH_REFUSAL],
-		   enum wh_rdma_method method)
+/* Can any NIC register this memory? */
+static bool gpu_is_registrable(const struct wh_registration *registration, char why[WH_REFUSAL],
+			       enum wh_rdma_method method)
 {
 	const struct wh_cuda *cuda = registration->domain->cuda;
 
 	if (registration->kind == WH_MEMORY_MANAGED) {
-		note(why, method, "managed memory has no place of its own");
+		gpu_note_reason(why, method, "managed memory has no place of its own");
 		return false;
 	}
 	if (rdma_flush_policy(cuda, registration->device) >= 0)
 		return true;
-	note(why, method, "cuda:%d neither orders nor flushes what NICs write",
-	     registration->device->ordinal);
+	gpu_note_reason(why, method, "cuda:%d neither orders nor flushes what NICs write",
+			registration->device->ordinal);
 	return false;
 }
 
-/* By this way? */
-static bool try_way(struct rdma_mrs *mrs, struct rdma_gpu *gpu,
-		    const struct wh_registration *registration, enum wh_rdma_method method,
-		    char why[WH_REFUSAL])
+static bool gpu_try_method(struct rdma_mrs *mrs, struct rdma_gpu *gpu,
+			   const struct wh_registration *registration, enum wh_rdma_method method,
+			   char why[WH_REFUSAL])
 {
 	mrs->method = method;
-	return can_be(registration, why, method) &&
-	       (method == WH_RDMA_DMA_BUF ? by_dma_buf(mrs, gpu, registration, why) :
-					    by_address(mrs, registration, why));
+	return gpu_is_registrable(registration, why, method) &&
+	       (method == WH_RDMA_DMA_BUF ? gpu_register_dma_buf(mrs, gpu, registration, why) :
+					    gpu_register_address(mrs, registration, why));
 }
 
-static void drop(struct wh_registration *registration)
+static void gpu_put_shared(struct wh_registration *registration)
 {
 	struct rdma_gpu *gpu = registration->rdma;
 
@@ -320,8 +319,8 @@ static void drop(struct wh_registration *registration)
 	registration->rdma = NULL;
 }
 
-static int no_way(const struct rdma_nic *nic, const struct wh_registration *registration,
-		  char why[WH_REFUSAL])
+static int gpu_refuse(const struct rdma_nic *nic, const struct wh_registration *registration,
+		      char why[WH_REFUSAL])
 {
 	char reasons[WH_REFUSAL];
 
@@ -344,7 +343,7 @@ int rdma_gpu_get(struct rdma_nic *nic, struct wh_region *region, int rights, str
 	if (!registration->rdma)
 		registration->rdma = calloc(1, sizeof(*registration->rdma));
 	if (registration->rdma)
-		mrs = find(registration->rdma, nic, rights);
+		mrs = gpu_find_mrs(registration->rdma, nic, rights);
 	if (mrs) {
 		mrs->users++;
 		*out = mrs;
@@ -362,8 +361,8 @@ int rdma_gpu_get(struct rdma_nic *nic, struct wh_region *region, int rights, str
 	mrs->users = 1;
 	for (unsigned i = 0; i < rdma->method_count && !there && !staged; i++) {
 		staged = rdma->methods[i] == WH_RDMA_STAGED;
-		there = !staged &&
-			try_way(mrs, registration->rdma, registration, rdma->methods[i], why);
+		there = !staged && gpu_try_method(mrs, registration->rdma, registration,
+						  rdma->methods[i], why);
 	}
 	if (there) {
 		mrs->next = registration->rdma->mrs;
@@ -375,9 +374,9 @@ int rdma_gpu_get(struct rdma_nic *nic, struct wh_region *region, int rights, str
 	}
 	free(mrs->chunks);
 	free(mrs);
-	drop(registration);
+	gpu_put_shared(registration);
 	if (!staged)
-		return no_way(nic, registration, why);
+		return gpu_refuse(nic, registration, why);
 	*out = NULL;
 	return 0;
 }
@@ -394,5 +393,5 @@ void rdma_gpu_put(struct wh_registration *registration, struct rdma_mrs *mrs)
 	rdma_mrs_clear(mrs);
 	free(mrs->chunks);
 	free(mrs);
-	drop(registration);
+	gpu_put_shared(registration);
 }

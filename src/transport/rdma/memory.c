@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Regions of ours as NICs know them, and the keys of a peer's.
  *
- * A region is registered with a NIC when it is first used with it, by us or for a peer, and stays
- * so until it is unregistered. All of a peer's connections reach it by the same keys, which only
- * those are told that have a session; taking the region back takes the keys back.
+ * rdma: MRs of local regions, and the keys of a peer's regions.
+ *
+ * A region is registered with a NIC when it is first used with it, by us or for a peer, until it is
+ * unregistered. All connections of all peers reach it by the same keys, which only peers with a
+ * session receive; removing the region invalidates the keys.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -18,7 +19,7 @@
 
 #define ASK_AGAIN (5 * WH_SECOND) /* after a refusal */
 
-/* ---- memory regions of a NIC ----------------------------------------------------------------- */
+/* ---- MRs ------------------------------------------------------------------------------------- */
 
 void rdma_mrs_clear(struct rdma_mrs *mrs)
 {
@@ -60,7 +61,7 @@ int rdma_mrs_add(struct rdma_mrs *mrs, struct ibv_mr *mr, uint64_t length)
 
 /* ---- registering ----------------------------------------------------------------------------- */
 
-struct rdma_memory *rdma_memory_of(const struct wh_region *region, const struct rdma_nic *nic)
+struct rdma_memory *rdma_memory_find(const struct wh_region *region, const struct rdma_nic *nic)
 {
 	struct rdma_memory *memory = atomic_load_explicit(&region->rdma, memory_order_acquire);
 
@@ -69,15 +70,16 @@ struct rdma_memory *rdma_memory_of(const struct wh_region *region, const struct 
 	return memory;
 }
 
-struct rdma_memory *rdma_registered(const struct wh_region *region, const struct rdma_nic *nic)
+struct rdma_memory *rdma_memory_find_reachable(const struct wh_region *region,
+					       const struct rdma_nic *nic)
 {
-	struct rdma_memory *memory = rdma_memory_of(region, nic);
+	struct rdma_memory *memory = rdma_memory_find(region, nic);
 
 	return memory && memory->mrs ? memory : NULL;
 }
 
-static int refuse(const struct rdma_nic *nic, const struct wh_region *region, int error,
-		  char why[WH_REFUSAL])
+static int memory_refuse(const struct rdma_nic *nic, const struct wh_region *region, int error,
+			 char why[WH_REFUSAL])
 {
 	const char *hint = error == ENOMEM ? "; raise ulimit -l (memlock)" :
 			   error == EFAULT ? "; it is not, or not all, mapped" :
@@ -90,7 +92,7 @@ static int refuse(const struct rdma_nic *nic, const struct wh_region *region, in
 	return -error;
 }
 
-static int rights_of(const struct rdma_nic *nic, const struct wh_region *region)
+static int memory_rights(const struct rdma_nic *nic, const struct wh_region *region)
 {
 	int rights = IBV_ACCESS_LOCAL_WRITE;
 
@@ -98,15 +100,15 @@ static int rights_of(const struct rdma_nic *nic, const struct wh_region *region)
 		rights |= IBV_ACCESS_REMOTE_READ;
 	if (region->entry.access & WH_ACCESS_WRITE)
 		rights |= IBV_ACCESS_REMOTE_WRITE;
-	/* Nobody looks at what has been received before its completion, or what follows it over the
-	 * network, which NICs write in order. */
+	/* Nobody reads received bytes before their completion, or before a frame or notification
+	 * that follows them over the network, which NICs write in order. */
 	if (nic->rdma->engine->config.number[WH_SETTING_RDMA_RELAXED])
 		rights |= IBV_ACCESS_RELAXED_ORDERING;
 	return rights;
 }
 
 /* Register all chunks. 0 or an errno. */
-static int fill(struct rdma_mrs *mrs, const struct wh_region *region, int rights)
+static int mrs_fill(struct rdma_mrs *mrs, const struct wh_region *region, int rights)
 {
 	const struct rdma_nic *nic = mrs->nic;
 	uint64_t left = region->entry.length, length;
@@ -123,7 +125,8 @@ static int fill(struct rdma_mrs *mrs, const struct wh_region *region, int rights
 	return error;
 }
 
-static int register_host(struct rdma_memory *memory, const struct wh_region *region, int rights)
+static int memory_register_host(struct rdma_memory *memory, const struct wh_region *region,
+				int rights)
 {
 	struct rdma_mrs *mrs = calloc(1, sizeof(*mrs));
 	int error;
@@ -134,11 +137,11 @@ static int register_host(struct rdma_memory *memory, const struct wh_region *reg
 	mrs->users = 1;
 	mrs->rights = rights;
 	mrs->method = WH_RDMA_HOST;
-	error = fill(mrs, region, rights);
+	error = mrs_fill(mrs, region, rights);
 	if (error && error != ENOMEM && !(rights & IBV_ACCESS_REMOTE_WRITE)) {
-		/* Memory that can only be read is good for that. */
+		/* Read-only memory can still be sent from. */
 		memory->writable = false;
-		error = fill(mrs, region, rights & ~IBV_ACCESS_LOCAL_WRITE);
+		error = mrs_fill(mrs, region, rights & ~IBV_ACCESS_LOCAL_WRITE);
 	}
 	if (!error) {
 		memory->mrs = mrs;
@@ -150,20 +153,20 @@ static int register_host(struct rdma_memory *memory, const struct wh_region *reg
 }
 
 /* Under rdma.register_lock. */
-static int register_now(struct rdma_nic *nic, struct wh_region *region, struct rdma_memory **out,
-			char why[WH_REFUSAL])
+static int memory_register_now(struct rdma_nic *nic, struct wh_region *region,
+			       struct rdma_memory **out, char why[WH_REFUSAL])
 {
 	struct rdma_memory *memory = calloc(1, sizeof(*memory));
-	int rights = rights_of(nic, region), error;
+	int rights = memory_rights(nic, region), error;
 
 	if (!memory)
-		return refuse(nic, region, ENOMEM, why);
+		return memory_refuse(nic, region, ENOMEM, why);
 	memory->nic = nic;
 	memory->writable = true;
 	if (wh_kind_on_host(region->entry.kind)) {
-		error = register_host(memory, region, rights);
+		error = memory_register_host(memory, region, rights);
 		if (error)
-			error = refuse(nic, region, error, why);
+			error = memory_refuse(nic, region, error, why);
 	} else {
 		error = rdma_gpu_get(nic, region, rights, &memory->mrs, memory->why);
 		if (error)
@@ -173,20 +176,20 @@ static int register_now(struct rdma_nic *nic, struct wh_region *region, struct r
 		free(memory);
 		return error;
 	}
-	memory->distance = rdma_distance(nic, region); /* its pages are there now */
+	memory->distance = rdma_distance(nic, region); /* its pages exist now */
 	memory->next = atomic_load_explicit(&region->rdma, memory_order_relaxed);
 	atomic_store_explicit(&region->rdma, memory, memory_order_release);
 	*out = memory;
 	return 0;
 }
 
-int rdma_register(struct rdma_nic *nic, struct wh_region *region, struct rdma_memory **out,
-		  char why[WH_REFUSAL])
+int rdma_memory_register(struct rdma_nic *nic, struct wh_region *region, struct rdma_memory **out,
+			 char why[WH_REFUSAL])
 {
-	struct rdma_memory *memory = rdma_memory_of(region, nic);
+	struct rdma_memory *memory = rdma_memory_find(region, nic);
 	int error = 0;
 
-	/* What it was registered as may have been freed, and be somebody else's by now. */
+	/* The memory may have been freed, and reused, since it was registered. */
 	if (!wh_kind_on_host(region->entry.kind))
 		error = wh_registration_check(region->registration);
 	if (error) {
@@ -195,9 +198,9 @@ int rdma_register(struct rdma_nic *nic, struct wh_region *region, struct rdma_me
 	}
 	if (!memory) {
 		pthread_mutex_lock(&nic->rdma->register_lock);
-		memory = rdma_memory_of(region, nic);
+		memory = rdma_memory_find(region, nic);
 		if (!memory)
-			error = register_now(nic, region, &memory, why);
+			error = memory_register_now(nic, region, &memory, why);
 		pthread_mutex_unlock(&nic->rdma->register_lock);
 	}
 	if (!error)
@@ -205,7 +208,7 @@ int rdma_register(struct rdma_nic *nic, struct wh_region *region, struct rdma_me
 	return error;
 }
 
-/* No batch uses it, and nobody registers it: it has been closed. */
+/* The region is closed: no batch uses it, and no thread registers it. */
 void rdma_region_closed(struct wh_engine *engine, void *state, struct wh_region *region)
 {
 	struct rdma_memory *memory = atomic_exchange(&region->rdma, NULL), *next;
@@ -231,7 +234,7 @@ void rdma_region_closed(struct wh_engine *engine, void *state, struct wh_region 
 
 /* ---- keys of a peer's regions ---------------------------------------------------------------- */
 
-struct rdma_keys *rdma_keys_of(const struct wh_remote_region *region, uint32_t nic)
+struct rdma_keys *rdma_keys_find(const struct wh_remote_region *region, uint32_t nic)
 {
 	struct rdma_keys *keys = atomic_load_explicit(&region->rdma, memory_order_acquire);
 
@@ -240,7 +243,7 @@ struct rdma_keys *rdma_keys_of(const struct wh_remote_region *region, uint32_t n
 	return keys;
 }
 
-/* Nobody is inside. Must work without the transport's state for the peer. */
+/* No thread is inside. Must work without the transport's state for the peer. */
 void rdma_region_gone(struct wh_peer *peer, void *state, struct wh_remote_region *region)
 {
 	struct rdma_keys *keys = atomic_exchange(&region->rdma, NULL), *next;
@@ -253,9 +256,9 @@ void rdma_region_gone(struct wh_peer *peer, void *state, struct wh_remote_region
 	}
 }
 
-/* Inside the region. Answers are kept until the region goes, for others may be reading them; a
- * later one stands before them. */
-static int keep(struct wh_remote_region *region, const struct wh_rdma_keyed *keyed)
+/* The caller has entered the region. Answers stay until the region goes, because others may be
+ * reading them; a later answer is found first. */
+static int keys_add(struct wh_remote_region *region, const struct wh_rdma_keyed *keyed)
 {
 	struct rdma_keys *keys = calloc(1, sizeof(*keys) + keyed->count * sizeof(keys->chunks[0]));
 	uint64_t end = 0;
@@ -265,7 +268,7 @@ static int keep(struct wh_remote_region *region, const struct wh_rdma_keyed *key
 	keys->nic = keyed->nic;
 	keys->error = keyed->error;
 	memcpy(keys->why, keyed->text, strnlen(keyed->text, sizeof(keys->why) - 1));
-	/* What is staged stays so. */
+	/* A staged region stays staged. */
 	keys->until = keyed->error == -WH_RDMA_STAGED_BY_OWNER ? INT64_MAX : wh_now() + ASK_AGAIN;
 	keys->method = keyed->method;
 	keys->flush = keyed->flush;
@@ -282,8 +285,8 @@ static int keep(struct wh_remote_region *region, const struct wh_rdma_keyed *key
 	return 0;
 }
 
-/* How many bytes the keys are for. */
-static uint64_t length_of(const struct wh_rdma_keyed *keyed)
+/* The bytes that the keys are for. */
+static uint64_t keyed_length(const struct wh_rdma_keyed *keyed)
 {
 	uint64_t sum = 0;
 
@@ -292,19 +295,21 @@ static uint64_t length_of(const struct wh_rdma_keyed *keyed)
 	return sum;
 }
 
-int rdma_keyed(struct wh_peer *peer, const struct wh_rdma_keyed *keyed)
+int rdma_keys_received(struct wh_peer *peer, const struct wh_rdma_keyed *keyed)
 {
-	struct wh_remote_region *region = rdma_enter(peer->transport[WH_TRANSPORT_RDMA], keyed->id);
+	struct wh_remote_region *region =
+		rdma_remote_enter(peer->transport[WH_TRANSPORT_RDMA], keyed->id);
 	struct rdma_keys *known;
 	int error = 0;
 
 	if (!region)
-		return 0; /* it has gone meanwhile */
-	known = rdma_keys_of(region, keyed->nic);
-	if (!keyed->error && length_of(keyed) != region->entry.length)
+		return 0; /* it is gone */
+	known = rdma_keys_find(region, keyed->nic);
+	if (!keyed->error && keyed_length(keyed) != region->entry.length)
 		error = -EPROTO;
-	else if (!known || (known->error && wh_now() > known->until)) /* several may have asked */
-		error = keep(region, keyed);
+	else if (!known ||
+		 (known->error && wh_now() > known->until)) /* several KEYS may have been sent */
+		error = keys_add(region, keyed);
 	wh_region_entry_leave(&region->entry);
 	return error;
 }

@@ -1,25 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * rdma, the initiator's half of letters: notifications that our NIC writes into a mailbox of the
- * owner's, by a write with an immediate, which tells the owner of it.
  *
- * A letter goes by the line that carried all of its batch's bytes, so that neither the network nor
- * the owner's NIC or bus lets it pass them; one without bytes goes by any line. If the batch is
- * posted as a whole on one line as it is submitted, its letter follows at once, with the same
- * doorbell. All others wait for the last byte, as notifications over the control connection do.
+ * rdma, initiator: notifications that our NIC writes into the owner's receive ring, by an RDMA
+ * write with an immediate, which completes a receive at the owner.
  *
- * A slot is one letter's until the owner has confirmed it (the owner has taken the bytes out), and
- * ours is until the NIC is done as well. There are as many slots, and receives at the owner's end
- * of each line, as notifications may be on their way, so that no receive is missing. Letters are
- * not sent while others are on their way over the control connection, nor the other way round, save
- * after a failure: so they arrive as they were sent.
+ * A notification goes by the endpoint that carried all bytes of its batch, so neither the network
+ * nor the owner's NIC or bus lets it pass them; a batch without bytes uses any endpoint. If the
+ * batch is posted as a whole on one endpoint as it is submitted, its notification follows at once,
+ * with the same doorbell. All others wait for the last byte, as notifications over the control
+ * connection do.
  *
- * What a line that broke may have delivered is known once the owner has destroyed its end: it has
- * confirmed before all that somebody has been told of, and has forgotten the rest. So a
- * confirmation also means that the bytes before the letter have arrived, and they are not sent
- * again: their owner may have gone on already.
+ * A slot is in use until the owner has confirmed its notification and our NIC has completed it.
+ * There are as many slots, and receives of each owner's queue pair, as notifications may be
+ * unconfirmed, so a receive is never missing. While notifications are in flight over the control
+ * connection, none go by NIC, and vice versa, except after a failure: so they arrive in order.
  *
- * Under peer.notify_lock and rdma_peer.lock, in this order, unless it says otherwise.
+ * What a broken endpoint delivered is known once the owner has destroyed its end: the owner has
+ * confirmed before that what it delivered to the application, and drops the rest. A confirmation
+ * also means that the bytes before the notification have arrived. They are not sent again: the
+ * application may already have used and overwritten them.
+ *
+ * Under wh_peer.notify_lock and rdma_peer.lock, in this order, unless a function says otherwise.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -36,31 +37,31 @@
 _Static_assert(WH_RDMA_RING_SLOTS == WH_NOTIFY_WINDOW,
 	       "one slot, and one receive, for each unconfirmed notification");
 
-static unsigned char *slot_at(const struct rdma_notify *notify, unsigned slot)
+static unsigned char *notify_slot(const struct rdma_notify *notify, unsigned slot)
 {
 	return notify->slots + (size_t)slot * WH_RDMA_RING_SLOT;
 }
 
-static const struct wh_rdma_ring_key *key_of(const struct rdma_notify *notify, uint32_t nic)
+static const struct wh_rdma_ring_key *notify_key(const struct rdma_notify *notify, uint32_t nic)
 {
-	for (uint32_t i = 0; i < notify->theirs.count; i++)
-		if (notify->theirs.keys[i].nic == nic)
-			return &notify->theirs.keys[i];
+	for (uint32_t i = 0; i < notify->remote.count; i++)
+		if (notify->remote.keys[i].nic == nic)
+			return &notify->remote.keys[i];
 	return NULL;
 }
 
-/* Can it take a letter of so many bytes now? */
-static bool takes(const struct rdma_notify *notify, const struct rdma_endpoint *endpoint,
-		  size_t length)
+/* The endpoint can send a notification of `length` bytes now. */
+static bool endpoint_takes(const struct rdma_notify *notify, const struct rdma_endpoint *endpoint,
+			   size_t length)
 {
 	return endpoint->state == RDMA_READY &&
 	       endpoint->ring->head - endpoint->ring->tail < RDMA_DEPTH &&
-	       key_of(notify, endpoint->nic) &&
+	       notify_key(notify, endpoint->remote_nic) &&
 	       (notify->mrs[endpoint->rail->nic->index] ||
-		WH_RDMA_NOTIFICATION_HEAD + length <= endpoint->inlined);
+		WH_RDMA_NOTIFICATION_HEAD + length <= endpoint->max_inline);
 }
 
-static int free_slot(const struct rdma_notify *notify)
+static int notify_free_slot(const struct rdma_notify *notify)
 {
 	for (unsigned i = 0; i < WH_RDMA_RING_SLOTS; i++)
 		if (!notify->notifications[i].endpoint && !notify->notifications[i].in_flight)
@@ -68,15 +69,16 @@ static int free_slot(const struct rdma_notify *notify)
 	return -1;
 }
 
-static void compose(struct rdma_endpoint *endpoint, unsigned slot, const struct wh_batch *batch,
-		    uint64_t sequence, struct ibv_send_wr *request, struct ibv_sge *segment)
+static void notify_compose(struct rdma_endpoint *endpoint, unsigned slot,
+			   const struct wh_batch *batch, uint64_t sequence,
+			   struct ibv_send_wr *request, struct ibv_sge *segment)
 {
 	struct wh_rdma_notification head = { .sequence = sequence,
 					     .length = (uint32_t)batch->notification_length };
 	struct rdma_notify *notify = &endpoint->peer->notify;
 	struct rdma_notification *notification = &notify->notifications[slot];
 	const struct ibv_mr *mr = notify->mrs[endpoint->rail->nic->index];
-	unsigned char *bytes = slot_at(notify, slot);
+	unsigned char *bytes = notify_slot(notify, slot);
 
 	wh_rdma_notification_encode(bytes, &head);
 	memcpy(bytes + WH_RDMA_NOTIFICATION_HEAD, batch->note, batch->notification_length);
@@ -89,24 +91,24 @@ static void compose(struct rdma_endpoint *endpoint, unsigned slot, const struct 
 					 .num_sge = 1,
 					 .opcode = IBV_WR_RDMA_WRITE_WITH_IMM,
 					 .imm_data = htonl(wh_rdma_imm(slot, sequence)) };
-	request->wr.rdma.remote_addr = notify->theirs.address + (uint64_t)slot * WH_RDMA_RING_SLOT;
-	request->wr.rdma.rkey = key_of(notify, endpoint->nic)->key;
-	if (segment->length <= endpoint->inlined)
+	request->wr.rdma.remote_addr = notify->remote.address + (uint64_t)slot * WH_RDMA_RING_SLOT;
+	request->wr.rdma.rkey = notify_key(notify, endpoint->remote_nic)->key;
+	if (segment->length <= endpoint->max_inline)
 		request->send_flags = IBV_SEND_INLINE;
 	*notification = (struct rdma_notification){ .endpoint = endpoint,
 						    .sequence = sequence,
 						    .length = head.length,
 						    .at = endpoint->ring->head,
 						    .in_flight = true };
-	notify->out++;
-	endpoint->peer->unwatched++; /* its completion is to make an event: nobody looks for it */
+	notify->unconfirmed++;
+	endpoint->peer->unpolled++; /* its completion must make an event: no thread polls for it */
 	endpoint->ring->works[endpoint->ring->head++ % RDMA_DEPTH] =
 		(struct rdma_work){ .notification = (uint8_t)(slot + 1) };
 }
 
-/* ---- behind the bytes ------------------------------------------------------------------------ */
+/* ---- sent with the bytes --------------------------------------------------------------------- */
 
-bool rdma_notify_follows(const struct rdma_peer *rdma, const struct wh_fragment *fragment)
+bool rdma_notify_can_follow(const struct rdma_peer *rdma, const struct wh_fragment *fragment)
 {
 	const struct wh_batch *batch = fragment->batch;
 
@@ -118,11 +120,11 @@ void rdma_notify_prepare(struct rdma_peer *rdma, struct wh_fragment *fragment)
 {
 	struct rdma_notify *notify = &rdma->notify;
 
-	notify->ahead = NULL;
+	notify->early = NULL;
 	notify->early_endpoints = 0;
-	if (notify->state == RDMA_NOTIFY_OPEN && rdma->peer->notify_count == notify->out &&
+	if (notify->state == RDMA_NOTIFY_OPEN && rdma->peer->notify_count == notify->unconfirmed &&
 	    wh_notify_can_send_early(fragment->batch))
-		notify->ahead = fragment;
+		notify->early = fragment;
 }
 
 bool rdma_notify_send_early(struct rdma_endpoint *endpoint, const struct wh_fragment *fragment,
@@ -130,35 +132,36 @@ bool rdma_notify_send_early(struct rdma_endpoint *endpoint, const struct wh_frag
 {
 	struct rdma_notify *notify = &endpoint->peer->notify;
 	struct wh_batch *batch = fragment->batch;
-	int slot = free_slot(notify);
+	int slot = notify_free_slot(notify);
 
 	notify->early_endpoints |= 1u << endpoint->index;
 	if (fragment->cursor.left || !request)
 		return false;
-	notify->ahead = NULL;
+	notify->early = NULL;
 	if (notify->early_endpoints != 1u << endpoint->index || atomic_load(&fragment->failed) ||
-	    slot < 0 || !takes(notify, endpoint, batch->notification_length))
+	    slot < 0 || !endpoint_takes(notify, endpoint, batch->notification_length))
 		return false;
-	compose(endpoint, (unsigned)slot, batch, wh_notify_send_early(batch), request, segment);
+	notify_compose(endpoint, (unsigned)slot, batch, wh_notify_send_early(batch), request,
+		       segment);
 	return true;
 }
 
-/* ---- afterwards ------------------------------------------------------------------------------ */
+/* ---- sent after the bytes -------------------------------------------------------------------- */
 
-/* Once for a session, when a batch with a notification has gone by rdma. */
-static void ask(struct rdma_peer *rdma, const struct wh_batch *batch)
+/* Send RING_OPEN, once a session, when a batch with a notification has gone by rdma. */
+static void notify_ask(struct rdma_peer *rdma, const struct wh_batch *batch)
 {
-	if (!(rdma->peer->welcome.capabilities & WH_CAPABLE_RDMA_NOTIFY) || !rdma_ready(rdma) ||
-	    !atomic_load(&batch->rails_used))
+	if (!(rdma->peer->welcome.capabilities & WH_CAPABLE_RDMA_NOTIFY) ||
+	    !rdma_endpoints_ready(rdma) || !atomic_load(&batch->rails_used))
 		return;
 	rdma->notify.state = RDMA_NOTIFY_ASKED;
 	wh_control_send(&rdma->peer->control, WH_FRAME_RDMA_RING_OPEN, 0, NULL, 0);
 }
 
-/* The line that carried all of its bytes; of none, any. NULL: several did, or it cannot take it
- * now. */
-static struct rdma_endpoint *endpoint_for(const struct rdma_peer *rdma,
-					  const struct wh_batch *batch)
+/* The endpoint that carried all bytes of the batch; any, if it has none. NULL: several carried
+ * some, or it has no room. */
+static struct rdma_endpoint *notify_endpoint_for(const struct rdma_peer *rdma,
+						 const struct wh_batch *batch)
 {
 	struct rdma_endpoint *any = NULL;
 
@@ -170,10 +173,10 @@ static struct rdma_endpoint *endpoint_for(const struct rdma_peer *rdma,
 			if (atomic_load(&batch->railed[n]))
 				return NULL;
 		if (carried)
-			return takes(&rdma->notify, endpoint, batch->notification_length) ?
+			return endpoint_takes(&rdma->notify, endpoint, batch->notification_length) ?
 				       endpoint :
 				       NULL;
-		if (!any && takes(&rdma->notify, endpoint, batch->notification_length))
+		if (!any && endpoint_takes(&rdma->notify, endpoint, batch->notification_length))
 			any = endpoint;
 	}
 	return any;
@@ -190,18 +193,19 @@ int rdma_notify_send(struct wh_peer *peer, void *state, struct wh_batch *batch, 
 
 	pthread_mutex_lock(&rdma->lock);
 	if (notify->state == RDMA_NOTIFY_NONE)
-		ask(rdma, batch);
-	endpoint = notify->state == RDMA_NOTIFY_OPEN ? endpoint_for(rdma, batch) : NULL;
-	slot = endpoint ? free_slot(notify) : -1;
+		notify_ask(rdma, batch);
+	endpoint = notify->state == RDMA_NOTIFY_OPEN ? notify_endpoint_for(rdma, batch) : NULL;
+	slot = endpoint ? notify_free_slot(notify) : -1;
 	if (slot < 0)
-		error = notify->out ? -EAGAIN : -EOPNOTSUPP;
-	else if (peer->notify_count != notify->out) /* those over the control connection first */
+		error = notify->unconfirmed ? -EAGAIN : -EOPNOTSUPP;
+	else if (peer->notify_count !=
+		 notify->unconfirmed) /* those over the control connection arrive first */
 		error = -EAGAIN;
 	if (!error) {
 		bool idle = !rdma_endpoint_busy(endpoint);
 
-		compose(endpoint, (unsigned)slot, batch, sequence, &request, &segment);
-		rdma_post_notification(endpoint, &request, idle);
+		notify_compose(endpoint, (unsigned)slot, batch, sequence, &request, &segment);
+		rdma_endpoint_post_notification(endpoint, &request, idle);
 	}
 	pthread_mutex_unlock(&rdma->lock);
 	return error;
@@ -222,7 +226,7 @@ void rdma_notify_confirmed(struct wh_peer *peer, void *state, uint64_t sequence)
 		if (notification->endpoint->ring->arrived <= notification->at)
 			notification->endpoint->ring->arrived = notification->at + 1;
 		notification->endpoint = NULL;
-		notify->out--;
+		notify->unconfirmed--;
 	}
 	pthread_mutex_unlock(&rdma->lock);
 }
@@ -233,14 +237,14 @@ void rdma_notify_done(struct rdma_endpoint *endpoint, struct rdma_work *work)
 		&endpoint->peer->notify.notifications[work->notification - 1];
 
 	if (notification->in_flight)
-		endpoint->peer->unwatched--;
+		endpoint->peer->unpolled--;
 	notification->in_flight = false;
 }
 
-/* ---- what becomes of lines ------------------------------------------------------------------- */
+/* ---- confirmed, or undelivered --------------------------------------------------------------- */
 
-static struct rdma_notification *oldest(struct rdma_notify *notify,
-					const struct rdma_endpoint *endpoint)
+static struct rdma_notification *notify_oldest(struct rdma_notify *notify,
+					       const struct rdma_endpoint *endpoint)
 {
 	struct rdma_notification *found = NULL;
 
@@ -262,12 +266,12 @@ void rdma_notify_undelivered(struct rdma_endpoint *endpoint)
 
 	pthread_mutex_lock(&rdma->peer->notify_lock);
 	pthread_mutex_lock(&rdma->lock);
-	while ((notification = oldest(notify, endpoint))) {
+	while ((notification = notify_oldest(notify, endpoint))) {
 		notification->endpoint = NULL;
-		notify->out--;
+		notify->unconfirmed--;
 		wh_notify_undelivered(
 			rdma->peer, notification->sequence,
-			slot_at(notify, (unsigned)(notification - notify->notifications)) +
+			notify_slot(notify, (unsigned)(notification - notify->notifications)) +
 				WH_RDMA_NOTIFICATION_HEAD,
 			notification->length);
 	}
@@ -280,16 +284,15 @@ void rdma_notify_lost(struct rdma_peer *rdma)
 	struct rdma_notify *notify = &rdma->notify;
 
 	memset(notify->notifications, 0, sizeof(notify->notifications));
-	notify->out = 0;
-	notify->ahead = NULL;
+	notify->unconfirmed = 0;
+	notify->early = NULL;
 	notify->state = RDMA_NOTIFY_NONE;
 }
 
 /* ---- opening and closing; on loop 0, without a lock ------------------------------------------ */
 
-/* Pages of their own, for they are pinned. A NIC that does not get them takes what can be inlined.
- */
-static int get_slots(struct rdma_peer *rdma)
+/* Whole pages, because they are pinned. A NIC that cannot register them sends inline only. */
+static int notify_get_slots(struct rdma_peer *rdma)
 {
 	const struct rdma *all = rdma->rdma;
 	struct rdma_notify *notify = &rdma->notify;
@@ -322,9 +325,9 @@ int rdma_ring_opened(struct rdma_peer *rdma, const struct wh_rdma_ring_opened *o
 			    "rdma to %s: no mailbox, notifications go over TCP: %s",
 			    rdma->peer->welcome.name, opened->text);
 	else
-		error = get_slots(rdma);
+		error = notify_get_slots(rdma);
 	pthread_mutex_lock(&rdma->lock);
-	notify->theirs = *opened;
+	notify->remote = *opened;
 	notify->state = error ? RDMA_NOTIFY_REFUSED : RDMA_NOTIFY_OPEN;
 	pthread_mutex_unlock(&rdma->lock);
 	return 0;

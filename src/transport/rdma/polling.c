@@ -1,130 +1,132 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * rdma: who looks for completions. Whoever waits for a batch, or polls it, sees them without an
- * event; to ask for one costs a system call where the kernel does the NIC's work, and a thread that
- * is woken for nothing. So what is small, and of a batch that says by itself to nobody that it is
- * done, is taken to be watched: its completion queue is not armed for it. It is no more once its
- * waiter goes to sleep. And because nobody is bound to come, a patrol passes from time to time:
- * where nobody has looked since, it has the events.
+ *
+ * rdma: who polls. A thread that waits for a batch, or polls it, sees completions without an event.
+ * Asking for an event costs a system call where the kernel does the NIC's work, and wakes a thread
+ * for nothing. So a small fragment, of a batch that signals nobody by itself, counts as polled: its
+ * completion queue is not armed. It counts as unpolled once its waiter goes to sleep. Because no
+ * thread is obliged to poll, a timer checks from time to time and asks for events where nobody has
+ * polled.
  */
+#include "transport/rdma/flow.h"
 #include "transport/rdma/rdma.h"
 #include "util/clock.h"
 
-/* Bytes are where they belong meanwhile; a patrol takes a processor from those who poll. */
+/* Long enough not to take a processor from threads that poll; the bytes arrive meanwhile anyway. */
 #define ROUND (10 * WH_MS)
 
-static bool is_watched(const struct wh_fragment *fragment)
+static bool fragment_is_polled(const struct wh_fragment *fragment)
 {
 	struct wh_batch *batch = fragment->batch;
 
 	if (batch->callback || batch->queue || batch->dependency)
 		return false;
-	/* With the knob, whoever waits never sleeps. */
+	/* With the setting `spin`, a waiter never sleeps. */
 	return batch->peer->engine->config.number[WH_SETTING_SPIN] ||
 	       (fragment->bytes <= RDMA_SPLIT && !batch->note && !fragment->whole);
 }
 
-void rdma_watch(struct rdma_peer *rdma, struct wh_fragment *fragment)
+void rdma_polling_add(struct rdma_peer *rdma, struct wh_fragment *fragment)
 {
-	fragment->watched = is_watched(fragment);
+	fragment->watched = fragment_is_polled(fragment);
 	if (!fragment->watched) {
-		rdma->unwatched++;
+		rdma->unpolled++;
 		return;
 	}
-	rdma->watched++;
-	if (!rdma->timer_polled)
-		wh_loop_post(&rdma->rdma->loop, &rdma->timer_due);
-	rdma->timer_polled = true;
+	rdma->polled++;
+	if (!rdma->timer_active)
+		wh_loop_post(&rdma->rdma->loop, &rdma->timer_task);
+	rdma->timer_active = true;
 }
 
-void rdma_unwatch(struct rdma_peer *rdma, struct wh_fragment *fragment)
+void rdma_polling_remove(struct rdma_peer *rdma, struct wh_fragment *fragment)
 {
 	if (fragment->watched)
-		rdma->watched--;
+		rdma->polled--;
 	else
-		rdma->unwatched--;
+		rdma->unpolled--;
 	fragment->watched = false;
 }
 
-/* Its completion is to make an event. */
-static void give_up(struct rdma_peer *rdma, struct wh_fragment *fragment)
+/* Its completion must make an event. */
+static void polling_need_event(struct rdma_peer *rdma, struct wh_fragment *fragment)
 {
 	if (!fragment->watched)
 		return;
-	rdma_unwatch(rdma, fragment);
-	rdma->unwatched++;
+	rdma_polling_remove(rdma, fragment);
+	rdma->unpolled++;
 }
 
-void rdma_sleep(struct rdma_peer *rdma, struct wh_batch *batch)
+void rdma_polling_sleep(struct rdma_peer *rdma, struct wh_batch *batch)
 {
-	struct wh_list done, away;
+	struct wh_list done, reroute;
 
 	wh_list_init(&done);
-	wh_list_init(&away);
+	wh_list_init(&reroute);
 	pthread_mutex_lock(&rdma->lock);
 	for (size_t i = 0; i < batch->fragment_count; i++)
-		give_up(rdma, &batch->fragments[i]);
-	rdma_progress(rdma, &done, &away);
+		polling_need_event(rdma, &batch->fragments[i]);
+	rdma_progress(rdma, &done, &reroute);
 	pthread_mutex_unlock(&rdma->lock);
 	rdma_fragments_done(&done);
-	rdma_fragments_in_flight(rdma, &away);
+	rdma_fragments_reroute(rdma, &reroute);
 }
 
-/* ---- the patrol; on the transport's own loop ------------------------------------------------- */
+/* ---- the timer; on rdma.loop ----------------------------------------------------------------- */
 
-static void give_up_all(struct rdma_peer *rdma)
+static void polling_need_events(struct rdma_peer *rdma)
 {
 	struct wh_list *const lists[] = { &rdma->urgent, &rdma->bulk, &rdma->sent };
 
 	for (unsigned i = 0; i < sizeof(lists) / sizeof(lists[0]); i++)
 		for (struct wh_list *l = lists[i]->next; l != lists[i]; l = l->next)
-			give_up(rdma, wh_container(l, struct wh_fragment, link));
+			polling_need_event(rdma, wh_container(l, struct wh_fragment, link));
 }
 
-static void timer(struct wh_timer *timer)
+static void polling_timer_fired(struct wh_timer *timer)
 {
 	struct rdma_peer *rdma = wh_container(timer, struct rdma_peer, timer);
-	struct wh_list done, away;
+	struct wh_list done, reroute;
 
 	wh_list_init(&done);
-	wh_list_init(&away);
+	wh_list_init(&reroute);
 	pthread_mutex_lock(&rdma->lock);
-	if (rdma->looked != rdma->looked_before || !rdma->watched) {
-		rdma->timer_polled = rdma->looked != rdma->looked_before;
-		rdma->looked_before = rdma->looked;
+	if (rdma->polls != rdma->polls_before || !rdma->polled) {
+		rdma->timer_active = rdma->polls != rdma->polls_before;
+		rdma->polls_before = rdma->polls;
 	} else {
-		give_up_all(rdma);
-		rdma_progress(rdma, &done, &away);
+		polling_need_events(rdma);
+		rdma_progress(rdma, &done, &reroute);
 	}
-	if (rdma->timer_polled)
+	if (rdma->timer_active)
 		wh_timer_set(&rdma->rdma->loop, timer, wh_now() + ROUND);
 	pthread_mutex_unlock(&rdma->lock);
 	rdma_fragments_done(&done);
-	rdma_fragments_in_flight(rdma, &away);
+	rdma_fragments_reroute(rdma, &reroute);
 }
 
-static void timer_start(struct wh_task *task)
+static void polling_timer_start(struct wh_task *task)
 {
-	struct rdma_peer *rdma = wh_container(task, struct rdma_peer, timer_due);
+	struct rdma_peer *rdma = wh_container(task, struct rdma_peer, timer_task);
 
 	wh_timer_set(&rdma->rdma->loop, &rdma->timer, wh_now() + ROUND);
 }
 
-static void timer_fired(void *argument)
+static void polling_timer_stop(void *argument)
 {
 	struct rdma_peer *rdma = argument;
 
-	wh_loop_cancel(&rdma->rdma->loop, &rdma->timer_due);
+	wh_loop_cancel(&rdma->rdma->loop, &rdma->timer_task);
 	wh_timer_clear(&rdma->timer);
 }
 
 void rdma_polling_open(struct rdma_peer *rdma)
 {
-	rdma->timer_due.run = timer_start;
-	rdma->timer.fire = timer;
+	rdma->timer_task.run = polling_timer_start;
+	rdma->timer.fire = polling_timer_fired;
 }
 
 void rdma_polling_close(struct rdma_peer *rdma)
 {
-	wh_loop_call(&rdma->rdma->loop, timer_fired, rdma);
+	wh_loop_call(&rdma->rdma->loop, polling_timer_stop, rdma);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Devices and their ports, which address each has, and queue pairs on them. */
+/* rdma: NICs and their ports, the address (GID) of each, their events, and queue pairs on them. */
 #include <arpa/inet.h>
 #include <dirent.h>
 #include <errno.h>
@@ -9,35 +9,38 @@
 #include <string.h>
 
 #include "transport/rdma/rdma.h"
+#include "transport/rdma/server.h"
 #include "util/clock.h"
 
-#define GIDS_MOST 256u /* of a port's table, how many are looked at */
-#define RETRIES 6 /* 7 is for ever on some NICs */
+#define GIDS_MOST 256u /* of a port's table, that are examined */
+#define RETRIES 6 /* 7 means for ever on some NICs */
 
 /* ---- addresses ------------------------------------------------------------------------------- */
 
-static bool is_mapped(const uint8_t gid[16])
+static bool gid_is_ipv4(const uint8_t gid[16])
 {
 	static const uint8_t prefix[12] = { [10] = 0xff, [11] = 0xff };
 
 	return !memcmp(gid, prefix, sizeof(prefix));
 }
 
-static bool is_link_local(const uint8_t gid[16])
+static bool gid_is_link_local(const uint8_t gid[16])
 {
 	return gid[0] == 0xfe && (gid[1] & 0xc0) == 0x80;
 }
 
-/* RoCE: routable before not, IPv4 before IPv6, an address of the network's before the link's own.
- */
-static int rank(const struct ibv_gid_entry *entry)
+/* RoCE v2 before v1, IPv4 before IPv6, global addresses before link-local ones. */
+static int gid_rank(const struct ibv_gid_entry *entry)
 {
 	int version = entry->gid_type == IBV_GID_ROCE_V2 ? 4 : 0;
 
-	return version + (is_mapped(entry->gid.raw) ? 3 : is_link_local(entry->gid.raw) ? 1 : 2);
+	return version + (gid_is_ipv4(entry->gid.raw)       ? 3 :
+			  gid_is_link_local(entry->gid.raw) ? 1 :
+							      2);
 }
 
-static int choose_gid(struct rdma_rail *rail, bool ethernet, int entries, struct ibv_gid_entry *out)
+static int rail_choose_gid(struct rdma_rail *rail, bool ethernet, int entries,
+			   struct ibv_gid_entry *out)
 {
 	const struct rdma_nic *nic = rail->nic;
 	struct ibv_gid_entry entry;
@@ -57,9 +60,9 @@ static int choose_gid(struct rdma_rail *rail, bool ethernet, int entries, struct
 	for (unsigned i = 0; (int)i < entries && i < GIDS_MOST; i++) {
 		if (wh_verbs_gid(nic->rdma->verbs, nic->context, nic->name, rail->port, i,
 				 &entry) ||
-		    rank(&entry) <= best)
+		    gid_rank(&entry) <= best)
 			continue;
-		best = rank(&entry);
+		best = gid_rank(&entry);
 		*out = entry;
 	}
 	if (best)
@@ -69,8 +72,8 @@ static int choose_gid(struct rdma_rail *rail, bool ethernet, int entries, struct
 	return -EADDRNOTAVAIL;
 }
 
-/* The first partition that the port is in, a full member of if there is one. */
-static void choose_pkey(struct rdma_rail *rail, unsigned entries)
+/* Choose the first partition with full membership, or else the first. */
+static void rail_choose_pkey(struct rdma_rail *rail, unsigned entries)
 {
 	const struct rdma_nic *nic = rail->nic;
 	uint16_t key;
@@ -90,8 +93,8 @@ static void choose_pkey(struct rdma_rail *rail, unsigned entries)
 	}
 }
 
-/* Look at the port anew. Under rdma.lock, save while it is opened. */
-static void refresh(struct rdma_rail *rail)
+/* Query the port. Under rdma.lock, except while the engine opens. */
+static void rail_refresh(struct rdma_rail *rail)
 {
 	const struct rdma_nic *nic = rail->nic;
 	int reads = nic->attributes.max_qp_rd_atom,
@@ -113,9 +116,9 @@ static void refresh(struct rdma_rail *rail)
 			 "%s is not active: its cable or network interface is down", rail->name);
 		return;
 	}
-	if (choose_gid(rail, ethernet, port.gid_tbl_len, &gid))
+	if (rail_choose_gid(rail, ethernet, port.gid_tbl_len, &gid))
 		return;
-	choose_pkey(rail, port.pkey_tbl_len);
+	rail_choose_pkey(rail, port.pkey_tbl_len);
 	if (!ethernet && !rail->end.pkey) {
 		snprintf(rail->why, WH_REFUSAL, "%s is in no partition: see the subnet manager's",
 			 rail->name);
@@ -139,14 +142,14 @@ static void refresh(struct rdma_rail *rail)
 	rail->usable = true;
 }
 
-bool rdma_rail_look(struct rdma_rail *rail, struct rdma_rail *copy, char why[WH_REFUSAL])
+bool rdma_rail_query(struct rdma_rail *rail, struct rdma_rail *copy, char why[WH_REFUSAL])
 {
 	struct rdma *rdma = rail->nic->rdma;
 
 	pthread_mutex_lock(&rdma->lock);
-	/* One that was down may have come up without an event that we saw. */
+	/* A port may have come up without an event that we saw. */
 	if (!rail->usable)
-		refresh(rail);
+		rail_refresh(rail);
 	*copy = *rail;
 	pthread_mutex_unlock(&rdma->lock);
 	if (!copy->usable)
@@ -154,48 +157,49 @@ bool rdma_rail_look(struct rdma_rail *rail, struct rdma_rail *copy, char why[WH_
 	return copy->usable;
 }
 
-static const char *layer(const struct wh_rdma_end *end)
+static const char *end_layer(const struct wh_rdma_end *end)
 {
 	static const char *const names[] = { "InfiniBand", "RoCE v1", "RoCE v2" };
 
 	return names[end->gid_type];
 }
 
-/* Could packets find the way? Whether they do is seen when they are sent. */
-static bool compatible(const struct wh_rdma_end *mine, const struct wh_rdma_end *other,
-		       char why[WH_REFUSAL])
+/* Can packets get through? Whether they do shows when they are sent. */
+static bool ends_are_compatible(const struct wh_rdma_end *local, const struct wh_rdma_end *remote,
+				char why[WH_REFUSAL])
 {
-	if (mine->link != other->link || mine->gid_type != other->gid_type) {
+	if (local->link != remote->link || local->gid_type != remote->gid_type) {
 		snprintf(why, WH_REFUSAL, "another fabric: %.60s here speaks %s, %.60s there %s",
-			 mine->name, layer(mine), other->name, layer(other));
+			 local->name, end_layer(local), remote->name, end_layer(remote));
 		return false;
 	}
-	if (mine->link == WH_RDMA_ETHERNET && is_mapped(mine->gid) != is_mapped(other->gid)) {
+	if (local->link == WH_RDMA_ETHERNET &&
+	    gid_is_ipv4(local->gid) != gid_is_ipv4(remote->gid)) {
 		snprintf(why, WH_REFUSAL,
 			 "%.35s here and %.35s there have addresses of different families; choose "
 			 "a GID "
 			 "with the knob rdma (NAME:PORT:INDEX)",
-			 mine->name, other->name);
+			 local->name, remote->name);
 		return false;
 	}
-	if (mine->link == WH_RDMA_INFINIBAND && (mine->pkey ^ other->pkey) & 0x7fff) {
+	if (local->link == WH_RDMA_INFINIBAND && (local->pkey ^ remote->pkey) & 0x7fff) {
 		snprintf(why, WH_REFUSAL, "%s here is in partition %#x, %s there in %#x",
-			 mine->name, mine->pkey, other->name, other->pkey);
+			 local->name, local->pkey, remote->name, remote->pkey);
 		return false;
 	}
 	return true;
 }
 
-/* Do both lie in one IPv4 network of the usual size, or one InfiniBand subnet or IPv6 network? */
-static bool near(const struct wh_rdma_end *mine, const struct wh_rdma_end *other)
+/* Both are in one IPv4 /24, one IPv6 /64, or one InfiniBand subnet. */
+static bool ends_are_near(const struct wh_rdma_end *local, const struct wh_rdma_end *remote)
 {
-	return !memcmp(mine->gid, other->gid, is_mapped(mine->gid) ? 15 : 8);
+	return !memcmp(local->gid, remote->gid, gid_is_ipv4(local->gid) ? 15 : 8);
 }
 
-/* Of those that reach the initiator's rail: one of the same network before others, the one with the
- * same index before those behind it; each turn the next of them. */
-struct rdma_rail *rdma_rail_for(struct rdma *rdma, const struct wh_rdma_connect *wanted,
-				struct rdma_rail *copy, char why[WH_REFUSAL])
+/* Of the rails that reach the initiator's: those of the same network first, then by index from the
+ * initiator's on. Each turn takes the next. */
+struct rdma_rail *rdma_rail_choose(struct rdma *rdma, const struct wh_rdma_connect *wanted,
+				   struct rdma_rail *copy, char why[WH_REFUSAL])
 {
 	unsigned all = rdma->rail_count, count = 0, turn;
 	struct rdma_rail looks[RDMA_RAILS];
@@ -206,9 +210,9 @@ struct rdma_rail *rdma_rail_for(struct rdma *rdma, const struct wh_rdma_connect 
 		for (unsigned i = 0; i < all; i++) {
 			unsigned n = (wanted->index + i) % all;
 
-			if (rdma_rail_look(&rdma->rails[n], &looks[n], why) &&
-			    compatible(&looks[n].end, &wanted->end, why) &&
-			    near(&looks[n].end, &wanted->end) == !far)
+			if (rdma_rail_query(&rdma->rails[n], &looks[n], why) &&
+			    ends_are_compatible(&looks[n].end, &wanted->end, why) &&
+			    ends_are_near(&looks[n].end, &wanted->end) == !far)
 				order[count++] = (uint8_t)n;
 		}
 	if (!count)
@@ -220,7 +224,7 @@ struct rdma_rail *rdma_rail_for(struct rdma *rdma, const struct wh_rdma_connect 
 
 /* ---- events ---------------------------------------------------------------------------------- */
 
-static void port_changed(struct rdma_nic *nic, uint8_t port, int event)
+static void rail_port_changed(struct rdma_nic *nic, uint8_t port, int event)
 {
 	struct rdma *rdma = nic->rdma;
 	char why[WH_REFUSAL] = "";
@@ -233,11 +237,11 @@ static void port_changed(struct rdma_nic *nic, uint8_t port, int event)
 			continue;
 		pthread_mutex_lock(&rdma->lock);
 		before = rail->end;
-		if (event == IBV_EVENT_PORT_ERR) { /* what a query says may come later */
+		if (event == IBV_EVENT_PORT_ERR) { /* a query may still report the old state */
 			rail->usable = false;
 			snprintf(rail->why, WH_REFUSAL, "%s has gone down", rail->name);
 		} else {
-			refresh(rail);
+			rail_refresh(rail);
 		}
 		if (!rail->usable)
 			memcpy(why, rail->why, sizeof(why));
@@ -248,12 +252,12 @@ static void port_changed(struct rdma_nic *nic, uint8_t port, int event)
 		wh_log_line(&rdma->engine->log, "rdma: %s", *why ? why : "a port is up again");
 	}
 	if (*why)
-		rdma_rail_lost(rdma, nic, port, why);
+		rdma_rail_down(rdma, nic, port, why);
 	else
-		rdma_rail_back(rdma, nic, port);
+		rdma_rail_up(rdma, nic, port);
 }
 
-static void events_ready(struct wh_source *source, uint32_t events)
+static void nic_events_ready(struct wh_source *source, uint32_t events)
 {
 	struct rdma_nic *nic = wh_container(source, struct rdma_nic, events);
 	const struct wh_verbs *verbs = nic->rdma->verbs;
@@ -263,24 +267,25 @@ static void events_ready(struct wh_source *source, uint32_t events)
 	while (!verbs->get_async_event(nic->context, &event)) {
 		int port = event.element.port_num, type = event.event_type;
 
-		/* A queue pair that is to be destroyed waits for this. */
+		/* Destroying a queue pair waits for this. */
 		verbs->ack_async_event(&event);
 		switch (type) {
 		case IBV_EVENT_PORT_ERR:
 		case IBV_EVENT_PORT_ACTIVE:
 		case IBV_EVENT_LID_CHANGE:
 		case IBV_EVENT_GID_CHANGE:
-			port_changed(nic, (uint8_t)port, type);
+			rail_port_changed(nic, (uint8_t)port, type);
 			break;
 		case IBV_EVENT_DEVICE_FATAL:
 			snprintf(why, sizeof(why), "%s has failed, or been removed", nic->name);
-			rdma_rail_lost(nic->rdma, nic, 0, why);
+			rdma_rail_down(nic->rdma, nic, 0, why);
 			break;
-		default: /* a queue pair's errors are seen in its completions, or by the watchdog */
+		default: /* errors of a queue pair show in its completions, or by the endpoint's
+			    timer */
 			break;
 		}
 	}
-	/* One that has been removed is ready for ever. */
+	/* A removed device stays ready for ever. */
 	if (events & (EPOLLERR | EPOLLHUP)) {
 		wh_loop_remove(&nic->rdma->engine->loops[0], source);
 		source->fd = -1;
@@ -289,7 +294,7 @@ static void events_ready(struct wh_source *source, uint32_t events)
 
 /* ---- devices --------------------------------------------------------------------------------- */
 
-/* One entry of the knob `rdma`: a device, a port (0: all), an index into its GIDs (-1: chosen). */
+/* One entry of the setting `rdma`: a device, a port (0: all), a GID index (-1: chosen). */
 struct chosen {
 	char name[WH_VERBS_NAME];
 	unsigned port;
@@ -297,7 +302,7 @@ struct chosen {
 	bool found;
 };
 
-static int parse_chosen(const char *text, size_t length, struct chosen *out)
+static int chosen_parse(const char *text, size_t length, struct chosen *out)
 {
 	char entry[WH_VERBS_NAME + 16], *colon, *end;
 	unsigned long number;
@@ -396,7 +401,7 @@ static int nic_open(struct rdma *rdma, struct ibv_device *device, struct rdma_ni
 	return 0;
 }
 
-static void add_rails(struct rdma *rdma, struct rdma_nic *nic, const struct chosen *chosen)
+static void nic_add_rails(struct rdma *rdma, struct rdma_nic *nic, const struct chosen *chosen)
 {
 	for (unsigned port = 1; port <= nic->attributes.phys_port_cnt; port++) {
 		struct rdma_rail *rail = &rdma->rails[rdma->rail_count];
@@ -408,12 +413,12 @@ static void add_rails(struct rdma *rdma, struct rdma_nic *nic, const struct chos
 		rail->port = (uint8_t)port;
 		rail->wanted_gid = chosen ? chosen->gid : -1;
 		snprintf(rail->name, sizeof(rail->name), "%.58s:%u", nic->name, port);
-		refresh(rail);
+		rail_refresh(rail);
 		rdma->rail_count++;
 	}
 }
 
-static int add_nic(struct rdma *rdma, struct ibv_device *device, const struct chosen *chosen)
+static int nics_add_one(struct rdma *rdma, struct ibv_device *device, const struct chosen *chosen)
 {
 	struct rdma_nic *nic = NULL;
 	int error;
@@ -430,19 +435,19 @@ static int add_nic(struct rdma *rdma, struct ibv_device *device, const struct ch
 		nic->index = rdma->nic_count;
 		rdma->nics[rdma->nic_count++] = nic;
 	}
-	add_rails(rdma, nic, chosen);
+	nic_add_rails(rdma, nic, chosen);
 	return 0;
 }
 
-/* The devices of the list that the knob names, in its order; all of them if it names none. */
-static int add_nics(struct rdma *rdma, struct ibv_device **list)
+/* Open the devices that the setting names, in its order; or all, if it names none. */
+static int nics_add(struct rdma *rdma, struct ibv_device **list)
 {
 	const char *setting = rdma->engine->config.text[WH_SETTING_RDMA];
 	int error = -ENODEV;
 
 	for (int i = 0; !*setting && list[i]; i++) {
-		/* One that cannot be opened is no reason not to use the others. */
-		int trouble = add_nic(rdma, list[i], NULL);
+		/* A device that cannot be opened does not keep the others from being used. */
+		int trouble = nics_add_one(rdma, list[i], NULL);
 
 		error = rdma->rail_count ? 0 : trouble;
 	}
@@ -450,7 +455,7 @@ static int add_nics(struct rdma *rdma, struct ibv_device **list)
 		size_t length = strcspn(at, ",");
 		struct chosen chosen;
 
-		if (parse_chosen(at, length, &chosen))
+		if (chosen_parse(at, length, &chosen))
 			return wh_fail(
 				EINVAL,
 				"rdma=%.60s: wants NAME[:PORT[:GID INDEX]] with commas between, "
@@ -460,7 +465,7 @@ static int add_nics(struct rdma *rdma, struct ibv_device **list)
 		for (int i = 0; list[i] && !error && !chosen.found; i++) {
 			chosen.found = !strcmp(chosen.name, rdma->verbs->get_device_name(list[i]));
 			if (chosen.found)
-				error = add_nic(rdma, list[i], &chosen);
+				error = nics_add_one(rdma, list[i], &chosen);
 		}
 		if (!error && !chosen.found)
 			error = wh_fail(
@@ -473,7 +478,7 @@ static int add_nics(struct rdma *rdma, struct ibv_device **list)
 	return error;
 }
 
-/* Where the kernel has no RDMA device the library need not be loaded to find out. */
+/* If the kernel has no RDMA device, the library need not be loaded. */
 static bool kernel_has_none(void)
 {
 	DIR *directory = opendir("/sys/class/infiniband");
@@ -487,8 +492,9 @@ static bool kernel_has_none(void)
 	return none;
 }
 
-/* So that a NIC has given up by the end of the knob `timeout`: it waits up to four times as long as
- * it is told, and so often. Bounded to 67 ms and 4.3 s. */
+/* The exponent of the NIC's acknowledgement timeout, so that it gives up before the setting
+ * `timeout` ends: NICs wait up to four times as long as set, and RETRIES times. From 67 ms to 4.3
+ * s. */
 static uint8_t ack_timeout(const struct wh_engine *engine)
 {
 	int64_t most = engine->config.number[WH_SETTING_TIMEOUT] * WH_MS / (RETRIES + 1);
@@ -499,7 +505,7 @@ static uint8_t ack_timeout(const struct wh_engine *engine)
 	return exponent;
 }
 
-static int listen_to(const struct rdma_nic *nic, struct wh_source *source, int fd)
+static int nic_listen(const struct rdma_nic *nic, struct wh_source *source, int fd)
 {
 	int error;
 
@@ -531,13 +537,13 @@ int rdma_rails_open(struct rdma *rdma)
 	rdma->ack_timeout = ack_timeout(engine);
 	list = rdma->verbs->get_device_list(&count);
 	if (!list || !count) {
-		/* The kernel has some, or somebody has named the library: a surprise. */
+		/* Unexpected: the kernel has some, or the setting `verbs` names the library. */
 		error = wh_fail(ENOENT, "libibverbs finds no RDMA device; ibv_devices lists them");
 		if (list)
 			rdma->verbs->free_device_list(list);
 		return error;
 	}
-	error = add_nics(rdma, list);
+	error = nics_add(rdma, list);
 	rdma->verbs->free_device_list(list);
 	if (!error)
 		rdma_affinity_open(rdma);
@@ -546,16 +552,16 @@ int rdma_rails_open(struct rdma *rdma)
 	for (unsigned i = 0; i < rdma->nic_count && !error; i++) {
 		struct rdma_nic *nic = rdma->nics[i];
 
-		nic->events.ready = events_ready;
+		nic->events.ready = nic_events_ready;
 		nic->notifications_source.ready = rdma_notifications_ready;
-		error = listen_to(nic, &nic->events, nic->context->async_fd);
+		error = nic_listen(nic, &nic->events, nic->context->async_fd);
 		if (!error)
-			error = listen_to(nic, &nic->notifications_source, nic->notifications->fd);
+			error = nic_listen(nic, &nic->notifications_source, nic->notifications->fd);
 	}
 	return error;
 }
 
-static void stop_events(void *argument)
+static void nics_stop_events(void *argument)
 {
 	struct rdma *rdma = argument;
 
@@ -571,7 +577,7 @@ static void stop_events(void *argument)
 
 void rdma_rails_close(struct rdma *rdma)
 {
-	wh_loop_call(&rdma->engine->loops[0], stop_events, rdma);
+	wh_loop_call(&rdma->engine->loops[0], nics_stop_events, rdma);
 	rdma_affinity_close(rdma);
 	while (rdma->nic_count)
 		nic_close(rdma->nics[--rdma->nic_count]);
@@ -635,7 +641,7 @@ int rdma_qp_new(const struct rdma_rail *rail, struct ibv_cq *cq, uint32_t depth,
 	return error;
 }
 
-int rdma_qp_new_answering(const struct rdma_rail *rail, struct ibv_cq *receives,
+int rdma_qp_new_responder(const struct rdma_rail *rail, struct ibv_cq *receives,
 			  struct ibv_qp **out, char why[WH_REFUSAL])
 {
 	struct ibv_qp_init_attr wanted = {
@@ -651,47 +657,48 @@ int rdma_qp_new_answering(const struct rdma_rail *rail, struct ibv_cq *receives,
 	return qp_make(rail, &wanted, IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ, out, why);
 }
 
-/* How packets find the other end. */
-static void address(const struct rdma_rail *rail, const struct wh_rdma_end *mine,
-		    const struct wh_rdma_end *other, struct ibv_ah_attr *out)
+/* Set the address of the other end. */
+static void qp_address(const struct rdma_rail *rail, const struct wh_rdma_end *local,
+		       const struct wh_rdma_end *remote, struct ibv_ah_attr *out)
 {
 	const int64_t *number = rail->nic->rdma->engine->config.number;
 
 	out->port_num = rail->port;
-	out->dlid = other->lid;
+	out->dlid = remote->lid;
 	out->sl = (uint8_t)number[WH_SETTING_RDMA_SL];
 	/* Within an InfiniBand subnet the LID is enough. */
-	if (!rail->routed && other->lid && !memcmp(mine->gid, other->gid, 8))
+	if (!rail->routed && remote->lid && !memcmp(local->gid, remote->gid, 8))
 		return;
 	out->is_global = 1;
-	memcpy(out->grh.dgid.raw, other->gid, sizeof(other->gid));
+	memcpy(out->grh.dgid.raw, remote->gid, sizeof(remote->gid));
 	out->grh.sgid_index = rail->gid_index;
 	out->grh.hop_limit = 64;
 	out->grh.traffic_class = (uint8_t)number[WH_SETTING_RDMA_CLASS];
 }
 
-static uint8_t least(uint8_t a, uint8_t b)
+static uint8_t smaller(uint8_t a, uint8_t b)
 {
 	return a < b ? a : b;
 }
 
-int rdma_qp_connect(const struct rdma_rail *rail, struct ibv_qp *qp, const struct wh_rdma_end *mine,
-		    const struct wh_rdma_end *other, char why[WH_REFUSAL])
+int rdma_qp_connect(const struct rdma_rail *rail, struct ibv_qp *qp,
+		    const struct wh_rdma_end *local, const struct wh_rdma_end *remote,
+		    char why[WH_REFUSAL])
 {
 	const struct wh_verbs *verbs = rail->nic->rdma->verbs;
 	struct ibv_qp_attr attributes = {
 		.qp_state = IBV_QPS_RTR,
-		.path_mtu = least(mine->mtu, other->mtu),
-		.dest_qp_num = other->qp,
-		.rq_psn = other->psn,
-		.max_dest_rd_atomic = least(mine->responder_resources, other->initiator_depth),
+		.path_mtu = smaller(local->mtu, remote->mtu),
+		.dest_qp_num = remote->qp,
+		.rq_psn = remote->psn,
+		.max_dest_rd_atomic = smaller(local->responder_resources, remote->initiator_depth),
 		.min_rnr_timer = 12,
 	};
 	int error;
 
-	if (!compatible(mine, other, why))
+	if (!ends_are_compatible(local, remote, why))
 		return -EOPNOTSUPP;
-	address(rail, mine, other, &attributes.ah_attr);
+	qp_address(rail, local, remote, &attributes.ah_attr);
 	error = verbs->modify_qp(qp, &attributes,
 				 IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
 					 IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC |
@@ -700,11 +707,11 @@ int rdma_qp_connect(const struct rdma_rail *rail, struct ibv_qp *qp, const struc
 		return qp_fail(rail, "ibv_modify_qp to RTR", error, why);
 	attributes = (struct ibv_qp_attr){
 		.qp_state = IBV_QPS_RTS,
-		.sq_psn = mine->psn,
+		.sq_psn = local->psn,
 		.timeout = rail->nic->rdma->ack_timeout,
 		.retry_cnt = RETRIES,
 		.rnr_retry = RETRIES,
-		.max_rd_atomic = least(mine->initiator_depth, other->responder_resources),
+		.max_rd_atomic = smaller(local->initiator_depth, remote->responder_resources),
 	};
 	error = verbs->modify_qp(qp, &attributes,
 				 IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |

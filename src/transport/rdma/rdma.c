@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rdma: the transport's table, pieces that come in, what is told of them. */
+/* rdma: the transport's table, incoming fragments, the explanation's lines, a peer's frames. */
 #include "transport/rdma/rdma.h"
+#include "transport/rdma/flow.h"
+#include "transport/rdma/server.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -11,43 +13,43 @@
 #include "util/clock.h"
 #include "wire/bytes.h"
 
-/* ---- pieces ---------------------------------------------------------------------------------- */
+/* ---- fragments ------------------------------------------------------------------------------- */
 
-static void take_its_turn(struct rdma_peer *rdma, struct wh_fragment *fragment,
-			  struct wh_list *done, struct wh_list *away)
+static void fragment_queue(struct rdma_peer *rdma, struct wh_fragment *fragment,
+			   struct wh_list *done, struct wh_list *reroute)
 {
-	/* What is small needs but one. */
-	if (fragment->bytes > RDMA_SPLIT || !rdma_ready(rdma))
-		rdma_want(rdma);
+	/* A small fragment needs one endpoint only. */
+	if (fragment->bytes > RDMA_SPLIT || !rdma_endpoints_ready(rdma))
+		rdma_endpoints_connect(rdma);
 	fragment->in_flight = 0;
-	rdma_take_in(rdma, fragment);
-	rdma_progress(rdma, done, away);
+	rdma_striping_add(rdma, fragment);
+	rdma_progress(rdma, done, reroute);
 }
 
-/* With the lock, which is let go, as is peer.notify_lock if it is `noted`. */
-static void take(struct rdma_peer *rdma, struct wh_fragment *fragment, bool noted)
+/* Enter with rdma_peer.lock and, if `notifies`, with wh_peer.notify_lock. Drops both. */
+static void fragment_take(struct rdma_peer *rdma, struct wh_fragment *fragment, bool notifies)
 {
-	struct wh_list done, away;
+	struct wh_list done, reroute;
 	char why[WH_REFUSAL];
 	bool takes = !atomic_load(&fragment->cancelled);
 
 	wh_list_init(&done);
-	wh_list_init(&away);
-	if (noted)
+	wh_list_init(&reroute);
+	if (notifies)
 		rdma_notify_prepare(rdma, fragment);
-	if (takes && (noted || !rdma_alone(rdma, fragment, &done, &away))) {
-		takes = !rdma_hopeless(rdma);
+	if (takes && (notifies || !rdma_post_single(rdma, fragment, &done, &reroute))) {
+		takes = !rdma_endpoints_failed(rdma);
 		if (takes)
-			take_its_turn(rdma, fragment, &done, &away);
+			fragment_queue(rdma, fragment, &done, &reroute);
 	}
 	if (!takes)
 		memcpy(why, rdma->why, sizeof(why));
-	rdma->notify.ahead = NULL;
+	rdma->notify.early = NULL;
 	pthread_mutex_unlock(&rdma->lock);
-	if (noted)
+	if (notifies)
 		pthread_mutex_unlock(&rdma->peer->notify_lock);
 	rdma_fragments_done(&done);
-	rdma_fragments_in_flight(rdma, &away);
+	rdma_fragments_reroute(rdma, &reroute);
 	if (takes)
 		return;
 	if (wh_peer_check(rdma->peer)) {
@@ -61,11 +63,11 @@ static void take(struct rdma_peer *rdma, struct wh_fragment *fragment, bool note
 void rdma_submit(struct rdma_peer *rdma, struct wh_fragment *fragment)
 {
 	pthread_mutex_lock(&rdma->lock);
-	take(rdma, fragment, false);
+	fragment_take(rdma, fragment, false);
 }
 
-/* Is the memory of ours still what NICs know it as? A plan may be older than that. */
-static int check_memory(const struct wh_fragment *fragment)
+/* Check that NICs have registered the memory that is there now: the plan may be older. */
+static int fragment_check_memory(const struct wh_fragment *fragment)
 {
 	const struct wh_region *local, *before = NULL;
 	int error = 0;
@@ -80,11 +82,11 @@ static int check_memory(const struct wh_fragment *fragment)
 	return error;
 }
 
-static void submit_fragment(struct wh_peer *peer, void *state, struct wh_fragment *fragment)
+static void fragment_submit(struct wh_peer *peer, void *state, struct wh_fragment *fragment)
 {
 	struct rdma_peer *rdma = state;
-	bool noted = rdma_notify_follows(rdma, fragment);
-	int error = check_memory(fragment);
+	bool notifies = rdma_notify_can_follow(rdma, fragment);
+	int error = fragment_check_memory(fragment);
 	unsigned sides;
 
 	if (error) {
@@ -92,25 +94,25 @@ static void submit_fragment(struct wh_peer *peer, void *state, struct wh_fragmen
 		wh_fragment_done(fragment);
 		return;
 	}
-	if (noted)
+	if (notifies)
 		pthread_mutex_lock(&peer->notify_lock);
 	pthread_mutex_lock(&rdma->lock);
-	sides = rdma_stage_wanted(rdma, fragment);
+	sides = rdma_stage_sides(rdma, fragment);
 	if (!sides) {
-		take(rdma, fragment, noted);
+		fragment_take(rdma, fragment, notifies);
 		return;
 	}
 	pthread_mutex_unlock(&rdma->lock);
-	if (noted)
+	if (notifies)
 		pthread_mutex_unlock(&peer->notify_lock);
-	rdma_stage(rdma, fragment, sides);
+	rdma_stage_start(rdma, fragment, sides);
 }
 
-/* What fails belongs to the batch, and not to the call that submits it. */
-static void submit(struct wh_peer *peer, void *state, struct wh_fragment *fragment)
+/* A failure belongs to the batch, not to the call that submits it. */
+static void peer_submit(struct wh_peer *peer, void *state, struct wh_fragment *fragment)
 {
 	wh_fail_begin();
-	submit_fragment(peer, state, fragment);
+	fragment_submit(peer, state, fragment);
 	wh_fail_end(0);
 }
 
@@ -123,17 +125,17 @@ static void rdma_wait_progress(struct wh_peer *peer, void *state, struct wh_batc
 
 	(void)peer;
 	do {
-		struct wh_list done, away;
+		struct wh_list done, reroute;
 
 		wh_list_init(&done);
-		wh_list_init(&away);
+		wh_list_init(&reroute);
 		if (!pthread_mutex_trylock(&rdma->lock)) {
 			stages = !wh_list_empty(&rdma->stages);
-			rdma->looked++;
-			rdma_progress(rdma, &done, &away);
+			rdma->polls++;
+			rdma_progress(rdma, &done, &reroute);
 			pthread_mutex_unlock(&rdma->lock);
 			rdma_fragments_done(&done);
-			rdma_fragments_in_flight(rdma, &away);
+			rdma_fragments_reroute(rdma, &reroute);
 		}
 		if (stages)
 			wh_gpus_poll(rdma->rdma->engine->gpus);
@@ -143,22 +145,22 @@ static void rdma_wait_progress(struct wh_peer *peer, void *state, struct wh_batc
 		start = start ? start : now;
 	} while (now < deadline && now - start < RDMA_SPIN);
 	if (!rdma->rdma->engine->config.number[WH_SETTING_SPIN])
-		rdma_sleep(rdma, batch);
+		rdma_polling_sleep(rdma, batch);
 }
 
 void rdma_cancel(struct rdma_peer *rdma, struct wh_fragment *fragment, struct wh_list *done)
 {
-	uint64_t rest = fragment->cursor.left + rdma_forget(rdma, fragment);
+	uint64_t rest = fragment->cursor.left + rdma_resend_forget(rdma, fragment);
 
-	/* One that is in no list is not yet submitted, or has ended; one of which all is on its way
-	 * may be in the list of somebody who is about to say that it has ended. */
+	/* A fragment in no list is not yet submitted, or has ended. One that is all in flight may
+	 * be in the `done` list of a thread that is about to finish it. */
 	if (!rest || !fragment->link.next)
 		return;
 	rdma->queued -= rest;
 	wh_fragment_fail(fragment, UINT64_MAX, -ECANCELED, "cancelled");
 	fragment->cursor.left = 0;
 	if (atomic_fetch_sub(&fragment->left, rest) == rest) {
-		rdma_take_out(rdma, fragment);
+		rdma_striping_remove(rdma, fragment);
 		wh_list_append(done, &fragment->link);
 	} else {
 		wh_list_remove(&fragment->link);
@@ -166,7 +168,7 @@ void rdma_cancel(struct rdma_peer *rdma, struct wh_fragment *fragment, struct wh
 	}
 }
 
-static void cancel(struct wh_peer *peer, void *state, struct wh_fragment *fragment)
+static void peer_cancel(struct wh_peer *peer, void *state, struct wh_fragment *fragment)
 {
 	struct rdma_peer *rdma = state;
 	struct wh_list done;
@@ -180,7 +182,7 @@ static void cancel(struct wh_peer *peer, void *state, struct wh_fragment *fragme
 	rdma_fragments_done(&done);
 }
 
-static bool carries(const struct rdma_endpoint *endpoint, const struct wh_batch *batch)
+static bool endpoint_carries(const struct rdma_endpoint *endpoint, const struct wh_batch *batch)
 {
 	for (uint64_t i = endpoint->ring ? endpoint->ring->tail : 0;
 	     endpoint->ring && i != endpoint->ring->head; i++) {
@@ -199,19 +201,19 @@ static int rdma_wait_abort(struct wh_peer *peer, void *state, struct wh_batch *b
 
 	(void)peer;
 	(void)deadline;
-	rdma_flushes_end(rdma, batch, -ECANCELED, "cancelled");
+	rdma_flush_abort(rdma, batch, -ECANCELED, "cancelled");
 	pthread_mutex_lock(&rdma->lock);
 	for (unsigned i = 0; i < rdma->endpoint_count; i++)
-		if (carries(rdma->endpoints[i], batch))
-			rdma_break(rdma->endpoints[i], true, "cut off to cancel a batch");
+		if (endpoint_carries(rdma->endpoints[i], batch))
+			rdma_endpoint_break(rdma->endpoints[i], true, "cut off to cancel a batch");
 	pthread_mutex_unlock(&rdma->lock);
 	return 0;
 }
 
-/* ---- telling --------------------------------------------------------------------------------- */
+/* ---- the explanation ------------------------------------------------------------------------- */
 
-static void detail(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *out,
-		   size_t size)
+static void peer_detail(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *out,
+			size_t size)
 {
 	static const char *const layers[] = { "InfiniBand", "RoCE v1", "RoCE v2" };
 	const struct rdma_endpoint *endpoint = NULL;
@@ -228,19 +230,19 @@ static void detail(struct wh_peer *peer, void *state, const struct wh_batch *bat
 			endpoint = rdma->endpoints[i];
 		}
 	if (rails > 1)
-		snprintf(out, size, "%u rails, %s%s", rails, layers[endpoint->mine.gid_type],
+		snprintf(out, size, "%u rails, %s%s", rails, layers[endpoint->local_end.gid_type],
 			 memory);
 	else if (endpoint)
-		snprintf(out, size, "%s, %s%s", endpoint->path, layers[endpoint->mine.gid_type],
-			 memory);
+		snprintf(out, size, "%s, %s%s", endpoint->path,
+			 layers[endpoint->local_end.gid_type], memory);
 	else
 		*out = 0;
 	pthread_mutex_unlock(&rdma->lock);
 }
 
-/* Lines of the explanation, by rail, where there are several or one broke. */
-static void story(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *out,
-		  size_t size)
+/* One line for each rail, if there are several or one broke. */
+static void peer_story(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *out,
+		       size_t size)
 {
 	struct rdma_peer *rdma = state;
 	uint32_t broken = atomic_load(&batch->rails_broken);
@@ -263,7 +265,8 @@ static void story(struct wh_peer *peer, void *state, const struct wh_batch *batc
 		at += (size_t)snprintf(out + at, size - at, "  %s: %llu bytes%s%s%s%s\n",
 				       endpoint->path[0] ? endpoint->path : endpoint->rail->name,
 				       (unsigned long long)atomic_load(&batch->railed[i]),
-				       broke ? "; it broke: " : "", broke ? endpoint->broke : "",
+				       broke ? "; it broke: " : "",
+				       broke ? endpoint->why_broken : "",
 				       down ? "; it is down: " : "", down ? endpoint->why : "");
 	}
 	pthread_mutex_unlock(&rdma->lock);
@@ -312,7 +315,7 @@ static int peer_open(struct wh_peer *peer, void **state, char why[WH_REFUSAL])
 	wh_list_init(&rdma->urgent);
 	wh_list_init(&rdma->bulk);
 	wh_list_init(&rdma->sent);
-	wh_list_init(&rdma->again);
+	wh_list_init(&rdma->resend);
 	wh_list_init(&rdma->stages);
 	wh_list_init(&rdma->flushes);
 	wh_list_init(&rdma->bounce_waits);
@@ -340,8 +343,8 @@ static void peer_lost(struct wh_peer *peer, void *state, int error, const char *
 {
 	(void)peer;
 	rdma_client_lost(state, error, text);
-	rdma_bounce_lost(state);
-	rdma_flushes_end(state, NULL, error, text);
+	rdma_bounce_peer_lost(state);
+	rdma_flush_abort(state, NULL, error, text);
 }
 
 static int peer_again(struct wh_peer *peer, void *state, char why[WH_REFUSAL])
@@ -356,7 +359,8 @@ static int peer_again(struct wh_peer *peer, void *state, char why[WH_REFUSAL])
 	return 0;
 }
 
-static int keyed_frame(struct rdma_peer *rdma, const struct wh_frame *frame, const uint8_t *payload)
+static int peer_keyed_frame(struct rdma_peer *rdma, const struct wh_frame *frame,
+			    const uint8_t *payload)
 {
 	struct wh_peer *peer = rdma->peer;
 	struct wh_rdma_keyed keyed;
@@ -365,14 +369,15 @@ static int keyed_frame(struct rdma_peer *rdma, const struct wh_frame *frame, con
 
 	if (wh_rdma_keyed_decode(payload, frame->length, &keyed))
 		return -EPROTO;
-	if (!keyed.error && keyed.flush) /* before anybody uses them */
+	if (!keyed.error && keyed.flush) /* before any thread uses the keys */
 		atomic_store(&rdma->flushing, true);
 	pthread_mutex_lock(&rdma->lock);
 	for (unsigned i = 0; i < rdma->endpoint_count; i++)
-		current |= rdma->endpoints[i]->path[0] && keyed.nic == rdma->endpoints[i]->nic;
+		current |=
+			rdma->endpoints[i]->path[0] && keyed.nic == rdma->endpoints[i]->remote_nic;
 	pthread_mutex_unlock(&rdma->lock);
-	error = current ? rdma_keyed(peer, &keyed) : 0;
-	/* Whoever did not wait so long plans anew. */
+	error = current ? rdma_keys_received(peer, &keyed) : 0;
+	/* Submitters that did not wait this long plan anew. */
 	atomic_fetch_add(&peer->plan_version, 1);
 	pthread_mutex_lock(&rdma->lock);
 	rdma->version++;
@@ -395,12 +400,12 @@ static int peer_frame(struct wh_peer *peer, void *state, const struct wh_frame *
 	if (frame->type == WH_FRAME_RDMA_CONNECTED)
 		return wh_rdma_connected_decode(payload, frame->length, &connected) ?
 			       -EPROTO :
-			       rdma_connected(rdma, &connected);
+			       rdma_endpoint_connected(rdma, &connected);
 	if (frame->type == WH_FRAME_RDMA_FLUSHED || frame->type == WH_FRAME_RDMA_COPIED) {
 		error = wh_rdma_flushed_decode(payload, frame->length, &flushed);
 		return error                                ? error :
-		       frame->type == WH_FRAME_RDMA_FLUSHED ? rdma_flushed(rdma, &flushed) :
-							      rdma_copied(rdma, &flushed);
+		       frame->type == WH_FRAME_RDMA_FLUSHED ? rdma_flush_answered(rdma, &flushed) :
+							      rdma_lease_copied(rdma, &flushed);
 	}
 	if (frame->type == WH_FRAME_RDMA_BOUNCE_OPENED) {
 		error = wh_rdma_bounce_opened_decode(payload, frame->length, &bounce);
@@ -415,15 +420,15 @@ static int peer_frame(struct wh_peer *peer, void *state, const struct wh_frame *
 	if (frame->type == WH_FRAME_RDMA_SPARE) {
 		if (frame->length != 4)
 			return -EPROTO;
-		rdma_spare(rdma, wh_get32(payload));
+		rdma_endpoint_spare(rdma, wh_get32(payload));
 		return 0;
 	}
-	return keyed_frame(rdma, frame, payload);
+	return peer_keyed_frame(rdma, frame, payload);
 }
 
 /* ---- engine ---------------------------------------------------------------------------------- */
 
-static void state_free(struct rdma *rdma)
+static void engine_free(struct rdma *rdma)
 {
 	if (rdma->looping)
 		wh_loop_stop(&rdma->loop);
@@ -451,7 +456,7 @@ static int engine_open(struct wh_engine *engine, void **state)
 	wh_list_init(&rdma->peers);
 	wh_list_init(&rdma->jobs);
 	wh_list_init(&rdma->bounces_free);
-	wh_list_init(&rdma->answering);
+	wh_list_init(&rdma->responders);
 	error = rdma_methods_parse(rdma);
 	if (!error)
 		error = rdma_rails_open(rdma);
@@ -462,7 +467,7 @@ static int engine_open(struct wh_engine *engine, void **state)
 	}
 	if (error) {
 		snprintf(text, sizeof(text), "%s", wh_error_text());
-		state_free(rdma);
+		engine_free(rdma);
 		return wh_fail(-error, "%s", text);
 	}
 	*state = rdma;
@@ -474,8 +479,8 @@ static void engine_close(struct wh_engine *engine, void *state)
 	(void)engine;
 	rdma_bounces_close(state);
 	rdma_worker_stop(state);
-	rdma_slots_close(state);
-	state_free(state);
+	rdma_stage_close(state);
+	engine_free(state);
 }
 
 const struct wh_transport wh_transport_rdma = {
@@ -491,14 +496,14 @@ const struct wh_transport wh_transport_rdma = {
 	.region_gone = rdma_region_gone,
 	.peer_frame = peer_frame,
 	.is_reachable = rdma_is_reachable,
-	.submit = submit,
+	.submit = peer_submit,
 	.progress = rdma_wait_progress,
-	.cancel = cancel,
+	.cancel = peer_cancel,
 	.abort = rdma_wait_abort,
 	.notify = rdma_notify_send,
 	.notified = rdma_notify_confirmed,
-	.detail = detail,
-	.story = story,
+	.detail = peer_detail,
+	.story = peer_story,
 	.tell = rdma_describe,
 	.session_frame = rdma_session_frame,
 	.session_close = rdma_session_close,

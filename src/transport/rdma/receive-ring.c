@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * rdma, the owner's half of letters: a mailbox, which is memory that one session's initiator writes
- * to, and what its immediates say is in there. The initiator may write anything at any time: what
- * is looked at is copied first, and what is wrong with it ends its own session.
  *
- * All on loop 0. Memory is pinned there as queue pairs are made there: it is but a few pages.
+ * rdma, owner: the receive ring, memory that one session's initiator writes notifications to, and
+ * the checks of what its immediates announce. The initiator may write anything at any time: copy
+ * before checking; an invalid notification ends the initiator's own session.
+ *
+ * All on loop 0, which also pins the memory: it is a few pages only.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -44,7 +45,7 @@ void rdma_receive_ring_close(struct rdma_receive_ring *ring)
 		ring_free(ring);
 }
 
-/* NULL and why not. */
+/* NULL: opened->error and its text say why. */
 static struct rdma_receive_ring *ring_new(struct rdma *rdma, struct wh_quota *quota,
 					  struct wh_rdma_ring_opened *opened)
 {
@@ -98,14 +99,14 @@ static struct rdma_receive_ring *ring_new(struct rdma *rdma, struct wh_quota *qu
 	return NULL;
 }
 
-int rdma_receive_ring_frame(struct wh_session *session, struct rdma_receive_ring **mine)
+int rdma_receive_ring_open(struct wh_session *session, struct rdma_receive_ring **out)
 {
 	struct wh_rdma_ring_opened opened = { 0 };
 	uint8_t bytes[WH_RDMA_RING_OPENED_MAX];
 
-	if (*mine)
+	if (*out)
 		return -EPROTO;
-	*mine = ring_new(session->engine->transport[WH_TRANSPORT_RDMA], session->quota, &opened);
+	*out = ring_new(session->engine->transport[WH_TRANSPORT_RDMA], session->quota, &opened);
 	return wh_control_send(&session->control, WH_FRAME_RDMA_RING_OPENED, 0, bytes,
 			       wh_rdma_ring_opened_encode(bytes, &opened));
 }
@@ -123,9 +124,9 @@ int rdma_receive_ring_take(struct wh_session *session, const struct rdma_receive
 		return -EPROTO;
 	slot = ring->slots + (size_t)wh_rdma_imm_slot(imm) * WH_RDMA_RING_SLOT;
 	memcpy(head, slot, sizeof(head));
-	__asm__ volatile("" : : "r"(head) : "memory"); /* and looked at nowhere else */
-	/* One connection's letters come in their order: what does not grow has been there before.
-	 */
+	__asm__ volatile("" : : "r"(head) : "memory"); /* the copy is checked, never the slot */
+	/* Notifications of one connection arrive in order: a sequence that does not grow is a
+	 * repetition. */
 	if (wh_rdma_notification_decode(head, imm, &notification) || notification.sequence <= *last)
 		return -EPROTO;
 	*last = notification.sequence;

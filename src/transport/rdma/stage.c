@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A GPU's memory that the NIC of no line reaches: its bytes go through slots of pinned memory, a
- * few at a time, so that GPU and NICs work at once. For memory of ours these are slots of our own,
- * which are registered with the NICs of all lines; for the peer's they are slots of its desk, lent
- * to us (bounce-client.c).
  *
- * What is in a slot is moved by a piece of its own, a part of the whole, between the slot and the
- * other side's memory or slot: connections and completions know no difference. A write's slots here
- * are filled before their parts are submitted, and those there are emptied when these have ended; a
- * read's the other way round. What is kept here is under rdma_peer.lock.
+ * rdma: stage GPU memory that no endpoint's NIC reaches. Its bytes go through slots of pinned
+ * memory, a few at a time, so that GPU and NICs work at the same time. For local memory these are
+ * slots of our own, registered with the NICs of all endpoints; for the peer's memory they are slots
+ * of its bounce buffer, leased (bounce-client.c).
+ *
+ * A pass moves one slot's bytes by a fragment of its own, a part of the whole, between the slot and
+ * the other side's memory or slot; the rest of the transport treats parts as any fragment. For a
+ * write, local slots are filled before the part is submitted, and remote slots are emptied when it
+ * has ended; for a read the other way round. State is under rdma_peer.lock.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -17,45 +18,46 @@
 
 #include "gpu/staging.h"
 #include "memory/memory.h"
+#include "transport/rdma/flow.h"
 #include "transport/rdma/rdma.h"
 
-#define SLICES 4u /* of one piece at a time */
-#define RUNS WH_RDMA_COPY_EXTENTS /* of one slot */
-#define RUN_BYTES 64u /* an extent takes no more */
+#define PASSES 4u /* of one fragment at a time */
+#define EXTENTS WH_RDMA_COPY_EXTENTS /* of one slot */
+#define EXTENT_BYTES 64u /* most bytes of an encoded extent */
 
 _Static_assert(RDMA_SLOTS == WH_SLOTS, "one region for each slot");
 
-/* A piece. */
+/* A fragment that is staged. */
 struct stage {
 	struct wh_list link; /* rdma_peer.stages */
-	struct wh_list slices;
+	struct wh_list passes;
 	struct rdma_peer *rdma;
 	struct wh_fragment *fragment;
-	bool ours, theirs; /* which is staged */
-	unsigned works; /* slices, and one while they are started */
-	bool stop; /* no more of it, */
-	bool failed; /* for all of it has, */
-	int error; /* or it has to go by another transport: */
+	bool local, remote; /* the sides that are staged */
+	unsigned works; /* passes, and one while they are started */
+	bool stop; /* start no more passes */
+	bool failed; /* all of the fragment has failed */
+	int error; /* 0, or another transport has to move it */
 	char why[WH_REFUSAL];
 };
 
-/* A slot on its way. */
-struct slice {
-	struct wh_list link; /* stage.slices */
+/* Moves one slot's bytes after another. */
+struct pass {
+	struct wh_list link; /* stage.passes */
 	struct stage *stage;
-	struct wh_staging staging; /* into, and out of, a slot of ours */
+	struct wh_staging staging; /* into, and out of, the local slot */
 	struct wh_slot_wait wait;
-	struct wh_slot *given; /* a slot that it has waited for, on its way to the loop */
-	struct rdma_lease lease; /* of theirs */
-	struct wh_task task; /* on rdma.loop: */
-	void (*then)(struct slice *slice);
+	struct wh_slot *given; /* a slot that it waited for, until rdma.loop runs */
+	struct rdma_lease lease; /* of the remote slot */
+	struct wh_task task; /* on rdma.loop: calls `then` */
+	void (*then)(struct pass *pass);
 	struct wh_region *slot;
 	uint64_t bytes; /* in its slots */
-	bool by_gpu; /* some of it is */
+	bool by_gpu; /* some local memory is on a GPU */
 	struct wh_fragment part;
-	struct wh_batch batch; /* of it: its items, and what the whole's says otherwise */
-	struct wh_item items[RUNS];
-	uint8_t copy[WH_RDMA_COPY_HEAD + RUNS * RUN_BYTES]; /* what theirs is asked for */
+	struct wh_batch batch; /* of the part: its items, and settings of the whole's batch */
+	struct wh_item items[EXTENTS];
+	uint8_t copy[WH_RDMA_COPY_HEAD + EXTENTS * EXTENT_BYTES]; /* the COPY frame */
 	size_t copy_length;
 };
 
@@ -64,55 +66,37 @@ static struct wh_gpus *gpus_of(const struct stage *stage)
 	return stage->rdma->rdma->engine->gpus;
 }
 
-static const struct wh_region *local_of(const struct wh_fragment *fragment, uint64_t index)
+static const struct wh_region *stage_local_of(const struct wh_fragment *fragment, uint64_t index)
 {
 	uint64_t remote;
 
-	return rdma_local_of(fragment, index, &remote);
+	return rdma_fragment_regions(fragment, index, &remote);
 }
 
-/* A line that bytes may go by, now or as soon as it is connected. */
-static bool live(const struct rdma_endpoint *endpoint)
+unsigned rdma_stage_sides(struct rdma_peer *rdma, struct wh_fragment *fragment)
 {
-	return endpoint->state != RDMA_FAILED && endpoint->state != RDMA_LOST;
-}
-
-unsigned rdma_stage_wanted(struct rdma_peer *rdma, struct wh_fragment *fragment)
-{
-	const struct wh_region *local, *local_before = NULL;
-	uint64_t remote, remote_before = 0;
+	struct rdma_region_pairs pairs = { .fragment = fragment };
 	struct rdma_sides sides = { 0 };
 	uint32_t endpoints;
 	unsigned wanted;
 
-	if (fragment->whole || rdma_rails_of(rdma, fragment)) /* lines that are ready reach it */
+	/* A part of a staged fragment is not staged again; nor is what a ready endpoint reaches. */
+	if (fragment->whole || rdma_striping_rails(rdma, fragment))
 		return 0;
-	endpoints = rdma_ready(rdma);
-	for (unsigned i = 0; !rdma_ready(rdma) && i < rdma->endpoint_count; i++)
-		endpoints |= (uint32_t)live(rdma->endpoints[i]) << i;
-	sides.ours = sides.theirs = endpoints;
-	for (uint64_t i = fragment->first; i < fragment->first + fragment->count; i++) {
-		struct wh_remote_region *region;
-
-		local = rdma_local_of(fragment, i, &remote);
-		if (local == local_before && remote == remote_before)
-			continue;
-		local_before = local;
-		remote_before = remote;
-		region = rdma_enter(rdma, remote);
-		if (!region)
-			continue;
-		rdma_sides_add(rdma, endpoints, local, region, fragment->op, &sides);
-		wh_region_entry_leave(&region->entry);
-	}
-	wanted = rdma_sides_staged(&sides);
-	return wanted & RDMA_STAGE_THEIRS && !rdma_bounce_reached(rdma) ? 0 : wanted;
+	endpoints = rdma_endpoints_ready(rdma);
+	for (unsigned i = 0; !rdma_endpoints_ready(rdma) && i < rdma->endpoint_count; i++)
+		endpoints |= (uint32_t)rdma_endpoint_usable(rdma->endpoints[i]) << i;
+	sides.local = sides.remote = endpoints;
+	while (rdma_region_pairs_next(rdma, &pairs))
+		rdma_sides_add(rdma, endpoints, pairs.local, pairs.remote, fragment->op, &sides);
+	wanted = rdma_sides_to_stage(&sides);
+	return wanted & RDMA_STAGE_REMOTE && !rdma_bounce_is_reachable(rdma) ? 0 : wanted;
 }
 
-/* ---- slots as regions ------------------------------------------------------------------------ */
+/* ---- local slots as regions ------------------------------------------------------------------ */
 
 /* NULL: no memory. */
-static struct wh_region *slot_region(struct rdma *rdma, const struct wh_slot *slot)
+static struct wh_region *stage_slot_region(struct rdma *rdma, const struct wh_slot *slot)
 {
 	struct wh_region *found = NULL;
 	unsigned count;
@@ -137,7 +121,7 @@ static struct wh_region *slot_region(struct rdma *rdma, const struct wh_slot *sl
 	return found;
 }
 
-void rdma_slots_close(struct rdma *rdma)
+void rdma_stage_close(struct rdma *rdma)
 {
 	unsigned count = atomic_exchange(&rdma->slot_count, 0);
 
@@ -147,9 +131,9 @@ void rdma_slots_close(struct rdma *rdma)
 	}
 }
 
-/* ---- the whole ------------------------------------------------------------------------------- */
+/* ---- the fragment ---------------------------------------------------------------------------- */
 
-static void finish(struct stage *stage)
+static void stage_finish(struct stage *stage)
 {
 	struct wh_fragment *fragment = stage->fragment;
 	bool failed = stage->failed;
@@ -162,7 +146,7 @@ static void finish(struct stage *stage)
 		wh_fragment_reroute(fragment, error, why);
 		return;
 	}
-	/* What has not been begun has failed, whatever else has. */
+	/* Bytes that were not begun have failed. */
 	if (fragment->cursor.left && atomic_load(&fragment->cancelled))
 		wh_fragment_fail(fragment, UINT64_MAX, -ECANCELED, "cancelled");
 	else if (fragment->cursor.left && !failed)
@@ -170,32 +154,32 @@ static void finish(struct stage *stage)
 	rdma_fragment_moved(fragment);
 }
 
-static void put(struct stage *stage, struct slice *slice)
+static void stage_put(struct stage *stage, struct pass *pass)
 {
 	struct rdma_peer *rdma = stage->rdma;
 	bool last;
 
-	if (slice && slice->staging.slot)
-		wh_slot_give(gpus_of(stage), slice->staging.slot);
+	if (pass && pass->staging.slot)
+		wh_slot_give(gpus_of(stage), pass->staging.slot);
 	pthread_mutex_lock(&rdma->lock);
-	if (slice) {
-		rdma_lease_release(rdma, &slice->lease);
-		wh_list_remove(&slice->link);
+	if (pass) {
+		rdma_lease_release(rdma, &pass->lease);
+		wh_list_remove(&pass->link);
 	}
 	last = !--stage->works;
 	if (last)
 		wh_list_remove(&stage->link);
 	pthread_mutex_unlock(&rdma->lock);
-	if (slice) {
-		wh_staging_destroy(&slice->staging);
-		free(slice);
+	if (pass) {
+		wh_staging_destroy(&pass->staging);
+		free(pass);
 	}
 	if (last)
-		finish(stage);
+		stage_finish(stage);
 }
 
-/* It goes by another transport; the first reason counts. */
-static void give_up(struct stage *stage, int error, const char *why)
+/* Another transport has to move it; the first reason counts. */
+static void stage_give_up(struct stage *stage, int error, const char *why)
 {
 	pthread_mutex_lock(&stage->rdma->lock);
 	stage->stop = true;
@@ -206,7 +190,7 @@ static void give_up(struct stage *stage, int error, const char *why)
 	pthread_mutex_unlock(&stage->rdma->lock);
 }
 
-static void fail(struct stage *stage, int error, const char *text)
+static void stage_fail(struct stage *stage, int error, const char *text)
 {
 	wh_fragment_fail(stage->fragment, UINT64_MAX, error, "%s", text);
 	pthread_mutex_lock(&stage->rdma->lock);
@@ -214,194 +198,197 @@ static void fail(struct stage *stage, int error, const char *text)
 	pthread_mutex_unlock(&stage->rdma->lock);
 }
 
-/* ---- a slice --------------------------------------------------------------------------------- */
+/* ---- a pass ---------------------------------------------------------------------------------- */
 
-/* Later, on rdma.loop. */
-static void resume(struct slice *slice, void (*then)(struct slice *slice))
+/* Continue later, on rdma.loop. */
+static void pass_resume(struct pass *pass, void (*then)(struct pass *pass))
 {
-	slice->then = then;
-	wh_loop_post(&slice->stage->rdma->rdma->loop, &slice->task);
+	pass->then = then;
+	wh_loop_post(&pass->stage->rdma->rdma->loop, &pass->task);
 }
 
-static void back(struct wh_task *task)
+static void pass_resumed(struct wh_task *task)
 {
-	struct slice *slice = wh_container(task, struct slice, task);
+	struct pass *pass = wh_container(task, struct pass, task);
 
-	slice->then(slice);
+	pass->then(pass);
 }
 
-/* The next bytes for the slots. False: there are no more, or none are to be moved. Under the lock.
- */
-static bool plan(struct slice *slice)
+/* Choose the next bytes for the slots. False: there are no more, or the fragment has stopped. Under
+ * rdma_peer.lock. */
+static bool pass_plan(struct pass *pass)
 {
-	struct stage *stage = slice->stage;
+	struct stage *stage = pass->stage;
 	struct wh_fragment *fragment = stage->fragment;
-	uint64_t bounce = (uint64_t)slice->lease.slot * WH_RDMA_BOUNCE_SLOT;
+	uint64_t bounce = (uint64_t)pass->lease.slot * WH_RDMA_BOUNCE_SLOT;
 	struct wh_extent_writer writer;
 	uint32_t n = 0;
-	struct wh_extent_pair run;
+	struct wh_extent_pair extent;
 
-	wh_staging_clear(&slice->staging);
-	slice->by_gpu = false;
-	slice->bytes = 0;
-	if (stage->stop || rdma_lost(stage->rdma) || slice->lease.lost ||
+	wh_staging_clear(&pass->staging);
+	pass->by_gpu = false;
+	pass->bytes = 0;
+	if (stage->stop || rdma_endpoints_lost(stage->rdma) || pass->lease.lost ||
 	    atomic_load(&fragment->cancelled))
 		return false;
-	wh_extents_start(&writer, wh_rdma_copy_encode(slice->copy, slice->lease.slot, fragment->op),
-			 sizeof(slice->copy) - WH_RDMA_COPY_HEAD);
-	while (n < RUNS && slice->bytes < WH_SLOT &&
-	       wh_fragment_next(fragment, &fragment->cursor, WH_SLOT - slice->bytes, &run)) {
-		const struct wh_region *local = local_of(fragment, run.index);
+	wh_extents_start(&writer, wh_rdma_copy_encode(pass->copy, pass->lease.slot, fragment->op),
+			 sizeof(pass->copy) - WH_RDMA_COPY_HEAD);
+	while (n < EXTENTS && pass->bytes < WH_SLOT &&
+	       wh_fragment_next(fragment, &fragment->cursor, WH_SLOT - pass->bytes, &extent)) {
+		const struct wh_region *local = stage_local_of(fragment, extent.index);
 
-		if (stage->ours &&
-		    wh_staging_add(&slice->staging, local, (uint64_t)(uintptr_t)run.local,
-				   run.length) < run.length) {
+		if (stage->local &&
+		    wh_staging_add(&pass->staging, local, (uint64_t)(uintptr_t)extent.local,
+				   extent.length) < extent.length) {
 			stage->stop = stage->failed = true;
 			wh_fragment_fail(fragment, UINT64_MAX, -ENOMEM, "no memory for staging");
 			return false;
 		}
-		wh_extents_put(&writer, &(struct wh_extent){ run.remote, run.offset, run.length });
-		slice->by_gpu |= stage->ours && !wh_kind_on_host(local->entry.kind);
-		slice->items[n++] = (struct wh_item){
-			.address =
-				stage->ours ? slice->staging.slot->host + slice->bytes : run.local,
-			.local = stage->ours ? slice->slot : (struct wh_region *)(uintptr_t)local,
-			.local_id = run.index,
-			.remote = stage->theirs ? 0 : run.remote,
-			.offset = stage->theirs ? bounce + slice->bytes : run.offset,
-			.length = run.length,
+		wh_extents_put(&writer,
+			       &(struct wh_extent){ extent.remote, extent.offset, extent.length });
+		pass->by_gpu |= stage->local && !wh_kind_on_host(local->entry.kind);
+		pass->items[n++] = (struct wh_item){
+			.address = stage->local ? pass->staging.slot->host + pass->bytes :
+						  extent.local,
+			.local = stage->local ? pass->slot : (struct wh_region *)(uintptr_t)local,
+			.local_id = extent.index,
+			.remote = stage->remote ? 0 : extent.remote,
+			.offset = stage->remote ? bounce + pass->bytes : extent.offset,
+			.length = extent.length,
 			.op = fragment->op,
 		};
-		slice->bytes += run.length;
+		pass->bytes += extent.length;
 	}
-	slice->copy_length = WH_RDMA_COPY_HEAD + wh_extents_end(&writer);
-	slice->batch.item_count = n;
+	pass->copy_length = WH_RDMA_COPY_HEAD + wh_extents_end(&writer);
+	pass->batch.item_count = n;
 	return n != 0;
 }
 
-static void next(struct slice *slice);
+static void pass_next(struct pass *pass);
 
-static void ask_copy(struct slice *slice)
+static void pass_ask_copy(struct pass *pass)
 {
-	rdma_lease_copy(slice->stage->rdma, &slice->lease, slice->copy, slice->copy_length);
+	rdma_lease_copy(pass->stage->rdma, &pass->lease, pass->copy, pass->copy_length);
 }
 
-/* Of a read that is staged here: what has not been received is not what its slot has in it. */
-static void leave_out_failed(struct slice *slice)
+/* A read, staged here: leave out transfers that failed, for the slot does not hold their bytes. */
+static void pass_skip_failed(struct pass *pass)
 {
-	const struct wh_fragment *fragment = slice->stage->fragment;
+	const struct wh_fragment *fragment = pass->stage->fragment;
 
-	wh_staging_clear(&slice->staging);
-	for (size_t i = 0; i < slice->batch.item_count; i++) {
-		const struct wh_item *item = &slice->items[i];
+	wh_staging_clear(&pass->staging);
+	for (size_t i = 0; i < pass->batch.item_count; i++) {
+		const struct wh_item *item = &pass->items[i];
 		const struct wh_item *whole = &fragment->batch->items[item->local_id];
 		uint64_t at = (uint64_t)(uintptr_t)whole->address + (item->offset - whole->offset);
 
 		if (atomic_load(&whole->status))
-			wh_staging_skip(&slice->staging, item->length);
+			wh_staging_skip(&pass->staging, item->length);
 		else
-			wh_staging_add(&slice->staging, whole->local, at, item->length);
+			wh_staging_add(&pass->staging, whole->local, at, item->length);
 	}
 }
 
-/* The part has ended; on any thread, with no lock held. */
-static void part_ended(struct wh_fragment *part, int error, const char *why)
+/* The part has ended. On any thread, without a lock. */
+static void pass_part_ended(struct wh_fragment *part, int error, const char *why)
 {
-	struct slice *slice = wh_container(part, struct slice, part);
-	struct stage *stage = slice->stage;
+	struct pass *pass = wh_container(part, struct pass, part);
+	struct stage *stage = pass->stage;
 	struct wh_fragment *fragment = stage->fragment;
 	int failed = atomic_load(&part->failed);
 
 	if (error) {
-		give_up(stage, error, why);
-		put(stage, slice);
-	} else if (failed && stage->theirs) {
-		/* What did arrive is on the desk alone. */
-		fail(stage, failed, "what is staged at the owner's end has not all been moved");
-		put(stage, slice);
-	} else if (fragment->op == WH_WRITE && stage->theirs) {
-		ask_copy(slice);
-	} else if (fragment->op == WH_WRITE || !stage->ours || (failed && fragment->blocks)) {
-		next(slice);
+		stage_give_up(stage, error, why);
+		stage_put(stage, pass);
+	} else if (failed && stage->remote) {
+		/* What arrived is in the bounce buffer only. */
+		stage_fail(stage, failed,
+			   "what is staged at the owner's end has not all been moved");
+		stage_put(stage, pass);
+	} else if (fragment->op == WH_WRITE && stage->remote) {
+		pass_ask_copy(pass);
+	} else if (fragment->op == WH_WRITE || !stage->local || (failed && fragment->blocks)) {
+		pass_next(pass);
 	} else {
 		if (failed)
-			leave_out_failed(slice);
-		wh_staging_start(&slice->staging, false);
+			pass_skip_failed(pass);
+		wh_staging_start(&pass->staging, false);
 	}
 }
 
-static void submit_part(struct slice *slice)
+static void pass_submit_part(struct pass *pass)
 {
-	struct stage *stage = slice->stage;
-	struct wh_fragment *fragment = stage->fragment, *part = &slice->part;
+	struct stage *stage = pass->stage;
+	struct wh_fragment *fragment = stage->fragment, *part = &pass->part;
 
-	pthread_mutex_lock(&stage->rdma->lock); /* for whoever cancels */
+	pthread_mutex_lock(&stage->rdma->lock); /* rdma_stage_cancel() may run at the same time */
 	memset(part, 0, sizeof(*part));
-	part->batch = &slice->batch;
+	part->batch = &pass->batch;
 	part->op = fragment->op;
 	part->transport = WH_TRANSPORT_RDMA;
-	part->count = part->transfers = slice->batch.item_count;
-	part->bytes = slice->bytes;
+	part->count = part->transfers = pass->batch.item_count;
+	part->bytes = pass->bytes;
 	part->whole = fragment;
-	part->ended = part_ended;
+	part->ended = pass_part_ended;
 	wh_fragment_start(part, &part->cursor);
 	atomic_store(&part->left, part->bytes);
-	/* The slot of a peer that was lost is not one of the same peer that has come back. */
-	atomic_store(&part->cancelled, atomic_load(&fragment->cancelled) || slice->lease.lost);
+	/* If the peer was lost and is back, the slot belongs to its former session. */
+	atomic_store(&part->cancelled, atomic_load(&fragment->cancelled) || pass->lease.lost);
 	pthread_mutex_unlock(&stage->rdma->lock);
 	rdma_submit(stage->rdma, part);
 }
 
-/* The owner has filled the slot, or emptied it, or has not. */
-static void copied(struct rdma_lease *lease, int error, const char *why)
+/* The owner has answered COPY. */
+static void pass_copied(struct rdma_lease *lease, int error, const char *why)
 {
-	struct slice *slice = wh_container(lease, struct slice, lease);
-	struct stage *stage = slice->stage;
+	struct pass *pass = wh_container(lease, struct pass, lease);
+	struct stage *stage = pass->stage;
 
 	if (error == -ECONNRESET) {
-		fail(stage, error, why);
-		put(stage, slice);
+		stage_fail(stage, error, why);
+		stage_put(stage, pass);
 	} else if (error) {
-		/* The next transport finds out, and tells, of which transfer that is true. */
-		give_up(stage, error, why);
-		put(stage, slice);
+		/* The next transport finds out which transfer failed, and reports it. */
+		stage_give_up(stage, error, why);
+		stage_put(stage, pass);
 	} else if (stage->fragment->op == WH_WRITE) {
-		next(slice);
+		pass_next(pass);
 	} else {
-		submit_part(slice);
+		pass_submit_part(pass);
 	}
 }
 
-/* The GPU has moved a slot's bytes. */
-static void moved(struct slice *slice)
+/* The GPU has copied a slot's bytes. */
+static void pass_moved(struct pass *pass)
 {
-	struct stage *stage = slice->stage;
+	struct stage *stage = pass->stage;
 
-	if (slice->staging.error) {
-		fail(stage, slice->staging.error, slice->staging.text);
-		put(stage, slice);
+	if (pass->staging.error) {
+		stage_fail(stage, pass->staging.error, pass->staging.text);
+		stage_put(stage, pass);
 	} else if (stage->fragment->op == WH_WRITE) {
-		submit_part(slice);
+		pass_submit_part(pass);
 	} else {
-		next(slice);
+		pass_next(pass);
 	}
 }
 
-static void staged(struct wh_staging *staging, int error, const char *text)
+static void pass_staged(struct wh_staging *staging, int error, const char *text)
 {
-	struct slice *slice = wh_container(staging, struct slice, staging);
+	struct pass *pass = wh_container(staging, struct pass, staging);
 
-	(void)error; /* it is in the staging */
+	(void)error; /* it is in `staging` */
 	(void)text;
-	/* What was done at once does not go on from here: slot after slot would be stacked up. */
-	if (slice->by_gpu)
-		moved(slice);
+	/* Work done by the CPU completes inside the call: continue on the loop, or the stack grows
+	 * with every slot. */
+	if (pass->by_gpu)
+		pass_moved(pass);
 	else
-		resume(slice, moved);
+		pass_resume(pass, pass_moved);
 }
 
-/* With the NICs of all lines that its part may go by; one is enough. */
-static int register_slot(struct stage *stage, struct wh_region *slot, char why[WH_REFUSAL])
+/* With the NICs of all endpoints that the part may go by; one is enough. */
+static int stage_register_slot(struct stage *stage, struct wh_region *slot, char why[WH_REFUSAL])
 {
 	struct rdma_nic *nics[RDMA_ENDPOINTS];
 	struct rdma_peer *rdma = stage->rdma;
@@ -411,136 +398,136 @@ static int register_slot(struct stage *stage, struct wh_region *slot, char why[W
 
 	pthread_mutex_lock(&rdma->lock);
 	for (unsigned i = 0; i < rdma->endpoint_count; i++)
-		if (live(rdma->endpoints[i]))
+		if (rdma_endpoint_usable(rdma->endpoints[i]))
 			nics[count++] = rdma->endpoints[i]->rail->nic;
 	snprintf(why, WH_REFUSAL, "%s", rdma->why);
 	pthread_mutex_unlock(&rdma->lock);
 	for (unsigned i = 0; i < count; i++) {
-		failed = rdma_register(nics[i], slot, &memory, why);
+		failed = rdma_memory_register(nics[i], slot, &memory, why);
 		if (error)
 			error = failed;
 	}
 	return error;
 }
 
-/* Fill the slots anew. */
-static void next(struct slice *slice)
+/* Fill the slots again. */
+static void pass_next(struct pass *pass)
 {
-	struct stage *stage = slice->stage;
+	struct stage *stage = pass->stage;
 	struct rdma_peer *rdma = stage->rdma;
 	char why[WH_REFUSAL];
 	bool more, passed;
 	int error;
 
 	pthread_mutex_lock(&rdma->lock);
-	/* Not with a slot of ours in hand, which the others may be waiting for. */
-	passed = stage->theirs && !stage->ours && rdma_lease_yield(rdma, &slice->lease);
-	more = !passed && plan(slice);
+	/* Never yield with a local slot held: other passes may be waiting for it. */
+	passed = stage->remote && !stage->local && rdma_lease_yield(rdma, &pass->lease);
+	more = !passed && pass_plan(pass);
 	pthread_mutex_unlock(&rdma->lock);
 	if (passed)
 		return;
 	if (!more) {
-		put(stage, slice);
+		stage_put(stage, pass);
 		return;
 	}
-	error = stage->ours ? register_slot(stage, slice->slot, why) : 0;
+	error = stage->local ? stage_register_slot(stage, pass->slot, why) : 0;
 	if (error) {
-		give_up(stage, error, why);
-		put(stage, slice);
+		stage_give_up(stage, error, why);
+		stage_put(stage, pass);
 		return;
 	}
-	wh_count_add(&rdma->rdma->engine->statistics.staged_bytes, slice->bytes);
-	if (stage->fragment->op == WH_WRITE && stage->ours)
-		wh_staging_start(&slice->staging, true);
-	else if (stage->fragment->op == WH_READ && stage->theirs)
-		ask_copy(slice);
+	wh_count_add(&rdma->rdma->engine->statistics.staged_bytes, pass->bytes);
+	if (stage->fragment->op == WH_WRITE && stage->local)
+		wh_staging_start(&pass->staging, true);
+	else if (stage->fragment->op == WH_READ && stage->remote)
+		pass_ask_copy(pass);
 	else
-		submit_part(slice);
+		pass_submit_part(pass);
 }
 
-static void have_slot(struct slice *slice, struct wh_slot *slot)
+static void pass_have_slot(struct pass *pass, struct wh_slot *slot)
 {
-	slice->staging.slot = slot;
-	slice->slot = slot_region(slice->stage->rdma->rdma, slot);
-	if (slice->slot) {
-		next(slice);
+	pass->staging.slot = slot;
+	pass->slot = stage_slot_region(pass->stage->rdma->rdma, slot);
+	if (pass->slot) {
+		pass_next(pass);
 		return;
 	}
-	fail(slice->stage, -ENOMEM, "no memory for staging");
-	put(slice->stage, slice);
+	stage_fail(pass->stage, -ENOMEM, "no memory for staging");
+	stage_put(pass->stage, pass);
 }
 
-static void given(struct slice *slice)
+static void pass_given(struct pass *pass)
 {
-	struct wh_slot *slot = slice->given;
+	struct wh_slot *slot = pass->given;
 
-	slice->given = NULL;
-	have_slot(slice, slot);
+	pass->given = NULL;
+	pass_have_slot(pass, slot);
 }
 
-/* On any thread, which may hold locks of its own. */
-static void slot_ready(struct wh_slot_wait *wait, struct wh_slot *slot)
+/* On any thread, which may hold locks. */
+static void pass_slot_ready(struct wh_slot_wait *wait, struct wh_slot *slot)
 {
-	struct slice *slice = wh_container(wait, struct slice, wait);
+	struct pass *pass = wh_container(wait, struct pass, wait);
 
-	slice->given = slot;
-	resume(slice, given);
+	pass->given = slot;
+	pass_resume(pass, pass_given);
 }
 
-/* It has a slot of theirs, if it needs one: one of ours, then. */
-static void leased(struct slice *slice)
+/* The pass has a remote slot, if it needs one; next a local one. */
+static void pass_leased(struct pass *pass)
 {
 	struct wh_slot *slot;
 
-	if (!slice->stage->ours || slice->staging.slot) {
-		next(slice);
+	if (!pass->stage->local || pass->staging.slot) {
+		pass_next(pass);
 		return;
 	}
-	slot = wh_slot_take(gpus_of(slice->stage), WH_SLOT_ASKS, &slice->wait);
+	slot = wh_slot_take(gpus_of(pass->stage), WH_SLOT_ASKS, &pass->wait);
 	if (slot)
-		have_slot(slice, slot);
+		pass_have_slot(pass, slot);
 }
 
-static void lease_ready(struct rdma_lease *lease)
+static void pass_lease_ready(struct rdma_lease *lease)
 {
-	resume(wh_container(lease, struct slice, lease), leased);
+	pass_resume(wh_container(lease, struct pass, lease), pass_leased);
 }
 
-static void start(struct stage *stage)
+static void pass_start(struct stage *stage)
 {
-	struct slice *slice = calloc(1, sizeof(*slice));
+	struct pass *pass = calloc(1, sizeof(*pass));
 	const struct wh_batch *batch = stage->fragment->batch;
 	bool has;
 
-	if (!slice) {
-		fail(stage, -ENOMEM, "no memory for staging");
+	if (!pass) {
+		stage_fail(stage, -ENOMEM, "no memory for staging");
 		return;
 	}
-	slice->stage = stage;
-	slice->task.run = back;
-	slice->wait.ready = slot_ready;
-	slice->lease.have = lease_ready;
-	slice->lease.copied = copied;
-	slice->batch.peer = batch->peer;
-	slice->batch.priority = batch->priority;
-	slice->batch.callback = batch->callback;
-	slice->batch.queue = batch->queue;
-	slice->batch.items = slice->items;
-	wh_staging_init(&slice->staging, gpus_of(stage), batch->priority == WH_PRIORITY_LATENCY);
-	slice->staging.done = staged;
+	pass->stage = stage;
+	pass->task.run = pass_resumed;
+	pass->wait.ready = pass_slot_ready;
+	pass->lease.have = pass_lease_ready;
+	pass->lease.copied = pass_copied;
+	pass->batch.peer = batch->peer;
+	pass->batch.priority = batch->priority;
+	pass->batch.callback = batch->callback;
+	pass->batch.queue = batch->queue;
+	pass->batch.items = pass->items;
+	wh_staging_init(&pass->staging, gpus_of(stage), batch->priority == WH_PRIORITY_LATENCY);
+	pass->staging.done = pass_staged;
 	pthread_mutex_lock(&stage->rdma->lock);
-	wh_list_append(&stage->slices, &slice->link);
+	wh_list_append(&stage->passes, &pass->link);
 	stage->works++;
-	has = !stage->theirs || rdma_lease_acquire(stage->rdma, &slice->lease);
+	has = !stage->remote || rdma_lease_acquire(stage->rdma, &pass->lease);
 	pthread_mutex_unlock(&stage->rdma->lock);
 	if (has)
-		leased(slice);
+		pass_leased(pass);
 }
 
-void rdma_stage(struct rdma_peer *rdma, struct wh_fragment *fragment, unsigned sides)
+void rdma_stage_start(struct rdma_peer *rdma, struct wh_fragment *fragment, unsigned sides)
 {
 	struct stage *stage = calloc(1, sizeof(*stage));
-	uint64_t slices = (fragment->bytes - 1) / WH_SLOT + 1;
+	uint64_t passes = (fragment->bytes - 1) / WH_SLOT + 1;
 
 	if (!stage) {
 		wh_fragment_fail(fragment, UINT64_MAX, -ENOMEM, "no memory for staging");
@@ -549,16 +536,16 @@ void rdma_stage(struct rdma_peer *rdma, struct wh_fragment *fragment, unsigned s
 	}
 	stage->rdma = rdma;
 	stage->fragment = fragment;
-	stage->ours = sides & RDMA_STAGE_OURS;
-	stage->theirs = sides & RDMA_STAGE_THEIRS;
+	stage->local = sides & RDMA_STAGE_LOCAL;
+	stage->remote = sides & RDMA_STAGE_REMOTE;
 	stage->works = 1;
-	wh_list_init(&stage->slices);
+	wh_list_init(&stage->passes);
 	pthread_mutex_lock(&rdma->lock);
 	wh_list_append(&rdma->stages, &stage->link);
 	pthread_mutex_unlock(&rdma->lock);
-	for (uint64_t i = 0; i < slices && i < SLICES; i++)
-		start(stage);
-	put(stage, NULL);
+	for (uint64_t i = 0; i < passes && i < PASSES; i++)
+		pass_start(stage);
+	stage_put(stage, NULL);
 }
 
 bool rdma_stage_cancel(struct rdma_peer *rdma, const struct wh_fragment *fragment,
@@ -569,11 +556,11 @@ bool rdma_stage_cancel(struct rdma_peer *rdma, const struct wh_fragment *fragmen
 
 		if (stage->fragment != fragment)
 			continue;
-		for (struct wh_list *s = stage->slices.next; s != &stage->slices; s = s->next) {
-			struct slice *slice = wh_container(s, struct slice, link);
+		for (struct wh_list *s = stage->passes.next; s != &stage->passes; s = s->next) {
+			struct pass *pass = wh_container(s, struct pass, link);
 
-			atomic_store(&slice->part.cancelled, true);
-			rdma_cancel(rdma, &slice->part, done);
+			atomic_store(&pass->part.cancelled, true);
+			rdma_cancel(rdma, &pass->part, done);
 		}
 		return true;
 	}

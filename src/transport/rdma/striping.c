@@ -1,28 +1,33 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * rdma: which line takes how much of what. All of it under rdma_peer.lock.
  *
- * Lines take grains, some requests with one doorbell, whenever they have room, so that a fast one
- * takes more. Towards the end of what waits a slow one takes none that it would finish after all
- * others: each line's speed is measured as it works. What is small goes by one line.
+ * rdma: which endpoint takes how much of which fragment. All of it is under rdma_peer.lock.
+ *
+ * An endpoint takes a grain, some work requests with one doorbell, whenever it has room, so a fast
+ * one takes more. Near the end of what is queued, an endpoint takes nothing that it would finish
+ * after all others: each endpoint's speed is measured as it works. Small fragments go by one
+ * endpoint.
  */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "transport/rdma/flow.h"
 #include "transport/rdma/rdma.h"
 #include "util/clock.h"
 
-#define KNOWN_FOR WH_SECOND /* then a speed that was measured is none any more */
-#define GRAINS 4 /* of what waits, for each line: so that the last ones end together */
-#define AHEAD (5 * WH_MS) /* of a line's time, taken at most: a speed may be wrong, or change */
-/* bytes, of a line that takes a ms for as many; of a fast one RDMA_SPLIT */
+#define KNOWN_FOR WH_SECOND /* how long a measured speed is valid */
+#define GRAINS 4 /* per endpoint, of what is queued, so that all endpoints end together */
+#define IN_FLIGHT_NS                                                                               \
+	(5 * WH_MS) /* ns of an endpoint's time that may be in flight: a measured speed may be     \
+		       wrong */
+/* bytes: the grain of an endpoint that takes a ms for them; a fast one has RDMA_SPLIT */
 #define GRAIN_LEAST 16384u
 
-/* ---- pieces ---------------------------------------------------------------------------------- */
+/* ---- fragments ------------------------------------------------------------------------------- */
 
-uint32_t rdma_carriers(const struct rdma_peer *rdma, const struct wh_region *local,
-		       const struct wh_remote_region *remote, uint32_t op, uint32_t *near)
+uint32_t rdma_striping_able(const struct rdma_peer *rdma, const struct wh_region *local,
+			    const struct wh_remote_region *remote, uint32_t op, uint32_t *near)
 {
 	uint32_t able = 0, nearest = UINT32_MAX, distance;
 
@@ -34,12 +39,12 @@ uint32_t rdma_carriers(const struct rdma_peer *rdma, const struct wh_region *loc
 
 		if (endpoint->state != RDMA_READY)
 			continue;
-		memory = rdma_registered(local, endpoint->here.nic);
-		keys = rdma_keys_of(remote, endpoint->nic);
+		memory = rdma_memory_find_reachable(local, endpoint->snapshot.nic);
+		keys = rdma_keys_find(remote, endpoint->remote_nic);
 		if (!memory || (op == WH_READ && !memory->writable) || !keys || keys->error)
 			continue;
 		able |= 1u << i;
-		/* The sum: the bytes pass both ends' buses. */
+		/* The sum: the bytes pass the buses at both ends. */
 		distance = (uint32_t)memory->distance + keys->distance;
 		if (distance < nearest)
 			*near = 0;
@@ -51,42 +56,53 @@ uint32_t rdma_carriers(const struct rdma_peer *rdma, const struct wh_region *loc
 	return able;
 }
 
-/* A region that has gone is told when its bytes are due. */
-static uint32_t find_rails(struct rdma_peer *rdma, const struct wh_fragment *fragment)
+bool rdma_region_pairs_next(struct rdma_peer *rdma, struct rdma_region_pairs *pairs)
 {
-	uint32_t able = rdma_ready(rdma), near = able, near_this;
-	const struct wh_region *local, *local_before = NULL;
-	uint64_t remote, remote_before = 0;
+	const struct wh_fragment *fragment = pairs->fragment;
 
-	for (uint64_t i = fragment->first; able && i < fragment->first + fragment->count; i++) {
-		struct wh_remote_region *region;
+	if (pairs->remote)
+		wh_region_entry_leave(&pairs->remote->entry);
+	pairs->remote = NULL;
+	while (pairs->next < fragment->count && !pairs->remote) {
+		const struct wh_region *before = pairs->local;
+		uint64_t id_before = pairs->remote_id;
 
-		local = rdma_local_of(fragment, i, &remote);
-		if (local == local_before && remote == remote_before)
-			continue;
-		local_before = local;
-		remote_before = remote;
-		region = rdma_enter(rdma, remote);
-		if (!region)
-			continue;
-		able &= rdma_carriers(rdma, local, region, fragment->op, &near_this);
+		pairs->local = rdma_fragment_regions(fragment, fragment->first + pairs->next++,
+						     &pairs->remote_id);
+		if (pairs->local != before || pairs->remote_id != id_before)
+			pairs->remote = rdma_remote_enter(rdma, pairs->remote_id);
+	}
+	return pairs->remote != NULL;
+}
+
+static uint32_t striping_find_rails(struct rdma_peer *rdma, const struct wh_fragment *fragment)
+{
+	struct rdma_region_pairs pairs = { .fragment = fragment };
+	uint32_t able = rdma_endpoints_ready(rdma), near = able, near_this;
+
+	while (rdma_region_pairs_next(rdma, &pairs)) {
+		able &= rdma_striping_able(rdma, pairs.local, pairs.remote, fragment->op,
+					   &near_this);
 		near &= near_this;
-		wh_region_entry_leave(&region->entry);
+		if (!able) {
+			wh_region_entry_leave(&pairs.remote->entry);
+			break;
+		}
 	}
 	return near ? near : able;
 }
 
-uint32_t rdma_rails_of(struct rdma_peer *rdma, struct wh_fragment *fragment)
+uint32_t rdma_striping_rails(struct rdma_peer *rdma, struct wh_fragment *fragment)
 {
-	/* One that is submitted again has the same regions. */
+	/* A fragment that is submitted again has the same regions. */
 	if (!fragment->rails_of || fragment->rails_of != rdma->version) {
-		fragment->rails = find_rails(rdma, fragment);
+		fragment->rails = striping_find_rails(rdma, fragment);
 		fragment->rails_of = rdma->version;
 	}
 	return fragment->rails;
 }
 
-void rdma_take_in(struct rdma_peer *rdma, struct wh_fragment *fragment)
+void rdma_striping_add(struct rdma_peer *rdma, struct wh_fragment *fragment)
 {
 	bool urgent = fragment->batch->priority == WH_PRIORITY_LATENCY;
 	_Atomic uint32_t *used;
@@ -95,9 +111,10 @@ void rdma_take_in(struct rdma_peer *rdma, struct wh_fragment *fragment)
 		       urgent                 ? &rdma->urgent :
 						&rdma->bulk,
 		       &fragment->link);
-	rdma_watch(rdma, fragment);
+	rdma_polling_add(rdma, fragment);
 	rdma->queued += fragment->cursor.left;
-	if (!rdma_rails_of(rdma, fragment)) /* is it to wait, or to go? */
+	if (!rdma_striping_rails(rdma,
+				 fragment)) /* rdma_striping_sort() decides whether it waits */
 		rdma->version++;
 	used = &rdma_batch_of(fragment)->rails_used;
 	atomic_store_explicit(used,
@@ -105,19 +122,19 @@ void rdma_take_in(struct rdma_peer *rdma, struct wh_fragment *fragment)
 			      memory_order_relaxed);
 }
 
-void rdma_take_out(struct rdma_peer *rdma, struct wh_fragment *fragment)
+void rdma_striping_remove(struct rdma_peer *rdma, struct wh_fragment *fragment)
 {
-	rdma->queued -= fragment->cursor.left + rdma_forget(rdma, fragment);
+	rdma->queued -= fragment->cursor.left + rdma_resend_forget(rdma, fragment);
 	wh_list_remove(&fragment->link);
-	rdma_unwatch(rdma, fragment);
+	rdma_polling_remove(rdma, fragment);
 }
 
-void rdma_sort(struct rdma_peer *rdma, struct wh_list *away)
+void rdma_striping_sort(struct rdma_peer *rdma, struct wh_list *reroute)
 {
 	struct wh_list *const lists[] = { &rdma->urgent, &rdma->bulk, &rdma->sent };
-	bool pending = rdma_pending(rdma);
+	bool pending = rdma_endpoints_pending(rdma);
 
-	rdma->sorted = rdma->version;
+	rdma->sorted_version = rdma->version;
 	for (unsigned i = 0; i < 3; i++) {
 		struct wh_list *link, *next;
 
@@ -125,29 +142,31 @@ void rdma_sort(struct rdma_peer *rdma, struct wh_list *away)
 			struct wh_fragment *fragment = wh_container(link, struct wh_fragment, link);
 
 			next = link->next;
-			/* One that the owner's NIC refused is marked; it does not try again. */
+			/* The owner's NIC refused a key of it (flow_failed()): it does not try
+			 * again. */
 			if (fragment->owner)
 				fragment->rails = fragment->rails_of = 0;
 			else
-				rdma_rails_of(rdma, fragment);
+				rdma_striping_rails(rdma, fragment);
 			if (fragment->rails || fragment->in_flight || (pending && !fragment->owner))
 				continue;
-			rdma_take_out(rdma, fragment);
-			fragment->cursor.left = 0; /* nothing of it is to be cancelled here */
-			wh_list_append(away, &fragment->link);
+			rdma_striping_remove(rdma, fragment);
+			fragment->cursor.left =
+				0; /* so that rdma_cancel() finds nothing of it here */
+			wh_list_append(reroute, &fragment->link);
 		}
 	}
 }
 
-/* ---- what is to be sent again ---------------------------------------------------------------- */
+/* ---- resending ------------------------------------------------------------------------------- */
 
-uint64_t rdma_forget(struct rdma_peer *rdma, const struct wh_fragment *fragment)
+uint64_t rdma_resend_forget(struct rdma_peer *rdma, const struct wh_fragment *fragment)
 {
 	struct wh_list *link;
 	uint64_t bytes = 0;
 
-	for (link = rdma->again.next; link != &rdma->again; link = link->next) {
-		struct rdma_ring *ring = wh_container(link, struct rdma_ring, link);
+	for (link = rdma->resend.next; link != &rdma->resend; link = link->next) {
+		struct rdma_work_ring *ring = wh_container(link, struct rdma_work_ring, link);
 
 		for (uint64_t i = ring->tail; i != ring->head; i++) {
 			struct rdma_work *work = &ring->works[i % RDMA_DEPTH];
@@ -161,10 +180,10 @@ uint64_t rdma_forget(struct rdma_peer *rdma, const struct wh_fragment *fragment)
 	return bytes;
 }
 
-void rdma_recover(struct rdma_endpoint *endpoint, struct wh_list *done)
+void rdma_resend_collect(struct rdma_endpoint *endpoint, struct wh_list *done)
 {
 	struct rdma_peer *rdma = endpoint->peer;
-	struct rdma_ring *ring = endpoint->ring;
+	struct rdma_work_ring *ring = endpoint->ring;
 
 	endpoint->ring = NULL;
 	if (!ring)
@@ -179,8 +198,8 @@ void rdma_recover(struct rdma_endpoint *endpoint, struct wh_list *done)
 		fragment->in_flight--;
 		if (i < ring->arrived) {
 			work->fragment = NULL;
-			rdma_carried(endpoint, fragment, work->length);
-			rdma_ended(rdma, fragment, work->length, done);
+			rdma_endpoint_count_bytes(endpoint, fragment, work->length);
+			rdma_fragment_ended(rdma, fragment, work->length, done);
 			continue;
 		}
 		if (!atomic_load(&fragment->cancelled)) {
@@ -189,18 +208,18 @@ void rdma_recover(struct rdma_endpoint *endpoint, struct wh_list *done)
 		}
 		work->fragment = NULL;
 		wh_fragment_fail(fragment, UINT64_MAX, -ECANCELED, "cancelled");
-		rdma_ended(rdma, fragment, work->length, done);
+		rdma_fragment_ended(rdma, fragment, work->length, done);
 	}
-	wh_list_append(&rdma->again, &ring->link);
+	wh_list_append(&rdma->resend, &ring->link);
 }
 
-/* The first of it that this line can carry. What has been done with is dropped on the way. */
-static struct rdma_work *next_again(struct rdma_peer *rdma, const struct rdma_endpoint *endpoint)
+/* The first request to resend that this endpoint can carry. Drops finished ones on the way. */
+static struct rdma_work *resend_next(struct rdma_peer *rdma, const struct rdma_endpoint *endpoint)
 {
 	struct wh_list *link, *after;
 
-	for (link = rdma->again.next; link != &rdma->again; link = after) {
-		struct rdma_ring *ring = wh_container(link, struct rdma_ring, link);
+	for (link = rdma->resend.next; link != &rdma->resend; link = after) {
+		struct rdma_work_ring *ring = wh_container(link, struct rdma_work_ring, link);
 
 		after = link->next;
 		while (ring->tail != ring->head && !ring->works[ring->tail % RDMA_DEPTH].fragment)
@@ -219,12 +238,12 @@ static struct rdma_work *next_again(struct rdma_peer *rdma, const struct rdma_en
 	return NULL;
 }
 
-struct wh_fragment *rdma_next(struct rdma_peer *rdma, const struct rdma_endpoint *endpoint,
-			      struct rdma_work **work)
+struct wh_fragment *rdma_striping_next(struct rdma_peer *rdma, const struct rdma_endpoint *endpoint,
+				       struct rdma_work **work)
 {
 	struct wh_list *const lists[] = { &rdma->urgent, &rdma->bulk };
 
-	*work = next_again(rdma, endpoint);
+	*work = resend_next(rdma, endpoint);
 	if (*work)
 		return (*work)->fragment;
 	for (unsigned i = 0; i < 2; i++)
@@ -237,8 +256,8 @@ struct wh_fragment *rdma_next(struct rdma_peer *rdma, const struct rdma_endpoint
 	return NULL;
 }
 
-void rdma_taken(struct rdma_peer *rdma, struct wh_fragment *fragment, struct rdma_work *work,
-		uint64_t length)
+void rdma_striping_taken(struct rdma_peer *rdma, struct wh_fragment *fragment,
+			 struct rdma_work *work, uint64_t length)
 {
 	rdma->queued -= length;
 	if (work) {
@@ -251,44 +270,45 @@ void rdma_taken(struct rdma_peer *rdma, struct wh_fragment *fragment, struct rdm
 	}
 }
 
-/* ---- lines ----------------------------------------------------------------------------------- */
+/* ---- endpoints ------------------------------------------------------------------------------- */
 
-void rdma_measure(struct rdma_endpoint *endpoint, int64_t now)
+void rdma_endpoint_measure(struct rdma_endpoint *endpoint, int64_t now)
 {
 	double speed;
 
-	if (endpoint->marked < RDMA_SPLIT || now <= endpoint->mark)
+	if (endpoint->interval_bytes < RDMA_SPLIT || now <= endpoint->interval_start)
 		return;
-	speed = (double)endpoint->marked / (double)(now - endpoint->mark);
-	endpoint->speed = endpoint->speed > 0 && now - endpoint->measured < KNOWN_FOR ?
+	speed = (double)endpoint->interval_bytes / (double)(now - endpoint->interval_start);
+	endpoint->speed = endpoint->speed > 0 && now - endpoint->measured_at < KNOWN_FOR ?
 				  (3 * endpoint->speed + speed) / 4 :
 				  speed;
-	endpoint->measured = endpoint->mark = now;
-	endpoint->marked = 0;
+	endpoint->measured_at = endpoint->interval_start = now;
+	endpoint->interval_bytes = 0;
 }
 
-static uint64_t least(uint64_t a, uint64_t b)
+static uint64_t smaller(uint64_t a, uint64_t b)
 {
 	return a < b ? a : b;
 }
 
-static uint64_t within(uint64_t value, uint64_t low, uint64_t high)
+static uint64_t clamp(uint64_t value, uint64_t low, uint64_t high)
 {
-	return value < low ? low : least(value, high);
+	return value < low ? low : smaller(value, high);
 }
 
-/* What is known of these lines. */
-struct look {
-	double speed[RDMA_ENDPOINTS]; /* bytes a ns */
+/* What rdma_striping_choose() knows of the endpoints. */
+struct striping_view {
+	double speed[RDMA_ENDPOINTS]; /* bytes/ns */
 	bool known[RDMA_ENDPOINTS];
-	/* to be taken at once, and to be on its way */
+	/* bytes: to take at once; most in flight */
 	uint64_t grain[RDMA_ENDPOINTS], most[RDMA_ENDPOINTS];
-	double end[RDMA_ENDPOINTS]; /* when it would have finished a grain more, from now */
-	double all; /* when all would have finished all that waits */
-	double first; /* the least of `end` */
+	double end[RDMA_ENDPOINTS]; /* ns from now until it has finished one more grain */
+	double all; /* ns until all endpoints together have finished all that is queued */
+	double first; /* the smallest `end` */
 };
 
-static void look(const struct rdma_peer *rdma, uint32_t endpoints, struct look *out)
+static void striping_view(const struct rdma_peer *rdma, uint32_t endpoints,
+			  struct striping_view *out)
 {
 	double most = 0, sum = 0, waiting = (double)rdma->queued;
 	uint64_t part = rdma->queued / ((uint64_t)__builtin_popcount(endpoints) * GRAINS);
@@ -297,28 +317,30 @@ static void look(const struct rdma_peer *rdma, uint32_t endpoints, struct look *
 	for (unsigned i = 0; i < rdma->endpoint_count; i++) {
 		const struct rdma_endpoint *endpoint = rdma->endpoints[i];
 
-		out->known[i] = endpoint->speed > 0 && now - endpoint->measured < KNOWN_FOR;
+		out->known[i] = endpoint->speed > 0 && now - endpoint->measured_at < KNOWN_FOR;
 		if (endpoints & 1u << i && out->known[i] && endpoint->speed > most)
 			most = endpoint->speed;
 	}
 	out->first = -1;
 	for (unsigned i = 0; i < rdma->endpoint_count; i++) {
 		const struct rdma_endpoint *endpoint = rdma->endpoints[i];
-		uint64_t ahead = out->known[i] ? (uint64_t)(endpoint->speed * (double)AHEAD) : 0;
+		uint64_t in_flight =
+			out->known[i] ? (uint64_t)(endpoint->speed * (double)IN_FLIGHT_NS) : 0;
 
 		if (!(endpoints & 1u << i))
 			continue;
-		/* One that is not known is taken for as fast as any, but for little at a time. */
+		/* An endpoint of unknown speed counts as the fastest, but takes little at a time.
+		 */
 		out->speed[i] = out->known[i] ? endpoint->speed : most > 0 ? most : 1;
-		out->most[i] = ahead + (out->known[i] ? 4 : 2) * RDMA_SPLIT;
+		out->most[i] = in_flight + (out->known[i] ? 4 : 2) * RDMA_SPLIT;
 		out->grain[i] = RDMA_SPLIT;
 		if (out->known[i])
 			out->grain[i] =
-				within(least(part, ahead / 2),
-				       within(ahead / 5, GRAIN_LEAST, RDMA_SPLIT), UINT64_MAX);
+				clamp(smaller(part, in_flight / 2),
+				      clamp(in_flight / 5, GRAIN_LEAST, RDMA_SPLIT), UINT64_MAX);
 		sum += out->speed[i];
-		waiting += (double)endpoint->ahead;
-		out->end[i] = (double)(endpoint->ahead + least(out->grain[i], rdma->queued)) /
+		waiting += (double)endpoint->in_flight;
+		out->end[i] = (double)(endpoint->in_flight + smaller(out->grain[i], rdma->queued)) /
 			      out->speed[i];
 		if (out->first < 0 || out->end[i] < out->first)
 			out->first = out->end[i];
@@ -326,39 +348,40 @@ static void look(const struct rdma_peer *rdma, uint32_t endpoints, struct look *
 	out->all = waiting / sum;
 }
 
-/* The lines that can carry something of what waits. */
-static uint32_t with_work(struct rdma_peer *rdma)
+/* The endpoints that can carry some of what is queued. */
+static uint32_t striping_with_work(struct rdma_peer *rdma)
 {
-	uint32_t ready = rdma_ready(rdma), able = 0;
+	uint32_t ready = rdma_endpoints_ready(rdma), able = 0;
 	struct rdma_work *work;
 
 	for (unsigned i = 0; i < rdma->endpoint_count; i++)
-		if (ready & 1u << i && rdma_next(rdma, rdma->endpoints[i], &work))
+		if (ready & 1u << i && rdma_striping_next(rdma, rdma->endpoints[i], &work))
 			able |= 1u << i;
 	return able;
 }
 
-struct rdma_endpoint *rdma_only(struct rdma_peer *rdma, struct wh_fragment *fragment)
+struct rdma_endpoint *rdma_striping_single(struct rdma_peer *rdma, struct wh_fragment *fragment)
 {
 	struct rdma_endpoint *endpoint;
 	uint32_t rails;
 
-	if (rdma->queued || rdma->sorted != rdma->version || fragment->whole ||
+	if (rdma->queued || rdma->sorted_version != rdma->version || fragment->whole ||
 	    fragment->bytes > RDMA_SPLIT)
 		return NULL;
-	rails = rdma_rails_of(rdma, fragment);
+	rails = rdma_striping_rails(rdma, fragment);
 	if (!rails || rails & (rails - 1))
 		return NULL;
 	endpoint = rdma->endpoints[__builtin_ctz(rails)];
 	return rdma_endpoint_has_room(endpoint) ? endpoint : NULL;
 }
 
-struct rdma_endpoint *rdma_choose(struct rdma_peer *rdma, uint64_t *grain)
+struct rdma_endpoint *rdma_striping_choose(struct rdma_peer *rdma, uint64_t *grain)
 {
-	/* The others do not count: nothing is left to a fast one that cannot carry it. */
-	uint32_t able = rdma->queued ? with_work(rdma) : 0;
+	/* Leave out the others: a fast endpoint that cannot carry the bytes must not be waited for.
+	 */
+	uint32_t able = rdma->queued ? striping_with_work(rdma) : 0;
 	struct rdma_endpoint *best = NULL;
-	struct look seen;
+	struct striping_view seen;
 
 	if (!able)
 		return NULL;
@@ -367,14 +390,14 @@ struct rdma_endpoint *rdma_choose(struct rdma_peer *rdma, uint64_t *grain)
 		*grain = UINT64_MAX;
 		return rdma_endpoint_has_room(best) ? best : NULL;
 	}
-	look(rdma, able, &seen);
+	striping_view(rdma, able, &seen);
 	for (unsigned i = 0; i < rdma->endpoint_count; i++) {
 		struct rdma_endpoint *endpoint = rdma->endpoints[i];
 
 		if (!(able & 1u << i) || !rdma_endpoint_has_room(endpoint) ||
 		    (best && seen.end[i] >= seen.end[best->index]))
 			continue;
-		if (endpoint->ahead >= seen.most[i])
+		if (endpoint->in_flight >= seen.most[i])
 			continue;
 		if (seen.end[i] > seen.first && seen.end[i] > seen.all)
 			continue;

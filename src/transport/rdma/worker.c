@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The owner's side of rdma, what takes longer than loop 0 has: registering regions that peers ask
- * for, and flushing what they have written to a GPU. A thread of its own; loop 0 sends the answers.
+/*
+ *
+ * rdma, owner: what takes too long for loop 0, on a thread of its own: registering regions that
+ * peers request, and flushing what they have written to a GPU. Loop 0 sends the answers.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -9,31 +11,32 @@
 
 #include "memory/memory.h"
 #include "transport/rdma/rdma.h"
+#include "transport/rdma/server.h"
 #include "wire/bytes.h"
 
 #define JOBS_MOST 4096u
 
-/* One region to be registered, or flushed, for a peer. */
-struct request {
+/* A KEYS or FLUSH frame of a peer. */
+struct worker_request {
 	struct rdma_job job;
 	struct wh_task answer;
 	struct rdma *rdma;
 	uint64_t session, id;
-	struct rdma_bounce *bounce; /* it is about this instead of a region, and holds it */
-	char peer[WH_NAME_MAX]; /* the session's */
+	struct rdma_bounce *bounce; /* KEYS of the bounce buffer: one reference to it; else NULL */
+	char peer[WH_NAME_MAX]; /* name of the session's peer */
 	bool flush;
 	uint32_t nic;
 	struct wh_rdma_keyed keyed;
-	uint8_t *keys; /* keyed.count of them, as they go */
+	uint8_t *keys; /* keyed.count of them, in wire format */
 	struct wh_rdma_flushed flushed;
 };
 
-static struct request *request_of(struct rdma_job *job)
+static struct worker_request *worker_request_of(struct rdma_job *job)
 {
-	return wh_container(job, struct request, job);
+	return wh_container(job, struct worker_request, job);
 }
 
-static void send_keyed(const struct request *job, struct wh_session *session)
+static void worker_send_keyed(const struct worker_request *job, struct wh_session *session)
 {
 	size_t room =
 		WH_RDMA_KEYED_HEAD + WH_REFUSAL_MAX + (size_t)job->keyed.count * WH_RDMA_KEY_SIZE;
@@ -45,7 +48,7 @@ static void send_keyed(const struct request *job, struct wh_session *session)
 	free(bytes);
 }
 
-static void send_flushed(const struct request *job, struct wh_session *session)
+static void worker_send_flushed(const struct worker_request *job, struct wh_session *session)
 {
 	uint8_t bytes[WH_RDMA_FLUSHED_MAX];
 
@@ -54,24 +57,24 @@ static void send_flushed(const struct request *job, struct wh_session *session)
 }
 
 /* On loop 0. */
-static void answer(struct wh_task *task)
+static void worker_answer(struct wh_task *task)
 {
-	struct request *job = wh_container(task, struct request, answer);
+	struct worker_request *job = wh_container(task, struct worker_request, answer);
 	struct wh_session *session = wh_session_find(job->rdma->engine, job->session);
 
 	if (session && job->flush)
-		send_flushed(job, session);
+		worker_send_flushed(job, session);
 	else if (session)
-		send_keyed(job, session);
+		worker_send_keyed(job, session);
 	if (job->bounce)
 		rdma_bounce_put(job->bounce);
 	free(job->keys);
 	free(job);
 }
 
-/* The keys, as they are told. */
-static int tell(struct request *job, const struct wh_region *region,
-		const struct rdma_memory *memory, char why[WH_REFUSAL])
+/* Put the keys into the answer. */
+static int worker_fill_keyed(struct worker_request *job, const struct wh_region *region,
+			     const struct rdma_memory *memory, char why[WH_REFUSAL])
 {
 	const struct rdma_mrs *mrs = memory->mrs;
 	uint64_t before = 0;
@@ -100,8 +103,8 @@ static int tell(struct request *job, const struct wh_region *region,
 	return 0;
 }
 
-/* 0, or a negative errno with the reason; without an error `why` is why it is not a better way. */
-static int serve(struct request *job, char why[WH_REFUSAL])
+/* 0, or a negative errno with the reason; on success `why` says why no better method is used. */
+static int worker_serve(struct worker_request *job, char why[WH_REFUSAL])
 {
 	struct wh_region_entry *entry =
 		job->bounce ? NULL : wh_region_entry_enter(&job->rdma->engine->regions, job->id);
@@ -112,26 +115,26 @@ static int serve(struct request *job, char why[WH_REFUSAL])
 
 	if (job->bounce) {
 		region = rdma_bounce_region(job->bounce);
-		error = rdma_register(job->rdma->nics[job->nic], region, &memory, why);
+		error = rdma_memory_register(job->rdma->nics[job->nic], region, &memory, why);
 		if (!error)
-			error = tell(job, region, memory, why);
+			error = worker_fill_keyed(job, region, memory, why);
 	} else if (!entry || (access & WH_ACCESS_NONE)) {
 		snprintf(why, WH_REFUSAL, "region %#llx is not published any more",
 			 (unsigned long long)job->id);
 		error = -ESTALE;
 	} else if (access != entry->access && !job->flush) {
-		/* There is one key for all. */
+		/* A region has one key for all peers. */
 		snprintf(why, WH_REFUSAL, "other peers have more rights to it, so it has no key");
 		error = -EOPNOTSUPP;
 	} else if (!job->flush) {
-		error = rdma_register(job->rdma->nics[job->nic], region, &memory, why);
+		error = rdma_memory_register(job->rdma->nics[job->nic], region, &memory, why);
 		if (!error)
-			error = tell(job, region, memory, why);
+			error = worker_fill_keyed(job, region, memory, why);
 	} else if (wh_kind_on_host(entry->kind) || !region->registration->device ||
 		   rdma_flush_policy(region->engine->cuda, region->registration->device) <= 0) {
-		error = 0; /* there is nothing to flush */
+		error = 0; /* nothing to flush */
 	} else {
-		error = rdma_flush(region);
+		error = rdma_flush_region(region);
 		if (error)
 			snprintf(why, WH_REFUSAL, "%s", wh_error_text());
 	}
@@ -140,7 +143,7 @@ static int serve(struct request *job, char why[WH_REFUSAL])
 	return error;
 }
 
-static void served(struct request *job, int error, const char *why)
+static void worker_served(struct worker_request *job, int error, const char *why)
 {
 	job->keyed.error = job->flushed.error = error;
 	snprintf(job->keyed.text, sizeof(job->keyed.text), "%s", why);
@@ -148,17 +151,17 @@ static void served(struct request *job, int error, const char *why)
 	wh_loop_post(&job->rdma->engine->loops[0], &job->answer);
 }
 
-static void run(struct rdma_job *job, bool stop)
+static void worker_run(struct rdma_job *job, bool stop)
 {
 	char why[WH_REFUSAL] = "";
-	int error = stop ? -ESHUTDOWN : serve(request_of(job), why);
+	int error = stop ? -ESHUTDOWN : worker_serve(worker_request_of(job), why);
 
-	served(request_of(job), error, why);
+	worker_served(worker_request_of(job), error, why);
 }
 
 /* ---- the thread ------------------------------------------------------------------------------ */
 
-static void *work(void *argument)
+static void *worker_thread(void *argument)
 {
 	struct rdma *rdma = argument;
 
@@ -181,13 +184,13 @@ static void *work(void *argument)
 	return NULL;
 }
 
-bool rdma_work(struct rdma *rdma, struct rdma_job *job)
+bool rdma_worker_add(struct rdma *rdma, struct rdma_job *job)
 {
 	bool takes;
 
 	pthread_mutex_lock(&rdma->jobs_lock);
 	if (!rdma->working)
-		rdma->working = !pthread_create(&rdma->worker, NULL, work, rdma);
+		rdma->working = !pthread_create(&rdma->worker, NULL, worker_thread, rdma);
 	takes = rdma->working && rdma->job_count < JOBS_MOST;
 	if (takes) {
 		rdma->job_count++;
@@ -198,25 +201,25 @@ bool rdma_work(struct rdma *rdma, struct rdma_job *job)
 	return takes;
 }
 
-static int add(struct wh_session *session, struct request *job)
+static int worker_add_request(struct wh_session *session, struct worker_request *job)
 {
 	job->rdma = session->engine->transport[WH_TRANSPORT_RDMA];
 	job->session = session->id;
 	memcpy(job->peer, session->hello.name, sizeof(job->peer));
-	job->answer.run = answer;
-	job->job.run = run;
-	if (!rdma_work(job->rdma, &job->job))
-		served(job, -EBUSY, "it is asked for too much at once");
+	job->answer.run = worker_answer;
+	job->job.run = worker_run;
+	if (!rdma_worker_add(job->rdma, &job->job))
+		worker_served(job, -EBUSY, "it is asked for too much at once");
 	return 0;
 }
 
-int rdma_serve_keys(struct wh_session *session, struct rdma_bounce *bounce, uint32_t nic,
-		    uint64_t id)
+int rdma_worker_keys(struct wh_session *session, struct rdma_bounce *bounce, uint32_t nic,
+		     uint64_t id)
 {
 	struct rdma *rdma = session->engine->transport[WH_TRANSPORT_RDMA];
-	struct request *job;
+	struct worker_request *job;
 
-	if (nic >= rdma->nic_count || (!id && !rdma_bounce_open(bounce)))
+	if (nic >= rdma->nic_count || (!id && !rdma_bounce_is_open(bounce)))
 		return -EPROTO;
 	job = calloc(1, sizeof(*job));
 	if (!job)
@@ -226,19 +229,19 @@ int rdma_serve_keys(struct wh_session *session, struct rdma_bounce *bounce, uint
 	job->id = job->keyed.id = id;
 	job->nic = job->keyed.nic = nic;
 	job->bounce = id ? NULL : bounce;
-	return add(session, job);
+	return worker_add_request(session, job);
 }
 
-int rdma_serve_flush(struct wh_session *session, uint32_t number, uint64_t id)
+int rdma_worker_flush(struct wh_session *session, uint32_t number, uint64_t id)
 {
-	struct request *job = calloc(1, sizeof(*job));
+	struct worker_request *job = calloc(1, sizeof(*job));
 
 	if (!job)
 		return -ENOMEM;
 	job->id = id;
 	job->flush = true;
 	job->flushed.number = number;
-	return add(session, job);
+	return worker_add_request(session, job);
 }
 
 static void flushed(void *argument)
@@ -254,6 +257,6 @@ void rdma_worker_stop(struct rdma *rdma)
 	pthread_mutex_unlock(&rdma->jobs_lock);
 	if (rdma->working)
 		pthread_join(rdma->worker, NULL);
-	/* Answers that have been handed to loop 0 are before this. */
+	/* Answers that were posted to loop 0 run before this. */
 	wh_loop_call(&rdma->engine->loops[0], flushed, NULL);
 }
