@@ -75,21 +75,21 @@ static void try_flushed(const uint8_t *data, size_t size)
 	check_reencoded(bytes, wh_rdma_flushed_encode(bytes, &flushed), flushed.text, data, size);
 }
 
-static void try_desked(const uint8_t *data, size_t size)
+static void try_bounce_opened(const uint8_t *data, size_t size)
 {
 	uint8_t bytes[WH_RDMA_BOUNCE_OPENED_MAX];
-	struct wh_rdma_bounce_opened desked;
+	struct wh_rdma_bounce_opened opened;
 
-	if (wh_rdma_bounce_opened_decode(data, size, &desked))
+	if (wh_rdma_bounce_opened_decode(data, size, &opened))
 		return;
-	check(desked.error <= 0 && desked.error >= -4095);
-	check(strnlen(desked.text, sizeof(desked.text)) < sizeof(desked.text));
-	if (!desked.error) {
-		check(desked.address && desked.slots && desked.slots <= WH_RDMA_BOUNCE_SLOTS);
-		check(desked.address + desked.slots * (uint64_t)WH_RDMA_BOUNCE_SLOT >
-		      desked.address);
+	check(opened.error <= 0 && opened.error >= -4095);
+	check(strnlen(opened.text, sizeof(opened.text)) < sizeof(opened.text));
+	if (!opened.error) {
+		check(opened.address && opened.slots && opened.slots <= WH_RDMA_BOUNCE_SLOTS);
+		check(opened.address + opened.slots * (uint64_t)WH_RDMA_BOUNCE_SLOT >
+		      opened.address);
 	}
-	check_reencoded(bytes, wh_rdma_bounce_opened_encode(bytes, &desked), desked.text, data,
+	check_reencoded(bytes, wh_rdma_bounce_opened_encode(bytes, &opened), opened.text, data,
 			size);
 }
 
@@ -112,48 +112,49 @@ static void try_copy(const uint8_t *data, size_t size)
 		check(extent.length && extent.offset + extent.length >= extent.length);
 }
 
-static void try_mailed(const uint8_t *data, size_t size)
+static void try_ring_opened(const uint8_t *data, size_t size)
 {
 	uint8_t bytes[WH_RDMA_RING_OPENED_MAX];
-	struct wh_rdma_ring_opened mailed;
+	struct wh_rdma_ring_opened opened;
 
-	if (wh_rdma_ring_opened_decode(data, size, &mailed))
+	if (wh_rdma_ring_opened_decode(data, size, &opened))
 		return;
-	check(mailed.error <= 0 && mailed.error >= -4095);
-	check(strnlen(mailed.text, sizeof(mailed.text)) < sizeof(mailed.text));
-	if (!mailed.error) {
-		check(mailed.address && mailed.count && mailed.count <= WH_RDMA_RING_KEYS);
-		check(mailed.address + (uint64_t)WH_RDMA_RING_SLOTS * WH_RDMA_RING_SLOT >
-		      mailed.address);
+	check(opened.error <= 0 && opened.error >= -4095);
+	check(strnlen(opened.text, sizeof(opened.text)) < sizeof(opened.text));
+	if (!opened.error) {
+		check(opened.address && opened.count && opened.count <= WH_RDMA_RING_KEYS);
+		check(opened.address + (uint64_t)WH_RDMA_RING_SLOTS * WH_RDMA_RING_SLOT >
+		      opened.address);
 	}
-	check_reencoded(bytes, wh_rdma_ring_opened_encode(bytes, &mailed), mailed.text, data, size);
+	check_reencoded(bytes, wh_rdma_ring_opened_encode(bytes, &opened), opened.text, data, size);
 }
 
 /* An immediate, and what is in the slot. */
-static void try_letter(const uint8_t *data, size_t size)
+static void try_notification(const uint8_t *data, size_t size)
 {
 	uint8_t bytes[WH_RDMA_NOTIFICATION_HEAD];
-	struct wh_rdma_notification letter;
+	struct wh_rdma_notification notification;
 	uint32_t imm;
 
 	if (size < 4 + sizeof(bytes))
 		return;
 	imm = wh_get32(data);
 	check(wh_rdma_imm_slot(imm) < (int)WH_RDMA_RING_SLOTS);
-	if (wh_rdma_notification_decode(data + 4, imm, &letter))
+	if (wh_rdma_notification_decode(data + 4, imm, &notification))
 		return;
-	check(wh_rdma_imm_slot(imm) >= 0 && letter.length &&
-	      letter.length <= WH_RDMA_NOTIFICATION_MAX);
-	check(wh_rdma_imm((uint32_t)wh_rdma_imm_slot(imm), letter.sequence) == imm);
-	wh_rdma_notification_encode(bytes, &letter);
+	check(wh_rdma_imm_slot(imm) >= 0 && notification.length &&
+	      notification.length <= WH_RDMA_NOTIFICATION_MAX);
+	check(wh_rdma_imm((uint32_t)wh_rdma_imm_slot(imm), notification.sequence) == imm);
+	wh_rdma_notification_encode(bytes, &notification);
 	check(!memcmp(bytes, data + 4, sizeof(bytes)));
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-	static void (*const tries[])(
-		const uint8_t *, size_t) = { try_connect, try_connected, try_keyed,  try_flushed,
-					     try_desked,  try_copy,      try_mailed, try_letter };
+	static void (*const tries[])(const uint8_t *,
+				     size_t) = { try_connect,     try_connected,     try_keyed,
+						 try_flushed,     try_bounce_opened, try_copy,
+						 try_ring_opened, try_notification };
 
 	if (size)
 		tries[data[0] % (sizeof(tries) / sizeof(tries[0]))](data + 1, size - 1);

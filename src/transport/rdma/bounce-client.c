@@ -33,7 +33,7 @@ int rdma_bounce_request(struct rdma_peer *rdma, char why[WH_REFUSAL])
 	if (rdma->bounce.entry.length)
 		return 0;
 	if (rdma->bounce_error && wh_now() < rdma->bounce_until) {
-		snprintf(why, WH_REFUSAL, "its GPU's memory is staged there, but %.150s",
+		snprintf(why, WH_REFUSAL, "the owner stages its GPU memory, but %.150s",
 			 rdma->bounce_why);
 		return rdma->bounce_error;
 	}

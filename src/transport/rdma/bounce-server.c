@@ -216,15 +216,14 @@ int rdma_bounce_open_frame(struct wh_session *session, struct rdma_bounce **out)
 	struct rdma_bounce *bounce = *out;
 
 	if (!session->engine->gpus)
-		return bounce_answer(session, NULL, -ENODEV, "it has no GPU");
+		return bounce_answer(session, NULL, -ENODEV, "the owner has no GPU");
 	if (bounce && (bounce->open || bounce->busy))
 		return -EPROTO; /* requested again before it was refused */
 	if (!bounce)
 		bounce = bounce_new(rdma);
 	if (!bounce)
-		return bounce_answer(
-			session, NULL, -EBUSY,
-			"other peers have all pinned memory that there is for staging");
+		return bounce_answer(session, NULL, -EBUSY,
+				     "all bounce buffers are in use by other peers");
 	wh_session_stages(session);
 	bounce->session = session->id;
 	bounce->job.run = bounce_get_memory;
@@ -314,14 +313,14 @@ static int copy_add_extent(struct wh_session *session, struct copy *copy,
 		wh_region_entry_enter(&session->engine->regions, extent->region);
 
 	if (!entry) {
-		snprintf(why, WH_REFUSAL, "region %#llx is not published any more",
+		snprintf(why, WH_REFUSAL, "region %#llx is no longer published",
 			 (unsigned long long)extent->region);
 		return -ESTALE;
 	}
 	copy->entries[copy->entry_count++] = entry;
 	access = wh_session_access(session, entry);
 	if (access & WH_ACCESS_NONE || !(access & right)) {
-		snprintf(why, WH_REFUSAL, "region %#llx must not be %s by %.60s",
+		snprintf(why, WH_REFUSAL, "region %#llx may not be %s by %.60s",
 			 (unsigned long long)extent->region, op == WH_READ ? "read" : "written",
 			 session->hello.name);
 		return -EACCES;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Bounce buffers: the owner's pinned memory, of one session, through which the owner's GPU memory is
- * staged. The initiator's half (bounce-client.c) leases slots to what it stages; the owner's half
- * (bounce-server.c) copies between slots and regions.
+ * Bounce buffers: the owner's pinned memory, of one session, through which the owner's GPU memory
+ * is staged. The initiator's half (bounce-client.c) leases slots to what it stages; the owner's
+ * half (bounce-server.c) copies between slots and regions.
  */
 #ifndef WH_TRANSPORT_RDMA_BOUNCE_H
 #define WH_TRANSPORT_RDMA_BOUNCE_H
@@ -37,7 +37,8 @@ struct rdma_lease {
 	void (*copied)(struct rdma_lease *lease, int error, const char *why);
 };
 
-/* Request the bounce buffer unless it is there. 0: it is; -EAGAIN: not answered yet; or the refusal.
+/* Request the bounce buffer unless it is there. 0: it is; -EAGAIN: not answered yet; or the
+ * refusal.
  */
 int rdma_bounce_request(struct rdma_peer *rdma, char why[WH_REFUSAL]);
 /* The bounce buffer is there, and an endpoint that is ready has its keys. */

@@ -391,8 +391,8 @@ static int endpoint_make(struct rdma_endpoint *endpoint, char why[WH_REFUSAL])
 						endpoint->channel, 0);
 	if (!endpoint->cq || fcntl(endpoint->channel->fd, F_SETFL,
 				   fcntl(endpoint->channel->fd, F_GETFL) | O_NONBLOCK)) {
-		snprintf(why, WH_REFUSAL, "%s: a completion queue: %s", endpoint->snapshot.name,
-			 strerror(errno));
+		snprintf(why, WH_REFUSAL, "%s: creating a completion queue: %s",
+			 endpoint->snapshot.name, strerror(errno));
 		return -errno;
 	}
 	error = rdma_qp_new(&endpoint->snapshot, endpoint->cq, depth, &endpoint->qp,
@@ -437,7 +437,8 @@ static bool client_give_back_one(struct rdma *rdma)
 		return going;
 	pthread_mutex_lock(&oldest->peer->lock);
 	if (oldest->state == RDMA_READY && !rdma_endpoint_busy(oldest))
-		rdma_endpoint_break(oldest, true, "%s is given back: another one is needed more",
+		rdma_endpoint_break(oldest, true,
+				    "%s is given back: another connection needs its room",
 				    oldest->path);
 	pthread_mutex_unlock(&oldest->peer->lock);
 	return true;
@@ -468,7 +469,7 @@ static bool client_has_room(struct rdma_endpoint *endpoint)
 	} else {
 		endpoint->state = RDMA_CONNECTING;
 		rdma_endpoint_break(endpoint, false,
-				    "all %u connections that may be open are in use (knob "
+				    "all %u connections that may be open are in use (setting "
 				    "rdma_connections)",
 				    most);
 	}

@@ -19,8 +19,8 @@ struct side_methods {
 };
 
 /* Append the NIC of a rail, unless another endpoint has added it. */
-static void side_add(struct side_methods *side, const char *rail, bool used, enum wh_rdma_method method,
-		 const char *writes, const char *why)
+static void side_add(struct side_methods *side, const char *rail, bool used,
+		     enum wh_rdma_method method, const char *writes, const char *why)
 {
 	size_t length = strcspn(rail, ":");
 	unsigned i = 0;
@@ -55,7 +55,7 @@ static unsigned side_best(const struct side_methods *side)
 
 /* Enter the region, which may be closing. Under rdma_peer.lock, as the next one. */
 static void side_look_local(struct side_methods *side, const struct rdma_peer *rdma,
-			 const struct wh_batch *batch, uint64_t id)
+			    const struct wh_batch *batch, uint64_t id)
 {
 	struct wh_region_entry *entry =
 		side->known ? NULL : wh_region_entry_enter(&rdma->peer->engine->regions, id);
@@ -68,18 +68,18 @@ static void side_look_local(struct side_methods *side, const struct rdma_peer *r
 
 		if (memory && endpoint->path[0])
 			side_add(side, endpoint->rail->name, atomic_load(&batch->railed[i]),
-			     memory->mrs ? memory->mrs->method : WH_RDMA_STAGED,
-			     !memory->mrs       ? "" :
-			     rdma_region_needs_flush(region) ? ", flushed" :
-						  ", ordered",
-			     memory->why);
+				 memory->mrs ? memory->mrs->method : WH_RDMA_STAGED,
+				 !memory->mrs                    ? "" :
+				 rdma_region_needs_flush(region) ? ", flushed" :
+								   ", ordered",
+				 memory->why);
 	}
 	if (entry)
 		wh_region_entry_leave(entry);
 }
 
 static void side_look_remote(struct side_methods *side, const struct rdma_peer *rdma,
-			   const struct wh_batch *batch, uint64_t id)
+			     const struct wh_batch *batch, uint64_t id)
 {
 	struct wh_region_entry *entry =
 		side->known ? NULL : wh_region_entry_enter(&rdma->peer->regions, id);
@@ -92,11 +92,11 @@ static void side_look_remote(struct side_methods *side, const struct rdma_peer *
 
 		if (keys && endpoint->path[0])
 			side_add(side, endpoint->remote_end.name, atomic_load(&batch->railed[i]),
-			     keys->error ? WH_RDMA_STAGED : keys->method,
-			     keys->error ? "" :
-			     keys->flush ? ", flushed" :
-					   ", ordered",
-			     keys->why);
+				 keys->error ? WH_RDMA_STAGED : keys->method,
+				 keys->error ? "" :
+				 keys->flush ? ", flushed" :
+					       ", ordered",
+				 keys->why);
 	}
 	/* No NIC reaches it, and it was not staged: another transport moved it. */
 	if (side->known && side->nics[side_best(side)].method == WH_RDMA_STAGED &&
@@ -106,8 +106,8 @@ static void side_look_remote(struct side_methods *side, const struct rdma_peer *
 		wh_region_entry_leave(entry);
 }
 
-static void sides_look(struct rdma_peer *rdma, const struct wh_batch *batch, struct side_methods *local,
-		 struct side_methods *remote)
+static void sides_look(struct rdma_peer *rdma, const struct wh_batch *batch,
+		       struct side_methods *local, struct side_methods *remote)
 {
 	*local = *remote = (struct side_methods){ 0 };
 	pthread_mutex_lock(&rdma->lock);
@@ -127,7 +127,8 @@ static void sides_look(struct rdma_peer *rdma, const struct wh_batch *batch, str
 	pthread_mutex_unlock(&rdma->lock);
 }
 
-static size_t side_print(const struct side_methods *side, const char *whose, char *line, size_t size)
+static size_t side_print(const struct side_methods *side, const char *whose, char *line,
+			 size_t size)
 {
 	unsigned best = side_best(side);
 	size_t used;

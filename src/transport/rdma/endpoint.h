@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * An endpoint: the initiator's queue pair to a peer, on one of our rails. client.c connects it, takes
- * it down, tries again and gives it back.
+ * An endpoint: the initiator's queue pair to a peer, on one of our rails. client.c connects it,
+ * takes it down, tries again and gives it back.
  *
  * rdma_peer.lock guards the state and the work ring. Loop 0 owns the timer, the attempts and the
  * backoff; rdma.loop destroys queue pairs.
@@ -20,7 +20,9 @@
 
 #define RDMA_ENDPOINTS WH_RAILS /* to one peer */
 #define RDMA_DEPTH 256u /* outstanding work requests of a queue pair */
-#define RDMA_MAX_IN_FLIGHT (8u << 20) /* bytes of an endpoint: bounds the time to cancel a batch */
+#define RDMA_MAX_IN_FLIGHT                                                                         \
+	(8u << 20) /* bytes of an endpoint: bounds the time to cancel a batch                      \
+		    */
 #define RDMA_BACKOFF_FIRST (INT64_C(100000000)) /* ns before the first attempt to reconnect */
 /* Numbers of endpoints, which ABORT names, have this bit; those of TCP's connections do not. */
 #define RDMA_NUMBER 0x80000000u

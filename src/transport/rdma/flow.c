@@ -350,7 +350,7 @@ static void flow_failed(struct rdma_endpoint *endpoint, const struct ibv_wc *wc)
 		work->fragment->owner = endpoint;
 		rdma_endpoint_break(
 			endpoint, true,
-			"the peer's NIC refuses the key of region %#llx: it is being taken back",
+			"the peer's NIC refuses the key of region %#llx: it is being removed",
 			(unsigned long long)wh_region_entry_id(work->entry));
 		return;
 	}
@@ -499,6 +499,6 @@ void rdma_fragments_reroute(struct rdma_peer *rdma, struct wh_list *reroute)
 			wh_fragment_reroute(fragment, -EIO,
 					    broken || fragment->owner ?
 						    why :
-						    "no NIC in use now reaches a region of it");
+						    "no NIC in use reaches one of its regions");
 	}
 }

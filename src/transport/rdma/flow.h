@@ -46,8 +46,8 @@ struct rdma_region_pairs {
  * is reported when their bytes are due. */
 bool rdma_region_pairs_next(struct rdma_peer *rdma, struct rdma_region_pairs *pairs);
 
-/* Count bytes that an endpoint has carried, for the explanation. Plain loads and stores: nobody else
- * adds, for that takes rdma_peer.lock. */
+/* Count bytes that an endpoint has carried, for the explanation. Plain loads and stores: nobody
+ * else adds, for that takes rdma_peer.lock. */
 static inline void rdma_endpoint_count_bytes(const struct rdma_endpoint *endpoint,
 					     const struct wh_fragment *fragment, uint64_t bytes)
 {
@@ -64,8 +64,8 @@ static inline void rdma_endpoint_count_bytes(const struct rdma_endpoint *endpoin
 
 /* ---- striping.c: which endpoint takes what --------------------------------------------------- */
 
-/* The endpoints that can move bytes between these regions, a bit each. *near: those of them that are
- * nearest to both. */
+/* The endpoints that can move bytes between these regions, a bit each. *near: those of them that
+ * are nearest to both. */
 uint32_t rdma_striping_able(const struct rdma_peer *rdma, const struct wh_region *local,
 			    const struct wh_remote_region *remote, uint32_t op, uint32_t *near);
 /* The endpoints that can move the whole fragment: the nearest, if there are any. */
@@ -81,8 +81,8 @@ void rdma_striping_sort(struct rdma_peer *rdma, struct wh_list *reroute);
 struct rdma_endpoint *rdma_striping_single(struct rdma_peer *rdma, struct wh_fragment *fragment);
 /* The endpoint that takes queued bytes next, and about how many. NULL: none at present. */
 struct rdma_endpoint *rdma_striping_choose(struct rdma_peer *rdma, uint64_t *grain);
-/* The fragment that the endpoint takes from next; NULL: none. *work: the request that is sent again,
- * or NULL for new bytes. */
+/* The fragment that the endpoint takes from next; NULL: none. *work: the request that is sent
+ * again, or NULL for new bytes. */
 struct wh_fragment *rdma_striping_next(struct rdma_peer *rdma, const struct rdma_endpoint *endpoint,
 				       struct rdma_work **work);
 /* `length` bytes of what rdma_striping_next() returned have been posted. */

@@ -288,7 +288,7 @@ static bool gpu_is_registrable(const struct wh_registration *registration, char 
 	const struct wh_cuda *cuda = registration->domain->cuda;
 
 	if (registration->kind == WH_MEMORY_MANAGED) {
-		gpu_note_reason(why, method, "managed memory has no place of its own");
+		gpu_note_reason(why, method, "managed memory migrates, so NICs cannot register it");
 		return false;
 	}
 	if (rdma_flush_policy(cuda, registration->device) >= 0)
@@ -327,7 +327,7 @@ static int gpu_refuse(const struct rdma_nic *nic, const struct wh_registration *
 	memcpy(reasons, why, sizeof(reasons));
 	snprintf(why, WH_REFUSAL, "%.20s does not reach memory of cuda:%d: %.120s", nic->name,
 		 registration->device ? registration->device->ordinal : 0,
-		 *reasons ? reasons : "the knob rdma_gpu leaves no way");
+		 *reasons ? reasons : "the setting rdma_gpu names no method that works");
 	return -EOPNOTSUPP;
 }
 

@@ -82,7 +82,7 @@ static int memory_refuse(const struct rdma_nic *nic, const struct wh_region *reg
 			 char why[WH_REFUSAL])
 {
 	const char *hint = error == ENOMEM ? "; raise ulimit -l (memlock)" :
-			   error == EFAULT ? "; it is not, or not all, mapped" :
+			   error == EFAULT ? "; it is not mapped, or not all of it" :
 					     "";
 
 	snprintf(why, WH_REFUSAL, "%.40s cannot register region %#llx (%llu bytes at %#llx): %s%s",

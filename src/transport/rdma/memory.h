@@ -79,9 +79,9 @@ struct rdma_keys {
 	struct rdma_chunk chunks[];
 };
 
-/* Register a region with a NIC, if it is not yet. A batch uses the region, or the caller has entered
- * it. May block for long: pages are pinned. 0, -ESTALE (the memory is gone) or another negative
- * errno, with the reason. */
+/* Register a region with a NIC, if it is not yet. A batch uses the region, or the caller has
+ * entered it. May block for long: pages are pinned. 0, -ESTALE (the memory is gone) or another
+ * negative errno, with the reason. */
 int rdma_memory_register(struct rdma_nic *nic, struct wh_region *region, struct rdma_memory **out,
 			 char why[WH_REFUSAL]);
 /* NULL: not registered with the NIC yet. */
@@ -99,14 +99,15 @@ int rdma_keys_received(struct wh_peer *peer, const struct wh_rdma_keyed *keyed);
 /* The transport's region_gone. */
 void rdma_region_gone(struct wh_peer *peer, void *state, struct wh_remote_region *region);
 
-/* Append an MR for the next `length` bytes. `mr` NULL: registering failed with errno. On failure all
- * of `mrs` is deregistered. 0 or a positive errno. */
+/* Append an MR for the next `length` bytes. `mr` NULL: registering failed with errno. On failure
+ * all of `mrs` is deregistered. 0 or a positive errno. */
 int rdma_mrs_add(struct rdma_mrs *mrs, struct ibv_mr *mr, uint64_t length);
 /* Deregister all. */
 void rdma_mrs_clear(struct rdma_mrs *mrs);
 
 /* Register GPU memory by the best method that works; under register_lock. 0 and *mrs with one more
- * user (NULL: stage it); `why` says why not by a better method. Or a negative errno with the reason.
+ * user (NULL: stage it); `why` says why not by a better method. Or a negative errno with the
+ * reason.
  */
 int rdma_gpu_get(struct rdma_nic *nic, struct wh_region *region, int rights, struct rdma_mrs **mrs,
 		 char why[WH_REFUSAL]);

@@ -322,7 +322,7 @@ int rdma_ring_opened(struct rdma_peer *rdma, const struct wh_rdma_ring_opened *o
 		return -EPROTO;
 	if (error)
 		wh_log_line(&rdma->peer->engine->log,
-			    "rdma to %s: no mailbox, notifications go over TCP: %s",
+			    "rdma to %s: no receive ring, notifications go over TCP: %s",
 			    rdma->peer->welcome.name, opened->text);
 	else
 		error = notify_get_slots(rdma);

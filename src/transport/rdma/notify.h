@@ -54,8 +54,8 @@ bool rdma_notify_can_follow(const struct rdma_peer *rdma, const struct wh_fragme
 /* The fragment is about to be posted: set rdma_notify.early if its notification may follow. Under
  * both locks, as the next one. */
 void rdma_notify_prepare(struct rdma_peer *rdma, struct wh_fragment *fragment);
-/* Bytes of rdma_notify.early have been put on the endpoint. True: they were the last, and *request is
- * its notification, to be posted next. `request` NULL: there is no room for it. */
+/* Bytes of rdma_notify.early have been put on the endpoint. True: they were the last, and *request
+ * is its notification, to be posted next. `request` NULL: there is no room for it. */
 bool rdma_notify_send_early(struct rdma_endpoint *endpoint, const struct wh_fragment *fragment,
 			    struct ibv_send_wr *request, struct ibv_sge *segment);
 /* The transport's `notify` and `notified`. */
@@ -63,8 +63,8 @@ int rdma_notify_send(struct wh_peer *peer, void *state, struct wh_batch *batch, 
 void rdma_notify_confirmed(struct wh_peer *peer, void *state, uint64_t sequence);
 /* Our NIC has completed a notification, or never will. Under rdma_peer.lock. */
 void rdma_notify_done(struct rdma_endpoint *endpoint, struct rdma_work *work);
-/* The endpoint is down at both ends: what is unconfirmed has not arrived. wh_notify_resume() follows.
- * Without a lock. */
+/* The endpoint is down at both ends: what is unconfirmed has not arrived. wh_notify_resume()
+ * follows. Without a lock. */
 void rdma_notify_undelivered(struct rdma_endpoint *endpoint);
 /* The peer is lost, and its endpoints are down. Under rdma_peer.lock. */
 void rdma_notify_lost(struct rdma_peer *rdma);
@@ -76,8 +76,8 @@ void rdma_notify_close(struct rdma_peer *rdma);
 
 /* RING_OPEN has arrived. 0, or a negative errno that ends the session. */
 int rdma_receive_ring_open(struct wh_session *session, struct rdma_receive_ring **ring);
-/* A receive of connection `by` has completed. *last: the greatest sequence so far by that connection.
- * 0, or a negative errno that ends the session. */
+/* A receive of connection `by` has completed. *last: the greatest sequence so far by that
+ * connection. 0, or a negative errno that ends the session. */
 int rdma_receive_ring_take(struct wh_session *session, const struct rdma_receive_ring *ring,
 			   uint32_t by, const struct ibv_wc *wc, uint64_t *last);
 /* The session's queue pairs are destroyed already. */

@@ -120,7 +120,8 @@ static void rail_refresh(struct rdma_rail *rail)
 		return;
 	rail_choose_pkey(rail, port.pkey_tbl_len);
 	if (!ethernet && !rail->end.pkey) {
-		snprintf(rail->why, WH_REFUSAL, "%s is in no partition: see the subnet manager's",
+		snprintf(rail->why, WH_REFUSAL,
+			 "%s is in no partition: see the subnet manager's configuration",
 			 rail->name);
 		return;
 	}
@@ -178,7 +179,7 @@ static bool ends_are_compatible(const struct wh_rdma_end *local, const struct wh
 		snprintf(why, WH_REFUSAL,
 			 "%.35s here and %.35s there have addresses of different families; choose "
 			 "a GID "
-			 "with the knob rdma (NAME:PORT:INDEX)",
+			 "with the setting rdma (NAME:PORT:INDEX)",
 			 local->name, remote->name);
 		return false;
 	}
@@ -247,7 +248,7 @@ static void rail_port_changed(struct rdma_nic *nic, uint8_t port, int event)
 			memcpy(why, rail->why, sizeof(why));
 		else if (memcmp(before.gid, rail->end.gid, sizeof(before.gid)) ||
 			 before.lid != rail->end.lid)
-			snprintf(why, sizeof(why), "%s has another address", rail->name);
+			snprintf(why, sizeof(why), "the address of %s has changed", rail->name);
 		pthread_mutex_unlock(&rdma->lock);
 		wh_log_line(&rdma->engine->log, "rdma: %s", *why ? why : "a port is up again");
 	}
@@ -527,7 +528,7 @@ int rdma_rails_open(struct rdma *rdma)
 	int count = 0, error;
 
 	if (!strcmp(setting, "off") || !strcmp(setting, "no"))
-		return wh_fail(ENODEV, "switched off by the knob rdma (WHERRY_RDMA)");
+		return wh_fail(ENODEV, "switched off by the setting rdma (WHERRY_RDMA)");
 	if (!*library && kernel_has_none())
 		return wh_fail(ENODEV,
 			       "the kernel has no RDMA device (/sys/class/infiniband is empty)");

@@ -19,7 +19,9 @@
 #define RDMA_NICS 16
 #define RDMA_RAILS 32
 #define RDMA_READS 16 /* most RDMA reads outstanding on one queue pair */
-#define RDMA_GATHER 6u /* most local extents in one work request: it fills 128 bytes of the queue */
+#define RDMA_GATHER                                                                                \
+	6u /* most local extents in one work request: it fills 128 bytes of the queue              \
+	    */
 #define RDMA_INLINE 128u /* bytes that are copied into the work request itself */
 #define RDMA_CHUNK (UINT64_C(4) << 30) /* most bytes of one MR */
 

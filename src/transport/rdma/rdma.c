@@ -296,7 +296,7 @@ static int peer_open(struct wh_peer *peer, void **state, char why[WH_REFUSAL])
 	}
 	if (!(peer->welcome.capabilities & WH_CAPABLE_RDMA)) {
 		snprintf(why, WH_REFUSAL,
-			 "%.63s has no rdma: it is switched off there, or there is no NIC",
+			 "%.63s has no rdma: it is switched off there, or has no NIC",
 			 peer->welcome.name);
 		return -EOPNOTSUPP;
 	}

@@ -62,7 +62,7 @@ static int keys_state(const struct wh_remote_region *region, uint32_t nic, char 
 	if (!keys || (keys->error && wh_now() > keys->until))
 		return -EAGAIN;
 	if (keys->error == -WH_RDMA_STAGED_BY_OWNER)
-		snprintf(why, WH_REFUSAL, "its GPU's memory is staged there: %.150s", keys->why);
+		snprintf(why, WH_REFUSAL, "the owner stages its GPU memory: %.150s", keys->why);
 	else if (keys->error)
 		memcpy(why, keys->why, WH_REFUSAL);
 	return keys->error;
@@ -155,7 +155,8 @@ static int reach_prepare(struct rdma_peer *rdma, struct wh_region *local,
 	if (wh_engine_inside(rdma->peer->engine) || wh_loop_here(&rdma->rdma->loop)) {
 		/* The answers arrive on the engine's own threads. */
 		rdma_endpoints_connect(rdma);
-		snprintf(why, WH_REFUSAL, "it is being set up, for which a callback does not wait");
+		snprintf(why, WH_REFUSAL,
+			 "it is still being set up, and a callback does not wait for that");
 		return -EAGAIN;
 	}
 	error = reach_await_endpoints(rdma, deadline, why);
@@ -328,7 +329,7 @@ int rdma_is_reachable(struct wh_peer *peer, void *state, const struct wh_region 
 		trouble = reach_stage(rdma, local, remote, op, &staged, why);
 		error = staged ? trouble : error ? error : -EIO;
 		if (!staged && error == -EIO && op == WH_READ && !local_is_writable(rdma, local)) {
-			snprintf(why, WH_REFUSAL, "region %#llx of ours cannot be written to",
+			snprintf(why, WH_REFUSAL, "local region %#llx is not writable",
 				 (unsigned long long)wh_region_entry_id(&local->entry));
 			error = -EACCES;
 		}

@@ -56,9 +56,8 @@ static struct rdma_receive_ring *ring_new(struct rdma *rdma, struct wh_quota *qu
 	if (rdma->receive_rings >= RECEIVE_RINGS || !wh_quota_charge_queued(quota, (int64_t)ROOM)) {
 		snprintf(opened->text, sizeof(opened->text), "%s",
 			 rdma->receive_rings >= RECEIVE_RINGS ?
-				 "other peers have all mailboxes" :
-				 "what may wait for its address (the setting max_buffered) is used "
-				 "up");
+				 "all receive rings are in use by other peers" :
+				 "the quota of its address is used up (setting max_buffered)");
 		return NULL;
 	}
 	ring = calloc(1, sizeof(*ring));
@@ -93,7 +92,7 @@ static struct rdma_receive_ring *ring_new(struct rdma *rdma, struct wh_quota *qu
 		return ring;
 	}
 	opened->error = -error;
-	snprintf(opened->text, sizeof(opened->text), "a mailbox: %s%s", strerror(error),
+	snprintf(opened->text, sizeof(opened->text), "the receive ring: %s%s", strerror(error),
 		 error == ENOMEM ? " (ulimit -l)" : "");
 	ring_free(ring);
 	return NULL;

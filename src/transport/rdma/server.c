@@ -75,13 +75,13 @@ static int server_has_room(struct rdma *rdma, const struct rdma_session *state,
 	int64_t most = rdma->engine->config.number[WH_SETTING_RDMA_ANSWERS];
 
 	if (state->count >= QUEUE_PAIRS_MOST) {
-		snprintf(why, WH_REFUSAL, "it has %u queue pairs already", state->count);
+		snprintf(why, WH_REFUSAL, "this session has %u queue pairs already", state->count);
 		return -EBUSY;
 	}
 	if (rdma->responder_count < most)
 		return 0;
 	snprintf(why, WH_REFUSAL,
-		 "all %lld queue pairs that it may answer with are taken (knob rdma_answers)",
+		 "all %lld queue pairs for peers are in use (setting rdma_answers)",
 		 (long long)most);
 	if (!state->count) /* a further one would only be faster */
 		responders_ask_back(rdma);
@@ -112,7 +112,7 @@ static int responder_make_queue(struct responder *responder, const struct rdma_r
 	else
 		error = wh_verbs_arm(responder->cq);
 	if (error)
-		snprintf(why, WH_REFUSAL, "%s: a completion queue: %s", rail->name,
+		snprintf(why, WH_REFUSAL, "%s: creating a completion queue: %s", rail->name,
 			 strerror(error));
 	return -error;
 }
@@ -147,7 +147,7 @@ static bool responder_take_one(struct responder *responder, const struct ibv_wc 
 	if (error)
 		wh_session_end(session, error,
 			       session->control.full ? session->control.full :
-						       "broke the protocol of letters");
+						       "sent an invalid notification over RDMA");
 	return !error;
 }
 

@@ -302,8 +302,7 @@ static void pass_part_ended(struct wh_fragment *part, int error, const char *why
 		stage_put(stage, pass);
 	} else if (failed && stage->remote) {
 		/* What arrived is in the bounce buffer only. */
-		stage_fail(stage, failed,
-			   "what is staged at the owner's end has not all been moved");
+		stage_fail(stage, failed, "not all bytes reached the owner's bounce buffer");
 		stage_put(stage, pass);
 	} else if (fragment->op == WH_WRITE && stage->remote) {
 		pass_ask_copy(pass);

@@ -83,7 +83,7 @@ static int worker_fill_keyed(struct worker_request *job, const struct wh_region 
 	snprintf(why, WH_REFUSAL, "%s", memory->why);
 	if (!mrs) {
 		if (!*why)
-			snprintf(why, WH_REFUSAL, "the knob rdma_gpu leaves no other way");
+			snprintf(why, WH_REFUSAL, "the setting rdma_gpu allows no other method");
 		return -WH_RDMA_STAGED_BY_OWNER;
 	}
 	at = job->keys = malloc((size_t)mrs->count * WH_RDMA_KEY_SIZE);
@@ -119,12 +119,13 @@ static int worker_serve(struct worker_request *job, char why[WH_REFUSAL])
 		if (!error)
 			error = worker_fill_keyed(job, region, memory, why);
 	} else if (!entry || (access & WH_ACCESS_NONE)) {
-		snprintf(why, WH_REFUSAL, "region %#llx is not published any more",
+		snprintf(why, WH_REFUSAL, "region %#llx is no longer published",
 			 (unsigned long long)job->id);
 		error = -ESTALE;
 	} else if (access != entry->access && !job->flush) {
 		/* A region has one key for all peers. */
-		snprintf(why, WH_REFUSAL, "other peers have more rights to it, so it has no key");
+		snprintf(why, WH_REFUSAL,
+			 "other peers have more rights to it, so it has no RDMA key");
 		error = -EOPNOTSUPP;
 	} else if (!job->flush) {
 		error = rdma_memory_register(job->rdma->nics[job->nic], region, &memory, why);
@@ -209,7 +210,7 @@ static int worker_add_request(struct wh_session *session, struct worker_request 
 	job->answer.run = worker_answer;
 	job->job.run = worker_run;
 	if (!rdma_worker_add(job->rdma, &job->job))
-		worker_served(job, -EBUSY, "it is asked for too much at once");
+		worker_served(job, -EBUSY, "too many requests are queued");
 	return 0;
 }
 

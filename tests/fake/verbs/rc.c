@@ -329,7 +329,7 @@ static int touch(struct context *context, const struct world_mr *mr, pid_t pid, 
 	return got == (ssize_t)length ? 0 : got < 0 && errno == ESRCH ? ESRCH : EFAULT;
 }
 
-/* From one region to another: at once if ours is ordinary memory, else piece by piece. */
+/* From one region to another: in one copy if the local side is ordinary memory, else in parts. */
 static int carry(struct context *context, const struct world_mr *ours, uint64_t at,
 		 const struct world_mr *theirs, pid_t pid, uint64_t there, size_t length,
 		 bool write)

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * An owner that stages its GPU's memory for NICs, and a peer that asks for it by hand: what it must
- * not have it does not get, what was another's is not left for it, and there is no end of memory
- * for nobody.
+ * A hostile peer uses an owner's bounce buffer by hand. It cannot reach memory that it has no right
+ * to, never sees the bytes of another session, and cannot exhaust the owner's memory.
  */
 #include "lib/duo.h"
 #include "lib/raw.h"
@@ -76,14 +75,14 @@ static void connect_pair(int fd)
 static int desk_of(int fd, unsigned char **memory)
 {
 	uint8_t bytes[WH_RDMA_BOUNCE_OPENED_MAX];
-	struct wh_rdma_bounce_opened desked;
+	struct wh_rdma_bounce_opened opened;
 	int length;
 
 	want(0, raw_send_frame(fd, WH_FRAME_RDMA_BOUNCE_OPEN, 0, NULL, 0));
 	length = receive(fd, WH_FRAME_RDMA_BOUNCE_OPENED, bytes, sizeof(bytes));
-	want(0, wh_rdma_bounce_opened_decode(bytes, (size_t)length, &desked));
-	*memory = (unsigned char *)(uintptr_t)desked.address;
-	return desked.error;
+	want(0, wh_rdma_bounce_opened_decode(bytes, (size_t)length, &opened));
+	*memory = (unsigned char *)(uintptr_t)opened.address;
+	return opened.error;
 }
 
 static int session_with_desk(unsigned char **memory)
@@ -144,7 +143,7 @@ static void order__wrong(void **state)
 	fd = session(); /* it has no queue pair */
 	want(0, raw_send_frame(fd, WH_FRAME_RDMA_BOUNCE_OPEN, 0, NULL, 0));
 	want_closed(fd);
-	fd = session(); /* no desk */
+	fd = session(); /* no bounce buffer */
 	connect_pair(fd);
 	send_copy(fd, 0, WH_WRITE, &extent, 1);
 	want_closed(fd);

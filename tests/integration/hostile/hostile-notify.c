@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * An owner with a mailbox, and a peer that writes to it by hand: whatever is in there, and whatever
- * its immediates say, costs it its own session and nobody else anything.
+ * A hostile peer writes to an owner's receive ring by hand. Invalid bytes and immediates end the
+ * peer's own session and harm nobody else.
  */
 #include <arpa/inet.h>
 #include <dlfcn.h>
@@ -18,7 +18,7 @@
 static struct side owner;
 static struct wh_notification got;
 
-/* Our end: a NIC's queue pair, and the memory that letters are composed in. */
+/* Our end: a NIC's queue pair, and the memory that notifications are composed in. */
 struct end {
 	int fd;
 	struct ibv_context *context;
@@ -27,7 +27,7 @@ struct end {
 	struct ibv_qp *qp;
 	struct ibv_mr *mr;
 	uint8_t bytes[WH_RDMA_RING_SLOT];
-	struct wh_rdma_ring_opened mailbox;
+	struct wh_rdma_ring_opened ring;
 	uint32_t nic; /* the owner's */
 };
 
@@ -124,7 +124,8 @@ static void session(struct end *end)
 	memset(end, 0, sizeof(*end));
 	end->fd = raw_control(wh_engine_url(owner.engine), &welcome);
 	want_true(end->fd >= 0, "no session");
-	want_true(welcome.capabilities & WH_CAPABLE_RDMA_NOTIFY, "it knows no letters");
+	want_true(welcome.capabilities & WH_CAPABLE_RDMA_NOTIFY,
+		  "the owner takes no notifications by NIC");
 	want_true(raw_skip_regions(end->fd) >= 1, "no regions");
 	make(end);
 	wanted.end.qp = end->qp->qp_num;
@@ -137,23 +138,23 @@ static void session(struct end *end)
 	connect_to(end, &connected.end);
 }
 
-static int mailbox(struct end *end)
+static int open_ring(struct end *end)
 {
 	uint8_t bytes[WH_RDMA_RING_OPENED_MAX];
 	int length;
 
 	want(0, raw_send_frame(end->fd, WH_FRAME_RDMA_RING_OPEN, 0, NULL, 0));
 	length = receive(end->fd, WH_FRAME_RDMA_RING_OPENED, bytes, sizeof(bytes));
-	want(0, wh_rdma_ring_opened_decode(bytes, (size_t)length, &end->mailbox));
-	return end->mailbox.error;
+	want(0, wh_rdma_ring_opened_decode(bytes, (size_t)length, &end->ring));
+	return end->ring.error;
 }
 
 static void session_with_mailbox(struct end *end)
 {
 	session(end);
-	want(0, mailbox(end));
-	want(1, end->mailbox.count);
-	want(end->nic, end->mailbox.keys[0].nic);
+	want(0, open_ring(end));
+	want(1, end->ring.count);
+	want(end->nic, end->ring.keys[0].nic);
 }
 
 static void session_end(struct end *end)
@@ -166,7 +167,8 @@ static void session_end(struct end *end)
 	close(end->fd);
 }
 
-/* Write so many of our bytes to the mailbox, at an offset, and say so by an immediate. Its status.
+/* Write so many of our bytes to the receive ring, at an offset, with an immediate. Returns the
+ * status.
  */
 static int post(struct end *end, uint64_t offset, uint32_t length, uint32_t imm)
 {
@@ -180,8 +182,8 @@ static int post(struct end *end, uint64_t offset, uint32_t length, uint32_t imm)
 	int64_t until = now() + PATIENCE;
 	struct ibv_wc wc;
 
-	request.wr.rdma.remote_addr = end->mailbox.address + offset;
-	request.wr.rdma.rkey = end->mailbox.keys[0].key;
+	request.wr.rdma.remote_addr = end->ring.address + offset;
+	request.wr.rdma.rkey = end->ring.keys[0].key;
 	want(0, end->context->ops.post_send(end->qp, &request, &bad));
 	while (!end->context->ops.poll_cq(end->cq, 1, &wc))
 		want_true(now() < until, "it does not complete");
@@ -243,7 +245,7 @@ static void order__wrong(void **state)
 	session_with_mailbox(&end); /* two */
 	want(0, raw_send_frame(end.fd, WH_FRAME_RDMA_RING_OPEN, 0, NULL, 0));
 	want_closed(&end);
-	session(&end); /* a letter, and no mailbox */
+	session(&end); /* a notification without a receive ring */
 	want(0, post(&end, 0, 0, wh_rdma_imm(0, 1)));
 	want_closed(&end);
 	side_close(&owner);
@@ -307,7 +309,7 @@ static void letter__too_many(void **state)
 		compose(&end, i, 64);
 		if (post(&end, slot * (uint64_t)WH_RDMA_RING_SLOT, WH_RDMA_NOTIFICATION_HEAD + 64,
 			 wh_rdma_imm(slot, i)))
-			fail_msg("letter %llu is refused", (unsigned long long)i);
+			fail_msg("notification %llu is refused", (unsigned long long)i);
 		if (i == 1)
 			want(8, receive(end.fd, WH_FRAME_NOTIFIED, confirmed, sizeof(confirmed)));
 	}
@@ -321,7 +323,8 @@ static void letter__too_many(void **state)
 	want(0, nics_underruns());
 }
 
-/* Past the mailbox there is nothing to write to; the queue pair fails, and its receives with it. */
+/* Nothing behind the receive ring can be written; the queue pair fails, and its receives with it.
+ */
 static void mailbox__outside(void **state)
 {
 	uint8_t number[8], bytes[8];
@@ -354,7 +357,7 @@ static void mailbox__afterwards(void **state)
 	owner_open(NULL);
 	session_with_mailbox(&end);
 	session(&late);
-	late.mailbox = end.mailbox;
+	late.ring = end.ring;
 	pairs = nics_pairs();
 	session_end(&end);
 	while (nics_pairs() > pairs - 2 && now() < until) /* the owner's as well */
@@ -379,9 +382,9 @@ static void mailbox__held(void **state)
 	for (unsigned i = 0; i < MOST; i++)
 		session_with_mailbox(&ends[i]);
 	session(&ends[MOST]);
-	want(-EBUSY, mailbox(&ends[MOST]));
+	want(-EBUSY, open_ring(&ends[MOST]));
 	session_end(&ends[0]);
-	while ((error = mailbox(&ends[MOST])) == -EBUSY &&
+	while ((error = open_ring(&ends[MOST])) == -EBUSY &&
 	       now() < until) /* who has been refused may ask again */
 		sleep_ms(5);
 	want(0, error);
@@ -398,8 +401,8 @@ static int64_t worked(void)
 	return at.tv_sec * SECOND + at.tv_nsec;
 }
 
-/* The owner's NIC goes while its queue pairs wait for letters: its descriptors are ready for ever,
- * and nobody looks at them for ever. */
+/* The owner's NIC goes while its queue pairs wait for notifications: its descriptors stay ready for
+ * ever, and nobody looks at them for ever. */
 static void mailbox__nic_removed(void **state)
 {
 	struct end end;

@@ -147,7 +147,8 @@ static void rails__one_breaks(void **state)
 	duo_close(&duo);
 }
 
-/* The last one breaks in the middle of a piece: all of it goes by tcp, and later by rdma again. */
+/* The last endpoint breaks in the middle of a fragment: all of it goes by tcp, later batches by
+ * rdma. */
 static void rails__last_breaks(void **state)
 {
 	struct wh_batch *batch;
@@ -246,8 +247,8 @@ static void *unregister(void *argument)
 	return NULL;
 }
 
-/* The owner takes the region back while its bytes are on the way to the desk: none of them gets
- * into it. */
+/* The owner removes the region while its bytes are in flight to the bounce buffer: none of them
+ * gets into it. */
 static void region__taken_back(void **state)
 {
 	struct wh_batch *batch;
@@ -283,7 +284,7 @@ static const struct route anyhow = { .name = "rdma",
 				     .listen = "127.0.0.1:0",
 				     .kind = WH_MEMORY_DEVICE };
 
-/* The owner may not pin as much as a desk: by tcp, and the reason is told. */
+/* The owner cannot pin a bounce buffer: the batch goes by tcp, and the explanation says why. */
 static void refused__memlock(void **state)
 {
 	const struct child_options staging = { .config = { "rdma_gpu=staged", PATIENT } };
@@ -314,7 +315,7 @@ static const struct route into_gpu = {
 	.name = "rdma", .require = "rdma", .listen = "127.0.0.1:0", .kind = WH_MEMORY_DEVICE
 };
 
-/* The owner is killed while its desk is in use. */
+/* The owner is killed while its bounce buffer is in use. */
 static void peer__killed(void **state)
 {
 	const struct child_options staging = { .config = { "rdma_gpu=staged", PATIENT } };
@@ -339,7 +340,7 @@ static void peer__killed(void **state)
 /* ---- many
  * ------------------------------------------------------------------------------------------ */
 
-/* A desk has four slots: batches take turns, and none is left behind by the others. */
+/* A bounce buffer has four slots: batches take turns, and none starves. */
 static void many__batches(void **state)
 {
 	enum { BATCHES = 6, ROUNDS = 3 };

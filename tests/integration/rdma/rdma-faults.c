@@ -108,7 +108,7 @@ static struct wh_batch *blocks_of(struct fixture *f, uint32_t op, unsigned int t
 	return batch;
 }
 
-/* One of the same blocks in so many pieces. */
+/* One batch of the same blocks in so many fragments. */
 static struct wh_batch *fragments_of(struct fixture *f, uint32_t op, unsigned int fragments)
 {
 	struct wh_batch *batch = batch_of(f, NULL, 0);
@@ -195,7 +195,7 @@ static void broken__first_request(void **state)
 	broken(9, 0, "remote invalid request");
 }
 
-/* Only the piece that was refused goes elsewhere; the next batch is by rdma again. */
+/* Only the refused fragment is rerouted; the next batch goes by rdma again. */
 static void broken__remote_access(void **state)
 {
 	(void)state;
@@ -254,7 +254,7 @@ static void silent__cancel(void **state)
 	fixture_close(&f);
 }
 
-/* Batches are cancelled while their pieces, one after the other, change over to tcp. */
+/* Batches are cancelled while their fragments are rerouted to tcp, one after the other. */
 static void broken__cancelled_meanwhile(void **state)
 {
 	struct wh_counters counters = { .size = sizeof(counters) };

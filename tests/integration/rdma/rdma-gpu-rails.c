@@ -79,7 +79,7 @@ static void rails__staged(void **state)
 		"our GPU memory: staged");
 }
 
-/* A NIC of ours, or theirs, does not reach the memory: the other line carries all of it. */
+/* A local or remote NIC does not reach the memory: the other endpoint carries all of it. */
 static void rails__one_without(void **state)
 {
 	(void)state;

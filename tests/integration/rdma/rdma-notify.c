@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Notifications by write with immediate: each arrives once, after its bytes, which are not touched
- * afterwards, whatever becomes of queue pairs, NICs and peers meanwhile; and where there is no
- * mailbox, over the control connection. On the fake library; those for __rdma also over real
+ * Notifications by RDMA write with immediate: each arrives once, after its bytes, which are not
+ * touched afterwards, even if queue pairs, NICs or peers fail meanwhile; without a receive ring it
+ * goes over the control connection. With the fake libibverbs; the cases named __rdma also over real
  * packets, in the lab.
  */
 #include <pthread.h>
@@ -83,7 +83,7 @@ static void open_with(struct fixture *f, const struct child_options *options)
 
 static void want_no_underrun(void)
 {
-	want_true(!nics_underruns(), "%llu letters found no receive",
+	want_true(!nics_underruns(), "%llu notifications found no receive",
 		  (unsigned long long)nics_underruns());
 }
 
@@ -180,7 +180,7 @@ static void many__in_order(void **state)
 {
 	enum { BATCHES = 5 * WINDOW };
 	struct wh_batch *batches[BATCHES];
-	unsigned letters = 0;
+	unsigned by_nic = 0;
 	struct fixture f;
 
 	harness_limit(100);
@@ -194,11 +194,11 @@ static void many__in_order(void **state)
 		want_number(&f, i);
 	for (uint32_t i = 0; i < BATCHES; i++) {
 		want(0, wh_batch_wait(batches[i], PATIENCE));
-		letters += strstr(explained(batches[i]), AFTER) != NULL;
+		by_nic += strstr(explained(batches[i]), AFTER) != NULL;
 		want(0, wh_batch_free(batches[i]));
 	}
 	/* If our NIC is slow to say that it is done with them, there is no slot for the next. */
-	want_true(letters >= BATCHES / 2, "%u of %u were letters", letters, (unsigned)BATCHES);
+	want_true(by_nic >= BATCHES / 2, "%u of %u went by NIC", by_nic, (unsigned)BATCHES);
 	want_none(&f);
 	fixture_close(&f);
 	if (!getenv("TEST_RDMA"))
@@ -252,7 +252,7 @@ static void after__a_flush(void **state)
 	fixture_close(&f);
 }
 
-/* ---- where there is no mailbox
+/* ---- without a receive ring
  * -------------------------------------------------------------------- */
 
 static void without(const char *memlock)
@@ -274,7 +274,7 @@ static void without(const char *memlock)
 	fixture_close(&f);
 }
 
-/* The region can be pinned there, the mailbox cannot. */
+/* The owner can pin the region, but not the receive ring. */
 static void refused__by_the_owner(void **state)
 {
 	char most[32];
@@ -308,7 +308,7 @@ static void refused__by_our_nic(void **state)
 	fixture_close(&f);
 }
 
-/* No letter passes what is on its way over the control connection. */
+/* No notification by NIC overtakes one over the control connection. */
 static void refused__in_order(void **state)
 {
 	static unsigned char most[WH_NOTIFICATION_MAX];
@@ -349,9 +349,9 @@ static void refused__in_order(void **state)
 /* ---- what breaks
  * ------------------------------------------------------------------------------------ */
 
-/* The queue pair breaks once `passed` of write and letter have been done; `told`: the other end has
- * got what we are told has failed. Once the notification is there the bytes are, and nobody writes
- * them again. */
+/* The queue pair breaks once `passed` of write and notification have been done; `told`: the other
+ * end has got what we are told has failed. Once the notification is there the bytes are, and nobody
+ * writes them again. */
 static void broken(bool told, unsigned passed)
 {
 	struct wh_batch *batch;
@@ -486,7 +486,7 @@ static void broken__by_its_port(void **state)
 	fixture_close(&f);
 }
 
-/* What is cancelled gives its place back, whether its letter arrives or not. */
+/* A cancelled batch gives its place back, whether its notification arrives or not. */
 static void cancelled__with_a_letter(void **state)
 {
 	struct wh_batch *batch;
@@ -548,7 +548,7 @@ static void lost__owner_killed(void **state)
 	fixture_close_initiator(&f);
 }
 
-/* The control connection breaks, and is made again: a new mailbox. */
+/* The control connection breaks, and is made again: a new receive ring. */
 static void lost__and_again(void **state)
 {
 	struct wh_batch *batch, *waiting;

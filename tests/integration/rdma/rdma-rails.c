@@ -312,7 +312,7 @@ static void broken__all(void **state)
 	fixture_close(&f);
 }
 
-/* A key that is refused is the affair of its own piece: others go on by rdma. */
+/* A refused key concerns its own fragment only: others continue by rdma. */
 static void broken__remote_access(void **state)
 {
 	struct wh_transfer transfer;
@@ -780,7 +780,7 @@ static void notified__large_and_small(void **state)
 	enum { SMALL = 24, FEW = 64 };
 	struct wh_notification *got = calloc(1, sizeof(*got));
 	struct wh_batch *all, *batches[SMALL];
-	unsigned letters = 0, others = 0;
+	unsigned by_nic = 0, others = 0;
 	bool came[SMALL + 1];
 	struct fixture f;
 
@@ -796,7 +796,7 @@ static void notified__large_and_small(void **state)
 		batches[i] = batch_of(&f, &transfer, 1);
 		want(0, wh_batch_notify(batches[i], &i, sizeof(i)));
 	}
-	for (unsigned round = 0; round < 30 && (round < 5 || !letters || !others); round++) {
+	for (unsigned round = 0; round < 30 && (round < 5 || !by_nic || !others); round++) {
 		memset(came, 0, sizeof(came));
 		want(0, wh_batch_submit(all));
 		for (uint32_t i = 0; i < SMALL; i++)
@@ -812,14 +812,14 @@ static void notified__large_and_small(void **state)
 		want(0, wh_batch_wait(all, PATIENCE));
 		for (uint32_t i = 0; i < SMALL; i++) {
 			want(0, wh_batch_wait(batches[i], PATIENCE));
-			letters += strstr(explained(batches[i]), "right behind the bytes") != NULL;
+			by_nic += strstr(explained(batches[i]), "right behind the bytes") != NULL;
 		}
 		if (strstr(explained(all), "2 rails")) {
 			want_told(all, "notification: over the control connection");
 			others++;
 		}
 	}
-	want_true(letters && others, "%u letters, %u large ones", letters, others);
+	want_true(by_nic && others, "%u by NIC, %u large ones", by_nic, others);
 	want(-EAGAIN, child_notification(f.child, 30 * MS, got));
 	for (uint32_t i = 0; i < SMALL; i++)
 		want(0, wh_batch_free(batches[i]));
