@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The text files of recorded machines that wherry doctor reads itself. */
+/* The parsers of wherry doctor for text files of recorded machines. */
 #include "../../tools/doctor/errno.c"
 #include "../../tools/doctor/facts.c"
 #include "../../tools/doctor/host.c"
@@ -62,6 +62,20 @@ int usage_error(const char *format, ...)
 	return !format;
 }
 
+int doctor_next_device(const struct doctor *doctor, size_t *at, char name[WH_NAME])
+{
+	(void)doctor;
+	(void)at;
+	*name = '\0';
+	return -1;
+}
+
+void doctor_no_device(const struct doctor *doctor, struct finding *finding)
+{
+	(void)doctor;
+	found_absent(finding, ABSENT_PCI);
+}
+
 size_t doctor_gpus(const struct doctor *doctor)
 {
 	return doctor->topology != NULL;
@@ -104,18 +118,18 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	text[size] = '\0';
 	copy = strdup(text);
 	for (next = copy; (line = strsep(&next, "\n"));) {
-		read_cuda_line(line, cuda);
-		read_verbs_line(line, verbs);
-		read_crypto_line(line, &crypto);
-		read_line(line, &reading);
+		cuda_read_line(line, cuda);
+		verbs_read_line(line, verbs);
+		crypto_read_line(line, &crypto);
+		reading_line(line, &reading);
 		check(cuda->count <= FACTS_GPUS && verbs->count <= FACTS_NICS);
-		count_cpus(line);
-		overlap(line, text);
-		overlap("0-3,8", line);
+		cpus_count(line);
+		cpus_overlap(line, text);
+		cpus_overlap("0-3,8", line);
 	}
 	for (int i = 0; i < verbs->count; i++)
 		check(verbs->nics[i].gpu_count <= FACTS_GPUS);
-	check_rdma(text, "/rdma.max", &finding);
+	objects_limited(text, "/rdma.max", &finding);
 	free(copy);
 	free(text);
 	free(verbs);

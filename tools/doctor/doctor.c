@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* wherry doctor: what keeps the fast routes from being taken, and what to do about it. */
+/* wherry doctor: gather facts about the machine, run all checks on them, print what they find. A
+ * driver that hangs delays neither: every question and every check has a time limit. */
 #include "doctor/doctor.h"
 
 #include <errno.h>
 #include <pthread.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -14,85 +14,25 @@
 #include "program.h"
 #include "progress.h"
 
-/* 9 s in all at the most: what is common to all checks is asked at the same time. */
-#define FACTS_SECONDS 5.0 /* for libraries that wake the GPUs */
-#define VERBS_SECONDS 6.0 /* where each NIC moves something of each GPU */
+/* At most 9 s in all: facts are gathered in parallel, then checks run in parallel. */
+#define FACTS_SECONDS 5.0 /* for libraries that wake GPUs */
+#define VERBS_SECONDS 6.0 /* each NIC writes and reads memory of each GPU */
 #define CHECK_SECONDS 3.0
 #define CHECKS_MOST 64
 
-static const struct check *const lists[] = { doctor_gpu_checks, doctor_pci_checks,
-					     doctor_nic_checks, doctor_host_checks };
-
-static const char *const absences[] = {
-	[ABSENT_GPU] = "no NVIDIA GPU here",
-	[ABSENT_NIC] = "no RDMA NIC here",
-	[ABSENT_PCI] = "no GPU and no RDMA NIC in PCI",
-};
+static const struct check *const tables[] = { doctor_gpu_checks, doctor_pci_checks,
+					      doctor_nic_checks, doctor_host_checks };
 
 static const char *const words[] = {
 	[PASS] = "PASS", [INFO] = "INFO", [UNKNOWN] = "UNKNOWN", [WARN] = "WARN", [FAIL] = "FAIL"
 };
 
-/* ---- findings -------------------------------------------------------------------------------- */
-
-void found(struct finding *finding, enum verdict verdict, const char *format, ...)
-{
-	size_t used = strlen(finding->evidence);
-	va_list list;
-
-	/* What was fine does not matter any more once something is not. */
-	if (verdict > finding->verdict && finding->verdict == PASS)
-		used = 0;
-	if (verdict < finding->verdict && verdict == PASS)
-		return;
-	if (verdict > finding->verdict)
-		finding->verdict = verdict;
-	if (used && used + 2 < sizeof(finding->evidence)) {
-		memcpy(finding->evidence + used, "; ", 3);
-		used += 2;
-	}
-	va_start(list, format);
-	vsnprintf(finding->evidence + used, sizeof(finding->evidence) - used, format, list);
-	va_end(list);
-}
-
-void found_absent(struct finding *finding, enum absent what)
-{
-	finding->absent = what;
-	found(finding, INFO, "%s", absences[what]);
-}
-
-void advise(struct finding *finding, const char *format, ...)
-{
-	va_list list;
-
-	if (*finding->fix)
-		return;
-	va_start(list, format);
-	vsnprintf(finding->fix, sizeof(finding->fix), format, list);
-	va_end(list);
-}
-
-size_t doctor_gpus(const struct doctor *doctor)
-{
-	return doctor->topology ? doctor->topology->gpu_count : 0;
-}
-
-size_t doctor_rdma(const struct doctor *doctor)
-{
-	size_t count = 0;
-
-	for (size_t i = 0; doctor->topology && i < doctor->topology->nic_count; i++)
-		count += doctor->topology->nics[i].rdma == 1;
-	return count;
-}
-
 /* ---- facts ----------------------------------------------------------------------------------- */
 
-/* What a thread fills that may be given up: never freed then. */
+/* What the threads fill in that may be abandoned: then it is never freed. */
 struct inquiry {
 	struct wh_tree tree;
-	struct wh_topology *plain, *full; /* without and with NVML */
+	struct wh_topology *sysfs, *full; /* without and with NVML */
 	struct wh_nvml *nvml;
 	int nvml_error;
 	char why[256];
@@ -102,17 +42,17 @@ struct inquiry {
 	bool verbs_ended;
 };
 
-static void ask_plain(void *arg)
+static void inquiry_ask_sysfs(void *arg)
 {
 	struct inquiry *inquiry = arg;
 
-	if (wh_topology_read(&inquiry->tree, &inquiry->plain))
-		inquiry->plain = NULL;
+	if (wh_topology_read(&inquiry->tree, &inquiry->sysfs))
+		inquiry->sysfs = NULL;
 	else
-		topo_cpu(&inquiry->tree, inquiry->plain);
+		topo_cpu(&inquiry->tree, inquiry->sysfs);
 }
 
-static void ask_nvml(void *arg)
+static void inquiry_ask_nvml(void *arg)
 {
 	struct inquiry *inquiry = arg;
 	char path[WH_TREE_PATH];
@@ -139,14 +79,14 @@ static void ask_nvml(void *arg)
 	wh_nvml_close(inquiry->nvml);
 }
 
-static void ask_cuda(void *arg)
+static void inquiry_ask_cuda(void *arg)
 {
 	struct inquiry *inquiry = arg;
 
 	facts_cuda(&inquiry->tree, &inquiry->cuda);
 }
 
-static void ask_verbs(void *arg)
+static void inquiry_ask_verbs(void *arg)
 {
 	struct inquiry *inquiry = arg;
 
@@ -155,7 +95,7 @@ static void ask_verbs(void *arg)
 		(inquiry->needs & NEEDS_MOVE) == NEEDS_MOVE, VERBS_SECONDS, &inquiry->verbs);
 }
 
-/* Several probes at a time, each on a thread that waits for it. */
+/* One of several probes that run at once, and the thread that waits for it. */
 struct waiter {
 	void (*probe)(void *arg);
 	void *arg;
@@ -164,7 +104,7 @@ struct waiter {
 	bool started, done;
 };
 
-static void *wait_for_one(void *arg)
+static void *waiter_run(void *arg)
 {
 	struct waiter *waiter = arg;
 
@@ -172,7 +112,7 @@ static void *wait_for_one(void *arg)
 	return NULL;
 }
 
-static void wait_for_all(struct waiter *waiters, size_t count, const char *what)
+static void waiters_run(struct waiter *waiters, size_t count, const char *what)
 {
 	struct progress progress;
 
@@ -180,9 +120,9 @@ static void wait_for_all(struct waiter *waiters, size_t count, const char *what)
 	progress_watch(&progress);
 	for (size_t i = 0; i < count; i++) {
 		waiters[i].started =
-			!pthread_create(&waiters[i].thread, NULL, wait_for_one, &waiters[i]);
+			!pthread_create(&waiters[i].thread, NULL, waiter_run, &waiters[i]);
 		if (!waiters[i].started)
-			wait_for_one(&waiters[i]);
+			waiter_run(&waiters[i]);
 	}
 	for (size_t i = 0; i < count; i++) {
 		if (waiters[i].started)
@@ -192,20 +132,20 @@ static void wait_for_all(struct waiter *waiters, size_t count, const char *what)
 	progress_end(&progress);
 }
 
-/* What the checks need, of what is common to several. True: all of it was answered, so that it can
- * be freed. */
-static bool gather(struct doctor *doctor, struct inquiry *inquiry)
+/* Gather the facts that the checks need. True: no thread was abandoned, so `inquiry` can be freed.
+ */
+static bool inquiry_gather(struct doctor *doctor, struct inquiry *inquiry)
 {
 	const struct {
 		unsigned needs;
 		void (*probe)(void *arg);
 		double seconds;
 	} asked[] = {
-		{ NEEDS_SYSFS, ask_plain, CHECK_SECONDS },
-		{ NEEDS_NVML, ask_nvml, FACTS_SECONDS },
-		{ NEEDS_CUDA, ask_cuda, FACTS_SECONDS },
-		/* It keeps to its time by itself, and has then what was answered. */
-		{ NEEDS_VERBS, ask_verbs, VERBS_SECONDS + 0.5 },
+		{ NEEDS_SYSFS, inquiry_ask_sysfs, CHECK_SECONDS },
+		{ NEEDS_NVML, inquiry_ask_nvml, FACTS_SECONDS },
+		{ NEEDS_CUDA, inquiry_ask_cuda, FACTS_SECONDS },
+		/* Keeps its own time limit, and returns partial answers. */
+		{ NEEDS_VERBS, inquiry_ask_verbs, VERBS_SECONDS + 0.5 },
 	};
 	struct waiter waiters[4];
 	bool done[4] = { true, true, true, true };
@@ -217,11 +157,11 @@ static bool gather(struct doctor *doctor, struct inquiry *inquiry)
 							    .arg = inquiry,
 							    .seconds = asked[i].seconds };
 	if (count)
-		wait_for_all(waiters, count, "asking the GPUs and NICs");
+		waiters_run(waiters, count, "asking the GPUs and NICs");
 	for (size_t i = 0; i < 4; i++)
 		if ((inquiry->needs & asked[i].needs) == asked[i].needs)
 			done[i] = waiters[at++].done;
-	doctor->topology = done[0] ? inquiry->plain : NULL;
+	doctor->topology = done[0] ? inquiry->sysfs : NULL;
 	doctor->late = !done[1];
 	if (done[1]) {
 		doctor->nvml = inquiry->full;
@@ -230,7 +170,7 @@ static bool gather(struct doctor *doctor, struct inquiry *inquiry)
 	}
 	if (doctor->nvml)
 		doctor->topology = inquiry->full;
-	/* The rest may still be written to by a thread that was given up. */
+	/* Copied only if its thread has ended: an abandoned thread may still write to it. */
 	if (done[2])
 		doctor->cuda = inquiry->cuda;
 	doctor->cuda_late = !done[2];
@@ -248,18 +188,18 @@ struct task {
 	struct finding finding;
 };
 
-static void run_check(void *arg)
+static void task_run(void *arg)
 {
 	struct task *task = arg;
 	double start = facts_now();
 
-	task->check->run(task->doctor, &task->finding);
+	doctor_check(task->doctor, task->check, &task->finding);
 	task->finding.seconds = facts_now() - start;
 }
 
-/* Run them all; findings[i] is that of checks[i]. False: some were given up. */
-static bool run_checks(const struct doctor *doctor, const struct check *const *checks, size_t count,
-		       struct finding *findings)
+/* Run all checks at once; findings[i] belongs to checks[i]. False: some did not end in time. */
+static bool tasks_run(const struct doctor *doctor, const struct check *const *checks, size_t count,
+		      struct finding *findings)
 {
 	struct waiter waiters[CHECKS_MOST] = { 0 };
 	bool all = true;
@@ -270,11 +210,10 @@ static bool run_checks(const struct doctor *doctor, const struct check *const *c
 		if (!task)
 			exit(fail(ENOMEM, "out of memory"));
 		*task = (struct task){ .doctor = doctor, .check = checks[i] };
-		waiters[i] = (struct waiter){ .probe = run_check,
-					      .arg = task,
-					      .seconds = CHECK_SECONDS };
+		waiters[i] =
+			(struct waiter){ .probe = task_run, .arg = task, .seconds = CHECK_SECONDS };
 	}
-	wait_for_all(waiters, count, "checking");
+	waiters_run(waiters, count, "checking");
 	for (size_t i = 0; i < count; i++) {
 		struct task *task = waiters[i].arg;
 
@@ -290,24 +229,25 @@ static bool run_checks(const struct doctor *doctor, const struct check *const *c
 	return all;
 }
 
-/* ---- which ones ------------------------------------------------------------------------------ */
+/* ---- --only and --skip
+ * ------------------------------------------------------------------------------ */
 
-/* "pci" is all of "pci.link", "pci.acs" ... */
-static bool covers(const char *word, size_t length, const char *id)
+/* Does a word name a check? "pci" names all of pci.*. */
+static bool id_matches(const char *word, size_t length, const char *id)
 {
 	return strncmp(word, id, length) == 0 && (id[length] == '\0' || id[length] == '.');
 }
 
-static bool is_listed(const char *list, const char *id)
+static bool id_is_listed(const char *list, const char *id)
 {
 	for (; *list; list += strcspn(list, ","), list += *list == ',')
-		if (covers(list, strcspn(list, ","), id))
+		if (id_matches(list, strcspn(list, ","), id))
 			return true;
 	return false;
 }
 
-/* Every word of a list must be the id of a check, or the start of some. */
-static int check_words(const char *option, const char *list)
+/* Refuse a list with a word that names no check. 0, or an exit code. */
+static int ids_validate(const char *option, const char *list)
 {
 	for (; *list; list += strcspn(list, ","), list += *list == ',') {
 		struct suggestion suggestion = { 0 };
@@ -316,9 +256,9 @@ static int check_words(const char *option, const char *list)
 
 		snprintf(word, sizeof(word), "%.*s", (int)strcspn(list, ","), list);
 		suggestion.word = word;
-		for (size_t i = 0; i < sizeof(lists) / sizeof(lists[0]); i++) {
-			for (const struct check *check = lists[i]; check->id; check++) {
-				known |= *word && covers(word, strlen(word), check->id);
+		for (size_t i = 0; i < sizeof(tables) / sizeof(tables[0]); i++) {
+			for (const struct check *check = tables[i]; check->id; check++) {
+				known |= *word && id_matches(word, strlen(word), check->id);
 				suggest(&suggestion, check->id);
 			}
 		}
@@ -331,15 +271,15 @@ static int check_words(const char *option, const char *list)
 	return 0;
 }
 
-static size_t choose(const struct arguments *arguments, const struct check **out)
+static size_t checks_choose(const struct arguments *arguments, const struct check **out)
 {
 	const char *only = argument(arguments, "only"), *skip = argument(arguments, "skip");
 	size_t count = 0;
 
-	for (size_t i = 0; i < sizeof(lists) / sizeof(lists[0]); i++)
-		for (const struct check *check = lists[i]; check->id; check++)
-			if (count < CHECKS_MOST && (!only || is_listed(only, check->id)) &&
-			    (!skip || !is_listed(skip, check->id)))
+	for (size_t i = 0; i < sizeof(tables) / sizeof(tables[0]); i++)
+		for (const struct check *check = tables[i]; check->id; check++)
+			if (count < CHECKS_MOST && (!only || id_is_listed(only, check->id)) &&
+			    (!skip || !id_is_listed(skip, check->id)))
 				out[count++] = check;
 	return count;
 }
@@ -351,8 +291,8 @@ static const char *or_null(const char *text)
 	return *text ? text : NULL;
 }
 
-static json_t *to_json(const struct check *const *checks, const struct finding *findings,
-		       size_t count, enum verdict worst)
+static json_t *findings_to_json(const struct check *const *checks, const struct finding *findings,
+				size_t count, enum verdict worst)
 {
 	json_t *object = output_new(), *array = json_array();
 
@@ -369,7 +309,7 @@ static json_t *to_json(const struct check *const *checks, const struct finding *
 	return object;
 }
 
-static const char *tint(const struct screen *screen, enum verdict verdict)
+static const char *verdict_tint(const struct screen *screen, enum verdict verdict)
 {
 	static const enum tint tints[] = { [PASS] = TINT_GOOD,
 					   [INFO] = TINT_FAIR,
@@ -380,32 +320,33 @@ static const char *tint(const struct screen *screen, enum verdict verdict)
 	return screen_tint(screen, tints[verdict]);
 }
 
-#define NARROW 60
+#define NARROW 60 /* columns; below, verdict and id have a line of their own */
 
-/* What stands before the evidence: on a narrow screen a line of its own. */
+/* Print verdict and id, as far as the evidence. */
 static void print_name(const char *name, enum verdict verdict, const struct screen *screen,
 		       int columns)
 {
 	const char *word = words[verdict];
 
 	if (columns >= NARROW) {
-		printf("%s%-7s%s %-14s ", tint(screen, verdict), word, screen_plain(screen), name);
+		printf("%s%-7s%s %-14s ", verdict_tint(screen, verdict), word, screen_plain(screen),
+		       name);
 		return;
 	}
-	printf("%s%s%s", tint(screen, verdict), word, screen_plain(screen));
+	printf("%s%s%s", verdict_tint(screen, verdict), word, screen_plain(screen));
 	text_fold(stdout, name, 2, (int)strlen(word), columns);
 	fputs("  ", stdout);
 }
 
-/* Nothing but that the machine does not have what it looks at. */
+/* The check found only that the machine lacks what it looks at. */
 static bool doctor_is_absent(const struct finding *finding)
 {
 	return finding->absent && !*finding->fix &&
-	       strcmp(finding->evidence, absences[finding->absent]) == 0;
+	       strcmp(finding->evidence, doctor_absences[finding->absent]) == 0;
 }
 
-/* "gpu" for "gpu.bar1" if all of its kind are absent, else the whole of it; "": its kind has been
- * named. */
+/* How to name an absent check: "gpu" for the first of gpu.* if all of them are absent, "" for the
+ * others then; else its id. */
 static void doctor_absent_name(const struct check *const *checks, const struct finding *findings,
 			       size_t count, size_t at, char *out, size_t size)
 {
@@ -413,7 +354,7 @@ static void doctor_absent_name(const struct check *const *checks, const struct f
 
 	snprintf(out, size, "%.*s", (int)length, checks[at]->id);
 	for (size_t i = 0; i < count; i++) {
-		if (!covers(out, length, checks[i]->id))
+		if (!id_matches(out, length, checks[i]->id))
 			continue;
 		if (!doctor_is_absent(&findings[i])) {
 			snprintf(out, size, "%s", checks[at]->id);
@@ -421,13 +362,13 @@ static void doctor_absent_name(const struct check *const *checks, const struct f
 		}
 	}
 	for (size_t i = 0; i < at; i++)
-		if (covers(out, length, checks[i]->id)) {
+		if (id_matches(out, length, checks[i]->id)) {
 			*out = '\0';
 			return;
 		}
 }
 
-/* All that have nothing to look at, in one line. */
+/* Print one line for all checks that do not apply. */
 static void doctor_print_absent(const struct check *const *checks, const struct finding *findings,
 				size_t count, const struct screen *screen, int columns, int indent)
 {
@@ -440,12 +381,12 @@ static void doctor_print_absent(const struct check *const *checks, const struct 
 			seen[findings[i].absent] = true;
 			absent++;
 		}
-	/* The two say it. */
+	/* The two others say so. */
 	seen[ABSENT_PCI] &= !seen[ABSENT_GPU] || !seen[ABSENT_NIC];
 	for (int what = ABSENT_GPU; what <= ABSENT_PCI; what++)
 		if (seen[what])
 			used += (size_t)snprintf(text + used, sizeof(text) - used, "%s%s",
-						 used ? "; " : "", absences[what]);
+						 used ? "; " : "", doctor_absences[what]);
 	used += (size_t)snprintf(text + used, sizeof(text) - used, " (");
 	for (size_t i = 0, named = 0; i < count; i++) {
 		if (!doctor_is_absent(&findings[i]))
@@ -462,8 +403,8 @@ static void doctor_print_absent(const struct check *const *checks, const struct 
 	text_fold(stdout, text, indent, indent, columns);
 }
 
-static void print(const struct check *const *checks, const struct finding *findings, size_t count,
-		  const struct screen *screen)
+static void findings_print(const struct check *const *checks, const struct finding *findings,
+			   size_t count, const struct screen *screen)
 {
 	int columns = screen->columns ? screen->columns : SCREEN_COLUMNS,
 	    indent = columns < NARROW ? 2 : 23;
@@ -494,27 +435,27 @@ static void print(const struct check *const *checks, const struct finding *findi
 	text_fold(stdout, sums, 0, 0, columns);
 }
 
-static int list_checks(void)
+static int checks_list(void)
 {
-	for (size_t i = 0; i < sizeof(lists) / sizeof(lists[0]); i++)
-		for (const struct check *check = lists[i]; check->id; check++)
+	for (size_t i = 0; i < sizeof(tables) / sizeof(tables[0]); i++)
+		for (const struct check *check = tables[i]; check->id; check++)
 			printf("%-14s %s\n", check->id, check->title);
 	return EXIT_PASS;
 }
 
-static int exit_code(enum verdict worst)
+static int verdict_exit_code(enum verdict worst)
 {
 	return worst == FAIL ? EXIT_FAIL : worst == WARN ? EXIT_WARNING : EXIT_PASS;
 }
 
-static int examine(const struct arguments *arguments, const struct wh_tree *tree,
-		   const struct screen *screen)
+static int doctor_examine(const struct arguments *arguments, const struct wh_tree *tree,
+			  const struct screen *screen)
 {
 	struct inquiry *inquiry = calloc(1, sizeof(*inquiry));
 	struct doctor *doctor = calloc(1, sizeof(*doctor));
 	const struct check *checks[CHECKS_MOST];
 	struct finding findings[CHECKS_MOST];
-	size_t count = choose(arguments, checks);
+	size_t count = checks_choose(arguments, checks);
 	enum verdict worst = PASS;
 	int code = 0;
 	bool ended;
@@ -524,29 +465,29 @@ static int examine(const struct arguments *arguments, const struct wh_tree *tree
 	inquiry->tree = doctor->tree = *tree;
 	for (size_t i = 0; i < count; i++)
 		inquiry->needs |= checks[i]->needs;
-	ended = gather(doctor, inquiry);
-	ended &= run_checks(doctor, checks, count, findings);
+	ended = inquiry_gather(doctor, inquiry);
+	ended &= tasks_run(doctor, checks, count, findings);
 	for (size_t i = 0; i < count; i++)
 		worst = findings[i].verdict > worst ? findings[i].verdict : worst;
 	if (argument(arguments, "json"))
-		code = output_print(to_json(checks, findings, count, worst));
+		code = output_print(findings_to_json(checks, findings, count, worst));
 	else
-		print(checks, findings, count, screen);
-	code = code ? code : exit_code(worst);
+		findings_print(checks, findings, count, screen);
+	code = code ? code : verdict_exit_code(worst);
 	if (!ended || bounded_hangs()) {
-		/* Threads that hang in a driver would keep the process from ending. */
+		/* A thread that hangs in a driver would keep exit() from returning. */
 		if (fflush(stdout))
 			code = EXIT_FAIL;
 		_exit(code);
 	}
-	wh_topology_free(inquiry->plain);
+	wh_topology_free(inquiry->sysfs);
 	wh_topology_free(inquiry->full);
 	free(inquiry);
 	free(doctor);
 	return code;
 }
 
-static int run(const struct arguments *arguments)
+static int doctor_run(const struct arguments *arguments)
 {
 	const char *only = argument(arguments, "only"), *skip = argument(arguments, "skip"),
 		   *number = argument(arguments, "errno");
@@ -555,37 +496,37 @@ static int run(const struct arguments *arguments)
 	int code = screen_open(arguments, &screen);
 
 	if (!code && only)
-		code = check_words("only", only);
+		code = ids_validate("only", only);
 	if (!code && skip)
-		code = check_words("skip", skip);
+		code = ids_validate("skip", skip);
 	if (code)
 		return code;
 	if (number)
 		return doctor_explain(number, argument(arguments, "json"));
 	if (argument(arguments, "list"))
-		return list_checks();
+		return checks_list();
 	code = topo_tree(arguments, &tree);
-	return code ? code : examine(arguments, &tree, &screen);
+	return code ? code : doctor_examine(arguments, &tree, &screen);
 }
 
 static const struct command_option options[] = {
 	{ .name = "only",
 	  .argument = "ID,...",
-	  .help = "only these checks; 'pci' is all of pci.*" },
-	{ .name = "skip", .argument = "ID,...", .help = "all but these" },
+	  .help = "run only these checks; 'pci' names all of pci.*" },
+	{ .name = "skip", .argument = "ID,...", .help = "run all checks but these" },
 	{ .name = "list", .help = "list the checks" },
 	{ .name = "errno",
 	  .argument = "N",
-	  .help = "say what the errno of a failed registration with a NIC means" },
-	{ .name = "json", .letter = 'j', .help = "as JSON" },
+	  .help = "explain the errno of a failed registration with a NIC" },
+	{ .name = "json", .letter = 'j', .help = "print JSON" },
 	{ .name = "root",
 	  .argument = "DIR",
 	  .complete = "file",
-	  .help = "look at DIR/sys, DIR/proc and DIR/dev instead of this machine" },
+	  .help = "read DIR/sys, DIR/proc and DIR/dev instead of this machine's" },
 	{ .name = "record",
 	  .argument = "DIR",
 	  .complete = "file",
-	  .help = "copy what is looked at into DIR, for --root" },
+	  .help = "copy what is read into DIR, for --root" },
 	SCREEN_OPTIONS,
 	{ 0 },
 };
@@ -593,17 +534,17 @@ static const struct command_option options[] = {
 const struct command command_doctor = {
 	.name = "doctor",
 	.usage = "",
-	.summary = "Say what keeps the fast routes from being taken, and how to fix it",
-	.details = "Only looks, and changes nothing. Exits 0 if all is well or not to be told, 1 "
-		   "after "
-		   "a warning, 2 if a check failed.\n\n"
-		   "No check takes longer than 3 s, and all together less than 10; run as root it "
-		   "sees more.",
+	.summary = "Find what keeps transfers off the fast routes, and how to fix it",
+	.details =
+		"Changes nothing. Exits with 0 if no check found a problem, 1 after a warning, 2 "
+		"if a check failed.\n\n"
+		"No check takes longer than 3 s, and all together take less than 10 s. Run as "
+		"root, it sees more.",
 	.examples = "wherry doctor\n"
 		    "wherry doctor --only pci,nic.gid --json\n"
 		    "wherry doctor --errno EFAULT\n",
 	.options = options,
 	.least = 0,
 	.most = 0,
-	.run = run,
+	.run = doctor_run,
 };

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the parts of wherry doctor share. */
+/* What the files of wherry doctor share: findings; facts, which are gathered once for all checks;
+ * and the tables of checks. */
 #ifndef TOOLS_DOCTOR_DOCTOR_H
 #define TOOLS_DOCTOR_DOCTOR_H
 
@@ -11,38 +12,41 @@
 
 /* ---- findings -------------------------------------------------------------------------------- */
 
-/* From good to bad: the worst that a check finds is its verdict. */
+/* From good to bad: the worst finding of a check is its verdict. */
 enum verdict { PASS, INFO, UNKNOWN, WARN, FAIL };
 
-/* What a check would have looked at. */
+/* The hardware that the machine would need for a check to apply. */
 enum absent { NOTHING_ABSENT, ABSENT_GPU, ABSENT_NIC, ABSENT_PCI };
+extern const char *const doctor_absences[]; /* as text */
 
 struct finding {
 	enum verdict verdict;
 	enum absent absent;
+	unsigned passed; /* times that PASS was found */
 	char evidence[1024];
 	char fix[512];
 	double seconds;
 };
 
-/* One more thing that was seen; the verdict becomes the worst of all. */
+/* Add a finding. The verdict becomes the worst of all, and evidence of PASS goes once there is
+ * worse. */
 void found(struct finding *finding, enum verdict verdict, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
 
-/* INFO: the machine does not have it. Of several checks that is said in one line. */
+/* INFO: the machine does not have it. The summary reports several such checks in one line. */
 void found_absent(struct finding *finding, enum absent what);
 
-/* What to do about it. The first one stays. */
+/* How to fix it. The first advice stays. */
 void advise(struct finding *finding, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* ---- what checks look at --------------------------------------------------------------------- */
+/* ---- facts ----------------------------------------------------------------------------------- */
 
 #define FACTS_GPUS 64
 #define FACTS_NICS 64
 #define FACTS_PORTS 4
 #define DOCTOR_WHY 192
 
-/* What the CUDA driver says of a GPU. */
+/* One GPU's attributes in CUDA. */
 struct cuda_fact {
 	char address[WH_ADDRESS];
 	int rdma, dma_buf, rdma_vmm, fabric; /* 1: yes */
@@ -51,170 +55,216 @@ struct cuda_fact {
 
 struct cuda_facts {
 	bool known;
-	int error; /* positive: no CUDA, and `why` */
+	int error; /* positive errno: CUDA cannot be used, and `why` */
 	char why[256];
 	int version; /* 13000 */
 	int count;
 	struct cuda_fact gpus[FACTS_GPUS];
 };
 
-/* A GPU's memory with a NIC: the errno of each step, -1: not tried. */
+/* One GPU's memory with one NIC: the errno of each step; -1: not tried. */
 struct gpu_fact {
 	char address[WH_ADDRESS];
 	int exported, registered; /* as a dma-buf */
 	int peermem; /* registered by its address */
-	int moved; /* written and read, by either */
-	bool late; /* there was no time for all of it */
-	char why[DOCTOR_WHY]; /* nothing was moved */
+	int moved; /* written and read, however it was registered */
+	bool late; /* out of time before the last step */
+	char why[DOCTOR_WHY]; /* why nothing was moved */
 };
 
-/* What libibverbs says of a NIC. */
+/* One NIC as libibverbs describes it. */
 struct verbs_fact {
 	char name[WH_NAME];
-	int dma_buf; /* the errno of ibv_reg_dmabuf_mr(fd -1); -1: not tried */
-	int mtu[FACTS_PORTS], mtu_most[FACTS_PORTS]; /* bytes; -1 */
-	bool late; /* it did not answer in time */
-	int gpu_count; /* GPUs whose memory was tried here, or was to be */
+	int dma_buf; /* errno of ibv_reg_dmabuf_mr(fd -1); -1: not tried */
+	int mtu[FACTS_PORTS], mtu_most[FACTS_PORTS]; /* bytes; -1: unknown */
+	bool late; /* no answer in time */
+	int gpu_count; /* GPUs whose memory is tried with this NIC */
 	struct gpu_fact gpus[FACTS_GPUS];
 };
 
 struct verbs_facts {
 	bool known;
-	bool cuda_late; /* no GPU was tried, for CUDA did not start in time */
-	int error;
+	bool cuda_late; /* CUDA did not start in time: no GPU was tried */
+	int error; /* positive errno: no NIC can be listed, and `why` */
 	char why[256];
 	int count;
 	struct verbs_fact nics[FACTS_NICS];
 };
 
-/* What OpenSSL's libcrypto says, which engines prove their keys with. */
+/* OpenSSL's libcrypto, with which engines authenticate each other. */
 struct crypto_facts {
 	bool known;
-	int error; /* positive: it is not there or does not do it, and `why` */
+	int error; /* positive errno: not installed, or no HMAC-SHA-256, and `why` */
 	char why[256];
 };
 
-/* Ways to a CPU window onto the memory of one GPU. */
+/* Backends of CPU windows, each tried on one GPU's memory. */
 struct window_facts {
 	int count; /* 0: none was tried */
 	struct {
 		char name[16]; /* "driver", "dmabuf", "rm" */
-		int error; /* positive; 0: it opens */
+		int error; /* positive errno; 0: a window opens */
 		char why[DOCTOR_WHY];
-	} ways[4];
+	} backends[4];
 };
 
-/* The links of a GPU while something is copied to it and back. */
+/* One GPU's PCIe links while data is copied to the GPU and back. */
 struct link_fact {
 	char address[WH_ADDRESS]; /* of the GPU */
-	int index; /* as NVML counts; -1 */
-	int error; /* positive: nothing was copied, and `why` */
+	int index; /* in NVML; -1 */
+	int error; /* positive errno: nothing was copied, and `why` */
 	char why[DOCTOR_WHY];
-	int generation, width; /* the best that NVML said; -1 */
+	int generation, width; /* the highest seen in NVML; -1 */
 	int generation_most, width_most;
 	int count;
 	struct {
-		char address[WH_ADDRESS]; /* of its lower end */
-		double speed, speed_most; /* GT/s, the best that sysfs said; NAN */
+		char address[WH_ADDRESS]; /* of the link's lower end */
+		double speed, speed_most; /* GT/s, the highest seen in sysfs; NAN */
 		int width, width_most;
 	} links[WH_PCI_DEPTH];
 };
 
+/* All that checks look at. */
 struct doctor {
 	struct wh_tree tree;
-	struct wh_topology *topology; /* NULL: could not be read in time */
-	bool nvml; /* NVML's answers are in it */
-	const char *nvml_why; /* no NVML: why */
+	struct wh_topology *topology; /* NULL: sysfs could not be read in time */
+	bool nvml; /* `topology` has NVML's answers */
+	const char *nvml_why; /* why it has not */
 	int nvml_error;
 	bool late; /* NVML did not answer in time */
-	bool cuda_late; /* nor did CUDA, which was asked */
+	bool cuda_late; /* a check needs CUDA, which did not answer in time */
 	struct cuda_facts cuda;
 	struct verbs_facts verbs;
 };
 
-/* What libcuda says, of this machine or from ROOT/cuda.txt. */
+/* Ask libcuda, or read ROOT/cuda.txt. */
 void facts_cuda(const struct wh_tree *tree, struct cuda_facts *out);
 
-/* The same of libibverbs and ROOT/verbs.txt: all NICs at a time, and what is not answered within
- * `seconds` is late. `memory`: register each GPU's memory with each; `move`: and have it written
- * and read. False: threads were given up that may hang for ever. */
+/* Ask libibverbs about all NICs at once, or read ROOT/verbs.txt. What is not answered within
+ * `seconds` is marked late. `memory`: also register each GPU's memory with each NIC; `move`: also
+ * write and read it. False: threads were abandoned, which may hang for ever. */
 bool facts_verbs(const struct wh_tree *tree, bool memory, bool move, double seconds,
 		 struct verbs_facts *out);
 
-/* The same of libcrypto and ROOT/crypto.txt. */
+/* Try libcrypto, or read ROOT/crypto.txt. */
 void facts_crypto(const struct wh_tree *tree, struct crypto_facts *out);
 
-/* Open a window onto the memory of a GPU in each way, or what ROOT/windows.txt says of that. */
+/* Open a window on the memory of a GPU by each backend, or read ROOT/windows.txt. */
 void facts_windows(const struct wh_tree *tree, const char *gpu, struct window_facts *out);
 
-/* Look at the links of GPUs while each copies, all of them side by side, or at what ROOT/links.txt
- * says of that. In: whose they are, what they are now and at most. Takes up to `seconds`; 0: none
- * is looked at. */
+/* Watch the links of several GPUs at once while each GPU copies, or read ROOT/links.txt. The caller
+ * fills in the addresses, and what the links are now and could be. Takes up to `seconds`; 0: watch
+ * none. */
 void facts_links(const struct wh_tree *tree, double seconds, struct link_fact *facts, size_t count);
 
-/* Text of a recorded tree. A file of it to write, NULL if none is recorded; a call of `each` with
- * every line of one, false if there is none; the number behind " KEY=" in a line, -1 if there is
- * none; what "error ERRNO TEXT" says, false if the line is none. */
+/* Files of facts in a recorded tree:
+ * facts_file: open one for writing; NULL if nothing is recorded.
+ * facts_lines: call `each` with every line of one; false: no such file.
+ * facts_value: the number after " KEY=" in a line; -1: no such key.
+ * facts_error: parse "error ERRNO TEXT"; false: the line is something else. */
 FILE *facts_file(const struct wh_tree *tree, const char *name);
 bool facts_lines(const struct wh_tree *tree, const char *name,
 		 void (*each)(const char *line, void *arg), void *arg);
 long long facts_value(const char *line, const char *key);
 bool facts_error(const char *line, int *error, char why[256]);
 
-/* Write and read the memory of each of its GPUs by the NIC: fills in `moved` and `why`, and calls
- * `each` after every GPU. Those for which there is no time until `until` (facts_now()) stay late.
- */
+/* Write and read the memory of each of the NIC's GPUs through the NIC: fills in `moved` and `why`,
+ * and calls `each` after every GPU. GPUs not reached before `until` (facts_now()) stay late. */
 void doctor_move(struct verbs_fact *nic, double until, void (*each)(void *arg), void *arg);
 
 /* Seconds of the monotonic clock. */
 double facts_now(void);
 
-/* Run probe(arg) on a thread of its own for up to `seconds`. False: it has not ended; it goes on,
- * so all that it touches must stay. */
+/* Run probe(arg) on a thread of its own and wait up to `seconds`. False: it is still running and
+ * was abandoned; everything that it uses must stay allocated. */
 bool bounded(void (*probe)(void *arg), void *arg, double seconds);
-/* Has any of them been given up? It may hang in a driver, and keep the process from ending. */
+/* Was any probe abandoned? It may hang in a driver and keep the process from exiting. */
 bool bounded_hangs(void);
 
 /* ---- checks ---------------------------------------------------------------------------------- */
 
-/* What has to be asked before a check can look at it. What needs GPUs by name, or their number,
- * needs NVML: a check says the same alone as among others. */
+/* Facts to gather before a check runs. A check that names or counts GPUs needs NVML, so that it
+ * finds the same alone and among others. */
 enum {
 	NEEDS_SYSFS = 1,
 	NEEDS_NVML = 2 | NEEDS_SYSFS,
 	NEEDS_CUDA = 4,
-	NEEDS_VERBS = 8, /* NICs alone */
-	NEEDS_MEMORY = 16 | NEEDS_VERBS, /* and the GPUs' memory registered with them */
+	NEEDS_VERBS = 8, /* NICs only */
+	NEEDS_MEMORY = 16 | NEEDS_VERBS, /* and GPU memory registered with NICs */
 	NEEDS_MOVE = 32 | NEEDS_MEMORY, /* and written and read */
 };
 
-struct check {
-	const char *id; /* stable: scripts know it */
-	const char *title;
-	void (*run)(const struct doctor *doctor, struct finding *finding);
-	unsigned needs;
+/* Hardware without which a check does not apply. */
+enum { GPUS = 1, NICS = 2 };
+
+/* A port of an RDMA NIC. */
+struct nic_port {
+	const struct wh_nic *nic;
+	int number;
+	bool first; /* of its NIC's ports */
+	char name[WH_NAME + 16]; /* the NIC's; with ":2" if the NIC has several ports */
+	char folder[WH_NAME + 64]; /* in sysfs */
+	char layer[WH_NAME], netdev[WH_NAME]; /* "": unknown */
 };
 
-/* Each list ends with a zero row. */
+typedef void machine_check(const struct doctor *doctor, struct finding *finding);
+typedef void gpu_check(const struct doctor *doctor, size_t index, const char *name,
+		       struct finding *finding);
+typedef void device_check(const struct doctor *doctor, const struct wh_pci *device,
+			  const char *name, struct finding *finding);
+typedef void nic_check(const struct doctor *doctor, const struct wh_nic *nic,
+		       struct finding *finding);
+typedef void port_check(const struct doctor *doctor, const struct nic_port *port,
+			struct finding *finding);
+
+struct check {
+	const char *id; /* stable: scripts use it */
+	const char *title;
+	unsigned needs, subjects;
+	/* One of these: called once; or for each GPU, each GPU and RDMA NIC in PCI, each RDMA NIC,
+	 * or each of their ports. */
+	machine_check *machine;
+	gpu_check *gpu;
+	device_check *device;
+	nic_check *nic;
+	port_check *port;
+	const char *not_roce; /* set: `port` is for RoCE only, and why other ports pass */
+	machine_check *end; /* called last; NULL: nothing to add */
+};
+
+/* Each table ends with a zero row. */
 extern const struct check doctor_gpu_checks[], doctor_pci_checks[], doctor_nic_checks[],
 	doctor_host_checks[];
 
-/* GPUs of NVIDIA, and NICs with RDMA, that the machine has. */
+/* Run one check: fill in all of `finding` but the seconds. */
+void doctor_check(const struct doctor *doctor, const struct check *check, struct finding *finding);
+
+/* Call a check for each GPU that NVML shows. */
+void doctor_each_gpu(const struct doctor *doctor, gpu_check *check, struct finding *finding);
+
+/* The GPUs and RDMA NICs in PCI, one after the other: an index of topology->pci and the device's
+ * name. Start with *at = 0; -1: no more. */
+int doctor_next_device(const struct doctor *doctor, size_t *at, char name[WH_NAME]);
+/* The finding if there is none of them. */
+void doctor_no_device(const struct doctor *doctor, struct finding *finding);
+
+/* How many NVIDIA GPUs, and NICs with RDMA, the machine has. */
 size_t doctor_gpus(const struct doctor *doctor);
 size_t doctor_rdma(const struct doctor *doctor);
 
-/* The directory of a PCI device in sysfs. */
-void doctor_pci_folder(const struct wh_pci *pci, char *out, size_t size);
+/* A NIC's facts by its name; NULL: unknown to libibverbs. */
+const struct verbs_fact *doctor_verbs(const struct doctor *doctor, const char *name);
 
-/* ---- a registration that failed -------------------------------------------------------------- */
+/* ---- failed registrations -------------------------------------------------------------------- */
 
-/* What the errno of a failed registration with a NIC means, and what to do; NULL: nothing is known
- * of it. */
+/* What the errno of a failed registration with a NIC means, and the fix; NULL: unknown. */
 struct registration {
 	int error;
 	const char *means, *fix;
 };
 const struct registration *doctor_registration(int error);
+
+/* Print that for an errno as text ("14", "EFAULT"). An exit code. */
 int doctor_explain(const char *text, bool json);
 
 #endif

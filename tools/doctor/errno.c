@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the errno of a failed memory registration with a NIC tells. */
+/* What the errno of a failed memory registration with a NIC means, and how to fix it. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,7 +10,9 @@
 #include "output.h"
 
 static const struct registration registrations[] = {
-	{ EFAULT, "GPU memory went to plain ibv_reg_mr() while no module resolves its addresses",
+	{ EFAULT,
+	  "GPU memory was passed to plain ibv_reg_mr(), and no kernel module resolves its "
+	  "addresses",
 	  "load nvidia-peermem (modprobe nvidia-peermem), or register by dma-buf: open NVIDIA "
 	  "kernel modules and a NIC driver with ibv_reg_dmabuf_mr()" },
 	{ EPROTONOSUPPORT, "the NIC's driver or the kernel has no dma-buf registration",
@@ -23,21 +25,20 @@ static const struct registration registrations[] = {
 	  "ulimit -l unlimited (LimitMEMLOCK=infinity, docker --ulimit memlock=-1); for BAR1 see "
 	  "nvidia-smi -q -d MEMORY, and register less at once" },
 	{ EINVAL,
-	  "the range is not one piece for the exporter: memory of cuMemCreate() that was "
-	  "mapped from several allocations",
+	  "the range spans several allocations: memory of cuMemCreate() that was mapped side by "
+	  "side",
 	  "register each mapping on its own, page-aligned" },
 	{ EAGAIN, "the NIC has no memory keys left; with 'CREATE_MKEY' in dmesg they leaked",
-	  "end the processes that hold registrations; reset the NIC's function if it stays so" },
-	{ EIO, "the range is larger than the NIC's max_mr_size, or the device is in trouble",
-	  "register in pieces of at most 4 GiB; look at dmesg for the NIC's driver" },
-	{ EPERM, "this process may not lock so much memory or use the device",
-	  "raise the limit of locked memory, and see that /dev/infiniband/uverbs* is allowed in "
-	  "this "
-	  "container" },
+	  "end the processes that hold registrations; if that does not help, reset the NIC's "
+	  "function" },
+	{ EIO, "the range is larger than the NIC's max_mr_size, or the NIC has failed",
+	  "register chunks of at most 4 GiB; see dmesg for messages of the NIC's driver" },
+	{ EPERM, "this process may not lock that much memory, or may not use the device",
+	  "raise the limit of locked memory, and allow /dev/infiniband/uverbs* in this container" },
 	{ EBADF,
-	  "the file descriptor is none: as an answer to a probe with -1 it says that dma-buf "
-	  "registration is there",
-	  "nothing for a probe; else pass the descriptor that the export returned" },
+	  "the file descriptor is invalid; a probe with -1 that fails like this shows that the NIC "
+	  "supports dma-buf registration",
+	  "nothing after a probe; else pass the descriptor that the export returned" },
 };
 
 const struct registration *doctor_registration(int error)
@@ -48,8 +49,8 @@ const struct registration *doctor_registration(int error)
 	return NULL;
 }
 
-/* "14", "-14", "EFAULT". */
-static int parse(const char *text)
+/* Parse "14", "-14" or "EFAULT"; 0: it is none of these. */
+static int errno_parse(const char *text)
 {
 	char *end;
 	long number = strtol(text, &end, 10);
@@ -67,12 +68,12 @@ static int parse(const char *text)
 
 int doctor_explain(const char *text, bool json)
 {
-	int error = parse(text);
+	int error = errno_parse(text);
 	const char *name = error ? strerrorname_np(error) : NULL;
 	const struct registration *registration = doctor_registration(error);
 
 	if (!name)
-		return usage_error("--errno: '%s' is no errno; write 14, -14 or EFAULT", text);
+		return usage_error("--errno: '%s' is no errno; use 14, -14 or EFAULT", text);
 	if (json) {
 		json_t *object = output_new();
 
@@ -86,11 +87,10 @@ int doctor_explain(const char *text, bool json)
 	}
 	printf("%s (%d): %s\n", name, error, strerror(error));
 	if (registration)
-		printf("From a registration: %s.\nTry: %s.\n", registration->means,
+		printf("After a registration: %s.\nTry: %s.\n", registration->means,
 		       registration->fix);
 	else
-		printf("From a registration nothing more is known of it; wherry explain --errno "
-		       "%s\n"
+		printf("Nothing is known about it after a registration. wherry explain --errno %s\n"
 		       "says what it means elsewhere in Wherry.\n",
 		       name);
 	return EXIT_PASS;

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the libraries of the GPUs and NICs say. They may keep their caller waiting for ever, so each
- * is asked on a thread that can be given up. In a recorded tree the answers are lines of text:
+ * Facts from libraries of GPUs and NICs. A library may block its caller for ever, so each is asked
+ * on a thread that can be abandoned. A recorded tree has the answers as lines of text:
  *
- * cuda.txt   "error ERRNO TEXT", or "version 13000" and a line for each GPU:
- *            "gpu ADDRESS rdma=1 dma_buf=1 rdma_vmm=1 fabric=0 l2=BYTES"
- * verbs.txt  "error ERRNO TEXT", or for each NIC "nic NAME dma_buf=ERRNO mtu=4096 mtu_most=4096",
- *            followed by "port 2 mtu=4096 mtu_most=4096" if it has more than one, and by
- *            "gpu ADDRESS exported=ERRNO registered=ERRNO peermem=ERRNO moved=ERRNO" for each GPU
- * that was tried, with " why=TEXT" behind it if nothing was moved; " late=1" behind what was not
- * answered in time, and "cuda late=1" alone crypto.txt "error ERRNO TEXT", or "HMAC-SHA-256"
+ * cuda.txt    "error ERRNO TEXT", or "version 13000" and for each GPU
+ *             "gpu ADDRESS rdma=1 dma_buf=1 rdma_vmm=1 fabric=0 l2=BYTES"
+ * verbs.txt   "error ERRNO TEXT", or for each NIC "nic NAME dma_buf=ERRNO mtu=4096 mtu_most=4096",
+ *             then "port 2 mtu=4096 mtu_most=4096" for each further port, and for each GPU that was
+ *             tried "gpu ADDRESS exported=ERRNO registered=ERRNO peermem=ERRNO moved=ERRNO", with
+ *             " why=TEXT" if nothing was moved; " late=1" follows what was not answered in time,
+ * and "cuda late=1" is a line of its own crypto.txt  "error ERRNO TEXT", or "HMAC-SHA-256"
  */
 #include "doctor/doctor.h"
 
@@ -26,7 +26,8 @@
 #include "platform/cuda.h"
 #include "util/error.h"
 
-/* ---- a thread that can be given up ----------------------------------------------------------- */
+/* ---- a thread that can be abandoned -----------------------------------------------------------
+ */
 
 struct job {
 	void (*probe)(void *arg);
@@ -34,7 +35,7 @@ struct job {
 	pthread_mutex_t lock;
 	pthread_cond_t ended;
 	bool done;
-	bool abandoned; /* whoever is last frees it */
+	bool abandoned; /* the thread frees the job */
 };
 
 static _Atomic bool hangs;
@@ -44,7 +45,7 @@ bool bounded_hangs(void)
 	return atomic_load(&hangs);
 }
 
-static void *run_job(void *arg)
+static void *job_run(void *arg)
 {
 	struct job *job = arg;
 	bool abandoned;
@@ -60,7 +61,7 @@ static void *run_job(void *arg)
 	return NULL;
 }
 
-static bool wait_for(struct job *job, double seconds)
+static bool job_wait(struct job *job, double seconds)
 {
 	struct timespec until;
 	bool done;
@@ -101,11 +102,11 @@ bool bounded(void (*probe)(void *arg), void *arg, double seconds)
 			     .arg = arg,
 			     .lock = PTHREAD_MUTEX_INITIALIZER,
 			     .ended = PTHREAD_COND_INITIALIZER };
-	if (pthread_create(&thread, NULL, run_job, job)) {
+	if (pthread_create(&thread, NULL, job_run, job)) {
 		free(job);
 		return false;
 	}
-	done = wait_for(job, seconds);
+	done = job_wait(job, seconds);
 	if (done) {
 		pthread_join(thread, NULL);
 		free(job);
@@ -167,7 +168,7 @@ bool facts_error(const char *line, int *error, char why[256])
 
 #define CUDA_L2_SIZE 38 /* CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE */
 
-static void read_cuda_line(const char *line, void *arg)
+static void cuda_read_line(const char *line, void *arg)
 {
 	struct cuda_facts *out = arg;
 	struct cuda_fact *gpu = &out->gpus[out->count];
@@ -187,7 +188,7 @@ static void read_cuda_line(const char *line, void *arg)
 	out->count++;
 }
 
-static void ask_cuda(struct wh_cuda *cuda, struct cuda_facts *out)
+static void cuda_ask(struct wh_cuda *cuda, struct cuda_facts *out)
 {
 	int error = wh_cuda_ready(cuda), l2;
 
@@ -212,7 +213,7 @@ static void ask_cuda(struct wh_cuda *cuda, struct cuda_facts *out)
 	}
 }
 
-static void record_cuda(const struct wh_tree *tree, const struct cuda_facts *facts)
+static void cuda_record(const struct wh_tree *tree, const struct cuda_facts *facts)
 {
 	FILE *file = facts_file(tree, "cuda.txt");
 
@@ -236,7 +237,7 @@ void facts_cuda(const struct wh_tree *tree, struct cuda_facts *out)
 
 	memset(out, 0, sizeof(*out));
 	if (!wh_tree_is_live(tree)) {
-		out->known = facts_lines(tree, "/cuda.txt", read_cuda_line, out);
+		out->known = facts_lines(tree, "/cuda.txt", cuda_read_line, out);
 		return;
 	}
 	out->known = true;
@@ -244,14 +245,14 @@ void facts_cuda(const struct wh_tree *tree, struct cuda_facts *out)
 		out->error = ENOMEM;
 		return;
 	}
-	ask_cuda(cuda, out);
+	cuda_ask(cuda, out);
 	wh_cuda_close(cuda);
-	record_cuda(tree, out);
+	cuda_record(tree, out);
 }
 
 /* ---- libcrypto ------------------------------------------------------------------------------- */
 
-static void read_crypto_line(const char *line, void *arg)
+static void crypto_read_line(const char *line, void *arg)
 {
 	struct crypto_facts *out = arg;
 
@@ -267,7 +268,7 @@ void facts_crypto(const struct wh_tree *tree, struct crypto_facts *out)
 
 	memset(out, 0, sizeof(*out));
 	if (!wh_tree_is_live(tree)) {
-		facts_lines(tree, "/crypto.txt", read_crypto_line, out);
+		facts_lines(tree, "/crypto.txt", crypto_read_line, out);
 		return;
 	}
 	out->known = true;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Checks of the NVIDIA driver and of GPUs. */
+/* Checks of the NVIDIA driver, of GPUs, and of what CUDA can do with them. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,6 +10,8 @@
 static const char open_modules[] =
 	"install the open kernel modules (nvidia-open, or the .run file with -M=open): the closed "
 	"ones export no dma-buf";
+
+static const char start_manager[] = "systemctl start nvidia-fabricmanager, of the driver's version";
 
 /* ---- the driver ------------------------------------------------------------------------------ */
 
@@ -45,7 +47,7 @@ static void driver_nvml(const struct doctor *doctor, struct finding *finding)
 	if (doctor->late) {
 		found(finding, UNKNOWN, "NVML did not answer in time");
 		advise(finding,
-		       "see dmesg for NVRM and Xid; nvidia-smi -pm 1 keeps the driver awake");
+		       "see dmesg for NVRM and Xid; nvidia-smi -pm 1 keeps the driver loaded");
 	} else if (doctor->nvml) {
 		found(finding, PASS, "NVML answers, driver %s", *version ? version : "-");
 	} else if (!doctor_gpus(doctor) && doctor->nvml_error != -ELIBBAD) {
@@ -56,145 +58,119 @@ static void driver_nvml(const struct doctor *doctor, struct finding *finding)
 		found(finding, FAIL, "%s", doctor->nvml_why);
 		advise(finding,
 		       doctor->nvml_error == -ELIBBAD ?
-			       "reload the NVIDIA modules or reboot: library and modules "
-			       "are of different versions" :
+			       "library and modules are of different versions: reload the NVIDIA "
+			       "modules, or reboot" :
 			       "install the driver's user libraries of the version that is "
 			       "loaded (in a container: nvidia-container-toolkit)");
 	}
 }
 
-/* True: there is nothing to look at, and it has been said why. */
-static bool without_nvml(const struct doctor *doctor, struct finding *finding)
+static void gpu_health(const struct doctor *doctor, size_t index, const char *name,
+		       struct finding *finding)
 {
-	if (doctor->nvml && doctor_gpus(doctor))
-		return false;
-	if (!doctor_gpus(doctor) && !doctor->late)
-		found_absent(finding, ABSENT_GPU);
-	else
-		found(finding, UNKNOWN, "NVML cannot be asked");
-	return true;
+	const struct wh_gpu *gpu = &doctor->topology->gpus[index];
+
+	if (*gpu->problem) {
+		found(finding, FAIL, "%s (%s): %s", name,
+		      *gpu->address ? gpu->address : "address unknown", gpu->problem);
+		advise(finding,
+		       "see dmesg for Xid; reset the GPU or reboot; a container needs all of "
+		       "/dev/nvidia*");
+	} else if (gpu->recovery > 0) {
+		found(finding, FAIL, "%s (%s) requests recovery action %d", name, gpu->address,
+		      gpu->recovery);
+		advise(finding,
+		       "1: nvidia-smi --gpu-reset; 2: reboot; 3 and 4: end the processes that use "
+		       "the GPU, then reset it");
+	} else {
+		found(finding, PASS, "%s is healthy", name);
+	}
 }
 
-static void gpu_health(const struct doctor *doctor, struct finding *finding)
+static void fabric_joined(const struct doctor *doctor, size_t index, const char *name,
+			  struct finding *finding)
 {
-	if (without_nvml(doctor, finding))
-		return;
-	for (size_t i = 0; i < doctor->topology->gpu_count; i++) {
-		const struct wh_gpu *gpu = &doctor->topology->gpus[i];
-		char name[WH_NAME];
+	const struct wh_gpu *gpu = &doctor->topology->gpus[index];
 
-		topo_end_name(doctor->topology, (struct wh_end){ WH_END_GPU, i }, name);
-		if (*gpu->problem) {
-			found(finding, FAIL, "%s (%s): %s", name,
-			      *gpu->address ? gpu->address : "its address is not known",
-			      gpu->problem);
-			advise(finding,
-			       "see dmesg for Xid; reset or reboot; in a container, see that "
-			       "it has all of /dev/nvidia*");
-		} else if (gpu->recovery > 0) {
-			found(finding, FAIL, "%s (%s) asks for recovery action %d", name,
-			      gpu->address, gpu->recovery);
-			advise(finding,
-			       "1: nvidia-smi --gpu-reset; 2: reboot; 3 and 4: end what uses "
-			       "it, then reset");
-		} else {
-			found(finding, PASS, "%s well", name);
-		}
+	if (*gpu->problem) {
+		found(finding, UNKNOWN, "%s cannot be asked", name);
+	} else if (gpu->fabric == WH_NVML_FABRIC_COMPLETED) {
+		found(finding, PASS, "%s has joined its fabric", name);
+	} else if (gpu->fabric == WH_NVML_FABRIC_NOT_STARTED ||
+		   gpu->fabric == WH_NVML_FABRIC_IN_PROGRESS) {
+		found(finding, FAIL, "%s has not joined its fabric (state %d)", name, gpu->fabric);
+		advise(finding, "%s", start_manager);
+	} else {
+		found(finding, INFO, "%s belongs to no NVSwitch fabric", name);
 	}
 }
 
 static void gpu_fabric(const struct doctor *doctor, struct finding *finding)
 {
-	if (doctor->cuda.known && strstr(doctor->cuda.why, "802")) {
-		found(finding, FAIL, "%s", doctor->cuda.why);
-		advise(finding, "systemctl start nvidia-fabricmanager, of the driver's version");
+	/* CUDA_ERROR_SYSTEM_NOT_READY */
+	if (!doctor->cuda.known || !strstr(doctor->cuda.why, "802")) {
+		doctor_each_gpu(doctor, fabric_joined, finding);
 		return;
 	}
-	if (without_nvml(doctor, finding))
-		return;
-	for (size_t i = 0; i < doctor->topology->gpu_count; i++) {
-		const struct wh_gpu *gpu = &doctor->topology->gpus[i];
-		char name[WH_NAME];
+	found(finding, FAIL, "%s", doctor->cuda.why);
+	advise(finding, "%s", start_manager);
+}
 
-		topo_end_name(doctor->topology, (struct wh_end){ WH_END_GPU, i }, name);
-		if (*gpu->problem) {
-			found(finding, UNKNOWN, "%s cannot be asked", name);
-		} else if (gpu->fabric == WH_NVML_FABRIC_COMPLETED) {
-			found(finding, PASS, "%s has joined its fabric", name);
-		} else if (gpu->fabric == WH_NVML_FABRIC_NOT_STARTED ||
-			   gpu->fabric == WH_NVML_FABRIC_IN_PROGRESS) {
-			found(finding, FAIL, "%s has not joined its fabric (state %d)", name,
-			      gpu->fabric);
-			advise(finding,
-			       "systemctl start nvidia-fabricmanager, of the driver's version");
-		} else {
-			found(finding, INFO, "%s belongs to no NVSwitch fabric", name);
-		}
+static void gpu_nvlink(const struct doctor *doctor, size_t index, const char *name,
+		       struct finding *finding)
+{
+	size_t active = 0, down = 0;
+
+	for (size_t i = 0; i < doctor->topology->link_count; i++) {
+		const struct wh_nvlink *link = &doctor->topology->links[i];
+
+		active += link->gpu == (int)index && link->active == 1;
+		down += link->gpu == (int)index && link->active != 1;
+	}
+	if (*doctor->topology->gpus[index].problem) {
+		found(finding, UNKNOWN, "%s cannot be asked", name);
+	} else if (down) {
+		found(finding, WARN, "%s: %zu of %zu NVLinks are down", name, down, active + down);
+		advise(finding,
+		       "nvidia-smi nvlink -s and dmesg; the fabric manager's log on NVSwitch "
+		       "machines");
+	} else if (active) {
+		found(finding, PASS, "%s: %zu NVLinks", name, active);
 	}
 }
 
-static void gpu_nvlink(const struct doctor *doctor, struct finding *finding)
+static void gpu_nvlink_end(const struct doctor *doctor, struct finding *finding)
 {
-	size_t total = 0;
-
-	if (without_nvml(doctor, finding))
-		return;
-	for (size_t i = 0; i < doctor->topology->gpu_count; i++) {
-		size_t active = 0, down = 0;
-		char name[WH_NAME];
-
-		for (size_t k = 0; k < doctor->topology->link_count; k++) {
-			const struct wh_nvlink *link = &doctor->topology->links[k];
-
-			active += link->gpu == (int)i && link->active == 1;
-			down += link->gpu == (int)i && link->active != 1;
-		}
-		total += active + down;
-		topo_end_name(doctor->topology, (struct wh_end){ WH_END_GPU, i }, name);
-		if (*doctor->topology->gpus[i].problem) {
-			found(finding, UNKNOWN, "%s cannot be asked", name);
-		} else if (down) {
-			found(finding, WARN, "%s: %zu of %zu NVLinks are down", name, down,
-			      active + down);
-			advise(finding,
-			       "nvidia-smi nvlink -s and dmesg; the fabric manager's log on "
-			       "NVSwitch machines");
-		} else if (active) {
-			found(finding, PASS, "%s: %zu NVLinks", name, active);
-		}
-	}
-	if (!total && finding->verdict == PASS)
+	(void)doctor;
+	if (!*finding->evidence)
 		found(finding, INFO, "no NVLinks");
 }
 
-static void gpu_bar1(const struct doctor *doctor, struct finding *finding)
+static void gpu_bar1(const struct doctor *doctor, size_t index, const char *name,
+		     struct finding *finding)
 {
-	if (without_nvml(doctor, finding))
-		return;
-	for (size_t i = 0; i < doctor->topology->gpu_count; i++) {
-		const struct wh_gpu *gpu = &doctor->topology->gpus[i];
-		char name[WH_NAME], bar1[32], memory[32];
-		bool known = gpu->bar1_bytes != WH_UNKNOWN && gpu->memory_bytes != WH_UNKNOWN;
+	const struct wh_gpu *gpu = &doctor->topology->gpus[index];
+	bool known = gpu->bar1_bytes != WH_UNKNOWN && gpu->memory_bytes != WH_UNKNOWN,
+	     small = known && gpu->bar1_bytes < gpu->memory_bytes;
+	char bar1[32], memory[32];
 
-		topo_end_name(doctor->topology, (struct wh_end){ WH_END_GPU, i }, name);
-		topo_size(bar1, sizeof(bar1), gpu->bar1_bytes);
-		topo_size(memory, sizeof(memory), gpu->memory_bytes);
-		found(finding,
-		      !known                              ? UNKNOWN :
-		      gpu->bar1_bytes < gpu->memory_bytes ? WARN :
-							    PASS,
-		      "%s: BAR1 %s, memory %s", name, bar1, memory);
-		if (known && gpu->bar1_bytes < gpu->memory_bytes)
-			advise(finding,
-			       "only so much can be registered with NICs or seen by the CPU "
-			       "at once; Resizable BAR and Above 4G Decoding in the BIOS");
-	}
+	topo_size(bar1, sizeof(bar1), gpu->bar1_bytes);
+	topo_size(memory, sizeof(memory), gpu->memory_bytes);
+	found(finding,
+	      !known ? UNKNOWN :
+	      small  ? WARN :
+		       PASS,
+	      "%s: BAR1 %s, memory %s", name, bar1, memory);
+	if (small)
+		advise(finding,
+		       "NICs and the CPU reach no more than BAR1 of the memory at a time; enable "
+		       "Resizable BAR and Above 4G Decoding in the BIOS");
 }
 
 /* ---- CUDA ------------------------------------------------------------------------------------ */
 
-/* True: there is nothing to look at. */
-static bool without_cuda(const struct doctor *doctor, struct finding *finding)
+/* True: CUDA lists no GPU, and the finding says why. */
+static bool cuda_is_missing(const struct doctor *doctor, struct finding *finding)
 {
 	if (doctor->cuda.known && doctor->cuda.count)
 		return false;
@@ -207,13 +183,13 @@ static bool without_cuda(const struct doctor *doctor, struct finding *finding)
 	else
 		found(finding, FAIL, "%s", doctor->cuda.why);
 	if (finding->verdict == FAIL)
-		advise(finding, "what is above names it; try nvidia-smi and dmesg");
+		advise(finding, "nvidia-smi and dmesg show more");
 	return true;
 }
 
 static void gpu_direct(const struct doctor *doctor, struct finding *finding)
 {
-	if (without_cuda(doctor, finding))
+	if (cuda_is_missing(doctor, finding))
 		return;
 	for (int i = 0; i < doctor->cuda.count; i++) {
 		const struct cuda_fact *gpu = &doctor->cuda.gpus[i];
@@ -230,15 +206,14 @@ static void gpu_direct(const struct doctor *doctor, struct finding *finding)
 		if (gpu->dma_buf == 0)
 			advise(finding, "%s", open_modules);
 		else if (gpu->rdma == 0)
-			advise(finding,
-			       "this GPU's memory cannot be reached by NICs; transfers are "
-			       "staged through host memory");
+			advise(finding, "NICs cannot reach this GPU's memory; transfers are staged "
+					"through host "
+					"memory");
 	}
 }
 
-/* A value of the environment: the process's, or a line of ROOT/environment. False: it is not
- * set. */
-static bool environment(const struct doctor *doctor, const char *name, char *out, size_t size)
+/* Read a variable of this process's environment, or of ROOT/environment. False: it is not set. */
+static bool environment_get(const struct doctor *doctor, const char *name, char *out, size_t size)
 {
 	char text[4096], *next = text, *line;
 	const char *value;
@@ -260,8 +235,8 @@ static bool environment(const struct doctor *doctor, const char *name, char *out
 	return false;
 }
 
-/* The worst that the list "0,GPU-8f6d,7" holds. */
-static void check_visible(const struct doctor *doctor, char *list, bool by_bus,
+/* Check a list such as "0,GPU-8f6d,7". */
+static void visible_check(const struct doctor *doctor, char *list, bool by_bus,
 			  struct finding *finding)
 {
 	size_t gpus = doctor->topology->gpu_count;
@@ -279,16 +254,17 @@ static void check_visible(const struct doctor *doctor, char *list, bool by_bus,
 			continue;
 		if (end == item || *end || index < 0 || (size_t)index >= gpus) {
 			found(finding, WARN,
-			      "'%.32s' is none of the %zu GPUs: CUDA ignores it and "
-			      "all behind it",
+			      "'%.32s' is none of the %zu GPUs: CUDA ignores it and the rest of "
+			      "the "
+			      "list",
 			      item, gpus);
-			advise(finding, "write UUIDs, which nvidia-smi -L lists");
+			advise(finding, "use UUIDs, which nvidia-smi -L lists");
 		} else if (!alike && !by_bus) {
 			found(finding, WARN,
-			      "'%.32s' counts the fastest GPU first, nvidia-smi the "
-			      "lowest bus",
+			      "'%.32s': CUDA numbers the fastest GPU first, nvidia-smi the lowest "
+			      "bus",
 			      item);
-			advise(finding, "export CUDA_DEVICE_ORDER=PCI_BUS_ID, or write UUIDs");
+			advise(finding, "export CUDA_DEVICE_ORDER=PCI_BUS_ID, or use UUIDs");
 		}
 	}
 }
@@ -296,20 +272,20 @@ static void check_visible(const struct doctor *doctor, char *list, bool by_bus,
 static void cuda_order(const struct doctor *doctor, struct finding *finding)
 {
 	char visible[512], order[64] = "";
-	bool by_bus = environment(doctor, "CUDA_DEVICE_ORDER", order, sizeof(order)) &&
+	bool by_bus = environment_get(doctor, "CUDA_DEVICE_ORDER", order, sizeof(order)) &&
 		      strcmp(order, "PCI_BUS_ID") == 0;
 
-	if (!environment(doctor, "CUDA_VISIBLE_DEVICES", visible, sizeof(visible))) {
+	if (!environment_get(doctor, "CUDA_VISIBLE_DEVICES", visible, sizeof(visible))) {
 		found(finding, PASS, "CUDA_VISIBLE_DEVICES is not set");
 	} else if (!*visible) {
 		found(finding, WARN, "CUDA_VISIBLE_DEVICES is empty: CUDA sees no GPU");
 		advise(finding, "unset CUDA_VISIBLE_DEVICES");
 	} else if (!doctor->nvml) {
-		found(finding, UNKNOWN, "CUDA_VISIBLE_DEVICES=%.100s, and NVML cannot be asked",
+		found(finding, UNKNOWN, "CUDA_VISIBLE_DEVICES=%.100s; NVML cannot be asked",
 		      visible);
 	} else {
 		found(finding, PASS, "CUDA_VISIBLE_DEVICES=%.100s", visible);
-		check_visible(doctor, visible, by_bus, finding);
+		visible_check(doctor, visible, by_bus, finding);
 	}
 }
 
@@ -330,7 +306,7 @@ static void gpu_imex(const struct doctor *doctor, struct finding *finding)
 		found(finding, error ? WARN : PASS, "%s: %s", path,
 		      error ? strerror(-error) : "opens");
 		if (error)
-			advise(finding, "allow it in the container's devices");
+			advise(finding, "add it to the container's devices");
 	} else if (error && error != -ENOENT) {
 		found(finding, UNKNOWN, "%s: %s", folder, strerror(-error));
 	} else if (!doctor_gpus(doctor)) {
@@ -339,17 +315,19 @@ static void gpu_imex(const struct doctor *doctor, struct finding *finding)
 		found(finding, INFO,
 		      "no IMEX channel: memory cannot be shared with other hosts over "
 		      "NVLink%s",
-		      fabric ? ", which this GPU could" : "");
+		      fabric ? ", although this GPU supports it" : "");
 		if (fabric)
-			advise(finding, "nvidia-modprobe -c 0 and the nvidia-imex service, if the "
-					"machine is one of a multi-node NVLink domain");
+			advise(finding,
+			       "in a multi-node NVLink domain: nvidia-modprobe -c 0, and start "
+			       "the nvidia-imex service");
 	}
 	wh_tree_names_free(&names);
 }
 
 /* ---- device files ---------------------------------------------------------------------------- */
 
-static void check_file(const struct doctor *doctor, const char *path, struct finding *finding)
+static void device_file_check(const struct doctor *doctor, const char *path,
+			      struct finding *finding)
 {
 	int error = wh_tree_open(&doctor->tree, path, true);
 	bool refused = error == -EACCES || error == -EPERM || error == -ENOENT || error == -ENXIO;
@@ -364,7 +342,7 @@ static void check_file(const struct doctor *doctor, const char *path, struct fin
 		       "nvidia-modprobe -u -c 0 creates them; in a container run it with the "
 		       "NVIDIA runtime (--gpus all)");
 	else if (error)
-		advise(finding, "allow it in the container's devices, or in its cgroup");
+		advise(finding, "add it to the container's devices, or allow it in its cgroup");
 }
 
 static void gpu_files(const struct doctor *doctor, struct finding *finding)
@@ -376,8 +354,8 @@ static void gpu_files(const struct doctor *doctor, struct finding *finding)
 		found_absent(finding, ABSENT_GPU);
 		return;
 	}
-	check_file(doctor, "/dev/nvidiactl", finding);
-	check_file(doctor, "/dev/nvidia-uvm", finding);
+	device_file_check(doctor, "/dev/nvidiactl", finding);
+	device_file_check(doctor, "/dev/nvidia-uvm", finding);
 	if (wh_tree_list(&doctor->tree, "/dev", &names))
 		return;
 	for (size_t i = 0; i < names.count; i++) {
@@ -388,25 +366,53 @@ static void gpu_files(const struct doctor *doctor, struct finding *finding)
 			continue;
 		count++;
 		snprintf(path, sizeof(path), "/dev/%.64s", names.name[i]);
-		check_file(doctor, path, finding);
+		device_file_check(doctor, path, finding);
 	}
 	wh_tree_names_free(&names);
 	if (!count) {
-		found(finding, FAIL, "no /dev/nvidia0, and none of its kind");
+		found(finding, FAIL, "no /dev/nvidia0 or any other /dev/nvidiaN");
 		advise(finding, "nvidia-modprobe -c 0, or give the container its GPUs");
 	}
 }
 
 const struct check doctor_gpu_checks[] = {
-	{ "driver.flavour", "the NVIDIA driver's kernel modules", driver_flavour, NEEDS_NVML },
-	{ "driver.nvml", "NVML, and whether library and modules fit", driver_nvml, NEEDS_NVML },
-	{ "gpu.health", "GPUs that are lost or ask for a reset", gpu_health, NEEDS_NVML },
-	{ "gpu.files", "device files of the GPUs", gpu_files, NEEDS_NVML },
-	{ "gpu.direct", "GPUDirect RDMA and dma-buf", gpu_direct, NEEDS_NVML | NEEDS_CUDA },
-	{ "gpu.bar1", "BAR1 against the GPU's memory", gpu_bar1, NEEDS_NVML },
-	{ "gpu.nvlink", "NVLinks that are down", gpu_nvlink, NEEDS_NVML },
-	{ "gpu.fabric", "NVSwitch fabric and its manager", gpu_fabric, NEEDS_NVML | NEEDS_CUDA },
-	{ "gpu.imex", "IMEX channel, for NVLink between hosts", gpu_imex, NEEDS_NVML | NEEDS_CUDA },
-	{ "cuda.order", "CUDA_VISIBLE_DEVICES against NVML's order", cuda_order, NEEDS_NVML },
+	{ .id = "driver.flavour",
+	  .title = "open NVIDIA kernel modules",
+	  .needs = NEEDS_NVML,
+	  .machine = driver_flavour },
+	{ .id = "driver.nvml",
+	  .title = "NVML answers, and matches the kernel modules",
+	  .needs = NEEDS_NVML,
+	  .machine = driver_nvml },
+	{ .id = "gpu.health", .title = "GPUs are healthy", .needs = NEEDS_NVML, .gpu = gpu_health },
+	{ .id = "gpu.files",
+	  .title = "device files of GPUs can be opened",
+	  .needs = NEEDS_NVML,
+	  .machine = gpu_files },
+	{ .id = "gpu.direct",
+	  .title = "GPUDirect RDMA and dma-buf",
+	  .needs = NEEDS_NVML | NEEDS_CUDA,
+	  .machine = gpu_direct },
+	{ .id = "gpu.bar1",
+	  .title = "BAR1 covers the memory of the GPU",
+	  .needs = NEEDS_NVML,
+	  .gpu = gpu_bar1 },
+	{ .id = "gpu.nvlink",
+	  .title = "NVLinks are active",
+	  .needs = NEEDS_NVML,
+	  .gpu = gpu_nvlink,
+	  .end = gpu_nvlink_end },
+	{ .id = "gpu.fabric",
+	  .title = "GPUs have joined their NVSwitch fabric",
+	  .needs = NEEDS_NVML | NEEDS_CUDA,
+	  .machine = gpu_fabric },
+	{ .id = "gpu.imex",
+	  .title = "IMEX channel, for NVLink between hosts",
+	  .needs = NEEDS_NVML | NEEDS_CUDA,
+	  .machine = gpu_imex },
+	{ .id = "cuda.order",
+	  .title = "CUDA_VISIBLE_DEVICES names the GPUs that you mean",
+	  .needs = NEEDS_NVML,
+	  .machine = cuda_order },
 	{ 0 },
 };

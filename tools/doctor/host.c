@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Checks of the host: limits, memory, control groups, windows. */
+/* Checks of the host: CPU windows, limits, huge pages, control groups, libraries. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,10 +14,10 @@
 
 /* ---- windows --------------------------------------------------------------------------------- */
 
-#define MISC 10 /* the major number of all in /proc/misc */
+#define MISC 10 /* major number of all devices in /proc/misc */
 
-/* The number before a name in /proc/devices, a major one, or in /proc/misc, a minor one; -1: it is
- * not there. */
+/* The number of a driver: its major number in /proc/devices, its minor number in /proc/misc; -1:
+ * not listed. */
 static int device_number(const struct doctor *doctor, const char *file, const char *name)
 {
 	char text[8192], *next = text, *line;
@@ -38,7 +38,7 @@ static void gdrdrv_node(const struct doctor *doctor, struct finding *finding)
 {
 	int major, minor = 0, node, error = wh_tree_device(&doctor->tree, "/dev/gdrdrv", &node);
 
-	/* GDRCopy's module has a major number of its own, Wherry's is a miscellaneous device. */
+	/* GDRCopy's module has its own major number, Wherry's is a miscellaneous device. */
 	major = device_number(doctor, "/proc/devices", "gdrdrv");
 	if (major < 0) {
 		minor = device_number(doctor, "/proc/misc", "gdrdrv");
@@ -46,7 +46,7 @@ static void gdrdrv_node(const struct doctor *doctor, struct finding *finding)
 	}
 	if (error == -ENOENT && major < 0) {
 		found(finding, INFO,
-		      "the gdrdrv module is not loaded; Wherry has windows without it");
+		      "the gdrdrv module is not loaded; Wherry opens windows without it");
 	} else if (error == -ENOENT) {
 		found(finding, WARN, "gdrdrv is loaded (major %d), but there is no /dev/gdrdrv",
 		      major);
@@ -54,7 +54,7 @@ static void gdrdrv_node(const struct doctor *doctor, struct finding *finding)
 	} else if (error) {
 		found(finding, UNKNOWN, "/dev/gdrdrv: %s", strerror(-error));
 	} else if (major < 0) {
-		found(finding, WARN, "/dev/gdrdrv is there, but no module gdrdrv");
+		found(finding, WARN, "/dev/gdrdrv exists, but no module gdrdrv");
 		advise(finding, "modprobe gdrdrv, or remove the file");
 	} else if (node != major) {
 		found(finding, FAIL, "/dev/gdrdrv has major %d, the module %d", node, major);
@@ -64,17 +64,17 @@ static void gdrdrv_node(const struct doctor *doctor, struct finding *finding)
 		found(finding, error ? WARN : PASS, "/dev/gdrdrv: %s",
 		      error ? strerror(-error) : "opens");
 		if (error)
-			advise(finding, "chmod 666 /dev/gdrdrv; allow it in the container");
+			advise(finding, "chmod 666 /dev/gdrdrv; add it to the container");
 	}
 }
 
-/* By the files that each way needs, where no window can be tried. */
+/* Where no window can be opened: whether the files exist that each backend needs. */
 static void window_files(const struct doctor *doctor, struct finding *finding)
 {
 	int module = wh_tree_open(&doctor->tree, "/dev/gdrdrv", true),
 	    control = wh_tree_open(&doctor->tree, "/dev/nvidiactl", true);
 	const char *mapping = !doctor->cuda.known || doctor->cuda.error ? "CUDA cannot be asked" :
-			      doctor->cuda.version < 13030              ? "came with CUDA 13.3" :
+			      doctor->cuda.version < 13030              ? "needs CUDA 13.3" :
 									  NULL;
 
 	found(finding,
@@ -89,15 +89,11 @@ static void window_files(const struct doctor *doctor, struct finding *finding)
 		       "give this process /dev/nvidiactl and /dev/nvidia*, or load gdrdrv");
 }
 
-static void window_ways(const struct doctor *doctor, struct finding *finding)
+static void window_backends(const struct doctor *doctor, struct finding *finding)
 {
 	struct window_facts facts = { 0 };
 	bool opens = false;
 
-	if (!doctor_gpus(doctor)) {
-		found_absent(finding, ABSENT_GPU);
-		return;
-	}
 	if (!wh_tree_is_live(&doctor->tree) || doctor->cuda.count)
 		facts_windows(&doctor->tree, doctor->cuda.gpus[0].address, &facts);
 	if (!facts.count) {
@@ -105,10 +101,10 @@ static void window_ways(const struct doctor *doctor, struct finding *finding)
 		return;
 	}
 	for (int i = 0; i < facts.count; i++)
-		opens |= !facts.ways[i].error;
+		opens |= !facts.backends[i].error;
 	for (int i = 0; i < facts.count; i++)
-		found(finding, opens ? PASS : WARN, "%s: %s", facts.ways[i].name,
-		      facts.ways[i].error ? facts.ways[i].why : "opens");
+		found(finding, opens ? PASS : WARN, "%s: %s", facts.backends[i].name,
+		      facts.backends[i].error ? facts.backends[i].why : "opens");
 	if (!opens)
 		advise(finding,
 		       "give this process /dev/nvidiactl and /dev/nvidia*, or load gdrdrv");
@@ -116,8 +112,8 @@ static void window_ways(const struct doctor *doctor, struct finding *finding)
 
 /* ---- limits ---------------------------------------------------------------------------------- */
 
-/* A capability of this process: 1, 0, or -1 if it is not known. */
-static int capability(const struct doctor *doctor, unsigned bit)
+/* Does this process have a capability? 1, 0, or -1: unknown. */
+static int process_capable(const struct doctor *doctor, unsigned bit)
 {
 	char text[8192], *at;
 
@@ -134,14 +130,14 @@ static void limit_memlock(const struct doctor *doctor, struct finding *finding)
 	uint64_t soft;
 	int length = wh_tree_read(&doctor->tree, path, text, sizeof(text));
 
-	if (capability(doctor, CAP_IPC_LOCK) == 1) {
+	if (process_capable(doctor, CAP_IPC_LOCK) == 1) {
 		found(finding, PASS, "CAP_IPC_LOCK: no limit");
 		return;
 	}
 	at = length < 0 ? NULL : strstr(text, "Max locked memory");
 	if (!at) {
 		found(finding, UNKNOWN, "%s: %s", path,
-		      length < 0 ? strerror(-length) : "it does not name locked memory");
+		      length < 0 ? strerror(-length) : "no line for locked memory");
 		return;
 	}
 	at += strlen("Max locked memory");
@@ -167,7 +163,7 @@ static void host_ptrace(const struct doctor *doctor, struct finding *finding)
 {
 	int64_t scope = 0;
 	int error = wh_tree_number(&doctor->tree, "/proc/sys/kernel/yama", "ptrace_scope", &scope),
-	    capable = capability(doctor, CAP_SYS_PTRACE);
+	    capable = process_capable(doctor, CAP_SYS_PTRACE);
 
 	if (error == -ENOENT) {
 		found(finding, PASS, "Yama is not in this kernel");
@@ -177,8 +173,8 @@ static void host_ptrace(const struct doctor *doctor, struct finding *finding)
 		found(finding, PASS, "kernel.yama.ptrace_scope is %lld", (long long)scope);
 	} else {
 		found(finding, WARN,
-		      "kernel.yama.ptrace_scope is %lld: memory of other processes that "
-		      "is not shared is reached by TCP",
+		      "kernel.yama.ptrace_scope is %lld: unshared memory of other processes is "
+		      "reached over TCP only",
 		      (long long)scope);
 		advise(finding, "sysctl kernel.yama.ptrace_scope=0, or use shared memory "
 				"(wherry serve --memory host:SIZE)");
@@ -187,9 +183,9 @@ static void host_ptrace(const struct doctor *doctor, struct finding *finding)
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-/* The word in brackets, of files such as "always [madvise] never"; "": there is none. */
-static void doctor_chosen_word(const struct doctor *doctor, const char *folder, const char *file,
-			       char *out, size_t size)
+/* The selected word of a file such as "always [madvise] never"; "": none. */
+static void huge_selected(const struct doctor *doctor, const char *folder, const char *file,
+			  char *out, size_t size)
 {
 	char line[128] = "", *word;
 
@@ -198,8 +194,8 @@ static void doctor_chosen_word(const struct doctor *doctor, const char *folder, 
 	snprintf(out, size, "%.*s", word ? (int)strcspn(word + 1, "]") : 0, word ? word + 1 : "");
 }
 
-/* Memory of the kind 'huge' is of pages of 2 MiB from the pool, if it has enough. Else it is of
- * small pages that the kernel is asked to make transparent huge ones. */
+/* Memory of the kind 'huge' takes 2 MiB pages from the pool. If the pool has too few, it takes
+ * small pages and asks the kernel for transparent huge pages. */
 static void mem_huge(const struct doctor *doctor, struct finding *finding)
 {
 	static const char folder[] = "/sys/kernel/mm/hugepages",
@@ -215,7 +211,7 @@ static void mem_huge(const struct doctor *doctor, struct finding *finding)
 	wh_tree_names_free(&sizes);
 	if (finding->verdict == UNKNOWN)
 		return;
-	/* Where there are other sizes alone it has none. */
+	/* A machine may reserve pages of other sizes only. */
 	error = wh_tree_number(&doctor->tree, size, "nr_hugepages", &pool);
 	if (error && error != -ENOENT) {
 		found(finding, UNKNOWN, "%s: %s", size, strerror(-error));
@@ -228,23 +224,22 @@ static void mem_huge(const struct doctor *doctor, struct finding *finding)
 		found(finding, PASS, "%lld pages of 2 MiB are reserved, %lld of them free",
 		      (long long)pool, (long long)left);
 		if (more > 0)
-			found(finding, PASS, "up to %lld more are made when they are wanted",
+			found(finding, PASS, "up to %lld more are allocated on demand",
 			      (long long)more);
 		return;
 	}
-	doctor_chosen_word(doctor, transparent, "enabled", word, sizeof(word));
+	huge_selected(doctor, transparent, "enabled", word, sizeof(word));
 	if (strcmp(word, "always") == 0 || strcmp(word, "madvise") == 0)
 		found(finding, INFO,
 		      "no page of 2 MiB is %s: memory of the kind 'huge' gets transparent huge "
-		      "pages where the kernel finds any (transparent_hugepage is %s)",
+		      "pages if the kernel has any (transparent_hugepage is %s)",
 		      pool ? "free" : "reserved", word);
 	else
 		found(finding, INFO,
 		      "no page of 2 MiB is %s, and transparent huge pages are off: memory of the "
-		      "kind "
-		      "'huge' is of small pages",
+		      "kind 'huge' has small pages",
 		      pool ? "free" : "reserved");
-	advise(finding, "sysctl vm.nr_hugepages=N reserves N of them, which are certain");
+	advise(finding, "sysctl vm.nr_hugepages=N reserves N of them");
 }
 
 static void mem_maps(const struct doctor *doctor, struct finding *finding)
@@ -259,20 +254,20 @@ static void mem_maps(const struct doctor *doctor, struct finding *finding)
 	found(finding, most < MAPS_LEAST ? WARN : PASS, "vm.max_map_count is %lld",
 	      (long long)most);
 	if (most < MAPS_LEAST)
-		advise(finding, "sysctl vm.max_map_count=262144: each region of its own needs one");
+		advise(finding, "sysctl vm.max_map_count=262144: each separate mapping counts");
 }
 
 /* ---- control groups -------------------------------------------------------------------------- */
 
-/* This process's group. */
+/* A control group of this process: its own, or one above. */
 struct cgroup {
 	char folder[WH_TREE_PATH / 2];
-	size_t top; /* so much of the folder's name is that of the topmost group seen here */
-	bool first; /* of version 1 */
+	size_t top; /* length of the name of the topmost visible group */
+	bool version_1;
 };
 
-/* "9:memory:/pod", "4:cpu,cpuacct:/pod", "0::/pod": the path of a controller's group, NULL: not
- * this line. */
+/* The path of a controller's group in a line such as "9:memory:/pod", "4:cpu,cpuacct:/pod" or
+ * "0::/pod"; NULL: the line is of other controllers. */
 static const char *cgroup_path(const char *line, const char *controller)
 {
 	const char *word = strchr(line, ':'), *path = word ? strchr(word + 1, ':') : NULL;
@@ -286,8 +281,8 @@ static const char *cgroup_path(const char *line, const char *controller)
 	return NULL;
 }
 
-/* Of a controller of version 1; "": of version 2. */
-static bool find_cgroup(const struct doctor *doctor, const char *controller, const char *text,
+/* The group of a controller of version 1; "": the group of version 2. */
+static bool cgroup_find(const struct doctor *doctor, const char *controller, const char *text,
 			struct cgroup *out)
 {
 	for (const char *line = text; line; line = strchr(line, '\n')) {
@@ -300,13 +295,13 @@ static bool find_cgroup(const struct doctor *doctor, const char *controller, con
 		snprintf(out->folder, sizeof(out->folder), "/sys/fs/cgroup%s%s",
 			 *controller ? "/" : "", controller);
 		out->top = strlen(out->folder);
-		out->first = *controller;
+		out->version_1 = *controller;
 		snprintf(out->folder + out->top, sizeof(out->folder) - out->top, "%.*s",
 			 (int)strcspn(path, "\n"), path);
-		/* A container may see its own group as the topmost one, under the name that its
-		 * host has for it; ".." is a group outside of what it sees. */
+		/* A container may see its own group as the topmost one, but under the host's name
+		 * for it; ".." is a group outside of the container's view. */
 		if (strstr(out->folder, "/..") ||
-		    (out->first && wh_tree_exists(&doctor->tree, out->folder)))
+		    (out->version_1 && wh_tree_exists(&doctor->tree, out->folder)))
 			out->folder[out->top] = '\0';
 		if (out->folder[strlen(out->folder) - 1] == '/')
 			out->folder[strlen(out->folder) - 1] = '\0';
@@ -315,7 +310,8 @@ static bool find_cgroup(const struct doctor *doctor, const char *controller, con
 	return false;
 }
 
-/* The controller's group: of version 1, if that is where the controller is. An error is said. */
+/* The group that limits this process: of version 1 if the controller is there. False: the finding
+ * has the error. */
 static bool cgroup_folder(const struct doctor *doctor, const char *controller, struct cgroup *out,
 			  struct finding *finding)
 {
@@ -326,15 +322,15 @@ static bool cgroup_folder(const struct doctor *doctor, const char *controller, s
 		found(finding, UNKNOWN, "/proc/self/cgroup: %s", strerror(-length));
 		return false;
 	}
-	if (*controller && find_cgroup(doctor, controller, text, out))
+	if (*controller && cgroup_find(doctor, controller, text, out))
 		return true;
-	if (find_cgroup(doctor, "", text, out))
+	if (cgroup_find(doctor, "", text, out))
 		return true;
 	found(finding, UNKNOWN, "no control groups of version 2");
 	return false;
 }
 
-/* The group above. False: it was the topmost one. */
+/* Go to the group above. False: this is the topmost one. */
 static bool cgroup_up(struct cgroup *group)
 {
 	if (strlen(group->folder) <= group->top)
@@ -343,20 +339,20 @@ static bool cgroup_up(struct cgroup *group)
 	return true;
 }
 
-#define NO_LIMIT (INT64_C(1) << 60) /* version 1 says "none" with all pages there could be */
+#define NO_LIMIT (INT64_C(1) << 60) /* version 1 writes "no limit" as the largest page count */
 
-/* One group's limit; true: it has none. *shown: it has the file. */
-static bool is_unlimited(const struct doctor *doctor, const struct cgroup *group, bool own,
-			 bool *shown, struct finding *finding)
+/* Check one group's limit; true: it has none. *shown: the group shows its limit. */
+static bool cgroup_unlimited(const struct doctor *doctor, const struct cgroup *group, bool own,
+			     bool *shown, struct finding *finding)
 {
-	const char *file = group->first ? "memory.limit_in_bytes" : "memory.max";
+	const char *file = group->version_1 ? "memory.limit_in_bytes" : "memory.max";
 	char text[64], most[32], now[32];
 	int64_t limit, used;
 	int error = wh_tree_line(&doctor->tree, group->folder, file, text, sizeof(text));
 	bool near;
 
-	/* The topmost group has no limits, and no file for them. Others have one if those in them
-	 * do: it was not recorded. */
+	/* The topmost group has no limit and no file. If another group lacks the file, then it was
+	 * not recorded. */
 	*shown = error != -ENOENT || strlen(group->folder) == group->top;
 	if (error == -ENOENT && (!own || *shown))
 		return true;
@@ -372,18 +368,17 @@ static bool is_unlimited(const struct doctor *doctor, const struct cgroup *group
 		return true;
 	topo_size(most, sizeof(most), (uint64_t)limit);
 	if (wh_tree_number(&doctor->tree, group->folder,
-			   group->first ? "memory.usage_in_bytes" : "memory.current", &used)) {
-		found(finding, UNKNOWN, "a limit of %s in %s, and what is used is not known", most,
-		      group->folder);
+			   group->version_1 ? "memory.usage_in_bytes" : "memory.current", &used)) {
+		found(finding, UNKNOWN, "a limit of %s in %s; usage unknown", most, group->folder);
 		return false;
 	}
 	topo_size(now, sizeof(now), (uint64_t)used);
 	near = used > limit / 10 * 9;
 	found(finding, near ? WARN : INFO, "%s of %s are used in %s", now, most, group->folder);
 	if (near)
-		advise(finding,
-		       "raise the limit of memory of the container, or of what it is in: pinned "
-		       "memory cannot be swapped out");
+		advise(finding, "raise the memory limit of the container, or of the group above: "
+				"pinned memory "
+				"cannot be swapped out");
 	return false;
 }
 
@@ -394,19 +389,19 @@ static void cgroup_memory(const struct doctor *doctor, struct finding *finding)
 
 	if (!cgroup_folder(doctor, "memory", &group, finding))
 		return;
-	/* A group may use no more than those that it is in. */
+	/* The limits of all groups above apply, too. */
 	do {
-		none &= is_unlimited(doctor, &group, own, &shown, finding);
+		none &= cgroup_unlimited(doctor, &group, own, &shown, finding);
 		all &= shown;
 		own = false;
 	} while (cgroup_up(&group));
 	if (none)
 		found(finding, PASS,
-		      all ? "no limit" : "no limit of its own; of what it is in nothing is shown");
+		      all ? "no limit" : "no limit of its own; the groups above show none");
 }
 
-/* How many CPUs a list "0-3,8" has. */
-static long count_cpus(const char *list)
+/* How many CPUs a list such as "0-3,8" has; -1: not a list. */
+static long cpus_count(const char *list)
 {
 	long count = 0;
 
@@ -437,15 +432,14 @@ static void cgroup_cpus(const struct doctor *doctor, struct finding *finding)
 		return;
 	error = wh_tree_line(&doctor->tree, group.folder, "cpuset.cpus.effective", text,
 			     sizeof(text));
-	count = error ? -1 : count_cpus(text);
+	count = error ? -1 : cpus_count(text);
 	if (error == -ENOENT) {
 		found(finding, PASS, "no cpuset");
 	} else if (error || count <= 0) {
 		found(finding, UNKNOWN, "%s/cpuset.cpus.effective: %s", group.folder,
 		      error ? strerror(-error) : "no list of CPUs");
 	} else if (count == 1) {
-		found(finding, WARN, "one CPU (%s): Wherry's threads get in each other's way",
-		      text);
+		found(finding, WARN, "one CPU (%s): Wherry's threads compete for it", text);
 		advise(finding, "give the container two CPUs or more, near its GPUs");
 	} else {
 		found(finding, threads > 0 && count < threads ? INFO : PASS, "%ld CPUs: %s", count,
@@ -453,9 +447,9 @@ static void cgroup_cpus(const struct doctor *doctor, struct finding *finding)
 	}
 }
 
-/* "mlx5_0 hca_handle=2 hca_object=2000" for each device; "max": no limit. True: there is a limit.
- */
-static bool check_rdma(char *text, const char *path, struct finding *finding)
+/* Check lines such as "mlx5_0 hca_handle=2 hca_object=2000"; "max": no limit. True: a device has a
+ * limit. */
+static bool objects_limited(char *text, const char *path, struct finding *finding)
 {
 	bool limited = false;
 	char *line;
@@ -477,10 +471,6 @@ static void cgroup_rdma(const struct doctor *doctor, struct finding *finding)
 	struct cgroup group;
 	bool limited = false;
 
-	if (!doctor_rdma(doctor)) {
-		found_absent(finding, ABSENT_NIC);
-		return;
-	}
 	if (!cgroup_folder(doctor, "rdma", &group, finding))
 		return;
 	do {
@@ -490,7 +480,7 @@ static void cgroup_rdma(const struct doctor *doctor, struct finding *finding)
 		snprintf(path, sizeof(path), "%s/rdma.max", group.folder);
 		length = wh_tree_read(&doctor->tree, path, text, sizeof(text));
 		if (length >= 0)
-			limited |= check_rdma(text, path, finding);
+			limited |= objects_limited(text, path, finding);
 		else if (length != -ENOENT)
 			found(finding, UNKNOWN, "%s: %s", path, strerror(-length));
 	} while (cgroup_up(&group));
@@ -517,7 +507,7 @@ static void lib_crypto(const struct doctor *doctor, struct finding *finding)
 	}
 }
 
-/* Without an RDMA NIC nobody misses it. */
+/* A missing libibverbs matters only to a machine with an RDMA NIC. */
 static void lib_verbs(const struct doctor *doctor, struct finding *finding)
 {
 	const struct verbs_facts *verbs = &doctor->verbs;
@@ -527,7 +517,7 @@ static void lib_verbs(const struct doctor *doctor, struct finding *finding)
 		      wh_tree_is_live(&doctor->tree) ? "libibverbs did not answer" :
 						       "the recorded tree has no verbs.txt");
 	} else if (verbs->error && verbs->error != ENOENT && verbs->error != ELIBBAD) {
-		/* It is there: whatever keeps it from NICs is the kernel's. */
+		/* The library works: the kernel keeps it from listing NICs. */
 		found(finding, doctor_rdma(doctor) ? WARN : INFO, "%s", verbs->why);
 		if (doctor_rdma(doctor))
 			advise(finding,
@@ -539,23 +529,51 @@ static void lib_verbs(const struct doctor *doctor, struct finding *finding)
 			       "install libibverbs1 and ibverbs-providers (Debian, Ubuntu) or "
 			       "rdma-core, 34 or later");
 	} else {
-		found(finding, PASS, "libibverbs answers; it has %d NIC%s", verbs->count,
+		found(finding, PASS, "libibverbs answers and lists %d NIC%s", verbs->count,
 		      verbs->count == 1 ? "" : "s");
 	}
 }
 
 const struct check doctor_host_checks[] = {
-	{ "lib.crypto", "OpenSSL's libcrypto, which engines prove their keys with", lib_crypto, 0 },
-	{ "lib.verbs", "libibverbs, for RDMA", lib_verbs, NEEDS_SYSFS | NEEDS_VERBS },
-	{ "window.ways", "ways to a CPU window onto GPU memory", window_ways,
-	  NEEDS_NVML | NEEDS_CUDA },
-	{ "gdrdrv.node", "/dev/gdrdrv and its module", gdrdrv_node, 0 },
-	{ "limit.memlock", "memory that this process may lock", limit_memlock, NEEDS_SYSFS },
-	{ "host.ptrace", "reading and writing memory of other processes", host_ptrace, 0 },
-	{ "mem.huge", "huge pages", mem_huge, 0 },
-	{ "mem.maps", "vm.max_map_count", mem_maps, 0 },
-	{ "cgroup.memory", "limit of memory of the control group", cgroup_memory, 0 },
-	{ "cgroup.cpus", "CPUs of the control group", cgroup_cpus, NEEDS_SYSFS },
-	{ "cgroup.rdma", "limit of RDMA objects of the control group", cgroup_rdma, NEEDS_SYSFS },
+	{ .id = "lib.crypto",
+	  .title = "OpenSSL's libcrypto, with which engines authenticate",
+	  .needs = 0,
+	  .machine = lib_crypto },
+	{ .id = "lib.verbs",
+	  .title = "libibverbs, for RDMA",
+	  .needs = NEEDS_SYSFS | NEEDS_VERBS,
+	  .machine = lib_verbs },
+	{ .id = "window.ways",
+	  .title = "CPU windows on GPU memory can be opened",
+	  .needs = NEEDS_NVML | NEEDS_CUDA,
+	  .subjects = GPUS,
+	  .machine = window_backends },
+	{ .id = "gdrdrv.node",
+	  .title = "/dev/gdrdrv matches its module",
+	  .needs = 0,
+	  .machine = gdrdrv_node },
+	{ .id = "limit.memlock",
+	  .title = "this process may lock memory",
+	  .needs = NEEDS_SYSFS,
+	  .machine = limit_memlock },
+	{ .id = "host.ptrace",
+	  .title = "memory of other processes can be read and written",
+	  .needs = 0,
+	  .machine = host_ptrace },
+	{ .id = "mem.huge", .title = "huge pages", .needs = 0, .machine = mem_huge },
+	{ .id = "mem.maps", .title = "vm.max_map_count", .needs = 0, .machine = mem_maps },
+	{ .id = "cgroup.memory",
+	  .title = "memory limit of the control group",
+	  .needs = 0,
+	  .machine = cgroup_memory },
+	{ .id = "cgroup.cpus",
+	  .title = "CPUs of the control group",
+	  .needs = NEEDS_SYSFS,
+	  .machine = cgroup_cpus },
+	{ .id = "cgroup.rdma",
+	  .title = "limit on RDMA objects of the control group",
+	  .needs = NEEDS_SYSFS,
+	  .subjects = NICS,
+	  .machine = cgroup_rdma },
 	{ 0 },
 };

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Links of GPUs once more, under load: GPUs slow theirs down while they have nothing to do. A few
- * copies between pinned host memory and the GPU's own, and meanwhile a look at the links. In a
- * recorded tree links.txt has a line for each GPU that was looked at again, followed by one for
- * each link above it that sysfs shows: "gpu ADDRESS error=ERRNO generation=5 width=16 why=TEXT",
- * "link ADDRESS speed=GT/S width=16".
+ * The PCIe links of GPUs under load: an idle GPU slows its links down. Each GPU copies to and from
+ * pinned host memory while its links are read over and over. A recorded tree has links.txt, with a
+ * line for each GPU, followed by one for each link above it that sysfs shows:
+ * "gpu ADDRESS error=ERRNO generation=5 width=16 why=TEXT", "link ADDRESS speed=GT/S width=16".
  */
 #include "doctor/doctor.h"
 
@@ -19,9 +18,9 @@
 #include "platform/nvml.h"
 
 #define BYTES ((size_t)16 << 20)
-#define COPY_SECONDS 0.4 /* a GPU takes some tens of ms to speed its link up */
+#define COPY_SECONDS 0.4 /* a GPU needs some tens of ms to speed its link up */
 
-/* One GPU, on a thread of its own. Never freed where the thread was given up. */
+/* One GPU, on a thread of its own. Never freed if the thread was abandoned. */
 struct load {
 	const struct wh_tree *tree;
 	struct wh_cuda *cuda;
@@ -38,9 +37,10 @@ struct loads {
 	struct load loads[FACTS_GPUS];
 };
 
-/* ---- looking --------------------------------------------------------------------------------- */
+/* ---- reading links
+ * --------------------------------------------------------------------------------- */
 
-static double read_number(const struct wh_tree *tree, const char *address, const char *name)
+static double link_read(const struct wh_tree *tree, const char *address, const char *name)
 {
 	char path[WH_TREE_PATH], line[64], *end;
 	double value;
@@ -52,8 +52,8 @@ static double read_number(const struct wh_tree *tree, const char *address, const
 	return end == line ? NAN : value;
 }
 
-/* The best of what has been seen so far. True: each is what it could be. */
-static bool look(struct load *load)
+/* Keep the highest values so far. True: every link is as fast as it can be. */
+static bool load_watch(struct load *load)
 {
 	struct link_fact *fact = &load->fact;
 	uint32_t value;
@@ -69,10 +69,8 @@ static bool look(struct load *load)
 		fact->width = (int)value;
 	all = fact->generation >= fact->generation_most && fact->width >= fact->width_most;
 	for (int i = 0; i < fact->count; i++) {
-		double speed = read_number(load->tree, fact->links[i].address,
-					   "current_link_speed"),
-		       width = read_number(load->tree, fact->links[i].address,
-					   "current_link_width");
+		double speed = link_read(load->tree, fact->links[i].address, "current_link_speed"),
+		       width = link_read(load->tree, fact->links[i].address, "current_link_width");
 
 		if (!(speed <= fact->links[i].speed) && !isnan(speed))
 			fact->links[i].speed = speed;
@@ -86,7 +84,7 @@ static bool look(struct load *load)
 
 /* ---- copying --------------------------------------------------------------------------------- */
 
-static int copy(struct load *load, CUdeviceptr there, void *here, CUstream stream)
+static int load_copy(struct load *load, CUdeviceptr there, void *here, CUstream stream)
 {
 	struct wh_cuda *cuda = load->cuda;
 	double until = facts_now() + COPY_SECONDS;
@@ -99,13 +97,13 @@ static int copy(struct load *load, CUdeviceptr there, void *here, CUstream strea
 			error = wh_cuda_call(cuda, cuMemcpyDtoHAsync, here, there, BYTES, stream);
 		if (error)
 			break;
-		all = look(load);
+		all = load_watch(load);
 		error = wh_cuda_call(cuda, cuStreamSynchronize, stream);
 	}
 	return error;
 }
 
-static int copy_in(struct load *load)
+static int load_allocate(struct load *load)
 {
 	struct wh_cuda *cuda = load->cuda;
 	CUstream stream = NULL;
@@ -121,7 +119,7 @@ static int copy_in(struct load *load)
 	error = wh_cuda_call(cuda, cuStreamCreate, &stream, CUDA_STREAM_NON_BLOCKING);
 	if (error)
 		goto err_free_host;
-	error = copy(load, there, here, stream);
+	error = load_copy(load, there, here, stream);
 	cuda->cuStreamDestroy(stream);
 err_free_host:
 	cuda->cuMemFreeHost(here);
@@ -130,7 +128,7 @@ err_free:
 	return error;
 }
 
-static void *run_load(void *arg)
+static void *load_run(void *arg)
 {
 	struct load *load = arg;
 	struct wh_cuda_device *device;
@@ -143,7 +141,7 @@ static void *run_load(void *arg)
 	if (!error)
 		error = wh_cuda_enter(load->cuda, device, &scope);
 	if (!error) {
-		error = copy_in(load);
+		error = load_allocate(load);
 		wh_cuda_leave(&scope);
 	}
 	load->fact.error = -error;
@@ -152,7 +150,7 @@ static void *run_load(void *arg)
 	return NULL;
 }
 
-static void run_loads(void *arg)
+static void loads_run(void *arg)
 {
 	struct loads *loads = arg;
 	struct wh_nvml *nvml = NULL;
@@ -168,7 +166,7 @@ static void run_loads(void *arg)
 		load->tree = &loads->tree;
 		load->cuda = cuda;
 		load->nvml = load->fact.index < 0 ? NULL : nvml;
-		load->started = !pthread_create(&load->thread, NULL, run_load, load);
+		load->started = !pthread_create(&load->thread, NULL, load_run, load);
 	}
 	for (size_t i = 0; i < loads->count; i++)
 		if (loads->loads[i].started)
@@ -181,11 +179,11 @@ static void run_loads(void *arg)
 /* ---- text ------------------------------------------------------------------------------------ */
 
 struct reading {
-	struct link_fact *facts, *at; /* `at`: whose lines they are */
+	struct link_fact *facts, *at; /* `at`: of the GPU named last */
 	size_t count;
 };
 
-static void read_link(const char *line, struct link_fact *fact)
+static void reading_link(const char *line, struct link_fact *fact)
 {
 	const char *speed = strstr(line, " speed=");
 	char address[WH_ADDRESS];
@@ -200,7 +198,7 @@ static void read_link(const char *line, struct link_fact *fact)
 	}
 }
 
-static void read_line(const char *line, void *arg)
+static void reading_line(const char *line, void *arg)
 {
 	struct reading *reading = arg;
 	const char *why = strstr(line, " why=");
@@ -208,7 +206,7 @@ static void read_line(const char *line, void *arg)
 
 	if (sscanf(line, "gpu %19s", address) != 1) {
 		if (reading->at)
-			read_link(line, reading->at);
+			reading_link(line, reading->at);
 		return;
 	}
 	reading->at = NULL;
@@ -224,7 +222,7 @@ static void read_line(const char *line, void *arg)
 		 why ? why + strlen(" why=") : "-");
 }
 
-static void record(const struct wh_tree *tree, const struct link_fact *facts, size_t count)
+static void links_record(const struct wh_tree *tree, const struct link_fact *facts, size_t count)
 {
 	FILE *file = facts_file(tree, "links.txt");
 
@@ -248,27 +246,27 @@ void facts_links(const struct wh_tree *tree, double seconds, struct link_fact *f
 		facts[i].error = ETIMEDOUT;
 		snprintf(facts[i].why, sizeof(facts[i].why), "%s",
 			 wh_tree_is_live(tree) ? "the CUDA driver did not answer in time" :
-						 "the recording does not tell");
+						 "the recorded tree has no line for it");
 	}
 	if (!wh_tree_is_live(tree)) {
-		facts_lines(tree, "/links.txt", read_line,
+		facts_lines(tree, "/links.txt", reading_line,
 			    &(struct reading){ .facts = facts, .count = count });
 		return;
 	}
 	loads = count && seconds > 0 ? calloc(1, sizeof(*loads)) : NULL;
 	if (!loads) {
-		record(tree, facts, count);
+		links_record(tree, facts, count);
 		return;
 	}
 	loads->tree = *tree;
 	loads->count = count;
 	for (size_t i = 0; i < count; i++)
 		loads->loads[i].fact = facts[i];
-	ended = bounded(run_loads, loads, seconds);
+	ended = bounded(loads_run, loads, seconds);
 	for (size_t i = 0; i < count; i++)
 		if (atomic_load(&loads->loads[i].ended))
 			facts[i] = loads->loads[i].fact;
 	if (ended)
 		free(loads);
-	record(tree, facts, count);
+	links_record(tree, facts, count);
 }

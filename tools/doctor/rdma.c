@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Does a NIC write and read a GPU's memory? Two engines of this process with that NIC alone: bytes
- * of the one's host memory are read into the GPU's memory, and written from there into the one's
- * host memory again, where they must be the same. Before that from host memory to host memory, for
- * what fails there has nothing to do with GPUs.
+ * Write and read GPU memory through a NIC. Two engines of this process use that NIC only: one reads
+ * bytes of the other's host memory into GPU memory, writes them back, and they must be the same.
+ * The same is done with host memory first: if that fails, the GPU is not the cause.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -16,19 +15,20 @@
 #include "util/text.h"
 
 #define BYTES ((size_t)1 << 20)
-#define PAIR_LEAST 0.1 /* seconds for a pair: with less it is not begun */
+/* Seconds for a pair of NIC and GPU: with less it is not tried. */
+#define PAIR_LEAST 0.1
 #define PAIR_MOST 1.0
 
 struct proof {
 	struct wh_engine *owner, *engine;
 	struct wh_peer *peer;
-	unsigned char *theirs; /* what is read, and behind it where it comes back to */
+	unsigned char *theirs; /* host memory of `owner`: the source, then the destination */
 	struct wh_region *region;
 	struct wh_remote remote;
-	int64_t wait; /* ns for a transfer */
+	int64_t wait; /* ns, for one transfer */
 };
 
-static struct wh_engine *open_engine(const char *nic, const char *listen, char why[DOCTOR_WHY])
+static struct wh_engine *proof_engine(const char *nic, const char *listen, char why[DOCTOR_WHY])
 {
 	char rdma[96];
 	const char *config[] = { "transports=rdma", "require=rdma", "verbs=libibverbs.so.1",
@@ -66,8 +66,8 @@ static int proof_open(struct proof *proof, const char *nic, char why[DOCTOR_WHY]
 	void *memory;
 	int error;
 
-	proof->owner = open_engine(nic, "127.0.0.1:0", why);
-	proof->engine = proof->owner ? open_engine(nic, "none", why) : NULL;
+	proof->owner = proof_engine(nic, "127.0.0.1:0", why);
+	proof->engine = proof->owner ? proof_engine(nic, "none", why) : NULL;
 	if (!proof->engine)
 		return -ENODEV;
 	error = wh_memory_alloc(proof->owner, 2 * BYTES, &host, &memory);
@@ -87,7 +87,8 @@ static int proof_open(struct proof *proof, const char *nic, char why[DOCTOR_WHY]
 	return error;
 }
 
-static int transfer(struct proof *proof, struct wh_region *local, uint32_t op, char why[DOCTOR_WHY])
+static int proof_transfer(struct proof *proof, struct wh_region *local, uint32_t op,
+			  char why[DOCTOR_WHY])
 {
 	struct wh_transfer all = { .local = local,
 				   .remote = proof->remote.id,
@@ -117,9 +118,9 @@ static int transfer(struct proof *proof, struct wh_region *local, uint32_t op, c
 	return error;
 }
 
-/* There and back by memory of this kind. 0 or an errno, positive. */
-static int there_and_back(struct proof *proof, uint32_t kind, const char *location,
-			  char why[DOCTOR_WHY])
+/* Read into memory of a kind and write back from it. 0, or a positive errno. */
+static int proof_round_trip(struct proof *proof, uint32_t kind, const char *location,
+			    char why[DOCTOR_WHY])
 {
 	struct wh_memory_options options = { .size = sizeof(options),
 					     .kind = kind,
@@ -138,29 +139,29 @@ static int there_and_back(struct proof *proof, uint32_t kind, const char *locati
 	if (error) {
 		snprintf(why, DOCTOR_WHY, "%s", wh_error_text());
 	} else {
-		error = transfer(proof, region, WH_READ, why);
+		error = proof_transfer(proof, region, WH_READ, why);
 		if (!error)
-			error = transfer(proof, region, WH_WRITE, why);
+			error = proof_transfer(proof, region, WH_WRITE, why);
 		wh_region_unregister(region);
 	}
 	wh_memory_free(proof->engine, memory);
 	if (!error && memcmp(proof->theirs, proof->theirs + BYTES, BYTES) != 0) {
-		snprintf(why, DOCTOR_WHY, "other bytes came back than were sent");
+		snprintf(why, DOCTOR_WHY, "the bytes that came back differ from those sent");
 		return EBADMSG;
 	}
 	return -error;
 }
 
-/* The engines with which host memory comes through. */
-static int prove_host(struct proof *proof, const char *nic, char why[DOCTOR_WHY])
+/* Open the engines and try host memory. */
+static int proof_host(struct proof *proof, const char *nic, char why[DOCTOR_WHY])
 {
 	int error = proof_open(proof, nic, why);
 
-	return error ? error : there_and_back(proof, WH_MEMORY_PAGEABLE, NULL, why);
+	return error ? error : proof_round_trip(proof, WH_MEMORY_PAGEABLE, NULL, why);
 }
 
-/* What is left, dealt out to those that are left. */
-static bool next_share(struct proof *proof, double until, int left)
+/* Share the time left among the GPUs left. False: it is too short to try another. */
+static bool proof_share_time(struct proof *proof, double until, int left)
 {
 	double share = (until - facts_now()) / left;
 
@@ -180,19 +181,19 @@ void doctor_move(struct verbs_fact *nic, double until, void (*each)(void *arg), 
 		struct gpu_fact *gpu = &nic->gpus[i];
 		char location[40];
 
-		if (!next_share(&proof, until, nic->gpu_count - i))
+		if (!proof_share_time(&proof, until, nic->gpu_count - i))
 			break;
-		/* What failed with one GPU may have broken what the next would have to go by. */
+		/* A failure may have broken the connection: the next GPU gets new engines. */
 		if (!open && !error) {
-			error = prove_host(&proof, nic->name, why);
+			error = proof_host(&proof, nic->name, why);
 			open = true;
 		}
 		snprintf(location, sizeof(location), "cuda:%.19s", gpu->address);
-		gpu->moved = error ? -1 : there_and_back(&proof, WH_MEMORY_DEVICE, location, why);
+		gpu->moved = error ? -1 : proof_round_trip(&proof, WH_MEMORY_DEVICE, location, why);
 		gpu->late = false;
 		if (gpu->moved)
 			snprintf(gpu->why, sizeof(gpu->why), "%s", why);
-		wh_text_clean(gpu->why); /* a line of a record has no second line */
+		wh_text_clean(gpu->why); /* it becomes one line of verbs.txt */
 		each(arg);
 		if (gpu->moved > 0) {
 			proof_close(&proof);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What libibverbs says of the NICs, and of each with each GPU's memory. */
+/* Facts from libibverbs: about each NIC, and about each NIC with each GPU's memory. Every NIC is
+ * asked on a thread of its own. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>
@@ -11,7 +12,7 @@
 #include "doctor/doctor.h"
 #include "platform/cuda.h"
 
-/* All of these are ordinary functions of the library; none is inline in its headers. */
+/* Ordinary functions of the library: none is inline in its headers. */
 struct verbs {
 	void **(*get_device_list)(int *count);
 	void (*free_device_list)(void **list);
@@ -20,7 +21,7 @@ struct verbs {
 	int (*close_device)(void *context);
 	void *(*alloc_pd)(void *context);
 	int (*dealloc_pd)(void *pd);
-	/* only in libibverbs 34 and later */
+	/* since libibverbs 34 */
 	void *(*reg_dmabuf_mr)(void *pd, uint64_t offset, size_t length, uint64_t iova, int fd,
 			       int access);
 	int (*dereg_mr)(void *mr);
@@ -31,7 +32,7 @@ struct verbs {
 #define ACCESS_ALL 7 /* local write, remote write, remote read */
 #define TRIED_BYTES (2U << 20)
 
-static bool load_verbs(void *library, struct verbs *out)
+static bool verbs_load(void *library, struct verbs *out)
 {
 	static const char *const names[] = {
 		"ibv_get_device_list", "ibv_free_device_list", "ibv_get_device_name",
@@ -50,19 +51,19 @@ static bool load_verbs(void *library, struct verbs *out)
 	       out->dereg_mr;
 }
 
-/* 1 to 5 stand for 256 to 4096 bytes. */
+/* The codes 1 to 5 mean 256 to 4096 bytes. */
 static int mtu_bytes(uint32_t code)
 {
 	return code >= 1 && code <= 5 ? 128 << code : -1;
 }
 
-static void ask_ports(const struct verbs *verbs, void *context, struct verbs_fact *nic)
+static void nic_ask_ports(const struct verbs *verbs, void *context, struct verbs_fact *nic)
 {
-	uint32_t attributes[64]; /* state, most MTU, active MTU, and more than is needed */
+	uint32_t attributes[64]; /* state, maximum MTU, active MTU; larger than needed */
 
 	for (uint8_t i = 0; verbs->query_port && i < FACTS_PORTS; i++) {
 		memset(attributes, 0, sizeof(attributes));
-		/* It has no more. */
+		/* No such port. */
 		if (verbs->query_port(context, i + 1, attributes))
 			return;
 		nic->mtu_most[i] = mtu_bytes(attributes[1]);
@@ -77,8 +78,8 @@ static void verbs_fact_init(struct verbs_fact *nic)
 		nic->mtu[i] = nic->mtu_most[i] = -1;
 }
 
-/* As a module like nvidia-peermem makes it possible. */
-static void try_address(const struct verbs *verbs, void *pd, CUdeviceptr address, int *out)
+/* Register GPU memory by its address, as nvidia-peermem allows. */
+static void gpu_try_address(const struct verbs *verbs, void *pd, CUdeviceptr address, int *out)
 {
 	void *mr;
 
@@ -91,8 +92,8 @@ static void try_address(const struct verbs *verbs, void *pd, CUdeviceptr address
 		verbs->dereg_mr(mr);
 }
 
-/* A piece of the GPU's memory, as a dma-buf, and by its address, known to the NIC. */
-static void try_gpu(const struct verbs *verbs, void *pd, struct wh_cuda *cuda,
+/* Register some memory of a GPU with the NIC, by its address and as a dma-buf. */
+static void gpu_try(const struct verbs *verbs, void *pd, struct wh_cuda *cuda,
 		    struct wh_cuda_device *device, struct gpu_fact *gpu)
 {
 	int fd = -1, result;
@@ -104,7 +105,7 @@ static void try_gpu(const struct verbs *verbs, void *pd, struct wh_cuda *cuda,
 		return;
 	result = cuda->cuMemAlloc(&address, TRIED_BYTES);
 	if (!result)
-		try_address(verbs, pd, address, &gpu->peermem);
+		gpu_try_address(verbs, pd, address, &gpu->peermem);
 	if (!result && verbs->reg_dmabuf_mr && cuda->cuMemGetHandleForAddressRange) {
 		result = cuda->cuMemGetHandleForAddressRange(&fd, address, TRIED_BYTES,
 							     CUDA_RANGE_DMA_BUF, 0);
@@ -124,30 +125,29 @@ static void try_gpu(const struct verbs *verbs, void *pd, struct wh_cuda *cuda,
 	wh_cuda_leave(&scope);
 }
 
-/* ---- several at a time ------------------------------------------------------------------------
- */
+/* ---- all NICs at once ------------------------------------------------------------------------ */
 
-/* What threads fill that may be given up: never freed then. */
+/* What the threads share. Never freed if they were abandoned. */
 struct work {
 	pthread_mutex_t lock;
 	pthread_cond_t cuda_answered;
 	struct verbs_facts facts;
-	bool memory, move; /* also with the GPUs' memory; and write and read it */
+	bool memory, move; /* register GPU memory, too; write and read it, too */
 	double until;
 	struct verbs verbs;
-	struct wh_cuda *cuda; /* NULL: none, or its answer is not there yet */
+	struct wh_cuda *cuda; /* NULL: no CUDA, or not started yet */
 };
 
 struct nic_work {
 	struct work *work;
 	void *device;
-	struct verbs_fact *out; /* in the facts: with the lock only */
+	struct verbs_fact *out; /* in work->facts, under its lock */
 	struct verbs_fact nic;
 	pthread_t thread;
 	bool started;
 };
 
-static void publish(void *arg)
+static void nic_publish(void *arg)
 {
 	struct nic_work *own = arg;
 
@@ -156,13 +156,13 @@ static void publish(void *arg)
 	pthread_mutex_unlock(&own->work->lock);
 }
 
-/* What the NIC itself says: nothing of that waits for GPUs. */
-static void *ask_device(struct nic_work *own, void *context)
+/* Ask about the NIC itself, without waiting for GPUs. Its protection domain, NULL: it has none. */
+static void *nic_ask_device(struct nic_work *own, void *context)
 {
 	const struct verbs *verbs = &own->work->verbs;
 	void *pd, *mr;
 
-	ask_ports(verbs, context, &own->nic);
+	nic_ask_ports(verbs, context, &own->nic);
 	pd = verbs->alloc_pd(context);
 	if (pd && verbs->reg_dmabuf_mr) {
 		errno = 0;
@@ -172,12 +172,12 @@ static void *ask_device(struct nic_work *own, void *context)
 			verbs->dereg_mr(mr);
 	}
 	own->nic.late = false;
-	publish(own);
+	nic_publish(own);
 	return pd;
 }
 
-/* All pairs are late until they are not: whoever looks meanwhile sees which ones. */
-static void try_gpus(struct nic_work *own, void *pd)
+/* Try each GPU. Pairs are late until they are done, so partial facts say what is missing. */
+static void nic_try_gpus(struct nic_work *own, void *pd)
 {
 	struct work *work = own->work;
 	struct wh_cuda *cuda;
@@ -195,15 +195,15 @@ static void try_gpus(struct nic_work *own, void *pd)
 		};
 		snprintf(gpu->address, sizeof(gpu->address), "%.19s", cuda->devices[i].pci);
 	}
-	publish(own);
+	nic_publish(own);
 	for (int i = 0; i < own->nic.gpu_count; i++) {
-		try_gpu(&work->verbs, pd, cuda, &cuda->devices[i], &own->nic.gpus[i]);
+		gpu_try(&work->verbs, pd, cuda, &cuda->devices[i], &own->nic.gpus[i]);
 		own->nic.gpus[i].late = work->move;
-		publish(own);
+		nic_publish(own);
 	}
 }
 
-static void *ask_nic(void *arg)
+static void *nic_ask(void *arg)
 {
 	struct nic_work *own = arg;
 	const struct work *work = own->work;
@@ -211,21 +211,21 @@ static void *ask_nic(void *arg)
 
 	if (!context) {
 		own->nic.late = false;
-		publish(own);
+		nic_publish(own);
 		return NULL;
 	}
-	pd = ask_device(own, context);
+	pd = nic_ask_device(own, context);
 	if (pd && work->memory)
-		try_gpus(own, pd);
+		nic_try_gpus(own, pd);
 	if (pd)
 		work->verbs.dealloc_pd(pd);
 	work->verbs.close_device(context);
 	if (own->nic.gpu_count && work->move)
-		doctor_move(&own->nic, work->until, publish, own);
+		doctor_move(&own->nic, work->until, nic_publish, own);
 	return NULL;
 }
 
-static void start_cuda(struct work *work)
+static void work_start_cuda(struct work *work)
 {
 	struct wh_cuda *cuda = NULL;
 
@@ -240,7 +240,7 @@ static void start_cuda(struct work *work)
 	pthread_mutex_unlock(&work->lock);
 }
 
-static void ask_nics(struct work *work, void **list, int count)
+static void work_ask_nics(struct work *work, void **list, int count)
 {
 	struct nic_work *all = calloc((size_t)count + 1, sizeof(*all));
 
@@ -262,9 +262,9 @@ static void ask_nics(struct work *work, void **list, int count)
 	work->facts.known = true;
 	pthread_mutex_unlock(&work->lock);
 	for (int i = 0; i < count; i++)
-		all[i].started = !pthread_create(&all[i].thread, NULL, ask_nic, &all[i]);
+		all[i].started = !pthread_create(&all[i].thread, NULL, nic_ask, &all[i]);
 	if (count && work->memory)
-		start_cuda(work);
+		work_start_cuda(work);
 	for (int i = 0; i < count; i++)
 		if (all[i].started)
 			pthread_join(all[i].thread, NULL);
@@ -272,7 +272,7 @@ static void ask_nics(struct work *work, void **list, int count)
 	free(all);
 }
 
-static void no_verbs(struct work *work, int error, const char *why)
+static void work_fail(struct work *work, int error, const char *why)
 {
 	pthread_mutex_lock(&work->lock);
 	work->facts.known = true;
@@ -281,10 +281,10 @@ static void no_verbs(struct work *work, int error, const char *why)
 	pthread_mutex_unlock(&work->lock);
 }
 
-static void ask_verbs(void *arg)
+static void work_run(void *arg)
 {
 	struct work *work = arg;
-	/* Not closed: its drivers leave threads and handlers behind. */
+	/* Never closed: its drivers leave threads and handlers behind. */
 	void *library = dlopen("libibverbs.so.1", RTLD_NOW | RTLD_LOCAL), **list;
 	char why[256];
 	int count = 0, error;
@@ -292,11 +292,12 @@ static void ask_verbs(void *arg)
 	if (!library) {
 		const char *text = dlerror();
 
-		no_verbs(work, ENOENT, text ? text : "dlopen failed");
+		work_fail(work, ENOENT, text ? text : "dlopen failed");
 		return;
 	}
-	if (!load_verbs(library, &work->verbs)) {
-		no_verbs(work, ELIBBAD, "libibverbs.so.1 lacks functions: it is none");
+	if (!verbs_load(library, &work->verbs)) {
+		work_fail(work, ELIBBAD,
+			  "libibverbs.so.1 lacks functions of libibverbs: is it another library?");
 		return;
 	}
 	errno = 0;
@@ -304,17 +305,16 @@ static void ask_verbs(void *arg)
 	if (!list) {
 		error = errno ? errno : ENODEV;
 		snprintf(why, sizeof(why), "ibv_get_device_list: %s", strerror(error));
-		no_verbs(work, error, why);
+		work_fail(work, error, why);
 		return;
 	}
-	ask_nics(work, list, count);
+	work_ask_nics(work, list, count);
 	work->verbs.free_device_list(list);
 }
 
-/* ---- recorded ---------------------------------------------------------------------------------
- */
+/* ---- recorded trees -------------------------------------------------------------------------- */
 
-static void read_gpu(const char *line, const char *address, struct verbs_fact *nic)
+static void verbs_read_gpu(const char *line, const char *address, struct verbs_fact *nic)
 {
 	const char *why = strstr(line, " why=");
 	struct gpu_fact *gpu = &nic->gpus[nic->gpu_count];
@@ -331,8 +331,8 @@ static void read_gpu(const char *line, const char *address, struct verbs_fact *n
 	snprintf(gpu->why, sizeof(gpu->why), "%s", why ? why + strlen(" why=") : "");
 }
 
-/* "port 2 mtu=4096 mtu_most=4096": of the NIC that was named last. */
-static bool read_port(const char *line, struct verbs_fact *nic)
+/* "port 2 mtu=4096 mtu_most=4096", of the NIC named last. False: another line. */
+static bool verbs_read_port(const char *line, struct verbs_fact *nic)
 {
 	unsigned port;
 
@@ -345,7 +345,7 @@ static bool read_port(const char *line, struct verbs_fact *nic)
 	return true;
 }
 
-static void read_verbs_line(const char *line, void *arg)
+static void verbs_read_line(const char *line, void *arg)
 {
 	struct verbs_facts *out = arg;
 	struct verbs_fact *nic;
@@ -358,10 +358,10 @@ static void read_verbs_line(const char *line, void *arg)
 		return;
 	}
 	if (sscanf(line, "gpu %19s", address) == 1 && out->count) {
-		read_gpu(line, address, &out->nics[out->count - 1]);
+		verbs_read_gpu(line, address, &out->nics[out->count - 1]);
 		return;
 	}
-	if (out->count && read_port(line, &out->nics[out->count - 1]))
+	if (out->count && verbs_read_port(line, &out->nics[out->count - 1]))
 		return;
 	if (out->count == FACTS_NICS)
 		return;
@@ -376,14 +376,14 @@ static void read_verbs_line(const char *line, void *arg)
 	out->count++;
 }
 
-static void record_gpu(FILE *file, const struct gpu_fact *gpu)
+static void verbs_record_gpu(FILE *file, const struct gpu_fact *gpu)
 {
 	fprintf(file, "gpu %s exported=%d registered=%d peermem=%d moved=%d%s%s%s\n", gpu->address,
 		gpu->exported, gpu->registered, gpu->peermem, gpu->moved,
 		gpu->late ? " late=1" : "", *gpu->why ? " why=" : "", gpu->why);
 }
 
-static void record_verbs(const struct wh_tree *tree, const struct verbs_facts *facts)
+static void verbs_record(const struct wh_tree *tree, const struct verbs_facts *facts)
 {
 	FILE *file = facts->known ? facts_file(tree, "verbs.txt") : NULL;
 
@@ -403,7 +403,7 @@ static void record_verbs(const struct wh_tree *tree, const struct verbs_facts *f
 				fprintf(file, "port %d mtu=%d mtu_most=%d\n", k + 1, nic->mtu[k],
 					nic->mtu_most[k]);
 		for (int k = 0; k < nic->gpu_count; k++)
-			record_gpu(file, &nic->gpus[k]);
+			verbs_record_gpu(file, &nic->gpus[k]);
 	}
 	fclose(file);
 }
@@ -416,7 +416,7 @@ bool facts_verbs(const struct wh_tree *tree, bool memory, bool move, double seco
 
 	memset(out, 0, sizeof(*out));
 	if (!wh_tree_is_live(tree)) {
-		out->known = facts_lines(tree, "/verbs.txt", read_verbs_line, out);
+		out->known = facts_lines(tree, "/verbs.txt", verbs_read_line, out);
 		return true;
 	}
 	work = calloc(1, sizeof(*work));
@@ -427,12 +427,12 @@ bool facts_verbs(const struct wh_tree *tree, bool memory, bool move, double seco
 			       .move = move,
 			       .cuda_answered = PTHREAD_COND_INITIALIZER,
 			       .until = facts_now() + seconds };
-	ended = bounded(ask_verbs, work, seconds);
+	ended = bounded(work_run, work, seconds);
 	pthread_mutex_lock(&work->lock);
 	*out = work->facts;
 	pthread_mutex_unlock(&work->lock);
 	if (ended)
 		free(work);
-	record_verbs(tree, out);
+	verbs_record(tree, out);
 	return ended;
 }

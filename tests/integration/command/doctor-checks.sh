@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Every check of wherry doctor on small machines made of files: one on which all is well, and for
-# each check one on which it is not, and one on which it cannot be told.
+# Every check of wherry doctor on small machines made of files: a healthy one, and for each check one
+# with a problem and one that does not show enough to decide.
 set -u
 wherry=$TEST_COMMAND
 # shellcheck source=tests/cases.sh
@@ -24,7 +24,7 @@ remove() # PATH...
 	done
 }
 
-# What cannot be read, also by root: a link to itself, or a folder.
+# Make a path unreadable, for root too: a link to itself.
 spoil() # PATH
 {
 	remove "$1"
@@ -200,7 +200,7 @@ doctor() # ARGUMENTS...; on the case's tree
 	status=$?
 }
 
-# The check's verdict and evidence are these.
+# Run one check and expect this verdict and text.
 expect() # ID VERDICT TEXT
 {
 	local want
@@ -222,7 +222,7 @@ expect() # ID VERDICT TEXT
 	fi
 }
 
-# A machine with a change, and what a check then says.
+# Change a machine, and expect a check to find this.
 case_of() # ID VERDICT TEXT COMMAND...
 {
 	local id=$1 word=$2 text=$3
@@ -268,7 +268,7 @@ put /cuda.txt "error 100 no GPU that CUDA can use"
 doctor --color never
 [ $status = 0 ]
 verdict "a machine without GPU and NIC" $?
-# What is not there is said once, and of which checks; those of another kind speak for themselves.
+# Missing hardware is reported once, with the checks that it concerns.
 absent=$(grep -c -E '^(driver|gpu|pci|numa|nic|window)\.|^cgroup.rdma$' <<<"$checks")
 tr -s ' \n' ' ' <out | grep -q -F "INFO $absent checks no NVIDIA GPU here; no RDMA NIC here (driver, gpu, pci, numa, nic, window, cgroup.rdma)" &&
 	! grep -q -E '^INFO +(driver|gpu|pci|numa|nic|window)\.' out && grep -q '^PASS *cgroup.memory' out &&
@@ -318,7 +318,7 @@ case_of driver.nvml FAIL "no NVML" remove /lib
 case_of driver.nvml UNKNOWN "no permission" put /nvml.txt "nvmlInit : 4"
 case_of driver.nvml UNKNOWN "did not answer in time" put /nvml.txt "delay : 0 7000"
 case_of gpu.health FAIL "GPU is lost" lost
-case_of gpu.health FAIL "recovery action 1" nvml 'nvmlDeviceGetFieldValues 0 230' \
+case_of gpu.health FAIL "requests recovery action 1" nvml 'nvmlDeviceGetFieldValues 0 230' \
 	'nvmlDeviceGetFieldValues 0 230 * : 0 1'
 case_of gpu.health UNKNOWN "NVML cannot be asked" remove /lib
 case_of gpu.files FAIL "nvidia-uvm: No such file" remove /dev/nvidia-uvm
@@ -361,43 +361,43 @@ nvmlDeviceGetHandleByIndex 1 : 0
 nvmlDeviceGetPciInfo 1 : 0 0x0 0x44 0x0 0x233510de
 nvmlDeviceGetName 1 : 0 NVIDIA L4"
 }
-case_of cuda.order WARN "counts the fastest GPU first" two_kinds
+case_of cuda.order WARN "CUDA numbers the fastest GPU first" two_kinds
 
-case_of pci.link WARN "x8, and could be" put "$gpu/current_link_width" 8
-# GPUs slow their links down while they are idle: only one that is slow under load is bad.
+case_of pci.link WARN "x8, but supports" put "$gpu/current_link_width" 8
+# An idle GPU slows its links down: only a link that is slow under load is a problem.
 idle() # LINES
 {
 	put "$gpu/current_link_speed" "2.5 GT/s PCIe"
 	[ -z "$1" ] || put /links.txt "$1"
 }
 loaded="gpu 0000:11:00.0 error=0 generation=-1 width=-1 why="
-case_of pci.link UNKNOWN "2.5 GT/s x16 of 32 GT/s x16; the GPU may be idle, and nothing could be copied: the recording" \
+case_of pci.link UNKNOWN "runs at 2.5 GT/s x16 of 32 GT/s x16; the GPU may be idle, and nothing could be copied: the recorded tree has no line for it" \
 	idle ""
 case_of pci.link UNKNOWN "nothing could be copied: no CUDA driver" idle \
 	"gpu 0000:11:00.0 error=19 generation=-1 width=-1 why=no CUDA driver"
-case_of pci.link PASS "GPU0: 32 GT/s x16 while it copies, 2.5 GT/s x16 idle" idle "$loaded
+case_of pci.link PASS "GPU0: 32 GT/s x16 while the GPU copies, 2.5 GT/s x16 idle" idle "$loaded
 link 0000:11:00.0 speed=32.0 width=16"
-case_of pci.link WARN "the link of 0000:11:00.0 is 8 GT/s x16 while the GPU copies, and could be 32 GT/s x16" idle \
+case_of pci.link WARN "the link of 0000:11:00.0 runs at 8 GT/s x16 while the GPU copies, but supports 32 GT/s x16" idle \
 	"$loaded
 link 0000:11:00.0 speed=8.0 width=16"
 slow_nic()
 {
 	put "$nic/current_link_speed" "16.0 GT/s PCIe"
 }
-case_of pci.link WARN "mlx5_0: the link of 0000:12:00.0 is 16 GT/s x16, and could be 32 GT/s x16" slow_nic
+case_of pci.link WARN "mlx5_0: the link of 0000:12:00.0 runs at 16 GT/s x16, but supports 32 GT/s x16" slow_nic
 case_of pci.link WARN "NVML says x4 of x16" nvml 'nvmlDeviceGetCurrPcieLinkWidth 0' \
 	'nvmlDeviceGetCurrPcieLinkWidth 0 : 0 4'
 no_link()
 {
 	remove "$nic"/{current,max}_link_{speed,width} "${nic%/*}"/{current,max}_link_{speed,width}
 }
-case_of pci.link UNKNOWN "the link of 0000:12:00.0 is not known" no_link
+case_of pci.link UNKNOWN "the link of 0000:12:00.0 is unknown" no_link
 case_of pci.acs WARN "0000:10:01.0, above GPU0" config "${gpu%/*}" '\x10' '\x1d' 4096
 case_of pci.acs UNKNOWN "no more than 256 bytes" config "${nic%/*}" '\x10' '\x11' 64
 case_of pci.acs UNKNOWN "No such file" remove "${nic%/*}/config"
 case_of pci.relaxed WARN "mlx5_0 (0000:12:00.0): off" config "$nic" '\x00' '\x11' 4096
 case_of pci.relaxed UNKNOWN "does not show it" config "$gpu" '\x10' '\x11' 64
-case_of pci.iommu WARN "translated (DMA-FQ)" put /sys/kernel/iommu_groups/11/type DMA-FQ
+case_of pci.iommu WARN "translates every address (DMA-FQ)" put /sys/kernel/iommu_groups/11/type DMA-FQ
 case_of pci.iommu UNKNOWN "mlx5_0 is in no group" remove "$nic/iommu_group"
 case_of pci.iommu UNKNOWN "No such file" remove /sys/kernel/iommu_groups/12/type
 no_iommu()
@@ -407,7 +407,7 @@ no_iommu()
 case_of pci.iommu PASS "no IOMMU" no_iommu
 case_of numa.affinity WARN "CPUs 0-7 are near it, this process runs on 8-15" put \
 	/proc/self/status "Cpus_allowed_list: 8-15"
-case_of numa.affinity UNKNOWN "of this process are not known" remove /proc/self/status
+case_of numa.affinity UNKNOWN "of this process are unknown" remove /proc/self/status
 second_node()
 {
 	put /sys/devices/system/node/node1/cpulist 8-15
@@ -424,14 +424,14 @@ no_node()
 	only_node
 	remove /sys/devices/system/node
 }
-case_of numa.affinity PASS "GPU0: CPUs 0-7, its NUMA node is not known" no_node
+case_of numa.affinity PASS "GPU0: CPUs 0-7, NUMA node unknown" no_node
 no_node_elsewhere()
 {
 	no_node
 	put /proc/self/status "Cpus_allowed_list: 8-15"
 }
 case_of numa.affinity WARN "taskset -c 0-7" no_node_elsewhere
-case_of numa.affinity WARN "does not say which NUMA node" second_node
+case_of numa.affinity WARN "does not name its NUMA node" second_node
 
 case_of nic.port FAIL "no port is active" put "$port/state" "1: DOWN"
 second_nic()
@@ -442,8 +442,8 @@ second_nic()
 	put "$pci/0000:10:03.0/infiniband/mlx5_1/ports/1/state" "1: DOWN"
 }
 case_of nic.port WARN "mlx5_1: DOWN" second_nic
-case_of nic.port UNKNOWN "its state is not known" remove "$port/state"
-case_of nic.port PASS "mlx5_0: active, its rate is not known" remove "$port/rate"
+case_of nic.port UNKNOWN "mlx5_0: state unknown" remove "$port/state"
+case_of nic.port PASS "mlx5_0: active, rate unknown" remove "$port/rate"
 # A second port of the NIC.
 two_ports() # COMMAND...
 {
@@ -457,7 +457,7 @@ case_of nic.port WARN "mlx5_0:2: DOWN" two_ports put "${port%1}2/state" "1: DOWN
 case_of nic.mtu WARN "mlx5_0:2: 1024 bytes" two_ports true
 case_of nic.gid FAIL "mlx5_0:2: no GID for RoCE v2" two_ports remove "${port%1}2/gid_attrs/types/1" \
 	"${port%1}2/gid_attrs/types/3"
-case_of nic.gid PASS "mlx5_0:2: InfiniBand needs none" two_ports put "${port%1}2/link_layer" InfiniBand
+case_of nic.gid PASS "mlx5_0:2: InfiniBand needs no RoCE v2 GID" two_ports put "${port%1}2/link_layer" InfiniBand
 second_interface()
 {
 	put "${port%1}1/gid_attrs/ndevs/0" eth2
@@ -466,9 +466,9 @@ second_interface()
 }
 case_of nic.flow WARN "mlx5_0:2: neither ECN nor PFC" two_ports second_interface
 case_of nic.counters WARN "mlx5_0:2: out_of_sequence 3" two_ports put "${port%1}2/hw_counters/out_of_sequence" 3
-case_of nic.mtu WARN "1024 bytes, and could be 4096" verbs "dma_buf=9 mtu=1024 mtu_most=4096"
+case_of nic.mtu WARN "1024 bytes; the port supports 4096" verbs "dma_buf=9 mtu=1024 mtu_most=4096"
 case_of nic.mtu UNKNOWN "mlx5_0: no answer in time" verbs "dma_buf=-1 mtu=-1 mtu_most=-1 late=1"
-case_of nic.mtu UNKNOWN "does not tell" remove /verbs.txt
+case_of nic.mtu UNKNOWN "libibverbs does not report the MTU" remove /verbs.txt
 case_of nic.gid PASS "index 3" true
 only_v1()
 {
@@ -476,8 +476,8 @@ only_v1()
 	put "$port/gid_attrs/types/1" "IB/RoCE v1"
 }
 case_of nic.gid FAIL "no GID for RoCE v2" only_v1
-case_of nic.gid UNKNOWN "its table of GIDs" remove "$port/gid_attrs"
-case_of nic.gid PASS "InfiniBand needs none" put "$port/link_layer" InfiniBand
+case_of nic.gid UNKNOWN "cannot read the GID table" remove "$port/gid_attrs"
+case_of nic.gid PASS "InfiniBand needs no RoCE v2 GID" put "$port/link_layer" InfiniBand
 lossy()
 {
 	put "$nic/net/eth2/ecn/roce_np/enable/3" 0
@@ -487,7 +487,7 @@ case_of nic.flow WARN "neither ECN nor PFC" lossy
 case_of nic.flow UNKNOWN "does not show PFC and ECN" remove "$nic/net/eth2/ecn" "$nic/net/eth2/qos"
 case_of nic.counters WARN "out_of_sequence 17" put "$port/hw_counters/out_of_sequence" 17
 case_of nic.counters INFO "there was congestion" put "$port/hw_counters/np_cnp_sent" 5
-case_of nic.counters UNKNOWN "no hw_counters" remove "$port/hw_counters"
+case_of nic.counters UNKNOWN "no known hw_counters" remove "$port/hw_counters"
 # Other drivers' names for them.
 counters_of() # FOLDER NAME VALUE
 {
@@ -500,7 +500,7 @@ case_of nic.counters WARN "mlx5_0: retrans_pkts 4" counters_of "$port/hw_counter
 case_of nic.counters WARN "mlx5_0: rcvd_seq_err 4" counters_of "$port/hw_counters" rcvd_seq_err 4
 case_of nic.counters INFO "mlx5_0: rx_cnp_pkts 4: there" counters_of "$port/hw_counters" rx_cnp_pkts 4
 case_of nic.counters WARN "mlx5_0: rq_num_oos 4" counters_of "$nic/infiniband/mlx5_0/hw_counters" rq_num_oos 4
-case_of nic.counters UNKNOWN "no hw_counters that are known" counters_of "$port/hw_counters" lifespan 10
+case_of nic.counters UNKNOWN "no known hw_counters" counters_of "$port/hw_counters" lifespan 10
 case_of nic.files FAIL "no /dev/infiniband/uverbs" remove /dev/infiniband
 case_of nic.files UNKNOWN "uverbs0: Too many levels" spoil /dev/infiniband/uverbs0
 case_of nic.dmabuf WARN "Operation not supported" verbs "dma_buf=95 mtu=4096 mtu_most=4096"
@@ -509,7 +509,7 @@ case_of nic.dmabuf UNKNOWN "libibverbs did not answer" remove /verbs.txt
 case_of nic.gpu FAIL "plain ibv_reg_mr()" verbs "dma_buf=9" "exported=0 registered=14"
 case_of nic.gpu FAIL "exports no dma-buf" verbs "dma_buf=9" "exported=95 registered=-1"
 case_of nic.gpu UNKNOWN "could not be tried" verbs "dma_buf=9" "exported=-1 registered=-1"
-case_of nic.gpu UNKNOWN "0000:11:00.0 with mlx5_0: there was no time for it" verbs "dma_buf=9" \
+case_of nic.gpu UNKNOWN "0000:11:00.0 with mlx5_0: not tried, out of time" verbs "dma_buf=9" \
 	"exported=0 registered=0 peermem=14 moved=-1 late=1"
 slow_nic()
 {
@@ -527,9 +527,9 @@ case_of nic.peermem UNKNOWN "not all NICs and GPUs answered" slow_cuda /sys/modu
 case_of nic.gpu UNKNOWN "no pair" remove /verbs.txt
 case_of nic.gpu PASS "mlx5_0 writes and reads" verbs "dma_buf=9" "exported=0 registered=0 peermem=14 moved=0"
 case_of nic.gpu PASS "(peermem)" verbs "dma_buf=95" "exported=0 registered=95 peermem=0 moved=0"
-case_of nic.gpu FAIL "does not move it: Input/output error: status 12" verbs "dma_buf=9" \
+case_of nic.gpu FAIL "but transfers fail: Input/output error: status 12" verbs "dma_buf=9" \
 	"exported=0 registered=0 peermem=14 moved=5 why=status 12"
-case_of nic.gpu WARN "moves nothing at all: mlx5_0:1 is not active" verbs "dma_buf=9" \
+case_of nic.gpu WARN "cannot even transfer host memory: mlx5_0:1 is not active" verbs "dma_buf=9" \
 	"exported=0 registered=0 peermem=14 moved=-1 why=mlx5_0:1 is not active"
 no_peermem()
 {
@@ -538,7 +538,7 @@ no_peermem()
 }
 case_of nic.peermem WARN "neither nvidia-peermem nor dma-buf" no_peermem
 case_of nic.peermem INFO "not needed" no_peermem dma_buf=9
-case_of nic.peermem PASS "takes addresses of 0000:11:00.0" verbs "dma_buf=95" \
+case_of nic.peermem PASS "registers addresses of 0000:11:00.0" verbs "dma_buf=95" \
 	"exported=0 registered=95 peermem=0 moved=0"
 case_of nic.peermem UNKNOWN "Too many levels" spoil /sys/module/nvidia_peermem
 
@@ -601,15 +601,15 @@ pool() # RESERVED FREE OVERCOMMIT TRANSPARENT
 	put /sys/kernel/mm/hugepages/hugepages-2048kB/nr_overcommit_hugepages "$3"
 	put /sys/kernel/mm/transparent_hugepage/enabled "$4"
 }
-# The pool is not all: there is always memory of this kind.
+# An empty pool is no warning: such memory then has transparent huge pages, or small ones.
 case_of mem.huge INFO "no page of 2 MiB is reserved: memory of the kind 'huge' gets transparent huge pages" \
 	pool 0 0 0 "always [madvise] never"
 case_of mem.huge INFO "no page of 2 MiB is free: memory of the kind 'huge' gets transparent huge pages" \
 	pool 8 0 0 "[always] madvise never"
-case_of mem.huge INFO "is of small pages" pool 0 0 0 "always madvise [never]"
+case_of mem.huge INFO "has small pages" pool 0 0 0 "always madvise [never]"
 case_of mem.huge PASS "512 pages of 2 MiB are reserved, 3 of them free" pool 512 3 0 "always madvise [never]"
-case_of mem.huge PASS "up to 7 more are made" pool 0 0 7 "always madvise [never]"
-# Pages of 1 GiB are not what the kind is of.
+case_of mem.huge PASS "up to 7 more are allocated on demand" pool 0 0 7 "always madvise [never]"
+# Pages of 1 GiB do not count.
 other_sizes()
 {
 	remove /sys/kernel/mm/hugepages/hugepages-2048kB
@@ -628,7 +628,7 @@ nearly_full()
 case_of cgroup.memory WARN "1023 MiB of 1 GiB" nearly_full 1073000000
 case_of cgroup.memory INFO "512 MiB of 1 GiB" nearly_full 536870912
 case_of cgroup.memory UNKNOWN "memory.max: No such file" remove /sys/fs/cgroup/pod/memory.max
-# What it is in has a limit; it has none of its own.
+# The group has no limit, but the group above has one.
 parent_full() # USED
 {
 	put /proc/self/cgroup 0::/outer/pod
@@ -638,7 +638,7 @@ parent_full() # USED
 }
 case_of cgroup.memory WARN "1023 MiB of 1 GiB are used in /sys/fs/cgroup/outer" parent_full 1073000000
 case_of cgroup.memory INFO "512 MiB of 1 GiB are used in /sys/fs/cgroup/outer" parent_full 536870912
-case_of cgroup.memory UNKNOWN "what is used is not known" parent_full ""
+case_of cgroup.memory UNKNOWN "usage unknown" parent_full ""
 first_version() # GROUP LIMIT
 {
 	put /proc/self/cgroup "12:cpuset:/
@@ -654,7 +654,7 @@ case_of cgroup.memory PASS "no limit" first_version outer 9223372036854771712
 case_of cgroup.memory WARN "1023 MiB of 1 GiB are used in /sys/fs/cgroup/memory/outer/pod" first_version \
 	outer/pod 1073741824
 case_of cgroup.memory WARN "are used in /sys/fs/cgroup/memory/outer" first_version outer 1073741824
-# A container sees its own group as the topmost one.
+# A container may see its own group as the topmost one.
 contained()
 {
 	first_version . 1073741824
@@ -682,7 +682,7 @@ case_of lib.crypto UNKNOWN "no crypto.txt" remove /crypto.txt
 case_of lib.crypto UNKNOWN "no crypto.txt" put /crypto.txt "what is this"
 case_of lib.verbs WARN "cannot open shared object" put /verbs.txt \
 	"error 2 libibverbs.so.1: cannot open shared object file"
-case_of lib.verbs WARN "ibverbs-providers" put /verbs.txt "error 80 libibverbs.so.1 lacks functions: it is none"
+case_of lib.verbs WARN "ibverbs-providers" put /verbs.txt "error 80 libibverbs.so.1 lacks functions of libibverbs"
 case_of lib.verbs WARN "modprobe ib_uverbs" put /verbs.txt "error 38 ibv_get_device_list: Function not implemented"
 no_nic_no_library()
 {

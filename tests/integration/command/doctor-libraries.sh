@@ -29,8 +29,8 @@ doctor() # ARGUMENTS...
 	[ $status -le 2 ]
 }
 
-# Libraries that are no libraries, as a machine has them that lacks them: the command itself is linked with
-# OpenSSL, so what it would say without is in doctor-checks.
+# Empty files in place of libraries stand for a machine that lacks them. The command itself is linked with
+# OpenSSL, so doctor-checks tests a missing OpenSSL.
 doctor --only lib.crypto && [ $status = 0 ] && grep -q '^PASS *lib.crypto' out && holds record/crypto.txt HMAC-SHA-256
 verdict "OpenSSL is there" $?
 mkdir none && : >none/libibverbs.so.1
@@ -53,11 +53,11 @@ refuses() # STEPS REASON
 }
 FAKE_CUDA_DEVICES=1 FAKE_VERBS=one FAKE_VERBS_DMABUF=95 doctor &&
 	refuses "exported=0 registered=95 peermem=14 moved=95" "peermem: Bad address"
-verdict "a NIC that takes no dma-buf" $?
+verdict "a NIC that registers no dma-buf" $?
 FAKE_CUDA_DEVICES=1 FAKE_VERBS=one FAKE_VERBS_DMABUF=95 FAKE_VERBS_PEERMEM=1 doctor &&
 	holds record/verbs.txt "nic one dma_buf=95 mtu=1024 mtu_most=4096" \
 		"gpu 0000:1b:00.0 exported=0 registered=95 peermem=0 moved=0"
-verdict "a NIC that takes addresses, with nvidia-peermem" $?
+verdict "a NIC that registers addresses, with nvidia-peermem" $?
 FAKE_CUDA_DEVICES=1 FAKE_VERBS=one FAKE_CUDA_FAIL=cuMemGetHandleForAddressRange:0:801 doctor &&
 	refuses "exported=95 registered=-1 peermem=14 moved=95" "dmabuf: CUDA_ERROR_NOT_SUPPORTED"
 verdict "a GPU that exports no dma-buf" $?
@@ -166,7 +166,7 @@ doctor --only driver.nvml,gpu.health
 [ $status = 2 ] && grep -q '^PASS *driver.nvml' out && tr -s ' \n' ' ' <out | grep -q 'GPU is lost'
 verdict "a GPU that is lost" $?
 
-# A GPU whose link is slow is looked at again while something is copied.
+# The links of a GPU that seem slow are watched while the GPU copies.
 link() # GENERATION-UNDER-LOAD VERDICT TEXT
 {
 	cat >link.txt <<-NVML
@@ -181,12 +181,12 @@ link() # GENERATION-UNDER-LOAD VERDICT TEXT
 	NVML
 	FAKE_NVML=$PWD/link.txt doctor --only pci.link && tr -s ' \n' ' ' <out | grep -q "^$2 pci.link $3"
 }
-link 5 PASS "GPU0: PCIe 5 x16 while it copies" && [ $status = 0 ] &&
+link 5 PASS "GPU0: PCIe 5 x16 while the GPU copies" && [ $status = 0 ] &&
 	grep -qx 'gpu 0000:1b:00.0 error=0 generation=5 width=16 why=' record/links.txt
 verdict "a link that is slow while the GPU is idle" $?
-link 3 WARN "GPU0: NVML says PCIe 3 of 5 while it copies" && [ $status = 1 ]
+link 3 WARN "GPU0: NVML says PCIe 3 of 5 while the GPU copies" && [ $status = 1 ]
 verdict "a link that is slow while the GPU copies" $?
-FAKE_CUDA_FAIL=cuMemAlloc_v2:0:2 link 5 UNKNOWN "GPU0: NVML says PCIe 1 of 5; it may be idle, and nothing could be copied: .*OUT_OF_MEMORY" &&
+FAKE_CUDA_FAIL=cuMemAlloc_v2:0:2 link 5 UNKNOWN "GPU0: NVML says PCIe 1 of 5; the GPU may be idle, and nothing could be copied: .*OUT_OF_MEMORY" &&
 	[ $status = 0 ]
 verdict "a link that is slow, and nothing can be copied" $?
 took=$(quiet_seconds)
@@ -196,7 +196,7 @@ verdict "a link that is slow, and CUDA hangs" $?
 opens "cuda nvidia-ml " --only pci.link
 verdict "--only pci.link starts CUDA for a link that is slow" $?
 
-# Windows are opened for real, and say why where they are not.
+# Windows are opened for real; a failure has its reason.
 sanitizer=$(ldd "$wherry" | grep -o '/[^ ]*/lib[at]san[^ ]*' | head -n 1)
 windows=${sanitizer:+$sanitizer:}$TEST_BUILD/tests/fake/libfake-nvidia.so
 FAKE_NVML=$TEST_SOURCE/tests/fake/nvml/broken.txt FAKE_NVIDIA_CUDA=$TEST_CUDA LD_PRELOAD=$windows \
