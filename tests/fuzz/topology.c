@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A saved topology: what is taken is worked through in every way, and is the same when it is saved
  * again. */
+#include "../../tools/field.c"
 #include "../../tools/output.c"
 #include "../../tools/topo/json.c"
 #include "../../tools/topo/text.c"

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What wherry top asks NVML, and how often: the time is the test's, and the fake counts the calls.
  */
+#include "../../tools/field.c"
 #include "../../tools/output.c"
 #include "../../tools/top/fields.c"
 #include "../../tools/top/gpus.c"
+#include "../../tools/top/tables.c"
 
 /* What the rest of the command does is not of interest here. Before cmocka's fail(). */
 int fail(int error, const char *format, ...)
@@ -265,13 +267,13 @@ static void why__as_the_numbers(void **state)
 	take(&m, 3, 1);
 	for (size_t i = 0; i < 2; i++) {
 		for (size_t k = 0; k < gpus->field_count; k++) {
-			const struct field *field = &gpus->fields[k];
+			const struct top_field *field = &gpus->fields[k];
 			const char *row = (const char *)&m.sample->gpus[i];
-			json_t *value = field_to_json(row, field);
+			json_t *value = value_to_json(row, field);
 
 			if (field->why)
 				assert_int_equal(json_is_null(value),
-						 reason_of(row, field) != NULL);
+						 field_reason(gpus, row, k) != NULL);
 			json_decref(value);
 		}
 	}

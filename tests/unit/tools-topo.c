@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Distances and expectations on machines made here, and topologies as JSON. */
+#include "../../tools/field.c"
 #include "../../tools/output.c"
 #include "../../tools/topo/json.c"
 #include "../../tools/topo/text.c"

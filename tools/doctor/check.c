@@ -181,8 +181,8 @@ static void check_ports(const struct doctor *doctor, const struct check *check,
 	if (wh_tree_list(&doctor->tree, folder, &names))
 		names = (struct wh_tree_names){ 0 };
 	for (size_t i = 0; i < names.count || !i; i++) {
-		struct nic_port port = port_read(doctor, nic, names.count ? names.name[i] : "1",
-						 names.count <= 1);
+		struct nic_port port =
+			port_read(doctor, nic, names.count ? names.name[i] : "1", names.count <= 1);
 
 		port.first = !i;
 		check_port(doctor, check, &port, finding);

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "field.h"
 #include "output.h"
 #include "topo/topo.h"
 #include "util/text.h"
@@ -16,13 +17,13 @@
 #define ENDS_MOST 512 /* of the matrix, which grows with their square */
 
 enum type {
-	TEXT,
-	NUMBER, /* int; null: negative */
-	FLAG, /* int; null: negative */
-	SAID, /* enum wh_said; null: not */
-	SIZE, /* uint64_t; null: WH_UNKNOWN */
-	REAL, /* double; null: NAN */
-	/* int: an index of another table, below; null: -1 */
+	TEXT = FIELD_TEXT,
+	NUMBER = FIELD_INT,
+	FLAG = FIELD_FLAG,
+	SIZE = FIELD_COUNT,
+	REAL = FIELD_REAL,
+	SAID, /* enum wh_said; unknown: WH_UNSAID */
+	/* int: an index into another table of below; unknown: -1 */
 	OF_PCI,
 	OF_GPUS,
 };
@@ -176,37 +177,20 @@ static const struct column head_columns[] = {
 
 /* ---- to JSON --------------------------------------------------------------------------------- */
 
-static json_t *number_or_null(int value)
-{
-	return value < 0 ? json_null() : json_integer(value);
-}
-
-static json_t *real_or_null(double value)
-{
-	return isfinite(value) ? json_real(value) : json_null();
-}
-
-static json_t *value_of(const struct column *column, const char *row)
+static json_t *column_to_json(const struct column *column, const char *row)
 {
 	const char *at = row + column->offset;
+	enum wh_said said;
 
 	switch (column->type) {
-	case TEXT:
-		return output_text(at);
-	case FLAG:
-		return *(const int *)at < 0 ? json_null() : json_boolean(*(const int *)at);
 	case SAID:
-		return *(const enum wh_said *)at == WH_UNSAID ?
-			       json_null() :
-			       json_boolean(*(const enum wh_said *)at == WH_YES);
-	case SIZE:
-		return *(const uint64_t *)at == WH_UNKNOWN ?
-			       json_null() :
-			       json_integer((json_int_t) * (const uint64_t *)at);
-	case REAL:
-		return real_or_null(*(const double *)(const void *)at);
+		memcpy(&said, at, sizeof(said));
+		return said == WH_UNSAID ? json_null() : json_boolean(said == WH_YES);
+	case OF_PCI:
+	case OF_GPUS:
+		return field_to_json(FIELD_INT, at);
 	default:
-		return number_or_null(*(const int *)at);
+		return field_to_json((enum field_type)column->type, at);
 	}
 }
 
@@ -215,7 +199,7 @@ static json_t *row_to_json(const struct column *columns, size_t count, const cha
 	json_t *object = json_object();
 
 	for (size_t i = 0; i < count; i++)
-		json_object_set_new(object, columns[i].key, value_of(&columns[i], row));
+		json_object_set_new(object, columns[i].key, column_to_json(&columns[i], row));
 	return object;
 }
 
@@ -232,11 +216,11 @@ static json_t *pair_to_json(const struct wh_topology *topology, struct wh_end fr
 	distance = wh_topology_distance(topology, from, to, &links);
 	wh_distance_text(distance, links, word);
 	wh_topology_expect(topology, from, to, &expected);
-	return json_pack("{s:o, s:o, s:o, s:i, s:o, s:o, s:o}", "from", output_text(names[0]), "to",
-			 output_text(names[1]), "distance",
-			 output_text(distance == WH_FAR ? NULL : word), "nvlinks", links, "route",
-			 output_text(expected.route), "expected_gb_per_s",
-			 real_or_null(expected.speed), "limit", output_text(expected.limit));
+	return json_pack(
+		"{s:o, s:o, s:o, s:i, s:o, s:o, s:o}", "from", output_text(names[0]), "to",
+		output_text(names[1]), "distance", output_text(distance == WH_FAR ? NULL : word),
+		"nvlinks", links, "route", output_text(expected.route), "expected_gb_per_s",
+		field_to_json(FIELD_REAL, &expected.speed), "limit", output_text(expected.limit));
 }
 
 /* What follows from the rest, for those who read it. */
@@ -269,7 +253,7 @@ json_t *topo_to_json(const struct wh_topology *topology)
 
 	for (size_t i = 0; i < sizeof(head_columns) / sizeof(head_columns[0]); i++)
 		json_object_set_new(object, head_columns[i].key,
-				    value_of(&head_columns[i], (const char *)topology));
+				    column_to_json(&head_columns[i], (const char *)topology));
 	json_object_set_new(object, "cpu",
 			    row_to_json(cpu_columns, sizeof(cpu_columns) / sizeof(cpu_columns[0]),
 					(const char *)&topology->cpu));
