@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What wherry top knows of NICs, on a tree that changes between two samples. */
+/* NICs in samples of wherry top, on a tree that changes between two samples. */
 #include "../../tools/top/nics.c"
 
 #include "unit.h"

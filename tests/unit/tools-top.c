@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What wherry top asks NVML, and how often: the time is the test's, and the fake counts the calls.
+/* What wherry top asks NVML, and how often: the test sets the time, and the fake counts the calls.
  */
 #include "../../tools/field.c"
 #include "../../tools/output.c"
@@ -7,7 +7,7 @@
 #include "../../tools/top/gpus.c"
 #include "../../tools/top/tables.c"
 
-/* What the rest of the command does is not of interest here. Before cmocka's fail(). */
+/* The command's, before cmocka.h names a macro so. */
 int fail(int error, const char *format, ...)
 {
 	(void)format;
@@ -55,7 +55,7 @@ static void machine_open(struct machine *m, unsigned needs)
 	m->sample->gpu_count = 2;
 	for (int i = 0; i < 2; i++) {
 		m->sample->gpus[i].index = i;
-		forget_gpu(&m->sample->gpus[i]);
+		gpu_forget(&m->sample->gpus[i]);
 	}
 	dlclose(library);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rows of engines, peers and routes from what engines have answered, twice. */
+/* Rows of engines, peers and routes, with rates, from two answers of each engine. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -12,19 +12,18 @@
 
 static const struct wh_observation nothing;
 
-/* For each second; NAN: not known, or peers that were added up have gone. */
-static double rate(uint64_t before, uint64_t after, double seconds)
+/* Growth per second; NAN: unknown, or smaller because merged peers have gone. */
+static double counter_rate(uint64_t before, uint64_t after, double seconds)
 {
 	return after < before || !(seconds > 0) ? (double)NAN : (double)(after - before) / seconds;
 }
 
-/* ---- latencies ---------------------------------------------------------------------------------
- */
+/* ---- latencies ------------------------------------------------------------------------------- */
 
-/* In us: so many of the batches that were timed in between took no longer. Within a bucket they are
- * taken to be spread evenly. */
-static double quantile(const struct wh_latency *before, const struct wh_latency *after,
-		       double share)
+/* A quantile in us of the batches that were timed between two answers. Batches are assumed to be
+ * spread evenly within a bucket. */
+static double latency_quantile(const struct wh_latency *before, const struct wh_latency *after,
+			       double share)
 {
 	uint64_t counts[WH_LATENCY_BUCKETS], all = 0;
 	double wanted, sum = 0;
@@ -40,7 +39,7 @@ static double quantile(const struct wh_latency *before, const struct wh_latency 
 		double low = i ? (double)WH_LATENCY_BOUND(i - 1) : 0,
 		       high = (double)WH_LATENCY_BOUND(i);
 
-		/* The last bucket has no end. */
+		/* The last bucket has no upper bound. */
 		if (i + 1 == WH_LATENCY_BUCKETS)
 			return low / 1e3;
 		if (counts[i] && sum + (double)counts[i] >= wanted)
@@ -54,27 +53,26 @@ struct latencies {
 	double small_p50, small_p99, large_p50, large_p99;
 };
 
-static struct latencies latencies(const struct wh_counters *before, const struct wh_counters *after,
-				  double seconds)
+static struct latencies latencies_between(const struct wh_counters *before,
+					  const struct wh_counters *after, double seconds)
 {
 	if (!(seconds > 0))
 		return (struct latencies){ NAN, NAN, NAN, NAN };
 	return (struct latencies){
-		.small_p50 = quantile(&before->small, &after->small, 0.5),
-		.small_p99 = quantile(&before->small, &after->small, 0.99),
-		.large_p50 = quantile(&before->large, &after->large, 0.5),
-		.large_p99 = quantile(&before->large, &after->large, 0.99),
+		.small_p50 = latency_quantile(&before->small, &after->small, 0.5),
+		.small_p99 = latency_quantile(&before->small, &after->small, 0.99),
+		.large_p50 = latency_quantile(&before->large, &after->large, 0.5),
+		.large_p99 = latency_quantile(&before->large, &after->large, 0.99),
 	};
 }
 
-/* ---- totals of all transports -------------------------------------------------------------------
- */
+/* ---- totals of all transports ---------------------------------------------------------------- */
 
 struct totals {
 	uint64_t read, written, attempts, errors, reroutes;
 };
 
-static struct totals totals(const struct wh_counters *counters)
+static struct totals totals_add(const struct wh_counters *counters)
 {
 	struct totals sum = { 0 };
 
@@ -88,11 +86,11 @@ static struct totals totals(const struct wh_counters *counters)
 	return sum;
 }
 
-/* ---- rows ---------------------------------------------------------------------------------------
- */
+/* ---- rows ------------------------------------------------------------------------------------ */
 
-static void add_routes(const struct wh_observed_peer *now, const struct wh_observed_peer *before,
-		       double seconds, const struct top_peer *peer, struct top_engines *out)
+static void rows_add_routes(const struct wh_observed_peer *now,
+			    const struct wh_observed_peer *before, double seconds,
+			    const struct top_peer *peer, struct top_engines *out)
 {
 	for (unsigned i = 0; i < now->counters.transports; i++) {
 		const struct wh_transport_counters *t = &now->counters.transport[i],
@@ -107,8 +105,8 @@ static void add_routes(const struct wh_observed_peer *now, const struct wh_obser
 		}
 		*route = (struct top_route){
 			.peer_at = out->peer_count,
-			.read = rate(b->read_bytes, t->read_bytes, seconds) / 1e9,
-			.written = rate(b->written_bytes, t->written_bytes, seconds) / 1e9,
+			.read = counter_rate(b->read_bytes, t->read_bytes, seconds) / 1e9,
+			.written = counter_rate(b->written_bytes, t->written_bytes, seconds) / 1e9,
 			.read_bytes = t->read_bytes,
 			.written_bytes = t->written_bytes,
 			.reads = t->reads,
@@ -126,13 +124,13 @@ static void add_routes(const struct wh_observed_peer *now, const struct wh_obser
 	}
 }
 
-static void add_peer(const struct wh_observed_peer *now, const struct wh_observed_peer *before,
-		     double seconds, struct top_engines *out)
+static void rows_add_peer(const struct wh_observed_peer *now, const struct wh_observed_peer *before,
+			  double seconds, struct top_engines *out)
 {
 	static const char *const states[] = { "-", "connected", "lost", "stale" };
 	const struct top_engine *engine = &out->engines[out->engine_count];
-	struct totals sum = totals(&now->counters), last = totals(&before->counters);
-	struct latencies times = latencies(&before->counters, &now->counters, seconds);
+	struct totals sum = totals_add(&now->counters), last = totals_add(&before->counters);
+	struct latencies times = latencies_between(&before->counters, &now->counters, seconds);
 	struct top_peer *peer = &out->peers[out->peer_count];
 
 	if (out->peer_count == TOP_PEERS) {
@@ -142,9 +140,10 @@ static void add_peer(const struct wh_observed_peer *now, const struct wh_observe
 	*peer = (struct top_peer){
 		.engine_at = out->engine_count,
 		.first_route = out->route_count,
-		.read = rate(last.read, sum.read, seconds) / 1e9,
-		.written = rate(last.written, sum.written, seconds) / 1e9,
-		.batch_rate = rate(before->counters.batches, now->counters.batches, seconds),
+		.read = counter_rate(last.read, sum.read, seconds) / 1e9,
+		.written = counter_rate(last.written, sum.written, seconds) / 1e9,
+		.batch_rate =
+			counter_rate(before->counters.batches, now->counters.batches, seconds),
 		.small_p50 = times.small_p50,
 		.small_p99 = times.small_p99,
 		.large_p50 = times.large_p50,
@@ -165,7 +164,7 @@ static void add_peer(const struct wh_observed_peer *now, const struct wh_observe
 	memcpy(peer->name, now->name, sizeof(peer->name));
 	memcpy(peer->address, now->address, sizeof(peer->address));
 	snprintf(peer->state, sizeof(peer->state), "%s", states[now->state < 4 ? now->state : 0]);
-	add_routes(now, before, seconds, peer, out);
+	rows_add_routes(now, before, seconds, peer, out);
 	out->peer_count++;
 }
 
@@ -175,20 +174,21 @@ static void fill_engine(const struct wh_observation *now, const struct wh_observ
 	const struct wh_engine_counters *counters = &now->engine.counters,
 					*old = &before->engine.counters;
 	const struct wh_counters *total = &now->engine.total, *last = &before->engine.total;
-	struct totals sum = totals(total), earlier = totals(last);
-	struct latencies times = latencies(last, total, seconds);
+	struct totals sum = totals_add(total), earlier = totals_add(last);
+	struct latencies times = latencies_between(last, total, seconds);
 
 	*out = (struct top_engine){
 		.pid = (int)now->engine.pid,
 		.uptime = (double)counters->uptime / 1e9,
-		.read = rate(earlier.read, sum.read, seconds) / 1e9,
-		.written = rate(earlier.written, sum.written, seconds) / 1e9,
+		.read = counter_rate(earlier.read, sum.read, seconds) / 1e9,
+		.written = counter_rate(earlier.written, sum.written, seconds) / 1e9,
 		.served_read =
-			rate(old->served_read_bytes, counters->served_read_bytes, seconds) / 1e9,
-		.served_written =
-			rate(old->served_written_bytes, counters->served_written_bytes, seconds) /
+			counter_rate(old->served_read_bytes, counters->served_read_bytes, seconds) /
 			1e9,
-		.batch_rate = rate(last->batches, total->batches, seconds),
+		.served_written = counter_rate(old->served_written_bytes,
+					       counters->served_written_bytes, seconds) /
+				  1e9,
+		.batch_rate = counter_rate(last->batches, total->batches, seconds),
 		.small_p50 = times.small_p50,
 		.small_p99 = times.small_p99,
 		.large_p50 = times.large_p50,
@@ -220,8 +220,7 @@ static void fill_engine(const struct wh_observation *now, const struct wh_observ
 	snprintf(out->epoch, sizeof(out->epoch), "%016" PRIx64, now->engine.epoch);
 }
 
-/* ---- who it was before
- * --------------------------------------------------------------------------- */
+/* ---- the answer before ----------------------------------------------------------------------- */
 
 static const struct wh_observation *engine_before(const struct observed *before,
 						  const struct wh_observed_engine *engine)
@@ -233,10 +232,10 @@ static const struct wh_observation *engine_before(const struct observed *before,
 	return NULL;
 }
 
-/* Its peers with those before, both of which are in observe_merge()'s order. One that is new has
- * moved everything in between. */
-static void add_peers(const struct wh_observation *now, const struct wh_observation *before,
-		      double seconds, struct top_engines *out)
+/* Add an engine's peers. Both answers are in observe_merge()'s order; a new peer has moved all its
+ * bytes since the answer before. */
+static void rows_add_peers(const struct wh_observation *now, const struct wh_observation *before,
+			   double seconds, struct top_engines *out)
 {
 	static const struct wh_observed_peer new_peer;
 	size_t k = 0;
@@ -248,7 +247,7 @@ static void add_peers(const struct wh_observation *now, const struct wh_observat
 		while (k < before->peer_count && observe_order(&before->peers[k], peer) < 0)
 			k++;
 		same = k < before->peer_count && observe_order(&before->peers[k], peer) == 0;
-		add_peer(peer, same ? &before->peers[k] : &new_peer, seconds, out);
+		rows_add_peer(peer, same ? &before->peers[k] : &new_peer, seconds, out);
 	}
 }
 
@@ -273,7 +272,7 @@ void top_engines_rows(const struct observed *now, const struct observed *before,
 		}
 		fill_engine(engine, last ? last : &nothing, passed,
 			    &out->engines[out->engine_count]);
-		add_peers(engine, last ? last : &nothing, passed, out);
+		rows_add_peers(engine, last ? last : &nothing, passed, out);
 		out->left_out += engine->left_out;
 		out->engine_count++;
 	}

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What GPUs are asked, and how often. A question takes a part of a millisecond of the CPU, in the
- * kernel's driver: what cannot change within seconds is not asked each second, what is not shown
- * not at all, and where even that is much, because GPUs are many or their driver slow, all but the
- * first few are asked still less often.
+ * What GPUs are asked, and how often. A question costs a fraction of a millisecond of CPU time in
+ * the kernel's driver. So values that change slowly are asked rarely, values that are not shown
+ * never, and all but the first few still more rarely if there are many GPUs or their driver is
+ * slow.
  */
 #include <errno.h>
 #include <math.h>
@@ -14,19 +14,19 @@
 
 #include "util/error.h"
 
-/* Of one sample, in s of the CPU: under 2 % of a core at one a second, with room for the rest of
- * us. */
+/* CPU time of one sample in s: at one a second, under 2 % of a core together with the rest of the
+ * command. */
 #define COST_MOST 0.014
 #define COST_LITTLE (COST_MOST / 4)
-#define COST_SAMPLES 10 /* that are taken together */
+#define COST_SAMPLES 10 /* averaged */
 #define STRETCH_MOST 8
 
 typedef void question_function(struct wh_nvml *nvml, struct top_gpu *gpu, double seconds);
 
 /* ---- questions ------------------------------------------------------------------------------- */
 
-/* For struct top_why. */
-static uint8_t why(int error)
+/* An errno for struct top_why. */
+static uint8_t errno_byte(int error)
 {
 	return error < -255 ? EIO : (uint8_t)-error;
 }
@@ -39,7 +39,7 @@ static int ask_indexed(struct wh_nvml *nvml, enum wh_nvml_indexed which, const s
 
 	if (!error && value > INT32_MAX)
 		error = -ENODATA;
-	*reason = why(error);
+	*reason = errno_byte(error);
 	return error ? -1 : (int)value;
 }
 
@@ -48,7 +48,7 @@ static double ask_watts(struct wh_nvml *nvml, enum wh_nvml_number which, const s
 {
 	uint32_t value;
 
-	*reason = why(wh_nvml_number(nvml, which, (unsigned)gpu->index, &value));
+	*reason = errno_byte(wh_nvml_number(nvml, which, (unsigned)gpu->index, &value));
 	return *reason ? NAN : value / 1e3;
 }
 
@@ -58,7 +58,7 @@ static void ask_busy(struct wh_nvml *nvml, struct top_gpu *gpu, double seconds)
 
 	(void)seconds;
 	gpu->why.busy = gpu->why.memory_busy =
-		why(wh_nvml_utilisation(nvml, (unsigned)gpu->index, &busy, &memory_busy));
+		errno_byte(wh_nvml_utilisation(nvml, (unsigned)gpu->index, &busy, &memory_busy));
 	gpu->busy = gpu->why.busy ? -1 : (int)busy;
 	gpu->memory_busy = gpu->why.busy ? -1 : (int)memory_busy;
 }
@@ -69,7 +69,7 @@ static void ask_power(struct wh_nvml *nvml, struct top_gpu *gpu, double seconds)
 	gpu->power = ask_watts(nvml, WH_NVML_POWER, gpu, &gpu->why.power);
 }
 
-/* GB/s that a counter of KiB has grown by. */
+/* The rate in GB/s of a counter of KiB. */
 static double link_rate(uint64_t before, uint64_t after, double seconds)
 {
 	return top_rate(before, after, seconds) * 1024 / 1e9;
@@ -83,8 +83,8 @@ static void ask_links(struct wh_nvml *nvml, struct top_gpu *gpu, double seconds)
 	};
 
 	wh_nvml_fields(nvml, (unsigned)gpu->index, fields, 2);
-	gpu->why.link_sent = why(fields[0].error);
-	gpu->why.link_received = why(fields[1].error);
+	gpu->why.link_sent = errno_byte(fields[0].error);
+	gpu->why.link_received = errno_byte(fields[1].error);
 	gpu->link_sent = link_rate(gpu->link_sent_kib, fields[0].value, seconds);
 	gpu->link_received = link_rate(gpu->link_received_kib, fields[1].value, seconds);
 	gpu->link_sent_kib = fields[0].value;
@@ -97,7 +97,7 @@ static void ask_memory(struct wh_nvml *nvml, struct top_gpu *gpu, double seconds
 
 	(void)seconds;
 	gpu->why.memory_used = gpu->why.memory_total =
-		why(wh_nvml_memory(nvml, (unsigned)gpu->index, &memory));
+		errno_byte(wh_nvml_memory(nvml, (unsigned)gpu->index, &memory));
 	gpu->memory_used = memory.used;
 	gpu->memory_total = memory.total;
 }
@@ -133,7 +133,7 @@ static void ask_reasons(struct wh_nvml *nvml, struct top_gpu *gpu, double second
 {
 	(void)seconds;
 	gpu->reasons = WH_UNKNOWN;
-	gpu->why.reasons = why(wh_nvml_reasons(nvml, (unsigned)gpu->index, &gpu->reasons));
+	gpu->why.reasons = errno_byte(wh_nvml_reasons(nvml, (unsigned)gpu->index, &gpu->reasons));
 }
 
 static void ask_bar1(struct wh_nvml *nvml, struct top_gpu *gpu, double seconds)
@@ -142,7 +142,7 @@ static void ask_bar1(struct wh_nvml *nvml, struct top_gpu *gpu, double seconds)
 
 	(void)seconds;
 	gpu->why.bar1_used = gpu->why.bar1_total =
-		why(wh_nvml_bar1(nvml, (unsigned)gpu->index, &memory));
+		errno_byte(wh_nvml_bar1(nvml, (unsigned)gpu->index, &memory));
 	gpu->bar1_used = memory.used;
 	gpu->bar1_total = memory.total;
 }
@@ -160,13 +160,15 @@ static void ask_errors(struct wh_nvml *nvml, struct top_gpu *gpu, double seconds
 
 	(void)seconds;
 	gpu->ecc_corrected = gpu->ecc_uncorrected = WH_UNKNOWN;
-	gpu->why.ecc_corrected = why(wh_nvml_ecc(nvml, index, false, &gpu->ecc_corrected));
-	gpu->why.ecc_uncorrected = why(wh_nvml_ecc(nvml, index, true, &gpu->ecc_uncorrected));
-	gpu->why.pcie_replays = why(wh_nvml_number(nvml, WH_NVML_PCIE_REPLAYS, index, &replays));
+	gpu->why.ecc_corrected = errno_byte(wh_nvml_ecc(nvml, index, false, &gpu->ecc_corrected));
+	gpu->why.ecc_uncorrected =
+		errno_byte(wh_nvml_ecc(nvml, index, true, &gpu->ecc_uncorrected));
+	gpu->why.pcie_replays =
+		errno_byte(wh_nvml_number(nvml, WH_NVML_PCIE_REPLAYS, index, &replays));
 	gpu->pcie_replays = gpu->why.pcie_replays ? WH_UNKNOWN : replays;
 }
 
-/* They change when an administrator changes them. */
+/* Only an administrator changes them. */
 static void ask_limits(struct wh_nvml *nvml, struct top_gpu *gpu, double seconds)
 {
 	(void)seconds;
@@ -176,11 +178,11 @@ static void ask_limits(struct wh_nvml *nvml, struct top_gpu *gpu, double seconds
 		ask_indexed(nvml, WH_NVML_CLOCK_MOST, gpu, 2, &gpu->why.memory_clock_most);
 }
 
-/* Of intervals of up to a second it is so many intervals, else so many seconds, from one time that
- * a question is asked to the next: 1 is each sample. The table in docs/top.md says the same. */
+/* How often each question is asked: every `period` intervals, or every `period` seconds if
+ * intervals are longer than a second; 1: for each sample. docs/top.md has the same table. */
 static const struct {
 	double period;
-	question_function *ask; /* NULL: of all GPUs together */
+	question_function *ask; /* NULL: one question for all GPUs */
 } questions[TOP_QUESTIONS] = {
 	[TOP_BUSY] = { 1, ask_busy },
 	[TOP_POWER] = { 1, ask_power },
@@ -199,7 +201,7 @@ static const struct {
 
 /* ---- GPUs ------------------------------------------------------------------------------------ */
 
-static void forget_gpu(struct top_gpu *gpu)
+static void gpu_forget(struct top_gpu *gpu)
 {
 	struct top_gpu empty = {
 		.index = gpu->index,
@@ -261,7 +263,7 @@ void top_name_gpus(const struct wh_topology *topology, struct top_sample *out)
 			if (topology->links[k].gpu == (int)i && topology->links[k].active == 1)
 				links += topology->links[k].speed;
 		gpu->link_most = links > 0 ? links : NAN;
-		forget_gpu(gpu);
+		gpu_forget(gpu);
 	}
 }
 
@@ -273,7 +275,7 @@ static bool is_process(const struct wh_tree *tree, uint32_t pid)
 	return pid > 0 && pid <= INT32_MAX && !wh_tree_exists(tree, path);
 }
 
-/* What /proc knows of them is not asked here. */
+/* Which processes use GPUs. The host thread asks /proc about them. */
 static void ask_processes(const struct wh_tree *tree, struct wh_nvml *nvml, struct top_sample *out)
 {
 	out->process_count = 0;
@@ -287,7 +289,7 @@ static void ask_processes(const struct wh_tree *tree, struct wh_nvml *nvml, stru
 		for (unsigned k = 0; k < count && out->process_count < TOP_PROCESSES; k++) {
 			struct top_process *process = &out->processes[out->process_count];
 
-			/* The driver may count in another PID namespace. */
+			/* The PID may be of another PID namespace. */
 			bool here = is_process(tree, list[k].pid);
 
 			*process = (struct top_process){
@@ -303,24 +305,24 @@ static void ask_processes(const struct wh_tree *tree, struct wh_nvml *nvml, stru
 	}
 }
 
-static void lose_gpu(struct top_gpu *gpu)
+static void gpu_lose(struct top_gpu *gpu)
 {
-	forget_gpu(gpu);
+	gpu_forget(gpu);
 	snprintf(gpu->problem, sizeof(gpu->problem), "%s", wh_fail_text());
 }
 
-/* Is it one that was lost, and may be asked again? */
-static bool comes_back(struct wh_nvml *nvml, struct top_gpu *gpu)
+/* Try again to reach a GPU. True: it was lost and answers now. */
+static bool gpu_comes_back(struct wh_nvml *nvml, struct top_gpu *gpu)
 {
 	bool lost = *gpu->problem;
 	char text[WH_NVML_TEXT];
 
 	if (wh_nvml_retry(nvml, (unsigned)gpu->index)) {
-		lose_gpu(gpu);
+		gpu_lose(gpu);
 		return false;
 	}
 	*gpu->problem = '\0';
-	/* If it was lost from the start. */
+	/* A GPU that was lost at the start has no name yet. */
 	if (lost && !*gpu->name && !wh_nvml_text(nvml, WH_NVML_NAME, (unsigned)gpu->index, text))
 		snprintf(gpu->name, sizeof(gpu->name), "%.*s", WH_NAME - 1, text);
 	if (lost && !*gpu->uuid && !wh_nvml_text(nvml, WH_NVML_UUID, (unsigned)gpu->index, text))
@@ -335,10 +337,11 @@ void top_ask_gpus(struct top_asking *asking, const struct wh_tree *tree, struct 
 	bool back[TOP_GPUS];
 
 	for (size_t i = 0; i < out->gpu_count; i++)
-		back[i] = comes_back(nvml, &out->gpus[i]);
+		back[i] = gpu_comes_back(nvml, &out->gpus[i]);
 	for (unsigned q = 0; q < TOP_QUESTIONS; q++) {
 		double seconds = time - asking->asked[q];
-		/* Those of each sample stay so; half an interval is for threads that wake late. */
+		/* Questions of each sample are always due; half an interval allows for late wakes.
+		 */
 		double period = questions[q].period > 1 ? questions[q].period * scale : 0;
 
 		bool due = !(asking->asked[q] > 0) || seconds >= period - interval / 2;
@@ -349,22 +352,22 @@ void top_ask_gpus(struct top_asking *asking, const struct wh_tree *tree, struct 
 			asking->asked[q] = time;
 		if (due && !questions[q].ask)
 			ask_processes(tree, nvml, out);
-		/* One that comes back has forgotten everything. */
+		/* A GPU that comes back is asked everything. */
 		for (size_t i = 0; i < out->gpu_count && questions[q].ask; i++)
 			if ((due || back[i]) && !*out->gpus[i].problem)
 				questions[q].ask(nvml, &out->gpus[i], seconds);
 	}
-	/* Lost since: what was answered before is not kept. */
+	/* A GPU that was lost meanwhile keeps no old answers. */
 	for (size_t i = 0; i < out->gpu_count; i++)
 		if (!*out->gpus[i].problem && wh_nvml_device(nvml, (unsigned)out->gpus[i].index))
-			lose_gpu(&out->gpus[i]);
+			gpu_lose(&out->gpus[i]);
 }
 
 void top_asked_for(struct top_asking *asking, double seconds, double interval)
 {
 	double most = COST_MOST * (interval > 1 ? interval : 1), mean;
 
-	/* The first time all is asked. */
+	/* The first sample asks everything: it does not count. */
 	if (asking->samples++ == 0)
 		return;
 	asking->spent += seconds;

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * NICs, from sysfs. State, rate and counters are read for each sample. Which NICs there are takes a
- * look at the whole PCI tree: it is taken again when a name has come or gone where the kernel lists
- * them.
+ * walk over the PCI tree, so it is read again only when a name appears or goes in /sys/class.
  */
 #include <errno.h>
 #include <math.h>
@@ -14,8 +13,8 @@
 
 /* ---- counters -------------------------------------------------------------------------------- */
 
-/* What an RDMA port counts has other names with other drivers: the first row is taken of which all
- * files are there. */
+/* Drivers have different names for the counters of an RDMA port: the first row counts whose files
+ * all exist. */
 struct names {
 	const char *folder; /* of the port */
 	const char *file[2]; /* added up */
@@ -39,7 +38,7 @@ static const struct names errors[NAMES_MOST] = {
 	{ "hw_counters", { "rx_drops" }, 1 }, /* efa */
 };
 
-/* Packets, where they are counted, else what makes the NIC send again. */
+/* Packets sent again; where a driver does not count these, the events that cause them. */
 static const struct names retransmits[NAMES_MOST] = {
 	{ "hw_counters", { "packet_seq_err", "local_ack_timeout_err" }, 1 }, /* mlx5 */
 	{ "hw_counters", { "seq_err_naks_rcvd", "to_retransmits" }, 1 }, /* bnxt_re */
@@ -50,14 +49,14 @@ static const struct names retransmits[NAMES_MOST] = {
 	{ "hw_counters", { "ip4RetransSegs", "ip6RetransSegs" }, 1 }, /* cxgb4, of iWARP */
 };
 
-static uint8_t why(int error)
+static uint8_t errno_byte(int error)
 {
 	return error < -255 ? EIO : (uint8_t)-error;
 }
 
-/* *reason is 0 if there is one; else it stays if it is something already. */
-static uint64_t counter(const struct wh_tree *tree, const char *folder, const char *name,
-			uint8_t *reason)
+/* Read a counter; WH_UNKNOWN: *reason has the errno, unless it had one before. */
+static uint64_t counter_read(const struct wh_tree *tree, const char *folder, const char *name,
+			     uint8_t *reason)
 {
 	int64_t value;
 	int error = wh_tree_number(tree, folder, name, &value);
@@ -65,11 +64,11 @@ static uint64_t counter(const struct wh_tree *tree, const char *folder, const ch
 	if (!error && value < 0)
 		error = -ENODATA;
 	if (error && !*reason)
-		*reason = why(error);
+		*reason = errno_byte(error);
 	return error ? WH_UNKNOWN : (uint64_t)value;
 }
 
-static uint64_t sum(uint64_t one, uint64_t other)
+static uint64_t counter_sum(uint64_t one, uint64_t other)
 {
 	return one == WH_UNKNOWN || other == WH_UNKNOWN ? WH_UNKNOWN : one + other;
 }
@@ -85,21 +84,22 @@ static uint64_t port_counter(const struct wh_tree *tree, const char *nic, const 
 
 		snprintf(folder, sizeof(folder), "/sys/class/infiniband/%s/ports/1/%s", nic,
 			 names[i].folder);
-		value = counter(tree, folder, names[i].file[0], &missing);
+		value = counter_read(tree, folder, names[i].file[0], &missing);
 		if (names[i].file[1] && value != WH_UNKNOWN)
-			value = sum(value, counter(tree, folder, names[i].file[1], &missing));
+			value = counter_sum(value,
+					    counter_read(tree, folder, names[i].file[1], &missing));
 		if (value != WH_UNKNOWN) {
 			*reason = 0;
 			return value * names[i].unit;
 		}
-		/* That a file is not there says the least of all. */
+		/* Any other error says more than a missing file. */
 		if (!*reason || *reason == ENOENT)
 			*reason = missing;
 	}
 	return WH_UNKNOWN;
 }
 
-static void read_counters(const struct wh_tree *tree, struct top_nic *nic)
+static void nic_read_counters(const struct wh_tree *tree, struct top_nic *nic)
 {
 	struct top_nic_why *reasons = &nic->why;
 	char folder[WH_TREE_PATH];
@@ -114,18 +114,19 @@ static void read_counters(const struct wh_tree *tree, struct top_nic *nic)
 	}
 	reasons->sent = reasons->received = reasons->errors = 0;
 	snprintf(folder, sizeof(folder), "/sys/class/net/%s/statistics", nic->name);
-	nic->sent_bytes = counter(tree, folder, "tx_bytes", &reasons->sent);
-	nic->received_bytes = counter(tree, folder, "rx_bytes", &reasons->received);
-	nic->error_count = sum(sum(counter(tree, folder, "rx_errors", &reasons->errors),
-				   counter(tree, folder, "tx_errors", &reasons->errors)),
-			       sum(counter(tree, folder, "rx_dropped", &reasons->errors),
-				   counter(tree, folder, "tx_dropped", &reasons->errors)));
+	nic->sent_bytes = counter_read(tree, folder, "tx_bytes", &reasons->sent);
+	nic->received_bytes = counter_read(tree, folder, "rx_bytes", &reasons->received);
+	nic->error_count = counter_sum(
+		counter_sum(counter_read(tree, folder, "rx_errors", &reasons->errors),
+			    counter_read(tree, folder, "tx_errors", &reasons->errors)),
+		counter_sum(counter_read(tree, folder, "rx_dropped", &reasons->errors),
+			    counter_read(tree, folder, "tx_dropped", &reasons->errors)));
 	nic->retransmit_count = WH_UNKNOWN;
 	reasons->retransmits = EOPNOTSUPP;
 }
 
-/* Why its state, or its rate, is not known: by asking again. */
-static void ask_why(const struct wh_tree *tree, struct top_nic *nic)
+/* Read unknown values again, for the errno. */
+static void nic_explain(const struct wh_tree *tree, struct top_nic *nic)
 {
 	char folder[WH_TREE_PATH], line[64];
 	int error;
@@ -136,13 +137,13 @@ static void ask_why(const struct wh_tree *tree, struct top_nic *nic)
 	if (!*nic->state) {
 		error = wh_tree_line(tree, folder, nic->rdma ? "state" : "operstate", line,
 				     sizeof(line));
-		nic->why.state = error ? why(error) : ENODATA;
+		nic->why.state = error ? errno_byte(error) : ENODATA;
 	}
 	if (isnan(nic->most)) {
-		/* Of an interface that is down, or virtual, it is EINVAL, or -1. */
+		/* A virtual interface, or one that is down, gives EINVAL or -1. */
 		error = wh_tree_line(tree, folder, nic->rdma ? "rate" : "speed", line,
 				     sizeof(line));
-		nic->why.most = error ? why(error) : ENODATA;
+		nic->why.most = error ? errno_byte(error) : ENODATA;
 	}
 }
 
@@ -166,10 +167,10 @@ static uint64_t tcp_retransmits(const struct wh_tree *tree)
 	return WH_UNKNOWN;
 }
 
-/* ---- which there are ------------------------------------------------------------------------- */
+/* ---- which NICs ------------------------------------------------------------------------- */
 
-/* FNV-1a of all names with their ends; not 0. */
-static uint64_t list(const struct wh_tree *tree)
+/* FNV-1a hash of all names with their NULs; not 0. */
+static uint64_t names_hash(const struct wh_tree *tree)
 {
 	static const char *const folders[] = { "/sys/class/infiniband", "/sys/class/net" };
 	uint64_t value = UINT64_C(14695981039346656037);
@@ -191,8 +192,8 @@ static uint64_t list(const struct wh_tree *tree)
 	return value ? value : 1;
 }
 
-/* With what it has counted before, if it was there. */
-static struct top_nic find_nic(const struct top_nic *before, size_t count, const struct wh_nic *nic)
+/* A NIC of the topology, with its counters of before if it was there. */
+static struct top_nic nic_find(const struct top_nic *before, size_t count, const struct wh_nic *nic)
 {
 	struct top_nic fresh = { .rdma = nic->rdma == 1,
 				 .sent_bytes = WH_UNKNOWN,
@@ -208,7 +209,7 @@ static struct top_nic find_nic(const struct top_nic *before, size_t count, const
 	return fresh;
 }
 
-static void find_nics(const struct wh_tree *tree, struct top_sample *out)
+static void nics_list(const struct wh_tree *tree, struct top_sample *out)
 {
 	struct top_nic before[TOP_NICS];
 	struct wh_topology *topology;
@@ -220,13 +221,13 @@ static void find_nics(const struct wh_tree *tree, struct top_sample *out)
 	snprintf(out->host, sizeof(out->host), "%s", topology->host);
 	out->nic_count = 0;
 	for (size_t i = 0; i < topology->nic_count && out->nic_count < TOP_NICS; i++)
-		out->nics[out->nic_count++] = find_nic(before, count, &topology->nics[i]);
+		out->nics[out->nic_count++] = nic_find(before, count, &topology->nics[i]);
 	wh_topology_free(topology);
 }
 
 int top_nic_up(const struct top_nic *nic)
 {
-	/* A virtual interface may not know; NOP is of a port that has not said anything yet. */
+	/* "unknown": some virtual interfaces; "NOP": a port that has not reported yet. */
 	if (!*nic->state || strcmp(nic->state, "unknown") == 0 || strcmp(nic->state, "NOP") == 0)
 		return -1;
 	return strcmp(nic->state, "ACTIVE") == 0 || strcmp(nic->state, "up") == 0;
@@ -234,7 +235,7 @@ int top_nic_up(const struct top_nic *nic)
 
 /* ---- samples --------------------------------------------------------------------------------- */
 
-static void read_nic(const struct wh_tree *tree, struct top_nic *nic, double seconds)
+static void nic_read(const struct wh_tree *tree, struct top_nic *nic, double seconds)
 {
 	struct wh_nic now = { .rdma = nic->rdma };
 	struct top_nic before = *nic;
@@ -243,8 +244,8 @@ static void read_nic(const struct wh_tree *tree, struct top_nic *nic, double sec
 	wh_nic_read(tree, &now);
 	memcpy(nic->state, now.state, sizeof(nic->state));
 	nic->most = now.rate / 8;
-	ask_why(tree, nic);
-	read_counters(tree, nic);
+	nic_explain(tree, nic);
+	nic_read_counters(tree, nic);
 	nic->sent = top_rate(before.sent_bytes, nic->sent_bytes, seconds) / 1e9;
 	nic->received = top_rate(before.received_bytes, nic->received_bytes, seconds) / 1e9;
 	nic->errors = top_rate(before.error_count, nic->error_count, seconds);
@@ -254,15 +255,15 @@ static void read_nic(const struct wh_tree *tree, struct top_nic *nic, double sec
 void top_read_nics(struct top_nics *nics, const struct wh_tree *tree, double seconds,
 		   struct top_sample *out)
 {
-	uint64_t again = tcp_retransmits(tree), listed = list(tree);
+	uint64_t again = tcp_retransmits(tree), listed = names_hash(tree);
 
 	if (!nics->listed)
 		out->tcp_retransmit_count = WH_UNKNOWN;
 	out->tcp_retransmits = top_rate(out->tcp_retransmit_count, again, seconds);
 	out->tcp_retransmit_count = again;
 	if (listed != nics->listed)
-		find_nics(tree, out);
+		nics_list(tree, out);
 	nics->listed = listed;
 	for (size_t i = 0; i < out->nic_count; i++)
-		read_nic(tree, &out->nics[i], seconds);
+		nic_read(tree, &out->nics[i], seconds);
 }

@@ -7,12 +7,12 @@
 
 /* Begins as zeros. */
 struct top_nics {
-	/* a sum of the names among which the NICs were found; 0: not looked yet */
+	/* hash of all names in /sys/class when NICs were listed; 0: not yet */
 	uint64_t listed;
 };
 
-/* Take a sample, `seconds` after the one before (0: there is none): which NICs there are, in what
- * state, and what they have counted. */
+/* Take a sample, `seconds` after the one before (0: the first): which NICs there are, their states
+ * and counters. */
 void top_read_nics(struct top_nics *nics, const struct wh_tree *tree, double seconds,
 		   struct top_sample *out);
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Samples of GPUs, NICs and processes. One thread asks NVML, which may take its time or hang;
- * another reads sysfs and /proc. Each keeps a sample of its own between two intervals, from which
- * rates are made, and hands its part over under the lock.
+ * Taking samples. One thread asks NVML, which may be slow or hang; one reads sysfs and /proc; one
+ * asks engines. Each keeps its own last sample, from which it computes rates, and publishes its
+ * part under the lock.
  */
 #include <ctype.h>
 #include <errno.h>
@@ -20,12 +20,12 @@
 #include "topo/topo.h"
 #include "util/text.h"
 
-#define ENGINE_SECONDS 0.5 /* that engines have to answer */
+#define ENGINE_SECONDS 0.5 /* for engines to answer */
 
 struct part {
 	pthread_t thread;
 	bool started, ended;
-	uint64_t turns; /* samples that were handed over */
+	uint64_t turns; /* samples published */
 };
 
 struct top_sampler {
@@ -35,16 +35,16 @@ struct top_sampler {
 	double interval;
 	bool stop;
 	struct part gpus, host, engines;
-	const char *directory; /* where engines have their sockets */
+	const char *directory; /* of the engines' sockets */
 	struct top_sample sample; /* the newest, under the lock */
-	struct top_process named[TOP_PROCESSES]; /* by NVML, under the lock */
+	struct top_process named[TOP_PROCESSES]; /* NVML's, under the lock */
 	size_t named_count;
 	struct top_sample gpu_work, host_work; /* each thread's own */
 	struct top_asking asking; /* of the thread that asks NVML */
 	struct top_engines engine_work;
 };
 
-static double now(void)
+static double clock_now(void)
 {
 	struct timespec t;
 
@@ -54,7 +54,7 @@ static double now(void)
 
 /* ---- GPUs ------------------------------------------------------------------------------------ */
 
-/* Of this thread, s. */
+/* CPU time of this thread, in s. */
 static double cpu_time(void)
 {
 	struct timespec t;
@@ -76,8 +76,9 @@ static void sample_gpus(struct top_sampler *sampler, struct wh_nvml *nvml, doubl
 
 /* ---- processes ------------------------------------------------------------------------------- */
 
-/* "PID (NAME) STATE ...": the name may have anything in it, so the last parenthesis counts. */
-static bool read_process(const struct wh_tree *tree, int pid, struct top_process *out)
+/* Parse /proc/PID/stat, "PID (NAME) STATE ...". The name may contain anything, so it ends at the
+ * last parenthesis. */
+static bool process_read(const struct wh_tree *tree, int pid, struct top_process *out)
 {
 	char path[64], text[1024], *open, *close;
 	unsigned long long user, kernel;
@@ -106,7 +107,7 @@ static bool read_process(const struct wh_tree *tree, int pid, struct top_process
 	return true;
 }
 
-static const struct top_process *find_process(const struct top_sample *sample, int pid)
+static const struct top_process *process_find(const struct top_sample *sample, int pid)
 {
 	for (size_t i = 0; i < sample->process_count && pid > 0; i++)
 		if (sample->processes[i].pid == pid)
@@ -114,7 +115,7 @@ static const struct top_process *find_process(const struct top_sample *sample, i
 	return NULL;
 }
 
-/* Fill in what /proc knows of the processes that NVML has named. */
+/* Fill in what /proc has about the processes that NVML lists. */
 static void sample_processes(struct top_sampler *sampler, struct top_sample *work,
 			     const struct top_sample *named, double seconds)
 {
@@ -124,10 +125,10 @@ static void sample_processes(struct top_sampler *sampler, struct top_sample *wor
 	if (!list)
 		return;
 	for (size_t i = 0; i < named->process_count; i++) {
-		const struct top_process *before = find_process(work, named->processes[i].pid);
+		const struct top_process *before = process_find(work, named->processes[i].pid);
 
 		list[i] = named->processes[i];
-		if (list[i].pid <= 0 || !read_process(&sampler->tree, list[i].pid, &list[i]))
+		if (list[i].pid <= 0 || !process_read(&sampler->tree, list[i].pid, &list[i]))
 			continue;
 		if (before)
 			list[i].cpu = top_rate(before->ticks, list[i].ticks, seconds) / ticks * 100;
@@ -156,8 +157,8 @@ static void copy_engines(const struct top_engines *from, struct top_engines *to)
 
 /* ---- threads --------------------------------------------------------------------------------- */
 
-/* Hand over a part, then wait for the next turn. False: it is the end. */
-static bool hand_over(struct top_sampler *sampler, struct part *part, double started)
+/* Publish a part, then wait for the next interval. False: stop. */
+static bool sampler_publish(struct top_sampler *sampler, struct part *part, double started)
 {
 	struct timespec until;
 	bool stop;
@@ -189,7 +190,7 @@ static bool hand_over(struct top_sampler *sampler, struct part *part, double sta
 	}
 	part->turns++;
 	pthread_cond_broadcast(&sampler->changed);
-	/* The condition's clock is the monotonic one. */
+	/* The condition uses the monotonic clock. */
 	started += sampler->interval;
 	until.tv_sec = (time_t)started;
 	until.tv_nsec = (long)((started - (double)until.tv_sec) * 1e9);
@@ -217,10 +218,10 @@ static void *gpu_thread(void *arg)
 		wh_topology_free(topology);
 	}
 	do {
-		started = now();
+		started = clock_now();
 		if (nvml)
 			sample_gpus(sampler, nvml, started);
-	} while (hand_over(sampler, &sampler->gpus, started));
+	} while (sampler_publish(sampler, &sampler->gpus, started));
 	wh_nvml_close(nvml);
 	pthread_mutex_lock(&sampler->lock);
 	sampler->gpus.ended = true;
@@ -236,7 +237,7 @@ static void *engine_thread(void *arg)
 	double started, asked = 0;
 
 	do {
-		started = now();
+		started = clock_now();
 		if (!observe_all(sampler->directory, ENGINE_SECONDS, &answers)) {
 			for (size_t i = 0; i < answers.count; i++)
 				observe_merge(&answers.engines[i]);
@@ -245,7 +246,7 @@ static void *engine_thread(void *arg)
 			before = answers;
 			asked = started;
 		}
-	} while (hand_over(sampler, &sampler->engines, started));
+	} while (sampler_publish(sampler, &sampler->engines, started));
 	observe_free(&before);
 	pthread_mutex_lock(&sampler->lock);
 	sampler->engines.ended = true;
@@ -254,11 +255,10 @@ static void *engine_thread(void *arg)
 	return NULL;
 }
 
-/* The first turn comes after the GPUs', if they do not take too long: it looks at their
- * processes. */
-static void wait_for_gpus(struct top_sampler *sampler)
+/* The first sample of processes waits for NVML's list of them, but not long. */
+static void sampler_await_gpus(struct top_sampler *sampler)
 {
-	double end = now() + 2;
+	double end = clock_now() + 2;
 	struct timespec until = { .tv_sec = (time_t)end,
 				  .tv_nsec = (long)((end - (double)(time_t)end) * 1e9) };
 
@@ -276,9 +276,9 @@ static void *host_thread(void *arg)
 	struct top_nics nics = { 0 };
 	double started;
 
-	wait_for_gpus(sampler);
+	sampler_await_gpus(sampler);
 	do {
-		started = now();
+		started = clock_now();
 		work->interval = work->time > 0 ? started - work->time : 0;
 		top_read_nics(&nics, &sampler->tree, work->interval, work);
 		pthread_mutex_lock(&sampler->lock);
@@ -290,7 +290,7 @@ static void *host_thread(void *arg)
 		if (named)
 			sample_processes(sampler, work, named, work->interval);
 		work->time = started;
-	} while (hand_over(sampler, &sampler->host, started));
+	} while (sampler_publish(sampler, &sampler->host, started));
 	free(named);
 	pthread_mutex_lock(&sampler->lock);
 	sampler->host.ended = true;
@@ -329,8 +329,8 @@ struct top_sampler *top_start(const struct wh_tree *tree, double interval, const
 	return sampler;
 }
 
-/* All parts have handed over so many. Under the lock. */
-static bool have_turned(const struct top_sampler *sampler, uint64_t turns)
+/* Has each thread published that many samples? Call with the lock. */
+static bool sampler_has_turned(const struct top_sampler *sampler, uint64_t turns)
 {
 	return sampler->host.turns >= turns &&
 	       (!sampler->gpus.started || sampler->gpus.turns >= turns) &&
@@ -339,14 +339,14 @@ static bool have_turned(const struct top_sampler *sampler, uint64_t turns)
 
 bool top_take(struct top_sampler *sampler, uint64_t turns, double seconds, struct top_sample *out)
 {
-	double end = now() + seconds;
+	double end = clock_now() + seconds;
 	struct timespec until = { .tv_sec = (time_t)end,
 				  .tv_nsec = (long)((end - (double)(time_t)end) * 1e9) };
 	int error = 0;
 	bool taken;
 
 	pthread_mutex_lock(&sampler->lock);
-	while (!error && !have_turned(sampler, turns))
+	while (!error && !sampler_has_turned(sampler, turns))
 		error = pthread_cond_timedwait(&sampler->changed, &sampler->lock, &until);
 	taken = sampler->host.turns > 0;
 	if (taken) {
@@ -379,7 +379,7 @@ void top_interval(struct top_sampler *sampler, double interval)
 bool top_stop(struct top_sampler *sampler)
 {
 	struct part *const parts[] = { &sampler->gpus, &sampler->host, &sampler->engines };
-	double end = now() + 2;
+	double end = clock_now() + 2;
 	struct timespec until = { .tv_sec = (time_t)end };
 	bool ended = true;
 

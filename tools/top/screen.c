@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The live view: the lines of a sample on a terminal, by ncurses. */
+/* The live view: the lines of a sample on a terminal, with ncurses, and its keys. */
 #include <ctype.h>
 #include <errno.h>
 #include <locale.h>
@@ -24,7 +24,7 @@ struct terminal {
 	bool color;
 };
 
-static int attribute_of(const struct terminal *terminal, const struct top_line *line)
+static int line_attribute(const struct terminal *terminal, const struct top_line *line)
 {
 	static const int attributes[] = { [TINT_FAINT] = A_DIM, [TINT_STRONG] = A_BOLD };
 
@@ -35,7 +35,7 @@ static int attribute_of(const struct terminal *terminal, const struct top_line *
 	return terminal->color ? COLOR_PAIR((int)line->tint + 1) : A_BOLD;
 }
 
-static void draw(struct terminal *terminal)
+static void terminal_draw(struct terminal *terminal)
 {
 	int rows = getmaxy(stdscr), columns = getmaxx(stdscr),
 	    count = (int)top_render(&terminal->sample, &terminal->view, terminal->lines, TOP_LINES),
@@ -48,18 +48,18 @@ static void draw(struct terminal *terminal)
 	erase();
 	for (int row = 0; row < room && terminal->top + row < count; row++) {
 		const struct top_line *line = &terminal->lines[terminal->top + row];
-		int attribute = attribute_of(terminal, line);
+		int attribute = line_attribute(terminal, line);
 
 		attron(attribute);
-		/* Bytes are more than columns where there are letters beyond ASCII: the terminal's
-		 * edge cuts what is too long. */
+		/* A column may take up to four bytes of UTF-8; the terminal's edge cuts the rest.
+		 */
 		mvaddnstr(row, 0, line->text, columns * 4);
 		attroff(attribute);
 	}
 	if (rows > 0) {
 		attron(A_REVERSE);
 		if (terminal->typing)
-			mvprintw(rows - 1, 0, "only those named: %s", terminal->view.filter);
+			mvprintw(rows - 1, 0, "names with: %s", terminal->view.filter);
 		else
 			mvaddnstr(rows - 1, 0, "q quit  h help  s sort  r reverse  / filter",
 				  columns);
@@ -68,8 +68,8 @@ static void draw(struct terminal *terminal)
 	refresh();
 }
 
-/* While a filter is typed, keys are letters of it. */
-static void type(struct terminal *terminal, int key)
+/* A key while a filter is typed. */
+static void terminal_type(struct terminal *terminal, int key)
 {
 	char *filter = terminal->view.filter;
 	size_t length = strlen(filter);
@@ -87,7 +87,8 @@ static void type(struct terminal *terminal, int key)
 	}
 }
 
-static void change_interval(struct terminal *terminal, struct top_sampler *sampler, double factor)
+static void terminal_change_interval(struct terminal *terminal, struct top_sampler *sampler,
+				     double factor)
 {
 	double interval = terminal->interval * factor;
 
@@ -97,11 +98,11 @@ static void change_interval(struct terminal *terminal, struct top_sampler *sampl
 	top_interval(sampler, interval);
 }
 
-/* False: quit. */
-static bool press(struct terminal *terminal, struct top_sampler *sampler, int key)
+/* Act on a key. False: quit. */
+static bool terminal_press(struct terminal *terminal, struct top_sampler *sampler, int key)
 {
 	if (terminal->typing) {
-		type(terminal, key);
+		terminal_type(terminal, key);
 		return true;
 	}
 	switch (key) {
@@ -134,10 +135,10 @@ static bool press(struct terminal *terminal, struct top_sampler *sampler, int ke
 		terminal->view.filter[0] = '\0';
 		break;
 	case '+':
-		change_interval(terminal, sampler, 2);
+		terminal_change_interval(terminal, sampler, 2);
 		break;
 	case '-':
-		change_interval(terminal, sampler, 0.5);
+		terminal_change_interval(terminal, sampler, 0.5);
 		break;
 	case ' ':
 		terminal->view.paused = !terminal->view.paused;
@@ -157,7 +158,7 @@ static bool press(struct terminal *terminal, struct top_sampler *sampler, int ke
 	return true;
 }
 
-static void set_colors(struct terminal *terminal, const struct screen *screen)
+static void terminal_set_colors(struct terminal *terminal, const struct screen *screen)
 {
 	static const short colors[] = { [TINT_GOOD] = COLOR_GREEN,
 					[TINT_FAIR] = COLOR_CYAN,
@@ -182,12 +183,12 @@ int top_interactive(struct top_sampler *sampler, const struct screen *screen, do
 
 	if (!terminal)
 		return fail(ENOMEM, "out of memory");
-	/* What a letter is; numbers stay as they are. */
+	/* For UTF-8; numbers keep the C format. */
 	setlocale(LC_CTYPE, "");
 	opened = newterm(NULL, stdout, stdin);
 	if (!opened) {
 		free(terminal);
-		return fail(ENODEV, "this terminal (TERM) is not known; try --once");
+		return fail(ENODEV, "unknown terminal (TERM); try --once");
 	}
 	terminal->interval = interval;
 	terminal->view.ascii = screen->ascii;
@@ -197,7 +198,7 @@ int top_interactive(struct top_sampler *sampler, const struct screen *screen, do
 	keypad(stdscr, TRUE);
 	set_escdelay(25);
 	curs_set(0);
-	set_colors(terminal, screen);
+	terminal_set_colors(terminal, screen);
 	timeout(KEY_WAIT);
 	while (go_on) {
 		uint64_t turns = top_turns(sampler);
@@ -209,11 +210,11 @@ int top_interactive(struct top_sampler *sampler, const struct screen *screen, do
 			changed = true;
 		}
 		if (changed)
-			draw(terminal);
+			terminal_draw(terminal);
 		key = getch();
 		changed = key != ERR;
 		if (key != ERR && key != KEY_RESIZE)
-			go_on = press(terminal, sampler, key);
+			go_on = terminal_press(terminal, sampler, key);
 	}
 	endwin();
 	delscreen(opened);

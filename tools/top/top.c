@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* wherry top: GPUs, NICs, engines and processes, live. */
+/* wherry top: watch GPUs, NICs, engines and processes, live or as text, CSV or JSON. */
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
@@ -15,7 +15,7 @@
 
 enum form { LIVE, TEXT_FORM, JSON_FORM, CSV_FORM };
 
-static enum form form_of(const struct arguments *arguments)
+static enum form form_choose(const struct arguments *arguments)
 {
 	if (argument(arguments, "json"))
 		return JSON_FORM;
@@ -27,8 +27,8 @@ static enum form form_of(const struct arguments *arguments)
 		       LIVE;
 }
 
-/* What is printed of each sample. */
-struct output {
+/* How samples are printed. */
+struct sample_output {
 	enum form form;
 	const struct top_table *table; /* of CSV */
 	const char *fields;
@@ -36,7 +36,7 @@ struct output {
 	bool why;
 };
 
-static void print_text(const struct top_sample *sample, const struct output *output)
+static void print_text(const struct top_sample *sample, const struct sample_output *output)
 {
 	const struct screen *screen = output->screen;
 	struct top_view view = { .ascii = screen->ascii, .why = output->why };
@@ -49,14 +49,15 @@ static void print_text(const struct top_sample *sample, const struct output *out
 	free(lines);
 }
 
-static int print_sample(const struct top_sample *sample, const struct output *output, bool first)
+static int print_sample(const struct top_sample *sample, const struct sample_output *output,
+			bool first)
 {
 	json_t *object;
 	int error;
 
 	switch (output->form) {
 	case JSON_FORM:
-		/* A line for each sample, so that a program can read them as they come. */
+		/* One line for each sample: programs can read them as they come. */
 		object = top_to_json(sample, output->why);
 		error = json_dumpf(object, stdout, JSON_COMPACT | JSON_REAL_PRECISION(9));
 		json_decref(object);
@@ -77,9 +78,9 @@ static int print_sample(const struct top_sample *sample, const struct output *ou
 	return 0;
 }
 
-/* Rates need two samples. */
-static int print_samples(struct top_sampler *sampler, const struct output *output, uint64_t count,
-			 double interval)
+/* The first sample is skipped: rates need two. */
+static int print_samples(struct top_sampler *sampler, const struct sample_output *output,
+			 uint64_t count, double interval)
 {
 	struct top_sample *sample = calloc(1, sizeof(*sample));
 	int code = sample ? 0 : fail(ENOMEM, "out of memory");
@@ -87,14 +88,14 @@ static int print_samples(struct top_sampler *sampler, const struct output *outpu
 	bool taken;
 
 	for (uint64_t i = 0; i < count && !code; i++) {
-		/* Samples that come one after the other are progress enough. */
+		/* Later samples show progress by themselves. */
 		progress_start_steps(&progress, "taking a sample", 0, i > 0);
 		progress_watch(&progress);
-		/* A driver that hangs is not waited for again. */
+		/* Only the first sample waits for a slow driver. */
 		taken = top_take(sampler, i + 2, interval + (i ? 1 : FIRST_SECONDS), sample);
 		progress_end(&progress);
 		if (!taken)
-			code = fail(ETIMEDOUT, "this machine's files did not answer in time");
+			code = fail(ETIMEDOUT, "reading /sys and /proc took too long");
 		else
 			code = print_sample(sample, output, i == 0);
 	}
@@ -102,7 +103,7 @@ static int print_samples(struct top_sampler *sampler, const struct output *outpu
 	return code;
 }
 
-static int parse_interval(const char *text, double *out)
+static int interval_parse(const char *text, double *out)
 {
 	char *end;
 
@@ -114,12 +115,12 @@ static int parse_interval(const char *text, double *out)
 	return 0;
 }
 
-static int run(const struct arguments *arguments)
+static int top_run(const struct arguments *arguments)
 {
 	const char *query = argument(arguments, "query"), *of = argument(arguments, "of"),
 		   *count_text = argument(arguments, "count");
 	const struct top_table *table = top_table(of ? of : "gpus");
-	struct output output = { .table = table, .why = argument(arguments, "why") };
+	struct sample_output output = { .table = table, .why = argument(arguments, "why") };
 	struct top_sampler *sampler;
 	char all[1024], word[WH_NAME] = "";
 	struct screen screen;
@@ -136,13 +137,14 @@ static int run(const struct arguments *arguments)
 	}
 	code = screen_open(arguments, &screen);
 	if (!code)
-		code = parse_interval(argument(arguments, "interval"), &interval);
+		code = interval_parse(argument(arguments, "interval"), &interval);
 	if (!code && count_text && parse_count(count_text, "--count", 1, UINT32_MAX, &count))
 		code = EXIT_USAGE;
 	if (!code && argument(arguments, "json") && (query || argument(arguments, "csv")))
-		code = usage_error("--json has everything: without --csv and --query");
+		code = usage_error("--json prints everything: use it without --csv and --query");
 	if (!code && of && !query && !argument(arguments, "csv"))
-		code = usage_error("--of says what --csv, --query and --fields are of");
+		code = usage_error("--of chooses the table of --csv, --query and --fields: use it "
+				   "with one of them");
 	if (!code && query && (!*query || top_unknown_field(table, query, word)))
 		code = usage_error("--query: no field '%s'; --fields lists them", word);
 	if (!code)
@@ -151,7 +153,7 @@ static int run(const struct arguments *arguments)
 		return code;
 	top_all_fields(table, all, sizeof(all));
 	output.fields = query ? query : all;
-	output.form = form_of(arguments);
+	output.form = form_choose(arguments);
 	output.screen = &screen;
 	sampler = top_start(&tree, interval, observe_directory(arguments),
 			    output.form == CSV_FORM ? top_needs(table, output.fields) :
@@ -161,7 +163,7 @@ static int run(const struct arguments *arguments)
 	code = output.form == LIVE ? top_interactive(sampler, &screen, interval, output.why) :
 				     print_samples(sampler, &output, count, interval);
 	if (!top_stop(sampler)) {
-		/* A thread that hangs in a driver would keep the process from ending. */
+		/* A thread that hangs in a driver would keep exit() from returning. */
 		fflush(stdout);
 		_exit(code);
 	}
@@ -172,23 +174,23 @@ static const struct command_option options[] = {
 	{ .name = "interval",
 	  .letter = 'i',
 	  .argument = "SECONDS",
-	  .help = "between two samples; by default 1" },
-	{ .name = "once", .help = "one sample as text; also where there is no terminal" },
-	{ .name = "count", .letter = 'n', .argument = "N", .help = "so many samples, then end" },
-	{ .name = "json", .letter = 'j', .help = "a line of JSON for each sample" },
-	{ .name = "csv", .help = "all that is known of GPUs, or of TABLE, as CSV" },
-	{ .name = "query", .argument = "FIELD,...", .help = "these fields as CSV" },
+	  .help = "time between two samples; default 1" },
+	{ .name = "once", .help = "print one sample as text; also without a terminal" },
+	{ .name = "count", .letter = 'n', .argument = "N", .help = "take N samples, then exit" },
+	{ .name = "json", .letter = 'j', .help = "print each sample as one line of JSON" },
+	{ .name = "csv", .help = "print all fields of GPUs, or of TABLE, as CSV" },
+	{ .name = "query", .argument = "FIELD,...", .help = "print these fields as CSV" },
 	{ .name = "fields", .help = "list the fields" },
 	{ .name = "of",
 	  .argument = "TABLE",
 	  .complete = "gpus engines peers routes",
-	  .help = "gpus, engines, peers or routes as CSV" },
-	{ .name = "why", .letter = 'w', .help = "also why numbers are not known" },
+	  .help = "print gpus, engines, peers or routes as CSV" },
+	{ .name = "why", .letter = 'w', .help = "explain unknown values" },
 	OBSERVE_OPTION,
 	{ .name = "root",
 	  .argument = "DIR",
 	  .complete = "file",
-	  .help = "look at DIR/sys and DIR/proc, not this machine's" },
+	  .help = "read DIR/sys and DIR/proc instead of this machine's" },
 	SCREEN_OPTIONS,
 	{ 0 },
 };
@@ -197,9 +199,10 @@ const struct command command_top = {
 	.name = "top",
 	.usage = "",
 	.summary = "Watch GPUs, NICs, engines and processes",
-	.details = "Rates are shown with their share of what the link carries. The key h lists the "
-		   "keys. Engines are those of this user on this machine, with their peers and the "
-		   "transports that bytes take.",
+	.details =
+		"Rates have their share of the link's capacity. The key h shows the keys. Engines "
+		"are those of this user on this machine, with their peers and the transports "
+		"that each peer uses.",
 	.examples = "wherry top\n"
 		    "wherry top --query index,utilization.gpu,nvlink.tx --count 10\n"
 		    "wherry top --csv --of routes\n"
@@ -207,5 +210,5 @@ const struct command command_top = {
 	.options = options,
 	.least = 0,
 	.most = 0,
-	.run = run,
+	.run = top_run,
 };

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the parts of wherry top share: samples, taken on threads; views of them, as lines of text;
- * and the terminal. */
+/* What the files of wherry top share: samples, which threads take; their views, as lines of text,
+ * CSV and JSON; the terminal. */
 #ifndef TOOLS_TOP_TOP_H
 #define TOOLS_TOP_TOP_H
 
@@ -26,8 +26,7 @@
 
 /* ---- samples --------------------------------------------------------------------------------- */
 
-/* Of each number that GPUs are asked for, the errno by which NVML has none; 0: it has, or was not
- * asked. */
+/* The errno with which NVML refused each number of a GPU; 0: known, or not asked. */
 struct top_why {
 	uint8_t busy, memory_busy, memory_used, memory_total, bar1_used, bar1_total, power,
 		power_limit, temperature, clock, clock_most, memory_clock, memory_clock_most,
@@ -35,7 +34,7 @@ struct top_why {
 		pcie_replays, reasons;
 };
 
-/* What is not known is -1, WH_UNKNOWN or NAN. Rates are GB/s over the last interval. */
+/* Unknown values are -1, WH_UNKNOWN or NAN. Rates are GB/s over the last interval. */
 struct top_gpu {
 	int index;
 	char name[WH_NAME], uuid[WH_NAME], address[WH_ADDRESS];
@@ -49,13 +48,13 @@ struct top_gpu {
 	double link_sent, link_received, link_most;
 	uint64_t ecc_corrected, ecc_uncorrected, pcie_replays;
 	uint64_t reasons; /* enum wh_nvml_reason */
-	/* What the next rates are made from. */
+	/* The counters that the next rates start from. */
 	uint64_t link_sent_kib, link_received_kib;
 	struct top_why why;
 };
 
-/* Of each number of a NIC the errno by which the kernel has none; EOPNOTSUPP: it counts
- * for all interfaces together; 0: it has. */
+/* The errno with which the kernel refused each number of a NIC; EOPNOTSUPP: counted for all
+ * interfaces together; 0: known. */
 struct top_nic_why {
 	uint8_t state, most, sent, received, errors, retransmits;
 };
@@ -69,7 +68,7 @@ struct top_nic {
 	struct top_nic_why why;
 };
 
-/* What a counter has grown by, for each second; NAN: not known, or it was set back. */
+/* Growth of a counter, per second; NAN: unknown, or the counter was reset. */
 static inline double top_rate(uint64_t before, uint64_t after, double seconds)
 {
 	return before == WH_UNKNOWN || after == WH_UNKNOWN || after < before || !(seconds > 0) ?
@@ -77,31 +76,32 @@ static inline double top_rate(uint64_t before, uint64_t after, double seconds)
 		       (double)(after - before) / seconds;
 }
 
-/* Does it carry anything? 1, 0; -1: that is not known. */
+/* Is the link up? 1, 0; -1: unknown. */
 int top_nic_up(const struct top_nic *nic);
 
 struct top_process {
 	int pid;
-	int gpu; /* an index as NVML counts; -1: none */
+	int gpu; /* index in NVML; -1: none */
 	uint64_t gpu_memory, memory;
 	double cpu; /* % of one CPU */
 	char name[WH_NAME];
 	uint64_t ticks;
-	uint8_t why; /* the errno by which /proc does not tell of it; 0: it does */
-	bool elsewhere; /* what the driver calls it is no process here: `pid` is -1 */
+	uint8_t why; /* the errno with which /proc refused it; 0: known */
+	bool elsewhere; /* in another PID namespace: `pid` is -1 */
 };
 
-/* "memory, CPU: no permission", "its PID is of another namespace"; "". */
+/* Why values of a process are unknown, such as "name, memory, CPU: it has ended"; "": all are
+ * known. */
 void top_process_why(const struct top_process *process, char *out, size_t size);
 
-/* What engines count: the totals, and rates over the last interval. */
+/* One engine's totals, and its rates over the last interval. */
 struct top_engine {
 	char name[WH_NAME], url[WH_OBSERVED_URL], epoch[20];
 	int pid;
 	double uptime; /* s */
 	double read, written, served_read, served_written;
 	double batch_rate; /* a second */
-	/* us, from submission to completion, over the interval: of batches to 64 KiB, and larger
+	/* us, from submission to completion, over the interval: batches of up to 64 KiB, and larger
 	 * ones */
 	double small_p50, small_p99, large_p50, large_p99;
 	uint64_t read_bytes, written_bytes, served_read_bytes, served_written_bytes, staged_bytes;
@@ -119,7 +119,7 @@ struct top_peer {
 	uint64_t in_flight;
 };
 
-/* A transport that a peer's batches took. */
+/* One transport that batches to a peer use. */
 struct top_route {
 	size_t peer_at;
 	char engine[WH_NAME], epoch[20], peer[WH_NAME], address[WH_NAME], transport[16];
@@ -127,14 +127,14 @@ struct top_route {
 	uint64_t read_bytes, written_bytes, reads, writes, attempts, errors, reroutes;
 };
 
-/* Peers are in the order of their engines, routes in that of their peers. */
+/* Peers are sorted by engine, routes by peer. */
 struct top_engines {
 	bool asked;
 	size_t engine_count, peer_count, route_count;
 	size_t silent; /* engines that did not answer */
 	struct observe_silent silents[TOP_SILENT]; /* the first of them */
-	char why[2 * OBSERVE_WHY]; /* none could be asked; "" */
-	size_t left_out; /* engines and peers for which there was no room */
+	char why[2 * OBSERVE_WHY]; /* why none could be asked; "" */
+	size_t left_out; /* engines and peers that did not fit */
 	struct top_engine engines[TOP_ENGINES];
 	struct top_peer peers[TOP_PEERS];
 	struct top_route routes[TOP_ROUTES];
@@ -144,22 +144,22 @@ struct top_sample {
 	double time; /* s, CLOCK_MONOTONIC; 0: none taken yet */
 	double interval;
 	char host[WH_NAME], driver[WH_NAME];
-	char note[256]; /* why there is nothing of the GPUs; "" */
+	char note[256]; /* why no GPU could be asked; "" */
 	double tcp_retransmits; /* a second, of the whole machine */
 	uint64_t tcp_retransmit_count;
 	size_t gpu_count, nic_count, process_count;
 	struct top_gpu gpus[TOP_GPUS];
 	struct top_nic nics[TOP_NICS];
 	struct top_process processes[TOP_PROCESSES];
-	struct top_engines engines; /* the last: only what is used is copied */
+	struct top_engines engines; /* last, so that copies can leave its unused rows out */
 };
 
-/* Rows of what engines have answered, with rates since `before`, `seconds` earlier (NULL: none).
- * Both have been merged. */
+/* Rows of engines' answers, with rates since the answers of `seconds` before. Both are merged
+ * (observe_merge()). */
 void top_engines_rows(const struct observed *now, const struct observed *before, double seconds,
 		      struct top_engines *out);
 
-/* What GPUs can be asked, in the order of asking; each is a call or two of NVML. */
+/* Questions to GPUs, in the order of asking; each costs one or two calls of NVML. */
 enum top_question {
 	TOP_BUSY,
 	TOP_POWER,
@@ -176,26 +176,26 @@ enum top_question {
 	TOP_LIMITS,
 	TOP_QUESTIONS,
 };
-#define TOP_NAMES (1U << TOP_QUESTIONS) /* of the GPUs, and nothing else */
+#define TOP_NAMES (1U << TOP_QUESTIONS) /* only which GPUs there are */
 #define TOP_EVERYTHING ((TOP_NAMES << 1) - 1)
 
-/* Take samples on threads of their own, every `interval` seconds; of engines where observe_all()
- * looks for them in `engines`, of GPUs what `needs` has bits of (0: none are looked for). A driver
- * that hangs keeps the last sample of its GPUs; everything else goes on. */
+/* Start threads that take a sample every `interval` seconds: of engines that observe_all() finds in
+ * `engines`, and of GPUs what `needs` has bits for (0: nothing). If a driver hangs, its GPUs keep
+ * their last sample, and everything else goes on. */
 struct top_sampler;
 struct top_sampler *top_start(const struct wh_tree *tree, double interval, const char *engines,
 			      unsigned needs);
 
-/* The newest sample, once there have been `turns` of them of all its parts, or after
- * `seconds`. The first turn has no rates. False: there is none yet. */
+/* Copy the newest sample once each thread has taken `turns` samples, or after `seconds`. The first
+ * sample has no rates. False: there is none yet. */
 bool top_take(struct top_sampler *sampler, uint64_t turns, double seconds, struct top_sample *out);
 
-/* Grows with each part of a sample: as long as it does not, there is nothing new to take. */
+/* Grows whenever a thread has taken its part of a sample. */
 uint64_t top_turns(struct top_sampler *sampler);
 
 void top_interval(struct top_sampler *sampler, double interval);
 
-/* False: a thread hangs in a driver; then the process can only end by _exit(). */
+/* Stop the threads. False: one hangs in a driver; then only _exit() ends the process. */
 bool top_stop(struct top_sampler *sampler);
 
 /* ---- views ----------------------------------------------------------------------------------- */
@@ -203,7 +203,7 @@ bool top_stop(struct top_sampler *sampler);
 struct top_line {
 	char text[400]; /* UTF-8 */
 	enum tint tint;
-	bool plain; /* without a tint */
+	bool plain; /* ignore `tint` */
 };
 
 enum top_order {
@@ -231,49 +231,49 @@ struct top_view {
 	bool ascii;
 	bool help;
 	bool paused;
-	bool all_peers; /* not only the busiest */
-	bool why; /* also why numbers are not known */
+	bool all_peers; /* not only the first eight */
+	bool why; /* explain unknown values */
 };
 
-/* The sample as lines; how many there are, of room for `most`. */
+/* The sample as at most `most` lines. How many. */
 size_t top_render(const struct top_sample *sample, const struct top_view *view,
 		  struct top_line *lines, size_t most);
 
 /* ---- fields, by name ------------------------------------------------------------------------- */
 
-/* What there is a table of: GPUs, engines, their peers, the peers' routes. */
+/* A table by its name: gpus, engines, peers, routes; NULL: no such table. */
 struct top_table;
-const struct top_table *top_table(const char *name); /* NULL: there is none of that name */
+const struct top_table *top_table(const char *name);
 
-/* "index,name,power.draw": is one of them no field of it? `word` is the first such. */
+/* Does a list such as "index,name,power.draw" name an unknown field? `word`: the first one. */
 bool top_unknown_field(const struct top_table *table, const char *fields, char word[WH_NAME]);
 
-/* What GPUs have to be asked for these fields; 0: nothing of GPUs. */
+/* The questions that these fields need answers to, as bits; 0: none. */
 unsigned top_needs(const struct top_table *table, const char *fields);
 
-/* All of its fields, with commas between, as --help-query and --csv show them. */
+/* All fields of a table: as a list with commas; printed with units and help. */
 void top_all_fields(const struct top_table *table, char *out, size_t size);
 void top_describe_fields(const struct top_table *table);
 
-/* A line of names with units, and a line for each row; with reasons in the place of what is not
- * known. */
+/* Print a line of names with units, and a line for each row. `why`: the reason in place of an
+ * unknown value. */
 void top_print_header(const struct top_table *table, const char *fields);
 void top_print_rows(const struct top_table *table, const struct top_sample *sample,
 		    const char *fields, bool why);
 
-/* "utilization.gpu, power.draw: no permission; ...": what is not known of a GPU, and by what; "".
- */
+/* Why values are unknown, such as "utilization.gpu, power.draw: no permission; ..."; "": all are
+ * known. */
 void top_why(const struct top_gpu *gpu, char *out, size_t size);
 void top_nic_why(const struct top_nic *nic, char *out, size_t size);
 
-/* "power+heat"; "-" if not known, "none". */
+/* What limits the clocks, such as "power+heat"; "none"; "-": unknown. */
 void top_reasons(uint64_t reasons, char *out, size_t size);
 
 json_t *top_to_json(const struct top_sample *sample, bool why);
 
 /* ---- the terminal ---------------------------------------------------------------------------- */
 
-/* Show until the user quits. An exit code. */
+/* Show samples until the user quits. An exit code. */
 int top_interactive(struct top_sampler *sampler, const struct screen *screen, double interval,
 		    bool why);
 

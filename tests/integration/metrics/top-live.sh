@@ -65,12 +65,12 @@ top() # ARGUMENTS...
 top --once --interval 0.1 >out && [ "$(grep -c '^GPU[0-7] ' out)" = 8 ] &&
 	grep -q 'GPU0 .* 73% ███████   .*412/700 *W *61 C *1755 MHz' out &&
 	grep -q 'PCIe *12.50 *20% out *0.25 *0% in *NVLink *0.00 *0% out' out &&
-	grep -q 'ECC uncorrected 2, clocks held by idle' out && grep -q 'held by power+heat' out &&
+	grep -q 'ECC uncorrected 2, clocks limited by idle' out && grep -q 'limited by power+heat' out &&
 	grep -q '^GPU7 .*  - ' out && grep -q '^mlx5_0 *ACTIVE *0.00 *0% out' out
 verdict "text" $?
 [ "$(grep -A9 '^ *PID' out | awk '{ print $1 }' | tr '\n' ' ')" = "PID - 4712 4711 " ] &&
 	grep -q '4711 *0 *1 GiB *10 MiB *0  trainer (a) b' out &&
-	grep -q -- '- *1 *3 GiB *- *- *- (of another PID namespace)' out
+	grep -q -- '- *1 *3 GiB *- *- *- (in another PID namespace)' out
 verdict "processes, by GPU memory" $?
 top --query index,power.draw,utilization.gpu,clocks_event_reasons -n 2 -i 0.1 >out
 {
@@ -139,7 +139,7 @@ top --once -i 0.1 --why >out && grep -A 1 '^mlx5_1 ' out |
 	! grep -A 1 '^mlx5_0 ' out | grep -q -- '-:' &&
 	grep -A 1 '^ens1 ' out | grep -q 'errors/s: the driver has no .*; retransmits/s: TCP counts them for all' &&
 	grep -A 1 '^ *4712 ' out | grep -q '^      -: name, memory, CPU: Too many levels of symbolic links$' &&
-	grep -A 1 'of another PID namespace)$' out | grep -q '^      -: PID, name, memory, CPU: no process here has' &&
+	grep -A 1 'in another PID namespace)$' out | grep -q '^      -: PID, name, memory, CPU: no process here has' &&
 	! grep -A 1 '^ *4711 ' out | grep -q -- '-:'
 verdict "--why, of NICs and processes" $?
 top --json -i 0.1 --why >out && python3 - <<'PYTHON'
@@ -297,10 +297,13 @@ verdict "chosen fields of routes" $?
 top --once -i 0.2 >out && grep -q '^made  *pid [0-9]* *read 0.00, written [0-9.]* GB/s$' out &&
 	grep -q '^      <=64 KiB: p50 6.1, p99 8.2 us; larger: p50 -, p99 - us$' out &&
 	grep -q '^      in flight 18, [^;]*; sessions [0-9]*; lost [0-9]*; regions [0-9]*, [^;]*$' out &&
-	[ "$(grep -A 3 '^made ' out | wc -L)" -le 80 ] &&
-	[ "$(grep -c '^  peer-[0-9]* .* connected  self 0.00/0.00 .* tcp 0.00/[0-9.]*, 0 batches/s, 6 us' out)" \
-		= 8 ] && grep -q 'and 12 more peers' out
+	[ "$(grep -c '^  peer-[0-9]* .* connected failed 2; errors 12$' out)" = 8 ] &&
+	[ "$(grep -c '^      self 0.00/0.00; .*; tcp 0.00/[0-9.]*; 0 batches/s$' out)" = 8 ] &&
+	[ "$(grep -c 'p50 6, p99 8 us; lost [0-9]*; rerouted 16$' out)" = 8 ] &&
+	grep -q 'and 12 more peers' out
 verdict "engines as text" $?
+[ "$(sed -n '/^made /,/more peers/p' out | wc -L)" -le 80 ]
+verdict "engines and peers in 80 columns" $?
 made 2-silent 1 silent
 begun=$(quiet_seconds)
 top --once -i 0.1 >out && [ $(($(quiet_seconds) - begun)) -le 6 ] && grep -q '1 engine did not answer' out && grep -q '^made ' out
@@ -364,7 +367,7 @@ FAKE_NVML=slow.txt "$wherry" top --root hgx --once -i 0.1 >out && [ $(($(quiet_s
 verdict "a driver that hangs" $?
 for words in "--query pink|no field 'pink'" "--query=|no field" "--interval 0|between 0.1" \
 	"--interval x|between 0.1" "--count 0|--count" "--json --csv|without --csv" \
-	"--root nowhere|No such file" "--of pink --csv|none of gpus" "--of peers|what --csv" \
+	"--root nowhere|No such file" "--of pink --csv|none of gpus" "--of peers|the table of --csv" \
 	"--query power.draw --of peers|no field 'power.draw'"; do
 	read -r -a arguments <<<"${words%|*}"
 	! "$wherry" top "${arguments[@]}" >out 2>err && grep -q -F -e "${words#*|}" err &&
@@ -460,18 +463,18 @@ verdict "why, on a key" $?
 live 60 120 hq && grep -q -a 'sort processes by the next column' words
 verdict "help" $?
 made 3-made 20 answer
-live 60 140 eWq && grep -q -a '12 more peers (key e)' words && grep -q -a 'peer-19' words &&
+live 140 140 eWq && grep -q -a '12 more peers (key e)' words && grep -q -a 'peer-19' words &&
 	grep -q -a 'shm 0.00/0.00' words
 verdict "engines, all their peers" $?
 # By name, and those of one name: the first and the last eight of 20, of which peer-9 is the last.
-live 60 140 pppWq && grep -q -a 'more peers (key e), by name' last && grep -q -a 'peer-10' last &&
-	! grep -q -a 'peer-9' last && live 60 140 ppprWq && grep -q -a 'by name, reversed' last &&
+live 140 140 pppWq && grep -q -a 'more peers (key e), by name' last && grep -q -a 'peer-10' last &&
+	! grep -q -a 'peer-9' last && live 140 140 ppprWq && grep -q -a 'by name, reversed' last &&
 	grep -q -a 'peer-9' last && ! grep -q -a 'peer-10' last
 verdict "peers in another order" $?
-live 60 140 '/peer-1\rWq' && grep -q -a 'peer-19' last && grep -q -a 'and 3 more peers' last &&
+live 140 140 '/peer-1\rWq' && grep -q -a 'peer-19' last && grep -q -a 'and 3 more peers' last &&
 	! grep -q -a 'peer-2' last
 verdict "peers of a name" $?
-[ "$(grep -o -a 'errors 12 *connected' last | wc -l)" = 8 ] && top --once -i 0.1 >out &&
+[ "$(grep -o -a 'connected failed 2; errors 12' last | wc -l)" = 8 ] && top --once -i 0.1 >out &&
 	grep -A 1 '^made ' out | grep -q '; failed 2; errors 12$'
 verdict "errors of peers" $?
 end_all KILL
@@ -481,7 +484,7 @@ live 60 120 '/serv\rWq' && grep -q -a 'only serv' words
 verdict "a filter" $?
 live 60 120 '/zzzW\x1bq' && grep -q -a 'none of that name' words
 verdict "a filter that is given up" $?
-live 60 120 ' +-- q' && grep -q -a HELD words
+live 60 120 ' +-- q' && grep -q -a PAUSED words
 verdict "held, and slower" $?
 # 11 lines of a picture of 39: the last ones, a line more, the first ones.
 live 12 120 "$(printf 'D%.0s' {1..35})Wq" && grep -q -a 'trainer (a) b' last && grep -q -a 'mlx5_7' last &&
