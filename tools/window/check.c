@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * wherry window check: does a window show the GPU's memory and nothing else, whatever is done?
+ * wherry window check: does a window show the GPU's memory and nothing else?
  *
- * Each test has a process of its own, with an engine, memory and windows of its own: one that
- * crashes or hangs has failed, and the others are not touched by it.
+ * Each test runs in a process of its own, with its own engine, memory and windows: a test that
+ * crashes or hangs fails alone.
  */
 #include <errno.h>
 #include <poll.h>
@@ -20,24 +20,24 @@
 #include "pattern.h"
 #include "window/window.h"
 
-#define LENGTH (1u << 20) /* of the memory of a test */
-#define SECONDS 120 /* a test that takes longer hangs */
+#define LENGTH (1u << 20) /* of a test's memory, bytes */
+#define SECONDS 120 /* limit of one test */
 #define PIECE UINT64_C(1000)
 
-/* What a test's process leaves, in memory that both have. */
+/* What a test's process reports, in shared memory. */
 struct report {
-	int error; /* there is no such memory or no window onto it; `text` says why */
+	int error; /* no such memory, or no window on it; `text` has the reason */
 	bool done;
 	enum window_outcome outcome;
 	char text[WINDOW_TEXT];
-	char by[WINDOW_TEXT]; /* how windows are made, and what the backends said */
+	char by[WINDOW_TEXT]; /* how windows are opened, and the backends' reasons */
 };
 
-struct tally {
+struct check_totals {
 	unsigned passed, failed, waived;
 	struct progress progress; /* in tests */
 	char label[96];
-	char by[WINDOW_TEXT]; /* of the memory that it is the turn of; "": there is none */
+	char by[WINDOW_TEXT]; /* of the current memory; "": it is missing */
 };
 
 /* ---- for the tests --------------------------------------------------------------------------- */
@@ -80,7 +80,7 @@ bool window_open_in(struct window_try *try, uint64_t offset, uint64_t length,
 	*out = NULL;
 	snprintf(what, sizeof(what), "a window onto %llu bytes at offset %llu",
 		 (unsigned long long)length, (unsigned long long)offset);
-	return window_called(try, window_place_window(&try->place, offset, length, out), what);
+	return window_called(try, window_fixture_window(&try->fixture, offset, length, out), what);
 }
 
 bool window_close_in(struct window_try *try, struct wh_window *window)
@@ -106,8 +106,9 @@ uint64_t window_fresh(void)
 bool window_round_trip(struct window_try *try, struct wh_window *window, uint64_t offset,
 		       uint64_t at, uint64_t length)
 {
-	unsigned char *host = malloc(length ? length : 1), *gpu = try->place.address + offset + at;
-	uint64_t number = window_fresh(), place = offset + at;
+	unsigned char *host = malloc(length ? length : 1),
+		      *gpu = try->fixture.address + offset + at;
+	uint64_t number = window_fresh(), start = offset + at;
 	size_t same;
 	bool good = window_expect(try, host, "no memory");
 
@@ -119,18 +120,18 @@ bool window_round_trip(struct window_try *try, struct wh_window *window, uint64_
 	       window_called(try, wh_window_flush(window), "wh_window_flush");
 	if (good)
 		memset(host, 0, length);
-	good = good && window_expect(try, !gpu_copy(try->place.gpu, host, gpu, length), "%s",
-				     try->place.gpu->text);
+	good = good && window_expect(try, !gpu_copy(try->fixture.gpu, host, gpu, length), "%s",
+				     try->fixture.gpu->text);
 	same = good ? pattern_check(host, length, 0, number) : 0;
 	good = good && window_expect(try, same == PATTERN_RIGHT,
 				     "byte %zu of %llu at offset %llu: CUDA does not see what was "
 				     "written through the window",
-				     same, (unsigned long long)length, (unsigned long long)place);
+				     same, (unsigned long long)length, (unsigned long long)start);
 	number = window_fresh();
 	if (good)
 		pattern_fill(host, length, 0, number);
-	good = good && window_expect(try, !gpu_copy(try->place.gpu, gpu, host, length), "%s",
-				     try->place.gpu->text);
+	good = good && window_expect(try, !gpu_copy(try->fixture.gpu, gpu, host, length), "%s",
+				     try->fixture.gpu->text);
 	if (good)
 		memset(host, 0, length);
 	good = good && window_called(try, wh_window_copy_from(window, at, host, length),
@@ -139,10 +140,10 @@ bool window_round_trip(struct window_try *try, struct wh_window *window, uint64_
 	good = good && window_expect(try, same == PATTERN_RIGHT,
 				     "byte %zu of %llu at offset %llu: the window does not show "
 				     "what CUDA wrote",
-				     same, (unsigned long long)length, (unsigned long long)place);
-	/* Pieces so short that they do not go by the copy engine. */
+				     same, (unsigned long long)length, (unsigned long long)start);
+	/* Short enough to be loads instead of copies by the copy engine. */
 	for (uint64_t done = 0; good && done < length; done += PIECE) {
-		uint64_t piece = length - done < PIECE ? length - done : PIECE, from = place + done;
+		uint64_t piece = length - done < PIECE ? length - done : PIECE, from = start + done;
 
 		good = window_called(try, wh_window_copy_from(window, at + done, host, piece),
 				     "wh_window_copy_from") &&
@@ -170,12 +171,12 @@ bool window_reachable(const void *address)
 
 /* ---- a test's process ------------------------------------------------------------------------ */
 
-/* The window that stands for all others: if that cannot be had, no test makes sense. */
-static int look(struct window_place *place, struct report *report)
+/* Open one window on all of the memory: without it no test makes sense. */
+static int check_window(struct window_fixture *fixture, struct report *report)
 {
 	struct wh_window_info info = { .size = sizeof(info) };
 	struct wh_window *window;
-	int error = window_place_window(place, 0, place->length, &window);
+	int error = window_fixture_window(fixture, 0, fixture->length, &window);
 	size_t used;
 
 	if (!error)
@@ -191,65 +192,68 @@ static int look(struct window_place *place, struct report *report)
 	return wh_window_close(window);
 }
 
-/* test NULL: only whether there is anything to test. */
-static void serve(struct report *report, const struct window_choices *choices,
-		  const struct memory *memory, const struct window_case *test)
+/* Run a test in this process; `test` NULL: only find out if a window opens. */
+static void check_serve(struct report *report, const struct window_choices *choices,
+			const struct memory *memory, const struct window_case *test)
 {
 	struct window_try try = { .outcome = WINDOW_PASSED };
 	int error;
 
 	alarm(SECONDS);
-	report->error = window_place_open(&try.place, choices, memory, LENGTH, report->text);
+	report->error = window_fixture_open(&try.fixture, choices, memory, LENGTH, report->text);
 	if (report->error)
 		return;
 	if (test)
 		test->run(&try);
 	else
-		report->error = look(&try.place, report);
+		report->error = check_window(&try.fixture, report);
 	if (!report->error)
 		memcpy(report->text, try.text, sizeof(report->text));
 	report->outcome = try.outcome;
-	/* A window that a failed test has left open holds the engine open, which is no news. */
+	/* A failed test may leave a window open, so closing the engine would fail, too. */
 	if (try.outcome != WINDOW_FAILED && !report->error) {
-		error = window_place_close(&try.place, report->text);
+		error = window_fixture_close(&try.fixture, report->text);
 		if (error)
 			report->outcome = WINDOW_FAILED;
 	}
 	report->done = true;
 }
 
-/* Draw while a test's process lives: a thread may not, for there are more processes to be made. */
-static void watch(pid_t child, struct tally *tally)
+/* Draw the progress while a test's process runs. No thread can do that: this process forks more
+ * children. */
+static void check_watch(pid_t child, struct check_totals *check_totals)
 {
 	struct pollfd ended = { .fd = pidfd_open(child, 0), .events = POLLIN };
 
 	if (ended.fd < 0)
 		return;
 	while (poll(&ended, 1, 100) == 0)
-		progress_move(&tally->progress, tally->passed + tally->failed + tally->waived);
+		progress_move(&check_totals->progress,
+			      check_totals->passed + check_totals->failed + check_totals->waived);
 	close(ended.fd);
 }
 
-/* Run a test in a process of its own, and say what became of it. */
-static void run_apart(struct report *report, const struct window_choices *choices,
-		      const struct memory *memory, const struct window_case *test,
-		      struct tally *tally)
+/* Run a test in a process of its own and report its outcome. */
+static void check_run_apart(struct report *report, const struct window_choices *choices,
+			    const struct memory *memory, const struct window_case *test,
+			    struct check_totals *check_totals)
 {
 	int status = 0;
 	pid_t child;
 
 	memset(report, 0, sizeof(*report));
-	snprintf(tally->label, sizeof(tally->label), "%s: %s", memory->name,
+	snprintf(check_totals->label, sizeof(check_totals->label), "%s: %s", memory->name,
 		 test ? test->name : "a window");
-	progress_move(&tally->progress, tally->passed + tally->failed + tally->waived);
+	progress_move(&check_totals->progress,
+		      check_totals->passed + check_totals->failed + check_totals->waived);
 	fflush(NULL);
 	child = fork();
 	if (!child) {
-		serve(report, choices, memory, test);
+		check_serve(report, choices, memory, test);
 		exit(report->done && report->outcome != WINDOW_FAILED ? 0 : 1);
 	}
-	if (child > 0 && tally->progress.shown)
-		watch(child, tally);
+	if (child > 0 && check_totals->progress.shown)
+		check_watch(child, check_totals);
 	while (child > 0 && waitpid(child, &status, 0) < 0 && errno == EINTR)
 		;
 	if (child < 0)
@@ -262,20 +266,22 @@ static void run_apart(struct report *report, const struct window_choices *choice
 	else if (!status && report->done)
 		return;
 	else if (report->done && report->outcome != WINDOW_FAILED && !report->error)
-		snprintf(report->text, sizeof(report->text), "its process ended with status %d",
+		snprintf(report->text, sizeof(report->text), "its process exited with status %d",
 			 WEXITSTATUS(status));
 	report->outcome = WINDOW_FAILED;
 }
 
 /* ---- all of them ----------------------------------------------------------------------------- */
 
-static void tell(const struct window_choices *choices, const struct memory *memory,
-		 const struct window_case *test, const struct report *report, struct tally *tally)
+static void check_report(const struct window_choices *choices, const struct memory *memory,
+			 const struct window_case *test, const struct report *report,
+			 struct check_totals *check_totals)
 {
 	static const char *const words[] = { "passed", "FAILED", "waived" };
 	static const char *const plain[] = { "passed", "failed", "waived" };
 	bool passed = report->outcome == WINDOW_PASSED;
-	unsigned *counts[] = { &tally->passed, &tally->failed, &tally->waived };
+	unsigned *counts[] = { &check_totals->passed, &check_totals->failed,
+			       &check_totals->waived };
 	json_t *json;
 
 	++*counts[report->outcome];
@@ -285,97 +291,101 @@ static void tell(const struct window_choices *choices, const struct memory *memo
 	fflush(choices->table);
 	json = json_pack("{s:s, s:s, s:s, s:s}", "test", test->name, "memory", memory->name,
 			 "outcome", plain[report->outcome], "what", test->what);
-	json_object_set_new(json, "by", output_text(tally->by));
+	json_object_set_new(json, "by", output_text(check_totals->by));
 	json_object_set_new(json, "reason", passed ? json_null() : output_text(report->text));
 	json_array_append_new(choices->results, json);
 }
 
-static bool wanted(const struct window_choices *choices, const struct window_case *test)
+static bool case_is_wanted(const struct window_choices *choices, const struct window_case *test)
 {
 	return !choices->only || !strcmp(choices->only, test->name);
 }
 
-/* The tests of one memory. `missing`: why there is none, and all are waived. */
+/* The tests of one memory. `missing`: why it cannot be allocated; then all are waived. */
 static void check_memory(struct window_choices *choices, const struct memory *memory,
-			 struct report *report, const char *missing, struct tally *tally)
+			 struct report *report, const char *missing,
+			 struct check_totals *check_totals)
 {
 	const struct window_case *const tables[] = { window_cases, window_process_cases };
 
 	for (size_t t = 0; t < sizeof(tables) / sizeof(tables[0]); t++)
 		for (const struct window_case *test = tables[t]; test->name; test++) {
-			if (!wanted(choices, test))
+			if (!case_is_wanted(choices, test))
 				continue;
 			if (missing) {
 				report->outcome = WINDOW_WAIVED;
 				snprintf(report->text, sizeof(report->text), "%s", missing);
 			} else {
-				run_apart(report, choices, memory, test, tally);
+				check_run_apart(report, choices, memory, test, check_totals);
 			}
-			tell(choices, memory, test, report, tally);
+			check_report(choices, memory, test, report, check_totals);
 		}
 }
 
-/* Of each memory. */
-static unsigned count_tests(const struct window_choices *choices)
+/* How many tests each memory gets. */
+static unsigned check_count(const struct window_choices *choices)
 {
 	unsigned count = 0;
 
 	for (const struct window_case *test = window_cases; test->name; test++)
-		count += wanted(choices, test);
+		count += case_is_wanted(choices, test);
 	for (const struct window_case *test = window_process_cases; test->name; test++)
-		count += wanted(choices, test);
+		count += case_is_wanted(choices, test);
 	return count;
 }
 
-static int check_all(struct window_choices *choices, struct report *report, struct tally *tally)
+static int check_memories(struct window_choices *choices, struct report *report,
+			  struct check_totals *check_totals)
 {
 	for (size_t i = 0; i < choices->memory_count; i++) {
 		const struct memory *memory = &choices->memories[i];
 		char missing[WINDOW_TEXT] = "";
 
-		run_apart(report, choices, memory, NULL, tally);
+		check_run_apart(report, choices, memory, NULL, check_totals);
 		progress_wipe();
-		/* Kinds that nobody asked for may be missing, on old drivers. */
+		/* Kinds that were not requested may be missing, on old drivers. */
 		if (report->error == -EOPNOTSUPP && !choices->memories_given && i)
 			memcpy(missing, report->text, sizeof(missing));
 		else if (report->error)
 			return window_fail(memory, report->error, report->text);
 		else if (report->outcome == WINDOW_FAILED)
 			return window_fail(memory, -EIO, report->text);
-		memcpy(tally->by, report->by, sizeof(tally->by));
-		fprintf(choices->table, "%s%s%s\n", memory->name, *missing ? "" : ": ", tally->by);
-		check_memory(choices, memory, report, *missing ? missing : NULL, tally);
+		memcpy(check_totals->by, report->by, sizeof(check_totals->by));
+		fprintf(choices->table, "%s%s%s\n", memory->name, *missing ? "" : ": ",
+			check_totals->by);
+		check_memory(choices, memory, report, *missing ? missing : NULL, check_totals);
 	}
 	return EXIT_PASS;
 }
 
 int window_check(struct window_choices *choices)
 {
-	unsigned tests = count_tests(choices);
-	struct tally tally = { 0 };
+	unsigned tests = check_count(choices);
+	struct check_totals check_totals = { 0 };
 	struct report *report;
 	int code;
 
 	if (!tests)
-		return usage_error("--test: no test '%s'; wherry window check names them all",
+		return usage_error("--test: no test '%s'; wherry window check lists them all",
 				   choices->only);
 	report = mmap(NULL, sizeof(*report), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1,
 		      0);
 	if (report == MAP_FAILED)
 		return fail(errno, "mmap: %s", strerror(errno));
-	progress_start_steps(&tally.progress, tally.label, tests * choices->memory_count, false);
-	code = check_all(choices, report, &tally);
-	progress_end(&tally.progress);
+	progress_start_steps(&check_totals.progress, check_totals.label,
+			     tests * choices->memory_count, false);
+	code = check_memories(choices, report, &check_totals);
+	progress_end(&check_totals.progress);
 	munmap(report, sizeof(*report));
 	if (code)
 		return code;
 	fprintf(choices->table, "%u tests: %u passed, %u failed, %u waived\n",
-		tally.passed + tally.failed + tally.waived, tally.passed, tally.failed,
-		tally.waived);
-	if (tally.failed)
-		return fail(EIO, "%u of the tests failed", tally.failed);
-	/* What was all waived has shown nothing. */
-	if (!tally.passed)
-		return fail(ENODEV, "no test could be done");
+		check_totals.passed + check_totals.failed + check_totals.waived,
+		check_totals.passed, check_totals.failed, check_totals.waived);
+	if (check_totals.failed)
+		return fail(EIO, "%u of the tests failed", check_totals.failed);
+	/* If every test was waived, nothing has been shown. */
+	if (!check_totals.passed)
+		return fail(ENODEV, "no test could be run");
 	return EXIT_PASS;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* wherry window latency and api: how long one access takes, and how long making a window does. */
+/* wherry window latency and api: the time of one access, and of opening and closing a window. */
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
@@ -22,7 +22,7 @@ struct figures {
 	double p50, p99, least, most; /* us; NAN: not measured */
 };
 
-static struct figures figures_of(uint64_t *samples, size_t count)
+static struct figures figures_make(uint64_t *samples, size_t count)
 {
 	bench_sort(samples, count);
 	return (struct figures){
@@ -33,7 +33,7 @@ static struct figures figures_of(uint64_t *samples, size_t count)
 	};
 }
 
-/* What it costs to look at the clock, which is in every sample and is taken out again. */
+/* The cost of reading the clock, which is subtracted from every sample. */
 static uint64_t clock_cost(void)
 {
 	uint64_t samples[1001];
@@ -51,14 +51,14 @@ static uint64_t clock_cost(void)
 /* ---- latency --------------------------------------------------------------------------------- */
 
 #define LATENCY_ROUNDS 2000u
-#define PLACES 64u /* that are gone through, each in lines of its own */
+#define SPOTS 64u /* used in turn, each in cache lines of its own */
 
 enum op { WRITE, ARRIVE, READ, OPS };
 
 static const char *const op_names[] = { "write", "write+flush", "read" };
 
-/* Take the bytes out of all of the CPU's caches. */
-static void chill(const unsigned char *at, uint64_t length)
+/* Evict bytes from all of the CPU's caches. */
+static void cache_evict(const unsigned char *at, uint64_t length)
 {
 #if defined(__x86_64__)
 	for (uint64_t i = 0; i < length + LINE; i += LINE)
@@ -70,7 +70,7 @@ static void chill(const unsigned char *at, uint64_t length)
 				 : "memory");
 	__asm__ volatile("dsb sy" ::: "memory");
 #else
-	/* No instruction for it: what is larger than caches drives it out. */
+	/* No instruction for it: read and write more than the caches hold. */
 	static unsigned char other[64 << 20];
 
 	(void)at;
@@ -91,16 +91,16 @@ static int access_once(struct window_scene *scene, enum op op, uint64_t at, uint
 	return error || op == WRITE ? error : wh_window_flush(scene->window);
 }
 
-static int by_driver(struct window_scene *scene, enum op op, uint64_t at, uint64_t size)
+static int access_by_driver(struct window_scene *scene, enum op op, uint64_t at, uint64_t size)
 {
-	uint64_t gpu = (uintptr_t)scene->place.address + at, host = (uintptr_t)scene->host + at;
+	uint64_t gpu = (uintptr_t)scene->fixture.address + at, host = (uintptr_t)scene->host + at;
 
 	if (op == READ)
-		return gpu_call(scene->place.gpu, cuMemcpy, host, gpu, size);
-	return gpu_call(scene->place.gpu, cuMemcpy, gpu, host, size);
+		return gpu_call(scene->fixture.gpu, cuMemcpy, host, gpu, size);
+	return gpu_call(scene->fixture.gpu, cuMemcpy, gpu, host, size);
 }
 
-typedef int access_fn(struct window_scene *scene, enum op op, uint64_t at, uint64_t size);
+typedef int access_function(struct window_scene *scene, enum op op, uint64_t at, uint64_t size);
 
 struct latency {
 	struct window_scene *scene;
@@ -112,36 +112,36 @@ struct latency {
 	size_t count;
 };
 
-static int time_accesses(const struct latency *l, access_fn *access, size_t count,
-			 struct figures *out)
+static int latency_time(const struct latency *l, access_function *access, size_t count,
+			struct figures *out)
 {
-	/* Places that the cache has room for, or one, if the window has no room for more. */
+	/* Spots that fit the cache; one if the window has no room for more. */
 	uint64_t step = (l->size + LINE - 1) / LINE * LINE;
-	uint64_t places = l->scene->length / step < PLACES ? l->scene->length / step : PLACES;
+	uint64_t spots = l->scene->length / step < SPOTS ? l->scene->length / step : SPOTS;
 	int error = 0;
 
-	places = places ? places : 1;
-	for (size_t i = 0; i < count + places && !error; i++) {
-		uint64_t at = i % places * step, took;
+	spots = spots ? spots : 1;
+	for (size_t i = 0; i < count + spots && !error; i++) {
+		uint64_t at = i % spots * step, took;
 		int64_t start;
 
 		if (l->cold)
-			chill(l->scene->host + at, l->size);
+			cache_evict(l->scene->host + at, l->size);
 		start = bench_now();
 		error = access(l->scene, l->op, at, l->size);
 		took = (uint64_t)(bench_now() - start);
-		if (i >= places) /* the first time round is for the caches and for TLBs */
-			l->samples[i - places] = took > l->clock ? took - l->clock : 0;
+		if (i >= spots) /* the first pass warms caches and TLBs */
+			l->samples[i - spots] = took > l->clock ? took - l->clock : 0;
 	}
 	if (!error)
-		*out = figures_of(l->samples, count);
+		*out = figures_make(l->samples, count);
 	return error;
 }
 
 static void latency_row(const struct latency *l, const struct figures *window,
 			const struct figures *driver)
 {
-	FILE *table = l->scene->place.choices->table;
+	FILE *table = l->scene->fixture.choices->table;
 	json_t *row = window_row(l->scene, "latency");
 	char text[32];
 
@@ -164,7 +164,7 @@ static void latency_row(const struct latency *l, const struct figures *window,
 	fflush(table);
 }
 
-static int measure_latency(struct latency *l)
+static int latency_measure(struct latency *l)
 {
 	static const uint64_t sizes[] = { 4, 8, 64, KIB, 4 * KIB };
 	struct window_scene *scene = l->scene;
@@ -175,7 +175,7 @@ static int measure_latency(struct latency *l)
 		rows += sizes[s] <= scene->length ? 2 * OPS : 0;
 	window_begin(scene, rows);
 
-	fprintf(scene->place.choices->table, "  %-11s %-5s %-8s %8s %8s %8s %8s\n", "us", "cache",
+	fprintf(scene->fixture.choices->table, "  %-11s %-5s %-8s %8s %8s %8s %8s\n", "us", "cache",
 		"size", "p50", "p99", "driver's", "p99");
 	for (l->op = 0; l->op < OPS; l->op++)
 		for (int cold = 0; cold < 2; cold++)
@@ -188,12 +188,12 @@ static int measure_latency(struct latency *l)
 				l->size = sizes[s];
 				window_doing(scene, "%s, %s cache", op_names[l->op],
 					     cold ? "cold" : "warm");
-				error = time_accesses(l, access_once, l->count, &window);
+				error = latency_time(l, access_once, l->count, &window);
 				if (error)
 					return error;
-				if (time_accesses(l, by_driver, l->count / 10 + 1, &driver)) {
+				if (latency_time(l, access_by_driver, l->count / 10 + 1, &driver)) {
 					snprintf(scene->text, sizeof(scene->text), "%s",
-						 scene->place.gpu->text);
+						 scene->fixture.gpu->text);
 					return -EIO;
 				}
 				latency_row(l, &window, &driver);
@@ -201,9 +201,9 @@ static int measure_latency(struct latency *l)
 	return 0;
 }
 
-static int latency(struct window_scene *scene)
+static int latency_run(struct window_scene *scene)
 {
-	unsigned rounds = scene->place.choices->rounds;
+	unsigned rounds = scene->fixture.choices->rounds;
 	struct latency l = { .scene = scene,
 			     .count = rounds ? rounds : LATENCY_ROUNDS,
 			     .clock = clock_cost() };
@@ -214,7 +214,7 @@ static int latency(struct window_scene *scene)
 		snprintf(scene->text, sizeof(scene->text), "out of memory");
 		return -ENOMEM;
 	}
-	error = measure_latency(&l);
+	error = latency_measure(&l);
 	free(l.samples);
 	return error;
 }
@@ -223,7 +223,7 @@ int window_latency(struct window_choices *choices)
 {
 	uint64_t size = choices->size ? choices->size : 512 * KIB;
 
-	return window_each_memory(choices, size, size, latency);
+	return window_each_memory(choices, size, size, latency_run);
 }
 
 /* ---- api ------------------------------------------------------------------------------------- */
@@ -233,10 +233,11 @@ int window_latency(struct window_choices *choices)
 enum call { OPEN, AGAIN, INFO, CLOSE, CALLS };
 
 static const char *const call_names[] = { "open", "open again", "info", "close" };
-static const char *const call_meanings[] = { "pin and map", "shares what is open", "",
+static const char *const call_meanings[] = { "pin and map", "shares the open one", "",
 					     "unmap and unpin" };
 
-static int time_calls(struct window_scene *scene, uint64_t size, uint64_t *took[CALLS], size_t i)
+static int api_time_calls(struct window_scene *scene, uint64_t size, uint64_t *took[CALLS],
+			  size_t i)
 {
 	struct wh_window_info info = { .size = sizeof(info) };
 	struct wh_window *window, *again;
@@ -244,11 +245,11 @@ static int time_calls(struct window_scene *scene, uint64_t size, uint64_t *took[
 	int error;
 
 	at[0] = bench_now();
-	error = window_place_window(&scene->place, 0, size, &window);
+	error = window_fixture_window(&scene->fixture, 0, size, &window);
 	at[1] = bench_now();
 	if (error)
 		return error;
-	error = window_place_window(&scene->place, 0, size, &again);
+	error = window_fixture_window(&scene->fixture, 0, size, &again);
 	at[2] = bench_now();
 	if (!error)
 		error = wh_window_info(window, &info);
@@ -268,7 +269,7 @@ static int time_calls(struct window_scene *scene, uint64_t size, uint64_t *took[
 #define BUCKETS 24u /* of us: below 1, below 2, below 4 ... */
 #define BAR 40u
 
-static unsigned bucket_of(uint64_t ns)
+static unsigned histogram_bucket(uint64_t ns)
 {
 	unsigned bucket = 0;
 
@@ -277,14 +278,14 @@ static unsigned bucket_of(uint64_t ns)
 	return bucket;
 }
 
-/* How often it took how long, for people and as JSON. */
-static json_t *histogram(FILE *table, const uint64_t *sorted, size_t count)
+/* Print a histogram; it is returned as JSON. */
+static json_t *histogram_print(FILE *table, const uint64_t *sorted, size_t count)
 {
 	size_t buckets[BUCKETS] = { 0 }, highest = 0;
 	json_t *json = json_array();
 
 	for (size_t i = 0; i < count; i++)
-		buckets[bucket_of(sorted[i])]++;
+		buckets[histogram_bucket(sorted[i])]++;
 	for (unsigned b = 0; b < BUCKETS; b++)
 		highest = buckets[b] > highest ? buckets[b] : highest;
 	for (unsigned b = 0; b < BUCKETS; b++) {
@@ -306,8 +307,8 @@ static json_t *histogram(FILE *table, const uint64_t *sorted, size_t count)
 static void api_row(struct window_scene *scene, uint64_t size, enum call call, uint64_t *samples,
 		    size_t count)
 {
-	struct figures f = figures_of(samples, count);
-	FILE *table = scene->place.choices->table;
+	struct figures f = figures_make(samples, count);
+	FILE *table = scene->fixture.choices->table;
 	json_t *row = window_row(scene, "api");
 	char text[32];
 
@@ -325,10 +326,10 @@ static void api_row(struct window_scene *scene, uint64_t size, enum call call, u
 	window_number(row, "least_us", f.least);
 	window_number(row, "most_us", f.most);
 	json_object_set_new(row, "samples", json_integer((json_int_t)count));
-	json_object_set_new(row, "histogram", histogram(table, samples, count));
+	json_object_set_new(row, "histogram", histogram_print(table, samples, count));
 }
 
-static int measure_calls(struct window_scene *scene, uint64_t *took[CALLS], size_t count)
+static int api_measure(struct window_scene *scene, uint64_t *took[CALLS], size_t count)
 {
 	static const uint64_t sizes[] = { 64 * KIB, MIB, 16 * MIB, 64 * MIB, 1024 * MIB };
 	uint64_t rows = 0;
@@ -339,15 +340,15 @@ static int measure_calls(struct window_scene *scene, uint64_t *took[CALLS], size
 		rows += sizes[s] <= scene->length ? CALLS : 0;
 	window_begin(scene, rows);
 
-	fprintf(scene->place.choices->table, "  %-8s %-11s %9s %9s %9s %9s  us\n", "size", "call",
+	fprintf(scene->fixture.choices->table, "  %-8s %-11s %9s %9s %9s %9s  us\n", "size", "call",
 		"p50", "p99", "least", "most");
 	for (size_t s = 0; s < sizeof(sizes) / sizeof(sizes[0]) && sizes[s] <= scene->length; s++) {
-		/* Once before: what a backend does the first time is not of interest. */
-		error = time_calls(scene, sizes[s], took, 0);
+		/* Warm up: the first call of a backend does more. */
+		error = api_time_calls(scene, sizes[s], took, 0);
 		format_size(text, sizeof(text), sizes[s]);
 		for (size_t i = 0; i < count && !error; i++) {
 			window_doing(scene, "windows of %s", text);
-			error = time_calls(scene, sizes[s], took, i);
+			error = api_time_calls(scene, sizes[s], took, i);
 		}
 		if (error)
 			return error;
@@ -357,9 +358,9 @@ static int measure_calls(struct window_scene *scene, uint64_t *took[CALLS], size
 	return 0;
 }
 
-static int api(struct window_scene *scene)
+static int api_run(struct window_scene *scene)
 {
-	size_t count = scene->place.choices->rounds ? scene->place.choices->rounds : API_ROUNDS;
+	size_t count = scene->fixture.choices->rounds ? scene->fixture.choices->rounds : API_ROUNDS;
 	uint64_t *samples = calloc(CALLS * count, sizeof(*samples)), *took[CALLS];
 	int error;
 
@@ -369,16 +370,16 @@ static int api(struct window_scene *scene)
 	}
 	for (unsigned call = 0; call < CALLS; call++)
 		took[call] = samples + call * count;
-	/* The scene's own window would be shared by all others. */
+	/* Else all windows would share the scene's. */
 	error = wh_window_close(scene->window);
 	scene->window = NULL;
 	if (!error)
-		error = measure_calls(scene, took, count);
+		error = api_measure(scene, took, count);
 	free(samples);
 	return error;
 }
 
 int window_api(struct window_choices *choices)
 {
-	return window_each_memory(choices, choices->size ? choices->size : 64 * MIB, KIB, api);
+	return window_each_memory(choices, choices->size ? choices->size : 64 * MIB, KIB, api_run);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the measuring subcommands of wherry window share, and bandwidth: many bytes, by one thread
- * and by several. */
+/* What the measuring subcommands of wherry window share; and bandwidth, with one thread and with
+ * several. */
 #include <errno.h>
 #include <math.h>
 #include <pthread.h>
@@ -16,11 +16,11 @@
 
 #define KIB UINT64_C(1024)
 #define MIB (1024 * KIB)
-#define SLICE 4000000 /* ns of one way in one round */
+#define SLICE 4000000 /* ns of one measurement in one round */
 #define ROUNDS 9
-/* Reads so short that they are loads, never the copy engine's. */
+/* Reads this short are loads, never copies by the copy engine. */
 #define PIECE KIB
-/* What loads of libc are tried with: they take a microsecond for every 16 bytes. */
+/* The largest read by memcpy: 16 bytes take a microsecond. */
 #define LOADS_MOST (64 * KIB)
 
 /* ---- the scene ------------------------------------------------------------------------------- */
@@ -30,24 +30,24 @@ static int scene_open(struct window_scene *scene, const struct window_choices *c
 		      char text[WINDOW_TEXT])
 {
 	static const struct memory pinned = { .kind = WH_MEMORY_PINNED, .name = "pinned" };
-	struct window_place *place = &scene->place;
+	struct window_fixture *fixture = &scene->fixture;
 	void *host = NULL;
 	int error;
 
 	*scene = (struct window_scene){ .info.size = sizeof(scene->info), .length = length };
-	error = window_place_open(place, choices, memory, length, text);
+	error = window_fixture_open(fixture, choices, memory, length, text);
 	if (error)
 		return error;
-	error = memory_alloc(place->engine, &pinned, on_host, &host);
+	error = memory_alloc(fixture->engine, &pinned, on_host, &host);
 	scene->host = host;
 	if (!error)
-		error = window_place_window(place, 0, length, &scene->window);
+		error = window_fixture_window(fixture, 0, length, &scene->window);
 	if (!error)
 		error = wh_window_info(scene->window, &scene->info);
 	if (error) {
 		snprintf(text, WINDOW_TEXT, "%s", wh_error_text());
-	} else if (gpu_enter(place->gpu, place->device)) {
-		snprintf(text, WINDOW_TEXT, "%s", place->gpu->text);
+	} else if (gpu_enter(fixture->gpu, fixture->device)) {
+		snprintf(text, WINDOW_TEXT, "%s", fixture->gpu->text);
 		error = -EIO;
 	} else {
 		scene->entered = true;
@@ -58,25 +58,26 @@ static int scene_open(struct window_scene *scene, const struct window_choices *c
 
 static int scene_close(struct window_scene *scene, char text[WINDOW_TEXT])
 {
-	struct window_place *place = &scene->place;
+	struct window_fixture *fixture = &scene->fixture;
 	int error = 0, last;
 
 	progress_end(&scene->progress);
 	if (scene->entered)
-		gpu_leave(place->gpu);
+		gpu_leave(fixture->gpu);
 	if (scene->window)
 		error = wh_window_close(scene->window);
 	if (scene->host && !error)
-		error = wh_memory_free(place->engine, scene->host);
+		error = wh_memory_free(fixture->engine, scene->host);
 	if (error)
 		snprintf(text, WINDOW_TEXT, "%s", wh_error_text());
-	if (!place->engine)
+	if (!fixture->engine)
 		return error;
-	last = window_place_close(place, text);
+	last = window_fixture_close(fixture, text);
 	return error ? error : last;
 }
 
-static int skip(const struct window_choices *choices, const struct memory *memory, const char *text)
+static int scene_skip(const struct window_choices *choices, const struct memory *memory,
+		      const char *text)
 {
 	fprintf(choices->table, "%s: skipped: %s\n", memory->name, text);
 	json_array_append_new(choices->skipped,
@@ -103,7 +104,7 @@ int window_each_memory(struct window_choices *choices, uint64_t length, uint64_t
 				snprintf(text, sizeof(text), "%s",
 					 *scene.text ? scene.text : wh_error_text());
 		} else if (error == -EOPNOTSUPP && i && !choices->memories_given) {
-			error = skip(choices, memory, text);
+			error = scene_skip(choices, memory, text);
 		}
 		if (error) {
 			char more[WINDOW_TEXT];
@@ -121,16 +122,16 @@ int window_each_memory(struct window_choices *choices, uint64_t length, uint64_t
 
 void window_begin(struct window_scene *scene, uint64_t rows)
 {
-	snprintf(scene->label, sizeof(scene->label), "%s", scene->place.memory->name);
+	snprintf(scene->label, sizeof(scene->label), "%s", scene->fixture.memory->name);
 	progress_start_steps(&scene->progress, scene->label, rows, false);
 }
 
 void window_doing(struct window_scene *scene, const char *format, ...)
 {
-	size_t used = strlen(scene->place.memory->name);
+	size_t used = strlen(scene->fixture.memory->name);
 	va_list list;
 
-	snprintf(scene->label, sizeof(scene->label), "%s: ", scene->place.memory->name);
+	snprintf(scene->label, sizeof(scene->label), "%s: ", scene->fixture.memory->name);
 	va_start(list, format);
 	vsnprintf(scene->label + used + 2, sizeof(scene->label) - used - 2, format, list);
 	va_end(list);
@@ -140,10 +141,10 @@ void window_doing(struct window_scene *scene, const char *format, ...)
 json_t *window_row(struct window_scene *scene, const char *what)
 {
 	json_t *json = json_pack("{s:s, s:s, s:s, s:s}", "what", what, "memory",
-				 scene->place.memory->name, "backend", scene->info.backend,
+				 scene->fixture.memory->name, "backend", scene->info.backend,
 				 "mapping", window_mapping_name(scene->info.mapping));
 
-	json_array_append_new(scene->place.choices->results, json);
+	json_array_append_new(scene->fixture.choices->results, json);
 	scene->rows++;
 	progress_wipe();
 	return json;
@@ -162,12 +163,12 @@ struct copy {
 	struct window_scene *scene;
 	bool write;
 	enum way way;
-	uint64_t size, walk, at; /* bytes; `walk` are gone through before starting over */
+	uint64_t size, walk, at; /* bytes; `at` starts over after `walk` */
 	const struct wh_copy_way *one; /* BY_ONE */
 };
 
-/* memcpy knows nothing of what device mappings refuse. */
-static bool has_way(const struct copy *copy)
+/* memcpy() may use accesses that device mappings refuse. */
+static bool copy_is_possible(const struct copy *copy)
 {
 	uint32_t mapping = copy->scene->info.mapping;
 
@@ -180,8 +181,8 @@ static int copy_once(struct copy *copy)
 	struct window_scene *scene = copy->scene;
 	unsigned char *host = scene->host + copy->at;
 	unsigned char *window = (unsigned char *)scene->info.pointer + copy->at;
-	uint64_t on_gpu = (uintptr_t)scene->place.address + copy->at;
-	struct gpu *gpu = scene->place.gpu;
+	uint64_t on_gpu = (uintptr_t)scene->fixture.address + copy->at;
+	struct gpu *gpu = scene->fixture.gpu;
 
 	switch (copy->way) {
 	case BY_WINDOW:
@@ -207,8 +208,8 @@ static int copy_once(struct copy *copy)
 	}
 }
 
-/* GB/s of back-to-back copies for a while; NAN: an error. */
-static double rate(struct copy *copy)
+/* GB/s of back-to-back copies; NAN: error. */
+static double copy_rate(struct copy *copy)
 {
 	struct bench_pace pace = { .deadline = bench_now() + SLICE };
 	int64_t start = bench_now();
@@ -225,37 +226,36 @@ static double rate(struct copy *copy)
 	return (double)bytes / (double)(bench_now() - start);
 }
 
-/* Up to 1 MiB the same 1 MiB, which stays in the CPU's cache. */
-static uint64_t walk_of(const struct window_scene *scene, uint64_t size)
+/* Copies of up to 1 MiB use the same 1 MiB, which stays in the CPU's cache. */
+static uint64_t copy_walk(const struct window_scene *scene, uint64_t size)
 {
 	return size <= MIB && scene->length > MIB ? MIB : scene->length;
 }
 
 struct rates {
-	double median[WAYS]; /* GB/s; NAN: cannot be had */
-	double ratio; /* to the driver's, the median of the rounds' own */
+	double median[WAYS]; /* GB/s; NAN: not possible */
+	double ratio; /* to the driver's: the median of the rounds' ratios */
 };
 
-static int measure(struct window_scene *scene, bool write, uint64_t size, const char *size_text,
-		   struct rates *out)
+static int copy_measure(struct window_scene *scene, bool write, uint64_t size,
+			const char *size_text, struct rates *out)
 {
 	struct bench_pairs pairs = { .count = 0 };
-	unsigned rounds = scene->place.choices->rounds;
+	unsigned rounds = scene->fixture.choices->rounds;
 	double values[WAYS][BENCH_ROUNDS];
 
 	rounds = rounds && rounds < BENCH_ROUNDS ? rounds : ROUNDS;
 	for (unsigned r = 0; r < rounds; r++) {
 		window_doing(scene, "%s of %s", write ? "write" : "read", size_text);
 		for (enum way way = 0; way < WAYS; way++) {
-			struct copy copy = {
-				scene, write, way, size, walk_of(scene, size), 0, NULL
-			};
+			struct copy copy = { scene, write, way, size, copy_walk(scene, size),
+					     0,     NULL };
 
-			values[way][r] = has_way(&copy) ? rate(&copy) : NAN;
+			values[way][r] = copy_is_possible(&copy) ? copy_rate(&copy) : NAN;
 			if (way != BY_LIBC && isnan(values[way][r])) {
 				if (way == BY_DRIVER)
 					snprintf(scene->text, sizeof(scene->text), "%s",
-						 scene->place.gpu->text);
+						 scene->fixture.gpu->text);
 				return -EIO;
 			}
 		}
@@ -293,9 +293,9 @@ static void copy_row(struct window_scene *scene, bool read, uint64_t size,
 	window_number(row, "ratio", rates->ratio);
 }
 
-static int copies(struct window_scene *scene)
+static int copies_run(struct window_scene *scene)
 {
-	FILE *table = scene->place.choices->table;
+	FILE *table = scene->fixture.choices->table;
 	struct rates rates[2];
 	char text[32];
 
@@ -304,7 +304,7 @@ static int copies(struct window_scene *scene)
 	for (size_t s = 0; s < COPIES && copy_sizes[s] <= scene->length; s++) {
 		format_size(text, sizeof(text), copy_sizes[s]);
 		for (int read = 0; read < 2; read++) {
-			int error = measure(scene, !read, copy_sizes[s], text, &rates[read]);
+			int error = copy_measure(scene, !read, copy_sizes[s], text, &rates[read]);
 
 			if (error)
 				return error;
@@ -325,10 +325,10 @@ static int copies(struct window_scene *scene)
 
 #define WAY_SIZES 5
 
-static void one_way(struct window_scene *scene, const struct wh_copy_way *one, bool write)
+static void way_row(struct window_scene *scene, const struct wh_copy_way *one, bool write)
 {
 	static const uint64_t sizes[WAY_SIZES] = { 8, 64, KIB, 4 * KIB, 64 * KIB };
-	FILE *table = scene->place.choices->table;
+	FILE *table = scene->fixture.choices->table;
 	double medians[WAY_SIZES];
 	size_t count = 0;
 
@@ -339,10 +339,10 @@ static void one_way(struct window_scene *scene, const struct wh_copy_way *one, b
 		window_doing(scene, "%s by %s", write ? "write" : "read", one->name);
 		for (int r = 0; r < 3; r++) {
 			struct copy copy = {
-				scene, write, BY_ONE, sizes[s], walk_of(scene, sizes[s]), 0, one
+				scene, write, BY_ONE, sizes[s], copy_walk(scene, sizes[s]), 0, one
 			};
 
-			rounds[r] = rate(&copy);
+			rounds[r] = copy_rate(&copy);
 		}
 		row = window_row(scene, "way");
 		medians[count++] = bench_median(rounds, 3);
@@ -357,16 +357,16 @@ static void one_way(struct window_scene *scene, const struct wh_copy_way *one, b
 	fputc('\n', table);
 }
 
-static bool serves(const struct window_scene *scene, const struct wh_copy_way *way)
+static bool way_serves(const struct window_scene *scene, const struct wh_copy_way *way)
 {
 	return (way->needs & wh_copy_cpu()) == way->needs &&
 	       way->mappings >> scene->info.mapping & 1;
 }
 
-/* All that this CPU has for such a mapping, and not only the best. */
-static void ways(struct window_scene *scene)
+/* Measure all methods of this CPU for the mapping, not only the best one. */
+static void ways_run(struct window_scene *scene)
 {
-	FILE *table = scene->place.choices->table;
+	FILE *table = scene->fixture.choices->table;
 
 	if (!scene->info.pointer)
 		return;
@@ -374,8 +374,8 @@ static void ways(struct window_scene *scene)
 		"4 KiB", "64 KiB");
 	for (int read = 0; read < 2; read++)
 		for (const struct wh_copy_way *w = read ? wh_copy_gets : wh_copy_puts; w->name; w++)
-			if (serves(scene, w))
-				one_way(scene, w, !read);
+			if (way_serves(scene, w))
+				way_row(scene, w, !read);
 }
 
 /* ---- several threads ------------------------------------------------------------------------- */
@@ -383,8 +383,8 @@ static void ways(struct window_scene *scene)
 #define THREADS 8
 #define PART_MOST (2 * MIB)
 
-/* Where all wait for each other, unless some could not be had. */
-struct gate {
+/* Threads start together here, unless one could not be created. */
+struct start_line {
 	_Atomic unsigned waiting;
 	_Atomic bool broken;
 };
@@ -392,13 +392,13 @@ struct gate {
 struct worker {
 	struct window_scene *scene;
 	pthread_t thread;
-	struct gate *gate;
+	struct start_line *line;
 	bool write;
 	uint64_t offset, part;
-	double rate; /* NAN: an error */
+	double rate; /* GB/s; NAN: error */
 };
 
-static int work_once(const struct worker *w)
+static int worker_copy(const struct worker *w)
 {
 	unsigned char *host = w->scene->host + w->offset;
 	int error = 0;
@@ -411,23 +411,23 @@ static int work_once(const struct worker *w)
 	return error;
 }
 
-static void *work(void *arg)
+static void *worker_run(void *arg)
 {
 	struct worker *w = arg;
 	int64_t start, now;
 	uint64_t bytes = 0;
 	int error;
 
-	w->gate->waiting--;
-	while (w->gate->waiting && !w->gate->broken)
+	w->line->waiting--;
+	while (w->line->waiting && !w->line->broken)
 		sched_yield();
-	if (w->gate->broken) {
+	if (w->line->broken) {
 		w->rate = NAN;
 		return NULL;
 	}
 	start = bench_now();
 	do {
-		error = work_once(w);
+		error = worker_copy(w);
 		bytes += w->part;
 		now = bench_now();
 	} while (!error && now - start < 2 * SLICE);
@@ -435,26 +435,26 @@ static void *work(void *arg)
 	return NULL;
 }
 
-/* GB/s of all together; NAN: a thread that could not be had, or failed. */
-static double together(struct window_scene *scene, bool write, unsigned count, uint64_t part)
+/* GB/s of all threads together; NAN: one could not be created, or failed. */
+static double workers_rate(struct window_scene *scene, bool write, unsigned count, uint64_t part)
 {
 	struct worker workers[WINDOW_THREADS];
-	struct gate gate = { .waiting = count };
+	struct start_line line = { .waiting = count };
 	unsigned started = 1;
 	double sum;
 
 	for (unsigned i = 0; i < count; i++)
 		workers[i] = (struct worker){ .scene = scene,
-					      .gate = &gate,
+					      .line = &line,
 					      .write = write,
 					      .offset = i * part,
 					      .part = part };
-	/* The first one is this thread. */
+	/* This thread is the first. */
 	while (started < count &&
-	       !pthread_create(&workers[started].thread, NULL, work, &workers[started]))
+	       !pthread_create(&workers[started].thread, NULL, worker_run, &workers[started]))
 		started++;
-	gate.broken = started < count;
-	work(&workers[0]);
+	line.broken = started < count;
+	worker_run(&workers[0]);
 	sum = workers[0].rate;
 	for (unsigned i = 1; i < started; i++) {
 		pthread_join(workers[i].thread, NULL);
@@ -463,9 +463,9 @@ static double together(struct window_scene *scene, bool write, unsigned count, u
 	return sum;
 }
 
-static int scaling(struct window_scene *scene)
+static int workers_run(struct window_scene *scene)
 {
-	const struct window_choices *choices = scene->place.choices;
+	const struct window_choices *choices = scene->fixture.choices;
 	unsigned most = choices->threads ? choices->threads : THREADS;
 	uint64_t part = scene->length / most;
 
@@ -484,7 +484,7 @@ static int scaling(struct window_scene *scene)
 			window_doing(scene, "%s by %u thread%s", read ? "read" : "write", count,
 				     count > 1 ? "s" : "");
 			for (int r = 0; r < 3; r++)
-				rounds[r] = together(scene, !read, count, part);
+				rounds[r] = workers_rate(scene, !read, count, part);
 			medians[read] = bench_median(rounds, 3);
 			if (isnan(medians[read]))
 				return -EAGAIN;
@@ -504,10 +504,10 @@ static int scaling(struct window_scene *scene)
 
 /* ---- bandwidth ------------------------------------------------------------------------------- */
 
-/* As many as there will be, or nearly: it is for the progress. */
-static uint64_t rows_of(const struct window_scene *scene)
+/* The expected number of rows, for the progress. */
+static uint64_t bandwidth_rows(const struct window_scene *scene)
 {
-	const struct window_choices *choices = scene->place.choices;
+	const struct window_choices *choices = scene->fixture.choices;
 	unsigned most = choices->threads ? choices->threads : THREADS;
 	uint64_t rows = 0;
 
@@ -517,22 +517,22 @@ static uint64_t rows_of(const struct window_scene *scene)
 		return rows;
 	for (int read = 0; read < 2 && argument(choices->arguments, "ways"); read++)
 		for (const struct wh_copy_way *w = read ? wh_copy_gets : wh_copy_puts; w->name; w++)
-			rows += serves(scene, w) ? WAY_SIZES : 0;
+			rows += way_serves(scene, w) ? WAY_SIZES : 0;
 	for (unsigned count = 1; count <= most; count *= 2)
 		rows += 2;
 	return rows + WINDOW_SHAPES;
 }
 
-static int bandwidth(struct window_scene *scene)
+static int bandwidth_run(struct window_scene *scene)
 {
 	int error;
 
-	window_begin(scene, rows_of(scene));
-	error = copies(scene);
-	if (!error && argument(scene->place.choices->arguments, "ways"))
-		ways(scene);
+	window_begin(scene, bandwidth_rows(scene));
+	error = copies_run(scene);
+	if (!error && argument(scene->fixture.choices->arguments, "ways"))
+		ways_run(scene);
 	if (!error)
-		error = scaling(scene);
+		error = workers_run(scene);
 	return error ? error : window_receive(scene);
 }
 
@@ -540,6 +540,6 @@ int window_bandwidth(struct window_choices *choices)
 {
 	uint64_t size = choices->size ? choices->size : 64 * MIB;
 
-	/* Half of the host's is for recv() to be compared with. */
-	return window_each_memory(choices, size, 2 * size, bandwidth);
+	/* The second half of the pinned memory is for recv(). */
+	return window_each_memory(choices, size, 2 * size, bandwidth_run);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory of a GPU, windows onto it, and the driver beside. */
+/* The fixture of wherry window: an engine, GPU memory, windows on it, and the CUDA driver. */
 #include <errno.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -9,8 +9,8 @@
 #include "engine.h"
 #include "window/window.h"
 
-__attribute__((format(printf, 3, 4))) static int say(char text[WINDOW_TEXT], int error,
-						     const char *format, ...)
+__attribute__((format(printf, 3, 4))) static int text_fail(char text[WINDOW_TEXT], int error,
+							   const char *format, ...)
 {
 	va_list list;
 
@@ -20,10 +20,10 @@ __attribute__((format(printf, 3, 4))) static int say(char text[WINDOW_TEXT], int
 	return error;
 }
 
-/* The engine's settings are those of the command line; who is told of its errors is the caller. */
-static int open_engine(struct window_place *place, char text[WINDOW_TEXT])
+/* Open an engine with the command line's settings. The caller reports errors. */
+static int fixture_open_engine(struct window_fixture *fixture, char text[WINDOW_TEXT])
 {
-	const struct arguments *arguments = place->choices->arguments;
+	const struct arguments *arguments = fixture->choices->arguments;
 	struct wh_engine_options options = { .size = sizeof(options), .listen = "none" };
 	const char **settings = calloc((size_t)arguments->all_count + 1, sizeof(*settings));
 	const char *setting;
@@ -31,79 +31,80 @@ static int open_engine(struct window_place *place, char text[WINDOW_TEXT])
 	size_t count = 0;
 
 	if (!settings)
-		return say(text, -ENOMEM, "out of memory");
+		return text_fail(text, -ENOMEM, "out of memory");
 	while ((setting = argument_next(arguments, "config", &cursor)))
 		settings[count++] = setting;
 	options.config = settings;
-	error = wh_engine_open(&options, &place->engine);
+	error = wh_engine_open(&options, &fixture->engine);
 	free(settings);
-	return error ? say(text, error, "cannot open an engine: %s", wh_error_text()) : 0;
+	return error ? text_fail(text, error, "cannot open an engine: %s", wh_error_text()) : 0;
 }
 
-static int open_driver(struct window_place *place, char text[WINDOW_TEXT])
+static int fixture_open_driver(struct window_fixture *fixture, char text[WINDOW_TEXT])
 {
 	char why[GPU_TEXT];
 
-	place->gpu = gpu_open(bench_knob(place->choices->arguments, "cuda"), why);
-	if (!place->gpu)
-		return say(text, -ENODEV, "%s", why);
-	if (gpu_of(place->gpu, place->address, &place->device))
-		return say(text, -EIO, "%s", place->gpu->text);
-	/* Its context is there from now on, so that several threads may enter it. */
-	if (gpu_enter(place->gpu, place->device))
-		return say(text, -EIO, "%s", place->gpu->text);
-	gpu_leave(place->gpu);
+	fixture->gpu = gpu_open(bench_knob(fixture->choices->arguments, "cuda"), why);
+	if (!fixture->gpu)
+		return text_fail(text, -ENODEV, "%s", why);
+	if (gpu_of(fixture->gpu, fixture->address, &fixture->device))
+		return text_fail(text, -EIO, "%s", fixture->gpu->text);
+	/* Create its context now, so that several threads may enter it. */
+	if (gpu_enter(fixture->gpu, fixture->device))
+		return text_fail(text, -EIO, "%s", fixture->gpu->text);
+	gpu_leave(fixture->gpu);
 	return 0;
 }
 
-int window_place_open(struct window_place *place, const struct window_choices *choices,
-		      const struct memory *memory, uint64_t length, char text[WINDOW_TEXT])
+int window_fixture_open(struct window_fixture *fixture, const struct window_choices *choices,
+			const struct memory *memory, uint64_t length, char text[WINDOW_TEXT])
 {
 	void *address = NULL;
 	int error;
 
-	*place = (struct window_place){ .choices = choices, .memory = memory, .length = length };
-	error = open_engine(place, text);
+	*fixture =
+		(struct window_fixture){ .choices = choices, .memory = memory, .length = length };
+	error = fixture_open_engine(fixture, text);
 	if (error)
 		return error;
-	error = memory_alloc(place->engine, memory, length, &address);
+	error = memory_alloc(fixture->engine, memory, length, &address);
 	if (error)
-		say(text, error, "%s", wh_error_text());
-	place->address = address;
+		text_fail(text, error, "%s", wh_error_text());
+	fixture->address = address;
 	if (!error)
-		error = open_driver(place, text);
+		error = fixture_open_driver(fixture, text);
 	if (error) {
 		char more[WINDOW_TEXT];
 
-		window_place_close(place, more);
+		window_fixture_close(fixture, more);
 	}
 	return error;
 }
 
-int window_place_close(struct window_place *place, char text[WINDOW_TEXT])
+int window_fixture_close(struct window_fixture *fixture, char text[WINDOW_TEXT])
 {
 	int error = 0;
 
-	gpu_close(place->gpu);
-	place->gpu = NULL;
-	if (place->address)
-		error = wh_memory_free(place->engine, place->address);
-	place->address = NULL;
+	gpu_close(fixture->gpu);
+	fixture->gpu = NULL;
+	if (fixture->address)
+		error = wh_memory_free(fixture->engine, fixture->address);
+	fixture->address = NULL;
 	if (error)
-		say(text, error, "cannot free the memory: %s", wh_error_text());
-	if (place->engine && wh_engine_close(place->engine) && !error)
-		error = say(text, -EIO, "cannot close the engine: %s", wh_error_text());
-	place->engine = NULL;
+		text_fail(text, error, "cannot free the memory: %s", wh_error_text());
+	if (fixture->engine && wh_engine_close(fixture->engine) && !error)
+		error = text_fail(text, -EIO, "cannot close the engine: %s", wh_error_text());
+	fixture->engine = NULL;
 	return error;
 }
 
-int window_place_window(const struct window_place *place, uint64_t offset, uint64_t length,
-			struct wh_window **out)
+int window_fixture_window(const struct window_fixture *fixture, uint64_t offset, uint64_t length,
+			  struct wh_window **out)
 {
 	struct wh_window_options options = { .size = sizeof(options),
-					     .backends = place->choices->backend };
+					     .backends = fixture->choices->backend };
 
-	return wh_window_open(place->engine, place->address + offset, length, &options, out);
+	return wh_window_open(fixture->engine, fixture->address + offset, length, &options, out);
 }
 
 const char *window_mapping_name(uint32_t mapping)
@@ -124,6 +125,6 @@ void window_describe(const struct wh_window_info *info, char *out, size_t size)
 
 int window_fail(const struct memory *memory, int error, const char *text)
 {
-	/* A node that is not there is a backend that is not there. */
+	/* A missing device file is a missing backend. */
 	return fail(error == -ENOENT ? -ENODEV : error, "%s: %s", memory->name, text);
 }

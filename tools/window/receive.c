@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* System calls on windows: recv() from TCP connections over loopback, straight into GPU memory. */
+/* recv() from TCP connections over loopback, straight into a window, that is into GPU memory. */
 #include <errno.h>
 #include <math.h>
 #include <netinet/in.h>
@@ -21,12 +21,12 @@ struct stream {
 	int out, in;
 	const unsigned char *from;
 	unsigned char *to;
-	uint64_t piece, walk, bytes; /* of a call; gone through; in all */
+	uint64_t piece, walk, bytes; /* of one call; before starting over; in all */
 	int64_t start, end;
 	bool good;
 };
 
-static void *send_all(void *arg)
+static void *stream_send(void *arg)
 {
 	struct stream *s = arg;
 	uint64_t sent = 0;
@@ -43,7 +43,7 @@ static void *send_all(void *arg)
 	return NULL;
 }
 
-static void *receive_all(void *arg)
+static void *stream_receive(void *arg)
 {
 	struct stream *s = arg;
 	uint64_t got = 0;
@@ -52,16 +52,16 @@ static void *receive_all(void *arg)
 	s->start = bench_now();
 	while ((n = recv(s->in, s->to + got % s->walk, s->piece, MSG_WAITALL)) > 0)
 		got += (uint64_t)n;
-	__sync_synchronize(); /* what is in the CPU's write-combining buffers, too */
+	__sync_synchronize(); /* drains the CPU's write-combining buffers */
 	s->end = bench_now();
 	s->good = !n && got >= s->bytes;
 	if (!s->good)
-		shutdown(s->in, SHUT_RDWR); /* or the other side waits for room */
+		shutdown(s->in, SHUT_RDWR); /* else the sender blocks */
 	return NULL;
 }
 
-/* Two ends over loopback; 0 or -errno. */
-static int connect_ends(int *out, int *in)
+/* Connect two sockets over loopback. 0 or -errno. */
+static int stream_connect(int *out, int *in)
 {
 	struct sockaddr_in where = { .sin_family = AF_INET,
 				     .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
@@ -85,15 +85,15 @@ static int connect_ends(int *out, int *in)
 	return error;
 }
 
-static int start(struct stream *s)
+static int stream_start(struct stream *s)
 {
-	int error = connect_ends(&s->out, &s->in);
+	int error = stream_connect(&s->out, &s->in);
 
 	if (error)
 		return error;
-	error = -pthread_create(&s->receiver, NULL, receive_all, s);
+	error = -pthread_create(&s->receiver, NULL, stream_receive, s);
 	if (!error) {
-		error = -pthread_create(&s->sender, NULL, send_all, s);
+		error = -pthread_create(&s->sender, NULL, stream_send, s);
 		if (!error)
 			return 0;
 		shutdown(s->out, SHUT_WR);
@@ -104,7 +104,7 @@ static int start(struct stream *s)
 	return error;
 }
 
-static void finish(struct stream *s)
+static void stream_finish(struct stream *s)
 {
 	pthread_join(s->sender, NULL);
 	pthread_join(s->receiver, NULL);
@@ -112,14 +112,15 @@ static void finish(struct stream *s)
 	close(s->out);
 }
 
-/* How many at a time, and whether what each receives into fits no cache. */
+/* How many streams at once; `far`: the memory of each exceeds the caches. */
 struct shape {
 	unsigned streams;
 	bool far;
 };
 
-/* GB/s of all streams, into the window or into the host's memory. 0 or -errno. */
-static int receive(struct window_scene *scene, const struct shape *shape, bool window, double *out)
+/* GB/s of all streams, into the window or into pinned memory. 0 or -errno. */
+static int receive_measure(struct window_scene *scene, const struct shape *shape, bool window,
+			   double *out)
 {
 	struct stream s[STREAMS];
 	uint64_t part = scene->length / STREAMS, piece = part < MIB ? part : MIB;
@@ -139,11 +140,11 @@ static int receive(struct window_scene *scene, const struct shape *shape, bool w
 			.walk = walk,
 			.bytes = each,
 		};
-		error = start(&s[started]);
+		error = stream_start(&s[started]);
 		started += !error;
 	}
 	for (unsigned i = 0; i < started; i++) {
-		finish(&s[i]);
+		stream_finish(&s[i]);
 		first = s[i].start < first ? s[i].start : first;
 		last = s[i].end > last ? s[i].end : last;
 		if (!s[i].good && !error)
@@ -156,7 +157,7 @@ static int receive(struct window_scene *scene, const struct shape *shape, bool w
 
 static int receive_row(struct window_scene *scene, const struct shape *shape)
 {
-	const struct window_choices *choices = scene->place.choices;
+	const struct window_choices *choices = scene->fixture.choices;
 	unsigned rounds = choices->rounds && choices->rounds < ROUNDS ? choices->rounds : ROUNDS;
 	struct bench_pairs pairs = { .count = 0 };
 	double window = NAN, host = NAN;
@@ -166,9 +167,9 @@ static int receive_row(struct window_scene *scene, const struct shape *shape)
 	for (unsigned r = 0; r < rounds && !error; r++) {
 		window_doing(scene, "recv() of %u stream%s", shape->streams,
 			     shape->streams > 1 ? "s" : "");
-		error = receive(scene, shape, true, &window);
+		error = receive_measure(scene, shape, true, &window);
 		if (!error)
-			error = receive(scene, shape, false, &host);
+			error = receive_measure(scene, shape, false, &host);
 		bench_pairs_add(&pairs, window, host);
 	}
 	if (error)
@@ -199,7 +200,7 @@ int window_receive(struct window_scene *scene)
 
 	if (!scene->info.pointer || scene->length < STREAMS)
 		return 0;
-	fprintf(scene->place.choices->table, "  %-8s %7s %7s  GB/s of recv()\n", "streams",
+	fprintf(scene->fixture.choices->table, "  %-8s %7s %7s  GB/s of recv()\n", "streams",
 		"window", "host");
 	for (size_t i = 0; i < WINDOW_SHAPES && !error; i++)
 		error = receive_row(scene, &shapes[i]);

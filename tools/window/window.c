@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* wherry window: what CPU windows onto GPU memory do here, and how fast. */
+/* wherry window: check and measure CPU windows on GPU memory. This file parses the command line. */
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
@@ -19,7 +19,7 @@
 static const struct subcommand {
 	const char *name;
 	int (*run)(struct window_choices *choices);
-	uint64_t least; /* bytes of --size, which is the first row's; 0: it takes none */
+	uint64_t least; /* smallest --size, in bytes; 0: the subcommand takes none */
 } subcommands[] = {
 	{ "check", window_check, 0 },       { "bandwidth", window_bandwidth, 64 },
 	{ "latency", window_latency, 4 },   { "api", window_api, 65536 },
@@ -30,7 +30,7 @@ static const struct subcommand {
 
 /* ---- the command line ------------------------------------------------------------------------ */
 
-static const struct subcommand *find(const char *name)
+static const struct subcommand *subcommand_find(const char *name)
 {
 	struct suggestion suggestion = { .word = name };
 
@@ -46,7 +46,7 @@ static const struct subcommand *find(const char *name)
 	return NULL;
 }
 
-static int add_memory(struct window_choices *choices, const char *text)
+static int choices_add_memory(struct window_choices *choices, const char *text)
 {
 	struct memory *memory = &choices->memories[choices->memory_count];
 	const char *rest, *wrong;
@@ -57,13 +57,15 @@ static int add_memory(struct window_choices *choices, const char *text)
 	if (wrong)
 		return usage_error("--memory: '%s' %s", text, wrong);
 	if (*rest)
-		return usage_error("--memory: '%s' has ':%s' behind the GPU; --size takes a size",
-				   text, rest);
+		return usage_error(
+			"--memory: '%s': ':%s' after the GPU is not allowed; use --size for a size",
+			text, rest);
 	if (!memory_on_gpu(memory->kind))
-		return usage_error("--memory: '%s' is no GPU's memory, as windows need it", text);
-	if (memory->kind == WH_MEMORY_MANAGED)
-		return usage_error("--memory: '%s': the CPU reaches managed memory by itself",
+		return usage_error("--memory: '%s' is not GPU memory; a window needs GPU memory",
 				   text);
+	if (memory->kind == WH_MEMORY_MANAGED)
+		return usage_error(
+			"--memory: '%s': the CPU reaches managed memory without a window", text);
 	for (size_t i = 0; i < choices->memory_count; i++)
 		if (!strcmp(choices->memories[i].name, memory->name))
 			return usage_error("--memory: %s is given twice", memory->name);
@@ -71,22 +73,22 @@ static int add_memory(struct window_choices *choices, const char *text)
 	return 0;
 }
 
-static int parse_memories(struct window_choices *choices)
+static int choices_parse_memories(struct window_choices *choices)
 {
 	const char *text;
 	int cursor = 0, error = 0;
 
 	while (!error && (text = argument_next(choices->arguments, "memory", &cursor)))
-		error = add_memory(choices, text);
+		error = choices_add_memory(choices, text);
 	choices->memories_given = choices->memory_count;
 	if (!error && !choices->memories_given)
-		error = add_memory(choices, "cuda:0");
+		error = choices_add_memory(choices, "cuda:0");
 	if (!error && !choices->memories_given)
-		error = add_memory(choices, "vmm:cuda:0");
+		error = choices_add_memory(choices, "vmm:cuda:0");
 	return error;
 }
 
-static int parse_numbers(struct window_choices *choices)
+static int choices_parse_numbers(struct window_choices *choices)
 {
 	const char *size = argument(choices->arguments, "size");
 	const char *rounds = argument(choices->arguments, "rounds");
@@ -110,8 +112,9 @@ static int parse_numbers(struct window_choices *choices)
 	return 0;
 }
 
-/* What is of some subcommands only. */
-static int check_options(const struct window_choices *choices, const struct subcommand *subcommand)
+/* Refuse options that the subcommand does not take. */
+static int choices_check_options(const struct window_choices *choices,
+				 const struct subcommand *subcommand)
 {
 	const char *name = subcommand->name, *size = argument(choices->arguments, "size");
 	bool check = !strcmp(name, "check");
@@ -134,8 +137,9 @@ static int check_options(const struct window_choices *choices, const struct subc
 	return 0;
 }
 
-/* The engine's settings, by opening one: in another process, for this one may have no threads. */
-static int check_settings(const struct arguments *arguments)
+/* Check the engine's settings by opening an engine: in a child, because this process must not have
+ * threads yet. */
+static int choices_check_settings(const struct arguments *arguments)
 {
 	static const struct engine_setup setup = { .listen = "none" };
 	struct wh_engine *engine;
@@ -153,25 +157,25 @@ static int check_settings(const struct arguments *arguments)
 	return WIFEXITED(status) ? WEXITSTATUS(status) : EXIT_FAIL;
 }
 
-static int parse(struct window_choices *choices, const struct subcommand *subcommand)
+static int choices_parse(struct window_choices *choices, const struct subcommand *subcommand)
 {
-	int error = parse_memories(choices);
+	int error = choices_parse_memories(choices);
 
 	choices->backend = argument(choices->arguments, "backend");
 	choices->only = argument(choices->arguments, "test");
 	if (!error)
 		error = check_choice(choices->arguments, "backend");
 	if (!error)
-		error = parse_numbers(choices);
+		error = choices_parse_numbers(choices);
 	if (!error)
-		error = check_options(choices, subcommand);
-	return error ? error : check_settings(choices->arguments);
+		error = choices_check_options(choices, subcommand);
+	return error ? error : choices_check_settings(choices->arguments);
 }
 
 /* ---- running --------------------------------------------------------------------------------- */
 
-static json_t *document(const struct window_choices *choices, const char *name,
-			const struct bench_gpus *gpus)
+static json_t *results_document(const struct window_choices *choices, const char *name,
+				const struct bench_gpus *gpus)
 {
 	json_t *json = output_new();
 	char text[64];
@@ -185,11 +189,11 @@ static json_t *document(const struct window_choices *choices, const char *name,
 	return json;
 }
 
-static int run(const struct arguments *arguments)
+static int window_run(const struct arguments *arguments)
 {
 	struct window_choices choices = { .arguments = arguments };
 	struct output_file file = { .fd = -1 };
-	const struct subcommand *subcommand = find(arguments->operands[0]);
+	const struct subcommand *subcommand = subcommand_find(arguments->operands[0]);
 	struct bench_gpus gpus = { .count = 0 };
 	int code, written = 0;
 
@@ -197,18 +201,18 @@ static int run(const struct arguments *arguments)
 		return EXIT_USAGE;
 	choices.results = json_array();
 	choices.skipped = json_array();
-	code = parse(&choices, subcommand);
+	code = choices_parse(&choices, subcommand);
 	if (!code)
 		code = output_open(&file, argument(arguments, "json"));
 	choices.table = file.table;
-	/* By a child, which must not come after this process has begun with CUDA. */
+	/* It forks a child, so it must come before this process starts CUDA. */
 	if (!code && file.path)
 		bench_gpus_look(bench_knob(arguments, "cuda"), &gpus);
 	if (!code)
 		code = subcommand->run(&choices);
-	/* Also when tests have failed: which ones is what the file is for. */
+	/* Written also if tests have failed: the file says which. */
 	if (file.path && file.table && json_array_size(choices.results))
-		written = output_write(&file, document(&choices, subcommand->name, &gpus));
+		written = output_write(&file, results_document(&choices, subcommand->name, &gpus));
 	output_close(&file);
 	json_decref(choices.results);
 	json_decref(choices.skipped);
@@ -219,36 +223,39 @@ static const struct command_option options[] = {
 	{ .name = "memory",
 	  .letter = 'm',
 	  .argument = "MEM",
-	  .help = "which; default cuda:0 and vmm:cuda:0",
+	  .help = "GPU memory to use; default cuda:0 and vmm:cuda:0",
 	  .many = true },
 	{ .name = "backend",
 	  .letter = 'b',
 	  .argument = "NAME",
 	  .complete = "driver dmabuf rm rm-watch staged",
-	  .help = "driver, dmabuf, rm, rm-watch, staged; default: as the setting window has it" },
-	{ .name = "test", .letter = 't', .argument = "NAME", .help = "check: this test alone" },
+	  .help = "driver, dmabuf, rm, rm-watch, staged; default: those of the setting window" },
+	{ .name = "test", .letter = 't', .argument = "NAME", .help = "check: run only this test" },
 	{ .name = "size",
 	  .letter = 's',
 	  .argument = "SIZE",
-	  .help = "bandwidth, latency, api: of the longest window" },
-	{ .name = "rounds", .letter = 'r', .argument = "N", .help = "how often; not for check" },
+	  .help = "bandwidth, latency, api: size of the largest window" },
+	{ .name = "rounds",
+	  .letter = 'r',
+	  .argument = "N",
+	  .help = "number of rounds; not for check" },
 	{ .name = "threads",
 	  .letter = 'n',
 	  .argument = "N",
-	  .help = "bandwidth: with up to so many threads; default 8" },
+	  .help = "bandwidth: use up to N threads; default 8" },
 	{ .name = "ways",
-	  .help = "bandwidth: also by each instruction set that the CPU has",
+	  .help = "bandwidth: also measure each instruction set of the CPU",
 	  .rare = true },
 	{ .name = "json",
 	  .letter = 'j',
 	  .argument = "FILE",
 	  .complete = "file",
-	  .help = "write everything to FILE; - is stdout" },
+	  .help = "write all results to FILE; - is stdout" },
 	{ .name = "config",
 	  .letter = 'c',
 	  .argument = "NAME=VALUE",
 	  .complete = "knob",
-	  .help = "set a knob; wherry config lists them",
+	  .help = "change a setting; wherry config lists them",
 	  .many = true,
 	  .rare = true },
 	{ 0 },
@@ -258,41 +265,42 @@ const struct command command_window = {
 	.name = "window",
 	.usage = "WHAT",
 	.complete = "check bandwidth latency api pingpong",
-	.summary = "Check and measure CPU windows onto GPU memory",
-	.details =
-		"WHAT is check (is what a window shows the GPU's memory, whatever is done to "
-		"it?), bandwidth, latency, api (making a window and closing it) or pingpong (CPU "
-		"and GPU answer each other).\n\n"
-		"MEM is [KIND:]cuda:GPU, KIND device (cuMemAlloc, the default), vmm "
-		"(cuMemCreate) or pool (cuMemAllocAsync), GPU a number, GPU-UUID (its start will "
-		"do) or a PCI address. The option may be given several times.\n\n"
-		"check runs each test in a process of its own, so that one that crashes is one "
-		"that has failed. A test that cannot be done, such as passing a descriptor where "
-		"a backend has none, is waived, named with the reason and counted. The exit code "
-		"is 2 if one has failed, and 69 if there is no GPU, no such backend, or nothing "
-		"that could be tested.\n\n"
-		"bandwidth, in GB/s (10^9 bytes a second): writes and reads through the window, "
-		"which are of the library's choosing (long reads go by the GPU's copy engine), "
-		"the same by memcpy of the C library, and the driver's own copy between pinned "
-		"memory and the same place, in turns; then by several threads at once, where "
-		"reads are loads, and recv() from TCP connections over loopback straight into "
-		"the window, beside recv() into pinned memory. --size is how long the window is, "
-		"64MiB unless said otherwise; --rounds how many turns, 9 at most.\n\n"
-		"latency: of one access, in microseconds, without what the clock costs. write is "
-		"issued when it ends, write+flush has arrived. Cold: the host's bytes are in "
-		"none of the CPU's caches when it begins. Beside it the driver's copy.\n\n"
-		"api: how long it takes to open a window (pin and map), to open one onto what is "
-		"open, to ask what it is, and to close it (unmap and unpin), with how often it "
-		"took how long. --size is how long the longest is: 64MiB, of up to 1GiB.\n\n"
-		"pingpong: the CPU writes a number, a kernel on the GPU waits for it and answers "
-		"by another one, for which the CPU waits. Each of the two lies in the GPU's "
-		"memory (window) or in the host's (pinned). bare is the same with plain loads "
-		"and stores at the same two places. --rounds is how many round trips a game has; "
-		"of nine games the median is given.",
+	.summary = "Check and measure CPU windows on GPU memory",
+	.details = "WHAT is check (does a window show the GPU's memory, and nothing else?), "
+		   "bandwidth, latency, api (opening and closing windows) or pingpong (CPU and GPU "
+		   "answer each other).\n\n"
+		   "MEM is [KIND:]cuda:GPU. KIND is device (cuMemAlloc, the default), vmm "
+		   "(cuMemCreate) or pool (cuMemAllocAsync); GPU is a number, a GPU-UUID (or its "
+		   "start) or a PCI address. The option may be given several times.\n\n"
+		   "check runs each test in a process of its own, so a crash fails only that test. "
+		   "A test that does not apply, such as passing a descriptor where a backend has "
+		   "none, is waived with the reason. The exit code is 2 if a test failed, and 69 "
+		   "if there is no GPU, no such backend, or nothing that could be tested.\n\n"
+		   "bandwidth measures in GB/s (10^9 bytes a second), in turns: writes and reads "
+		   "through the window as the library does them (long reads use the GPU's copy "
+		   "engine), the same by memcpy of the C library, and the driver's copy between "
+		   "pinned memory and the same GPU memory. Then several threads write and read at "
+		   "once; their reads are loads. Then recv() from TCP connections over loopback "
+		   "writes straight into the window, and into pinned memory for comparison. --size "
+		   "is the size of the window, 64MiB by default; --rounds is the number of turns, "
+		   "at most 9.\n\n"
+		   "latency measures one access, in microseconds, without the cost of reading the "
+		   "clock. write ends when it is issued, write+flush when the data has arrived. "
+		   "Cold: the host's bytes are in none of the CPU's caches at the start. The "
+		   "driver's copy is measured for comparison.\n\n"
+		   "api measures how long it takes to open a window (pin and map), to open one on "
+		   "memory that has a window, to query it, and to close it (unmap and unpin), each "
+		   "with a histogram. --size is the size of the largest window: 64MiB by default, "
+		   "at most 1GiB.\n\n"
+		   "pingpong: the CPU writes a number; a kernel on the GPU waits for it and "
+		   "answers with another number, for which the CPU waits. Each number is in the "
+		   "GPU's memory (window) or in the host's (pinned). bare is the same with plain "
+		   "loads and stores. --rounds is the number of round trips in a game; the result "
+		   "is the median of nine games.",
 	.examples = "wherry window check --backend driver    # through /dev/gdrdrv\n"
 		    "wherry window bandwidth -m cuda:0 -j window.json\n",
 	.options = options,
 	.least = 1,
 	.most = 1,
-	.run = run,
+	.run = window_run,
 };

@@ -98,7 +98,7 @@ check "staged" 0 "48 tests: 39 passed, 0 failed, 9 waived" check -b staged -m cu
 	-m pool:cuda:0
 but "staged has no pointer" waived system-call after-close fd-passing
 check "one test" 0 "2 tests: 2 passed" check --test data
-check "nothing but waived" 69 "no test could be done" check --test fd-passing
+check "nothing but waived" 69 "no test could be run" check --test fd-passing
 check "JSON on stdout" 0 "" check --test basic --json -
 cp out j.json
 json "and nothing else there" 'len(rows) == 2'
@@ -118,7 +118,7 @@ but "the tests that say so" FAILED fork-after fork-free
 FAKE_NVIDIA_FAIL=5:0:1 check "mappings that stay" 2 "2 failed" check -m cuda:0
 grep -v waived out >but.out && mv but.out out
 but "the tests that say so" FAILED after-close leakage
-FAKE_NVIDIA_GDRDRV=1 FAKE_NVIDIA_FAIL=6:0:1 check "pins of everybody" 2 "gets what it has pinned" \
+FAKE_NVIDIA_GDRDRV=1 FAKE_NVIDIA_FAIL=6:0:1 check "pins of everybody" 2 "gets the owner's pins" \
 	check -m cuda:0 -b driver --test fd-passing
 FAKE_NVIDIA_GDRDRV=1 FAKE_NVIDIA_FAIL=2:0:-12 check "a backend that fails" 69 "Cannot allocate memory" \
 	check -b driver
@@ -191,10 +191,10 @@ needs WHAT|
 did you mean 'check'?|chekc
 no 'nonsense'|nonsense
 no option --momory; did you mean --memory?|check --momory cuda:0
---memory: 'host' is no GPU's memory|check -m host
+--memory: 'host' is not GPU memory|check -m host
 --memory: 'managed:cuda:0': the CPU reaches|check -m managed:cuda:0
 --memory: 'gpu' starts with no kind|check -m gpu
---memory: 'cuda:0:1MiB' has ':1MiB' behind|check -m cuda:0:1MiB
+--memory: 'cuda:0:1MiB': ':1MiB' after the GPU|check -m cuda:0:1MiB
 --memory: cuda:0 is given twice|check -m cuda:0 -m device:cuda:0
 --backend: no 'dma-buf'; did you mean 'dmabuf'?|check --backend dma-buf
 --backend: no 'nothing'; it takes one of|check --backend nothing
