@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Distances and expectations on machines made here, and topologies as JSON. */
+/* Distances and expected speeds on machines built by the test, and topologies as JSON. */
 #include "../../tools/field.c"
 #include "../../tools/output.c"
 #include "../../tools/topo/json.c"
@@ -418,11 +418,11 @@ static void json__refused(void **state)
 		{ "[]", "not what wherry topo" },
 		{ "{\"schema\": 2}", "not what wherry topo" },
 		{ "{\"schema\": 1}", "no \"cpu\"" },
-		{ "{\"schema\": 1, \"cpu\": 3}", "cpu has something else" },
+		{ "{\"schema\": 1, \"cpu\": 3}", "cpu: expected an object" },
 		{ "{\"schema\": 1, \"cpu\": {\"cores\": -1}}", "cpu: cores" },
 		{ "{\"schema\": 1, \"cpu\": {}, \"host\": 7}", "host" },
-		{ "{\"schema\": 1, \"cpu\": {}, \"gpus\": {}}", "gpus is no array" },
-		{ "{\"schema\": 1, \"cpu\": {}, \"gpus\": [3]}", "gpus has something else" },
+		{ "{\"schema\": 1, \"cpu\": {}, \"gpus\": {}}", "gpus is not an array" },
+		{ "{\"schema\": 1, \"cpu\": {}, \"gpus\": [3]}", "gpus: expected an object" },
 		{ "{\"schema\": 1, \"cpu\": {}, \"gpus\": [{\"pci\": 0}]}",
 		  "gpus: pci is 0, of 0" },
 		{ "{\"schema\": 1, \"cpu\": {}, \"gpus\": [{\"pci\": 3000000000}]}", "gpus: pci" },

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reading a machine: sysfs, NVML, and hwloc for its CPUs. */
+/* Reading a machine: sysfs, hwloc for CPUs, NVML, libibverbs, and CUDA if requested. */
 #include <errno.h>
 #include <hwloc.h>
 #include <stdlib.h>
@@ -25,7 +25,7 @@ struct wh_nvml *topo_nvml(const struct wh_tree *tree)
 	char path[WH_TREE_PATH];
 	struct wh_nvml *nvml;
 
-	/* A recorded tree without a library: the name that it would have is not there. */
+	/* A recorded tree without a library: opening the missing file gives the error text. */
 	if (!topo_library(tree, WH_NVML_LIBRARY, path, sizeof(path)))
 		snprintf(path, sizeof(path), "%s/lib/" WH_NVML_LIBRARY, tree->root);
 	return wh_nvml_open(path, &nvml) ? NULL : nvml;
@@ -33,7 +33,7 @@ struct wh_nvml *topo_nvml(const struct wh_tree *tree)
 
 /* ---- CPUs ------------------------------------------------------------------------------------ */
 
-static int add_caches(hwloc_topology_t hwloc, struct wh_topology *topology)
+static int cpu_add_caches(hwloc_topology_t hwloc, struct wh_topology *topology)
 {
 	static const char *const kinds[] = { [HWLOC_OBJ_CACHE_UNIFIED] = "unified",
 					     [HWLOC_OBJ_CACHE_DATA] = "data",
@@ -60,7 +60,7 @@ static int add_caches(hwloc_topology_t hwloc, struct wh_topology *topology)
 	return 0;
 }
 
-static int read_hwloc(hwloc_topology_t hwloc, struct wh_topology *topology)
+static int cpu_read_hwloc(hwloc_topology_t hwloc, struct wh_topology *topology)
 {
 	hwloc_obj_t package = hwloc_get_obj_by_type(hwloc, HWLOC_OBJ_PACKAGE, 0);
 	const char *model = package ? hwloc_obj_get_info_by_name(package, "CPUModel") : NULL;
@@ -71,7 +71,7 @@ static int read_hwloc(hwloc_topology_t hwloc, struct wh_topology *topology)
 	cpu->packages = hwloc_get_nbobjs_by_type(hwloc, HWLOC_OBJ_PACKAGE);
 	cpu->cores = hwloc_get_nbobjs_by_type(hwloc, HWLOC_OBJ_CORE);
 	cpu->threads = hwloc_get_nbobjs_by_type(hwloc, HWLOC_OBJ_PU);
-	return add_caches(hwloc, topology);
+	return cpu_add_caches(hwloc, topology);
 }
 
 int topo_cpu(const struct wh_tree *tree, struct wh_topology *topology)
@@ -90,7 +90,7 @@ int topo_cpu(const struct wh_tree *tree, struct wh_topology *topology)
 					    wh_tree_is_live(tree) ? "this machine" : path,
 					    strerror(errno));
 	else
-		error = read_hwloc(hwloc, topology);
+		error = cpu_read_hwloc(hwloc, topology);
 	if (tree->record && wh_tree_is_live(tree)) {
 		snprintf(path, sizeof(path), "%s/hwloc.xml", tree->record);
 		hwloc_topology_export_xml(hwloc, path, 0);
@@ -99,9 +99,10 @@ int topo_cpu(const struct wh_tree *tree, struct wh_topology *topology)
 	return error;
 }
 
-/* ---- all of it ------------------------------------------------------------------------------- */
+/* ---- NVML and options
+ * ------------------------------------------------------------------------------- */
 
-static int add_nvml(const struct wh_tree *tree, struct wh_topology *topology)
+static int collect_nvml(const struct wh_tree *tree, struct wh_topology *topology)
 {
 	struct wh_nvml *nvml = topo_nvml(tree);
 	char path[WH_TREE_PATH];
@@ -127,9 +128,9 @@ int topo_tree(const struct arguments *arguments, struct wh_tree *out)
 
 	*out = (struct wh_tree){ .root = root ? root : "", .record = record };
 	if (root && (!*root || strlen(root) > WH_TREE_PATH / 2))
-		return usage_error("--root: '%s' is no folder", root);
+		return usage_error("--root: '%s' is not a folder", root);
 	if (record && (!*record || strlen(record) > WH_TREE_PATH / 2))
-		return usage_error("--record: '%s' is no folder", record);
+		return usage_error("--record: '%s' is not a folder", record);
 	if (root && stat(root, &status))
 		return fail(errno, "--root %s: %s", root, strerror(errno));
 	if (root && !S_ISDIR(status.st_mode))
@@ -145,8 +146,8 @@ int topo_tree(const struct arguments *arguments, struct wh_tree *out)
 
 #define VERBS_SECONDS 2.0
 
-/* The closed kernel modules export no dma-bufs. */
-static enum wh_said exports(const struct wh_tree *tree)
+/* Open kernel modules export dma-bufs, closed ones do not. */
+static enum wh_said modules_export_dma_buf(const struct wh_tree *tree)
 {
 	char text[1024];
 
@@ -157,7 +158,7 @@ static enum wh_said exports(const struct wh_tree *tree)
 						    WH_UNSAID;
 }
 
-static enum wh_said has_peermem(const struct wh_tree *tree)
+static enum wh_said modules_have_peermem(const struct wh_tree *tree)
 {
 	int module = wh_tree_exists(tree, "/sys/module/nvidia_peermem"),
 	    peers = wh_tree_exists(tree, "/sys/kernel/mm/memory_peers");
@@ -167,13 +168,13 @@ static enum wh_said has_peermem(const struct wh_tree *tree)
 						       WH_UNSAID;
 }
 
-static enum wh_said takes_dma_buf(const struct verbs_fact *nic)
+static enum wh_said nic_takes_dma_buf(const struct verbs_fact *nic)
 {
 	return nic->late || nic->dma_buf < 0 ? WH_UNSAID : nic->dma_buf == EBADF ? WH_YES : WH_NO;
 }
 
-/* Do NICs reach the GPUs' memory? No GPU is woken for that. */
-static int add_direct(const struct wh_tree *tree, struct wh_topology *topology)
+/* Find out if NICs reach GPU memory, without waking a GPU. */
+static int collect_direct(const struct wh_tree *tree, struct wh_topology *topology)
 {
 	struct wh_tree quiet = *tree;
 	struct verbs_facts *facts;
@@ -185,13 +186,13 @@ static int add_direct(const struct wh_tree *tree, struct wh_topology *topology)
 		rdma += topology->nics[i].rdma == 1;
 	if (!rdma || !topology->gpu_count)
 		return 0;
-	topology->peermem = has_peermem(tree);
+	topology->peermem = modules_have_peermem(tree);
 	for (size_t i = 0; i < topology->gpu_count; i++)
-		topology->gpus[i].dma_buf = exports(tree);
+		topology->gpus[i].dma_buf = modules_export_dma_buf(tree);
 	facts = calloc(1, sizeof(*facts));
 	if (!facts)
 		return -ENOMEM;
-	/* What wherry doctor has recorded there says more. */
+	/* A verbs.txt that wherry doctor has recorded has more in it: keep it. */
 	snprintf(path, sizeof(path), "%s/verbs.txt", tree->record ? tree->record : "");
 	if (tree->record && !access(path, F_OK))
 		quiet.record = NULL;
@@ -199,30 +200,29 @@ static int add_direct(const struct wh_tree *tree, struct wh_topology *topology)
 	for (int i = 0; i < facts->count; i++)
 		for (size_t k = 0; k < topology->nic_count; k++)
 			if (strcmp(topology->nics[k].name, facts->nics[i].name) == 0)
-				topology->nics[k].dma_buf = takes_dma_buf(&facts->nics[i]);
+				topology->nics[k].dma_buf = nic_takes_dma_buf(&facts->nics[i]);
 	if (!facts->count)
 		error = wh_topology_add_gap(
-			topology, "RDMA", "whether NICs take dma-bufs: %s",
+			topology, "RDMA", "whether NICs register dma-bufs: %s",
 			facts->known && *facts->why ? facts->why :
-			wh_tree_is_live(tree)       ? "libibverbs does not say" :
+			wh_tree_is_live(tree)       ? "libibverbs does not report it" :
 						      "the recorded tree has no verbs.txt");
 	free(facts);
 	return error;
 }
 
-/* ---- CUDA -------------------------------------------------------------------------------------
- */
+/* ---- CUDA ------------------------------------------------------------------------------------ */
 
-static void take_cuda(const struct cuda_fact *fact, struct wh_gpu *gpu)
+static void gpu_take_cuda(const struct cuda_fact *fact, struct wh_gpu *gpu)
 {
 	gpu->l2_bytes = fact->l2_bytes;
-	/* It knows better than the name of the kernel module. */
+	/* CUDA knows better than the kernel module's name. */
 	if (fact->dma_buf >= 0)
 		gpu->dma_buf = fact->dma_buf ? WH_YES : WH_NO;
 }
 
-/* The size of the GPUs' L2 caches. A recorded tree has it without any driver. */
-static int add_cuda(const struct wh_tree *tree, struct wh_topology *topology)
+/* The sizes of L2 caches, from CUDA or from a recorded tree. */
+static int collect_cuda(const struct wh_tree *tree, struct wh_topology *topology)
 {
 	struct cuda_facts *facts = calloc(1, sizeof(*facts));
 	int error = 0;
@@ -233,7 +233,7 @@ static int add_cuda(const struct wh_tree *tree, struct wh_topology *topology)
 	for (int i = 0; i < facts->count; i++)
 		for (size_t k = 0; k < topology->gpu_count; k++)
 			if (strcmp(topology->gpus[k].address, facts->gpus[i].address) == 0)
-				take_cuda(&facts->gpus[i], &topology->gpus[k]);
+				gpu_take_cuda(&facts->gpus[i], &topology->gpus[k]);
 	if (facts->error)
 		error = wh_topology_add_gap(topology, "CUDA", "%s", facts->why);
 	free(facts);
@@ -246,17 +246,16 @@ int topo_collect(const struct wh_tree *tree, bool cuda, struct wh_topology **out
 	int error = wh_topology_read(tree, &topology);
 	if (error)
 		return fail(error, "%s", wh_fail_text());
-	error = add_nvml(tree, topology);
+	error = collect_nvml(tree, topology);
 	if (!error)
 		error = topo_cpu(tree, topology);
 	if (!error)
-		error = add_direct(tree, topology);
+		error = collect_direct(tree, topology);
 	if (!error && (cuda || !wh_tree_is_live(tree)))
-		error = add_cuda(tree, topology);
+		error = collect_cuda(tree, topology);
 	else if (!error && topology->gpu_count)
 		error = wh_topology_add_gap(topology, "CUDA",
-					    "not asked: the sizes of L2 caches; with --cuda it "
-					    "is started");
+					 "not asked for the sizes of L2 caches; --cuda starts it");
 	if (error) {
 		wh_topology_free(topology);
 		return fail(ENOMEM, "out of memory");
@@ -274,10 +273,11 @@ int topo_load(const char *path, struct wh_topology **out)
 	errno = 0;
 	object = strcmp(path, "-") == 0 ? json_loadf(stdin, 0, &wrong) :
 					  json_load_file(path, 0, &wrong);
-	if (!object && (wrong.line < 0 || errno == EISDIR)) /* one that is opened, and not read */
+	if (!object && (wrong.line < 0 ||
+			errno == EISDIR)) /* such as a folder: it opens, but cannot be read */
 		return fail(EIO, "%s: %s", path, strerror(errno));
 	if (!object)
-		return fail(EINVAL, "%s:%d: no JSON: %s", path, wrong.line, wrong.text);
+		return fail(EINVAL, "%s:%d: not JSON: %s", path, wrong.line, wrong.text);
 	*out = topo_from_json(object, why, sizeof(why));
 	json_decref(object);
 	return *out ? 0 : fail(EINVAL, "%s: %s", path, why);

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A topology as a graph for Graphviz, and as a drawing of its own. */
+/* A topology as a graph for Graphviz, and as an SVG drawing. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "topo/topo.h"
 
-/* Text inside quotes of DOT, or inside an element of SVG. */
-static void put_text(FILE *out, const char *text)
+/* Write text escaped for quotes of DOT and for elements of SVG. */
+static void draw_text(FILE *out, const char *text)
 {
 	for (; *text; text++) {
 		switch (*text) {
@@ -34,8 +34,8 @@ static void put_text(FILE *out, const char *text)
 
 /* ---- DOT ------------------------------------------------------------------------------------- */
 
-/* Which PCI devices lead to a GPU, a NIC or storage? The caller frees it. */
-static bool *wanted_pci(const struct wh_topology *topology)
+/* The PCI devices on the way to a GPU, NIC or disk, as flags. The caller frees them. */
+static bool *draw_choose_pci(const struct wh_topology *topology)
 {
 	bool *wanted = calloc(topology->pci_count + 1, sizeof(*wanted));
 	size_t total = topology->gpu_count + topology->nic_count + topology->disk_count;
@@ -55,30 +55,30 @@ static bool *wanted_pci(const struct wh_topology *topology)
 static void dot_node(FILE *out, const char *id, const char *shape, const char *label)
 {
 	fputs("\t\"", out);
-	put_text(out, id);
+	draw_text(out, id);
 	fprintf(out, "\" [shape=%s label=\"", shape);
-	put_text(out, label);
+	draw_text(out, label);
 	fputs("\"]\n", out);
 }
 
 static void dot_edge(FILE *out, const char *from, const char *to, const char *label)
 {
 	fputs("\t\"", out);
-	put_text(out, from);
+	draw_text(out, from);
 	fputs("\" -- \"", out);
-	put_text(out, to);
+	draw_text(out, to);
 	fputs("\" [label=\"", out);
-	put_text(out, label);
+	draw_text(out, label);
 	fputs("\"]\n", out);
 }
 
-/* Where an end of something on a device, or on a host bridge, is near: -1: not known. */
-static int near_node(const struct wh_topology *topology, int node)
+/* The NUMA node near a device or host bridge; -1: unknown. */
+static int draw_near_node(const struct wh_topology *topology, int node)
 {
 	return node < 0 && topology->node_count == 1 ? topology->nodes[0].id : node;
 }
 
-/* "2.5 GT/s x16 of 32 GT/s x16": now and at most, once if that is the same. */
+/* "2.5 GT/s x16 of 32 GT/s x16": now and at most; once if they are the same. */
 static void hop_text(const struct wh_hop *hop, char *out, size_t size)
 {
 	char now[32], most[32];
@@ -88,9 +88,9 @@ static void hop_text(const struct wh_hop *hop, char *out, size_t size)
 	snprintf(out, size, strcmp(now, most) ? "%s of %s" : "%s", now, most);
 }
 
-/* The links above all that is drawn, by the devices at their lower ends. Between a switch's ports
- * is none. The caller frees it. */
-static struct wh_hop *all_hops(const struct wh_topology *topology, const bool *wanted)
+/* The links above all drawn devices, by the device at the lower end. There is none between a
+ * switch's ports. The caller frees them. */
+static struct wh_hop *draw_hops(const struct wh_topology *topology, const bool *wanted)
 {
 	struct wh_hop *hops = calloc(topology->pci_count + 1, sizeof(*hops)), hop;
 	size_t total = topology->gpu_count + topology->nic_count + topology->disk_count;
@@ -111,13 +111,13 @@ static struct wh_hop *all_hops(const struct wh_topology *topology, const bool *w
 
 static void dot_pci(const struct wh_topology *topology, FILE *out)
 {
-	bool *wanted = wanted_pci(topology);
-	struct wh_hop *hops = all_hops(topology, wanted);
+	bool *wanted = draw_choose_pci(topology);
+	struct wh_hop *hops = draw_hops(topology, wanted);
 
 	for (size_t i = 0; wanted && hops && i < topology->pci_count; i++) {
 		const struct wh_pci *pci = &topology->pci[i];
 		char label[80] = "", memory[WH_NAME];
-		int node = near_node(topology, pci->node);
+		int node = draw_near_node(topology, pci->node);
 
 		if (!wanted[i])
 			continue;
@@ -172,7 +172,7 @@ static void dot_devices(const struct wh_topology *topology, FILE *out)
 	}
 }
 
-/* Each pair of GPUs once; through switches it is a star. */
+/* NVLinks: an edge for each pair of GPUs; a star if they go through switches. */
 static void dot_links(const struct wh_topology *topology, FILE *out)
 {
 	for (size_t i = 0; i < topology->gpu_count; i++) {
@@ -220,7 +220,7 @@ void topo_dot(const struct wh_topology *topology, FILE *out)
 #define LEFT 130
 #define CELL_HEIGHT 34
 
-static const char *color_of(enum wh_distance distance)
+static const char *distance_color(enum wh_distance distance)
 {
 	static const char *const colors[] = {
 		[WH_SELF] = "#f2f2f2", [WH_NVLINK] = "#a6d96a", [WH_PIX] = "#a6d96a",
@@ -234,7 +234,7 @@ static const char *color_of(enum wh_distance distance)
 static void svg_text(FILE *out, double x, double y, const char *anchor, const char *text)
 {
 	fprintf(out, "<text x=\"%.0f\" y=\"%.0f\" text-anchor=\"%s\">", x, y, anchor);
-	put_text(out, text);
+	draw_text(out, text);
 	fputs("</text>\n", out);
 }
 
@@ -249,16 +249,16 @@ static void svg_box(FILE *out, double x, double y, double width, const char *col
 	svg_text(out, x + width / 2, y + 29, "middle", more);
 }
 
-/* The node that an end is drawn below; -1: that is not known. */
-static int node_of(const struct wh_topology *topology, struct wh_end end)
+/* The NUMA node below which an end is drawn; -1: unknown. */
+static int end_node(const struct wh_topology *topology, struct wh_end end)
 {
 	int pci = end.kind == WH_END_GPU ? topology->gpus[end.index].pci :
 					   topology->nics[end.index].pci;
 
-	return near_node(topology, pci < 0 ? -1 : topology->pci[pci].node);
+	return draw_near_node(topology, pci < 0 ? -1 : topology->pci[pci].node);
 }
 
-/* A row: what is near a NUMA node, behind its memory; of -1: what is near none that is known. */
+/* A row of the drawing: the devices near a NUMA node; node -1: those whose node is unknown. */
 static void svg_row(const struct wh_topology *topology, const struct wh_end *ends, size_t count,
 		    int node, double y, FILE *out)
 {
@@ -266,7 +266,7 @@ static void svg_row(const struct wh_topology *topology, const struct wh_end *end
 	double x = LEFT;
 
 	for (size_t i = 0; i < count; i++) {
-		if (ends[i].kind == WH_END_NODE || node_of(topology, ends[i]) != node)
+		if (ends[i].kind == WH_END_NODE || end_node(topology, ends[i]) != node)
 			continue;
 		topo_end_name(topology, ends[i], name);
 		if (ends[i].kind == WH_END_GPU) {
@@ -274,7 +274,7 @@ static void svg_row(const struct wh_topology *topology, const struct wh_end *end
 
 			const char *model = *gpu->name ? gpu->name : gpu->address;
 
-			/* As much as fits into a box. */
+			/* Cut to the width of a box. */
 			if (strncmp(model, "NVIDIA ", 7) == 0)
 				model += 7;
 			snprintf(more, sizeof(more), "%.16s", model);
@@ -302,13 +302,13 @@ static void svg_node(const struct wh_topology *topology, const struct wh_end *en
 	svg_row(topology, ends, count, topology->nodes[node.index].id, y, out);
 }
 
-static size_t count_near(const struct wh_topology *topology, const struct wh_end *ends,
-			 size_t count, int node)
+static size_t svg_count_near(const struct wh_topology *topology, const struct wh_end *ends,
+			     size_t count, int node)
 {
 	size_t near = 0;
 
 	for (size_t i = 0; i < count; i++)
-		near += ends[i].kind != WH_END_NODE && node_of(topology, ends[i]) == node;
+		near += ends[i].kind != WH_END_NODE && end_node(topology, ends[i]) == node;
 	return near;
 }
 
@@ -337,7 +337,7 @@ static void svg_matrix(const struct wh_topology *topology, const struct wh_end *
 				"<rect x=\"%.0f\" y=\"%.0f\" width=\"64\" height=\"%d\" "
 				"fill=\"%s\" stroke=\"#fff\"/>\n",
 				LEFT + (double)k * 64, top + (double)(i + 1) * CELL_HEIGHT,
-				CELL_HEIGHT, color_of(distance));
+				CELL_HEIGHT, distance_color(distance));
 			svg_text(out, LEFT + (double)k * 64 + 32,
 				 top + (double)(i + 1) * CELL_HEIGHT + 15, "middle", text);
 			svg_text(out, LEFT + (double)k * 64 + 32,
@@ -350,13 +350,13 @@ void topo_svg(const struct wh_topology *topology, FILE *out)
 {
 	size_t count;
 	struct wh_end *ends = topo_ends(topology, &count);
-	size_t lost = count_near(topology, ends, count, -1), boxes = lost;
+	size_t lost = svg_count_near(topology, ends, count, -1), boxes = lost;
 	double width = LEFT + (double)count * 64 + GAP,
 	       rows = (double)(topology->node_count + (lost > 0)) * ROW, top = 40 + rows;
 
-	/* The widest row decides, and at least there is room for the words below the matrix. */
+	/* Wide enough for the widest row, and for the words below the matrix. */
 	for (size_t i = 0; i < topology->node_count; i++) {
-		size_t used = count_near(topology, ends, count, topology->nodes[i].id);
+		size_t used = svg_count_near(topology, ends, count, topology->nodes[i].id);
 
 		boxes = used > boxes ? used : boxes;
 	}
@@ -365,7 +365,7 @@ void topo_svg(const struct wh_topology *topology, FILE *out)
 		"<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %.0f %.0f\" role=\"img\" "
 		"font-family=\"sans-serif\" font-size=\"11\" fill=\"#111\">\n<title>",
 		width, top + (double)(count + 2) * CELL_HEIGHT + 48);
-	put_text(out, *topology->host ? topology->host : "topology");
+	draw_text(out, *topology->host ? topology->host : "topology");
 	fputs("</title>\n<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n", out);
 	svg_text(out, GAP, 18, "start", *topology->host ? topology->host : "topology");
 	for (size_t i = 0; i < topology->node_count; i++)
@@ -378,15 +378,15 @@ void topo_svg(const struct wh_topology *topology, FILE *out)
 	}
 	svg_matrix(topology, ends, count, top, out);
 	svg_text(out, GAP, top + (double)(count + 1) * CELL_HEIGHT + 24, "start",
-		 "From row to column: the distance as nvidia-smi topo says it, the expected GB/s "
-		 "one "
-		 "way, and below the route:");
-	svg_text(out, GAP, top + (double)(count + 1) * CELL_HEIGHT + 40, "start",
-		 "nvl NVLink, p2p PCIe peer, host by host memory, copy pinned copy, gdr GPUDirect "
-		 "RDMA "
-		 "(? if it is taken),");
+		 "From row to column: the distance as in nvidia-smi topo -m, the expected GB/s one "
+		 "way, "
+		 "and below the route:");
+	svg_text(
+		out, GAP, top + (double)(count + 1) * CELL_HEIGHT + 40, "start",
+		"nvl NVLink, p2p PCIe peer access, host through host memory, copy pinned copy, gdr "
+		"GPUDirect RDMA (? if the NIC supports it),");
 	svg_text(out, GAP, top + (double)(count + 1) * CELL_HEIGHT + 56, "start",
-		 "rdma, tcp by the NIC (* staged at host memory), mem in memory.");
+		 "rdma, tcp over the NIC (* staged in host memory), mem in memory.");
 	fputs("</svg>\n", out);
 	free(ends);
 }

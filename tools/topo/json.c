@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A topology as JSON and back, from one description of its structs. What is not known is null; a
- * file from elsewhere is not trusted: counts and indexes are bounded before they are used.
+ * A topology as JSON and back, by one description of its structs. Unknown values are null. A file
+ * is not trusted: counts and indexes are checked before use.
  */
 #include <errno.h>
 #include <math.h>
@@ -13,8 +13,8 @@
 #include "topo/topo.h"
 #include "util/text.h"
 
-#define ROWS_MOST 4096 /* of one table: no machine has more */
-#define ENDS_MOST 512 /* of the matrix, which grows with their square */
+#define ROWS_MOST 4096 /* of one table; more than any machine has */
+#define ENDS_MOST 512 /* of the matrix, whose size is their square */
 
 enum type {
 	TEXT = FIELD_TEXT,
@@ -223,8 +223,8 @@ static json_t *pair_to_json(const struct wh_topology *topology, struct wh_end fr
 		field_to_json(FIELD_REAL, &expected.speed), "limit", output_text(expected.limit));
 }
 
-/* What follows from the rest, for those who read it. */
-static void add_derived(json_t *object, const struct wh_topology *topology)
+/* Derived values, for readers of the JSON. */
+static void derived_to_json(json_t *object, const struct wh_topology *topology)
 {
 	json_t *matrix = json_array(), *chosen = json_array();
 	size_t count;
@@ -269,14 +269,14 @@ json_t *topo_to_json(const struct wh_topology *topology)
 							  rows + k * table->row));
 		json_object_set_new(object, table->key, array);
 	}
-	add_derived(object, topology);
+	derived_to_json(object, topology);
 	return object;
 }
 
 /* ---- from JSON ------------------------------------------------------------------------------- */
 
-/* False: the value does not fit the column. Missing ones are null. */
-static bool set_value(const struct column *column, const json_t *value, char *row)
+/* Set a column of a row. A missing value is null. False: the value is not valid for the column. */
+static bool column_from_json(const struct column *column, const json_t *value, char *row)
 {
 	bool null = !value || json_is_null(value);
 	char *at = row + column->offset;
@@ -310,61 +310,61 @@ static bool set_value(const struct column *column, const json_t *value, char *ro
 	}
 }
 
-static bool set_row(const struct column *columns, size_t count, const json_t *object, char *row,
-		    const char *table, char *why, size_t size)
+static bool row_from_json(const struct column *columns, size_t count, const json_t *object,
+			  char *row, const char *table, char *why, size_t size)
 {
 	if (!json_is_object(object)) {
-		snprintf(why, size, "%s has something else than objects in it", table);
+		snprintf(why, size, "%s: expected an object", table);
 		return false;
 	}
 	for (size_t i = 0; i < count; i++) {
-		if (set_value(&columns[i], json_object_get(object, columns[i].key), row))
+		if (column_from_json(&columns[i], json_object_get(object, columns[i].key), row))
 			continue;
-		snprintf(why, size, "%s: %s has a value that cannot be", table, columns[i].key);
+		snprintf(why, size, "%s: %s has an invalid value", table, columns[i].key);
 		return false;
 	}
 	return true;
 }
 
-static bool set_table(const struct table *table, const json_t *array, struct wh_topology *topology,
-		      char *why, size_t size)
+static bool table_from_json(const struct table *table, const json_t *array,
+			    struct wh_topology *topology, char *why, size_t size)
 {
 	size_t count = json_array_size(array);
 	char *rows;
 
 	if (array && !json_is_array(array)) {
-		snprintf(why, size, "%s is no array", table->key);
+		snprintf(why, size, "%s is not an array", table->key);
 		return false;
 	}
 	if (count > ROWS_MOST) {
-		snprintf(why, size, "%s has %zu entries; up to %d are taken", table->key, count,
+		snprintf(why, size, "%s has %zu entries; the limit is %d", table->key, count,
 			 ROWS_MOST);
 		return false;
 	}
 	rows = calloc(count + 1, table->row);
 	if (!rows) {
-		snprintf(why, size, "no memory");
+		snprintf(why, size, "out of memory");
 		return false;
 	}
 	*(char **)((char *)topology + table->array) = rows;
 	*(size_t *)((char *)topology + table->count) = count;
 	for (size_t i = 0; i < count; i++)
-		if (!set_row(table->columns, table->column_count, json_array_get(array, i),
-			     rows + i * table->row, table->key, why, size))
+		if (!row_from_json(table->columns, table->column_count, json_array_get(array, i),
+				   rows + i * table->row, table->key, why, size))
 			return false;
 	return true;
 }
 
-/* A link and a pair are nothing without their GPUs. */
-static bool is_needed(const struct column *column)
+/* Links and pairs must name their GPUs. */
+static bool column_is_required(const struct column *column)
 {
 	return strcmp(column->key, "gpu") == 0 || strcmp(column->key, "from") == 0 ||
 	       strcmp(column->key, "to") == 0;
 }
 
-/* Do all indexes point at something? */
-static bool check_indexes(const struct table *table, const struct wh_topology *topology, char *why,
-			  size_t size)
+/* Are all indexes of a table valid? */
+static bool table_check_indexes(const struct table *table, const struct wh_topology *topology,
+				char *why, size_t size)
 {
 	const char *rows = *(char *const *)((const char *)topology + table->array);
 	size_t count = *(const size_t *)((const char *)topology + table->count);
@@ -380,7 +380,8 @@ static bool check_indexes(const struct table *table, const struct wh_topology *t
 			continue;
 		index = *(const int *)(rows + i / table->column_count * table->row +
 				       column->offset);
-		if (index < (is_needed(column) ? 0 : -1) || (index >= 0 && (size_t)index >= most)) {
+		if (index < (column_is_required(column) ? 0 : -1) ||
+		    (index >= 0 && (size_t)index >= most)) {
 			snprintf(why, size, "%s: %s is %d, of %zu", table->key, column->key, index,
 				 most);
 			return false;
@@ -389,7 +390,8 @@ static bool check_indexes(const struct table *table, const struct wh_topology *t
 	return true;
 }
 
-static bool fill(struct wh_topology *topology, const json_t *object, char *why, size_t size)
+static bool topology_from_json(struct wh_topology *topology, const json_t *object, char *why,
+			       size_t size)
 {
 	const json_t *schema = json_object_get(object, "schema"),
 		     *cpu = json_object_get(object, "cpu");
@@ -398,26 +400,26 @@ static bool fill(struct wh_topology *topology, const json_t *object, char *why, 
 		snprintf(why, size, "it is not what wherry topo --json writes (\"schema\": 1)");
 		return false;
 	}
-	if (!set_row(head_columns, sizeof(head_columns) / sizeof(head_columns[0]), object,
-		     (char *)topology, "the whole", why, size))
+	if (!row_from_json(head_columns, sizeof(head_columns) / sizeof(head_columns[0]), object,
+			   (char *)topology, "the whole", why, size))
 		return false;
-	if (!cpu || !set_row(cpu_columns, sizeof(cpu_columns) / sizeof(cpu_columns[0]), cpu,
-			     (char *)&topology->cpu, "cpu", why, size)) {
+	if (!cpu || !row_from_json(cpu_columns, sizeof(cpu_columns) / sizeof(cpu_columns[0]), cpu,
+				   (char *)&topology->cpu, "cpu", why, size)) {
 		if (!cpu)
 			snprintf(why, size,
 				 "it has no \"cpu\": was it written by another command?");
 		return false;
 	}
 	for (size_t i = 0; i < TABLES; i++)
-		if (!set_table(&tables[i], json_object_get(object, tables[i].key), topology, why,
-			       size))
+		if (!table_from_json(&tables[i], json_object_get(object, tables[i].key), topology,
+				     why, size))
 			return false;
 	if (topology->gpu_count + topology->nic_count + topology->node_count > ENDS_MOST) {
 		snprintf(why, size, "more than %d GPUs, NICs and NUMA nodes together", ENDS_MOST);
 		return false;
 	}
 	for (size_t i = 0; i < TABLES; i++)
-		if (!check_indexes(&tables[i], topology, why, size))
+		if (!table_check_indexes(&tables[i], topology, why, size))
 			return false;
 	return true;
 }
@@ -427,8 +429,8 @@ struct wh_topology *topo_from_json(const json_t *object, char *why, size_t size)
 	struct wh_topology *topology = calloc(1, sizeof(*topology));
 
 	if (!topology)
-		snprintf(why, size, "no memory");
-	else if (fill(topology, object, why, size))
+		snprintf(why, size, "out of memory");
+	else if (topology_from_json(topology, object, why, size))
 		return topology;
 	wh_topology_free(topology);
 	return NULL;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A topology for people to read. */
+/* A topology as text for people, folded to the width of the screen. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
@@ -66,7 +66,7 @@ void topo_end_name(const struct wh_topology *topology, struct wh_end end, char o
 	switch (end.kind) {
 	case WH_END_GPU:
 		gpu = &topology->gpus[end.index];
-		/* Without NVML the address is all that names it. */
+		/* Without NVML a GPU has only its address. */
 		if (gpu->index >= 0)
 			snprintf(out, WH_NAME, "GPU%d", gpu->index);
 		else
@@ -95,7 +95,7 @@ static void number_text(char *out, size_t size, int number)
 
 /* ---- the machine ----------------------------------------------------------------------------- */
 
-/* "RDMA by mlx5_0, mlx5_1 (PIX)": what its memory is moved by. */
+/* "RDMA by mlx5_0, mlx5_1 (PIX)": the NICs that move this memory. */
 static void print_rdma(const struct wh_topology *topology, struct wh_end memory, FILE *out)
 {
 	const char *before = "           RDMA by ";
@@ -189,7 +189,7 @@ static void print_path(const struct wh_topology *topology, int pci, const struct
 	fprintf(out, " %s %s\n", line, or_dash(topology->pci[last].root));
 }
 
-/* "18 NVLinks of 26.6 GB/s: 18 to switches" */
+/* "18 NVLinks of 26.6 GB/s a direction, 0 to GPUs, 18 to switches" */
 static void print_links(const struct wh_topology *topology, size_t gpu, FILE *out)
 {
 	int active = 0, down = 0, direct = 0;
@@ -281,7 +281,7 @@ static void print_disk(const struct wh_topology *topology, size_t index,
 
 /* ---- the matrix ------------------------------------------------------------------------------ */
 
-static enum tint tint_of(enum wh_distance distance)
+static enum tint distance_tint(enum wh_distance distance)
 {
 	switch (distance) {
 	case WH_NVLINK:
@@ -313,11 +313,11 @@ static int name_width(const struct wh_topology *topology, const struct wh_end *e
 	return width;
 }
 
-/* What stands in the cells of a matrix. */
+/* The content of a matrix. */
 enum content { DISTANCE, SPEED, ROUTE };
 
-static enum tint cell(const struct wh_topology *topology, struct wh_end row, struct wh_end column,
-		      enum content content, char out[16])
+static enum tint matrix_cell(const struct wh_topology *topology, struct wh_end row,
+			     struct wh_end column, enum content content, char out[16])
 {
 	struct wh_expected expected;
 	enum wh_distance distance;
@@ -326,7 +326,7 @@ static enum tint cell(const struct wh_topology *topology, struct wh_end row, str
 	distance = wh_topology_distance(topology, row, column, &links);
 	wh_distance_text(distance, links, out);
 	if (content == DISTANCE)
-		return tint_of(distance);
+		return distance_tint(distance);
 	wh_topology_expect(topology, row, column, &expected);
 	if (content == ROUTE)
 		snprintf(out, 16, "%s", expected.word);
@@ -334,7 +334,7 @@ static enum tint cell(const struct wh_topology *topology, struct wh_end row, str
 		snprintf(out, 16, "-");
 	else
 		snprintf(out, 16, expected.speed < 10 ? "%.2f" : "%.0f", expected.speed);
-	return strcmp(out, "-") == 0 ? TINT_FAINT : tint_of(distance);
+	return strcmp(out, "-") == 0 ? TINT_FAINT : distance_tint(distance);
 }
 
 static void print_affinity(const struct wh_topology *topology, struct wh_end end, FILE *out)
@@ -357,7 +357,7 @@ static void print_affinity(const struct wh_topology *topology, struct wh_end end
 
 #define AFFINITY_COLUMNS 23
 
-/* Some of a matrix's columns, and behind them perhaps the affinities. */
+/* Print columns `first` to `last`-1 of a matrix; `affinity`: and the affinities. */
 static void print_columns(const struct wh_topology *topology, const struct screen *screen,
 			  const struct wh_end *ends, size_t count, enum content content,
 			  size_t first, size_t last, bool affinity, FILE *out)
@@ -375,7 +375,7 @@ static void print_columns(const struct wh_topology *topology, const struct scree
 		topo_end_name(topology, ends[i], name);
 		fprintf(out, "%-*s", width, name);
 		for (size_t k = first; k < last; k++) {
-			enum tint tint = cell(topology, ends[i], ends[k], content, text);
+			enum tint tint = matrix_cell(topology, ends[i], ends[k], content, text);
 
 			fprintf(out, " %s%*s%s", screen_tint(screen, tint), width, text,
 				screen_plain(screen));
@@ -386,7 +386,7 @@ static void print_columns(const struct wh_topology *topology, const struct scree
 	}
 }
 
-/* As many columns at a time as the screen has room for. */
+/* Print a matrix in parts as wide as the screen. */
 static void print_matrix(const struct wh_topology *topology, const struct screen *screen,
 			 const struct wh_end *ends, size_t count, enum content content, FILE *out)
 {
@@ -408,7 +408,7 @@ static void print_matrix(const struct wh_topology *topology, const struct screen
 	}
 }
 
-/* What the words of the matrix of routes stand for, those that are in it. */
+/* Explain the words that are in the matrix of routes. */
 static void print_legend(const struct wh_topology *topology, const struct wh_end *ends,
 			 size_t count, FILE *out)
 {
@@ -450,10 +450,10 @@ static void print_pairs(const struct wh_topology *topology, const struct screen 
 	if (count) {
 		fputs("\nDistances, from row to column:\n", out);
 		print_matrix(topology, screen, ends, count, DISTANCE, out);
-		/* A line each, which a terminal folds to its width. */
-		fputs("  NV#: so many NVLinks; PIX: one PCIe bridge at most; PXB: several;\n"
-		      "  PHB: a host bridge; NODE: several of one NUMA node; SYS: from NUMA node "
-		      "to NUMA node\n",
+		/* fold_text() folds these lines. */
+		fputs("  NV#: # NVLinks; PIX: at most one PCIe bridge; PXB: several;\n"
+		      "  PHB: a host bridge; NODE: host bridges of one NUMA node; SYS: another "
+		      "NUMA node\n",
 		      out);
 	}
 	if (topology->gpu_count + topology->nic_count) {
@@ -468,7 +468,7 @@ static void print_pairs(const struct wh_topology *topology, const struct screen 
 	free(ends);
 }
 
-/* Switches of NVLink are PCI devices of their own, where the machine shows them. */
+/* NVSwitches are PCI devices, if the machine shows them. */
 static void print_switches(const struct wh_topology *topology, const struct screen *screen,
 			   FILE *out)
 {
@@ -502,12 +502,11 @@ static void print_all(const struct wh_topology *topology, const struct screen *s
 		fprintf(out, "  %s: %s\n", topology->gaps[i].what, topology->gaps[i].why);
 }
 
-/* ---- lines that fit ----------------------------------------------------------------------------
- */
+/* ---- lines that fit -------------------------------------------------------------------------- */
 
-/* How many bytes of a line so many columns have room for; *space: the last one of them that is a
- * space and has a word before it, 0: none. Colours take no room. */
-static size_t fitting(const char *line, size_t length, int columns, size_t *space)
+/* How many bytes of a line fit into `columns`; *space: the last space among them that follows a
+ * word; 0: none. Colours take no columns. */
+static size_t fold_fit(const char *line, size_t length, int columns, size_t *space)
 {
 	bool word = false;
 	size_t i = 0;
@@ -531,15 +530,15 @@ static size_t fitting(const char *line, size_t length, int columns, size_t *spac
 	return length;
 }
 
-/* What is too long goes on in the next line, a little further in than it began. */
-static void fold(FILE *out, const char *text, int columns)
+/* Fold long lines; continuations are indented a little more. */
+static void fold_text(FILE *out, const char *text, int columns)
 {
 	while (*text) {
 		size_t length = strcspn(text, "\n"), space, fit;
 		int indent = (int)strspn(text, " ") + 2, room = columns;
 
 		indent = indent < columns / 4 ? indent : columns / 4;
-		while ((fit = fitting(text, length, room, &space)) < length) {
+		while ((fit = fold_fit(text, length, room, &space)) < length) {
 			fit = space ? space : fit ? fit : 1;
 			fwrite(text, 1, fit, out);
 			text += fit;
@@ -566,6 +565,6 @@ void topo_print(const struct wh_topology *topology, const struct screen *screen)
 
 	print_all(topology, screen, all ? all : stdout);
 	if (all && !fclose(all))
-		fold(stdout, text, screen->columns);
+		fold_text(stdout, text, screen->columns);
 	free(text);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* wherry topo: what the machine is made of, and how far its parts are from each other. */
+/* wherry topo: show the GPUs, NICs and memories of a machine, and their distances. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -8,8 +8,8 @@
 #include "progress.h"
 #include "topo/topo.h"
 
-static int show(const struct arguments *arguments, const struct wh_topology *topology,
-		const struct screen *screen)
+static int topo_show(const struct arguments *arguments, const struct wh_topology *topology,
+		     const struct screen *screen)
 {
 	if (argument(arguments, "json"))
 		return output_print(topo_to_json(topology));
@@ -22,8 +22,8 @@ static int show(const struct arguments *arguments, const struct wh_topology *top
 	return EXIT_PASS;
 }
 
-/* At most one of these. */
-static int check_forms(const struct arguments *arguments)
+/* Refuse more than one output format. */
+static int topo_check_forms(const struct arguments *arguments)
 {
 	static const char *const forms[] = { "json", "dot", "svg" };
 	const char *first = NULL;
@@ -32,14 +32,14 @@ static int check_forms(const struct arguments *arguments)
 		if (!argument(arguments, forms[i]))
 			continue;
 		if (first)
-			return usage_error("--%s and --%s: one at a time", first, forms[i]);
+			return usage_error("--%s and --%s: choose one", first, forms[i]);
 		first = forms[i];
 	}
 	return 0;
 }
 
-/* NVML wakes GPUs that sleep, which takes seconds. */
-static int collect(const struct wh_tree *tree, bool cuda, struct wh_topology **out)
+/* Collect with progress: waking GPUs takes seconds. */
+static int topo_collect_shown(const struct wh_tree *tree, bool cuda, struct wh_topology **out)
 {
 	struct progress progress;
 	int code;
@@ -51,39 +51,39 @@ static int collect(const struct wh_tree *tree, bool cuda, struct wh_topology **o
 	return code;
 }
 
-static int run(const struct arguments *arguments)
+static int topo_run(const struct arguments *arguments)
 {
 	const char *load = argument(arguments, "load");
 	struct wh_topology *topology;
 	struct screen screen;
 	struct wh_tree tree;
-	int code = check_forms(arguments);
+	int code = topo_check_forms(arguments);
 
 	if (!code)
 		code = screen_open(arguments, &screen);
 	if (!code && load && (argument(arguments, "root") || argument(arguments, "record")))
-		code = usage_error("--load shows what was saved: without --root and --record");
+		code = usage_error("--load reads a saved file: use it without --root and --record");
 	if (!code)
 		code = topo_tree(arguments, &tree);
 	if (!code)
 		code = load ? topo_load(load, &topology) :
-			      collect(&tree, argument(arguments, "cuda"), &topology);
+			      topo_collect_shown(&tree, argument(arguments, "cuda"), &topology);
 	if (code)
 		return code;
-	code = show(arguments, topology, &screen);
+	code = topo_show(arguments, topology, &screen);
 	wh_topology_free(topology);
 	return code;
 }
 
 static const struct command_option options[] = {
-	{ .name = "json", .letter = 'j', .help = "as JSON, with all that is known" },
-	{ .name = "dot", .help = "as a graph for Graphviz" },
-	{ .name = "svg", .help = "as a drawing" },
-	{ .name = "cuda", .help = "start CUDA as well, which knows the size of L2 caches" },
+	{ .name = "json", .letter = 'j', .help = "print everything as JSON" },
+	{ .name = "dot", .help = "print a graph for Graphviz" },
+	{ .name = "svg", .help = "print a drawing" },
+	{ .name = "cuda", .help = "also start CUDA, for the sizes of L2 caches" },
 	{ .name = "load",
 	  .argument = "FILE",
 	  .complete = "file",
-	  .help = "show what --json has saved, of any machine; - is standard input" },
+	  .help = "show a file that --json has written, of any machine; - is stdin" },
 	{ .name = "root",
 	  .argument = "DIR",
 	  .complete = "file",
@@ -100,9 +100,10 @@ const struct command command_topo = {
 	.name = "topo",
 	.usage = "",
 	.summary = "Show the GPUs, NICs and memories of a machine, and their distances",
-	.details = "Distances are in the words of nvidia-smi topo -m. For each pair the route that "
-		   "large transfers take is shown, and the speed that its links should allow.\n\n"
-		   "What is absent or cannot be asked is '-', and the end says why.",
+	.details =
+		"Distances have the names of nvidia-smi topo -m. Each pair has the route of large "
+		"transfers, and the speed that the links on it should allow.\n\n"
+		"'-' stands for what is absent or unknown; the reasons are at the end.",
 	.examples = "wherry topo\n"
 		    "wherry topo --json > node7.json && wherry topo --load node7.json\n"
 		    "wherry topo --svg > topology.svg\n"
@@ -110,5 +111,5 @@ const struct command command_topo = {
 	.options = options,
 	.least = 0,
 	.most = 0,
-	.run = run,
+	.run = topo_run,
 };

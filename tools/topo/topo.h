@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the parts of wherry topo share; wherry doctor uses what reads a machine. */
+/* What the files of wherry topo share. wherry doctor and wherry top use the part that reads a
+ * machine. */
 #ifndef TOOLS_TOPO_TOPO_H
 #define TOOLS_TOPO_TOPO_H
 
@@ -13,44 +14,44 @@
 
 struct wh_nvml;
 
-/* The library that NVML or the CUDA driver is to be opened as: of this machine, or ROOT/lib/NAME.
- * NULL: a recorded tree has none. */
+/* The library to open as NVML: NAME of this machine, or ROOT/lib/NAME of a recorded tree; NULL: the
+ * tree has none. */
 const char *topo_library(const struct wh_tree *tree, const char *name, char *out, size_t size);
 
-/* Open NVML as above; NULL: none, and wh_fail_text() says why. */
+/* Open NVML, of this machine or of a recorded tree; NULL: none, and wh_fail_text() has the reason.
+ */
 struct wh_nvml *topo_nvml(const struct wh_tree *tree);
 
-/* Add packages, cores and caches, by hwloc: of this machine, or of ROOT/hwloc.xml. */
+/* Add packages, cores and caches, which hwloc reads from this machine or from ROOT/hwloc.xml. */
 int topo_cpu(const struct wh_tree *tree, struct wh_topology *topology);
 
-/* What --root and --record say. Makes the folder to record into. 0, or an exit code after a line on
+/* Take --root and --record, and make the folder of --record. 0, or an exit code after a line on
  * stderr. */
 int topo_tree(const struct arguments *arguments, struct wh_tree *out);
 
-/* Read a machine, all of it; with `cuda` also what only the CUDA driver knows, which takes a while
- * to start. `tree` says from where, and into which folder it is copied. 0, or an exit code after a
- * line on stderr. */
+/* Read a whole machine from `tree`, and record it if the tree says so. `cuda`: also start CUDA,
+ * which is slow, for what only CUDA knows. 0, or an exit code after a line on stderr. */
 int topo_collect(const struct wh_tree *tree, bool cuda, struct wh_topology **out);
 
-/* The topology as JSON, and back. What can be worked out of it again is in the JSON for its readers
- * and not read back. topo_from_json(): NULL, with the reason in `why`, if it is none. */
+/* A topology as JSON, and back. Derived values (the matrix) are in the JSON for its readers only.
+ * topo_from_json(): NULL, with the reason in `why`, if the JSON is not a topology. */
 json_t *topo_to_json(const struct wh_topology *topology);
 struct wh_topology *topo_from_json(const json_t *object, char *why, size_t size);
 
-/* Read what was saved by wherry topo --json. 0, or an exit code after a line on stderr. */
+/* Read a file of wherry topo --json; "-": stdin. 0, or an exit code after a line on stderr. */
 int topo_load(const char *path, struct wh_topology **out);
 
-/* All ends of a topology: GPUs, NICs, memories, in this order. The caller frees it; NULL: no
- * memory, or none at all. */
+/* All ends of a topology: GPUs, NICs, memories, in this order. The caller frees them; NULL: out of
+ * memory. */
 struct wh_end *topo_ends(const struct wh_topology *topology, size_t *count);
 
 /* "GPU0", "mlx5_0", "MEM1". */
 void topo_end_name(const struct wh_topology *topology, struct wh_end end, char out[WH_NAME]);
 
-/* "1.5 TiB", "512 MiB"; "-" if not known. */
+/* "1.5 TiB", "512 MiB"; "-": unknown. */
 void topo_size(char *out, size_t size, uint64_t bytes);
 
-/* "32 GT/s x16"; "-" for what is not known. */
+/* "32 GT/s x16"; "-": unknown. */
 void topo_link(char *out, size_t size, double speed, int width);
 
 void topo_print(const struct wh_topology *topology, const struct screen *screen);

@@ -725,7 +725,7 @@ doctor --only pci --skip pci.acs,pci.link
 [ "$(grep -c ' pci\.' out)" = 2 ]
 verdict "--only and --skip" $?
 for words in "--only pci.lnk|did you mean 'pci.link'" "--skip x|no check 'x'" \
-	"--only ,|no check ''" "--root nowhere|nowhere: No such file" "--root base/crypto.txt|crypto.txt: Not a directory" "--root=|is no folder" \
+	"--only ,|no check ''" "--root nowhere|nowhere: No such file" "--root base/crypto.txt|crypto.txt: Not a directory" "--root=|is not a folder" \
 	"--errno 99999|is no errno"; do
 	read -r -a arguments <<<"${words%|*}"
 	! "$wherry" doctor "${arguments[@]}" >out 2>err && grep -q -F -e "${words#*|}" err &&

@@ -208,7 +208,7 @@ FAKE_NVIDIA_VERSION=999.1 FAKE_NVIDIA_FAIL=3:0:1 FAKE_NVIDIA_CUDA=$TEST_CUDA LD_
 verdict "no window opens, and why" $?
 
 FAKE_CUDA_DEVICES=1 "$wherry" topo --color never >out && grep -q 'L2 -' out &&
-	grep -A 9 '^Missing' out | grep -q 'CUDA: not asked: the sizes of L2 caches; with --cuda it is started' &&
+	grep -A 9 '^Missing' out | grep -q 'CUDA: not asked for the sizes of L2 caches; --cuda starts it' &&
 	! "$wherry" topo --cuda | grep -q 'L2 caches'
 verdict "L2 is missing, and why" $?
 "$wherry" topo --cuda --record record --json >live && mkdir -p record/lib &&

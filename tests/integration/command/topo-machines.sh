@@ -187,8 +187,8 @@ grep -q '"GPUDirect RDMA"' staged.json && ! grep -q '"RDMA, staged"' staged.json
 verdict "nvidia-peermem: not staged" $?
 cp -a hgx silent && rm silent/verbs.txt && topo silent --json >silent.json && topo silent --color never >silent.out
 grep -q '"GPUDirect RDMA or staged"' silent.json && ! grep -q '"GPUDirect RDMA"' silent.json &&
-	grep -q 'gdr?: GPUDirect RDMA or staged' silent.out && grep -q 'whether NICs take dma-bufs: ' silent.out
-verdict "nobody says whether NICs take dma-bufs" $?
+	grep -q 'gdr?: GPUDirect RDMA or staged' silent.out && grep -q 'whether NICs register dma-bufs: ' silent.out
+verdict "unknown whether NICs register dma-bufs" $?
 sed -i 's/Open //' hgx/proc/driver/nvidia/version && topo hgx --json | grep -q '"RDMA, staged"' &&
 	sed -i 's/UNIX Kernel/UNIX Open Kernel/' hgx/proc/driver/nvidia/version
 verdict "closed kernel modules: staged" $?
@@ -248,7 +248,7 @@ refused() # TEXT NAME-OF-WHAT
 	verdict "$2 is refused" $?
 }
 head -c 5000 hgx.json >bad
-refused "no JSON" "half a file"
+refused "not JSON" "half a file"
 echo '{"schema": 9}' >bad
 refused 'schema' "another schema"
 sed 's/"parent": 0,/"parent": 4000,/' hgx.json >bad
@@ -307,7 +307,7 @@ topo hgx | grep -q $'\033'
 [ $? = 1 ] && topo hgx --color always | grep -q $'\033\[32mNV18\|\033\[32m *NV18' &&
 	! NO_COLOR=1 topo hgx --color auto | grep -q $'\033'
 verdict "colours" $?
-for words in "--json --svg|one at a time" "--load x --root hgx|without --root" \
+for words in "--json --svg|choose one" "--load x --root hgx|without --root" \
 	"--color pink|one of: auto always never" "--root nowhere|No such file" \
 	"--record|needs a value"; do
 	read -r -a arguments <<<"${words%|*}"

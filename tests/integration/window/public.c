@@ -343,7 +343,7 @@ static void open__arguments(void **state)
 	struct wh_window_options options = { .size = sizeof(options) };
 	struct wh_window *window;
 	char setting[64];
-	const char *knobs[] = { setting, NULL };
+	const char *settings[] = { setting, NULL };
 	struct wh_engine_options engine_options = { .size = sizeof(engine_options),
 						    .listen = "none",
 						    .config = settings };
