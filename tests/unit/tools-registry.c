@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What wherry registry keeps, and that its log brings it back. */
+/* The store of wherry registry, and its recovery from the log. */
 #include "../../tools/registry/list.c"
 #include "../../tools/registry/log.c"
 #include "../../tools/registry/store.c"
@@ -53,7 +53,7 @@ static void nap(int ms)
 /* As if its lease had been put down so long ago. */
 static void ends_in(const char *key, int64_t ms)
 {
-	struct store_record *record = find(&store, key);
+	struct store_record *record = store_find(&store, key);
 
 	assert_non_null(record);
 	record->ends = wh_now() + ms * WH_MS;
@@ -106,7 +106,7 @@ static void lease__runs_out(void **state)
 	assert_int_equal(put("b", "x", 60000, "1"), 0);
 	ends_in("a", 10000);
 	assert_int_equal(put("a", "x", 60000, "1"), 0);
-	assert_true(find(&store, "a")->ends > wh_now() + 30 * WH_SECOND);
+	assert_true(store_find(&store, "a")->ends > wh_now() + 30 * WH_SECOND);
 	ends_in("b", 0);
 	assert_value("a", "1");
 	assert_value("b", NULL);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Lists of keys. One that is not read holds a record's line and its place in the store, no more. */
+/* Lists of keys as JSON, made while they are sent: a list holds one record's line and its position
+ * in the store. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,17 +11,17 @@
 #include "registry/registry.h"
 #include "util/clock.h"
 
-/* Records looked at for one piece: others want to be answered as well. */
-#define LOOKS_MOST 1000
+/* Records visited by one call, so that other requests are answered in between. */
+#define VISITS_MOST 1000
 
 struct registry_list {
 	struct store *store;
 	struct store_walk walk;
 	char prefix[REGISTRY_KEY_MAX + 1];
-	size_t count; /* of keys so far */
+	size_t count; /* keys listed so far */
 	bool ended; /* `text` is the end of the list */
-	const char *text; /* being read, from `at` */
-	char *line; /* it, or NULL: it is a constant */
+	const char *text; /* being sent, from `at` */
+	char *line; /* owns `text`; NULL: `text` is a constant */
 	size_t at;
 };
 
@@ -52,7 +53,7 @@ static void list_end(struct registry_list *list, bool more)
 	list->text = more ? "], \"more\": true}" : "], \"more\": false}";
 }
 
-/* The line of a record. A key that is not UTF-8 is left out. */
+/* Add the line of a record. A key that is not UTF-8 is left out. */
 static int list_add(struct registry_list *list, const struct store_record *record)
 {
 	json_t *key = json_pack("{s:s, s:s, s:I, s:I}", "key", record->key, "owner", record->owner,
@@ -65,7 +66,7 @@ static int list_add(struct registry_list *list, const struct store_record *recor
 		return 0;
 	text = json_dumps(key, 0);
 	json_decref(key);
-	/* What stands between two keys comes before the second. */
+	/* A separator goes before each key but the first. */
 	length = text ? asprintf(&list->line, "%s%s", list->count ? ", " : "", text) : -1;
 	free(text);
 	if (length < 0) {
@@ -77,7 +78,7 @@ static int list_add(struct registry_list *list, const struct store_record *recor
 	return 0;
 }
 
-/* Look at one record more. */
+/* Visit one more record. */
 static int list_step(struct registry_list *list, int64_t now)
 {
 	const struct store_record *record = store_walk_next(list->store, &list->walk);
@@ -105,20 +106,21 @@ ssize_t registry_list_read(struct registry_list *list, char *out, size_t most)
 	size_t used = 0;
 	int error = 0;
 
-	for (unsigned looks = 0; used < most && !error;) {
+	for (unsigned visits = 0; used < most && !error;) {
 		size_t left = strlen(list->text + list->at),
 		       part = left < most - used ? left : most - used;
 
 		memcpy(out + used, list->text + list->at, part);
 		used += part;
 		list->at += part;
-		if (part < left || (list->ended && !list->text[list->at]) || looks++ == LOOKS_MOST)
+		if (part < left || (list->ended && !list->text[list->at]) ||
+		    visits++ == VISITS_MOST)
 			break;
 		error = list_step(list, now);
 	}
 	if (error)
 		return error;
-	/* Nothing yet, between two keys: JSON takes white space there. */
+	/* No key yet: white space is valid JSON here and keeps the answer going. */
 	if (!used && !list->ended && most)
 		out[used++] = '\n';
 	return (ssize_t)used;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The log of wherry registry: entries one behind the other, each with its length and a checksum, so
- * that an end that was torn off is seen. */
+/* The log of wherry registry: a sequence of entries, each with length and checksum, so that a torn
+ * end is detected. */
 #include <errno.h>
 #include <fcntl.h>
 #include <libgen.h>
@@ -18,7 +18,7 @@
 
 /* ---- entries --------------------------------------------------------------------------------- */
 
-/* CRC-32 as of IEEE 802.3. */
+/* CRC-32 of IEEE 802.3. */
 uint32_t log_checksum(const uint8_t *bytes, size_t length)
 {
 	uint32_t sum = 0xffffffff;
@@ -76,7 +76,7 @@ size_t log_entry_decode(const uint8_t *bytes, size_t length, struct log_entry *o
 	entry.owner_length = wh_get32(payload + 8);
 	entry.value_length = wh_get32(payload + 12);
 	entry.lease = wh_get32(payload + 16);
-	/* Each part first: the sum must not be one that wraps. */
+	/* Check each length before the sum, which could wrap. */
 	if (wh_get32(payload) > 1 || !entry.key_length || entry.key_length > REGISTRY_KEY_MAX ||
 	    entry.owner_length > REGISTRY_OWNER_MAX || entry.value_length > REGISTRY_VALUE_MAX ||
 	    entry.lease > REGISTRY_LEASE_MOST ||
@@ -93,7 +93,7 @@ size_t log_entry_decode(const uint8_t *bytes, size_t length, struct log_entry *o
 
 /* ---- files ----------------------------------------------------------------------------------- */
 
-static int write_all(int fd, const void *bytes, size_t length)
+static int file_write_all(int fd, const void *bytes, size_t length)
 {
 	const char *at = bytes;
 
@@ -110,8 +110,8 @@ static int write_all(int fd, const void *bytes, size_t length)
 	return 0;
 }
 
-/* Keep what is cut off, for somebody to look at. */
-static int set_aside(struct log *log, const uint8_t *bytes, size_t length)
+/* Save the damaged end in PATH.damaged for inspection. */
+static int log_set_aside(struct log *log, const uint8_t *bytes, size_t length)
 {
 	char path[PATH_MAX];
 	int fd, error;
@@ -121,21 +121,20 @@ static int set_aside(struct log *log, const uint8_t *bytes, size_t length)
 	fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
 	if (fd < 0)
 		return -errno;
-	error = write_all(fd, bytes, length);
+	error = file_write_all(fd, bytes, length);
 	close(fd);
 	return error;
 }
 
-static int replay(struct log *log, const uint8_t *bytes, size_t length,
-		  void (*each)(void *arg, const struct log_entry *entry), void *arg,
-		  const struct log_watch *watch, uint64_t *lost)
+static int log_replay(struct log *log, const uint8_t *bytes, size_t length,
+		      void (*each)(void *arg, const struct log_entry *entry), void *arg,
+		      const struct log_watch *watch, uint64_t *lost)
 {
 	size_t magic = strlen(LOG_MAGIC), at = magic, took;
 	struct log_entry entry;
 	int error = 0;
 
-	/* A file that is not a log is left alone. The beginning of the magic is one that was cut
-	 * off. */
+	/* Refuse a file that is not a log. A part of the magic is a log that was cut off. */
 	if (memcmp(bytes, LOG_MAGIC, length < magic ? length : magic))
 		return -EINVAL;
 	if (length < magic)
@@ -149,15 +148,15 @@ static int replay(struct log *log, const uint8_t *bytes, size_t length,
 		}
 	*lost = length - at;
 	if (at < length && at)
-		error = set_aside(log, bytes + at, length - at);
+		error = log_set_aside(log, bytes + at, length - at);
 	if (!error && at < length && ftruncate(log->fd, (off_t)at))
 		error = -errno;
 	log->length = at;
 	return error;
 }
 
-static int load(struct log *log, void (*each)(void *arg, const struct log_entry *entry), void *arg,
-		const struct log_watch *watch, uint64_t *lost)
+static int log_load(struct log *log, void (*each)(void *arg, const struct log_entry *entry),
+		    void *arg, const struct log_watch *watch, uint64_t *lost)
 {
 	struct stat file;
 	uint8_t *bytes;
@@ -172,12 +171,12 @@ static int load(struct log *log, void (*each)(void *arg, const struct log_entry 
 	bytes = mmap(NULL, (size_t)file.st_size, PROT_READ, MAP_PRIVATE, log->fd, 0);
 	if (bytes == MAP_FAILED)
 		return -errno;
-	error = replay(log, bytes, (size_t)file.st_size, each, arg, watch, lost);
+	error = log_replay(log, bytes, (size_t)file.st_size, each, arg, watch, lost);
 	munmap(bytes, (size_t)file.st_size);
 	return error;
 }
 
-static int open_directory(const char *path)
+static int log_open_directory(const char *path)
 {
 	char copy[PATH_MAX];
 	int fd;
@@ -196,16 +195,16 @@ int log_open(struct log *log, const char *path,
 
 	*lost = 0;
 	*log = (struct log){ .path = path, .fd = -1 };
-	log->directory = open_directory(path);
+	log->directory = log_open_directory(path);
 	if (log->directory < 0)
 		return log->directory;
 	log->fd = open(path, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
 	if (log->fd < 0 || flock(log->fd, LOCK_EX | LOCK_NB))
 		error = -errno;
 	if (!error)
-		error = load(log, each, arg, watch, lost);
+		error = log_load(log, each, arg, watch, lost);
 	if (!error && !log->length) {
-		error = write_all(log->fd, LOG_MAGIC, strlen(LOG_MAGIC));
+		error = file_write_all(log->fd, LOG_MAGIC, strlen(LOG_MAGIC));
 		log->length = strlen(LOG_MAGIC);
 	}
 	if (!error && (fdatasync(log->fd) || fsync(log->directory)))
@@ -238,7 +237,7 @@ int log_append(struct log *log, const struct log_entry *entry, bool sync)
 	if (!bytes)
 		return -ENOMEM;
 	log_entry_encode(entry, bytes);
-	error = write_all(log->fd, bytes, size);
+	error = file_write_all(log->fd, bytes, size);
 	free(bytes);
 	if (!error && sync && fdatasync(log->fd))
 		error = -errno;
@@ -246,7 +245,7 @@ int log_append(struct log *log, const struct log_entry *entry, bool sync)
 		log->length += size;
 		return 0;
 	}
-	/* Half an entry in the middle would hide what follows. */
+	/* Half an entry would hide all entries after it. */
 	log->broken = ftruncate(log->fd, (off_t)log->length) != 0;
 	return error;
 }
@@ -264,8 +263,9 @@ int log_rewrite(struct log *log, const struct log_entry *(*next)(void *arg), voi
 	if (fresh.fd < 0)
 		return -errno;
 	fresh.length = strlen(LOG_MAGIC);
-	error = flock(fresh.fd, LOCK_EX | LOCK_NB) ? -errno :
-						     write_all(fresh.fd, LOG_MAGIC, fresh.length);
+	error = flock(fresh.fd, LOCK_EX | LOCK_NB) ?
+			-errno :
+			file_write_all(fresh.fd, LOG_MAGIC, fresh.length);
 	while (!error && (entry = next(arg)))
 		error = log_append(&fresh, entry, false);
 	if (!error && (fdatasync(fresh.fd) || rename(path, log->path)))
@@ -275,8 +275,8 @@ int log_rewrite(struct log *log, const struct log_entry *(*next)(void *arg), voi
 		unlink(path);
 		return error;
 	}
-	/* Until this has been done a power cut may bring the old one back, but for what is written
-	 * from now on: so nothing is taken until it has been. */
+	/* Until this succeeds a power cut may bring the old log back, without later entries. So
+	 * nothing is accepted before. */
 	error = fsync(log->directory) ? -errno : 0;
 	close(log->fd);
 	log->fd = fresh.fd;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* wherry registry: where engines find each other, over HTTP. */
+/* wherry registry: a name registry for engines, over HTTP. This file answers requests. */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -29,26 +29,26 @@
 #define LIMIT (256ULL << 20)
 #define CONNECTIONS 4096
 #define CONNECTION_MEMORY (16 << 10)
-#define UNREAD (128 << 10) /* of each of so many connections */
+#define UNREAD (128 << 10) /* bytes of unread answers in the kernel, for each connection */
 #define IDLE (300 * WH_SECOND)
-#define PATIENCE (60 * WH_SECOND) /* for a body to come, and for an answer to be read */
-/* What engines ask and are told is small, and is always taken and answered: connections are
- * counted. The rest together is bounded, or clients that stall would keep an engine from renewing
- * its lease. */
+#define PATIENCE (60 * WH_SECOND) /* to receive a body, and to send an answer */
+/* Requests and answers of engines are small and always accepted; the number of connections bounds
+ * them. Larger ones share the limits below, so that stalled clients cannot keep an engine from
+ * renewing its lease. */
 #define SMALL (4 << 10)
-#define BODIES_MOST (64 << 20) /* of all requests that are being received */
-#define ANSWERS_MOST (64 << 20) /* of all answers that have not been read */
-#define LISTS_MOST 64 /* that are being read */
+#define BODIES_MOST (64 << 20) /* bytes of all requests being received */
+#define ANSWERS_MOST (64 << 20) /* bytes of all answers being sent */
+#define LISTS_MOST 64 /* being sent */
 #define LIST_PIECE (4 << 10)
 #define SWEEP (200 * WH_MS)
 #define SECRET_MAX 256
 
-/* All of it is the HTTP server's thread's. */
+/* Only the HTTP server's thread uses it. */
 struct server {
 	struct store store;
 	size_t bodies, answers; /* bytes */
 	unsigned lists;
-	char secret[SECRET_MAX]; /* "USER:PASSWORD"; "": anybody may */
+	char secret[SECRET_MAX]; /* "USER:PASSWORD"; "": no authentication */
 	size_t secret_length;
 };
 
@@ -56,14 +56,14 @@ struct server {
 struct request {
 	char *body;
 	size_t length;
-	size_t answer; /* bytes of it that count */
-	bool too_long, crowded;
+	size_t answer; /* bytes charged to server.answers */
+	bool too_long, over_limit;
 };
 
 /* ---- answers --------------------------------------------------------------------------------- */
 
-static enum MHD_Result answer(struct MHD_Connection *connection, unsigned status, const char *type,
-			      const void *body, size_t length)
+static enum MHD_Result registry_answer(struct MHD_Connection *connection, unsigned status,
+				       const char *type, const void *body, size_t length)
 {
 	struct MHD_Response *response =
 		MHD_create_response_from_buffer(length, (void *)body, MHD_RESPMEM_MUST_COPY);
@@ -84,28 +84,31 @@ static enum MHD_Result answer(struct MHD_Connection *connection, unsigned status
 	return result;
 }
 
-static enum MHD_Result say(struct MHD_Connection *connection, unsigned status, const char *line)
+static enum MHD_Result registry_say(struct MHD_Connection *connection, unsigned status,
+				    const char *line)
 {
 	char text[256];
 	int length = snprintf(text, sizeof(text), "%s\n", line);
 
-	return answer(connection, status, "text/plain", text, (size_t)length);
+	return registry_answer(connection, status, "text/plain", text, (size_t)length);
 }
 
-static enum MHD_Result say_error(struct MHD_Connection *connection, int error)
+static enum MHD_Result registry_say_error(struct MHD_Connection *connection, int error)
 {
 	if (error == -ENOENT)
-		return say(connection, MHD_HTTP_NOT_FOUND, "there is no such key");
+		return registry_say(connection, MHD_HTTP_NOT_FOUND, "no such key");
 	if (error == -EEXIST)
-		return say(connection, MHD_HTTP_CONFLICT, "the key belongs to another owner");
+		return registry_say(connection, MHD_HTTP_CONFLICT,
+				    "the key belongs to another owner");
 	if (error == -ENOSPC)
-		return say(connection, MHD_HTTP_INSUFFICIENT_STORAGE, "the registry is full");
-	return say(connection, MHD_HTTP_INTERNAL_SERVER_ERROR, strerror(-error));
+		return registry_say(connection, MHD_HTTP_INSUFFICIENT_STORAGE,
+				    "the registry is full");
+	return registry_say(connection, MHD_HTTP_INTERNAL_SERVER_ERROR, strerror(-error));
 }
 
-/* A parameter of the query. NULL: it is not there; *wrong: it cannot be taken. */
-static const char *parameter(struct MHD_Connection *connection, const char *name, size_t most,
-			     bool *wrong)
+/* A parameter of the query; NULL: missing. Sets *wrong if it is too long or has a NUL. */
+static const char *request_parameter(struct MHD_Connection *connection, const char *name,
+				     size_t most, bool *wrong)
 {
 	const char *value = NULL;
 	size_t length = 0;
@@ -119,7 +122,7 @@ static const char *parameter(struct MHD_Connection *connection, const char *name
 	return value;
 }
 
-/* A value, which may be large. */
+/* Answer with a value, and charge it if it is large. */
 static enum MHD_Result registry_answer_value(struct server *server,
 					     struct MHD_Connection *connection,
 					     struct request *request, unsigned status,
@@ -127,15 +130,18 @@ static enum MHD_Result registry_answer_value(struct server *server,
 {
 	if (record->value_length > SMALL) {
 		if (record->value_length > ANSWERS_MOST - server->answers)
-			return say(connection, MHD_HTTP_SERVICE_UNAVAILABLE,
-				   "too many answers are not being read");
+			return registry_say(
+				connection, MHD_HTTP_SERVICE_UNAVAILABLE,
+				"too many large answers are being sent; try again later");
 		request->answer = record->value_length;
 		server->answers += request->answer;
 	}
-	return answer(connection, status, "application/json", record->value, record->value_length);
+	return registry_answer(connection, status, "application/json", record->value,
+			       record->value_length);
 }
 
-/* ---- the verbs ------------------------------------------------------------------------------- */
+/* ---- GET, PUT, DELETE
+ * ------------------------------------------------------------------------------- */
 
 struct listing {
 	struct server *server;
@@ -162,19 +168,19 @@ static void registry_end_list(void *arg)
 	free(listing);
 }
 
-static enum MHD_Result list(struct server *server, struct MHD_Connection *connection,
-			    const char *prefix)
+static enum MHD_Result registry_list_keys(struct server *server, struct MHD_Connection *connection,
+					  const char *prefix)
 {
 	struct listing *listing;
 	struct MHD_Response *response;
 	enum MHD_Result result;
 
 	if (server->lists == LISTS_MOST)
-		return say(connection, MHD_HTTP_SERVICE_UNAVAILABLE,
-			   "too many lists are being read");
+		return registry_say(connection, MHD_HTTP_SERVICE_UNAVAILABLE,
+				    "too many lists are being sent; try again later");
 	listing = calloc(1, sizeof(*listing));
 	if (!listing)
-		return say_error(connection, -ENOMEM);
+		return registry_say_error(connection, -ENOMEM);
 	*listing = (struct listing){ server, registry_list_new(&server->store, prefix) };
 	server->lists++;
 	response = !listing->list ? NULL :
@@ -183,7 +189,7 @@ static enum MHD_Result list(struct server *server, struct MHD_Connection *connec
 								      registry_end_list);
 	if (!response) {
 		registry_end_list(listing);
-		return say_error(connection, -ENOMEM);
+		return registry_say_error(connection, -ENOMEM);
 	}
 	MHD_add_response_header(response, "Wherry-Registry", "1");
 	MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, "application/json");
@@ -192,67 +198,69 @@ static enum MHD_Result list(struct server *server, struct MHD_Connection *connec
 	return result;
 }
 
-static enum MHD_Result get(struct server *server, struct MHD_Connection *connection,
-			   const char *key, struct request *request)
+static enum MHD_Result registry_get(struct server *server, struct MHD_Connection *connection,
+				    const char *key, struct request *request)
 {
 	const struct store_record *record = store_get(&server->store, key);
 
 	if (!record)
-		return say_error(connection, -ENOENT);
+		return registry_say_error(connection, -ENOENT);
 	return registry_answer_value(server, connection, request, MHD_HTTP_OK, record);
 }
 
-static enum MHD_Result put(struct server *server, struct MHD_Connection *connection,
-			   const char *key, const char *owner, struct request *request)
+static enum MHD_Result registry_put(struct server *server, struct MHD_Connection *connection,
+				    const char *key, const char *owner, struct request *request)
 {
 	const struct store_record *holder;
 	bool wrong = false;
-	const char *lease = parameter(connection, "lease", 7, &wrong);
+	const char *lease = request_parameter(connection, "lease", 7, &wrong);
 	size_t digits = lease ? strspn(lease, "0123456789") : 0;
 	unsigned long ms = lease && !wrong ? strtoul(lease, NULL, 10) : 0;
 	int error;
 
 	if (lease && (wrong || !digits || lease[digits] || !ms || ms > REGISTRY_LEASE_MOST))
-		return say(connection, MHD_HTTP_BAD_REQUEST,
-			   "lease= wants milliseconds from 1 to 3600000");
+		return registry_say(connection, MHD_HTTP_BAD_REQUEST,
+				    "lease= must be 1 to 3600000 milliseconds");
 	error = store_put(&server->store, key, owner ? owner : "", (uint32_t)ms,
 			  request->body ? request->body : "", request->length, &holder);
 	if (error == -EEXIST)
 		return registry_answer_value(server, connection, request, MHD_HTTP_CONFLICT,
 					     holder);
-	return error ? say_error(connection, error) : say(connection, MHD_HTTP_OK, "ok");
+	return error ? registry_say_error(connection, error) :
+		       registry_say(connection, MHD_HTTP_OK, "ok");
 }
 
-static enum MHD_Result serve(struct server *server, struct MHD_Connection *connection,
-			     const char *method, struct request *request)
+static enum MHD_Result registry_serve(struct server *server, struct MHD_Connection *connection,
+				      const char *method, struct request *request)
 {
 	bool wrong = false;
-	const char *key = parameter(connection, "key", REGISTRY_KEY_MAX, &wrong);
-	const char *prefix = parameter(connection, "prefix", REGISTRY_KEY_MAX, &wrong);
-	const char *owner = parameter(connection, "owner", REGISTRY_OWNER_MAX, &wrong);
+	const char *key = request_parameter(connection, "key", REGISTRY_KEY_MAX, &wrong);
+	const char *prefix = request_parameter(connection, "prefix", REGISTRY_KEY_MAX, &wrong);
+	const char *owner = request_parameter(connection, "owner", REGISTRY_OWNER_MAX, &wrong);
 	int error;
 
 	if (wrong)
-		return say(connection, MHD_HTTP_BAD_REQUEST,
-			   "a key or prefix of more than 512 bytes, an "
-			   "owner of more than 64, or a NUL in one");
+		return registry_say(connection, MHD_HTTP_BAD_REQUEST,
+				    "a key or prefix is longer than 512 bytes, an owner is longer "
+				    "than 64 bytes, or one has a NUL");
 	if (!strcmp(method, "GET") && prefix && !key)
-		return list(server, connection, prefix);
+		return registry_list_keys(server, connection, prefix);
 	if (!key || !*key)
-		return say(connection, MHD_HTTP_BAD_REQUEST,
-			   "the key is missing: write ?key=KEY, or for "
-			   "a list ?prefix=PREFIX");
+		return registry_say(
+			connection, MHD_HTTP_BAD_REQUEST,
+			"the key is missing: use ?key=KEY, or ?prefix=PREFIX for a list");
 	if (!strcmp(method, "GET"))
-		return get(server, connection, key, request);
+		return registry_get(server, connection, key, request);
 	if (!strcmp(method, "PUT"))
-		return put(server, connection, key, owner, request);
+		return registry_put(server, connection, key, owner, request);
 	error = store_delete(&server->store, key, owner);
-	return error ? say_error(connection, error) : say(connection, MHD_HTTP_OK, "ok");
+	return error ? registry_say_error(connection, error) :
+		       registry_say(connection, MHD_HTTP_OK, "ok");
 }
 
 /* ---- requests -------------------------------------------------------------------------------- */
 
-static bool may(const struct server *server, struct MHD_Connection *connection)
+static bool server_authenticate(const struct server *server, struct MHD_Connection *connection)
 {
 	char *password = NULL, *user, given[2 * SECRET_MAX];
 	size_t length;
@@ -271,35 +279,37 @@ static bool may(const struct server *server, struct MHD_Connection *connection)
 	return same;
 }
 
-static enum MHD_Result begin(struct server *server, struct MHD_Connection *connection,
-			     const char *path, const char *method, void **state)
+static enum MHD_Result request_begin(struct server *server, struct MHD_Connection *connection,
+				     const char *path, const char *method, void **state)
 {
-	if (!may(server, connection))
-		return say(connection, MHD_HTTP_UNAUTHORIZED,
-			   "this registry wants a user and a password");
+	if (!server_authenticate(server, connection))
+		return registry_say(connection, MHD_HTTP_UNAUTHORIZED,
+				    "this registry requires a user and a password");
 	if (strcmp(path, "/") && strcmp(path, "/metadata"))
-		return say(connection, MHD_HTTP_NOT_FOUND,
-			   "there is nothing here: the path is / or /metadata");
+		return registry_say(connection, MHD_HTTP_NOT_FOUND,
+				    "not found: the path is / or /metadata");
 	if (strcmp(method, "GET") && strcmp(method, "PUT") && strcmp(method, "DELETE"))
-		return say(connection, MHD_HTTP_METHOD_NOT_ALLOWED,
-			   "the verbs are GET, PUT and DELETE");
+		return registry_say(connection, MHD_HTTP_METHOD_NOT_ALLOWED,
+				    "only GET, PUT and DELETE are supported");
 	*state = calloc(1, sizeof(struct request));
 	return *state ? MHD_YES : MHD_NO;
 }
 
-static void receive(struct server *server, struct request *request, const char *data, size_t length)
+static void request_receive(struct server *server, struct request *request, const char *data,
+			    size_t length)
 {
 	char *more;
 
 	request->too_long |= length > REGISTRY_VALUE_MAX - request->length;
-	request->crowded |= request->length + length > SMALL &&
-			    (server->bodies > BODIES_MOST || length > BODIES_MOST - server->bodies);
-	/* What is refused is still received, or the answer would not be read. */
-	if (request->too_long || request->crowded)
+	request->over_limit |=
+		request->length + length > SMALL &&
+		(server->bodies > BODIES_MOST || length > BODIES_MOST - server->bodies);
+	/* Read a refused body, too: otherwise the client would not read the answer. */
+	if (request->too_long || request->over_limit)
 		return;
 	more = realloc(request->body, request->length + length);
 	if (!more) {
-		request->crowded = true;
+		request->over_limit = true;
 		return;
 	}
 	memcpy(more + request->length, data, length);
@@ -308,27 +318,28 @@ static void receive(struct server *server, struct request *request, const char *
 	server->bodies += length;
 }
 
-static enum MHD_Result handle(void *argument, struct MHD_Connection *connection, const char *path,
-			      const char *method, const char *version, const char *data,
-			      size_t *length, void **state)
+static enum MHD_Result request_handle(void *argument, struct MHD_Connection *connection,
+				      const char *path, const char *method, const char *version,
+				      const char *data, size_t *length, void **state)
 {
 	struct server *server = argument;
 	struct request *request = *state;
 
 	(void)version;
 	if (!request)
-		return begin(server, connection, path, method, state);
+		return request_begin(server, connection, path, method, state);
 	if (*length) {
-		receive(server, request, data, *length);
+		request_receive(server, request, data, *length);
 		*length = 0;
 		return MHD_YES;
 	}
 	if (request->too_long)
-		return say(connection, MHD_HTTP_CONTENT_TOO_LARGE, "a value has at most 1 MiB");
-	if (request->crowded)
-		return say(connection, MHD_HTTP_SERVICE_UNAVAILABLE,
-			   "too many large requests at once");
-	return serve(server, connection, method, request);
+		return registry_say(connection, MHD_HTTP_CONTENT_TOO_LARGE,
+				    "a value has at most 1 MiB");
+	if (request->over_limit)
+		return registry_say(connection, MHD_HTTP_SERVICE_UNAVAILABLE,
+				    "too many large requests at once; try again later");
+	return registry_serve(server, connection, method, request);
 }
 
 static void request_done(void *argument, struct MHD_Connection *connection, void **state,
@@ -349,19 +360,19 @@ static void request_done(void *argument, struct MHD_Connection *connection, void
 
 /* ---- starting -------------------------------------------------------------------------------- */
 
-/* One line, USER:PASSWORD, that nobody else may read. */
-static int read_secret(struct server *server, const char *path)
+/* Read --auth: one line, USER:PASSWORD, in a file of mode 0600. */
+static int server_read_secret(struct server *server, const char *path)
 {
 	int code = secret_read("--auth", path, server->secret, sizeof(server->secret) - 2);
 
 	server->secret_length = code ? 0 : strlen(server->secret);
 	if (!code && (server->secret_length < 3 || !strchr(server->secret, ':')))
-		code = fail(EINVAL, "--auth %s: wants one line, USER:PASSWORD", path);
+		code = fail(EINVAL, "--auth %s: must have one line, USER:PASSWORD", path);
 	return code;
 }
 
-/* The descriptor and the address that it has got, or an exit code below 0. */
-static int open_listener(const char *where, char *url, size_t size)
+/* Listen. The descriptor, and the address as a URL; or minus an exit code. */
+static int server_open_listener(const char *where, char *url, size_t size)
 {
 	struct sockaddr_storage address[WH_RENDEZVOUS_MOST], bound;
 	unsigned count = WH_RENDEZVOUS_MOST;
@@ -389,7 +400,7 @@ static int open_listener(const char *where, char *url, size_t size)
 	return fd;
 }
 
-static unsigned connections(void)
+static unsigned server_connections(void)
 {
 	struct rlimit files;
 
@@ -399,7 +410,7 @@ static unsigned connections(void)
 	setrlimit(RLIMIT_NOFILE, &files);
 	if (getrlimit(RLIMIT_NOFILE, &files) || files.rlim_cur < 256)
 		return 64;
-	/* The others are for the log, and for connections that are being closed. */
+	/* Keep some descriptors for the log, and for connections that are closing. */
 	return files.rlim_cur - 128 < CONNECTIONS ? (unsigned)files.rlim_cur - 128 : CONNECTIONS;
 }
 
@@ -410,7 +421,7 @@ static void registry_expire(void *arg)
 	store_expire(&server->store);
 }
 
-static int wait_for_end(int signals, const char *url)
+static int server_wait(int signals, const char *url)
 {
 	struct signalfd_siginfo signal;
 
@@ -422,15 +433,15 @@ static int wait_for_end(int signals, const char *url)
 	return EXIT_PASS;
 }
 
-static int run_server(struct server *server, int listener, const char *url)
+static int server_run(struct server *server, int listener, const char *url)
 {
 	struct http_options http_options = {
-		.handle = handle,
+		.handle = request_handle,
 		.done = request_done,
 		.tick = registry_expire,
 		.every = SWEEP,
 		.arg = server,
-		.connections = connections(),
+		.connections = server_connections(),
 		.memory = CONNECTION_MEMORY,
 		.unread = UNREAD,
 		.head = IDLE,
@@ -441,7 +452,7 @@ static int run_server(struct server *server, int listener, const char *url)
 	int signals, code;
 
 	http_options.of_address = http_options.connections / 2;
-	/* Blocked before there is a thread, so that none takes the signal. */
+	/* Block them before there are threads, so that no thread takes the signal. */
 	sigemptyset(&stop);
 	sigaddset(&stop, SIGINT);
 	sigaddset(&stop, SIGTERM);
@@ -456,13 +467,13 @@ static int run_server(struct server *server, int listener, const char *url)
 		close(signals);
 		return fail(-code, "cannot serve at %s: %s", url, strerror(-code));
 	}
-	code = wait_for_end(signals, url);
+	code = server_wait(signals, url);
 	http_stop(http);
 	close(signals);
 	return code;
 }
 
-static void log_moved(void *arg, uint64_t bytes, uint64_t all)
+static void progress_log_moved(void *arg, uint64_t bytes, uint64_t all)
 {
 	struct progress *progress = arg;
 
@@ -470,10 +481,10 @@ static void log_moved(void *arg, uint64_t bytes, uint64_t all)
 	progress_move(progress, bytes);
 }
 
-static int open_store(struct server *server, const char *path, uint64_t limit)
+static int server_open_store(struct server *server, const char *path, uint64_t limit)
 {
 	struct progress progress;
-	struct log_watch watch = { log_moved, &progress };
+	struct log_watch watch = { progress_log_moved, &progress };
 	uint64_t lost;
 	int error;
 
@@ -481,20 +492,19 @@ static int open_store(struct server *server, const char *path, uint64_t limit)
 	error = store_open(&server->store, path, limit, &watch, &lost);
 	progress_end(&progress);
 	if (error == -EWOULDBLOCK)
-		return fail(EBUSY, "--file %s: another registry has it", path);
+		return fail(EBUSY, "--file %s: another registry uses it", path);
 	if (error == -EINVAL)
-		return fail(EINVAL, "--file %s: this is not the log of a registry", path);
+		return fail(EINVAL, "--file %s: not the log of a registry", path);
 	if (error)
 		return fail(error, "--file %s: %s", path ? path : "", strerror(-error));
 	if (lost)
 		note("warning: %s was damaged at its end, as after a power cut: %" PRIu64
-		     " bytes are in "
-		     "%s.damaged now",
+		     " bytes were moved to %s.damaged",
 		     path, lost, path);
 	return 0;
 }
 
-static int run(const struct arguments *arguments)
+static int registry_run(const struct arguments *arguments)
 {
 	const char *where = argument(arguments, "listen"), *limit = argument(arguments, "limit");
 	const char *auth = argument(arguments, "auth");
@@ -508,22 +518,21 @@ static int run(const struct arguments *arguments)
 	if (most < 4096)
 		return usage_error("--limit: %s is less than 4 KiB", limit);
 	if (auth)
-		code = read_secret(&server, auth);
+		code = server_read_secret(&server, auth);
 	if (!code)
-		code = open_store(&server, argument(arguments, "file"), most);
+		code = server_open_store(&server, argument(arguments, "file"), most);
 	if (code)
 		goto end;
-	listener = open_listener(where ? where : LISTEN, url, sizeof(url));
+	listener = server_open_listener(where ? where : LISTEN, url, sizeof(url));
 	if (listener < 0) {
 		code = -listener;
 	} else {
 		if (!auth && strncmp(url, "http://127.", 11) != 0 &&
 		    strncmp(url, "http://[::1]", 12) != 0)
-			note("warning: whoever can reach %s can change what is registered; --auth "
-			     "wants "
-			     "a password",
+			note("warning: anybody who reaches %s can change registrations; --auth "
+			     "requires a password",
 			     url);
-		code = run_server(&server, listener, url);
+		code = server_run(&server, listener, url);
 	}
 	store_close(&server.store);
 end:
@@ -535,47 +544,41 @@ static const struct command_option options[] = {
 	{ .name = "listen",
 	  .letter = 'l',
 	  .argument = "ADDR:PORT",
-	  .help = "where to listen; by default " LISTEN },
+	  .help = "where to listen; default " LISTEN },
 	{ .name = "file",
 	  .letter = 'f',
 	  .argument = "FILE",
 	  .complete = "file",
-	  .help = "keep what is registered in this log; else in memory only" },
+	  .help = "keep registrations in this log; default: in memory only" },
 	{ .name = "limit",
 	  .argument = "SIZE",
-	  .help = "how much keys and values may take; by default 256 MiB" },
+	  .help = "limit of all keys and values; default 256 MiB" },
 	{ .name = "auth",
 	  .argument = "FILE",
 	  .complete = "file",
-	  .help = "USER:PASSWORD, which clients must know; a file of mode 0600" },
+	  .help = "file (mode 0600) with USER:PASSWORD, which clients must send" },
 	{ 0 },
 };
 
 const struct command command_registry = {
 	.name = "registry",
 	.usage = "",
-	.summary = "Be the place where engines find each other by name",
-	.details =
-		"Prints one line, http://ADDR:PORT, when it is ready, and runs until SIGINT or "
-		"SIGTERM. "
-		"Engines that are given this URL (the knob registry, or WHERRY_REGISTRY) register "
-		"their "
-		"names here, and reach each other as wherry://NAME.\n\n"
-		"A name is kept as long as its engine renews its lease. With --file everything is "
-		"on the "
-		"disk before it is confirmed, and survives a crash; the file is made smaller by "
-		"itself.\n\n"
-		"The verbs are GET, PUT and DELETE of /?key=KEY, or /metadata?key=KEY; PUT takes "
-		"&lease=MS and &owner=NAME, so that another owner's PUT is refused with 409 as "
-		"long as "
-		"the lease runs. GET /?prefix=PREFIX lists keys as JSON. A key has at most 512 "
-		"bytes, a "
-		"value 1 MiB.",
+	.summary = "Run a name registry",
+	.details = "Prints one line, http://ADDR:PORT, when it is ready, and runs until SIGINT or "
+		   "SIGTERM. Engines with this URL in the setting registry (or in WHERRY_REGISTRY) "
+		   "register their names here and reach each other as wherry://NAME.\n\n"
+		   "A name stays as long as its engine renews its lease. With --file every change "
+		   "is on disk before it is confirmed, and survives a crash; the file is compacted "
+		   "automatically.\n\n"
+		   "Requests are GET, PUT and DELETE of /?key=KEY or /metadata?key=KEY. PUT takes "
+		   "&lease=MS and &owner=NAME: while the lease runs, a PUT of another owner fails "
+		   "with 409. GET /?prefix=PREFIX lists keys as JSON. A key has at most 512 bytes, "
+		   "a value at most 1 MiB.",
 	.examples = "wherry registry --file /var/lib/wherry/registry.log\n"
 		    "wherry serve -m host:1GiB -n node7 -c registry=http://127.0.0.1:7077\n"
 		    "wherry copy FILE wherry://node7/host -c registry=http://127.0.0.1:7077\n",
 	.options = options,
 	.least = 0,
 	.most = 0,
-	.run = run,
+	.run = registry_run,
 };

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What wherry registry has in memory. Everything is in the log before it is here. */
+/* The store of wherry registry: records in memory, by key and by age. Every change goes to the log
+ * first. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,11 +9,11 @@
 #include "util/clock.h"
 
 #define FIRST_BUCKETS 256
-/* A log is written anew when it has grown to so much and to twice what it need be. */
+/* Rewrite the log once it exceeds this size and twice the size of the current records. */
 #define REWRITE_LEAST (1 << 20)
 
-/* FNV-1a, with nothing secret in it: a client that means harm is stopped by the limits. */
-static size_t bucket_of(const struct store *store, const char *key)
+/* FNV-1a without a secret: the limits protect against clients that provoke collisions. */
+static size_t store_bucket(const struct store *store, const char *key)
 {
 	uint64_t hash = 0xcbf29ce484222325;
 
@@ -21,9 +22,9 @@ static size_t bucket_of(const struct store *store, const char *key)
 	return (hash ^ hash >> 32) & (store->bucket_count - 1);
 }
 
-static struct store_record *find(const struct store *store, const char *key)
+static struct store_record *store_find(const struct store *store, const char *key)
 {
-	const struct wh_list *head = &store->buckets[bucket_of(store, key)];
+	const struct wh_list *head = &store->buckets[store_bucket(store, key)];
 
 	for (struct wh_list *l = head->next; l != head; l = l->next) {
 		struct store_record *record = wh_container(l, struct store_record, link);
@@ -34,7 +35,7 @@ static struct store_record *find(const struct store *store, const char *key)
 	return NULL;
 }
 
-static struct log_entry entry_of(const struct store_record *record)
+static struct log_entry record_entry(const struct store_record *record)
 {
 	return (struct log_entry){
 		.put = true,
@@ -48,7 +49,7 @@ static struct log_entry entry_of(const struct store_record *record)
 	};
 }
 
-static uint64_t size_of(const struct store_record *record)
+static uint64_t record_size(const struct store_record *record)
 {
 	return strlen(record->key) + strlen(record->owner) + record->value_length + sizeof(*record);
 }
@@ -86,9 +87,9 @@ static struct store_record *record_new(const char *key, size_t key_length, const
 	return NULL;
 }
 
-static void drop(struct store *store, struct store_record *record)
+static void store_drop(struct store *store, struct store_record *record)
 {
-	const struct log_entry entry = entry_of(record);
+	const struct log_entry entry = record_entry(record);
 
 	for (struct wh_list *l = store->walks.next; l != &store->walks; l = l->next) {
 		struct store_walk *walk = wh_container(l, struct store_walk, link);
@@ -96,7 +97,7 @@ static void drop(struct store *store, struct store_record *record)
 		if (walk->at == &record->order)
 			walk->at = record->order.next;
 	}
-	store->bytes -= size_of(record);
+	store->bytes -= record_size(record);
 	store->log_bytes -= log_entry_size(&entry);
 	store->count--;
 	wh_list_remove(&record->link);
@@ -104,8 +105,8 @@ static void drop(struct store *store, struct store_record *record)
 	store_record_free(record);
 }
 
-/* Twice the buckets. Without memory for them they stay, and looking takes longer. */
-static void grow(struct store *store)
+/* Double the buckets. Without memory they stay as they are, and look-ups get slower. */
+static void store_grow(struct store *store)
 {
 	size_t count = store->bucket_count, before = count;
 	struct wh_list *old = store->buckets, *link, *fresh = calloc(2 * count, sizeof(*fresh));
@@ -119,36 +120,36 @@ static void grow(struct store *store)
 	for (size_t i = 0; i < before; i++)
 		while ((link = wh_list_take(&old[i])))
 			wh_list_append(
-				&fresh[bucket_of(
+				&fresh[store_bucket(
 					store, wh_container(link, struct store_record, link)->key)],
 				link);
 	free(old);
 }
 
-static void add(struct store *store, struct store_record *record)
+static void store_add(struct store *store, struct store_record *record)
 {
-	const struct log_entry entry = entry_of(record);
+	const struct log_entry entry = record_entry(record);
 
 	if (store->count >= 2 * store->bucket_count)
-		grow(store);
-	wh_list_append(&store->buckets[bucket_of(store, record->key)], &record->link);
+		store_grow(store);
+	wh_list_append(&store->buckets[store_bucket(store, record->key)], &record->link);
 	wh_list_append(&store->order, &record->order);
 	record->number = ++store->numbers;
-	store->bytes += size_of(record);
+	store->bytes += record_size(record);
 	store->log_bytes += log_entry_size(&entry);
 	store->count++;
 	if (record->ends < store->next_end)
 		store->next_end = record->ends;
 }
 
-/* What the key has from now on; `fresh` goes with what it had. */
+/* Give a record the value of `fresh`, and free `fresh` with the old value. */
 static void store_replace(struct store *store, struct store_record *record,
 			  struct store_record *fresh)
 {
-	const struct log_entry old_entry = entry_of(record), entry = entry_of(fresh);
+	const struct log_entry old_entry = record_entry(record), entry = record_entry(fresh);
 	char *owner = record->owner, *value = record->value;
 
-	store->bytes += size_of(fresh) - size_of(record);
+	store->bytes += record_size(fresh) - record_size(record);
 	store->log_bytes += log_entry_size(&entry) - log_entry_size(&old_entry);
 	record->owner = fresh->owner;
 	record->value = fresh->value;
@@ -169,7 +170,7 @@ struct loading {
 	bool failed;
 };
 
-static void loaded(void *arg, const struct log_entry *entry)
+static void store_load_entry(void *arg, const struct log_entry *entry)
 {
 	struct loading *loading = arg;
 	struct store *store = loading->store;
@@ -178,15 +179,15 @@ static void loaded(void *arg, const struct log_entry *entry)
 
 	memcpy(key, entry->key, entry->key_length);
 	key[entry->key_length] = '\0';
-	old = find(store, key);
+	old = store_find(store, key);
 	if (old)
-		drop(store, old);
+		store_drop(store, old);
 	if (!entry->put)
 		return;
 	record = record_new(entry->key, entry->key_length, entry->owner, entry->owner_length,
 			    entry->value, entry->value_length, entry->lease);
 	if (record)
-		add(store, record);
+		store_add(store, record);
 	else
 		loading->failed = true;
 }
@@ -197,20 +198,20 @@ struct log_walk {
 	struct log_entry entry;
 };
 
-static const struct log_entry *walk_next(void *arg)
+static const struct log_entry *log_walk_next(void *arg)
 {
 	struct log_walk *walk = arg;
 
 	walk->at = walk->at->next;
 	if (walk->at == &walk->store->order)
 		return NULL;
-	walk->entry = entry_of(wh_container(walk->at, struct store_record, order));
+	walk->entry = record_entry(wh_container(walk->at, struct store_record, order));
 	return &walk->entry;
 }
 
-/* When it is worth it. Failing leaves the old log as it is, unless that is broken: the next try is
- * made with the next change. */
-static void tidy_log(struct store *store)
+/* Rewrite the log if it is broken or too large. On failure the old log stays, and the next change
+ * tries again. */
+static void store_tidy_log(struct store *store)
 {
 	struct log_walk walk = { .store = store, .at = &store->order };
 
@@ -218,17 +219,17 @@ static void tidy_log(struct store *store)
 		return;
 	if (store->log.broken ||
 	    (store->log.length > REWRITE_LEAST && store->log.length / 2 > store->log_bytes))
-		log_rewrite(&store->log, walk_next, &walk);
+		log_rewrite(&store->log, log_walk_next, &walk);
 }
 
-static int log_delete(struct store *store, const struct store_record *record, bool sync)
+static int store_log_delete(struct store *store, const struct store_record *record, bool sync)
 {
 	const struct log_entry entry = { .key = record->key, .key_length = strlen(record->key) };
 
 	return log_append(&store->log, &entry, sync);
 }
 
-/* ---- what is asked of it --------------------------------------------------------------------- */
+/* ---- the interface --------------------------------------------------------------------- */
 
 int store_open(struct store *store, const char *path, uint64_t most, const struct log_watch *watch,
 	       uint64_t *lost)
@@ -249,7 +250,7 @@ int store_open(struct store *store, const char *path, uint64_t most, const struc
 	wh_list_init(&store->walks);
 	*lost = 0;
 	if (path)
-		error = log_open(&store->log, path, loaded, &loading, watch, lost);
+		error = log_open(&store->log, path, store_load_entry, &loading, watch, lost);
 	if (!error && loading.failed)
 		error = -ENOMEM;
 	if (error)
@@ -260,32 +261,32 @@ int store_open(struct store *store, const char *path, uint64_t most, const struc
 void store_close(struct store *store)
 {
 	while (store->bucket_count && !wh_list_empty(&store->order))
-		drop(store, wh_container(store->order.next, struct store_record, order));
+		store_drop(store, wh_container(store->order.next, struct store_record, order));
 	free(store->buckets);
 	store->buckets = NULL;
 	store->bucket_count = 0;
 	log_close(&store->log);
 }
 
-/* The record, unless its lease has run out: that goes here. Should the log lose that it went, a
- * lease begins anew when the log is read, and runs out again. */
-static struct store_record *live(struct store *store, const char *key)
+/* The record of a key; one whose lease has expired is dropped. If the log loses the deletion, the
+ * lease starts again when the log is read, and expires again. */
+static struct store_record *store_find_live(struct store *store, const char *key)
 {
-	struct store_record *record = find(store, key);
+	struct store_record *record = store_find(store, key);
 
 	if (!record || record->ends > wh_now())
 		return record;
-	log_delete(store, record, false);
-	drop(store, record);
+	store_log_delete(store, record, false);
+	store_drop(store, record);
 	return NULL;
 }
 
 const struct store_record *store_get(struct store *store, const char *key)
 {
-	return live(store, key);
+	return store_find_live(store, key);
 }
 
-static bool is_other(const struct store_record *record, const char *owner)
+static bool record_has_other_owner(const struct store_record *record, const char *owner)
 {
 	return *record->owner && record->lease && strcmp(record->owner, owner ? owner : "");
 }
@@ -293,11 +294,11 @@ static bool is_other(const struct store_record *record, const char *owner)
 int store_put(struct store *store, const char *key, const char *owner, uint32_t lease,
 	      const char *value, size_t length, const struct store_record **holder)
 {
-	struct store_record *old = live(store, key), *record;
+	struct store_record *old = store_find_live(store, key), *record;
 	struct log_entry entry;
 	int error;
 
-	if (old && is_other(old, owner)) {
+	if (old && record_has_other_owner(old, owner)) {
 		*holder = old;
 		return -EEXIST;
 	}
@@ -309,11 +310,12 @@ int store_put(struct store *store, const char *key, const char *owner, uint32_t 
 	record = record_new(key, strlen(key), owner, strlen(owner), value, length, lease);
 	if (!record)
 		return -ENOMEM;
-	entry = entry_of(record);
-	error = store->bytes - (old ? size_of(old) : 0) + size_of(record) > store->most ? -ENOSPC :
-											  0;
+	entry = record_entry(record);
+	error = store->bytes - (old ? record_size(old) : 0) + record_size(record) > store->most ?
+			-ENOSPC :
+			0;
 	if (!error) {
-		tidy_log(store);
+		store_tidy_log(store);
 		error = log_append(&store->log, &entry, true);
 	}
 	if (error)
@@ -321,23 +323,23 @@ int store_put(struct store *store, const char *key, const char *owner, uint32_t 
 	else if (old)
 		store_replace(store, old, record);
 	else
-		add(store, record);
+		store_add(store, record);
 	return error;
 }
 
 int store_delete(struct store *store, const char *key, const char *owner)
 {
-	struct store_record *record = live(store, key);
+	struct store_record *record = store_find_live(store, key);
 	int error;
 
 	if (!record)
 		return -ENOENT;
-	if (is_other(record, owner))
+	if (record_has_other_owner(record, owner))
 		return -EEXIST;
-	tidy_log(store);
-	error = log_delete(store, record, true);
+	store_tidy_log(store);
+	error = store_log_delete(store, record, true);
 	if (!error)
-		drop(store, record);
+		store_drop(store, record);
 	return error;
 }
 
@@ -375,12 +377,12 @@ void store_expire(struct store *store)
 
 		next = l->next;
 		if (record->ends <= now) {
-			log_delete(store, record, false);
-			drop(store, record);
+			store_log_delete(store, record, false);
+			store_drop(store, record);
 		} else if (record->ends < next_end) {
 			next_end = record->ends;
 		}
 	}
 	store->next_end = next_end;
-	tidy_log(store);
+	store_tidy_log(store);
 }

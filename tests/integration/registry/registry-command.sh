@@ -181,7 +181,7 @@ start --file log
 [ $code = 0 ]
 verdict "the log over kill -9, and with a torn end" $?
 
-refused 2 "another registry has it" registry --listen 127.0.0.1:0 --file log
+refused 2 "another registry uses it" registry --listen 127.0.0.1:0 --file log
 verdict "one log, one registry" $?
 stop TERM
 
