@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* wherry exporter: GPUs, NICs and all engines of this user, for Prometheus. */
+/* wherry exporter: serve metrics of GPUs, NICs and all engines of this user to Prometheus. */
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
@@ -13,16 +13,16 @@
 #include "topo/topo.h"
 
 #define USUAL "127.0.0.1:9411"
-#define FIRST_SECONDS 3.0 /* for the first sample; a driver that wakes its GPUs comes later */
+#define FIRST_SECONDS 3.0 /* limit for the first sample; GPUs that wake up appear later */
 #define ENGINE_SECONDS 0.5
 
 struct exporter {
 	const char *directory;
 	struct top_sampler *sampler;
-	struct top_sample sample; /* of the thread that answers */
+	struct top_sample sample; /* used by the thread that answers */
 };
 
-static void make(void *arg, struct metrics *metrics)
+static void exporter_make(void *arg, struct metrics *metrics)
 {
 	struct exporter *exporter = arg;
 	struct observed observed;
@@ -40,11 +40,11 @@ static void make(void *arg, struct metrics *metrics)
 		metrics_machine(metrics, &exporter->sample);
 }
 
-static int print_once(struct exporter *exporter)
+static int exporter_print(struct exporter *exporter)
 {
 	struct metrics metrics = { 0 };
 
-	make(exporter, &metrics);
+	exporter_make(exporter, &metrics);
 	if (metrics.failed || !metrics.text) {
 		free(metrics.text);
 		return fail(ENOMEM, "out of memory");
@@ -56,12 +56,12 @@ static int print_once(struct exporter *exporter)
 		       EXIT_PASS;
 }
 
-static int serve(struct exporter *exporter, const char *where, int signals)
+static int exporter_serve(struct exporter *exporter, const char *where, int signals)
 {
 	struct signalfd_siginfo signal;
 	struct metrics_server *server;
 	char address[160];
-	int code = metrics_serve(where, make, exporter, address, sizeof(address), &server);
+	int code = metrics_serve(where, exporter_make, exporter, address, sizeof(address), &server);
 
 	if (code)
 		return code;
@@ -74,7 +74,7 @@ static int serve(struct exporter *exporter, const char *where, int signals)
 	return code;
 }
 
-static int run(const struct arguments *arguments)
+static int exporter_run(const struct arguments *arguments)
 {
 	const char *where = argument(arguments, "metrics"),
 		   *seconds = argument(arguments, "interval");
@@ -93,7 +93,7 @@ static int run(const struct arguments *arguments)
 	}
 	if (code)
 		return code;
-	/* Blocked before there are threads, so that none of them takes the signal. */
+	/* Block them before there are threads, so that no thread takes the signal. */
 	sigemptyset(&stop);
 	sigaddset(&stop, SIGINT);
 	sigaddset(&stop, SIGTERM);
@@ -105,7 +105,7 @@ static int run(const struct arguments *arguments)
 		return fail(errno, "signalfd: %s", strerror(errno));
 	}
 	exporter->directory = observe_directory(arguments);
-	/* these are asked for each scrape */
+	/* Engines ("off" here) are asked at each scrape instead. */
 	exporter->sampler =
 		top_start(&tree, interval, "off", TOP_EVERYTHING & ~(1U << TOP_PROCESS_LIST));
 	if (!exporter->sampler) {
@@ -114,12 +114,13 @@ static int run(const struct arguments *arguments)
 		return fail(ENOMEM, "out of memory");
 	}
 	top_take(exporter->sampler, 1, FIRST_SECONDS, &exporter->sample);
-	code = argument(arguments, "once") ? print_once(exporter) :
-					     serve(exporter, where ? where : USUAL, signals);
+	code = argument(arguments, "once") ?
+		       exporter_print(exporter) :
+		       exporter_serve(exporter, where ? where : USUAL, signals);
 	sigprocmask(SIG_UNBLOCK, &stop, NULL);
 	close(signals);
 	if (!top_stop(exporter->sampler)) {
-		/* A thread that hangs in a driver would keep the process from ending. */
+		/* A thread that hangs in a driver would keep exit() from returning. */
 		fflush(stdout);
 		_exit(code);
 	}
@@ -131,36 +132,33 @@ static const struct command_option options[] = {
 	{ .name = "metrics",
 	  .letter = 'm',
 	  .argument = "ADDR:PORT",
-	  .help = "where to listen; by default 127.0.0.1:9411" },
+	  .help = "where to listen; default 127.0.0.1:9411" },
 	{ .name = "interval",
 	  .letter = 'i',
 	  .argument = "SECONDS",
-	  .help = "between two looks at GPUs and NICs; by default 5" },
+	  .help = "time between two samples of GPUs and NICs; default 5" },
 	{ .name = "once", .help = "print the metrics instead of listening" },
 	OBSERVE_OPTION,
 	{ .name = "root",
 	  .argument = "DIR",
 	  .complete = "file",
-	  .help = "look at DIR/sys and DIR/proc instead of this machine" },
+	  .help = "read DIR/sys and DIR/proc instead of this machine's" },
 	{ 0 },
 };
 
 const struct command command_exporter = {
 	.name = "exporter",
 	.usage = "",
-	.summary = "Tell Prometheus of GPUs, NICs and engines",
-	.details =
-		"Prints one line, http://ADDR:PORT/metrics, when it is ready, and runs until "
-		"SIGINT "
-		"or SIGTERM. Engines are those of this user on this machine; they are asked anew "
-		"for "
-		"each scrape. Whoever reaches the address can read the metrics: it should not be "
-		"open to others than Prometheus.",
+	.summary = "Serve metrics of GPUs, NICs and engines to Prometheus",
+	.details = "Prints one line, http://ADDR:PORT/metrics, when it is ready, and runs until "
+		   "SIGINT or SIGTERM. Engines are those of this user on this machine; they are "
+		   "asked at each scrape. Anybody who reaches the address can read the metrics: "
+		   "let only Prometheus reach it.",
 	.examples = "wherry exporter\n"
 		    "wherry exporter --metrics 0.0.0.0:9411\n"
 		    "wherry exporter --once | promtool check metrics\n",
 	.options = options,
 	.least = 0,
 	.most = 0,
-	.run = run,
+	.run = exporter_run,
 };

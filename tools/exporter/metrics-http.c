@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* GET /metrics, by libmicrohttpd. */
+/* GET /metrics, with libmicrohttpd. */
 #include <errno.h>
 #include <netdb.h>
 #include <netinet/in.h>
@@ -25,8 +25,9 @@ struct metrics_server {
 	void *arg;
 };
 
-static enum MHD_Result answer(struct MHD_Connection *connection, unsigned status, char *text,
-			      size_t length, enum MHD_ResponseMemoryMode mode, const char *type)
+static enum MHD_Result http_answer(struct MHD_Connection *connection, unsigned status, char *text,
+				   size_t length, enum MHD_ResponseMemoryMode mode,
+				   const char *type)
 {
 	struct MHD_Response *response = MHD_create_response_from_buffer(length, text, mode);
 	enum MHD_Result result;
@@ -41,15 +42,16 @@ static enum MHD_Result answer(struct MHD_Connection *connection, unsigned status
 	return result;
 }
 
-static enum MHD_Result say(struct MHD_Connection *connection, unsigned status, const char *text)
+static enum MHD_Result http_say(struct MHD_Connection *connection, unsigned status,
+				const char *text)
 {
-	return answer(connection, status, (char *)(uintptr_t)text, strlen(text),
-		      MHD_RESPMEM_PERSISTENT, "text/plain; charset=utf-8");
+	return http_answer(connection, status, (char *)(uintptr_t)text, strlen(text),
+			   MHD_RESPMEM_PERSISTENT, "text/plain; charset=utf-8");
 }
 
-static enum MHD_Result request(void *arg, struct MHD_Connection *connection, const char *url,
-			       const char *method, const char *version, const char *upload,
-			       size_t *upload_size, void **state)
+static enum MHD_Result http_request(void *arg, struct MHD_Connection *connection, const char *url,
+				    const char *method, const char *version, const char *upload,
+				    size_t *upload_size, void **state)
 {
 	static int known;
 	struct metrics_server *server = arg;
@@ -57,7 +59,7 @@ static enum MHD_Result request(void *arg, struct MHD_Connection *connection, con
 
 	(void)version;
 	(void)upload;
-	/* First with its head alone; what comes with a request nobody reads. */
+	/* The first call has the head only; a body is ignored. */
 	if (!*state) {
 		*state = &known;
 		return MHD_YES;
@@ -67,22 +69,23 @@ static enum MHD_Result request(void *arg, struct MHD_Connection *connection, con
 		return MHD_YES;
 	}
 	if (strcmp(method, MHD_HTTP_METHOD_GET) != 0 && strcmp(method, MHD_HTTP_METHOD_HEAD) != 0)
-		return say(connection, MHD_HTTP_METHOD_NOT_ALLOWED, "GET only\n");
+		return http_say(connection, MHD_HTTP_METHOD_NOT_ALLOWED, "GET only\n");
 	if (strcmp(url, "/") == 0)
-		return say(connection, MHD_HTTP_OK, "Wherry tells its metrics at /metrics\n");
+		return http_say(connection, MHD_HTTP_OK, "Wherry serves its metrics at /metrics\n");
 	if (strcmp(url, "/metrics") != 0)
-		return say(connection, MHD_HTTP_NOT_FOUND, "there is only /metrics\n");
+		return http_say(connection, MHD_HTTP_NOT_FOUND,
+				"not found: only /metrics is here\n");
 	server->make(server->arg, &metrics);
 	if (metrics.failed || !metrics.text) {
 		free(metrics.text);
-		return say(connection, MHD_HTTP_INTERNAL_SERVER_ERROR, "out of memory\n");
+		return http_say(connection, MHD_HTTP_INTERNAL_SERVER_ERROR, "out of memory\n");
 	}
-	return answer(connection, MHD_HTTP_OK, metrics.text, metrics.length, MHD_RESPMEM_MUST_FREE,
-		      "text/plain; version=0.0.4; charset=utf-8");
+	return http_answer(connection, MHD_HTTP_OK, metrics.text, metrics.length,
+			   MHD_RESPMEM_MUST_FREE, "text/plain; version=0.0.4; charset=utf-8");
 }
 
-/* "127.0.0.1:9411", "[::1]:9411". 0, or an exit code. */
-static int resolve(const char *where, struct sockaddr_storage *out, socklen_t *length)
+/* Parse "127.0.0.1:9411" or "[::1]:9411". 0, or an exit code. */
+static int http_resolve(const char *where, struct sockaddr_storage *out, socklen_t *length)
 {
 	struct addrinfo hints = { .ai_flags = AI_PASSIVE | AI_NUMERICHOST | AI_NUMERICSERV,
 				  .ai_socktype = SOCK_STREAM },
@@ -99,7 +102,7 @@ static int resolve(const char *where, struct sockaddr_storage *out, socklen_t *l
 		return usage_error("--metrics: '%s' is not ADDR:PORT, such as 127.0.0.1:9411",
 				   where);
 	snprintf(host, sizeof(host), "%.*s", (int)size, where);
-	/* Of a port that is too large getaddrinfo() takes the lower bits. */
+	/* getaddrinfo() takes the lower bits of a port that is too large. */
 	if (strlen(colon + 1) > 5 || strtoul(colon + 1, NULL, 10) > UINT16_MAX ||
 	    getaddrinfo(host, colon + 1, &hints, &found))
 		return usage_error("--metrics: '%s' is not an address and a port, such as "
@@ -111,8 +114,8 @@ static int resolve(const char *where, struct sockaddr_storage *out, socklen_t *l
 	return 0;
 }
 
-/* A listening socket, so that what is wrong is known by its errno. */
-static int listen_at(const struct sockaddr_storage *address, socklen_t length)
+/* A listening socket; made here, because libmicrohttpd does not report the errno. */
+static int http_listen(const struct sockaddr_storage *address, socklen_t length)
 {
 	int one = 1, error,
 	    fd = socket(address->ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -127,7 +130,7 @@ static int listen_at(const struct sockaddr_storage *address, socklen_t length)
 	return error;
 }
 
-static void tell_address(int fd, char *out, size_t size)
+static void http_address(int fd, char *out, size_t size)
 {
 	struct sockaddr_storage bound;
 	socklen_t length = sizeof(bound);
@@ -145,7 +148,7 @@ int metrics_serve(const char *where, void (*make)(void *arg, struct metrics *met
 		  char *address, size_t size, struct metrics_server **out)
 {
 	struct http_options options = {
-		.handle = request,
+		.handle = http_request,
 		.connections = CONNECTIONS,
 		.of_address = CONNECTIONS_ADDRESS,
 		.memory = CONNECTION_MEMORY,
@@ -155,13 +158,13 @@ int metrics_serve(const char *where, void (*make)(void *arg, struct metrics *met
 	struct sockaddr_storage wanted = { 0 };
 	struct metrics_server *server;
 	socklen_t length = 0;
-	int fd, error, code = resolve(where, &wanted, &length);
+	int fd, error, code = http_resolve(where, &wanted, &length);
 
 	if (code)
 		return code;
-	fd = listen_at(&wanted, length);
+	fd = http_listen(&wanted, length);
 	if (fd < 0)
-		return fail(-fd, "cannot tell metrics at %s: %s%s", where, strerror(-fd),
+		return fail(-fd, "cannot listen on %s: %s%s", where, strerror(-fd),
 			    fd == -EADDRINUSE ? "; choose another port, or 0 for a free one" : "");
 	server = calloc(1, sizeof(*server));
 	if (!server) {
@@ -170,12 +173,12 @@ int metrics_serve(const char *where, void (*make)(void *arg, struct metrics *met
 	}
 	server->make = make;
 	server->arg = arg;
-	tell_address(fd, address, size);
+	http_address(fd, address, size);
 	options.arg = server;
 	error = http_start(&options, fd, &server->http);
 	if (error) {
 		free(server);
-		return fail(-error, "cannot tell metrics at %s: %s", where, strerror(-error));
+		return fail(-error, "cannot serve metrics at %s: %s", where, strerror(-error));
 	}
 	*out = server;
 	return 0;

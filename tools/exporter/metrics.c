@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What engines have counted, in Prometheus' text format. */
+/* The counters of engines in Prometheus' text format. */
 #include "exporter/metrics.h"
 
 #include <inttypes.h>
@@ -15,8 +15,7 @@
 #define LINE_MOST 1024
 #define LABELS 640 /* an engine's and a peer's, with everything in them escaped */
 
-/* ---- text --------------------------------------------------------------------------------------
- */
+/* ---- text ------------------------------------------------------------------------------------ */
 
 void metrics_put(struct metrics *metrics, const char *format, ...)
 {
@@ -38,7 +37,7 @@ void metrics_put(struct metrics *metrics, const char *format, ...)
 	va_start(list, format);
 	length = vsnprintf(metrics->text + metrics->length, LINE_MOST, format, list);
 	va_end(list);
-	if (length >= LINE_MOST) /* none is that long; half a line would spoil all of it */
+	if (length >= LINE_MOST) /* never; half a line would invalidate the whole answer */
 		metrics->failed = true;
 	else
 		metrics->length += (size_t)length;
@@ -51,7 +50,7 @@ void metrics_family(struct metrics *metrics, const char *name, const char *type,
 
 void metrics_escape(const char *text, char *out, size_t size)
 {
-	/* What is not UTF-8 would spoil the whole answer. */
+	/* Text that is not UTF-8 would invalidate the whole answer. */
 	json_t *valid = json_string(text);
 	size_t used = 0;
 
@@ -64,8 +63,7 @@ void metrics_escape(const char *text, char *out, size_t size)
 	json_decref(valid);
 }
 
-/* ---- engines ----------------------------------------------------------------------------------
- */
+/* ---- engines --------------------------------------------------------------------------------- */
 
 static void engine_labels(const struct wh_observed_engine *engine, char out[LABELS])
 {
@@ -97,38 +95,37 @@ static const struct number {
 		name, type, help, offsetof(struct wh_engine_counters, member), unit                \
 	}
 	NUMBER("wherry_engine_uptime_seconds", "gauge", uptime, 1e9,
-	       "Since the engine was opened."),
-	NUMBER("wherry_engine_peers", "gauge", peers, 0, "Peers that are open."),
+	       "Time since the engine was opened."),
+	NUMBER("wherry_engine_peers", "gauge", peers, 0, "Open peers."),
 	NUMBER("wherry_engine_peers_opened_total", "counter", peers_opened, 0,
-	       "Peers that have been opened."),
+	       "Peers opened so far."),
 	NUMBER("wherry_engine_peers_lost_total", "counter", peers_lost, 0,
 	       "Connections to peers that broke."),
-	NUMBER("wherry_engine_sessions", "gauge", sessions, 0,
-	       "Engines that are connected to this one."),
+	NUMBER("wherry_engine_sessions", "gauge", sessions, 0, "Engines connected to this one."),
 	NUMBER("wherry_engine_sessions_opened_total", "counter", sessions_opened, 0,
-	       "Engines that have connected to this one."),
+	       "Engines that have connected to this one so far."),
 	NUMBER("wherry_engine_connections_opened_total", "counter", connections, 0,
-	       "Data connections that have been opened."),
+	       "Data connections opened so far."),
 	NUMBER("wherry_engine_regions", "gauge", regions, 0, "Registered regions."),
 	NUMBER("wherry_engine_registered_bytes", "gauge", region_bytes, 0, "Bytes in regions."),
 	NUMBER("wherry_engine_registrations_total", "counter", registrations, 0,
-	       "Regions that have been registered."),
+	       "Regions registered so far."),
 	NUMBER("wherry_engine_registration_seconds_total", "counter", registration_time, 1e9,
-	       "Time that registering took."),
+	       "Time spent registering regions."),
 	NUMBER("wherry_engine_windows", "gauge", windows, 0, "CPU windows on GPU memory."),
 	NUMBER("wherry_engine_windows_opened_total", "counter", windows_opened, 0,
-	       "CPU windows that have been opened."),
+	       "CPU windows opened so far."),
 	NUMBER("wherry_inflight_batches", "gauge", unfinished, 0,
-	       "Unfinished batches, each once for every local region that it uses."),
+	       "Unfinished batches, counted once for every local region of a batch."),
 	NUMBER("wherry_staging_bytes_total", "counter", staged_bytes, 0,
-	       "Bytes of GPUs that went through pinned memory."),
+	       "Bytes of GPU memory that went through pinned memory."),
 	NUMBER("wherry_engine_served_requests_total", "counter", served_requests, 0,
 	       "Requests of peers over TCP."),
 #undef NUMBER
 };
 
-static void engine_numbers(struct metrics *metrics, const struct wh_observation *engines,
-			   size_t count)
+static void put_engine_numbers(struct metrics *metrics, const struct wh_observation *engines,
+			       size_t count)
 {
 	char labels[LABELS];
 
@@ -165,11 +162,12 @@ static void engine_numbers(struct metrics *metrics, const struct wh_observation 
 	}
 }
 
-static void engine_info(struct metrics *metrics, const struct wh_observation *engines, size_t count)
+static void put_engine_info(struct metrics *metrics, const struct wh_observation *engines,
+			    size_t count)
 {
 	char labels[LABELS], url[2 * WH_OBSERVED_URL + 4];
 
-	metrics_family(metrics, "wherry_build_info", "gauge", "The version of what tells this.");
+	metrics_family(metrics, "wherry_build_info", "gauge", "Version of the exporter.");
 	metrics_put(metrics, "wherry_build_info{version=\"%s\"} 1\n", wh_version());
 	metrics_family(metrics, "wherry_engine_info", "gauge", "An engine of this machine.");
 	for (size_t i = 0; i < count; i++) {
@@ -179,7 +177,7 @@ static void engine_info(struct metrics *metrics, const struct wh_observation *en
 			    engines[i].engine.pid, url);
 	}
 	metrics_family(metrics, "wherry_engine_left_out", "gauge",
-		       "Peers and sessions for which there was no room in what the engine told.");
+		       "Peers and sessions left out of the engine's answer.");
 	for (size_t i = 0; i < count; i++) {
 		engine_labels(&engines[i].engine, labels);
 		metrics_put(metrics, "wherry_engine_left_out{%s} %u\n", labels,
@@ -187,10 +185,9 @@ static void engine_info(struct metrics *metrics, const struct wh_observation *en
 	}
 }
 
-/* ---- what was moved ----------------------------------------------------------------------------
- */
+/* ---- transfers -------------------------------------------------------------------------- */
 
-/* A set of counters with the labels that say whose they are. */
+/* Counters of an engine or a peer, with its labels. */
 struct row {
 	char labels[LABELS];
 	const struct wh_counters *counters;
@@ -205,10 +202,10 @@ static void put_two(struct metrics *metrics, const char *name, const struct row 
 		    row->labels, transport, written);
 }
 
-enum by_transport { BYTES, TRANSFERS, ATTEMPTS, ERRORS, REROUTES };
+enum moved_by_transport { BYTES, TRANSFERS, ATTEMPTS, ERRORS, REROUTES };
 
-static void by_transport(struct metrics *metrics, const char *name, const char *help,
-			 const struct row *rows, size_t count, enum by_transport what)
+static void moved_by_transport(struct metrics *metrics, const char *name, const char *help,
+			       const struct row *rows, size_t count, enum moved_by_transport what)
 {
 	metrics_family(metrics, name, "counter", help);
 	for (size_t i = 0; i < count; i++) {
@@ -216,7 +213,7 @@ static void by_transport(struct metrics *metrics, const char *name, const char *
 			const struct wh_transport_counters *t = &rows[i].counters->transport[k];
 			char transport[2 * sizeof(t->transport) + 4];
 
-			/* What has never been used is not there, which keeps many peers short. */
+			/* Transports without attempts are left out: that keeps many peers short. */
 			if (!rows[i].counters->attempts[k])
 				continue;
 			metrics_escape(t->transport, transport, sizeof(transport));
@@ -235,8 +232,8 @@ static void by_transport(struct metrics *metrics, const char *name, const char *
 	}
 }
 
-static void batches(struct metrics *metrics, const char *name, const char *help,
-		    const struct row *rows, size_t count)
+static void moved_batches(struct metrics *metrics, const char *name, const char *help,
+			  const struct row *rows, size_t count)
 {
 	metrics_family(metrics, name, "counter", help);
 	for (size_t i = 0; i < count; i++) {
@@ -251,8 +248,8 @@ static void batches(struct metrics *metrics, const char *name, const char *help,
 	}
 }
 
-static void in_flight(struct metrics *metrics, const char *name, const char *help,
-		      const struct row *rows, size_t count)
+static void moved_in_flight(struct metrics *metrics, const char *name, const char *help,
+			    const struct row *rows, size_t count)
 {
 	metrics_family(metrics, name, "gauge", help);
 	for (size_t i = 0; i < count; i++)
@@ -271,7 +268,7 @@ static void put_histogram(struct metrics *metrics, const char *name, const char 
 			metrics_put(metrics, "%s_bucket{%s,size=\"%s\",le=\"%.9g\"} %" PRIu64 "\n",
 				    name, labels, size, (double)WH_LATENCY_BOUND(i) / 1e9, sum);
 	}
-	/* The sum of the buckets, for what was counted may have grown in between. */
+	/* The sum of the buckets: the counter itself may have grown meanwhile. */
 	metrics_put(metrics, "%s_bucket{%s,size=\"%s\",le=\"+Inf\"} %" PRIu64 "\n", name, labels,
 		    size, sum);
 	metrics_put(metrics, "%s_sum{%s,size=\"%s\"} %.9g\n", name, labels, size,
@@ -292,24 +289,23 @@ static void put_summary(struct metrics *metrics, const char *name, const char *l
 
 static void moved_by_engines(struct metrics *metrics, const struct row *rows, size_t count)
 {
-	by_transport(metrics, "wherry_transfer_bytes_total", "Bytes that transfers moved.", rows,
-		     count, BYTES);
-	by_transport(metrics, "wherry_transfers_total", "Transfers and blocks.", rows, count,
-		     TRANSFERS);
-	by_transport(metrics, "wherry_attempts_total",
-		     "Parts of batches that the transport was given and that have ended.", rows,
-		     count, ATTEMPTS);
-	by_transport(metrics, "wherry_transfer_errors_total", "Parts of batches that failed.", rows,
-		     count, ERRORS);
-	by_transport(metrics, "wherry_reroutes_total",
-		     "Parts of batches that a transport gave up and another one took over.", rows,
-		     count, REROUTES);
-	in_flight(metrics, "wherry_inflight_bytes",
-		  "Bytes of unfinished batches of more than 64 KiB.", rows, count);
-	batches(metrics, "wherry_batches_total", "Batches that ended.", rows, count);
-	metrics_family(
-		metrics, "wherry_batch_duration_seconds", "histogram",
-		"From submission to completion; small: to 64 KiB, of which one in 128 is timed.");
+	moved_by_transport(metrics, "wherry_transfer_bytes_total", "Bytes moved by transfers.",
+			   rows, count, BYTES);
+	moved_by_transport(metrics, "wherry_transfers_total", "Transfers and blocks.", rows, count,
+			   TRANSFERS);
+	moved_by_transport(metrics, "wherry_attempts_total", "Completed parts of batches.", rows,
+			   count, ATTEMPTS);
+	moved_by_transport(metrics, "wherry_transfer_errors_total", "Failed parts of batches.",
+			   rows, count, ERRORS);
+	moved_by_transport(metrics, "wherry_reroutes_total",
+			   "Parts of batches that moved to another transport.", rows, count,
+			   REROUTES);
+	moved_in_flight(metrics, "wherry_inflight_bytes",
+			"Bytes of unfinished batches of more than 64 KiB.", rows, count);
+	moved_batches(metrics, "wherry_batches_total", "Ended batches.", rows, count);
+	metrics_family(metrics, "wherry_batch_duration_seconds", "histogram",
+		       "From submission to completion; small: up to 64 KiB, of which one in 128 is "
+		       "timed.");
 	for (size_t i = 0; i < count; i++) {
 		put_histogram(metrics, "wherry_batch_duration_seconds", rows[i].labels, "small",
 			      &rows[i].counters->small);
@@ -320,23 +316,22 @@ static void moved_by_engines(struct metrics *metrics, const struct row *rows, si
 
 static void moved_by_peers(struct metrics *metrics, const struct row *rows, size_t count)
 {
-	by_transport(metrics, "wherry_peer_transfer_bytes_total",
-		     "Bytes that transfers with the peer moved.", rows, count, BYTES);
-	by_transport(metrics, "wherry_peer_transfers_total", "Transfers and blocks with the peer.",
-		     rows, count, TRANSFERS);
-	by_transport(
-		metrics, "wherry_peer_attempts_total",
-		"Parts of batches with the peer that the transport was given and that have ended.",
-		rows, count, ATTEMPTS);
-	by_transport(metrics, "wherry_peer_transfer_errors_total",
-		     "Parts of batches with the peer that failed.", rows, count, ERRORS);
-	by_transport(metrics, "wherry_peer_reroutes_total",
-		     "Parts of batches with the peer that took another transport.", rows, count,
-		     REROUTES);
-	in_flight(metrics, "wherry_peer_inflight_bytes",
-		  "Bytes of unfinished batches with the peer of more than 64 KiB.", rows, count);
-	batches(metrics, "wherry_peer_batches_total", "Batches with the peer that ended.", rows,
-		count);
+	moved_by_transport(metrics, "wherry_peer_transfer_bytes_total",
+			   "Bytes moved by transfers with the peer.", rows, count, BYTES);
+	moved_by_transport(metrics, "wherry_peer_transfers_total",
+			   "Transfers and blocks with the peer.", rows, count, TRANSFERS);
+	moved_by_transport(metrics, "wherry_peer_attempts_total",
+			   "Completed parts of batches with the peer.", rows, count, ATTEMPTS);
+	moved_by_transport(metrics, "wherry_peer_transfer_errors_total",
+			   "Failed parts of batches with the peer.", rows, count, ERRORS);
+	moved_by_transport(metrics, "wherry_peer_reroutes_total",
+			   "Parts of batches with the peer that moved to another transport.", rows,
+			   count, REROUTES);
+	moved_in_flight(metrics, "wherry_peer_inflight_bytes",
+			"Bytes of unfinished batches with the peer of more than 64 KiB.", rows,
+			count);
+	moved_batches(metrics, "wherry_peer_batches_total", "Ended batches with the peer.", rows,
+		      count);
 	metrics_family(metrics, "wherry_peer_batch_duration_seconds", "summary",
 		       "From submission to completion, with the peer.");
 	for (size_t i = 0; i < count; i++) {
@@ -347,7 +342,7 @@ static void moved_by_peers(struct metrics *metrics, const struct row *rows, size
 	}
 }
 
-static void peers(struct metrics *metrics, const struct wh_observation *engines, size_t count)
+static void put_peers(struct metrics *metrics, const struct wh_observation *engines, size_t count)
 {
 	size_t all = 0, used = 0;
 	struct row *rows;
@@ -360,7 +355,7 @@ static void peers(struct metrics *metrics, const struct wh_observation *engines,
 		return;
 	}
 	metrics_family(metrics, "wherry_peer_connected", "gauge",
-		       "1: it is; 0: it is lost, or stale.");
+		       "1: connected; 0: lost or stale.");
 	for (size_t i = 0; i < count; i++) {
 		for (size_t k = 0; k < engines[i].peer_count; k++, used++) {
 			const struct wh_observed_peer *peer = &engines[i].peers[k];
@@ -372,7 +367,8 @@ static void peers(struct metrics *metrics, const struct wh_observation *engines,
 				    peer->state == WH_PEER_CONNECTED);
 		}
 	}
-	metrics_family(metrics, "wherry_peer_lost_total", "counter", "How often it was lost.");
+	metrics_family(metrics, "wherry_peer_lost_total", "counter",
+		       "Times the connection was lost.");
 	used = 0;
 	for (size_t i = 0; i < count; i++)
 		for (size_t k = 0; k < engines[i].peer_count; k++)
@@ -382,13 +378,13 @@ static void peers(struct metrics *metrics, const struct wh_observation *engines,
 	free(rows);
 }
 
-static void sessions(struct metrics *metrics, const struct wh_observation *engines, size_t count)
+static void put_sessions(struct metrics *metrics, const struct wh_observation *engines,
+			 size_t count)
 {
 	char labels[LABELS];
 
-	metrics_family(
-		metrics, "wherry_session_served_bytes_total", "counter",
-		"Bytes that an engine which is connected moved over TCP in memory of this one.");
+	metrics_family(metrics, "wherry_session_served_bytes_total", "counter",
+		       "Bytes that a connected engine moved over TCP in memory of this engine.");
 	for (size_t i = 0; i < count; i++) {
 		for (size_t k = 0; k < engines[i].session_count; k++) {
 			const struct wh_observed_session *session = &engines[i].sessions[k];
@@ -418,11 +414,11 @@ void metrics_engines(struct metrics *metrics, const struct wh_observation *engin
 		engine_labels(&engines[i].engine, rows[i].labels);
 		rows[i].counters = &engines[i].engine.total;
 	}
-	engine_info(metrics, engines, count);
-	engine_numbers(metrics, engines, count);
+	put_engine_info(metrics, engines, count);
+	put_engine_numbers(metrics, engines, count);
 	moved_by_engines(metrics, rows, count);
-	peers(metrics, engines, count);
-	sessions(metrics, engines, count);
+	put_peers(metrics, engines, count);
+	put_sessions(metrics, engines, count);
 	free(rows);
 }
 

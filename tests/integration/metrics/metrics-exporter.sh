@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# wherry exporter and wherry serve --metrics: engines that work, one with 1,000 peers that is made up,
-# ones that are dead or say nothing, and a machine made of files whose GPUs are the fake NVML's.
+# wherry exporter and wherry serve --metrics: working engines, a simulated one with 1,000 peers, dead and
+# silent ones, and a machine made of files with the GPUs of the fake NVML.
 set -u
 wherry=$TEST_COMMAND
 # shellcheck source=tests/cases.sh

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# A real Prometheus on loopback scrapes wherry exporter and wherry serve --metrics; promtool has nothing
-# to say against the metrics, docs/metrics.md has all of them, and the dashboard names no other.
+# A real Prometheus on loopback scrapes wherry exporter and wherry serve --metrics; promtool accepts the
+# metrics, docs/metrics.md lists all of them, and the dashboard uses no other.
 set -u
 if ! command -v prometheus >/dev/null || ! command -v promtool >/dev/null; then
 	echo "no prometheus: apt-get install prometheus"
