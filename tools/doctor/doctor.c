@@ -229,8 +229,7 @@ static bool tasks_run(const struct doctor *doctor, const struct check *const *ch
 	return all;
 }
 
-/* ---- --only and --skip
- * ------------------------------------------------------------------------------ */
+/* ---- --only and --skip ----------------------------------------------------------------------- */
 
 /* Does a word name a check? "pci" names all of pci.*. */
 static bool id_matches(const char *word, size_t length, const char *id)
@@ -381,7 +380,7 @@ static void doctor_print_absent(const struct check *const *checks, const struct 
 			seen[findings[i].absent] = true;
 			absent++;
 		}
-	/* The two others say so. */
+	/* The two others name both kinds already. */
 	seen[ABSENT_PCI] &= !seen[ABSENT_GPU] || !seen[ABSENT_NIC];
 	for (int what = ABSENT_GPU; what <= ABSENT_PCI; what++)
 		if (seen[what])

@@ -26,8 +26,7 @@
 #include "platform/cuda.h"
 #include "util/error.h"
 
-/* ---- a thread that can be abandoned -----------------------------------------------------------
- */
+/* ---- a thread that can be abandoned ---------------------------------------------------------- */
 
 struct job {
 	void (*probe)(void *arg);

@@ -37,8 +37,7 @@ struct loads {
 	struct load loads[FACTS_GPUS];
 };
 
-/* ---- reading links
- * --------------------------------------------------------------------------------- */
+/* ---- reading links --------------------------------------------------------------------------- */
 
 static double link_read(const struct wh_tree *tree, const char *address, const char *name)
 {
