@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The command line: parsing against a command's option table, usage errors with suggestions, exit
+ * codes, sizes and numbers. */
 #include "command.h"
 
 #include <errno.h>
@@ -14,7 +16,7 @@
 #include "progress.h"
 #include "util/text.h"
 
-/* The command that runs, for messages: a process runs one. */
+/* The running command, for messages. A process runs one. */
 static const struct command *current;
 
 /* ---- messages -------------------------------------------------------------------------------- */
@@ -40,7 +42,7 @@ int exit_code_of(int error)
 	switch (error < 0 ? -error : error) {
 	case 0:
 		return EXIT_PASS;
-	/* Nobody that speaks our protocol answers there, or not any more. */
+	/* Nobody answers there with our protocol, or the peer has gone. */
 	case EADDRNOTAVAIL:
 	case EAFNOSUPPORT:
 	case ECONNABORTED:
@@ -61,7 +63,7 @@ int exit_code_of(int error)
 	case ENXIO:
 	case EOPNOTSUPP:
 		return EXIT_UNAVAILABLE;
-	/* Who was reached has refused, or something went wrong. */
+	/* The other side refused, or something went wrong. */
 	default:
 		return EXIT_FAIL;
 	}
@@ -70,16 +72,15 @@ int exit_code_of(int error)
 const struct exit_meaning exit_meanings[] = {
 	{ EXIT_PASS, "Done." },
 	{ EXIT_WARNING, "Done, with a warning on standard error." },
-	{ EXIT_FAIL, "Failed: who was reached refuses (another key or password, a right that is "
-		     "not granted, no "
-		     "such region, a name that is taken), a file cannot be read or written, bytes "
-		     "are wrong." },
+	{ EXIT_FAIL, "Failed: the other side refused (another key or password, a right that is "
+		     "not granted, no such region, a name that is taken), a file could not be "
+		     "read or written, or bytes are wrong." },
 	{ EXIT_USAGE, "The command line, a setting or a variable is wrong; nothing was done." },
 	{ EXIT_UNAVAILABLE,
-	  "Not available: nobody answers there (an unknown host or name, a refused connection, "
-	  "no answer in time), or not in this protocol (no Wherry, another version, TLS on one "
-	  "side only), or no more; or this machine has no such device, library (OpenSSL), route "
-	  "or not as much memory." },
+	  "Not available: nobody answers there (an unknown host or name, a refused "
+	  "connection, no answer in time), the other side speaks another protocol (not "
+	  "Wherry, another version, TLS on one side only) or has gone; or this machine "
+	  "lacks the device, the library (OpenSSL), the route or the memory." },
 	{ 0, NULL },
 };
 
@@ -115,7 +116,7 @@ int usage_error(const char *format, ...)
 	complain(format, list);
 	va_end(list);
 	if (current)
-		fprintf(stderr, "Usage: wherry %s [options]%s%s   (wherry help %s tells more)\n",
+		fprintf(stderr, "Usage: wherry %s [options]%s%s   (wherry help %s shows more)\n",
 			current->name, *current->usage ? " " : "", current->usage, current->name);
 	else
 		fprintf(stderr, "Usage: wherry COMMAND ...   (wherry --help lists the commands)\n");
@@ -131,8 +132,8 @@ static size_t least(size_t a, size_t b)
 	return a < b ? a : b;
 }
 
-/* How many letters to insert, drop, change or swap to get from one word to the other; SIZE_MAX for
- * words too long to have been meant. */
+/* How many letters to insert, drop, change or swap to turn one word into the other. SIZE_MAX: a
+ * word is too long to be a misspelling. */
 static size_t distance(const char *a, const char *b)
 {
 	size_t rows[3][WORD_MAX + 1], m = strlen(a), n = strlen(b);
@@ -159,7 +160,7 @@ void suggest(struct suggestion *suggestion, const char *candidate)
 {
 	size_t length = strlen(suggestion->word), away = distance(suggestion->word, candidate);
 
-	/* What the word starts with counts as one letter away: "conn" means "connections". */
+	/* A prefix counts as one letter away: "conn" means "connections". */
 	if (length >= 2 && strncmp(candidate, suggestion->word, length) == 0)
 		away = 1;
 	if (away > (length < 3 ? 1 : length / 3 + 1))
@@ -172,7 +173,7 @@ void suggest(struct suggestion *suggestion, const char *candidate)
 
 /* ---- parsing --------------------------------------------------------------------------------- */
 
-/* Where the parser is in the command line. */
+/* The parser's position in the command line. */
 struct parser {
 	struct arguments *out;
 	int count, at;
@@ -196,7 +197,7 @@ static int row_by_letter(const struct command *command, char letter)
 	return -1;
 }
 
-/* Is this word an option of the command? Then it is hardly the value of the option before it. */
+/* An option of the command is hardly meant as the value of the option before it. */
 static bool is_option(const struct command *command, const char *word)
 {
 	return word[0] == '-' && word[1] == '-' && word[2] &&
@@ -218,17 +219,18 @@ static int unknown_option(const struct command *command, const char *word)
 	return usage_error("no option --%s", name);
 }
 
-/* Everybody who lists processes reads a command line: no secret is taken from there. */
+/* Everybody who lists processes can read a command line: refuse a secret there. */
 static int refuse_secret(const char *option, const char *value)
 {
 	size_t length = strcspn(value, "=");
 	const struct wh_config_row *setting;
 
 	if (strcmp(option, "mooncake-metadata") == 0 && value[0] != '@' && strchr(value, '@'))
-		return usage_error("--mooncake-metadata: a user and a password in a URL are for "
-				   "all to see who "
-				   "list processes; write the URL into a file of mode 0600 and say "
-				   "--mooncake-metadata @FILE");
+		return usage_error(
+			"--mooncake-metadata: the URL has a user and a password, which everybody "
+			"who "
+			"lists processes can read; write the URL into a file of mode 0600 and use "
+			"--mooncake-metadata @FILE");
 	if (strcmp(option, "config") != 0 || !value[length])
 		return 0;
 	for (size_t i = 0; (setting = wh_config_row(i)); i++)
@@ -236,15 +238,15 @@ static int refuse_secret(const char *option, const char *value)
 			break;
 	if (setting && strcmp(setting->type, "secret") == 0 && value[length + 1])
 		return usage_error(
-			"--config %s: a command line is for all to see who list processes; write "
-			"the "
-			"key into a file of mode 0600 and say --config keyfile=FILE, or set %s",
+			"--config %s: everybody who lists processes can read the key on a command "
+			"line; write it into a file of mode 0600 and use --config keyfile=FILE, or "
+			"set %s",
 			setting->name, setting->environment);
 	if (setting && strcmp(setting->name, "registry") == 0 && strchr(value, '@'))
-		return usage_error("--config registry: a user and a password in a URL are for all "
-				   "to see who list "
-				   "processes; set %s instead",
-				   setting->environment);
+		return usage_error(
+			"--config registry: the URL has a user and a password, which everybody who "
+			"lists processes can read; set %s instead",
+			setting->environment);
 	return 0;
 }
 
@@ -269,7 +271,7 @@ static int keep(struct parser *parser, int row, const char *value)
 	return 0;
 }
 
-/* Take the value of an option from the next word. */
+/* The next word is the value of the option. */
 static int keep_next(struct parser *parser, int row)
 {
 	const struct command_option *option = &parser->out->command->options[row];
@@ -333,11 +335,11 @@ static int check_operands(const struct arguments *arguments)
 		const char *extra = arguments->operands[command->most];
 
 		if (!*command->usage)
-			return usage_error("takes no operand such as '%s'", extra);
-		return usage_error("'%s' is one too many: it takes %s", extra, command->usage);
+			return usage_error("takes no operands, but '%s' is given", extra);
+		return usage_error("'%s' is one operand too many: write %s", extra, command->usage);
 	}
 	if (arguments->operand_count < command->least)
-		return usage_error("needs %s: %s given", command->usage,
+		return usage_error("operands are missing: write %s (%s given)", command->usage,
 				   arguments->operand_count ? "only one is" : "none is");
 	return 0;
 }
@@ -354,7 +356,7 @@ int arguments_parse(const struct command *command, int argc, char **argv, struct
 	out->all = calloc(2 * ((size_t)argc + 1), sizeof(*out->all));
 	if (!out->operands || !out->all)
 		return fail(ENOMEM, "out of memory");
-	/* Help wins over whatever else is wrong with the line. */
+	/* Help wins over everything else that is wrong with the line. */
 	for (int i = 0; i < argc && strcmp(argv[i], "--") != 0; i++)
 		if (strcmp(argv[i], "--help") == 0)
 			return PARSED_HELP;
@@ -420,12 +422,12 @@ int check_choice(const struct arguments *arguments, const char *name)
 	}
 	if (suggestion.best)
 		return usage_error("--%s: no '%s'; did you mean '%s'?", name, value, best);
-	return usage_error("--%s: no '%s'; it takes one of: %s", name, value, words);
+	return usage_error("--%s: no '%s'; write one of: %s", name, value, words);
 }
 
 /* ---- sizes and counts ------------------------------------------------------------------------ */
 
-/* Digits at *text, moving it on. False: none, or more than 64 bits. */
+/* Read digits at *text and advance it. False: there are none, or they exceed 64 bits. */
 static bool read_digits(const char **text, uint64_t *out)
 {
 	const char *at = *text;
@@ -453,7 +455,7 @@ bool read_size(const char *text, uint64_t *out)
 		return false;
 	if (*text) {
 		found = strchr(suffixes, *text == 'k' ? 'K' : *text);
-		/* "KB" is 1,000 to one reader and 1,024 to another, so it is not taken. */
+		/* "KB" is 1,000 to one reader and 1,024 to another, so it is refused. */
 		if (!found || (text[1] && strcmp(text + 1, "iB") != 0))
 			return false;
 		shift = 10 * (int)(found - suffixes + 1);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The wherry command: one table of subcommands and options, from which parsing, help, man pages
- * and bash completion are made. */
+/* The wherry command: one table of subcommands and options. Parsing, help, man pages and bash
+ * completion are made from it. */
 #ifndef TOOLS_COMMAND_H
 #define TOOLS_COMMAND_H
 
@@ -8,8 +8,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Exit codes. exit_meanings in command.c says what they mean, for man pages; exit_code_of() alone
- * decides which one an error gets. The README has the same table. */
+/* Exit codes. exit_meanings in command.c explains them for the man pages; exit_code_of() alone
+ * decides which code an error gets. The README has the same table. */
 enum {
 	EXIT_PASS = 0,
 	EXIT_WARNING = 1,
@@ -27,8 +27,8 @@ extern const struct exit_meaning exit_meanings[];
 /* The exit code for an errno of either sign. */
 int exit_code_of(int error);
 
-/* What an engine was not reached with, a negative errno: a name that nobody knows (-ENOENT) is no
- * more there than a host that is unknown, and gets the same exit code. */
+/* The exit code's errno for a failed connection, negative. An unknown name (-ENOENT) becomes an
+ * unknown host, so that both get the same exit code. */
 int reach_error(int error);
 
 #define COMMAND_OPTIONS_MAX 32
@@ -37,11 +37,11 @@ struct command_option {
 	const char *name; /* "listen": --listen */
 	char letter; /* 'l': -l; 0: none */
 	const char *argument; /* "ADDR:PORT" in help; NULL: a flag */
-	const char *help; /* one line, without a period */
-	const char *complete; /* what completion offers: "file", "knob" or words "read write";
-				 NULL: nothing */
+	const char *help; /* one line, without a full stop */
+	const char *complete; /* what completion offers: "file", "setting", or words such as "read
+				 write"; NULL: nothing */
 	bool many; /* may be given several times */
-	bool rare; /* help has its name only; the man page has it all */
+	bool rare; /* help shows its name only; the man page describes it */
 };
 
 struct arguments;
@@ -64,42 +64,42 @@ struct arguments {
 	const char *value[COMMAND_OPTIONS_MAX];
 	const char **operands;
 	int operand_count;
-	const char **all; /* many-options: (row, value) pairs in order, see arguments_next() */
+	const char **all; /* (row, value) pairs of `many` options, in order; see argument_next() */
 	int all_count;
 };
 
-/* The value of option `name`, or NULL if it was not given ("" for a flag that was). */
+/* The value of option `name`: "" for a flag that is given, NULL if the option is not given. */
 const char *argument(const struct arguments *arguments, const char *name);
 
-/* The values of a `many` option one after the other: *cursor starts at 0; NULL at the end. */
+/* The values of a `many` option, one after the other: *cursor starts at 0; NULL at the end. */
 const char *argument_next(const struct arguments *arguments, const char *name, int *cursor);
 
-/* Is the value of option `name` one of the words that its row in the table completes with? 0 (also
- * if it was not given), or EXIT_USAGE after a usage error. */
+/* Check that the value of option `name` is one of the words that its table row completes with. 0
+ * (also if the option is not given), or EXIT_USAGE after a usage error. */
 int check_choice(const struct arguments *arguments, const char *name);
 
-/* Parse "64KiB", "1MiB", "2GiB", "64K", "8": integers with or without a suffix, which is binary.
- * 0, or -1 after a usage error that names `what`. */
+/* Parse "64KiB", "1MiB", "2GiB", "64K", "8": integers with an optional binary suffix. 0, or -1
+ * after a usage error that names `what`. */
 int parse_size(const char *text, const char *what, uint64_t *out);
 int parse_count(const char *text, const char *what, uint64_t least, uint64_t most, uint64_t *out);
 
-/* parse_size() without a word: is this a size? */
+/* As parse_size(), without a message. False: `text` is not a size. */
 bool read_size(const char *text, uint64_t *out);
 
-/* "65536" as "64 KiB"; exact multiples only, else bytes. */
+/* Write 65536 as "64 KiB"; a number that is no exact multiple is written in bytes. */
 void format_size(char *out, size_t size, uint64_t bytes);
 
-/* A number in four significant digits or so, a share as a percentage; "-" for NAN. They return
- * `out`. */
+/* Write a number with about four significant digits, or a share as a percentage; "-" for NAN. Both
+ * return `out`. */
 const char *format_number(char *out, size_t size, double value);
 const char *format_percent(char *out, size_t size, double value);
 
-/* One line on stderr, "wherry COMMAND: ...", and the exit code that fits an errno of either sign
- * (or EXIT_USAGE from usage_error(), with a second line that shows the usage). */
+/* Print one line on stderr, "wherry COMMAND: ...", and return the exit code for an errno of either
+ * sign. usage_error() adds the usage in a second line and returns EXIT_USAGE. */
 int fail(int error, const char *format, ...) __attribute__((format(printf, 2, 3)));
 int usage_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* The line alone, for what is worth telling without being an error. */
+/* Print the line alone, for something that is not an error. */
 void note(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 extern const struct command command_serve, command_copy, command_bench, command_explain,

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* wherry config: the table of knobs, with the values in effect. */
+/* wherry config: the table of settings, with the values in effect. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,7 +18,7 @@ struct value {
 	const char *source; /* "default", "environment", "command line" */
 };
 
-/* As an engine opened now would read it. */
+/* The value that an engine opened now would read. */
 static struct value read_value(const struct arguments *arguments, const struct wh_config_row *row)
 {
 	const char *environment = secure_getenv(row->environment), *setting;
@@ -33,7 +33,7 @@ static struct value read_value(const struct arguments *arguments, const struct w
 	return (struct value){ row->fallback, "default" };
 }
 
-/* A registry's URL can have a password in it, and the key is nobody's business. */
+/* A registry's URL can hold a password, and a key is always secret. */
 static const char *shown(const struct wh_config_row *row, const char *value, char *room,
 			 size_t size)
 {
@@ -45,7 +45,7 @@ static const char *shown(const struct wh_config_row *row, const char *value, cha
 	return room;
 }
 
-/* A value that does not fit behind the other columns has a line of its own. */
+/* A value too long for its column gets a line of its own. */
 static void print_row(const struct wh_config_row *row, const struct value *value)
 {
 	bool fallback = strcmp(value->source, "default") == 0;
@@ -108,7 +108,7 @@ static int run(const struct arguments *arguments)
 	struct wh_engine *engine;
 	int code;
 
-	/* Opening an engine is what checks the values. */
+	/* Opening an engine checks the values. */
 	code = engine_open(arguments, &setup, &engine);
 	if (!code)
 		code = engine_close(engine, code);
@@ -125,7 +125,7 @@ static const struct command_option options[] = {
 	{ .name = "config",
 	  .letter = 'c',
 	  .argument = "NAME=VALUE",
-	  .complete = "knob",
+	  .complete = "setting",
 	  .help = "what if this were set",
 	  .many = true },
 	{ 0 },
@@ -134,19 +134,19 @@ static const struct command_option options[] = {
 const struct command command_config = {
 	.name = "config",
 	.usage = "",
-	.summary = "Show the library's knobs and the values in effect",
-	.details =
-		"Every knob has an environment variable, read once, when an engine is opened. The "
-		"option --config NAME=VALUE, which all commands have that open an engine, goes "
-		"before the environment.\n\n"
-		"A value that the library would refuse is named instead of the table. So is, by "
-		"every "
-		"command, a variable WHERRY_... that no setting reads; WHERRY_IGNORE_UNKNOWN=1 "
-		"ignores "
-		"those, for launchers that set more and for variables of newer versions.",
+	.summary = "Show the library's settings and the values in effect",
+	.details = "Every setting has an environment variable. The library reads it once, when "
+		   "an engine is opened. The option --config NAME=VALUE overrides the variable; "
+		   "all commands that open an engine have it.\n"
+		   "\n"
+		   "If the library would refuse a value, an error names it instead of the "
+		   "table. Every command refuses a variable WHERRY_... that no setting reads. "
+		   "WHERRY_IGNORE_UNKNOWN=1 ignores such variables: for launchers that set "
+		   "others, and for variables of newer versions.",
 	.examples = "wherry config\n"
-		    "WHERRY_CONNECTIONS=8 wherry config      # what is in effect then\n"
-		    "wherry config --config slice=4MiB       # would that be taken?\n"
+		    "WHERRY_CONNECTIONS=8 wherry config      # the values with this variable "
+		    "set\n"
+		    "wherry config --config slice=4MiB       # is this value valid?\n"
 		    "wherry config --json | jq '.knobs[].name'\n",
 	.options = options,
 	.least = 0,

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Engines and peers for all subcommands: settings from the command line, opening, connecting,
+ * waiting with a stall limit, closing. */
 #include "engine.h"
 
 #include <errno.h>
@@ -10,8 +12,8 @@
 #include "progress.h"
 #include "util/clock.h"
 
-/* The "name=value" strings for wh_engine_options.config: the command line's, then what the command
- * itself wants where the command line does not say otherwise. */
+/* The "name=value" strings for wh_engine_options.config: those of the command line, then the
+ * command's own for settings that the command line leaves alone. */
 struct settings {
 	const char **list;
 	size_t count;
@@ -52,9 +54,9 @@ static int check_setting(const char *setting)
 	for (size_t i = 0; (row = wh_config_row(i)); i++)
 		suggest(&suggestion, row->name);
 	if (suggestion.best)
-		return usage_error("--config: no knob '%s'; did you mean '%s'?", name,
+		return usage_error("--config: no setting '%s'; did you mean '%s'?", name,
 				   suggestion.best);
-	return usage_error("--config: no knob '%s'; wherry config lists them", name);
+	return usage_error("--config: no setting '%s'; wherry config lists them", name);
 }
 
 static int collect(const struct arguments *arguments, const struct engine_setup *setup,
@@ -94,7 +96,7 @@ static int collect(const struct arguments *arguments, const struct engine_setup 
 	return 0;
 }
 
-/* `arg`: NULL: warnings only, which nobody has to ask for. */
+/* `arg` NULL: print warnings only. */
 static void print_log(void *arg, const char *line)
 {
 	if (arg || strncmp(line, "warning: ", strlen("warning: ")) == 0)
@@ -121,7 +123,7 @@ int engine_open(const struct arguments *arguments, const struct engine_setup *se
 	options.log = print_log;
 	options.log_arg = argument(arguments, "verbose") ? &everything : NULL;
 	error = wh_engine_open(&options, out);
-	/* Every value came from the command line or the environment. */
+	/* The value came from the command line or the environment. */
 	if (error == -EINVAL)
 		error = usage_error("%s", wh_error_text());
 	else if (error)
@@ -164,7 +166,8 @@ int engine_wait(struct wh_batch *batch)
 	do {
 		before = moved;
 		error = wh_batch_wait(batch, stall);
-		/* A batch that has timed out itself ends with the same errno as a wait that has. */
+		/* A batch that itself timed out ends with the same errno as a wait that timed
+		 * out. */
 		if (error != -ETIMEDOUT || (error = wh_batch_poll(batch)) != -EINPROGRESS)
 			return error;
 	} while (!wh_batch_progress(batch, &moved) && moved != before);

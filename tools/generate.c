@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Man pages and the bash completion, made from the tables. */
+/* Man pages and the bash completion, made from the command tables. */
 #include <ctype.h>
 #include <stdio.h>
 #include <string.h>
@@ -8,12 +8,12 @@
 
 #include "program.h"
 
-/* A fixed day, so that the same sources make the same pages. */
+/* A fixed date, so that the same sources make the same pages. */
 #define MANUAL_DATE "2026-11-20"
 
 /* ---- man pages ------------------------------------------------------------------------------- */
 
-/* Text for roff: no character of it may be taken for a request or an escape. */
+/* Text for roff, escaped so that no character acts as a request or an escape. */
 static void roff(const char *text, size_t length)
 {
 	bool line_start = true;
@@ -36,7 +36,7 @@ static void roff_text(const char *text)
 	roff(text, strlen(text));
 }
 
-/* Paragraphs: an empty line starts the next one, a lone newline is kept. */
+/* An empty line starts a new paragraph; a lone newline is kept. */
 static void roff_paragraphs(const char *text)
 {
 	while (*text) {
@@ -113,8 +113,10 @@ static void page_command(const struct command *command)
 	puts("\n.SH DESCRIPTION");
 	roff_paragraphs(*command->details ? command->details : command->summary);
 	puts(".SH OPTIONS\n"
-	     "Options may stand anywhere on the line. A value is the next word or follows \"=\".\n"
-	     "Sizes are bytes, or a number with K, M, G or T (KiB, MiB ...), powers of 1024.");
+	     "Options may stand anywhere on the line. A value is the next word or follows "
+	     "\"=\".\n"
+	     "Sizes are bytes, or a number with K, M, G or T (KiB, MiB ...), powers of "
+	     "1024.");
 	for (const struct command_option *option = command->options; option->name; option++)
 		page_option(option->letter, option->name, option->argument, option->help);
 	page_option('h', "help", NULL, "show this command's help");
@@ -154,7 +156,8 @@ static void page_program(const struct command *const *commands)
 	}
 	page_exit_status();
 	puts(".SH ENVIRONMENT\n"
-	     "Each knob of the library has a variable; \\fB\\-\\-config\\fR goes before it.\n"
+	     "Each setting of the library has a variable; \\fB\\-\\-config\\fR overrides "
+	     "it.\n"
 	     "\\fBwherry config\\fR shows the values in effect.");
 	for (size_t i = 0; (row = wh_config_row(i)); i++) {
 		puts(".TP");
@@ -164,13 +167,16 @@ static void page_program(const struct command *const *commands)
 		roff_text(row->help);
 		putchar('\n');
 	}
-	puts(".TP\n\\fBWHERRY_IGNORE_UNKNOWN\\fR (bool, by default 0)\n"
-	     "If 1, variables that start with WHERRY_ and are none of these are ignored. Else the "
-	     "command\n"
-	     "refuses them (64), so that a misspelt one is seen, and the library logs them. It is "
-	     "for\n"
-	     "launchers that set more, and for variables of newer versions.\n"
-	     ".TP\n\\fBNO_COLOR\\fR\nIf set and not empty, nothing has colours.\n"
+	puts(".TP\n"
+	     "\\fBWHERRY_IGNORE_UNKNOWN\\fR (bool, by default 0)\n"
+	     "If 1, other variables that start with WHERRY_ are ignored. Otherwise the "
+	     "command refuses\n"
+	     "them (64), so that a misspelt one is noticed, and the library logs them. "
+	     "For launchers that\n"
+	     "set other variables, and for variables of newer versions.\n"
+	     ".TP\n"
+	     "\\fBNO_COLOR\\fR\n"
+	     "If set and not empty, output has no colours.\n"
 	     ".SH SEE ALSO");
 	for (size_t i = 0; commands[i]; i++)
 		printf(".BR wherry\\-%s (1)%s\n", commands[i]->name, commands[i + 1] ? "," : "");
@@ -196,8 +202,8 @@ static void completion_value(const struct command_option *option)
 		puts("\t\t\treturn");
 	} else if (strcmp(option->complete, "file") == 0) {
 		puts("\t\t\tkind=files");
-	} else if (strcmp(option->complete, "knob") == 0) {
-		fputs("\t\t\tkind=knobs words='", stdout);
+	} else if (strcmp(option->complete, "setting") == 0) {
+		fputs("\t\t\tkind=settings words='", stdout);
 		for (size_t i = 0; (row = wh_config_row(i)); i++)
 			printf("%s%s=", i ? " " : "", row->name);
 		puts("'");
@@ -265,7 +271,7 @@ static void completion(const struct command *const *commands)
 	     "\t\tcompopt -o filenames 2>/dev/null\n"
 	     "\t\tmapfile -t COMPREPLY < <(compgen -f -- \"$word\")\n"
 	     "\t\t;;\n"
-	     "\tknobs)\n"
+	     "\tsettings)\n"
 	     "\t\tcompopt -o nospace 2>/dev/null\n"
 	     "\t\tmapfile -t COMPREPLY < <(compgen -W \"$words\" -- \"$word\")\n"
 	     "\t\t;;\n"

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The CUDA driver for the benchmark: its functions resolved at run time, contexts, copies, the list
+ * of GPUs. */
 #include "gpu.h"
 
 #include <ctype.h>
@@ -44,7 +46,7 @@ struct gpu *gpu_open(const char *path, char text[GPU_TEXT])
 		snprintf(text, GPU_TEXT, "no memory");
 		return NULL;
 	}
-	/* Never closed: an initialised driver has threads. */
+	/* Stays loaded: an initialised driver has threads. */
 	if (resolve(gpu, library, text) || gpu_call(gpu, cuInit, 0)) {
 		if (gpu->text[0])
 			memcpy(text, gpu->text, GPU_TEXT);
@@ -71,8 +73,8 @@ int gpu_check(struct gpu *gpu, int result, const char *call)
 	if (!result)
 		return 0;
 	gpu->cuGetErrorName(result, &name);
-	snprintf(gpu->text, sizeof(gpu->text), "%s: %s (%d)", call,
-		 name ? name : "an unknown error", result);
+	snprintf(gpu->text, sizeof(gpu->text), "%s: %s (%d)", call, name ? name : "unknown error",
+		 result);
 	return -EIO;
 }
 
@@ -81,7 +83,7 @@ int gpu_enter(struct gpu *gpu, int ordinal)
 	int device, error = 0;
 
 	if (ordinal < 0 || ordinal >= GPU_MOST) {
-		snprintf(gpu->text, sizeof(gpu->text), "no GPU has the number %d", ordinal);
+		snprintf(gpu->text, sizeof(gpu->text), "there is no GPU number %d", ordinal);
 		return -EIO;
 	}
 	if (!gpu->context[ordinal]) {
@@ -126,7 +128,7 @@ int gpu_copy(struct gpu *gpu, void *to, const void *from, size_t length)
 	if (error)
 		return error;
 	error = gpu_call(gpu, cuMemcpy, (uint64_t)(uintptr_t)to, (uint64_t)(uintptr_t)from, length);
-	/* Between GPUs it does not wait by itself. */
+	/* A copy between GPUs does not wait by itself. */
 	if (!error)
 		error = gpu_call(gpu, cuStreamSynchronize, NULL);
 	gpu_leave(gpu);

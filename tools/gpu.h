@@ -57,31 +57,32 @@
 
 struct gpu {
 	GPU_FUNCTIONS(GPU_MEMBER)
-	void *context[GPU_MOST]; /* primary ones, once retained */
-	char text[GPU_TEXT]; /* of the last failure */
+	void *context[GPU_MOST]; /* primary contexts, once retained */
+	char text[GPU_TEXT]; /* the last failure */
 };
 
-/* The driver at `path` (NULL or "": libcuda.so.1), initialised. NULL with a text: there is none. */
+/* Open the driver at `path` (NULL or "": libcuda.so.1) and initialise it. NULL with a text: there
+ * is no driver. */
 struct gpu *gpu_open(const char *path, char text[GPU_TEXT]);
 /* NULL is allowed. */
 void gpu_close(struct gpu *gpu);
 
-/* 0, or -EIO with a text that names the call and CUDA's error. */
+/* 0 if `result` is success, or -EIO with a text that names the call and CUDA's error. */
 int gpu_check(struct gpu *gpu, int result, const char *call);
 #define gpu_call(gpu, name, ...) gpu_check((gpu), (gpu)->name(__VA_ARGS__), #name)
 
-/* Make the GPU's primary context current, and undo that. 0 or -EIO with a text. */
+/* Make the GPU's primary context current; gpu_leave() undoes that. 0 or -EIO with a text. */
 int gpu_enter(struct gpu *gpu, int ordinal);
 void gpu_leave(struct gpu *gpu);
 
-/* The number of the GPU that the memory lies on. 0 or -EIO. */
+/* The number of the GPU that holds the memory. 0 or -EIO. */
 int gpu_of(struct gpu *gpu, const void *address, int *ordinal);
 
-/* Copy between a GPU's memory, on either side or both, and the host's. Done when it returns. 0 or
- * -EIO with a text. */
+/* Copy, with GPU memory on either side or both. The copy is complete on return. 0 or -EIO with a
+ * text. */
 int gpu_copy(struct gpu *gpu, void *to, const void *from, size_t length);
 
-/* What a GPU is called. */
+/* How one GPU is identified. */
 struct gpu_name {
 	int ordinal;
 	char name[64]; /* "NVIDIA H200" */
@@ -89,7 +90,7 @@ struct gpu_name {
 	char pci[24]; /* "0000:65:00.0" */
 };
 
-/* All that this process sees, at most GPU_MOST; *driver is the CUDA version, 13000. */
+/* All GPUs that this process sees, at most GPU_MOST; *driver is the CUDA version, such as 13000. */
 int gpu_list(struct gpu *gpu, struct gpu_name *out, size_t *count, int *driver);
 
 #endif

@@ -61,7 +61,7 @@ static void print_option(FILE *out, const struct command_option *option)
 	text_wrap(out, option->help, OPTION_COLUMN, used);
 }
 
-/* Those that the screen has no room for. */
+/* Options without room on the screen: their names only. */
 static void print_rare(FILE *out, const struct command *command)
 {
 	char text[512] = "man wherry-";
@@ -79,7 +79,7 @@ static void print_rare(FILE *out, const struct command *command)
 	text_wrap(out, text, 6, 2);
 }
 
-/* All of a command's help, with `paragraphs` of its details. */
+/* A command's whole help, with the first `paragraphs` of its details. */
 static void print(FILE *out, const struct command *command, int paragraphs)
 {
 	const char *text = command->details, *end;
@@ -137,7 +137,7 @@ void help_print(const struct command *command, FILE *out)
 
 	for (const char *at = command->details; (at = strstr(at, "\n\n")); at += 2)
 		paragraphs++;
-	/* One line of the screen is the prompt that follows. */
+	/* One line of the screen is left for the prompt. */
 	while (paragraphs && count_lines(command, paragraphs) > SCREEN_LINES - 1)
 		paragraphs--;
 	print(out, command, paragraphs);

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* An HTTP server with limits: libmicrohttpd on a thread of its own, whose connections are closed by
+ * deadline and by rank when there are too many. */
 #include "http.h"
 
 #include <errno.h>
@@ -13,15 +15,15 @@
 #include "util/listener.h"
 #include "util/loop.h"
 
-/* Connections that have been cut off, and that libmicrohttpd has not closed yet. */
+/* Connections shut down here that libmicrohttpd has not closed yet. */
 #define ENDING 64
 
 struct http_connection {
-	struct wh_list link; /* in one of the two lists; in none: it has been cut off */
+	struct wh_list link; /* in `waiting` or `asking`; in neither once it is shut down */
 	int fd;
-	uint64_t place; /* where it is from */
+	uint64_t source; /* address or network, of wh_address_prefix() */
 	int64_t deadline;
-	bool asking; /* the head of a request has come, and its answer has not gone */
+	bool asking; /* the head of a request has arrived and the answer is not complete */
 };
 
 struct http_server {
@@ -29,12 +31,12 @@ struct http_server {
 	struct MHD_Daemon *daemon;
 	struct wh_loop loop;
 	struct wh_listener listener;
-	struct wh_source ready; /* of libmicrohttpd */
-	struct wh_timer soon; /* libmicrohttpd wants its turn without an event */
+	struct wh_source ready; /* libmicrohttpd's epoll descriptor */
+	struct wh_timer soon; /* libmicrohttpd wants to run without an event */
 	struct wh_timer deadlines;
 	struct wh_timer tick;
-	struct wh_list waiting, asking; /* connections, the first deadline first */
-	unsigned count; /* of both lists */
+	struct wh_list waiting, asking; /* connections, the earliest deadline first */
+	unsigned count; /* in both lists */
 };
 
 /* ---- connections ----------------------------------------------------------------------------- */
@@ -50,7 +52,7 @@ static void http_turn(struct http_server *server)
 		wh_timer_clear(&server->soon);
 }
 
-/* libmicrohttpd sees that it has ended, and closes it. */
+/* Shut down: libmicrohttpd notices the end and closes the connection. */
 static void http_cut(struct http_server *server, struct http_connection *connection)
 {
 	wh_list_remove(&connection->link);
@@ -58,7 +60,8 @@ static void http_cut(struct http_server *server, struct http_connection *connect
 	shutdown(connection->fd, SHUT_RDWR);
 }
 
-/* A new deadline: behind all others of its list, for these have the same time. */
+/* Set a new deadline. All deadlines of a list are equally far away, so the list
+ * stays sorted when the connection goes to its end. */
 static void http_await(struct http_server *server, struct http_connection *connection, bool asking)
 {
 	if (!connection->link.next)
@@ -92,8 +95,9 @@ static void http_sweep(struct wh_timer *timer)
 		wh_timer_set(&server->loop, timer, next);
 }
 
-/* The first to go, of those from this place or, without one, of all; and how many these are. */
-static struct http_connection *http_least_wanted(struct http_server *server, const uint64_t *place,
+/* The connection to close first, among those from `source` or, without one, among all; and how many
+ * there are. */
+static struct http_connection *http_least_wanted(struct http_server *server, const uint64_t *source,
 						 unsigned *count)
 {
 	struct wh_list *lists[] = { &server->waiting, &server->asking };
@@ -105,7 +109,7 @@ static struct http_connection *http_least_wanted(struct http_server *server, con
 			struct http_connection *connection =
 				wh_container(l, struct http_connection, link);
 
-			if (place && connection->place != *place)
+			if (source && connection->source != *source)
 				continue;
 			(*count)++;
 			if (!first)
@@ -114,11 +118,11 @@ static struct http_connection *http_least_wanted(struct http_server *server, con
 	return first;
 }
 
-/* For one more from this place. */
-static void http_make_room(struct http_server *server, uint64_t place)
+/* Make room for one more connection from `source`. */
+static void http_make_room(struct http_server *server, uint64_t source)
 {
 	unsigned count;
-	struct http_connection *last = http_least_wanted(server, &place, &count);
+	struct http_connection *last = http_least_wanted(server, &source, &count);
 
 	if (count < server->options.of_address)
 		last = server->count < server->options.connections ?
@@ -131,7 +135,7 @@ static void http_make_room(struct http_server *server, uint64_t place)
 static void http_connected(struct http_server *server, struct MHD_Connection *connection,
 			   void **context)
 {
-	/* Newer libmicrohttpds give the same place for each answer. */
+	/* Newer versions of libmicrohttpd give the same client_context for each answer. */
 	int fd = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
 	const void *from = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CLIENT_ADDRESS)
 				   ->client_addr;
@@ -139,13 +143,13 @@ static void http_connected(struct http_server *server, struct MHD_Connection *co
 
 	*context = one;
 	if (!one) {
-		/* Without a deadline it has no business here. */
+		/* Without a deadline the connection must not stay. */
 		shutdown(fd, SHUT_RDWR);
 		return;
 	}
 	one->fd = fd;
-	one->place = wh_address_prefix(from);
-	http_make_room(server, one->place);
+	one->source = wh_address_prefix(from);
+	http_make_room(server, one->source);
 	wh_list_append(&server->waiting, &one->link);
 	server->count++;
 	http_await(server, one, false);
@@ -193,7 +197,7 @@ static enum MHD_Result http_handle(void *arg, struct MHD_Connection *connection,
 		http_await(server, one, true);
 	result = server->options.handle(server->options.arg, connection, path, method, version,
 					data, length, state);
-	/* What it took to make the answer is not the client's. */
+	/* The time taken to make the answer is not the client's. */
 	if (last)
 		http_await(server, one, true);
 	return result;
@@ -236,7 +240,7 @@ static void http_accepted(struct wh_listener *listener, int fd, const struct soc
 {
 	struct http_server *server = wh_container(listener, struct http_server, listener);
 
-	/* It closes what it cannot take. */
+	/* It closes a connection that it cannot take. */
 	MHD_add_connection(server->daemon, fd, (const struct sockaddr *)from,
 			   from->ss_family == AF_INET6 ? sizeof(struct sockaddr_in6) :
 							 sizeof(struct sockaddr_in));
@@ -289,7 +293,7 @@ int http_start(const struct http_options *options, int listener, struct http_ser
 	server->tick.fire = http_tick;
 	server->listener.accepted = http_accepted;
 	server->listener.flags = SOCK_NONBLOCK;
-	/* Of what is accepted; the kernel takes twice as much. */
+	/* For accepted sockets, which inherit it; the kernel allocates twice as much. */
 	if (options->unread)
 		setsockopt(listener, SOL_SOCKET, SO_SNDBUF, &options->unread,
 			   sizeof(options->unread));

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* wherry key: files with cluster keys. What a key is never leaves its file. */
+/* wherry key: files with cluster keys. A key itself is never printed. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -31,12 +31,12 @@ static int check(const char *path, const struct arguments *arguments)
 	explicit_bzero(&keys.key, sizeof(keys.key));
 	if (error)
 		return library_failed(error);
-	printf("%s: %u %s, for this user alone\n", path, keys.count,
+	printf("%s: %u %s, readable by this user alone\n", path, keys.count,
 	       keys.count == 1 ? "key" : "keys");
 	return EXIT_PASS;
 }
 
-/* One line a key, or all as JSON. */
+/* One line a key, or everything as JSON. */
 static int print(const char *path, char (*names)[WH_FINGERPRINT], unsigned count, bool as_json)
 {
 	json_t *object, *list;
@@ -88,13 +88,13 @@ static int run(const struct arguments *arguments)
 	for (size_t i = 0; i < SUBCOMMANDS; i++) {
 		if (strcmp(subcommands[i].name, name) == 0) {
 			if (argument(arguments, "json") && subcommands[i].run != show)
-				return usage_error("--json is for wherry key show");
+				return usage_error("--json works with wherry key show only");
 			return subcommands[i].run(arguments->operands[1], arguments);
 		}
 		suggest(&suggestion, subcommands[i].name);
 	}
 	return suggestion.best ? usage_error("no '%s'; did you mean '%s'?", name, suggestion.best) :
-				 usage_error("no '%s'; there are make, show and check", name);
+				 usage_error("no '%s'; write make, show or check", name);
 }
 
 static const struct command_option options[] = {
@@ -106,18 +106,15 @@ const struct command command_key = {
 	.name = "key",
 	.usage = "make|show|check FILE",
 	.summary = "Make, show and check files with cluster keys",
-	.details = "make writes a new key to a file that does not exist yet, for this user alone "
-		   "(mode "
-		   "0600). The same file goes to every host, and its name into WHERRY_KEYFILE. "
-		   "show prints "
-		   "fingerprints, which tell keys apart and nothing of what they are. check says "
-		   "whether an "
-		   "engine would take the file.\n\n"
-		   "Of several keys, one a line, the first is proved and all are accepted. To "
-		   "change a key "
-		   "add the new one below the old one on every host, then move it above, then take "
-		   "the old "
-		   "one out; each time restart the engines one after the other.",
+	.details = "make writes a new key to a file that does not exist yet, readable by this "
+		   "user alone (mode 0600). Copy the file to every host and put its name into "
+		   "WHERRY_KEYFILE. show prints fingerprints: they tell keys apart and reveal "
+		   "nothing of them. check says whether an engine would accept the file.\n"
+		   "\n"
+		   "A file may have several keys, one a line. An engine proves the first and "
+		   "accepts all of them. To change a key, add the new one below the old one on "
+		   "every host, then move it above, then remove the old one. Restart the "
+		   "engines one after the other after each step.",
 	.examples = "wherry key make wherry.key\n"
 		    "wherry key show wherry.key    # the same on every host?\n"
 		    "wherry key make new.key && cat new.key >>wherry.key    # accepts both\n",

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The wherry command: finds the subcommand, checks the environment's variables, runs it. */
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
@@ -19,16 +20,24 @@ static const struct command *const commands[] = {
 static void print_program(FILE *out)
 {
 	fputs("Usage: wherry COMMAND [options] ...\n"
-	      "Moves bytes between any two memories over the fastest path, and says which one.\n"
-	      "\nCommands:\n",
+	      "Moves bytes between any two memories over the fastest path, and says which "
+	      "one.\n"
+	      "\n"
+	      "Commands:\n",
 	      out);
 	for (size_t i = 0; commands[i]; i++)
 		fprintf(out, "  %-9s %s\n", commands[i]->name, commands[i]->summary);
-	fputs("\nwherry help COMMAND says more of each; wherry --version says which one this is.\n"
-	      "\nExamples:\n"
-	      "  wherry serve --memory host:1GiB           # prints wherry://127.0.0.1:PORT\n"
-	      "  wherry copy FILE wherry://127.0.0.1:7000/host    # a file into its memory\n"
-	      "\nExit codes: 0 done; 1 a warning; 2 failed; 64 usage; 69 something is missing.\n",
+	fputs("\n"
+	      "wherry help COMMAND explains a command; wherry --version shows the version.\n"
+	      "\n"
+	      "Examples:\n"
+	      "  wherry serve --memory host:1GiB           # prints "
+	      "wherry://127.0.0.1:PORT\n"
+	      "  wherry copy FILE wherry://127.0.0.1:7000/host    # a file into its "
+	      "memory\n"
+	      "\n"
+	      "Exit codes: 0 done; 1 a warning; 2 failed; 64 usage; 69 something is "
+	      "missing.\n",
 	      out);
 }
 
@@ -71,7 +80,7 @@ static int help(const char *name)
 	return EXIT_PASS;
 }
 
-/* A misspelt variable would be as good as none: WHERRY_TSL=1 would mean plaintext. */
+/* A misspelt variable must not be ignored: with WHERRY_TSL=1 the user would get plaintext. */
 static int check_environment(void)
 {
 	const size_t prefix = strlen("WHERRY_");
@@ -136,13 +145,15 @@ static int dispatch(int argc, char **argv)
 		return generate(argv[2], commands);
 	if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0 || strcmp(word, "help") == 0) {
 		if (argc > 2)
-			return usage_error("'%s' is one too many behind %s", argv[argc - 1], word);
+			return usage_error("'%s' is one operand too many after %s", argv[argc - 1],
+					   word);
 		print_program(stdout);
 		return EXIT_PASS;
 	}
 	if (strcmp(word, "--version") == 0 || strcmp(word, "-V") == 0) {
 		if (argc > 2)
-			return usage_error("'%s' is one too many behind %s", argv[argc - 1], word);
+			return usage_error("'%s' is one operand too many after %s", argv[argc - 1],
+					   word);
 		printf("wherry %d.%d.%d (libwherry %s)\n", WH_VERSION_MAJOR, WH_VERSION_MINOR,
 		       WH_VERSION_PATCH, wh_version());
 		return EXIT_PASS;
@@ -154,7 +165,7 @@ int main(int argc, char **argv)
 {
 	int code;
 
-	/* A file that grows past the limit is an error of write(), not the end of the process. */
+	/* Writing past the file size limit must fail with an error, not end the process. */
 	signal(SIGXFSZ, SIG_IGN);
 	code = dispatch(argc, argv);
 	if (fflush(stdout) || ferror(stdout)) {

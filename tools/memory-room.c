@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How much memory there still is: of the machine, and of the control groups that this process is
- * in. */
+/* How much memory is left: of the machine, and of the control groups that this process is in. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,8 +7,8 @@
 
 #include "memory.h"
 
-/* The number behind `field` in a file, or, for "", its first word. False: no such file, field or
- * number. */
+/* Read the number after `field` in a file; "": the file's first word. False: there is no such file,
+ * field or number. */
 static bool room_read(const char *root, const char *path, const char *field, uint64_t *out)
 {
 	size_t length = strlen(field);
@@ -31,20 +30,19 @@ static bool room_read(const char *root, const char *path, const char *field, uin
 	return found;
 }
 
-/* The names that a version of control groups has. */
+/* The file names of one version of control groups. */
 struct room_names {
 	const char *base, *limit, *used, *inactive, *active;
 };
 
-/* What one group leaves: the pages of files that it has read can be had back. UINT64_MAX: it has no
- * limit. */
+/* What one group has left. Pages of files that it has read count as free. UINT64_MAX: no limit. */
 static uint64_t room_of_group(const char *root, const struct room_names *names, const char *group)
 {
 	uint64_t limit, used, inactive = 0, active = 0, free;
 	char path[768];
 
 	snprintf(path, sizeof(path), "%s%s/%s", names->base, group, names->limit);
-	if (!room_read(root, path, "", &limit)) /* or it is "max" */
+	if (!room_read(root, path, "", &limit)) /* or the limit is "max" */
 		return UINT64_MAX;
 	snprintf(path, sizeof(path), "%s%s/%s", names->base, group, names->used);
 	if (!room_read(root, path, "", &used))
@@ -57,7 +55,7 @@ static uint64_t room_of_group(const char *root, const struct room_names *names, 
 	return free;
 }
 
-/* Of a line of /proc/self/cgroup: its group, and all above. */
+/* The least room of the group named in a line of /proc/self/cgroup and of all groups above it. */
 static uint64_t room_of_groups(const char *root, char *line)
 {
 	static const struct room_names two = { "/sys/fs/cgroup", "memory.max", "memory.current",
@@ -108,8 +106,7 @@ uint64_t memory_room(const char *root, bool locked)
 		fclose(file);
 	if (room == UINT64_MAX)
 		return room;
-	/* What is swapped out, and what has been put aside for huge pages, is not in MemAvailable.
-	 */
+	/* MemAvailable leaves out free swap and the pages reserved as huge pages. */
 	if (!locked && room_read(root, "/proc/meminfo", "SwapFree:", &kib))
 		room += kib << 10;
 	if (room_read(root, "/proc/meminfo", "HugePages_Free:", &pages) &&

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Memories as the command line names them: parsing MEM, its names, and allocating it. */
 #include "memory.h"
 
 #include <ctype.h>
@@ -45,7 +46,7 @@ static size_t hex_digits(const char *text, size_t most)
 	return n;
 }
 
-/* The length of the PCI address that `text` starts with; 0: it does not. */
+/* The length of the PCI address that `text` starts with; 0: none. */
 static size_t pci_length(const char *text)
 {
 	size_t domain = hex_digits(text, 8);
@@ -57,8 +58,8 @@ static size_t pci_length(const char *text)
 	return domain + 8;
 }
 
-/* "cuda:..." or "numa:...": its length; 0: that is no place. */
-static size_t place_length(const char *text)
+/* The length of the location that `text` starts with, "cuda:..." or "numa:..."; 0: none. */
+static size_t location_length(const char *text)
 {
 	size_t head = strlen("cuda:"), length;
 
@@ -80,35 +81,35 @@ static uint32_t kind_of(const char *text, size_t length)
 const char *memory_parse(const char *text, struct memory *out, const char **rest)
 {
 	const size_t head = strlen("cuda:");
-	size_t length = strcspn(text, ":"), place;
+	size_t length = strcspn(text, ":"), location;
 
-	memset(out, 0, sizeof(*out)); /* padding too: they are compared as bytes */
+	memset(out, 0, sizeof(*out)); /* padding as well: memories are compared as bytes */
 	out->kind = kind_of(text, length);
 	if (out->kind)
 		text += length + (text[length] == ':');
 	else if (!(length == 4 && (!strncmp(text, "cuda", 4) || !strncmp(text, "numa", 4))))
 		return "starts with no kind of memory: write host, pinned, pageable, huge, mapped, "
 		       "cuda:0, vmm:cuda:0, pool:cuda:0 or managed:cuda:0";
-	place = place_length(text);
+	location = location_length(text);
 	if (!out->kind && *text == 'n')
-		return "says where but not what: write host:numa:0";
+		return "has a location but no kind: write host:numa:0";
 	if (!out->kind)
 		out->kind = WH_MEMORY_DEVICE;
-	if (!place && memory_on_gpu(out->kind))
+	if (!location && memory_on_gpu(out->kind))
 		return "names no GPU: write cuda:0, cuda:GPU-UUID or cuda:0000:65:00.0";
-	if (place >= sizeof(out->location))
-		return "has a name of a place that is too long";
-	if (place && place == head)
-		return *text == 'c' ? "has no GPU behind cuda:" : "has no number behind numa:";
-	if (place && *text == 'n' && memory_on_gpu(out->kind))
-		return "is memory of a GPU, which lies on no NUMA node: write cuda:0";
-	if (place && *text == 'n' && head + strspn(text + head, "0123456789") != place)
-		return "has no number behind numa:";
-	snprintf(out->location, sizeof(out->location), "%.*s", (int)place, text);
+	if (location >= sizeof(out->location))
+		return "has a location whose name is too long";
+	if (location && location == head)
+		return *text == 'c' ? "has no GPU after cuda:" : "has no number after numa:";
+	if (location && *text == 'n' && memory_on_gpu(out->kind))
+		return "is GPU memory, which is on no NUMA node: write cuda:0";
+	if (location && *text == 'n' && head + strspn(text + head, "0123456789") != location)
+		return "has no number after numa:";
+	snprintf(out->location, sizeof(out->location), "%.*s", (int)location, text);
 	snprintf(out->name, sizeof(out->name), "%s%s%s",
 		 out->kind == WH_MEMORY_DEVICE ? "" : memory_kind_name(out->kind),
-		 place && out->kind != WH_MEMORY_DEVICE ? ":" : "", out->location);
-	text += place;
+		 location && out->kind != WH_MEMORY_DEVICE ? ":" : "", out->location);
+	text += location;
 	*rest = text + (*text == ':');
 	return NULL;
 }

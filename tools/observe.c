@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Engines of this user on this machine: find their sockets, ask all at once with a deadline, merge
+ * what they answer. */
 #include "observe.h"
 
 #include <dirent.h>
@@ -17,17 +19,17 @@
 
 #define ENGINES_MOST 256
 
-/* A question on its way. */
+/* One engine that is being asked. */
 struct question {
 	int fd;
-	int pid; /* as the socket's name says */
-	const char *why; /* it is done, and there is no answer */
-	int error; /* its errno, if that says why */
+	int pid; /* from the socket's name */
+	const char *why; /* why there is no answer; NULL: still asking, or answered */
+	int error; /* an errno that explains `why`; 0: none */
 	size_t asked;
 	uint8_t header[WH_OBSERVED_HEADER];
-	uint8_t *bytes; /* once the header is there */
+	uint8_t *bytes; /* NULL until the header has arrived */
 	size_t length, got;
-	size_t version; /* of an answer that cannot be read; 0 */
+	size_t version; /* of an answer that this command cannot read; 0: none */
 	bool done;
 };
 
@@ -39,7 +41,8 @@ struct questions {
 /* ---- asking -----------------------------------------------------------------------------------
  */
 
-/* A socket that nobody listens on was left by an engine that is dead. */
+/* Connect to one socket. A socket without a listener was left behind by an engine that has died:
+ * remove it. */
 static void dial(struct questions *questions, const char *path, const char *name)
 {
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
@@ -59,17 +62,17 @@ static void dial(struct questions *questions, const char *path, const char *name
 		fd = -1;
 		if (question.error == ECONNREFUSED)
 			unlink(path);
-		/* It has just ended. */
+		/* The engine has just ended. */
 		if (question.error == ECONNREFUSED || question.error == ENOENT)
 			return;
-		question.why = question.error == EAGAIN ? "too many others ask it" : NULL;
+		question.why = question.error == EAGAIN ? "its queue of observers is full" : NULL;
 	}
 	question.fd = fd;
 	question.done = fd < 0;
 	questions->list[questions->count++] = question;
 }
 
-/* 0, or a negative errno: it cannot be looked into. */
+/* Connect to all sockets in `directory`. 0, or a negative errno: the directory cannot be read. */
 static int dial_all(struct questions *questions, const char *directory)
 {
 	int error = wh_observer_check(directory);
@@ -92,7 +95,7 @@ static int dial_all(struct questions *questions, const char *directory)
 	return error;
 }
 
-/* As far as it goes without waiting. */
+/* Send and receive as much as is possible without waiting. */
 static void go_on(struct question *question)
 {
 	ssize_t moved = 1;
@@ -122,7 +125,7 @@ static void go_on(struct question *question)
 		if (question->error == ENOTSUP)
 			question->version = question->length;
 		else if (question->error)
-			question->why = "what it answers makes no sense";
+			question->why = "its answer is malformed";
 		else if (!(question->bytes = malloc(question->length)))
 			question->error = ENOMEM;
 		if (question->error) {
@@ -136,7 +139,7 @@ static void go_on(struct question *question)
 	question->done = true;
 	if (moved == 0)
 		question->why = question->got ? "its answer ends too early" :
-						"it hung up without an answer";
+						"it closed the connection without an answer";
 	else
 		question->error = errno;
 }
@@ -176,7 +179,7 @@ static int by_name(const void *a, const void *b)
 	return order ? order : (one->epoch > other->epoch) - (one->epoch < other->epoch);
 }
 
-/* An engine that was found by two ways to its directory is one. */
+/* Two paths to one directory find the same engine twice: keep one. */
 static void drop_doubles(struct observed *out)
 {
 	size_t used = 0;
@@ -194,14 +197,15 @@ static void say_why(const struct question *question, double seconds, struct obse
 {
 	out->pid = question->pid;
 	if (question->version)
-		snprintf(out->why, sizeof(out->why), "it tells version %zu, this command reads %d",
+		snprintf(out->why, sizeof(out->why),
+			 "it answers in version %zu, this command reads version %d",
 			 question->version, WH_OBSERVED_VERSION);
 	else if (question->why)
 		snprintf(out->why, sizeof(out->why), "%s", question->why);
 	else if (question->error)
 		snprintf(out->why, sizeof(out->why), "%s", strerror(question->error));
 	else if (question->done)
-		snprintf(out->why, sizeof(out->why), "what it answers makes no sense");
+		snprintf(out->why, sizeof(out->why), "its answer is malformed");
 	else
 		snprintf(out->why, sizeof(out->why), "no answer within %.1f s", seconds);
 }
@@ -238,7 +242,7 @@ const char *observe_directory(const struct arguments *arguments)
 int observe_all(const char *directory, double seconds, struct observed *out)
 {
 	struct questions *questions = calloc(1, sizeof(*questions));
-	char place[256];
+	char path[256];
 
 	*out = (struct observed){ .engines = calloc(ENGINES_MOST, sizeof(*out->engines)),
 				  .silents = calloc(ENGINES_MOST, sizeof(*out->silents)) };
@@ -252,19 +256,19 @@ int observe_all(const char *directory, double seconds, struct observed *out)
 
 		if (error)
 			snprintf(out->why, sizeof(out->why), "%.120s: %s", directory,
-				 error == -EPERM ? "it is not this user's alone" :
+				 error == -EPERM ? "it must belong to this user alone" :
 						   strerror(-error));
 	}
-	for (unsigned i = 0; !directory && wh_observer_directory(i, getenv("XDG_RUNTIME_DIR"),
-								 place, sizeof(place));
+	for (unsigned i = 0;
+	     !directory && wh_observer_directory(i, getenv("XDG_RUNTIME_DIR"), path, sizeof(path));
 	     i++) {
 		char before[256] = "";
 
-		/* XDG_RUNTIME_DIR mostly is the second place. */
+		/* XDG_RUNTIME_DIR usually is the second directory. */
 		if (i == 1)
 			wh_observer_directory(0, getenv("XDG_RUNTIME_DIR"), before, sizeof(before));
-		if (*place && strcmp(place, before) != 0)
-			dial_all(questions, place);
+		if (*path && strcmp(path, before) != 0)
+			dial_all(questions, path);
 	}
 	ask_all(questions, wh_now() + (int64_t)(seconds * 1e9));
 	take_answers(questions, seconds, out);
@@ -313,13 +317,13 @@ static void add_latency(struct wh_latency *into, const struct wh_latency *from)
 static void add_peer(struct wh_observed_peer *into, const struct wh_observed_peer *from)
 {
 	into->lost += from->lost;
-	/* The worst of their states is what there is to look at. */
+	/* Show the worst of their states. */
 	if (from->state > into->state)
 		into->state = from->state;
 	into->counters.batches += from->counters.batches;
 	into->counters.failed += from->counters.failed;
 	into->counters.cancelled += from->counters.cancelled;
-	/* All are of one engine, which names its transports in one order. */
+	/* Both are counters of one engine, which lists its transports in one order. */
 	for (unsigned i = 0; i < into->counters.transports && i < from->counters.transports; i++) {
 		struct wh_transport_counters *t = &into->counters.transport[i];
 		const struct wh_transport_counters *f = &from->counters.transport[i];

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* JSON on stdout and documents written to files, in place of an earlier version only once
+ * complete. */
 #include "output.h"
 
 #include <errno.h>
@@ -39,7 +41,7 @@ json_t *output_text(const char *text)
 
 	if (value)
 		return value;
-	/* Names of others need not be UTF-8. */
+	/* Names from other programs need not be UTF-8. */
 	copy = strdup(text);
 	for (char *c = copy; c && *c; c++)
 		if ((unsigned char)*c >= 0x80)
@@ -118,7 +120,7 @@ int output_write(struct output_file *file, json_t *object)
 	if (!text)
 		return fail(ENOMEM, "out of memory");
 	length = strlen(text);
-	text[length] = '\n'; /* in the place of the 0 */
+	text[length] = '\n'; /* over the terminating 0 */
 	code = output_write_text(file, text, length + 1);
 	free(text);
 	return code;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What commands write for programs to read, and into files. */
+/* Output for programs: JSON on stdout, and documents in files. */
 #ifndef TOOLS_OUTPUT_H
 #define TOOLS_OUTPUT_H
 
@@ -7,35 +7,38 @@
 #include <stdbool.h>
 #include <stdio.h>
 
-/* A new object that starts with "schema": 1. Does not return when memory is exhausted. */
+/* A new object that starts with "schema": 1. Ends the process if there is no memory. */
 json_t *output_new(void);
 
-/* Write it to stdout, indented, and let go of it. 0, or EXIT_FAIL after a line on stderr. */
+/* Write the object to stdout, indented, and release it. 0, or EXIT_FAIL after a line on stderr. */
 int output_print(json_t *object);
 
-/* A file for a document that takes long to be made: opened before, or all might be in vain. */
+/* A file for a document that takes long to make. Opened first, so that an unwritable path fails
+ * before the work. */
 struct output_file {
-	const char *path; /* "-": stdout; NULL: none is wanted */
-	FILE *table; /* for what people read meanwhile: stdout, or stderr if that is taken */
+	const char *path; /* "-": stdout; NULL: no file */
+	FILE *table; /* where text for people goes meanwhile: stdout, or stderr if stdout is `path`
+		      */
 	int fd;
-	bool fresh; /* made just now, so nothing is lost by removing it */
+	bool fresh; /* created by output_open(): removing it loses nothing */
 };
 
-/* `path` may be NULL. 0, or an exit code after a line on stderr; closed with output_close() in any
+/* `path` may be NULL. 0, or an exit code after a line on stderr. output_close() it in either
  * case. */
 int output_open(struct output_file *file, const char *path);
 
-/* Write the object in place of what the file had, and let go of it. 0, or an exit code after a
- * line on stderr. */
+/* Replace the file's content with the object, and release it. 0, or an exit code after a line on
+ * stderr. */
 int output_write(struct output_file *file, json_t *object);
 
-/* The same of a text. */
+/* As output_write(), for a text. */
 int output_write_text(struct output_file *file, const char *text, size_t length);
 
-/* What was not written is as it was before. */
+/* Close the file. Without a write its content is unchanged, and a new file is removed. */
 void output_close(struct output_file *file);
 
-/* Values that are null where the text is NULL or empty; what is not UTF-8 has '?' for its bytes. */
+/* A string, or null if `text` is NULL or empty. If it is not UTF-8, '?' stands for each byte beyond
+ * ASCII. */
 json_t *output_text(const char *text);
 
 #endif

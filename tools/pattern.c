@@ -1,19 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The pattern that transfers are checked by: a bijective mix of position and iteration, and its
+ * comparison. */
 #include "pattern.h"
 
 #include <string.h>
 
-/* What is looked at here was often written by one of an engine's threads, and another process said
- * that it is complete. That order is real, but the thread sanitizer knows nothing of it. */
+/* The bytes checked here were often written by a thread of an engine, and another process said that
+ * they are complete. That is a real happens-before order which the thread sanitizer cannot see. */
 #define TOLD_BY_OTHERS __attribute__((no_sanitize("thread")))
 
 #define STEP UINT64_C(0x9e3779b97f4a7c15)
 #define FACTOR UINT64_C(0xbf58476d1ce4e5b9)
 
-/* Guards are the pattern of an iteration that nobody counts up to. */
+/* Guards use an iteration that no run reaches. */
 #define GUARD_ITERATION (UINT64_MAX - 0x5ea1)
 
-/* Every step is a bijection of 64 bits, so within one iteration no two words are the same. */
+/* Every step is a bijection of 64 bits: within one iteration no two words are equal. */
 static inline uint64_t mix(uint64_t x)
 {
 	x ^= x >> 29;
@@ -88,7 +90,7 @@ size_t pattern_check(const void *buffer, size_t length, uint64_t position, uint6
 		if (word != little_endian(mix(state)))
 			break;
 	}
-	/* Either the few bytes behind the last word, or a word with a wrong byte in it. */
+	/* The last bytes, less than a word, or a word with a wrong byte. */
 	return check_bytes(in, at, length - at < 8 ? length : at + 8, position, seed);
 }
 

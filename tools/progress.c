@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The progress line on a terminal: label, bar, share, rate and time left, drawn by the caller or by
+ * a thread. */
 #include "progress.h"
 
 #include <stdio.h>
@@ -12,7 +14,7 @@
 #define PATIENCE 500000000 /* ns before a thread draws for the first time */
 #define BAR_MAX 40
 
-/* Is there a line on the terminal? There is one terminal, and who holds stderr's lock draws. */
+/* A line is on the terminal. There is one terminal; the thread that holds stderr's lock draws. */
 static atomic_bool drawn;
 
 static int64_t now(void)
@@ -29,7 +31,7 @@ void progress_start(struct progress *progress, const char *label, uint64_t total
 	struct winsize window;
 
 	*progress = (struct progress){ .label = label, .total = total };
-	/* A dumb terminal cannot go back to the start of a line and wipe it. */
+	/* A dumb terminal cannot return to the start of a line and erase it. */
 	progress->shown = !quiet && isatty(STDERR_FILENO) && term && strcmp(term, "dumb") != 0;
 	progress->color = !no_color || !*no_color;
 	progress->width = 80;
@@ -55,13 +57,13 @@ static void format_time(char *out, size_t size, double seconds)
 		snprintf(out, size, "%ld:%02ld", left / 60, left % 60);
 }
 
-/* What stands behind the bar. */
+/* The text right of the bar. */
 static void format_right(const struct progress *progress, uint64_t done, char *out, size_t size)
 {
 	double left = -1, elapsed = (double)(progress->last - progress->start) / 1e9;
 	int used;
 
-	/* Steps are few, and each takes as long as those before on average. */
+	/* Steps are few: assume that each takes as long as those before on average. */
 	if (progress->steps && done)
 		left = elapsed / (double)done * (double)(progress->total - done);
 	else if (!progress->steps && progress->rate > 0)
@@ -120,7 +122,7 @@ static void draw(struct progress *progress, int64_t time, uint64_t done)
 	double rate;
 
 	rate = (double)(done - progress->last_done) * 1e9 / (double)(time - progress->last);
-	/* Smoothed over about a second, or the time left would jump about. */
+	/* Smoothed over about a second, so that the time left does not jump. */
 	progress->rate = progress->rate > 0 ? 0.9 * progress->rate + 0.1 * rate : rate;
 	progress->last = time;
 	progress->last_done = done;
@@ -182,7 +184,7 @@ void progress_watch(struct progress *progress)
 	progress->watched = true;
 	if (!pthread_create(&progress->thread, NULL, watch, progress))
 		return;
-	/* Without a thread there is no line, and that is all. */
+	/* Without a thread there is no line. That is not an error. */
 	progress->watched = progress->shown = false;
 	pthread_mutex_destroy(&progress->lock);
 	pthread_cond_destroy(&progress->end);

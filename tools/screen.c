@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* What standard output can show: its columns, colours and character set. */
 #include "screen.h"
 
 #include <stdint.h>
@@ -7,7 +8,7 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-/* The first of them that is set decides, as for every program. */
+/* The first of these variables that is set decides, as in every program. */
 static bool is_utf8(void)
 {
 	static const char *const names[] = { "LC_ALL", "LC_CTYPE", "LANG" };
@@ -18,7 +19,7 @@ static bool is_utf8(void)
 	return value && (strcasestr(value, "UTF-8") || strcasestr(value, "UTF8"));
 }
 
-/* As the terminal says, else as the shell does. */
+/* The terminal's width, or else the shell's. */
 static int columns_of(void)
 {
 	const char *text = getenv("COLUMNS");

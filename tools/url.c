@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Parse addresses of memory: wherry:// with region and offset, mooncake:// with an address. */
 #include "url.h"
 
 #include <errno.h>
@@ -32,7 +33,7 @@ static bool is_port(const char *text, size_t length)
 	return value >= 1 && value <= 65535;
 }
 
-/* HOST:PORT, NAME:PORT or [IPv6]:PORT, `length` bytes of it. */
+/* Check HOST:PORT, NAME:PORT or [IPv6]:PORT of `length` bytes. */
 static const char *check_authority(const char *text, size_t length)
 {
 	char name[WH_REGISTRY_NAME_MAX];
@@ -43,7 +44,7 @@ static const char *check_authority(const char *text, size_t length)
 		const char *close = memchr(text, ']', length);
 
 		if (!close)
-			return "has no ']' behind its IPv6 address";
+			return "has no ']' after its IPv6 address";
 		host++;
 		host_length = (size_t)(close - host);
 		port = close + 1;
@@ -58,7 +59,7 @@ static const char *check_authority(const char *text, size_t length)
 	}
 	if (!host_length)
 		return "names no host: write wherry://HOST:PORT";
-	/* A name of the registry's; whether there is a registry is for the library to say. */
+	/* A name for the registry; the library checks whether there is one. */
 	if (*text != '[' && port == text + length && host_length < sizeof(name)) {
 		memcpy(name, text, host_length);
 		name[host_length] = '\0';
@@ -82,7 +83,7 @@ static const char *parse_region(const char *text, struct url *out)
 		return "has an offset but no region: write /REGION+OFFSET";
 	if (strspn(text, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-") <
 	    length)
-		return "has a region name with other characters than A-Z a-z 0-9 . _ -";
+		return "has a region name with characters other than A-Z a-z 0-9 . _ -";
 	memcpy(out->region, text, length);
 	out->region[length] = '\0';
 	if (text[length] && !read_size(text + length + 1, &out->offset))
@@ -119,7 +120,7 @@ bool mooncake_url_is(const char *text)
 	return strncmp(text, MOONCAKE, strlen(MOONCAKE)) == 0;
 }
 
-/* 0x7f2a40000000, or in decimal digits, as Mooncake's own JSON has it; [+OFFSET]. */
+/* Parse 0x7f2a40000000, or decimal digits as in Mooncake's own JSON; [+OFFSET]. */
 static const char *parse_address(const char *text, uint64_t *out)
 {
 	bool hex = text[0] == '0' && (text[1] == 'x' || text[1] == 'X');
@@ -130,12 +131,11 @@ static const char *parse_address(const char *text, uint64_t *out)
 	errno = 0;
 	address = strtoull(digits, NULL, hex ? 16 : 10);
 	if (!length || errno || !address || (digits[length] && digits[length] != '+'))
-		return "has an address that is none: write /0x7f2a40000000 or "
-		       "/0x7f2a40000000+OFFSET";
+		return "has no valid address: write /0x7f2a40000000 or /0x7f2a40000000+OFFSET";
 	if (digits[length] && !read_size(digits + length + 1, &offset))
 		return "has an offset that is not a size: write +65536 or +64KiB";
 	if (__builtin_add_overflow(address, offset, out))
-		return "has an offset that leads behind all addresses";
+		return "has an offset that goes past the last address";
 	return NULL;
 }
 

@@ -149,8 +149,8 @@ static void parse__wrong(void **state)
 		{ "a -l", "--listen needs a value: --listen ADDR:PORT" },
 		{ "a --listen --quiet", "not another option" },
 		{ "a --listen x --listen y", "--listen is given twice: x and y" },
-		{ "", "needs SRC DST: none is given" },
-		{ "a b c", "'c' is one too many: it takes SRC DST" },
+		{ "", "operands are missing: write SRC DST (none is given)" },
+		{ "a b c", "'c' is one operand too many: write SRC DST" },
 	};
 	struct arguments arguments;
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* wherry bench: how fast bytes move, by which route, and how near to the raw limit that is. */
+/* wherry bench: the command line, the order of the measurements, the files that are written. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +14,7 @@
 #include "url.h"
 
 #define SECONDS "0.5"
-#define PROBE 5000000 /* ns for the cache line, before and after */
+#define PROBE 5000000 /* ns for the cache line's travel time, before and after */
 
 struct bench {
 	const struct arguments *arguments;
@@ -25,11 +25,11 @@ struct bench {
 	size_t result_count;
 	struct bench_footprint footprint;
 	struct bench_handshake handshake;
-	bool rows, has_footprint, has_handshake; /* which of them are measured */
-	bool unavailable; /* a transport that was asked for is not to be had */
+	bool rows, has_footprint, has_handshake; /* what is measured */
+	bool unavailable; /* a transport named by the user is not available */
 	struct output_file json, page; /* --json, --report */
 	struct report report;
-	FILE *table; /* stdout, or stderr if that is taken */
+	FILE *table; /* stdout, or stderr if stdout has a document */
 };
 
 /* ---- the command line --------------------------------------------------------------------- */
@@ -51,7 +51,8 @@ static int parse_peer(struct bench *bench)
 	if (wrong)
 		return usage_error("--peer: '%s' %s", text, wrong);
 	if (url.offset)
-		return usage_error("--peer: a benchmark takes the whole region, not an offset");
+		return usage_error(
+			"--peer: a benchmark uses the whole region; leave out the offset");
 	if (strlen(url.engine) >= sizeof(bench->session.url))
 		return usage_error("--peer: '%s' is too long", text);
 	bench->session.peer = text;
@@ -74,7 +75,8 @@ static int parse(struct bench *bench)
 		return error;
 	while ((setting = argument_next(arguments, "config", &cursor)))
 		if (!strncmp(setting, "connections=", strlen("connections=")))
-			return usage_error("--config connections: a benchmark has --connections");
+			return usage_error(
+				"--config connections: use --connections for a benchmark");
 	error = bench_parse_seconds(seconds ? seconds : SECONDS, &session->duration);
 	if (!error)
 		error = bench_plan_make(arguments, &bench->plan);
@@ -82,7 +84,7 @@ static int parse(struct bench *bench)
 		return error;
 	bench->has_footprint = argument(arguments, "footprint");
 	bench->has_handshake = argument(arguments, "handshake");
-	/* Asked for one of these, and for nothing about speed: that alone. */
+	/* Only these were asked for, and nothing about speed: measure them alone. */
 	bench->rows = (!bench->has_footprint && !bench->has_handshake) ||
 		      argument(arguments, "size") || argument(arguments, "transport");
 	session->limits = argument(arguments, "limits");
@@ -97,8 +99,7 @@ static int parse(struct bench *bench)
 
 /* ---- the files that are written ----------------------------------------------------------- */
 
-/* Find out before the work is done whether its result can be written, and read what it will be held
- * against. */
+/* Check before the work that its result can be written, and read the baseline. */
 static int files_open(struct bench *bench)
 {
 	const struct arguments *arguments = bench->arguments;
@@ -107,9 +108,9 @@ static int files_open(struct bench *bench)
 	int code;
 
 	if (baseline && !page)
-		return usage_error("--baseline is for --report: say --report FILE.html as well");
+		return usage_error("--baseline needs --report: add --report FILE.html");
 	if (json && page && !strcmp(json, page))
-		return usage_error("--json and --report: two files, not both %s", json);
+		return usage_error("--json and --report: use two files, not %s for both", json);
 	bench->table =
 		(json && !strcmp(json, "-")) || (page && !strcmp(page, "-")) ? stderr : stdout;
 	bench->report.has_baseline = baseline;
@@ -154,8 +155,8 @@ static json_t *json_make(const struct bench *bench, double before, double after)
 	return json;
 }
 
-/* The page of bench->report. Its exit code says what the page shows: what is behind a limit is no
- * failure, what is worse than the baseline a warning. */
+/* Write the page of bench->report. Its exit code depends on what the page shows: a row below its
+ * limit is no failure, a row worse than the baseline is a warning. */
 static int page_write(struct bench *bench)
 {
 	char *text = NULL;
@@ -173,7 +174,8 @@ static int page_write(struct bench *bench)
 	return code ? code : report_verdict_line(&bench->report, bench->table);
 }
 
-/* What was measured, into whichever files are wanted. The first exit code that is not 0. */
+/* Write the results into the files that were asked for. Returns the first exit code that is not
+ * 0. */
 static int files_write(struct bench *bench, double before, double after, int code)
 {
 	char why[REPORT_WHY];
@@ -196,23 +198,23 @@ static int files_write(struct bench *bench, double before, double after, int cod
 	return code ? code : wrote;
 }
 
-/* ---- what has been measured ---------------------------------------------------------------- */
+/* ---- from: earlier results ------------------------------------------------------------------- */
 
-/* --from: what would be measured is not to be said then. */
+/* With --from nothing is measured, so options about measuring are errors. */
 static int check_from(const struct arguments *arguments)
 {
 	static const char *const fitting[] = { "from", "report", "baseline" };
 	const struct command_option *option = arguments->command->options;
 
 	if (!argument(arguments, "report"))
-		return usage_error("--from is for --report: say --report FILE.html as well");
+		return usage_error("--from needs --report: add --report FILE.html");
 	for (; option->name; option++) {
 		bool fits = false;
 
 		for (size_t i = 0; i < sizeof(fitting) / sizeof(fitting[0]); i++)
 			fits = fits || !strcmp(option->name, fitting[i]);
 		if (!fits && argument(arguments, option->name))
-			return usage_error("--from shows what has been measured: without --%s",
+			return usage_error("--from shows earlier results: leave out --%s",
 					   option->name);
 	}
 	return 0;
@@ -256,7 +258,7 @@ static int start_processes(struct bench *bench)
 	return error ? fail(error, "fork: %s", strerror(-error)) : 0;
 }
 
-/* What has no text has been said. */
+/* An error without a text has been reported already. */
 static int not_measured(int error, const char *text)
 {
 	if (!text[0])
@@ -284,7 +286,7 @@ static int allocate(struct bench *bench)
 	struct bench_session *session = &bench->session;
 	size_t length = BENCH_SAMPLES * sizeof(*session->shared);
 
-	/* Written by near, read here. */
+	/* Near writes them, this process reads them. */
 	session->shared =
 		mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	if (session->shared == MAP_FAILED) {
@@ -299,18 +301,18 @@ static int allocate(struct bench *bench)
 	return 0;
 }
 
-/* A route that is refused for one size is refused for all: say it once. */
+/* A route refused for one size is refused for all: report it once. */
 static void tell_skipped(const struct bench *bench, const struct bench_result *result)
 {
 	for (const struct bench_result *other = bench->results; other < result; other++)
 		if (other->skipped && !strcmp(other->text, result->text))
 			return;
-	note("%s%s%s -> %s is not to be had: %s", result->row.transport,
+	note("%s%s%s -> %s is not available: %s", result->row.transport,
 	     result->row.transport[0] ? ", " : "", result->row.source.name, result->row.target.name,
 	     result->text);
 }
 
-/* 0 to go on with the next row. */
+/* Returns 0 to go on with the next row. */
 static int measure_row(struct bench *bench, const struct bench_row *row)
 {
 	struct bench_result *result = &bench->results[bench->result_count++];
@@ -346,13 +348,13 @@ static int measure_rows(struct bench *bench)
 	code = open_far(bench);
 	if (code)
 		return code;
-	/* A peer that does not answer is one error, not one a row. */
+	/* A peer that does not answer is one error, not one for each row. */
 	error = session->peer ? bench_connect(session, 0, false, text) : 0;
 	if (error)
 		return not_measured(error, text);
 	if (session->limits && session->peer)
 		note("with --peer there is no other end for a raw limit: only memcpy is measured, "
-		     "for rows that take shared memory");
+		     "for rows that use shared memory");
 	if (!bench->plan.matrix)
 		bench_table_start(bench->table, session->limits);
 	progress_start_steps(&session->progress, session->label, bench->plan.count * BENCH_ROUNDS,
@@ -393,7 +395,7 @@ static int measure_footprint(struct bench *bench)
 		       EXIT_FAIL;
 }
 
-/* Everything that forks comes before anything that has threads. */
+/* Fork everything before anything has threads. */
 static int measure(struct bench *bench)
 {
 	double before, after;
@@ -415,7 +417,7 @@ static int measure(struct bench *bench)
 		rows = measure_rows(bench);
 		if (rows && !bench->result_count)
 			return rows;
-		/* The engines have to be gone, or they would be measured as well. */
+		/* The engines must be gone, or their memory would be counted as well. */
 		bench_process_end(&bench->session.near);
 		bench_process_end(&bench->session.far);
 		if (!rows)
@@ -480,7 +482,7 @@ static const struct command_option options[] = {
 	{ .name = "blocks",
 	  .letter = 'b',
 	  .argument = "N",
-	  .help = "N blocks at random places in a batch" },
+	  .help = "N blocks at random offsets in a batch" },
 	{ .name = "list", .help = "as N transfers, not one blocks descriptor", .rare = true },
 	{ .name = "connections",
 	  .letter = 'n',
@@ -488,17 +490,17 @@ static const struct command_option options[] = {
 	  .help = "TCP connections; default 1",
 	  .rare = true },
 	{ .name = "source", .argument = "MEMS", .help = "from cuda:0,pinned ...; default host" },
-	{ .name = "target", .argument = "MEMS", .help = "to these" },
+	{ .name = "target", .argument = "MEMS", .help = "to these memories" },
 	{ .name = "memory",
 	  .letter = 'm',
 	  .argument = "MEMS",
-	  .help = "all pairs of these",
+	  .help = "all pairs of these memories",
 	  .rare = true },
-	{ .name = "matrix", .help = "a table of all pairs of memories, GPUs' too" },
-	{ .name = "both-ways", .help = "as much goes back at the same time", .rare = true },
+	{ .name = "matrix", .help = "a table of all pairs of memories, GPUs included" },
+	{ .name = "both-ways", .help = "the same amount goes back at the same time", .rare = true },
 	{ .name = "processes",
 	  .argument = "N",
-	  .help = "1, 2; default 2,1: where both make sense",
+	  .help = "1, 2; default 2,1, where both make sense",
 	  .rare = true },
 	{ .name = "working-set",
 	  .letter = 'w',
@@ -508,7 +510,7 @@ static const struct command_option options[] = {
 	{ .name = "depth",
 	  .letter = 'd',
 	  .argument = "N",
-	  .help = "batches in flight; default: some 4 MiB",
+	  .help = "batches in flight; default: about 4 MiB",
 	  .rare = true },
 	{ .name = "seconds",
 	  .argument = "S",
@@ -518,27 +520,27 @@ static const struct command_option options[] = {
 	{ .name = "verify", .help = "check every byte, and guard bytes around them" },
 	{ .name = "footprint",
 	  .letter = 'f',
-	  .help = "memory of an engine and of each peer",
+	  .help = "measure the memory of an engine and of each peer",
 	  .rare = true },
 	{ .name = "handshake",
-	  .help = "the time to connect to a peer and to prove the key",
+	  .help = "measure the time to connect to a peer and prove the key",
 	  .rare = true },
 	{ .name = "spin", .help = "spin instead of sleeping, on both sides", .rare = true },
-	{ .name = "pin", .help = "each side on CPUs of its own", .rare = true },
+	{ .name = "pin", .help = "keep each side on CPUs of its own", .rare = true },
 	{ .name = "peer",
 	  .letter = 'p',
 	  .argument = "URL",
-	  .help = "another engine, not a process of our own" },
+	  .help = "use another engine, not a process of our own" },
 	{ .name = "config",
 	  .letter = 'c',
 	  .argument = "NAME=VALUE",
-	  .complete = "knob",
-	  .help = "set a knob, on both sides",
+	  .complete = "setting",
+	  .help = "change a setting, on both sides",
 	  .many = true,
 	  .rare = true },
 	{ .name = "verbose",
 	  .letter = 'v',
-	  .help = "on stderr, what the engines do meanwhile",
+	  .help = "log what the engines do, on stderr",
 	  .rare = true },
 	{ .name = "json",
 	  .letter = 'j',
@@ -549,7 +551,7 @@ static const struct command_option options[] = {
 	  .letter = 'r',
 	  .argument = "FILE",
 	  .complete = "file",
-	  .help = "the same as a page (HTML) to look at" },
+	  .help = "the same as a page (HTML)" },
 	{ .name = "from",
 	  .argument = "FILES",
 	  .complete = "file",
@@ -558,7 +560,7 @@ static const struct command_option options[] = {
 	{ .name = "baseline",
 	  .argument = "FILES",
 	  .complete = "file",
-	  .help = "hold the --report against what --json has written earlier",
+	  .help = "compare the --report with what --json wrote earlier",
 	  .rare = true },
 	STALL_OPTION,
 	{ 0 },
@@ -568,65 +570,58 @@ const struct command command_bench = {
 	.name = "bench",
 	.usage = "",
 	.summary = "Measure how fast bytes move, by which route, against what limit",
-	.details =
-		"Starts a second process and moves bytes between the two, or to and from the "
-		"engine that --peer names (wherry://HOST:PORT[/REGION]; without REGION its longest "
-		"one; what is in it is overwritten).\n\n" MEMORY_HELP
-		" MEMS are several, with commas.\n\n"
-		"One row for each combination of what the options list (SIZES: 8,64KiB,1MiB). GB/s "
-		"is 10^9 bytes a second, with several batches in flight that walk through the "
-		"working set (\"set\"); p50 is the median time from submission to completion of a "
-		"batch that is alone. Where GPUs' memory is concerned the routes are cuda, in two "
-		"processes and in one (--processes), and tcp. rdma is measured if it is asked for: "
-		"-t "
-		"rdma.\n\n"
-		"--matrix measures every pair of pageable and pinned host memory and each GPU, or "
-		"of "
-		"what --memory lists: 64 MiB contiguous, which copy engines move, and 1,024 blocks "
-		"of "
-		"16 KiB, which the kernel moves (or what --size and --blocks say); in two "
-		"processes "
-		"and in one; one way, and both ways at once.\n\n"
-		"--limits measures, in turns with Wherry, what plain code reaches with the same "
-		"kind of memory, walked in the same way: memcpy for shared memory, process_vm "
-		"calls where the route takes them, blocking send and recv on as many TCP "
-		"connections otherwise (SSL_write and SSL_read where the knob tls is on); for "
-		"latency a ping-pong of as many bytes one way and one "
-		"byte back. For GPUs it is the driver's own copy of the whole, and for blocks the "
-		"bare "
-		"kernel. The share of the limit (\"of it\") is the median of the rounds' own "
-		"shares, each "
-		"of two halves that meet the same state of the machine: it need not be GB/s over "
-		"limit. Batches below "
-		"1 MiB are graded by latency, \"1.05x\" of the limit's p50. At the limit is 95 % "
-		"of its bandwidth, or "
-		"at most 1.3 times its p50, or 0.5 us.\n\n"
-		"--verify fills the source with a pattern that differs at every position and in "
-		"every round, moves everything, and lets the process that owns the target compare "
-		"it, with guard bytes around every block. It does so before and after the "
-		"measurement; a GPU's bytes are copied to the host for that by the driver "
-		"alone.\n\n"
-		"The scheduler may put both ends of a connection on one CPU, or not, and change "
-		"its "
-		"mind: --pin gives each side, of Wherry and of the limit, one half of the "
-		"CPUs.\n\n"
-		"--report writes one page that needs no other file and no network: matrices, "
-		"curves "
-		"against size with the limit drawn in, verdicts, routes, environment. --from makes "
-		"it "
-		"of files that --json has written, several with commas, without measuring. "
-		"--baseline "
-		"holds it against such files: a row is better or worse if its speed and, where "
-		"both "
-		"have a limit, its share of the limit differ by more than 10 %; the exit code is 1 "
-		"if "
-		"one is worse.\n\n"
-		"--footprint and --handshake alone measure no speeds. The exit code is 2 if bytes "
-		"were wrong, a "
-		"transfer failed, the footprint is over its bounds or half of the peers take more "
-		"than 1 ms "
-		"(without TLS), and 69 if a --transport was "
-		"asked for by name and is not to be had.",
+	.details = "Starts a second process and moves bytes between the two, or to and from the "
+		   "engine that --peer names (wherry://HOST:PORT[/REGION]; without REGION its "
+		   "longest one). The region's bytes are overwritten.\n"
+		   "\n" MEMORY_HELP " MEMS are several, separated by commas.\n"
+		   "\n"
+		   "The table has one row for each combination of the options' values (SIZES: "
+		   "8,64KiB,1MiB). GB/s is 10^9 bytes a second, with several batches in flight "
+		   "that walk through the working set (\"set\"). p50 is the median time from "
+		   "submission to completion of an isolated batch. With GPU memory the routes "
+		   "are cuda, in two processes and in one (--processes), and tcp. rdma is "
+		   "measured only if it is named: -t rdma.\n"
+		   "\n"
+		   "--matrix measures every pair of pageable and pinned host memory and each "
+		   "GPU, or of what --memory lists: 64 MiB contiguous, moved by copy engines, "
+		   "and 1,024 blocks of 16 KiB, moved by the kernel (or what --size and "
+		   "--blocks say); in two processes and in one; one way, and both ways at "
+		   "once.\n"
+		   "\n"
+		   "--limits measures, in turns with Wherry, what plain code reaches with the "
+		   "same kind of memory, walked in the same way: memcpy for shared memory; "
+		   "process_vm calls where the route uses them; otherwise blocking send and "
+		   "recv on as many TCP connections (SSL_write and SSL_read where the setting "
+		   "tls is on). The limit's latency is that of a ping-pong: the same bytes one "
+		   "way and one byte back. For GPUs the limit is the driver's own copy of the "
+		   "whole, and for blocks the bare kernel. The share of the limit (\"of it\") "
+		   "is the median of the rounds' own shares. Both halves of a round meet the "
+		   "same state of the machine, so the share need not be GB/s over limit. "
+		   "Batches below 1 MiB are graded by latency: \"1.05x\" is 1.05 times the "
+		   "limit's p50. A row reaches the limit with 95 % of its bandwidth, or with a "
+		   "p50 of at most 1.3 times the limit's, or of 0.5 us.\n"
+		   "\n"
+		   "--verify fills the source with a pattern that differs at every position and "
+		   "in every round, moves everything, and lets the process that owns the target "
+		   "compare it, with guard bytes around every block, before and after the "
+		   "measurement. The CUDA driver alone copies a GPU's bytes to the host for "
+		   "that.\n"
+		   "\n"
+		   "The scheduler may or may not put both ends of a connection on one CPU, and "
+		   "may change that at any time: --pin gives each side, of Wherry and of the "
+		   "limit, one half of the CPUs.\n"
+		   "\n"
+		   "--report writes one page that needs no other file and no network: matrices, "
+		   "curves against size with the limit drawn in, verdicts, routes, environment. "
+		   "--from makes the page from files that --json has written, separated by "
+		   "commas, without measuring. --baseline compares with such files: a row is "
+		   "better or worse if its speed and, where both have a limit, its share of the "
+		   "limit differ by more than 10 %; the exit code is 1 if a row is worse.\n"
+		   "\n"
+		   "--footprint and --handshake alone measure no speeds. The exit code is 2 if "
+		   "bytes were wrong, a transfer failed, the footprint exceeds its bounds or "
+		   "half of the peers take more than 1 ms (without TLS), and 69 if a named "
+		   "--transport is not available.",
 	.examples = "wherry bench --limits --verify --report bench.html\n"
 		    "wherry bench -l -t tcp -s 8,1MiB -n 1,4 --json tcp.json\n"
 		    "wherry bench -l --source cuda:0 --target cuda:1 -s 4KiB -b 16384\n",

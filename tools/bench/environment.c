@@ -46,7 +46,7 @@ static void *return_ball(void *arg)
 	return NULL;
 }
 
-/* Play until `deadline`; ns for one way. */
+/* Play until `deadline`; returns ns for one way. */
 static double play(struct volley *volley, int64_t deadline)
 {
 	int64_t start = bench_now(), now = start;
@@ -57,7 +57,7 @@ static double play(struct volley *volley, int64_t deadline)
 	while (now < deadline) {
 		ball = atomic_load_explicit(&volley->ball, memory_order_acquire);
 		if (ball % 2) {
-			/* The other one may not be running at all. */
+			/* The other thread may not be running at all. */
 			if (++waited % 4096 == 0)
 				now = bench_now();
 			continue;
@@ -98,7 +98,7 @@ double bench_cache_line(int64_t duration)
 	if (pthread_create(&thread, NULL, return_ball, &volley))
 		return NAN;
 	sit_on(cpu[0]);
-	/* The median of short windows: in some of them somebody else had the CPU. */
+	/* The median of short windows: in some of them other processes had the CPU. */
 	for (int i = 0; i < WINDOWS; i++) {
 		double ns = play(&volley, bench_now() + duration / WINDOWS);
 
@@ -145,7 +145,7 @@ static json_t *read_numbers(const char *path)
 	return array;
 }
 
-/* The value behind "key:" in a file of such lines; with `kib` a number of bytes. */
+/* The value after "key:" in a file of such lines; with `kib` a number of bytes. */
 static json_t *read_field(const char *path, const char *key, bool kib)
 {
 	FILE *file = fopen(path, "re");
@@ -170,7 +170,7 @@ static json_t *read_field(const char *path, const char *key, bool kib)
 	return value ? value : json_null();
 }
 
-/* "always [madvise] never": what is in the brackets. */
+/* "always [madvise] never": the word in brackets. */
 static json_t *read_choice(const char *path)
 {
 	json_t *line = read_line(path), *value = NULL;
@@ -184,7 +184,7 @@ static json_t *read_choice(const char *path)
 	return value ? value : json_null();
 }
 
-/* ---- all of it ---------------------------------------------------------------------------- */
+/* ---- the environment ------------------------------------------------------------------------- */
 
 static json_t *number(double value)
 {
@@ -244,7 +244,7 @@ static void add_wherry(json_t *environment)
 			    WHERRY_REVISION[0] ? json_string(WHERRY_REVISION) : json_null());
 }
 
-/* Every GPU that is seen, so that "cuda:0" is known by what it is. */
+/* Every GPU that this process sees, so that a reader knows what "cuda:0" is. */
 static void add_gpus(json_t *environment, const struct bench_gpus *gpus)
 {
 	json_t *list = json_array();
@@ -282,7 +282,7 @@ json_t *bench_environment(const struct bench_gpus *gpus, double cache_line_befor
 
 /* ---- GPUs --------------------------------------------------------------------------------- */
 
-/* As the library reads the knob cuda. */
+/* As the library reads the setting cuda. */
 static bool is_off(const char *path)
 {
 	return !strcmp(path, "off") || !strcmp(path, "no");
@@ -304,7 +304,7 @@ void bench_gpus_look(const char *path, struct bench_gpus *out)
 
 	*out = (struct bench_gpus){ .text = "the driver could not be asked" };
 	if (is_off(path)) {
-		snprintf(out->text, sizeof(out->text), "the knob cuda is %s", path);
+		snprintf(out->text, sizeof(out->text), "the setting cuda is %s", path);
 		return;
 	}
 	if (pipe(pair))

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How long the first byte takes. */
+/* How long the first byte of a batch takes to arrive. */
 #include <errno.h>
 
 #include "bench/bench.h"
 #include "engine.h"
 
 #define UNSEEN INT64_C(1000000000) /* ns */
-#define ALONE INT64_C(1000000) /* ns in which the byte comes without our help, or not */
+#define ALONE                                                                                      \
+	INT64_C(1000000) /* ns in which the byte may arrive while this thread only watches         \
+			  */
 
 int bench_first_byte(struct wh_batch *batch, uint8_t *byte, int64_t start, uint64_t *ns)
 {

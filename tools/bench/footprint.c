@@ -37,7 +37,7 @@ static int resident(struct pair *pair, struct bench_process *process, uint64_t *
 	return error;
 }
 
-/* An engine in either process, and the larger of the two footprints. */
+/* Open an engine in either process; the larger of the two footprints counts. */
 static int idle(struct pair *pair, struct bench_footprint *out, char url[BENCH_TEXT])
 {
 	struct bench_order order = { .what = BENCH_OPEN };
@@ -59,8 +59,8 @@ static int idle(struct pair *pair, struct bench_footprint *out, char url[BENCH_T
 	return error;
 }
 
-/* Peer after peer; of each side the most that one of them added. The regions' own pages are there
- * before the first comes, so they are not counted. */
+/* Add one peer after the other; on each side the largest addition counts. The regions' own pages
+ * are touched before the first peer, so they are not counted. */
 static int peers(struct pair *pair, struct bench_footprint *out, const char *where)
 {
 	struct bench_order order = { .what = BENCH_EXTRA, .length = LENGTH };
@@ -130,8 +130,10 @@ int bench_footprint(const struct arguments *arguments, struct bench_footprint *o
 	if (error) {
 		snprintf(text, BENCH_TEXT, "fork: %s", strerror(-error));
 	} else {
-		/* An engine in either process, then the peers. No process is forked any more. */
-		progress_start_steps(&pair.progress, "weighing an engine and its peers", 1 + PEERS,
+		/* An engine in either process, then the peers. From here on no process is
+		 * forked. */
+		progress_start_steps(&pair.progress,
+				     "measuring the memory of an engine and its peers", 1 + PEERS,
 				     false);
 		progress_watch(&pair.progress);
 		error = measure(&pair, out);

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The limits of rows with GPUs' memory: what the driver itself does for the whole of a batch
- * (cuMemcpyAsync), and for blocks the bare kernel, its lists on the GPU already. By near, on the
- * test's own memory where this process has it, else on memory like it.
- */
+/* The limits of rows with GPU memory: the driver's own copy (cuMemcpyAsync) of the whole batch, and
+ * for blocks the bare kernel with its lists on the GPU already. Near measures them, on the test's
+ * own memory where this process has it, otherwise on memory of the same kind. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,10 +22,10 @@
 #define ATTRIBUTE_MINOR 76
 #define PEER_ACCESS_ALREADY_ENABLED 704
 
-/* One way of a row: 0 forward; 1, where both ways go at once, back. */
+/* One direction of a row: 0 forward; 1 back, where both ways go at once. */
 struct way {
 	char *from, *to;
-	/* on the GPU: of all blocks the sources', then the targets' offsets */
+	/* on the GPU: the source offsets of all blocks, then the target offsets */
 	uint64_t lists;
 	void *list_memory;
 	uint32_t ctas;
@@ -48,12 +46,12 @@ struct bench_gpu_limit {
 	void *event[FLIGHTS];
 	void *module;
 	void *function;
-	uint64_t next; /* batch */
+	uint64_t next; /* batch of the walk */
 };
 
 /* ---- memory ------------------------------------------------------------------------------- */
 
-/* Memory of which any GPU can reach any: what is like `memory` for a limit. */
+/* Memory of the same kind for a limit, such that any GPU can reach any other's. */
 static struct memory twin_of(const struct memory *memory)
 {
 	struct memory twin = *memory;
@@ -81,8 +79,8 @@ static int twin_make(struct bench_gpu_limit *limit, int index, const struct memo
 	return error;
 }
 
-/* What a kernel and a copy of this process can use as it is. A mapping of another GPU's cuMemCreate
- * memory is made for the engine's own context as well, but only once it has been used there. */
+/* Can a kernel and a copy of this process use the memory as it is? A mapping of another GPU's
+ * cuMemCreate memory exists in the engine's own context only once it has been used there. */
 static bool lendable(const struct memory *memory, bool local)
 {
 	return memory->kind == WH_MEMORY_DEVICE || memory->kind == WH_MEMORY_PINNED ||
@@ -119,7 +117,7 @@ static int provide(struct bench_gpu_limit *limit, void *const lent[BENCH_SIDES],
 
 /* ---- the kernel --------------------------------------------------------------------------- */
 
-/* The machine code of the GPU's own major version, or the PTX. */
+/* The machine code for the GPU's own major version, or else the PTX. */
 static int load(struct bench_gpu_limit *limit)
 {
 	static const char *const names[] = WH_BLOCKS_NAMES;
@@ -144,7 +142,7 @@ static int load(struct bench_gpu_limit *limit)
 	return error;
 }
 
-/* What the kernel's way is, for the usual number of CTAs. */
+/* The kernel's way for the row, with the usual number of CTAs. */
 static enum wh_blocks_way way_of(const struct bench_gpu_limit *limit, bool back)
 {
 	const struct memory *source = back ? &limit->row.target : &limit->row.source;
@@ -159,7 +157,7 @@ static enum wh_blocks_way way_of(const struct bench_gpu_limit *limit, bool back)
 	return (limit->row.op == WH_WRITE) != back ? WH_BLOCKS_PUSH : WH_BLOCKS_PULL;
 }
 
-/* The offsets of the whole walk, on the GPU. */
+/* Copy the offsets of the whole walk to the GPU. */
 static int upload(struct bench_gpu_limit *limit, struct way *way)
 {
 	const struct bench_layout *layout = &limit->row.layout;
@@ -232,7 +230,7 @@ static int launch(struct bench_gpu_limit *limit, const struct way *way, uint64_t
 
 /* ---- batches ------------------------------------------------------------------------------ */
 
-/* Start the next batch: batches take turns between the two ways, if there are two. */
+/* Start the next batch. Batches alternate between the two ways, if there are two. */
 static struct way *start(struct bench_gpu_limit *limit, int *error)
 {
 	const struct bench_layout *layout = &limit->row.layout;
@@ -295,8 +293,8 @@ int bench_gpu_bandwidth(struct bench_gpu_limit *limit, int64_t duration, double 
 	return error ? error : end;
 }
 
-/* One batch, and the wait for it. Between host and GPU the driver's synchronous copy is the
- * shortest way; between GPUs it does not wait. */
+/* Start one batch and wait for it. Between host and GPU the driver's synchronous copy is fastest;
+ * between GPUs it does not wait. */
 static int one(struct bench_gpu_limit *limit)
 {
 	const struct bench_layout *layout = &limit->row.layout;
@@ -325,7 +323,7 @@ int bench_gpu_latency(struct bench_gpu_limit *limit, int64_t duration, uint64_t 
 
 	if (error)
 		return error;
-	/* The first after a pause is about waking up. */
+	/* The first batch after a pause measures waking up. */
 	for (int i = 0; !error && i < 2; i++)
 		error = one(limit);
 	deadline = bench_now() + duration;
@@ -343,7 +341,7 @@ int bench_gpu_latency(struct bench_gpu_limit *limit, int64_t duration, uint64_t 
 
 /* ---- a row -------------------------------------------------------------------------------- */
 
-/* The GPU that works is that of near's side, or, if that is the host's, of the other. */
+/* Near's GPU works or, if near's side is host memory, the other side's. */
 static int choose(struct bench_gpu_limit *limit)
 {
 	const struct bench_row *row = &limit->row;
@@ -362,11 +360,11 @@ static int choose(struct bench_gpu_limit *limit)
 		return error;
 	error = gpu_of(gpu, at_source ? limit->way[0].to : limit->way[0].from, &other);
 	if (!error && other != limit->ordinal) {
-		/* For the context to be there. */
+		/* Creates the context. */
 		error = gpu_enter(gpu, other);
 		if (!error)
 			gpu_leave(gpu);
-		/* Copies do without, by way of the host. */
+		/* Copies work without peer access, by way of the host. */
 		if (!error && gpu->cuCtxEnablePeerAccess(gpu->context[other], 0) !=
 				      PEER_ACCESS_ALREADY_ENABLED)
 			gpu->text[0] = '\0';
@@ -387,13 +385,13 @@ static int prepare(struct bench_gpu_limit *limit, uint32_t ctas)
 		error = gpu_call(gpu, cuEventCreate, &limit->event[i], EVENT_DISABLE_TIMING);
 	if (!error && limit->kernel)
 		error = kernel_prepare(limit, ctas);
-	/* Every page touched, the kernel run once. */
+	/* Touch every page and run the kernel once. */
 	for (uint64_t i = 0; !error && i < limit->row.layout.batches * (uint64_t)limit->ways; i++)
 		error = one(limit);
 	return error;
 }
 
-/* What a row has besides memory. */
+/* Release what a row has besides memory. */
 static void row_end(struct bench_gpu_limit *limit)
 {
 	struct gpu *gpu = limit->gpu;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How long it takes to connect to a peer: the sockets, the proof of the key on both sides, the list
- * of its regions; with the knob tls its handshake as well. */
+/* How long connecting to a peer takes: the sockets, the proof of the key on both sides, the list of
+ * its regions; with the setting tls the TLS handshake as well. */
 #include <errno.h>
 #include <string.h>
 #include <strings.h>
@@ -10,7 +10,7 @@
 #include "engine.h"
 #include "progress.h"
 
-#define WARM 4 /* of them are not counted */
+#define WARM 4 /* connections that are not counted */
 
 struct near {
 	const struct arguments *arguments;
@@ -18,7 +18,7 @@ struct near {
 	int64_t duration; /* ns */
 };
 
-/* One peer after the other, each closed before the next. */
+/* Connect to one peer after the other; close each before the next. */
 static int connect_often(struct wh_engine *engine, const char *url, const struct near *near,
 			 struct bench_answer *answer)
 {
@@ -55,7 +55,7 @@ static void near_serve(int fd, void *arg)
 
 	while (bench_next_order(fd, &order)) {
 		memset(&answer, 0, sizeof(answer));
-		/* What is wrong with an engine it has said itself. */
+		/* An engine reports its own errors. */
 		if (order.what == BENCH_CONNECT) {
 			int code = engine_open(near->arguments, &setup, &engine);
 
@@ -120,7 +120,7 @@ int bench_handshake(const struct arguments *arguments, int64_t duration,
 		snprintf(text, BENCH_TEXT, "fork: %s", strerror(-error));
 		goto out;
 	}
-	/* Here, and not before: no process is forked any more. */
+	/* Not before this point: from here on no process is forked. */
 	progress_start_steps(&progress, "connecting, one peer after the other", 0, false);
 	progress_watch(&progress);
 	error = bench_ask(&far, &order, &answer);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where a benchmark's blocks lie, in which order they are walked, and whether they arrived. */
+/* The offsets of a benchmark's blocks, the order in which they are walked, and the check that they
+ * arrived. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -8,8 +9,8 @@
 #include "bench/bench.h"
 #include "pattern.h"
 
-/* Very many batches are no walk through memory but one through the batches themselves: batches
- * below a page stay within one, as a user's hot ones do, and no walk has more slots than this. */
+/* With very many batches a walk would measure access to the batches, not to memory: batches below a
+ * page stay within a page, as a user's hot ones do, and no walk has more slots than this. */
 #define BATCHES_MAX 1024
 #define BATCHES_SMALL 64
 #define SLOTS_MAX (1u << 20)
@@ -70,7 +71,7 @@ static uint64_t draw(uint64_t *state)
 	return *state;
 }
 
-/* The slots in some order that `seed` decides. */
+/* Shuffle the slots in an order that `seed` decides. */
 static void scatter(uint64_t *slots, uint64_t count, uint64_t seed)
 {
 	for (uint64_t i = 0; i < count; i++)
@@ -124,7 +125,7 @@ void bench_layout_guard(const struct bench_layout *layout, void *target)
 	pattern_guard_fill(target, layout->target_length, 0);
 }
 
-/* Are the bytes between the blocks what they were? */
+/* The guard bytes around the blocks are unchanged. */
 static bool check_guards(const struct bench_layout *layout, const char *target, char *text,
 			 size_t size)
 {

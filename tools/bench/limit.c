@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The raw limit of a row: the same bytes, walked in the same way, by the plainest code there is. */
+/* The raw limit of a row: the same bytes, walked in the same way, by the plainest code possible. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -52,7 +52,7 @@ static const char *name_for(enum bench_limit_kind kind, uint32_t op, bool tls)
 	}
 }
 
-/* The route's own, which prefers AES. */
+/* The cipher that the route uses: the cipher list prefers AES. */
 static uint32_t cipher_of(const char *detail)
 {
 	return strstr(detail, "CHACHA") ? BENCH_TLS_CHACHA20 : BENCH_TLS_AES128;
@@ -63,16 +63,16 @@ static void unmap_side(struct bench_limit *limit, int side)
 	if (limit->mapped[side])
 		bench_unmap(limit->map[side], limit->mapped[side]);
 	limit->map[side] = NULL;
-	limit->mapped[side] = 0; /* also: lent */
+	limit->mapped[side] = 0; /* reset also if the memory is the test's own */
 }
 
-/* What goes over a socket is the host's on both sides. */
+/* The kind of memory at a socket: host memory on both sides. */
 static uint32_t host_kind(const struct memory *memory)
 {
 	return memory_needs_gpu(memory->kind) ? WH_MEMORY_SHARED : memory->kind;
 }
 
-/* This process's memory, kept from row to row while it is of use. */
+/* Map this process's memory; keep it from row to row while it fits. */
 static int map_side(struct bench_limit *limit, int side, uint32_t kind, uint64_t length,
 		    char text[BENCH_TEXT])
 {
@@ -92,7 +92,7 @@ static int map_side(struct bench_limit *limit, int side, uint32_t kind, uint64_t
 	return 0;
 }
 
-/* The raw process's. */
+/* Let the raw process map its memory. */
 static int map_far(struct bench_limit *limit, uint32_t kind, uint64_t length, char text[BENCH_TEXT])
 {
 	struct bench_order order = { .what = BENCH_RAW_MEMORY, .kind = kind, .length = length };
@@ -113,7 +113,7 @@ static int map_far(struct bench_limit *limit, uint32_t kind, uint64_t length, ch
 	return 0;
 }
 
-/* The raw process walks the same blocks. */
+/* Let the raw process walk the same blocks. */
 static int walk_far(struct bench_limit *limit, char text[BENCH_TEXT])
 {
 	struct bench_order order = { .what = BENCH_RAW_WALK, .row = limit->row };
@@ -157,7 +157,7 @@ static void copy_batch(const struct bench_limit *limit, uint64_t batch)
 		memcpy(to + target[i], from + source[i], size);
 }
 
-/* The bytes of `count` blocks, here and there; goes on where a short call ended. */
+/* Move the bytes of `count` blocks; continue after a short call. */
 static int vm_vectors(const struct bench_limit *limit, struct iovec *near, struct iovec *far,
 		      uint64_t count, uint64_t bytes)
 {
@@ -170,7 +170,7 @@ static int vm_vectors(const struct bench_limit *limit, struct iovec *near, struc
 		if (n <= 0)
 			return n ? -errno : -EFAULT;
 		bytes -= (uint64_t)n;
-		/* Both lists have the same lengths, so they are cut at the same place. */
+		/* Both lists have the same lengths, so they are cut at the same offset. */
 		for (; n && (size_t)n >= near->iov_len; near++, far++, count--)
 			n -= (ssize_t)near->iov_len;
 		if (!n)
@@ -288,8 +288,8 @@ static int stream_bandwidth(struct bench_limit *limit, int64_t duration, double 
 	int64_t ns;
 	int error;
 
-	/* As many bytes as take about that long by what is known of the rate; at first a guess that
-	 * is doubled until it is worth something. */
+	/* As many bytes as take about `duration` at the rate known so far; at first a guess that is
+	 * doubled until the time is long enough to measure. */
 	flow.bytes = limit->rate > 0 ? (uint64_t)(limit->rate * (double)duration) : 64 * unit;
 	for (;;) {
 		if (flow.bytes < least)
@@ -307,8 +307,8 @@ static int stream_bandwidth(struct bench_limit *limit, int64_t duration, double 
 	return 0;
 }
 
-/* Both ends have to know how many pings there will be, so they come in parts: if the machine turns
- * slower in the middle, the slice ends in time all the same. */
+/* Both ends must know the number of pings, so they come in parts: if the machine slows down, the
+ * slice still ends in time. */
 static int stream_latency(struct bench_limit *limit, int64_t duration, uint64_t *samples,
 			  size_t *count)
 {
@@ -321,7 +321,7 @@ static int stream_latency(struct bench_limit *limit, int64_t duration, uint64_t 
 		part = (uint64_t)((double)duration / limit->ping / 8);
 	if (part < 1)
 		part = 1;
-	/* The first after a pause is about waking up. */
+	/* The first ping after a pause measures waking up. */
 	error = bench_stream_ping(&limit->stream, &flow, 1, samples);
 	do {
 		if (part > BENCH_SAMPLES - done)
@@ -382,9 +382,9 @@ static int near_latency(struct bench_limit *limit, int64_t duration, uint64_t *s
 	return 0;
 }
 
-/* ---- for all ------------------------------------------------------------------------------ */
+/* ---- all kinds ------------------------------------------------------------------------------- */
 
-/* Which size of a call moves the most; also the first look at the rate. */
+/* Choose the call size that moves the most; this also gives the first estimate of the rate. */
 static int choose_call(struct bench_limit *limit)
 {
 	double best = 0, bandwidth;
@@ -405,7 +405,7 @@ static int choose_call(struct bench_limit *limit)
 	return error;
 }
 
-/* A first look: every page touched, the speed known well enough to size a slice. */
+/* Warm up: touch every page, and learn the speed well enough to size a slice. */
 static int warm_up(struct bench_limit *limit, char text[BENCH_TEXT])
 {
 	uint64_t samples[8] = { 0 };

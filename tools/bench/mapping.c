@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where another process's memory is mapped in this one. */
+/* Find where another process's memory is mapped in this one. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -31,7 +31,8 @@ static bool has(const struct mapping *mapping, uint64_t start, uint64_t length)
 	return start >= mapping->start && start < mapping->end && length <= mapping->end - start;
 }
 
-/* Where the bytes of a mapping from `address` on lie in one of ours; 0: not in this one. */
+/* The address in our mapping of the bytes at `address` in theirs; 0: our mapping does not have
+ * them. */
 static uint64_t translate(const struct mapping *theirs, const struct mapping *ours,
 			  uint64_t address, uint64_t length)
 {

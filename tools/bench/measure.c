@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Measuring a row: Wherry's processes and the raw limit in turns, round by round. */
+/* Measure a row: Wherry's processes and the raw limit in turns, round by round. */
 #include <errno.h>
 #include <inttypes.h>
 #include <string.h>
@@ -7,11 +7,11 @@
 #include "bench/bench.h"
 
 #define ROUNDS_LEAST 3
-#define SLICE_STOPPED 500000000 /* ns; the most of a slice for which engines are stopped */
+#define SLICE_STOPPED 500000000 /* ns; the longest slice for which engines are stopped */
 
 enum { NEAR, FAR };
 
-/* Where the two sides of a row are. */
+/* The processes that hold the two sides of a row. */
 struct places {
 	struct bench_process *source, *target; /* NULL: at the peer */
 };
@@ -27,7 +27,7 @@ static struct places places_of(struct bench_session *session, const struct bench
 	return (struct places){ other, &session->near };
 }
 
-/* Give an order; its text is the row's if it fails. */
+/* Give an order. Its error text becomes the row's. */
 static int ask(struct bench_process *process, const struct bench_order *order,
 	       struct bench_answer *answer, char text[BENCH_TEXT])
 {
@@ -100,7 +100,7 @@ int bench_connect(struct bench_session *session, uint32_t connections, bool self
 
 /* ---- memory ------------------------------------------------------------------------------- */
 
-/* See that a process has such memory on that side. */
+/* Make sure that a process has the row's memory on that side. */
 static int provide(struct bench_session *session, struct bench_process *process, uint32_t side,
 		   const struct memory *memory, uint64_t length, char text[BENCH_TEXT])
 {
@@ -149,7 +149,8 @@ static int provide_all(struct bench_session *session, const struct bench_row *ro
 
 /* ---- verification ------------------------------------------------------------------------- */
 
-/* One order about one side's pattern; a side at the peer stands in near's scratch memory. */
+/* Give one order about one side's pattern. Near's scratch memory stands in for a side at the
+ * peer. */
 static int pattern(struct bench_session *session, struct bench_process *process, uint32_t what,
 		   uint32_t side, const struct bench_row *row, uint64_t iteration,
 		   char text[BENCH_TEXT])
@@ -180,7 +181,7 @@ static int pattern(struct bench_session *session, struct bench_process *process,
 	return error;
 }
 
-/* Fill, move everything once, look. */
+/* Fill the source, move everything once, check the target. */
 static int verify(struct bench_session *session, const struct bench_row *row, uint64_t iteration,
 		  struct bench_result *result)
 {
@@ -191,7 +192,7 @@ static int verify(struct bench_session *session, const struct bench_row *row, ui
 	int error = 0;
 
 	if (!(at.source && at.target) && (session->remote_access & both) != both)
-		/* a peer that cannot be read back, or not be filled, cannot be checked */
+		/* a peer's region that is not readable or not writable cannot be checked */
 		return 0;
 	for (int back = 0; !error && back <= row->both_ways; back++) {
 		error = pattern(session, back ? at.target : at.source, BENCH_FILL,
@@ -224,7 +225,7 @@ struct rounds {
 	struct bench_pairs bandwidth, latency;
 	double submit[BENCH_ROUNDS];
 	size_t samples; /* collected in session->samples */
-	double test, limit; /* of the present pair */
+	double test, limit; /* of the current pair */
 };
 
 static double median_ns(uint64_t *samples, size_t count)
@@ -291,7 +292,7 @@ static int limit_slice(struct rounds *rounds, bool latency)
 	return error;
 }
 
-/* The limit and the test, now the one first and now the other. */
+/* Measure the limit and the test; they alternate in which is first. */
 static int run_pair(struct rounds *rounds, size_t round, bool latency)
 {
 	int error = round % 2 ? test_slice(rounds, round, latency) : limit_slice(rounds, latency);
@@ -346,7 +347,7 @@ static int run_rounds(struct bench_session *session, const struct bench_row *row
 	size_t round = 0;
 	int error = 0;
 
-	/* An engine that is stopped for seconds would be taken for lost. */
+	/* Peers would take an engine that is stopped for seconds for lost. */
 	if (session->spinning && rounds.slice > SLICE_STOPPED)
 		rounds.slice = SLICE_STOPPED;
 	while (!error && round < BENCH_ROUNDS) {
@@ -355,7 +356,7 @@ static int run_rounds(struct bench_session *session, const struct bench_row *row
 		if (!error)
 			error = run_pair(&rounds, round, true);
 		round++;
-		/* Single batches that take longer than a slice: fewer rounds, an odd number. */
+		/* A batch takes longer than a slice: fewer rounds, an odd number. */
 		if (round >= ROUNDS_LEAST && round % 2 &&
 		    bench_now() - start > 2 * session->duration)
 			break;
@@ -379,7 +380,7 @@ static int run_rounds(struct bench_session *session, const struct bench_row *row
 
 /* ---- a row -------------------------------------------------------------------------------- */
 
-/* The peer's region is as long as it is. */
+/* Fit the walk into the peer's region. */
 static int fit_peer(struct bench_session *session, struct bench_row *row, char text[BENCH_TEXT])
 {
 	struct places at = places_of(session, row);
@@ -392,7 +393,7 @@ static int fit_peer(struct bench_session *session, struct bench_row *row, char t
 	snprintf(remote->name, sizeof(remote->name), "%s", memory_kind_name(remote->kind));
 	if (!bench_layout_shrink(&row->layout, at.source != NULL, session->remote_length))
 		return 0;
-	snprintf(text, BENCH_TEXT, "the peer's region has %" PRIu64 " bytes, which is too little",
+	snprintf(text, BENCH_TEXT, "the peer's region has %" PRIu64 " bytes, which is too small",
 		 session->remote_length);
 	return -EOPNOTSUPP;
 }
@@ -510,7 +511,8 @@ int bench_measure(struct bench_session *session, const struct bench_row *row,
 	say_progress(session, row, 0, NAN);
 	error = measure(session, result);
 	if (error && result->verified)
-		result->verified = -1; /* what was right until then says nothing about the row */
+		result->verified =
+			-1; /* an earlier successful check says nothing about the row that failed */
 	end = bench_ask(&session->near, &order, &answer);
 	if (!error && !end && answer.transport[0])
 		take_route(result, &answer);
@@ -518,6 +520,6 @@ int bench_measure(struct bench_session *session, const struct bench_row *row,
 		memcpy(result->text, answer.text, BENCH_TEXT);
 	if (session->near.pid <= 0 || (!session->peer && session->far.pid <= 0))
 		return -EPIPE;
-	/* A transfer's own EPIPE is that row's alone. */
+	/* A transfer's own EPIPE concerns that row alone. */
 	return error == -EPIPE ? -EIO : error;
 }

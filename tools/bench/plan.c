@@ -10,7 +10,7 @@
 #define LIST_MAX 32
 #define WAYS 6 /* transports, in one process and in two */
 #define DEPTH_MAX 1024
-#define FLIGHT (UINT64_C(4) << 20) /* bytes in flight on a connection, if nobody says otherwise */
+#define FLIGHT (UINT64_C(4) << 20) /* bytes in flight on a connection by default */
 
 struct list {
 	uint64_t value[LIST_MAX];
@@ -22,19 +22,19 @@ struct memories {
 	size_t count;
 };
 
-/* What a batch is. */
+/* What one batch moves. */
 struct load {
 	uint64_t size, blocks; /* blocks 0: one transfer */
 };
 
-/* What the rows are combined from. */
+/* The values whose combinations are the rows. */
 struct choices {
 	struct list working_sets, connections, ops, processes;
 	struct memories sources, targets;
 	struct load loads[LIST_MAX];
 	size_t load_count;
-	const char *transport; /* NULL: those that make sense */
-	uint64_t depth; /* 0: not said */
+	const char *transport; /* NULL: all that make sense */
+	uint64_t depth; /* 0: the default */
 	bool list, matrix, both_ways;
 	bool guarded;
 	const char *peer;
@@ -42,7 +42,7 @@ struct choices {
 
 /* ---- lists -------------------------------------------------------------------------------- */
 
-/* Take the next word of a comma-separated list, moving *text on. */
+/* Copy the next word of a comma-separated list and advance *text. */
 static bool next_word(const char **text, char *word, size_t size)
 {
 	size_t length = strcspn(*text, ",");
@@ -54,8 +54,8 @@ static bool next_word(const char **text, char *word, size_t size)
 	return true;
 }
 
-/* Each word of option `name` (by default `fallback`) through `parse`, which says 0 or -1 after a
- * usage error. */
+/* Give each word of option `name` (by default of `fallback`) to `parse`, which returns 0, or -1
+ * after a usage error. */
 static int parse_list(const struct arguments *arguments, const char *name, const char *fallback,
 		      int (*parse)(const char *word, const char *what, uint64_t *out),
 		      struct list *list)
@@ -117,7 +117,7 @@ int bench_parse_seconds(const char *text, int64_t *ns)
 
 	errno = 0;
 	seconds = isdigit((unsigned char)text[0]) ? strtod(text, &end) : 0;
-	/* strtod() would also take hexadecimal numbers. */
+	/* strtod() would also accept hexadecimal numbers. */
 	if (text[strspn(text, "0123456789.")] || errno || !(seconds >= 0.01 && seconds <= 3600) ||
 	    *end)
 		return usage_error("--seconds: '%s' is not a number from 0.01 to 3600", text);
@@ -135,7 +135,7 @@ static int add_memory(struct memories *memories, const char *what, const char *w
 		return usage_error("%s: more than %d of them", what, LIST_MAX);
 	wrong = memory_parse(word, &memories->memory[memories->count], &rest);
 	if (!wrong && *rest)
-		wrong = "goes on behind the place: a benchmark takes no size here";
+		wrong = "has a size after the location: a benchmark takes none here";
 	if (wrong)
 		return usage_error("%s: '%s' %s", what, word, wrong);
 	memories->count++;
@@ -155,7 +155,7 @@ static int parse_memories(const char *text, const char *what, struct memories *m
 	return error;
 }
 
-/* The memories of this machine. */
+/* All memories of this machine. */
 static int usual_memories(const struct choices *choices, struct bench_plan *plan,
 			  struct memories *memories)
 {
@@ -188,9 +188,11 @@ static int parse_sides(const struct arguments *arguments, struct choices *choice
 		const char *text = argument(arguments, names[i]);
 
 		if (text && both)
-			return usage_error("--memory is both sides: either that or --%s", names[i]);
+			return usage_error("--memory names both sides: use either that or --%s",
+					   names[i]);
 		if (text && choices->peer && i)
-			return usage_error("--target: with --peer the memory there is what it is");
+			return usage_error(
+				"--target: the peer of --peer decides what memory it has");
 		if (text)
 			error = parse_memories(text, i ? "--target" : "--source", sides[i]);
 		else if (both)
@@ -216,7 +218,7 @@ static int parse_loads(const struct arguments *arguments, struct choices *choice
 	if (choices->list && !blocks)
 		return usage_error("--list needs --blocks N: how many transfers a batch has");
 	if (choices->matrix && !size && !blocks) {
-		/* One for the copy engines, one for the kernel. */
+		/* One load for the copy engines, one for the kernel. */
 		choices->loads[0] = (struct load){ UINT64_C(64) << 20, 0 };
 		choices->loads[1] = (struct load){ UINT64_C(16) << 10, 1024 };
 		choices->load_count = 2;
@@ -241,11 +243,13 @@ static int parse_ways(const struct arguments *arguments, struct choices *choices
 		error = parse_list(arguments, "processes", "2,1", process_word,
 				   &choices->processes);
 	if (!error && choices->peer && plan->chosen && !strcmp(transport, "self"))
-		return usage_error("--transport self is this process alone: it has no --peer");
+		return usage_error("--transport self stays in this process: leave out --peer");
 	if (!error && choices->peer && choices->both_ways)
-		return usage_error("--both-ways takes memory of its own at both ends: no --peer");
+		return usage_error(
+			"--both-ways needs memory of its own at both ends: leave out --peer");
 	if (!error && choices->peer && choices->matrix)
-		return usage_error("--matrix is of the memories of this machine: no --peer");
+		return usage_error(
+			"--matrix measures the memories of this machine: leave out --peer");
 	return error;
 }
 
@@ -259,7 +263,7 @@ static int parse_ops(const struct arguments *arguments, struct choices *choices)
 	if (op && strcmp(op, "both") != 0)
 		return op_word(op, "--op", &choices->ops.value[choices->ops.count++]) ? EXIT_USAGE :
 											0;
-	/* In a matrix each pair has its opposite. */
+	/* In a matrix each pair also appears reversed. */
 	choices->ops = (struct list){ { WH_WRITE, WH_READ }, choices->matrix && !op ? 1 : 2 };
 	return 0;
 }
@@ -331,7 +335,8 @@ static int add_row(struct bench_plan *plan, const struct choices *choices,
 	return 0;
 }
 
-/* All working sets and directions of one batch, transport, pair of memories and connections. */
+/* Add the rows of all working sets and directions for one batch, transport, pair of memories and
+ * number of connections. */
 static int add_sets(struct bench_plan *plan, const struct choices *choices,
 		    const struct bench_row *like, const struct load *load)
 {
@@ -339,8 +344,7 @@ static int add_sets(struct bench_plan *plan, const struct choices *choices,
 
 	for (size_t set = 0; !error && set < choices->working_sets.count; set++) {
 		error = add_row(plan, choices, like, load, choices->working_sets.value[set]);
-		/* A batch larger than the working set makes a working set of its own: once is
-		 * enough. */
+		/* A batch larger than the working set is a working set of its own: add it once. */
 		if (!error && set &&
 		    !memcmp(&plan->rows[plan->count - 1].layout,
 			    &plan->rows[plan->count - 2].layout, sizeof(struct bench_layout)))
@@ -363,7 +367,7 @@ static int add_group(struct bench_plan *plan, const struct choices *choices,
 	return error;
 }
 
-/* Is it worth trying? What is asked for by name is. */
+/* Worth measuring; what the user names always is. */
 static bool sensible(const struct choices *choices, const char *transport,
 		     const struct memory *source, const struct memory *target)
 {
@@ -372,11 +376,12 @@ static bool sensible(const struct choices *choices, const char *transport,
 	return choices->transport || !strcmp(transport, "tcp") || gpu == !strcmp(transport, "cuda");
 }
 
-/* Every pair of memories by one transport, or, for "", by the best. */
+/* Add every pair of memories by one transport or, for "", by the best. */
 static int add_pairs(struct bench_plan *plan, const struct choices *choices,
 		     const struct bench_row *like, const struct load *load)
 {
-	size_t targets = choices->peer ? 1 : choices->targets.count; /* a peer's is what it is */
+	size_t targets =
+		choices->peer ? 1 : choices->targets.count; /* the peer has one kind of memory */
 	struct bench_row row = *like;
 	int error = 0;
 
@@ -415,8 +420,7 @@ static int add_transports(struct bench_plan *plan, const struct choices *choices
 	for (int i = 0; i < WAYS; i++) {
 		bool tcp = !strcmp(all[i].name, "tcp");
 
-		/* Two processes of one machine meet by rdma only if somebody wants it: it takes a
-		 * NIC. */
+		/* Processes of one machine use rdma only if the user names it: it takes a NIC. */
 		if (!choices->transport && !strcmp(all[i].name, "rdma"))
 			continue;
 		if ((choices->transport && strcmp(choices->transport, all[i].name) != 0) ||
@@ -434,7 +438,7 @@ static int add_transports(struct bench_plan *plan, const struct choices *choices
 	return error;
 }
 
-/* One matrix after the other: of each batch, in one process and in two, one way and both. */
+/* Add one matrix after the other: each batch, in one process and in two, one way and both. */
 static int add_matrices(struct bench_plan *plan, const struct choices *choices)
 {
 	struct bench_row row = { 0 };
@@ -452,7 +456,7 @@ static int add_matrices(struct bench_plan *plan, const struct choices *choices)
 	return error;
 }
 
-/* What a row's host memory comes to, that of the limit beside it included. */
+/* Bytes of host memory that a row takes, its limit's included. */
 static uint64_t row_bytes(const struct bench_row *row, bool peer, bool limits)
 {
 	uint64_t source = memory_on_gpu(row->source.kind) ? 0 : row->layout.source_length;
@@ -463,7 +467,7 @@ static uint64_t row_bytes(const struct bench_row *row, bool peer, bool limits)
 	return bytes * (row->both_ways ? 2 : 1) * (limits ? 2 : 1);
 }
 
-/* What is missing is told once, before the first row, and before any memory is touched. */
+/* Report what the machine lacks once, before the first row and before any memory is touched. */
 static int check_machine(const struct arguments *arguments, const struct choices *choices,
 			 const struct bench_plan *plan)
 {
@@ -499,9 +503,8 @@ int bench_plan_make(const struct arguments *arguments, struct bench_plan *out)
 		error = choices.matrix ? add_matrices(out, &choices) :
 					 add_transports(out, &choices);
 	if (!error && !out->count)
-		error = usage_error(
-			"nothing is left to measure: --transport and --processes do not "
-			"go together");
+		error = usage_error("nothing is left to measure: --transport and --processes "
+				    "exclude each other");
 	if (!error)
 		error = check_machine(arguments, &choices, out);
 	if (error)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The processes of a benchmark, and the orders they take over a socket pair. */
+/* The processes of a benchmark, and the socket pairs by which they receive orders. */
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
@@ -12,7 +12,7 @@
 
 #include "bench/bench.h"
 
-/* What an answer may take beyond the time that the order itself asks for. */
+/* How long an answer may take beyond the duration that the order names. */
 #define PATIENCE_MS 120000
 
 void bench_pin(enum bench_half half, cpu_set_t *before)
@@ -48,7 +48,7 @@ int bench_process_start(struct bench_process *process, const char *name, enum be
 
 	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair))
 		return -errno;
-	fflush(NULL); /* or the child would write it once more */
+	fflush(NULL); /* or the child would write the buffer once more */
 	pid = fork();
 	if (pid < 0) {
 		int error = -errno;
@@ -59,7 +59,7 @@ int bench_process_start(struct bench_process *process, const char *name, enum be
 	}
 	if (!pid) {
 		close(pair[0]);
-		/* Die with the command, also while stopped. */
+		/* Die with the command, even while stopped. */
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
 		if (getppid() != parent)
 			_exit(1);
@@ -74,7 +74,7 @@ int bench_process_start(struct bench_process *process, const char *name, enum be
 	return 0;
 }
 
-/* Say in the answer how the process ended. */
+/* Write into the answer how the process ended. */
 static void describe_end(struct bench_process *process, struct bench_answer *answer)
 {
 	int status;
@@ -141,7 +141,7 @@ void bench_process_end(struct bench_process *process)
 	if (process->pid <= 0)
 		return;
 	bench_process_continue(process);
-	/* It answers once its engine is closed. */
+	/* It answers when its engine is closed. */
 	bench_ask(process, &order, &answer);
 	if (process->pid <= 0)
 		return;
@@ -166,12 +166,12 @@ void bench_process_stop(struct bench_process *process)
 
 	if (process->pid <= 0 || process->stopped || kill(process->pid, SIGSTOP))
 		return;
-	/* Only once it has really left its CPU. */
+	/* Wait until it has really left its CPU. */
 	if (waitpid(process->pid, &status, WUNTRACED) == process->pid && WIFSTOPPED(status)) {
 		process->stopped = true;
 		return;
 	}
-	close(process->fd); /* it ended instead: the next order will say so */
+	close(process->fd); /* it ended instead: the next order will report that */
 	process->pid = 0;
 }
 
@@ -194,6 +194,6 @@ bool bench_next_order(int fd, struct bench_order *order)
 
 void bench_reply(int fd, const struct bench_answer *answer)
 {
-	/* If the command is gone, so is this process in a moment. */
+	/* If the command is gone, this process will soon be gone as well. */
 	(void)!send(fd, answer, sizeof(*answer), MSG_NOSIGNAL);
 }

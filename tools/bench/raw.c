@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Plain TCP, or TLS, both ends: what a program gets that sends and receives with nothing in
- * between. */
+/* The raw limit over sockets: plain TCP or TLS, both ends. It measures what a program reaches that
+ * just sends and receives. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/in.h>
@@ -28,7 +28,7 @@ static void *map_huge(uint64_t length)
 
 	if (memory != MAP_FAILED)
 		return memory;
-	/* None reserved: transparent ones, which need an aligned start. */
+	/* No huge pages are reserved: use transparent ones, which need an aligned start. */
 	start = mmap(NULL, length + HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
 		     -1, 0);
 	if (start == MAP_FAILED)
@@ -82,16 +82,16 @@ void bench_unmap(void *memory, uint64_t length)
 
 #define PIECES 1024 /* blocks in a call, IOV_MAX */
 
-/* Memory that is walked through again and again: from its start to its end, or block by block. */
+/* Memory walked through again and again: from start to end, or block by block. */
 struct area {
 	char *memory;
 	uint64_t length, at;
-	/* of the blocks in the order of the walk; NULL: there are none */
+	/* of the blocks in the order of the walk; NULL: no blocks */
 	const uint64_t *offsets;
 	uint64_t size; /* of a block */
 };
 
-/* The next bytes, `most` of them at most, in so many pieces at most. */
+/* The next bytes: at most `most`, in at most `room` vectors. */
 static int area_pieces(const struct area *area, uint64_t most, struct iovec *piece, uint64_t pieces)
 {
 	uint64_t left = area->length - area->at < most ? area->length - area->at : most;
@@ -125,7 +125,7 @@ static int retry(bool spin)
 	return errno == EINTR || (spin && errno == EAGAIN);
 }
 
-/* One call, of the next bytes. */
+/* Send with one call. */
 static ssize_t send_some(struct bench_pipe *pipe, const struct area *area, uint64_t most, bool spin)
 {
 	int flags = MSG_NOSIGNAL | (spin ? MSG_DONTWAIT : 0);
@@ -159,7 +159,7 @@ static int send_area(struct bench_pipe *pipe, struct area *area, uint64_t bytes,
 	ssize_t n;
 
 	while (bytes) {
-		/* A short send goes on with the rest of its part. */
+		/* A short send continues with the rest of its part. */
 		if (!part)
 			part = bytes < chunk ? bytes : chunk;
 		n = send_some(pipe, area, part, spin);
@@ -174,8 +174,8 @@ static int send_area(struct bench_pipe *pipe, struct area *area, uint64_t bytes,
 	return 0;
 }
 
-/* The connections' walks cross: what one receives another may overwrite, and nobody reads it. The
- * thread sanitizer is told not to look. */
+/* The connections' walks cross: one connection may overwrite what another receives, and nobody
+ * reads those bytes. Tell the thread sanitizer to ignore that. */
 static void walks_cross(bool begin)
 {
 #ifdef __SANITIZE_THREAD__
@@ -216,7 +216,7 @@ static int recv_area(struct bench_pipe *pipe, struct area *area, uint64_t bytes,
 	return error;
 }
 
-/* A few bytes beside the areas. */
+/* Send a few bytes that are not part of an area. */
 static int send_bytes(struct bench_pipe *pipe, void *bytes, uint64_t length, bool spin)
 {
 	struct area area = { .memory = bytes, .length = length };
@@ -231,7 +231,7 @@ static int recv_bytes(struct bench_pipe *pipe, void *bytes, uint64_t length, boo
 	return recv_walk(pipe, &area, length, length, spin);
 }
 
-/* As Wherry sets its own: on loopback no congestion control that paces, and no buffers of
+/* Set the options that Wherry sets: on loopback no congestion control that paces, and no buffers of
  * megabytes. */
 static int set_socket(int fd, uint64_t buffer)
 {
@@ -254,21 +254,21 @@ static int set_socket(int fd, uint64_t buffer)
 
 /* ---- the raw process ---------------------------------------------------------------------- */
 
-/* What the command tells a connection's thread, on the connection itself. */
+/* The head of each message that the command sends to a connection's thread, on that connection. */
 enum { HEAD_PUSH, HEAD_PULL, HEAD_PING_WRITE, HEAD_PING_READ };
 
 struct head {
 	uint32_t what, spin;
 	uint64_t bytes, count, chunk;
-	uint64_t length, at; /* how much of the memory to walk through, and from where */
+	uint64_t length, at; /* how much of the memory to walk through, and from which offset */
 };
 
 struct raw {
-	pthread_mutex_t lock; /* below */
+	pthread_mutex_t lock; /* guards all members below */
 	char *memory;
 	uint64_t length;
-	struct bench_walk walk; /* of the row's blocks; empty: it has none */
-	const uint64_t *offsets; /* its side that lies here */
+	struct bench_walk walk; /* of the row's blocks; empty: no blocks */
+	const uint64_t *offsets; /* of the side that is in this process */
 	uint64_t size;
 	int listener;
 };
@@ -285,7 +285,7 @@ static int serve_ping(struct bench_pipe *pipe, const struct head *head, struct a
 	int error = 0;
 
 	for (uint64_t i = 0; !error && i < head->count; i++) {
-		/* A ping's bytes lie in one piece. */
+		/* A ping's bytes are contiguous. */
 		if (area->at + head->bytes > area->length)
 			area->at = 0;
 		if (head->what == HEAD_PING_WRITE) {
@@ -336,7 +336,7 @@ static int raw_memory(struct raw *raw, const struct bench_order *order, struct b
 {
 	int error = 0;
 
-	/* The connections' threads wait for their next head now: nobody uses the old memory. */
+	/* All connections' threads wait for their next head: nobody uses the old memory. */
 	pthread_mutex_lock(&raw->lock);
 	bench_unmap(raw->memory, raw->length);
 	raw->length = order->length;
@@ -348,12 +348,12 @@ static int raw_memory(struct raw *raw, const struct bench_order *order, struct b
 	return error;
 }
 
-/* In which order the blocks of a row are walked. */
+/* Learn the order in which a row's blocks are walked. */
 static int raw_walk(struct raw *raw, const struct bench_row *row)
 {
 	int error = 0;
 
-	/* Nobody uses the old one, as with the memory. */
+	/* As for the memory, nobody uses the old walk. */
 	pthread_mutex_lock(&raw->lock);
 	bench_walk_free(&raw->walk);
 	raw->offsets = NULL;
@@ -376,7 +376,7 @@ static int raw_listen(struct raw *raw, const struct bench_order *order, struct b
 	raw->listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 	if (raw->listener < 0)
 		return -errno;
-	/* What is accepted inherits the options. */
+	/* Accepted sockets inherit the options. */
 	error = set_socket(raw->listener, order->length);
 	if (error)
 		return error;
@@ -423,7 +423,7 @@ void bench_raw_serve(int fd, void *arg)
 	struct bench_order order;
 	struct bench_answer answer;
 
-	(void)arg; /* and `raw` is static because the threads outlive this function */
+	(void)arg; /* `raw` is static because the threads outlive this function */
 	while (bench_next_order(fd, &order)) {
 		memset(&answer, 0, sizeof(answer));
 		if (order.what == BENCH_RAW_MEMORY)
@@ -518,7 +518,7 @@ void bench_stream_close(struct bench_stream *stream)
 	stream->port = 0;
 }
 
-/* Where the threads of a flow wait until all are there. */
+/* Holds the threads of a flow until all have arrived. */
 struct gate {
 	pthread_mutex_t lock;
 	pthread_cond_t changed;
@@ -579,8 +579,8 @@ static void *run_share(void *arg)
 	return NULL;
 }
 
-/* Every connection walks through all of the memory at either end, each from a place of its own: so
- * do ours, for any of them may carry any batch. */
+/* Every connection walks through all of the memory at either end, each from its own offset, as
+ * Wherry's connections do: any of them may carry any batch. */
 static void share_plan(struct share *share, const struct bench_flow *flow, unsigned i)
 {
 	share->flow = flow;
@@ -615,7 +615,7 @@ int bench_stream_flow(struct bench_stream *stream, const struct bench_flow *flow
 		shares[i].gate = &gate;
 		shares[i].pipe = &stream->pipe[i];
 	}
-	/* This thread is one of them: a single connection takes no hand-over. */
+	/* This thread serves one connection itself: a single connection needs no hand-over. */
 	while (!error && started < flow->connections) {
 		error = -pthread_create(&shares[started].thread, NULL, run_share, &shares[started]);
 		started += !error;
@@ -654,7 +654,7 @@ int bench_stream_ping(struct bench_stream *stream, const struct bench_flow *flow
 	char byte = 1;
 	int error;
 
-	/* Both ends go on where the last slice ended. */
+	/* Both ends continue where the last slice ended. */
 	area.at = stream->at % (flow->near_length / flow->bytes) * flow->bytes;
 	head.at = stream->at % (flow->far_length / flow->bytes) * flow->bytes;
 	stream->at += count;

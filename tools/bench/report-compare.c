@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How good a row is: beside its limit, and beside the same row of a baseline. */
+/* Grade a row against its limit, and compare it with the same row of a baseline. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -57,9 +57,9 @@ static bool is_good(const struct report_row *row)
 	return report_judge(row) < REPORT_FAILED;
 }
 
-/* ---- beside a baseline -------------------------------------------------------------------- */
+/* ---- against a baseline ---------------------------------------------------------------------- */
 
-/* Now as times before; the more the better. NAN: one of them is not known. */
+/* How many times faster now. NAN: one of the values is unknown. */
 static double times(double now, double before, bool less_is_better)
 {
 	double top = less_is_better ? before : now, bottom = less_is_better ? now : before;
@@ -76,8 +76,9 @@ static enum report_change change_of(double value)
 					   REPORT_NOISE_ONLY;
 }
 
-/* Machines differ from one run to the next, and limits change with them: better or worse is only
- * what is so in itself and, where both runs have a limit, as a share of it. */
+/* Machines differ from one run to the next, and limits change with them. A row is better or worse
+ * only if its speed changed and, where both runs have a limit, its share of the limit changed as
+ * well. */
 static void compare(struct report_match *match)
 {
 	const struct report_row *now = match->now, *before = match->before;
@@ -105,8 +106,8 @@ static void compare(struct report_match *match)
 	match->limit_moved = true;
 }
 
-/* The row of the set that measured the same: of several the first that is not used yet, or else the
- * last; by another route only if it is the only one. */
+/* Find the row of `set` that measured the same: the first one not used yet, or else the last. A row
+ * by another route matches only if there is no other. */
 static size_t find(const struct report_set *set, const bool *used, const struct report_row *row)
 {
 	size_t exact = SIZE_MAX, other = SIZE_MAX, others = 0;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Bandwidth and latency against the size of a block, as drawings (SVG) with a table beside each. */
+/* Bandwidth and latency against the size of a block, as drawings (SVG) with a table below each. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
@@ -8,14 +8,14 @@
 #include "bench/report.h"
 #include "command.h"
 
-/* Small, so that letters are large enough where a drawing is as wide as a phone. */
+/* Small, so that letters stay large enough where a drawing is as wide as a phone. */
 #define WIDTH 300
 #define HEIGHT 230
 #define LEFT 44
 #define RIGHT 28
 #define TOP 12
 #define BOTTOM 40
-#define POINTS 512 /* the most of a line */
+#define POINTS 512 /* the most points of a line */
 #define LABELS 5 /* the most sizes along the bottom */
 
 enum measure { BANDWIDTH, LATENCY, MEASURES };
@@ -27,18 +27,18 @@ static const struct {
 	[LATENCY] = { "Latency, median", "us" },
 };
 
-/* One line: a transport with a number of connections, in one process or two. By size, of each size
- * the largest working set first: the line goes through those. */
+/* One line: a transport with a number of connections, in one process or two. Its rows are sorted by
+ * size; for each size the largest working set comes first, and the line goes through it. */
 struct series {
 	const struct report_row *points[POINTS];
 	size_t count;
 };
 
-/* All lines of one kind of measurement, between the same two memories. */
+/* All lines of one kind of measurement between the same two memories. */
 struct panel {
 	const struct report_row *first;
 	struct series series[REPORT_SERIES];
-	size_t count, left_out; /* rows that have no room */
+	size_t count, left_out; /* rows without room */
 	uint64_t size_least, size_most;
 };
 
@@ -55,10 +55,10 @@ static double value_of(const struct report_row *row, enum measure measure, bool 
 		value = limit ? row->limit_bandwidth : row->bandwidth;
 	else
 		value = limit ? row->limit_latency : row->p50;
-	return value > 0 ? value : NAN; /* a logarithm has no place for 0 */
+	return value > 0 ? value : NAN; /* a logarithm has no 0 */
 }
 
-/* ---- which rows ---------------------------------------------------------------------------- */
+/* ---- which rows are drawn -------------------------------------------------------------------- */
 
 static bool same_panel(const struct report_row *a, const struct report_row *b)
 {
@@ -164,7 +164,7 @@ static void draw_tick(const struct scale *scale, double value, double *last, FIL
 	*last = y;
 }
 
-/* 1, 2, 5, 10, 20, 50 ...; of many decades some powers of ten only; between values that are close
+/* 1, 2, 5, 10, 20, 50 ...; over many decades some powers of ten only; between values close
  * together, even steps. */
 static void draw_y_axis(const struct scale *scale, FILE *out)
 {
@@ -209,7 +209,7 @@ static void draw_x_axis(const struct scale *scale, FILE *out)
 	}
 }
 
-/* A shape for each line, so that colour is not all that tells them apart. */
+/* Each line has its own shape, so that colour is not the only difference. */
 static void draw_mark(int shape, double x, double y, FILE *out)
 {
 	switch (shape % 4) {
@@ -271,7 +271,7 @@ static void draw_series(const struct series *series, int shape, const struct sca
 		if (isnan(value))
 			continue;
 		draw_mark(shape, x_of(scale, row->size), y_of(scale, value), out);
-		/* What a pointer that rests on it shows. */
+		/* Shown when the pointer rests on the mark. */
 		report_load_text(row, load, sizeof(load));
 		fputs("<title>", out);
 		report_text(out, route);
@@ -308,9 +308,9 @@ static void draw(const struct panel *panel, enum measure measure, FILE *out)
 		(LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6);
 }
 
-/* ---- beside the drawings ------------------------------------------------------------------ */
+/* ---- below the drawings ---------------------------------------------------------------------- */
 
-/* Points through which no line goes. */
+/* The panel has points through which no line goes. */
 static bool has_marks_beside(const struct panel *panel)
 {
 	for (size_t i = 0; i < panel->count; i++)
@@ -401,8 +401,9 @@ static void write_panel(const struct panel *panel, FILE *out)
 	write_key(panel, out);
 	if (panel->left_out)
 		fprintf(out,
-			"<p>Not drawn: %zu further rows, of more routes than can be told apart "
-			"here; they are under <a href=\"#figures\">All figures</a>.</p>\n",
+			"<p>Not drawn: %zu further rows; there are more routes than colours. See "
+			"<a "
+			"href=\"#figures\">All figures</a>.</p>\n",
 			panel->left_out);
 	write_numbers(panel, out);
 }
@@ -426,8 +427,8 @@ void report_curves(const struct report_set *set, FILE *out)
 	}
 	if (single)
 		fprintf(out,
-			"<p>%zu kind%s of measurement %s one size only, so no curve: see "
-			"<a href=\"#figures\">All figures</a>.</p>\n",
+			"<p>%zu kind%s of measurement %s one size only, so no curve: see <a "
+			"href=\"#figures\">All figures</a>.</p>\n",
 			single, single == 1 ? "" : "s", single == 1 ? "has" : "have");
 	else if (!shown)
 		fputs("<p>Nothing was measured.</p>\n", out);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where and by which ways the bytes moved: the page's routes and environment. */
+/* The page's routes and environment: which way the bytes took, and on what machine. */
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
@@ -18,7 +18,7 @@ static bool same_route(const struct report_row *a, const struct report_row *b)
 	       !strcmp(a->detail, b->detail) && a->processes == b->processes;
 }
 
-/* The rows that took the route of `first`, all of them taken into account at once. */
+/* Write the route of the row `first`, with all rows that took it. */
 static void write_route(const struct report_set *set, size_t first, bool *done, FILE *out)
 {
 	const struct report_row *route = &set->rows[first];
@@ -51,7 +51,7 @@ static void write_route(const struct report_set *set, size_t first, bool *done, 
 	fprintf(out, "<td>%s</td></tr>\n", format_number(number, sizeof(number), most));
 }
 
-/* Why routes are not to be had; the same reason once. */
+/* Why routes are not available; each reason once. */
 static void write_skipped(const struct report_set *set, FILE *out)
 {
 	bool begun = false;
@@ -65,7 +65,7 @@ static void write_skipped(const struct report_set *set, FILE *out)
 			other++;
 		if (!row->skipped || other < i)
 			continue;
-		fputs(begun ? "<li>" : "<h3>Not to be had</h3><ul><li>", out);
+		fputs(begun ? "<li>" : "<h3>Not available</h3><ul><li>", out);
 		begun = true;
 		report_text(out, row->transport);
 		fputs(row->transport[0] ? ", " : "", out);
@@ -85,10 +85,11 @@ int report_routes(const struct report_set *set, FILE *out)
 
 	if (!done)
 		return -ENOMEM;
-	fputs("<section aria-labelledby=routes><h2 id=routes>Routes</h2>\n<p>Which way the bytes "
-	      "took.</p><div class=scroll tabindex=0 role=region aria-label=Routes>"
-	      "<table class=narrow><thead><tr><th scope=col>from, to</th><th scope=col>route</th>"
-	      "<th scope=col>rows</th><th scope=col>most GB/s</th></tr></thead><tbody>\n",
+	fputs("<section aria-labelledby=routes><h2 id=routes>Routes</h2>\n"
+	      "<p>Which route the bytes took.</p><div class=scroll tabindex=0 role=region "
+	      "aria-label=Routes><table class=narrow><thead><tr><th scope=col>from, "
+	      "to</th><th scope=col>route</th><th scope=col>rows</th><th scope=col>most "
+	      "GB/s</th></tr></thead><tbody>\n",
 	      out);
 	for (size_t i = 0; i < set->row_count; i++)
 		if (!set->rows[i].skipped && !done[i])
@@ -102,7 +103,7 @@ int report_routes(const struct report_set *set, FILE *out)
 
 /* ---- environment -------------------------------------------------------------------------- */
 
-/* Any value of JSON in a line. */
+/* Any JSON value in one line. */
 static void write_json(const json_t *value, bool bytes, int depth, FILE *out)
 {
 	const char *key;
@@ -116,7 +117,7 @@ static void write_json(const json_t *value, bool bytes, int depth, FILE *out)
 		report_text(out, json_string_value(value));
 	} else if (json_is_integer(value) && bytes && json_integer_value(value) >= 0) {
 		format_size(text, sizeof(text), (uint64_t)json_integer_value(value));
-		/* "131981020 KiB" tells nobody anything. */
+		/* "131981020 KiB" is hard to read. */
 		if (strlen(text) > 9 && json_integer_value(value) > 1 << 20)
 			snprintf(text, sizeof(text), "%.1f MiB", json_number_value(value) / 0x1p20);
 		if (json_integer_value(value) > INT64_C(10) << 30)
@@ -171,14 +172,15 @@ void report_where(const struct report_set *set, FILE *out)
 		fprintf(out, "%s%zu GPU%s", begun ? ", " : "", json_array_size(gpus),
 			json_array_size(gpus) == 1 ? "" : "s");
 	else if (!begun)
-		fputs("On a machine of which nothing is said", out);
+		fputs("On an unknown machine", out);
 	if (set->file_count > 1)
 		fprintf(out, ", and %zu other run%s", set->file_count - 1,
 			set->file_count == 2 ? "" : "s");
 	fputs(" (<a href=\"#environment\">environment</a>)</p>\n", out);
 }
 
-/* If all files have numbers for a key, more than two different ones: from the least to the most. */
+/* If all files have numbers for a key, more than two different ones: write the smallest and the
+ * largest. */
 static bool write_range(const struct report_set *set, const char *key, bool bytes, FILE *out)
 {
 	const json_t *least = NULL, *most = NULL, *value;
@@ -206,7 +208,7 @@ static bool write_range(const struct report_set *set, const char *key, bool byte
 	return true;
 }
 
-/* What the files have for a key: each different value once. */
+/* Write the files' values for a key, each different value once. */
 static void write_values(const struct report_set *set, const char *key, FILE *out)
 {
 	size_t length = strlen(key), written = 0;
@@ -243,7 +245,7 @@ static void write_key(const char *key, FILE *out)
 	report_text(out, text);
 }
 
-/* Has an earlier file the key as well? */
+/* An earlier file has the key as well. */
 static bool seen(const struct report_set *set, size_t file, const char *key)
 {
 	while (file--)
@@ -252,7 +254,7 @@ static bool seen(const struct report_set *set, size_t file, const char *key)
 	return false;
 }
 
-/* Beside the baseline's, where the two differ. */
+/* With the baseline's value where the two differ. */
 static int write_entry(const struct report *report, const char *key, FILE *out)
 {
 	char *now = NULL, *before = NULL;
@@ -281,7 +283,7 @@ static int write_entry(const struct report *report, const char *key, FILE *out)
 	return now ? 0 : -ENOMEM;
 }
 
-/* What a file has beside its rows. */
+/* What a file has besides its rows. */
 static void write_beside(const struct report_set *set, const char *name, const char *title,
 			 FILE *out)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Files of wherry bench --json, held against what such files have. */
+/* Read files of wherry bench --json and check their values. */
 #include <errno.h>
 #include <math.h>
 #include <stdarg.h>
@@ -12,7 +12,7 @@
 #define SCHEMA 1
 #define NUMBER_MOST 1e15
 
-/* Where a value is looked for, for the message if it is not what it should be. */
+/* Where a value comes from, for the message if it is not valid. */
 struct place {
 	const char *list; /* "results" */
 	size_t index;
@@ -37,7 +37,7 @@ static int wrong_value(const struct place *place, const char *key, const char *w
 		     wanted);
 }
 
-/* ---- values: absent and null are unknown -------------------------------------------------- */
+/* ---- values: absent and null mean unknown ---------------------------------------------------- */
 
 static int read_text(const struct place *place, const json_t *row, const char *key,
 		     const char **out)
@@ -133,7 +133,7 @@ static int read_counts(const struct place *place, const json_t *json, struct rep
 	} counts[] = {
 		{ "size_bytes", &row->size, 0 },
 		{ "blocks", &row->blocks, 1 },
-		/* The first files had no word about these two. */
+		/* The first version of the format did not have these two. */
 		{ "processes", &row->processes, strcmp(row->transport, "self") ? 2 : 1 },
 		{ "ways", &row->ways, 1 },
 		{ "connections", &row->connections, 0 },
@@ -227,7 +227,7 @@ static int read_root(struct report_set *set, const json_t *root, char *why)
 	if (!json_is_object(root))
 		return wrong(why, "not an object: not a result of wherry bench");
 	if (!json_is_integer(schema) || json_integer_value(schema) != SCHEMA)
-		return wrong(why, "\"schema\" is not %d, the only one that is known here", SCHEMA);
+		return wrong(why, "\"schema\" is not %d, the only known one", SCHEMA);
 	environment = json_object_get(root, "environment");
 	if (environment && !json_is_object(environment))
 		return wrong(why, "\"environment\" is not an object");
@@ -297,7 +297,7 @@ void report_free(struct report_set *set)
 	*set = (struct report_set){ 0 };
 }
 
-/* ---- alike -------------------------------------------------------------------------------- */
+/* ---- rows of the same kind ------------------------------------------------------------------- */
 
 bool report_same_kind(const struct report_row *a, const struct report_row *b)
 {

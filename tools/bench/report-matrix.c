@@ -20,7 +20,7 @@ struct matrix {
 	bool crowded; /* more memories than there is room for */
 };
 
-/* Small batches are about latency. The more the faster; NAN: unknown. */
+/* Small batches are graded by latency. More is faster; NAN: unknown. */
 static double speed(const struct report_row *row)
 {
 	double value = report_is_latency(row) ? 1 / row->p50 : row->bandwidth;
@@ -28,7 +28,7 @@ static double speed(const struct report_row *row)
 	return value > 0 && isfinite(value) ? value : NAN;
 }
 
-/* "cuda:2" before "cuda:10", and rows in the order of columns. */
+/* "cuda:2" before "cuda:10"; the rows have the order of the columns. */
 static int by_name(const void *a, const void *b)
 {
 	return strverscmp(*(const char *const *)a, *(const char *const *)b);
@@ -66,7 +66,7 @@ static void collect(const struct report_set *set, const struct report_row *first
 	qsort((void *)matrix->target, matrix->targets, sizeof(matrix->target[0]), by_name);
 }
 
-/* The fastest of the pair, by whichever route; NULL: not measured. */
+/* The fastest row of the pair, by whichever route; NULL: not measured. */
 static const struct report_row *best(const struct matrix *matrix, const char *source,
 				     const char *target)
 {
@@ -83,7 +83,7 @@ static const struct report_row *best(const struct matrix *matrix, const char *so
 	return found;
 }
 
-/* Even steps of the logarithm: twice as fast is as far, wherever it is. */
+/* Even steps of the logarithm: twice as fast is always the same step. */
 static int heat(const struct matrix *matrix, double value)
 {
 	double share;
@@ -199,8 +199,8 @@ void report_matrices(const struct report_set *set, FILE *out)
 		fputs("</div>\n", out);
 	if (crowded)
 		fprintf(out,
-			"<p>Not drawn: %zu of more than %d memories; they are under "
-			"<a href=\"#figures\">All figures</a>.</p>\n",
+			"<p>Not drawn: %zu of more than %d memories; see <a href=\"#figures\">All "
+			"figures</a>.</p>\n",
 			crowded, REPORT_SIDE);
 	else if (!shown)
 		fputs("<p>Only one pair of memories was measured; <code>wherry bench "

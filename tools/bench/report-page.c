@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The page: one file that needs no other, no network and no script, and forbids them as well. */
+/* The page: one file that needs no other file, no network and no script, and forbids the browser to
+ * load any. */
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
@@ -34,7 +35,7 @@ void report_text(FILE *out, const char *text)
 
 		length = space ? 1 : wh_text_character(text, left);
 		if (!length)
-			fputs("&#xfffd;", out); /* one for each, whatever its bytes */
+			fputs("&#xfffd;", out); /* one for each byte */
 		else if (strchr("&<>\"'`", *text))
 			fprintf(out, "&#%d;", *text);
 		else
@@ -73,7 +74,7 @@ void report_kind_text(const struct report_row *row, char *out, size_t size)
 		 strcmp(row->mode, "spinning") ? "" : ", spinning", row->pinned ? ", pinned" : "");
 }
 
-/* "write host to host, 1 MiB", and below in small letters by which route. */
+/* "write host to host, 1 MiB", and below in small letters the route. */
 static void write_what(const struct report_row *row, FILE *out)
 {
 	char load[64], kind[128], route[160], set[32];
@@ -100,9 +101,9 @@ static void write_number(double value, FILE *out)
 	fprintf(out, "<td>%s</td>", format_number(number, sizeof(number), value));
 }
 
-/* ---- the head, and what matters most -------------------------------------------------------- */
+/* ---- the head and the summary ---------------------------------------------------------------- */
 
-/* What the browser is told to allow: this style, and nothing else. */
+/* What the browser may use: this style, and nothing else. */
 static int write_policy(FILE *out)
 {
 	unsigned char digest[EVP_MAX_MD_SIZE], text[2 * EVP_MAX_MD_SIZE];
@@ -154,7 +155,7 @@ static void write_tile(size_t count, const char *class, const char *text, FILE *
 		fprintf(out, "<li class=%s><b>%zu</b> %s</li>", class, count, text);
 }
 
-/* Of the rows that are about bandwidth, the one farthest from its limit. */
+/* The row farthest from its limit, among those about bandwidth. */
 static const struct report_row *farthest(const struct report_set *set)
 {
 	const struct report_row *found = NULL;
@@ -210,7 +211,7 @@ static void write_summary(const struct report *report, FILE *out)
 	write_tile(counts.verdict[REPORT_POOR], "poor", "below the limit", out);
 	write_tile(counts.verdict[REPORT_UNKNOWN], "none", "without a limit", out);
 	write_tile(counts.verified, "none", "verified, byte by byte", out);
-	write_tile(counts.skipped, "none", "not to be had here", out);
+	write_tile(counts.skipped, "none", "not available here", out);
 	fputs("</ul>\n", out);
 	if (!judged)
 		fputs("<p>No raw limit was measured; <code>--limits</code> does.</p>\n", out);
@@ -224,8 +225,7 @@ static void write_summary(const struct report *report, FILE *out)
 		BENCH_GOOD * 100, REPORT_LATENCY, REPORT_INSTANT);
 }
 
-/* ---- beside the baseline ----------------------------------------------------------------------
- */
+/* ---- against the baseline -------------------------------------------------------------------- */
 
 /* From half to twice the speed, the noise in the middle. */
 static void write_bar(const struct report_match *match, FILE *out)
@@ -308,8 +308,9 @@ static void write_baseline(const struct report *report, FILE *out)
 						    REPORT_NOT_COMPARED };
 	size_t alone = 0;
 
-	fputs("<section aria-labelledby=baseline><h2 id=baseline>Beside the baseline</h2>\n<p>"
-	      "Baseline: ",
+	fputs("<section aria-labelledby=baseline><h2 id=baseline>Against the "
+	      "baseline</h2>\n"
+	      "<p>Baseline: ",
 	      out);
 	for (size_t i = 0; i < report->before.file_count; i++) {
 		fputs(i ? ", " : "", out);
@@ -317,13 +318,13 @@ static void write_baseline(const struct report *report, FILE *out)
 	}
 	fprintf(out,
 		". The change is one of speed: of bandwidth for batches of 1&nbsp;MiB and "
-		"more, of median latency below. Up to %.0f&nbsp;%% either way is noise; more "
-		"is neither better nor worse if the raw limit, where both have one, changed as "
-		"well.</p>\n"
-		"<div class=scroll tabindex=0 role=region aria-label=\"Beside the baseline\">"
-		"<table class=narrow><thead><tr><th scope=col>measured</th><th scope=col>verdict"
-		"</th><th scope=col>change</th><th scope=col>now</th><th scope=col>before</th>"
-		"</tr></thead><tbody>\n",
+		"more, of median latency below. Up to %.0f&nbsp;%% either way is noise; a "
+		"larger change is neither better nor worse if the raw limit, where both have "
+		"one, changed as well.</p>\n"
+		"<div class=scroll tabindex=0 role=region aria-label=\"Against the "
+		"baseline\"><table class=narrow><thead><tr><th scope=col>measured</th><th "
+		"scope=col>verdict</th><th scope=col>change</th><th scope=col>now</th><th "
+		"scope=col>before</th></tr></thead><tbody>\n",
 		(REPORT_NOISE - 1) * 100);
 	for (size_t i = 0; i < sizeof(order) / sizeof(order[0]); i++)
 		for (size_t k = 0; k < report->match_count; k++)
@@ -382,7 +383,7 @@ static void write_verdicts(const struct report_set *set, FILE *out)
 	fputs("</tbody></table></div></section>\n", out);
 }
 
-/* The numbers of a row, in the order of their heads. */
+/* The numbers of a row, in the order of their column heads. */
 enum { FIRST_NEW = 7, NUMBERS = 9 };
 static const char *const number_heads[NUMBERS] = {
 	"GB/s",     "limit GB/s", "p50 us",      "p99 us",      "p99.9 us",
@@ -421,7 +422,7 @@ static void write_figures(const struct report_set *set, FILE *out)
 					     "verified" };
 	size_t numbers = FIRST_NEW;
 
-	/* The time to the first byte is known of a few routes only. */
+	/* The time to the first byte is known for a few routes only. */
 	for (size_t i = 0; i < set->row_count; i++)
 		if (set->rows[i].first_new >= 0 || set->rows[i].first_prepared >= 0)
 			numbers = NUMBERS;
@@ -440,7 +441,7 @@ static void write_figures(const struct report_set *set, FILE *out)
 	fputs("</tbody></table></div></section>\n", out);
 }
 
-/* ---- all of it ---------------------------------------------------------------------------- */
+/* ---- the page as a whole --------------------------------------------------------------------- */
 
 int report_write(struct report *report, FILE *out)
 {
@@ -489,8 +490,8 @@ int report_verdict_line(const struct report *report, FILE *out)
 		fprintf(out, "; %zu WITH WRONG BYTES", counts.verdict[REPORT_WRONG]);
 	if (report->has_baseline)
 		fprintf(out,
-			"; beside the baseline %zu better, %zu worse, %zu as before, %zu "
-			"not compared",
+			"; against the baseline %zu better, %zu worse, %zu as before, %zu not "
+			"compared",
 			counts.change[REPORT_BETTER], counts.change[REPORT_WORSE],
 			counts.change[REPORT_NOISE_ONLY], counts.change[REPORT_NOT_COMPARED]);
 	fputc('\n', out);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How the page looks: light or dark as the reader's system has it, light on paper. Text has a
- * contrast of at least 4.5 to what it stands on, lines and marks of 3;
+/* The page's style: light or dark as the reader's system has it, light on paper. Text has a
+ * contrast of at least 4.5 to its background, lines and marks of 3;
  * tests/integration/command/report-page.py computes them. */
 #include "bench/report.h"
 

@@ -10,23 +10,23 @@
 #include <stdio.h>
 
 #define REPORT_ROWS 4096 /* the most rows of all files */
-#define REPORT_SIDE 64 /* the most memories of a matrix, either way */
+#define REPORT_SIDE 64 /* the most memories of a matrix, on either side */
 #define REPORT_SERIES 8 /* the most lines of a figure */
 #define REPORT_NOISE 1.10 /* two runs of the same thing differ by less */
-#define REPORT_LATENCY 1.3 /* times the limit's: as good as the limit */
+#define REPORT_LATENCY 1.3 /* times the limit's latency: as good as the limit */
 #define REPORT_INSTANT 0.5 /* us: good, whatever the limit is */
 #define REPORT_WHY 256
 
 /* ---- results (report-load.c) -------------------------------------------------------------- */
 
-/* A row of a file. Texts are the file's own, "" where it has none; numbers NAN or 0. */
+/* A row of a file. Texts belong to the file, "" if absent; numbers are NAN or 0 if absent. */
 struct report_row {
 	const char *op, *source, *target, *transport, *detail, *form, *mode, *limit_name;
-	const char *error; /* why it failed or, if it was skipped, why; "": neither */
+	const char *error; /* why it failed or was skipped; "": neither */
 	uint64_t processes, ways, size, blocks, connections, set, in_flight, samples, rounds;
 	double bandwidth, p50, p99, p999, submit, first_new, first_prepared, limit_bandwidth,
 		limit_latency, ratio, latency_ratio;
-	int verified; /* 1, 0; -1: not looked at */
+	int verified; /* 1, 0; -1: not checked */
 	bool pinned, skipped;
 };
 
@@ -35,22 +35,23 @@ struct report_file {
 	json_t *root;
 };
 
-/* What is shown together: this run's, or the baseline's. */
+/* Rows shown together: this run's, or the baseline's. */
 struct report_set {
 	struct report_file *files;
-	struct report_row *rows; /* measured or failed first, then skipped, file by file */
+	struct report_row
+		*rows; /* measured or failed ones first, then skipped ones, file by file */
 	size_t file_count, row_count;
 };
 
-/* Add a file's results; takes `root` over. 0, or -1 and in `why` what is wrong with it and where.
- */
+/* Add a file's results; takes ownership of `root`. 0, or -1 with the error and its position in
+ * `why`. */
 int report_add(struct report_set *set, const char *name, json_t *root, char why[REPORT_WHY]);
 
-/* Read files, `names` with commas between them. 0, or an exit code after a line on stderr. */
+/* Read files; `names` are separated by commas. 0, or an exit code after a line on stderr. */
 int report_read(struct report_set *set, const char *names);
 void report_free(struct report_set *set);
 
-/* Are these the same kind of measurement, of any size? Of the same size and blocks as well? */
+/* The rows measured the same kind of thing, of any size; or also with the same size and blocks. */
 bool report_same_kind(const struct report_row *a, const struct report_row *b);
 bool report_same(const struct report_row *a, const struct report_row *b);
 
@@ -60,39 +61,39 @@ enum report_verdict {
 	REPORT_GOOD, /* reaches the limit */
 	REPORT_FAIR, /* 0.8 of it, or twice its latency */
 	REPORT_POOR,
-	REPORT_UNKNOWN, /* there is no limit */
+	REPORT_UNKNOWN, /* no limit */
 	REPORT_FAILED,
-	REPORT_WRONG, /* bytes */
+	REPORT_WRONG, /* wrong bytes */
 };
 
-/* Batches of less than 1 MiB are about latency, others about bandwidth. */
+/* Batches of less than 1 MiB are graded by latency, others by bandwidth. */
 bool report_is_latency(const struct report_row *row);
 enum report_verdict report_judge(const struct report_row *row);
 
-/* The same from the numbers themselves: UNKNOWN, GOOD, FAIR or POOR. `bytes` of a batch; `ratio` of
- * the bandwidths, `latency_ratio` of the times, p50 in us; NAN: not known. */
+/* Grade by numbers: UNKNOWN, GOOD, FAIR or POOR. `bytes` of a batch; `ratio` of the bandwidths,
+ * `latency_ratio` of the times, p50 in us; NAN: unknown. */
 enum report_verdict report_grade(double bytes, double ratio, double latency_ratio, double p50);
 
-/* "18 of 24 rows reached the limit", or what can be said of those that have none. */
+/* "18 of 24 rows reached the limit", or a text for rows without a limit. */
 void report_rows(FILE *out, size_t rows, size_t judged, size_t good);
 
 enum report_change {
 	REPORT_BETTER,
 	REPORT_WORSE,
-	REPORT_NOISE_ONLY, /* within the noise, or the limit moved as well */
+	REPORT_NOISE_ONLY, /* within the noise, or the limit changed as well */
 	REPORT_NOT_COMPARED,
 };
 
 struct report_match {
 	const struct report_row *now, *before; /* either may be NULL */
 	enum report_change change;
-	double speed; /* now as times the speed before; NAN: unknown */
+	double speed; /* times the speed before; NAN: unknown */
 	bool limit_moved; /* the speed changed, its share of the limit did not */
 	bool rerouted;
 };
 
-/* Every row of `now` beside the one of `before` that measured the same (of several one after the
- * other), and behind them what only `before` has. Returns how many; NULL in *out: out of memory. */
+/* Match every row of `now` with the row of `before` that measured the same (several in turn); after
+ * them rows that only `before` has. Returns how many; NULL in *out: no memory. */
 size_t report_compare(const struct report_set *now, const struct report_set *before,
 		      struct report_match **out);
 
@@ -105,31 +106,32 @@ struct report {
 	size_t match_count;
 };
 
-/* How many rows have which verdict and which change. */
+/* How many rows have each verdict and each change. */
 struct report_counts {
 	size_t verdict[REPORT_WRONG + 1], change[REPORT_NOT_COMPARED + 1], skipped, verified;
 };
 void report_count(const struct report *report, struct report_counts *out);
 
-/* Compare, if there is a baseline, and write the whole page. 0 or -ENOMEM; errors of `out` are its
- * caller's to see. */
+/* Compare, if there is a baseline, and write the whole page. 0 or -ENOMEM; the caller checks `out`
+ * for write errors. */
 int report_write(struct report *report, FILE *out);
 
-/* One line that says the same in short. Returns the exit code that fits. */
+/* Write a summary of the page in one line. Returns the matching exit code. */
 int report_verdict_line(const struct report *report, FILE *out);
 
 /* ---- parts of the page -------------------------------------------------------------------- */
 
 extern const char report_style[]; /* report-style.c */
 
-/* Text with what means something in HTML replaced, and what would reorder or hide letters. */
+/* Write text with HTML's special characters replaced, and those that would reorder or hide
+ * letters. */
 void report_text(FILE *out, const char *text);
 
 /* "1,024 x 4 KiB", "tcp, 4 connections, one process", "host to cuda:0". */
 void report_load_text(const struct report_row *row, char *out, size_t size);
 void report_route_text(const struct report_row *row, char *out, size_t size);
 
-/* A heading's words for rows of a kind: what they have in common besides op, memories and size. */
+/* A heading for rows of a kind: what they share besides op, memories and size. */
 void report_kind_text(const struct report_row *row, char *out, size_t size);
 
 void report_matrices(const struct report_set *set, FILE *out); /* report-matrix.c */

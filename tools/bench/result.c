@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What was measured, as a table for people and as JSON. */
+/* The results as a table for people and as JSON. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -31,15 +31,15 @@ void bench_table_start(FILE *out, bool limits)
 	fflush(out);
 }
 
-/* "tcp, 4 connections": a longer route loses its end. */
+/* "tcp, 4 connections": the end of a longer route is cut off. */
 static void route_text(const struct bench_result *result, char *out, size_t size)
 {
 	snprintf(out, size, "%s%s%s", result->transport, result->detail[0] ? ", " : "",
 		 result->detail);
 }
 
-/* The medians of the rounds' own shares. Batches below BENCH_LARGE are about latency: "1.05x" is so
- * many times the limit's p50. */
+/* The medians of the rounds' own shares. Batches below BENCH_LARGE are graded by latency: "1.05x"
+ * is 1.05 times the limit's p50. */
 static const char *share_text(const struct bench_result *result, char *out, size_t size)
 {
 	if (bench_layout_bytes(&result->row.layout) >= BENCH_LARGE)
@@ -52,13 +52,12 @@ static const char *share_text(const struct bench_result *result, char *out, size
 	return out;
 }
 
-/* What the words above the columns cannot say. */
+/* Explain the column heads. */
 static void print_legend(FILE *out)
 {
-	fputs("of it: %: the median of the rounds' own GB/s over limit, each taken in the same "
-	      "moment, which "
-	      "need not be\n       that of the two columns; x: below 1 MiB, so many times the "
-	      "limit's p50\n",
+	fputs("of it: %: the median of the rounds' own GB/s over limit, each taken in the "
+	      "same moment, which need not be\n"
+	      "       that of the two columns; x: below 1 MiB, times the limit's p50\n",
 	      out);
 }
 
@@ -89,7 +88,7 @@ void bench_table_row(FILE *out, const struct bench_result *result, bool limits)
 
 /* ---- matrices ----------------------------------------------------------------------------- */
 
-/* Are they of the same matrix? */
+/* Both rows belong to the same matrix. */
 static bool same_matrix(const struct bench_row *a, const struct bench_row *b)
 {
 	return a->one_process == b->one_process && a->both_ways == b->both_ways && a->op == b->op &&
@@ -97,7 +96,8 @@ static bool same_matrix(const struct bench_row *a, const struct bench_row *b)
 	       a->layout.blocks == b->layout.blocks && a->layout.batches == b->layout.batches;
 }
 
-/* By what: c copy engine, k kernel, s staged through pinned memory, m the CPU, n the network. */
+/* What moved the bytes: c copy engine, k kernel, s staged through pinned memory, m the CPU, n
+ * network. */
 static char letter(const struct bench_result *result)
 {
 	if (!strcmp(result->transport, "cuda") && result->detail[0] != 'C') /* "CPU window" */
@@ -157,8 +157,8 @@ void bench_table_matrices(FILE *out, const struct bench_result *results, size_t 
 		first = i;
 	}
 	fprintf(out,
-		"c copy engine, k kernel, s staged through pinned memory, m the CPU, n network, "
-		"- not to be had%s, ! WRONG BYTES\n",
+		"c copy engine, k kernel, s staged through pinned memory, m the CPU, n "
+		"network, - not available%s, ! WRONG BYTES\n",
 		limits ? "; %: of the limit, x: below 1 MiB, times its p50" : "");
 	fflush(out);
 }
@@ -180,7 +180,7 @@ void bench_table_footprint(FILE *out, const struct bench_footprint *footprint)
 	fflush(out);
 }
 
-/* TLS takes what it takes. */
+/* Connections with TLS have no bound. */
 static bool has_bound(const struct bench_handshake *handshake)
 {
 	return !strcmp(handshake->trust, "key");
@@ -244,7 +244,7 @@ int bench_table_verdict(FILE *out, const struct bench_result *results, size_t co
 	if (verified || wrong)
 		fprintf(out, ", %zu verified", verified);
 	if (skipped)
-		fprintf(out, ", %zu not to be had here", skipped);
+		fprintf(out, ", %zu not available here", skipped);
 	if (failed)
 		fprintf(out, ", %zu FAILED", failed);
 	if (slowest)

@@ -19,7 +19,7 @@ struct held {
 	struct wh_region *region;
 };
 
-/* Everything that the batches of a row are made from, those of one way. */
+/* What the batches of one way of a row are made from. */
 struct maker {
 	uint32_t op;
 	struct wh_peer *peer;
@@ -35,7 +35,7 @@ struct member {
 	struct wh_peer *self, *peer, *extra[EXTRA_PEERS];
 	unsigned extra_count;
 	struct held memory[BENCH_SIDES];
-	unsigned generation; /* of region names */
+	unsigned generation; /* number of the next region's name */
 	struct wh_remote remote;
 	/* The row: as many different batches as the walk has, and at least as many as are in
 	 * flight. */
@@ -44,9 +44,9 @@ struct member {
 	size_t batch_count, next;
 	struct bench_walk walk;
 	struct maker maker; /* of the way there, without the list */
-	bool failed; /* a batch may still run: do not touch it */
+	bool failed; /* a batch may still be in flight: leave it alone */
 	struct bench_limit limit; /* by memcpy or a GPU's driver */
-	/* for looking at GPUs' memory and for their limits; NULL: not yet */
+	/* for checking GPU memory and for its limits; NULL: not opened yet */
 	struct gpu *gpu;
 };
 
@@ -140,7 +140,8 @@ static int member_open(struct member *m, const struct bench_order *order,
 		config[0] = connections;
 	code = engine_open(m->setup->arguments, &setup, &m->engine);
 	if (code) {
-		/* It has been said on stderr; the exit code is what is left to tell. */
+		/* The engine's error is on stderr already; the exit code is all that is left to
+		 * report. */
 		return answer->error = bench_said_error(code);
 	}
 	snprintf(answer->text, sizeof(answer->text), "%s", wh_engine_url(m->engine));
@@ -157,7 +158,7 @@ static int member_connect(struct member *m, const struct bench_order *order,
 	return error ? answer_library(answer, error) : 0;
 }
 
-/* The driver, without the engine. */
+/* Open the driver itself, without the engine. */
 static int driver(struct member *m, struct bench_answer *answer)
 {
 	char text[GPU_TEXT];
@@ -178,12 +179,13 @@ static int member_memory(struct member *m, const struct bench_order *order,
 		error = memory_alloc(m->engine, &order->memory, order->length, &memory->address);
 	if (error)
 		return answer_library(answer, error);
-	/* Also what is only read has to have pages of its own, not the kernel's page of zeros. */
+	/* Memory that is only read must have pages of its own too, not the kernel's page of
+	 * zeros. */
 	if (!memory_on_gpu(order->memory.kind))
 		memset(memory->address, 0xa5, order->length);
 	memory->on_gpu = memory_on_gpu(order->memory.kind);
 	memory->length = order->length;
-	/* Names are not used twice: nobody can take an old region for the new one. */
+	/* Names are not reused: nobody can mistake an old region for the new one. */
 	snprintf(answer->text, sizeof(answer->text), "bench.%u", ++m->generation);
 	error = wh_region_register(m->engine, memory->address, order->length, &options,
 				   &memory->region);
@@ -193,7 +195,7 @@ static int member_memory(struct member *m, const struct bench_order *order,
 	return 0;
 }
 
-/* The region of the peer that transfers go to. */
+/* Look up the peer's region that transfers use. */
 static int member_region(struct member *m, const struct bench_order *order,
 			 struct bench_answer *answer)
 {
@@ -259,7 +261,7 @@ static int batch_fill(const struct bench_row *row, struct maker *maker, struct w
 	return error;
 }
 
-/* How many ways the bytes go at once. Their batches take turns. */
+/* How many ways the bytes go at once. Their batches alternate. */
 static inline unsigned ways(const struct member *m)
 {
 	return m->row.both_ways ? 2 : 1;
@@ -342,7 +344,7 @@ drain:
 		if (error == -ETIMEDOUT)
 			wh_batch_cancel(m->batches[tail]);
 		late = engine_wait(m->batches[tail]);
-		(void)late; /* the first failure is the one to tell */
+		(void)late; /* report the first failure only */
 		step(m, &tail);
 	}
 	return error;
@@ -357,7 +359,7 @@ static int member_walk(struct member *m, struct bench_answer *answer)
 	return run_batches(m, m->row.layout.batches * ways(m), &pace, &done, answer);
 }
 
-/* Which route the first batch took. */
+/* The route of the first batch. */
 static void member_route(struct member *m, struct bench_answer *answer)
 {
 	struct wh_route routes[8];
@@ -373,7 +375,7 @@ static void member_route(struct member *m, struct bench_answer *answer)
 		}
 }
 
-/* One way of the row: of its batches all but the list. */
+/* Make one way of the row: all of its batches' parameters but the list. */
 static int maker_make(struct member *m, const struct bench_order *order, bool back,
 		      struct maker *maker, struct bench_answer *answer)
 {
@@ -435,7 +437,7 @@ static int member_bandwidth(struct member *m, const struct bench_order *order,
 	return error;
 }
 
-/* One batch from submission to completion. With `submitted` the clock is read in between too. */
+/* One batch from submission to completion. With `submitted` the clock is also read in between. */
 static int one_latency(struct member *m, int64_t *ns, int64_t *submitted,
 		       struct bench_answer *answer)
 {
@@ -453,8 +455,8 @@ static int one_latency(struct member *m, int64_t *ns, int64_t *submitted,
 	return error;
 }
 
-/* Every eighth sample measures the submission, into the upper end of the samples' room. The third
- * reading of the clock would show in a latency below 10 us, which is then left out. */
+/* Every eighth sample measures the submission, into the upper end of the samples' room. A third
+ * reading of the clock would show in a latency below 10 us, so those samples are left out of it. */
 static int member_latency(struct member *m, const struct bench_order *order,
 			  struct bench_answer *answer)
 {
@@ -463,7 +465,7 @@ static int member_latency(struct member *m, const struct bench_order *order,
 	int64_t deadline, ns, submitted;
 	int error = 0;
 
-	/* The first after a pause is about waking up. */
+	/* The first batch after a pause measures waking up. */
 	for (int i = 0; !error && i < 2; i++)
 		error = one_latency(m, &ns, NULL, answer);
 	deadline = bench_now() + order->duration;
@@ -489,9 +491,9 @@ static int member_latency(struct member *m, const struct bench_order *order,
 
 /* ---- the first byte ----------------------------------------------------------------------- */
 
-#define FIRSTS 33 /* of each; an odd number */
+#define FIRSTS 33 /* of each kind; an odd number */
 
-/* A new list: from before its preparation. */
+/* A new list: measured from before its preparation. */
 static int first_of_new(struct member *m, uint8_t *byte, uint64_t *ns)
 {
 	struct wh_batch_options options = { .size = sizeof(options),
@@ -510,8 +512,8 @@ static int first_of_new(struct member *m, uint8_t *byte, uint64_t *ns)
 	return error;
 }
 
-/* Of blocks that come to this process's own memory, by a GPU: the first one's first byte. It is not
- * before any byte that it is seen, so the time is not too short. */
+/* For blocks that a GPU writes into this process's own memory: the first byte of the first block.
+ * It is not seen before any byte has arrived, so the time is not too short. */
 static int member_first(struct member *m, struct bench_answer *answer)
 {
 	struct held *target = &m->memory[BENCH_TARGET];
@@ -544,8 +546,8 @@ static int member_first(struct member *m, struct bench_answer *answer)
 
 /* ---- patterns ----------------------------------------------------------------------------- */
 
-/* The CPU must not touch a GPU's memory: its bytes are made and compared in `here` and copied by
- * the driver alone, since what is being tested cannot vouch for itself. */
+/* The CPU must not touch GPU memory: the bytes are made and compared in `here`, and the driver
+ * alone copies them, because code under test must not check itself. */
 static int pattern_on_gpu(struct member *m, const struct bench_order *order, void *memory,
 			  struct bench_answer *answer)
 {
@@ -592,7 +594,7 @@ static int member_pattern(struct member *m, const struct bench_order *order,
 	return answer->error;
 }
 
-/* One batch of one transfer. */
+/* Move everything as one batch of one transfer. */
 static int copy_whole(struct wh_peer *peer, uint32_t op, struct wh_region *local,
 		      const struct wh_remote *remote, uint64_t length, const char *require,
 		      struct bench_answer *answer)
@@ -647,7 +649,7 @@ static int member_resident(struct bench_answer *answer)
 	return 0;
 }
 
-/* order->text: "URL NAME": connect once more, move the whole region there and back. */
+/* order->text: "URL NAME": connect to one more peer, move the whole region there and back. */
 static int member_extra(struct member *m, const struct bench_order *order,
 			struct bench_answer *answer)
 {
@@ -659,7 +661,7 @@ static int member_extra(struct member *m, const struct bench_order *order,
 	memcpy(url, order->text, sizeof(url));
 	name = strchr(url, ' ');
 	if (!name || m->extra_count == EXTRA_PEERS)
-		return answer_error(answer, -EINVAL, "no further peer");
+		return answer_error(answer, -EINVAL, "cannot connect to another peer");
 	*name++ = '\0';
 	error = wh_peer_open(m->engine, url, NULL, &peer);
 	if (error)
@@ -676,9 +678,9 @@ static int member_extra(struct member *m, const struct bench_order *order,
 	return error;
 }
 
-/* ---- limits that take no other end -------------------------------------------------------- */
+/* ---- limits without another end -------------------------------------------------------------- */
 
-/* Where the pages lie makes a difference: the limit uses the same ones, its own only where the
+/* Page placement affects the speed: the limit uses the test's own pages, and others only where the
  * other process's are not mapped here. */
 static void memcpy_memory(struct member *m, const struct bench_order *order)
 {
@@ -695,7 +697,7 @@ static void memcpy_memory(struct member *m, const struct bench_order *order)
 			order->pid ? bench_find_mapping(order->pid, order->address, length) : NULL;
 }
 
-/* Near's own, of both ways. */
+/* Lend near's own memory of both ways. */
 static void gpu_memory(struct member *m, const struct bench_order *order)
 {
 	bool write = order->row.op == WH_WRITE;
@@ -772,7 +774,7 @@ static int obey(struct member *m, const struct bench_order *order, struct bench_
 	case BENCH_ROW:
 		return member_row(m, order, answer);
 	case BENCH_ROW_END:
-		/* Connections are opened as they are needed: by now they all are. */
+		/* Connections open on demand: by now all are open. */
 		if (m->batches && !m->failed)
 			member_route(m, answer);
 		row_end(m);
@@ -801,7 +803,7 @@ static int obey(struct member *m, const struct bench_order *order, struct bench_
 	case BENCH_LIMIT_LATENCY:
 		return member_limit(m, order, answer);
 	default:
-		return answer_error(answer, -EINVAL, "no such order");
+		return answer_error(answer, -EINVAL, "unknown order");
 	}
 }
 

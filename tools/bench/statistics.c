@@ -22,7 +22,7 @@ uint64_t bench_percentile(const uint64_t *sorted, size_t count, double fraction)
 	double wanted = fraction * (double)count;
 	size_t rank = (size_t)wanted;
 
-	/* Up, but not for what the fraction has as a rounding error: 0.07 of 100 is 7. */
+	/* Round up, but not for the fraction's rounding error: 0.07 of 100 is 7. */
 	if (wanted - (double)rank > 1e-6)
 		rank++;
 	if (rank > count)
@@ -56,7 +56,7 @@ void bench_pairs_add(struct bench_pairs *pairs, double test, double limit)
 	pairs->count++;
 }
 
-/* The median of those that are known. */
+/* The median of the known values. */
 static double median_known(const double *values, size_t count)
 {
 	double known[BENCH_ROUNDS];

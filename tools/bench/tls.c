@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The raw limit where the knob tls is on: blocking SSL_write() and SSL_read() on OpenSSL's own
- * sockets, as the plainest program has them. Both ends make up the key on the spot: how they came
- * to trust each other makes no difference to the bytes. */
+/* The raw limit where the setting tls is on: blocking SSL_write() and SSL_read() on OpenSSL's own
+ * sockets, as the plainest program has them. Both ends make up the key: how they came to trust each
+ * other makes no difference to the bytes. */
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -51,7 +51,7 @@ static SSL *new_end(int fd, uint32_t cipher, bool accepting)
 						      "TLS_CHACHA20_POLY1305_SHA256" :
 						      "TLS_AES_128_GCM_SHA256"))
 		ssl = SSL_new(context);
-	SSL_CTX_free(context); /* the end has it, too */
+	SSL_CTX_free(context); /* the connection holds a reference */
 	if (ssl && !SSL_set_fd(ssl, fd)) {
 		SSL_free(ssl);
 		return NULL;
@@ -67,7 +67,7 @@ int bench_tls_start(struct bench_pipe *pipe, uint32_t cipher, bool accepting)
 {
 	if (cipher == BENCH_TLS_NONE)
 		return 0;
-	/* An end that is gone is an error, which OpenSSL's write() cannot be told. */
+	/* A closed connection must be an error; OpenSSL's write() has no MSG_NOSIGNAL. */
 	signal(SIGPIPE, SIG_IGN);
 	pipe->ssl = new_end(pipe->fd, cipher, accepting);
 	if (!pipe->ssl)
@@ -81,7 +81,7 @@ void bench_tls_end(struct bench_pipe *pipe)
 	pipe->ssl = NULL;
 }
 
-/* OpenSSL's calls have no flags: the socket itself waits, or does not. */
+/* OpenSSL's calls have no flags, so the socket itself blocks or not. */
 static int set_spin(struct bench_pipe *pipe, bool spin)
 {
 	int flags;

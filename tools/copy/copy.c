@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* wherry copy: bytes from a file or a region to another. */
+/* wherry copy: the command line, the transfer from one end to the other, the result. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,10 +20,10 @@ struct copy {
 	const struct arguments *arguments;
 	struct end source, target;
 	uint64_t chunk, offset, length; /* length: COPY_UNKNOWN: all there is */
-	uint64_t connections; /* 0: not said */
+	uint64_t connections; /* 0: the default */
 	bool verify, quiet, json;
 	struct wh_engine *engine;
-	/* What came of it. */
+	/* The result. */
 	uint64_t copied;
 	double seconds;
 	char digest[2 * EVP_MAX_MD_SIZE + 1]; /* "": none */
@@ -31,7 +31,7 @@ struct copy {
 
 /* ---- the command line ------------------------------------------------------------------------ */
 
-/* `named`: Mooncake's engines are known by names. */
+/* `named`: Mooncake engines have names, because there is a metadata store. */
 static int parse_end(struct end *end, const char *text, const char *dash, bool named)
 {
 	const char *wrong;
@@ -47,7 +47,7 @@ static int parse_end(struct end *end, const char *text, const char *dash, bool n
 	if (!url_is(text)) {
 		if (strstr(text, "://"))
 			return usage_error(
-				"'%s' is no address: it starts with wherry:// or mooncake://",
+				"'%s' is no address: addresses start with wherry:// or mooncake://",
 				text);
 		return *text ? 0 : usage_error("the name of a file is empty");
 	}
@@ -87,22 +87,23 @@ static int parse_sizes(struct copy *copy)
 	return 0;
 }
 
-/* Options of Wherry's own connections, where there is none of them; and the other way round. */
+/* Options of Wherry's connections need a wherry:// end; --mooncake-metadata needs a mooncake://
+ * end. */
 static int check_mooncake(const struct copy *copy)
 {
 	static const char *const names[] = { "transport", "require", "connections" };
 
 	if (argument(copy->arguments, "mooncake-metadata") && copy->source.kind != END_MOONCAKE &&
 	    copy->target.kind != END_MOONCAKE)
-		return usage_error("--mooncake-metadata is for mooncake://, and nothing is");
+		return usage_error("--mooncake-metadata needs an address mooncake://");
 	if (copy->source.kind == END_REMOTE || copy->target.kind == END_REMOTE)
 		return 0;
 	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
 		if (argument(copy->arguments, names[i]))
-			return usage_error(
-				"--%s is for wherry://; memory of Mooncake's is reached by its own "
-				"TCP, over %d connections",
-				names[i], COPY_SLOTS);
+			return usage_error("--%s needs an address wherry://; memory of a Mooncake "
+					   "engine is reached "
+					   "over Mooncake's own TCP, with %d connections",
+					   names[i], COPY_SLOTS);
 	return 0;
 }
 
@@ -129,20 +130,22 @@ static int parse(struct copy *copy)
 	copy->quiet = argument(arguments, "quiet");
 	copy->json = argument(arguments, "json");
 	if (!end_is_remote(&copy->source) && !end_is_remote(&copy->target))
-		return usage_error("one of the two must be an address wherry://HOST:PORT/REGION; "
-				   "from file to file, cp copies");
+		return usage_error("SRC or DST must be an address wherry://HOST:PORT/REGION; to "
+				   "copy a file to "
+				   "a file use cp, which copies without an engine");
 	if (end_is_remote(&copy->source) && end_is_remote(&copy->target) && copy->offset)
 		return usage_error("--offset is for files; write wherry://HOST:PORT/REGION+OFFSET");
 	code = check_mooncake(copy);
 	if (code)
 		return code;
 	if (transport && require && strcmp(transport, require) != 0)
-		return usage_error("--transport says %s and --require says %s", transport, require);
+		return usage_error("--transport names %s and --require names %s", transport,
+				   require);
 	if (output && copy->verify)
 		return usage_error(
-			"--verify reads the copy back, and from standard output it cannot");
+			"--verify reads the copy back, which standard output does not allow");
 	if (output && copy->json)
-		return usage_error("--json goes to standard output, and so do the bytes");
+		return usage_error("--json writes to standard output, and so does the copy");
 	return 0;
 }
 
@@ -181,7 +184,7 @@ static int open_source(struct copy *copy)
 		return code;
 	}
 	if (source->length != COPY_UNKNOWN && copy->length > source->length)
-		return fail(ERANGE, "%s has %llu bytes from there on, not %llu", source->name,
+		return fail(ERANGE, "%s has %llu bytes from that offset on, not %llu", source->name,
 			    (unsigned long long)source->length, (unsigned long long)copy->length);
 	return 0;
 }
@@ -207,12 +210,12 @@ static int open_target(struct copy *copy)
 		code = remote_open(target, copy->engine, access, copy->quiet);
 	if (code || copy->length == COPY_UNKNOWN || copy->length <= target->length)
 		return code;
-	return fail(ERANGE, "%s has room for %llu bytes, not %llu; --length says how many to copy",
+	return fail(ERANGE, "%s has room for %llu bytes, not %llu; set --length to copy less",
 		    target->name, (unsigned long long)target->length,
 		    (unsigned long long)copy->length);
 }
 
-/* Are both ends memory of one engine, so that their addresses can be compared? */
+/* Both ends are memory of one engine, so their addresses can be compared. */
 static bool is_of_one_owner(const struct end *a, const struct end *b)
 {
 	struct wh_peer_info one = { .size = sizeof(one) }, other = { .size = sizeof(other) };
@@ -225,8 +228,7 @@ static bool is_of_one_owner(const struct end *a, const struct end *b)
 	       one.epoch == other.epoch;
 }
 
-/* Memory that overlaps its copy is copied in the direction in which nothing is overwritten before
- * it is read. */
+/* Choose the direction in which overlapping memory is read before it is overwritten. */
 static int choose_direction(const struct copy *copy, struct pipeline *pipeline)
 {
 	const struct end *source = &copy->source, *target = &copy->target;
@@ -234,18 +236,18 @@ static int choose_direction(const struct copy *copy, struct pipeline *pipeline)
 
 	if (!is_of_one_owner(source, target))
 		return 0;
-	/* Of Mooncake's memory the offset is the address. */
+	/* In Mooncake memory the offset is the address. */
 	distance = target->offset - source->offset;
 	if (source->kind == END_REMOTE)
 		distance += target->remote.address - source->remote.address;
 	if (!distance || (distance >= copy->length && -distance >= copy->length))
 		return 0;
 	if (copy->verify)
-		return fail(EINVAL,
-			    "%s overlaps %s: the copy overwrites its source, and --verify would "
-			    "have nothing "
-			    "to compare it with",
-			    target->name, source->name);
+		return fail(
+			EINVAL,
+			"%s overlaps %s: the copy overwrites its source, and --verify would have "
+			"nothing to compare it with",
+			target->name, source->name);
 	pipeline->backwards = distance < copy->length;
 	return 0;
 }
@@ -258,7 +260,7 @@ static double now(void)
 	return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-/* Turn a digest into text; its context is as new behind that. */
+/* Write the digest as text and reset its context. */
 static int read_digest(EVP_MD_CTX *context, char *out)
 {
 	unsigned char bytes[EVP_MAX_MD_SIZE];
@@ -272,8 +274,8 @@ static int read_digest(EVP_MD_CTX *context, char *out)
 	return 0;
 }
 
-/* A stream cannot be read again, so its bytes are hashed on their way; other sources are read once
- * more and compared, which leaves the copy itself at its full speed. */
+/* A stream cannot be read again, so its bytes are hashed on the way. Other sources are read once
+ * more and compared, so that the copy itself runs at full speed. */
 static int copy_and_verify(struct copy *copy, struct pipeline *pipeline, EVP_MD_CTX *context)
 {
 	bool stream = copy->source.kind == END_STREAM;
@@ -289,7 +291,7 @@ static int copy_and_verify(struct copy *copy, struct pipeline *pipeline, EVP_MD_
 	copy->seconds = now() - start;
 	progress_end(&progress);
 	if (!code && copy->length != COPY_UNKNOWN && copy->copied < copy->length)
-		return fail(EIO, "%s ended behind %llu bytes", copy->source.name,
+		return fail(EIO, "%s ended after %llu bytes", copy->source.name,
 			    (unsigned long long)copy->copied);
 	if (code || !copy->verify)
 		return code;
@@ -302,7 +304,8 @@ static int copy_and_verify(struct copy *copy, struct pipeline *pipeline, EVP_MD_
 	if (!code)
 		code = read_digest(context, copy->digest);
 	if (!code && stream && strcmp(sent, copy->digest) != 0)
-		code = fail(EIO, "the copy is wrong: its SHA-256 is %s, that of what was sent %s",
+		code = fail(EIO,
+			    "the copy is wrong: its SHA-256 is %s, that of the bytes sent is %s",
 			    copy->digest, sent);
 	return code;
 }
@@ -315,7 +318,7 @@ static int transfer(struct copy *copy)
 
 	if (!context || !EVP_DigestInit_ex(context, EVP_sha256(), NULL)) {
 		EVP_MD_CTX_free(context);
-		return fail(ENOMEM, "SHA-256 is not to be had");
+		return fail(ENOMEM, "OpenSSL provides no SHA-256");
 	}
 	code = pipeline_open(&pipeline, copy->engine, &copy->source, &copy->target, copy->chunk);
 	if (!code)
@@ -334,7 +337,7 @@ static double rate(const struct copy *copy)
 	return copy->seconds > 0 ? (double)copy->copied / copy->seconds / 1e9 : 0;
 }
 
-/* Refusals that surprise nobody are for --verbose. */
+/* Refusals that no user would wonder about are shown by --verbose only. */
 static void print_routes(FILE *out, const struct end *end, const char *verb, bool verbose)
 {
 	for (size_t i = 0; i < end->route_count; i++) {
@@ -354,7 +357,7 @@ static void print_routes(FILE *out, const struct end *end, const char *verb, boo
 
 static void print_text(const struct copy *copy)
 {
-	/* Behind the bytes themselves nothing else may come. */
+	/* Nothing may follow the bytes on standard output. */
 	FILE *out = strcmp(copy->target.text, "-") == 0 ? stderr : stdout;
 	bool verbose = argument(copy->arguments, "verbose");
 
@@ -431,23 +434,21 @@ static int run(const struct arguments *arguments)
 }
 
 static const struct command_option options[] = {
-	{ .name = "length", .argument = "SIZE", .help = "how much to copy; by default all" },
-	{ .name = "offset", .argument = "SIZE", .help = "where in the file to start" },
+	{ .name = "length", .argument = "SIZE", .help = "how many bytes to copy; by default all" },
+	{ .name = "offset", .argument = "SIZE", .help = "where to start in the file" },
 	{ .name = "transport",
 	  .letter = 't',
 	  .argument = "TRANSPORT",
 	  .complete = "self cuda shm rdma tcp",
 	  .help = "the same as --require" },
 	{ .name = "connections", .argument = "N", .help = "TCP connections to each peer" },
-	{ .name = "chunk", .argument = "SIZE", .help = "how much in one piece; by default 4MiB" },
+	{ .name = "chunk", .argument = "SIZE", .help = "bytes a chunk; by default 4MiB" },
 	{ .name = "mooncake-metadata",
 	  .argument = "URL",
 	  .rare = true,
-	  .help = "where Mooncake's engines are known by name, mooncake://NAME/ADDRESS: "
-		  "http://HOST:PORT/PATH "
-		  "(such as metadata) or etcd://HOST:PORT; @FILE: the URL, with a user and a "
-		  "password, is in this file "
-		  "of mode 0600" },
+	  .help = "where Mooncake engines find each other by name, mooncake://NAME/ADDRESS: "
+		  "http://HOST:PORT/PATH (such as metadata) or etcd://HOST:PORT; @FILE: a file "
+		  "of mode 0600 with the URL, which has a user and a password" },
 	STALL_OPTION,
 	{ .name = "verify", .help = "read the copy back, compare, print its SHA-256" },
 	{ .name = "quiet", .letter = 'q', .help = "print errors only" },
@@ -460,29 +461,28 @@ const struct command command_copy = {
 	.name = "copy",
 	.usage = "SRC DST",
 	.summary = "Copy bytes from a file or a region to another",
-	.details =
-		"SRC and DST are files, - (standard input, output) or regions: "
-		"wherry://HOST:PORT/REGION[+OFFSET], which may be a GPU's memory; or memory of an "
-		"engine of "
-		"Mooncake's, mooncake://HOST:PORT/ADDRESS[+OFFSET]: without the address it is said "
-		"what "
-		"there is. That one is reached by Mooncake's TCP, without proof of who it is.\n\n"
-		"At the end it prints the rate, the route that the bytes took and why better "
-		"routes "
-		"were refused; with --verbose also of routes that are for other peers, other "
-		"settings or devices "
-		"that are not here. From region to region the bytes go by way of this process.\n\n"
-		"A file gets its name when it is complete, so it is never there half-written, and "
-		"nothing of it "
-		"stays if the copy fails or is killed (on file systems that know files without a "
-		"name; on "
-		"others kill -9 leaves .NAME.XXXXXX). With --offset the bytes around the copied "
-		"ones are "
-		"kept.\n\n"
-		"An engine that answers and moves nothing for --stall-timeout ends the copy with "
-		"status 69.\n\n"
-		"With --verify the copy is read back and compared with the source; standard input "
-		"cannot be read twice, so there the SHA-256 of what was sent is compared.",
+	.details = "SRC and DST are files, - (standard input, output) or regions. A region is "
+		   "wherry://HOST:PORT/REGION[+OFFSET], which may be GPU memory, or memory of a "
+		   "Mooncake engine, mooncake://HOST:PORT/ADDRESS[+OFFSET]; without ADDRESS the "
+		   "error lists what the engine has. Mooncake memory is reached over Mooncake's "
+		   "TCP, which does not prove the engine's identity.\n"
+		   "\n"
+		   "At the end the command prints the rate, the route that the bytes took and "
+		   "why better routes were refused; --verbose adds routes for other peers, "
+		   "other settings or devices that are not here. Bytes from region to region "
+		   "pass through this process.\n"
+		   "\n"
+		   "A file gets its name once it is complete, so nobody sees half a file, and "
+		   "nothing stays behind if the copy fails or is killed (on file systems that "
+		   "have files without a name; on others kill -9 leaves .NAME.XXXXXX). With "
+		   "--offset the other bytes of the file are kept.\n"
+		   "\n"
+		   "If an engine answers but moves nothing for --stall-timeout, the copy ends "
+		   "with status 69.\n"
+		   "\n"
+		   "--verify reads the copy back and compares it with the source. Standard "
+		   "input cannot be read twice: there the SHA-256 of the copy is compared with "
+		   "that of the bytes sent.",
 	.examples = "wherry copy model.bin wherry://127.0.0.1:7000/host --verify\n"
 		    "wherry copy wherry://127.0.0.1:7000/cuda-0 weights.bin\n"
 		    "wherry copy wherry://node7:7000/host+1GiB part.bin --length 64MiB\n"

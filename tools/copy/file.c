@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* A file or stream as an end of wherry copy. A target file appears under its name when it is
+ * complete. */
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -13,8 +15,7 @@
 #include "command.h"
 #include "copy/copy.h"
 
-/* ---- a temporary file with a name goes at a signal that can be caught -------------------------
- */
+/* ---- removing a named temporary file at a signal --------------------------------------------- */
 
 static char doomed[PATH_MAX];
 static const int deadly[] = { SIGHUP, SIGINT, SIGPIPE, SIGTERM };
@@ -48,7 +49,7 @@ static void unguard(void)
 
 /* ---- sources --------------------------------------------------------------------------------- */
 
-/* Whatever a file's errno is, its exit code is not one that speaks of peers. */
+/* Whatever a file's errno is, its exit code must not be one that is about peers. */
 static int refuse(const char *verb, const char *path)
 {
 	return fail(EIO, "cannot %s %s: %s", verb, path, strerror(errno));
@@ -71,13 +72,13 @@ int file_open_source(struct end *end, uint64_t offset)
 	end->offset = offset;
 	end->length = COPY_UNKNOWN;
 	if (end->kind == END_STREAM)
-		return offset ? fail(EINVAL, "%s has no offsets: it is not a file", end->name) : 0;
+		return offset ? fail(EINVAL, "%s is not a file: it has no offsets", end->name) : 0;
 	size = lseek(end->fd, 0, SEEK_END);
 	if (size < 0)
 		return refuse("find the end of", end->name);
 	if (offset > (uint64_t)size)
-		return fail(EINVAL, "%s has %lld bytes, so there is nothing at offset %llu",
-			    end->name, (long long)size, (unsigned long long)offset);
+		return fail(EINVAL, "%s has %lld bytes: there is nothing at offset %llu", end->name,
+			    (long long)size, (unsigned long long)offset);
 	end->length = (uint64_t)size - offset;
 	posix_fadvise(end->fd, (off_t)offset, 0, POSIX_FADV_SEQUENTIAL);
 	return 0;
@@ -91,14 +92,14 @@ static char *name_temporary(const char *path)
 	const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
 	char *out;
 
-	/* Cut where the name would become too long for a directory entry. */
+	/* Shortened where the name would become too long for a directory entry. */
 	if (asprintf(&out, "%.*s.%.200s.XXXXXX", (int)(name - path), path, name) < 0)
 		return NULL;
 	return out;
 }
 
-/* All that `from` has, from where it stands, to `to`. 0, or -1 with errno; *reading: `from` has
- * failed. */
+/* Copy the content of `from`, from its position up to `to`. 0, or -1 with errno; *reading: reading
+ * failed, not writing. */
 static int copy_content(int from, int to, bool *reading)
 {
 	static char buffer[1 << 16];
@@ -106,7 +107,7 @@ static int copy_content(int from, int to, bool *reading)
 
 	while ((got = copy_file_range(from, NULL, to, NULL, 1 << 30, 0)) > 0)
 		;
-	/* Not every file system can, and both descriptors stand where it stopped. */
+	/* Not every file system can do this. Both descriptors are where it stopped. */
 	while (got) {
 		*reading = true;
 		got = read(from, buffer, sizeof(buffer));
@@ -121,7 +122,7 @@ static int copy_content(int from, int to, bool *reading)
 	return 0;
 }
 
-/* What is in the file already, for a copy that starts at an offset. */
+/* Copy the existing content of the file, for a copy that starts at an offset. */
 static int keep_content(struct end *end)
 {
 	int old = open(end->path, O_RDONLY | O_CLOEXEC), code = 0;
@@ -140,8 +141,8 @@ static void link_of(int fd, char out[32])
 	snprintf(out, 32, "/proc/self/fd/%d", fd);
 }
 
-/* A file without a name in the directory of `path`, which is gone when this process is, whatever
- * ends it. -1: the file system has none, or there is no way to name it later. */
+/* Create a file without a name in the directory of `path`: it vanishes with this process, however
+ * that ends. -1: the file system cannot, or could not name it later. */
 static int open_unnamed(const char *path)
 {
 	const char *slash = strrchr(path, '/');
@@ -157,8 +158,8 @@ static int open_unnamed(const char *path)
 	return -1;
 }
 
-/* A file of another name beside the target, which goes if a signal comes that can be caught. -1
- * with errno. */
+/* Create a named temporary file beside the target, removed at a signal that can be caught. -1 with
+ * errno. */
 static int open_temporary(struct end *end)
 {
 	int fd;
@@ -223,7 +224,7 @@ int file_open_target(struct end *end, uint64_t offset, bool keep)
 	if (end->fd < 0)
 		return refuse("open", end->name);
 	if (keep)
-		return fail(EINVAL, "%s has no offsets: it is not a file", end->name);
+		return fail(EINVAL, "%s is not a file: it has no offsets", end->name);
 	return 0;
 }
 
@@ -239,11 +240,10 @@ int file_reserve(struct end *end, uint64_t length)
 		return 0;
 	if (errno == ENOSPC || errno == EDQUOT || errno == EFBIG)
 		return refuse("write", end->name);
-	return 0; /* a file system that cannot: writing will tell */
+	return 0; /* this file system cannot reserve: writing will fail instead */
 }
 
-/* Give a file without a name the one of a temporary file. 0, or -1 with errno; EEXIST: once more.
- */
+/* Give the unnamed file a temporary name. 0, or -1 with errno; EEXIST: try another. */
 static int link_temporary(struct end *end, const char *unnamed)
 {
 	static const char letters[] = "abcdefghijklmnopqrstuvwxyz0123456789";
@@ -269,7 +269,8 @@ static int link_temporary(struct end *end, const char *unnamed)
 	return -1;
 }
 
-/* A file system that has files without a name, and does not let them have one: a copy of it. */
+/* The file system has files without a name but refuses to name them later: copy the content into a
+ * named one. */
 static int copy_temporary(struct end *end)
 {
 	struct stat status;
@@ -287,8 +288,7 @@ static int copy_temporary(struct end *end)
 	return 0;
 }
 
-/* No call puts a file without a name in the place of another: where there is one, it has another
- * name for as long as it takes to rename it. */
+/* No call links an unnamed file over an existing one: give it a temporary name, then rename it. */
 static int commit_unnamed(struct end *end)
 {
 	char unnamed[32];
@@ -309,7 +309,7 @@ int file_commit(struct end *end)
 
 	if (!end->path)
 		return 0;
-	/* Some file systems tell only at a close that a write has failed. */
+	/* Some file systems report a failed write only at close(). */
 	again = dup(end->fd);
 	if (again < 0 || close(again))
 		return refuse("write", end->name);
@@ -318,7 +318,7 @@ int file_commit(struct end *end)
 		return code;
 	again = end->fd;
 	end->fd = -1;
-	if (close(again)) /* of a copy of the file, it may be */
+	if (close(again)) /* closing a duplicate is enough */
 		return refuse("write", end->name);
 	if (rename(end->temporary, end->path))
 		return refuse("rename the finished copy to", end->name);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* An end of wherry copy that is memory of an engine of Mooncake's: a connection for each slot. */
+/* Memory of a Mooncake engine as an end of wherry copy: one connection for each slot. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -20,10 +20,10 @@
 struct mooncake_end {
 	struct wh_mooncake_segment segment;
 	struct wh_mooncake_connection lanes[COPY_SLOTS];
-	uint64_t asked[COPY_SLOTS]; /* bytes, of what a lane does */
+	uint64_t asked[COPY_SLOTS]; /* bytes of the request on each connection */
 };
 
-/* "0x7f2a40000000 (65536 bytes, host), ...", cut where it gets long. */
+/* List "0x7f2a40000000 (65536 bytes, host), ...", cut off where it gets long. */
 static void list_buffers(const struct wh_mooncake_segment *segment, char *out, size_t size)
 {
 	size_t used = 0;
@@ -59,11 +59,12 @@ static int find_buffer(struct end *end)
 		return fail(ENOENT, "%s: this engine publishes nothing", end->name);
 	if (!address)
 		return fail(ENOENT, "%s: no address; it has %s", end->name, list);
-	return fail(ENOENT, "%s: 0x%" PRIx64 " is in nothing that it publishes; it has %s",
+	return fail(ENOENT, "%s: no memory that it publishes holds 0x%" PRIx64 "; it has %s",
 		    end->name, address, list);
 }
 
-/* What the engine publishes, and on which host its data port is if that does not say so. */
+/* Ask what the engine publishes, and the host of its data port if that is not part of the
+ * answer. */
 static int ask(struct end *end, const char *metadata, char *host, size_t size)
 {
 	struct wh_mooncake_segment *segment = &end->mooncake->segment;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Chunks go from the source into staging buffers and from there to the target. A remote end works
- * on by itself while a file is read or written, so both go on at the same time. */
+ * in the background while a file is read or written, so both overlap. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -13,12 +13,12 @@
 #include "memory.h"
 #include "util/clock.h"
 
-#define REDRAW 100000000 /* ns */
+#define REDRAW 100000000 /* ns between two updates of the progress line */
 
 enum { SOURCE, TARGET };
 
-/* Pinned where a GPU is on the other side, or it would have to be pinned for each of them. If that
- * is not to be had here, the GPU is another machine's. */
+/* Get pinned memory where a GPU is on the other side: otherwise each transfer would have to pin it.
+ * If there is none, the GPU is on another machine, and any memory will do. */
 static int get_staging(struct pipeline *pipeline, uint64_t length, void **out)
 {
 	struct wh_memory_options pinned = { .size = sizeof(pinned), .kind = WH_MEMORY_PINNED };
@@ -47,7 +47,7 @@ int pipeline_open(struct pipeline *pipeline, struct wh_engine *engine, struct en
 	};
 	error = get_staging(pipeline, COPY_SLOTS * chunk, &staging);
 	if (error)
-		return engine_fail(error, "cannot get memory for the copy");
+		return engine_fail(error, "cannot allocate memory for the copy");
 	pipeline->staging = staging;
 	error = wh_region_register(engine, staging, COPY_SLOTS * chunk, &options,
 				   &pipeline->region);
@@ -62,7 +62,7 @@ int pipeline_open(struct pipeline *pipeline, struct wh_engine *engine, struct en
 
 			error = peer ? wh_batch_new(peer, NULL, &slot->batch[side]) : 0;
 			if (error)
-				return engine_fail(error, "cannot make a batch");
+				return engine_fail(error, "cannot create a batch");
 		}
 	}
 	return 0;
@@ -80,7 +80,7 @@ static size_t number_of(const struct pipeline *pipeline, const struct slot *slot
 	return (size_t)(slot - pipeline->slots);
 }
 
-/* Start moving a slot's bytes between it and the remote end. */
+/* Start to move a slot's bytes between the slot and the remote end. */
 static int submit(struct pipeline *pipeline, struct slot *slot, int side, uint32_t op,
 		  uint64_t position)
 {
@@ -110,13 +110,13 @@ static int submit(struct pipeline *pipeline, struct slot *slot, int side, uint32
 	return error ? batch_fail(end, error, wh_error_text()) : 0;
 }
 
-/* When something of one side has last been seen to move. */
+/* When something last moved on one side. */
 struct motion {
 	uint64_t moved;
 	int64_t since;
 };
 
-/* Does nothing move on this side, in whatever slot? */
+/* No slot of this side moves. */
 static bool is_stalled(const struct pipeline *pipeline, int side, struct motion *motion)
 {
 	uint64_t sum = 0, moved;
@@ -150,7 +150,7 @@ static int finish(struct pipeline *pipeline, struct slot *slot, int side, struct
 		return error;
 	if (!batch)
 		return 0;
-	/* A batch that has timed out itself ends with the same errno as a wait that has. */
+	/* A batch that itself timed out ends with the same errno as a wait that timed out. */
 	while ((error = wh_batch_wait(batch, REDRAW)) == -ETIMEDOUT &&
 	       (error = wh_batch_poll(batch)) == -EINPROGRESS) {
 		progress_move(progress, done);
@@ -181,7 +181,7 @@ static int fetch(struct pipeline *pipeline, struct slot *slot, int side, uint64_
 	return code;
 }
 
-/* Start to bring a slot's bytes to the target. */
+/* Start to store a slot's bytes in the target. */
 static int store(struct pipeline *pipeline, struct slot *slot, uint64_t position)
 {
 	struct end *end = pipeline->end[TARGET];
@@ -196,11 +196,12 @@ static int store(struct pipeline *pipeline, struct slot *slot, uint64_t position
 
 /* ---- the copy -------------------------------------------------------------------------------- */
 
-/* Chunks are fetched, stored and finished in order, each of them in the slot of its number. */
+/* Progress of the copy. Chunks are fetched, stored and finished in order, each in the slot of its
+ * number. */
 struct course {
 	uint64_t fetched, stored, finished; /* chunks */
-	uint64_t read, written; /* bytes; written: started */
-	uint64_t done; /* bytes that have arrived */
+	uint64_t read, written; /* bytes; written: submitted */
+	uint64_t done; /* bytes that the target has */
 	bool ended; /* nothing left to fetch */
 };
 
@@ -262,8 +263,8 @@ static int finish_next(struct pipeline *pipeline, struct course *course, struct 
 int pipeline_copy(struct pipeline *pipeline, uint64_t length, void *digest,
 		  struct progress *progress, uint64_t *copied)
 {
-	/* A remote source has several chunks on their way; a file is read one ahead at a time, and
-	 * the other slots are for what is on its way to the target. */
+	/* A remote source has several chunks in flight. A file is read one chunk ahead; the other
+	 * slots hold chunks in flight to the target. */
 	uint64_t ahead = !end_is_remote(pipeline->end[SOURCE]) ? 1 :
 			 !end_is_remote(pipeline->end[TARGET]) ? COPY_SLOTS - 1 :
 								 COPY_SLOTS / 2;
@@ -292,7 +293,7 @@ static struct slot *pair_of(struct pipeline *pipeline, uint64_t number)
 	return &pipeline->slots[number % 2 ? COPY_SLOTS / 2 : 0];
 }
 
-/* Chunk number `number`: the target's bytes into one slot, the source's into the next. */
+/* Fetch chunk `number`: the target's bytes into one slot, the source's into the next. */
 static int fetch_pair(struct pipeline *pipeline, uint64_t number, uint64_t length, bool both)
 {
 	struct slot *slot = pair_of(pipeline, number);
@@ -359,7 +360,7 @@ int pipeline_close(struct pipeline *pipeline, int code)
 {
 	int error;
 
-	/* Nothing may move in the memory that goes. */
+	/* Nothing may be in flight in memory that is about to be freed. */
 	mooncake_close(pipeline->end[SOURCE]);
 	mooncake_close(pipeline->end[TARGET]);
 	for (size_t i = 0; i < (size_t)2 * COPY_SLOTS; i++) {

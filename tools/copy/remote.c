@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* A region of a peer as an end of wherry copy. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -6,7 +7,7 @@
 #include "copy/copy.h"
 #include "engine.h"
 
-/* "host, host1, cache", cut where it gets long. */
+/* List "host, host1, cache", cut off where it gets long. */
 static void list_regions(struct wh_peer *peer, char *out, size_t size)
 {
 	struct wh_remote remote;
@@ -32,9 +33,9 @@ static int no_region(struct end *end)
 
 	list_regions(end->peer, names, sizeof(names));
 	if (!*names)
-		return fail(ENOENT, "%s: no region '%s'; this peer has none with a name",
+		return fail(ENOENT, "%s: no region '%s'; this peer publishes none with a name",
 			    end->url.engine, end->url.region);
-	return fail(ENOENT, "%s: no region '%s'; it has %s", end->url.engine, end->url.region,
+	return fail(ENOENT, "%s: no region '%s'; the peer has %s", end->url.engine, end->url.region,
 		    names);
 }
 
@@ -94,7 +95,7 @@ void remote_count(struct end *end, struct wh_batch *batch)
 
 		if (!sum)
 			continue;
-		if (routes[i].bytes) /* "4 connections" may be one at the start */
+		if (routes[i].bytes) /* "4 connections" may have been one at the start */
 			memcpy(sum->detail, routes[i].detail, sizeof(sum->detail));
 		sum->bytes += routes[i].bytes;
 		sum->transfers += routes[i].transfers;

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* wherry explain --errno: what each errno means in Wherry, and what to try. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,7 +10,7 @@
 #include "explain/explain.h"
 #include "output.h"
 
-/* No errno is larger in Linux. */
+/* the largest errno in Linux */
 #define ERRNO_MOST 4095
 
 static const struct meaning {
@@ -19,21 +20,25 @@ static const struct meaning {
 } meanings[] = {
 	{ EPERM, "the process has forked since it opened the engine, or the kernel forbids it",
 	  "open an engine of its own in the child; for process_vm see kernel.yama.ptrace_scope" },
-	{ ENOENT, "no such region, knob or file", "wherry explain URL lists the peer's regions" },
+	{ ENOENT, "no such region, setting or file",
+	  "wherry explain URL lists the peer's regions" },
 	{ E2BIG, "the program was built for a newer library",
-	  "install that version, or build anew" },
+	  "install that version, or build again" },
 	{ EAGAIN, "nothing there yet", "wait longer" },
-	{ ENOMEM, "no memory", "less memory, or more huge pages (vm.nr_hugepages); see ulimit -v" },
+	{ ENOMEM, "no memory",
+	  "use less memory, or more huge pages (vm.nr_hugepages); see ulimit -v" },
 	{ EACCES, "the region does not grant it, or the other side has another key",
-	  "serve it without --read-only; name one key on both sides by the knob keyfile" },
+	  "serve it without --read-only; give both sides the same key by the setting "
+	  "keyfile" },
 	{ EBUSY, "still in use", "wait for or cancel the batch; close what was opened from it" },
 	{ EEXIST, "the name is taken", "choose another name" },
-	{ EINVAL, "an argument or a knob is wrong; the text names it", "wherry config" },
+	{ EINVAL, "an argument or a setting is wrong; the text names it", "wherry config" },
 	{ EMFILE, "no file descriptors left", "raise ulimit -n" },
 	{ ENOSPC, "the buffer, the disk or the region is full", "make room, or copy less" },
-	{ ERANGE, "it lies outside the region", "check offset and length against the region's" },
+	{ ERANGE, "the range is outside the region",
+	  "check offset and length against the region's" },
 	{ EDEADLK, "called from a callback, where it would wait for itself",
-	  "do it on a thread of your own, or use a completion queue" },
+	  "call it on another thread, or use a completion queue" },
 	{ EPROTO, "something that is not Wherry answers there", "check the port" },
 	{ ELIBACC, "there is no OpenSSL to prove a key with", "install libssl3 (openssl-libs)" },
 	{ EPROTONOSUPPORT, "the peer speaks another version of the protocol",
@@ -41,14 +46,14 @@ static const struct meaning {
 	{ EOPNOTSUPP, "no transport can do it, or not the required one",
 	  "wherry explain URL says why each was refused; see --require" },
 	{ EADDRINUSE, "another process listens there", "choose another port, or 0 for a free one" },
-	{ EADDRNOTAVAIL, "the address is none of this machine's", "ip address lists them" },
-	{ ENETUNREACH, "there is no way to that network", "check the address and ip route" },
+	{ EADDRNOTAVAIL, "the address is not one of this machine's", "ip address lists them" },
+	{ ENETUNREACH, "there is no route to that network", "check the address and ip route" },
 	{ EHOSTUNREACH, "the host cannot be found or reached", "check its name and the firewall" },
 	{ ECONNREFUSED, "nobody listens there", "start wherry serve; check the port" },
 	{ ECONNRESET, "the peer is lost: it ended or closed the connection",
 	  "submit again once it is back" },
 	{ ETIMEDOUT, "the peer did not answer in time",
-	  "check the firewall; see the knob timeout" },
+	  "check the firewall; see the setting timeout" },
 	{ ESTALE, "the peer restarted, or the region is gone",
 	  "open a new peer and look the region up again" },
 	{ ECANCELED, "the batch was cancelled", "submit it again" },
@@ -98,6 +103,6 @@ int explain_errno(const char *text, bool json)
 	if (meaning)
 		printf("In Wherry: %s.\nTry: %s.\n", meaning->means, meaning->try);
 	else
-		printf("Wherry itself does not return it: it is the system's.\n");
+		printf("Wherry itself does not return it; it comes from the system.\n");
 	return EXIT_PASS;
 }

@@ -28,14 +28,14 @@ struct local {
 	struct wh_region *region;
 };
 
-/* What would be done with a transfer between two places. */
+/* How a transfer between two memories would be done. */
 struct answer {
 	struct wh_route routes[ROUTES_MAX];
 	size_t count;
-	struct wh_estimate estimate; /* duration 0: not known */
-	int error; /* no routes: why */
+	struct wh_estimate estimate; /* duration 0: unknown */
+	int error; /* why there are no routes */
 	char text[256];
-	/* a GPU's: how NICs, or the CPU, reach it, and why not better; "": neither */
+	/* GPU memory: how NICs or the CPU reach it, and why not better; "": neither applies */
 	char memory[1200];
 };
 
@@ -47,7 +47,7 @@ struct explanation {
 	size_t remote_count;
 	struct local locals[3];
 	uint64_t size;
-	/* Refusals already told, for the notes below the table. */
+	/* Refusals listed so far, for the notes below the table. */
 	char reasons[REASONS_MAX][sizeof(((struct answer *)0)->memory) + 24];
 	size_t reason_count;
 };
@@ -65,7 +65,7 @@ static void remote_name(const struct wh_remote *remote, char *out, size_t size)
 		snprintf(out, size, "0x%" PRIx64, remote->id);
 }
 
-/* Ids use all of their 64 bits, which a JSON number may not keep. */
+/* Ids use all 64 bits, which a JSON number may not preserve. */
 static json_t *json_id(uint64_t id)
 {
 	char text[24];
@@ -114,12 +114,12 @@ static int make_locals(struct explanation *e)
 			error = wh_region_register(e->engine, local->address, e->size, &region,
 						   &local->region);
 		if (error)
-			return engine_fail(error, "cannot get memory to try");
+			return engine_fail(error, "cannot allocate memory for the estimates");
 	}
 	return 0;
 }
 
-/* The line of the explanation that is about a GPU's memory, if there is one. */
+/* Find the line of the explanation about a GPU's memory. */
 static void find_memory(struct wh_batch *batch, struct answer *out)
 {
 	char text[2048], *line, *rest = text;
@@ -153,8 +153,8 @@ static void ask(struct explanation *e, const struct local *local, const struct w
 		out->estimate.size = sizeof(out->estimate);
 	progress_start_steps(&progress, "measuring", 0, false);
 	progress_watch(&progress);
-	/* First, for it may open the connections that the routes then tell of. What it fails with,
-	 * they tell. */
+	/* Estimate first, because that may open the connections that the routes report. The routes
+	 * report its failures. */
 	if (!out->error && wh_batch_estimate(batch, &out->estimate))
 		out->estimate.duration = 0;
 	progress_end(&progress);
@@ -168,7 +168,7 @@ static void ask(struct explanation *e, const struct local *local, const struct w
 	wh_batch_free(batch);
 }
 
-/* The route that would be taken: the first that is not refused. NULL: none. */
+/* The first route that is not refused; NULL: none. */
 static const struct wh_route *taken(const struct answer *answer)
 {
 	for (size_t i = 0; i < answer->count; i++)
@@ -200,7 +200,7 @@ static void print_peer(const struct explanation *e)
 		       is_granted(remote, WH_WRITE) ? " write" : "");
 	}
 	if (e->remote_count == REGIONS_SHOWN && e->info.regions > REGIONS_SHOWN)
-		printf("  ... and %u more: ask for one by wherry://HOST:PORT/REGION\n",
+		printf("  ... and %u more: name one as wherry://HOST:PORT/REGION\n",
 		       e->info.regions - REGIONS_SHOWN);
 }
 
@@ -246,7 +246,7 @@ static void print_answer(struct explanation *e, const char *local, const char *r
 		snprintf(expected, sizeof(expected), "%.1f us, %.2f GB/s",
 			 (double)estimate->duration / 1e3,
 			 (double)estimate->bytes / (double)estimate->duration);
-	/* The route comes last, because it may be long. */
+	/* The route is the last column because it may be long. */
 	printf("%*s %-*s %s", used < REFUSED_COLUMN ? REFUSED_COLUMN - used : 0, "",
 	       EXPECTED_COLUMN, expected, way);
 	if (route && *answer->memory)
@@ -256,7 +256,7 @@ static void print_answer(struct explanation *e, const char *local, const char *r
 
 		format_size(size, sizeof(size), estimate->working_set);
 		snprintf(note, sizeof(note),
-			 "from the cache: the region has %s; more of it takes longer", size);
+			 "from the CPU's cache: the region has %s; larger ones take longer", size);
 		printf(" [%zu]", reason_number(e, "expected", note));
 	}
 	printf("\n");
@@ -440,7 +440,7 @@ static int run(const struct arguments *arguments)
 	int code;
 
 	if (number && arguments->operand_count)
-		return usage_error("either --errno or an address");
+		return usage_error("either --errno or an address, not both");
 	if (number)
 		return explain_errno(number, json);
 	if (!arguments->operand_count)
@@ -450,7 +450,7 @@ static int run(const struct arguments *arguments)
 	if (argument(arguments, "blocks"))
 		return usage_error("--blocks is for two memories: wherry explain cuda:0 cuda:1");
 	if (explain_is_memory(arguments->operands[0]))
-		return usage_error("'%s' is a memory: name the one that the bytes go to as well",
+		return usage_error("'%s' is a memory: name a second one, the target",
 				   arguments->operands[0]);
 	wrong = url_parse(arguments->operands[0], &url);
 	if (wrong)
@@ -469,9 +469,9 @@ static int run(const struct arguments *arguments)
 }
 
 static const struct command_option options[] = {
-	{ .name = "size", .argument = "SIZE", .help = "how much at a time; by default 1MiB" },
+	{ .name = "size", .argument = "SIZE", .help = "bytes of a transfer; by default 1MiB" },
 	{ .name = "blocks", .argument = "N", .help = "N blocks of that size; two memories only" },
-	{ .name = "errno", .argument = "N", .help = "say what an errno means in Wherry" },
+	{ .name = "errno", .argument = "N", .help = "explain what an errno means in Wherry" },
 	{ .name = "json", .letter = 'j', .help = "as JSON" },
 	ENGINE_OPTIONS,
 	{ 0 },
@@ -480,23 +480,19 @@ static const struct command_option options[] = {
 const struct command command_explain = {
 	.name = "explain",
 	.usage = "[wherry://HOST:PORT[/REGION] | MEM MEM]",
-	.summary = "Say which routes lead to a peer, and why not better ones",
-	.details = "Connects and prints who the peer is, which regions it offers, and for each "
-		   "kind of "
-		   "memory here and each region there the route that a transfer of --size would "
-		   "take, and "
-		   "how long: to measure the way, up to 64 MiB are read a few times from each "
-		   "region that "
-		   "may be read and has 64 KiB; nothing is written. Where a region is so short "
-		   "that this "
-		   "comes from the cache, it is said.\n\n"
-		   "With two memories of this machine it says by which route and engine --size "
-		   "bytes, or "
-		   "--blocks of them, would go from the first to the second in one process, and "
-		   "how long "
-		   "that would take: the engine measures what a GPU's kernel and its copy engines, "
-		   "or the "
-		   "CPU's copies, take when a way is first used.\n\n" MEMORY_HELP,
+	.summary = "Show which routes lead to a peer, and why not better ones",
+	.details = "Connects, and prints who the peer is, which regions it offers, and for each "
+		   "kind of memory here and each region there the route that a transfer of "
+		   "--size would take, and how long. To measure a route, the command reads up "
+		   "to 64 MiB a few times from each readable region of at least 64 KiB; it "
+		   "writes nothing. It says so where a region is so short that the bytes come "
+		   "from the CPU's cache.\n"
+		   "\n"
+		   "With two memories of this machine it shows by which route and engine --size "
+		   "bytes, or --blocks of them, would go from the first to the second in one "
+		   "process, and how long that would take. The engine measures a GPU's kernel "
+		   "and copy engines, or the CPU's copies, when a route is first used.\n"
+		   "\n" MEMORY_HELP,
 	.examples = "wherry explain wherry://127.0.0.1:7000\n"
 		    "wherry explain wherry://node7:7000/host --json | jq '.routes[].transport'\n"
 		    "wherry explain cuda:0 cuda:1 --size 4KiB --blocks 16384\n"

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* wherry explain: what explain.c, errno.c and memory.c share. */
 #ifndef TOOLS_EXPLAIN_EXPLAIN_H
 #define TOOLS_EXPLAIN_EXPLAIN_H
 
@@ -9,20 +10,22 @@ struct arguments;
 struct wh_batch;
 struct wh_estimate;
 
-/* Print what an errno, as a number or a name, means in Wherry and what to try. An exit code. */
+/* Print what an errno, as a number or a name, means in Wherry and what to try. Returns an exit
+ * code. */
 int explain_errno(const char *text, bool json);
 
-/* Is it a memory, such as cuda:0? */
+/* The text names a memory, such as cuda:0. */
 bool explain_is_memory(const char *text);
 
-/* What is told of the CPU window onto the batch's memory; "": nothing. */
+/* What the explanation says of the CPU window onto the batch's memory; "": nothing. */
 void explain_window(struct wh_batch *batch, char *line, size_t size);
 
-/* Was so little memory walked through to measure it that the CPU's last cache has all of it, on
- * both sides? Then larger memory is slower. */
+/* The estimate measured so little memory that the CPU's last cache holds it, on both sides. Then
+ * larger memory is slower. */
 bool explain_from_cache(const struct wh_estimate *estimate);
 
-/* How bytes would get from one memory to another: the two operands. An exit code. */
+/* Explain how bytes would get from one memory to another: the two operands. Returns an exit
+ * code. */
 int explain_memory(const struct arguments *arguments);
 
 #endif

@@ -13,7 +13,7 @@
 
 #define ROUTES_MAX 8
 #define MOST (UINT64_C(1) << 33) /* bytes of either side */
-/* bytes of the target that an estimate reads, if there are as many */
+/* bytes of the target that an estimate reads, if it has as many */
 #define WALKED (UINT64_C(64) << 20)
 #define CACHE_USUAL (UINT64_C(32) << 20)
 #define CACHE_LEVELS 10
@@ -30,7 +30,7 @@ struct question {
 	struct wh_region *region[2];
 	struct wh_memory_info info[2];
 	struct wh_batch *batch;
-	/* What came of it. */
+	/* The answer. */
 	struct wh_route routes[ROUTES_MAX];
 	size_t count;
 	struct wh_estimate estimate; /* bytes 0: no route */
@@ -42,8 +42,7 @@ static uint64_t bytes_of(const struct question *q)
 	return q->size * (q->blocks ? q->blocks : 1);
 }
 
-/* The estimate reads the target's memory: there is enough of it to walk through as wherry bench
- * does. */
+/* Long enough for the estimate, which walks through the target's memory as wherry bench does. */
 static uint64_t length_of(const struct question *q, int side)
 {
 	uint64_t bytes = bytes_of(q);
@@ -55,7 +54,7 @@ static uint64_t length_of(const struct question *q, int side)
 
 static uint64_t host_bytes(const struct question *q)
 {
-	uint64_t bytes = WALKED; /* the estimate's own */
+	uint64_t bytes = WALKED; /* what the estimate reads */
 
 	for (int side = SOURCE; side <= TARGET; side++)
 		if (!memory_on_gpu(q->memory[side].kind))
@@ -81,16 +80,16 @@ static int prepare(struct question *q)
 						   &q->region[side]);
 		if (error)
 			return engine_fail(error, q->text[side]);
-		/* What was never written is the kernel's one page of zeros, which is always in the
+		/* Pages never written are the kernel's one page of zeros, which is always in the
 		 * cache. */
 		if (side == TARGET && !memory_on_gpu(q->memory[side].kind))
 			memset(q->address[side], 0xa5, WALKED);
 	}
 	error = wh_peer_open(q->engine, "self", NULL, &q->self);
-	return error ? engine_fail(error, "cannot reach this process itself") : 0;
+	return error ? engine_fail(error, "cannot connect to this process itself") : 0;
 }
 
-/* The blocks lie one behind the other: where they lie makes no difference to the route. */
+/* The blocks are contiguous: their offsets make no difference to the route. */
 static int fill(struct question *q, const struct wh_remote *remote)
 {
 	struct wh_base base = { .local = q->region[SOURCE], .remote = remote->id };
@@ -153,12 +152,12 @@ static int ask(struct question *q)
 	q->estimate.size = sizeof(q->estimate);
 	error = wh_batch_estimate(q->batch, &q->estimate);
 	if (error && error != -EOPNOTSUPP)
-		return engine_fail(error, "cannot tell what it would take");
+		return engine_fail(error, "cannot estimate the time");
 	explain_window(q->batch, q->window, sizeof(q->window));
 	return 0;
 }
 
-/* The last cache's bytes. sysconf(_SC_LEVEL3_CACHE_SIZE) adds up those of all cores' caches. */
+/* Bytes of the last cache. sysconf(_SC_LEVEL3_CACHE_SIZE) adds up the caches of all cores. */
 static uint64_t cache_bytes(void)
 {
 	uint64_t bytes = 0;
@@ -201,7 +200,7 @@ static int undo(struct question *q, int code)
 	return engine_close(q->engine, code);
 }
 
-/* ---- telling --------------------------------------------------------------------------------- */
+/* ---- output ---------------------------------------------------------------------------------- */
 
 static const struct wh_route *taken(const struct question *q)
 {
@@ -263,7 +262,7 @@ static void print_text(const struct question *q)
 		printf("expected from what %s%s\n",
 		       estimate->measured ? "was measured here just now" :
 					    "is usual: there was nothing to measure with",
-		       explain_from_cache(estimate) ? ", from the cache" : "");
+		       explain_from_cache(estimate) ? ", from the CPU's cache" : "");
 		if (estimate->kernel) {
 			print_engine(q, "kernel", estimate->kernel, kernel);
 			print_engine(q, "copy engine", estimate->copies, !kernel);
@@ -271,7 +270,7 @@ static void print_text(const struct question *q)
 			print_engine(q, "all of it", estimate->duration, false);
 		}
 	} else if (route) {
-		printf("expected not known: it could not be measured; wherry bench does it\n");
+		printf("expected unknown: it could not be measured; wherry bench does it\n");
 	}
 	if (*q->window)
 		printf("window   %s\n", q->window);
@@ -294,7 +293,7 @@ static json_t *json_memory(const struct question *q, int side)
 	return json;
 }
 
-/* 0 is not known. */
+/* null if unknown (0) */
 static json_t *json_us(uint64_t ns)
 {
 	return ns ? json_real(us(ns)) : json_null();
@@ -365,7 +364,7 @@ static int parse(const struct arguments *arguments, struct question *q)
 		q->text[side] = arguments->operands[side];
 		wrong = memory_parse(q->text[side], &q->memory[side], &rest);
 		if (!wrong && *rest)
-			wrong = "goes on behind the place: how much is for --size to say";
+			wrong = "has a size after the location: use --size";
 		if (wrong)
 			return usage_error("'%s' %s", q->text[side], wrong);
 	}
@@ -381,7 +380,7 @@ static int parse(const struct arguments *arguments, struct question *q)
 	return 0;
 }
 
-/* The CUDA driver takes seconds to start, and measuring takes what it takes. */
+/* The CUDA driver takes seconds to start, and measuring takes time as well. */
 static int take_step(struct question *q, int (*step)(struct question *q), const char *label)
 {
 	struct progress progress;
@@ -404,7 +403,7 @@ int explain_memory(const struct arguments *arguments)
 		code = engine_open(arguments, &setup, &q.engine);
 	if (code)
 		return code;
-	code = take_step(&q, prepare, "taking memory");
+	code = take_step(&q, prepare, "allocating memory");
 	if (!code)
 		code = take_step(&q, ask, "measuring");
 	if (!code && argument(arguments, "json"))

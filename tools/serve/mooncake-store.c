@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Stores of Mooncake's metadata, for the command. */
+/* Open the store of Mooncake's metadata that a URL names. */
 #include <errno.h>
 #include <string.h>
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* wherry serve --mooncake. Host memory is read and written where it is; a GPU's goes by way of a
- * few hundred KiB of host memory, which the engine copies to and from it. */
+/* wherry serve --mooncake. Peers' requests read and write host memory in place; GPU memory goes
+ * through a few hundred KiB of host memory, which the engine copies. */
 #include "serve/mooncake.h"
 
 #include <errno.h>
@@ -25,9 +25,9 @@ struct mooncake {
 	struct wh_mooncake_server *server;
 	struct wh_engine *engine;
 	struct mooncake_store store;
-	char name[WH_MOONCAKE_NAME_MAX]; /* in the store */
+	char name[WH_MOONCAKE_NAME_MAX]; /* in the metadata store */
 	bool published;
-	/* for a GPU's memory; all zero: there is none of it */
+	/* for GPU memory; all zero: none is offered */
 	struct wh_mooncake_staging staging;
 };
 
@@ -42,10 +42,11 @@ int mooncake_check(const struct arguments *arguments)
 	const char *name = argument(arguments, "mooncake-name");
 
 	if (name && !argument(arguments, "mooncake-metadata"))
-		return usage_error("--mooncake-name is for --mooncake-metadata: without it the "
-				   "name is an address");
+		return usage_error(
+			"--mooncake-name needs --mooncake-metadata: without it the name is the "
+			"address");
 	if (name && (!*name || strlen(name) >= WH_MOONCAKE_NAME_MAX))
-		return usage_error("--mooncake-name: a name has 1 to %d bytes",
+		return usage_error("--mooncake-name: a name must have 1 to %d bytes",
 				   WH_MOONCAKE_NAME_MAX - 1);
 	for (const char *c = name; c && *c; c++)
 		if (*c <= ' ' || *c >= 0x7f)
@@ -53,7 +54,7 @@ int mooncake_check(const struct arguments *arguments)
 	return 0;
 }
 
-/* ---- memory of GPUs ------------------------------------------------------------------------ */
+/* ---- GPU memory ------------------------------------------------------------------------------ */
 
 static int copy(void *arg, const struct wh_mooncake_memory *memory, uint64_t offset, size_t length,
 		bool to_memory)
@@ -120,7 +121,7 @@ static int describe(struct mooncake *mooncake, bool writable)
 	return gpu ? open_staging(mooncake) : 0;
 }
 
-/* So that engines that keep their metadata there find this one. */
+/* Publish the metadata, so that engines that use this store find the server. */
 static int publish(struct mooncake *mooncake, const char *url, const char *name)
 {
 	struct wh_mooncake_endpoint control;
@@ -129,12 +130,12 @@ static int publish(struct mooncake *mooncake, const char *url, const char *name)
 
 	if (!url)
 		return 0;
-	/* It was formatted by the server. */
+	/* The server has formatted this address itself. */
 	wh_mooncake_endpoint_read(wh_mooncake_control(mooncake->server), &control);
 	if (!strcmp(control.host, "0.0.0.0") || !strcmp(control.host, "::"))
 		return usage_error(
-			"--mooncake-listen: with --mooncake-metadata it is an address that others "
-			"reach, not %s",
+			"--mooncake-listen: with --mooncake-metadata it must be an address that "
+			"other hosts reach, not %s",
 			control.host);
 	snprintf(mooncake->name, sizeof(mooncake->name), "%s",
 		 name ? name : wh_mooncake_control(mooncake->server));
@@ -159,8 +160,8 @@ static int withdraw(struct mooncake *mooncake, int code)
 		error = wh_mooncake_withdraw(mooncake->store.ops, mooncake->store.store,
 					     mooncake->name);
 	if (error && !code)
-		code = fail(error, "--mooncake-metadata: %s stays there: %s", mooncake->name,
-			    wh_fail_text());
+		code = fail(error, "--mooncake-metadata: cannot remove %s from the store: %s",
+			    mooncake->name, wh_fail_text());
 	mooncake_store_close(&mooncake->store);
 	return code;
 }
@@ -175,7 +176,8 @@ static int announce(const struct mooncake *mooncake, bool writable)
 		       mooncake->memories[i].name);
 	if (fflush(stdout))
 		return fail(errno, "cannot write to standard output: %s", strerror(errno));
-	note("anybody who reaches %s and %s can %s what is served: Mooncake's protocol has no keys",
+	note("anybody who reaches %s and %s can %s the memory served: Mooncake's protocol "
+	     "has no keys",
 	     control, wh_mooncake_data(mooncake->server), writable ? "read and write" : "read");
 	return 0;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What wherry serve offers to programs made for Mooncake's transfer engine; and stores of their
- * metadata. */
+/* Memory that wherry serve offers to programs made for Mooncake's transfer engine; and the stores
+ * of their metadata. */
 #ifndef TOOLS_SERVE_MOONCAKE_H
 #define TOOLS_SERVE_MOONCAKE_H
 
@@ -8,7 +8,7 @@
 
 #include "command.h"
 
-/* Memory to offer. */
+/* One memory to offer. */
 struct mooncake_offer {
 	const char *name;
 	void *address;
@@ -23,34 +23,35 @@ struct mooncake_setup {
 	const struct mooncake_offer *offers;
 	size_t count;
 	bool writable;
-	/* Called on another thread for each notification of a peer; NULL: they are not shown. */
+	/* Called on another thread for each notification of a peer; NULL: notifications are not
+	 * shown. */
 	void (*notified)(void *arg, const char *name, const char *message);
 	void *arg;
 };
 
 struct mooncake;
 
-/* Is it asked for? */
+/* --mooncake or an option that implies it is given. */
 bool mooncake_wanted(const struct arguments *arguments);
 
-/* Are the options that go with it right? 0, or an exit code. */
+/* Check the options for Mooncake. 0, or an exit code. */
 int mooncake_check(const struct arguments *arguments);
 
-/* Start to serve, and print what there is, a line for each memory. 0, or an exit code. */
+/* Start to serve, and print a line for each memory. 0, or an exit code. */
 int mooncake_start(const struct mooncake_setup *setup, struct mooncake **out);
-/* With the exit code so far, which it returns, or its own if that is 0. NULL is fine. */
+/* Stop. Takes the exit code so far and returns it, or its own if that is 0. NULL is allowed. */
 int mooncake_stop(struct mooncake *mooncake, int code);
 
 /* A store of metadata, for compat/mooncake/store.h. */
 struct mooncake_store {
-	const struct wh_mooncake_store_ops *ops; /* NULL: it is not open */
+	const struct wh_mooncake_store_ops *ops; /* NULL: not open */
 	void *store;
 };
 
-/* `url`, or "@FILE": in a file that nobody else may read. 0, or an exit code after a line on
- * stderr. */
+/* Open the store at `url`, or at the URL in a file that nobody else may read: "@FILE". 0, or an
+ * exit code after a line on stderr. */
 int mooncake_store_open(const char *url, struct mooncake_store *store);
-/* One that is not open is left alone. */
+/* A store that is not open is left alone. */
 void mooncake_store_close(struct mooncake_store *store);
 
 #endif

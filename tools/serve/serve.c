@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* wherry serve: memory for others to read and write, until a signal comes. */
+/* wherry serve: offer memory for others to read and write, until a signal arrives. */
 #include <ctype.h>
 #include <errno.h>
 #include <poll.h>
@@ -30,7 +30,7 @@ struct server {
 	struct wh_engine *engine;
 	struct served *memories;
 	size_t count;
-	struct mooncake_offer *offers; /* the same, for Mooncake's */
+	struct mooncake_offer *offers; /* the same memory, for Mooncake */
 	struct mooncake *mooncake;
 };
 
@@ -58,11 +58,11 @@ static int parse_memory(const char *text, struct served *out)
 		return 0;
 	name++;
 	if (!*name || strlen(name) >= sizeof(out->name))
-		return usage_error("--memory: '%s': a name has 1 to 63 bytes", text);
+		return usage_error("--memory: '%s': a name must have 1 to 63 bytes", text);
 	for (const char *c = name; *c; c++)
 		if (!isalnum((unsigned char)*c) && !strchr("._-", *c))
-			return usage_error("--memory: the name '%s' has other characters than "
-					   "A-Z a-z 0-9 . _ -",
+			return usage_error("--memory: the name '%s' has other characters than A-Z "
+					   "a-z 0-9 . _ -",
 					   name);
 	snprintf(out->name, sizeof(out->name), "%s", name);
 	return 0;
@@ -76,7 +76,7 @@ static bool is_taken(const struct server *server, const char *name, const struct
 	return false;
 }
 
-/* What a region without a name is called: its memory, where a name cannot have a colon. */
+/* The name of a region that was given none: its memory, with '-' for each colon. */
 static void usual_name(const struct served *served, char *out, size_t size)
 {
 	snprintf(out, size, "%.*s", (int)size - 1, served->memory.name);
@@ -85,7 +85,7 @@ static void usual_name(const struct served *served, char *out, size_t size)
 			*c = '-';
 }
 
-/* Names for those that were given none: the memory, then the memory with a number. */
+/* Name the unnamed: the memory, then the memory with a number. */
 static int name_memories(struct server *server)
 {
 	for (size_t i = 0; i < server->count; i++) {
@@ -110,7 +110,8 @@ static int name_memories(struct server *server)
 	return 0;
 }
 
-/* All of it together: pages are taken when they are touched, and by then it would be too late. */
+/* Check the sum before touching any of it: pages are taken when touched, and then it would be too
+ * late. */
 static int check_room(const struct server *server)
 {
 	uint64_t bytes = 0;
@@ -128,7 +129,7 @@ static int check_room(const struct server *server)
 	}
 	if (memory_fits("", bytes, locked, text))
 		return 0;
-	return fail(ENOMEM, "cannot serve so much: %s", text);
+	return fail(ENOMEM, "cannot serve that much: %s", text);
 }
 
 static int parse(struct server *server)
@@ -152,7 +153,7 @@ static int parse(struct server *server)
 		server->count++;
 	}
 	if (!server->count)
-		return usage_error("nothing to serve; say --memory host:1GiB");
+		return usage_error("nothing to serve; use --memory host:1GiB");
 	error = name_memories(server);
 	return error ? error : check_room(server);
 }
@@ -186,7 +187,7 @@ static int publish(struct server *server)
 	struct progress progress;
 	int code = 0;
 
-	progress_start_steps(&progress, "taking memory", server->count, false);
+	progress_start_steps(&progress, "allocating memory", server->count, false);
 	progress_watch(&progress);
 	for (size_t i = 0; !code && i < server->count; i++) {
 		code = publish_one(server, &server->memories[i]);
@@ -206,14 +207,14 @@ static int withdraw(struct server *server, int code)
 		error = memory->region ? wh_region_unregister(memory->region) : 0;
 		if (!error && memory->address)
 			error = wh_memory_free(server->engine, memory->address);
-		code = engine_undo(code, error, "cannot take the memory back");
+		code = engine_undo(code, error, "cannot withdraw the memory");
 	}
 	return code;
 }
 
 /* ---- metrics --------------------------------------------------------------------------------- */
 
-/* Of this engine alone; on the thread that answers. */
+/* Of this engine alone; on the thread that answers the request. */
 static void make_metrics(void *arg, struct metrics *metrics)
 {
 	struct server *server = arg;
@@ -248,7 +249,7 @@ static int start_metrics(struct server *server, struct metrics_server **out)
 
 /* ---- serving --------------------------------------------------------------------------------- */
 
-/* Printable ASCII, and \xNN for everything else; in a word for spaces, too. */
+/* Printable ASCII as it is, \xNN for everything else; in a `word` for spaces as well. */
 static void print_escaped(const char *bytes, uint64_t length, bool word)
 {
 	for (uint64_t i = 0; i < length; i++) {
@@ -263,8 +264,8 @@ static void print_escaped(const char *bytes, uint64_t length, bool word)
 	}
 }
 
-/* One line a notification, whatever its bytes are and whoever sends it: SENDER is one word and no
- * other's. */
+/* Print one notification in one line, whatever its bytes and sender: SENDER is one word that no
+ * other sender can imitate. */
 static void print_notification(const char *sender, const unsigned char *data, uint64_t length)
 {
 	flockfile(stdout);
@@ -281,7 +282,7 @@ static void print_notification(const char *sender, const unsigned char *data, ui
 	funlockfile(stdout);
 }
 
-/* They are taken whether they are shown or not, or their senders would wait for ever. */
+/* Receive notifications even if they are not shown: otherwise senders would wait for ever. */
 static int take_notifications(struct server *server)
 {
 	bool show = argument(server->arguments, "notifications");
@@ -292,7 +293,7 @@ static int take_notifications(struct server *server)
 		if (show)
 			print_notification(notification.sender, notification.data,
 					   notification.length);
-	return error == -EAGAIN ? 0 : engine_fail(error, "cannot take notifications");
+	return error == -EAGAIN ? 0 : engine_fail(error, "cannot receive notifications");
 }
 
 static void print_mooncake(void *arg, const char *name, const char *message)
@@ -360,7 +361,7 @@ static int serve(struct server *server, int signals)
 	}
 }
 
-/* A knob as the engine has read it, which has taken its value. */
+/* A setting as the engine has read it; the engine has accepted its value. */
 static const char *knob(const struct arguments *arguments, const char *variable, const char *name)
 {
 	const char *value = secure_getenv(variable), *setting;
@@ -387,7 +388,7 @@ static void warn_if_open(const struct wh_engine *engine, const struct arguments 
 	bool encrypted = is_encrypted(arguments);
 
 	if (strncmp(host, "127.", 4) != 0 && strncmp(host, "[::1]", 5) != 0)
-		note("%s is reached by all who have %s; what moves is %sencrypted", host,
+		note("%s is open to everybody who has %s; transfers are %sencrypted", host,
 		     encrypted && *knob(arguments, "WHERRY_TLS_CERT", "tls_cert") ?
 			     "a certificate of tls_ca" :
 			     "the key",
@@ -404,7 +405,7 @@ static int run(const struct arguments *arguments)
 
 	if (code)
 		goto end;
-	/* Blocked before the engine has threads, so that none of them takes the signal. */
+	/* Blocked before the engine has threads, so that none of them receives the signal. */
 	sigemptyset(&stop);
 	sigaddset(&stop, SIGINT);
 	sigaddset(&stop, SIGTERM);
@@ -422,14 +423,14 @@ static int run(const struct arguments *arguments)
 	if (*wh_engine_url(server.engine))
 		code = publish(&server);
 	else
-		code = usage_error("the knob listen is none: say --listen ADDR:PORT");
+		code = usage_error("the setting listen is none: use --listen ADDR:PORT");
 	if (!code)
 		code = start_metrics(&server, &metrics);
 	if (!code) {
 		warn_if_open(server.engine, arguments);
 		code = serve(&server, signals);
 	}
-	/* Taking the memory back may wait for peers: a second signal ends the process at once. */
+	/* Withdrawing the memory may wait for peers: a second signal ends the process at once. */
 	sigprocmask(SIG_UNBLOCK, &stop, NULL);
 	metrics_stop(metrics);
 	code = mooncake_stop(server.mooncake, code);
@@ -452,28 +453,28 @@ static const struct command_option options[] = {
 	{ .name = "listen",
 	  .letter = 'l',
 	  .argument = "ADDR:PORT",
-	  .help = "where; by default 127.0.0.1:0, a free port" },
-	{ .name = "name", .letter = 'n', .argument = "NAME", .help = "how peers see this engine" },
+	  .help = "by default 127.0.0.1:0, a free port" },
+	{ .name = "name",
+	  .letter = 'n',
+	  .argument = "NAME",
+	  .help = "the engine's name for its peers" },
 	{ .name = "read-only", .letter = 'r', .help = "peers may read but not write" },
-	{ .name = "notifications", .help = "print those that arrive: SENDER LENGTH BYTES" },
+	{ .name = "notifications", .help = "print notifications: SENDER LENGTH BYTES" },
 	{ .name = "metrics",
 	  .argument = "ADDR:PORT",
-	  .help = "what it counts, for Prometheus, at /metrics" },
-	{ .name = "mooncake", .help = "offer it to Mooncake's engines on this host, too" },
+	  .help = "counters for Prometheus, at /metrics" },
+	{ .name = "mooncake", .help = "also offer the memory to Mooncake engines" },
 	{ .name = "mooncake-listen",
 	  .argument = "ADDR:PORT",
 	  .rare = true,
-	  .help = "where to listen for Mooncake's engines; by default 127.0.0.1:0, a free port. "
-		  "Anybody who "
-		  "reaches it has what is served" },
+	  .help = "where to listen for Mooncake engines; by default 127.0.0.1:0, a free port. "
+		  "Anybody who reaches it can use the memory" },
 	{ .name = "mooncake-metadata",
 	  .argument = "URL",
 	  .rare = true,
-	  .help = "where Mooncake's engines look for each other, if they do not by address: "
-		  "http://HOST:PORT/PATH "
-		  "(such as metadata) or etcd://HOST:PORT; @FILE: the URL, with a user and a "
-		  "password, is in this file "
-		  "of mode 0600" },
+	  .help = "where Mooncake engines find each other, if not by address: "
+		  "http://HOST:PORT/PATH (such as metadata) or etcd://HOST:PORT; @FILE: a file "
+		  "of mode 0600 with the URL, which has a user and a password" },
 	{ .name = "mooncake-name",
 	  .argument = "NAME",
 	  .rare = true,
@@ -486,32 +487,30 @@ const struct command command_serve = {
 	.name = "serve",
 	.usage = "",
 	.summary = "Offer memory for others to read and write",
-	.details =
-		"Prints one line, wherry://ADDR:PORT, when it is ready, and runs until SIGINT or "
-		"SIGTERM.\n\n"
-		"Who connects has to prove a key: on this host one that Wherry makes for each "
-		"user, on "
-		"others that of a file, which the knob keyfile names on both sides; a listener on "
-		"another "
-		"address than loopback takes one.\n\n" MEMORY_HELP "\n\n"
-		"Each --memory is one region. A region without a NAME is called by its memory: "
-		"host, "
-		"then host1, host2; cuda-0, then cuda-0.1. Engines on the same host map host "
-		"memory "
-		"and that of a GPU. Pages of host memory are taken when they are first touched.\n\n"
-		"With --notifications each that arrives is one line, SENDER LENGTH BYTES. What is "
-		"not printable "
-		"ASCII is \\xNN there, and a backslash \\\\; SENDER is one word, its spaces are "
-		"\\x20, and who has "
-		"no name is a single -.\n\n"
-		"With --mooncake a further line for each region says how programs made for "
-		"Mooncake's "
-		"transfer engine reach it: mooncake://ADDR:PORT/ADDRESS, its bytes, its name. They "
-		"take ADDR:PORT as the segment's name (metadata P2PHANDSHAKE, protocol tcp) and "
-		"ADDRESS as the "
-		"target's offset. Every request is checked, but Mooncake's protocol has no keys: "
-		"anybody "
-		"who reaches the port can do what the regions allow.",
+	.details = "Prints one line, wherry://ADDR:PORT, when it is ready, and runs until "
+		   "SIGINT or SIGTERM.\n"
+		   "\n"
+		   "Every peer has to prove a key. On this host Wherry makes a key for each "
+		   "user. Between hosts the setting keyfile names the key's file on both sides; "
+		   "a listener on any address but loopback needs one.\n"
+		   "\n" MEMORY_HELP "\n"
+		   "\n"
+		   "Each --memory is one region. A region without a NAME is named after its "
+		   "memory: host, then host1, host2; cuda-0, then cuda-0.1. Engines on the same "
+		   "host map host memory and GPU memory. Pages of host memory are taken when "
+		   "they are first touched.\n"
+		   "\n"
+		   "With --notifications each notification is one line, SENDER LENGTH BYTES. "
+		   "Bytes that are not printable ASCII are \\xNN, and a backslash is \\\\. "
+		   "SENDER is one word with \\x20 for spaces; a sender without a name is a "
+		   "single -.\n"
+		   "\n"
+		   "With --mooncake a further line for each region says how programs made for "
+		   "Mooncake's transfer engine reach it: mooncake://ADDR:PORT/ADDRESS, its "
+		   "bytes, its name. They use ADDR:PORT as the segment's name (metadata "
+		   "P2PHANDSHAKE, protocol tcp) and ADDRESS as the target's offset. Every "
+		   "request is checked, but Mooncake's protocol has no keys: anybody who "
+		   "reaches the port can do what the regions allow.",
 	.examples = "wherry serve --memory host:1GiB\n"
 		    "wherry serve -m cuda:0:8GiB:weights -m host:1GiB:cache --read-only\n"
 		    "wherry serve -m host:1GiB -l 0.0.0.0:7000 -c keyfile=/etc/wherry.key\n"

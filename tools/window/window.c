@@ -254,7 +254,7 @@ static const struct command_option options[] = {
 	{ .name = "config",
 	  .letter = 'c',
 	  .argument = "NAME=VALUE",
-	  .complete = "knob",
+	  .complete = "setting",
 	  .help = "change a setting; wherry config lists them",
 	  .many = true,
 	  .rare = true },

@@ -181,7 +181,7 @@ check "one working set" 0 "4 rows" --report set.html \
 verdict "has none beside it" $?
 printf '{"schema": 1, "results": []}' >empty.json
 check "no rows at all" 0 "0 rows" --from empty.json --report empty.html
-holds empty.html 'Nothing was measured' 'On a machine of which nothing is said'
+holds empty.html 'Nothing was measured' 'On an unknown machine'
 verdict "have a page" $?
 python3 - <<'PYTHON'
 import json
@@ -205,10 +205,10 @@ verdict "are told of" $?
 check "no such file" 2 "nowhere.json: No such file" --from nowhere.json --report x.html
 check "a directory" 2 "cannot write /: " --from same.json --report /
 check "an empty name" 64 "name is empty" --from same.json,,now.json --report x.html
-check "--from alone" 64 "say --report FILE.html as well" --from same.json
-check "--baseline alone" 64 "say --report FILE.html as well" --baseline same.json
-check "--from, and what to measure" 64 "without --size" --from same.json --report x.html --size 8
-check "--from, and --json" 64 "without --json" --from same.json --report x.html --json y.json
+check "--from alone" 64 "add --report FILE.html" --from same.json
+check "--baseline alone" 64 "add --report FILE.html" --baseline same.json
+check "--from, and what to measure" 64 "leave out --size" --from same.json --report x.html --size 8
+check "--from, and --json" 64 "leave out --json" --from same.json --report x.html --json y.json
 check "one file for both" 64 "two files" --json x --report x
 check "a bad baseline is found before measuring" 2 "nowhere.json" -t shm -s 8 --baseline \
 	nowhere.json --report x.html

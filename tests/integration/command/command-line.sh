@@ -102,10 +102,10 @@ wrong_lines()
 		no command 'frobnicate'|frobnicate
 		did you mean 'wherry --version'?|--verison
 		no option '--frobnicate'|--frobnicate
-		one too many|--version now
+		one operand too many|--version now
 		write man:wherry|--generate nonsense
 		did you mean --memory?|serve --memroy host:1MiB
-		say --memory|serve
+		use --memory|serve
 		has no size|serve --memory host
 		'gpu:1GiB' starts with no kind|serve --memory gpu:1GiB
 		not a size|serve --memory host:1XB
@@ -117,32 +117,32 @@ wrong_lines()
 		given twice|serve --memory host:1MiB --name a --name b
 		must listen|serve --memory host:1MiB --listen none
 		takes no operand|serve --memory host:1MiB extra
-		no knob 'conections'; did you mean 'connections'?|serve -m host:1MiB -c conections=2
+		no setting 'conections'; did you mean 'connections'?|serve -m host:1MiB -c conections=2
 		has no value|serve --memory host:1MiB --config spin
 		connections=many|serve --memory host:1MiB --config connections=many
 		did you mean 'shm'?|serve --memory host:1MiB --require shn
-		needs SRC DST: only one is given|copy a
-		'c' is one too many|copy a b c
-		cp copies|copy a b
+		operands are missing: write SRC DST (only one is given)|copy a
+		'c' is one operand too many|copy a b c
+		which copies without an engine|copy a b
 		names no region|copy a wherry://127.0.0.1:7000
 		names no port|copy a wherry://127.0.0.1/host
 		names no host|copy a wherry://:7000/host
 		brackets|copy a wherry://::1:7000/host
-		starts with wherry://|copy a http://127.0.0.1:7000/host
+		start with wherry://|copy a http://127.0.0.1:7000/host
 		offset that is not a size|copy a wherry://127.0.0.1:7000/host+x
 		--length: at least 1|copy a wherry://127.0.0.1:7000/host --length 0
 		--length: 'x' is not a size|copy a wherry://127.0.0.1:7000/host --length x
 		--chunk: 1 is not between|copy a wherry://127.0.0.1:7000/host --chunk 1
 		--connections: 0 is not between 1 and 64|copy a wherry://h:1/x --connections 0
-		--transport says shm|copy a wherry://127.0.0.1:7000/host -t shm --require tcp
+		--transport names shm|copy a wherry://127.0.0.1:7000/host -t shm --require tcp
 		--verify reads the copy back|copy wherry://127.0.0.1:7000/host - --verify
 		needs the address|explain
 		is no address|explain 127.0.0.1:7000
 		either --errno or|explain --errno 5 wherry://127.0.0.1:7000
 		is no errno|explain --errno 99999
 		takes no operand|config now
-		no knob 'x'|config --config x=1
-		takes one of: read write both|bench --op sideways
+		no setting 'x'|config --config x=1
+		write one of: read write both|bench --op sideways
 		'0' is not from 1 to 1 TiB|bench --size 0
 		'x' is not a size|bench --size 8,x
 		did you mean 'tcp'?|bench --transport tpc
@@ -174,13 +174,13 @@ secrets()
 		expect 64 "$text" "${words[@]}" || bad=1
 		! grep -e beef -e sesame err || bad=1
 	done <<-LINES
-		say --config keyfile=FILE, or set WHERRY_KEY|serve -m host:4KiB -c key=$key
-		say --config keyfile=FILE|serve -m host:4KiB -ckey=$key
-		say --config keyfile=FILE|copy a wherry://127.0.0.1:1/host --config=key=$key
-		say --config keyfile=FILE|bench --config key=sesame
-		say --config keyfile=FILE|explain wherry://127.0.0.1:1 -c spin=1 -c key=$key
-		say --config keyfile=FILE|window check -c key=$key
-		say --config keyfile=FILE|config -c key=$key
+		use --config keyfile=FILE, or set WHERRY_KEY|serve -m host:4KiB -c key=$key
+		use --config keyfile=FILE|serve -m host:4KiB -ckey=$key
+		use --config keyfile=FILE|copy a wherry://127.0.0.1:1/host --config=key=$key
+		use --config keyfile=FILE|bench --config key=sesame
+		use --config keyfile=FILE|explain wherry://127.0.0.1:1 -c spin=1 -c key=$key
+		use --config keyfile=FILE|window check -c key=$key
+		use --config keyfile=FILE|config -c key=$key
 		set WHERRY_REGISTRY instead|config -c registry=http://me:sesame@127.0.0.1:1
 		set WHERRY_REGISTRY instead|serve -m host:4KiB -n a -c registry=redis://:sesame@127.0.0.1:1
 		set WHERRY_REGISTRY instead|copy a wherry://a/b -c registry=etcd://me:ses/sesame@127.0.0.1:1
@@ -274,7 +274,7 @@ verdict "completion" $?
 
 # ---- config, errno --------------------------------------------------------------------------------
 
-check "config shows the knobs" 0 WHERRY_CONNECTIONS config
+check "config shows the settings" 0 WHERRY_CONNECTIONS config
 WHERRY_CONNECTIONS=7 check "config shows the environment" 0 "7 (environment)" config
 check "config shows the command line" 0 "9 (command line)" config --config connections=9
 narrow()
@@ -468,7 +468,7 @@ check "a file that is not there" 2 "No such file" copy nowhere "$host"
 check "a directory as the source" 2 "is a directory" copy . "$host"
 check "a directory as the target" 2 "is a directory" copy "$host" .
 check "a directory that is not there" 2 "No such file" copy "$host" nowhere/file
-check "a region that is not there" 2 "no region 'hots'; it has host" copy data "$url/hots"
+check "a region that is not there" 2 "no region 'hots'; the peer has host" copy data "$url/hots"
 check "an offset outside the region" 2 "33554432 bytes" copy data "$host+64MiB"
 check "a file larger than the region" 2 "has room for 1048576 bytes" copy data "$host+31MiB"
 check "an offset outside the file" 2 "nothing at offset" copy data "$host" --offset 30000000

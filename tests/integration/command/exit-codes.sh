@@ -97,7 +97,7 @@ ends 69 "of memory, and there are" "$wherry" serve -m "host:$much" &&
 	[ $SECONDS -lt 20 ]
 verdict "69: not as much memory" $?
 ends 69 "self" "$wherry" copy data "$plain/host" -c keyfile=key --require self
-verdict "69: a route that is not to be had" $?
+verdict "69: a route that is not available" $?
 start "$wherry" serve -m host:1MiB
 ended=$url
 kill -KILL "$server"

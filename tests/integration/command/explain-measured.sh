@@ -84,7 +84,7 @@ done
 	"$wherry" explain "$url/large" --json >large && python3 cache.py large 67108864 "$cache"
 verdict "what is from the cache" $?
 if [ "$cache" -ge 2097152 ]; then
-	"$wherry" explain "$url/small" >out && grep -q '^\[[0-9]*\] expected: from the cache: the region has 1 MiB' out
+	"$wherry" explain "$url/small" >out && grep -q '^\[[0-9]*\] expected: from the CPU.s cache: the region has 1 MiB' out
 	verdict "... is called so" $?
 fi
 exit $failed

@@ -185,7 +185,7 @@ check "what is staged" 0 "staged: managed memory" explain managed:cuda:0 pinned
 has "what it takes has been measured" 'expected from what was measured'
 has "... by the slower side" 'all of it +[0-9.]+ us +[0-9.]+ GB/s$'
 check "explain without a GPU" 0 "all of it" explain host pageable -c cuda=off
-check "one memory is not enough" 64 "name the one that the bytes go to" explain cuda:0
+check "one memory is not enough" 64 "name a second one, the target" explain cuda:0
 check "blocks of a peer" 64 "two memories" explain wherry://127.0.0.1:7000 --blocks 4
 check "too much" 64 "8GiB" explain cuda:0 pinned --size 1GiB --blocks 100
 

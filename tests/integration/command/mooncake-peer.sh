@@ -99,8 +99,8 @@ cmp -n 100 -i 4096:0 bytes part
 verdict "the same part" $?
 says "too long" 2 "has room for 8388607 bytes" copy bytes "$url+1"
 says "no address" 2 "it has $address (8388608 bytes, a), 0x" copy "mooncake://$control" back
-says "another address" 2 "is in nothing that it publishes" copy "mooncake://$control/0x1000" back
-says "a transport" 64 "its own TCP" copy "$url" back --transport tcp
+says "another address" 2 "no memory that it publishes holds 0x1000" copy "mooncake://$control/0x1000" back
+says "a transport" 64 "Mooncake's own TCP" copy "$url" back --transport tcp
 says "from a region" 0 "written by mooncake" copy "$(head -n 1 ready)/a" "$url+4MiB" --length 1MiB
 stop
 verdict "it ends with status 0" $?
@@ -296,10 +296,10 @@ chmod 644 "$(secret http://root:opensesame@127.0.0.1:1 | tee open | cut -c 2-)"
 says "a URL that others may read" 2 "mode 0600" copy mooncake://a/1 back --mooncake-metadata "$(cat open)"
 says "nobody at the store" 69 "connect to 127.0.0.1 port 1" copy mooncake://a/1 back --mooncake-metadata http://127.0.0.1:1
 says "a store of another kind" 64 "known are" serve -m host:4KiB --mooncake-metadata ftp://127.0.0.1:1
-says "a name without a store" 64 "--mooncake-name is for" serve -m host:4KiB --mooncake-name a
+says "a name without a store" 64 "--mooncake-name needs" serve -m host:4KiB --mooncake-name a
 says "all addresses in a store" 64 "not 0.0.0.0" serve -m host:4KiB --mooncake-metadata http://127.0.0.1:1 \
 	--mooncake-listen 0.0.0.0:0
-says "a store for nothing" 64 "is for mooncake://" copy wherry://127.0.0.1:1/a back \
+says "a store for nothing" 64 "needs an address mooncake://" copy wherry://127.0.0.1:1/a back \
 	--mooncake-metadata http://127.0.0.1:1
 
 wait "$trickling" || failed=1

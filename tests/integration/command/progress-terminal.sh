@@ -152,7 +152,7 @@ int listen(int fd, int backlog)
 CODE
 cc -shared -fPIC -o late.so late.c || failed=1
 preload=${sanitizer:+$sanitizer:}$PWD/late.so shows "bench --footprint" \
-	'^weighing an engine and its peers \[=*>? *\] +0%  0 of 5' 80 bench --footprint
+	'^measuring the memory of an engine and its peers \[=*>? *\] +0%  0 of 5' 80 bench --footprint
 grep -q '^an idle engine, its whole process' out
 verdict "bench --footprint: and then its sums" $?
 shows "bench --handshake" '^connecting, one peer after the other  1 s' 80 bench --handshake --seconds 1.8

@@ -187,7 +187,7 @@ while IFS='|' read -r text words; do
 	misuse "$text" $words
 done <<'TABLE'
 needs WHAT|
-'twice' is one too many|check twice
+'twice' is one operand too many|check twice
 did you mean 'check'?|chekc
 no 'nonsense'|nonsense
 no option --momory; did you mean --memory?|check --momory cuda:0
@@ -197,7 +197,7 @@ no option --momory; did you mean --memory?|check --momory cuda:0
 --memory: 'cuda:0:1MiB': ':1MiB' after the GPU|check -m cuda:0:1MiB
 --memory: cuda:0 is given twice|check -m cuda:0 -m device:cuda:0
 --backend: no 'dma-buf'; did you mean 'dmabuf'?|check --backend dma-buf
---backend: no 'nothing'; it takes one of|check --backend nothing
+--backend: no 'nothing'; write one of|check --backend nothing
 --test: no test 'nonsense'|check --test nonsense
 --size is not for wherry window check|check --size 1MiB
 --size is not for wherry window pingpong|pingpong --size 1MiB
@@ -214,7 +214,7 @@ no option --momory; did you mean --memory?|check --momory cuda:0
 --test is for wherry window check|latency --test data
 --rounds is not for wherry window check|check --rounds 3
 --threads is for wherry window bandwidth|check --threads 3
---config: no knob|check --config nonsense=1
+--config: no setting|check --config nonsense=1
 TABLE
 
 exit $failed
