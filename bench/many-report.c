@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The figures, as JSON. */
+/* The results of bench/many as JSON. */
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -8,7 +8,7 @@
 
 #include <jansson.h>
 
-#include "environment.h"
+#include "bench/machine.h"
 #include "many.h"
 
 static json_t *rounded(double value)
@@ -91,7 +91,7 @@ int many_report(struct many *many, const struct many_results *results)
 	json_object_set_new(transfers, "errors", errors(many));
 	json_object_set_new(all, "schema", json_integer(1));
 	json_object_set_new(all, "environment",
-			    bench_environment(options->registry, options->config));
+			    machine_describe_run(options->registry, options->config));
 	json_object_set_new(all, "engines", json_integer(options->engines));
 	json_object_set_new(all, "processes", json_integer(options->processes));
 	json_object_set_new(all, "degree", json_integer(options->degree));

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How long a scrape of wherry exporter takes where an engine has many peers: engines in processes
- * of their own, each of which it has written to and read from. Beside it, in turns, the limit: as
- * many bytes served by plain write().
+ * How long a scrape of wherry exporter takes if an engine has many peers. The peers are engines in
+ * processes of their own, and the engine has written to and read from each. The limit, measured in
+ * turns: the same number of bytes sent by a plain write().
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -23,19 +23,19 @@
 
 #include <wherry/wherry.h>
 
-#include "environment.h"
+#include "bench/machine.h"
 
 #define PEERS_MOST 8000
 #define PROCESSES 20
-#define SETS 5 /* of which the best counts: others may be at work on this machine */
+#define SETS 5 /* the best one counts: other programs may be busy on this machine */
 #define SCRAPES 11 /* in a set, whose median counts */
 #define BYTES 4096 /* of a transfer */
 #define ASKED_MS 50.0
 #define ANSWER_MOST ((size_t)64 << 20)
 
-static const char *const knobs[] = { "transports=tcp,shm", "connections=1", "threads=1", NULL };
+static const char *const settings[] = { "transports=tcp,shm", "connections=1", "threads=1", NULL };
 
-/* Of all processes. */
+/* Shared by all processes. */
 struct shared {
 	_Atomic uint32_t ready; /* engines that listen */
 	_Atomic bool failed;
@@ -62,7 +62,7 @@ struct bench {
 	char *answer; /* the last one */
 	size_t length;
 	_Atomic bool stop;
-	_Atomic uint64_t rounds; /* of the thread that moves */
+	_Atomic uint64_t rounds; /* of the thread that moves bytes */
 };
 
 static int complain(const char *what, int error)
@@ -80,14 +80,13 @@ static double now_ms(void)
 	return (double)t.tv_sec * 1e3 + (double)t.tv_nsec / 1e6;
 }
 
-/* ---- the other side
- * ------------------------------------------------------------------------------ */
+/* ---- the other side -------------------------------------------------------------------------- */
 
 static int open_engine(struct shared *shared, uint32_t number)
 {
 	struct wh_region_options box = { .size = sizeof(box), .name = "box" };
 	struct wh_engine_options options = { .size = sizeof(options) };
-	const char *config[8] = { knobs[0], knobs[1], knobs[2], "observe=off" };
+	const char *config[8] = { settings[0], settings[1], settings[2], "observe=off" };
 	struct wh_engine *engine;
 	struct wh_region *region;
 	char name[32];
@@ -105,7 +104,7 @@ static int open_engine(struct shared *shared, uint32_t number)
 	return error;
 }
 
-/* Until it is killed. */
+/* Serve until killed. */
 static void serve(struct shared *shared, uint32_t first, uint32_t end)
 {
 	for (uint32_t i = first; i < end; i++) {
@@ -140,8 +139,7 @@ static int start_processes(struct bench *bench)
 	return atomic_load(&bench->shared->failed);
 }
 
-/* ---- this side
- * ------------------------------------------------------------------------------------ */
+/* ---- this side ------------------------------------------------------------------------------- */
 
 static int prepare(struct bench *bench, struct link *link, const char *transport, uint32_t op,
 		   struct wh_batch **out)
@@ -186,7 +184,7 @@ static int connect_all(struct bench *bench, const char *directory)
 	struct wh_engine_options options = { .size = sizeof(options),
 					     .name = "scraped",
 					     .listen = "none" };
-	const char *config[8] = { knobs[0], knobs[1], knobs[2] };
+	const char *config[8] = { settings[0], settings[1], settings[2] };
 	char observe[128];
 	int error;
 
@@ -206,7 +204,7 @@ static int connect_all(struct bench *bench, const char *directory)
 	return error ? complain("a peer", error) : 0;
 }
 
-/* Something goes on while it is scraped. */
+/* Move bytes during the scrapes. */
 static void *keep_moving(void *arg)
 {
 	struct bench *bench = arg;
@@ -221,8 +219,7 @@ static void *keep_moving(void *arg)
 	return NULL;
 }
 
-/* ---- scraping
- * ------------------------------------------------------------------------------------- */
+/* ---- scraping -------------------------------------------------------------------------------- */
 
 static int start_exporter(struct bench *bench, const char *directory)
 {
@@ -255,7 +252,7 @@ static int start_exporter(struct bench *bench, const char *directory)
 	return 0;
 }
 
-/* Ask, and read to the end: ms; negative: an error. */
+/* Send a request and read the whole answer. Returns ms, or a negative number on error. */
 static double fetch(struct bench *bench, uint16_t port)
 {
 	static const char question[] =
@@ -277,7 +274,7 @@ static double fetch(struct bench *bench, uint16_t port)
 	return got ? -1 : now_ms() - begun;
 }
 
-/* The limit: the same bytes to whoever asks. */
+/* The limit: a server that sends the same bytes to every client. */
 struct plain {
 	int fd;
 	const char *bytes;
@@ -341,7 +338,7 @@ static int measure(struct bench *bench, uint16_t plain, struct figures *out)
 	return 0;
 }
 
-/* What was told is all of it: each peer once, with each transport. */
+/* Check that the answer is complete: each peer once, with each transport. */
 static int check(const struct bench *bench, uint32_t *lines)
 {
 	uint32_t connected = 0, ways = 0;
@@ -361,8 +358,7 @@ static int check(const struct bench *bench, uint32_t *lines)
 	return 1;
 }
 
-/* ---- the whole
- * ------------------------------------------------------------------------------------ */
+/* ---- the whole run --------------------------------------------------------------------------- */
 
 static json_t *figures_to_json(const struct figures *figures, bool moving, double seconds,
 			       uint64_t moved)
@@ -381,13 +377,13 @@ static json_t *figures_to_json(const struct figures *figures, bool moving, doubl
 
 static int report(const struct bench *bench, json_t *rows, uint32_t lines, size_t bytes)
 {
-	json_t *all =
-		json_pack("{s:i, s:o, s:i, s:i, s:i, s:i, s:s, s:s, s:i, s:i, s:o}", "schema", 1,
-			  "environment", bench_environment(NULL, knobs), "peers", (int)bench->peers,
-			  "peer_processes", PROCESSES, "answer_bytes", (int)bytes, "answer_lines",
-			  (int)lines, "what", "wherry exporter, from connect() to the last byte",
-			  "limit_name", "the same bytes by write() of a thread", "sets", SETS,
-			  "scrapes_in_a_set", SCRAPES, "rows", rows);
+	json_t *all = json_pack("{s:i, s:o, s:i, s:i, s:i, s:i, s:s, s:s, s:i, s:i, s:o}", "schema",
+				1, "environment", machine_describe_run(NULL, settings), "peers",
+				(int)bench->peers, "peer_processes", PROCESSES, "answer_bytes",
+				(int)bytes, "answer_lines", (int)lines, "what",
+				"wherry exporter, from connect() to the last byte", "limit_name",
+				"the same bytes by write() of a thread", "sets", SETS,
+				"scrapes_in_a_set", SCRAPES, "rows", rows);
 	int error = bench->json ? json_dump_file(all, bench->json,
 						 JSON_INDENT(2) | JSON_REAL_PRECISION(6)) :
 				  0;
@@ -486,12 +482,13 @@ int main(int argc, char **argv)
 	int code;
 
 	if (!parse(argc, argv, &bench)) {
-		fprintf(stderr, "usage: scrape --wherry FILE [--peers N] [--json FILE]\n"
-				"\n"
-				"How long a scrape takes of an engine with N (1000) peers, beside "
-				"its limit. Exits 0; 1 if it "
-				"took longer than\n50 ms, or anything failed; 64 for a wrong "
-				"command line.\n");
+		fprintf(stderr,
+			"usage: scrape --wherry FILE [--peers N] [--json FILE]\n"
+			"\n"
+			"Measures a scrape of an engine with N (1000) peers, and its limit.\n"
+			"Exit status: 0; 1 if a scrape took longer than 50 ms, or anything failed; "
+			"64 for a "
+			"wrong command line.\n");
 		return 64;
 	}
 	signal(SIGPIPE, SIG_IGN);

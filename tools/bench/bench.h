@@ -235,7 +235,7 @@ int bench_parse_seconds(const char *text, int64_t *ns);
 
 enum bench_what {
 	BENCH_QUIT = 1,
-	/* For near and far (run.c). */
+	/* For near and far (member.c). */
 	BENCH_OPEN, /* connections: open an engine; the answer's text is its URL */
 	BENCH_CLOSE,
 	BENCH_CONNECT, /* text: a URL, or "self" */
@@ -341,7 +341,7 @@ int bench_said_code(int error);
 bool bench_next_order(int fd, struct bench_order *order);
 void bench_reply(int fd, const struct bench_answer *answer);
 
-/* ---- Wherry's processes (run.c, first.c) -------------------------------------- */
+/* ---- Wherry's processes (member.c, run.c, first.c) -------------------------------------- */
 
 struct bench_member_setup {
 	const struct arguments *arguments;
