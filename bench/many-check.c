@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a transfer has to have done, looked at from outside. */
+/* Check from outside that transfers did what was reported. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -37,8 +37,8 @@ bool many_is(const unsigned char *at, uint32_t bytes, uint64_t word)
 	return true;
 }
 
-/* One side's life, one link: each word in its slot is of a write that was submitted, and of none
- * before the last that was reported complete. */
+/* One link in one life of each side: each word in the link's slot belongs to a write that was
+ * submitted, and to none before the last that was reported complete. */
 static bool audit_slot(struct many *many, uint32_t engine, uint32_t k, uint32_t life,
 		       uint32_t target_life)
 {
@@ -67,8 +67,7 @@ static bool audit_slot(struct many *many, uint32_t engine, uint32_t k, uint32_t 
 	return true;
 }
 
-/* Of an engine that was killed what was in flight is nobody's any more; of the others nothing is.
- */
+/* Transfers in flight when their engine was killed have no end to report; all others have. */
 static bool audit_life(struct many *many, uint32_t engine, uint32_t life)
 {
 	struct many_life *at = many_life(many, engine, life);

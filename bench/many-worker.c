@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A process with some of the engines: it opens them, connects them and moves bytes, as it is told.
- */
+/* A process with some of the engines: it opens them, connects them and moves bytes, by the orders
+ * of the watching process. */
 #include <assert.h>
 #include <errno.h>
 #include <poll.h>
@@ -14,28 +14,28 @@
 
 #include "many.h"
 
-#define PAUSE (2 * MANY_MS) /* when there is nothing to do */
+#define PAUSE (2 * MANY_MS) /* while there is nothing to do */
 #define RETRY (100 * MANY_MS) /* after a peer could not be reached */
 #define OPEN_TIMEOUT (20 * MANY_SECOND)
 #define OPEN_AGAIN_TIMEOUT MANY_SECOND
 
-/* One of an engine's peers, and what goes there. */
+/* One of an engine's peers, and the transfers with it. */
 struct link {
 	struct many_link *shared;
 	struct wh_peer *peer; /* NULL: not connected */
 	struct wh_batch *batch[2]; /* the write, the read */
-	struct many_ledger *ledger; /* of both sides' lives */
+	struct many_ledger *ledger; /* one for each pair of both sides' lives */
 	uint32_t target_life, moved; /* transfers that have ended; an odd one is a read */
 	uint64_t epoch; /* the target's */
 	bool running;
-	int64_t since, next; /* submitted; when something is to be done again */
+	int64_t since, next; /* when it was submitted; when there is something to do again */
 };
 
 struct node {
 	uint32_t number;
 	struct wh_engine *engine;
 	struct wh_region *region, *local;
-	unsigned char *buffers; /* of each link: what is written, and what was read */
+	unsigned char *buffers; /* of each link: the bytes to write, and the bytes read */
 	struct link *links;
 	struct many_life *life;
 };
@@ -46,7 +46,7 @@ struct worker {
 	struct node *nodes;
 	struct wh_peer **several;
 	uint32_t several_count;
-	int64_t pace; /* between two transfers of a link */
+	int64_t pace; /* ns between two transfers of a link */
 };
 
 static void log_line(void *arg, const char *line)
@@ -56,7 +56,7 @@ static void log_line(void *arg, const char *line)
 	fprintf(stderr, "worker %u: %s\n", worker->self->number, line);
 }
 
-/* The text of the error that a call of Wherry has just returned. */
+/* Write the error text of the call to Wherry that just failed. */
 static int failed(struct many_answer *answer, int error, const char *what, uint32_t engine)
 {
 	snprintf(answer->text, sizeof(answer->text), "%s of n%u: %.200s", what, engine,
@@ -65,8 +65,7 @@ static int failed(struct many_answer *answer, int error, const char *what, uint3
 	return error;
 }
 
-/* ---- opening and closing ------------------------------------------------------------------------
- */
+/* ---- opening and closing --------------------------------------------------------------------- */
 
 static int open_node(struct worker *worker, struct node *node, uint32_t number,
 		     struct many_answer *answer)
@@ -94,8 +93,7 @@ static int open_node(struct worker *worker, struct node *node, uint32_t number,
 	node->number = number;
 	node->life = many_life(many, number, life);
 	snprintf(name, sizeof(name), "n%u", number);
-	/* As whoever starts a service does, on a machine that is so busy that a registry is late.
-	 */
+	/* Retry as a service manager would: on a busy machine the registry may answer late. */
 	while ((error = wh_engine_open(&engine, &node->engine)) == -ETIMEDOUT &&
 	       many_now() - begun < MANY_PATIENCE)
 		;
@@ -126,7 +124,7 @@ static void open_nodes(struct worker *worker, struct many_answer *answer)
 			return;
 }
 
-/* Nothing of it is running. */
+/* Close a peer none of whose batches is in flight. */
 static int disconnect(struct link *link)
 {
 	int error = 0;
@@ -171,11 +169,9 @@ static void close_nodes(struct worker *worker, struct many_answer *answer)
 	}
 }
 
-/* ---- links --------------------------------------------------------------------------------------
- */
+/* ---- links ----------------------------------------------------------------------------------- */
 
-/* In which life the engine is that has this epoch; MANY_LIVES: that has not been written down yet.
- */
+/* The life in which the engine has this epoch; MANY_LIVES: it has not recorded the epoch yet. */
 static uint32_t life_of(struct many *many, uint32_t engine, uint64_t epoch)
 {
 	uint32_t life = 0;
@@ -256,10 +252,9 @@ static void connect_all(struct worker *worker, struct many_answer *answer)
 		}
 }
 
-/* ---- transfers
- * ----------------------------------------------------------------------------------- */
+/* ---- transfers ------------------------------------------------------------------------------- */
 
-/* The write, or the read after it. 0, or why it could not be submitted. */
+/* Submit the write, or the read after it. 0, or why it could not be submitted. */
 static int submit(struct worker *worker, struct node *node, uint32_t k)
 {
 	struct many *many = worker->many;
@@ -270,7 +265,7 @@ static int submit(struct worker *worker, struct node *node, uint32_t k)
 	int error;
 
 	many_fill(local, many->options.bytes, reads ? 0 : many_word(node->number, k, number));
-	/* First the ledger, for it may be killed at any moment. */
+	/* The ledger first, because this process may be killed at any moment. */
 	if (!reads)
 		atomic_store(&link->ledger->submitted, number);
 	atomic_fetch_add(&node->life->submitted, 1);
@@ -284,7 +279,7 @@ static int submit(struct worker *worker, struct node *node, uint32_t k)
 	return 0;
 }
 
-/* It says that it is complete: is it? The target's memory is ours, too. */
+/* Check a transfer that is reported complete. The target's memory is mapped here, too. */
 static void verify(struct worker *worker, struct node *node, uint32_t k)
 {
 	struct many *many = worker->many;
@@ -294,14 +289,15 @@ static void verify(struct worker *worker, struct node *node, uint32_t k)
 
 	if (link->moved % 2) {
 		if (!many_is(node->buffers + (size_t)bytes * (2 * k + 1), bytes, link->epoch))
-			many_wrong(many, node->life, "n%u read from n%u what that has not written",
-				   node->number, target);
+			many_wrong(many, node->life,
+				   "n%u read from n%u bytes that were never written", node->number,
+				   target);
 	} else {
 		if (!many_is(many_badge(many, target, link->target_life) +
 				     many_slot(many, k, worker->self->life),
 			     bytes, many_word(node->number, k, number)))
 			many_wrong(many, node->life,
-				   "n%u: write %u to n%u is complete, and is not there",
+				   "n%u: write %u to n%u is complete, but its bytes are not there",
 				   node->number, number, target);
 		atomic_store(&link->ledger->completed, number);
 	}
@@ -313,7 +309,7 @@ static void count_error(struct many *many, int error)
 	atomic_fetch_add(&many->errors[-error < MANY_ERRNO ? -error : 0], 1);
 }
 
-/* Is anything of this link to be done now? True: something has been. */
+/* Do what is due on this link. True: something was due. */
 static bool turn(struct worker *worker, struct node *node, uint32_t k, bool begin)
 {
 	struct link *link = &node->links[k];
@@ -358,7 +354,7 @@ static bool turn(struct worker *worker, struct node *node, uint32_t k, bool begi
 	return true;
 }
 
-/* Every link once; how many are still running. */
+/* Serve every link once; returns how many still have transfers in flight. */
 static uint32_t sweep(struct worker *worker, bool begin, bool *worked)
 {
 	uint32_t running = 0;
@@ -403,7 +399,7 @@ static void move(struct worker *worker, uint32_t rounds, struct many_answer *ans
 		}
 }
 
-/* Until the next order comes. */
+/* Move bytes until the next order arrives. */
 static void run(struct worker *worker)
 {
 	const struct many_options *options = &worker->many->options;
@@ -412,7 +408,7 @@ static void run(struct worker *worker)
 	bool worked;
 
 	worker->pace = links * MANY_SECOND / options->rate;
-	/* Not all at once. */
+	/* Start the links at different times. */
 	for (uint32_t i = 0; i < worker->self->count * options->degree; i++)
 		worker->nodes[i / options->degree].links[i % options->degree].next =
 			many_now() + worker->pace * i / (worker->self->count * options->degree);
@@ -426,8 +422,7 @@ static void run(struct worker *worker)
 			doze();
 }
 
-/* ---- what a peer costs
- * ---------------------------------------------------------------------------- */
+/* ---- the cost of a peer ---------------------------------------------------------------------- */
 
 static int by_size(const void *a, const void *b)
 {
@@ -475,10 +470,9 @@ static void close_several(struct worker *worker)
 	worker->several = NULL;
 }
 
-/* ---- orders
- * --------------------------------------------------------------------------------------- */
+/* ---- orders ---------------------------------------------------------------------------------- */
 
-/* False: it was the last. */
+/* False: it was the last order. */
 static bool obey(struct worker *worker, const struct many_order *order)
 {
 	struct many_answer answer = { .error = 0 };
@@ -501,7 +495,7 @@ static bool obey(struct worker *worker, const struct many_order *order)
 		break;
 	case MANY_RUN:
 		run(worker);
-		return true; /* what ends it is answered */
+		return true; /* the end of the move is answered */
 	case MANY_CLOSE:
 		close_nodes(worker, &answer);
 		break;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What is done with many engines, in which order. */
+/* Many engines on one machine: the command line, the order of the measurements, the watching
+ * process. */
 #include "many.h"
 
 #include <errno.h>
@@ -20,8 +21,7 @@ struct watch {
 	struct many_results results;
 };
 
-/* ---- the command line
- * ---------------------------------------------------------------------------- */
+/* ---- the command line ------------------------------------------------------------------------ */
 
 static void usage(FILE *out)
 {
@@ -30,31 +30,29 @@ static void usage(FILE *out)
 		"\n"
 		"Opens many engines that find each other in a registry, connects each to others at "
 		"random, moves\n"
-		"bytes and verifies them, and restarts all of them one process after the other, of "
-		"which every\n"
-		"second is killed, while all others go on. Says what an engine and a peer cost.\n"
+		"and verifies bytes, and restarts all engines, one process after the other, while "
+		"all others go on.\n"
+		"Every second process is killed. Reports what an engine and a peer cost.\n"
 		"\n"
 		"  --engines N     engines (1000)\n"
-		"  --processes N   that they are spread over (40)\n"
-		"  --degree N      peers that each opens (16)\n"
-		"  --bytes N       of a transfer (1024)\n"
+		"  --processes N   processes with these engines (40)\n"
+		"  --degree N      peers that each engine opens (16)\n"
+		"  --bytes N       bytes of a transfer (1024)\n"
 		"  --rounds N      writes and reads of each peer before the restart (4)\n"
-		"  --rate N        transfers a second of all together during the restart (5000)\n"
-		"  --peers N       that one engine opens of another to see what a peer costs "
-		"(1000); 0: that\n"
-		"                  is left out\n"
-		"  --idle S        for how long nothing is moved, to see what that costs (5); 0: "
-		"left out\n"
+		"  --rate N        transfers a second, all together, during the restart (5000)\n"
+		"  --peers N       peers that one engine opens of another, to measure a peer "
+		"(1000); 0: none\n"
+		"  --idle S        seconds without transfers, to measure idle engines (5); 0: "
+		"none\n"
 		"  --no-restart    leave out the restart\n"
-		"  --config K=V    a knob of the engines; transports, connections, threads and "
-		"lease are set to\n"
-		"                  tcp, 1, 1 and 2 s unless said otherwise\n"
-		"  --json FILE     all figures\n"
-		"  --verbose       what the engines log\n"
+		"  --config K=V    a setting of the engines; by default transports, connections, "
+		"threads and\n"
+		"                  lease are tcp, 1, 1 and 2 s\n"
+		"  --json FILE     write all results\n"
+		"  --verbose       print the engines' logs\n"
 		"\n"
-		"Exits 0; 1 if a transfer was not what it was said to be, or anything failed; 64 "
-		"for a wrong\n"
-		"command line.\n");
+		"Exit status: 0; 1 if a transfer had wrong bytes or anything failed; 64 for a "
+		"wrong command line.\n");
 }
 
 static bool number(const char *text, uint32_t least, uint32_t most, uint32_t *out)
@@ -68,7 +66,7 @@ static bool number(const char *text, uint32_t least, uint32_t most, uint32_t *ou
 	return true;
 }
 
-/* False: `name` is not what it should be. */
+/* False: the value is not valid. */
 static bool set(struct many_options *options, int which, const char *value)
 {
 	size_t n = 0;
@@ -122,7 +120,7 @@ static bool parse(int argc, char **argv, struct many_options *options)
 	};
 	int which, at = 0;
 
-	/* What is said on the command line comes later, and counts. */
+	/* Options on the command line come later in the list and win. */
 	*options = (struct many_options){
 		.engines = 1000,
 		.processes = 40,
@@ -162,17 +160,17 @@ static bool parse(int argc, char **argv, struct many_options *options)
 	return true;
 }
 
-/* ---- what is shared
- * ------------------------------------------------------------------------------ */
+/* ---- shared memory --------------------------------------------------------------------------- */
 
-/* So that a run can be repeated. */
+/* Repeatable, so that a run can be repeated. */
 static uint32_t random_below(uint64_t *state, uint32_t bound)
 {
 	*state = *state * 6364136223846793005ULL + 1442695040888963407ULL;
 	return (uint32_t)((*state >> 33) % bound);
 }
 
-/* Of every permutation each engine opens its successor on one cycle through all: nobody himself. */
+/* In every permutation each engine opens its successor on one cycle through all, so none opens
+ * itself. */
 static bool draw_mesh(struct many *many)
 {
 	const struct many_options *options = &many->options;
@@ -221,8 +219,7 @@ static bool prepare(struct watch *watch)
 	       (many->text = (char *)(all + 1)) && draw_mesh(many);
 }
 
-/* ---- workers
- * ------------------------------------------------------------------------------------- */
+/* ---- workers --------------------------------------------------------------------------------- */
 
 static bool start(struct watch *watch, uint32_t number, uint32_t life)
 {
@@ -241,7 +238,7 @@ static bool start(struct watch *watch, uint32_t number, uint32_t life)
 	fflush(NULL);
 	worker->pid = fork();
 	if (!worker->pid) {
-		/* Those of the others would keep them from seeing that this process ends. */
+		/* The other workers' sockets would hide from them that this process has ended. */
 		for (uint32_t i = 0; i < options->processes; i++)
 			if (i != number && watch->workers[i].pid)
 				close(watch->workers[i].fd);
@@ -271,7 +268,7 @@ static bool hear(struct many_worker *worker, struct many_answer *answer)
 	return !answer->error;
 }
 
-/* The same to all, side by side. */
+/* Give all workers the same order at the same time. */
 static bool all(struct watch *watch, uint32_t what, uint32_t count)
 {
 	struct many_answer answer;
@@ -291,10 +288,9 @@ static void end(struct many_worker *worker)
 	worker->pid = 0;
 }
 
-/* ---- what the kernel says of them
- * ------------------------------------------------------------------ */
+/* ---- what the kernel counts ------------------------------------------------------------------ */
 
-/* The number behind a word in a file of /proc. */
+/* The number after a word in a file of /proc. */
 static double look(const char *path, const char *word)
 {
 	FILE *file = fopen(path, "re");
@@ -309,7 +305,7 @@ static double look(const char *path, const char *word)
 	return value;
 }
 
-/* Memory that it alone has. */
+/* Memory that this process shares with no other. */
 static double resident(const struct many_worker *worker)
 {
 	char path[64];
@@ -327,7 +323,7 @@ static double resident_all(const struct watch *watch)
 	return sum;
 }
 
-/* Of the whole machine: what others do is in it. */
+/* Of the whole machine, other programs included. */
 static double kernel_bytes(void)
 {
 	return look("/proc/meminfo", "Slab:") * 1024;
@@ -359,8 +355,7 @@ static double seconds_since(int64_t begun)
 	return (double)(many_now() - begun) / MANY_SECOND;
 }
 
-/* ---- the steps
- * ------------------------------------------------------------------------------------- */
+/* ---- the steps ------------------------------------------------------------------------------- */
 
 static bool open_engines(struct watch *watch)
 {
@@ -374,8 +369,8 @@ static bool open_engines(struct watch *watch)
 	if (!all(watch, MANY_OPEN, 0))
 		return false;
 	results->open_seconds = seconds_since(begun);
-	/* Its page of a badge and its memory for transfers are the benchmark's own, but nobody has
-	 * touched the latter. */
+	/* An engine's page with the badge and its memory for transfers belong to the benchmark;
+	 * nothing has touched the latter. */
 	results->engine_bytes = (resident_all(watch) - before) / options->engines;
 	snprintf(path, sizeof(path), "/proc/%d/status", (int)watch->workers[0].pid);
 	results->engine_threads = (look(path, "Threads:") - 1) / watch->workers[0].count;
@@ -387,7 +382,7 @@ static bool open_engines(struct watch *watch)
 	return true;
 }
 
-/* One engine opens many peers of another: what is a peer, to either side? */
+/* One engine opens many peers of another: the cost of a peer on either side. */
 static bool peers(struct watch *watch)
 {
 	struct many_worker *near = &watch->workers[0], *far = &watch->workers[1];
@@ -485,8 +480,7 @@ static bool move(struct watch *watch)
 	return true;
 }
 
-/* ---- the restart
- * ------------------------------------------------------------------------------------- */
+/* ---- the restart ----------------------------------------------------------------------------- */
 
 static uint32_t life_now(const struct watch *watch, uint32_t engine)
 {
@@ -497,7 +491,7 @@ static uint32_t life_now(const struct watch *watch, uint32_t engine)
 	return worker->life;
 }
 
-/* Has every link from and to these engines moved something since they are there? */
+/* Every link from and to these engines has moved something since they restarted. */
 static bool recovered(struct watch *watch, const struct many_worker *worker)
 {
 	struct many *many = &watch->many;
@@ -567,13 +561,13 @@ static bool restart_all(struct watch *watch)
 	return good;
 }
 
-/* Everything that was ever submitted. */
+/* Sum up all transfers ever submitted. */
 static void sum_up(struct watch *watch, bool good)
 {
 	struct many_results *results = &watch->results;
 	struct many *many = &watch->many;
 
-	if (good) /* else some are still moving, and have nothing to answer for yet */
+	if (good) /* otherwise some are still in flight */
 		many_audit(many);
 	for (uint32_t e = 0; e < many->options.engines; e++)
 		for (uint32_t life = 0; life < MANY_LIVES; life++) {
@@ -592,9 +586,8 @@ static void sum_up(struct watch *watch, bool good)
 		       "together again %.1f s after the last was open, at most\n",
 		       results->restarted, results->restart_seconds,
 		       results->recover_most_ms / 1e3);
-	printf("transfers     %.0f submitted: %.0f complete, %.0f failed and said so, %.0f of "
-	       "killed engines; "
-	       "%.0f without an end, %.0f not what they said\n",
+	printf("transfers     %.0f submitted: %.0f complete, %.0f failed with an error, "
+	       "%.0f of killed engines; %.0f without an end, %.0f with wrong bytes\n",
 	       results->submitted, results->completed, results->failed, results->unreported,
 	       results->hung, results->wrong);
 	if (results->wrong > 0)

@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * For bench/mooncake: a program as those that are written for Mooncake's C interface, on
- * libtransfer_engine.
+ * For bench/mooncake: a program on Mooncake's C interface, linked with our libtransfer_engine.
  *
- *   mooncake-engine serve LENGTH                      registers memory and prints its name and
- * address; ends with its standard input mooncake-engine client SEGMENT ADDRESS LENGTH     does what
- * lines on its standard input say: write|read SIZE COUNT SECONDS                 COUNT blocks in
- * each batch; prints the bytes and the seconds verify                                        writes
- * all of it, reads it back, prints "good" or "bad"
+ *   mooncake-engine serve LENGTH
+ *       registers memory, prints its name and address, and ends with its standard input
+ *   mooncake-engine client SEGMENT ADDRESS LENGTH
+ *       obeys the lines of its standard input:
+ *   write|read SIZE COUNT SECONDS
+ *       moves batches of COUNT blocks; prints the bytes and the seconds
+ *   verify
+ *       writes all of the memory, reads it back, prints "good" or "bad"
  */
 #include <inttypes.h>
 #include <stdint.h>
@@ -53,7 +55,7 @@ static transfer_engine_t open_engine(size_t length, unsigned char **memory)
 	return engine;
 }
 
-/* As Mooncake's own programs wait: by asking. */
+/* Wait as Mooncake's own programs do: by polling. */
 static void wait_all(const struct client *client, batch_id_t batch, size_t count)
 {
 	struct transfer_status status;

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One way of 8 bytes, as perftest's ib_write_lat measures it: two processes write to each other's
- * memory in turns, and each looks for the other's bytes in its own. Half of a round is one way.
+ * The time of one way of 8 bytes, as perftest's ib_write_lat measures it: two processes write to
+ * each other's memory in turns, and each polls its own for the other's bytes. Half of a round is
+ * one way.
  *
- *   pingpong OURS THEIRS ROUNDS    the knob `rdma` of either side
+ *   pingpong OURS THEIRS ROUNDS    the setting `rdma` of either side
  *
  * Prints the median and the 99th percentile in us, and the route.
  */
@@ -23,7 +24,7 @@
 #define PATIENCE (60 * SECOND)
 #define WARM 200u /* rounds before it counts */
 #define PAGE 4096u
-#define APART 1024u /* of what is sent from what is received */
+#define APART 1024u /* distance between what is sent and what is received */
 
 struct side {
 	struct wh_engine *engine;
@@ -86,7 +87,8 @@ static void hit(struct side *side, uint64_t number)
 	int64_t end = now() + PATIENCE;
 
 	memcpy(side->memory + APART, &number, sizeof(number));
-	/* The first ones may come before the connection is there, or the owner has registered. */
+	/* The first submissions may fail until the connection is open and the owner has registered
+	 * its memory. */
 	while (wh_batch_submit(side->batch))
 		if (number || now() > end)
 			die("submit", wh_error_text());
@@ -109,7 +111,7 @@ static void receive(const struct side *side, uint64_t number)
 			die("the other process", "it does not answer");
 }
 
-/* A first write each, to be connected; the ball is number 0 and looks like none. */
+/* Write once each way, to connect. The ball is number 0, which no round uses. */
 static void warm(struct side *side)
 {
 	char ready = 1;
@@ -194,7 +196,7 @@ int main(int argc, char **argv)
 		serve_and_measure(&side, (uint32_t)rounds);
 	else
 		answer(&side, (uint32_t)rounds);
-	/* Neither goes before the other is done. */
+	/* Both processes end together. */
 	if (send(side.other, "", 1, 0) != 1 || recv(side.other, &(char){ 0 }, 1, 0) != 1)
 		die("the other process", "it has ended");
 	close_side(&side);

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What the transport rdma asks of a NIC: work requests, doorbells, completions and events, counted
- * by the fake libibverbs of the tests. Two engines of this process; under callgrind also the
+ * by the fake libibverbs of the tests. Both engines are in this process. Under callgrind also the
  * instructions that each takes (docs/rdma.md, On paper).
  *
  *   requests LIBIBVERBS SIZE BLOCKS TIMES [write|read [touching|polled]]
  *
- * SIZE bytes a block; BLOCKS of them in a batch, which touch on neither side, or on the peer's;
- * TIMES batches, one after the other, each waited for, or polled. Prints batches, bytes, work
- * requests, doorbells, completions and how often an event was asked for.
+ * SIZE is bytes a block, BLOCKS is blocks in a batch. The blocks touch on neither side, or on our
+ * side. TIMES batches run one after the other, each waited for or polled. Prints batches, bytes,
+ * work requests, doorbells, completions and how often an event was requested.
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -79,7 +79,8 @@ static void close_ends(struct ends *ends)
 		die("close", wh_error_text());
 }
 
-/* Blocks with a gap behind each, so that no two make one run; `touching`: on our side alone. */
+/* Blocks with a gap after each, so that no two can be merged; `touching`: they touch on our side
+ * alone. */
 static struct wh_batch *make(const struct ends *ends, uint32_t op, uint64_t size, uint64_t blocks,
 			     bool touching)
 {
@@ -144,7 +145,7 @@ int main(int argc, char **argv)
 	open_ends(&ends, argv[1]);
 	batch = make(&ends, argc > 5 && !strcmp(argv[5], "read") ? WH_READ : WH_WRITE, size, blocks,
 		     touching);
-	move(batch, polled); /* connects, and has both sides registered */
+	move(batch, polled); /* connects, and makes both sides register */
 	take_counts(before);
 	for (uint64_t i = 0; i < times; i++)
 		move(batch, polled);
