@@ -57,7 +57,7 @@ static void log_line(void *arg, const char *line)
 }
 
 /* Write the error text of the call to Wherry that just failed. */
-static int failed(struct many_answer *answer, int error, const char *what, uint32_t engine)
+static int answer_failed(struct many_answer *answer, int error, const char *what, uint32_t engine)
 {
 	snprintf(answer->text, sizeof(answer->text), "%s of n%u: %.200s", what, engine,
 		 wh_error_text());
@@ -98,7 +98,7 @@ static int open_node(struct worker *worker, struct node *node, uint32_t number,
 	       many_now() - begun < MANY_PATIENCE)
 		;
 	if (error)
-		return failed(answer, error, "opening", number);
+		return answer_failed(answer, error, "opening", number);
 	atomic_store(&node->life->open_us, (uint64_t)(many_now() - begun) / 1000);
 	many_fill(many_badge(many, number, life), options->bytes, wh_engine_epoch(node->engine));
 	atomic_store(&node->life->epoch, wh_engine_epoch(node->engine));
@@ -114,7 +114,7 @@ static int open_node(struct worker *worker, struct node *node, uint32_t number,
 					   many_region(options), &box, &node->region);
 	for (uint32_t k = 0; k < options->degree; k++)
 		node->links[k].shared = many_link(many, number, k);
-	return error ? failed(answer, error, "registering memory", number) : 0;
+	return error ? answer_failed(answer, error, "registering memory", number) : 0;
 }
 
 static void open_nodes(struct worker *worker, struct many_answer *answer)
@@ -125,7 +125,7 @@ static void open_nodes(struct worker *worker, struct many_answer *answer)
 }
 
 /* Close a peer none of whose batches is in flight. */
-static int disconnect(struct link *link)
+static int link_disconnect(struct link *link)
 {
 	int error = 0;
 
@@ -145,7 +145,7 @@ static int close_node(const struct worker *worker, struct node *node)
 	int error = 0;
 
 	for (uint32_t k = 0; k < worker->many->options.degree && !error; k++)
-		error = disconnect(&node->links[k]);
+		error = link_disconnect(&node->links[k]);
 	if (!error)
 		error = wh_region_unregister(node->region);
 	if (!error)
@@ -163,7 +163,7 @@ static void close_nodes(struct worker *worker, struct many_answer *answer)
 		int error = close_node(worker, &worker->nodes[i]);
 
 		if (error) {
-			failed(answer, error, "closing", worker->nodes[i].number);
+			answer_failed(answer, error, "closing", worker->nodes[i].number);
 			return;
 		}
 	}
@@ -231,7 +231,7 @@ static int connect_link(struct worker *worker, struct node *node, uint32_t k, in
 	if (!error)
 		error = make_batches(worker, node, k, box.id);
 	if (error) {
-		disconnect(link);
+		link_disconnect(link);
 		return error;
 	}
 	link->ledger = &link->shared->ledger[worker->self->life][link->target_life];
@@ -246,7 +246,7 @@ static void connect_all(struct worker *worker, struct many_answer *answer)
 			int error = connect_link(worker, &worker->nodes[i], k, OPEN_TIMEOUT);
 
 			if (error) {
-				failed(answer, error, "connecting", worker->nodes[i].number);
+				answer_failed(answer, error, "connecting", worker->nodes[i].number);
 				return;
 			}
 		}
@@ -255,7 +255,7 @@ static void connect_all(struct worker *worker, struct many_answer *answer)
 /* ---- transfers ------------------------------------------------------------------------------- */
 
 /* Submit the write, or the read after it. 0, or why it could not be submitted. */
-static int submit(struct worker *worker, struct node *node, uint32_t k)
+static int link_submit(struct worker *worker, struct node *node, uint32_t k)
 {
 	struct many *many = worker->many;
 	struct link *link = &node->links[k];
@@ -280,7 +280,7 @@ static int submit(struct worker *worker, struct node *node, uint32_t k)
 }
 
 /* Check a transfer that is reported complete. The target's memory is mapped here, too. */
-static void verify(struct worker *worker, struct node *node, uint32_t k)
+static void link_verify(struct worker *worker, struct node *node, uint32_t k)
 {
 	struct many *many = worker->many;
 	struct link *link = &node->links[k];
@@ -310,7 +310,7 @@ static void count_error(struct many *many, int error)
 }
 
 /* Do what is due on this link. True: something was due. */
-static bool turn(struct worker *worker, struct node *node, uint32_t k, bool begin)
+static bool link_turn(struct worker *worker, struct node *node, uint32_t k, bool begin)
 {
 	struct link *link = &node->links[k];
 	int64_t now = many_now();
@@ -331,7 +331,7 @@ static bool turn(struct worker *worker, struct node *node, uint32_t k, bool begi
 			atomic_fetch_add(&node->life->failed, 1);
 			count_error(worker->many, error);
 		} else {
-			verify(worker, node, k);
+			link_verify(worker, node, k);
 			link->moved++;
 		}
 		return true;
@@ -343,37 +343,37 @@ static bool turn(struct worker *worker, struct node *node, uint32_t k, bool begi
 			link->next = many_now() + RETRY;
 		return true;
 	}
-	error = submit(worker, node, k);
+	error = link_submit(worker, node, k);
 	if (!error)
 		return true;
 	count_error(worker->many, error);
 	link->next = now + RETRY;
-	if (error == -ESTALE && disconnect(link))
+	if (error == -ESTALE && link_disconnect(link))
 		many_wrong(worker->many, node->life, "n%u cannot close a peer: %.150s",
 			   node->number, wh_error_text());
 	return true;
 }
 
 /* Serve every link once; returns how many still have transfers in flight. */
-static uint32_t sweep(struct worker *worker, bool begin, bool *worked)
+static uint32_t links_sweep(struct worker *worker, bool begin, bool *worked)
 {
 	uint32_t running = 0;
 
 	*worked = false;
 	for (uint32_t i = 0; i < worker->self->count; i++)
 		for (uint32_t k = 0; k < worker->many->options.degree; k++) {
-			*worked |= turn(worker, &worker->nodes[i], k, begin);
+			*worked |= link_turn(worker, &worker->nodes[i], k, begin);
 			running += worker->nodes[i].links[k].running;
 		}
 	return running;
 }
 
-static void doze(void)
+static void worker_doze(void)
 {
 	nanosleep(&(struct timespec){ 0, PAUSE }, NULL);
 }
 
-static void move(struct worker *worker, uint32_t rounds, struct many_answer *answer)
+static void worker_move(struct worker *worker, uint32_t rounds, struct many_answer *answer)
 {
 	struct many_options *options = &worker->many->options;
 	struct link *link;
@@ -386,21 +386,21 @@ static void move(struct worker *worker, uint32_t rounds, struct many_answer *ans
 			int error;
 
 			link = &node->links[i % options->degree];
-			error = submit(worker, node, i % options->degree);
+			error = link_submit(worker, node, i % options->degree);
 			if (!error)
 				error = wh_batch_wait(link->batch[link->moved % 2], MANY_PATIENCE);
 			link->running = false;
 			if (error) {
-				failed(answer, error, "moving bytes", node->number);
+				answer_failed(answer, error, "moving bytes", node->number);
 				continue;
 			}
-			verify(worker, node, i % options->degree);
+			link_verify(worker, node, i % options->degree);
 			link->moved++;
 		}
 }
 
 /* Move bytes until the next order arrives. */
-static void run(struct worker *worker)
+static void worker_run(struct worker *worker)
 {
 	const struct many_options *options = &worker->many->options;
 	struct pollfd order = { .fd = worker->self->fd, .events = POLLIN };
@@ -413,13 +413,13 @@ static void run(struct worker *worker)
 		worker->nodes[i / options->degree].links[i % options->degree].next =
 			many_now() + worker->pace * i / (worker->self->count * options->degree);
 	while (poll(&order, 1, 0) == 0) {
-		sweep(worker, true, &worked);
+		links_sweep(worker, true, &worked);
 		if (!worked)
-			doze();
+			worker_doze();
 	}
-	while (sweep(worker, false, &worked))
+	while (links_sweep(worker, false, &worked))
 		if (!worked)
-			doze();
+			worker_doze();
 }
 
 /* ---- the cost of a peer ---------------------------------------------------------------------- */
@@ -446,7 +446,7 @@ static void open_several(struct worker *worker, const struct many_order *order,
 					 name, NULL, &worker->several[worker->several_count]);
 
 		if (error) {
-			failed(answer, error, "connecting", order->from);
+			answer_failed(answer, error, "connecting", order->from);
 			break;
 		}
 		us[worker->several_count] = (uint64_t)(many_now() - begun) / 1000;
@@ -473,7 +473,7 @@ static void close_several(struct worker *worker)
 /* ---- orders ---------------------------------------------------------------------------------- */
 
 /* False: it was the last order. */
-static bool obey(struct worker *worker, const struct many_order *order)
+static bool worker_obey(struct worker *worker, const struct many_order *order)
 {
 	struct many_answer answer = { .error = 0 };
 
@@ -485,7 +485,7 @@ static bool obey(struct worker *worker, const struct many_order *order)
 		connect_all(worker, &answer);
 		break;
 	case MANY_MOVE:
-		move(worker, order->count, &answer);
+		worker_move(worker, order->count, &answer);
 		break;
 	case MANY_SEVERAL:
 		open_several(worker, order, &answer);
@@ -494,7 +494,7 @@ static bool obey(struct worker *worker, const struct many_order *order)
 		close_several(worker);
 		break;
 	case MANY_RUN:
-		run(worker);
+		worker_run(worker);
 		return true; /* the end of the move is answered */
 	case MANY_CLOSE:
 		close_nodes(worker, &answer);
@@ -515,7 +515,8 @@ int many_worker(struct many *many, const struct many_worker *self)
 	worker.nodes = calloc(self->count, sizeof(*worker.nodes));
 	if (!worker.nodes)
 		return 1;
-	while (recv(self->fd, &order, sizeof(order), 0) == sizeof(order) && obey(&worker, &order))
+	while (recv(self->fd, &order, sizeof(order), 0) == sizeof(order) &&
+	       worker_obey(&worker, &order))
 		;
 	free(worker.nodes);
 	return 0;

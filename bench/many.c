@@ -55,7 +55,7 @@ static void usage(FILE *out)
 		"wrong command line.\n");
 }
 
-static bool number(const char *text, uint32_t least, uint32_t most, uint32_t *out)
+static bool parse_number(const char *text, uint32_t least, uint32_t most, uint32_t *out)
 {
 	char *end;
 	unsigned long value = strtoul(text, &end, 10);
@@ -67,27 +67,27 @@ static bool number(const char *text, uint32_t least, uint32_t most, uint32_t *ou
 }
 
 /* False: the value is not valid. */
-static bool set(struct many_options *options, int which, const char *value)
+static bool option_set(struct many_options *options, int which, const char *value)
 {
 	size_t n = 0;
 
 	switch (which) {
 	case 'e':
-		return number(value, 2, 100000, &options->engines);
+		return parse_number(value, 2, 100000, &options->engines);
 	case 'p':
-		return number(value, 2, 1000, &options->processes);
+		return parse_number(value, 2, 1000, &options->processes);
 	case 'd':
-		return number(value, 1, 255, &options->degree);
+		return parse_number(value, 1, 255, &options->degree);
 	case 'b':
-		return number(value, 8, 1 << 20, &options->bytes) && options->bytes % 8 == 0;
+		return parse_number(value, 8, 1 << 20, &options->bytes) && options->bytes % 8 == 0;
 	case 'r':
-		return number(value, 1, 1000000, &options->rounds);
+		return parse_number(value, 1, 1000000, &options->rounds);
 	case 'R':
-		return number(value, 1, 1000000, &options->rate);
+		return parse_number(value, 1, 1000000, &options->rate);
 	case 'P':
-		return number(value, 0, 15000, &options->peers);
+		return parse_number(value, 0, 15000, &options->peers);
 	case 'i':
-		return number(value, 0, 3600, &options->idle);
+		return parse_number(value, 0, 3600, &options->idle);
 	case 'c':
 		while (options->config[n])
 			n++;
@@ -106,7 +106,7 @@ static bool set(struct many_options *options, int which, const char *value)
 	}
 }
 
-static bool parse(int argc, char **argv, struct many_options *options)
+static bool options_parse(int argc, char **argv, struct many_options *options)
 {
 	static const struct option table[] = {
 		{ "engines", 1, NULL, 'e' }, { "processes", 1, NULL, 'p' },
@@ -144,7 +144,7 @@ static bool parse(int argc, char **argv, struct many_options *options)
 			options->verbose = true;
 		else if (which == '?')
 			return false;
-		else if (!set(options, which, optarg)) {
+		else if (!option_set(options, which, optarg)) {
 			fprintf(stderr, "many: --%s cannot be \"%s\"\n", table[at].name, optarg);
 			return false;
 		}
@@ -195,7 +195,7 @@ static bool draw_mesh(struct many *many)
 	return true;
 }
 
-static void *share(size_t length)
+static void *memory_share(size_t length)
 {
 	void *memory =
 		mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -203,17 +203,18 @@ static void *share(size_t length)
 	return memory == MAP_FAILED ? NULL : memory;
 }
 
-static bool prepare(struct watch *watch)
+static bool watch_prepare(struct watch *watch)
 {
 	struct many *many = &watch->many, *all;
 	const struct many_options *options = &many->options;
 	size_t lives = (size_t)options->engines * MANY_LIVES;
 
-	many->lives = share(lives * sizeof(*many->lives));
-	many->links = share((size_t)options->engines * options->degree * sizeof(*many->links));
-	many->errors = share(MANY_ERRNO * sizeof(*many->errors));
-	many->bytes = share(lives * many_region(options));
-	all = share(sizeof(*all) + MANY_TEXT);
+	many->lives = memory_share(lives * sizeof(*many->lives));
+	many->links =
+		memory_share((size_t)options->engines * options->degree * sizeof(*many->links));
+	many->errors = memory_share(MANY_ERRNO * sizeof(*many->errors));
+	many->bytes = memory_share(lives * many_region(options));
+	all = memory_share(sizeof(*all) + MANY_TEXT);
 	watch->workers = calloc(options->processes, sizeof(*watch->workers));
 	return many->lives && many->links && many->errors && many->bytes && watch->workers && all &&
 	       (many->text = (char *)(all + 1)) && draw_mesh(many);
@@ -221,7 +222,7 @@ static bool prepare(struct watch *watch)
 
 /* ---- workers --------------------------------------------------------------------------------- */
 
-static bool start(struct watch *watch, uint32_t number, uint32_t life)
+static bool worker_start(struct watch *watch, uint32_t number, uint32_t life)
 {
 	const struct many_options *options = &watch->many.options;
 	struct many_worker *worker = &watch->workers[number];
@@ -250,14 +251,14 @@ static bool start(struct watch *watch, uint32_t number, uint32_t life)
 	return worker->pid > 0;
 }
 
-static bool ask(struct many_worker *worker, uint32_t what, uint32_t count)
+static bool worker_ask(struct many_worker *worker, uint32_t what, uint32_t count)
 {
 	struct many_order order = { .what = what, .count = count };
 
 	return send(worker->fd, &order, sizeof(order), MSG_NOSIGNAL) == sizeof(order);
 }
 
-static bool hear(struct many_worker *worker, struct many_answer *answer)
+static bool worker_hear(struct many_worker *worker, struct many_answer *answer)
 {
 	if (recv(worker->fd, answer, sizeof(*answer), 0) != sizeof(*answer)) {
 		fprintf(stderr, "many: process %u has died\n", worker->number);
@@ -269,19 +270,19 @@ static bool hear(struct many_worker *worker, struct many_answer *answer)
 }
 
 /* Give all workers the same order at the same time. */
-static bool all(struct watch *watch, uint32_t what, uint32_t count)
+static bool workers_order(struct watch *watch, uint32_t what, uint32_t count)
 {
 	struct many_answer answer;
 	bool good = true;
 
 	for (uint32_t i = 0; i < watch->many.options.processes; i++)
-		good &= ask(&watch->workers[i], what, count);
+		good &= worker_ask(&watch->workers[i], what, count);
 	for (uint32_t i = 0; i < watch->many.options.processes && what != MANY_RUN; i++)
-		good &= hear(&watch->workers[i], &answer);
+		good &= worker_hear(&watch->workers[i], &answer);
 	return good;
 }
 
-static void end(struct many_worker *worker)
+static void worker_end(struct many_worker *worker)
 {
 	waitpid(worker->pid, NULL, 0);
 	close(worker->fd);
@@ -291,7 +292,7 @@ static void end(struct many_worker *worker)
 /* ---- what the kernel counts ------------------------------------------------------------------ */
 
 /* The number after a word in a file of /proc. */
-static double look(const char *path, const char *word)
+static double proc_number(const char *path, const char *word)
 {
 	FILE *file = fopen(path, "re");
 	char line[256];
@@ -306,12 +307,12 @@ static double look(const char *path, const char *word)
 }
 
 /* Memory that this process shares with no other. */
-static double resident(const struct many_worker *worker)
+static double worker_resident(const struct many_worker *worker)
 {
 	char path[64];
 
 	snprintf(path, sizeof(path), "/proc/%d/smaps_rollup", (int)worker->pid);
-	return look(path, "Anonymous:") * 1024;
+	return proc_number(path, "Anonymous:") * 1024;
 }
 
 static double resident_all(const struct watch *watch)
@@ -319,14 +320,14 @@ static double resident_all(const struct watch *watch)
 	double sum = 0;
 
 	for (uint32_t i = 0; i < watch->many.options.processes; i++)
-		sum += resident(&watch->workers[i]);
+		sum += worker_resident(&watch->workers[i]);
 	return sum;
 }
 
 /* Of the whole machine, other programs included. */
 static double kernel_bytes(void)
 {
-	return look("/proc/meminfo", "Slab:") * 1024;
+	return proc_number("/proc/meminfo", "Slab:") * 1024;
 }
 
 static double cpu_seconds(const struct watch *watch)
@@ -366,14 +367,14 @@ static bool open_engines(struct watch *watch)
 	int64_t begun = many_now();
 
 	results->process_before_bytes = before / options->processes;
-	if (!all(watch, MANY_OPEN, 0))
+	if (!workers_order(watch, MANY_OPEN, 0))
 		return false;
 	results->open_seconds = seconds_since(begun);
 	/* An engine's page with the badge and its memory for transfers belong to the benchmark;
 	 * nothing has touched the latter. */
 	results->engine_bytes = (resident_all(watch) - before) / options->engines;
 	snprintf(path, sizeof(path), "/proc/%d/status", (int)watch->workers[0].pid);
-	results->engine_threads = (look(path, "Threads:") - 1) / watch->workers[0].count;
+	results->engine_threads = (proc_number(path, "Threads:") - 1) / watch->workers[0].count;
 	printf("engines       %u in %u processes, opened and registered in %.1f s: %.0f KiB and "
 	       "%.0f threads "
 	       "each\n",
@@ -383,22 +384,23 @@ static bool open_engines(struct watch *watch)
 }
 
 /* One engine opens many peers of another: the cost of a peer on either side. */
-static bool peers(struct watch *watch)
+static bool measure_peers(struct watch *watch)
 {
 	struct many_worker *near = &watch->workers[0], *far = &watch->workers[1];
 	struct many_results *results = &watch->results;
 	uint32_t count = watch->many.options.peers;
 	struct many_order order = { MANY_SEVERAL, near->first, far->first, count };
 	struct many_answer answer;
-	double near_before = resident(near), far_before = resident(far), kernel = kernel_bytes();
+	double near_before = worker_resident(near), far_before = worker_resident(far),
+	       kernel = kernel_bytes();
 
 	if (!count)
 		return true;
 	if (send(near->fd, &order, sizeof(order), MSG_NOSIGNAL) != sizeof(order) ||
-	    !hear(near, &answer))
+	    !worker_hear(near, &answer))
 		return false;
-	results->initiator_bytes = (resident(near) - near_before) / count;
-	results->owner_bytes = (resident(far) - far_before) / count;
+	results->initiator_bytes = (worker_resident(near) - near_before) / count;
+	results->owner_bytes = (worker_resident(far) - far_before) / count;
 	results->kernel_bytes = (kernel_bytes() - kernel) / count;
 	results->alone_us =
 		(struct many_series){ (double)answer.value[0], (double)answer.value[1],
@@ -409,7 +411,7 @@ static bool peers(struct watch *watch)
 	       results->alone_us.mean / 1e3, results->alone_us.p50 / 1e3,
 	       results->alone_us.p99 / 1e3, results->initiator_bytes / 1024,
 	       results->owner_bytes / 1024, results->kernel_bytes / 1024);
-	return ask(near, MANY_FEWER, 0) && hear(near, &answer);
+	return worker_ask(near, MANY_FEWER, 0) && worker_hear(near, &answer);
 }
 
 static int by_size(const void *a, const void *b)
@@ -427,7 +429,7 @@ static bool connect_mesh(struct watch *watch)
 	double before = resident_all(watch), sum = 0, *us = calloc(links, sizeof(*us));
 	int64_t begun = many_now();
 
-	if (!us || !all(watch, MANY_CONNECT, 0)) {
+	if (!us || !workers_order(watch, MANY_CONNECT, 0)) {
 		free(us);
 		return false;
 	}
@@ -447,7 +449,7 @@ static bool connect_mesh(struct watch *watch)
 	return true;
 }
 
-static void idle(struct watch *watch)
+static void measure_idle(struct watch *watch)
 {
 	double before = cpu_seconds(watch);
 	int64_t begun = many_now();
@@ -459,14 +461,14 @@ static void idle(struct watch *watch)
 	printf("idle          %.2f CPUs, all together\n", watch->results.idle_cpus);
 }
 
-static bool move(struct watch *watch)
+static bool measure_move(struct watch *watch)
 {
 	struct many_results *results = &watch->results;
 	const struct many_options *options = &watch->many.options;
 	double links = (double)options->engines * options->degree, before = resident_all(watch);
 	int64_t begun = many_now();
 
-	if (!all(watch, MANY_MOVE, options->rounds))
+	if (!workers_order(watch, MANY_MOVE, options->rounds))
 		return false;
 	results->move_seconds = seconds_since(begun);
 	results->moved_transfers = 2 * links * options->rounds;
@@ -492,7 +494,7 @@ static uint32_t life_now(const struct watch *watch, uint32_t engine)
 }
 
 /* Every link from and to these engines has moved something since they restarted. */
-static bool recovered(struct watch *watch, const struct many_worker *worker)
+static bool links_recovered(struct watch *watch, const struct many_worker *worker)
 {
 	struct many *many = &watch->many;
 
@@ -520,16 +522,17 @@ static bool restart_one(struct watch *watch, struct many_worker *worker, bool ki
 		for (uint32_t e = worker->first; e < worker->first + worker->count; e++)
 			atomic_store(&many_life(&watch->many, e, worker->life)->killed, true);
 		kill(worker->pid, SIGKILL);
-	} else if (!ask(worker, MANY_STOP, 0) || !hear(worker, &answer) ||
-		   !ask(worker, MANY_CLOSE, 0) || !hear(worker, &answer)) {
+	} else if (!worker_ask(worker, MANY_STOP, 0) || !worker_hear(worker, &answer) ||
+		   !worker_ask(worker, MANY_CLOSE, 0) || !worker_hear(worker, &answer)) {
 		return false;
 	}
-	end(worker);
-	if (!start(watch, worker->number, worker->life + 1) || !ask(worker, MANY_OPEN, 0) ||
-	    !hear(worker, &answer) || !ask(worker, MANY_RUN, 0))
+	worker_end(worker);
+	if (!worker_start(watch, worker->number, worker->life + 1) ||
+	    !worker_ask(worker, MANY_OPEN, 0) || !worker_hear(worker, &answer) ||
+	    !worker_ask(worker, MANY_RUN, 0))
 		return false;
 	begun = many_now();
-	while (!recovered(watch, worker)) {
+	while (!links_recovered(watch, worker)) {
 		if (many_now() - begun > 2 * MANY_PATIENCE) {
 			fprintf(stderr,
 				"many: process %u was restarted, and not all of its engines' peers "
@@ -552,11 +555,11 @@ static bool restart_all(struct watch *watch)
 	struct many_results *results = &watch->results;
 	struct many *many = &watch->many;
 	int64_t begun = many_now();
-	bool good = all(watch, MANY_RUN, 0);
+	bool good = workers_order(watch, MANY_RUN, 0);
 
 	for (uint32_t i = 0; i < many->options.processes && good; i++)
 		good = restart_one(watch, &watch->workers[i], i % 2);
-	good = good && all(watch, MANY_STOP, 0);
+	good = good && workers_order(watch, MANY_STOP, 0);
 	results->restart_seconds = seconds_since(begun);
 	return good;
 }
@@ -604,13 +607,13 @@ static bool all_steps(struct watch *watch)
 	bool good = true;
 
 	for (uint32_t i = 0; i < watch->many.options.processes && good; i++)
-		good = start(watch, i, 0);
-	good = good && open_engines(watch) && peers(watch) && connect_mesh(watch);
+		good = worker_start(watch, i, 0);
+	good = good && open_engines(watch) && measure_peers(watch) && connect_mesh(watch);
 	if (good)
-		idle(watch);
-	good = good && move(watch) && (!watch->many.options.restart || restart_all(watch));
+		measure_idle(watch);
+	good = good && measure_move(watch) && (!watch->many.options.restart || restart_all(watch));
 	sum_up(watch, good);
-	return (good && all(watch, MANY_CLOSE, 0)) && watch->results.hung <= 0 &&
+	return (good && workers_order(watch, MANY_CLOSE, 0)) && watch->results.hung <= 0 &&
 	       watch->results.wrong <= 0;
 }
 
@@ -620,7 +623,7 @@ int main(int argc, char **argv)
 	struct rlimit files;
 	bool good;
 
-	if (!parse(argc, argv, &watch.many.options)) {
+	if (!options_parse(argc, argv, &watch.many.options)) {
 		usage(stderr);
 		return 64;
 	}
@@ -629,7 +632,7 @@ int main(int argc, char **argv)
 		setrlimit(RLIMIT_NOFILE, &files);
 	}
 	setvbuf(stdout, NULL, _IOLBF, 0);
-	if (!prepare(&watch)) {
+	if (!watch_prepare(&watch)) {
 		fprintf(stderr, "many: no memory\n");
 		return 1;
 	}
@@ -638,7 +641,7 @@ int main(int argc, char **argv)
 		if (watch.workers[i].pid > 0) {
 			if (!good)
 				kill(watch.workers[i].pid, SIGKILL);
-			end(&watch.workers[i]);
+			worker_end(&watch.workers[i]);
 		}
 	if (watch.many.options.json && many_report(&watch.many, &watch.results))
 		good = false;

@@ -70,8 +70,8 @@ static void wait_all(const struct client *client, batch_id_t batch, size_t count
 		} while (status.status != STATUS_COMPLETED);
 }
 
-static void move(const struct client *client, int opcode, struct transfer_request *requests,
-		 size_t size, size_t count, size_t first)
+static void client_move(const struct client *client, int opcode, struct transfer_request *requests,
+			size_t size, size_t count, size_t first)
 {
 	batch_id_t batch = allocateBatchID(client->engine, count);
 
@@ -93,8 +93,8 @@ static void move(const struct client *client, int opcode, struct transfer_reques
 		die("freeBatchID");
 }
 
-static void measure(const struct client *client, int opcode, size_t size, size_t count,
-		    double seconds)
+static void client_measure(const struct client *client, int opcode, size_t size, size_t count,
+			   double seconds)
 {
 	struct transfer_request *requests = calloc(count, sizeof(*requests));
 	double begun = now(), passed;
@@ -103,7 +103,7 @@ static void measure(const struct client *client, int opcode, size_t size, size_t
 	if (!requests)
 		die("no memory");
 	do {
-		move(client, opcode, requests, size, count, batches * count);
+		client_move(client, opcode, requests, size, count, batches * count);
 		batches++;
 		passed = now() - begun;
 	} while (passed < seconds);
@@ -111,7 +111,7 @@ static void measure(const struct client *client, int opcode, size_t size, size_t
 	free(requests);
 }
 
-static void verify(const struct client *client)
+static void client_verify(const struct client *client)
 {
 	unsigned char *kept = malloc(client->length);
 	struct transfer_request request;
@@ -123,14 +123,14 @@ static void verify(const struct client *client)
 		seed = seed * UINT64_C(6364136223846793005) + 1442695040888963407;
 		kept[i] = client->memory[i] = (unsigned char)(seed >> 56);
 	}
-	move(client, OPCODE_WRITE, &request, client->length, 1, 0);
+	client_move(client, OPCODE_WRITE, &request, client->length, 1, 0);
 	memset(client->memory, 0, client->length);
-	move(client, OPCODE_READ, &request, client->length, 1, 0);
+	client_move(client, OPCODE_READ, &request, client->length, 1, 0);
 	puts(memcmp(kept, client->memory, client->length) ? "bad" : "good");
 	free(kept);
 }
 
-static void obey(const struct client *client)
+static void client_obey(const struct client *client)
 {
 	char line[256], verb[16];
 	double seconds;
@@ -139,10 +139,10 @@ static void obey(const struct client *client)
 	while (fgets(line, sizeof(line), stdin)) {
 		if (sscanf(line, "%15s %zu %zu %lf", verb, &size, &count, &seconds) == 4 && size &&
 		    count && size <= client->length)
-			measure(client, strcmp(verb, "read") ? OPCODE_WRITE : OPCODE_READ, size,
-				count, seconds);
+			client_measure(client, strcmp(verb, "read") ? OPCODE_WRITE : OPCODE_READ,
+				       size, count, seconds);
 		else
-			verify(client);
+			client_verify(client);
 		fflush(stdout);
 	}
 }
@@ -171,7 +171,7 @@ int main(int argc, char **argv)
 		client.segment = openSegment(client.engine, argv[2]);
 		if (client.segment < 0)
 			die("openSegment");
-		obey(&client);
+		client_obey(&client);
 	}
 	unregisterLocalMemory(client.engine, client.memory);
 	destroyTransferEngine(client.engine);

@@ -52,8 +52,8 @@ static _Noreturn void die(const char *what, const char *text)
 static void open_side(struct side *side, const char *rail)
 {
 	struct wh_region_options named = { .size = sizeof(named), .name = "table" };
-	char knob[128], url[128] = "";
-	const char *const config[] = { knob, "timeout=60000", NULL };
+	char setting[128], url[128] = "";
+	const char *const config[] = { setting, "timeout=60000", NULL };
 	struct wh_engine_options options = { .size = sizeof(options), .config = config };
 	struct wh_peer_options patient = { .size = sizeof(patient), .timeout = PATIENCE };
 	struct wh_batch_options only = { .size = sizeof(only), .require = "rdma" };
@@ -61,7 +61,7 @@ static void open_side(struct side *side, const char *rail)
 	struct wh_remote remote;
 	void *memory;
 
-	snprintf(knob, sizeof(knob), "rdma=%s", rail);
+	snprintf(setting, sizeof(setting), "rdma=%s", rail);
 	if (wh_engine_open(&options, &side->engine) ||
 	    wh_memory_alloc(side->engine, PAGE, NULL, &memory) ||
 	    wh_region_register(side->engine, memory, PAGE, &named, &side->region))
@@ -82,7 +82,7 @@ static void open_side(struct side *side, const char *rail)
 		die("batch", wh_error_text());
 }
 
-static void hit(struct side *side, uint64_t number)
+static void ball_send(struct side *side, uint64_t number)
 {
 	int64_t end = now() + PATIENCE;
 
@@ -94,13 +94,13 @@ static void hit(struct side *side, uint64_t number)
 			die("submit", wh_error_text());
 }
 
-static void land(struct side *side)
+static void ball_confirm(struct side *side)
 {
 	if (wh_batch_wait(side->batch, PATIENCE))
 		die("write", wh_batch_error_text(side->batch));
 }
 
-static void receive(const struct side *side, uint64_t number)
+static void ball_receive(const struct side *side, uint64_t number)
 {
 	const volatile uint64_t *ball = (const volatile uint64_t *)(const void *)side->memory;
 	int64_t end = now() + PATIENCE;
@@ -112,12 +112,12 @@ static void receive(const struct side *side, uint64_t number)
 }
 
 /* Write once each way, to connect. The ball is number 0, which no round uses. */
-static void warm(struct side *side)
+static void side_warm(struct side *side)
 {
 	char ready = 1;
 
-	hit(side, 0);
-	land(side);
+	ball_send(side, 0);
+	ball_confirm(side);
 	if (send(side->other, &ready, 1, 0) != 1 || recv(side->other, &ready, 1, 0) != 1)
 		die("the other process", "it has ended");
 }
@@ -130,12 +130,12 @@ static void close_side(struct side *side)
 		die("close", wh_error_text());
 }
 
-static void answer(struct side *side, uint32_t rounds)
+static void side_answer(struct side *side, uint32_t rounds)
 {
 	for (uint64_t i = 1; i <= rounds; i++) {
-		receive(side, i);
-		hit(side, i);
-		land(side);
+		ball_receive(side, i);
+		ball_send(side, i);
+		ball_confirm(side);
 	}
 }
 
@@ -156,10 +156,10 @@ static void serve_and_measure(struct side *side, uint32_t rounds)
 		die("samples", strerror(ENOMEM));
 	for (uint64_t i = 1; i <= rounds; i++) {
 		begun = now();
-		hit(side, i);
-		receive(side, i);
+		ball_send(side, i);
+		ball_receive(side, i);
 		took[i - 1] = now() - begun;
-		land(side);
+		ball_confirm(side);
 	}
 	qsort(took + WARM, count, sizeof(*took), compare);
 	wh_batch_explain(side->batch, route, sizeof(route));
@@ -191,11 +191,11 @@ int main(int argc, char **argv)
 	close(ends[!child]);
 	side.other = ends[!!child];
 	open_side(&side, argv[child ? 1 : 2]);
-	warm(&side);
+	side_warm(&side);
 	if (child)
 		serve_and_measure(&side, (uint32_t)rounds);
 	else
-		answer(&side, (uint32_t)rounds);
+		side_answer(&side, (uint32_t)rounds);
 	/* Both processes end together. */
 	if (send(side.other, "", 1, 0) != 1 || recv(side.other, &(char){ 0 }, 1, 0) != 1)
 		die("the other process", "it has ended");

@@ -39,7 +39,7 @@ static _Noreturn void die(const char *what, const char *text)
 	exit(1);
 }
 
-static struct wh_engine *engine(const char *verbs, const char *rail, const char *listen)
+static struct wh_engine *engine_open_here(const char *verbs, const char *rail, const char *listen)
 {
 	char library[4096], nic[64];
 	const char *const config[] = { library, nic, "transports=rdma", "timeout=60000", NULL };
@@ -59,8 +59,8 @@ static void open_ends(struct ends *ends, const char *verbs)
 {
 	struct wh_region_options named = { .size = sizeof(named), .name = "target" };
 
-	ends->theirs = engine(verbs, "fake1", "127.0.0.1:0");
-	ends->ours = engine(verbs, "fake0", "none");
+	ends->theirs = engine_open_here(verbs, "fake1", "127.0.0.1:0");
+	ends->ours = engine_open_here(verbs, "fake0", "none");
 	if (wh_memory_alloc(ends->theirs, ends->length, NULL, &ends->target) ||
 	    wh_region_register(ends->theirs, ends->target, ends->length, &named, &ends->there) ||
 	    wh_memory_alloc(ends->ours, ends->length, NULL, &ends->source) ||
@@ -81,8 +81,8 @@ static void close_ends(struct ends *ends)
 
 /* Blocks with a gap after each, so that no two can be merged; `touching`: they touch on our side
  * alone. */
-static struct wh_batch *make(const struct ends *ends, uint32_t op, uint64_t size, uint64_t blocks,
-			     bool touching)
+static struct wh_batch *batch_make(const struct ends *ends, uint32_t op, uint64_t size,
+				   uint64_t blocks, bool touching)
 {
 	struct wh_base base = { .local = ends->here, .remote = ends->remote.id };
 	struct wh_blocks_desc desc = {
@@ -105,7 +105,7 @@ static struct wh_batch *make(const struct ends *ends, uint32_t op, uint64_t size
 	return batch;
 }
 
-static void move(struct wh_batch *batch, bool polled)
+static void batch_run(struct wh_batch *batch, bool polled)
 {
 	int error = wh_batch_submit(batch);
 
@@ -143,12 +143,12 @@ int main(int argc, char **argv)
 	bytes = times * size * blocks;
 	ends.length = 2 * size * blocks;
 	open_ends(&ends, argv[1]);
-	batch = make(&ends, argc > 5 && !strcmp(argv[5], "read") ? WH_READ : WH_WRITE, size, blocks,
-		     touching);
-	move(batch, polled); /* connects, and makes both sides register */
+	batch = batch_make(&ends, argc > 5 && !strcmp(argv[5], "read") ? WH_READ : WH_WRITE, size,
+			   blocks, touching);
+	batch_run(batch, polled); /* connects, and makes both sides register */
 	take_counts(before);
 	for (uint64_t i = 0; i < times; i++)
-		move(batch, polled);
+		batch_run(batch, polled);
 	take_counts(after);
 	printf("%llu batches, %llu bytes, %llu requests, %llu doorbells, %llu completions, %llu "
 	       "events\n",

@@ -105,7 +105,7 @@ static int open_engine(struct shared *shared, uint32_t number)
 }
 
 /* Serve until killed. */
-static void serve(struct shared *shared, uint32_t first, uint32_t end)
+static void peer_serve(struct shared *shared, uint32_t first, uint32_t end)
 {
 	for (uint32_t i = first; i < end; i++) {
 		int error = open_engine(shared, i);
@@ -128,8 +128,8 @@ static int start_processes(struct bench *bench)
 		if (bench->processes[i] < 0)
 			return complain("fork", errno);
 		if (!bench->processes[i]) {
-			serve(bench->shared, bench->peers * i / PROCESSES,
-			      bench->peers * (i + 1) / PROCESSES);
+			peer_serve(bench->shared, bench->peers * i / PROCESSES,
+				   bench->peers * (i + 1) / PROCESSES);
 			_exit(1);
 		}
 	}
@@ -141,8 +141,8 @@ static int start_processes(struct bench *bench)
 
 /* ---- this side ------------------------------------------------------------------------------- */
 
-static int prepare(struct bench *bench, struct link *link, const char *transport, uint32_t op,
-		   struct wh_batch **out)
+static int link_prepare(struct bench *bench, struct link *link, const char *transport, uint32_t op,
+			struct wh_batch **out)
 {
 	struct wh_batch_options options = { .size = sizeof(options), .require = transport };
 	struct wh_transfer transfer = { .local = bench->region, .length = BYTES, .op = op };
@@ -157,7 +157,7 @@ static int prepare(struct bench *bench, struct link *link, const char *transport
 	return error;
 }
 
-static int move(struct wh_batch *batch)
+static int batch_run(struct wh_batch *batch)
 {
 	int error = wh_batch_submit(batch);
 
@@ -171,10 +171,10 @@ static int connect_one(struct bench *bench, uint32_t number)
 	int error = wh_peer_open(bench->engine, bench->shared->url[number], NULL, &link->peer);
 
 	for (uint32_t i = 0; i < 4 && !error; i++) {
-		error = prepare(bench, link, transports[i / 2], i % 2 ? WH_READ : WH_WRITE,
-				&link->batch[i]);
+		error = link_prepare(bench, link, transports[i / 2], i % 2 ? WH_READ : WH_WRITE,
+				     &link->batch[i]);
 		for (uint32_t k = 0; k < 3 && !error; k++)
-			error = move(link->batch[i]);
+			error = batch_run(link->batch[i]);
 	}
 	return error;
 }
@@ -212,7 +212,7 @@ static void *keep_moving(void *arg)
 	for (uint32_t i = 0; !atomic_load(&bench->stop); i++) {
 		const struct link *link = &bench->links[i / 4 % bench->peers];
 
-		if (move(link->batch[i % 4]))
+		if (batch_run(link->batch[i % 4]))
 			break;
 		atomic_fetch_add(&bench->rounds, 1);
 	}
@@ -253,7 +253,7 @@ static int start_exporter(struct bench *bench, const char *directory)
 }
 
 /* Send a request and read the whole answer. Returns ms, or a negative number on error. */
-static double fetch(struct bench *bench, uint16_t port)
+static double scrape_fetch(struct bench *bench, uint16_t port)
 {
 	static const char question[] =
 		"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
@@ -318,14 +318,14 @@ struct figures {
 	double worst; /* of all scrapes */
 };
 
-static int measure(struct bench *bench, uint16_t plain, struct figures *out)
+static int scrape_measure(struct bench *bench, uint16_t plain, struct figures *out)
 {
 	for (int set = 0; set < SETS; set++) {
 		double scrapes[SCRAPES], limits[SCRAPES];
 
 		for (int i = 0; i < SCRAPES; i++) {
-			limits[i] = fetch(bench, plain);
-			scrapes[i] = fetch(bench, bench->port);
+			limits[i] = scrape_fetch(bench, plain);
+			scrapes[i] = scrape_fetch(bench, bench->port);
 			if (limits[i] < 0 || scrapes[i] < 0)
 				return complain("a scrape", EIO);
 			out->worst = scrapes[i] > out->worst ? scrapes[i] : out->worst;
@@ -339,7 +339,7 @@ static int measure(struct bench *bench, uint16_t plain, struct figures *out)
 }
 
 /* Check that the answer is complete: each peer once, with each transport. */
-static int check(const struct bench *bench, uint32_t *lines)
+static int answer_check(const struct bench *bench, uint32_t *lines)
 {
 	uint32_t connected = 0, ways = 0;
 	char *end, *at = bench->answer;
@@ -375,7 +375,7 @@ static json_t *figures_to_json(const struct figures *figures, bool moving, doubl
 	return object;
 }
 
-static int report(const struct bench *bench, json_t *rows, uint32_t lines, size_t bytes)
+static int scrape_report(const struct bench *bench, json_t *rows, uint32_t lines, size_t bytes)
 {
 	json_t *all = json_pack("{s:i, s:o, s:i, s:i, s:i, s:i, s:s, s:s, s:i, s:i, s:o}", "schema",
 				1, "environment", machine_describe_run(NULL, settings), "peers",
@@ -392,7 +392,7 @@ static int report(const struct bench *bench, json_t *rows, uint32_t lines, size_
 	return error ? complain(bench->json, errno) : 0;
 }
 
-static int run(struct bench *bench, const char *directory)
+static int scrape_run(struct bench *bench, const char *directory)
 {
 	struct sockaddr_in address = { .sin_family = AF_INET,
 				       .sin_addr = { htonl(INADDR_LOOPBACK) } };
@@ -405,7 +405,7 @@ static int run(struct bench *bench, const char *directory)
 
 	if (code)
 		return code;
-	if (fetch(bench, bench->port) < 0 || check(bench, &lines))
+	if (scrape_fetch(bench, bench->port) < 0 || answer_check(bench, &lines))
 		return 1;
 	plain.length = bench->length;
 	plain.bytes = strndup(bench->answer, bench->length);
@@ -419,13 +419,13 @@ static int run(struct bench *bench, const char *directory)
 
 		if (moving && pthread_create(&mover, NULL, keep_moving, bench))
 			return complain("a thread", EAGAIN);
-		code = measure(bench, ntohs(address.sin_port), &figures);
+		code = scrape_measure(bench, ntohs(address.sin_port), &figures);
 		seconds = (now_ms() - begun) / 1e3;
 		atomic_store(&bench->stop, true);
 		if (moving)
 			pthread_join(mover, NULL);
 		atomic_store(&bench->stop, false);
-		code = code || check(bench, &lines);
+		code = code || answer_check(bench, &lines);
 		printf("%s %u peers, %zu bytes: %.1f ms (%.1f in the worst of %d sets, at most "
 		       "%.1f), limit %.1f ms, "
 		       "asked are %.0f\n",
@@ -435,7 +435,7 @@ static int run(struct bench *bench, const char *directory)
 		json_array_append_new(rows, figures_to_json(&figures, moving, seconds,
 							    atomic_load(&bench->rounds)));
 	}
-	return report(bench, rows, lines, plain.length) || code;
+	return scrape_report(bench, rows, lines, plain.length) || code;
 }
 
 static void end_processes(const struct bench *bench)
@@ -450,7 +450,7 @@ static void end_processes(const struct bench *bench)
 	}
 }
 
-static bool parse(int argc, char **argv, struct bench *bench)
+static bool options_parse(int argc, char **argv, struct bench *bench)
 {
 	static const struct option table[] = {
 		{ "peers", 1, NULL, 'p' },
@@ -481,7 +481,7 @@ int main(int argc, char **argv)
 	struct bench bench;
 	int code;
 
-	if (!parse(argc, argv, &bench)) {
+	if (!options_parse(argc, argv, &bench)) {
 		fprintf(stderr,
 			"usage: scrape --wherry FILE [--peers N] [--json FILE]\n"
 			"\n"
@@ -501,7 +501,7 @@ int main(int argc, char **argv)
 	bench.answer = malloc(ANSWER_MOST + 1);
 	if (bench.shared == MAP_FAILED || !bench.answer || !mkdtemp(directory))
 		return complain("memory", ENOMEM);
-	code = start_processes(&bench) || run(&bench, directory);
+	code = start_processes(&bench) || scrape_run(&bench, directory);
 	end_processes(&bench);
 	if (bench.engine)
 		unlink(wh_engine_observer_path(bench.engine));

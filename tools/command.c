@@ -21,7 +21,7 @@ static const struct command *current;
 
 /* ---- messages -------------------------------------------------------------------------------- */
 
-static void complain(const char *format, va_list list)
+static void message_print(const char *format, va_list list)
 {
 	char line[1024];
 
@@ -94,7 +94,7 @@ int fail(int error, const char *format, ...)
 	va_list list;
 
 	va_start(list, format);
-	complain(format, list);
+	message_print(format, list);
 	va_end(list);
 	return exit_code_of(error);
 }
@@ -104,7 +104,7 @@ void note(const char *format, ...)
 	va_list list;
 
 	va_start(list, format);
-	complain(format, list);
+	message_print(format, list);
 	va_end(list);
 }
 
@@ -113,7 +113,7 @@ int usage_error(const char *format, ...)
 	va_list list;
 
 	va_start(list, format);
-	complain(format, list);
+	message_print(format, list);
 	va_end(list);
 	if (current)
 		fprintf(stderr, "Usage: wherry %s [options]%s%s   (wherry help %s shows more)\n",
@@ -127,14 +127,14 @@ int usage_error(const char *format, ...)
 
 #define WORD_MAX 32
 
-static size_t least(size_t a, size_t b)
+static size_t size_least(size_t a, size_t b)
 {
 	return a < b ? a : b;
 }
 
 /* How many letters to insert, drop, change or swap to turn one word into the other. SIZE_MAX: a
  * word is too long to be a misspelling. */
-static size_t distance(const char *a, const char *b)
+static size_t word_distance(const char *a, const char *b)
 {
 	size_t rows[3][WORD_MAX + 1], m = strlen(a), n = strlen(b);
 
@@ -147,10 +147,10 @@ static size_t distance(const char *a, const char *b)
 
 		row[0] = i;
 		for (size_t j = 1; j <= n; j++) {
-			row[j] = least(up[j - 1] + (a[i - 1] != b[j - 1]),
-				       least(up[j], row[j - 1]) + 1);
+			row[j] = size_least(up[j - 1] + (a[i - 1] != b[j - 1]),
+					    size_least(up[j], row[j - 1]) + 1);
 			if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
-				row[j] = least(row[j], swap[j - 2] + 1);
+				row[j] = size_least(row[j], swap[j - 2] + 1);
 		}
 	}
 	return rows[m % 3][n];
@@ -158,7 +158,7 @@ static size_t distance(const char *a, const char *b)
 
 void suggest(struct suggestion *suggestion, const char *candidate)
 {
-	size_t length = strlen(suggestion->word), away = distance(suggestion->word, candidate);
+	size_t length = strlen(suggestion->word), away = word_distance(suggestion->word, candidate);
 
 	/* A prefix counts as one letter away: "conn" means "connections". */
 	if (length >= 2 && strncmp(candidate, suggestion->word, length) == 0)
@@ -250,7 +250,7 @@ static int refuse_secret(const char *option, const char *value)
 	return 0;
 }
 
-static int keep(struct parser *parser, int row, const char *value)
+static int option_keep(struct parser *parser, int row, const char *value)
 {
 	const struct command_option *option = &parser->out->command->options[row];
 	struct arguments *out = parser->out;
@@ -272,7 +272,7 @@ static int keep(struct parser *parser, int row, const char *value)
 }
 
 /* The next word is the value of the option. */
-static int keep_next(struct parser *parser, int row)
+static int option_keep_next(struct parser *parser, int row)
 {
 	const struct command_option *option = &parser->out->command->options[row];
 	const char *value;
@@ -284,7 +284,7 @@ static int keep_next(struct parser *parser, int row)
 	if (is_option(parser->out->command, value))
 		return usage_error("--%s needs a value, not another option: --%s %s", option->name,
 				   option->name, option->argument);
-	return keep(parser, row, value);
+	return option_keep(parser, row, value);
 }
 
 static int parse_long(struct parser *parser, const char *word)
@@ -301,9 +301,9 @@ static int parse_long(struct parser *parser, const char *word)
 	if (!command->options[row].argument) {
 		if (value)
 			return usage_error("--%s takes no value", command->options[row].name);
-		return keep(parser, row, "");
+		return option_keep(parser, row, "");
 	}
-	return value ? keep(parser, row, value) : keep_next(parser, row);
+	return value ? option_keep(parser, row, value) : option_keep_next(parser, row);
 }
 
 /* "-q", "-qv", "-lVALUE", "-l VALUE". */
@@ -319,8 +319,9 @@ static int parse_letters(struct parser *parser, const char *word)
 		if (row < 0)
 			return usage_error("no option -%c", *at);
 		if (command->options[row].argument)
-			return at[1] ? keep(parser, row, at + 1) : keep_next(parser, row);
-		error = keep(parser, row, "");
+			return at[1] ? option_keep(parser, row, at + 1) :
+				       option_keep_next(parser, row);
+		error = option_keep(parser, row, "");
 		if (error)
 			return error;
 	}

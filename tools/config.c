@@ -34,8 +34,8 @@ static struct value read_value(const struct arguments *arguments, const struct w
 }
 
 /* A registry's URL can hold a password, and a key is always secret. */
-static const char *shown(const struct wh_config_row *row, const char *value, char *room,
-			 size_t size)
+static const char *value_shown(const struct wh_config_row *row, const char *value, char *room,
+			       size_t size)
 {
 	if (strcmp(row->type, "secret") == 0)
 		return *value ? "set" : value;
@@ -77,32 +77,32 @@ static void print_table(const struct arguments *arguments)
 		char room[WH_REGISTRY_URL_MAX];
 		struct value value = read_value(arguments, row);
 
-		value.text = shown(row, value.text, room, sizeof(room));
+		value.text = value_shown(row, value.text, room, sizeof(room));
 		print_row(row, &value);
 	}
 }
 
 static int print_json(const struct arguments *arguments)
 {
-	json_t *object = output_new(), *knobs = json_array();
+	json_t *object = output_new(), *settings = json_array();
 	const struct wh_config_row *row;
 
 	for (size_t i = 0; (row = wh_config_row(i)); i++) {
 		char room[WH_REGISTRY_URL_MAX];
 		struct value value = read_value(arguments, row);
 
-		value.text = shown(row, value.text, room, sizeof(room));
+		value.text = value_shown(row, value.text, room, sizeof(room));
 		json_array_append_new(
-			knobs, json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:s}", "name", row->name,
-					 "environment", row->environment, "type", row->type,
-					 "default", row->fallback, "value", value.text, "source",
-					 value.source, "help", row->help));
+			settings, json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:s}", "name",
+					    row->name, "environment", row->environment, "type",
+					    row->type, "default", row->fallback, "value",
+					    value.text, "source", value.source, "help", row->help));
 	}
-	json_object_set_new(object, "knobs", knobs);
+	json_object_set_new(object, "knobs", settings);
 	return output_print(object);
 }
 
-static int run(const struct arguments *arguments)
+static int config_run(const struct arguments *arguments)
 {
 	static const struct engine_setup setup = { .listen = "none" };
 	struct wh_engine *engine;
@@ -151,5 +151,5 @@ const struct command command_config = {
 	.options = options,
 	.least = 0,
 	.most = 0,
-	.run = run,
+	.run = config_run,
 };

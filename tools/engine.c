@@ -31,7 +31,7 @@ static bool is_set(const struct settings *settings, const char *setting)
 	return false;
 }
 
-static void set(struct settings *settings, const char *setting)
+static void settings_add(struct settings *settings, const char *setting)
 {
 	if (!is_set(settings, setting))
 		settings->list[settings->count++] = setting;
@@ -59,8 +59,8 @@ static int check_setting(const char *setting)
 	return usage_error("--config: no setting '%s'; wherry config lists them", name);
 }
 
-static int collect(const struct arguments *arguments, const struct engine_setup *setup,
-		   struct settings *settings)
+static int settings_collect(const struct arguments *arguments, const struct engine_setup *setup,
+			    struct settings *settings)
 {
 	const char *require = argument(arguments, "require"), *setting;
 	size_t own = 0;
@@ -78,7 +78,7 @@ static int collect(const struct arguments *arguments, const struct engine_setup 
 		if (is_set(settings, setting))
 			return usage_error("--config: %.*s is given twice",
 					   (int)strcspn(setting, "="), setting);
-		set(settings, setting);
+		settings_add(settings, setting);
 	}
 	error = check_choice(arguments, "require");
 	if (error)
@@ -87,12 +87,12 @@ static int collect(const struct arguments *arguments, const struct engine_setup 
 		require = setup->require;
 	if (require) {
 		snprintf(settings->require, sizeof(settings->require), "require=%s", require);
-		set(settings, settings->require);
+		settings_add(settings, settings->require);
 	}
 	if (argument(arguments, "spin"))
-		set(settings, "spin=1");
+		settings_add(settings, "spin=1");
 	for (size_t i = 0; i < own; i++)
-		set(settings, setup->config[i]);
+		settings_add(settings, setup->config[i]);
 	return 0;
 }
 
@@ -114,7 +114,7 @@ int engine_open(const struct arguments *arguments, const struct engine_setup *se
 
 	if (!setup)
 		setup = &nothing;
-	error = collect(arguments, setup, &settings);
+	error = settings_collect(arguments, setup, &settings);
 	if (error)
 		goto end;
 	options.name = setup->name;

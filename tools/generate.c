@@ -14,7 +14,7 @@
 /* ---- man pages ------------------------------------------------------------------------------- */
 
 /* Text for roff, escaped so that no character acts as a request or an escape. */
-static void roff(const char *text, size_t length)
+static void roff_escape(const char *text, size_t length)
 {
 	bool line_start = true;
 
@@ -33,7 +33,7 @@ static void roff(const char *text, size_t length)
 
 static void roff_text(const char *text)
 {
-	roff(text, strlen(text));
+	roff_escape(text, strlen(text));
 }
 
 /* An empty line starts a new paragraph; a lone newline is kept. */
@@ -42,7 +42,7 @@ static void roff_paragraphs(const char *text)
 	while (*text) {
 		size_t length = strcspn(text, "\n");
 
-		roff(text, length);
+		roff_escape(text, length);
 		putchar('\n');
 		text += length;
 		if (text[0] == '\n' && text[1] == '\n') {
@@ -236,7 +236,7 @@ static void completion_names(const struct command *const *commands)
 		printf("%s%s", i ? " " : "", commands[i]->name);
 }
 
-static void completion(const struct command *const *commands)
+static void completion_print(const struct command *const *commands)
 {
 	puts("# bash completion for wherry. Made by wherry --generate; do not edit.\n"
 	     "# shellcheck shell=bash\n"
@@ -288,7 +288,7 @@ int generate(const char *what, const struct command *const *commands)
 	const char *name = strncmp(what, "man:", 4) == 0 ? what + 4 : "";
 
 	if (strcmp(what, "completion") == 0) {
-		completion(commands);
+		completion_print(commands);
 		return EXIT_PASS;
 	}
 	if (strcmp(name, "wherry") == 0) {

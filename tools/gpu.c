@@ -16,7 +16,7 @@
 #define POINTER_DEVICE_ORDINAL 9
 #define MEMORY_TYPE_DEVICE 2
 
-static int resolve(struct gpu *gpu, void *library, char text[GPU_TEXT])
+static int gpu_resolve(struct gpu *gpu, void *library, char text[GPU_TEXT])
 {
 	void *symbol;
 
@@ -47,7 +47,7 @@ struct gpu *gpu_open(const char *path, char text[GPU_TEXT])
 		return NULL;
 	}
 	/* Stays loaded: an initialised driver has threads. */
-	if (resolve(gpu, library, text) || gpu_call(gpu, cuInit, 0)) {
+	if (gpu_resolve(gpu, library, text) || gpu_call(gpu, cuInit, 0)) {
 		if (gpu->text[0])
 			memcpy(text, gpu->text, GPU_TEXT);
 		free(gpu);

@@ -80,7 +80,7 @@ static void print_rare(FILE *out, const struct command *command)
 }
 
 /* A command's whole help, with the first `paragraphs` of its details. */
-static void print(FILE *out, const struct command *command, int paragraphs)
+static void help_print_paragraphs(FILE *out, const struct command *command, int paragraphs)
 {
 	const char *text = command->details, *end;
 
@@ -123,7 +123,7 @@ static int count_lines(const struct command *command, int paragraphs)
 
 	if (!memory)
 		return SCREEN_LINES + 1;
-	print(memory, command, paragraphs);
+	help_print_paragraphs(memory, command, paragraphs);
 	fclose(memory);
 	for (size_t i = 0; i < length; i++)
 		lines += text[i] == '\n';
@@ -140,5 +140,5 @@ void help_print(const struct command *command, FILE *out)
 	/* One line of the screen is left for the prompt. */
 	while (paragraphs && count_lines(command, paragraphs) > SCREEN_LINES - 1)
 		paragraphs--;
-	print(out, command, paragraphs);
+	help_print_paragraphs(out, command, paragraphs);
 }

@@ -14,7 +14,7 @@ static int library_failed(int error)
 	return fail(error, "%s", wh_fail_text());
 }
 
-static int make(const char *path, const struct arguments *arguments)
+static int key_make(const char *path, const struct arguments *arguments)
 {
 	int error = wh_key_make(path);
 
@@ -22,7 +22,7 @@ static int make(const char *path, const struct arguments *arguments)
 	return error ? library_failed(error) : EXIT_PASS;
 }
 
-static int check(const char *path, const struct arguments *arguments)
+static int key_check(const char *path, const struct arguments *arguments)
 {
 	struct wh_keys keys;
 	int error = wh_keys_load(path, &keys);
@@ -37,7 +37,7 @@ static int check(const char *path, const struct arguments *arguments)
 }
 
 /* One line a key, or everything as JSON. */
-static int print(const char *path, char (*names)[WH_FINGERPRINT], unsigned count, bool as_json)
+static int key_print(const char *path, char (*names)[WH_FINGERPRINT], unsigned count, bool as_json)
 {
 	json_t *object, *list;
 
@@ -56,7 +56,7 @@ static int print(const char *path, char (*names)[WH_FINGERPRINT], unsigned count
 	return output_print(object);
 }
 
-static int show(const char *path, const struct arguments *arguments)
+static int key_show(const char *path, const struct arguments *arguments)
 {
 	char names[WH_KEYS_MAX][WH_FINGERPRINT];
 	struct wh_crypto crypto = { 0 };
@@ -70,24 +70,24 @@ static int show(const char *path, const struct arguments *arguments)
 	wh_crypto_close(&crypto);
 	explicit_bzero(&keys.key, sizeof(keys.key));
 	return error ? library_failed(error) :
-		       print(path, names, keys.count, argument(arguments, "json") != NULL);
+		       key_print(path, names, keys.count, argument(arguments, "json") != NULL);
 }
 
 static const struct subcommand {
 	const char *name;
 	int (*run)(const char *path, const struct arguments *arguments);
-} subcommands[] = { { "make", make }, { "show", show }, { "check", check } };
+} subcommands[] = { { "make", key_make }, { "show", key_show }, { "check", key_check } };
 
 #define SUBCOMMANDS (sizeof(subcommands) / sizeof(subcommands[0]))
 
-static int run(const struct arguments *arguments)
+static int key_run(const struct arguments *arguments)
 {
 	const char *name = arguments->operands[0];
 	struct suggestion suggestion = { .word = name };
 
 	for (size_t i = 0; i < SUBCOMMANDS; i++) {
 		if (strcmp(subcommands[i].name, name) == 0) {
-			if (argument(arguments, "json") && subcommands[i].run != show)
+			if (argument(arguments, "json") && subcommands[i].run != key_show)
 				return usage_error("--json works with wherry key show only");
 			return subcommands[i].run(arguments->operands[1], arguments);
 		}
@@ -122,5 +122,5 @@ const struct command command_key = {
 	.complete = "make show check",
 	.least = 2,
 	.most = 2,
-	.run = run,
+	.run = key_run,
 };

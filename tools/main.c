@@ -41,7 +41,7 @@ static void print_program(FILE *out)
 	      out);
 }
 
-static const struct command *find(const char *name)
+static const struct command *command_find(const char *name)
 {
 	for (size_t i = 0; commands[i]; i++)
 		if (strcmp(commands[i]->name, name) == 0)
@@ -70,9 +70,9 @@ static int no_command(const char *word)
 	return usage_error("no %s '%s'", option ? "option" : "command", word);
 }
 
-static int help(const char *name)
+static int command_help(const char *name)
 {
-	const struct command *command = find(name);
+	const struct command *command = command_find(name);
 
 	if (!command)
 		return no_command(name);
@@ -109,7 +109,7 @@ static int check_environment(void)
 			   name);
 }
 
-static int run(const struct command *command, int argc, char **argv)
+static int command_run(const struct command *command, int argc, char **argv)
 {
 	struct arguments arguments;
 	int code = arguments_parse(command, argc, argv, &arguments);
@@ -127,7 +127,7 @@ static int run(const struct command *command, int argc, char **argv)
 	return code;
 }
 
-static int dispatch(int argc, char **argv)
+static int command_dispatch(int argc, char **argv)
 {
 	const char *word = argc > 1 ? argv[1] : NULL;
 	const struct command *command;
@@ -136,11 +136,11 @@ static int dispatch(int argc, char **argv)
 		print_program(stderr);
 		return EXIT_USAGE;
 	}
-	command = find(word);
+	command = command_find(word);
 	if (command)
-		return run(command, argc - 2, argv + 2);
+		return command_run(command, argc - 2, argv + 2);
 	if (strcmp(word, "help") == 0 && argc == 3)
-		return help(argv[2]);
+		return command_help(argv[2]);
 	if (strcmp(word, "--generate") == 0 && argc == 3)
 		return generate(argv[2], commands);
 	if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0 || strcmp(word, "help") == 0) {
@@ -167,7 +167,7 @@ int main(int argc, char **argv)
 
 	/* Writing past the file size limit must fail with an error, not end the process. */
 	signal(SIGXFSZ, SIG_IGN);
-	code = dispatch(argc, argv);
+	code = command_dispatch(argc, argv);
 	if (fflush(stdout) || ferror(stdout)) {
 		int error = errno;
 

@@ -43,7 +43,7 @@ struct questions {
 
 /* Connect to one socket. A socket without a listener was left behind by an engine that has died:
  * remove it. */
-static void dial(struct questions *questions, const char *path, const char *name)
+static void observe_dial(struct questions *questions, const char *path, const char *name)
 {
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
 	struct question question = { .pid = *name >= '1' && *name <= '9' ? atoi(name) : -1 };
@@ -73,7 +73,7 @@ static void dial(struct questions *questions, const char *path, const char *name
 }
 
 /* Connect to all sockets in `directory`. 0, or a negative errno: the directory cannot be read. */
-static int dial_all(struct questions *questions, const char *directory)
+static int observe_dial_all(struct questions *questions, const char *directory)
 {
 	int error = wh_observer_check(directory);
 	DIR *folder = error ? NULL : opendir(directory);
@@ -88,7 +88,7 @@ static int dial_all(struct questions *questions, const char *directory)
 		if (length <= end || strcmp(entry->d_name + length - end, WH_OBSERVER_SUFFIX) != 0)
 			continue;
 		snprintf(path, sizeof(path), "%s/%s", directory, entry->d_name);
-		dial(questions, path, entry->d_name);
+		observe_dial(questions, path, entry->d_name);
 	}
 	if (folder)
 		closedir(folder);
@@ -96,7 +96,7 @@ static int dial_all(struct questions *questions, const char *directory)
 }
 
 /* Send and receive as much as is possible without waiting. */
-static void go_on(struct question *question)
+static void question_progress(struct question *question)
 {
 	ssize_t moved = 1;
 
@@ -156,7 +156,7 @@ static void ask_all(struct questions *questions, int64_t deadline)
 
 			fds[i] = (struct pollfd){ .fd = -1 };
 			if (!question->done)
-				go_on(question);
+				question_progress(question);
 			if (question->done)
 				continue;
 			fds[i] = (struct pollfd){ question->fd, POLLIN, 0 };
@@ -252,7 +252,7 @@ int observe_all(const char *directory, double seconds, struct observed *out)
 		return -ENOMEM;
 	}
 	if (directory && strcmp(directory, "off") != 0) {
-		int error = dial_all(questions, directory);
+		int error = observe_dial_all(questions, directory);
 
 		if (error)
 			snprintf(out->why, sizeof(out->why), "%.120s: %s", directory,
@@ -268,7 +268,7 @@ int observe_all(const char *directory, double seconds, struct observed *out)
 		if (i == 1)
 			wh_observer_directory(0, getenv("XDG_RUNTIME_DIR"), before, sizeof(before));
 		if (*path && strcmp(path, before) != 0)
-			dial_all(questions, path);
+			observe_dial_all(questions, path);
 	}
 	ask_all(questions, wh_now() + (int64_t)(seconds * 1e9));
 	take_answers(questions, seconds, out);

@@ -16,7 +16,7 @@
 #define GUARD_ITERATION (UINT64_MAX - 0x5ea1)
 
 /* Every step is a bijection of 64 bits: within one iteration no two words are equal. */
-static inline uint64_t mix(uint64_t x)
+static inline uint64_t pattern_mix(uint64_t x)
 {
 	x ^= x >> 29;
 	x *= FACTOR;
@@ -25,9 +25,9 @@ static inline uint64_t mix(uint64_t x)
 
 /* Word number `index` is mix(start(iteration) + index * STEP). A plain sum of the iteration would
  * only shift the sequence of words: start() scatters it first. */
-static uint64_t start(uint64_t iteration)
+static uint64_t pattern_start(uint64_t iteration)
 {
-	return mix(mix(iteration ^ FACTOR) + STEP);
+	return pattern_mix(pattern_mix(iteration ^ FACTOR) + STEP);
 }
 
 static inline uint64_t little_endian(uint64_t word)
@@ -41,20 +41,20 @@ static inline uint64_t little_endian(uint64_t word)
 
 static uint8_t byte_at(uint64_t position, uint64_t seed)
 {
-	return (uint8_t)(mix(seed + position / 8 * STEP) >> position % 8 * 8);
+	return (uint8_t)(pattern_mix(seed + position / 8 * STEP) >> position % 8 * 8);
 }
 
 TOLD_BY_OTHERS
 void pattern_fill(void *buffer, size_t length, uint64_t position, uint64_t iteration)
 {
-	uint64_t seed = start(iteration), state, word;
+	uint64_t seed = pattern_start(iteration), state, word;
 	uint8_t *at = buffer, *end = at + length;
 
 	for (; at < end && position % 8; at++, position++)
 		*at = byte_at(position, seed);
 	state = seed + position / 8 * STEP;
 	for (; end - at >= 8; at += 8, position += 8, state += STEP) {
-		word = little_endian(mix(state));
+		word = little_endian(pattern_mix(state));
 		memcpy(at, &word, 8);
 	}
 	for (; at < end; at++, position++)
@@ -75,7 +75,7 @@ static size_t check_bytes(const uint8_t *buffer, size_t at, size_t end, uint64_t
 TOLD_BY_OTHERS
 size_t pattern_check(const void *buffer, size_t length, uint64_t position, uint64_t iteration)
 {
-	uint64_t seed = start(iteration), state, word;
+	uint64_t seed = pattern_start(iteration), state, word;
 	size_t head = -position % 8, at, wrong;
 	const uint8_t *in = buffer;
 
@@ -87,7 +87,7 @@ size_t pattern_check(const void *buffer, size_t length, uint64_t position, uint6
 	state = seed + (position + head) / 8 * STEP;
 	for (at = head; length - at >= 8; at += 8, state += STEP) {
 		memcpy(&word, in + at, 8);
-		if (word != little_endian(mix(state)))
+		if (word != little_endian(pattern_mix(state)))
 			break;
 	}
 	/* The last bytes, less than a word, or a word with a wrong byte. */

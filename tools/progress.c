@@ -17,7 +17,7 @@
 /* A line is on the terminal. There is one terminal; the thread that holds stderr's lock draws. */
 static atomic_bool drawn;
 
-static int64_t now(void)
+static int64_t progress_now(void)
 {
 	struct timespec t;
 
@@ -37,7 +37,7 @@ void progress_start(struct progress *progress, const char *label, uint64_t total
 	progress->width = 80;
 	if (progress->shown && ioctl(STDERR_FILENO, TIOCGWINSZ, &window) == 0 && window.ws_col)
 		progress->width = window.ws_col;
-	progress->start = progress->last = now();
+	progress->start = progress->last = progress_now();
 }
 
 void progress_start_steps(struct progress *progress, const char *label, uint64_t total, bool quiet)
@@ -116,7 +116,7 @@ void progress_line(const struct progress *progress, uint64_t done, char *out, in
 	snprintf(out, (size_t)columns, "%s [%s] %s", progress->label, bar, right);
 }
 
-static void draw(struct progress *progress, int64_t time, uint64_t done)
+static void progress_draw(struct progress *progress, int64_t time, uint64_t done)
 {
 	char line[256];
 	double rate;
@@ -146,12 +146,12 @@ void progress_move(struct progress *progress, uint64_t done)
 	progress->done = done;
 	if (progress->watched)
 		return;
-	time = now();
+	time = progress_now();
 	if (time - progress->last >= INTERVAL)
-		draw(progress, time, done);
+		progress_draw(progress, time, done);
 }
 
-static void *watch(void *arg)
+static void *progress_thread(void *arg)
 {
 	struct progress *progress = arg;
 	int64_t next = progress->start + PATIENCE;
@@ -162,9 +162,9 @@ static void *watch(void *arg)
 					  .tv_nsec = next % 1000000000 };
 
 		pthread_cond_timedwait(&progress->end, &progress->lock, &until);
-		if (progress->ended || now() < next)
+		if (progress->ended || progress_now() < next)
 			continue;
-		draw(progress, now(), progress->done);
+		progress_draw(progress, progress_now(), progress->done);
 		next = progress->last + INTERVAL;
 	}
 	pthread_mutex_unlock(&progress->lock);
@@ -182,7 +182,7 @@ void progress_watch(struct progress *progress)
 	pthread_condattr_destroy(&attributes);
 	pthread_mutex_init(&progress->lock, NULL);
 	progress->watched = true;
-	if (!pthread_create(&progress->thread, NULL, watch, progress))
+	if (!pthread_create(&progress->thread, NULL, progress_thread, progress))
 		return;
 	/* Without a thread there is no line. That is not an error. */
 	progress->watched = progress->shown = false;

@@ -61,7 +61,7 @@ static int parse_peer(struct bench *bench)
 	return 0;
 }
 
-static int parse(struct bench *bench)
+static int bench_parse(struct bench *bench)
 {
 	const struct arguments *arguments = bench->arguments;
 	const char *seconds = argument(arguments, "seconds");
@@ -90,10 +90,11 @@ static int parse(struct bench *bench)
 	session->limits = argument(arguments, "limits");
 	session->verify = argument(arguments, "verify");
 	session->pinned = argument(arguments, "pin");
-	session->spinning = argument(arguments, "spin") || is_true(bench_knob(arguments, "spin"));
+	session->spinning =
+		argument(arguments, "spin") || is_true(bench_setting(arguments, "spin"));
 	session->limit.spin = session->spinning;
-	session->limit.stream.tls = is_true(bench_knob(arguments, "tls"));
-	read_size(bench_knob(arguments, "buffer"), &session->limit.stream.buffer);
+	session->limit.stream.tls = is_true(bench_setting(arguments, "tls"));
+	read_size(bench_setting(arguments, "buffer"), &session->limit.stream.buffer);
 	return 0;
 }
 
@@ -281,7 +282,7 @@ static int open_far(struct bench *bench)
 	return 0;
 }
 
-static int allocate(struct bench *bench)
+static int bench_allocate(struct bench *bench)
 {
 	struct bench_session *session = &bench->session;
 	size_t length = BENCH_SAMPLES * sizeof(*session->shared);
@@ -396,7 +397,7 @@ static int measure_footprint(struct bench *bench)
 }
 
 /* Fork everything before anything has threads. */
-static int measure(struct bench *bench)
+static int bench_measure_all(struct bench *bench)
 {
 	double before, after;
 	int code = EXIT_PASS, rows = EXIT_PASS;
@@ -432,7 +433,7 @@ static int measure(struct bench *bench)
 	return files_write(bench, before, after, code);
 }
 
-static int run(const struct arguments *arguments)
+static int bench_run(const struct arguments *arguments)
 {
 	struct bench bench = { .arguments = arguments, .json.fd = -1, .page.fd = -1 };
 	int code;
@@ -442,13 +443,13 @@ static int run(const struct arguments *arguments)
 		files_drop(&bench);
 		return code;
 	}
-	code = parse(&bench);
+	code = bench_parse(&bench);
 	if (!code)
-		code = allocate(&bench);
+		code = bench_allocate(&bench);
 	if (!code)
 		code = files_open(&bench);
 	if (!code)
-		code = measure(&bench);
+		code = bench_measure_all(&bench);
 	bench_process_end(&bench.session.near);
 	bench_process_end(&bench.session.far);
 	bench_limit_close(&bench.session.limit);
@@ -628,5 +629,5 @@ const struct command command_bench = {
 	.options = options,
 	.least = 0,
 	.most = 0,
-	.run = run,
+	.run = bench_run,
 };

@@ -209,7 +209,7 @@ struct bench_gpus {
 void bench_gpus_look(const char *path, struct bench_gpus *out);
 
 /* The value of a setting as the engines will have it. */
-const char *bench_knob(const struct arguments *arguments, const char *name);
+const char *bench_setting(const struct arguments *arguments, const char *name);
 
 /* ---- the rows that the command line asks for (plan.c) ---------------------------------------- */
 

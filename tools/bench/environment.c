@@ -45,7 +45,7 @@ static void *return_ball(void *arg)
 }
 
 /* Play until `deadline`; returns ns for one way. */
-static double play(struct volley *volley, int64_t deadline)
+static double volley_play(struct volley *volley, int64_t deadline)
 {
 	int64_t start = bench_now(), now = start;
 	uint64_t volleys = 0;
@@ -98,7 +98,7 @@ double bench_cache_line(int64_t duration)
 	sit_on(cpu[0]);
 	/* The median of short windows: in some of them other processes had the CPU. */
 	for (int i = 0; i < WINDOWS; i++) {
-		double ns = play(&volley, bench_now() + duration / WINDOWS);
+		double ns = volley_play(&volley, bench_now() + duration / WINDOWS);
 
 		if (!isnan(ns))
 			window[known++] = ns;
@@ -111,7 +111,7 @@ double bench_cache_line(int64_t duration)
 
 /* ---- the environment ------------------------------------------------------------------------- */
 
-static json_t *number(double value)
+static json_t *json_number(double value)
 {
 	return isnan(value) ? json_null() : json_real(round(value * 10) / 10);
 }
@@ -137,8 +137,8 @@ json_t *bench_environment(const struct bench_gpus *gpus, double cache_line_befor
 
 	if (gpus)
 		add_gpus(environment, gpus);
-	json_object_set_new(environment, "cache_line_before_ns", number(cache_line_before));
-	json_object_set_new(environment, "cache_line_after_ns", number(cache_line_after));
+	json_object_set_new(environment, "cache_line_before_ns", json_number(cache_line_before));
+	json_object_set_new(environment, "cache_line_after_ns", json_number(cache_line_after));
 	return environment;
 }
 
@@ -150,7 +150,7 @@ static bool is_off(const char *path)
 	return !strcmp(path, "off") || !strcmp(path, "no");
 }
 
-static void look(const char *path, struct bench_gpus *out)
+static void gpus_look(const char *path, struct bench_gpus *out)
 {
 	struct gpu *gpu = gpu_open(path, out->text);
 
@@ -176,7 +176,7 @@ void bench_gpus_look(const char *path, struct bench_gpus *out)
 	if (!pid) {
 		struct bench_gpus seen = { .count = 0 };
 
-		look(path, &seen);
+		gpus_look(path, &seen);
 		_exit(write(pair[1], &seen, sizeof(seen)) == (ssize_t)sizeof(seen) ? 0 : 1);
 	}
 	close(pair[1]);
@@ -195,7 +195,7 @@ void bench_gpus_look(const char *path, struct bench_gpus *out)
 	close(pair[0]);
 }
 
-const char *bench_knob(const struct arguments *arguments, const char *name)
+const char *bench_setting(const struct arguments *arguments, const char *name)
 {
 	const struct wh_config_row *row;
 	size_t length = strlen(name);

@@ -16,8 +16,8 @@ struct pair {
 	struct progress progress;
 };
 
-static int ask(struct pair *pair, struct bench_process *process, const struct bench_order *order,
-	       struct bench_answer *answer)
+static int footprint_ask(struct pair *pair, struct bench_process *process,
+			 const struct bench_order *order, struct bench_answer *answer)
 {
 	int error = bench_ask(process, order, answer);
 
@@ -26,11 +26,11 @@ static int ask(struct pair *pair, struct bench_process *process, const struct be
 	return error;
 }
 
-static int resident(struct pair *pair, struct bench_process *process, uint64_t *out)
+static int footprint_resident(struct pair *pair, struct bench_process *process, uint64_t *out)
 {
 	struct bench_order order = { .what = BENCH_RESIDENT };
 	struct bench_answer answer;
-	int error = ask(pair, process, &order, &answer);
+	int error = footprint_ask(pair, process, &order, &answer);
 
 	if (!error)
 		*out = answer.bytes;
@@ -38,22 +38,22 @@ static int resident(struct pair *pair, struct bench_process *process, uint64_t *
 }
 
 /* Open an engine in either process; the larger of the two footprints counts. */
-static int idle(struct pair *pair, struct bench_footprint *out, char url[BENCH_TEXT])
+static int footprint_idle(struct pair *pair, struct bench_footprint *out, char url[BENCH_TEXT])
 {
 	struct bench_order order = { .what = BENCH_OPEN };
 	struct bench_answer answer;
 	uint64_t bytes;
-	int error = resident(pair, &pair->far, &out->before);
+	int error = footprint_resident(pair, &pair->far, &out->before);
 
 	if (!error)
-		error = ask(pair, &pair->far, &order, &answer);
+		error = footprint_ask(pair, &pair->far, &order, &answer);
 	memcpy(url, answer.text, BENCH_TEXT);
 	if (!error)
-		error = ask(pair, &pair->near, &order, &answer);
+		error = footprint_ask(pair, &pair->near, &order, &answer);
 	if (!error)
-		error = resident(pair, &pair->far, &out->idle);
+		error = footprint_resident(pair, &pair->far, &out->idle);
 	if (!error)
-		error = resident(pair, &pair->near, &bytes);
+		error = footprint_resident(pair, &pair->near, &bytes);
 	if (!error && bytes > out->idle)
 		out->idle = bytes;
 	return error;
@@ -61,23 +61,23 @@ static int idle(struct pair *pair, struct bench_footprint *out, char url[BENCH_T
 
 /* Add one peer after the other; on each side the largest addition counts. The regions' own pages
  * are touched before the first peer, so they are not counted. */
-static int peers(struct pair *pair, struct bench_footprint *out, const char *where)
+static int footprint_peers(struct pair *pair, struct bench_footprint *out, const char *where)
 {
 	struct bench_order order = { .what = BENCH_EXTRA, .length = LENGTH };
 	struct bench_answer answer;
 	uint64_t near, far, near_before, far_before;
-	int error = resident(pair, &pair->near, &near_before);
+	int error = footprint_resident(pair, &pair->near, &near_before);
 
 	if (!error)
-		error = resident(pair, &pair->far, &far_before);
+		error = footprint_resident(pair, &pair->far, &far_before);
 	snprintf(order.text, sizeof(order.text), "%.127s", where);
 	progress_move(&pair->progress, 1);
 	while (!error && out->peers < PEERS) {
-		error = ask(pair, &pair->near, &order, &answer);
+		error = footprint_ask(pair, &pair->near, &order, &answer);
 		if (!error)
-			error = resident(pair, &pair->near, &near);
+			error = footprint_resident(pair, &pair->near, &near);
 		if (!error)
-			error = resident(pair, &pair->far, &far);
+			error = footprint_resident(pair, &pair->far, &far);
 		if (error)
 			break;
 		if (near > near_before && near - near_before > out->near)
@@ -92,7 +92,7 @@ static int peers(struct pair *pair, struct bench_footprint *out, const char *whe
 	return error;
 }
 
-static int measure(struct pair *pair, struct bench_footprint *out)
+static int footprint_measure(struct pair *pair, struct bench_footprint *out)
 {
 	struct bench_order order = { .what = BENCH_MEMORY,
 				     .side = BENCH_SOURCE,
@@ -100,17 +100,17 @@ static int measure(struct pair *pair, struct bench_footprint *out)
 				     .length = LENGTH };
 	struct bench_answer answer;
 	char url[BENCH_TEXT], where[2 * BENCH_TEXT];
-	int error = idle(pair, out, url);
+	int error = footprint_idle(pair, out, url);
 
 	out->length = LENGTH;
 	if (!error)
-		error = ask(pair, &pair->near, &order, &answer);
+		error = footprint_ask(pair, &pair->near, &order, &answer);
 	if (!error)
-		error = ask(pair, &pair->far, &order, &answer);
+		error = footprint_ask(pair, &pair->far, &order, &answer);
 	if (error)
 		return error;
 	snprintf(where, sizeof(where), "%s %s", url, answer.text);
-	return peers(pair, out, where);
+	return footprint_peers(pair, out, where);
 }
 
 int bench_footprint(const struct arguments *arguments, struct bench_footprint *out,
@@ -136,7 +136,7 @@ int bench_footprint(const struct arguments *arguments, struct bench_footprint *o
 				     "measuring the memory of an engine and its peers", 1 + PEERS,
 				     false);
 		progress_watch(&pair.progress);
-		error = measure(&pair, out);
+		error = footprint_measure(&pair, out);
 		progress_end(&pair.progress);
 	}
 	bench_process_end(&pair.near);

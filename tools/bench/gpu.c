@@ -81,14 +81,14 @@ static int twin_make(struct bench_gpu_limit *limit, int index, const struct memo
 
 /* Can a kernel and a copy of this process use the memory as it is? A mapping of another GPU's
  * cuMemCreate memory exists in the engine's own context only once it has been used there. */
-static bool lendable(const struct memory *memory, bool local)
+static bool memory_is_lendable(const struct memory *memory, bool local)
 {
 	return memory->kind == WH_MEMORY_DEVICE || memory->kind == WH_MEMORY_PINNED ||
 	       memory->kind == WH_MEMORY_MAPPED || (local && memory->kind == WH_MEMORY_VMM);
 }
 
-static int provide(struct bench_gpu_limit *limit, void *const lent[BENCH_SIDES],
-		   char text[BENCH_TEXT])
+static int limit_provide(struct bench_gpu_limit *limit, void *const lent[BENCH_SIDES],
+			 char text[BENCH_TEXT])
 {
 	const struct bench_row *row = &limit->row;
 	const struct memory *memory[4] = { &row->source, &row->target, &row->target, &row->source };
@@ -102,7 +102,7 @@ static int provide(struct bench_gpu_limit *limit, void *const lent[BENCH_SIDES],
 		char *address = lent[sides[i]];
 		int error = 0;
 
-		if (!address || !lendable(memory[i], local)) {
+		if (!address || !memory_is_lendable(memory[i], local)) {
 			error = twin_make(limit, i, memory[i], length);
 			address = limit->twin[i];
 		}
@@ -118,7 +118,7 @@ static int provide(struct bench_gpu_limit *limit, void *const lent[BENCH_SIDES],
 /* ---- the kernel --------------------------------------------------------------------------- */
 
 /* The machine code for the GPU's own major version, or else the PTX. */
-static int load(struct bench_gpu_limit *limit)
+static int kernel_load(struct bench_gpu_limit *limit)
 {
 	static const char *const names[] = WH_BLOCKS_NAMES;
 	struct gpu *gpu = limit->gpu;
@@ -158,7 +158,7 @@ static enum wh_blocks_way way_of(const struct bench_gpu_limit *limit, bool back)
 }
 
 /* Copy the offsets of the whole walk to the GPU. */
-static int upload(struct bench_gpu_limit *limit, struct way *way)
+static int lists_upload(struct bench_gpu_limit *limit, struct way *way)
 {
 	const struct bench_layout *layout = &limit->row.layout;
 	uint64_t bytes = bench_layout_slots(layout) * sizeof(uint64_t);
@@ -186,7 +186,7 @@ static int upload(struct bench_gpu_limit *limit, struct way *way)
 
 static int kernel_prepare(struct bench_gpu_limit *limit, uint32_t ctas)
 {
-	int device, processors, error = load(limit);
+	int device, processors, error = kernel_load(limit);
 
 	if (!error)
 		error = gpu_call(limit->gpu, cuDeviceGet, &device, limit->ordinal);
@@ -198,12 +198,12 @@ static int kernel_prepare(struct bench_gpu_limit *limit, uint32_t ctas)
 					    wh_blocks_ctas(wh_blocks_widest(limit->row.layout.size),
 							   way_of(limit, i), limit->row.layout.size,
 							   (uint32_t)processors);
-		error = upload(limit, &limit->way[i]);
+		error = lists_upload(limit, &limit->way[i]);
 	}
 	return error;
 }
 
-static int launch(struct bench_gpu_limit *limit, const struct way *way, uint64_t batch)
+static int kernel_launch(struct bench_gpu_limit *limit, const struct way *way, uint64_t batch)
 {
 	const struct bench_layout *layout = &limit->row.layout;
 	uint64_t slots = bench_layout_slots(layout), first = batch * layout->blocks;
@@ -231,7 +231,7 @@ static int launch(struct bench_gpu_limit *limit, const struct way *way, uint64_t
 /* ---- batches ------------------------------------------------------------------------------ */
 
 /* Start the next batch. Batches alternate between the two ways, if there are two. */
-static struct way *start(struct bench_gpu_limit *limit, int *error)
+static struct way *batch_start(struct bench_gpu_limit *limit, int *error)
 {
 	const struct bench_layout *layout = &limit->row.layout;
 	struct way *way = &limit->way[limit->next % (uint64_t)limit->ways];
@@ -240,7 +240,7 @@ static struct way *start(struct bench_gpu_limit *limit, int *error)
 
 	limit->next++;
 	if (limit->kernel)
-		*error = launch(limit, way, batch);
+		*error = kernel_launch(limit, way, batch);
 	else
 		*error = gpu_call(limit->gpu, cuMemcpyAsync,
 				  (uint64_t)(uintptr_t)way->to + layout->guard +
@@ -250,7 +250,7 @@ static struct way *start(struct bench_gpu_limit *limit, int *error)
 	return way;
 }
 
-static int drain(struct bench_gpu_limit *limit)
+static int batches_drain(struct bench_gpu_limit *limit)
 {
 	int error = 0;
 
@@ -281,12 +281,12 @@ int bench_gpu_bandwidth(struct bench_gpu_limit *limit, int64_t duration, double 
 		if (groups >= depth)
 			error = gpu_call(limit->gpu, cuEventSynchronize, event);
 		for (uint64_t i = 0; !error && i < group; i++, done++)
-			way = start(limit, &error);
+			way = batch_start(limit, &error);
 		if (!error && way)
 			error = gpu_call(limit->gpu, cuEventRecord, event, way->stream);
 		groups++;
 	} while (!error && !bench_pace_over(&pace));
-	end = drain(limit);
+	end = batches_drain(limit);
 	*out = (double)(done * bench_layout_bytes(&limit->row.layout)) /
 	       (double)(bench_now() - begin);
 	gpu_leave(limit->gpu);
@@ -295,7 +295,7 @@ int bench_gpu_bandwidth(struct bench_gpu_limit *limit, int64_t duration, double 
 
 /* Start one batch and wait for it. Between host and GPU the driver's synchronous copy is fastest;
  * between GPUs it does not wait. */
-static int one(struct bench_gpu_limit *limit)
+static int batch_run(struct bench_gpu_limit *limit)
 {
 	const struct bench_layout *layout = &limit->row.layout;
 	struct way *way = &limit->way[limit->next % (uint64_t)limit->ways];
@@ -303,7 +303,7 @@ static int one(struct bench_gpu_limit *limit)
 	int error;
 
 	if (!limit->synchronous) {
-		way = start(limit, &error);
+		way = batch_start(limit, &error);
 		return error ? error : gpu_call(limit->gpu, cuStreamSynchronize, way->stream);
 	}
 	limit->next++;
@@ -325,12 +325,12 @@ int bench_gpu_latency(struct bench_gpu_limit *limit, int64_t duration, uint64_t 
 		return error;
 	/* The first batch after a pause measures waking up. */
 	for (int i = 0; !error && i < 2; i++)
-		error = one(limit);
+		error = batch_run(limit);
 	deadline = bench_now() + duration;
 	do {
 		begin = bench_now();
 		if (!error)
-			error = one(limit);
+			error = batch_run(limit);
 		end = bench_now();
 		samples[n++] = (uint64_t)(end - begin);
 	} while (!error && n < BENCH_SAMPLES && end < deadline);
@@ -342,7 +342,7 @@ int bench_gpu_latency(struct bench_gpu_limit *limit, int64_t duration, uint64_t 
 /* ---- a row -------------------------------------------------------------------------------- */
 
 /* Near's GPU works or, if near's side is host memory, the other side's. */
-static int choose(struct bench_gpu_limit *limit)
+static int limit_choose_gpu(struct bench_gpu_limit *limit)
 {
 	const struct bench_row *row = &limit->row;
 	bool write = row->op == WH_WRITE, source = memory_on_gpu(row->source.kind);
@@ -374,7 +374,7 @@ static int choose(struct bench_gpu_limit *limit)
 	return error;
 }
 
-static int prepare(struct bench_gpu_limit *limit, uint32_t ctas)
+static int limit_prepare(struct bench_gpu_limit *limit, uint32_t ctas)
 {
 	struct gpu *gpu = limit->gpu;
 	int error = 0;
@@ -387,7 +387,7 @@ static int prepare(struct bench_gpu_limit *limit, uint32_t ctas)
 		error = kernel_prepare(limit, ctas);
 	/* Touch every page and run the kernel once. */
 	for (uint64_t i = 0; !error && i < limit->row.layout.batches * (uint64_t)limit->ways; i++)
-		error = one(limit);
+		error = batch_run(limit);
 	return error;
 }
 
@@ -438,12 +438,12 @@ int bench_gpu_row(struct bench_gpu_limit **at, const struct bench_gpu_setup *set
 	limit->row = *row;
 	limit->ways = row->both_ways ? 2 : 1;
 	limit->next = 0;
-	error = provide(limit, lent, text);
+	error = limit_provide(limit, lent, text);
 	if (error)
 		return error;
-	error = choose(limit);
+	error = limit_choose_gpu(limit);
 	if (!error) {
-		error = prepare(limit, setup->ctas);
+		error = limit_prepare(limit, setup->ctas);
 		gpu_leave(limit->gpu);
 	}
 	if (error)

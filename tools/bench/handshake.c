@@ -73,16 +73,16 @@ static void near_serve(int fd, void *arg)
 static const char *trust_of(const struct arguments *arguments)
 {
 	static const char *const on[] = { "1", "true", "yes", "on" };
-	const char *tls = bench_knob(arguments, "tls");
+	const char *tls = bench_setting(arguments, "tls");
 
 	for (size_t i = 0; i < sizeof(on) / sizeof(*on); i++)
 		if (!strcasecmp(tls, on[i]))
-			return *bench_knob(arguments, "tls_cert") ? "certificates, TLS 1.3" :
-								    "key, TLS 1.3";
+			return *bench_setting(arguments, "tls_cert") ? "certificates, TLS 1.3" :
+								       "key, TLS 1.3";
 	return "key";
 }
 
-static void evaluate(uint64_t *samples, uint64_t count, struct bench_handshake *out)
+static void handshake_evaluate(uint64_t *samples, uint64_t count, struct bench_handshake *out)
 {
 	double sum = 0;
 
@@ -135,7 +135,7 @@ int bench_handshake(const struct arguments *arguments, int64_t duration,
 	if (error)
 		memcpy(text, answer.text, BENCH_TEXT);
 	else
-		evaluate(samples, answer.count, out);
+		handshake_evaluate(samples, answer.count, out);
 out:
 	bench_process_end(&near);
 	bench_process_end(&far);

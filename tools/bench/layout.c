@@ -63,7 +63,7 @@ int bench_layout_shrink(struct bench_layout *layout, bool target, uint64_t lengt
 }
 
 /* Both processes draw the same numbers. */
-static uint64_t draw(uint64_t *state)
+static uint64_t random_draw(uint64_t *state)
 {
 	*state ^= *state << 13;
 	*state ^= *state >> 7;
@@ -72,12 +72,12 @@ static uint64_t draw(uint64_t *state)
 }
 
 /* Shuffle the slots in an order that `seed` decides. */
-static void scatter(uint64_t *slots, uint64_t count, uint64_t seed)
+static void slots_scatter(uint64_t *slots, uint64_t count, uint64_t seed)
 {
 	for (uint64_t i = 0; i < count; i++)
 		slots[i] = i;
 	for (uint64_t i = count; i > 1; i--) {
-		uint64_t other = draw(&seed) % i, slot = slots[i - 1];
+		uint64_t other = random_draw(&seed) % i, slot = slots[i - 1];
 
 		slots[i - 1] = slots[other];
 		slots[other] = slot;
@@ -95,8 +95,8 @@ int bench_walk_new(const struct bench_layout *layout, struct bench_walk *walk)
 		return -ENOMEM;
 	}
 	if (layout->blocks > 1) {
-		scatter(walk->source, slots, UINT64_C(0x9e3779b97f4a7c15));
-		scatter(walk->target, slots, UINT64_C(0xd1b54a32d192ed03));
+		slots_scatter(walk->source, slots, UINT64_C(0x9e3779b97f4a7c15));
+		slots_scatter(walk->target, slots, UINT64_C(0xd1b54a32d192ed03));
 	} else {
 		for (uint64_t i = 0; i < slots; i++)
 			walk->source[i] = walk->target[i] = i;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What every result depends on besides Wherry, as JSON: machine, kernel, memory, network settings. */
+/* What every result depends on besides Wherry, as JSON: machine, kernel, memory, network settings.
+ */
 #include "bench/machine.h"
 
 #include <inttypes.h>

@@ -26,22 +26,22 @@ static bool next_mapping(FILE *file, struct mapping *mapping)
 	return false;
 }
 
-static bool has(const struct mapping *mapping, uint64_t start, uint64_t length)
+static bool mapping_has(const struct mapping *mapping, uint64_t start, uint64_t length)
 {
 	return start >= mapping->start && start < mapping->end && length <= mapping->end - start;
 }
 
 /* The address in our mapping of the bytes at `address` in theirs; 0: our mapping does not have
  * them. */
-static uint64_t translate(const struct mapping *theirs, const struct mapping *ours,
-			  uint64_t address, uint64_t length)
+static uint64_t mapping_translate(const struct mapping *theirs, const struct mapping *ours,
+				  uint64_t address, uint64_t length)
 {
 	uint64_t at = address - theirs->start + theirs->offset - ours->offset + ours->start;
 
 	if (ours->inode != theirs->inode || ours->major != theirs->major ||
 	    ours->minor != theirs->minor || strncmp(ours->access, "rw", 2) != 0)
 		return 0;
-	return has(ours, at, length) ? at : 0;
+	return mapping_has(ours, at, length) ? at : 0;
 }
 
 void *bench_find_mapping(pid_t pid, uint64_t address, uint64_t length)
@@ -55,12 +55,12 @@ void *bench_find_mapping(pid_t pid, uint64_t address, uint64_t length)
 	snprintf(name, sizeof(name), "/proc/%d/maps", (int)pid);
 	file = fopen(name, "re");
 	while (file && !found && next_mapping(file, &theirs))
-		found = has(&theirs, address, length);
+		found = mapping_has(&theirs, address, length);
 	if (file)
 		fclose(file);
 	file = found ? fopen("/proc/self/maps", "re") : NULL;
 	while (file && !at && next_mapping(file, &ours))
-		at = translate(&theirs, &ours, address, length);
+		at = mapping_translate(&theirs, &ours, address, length);
 	if (file)
 		fclose(file);
 	return (void *)(uintptr_t)at;

@@ -28,8 +28,8 @@ static struct places places_of(struct bench_session *session, const struct bench
 }
 
 /* Give an order. Its error text becomes the row's. */
-static int ask(struct bench_process *process, const struct bench_order *order,
-	       struct bench_answer *answer, char text[BENCH_TEXT])
+static int row_ask(struct bench_process *process, const struct bench_order *order,
+		   struct bench_answer *answer, char text[BENCH_TEXT])
 {
 	int error = bench_ask(process, order, answer);
 
@@ -47,7 +47,7 @@ static int near_open(struct bench_session *session, uint32_t connections, char t
 	int error = 0;
 
 	if (session->connections) {
-		error = ask(&session->near, &order, &answer, text);
+		error = row_ask(&session->near, &order, &answer, text);
 		session->connections = 0;
 		session->self = session->connected = false;
 		memset(session->memory[NEAR], 0, sizeof(session->memory[NEAR]));
@@ -56,7 +56,7 @@ static int near_open(struct bench_session *session, uint32_t connections, char t
 		return error;
 	order.what = BENCH_OPEN;
 	order.connections = connections ? connections : 1;
-	error = ask(&session->near, &order, &answer, text);
+	error = row_ask(&session->near, &order, &answer, text);
 	if (!error)
 		session->connections = order.connections;
 	return error;
@@ -69,7 +69,7 @@ static int find_region(struct bench_session *session, char text[BENCH_TEXT])
 	int error;
 
 	snprintf(order.text, sizeof(order.text), "%s", session->remote_name);
-	error = ask(&session->near, &order, &answer, text);
+	error = row_ask(&session->near, &order, &answer, text);
 	if (error)
 		return error;
 	session->remote_length = answer.bytes;
@@ -91,7 +91,7 @@ int bench_connect(struct bench_session *session, uint32_t connections, bool self
 	if (error || *there)
 		return error;
 	snprintf(order.text, sizeof(order.text), "%s", self ? "self" : session->url);
-	error = ask(&session->near, &order, &answer, text);
+	error = row_ask(&session->near, &order, &answer, text);
 	if (error)
 		return error;
 	*there = true;
@@ -101,8 +101,9 @@ int bench_connect(struct bench_session *session, uint32_t connections, bool self
 /* ---- memory ------------------------------------------------------------------------------- */
 
 /* Make sure that a process has the row's memory on that side. */
-static int provide(struct bench_session *session, struct bench_process *process, uint32_t side,
-		   const struct memory *memory, uint64_t length, char text[BENCH_TEXT])
+static int memory_provide(struct bench_session *session, struct bench_process *process,
+			  uint32_t side, const struct memory *memory, uint64_t length,
+			  char text[BENCH_TEXT])
 {
 	int which = process == &session->near ? NEAR : FAR;
 	struct bench_order *has = &session->memory[which][side];
@@ -116,7 +117,7 @@ static int provide(struct bench_session *session, struct bench_process *process,
 	if (!memcmp(&has->memory, memory, sizeof(*memory)) && has->length >= length)
 		return 0;
 	has->memory.kind = 0;
-	error = ask(process, &order, &answer, text);
+	error = row_ask(process, &order, &answer, text);
 	if (error)
 		return error;
 	*has = order;
@@ -134,16 +135,20 @@ static int provide_all(struct bench_session *session, const struct bench_row *ro
 	int error = 0;
 
 	if (at.source)
-		error = provide(session, at.source, BENCH_SOURCE, &row->source, source, text);
+		error = memory_provide(session, at.source, BENCH_SOURCE, &row->source, source,
+				       text);
 	if (!error && at.target)
-		error = provide(session, at.target, BENCH_TARGET, &row->target, target, text);
+		error = memory_provide(session, at.target, BENCH_TARGET, &row->target, target,
+				       text);
 	if (!error && row->both_ways)
-		error = provide(session, at.target, BENCH_BACK_SOURCE, &row->target, source, text);
+		error = memory_provide(session, at.target, BENCH_BACK_SOURCE, &row->target, source,
+				       text);
 	if (!error && row->both_ways)
-		error = provide(session, at.source, BENCH_BACK_TARGET, &row->source, target, text);
+		error = memory_provide(session, at.source, BENCH_BACK_TARGET, &row->source, target,
+				       text);
 	if (!error && session->verify && !(at.source && at.target))
-		error = provide(session, &session->near, BENCH_SCRATCH, &scratch,
-				at.source ? target : source, text);
+		error = memory_provide(session, &session->near, BENCH_SCRATCH, &scratch,
+				       at.source ? target : source, text);
 	return error;
 }
 
@@ -151,9 +156,9 @@ static int provide_all(struct bench_session *session, const struct bench_row *ro
 
 /* Give one order about one side's pattern. Near's scratch memory stands in for a side at the
  * peer. */
-static int pattern(struct bench_session *session, struct bench_process *process, uint32_t what,
-		   uint32_t side, const struct bench_row *row, uint64_t iteration,
-		   char text[BENCH_TEXT])
+static int pattern_order(struct bench_session *session, struct bench_process *process,
+			 uint32_t what, uint32_t side, const struct bench_row *row,
+			 uint64_t iteration, char text[BENCH_TEXT])
 {
 	struct bench_order order = {
 		.what = what,
@@ -169,21 +174,21 @@ static int pattern(struct bench_session *session, struct bench_process *process,
 
 	if (!process && what == BENCH_CHECK) {
 		order.what = BENCH_GET;
-		error = ask(&session->near, &order, &answer, text);
+		error = row_ask(&session->near, &order, &answer, text);
 		order.what = what;
 	}
 	if (!error)
-		error = ask(process ? process : &session->near, &order, &answer, text);
+		error = row_ask(process ? process : &session->near, &order, &answer, text);
 	if (!error && !process && what != BENCH_CHECK) {
 		order.what = BENCH_PUT;
-		error = ask(&session->near, &order, &answer, text);
+		error = row_ask(&session->near, &order, &answer, text);
 	}
 	return error;
 }
 
 /* Fill the source, move everything once, check the target. */
-static int verify(struct bench_session *session, const struct bench_row *row, uint64_t iteration,
-		  struct bench_result *result)
+static int row_verify(struct bench_session *session, const struct bench_row *row,
+		      uint64_t iteration, struct bench_result *result)
 {
 	const uint32_t both = WH_ACCESS_READ | WH_ACCESS_WRITE;
 	struct places at = places_of(session, row);
@@ -195,20 +200,20 @@ static int verify(struct bench_session *session, const struct bench_row *row, ui
 		/* a peer's region that is not readable or not writable cannot be checked */
 		return 0;
 	for (int back = 0; !error && back <= row->both_ways; back++) {
-		error = pattern(session, back ? at.target : at.source, BENCH_FILL,
-				back ? BENCH_BACK_SOURCE : BENCH_SOURCE, row, 2 * iteration + back,
-				result->text);
+		error = pattern_order(session, back ? at.target : at.source, BENCH_FILL,
+				      back ? BENCH_BACK_SOURCE : BENCH_SOURCE, row,
+				      2 * iteration + back, result->text);
 		if (!error)
-			error = pattern(session, back ? at.source : at.target, BENCH_GUARD,
-					back ? BENCH_BACK_TARGET : BENCH_TARGET, row, 0,
-					result->text);
+			error = pattern_order(session, back ? at.source : at.target, BENCH_GUARD,
+					      back ? BENCH_BACK_TARGET : BENCH_TARGET, row, 0,
+					      result->text);
 	}
 	if (!error)
-		error = ask(&session->near, &order, &answer, result->text);
+		error = row_ask(&session->near, &order, &answer, result->text);
 	for (int back = 0; !error && back <= row->both_ways; back++)
-		error = pattern(session, back ? at.source : at.target, BENCH_CHECK,
-				back ? BENCH_BACK_TARGET : BENCH_TARGET, row, 2 * iteration + back,
-				result->text);
+		error = pattern_order(session, back ? at.source : at.target, BENCH_CHECK,
+				      back ? BENCH_BACK_TARGET : BENCH_TARGET, row,
+				      2 * iteration + back, result->text);
 	if (!error && result->verified)
 		result->verified = 1;
 	if (error == -EBADMSG)
@@ -243,7 +248,7 @@ static int test_slice(struct rounds *rounds, size_t round, bool latency)
 				     .duration = rounds->slice };
 	struct bench_answer answer;
 	uint64_t *samples = session->samples + rounds->samples;
-	int error = ask(&session->near, &order, &answer, rounds->result->text);
+	int error = row_ask(&session->near, &order, &answer, rounds->result->text);
 
 	if (error)
 		return error;
@@ -329,7 +334,7 @@ static int first_byte(struct bench_session *session, struct bench_result *result
 
 	if (strcmp(result->transport, "cuda"))
 		return 0;
-	error = ask(&session->near, &order, &answer, result->text);
+	error = row_ask(&session->near, &order, &answer, result->text);
 	for (int i = 0; !error && i < 2; i++)
 		result->first[i] = answer.first[i] / 1e3;
 	return error;
@@ -431,7 +436,7 @@ static int row_start(struct bench_session *session, struct bench_result *result)
 				 names[write ? BENCH_BACK_SOURCE : BENCH_BACK_TARGET]);
 	}
 	order.row = *row;
-	error = ask(&session->near, &order, &answer, result->text);
+	error = row_ask(&session->near, &order, &answer, result->text);
 	if (!error)
 		take_route(result, &answer);
 	return error;
@@ -457,14 +462,14 @@ static void lend_far(struct bench_session *session, const struct bench_row *row)
 	session->limit.other_address = session->memory[FAR][side].address;
 }
 
-static int measure(struct bench_session *session, struct bench_result *result)
+static int row_measure(struct bench_session *session, struct bench_result *result)
 {
 	const struct bench_row *row = &result->row;
 	uint64_t iteration = 0;
 	int error = row_start(session, result);
 
 	while (!error && session->verify && iteration < 2)
-		error = verify(session, row, ++iteration, result);
+		error = row_verify(session, row, ++iteration, result);
 	if (!error && session->limits) {
 		lend_far(session, row);
 		error = bench_limit_row(&session->limit, row, result->transport, result->detail,
@@ -480,7 +485,7 @@ static int measure(struct bench_session *session, struct bench_result *result)
 	if (!error)
 		error = first_byte(session, result);
 	if (!error && session->verify)
-		error = verify(session, row, ++iteration, result);
+		error = row_verify(session, row, ++iteration, result);
 	return error;
 }
 
@@ -509,7 +514,7 @@ int bench_measure(struct bench_session *session, const struct bench_row *row,
 		.first = { NAN, NAN },
 	};
 	say_progress(session, row, 0, NAN);
-	error = measure(session, result);
+	error = row_measure(session, result);
 	if (error && result->verified)
 		result->verified =
 			-1; /* an earlier successful check says nothing about the row that failed */

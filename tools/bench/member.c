@@ -101,12 +101,12 @@ static int member_connect(struct member *m, const struct bench_order *order,
 }
 
 /* Open the driver itself, without the engine. */
-static int driver(struct member *m, struct bench_answer *answer)
+static int member_driver(struct member *m, struct bench_answer *answer)
 {
 	char text[GPU_TEXT];
 
 	if (!m->gpu)
-		m->gpu = gpu_open(bench_knob(m->setup->arguments, "cuda"), text);
+		m->gpu = gpu_open(bench_setting(m->setup->arguments, "cuda"), text);
 	return m->gpu ? 0 : answer_error(answer, -ENODEV, "%s", text);
 }
 
@@ -173,7 +173,7 @@ static int pattern_on_gpu(struct member *m, const struct bench_order *order, voi
 	const struct bench_layout *layout = &order->row.layout;
 	uint64_t length = order->what == BENCH_FILL ? layout->source_length : layout->target_length;
 	void *here = malloc(length);
-	int error = driver(m, answer);
+	int error = member_driver(m, answer);
 
 	if (!here && !error)
 		error = answer_error(answer, -ENOMEM, "no memory to check with");
@@ -334,7 +334,7 @@ static int limit_prepare(struct member *m, const struct bench_order *order,
 			 struct bench_answer *answer)
 {
 	if (!strcmp(order->text, "cuda")) {
-		int error = driver(m, answer);
+		int error = member_driver(m, answer);
 
 		if (error)
 			return error;
@@ -342,7 +342,7 @@ static int limit_prepare(struct member *m, const struct bench_order *order,
 		m->limit.gpu_setup = (struct bench_gpu_setup){
 			.gpu = m->gpu,
 			.engine = m->engine,
-			.ctas = (uint32_t)strtoul(bench_knob(m->setup->arguments, "ctas"), NULL,
+			.ctas = (uint32_t)strtoul(bench_setting(m->setup->arguments, "ctas"), NULL,
 						  10),
 		};
 	} else {
@@ -376,7 +376,8 @@ static int member_limit(struct member *m, const struct bench_order *order,
 
 /* ---- orders ------------------------------------------------------------------------------- */
 
-static int obey(struct member *m, const struct bench_order *order, struct bench_answer *answer)
+static int member_obey(struct member *m, const struct bench_order *order,
+		       struct bench_answer *answer)
 {
 	switch (order->what) {
 	case BENCH_OPEN:
@@ -434,7 +435,7 @@ void bench_member_serve(int fd, void *arg)
 
 	while (bench_next_order(fd, &order)) {
 		memset(&answer, 0, sizeof(answer));
-		answer.error = obey(&m, &order, &answer);
+		answer.error = member_obey(&m, &order, &answer);
 		bench_reply(fd, &answer);
 		if (order.what == BENCH_QUIT)
 			return;

@@ -280,7 +280,7 @@ static int parse_choices(const struct arguments *arguments, struct choices *choi
 	if (depth && parse_count(depth, "--depth", 1, DEPTH_MAX, &choices->depth))
 		return EXIT_USAGE;
 	if (choices->matrix)
-		bench_gpus_look(bench_knob(arguments, "cuda"), &plan->seen);
+		bench_gpus_look(bench_setting(arguments, "cuda"), &plan->seen);
 	error = parse_ways(arguments, choices, plan);
 	if (!error)
 		error = parse_ops(arguments, choices);
@@ -295,7 +295,7 @@ static int parse_choices(const struct arguments *arguments, struct choices *choi
 	if (!error)
 		error = parse_sides(arguments, choices, plan);
 	if (!error && plan->gpus && !choices->matrix)
-		bench_gpus_look(bench_knob(arguments, "cuda"), &plan->seen);
+		bench_gpus_look(bench_setting(arguments, "cuda"), &plan->seen);
 	return error;
 }
 
@@ -368,8 +368,8 @@ static int add_group(struct bench_plan *plan, const struct choices *choices,
 }
 
 /* Worth measuring; what the user names always is. */
-static bool sensible(const struct choices *choices, const char *transport,
-		     const struct memory *source, const struct memory *target)
+static bool row_is_sensible(const struct choices *choices, const char *transport,
+			    const struct memory *source, const struct memory *target)
 {
 	bool gpu = memory_on_gpu(source->kind) || memory_on_gpu(target->kind);
 
@@ -392,7 +392,8 @@ static int add_pairs(struct bench_plan *plan, const struct choices *choices,
 			if (load) {
 				row.op = (uint32_t)choices->ops.value[0];
 				error = add_sets(plan, choices, &row, load);
-			} else if (sensible(choices, row.transport, &row.source, &row.target)) {
+			} else if (row_is_sensible(choices, row.transport, &row.source,
+						   &row.target)) {
 				error = add_group(plan, choices, &row);
 			}
 		}

@@ -120,7 +120,7 @@ static void area_advance(struct area *area, uint64_t bytes)
 		area->at = 0;
 }
 
-static int retry(bool spin)
+static int socket_retry(bool spin)
 {
 	return errno == EINTR || (spin && errno == EAGAIN);
 }
@@ -163,7 +163,7 @@ static int send_area(struct bench_pipe *pipe, struct area *area, uint64_t bytes,
 		if (!part)
 			part = bytes < chunk ? bytes : chunk;
 		n = send_some(pipe, area, part, spin);
-		if (n < 0 && retry(spin))
+		if (n < 0 && socket_retry(spin))
 			continue;
 		if (n < 0)
 			return -errno;
@@ -195,7 +195,7 @@ static int recv_walk(struct bench_pipe *pipe, struct area *area, uint64_t bytes,
 
 	while (bytes) {
 		n = recv_some(pipe, area, bytes < chunk ? bytes : chunk, spin);
-		if (n < 0 && retry(spin))
+		if (n < 0 && socket_retry(spin))
 			continue;
 		if (n <= 0)
 			return n ? -errno : -ECONNRESET;

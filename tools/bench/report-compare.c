@@ -60,7 +60,7 @@ static bool is_good(const struct report_row *row)
 /* ---- against a baseline ---------------------------------------------------------------------- */
 
 /* How many times faster now. NAN: one of the values is unknown. */
-static double times(double now, double before, bool less_is_better)
+static double ratio_of(double now, double before, bool less_is_better)
 {
 	double top = less_is_better ? before : now, bottom = less_is_better ? now : before;
 
@@ -79,7 +79,7 @@ static enum report_change change_of(double value)
 /* Machines differ from one run to the next, and limits change with them. A row is better or worse
  * only if its speed changed and, where both runs have a limit, its share of the limit changed as
  * well. */
-static void compare(struct report_match *match)
+static void match_compare(struct report_match *match)
 {
 	const struct report_row *now = match->now, *before = match->before;
 	bool latency = report_is_latency(now);
@@ -95,10 +95,10 @@ static void compare(struct report_match *match)
 			match->change = REPORT_BETTER;
 		return;
 	}
-	match->speed = latency ? times(now->p50, before->p50, true) :
-				 times(now->bandwidth, before->bandwidth, false);
-	share = latency ? times(now->latency_ratio, before->latency_ratio, true) :
-			  times(now->ratio, before->ratio, false);
+	match->speed = latency ? ratio_of(now->p50, before->p50, true) :
+				 ratio_of(now->bandwidth, before->bandwidth, false);
+	share = latency ? ratio_of(now->latency_ratio, before->latency_ratio, true) :
+			  ratio_of(now->ratio, before->ratio, false);
 	match->change = change_of(match->speed);
 	if (match->change > REPORT_WORSE || isnan(share) || change_of(share) == match->change)
 		return;
@@ -108,7 +108,7 @@ static void compare(struct report_match *match)
 
 /* Find the row of `set` that measured the same: the first one not used yet, or else the last. A row
  * by another route matches only if there is no other. */
-static size_t find(const struct report_set *set, const bool *used, const struct report_row *row)
+static size_t set_find(const struct report_set *set, const bool *used, const struct report_row *row)
 {
 	size_t exact = SIZE_MAX, other = SIZE_MAX, others = 0;
 
@@ -147,12 +147,12 @@ size_t report_compare(const struct report_set *now, const struct report_set *bef
 						.speed = NAN,
 						.change = REPORT_NOT_COMPARED };
 		count++;
-		at = find(before, used, match->now);
+		at = set_find(before, used, match->now);
 		if (at == SIZE_MAX)
 			continue;
 		match->before = &before->rows[at];
 		used[at] = true;
-		compare(match);
+		match_compare(match);
 	}
 	for (size_t i = 0; matches && used && i < before->row_count; i++)
 		if (!used[i] && !before->rows[i].skipped)

@@ -101,8 +101,8 @@ static int by_size(const void *a, const void *b)
 	return (x->set < y->set) - (x->set > y->set);
 }
 
-static void collect(const struct report_set *set, const struct report_row *first, bool *done,
-		    struct panel *panel)
+static void panel_collect(const struct report_set *set, const struct report_row *first, bool *done,
+			  struct panel *panel)
 {
 	*panel = (struct panel){ .first = first, .size_least = UINT64_MAX };
 	for (const struct report_row *row = first; row < set->rows + set->row_count; row++) {
@@ -286,7 +286,7 @@ static void draw_series(const struct series *series, int shape, const struct sca
 	fputs("</g>\n", out);
 }
 
-static void draw(const struct panel *panel, enum measure measure, FILE *out)
+static void panel_draw(const struct panel *panel, enum measure measure, FILE *out)
 {
 	struct scale scale = scale_of(panel, measure);
 
@@ -396,7 +396,7 @@ static void write_panel(const struct panel *panel, FILE *out)
 		fprintf(out, ", %" PRIu64 " blocks a batch", row->blocks);
 	fprintf(out, "%s</h3>\n<div class=figures>\n", kind);
 	for (int measure = 0; measure < MEASURES; measure++)
-		draw(panel, (enum measure)measure, out);
+		panel_draw(panel, (enum measure)measure, out);
 	fputs("</div>\n", out);
 	write_key(panel, out);
 	if (panel->left_out)
@@ -417,7 +417,7 @@ void report_curves(const struct report_set *set, FILE *out)
 	for (size_t i = 0; done && panel && i < set->row_count; i++) {
 		if (set->rows[i].skipped || done[i])
 			continue;
-		collect(set, &set->rows[i], done, panel);
+		panel_collect(set, &set->rows[i], done, panel);
 		if (panel->count && panel->size_least < panel->size_most) {
 			write_panel(panel, out);
 			shown++;

@@ -145,7 +145,7 @@ static void write_json(const json_t *value, bool bytes, int depth, FILE *out)
 	}
 }
 
-static const json_t *environment(const struct report_set *set, size_t file, const char *key)
+static const json_t *file_environment(const struct report_set *set, size_t file, const char *key)
 {
 	return json_object_get(json_object_get(set->files[file].root, "environment"), key);
 }
@@ -154,12 +154,12 @@ static const json_t *environment(const struct report_set *set, size_t file, cons
 void report_where(const struct report_set *set, FILE *out)
 {
 	static const char *const keys[] = { "date", "cpu", "cores" };
-	const json_t *gpus = environment(set, 0, "gpus");
+	const json_t *gpus = file_environment(set, 0, "gpus");
 	bool begun = false;
 
 	fputs("<p class=faint>", out);
 	for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]); i++) {
-		const json_t *value = environment(set, 0, keys[i]);
+		const json_t *value = file_environment(set, 0, keys[i]);
 
 		if (!json_is_string(value) && !json_is_integer(value))
 			continue;
@@ -187,7 +187,7 @@ static bool write_range(const struct report_set *set, const char *key, bool byte
 	bool between = false;
 
 	for (size_t i = 0; i < set->file_count; i++) {
-		value = environment(set, i, key);
+		value = file_environment(set, i, key);
 		if (!json_is_number(value))
 			return false;
 		if (!least || json_number_value(value) < json_number_value(least))
@@ -196,7 +196,7 @@ static bool write_range(const struct report_set *set, const char *key, bool byte
 			most = value;
 	}
 	for (size_t i = 0; i < set->file_count; i++) {
-		value = environment(set, i, key);
+		value = file_environment(set, i, key);
 		between = between || (json_number_value(value) > json_number_value(least) &&
 				      json_number_value(value) < json_number_value(most));
 	}
@@ -217,10 +217,10 @@ static void write_values(const struct report_set *set, const char *key, FILE *ou
 	if (write_range(set, key, bytes, out))
 		return;
 	for (size_t i = 0; i < set->file_count; i++) {
-		const json_t *value = environment(set, i, key);
+		const json_t *value = file_environment(set, i, key);
 		size_t other = 0;
 
-		while (other < i && !json_equal(environment(set, other, key), value))
+		while (other < i && !json_equal(file_environment(set, other, key), value))
 			other++;
 		if (!value || other < i)
 			continue;
@@ -246,10 +246,10 @@ static void write_key(const char *key, FILE *out)
 }
 
 /* An earlier file has the key as well. */
-static bool seen(const struct report_set *set, size_t file, const char *key)
+static bool key_seen(const struct report_set *set, size_t file, const char *key)
 {
 	while (file--)
-		if (environment(set, file, key))
+		if (file_environment(set, file, key))
 			return true;
 	return false;
 }
@@ -324,7 +324,7 @@ int report_environment(const struct report *report, FILE *out)
 	fputs(".</p>\n<dl>\n", out);
 	for (size_t i = 0; i < set->file_count; i++)
 		json_object_foreach(json_object_get(set->files[i].root, "environment"), key,
-				    value) if (!seen(set, i, key) && !error) error =
+				    value) if (!key_seen(set, i, key) && !error) error =
 			write_entry(report, key, out);
 	fputs("</dl>\n", out);
 	write_beside(set, "footprint", "Footprint", out);

@@ -19,9 +19,9 @@ struct place {
 	char *why;
 };
 
-static int wrong(char *why, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static int value_wrong(char *why, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-static int wrong(char *why, const char *format, ...)
+static int value_wrong(char *why, const char *format, ...)
 {
 	va_list list;
 
@@ -33,8 +33,8 @@ static int wrong(char *why, const char *format, ...)
 
 static int wrong_value(const struct place *place, const char *key, const char *wanted)
 {
-	return wrong(place->why, "%s[%zu]: \"%s\" is not %s", place->list, place->index, key,
-		     wanted);
+	return value_wrong(place->why, "%s[%zu]: \"%s\" is not %s", place->list, place->index, key,
+			   wanted);
 }
 
 /* ---- values: absent and null mean unknown ---------------------------------------------------- */
@@ -118,9 +118,9 @@ static int read_texts(const struct place *place, const json_t *json, struct repo
 		if (read_text(place, json, texts[i].key, texts[i].at))
 			return -1;
 		if (texts[i].needed && !**texts[i].at)
-			return wrong(place->why,
-				     "%s[%zu]: no \"%s\"; wherry bench --json writes one",
-				     place->list, place->index, texts[i].key);
+			return value_wrong(place->why,
+					   "%s[%zu]: no \"%s\"; wherry bench --json writes one",
+					   place->list, place->index, texts[i].key);
 	}
 	return 0;
 }
@@ -188,7 +188,8 @@ static int read_row(const struct place *place, const json_t *json, struct report
 	int pinned;
 
 	if (!json_is_object(json))
-		return wrong(place->why, "%s[%zu] is not an object", place->list, place->index);
+		return value_wrong(place->why, "%s[%zu] is not an object", place->list,
+				   place->index);
 	if (read_texts(place, json, row) || read_counts(place, json, row) ||
 	    read_numbers(place, json, row) || read_flag(place, json, "verified", &row->verified) ||
 	    read_flag(place, json, "pinned", &pinned))
@@ -207,11 +208,11 @@ static int read_list(struct report_set *set, const json_t *root, bool skipped, c
 	if (skipped && !list)
 		return 0;
 	if (!json_is_array(list))
-		return wrong(why, "no list \"%s\": not a result of wherry bench", place.list);
+		return value_wrong(why, "no list \"%s\": not a result of wherry bench", place.list);
 	for (; place.index < json_array_size(list); place.index++) {
 		if (set->row_count == REPORT_ROWS)
-			return wrong(why, "%s[%zu]: more than %d rows on one page", place.list,
-				     place.index, REPORT_ROWS);
+			return value_wrong(why, "%s[%zu]: more than %d rows on one page",
+					   place.list, place.index, REPORT_ROWS);
 		set->rows[set->row_count] = (struct report_row){ .skipped = skipped };
 		if (read_row(&place, json_array_get(list, place.index), &set->rows[set->row_count]))
 			return -1;
@@ -225,12 +226,12 @@ static int read_root(struct report_set *set, const json_t *root, char *why)
 	const json_t *schema = json_object_get(root, "schema"), *environment;
 
 	if (!json_is_object(root))
-		return wrong(why, "not an object: not a result of wherry bench");
+		return value_wrong(why, "not an object: not a result of wherry bench");
 	if (!json_is_integer(schema) || json_integer_value(schema) != SCHEMA)
-		return wrong(why, "\"schema\" is not %d, the only known one", SCHEMA);
+		return value_wrong(why, "\"schema\" is not %d, the only known one", SCHEMA);
 	environment = json_object_get(root, "environment");
 	if (environment && !json_is_object(environment))
-		return wrong(why, "\"environment\" is not an object");
+		return value_wrong(why, "\"environment\" is not an object");
 	if (read_list(set, root, false, why))
 		return -1;
 	return read_list(set, root, true, why);
@@ -250,7 +251,7 @@ int report_add(struct report_set *set, const char *name, json_t *root, char why[
 	if (!files || !set->rows ||
 	    !(files[set->file_count].name = strdup(slash ? slash + 1 : name))) {
 		json_decref(root);
-		return wrong(why, "out of memory");
+		return value_wrong(why, "out of memory");
 	}
 	files[set->file_count++].root = root;
 	if (!read_root(set, root, why))

@@ -21,7 +21,7 @@ struct matrix {
 };
 
 /* Small batches are graded by latency. More is faster; NAN: unknown. */
-static double speed(const struct report_row *row)
+static double row_speed(const struct report_row *row)
 {
 	double value = report_is_latency(row) ? 1 / row->p50 : row->bandwidth;
 
@@ -45,8 +45,8 @@ static void add_side(const char *names[REPORT_SIDE], size_t *count, const char *
 		names[(*count)++] = name;
 }
 
-static void collect(const struct report_set *set, const struct report_row *first, bool *done,
-		    struct matrix *matrix)
+static void matrix_collect(const struct report_set *set, const struct report_row *first, bool *done,
+			   struct matrix *matrix)
 {
 	matrix->row_count = matrix->sources = matrix->targets = 0;
 	matrix->least = INFINITY;
@@ -59,16 +59,16 @@ static void collect(const struct report_set *set, const struct report_row *first
 		matrix->rows[matrix->row_count++] = row;
 		add_side(matrix->source, &matrix->sources, row->source, &matrix->crowded);
 		add_side(matrix->target, &matrix->targets, row->target, &matrix->crowded);
-		matrix->least = fmin(matrix->least, speed(row));
-		matrix->most = fmax(matrix->most, speed(row));
+		matrix->least = fmin(matrix->least, row_speed(row));
+		matrix->most = fmax(matrix->most, row_speed(row));
 	}
 	qsort((void *)matrix->source, matrix->sources, sizeof(matrix->source[0]), by_name);
 	qsort((void *)matrix->target, matrix->targets, sizeof(matrix->target[0]), by_name);
 }
 
 /* The fastest row of the pair, by whichever route; NULL: not measured. */
-static const struct report_row *best(const struct matrix *matrix, const char *source,
-				     const char *target)
+static const struct report_row *matrix_best(const struct matrix *matrix, const char *source,
+					    const char *target)
 {
 	const struct report_row *found = NULL;
 
@@ -77,14 +77,14 @@ static const struct report_row *best(const struct matrix *matrix, const char *so
 
 		if (strcmp(row->source, source) || strcmp(row->target, target))
 			continue;
-		if (!found || !(speed(found) >= speed(row)))
+		if (!found || !(row_speed(found) >= row_speed(row)))
 			found = row;
 	}
 	return found;
 }
 
 /* Even steps of the logarithm: twice as fast is always the same step. */
-static int heat(const struct matrix *matrix, double value)
+static int matrix_heat(const struct matrix *matrix, double value)
 {
 	double share;
 
@@ -111,7 +111,7 @@ static void write_cell(const struct matrix *matrix, const struct report_row *row
 		return;
 	}
 	latency = report_is_latency(row);
-	fprintf(out, "<td class=h%d><b>%s</b>", heat(matrix, speed(row)),
+	fprintf(out, "<td class=h%d><b>%s</b>", matrix_heat(matrix, row_speed(row)),
 		format_number(number, sizeof(number), latency ? row->p50 : row->bandwidth));
 	if (latency && !isnan(row->latency_ratio))
 		fprintf(out, "<br>%s× the limit",
@@ -157,7 +157,8 @@ static void write_matrix(const struct matrix *matrix, FILE *out)
 		report_text(out, matrix->source[i]);
 		fputs("</th>", out);
 		for (size_t k = 0; k < matrix->targets; k++)
-			write_cell(matrix, best(matrix, matrix->source[i], matrix->target[k]), out);
+			write_cell(matrix,
+				   matrix_best(matrix, matrix->source[i], matrix->target[k]), out);
 		fputs("</tr>\n", out);
 	}
 	fputs("</tbody></table></div>\n", out);
@@ -185,7 +186,7 @@ void report_matrices(const struct report_set *set, FILE *out)
 		if (set->rows[i].skipped || done[i])
 			continue;
 		matrix->rows = rows;
-		collect(set, &set->rows[i], done, matrix);
+		matrix_collect(set, &set->rows[i], done, matrix);
 		crowded += matrix->crowded;
 		if (matrix->crowded || matrix->sources * matrix->targets < 2)
 			continue;

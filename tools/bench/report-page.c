@@ -156,7 +156,7 @@ static void write_tile(size_t count, const char *class, const char *text, FILE *
 }
 
 /* The row farthest from its limit, among those about bandwidth. */
-static const struct report_row *farthest(const struct report_set *set)
+static const struct report_row *row_farthest(const struct report_set *set)
 {
 	const struct report_row *found = NULL;
 
@@ -172,7 +172,7 @@ static const struct report_row *farthest(const struct report_set *set)
 
 static void write_farthest(const struct report *report, FILE *out)
 {
-	const struct report_row *row = farthest(&report->now);
+	const struct report_row *row = row_farthest(&report->now);
 	char load[64], number[32];
 
 	if (!row)

@@ -98,7 +98,7 @@ static bool same_matrix(const struct bench_row *a, const struct bench_row *b)
 
 /* What moved the bytes: c copy engine, k kernel, s staged through pinned memory, m the CPU, n
  * network. */
-static char letter(const struct bench_result *result)
+static char route_letter(const struct bench_result *result)
 {
 	if (!strcmp(result->transport, "cuda") && result->detail[0] != 'C') /* "CPU window" */
 		return result->detail[0] == 'c' || result->detail[0] == 'k' ? result->detail[0] :
@@ -106,7 +106,7 @@ static char letter(const struct bench_result *result)
 	return !strcmp(result->transport, "tcp") ? 'n' : 'm';
 }
 
-static void cell(FILE *out, const struct bench_result *result, bool limits)
+static void matrix_cell(FILE *out, const struct bench_result *result, bool limits)
 {
 	char number[16], share[40];
 
@@ -115,12 +115,12 @@ static void cell(FILE *out, const struct bench_result *result, bool limits)
 		return;
 	}
 	fprintf(out, "  %7s %c", format_number(number, sizeof(number), result->bandwidth),
-		result->verified ? letter(result) : '!');
+		result->verified ? route_letter(result) : '!');
 	if (limits)
 		fprintf(out, " %6s", share_text(result, share, sizeof(share)));
 }
 
-static void matrix(FILE *out, const struct bench_result *results, size_t count, bool limits)
+static void matrix_print(FILE *out, const struct bench_result *results, size_t count, bool limits)
 {
 	const struct bench_row *row = &results->row;
 	size_t columns = 0;
@@ -141,7 +141,7 @@ static void matrix(FILE *out, const struct bench_result *results, size_t count, 
 	for (size_t i = 0; i < count; i++) {
 		if (i % columns == 0)
 			fprintf(out, "\n%-16s", results[i].row.source.name);
-		cell(out, &results[i], limits);
+		matrix_cell(out, &results[i], limits);
 	}
 	fprintf(out, "\n\n");
 }
@@ -153,7 +153,7 @@ void bench_table_matrices(FILE *out, const struct bench_result *results, size_t 
 	for (size_t i = 1; count && i <= count; i++) {
 		if (i < count && same_matrix(&results[first].row, &results[i].row))
 			continue;
-		matrix(out, results + first, i - first, limits);
+		matrix_print(out, results + first, i - first, limits);
 		first = i;
 	}
 	fprintf(out,
@@ -257,7 +257,7 @@ int bench_table_verdict(FILE *out, const struct bench_result *results, size_t co
 /* ---- JSON --------------------------------------------------------------------------------- */
 
 /* Six significant digits: more would be noise. */
-static json_t *real(double value)
+static json_t *json_rounded(double value)
 {
 	char text[40];
 	double rounded;
@@ -304,31 +304,31 @@ json_t *bench_json_result(const struct bench_result *result)
 	json_object_set_new(json, "in_flight", json_integer(row->depth));
 	json_object_set_new(json, "working_set_bytes",
 			    json_integer((json_int_t)bench_layout_set(&row->layout)));
-	json_object_set_new(json, "bandwidth_GBps", real(result->bandwidth));
-	json_object_set_new(latency, "p50", real(result->p50));
-	json_object_set_new(latency, "p99", real(result->p99));
-	json_object_set_new(latency, "p999", real(result->p999));
+	json_object_set_new(json, "bandwidth_GBps", json_rounded(result->bandwidth));
+	json_object_set_new(latency, "p50", json_rounded(result->p50));
+	json_object_set_new(latency, "p99", json_rounded(result->p99));
+	json_object_set_new(latency, "p999", json_rounded(result->p999));
 	json_object_set_new(json, "latency_us", latency);
 	first = isnan(result->first[0]) ? json_null() : json_object();
 	if (json_is_object(first)) {
-		json_object_set_new(first, "new", real(result->first[0]));
-		json_object_set_new(first, "prepared", real(result->first[1]));
+		json_object_set_new(first, "new", json_rounded(result->first[0]));
+		json_object_set_new(first, "prepared", json_rounded(result->first[1]));
 	}
 	json_object_set_new(json, "first_byte_us", first);
 	json_object_set_new(json, "samples", json_integer((json_int_t)result->samples));
 	json_object_set_new(json, "rounds", json_integer((json_int_t)result->rounds));
-	json_object_set_new(json, "submit_ns_per_transfer", real(result->submit));
+	json_object_set_new(json, "submit_ns_per_transfer", json_rounded(result->submit));
 	json_object_set_new(json, "verified",
 			    result->verified < 0 ? json_null() : json_boolean(result->verified));
 	json_object_set_new(json, "limit_name", text_or_null(result->limit_name));
 	json_object_set_new(json, "limit_call_bytes",
 			    result->limit_call ? json_integer((json_int_t)result->limit_call) :
 						 json_null());
-	json_object_set_new(json, "limit_GBps", real(result->limit_bandwidth));
-	json_object_set_new(json, "limit_us", real(result->limit_latency));
-	json_object_set_new(json, "ratio", real(result->ratio));
-	json_object_set_new(json, "latency_ratio", real(result->latency_ratio));
-	json_object_set_new(json, "cache_line_ns", real(result->cache_line));
+	json_object_set_new(json, "limit_GBps", json_rounded(result->limit_bandwidth));
+	json_object_set_new(json, "limit_us", json_rounded(result->limit_latency));
+	json_object_set_new(json, "ratio", json_rounded(result->ratio));
+	json_object_set_new(json, "latency_ratio", json_rounded(result->latency_ratio));
+	json_object_set_new(json, "cache_line_ns", json_rounded(result->cache_line));
 	if (result->text[0])
 		json_object_set_new(json, "error", json_string(result->text));
 	return json;
@@ -342,7 +342,7 @@ json_t *bench_json_skipped(const struct bench_result *result)
 	return json;
 }
 
-static json_t *count(uint64_t value)
+static json_t *json_count(uint64_t value)
 {
 	return json_integer((json_int_t)value);
 }
@@ -351,13 +351,13 @@ json_t *bench_json_footprint(const struct bench_footprint *footprint)
 {
 	json_t *json = json_object();
 
-	json_object_set_new(json, "process_before_bytes", count(footprint->before));
-	json_object_set_new(json, "idle_engine_bytes", count(footprint->idle));
+	json_object_set_new(json, "process_before_bytes", json_count(footprint->before));
+	json_object_set_new(json, "idle_engine_bytes", json_count(footprint->idle));
 	json_object_set_new(json, "idle_engine_limit_bytes", json_integer(BENCH_IDLE_LIMIT));
-	json_object_set_new(json, "peers", count(footprint->peers));
-	json_object_set_new(json, "transfer_bytes", count(footprint->length));
-	json_object_set_new(json, "peer_initiator_bytes", count(footprint->near));
-	json_object_set_new(json, "peer_owner_bytes", count(footprint->far));
+	json_object_set_new(json, "peers", json_count(footprint->peers));
+	json_object_set_new(json, "transfer_bytes", json_count(footprint->length));
+	json_object_set_new(json, "peer_initiator_bytes", json_count(footprint->near));
+	json_object_set_new(json, "peer_owner_bytes", json_count(footprint->far));
 	json_object_set_new(json, "peer_limit_bytes", json_integer(BENCH_PEER_LIMIT));
 	return json;
 }
@@ -366,11 +366,11 @@ json_t *bench_json_handshake(const struct bench_handshake *handshake)
 {
 	json_t *json = json_object(), *us = json_object();
 
-	json_object_set_new(us, "mean", real(handshake->mean));
-	json_object_set_new(us, "p50", real(handshake->p50));
-	json_object_set_new(us, "p99", real(handshake->p99));
+	json_object_set_new(us, "mean", json_rounded(handshake->mean));
+	json_object_set_new(us, "p50", json_rounded(handshake->p50));
+	json_object_set_new(us, "p99", json_rounded(handshake->p99));
 	json_object_set_new(json, "trust", json_string(handshake->trust));
-	json_object_set_new(json, "peers", count(handshake->count));
+	json_object_set_new(json, "peers", json_count(handshake->count));
 	json_object_set_new(json, "us", us);
 	json_object_set_new(json, "limit_us",
 			    has_bound(handshake) ? json_integer(BENCH_HANDSHAKE_LIMIT) :

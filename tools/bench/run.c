@@ -64,7 +64,7 @@ static int batch_fill(const struct bench_row *row, struct maker *maker, struct w
 }
 
 /* How many ways the bytes go at once. Their batches alternate. */
-static inline unsigned ways(const struct member *m)
+static inline unsigned row_ways(const struct member *m)
 {
 	return m->row.both_ways ? 2 : 1;
 }
@@ -79,15 +79,15 @@ static int batches_make(struct member *m, struct maker maker[2])
 	int error;
 
 	m->batch_count = layout->batches < m->row.depth ? m->row.depth : layout->batches;
-	m->batch_count *= ways(m);
+	m->batch_count *= row_ways(m);
 	m->batches = calloc(m->batch_count, sizeof(*m->batches));
 	error = m->batches && list ? 0 : -ENOMEM;
 	maker[0].list = maker[1].list = list;
 	for (size_t i = 0; !error && i < m->batch_count; i++) {
 		error = wh_batch_new(maker[0].peer, &options, &m->batches[i]);
 		if (!error)
-			error = batch_fill(&m->row, &maker[i % ways(m)], m->batches[i],
-					   i / ways(m) % layout->batches * layout->blocks);
+			error = batch_fill(&m->row, &maker[i % row_ways(m)], m->batches[i],
+					   i / row_ways(m) % layout->batches * layout->blocks);
 	}
 	free(list);
 	return error;
@@ -104,7 +104,7 @@ static int wait_for(struct member *m, struct wh_batch *batch, struct bench_answe
 	return 0;
 }
 
-static inline void step(const struct member *m, size_t *at)
+static inline void batch_step(const struct member *m, size_t *at)
 {
 	if (++*at == m->batch_count)
 		*at = 0;
@@ -115,7 +115,7 @@ static inline void step(const struct member *m, size_t *at)
 static int run_batches(struct member *m, uint64_t most, struct bench_pace *pace, uint64_t *done,
 		       struct bench_answer *answer)
 {
-	uint64_t submitted = 0, completed = 0, depth = m->row.depth * ways(m);
+	uint64_t submitted = 0, completed = 0, depth = m->row.depth * row_ways(m);
 	size_t head = m->next, tail = m->next;
 	bool more = true;
 	int error = 0, late;
@@ -128,11 +128,11 @@ static int run_batches(struct member *m, uint64_t most, struct bench_pace *pace,
 				goto drain;
 			}
 			submitted++;
-			step(m, &head);
+			batch_step(m, &head);
 		}
 		error = wait_for(m, m->batches[tail], answer);
 		completed++;
-		step(m, &tail);
+		batch_step(m, &tail);
 		if (error)
 			goto drain;
 		more = more && submitted < most && !bench_pace_over(pace);
@@ -147,7 +147,7 @@ drain:
 			wh_batch_cancel(m->batches[tail]);
 		late = engine_wait(m->batches[tail]);
 		(void)late; /* report the first failure only */
-		step(m, &tail);
+		batch_step(m, &tail);
 	}
 	return error;
 }
@@ -158,7 +158,7 @@ int member_walk(struct member *m, struct bench_answer *answer)
 	uint64_t done;
 
 	m->next = 0;
-	return run_batches(m, m->row.layout.batches * ways(m), &pace, &done, answer);
+	return run_batches(m, m->row.layout.batches * row_ways(m), &pace, &done, answer);
 }
 
 /* The route of the first batch. */
@@ -251,7 +251,7 @@ static int one_latency(struct member *m, int64_t *ns, int64_t *submitted,
 		*submitted = bench_now() - start;
 	error = wait_for(m, batch, answer);
 	*ns = bench_now() - start;
-	step(m, &m->next);
+	batch_step(m, &m->next);
 	return error;
 }
 

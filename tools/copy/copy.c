@@ -107,7 +107,7 @@ static int check_mooncake(const struct copy *copy)
 	return 0;
 }
 
-static int parse(struct copy *copy)
+static int copy_parse(struct copy *copy)
 {
 	const struct arguments *arguments = copy->arguments;
 	const char *transport = argument(arguments, "transport");
@@ -252,7 +252,7 @@ static int choose_direction(const struct copy *copy, struct pipeline *pipeline)
 	return 0;
 }
 
-static double now(void)
+static double copy_now(void)
 {
 	struct timespec t;
 
@@ -281,14 +281,14 @@ static int copy_and_verify(struct copy *copy, struct pipeline *pipeline, EVP_MD_
 	bool stream = copy->source.kind == END_STREAM;
 	char sent[sizeof(copy->digest)] = "";
 	struct progress progress;
-	double start = now();
+	double start = copy_now();
 	int code;
 
 	progress_start(&progress, "copying", copy->length == COPY_UNKNOWN ? 0 : copy->length,
 		       copy->quiet);
 	code = pipeline_copy(pipeline, copy->length, stream ? context : NULL, &progress,
 			     &copy->copied);
-	copy->seconds = now() - start;
+	copy->seconds = copy_now() - start;
 	progress_end(&progress);
 	if (!code && copy->length != COPY_UNKNOWN && copy->copied < copy->length)
 		return fail(EIO, "%s ended after %llu bytes", copy->source.name,
@@ -310,7 +310,7 @@ static int copy_and_verify(struct copy *copy, struct pipeline *pipeline, EVP_MD_
 	return code;
 }
 
-static int transfer(struct copy *copy)
+static int copy_transfer(struct copy *copy)
 {
 	EVP_MD_CTX *context = EVP_MD_CTX_new();
 	struct pipeline pipeline;
@@ -332,7 +332,7 @@ static int transfer(struct copy *copy)
 
 /* ---- the result ------------------------------------------------------------------------------ */
 
-static double rate(const struct copy *copy)
+static double copy_rate(const struct copy *copy)
 {
 	return copy->seconds > 0 ? (double)copy->copied / copy->seconds / 1e9 : 0;
 }
@@ -364,7 +364,7 @@ static void print_text(const struct copy *copy)
 	fprintf(out, "copied %llu bytes", (unsigned long long)copy->copied);
 	if (copy->copied >= 1 << 20)
 		fprintf(out, " (%.1f MiB)", (double)copy->copied / 0x1p20);
-	fprintf(out, " in %.3f s, %.2f GB/s\n", copy->seconds, rate(copy));
+	fprintf(out, " in %.3f s, %.2f GB/s\n", copy->seconds, copy_rate(copy));
 	print_routes(out, &copy->source, "read", verbose);
 	print_routes(out, &copy->target, "written", verbose);
 	if (copy->verify)
@@ -394,7 +394,7 @@ static int print_json(const struct copy *copy)
 	json_object_set_new(object, "target", json_string(copy->target.text));
 	json_object_set_new(object, "size_bytes", json_integer((json_int_t)copy->copied));
 	json_object_set_new(object, "duration_seconds", json_real(copy->seconds));
-	json_object_set_new(object, "bandwidth_GBps", json_real(rate(copy)));
+	json_object_set_new(object, "bandwidth_GBps", json_real(copy_rate(copy)));
 	add_routes(routes, &copy->source, "read");
 	add_routes(routes, &copy->target, "write");
 	json_object_set_new(object, "routes", routes);
@@ -403,10 +403,10 @@ static int print_json(const struct copy *copy)
 	return output_print(object);
 }
 
-static int run(const struct arguments *arguments)
+static int copy_run(const struct arguments *arguments)
 {
 	struct copy copy = { .arguments = arguments };
-	int code = parse(&copy);
+	int code = copy_parse(&copy);
 
 	if (!code)
 		code = open_engine(&copy);
@@ -416,7 +416,7 @@ static int run(const struct arguments *arguments)
 	if (!code)
 		code = open_target(&copy);
 	if (!code)
-		code = transfer(&copy);
+		code = copy_transfer(&copy);
 	mooncake_close(&copy.source);
 	mooncake_close(&copy.target);
 	file_close(&copy.source);
@@ -490,5 +490,5 @@ const struct command command_copy = {
 	.options = options,
 	.least = 2,
 	.most = 2,
-	.run = run,
+	.run = copy_run,
 };

@@ -27,7 +27,7 @@ static void remove_doomed(int signal_number)
 	raise(signal_number);
 }
 
-static void guard(const char *temporary)
+static void temporary_guard(const char *temporary)
 {
 	struct sigaction action = { .sa_handler = remove_doomed, .sa_flags = SA_NODEFER };
 	struct sigaction before;
@@ -38,7 +38,7 @@ static void guard(const char *temporary)
 			sigaction(deadly[i], &action, NULL);
 }
 
-static void unguard(void)
+static void temporary_unguard(void)
 {
 	struct sigaction action = { .sa_handler = SIG_DFL }, before;
 
@@ -50,7 +50,7 @@ static void unguard(void)
 /* ---- sources --------------------------------------------------------------------------------- */
 
 /* Whatever a file's errno is, its exit code must not be one that is about peers. */
-static int refuse(const char *verb, const char *path)
+static int file_refuse(const char *verb, const char *path)
 {
 	return fail(EIO, "cannot %s %s: %s", verb, path, strerror(errno));
 }
@@ -65,7 +65,7 @@ int file_open_source(struct end *end, uint64_t offset)
 	else
 		end->fd = open(end->text, O_RDONLY | O_CLOEXEC);
 	if (end->fd < 0 || fstat(end->fd, &status))
-		return refuse("open", end->name);
+		return file_refuse("open", end->name);
 	if (S_ISDIR(status.st_mode))
 		return fail(EISDIR, "cannot copy %s: it is a directory", end->name);
 	end->kind = S_ISREG(status.st_mode) || S_ISBLK(status.st_mode) ? END_FILE : END_STREAM;
@@ -75,7 +75,7 @@ int file_open_source(struct end *end, uint64_t offset)
 		return offset ? fail(EINVAL, "%s is not a file: it has no offsets", end->name) : 0;
 	size = lseek(end->fd, 0, SEEK_END);
 	if (size < 0)
-		return refuse("find the end of", end->name);
+		return file_refuse("find the end of", end->name);
 	if (offset > (uint64_t)size)
 		return fail(EINVAL, "%s has %lld bytes: there is nothing at offset %llu", end->name,
 			    (long long)size, (unsigned long long)offset);
@@ -129,9 +129,9 @@ static int keep_content(struct end *end)
 	bool reading;
 
 	if (old < 0)
-		return errno == ENOENT ? 0 : refuse("read", end->path);
+		return errno == ENOENT ? 0 : file_refuse("read", end->path);
 	if (copy_content(old, end->fd, &reading))
-		code = reading ? refuse("read", end->path) : refuse("write", end->name);
+		code = reading ? file_refuse("read", end->path) : file_refuse("write", end->name);
 	close(old);
 	return code;
 }
@@ -171,7 +171,7 @@ static int open_temporary(struct end *end)
 	}
 	fd = mkostemp(end->temporary, O_CLOEXEC);
 	if (fd >= 0) {
-		guard(end->temporary);
+		temporary_guard(end->temporary);
 		return fd;
 	}
 	free(end->temporary);
@@ -188,7 +188,7 @@ static int make_temporary(struct end *end, bool keep)
 	/* A link stays, and the file that it names is replaced. */
 	end->path = realpath(end->text, NULL);
 	if (end->path && (access(end->path, W_OK) || stat(end->path, &status)))
-		return refuse("write", end->name);
+		return file_refuse("write", end->name);
 	if (end->path)
 		mode = status.st_mode & 0777;
 	else
@@ -199,9 +199,9 @@ static int make_temporary(struct end *end, bool keep)
 	if (end->fd < 0)
 		end->fd = open_temporary(end);
 	if (end->fd < 0)
-		return refuse("create", end->name);
+		return file_refuse("create", end->name);
 	if (fchmod(end->fd, mode))
-		return refuse("set the mode of", end->name);
+		return file_refuse("set the mode of", end->name);
 	end->kind = END_FILE;
 	return keep ? keep_content(end) : 0;
 }
@@ -222,7 +222,7 @@ int file_open_target(struct end *end, uint64_t offset, bool keep)
 	end->fd = output ? fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 3) :
 			   open(end->text, O_WRONLY | O_CLOEXEC);
 	if (end->fd < 0)
-		return refuse("open", end->name);
+		return file_refuse("open", end->name);
 	if (keep)
 		return fail(EINVAL, "%s is not a file: it has no offsets", end->name);
 	return 0;
@@ -234,12 +234,12 @@ int file_reserve(struct end *end, uint64_t length)
 		return 0;
 	if (length > INT64_MAX - end->offset) {
 		errno = EFBIG;
-		return refuse("write", end->name);
+		return file_refuse("write", end->name);
 	}
 	if (!fallocate(end->fd, 0, (off_t)end->offset, (off_t)length))
 		return 0;
 	if (errno == ENOSPC || errno == EDQUOT || errno == EFBIG)
-		return refuse("write", end->name);
+		return file_refuse("write", end->name);
 	return 0; /* this file system cannot reserve: writing will fail instead */
 }
 
@@ -260,10 +260,10 @@ static int link_temporary(struct end *end, const char *unnamed)
 	digits = end->temporary + strlen(end->temporary) - sizeof(random);
 	for (size_t i = 0; i < sizeof(random); i++)
 		digits[i] = letters[random[i] % (sizeof(letters) - 1)];
-	guard(end->temporary);
+	temporary_guard(end->temporary);
 	if (!linkat(AT_FDCWD, unnamed, AT_FDCWD, end->temporary, AT_SYMLINK_FOLLOW))
 		return 0;
-	unguard();
+	temporary_unguard();
 	free(end->temporary);
 	end->temporary = NULL;
 	return -1;
@@ -281,7 +281,7 @@ static int copy_temporary(struct end *end)
 	    lseek(end->fd, 0, SEEK_SET) < 0 || copy_content(end->fd, fd, &reading)) {
 		if (fd >= 0)
 			close(fd);
-		return refuse("write", end->name);
+		return file_refuse("write", end->name);
 	}
 	close(end->fd);
 	end->fd = fd;
@@ -312,17 +312,17 @@ int file_commit(struct end *end)
 	/* Some file systems report a failed write only at close(). */
 	again = dup(end->fd);
 	if (again < 0 || close(again))
-		return refuse("write", end->name);
+		return file_refuse("write", end->name);
 	code = end->temporary ? 0 : commit_unnamed(end);
 	if (code || !end->temporary)
 		return code;
 	again = end->fd;
 	end->fd = -1;
 	if (close(again)) /* closing a duplicate is enough */
-		return refuse("write", end->name);
+		return file_refuse("write", end->name);
 	if (rename(end->temporary, end->path))
-		return refuse("rename the finished copy to", end->name);
-	unguard();
+		return file_refuse("rename the finished copy to", end->name);
+	temporary_unguard();
 	free(end->temporary);
 	end->temporary = NULL;
 	return 0;
@@ -332,7 +332,7 @@ void file_close(struct end *end)
 {
 	if (end->temporary) {
 		unlink(end->temporary);
-		unguard();
+		temporary_unguard();
 	}
 	if (end->fd >= 0)
 		close(end->fd);
@@ -360,7 +360,7 @@ int file_read(struct end *end, void *buffer, uint64_t length, uint64_t position,
 		if (bytes < 0 && errno == EINTR)
 			continue;
 		if (bytes < 0)
-			return refuse("read", end->name);
+			return file_refuse("read", end->name);
 		done += (uint64_t)bytes;
 	}
 	*got = done;
@@ -383,7 +383,7 @@ int file_write(struct end *end, const void *buffer, uint64_t length, uint64_t po
 		if (bytes == 0)
 			errno = ENOSPC;
 		if (bytes <= 0)
-			return refuse("write", end->name);
+			return file_refuse("write", end->name);
 		done += (uint64_t)bytes;
 	}
 	return 0;

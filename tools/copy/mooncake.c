@@ -65,7 +65,7 @@ static int find_buffer(struct end *end)
 
 /* Ask what the engine publishes, and the host of its data port if that is not part of the
  * answer. */
-static int ask(struct end *end, const char *metadata, char *host, size_t size)
+static int mooncake_ask(struct end *end, const char *metadata, char *host, size_t size)
 {
 	struct wh_mooncake_segment *segment = &end->mooncake->segment;
 	const char *engine = end->mooncake_url.engine;
@@ -102,7 +102,7 @@ int mooncake_open(struct end *end, const char *metadata, bool quiet)
 	snprintf(label, sizeof(label), "asking %.70s", end->mooncake_url.engine);
 	progress_start_steps(&progress, label, 0, quiet);
 	progress_watch(&progress);
-	code = ask(end, metadata, host, sizeof(host));
+	code = mooncake_ask(end, metadata, host, sizeof(host));
 	progress_end(&progress);
 	if (!code)
 		code = find_buffer(end);

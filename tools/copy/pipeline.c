@@ -81,8 +81,8 @@ static size_t number_of(const struct pipeline *pipeline, const struct slot *slot
 }
 
 /* Start to move a slot's bytes between the slot and the remote end. */
-static int submit(struct pipeline *pipeline, struct slot *slot, int side, uint32_t op,
-		  uint64_t position)
+static int slot_submit(struct pipeline *pipeline, struct slot *slot, int side, uint32_t op,
+		       uint64_t position)
 {
 	struct end *end = pipeline->end[side];
 	struct wh_batch *batch = slot->batch[side];
@@ -131,8 +131,8 @@ static bool is_stalled(const struct pipeline *pipeline, int side, struct motion 
 	return now - motion->since >= engine_stall();
 }
 
-static int finish(struct pipeline *pipeline, struct slot *slot, int side, struct progress *progress,
-		  uint64_t done)
+static int slot_finish(struct pipeline *pipeline, struct slot *slot, int side,
+		       struct progress *progress, uint64_t done)
 {
 	struct end *end = pipeline->end[side];
 	struct wh_batch *batch = slot->batch[side];
@@ -166,15 +166,15 @@ static int finish(struct pipeline *pipeline, struct slot *slot, int side, struct
 }
 
 /* Start to fill a slot from one side with `length` bytes; fewer only where a stream ends. */
-static int fetch(struct pipeline *pipeline, struct slot *slot, int side, uint64_t position,
-		 uint64_t length)
+static int slot_fetch(struct pipeline *pipeline, struct slot *slot, int side, uint64_t position,
+		      uint64_t length)
 {
 	struct end *end = pipeline->end[side];
 	int code;
 
 	slot->length = length;
 	if (end_is_remote(end))
-		return submit(pipeline, slot, side, WH_READ, position);
+		return slot_submit(pipeline, slot, side, WH_READ, position);
 	code = file_read(end, pipeline->staging + slot->offset, length, position, &slot->length);
 	if (!code && end->kind == END_FILE && slot->length < length)
 		code = fail(EIO, "%s has become shorter while it was read", end->name);
@@ -182,7 +182,7 @@ static int fetch(struct pipeline *pipeline, struct slot *slot, int side, uint64_
 }
 
 /* Start to store a slot's bytes in the target. */
-static int store(struct pipeline *pipeline, struct slot *slot, uint64_t position)
+static int slot_store(struct pipeline *pipeline, struct slot *slot, uint64_t position)
 {
 	struct end *end = pipeline->end[TARGET];
 
@@ -190,7 +190,7 @@ static int store(struct pipeline *pipeline, struct slot *slot, uint64_t position
 		return fail(ENOSPC, "%s is full: there is room for %llu bytes", end->name,
 			    (unsigned long long)end->length);
 	if (end_is_remote(end))
-		return submit(pipeline, slot, TARGET, WH_WRITE, position);
+		return slot_submit(pipeline, slot, TARGET, WH_WRITE, position);
 	return file_write(end, pipeline->staging + slot->offset, slot->length, position);
 }
 
@@ -216,7 +216,7 @@ static int fetch_next(struct pipeline *pipeline, struct course *course, uint64_t
 	uint64_t left = length - course->read;
 	uint64_t want = left < pipeline->chunk ? left : pipeline->chunk;
 	uint64_t position = pipeline->backwards ? left - want : course->read;
-	int code = want ? fetch(pipeline, slot, SOURCE, position, want) : 0;
+	int code = want ? slot_fetch(pipeline, slot, SOURCE, position, want) : 0;
 
 	if (code)
 		return code;
@@ -232,12 +232,12 @@ static int store_next(struct pipeline *pipeline, struct course *course, uint64_t
 		      void *digest, struct progress *progress)
 {
 	struct slot *slot = slot_of(pipeline, course->stored);
-	int code = finish(pipeline, slot, SOURCE, progress, course->done);
+	int code = slot_finish(pipeline, slot, SOURCE, progress, course->done);
 
 	if (!code)
-		code = store(pipeline, slot,
-			     pipeline->backwards ? length - course->written - slot->length :
-						   course->written);
+		code = slot_store(pipeline, slot,
+				  pipeline->backwards ? length - course->written - slot->length :
+							course->written);
 	if (code)
 		return code;
 	if (digest && !EVP_DigestUpdate(digest, pipeline->staging + slot->offset, slot->length))
@@ -250,7 +250,7 @@ static int store_next(struct pipeline *pipeline, struct course *course, uint64_t
 static int finish_next(struct pipeline *pipeline, struct course *course, struct progress *progress)
 {
 	struct slot *slot = slot_of(pipeline, course->finished);
-	int code = finish(pipeline, slot, TARGET, progress, course->done);
+	int code = slot_finish(pipeline, slot, TARGET, progress, course->done);
 
 	if (code)
 		return code;
@@ -305,9 +305,9 @@ static int fetch_pair(struct pipeline *pipeline, uint64_t number, uint64_t lengt
 	left = length - position;
 	if (left > pipeline->chunk)
 		left = pipeline->chunk;
-	code = fetch(pipeline, slot, TARGET, position, left);
+	code = slot_fetch(pipeline, slot, TARGET, position, left);
 	if (!code && both)
-		code = fetch(pipeline, slot + 1, SOURCE, position, left);
+		code = slot_fetch(pipeline, slot + 1, SOURCE, position, left);
 	return code;
 }
 
@@ -344,9 +344,9 @@ int pipeline_verify(struct pipeline *pipeline, uint64_t length, bool both, void 
 		struct slot *slot = pair_of(pipeline, number);
 		uint64_t done = number * pipeline->chunk;
 
-		code = finish(pipeline, slot, TARGET, progress, done);
+		code = slot_finish(pipeline, slot, TARGET, progress, done);
 		if (!code && both)
-			code = finish(pipeline, slot + 1, SOURCE, progress, done);
+			code = slot_finish(pipeline, slot + 1, SOURCE, progress, done);
 		if (!code)
 			code = fetch_pair(pipeline, number + 1, length, both);
 		if (!code)

@@ -133,8 +133,8 @@ static void find_memory(struct wh_batch *batch, struct answer *out)
 		explain_window(batch, out->memory, sizeof(out->memory));
 }
 
-static void ask(struct explanation *e, const struct local *local, const struct wh_remote *remote,
-		uint32_t op, struct answer *out)
+static void answer_ask(struct explanation *e, const struct local *local,
+		       const struct wh_remote *remote, uint32_t op, struct answer *out)
 {
 	struct wh_transfer transfer = {
 		.local = local->region,
@@ -169,7 +169,7 @@ static void ask(struct explanation *e, const struct local *local, const struct w
 }
 
 /* The first route that is not refused; NULL: none. */
-static const struct wh_route *taken(const struct answer *answer)
+static const struct wh_route *answer_route(const struct answer *answer)
 {
 	for (size_t i = 0; i < answer->count; i++)
 		if (!answer->routes[i].refused[0])
@@ -223,7 +223,7 @@ static void print_answer(struct explanation *e, const char *local, const char *r
 			 const char *op, const struct answer *answer)
 {
 	const struct wh_estimate *estimate = &answer->estimate;
-	const struct wh_route *route = taken(answer);
+	const struct wh_route *route = answer_route(answer);
 	char way[80] = "none", expected[48] = "-";
 	int used = 0;
 
@@ -262,7 +262,7 @@ static void print_answer(struct explanation *e, const char *local, const char *r
 	printf("\n");
 }
 
-static bool same(const struct answer *a, const struct answer *b)
+static bool answer_same(const struct answer *a, const struct answer *b)
 {
 	if (a->error != b->error || a->count != b->count || strcmp(a->text, b->text) != 0 ||
 	    a->estimate.duration != b->estimate.duration)
@@ -284,10 +284,10 @@ static void print_pair(struct explanation *e, const struct local *local,
 
 	remote_name(remote, name, sizeof(name));
 	if (may_read)
-		ask(e, local, remote, WH_READ, &reading);
+		answer_ask(e, local, remote, WH_READ, &reading);
 	if (may_write)
-		ask(e, local, remote, WH_WRITE, &writing);
-	if (may_read && may_write && same(&reading, &writing)) {
+		answer_ask(e, local, remote, WH_WRITE, &writing);
+	if (may_read && may_write && answer_same(&reading, &writing)) {
 		print_answer(e, local->name, name, "read, write", &reading);
 		return;
 	}
@@ -319,7 +319,7 @@ static void print_text(struct explanation *e)
 static json_t *json_answer(const struct local *local, const struct wh_remote *remote, uint32_t op,
 			   const struct answer *answer)
 {
-	const struct wh_route *route = taken(answer);
+	const struct wh_route *route = answer_route(answer);
 	double ns = (double)answer->estimate.duration;
 	json_t *refused = json_array();
 	bool known = ns > 0;
@@ -355,7 +355,7 @@ static void json_pair(struct explanation *e, json_t *routes, const struct local 
 	for (size_t i = 0; i < 2; i++) {
 		if (!is_granted(remote, ops[i]))
 			continue;
-		ask(e, local, remote, ops[i], &answer);
+		answer_ask(e, local, remote, ops[i], &answer);
 		json_array_append_new(routes, json_answer(local, remote, ops[i], &answer));
 	}
 }
@@ -391,7 +391,7 @@ static int print_json(struct explanation *e)
 
 /* ---- the command ----------------------------------------------------------------------------- */
 
-static int explain(struct explanation *e, const struct url *url, bool json)
+static int explain_peer(struct explanation *e, const struct url *url, bool json)
 {
 	int code, error;
 
@@ -414,7 +414,7 @@ static int explain(struct explanation *e, const struct url *url, bool json)
 	return EXIT_PASS;
 }
 
-static int undo(struct explanation *e, int code)
+static int explanation_undo(struct explanation *e, int code)
 {
 	for (size_t i = 0; i < sizeof(e->locals) / sizeof(e->locals[0]); i++) {
 		struct local *local = &e->locals[i];
@@ -429,7 +429,7 @@ static int undo(struct explanation *e, int code)
 	return engine_close(e->engine, code);
 }
 
-static int run(const struct arguments *arguments)
+static int explain_run(const struct arguments *arguments)
 {
 	static const struct engine_setup setup = { .listen = "none" };
 	const char *number = argument(arguments, "errno"), *size = argument(arguments, "size");
@@ -465,7 +465,7 @@ static int run(const struct arguments *arguments)
 	code = engine_open(arguments, &setup, &e.engine);
 	if (code)
 		return code;
-	return undo(&e, explain(&e, &url, json));
+	return explanation_undo(&e, explain_peer(&e, &url, json));
 }
 
 static const struct command_option options[] = {
@@ -500,5 +500,5 @@ const struct command command_explain = {
 	.options = options,
 	.least = 0,
 	.most = 2,
-	.run = run,
+	.run = explain_run,
 };

@@ -62,7 +62,7 @@ static uint64_t host_bytes(const struct question *q)
 	return bytes;
 }
 
-static int prepare(struct question *q)
+static int question_prepare(struct question *q)
 {
 	struct wh_region_options options = { .size = sizeof(options), .name = "target" };
 	int error;
@@ -90,7 +90,7 @@ static int prepare(struct question *q)
 }
 
 /* The blocks are contiguous: their offsets make no difference to the route. */
-static int fill(struct question *q, const struct wh_remote *remote)
+static int question_fill(struct question *q, const struct wh_remote *remote)
 {
 	struct wh_base base = { .local = q->region[SOURCE], .remote = remote->id };
 	struct wh_blocks_desc desc = {
@@ -135,7 +135,7 @@ void explain_window(struct wh_batch *batch, char *line, size_t size)
 	}
 }
 
-static int ask(struct question *q)
+static int question_ask(struct question *q)
 {
 	struct wh_remote remote;
 	int error = wh_peer_find(q->self, "target", 0, &remote);
@@ -143,7 +143,7 @@ static int ask(struct question *q)
 	if (!error)
 		error = wh_batch_new(q->self, NULL, &q->batch);
 	if (!error)
-		error = fill(q, &remote);
+		error = question_fill(q, &remote);
 	q->count = ROUTES_MAX;
 	if (!error)
 		error = wh_batch_routes(q->batch, q->routes, &q->count);
@@ -184,7 +184,7 @@ bool explain_from_cache(const struct wh_estimate *estimate)
 	return estimate->working_set && 2 * estimate->working_set <= cache_bytes();
 }
 
-static int undo(struct question *q, int code)
+static int question_undo(struct question *q, int code)
 {
 	int error = wh_batch_free(q->batch);
 
@@ -202,7 +202,7 @@ static int undo(struct question *q, int code)
 
 /* ---- output ---------------------------------------------------------------------------------- */
 
-static const struct wh_route *taken(const struct question *q)
+static const struct wh_route *question_route(const struct question *q)
 {
 	for (size_t i = 0; i < q->count; i++)
 		if (q->routes[i].bytes)
@@ -224,7 +224,7 @@ static void print_memory(const struct question *q, int side)
 	printf("\n");
 }
 
-static double us(uint64_t ns)
+static double ns_to_us(uint64_t ns)
 {
 	return (double)ns / 1e3;
 }
@@ -235,14 +235,14 @@ static void print_engine(const struct question *q, const char *name, uint64_t ns
 
 	if (chosen && ns == q->estimate.kernel)
 		snprintf(with, sizeof(with), ", %u CTAs", q->estimate.ctas);
-	printf("  %-12s %10.1f us  %8.2f GB/s%s%s\n", name, us(ns),
+	printf("  %-12s %10.1f us  %8.2f GB/s%s%s\n", name, ns_to_us(ns),
 	       (double)q->estimate.bytes / (double)ns, with, chosen ? "  <- taken" : "");
 }
 
 static void print_text(const struct question *q)
 {
 	const struct wh_estimate *estimate = &q->estimate;
-	const struct wh_route *route = taken(q);
+	const struct wh_route *route = question_route(q);
 	char size[32];
 
 	format_size(size, sizeof(size), q->size);
@@ -296,13 +296,13 @@ static json_t *json_memory(const struct question *q, int side)
 /* null if unknown (0) */
 static json_t *json_us(uint64_t ns)
 {
-	return ns ? json_real(us(ns)) : json_null();
+	return ns ? json_real(ns_to_us(ns)) : json_null();
 }
 
 static int print_json(const struct question *q)
 {
 	const struct wh_estimate *estimate = &q->estimate;
-	const struct wh_route *route = taken(q);
+	const struct wh_route *route = question_route(q);
 	json_t *object = output_new(), *refused = json_array();
 	bool known = estimate->duration, gpu = known && estimate->kernel,
 	     kernel = gpu && estimate->kernel < estimate->copies;
@@ -353,7 +353,7 @@ bool explain_is_memory(const char *text)
 	return !memory_parse(text, &memory, &rest) && !*rest;
 }
 
-static int parse(const struct arguments *arguments, struct question *q)
+static int question_parse(const struct arguments *arguments, struct question *q)
 {
 	const char *size = argument(arguments, "size"), *blocks = argument(arguments, "blocks");
 	const char *rest, *wrong;
@@ -397,18 +397,18 @@ int explain_memory(const struct arguments *arguments)
 {
 	static const struct engine_setup setup = { .listen = "none" };
 	struct question q = { .size = UINT64_C(1) << 20 };
-	int code = parse(arguments, &q);
+	int code = question_parse(arguments, &q);
 
 	if (!code)
 		code = engine_open(arguments, &setup, &q.engine);
 	if (code)
 		return code;
-	code = take_step(&q, prepare, "allocating memory");
+	code = take_step(&q, question_prepare, "allocating memory");
 	if (!code)
-		code = take_step(&q, ask, "measuring");
+		code = take_step(&q, question_ask, "measuring");
 	if (!code && argument(arguments, "json"))
 		code = print_json(&q);
 	else if (!code)
 		print_text(&q);
-	return undo(&q, code ? code : taken(&q) ? EXIT_PASS : EXIT_UNAVAILABLE);
+	return question_undo(&q, code ? code : question_route(&q) ? EXIT_PASS : EXIT_UNAVAILABLE);
 }

@@ -56,8 +56,8 @@ int mooncake_check(const struct arguments *arguments)
 
 /* ---- GPU memory ------------------------------------------------------------------------------ */
 
-static int copy(void *arg, const struct wh_mooncake_memory *memory, uint64_t offset, size_t length,
-		bool to_memory)
+static int staging_copy(void *arg, const struct wh_mooncake_memory *memory, uint64_t offset,
+			size_t length, bool to_memory)
 {
 	struct mooncake *mooncake = arg;
 
@@ -99,7 +99,7 @@ static int print_notified(void *arg, const char *name, const char *message)
 	return 0;
 }
 
-static int describe(struct mooncake *mooncake, bool writable)
+static int mooncake_describe(struct mooncake *mooncake, bool writable)
 {
 	bool gpu = false;
 
@@ -122,7 +122,7 @@ static int describe(struct mooncake *mooncake, bool writable)
 }
 
 /* Publish the metadata, so that engines that use this store find the server. */
-static int publish(struct mooncake *mooncake, const char *url, const char *name)
+static int mooncake_publish(struct mooncake *mooncake, const char *url, const char *name)
 {
 	struct wh_mooncake_endpoint control;
 	char *segment;
@@ -152,7 +152,7 @@ static int publish(struct mooncake *mooncake, const char *url, const char *name)
 	return error ? fail(error, "--mooncake-metadata: %s", wh_fail_text()) : 0;
 }
 
-static int withdraw(struct mooncake *mooncake, int code)
+static int mooncake_withdraw(struct mooncake *mooncake, int code)
 {
 	int error = 0;
 
@@ -166,7 +166,7 @@ static int withdraw(struct mooncake *mooncake, int code)
 	return code;
 }
 
-static int announce(const struct mooncake *mooncake, bool writable)
+static int mooncake_announce(const struct mooncake *mooncake, bool writable)
 {
 	const char *control = wh_mooncake_control(mooncake->server);
 
@@ -202,14 +202,14 @@ int mooncake_start(const struct mooncake_setup *setup, struct mooncake **out)
 	mooncake->engine = setup->engine;
 	mooncake->notified = setup->notified;
 	mooncake->arg = setup->arg;
-	code = describe(mooncake, setup->writable);
+	code = mooncake_describe(mooncake, setup->writable);
 	if (code)
 		return code;
 	options.memories = mooncake->memories;
 	options.count = mooncake->count;
 	options.staging = mooncake->staging.memory;
 	options.staging_size = STAGING;
-	options.copy = copy;
+	options.copy = staging_copy;
 	options.notified = setup->notified ? print_notified : NULL;
 	options.log = argument(setup->arguments, "verbose") ? print_log : NULL;
 	options.arg = mooncake;
@@ -218,15 +218,15 @@ int mooncake_start(const struct mooncake_setup *setup, struct mooncake **out)
 		return usage_error("--mooncake-listen: %s", wh_fail_text());
 	if (error)
 		return fail(error, "%s", wh_fail_text());
-	code = publish(mooncake, metadata, name);
-	return code ? code : announce(mooncake, setup->writable);
+	code = mooncake_publish(mooncake, metadata, name);
+	return code ? code : mooncake_announce(mooncake, setup->writable);
 }
 
 int mooncake_stop(struct mooncake *mooncake, int code)
 {
 	if (!mooncake)
 		return code;
-	code = withdraw(mooncake, code);
+	code = mooncake_withdraw(mooncake, code);
 	wh_mooncake_stop(mooncake->server);
 	code = close_staging(mooncake, code);
 	free(mooncake->memories);

@@ -132,7 +132,7 @@ static int check_room(const struct server *server)
 	return fail(ENOMEM, "cannot serve that much: %s", text);
 }
 
-static int parse(struct server *server)
+static int serve_parse(struct server *server)
 {
 	const char *listen = argument(server->arguments, "listen"), *text;
 	int cursor = 0, error;
@@ -182,7 +182,7 @@ static int publish_one(struct server *server, struct served *memory)
 }
 
 /* Pinning takes a while, and so does the first call of a GPU's driver. */
-static int publish(struct server *server)
+static int serve_publish(struct server *server)
 {
 	struct progress progress;
 	int code = 0;
@@ -197,7 +197,7 @@ static int publish(struct server *server)
 	return code;
 }
 
-static int withdraw(struct server *server, int code)
+static int serve_withdraw(struct server *server, int code)
 {
 	int error;
 
@@ -333,7 +333,7 @@ static int start_mooncake(struct server *server)
 	return mooncake_start(&setup, &server->mooncake);
 }
 
-static int serve(struct server *server, int signals)
+static int serve_loop(struct server *server, int signals)
 {
 	struct pollfd fds[] = {
 		{ .fd = signals, .events = POLLIN },
@@ -362,7 +362,8 @@ static int serve(struct server *server, int signals)
 }
 
 /* A setting as the engine has read it; the engine has accepted its value. */
-static const char *knob(const struct arguments *arguments, const char *variable, const char *name)
+static const char *setting_value(const struct arguments *arguments, const char *variable,
+				 const char *name)
 {
 	const char *value = secure_getenv(variable), *setting;
 	size_t length = strlen(name);
@@ -376,7 +377,7 @@ static const char *knob(const struct arguments *arguments, const char *variable,
 
 static bool is_encrypted(const struct arguments *arguments)
 {
-	const char *value = knob(arguments, "WHERRY_TLS", "tls");
+	const char *value = setting_value(arguments, "WHERRY_TLS", "tls");
 
 	return strcmp(value, "1") == 0 || strcmp(value, "yes") == 0 || strcmp(value, "on") == 0 ||
 	       strcmp(value, "true") == 0;
@@ -389,19 +390,19 @@ static void warn_if_open(const struct wh_engine *engine, const struct arguments 
 
 	if (strncmp(host, "127.", 4) != 0 && strncmp(host, "[::1]", 5) != 0)
 		note("%s is open to everybody who has %s; transfers are %sencrypted", host,
-		     encrypted && *knob(arguments, "WHERRY_TLS_CERT", "tls_cert") ?
+		     encrypted && *setting_value(arguments, "WHERRY_TLS_CERT", "tls_cert") ?
 			     "a certificate of tls_ca" :
 			     "the key",
 		     encrypted ? "" : "not ");
 }
 
-static int run(const struct arguments *arguments)
+static int serve_run(const struct arguments *arguments)
 {
 	struct server server = { .arguments = arguments };
 	struct engine_setup setup = { 0 };
 	struct metrics_server *metrics = NULL;
 	sigset_t stop;
-	int signals, code = parse(&server);
+	int signals, code = serve_parse(&server);
 
 	if (code)
 		goto end;
@@ -421,20 +422,20 @@ static int run(const struct arguments *arguments)
 	if (code)
 		goto end_signals;
 	if (*wh_engine_url(server.engine))
-		code = publish(&server);
+		code = serve_publish(&server);
 	else
 		code = usage_error("the setting listen is none: use --listen ADDR:PORT");
 	if (!code)
 		code = start_metrics(&server, &metrics);
 	if (!code) {
 		warn_if_open(server.engine, arguments);
-		code = serve(&server, signals);
+		code = serve_loop(&server, signals);
 	}
 	/* Withdrawing the memory may wait for peers: a second signal ends the process at once. */
 	sigprocmask(SIG_UNBLOCK, &stop, NULL);
 	metrics_stop(metrics);
 	code = mooncake_stop(server.mooncake, code);
-	code = withdraw(&server, code);
+	code = serve_withdraw(&server, code);
 	code = engine_close(server.engine, code);
 end_signals:
 	close(signals);
@@ -518,5 +519,5 @@ const struct command command_serve = {
 	.options = options,
 	.least = 0,
 	.most = 0,
-	.run = run,
+	.run = serve_run,
 };

@@ -44,7 +44,7 @@ static int fixture_open_driver(struct window_fixture *fixture, char text[WINDOW_
 {
 	char why[GPU_TEXT];
 
-	fixture->gpu = gpu_open(bench_knob(fixture->choices->arguments, "cuda"), why);
+	fixture->gpu = gpu_open(bench_setting(fixture->choices->arguments, "cuda"), why);
 	if (!fixture->gpu)
 		return text_fail(text, -ENODEV, "%s", why);
 	if (gpu_of(fixture->gpu, fixture->address, &fixture->device))

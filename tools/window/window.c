@@ -207,7 +207,7 @@ static int window_run(const struct arguments *arguments)
 	choices.table = file.table;
 	/* It forks a child, so it must come before this process starts CUDA. */
 	if (!code && file.path)
-		bench_gpus_look(bench_knob(arguments, "cuda"), &gpus);
+		bench_gpus_look(bench_setting(arguments, "cuda"), &gpus);
 	if (!code)
 		code = subcommand->run(&choices);
 	/* Written also if tests have failed: the file says which. */

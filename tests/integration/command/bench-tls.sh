@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# wherry bench where the knob tls is on: held against OpenSSL's own calls, with a key and with certificates;
+# wherry bench where the setting tls is on: held against OpenSSL's own calls, with a key and with certificates;
 # and the time that connecting to a peer takes. Takes the command's path as $1 or in $TEST_COMMAND.
 set -u
 wherry=${1:-${TEST_COMMAND:?the path of wherry}}
