@@ -182,7 +182,7 @@ cat >slow.c <<'CODE'
 __attribute__((constructor)) static void wake(void) { usleep(1800000); }
 CODE
 cc -shared -fPIC -o slow.so slow.c || failed=1
-shows "serve: a driver that starts slowly" '^taking memory \[=+>? *\] +50%  1 of 2' 80 serve \
+shows "serve: a driver that starts slowly" '^allocating memory \[=+>? *\] +50%  1 of 2' 80 serve \
 	--config cuda="$PWD/slow.so" -m host:1MiB -m cuda:0:1MiB
 grep -q '^wherry serve: cannot serve 1 MiB of cuda:0' left
 verdict "serve: and then what is wrong with it" $?
@@ -201,7 +201,7 @@ shows "explain: a peer that does not answer" '^connecting to wherry://127.0.0.1:
 [ "$status" = 69 ] && grep -q '^wherry explain: ' left
 verdict "explain: and then the reason" $?
 
-FAKE_CUDA_START=2 shows "explain: CUDA starts slowly" '^taking memory  1 s' 80 explain --config cuda="$cuda" \
+FAKE_CUDA_START=2 shows "explain: CUDA starts slowly" '^allocating memory  1 s' 80 explain --config cuda="$cuda" \
 	host cuda:0
 [ "$status" = 0 ] && grep -q '^route    cuda' out
 verdict "explain: and then the route" $?
