@@ -166,10 +166,10 @@ check "a matrix of chosen memories" 0 "blocks of 4 KiB, one process" bench --mat
 check "a matrix without a GPU" 0 "no GPU" bench --matrix "${fast[@]}" -s 64KiB --processes 1 \
 	-c cuda=off
 
-check "a size behind a memory" 64 "takes no size here" bench --source cuda:0:1MiB
+check "a size behind a memory" 64 "takes none here" bench --source cuda:0:1MiB
 check "no such kind" 64 "no kind of memory" bench --target gpu
 check "one or the other" 64 "either that or --source" bench -m host --source cuda:0
-check "nothing left" 64 "do not go together" bench -t self --processes 2
+check "nothing left" 64 "exclude each other" bench -t self --processes 2
 
 # ---- explain -------------------------------------------------------------------------------------------
 

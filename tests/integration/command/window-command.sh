@@ -186,7 +186,7 @@ while IFS='|' read -r text words; do
 	# shellcheck disable=SC2086 # words
 	misuse "$text" $words
 done <<'TABLE'
-needs WHAT|
+operands are missing: write WHAT (none is given)|
 'twice' is one operand too many|check twice
 did you mean 'check'?|chekc
 no 'nonsense'|nonsense
