@@ -38,8 +38,7 @@ struct questions {
 	size_t count;
 };
 
-/* ---- asking -----------------------------------------------------------------------------------
- */
+/* ---- asking ---------------------------------------------------------------------------------- */
 
 /* Connect to one socket. A socket without a listener was left behind by an engine that has died:
  * remove it. */
@@ -167,8 +166,7 @@ static void ask_all(struct questions *questions, int64_t deadline)
 	}
 }
 
-/* ---- answers ----------------------------------------------------------------------------------
- */
+/* ---- answers --------------------------------------------------------------------------------- */
 
 static int by_name(const void *a, const void *b)
 {
@@ -285,8 +283,7 @@ void observe_free(struct observed *observed)
 	*observed = (struct observed){ 0 };
 }
 
-/* ---- merging ----------------------------------------------------------------------------------
- */
+/* ---- merging --------------------------------------------------------------------------------- */
 
 int observe_order(const struct wh_observed_peer *one, const struct wh_observed_peer *other)
 {
