@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+# shellcheck shell=bash
+# The tests of ./check in a virtual machine: the kernel module, networks, RDMA.
+
+lacks_lab=   # why there is no virtual machine
+lacks_debug= # why there is no debug kernel for it
+
+find_lab()
+{
+	local why
+
+	if ! why=$( (install_packages lab) 2>&1) || ! why=$("$top/tests/lab/run" --check 2>&1); then
+		lacks_lab=${why##*$'\n'}
+	# To build a kernel with checkers takes minutes, once; continuous integration does it.
+	elif [ "${CI-}" != true ] && ! "$top/tests/lab/debug-kernel" --check; then
+		lacks_debug="no debug kernel; tests/lab/debug-kernel builds it"
+	elif ! why=$( (install_packages debug) 2>&1); then
+		lacks_debug=${why##*$'\n'}
+	fi
+}
+
+# The lab itself: a machine starts, ends, and reports what went wrong.
+check_lab_smoke()
+{
+	if [ -n "$lacks_lab" ]; then
+		step_lacks lab "$lacks_lab"
+		return
+	fi
+	step_command lab 300 "$top/tests/lab/check" self
+}
+
+check_lab()
+{
+	check_lab_smoke
+	[ -z "$lacks_lab" ] || return
+	is_built plain lab-driver && step_command lab-driver 600 "$top/tests/lab/check" driver "$build"
+	is_built plain lab-network && step_command lab-network 300 "$top/tests/lab/check" network "$build"
+	is_built plain lab-rdma && step_command lab-rdma 1300 "$top/tests/lab/check" rdma "$build"
+}
+
+check_lab_debug()
+{
+	if [ -n "$lacks_debug" ]; then
+		step_lacks lab-debug "$lacks_debug"
+	elif [ -z "$lacks_lab" ] && is_built plain lab-debug; then
+		step_run lab-debug
+	fi
+}

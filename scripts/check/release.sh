@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+# shellcheck shell=bash
+# ./check --release: what is too long for continuous integration. docs/testing.md records its last result.
+#
+# A step is a function release_NAME; release_steps lists the names. A new step is one more of each.
+
+release_steps=(mooncake hosts driver races repeat fuzz)
+
+# Mooncake's transfer engine, the last release of each minor version that tests/integration knows how to call.
+mooncake_versions=(0.3.9 0.3.10.post2 0.3.11.post1 0.3.12.post1 0.3.13.post1)
+
+check_release()
+{
+	local name
+
+	build plain
+	is_built plain release || return
+	find_lab
+	for name in "${release_steps[@]}"; do
+		"release_$name"
+	done
+}
+
+# Copies from and to Mooncake's own engine, each version.
+release_mooncake()
+{
+	local version
+
+	for version in "${mooncake_versions[@]}"; do
+		step_command "mooncake-$version" 1200 env TEST_MOONCAKE="$version" \
+			"$top/tests/integration/command/mooncake-real.sh" "$build/tools/wherry"
+	done
+}
+
+release_lab() # STEP SECONDS-EACH WHAT
+{
+	if [ -n "$lacks_lab" ]; then
+		step_skip "$1" "$lacks_lab"
+		return
+	fi
+	step_command "$1" $((3600 + 8 * $2)) env SECONDS_EACH="$2" "$top/tests/lab/check" "$3" "$build"
+}
+
+# RDMA between two virtual machines.
+release_hosts()
+{
+	release_lab lab-hosts 0 hosts
+}
+
+# The kernel module, with ten minutes of stress and ten of fuzzing, in both ways of pinning.
+release_driver()
+{
+	release_lab lab-driver 600 driver
+}
+
+# The kernel module under KCSAN. Builds its kernel the first time.
+release_races()
+{
+	release_lab lab-races 600 races
+}
+
+# Every test ten times.
+release_repeat()
+{
+	TESTS_LIMIT=21600 meson_tests repeat plain "$build" --repeat 10
+}
+
+# Ten minutes a target.
+release_fuzz()
+{
+	check_fuzz 600
+}
