@@ -8,7 +8,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "core/region.h"
 #include "memory/memory.h"
 #include "util/error.h"
 

@@ -5,7 +5,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "core/region.h"
 #include "memory/memory.h"
 #include "util/error.h"
 #include "util/options.h"

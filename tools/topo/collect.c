@@ -254,8 +254,8 @@ int topo_collect(const struct wh_tree *tree, bool cuda, struct wh_topology **out
 	if (!error && (cuda || !wh_tree_is_live(tree)))
 		error = collect_cuda(tree, topology);
 	else if (!error && topology->gpu_count)
-		error = wh_topology_add_gap(topology, "CUDA",
-					 "not asked for the sizes of L2 caches; --cuda starts it");
+		error = wh_topology_add_gap(
+			topology, "CUDA", "not asked for the sizes of L2 caches; --cuda starts it");
 	if (error) {
 		wh_topology_free(topology);
 		return fail(ENOMEM, "out of memory");
