@@ -423,6 +423,7 @@ static void engine_free(struct wh_engine *engine)
 	wh_region_windows_close(&engine->region_windows);
 	wh_warm_up_close(engine->early);
 	wh_gpus_close(engine->gpus);
+	wh_quota_table_free(&engine->quotas);
 	wh_memory_domain_destroy(&engine->memory);
 	wh_cuda_close(engine->cuda);
 	wh_trust_close(&engine->trust);
@@ -440,7 +441,6 @@ static struct wh_engine *engine_new(const struct wh_engine_options *options)
 	pthread_mutex_init(&engine->callback_lock, NULL);
 	wh_list_init(&engine->peers);
 	wh_list_init(&engine->sessions);
-	wh_list_init(&engine->quotas);
 	wh_list_init(&engine->callbacks);
 	engine->callback_task.run = engine_run_callbacks;
 
@@ -452,6 +452,7 @@ static struct wh_engine *engine_new(const struct wh_engine_options *options)
 static int engine_configure(struct wh_engine *engine, const struct wh_engine_options *options)
 {
 	int error = wh_config_load(&engine->config, options->config);
+	engine->quotas.limit = engine->config.number[WH_SETTING_MAX_BUFFERED];
 
 	if (!error)
 		error = engine_log_unknown_variables(engine);

@@ -25,6 +25,7 @@
 #include "gpu/region-window.h"
 #include "memory/memory.h"
 #include "memory/region-table.h"
+#include "net/quota.h"
 #include "net/trust.h"
 #include "transport/transport.h"
 #include "util/config.h"
@@ -63,7 +64,7 @@ struct wh_engine {
 	struct wh_list peers;
 	struct wh_list sessions;
 	struct wh_hash sessions_by_id; /* changed on loop 0 and under lock */
-	struct wh_list quotas; /* on loop 0 */
+	struct wh_quota_table quotas; /* on loop 0 */
 	uint64_t removes; /* REMOVE frames sent to every session; under lock */
 	uint64_t next_session; /* on loop 0 */
 	unsigned session_count; /* on loop 0 */

@@ -270,7 +270,7 @@ static void peer_try_next(struct wh_peer *peer)
 	}
 	fd = socket(address->ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (fd >= 0) {
-		wh_socket_tune(peer->engine, fd);
+		wh_socket_tune(&peer->engine->config, fd);
 		peer->connecting.fd = fd;
 		peer->connecting.ready = peer_socket_ready;
 		if ((!connect(fd, (const struct sockaddr *)address,

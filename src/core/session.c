@@ -205,7 +205,8 @@ int wh_session_new(struct wh_engine *engine, int fd, struct wh_tls *tls, uint64_
 	struct wh_quota *quota;
 	int error;
 
-	quota = engine->session_count < SESSIONS_MAX ? wh_quota_acquire(engine, source) : NULL;
+	quota = engine->session_count < SESSIONS_MAX ? wh_quota_acquire(&engine->quotas, source) :
+						       NULL;
 	session = quota ? calloc(1, sizeof(*session)) : NULL;
 	if (session && session_enter(engine, session, id)) {
 		free(session);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What work on a lane costs: the copy engine or the kernel, for so many pieces of such a length? */
+/* What work on a stream costs: the copy engine or the kernel, for so many copies of such a length?
+ */
 #include <sched.h>
 #include <stdatomic.h>
 
@@ -99,8 +100,8 @@ static void probe_kernel(struct wh_gpu_stream_turn *turn, uint64_t to, uint64_t 
 	wh_gpu_stream_blocks(turn, &blocks, 0, length / PROBE_BLOCK);
 }
 
-/* One job of `copies` copies, or of a kernel. Others may be using the lane by now, so that the part
- * of the ring is taken anew for each. False: there is no room. */
+/* One job of `copies` copies, or of a kernel. Others may be using the stream by now, so that the
+ * part of the ring is taken anew for each. False: there is no room. */
 static bool put_probe(struct probe *probe, unsigned copies, uint64_t length)
 {
 	struct wh_gpu_stream_turn turn;
@@ -168,7 +169,7 @@ static void measure(struct probe *probe)
 		kernel_large = large;
 	}
 	if (one <= 0 || many <= 0 || large <= 0 || kernel <= 0 || kernel_large <= 0)
-		return; /* whoever uses the lane will learn why */
+		return; /* whoever uses the stream will learn why */
 	if (length > PROBE_SHORT) {
 		cost.copy_rate = rate_of(cost.copy_rate, one, large, length - PROBE_SHORT);
 		cost.kernel_rate =
@@ -261,7 +262,7 @@ void wh_gpu_stream_probe(struct wh_gpu_stream *stream, uint64_t from, uint64_t l
 
 	if (between && (!from || length < PROBE_SHORT))
 		return;
-	/* Where others use the lane already the times would be theirs as well. */
+	/* Where others use the stream already the times would be theirs as well. */
 	pthread_mutex_lock(&stream->lock);
 	mine = !stream->probed && !stream->head;
 	stream->probed = true;

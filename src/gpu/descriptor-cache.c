@@ -3,7 +3,7 @@
  * Lists of offsets that stay on a GPU: those of a prepared descriptor that is submitted again, so
  * that its next submissions have nothing to upload.
  *
- * The memory comes from the device's pool, by calls that are ordered with the lane's stream: an
+ * The memory comes from the device's pool, by calls that are ordered with the stream: an
  * ordinary free would wait for everything that runs on the device.
  */
 #include <errno.h>
@@ -19,7 +19,7 @@ struct wh_cached_lists {
 	struct wh_gpu_stream *stream; /* whose stream the memory was made on */
 	uint64_t address;
 	uint64_t source, target; /* 0: the side has no list */
-	_Atomic bool ready; /* the upload has been done: other lanes may use it */
+	_Atomic bool ready; /* the upload has been done: other streams may use it */
 };
 
 static uint64_t upload(struct wh_cuda *cuda, const struct wh_cached_lists *cached, uint64_t at,

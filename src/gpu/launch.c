@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Putting work on a lane: copies, lists of pairs, blocks.
+ * Putting work on a stream: copies, lists of pairs, blocks.
  *
  * Pairs of one length are blocks of that length whose offsets are addresses. Pairs of different
  * lengths are cut into pieces of a few lengths, a launch for each: any list of small pairs takes at

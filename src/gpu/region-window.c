@@ -59,7 +59,7 @@ static void choose(struct wh_region_window *window, const struct wh_window_cost 
 /* ---- opening and closing -----------------------------------------------------------------------
  */
 
-/* Whose memory it is that a pane is wanted for. */
+/* Whose memory it is that a region window is wanted for. */
 struct wanted {
 	struct wh_region_windows *windows;
 	const struct wh_region_entry *entry;

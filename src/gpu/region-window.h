@@ -1,18 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Panes: the CPU windows that an engine keeps for its regions of GPU memory, and by which
- * transports receive straight into that memory and move a few bytes without asking the GPU.
+ * Region windows: the CPU windows that an engine keeps for its regions of GPU memory. Through them
+ * transports receive straight into that memory, and move a few bytes without asking the GPU.
  *
- * A pane is opened when something first profits from it, or refused then, once, with the reason. It
- * lives as long as its region and no longer, since it keeps the memory allocated: whoever uses one
- * is inside the region, or has a batch that uses it.
+ * A region window is opened when something first profits from it, or refused then, once, with the
+ * reason. It lives as long as its region and no longer, since it keeps the memory allocated:
+ * whoever uses one is inside the region, or has a batch that uses it.
  *
  * A region of another process of this host has one as well, onto its memory as CUDA has imported it
- * here. It goes before that does, and so before the owner is told that the region has been let go.
+ * here. It is closed before that import is, and so before the owner is told that the region has
+ * been released.
  *
- * What is written through a pane has to be fenced by the thread that wrote it
- * (wh_region_window_fence()) before it leaves the region or lets go of a lock that guards it, and
- * flushed before anybody is told that it is there.
+ * The thread that writes through a region window fences its writes (wh_region_window_fence())
+ * before it leaves the region or unlocks what guards it, and flushes them before it reports them as
+ * done.
  */
 #ifndef WH_GPU_REGION_WINDOW_H
 #define WH_GPU_REGION_WINDOW_H
@@ -29,9 +30,9 @@
 #define WH_REGION_WINDOW_RUN                                                                       \
 	((uint64_t)1024) /* what a run costs at least, as if it had so many bytes */
 
-/* The region windows of an engine. */
 struct wh_log;
 
+/* The region windows of an engine. */
 struct wh_region_windows {
 	pthread_mutex_t lock; /* opening and closing one; comes before engine.lock */
 	const char *order; /* setting `window` */

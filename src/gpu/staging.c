@@ -124,7 +124,7 @@ static uint64_t make_pairs(const struct wh_staging *staging,
 	return n;
 }
 
-/* Put as many of the next runs on their lane as go there together. */
+/* Put as many of the next runs on their stream as go there together. */
 static int by_gpu(struct wh_staging *staging)
 {
 	const struct wh_region *region = staging->runs[staging->next].region;

@@ -67,10 +67,10 @@ bool wh_staging_gather_few(struct wh_staging *staging, bool open);
 /* The context that owns a region's memory; NULL: the primary one of its device, or none. */
 CUcontext wh_staging_context(const struct wh_registration *registration);
 
-/* Have what staging memory of a GPU takes, and measure it: slots, kernels, the lanes into slots and
- * out of them; `urgent`: also those of batches that are. Costs nothing the second time; the first
- * may take seconds, and each lane takes WH_GPU_STREAM_RING of pinned memory and as much of the
- * GPU's. 0, or what the driver said. */
+/* Have what staging memory of a GPU takes, and measure it: slots, kernels, the streams into slots
+ * and out of them; `urgent`: also those of batches that are. Costs nothing the second time; the
+ * first may take seconds, and each stream takes WH_GPU_STREAM_RING of pinned memory and as much of
+ * the GPU's. 0, or what the driver said. */
 int wh_staging_prepare(struct wh_gpus *gpus, const struct wh_registration *registration,
 		       enum wh_slot_use use, bool into, bool out_of, bool urgent);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The GPUs of an engine: contexts, lanes, and who looks at what is done. launch.c puts work on
+/* The GPUs of an engine: contexts, streams, and who looks at what is done. launch.c puts work on
  * them. */
 #include "gpu/stream.h"
 
@@ -57,7 +57,7 @@ struct wh_gpus {
 	bool many_cpus;
 	int64_t spin_for;
 
-	pthread_mutex_t lock; /* below, and the making of contexts and lanes */
+	pthread_mutex_t lock; /* below, and the making of contexts and streams */
 	struct wh_cuda_device *_Atomic home; /* whose primary context the pinned memory is of */
 	struct wh_gpu_context *first;
 	struct wh_gpu_stream *_Atomic streams; /* grows at its head only; read without the lock */
@@ -102,7 +102,7 @@ void wh_gpu_stream_fail(struct wh_gpu_stream *stream, int error, const char *tex
 			 stream->gpu->device->ordinal);
 }
 
-/* Under lane.lock: the word has not moved for long. */
+/* Under stream.lock: the word has not moved for long. */
 static void ask_stream(struct wh_gpu_stream *stream, int64_t now)
 {
 	struct wh_cuda *cuda = stream->gpu->gpus->cuda;
@@ -122,7 +122,7 @@ static void ask_stream(struct wh_gpu_stream *stream, int64_t now)
 		wh_gpu_stream_fail(stream, error, wh_error_text());
 }
 
-/* Take the jobs that are done off the lane, to `ended`. */
+/* Take the jobs that are done off the stream, to `ended`. */
 static void collect(struct wh_gpu_stream *stream, struct wh_list *ended)
 {
 	uint32_t word;
@@ -372,7 +372,8 @@ err_free:
 	return error;
 }
 
-/* ---- contexts and lanes; under gpus.lock -------------------------------------------------------
+/* ---- contexts and streams; under gpus.lock
+ * -------------------------------------------------------
  */
 
 /* Inside a scope of its context. The GPU may be one that there are no kernels for, or the driver
@@ -446,7 +447,7 @@ static int stream_create_handle(struct wh_cuda *cuda, const struct wh_gpu_stream
 			       CUDA_STREAM_NON_BLOCKING, stream->urgent ? greatest : least);
 }
 
-/* Inside a scope of the lane's context. */
+/* Inside a scope of the stream's context. */
 static int equip(struct wh_gpus *gpus, struct wh_gpu_stream *stream)
 {
 	const struct wh_cuda_device *device = stream->gpu->device;

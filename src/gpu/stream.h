@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What the GPUs do for an engine: copies by their copy engines and the gather-scatter kernel, on
- * streams of the engine's own. Used by the transports that move GPU memory.
+ * streams of the engine's own. The transports that move GPU memory use it.
  *
- * A lane is one stream and what its work needs: a ring for lists, a word that says how far it is.
- * There is one for each context, way and urgency, so that ways overlap. Work is put on a lane in
- * turns; a turn ends with a job, and the job's `done` is called when all bytes of the turn are
- * visible to everybody, or with an error when nothing of it moves any more.
+ * A struct wh_gpu_stream is a CUDA stream with what its work needs: a ring for lists, and a word in
+ * pinned memory that says how many of its jobs are done. There is one for each context, direction
+ * and urgency, so that directions overlap. Work is put on a stream in turns; a turn ends with a
+ * job. The job's `done` is called when all bytes of the turn are visible to everybody, or with an
+ * error when nothing of it moves any more.
  *
- * Nobody sleeps in the driver: the GPU stores the number of the last finished job into the lane's
- * word in pinned memory. Whoever waits for a batch looks at the words; without a waiter the
- * engine's GPU thread does, which starts with the first job.
+ * Nobody sleeps in the driver: the GPU stores the number of the last finished job into the stream's
+ * word. Whoever waits for a batch polls the words; without a waiter the engine's GPU thread does,
+ * which starts with the first job.
  */
 #ifndef WH_GPU_STREAM_H
 #define WH_GPU_STREAM_H
@@ -29,7 +30,7 @@ struct wh_log;
 struct wh_gpus;
 struct wh_semaphore;
 
-/* What work on a lane costs: measured with the lane's first use, by wh_gpu_stream_probe(). */
+/* What work on a stream costs: measured with the stream's first use, by wh_gpu_stream_probe(). */
 struct wh_gpu_stream_cost {
 	double launch; /* ns that a kernel takes besides its bytes */
 	double copy; /* ns that each copy of a copy engine takes besides its bytes */
@@ -46,7 +47,7 @@ struct wh_gpu_context {
 	struct wh_cuda_kernels kernels;
 	/* why there are none, so that copy engines do everything; "": there are */
 	char without[WH_TEXT_MAX];
-	uint64_t counters; /* device memory: a 32-bit word that is 0, for each lane */
+	uint64_t counters; /* device memory: a 32-bit word that is 0, for each stream */
 	struct wh_gpu_stream *stream[WH_BLOCKS_WAYS][2]; /* under gpus.lock */
 };
 
@@ -90,7 +91,7 @@ struct wh_gpu_stream_job {
 	void (*done)(struct wh_gpu_stream_job *job, int error, const char *text);
 };
 
-/* One stretch of bytes. Addresses as the lane's GPU understands them. */
+/* Contiguous bytes. The addresses are those of the stream's GPU. */
 struct wh_pair {
 	uint64_t from, to, length;
 };
@@ -109,7 +110,7 @@ struct wh_gpu_stream_turn {
 	struct wh_cuda_scope scope;
 	int error;
 	char text[WH_TEXT_MAX];
-	/* A launch that is put off, so that the last one of a turn can store the lane's word. */
+	/* A launch that is put off, so that the last one of a turn can store the stream's word. */
 	struct wh_blocks_job job;
 	int variant;
 	uint32_t grid; /* 0: none */
@@ -134,7 +135,7 @@ struct wh_cuda *wh_gpus_cuda(const struct wh_gpus *gpus);
 int wh_gpus_pinning_device(struct wh_gpus *gpus, struct wh_cuda_device *device,
 			   struct wh_cuda_device **out);
 
-/* The lane of a context (NULL: the device's primary one). The first time in a context it may take
+/* The stream of a context (NULL: the device's primary one). The first time in a context it may take
  * seconds. 0, or what the driver said. */
 int wh_gpus_stream(struct wh_gpus *gpus, struct wh_cuda_device *device, CUcontext context,
 		   enum wh_blocks_way way, bool urgent, struct wh_gpu_stream **out);
@@ -146,34 +147,35 @@ bool wh_gpus_poll(struct wh_gpus *gpus);
 void wh_gpus_progress(struct wh_gpus *gpus, bool (*is_running)(const void *arg), const void *arg,
 		      int64_t deadline);
 
-/* ---- putting work on a lane --------------------------------------------------------------------
- * Between begin and end the calling thread has the lane's context and its lock. A call that fails
- * makes the turn fail: what follows does nothing, and the job is done with that error once what
- * had been put on the stream has ended. */
+/* ---- putting work on a stream
+ * -------------------------------------------------------------------- Between begin and end the
+ * calling thread has the stream's context and its lock. A call that fails makes the turn fail: what
+ * follows does nothing, and the job is done with that error once what had been put on the stream
+ * has ended. */
 
 void wh_gpu_stream_begin(struct wh_gpu_stream *stream, struct wh_gpu_stream_turn *turn);
 /* One contiguous copy, by the copy engine. */
 void wh_gpu_stream_copy(struct wh_gpu_stream_turn *turn, uint64_t to, uint64_t from,
 			uint64_t length);
 /* Copy pairs, each by the copy engine or the kernel, whichever there is and is faster. Returns how
- * many of the first were put on the lane: fewer than `count` if its ring is full; more can be had
- * when a job of the lane is done. The pairs may go afterwards. */
+ * many of the first were put on the stream: fewer than `count` if its ring is full; more can be had
+ * when a job of the stream is done. The pairs may go afterwards. */
 uint64_t wh_gpu_stream_pairs(struct wh_gpu_stream_turn *turn, const struct wh_pair *pairs,
 			     uint64_t count);
 /* Blocks [first, first + count) of all bases, by the kernel, which there has to be. Returns how
- * many of them were put on the lane; as above. The lists may go afterwards. */
+ * many of them were put on the stream; as above. The lists may go afterwards. */
 uint64_t wh_gpu_stream_blocks(struct wh_gpu_stream_turn *turn,
 			      const struct wh_gpu_stream_blocks *blocks, uint64_t first,
 			      uint64_t count);
 /* Lists that stay on the GPU until wh_cached_lists_free(). Uploads them in this turn; NULL: not
  * worth it, or not possible. `wh_cached_lists_ready()` when the turn's job is done: from then on
- * other lanes of the GPU can use them, too. */
+ * other streams of the GPU can use them, too. */
 struct wh_cached_lists;
 struct wh_cached_lists *wh_cached_lists_make(struct wh_gpu_stream_turn *turn,
 					     const uint64_t *source, const uint64_t *target,
 					     uint64_t count);
 void wh_cached_lists_ready(struct wh_cached_lists *cached);
-/* Let the blocks use them. False: not on this lane, or not yet. */
+/* Let the blocks use them. False: not on this stream, or not yet. */
 bool wh_cached_lists_use(const struct wh_cached_lists *cached, const struct wh_gpu_stream *stream,
 			 struct wh_gpu_stream_blocks *blocks);
 /* No job uses them any more. NULL is allowed. */
@@ -182,19 +184,20 @@ void wh_cached_lists_free(struct wh_cached_lists *cached);
 /* The job may be done, and gone, when it returns: but its `done` is called by a poll, never from
  * here. */
 void wh_gpu_stream_end(struct wh_gpu_stream_turn *turn, struct wh_gpu_stream_job *job);
-/* The lane takes nothing any more, and what is on it has failed. Under lane.lock. */
+/* The stream takes nothing any more, and what is on it has failed. Under stream.lock. */
 void wh_gpu_stream_fail(struct wh_gpu_stream *stream, int error, const char *text);
 
-/* Why the lane's GPU has no kernels, with what CUDA's compiler said; NULL: it has. */
+/* Why the stream's GPU has no kernels, with what CUDA's compiler said; NULL: it has. */
 const char *wh_gpu_stream_no_kernels(const struct wh_gpu_stream *stream);
 /* A line for the explanation that says so, of whichever of the device's contexts is in use. False:
  * it has them, or nobody knows yet; or it is NULL. */
 bool wh_gpus_describe(struct wh_gpus *gpus, const struct wh_cuda_device *device, char *line,
 		      size_t size);
-/* Is the kernel the better way for `count` pieces of `length` bytes each? */
+/* Is the kernel the better way for `count` copies of `length` bytes each? */
 bool wh_gpu_stream_prefers_kernel(const struct wh_gpu_stream *stream, uint64_t count,
 				  uint64_t length);
-/* How long that would take by either, ns, on a lane that is busy already; *kernel 0: there is none.
+/* How long that would take by either, ns, on a stream that is busy already; *kernel 0: there is
+ * none.
  */
 void wh_gpu_stream_times(const struct wh_gpu_stream *stream, uint64_t count, uint64_t length,
 			 double *kernel, double *copies);
@@ -202,7 +205,7 @@ void wh_gpu_stream_times(const struct wh_gpu_stream *stream, uint64_t count, uin
  * is none. */
 uint32_t wh_gpu_stream_ctas(const struct wh_gpu_stream *stream, uint64_t count, uint64_t length);
 
-/* Measure what work on the lane costs, once, before it is used: some ms. For ways between GPUs
+/* Measure what work on the stream costs, once, before it is used: some ms. For ways between GPUs
  * `from` is memory of the other one of which `length` bytes may be read (64 KiB at least); 0: none,
  * so that a guess has to do. */
 void wh_gpu_stream_probe(struct wh_gpu_stream *stream, uint64_t from, uint64_t length);
@@ -284,9 +287,9 @@ void wh_slot_give(struct wh_gpus *gpus, struct wh_slot *slot);
 
 /* There is one more job: somebody has to look. */
 void wh_gpus_job_added(struct wh_gpus *gpus);
-/* The setting ctas: 0: each lane's own choice. */
+/* The setting ctas: 0: each stream's own choice. */
 uint32_t wh_gpus_ctas(const struct wh_gpus *gpus);
-/* What a lane's work costs as long as nobody has measured it. */
+/* What a stream's work costs as long as nobody has measured it. */
 void wh_gpu_stream_guess_cost(struct wh_gpu_stream *stream);
 /* Bytes at *at of the ring, on both of its sides, that are nobody else's until the turn's job is
  * done. False: there is no room. */

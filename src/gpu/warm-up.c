@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Making ready what staging takes before somebody asks for it: the kernels of a GPU, which may take
- * seconds, the lanes to the host and back with what they cost, and the first slots.
+ * seconds, the streams to the host and back with what they cost, and the first slots.
  *
  * Who plans does so itself. For what peers are going to ask for it is done by a thread of its own,
  * which ends when there is nothing more: those who publish and those who accept connections wait

@@ -33,7 +33,7 @@ struct wh_region_entry {
 	char *name; /* owned; NULL: none */
 };
 
-#define WH_REGION_TABLE_FEW 32u /* so many have a piece of their own: most peers have no more */
+#define WH_REGION_TABLE_FEW 32u /* entries that are allocated singly; most peers have no more */
 #define WH_REGION_TABLE_CHUNK 4096u
 #define WH_REGION_TABLE_CHUNKS 1024u
 #define WH_REGION_TABLE_INDEX_BITS 22 /* so many entries at most */

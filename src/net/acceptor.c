@@ -445,7 +445,7 @@ static void acceptor_accepted(struct wh_listener *listener, int fd,
 {
 	struct acceptor_socket *by = wh_container(listener, struct acceptor_socket, listener);
 
-	wh_socket_tune(by->acceptor->engine, fd);
+	wh_socket_tune(&by->acceptor->engine->config, fd);
 	greet(by->acceptor, fd, by->local, wh_address_prefix(from));
 }
 

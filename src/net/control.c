@@ -10,7 +10,6 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#include "core/engine.h"
 #include "net/control.h"
 #include "net/quota.h"
 #include "net/tls.h"
@@ -36,13 +35,13 @@
 
 static void received(struct wh_source *source, uint32_t events);
 
-void wh_socket_tune(struct wh_engine *engine, int fd)
+void wh_socket_tune(const struct wh_config *config, int fd)
 {
-	int64_t timeout = engine->config.number[WH_SETTING_TIMEOUT];
+	int64_t timeout = config->number[WH_SETTING_TIMEOUT];
 	int probes = 3, one = 1;
 	int seconds = (int)(timeout / 1000 / (probes + 1));
 	unsigned milliseconds = (unsigned)timeout;
-	int bytes = (int)engine->config.number[WH_SETTING_BUFFER];
+	int bytes = (int)config->number[WH_SETTING_BUFFER];
 
 	if (seconds < 1)
 		seconds = 1;
@@ -73,13 +72,13 @@ void wh_socket_unpace(int fd, const struct sockaddr_storage *address)
 
 /* What waits there is in the CPU's caches or not any more, and no distance asks for much. The
  * system's buffers grow to megabytes. */
-void wh_socket_near(struct wh_engine *engine, int fd)
+void wh_socket_near(const struct wh_config *config, int fd)
 {
 	struct sockaddr_storage address = { .ss_family = AF_UNSPEC };
 	socklen_t length = sizeof(address);
 	int bytes = NEAR_BUFFER;
 
-	if (engine->config.number[WH_SETTING_BUFFER] ||
+	if (config->number[WH_SETTING_BUFFER] ||
 	    getpeername(fd, (struct sockaddr *)&address, &length) ||
 	    !wh_address_is_loopback(&address))
 		return;

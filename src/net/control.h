@@ -14,7 +14,7 @@
 #include "util/loop.h"
 #include "wire/wire.h"
 
-struct wh_engine;
+struct wh_config;
 struct wh_quota;
 
 /* A connection that carries frames. Receiving and closing on loop 0; sending from any thread. */
@@ -54,13 +54,13 @@ void wh_control_close(struct wh_control *control);
 void wh_control_destroy(struct wh_control *control);
 
 /* Set what every connection of ours has: no delay, keepalive, user timeout, close-on-exec. */
-void wh_socket_tune(struct wh_engine *engine, int fd);
+void wh_socket_tune(const struct wh_config *config, int fd);
 /* Before connecting to, or listening on, a loopback address: no congestion control that paces,
  * for there the timers that it takes cost more than moving the bytes, and hold them up. What is
  * accepted inherits it; a connection that is established would stay paced. */
 void wh_socket_unpace(int fd, const struct sockaddr_storage *address);
 /* A data connection has been made: bound what waits in it, if the other end is on this host. */
-void wh_socket_near(struct wh_engine *engine, int fd);
+void wh_socket_near(const struct wh_config *config, int fd);
 /* Shut down and close. A forked child may hold a copy, which would keep a connection, or a listener
  * that nobody serves, alive. */
 void wh_socket_close(int fd);

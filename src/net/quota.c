@@ -1,34 +1,35 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where sessions come from, and what is held on their account: one guest for each address. */
-#include <errno.h>
+/* Quotas: one for each client address, found by its prefix. */
+#include "net/quota.h"
+
 #include <stdlib.h>
 
-#include "core/engine.h"
-#include "net/quota.h"
-#include "util/config.h"
 #include "util/list.h"
 
-/* Engines of one address that are connected at a time. */
-#define SESSIONS_PER_SOURCE 4096
+/* Sessions that one address may have open at a time. */
+#define QUOTA_SESSIONS 4096
 
-struct wh_quota *wh_quota_acquire(struct wh_engine *engine, uint64_t source)
+static struct wh_quota *quota_new(struct wh_quota_table *table, uint64_t source)
 {
-	struct wh_quota *quota = NULL;
+	struct wh_quota *quota = calloc(1, sizeof(*quota));
 
-	for (struct wh_list *l = engine->quotas.next; !quota && l != &engine->quotas; l = l->next) {
-		quota = wh_container(l, struct wh_quota, link);
-		if (quota->source != source)
-			quota = NULL;
-	}
-	if (!quota) {
-		quota = calloc(1, sizeof(*quota));
-		if (!quota)
-			return NULL;
-		quota->source = source;
-		quota->limit = engine->config.number[WH_SETTING_MAX_BUFFERED];
-		wh_list_append(&engine->quotas, &quota->link);
-	}
-	if (quota->sessions == SESSIONS_PER_SOURCE)
+	if (!quota)
+		return NULL;
+	quota->table = table;
+	quota->limit = table->limit;
+	if (!wh_hash_insert(&table->by_source, source, &quota->node))
+		return quota;
+	free(quota);
+	return NULL;
+}
+
+struct wh_quota *wh_quota_acquire(struct wh_quota_table *table, uint64_t source)
+{
+	struct wh_hash_node *node = wh_hash_find(&table->by_source, source);
+	struct wh_quota *quota =
+		node ? wh_container(node, struct wh_quota, node) : quota_new(table, source);
+
+	if (!quota || quota->sessions == QUOTA_SESSIONS)
 		return NULL;
 	quota->sessions++;
 	return quota;
@@ -38,6 +39,11 @@ void wh_quota_release(struct wh_quota *quota)
 {
 	if (--quota->sessions)
 		return;
-	wh_list_remove(&quota->link);
+	wh_hash_remove(&quota->table->by_source, &quota->node);
 	free(quota);
+}
+
+void wh_quota_table_free(struct wh_quota_table *table)
+{
+	wh_hash_free(&table->by_source);
 }

@@ -13,24 +13,30 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "util/list.h"
+#include "util/hash.h"
 
-struct wh_engine;
+/* The quotas of an engine; on loop 0. `limit` is set once, before the first is acquired. */
+struct wh_quota_table {
+	struct wh_hash by_source;
+	int64_t limit; /* bytes, for each counter of a quota; setting `max_buffered` */
+};
 
 struct wh_quota {
-	struct wh_list link; /* engine.quotas */
-	uint64_t source; /* address prefix: wh_address_prefix() */
+	struct wh_hash_node node; /* table.by_source; the key is wh_address_prefix() */
+	struct wh_quota_table *table;
 	unsigned sessions; /* open now */
-	int64_t limit; /* bytes, for each counter below; setting `max_buffered` */
+	int64_t limit; /* the table's */
 	_Atomic int64_t buffered; /* bytes: data connections and their requests */
 	_Atomic int64_t queued; /* bytes: control connections, undelivered notifications */
 };
 
 /* Find or create the quota of `source` and count one session more. On loop 0.
  * NULL: too many sessions from that address, or no memory. */
-struct wh_quota *wh_quota_acquire(struct wh_engine *engine, uint64_t source);
+struct wh_quota *wh_quota_acquire(struct wh_quota_table *table, uint64_t source);
 /* Count one session less; the last one frees the quota. On loop 0. */
 void wh_quota_release(struct wh_quota *quota);
+/* Every quota has been released. */
+void wh_quota_table_free(struct wh_quota_table *table);
 
 /* Charge `bytes` to `buffered`; a negative amount is a refund. It always succeeds: callers look at
  * wh_quota_is_full() before they take more in. */

@@ -18,9 +18,9 @@
 #include "util/futex.h"
 #include "util/list.h"
 
-/* From this size on a piece goes past the caches: its source and its target together are more than
- * they hold, and an ordinary store would fetch each line of the target before it is overwritten.
- * Below, what is copied is found in a cache by whoever needs it next. */
+/* From this size on a fragment goes past the caches: its source and its target together are more
+ * than they hold, and an ordinary store would fetch each line of the target before it is
+ * overwritten. Below, what is copied is found in a cache by whoever needs it next. */
 #define STREAM_BYTES (48u << 20)
 /* Runs shorter than that gain nothing from it. */
 #define STREAM_RUN (32u << 10)
@@ -223,7 +223,8 @@ static __attribute__((noinline)) int move_far(struct wh_copier_peer *copy,
 	return error ? error : far_flush(copy, &far);
 }
 
-/* ---- a stretch of a piece ------------------------------------------------------------------ */
+/* ---- an extent of a fragment ------------------------------------------------------------------
+ */
 
 struct near_run {
 	char *to;
@@ -247,8 +248,8 @@ static unsigned ahead_of(uint64_t length)
 	return length >= 16384 ? 1 : length >= 2048 ? 4 : length >= 256 ? 8 : AHEAD;
 }
 
-/* Move what lies between the cursor and its end. 0, or a negative errno: the piece cannot go this
- * way. Nothing is left entered. */
+/* Move what lies between the cursor and its end. 0, or a negative errno: the fragment cannot go
+ * this way. Nothing is left entered. */
 static int move(struct wh_copier_peer *copy, struct wh_fragment *fragment, struct wh_cursor *at)
 {
 	const bool past = fragment->bytes >= STREAM_BYTES;
@@ -295,8 +296,8 @@ out:
 	return error;
 }
 
-/* Nothing of it is in flight, nor will be. Afterwards neither the piece nor the copy may be looked
- * at. */
+/* Nothing of it is in flight, nor will be. Afterwards neither the fragment nor the copy may be
+ * looked at. */
 static void finish(struct wh_copier_peer *copy, struct wh_fragment *fragment, int given_up)
 {
 	char why[WH_REFUSAL] = "";
@@ -334,7 +335,7 @@ static bool must_be_whole(struct wh_copier_peer *copy, const struct wh_extent_pa
 	return distance < run->length || -distance < run->length;
 }
 
-/* Hand out the next chunk of a piece that has one. A run that would not fit is left for the next
+/* Hand out the next chunk of a fragment that has one. A run that would not fit is left for the next
  * chunk; one that never will is cut. */
 static void take_chunk(struct wh_copier_peer *copy, struct wh_fragment *fragment,
 		       struct chunk *chunk)
@@ -363,8 +364,8 @@ static void take_chunk(struct wh_copier_peer *copy, struct wh_fragment *fragment
 		wh_list_remove(&fragment->link);
 }
 
-/* Hand out nothing more of a piece that is queued. True: nothing is in flight either, so that the
- * caller has to finish it. `given_up` is kept where given_up_of() finds it. */
+/* Hand out nothing more of a fragment that is queued. True: nothing is in flight either, so that
+ * the caller has to finish it. `given_up` is kept where given_up_of() finds it. */
 static bool stop_fragment(struct wh_fragment *fragment, int given_up)
 {
 	uint64_t rest = fragment->cursor.left;
@@ -374,14 +375,14 @@ static bool stop_fragment(struct wh_fragment *fragment, int given_up)
 	return atomic_fetch_sub_explicit(&fragment->left, rest, memory_order_relaxed) == rest;
 }
 
-/* What stop_fragment() was told. The cursor of a piece that came to its end by itself is not inside
- * a run. */
+/* What stop_fragment() was told. The cursor of a fragment that came to its end by itself is not
+ * inside a run. */
 static int given_up_of(const struct wh_fragment *fragment)
 {
 	return fragment->cursor.left ? 0 : -(int)fragment->cursor.skip;
 }
 
-/* Copy one chunk of a piece that has something to hand out; the lock is let go for that time.
+/* Copy one chunk of a fragment that has something to hand out; the lock is let go for that time.
  * False: there is no more to take from it, and it may be gone. */
 static bool copy_chunk(struct wh_copier *copier, struct wh_fragment *fragment)
 {
@@ -425,7 +426,7 @@ static void *copier_main(void *argument)
 			copier->idle--;
 			continue;
 		}
-		/* Look again after every chunk, so that a latency piece need not wait for a bulk
+		/* Look again after every chunk, so that a latency fragment need not wait for a bulk
 		 * one. */
 		copy_chunk(copier, wh_container(queue->next, struct wh_fragment, link));
 	}
@@ -531,7 +532,7 @@ void wh_copier_submit(struct wh_copier_peer *copy, struct wh_fragment *fragment)
 	finish(copy, fragment, move(copy, fragment, &at));
 }
 
-/* A queued piece of this batch. */
+/* A queued fragment of this batch. */
 static struct wh_fragment *find_fragment(struct wh_copier *copier, const struct wh_batch *batch)
 {
 	struct wh_list *queue =
@@ -590,7 +591,7 @@ void wh_copier_cancel(struct wh_copier_peer *copy, struct wh_fragment *fragment)
 		wh_fragment_done(fragment);
 }
 
-/* Stop the pieces of this peer; those that are finished with it go to `ended`. */
+/* Stop the fragments of this peer; those that are finished with it go to `ended`. */
 static void stop_fragments(struct wh_copier_peer *copy, struct wh_list *queue,
 			   struct wh_list *ended)
 {

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Moving a piece by the CPU: what the transports self and shm have in common.
+ * Moving a fragment by the CPU: what the transports self and shm have in common.
  *
- * A small piece is copied at once, by the thread that submits it. A larger one is queued to the
+ * A small fragment is copied at once, by the thread that submits it. A larger one is queued to the
  * copier's threads, and whoever waits for its batch copies along with them: each takes a chunk,
- * copies it, and takes the next. Who finishes the last chunk finishes the piece.
+ * copies it, and takes the next. Who finishes the last chunk finishes the fragment.
  */
 #ifndef WH_TRANSPORT_COPIER_H
 #define WH_TRANSPORT_COPIER_H
@@ -19,17 +19,17 @@
 #include "util/error.h"
 #include "util/list.h"
 
-/* What one thread takes of a piece at a time. */
+/* What one thread takes of a fragment at a time. */
 #define WH_CHUNK_BYTES (256u << 10)
 #define WH_CHUNK_RUNS 1024u
 
 #define WH_COPIER_THREADS 2
 
-/* The threads of one transport in one engine; none until the first piece is queued. */
+/* The threads of one transport in one engine; none until the first fragment is queued. */
 struct wh_copier {
-	pthread_mutex_t lock; /* all below, and the cursors and `left` of queued pieces */
+	pthread_mutex_t lock; /* all below, and the cursors and `left` of queued fragments */
 	pthread_cond_t work;
-	struct wh_list latency, bulk; /* pieces of which something has not been handed out */
+	struct wh_list latency, bulk; /* fragments of which something has not been handed out */
 	pthread_t thread[WH_COPIER_THREADS];
 	unsigned threads, idle;
 	bool stop;
@@ -52,11 +52,11 @@ struct wh_copier_ops {
 	/* Where the first byte of a place is in this process, for that op; NULL: not mapped. */
 	char *(*map)(const struct wh_region_entry *entry, uint32_t op);
 	/* Move the runs of memory that is not mapped; may change far->local and far->remote.
-	 * Failures of runs and of the piece through wh_fragment_fail(). Negative: it cannot be done
-	 * this way at all; `refusal` says why. */
+	 * Failures of runs and of the fragment through wh_fragment_fail(). Negative: it cannot be
+	 * done this way at all; `refusal` says why. */
 	int (*move_far)(struct wh_copier_peer *copy, struct wh_far *far);
 	void (*refusal)(struct wh_copier_peer *copy, char why[WH_REFUSAL]);
-	/* All bytes of the piece have been moved: was there still somebody to move them to? */
+	/* All bytes of the fragment have been moved: was there still somebody to move them to? */
 	void (*verify)(struct wh_copier_peer *copy, struct wh_fragment *fragment);
 	/* Both sides are in this process and may overlap. */
 	bool overlaps;
@@ -69,13 +69,13 @@ struct wh_copier_peer {
 	struct wh_copier *copier;
 	struct wh_region_table *entries; /* of the peer */
 	const struct wh_copier_ops *ops;
-	uint64_t at_once; /* a piece of at most so many bytes is copied by the submitter */
+	uint64_t at_once; /* a fragment of at most so many bytes is copied by the submitter */
 	int lost; /* 0, or why nothing can be queued now; under copier.lock */
 	char lost_text[WH_TEXT_MAX];
 };
 
 void wh_copier_init(struct wh_copier *copier);
-/* Ends the threads. No piece may be queued. */
+/* Ends the threads. No fragment may be queued. */
 void wh_copier_destroy(struct wh_copier *copier);
 
 /* The transport functions of the same names. */

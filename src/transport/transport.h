@@ -4,8 +4,9 @@
  * functions; registration fills what a transport leaves out with defaults, so that the core never
  * tests for NULL.
  *
- * The core plans a batch into pieces, each for one transport, and submits them. A transport moves a
- * piece's bytes whenever and on whichever thread it likes, and then says wh_fragment_done() once.
+ * The core plans a batch into fragments, each for one transport, and submits them. A transport
+ * moves a fragment's bytes whenever and on whichever thread it likes, and then says
+ * wh_fragment_done() once.
  */
 #ifndef WH_TRANSPORT_TRANSPORT_H
 #define WH_TRANSPORT_TRANSPORT_H
@@ -94,14 +95,15 @@ struct wh_transport {
 	 * submitter's thread; may ask the peer once. */
 	int (*is_reachable)(struct wh_peer *peer, void *state, const struct wh_region *local,
 			    struct wh_region_entry *remote, uint32_t op, char why[WH_REFUSAL]);
-	/* Start a piece. It cannot fail at once: failures come through wh_fragment_fail(). */
+	/* Start a fragment. It cannot fail at once: failures come through wh_fragment_fail(). */
 	void (*submit)(struct wh_peer *peer, void *state, struct wh_fragment *fragment);
 	/* The caller has nothing better to do until the batch is done or `deadline`: move bytes,
 	 * own the socket. May return early, and at once if there is nothing to help with. deadline
 	 * 0: one look, do not sleep. */
 	void (*progress)(struct wh_peer *peer, void *state, struct wh_batch *batch,
 			 int64_t deadline);
-	/* Start nothing more of this piece; what is in flight ends by itself, then it is done. */
+	/* Start nothing more of this fragment; what is in flight ends by itself, then it is done.
+	 */
 	void (*cancel)(struct wh_peer *peer, void *state, struct wh_fragment *fragment);
 	/* A cancelled batch's work in flight does not end by itself: cut it off. Returns when no
 	 * memory of ours is touched; 0, or -ETIMEDOUT if the peer did not confirm by `deadline`. */
@@ -114,7 +116,7 @@ struct wh_transport {
 	/* One with this number has been confirmed, by whichever way it was sent. Under
 	 * peer.notify_lock, on the first loop. */
 	void (*notified)(struct wh_peer *peer, void *state, uint64_t sequence);
-	/* How it moves, or would move, the batch's pieces that are its own, for explain: "2
+	/* How it moves, or would move, the batch's fragments that are its own, for explain: "2
 	 * connections". */
 	void (*detail)(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *out,
 		       size_t size);
@@ -126,7 +128,7 @@ struct wh_transport {
 	 * and why not better. False: there is not. */
 	bool (*tell)(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *line,
 		     size_t size);
-	/* What its pieces of the batch would take, added to `out`. False: not known. By default
+	/* What its fragments of the batch would take, added to `out`. False: not known. By default
 	 * from a probe, which reads from the peer. `id` is its own. */
 	bool (*estimate)(struct wh_peer *peer, enum wh_transport_id id,
 			 const struct wh_batch *batch, struct wh_estimate *out);

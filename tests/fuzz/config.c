@@ -11,7 +11,7 @@
 
 #define MOST 16
 
-/* What a knob was set to sets it to the same again. */
+/* What a setting was set to sets it to the same again. */
 static void check_again(const struct wh_config *config, size_t index)
 {
 	const char *overrides[2] = { NULL };

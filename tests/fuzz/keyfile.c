@@ -20,7 +20,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	error = wh_keys_parse(text, "the file", &keys);
 	check(!error || error == -EINVAL);
 	check(error || (keys.count >= 1 && keys.count <= WH_KEYS_MAX));
-	/* What is in a line is in a knob as well. */
+	/* What is in a line is in a setting as well. */
 	memcpy(text, data, size);
 	if (!strchr(text, '\n') && *text != '#' && wh_key_parse(text, again))
 		check(!error && keys.count == 1 && !memcmp(again, keys.key[0], sizeof(again)));

@@ -354,7 +354,7 @@ static void unregister__waits_for_a_copy(void **state)
 	int64_t start = wh_now();
 
 	(void)state;
-	/* First it takes longer than the knob allows. */
+	/* First it takes longer than the setting allows. */
 	assert_int_equal(wh_region_unregister(region), -EBUSY);
 	assert_true(wh_now() - start >= 1000 * WH_MS);
 	assert_int_equal(wh_region_id(region), id);

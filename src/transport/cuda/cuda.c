@@ -144,7 +144,7 @@ static bool stageable(const struct wh_device_mapping *mapping)
 				  atomic_load(&mapping->reached) >> mapping->device->ordinal & 1));
 }
 
-/* Make what work between the two needs, and measure it, before the first piece comes. */
+/* Make what work between the two needs, and measure it, before the first fragment comes. */
 static int prepare(struct wh_device_mappings *mappings, const struct wh_gpu_path *path,
 		   const struct wh_device_mapping *local,
 		   const struct wh_region_entry *remote_entry,
@@ -221,7 +221,7 @@ static void cuda_progress(struct wh_peer *peer, void *state, struct wh_batch *ba
 	wh_gpus_progress(peer->engine->gpus, wh_batch_is_running, batch, deadline);
 }
 
-/* The piece says that it is cancelled; what has not been put on a lane is not going to be. */
+/* The fragment says that it is cancelled; what has not been put on a stream is not going to be. */
 static void cuda_cancel(struct wh_peer *peer, void *state, struct wh_fragment *fragment)
 {
 	(void)peer;
@@ -232,7 +232,7 @@ static void cuda_cancel(struct wh_peer *peer, void *state, struct wh_fragment *f
 /* ---- explaining --------------------------------------------------------------------------------
  */
 
-/* The lane of a piece. NULL: it is staged, or the driver gives none. */
+/* The stream of a fragment. NULL: it is staged, or the driver gives none. */
 static struct wh_gpu_stream *stream_of(const struct wh_fragment *fragment,
 				       const struct wh_device_mapping *local,
 				       const struct wh_device_mapping *remote, struct wh_gpus *gpus,
@@ -274,7 +274,7 @@ static void tell(const struct wh_fragment *fragment, const struct wh_device_mapp
 		 stream->gpu->device->ordinal, ways[stream->way]);
 }
 
-/* Somebody who looks at pieces by the views of their first transfer or base. */
+/* Somebody who looks at fragments by the views of their first transfer or base. */
 struct look {
 	bool (*each)(struct look *look, const struct wh_fragment *fragment,
 		     const struct wh_device_mapping *local,
@@ -286,7 +286,7 @@ struct look {
 	struct wh_estimate *estimate;
 };
 
-/* True: all pieces of ours have been seen. */
+/* True: all fragments of ours have been seen. */
 static bool look_at(struct wh_peer *peer, void *state, const struct wh_batch *batch,
 		    struct look *look)
 {

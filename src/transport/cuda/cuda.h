@@ -3,8 +3,8 @@
  * The transport cuda: a GPU's memory on one side or on both, on one host.
  *
  * cuda.c: the transport's functions. mapping.c: how GPUs see a region, ours or a peer's; pinning
- * and mapping. export.c: the side whose memory is mapped by others. move.c: pieces to lanes.
- * stage.c: pieces that no GPU reaches both sides of, through pinned memory. window.c: those of a
+ * and mapping. export.c: the side whose memory is mapped by others. move.c: fragments to streams.
+ * stage.c: fragments that no GPU reaches both sides of, through pinned memory. window.c: those of a
  * few bytes, by the CPU.
  */
 #ifndef WH_TRANSPORT_CUDA_CUDA_H
@@ -163,22 +163,23 @@ int wh_cuda_objects(struct wh_cuda_peer *cuda, struct wh_region_entry *entry,
 
 struct wh_cuda_op;
 
-/* Neighbouring transfers, or bases, of a piece that go by one lane; or those that are staged. */
+/* Neighbouring transfers, or bases, of a fragment that go by one stream; or those that are staged.
+ */
 struct wh_cuda_part {
 	struct wh_gpu_stream_job job;
 	struct wh_cuda_op *op;
 	struct wh_cuda_part *next;
 	struct wh_gpu_stream *stream; /* NULL: staged */
 	uint64_t first, end; /* transfers, or bases */
-	struct wh_cursor at; /* what has not been put on the lane yet; blocks: outer the base, inner
-				the block that a group of bases goes on with */
+	struct wh_cursor at; /* what has not been put on the stream yet; blocks: outer the base,
+				inner the block that a group of bases goes on with */
 	bool kernel; /* blocks: by the kernel */
 	struct wh_cached_lists *keeps; /* lists that this part has uploaded to stay */
 	bool loses; /* ... and which nobody else is to use */
 	_Atomic int error;
 };
 
-/* A piece under way. */
+/* A fragment under way. */
 struct wh_cuda_op {
 	struct wh_cuda_peer *cuda;
 	struct wh_fragment *fragment;
@@ -188,7 +189,7 @@ struct wh_cuda_op {
 	size_t entry_count, entry_room;
 };
 
-/* Start a piece. */
+/* Start a fragment. */
 void wh_cuda_move(struct wh_cuda_peer *cuda, struct wh_fragment *fragment);
 /* The part has failed: says so for its transfers. */
 void wh_cuda_part_fail(struct wh_cuda_part *part, int error, const char *text);
@@ -205,8 +206,8 @@ static inline uint64_t wh_device_mapping_at(const struct wh_device_mapping *mapp
 	return mapping->address + ((uint64_t)(uintptr_t)address - region->entry.address);
 }
 
-/* Move a piece of a few bytes by the CPU, where a window lets it reach the memory: it is done when
- * this returns. False: it does not go that way. */
+/* Move a fragment of a few bytes by the CPU, where a window lets it reach the memory: it is done
+ * when this returns. False: it does not go that way. */
 bool wh_cuda_few(struct wh_cuda_peer *cuda, struct wh_fragment *fragment);
 /* Would it, or did it, by what kind of window, and how long does it take (or NULL)? `open`: open
  * windows for it. */
@@ -214,7 +215,7 @@ bool wh_cuda_few_describe(struct wh_cuda_peer *cuda, const struct wh_fragment *f
 			  const char **backend, struct wh_cuda_time *time);
 /* Has the way to the peer broken? */
 bool wh_cuda_lost(struct wh_cuda_peer *cuda);
-/* What has been moved is worth nothing if it has, or if the peer has ended: the piece fails. */
+/* What has been moved is worth nothing if it has, or if the peer has ended: the fragment fails. */
 void wh_cuda_verify(struct wh_cuda_peer *cuda, struct wh_fragment *fragment);
 
 /* Move a part through pinned memory. */
@@ -223,7 +224,7 @@ void wh_cuda_stage(struct wh_cuda_part *part);
  * planning. */
 void wh_cuda_stage_prepare(struct wh_gpus *gpus, struct wh_device_mapping *local,
 			   struct wh_device_mapping *remote, uint32_t op);
-/* What such a piece takes. False: not known. */
+/* What such a fragment takes. False: not known. */
 bool wh_cuda_stage_time(const struct wh_fragment *fragment, const struct wh_device_mapping *local,
 			const struct wh_device_mapping *remote, struct wh_gpus *gpus,
 			struct wh_cuda_time *out);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The transport cuda: pieces to lanes.
+ * The transport cuda: fragments to streams.
  *
- * A piece is cut into parts, each for one lane. A part is put on its lane in turns: as much as the
- * lane's ring has room for, and the rest when that is done.
+ * A fragment is cut into parts, each for one stream. A part is put on its stream in turns: as much
+ * as the stream's ring has room for, and the rest when that is done.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -147,7 +147,7 @@ void wh_cuda_part_done(struct wh_cuda_part *part)
 	let_go(part->op);
 }
 
-/* ---- putting a part on its lane
+/* ---- putting a part on its stream
  * ------------------------------------------------------------------ */
 
 static void make_pair(const struct wh_fragment *fragment, uint64_t from_local, uint64_t from_remote,
@@ -304,10 +304,10 @@ static void part_ended(struct wh_gpu_stream_job *job, int error, const char *tex
 		wh_cuda_part_done(part);
 }
 
-/* ---- cutting a piece into parts
+/* ---- cutting a fragment into parts
  * ------------------------------------------------------------------ */
 
-/* Be in the place until the piece is done. */
+/* Be in the place until the fragment is done. */
 static int enter(struct wh_cuda_op *op, uint64_t id, struct wh_region_entry **out)
 {
 	struct wh_region_entry *entry;
@@ -329,7 +329,7 @@ static int enter(struct wh_cuda_op *op, uint64_t id, struct wh_region_entry **ou
 	return 0;
 }
 
-/* By which lane goes this transfer, or base? NULL: it is staged. The text of an error is
+/* By which stream goes this transfer, or base? NULL: it is staged. The text of an error is
  * wh_error_text(). */
 static int find_stream(struct wh_cuda_op *op, uint64_t index, struct wh_gpu_stream **out)
 {
@@ -442,7 +442,7 @@ void wh_cuda_move(struct wh_cuda_peer *cuda, struct wh_fragment *fragment)
 	atomic_init(&op->left, 1);
 	error = wh_cuda_lost(cuda) ? 0 : cut(op, &index);
 	if (error) {
-		/* Nothing has been started, so all of the piece fails. */
+		/* Nothing has been started, so all of the fragment fails. */
 		wh_fragment_fail(fragment, UINT64_MAX, error, "%s %llu: %s",
 				 fragment->blocks ? "base" : "transfer", (unsigned long long)index,
 				 wh_error_text());

@@ -117,7 +117,7 @@ static void by_cpu(struct work *work, const struct side *side)
 	}
 }
 
-/* Put as much of the step as there is room for on the side's lane. */
+/* Put as much of the step as there is room for on the side's stream. */
 static void by_gpu(struct work *work, const struct side *side)
 {
 	struct stage *stage = work->stage;
@@ -295,7 +295,7 @@ void wh_cuda_stage(struct wh_cuda_part *part)
 /* ---- what it takes
  * ------------------------------------------------------------------------------- */
 
-/* The side's lane, for GPUs. False: the driver gives none. */
+/* The side's stream, for GPUs. False: the driver gives none. */
 static bool side_of(struct wh_gpus *gpus, const struct wh_device_mapping *mapping,
 		    enum wh_blocks_way way, struct side *out)
 {
@@ -336,7 +336,7 @@ static double by_memcpy(void)
 	return best == INT64_MAX ? 0 : (double)best / 2 / (double)length;
 }
 
-/* One side's step with `count` pieces of `length` bytes. */
+/* One side's step with `count` copies of `length` bytes. */
 static double time_of(const struct side *side, double count, uint64_t length, bool *measured)
 {
 	double kernel, copies;

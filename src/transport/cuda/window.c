@@ -2,7 +2,7 @@
 /*
  * The transport cuda: a few bytes to or from a GPU's memory, of this process or of another one on
  * this host. The CPU moves them itself, through the GPU region's window, before a copy engine would
- * have begun: the piece is done when it has been submitted. So it sets flags, too: an aligned 8
+ * have begun: the fragment is done when it has been submitted. So it sets flags, too: an aligned 8
  * bytes are one store, and what an earlier batch has moved is there before them.
  */
 #include <errno.h>
@@ -217,7 +217,7 @@ static void add_time(const struct crossing *crossing, struct wh_cuda_time *total
 	}
 }
 
-/* True, with all runs entered, if all of the piece goes that way. */
+/* True, with all runs entered, if all of the fragment goes that way. */
 static bool decide(struct wh_cuda_peer *cuda, const struct wh_fragment *fragment, bool open,
 		   struct crossings *crossings)
 {

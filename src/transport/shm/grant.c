@@ -3,7 +3,7 @@
  * shm, the owner: may a peer map the allocation that a region of ours lies in?
  *
  * A descriptor opens the whole file, so what counts is the whole allocation: each of its bytes has
- * to lie in a region that this peer may read, or write. An arena that is published in pieces
+ * to lie in a region that this peer may read, or write. An arena that is published in parts
  * without gaps can so be mapped as well as one that is published at once. What has been granted
  * holds until one of those regions goes: then the peer is asked to let go of it before
  * wh_region_unregister() returns. A region that comes takes nothing from anybody.

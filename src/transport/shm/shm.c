@@ -395,7 +395,7 @@ static void shm_cancel(struct wh_peer *peer, void *state, struct wh_fragment *fr
 	wh_copier_cancel(state, fragment);
 }
 
-/* How a piece's regions are reached. */
+/* How a fragment's regions are reached. */
 struct ways {
 	bool maps, vms;
 	char refused[WH_REFUSAL]; /* why the first that is not mapped is not */

@@ -149,7 +149,7 @@ int tcp_stage_begin(struct tcp_client *client, struct tcp_request *request)
 	stage->request = request;
 	stage->task.run = back;
 	stage->wait.ready = slot_ready;
-	wh_staging_init(&stage->staging, gpus_of(client), client->lane);
+	wh_staging_init(&stage->staging, gpus_of(client), client->latency);
 	stage->staging.done = moved;
 	stage->state = WAITS;
 	request->stage = stage;

@@ -130,7 +130,7 @@ static int connecting(struct tcp_client *client)
 		error = errno;
 	if (error)
 		return -error;
-	wh_socket_near(client->tcp->peer->engine, client->source.fd);
+	wh_socket_near(&client->tcp->peer->engine->config, client->source.fd);
 	if (!client->tcp->peer->engine->trust.tls) {
 		error = say_hello(client);
 		client->state = TCP_GREETING;
@@ -244,7 +244,7 @@ static bool wanted(struct tcp_client *client)
 	if (atomic_load(&client->outstanding))
 		return true;
 	pthread_mutex_lock(&tcp->lock);
-	more = !wh_list_empty(&client->mine) || (!client->lane && !wh_list_empty(&tcp->shared));
+	more = !wh_list_empty(&client->mine) || (!client->latency && !wh_list_empty(&tcp->shared));
 	pthread_mutex_unlock(&tcp->lock);
 	return more;
 }
@@ -409,7 +409,7 @@ void tcp_client_own(struct tcp_client *client, struct wh_batch *batch, int64_t d
 /* ---- breaking and mending
  * ------------------------------------------------------------------------ */
 
-/* End every slice that is held: with an error, or, if `error` is 0, those alone whose piece is
+/* End every slice that is held: with an error, or, if `error` is 0, those alone whose fragment is
  * cancelled or that have been tried too often; the others are queued to be sent again. */
 static void end_requests(struct tcp_client *client, int error, const char *text,
 			 struct wh_list *done)
@@ -642,14 +642,14 @@ static uint32_t gather_most(const struct tcp_peer *tcp)
 	return share < 1 ? 1 : share < TCP_GATHER_AHEAD ? share : TCP_GATHER_AHEAD;
 }
 
-struct tcp_client *tcp_client_new(struct tcp_peer *tcp, bool lane)
+struct tcp_client *tcp_client_new(struct tcp_peer *tcp, bool latency)
 {
 	struct tcp_client *client = calloc(1, sizeof(*client));
 
 	if (!client)
 		return NULL;
 	client->tcp = tcp;
-	client->lane = lane;
+	client->latency = latency;
 	client->gather_most = gather_most(tcp);
 	wh_list_init(&client->mine);
 	client->loop = wh_engine_loop(tcp->peer->engine);

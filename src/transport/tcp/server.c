@@ -470,7 +470,8 @@ static size_t payload_vector(struct tcp_server *server, struct entered *entered,
 				break;
 			extent->error = error;
 		}
-		if (extent->error) { /* all of it to the same place, a piece at a time */
+		if (extent->error) { /* discard it: all of it goes to the same buffer, part by part
+				      */
 			length = length < TRASH ? length : TRASH;
 			if (*count == TCP_VECTOR - 1)
 				break;
@@ -893,7 +894,7 @@ int tcp_session_accept(struct wh_session *session, int fd, struct wh_tls *tls,
 		return -EBUSY;
 	}
 	wh_session_stages(session);
-	wh_socket_near(session->engine, fd);
+	wh_socket_near(&session->engine->config, fd);
 	wh_count_add(&session->engine->statistics.connections, 1);
 	wh_list_append(&servers->list, &server->link);
 	servers->count++;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The tcp transport's table, a peer's state, and the pieces that wait for a connection. */
+/* The tcp transport's table, a peer's state, and the fragments that wait for a connection. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,7 +14,7 @@
 #include "transport/tcp/tcp.h"
 #include "util/clock.h"
 
-/* A piece that more than one connection has slices of. */
+/* A fragment that more than one connection has slices of. */
 #define SEVERAL ((void *)1)
 
 /* ---- sockets -----------------------------------------------------------------------------------
@@ -49,7 +49,7 @@ int tcp_connect(struct wh_engine *engine, const struct sockaddr_storage *address
 
 	if (fd < 0)
 		return -errno;
-	wh_socket_tune(engine, fd);
+	wh_socket_tune(&engine->config, fd);
 	wh_socket_unpace(fd, address);
 	if (connect(fd, (const struct sockaddr *)address,
 		    address->ss_family == AF_INET6 ? sizeof(struct sockaddr_in6) :
@@ -62,7 +62,8 @@ int tcp_connect(struct wh_engine *engine, const struct sockaddr_storage *address
 	return fd;
 }
 
-/* ---- pieces ------------------------------------------------------------------------------------
+/* ---- fragments
+ * ------------------------------------------------------------------------------------
  */
 
 /* Out of the list that it waits in. Under tcp.lock. */
@@ -73,7 +74,8 @@ static void take_out(struct wh_fragment *fragment)
 	wh_list_remove(&fragment->link);
 }
 
-/* Everything of a piece that no connection has taken. Under tcp.lock. True: the piece is done. */
+/* Everything of a fragment that no connection has taken. Under tcp.lock. True: the fragment is
+ * done. */
 static bool drop_rest(struct wh_fragment *fragment)
 {
 	uint64_t rest = fragment->cursor.left;
@@ -102,7 +104,7 @@ void tcp_fail_waiting(struct tcp_peer *tcp, struct tcp_client *client, int error
 	pthread_mutex_lock(&tcp->lock);
 	if (client)
 		fail_list(&client->mine, error, text, &done);
-	if (!client || !client->lane)
+	if (!client || !client->latency)
 		fail_list(&tcp->shared, error, text, &done);
 	pthread_mutex_unlock(&tcp->lock);
 	tcp_fragments_done(&done);
@@ -145,7 +147,7 @@ bool tcp_pull(struct tcp_client *client, struct tcp_request *request)
 	bool found = false;
 
 	pthread_mutex_lock(&tcp->lock);
-	list = wh_list_empty(&client->mine) && !client->lane ? &tcp->shared : &client->mine;
+	list = wh_list_empty(&client->mine) && !client->latency ? &tcp->shared : &client->mine;
 	if (wh_list_empty(list))
 		goto out;
 	fragment = wh_container(list->next, struct wh_fragment, link);
@@ -217,7 +219,7 @@ static struct tcp_client *idlest(struct tcp_peer *tcp)
 	return client_at(tcp, best);
 }
 
-/* Put a piece where its connections find it. False: it has ended instead. */
+/* Put a fragment where its connections find it. False: it has ended instead. */
 static bool enqueue(struct tcp_peer *tcp, struct wh_fragment *fragment, struct tcp_client *only)
 {
 	bool dropped = false, waiting = false;
@@ -273,8 +275,8 @@ static bool is_idle(struct tcp_peer *tcp, unsigned index)
 	return !client || !atomic_load_explicit(&client->outstanding, memory_order_relaxed);
 }
 
-/* Tell as many connections of a shared piece as it has slices: first those that have nothing to do.
- * They take turns, so that small pieces, one behind the other, use all. */
+/* Tell as many connections of a shared fragment as it has slices: first those that have nothing to
+ * do. They take turns, so that small fragments, one behind the other, use all. */
 static void tell(struct tcp_peer *tcp, uint64_t requests, bool small)
 {
 	bool all = requests >= tcp->count;
@@ -297,8 +299,8 @@ static void tell(struct tcp_peer *tcp, uint64_t requests, bool small)
 static void submit_fragment(struct wh_peer *peer, void *state, struct wh_fragment *fragment)
 {
 	struct tcp_peer *tcp = state;
-	bool lane = fragment->batch->priority == WH_PRIORITY_LATENCY;
-	uint64_t request = request_bytes(tcp, fragment->bytes, lane);
+	bool latency = fragment->batch->priority == WH_PRIORITY_LATENCY;
+	uint64_t request = request_bytes(tcp, fragment->bytes, latency);
 	uint64_t requests = (fragment->bytes + request - 1) / request;
 	bool small = fragment->bytes <= TCP_INLINE || fragment->op == WH_READ, alone;
 	/* In spin mode a batch that reports nowhere moves while somebody waits for it. */
@@ -317,8 +319,8 @@ static void submit_fragment(struct wh_peer *peer, void *state, struct wh_fragmen
 	}
 	if (requests < fragment->transfers / WH_REQUEST_EXTENTS + 1)
 		requests = fragment->transfers / WH_REQUEST_EXTENTS + 1;
-	alone = lane || requests < 2 || tcp->count == 1;
-	client = lane ? client_at(tcp, tcp->count) : alone ? idlest(tcp) : client_at(tcp, 0);
+	alone = latency || requests < 2 || tcp->count == 1;
+	client = latency ? client_at(tcp, tcp->count) : alone ? idlest(tcp) : client_at(tcp, 0);
 	if (!client) {
 		wh_fragment_fail(fragment, UINT64_MAX, -ENOMEM, "no memory for a data connection");
 		wh_fragment_done(fragment);
@@ -326,7 +328,7 @@ static void submit_fragment(struct wh_peer *peer, void *state, struct wh_fragmen
 	}
 	if (!enqueue(tcp, fragment, alone ? client : NULL))
 		return;
-	/* The piece may be done, and gone, from here on. */
+	/* The fragment may be done, and gone, from here on. */
 	if (alone)
 		start(client, small, watched, false);
 	else
@@ -513,7 +515,7 @@ static int peer_again(struct wh_peer *peer, void *state, char why[WH_REFUSAL])
 static size_t tell_gpu(struct wh_peer *peer, const struct tcp_peer *tcp,
 		       const struct wh_batch *batch, char *out, size_t size)
 {
-	bool lane = batch->priority == WH_PRIORITY_LATENCY;
+	bool latency = batch->priority == WH_PRIORITY_LATENCY;
 	size_t used = 0;
 
 	/* A region may be going meanwhile. */
@@ -525,7 +527,7 @@ static size_t tell_gpu(struct wh_peer *peer, const struct tcp_peer *tcp,
 		if (atomic_load(&fragment->transport) != WH_TRANSPORT_TCP || !on_gpu(fragment))
 			continue;
 		window = fragment->op == WH_READ ?
-				 tcp_window_of(fragment, request_bytes(tcp, UINT64_MAX, lane)) :
+				 tcp_window_of(fragment, request_bytes(tcp, UINT64_MAX, latency)) :
 				 tcp_window_few(fragment);
 		used = (size_t)(window ? snprintf(out, size, "CPU window (%s), ",
 						  window->view->backend->name) :
@@ -550,7 +552,7 @@ static bool tell_region(struct wh_engine *engine, const struct wh_region *region
 	return told;
 }
 
-/* Why small pieces of our GPUs' memory go one by one into pinned memory, if they do. */
+/* Why small fragments of our GPUs' memory go one by one into pinned memory, if they do. */
 static bool tell_without(struct wh_peer *peer, void *state, const struct wh_batch *batch,
 			 char *line, size_t size)
 {

@@ -2,14 +2,14 @@
 /*
  * The tcp transport: data connections beside the control connection.
  *
- * tcp.c         the table, a peer's state, pieces waiting to be sent
+ * tcp.c         the table, a peer's state, fragments waiting to be sent
  * client.c  the initiator's connections: opening, owning, breaking, trying again
  * flow.c    the bytes on them: requests out, responses in
  * client-stage.c  the same for a GPU's memory, through slots of pinned memory
  * server.c  the owner's side: requests in, checked, answered; server-stage.c likewise
  * window.c  a GPU's memory that bytes are received into without slots, on both sides
  *
- * A piece is cut into slices; a slice is one request on one connection. One that makes a single
+ * A fragment is cut into slices; a slice is one request on one connection. One that makes a single
  * slice is meant for one connection, the one with the least to do, so that batches spread. The
  * slices of larger ones are pulled by all connections as they have nothing left to send, so that
  * the faster take more, but none takes much more than another has in hand. Requests are pipelined
@@ -34,10 +34,10 @@
 #define TCP_READ_AHEAD 4 /* of them reads, in slices' worth of bytes */
 #define TCP_GATHER_AHEAD 4 /* of them writes, at most, on their way from a GPU into slots */
 #define TCP_INLINE (64u << 10) /* what a submission sends by itself */
-/* slices that a connection may take of a shared piece before others do */
+/* slices that a connection may take of a shared fragment before others do */
 #define TCP_AHEAD 2
 #define TCP_ATTEMPTS 3 /* how often a slice is sent before its batch fails */
-/* Pieces of memory in one system call: a slice of 4 KiB blocks, and its head. */
+/* Parts of memory in one system call: a slice of 4 KiB blocks, and its head. */
 #define TCP_VECTOR 272
 #define TCP_IN (16u << 10) /* initiator's receive buffer: headers, small payloads */
 #define TCP_SERVER_IN (64u << 10)
@@ -114,8 +114,8 @@ struct tcp_client {
 	struct wh_source source;
 	struct wh_loop *loop;
 	struct tcp_peer *tcp;
-	bool lane; /* for latency batches alone */
-	struct wh_list mine; /* pieces meant for this connection; under tcp.lock */
+	bool latency; /* carries latency batches only */
+	struct wh_list mine; /* fragments meant for this connection; under tcp.lock */
 	_Atomic uint32_t waiting; /* how many of them */
 
 	pthread_mutex_t lock; /* all below */
@@ -161,18 +161,18 @@ struct tcp_client {
 /* A peer, as tcp sees it. */
 struct tcp_peer {
 	struct wh_peer *peer;
-	pthread_mutex_t lock; /* the lists, the pieces' cursors */
-	struct wh_list shared; /* large pieces, of which each connection takes its part */
+	pthread_mutex_t lock; /* the lists, the fragments' cursors */
+	struct wh_list shared; /* large fragments, of which each connection takes its part */
 	struct sockaddr_storage address;
 	_Atomic bool lost;
 	_Atomic uint32_t numbers;
-	_Atomic uint32_t turn; /* the connection that is told first of the next shared piece */
+	_Atomic uint32_t turn; /* the connection that is told first of the next shared fragment */
 	struct wh_timer idle;
-	unsigned count; /* connections for bulk; the lane is behind them */
+	unsigned count; /* connections for bulk; the latency connection is behind them */
 	_Atomic(struct tcp_client *) clients[]; /* NULL: not needed yet */
 };
 
-struct tcp_client *tcp_client_new(struct tcp_peer *tcp, bool lane);
+struct tcp_client *tcp_client_new(struct tcp_peer *tcp, bool latency);
 /* On loop 0. Nothing is outstanding. */
 void tcp_client_free(struct tcp_client *client);
 /* Get it going: connect, pull, send, receive; on any thread. */
@@ -203,7 +203,7 @@ bool tcp_pull(struct tcp_client *client, struct tcp_request *request);
 void tcp_fail_waiting(struct tcp_peer *tcp, struct tcp_client *client, int error, const char *text);
 
 /* In flow.c; under client.lock. Each returns 0, -EAGAIN, or the error that breaks the connection.
- * Pieces that are done go to `done`. */
+ * Fragments that are done go to `done`. */
 int tcp_flow_send(struct tcp_client *client, bool owner);
 int tcp_flow_receive(struct tcp_client *client, struct wh_list *done);
 /* A slice has ended; `finished`: with its bytes moved or refused by the owner. */
@@ -232,15 +232,15 @@ void tcp_stage_free(struct tcp_client *client, struct tcp_request *request);
 struct wh_region_window;
 /* Open windows onto those of our regions that are a GPU's. No lock is held. */
 void tcp_window_open(const struct wh_fragment *fragment);
-/* A pane of those that the piece's bytes are received through, in slices of so many bytes; NULL:
- * they are not, or it has nothing to do with GPUs. */
+/* A region window of those that the fragment's bytes are received through, in slices of so many
+ * bytes; NULL: they are not, or it has nothing to do with GPUs. */
 const struct wh_region_window *tcp_window_of(const struct wh_fragment *fragment, uint64_t request);
-/* A pane of those that the few bytes of a write are read through before they are sent; NULL: they
- * are not. */
+/* A region window of those that the few bytes of a write are read through before they are sent;
+ * NULL: they are not. */
 const struct wh_region_window *tcp_window_few(const struct wh_fragment *fragment);
 /* Are our regions still the memory that they were made of? */
 bool tcp_window_current(const struct wh_fragment *fragment);
-/* Where the CPU finds the first byte of a run of such a piece. */
+/* Where the CPU finds the first byte of a run of such a fragment. */
 char *tcp_window_at(const struct wh_fragment *fragment, const struct wh_extent_pair *run);
 /* Copy bytes to a place in the run. */
 void tcp_window_put(const struct wh_fragment *fragment, const struct wh_extent_pair *run, char *at,

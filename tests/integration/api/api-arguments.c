@@ -166,7 +166,7 @@ static void engine__config(void **state)
 	assert_null(wh_config_row(SIZE_MAX));
 }
 
-/* The caller's knobs go before the environment, and a wrong environment is told by its name. */
+/* The caller's settings go before the environment, and a wrong environment is told by its name. */
 static void engine__environment(void **state)
 {
 	static const char *const config[] = { "timeout=100", NULL };

@@ -27,7 +27,8 @@ void side_open(struct side *side, uint32_t kind, const char *name, const char *l
 	       const char *const *config);
 void side_close(struct side *side);
 
-/* `ways`: the knob rdma_gpu of both ("": as it is by itself). Rails: the knob rdma of each. */
+/* `ways`: the setting rdma_gpu of both ("": as it is by itself). Rails: the setting rdma of each.
+ */
 void duo_open_by(struct duo *duo, uint32_t here, uint32_t there, const char *ways,
 		 const char *our_rails, const char *their_rails);
 /* By the first NIC of the list, and the second. */

@@ -38,7 +38,7 @@ void *pages_new(size_t length);
 void pages_free(void *pages, size_t length);
 
 void fixture_open(struct fixture *f, const struct route *route, uint64_t length);
-/* With knobs for the initiator and options for the target (either may be NULL). */
+/* With settings for the initiator and options for the target (either may be NULL). */
 void fixture_open_with(struct fixture *f, const struct route *route, uint64_t length,
 		       const char *const *config, const struct child_options *options);
 /* Connect to the target through another address (a proxy's), or again. */

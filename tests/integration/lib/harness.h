@@ -73,7 +73,7 @@ void hidden_end(void);
 /* Something a test needs; `missing` says why this machine does not have it, or NULL if it does. */
 struct route {
 	const char *name;
-	const char *require; /* the knob `require` of the initiator */
+	const char *require; /* the setting `require` of the initiator */
 	const char *listen; /* of the target; NULL: the default */
 	const char *detail; /* must occur in wh_route.detail */
 	uint32_t kind; /* of the target's memory: enum wh_memory_kind or CHILD_FOREIGN */
