@@ -313,9 +313,9 @@ made 4-cut 1 cut
 made 5-garbage 1 garbage
 top --once -i 0.1 --why >out && grep -A 4 '^4 engines did not answer$' out | tail -n 4 | sort >why && diff - why <<'TEXT'
       pid 2: no answer within 0.5 s
-      pid 3: it tells version 1, this command reads 2
+      pid 3: it answers in version 1, this command reads version 2
       pid 4: its answer ends too early
-      pid 5: what it answers makes no sense
+      pid 5: its answer is malformed
 TEXT
 verdict "--why, of engines" $?
 top --json -i 0.1 --why >out && python3 - <<'PYTHON'

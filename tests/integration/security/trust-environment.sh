@@ -75,7 +75,7 @@ key() # STATUS WORD ARGUMENTS...
 
 made=$directory/made
 "$wherry" key make "$made" && [ "$(stat -c %a "$made")" = 600 ] && [ "$(wc -c <"$made")" = 65 ] &&
-	key 0 "1 key, for this user alone" check "$made" && key 0 "proved and accepted" show "$made" &&
+	key 0 "1 key, readable by this user alone" check "$made" && key 0 "proved and accepted" show "$made" &&
 	! says "$(cut -c 1-16 "$made")" && key 2 "is left as it is" make "$made"
 judge "wherry key makes a file, once, and shows nothing of what is in it" $?
 
