@@ -285,4 +285,4 @@ static const struct CMUnitTest tests[] = {
 	ON_FAKES(memory__is_bounded),
 };
 
-HARNESS_MAIN("hostile-desk", tests)
+HARNESS_MAIN("hostile-bounce", tests)

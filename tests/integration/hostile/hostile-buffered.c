@@ -316,5 +316,5 @@ int main(int argc, char **argv)
 		TEST(hold__frames_not_finished), TEST(hold__notifications),
 	};
 
-	return harness_main(argc, argv, "hostile-hold", tests, sizeof(tests) / sizeof(*tests));
+	return harness_main(argc, argv, "hostile-buffered", tests, sizeof(tests) / sizeof(*tests));
 }

@@ -429,4 +429,4 @@ static const struct CMUnitTest tests[] = {
 	TEST_NEEDS(mailbox__nic_removed, needs_nics),
 };
 
-HARNESS_MAIN("hostile-letters", tests)
+HARNESS_MAIN("hostile-notify", tests)

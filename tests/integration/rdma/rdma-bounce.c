@@ -398,4 +398,4 @@ static const struct CMUnitTest tests[] = {
 	ON_FAKES(many__batches),
 };
 
-HARNESS_MAIN("rdma-desk", tests)
+HARNESS_MAIN("rdma-bounce", tests)

@@ -700,4 +700,4 @@ static const struct CMUnitTest tests[] = {
 	TEST_NEEDS(stress__threads, needs_nics),
 };
 
-HARNESS_MAIN("rdma-letters", tests)
+HARNESS_MAIN("rdma-notify", tests)
