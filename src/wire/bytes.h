@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Little-endian integers in bytes, and a cursor that cannot leave its bounds. */
+/*
+ * Read and write little-endian integers in byte buffers. wh_put*() writes without bounds checks:
+ * the caller provides enough room. wh_take*() reads through a cursor that never passes its end.
+ */
 #ifndef WH_WIRE_BYTES_H
 #define WH_WIRE_BYTES_H
 
@@ -11,7 +14,7 @@
 
 #include "util/text.h"
 
-/* Each writes a value and returns where the next one goes. */
+/* Each writes one value and returns the address behind it. */
 static inline uint8_t *wh_put8(uint8_t *out, uint8_t value)
 {
 	*out = value;
@@ -61,8 +64,8 @@ static inline uint64_t wh_get64(const uint8_t *in)
 	return le64toh(value);
 }
 
-/* Reading from bytes that may end too early. Past the end every value is 0 and `cut` is set, so
- * that a decoder may read all its fields first and look at `cut` once. */
+/* A cursor over bytes that may end too early. A read past the end returns 0 and sets `cut`; all
+ * later reads return 0, too. So a decoder reads all its fields and then tests `cut` once. */
 struct wh_bytes {
 	const uint8_t *at, *end;
 	bool cut;
@@ -79,8 +82,9 @@ static inline void wh_take_bytes(struct wh_bytes *in, void *out, size_t length)
 	in->at += length;
 }
 
-/* A text for people, of `length` bytes, into one more. No engine sends control characters, so they
- * cut it; what else is not to be shown may be where the sender's text was cut. */
+/* Read a text for people: `length` bytes and a NUL into `out`, which has room for length + 1. No
+ * engine sends control characters, so one sets `cut`. wh_text_clean() replaces other bytes that
+ * cannot be shown: they are valid where the sender truncated its text within a character. */
 static inline void wh_take_text(struct wh_bytes *in, char *out, size_t length)
 {
 	wh_take_bytes(in, out, length);

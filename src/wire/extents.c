@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Extents on the wire. Both directions run once for each block of a transfer, so tokens of up to 8
- * bytes are made and read as one 64-bit word, without a loop or a branch on their length.
+ * Encode and decode lists of extents. Both directions run once per block of a transfer, so tokens
+ * of up to 8 bytes are written and read as one 64-bit word, without a loop or a branch on their
+ * length.
  */
 #include "wire/wire.h"
 
@@ -18,7 +19,7 @@ enum token_kind {
 #define KIND_MASK 3
 
 #define VARINT_MAX 10 /* bytes */
-#define WORD_BITS 56 /* what a varint of 8 bytes holds */
+#define WORD_BITS 56 /* value bits of a varint of 8 bytes */
 #define CONTINUES UINT64_C(0x8080808080808080)
 
 static uint64_t zigzag(uint64_t value)
@@ -38,7 +39,7 @@ static unsigned varint_size(uint64_t value)
 	return (bits + 6) / 7;
 }
 
-/* 56 bits to 8 bytes of 7 bits. */
+/* Spread 56 bits over 8 bytes, 7 bits each. */
 static uint64_t spread(uint64_t x)
 {
 	x = (x & UINT64_C(0x000000000fffffff)) | (x & UINT64_C(0x00fffffff0000000)) << 4;
@@ -46,7 +47,7 @@ static uint64_t spread(uint64_t x)
 	return (x & UINT64_C(0x007f007f007f007f)) | (x & UINT64_C(0x3f803f803f803f80)) << 1;
 }
 
-/* The other way round. */
+/* The inverse of spread(). */
 static uint64_t gather(uint64_t x)
 {
 	x = (x & UINT64_C(0x007f007f007f007f)) | (x & UINT64_C(0x7f007f007f007f00)) >> 1;
@@ -62,7 +63,8 @@ static uint8_t *put_varint(uint8_t *out, uint64_t value)
 	return out;
 }
 
-/* The byte behind the varint, or NULL: it is cut off or does not fit 64 bits. */
+/* Returns the byte behind the varint. NULL: the input ends too early, or the value exceeds 64 bits.
+ */
 static const uint8_t *take_varint(const uint8_t *in, const uint8_t *end, uint64_t *out)
 {
 	uint64_t value = 0;
@@ -70,7 +72,7 @@ static const uint8_t *take_varint(const uint8_t *in, const uint8_t *end, uint64_
 	for (unsigned shift = 0; in < end && shift < 64; shift += 7) {
 		uint8_t byte = *in++;
 
-		/* The tenth byte has room for one bit. */
+		/* The tenth byte holds bit 63 only. */
 		if (shift == 63 && byte > 1)
 			return NULL;
 		value |= (uint64_t)(byte & 0x7f) << shift;
@@ -87,7 +89,8 @@ void wh_extents_start(struct wh_extent_writer *writer, uint8_t *buffer, size_t s
 	*writer = (struct wh_extent_writer){ .start = buffer, .at = buffer, .end = buffer + size };
 }
 
-/* One more of the same step. The room for the REPEAT token is held free from now on. */
+/* Count one more extent at the same step. Room for the pending REPEAT token is checked here, so
+ * that wh_extents_end() never runs out of it. */
 static int put_repeat(struct wh_extent_writer *writer, uint64_t offset)
 {
 	uint64_t token = (writer->repeat + 1) << KIND_BITS | TOKEN_REPEAT;
@@ -100,7 +103,7 @@ static int put_repeat(struct wh_extent_writer *writer, uint64_t offset)
 	return 0;
 }
 
-/* Whatever is not the common case: a SET, a pending REPEAT before, little room, a wide delta. */
+/* The uncommon cases: a SET, a pending REPEAT, less than 8 bytes of room, a wide delta. */
 static int put_slowly(struct wh_extent_writer *writer, const struct wh_extent *extent)
 {
 	uint8_t token[5 * VARINT_MAX], *at = token;
@@ -165,8 +168,8 @@ void wh_extents_open(struct wh_extent_reader *reader, const uint8_t *in, size_t 
 	*reader = (struct wh_extent_reader){ .at = in, .end = in + length };
 }
 
-/* An extent of the same region and length as the last. Nothing changes if it is none, so that a
- * reader asked again says -EPROTO again. */
+/* Return an extent with the last region and length. On an error the reader is unchanged, so the
+ * next call returns -EPROTO again. */
 static inline int next_at(struct wh_extent_reader *reader, const uint8_t *at, uint64_t offset,
 			  struct wh_extent *extent)
 {

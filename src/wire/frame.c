@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Encode and decode frame headers. */
 #include "wire/wire.h"
 
 #include <errno.h>
@@ -19,7 +20,7 @@ int wh_frame_decode(const uint8_t in[WH_FRAME_HEADER], struct wh_frame *frame)
 
 	got.length = wh_take32(&bytes);
 	got.type = wh_take16(&bytes);
-	/* Unknown flags are let through: a later version may set some that we need not know. */
+	/* Accept unknown flags: a later version may add flags that this one can ignore. */
 	got.flags = wh_take16(&bytes);
 	if (got.length > WH_FRAME_MAX || !got.type || got.type >= WH_FRAME_TYPE_END)
 		return -EPROTO;

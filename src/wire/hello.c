@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Encode and decode the payloads of HELLO, WELCOME and REFUSED. */
 #include "wire/wire.h"
 
 #include <errno.h>
@@ -8,7 +9,7 @@
 _Static_assert(60 + 2 * WH_NAME_MAX + sizeof(((struct wh_hello *)0)->auth) <= WH_HELLO_MAX,
 	       "the longest hello fits");
 
-/* The highest errno there can be; see ERR_PTR() in the kernel. */
+/* The highest errno; see the kernel's ERR_PTR(). */
 #define ERRNO_MAX 4095
 
 static uint8_t *put_name(uint8_t *out, const char *name)
@@ -19,7 +20,7 @@ static uint8_t *put_name(uint8_t *out, const char *name)
 	return wh_put_bytes(out, name, length);
 }
 
-/* A name stands for its engine: it is refused rather than changed. */
+/* A name identifies its engine, so a name that is not clean is an error and is never corrected. */
 static void take_name(struct wh_bytes *in, char name[WH_NAME_MAX])
 {
 	size_t length = wh_take8(in);
@@ -69,7 +70,7 @@ int wh_hello_decode(const uint8_t *in, size_t length, struct wh_hello *hello)
 	got.version_max = wh_take16(&bytes);
 	if (bytes.cut || got.version_min > got.version_max)
 		return -EPROTO;
-	/* The rest of a foreign version's hello may be anything: say so before reading on. */
+	/* Another version may lay out the rest differently: return before reading it. */
 	if (got.version_min > WH_WIRE_VERSION || got.version_max < WH_WIRE_VERSION) {
 		hello->version_min = got.version_min;
 		hello->version_max = got.version_max;
@@ -90,7 +91,7 @@ int wh_hello_decode(const uint8_t *in, size_t length, struct wh_hello *hello)
 	wh_take_bytes(&bytes, got.auth, got.auth_length);
 	if (bytes.cut || got.role < WH_ROLE_CONTROL || got.role > WH_ROLE_SHM)
 		return -EPROTO;
-	/* Only an engine that speaks a newer version as well may have something to add. */
+	/* Trailing bytes are valid only from an engine that supports a newer version, too. */
 	if (bytes.at != bytes.end && got.version_max == WH_WIRE_VERSION)
 		return -EPROTO;
 	*hello = got;
@@ -106,7 +107,7 @@ size_t wh_refusal_encode(uint8_t *out, int error, const char *text)
 	return (size_t)(at - out);
 }
 
-/* A refusal may come from any version, so a text that is too long is cut, not held against it. */
+/* A refusal may come from any version, so a text that is too long is truncated, not an error. */
 int wh_refusal_decode(const uint8_t *in, size_t length, int *error, char text[WH_REFUSAL_MAX])
 {
 	struct wh_bytes bytes = { .at = in, .end = in + length };

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Encode and decode the headers of requests and responses on data connections. */
 #include "wire/wire.h"
 
 #include <errno.h>
@@ -15,7 +16,7 @@ static uint8_t *put_op(uint8_t *out, uint8_t op)
 	return wh_put_bytes(out, reserved, sizeof(reserved));
 }
 
-/* Take the op and the three bytes behind it. 0 if it is no op or they are not zero. */
+/* Read the op and the three reserved bytes. 0: unknown op, or a reserved byte is not 0. */
 static uint8_t take_op(struct wh_bytes *in)
 {
 	uint32_t word = wh_take32(in);
@@ -47,7 +48,7 @@ int wh_request_decode(const uint8_t in[WH_REQUEST_SIZE], struct wh_request *requ
 	got.bytes = wh_take64(&bytes);
 	if (!got.op || reserved)
 		return -EPROTO;
-	/* No extent takes 0 bytes, neither of meta nor of payload. */
+	/* Every extent has at least one byte of payload, and `count` extents some bytes of meta. */
 	if (!got.meta || got.meta > WH_REQUEST_META)
 		return -EPROTO;
 	if (!got.count || got.count > WH_REQUEST_EXTENTS)

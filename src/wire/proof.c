@@ -1,21 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Compute and compare the proofs of a handshake. */
 #include "wire/proof.h"
 
 #include <errno.h>
 
 #include "wire/bytes.h"
 
-#define LABEL 24 /* bytes of a label, zeros behind it */
+#define LABEL 24 /* bytes; a shorter label is padded with zeros */
 
-/* label, u32 length, HELLO, u32 length, WELCOME without its proof, and the 1 that ends HKDF's info.
- */
+/* The label, u32 length, HELLO, u32 length, WELCOME without its proof, and the byte 1: HKDF's
+ * counter behind the info. */
 struct transcript {
 	size_t length;
 	uint8_t bytes[LABEL + 4 + WH_HELLO_MAX + 4 + WH_HELLO_MAX + 1];
 };
 
-/* The nonce of a HELLO or WELCOME; false: it is none, or has no nonce or proof of the right size.
- */
+/* Copy the nonce of a HELLO or WELCOME. False: not a valid payload, or its auth is not `auth` bytes
+ * long. */
 static bool nonce_of(const uint8_t *payload, size_t length, size_t auth, uint8_t *nonce)
 {
 	struct wh_hello hello;

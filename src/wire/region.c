@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Encode and decode region records, and the exported keys that contain one. */
 #include "wire/wire.h"
 
 #include <errno.h>
@@ -8,7 +9,7 @@
 #include "wire/bytes.h"
 
 #define KEY_VERSION 1
-#define KEY_HEADER 12 /* up to the record */
+#define KEY_HEADER 12 /* bytes in front of the record */
 
 _Static_assert(KEY_HEADER + WH_REGION_RECORD_MAX <= WH_KEY_MAX, "the longest key fits");
 
@@ -91,7 +92,8 @@ int wh_key_decode(const uint8_t *in, size_t length, uint64_t *epoch,
 	struct wh_region_record got;
 	uint64_t from;
 
-	/* Version, reserved byte and length are for good; the rest belongs to the version. */
+	/* Every version keeps the version, the reserved byte and the length; the rest may differ.
+	 */
 	if (bytes.cut || !version || whole != length)
 		return -EINVAL;
 	if (version != KEY_VERSION)
