@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The owner's side of a data connection. server.c: the connection, requests and answers.
- * server-stage.c: requests for a GPU's memory, whose bytes go through slots of pinned memory.
+ * The owner's side of a data connection: what server.c (the connection, requests and responses),
+ * server-stage.c (GPU memory through slots of pinned memory) and window.c (GPU memory through
+ * region windows) share. Each connection belongs to one loop. Every function here runs on that
+ * loop, takes no lock and does not block, except where a comment says otherwise.
  */
 #ifndef WH_TRANSPORT_TCP_SERVER_H
 #define WH_TRANSPORT_TCP_SERVER_H
@@ -9,34 +11,34 @@
 #include "gpu/staging.h"
 #include "transport/tcp/tcp.h"
 
-#define TCP_JOBS_MAX TCP_WINDOW /* requests under way on one connection */
-#define TCP_CHUNKS 4 /* of a connection's reads that are staged, at a time */
+#define TCP_JOBS_MAX TCP_WINDOW /* unanswered reads, and staged writes, of one connection */
+#define TCP_CHUNKS 4 /* chunks that the staged reads of one connection use at a time */
 
-/* An extent as it is checked. */
+/* An extent of a request, and the result of checking it. */
 struct tcp_extent {
 	uint64_t region, offset, length;
 	int error; /* positive errno; 0: good */
 };
 
-/* A read being answered. */
+/* A read until its response is sent. The connection owns it. */
 struct tcp_job {
-	struct wh_list link;
-	uint32_t size; /* bytes of memory */
-	uint32_t count, at; /* extents, and the one being sent; staged: the one being gathered */
-	uint64_t skip, left;
-	uint64_t ungathered; /* staged: bytes that no chunk has yet */
+	struct wh_list link; /* server.jobs, in the order of the requests */
+	uint32_t size; /* bytes of this allocation, charged to the quota */
+	uint32_t count, at; /* extents, and the next to send; staged: the next to gather */
+	uint64_t skip, left; /* bytes of extent `at` that are done; payload bytes not yet sent */
+	uint64_t ungathered; /* staged: bytes not yet assigned to a chunk */
 	bool staged;
 	struct wh_list chunks; /* staged: struct tcp_chunk, in order */
 	uint32_t head_length, head_sent;
-	uint8_t *head;
-	struct tcp_extent extents[];
+	uint8_t *head; /* response and errors, behind the extents in this allocation */
+	struct tcp_extent extents[]; /* those without an error */
 };
 
-/* A write to a GPU's memory: it is answered when its last chunk has arrived there. */
+/* A staged write to GPU memory. The response is sent when its last chunk has reached the GPU. */
 struct tcp_write {
-	struct wh_list link; /* server.answers, once that is so */
+	struct wh_list link; /* server.answers, when all chunks have arrived */
 	struct wh_request request;
-	uint32_t chunks; /* not there yet, and one while it is being received */
+	uint32_t chunks; /* chunks that have not arrived, plus one while receiving */
 	struct tcp_extent extents[];
 };
 
@@ -45,101 +47,104 @@ static inline int64_t tcp_write_size(const struct wh_request *request)
 	return (int64_t)(sizeof(struct tcp_write) + request->count * sizeof(struct tcp_extent));
 }
 
+/* One data connection. Its loop owns it, except for the members that loop 0 owns. */
 struct tcp_server {
 	struct wh_source source;
 	struct wh_spinner spinner;
 	struct wh_loop *loop;
 	struct wh_tls *tls; /* NULL: plain */
 	struct wh_engine *engine;
-	struct wh_session *session; /* on loop 0 */
-	struct wh_quota *quota; /* the session's, likewise */
-	int64_t held; /* on the guest's account */
-	struct wh_served *served; /* the session's, which stays until this has stopped */
-	struct wh_list link; /* session's list, on loop 0 */
-	struct wh_task bury; /* to loop 0: free it */
-	bool dead;
-	uint32_t number;
-	uint32_t events; /* what it waits for */
-	uint64_t moved; /* bytes, in and out */
+	struct wh_session *session; /* NULL: closed; written on loop 0 */
+	struct wh_quota *quota; /* the session's */
+	int64_t held; /* bytes charged to `quota` */
+	struct wh_served *served; /* the session's; valid until this connection has stopped */
+	struct wh_list link; /* the session's list of connections; on loop 0 */
+	struct wh_task bury; /* frees the connection; on loop 0 */
+	bool dead; /* closed; chunks may still have to come back */
+	uint32_t number; /* chosen by the initiator, for ABORT */
+	uint32_t events; /* registered with epoll */
+	uint64_t moved; /* bytes received and sent */
 
 	struct tcp_in in;
-	struct wh_request request;
-	bool receiving; /* the payload of `request` */
-	bool windowed; /* ... through CPU windows */
-	bool singly; /* ... one extent at a time, for one of them cannot be stored */
-	struct tcp_extent *extents; /* of `request`; write: in that, else in `own` */
+	struct wh_request request; /* the last one taken */
+	bool receiving; /* the payload of `request` is being received ... */
+	bool windowed; /* ... through region windows */
+	bool singly; /* ... one extent at a time, to find the one that cannot be stored */
+	struct tcp_extent *extents; /* of `request`: in `write`, or else in `own` */
 	struct tcp_extent *own; /* WH_REQUEST_EXTENTS of them */
-	uint32_t at;
-	uint64_t skip, left;
-	uint8_t *trash;
+	uint32_t at; /* the extent being received */
+	uint64_t skip, left; /* bytes of it that are done; payload bytes to come */
+	uint8_t *trash; /* receives bytes to discard */
 
-	uint8_t *out;
+	uint8_t *out; /* responses to writes, to be sent */
 	uint32_t out_start, out_length;
-	struct wh_list jobs;
+	struct wh_list jobs; /* struct tcp_job; the first one is being sent */
 	uint32_t job_count;
 
-	/* What is staged. */
-	struct tcp_write *write; /* being received; NULL: it is not staged */
-	struct tcp_chunk *chunk; /* that its bytes go to; NULL: none yet */
-	struct wh_list answers; /* struct tcp_write that are there */
-	uint32_t write_count; /* writes not answered */
-	uint32_t chunk_count; /* that exist */
-	uint32_t read_chunks; /* of them those of reads under way */
-	bool wants_slot; /* to receive into: nothing is taken in before */
-	bool failed; /* there is no memory to go on with */
-	bool stalled; /* what is to be sent next is still on the GPU */
-	_Atomic uint32_t in_flight; /* chunks that a GPU is moving */
+	/* Staging. */
+	struct tcp_write *write; /* being received; NULL: no staged write is */
+	struct tcp_chunk *chunk; /* receives its next bytes; NULL: not allocated yet */
+	struct wh_list answers; /* struct tcp_write whose bytes have all arrived */
+	uint32_t write_count; /* staged writes without a response */
+	uint32_t chunk_count; /* all chunks; the connection is freed after the last one */
+	uint32_t read_chunks; /* those of reads */
+	bool wants_slot; /* `chunk` waits for a slot; until then nothing is received */
+	bool failed; /* out of memory: the connection must be closed */
+	bool stalled; /* the next bytes to send are still on the GPU */
+	_Atomic uint32_t in_flight; /* chunks that a GPU is copying */
 };
 
-/* ---- server.c ----------------------------------------------------------------------------------
- */
+/* ---- server.c ---------------------------------------------------------- */
 
-/* Something that it has waited for is there: go on. `came`: bytes may have come. On its loop. */
+/* Receive and send as far as possible, close the connection on an error, and set its epoll events.
+ * `came`: the socket may have bytes. */
 void tcp_server_turn(struct tcp_server *server, bool came);
-/* Memory that is taken, or (negative) given back, on account of the peer. On its loop, before it
- * stops. */
+/* Charge bytes to the quota of the peer's address; a negative amount is a refund. Only before the
+ * connection has stopped, which refunds the rest. */
 void tcp_server_charge(struct tcp_server *server, int64_t bytes);
-/* The last chunk of a connection that has ended is gone. */
+/* Have loop 0 free a dead connection, when its last chunk has been freed. */
 void tcp_server_bury(struct tcp_server *server);
 
-/* ---- window.c ---------------------------------------------------------------------------------
- */
+/* ---- window.c ---------------------------------------------------------- */
 
-/* Is the payload of the write at hand received through CPU windows? Opens them. */
+/* Can the payload of the current write be received through region windows? Opens the windows. */
 bool tcp_window_takes(struct tcp_server *server);
-/* No more of it comes: what has is in place when this returns. */
+/* End a write through region windows: on return all received bytes are visible in GPU memory, or
+ * their extents have an error. */
 void tcp_window_end(struct tcp_server *server);
 
-/* ---- server-stage.c
- * ------------------------------------------------------------------------------ */
+/* ---- server-stage.c ---------------------------------------------------- */
 
-/* Move along a list of extents by bytes that have been moved. */
+/* Advance a position, extent *at and *skip bytes of it, by `bytes`. */
 void tcp_extents_advance(const struct tcp_extent *extents, uint32_t *at, uint64_t *skip,
 			 uint64_t bytes);
 
-/* Does any of the good ones lie in a GPU's memory? */
+/* Does any extent without an error lie in GPU memory? */
 bool tcp_extents_on_gpu(struct tcp_server *server, const struct tcp_extent *extents,
 			uint32_t count);
 
-/* The payload of a write goes through slots from now on. 0 or -ENOMEM. */
+/* Start receiving the payload of the current write through slots. 0 or -ENOMEM. */
 int tcp_stage_write(struct tcp_server *server);
-/* Where the next payload bytes go. Returns how many; 0: a slot has to be waited for. */
+/* Set *vector to the room for the next payload bytes. Returns its length. 0: no slot is free, and
+ * the connection continues when it gets one (`wants_slot`), or there is no memory (`failed`). */
 size_t tcp_stage_into(struct tcp_server *server, struct iovec *vector);
-/* So many have come there. */
+/* Account for bytes received into that room; copy a full chunk to the GPU. */
 void tcp_stage_received(struct tcp_server *server, size_t bytes);
-/* All of it has come. */
+/* The whole payload has been received. The response follows when the GPU has it. */
 void tcp_stage_end_write(struct tcp_server *server);
 
-/* Gather the next bytes of the reads under way, as far as there are slots. -ENOMEM, -ESTALE and
- * others. */
+/* Start gathering the next bytes of the staged reads, as far as slots are free. 0, or a negative
+ * errno that ends the connection: -ENOMEM, -ESTALE (a region was unregistered), or the GPU's. */
 int tcp_stage_read(struct tcp_server *server);
-/* What can be sent of it now; 0: nothing yet. */
+/* Set *vector to the bytes of a read that can be sent now. Returns its length; 0: none yet. */
 size_t tcp_stage_out_of(struct tcp_job *job, struct iovec *vector);
-/* So many have been sent. */
+/* Account for sent bytes; free a chunk that has been sent whole. */
 void tcp_stage_sent(struct tcp_server *server, struct tcp_job *job, size_t bytes);
+/* Free the chunks of a read, or leave them to be freed when the GPU has finished with them. */
 void tcp_stage_drop_read(struct tcp_server *server, struct tcp_job *job);
 
-/* The connection ends: when it returns no GPU moves anything for it. */
+/* The connection ends. Blocks until no GPU copies for it, which is soon: copies wait for nothing.
+ */
 void tcp_stage_stop(struct tcp_server *server);
 
 #endif

@@ -1,19 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The tcp transport: data connections beside the control connection.
+ * The tcp transport: data connections in addition to the control connection.
  *
- * tcp.c         the table, a peer's state, fragments waiting to be sent
- * client.c  the initiator's connections: opening, owning, breaking, trying again
- * flow.c    the bytes on them: requests out, responses in
- * client-stage.c  the same for a GPU's memory, through slots of pinned memory
- * server.c  the owner's side: requests in, checked, answered; server-stage.c likewise
- * window.c  a GPU's memory that bytes are received into without slots, on both sides
+ *   tcp.c           the operations table, a peer's state, fragments that wait to be sent
+ *   client.c        the initiator's connections: open, own, break, reconnect
+ *   flow.c          their bytes: requests out, responses in
+ *   client-stage.c  the initiator's GPU memory, through slots of pinned memory
+ *   server.c        the owner's side: receives, checks and answers requests
+ *   server-stage.c  the owner's GPU memory, through slots of pinned memory
+ *   window.c        GPU memory without slots, through region windows, on both sides
  *
- * A fragment is cut into slices; a slice is one request on one connection. One that makes a single
- * slice is meant for one connection, the one with the least to do, so that batches spread. The
- * slices of larger ones are pulled by all connections as they have nothing left to send, so that
- * the faster take more, but none takes much more than another has in hand. Requests are pipelined
- * and answered by id.
+ * A fragment is split into requests, each on one connection. A fragment that fits one request is
+ * pinned to the connection with the least work, so that batches spread. Larger fragments are
+ * shared: each connection pulls the next request when it has nothing left to send. Faster
+ * connections pull more, but none gets far ahead of the others. Requests are pipelined; responses
+ * name them by id.
  */
 #ifndef WH_TRANSPORT_TCP_TCP_H
 #define WH_TRANSPORT_TCP_TCP_H
@@ -30,28 +31,28 @@
 #include "util/loop.h"
 #include "wire/wire.h"
 
-#define TCP_WINDOW 64 /* requests unanswered on one connection */
-#define TCP_READ_AHEAD 4 /* of them reads, in slices' worth of bytes */
-#define TCP_GATHER_AHEAD 4 /* of them writes, at most, on their way from a GPU into slots */
-#define TCP_INLINE (64u << 10) /* what a submission sends by itself */
-/* slices that a connection may take of a shared fragment before others do */
+#define TCP_WINDOW 64 /* unanswered requests of one connection */
+#define TCP_READ_AHEAD 4 /* of them reads: bytes, in units of the largest request */
+#define TCP_GATHER_AHEAD 4 /* of them writes that are being gathered into slots, at most */
+#define TCP_INLINE (64u << 10) /* bytes; up to this the submitting thread sends a fragment */
+/* requests that a connection may have outstanding beyond any other and still pull shared ones */
 #define TCP_AHEAD 2
-#define TCP_ATTEMPTS 3 /* how often a slice is sent before its batch fails */
-/* Parts of memory in one system call: a slice of 4 KiB blocks, and its head. */
+#define TCP_ATTEMPTS 3 /* how often a request is sent before its batch fails */
+/* Elements of one system call's vector: a request of 4 KiB blocks, and its header. */
 #define TCP_VECTOR 272
-#define TCP_IN (16u << 10) /* initiator's receive buffer: headers, small payloads */
-#define TCP_SERVER_IN (64u << 10)
-#define TCP_TAIL 4096 /* how much of what follows a payload is read along with it */
+#define TCP_IN (16u << 10) /* bytes of the initiator's receive buffer: headers, small payloads */
+#define TCP_SERVER_IN (64u << 10) /* bytes of the owner's receive buffer */
+#define TCP_TAIL 4096 /* bytes behind a payload that are read in the same system call, at most */
 
-/* ---- both sides ---------------------------------------------------------------------------- */
+/* ---- both sides -------------------------------------------------------- */
 
-/* Bytes received and not yet used. */
+/* A receive buffer. The bytes [start, start + length) are received and not yet used. */
 struct tcp_in {
 	uint8_t *bytes;
 	uint32_t start, length, room;
 };
 
-/* Add memory to a vector, joined to the last element where they touch. False: full. */
+/* Append memory to a vector, or extend the last element if adjacent. False: the vector is full. */
 static inline bool tcp_vector_add(struct iovec *vector, int *count, int most, void *base,
 				  size_t length)
 {
@@ -67,192 +68,210 @@ static inline bool tcp_vector_add(struct iovec *vector, int *count, int most, vo
 	return true;
 }
 
-/* Receive into the vector's `want` bytes and, behind them, into the empty buffer. Returns what
- * recvmsg returns; what went to the buffer is counted there. */
+/* Receive into the vector's `want` bytes, then up to `tail` bytes into the buffer, without waiting.
+ * The vector has room for one more element; NULL if count is 0. Returns what recvmsg() returns and
+ * adds to in->length what went to the buffer. */
 ssize_t tcp_receive(int fd, struct wh_tls *tls, struct iovec *vector, int count, size_t want,
 		    struct tcp_in *in, size_t tail);
 
-/* Connect without waiting. The descriptor, or a negative errno. */
+/* Start connecting, without waiting. Returns a descriptor that the caller owns, or a negative
+ * errno. */
 int tcp_connect(struct wh_engine *engine, const struct sockaddr_storage *address);
 
-/* ---- the initiator --------------------------------------------------------------------------- */
+/* ---- the initiator ----------------------------------------------------- */
 
-/* Where in a slice: the run that is being moved and how much of it is. */
+/* A position in a request: an extent pair and the bytes of it that are done. */
 struct tcp_walk {
-	struct wh_cursor next; /* behind `run` */
+	struct wh_cursor next; /* behind `run`, the current extent pair */
 	struct wh_extent_pair run;
-	uint64_t done; /* bytes of run */
-	uint64_t before; /* bytes of the slice before run */
-	uint32_t extent; /* number of run in the slice */
+	uint64_t done; /* bytes of `run` that are done */
+	uint64_t before; /* bytes of the request in front of `run` */
+	uint32_t extent; /* index of `run` in the request */
 };
 
+/* One request of a fragment, from the pull until its end. It has at most one response. */
 struct tcp_request {
 	struct wh_fragment *fragment; /* NULL: free */
-	struct wh_cursor start; /* start.left: its bytes */
+	struct wh_cursor start; /* in the fragment; start.left: bytes of the request */
 	uint64_t id;
 	uint32_t count; /* extents */
 	uint8_t attempts;
-	bool sent;
-	/* the kernel could not get at our memory: of the run `fault_index`, at `fault_at` */
+	bool sent; /* whole; a response is expected */
+	/* the kernel could not access local memory: item `fault_index`, address `fault_at` */
 	bool fault;
 	uint64_t fault_index;
 	const void *fault_at;
-	struct tcp_stage *stage; /* its bytes go through a slot; NULL: straight */
+	struct tcp_stage *stage; /* its slot; NULL: the socket uses the memory directly */
 };
 
 enum tcp_state {
 	TCP_CLOSED,
 	TCP_CONNECTING,
-	TCP_SHAKING, /* the handshake of TLS */
-	TCP_GREETING, /* HELLO is out */
+	TCP_SHAKING, /* TLS handshake */
+	TCP_GREETING, /* HELLO is sent */
 	TCP_OPEN,
-	TCP_BROKEN, /* an error; its loop is told */
-	TCP_ABORTING, /* closed here; the peer is asked to close its side, too */
+	TCP_BROKEN, /* an error; the loop will close it */
+	TCP_ABORTING, /* closed here; waits for the peer to confirm ABORT */
 };
 
+/* One data connection of the initiator. It belongs to one loop; submitters and waiters use it, too,
+ * under `lock`. */
 struct tcp_client {
 	struct wh_source source;
 	struct wh_loop *loop;
 	struct tcp_peer *tcp;
 	bool latency; /* carries latency batches only */
-	struct wh_list mine; /* fragments meant for this connection; under tcp.lock */
-	_Atomic uint32_t waiting; /* how many of them */
+	struct wh_list mine; /* fragments pinned to this connection; under tcp.lock */
+	_Atomic uint32_t waiting; /* length of that list */
 
-	pthread_mutex_t lock; /* all below */
-	_Atomic bool again; /* somebody came while it was locked */
-	_Atomic bool owned; /* by a waiter: the loop keeps off */
-	_Atomic bool claimed; /* by a waiter that has not got the lock yet */
-	_Atomic uint32_t users; /* threads inside */
-	_Atomic uint32_t outstanding; /* slices held */
-	uint32_t state;
+	pthread_mutex_t lock; /* of all members below that are not atomic */
+	_Atomic bool again; /* a thread found it locked: the holder does another turn */
+	_Atomic bool owned; /* by a waiter: the loop does not receive */
+	_Atomic bool claimed; /* by a waiter that does not have the lock yet */
+	_Atomic uint32_t users; /* references: threads inside, stages that the loop has to end */
+	_Atomic uint32_t outstanding; /* requests not yet ended */
+	uint32_t state; /* enum tcp_state */
 	struct wh_tls *tls; /* NULL: plain */
-	uint32_t number; /* of this connection, for ABORT */
+	uint32_t number; /* chosen here at each connect, for ABORT */
 	int error; /* why it broke */
-	uint32_t armed; /* what its loop waits for, once */
-	int64_t trouble_since; /* connecting has failed since; 0: no trouble */
-	int64_t used; /* when it last moved something */
+	uint32_t armed; /* epoll events, with EPOLLONESHOT; 0: none */
+	int64_t trouble_since; /* when connecting began to fail; 0: it does not */
+	int64_t used; /* when the last request was started */
 	uint64_t moved; /* bytes sent and received, ever */
-	struct wh_task cleanup;
-	bool idle_close;
+	struct wh_task cleanup; /* on the loop: close, or schedule another try */
+	bool idle_close; /* broken because it was idle: no error */
 	struct wh_abort abort;
 	struct wh_timer retry;
 
 	struct tcp_request requests[TCP_WINDOW];
 	uint64_t sequence;
-	uint64_t read_bytes; /* asked for and not yet here */
-	uint32_t gathering, gather_most; /* slices of writes that are on their way into slots */
+	uint64_t read_bytes; /* of outstanding reads */
+	uint32_t gathering, gather_most; /* writes being gathered into slots, and their limit */
 	/* Sending. */
-	uint8_t queue[TCP_WINDOW]; /* slices to be sent, a ring */
+	uint8_t queue[TCP_WINDOW]; /* indices of requests to send (again), a ring */
 	uint32_t queue_start, queue_count;
 	struct tcp_request *sending;
-	uint8_t *head; /* request and extents of `sending` */
+	uint8_t *head; /* header and extents of `sending`; before that the HELLO */
 	size_t head_length, head_sent;
 	struct tcp_walk out;
-	uint64_t out_left; /* payload bytes of `sending` */
+	uint64_t out_left; /* payload bytes of `sending` not yet sent */
 	/* Receiving. */
 	struct tcp_in in;
 	struct wh_response response;
 	struct tcp_request *receiving;
 	struct tcp_walk into;
-	uint64_t into_left;
-	uint64_t bad[WH_REQUEST_EXTENTS / 64]; /* extents that the owner refused */
+	uint64_t into_left; /* payload bytes of `receiving` not yet here */
+	uint64_t bad[WH_REQUEST_EXTENTS / 64]; /* one bit per extent that the owner refused */
 };
 
-/* A peer, as tcp sees it. */
+/* The state of one peer. */
 struct tcp_peer {
 	struct wh_peer *peer;
-	pthread_mutex_t lock; /* the lists, the fragments' cursors */
-	struct wh_list shared; /* large fragments, of which each connection takes its part */
+	/* of all lists of fragments and the fragments' cursors; taken inside client.lock */
+	pthread_mutex_t lock;
+	struct wh_list shared; /* large fragments, whose requests all bulk connections pull */
 	struct sockaddr_storage address;
 	_Atomic bool lost;
-	_Atomic uint32_t numbers;
-	_Atomic uint32_t turn; /* the connection that is told first of the next shared fragment */
+	_Atomic uint32_t numbers; /* the next connection's number */
+	_Atomic uint32_t turn; /* the connection that the next shared fragment starts first */
 	struct wh_timer idle;
-	unsigned count; /* connections for bulk; the latency connection is behind them */
-	_Atomic(struct tcp_client *) clients[]; /* NULL: not needed yet */
+	unsigned count; /* bulk connections; clients[count] is the latency connection */
+	_Atomic(struct tcp_client *) clients[]; /* NULL: not used yet */
 };
 
+/* NULL: no memory. The connection opens when it has something to send. */
 struct tcp_client *tcp_client_new(struct tcp_peer *tcp, bool latency);
-/* On loop 0. Nothing is outstanding. */
+/* Free it. On loop 0, with nothing outstanding; blocks until its loop and all users leave it. */
 void tcp_client_free(struct tcp_client *client);
-/* Get it going: connect, pull, send, receive; on any thread. */
+/* Connect, pull, send and receive as far as possible without waiting. On any thread; if another one
+ * has the lock, that one does the work. */
 void tcp_client_pump(struct tcp_client *client);
-/* The same without receiving: a submission does not do the work of others. `watched`: somebody will
- * poll or wait for it, so that the loop need not. */
+/* The same without receiving: a submitter does not do the work of other batches. `watched`: a
+ * thread will poll or wait for the batch, so that the loop need not watch the socket. */
 void tcp_client_push(struct tcp_client *client, bool watched);
-/* Have its loop get it going, unless a waiter comes first. Without `now` it is enough that it finds
- * the work when it has its next answer. */
+/* Have the loop do the work, unless a waiter comes first. If `now` is false and a response is
+ * outstanding, the loop is not woken: it finds the work when the response arrives. */
 void tcp_client_kick(struct tcp_client *client, bool now);
-/* As a waiter: own it until the batch is done or the deadline. */
+/* As a waiter: do the connection's work until the batch is done or the deadline passes. Blocks, or
+ * spins in spin mode. Deadline 0: do one turn. Returns at once if another waiter owns it. */
 void tcp_client_own(struct tcp_client *client, struct wh_batch *batch, int64_t deadline);
-/* Break it off; slices in flight are sent again, or dropped when cancelled. */
+/* Close the connection; unfinished requests are sent again, or end if they are cancelled. */
 void tcp_client_break(struct tcp_client *client, int error);
-/* Break it off; slices in flight fail. */
+/* Close the connection; unfinished requests fail with the error and text. */
 void tcp_client_lose(struct tcp_client *client, int error, const char *text);
+/* Does it have unfinished requests of the batch? */
 bool tcp_client_carries(struct tcp_client *client, const struct wh_batch *batch);
 bool tcp_client_is_open(struct tcp_client *client);
-/* How it is encrypted; "" if it is not, or not open. */
+/* Describe its encryption; `out` is unchanged if it is not encrypted, or not open. */
 void tcp_client_describe(struct tcp_client *client, char *out, size_t size);
-/* Close it if it has been idle since `before`. */
+/* Close it if nothing is outstanding and it was last used before the time `before`; free the
+ * buffers of a closed one. Does nothing if it is locked. */
 void tcp_client_retire(struct tcp_client *client, int64_t before);
 
-/* Take the next slice for this connection; false: nothing to send. */
+/* Take the next request for this connection, under client.lock. False: nothing to send for now. */
 bool tcp_pull(struct tcp_client *client, struct tcp_request *request);
 
-/* Fail what has not been taken yet: what is meant for this connection, and what is for all. */
+/* Fail all that no connection has pulled yet: fragments pinned to `client`, and shared fragments
+ * unless it is the latency connection. `client` NULL: shared fragments only. */
 void tcp_fail_waiting(struct tcp_peer *tcp, struct tcp_client *client, int error, const char *text);
 
-/* In flow.c; under client.lock. Each returns 0, -EAGAIN, or the error that breaks the connection.
- * Fragments that are done go to `done`. */
+/* In flow.c; under client.lock. Both return 0, -EAGAIN, or the error that breaks the connection,
+ * and never wait. Completed fragments go to `done`, for tcp_fragments_done() after unlocking. */
 int tcp_flow_send(struct tcp_client *client, bool owner);
 int tcp_flow_receive(struct tcp_client *client, struct wh_list *done);
-/* A slice has ended; `finished`: with its bytes moved or refused by the owner. */
+/* Release a request that has succeeded or failed. */
 void tcp_request_end(struct tcp_client *client, struct tcp_request *request, struct wh_list *done);
+/* Forget what was half sent or received, after the connection has been closed. */
 void tcp_flow_reset(struct tcp_client *client);
+/* Complete the fragments in the list. Not under client.lock or tcp.lock. */
 void tcp_fragments_done(struct wh_list *done);
 
 /* In client-stage.c; under client.lock. */
 
-/* A slice of a GPU's memory has been pulled. 1: it can be sent now; 0: it is queued later, by the
- * connection's loop; or a negative errno. */
+/* Get a slot for a request of GPU memory and, for a write, gather its bytes. 1: it can be sent now;
+ * 0: the connection's loop queues it later; or a negative errno. */
 int tcp_stage_begin(struct tcp_client *client, struct tcp_request *request);
-/* The bytes of the slice, where the socket finds them; NULL: in its runs. */
+/* The request's bytes in its slot. NULL: it has no slot. */
 char *tcp_stage_bytes(const struct tcp_request *request);
-/* All bytes of a read have come; the slice is ended when they have reached the GPU. `bad`: of these
- * extents none has come. */
+/* All bytes of a read are in the slot: copy them to the GPU, except extents in client.bad, and then
+ * end the request. */
 void tcp_stage_scatter(struct tcp_client *client, struct tcp_request *request);
-/* Is a GPU at work on it, so that it has to be left alone until that has ended? With an error it
- * fails then. */
+/* Does the request wait for a slot or a GPU? Then it must be left alone until that has ended.
+ * `fail`: it is to end then, and not to be sent. */
 bool tcp_stage_busy(struct tcp_request *request, bool fail);
-/* The slice has ended. */
+/* Return the request's slot, if it has one. */
 void tcp_stage_free(struct tcp_client *client, struct tcp_request *request);
 
 /* In window.c. */
 
 struct wh_region_window;
-/* Open windows onto those of our regions that are a GPU's. No lock is held. */
+/* Open the region windows of the fragment's local GPU regions. May block; no lock may be held. */
 void tcp_window_open(const struct wh_fragment *fragment);
-/* A region window of those that the fragment's bytes are received through, in slices of so many
- * bytes; NULL: they are not, or it has nothing to do with GPUs. */
+/* One of the region windows through which the fragment's bytes can be received, in requests of up
+ * to `request` bytes. NULL: slots are faster, a window is missing, or no local GPU memory. */
 const struct wh_region_window *tcp_window_of(const struct wh_fragment *fragment, uint64_t request);
-/* A region window of those that the few bytes of a write are read through before they are sent;
- * NULL: they are not. */
+/* One of the region windows through which the CPU can read a small fragment into a slot. NULL: too
+ * many bytes, a window is missing, or no local GPU memory. */
 const struct wh_region_window *tcp_window_few(const struct wh_fragment *fragment);
-/* Are our regions still the memory that they were made of? */
+/* Do the fragment's local regions still name the memory that was registered? */
 bool tcp_window_current(const struct wh_fragment *fragment);
-/* Where the CPU finds the first byte of a run of such a fragment. */
+/* The CPU's address of the first byte of an extent pair, in a region window if it has one. */
 char *tcp_window_at(const struct wh_fragment *fragment, const struct wh_extent_pair *run);
-/* Copy bytes to a place in the run. */
+/* Copy bytes to the address `at` within the extent pair. */
 void tcp_window_put(const struct wh_fragment *fragment, const struct wh_extent_pair *run, char *at,
 		    const uint8_t *from, size_t length);
-/* What has come of the slice is in place when this returns. */
+/* Flush the request's region windows: on return its bytes are visible in GPU memory, or the
+ * fragment fails with -ESTALE. */
 void tcp_window_request_end(const struct tcp_request *request);
 
-/* ---- the owner's side --------------------------------------------------------------------------
- */
+/* ---- the owner's side -------------------------------------------------- */
 
+/* On loop 0. Serve a data connection whose handshake is complete; takes ownership of fd and tls in
+ * every case. 0, or -EBUSY: a limit is reached, or no memory; the reason is logged. */
 int tcp_session_accept(struct wh_session *session, int fd, struct wh_tls *tls,
 		       const struct wh_hello *hello);
+/* On loop 0. Close all connections, or the one with the given number; each blocks until the
+ * connection's loop has stopped serving it. */
 void tcp_session_close(struct wh_session *session);
 void tcp_session_abort(struct wh_session *session, uint32_t number);
 
