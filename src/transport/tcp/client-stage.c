@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The initiator's side of tcp, memory of a GPU: a write's bytes are gathered into slots of pinned
- * memory before they are sent, a few slices ahead; a read's are received into slots and scattered
- * from there. What a GPU has finished comes back by way of the connection's loop, which takes the
- * lock.
+ * The initiator's GPU memory through slots of pinned memory. A write's bytes are gathered into
+ * slots before they are sent, a few requests ahead. A read's bytes are received into slots and
+ * scattered from there. When a GPU has finished a copy, or a slot is free, a task on the
+ * connection's loop takes client.lock and continues the request.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -12,21 +12,23 @@
 #include "gpu/staging.h"
 #include "transport/tcp/tcp.h"
 
+/* States of a stage. */
 enum {
 	WAITS, /* for a slot */
-	MOVES, /* a GPU moves its bytes */
-	STANDS, /* its bytes, or the room for them, are in the slot */
+	MOVES, /* a GPU copies its bytes */
+	STANDS, /* write: its bytes are in the slot; read: the slot can receive them */
 };
 
+/* The slot of one request. Under client.lock; but any thread may set `given` and post `task`. */
 struct tcp_stage {
 	struct wh_staging staging;
 	struct wh_slot_wait wait;
-	struct wh_slot *given; /* a slot that it has waited for, on its way to the loop */
+	struct wh_slot *given; /* the slot that it waited for, until the loop takes it */
 	struct wh_task task;
 	struct tcp_client *client;
 	struct tcp_request *request;
 	int state;
-	bool failed; /* the slice has: it ends when the GPU has let go of it */
+	bool failed; /* the request has failed: end it when the GPU has finished */
 };
 
 static struct wh_gpus *gpus_of(const struct tcp_client *client)
@@ -60,15 +62,14 @@ void tcp_stage_free(struct tcp_client *client, struct tcp_request *request)
 	free(stage);
 }
 
-/* ---- moving ------------------------------------------------------------------------------------
- */
+/* ---- moving ------------------------------------------------------------ */
 
-/* On any thread. A reference to the connection is held until the loop has taken it. */
+/* A GPU has finished. On any thread; client.users holds a reference until the task has run. */
 static void moved(struct wh_staging *staging, int error, const char *text)
 {
 	struct tcp_stage *stage = wh_container(staging, struct tcp_stage, staging);
 
-	(void)error; /* it is in the staging */
+	(void)error; /* stage->staging.error has it, too */
 	(void)text;
 	wh_loop_post(stage->client->loop, &stage->task);
 }
@@ -81,7 +82,7 @@ static void slot_ready(struct wh_slot_wait *wait, struct wh_slot *slot)
 	wh_loop_post(stage->client->loop, &stage->task);
 }
 
-/* Which bytes of the slot are whose; those of refused extents are nobody's. */
+/* Map the bytes of the slot to local memory; skip those of refused extents. */
 static int plan(struct tcp_client *client, struct tcp_stage *stage, bool skip_bad)
 {
 	const struct wh_fragment *fragment = stage->request->fragment;
@@ -120,7 +121,7 @@ static void move(struct tcp_client *client, struct tcp_stage *stage, int error, 
 	wh_loop_post(client->loop, &stage->task);
 }
 
-/* The slot is there. True: the slice can be sent; else it comes by the loop. */
+/* The stage has its slot. True: the request can be sent now. False: the loop queues it later. */
 static bool have_slot(struct tcp_client *client, struct tcp_stage *stage)
 {
 	bool read = stage->request->fragment->op == WH_READ;
@@ -142,7 +143,7 @@ int tcp_stage_begin(struct tcp_client *client, struct tcp_request *request)
 	struct tcp_stage *stage = calloc(1, sizeof(*stage));
 
 	if (!stage) {
-		request->attempts = TCP_ATTEMPTS; /* it ends with the connection */
+		request->attempts = TCP_ATTEMPTS; /* fail it when the connection breaks */
 		return -ENOMEM;
 	}
 	stage->client = client;
@@ -153,7 +154,7 @@ int tcp_stage_begin(struct tcp_client *client, struct tcp_request *request)
 	stage->staging.done = moved;
 	stage->state = WAITS;
 	request->stage = stage;
-	/* Before it may be ready: it then comes by the loop. */
+	/* Take the reference before slot_ready() may run, whose task drops it. */
 	atomic_fetch_add(&client->users, 1);
 	stage->staging.slot = wh_slot_take(gpus_of(client), WH_SLOT_ASKS, &stage->wait);
 	if (!stage->staging.slot)
@@ -166,14 +167,13 @@ void tcp_stage_scatter(struct tcp_client *client, struct tcp_request *request)
 {
 	struct tcp_stage *stage = request->stage;
 
-	request->sent = false; /* no second answer is taken for it */
+	request->sent = false; /* reject a second response */
 	move(client, stage, plan(client, stage, client->response.errors), false);
 }
 
-/* ---- back on the loop --------------------------------------------------------------------------
- */
+/* ---- back on the loop -------------------------------------------------- */
 
-/* Under the lock. */
+/* Continue or end a request whose slot or GPU is ready. Under client.lock. */
 static void settle(struct tcp_client *client, struct tcp_stage *stage, struct wh_list *done)
 {
 	struct tcp_request *request = stage->request;

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The initiator's bytes: requests out, responses in. Under the connection's lock, never waiting. */
+/*
+ * The bytes of the initiator's data connections: requests out, responses in. Everything runs under
+ * client.lock and never waits.
+ */
 #include <errno.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -11,8 +14,7 @@
 #include "window/copy.h"
 #include "wire/bytes.h"
 
-/* ---- walking through a slice ------------------------------------------------------------------
- */
+/* ---- walking through a request ----------------------------------------- */
 
 static void walk_start(struct tcp_walk *walk, const struct tcp_request *request)
 {
@@ -20,7 +22,7 @@ static void walk_start(struct tcp_walk *walk, const struct tcp_request *request)
 	wh_fragment_next(request->fragment, &walk->next, request->start.left, &walk->run);
 }
 
-/* On to the next run; false at the end of the slice. */
+/* Advance to the next extent pair. False: the end of the request. */
 static bool walk_step(struct tcp_walk *walk, const struct wh_fragment *fragment)
 {
 	walk->before += walk->run.length;
@@ -34,7 +36,7 @@ static bool is_bad(const struct tcp_client *client, uint32_t extent)
 	return client->bad[extent / 64] >> (extent % 64) & 1;
 }
 
-/* Where the socket finds the walk's next bytes. */
+/* The address of the walk's next byte: in a region window, in a slot, or in local memory. */
 static char *walk_at(const struct tcp_walk *walk, const struct tcp_request *request)
 {
 	char *staged = tcp_stage_bytes(request);
@@ -44,8 +46,8 @@ static char *walk_at(const struct tcp_walk *walk, const struct tcp_request *requ
 	return (staged ? staged + walk->before : walk->run.local) + walk->done;
 }
 
-/* Fill a vector from where the walk stands, without moving it. `skip_bad`: leave out the extents
- * that the owner refused. Returns the bytes. */
+/* Fill a vector from the walk's position, without advancing it. `skip_bad`: leave out the extents
+ * that the owner refused. Returns the bytes in the vector. */
 static size_t walk_vector(const struct tcp_client *client, const struct tcp_walk *from,
 			  const struct tcp_request *request, bool skip_bad, struct iovec *vector,
 			  int *count)
@@ -64,7 +66,7 @@ static size_t walk_vector(const struct tcp_client *client, const struct tcp_walk
 	return bytes;
 }
 
-/* Move the walk on by bytes that have been moved. */
+/* Advance the walk by bytes that were sent or received. */
 static void walk_advance(const struct tcp_client *client, struct tcp_walk *walk,
 			 const struct wh_fragment *fragment, bool skip_bad, uint64_t bytes)
 {
@@ -84,8 +86,7 @@ static void walk_advance(const struct tcp_client *client, struct tcp_walk *walk,
 	}
 }
 
-/* ---- memory of ours that is not there -----------------------------------------------------------
- */
+/* ---- local memory that is not mapped ----------------------------------- */
 
 static const struct wh_region *local_of(const struct wh_fragment *fragment,
 					const struct wh_extent_pair *run)
@@ -94,8 +95,9 @@ static const struct wh_region *local_of(const struct wh_fragment *fragment,
 				  fragment->batch->items[run->index].local;
 }
 
-/* The kernel could not send from, or receive into, some of the slice's memory from the walk's place
- * on. The stream is cut, so that the connection has to go; this slice fails, and no other. */
+/* The kernel could not access some of the request's memory from the walk's position on. The stream
+ * is out of step, so the connection has to break; only this request fails. Find the address at
+ * fault. */
 static int fault(struct tcp_request *request, const struct tcp_walk *from)
 {
 	struct tcp_walk walk = *from;
@@ -113,8 +115,8 @@ static int fault(struct tcp_request *request, const struct tcp_walk *from)
 	return -EFAULT;
 }
 
-/* Before bytes are copied into a run here, without the kernel. *seen is the last region that is
- * there. */
+/* Is the memory of an extent pair mapped? Checked before a memcpy(), which would raise a signal
+ * where the kernel returns EFAULT. *seen caches the last region that was mapped whole. */
 static bool is_there(const struct wh_fragment *fragment, const struct wh_extent_pair *run,
 		     const struct wh_region **seen)
 {
@@ -132,8 +134,7 @@ static bool is_there(const struct wh_fragment *fragment, const struct wh_extent_
 	return wh_memory_mapped((uint64_t)(uintptr_t)run->local, run->length);
 }
 
-/* ---- slices -----------------------------------------------------------------------------------
- */
+/* ---- requests ---------------------------------------------------------- */
 
 void tcp_request_end(struct tcp_client *client, struct tcp_request *request, struct wh_list *done)
 {
@@ -142,7 +143,7 @@ void tcp_request_end(struct tcp_client *client, struct tcp_request *request, str
 
 	if (fragment->op == WH_READ)
 		client->read_bytes -= bytes;
-	/* Also of one that has failed: nothing of it is to arrive afterwards. */
+	/* A failed request, too: none of its bytes may arrive later. */
 	if (fragment->windowed)
 		tcp_window_request_end(request);
 	tcp_stage_free(client, request);
@@ -160,8 +161,7 @@ void tcp_fragments_done(struct wh_list *done)
 		wh_fragment_done(wh_container(link, struct wh_fragment, link));
 }
 
-/* ---- sending ----------------------------------------------------------------------------------
- */
+/* ---- sending ----------------------------------------------------------- */
 
 static int flow_encode(struct tcp_client *client, struct tcp_request *request)
 {
@@ -180,7 +180,7 @@ static int flow_encode(struct tcp_client *client, struct tcp_request *request)
 		struct wh_extent extent = { walk.run.remote, walk.run.offset, walk.run.length };
 		int error = wh_extents_put(&writer, &extent);
 
-		/* 1,024 extents of 31 bytes fit. */
+		/* Never fails: WH_REQUEST_EXTENTS extents of at most 31 bytes fit. */
 		if (error)
 			return error;
 	} while (walk_step(&walk, request->fragment));
@@ -191,8 +191,8 @@ static int flow_encode(struct tcp_client *client, struct tcp_request *request)
 	return 0;
 }
 
-/* A new slice that can be sent at once. Those of a GPU's memory come later, when their bytes, or
- * their room, are there. */
+/* Pull new requests until one can be sent at once. Staged requests are queued later, by the loop,
+ * unless they are ready at once. */
 static int pull_request(struct tcp_client *client, struct tcp_request **out)
 {
 	struct tcp_request *request;
@@ -219,8 +219,8 @@ static int pull_request(struct tcp_client *client, struct tcp_request **out)
 	return ready < 0 ? ready : 0;
 }
 
-/* One whose bytes are in a slot by now, or that has to be sent again: then they are gathered once
- * more, and it comes later. */
+/* Take a queued request, whose bytes are in a slot or which has to be sent again, or pull a new
+ * one. A staged request to be sent again is gathered again first, and usually queued later. */
 static int take_queued(struct tcp_client *client, struct tcp_request **out)
 {
 	struct tcp_request *request;
@@ -240,7 +240,7 @@ static int take_queued(struct tcp_client *client, struct tcp_request **out)
 	return ready < 0 ? ready : 0;
 }
 
-/* Take the next slice to send. */
+/* Start sending the next request. */
 static int next_request(struct tcp_client *client)
 {
 	struct tcp_request *request = NULL;
@@ -276,7 +276,7 @@ int tcp_flow_send(struct tcp_client *client, bool owner)
 			if (error)
 				return error;
 		}
-		/* A waiter wants the lock: it goes on from here, without a thread's hand-over. */
+		/* A waiter wants the lock: let it continue, without a hand-over later. */
 		if (!owner && atomic_load_explicit(&client->claimed, memory_order_relaxed))
 			return -EAGAIN;
 		fragment = client->sending->fragment;
@@ -305,7 +305,7 @@ int tcp_flow_send(struct tcp_client *client, bool owner)
 		}
 		if (client->head_sent == client->head_length && !client->out_left) {
 			client->sending->sent = true;
-			/* The socket has its bytes: others may have the slot. */
+			/* The socket has copied its bytes: return the slot. */
 			if (fragment->op == WH_WRITE)
 				tcp_stage_free(client, client->sending);
 			client->sending = NULL;
@@ -315,10 +315,9 @@ int tcp_flow_send(struct tcp_client *client, bool owner)
 	}
 }
 
-/* ---- receiving --------------------------------------------------------------------------------
- */
+/* ---- receiving --------------------------------------------------------- */
 
-/* The owner refused some extents: record it, so that their bytes are not waited for. */
+/* Record the extents that the owner refused, so that their bytes are not expected. */
 static int refused(struct tcp_client *client, const uint8_t *errors)
 {
 	struct tcp_request *request = client->receiving;
@@ -346,7 +345,7 @@ static int refused(struct tcp_client *client, const uint8_t *errors)
 	return 0;
 }
 
-/* How many payload bytes must come, given what was refused. */
+/* The payload bytes of the response: those of the extents that were not refused. */
 static uint64_t expected(struct tcp_client *client)
 {
 	struct tcp_request *request = client->receiving;
@@ -364,7 +363,7 @@ static uint64_t expected(struct tcp_client *client)
 	return bytes;
 }
 
-/* A response's head is complete in the buffer, or not yet: -EAGAIN. */
+/* Take a response's header and errors from the buffer. 0; -EAGAIN: not complete yet; -EPROTO. */
 static int take_head(struct tcp_client *client)
 {
 	struct tcp_in *in = &client->in;
@@ -384,8 +383,8 @@ static int take_head(struct tcp_client *client)
 	if (in->length < length)
 		return -EAGAIN;
 	request = &client->requests[client->response.id % TCP_WINDOW];
-	/* A write may be answered before all of it is sent only to say that it is refused; the
-	 * owner never does that, so an answer to what has not been sent is an error. */
+	/* Owners never answer a write before they have received all of it, not even to refuse it:
+	 * a response to a request that is not fully sent breaks the protocol. */
 	if (!request->fragment || request->id != client->response.id || !request->sent ||
 	    request->fragment->op != client->response.op)
 		return -EPROTO;
@@ -402,7 +401,7 @@ static int take_head(struct tcp_client *client)
 	return client->into_left == client->response.bytes ? 0 : -EPROTO;
 }
 
-/* Copy payload that came along with a head. 0 or -EFAULT. */
+/* Copy payload that arrived in the buffer, together with a header. 0 or -EFAULT. */
 static int take_early(struct tcp_client *client)
 {
 	const struct wh_region *seen = NULL;
@@ -437,7 +436,7 @@ static int take_early(struct tcp_client *client)
 	return 0;
 }
 
-/* Use what is in the buffer. -EAGAIN: more is needed. */
+/* Process the bytes in the buffer. -EAGAIN: more bytes are needed. */
 static int consume(struct tcp_client *client, struct wh_list *done)
 {
 	int error;
@@ -472,7 +471,7 @@ int tcp_flow_receive(struct tcp_client *client, struct wh_list *done)
 	while (atomic_load_explicit(&client->outstanding, memory_order_relaxed)) {
 		count = 0;
 		want = 0;
-		if (client->receiving) /* the buffer is empty, see consume() */
+		if (client->receiving) /* the buffer is empty: see consume() */
 			want = walk_vector(client, &client->into, client->receiving,
 					   client->response.errors, vector, &count);
 		if (want > client->into_left)
@@ -486,7 +485,7 @@ int tcp_flow_receive(struct tcp_client *client, struct wh_list *done)
 		if (got < 0)
 			return errno == EINTR ? -EAGAIN : -errno;
 		client->moved += (uint64_t)got;
-		/* Another thread may end the slice. */
+		/* Another thread may end the request: order this thread's stores before that. */
 		if (client->receiving && client->receiving->fragment->windowed)
 			wh_copy_issued();
 		moved = (size_t)got < want ? (size_t)got : want;

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The tcp transport's table, a peer's state, and the fragments that wait for a connection. */
+/*
+ * The tcp transport's operations table, a peer's state, and the fragments that wait for a
+ * connection: which connections a fragment may use, and which requests they pull from it.
+ */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,11 +17,10 @@
 #include "transport/tcp/tcp.h"
 #include "util/clock.h"
 
-/* A fragment that more than one connection has slices of. */
+/* fragment.owner: more than one connection has pulled requests of it. */
 #define SEVERAL ((void *)1)
 
-/* ---- sockets -----------------------------------------------------------------------------------
- */
+/* ---- sockets ----------------------------------------------------------- */
 
 ssize_t tcp_receive(int fd, struct wh_tls *tls, struct iovec *vector, int count, size_t want,
 		    struct tcp_in *in, size_t tail)
@@ -62,11 +64,9 @@ int tcp_connect(struct wh_engine *engine, const struct sockaddr_storage *address
 	return fd;
 }
 
-/* ---- fragments
- * ------------------------------------------------------------------------------------
- */
+/* ---- fragments --------------------------------------------------------- */
 
-/* Out of the list that it waits in. Under tcp.lock. */
+/* Remove a fragment from the list that it waits in. Under tcp.lock. */
 static void take_out(struct wh_fragment *fragment)
 {
 	if (fragment->alone && fragment->link.next)
@@ -74,8 +74,8 @@ static void take_out(struct wh_fragment *fragment)
 	wh_list_remove(&fragment->link);
 }
 
-/* Everything of a fragment that no connection has taken. Under tcp.lock. True: the fragment is
- * done. */
+/* Drop the bytes of a fragment that no connection has pulled. Under tcp.lock. True: nothing of it
+ * is outstanding, and the caller has to complete it. */
 static bool drop_rest(struct wh_fragment *fragment)
 {
 	uint64_t rest = fragment->cursor.left;
@@ -110,8 +110,9 @@ void tcp_fail_waiting(struct tcp_peer *tcp, struct tcp_client *client, int error
 	tcp_fragments_done(&done);
 }
 
-/* The bytes of a slice of so many. What several connections share is cut smaller, so that they end
- * together, unless there is one for each anyway: large ones are faster. */
+/* The largest request, in bytes, of a fragment of `bytes`. A shared fragment gets half-size
+ * requests, so that its connections finish together, unless it fills a full-size request on each of
+ * them: larger requests are faster. */
 static uint64_t request_bytes(const struct tcp_peer *tcp, uint64_t bytes, bool alone)
 {
 	uint64_t most = (uint64_t)tcp->peer->engine->config.number[WH_SETTING_SLICE];
@@ -119,9 +120,9 @@ static uint64_t request_bytes(const struct tcp_peer *tcp, uint64_t bytes, bool a
 	return alone || bytes <= most || bytes / most >= tcp->count ? most : most / 2;
 }
 
-/* Has it so much more to do than another that what is for all is better left to that one? A socket
- * takes far more than it has moved, so that one connection could take everything. This one is going
- * to be answered, and looks again then. */
+/* Does the connection have so much more outstanding than another that it should leave shared
+ * fragments to that one? A socket buffers far more than it has transmitted, so without this limit
+ * one connection could pull everything. It tries again when its next response arrives. */
 static bool ahead(struct tcp_peer *tcp, const struct tcp_client *client)
 {
 	uint32_t held = atomic_load_explicit(&client->outstanding, memory_order_relaxed);
@@ -178,10 +179,9 @@ out:
 	return found;
 }
 
-/* ---- choosing connections
- * ------------------------------------------------------------------------ */
+/* ---- choosing connections ---------------------------------------------- */
 
-/* Connection number `index`, made when it is first needed. */
+/* The connection `index`, allocated on first use. NULL: no memory. */
 static struct tcp_client *client_at(struct tcp_peer *tcp, unsigned index)
 {
 	struct tcp_client *client = atomic_load(&tcp->clients[index]);
@@ -198,7 +198,7 @@ static struct tcp_client *client_at(struct tcp_peer *tcp, unsigned index)
 	return client;
 }
 
-/* The one with the least to do; the first of them, so that few are opened. */
+/* The connection with the least work; the first of several, so that few are opened. */
 static struct tcp_client *idlest(struct tcp_peer *tcp)
 {
 	uint32_t least = UINT32_MAX, held;
@@ -219,7 +219,8 @@ static struct tcp_client *idlest(struct tcp_peer *tcp)
 	return client_at(tcp, best);
 }
 
-/* Put a fragment where its connections find it. False: it has ended instead. */
+/* Append a fragment to the list of `only`, or to the shared list. False: it has failed and is
+ * complete. */
 static bool enqueue(struct tcp_peer *tcp, struct wh_fragment *fragment, struct tcp_client *only)
 {
 	bool dropped = false, waiting = false;
@@ -245,7 +246,7 @@ static bool enqueue(struct tcp_peer *tcp, struct wh_fragment *fragment, struct t
 	return waiting;
 }
 
-/* Does some of our side lie in a GPU's memory? */
+/* Does any local memory of the fragment belong to a GPU? */
 static bool on_gpu(const struct wh_fragment *fragment)
 {
 	const struct wh_region *last = NULL, *local;
@@ -275,8 +276,8 @@ static bool is_idle(struct tcp_peer *tcp, unsigned index)
 	return !client || !atomic_load_explicit(&client->outstanding, memory_order_relaxed);
 }
 
-/* Tell as many connections of a shared fragment as it has slices: first those that have nothing to
- * do. They take turns, so that small fragments, one behind the other, use all. */
+/* Start as many connections on a shared fragment as it has requests, idle ones first. The first one
+ * rotates, so that consecutive small fragments use all connections. */
 static void tell(struct tcp_peer *tcp, uint64_t requests, bool small)
 {
 	bool all = requests >= tcp->count;
@@ -303,7 +304,8 @@ static void submit_fragment(struct wh_peer *peer, void *state, struct wh_fragmen
 	uint64_t request = request_bytes(tcp, fragment->bytes, latency);
 	uint64_t requests = (fragment->bytes + request - 1) / request;
 	bool small = fragment->bytes <= TCP_INLINE || fragment->op == WH_READ, alone;
-	/* In spin mode a batch that reports nowhere moves while somebody waits for it. */
+	/* In spin mode a batch without callback and queue progresses in the thread that waits for
+	 * it. */
 	bool watched = peer->engine->config.number[WH_SETTING_SPIN] && !fragment->batch->callback &&
 		       !fragment->batch->queue;
 	struct tcp_client *client;
@@ -328,14 +330,14 @@ static void submit_fragment(struct wh_peer *peer, void *state, struct wh_fragmen
 	}
 	if (!enqueue(tcp, fragment, alone ? client : NULL))
 		return;
-	/* The fragment may be done, and gone, from here on. */
+	/* Another thread may have completed and freed the fragment by now. */
 	if (alone)
 		start(client, small, watched, false);
 	else
-		tell(tcp, requests, small); /* a waiter owns one connection, and not several */
+		tell(tcp, requests, small); /* a waiter can own only one connection */
 }
 
-/* What fails belongs to the batch, and not to the call that submits it. */
+/* Errors belong to the batch, so the submitting call must not report their text. */
 static void submit(struct wh_peer *peer, void *state, struct wh_fragment *fragment)
 {
 	wh_fail_begin();
@@ -350,7 +352,7 @@ static void cancel(struct wh_peer *peer, void *state, struct wh_fragment *fragme
 
 	(void)peer;
 	pthread_mutex_lock(&tcp->lock);
-	/* One that is not in the list has been handed out whole, or is not yet submitted. */
+	/* Not in a list: pulled completely, or not yet submitted. */
 	if (fragment->cursor.left && fragment->link.next) {
 		wh_fragment_fail(fragment, UINT64_MAX, -ECANCELED, "cancelled");
 		done = drop_rest(fragment);
@@ -373,16 +375,16 @@ static void help(struct wh_peer *peer, void *state, struct wh_batch *batch, int6
 		if (fragment->transport != WH_TRANSPORT_TCP || atomic_load(&fragment->done) ||
 		    !fragment->owner)
 			continue;
-		/* A GPU ends them, not what comes through a socket. */
+		/* A staged fragment is completed by a GPU, not by a socket. */
 		several |= fragment->staged || fragment->owner == SEVERAL ||
 			   (owner && owner != fragment->owner);
 		large |= fragment->bytes > TCP_INLINE && !spin;
 		owner = fragment->owner;
 	}
 	pthread_mutex_unlock(&tcp->lock);
-	/* What is large its loop is sending already. Waiters would come and go, and the stream
-	 * would change between their threads and the loop's, and between CPUs. Of what is spun for
-	 * the loop may know nothing. */
+	/* The loop already sends large fragments. Waiters that come and go would move the stream
+	 * between their threads and the loop's, and so between CPUs. In spin mode the loop may not
+	 * know of the fragment, so the waiter owns the connection. */
 	if (owner && !several && !(large && deadline))
 		tcp_client_own(owner, batch, deadline);
 	for (unsigned i = 0; several && !deadline && i < tcp->count; i++) {
@@ -408,8 +410,7 @@ static int cut(struct wh_peer *peer, void *state, struct wh_batch *batch, int64_
 	return 0;
 }
 
-/* ---- peers
- * --------------------------------------------------------------------------------------- */
+/* ---- peers ------------------------------------------------------------- */
 
 static void look_for_idle(struct wh_timer *timer)
 {
@@ -426,7 +427,7 @@ static void look_for_idle(struct wh_timer *timer)
 	wh_timer_set(&engine->loops[0], timer, now + idle / 2 + WH_MS);
 }
 
-/* Data goes where the control connection went. On loop 0. */
+/* Connect to the address of the control connection. On loop 0. */
 static int learn_address(struct tcp_peer *tcp, char why[WH_REFUSAL])
 {
 	struct wh_peer *peer = tcp->peer;
@@ -510,15 +511,14 @@ static int peer_again(struct wh_peer *peer, void *state, char why[WH_REFUSAL])
 	return learn_address(tcp, why);
 }
 
-/* By which way memory of our GPUs is moved. Returns the length of the text, which is "" without
- * GPUs. */
+/* Describe how local GPU memory is moved. Returns the length of the text; 0 without GPU memory. */
 static size_t tell_gpu(struct wh_peer *peer, const struct tcp_peer *tcp,
 		       const struct wh_batch *batch, char *out, size_t size)
 {
 	bool latency = batch->priority == WH_PRIORITY_LATENCY;
 	size_t used = 0;
 
-	/* A region may be going meanwhile. */
+	/* Another thread may unregister a region meanwhile. */
 	pthread_mutex_lock(&peer->engine->region_windows.lock);
 	for (size_t i = 0; i < batch->fragment_count && !used; i++) {
 		const struct wh_fragment *fragment = &batch->fragments[i];
@@ -537,7 +537,7 @@ static size_t tell_gpu(struct wh_peer *peer, const struct tcp_peer *tcp,
 	return used < size ? used : 0;
 }
 
-/* Of a region that may be going. */
+/* Describe a region's GPU. Another thread may unregister the region meanwhile. */
 static bool tell_region(struct wh_engine *engine, const struct wh_region *region, char *line,
 			size_t size)
 {
@@ -552,7 +552,7 @@ static bool tell_region(struct wh_engine *engine, const struct wh_region *region
 	return told;
 }
 
-/* Why small fragments of our GPUs' memory go one by one into pinned memory, if they do. */
+/* Explain why extents of local GPU memory are copied one by one into pinned memory, if they are. */
 static bool tell_without(struct wh_peer *peer, void *state, const struct wh_batch *batch,
 			 char *line, size_t size)
 {
@@ -597,14 +597,14 @@ static void detail(struct wh_peer *peer, void *state, const struct wh_batch *bat
 	if (open)
 		used += (size_t)snprintf(out + used, size - used, "%u connection%s", open,
 					 open == 1 ? "" : "s");
-	else /* they are opened when they are first needed */
+	else /* connections are opened on first use */
 		used += (size_t)snprintf(out + used, size - used, "up to %u connections",
 					 tcp->count);
 	if (*secure && used < size)
 		snprintf(out + used, size - used, ", %s", secure);
 }
 
-/* What is planned may be unregistered meanwhile, unlike what has been submitted. */
+/* Unlike the regions of a submitted batch, those of a plan may be unregistered meanwhile. */
 static void open_window(struct wh_engine *engine, const struct wh_region *region)
 {
 	struct wh_region_entry *entry =
@@ -622,10 +622,10 @@ static int reach(struct wh_peer *peer, void *state, const struct wh_region *loca
 	int error;
 
 	(void)state;
-	(void)remote; /* a GPU's there is its owner's affair */
+	(void)remote; /* the owner stages its own GPU memory */
 	if (wh_kind_on_host(local->entry.kind))
 		return 0;
-	if (op == WH_READ) /* so that it can be explained before it is done */
+	if (op == WH_READ) /* so that wh_batch_explain() knows the window before the transfer */
 		open_window(peer->engine, local);
 	error = wh_staging_prepare_region(&peer->engine->regions, peer->engine->gpus, local, op);
 	if (error)

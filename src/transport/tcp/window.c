@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * tcp and memory of a GPU that has a CPU window: the bytes of a write that is served, and of a read
- * that is asked for, go straight from the socket into it, if the request is not so long that slots
- * and a copy engine are faster. Both sides of it.
+ * GPU memory through region windows, on both sides: the socket receives the bytes of a write
+ * (owner) or a read (initiator) directly into the window, unless the request is so long that slots
+ * and a copy engine are faster. The CPU also reads small writes through the window (initiator).
  */
 #include <errno.h>
 #include <string.h>
@@ -11,8 +11,7 @@
 #include "memory/memory.h"
 #include "transport/tcp/server.h"
 
-/* ---- the owner's side --------------------------------------------------------------------------
- */
+/* ---- the owner's side -------------------------------------------------- */
 
 bool tcp_window_takes(struct tcp_server *server)
 {
@@ -30,7 +29,7 @@ bool tcp_window_takes(struct tcp_server *server)
 			continue;
 		last = extent->region;
 		entry = wh_region_entry_enter(&server->engine->regions, last);
-		if (!entry) /* its bytes are thrown away, and the answer says so */
+		if (!entry) /* its bytes are discarded, and the response has the error */
 			continue;
 		region = wh_container(entry, struct wh_region, entry);
 		if (!wh_kind_on_host(entry->kind)) {
@@ -43,7 +42,7 @@ bool tcp_window_takes(struct tcp_server *server)
 	return takes;
 }
 
-/* What has come for a region is in place when this returns. 0, or what is wrong, as a positive
+/* Flush a region's window: on return all received bytes are visible in its memory. 0, or a positive
  * errno. */
 static int end_region(struct tcp_server *server, uint64_t id,
 		      struct wh_region_window_flushed *flushed)
@@ -53,7 +52,7 @@ static int end_region(struct tcp_server *server, uint64_t id,
 	const struct wh_region_window *window;
 	int error = 0;
 
-	/* Taken back since: nobody looks whether the bytes are there. */
+	/* Unregistered since: the bytes may not have arrived, and need not. */
 	if (!entry)
 		return ESTALE;
 	region = wh_container(entry, struct wh_region, entry);
@@ -87,8 +86,7 @@ void tcp_window_end(struct tcp_server *server)
 	}
 }
 
-/* ---- the initiator -----------------------------------------------------------------------------
- */
+/* ---- the initiator ----------------------------------------------------- */
 
 static const struct wh_region *local_of(const struct wh_fragment *fragment, uint64_t index)
 {
