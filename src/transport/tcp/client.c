@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The initiator's connections.
+ * The initiator's connections: open, own, break, reconnect.
  *
- * Whoever has something to do takes the lock and moves what can be moved: the submitter, the waiter
- * that owns the connection, or the connection's loop. One that finds it locked leaves a note
- * (`again`), and the holder looks once more. Only the loop takes the descriptor out of its epoll
+ * Three kinds of threads work on a connection: submitters, the waiter that owns it, and its loop.
+ * Each takes the lock and sends and receives what it can. A thread that finds it locked sets
+ * `again`, and the holder does one more turn. Only the loop removes the descriptor from its epoll
  * set and closes it.
  *
- * A connection that breaks may have left requests in the peer's receive buffer, which would still
- * be carried out after they had been sent again and completed by another. So nothing is sent again
- * before the peer has confirmed that the broken connection is dropped (ABORT on the control
- * connection), or is lost as a whole.
+ * A broken connection may have left requests in the peer's receive buffer. The peer would execute
+ * them even after another connection has repeated and completed them. So no request is sent again
+ * until the peer has confirmed that it closed the broken connection (ABORT on the control
+ * connection), or the peer is lost.
  */
 #include <errno.h>
 #include <poll.h>
@@ -26,26 +26,26 @@
 #include "util/clock.h"
 
 #define RETRY_PAUSE (50 * WH_MS)
-/* A waiter looks up that often, for what does not come through its socket. */
+/* How often a waiter wakes to check for completions that do not come through its socket. */
 #define LOOK_UP (50 * WH_MS)
 
-/* Who does a turn of work. */
+/* Which thread does a turn of work. */
 enum who {
-	LOOP,
-	SUBMITTER, /* sends, but leaves it to others to receive */
-	SPINNER, /* the same, and will be there itself for the answer */
-	OWNER,
+	LOOP, /* or any thread that acts for it */
+	SUBMITTER, /* sends, does not receive */
+	SPINNER, /* the same, and will poll or wait for the response itself */
+	OWNER, /* the waiter that owns the connection */
 };
 
-/* ---- one turn of work, under the lock ----------------------------------------------------------
- */
+/* ---- one turn of work, under the lock ---------------------------------- */
 
-/* Is something left to go out? */
+/* Are bytes left to be sent? */
 static bool leaving(const struct tcp_client *client)
 {
 	return client->sending || wh_stream_unsent(client->tls);
 }
 
+/* Register the epoll events that the loop has to wait for. Under the lock. */
 static void arm(struct tcp_client *client, enum who who)
 {
 	bool owned = atomic_load(&client->owned);
@@ -58,12 +58,11 @@ static void arm(struct tcp_client *client, enum who who)
 	else if (client->state == TCP_GREETING || client->state == TCP_SHAKING)
 		events = EPOLLIN | (wh_stream_unsent(client->tls) ? EPOLLOUT : 0);
 	else if (client->state == TCP_OPEN)
-		/* An owner, asleep, waits for what comes in, but may not know that something is
-		 * left to go out. */
+		/* A sleeping owner polls for input, but may not know that bytes are left to
+		 * be sent. */
 		events = (!owned && atomic_load(&client->outstanding) ? EPOLLIN : 0) |
 			 (leaving(client) ? EPOLLOUT : 0);
-	/* It is about to own the connection, or looks from time to time: no need to ask the loop.
-	 */
+	/* A spinner is about to own the connection, or polls it: the loop is not needed. */
 	if (events == client->armed ||
 	    (who == SPINNER && client->state == TCP_OPEN && !leaving(client)))
 		return;
@@ -71,7 +70,7 @@ static void arm(struct tcp_client *client, enum who who)
 	wh_loop_modify(client->loop, &client->source, events ? events | EPOLLONESHOT : 0);
 }
 
-/* Let go of the lock, and do what somebody wanted done who found it taken. */
+/* Unlock, then do the work of any thread that found it locked. */
 static void release(struct tcp_client *client)
 {
 	pthread_mutex_unlock(&client->lock);
@@ -79,14 +78,14 @@ static void release(struct tcp_client *client)
 		tcp_client_pump(client);
 }
 
-/* Out of use; the loop cleans up. */
+/* Mark the connection broken and have the loop clean up. Under the lock. */
 static void broke(struct tcp_client *client, int error)
 {
 	if (client->state == TCP_CLOSED || client->state >= TCP_BROKEN)
 		return;
 	client->error = error;
 	client->state = TCP_BROKEN;
-	/* Also for those who sleep on it, and so that nothing more goes out or comes in. */
+	/* Wakes a waiter that polls the socket, and stops all sending and receiving. */
 	shutdown(client->source.fd, SHUT_RDWR);
 	wh_loop_post(client->loop, &client->cleanup);
 }
@@ -94,13 +93,13 @@ static void broke(struct tcp_client *client, int error)
 _Static_assert(sizeof(struct wh_greeting) <= WH_REQUEST_META,
 	       "where a request is made there is room");
 
-/* What we have said, which the answer is proved over: kept where requests are made later. */
+/* The HELLO as it was sent: the proofs cover it. It uses the buffer of later requests. */
 static struct wh_greeting *hello_of(struct tcp_client *client)
 {
 	return (struct wh_greeting *)client->head;
 }
 
-/* So little fits into an empty socket buffer. */
+/* Send a few bytes of the handshake, which always fit an empty socket buffer. */
 static int say(struct tcp_client *client, const void *bytes, size_t length)
 {
 	struct iovec part = { (void *)bytes, length };
@@ -233,7 +232,7 @@ static int open_now(struct tcp_client *client)
 	return 0;
 }
 
-/* Is there anything to open it for? */
+/* Is there anything to send or receive on it? */
 static bool wanted(struct tcp_client *client)
 {
 	struct tcp_peer *tcp = client->tcp;
@@ -249,7 +248,7 @@ static bool wanted(struct tcp_client *client)
 	return more;
 }
 
-/* Cannot connect: try again in a while. */
+/* Connecting failed: have the loop try again later. */
 static void trouble(struct tcp_client *client, int error)
 {
 	client->error = error;
@@ -258,7 +257,7 @@ static void trouble(struct tcp_client *client, int error)
 	wh_loop_post(client->loop, &client->cleanup);
 }
 
-/* Do what can be done without waiting. Under the lock. */
+/* Do all work that is possible without waiting. Under the lock. */
 static void turn(struct tcp_client *client, enum who who, struct wh_list *done)
 {
 	int error = 0;
@@ -279,8 +278,8 @@ static void turn(struct tcp_client *client, enum who who, struct wh_list *done)
 	if (!error && client->state == TCP_GREETING)
 		error = greeting(client);
 	if (!error && client->state == TCP_OPEN) {
-		/* An owner that sleeps on the socket would not see that others have received what
-		 * it waits for. */
+		/* Only the owner receives: it sleeps on the socket, and would not notice bytes
+		 * that another thread received. */
 		error = who == OWNER || (who == LOOP && !atomic_load(&client->owned)) ?
 				tcp_flow_receive(client, done) :
 				-EAGAIN;
@@ -301,7 +300,7 @@ static void pump(struct tcp_client *client, enum who who)
 	wh_list_init(&done);
 	atomic_fetch_add(&client->users, 1);
 	atomic_store(&client->again, true);
-	/* Whoever holds the lock sees the note when it lets go. */
+	/* A holder of the lock checks `again` after it unlocks. */
 	while (atomic_load(&client->again) && !pthread_mutex_trylock(&client->lock)) {
 		atomic_store(&client->again, false);
 		moved = client->moved;
@@ -331,9 +330,8 @@ void tcp_client_kick(struct tcp_client *client, bool now)
 		return;
 	if (client->state == TCP_OPEN && !atomic_load(&client->owned)) {
 		atomic_store(&client->again, false);
-		/* Waking a thread costs as much as sending a slice, and takes a CPU from those who
-		 * move bytes: not for what it does anyway when the answer comes that it waits for.
-		 */
+		/* Waking a thread costs as much as sending a request, and takes a CPU from threads
+		 * that move bytes. If a response is outstanding, the loop wakes for that anyway. */
 		if (now || !client->armed || !atomic_load(&client->outstanding)) {
 			client->armed = EPOLLIN | EPOLLOUT;
 			wh_loop_modify(client->loop, &client->source,
@@ -343,11 +341,10 @@ void tcp_client_kick(struct tcp_client *client, bool now)
 	release(client);
 }
 
-/* ---- a waiter -----------------------------------------------------------------------------------
- */
+/* ---- a waiter ---------------------------------------------------------- */
 
-/* Is anything of the batch unfinished? If not, it is done, or the thread that finished the last of
- * it is about to say so. */
+/* Has the batch unfinished bytes on tcp? If not, it is done, or the thread that finished the last
+ * bytes is about to complete it. */
 static bool unfinished(const struct wh_batch *batch)
 {
 	bool left = false;
@@ -379,12 +376,12 @@ void tcp_client_own(struct tcp_client *client, struct wh_batch *batch, int64_t d
 	client->armed = 0;
 	release(client);
 	for (;;) {
-		/* First this: the submission may have left it to us to send. */
+		/* Before anything else: the submitter may have left the sending to this thread. */
 		pump(client, OWNER);
 		if (!unfinished(batch))
 			break;
 		pthread_mutex_lock(&client->lock);
-		/* While it is broken, its loop has the next word. */
+		/* Only the loop can continue with a connection that is not open. */
 		look.fd = client->state == TCP_OPEN ? client->source.fd : -1;
 		sending = leaving(client);
 		release(client);
@@ -406,11 +403,11 @@ void tcp_client_own(struct tcp_client *client, struct wh_batch *batch, int64_t d
 	atomic_fetch_sub(&client->users, 1);
 }
 
-/* ---- breaking and mending
- * ------------------------------------------------------------------------ */
+/* ---- breaking and mending ---------------------------------------------- */
 
-/* End every slice that is held: with an error, or, if `error` is 0, those alone whose fragment is
- * cancelled or that have been tried too often; the others are queued to be sent again. */
+/* End all requests of a closed connection. With an error, all fail. With `error` 0, only those fail
+ * that hit a memory fault, are cancelled, or were sent too often; the others are queued to be sent
+ * again. Under the lock. */
 static void end_requests(struct tcp_client *client, int error, const char *text,
 			 struct wh_list *done)
 {
@@ -421,7 +418,7 @@ static void end_requests(struct tcp_client *client, int error, const char *text,
 
 		if (!request->fragment)
 			continue;
-		/* It is ended, or queued, when the GPU has let go of it. */
+		/* client-stage.c ends or queues it when its slot or its GPU is ready. */
 		if (tcp_stage_busy(request, error || atomic_load(&request->fragment->cancelled))) {
 			if (error)
 				wh_fragment_fail(request->fragment, UINT64_MAX, error, "%s", text);
@@ -457,7 +454,7 @@ static void end_requests(struct tcp_client *client, int error, const char *text,
 	}
 }
 
-/* On its loop. */
+/* Close the socket. On the loop. */
 static void disconnect(struct tcp_client *client)
 {
 	wh_loop_remove(client->loop, &client->source);
@@ -467,7 +464,7 @@ static void disconnect(struct tcp_client *client)
 	client->source.fd = -1;
 }
 
-/* The peer has dropped its side, or cannot any more. On loop 0. */
+/* The peer has closed its side of the connection, or (`error`) is lost. On loop 0. */
 static void abort_done(struct wh_abort *abort, int error)
 {
 	struct tcp_client *client = wh_container(abort, struct tcp_client, abort);
@@ -496,7 +493,8 @@ static void give_up(struct tcp_client *client, struct wh_list *done)
 	client->trouble_since = 0;
 }
 
-/* On the loop: what broke is closed; what could not be opened is tried again later. */
+/* Close a broken connection; schedule the next try of one that cannot be opened, or give up. On the
+ * loop. */
 static void cleanup(struct wh_task *task)
 {
 	struct tcp_client *client = wh_container(task, struct tcp_client, cleanup);
@@ -509,7 +507,7 @@ static void cleanup(struct wh_task *task)
 	pthread_mutex_lock(&client->lock);
 	if (client->source.fd >= 0 && client->state == TCP_BROKEN) {
 		disconnect(client);
-		/* The requests that it holds may be in the peer's hands. */
+		/* The peer may still execute its outstanding requests. */
 		ask = !client->idle_close && atomic_load(&client->outstanding);
 		client->state = ask ? TCP_ABORTING : TCP_CLOSED;
 		if (!ask && !client->idle_close && !client->trouble_since)
@@ -617,8 +615,7 @@ void tcp_client_retire(struct tcp_client *client, int64_t before)
 	release(client);
 }
 
-/* ---- new and free
- * --------------------------------------------------------------------------------- */
+/* ---- new and free ------------------------------------------------------ */
 
 static void ready(struct wh_source *source, uint32_t events)
 {
@@ -627,14 +624,14 @@ static void ready(struct wh_source *source, uint32_t events)
 	pthread_mutex_lock(&client->lock);
 	client->armed = 0; /* EPOLLONESHOT */
 	release(client);
-	/* Its owner sees what has come, and arms it again. Where only room has come a look for
-	 * bytes would be a system call in vain; what TLS holds back no event tells of. */
+	/* An owner receives by itself, and arms the source later. EPOLLOUT alone: skip receiving,
+	 * which would be a wasted system call; but TLS may hold bytes that raise no event. */
 	if (!atomic_load(&client->owned) || (events & EPOLLOUT))
 		pump(client, events == EPOLLOUT && !client->tls ? SUBMITTER : LOOP);
 }
 
-/* As many as there are slots for, if all connections gather: slices that wait for a slot are kept
- * from those that have one. */
+/* How many writes one connection may gather at a time: its share of the slots. More would only wait
+ * for slots here, while a connection that has slots could send them. */
 static uint32_t gather_most(const struct tcp_peer *tcp)
 {
 	uint32_t share = WH_SLOTS / tcp->count;
@@ -661,7 +658,7 @@ struct tcp_client *tcp_client_new(struct tcp_peer *tcp, bool latency)
 	return client;
 }
 
-/* On the connection's own loop. */
+/* Remove the connection from its loop and close it. On that loop. */
 static void shut(void *argument)
 {
 	struct tcp_client *client = argument;
@@ -681,7 +678,7 @@ void tcp_client_free(struct tcp_client *client)
 	wh_loop_call(client->loop, shut, client);
 	while (atomic_load(&client->users))
 		sched_yield();
-	/* One of those may have handed in a cleanup. */
+	/* One of the users may have posted `cleanup` meanwhile. */
 	wh_loop_call(client->loop, shut, client);
 	pthread_mutex_destroy(&client->lock);
 	free(client->head);
