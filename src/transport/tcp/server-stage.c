@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The owner's side of tcp, memory of a GPU: its bytes are received into slots of pinned memory and
- * scattered from there, and gathered into slots and sent from there, a few slots at a time, so that
- * the GPU and the socket work at once. On the connection's loop, but for chunk_moved().
+ * The owner's GPU memory through slots of pinned memory. Writes are received into slots and
+ * scattered from there; reads are gathered into slots and sent from there. Several slots are in use
+ * at a time, so that GPU and socket work in parallel. Everything runs on the connection's loop,
+ * except chunk_moved() and slot_ready().
  */
 #include <errno.h>
 #include <sched.h>
@@ -13,25 +14,24 @@
 #include "memory/memory.h"
 #include "transport/tcp/server.h"
 
-/* A slot full of bytes on their way. */
+/* One slot of bytes between the socket and a GPU. Freed when they have arrived or are discarded. */
 struct tcp_chunk {
 	struct wh_staging staging;
 	struct wh_slot_wait wait;
 	struct wh_list link; /* job.chunks */
-	struct wh_task task; /* back to the loop */
-	struct wh_slot *given; /* a slot that it has waited for, on its way to the loop */
+	struct wh_task task; /* chunk_back(), on the loop */
+	struct wh_slot *given; /* the slot that it waited for, until the loop takes it */
 	struct tcp_server *server;
-	struct tcp_write *write; /* it belongs to; NULL: to a read */
-	struct tcp_job *job; /* the read; NULL: it is gone, or a write */
-	uint32_t first, end; /* write: extents that have bytes in it */
-	bool moved; /* by the GPU */
-	uint64_t sent; /* read: of its bytes */
-	struct wh_region_entry **entries; /* entered while the GPU moves */
+	struct tcp_write *write; /* the write; NULL: the chunk belongs to a read */
+	struct tcp_job *job; /* the read; NULL: dropped, or a write */
+	uint32_t first, end; /* write: the extents [first, end) have bytes in it */
+	bool moved; /* the GPU has finished */
+	uint64_t sent; /* bytes sent (read) or received (write) */
+	struct wh_region_entry **entries; /* entered while the GPU copies */
 	uint32_t entry_count, entry_room;
 };
 
-/* ---- chunks ------------------------------------------------------------------------------------
- */
+/* ---- chunks ------------------------------------------------------------ */
 
 static void leave_entries(struct tcp_chunk *chunk)
 {
@@ -53,13 +53,13 @@ static void chunk_free(struct tcp_chunk *chunk)
 		tcp_server_bury(server);
 }
 
-/* On any thread: the bytes are where they belong, or nothing moves any more. */
+/* A GPU has finished, with or without an error. On any thread. */
 static void chunk_moved(struct wh_staging *staging, int error, const char *text)
 {
 	struct tcp_chunk *chunk = wh_container(staging, struct tcp_chunk, staging);
 	struct tcp_server *server = chunk->server;
 
-	(void)error; /* it is in the staging */
+	(void)error; /* chunk->staging.error has it, too */
 	(void)text;
 	wh_loop_post(server->loop, &chunk->task);
 	atomic_fetch_sub(&server->in_flight, 1);
@@ -67,7 +67,7 @@ static void chunk_moved(struct wh_staging *staging, int error, const char *text)
 
 static void chunk_back(struct wh_task *task);
 
-/* On any thread: a slot has become free. */
+/* The slot that a chunk waited for is free. On any thread. */
 static void slot_ready(struct wh_slot_wait *wait, struct wh_slot *slot)
 {
 	struct tcp_chunk *chunk = wh_container(wait, struct tcp_chunk, wait);
@@ -76,8 +76,8 @@ static void slot_ready(struct wh_slot_wait *wait, struct wh_slot *slot)
 	wh_loop_post(chunk->server->loop, &chunk->task);
 }
 
-/* A chunk with a slot; or one that waits for it, which then comes by chunk_back(). NULL: no memory.
- */
+/* Allocate a chunk. If no slot is free, it waits for one and continues in chunk_back(). NULL: no
+ * memory. */
 static struct tcp_chunk *chunk_new(struct tcp_server *server)
 {
 	struct tcp_chunk *chunk;
@@ -97,7 +97,7 @@ static struct tcp_chunk *chunk_new(struct tcp_server *server)
 	return chunk;
 }
 
-/* The region of an extent, entered until the chunk has been moved. */
+/* Enter a region until the GPU has finished with the chunk. NULL: unregistered, or no memory. */
 static const struct wh_region *enter(struct tcp_chunk *chunk, uint64_t id)
 {
 	struct wh_region_entry *entry, **grown;
@@ -163,8 +163,7 @@ bool tcp_extents_on_gpu(struct tcp_server *server, const struct tcp_extent *exte
 	return gpu;
 }
 
-/* ---- writes ------------------------------------------------------------------------------------
- */
+/* ---- writes ------------------------------------------------------------ */
 
 int tcp_stage_write(struct tcp_server *server)
 {
@@ -199,7 +198,7 @@ size_t tcp_stage_into(struct tcp_server *server, struct iovec *vector)
 		chunk = server->chunk = chunk_new(server);
 		server->wants_slot = chunk && !chunk->staging.slot;
 		if (!chunk) {
-			/* Nothing can be received any more: as if the connection had broken. */
+			/* Nothing more can be received: close the connection. */
 			server->failed = true;
 			return 0;
 		}
@@ -213,7 +212,7 @@ size_t tcp_stage_into(struct tcp_server *server, struct iovec *vector)
 	return vector->iov_len;
 }
 
-/* Tell the staging which bytes of the slot belong where, and move on along the extents. */
+/* Map the bytes of a full slot to the extents, and advance along these. */
 static void scatter_bytes(struct tcp_server *server, struct tcp_chunk *chunk)
 {
 	uint64_t left = chunk->sent;
@@ -245,7 +244,7 @@ void tcp_stage_received(struct tcp_server *server, size_t bytes)
 {
 	struct tcp_chunk *chunk = server->chunk;
 
-	chunk->sent += bytes; /* received, that is */
+	chunk->sent += bytes;
 	server->left -= bytes;
 	if (server->left && chunk->sent < WH_SLOT)
 		return;
@@ -264,6 +263,7 @@ void tcp_stage_end_write(struct tcp_server *server)
 	write_part_done(server, write);
 }
 
+/* A chunk of a write has arrived on the GPU, or has failed. */
 static void written(struct tcp_chunk *chunk)
 {
 	struct tcp_server *server = chunk->server;
@@ -280,10 +280,9 @@ static void written(struct tcp_chunk *chunk)
 	chunk_free(chunk);
 }
 
-/* ---- reads -------------------------------------------------------------------------------------
- */
+/* ---- reads ------------------------------------------------------------- */
 
-/* Fill the chunk with the next bytes of the read. */
+/* Start gathering the next bytes of the read into the chunk. 0, -ESTALE or -ENOMEM. */
 static int gather(struct tcp_job *job, struct tcp_chunk *chunk)
 {
 	while (job->ungathered && chunk->staging.bytes < WH_SLOT) {
@@ -291,7 +290,8 @@ static int gather(struct tcp_job *job, struct tcp_chunk *chunk)
 		const struct wh_region *region = enter(chunk, extent->region);
 		uint64_t taken;
 
-		/* Promised, and taken back since: there is no honest way to go on. */
+		/* The response has announced these bytes, but their region was unregistered since:
+		 * only closing the connection tells the peer. */
 		if (!region)
 			return -ESTALE;
 		taken = wh_staging_add(&chunk->staging, region,
@@ -311,7 +311,8 @@ static int gather(struct tcp_job *job, struct tcp_chunk *chunk)
 	return 0;
 }
 
-/* Gather the next bytes of one read. 1: no more can be gathered on this connection for now. */
+/* Gather the next bytes of one read. 0: all are assigned to chunks. 1: no more can be gathered on
+ * this connection for now. Or a negative errno. */
 static int gather_job(struct tcp_server *server, struct tcp_job *job)
 {
 	struct tcp_chunk *last = NULL;
@@ -323,7 +324,7 @@ static int gather_job(struct tcp_server *server, struct tcp_job *job)
 			return last->staging.error;
 		last = wh_container(job->chunks.prev, struct tcp_chunk, link);
 	}
-	/* One that waits for a slot is the last, and goes first when it has one. */
+	/* Only the last chunk can wait for a slot, and no other is added until it has one. */
 	while (job->ungathered && server->read_chunks < TCP_CHUNKS && !error &&
 	       !(last && !last->staging.slot)) {
 		last = chunk_new(server);
@@ -338,9 +339,9 @@ static int gather_job(struct tcp_server *server, struct tcp_job *job)
 	return error ? error : job->ungathered || (last && !last->staging.slot);
 }
 
-/* Reads are sent one after the other; so that the GPU is not idle meanwhile, the next ones are
- * gathered as well. None has a slot while an earlier one waits for it, or they would wait for each
- * other. */
+/* Reads are sent one after the other. Meanwhile the following reads are gathered, so that the GPU
+ * is not idle. No read gets a slot while an earlier one waits for a slot: otherwise they could wait
+ * for each other. */
 int tcp_stage_read(struct tcp_server *server)
 {
 	struct wh_list *link;
@@ -390,16 +391,15 @@ void tcp_stage_drop_read(struct tcp_server *server, struct tcp_job *job)
 
 		forget(server, chunk);
 		chunk->job = NULL;
-		/* Else its task is going to come, and finds that nobody wants it. */
+		/* Otherwise its task is pending, and chunk_back() frees it. */
 		if (chunk->moved || wh_slot_unwait(chunk->server->engine->gpus, &chunk->wait))
 			chunk_free(chunk);
 	}
 }
 
-/* ---- back on the loop --------------------------------------------------------------------------
- */
+/* ---- back on the loop -------------------------------------------------- */
 
-/* It has waited for a slot, and has one now. */
+/* Continue a chunk that has received its slot. */
 static void chunk_begin(struct tcp_chunk *chunk)
 {
 	struct tcp_server *server = chunk->server;
@@ -448,7 +448,7 @@ void tcp_stage_stop(struct tcp_server *server)
 	struct wh_gpus *gpus = server->engine->gpus;
 	struct tcp_chunk *chunk = server->chunk;
 
-	/* GPUs wait for nobody: soon. */
+	/* This ends soon: copies wait for nothing. */
 	while (atomic_load(&server->in_flight)) {
 		if (!wh_gpus_poll(gpus))
 			sched_yield();

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The owner's side of a data connection: requests come in, every extent is checked against our
- * regions, bytes go straight from the socket into them and straight out of them.
+ * The owner's side of a data connection: receives requests, checks every extent against the region
+ * table, and moves the bytes directly between the socket and the regions.
  *
- * A connection lives on one loop and is touched there alone. A region is entered for the length of
- * one system call, never longer, so that taking it back does not depend on the peer. Bytes for a
- * place that does not exist, or not any more, are read and thrown away, and the answer says so.
+ * Only the connection's loop uses it. A region is entered for one system call at a time, so that
+ * unregistering it never waits for the peer. Bytes for an extent that does not exist, or no longer
+ * exists, are received and discarded, and the response has the error.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -19,35 +19,34 @@
 #include "transport/tcp/server.h"
 #include "wire/bytes.h"
 
-#define CONNECTIONS_MAX 64 /* of one session */
-#define OUT_MAX (64u << 10) /* answers not yet sent; beyond it nothing more is taken in */
-#define ENTERED_MAX 64 /* different regions in one system call */
-#define TRASH (64u << 10)
-/* What a connection takes as long as it is there. */
+#define CONNECTIONS_MAX 64 /* per session */
+#define OUT_MAX (64u << 10) /* bytes of unsent responses to writes; when full, receiving pauses */
+#define ENTERED_MAX 64 /* regions in one system call, at most */
+#define TRASH (64u << 10) /* bytes of the buffer for discarded payload */
+/* Bytes of memory that every connection holds, charged to the quota. */
 #define BASE                                                                                       \
 	(int64_t)(sizeof(struct tcp_server) + TCP_SERVER_IN + TRASH + OUT_MAX +                    \
 		  WH_REQUEST_EXTENTS * sizeof(struct tcp_extent))
-/* written, and the peer is told at once: it has more by the time all is read */
+/* bytes received before responses are sent early, so that the peer already sends more while the
+ * rest is received */
 #define TELL_BYTES (1u << 20)
-#define TURN_BYTES (8u << 20) /* in one turn, so that other connections have theirs */
+#define TURN_BYTES (8u << 20) /* bytes received in one turn; then other connections get theirs */
 
-/* The connections of one session. */
+/* The connections of one session. On loop 0. */
 struct servers {
 	struct wh_list list;
 	unsigned count;
 };
 
-/* ---- regions that are entered for one system call
- * ------------------------------------------------ */
+/* ---- regions entered for one system call ------------------------------- */
 
 struct entered {
 	struct wh_region_entry *entries[ENTERED_MAX];
 	unsigned count;
-	uint64_t last; /* id of the last one */
-	const struct wh_region_window
-		*window; /* of the last one; NULL: the CPU writes it as it is */
-	char *memory; /* of the last one */
-	bool windowed; /* one of them is written through its window */
+	uint64_t last; /* id of the last region */
+	const struct wh_region_window *window; /* of the last one; NULL: host memory */
+	char *memory; /* of the last one, as the CPU reaches it */
+	bool windowed; /* at least one of them is used through its window */
 };
 
 static void leave_all(struct entered *entered)
@@ -59,8 +58,8 @@ static void leave_all(struct entered *entered)
 		wh_region_entry_leave(entered->entries[--entered->count]);
 }
 
-/* The memory of an extent, entering its region. NULL with 0 in *error: too many regions for this
- * call. */
+/* Enter an extent's region and return the extent's memory. NULL: *error is a positive errno, or 0
+ * if there are too many regions for one call. */
 static char *enter(struct tcp_server *server, struct entered *entered,
 		   const struct tcp_extent *extent, int *error)
 {
@@ -80,7 +79,8 @@ static char *enter(struct tcp_server *server, struct entered *entered,
 			wh_kind_on_host(entry->kind) || !server->windowed ?
 				NULL :
 				wh_region_window_peek(wh_container(entry, struct wh_region, entry));
-		/* It was being taken back when the way was chosen, and then was not. */
+		/* The window was skipped when the write began, because the region was being
+		 * unregistered, which then did not happen. */
 		if (!window && !wh_kind_on_host(entry->kind)) {
 			wh_region_entry_leave(entry);
 			*error = ESTALE;
@@ -95,25 +95,26 @@ static char *enter(struct tcp_server *server, struct entered *entered,
 	return entered->memory + extent->offset;
 }
 
-/* The region that the extents of a request are being checked against. */
+/* The region of the extent that was checked last, so that the next one need not look it up. */
 struct checked {
-	struct wh_region_entry *entry; /* entered; NULL: there is none */
-	uint64_t id; /* of the last region asked for */
-	bool asked;
-	bool holes; /* some of its memory is not there any more */
+	struct wh_region_entry *entry; /* entered; NULL: no such region */
+	uint64_t id; /* of the last region looked up */
+	bool asked; /* `id` is set */
+	bool holes; /* some of its memory is no longer mapped */
 	uint8_t access;
 };
 
-/* Some of what is written is copied here, where memory that is not there would be a signal; and
- * what is read is promised in full before it is sent. */
+/* Is some of a region's memory no longer mapped? Checked before any byte moves, because some
+ * written bytes are copied by the CPU, which would raise a signal, and because the response to a
+ * read announces all its bytes before they are sent. */
 static bool has_holes(const struct wh_region_entry *entry)
 {
 	return wh_region_may_vanish(wh_container(entry, struct wh_region, entry)) &&
 	       !wh_memory_mapped(entry->address, entry->length);
 }
 
-/* What is wrong with an extent, as a positive errno. The range of a region never changes, so that
- * once is enough; whether it is still there is asked again at each touch. */
+/* Check one extent. 0, or a positive errno. A region's range never changes, so one check is enough;
+ * each access checks again that the region is still registered. */
 static int check(struct tcp_server *server, struct checked *last, const struct tcp_extent *extent,
 		 uint8_t op)
 {
@@ -123,7 +124,7 @@ static int check(struct tcp_server *server, struct checked *last, const struct t
 		last->entry = wh_region_entry_enter(&server->engine->regions, extent->region);
 		last->id = extent->region;
 		last->asked = true;
-		/* The session stays until this connection has stopped. */
+		/* The session outlives this connection. */
 		if (last->entry) {
 			last->access = wh_session_access(server->session, last->entry);
 			last->holes = has_holes(last->entry);
@@ -148,8 +149,7 @@ void tcp_server_charge(struct tcp_server *server, int64_t bytes)
 	wh_quota_charge_buffered(server->quota, bytes);
 }
 
-/* ---- answers
- * ---------------------------------------------------------------------------------------- */
+/* ---- responses --------------------------------------------------------- */
 
 static uint32_t count_errors(const struct tcp_extent *extents, uint32_t count)
 {
@@ -160,7 +160,7 @@ static uint32_t count_errors(const struct tcp_extent *extents, uint32_t count)
 	return errors;
 }
 
-/* Response and errors; returns the bytes. */
+/* Encode a response and its errors. Returns the bytes. */
 static uint32_t answer(uint8_t *out, const struct wh_request *request,
 		       const struct tcp_extent *extents, uint32_t errors, uint64_t bytes)
 {
@@ -182,13 +182,14 @@ static uint32_t answer(uint8_t *out, const struct wh_request *request,
 	return (uint32_t)(at - out);
 }
 
-/* What peers do by other transports is counted by them alone. */
+/* Count served bytes. Through other transports only the initiator can count them. */
 static void count_served(struct tcp_server *server, uint8_t op, uint64_t bytes)
 {
 	wh_count_add(&server->served->bytes[op == WH_WRITE], bytes);
 	wh_count_add(&server->served->requests, 1);
 }
 
+/* Append the response to a write, and count its bytes. */
 static void answer_write(struct tcp_server *server, const struct wh_request *request,
 			 const struct tcp_extent *extents)
 {
@@ -205,19 +206,19 @@ static void answer_write(struct tcp_server *server, const struct wh_request *req
 		memmove(server->out, server->out + server->out_start, server->out_length);
 		server->out_start = 0;
 	}
-	/* full() keeps room for the largest answer. */
+	/* full() keeps room for the largest response. */
 	server->out_length += answer(server->out + server->out_start + server->out_length, request,
 				     extents, errors, 0);
 }
 
-/* Too little room for the largest answer. */
+/* Is there too little room for the largest response? */
 static bool out_full(const struct tcp_server *server)
 {
 	return server->out_length >
 	       OUT_MAX - WH_RESPONSE_SIZE - WH_REQUEST_EXTENTS * WH_RESPONSE_ERROR_SIZE;
 }
 
-/* Answer the writes whose bytes have arrived on a GPU. */
+/* Append the responses to staged writes whose bytes have all arrived. */
 static void answer_staged(struct tcp_server *server)
 {
 	while (!wh_list_empty(&server->answers) && !out_full(server)) {
@@ -237,6 +238,7 @@ static void job_free(struct tcp_server *server, struct tcp_job *job)
 	free(job);
 }
 
+/* Queue a read, with the header of its response. 0 or -ENOMEM. */
 static int answer_read(struct tcp_server *server)
 {
 	const struct wh_request *request = &server->request;
@@ -253,7 +255,7 @@ static int answer_read(struct tcp_server *server)
 	job->size = (uint32_t)size;
 	tcp_server_charge(server, job->size);
 	job->head = (uint8_t *)job + sizeof(*job) + list;
-	/* Only the good ones are sent. */
+	/* Only extents without an error are sent. */
 	for (uint32_t i = 0; i < request->count; i++) {
 		if (server->extents[i].error)
 			continue;
@@ -270,8 +272,8 @@ static int answer_read(struct tcp_server *server)
 	return 0;
 }
 
-/* The next bytes of a read, straight from the regions, which are entered. Returns how many, or a
- * negative errno. */
+/* Append the next bytes of a read to a vector, and enter their regions. Returns the bytes, or a
+ * negative errno that ends the connection. */
 static ssize_t job_vector(struct tcp_server *server, const struct tcp_job *job,
 			  struct entered *entered, struct iovec *vector, int *count)
 {
@@ -282,7 +284,8 @@ static ssize_t job_vector(struct tcp_server *server, const struct tcp_job *job,
 	for (uint32_t i = job->at; i < job->count; i++, skip = 0) {
 		char *memory = enter(server, entered, &job->extents[i], &error);
 
-		/* Promised, and taken back since: there is no honest way to go on. */
+		/* The response has announced these bytes, but their region was unregistered since:
+		 * only closing the connection tells the peer. */
 		if (!memory && error)
 			return -error;
 		if (!memory || !tcp_vector_add(vector, count, TCP_VECTOR, memory + skip,
@@ -293,7 +296,7 @@ static ssize_t job_vector(struct tcp_server *server, const struct tcp_job *job,
 	return (ssize_t)bytes;
 }
 
-/* So many bytes of a read have been sent, its head among them. */
+/* Account for sent bytes of a read, its header included. */
 static void job_sent(struct tcp_server *server, struct tcp_job *job, size_t bytes)
 {
 	size_t head = job->head_length - job->head_sent;
@@ -310,7 +313,8 @@ static void job_sent(struct tcp_server *server, struct tcp_job *job, size_t byte
 		tcp_extents_advance(job->extents, &job->at, &job->skip, bytes - head);
 }
 
-/* Send what can be sent of one read. 0: all of it. */
+/* Send as much of one read as possible. 0: all is sent; -EAGAIN; other errors end the connection.
+ */
 static int send_job(struct tcp_server *server, struct tcp_job *job)
 {
 	struct iovec vector[TCP_VECTOR];
@@ -330,7 +334,7 @@ static int send_job(struct tcp_server *server, struct tcp_job *job)
 				return error;
 			payload = (ssize_t)tcp_stage_out_of(job, &vector[count]);
 			server->stalled = !payload;
-			if (!payload) /* the head can wait for it */
+			if (!payload) /* the header waits for the payload */
 				return -EAGAIN;
 			count++;
 		} else {
@@ -350,8 +354,8 @@ static int send_job(struct tcp_server *server, struct tcp_job *job)
 	return 0;
 }
 
-/* Send what there is. A read under way is not interrupted; between reads the short answers go
- * first. */
+/* Send as much as possible. A read is never interrupted; between reads, responses to writes go
+ * first. 0: all is sent; -EAGAIN; or the error that ends the connection. */
 static int flush(struct tcp_server *server)
 {
 	ssize_t got;
@@ -389,10 +393,9 @@ static int flush(struct tcp_server *server)
 	}
 }
 
-/* ---- requests
- * ----------------------------------------------------------------------------------------- */
+/* ---- requests ---------------------------------------------------------- */
 
-/* Decode and check the extents of server->request. */
+/* Decode and check the extents of server->request. 0 or -EPROTO. */
 static int take_extents(struct tcp_server *server, const uint8_t *meta)
 {
 	const struct wh_request *request = &server->request;
@@ -421,7 +424,7 @@ static int take_extents(struct tcp_server *server, const uint8_t *meta)
 	return got < 0 || count != request->count || bytes != request->bytes ? -EPROTO : 0;
 }
 
-/* A request's head is complete in the buffer, or not yet: -EAGAIN. */
+/* Take a request from the buffer. 0; -EAGAIN: not complete yet; -EPROTO; -ENOMEM. */
 static int take_request(struct tcp_server *server)
 {
 	struct tcp_in *in = &server->in;
@@ -452,7 +455,7 @@ static int take_request(struct tcp_server *server)
 	return server->windowed ? 0 : tcp_stage_write(server);
 }
 
-/* Where the next payload bytes go. Returns how many bytes the vector holds. */
+/* Fill a vector with the memory for the next payload bytes. Returns its length in bytes. */
 static size_t payload_vector(struct tcp_server *server, struct entered *entered,
 			     struct iovec *vector, int *count)
 {
@@ -470,8 +473,7 @@ static size_t payload_vector(struct tcp_server *server, struct entered *entered,
 				break;
 			extent->error = error;
 		}
-		if (extent->error) { /* discard it: all of it goes to the same buffer, part by part
-				      */
+		if (extent->error) { /* discard it: every part goes to the same buffer */
 			length = length < TRASH ? length : TRASH;
 			if (*count == TCP_VECTOR - 1)
 				break;
@@ -490,8 +492,8 @@ static size_t payload_vector(struct tcp_server *server, struct entered *entered,
 	return bytes;
 }
 
-/* The kernel could not store what has come. One extent at a time tells which is to blame; its
- * bytes, and they alone, are thrown away. */
+/* The kernel could not store received bytes (EFAULT). Receive one extent at a time to find the one
+ * at fault, and discard only its bytes. */
 static void blame(struct tcp_server *server)
 {
 	if (server->singly)
@@ -499,7 +501,7 @@ static void blame(struct tcp_server *server)
 	server->singly = !server->singly;
 }
 
-/* The same where it goes through slots. */
+/* Copy payload that arrived in the buffer, together with the header, into slots. */
 static void take_early_staged(struct tcp_server *server)
 {
 	struct tcp_in *in = &server->in;
@@ -518,7 +520,7 @@ static void take_early_staged(struct tcp_server *server)
 	}
 }
 
-/* Payload that came along with the head. */
+/* Copy payload that arrived in the buffer, together with the header, into the regions. */
 static void take_early(struct tcp_server *server)
 {
 	struct tcp_in *in = &server->in;
@@ -554,18 +556,18 @@ static void take_early(struct tcp_server *server)
 	leave_all(&entered);
 }
 
-/* Too many answers wait to be taken by the peer: nothing more is taken in before. */
+/* Are too many responses unsent? Then receiving pauses until the peer has taken some. */
 static bool full(const struct tcp_server *server)
 {
 	uint32_t asked = server->job_count + server->write_count;
 
-	/* Where the guest's share is used up one at a time goes on, whose end is noticed here. */
+	/* If the quota is used up, one request at a time proceeds: its end resumes receiving. */
 	return server->job_count == TCP_JOBS_MAX || server->write_count == TCP_JOBS_MAX ||
 	       (asked && wh_quota_is_full(server->quota)) || out_full(server);
 }
 
-/* Use what is in the buffer. -EAGAIN: more is needed. -ENOBUFS: the peer has to take answers first.
- */
+/* Process the bytes in the buffer. -EAGAIN: more bytes are needed. -ENOBUFS: responses have to be
+ * sent, or a slot has to become free, first. Other errors end the connection. */
 static int consume(struct tcp_server *server)
 {
 	int error;
@@ -597,19 +599,19 @@ static int consume(struct tcp_server *server)
 	}
 }
 
-/* How many bytes to take into the buffer, from where they are copied once more. */
+/* How many bytes to receive into the buffer, beyond `want`. Payload among them costs a copy. */
 static size_t room(const struct tcp_server *server, size_t want)
 {
 	if (server->receiving)
 		return want == server->left ? TCP_TAIL : 0;
-	/* What follows a large write is a large write as a rule, whose bytes shall go to their
-	 * place. */
+	/* A large write usually follows a large write: leave its payload for payload_vector(). */
 	return server->request.op == WH_WRITE && server->request.bytes > TCP_SERVER_IN ?
 		       TCP_TAIL :
 		       TCP_SERVER_IN;
 }
 
-/* *little: fewer bytes than that say that the socket is empty. */
+/* Receive once. Returns the bytes, or a negative errno. Fewer bytes than *little: the socket is
+ * empty. */
 static ssize_t receive(struct tcp_server *server, size_t *little)
 {
 	struct iovec vector[TCP_VECTOR];
@@ -648,8 +650,8 @@ static ssize_t receive(struct tcp_server *server, size_t *little)
 	return got;
 }
 
-/* Take in, if something may have come, and answer, until there is nothing more or the turn is over.
- * 0, -EAGAIN, or the error that ends the connection. */
+/* Receive (if `came`), process and respond until the socket is empty or the turn is over. -EAGAIN,
+ * or the error that ends the connection. */
 static int service(struct tcp_server *server, bool came)
 {
 	size_t turn = 0, told = 0, little;
@@ -660,13 +662,12 @@ static int service(struct tcp_server *server, bool came)
 		error = consume(server);
 		if (error != -EAGAIN && error != -ENOBUFS)
 			return error;
-		/* It goes on when a slot is there, or a GPU has finished a write. */
+		/* It continues when a slot is free, or when a GPU has finished a write. */
 		if (server->wants_slot ||
 		    (error == -ENOBUFS && !server->out_length && !server->job_count))
 			break;
 		if (server->out_length || server->job_count) {
-			/* Answers to little go out when all that has come is dealt with, see below.
-			 */
+			/* Responses to small writes are sent together, after the loop. */
 			if (error == -ENOBUFS || server->job_count || turn - told >= TELL_BYTES) {
 				told = turn;
 				flushed = flush(server);
@@ -678,7 +679,7 @@ static int service(struct tcp_server *server, bool came)
 					continue;
 			}
 		}
-		/* What the socket does not tell of is not left behind. */
+		/* Bytes that TLS holds raise no event: never leave them for later. */
 		if (!came || (turn > TURN_BYTES && !(server->tls && wh_tls_pending(server->tls))))
 			break;
 		got = receive(server, &little);
@@ -687,7 +688,7 @@ static int service(struct tcp_server *server, bool came)
 		if (got < 0)
 			return (int)got;
 		turn += (size_t)got;
-		/* A short read: the socket is empty; answer before looking again. */
+		/* A short read: the socket is empty; respond before receiving again. */
 		if ((size_t)got < little) {
 			error = consume(server);
 			if (error != -EAGAIN && error != -ENOBUFS)
@@ -700,9 +701,9 @@ static int service(struct tcp_server *server, bool came)
 	return error == 0 ? -EAGAIN : error;
 }
 
-/* ---- the connection's life
- * ------------------------------------------------------------------------------ */
+/* ---- the connection's life --------------------------------------------- */
 
+/* Free a connection that has stopped, or never started. On loop 0. */
 static void bury(struct wh_task *task)
 {
 	struct tcp_server *server = wh_container(task, struct tcp_server, bury);
@@ -723,7 +724,7 @@ static void bury(struct wh_task *task)
 	free(server);
 }
 
-/* On its loop: from here on nothing of it touches memory. */
+/* Close the connection. On its loop; blocks briefly for GPUs. On return it accesses no region. */
 static void stop(void *argument)
 {
 	struct tcp_server *server = argument;
@@ -739,7 +740,7 @@ static void stop(void *argument)
 	wh_socket_close(server->source.fd);
 	if (server->windowed)
 		tcp_window_end(server);
-	server->chunk_count++; /* not to be buried from in here */
+	server->chunk_count++; /* so that freeing chunks does not bury it yet */
 	tcp_stage_stop(server);
 	while ((link = wh_list_take(&server->jobs))) {
 		struct tcp_job *job = wh_container(link, struct tcp_job, link);
@@ -791,7 +792,7 @@ static void ready(struct wh_source *source, uint32_t events)
 {
 	struct tcp_server *server = wh_container(source, struct tcp_server, source);
 
-	/* Where only room has come a look for bytes would be a system call in vain. */
+	/* EPOLLOUT alone: skip receiving, which would be a wasted system call. */
 	tcp_server_turn(server, events != EPOLLOUT || server->tls);
 }
 
@@ -801,7 +802,7 @@ static bool spin(struct wh_spinner *spinner)
 	uint64_t moved = server->moved;
 	bool progress;
 
-	server->chunk_count++; /* not to be buried while it is looked at */
+	server->chunk_count++; /* so that it is not buried before this returns */
 	tcp_server_turn(server, true);
 	progress = server->moved != moved;
 	if (!--server->chunk_count && server->dead)
@@ -809,6 +810,7 @@ static bool spin(struct wh_spinner *spinner)
 	return progress;
 }
 
+/* Start serving. On its loop. */
 static void begin(void *argument)
 {
 	struct tcp_server *server = argument;
@@ -823,7 +825,7 @@ static void begin(void *argument)
 	}
 	if (server->loop->spin)
 		wh_list_append(&server->loop->spinners, &server->spinner.link);
-	/* What came along with the proof the socket does not tell of. */
+	/* Bytes that TLS received together with PROVE raise no event. */
 	if (server->tls)
 		tcp_server_turn(server, true);
 }
@@ -876,8 +878,7 @@ int tcp_session_accept(struct wh_session *session, int fd, struct wh_tls *tls,
 			wh_list_init(&servers->list);
 		session->transport[WH_TRANSPORT_TCP] = servers;
 	}
-	/* The initiator, who has proved itself, waits for no answer: there is no room for a reason.
-	 */
+	/* No frame follows PROVE, so the initiator cannot be sent the reason. */
 	if (servers && servers->count < CONNECTIONS_MAX && !wh_quota_is_full(session->quota))
 		server = server_new(session, fd, tls, hello);
 	if (!server) {
@@ -913,7 +914,7 @@ void tcp_session_close(struct wh_session *session)
 		struct tcp_server *server = wh_container(link, struct tcp_server, link);
 
 		wh_loop_call(server->loop, stop, server);
-		server->session = NULL; /* the burial, on this loop, comes after this */
+		server->session = NULL; /* before bury(), which runs on this loop, too */
 	}
 	session->transport[WH_TRANSPORT_TCP] = NULL;
 	free(servers);
