@@ -63,8 +63,7 @@ static uint8_t *put_varint(uint8_t *out, uint64_t value)
 	return out;
 }
 
-/* Returns the byte behind the varint. NULL: the input ends too early, or the value exceeds 64 bits.
- */
+/* Returns the byte behind the varint. NULL: truncated, or more than 64 bits. */
 static const uint8_t *take_varint(const uint8_t *in, const uint8_t *end, uint64_t *out)
 {
 	uint64_t value = 0;

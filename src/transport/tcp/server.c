@@ -313,8 +313,7 @@ static void job_sent(struct tcp_server *server, struct tcp_job *job, size_t byte
 		tcp_extents_advance(job->extents, &job->at, &job->skip, bytes - head);
 }
 
-/* Send as much of one read as possible. 0: all is sent; -EAGAIN; other errors end the connection.
- */
+/* Send as much of one read as possible. 0: all is sent; else -EAGAIN, or a fatal error. */
 static int send_job(struct tcp_server *server, struct tcp_job *job)
 {
 	struct iovec vector[TCP_VECTOR];

@@ -143,8 +143,7 @@ void tcp_stage_sent(struct tcp_server *server, struct tcp_job *job, size_t bytes
 /* Free the chunks of a read, or leave them to be freed when the GPU has finished with them. */
 void tcp_stage_drop_read(struct tcp_server *server, struct tcp_job *job);
 
-/* The connection ends. Blocks until no GPU copies for it, which is soon: copies wait for nothing.
- */
+/* The connection ends. Blocks until no GPU copies for it; soon, as copies wait for nothing. */
 void tcp_stage_stop(struct tcp_server *server);
 
 #endif
