@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Bytes of memory that the CPU must not touch. Asks the driver by itself: the library under test is
- * not to vouch for what it has done. */
+/* bytes.c: copy bytes of GPU memory for the tests
+ *
+ * Calls the driver directly: the library under test must not vouch for its own results. */
 #include <dlfcn.h>
 #include <pthread.h>
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A child: opens an engine and obeys the commands that come over a socket. */
+/* child.c: a child process: opens an engine and executes the commands that arrive over a socket */
 #include <grp.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -11,7 +11,7 @@
 #define MEMORIES 64
 #define PEERS 64
 #define BATCHES 64
-#define LIFE 115 /* seconds, at the most */
+#define LIFE 115 /* seconds until the alarm */
 
 struct memory {
 	unsigned char *base;
@@ -25,7 +25,7 @@ static struct wh_region **regions;
 static size_t region_count, region_room;
 static struct wh_peer *peers[PEERS];
 static struct wh_batch *running[BATCHES];
-static unsigned char *fetched; /* what CHILD_FETCH copied from a GPU */
+static unsigned char *fetched; /* the copy of GPU bytes that CHILD_FETCH sends */
 
 static void log_line(void *arg, const char *line)
 {
@@ -38,7 +38,7 @@ static int become(uint32_t user)
 	if (setgroups(0, NULL) != 0 || setresgid(user, user, user) != 0 ||
 	    setresuid(user, user, user) != 0)
 		return -errno;
-	/* Changing the user made this process one that not even its own /proc is open to. */
+	/* The change of user made the process undumpable, which closes even its own /proc to it. */
 	prctl(PR_SET_DUMPABLE, 1);
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	return 0;
@@ -201,7 +201,8 @@ static int fill_batch(const struct child_command *command, struct wh_batch *batc
 	if (command->length && (size_t)command->index >= region_count)
 		return -EINVAL;
 	if (command->length) {
-		/* It may be on its way; a peer that is lost, or about to be, is not waited for. */
+		/* The region may still be announced. A peer that is lost, or about to be, ends the
+		 * wait. */
 		while ((error = wh_peer_find(peers[command->peer], command->text, 0, &remote)) ==
 			       -ENOENT &&
 		       now() < end)
@@ -259,7 +260,7 @@ static int transfer(const struct child_command *command, struct child_answer *an
 	return error;
 }
 
-/* Close everything; the first thing that does not close is the answer. */
+/* Close everything. Returns the first error. */
 static int leave(void)
 {
 	int error = 0;
@@ -375,7 +376,7 @@ int child_main(int fd)
 	int gone = 0;
 
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
-	/* Where Yama asks for it, let the other processes of the test reach this one's memory. */
+	/* Under Yama, let the test's other processes access this one's memory. */
 	prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY);
 	alarm(LIFE);
 	while (harness_read(fd, &command, sizeof(command)) == 0) {

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* command.c: run the wherry command, restrict its system calls, and watch its files */
 #include "command.h"
 
 #include <dirent.h>
@@ -77,8 +78,7 @@ int command_run(struct command *command, const char *directory, void (*before)(v
 	return command_wait(command);
 }
 
-/* ---- what the kernel refuses --------------------------------------------------------------------
- */
+/* ---- what the kernel refuses ------------------------------------------- */
 
 struct command_refused command_refused;
 
@@ -107,8 +107,7 @@ void command_refuse(void)
 		_exit(98);
 }
 
-/* ---- what it has open ---------------------------------------------------------------------------
- */
+/* ---- what it has open -------------------------------------------------- */
 
 static bool has_open(pid_t pid, const char *directory)
 {
@@ -141,7 +140,7 @@ void command_opens(const struct command *command, const char *directory)
 	}
 }
 
-/* ---- directories ----------------------------------------------------------------------------- */
+/* ---- directories ------------------------------------------------------- */
 
 void directory_make(char path[64])
 {

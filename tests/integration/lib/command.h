@@ -1,48 +1,48 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The wherry command as a process beside the test, which dies with it. */
+/* command.h: run the wherry command as a child process, which dies with the test */
 #ifndef TESTS_INTEGRATION_LIB_COMMAND_H
 #define TESTS_INTEGRATION_LIB_COMMAND_H
 
 #include "harness.h"
 
-/* The command was built: $TEST_COMMAND. */
+/* Condition: $TEST_COMMAND is the wherry command. */
 extern const struct route needs_command;
 
 struct command {
 	pid_t pid;
-	FILE *out; /* its standard output, and its standard error */
+	FILE *out; /* standard output and standard error */
 	char text[4096];
 };
 
-/* Start it with these words, which a NULL ends, in a directory (NULL: this one). `before` runs in
- * its process before it does; NULL: nothing. */
+/* Start the command with these arguments (NULL-terminated) in `directory` (NULL: the current one).
+ * The new process first calls `before`, unless that is NULL. */
 void command_start(struct command *command, const char *directory, void (*before)(void),
 		   const char *const *semaphores);
 
-/* The next line that it prints, without the end of the line. */
+/* Read the next line of output, without its newline. */
 void command_line(struct command *command, char *line, int size);
 
-/* Wait for its end. What is left of what it printed is in `text`. Its status, or minus the signal
- * that ended it. */
+/* Wait for the end of the command; `text` receives the rest of the output. Returns the exit status,
+ * or minus the signal that ended the command. */
 int command_wait(struct command *command);
 
-/* Both. */
+/* command_start() and command_wait(). */
 int command_run(struct command *command, const char *directory, void (*before)(void),
 		const char *const *semaphores);
 #define SEMAPHORES(...) ((const char *const[]){ __VA_ARGS__, NULL })
 
-/* For `before`: from there on the kernel refuses to make files without a name, or to give one a
- * name, with these errnos (0: it does not), as file systems do that cannot. */
+/* command_refuse() is for `before`: the kernel then refuses to create unnamed files (`unnamed`) and
+ * to link them (`linked`) with these errnos (0: allows it), like file systems that cannot do so. */
 struct command_refused {
 	unsigned unnamed, linked;
 };
 extern struct command_refused command_refused;
 void command_refuse(void);
 
-/* Wait until it has a file open in this directory, with a name or without. */
+/* Wait until the command has a file, named or unnamed, open in `directory`. */
 void command_opens(const struct command *command, const char *directory);
 
-/* A fresh directory; how many entries it has; and without all that is in it. */
+/* Create a fresh directory; count its entries; remove it with all its files. */
 void directory_make(char path[64]);
 unsigned directory_count(const char *path);
 void directory_remove(const char *path);

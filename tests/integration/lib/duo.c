@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* duo.c: two engines in one process, over the fake CUDA driver and the fake NICs */
 #include "duo.h"
 
-#define OFFSET 4099 /* of the regions in their memory */
+#define OFFSET 4099 /* of each region in its memory; unaligned */
 
 void side_open(struct side *side, uint32_t kind, const char *name, const char *listen,
 	       const char *const *config)

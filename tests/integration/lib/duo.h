@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Two engines of this process with a GPU's memory, or other, on the fake CUDA driver and the fake
- * NICs. */
+/* duo.h: two engines in one process, over the fake CUDA driver and the fake NICs, each with one
+ * region in GPU or host memory */
 #ifndef TESTS_INTEGRATION_LIB_DUO_H
 #define TESTS_INTEGRATION_LIB_DUO_H
 
@@ -8,12 +8,12 @@
 #include "nics.h"
 
 #define LENGTH (3 * MIB + 4097)
-#define PATIENT "timeout=20000" /* nothing here waits for silence */
+#define PATIENT "timeout=20000" /* long: these tests have no silent peers */
 
 struct side {
 	struct wh_engine *engine;
 	uint32_t kind;
-	unsigned char *memory, *start; /* start: of the region, on no boundary */
+	unsigned char *memory, *start; /* start: of the region; unaligned */
 	struct wh_region *region; /* LENGTH bytes */
 };
 
@@ -27,42 +27,43 @@ void side_open(struct side *side, uint32_t kind, const char *name, const char *l
 	       const char *const *config);
 void side_close(struct side *side);
 
-/* `ways`: the setting rdma_gpu of both ("": as it is by itself). Rails: the setting rdma of each.
- */
+/* Open both sides. `ways`: setting rdma_gpu of both engines ("": the default); the rails: setting
+ * rdma of each. */
 void duo_open_by(struct duo *duo, uint32_t here, uint32_t there, const char *ways,
 		 const char *our_rails, const char *their_rails);
-/* By the first NIC of the list, and the second. */
+/* The same: our engine uses the first NIC of the list, theirs the second. */
 void duo_open(struct duo *duo, uint32_t here, uint32_t there, const char *ways);
 void duo_connect(struct duo *duo);
-/* By two rails of ours, fake0 and fake2, and two of theirs. */
+/* The same with two rails on each side; ours are fake0 and fake2. */
 void rails_open(struct duo *duo, uint32_t here, uint32_t there, const char *ways);
-/* The fake library reads its list of NICs once: before any engine is opened. */
+/* Give the fake library four NICs. It reads its list once: call this before any engine opens. */
 void nics_four(void);
 void duo_close(struct duo *duo);
 
 void fill(const struct side *side, uint64_t seed);
 bool holds(const struct side *side, uint64_t seed);
-/* Fill the side that the bytes come from; are they on both? */
+/* Fill the side that the bytes come from; check that both sides hold them. */
 void duo_fill(const struct duo *duo, uint32_t op, uint64_t seed);
 void want_same(const struct duo *duo, uint64_t seed);
 
-/* All of the region, in three transfers. */
+/* A batch that moves the whole region in three transfers. */
 struct wh_batch *whole(const struct duo *duo, uint32_t op);
-/* All of it has gone by the transport, and explain has these words (NULL: any). */
+/* All bytes of a completed batch must have gone by `transport`, and its explanation must contain
+ * `first` and `second` (NULL: any). */
 void want_way(struct wh_batch *batch, const char *transport, const char *first, const char *second);
-/* Run it until these of our two rails have moved some of it, and between them all. */
+/* Run the batch until exactly these of our two rails have moved bytes; together they must move
+ * all. */
 void want_rails(struct wh_batch *batch, bool first, bool second);
-/* Run batches until that is so: on a busy machine the first do not wait for a connection as long as
- * it takes. */
+/* Run batches until one passes want_way(), at most PATIENCE. On a busy machine the first batches
+ * may not wait until the connection exists, and go another way. */
 void settle(const struct duo *duo, const char *transport, const char *first);
-/* All of it there and back, twice. */
+/* Move the whole region there and back, twice, and check the bytes. */
 void exchange(struct duo *duo, const char *transport, const char *first, const char *second);
-/* The same from open to close. */
+/* duo_open(), exchange() and duo_close(). */
 void expect(uint32_t here, uint32_t there, const char *ways, const char *transport,
 	    const char *first, const char *second);
 
-/* A test of these; what it has set in the environment is gone for the next, also if it has failed.
- */
+/* A test of this kind. duo_end() removes its environment variables, also after a failure. */
 #define ON_FAKES(function)                                                                         \
 	{                                                                                          \
 #function, function, harness_begin, duo_end, (void *)&route_gpu_rdma               \

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* fixture.c: an engine, a target over one of the routes, and transfers between them */
 #include "fixture.h"
 
 #include <sys/mman.h>
@@ -246,7 +247,7 @@ int move(const struct fixture *f, uint32_t op, uint64_t local_offset, uint64_t r
 	return status;
 }
 
-/* The bytes that round_trip() watches on each side of a target, where there are so many. */
+/* Bytes around a target that round_trip() checks on each side, if the guard has as many. */
 #define MARGIN 64
 
 struct margins {

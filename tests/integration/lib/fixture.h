@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* An engine of this process, a target over one of the routes, and memory on both sides. */
+/* fixture.h: an engine of this process, a target over one of the routes, and memory on both
+ * sides */
 #ifndef TESTS_INTEGRATION_LIB_FIXTURE_H
 #define TESTS_INTEGRATION_LIB_FIXTURE_H
 
@@ -7,9 +8,9 @@
 
 #include "harness.h"
 
-/* Bytes before and behind each region that belong to the allocation but not to the region. The
- * number is odd so that regions lie anywhere but on a page. (A region that is to be mapped has to
- * cover all of its allocation, so there are none around that.) */
+/* Bytes before and after each region that belong to the allocation but not to the region. Odd, so
+ * that regions are not page-aligned. (`guard` is 0 where the target is mapped: such a region has to
+ * cover its whole allocation.) */
 #define GUARD 4099
 
 struct fixture {
@@ -17,58 +18,59 @@ struct fixture {
 	struct wh_engine *engine;
 	struct wh_peer *peer;
 	uint64_t length; /* of the target's region */
-	uint64_t guard; /* bytes around it: GUARD or 0 */
+	uint64_t guard; /* bytes around that region: GUARD or 0 */
 	/* The target. */
-	struct child *child; /* NULL: this process */
-	int memory; /* the child's number for it */
-	unsigned char *target; /* this process: its allocation */
-	struct wh_region *target_region; /* this process */
-	struct wh_remote remote; /* its region, "target" */
-	/* Our side: a region of twice the target's length, the second half as a sink. */
+	struct child *child; /* NULL: the target is this process */
+	int memory; /* the child's number of the memory */
+	unsigned char *target; /* the allocation, if in this process */
+	struct wh_region *target_region; /* if in this process */
+	struct wh_remote remote; /* the target's region, named "target" */
+	/* Our side: a region of twice the target's length. The second half receives reads. */
 	unsigned char *base; /* the mapping */
 	unsigned char *local; /* the region: base + GUARD */
 	struct wh_region *region;
 };
 
-/* An engine that may take only that transport (NULL: any). */
+/* Open an engine restricted to the transport `require` (NULL: any). */
 struct wh_engine *engine_open(const char *require, const char *listen, const char *const *config);
 
-/* Private pages of this process, not the engine's. */
+/* Private pages of this process, not allocated by the engine. */
 void *pages_new(size_t length);
 void pages_free(void *pages, size_t length);
 
 void fixture_open(struct fixture *f, const struct route *route, uint64_t length);
-/* With settings for the initiator and options for the target (either may be NULL). */
+/* The same with settings for the initiator and options for the target; either may be NULL. */
 void fixture_open_with(struct fixture *f, const struct route *route, uint64_t length,
 		       const char *const *config, const struct child_options *options);
-/* Connect to the target through another address (a proxy's), or again. */
+/* Connect to the target again, or through another address (a proxy's). */
 void fixture_connect(struct fixture *f, const char *url);
-/* Close our side only: after the target was killed, or before it is used otherwise. */
+/* Close our side only: after a kill of the target, or to use the target otherwise. */
 void fixture_close_initiator(struct fixture *f);
 void fixture_close(struct fixture *f);
 
-/* Bring up the target's process, memory and region (again, once it has been killed). */
+/* Start the target's process, or start it again after a kill, with its memory and region. */
 void fixture_start_target(struct fixture *f, const struct child_options *options);
 
-/* The target's bytes; offsets count from the start of its region, and from -guard on. */
+/* Fill, check and copy the target's bytes. Offsets count from the start of its region; the lowest
+ * is -guard. */
 void target_fill(struct fixture *f, int64_t offset, uint64_t length, uint64_t position,
 		 uint64_t seed);
 size_t target_check(struct fixture *f, int64_t offset, uint64_t length, uint64_t position,
 		    uint64_t seed);
 void target_fetch(struct fixture *f, int64_t offset, uint64_t length, void *out);
 
-/* One transfer between the fixture's two regions. */
+/* A transfer between the fixture's two regions. */
 struct wh_transfer fragment(const struct fixture *f, uint32_t op, uint64_t local_offset,
 			    uint64_t remote_offset, uint64_t length);
 
-/* A new batch with `count` transfers in it. */
+/* A new batch with these transfers. */
 struct wh_batch *batch_of(const struct fixture *f, const struct wh_transfer *transfers,
 			  size_t count);
 
-/* Submit and wait; the status. */
+/* Submit the batch, wait, and return the status. */
 int batch_run(struct wh_batch *batch);
 
-/* Wait for a batch in a thread of its own; the end gives the status. */
+/* Wait for a batch in another thread; wait_end() joins it and returns the status. */
 struct waiting {
 	pthread_t thread;
 	struct wh_batch *batch;
@@ -78,14 +80,14 @@ struct waiting {
 void wait_begin(struct waiting *waiting, struct wh_batch *batch);
 int wait_end(struct waiting *waiting);
 
-/* All its bytes must have gone by the fixture's route. */
+/* All `bytes` of the batch must have gone by the fixture's route. */
 void want_route(const struct fixture *f, struct wh_batch *batch, uint64_t bytes);
 
-/* One transfer from new to free; the status. */
+/* Run one transfer in a batch of its own; return the status. */
 int move(const struct fixture *f, uint32_t op, uint64_t local_offset, uint64_t remote_offset,
 	 uint64_t length);
 
-/* Write and read back `length` bytes, verified on both sides with guards around them. */
+/* Write `length` bytes and read them back. Checks both sides and the guards around them. */
 void round_trip(struct fixture *f, uint64_t local_offset, uint64_t remote_offset, uint64_t length,
 		uint64_t seed);
 

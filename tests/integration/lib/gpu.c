@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* gpu.c: the CUDA driver, blocked streams, and pairs of regions for the GPU tests */
 #include "gpu.h"
 
 #include <dirent.h>
 #include <dlfcn.h>
 #include <stdatomic.h>
 
-/* ---- the driver --------------------------------------------------------------------------------
- */
+/* ---- the driver -------------------------------------------------------- */
 
 void *gpu_symbol(const char *name)
 {
@@ -18,7 +18,7 @@ void *gpu_symbol(const char *name)
 		fprintf(stderr, "the CUDA driver has no %s: %s\n", name, dlerror());
 		abort();
 	}
-	dlclose(library); /* it stays: somebody has initialised it, or is about to */
+	dlclose(library); /* keep it open: the application or the engine uses it */
 	return found;
 }
 
@@ -51,7 +51,7 @@ uint64_t fake_calls(const char *function)
 	return ((uint64_t(*)(const char *))gpu_symbol("fake_cuda_calls"))(function);
 }
 
-/* Is there a thread of that name? */
+/* True if the process has a thread of that name. */
 static bool is_running(pid_t process, const char *name)
 {
 	char path[320], comm[32];
@@ -80,8 +80,8 @@ void gpu_settled(pid_t process)
 {
 	int64_t end = now() + PATIENCE, since = now();
 
-	/* Who has connected may be at work before the owner has begun: there has to be none for a
-	 * while. */
+	/* The target may start its warm-up after the initiator has finished: wait until neither has
+	 * run for 100 ms. */
 	while (now() - since < 100 * MS) {
 		want_true(now() < end, "it does not get ready");
 		if (is_running(process ? process : getpid(), "wherry/early"))
@@ -119,8 +119,7 @@ size_t gpu_free_memory(int device)
 	return available;
 }
 
-/* ---- a stream that stands
- * ------------------------------------------------------------------------ */
+/* ---- blocked streams -------------------------------------------------- */
 
 static void stand(void *arg)
 {
@@ -186,8 +185,7 @@ bool gpu_flagged(_Atomic int *flag, int64_t patience)
 	return true;
 }
 
-/* ---- two regions -------------------------------------------------------------------------------
- */
+/* ---- two regions ------------------------------------------------------- */
 
 static unsigned char *allocate(struct wh_engine *engine, uint32_t kind, const char *where,
 			       size_t length)

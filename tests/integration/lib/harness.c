@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* harness.c: the main program of the integration tests, and the test's side of child processes */
 #include "harness.h"
 
 #include <arpa/inet.h>
@@ -13,7 +14,7 @@
 #include <sys/uio.h>
 #include <sys/wait.h>
 
-#define LIMIT 20u /* seconds for a test, as a rule */
+#define LIMIT 20u /* seconds; the default limit of a test */
 #define CHILDREN_MAX 64
 
 extern char **environ;
@@ -21,7 +22,7 @@ extern char **environ;
 static struct child *children[CHILDREN_MAX];
 static unsigned int fds_before;
 
-/* ---- small things --------------------------------------------------------------------------- */
+/* ---- small things ------------------------------------------------------ */
 
 int64_t now(void)
 {
@@ -31,7 +32,7 @@ int64_t now(void)
 	return t.tv_sec * SECOND + t.tv_nsec;
 }
 
-/* Also called by a signal handler. */
+/* Async-signal-safe: the alarm's handler calls it, too. */
 int64_t quiet_now(void)
 {
 	int fd = open("/proc/pressure/cpu", O_RDONLY | O_CLOEXEC);
@@ -43,7 +44,7 @@ int64_t quiet_now(void)
 			*text = '\0';
 		close(fd);
 	}
-	at = strstr(text, "total="); /* of "some", which comes first */
+	at = strstr(text, "total="); /* the total of "some", the first line */
 	for (at = at ? at + 6 : text + sizeof(text) - 1; *at >= '0' && *at <= '9'; at++)
 		us = 10 * us + *at - '0';
 	return now() - us * 1000;
@@ -174,7 +175,7 @@ int harness_write(int fd, const void *in, size_t length)
 }
 
 #if HARNESS_TURNS
-/* Of the sanitizer's runtime; it has no header for them. */
+/* From the sanitizer's runtime, which has no header for them. */
 void AnnotateIgnoreReadsBegin(const char *file, int line);
 void AnnotateIgnoreReadsEnd(const char *file, int line);
 void AnnotateIgnoreWritesBegin(const char *file, int line);
@@ -201,7 +202,7 @@ void hidden_end(void)
 }
 #endif
 
-/* ---- what this machine has ------------------------------------------------------------------ */
+/* ---- what this machine has --------------------------------------------- */
 
 static const char *missing_vm(void)
 {
@@ -217,7 +218,7 @@ static const char *missing_vm(void)
 		pause();
 		_exit(0);
 	}
-	/* The children allow it to everybody by PR_SET_PTRACER, so Yama alone is no reason. */
+	/* Yama alone is no reason: children allow access to all with PR_SET_PTRACER. */
 	if (process_vm_readv(pid, &to, 1, &from, 1, 0) != sizeof(here) && errno != EPERM)
 		why = "the kernel has no process_vm_readv";
 	else if (here != 1 && access("/proc/sys/kernel/yama/ptrace_scope", F_OK) != 0)
@@ -277,7 +278,7 @@ const struct route route_tcp6 = {
 	.kind = WH_MEMORY_PAGEABLE,
 	.missing = missing_tcp6,
 };
-/* Devices for this process and for the others, real ones "rxe0,rxe1", or the fake library's. */
+/* Devices for this process and for the children: real ones ("rxe0,rxe1") or the fake library's. */
 static const char *missing_rdma(void)
 {
 	return getenv("TEST_RDMA") || getenv("TEST_VERBS") ? NULL :
@@ -311,9 +312,9 @@ const struct route route_gpu_rdma = {
 };
 const struct route needs_root = { .name = "root", .missing = missing_root };
 
-/* ---- the main program ----------------------------------------------------------------------- */
+/* ---- the main program -------------------------------------------------- */
 
-static int64_t limit_quiet, limit; /* when the test has to be over */
+static int64_t limit_quiet, limit; /* ns: the deadline by quiet_now(), by now() */
 
 static void too_long(int signal)
 {
@@ -331,14 +332,14 @@ static void too_long(int signal)
 
 void harness_limit(unsigned int seconds)
 {
-	/* Real devices to test with are those of the lab, whose processors are emulated. */
+	/* Real devices (TEST_RDMA) are the lab's, whose CPUs are emulated. */
 	seconds *= SCALE(1, 4) * (getenv("TEST_RDMA") ? 4 : 1);
 	limit_quiet = quiet_now() + seconds * SECOND;
 	limit = now() + 4 * seconds * SECOND;
 	alarm(seconds);
 }
 
-/* Only tests over rdma see the devices: others would open them in vain. */
+/* Only tests over rdma see the devices: the others would open them for nothing. */
 static void choose_devices(bool wanted)
 {
 	const char *names = getenv("TEST_RDMA"), *library = getenv("TEST_VERBS");
@@ -368,7 +369,7 @@ int harness_begin(void **state)
 	return 0;
 }
 
-/* Has somebody in this process, the engine for one, opened the machine's own CUDA driver? */
+/* True if this process, for example the engine, has loaded the machine's CUDA driver. */
 static bool real_driver(void)
 {
 	void *library =
@@ -388,8 +389,7 @@ int harness_end(void **state)
 		if (children[i])
 			child_kill(children[i]);
 	alarm(0);
-	/* A real driver opens devices, pipes and sockets of its own whenever it likes, and keeps
-	 * them. */
+	/* A real driver opens devices, pipes and sockets at any time, and keeps them open. */
 	after = real_driver() ? 0 : count_fds();
 	if (after > fds_before) {
 		print_error("%u descriptors were open before the test, %u are open now\n",
@@ -399,7 +399,7 @@ int harness_end(void **state)
 	return 0;
 }
 
-/* The settings of whoever starts the tests must not change what they test. */
+/* Remove settings of the caller's environment, which would change what is tested. */
 static void clean_environment(void)
 {
 	char name[64];
@@ -421,7 +421,7 @@ static void clean_environment(void)
 		setenv("WHERRY_CUDA", getenv("TEST_CUDA"), 1);
 }
 
-/* Where the fake library's devices of this process and of its children meet. */
+/* Set where the fake library's devices of this process and of its children meet. */
 static void share_world(void)
 {
 	char path[64];
@@ -454,11 +454,11 @@ int harness_main(int argc, char **argv, const char *group, const struct CMUnitTe
 
 		if (argc > 1 && !strstr(tests[i].name, argv[1]))
 			continue;
-		/* As cmocka says it, so that it is counted. */
+		/* In cmocka's format, so that the result is counted. */
 		if (why) {
 			printf("[  SKIPPED ] %s\n%s is left out: %s\n", tests[i].name,
 			       tests[i].name, why);
-			fflush(stdout); /* before anything forks */
+			fflush(stdout); /* before the first fork */
 		} else {
 			chosen[n++] = tests[i];
 		}
@@ -468,7 +468,7 @@ int harness_main(int argc, char **argv, const char *group, const struct CMUnitTe
 	return n ? failed != 0 : 77;
 }
 
-/* ---- children: start and end ---------------------------------------------------------------- */
+/* ---- children: start and end ------------------------------------------- */
 
 static void copy(char *out, size_t size, const char *text)
 {
@@ -491,7 +491,7 @@ static void send_command(struct child *child, const struct child_command *comman
 		child_lost(child);
 }
 
-/* Takes the answer and at most `room` bytes behind it. */
+/* Receive the answer and at most `room` bytes of data after it. */
 static int receive(struct child *child, struct child_answer *answer, void *data, size_t room)
 {
 	if (harness_read(child->fd, answer, sizeof(*answer)) != 0)
@@ -510,7 +510,7 @@ static int ask(struct child *child, const struct child_command *command,
 	return receive(child, answer, data, room);
 }
 
-/* A command that must work. */
+/* Execute a command that must succeed. */
 static uint64_t demand(struct child *child, const struct child_command *command, void *data,
 		       size_t room)
 {
@@ -627,7 +627,7 @@ bool child_alive(struct child *child)
 	return waitpid(child->pid, &status, WNOHANG) == 0;
 }
 
-/* ---- children: commands --------------------------------------------------------------------- */
+/* ---- children: commands ------------------------------------------------ */
 
 int child_memory_at(struct child *child, uint32_t kind, size_t length, const char *location)
 {

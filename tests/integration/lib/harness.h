@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * What the integration tests share: a main that gives every test a time limit and looks for leaked
- * descriptors behind it, and child processes that run an engine of their own and obey commands.
+/* harness.h: the main program and the child processes of the integration tests
  *
- * A child is this same program started again (fork alone would carry threads' locks along, and the
- * thread sanitizer forbids it). It cannot outlive the test: it dies with its parent, and an alarm
- * ends it at the latest.
- */
+ * harness_main() gives each test a time limit and fails a test that leaks descriptors. A child is a
+ * process with an engine of its own, which obeys commands sent over a socket. It is this program
+ * executed again: after a plain fork, threads' locks could stay locked, and the thread sanitizer
+ * forbids it. A child dies with its parent, and an alarm ends it at the latest.
+ *
+ * Call these functions from the thread of the test only. All block; unless stated otherwise, a
+ * failure fails the running test. */
 #ifndef TESTS_INTEGRATION_LIB_HARNESS_H
 #define TESTS_INTEGRATION_LIB_HARNESS_H
 
@@ -39,8 +40,8 @@
 #define HARNESS_SLOW 0
 #endif
 
-/* The thread sanitizer rightly reports two transfers that write the same bytes at the same time,
- * even where they write the same values. Tests that do so on purpose take turns then. */
+/* The thread sanitizer rightly reports two transfers that write the same bytes at once, even if the
+ * values are equal. Under it, tests that do so on purpose run the transfers in turn. */
 #if defined(__SANITIZE_THREAD__)
 #define HARNESS_TURNS 1
 #elif defined(__has_feature)
@@ -52,12 +53,13 @@
 #define HARNESS_TURNS 0
 #endif
 
-/* The owner of memory looks at it when the other process says that it has finished, an order
- * that the thread sanitizer cannot see. What is between these two is hidden from it. */
+/* Hide the accesses between these two calls from the thread sanitizer. Another process orders them:
+ * the owner reads its memory after that process has reported completion, which the sanitizer cannot
+ * see. */
 void hidden_begin(void);
 void hidden_end(void);
 
-/* One number for a normal build, another one under a sanitizer. */
+/* `normal` in a normal build, `slow` under a sanitizer. */
 #define SCALE(normal, slow) (HARNESS_SLOW ? (slow) : (normal))
 
 #define MS 1000000LL
@@ -65,32 +67,33 @@ void hidden_end(void);
 #define KIB 1024ULL
 #define MIB (1024ULL * KIB)
 
-/* How long anything that must happen may take. */
+/* ns: the time limit for any event that a test waits for. */
 #define PATIENCE (SCALE(10, 30) * SECOND)
 
-/* ---- the main program ----------------------------------------------------------------------- */
+/* ---- the main program -------------------------------------------------- */
 
-/* Something a test needs; `missing` says why this machine does not have it, or NULL if it does. */
+/* What a test needs. `missing` returns NULL, or the reason why this machine lacks it. */
 struct route {
 	const char *name;
-	const char *require; /* the setting `require` of the initiator */
-	const char *listen; /* of the target; NULL: the default */
-	const char *detail; /* must occur in wh_route.detail */
-	uint32_t kind; /* of the target's memory: enum wh_memory_kind or CHILD_FOREIGN */
-	bool devices; /* RDMA devices are there */
+	const char *require; /* the initiator's setting `require` */
+	const char *listen; /* the target's; NULL: the default */
+	const char *detail; /* expected in wh_route.detail */
+	uint32_t kind; /* the target's memory: enum wh_memory_kind or CHILD_FOREIGN */
+	bool devices; /* the test sees the RDMA devices */
 	const char *(*missing)(void);
 };
 
-extern const struct route route_self; /* to ourselves */
-extern const struct route route_shm; /* a mapped memfd */
-extern const struct route route_vm; /* process_vm_readv/writev on memory of the process */
+extern const struct route route_self; /* within one engine */
+extern const struct route route_shm; /* mapping of the target's memfd */
+extern const struct route route_vm; /* process_vm_readv/writev: CHILD_FOREIGN memory */
 extern const struct route route_tcp4;
 extern const struct route route_tcp6;
-extern const struct route route_rdma; /* over real devices, or the fake library's */
-extern const struct route route_gpu_rdma; /* the same into a GPU's memory, of the fake driver */
-extern const struct route needs_root; /* not a route: a test that changes its user */
+extern const struct route route_rdma; /* real devices or the fake library's */
+extern const struct route route_gpu_rdma; /* the same to GPU memory of the fake driver */
+extern const struct route needs_root; /* not a route: the test changes its user */
 
-/* A test, or one over a route; `initial_state` of every test is a struct route or NULL. */
+/* Entries of a test array: a test, a test over one route, a test with a condition. The
+ * `initial_state` is a struct route or NULL. */
 #define TEST(function)                                                                             \
 	{                                                                                          \
 #function, function, harness_begin, harness_end, NULL                              \
@@ -114,8 +117,8 @@ extern const struct route needs_root; /* not a route: a test that changes its us
 int harness_begin(void **state);
 int harness_end(void **state);
 
-/* Run the tests (argv[1] picks those whose name contains it), or be a child. Those that need what
- * this machine has not are skipped, with the reason; 77 if that leaves none. */
+/* Run the tests whose names contain argv[1] (default: all), or be a child. Tests that this machine
+ * cannot run are skipped, with the reason. Returns the exit status; 77 if no test is left. */
 int harness_main(int argc, char **argv, const char *group, const struct CMUnitTest *tests,
 		 size_t count);
 #define HARNESS_MAIN(group, tests)                                                                 \
@@ -124,20 +127,20 @@ int harness_main(int argc, char **argv, const char *group, const struct CMUnitTe
 		return harness_main(argc, argv, group, tests, sizeof(tests) / sizeof(*(tests)));   \
 	}
 
-/* Give the running test another limit than the usual one. */
+/* Replace the time limit of the running test. */
 void harness_limit(unsigned int seconds);
 
-/* `call` must return `value`; else the test fails and tells both, and the library's text. */
+/* Fail the test unless `call` returns `value`; print both and wh_error_text(). */
 #define want(value, call) want_at((long long)(value), (long long)(call), #call, __FILE__, __LINE__)
 void want_at(long long value, long long got, const char *call, const char *file, int line);
 
-/* The same, and wh_error_text() must contain `word`. */
+/* The same; wh_error_text() must also contain `word`. */
 #define want_text(value, word, call)                                                               \
 	want_text_at((long long)(value), word, (long long)(call), #call, __FILE__, __LINE__)
 void want_text_at(long long value, const char *word, long long got, const char *call,
 		  const char *file, int line);
 
-/* The condition must hold; else the message is told. */
+/* Fail the test with the formatted message unless the condition holds. */
 #define want_true(condition, ...)                                                                  \
 	do {                                                                                       \
 		if (!(condition)) {                                                                \
@@ -149,36 +152,37 @@ void want_text_at(long long value, const char *word, long long got, const char *
 	} while (0)
 
 int64_t now(void);
-/* The same without the time in which anything on this machine waited for a processor, where the
- * kernel counts that (/proc/pressure/cpu): for what must not take long, which beside load takes as
- * long as the load likes. */
+/* ns, without the time in which any task of this machine waited for a CPU, if the kernel counts
+ * that (/proc/pressure/cpu). For upper limits on durations: load on the machine does not count. */
 int64_t quiet_now(void);
 void sleep_ms(unsigned int ms);
 
-/* Of this process. */
+/* Counts for this process. */
 unsigned int count_fds(void);
 unsigned int count_maps(void);
 uint64_t resident(void); /* bytes */
 
-/* Wait until no more than `most` descriptors are open. */
+/* Wait until at most `most` descriptors are open. False: `patience` (ns) has passed. */
 bool fds_back_to(unsigned int most, int64_t patience);
 
-/* ---- child processes ------------------------------------------------------------------------ */
+/* ---- child processes --------------------------------------------------- */
 
-#define CHILD_FOREIGN 0x100u /* a kind of memory: mmapped by the process, not by the engine */
-/* of a GPU, in mappings of 2 MiB, as PyTorch's expandable segments are */
+/* Memory kinds besides those of enum wh_memory_kind. */
+#define CHILD_FOREIGN 0x100u /* mapped by the process with mmap, not by the engine */
+/* GPU memory in mappings of 2 MiB, like PyTorch's expandable segments */
 #define CHILD_SEGMENTED 0x101u
 
-/* A cluster key: without one a user's engines are closed to another's. */
+/* A setting with a cluster key: by default the engines of two users refuse each other. */
 #define SHARED_KEY "key=6b65792066726f6d2074686520746573747320206b65792066726f6d20746865"
 
 struct child_options {
 	const char *listen; /* NULL: the default */
 	const char *name;
 	const char *config[6]; /* "name=value" */
-	uid_t user; /* to become before the engine is opened; 0: stay */
-	/* Yama keeps others of the same user from this one's memory, and this one from theirs: the
-	 * machine's, or where it has none what it looks like (root only). */
+	uid_t user; /* change to this user before the engine opens; 0: do not */
+	/* Yama refuses other processes of the same user access to the child's memory, and the child
+	 * access to theirs. This is the machine's Yama, or an imitation where it has none (root
+	 * only). */
 	bool yama;
 };
 
@@ -190,35 +194,37 @@ struct child {
 	uint64_t epoch;
 };
 
-/* Start a process with an engine. options may be NULL. Fails the test if it does not come up. */
+/* Start a process with an engine. `options` may be NULL. Fails the test unless the engine opens. */
 struct child *child_start(const struct child_options *options);
 
-/* End it: in order (its engine must close with 0 and it must exit with 0); or with SIGKILL. Both
- * return when it is gone and free the struct. What a test leaves is killed behind it. */
+/* End a child, wait until it is gone and free the struct. child_exit() closes the engine and fails
+ * the test unless that returns 0 and the child exits with 0; child_kill() sends SIGKILL. Children
+ * that a test leaves are killed after it. */
 void child_exit(struct child *child);
 void child_kill(struct child *child);
 
-void child_stop(struct child *child); /* SIGSTOP; returns when it stands */
+void child_stop(struct child *child); /* SIGSTOP; returns when the child has stopped */
 void child_continue(struct child *child); /* SIGCONT */
 bool child_alive(struct child *child);
 
-/* Memory of the child. Returns its number. */
+/* Allocate memory in the child. Returns the memory's number. */
 int child_memory(struct child *child, uint32_t kind, size_t length);
-/* The same at a location ("cuda:1"); NULL: anywhere. */
+/* The same at a location ("cuda:1"; NULL: any). */
 int child_memory_at(struct child *child, uint32_t kind, size_t length, const char *location);
 int child_free(struct child *child, int memory);
-/* A region over [offset, offset + length) of it. Returns its number; *id (or NULL) is its id. */
+/* Register [offset, offset + length) of a memory. Returns the region's number; *id receives its id
+ * unless `id` is NULL. */
 int child_region(struct child *child, int memory, uint64_t offset, uint64_t length,
 		 const char *name, uint32_t access, uint64_t *id);
-/* `count` unnamed regions of `length` bytes, one behind the other from the start of `memory`, the
- * last one with a name. */
+/* Register `count` adjacent regions of `length` bytes from the start of `memory`, unnamed but for
+ * the last. */
 void child_regions(struct child *child, int memory, uint64_t length, uint64_t count,
 		   const char *last);
 int child_unregister(struct child *child, int region);
 int child_key(struct child *child, int region, void *key, size_t *length);
 uint64_t child_address(struct child *child, int memory);
 
-/* Its bytes. Offsets count from the start of the memory. */
+/* Fill, check, sum and copy the child's bytes. Offsets count from the start of the memory. */
 void child_fill(struct child *child, int memory, uint64_t offset, uint64_t length,
 		uint64_t position, uint64_t seed);
 size_t child_check(struct child *child, int memory, uint64_t offset, uint64_t length,
@@ -230,49 +236,49 @@ int child_notification(struct child *child, int64_t timeout, struct wh_notificat
 unsigned int child_fds(struct child *child);
 uint64_t child_resident(struct child *child);
 
-/* The child as the initiator. child_peer() returns the peer's number or an errno (with the child's
- * wh_error_text() in `text`, unless NULL). */
+/* The child as the initiator. child_peer() returns the peer's number or an errno, with the child's
+ * wh_error_text() in `text` (may be NULL). */
 int child_peer(struct child *child, const char *url, char text[256]);
 int child_peer_close(struct child *child, int peer);
 
 struct child_transfer {
 	int peer;
-	int region; /* local */
+	int region; /* number of the local region */
 	const char *remote;
 	uint32_t op;
 	uint64_t local_offset, remote_offset, length;
-	uint64_t times; /* so many equal transfers in the batch; 0: one */
-	bool go; /* do not wait for it */
+	uint64_t times; /* repeat the transfer within the batch; 0: once */
+	bool go; /* do not wait for completion */
 	const char *notify; /* or NULL */
 	const char *require; /* or NULL */
 };
 struct child_result {
 	int status;
-	char text[256]; /* of the error */
-	char transport[16]; /* of the first route that moved bytes */
+	char text[256]; /* the error's */
+	char transport[16]; /* the first route that moved bytes */
 	char explain[1024];
 };
-/* Moves bytes and returns the status; *result may be NULL. */
+/* Run a transfer and return its status. `result` may be NULL. */
 int child_transfer(struct child *child, const struct child_transfer *transfer,
 		   struct child_result *result);
-/* The same in two halves, for many children at once. */
+/* The same in two halves, so that many children work at once. */
 void child_transfer_send(struct child *child, const struct child_transfer *transfer);
 int child_transfer_receive(struct child *child, struct child_result *result);
 
-/* ---- bytes of any memory --------------------------------------------------------------------- */
+/* ---- bytes of any memory ----------------------------------------------- */
 
-/* Is memory of this kind a GPU's (or managed), so that these two have to ask the driver? */
+/* True for GPU memory and managed memory: bytes_get() and bytes_put() then copy with the driver. */
 bool bytes_on_gpu(uint32_t kind);
-/* Copy bytes out of, and into, memory of this kind. */
+/* Copy bytes out of, or into, memory of this kind. Aborts if the driver fails. */
 void bytes_get(void *to, const void *from, size_t length, uint32_t kind);
 void bytes_put(void *to, const void *from, size_t length, uint32_t kind);
-/* Memory of a GPU in mappings of 2 MiB each, of which `length` is a multiple. It is never unmapped:
- * the process is to end. 0: there is none. */
+/* Map GPU memory, one mapping per 2 MiB; `length` is a multiple of that. The memory stays mapped
+ * until the process ends. NULL: none available. */
 void *bytes_segmented(int device, size_t length);
-/* How many GPUs that driver has: the fake one whose path is in TEST_CUDA, or the machine's own. */
+/* The number of GPUs of the driver: the fake one in $TEST_CUDA, or the machine's. */
 unsigned int bytes_gpus(void);
 
-/* ---- between harness.c and child.c ---------------------------------------------------------- */
+/* ---- protocol between harness.c and child.c --------------------------- */
 
 enum child_op {
 	CHILD_START = 1,
@@ -310,13 +316,13 @@ struct child_command {
 struct child_answer {
 	int32_t status;
 	uint32_t reserved;
-	uint64_t value, length; /* `length` bytes follow */
+	uint64_t value, length; /* `length` bytes follow the struct */
 	char text[256];
 	char name[64], url[96], transport[16];
 	char explain[1024];
 };
 
-/* Read or write all of it: 0, or -1 if the other side is gone. */
+/* Read or write all `length` bytes. 0, or -1 if the other side is gone. */
 int harness_read(int fd, void *out, size_t length);
 int harness_write(int fd, const void *in, size_t length);
 

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* network.c: network namespaces as hosts, and a router between two of them */
 #include "network.h"
 
 #include <fcntl.h>
@@ -6,7 +7,7 @@
 
 static int outside = -1;
 
-/* In a process of its own, so that trying changes nothing. */
+/* Tries in a process of its own, so that this one does not change. */
 static const char *missing_network(void)
 {
 	return system("unshare -n ip link set lo up 2>/dev/null") ?
@@ -36,7 +37,7 @@ static int current(void)
 	return fd;
 }
 
-/* A command in a network. */
+/* Run a shell command in a network. */
 static void in(int network, const char *command)
 {
 	char line[512];
@@ -97,8 +98,8 @@ void network_pair_disturb(const struct network_pair *pair, const char *how)
 	in(pair->router, line);
 }
 
-/* Not with netem, which not every kernel has: a router that does not route loses everything, too.
- */
+/* Without netem, which not every kernel has, the router stops forwarding: that loses all packets,
+ * too. */
 void network_pair_cut(const struct network_pair *pair, bool cut)
 {
 	if (!needs_netem.missing()) {

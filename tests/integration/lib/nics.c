@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* nics.c: call the controls of the fake libibverbs, and check a batch's explanation */
 #include "nics.h"
 
 #include <dlfcn.h>
@@ -123,8 +124,7 @@ struct nics_registered nics_registered(void)
 	return now;
 }
 
-/* ---- what is told of a batch
- * --------------------------------------------------------------------- */
+/* ---- explanations ----------------------------------------------------- */
 
 const char *explained(struct wh_batch *batch)
 {

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* pattern.c: byte patterns that depend on position and seed */
 #include "pattern.h"
 
 #include <string.h>
 
-/* What orders these accesses after or before the engine's is said by another process, where
- * ThreadSanitizer does not see it. */
+/* Another process orders these accesses relative to the engine's, where ThreadSanitizer cannot see
+ * it. */
 #define TOLD_BY_OTHERS __attribute__((no_sanitize("thread")))
 
 static inline uint64_t mix(uint64_t x)
@@ -16,7 +17,7 @@ static inline uint64_t mix(uint64_t x)
 	return x ^ x >> 32;
 }
 
-/* The eight bytes at position 8 * index. */
+/* The eight bytes at position 8 * index of the pattern. */
 static inline uint64_t word(uint64_t index, uint64_t seed)
 {
 	return mix(index + seed * UINT64_C(0x9e3779b97f4a7c15) + 1);

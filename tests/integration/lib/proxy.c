@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* proxy.c: a TCP proxy between two engines, in a thread of the test */
 #include "proxy.h"
 
 #include <arpa/inet.h>
@@ -18,18 +19,18 @@
 #define BUFFER (256u << 10)
 #define TICK_MS 5
 
-/* Bytes on their way from fd[side] to fd[!side]. */
+/* Bytes in flight from fd[side] to fd[!side]. */
 struct direction {
 	size_t start, end;
-	bool ended; /* the source has no more */
-	uint64_t allowed; /* bytes it may still pass in this tick, when slowed down */
+	bool ended; /* the source has sent its last byte */
+	uint64_t allowed; /* bytes left in this tick under a rate limit */
 	unsigned char *bytes;
 };
 
 struct pair {
-	int fd[2]; /* 0: the client, 1: the server; -1: the slot is free */
+	int fd[2]; /* 0: client, 1: server; -1: free slot */
 	unsigned int role;
-	uint64_t seen; /* bytes that came from the client */
+	uint64_t seen; /* bytes received from the client */
 	struct direction direction[2];
 };
 
@@ -68,7 +69,7 @@ static void take_connection(struct proxy *proxy)
 	for (int i = 0; i < PAIRS_MAX && !pair; i++)
 		if (proxy->pairs[i].fd[0] < 0)
 			pair = &proxy->pairs[i];
-	/* The server is on this host: connecting to it does not take long. */
+	/* Blocks only briefly: the server is on this host. */
 	if (!pair || client < 0 || server < 0 ||
 	    connect(server, (struct sockaddr *)&proxy->target, sizeof(proxy->target)) != 0) {
 		if (client >= 0)
@@ -86,7 +87,8 @@ static void take_connection(struct proxy *proxy)
 	proxy->accepted++;
 }
 
-/* The role stands 16 bytes into what the client sends: a frame's header (8), magic, versions. */
+/* Find the role in the client's HELLO, at byte 16: after the frame header (8), magic and
+ * versions. */
 static void look_at_role(struct pair *pair, const unsigned char *bytes, size_t n)
 {
 	if (pair->seen <= 16 && pair->seen + n > 16)
@@ -94,7 +96,7 @@ static void look_at_role(struct pair *pair, const unsigned char *bytes, size_t n
 	pair->seen += n;
 }
 
-/* Move bytes one way. False: the pair is broken. */
+/* Move bytes in one direction. False: the pair is broken. */
 static bool pass(struct proxy *proxy, struct pair *pair, int side)
 {
 	struct direction *way = &pair->direction[side];
@@ -130,7 +132,7 @@ static bool pass(struct proxy *proxy, struct pair *pair, int side)
 	return true;
 }
 
-/* What each side of the pair waits for. */
+/* The poll events of one side of a pair. */
 static short events_of(const struct proxy *proxy, const struct pair *pair, int side)
 {
 	const struct direction *in = &pair->direction[side], *out = &pair->direction[!side];
@@ -163,7 +165,7 @@ static int64_t now_ms(void)
 	return t.tv_sec * 1000LL + t.tv_nsec / 1000000;
 }
 
-/* One turn, with the lock held save while it sleeps. */
+/* One round of polling. The caller holds the lock; it is released while the thread sleeps. */
 static void turn(struct proxy *proxy)
 {
 	struct pollfd polled[1 + 2 * PAIRS_MAX];

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* raw.c: speak the protocol by hand: frames, handshakes with proofs, requests */
 #include "raw.h"
 
 #include <errno.h>
@@ -17,7 +18,7 @@
 #include "net/trust.h"
 #include "wire/bytes.h"
 
-#define SECONDS 10 /* for a read or a write */
+#define SECONDS 10 /* time-out of a read or a write */
 
 static int finish(int fd, const struct sockaddr *address, size_t length)
 {
@@ -185,7 +186,7 @@ size_t raw_hello_bytes(uint8_t out[WH_FRAME_HEADER + WH_HELLO_MAX], const struct
 	return WH_FRAME_HEADER + length;
 }
 
-/* ---- keys --------------------------------------------------------------------------------- */
+/* ---- keys -------------------------------------------------------------- */
 
 static struct wh_trust trust;
 
@@ -211,7 +212,7 @@ const uint8_t *raw_key(void)
 	return trust.keys.key[0];
 }
 
-/* The keys of the sessions that have been begun last. */
+/* The keys of the most recent sessions. */
 static struct {
 	uint64_t epoch, session;
 	uint8_t key[WH_KEY_SIZE];
@@ -238,7 +239,7 @@ static void keep_key(const struct wh_hello *welcome, const struct wh_proofs *pro
 	memcpy(sessions[i].key, proofs->session, WH_KEY_SIZE);
 }
 
-/* ---- handshakes --------------------------------------------------------------------------- */
+/* ---- handshakes -------------------------------------------------------- */
 
 int raw_shake(int fd, const struct wh_hello *hello, const uint8_t *key, struct raw_shake *out)
 {
@@ -285,7 +286,7 @@ int raw_greet(int fd, const struct wh_hello *hello, struct wh_hello *welcome)
 		return -1;
 	if (hello->role == WH_ROLE_CONTROL)
 		keep_key(&shake.said, &shake.proofs);
-	/* The descriptor that comes along is not received, and so closed by the kernel. */
+	/* The file descriptor sent with this frame is not received; the kernel closes it. */
 	if (hello->role == WH_ROLE_SHM &&
 	    (raw_receive_frame(fd, &frame, alive, sizeof(alive)) || frame.type != WH_FRAME_ALIVE))
 		return -1;

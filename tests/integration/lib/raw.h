@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Speaking the protocol by hand, so that it can be spoken wrongly. */
+/* raw.h: speak the protocol by hand, so that tests can violate it */
 #ifndef TESTS_INTEGRATION_LIB_RAW_H
 #define TESTS_INTEGRATION_LIB_RAW_H
 
@@ -10,64 +10,64 @@
 #include "wire/proof.h"
 #include "wire/wire.h"
 
-/* A connected socket whose reads give up after some seconds, or -1. */
+/* A connected socket with a time-out of some seconds for each read and write, or -1. */
 int raw_connect(const char *url);
 int raw_unix(const char *name);
 
-/* 0, or -1 (the other side has closed it). */
+/* 0, or -1 if the other side has closed the connection. */
 int raw_send(int fd, const void *bytes, size_t length);
 int raw_send_frame(int fd, uint16_t type, uint16_t flags, const void *payload, size_t length);
 
-/* Read that many bytes: 0, or -1. */
+/* Read exactly `length` bytes: 0, or -1. */
 int raw_receive(int fd, void *bytes, size_t length);
-/* Read one frame; what does not fit is dropped. The length of its payload, or -1. */
+/* Read one frame; bytes beyond `room` are dropped. Returns the length of the payload, or -1. */
 int raw_receive_frame(int fd, struct wh_frame *frame, void *payload, size_t room);
 
-/* Does the other side close it within so many ms? Reads and drops what still comes. */
+/* True if the other side closes the connection within `ms`. Reads and drops what arrives before. */
 bool raw_closes(int fd, int ms);
 
-/* A HELLO of a role that would be accepted. */
+/* A valid HELLO for a role. */
 struct wh_hello raw_hello(uint16_t role);
-/* The same for a connection that belongs to a session. */
+/* The same for a connection that joins the session of `welcome`. */
 struct wh_hello raw_hello_of(uint16_t role, const struct wh_hello *welcome);
 size_t raw_hello_bytes(uint8_t out[WH_FRAME_HEADER + WH_HELLO_MAX], const struct wh_hello *hello);
 
-/* A handshake under way. */
+/* A handshake in progress. */
 struct raw_shake {
 	uint8_t hello[WH_FRAME_HEADER + WH_HELLO_MAX], welcome[WH_HELLO_MAX];
-	size_t hello_length, welcome_length; /* hello: with the frame's header */
-	struct wh_hello said; /* the WELCOME */
+	size_t hello_length, welcome_length; /* hello: including the frame header */
+	struct wh_hello said; /* the WELCOME, decoded */
 	struct wh_proofs proofs;
 };
 
-/* Send a HELLO and take the answer: 0 with the WELCOME and the proofs by `key` (NULL: that of this
- * user, or of the session that the hello names, as it has been proved); the positive errno of a
- * REFUSED; -1: closed or something else. */
+/* Send a HELLO and read the answer. 0: `out` holds the WELCOME and the proofs by `key` (NULL: this
+ * user's key, or the key of the session that the HELLO names, as proved). A positive errno:
+ * REFUSED. -1: closed, or an unexpected frame. */
 int raw_shake(int fd, const struct wh_hello *hello, const uint8_t *key, struct raw_shake *out);
 /* Send a PROVE. */
 int raw_prove(int fd, const uint8_t proof[WH_PROOF_SIZE]);
 
-/* Both: 0 with the WELCOME, whose proof has been checked. */
+/* raw_shake() and raw_prove(). 0: the WELCOME's proof is valid. */
 int raw_greet(int fd, const struct wh_hello *hello, struct wh_hello *welcome);
 
-/* The other side: from the HELLO as it has come make the WELCOME, whose proof is by `key` (NULL: as
- * above), and what is to come in turn. The length of the payload, or -1. */
+/* The server's side: build the WELCOME to a received HELLO, with its proof by `key` (NULL: as
+ * above), and compute the proofs that must follow. Returns the length of the payload, or -1. */
 int raw_welcome(const uint8_t *hello, size_t length, const struct wh_hello *welcome,
 		const uint8_t *key, uint8_t out[WH_HELLO_MAX], struct wh_proofs *proofs);
 
-/* This user's key. */
+/* This user's crypto functions and key. */
 const struct wh_crypto *raw_crypto(void);
 const uint8_t *raw_key(void);
 
-/* Connected and welcome, or -1. */
+/* A connection whose handshake has succeeded, or -1. */
 int raw_control(const char *url, struct wh_hello *welcome);
 int raw_data(const char *url, const struct wh_hello *welcome);
 
-/* Read frames of a control connection to the end of the list of regions: how many there are, or -1.
- */
+/* Read frames of a control connection up to the end of the region list. Returns the number of
+ * regions, or -1. */
 int raw_skip_regions(int fd);
 
-/* Send a request for these extents. `payload` follows; NULL: none. */
+/* Send a request for these extents, then `length` bytes of `payload` (NULL: none). */
 int raw_request(int fd, uint8_t op, uint64_t id, const struct wh_extent *extents, size_t count,
 		const void *payload, size_t length);
 
@@ -76,7 +76,7 @@ struct raw_error {
 	int32_t error;
 };
 
-/* Read a response, its errors (at most `most`) and its payload (at most `room` bytes). 0, or -1. */
+/* Read a response, up to `most` errors and up to `room` bytes of payload. 0, or -1. */
 int raw_response(int fd, struct wh_response *response, struct raw_error *errors, uint32_t most,
 		 void *payload, size_t room);
 

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* server.c: start and end real registry servers: wherry registry, plain.py, redis, etcd */
 #include "server.h"
 
 #include <arpa/inet.h>
@@ -11,13 +12,13 @@
 #include <sys/socket.h>
 #include <sys/wait.h>
 
-/* What a test that fails leaves: its own struct is on a stack that is gone then. */
+/* For server_end() after a failed test, whose struct server was on the stack. */
 static struct {
 	pid_t pid;
 	char directory[40];
 } running[SERVER_MEMBERS];
 
-/* Where the members of an etcd talk to each other, and all of them. */
+/* The addresses at which the members of an etcd cluster talk to each other; the list of all. */
 static char member_url[SERVER_MEMBERS][40], members[160];
 
 static const char *missing_program(const char *name)
@@ -82,11 +83,10 @@ static bool has_tls(const struct server *server)
 	return server->kind == &server_redis_tls || server->kind == &server_etcd_tls;
 }
 
-/* ---- starting -------------------------------------------------------------------------------- */
+/* ---- starting ---------------------------------------------------------- */
 
-/* A port for a server that is started in a moment. Not one of those that the kernel gives to who
- * connects: members of a cluster that are there already connect again and again to those that are
- * not. */
+/* A free port for a server that starts soon, outside the kernel's range for outgoing connections:
+ * running members of a cluster retry connections to absent ones, and could take the port. */
 static int free_port(void)
 {
 	struct sockaddr_in address = { .sin_family = AF_INET,
@@ -117,7 +117,7 @@ static void write_file(const struct server *server, const char *name, const char
 	close(fd);
 }
 
-/* As a line for a shell, which has started nothing else before it becomes the server. */
+/* The server's command as a line for a shell, which executes nothing else before it. */
 static void make_line(const struct server *server, char *line, size_t size)
 {
 	const char *at = server->directory, *password = strchr(server->secret, ':');
@@ -159,7 +159,7 @@ static void make_line(const struct server *server, char *line, size_t size)
 						"");
 }
 
-/* An authority, and one certificate of it for 127.0.0.1, which both sides use. */
+/* Create an authority and one certificate for 127.0.0.1, which client and server share. */
 static void make_certificates(const struct server *server)
 {
 	char line[768];
@@ -209,7 +209,7 @@ static void launch(struct server *server)
 	running[server->slot].pid = server->pid;
 }
 
-/* What the server said last. */
+/* Print the last output of the server. */
 static void show_output(const struct server *server)
 {
 	char line[128];
@@ -219,7 +219,7 @@ static void show_output(const struct server *server)
 		fprintf(stderr, "it said nothing\n");
 }
 
-/* It answers as a registry does. */
+/* Wait until the server answers as a registry. */
 static void wait_ready(const struct server *server)
 {
 	struct wh_engine_options options = {
@@ -248,7 +248,7 @@ static void wait_ready(const struct server *server)
 	want(0, wh_engine_close(engine));
 }
 
-/* Users in etcd are made when it runs. */
+/* Create the user in etcd, which must be running for that. */
 static void protect_etcd(const struct server *server)
 {
 	const char *password = strchr(server->secret, ':') + 1;
@@ -278,7 +278,7 @@ static const char *scheme_of(const struct server *server)
 	return "http";
 }
 
-/* Everything but its start. */
+/* Everything up to the start of the process. */
 static void prepare(struct server *server, const struct route *kind, const char *secret,
 		    unsigned slot)
 {
@@ -340,7 +340,7 @@ void server_start_cluster(struct server member[SERVER_MEMBERS])
 		wait_ready(&member[i]);
 }
 
-/* ---- ending ---------------------------------------------------------------------------------- */
+/* ---- ending ------------------------------------------------------------ */
 
 void server_kill(struct server *server)
 {

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* victim.c: start, use and check the engine that hostile-*.c attack */
 #include "victim.h"
 
 #define STEP (2 * VICTIM_REGION)
@@ -52,7 +53,7 @@ void victim_greet(struct victim *v)
 		close(v->control);
 	v->control = raw_control(v->f.child->url, &v->welcome);
 	want_true(v->control >= 0, "it does not take a new session");
-	/* The good peer's "target", and those of the victim that are published. */
+	/* The well-behaved peer's "target", and the victim's published regions. */
 	want(4, raw_skip_regions(v->control));
 }
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The engine that hostile-*.c attack, and a good peer that it has to serve all the while. */
+/* victim.h: the engine that hostile-*.c attack, and a well-behaved peer that it must keep
+ * serving */
 #ifndef TESTS_INTEGRATION_LIB_VICTIM_H
 #define TESTS_INTEGRATION_LIB_VICTIM_H
 
@@ -9,28 +10,28 @@
 #define VICTIM_REGION 4096 /* bytes in each region */
 
 struct victim {
-	struct fixture f; /* a process, and this one's peer of it over tcp */
-	int memory; /* of the process: the regions below and what lies around them */
+	struct fixture f; /* the victim's process, and our well-behaved engine, its peer over tcp */
+	int memory; /* the process's number of the memory that holds the regions below */
 	uint64_t rw, ro, wo;
-	uint64_t none; /* not published */
-	uint64_t dead; /* not registered any more */
+	uint64_t none; /* registered, not published */
+	uint64_t dead; /* unregistered */
 	int rw_region, ro_region;
-	/* A session by hand. */
+	/* A session by hand, with raw.h. */
 	int control, data;
 	struct wh_hello welcome;
 };
 
-/* With a handshake time-out of `timeout_ms`. */
+/* Start a victim with this handshake time-out. */
 void victim_open(struct victim *v, unsigned int timeout_ms);
 void victim_close(struct victim *v);
 
-/* Where a region's bytes are in v->memory. */
+/* The offset of a region's bytes in v->memory. */
 uint64_t victim_offset(const struct victim *v, uint64_t region);
 
-/* Not a byte of it has changed, it lives, and it serves the good peer. */
+/* No byte has changed, the victim lives, and it serves the well-behaved peer. */
 void victim_want_well(struct victim *v);
 
-/* A fresh session, and a data connection that belongs to it. */
+/* Open a new session by hand; then a data connection of that session. */
 void victim_greet(struct victim *v);
 void victim_greet_data(struct victim *v);
 

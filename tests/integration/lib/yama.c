@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* yama.c: read Yama's scope, or imitate it with a mount namespace and a seccomp filter */
 #include "yama.h"
 
 #include <errno.h>
@@ -17,7 +18,7 @@
 
 #define ABOVE "/proc/sys/kernel"
 #define SCOPE ABOVE "/yama/ptrace_scope"
-#define BOOT ABOVE "/random/boot_id" /* by which engines know that they are on one host */
+#define BOOT ABOVE "/random/boot_id" /* tells engines that they share a host */
 
 int yama_scope(void)
 {
@@ -43,7 +44,7 @@ static int write_file(const char *path, const char *text)
 	return error;
 }
 
-/* In a mount namespace of its own. */
+/* Show ptrace_scope 1 in a mount namespace of this process. */
 static int write_scope(void)
 {
 	int fd = open(BOOT, O_RDONLY | O_CLOEXEC), error;
@@ -63,7 +64,7 @@ static int write_scope(void)
 	return error ? error : write_file(SCOPE, "1\n");
 }
 
-/* EPERM, as the kernel says it for Yama. */
+/* Fail the calls with EPERM, as the kernel does under Yama. */
 static int refuse_calls(void)
 {
 	struct sock_filter filter[] = {
