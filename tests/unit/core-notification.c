@@ -102,7 +102,7 @@ static void finish(struct wh_batch *batch)
 	assert_int_equal(wh_batch_free(batch), 0);
 }
 
-/* ---- arriving ------------------------------------------------------------------------------- */
+/* ---- arriving ---------------------------------------------------------- */
 
 static void notify__itself(void **state)
 {
@@ -180,7 +180,7 @@ static void take__wakes_up(void **state)
 	pthread_join(thread, NULL);
 }
 
-/* ---- a full inbox --------------------------------------------------------------------------- */
+/* ---- a full inbox ------------------------------------------------------ */
 
 #define CROWD 40 /* more than the window of 16 and the two in the inbox */
 
@@ -330,7 +330,7 @@ static void full__the_receiver_leaves(void **state)
 	assert_int_equal(open_all("spin=no"), 0); /* for the teardown */
 }
 
-/* ---- giving up ------------------------------------------------------------------------------ */
+/* ---- giving up --------------------------------------------------------- */
 
 static void cancel__waiting_and_sent(void **state)
 {
@@ -380,7 +380,7 @@ static void cancel__own(void **state)
 	assert_int_equal(wh_batch_free(batches[2]), 0);
 }
 
-/* ---- many threads --------------------------------------------------------------------------- */
+/* ---- many threads ------------------------------------------------------ */
 
 #define EACH 50
 
@@ -424,7 +424,7 @@ static void threads__lose_nothing(void **state)
 	assert_in_range(got, 6 * (EACH - EACH / 8), 6 * EACH);
 }
 
-/* ---- misuse and hostility ------------------------------------------------------------------- */
+/* ---- misuse and hostility ---------------------------------------------- */
 
 static void misuse(void **state)
 {

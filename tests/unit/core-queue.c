@@ -65,7 +65,7 @@ static bool readable(void)
 	return poll(&poll_fd, 1, 0) == 1;
 }
 
-/* ---- put and take --------------------------------------------------------------------------- */
+/* ---- put and take ------------------------------------------------------ */
 
 static void take__in_order_and_the_descriptor_in_step(void **state)
 {
@@ -126,7 +126,7 @@ static void forget__takes_it_out(void **state)
 	assert_int_equal(wh_queue_take(queue, out, 4, WH_MS), 0);
 }
 
-/* ---- waiting -------------------------------------------------------------------------------- */
+/* ---- waiting ----------------------------------------------------------- */
 
 static void take__times_out(void **state)
 {
@@ -213,7 +213,7 @@ static void take__from_several_threads(void **state)
 	assert_false(readable());
 }
 
-/* ---- misuse --------------------------------------------------------------------------------- */
+/* ---- misuse ------------------------------------------------------------ */
 
 static void misuse(void **state)
 {
@@ -271,7 +271,7 @@ static void take__in_a_callback(void **state)
 	assert_int_equal(result.look, 0);
 }
 
-/* ---- with batches --------------------------------------------------------------------------- */
+/* ---- with batches ------------------------------------------------------ */
 
 static void batch__reports_and_is_forgotten(void **state)
 {

@@ -62,7 +62,7 @@ static void drop(struct wh_region *region)
 	assert_int_equal(wh_region_unregister(region), 0);
 }
 
-/* ---- register ------------------------------------------------------------------------------- */
+/* ---- register ---------------------------------------------------------- */
 
 static void register__defaults(void **state)
 {
@@ -260,7 +260,7 @@ static void register__in_an_allocation(void **state)
 	assert_int_equal(wh_memory_free(owner, huge), 0);
 }
 
-/* ---- looking at one's own ------------------------------------------------------------------- */
+/* ---- looking at one's own ---------------------------------------------- */
 
 static void lookup__the_smallest(void **state)
 {
@@ -314,8 +314,7 @@ static void key__room(void **state)
 	drop(hidden);
 }
 
-/* ---- unregister -------------------------------------------------------------------------------
- */
+/* ---- unregister -------------------------------------------------------- */
 
 static void unregister__used_by_a_batch(void **state)
 {
@@ -439,8 +438,7 @@ static void unregister__races_with_submissions(void **state)
 	assert_int_equal(atomic_load(&first->batches), 0);
 }
 
-/* ---- as a peer sees them ----------------------------------------------------------------------
- */
+/* ---- as a peer sees them ----------------------------------------------- */
 
 /* Wait until the peer shows so many. */
 static void await_regions(uint32_t count)
@@ -652,8 +650,7 @@ static void connect__to_many(void **state)
 	assert_int_equal(wh_peer_close(second), 0);
 }
 
-/* ---- what a peer may say: without a connection, what loop 0 does
- * --------------------------------- */
+/* ---- what a peer may say: without a connection, what loop 0 does ------- */
 
 static struct wh_peer fake;
 

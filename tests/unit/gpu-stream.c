@@ -101,8 +101,7 @@ static void set_costs(struct wh_gpu_stream *stream, enum costs costs)
 	atomic_store(&stream->cost, &stream->measured);
 }
 
-/* ---- pairs -------------------------------------------------------------------------------------
- */
+/* ---- pairs ------------------------------------------------------------- */
 
 static uint64_t random_length(uint64_t *state, int shape)
 {
@@ -258,8 +257,7 @@ static void pairs__long_ones(void **state)
 	free(b);
 }
 
-/* ---- blocks ------------------------------------------------------------------------------------
- */
+/* ---- blocks ------------------------------------------------------------ */
 
 /* Blocks of all bases, with lists on both sides, on one, or on none. */
 static void blocks_once(struct bench *b, uint64_t *state, uint64_t length, uint64_t count,
@@ -337,8 +335,7 @@ static void blocks__against_a_model(void **state)
 	free(b);
 }
 
-/* ---- what it costs
- * ------------------------------------------------------------------------------- */
+/* ---- what it costs ----------------------------------------------------- */
 
 /* By the better way. */
 static double estimate(const struct wh_gpu_stream *stream, uint64_t count, uint64_t length)

@@ -76,7 +76,7 @@ static int open_descriptors(void)
 	return count;
 }
 
-/* ---- alloc -------------------------------------------------------------------------------- */
+/* ---- alloc ------------------------------------------------------------- */
 
 static void alloc__every_kind_is_zero_aligned_and_writable(void **state)
 {
@@ -171,8 +171,7 @@ static void alloc__no_descriptor_left(void **state)
 	assert_int_equal(error, -EMFILE);
 }
 
-/* ---- what a shared allocation promises to those who map it ------------------------------------
- */
+/* ---- what a shared allocation promises to those who map it ------------- */
 
 static void shared__is_sealed_and_private_to_the_user(void **state)
 {
@@ -231,7 +230,7 @@ static void private__kinds_have_no_descriptor(void **state)
 	must_free(huge);
 }
 
-/* ---- free --------------------------------------------------------------------------------- */
+/* ---- free -------------------------------------------------------------- */
 
 static void free__misuse(void **state)
 {
@@ -273,7 +272,7 @@ static void free__gives_everything_back(void **state)
 	assert_int_equal(open_descriptors(), before);
 }
 
-/* ---- query -------------------------------------------------------------------------------- */
+/* ---- query ------------------------------------------------------------- */
 
 static void query__inside_and_outside(void **state)
 {

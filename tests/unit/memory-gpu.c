@@ -71,7 +71,7 @@ static int open_descriptors(void)
 	return count;
 }
 
-/* ---- alloc ------------------------------------------------------------------------------- */
+/* ---- alloc ------------------------------------------------------------- */
 
 static void check_zero(const void *address, size_t length)
 {
@@ -221,7 +221,7 @@ static void alloc__leaves_the_context_alone(void **state)
 	CU(engine, cuCtxDestroy, mine);
 }
 
-/* ---- location ---------------------------------------------------------------------------- */
+/* ---- location ---------------------------------------------------------- */
 
 static void location__device(void **state)
 {
@@ -344,7 +344,7 @@ static void location__numa(void **state)
 	}
 }
 
-/* ---- failures ---------------------------------------------------------------------------- */
+/* ---- failures ---------------------------------------------------------- */
 
 static void alloc__out_of_memory(void **state)
 {
@@ -499,7 +499,7 @@ static void every_call__switched_off(void **state)
 	no_driver("no", "switched off");
 }
 
-/* ---- query ------------------------------------------------------------------------------- */
+/* ---- query ------------------------------------------------------------- */
 
 static void query__memory_of_the_application(void **state)
 {

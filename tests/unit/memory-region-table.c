@@ -85,7 +85,7 @@ static uint64_t find(uint64_t address, uint64_t length)
 		       0;
 }
 
-/* ---- ids ---------------------------------------------------------------------------------- */
+/* ---- ids --------------------------------------------------------------- */
 
 static void new__id_is_generation_and_index(void **state)
 {
@@ -204,7 +204,7 @@ static void at__never_used_is_null(void **state)
 	drop(entry);
 }
 
-/* ---- entering and closing ------------------------------------------------------------------- */
+/* ---- entering and closing ---------------------------------------------- */
 
 static void close__keeps_out_and_waits(void **state)
 {
@@ -335,7 +335,7 @@ static void close__races_with_entering(void **state)
 	assert_true(table.sorted_room <= 128);
 }
 
-/* ---- names -------------------------------------------------------------------------------- */
+/* ---- names ------------------------------------------------------------- */
 
 static void name__finds_a_copy(void **state)
 {
@@ -387,7 +387,7 @@ static void name__a_closed_place_gives_it_up(void **state)
 	assert_false(wh_region_table_by_name(&table, "a", &copy, name));
 }
 
-/* ---- addresses ---------------------------------------------------------------------------- */
+/* ---- addresses --------------------------------------------------------- */
 
 static void address__bounds(void **state)
 {
@@ -496,7 +496,7 @@ static void address__equals_brute_force(void **state)
 	}
 }
 
-/* ---- a peer's ids --------------------------------------------------------------------------- */
+/* ---- a peer's ids ------------------------------------------------------ */
 
 static void claim__bounds(void **state)
 {
@@ -546,7 +546,7 @@ static void claim__taken_or_old(void **state)
 	wh_region_table_free(&table, entry);
 }
 
-/* ---- all of them ---------------------------------------------------------------------------- */
+/* ---- all of them ------------------------------------------------------- */
 
 static void next__open_ones_only(void **state)
 {

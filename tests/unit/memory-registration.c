@@ -72,7 +72,7 @@ static bool synchronous(uint64_t address)
 	return value != 0;
 }
 
-/* ---- regions ----------------------------------------------------------------------------- */
+/* ---- regions ----------------------------------------------------------- */
 
 static void region__every_kind(void **state)
 {
@@ -124,7 +124,7 @@ static void region__refused_later(void **state)
 	device_free(address);
 }
 
-/* ---- what is found ----------------------------------------------------------------------- */
+/* ---- what is found ----------------------------------------------------- */
 
 static void segments__device(void **state)
 {
@@ -270,7 +270,7 @@ static void check__asks_once_a_segment(void **state)
 	unreserve(engine, base, 4 * MIB);
 }
 
-/* ---- sharing ----------------------------------------------------------------------------- */
+/* ---- sharing ----------------------------------------------------------- */
 
 static void share__same_range(void **state)
 {
@@ -375,7 +375,7 @@ static void share__threads(void **state)
 	device_free(raced);
 }
 
-/* ---- what is refused --------------------------------------------------------------------- */
+/* ---- what is refused --------------------------------------------------- */
 
 /* What lies beside an allocation may be nothing or, by chance, the host's. */
 static void refuse__past_the_end(void **state)
@@ -506,7 +506,7 @@ static void refuse__unreadable(void **state)
 	refused(at, 4096, -EFAULT, "no memory at");
 }
 
-/* ---- a driver that fails ----------------------------------------------------------------- */
+/* ---- a driver that fails ----------------------------------------------- */
 
 static void get__each_call_fails(void **state)
 {

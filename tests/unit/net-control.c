@@ -81,8 +81,7 @@ static void unpace__plain(void **state)
 	assert_string_equal(after, strncmp(before, "bbr", 3) ? before : "reno");
 }
 
-/* ---- buffers
- * --------------------------------------------------------------------------------------- */
+/* ---- buffers ----------------------------------------------------------- */
 
 /* A connection over loopback; the accepted end. */
 static int connected(int *other)

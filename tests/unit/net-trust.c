@@ -254,7 +254,7 @@ static void knobs__both(void **state)
 	wh_trust_close(&trust);
 }
 
-/* ---- a user's own ---------------------------------------------------------------------------- */
+/* ---- a user's own ------------------------------------------------------ */
 
 static void own__made_once(void **state)
 {
@@ -390,8 +390,7 @@ static void own__race(void **state)
 	}
 }
 
-/* ---- where --------------------------------------------------------------------------------------
- */
+/* ---- where ------------------------------------------------------------- */
 
 static int allows(const struct wh_trust *trust, const char *host, bool listening)
 {

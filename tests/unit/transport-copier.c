@@ -18,7 +18,7 @@
 
 #define PATIENCE (20 * WH_SECOND)
 
-/* ---- what the core does -------------------------------------------------------------------- */
+/* ---- what the core does ------------------------------------------------ */
 
 /* A batch with what became of it. */
 struct job {
@@ -64,7 +64,7 @@ void wh_fragment_reroute(struct wh_fragment *fragment, int error, const char *wh
 	atomic_store(&job->batch.state, WH_BATCH_DONE);
 }
 
-/* ---- two memories -------------------------------------------------------------------------- */
+/* ---- two memories ------------------------------------------------------ */
 
 #define REGIONS 4
 #define REGION_SIZE (8u << 20)
@@ -231,7 +231,7 @@ static void go(struct test *test, struct job *job)
 	assert_int_equal(atomic_load(&job->done), 1);
 }
 
-/* ---- transfers ----------------------------------------------------------------------------- */
+/* ---- transfers --------------------------------------------------------- */
 
 /* `count` transfers of about `length` bytes, anywhere, that do not overlap. */
 static void make_items(struct test *test, size_t count, size_t length, uint32_t op)
@@ -339,7 +339,7 @@ static void copy__part_of_a_batch(void **state)
 			    test->items[2].length);
 }
 
-/* ---- blocks -------------------------------------------------------------------------------- */
+/* ---- blocks ------------------------------------------------------------ */
 
 static void blocks_move(struct test *test, uint32_t op, uint64_t length, uint64_t count, bool lists)
 {
@@ -395,7 +395,7 @@ static void blocks__lists_and_strides(void **state)
 	}
 }
 
-/* ---- overlaps ------------------------------------------------------------------------------ */
+/* ---- overlaps ---------------------------------------------------------- */
 
 static void overlap(struct test *test, int64_t distance, uint64_t length)
 {
@@ -432,7 +432,7 @@ static void copy__overlapping(void **state)
 	overlap(*state, 2 << 20, 2u << 20); /* just not */
 }
 
-/* ---- failures ------------------------------------------------------------------------------ */
+/* ---- failures ---------------------------------------------------------- */
 
 static void close_region(struct test *test, unsigned i)
 {
@@ -519,7 +519,7 @@ static void fail__outside(void **state)
 	}
 }
 
-/* ---- memory that is not mapped ------------------------------------------------------------- */
+/* ---- memory that is not mapped ----------------------------------------- */
 
 static void far__mixed(void **state)
 {
@@ -575,7 +575,7 @@ static void far__given_up(void **state)
 	assert_int_equal(verified, 0);
 }
 
-/* ---- ends ---------------------------------------------------------------------------------- */
+/* ---- ends -------------------------------------------------------------- */
 
 static void cancel__queued(void **state)
 {
@@ -710,7 +710,7 @@ static void copy__from_eight_threads(void **state)
 		pthread_join(threads[i], NULL);
 }
 
-/* ---- bytes --------------------------------------------------------------------------------- */
+/* ---- bytes ------------------------------------------------------------- */
 
 static void bytes__past_the_caches(void **state)
 {

@@ -18,7 +18,7 @@ static const char *text_of(size_t n)
 	return text;
 }
 
-/* ---- engine --------------------------------------------------------------------------------- */
+/* ---- engine ------------------------------------------------------------ */
 
 static void engine__options(void **state)
 {
@@ -221,7 +221,7 @@ static void engine__close_while_busy(void **state)
 	want(0, wh_engine_close(engine));
 }
 
-/* ---- peers ---------------------------------------------------------------------------------- */
+/* ---- peers ------------------------------------------------------------- */
 
 static void peer__arguments(void **state)
 {
@@ -335,7 +335,7 @@ static void peer__regions(void **state)
 	fixture_close(&f);
 }
 
-/* ---- queues and notifications --------------------------------------------------------------- */
+/* ---- queues and notifications ------------------------------------------ */
 
 static void queue__arguments(void **state)
 {
@@ -362,7 +362,7 @@ static void queue__arguments(void **state)
 	free(note);
 }
 
-/* ---- memory --------------------------------------------------------------------------------- */
+/* ---- memory ------------------------------------------------------------ */
 
 static void memory__arguments(void **state)
 {
@@ -475,7 +475,7 @@ static void region__arguments(void **state)
 	want(0, wh_engine_close(engine));
 }
 
-/* ---- errors --------------------------------------------------------------------------------- */
+/* ---- errors ------------------------------------------------------------ */
 
 static void error__text(void **state)
 {

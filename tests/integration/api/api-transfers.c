@@ -194,7 +194,7 @@ static void batch__arguments(void **state)
 	fixture_close(&f);
 }
 
-/* ---- blocks --------------------------------------------------------------------------------- */
+/* ---- blocks ------------------------------------------------------------ */
 
 static void blocks__every_field(void **state)
 {
@@ -315,7 +315,7 @@ static void blocks__of_another_peer(void **state)
 	fixture_close(&f);
 }
 
-/* ---- what is required ----------------------------------------------------------------------- */
+/* ---- what is required -------------------------------------------------- */
 
 /* A batch may require what another batch of the same peer does not. */
 static void require__of_a_batch(void **state)

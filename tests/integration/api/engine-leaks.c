@@ -170,7 +170,7 @@ static void batches__new_and_free(void **state)
 	fixture_close(&f);
 }
 
-/* ---- sizes ---------------------------------------------------------------------------------- */
+/* ---- sizes ------------------------------------------------------------- */
 
 static void size__idle_engine(void **state)
 {

@@ -10,8 +10,7 @@
 
 #define LENGTH (1 * MIB)
 
-/* ---- memory that is not what it was
- * -------------------------------------------------------------- */
+/* ---- memory that is not what it was ------------------------------------ */
 
 static uint64_t application_memory(size_t length)
 {
@@ -93,8 +92,7 @@ static void memory__past_its_end(void **state)
 	gpu_pair_close(&p);
 }
 
-/* ---- contexts of the application's
- * ---------------------------------------------------------------- */
+/* ---- contexts of the application's ------------------------------------- */
 
 struct foreign {
 	void *context;
@@ -207,8 +205,7 @@ static void contexts__left_alone(void **state)
 	want(0, CU(cuCtxDestroy_v2, (void *), context));
 }
 
-/* ---- calls that fail
- * ------------------------------------------------------------------------------ */
+/* ---- calls that fail --------------------------------------------------- */
 
 static const char *const driver_calls[] = {
 	"cuCtxPushCurrent_v2",
@@ -362,8 +359,7 @@ static void calls__to_another_process(void **state)
 	}
 }
 
-/* ---- GPUs that go
- * -------------------------------------------------------------------------------- */
+/* ---- GPUs that go ------------------------------------------------------ */
 
 static void lost__while_batches_run(void **state)
 {
@@ -414,8 +410,7 @@ static void lost__while_batches_run(void **state)
 	}
 }
 
-/* ---- peers that go
- * ------------------------------------------------------------------------------- */
+/* ---- peers that go ----------------------------------------------------- */
 
 static void peer__killed(void **state)
 {
@@ -653,8 +648,7 @@ static void peer__connection_cut(void **state)
 	proxy_stop(proxy);
 }
 
-/* ---- what this process does not reach
- * ------------------------------------------------------------ */
+/* ---- what this process does not reach ---------------------------------- */
 
 struct apart {
 	struct child *owner, *other;
@@ -865,8 +859,7 @@ static void reach__parts_of_an_allocation(void **state)
 	apart_close(&a);
 }
 
-/* ---- host memory that several regions share
- * ------------------------------------------------------- */
+/* ---- host memory that several regions share ---------------------------- */
 
 /* The first region page-locks what the second one lies in. */
 static void pinned__overlapping_regions(void **state)

@@ -16,8 +16,7 @@
 #define LENGTH (2 * MIB)
 #define AREA 24576 /* of it that is moved in and looked at */
 
-/* ---- where this runs
- * ----------------------------------------------------------------------------- */
+/* ---- where this runs --------------------------------------------------- */
 
 #pragma weak fake_nvidia_state
 #pragma weak fake_nvidia_fail
@@ -74,8 +73,7 @@ static bool has_windows(struct wh_engine *engine)
 	return opens;
 }
 
-/* ---- two processes, with images of what each is to hold
- * ------------------------------------------ */
+/* ---- two processes, with images of what each is to hold ---------------- */
 
 struct small {
 	struct gpu_pair p;
@@ -194,8 +192,7 @@ static void tell_why(struct small *s)
 	want(0, wh_batch_free(batch));
 }
 
-/* ---- what is moved
- * ------------------------------------------------------------------------------- */
+/* ---- what is moved ----------------------------------------------------- */
 
 /* Both ways, at odd places. `must`: through a window, where there are any. */
 static void move_lengths(uint32_t here, uint32_t there, const char *elsewhere, bool must)
@@ -311,8 +308,7 @@ static void apart__several(void **state)
 	small_close(&s);
 }
 
-/* ---- flags
- * --------------------------------------------------------------------------------------- */
+/* ---- flags ------------------------------------------------------------- */
 
 #define ROUNDS SCALE(60, 20)
 #define SEMAPHORES 1024 /* of what the flag is about: 8 KiB */
@@ -391,8 +387,7 @@ static void flags__come_last(void **state)
 	free(semaphores);
 }
 
-/* ---- by what
- * --------------------------------------------------------------------------------------- */
+/* ---- by what ----------------------------------------------------------- */
 
 static uint64_t duration(struct small *s, uint32_t op, uint64_t length, bool *window)
 {
@@ -454,8 +449,7 @@ static void explain__switched_off(void **state)
 	small_close(&s);
 }
 
-/* ---- what is refused
- * ------------------------------------------------------------------------------- */
+/* ---- what is refused --------------------------------------------------- */
 
 #define NO_EXPORT "0x13d05:0:0x56" /* an owner whose kernel driver exports no objects */
 
@@ -568,8 +562,7 @@ static void refused__unknown_driver(void **state)
 	fake_nvidia_version("");
 }
 
-/* ---- who goes
- * -------------------------------------------------------------------------------------- */
+/* ---- who goes ---------------------------------------------------------- */
 
 /* The owner takes its region back: it is not told that we have let go before the window is closed.
  */
@@ -645,8 +638,7 @@ static void going__fork(void **state)
 	small_close(&s);
 }
 
-/* ---- many at once
- * ---------------------------------------------------------------------------------- */
+/* ---- many at once ------------------------------------------------------ */
 
 #define THREADS 3
 
@@ -715,8 +707,7 @@ static void many__withdrawn(void **state)
 	many(true);
 }
 
-/* ---- both sides the same memory
- * ------------------------------------------------------------------ */
+/* ---- both sides the same memory ---------------------------------------- */
 
 /* Neither a copy engine nor a kernel has a direction: what overlaps its own target is refused, and
  * what is its own target, or beside it, is not. */

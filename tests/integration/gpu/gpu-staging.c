@@ -5,8 +5,7 @@
 
 #define LENGTH (2 * MIB)
 
-/* ---- without kernels
- * ----------------------------------------------------------------------------- */
+/* ---- without kernels --------------------------------------------------- */
 
 enum { COUNT = 300, BLOCK = 999 };
 
@@ -184,8 +183,7 @@ static void kernels__other_errors(void **state)
 	gpu_pair_close(&p);
 }
 
-/* ---- before it is asked for
- * ---------------------------------------------------------------------- */
+/* ---- before it is asked for -------------------------------------------- */
 
 /* Two engines of this process, whose calls of the driver are counted together, and nothing but TCP
  * between them. */
@@ -429,8 +427,7 @@ static void first_request__closed_meanwhile(void **state)
 	}
 }
 
-/* ---- bounds
- * ---------------------------------------------------------------------------------------- */
+/* ---- bounds ------------------------------------------------------------ */
 
 #define FOR_STAGING (64 * MIB)
 #define FOR_A_LANE (2 * MIB) /* its lists */
@@ -488,8 +485,7 @@ static void pinned__bounded(void **state)
 		  (unsigned long long)(host_bytes() - before));
 }
 
-/* ---- captures
- * ---------------------------------------------------------------------------------------- */
+/* ---- captures ---------------------------------------------------------- */
 
 static int gpu_run_once(struct gpu_pair *p, uint32_t op)
 {

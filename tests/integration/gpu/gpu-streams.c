@@ -18,8 +18,7 @@ static void open_device(struct gpu_pair *p)
 	gpu_pair_open(p, WH_MEMORY_DEVICE, "cuda:0", WH_MEMORY_PINNED, NULL, LENGTH, false);
 }
 
-/* ---- a batch behind a stream
- * --------------------------------------------------------------------- */
+/* ---- a batch behind a stream ------------------------------------------- */
 
 static void after__order_holds(void **state)
 {
@@ -161,8 +160,7 @@ static void after__default_streams(void **state)
 	gpu_pair_close(&p);
 }
 
-/* ---- a stream behind a batch
- * --------------------------------------------------------------------- */
+/* ---- a stream behind a batch ------------------------------------------- */
 
 enum end { END_WELL, END_CANCELLED, END_FAILED, ENDS };
 
@@ -275,8 +273,7 @@ static void hold__peer_dies(void **state)
 	gpu_pair_close(&p);
 }
 
-/* ---- what the driver refuses
- * --------------------------------------------------------------------- */
+/* ---- what the driver refuses ------------------------------------------- */
 
 static void faults__every_call(void **state)
 {
@@ -350,8 +347,7 @@ static void faults__captured(void **state)
 	gpu_pair_close(&p);
 }
 
-/* ---- many
- * ---------------------------------------------------------------------------------------- */
+/* ---- many -------------------------------------------------------------- */
 
 struct worker {
 	pthread_t thread;

@@ -35,8 +35,7 @@ static void want_no_windows(void)
 	want(0, left.violations);
 }
 
-/* ---- two engines of this process
- * ----------------------------------------------------------------- */
+/* ---- two engines of this process --------------------------------------- */
 
 struct duo {
 	struct wh_engine *asks, *serves;
@@ -222,8 +221,7 @@ static void duo_move_all(struct duo *d, const char *says)
 	}
 }
 
-/* ---- on, off, refused
- * ------------------------------------------------------------------------------ */
+/* ---- on, off, refused -------------------------------------------------- */
 
 static void tcp__by_window(void **state)
 {
@@ -387,8 +385,7 @@ static void tcp__refused(void **state)
 	}
 }
 
-/* ---- two processes
- * --------------------------------------------------------------------------------- */
+/* ---- two processes ----------------------------------------------------- */
 
 static void apart(const char *fault, const char *window, size_t kind_count)
 {
@@ -474,8 +471,7 @@ static void processes__on_off_refused(void **state)
 	}
 }
 
-/* ---- what goes in mid transfer
- * ----------------------------------------------------------------------- */
+/* ---- what goes in mid transfer ----------------------------------------- */
 
 /* The owner takes the region back while bytes come in. */
 static void going__withdrawn(void **state)
@@ -643,8 +639,7 @@ static void going__killed(void **state)
 	want(0, wh_engine_close(engine));
 }
 
-/* ---- many at once
- * ------------------------------------------------------------------------------------ */
+/* ---- many at once ------------------------------------------------------ */
 
 #define THREADS 4
 
@@ -703,8 +698,7 @@ static void many__threads(void **state)
 	duo_close(&d);
 }
 
-/* ---- a few bytes in this process
- * ----------------------------------------------------------------------- */
+/* ---- a few bytes in this process --------------------------------------- */
 
 #define FEW 8192
 

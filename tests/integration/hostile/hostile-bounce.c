@@ -127,8 +127,7 @@ static void want_closed(int fd)
 	close(fd);
 }
 
-/* ---- order
- * ----------------------------------------------------------------------------------------- */
+/* ---- order ------------------------------------------------------------- */
 
 static void order__wrong(void **state)
 {
@@ -158,8 +157,7 @@ static void order__wrong(void **state)
 	side_close(&owner);
 }
 
-/* ---- copies
- * ---------------------------------------------------------------------------------------- */
+/* ---- copies ------------------------------------------------------------ */
 
 static void copy__of_nonsense(void **state)
 {
@@ -221,8 +219,7 @@ static void copy__without_the_right(void **state)
 	side_close(&owner);
 }
 
-/* ---- what is left
- * ---------------------------------------------------------------------------------- */
+/* ---- what is left ------------------------------------------------------ */
 
 /* The next session has the same memory, and nothing of what was in it. */
 static void memory__is_cleared(void **state)

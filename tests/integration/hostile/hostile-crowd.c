@@ -35,8 +35,7 @@ static int connect_from(const char *address, uint16_t port)
 	return -1;
 }
 
-/* ---- ten thousand
- * -------------------------------------------------------------------------------- */
+/* ---- ten thousand ------------------------------------------------------ */
 
 #define CROWD 10000
 #define KEPT 2000 /* as many are open at a time */
@@ -127,8 +126,7 @@ static void crowd__ten_thousand(void **state)
 	victim_close(&v);
 }
 
-/* ---- a port scan
- * ----------------------------------------------------------------------------------- */
+/* ---- a port scan ------------------------------------------------------- */
 
 static void send_text(int fd, const char *text)
 {
@@ -179,8 +177,7 @@ static void scan__leaves_nothing(void **state)
 	victim_close(&v);
 }
 
-/* ---- half a connection
- * ------------------------------------------------------------------------------ */
+/* ---- half a connection ------------------------------------------------- */
 
 /* Who says no more, but listens: at every point of a session it is let go, at once, and a request
  * that was complete before has been answered or not, but nothing else. */
@@ -230,8 +227,7 @@ static void closed__half(void **state)
 	victim_close(&v);
 }
 
-/* ---- half a handshake of TCP
- * ------------------------------------------------------------------------- */
+/* ---- half a handshake of TCP ------------------------------------------- */
 
 static uint16_t checksum(const void *data, size_t length, uint32_t sum)
 {

@@ -32,7 +32,7 @@ static void want_answers(struct victim *v)
 	want_true(pattern_check(buffer, SIZE, victim_offset(v, v->ro), 1) == PATTERN_GOOD, "bytes");
 }
 
-/* ---- refused by the owner ------------------------------------------------------------------- */
+/* ---- refused by the owner ---------------------------------------------- */
 
 struct wrong {
 	uint8_t op;
@@ -184,7 +184,7 @@ static void list__good_and_wrong(void **state)
 	victim_close(&v);
 }
 
-/* ---- requests that are none ----------------------------------------------------------------- */
+/* ---- requests that are none -------------------------------------------- */
 
 /* Send bytes as a request on a fresh connection; it must be closed, and all be well. */
 static void want_cut_off(struct victim *v, const void *bytes, size_t length, const char *what)
@@ -353,7 +353,7 @@ static void malformed__random(void **state)
 	victim_close(&v);
 }
 
-/* ---- slow and greedy ------------------------------------------------------------------------ */
+/* ---- slow and greedy --------------------------------------------------- */
 
 /* A write that stops in the middle of its payload does not keep the region from its owner. */
 static void slow__half_a_write(void **state)

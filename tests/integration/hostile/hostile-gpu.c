@@ -25,8 +25,7 @@
 #define REGION (UINT64_C(7) << 32 | 77)
 #define ADDRESS UINT64_C(0x700000000000)
 
-/* ---- to the owner
- * -------------------------------------------------------------------------------- */
+/* ---- to the owner ------------------------------------------------------ */
 
 static int greet_shm(const struct wh_hello *welcome)
 {
@@ -258,8 +257,7 @@ static void owner__rights_by_name(void **state)
 	want(0, wh_engine_close(owner));
 }
 
-/* ---- to the initiator
- * ---------------------------------------------------------------------------- */
+/* ---- to the initiator -------------------------------------------------- */
 
 enum lie {
 	LIE_NONE, /* a handle that is no handle */
@@ -607,8 +605,7 @@ static void initiator__told_lies(void **state)
 	gpu_pair_close(&p);
 }
 
-/* ---- handles that name somebody else's objects
- * --------------------------------------------------- */
+/* ---- handles that name somebody else's objects ------------------------- */
 
 #pragma weak fake_nvidia_state
 

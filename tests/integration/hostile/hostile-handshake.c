@@ -140,7 +140,7 @@ static void lengths__huge(void **state)
 	victim_close(&v);
 }
 
-/* ---- hellos that are refused ---------------------------------------------------------------- */
+/* ---- hellos that are refused ------------------------------------------- */
 
 static int greet(struct victim *v, int listener, const struct wh_hello *hello)
 {
@@ -240,7 +240,7 @@ static void refused__sessions(void **state)
 	victim_close(&v);
 }
 
-/* ---- after the handshake -------------------------------------------------------------------- */
+/* ---- after the handshake ----------------------------------------------- */
 
 /* Every type of frame with every short payload, on a control connection: that one may break, and
  * nothing else. */
@@ -340,7 +340,7 @@ static void control__floods(void **state)
 	victim_close(&v);
 }
 
-/* ---- silence -------------------------------------------------------------------------------- */
+/* ---- silence ----------------------------------------------------------- */
 
 static void silence__is_dropped(void **state)
 {
@@ -422,7 +422,7 @@ static void silence__five_hundred(void **state)
 	victim_close(&v);
 }
 
-/* ---- maps: the unix socket ------------------------------------------------------------------ */
+/* ---- maps: the unix socket --------------------------------------------- */
 
 /* Ask for a region's descriptor: the descriptor, or -1. */
 static int ask_map(int fd, uint64_t region)

@@ -224,8 +224,7 @@ static void want_alive(const struct end *end)
 	want(8, receive(end->fd, WH_FRAME_PONG, token, sizeof(token)));
 }
 
-/* ---- tests
- * ------------------------------------------------------------------------------------------- */
+/* ---- tests ------------------------------------------------------------- */
 
 static void order__wrong(void **state)
 {

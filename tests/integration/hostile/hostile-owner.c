@@ -18,7 +18,7 @@
 #define LENGTH (64 * KIB)
 #define CONNECTIONS 32
 
-/* ---- the impostor --------------------------------------------------------------------------- */
+/* ---- the impostor ------------------------------------------------------ */
 
 enum answer {
 	ANSWER_WELL,
@@ -317,7 +317,7 @@ static void impostor_stop(struct impostor *me)
 	close(me->listener);
 }
 
-/* ---- handshakes ----------------------------------------------------------------------------- */
+/* ---- handshakes -------------------------------------------------------- */
 
 /* What wh_peer_open() says to it, within a time. */
 static int open_to(struct impostor *me, char text[256])
@@ -504,7 +504,7 @@ static void handshake__is_us(void **state)
 	want(0, wh_engine_close(engine));
 }
 
-/* ---- responses ------------------------------------------------------------------------------ */
+/* ---- responses --------------------------------------------------------- */
 
 /* One batch against an owner that answers so: our memory around the target is as it was, and
  * what is said to be done is what was sent. */
@@ -573,7 +573,7 @@ static void response__to_writes(void **state)
 		try_answer(kind, WH_WRITE);
 }
 
-/* ---- the command ----------------------------------------------------------------------------- */
+/* ---- the command ------------------------------------------------------- */
 
 /* It answers pings and moves nothing: the command gives up, says so, and leaves nothing behind. */
 static void want_stall(struct impostor *me, const char *directory, int status, const char *text,

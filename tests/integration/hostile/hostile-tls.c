@@ -22,8 +22,7 @@ static void open_fixture(struct fixture *f, uint64_t length)
 	fixture_open_with(f, &route_tcp4, length, settings, &owner);
 }
 
-/* ---- a wire that is tapped
- * ------------------------------------------------------------------------ */
+/* ---- a wire that is tapped --------------------------------------------- */
 
 /* Connections that pass one after the other: what was said on the first is kept, and a byte may be
  * changed on its way. */
@@ -140,8 +139,7 @@ static void record(struct tap *tap, struct fixture *f)
 		  tap->length[0], tap->length[1]);
 }
 
-/* ---- the handshake
- * ----------------------------------------------------------------------------------- */
+/* ---- the handshake ----------------------------------------------------- */
 
 /* All that a member has said, once more: the owner has made up something new, and so it is nothing.
  * Its own words are nothing to it either. */
@@ -285,8 +283,7 @@ static void handshake__crowd(void **state)
 	fixture_close(&f);
 }
 
-/* ---- the bytes
- * ------------------------------------------------------------------------------------------ */
+/* ---- the bytes --------------------------------------------------------- */
 
 /* Who asks for much and reads nothing takes no memory of the owner's, which serves others. When the
  * network goes on it is as if nothing had been. */

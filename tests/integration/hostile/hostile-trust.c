@@ -42,8 +42,7 @@ static void want_refusal(int fd, int error)
 	close(fd);
 }
 
-/* ---- to the owner
- * -------------------------------------------------------------------------------- */
+/* ---- to the owner ------------------------------------------------------ */
 
 static void owner__other_key(void **state)
 {
@@ -339,8 +338,7 @@ static void owner__many_from_one_place(void **state)
 	victim_close(&v);
 }
 
-/* ---- engines with different keys
- * ------------------------------------------------------------------- */
+/* ---- engines with different keys --------------------------------------- */
 
 static void engines__other_key(void **state)
 {
@@ -443,8 +441,7 @@ static void engines__soon(void **state)
 	child_exit(child);
 }
 
-/* ---- to the initiator
- * ------------------------------------------------------------------------------ */
+/* ---- to the initiator -------------------------------------------------- */
 
 /* Who answers one connection in place of an owner. */
 struct stranger {
@@ -590,8 +587,7 @@ static void initiator__port_taken_over(void **state)
 	fixture_close_initiator(&f);
 }
 
-/* ---- a relay: another user, who has no key, between two engines that have
- * ------------------------- */
+/* ---- a relay: another user, who has no key, between two engines that have ---- */
 
 static const char *missing_owners(void)
 {

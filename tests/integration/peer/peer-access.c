@@ -235,7 +235,7 @@ static void cma__switched_off(void **state)
 	owner_close(&owner);
 }
 
-/* ---- read-only ------------------------------------------------------------------------------ */
+/* ---- read-only --------------------------------------------------------- */
 
 /* How many mappings of shared memfds of others this process has, and how many of them are
  * writable. */
@@ -319,7 +319,7 @@ static void readonly__beside_writable(void **state)
 	fixture_close(&f);
 }
 
-/* ---- not published -------------------------------------------------------------------------- */
+/* ---- not published ----------------------------------------------------- */
 
 static void unpublished__not_seen(void **state)
 {
@@ -385,7 +385,7 @@ static void unpublished__rest_of_the_allocation(void **state)
 	fixture_close(&f);
 }
 
-/* ---- where it listens ----------------------------------------------------------------------- */
+/* ---- where it listens -------------------------------------------------- */
 
 static void listen__loopback_only(void **state)
 {

@@ -62,7 +62,7 @@ static void want_works_again(struct fixture *f)
 	round_trip(f, 64, 64, 70000, (uint64_t)now());
 }
 
-/* ---- kill -9 -------------------------------------------------------------------------------- */
+/* ---- kill -9 ----------------------------------------------------------- */
 
 static void kill_target(const struct route *route, uint32_t op)
 {
@@ -125,8 +125,7 @@ static void kill__before_a_small_write(void **state)
 	}
 }
 
-/* ---- the target leaves in order ---------------------------------------------------------------
- */
+/* ---- the target leaves in order ---------------------------------------- */
 
 /* It has taken its regions back before: that it has left is what the caller has to hear. */
 static void leave__then_add(void **state)
@@ -157,7 +156,7 @@ static void leave__then_add(void **state)
 	fixture_close_initiator(&f);
 }
 
-/* ---- the initiator dies --------------------------------------------------------------------- */
+/* ---- the initiator dies ------------------------------------------------ */
 
 struct owner {
 	struct wh_engine *engine;
@@ -277,7 +276,7 @@ static void kill__initiator_with_notifications(void **state)
 	free(got);
 }
 
-/* ---- started again on the same port --------------------------------------------------------- */
+/* ---- started again on the same port ------------------------------------ */
 
 /* All of its memory holds a pattern, which must stay. */
 static void start_again(struct fixture *f, const char *address)
@@ -391,7 +390,7 @@ static void restart__key(void **state)
 	fixture_close(&f);
 }
 
-/* ---- half-open connections ------------------------------------------------------------------ */
+/* ---- half-open connections --------------------------------------------- */
 
 static struct proxy *through_proxy(struct fixture *f, const char *const *config,
 				   const struct child_options *options)
@@ -504,7 +503,7 @@ static void timeouts__differ(void **state)
 	fixture_close(&f);
 }
 
-/* ---- cut connections ------------------------------------------------------------------------ */
+/* ---- cut connections --------------------------------------------------- */
 
 static void cut(unsigned int role, uint32_t op)
 {
@@ -594,7 +593,7 @@ static void cut__regions_meanwhile(void **state)
 	proxy_stop(proxy);
 }
 
-/* ---- a peer that stands still --------------------------------------------------------------- */
+/* ---- a peer that stands still ------------------------------------------ */
 
 static void stopped__cancel(void **state)
 {

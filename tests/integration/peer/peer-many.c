@@ -7,7 +7,7 @@
 #include "lib/fixture.h"
 #include "lib/proxy.h"
 
-/* ---- all to all ----------------------------------------------------------------------------- */
+/* ---- all to all -------------------------------------------------------- */
 
 #define MESH_MAX 8
 #define SLOT (256 * KIB)
@@ -125,7 +125,7 @@ static void mesh__eight_processes(void **state)
 	mesh_run(*state, 8);
 }
 
-/* ---- threads -------------------------------------------------------------------------------- */
+/* ---- threads ----------------------------------------------------------- */
 
 #define THREADS 8
 #define PART (64 * KIB)
@@ -348,7 +348,7 @@ static void threads__open_peers(void **state)
 	fixture_close(&f);
 }
 
-/* ---- very many regions ---------------------------------------------------------------------- */
+/* ---- very many regions ------------------------------------------------- */
 
 static void regions__hundred_thousand(void **state)
 {
@@ -403,7 +403,7 @@ static void regions__hundred_thousand(void **state)
 	want(0, wh_engine_close(engine));
 }
 
-/* ---- regions come and go -------------------------------------------------------------------- */
+/* ---- regions come and go ----------------------------------------------- */
 
 static void want_gone(struct fixture *f, const char *name)
 {
@@ -540,7 +540,7 @@ static void lookup__our_own(void **state)
 	fixture_close(&f);
 }
 
-/* ---- keys ----------------------------------------------------------------------------------- */
+/* ---- keys -------------------------------------------------------------- */
 
 static void key__import(void **state)
 {

@@ -135,7 +135,7 @@ static void rights__memfd(void **state)
 	each_its_own(WH_MEMORY_SHARED, "shm");
 }
 
-/* ---- who does not look at the rights that he was told ---------------------------------------- */
+/* ---- who does not look at the rights that he was told ------------------ */
 
 static int32_t ask(const char *name, const struct owner *owner, int published, uint8_t op)
 {

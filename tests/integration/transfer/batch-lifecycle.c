@@ -8,7 +8,7 @@
 
 #define LENGTH (64 * KIB)
 
-/* ---- poll and wait -------------------------------------------------------------------------- */
+/* ---- poll and wait ----------------------------------------------------- */
 
 static void new__not_submitted(void **state)
 {
@@ -171,7 +171,7 @@ static void wait__several_threads(void **state)
 	fixture_close(&f);
 }
 
-/* ---- queue ---------------------------------------------------------------------------------- */
+/* ---- queue ------------------------------------------------------------- */
 
 static bool readable(int fd, int ms)
 {
@@ -259,7 +259,7 @@ static void queue__submit_again(void **state)
 	fixture_close(&f);
 }
 
-/* ---- callback ------------------------------------------------------------------------------- */
+/* ---- callback ---------------------------------------------------------- */
 
 struct chain {
 	atomic_int left, bad, done;
@@ -416,7 +416,7 @@ static void callback__misuse(void **state)
 	fixture_close(&f);
 }
 
-/* ---- results -------------------------------------------------------------------------------- */
+/* ---- results ----------------------------------------------------------- */
 
 static void result__each_transfer(void **state)
 {
@@ -536,7 +536,7 @@ static void mixed__reads_and_writes(void **state)
 	fixture_close(&f);
 }
 
-/* ---- explanation ---------------------------------------------------------------------------- */
+/* ---- explanation ------------------------------------------------------- */
 
 static void routes__before_and_after(void **state)
 {

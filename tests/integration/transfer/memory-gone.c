@@ -8,8 +8,7 @@
 #define LENGTH (1 * MIB)
 #define PAGE (4 * KIB)
 
-/* ---- registering --------------------------------------------------------------------------------
- */
+/* ---- registering ------------------------------------------------------- */
 
 static void register__never_mapped(void **state)
 {
@@ -32,8 +31,7 @@ static void register__never_mapped(void **state)
 	want(0, wh_engine_close(engine));
 }
 
-/* ---- gone here
- * ------------------------------------------------------------------------------------ */
+/* ---- gone here --------------------------------------------------------- */
 
 /* Transfers of the fixture's region: the one at `bad` pages is of memory that is not there, the
  * others are good. */
@@ -77,8 +75,7 @@ static void gone__here(void **state)
 	fixture_close(&f);
 }
 
-/* ---- gone there: this process is the owner, the initiator is a child
- * ------------------------------- */
+/* ---- gone there: this process is the owner, the initiator is a child ---- */
 
 struct owner {
 	struct wh_engine *engine;

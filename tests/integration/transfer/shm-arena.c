@@ -123,8 +123,7 @@ static void part_move(struct arena *arena, unsigned int part, uint32_t op, uint6
 	want(0, wh_batch_free(batch));
 }
 
-/* ---- what is mapped ---------------------------------------------------------------------------
- */
+/* ---- what is mapped ---------------------------------------------------- */
 
 static void map__every_byte_published(void **state)
 {
@@ -255,8 +254,7 @@ static void map__ten_thousand_regions(void **state)
 	arena_close(&arena);
 }
 
-/* ---- rights ------------------------------------------------------------------------------------
- */
+/* ---- rights ------------------------------------------------------------ */
 
 static void rights__read_only(void **state)
 {
@@ -327,8 +325,7 @@ static void rights__write_only_part(void **state)
 	arena_close(&arena);
 }
 
-/* ---- what ends it -------------------------------------------------------------------------------
- */
+/* ---- what ends it ------------------------------------------------------ */
 
 static void end__unregistered(void **state)
 {
@@ -405,8 +402,7 @@ static void end__not_by_one_that_comes(void **state)
 	arena_close(&arena);
 }
 
-/* ---- grants
- * --------------------------------------------------------------------------------------- */
+/* ---- grants ------------------------------------------------------------ */
 
 /* This process is the owner; alice and bob are children. */
 struct granted {
@@ -495,8 +491,7 @@ static void grants__anew(void **state)
 	want(0, wh_engine_close(owner.engine));
 }
 
-/* ---- all at once
- * ------------------------------------------------------------------------------------ */
+/* ---- all at once ------------------------------------------------------- */
 
 struct copier {
 	pthread_t thread;

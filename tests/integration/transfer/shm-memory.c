@@ -99,7 +99,7 @@ static int transfer(struct shm *shm, const char *name, uint32_t op, uint64_t len
 	return error;
 }
 
-/* ---- what is mapped ------------------------------------------------------------------------- */
+/* ---- what is mapped ---------------------------------------------------- */
 
 static void map__whole_allocation(void **state)
 {
@@ -172,7 +172,7 @@ static void map__part_by_process_vm(void **state)
 	shm_end(&shm);
 }
 
-/* ---- rights --------------------------------------------------------------------------------- */
+/* ---- rights ------------------------------------------------------------ */
 
 /* Nothing that this process does makes it writable, not even opening the file again. */
 static void rights__read_only(void **state)
@@ -308,7 +308,7 @@ static void rights__as_nobody(void **state)
 	child_exit(owner);
 }
 
-/* ---- letting go ----------------------------------------------------------------------------- */
+/* ---- letting go -------------------------------------------------------- */
 
 static void gone__unregistered(void **state)
 {
@@ -368,7 +368,7 @@ static void gone__after_a_reconnect(void **state)
 	proxy_stop(proxy);
 }
 
-/* ---- the owner ends ------------------------------------------------------------------------- */
+/* ---- the owner ends ---------------------------------------------------- */
 
 /* A write into a mapping of a process that is no more succeeds as such; the batch must not. What
  * breaks the control connection is kept from us, so that only the alive page tells. */
