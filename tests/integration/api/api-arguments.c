@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Every misuse of the engine's, the peer's and the memory's functions is an errno, with a text that
- * names the argument. (Of the batch's: api-transfers.c.) */
+/* api-arguments.c: every misuse of the functions of engines, peers and memory returns an errno,
+ * with a text that names the argument (batches: api-transfers.c) */
 #include <arpa/inet.h>
 #include <sys/socket.h>
 
@@ -8,7 +8,7 @@
 
 #define LENGTH (64 * KIB)
 
-/* A text of `n` bytes. */
+/* A string of `n` characters. */
 static const char *text_of(size_t n)
 {
 	static char text[256];
@@ -66,8 +66,8 @@ static void log_warning(void *arg, const char *line)
 	snprintf(logged->last, sizeof(logged->last), "%s", line);
 }
 
-/* The program may have been written before the variable was misspelt: it is logged, once an engine.
- */
+/* An unknown WHERRY_ variable, for example a misspelt one, is logged once per engine, not
+ * refused. */
 static void engine__unknown_variables(void **state)
 {
 	struct logged logged = { 0 };
@@ -112,7 +112,7 @@ static void engine__listen(void **state)
 		  "by default it listens on %s", wh_engine_url(first));
 	o.listen = wh_engine_url(first) + strlen("wherry://");
 	want_text(-EADDRINUSE, o.listen, wh_engine_open(&o, &engine));
-	o.listen = "192.0.2.1:0"; /* documentation: nobody has it */
+	o.listen = "192.0.2.1:0"; /* an address for documentation: nobody has it */
 	want_text(-EACCES, "192.0.2.1", wh_engine_open(&o, &engine));
 	o.config = key;
 	want_text(-EADDRNOTAVAIL, "192.0.2.1", wh_engine_open(&o, &engine));
@@ -166,7 +166,7 @@ static void engine__config(void **state)
 	assert_null(wh_config_row(SIZE_MAX));
 }
 
-/* The caller's settings go before the environment, and a wrong environment is told by its name. */
+/* The caller's settings take precedence over the environment; an invalid variable is named. */
 static void engine__environment(void **state)
 {
 	static const char *const config[] = { "timeout=100", NULL };
@@ -489,7 +489,7 @@ static void error__text(void **state)
 	want_true(!strchr(wh_error_text(), '\n'), "it has a line break: %s", wh_error_text());
 	want_true(strstr(wh_error_text(), "wh_engine_close"), "it does not name the call: %s",
 		  wh_error_text());
-	/* A call that works does not change it. */
+	/* A successful call does not change the text. */
 	wh_version();
 	want_true(strstr(wh_error_text(), "wh_engine_close"), "it has changed: %s",
 		  wh_error_text());

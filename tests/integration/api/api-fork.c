@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* After fork() the child may call nothing of what the parent opened: every call is -EPERM, and
- * nothing that the parent has is disturbed. */
+/* api-fork.c: after fork(), every call of the child on the parent's objects returns -EPERM, and the
+ * parent is not disturbed */
 #include <signal.h>
 #include <sys/wait.h>
 
@@ -16,8 +16,8 @@ struct opened {
 	void *memory;
 };
 
-/* In the child, which must not use the test's assertions: the number of the first call that is not
- * -EPERM, or 0. */
+/* Runs in the child, which must not use the test's assertions. Returns the number of the first call
+ * that does not return -EPERM, or 0. */
 static int calls_after_fork(const struct opened *o)
 {
 	static struct wh_notification note;
@@ -61,7 +61,7 @@ static int calls_after_fork(const struct opened *o)
 	DENIED(wh_memory_free(f->engine, o->memory));
 	DENIED(wh_memory_query(f->engine, o->memory, &memory_info));
 	DENIED(wh_region_register(f->engine, key, 1, NULL, &region));
-	DENIED(wh_region_unregister(f->region)); /* 12 */
+	DENIED(wh_region_unregister(f->region)); /* call 12 */
 	DENIED(wh_region_lookup(f->engine, f->local, 1, &region, &offset));
 	DENIED(wh_peer_find(f->peer, "target", 0, &remote));
 	DENIED(wh_peer_next(f->peer, &cursor, &remote));
@@ -70,7 +70,7 @@ static int calls_after_fork(const struct opened *o)
 	DENIED(wh_peer_import(f->peer, key, length, 0, &remote));
 	DENIED(wh_blocks_prepare(f->peer, &desc, &blocks));
 	DENIED(wh_batch_new(f->peer, NULL, &batch));
-	DENIED(wh_batch_add(o->batch, &transfer, 1)); /* 21 */
+	DENIED(wh_batch_add(o->batch, &transfer, 1)); /* call 21 */
 	DENIED(wh_batch_add_blocks(o->batch, o->blocks));
 	DENIED(wh_batch_notify(o->batch, "x", 1));
 	DENIED(wh_batch_clear(o->batch));
@@ -80,14 +80,14 @@ static int calls_after_fork(const struct opened *o)
 	DENIED(wh_batch_cancel(o->batch));
 	DENIED(wh_batch_result(o->batch, 0));
 	DENIED(wh_batch_routes(o->batch, routes, &count));
-	DENIED(wh_batch_explain(o->batch, key, sizeof(key))); /* 31 */
+	DENIED(wh_batch_explain(o->batch, key, sizeof(key))); /* call 31 */
 	DENIED(wh_batch_free(o->batch));
 	DENIED(wh_engine_close(f->engine));
 #undef DENIED
 	return 0;
 }
 
-/* A child process's verdict. */
+/* Run `body` in a forked child; return its exit status. */
 static int in_child(int (*body)(const struct opened *), const struct opened *opened)
 {
 	int status = 0;
@@ -134,10 +134,10 @@ static void fork__every_call(void **state)
 	want(0, wh_memory_alloc(f.engine, 4096, NULL, &opened.memory));
 	opened.batch = batch_of(&f, NULL, 0);
 	want(0, in_child(calls_after_fork, &opened));
-	/* The thread sanitizer lets no thread start in a child of a process that has several. */
+	/* The thread sanitizer forbids new threads in a child forked from a threaded process. */
 	if (!HARNESS_TURNS)
 		want(0, in_child(own_engine, &opened));
-	/* And here everything is as it was. */
+	/* The parent's objects still work. */
 	round_trip(&f, 64, 64, 30000, 1);
 	want(0, wh_batch_add_blocks(opened.batch, opened.blocks));
 	want(0, batch_run(opened.batch));
@@ -148,8 +148,8 @@ static void fork__every_call(void **state)
 	fixture_close(&f);
 }
 
-/* A child that lives on has copies of the parent's sockets, but they keep nothing alive: peers
- * see the engine leave as soon as it closes, and nobody gets as far as to wait for it. */
+/* A long-lived child holds copies of the parent's sockets. Peers see the engine leave as soon as it
+ * closes all the same, and new connections are refused at once. */
 static void fork__child_outlives_the_engine(void **state)
 {
 	const struct route *route = *state;

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* wh_error_text(): a call that succeeds leaves it alone, whatever failed inside. */
+/* api-text.c: a successful call leaves wh_error_text() unchanged, whatever failed inside the
+ * library */
 #include "lib/fixture.h"
 
 #include <pthread.h>
 
 #define LENGTH (256 * KIB)
 
-/* The text that must be there after every call. */
+/* The text to expect after every call. */
 static _Thread_local char expected[256];
 
 static void leaves_at(long long wanted, long long got, const char *call, int line)
@@ -54,7 +55,7 @@ static void batches(struct wh_peer *peer, struct wh_region *region, uint64_t rem
 	struct wh_transfer one = {
 		.local = region, .remote = remote, .length = LENGTH / 2, .op = WH_WRITE
 	};
-	/* The other half: transfers of a batch run in no particular order. */
+	/* The other half of the region: transfers of one batch run in any order. */
 	struct wh_base base = { region, LENGTH / 2, remote, LENGTH / 2 };
 	struct wh_blocks_desc desc = { .size = sizeof(desc),
 				       .op = WH_READ,
@@ -91,7 +92,7 @@ static void batches(struct wh_peer *peer, struct wh_region *region, uint64_t rem
 	wh_blocks_free(blocks);
 }
 
-/* Everything that can be called in order, by all ways that are here. */
+/* Make every successful call, over all available transports. */
 static void everything(void)
 {
 	static const char *const ways[] = { "self,shm,rdma,tcp,cuda", "tcp", "shm,tcp" };
@@ -148,7 +149,7 @@ static void *on_a_new_thread(void *argument)
 	return NULL;
 }
 
-/* On a thread where nothing has failed it is "". */
+/* In a thread without any failure the text is "". */
 static void text__stays_empty(void **state)
 {
 	pthread_t thread;

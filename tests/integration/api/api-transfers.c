@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Every misuse of batches and blocks is an errno, with a text that names the argument; nothing is
- * added, and nothing moves. */
+/* api-transfers.c: every misuse of batches and blocks returns an errno, with a text that names the
+ * argument; nothing is added and nothing moves */
 #include "lib/fixture.h"
 
 #define LENGTH (64 * KIB)
@@ -13,7 +13,7 @@ static void want_add(struct wh_batch *batch, int error, const char *word,
 	want_text(error, word, wh_batch_add(batch, wrong, 1));
 	want(error, wh_batch_add(batch, list, 3));
 	want_true(strstr(wh_error_text(), "2"), "it does not say which: %s", wh_error_text());
-	/* Not even the good ones have been added. */
+	/* The valid transfers of the call were not added either. */
 	want(-EINVAL, wh_batch_result(batch, 0));
 }
 
@@ -62,7 +62,8 @@ static void add__every_field(void **state)
 	fixture_close(&f);
 }
 
-/* Regions of another engine are not ours, and our own unpublished ones are not the peer's. */
+/* Another engine's region is refused as the local side, our own unpublished one as the remote
+ * side. */
 static void add__foreign_regions(void **state)
 {
 	struct wh_engine *other = engine_open(NULL, "none", NULL);
@@ -84,7 +85,7 @@ static void add__foreign_regions(void **state)
 			&(struct wh_region_options){ .size = sizeof(struct wh_region_options),
 						     .access = WH_ACCESS_NONE },
 			&hidden));
-	/* As the local side it is good. */
+	/* As the local side it is valid. */
 	t = fragment(&f, WH_READ, 0, 0, 100);
 	t.local = hidden;
 	want(0, wh_batch_add(batch, &t, 1));
@@ -129,7 +130,7 @@ static void add__rights(void **state)
 	want(0, wh_batch_add(batch, &t, 1));
 	t.remote = wo;
 	want_text(-EACCES, "read", wh_batch_add(batch, &t, 1));
-	/* Other bytes than those read: transfers of a batch run in no order. */
+	/* Not the bytes that are read: transfers of one batch run in any order. */
 	t = fragment(&f, WH_WRITE, 200, 200, 100);
 	t.remote = wo;
 	want(0, wh_batch_add(batch, &t, 1));
@@ -315,9 +316,9 @@ static void blocks__of_another_peer(void **state)
 	fixture_close(&f);
 }
 
-/* ---- what is required -------------------------------------------------- */
+/* ---- required transports ---------------------------------------------- */
 
-/* A batch may require what another batch of the same peer does not. */
+/* Batches of one peer may require different transports. */
 static void require__of_a_batch(void **state)
 {
 	static const char *const names[] = { "tcp", "shm", "tcp" };
@@ -352,7 +353,7 @@ static void require__of_a_batch(void **state)
 	fixture_close(&f);
 }
 
-/* "self" cannot reach another process. */
+/* Transport "self" cannot reach another process. */
 static void require__impossible(void **state)
 {
 	struct wh_batch_options o = { .size = sizeof(o), .require = "self" };

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Opening and closing very often leaves nothing behind, and what is open is small. */
+/* engine-leaks.c: repeated open and close leaves nothing behind, and open engines and peers stay
+ * small */
 #include "lib/fixture.h"
 
 #define TIMES SCALE(200, 40)
@@ -14,8 +15,8 @@ static struct usage usage_now(void)
 	return (struct usage){ count_fds(), count_maps(), resident() };
 }
 
-/* `before` is after some warm-up. A few mappings and pages come and go with the C library's arenas
- * and thread stacks, but not in proportion to the number of times. */
+/* `before` was taken after a warm-up. Some mappings and pages vary with the C library's arenas and
+ * thread stacks, but not in proportion to the repetitions. */
 static void want_back(const struct usage *before, const char *what)
 {
 	struct usage after = usage_now();
@@ -47,7 +48,7 @@ static void engines__open_and_close(void **state)
 	want_back(&before, "engines");
 }
 
-/* A peer with its connections used, over each route, on both sides. */
+/* Over each route: open a peer, use its connections, close it; check both sides. */
 static void peers__open_and_close(void **state)
 {
 	struct usage before = { 0 };
@@ -100,7 +101,7 @@ static void regions__register_and_unregister(void **state)
 	fixture_close(&f);
 }
 
-/* Regions of the peer that were mapped here are unmapped when they go. */
+/* A region of the peer that was mapped here is unmapped when it is unregistered. */
 static void mappings__of_the_peer(void **state)
 {
 	struct wh_transfer transfer;
@@ -178,14 +179,14 @@ static void size__idle_engine(void **state)
 
 	(void)state;
 	if (HARNESS_SLOW)
-		return; /* shadow memory is not ours */
+		return; /* it would count shadow memory */
 	child = child_start(NULL);
 	want_true(child_resident(child) < 8 * MIB, "%llu KiB",
 		  (unsigned long long)(child_resident(child) / KIB));
 	child_exit(child);
 }
 
-/* Each TCP peer with all its connections in use, on the initiator's and on the target's side. */
+/* Memory per TCP peer with all its connections in use, at the initiator and at the target. */
 static void size__tcp_peers(void **state)
 {
 	enum { PEERS = 8 };
@@ -226,7 +227,7 @@ static void size__tcp_peers(void **state)
 	fixture_close(&f);
 }
 
-/* Data connections that are not used are given back, and opened again when they are. */
+/* Unused data connections are closed, and opened again on use. */
 static void idle__connections_are_closed(void **state)
 {
 	static const char *const config[] = { "idle=500", "connections=4", NULL };

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Giving batches up in the middle, and batches that overtake others. */
+/* batch-cancel.c: cancelling batches at every stage, and batches that overtake others */
 
 #include "lib/fixture.h"
 
 #define LENGTH (SCALE(32, 16) * MIB)
 #define CHUNK MIB
 
-/* A batch of chunks that goes over the region `times` times. */
+/* A batch of chunks that covers the region `times` times. */
 static struct wh_batch *bulk_new(const struct fixture *f, uint32_t op, unsigned int times,
 				 const struct wh_batch_options *options)
 {
@@ -33,7 +33,7 @@ static void pause_us(unsigned int us)
 	nanosleep(&t, NULL);
 }
 
-/* After the cancel both sides take other bytes, and nothing may change those. */
+/* After the cancel, fill both sides with other bytes: none of them may change. */
 static void want_untouched(struct fixture *f, int round)
 {
 	size_t ours, theirs;
@@ -69,7 +69,7 @@ static void cancel_in_mid_transfer(const struct route *route, uint32_t op)
 		want_untouched(&f, round);
 	}
 	want_true(canceled > 0, "every one had completed before");
-	/* And the same batch once more, to its end. */
+	/* Run the same batch again, to completion. */
 	if (op == WH_WRITE)
 		pattern_fill(f.local, f.length, 0, 7);
 	else
@@ -109,7 +109,7 @@ static void cancel__completed(void **state)
 	fixture_close(&f);
 }
 
-/* It reaches the queue and whoever waits, once. */
+/* The queue and the waiters see the cancelled batch, once. */
 static void cancel__reported_once(void **state)
 {
 	struct wh_batch_options options = { .size = sizeof(options), .user = 9 };
@@ -136,7 +136,7 @@ static void cancel__reported_once(void **state)
 	fixture_close(&f);
 }
 
-/* A thread that waits for it learns of it. */
+/* A cancel wakes a thread that waits for the batch. */
 static void cancel__while_another_waits(void **state)
 {
 	struct waiting waiting;
@@ -159,7 +159,7 @@ static void cancel__while_another_waits(void **state)
 	fixture_close(&f);
 }
 
-/* Other batches of the same peer go on as if nothing had happened. */
+/* Other batches of the same peer are not affected. */
 static void cancel__others_go_on(void **state)
 {
 	enum { OTHERS = 8 };
@@ -169,7 +169,7 @@ static void cancel__others_go_on(void **state)
 
 	fixture_open(&f, *state, LENGTH);
 	length = half / OTHERS;
-	f.length = half; /* the bulk keeps to the first half */
+	f.length = half; /* the bulk uses the first half */
 	bulk = bulk_new(&f, WH_WRITE, 32, NULL);
 	f.length = LENGTH;
 	for (uint64_t i = 0; i < OTHERS; i++) {
@@ -204,7 +204,7 @@ static void cancel__others_go_on(void **state)
 	fixture_close(&f);
 }
 
-/* Cancel from the first moment on, very often: every stage of a submission gets its turn. */
+/* Cancel after growing delays, very often, to hit every stage of a submission. */
 static void cancel__at_once_and_often(void **state)
 {
 	struct wh_transfer transfers[64];
@@ -230,7 +230,7 @@ static void cancel__at_once_and_often(void **state)
 	fixture_close(&f);
 }
 
-/* Eight bytes do not wait for the gigabytes before them. */
+/* Eight bytes with a higher priority do not wait for the gigabytes queued before them. */
 static void priority__overtakes_bulk(void **state)
 {
 	struct wh_batch_options urgent = { .size = sizeof(urgent),
@@ -241,9 +241,9 @@ static void priority__overtakes_bulk(void **state)
 	int overtaken = 0;
 
 	harness_limit(40);
-	/* Where it can be moved only once it has to be larger, to take some time. */
+	/* If the bytes can be moved only once, more of them are needed to take some time. */
 	fixture_open(&f, *state, HARNESS_TURNS ? 128 * MIB : LENGTH);
-	less = f; /* what is read meanwhile is not written */
+	less = f; /* concurrent reads and writes do not overlap */
 	less.length -= CHUNK;
 	bulk = bulk_new(&less, WH_WRITE, 64, NULL);
 	transfer = fragment(&f, WH_READ, f.length, less.length, 8);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A batch from new to free: poll, wait, queue, callback, results, priorities. */
+/* batch-lifecycle.c: a batch from new to free: poll, wait, queue, callback, results, priorities */
 #include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -26,7 +26,7 @@ static void new__not_submitted(void **state)
 	fixture_close(&f);
 }
 
-/* A timeout that makes no sense makes none in any state. */
+/* An invalid timeout is refused in every state. */
 static void wait__negative(void **state)
 {
 	struct wh_transfer transfer;
@@ -45,7 +45,7 @@ static void wait__negative(void **state)
 	fixture_close(&f);
 }
 
-/* A stopped target holds the batch for as long as we like. */
+/* A stopped target delays the batch for as long as the test needs. */
 static void wait__times_out_and_goes_on(void **state)
 {
 	struct wh_transfer transfer;
@@ -102,7 +102,7 @@ static void wait__forever(void **state)
 	fixture_close(&f);
 }
 
-/* Poll alone, with nobody waiting: progress does not depend on the application. */
+/* Poll without waiting: progress does not depend on the application. */
 static void poll__alone(void **state)
 {
 	struct wh_transfer transfer;
@@ -123,7 +123,7 @@ static void poll__alone(void **state)
 	fixture_close(&f);
 }
 
-/* Not even polled, nor anything else of it: what is small is completed all the same. */
+/* Neither poll nor wait: a small batch completes without any call. */
 static void submit__nobody_looks(void **state)
 {
 	struct wh_counters counters = { .size = sizeof(counters) };
@@ -231,7 +231,8 @@ static void queue__completions_of_many(void **state)
 	fixture_close(&f);
 }
 
-/* A completion taken is the batch's wait: submit again, free. */
+/* Taking a completion from the queue counts as waiting: the batch may be submitted again or
+ * freed. */
 static void queue__submit_again(void **state)
 {
 	struct wh_completion done;
@@ -334,7 +335,7 @@ static void not_from_submit(struct wh_batch *batch, int status, void *arg)
 	chain->done = 1;
 }
 
-/* Never called from inside wh_batch_submit(), on any route: it is another thread. */
+/* The callback never runs inside wh_batch_submit(), on any route: it runs in another thread. */
 static void callback__other_thread(void **state)
 {
 	struct chain chain = { .submitter = pthread_self() };
@@ -354,7 +355,7 @@ static void callback__other_thread(void **state)
 	fixture_close(&f);
 }
 
-/* What is not allowed in a callback, with a batch that is running. */
+/* Calls that a callback must not make, on a running batch. */
 static void misuse(struct wh_batch *batch, int status, void *arg)
 {
 	struct chain *chain = arg;
@@ -383,7 +384,8 @@ static void misuse(struct wh_batch *batch, int status, void *arg)
 	for (size_t i = 0; i < sizeof(got) / sizeof(*got); i++)
 		if (got[i])
 			chain->bad = got[i];
-	/* A batch that had completed before it was waited for would be no proof. */
+	/* The batch must still run when the callback waits for it; otherwise the check proves
+	 * nothing. */
 	for (int i = 0; i < 10 && waited; i++)
 		waited = wh_batch_submit(chain->large) != 0 ||
 			 wh_batch_wait(chain->large, SECOND) != -EDEADLK;
@@ -440,8 +442,8 @@ static void result__each_transfer(void **state)
 	fixture_close(&f);
 }
 
-/* One of three regions goes away after the transfers were added: the other two may well arrive, the
- * third must fail, and the batch with it. */
+/* One of three regions is unregistered after the transfers were added. The third transfer must
+ * fail, and with it the batch; the other two may arrive. */
 static void result__region_gone(void **state)
 {
 	struct wh_transfer transfers[3];

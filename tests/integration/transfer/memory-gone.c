@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory that is registered and is not there: an errno that says so, on either side, and never a
- * signal. */
+/* memory-gone.c: registered memory that has been unmapped, on either side, gives an errno and never
+ * a signal */
 #include "lib/fixture.h"
 
 #include <sys/mman.h>
@@ -31,10 +31,10 @@ static void register__never_mapped(void **state)
 	want(0, wh_engine_close(engine));
 }
 
-/* ---- gone here --------------------------------------------------------- */
+/* ---- gone at the initiator -------------------------------------------- */
 
-/* Transfers of the fixture's region: the one at `bad` pages is of memory that is not there, the
- * others are good. */
+/* Transfers of the fixture's region. The one `bad` pages in uses unmapped memory; the others are
+ * valid. */
 static void want_fault(struct fixture *f, uint32_t op, uint64_t length)
 {
 	struct wh_transfer transfers[3];
@@ -53,7 +53,7 @@ static void want_fault(struct fixture *f, uint32_t op, uint64_t length)
 	want(0, wh_batch_free(batch));
 	want(0, wh_peer_info(f->peer, &info));
 	want(WH_PEER_CONNECTED, info.state);
-	/* The others still move. */
+	/* Transfers of mapped memory still work. */
 	want(0, move(f, op, 0, 0, 4 * PAGE));
 	want(0, move(f, op, 128 * PAGE, 128 * PAGE, 8));
 }
@@ -65,7 +65,7 @@ static void gone__here(void **state)
 
 	fixture_open(&f, *state, LENGTH);
 	want(0, move(&f, WH_WRITE, 0, 0, LENGTH));
-	/* Some of the second transfer, its start among it. */
+	/* A part of the second transfer, including its start. */
 	want(0, munmap((void *)(((uintptr_t)f.local + 64 * PAGE) & ~(uintptr_t)(PAGE - 1)),
 		       40 * PAGE));
 	for (unsigned int i = 0; i < 3; i++) {
@@ -75,7 +75,7 @@ static void gone__here(void **state)
 	fixture_close(&f);
 }
 
-/* ---- gone there: this process is the owner, the initiator is a child ---- */
+/* ---- gone at the owner: this process; the initiator is a child -------- */
 
 struct owner {
 	struct wh_engine *engine;
@@ -151,7 +151,7 @@ static void gone__there(void **state)
 	owner_close(&owner);
 }
 
-/* Nothing is missing, but the kernel cannot store what has come. */
+/* The memory is mapped, but the kernel cannot store the received bytes in it. */
 static void gone__not_writable(void **state)
 {
 	struct owner owner;

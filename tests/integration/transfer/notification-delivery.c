@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* User bytes that arrive after, and only after, the bytes of their batch. */
+/* notification-delivery.c: notifications arrive after the bytes of their batch, in order, exactly
+ * once */
 #include <poll.h>
 
 #include "lib/fixture.h"
@@ -14,7 +15,7 @@ static struct wh_notification *notification_new(void)
 	return notification;
 }
 
-/* Take the target's next notification, or tell why there is none. */
+/* Receive the target's next notification; a failure is printed. */
 static int take(struct fixture *f, int64_t timeout, struct wh_notification *out)
 {
 	return f->child ? child_notification(f->child, timeout, out) :
@@ -28,7 +29,7 @@ static void notify(struct fixture *f, struct wh_batch *batch, const void *data, 
 	want(0, batch_run(batch));
 }
 
-/* When it is there the bytes are there, every time. The batch is not waited for before. */
+/* When a notification arrives, its bytes have arrived. The batch is not waited for before. */
 static void order__bytes_come_first(void **state)
 {
 	struct wh_notification *got = notification_new();
@@ -58,7 +59,7 @@ static void order__bytes_come_first(void **state)
 	free(got);
 }
 
-/* On a read it says that the reader has got what it wanted. */
+/* With a read, the notification tells the owner that the reader has the bytes. */
 static void order__after_a_read(void **state)
 {
 	struct wh_notification *got = notification_new();
@@ -130,7 +131,7 @@ static void data__copied_and_replaced(void **state)
 	want(0, take(&f, PATIENCE, got));
 	want(6, got->length);
 	assert_memory_equal(got->data, "second", 6);
-	/* Submitted again, it is sent again. */
+	/* A second submission sends it again. */
 	want(0, batch_run(batch));
 	want(0, take(&f, PATIENCE, got));
 	assert_memory_equal(got->data, "second", 6);
@@ -140,7 +141,7 @@ static void data__copied_and_replaced(void **state)
 	free(got);
 }
 
-/* One batch after the other: in that order. */
+/* Notifications arrive in the order of their batches. */
 static void order__of_batches(void **state)
 {
 	struct wh_notification *got = notification_new();
@@ -167,7 +168,7 @@ static bool readable(int fd, int ms)
 	return poll(&polled, 1, ms) == 1;
 }
 
-/* Four processes notify this one; each message arrives once, in its sender's order. */
+/* Four processes notify this one. Each message arrives once, in its sender's order. */
 static void senders__many(void **state)
 {
 	enum { SENDERS = 4, EACH = 50 };
@@ -212,7 +213,7 @@ static void senders__many(void **state)
 	free(got);
 }
 
-/* A full queue makes the sender wait, and loses nothing. */
+/* A full queue delays the sender and loses nothing. */
 static void full__sender_waits(void **state)
 {
 	enum { ROOM = 4, SENT = 10 };
@@ -247,7 +248,7 @@ static void full__sender_waits(void **state)
 	free(got);
 }
 
-/* A sender that waits for its turn can give up; and memory can be moved meanwhile. */
+/* A sender delayed by a full queue can cancel; transfers go on meanwhile. */
 static void full__cancel(void **state)
 {
 	struct child_options options = { .config = { "notifications=1" } };

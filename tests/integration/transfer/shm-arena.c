@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One shared allocation with many regions: when it is mapped, when it is not and why, and what ends
- * it. */
+/* shm-arena.c: one shared allocation with many regions: when it is mapped, when it is not and why,
+ * and what ends the mapping */
 #include "lib/fixture.h"
 
 #include <pthread.h>
@@ -12,7 +12,8 @@
 
 static const char *const no_vm[] = { "cma=0", NULL };
 
-/* The mappings of peers' memory in this process, and the rights of the last one (or NULL). */
+/* The number of mappings of peers' memory in this process; `rights` (may be NULL): those of the
+ * last one. */
 static unsigned int mapped(char rights[5])
 {
 	FILE *file = fopen("/proc/self/maps", "re");
@@ -31,7 +32,7 @@ static unsigned int mapped(char rights[5])
 	return count;
 }
 
-/* The owner is a child, whose arena has regions p0 to p3. */
+/* The owner is a child whose arena has the regions p0 to p3. */
 struct arena {
 	struct wh_engine *engine;
 	struct child *child;
@@ -91,8 +92,7 @@ static struct wh_batch *part_batch(struct arena *arena, unsigned int part, uint3
 	return batch;
 }
 
-/* Its way must have been `transport` by `detail`, and the explanation must have this word ("":
- * any). */
+/* The batch's explanation must contain `way` (the detail of its route) and `word` ("": any). */
 static void want_way(struct wh_batch *batch, const char *way, const char *word)
 {
 	char text[2048];
@@ -102,7 +102,7 @@ static void want_way(struct wh_batch *batch, const char *way, const char *word)
 		  word, text);
 }
 
-/* Move all of a part, look at the bytes, and at the way that they took. */
+/* Move a whole part, and check the bytes and their route. */
 static void part_move(struct arena *arena, unsigned int part, uint32_t op, uint64_t seed,
 		      const char *way, const char *word)
 {
@@ -143,7 +143,7 @@ static void map__every_byte_published(void **state)
 	arena_close(&arena);
 }
 
-/* Regions may overlap, and come in any order. */
+/* Regions may overlap and come in any order. */
 static void map__overlapping(void **state)
 {
 	struct wh_remote remote;
@@ -161,8 +161,8 @@ static void map__overlapping(void **state)
 	arena_close(&arena);
 }
 
-/* A gap is not published; whatever closes it is noticed, also by a batch that was planned before.
- */
+/* A gap is not published, so the arena is not mapped. The region that closes the gap is noticed,
+ * also by a batch planned before. */
 static void map__gap(void **state)
 {
 	struct wh_batch *batch;
@@ -179,7 +179,7 @@ static void map__gap(void **state)
 	want(0, batch_run(batch));
 	want_way(batch, "process_vm", "not all published to this peer");
 	want(0, mapped(NULL));
-	/* All but one byte, so that the sum of the lengths alone does not tell. */
+	/* All bytes but one, and an overlap that makes up for it in the sum of the lengths. */
 	child_region(arena.child, arena.memory, PART, PART, NULL, 0, NULL);
 	child_region(arena.child, arena.memory, 2 * PART + 1, PART - 1, "almost", 0, NULL);
 	want(0, wh_peer_find(arena.peer, "almost", PATIENCE, &remote));
@@ -194,7 +194,7 @@ static void map__gap(void **state)
 	arena_close(&arena);
 }
 
-/* Without process_vm the reason is that of the mapping, too. */
+/* Without process_vm, the explanation also gives the reason against the mapping. */
 static void map__gap_over_tcp(void **state)
 {
 	struct arena arena;
@@ -208,8 +208,7 @@ static void map__gap_over_tcp(void **state)
 	arena_close(&arena);
 }
 
-/* An arena of a KV cache: one descriptor, one mapping, and nothing that takes a square of the time.
- */
+/* As the arena of a KV cache: one descriptor, one mapping, and no quadratic time. */
 static void map__ten_thousand_regions(void **state)
 {
 	const uint64_t count = SCALE(10000, 1000), length = 512;
@@ -280,7 +279,8 @@ static void rights__read_only(void **state)
 	arena_close(&arena);
 }
 
-/* Read by the mapping; what may be written besides goes another way, for a reason. */
+/* Reads use the mapping. Writes to the writable part go another way, and the explanation says
+ * why. */
 static void mixed(const char *const *config, const char *other)
 {
 	struct arena arena;
@@ -310,7 +310,7 @@ static void rights__mixed_over_tcp(void **state)
 	mixed(no_vm, "tcp: ");
 }
 
-/* A part that may only be written hides its bytes from whoever reads the rest. */
+/* A write-only part must stay hidden from readers of the other parts. */
 static void rights__write_only_part(void **state)
 {
 	struct arena arena;
@@ -325,7 +325,7 @@ static void rights__write_only_part(void **state)
 	arena_close(&arena);
 }
 
-/* ---- what ends it ------------------------------------------------------ */
+/* ---- what ends a mapping ---------------------------------------------- */
 
 static void end__unregistered(void **state)
 {
@@ -344,8 +344,8 @@ static void end__unregistered(void **state)
 		want(0, batch_run(batch));
 		want_way(batch, "mapped memfd", "");
 		want(1, mapped(NULL));
-		/* It returns when this process shows none of it, and not before. The first has
-		 * never been asked for here. */
+		/* Unregistering returns once this process has unmapped everything, and not before.
+		 * The first part has never been used here. */
 		want(0, child_unregister(arena.child, arena.parts[gone]));
 		want(0, mapped(NULL));
 		part_move(&arena, 0, WH_READ, 40 + i, "process_vm", "covers only a part");
@@ -359,8 +359,8 @@ static void end__unregistered(void **state)
 	arena_close(&arena);
 }
 
-/* The same bytes again with fewer rights: nothing of the old mapping is left, and none is made that
- * would give more. */
+/* The same bytes again with fewer rights: the old mapping goes, and no new mapping gives more
+ * rights. */
 static void end__narrowed(void **state)
 {
 	struct wh_remote remote;
@@ -377,7 +377,7 @@ static void end__narrowed(void **state)
 	part_move(&arena, 1, WH_READ, 2, "process_vm", "mapped for writing before");
 	part_move(&arena, 0, WH_WRITE, 3, "process_vm", "mapped for writing before");
 	want(0, mapped(NULL));
-	/* All of it may be written once more, whatever that region says. */
+	/* Another region makes all bytes writable again, whatever the narrower region allows. */
 	child_region(arena.child, arena.memory, PART, PART, "more", 0, NULL);
 	want(0, wh_peer_find(arena.peer, "more", PATIENCE, &remote));
 	part_move(&arena, 0, WH_WRITE, 4, "mapped memfd", "");
@@ -386,7 +386,7 @@ static void end__narrowed(void **state)
 	arena_close(&arena);
 }
 
-/* A region that comes takes nothing away from what is published. */
+/* A new region withdraws nothing that is published. */
 static void end__not_by_one_that_comes(void **state)
 {
 	struct arena arena;
@@ -456,7 +456,7 @@ static void want_grantee(struct grantee *grantee, const char *part, uint32_t op,
 		  "\"%s\" and \"%s\" are not in: %s", transport, word, grantee->result.explain);
 }
 
-/* Each peer is judged by what it may do; granting a part anew ends what was mapped before. */
+/* Each peer's mapping depends on its own rights. A new grant on a part ends older mappings. */
 static void grants__anew(void **state)
 {
 	const uint32_t both = WH_ACCESS_READ | WH_ACCESS_WRITE;
@@ -472,13 +472,13 @@ static void grants__anew(void **state)
 	grantee_open(&bob, &owner, "bob");
 	want_grantee(&alice, "p0", WH_WRITE, "shm", "mapped memfd");
 	want_grantee(&bob, "p0", WH_WRITE, "tcp", "byte 65536 is not published to this peer");
-	/* Now the other way round. */
+	/* The same with the roles exchanged. */
 	want(0, wh_region_unregister(owner.parts[1]));
 	half_open(&owner, 1, WH_ACCESS_NONE, both);
 	want_grantee(&bob, "p1", WH_WRITE, "shm", "mapped memfd");
 	want_grantee(&bob, "p0", WH_WRITE, "shm", "mapped memfd");
 	want_grantee(&alice, "p0", WH_WRITE, "tcp", "byte 65536 is not published to this peer");
-	/* One of them may only read: a descriptor cannot tell them apart. */
+	/* One of them may only read: both would receive the same descriptor. */
 	want(0, wh_region_unregister(owner.parts[1]));
 	half_open(&owner, 1, WH_ACCESS_READ, both);
 	want_grantee(&alice, "p1", WH_READ, "tcp", "other peers have more rights");
@@ -491,7 +491,7 @@ static void grants__anew(void **state)
 	want(0, wh_engine_close(owner.engine));
 }
 
-/* ---- all at once ------------------------------------------------------- */
+/* ---- concurrency ------------------------------------------------------ */
 
 struct copier {
 	pthread_t thread;
@@ -501,11 +501,11 @@ struct copier {
 	struct wh_region *region;
 	atomic_bool *stop;
 	unsigned int submissions;
-	atomic_uint failures; /* looked at while the thread runs */
+	atomic_uint failures; /* read while the thread runs */
 	char text[256];
 };
 
-/* Write to a part of its own, and read it back, by whatever way is there. */
+/* Write to a part of its own and read it back, by any transport. */
 static void *copier_run(void *argument)
 {
 	struct copier *c = argument;
@@ -549,8 +549,8 @@ static void *copier_run(void *argument)
 	return NULL;
 }
 
-/* Two parts are copied to all the time, while another one comes and goes: nothing of that fails,
- * and whenever the owner has taken the part back nothing is mapped. */
+/* Two parts are copied all the time while a third is registered and unregistered. No copy fails,
+ * and after each unregistration nothing is mapped. */
 static void race(const char *const *config)
 {
 	struct copier copiers[2];
@@ -573,7 +573,7 @@ static void race(const char *const *config)
 	for (unsigned int i = 0; i < SCALE(200, 30); i++) {
 		int64_t end = now() + PATIENCE;
 
-		/* The next mapping, if the last one left time for it. */
+		/* Wait for the next mapping, if the last unregistration left time for one. */
 		while (!mapped(NULL) && now() < end && !copiers[0].failures && !copiers[1].failures)
 			sched_yield();
 		seen += mapped(NULL);

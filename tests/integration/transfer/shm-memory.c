@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What is particular to shm: what is mapped and how, what is not, and when it is let go of. */
+/* shm-memory.c: what shm maps and with which rights, what it does not map, and when it unmaps */
 #include "lib/fixture.h"
 #include "lib/proxy.h"
 
@@ -10,7 +10,7 @@
 
 #define LENGTH (1 * MIB)
 
-/* The mappings of peers' memory in this process; the last one to *at and its rights to `rights`. */
+/* The number of mappings of peers' memory in this process; *at and `rights`: the last one's. */
 static unsigned int mapped(void **at, char rights[5])
 {
 	FILE *file = fopen("/proc/self/maps", "re");
@@ -70,7 +70,7 @@ static void shm_end(struct shm *shm)
 		child_exit(shm->child);
 }
 
-/* One transfer of the whole region `name`. On success the detail of its route is told. */
+/* One transfer of the whole region `name`. On success `detail` receives its route's detail. */
 static int transfer(struct shm *shm, const char *name, uint32_t op, uint64_t length,
 		    char detail[48])
 {
@@ -121,8 +121,8 @@ static void map__whole_allocation(void **state)
 	shm_end(&shm);
 }
 
-/* Whoever maps a part of a memfd could map the rest as well: not before that is published, too
- * (shm-arena.c). */
+/* A process that maps a part of a memfd could map the rest, too: only a fully published allocation
+ * is mapped (shm-arena.c). */
 static void map__never_a_part(void **state)
 {
 	static const char *const no_cma[] = { "cma=0", NULL };
@@ -174,7 +174,7 @@ static void map__part_by_process_vm(void **state)
 
 /* ---- rights ------------------------------------------------------------ */
 
-/* Nothing that this process does makes it writable, not even opening the file again. */
+/* This process cannot make the mapping writable, not even by opening the file again. */
 static void rights__read_only(void **state)
 {
 	char rights[5], path[64];
@@ -211,8 +211,8 @@ static void rights__read_only(void **state)
 	shm_end(&shm);
 }
 
-/* Two regions with all bytes of one allocation: who may write them by one of them has nothing to
- * hide from himself, whichever is asked for first. */
+/* Two regions cover all bytes of one allocation. A peer that may write them through one region gets
+ * a writable mapping, whichever region is used first. */
 static void rights__two_regions(void **state)
 {
 	char detail[48] = "";
@@ -258,7 +258,7 @@ static void rights__write_only(void **state)
 	shm_end(&shm);
 }
 
-/* Another user's memory is none of ours, not even root's. */
+/* Another user's memory is not reachable, not even for root. */
 static void rights__other_user(void **state)
 {
 	const struct child_options nobody = { .user = 65534, .config = { SHARED_KEY } };
@@ -274,8 +274,8 @@ static void rights__other_user(void **state)
 	shm_end(&shm);
 }
 
-/* Without any privilege, between two processes of one user: mapped always, and process_vm where the
- * kernel permits; if it does not, the reason is told. */
+/* Between two unprivileged processes of one user: mappings always work, process_vm where the kernel
+ * permits it. Where it does not, the explanation says why. */
 static void rights__as_nobody(void **state)
 {
 	const struct child_options nobody = { .user = 65534 };
@@ -308,7 +308,7 @@ static void rights__as_nobody(void **state)
 	child_exit(owner);
 }
 
-/* ---- letting go -------------------------------------------------------- */
+/* ---- unmapping -------------------------------------------------------- */
 
 static void gone__unregistered(void **state)
 {
@@ -323,7 +323,8 @@ static void gone__unregistered(void **state)
 		region = child_region(shm.child, memory, 0, LENGTH, "here", 0, NULL);
 		want(0, transfer(&shm, "here", WH_WRITE, LENGTH, NULL));
 		want(1, mapped(NULL, NULL));
-		/* It returns when we have let go, and not before. */
+		/* Unregistering returns once this process has unmapped the memory, and not before.
+		 */
 		want(0, child_unregister(shm.child, region));
 		want(0, mapped(NULL, NULL));
 		want(-ENOENT, wh_peer_find(shm.peer, "here", 0, &remote));
@@ -332,8 +333,8 @@ static void gone__unregistered(void **state)
 	shm_end(&shm);
 }
 
-/* The control connection breaks and comes again: what is mapped works on, and the owner still waits
- * for us when it takes the region back. */
+/* The control connection breaks and is restored. The mapping works meanwhile, and unregistering
+ * still waits for us. */
 static void gone__after_a_reconnect(void **state)
 {
 	struct shm shm;
@@ -368,10 +369,10 @@ static void gone__after_a_reconnect(void **state)
 	proxy_stop(proxy);
 }
 
-/* ---- the owner ends ---------------------------------------------------- */
+/* ---- death of the owner ----------------------------------------------- */
 
-/* A write into a mapping of a process that is no more succeeds as such; the batch must not. What
- * breaks the control connection is kept from us, so that only the alive page tells. */
+/* A write into the mapping of a dead process succeeds; its batch must not. The proxy hides the
+ * broken control connection, so that only the alive page shows the death. */
 static void death__seen_without_a_socket(void **state)
 {
 	static const char *const patient[] = { "timeout=60000", NULL };
@@ -409,7 +410,7 @@ static void death__seen_without_a_socket(void **state)
 	}
 }
 
-/* Always an error, and never a success, from the moment that the process is gone. */
+/* From the moment of the death on, each batch fails; none succeeds. */
 static void death__never_a_success(void **state)
 {
 	struct wh_transfer one = { .length = 4096, .op = WH_WRITE };

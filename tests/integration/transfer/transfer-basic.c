@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Single transfers over every transport, of every small size and some large ones. */
+/* transfer-basic.c: single transfers over every transport, of all small sizes and some large
+ * ones */
 #include "lib/fixture.h"
 
 #define SMALL 4097
 #define LARGE (SCALE(64, 16) * MIB)
 
-/* Every odd size, each at another place on both sides. */
+/* Every odd size, each at different offsets on both sides. */
 static void small__odd_sizes(void **state)
 {
 	struct fixture f;
@@ -38,7 +39,7 @@ static void large__a_mebibyte_and_three(void **state)
 	fixture_close(&f);
 }
 
-/* The whole region, so that the margins of round_trip() are the bytes outside of it. */
+/* The whole region: round_trip() then checks the bytes outside of it. */
 static void large__whole_region(void **state)
 {
 	struct fixture f;
@@ -60,7 +61,7 @@ static void edges__first_and_last_byte(void **state)
 	fixture_close(&f);
 }
 
-/* Many transfers in one batch, on pieces that share cache lines and pages. */
+/* Many transfers in one batch that share cache lines and pages. */
 static void list__neighbours(void **state)
 {
 	enum { COUNT = 1024, EACH = 33 };
@@ -86,7 +87,7 @@ static void list__neighbours(void **state)
 	fixture_close(&f);
 }
 
-/* The same batch over and over: each time the bytes of that time arrive. */
+/* Submit one batch again and again: each time the current bytes arrive. */
 static void again__new_bytes_each_time(void **state)
 {
 	enum { EACH = 3001 };
@@ -106,7 +107,7 @@ static void again__new_bytes_each_time(void **state)
 	fixture_close(&f);
 }
 
-/* The initiator's memory may be of any kind too. */
+/* The initiator's memory may be of any kind, too. */
 static void kinds__initiator(void **state)
 {
 	static const uint32_t kinds[] = { WH_MEMORY_PAGEABLE, WH_MEMORY_HUGE, WH_MEMORY_SHARED };
@@ -135,8 +136,8 @@ static void kinds__initiator(void **state)
 	fixture_close(&f);
 }
 
-/* A transfer to ourselves whose source and target overlap is as memmove(), in either direction, and
- * changes nothing outside of the target. */
+/* A transfer within this engine whose source and target overlap works like memmove(), in either
+ * direction, and changes nothing outside of the target. */
 static void self__overlap(void **state)
 {
 	static const uint64_t lengths[] = { 100, 300000, 7 * MIB };
@@ -144,7 +145,7 @@ static void self__overlap(void **state)
 	struct fixture f;
 
 	fixture_open(&f, *state, 8 * MIB);
-	/* Both sides in the one region that is published. */
+	/* Both sides lie in the one published region. */
 	f.remote.id = wh_region_id(f.region);
 	for (uint64_t i = 0; i < 12; i++) {
 		uint64_t shift = i & 2 ? SHIFT : 3, length = lengths[i / 4];

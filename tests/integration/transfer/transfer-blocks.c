@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Very many blocks as one descriptor, over every transport. */
+/* transfer-blocks.c: very many blocks as one descriptor, over every transport */
 #include "lib/fixture.h"
 
 #define MANY SCALE(100000, 20000)
 
-/* What a run of blocks is to look like. */
+/* The layout of a blocks descriptor. */
 struct shape {
 	uint64_t count, block;
 	uint64_t *local_offsets, *remote_offsets; /* NULL: strided */
@@ -48,7 +48,7 @@ static void run_blocks(const struct fixture *f, const struct wh_blocks_desc *des
 	want(0, wh_batch_free(batch));
 }
 
-/* Write, and look at the whole target: each block in its place, everything between untouched. */
+/* Write, then check the whole target: each block at its offset, all bytes between unchanged. */
 static void write_shape(struct fixture *f, const struct shape *shape, uint64_t seed)
 {
 	unsigned char *seen = pages_new(f->length), *wanted = pages_new(f->length);
@@ -139,7 +139,7 @@ static void random__pages(void **state)
 	free(shape.remote_offsets);
 }
 
-/* Scattered here, one behind the other there. */
+/* Scattered on this side, contiguous on the other. */
 static void gather__one_side(void **state)
 {
 	struct shape shape = { .count = MANY, .block = 64 };
@@ -186,7 +186,7 @@ static void contiguous__one_block_behind_the_other(void **state)
 	fixture_close(&f);
 }
 
-/* The layers of a model: every base with the same offsets. */
+/* The layers of a model: the same offsets for every base. */
 static void bases__many(void **state)
 {
 	enum { BASES = 32, BLOCK = 200 };
@@ -226,7 +226,7 @@ static void bases__many(void **state)
 	free(remote);
 }
 
-/* Blocks of regions of different lengths, each base in regions of its own. */
+/* Regions of different lengths; each base has its own. */
 static void bases__several_regions(void **state)
 {
 	enum { BASES = 5, COUNT = 100, BLOCK = 1000 };
@@ -258,7 +258,7 @@ static void bases__several_regions(void **state)
 	fixture_close(&f);
 }
 
-/* Prepared once: submitted many times, in several batches at once, and freed while they run. */
+/* Prepare once, submit in several batches at once, and free while they run. */
 static void prepared__many_batches_at_once(void **state)
 {
 	enum { BATCHES = 8, BLOCK = 64 };
@@ -274,7 +274,7 @@ static void prepared__many_batches_at_once(void **state)
 	target_fill(&f, 0, f.length, 0, 12);
 	describe(&f, &shape, WH_READ, &base, &desc);
 	want(0, wh_blocks_prepare(f.peer, &desc, &blocks));
-	/* The prepared blocks are a copy. */
+	/* Prepared blocks are a copy of the descriptor. */
 	memset(&base, 0xff, sizeof(base));
 	for (int b = 0; b < BATCHES; b++) {
 		batches[b] = batch_of(&f, NULL, 0);
@@ -304,7 +304,7 @@ static void prepared__many_batches_at_once(void **state)
 	free(shape.local_offsets);
 }
 
-/* Two descriptors and single transfers in one batch. */
+/* Two blocks descriptors and single transfers in one batch. */
 static void mixed__blocks_and_transfers(void **state)
 {
 	enum { COUNT = 1000, BLOCK = 96 };
@@ -354,7 +354,7 @@ static const struct CMUnitTest tests[] = {
 	TEST_EVERY_ROUTE(contiguous__one_block_behind_the_other),
 	TEST_EVERY_ROUTE(bases__many),
 	TEST_EVERY_ROUTE(bases__several_regions),
-	/* What NICs write to makes no difference to many batches, and takes the fake seconds. */
+	/* Not over GPU RDMA: it adds nothing to this test, and the fake takes seconds. */
 	TEST_HOST_ROUTES(prepared__many_batches_at_once),
 	TEST_EVERY_ROUTE(mixed__blocks_and_transfers),
 };

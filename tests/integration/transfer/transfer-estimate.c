@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a batch is expected to take where the CPU or a network moves it: measured once, by reading.
- */
+/* transfer-estimate.c: the estimated duration of a batch that the CPU or a network moves, measured
+ * once, by reads */
 #include "lib/fixture.h"
 
 static struct wh_estimate estimate(struct wh_batch *batch)
@@ -19,7 +19,7 @@ static uint64_t batches_done(struct fixture *f)
 	return counters.batches;
 }
 
-/* More bytes, and more transfers, take longer; and nothing of the batch is moved. */
+/* More bytes and more transfers take longer; the estimate moves none of the batch's bytes. */
 static void estimate__measured_once(void **state)
 {
 	struct wh_estimate few, many, fragments, again;
@@ -52,14 +52,14 @@ static void estimate__measured_once(void **state)
 	again = estimate(batch);
 	want(few.duration, again.duration);
 	want(probed, batches_done(&f));
-	/* It is a batch like any other afterwards. */
+	/* Afterwards the batch works as any other. */
 	want(0, batch_run(batch));
 	want(0, wh_batch_free(batch));
 	want(0, wh_batch_free(large));
 	fixture_close(&f);
 }
 
-/* Reads are what is measured by: there is no region that is long enough for them. */
+/* The estimate measures reads, and no region is long enough for them. */
 static void estimate__nothing_to_measure_with(void **state)
 {
 	struct wh_transfer transfer;
@@ -90,7 +90,8 @@ static void ask(struct wh_batch *batch, int status, void *arg)
 	answer = status ? status : wh_batch_estimate(asked, &told) + 1;
 }
 
-/* The engine's own thread, which the answers would come by, does not wait for them. */
+/* An estimate in a callback does not wait for the answers to a measurement: this very thread would
+ * have to receive them. */
 static void estimate__in_a_callback(void **state)
 {
 	struct wh_batch_options options = { .size = sizeof(options), .callback = ask };
