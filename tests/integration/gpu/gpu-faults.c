@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* GPU memory that is not what it was, GPUs and peers that go, and a driver that refuses. */
+/* gpu-faults.c: GPU memory that is freed or replaced, GPUs and peers that fail, and driver calls
+ * that fail */
 #include "lib/gpu.h"
 #include "lib/proxy.h"
 
@@ -10,7 +11,7 @@
 
 #define LENGTH (1 * MIB)
 
-/* ---- memory that is not what it was ------------------------------------ */
+/* ---- memory freed under a region -------------------------------------- */
 
 static uint64_t application_memory(size_t length)
 {
@@ -29,8 +30,8 @@ static void application_free(uint64_t address)
 	gpu_leave();
 }
 
-/* Freed, and then allocated again at the same address, under a region of either side, before and
- * after the batch was planned. */
+/* On either side, before and after the batch is planned: memory under a region is freed, then
+ * allocated again at the same address. */
 static void memory__freed_and_reallocated(void **state)
 {
 	(void)state;
@@ -46,7 +47,7 @@ static void memory__freed_and_reallocated(void **state)
 		char number[32];
 
 		gpu_pair_open(&p, WH_MEMORY_PINNED, NULL, WH_MEMORY_PINNED, NULL, LENGTH, false);
-		gpu_enter(0); /* so that the context stays */
+		gpu_enter(0); /* keeps the context alive */
 		address = application_memory(LENGTH);
 		snprintf(number, sizeof(number), "0x%llx", (unsigned long long)address);
 		want(0, wh_region_register(p.engine, (void *)(uintptr_t)address, LENGTH, &named,
@@ -92,7 +93,7 @@ static void memory__past_its_end(void **state)
 	gpu_pair_close(&p);
 }
 
-/* ---- contexts of the application's ------------------------------------- */
+/* ---- the application's contexts --------------------------------------- */
 
 struct foreign {
 	void *context;
@@ -126,7 +127,8 @@ static void contexts__of_the_application(void **state)
 		foreign_open(&second, p.engine);
 		gpu_pair_fill(&p, 3);
 		want(0, wh_batch_new(p.peer, NULL, &batch));
-		/* Ours, to the first context's, to the second's, and to the target. */
+		/* From our region to the first context's, from there to the second's, from there to
+		 * the target. */
 		one.op = WH_READ;
 		one.local = first.region;
 		cursor = 0;
@@ -149,7 +151,7 @@ static void contexts__of_the_application(void **state)
 		want(0, wh_batch_add(batch, &one, 1));
 		want(0, gpu_run(batch));
 		want_true(gpu_pair_copied(&p, 3), "the bytes are wrong");
-		/* A context that goes before its region, and before the engine. */
+		/* The context is destroyed before its region and before the engine. */
 		want(0, CU(cuCtxDestroy_v2, (void *), second.context));
 		want(-ESTALE, gpu_run(batch));
 		want(0, wh_batch_free(batch));
@@ -163,7 +165,7 @@ static void contexts__of_the_application(void **state)
 	}
 }
 
-/* The calling thread's context and capture mode are as it left them, whatever is called. */
+/* Every call leaves the thread's current context and capture mode as they were. */
 static void contexts__left_alone(void **state)
 {
 	void *context, *seen;
@@ -233,7 +235,7 @@ static const char *const driver_calls[] = {
 	"cuDeviceGetUuid_v2",
 };
 
-/* One blocks descriptor and some transfers of different lengths. */
+/* A batch with one blocks descriptor and some transfers of different lengths. */
 static struct wh_batch *much(struct gpu_pair *p)
 {
 	enum { COUNT = 600 };
@@ -268,7 +270,7 @@ static struct wh_batch *much(struct gpu_pair *p)
 	return batch;
 }
 
-/* The nth call fails, and then all is well again. True: it struck. */
+/* Make the nth call of this function fail once, and run a batch. True: the call was reached. */
 static bool one_fault(const char *call, unsigned int nth, int error, uint32_t here, uint32_t there,
 		      bool apart)
 {
@@ -296,7 +298,7 @@ static bool one_fault(const char *call, unsigned int nth, int error, uint32_t he
 			  "%s number %u names no device and no address: %s", call, nth, text);
 	}
 	fake_heal();
-	/* Once more: well, or refused; never for ever. */
+	/* Run it again: it succeeds or fails, and never hangs. */
 	status = gpu_run(batch);
 	want_true(status != -ETIMEDOUT, "%s number %u: it hangs afterwards", call, nth);
 	want(0, wh_batch_free(batch));
@@ -310,7 +312,7 @@ static void every_call(uint32_t here, uint32_t there, bool apart)
 	size_t before[2];
 
 	harness_limit(110);
-	/* What is made once and kept. */
+	/* Create first what the engine creates once and keeps. */
 	one_fault("cuMemcpyAsync", 1000, 1, here, there, apart);
 	for (int d = 0; d < 2; d++)
 		before[d] = gpu_free_memory(d);
@@ -359,7 +361,7 @@ static void calls__to_another_process(void **state)
 	}
 }
 
-/* ---- GPUs that go ------------------------------------------------------ */
+/* ---- GPU failures ----------------------------------------------------- */
 
 static void lost__while_batches_run(void **state)
 {
@@ -376,7 +378,7 @@ static void lost__while_batches_run(void **state)
 		for (unsigned int b = 0; b < 4; b++)
 			batches[b] = gpu_pair_batch(&p, WH_WRITE);
 		want(0, gpu_run(batches[0]));
-		/* Memory of a pool that is still to be freed would never be. */
+		/* Pool memory whose free is still pending would never be freed. */
 		gpu_enter(0);
 		want(0, ((int (*)(void))gpu_symbol("cuCtxSynchronize"))());
 		gpu_leave();
@@ -396,7 +398,7 @@ static void lost__while_batches_run(void **state)
 			  (long long)((quiet_now() - before) / MS));
 		want_true(strstr(wh_error_text(), "until the process is started anew"), "%s",
 			  wh_error_text());
-		/* Later ones are refused. */
+		/* Later batches are refused. */
 		want(-EIO, gpu_run(batches[0]));
 		for (unsigned int b = 0; b < 4; b++)
 			want(0, wh_batch_free(batches[b]));
@@ -410,7 +412,7 @@ static void lost__while_batches_run(void **state)
 	}
 }
 
-/* ---- peers that go ----------------------------------------------------- */
+/* ---- peer failures ---------------------------------------------------- */
 
 static void peer__killed(void **state)
 {
@@ -446,7 +448,7 @@ static void peer__killed(void **state)
 	}
 }
 
-/* Another process on the same port, with memory that lies where the dead one's did. */
+/* Another process takes the same port, with memory at the dead one's addresses. */
 static void peer__restarted(void **state)
 {
 	static const uint32_t kinds[] = { WH_MEMORY_DEVICE, WH_MEMORY_VMM };
@@ -491,7 +493,7 @@ static void peer__restarted(void **state)
 	}
 }
 
-/* It stands still: what is mapped is reached all the same, what is not is refused in a moment. */
+/* The peer is stopped: mapped memory is still reached, and other memory is refused quickly. */
 static void peer__stopped(void **state)
 {
 	struct wh_batch *batch, *second;
@@ -527,7 +529,7 @@ static void peer__stopped(void **state)
 	gpu_pair_close(&p);
 }
 
-/* Unregistering waits until we have unmapped, and what is freed then is nobody's. */
+/* Unregistering waits until we have unmapped; the memory is then freed completely. */
 static void peer__takes_its_memory_back(void **state)
 {
 	static const uint32_t kinds[] = { WH_MEMORY_DEVICE, WH_MEMORY_VMM };
@@ -557,7 +559,8 @@ static void peer__takes_its_memory_back(void **state)
 	}
 }
 
-/* The connection breaks and comes again: what is mapped works on, and unregistering still waits. */
+/* The connection breaks and is restored. Mapped memory works meanwhile; unregistering still
+ * waits. */
 static void peer__reached_again(void **state)
 {
 	int64_t end = now() + PATIENCE;
@@ -593,7 +596,7 @@ static void peer__reached_again(void **state)
 	proxy_stop(proxy);
 }
 
-/* Is the local side the target's copy? */
+/* True if the local side equals the target's pattern. */
 static bool read_back(struct gpu_pair *p, uint64_t seed)
 {
 	unsigned char *image = malloc(p->length);
@@ -606,8 +609,8 @@ static bool read_back(struct gpu_pair *p, uint64_t seed)
 	return good;
 }
 
-/* A data connection is gone while a GPU's bytes are on it, in slots, in the socket, or with the
- * owner and not yet answered: they are gathered again. */
+/* A data connection breaks while a GPU's bytes are in its slots, in the socket, or at the owner
+ * without an answer yet. They are gathered and sent again. */
 static void peer__connection_cut(void **state)
 {
 	static const uint32_t ops[] = { WH_WRITE, WH_READ };
@@ -634,7 +637,7 @@ static void peer__connection_cut(void **state)
 		gpu_pair_fill(&p, round);
 		proxy_slow(proxy, 16 * MIB);
 		want(0, wh_batch_submit(batch));
-		/* Both at an end of it: when hardly anything has gone, and in the midst. */
+		/* Once when hardly anything has been sent, once midway. */
 		sleep_ms(round < 2 ? 20 : 100);
 		cuts = proxy_cut(proxy, PROXY_DATA);
 		proxy_slow(proxy, 0);
@@ -648,7 +651,7 @@ static void peer__connection_cut(void **state)
 	proxy_stop(proxy);
 }
 
-/* ---- what this process does not reach ---------------------------------- */
+/* ---- memory out of this process's reach ------------------------------- */
 
 struct apart {
 	struct child *owner, *other;
@@ -657,7 +660,7 @@ struct apart {
 	struct child_result result;
 };
 
-/* Two processes; the other one, which moves the bytes, with `name=value` in its environment. */
+/* Start two processes. The one that moves the bytes has `name=value` in its environment. */
 static void apart_open(struct apart *a, const char *name, const char *value, const char *where,
 		       uint64_t length)
 {
@@ -694,15 +697,15 @@ static void reach__no_peer_access(void **state)
 	want(PATTERN_GOOD, child_check(a.owner, a.target, 0, a.move.length, 0, 3));
 	child_fill(a.owner, a.target, 0, a.move.length, 0, 4);
 	a.move.op = WH_READ;
-	/* More pieces than there are slots. */
+	/* More fragments than slots. */
 	a.move.times = SCALE(20, 4);
 	want(0, child_transfer(a.other, &a.move, &a.result));
 	want(PATTERN_GOOD, child_check(a.other, a.local, 0, a.move.length, 0, 4));
 	apart_close(&a);
 }
 
-/* Another way is taken, and the explanation names why cuda is not; where nothing else may be taken
- * it is the error. */
+/* Another transport serves, and the explanation says why cuda does not. If cuda is required, that
+ * is the error. */
 static void want_refused(struct apart *a, const char *word)
 {
 	a->move.require = "cuda";
@@ -747,8 +750,8 @@ static void reach__compute_mode(void **state)
 	}
 }
 
-/* A driver of CUDA 10.1 on one side: memory of cuMemCreate cannot come there, and is not to be had.
- */
+/* One side has a driver of CUDA 10.1, without cuMemCreate: it can neither import such memory nor
+ * allocate it. */
 static void reach__old_driver(void **state)
 {
 	const char *driver = getenv("TEST_CUDA");
@@ -789,8 +792,8 @@ static void reach__old_driver(void **state)
 	apart_close(&a);
 }
 
-/* The owner in a PID namespace of its own: descriptors of cuMemCreate's memory go there and back,
- * legacy handles, by which the driver looks for a process, do not. */
+/* The owner is in a PID namespace of its own. Descriptors of cuMemCreate memory work both ways;
+ * legacy handles, with which the driver looks up a process, do not. */
 static void reach__pid_namespace(void **state)
 {
 	int here = open("/proc/self/ns/pid", O_RDONLY | O_CLOEXEC), memory;
@@ -798,7 +801,7 @@ static void reach__pid_namespace(void **state)
 
 	(void)state;
 	if (here < 0 || unshare(CLONE_NEWPID))
-		skip(); /* it takes root */
+		skip(); /* needs root */
 	memset(&a, 0, sizeof(a));
 	a.owner = child_start(NULL);
 	want(0, setns(here, CLONE_NEWPID) ? -errno : 0);
@@ -823,7 +826,7 @@ static void reach__pid_namespace(void **state)
 	apart_close(&a);
 }
 
-/* Two regions amid one allocation, in another process. */
+/* Two regions inside one allocation of another process. */
 static void reach__parts_of_an_allocation(void **state)
 {
 	static const uint32_t kinds[] = { WH_MEMORY_DEVICE, WH_MEMORY_VMM };
@@ -850,7 +853,7 @@ static void reach__parts_of_an_allocation(void **state)
 		     child_check(a.owner, memory, 4099 + MIB, MIB - 4098, 4099 + MIB, 9));
 		want(PATTERN_GOOD,
 		     child_check(a.owner, memory, 3 * MIB + 8, MIB - 8, 3 * MIB + 8, 9));
-		/* One goes, the other one stays mapped. */
+		/* One region is unregistered; the other stays mapped. */
 		want(0, child_unregister(a.owner, first));
 		want(0, child_transfer(a.other, &a.move, &a.result));
 		want(0, child_unregister(a.owner, second));
@@ -859,9 +862,9 @@ static void reach__parts_of_an_allocation(void **state)
 	apart_close(&a);
 }
 
-/* ---- host memory that several regions share ---------------------------- */
+/* ---- host memory shared by several regions ---------------------------- */
 
-/* The first region page-locks what the second one lies in. */
+/* The first region page-locks pages that the second one shares. */
 static void pinned__overlapping_regions(void **state)
 {
 	struct wh_transfer one = { .length = 8192, .op = WH_WRITE };

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Much of everything, to and from GPUs: blocks, bases, transfers, segments, threads. */
+/* gpu-limits.c: GPU transfers in large numbers: blocks, bases, transfers, mappings, threads */
 #include "lib/gpu.h"
 
 #include <pthread.h>
@@ -7,7 +7,7 @@
 
 #define LENGTH (8 * MIB)
 
-/* Both sides as they should be. */
+/* The expected bytes of both sides. */
 struct images {
 	unsigned char *local, *target;
 };
@@ -53,7 +53,7 @@ static void run_blocks(struct gpu_pair *p, const struct wh_blocks_desc *desc, un
 	wh_blocks_free(blocks);
 }
 
-/* A list longer than the ring; and once more, when it is kept on the GPU. */
+/* A list longer than the ring, then once more from the copy cached on the GPU. */
 static void blocks__hundred_thousand(void **state)
 {
 	enum { COUNT = 100000, BLOCK = 80 };
@@ -136,7 +136,7 @@ static void blocks__three_hundred_bases(void **state)
 	}
 }
 
-/* More than 4 GiB in one call: the same blocks again and again. */
+/* More than 4 GiB in one call: the same blocks, repeated. */
 static void blocks__beyond_4_gib(void **state)
 {
 	enum { PLACES = 64 };
@@ -209,7 +209,7 @@ static void transfers__mixed_lengths(void **state)
 	}
 }
 
-/* Many mappings of another process: answered 32 at a time. */
+/* Many mappings of another process: the owner answers for 32 at a time. */
 static void segments__of_another_process(void **state)
 {
 	const uint64_t length = SCALE(70, 34) * 2 * MIB, part = length - 4 * MIB - 5;
@@ -249,7 +249,7 @@ static void segments__of_another_process(void **state)
 	gpu_pair_close(&p);
 }
 
-/* One batch for regions on two GPUs, on the host and in managed memory, both ways. */
+/* One batch for regions on two GPUs, in host memory and in managed memory, in both directions. */
 static void batch__several_gpus(void **state)
 {
 	static const struct {
@@ -309,7 +309,7 @@ static void batch__several_gpus(void **state)
 	free(image);
 }
 
-/* In the middle of it, or before, or after: then nothing of it moves any more. */
+/* Cancel at different times, also before the start and after the end: nothing moves afterwards. */
 static void batch__cancelled_in_the_middle(void **state)
 {
 	(void)state;
@@ -339,7 +339,7 @@ static void batch__cancelled_in_the_middle(void **state)
 	}
 }
 
-/* Thousands of staged parts that are cancelled at once. */
+/* Cancel thousands of staged fragments at once. */
 static void batch__many_staged_parts(void **state)
 {
 	enum { COUNT = 40000 };
@@ -385,7 +385,7 @@ struct worker {
 
 #define SHARE (LENGTH / 8)
 
-/* All at once from the first moment on: lanes, probes and rings are made while others use them. */
+/* All threads start together: streams, measurements and rings are created while others use them. */
 static void *work(void *arg)
 {
 	enum { COUNT = 4000 };
@@ -429,8 +429,8 @@ static void *work(void *arg)
 	return NULL;
 }
 
-/* The first use of a lane between two GPUs reads the other one's memory, and throws away what it
- * read: a race, for the thread sanitizer, with those who write there. */
+/* The first use of a GPU stream between two GPUs reads the other GPU's memory and discards the
+ * bytes. The thread sanitizer would report a race with the test's writes. */
 static void use_lanes(struct gpu_pair *p)
 {
 	for (unsigned int i = 0; i < 2; i++) {

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * A few bytes to and from GPU memory of another process: through a CPU window onto the imported
- * memory where there is one, by the copy engine else; flags behind them; and what is left when
- * either side goes. On the fake CUDA driver without windows, on it and a stand-in for the NVIDIA
- * kernel driver, or on the machine's own GPU.
- */
+/* gpu-small.c: transfers of a few bytes to and from GPU memory of another process
+ *
+ * The CPU moves them through a window onto the imported memory if one opens, else the copy engine.
+ * Also: flags after data, and either side's end. Runs on the fake CUDA driver without windows, on
+ * it with a stand-in for the NVIDIA kernel driver, or on the machine's own GPU. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <sys/wait.h>
@@ -14,9 +13,9 @@
 #include "platform/rm-abi.h"
 
 #define LENGTH (2 * MIB)
-#define AREA 24576 /* of it that is moved in and looked at */
+#define AREA 24576 /* the part that is moved and checked */
 
-/* ---- where this runs --------------------------------------------------- */
+/* ---- conditions ------------------------------------------------------- */
 
 #pragma weak fake_nvidia_state
 #pragma weak fake_nvidia_fail
@@ -29,7 +28,7 @@ static const char *missing_stand_in(void)
 
 static const struct route needs_stand_in = { .name = "stand-in", .missing = missing_stand_in };
 
-/* What is the same without windows has been shown by a build that is not so slow. */
+/* Slow builds skip what a fast build covers without windows. */
 static const char *missing_time(void)
 {
 	return HARNESS_SLOW && getenv("TEST_CUDA") && !fake_nvidia_state ?
@@ -57,7 +56,7 @@ static void want_no_windows(void)
 	want(0, left.violations);
 }
 
-/* Does a window open onto memory of this process? */
+/* True if windows open onto memory of this process. */
 static bool has_windows(struct wh_engine *engine)
 {
 	struct wh_memory_options options = { .size = sizeof(options), .kind = WH_MEMORY_VMM };
@@ -73,11 +72,11 @@ static bool has_windows(struct wh_engine *engine)
 	return opens;
 }
 
-/* ---- two processes, with images of what each is to hold ---------------- */
+/* ---- two processes, and images of the expected bytes ------------------ */
 
 struct small {
 	struct gpu_pair p;
-	bool windows; /* there are any on this machine */
+	bool windows; /* this machine opens windows */
 	unsigned char *ours, *theirs, *seen;
 };
 
@@ -93,9 +92,9 @@ static void small_open_with(struct small *s, uint32_t here, uint32_t there, cons
 	gpu_pair_fill(&s->p, 3);
 	bytes_get(s->ours, s->p.local, AREA, here);
 	child_fetch(s->p.child, s->p.memory, 0, AREA, s->theirs);
-	/* A busy machine's figures may be anything; the usual ones are always the same. */
+	/* Measurements on a busy machine vary; the default costs do not. */
 	if (getenv("TEST_CUDA"))
-		fake_fail("cuMemCreate", 0, 2); /* what is measured on is of that */
+		fake_fail("cuMemCreate", 0, 2); /* the memory for measurements */
 }
 
 static void small_open(struct small *s, uint32_t here, uint32_t there)
@@ -142,7 +141,7 @@ static void in_images(struct small *s, const struct wh_transfer *t)
 		memcpy(s->ours + t->local_offset, s->theirs + t->remote_offset, t->length);
 }
 
-/* By a window, as it says itself? */
+/* True if the explanation says that a window is used. */
 static bool by_window(struct wh_batch *batch)
 {
 	char text[1024];
@@ -152,7 +151,7 @@ static bool by_window(struct wh_batch *batch)
 	return strstr(text, "(CPU window (");
 }
 
-/* True: by a window, and then it is done when it has been submitted. */
+/* True: by a window; such a batch is complete when wh_batch_submit() returns. */
 static bool small_move(struct small *s, uint32_t op, uint64_t local, uint64_t remote,
 		       uint64_t length)
 {
@@ -180,7 +179,7 @@ static void small_same(struct small *s, const char *what)
 	want_true(!memcmp(s->seen, s->theirs, AREA), "%s: the other side is wrong", what);
 }
 
-/* The explanation of 8 bytes, for who has to know why there is no window. */
+/* Print the explanation of 8 bytes: it says why there is no window. */
 static void tell_why(struct small *s)
 {
 	struct wh_transfer one = one_of(s, WH_WRITE, 0, 0, 8);
@@ -192,9 +191,9 @@ static void tell_why(struct small *s)
 	want(0, wh_batch_free(batch));
 }
 
-/* ---- what is moved ----------------------------------------------------- */
+/* ---- lengths and kinds ------------------------------------------------ */
 
-/* Both ways, at odd places. `must`: through a window, where there are any. */
+/* Both directions, odd offsets. `must`: through a window, if this machine opens any. */
 static void move_lengths(uint32_t here, uint32_t there, const char *elsewhere, bool must)
 {
 	struct small s;
@@ -217,7 +216,7 @@ static void move_lengths(uint32_t here, uint32_t there, const char *elsewhere, b
 			small_same(&s, "lengths");
 	}
 	small_same(&s, "all lengths");
-	/* An aligned flag, at the places where it would be. */
+	/* Aligned flags of 1 to 8 bytes. */
 	for (uint64_t length = 1; length <= 8; length *= 2)
 		small_move(&s, WH_WRITE, 64 * length, 4096 + 64 * length, length);
 	small_same(&s, "flags");
@@ -244,15 +243,14 @@ static void apart__between_gpus_memories(void **state)
 	move_lengths(WH_MEMORY_VMM, WH_MEMORY_VMM, NULL, true);
 }
 
-/* Imported by a legacy handle: whether a window opens onto that is the driver's affair. */
+/* Imported by a legacy handle: the driver decides whether a window opens onto that. */
 static void apart__legacy(void **state)
 {
 	(void)state;
 	move_lengths(WH_MEMORY_PAGEABLE, WH_MEMORY_DEVICE, NULL, fake_nvidia_state);
 }
 
-/* CUDA opens a legacy handle for one GPU at a time; the one that our side lies on is not the
- * memory's own. */
+/* CUDA opens a legacy handle for one GPU at a time; our side's is not the memory's own GPU. */
 static void apart__on_another_gpu(void **state)
 {
 	(void)state;
@@ -261,7 +259,7 @@ static void apart__on_another_gpu(void **state)
 	move_lengths(WH_MEMORY_VMM, WH_MEMORY_VMM, "cuda:1", true);
 }
 
-/* Several in a batch, and blocks, some with more runs than go that way. */
+/* Several transfers in a batch, and blocks, some with more fragments than a window moves. */
 static void apart__several(void **state)
 {
 	uint64_t offsets[24];
@@ -311,12 +309,12 @@ static void apart__several(void **state)
 /* ---- flags ------------------------------------------------------------- */
 
 #define ROUNDS SCALE(60, 20)
-#define SEMAPHORES 1024 /* of what the flag is about: 8 KiB */
+#define SEMAPHORES 1024 /* of the data before the flag: 8 KiB */
 #define FLAG 16384
 
 struct signaller {
 	struct small *s;
-	uint64_t *semaphores, *flag; /* ours */
+	uint64_t *semaphores, *flag; /* our side's */
 	_Atomic bool done;
 	int error;
 };
@@ -349,7 +347,7 @@ static void *signal_all(void *arg)
 	return NULL;
 }
 
-/* Whoever sees the flag sees what was moved before it. */
+/* A thread that sees the flag also sees the data moved before it. */
 static void flags__come_last(void **state)
 {
 	uint64_t *semaphores = calloc(SEMAPHORES, sizeof(*semaphores)), flag = 0, least;
@@ -387,7 +385,7 @@ static void flags__come_last(void **state)
 	free(semaphores);
 }
 
-/* ---- by what ----------------------------------------------------------- */
+/* ---- window or copy engine -------------------------------------------- */
 
 static uint64_t duration(struct small *s, uint32_t op, uint64_t length, bool *window)
 {
@@ -395,14 +393,14 @@ static uint64_t duration(struct small *s, uint32_t op, uint64_t length, bool *wi
 	struct wh_batch *batch = batch_of(s, &one, 1);
 	struct wh_estimate estimate = { .size = sizeof(estimate) };
 
-	*window = by_window(batch); /* which opens it */
+	*window = by_window(batch); /* opens the window */
 	want(0, wh_batch_estimate(batch, &estimate));
 	want(0, wh_batch_free(batch));
 	return estimate.duration;
 }
 
-/* What is told beforehand: writes through the window cost what it was measured to, reads more for
- * each byte, and what is long goes by the copy engine. */
+/* The estimate: writes through a window cost what was measured, reads cost more per byte, and long
+ * transfers use the copy engine. */
 static void explain__by_size(void **state)
 {
 	uint64_t few, more, many, reads;
@@ -449,11 +447,11 @@ static void explain__switched_off(void **state)
 	small_close(&s);
 }
 
-/* ---- what is refused --------------------------------------------------- */
+/* ---- windows that do not open ----------------------------------------- */
 
-#define NO_EXPORT "0x13d05:0:0x56" /* an owner whose kernel driver exports no objects */
+#define NO_EXPORT "0x13d05:0:0x56" /* the owner's kernel driver exports no objects */
 
-/* Its explanation, of 8 bytes, has this. */
+/* The explanation of 8 bytes must contain `what`. */
 static void want_told(struct small *s, const char *what)
 {
 	struct wh_transfer one = one_of(s, WH_WRITE, 0, 0, 8);
@@ -465,7 +463,7 @@ static void want_told(struct small *s, const char *what)
 	want(0, wh_batch_free(batch));
 }
 
-/* Whatever step fails, the bytes get there, and it is not tried again. */
+/* Whichever step fails, the bytes arrive, and the step is not tried again. */
 static void refused__each_step(void **state)
 {
 	static const uint32_t steps[] = { FAKE_NVIDIA_MMAP, RM_ESCAPE_MAP_MEMORY,
@@ -485,8 +483,8 @@ static void refused__each_step(void **state)
 	}
 }
 
-/* CUDA's import cannot be had as an object here, and a handle of the owner's is not read: the owner
- * sends a descriptor, of whatever memory. */
+/* CUDA's import is not available as an object here, and the owner's handle is not read: the owner
+ * sends a descriptor, for any kind of memory. */
 static void refused__asks_the_owner(void **state)
 {
 	static const uint32_t kinds[] = { WH_MEMORY_VMM, WH_MEMORY_DEVICE };
@@ -509,7 +507,7 @@ static void refused__asks_the_owner(void **state)
 	}
 }
 
-/* Nor does its owner have one: both are told. */
+/* The owner cannot export it either: the explanation gives both reasons. */
 static void refused__by_the_owner(void **state)
 {
 	static const char *const owners[][3] = {
@@ -537,8 +535,7 @@ static void refused__by_the_owner(void **state)
 	}
 }
 
-/* On a driver that is not known, importing what an owner sends is tried first, on memory of this
- * process's. */
+/* With an unknown driver version, the engine first tries an import on memory of this process. */
 static void refused__unknown_driver(void **state)
 {
 	struct small s;
@@ -546,14 +543,14 @@ static void refused__unknown_driver(void **state)
 	(void)state;
 	fake_nvidia_version("999.12");
 	small_open(&s, WH_MEMORY_PAGEABLE, WH_MEMORY_VMM);
-	want(true, s.windows); /* that was the trial */
+	want(true, s.windows); /* ran the trial */
 	want(true, small_move(&s, WH_WRITE, 5, 6, 8));
 	small_same(&s, "tried");
 	small_close(&s);
 	fake_nvidia_fail(FAKE_NVIDIA_WRONG, 0, 1);
 	small_open(&s, WH_MEMORY_PAGEABLE, WH_MEMORY_VMM);
 	want(false, s.windows);
-	fake_heal(); /* so that the trial has memory */
+	fake_heal(); /* the trial can allocate again */
 	want(false, small_move(&s, WH_WRITE, 5, 6, 8));
 	fake_nvidia_fail(FAKE_NVIDIA_WRONG, 0, 0);
 	want_told(&s, "failed a trial");
@@ -562,10 +559,9 @@ static void refused__unknown_driver(void **state)
 	fake_nvidia_version("");
 }
 
-/* ---- who goes ---------------------------------------------------------- */
+/* ---- either side ends ------------------------------------------------- */
 
-/* The owner takes its region back: it is not told that we have let go before the window is closed.
- */
+/* The owner unregisters its region: our release reaches it only after the window is closed. */
 static void going__withdrawn(void **state)
 {
 	struct wh_transfer one;
@@ -584,7 +580,7 @@ static void going__withdrawn(void **state)
 	error = gpu_run(batch);
 	want_true(error == -ESTALE || error == -ENOENT, "%d", error);
 	want(0, wh_batch_free(batch));
-	/* The same memory under another region has a window of its own. */
+	/* The same memory in another region gets a window of its own. */
 	s.p.child_region = child_region(s.p.child, s.p.memory, 0, LENGTH, "again", 0, NULL);
 	want(0, wh_peer_find(s.p.peer, "again", PATIENCE, &s.p.remote));
 	want(s.windows, small_move(&s, WH_WRITE, 9, 17, 8));
@@ -613,7 +609,7 @@ static void going__killed(void **state)
 	small_close(&s);
 }
 
-/* A child of fork() has nothing of it, and the parent goes on. */
+/* A child of fork() inherits no window, and the parent's still work. */
 static void going__fork(void **state)
 {
 	struct wh_transfer one;
@@ -638,14 +634,14 @@ static void going__fork(void **state)
 	small_close(&s);
 }
 
-/* ---- many at once ------------------------------------------------------ */
+/* ---- concurrency ------------------------------------------------------ */
 
 #define THREADS 3
 
 struct mover {
 	struct small *s;
 	unsigned int number;
-	bool going; /* the region may be taken back meanwhile */
+	bool going; /* the region may be unregistered during the test */
 	int error;
 };
 
@@ -676,7 +672,7 @@ static void many(bool going)
 	struct small s;
 
 	small_open(&s, WH_MEMORY_PAGEABLE, WH_MEMORY_VMM);
-	/* Both hold the same, so that whatever is moved changes nothing. */
+	/* Both sides hold the same bytes, so that no transfer changes anything. */
 	child_fill(s.p.child, s.p.memory, 0, LENGTH, 0, 3);
 	child_fetch(s.p.child, s.p.memory, 0, AREA, s.theirs);
 	for (unsigned int i = 0; i < THREADS; i++) {
@@ -707,10 +703,10 @@ static void many__withdrawn(void **state)
 	many(true);
 }
 
-/* ---- both sides the same memory ---------------------------------------- */
+/* ---- both sides in the same memory ------------------------------------ */
 
-/* Neither a copy engine nor a kernel has a direction: what overlaps its own target is refused, and
- * what is its own target, or beside it, is not. */
+/* Copy engines and kernels have no direction: a transfer onto overlapping memory is refused; one
+ * onto itself, or onto adjacent memory, is not. */
 static void self__overlap(void **state)
 {
 	static const struct {
@@ -755,7 +751,7 @@ static void self__overlap(void **state)
 	base.remote_offset = 256;
 	want(0, wh_blocks_prepare(p.peer, &desc, &blocks));
 	wh_blocks_free(blocks);
-	/* Of other memory, whose addresses are others. */
+	/* Different memory at different addresses. */
 	base.local = p.region;
 	base.remote_offset = 0;
 	want(0, wh_blocks_prepare(p.peer, &desc, &blocks));

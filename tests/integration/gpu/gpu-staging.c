@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What moving a GPU's memory takes: kernels, which there may be none for, lanes and pinned memory,
- * made before the first request and bounded. */
+/* gpu-staging.c: what the engine prepares to move GPU memory: kernels (or none), GPU streams and
+ * pinned memory, created before the first request and bounded */
 #include "lib/gpu.h"
 
 #define LENGTH (2 * MIB)
@@ -9,7 +9,7 @@
 
 enum { COUNT = 300, BLOCK = 999 };
 
-/* Random blocks, and the same on images of both sides. */
+/* Move random blocks, and do the same on images of both sides. */
 static void move_blocks(struct gpu_pair *p, const struct wh_batch_options *options, uint32_t op,
 			unsigned char *ours, unsigned char *theirs)
 {
@@ -37,15 +37,15 @@ static void move_blocks(struct gpu_pair *p, const struct wh_batch_options *optio
 	want(0, wh_blocks_prepare(p->peer, &desc, &blocks));
 	want(0, wh_batch_new(p->peer, options, &batch));
 	want(0, wh_batch_add_blocks(batch, blocks));
-	/* More than once: lists that are used again would be kept on the GPU. */
+	/* Repeatedly: descriptor lists that are used again would be cached on the GPU. */
 	for (unsigned int i = 0; i < 3; i++)
 		want(0, gpu_run(batch));
 	want(0, wh_batch_free(batch));
 	wh_blocks_free(blocks);
 }
 
-/* Blocks and one long piece, both ways, by `transport`; the explanation of the last goes to `text`.
- */
+/* Blocks and one long transfer, both directions, by `transport`. `text` receives the last
+ * explanation. */
 static void move_all(struct gpu_pair *p, const char *transport, char text[2048])
 {
 	struct wh_batch_options options = { .size = sizeof(options), .require = transport };
@@ -93,9 +93,9 @@ static void want_word(const char *text, const char *word)
 	want_true(strstr(text, word), "\"%s\" in %s", word, text);
 }
 
-/* A GPU that there is no image for, and whose driver compiles none: copy engines do all of it,
- * between GPUs, to the host and back, through pinned memory and over TCP, and the explanation says
- * why in the compiler's words. */
+/* A GPU without a kernel image, whose driver cannot compile one. Copy engines move everything:
+ * between GPUs, to the host and back, through pinned memory and over TCP. The explanation contains
+ * the compiler's reason. */
 static void kernels__none_here(void **state)
 {
 	static const struct {
@@ -124,7 +124,7 @@ static void kernels__none_here(void **state)
 		struct wh_batch *batch;
 		struct gpu_pair p;
 
-		/* As one of compute capability 7.0. */
+		/* Compute capability 7.0. */
 		want(0, set(75, 7));
 		want(0, set(76, 0));
 		gpu_pair_open(&p, cases[i].here, bytes_on_gpu(cases[i].here) ? "cuda:0" : NULL,
@@ -145,7 +145,7 @@ static void kernels__none_here(void **state)
 	}
 }
 
-/* The same of the owner of what is written and read over TCP. */
+/* The same on the owner's side of writes and reads over TCP. */
 static void kernels__none_there(void **state)
 {
 	struct child *owner;
@@ -161,7 +161,7 @@ static void kernels__none_there(void **state)
 	gpu_pair_close(&p);
 }
 
-/* Only an image that is no good is one to do without: other errors are what they were. */
+/* Only an unusable image makes the engine go on without kernels; other errors are reported. */
 static void kernels__other_errors(void **state)
 {
 	struct wh_batch_options options = { .size = sizeof(options), .require = "cuda" };
@@ -183,17 +183,16 @@ static void kernels__other_errors(void **state)
 	gpu_pair_close(&p);
 }
 
-/* ---- before it is asked for -------------------------------------------- */
+/* ---- warm-up before the first request --------------------------------- */
 
-/* Two engines of this process, whose calls of the driver are counted together, and nothing but TCP
- * between them. */
+/* Two engines of this process with only TCP between them; driver calls count for both. */
 struct pair {
 	struct wh_engine *owner, *asker;
 	struct wh_peer *peer;
 	struct wh_region *theirs, *ours;
 	unsigned char *target, *local;
 	uint32_t here;
-	uint64_t length; /* of both */
+	uint64_t length; /* of both sides */
 	struct wh_remote remote;
 };
 
@@ -286,7 +285,7 @@ static void put(struct pair *p, bool there, uint64_t seed)
 	free(image);
 }
 
-/* What is slow, or waits for the device. */
+/* Calls that are slow or wait for the device. */
 static const char *const makers[] = {
 	"cuModuleLoadDataEx", "cuModuleLoadData",           "cuFuncLoad",
 	"cuStreamCreate",     "cuStreamCreateWithPriority", "cuMemHostAlloc",
@@ -300,9 +299,9 @@ static void count_all(uint64_t counts[MAKERS])
 		counts[i] = fake_calls(makers[i]);
 }
 
-/* The first write and the first read of an owner's GPU: neither it nor the one that asks loads a
- * module, makes a stream or allocates, once the peer is connected and the batch is planned. The
- * region is there before the peer, or comes after it. */
+/* The first write to and read from an owner's GPU. Once the peer is connected and the batch is
+ * planned, neither engine loads a module, creates a stream or allocates. The region is registered
+ * before or after the peer connects. */
 static void first_request__makes_nothing(void **state)
 {
 	static const uint32_t kinds[] = { WH_MEMORY_SHARED, WH_MEMORY_DEVICE };
@@ -329,7 +328,7 @@ static void first_request__makes_nothing(void **state)
 		want(0, wh_peer_find(p.peer, "target", PATIENCE, &p.remote));
 		put(&p, op == WH_READ, i);
 		batch = pair_batch(&p, op);
-		want(0, wh_batch_routes(batch, routes, &count)); /* it is planned */
+		want(0, wh_batch_routes(batch, routes, &count)); /* plans the batch */
 		gpu_settled(0);
 		count_all(before);
 		want(0, gpu_run(batch));
@@ -343,9 +342,9 @@ static void first_request__makes_nothing(void **state)
 	}
 }
 
-/* A GPU's region takes no kernels and no pinned memory as long as no peer needs them: none is
- * there, or one of this host, whose GPUs reach it; a region that peers may not use takes none at
- * all. */
+/* A region of GPU memory loads no kernels and pins no memory while no peer needs them: without
+ * peers, or with a peer on this host whose GPUs reach the memory. An unpublished region never
+ * does. */
 static void first_request__nothing_for_nobody(void **state)
 {
 	uint64_t (*host_bytes)(void) = (uint64_t(*)(void))gpu_symbol("fake_cuda_host_bytes");
@@ -385,7 +384,7 @@ static void first_request__nothing_for_nobody(void **state)
 	want(0, wh_engine_close(p.owner));
 }
 
-/* What cannot be made ready is said by the request, and made by a later one. */
+/* A failed warm-up is reported by the request; a later request repeats it. */
 static void first_request__after_an_error(void **state)
 {
 	struct wh_batch *batch;
@@ -410,7 +409,7 @@ static void first_request__after_an_error(void **state)
 	pair_close(&p);
 }
 
-/* The engine closes, and the region goes, while it is at it. */
+/* The engine closes, and the region is unregistered, during the warm-up. */
 static void first_request__closed_meanwhile(void **state)
 {
 	(void)state;
@@ -430,13 +429,13 @@ static void first_request__closed_meanwhile(void **state)
 /* ---- bounds ------------------------------------------------------------ */
 
 #define FOR_STAGING (64 * MIB)
-#define FOR_A_LANE (2 * MIB) /* its lists */
+#define FOR_A_LANE (2 * MIB) /* a stream's descriptor lists */
 
-/* More than there are slots, both ways, by many connections: at most 64 MiB are pinned for it at
- * either engine, beside each lane's lists. No two batches have bytes in common. */
+/* More requests than slots, both directions, many connections: each engine pins at most 64 MiB for
+ * staging, besides each stream's descriptor lists. No two batches share bytes. */
 static void pinned__bounded(void **state)
 {
-	enum { BATCHES = 24, LANES = 2 /* GPUs */ * 2 /* ways */ * 2 /* urgencies */ };
+	enum { BATCHES = 24, LANES = 2 /* GPUs */ * 2 /* directions */ * 2 /* priorities */ };
 	uint64_t (*host_bytes)(void) = (uint64_t(*)(void))gpu_symbol("fake_cuda_host_bytes");
 	struct wh_batch *batches[BATCHES];
 	const unsigned int count = SCALE(BATCHES, 10);
@@ -473,8 +472,8 @@ static void pinned__bounded(void **state)
 		want(0, wh_batch_free(batches[i]));
 	}
 	fake_heal();
-	/* Slots that have been made stay, so that this is the most there was. Each engine asks or
-	 * serves here. */
+	/* Slots stay allocated, so this is the maximum. In each case one engine asks and one
+	 * serves. */
 	most = host_bytes() - before;
 	want_true(most <= FOR_STAGING + LANES * FOR_A_LANE + MIB, "%llu MiB",
 		  (unsigned long long)(most / MIB));
@@ -496,8 +495,8 @@ static int gpu_run_once(struct gpu_pair *p, uint32_t op)
 	return error;
 }
 
-/* Memory of another process, whose descriptors and handles come here; and ours goes there, for
- * which it asks our engine. */
+/* Memory of another process, whose descriptors and handles are imported here; then our memory is
+ * exported to an engine in that process. */
 static void captured_apart(unsigned (*capture)(int))
 {
 	static const uint32_t kinds[] = { WH_MEMORY_VMM, WH_MEMORY_DEVICE };
@@ -534,10 +533,10 @@ static void captured_apart(unsigned (*capture)(int))
 	}
 }
 
-/* Another thread of the application captures a stream in the global mode, in which CUDA refuses
- * what might spoil it to every thread. Engines come and go meanwhile, regions, windows, lanes,
- * batches of every way; none of their calls is refused, and the caller's own mode stays what it
- * was. */
+/* Another thread of the application captures a stream in global mode, in which CUDA refuses unsafe
+ * calls in all threads. Meanwhile engines, regions, windows, GPU streams and batches of all
+ * transports come and go: none of their calls is refused, and the caller's own capture mode does
+ * not change. */
 static void captures__are_left_alone(void **state)
 {
 	unsigned (*capture)(int) = (unsigned (*)(int))gpu_symbol("fake_cuda_capture_elsewhere");
@@ -574,7 +573,7 @@ static void captures__are_left_alone(void **state)
 		want(0, wh_peer_close(p.peer));
 		want(0, wh_region_unregister(p.ours));
 		want(0, wh_memory_free(p.asker, p.local));
-		/* And by GPUs alone. */
+		/* Within one engine, by GPUs alone. */
 		want(0, wh_memory_alloc(p.owner, LENGTH, &on, (void **)&p.local));
 		want(0, wh_region_register(p.owner, p.local, LENGTH, NULL, &p.ours));
 		want(0, wh_peer_open(p.owner, "self", NULL, &self));
@@ -597,7 +596,7 @@ static void captures__are_left_alone(void **state)
 		want_true(!capture(0), "kind %u: a call was refused", kinds[i]);
 	}
 	captured_apart(capture);
-	/* The same of a call without that: it shows that this would have been seen. */
+	/* The counter-check: the same call without the engine's precaution is refused. */
 	gpu_enter(0);
 	capture(1);
 	want(900, CU(cuMemAlloc_v2, (uint64_t *, size_t), &(uint64_t){ 0 }, 4096));

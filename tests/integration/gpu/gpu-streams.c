@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Batches that follow a stream of the application's, and streams that follow a batch. */
+/* gpu-streams.c: batches ordered after a stream of the application, and streams ordered after a
+ * batch */
 #include "lib/gpu.h"
 
 #include <pthread.h>
@@ -50,7 +51,7 @@ static void after__order_holds(void **state)
 			gpu_unblock(&block);
 			want_true(gpu_pair_copied(&p, seed), "it is wrong");
 		}
-		/* And as ever, without a stream. */
+		/* And again without a stream. */
 		gpu_pair_fill(&p, 9);
 		want(0, gpu_run(batch));
 		want_true(gpu_pair_copied(&p, 9), "it is wrong");
@@ -91,7 +92,7 @@ static void after__cancelled_before_it_started(void **state)
 	gpu_pair_close(&p);
 }
 
-/* Memory that no GPU has to do with, to another process. */
+/* Host memory, to another process. */
 static void after__other_transports(void **state)
 {
 	static const char *const ways[] = { "shm", "tcp" };
@@ -148,7 +149,7 @@ static void after__default_streams(void **state)
 		want(0, wh_batch_submit_after(batch, &stream));
 		want(0, wh_batch_wait(batch, PATIENCE));
 		want_true(gpu_pair_copied(&p, number), "it is wrong");
-		/* The current one's. */
+		/* The stream of the current device. */
 		stream.device = NULL;
 		gpu_enter(0);
 		want(0, wh_batch_submit_after(batch, &stream));
@@ -164,7 +165,7 @@ static void after__default_streams(void **state)
 
 enum end { END_WELL, END_CANCELLED, END_FAILED, ENDS };
 
-/* The batch ends one way or the other; the stream that waits for it goes on. */
+/* The batch completes, fails or is cancelled; the stream that waits for it continues. */
 static void hold_once(struct gpu_pair *p, struct wh_batch *batch, enum end end)
 {
 	struct wh_stream first, second;
@@ -190,7 +191,7 @@ static void hold_once(struct gpu_pair *p, struct wh_batch *batch, enum end end)
 		want(-EIO, wh_batch_wait(batch, PATIENCE));
 	atomic_store(&block.open, 1);
 	want_true(gpu_flagged(&flag, PATIENCE), "the stream is not let go of");
-	/* It was set after the batch's end, and never before. */
+	/* The flag was set after the end of the batch, never before. */
 	want(end == END_WELL ? 0 : end == END_CANCELLED ? -ECANCELED : -EIO, wh_batch_poll(batch));
 	if (end == END_WELL)
 		want_true(gpu_pair_copied(p, end), "it is wrong");
@@ -234,14 +235,14 @@ static void hold__nothing_runs(void **state)
 	gpu_flag(block.stream, &flag);
 	atomic_store(&block.open, 1);
 	want_true(gpu_flagged(&flag, PATIENCE), "it waits for a batch that is done");
-	/* A cancel that finds nothing to cancel. */
+	/* A cancel after completion. */
 	want(0, wh_batch_cancel(batch));
 	gpu_unblock(&block);
 	want(0, wh_batch_free(batch));
 	gpu_pair_close(&p);
 }
 
-/* The batch's peer dies while the batch stands behind a stream; another stream stands behind it. */
+/* The peer dies while the batch waits for a stream, and another stream waits for the batch. */
 static void hold__peer_dies(void **state)
 {
 	struct wh_stream first, second;
@@ -273,7 +274,7 @@ static void hold__peer_dies(void **state)
 	gpu_pair_close(&p);
 }
 
-/* ---- what the driver refuses ------------------------------------------- */
+/* ---- driver errors ---------------------------------------------------- */
 
 static void faults__every_call(void **state)
 {
@@ -337,7 +338,7 @@ static void faults__captured(void **state)
 	want_text(-EBUSY, "captured", wh_batch_submit_after(batch, &stream));
 	want_text(-EBUSY, "captured", wh_batch_hold_stream(batch, &stream));
 	capture(NULL);
-	/* A capture of the whole process, of which only the call itself tells. */
+	/* A capture in global mode: only the refused call reveals it. */
 	fake_fail("cuEventRecord", 1, 906);
 	want(-EBUSY, wh_batch_submit_after(batch, &stream));
 	gpu_unblock(&block);
@@ -347,7 +348,7 @@ static void faults__captured(void **state)
 	gpu_pair_close(&p);
 }
 
-/* ---- many -------------------------------------------------------------- */
+/* ---- concurrency ------------------------------------------------------ */
 
 struct worker {
 	pthread_t thread;
@@ -357,7 +358,7 @@ struct worker {
 	const char *wrong;
 };
 
-/* Each has its own streams, and cancels one batch in four. */
+/* Each thread has its own streams and cancels one batch in four. */
 static void *work(void *arg)
 {
 	struct worker *w = arg;
@@ -411,14 +412,15 @@ static void many__threads(void **state)
 	open_device(&p);
 	gpu_pair_fill(&p, 1);
 	for (unsigned int i = 0; i < 8; i++) {
-		/* A real driver has the functions of all streams called by one thread, one after
-		 * the other. */
+		/* A real driver runs the host functions of all streams in one thread, one after
+		 * another. */
 		workers[i] =
 			(struct worker){ .pair = &p,
 					 .number = i,
 					 .submissions = getenv("TEST_CUDA") ? SCALE(60, 15) : 15 };
-		/* None is made or destroyed while another stands: a real driver waits for that
-		 * one's function then, and has those wait who are to let it go on. */
+		/* Create and destroy streams only while none is blocked: a real driver would wait
+		 * for the blocked stream's host function, and make those wait who would unblock
+		 * it. */
 		gpu_block(&workers[i].block, 0);
 		workers[i].block.open = 1;
 		gpu_block(&workers[i].held, 0);

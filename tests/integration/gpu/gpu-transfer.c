@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Transfers and blocks between every pair of memories of which one is a GPU's, in one process and
- * between two. On the fake driver, or, where TEST_CUDA is not set, on the machine's own.
- */
+/* gpu-transfer.c: transfers and blocks between every pair of memory kinds with at least one GPU
+ * side
+ *
+ * Within one process and between two. On the fake driver, or, without TEST_CUDA, the machine's
+ * own. */
 #include "lib/harness.h"
 
-#define LENGTH (5 * MIB / 2) /* of each memory: two slots of a staging and a half */
-#define GUARD 65539 /* bytes around what is moved that must stay as they are */
+#define LENGTH (5 * MIB / 2) /* of each memory: two and a half staging slots */
+#define GUARD 65539 /* bytes around the regions that must not change */
 
 struct side {
 	const char *name;
@@ -103,7 +104,7 @@ static void local_set(struct pair *p, uint64_t seed, unsigned char *image)
 	bytes_put(p->local, image, p->length, p->here->kind);
 }
 
-/* What a test does to both sides; it does the same to their images. */
+/* Transfers or blocks that a test makes on both sides, and on their images. */
 struct work {
 	struct wh_transfer *transfers;
 	size_t count;
@@ -163,7 +164,7 @@ static void add_blocks(struct pair *p, const struct work *work, uint32_t op, str
 
 static void run(struct pair *p, const struct work *work, uint32_t op, const char *route)
 {
-	/* Not given back: a sanitizer clears its notes of them each time. */
+	/* Static: a sanitizer would clear its shadow memory at each allocation. */
 	static unsigned char ours[LENGTH], theirs[LENGTH], seen[LENGTH];
 	const char *how = op == WH_WRITE ? "write" : "read";
 	struct wh_route routes[8];
@@ -198,7 +199,7 @@ static void run(struct pair *p, const struct work *work, uint32_t op, const char
 		  p->there->name, how);
 }
 
-/* Transfers of all lengths, with odd addresses, none of which touches another. */
+/* Transfers of all lengths at odd addresses, none adjacent to another. */
 static size_t mixed(struct pair *p, struct wh_transfer *out, size_t room)
 {
 	static const uint64_t lengths[] = { 1,     2,      3,   7,    8,      15,   16,
@@ -254,7 +255,7 @@ static void pair_test(struct pair *p, const char *route)
 		run(p, &one, op, route);
 		run(p, &many, op, route);
 		run(p, &paged, op, route);
-		/* One list, the other side packed. */
+		/* One list; the other side is contiguous. */
 		desc.remote_offsets = NULL;
 		run(p, &paged, op, route);
 		desc.remote_offsets = remote;
@@ -267,8 +268,8 @@ static bool usable(const struct side *a, const struct side *b)
 	bool second = (a->location && !strcmp(a->location, "cuda:1")) ||
 		      (b->location && !strcmp(b->location, "cuda:1"));
 
-	/* Under a sanitizer all of them take minutes: a part, in which each memory is on each side;
-	 * where there are CPU windows, another one. */
+	/* All pairs take minutes under a sanitizer: run a subset with each kind on each side, and
+	 * another subset where CPU windows open. */
 	if (HARNESS_SLOW &&
 	    (a - sides + 7 * (b - sides)) % 10 != (getenv("FAKE_NVIDIA_CUDA") ? 5 : 0))
 		return false;
@@ -292,7 +293,7 @@ static void every_pair__one_process(void **state)
 	}
 }
 
-/* What another process can map. */
+/* True if another process can map this kind. */
 static bool shareable(const struct side *side)
 {
 	return side->kind == WH_MEMORY_SHARED || side->kind == WH_MEMORY_PINNED ||
@@ -319,7 +320,7 @@ static void every_pair__two_processes(void **state)
 	}
 }
 
-/* Over sockets each side stages its own memory, whatever it is. */
+/* Over sockets each side stages its own memory, of any kind. */
 static void every_pair__tcp(void **state)
 {
 	static const size_t here[] = { 0, 2, 4, 5, 6, 9 };
@@ -356,8 +357,8 @@ static void rdma(const char *ways)
 			struct child *child;
 			struct pair p;
 
-			/* What its owner would stage goes by another transport; a third of the
-			 * rest. */
+			/* Memory that its owner would stage uses another transport. Of the rest, a
+			 * third. */
 			if (!usable(&sides[here[a]], &sides[b]) || (a + b) % 3 ||
 			    sides[b].kind == WH_MEMORY_MANAGED)
 				continue;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The engine's use of CPU windows: received straight into GPU memory, a few bytes moved by the CPU,
- * and what happens when windows are switched off, refused, or their memory goes. On the fake CUDA
- * driver and a stand-in for the NVIDIA kernel driver.
- */
+/* gpu-window.c: how the engine uses CPU windows
+ *
+ * Receiving straight into GPU memory, moving a few bytes by the CPU, and windows that are switched
+ * off, refused, or lose their memory. On the fake CUDA driver and a stand-in for the NVIDIA kernel
+ * driver. */
 #include <pthread.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -24,7 +24,7 @@ static struct fake_nvidia state_now(void)
 	return state;
 }
 
-/* Nothing is left of any window. */
+/* Every window must have been closed. */
 static void want_no_windows(void)
 {
 	struct fake_nvidia left = state_now();
@@ -39,14 +39,14 @@ static void want_no_windows(void)
 
 struct duo {
 	struct wh_engine *asks, *serves;
-	struct wh_peer *peer; /* `serves`, as `asks` knows it */
+	struct wh_peer *peer; /* `serves`, a peer of `asks` */
 	unsigned char *local, *target;
 	struct wh_region *region, *target_region;
 	uint32_t here, there;
 	size_t length;
 	struct wh_remote remote;
 	struct proxy *proxy; /* between them; NULL: none */
-	char logged[4096]; /* by `serves` */
+	char logged[4096]; /* log of `serves` */
 	pthread_mutex_t lock;
 };
 
@@ -80,14 +80,13 @@ static unsigned char *allocate(struct wh_engine *engine, uint32_t kind, size_t l
 	return memory;
 }
 
-/* From here on GPUs are of the usual figures, which are always the same: what is measured on a busy
- * machine may be anything. Until fake_heal(). */
+/* Use default costs from now until fake_heal(): measurements on a busy machine vary. */
 static void measure_nothing(void)
 {
-	fake_fail("cuMemCreate", 0, 2); /* what is measured on is of that */
+	fake_fail("cuMemCreate", 0, 2); /* the memory for measurements */
 }
 
-/* `window`: the setting of both, "window=rm"; over TCP. */
+/* `window`: that setting of both engines ("window=rm"). Over TCP. */
 static void duo_open(struct duo *d, uint32_t here, uint32_t there, const char *window, bool proxy)
 {
 	const char *settings[] = { "require=tcp", window, NULL };
@@ -165,8 +164,8 @@ static void fill(unsigned char *at, size_t length, uint32_t kind, uint64_t seed)
 	free(image);
 }
 
-/* Of all of `there`, is [at, at + length) what `here` has at `from`, and the rest as filled with
- * `seed`? */
+/* True if `there` has at [at, at + length) what `here` has at `from`, and the pattern of `seed`
+ * elsewhere. */
 static bool holds(const unsigned char *there, uint32_t there_kind, uint64_t at, uint64_t seed,
 		  const unsigned char *here, uint32_t here_kind, uint64_t from, size_t length)
 {
@@ -183,7 +182,7 @@ static bool holds(const unsigned char *there, uint32_t there_kind, uint64_t at, 
 	return good;
 }
 
-/* A transfer, verified with all that is around it. `says`: in the explanation. */
+/* Run a transfer and check it with its surroundings. `says`: expected in the explanation. */
 static void duo_move(struct duo *d, uint32_t op, uint64_t local, uint64_t remote, size_t length,
 		     const char *says)
 {
@@ -232,12 +231,12 @@ static void tcp__by_window(void **state)
 	want(0, state_now().mapped);
 	duo_move_all(&d, "CPU window (rm)");
 	want_true(was_logged(&d, "CPU window (rm): for received requests of "), "%s", d.logged);
-	/* One for each region, however often it was used. */
+	/* One window per region, however often it is used. */
 	want(2, state_now().mapped);
 	duo_close(&d);
 }
 
-/* By what is measured, whatever that is: the bytes are right, either way. */
+/* With measured costs, whatever they are, the bytes are right. */
 static void tcp__measured(void **state)
 {
 	bool measured = false;
@@ -264,7 +263,7 @@ static void tcp__by_module(void **state)
 	duo_open(&d, WH_MEMORY_DEVICE, WH_MEMORY_DEVICE, "window=driver,rm", false);
 	duo_move_all(&d, "CPU window (driver)");
 	duo_close(&d);
-	/* One that takes mappings away is not for the engine: an access would be a SIGBUS. */
+	/* The engine must not use mappings that can be revoked: an access would raise SIGBUS. */
 	fake_nvidia_gdrdrv(2);
 	duo_open(&d, WH_MEMORY_DEVICE, WH_MEMORY_DEVICE, "window=driver,rm", false);
 	duo_move_all(&d, "CPU window (rm)");
@@ -294,7 +293,7 @@ static void tcp__switched_off(void **state)
 	duo_close(&d);
 }
 
-/* What has been put on GPUs so far. */
+/* The number of jobs queued on GPUs so far. */
 static uint64_t gpu_work(void)
 {
 	return fake_calls("cuMemcpyAsync") + fake_calls("cuLaunchKernel") +
@@ -313,7 +312,8 @@ static void want_work(struct duo *d, uint32_t op, uint64_t length, bool works)
 	want(0, wh_batch_free(batch));
 }
 
-/* What GPUs do to get ready, before the first piece and with the first connection, is done. */
+/* Wait for the GPUs' work of the warm-up: before the first request, and with the first
+ * connection. */
 static void get_ready(struct duo *d)
 {
 	for (uint32_t op = WH_READ; op <= WH_WRITE; op++) {
@@ -325,8 +325,8 @@ static void get_ready(struct duo *d)
 	gpu_settled(0);
 }
 
-/* Who moves the bytes: by the usual figures, which are always the same, requests of up to 1.1 MiB
- * are received through windows, and a few bytes are sent through them. */
+/* With the default costs, requests of up to 1.1 MiB are received through windows, and a few bytes
+ * are sent through them. */
 static void tcp__who_moves(void **state)
 {
 	struct duo d;
@@ -359,8 +359,8 @@ static void tcp__who_moves(void **state)
 	duo_close(&d);
 }
 
-/* Whatever step fails, of the first window or a later one: it is not tried again, and bytes go by
- * slots. */
+/* Whichever step fails, for the first window or a later one: it is not tried again, and slots carry
+ * the bytes. */
 static void tcp__refused(void **state)
 {
 	static const uint32_t steps[] = { FAKE_NVIDIA_OPEN, FAKE_NVIDIA_MMAP, RM_ESCAPE_DUP_OBJECT,
@@ -377,7 +377,7 @@ static void tcp__refused(void **state)
 			duo_move(&d, WH_WRITE, 5, 6, 64, NULL);
 			duo_move(&d, WH_READ, 5, 6, 64, NULL);
 			fake_nvidia_fail(steps[i], 0, 0);
-			/* As it has been decided. */
+			/* Without the fault: the earlier decision stays. */
 			duo_move(&d, WH_WRITE, 7, 8, 70001, NULL);
 			duo_move(&d, WH_READ, 9, 10, 70001, NULL);
 			duo_close(&d);
@@ -436,7 +436,7 @@ static void apart(const char *fault, const char *window, size_t kind_count)
 		bytes_get(image + GUARD + 3 * MIB, local + 2 * MIB, t[1].length, kinds[i]);
 		child_fetch(child, memory, 0, LENGTH, seen);
 		want_true(!memcmp(image, seen, LENGTH), "what the child got is wrong");
-		/* And back, all of it. */
+		/* Read back all of it. */
 		t[0].op = WH_READ;
 		t[0].local_offset = 1;
 		t[0].remote_offset = 0;
@@ -463,7 +463,7 @@ static void processes__on_off_refused(void **state)
 	char fault[64];
 
 	(void)state;
-	apart(NULL, "window=rm,rm-watch", 3); /* watched: pools */
+	apart(NULL, "window=rm,rm-watch", 3); /* rm-watch: allows pools */
 	apart(NULL, "window=off", SCALE(3, 1));
 	for (unsigned int nth = 1; nth < 3; nth++) {
 		snprintf(fault, sizeof(fault), "%u:%u:%d", RM_ESCAPE_MAP_MEMORY, nth, 0x1a);
@@ -471,9 +471,9 @@ static void processes__on_off_refused(void **state)
 	}
 }
 
-/* ---- what goes in mid transfer ----------------------------------------- */
+/* ---- loss during a transfer ------------------------------------------- */
 
-/* The owner takes the region back while bytes come in. */
+/* The owner unregisters the region while bytes arrive. */
 static void going__withdrawn(void **state)
 {
 	struct wh_batch *batch;
@@ -490,7 +490,7 @@ static void going__withdrawn(void **state)
 	sleep_ms(200);
 	want(0, wh_region_unregister(d.target_region));
 	d.target_region = NULL;
-	/* The window is gone at once, and so may the memory be. */
+	/* The window is closed at once, so the memory can be freed. */
 	want_no_windows();
 	want(0, wh_memory_free(d.serves, d.target));
 	d.target = NULL;
@@ -501,7 +501,7 @@ static void going__withdrawn(void **state)
 	duo_close(&d);
 }
 
-/* After cancel returns nothing arrives in our memory. */
+/* Once wh_batch_cancel() returns, nothing arrives in our memory. */
 static void going__cancelled(void **state)
 {
 	struct wh_batch *batch;
@@ -531,7 +531,7 @@ static void going__cancelled(void **state)
 	free(after);
 }
 
-/* Memory that is freed under a region: refused, and no fault. */
+/* Memory freed under a region is refused, without a fault. */
 static void going__freed(void **state)
 {
 	struct wh_region_options named = { .size = sizeof(named), .name = "freed" };
@@ -562,7 +562,7 @@ static void going__freed(void **state)
 		want(0, wh_batch_free(batch));
 		want(0, wh_region_unregister(region));
 		want_no_windows();
-		/* And what is there next has a window of its own. */
+		/* New memory at that address gets a window of its own. */
 		want(0, CU(cuMemAlloc_v2, (uint64_t *, size_t), &address, LENGTH));
 		named.name = "again";
 		want(0, wh_region_register(d.serves, (void *)(uintptr_t)address, LENGTH, &named,
@@ -592,8 +592,8 @@ static void going__killed(void **state)
 				    .times = 64,
 				    .go = true,
 				    .require = "tcp" };
-	/* It writes the same place again and again, which a sanitizer sees where connections are
-	 * several. */
+	/* Repeated writes to one address: over several connections the sanitizer would report them.
+	 */
 	static const struct child_options in_turn = { .config = { "connections=1" } };
 	struct wh_engine *engine;
 	struct wh_region *region;
@@ -616,7 +616,7 @@ static void going__killed(void **state)
 		sleep_ms(i * 3);
 		child_kill(child);
 	}
-	/* One more, in peace. */
+	/* One more transfer, undisturbed. */
 	child = child_start(NULL);
 	sent = child_memory(child, WH_MEMORY_SHARED, 3 * MIB);
 	child_fill(child, sent, 0, 3 * MIB, 0, 99);
@@ -639,7 +639,7 @@ static void going__killed(void **state)
 	want(0, wh_engine_close(engine));
 }
 
-/* ---- many at once ------------------------------------------------------ */
+/* ---- concurrency ------------------------------------------------------ */
 
 #define THREADS 4
 
@@ -674,7 +674,7 @@ static void *move_many(void *arg)
 	return NULL;
 }
 
-/* Both sides hold the same, so that whatever is moved changes nothing. */
+/* Both sides hold the same bytes, so that no transfer changes anything. */
 static void many__threads(void **state)
 {
 	struct mover movers[THREADS];
@@ -698,18 +698,18 @@ static void many__threads(void **state)
 	duo_close(&d);
 }
 
-/* ---- a few bytes in this process --------------------------------------- */
+/* ---- a few bytes within this process ---------------------------------- */
 
 #define FEW 8192
 
 struct few {
 	struct gpu_pair p;
-	unsigned char *ours, *theirs, *seen; /* images */
+	unsigned char *ours, *theirs, *seen; /* expected bytes */
 };
 
 static void few_open(struct few *f, uint32_t here, uint32_t there)
 {
-	setenv("WHERRY_WINDOW", "rm,rm-watch", 1); /* watched: pools */
+	setenv("WHERRY_WINDOW", "rm,rm-watch", 1); /* rm-watch: allows pools */
 	gpu_pair_open(&f->p, here, NULL, there, NULL, FEW, false);
 	unsetenv("WHERRY_WINDOW");
 	f->ours = malloc(FEW);
@@ -747,7 +747,7 @@ static void few_move(struct few *f, uint32_t op, uint64_t local, uint64_t remote
 	want(0, wh_batch_new(f->p.peer, NULL, &batch));
 	want(0, wh_batch_add(batch, &one, 1));
 	want(0, wh_batch_submit(batch));
-	/* It is done when it has been submitted. */
+	/* Complete as soon as it is submitted. */
 	if (look)
 		want(0, wh_batch_poll(batch));
 	want(0, wh_batch_wait(batch, PATIENCE));
@@ -771,7 +771,7 @@ static void few_same(struct few *f, const char *what, uint64_t length)
 		  (unsigned long long)length);
 }
 
-/* Every length, at odd places, both ways, with either side the GPU's. */
+/* Every length, at odd offsets, in both directions, with the GPU on either side. */
 static void few__every_length(void **state)
 {
 	static const uint32_t kinds[][2] = { { WH_MEMORY_PAGEABLE, WH_MEMORY_DEVICE },
@@ -818,7 +818,7 @@ static void few__empty_and_wrong(void **state)
 	few_close(&f);
 }
 
-/* Several in a batch, and blocks. */
+/* Several transfers in a batch, and blocks. */
 static void few__several(void **state)
 {
 	uint64_t offsets[4] = { 9, 1000, 501, 3001 };
@@ -874,7 +874,7 @@ static void few__several(void **state)
 	few_close(&f);
 }
 
-/* A child of fork() has nothing of it, and the parent goes on. */
+/* A child of fork() inherits no window, and the parent's still work. */
 static void few__fork(void **state)
 {
 	struct wh_transfer one = { .length = 8, .op = WH_WRITE };

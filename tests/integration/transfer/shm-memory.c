@@ -333,8 +333,8 @@ static void gone__unregistered(void **state)
 	shm_end(&shm);
 }
 
-/* The control connection breaks and is restored. The mapping works meanwhile, and unregistering
- * still waits for us. */
+/* The control connection breaks and is restored. The mapping works meanwhile; unregistering still
+ * waits for us. */
 static void gone__after_a_reconnect(void **state)
 {
 	struct shm shm;
