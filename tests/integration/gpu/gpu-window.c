@@ -592,8 +592,7 @@ static void going__killed(void **state)
 				    .times = 64,
 				    .go = true,
 				    .require = "tcp" };
-	/* Repeated writes to one address: over several connections the sanitizer would report them.
-	 */
+	/* One connection: several that write the same bytes are a race for the sanitizer. */
 	static const struct child_options in_turn = { .config = { "connections=1" } };
 	struct wh_engine *engine;
 	struct wh_region *region;

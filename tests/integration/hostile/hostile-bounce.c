@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * A hostile peer uses an owner's bounce buffer by hand. It cannot reach memory that it has no right
- * to, never sees the bytes of another session, and cannot exhaust the owner's memory.
- */
+/* hostile-bounce.c: a hostile peer uses an owner's bounce buffer by hand
+ *
+ * It cannot reach memory without a right to it, never sees the bytes of another session, and cannot
+ * exhaust the owner's memory. */
 #include "lib/duo.h"
 #include "lib/raw.h"
 #include "transport/rdma/wire.h"
@@ -13,7 +13,7 @@
 
 static struct side owner;
 
-/* As a NIC reads, of which the thread sanitizer does not know. */
+/* Read as a NIC does, unseen by the thread sanitizer. */
 __attribute__((no_sanitize("thread"), noinline)) static void
 nic_read(unsigned char *to, const volatile unsigned char *from, size_t length)
 {
@@ -48,7 +48,7 @@ static int receive(int fd, uint16_t type, uint8_t *bytes, size_t room)
 	return length;
 }
 
-/* A queue pair, without which nothing is told. */
+/* Create the queue pair that the owner requires first. */
 static void connect_pair(int fd)
 {
 	struct wh_rdma_connect wanted = { .number = 0x80000001,
@@ -71,7 +71,7 @@ static void connect_pair(int fd)
 	want_true(!connected.error, "%s", connected.text);
 }
 
-/* The error, or 0 and where it is. */
+/* Ask for a bounce buffer. Returns the error, or 0 and its address. */
 static int desk_of(int fd, unsigned char **memory)
 {
 	uint8_t bytes[WH_RDMA_BOUNCE_OPENED_MAX];
@@ -139,18 +139,18 @@ static void order__wrong(void **state)
 	(void)state;
 	owner_open();
 	extent.region = wh_region_id(owner.region);
-	fd = session(); /* it has no queue pair */
+	fd = session(); /* without a queue pair */
 	want(0, raw_send_frame(fd, WH_FRAME_RDMA_BOUNCE_OPEN, 0, NULL, 0));
 	want_closed(fd);
-	fd = session(); /* no bounce buffer */
+	fd = session(); /* without a bounce buffer */
 	connect_pair(fd);
 	send_copy(fd, 0, WH_WRITE, &extent, 1);
 	want_closed(fd);
-	fd = session(); /* nor keys of one */
+	fd = session(); /* without the buffer's keys */
 	connect_pair(fd);
 	want(0, raw_send_frame(fd, WH_FRAME_RDMA_KEYS, 0, keys, sizeof(keys)));
 	want_closed(fd);
-	fd = session_with_desk(&memory); /* two */
+	fd = session_with_desk(&memory); /* a second one */
 	want(0, raw_send_frame(fd, WH_FRAME_RDMA_BOUNCE_OPEN, 0, NULL, 0));
 	want_closed(fd);
 	want_true(holds(&owner, 1), "its memory was touched");
@@ -175,9 +175,9 @@ static void copy__of_nonsense(void **state)
 		fd = session_with_desk(&memory);
 		bad = good;
 		if (i == 3)
-			bad.offset = LENGTH - 63; /* reaches past the region */
+			bad.offset = LENGTH - 63; /* ends beyond the region */
 		if (i == 4)
-			bad.length = MIB + 1; /* and the slot */
+			bad.length = MIB + 1; /* ends beyond the slot */
 		if (i == 5)
 			bad.offset = UINT64_MAX - 32;
 		if (i == 6)
@@ -219,9 +219,9 @@ static void copy__without_the_right(void **state)
 	side_close(&owner);
 }
 
-/* ---- what is left ------------------------------------------------------ */
+/* ---- after the session ------------------------------------------------ */
 
-/* The next session has the same memory, and nothing of what was in it. */
+/* The next session gets the same memory, cleared. */
 static void memory__is_cleared(void **state)
 {
 	static unsigned char bytes[WH_RDMA_BOUNCE_SLOTS * MIB];

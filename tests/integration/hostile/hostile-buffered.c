@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Peers that have the key, and ask for more than they take: what an engine holds for one address is
- * bounded, and others are served. */
+/* hostile-buffered.c: peers with the key that ask for more than they receive: the memory that an
+ * engine holds per address is bounded, and other peers are served */
 #include <pthread.h>
 
 #include "lib/fixture.h"
@@ -9,7 +9,7 @@
 #define LENGTH (256 * KIB)
 #define EXTENTS 1024u
 #define REQUESTS 200
-#define REGIONS 30000 /* whose list has some MiB */
+#define REGIONS 30000 /* their list takes some MiB */
 #define SESSIONS 12
 
 struct target {
@@ -36,7 +36,7 @@ static void keep_line(void *arg, const char *line)
 	pthread_mutex_unlock(&log_lock);
 }
 
-/* How often has it been said? */
+/* The number of log lines with this text. */
 static unsigned times_logged(const char *text)
 {
 	unsigned count = 0;
@@ -50,7 +50,7 @@ static unsigned times_logged(const char *text)
 
 static void target_open(struct target *t, const char *setting)
 {
-	/* Little stays in sockets. */
+	/* Small socket buffers hold little. */
 	const char *const config[] = { setting, "buffer=64KiB", "notifications=1", NULL };
 	struct wh_region_options named = { .size = sizeof(named), .name = "target" };
 	struct wh_engine_options options = { .size = sizeof(options),
@@ -75,7 +75,7 @@ static void target_close(struct target *t)
 	want(0, wh_engine_close(t->engine));
 }
 
-/* Does it answer on this connection? Else it has dropped it. */
+/* True if the target answers on this connection; it drops those beyond the quota. */
 static bool answers(struct target *t, int fd)
 {
 	struct wh_extent extent = { wh_region_id(t->region), 0, 64 };
@@ -86,7 +86,7 @@ static bool answers(struct target *t, int fd)
 	       !raw_response(fd, &response, NULL, 0, bytes, sizeof(bytes));
 }
 
-/* Connections are dropped when the address has its share, and taken again when others have gone. */
+/* Connections beyond the address's quota are dropped, and accepted again once others have gone. */
 static void hold__connections(void **state)
 {
 	int fds[16], open = 0, again = -1;
@@ -102,7 +102,7 @@ static void hold__connections(void **state)
 	want_true(open >= 2 && open < 16, "%d connections are open", open);
 	for (int i = 0; i < 16; i++)
 		close(fds[i]);
-	/* They end on the other side in their own time. */
+	/* The owner notices their end a little later. */
 	for (int64_t until = now() + PATIENCE; again < 0 && now() < until;) {
 		again = raw_data(wh_engine_url(t.engine), &t.welcome);
 		want_true(again >= 0, "no connection");
@@ -135,7 +135,7 @@ static void *send_requests(void *argument)
 	return NULL;
 }
 
-/* Requests that it has looked at. */
+/* The number of requests that the owner has received. */
 static uint64_t taken_in(const struct target *t)
 {
 	struct wh_engine_counters counters = { .size = sizeof(counters) };
@@ -144,8 +144,8 @@ static uint64_t taken_in(const struct target *t)
 	return counters.served_requests;
 }
 
-/* Many reads are asked for before the first is taken: the owner takes in no more of them than it
- * may hold, and answers all of them in the end. */
+/* Many reads are requested before the first response is received. The owner accepts only as many as
+ * the quota allows, and answers all of them in the end. */
 static void hold__reads_not_taken(void **state)
 {
 	static unsigned char bytes[EXTENTS * 128];
@@ -160,17 +160,17 @@ static void hold__reads_not_taken(void **state)
 	target_open(&t, "max_buffered=1MiB");
 	fd = raw_data(wh_engine_url(t.engine), &t.welcome);
 	want_true(fd >= 0, "no connection");
-	/* The requests do not fit into the sockets: somebody else has to send them. */
+	/* The requests exceed the socket buffers: another thread sends them. */
 	sender.t = &t;
 	sender.fd = fd;
 	want(0, pthread_create(&thread, NULL, send_requests, &sender));
-	/* Until nothing is taken in any more. */
+	/* Until the owner receives no more. */
 	while (before != taken_in(&t)) {
 		before = taken_in(&t);
 		sleep_ms(SCALE(200, 1000));
 	}
-	/* Some 24 have room, and a few answers in the sockets; else a connection would go up to 64.
-	 */
+	/* The quota has room for some 24, and the sockets for a few answers; without a quota a
+	 * connection would reach 64. */
 	want_true(before >= 8 && before < 48, "%llu requests are taken in",
 		  (unsigned long long)before);
 	for (int i = 0; i < REQUESTS; i++) {
@@ -185,7 +185,7 @@ static void hold__reads_not_taken(void **state)
 	target_close(&t);
 }
 
-/* Pings without end, whose answers are not taken: the session ends. */
+/* Endless pings whose answers are never received: the session ends. */
 static void hold__answers_not_taken(void **state)
 {
 	static unsigned char pings[4096 * 16];
@@ -208,8 +208,8 @@ static void hold__answers_not_taken(void **state)
 	target_close(&t);
 }
 
-/* Sessions that take nothing of a long list of regions: all of one address together hold no more
- * than one setting says, and when they have gone others are told the whole list. */
+/* Sessions that do not receive a long list of regions. All sessions of one address together hold no
+ * more than the setting allows; once they are gone, others receive the whole list. */
 static void hold__lists_not_taken(void **state)
 {
 	static struct wh_region *regions[REGIONS];
@@ -233,13 +233,13 @@ static void hold__lists_not_taken(void **state)
 	     !times_logged("setting max_buffered") && now() < until;)
 		sleep_ms(10);
 	want_true(times_logged("(the setting max_buffered) is used up") > 0, "it logs: %s", logged);
-	/* Most are closed, and the others still get what they were promised. */
+	/* Most sessions are closed; the others still receive the whole list. */
 	for (int i = 0; i < SESSIONS; i++) {
 		whole += raw_skip_regions(fds[i]) == REGIONS + 1;
 		close(fds[i]);
 	}
 	want_true(whole >= 2 && whole <= 5, "%d of %d have got the list", whole, SESSIONS);
-	/* They end on the other side in their own time. */
+	/* The owner notices their end a little later. */
 	whole = 0;
 	for (int64_t until = now() + PATIENCE; !whole && now() < until;) {
 		int fd = raw_control(wh_engine_url(t.engine), &t.welcome);
@@ -254,7 +254,7 @@ static void hold__lists_not_taken(void **state)
 	target_close(&t);
 }
 
-/* Frames of which all but the last byte comes. */
+/* Frames without their last byte. */
 static void hold__frames_not_finished(void **state)
 {
 	static unsigned char bytes[WH_FRAME_MAX];
@@ -279,7 +279,7 @@ static void hold__frames_not_finished(void **state)
 	target_close(&t);
 }
 
-/* Notifications that nobody takes. */
+/* Notifications that the application does not receive. */
 static void hold__notifications(void **state)
 {
 	enum { MANY = 40 };
@@ -296,7 +296,7 @@ static void hold__notifications(void **state)
 		for (int j = 0; j < 16; j++)
 			raw_send_frame(fds[i], WH_FRAME_NOTIFY, 0, note, sizeof(note));
 	}
-	/* 15 of each are on the account, which has room for some 250. */
+	/* Each sender has 15 charged to the quota, which has room for some 250. */
 	for (int64_t until = now() + PATIENCE;
 	     now() < until && times_logged("sends more notifications than") < MANY - 17;)
 		sleep_ms(10);

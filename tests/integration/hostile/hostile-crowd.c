@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Strangers in numbers: connections without end, ports tried one after the other, half a
- * connection, half a handshake of TCP itself. A good peer gets in all the while, from another
- * address and from theirs. */
+/* hostile-crowd.c: very many strangers: endless connections, port scans, half-open connections, SYN
+ * floods. A well-behaved peer gets in all the while, from another address and from theirs. */
 #include <arpa/inet.h>
 #include <netinet/ip.h>
 #include <netinet/tcp.h>
@@ -18,7 +17,7 @@ static uint16_t port_of(const struct victim *v)
 	return (uint16_t)atoi(strrchr(v->f.child->url, ':') + 1);
 }
 
-/* From that address of the loopback, or -1. */
+/* Connect from this loopback address. The socket, or -1. */
 static int connect_from(const char *address, uint16_t port)
 {
 	struct sockaddr_in from = { .sin_family = AF_INET }, to = from;
@@ -38,7 +37,7 @@ static int connect_from(const char *address, uint16_t port)
 /* ---- ten thousand ------------------------------------------------------ */
 
 #define CROWD 10000
-#define KEPT 2000 /* as many are open at a time */
+#define KEPT 2000 /* open at a time */
 
 struct crowd {
 	pthread_t thread;
@@ -48,7 +47,7 @@ struct crowd {
 	int fds[KEPT];
 };
 
-/* At least so many, and until nobody needs them any more. */
+/* Connect at least CROWD times, and until the test no longer needs it. */
 static void *be_crowd(void *argument)
 {
 	struct crowd *crowd = argument;
@@ -67,7 +66,7 @@ static void *be_crowd(void *argument)
 	return NULL;
 }
 
-/* While a thousand or more connections a second come from 127.0.0.1, a peer shakes hands. */
+/* A peer shakes hands while 127.0.0.1 opens a thousand or more connections a second. */
 static void good_peer(struct victim *v, const char *from)
 {
 	struct wh_hello hello = raw_hello(WH_ROLE_CONTROL);
@@ -107,14 +106,14 @@ static void crowd__ten_thousand(void **state)
 	for (int i = 0; i < SCALE(20, 5); i++) {
 		good_peer(&v, "127.0.0.2");
 		good_peer(&v, "127.0.0.1");
-		/* The same as an application sees it: 127.0.0.1 is where its engine comes from. */
+		/* The same through an application: its engine connects from 127.0.0.1, too. */
 		want(0, wh_peer_open(v.f.engine, v.f.child->url, NULL, &peer));
 		want(0, wh_peer_close(peer));
 		round_trip(&v.f, 64, 64, 100000, (uint64_t)i);
 	}
-	/* 256 of them at most, and what the others of this test hold. */
+	/* At most 256 of the crowd, and what the rest of this test holds. */
 	want_true(child_fds(v.f.child) < fds + 300, "it has %u descriptors", child_fds(v.f.child));
-	/* A sanitizer keeps for a while what was freed. */
+	/* A sanitizer delays the release of memory. */
 	want_true(child_resident(v.f.child) < resident + SCALE(16, 64) * MIB,
 		  "it has grown by %llu KiB",
 		  (unsigned long long)(child_resident(v.f.child) - resident) / 1024);
@@ -135,7 +134,7 @@ static void send_text(int fd, const char *text)
 	(void)rc;
 }
 
-/* Connected and away again: in order, by a reset, after what scanners say to find out who it is. */
+/* Connect and leave: by a close, by a reset, after the probes that scanners send. */
 static void scan__leaves_nothing(void **state)
 {
 	static const char *const probes[] = {
@@ -177,10 +176,10 @@ static void scan__leaves_nothing(void **state)
 	victim_close(&v);
 }
 
-/* ---- half a connection ------------------------------------------------- */
+/* ---- half-closed connections ------------------------------------------ */
 
-/* Who says no more, but listens: at every point of a session it is let go, at once, and a request
- * that was complete before has been answered or not, but nothing else. */
+/* A client that stops sending but still listens: at every stage of a session it is dropped at once.
+ * A request complete before that is answered or not; nothing else arrives. */
 static void closed__half(void **state)
 {
 	struct wh_hello hello = raw_hello(WH_ROLE_CONTROL);
@@ -192,10 +191,10 @@ static void closed__half(void **state)
 	int fd;
 
 	(void)state;
-	victim_open(&v, 20000); /* not by its patience */
+	victim_open(&v, 20000); /* long: a timeout is not what ends it */
 	fds = child_fds(v.f.child);
 	for (int i = 0; i < SCALE(50, 10); i++) {
-		/* Before a word. */
+		/* Before the first byte. */
 		fd = raw_connect(v.f.child->url);
 		shutdown(fd, SHUT_WR);
 		want_true(raw_closes(fd, 5000), "silent, and still open");
@@ -206,7 +205,7 @@ static void closed__half(void **state)
 		shutdown(fd, SHUT_WR);
 		want_true(raw_closes(fd, 5000), "not proved, and still open");
 		close(fd);
-		/* A data connection, with a request on it. */
+		/* A data connection with a request. */
 		victim_greet_data(&v);
 		extent.region = v.rw;
 		want(0, raw_request(v.data, WH_READ, 1, &extent, 1, NULL, 0));
@@ -227,7 +226,7 @@ static void closed__half(void **state)
 	victim_close(&v);
 }
 
-/* ---- half a handshake of TCP ------------------------------------------- */
+/* ---- SYN floods ------------------------------------------------------- */
 
 static uint16_t checksum(const void *data, size_t length, uint32_t sum)
 {
@@ -240,7 +239,7 @@ static uint16_t checksum(const void *data, size_t length, uint32_t sum)
 	return (uint16_t)~sum;
 }
 
-/* A SYN whose answer goes to an address that never says anything. */
+/* Send a SYN from an address that never answers. */
 static bool send_syn(int raw, uint32_t from, uint16_t port, uint32_t number)
 {
 	struct {
@@ -283,9 +282,8 @@ static unsigned int half_open(uint16_t port)
 	return count;
 }
 
-/* The kernel keeps these, and the engine does not hear of them: what it set for its listener must
- * leave room for those who go on. In a network of its own, where nobody answers a SYN with a reset.
- */
+/* The kernel holds these; the engine does not see them. The listener's backlog must leave space for
+ * real clients. The test runs in a network of its own, where nobody answers with a reset. */
 static void syn__never_finished(void **state)
 {
 	struct wh_peer *peer;
@@ -295,13 +293,13 @@ static void syn__never_finished(void **state)
 
 	(void)state;
 	network = network_new();
-	/* The answers are for nobody, on the loopback. */
+	/* Send the answers to the loopback, where nobody takes them. */
 	want(0, system("ip route add 192.0.2.0/24 dev lo"));
 	raw = socket(AF_INET, SOCK_RAW | SOCK_CLOEXEC, IPPROTO_RAW);
 	want_true(raw >= 0, "%s", strerror(errno));
 	victim_open(&v, 5000);
 	for (uint32_t i = 0; i < 4000; i++) {
-		/* 192.0.2.0/24 is nobody's. */
+		/* 192.0.2.0/24 belongs to nobody. */
 		want_true(send_syn(raw, 0xc0000200 + i % 254 + 1, port_of(&v), i), "%s",
 			  strerror(errno));
 		if (i % 500 == 0) {

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Requests of a peer that has shaken hands and means no good: what lies outside of published
- * regions is neither read nor written, and everybody else is served. */
+/* hostile-data.c: requests of a hostile peer after a valid handshake: bytes outside of published
+ * regions are neither read nor written, and other peers are served */
 #include <sys/socket.h>
 
 #include "lib/victim.h"
 #include "wire/bytes.h"
 
-#define TIMEOUT 500 /* ms, of the victim */
+#define TIMEOUT 500 /* ms; the victim's */
 #define SOON SCALE(5000, 20000)
 #define SIZE VICTIM_REGION
 
@@ -19,7 +19,7 @@ static void open_data(struct victim *v)
 	victim_greet_data(v);
 }
 
-/* The data connection is as it was: a good read of the whole region gives the whole region. */
+/* The data connection still works: a read of the whole region returns all of it. */
 static void want_answers(struct victim *v)
 {
 	struct wh_extent whole = { .region = v->ro, .length = SIZE };
@@ -37,7 +37,7 @@ static void want_answers(struct victim *v)
 struct wrong {
 	uint8_t op;
 	uint64_t region, offset, length;
-	int32_t error; /* what it must be; 0: any */
+	int32_t error; /* expected errno; 0: any */
 };
 
 static void want_refused(struct victim *v, const struct wrong *wrong)
@@ -88,7 +88,7 @@ static void range__outside(void **state)
 
 			want_refused(&v, &wrong);
 		}
-	/* Offsets that lead, by wrapping around, to where the caller would like to be. */
+	/* Offsets that would reach the region's surroundings by wrapping around. */
 	for (int64_t to = -2 * SIZE; to < 0; to += 1000) {
 		struct wrong wrong = { WH_WRITE, v.rw, (uint64_t)to, 100, ERANGE };
 
@@ -139,8 +139,7 @@ static void region__rights(void **state)
 	victim_close(&v);
 }
 
-/* A list in which every second extent is wrong: the others are served, and served in their
- * order. */
+/* A list with every second extent invalid: the others are served, in order. */
 static void list__good_and_wrong(void **state)
 {
 	enum { COUNT = 9, EACH = 100 };
@@ -168,8 +167,8 @@ static void list__good_and_wrong(void **state)
 		want(2 * i + 1, errors[i].extent);
 		want(ERANGE, errors[i].error);
 	}
-	/* Written back just the same: nothing changes, and the payload of the wrong ones is passed
-	 * over. */
+	/* Write the same bytes back: nothing changes, and the payload of invalid extents is
+	 * skipped. */
 	for (uint64_t i = COUNT - 1; i < COUNT; i--) {
 		if (i % 2)
 			memset(buffer + i * EACH, 0xee, EACH);
@@ -184,9 +183,9 @@ static void list__good_and_wrong(void **state)
 	victim_close(&v);
 }
 
-/* ---- requests that are none -------------------------------------------- */
+/* ---- malformed requests ----------------------------------------------- */
 
-/* Send bytes as a request on a fresh connection; it must be closed, and all be well. */
+/* Send bytes as a request on a new connection: it must be closed, and the victim must be well. */
 static void want_cut_off(struct victim *v, const void *bytes, size_t length, const char *what)
 {
 	victim_greet_data(v);
@@ -243,7 +242,7 @@ static void malformed__header(void **state)
 	victim_close(&v);
 }
 
-/* What describes the extents is not what the header says, or nothing at all. */
+/* The extents do not match the header, or are garbage. */
 static void malformed__extents(void **state)
 {
 	static const struct {
@@ -297,8 +296,8 @@ static void malformed__cut_at_every_byte(void **state)
 
 	(void)state;
 	open_data(&v);
-	/* To the very region and place that is written when the request is whole; so it stops
-	 * before the payload, whose bytes are those that stand there already. */
+	/* The region and offset that a whole request would write: it ends before the payload, which
+	 * equals the present bytes. */
 	extent.region = v.rw;
 	wh_extents_start(&writer, bytes + WH_REQUEST_SIZE, 32);
 	want(0, wh_extents_put(&writer, &extent));
@@ -313,7 +312,7 @@ static void malformed__cut_at_every_byte(void **state)
 	victim_close(&v);
 }
 
-/* Random changes of a good request: the same few bits that a broken network card would flip. */
+/* Random changes of a valid request: the few flipped bits of a broken network card. */
 static void malformed__random(void **state)
 {
 	uint64_t seed = 42;
@@ -342,7 +341,7 @@ static void malformed__random(void **state)
 
 			bytes[bit / 8] ^= (uint8_t)(1 << bit % 8);
 		}
-		/* A read that became a write would write its own bytes. */
+		/* A read turned into a write would write its own bytes. */
 		if (bytes[0] == WH_WRITE)
 			bytes[0] = 0;
 		victim_greet_data(&v);
@@ -353,9 +352,9 @@ static void malformed__random(void **state)
 	victim_close(&v);
 }
 
-/* ---- slow and greedy --------------------------------------------------- */
+/* ---- slow and greedy clients ------------------------------------------ */
 
-/* A write that stops in the middle of its payload does not keep the region from its owner. */
+/* A write that stops within its payload does not stop the owner from unregistering the region. */
 static void slow__half_a_write(void **state)
 {
 	struct wh_extent extent = { .length = SIZE };
@@ -383,7 +382,7 @@ static void slow__half_a_write(void **state)
 	victim_close(&v);
 }
 
-/* Whoever asks and never reads gets no more than the socket holds, and costs no more than that. */
+/* A client that requests and never reads gets no more than fits the socket, and costs no more. */
 static void slow__never_reads(void **state)
 {
 	struct wh_extent extents[256];
@@ -413,7 +412,7 @@ static void slow__never_reads(void **state)
 	want_true(after < before + SCALE(32, 400) * MIB,
 		  "after %d requests it has grown from %llu to %llu MiB", sent,
 		  (unsigned long long)(before / MIB), (unsigned long long)(after / MIB));
-	/* And its regions can be taken back, also the one it reads. */
+	/* Its regions can be unregistered, including the one that it reads. */
 	want(0, child_unregister(v.f.child, v.rw_region));
 	end = quiet_now();
 	error = child_unregister(v.f.child, v.ro_region);
@@ -447,7 +446,7 @@ static void greedy__connections(void **state)
 	victim_close(&v);
 }
 
-/* When the control connection ends, its data connections end with it. */
+/* The end of the control connection ends its data connections. */
 static void session__ends(void **state)
 {
 	struct victim v;

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The unix socket over which handles of GPU memory go, with somebody at the other end who means no
- * good: requests that an owner has to survive, and answers that an initiator must not believe.
- */
+/* hostile-gpu.c: hostile use of the unix socket that carries handles of GPU memory
+ *
+ * Requests that an owner has to survive, and answers that an initiator must not believe. */
 #include "../../fake/nvidia-control.h"
 #include "lib/gpu.h"
 #include "lib/raw.h"
@@ -45,7 +44,7 @@ static int ask(int fd, uint64_t id, uint32_t segment)
 	return raw_send_frame(fd, WH_FRAME_MAP, 0, bytes, sizeof(bytes));
 }
 
-/* The owner's answer for a segment; its error. */
+/* Receive the owner's answer for a segment; returns its error. */
 static int answer_of(int fd, struct wh_exported *exported)
 {
 	uint8_t bytes[WH_EXPORTED_MAX];
@@ -60,13 +59,13 @@ static int answer_of(int fd, struct wh_exported *exported)
 	return exported->error;
 }
 
-/* A session that is silent for long ends, and all this may take long. */
+/* Send something: a long silence would end the session, and these tests take long. */
 static void be_heard(int control)
 {
 	want(0, raw_send_frame(control, WH_FRAME_PING, 0, "12345678", 8));
 }
 
-/* It lives, and serves the good peer. */
+/* The owner lives and serves the well-behaved peer. */
 static void want_well(struct gpu_pair *p)
 {
 	static uint64_t seed = 1;
@@ -102,7 +101,7 @@ static void owner__asked_for_nonsense(void **state)
 		fd = greet_shm(&welcome);
 		want(0, ask(fd, p.remote.id, 0));
 		want(0, answer_of(fd, &exported));
-		/* Not published, never there, and segments that it does not have. */
+		/* Regions that are unpublished or never existed, and segments out of range. */
 		want(0, ask(fd, none, 0));
 		want(-ENOENT, answer_of(fd, &exported));
 		want(0, ask(fd, p.remote.id + 1000, 0));
@@ -119,8 +118,8 @@ static void owner__asked_for_nonsense(void **state)
 			want(0, ask(fd, p.remote.id, UINT32_C(1) << shift | WH_MAP_OBJECTS));
 			want(-ERANGE, answer_of(fd, &exported));
 		}
-		/* Objects of what is not published, and of what is: whether there are any, the
-		 * kernel driver says. */
+		/* Objects of an unpublished region, and of a published one: the kernel driver
+		 * decides whether they exist. */
 		want(0, ask(fd, none, WH_MAP_OBJECTS));
 		want(-ENOENT, answer_of(fd, &exported));
 		be_heard(control);
@@ -134,7 +133,7 @@ static void owner__asked_for_nonsense(void **state)
 		}
 		want_well(&p);
 		be_heard(control);
-		/* Frames that are not MAP, or not of its length. */
+		/* Frames of other types than MAP, or of another length. */
 		for (unsigned int i = 0; i < 6; i++) {
 			static const uint16_t types[] = {
 				WH_FRAME_MAP, WH_FRAME_MAP, WH_FRAME_EXPORTED, WH_FRAME_PING, 0,
@@ -150,7 +149,7 @@ static void owner__asked_for_nonsense(void **state)
 		}
 		want_well(&p);
 		be_heard(control);
-		/* Who asks and does not read is dropped, and holds up nobody. */
+		/* A client that asks and does not read is dropped, and delays nobody. */
 		fd = (close(fd), greet_shm(&welcome));
 		for (unsigned int i = 0; i < 20000; i++)
 			if (ask(fd, p.remote.id, 0))
@@ -163,8 +162,8 @@ static void owner__asked_for_nonsense(void **state)
 	}
 }
 
-/* A session that has been given the memory and does not confirm that it has let go cannot keep its
- * owner for ever, nor is the memory taken from under it. */
+/* A session received the memory and does not confirm its release. It cannot block the owner for
+ * ever, nor is the memory freed while mapped. */
 static void owner__not_let_go(void **state)
 {
 	static const uint32_t kinds[] = { WH_MEMORY_DEVICE, WH_MEMORY_VMM };
@@ -199,7 +198,7 @@ static void owner__not_let_go(void **state)
 		close(control);
 		for (begun = now(); child_unregister(p.child, region) && now() - begun < PATIENCE;)
 			sleep_ms(20);
-		want(-EINVAL, child_unregister(p.child, region)); /* it has gone */
+		want(-EINVAL, child_unregister(p.child, region)); /* unregistered already */
 		want_well(&p);
 		gpu_pair_close(&p);
 	}
@@ -222,7 +221,7 @@ static int answer_to(struct wh_engine *owner, uint64_t id, const char *name, int
 	return error;
 }
 
-/* A handle cannot tell peers apart: who has fewer rights than somebody else gets none. */
+/* A handle cannot distinguish peers: a peer with fewer rights than another gets none. */
 static void owner__rights_by_name(void **state)
 {
 	static const struct wh_grant grants[] = { { "alice", WH_ACCESS_READ | WH_ACCESS_WRITE, 0 },
@@ -260,7 +259,7 @@ static void owner__rights_by_name(void **state)
 /* ---- to the initiator -------------------------------------------------- */
 
 enum lie {
-	LIE_NONE, /* a handle that is no handle */
+	LIE_NONE, /* not a handle */
 	LIE_ID,
 	LIE_INDEX,
 	LIE_SEGMENTS,
@@ -271,15 +270,15 @@ enum lie {
 	LIE_FILE,
 	LIE_DEVICE,
 	LIE_TYPE,
-	LIE_OBJECT, /* which was not asked for */
+	LIE_OBJECT, /* a descriptor that was not requested */
 	LIE_CHANGES_TYPE,
 	LIE_HUGE,
 	LIE_FRAME,
 	LIE_CUT_OFF,
 	LIE_SILENCE,
-	LIE_SIZE, /* a good handle of less memory */
+	LIE_SIZE, /* a valid handle of less memory */
 	LIES,
-	LIE_FORGED, /* a good handle but for what a driver knows the memory as */
+	LIE_FORGED, /* valid but for the driver's identity of the memory */
 };
 
 struct impostor {
@@ -287,13 +286,13 @@ struct impostor {
 	int listener, unix_listener, alive;
 	char url[64], name[32];
 	enum lie lie;
-	struct wh_exported honest; /* of a good owner's segment, for LIE_SIZE */
+	struct wh_exported honest; /* an honest owner's segment, for LIE_SIZE */
 	uint8_t device[16];
 	uint64_t length;
 	_Atomic bool stop;
 };
 
-/* With a descriptor, unless it is -1. */
+/* Send bytes, with a descriptor unless that is -1. */
 static void send_with(int socket, const void *bytes, size_t length, int descriptor)
 {
 	union {
@@ -451,7 +450,7 @@ static void welcome_to(struct impostor *me, int fd)
 	}
 }
 
-/* Any frame of a connection; false: hang up. */
+/* Answer any frame of a connection. False: hang up. */
 static bool serve(struct impostor *me, int fd)
 {
 	uint8_t bytes[WH_NOTIFICATION_MAX];
@@ -533,7 +532,7 @@ static void impostor_stop(struct impostor *me)
 	close(me->alive);
 }
 
-/* A transfer from our GPU to the impostor's memory: refused, soon. */
+/* A transfer from our GPU to the impostor's memory is refused, soon. */
 static void want_refused(struct impostor *me)
 {
 	struct wh_engine_options options = { .size = sizeof(options), .listen = "none" };
@@ -565,7 +564,7 @@ static void want_refused(struct impostor *me)
 		  wh_error_text());
 	want_true(quiet_now() - before < SCALE(4, 15) * SECOND, "lie %d took %lld ms", me->lie,
 		  (long long)((quiet_now() - before) / MS));
-	/* Between our own two regions all is as before. */
+	/* Transfers between our own regions still work. */
 	want(0, wh_batch_free(batch));
 	want(0, wh_peer_close(peer));
 	want(0, wh_region_unregister(one.local));
@@ -605,7 +604,7 @@ static void initiator__told_lies(void **state)
 	gpu_pair_close(&p);
 }
 
-/* ---- handles that name somebody else's objects ------------------------- */
+/* ---- handles that name other processes' objects ---------------------- */
 
 #pragma weak fake_nvidia_state
 
@@ -624,11 +623,11 @@ static struct fake_nvidia nvidia_now(void)
 	return state;
 }
 
-/* Where a handle has the client and the object. */
+/* Offsets of the client and the object within a handle. */
 #define HANDLE_CLIENT 48
 #define HANDLE_OBJECT 52
 
-/* Of this process's own memory. */
+/* The handle of this process's own memory. */
 static void handle_of(const void *memory, unsigned char handle[64])
 {
 	void *library = dlopen(getenv("TEST_CUDA"), RTLD_NOW | RTLD_NOLOAD);
@@ -640,8 +639,8 @@ static void handle_of(const void *memory, unsigned char handle[64])
 	dlclose(library);
 }
 
-/* A few bytes to a peer whose handle opens its memory, but names the object of `client` and
- * `object`: they get there, by CUDA, and nobody has that object duplicated. */
+/* Write a few bytes to a peer whose handle opens its memory, but names the object of `client` and
+ * `object`. CUDA moves the bytes, and nobody duplicates that object. */
 static void want_unread(struct impostor *me, uint32_t client, uint32_t object, struct child *honest,
 			int memory)
 {
@@ -716,14 +715,14 @@ static void initiator__forged_handles(void **state)
 	memcpy(&client, own + HANDLE_CLIENT, sizeof(client));
 	memcpy(&object, own + HANDLE_OBJECT, sizeof(object));
 	want_unread(&me, client, object, p.child, p.memory);
-	/* A third process's. */
+	/* A third process's memory. */
 	memcpy(&client, third + HANDLE_CLIENT, sizeof(client));
 	memcpy(&object, third + HANDLE_OBJECT, sizeof(object));
 	want_unread(&me, client, object, p.child, p.memory);
-	/* Anything. */
+	/* Arbitrary numbers. */
 	for (uint32_t n = 1; n <= 3; n++)
 		want_unread(&me, 0xc1d00000u + n * 7, 0x9e3779b9u * n, p.child, p.memory);
-	/* The owner's own: even they are not read. */
+	/* The owner's own numbers: not even these are read. */
 	memcpy(&client, honest.handle + HANDLE_CLIENT, sizeof(client));
 	memcpy(&object, honest.handle + HANDLE_OBJECT, sizeof(object));
 	want_unread(&me, client, object, p.child, p.memory);

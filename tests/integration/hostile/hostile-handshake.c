@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What strangers may send to an engine's two listeners, before and after they have shaken hands. */
+/* hostile-handshake.c: what strangers may send to an engine's two listeners, before and after a
+ * handshake */
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -7,10 +8,10 @@
 #include "lib/victim.h"
 #include "wire/bytes.h"
 
-#define TIMEOUT 500 /* ms, of the victim */
+#define TIMEOUT 500 /* ms; the victim's */
 #define SOON SCALE(5000, 20000)
 
-/* The victim's two listeners: 0 is TCP, 1 the unix socket. */
+/* Connect to a listener of the victim: 0 is TCP, 1 the unix socket. */
 static int connect_to(struct victim *v, int listener)
 {
 	int fd = listener ? raw_unix(v->welcome.socket) : raw_connect(v->f.child->url);
@@ -19,7 +20,7 @@ static int connect_to(struct victim *v, int listener)
 	return fd;
 }
 
-/* Send something and expect the connection to be closed for it. */
+/* Send the bytes; the connection must be closed in response. */
 static void want_closed(struct victim *v, int listener, const void *bytes, size_t length)
 {
 	int fd = connect_to(v, listener);
@@ -73,7 +74,8 @@ static void hello__cut_at_every_byte(void **state)
 	victim_close(&v);
 }
 
-/* Every byte of a good HELLO replaced by others: refused, closed or taken, but nothing worse. */
+/* Change every byte of a valid HELLO: the result is a refusal, a close or a WELCOME, nothing
+ * worse. */
 static void hello__every_byte_changed(void **state)
 {
 	static const uint8_t changes[] = { 0x00, 0x01, 0x7f, 0x80, 0xff };
@@ -140,7 +142,7 @@ static void lengths__huge(void **state)
 	victim_close(&v);
 }
 
-/* ---- hellos that are refused ------------------------------------------- */
+/* ---- refused HELLOs --------------------------------------------------- */
 
 static int greet(struct victim *v, int listener, const struct wh_hello *hello)
 {
@@ -167,7 +169,7 @@ static void refused__versions(void **state)
 		hello.version_max = versions[i][1];
 		want(EPROTONOSUPPORT, greet(&v, 0, &hello));
 	}
-	/* A newer engine that still speaks the old one. */
+	/* A newer engine that still speaks the old version. */
 	hello.version_min = WH_WIRE_VERSION;
 	hello.version_max = WH_WIRE_VERSION + 5;
 	want(0, greet(&v, 0, &hello));
@@ -196,7 +198,7 @@ static void refused__roles(void **state)
 	victim_close(&v);
 }
 
-/* Only who began the session may open connections of it. */
+/* Only the client that began a session may open connections of it. */
 static void refused__sessions(void **state)
 {
 	static const uint16_t roles[] = { WH_ROLE_DATA, WH_ROLE_SHM };
@@ -214,7 +216,7 @@ static void refused__sessions(void **state)
 		want(EACCES, greet(&v, i, &hello));
 		hello.session = 0;
 		want(EACCES, greet(&v, i, &hello));
-		/* The good peer's session is not ours to enter, whoever may begin one. */
+		/* The well-behaved peer's session is closed to others. */
 		hello.session = good.session - 1;
 		fd = connect_to(&v, i);
 		want(0, raw_shake(fd, &hello, NULL, &shake));
@@ -228,7 +230,7 @@ static void refused__sessions(void **state)
 		hello.expected++;
 		want(ESTALE, greet(&v, i, &hello));
 	}
-	/* A session that has ended takes its key along. */
+	/* The key of a session ends with it. */
 	{
 		struct wh_hello hello = raw_hello_of(WH_ROLE_DATA, &v.welcome);
 
@@ -242,8 +244,8 @@ static void refused__sessions(void **state)
 
 /* ---- after the handshake ----------------------------------------------- */
 
-/* Every type of frame with every short payload, on a control connection: that one may break, and
- * nothing else. */
+/* Every frame type with every short payload, on a control connection. At worst that connection
+ * ends. */
 static void control__hostile_frames(void **state)
 {
 	unsigned char payload[256];
@@ -279,7 +281,7 @@ static void control__frames_cut_off(void **state)
 		shutdown(v.control, SHUT_WR);
 		want_true(raw_closes(v.control, SOON), "cut at %zu: still open", cut);
 	}
-	/* A frame said to be long that never comes to its end holds nobody up. */
+	/* A frame whose announced length never arrives delays nobody. */
 	victim_greet(&v);
 	wh_put32(bytes, WH_FRAME_MAX);
 	wh_put16(bytes + 4, WH_FRAME_NOTIFY);
@@ -288,7 +290,7 @@ static void control__frames_cut_off(void **state)
 	victim_close(&v);
 }
 
-/* Send as much as the socket takes in so many ms; how much that was. */
+/* Send as much as the socket takes within `ms`. The number of bytes. */
 static uint64_t flood(int fd, uint16_t type, const void *payload, size_t length, int64_t ms)
 {
 	int64_t end = now() + ms * MS;
@@ -315,7 +317,7 @@ static uint64_t flood(int fd, uint16_t type, const void *payload, size_t length,
 	return sent;
 }
 
-/* Notifications that nobody takes, pings whose answers nobody reads: memory stays bounded. */
+/* Notifications that nobody receives and pings whose answers nobody reads: memory stays bounded. */
 static void control__floods(void **state)
 {
 	static unsigned char note[8 + WH_NOTIFICATION_MAX];
@@ -334,7 +336,7 @@ static void control__floods(void **state)
 	victim_greet(&v);
 	flood(v.control, WH_FRAME_ABORT, note, 8, 500);
 	after = child_resident(v.f.child);
-	/* 1,024 notifications of 4 KiB may be kept. */
+	/* At most 1,024 notifications of 4 KiB are kept. */
 	want_true(after < before + SCALE(48, 400) * MIB, "it has grown from %llu to %llu MiB",
 		  (unsigned long long)(before / MIB), (unsigned long long)(after / MIB));
 	victim_close(&v);
@@ -364,7 +366,7 @@ static void silence__is_dropped(void **state)
 	victim_close(&v);
 }
 
-/* Sending a byte now and then does not help. */
+/* A byte now and then does not prolong the time-out. */
 static void silence__trickle(void **state)
 {
 	uint8_t bytes[WH_FRAME_HEADER + WH_HELLO_MAX];
@@ -386,7 +388,7 @@ static void silence__trickle(void **state)
 	victim_close(&v);
 }
 
-/* A session that never says a word again is not kept for ever. */
+/* A session that falls silent is not kept for ever. */
 static void silence__session(void **state)
 {
 	struct victim v;
@@ -394,7 +396,7 @@ static void silence__session(void **state)
 	(void)state;
 	harness_limit(40);
 	victim_open(&v, 200);
-	/* An engine has patience for 10 s at least. */
+	/* An engine waits at least 10 s. */
 	want_true(raw_closes(v.control, 15000 + SOON), "a silent session is still open");
 	victim_close(&v);
 }
@@ -422,9 +424,9 @@ static void silence__five_hundred(void **state)
 	victim_close(&v);
 }
 
-/* ---- maps: the unix socket --------------------------------------------- */
+/* ---- MAP on the unix socket ------------------------------------------- */
 
-/* Ask for a region's descriptor: the descriptor, or -1. */
+/* Ask for a region's file descriptor. The descriptor, or -1. */
 static int ask_map(int fd, uint64_t region)
 {
 	uint8_t payload[WH_MAP_SIZE], bytes[1024];
@@ -464,7 +466,7 @@ static void want_no_map(struct victim *v, uint64_t region)
 	close(fd);
 }
 
-/* Only published regions that cover all of a shareable allocation can be mapped. */
+/* Only published regions that cover a whole shareable allocation can be mapped. */
 static void map__what_is_not_published(void **state)
 {
 	struct victim v;
@@ -482,7 +484,7 @@ static void map__what_is_not_published(void **state)
 	victim_close(&v);
 }
 
-/* A region of the victim's with an allocation of its own. */
+/* A region of the victim with an allocation of its own. */
 static int region_to_map(struct victim *v, uint32_t access, uint64_t *id)
 {
 	struct child *child = v->f.child;
@@ -500,7 +502,8 @@ static bool writable(int fd)
 	return at != MAP_FAILED || write(fd, "x", 1) > 0;
 }
 
-/* Not with more rights than they grant, and not in a way that takes them from their owner. */
+/* The descriptor gives no more rights than the region grants, and cannot truncate the owner's
+ * memory. */
 static void map__rights(void **state)
 {
 	struct victim v;
@@ -517,7 +520,7 @@ static void map__rights(void **state)
 	want_true(map >= 0, "a published region cannot be mapped");
 	want_true(!writable(map), "a read-only region can be written");
 	want_true(ftruncate(map, 0) != 0, "a read-only region can be cut off");
-	/* Opened again, as /proc allows to the same user. */
+	/* Reopened, as /proc permits to the same user. */
 	snprintf(path, sizeof(path), "/proc/self/fd/%d", map);
 	again = open(path, O_RDWR | O_CLOEXEC);
 	want_true(again < 0 || !writable(again), "a read-only region opened again can be written");
@@ -555,7 +558,7 @@ static void map__hostile_frames(void **state)
 	victim_close(&v);
 }
 
-/* A session that holds a region and does not let go of it cannot keep its owner for ever. */
+/* A session that maps a region and does not release it cannot block the owner for ever. */
 static void map__not_let_go(void **state)
 {
 	struct victim v;

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * A hostile peer writes to an owner's receive ring by hand. Invalid bytes and immediates end the
- * peer's own session and harm nobody else.
- */
+/* hostile-notify.c: a hostile peer writes to an owner's receive ring by hand
+ *
+ * Invalid bytes and immediates end the peer's own session and harm nobody else. */
 #include <arpa/inet.h>
 #include <dlfcn.h>
 
@@ -18,7 +17,7 @@
 static struct side owner;
 static struct wh_notification got;
 
-/* Our end: a NIC's queue pair, and the memory that notifications are composed in. */
+/* Our end: a NIC's queue pair, and the memory for composed notifications. */
 struct end {
 	int fd;
 	struct ibv_context *context;
@@ -28,7 +27,7 @@ struct end {
 	struct ibv_mr *mr;
 	uint8_t bytes[WH_RDMA_RING_SLOT];
 	struct wh_rdma_ring_opened ring;
-	uint32_t nic; /* the owner's */
+	uint32_t nic; /* the owner's NIC */
 };
 
 static void *verbs(const char *name)
@@ -58,7 +57,7 @@ static int receive(int fd, uint16_t type, uint8_t *bytes, size_t room)
 	return length;
 }
 
-/* A queue pair of the first NIC, ready for an owner's. */
+/* Create a queue pair of the first NIC, ready to connect to an owner's. */
 static void make(struct end *end)
 {
 	struct ibv_qp_init_attr wanted = {
@@ -167,9 +166,7 @@ static void session_end(struct end *end)
 	close(end->fd);
 }
 
-/* Write so many of our bytes to the receive ring, at an offset, with an immediate. Returns the
- * status.
- */
+/* Write `length` of our bytes to the receive ring at `offset`, with an immediate. The status. */
 static int post(struct end *end, uint64_t offset, uint32_t length, uint32_t imm)
 {
 	struct ibv_sge segment = { (uintptr_t)end->bytes, length, end->mr->lkey };
@@ -196,7 +193,7 @@ static void compose(struct end *end, uint64_t sequence, uint32_t length)
 	memset(end->bytes + WH_RDMA_NOTIFICATION_HEAD, 'x', 64);
 }
 
-/* A good one, which is confirmed. */
+/* Send a valid notification; wait for its confirmation. */
 static void send_good(struct end *end, uint32_t slot, uint64_t sequence)
 {
 	uint8_t confirmed[8];
@@ -238,13 +235,13 @@ static void order__wrong(void **state)
 	want(0, raw_send_frame(fd, WH_FRAME_RDMA_RING_OPEN, 0, NULL, 0));
 	want_true(raw_closes(fd, SOON), "it is still open");
 	close(fd);
-	session(&end); /* with something in it */
+	session(&end); /* with a payload */
 	want(0, raw_send_frame(end.fd, WH_FRAME_RDMA_RING_OPEN, 0, "1234", 4));
 	want_closed(&end);
-	session_with_mailbox(&end); /* two */
+	session_with_mailbox(&end); /* a second one */
 	want(0, raw_send_frame(end.fd, WH_FRAME_RDMA_RING_OPEN, 0, NULL, 0));
 	want_closed(&end);
-	session(&end); /* a notification without a receive ring */
+	session(&end); /* no receive ring */
 	want(0, post(&end, 0, 0, wh_rdma_imm(0, 1)));
 	want_closed(&end);
 	side_close(&owner);
@@ -279,7 +276,7 @@ static void letter__of_nonsense(void **state)
 		want_closed(&end);
 		send_good(&other, i, 100 + i);
 	}
-	session_with_mailbox(&end); /* the same once more, which is in its slot still */
+	session_with_mailbox(&end); /* again; it still occupies its slot */
 	send_good(&end, 3, 7);
 	want(0, post(&end, 0, 0, wh_rdma_imm(3, 7)));
 	want_closed(&end);
@@ -289,7 +286,7 @@ static void letter__of_nonsense(void **state)
 	side_close(&owner);
 }
 
-/* More than may be unconfirmed. Another one's has its place. */
+/* More than may be unconfirmed. Another session still gets its slots. */
 static void letter__too_many(void **state)
 {
 	struct end end, other;
@@ -302,8 +299,7 @@ static void letter__too_many(void **state)
 	for (uint64_t i = 1; i <= 2 + WH_RDMA_RING_SLOTS; i++) {
 		uint32_t slot = i % WH_RDMA_RING_SLOTS;
 
-		while (nics_receives(end.qp) !=
-		       WH_RDMA_RING_SLOTS) /* no faster than the owner takes them */
+		while (nics_receives(end.qp) != WH_RDMA_RING_SLOTS) /* at the owner's pace */
 			sleep_ms(1);
 		compose(&end, i, 64);
 		if (post(&end, slot * (uint64_t)WH_RDMA_RING_SLOT, WH_RDMA_NOTIFICATION_HEAD + 64,
@@ -314,7 +310,7 @@ static void letter__too_many(void **state)
 	}
 	want_closed(&end);
 	want(0, wh_engine_notification(owner.engine, &got, PATIENCE));
-	/* the others went with it */
+	/* the session's other notifications went with it */
 	want(-EAGAIN, wh_engine_notification(owner.engine, &got, 0));
 	send_good(&other, 0, 1);
 	session_end(&other);
@@ -322,8 +318,7 @@ static void letter__too_many(void **state)
 	want(0, nics_underruns());
 }
 
-/* Nothing behind the receive ring can be written; the queue pair fails, and its receives with it.
- */
+/* Memory after the receive ring is not writable: the queue pair fails, and with it its receives. */
 static void mailbox__outside(void **state)
 {
 	uint8_t number[8], bytes[8];
@@ -345,7 +340,7 @@ static void mailbox__outside(void **state)
 	side_close(&owner);
 }
 
-/* After the session its keys are none any more. */
+/* The keys of a session are invalid after its end. */
 static void mailbox__afterwards(void **state)
 {
 	int64_t until = now() + PATIENCE;
@@ -359,19 +354,19 @@ static void mailbox__afterwards(void **state)
 	late.ring = end.ring;
 	pairs = nics_pairs();
 	session_end(&end);
-	while (nics_pairs() > pairs - 2 && now() < until) /* the owner's as well */
+	while (nics_pairs() > pairs - 2 && now() < until) /* the owner's queue pair is gone, too */
 		sleep_ms(5);
-	want_alive(&late); /* and what goes with it */
+	want_alive(&late); /* the owner has handled the end of the other session */
 	want(10, post(&late, 0, 16, wh_rdma_imm(0, 1)));
 	want_alive(&late);
 	session_end(&late);
 	side_close(&owner);
 }
 
-/* Memory for mailboxes is on the account of the address that they are of. */
+/* Memory for receive rings is charged to the quota of the client's address. */
 static void mailbox__held(void **state)
 {
-	enum { MOST = 15 }; /* in 1 MiB */
+	enum { MOST = 15 }; /* fit into 1 MiB */
 	int64_t until = now() + PATIENCE;
 	struct end ends[MOST + 1];
 	int error;
@@ -384,7 +379,7 @@ static void mailbox__held(void **state)
 	want(-EBUSY, open_ring(&ends[MOST]));
 	session_end(&ends[0]);
 	while ((error = open_ring(&ends[MOST])) == -EBUSY &&
-	       now() < until) /* who has been refused may ask again */
+	       now() < until) /* a refused client may ask again */
 		sleep_ms(5);
 	want(0, error);
 	for (unsigned i = 1; i <= MOST; i++)
@@ -400,8 +395,8 @@ static int64_t worked(void)
 	return at.tv_sec * SECOND + at.tv_nsec;
 }
 
-/* The owner's NIC goes while its queue pairs wait for notifications: its descriptors stay ready for
- * ever, and nobody looks at them for ever. */
+/* The owner's NIC is removed while its queue pairs wait for notifications. The NIC's descriptors
+ * stay readable for ever; the engine stops polling them. */
 static void mailbox__nic_removed(void **state)
 {
 	struct end end;

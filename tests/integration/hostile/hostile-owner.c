@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The other way round: an engine connects to something that answers wrongly. It must give up
- * with an errno that says so, and nothing outside of what it asked for may change. */
+/* hostile-owner.c: an engine connects to an impostor that answers wrongly. The engine must give up
+ * with an errno that says so, and change nothing outside of what it asked for. */
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <poll.h>
@@ -46,22 +46,22 @@ struct impostor {
 	char url[64];
 	atomic_bool stop;
 	enum answer answer; /* to requests */
-	/* Instead of a WELCOME and a list of regions; NULL: those. */
+	/* Sent in place of the WELCOME and the region list; NULL: send those. */
 	const void *greeting;
 	size_t greeting_length;
-	bool hangs_up; /* after it */
-	/* After the WELCOME, instead of the list of regions. */
+	bool hangs_up; /* after the greeting */
+	/* Sent after the WELCOME in place of the region list. */
 	const void *list;
 	size_t list_length;
 	uint64_t length; /* of its region; 0: LENGTH */
-	unsigned int refusal; /* an errno to send instead of WELCOME; 0: none */
-	bool echoes_epoch; /* claims to be the engine that asks */
+	unsigned int refusal; /* errno to send in place of the WELCOME; 0: none */
+	bool echoes_epoch; /* claim to be the connecting engine */
 	struct pollfd fds[1 + CONNECTIONS];
 	uint16_t role[1 + CONNECTIONS];
-	bool proving[1 + CONNECTIONS]; /* it has been welcomed, and is to prove itself */
+	bool proving[1 + CONNECTIONS]; /* has sent WELCOME, expects PROVE */
 	struct wh_proofs proofs[1 + CONNECTIONS];
 	nfds_t count;
-	/* Instead of this user's. */
+	/* Used in place of this user's key. */
 	const uint8_t *key;
 };
 
@@ -94,7 +94,7 @@ static void send_list(struct impostor *me, int fd)
 			       wh_region_encode(bytes, &record));
 }
 
-/* The first frame of a connection. False: hang up. */
+/* Handle the first frame of a connection. False: hang up. */
 static bool take_hello(struct impostor *me, nfds_t i)
 {
 	uint8_t bytes[WH_HELLO_MAX], answer[WH_HELLO_MAX];
@@ -108,7 +108,7 @@ static bool take_hello(struct impostor *me, nfds_t i)
 		return false;
 	if (me->greeting) {
 		raw_send(fd, me->greeting, me->greeting_length);
-		me->role[i] = WH_ROLE_SHM; /* whatever follows is ignored */
+		me->role[i] = WH_ROLE_SHM; /* ignore what follows */
 		return !me->hangs_up;
 	}
 	if (me->refusal) {
@@ -175,7 +175,7 @@ static void respond(int fd, uint8_t op, uint64_t id, uint32_t errors, const uint
 		raw_send(fd, payload, sent);
 }
 
-/* False: hang up. */
+/* Answer a request. False: hang up. */
 static bool answer(struct impostor *me, int fd, const struct wh_request *r)
 {
 	static const uint32_t zero[] = { 0 }, twice[] = { 0, 0 }, outside[] = { 1000 };
@@ -319,7 +319,7 @@ static void impostor_stop(struct impostor *me)
 
 /* ---- handshakes -------------------------------------------------------- */
 
-/* What wh_peer_open() says to it, within a time. */
+/* Open the impostor as a peer, within a time limit; `text` receives the error. */
 static int open_to(struct impostor *me, char text[256])
 {
 	struct wh_engine *engine = engine_open(NULL, "none", NULL);
@@ -371,9 +371,9 @@ static void handshake__silence(void **state)
 {
 	(void)state;
 	want_open(-ETIMEDOUT, (struct impostor){ .greeting = "", .greeting_length = 0 });
-	/* In the middle of a frame. */
+	/* A part of a frame. */
 	want_open(-ETIMEDOUT, (struct impostor){ .greeting = "\100\0\0", .greeting_length = 3 });
-	/* A WELCOME, and then no list of regions. */
+	/* A WELCOME without a region list. */
 	want_open(-ETIMEDOUT, (struct impostor){ .list = "", .list_length = 0 });
 }
 
@@ -387,7 +387,7 @@ static void handshake__refused(void **state)
 	want_true(strstr(text, "because of the test"), "it says: %s", text);
 	me = (struct impostor){ .refusal = EACCES };
 	want(-EACCES, open_to(&me, text));
-	/* An errno that is none. */
+	/* An invalid errno. */
 	me = (struct impostor){ .refusal = 0x7fffffff };
 	want_true(open_to(&me, text) < 0, "refused with nonsense, and taken as a welcome");
 }
@@ -464,8 +464,8 @@ static void handshake__regions_are_wrong(void **state)
 	want_open(-EPROTO, me);
 }
 
-/* It says that it is the engine that has connected, whose epoch it has just been told. It must
- * not get itself taken for that: the bytes meant for it would go into our own regions. */
+/* The impostor sends the epoch that it has just received, and so claims to be the connecting
+ * engine. It must not be taken for that: bytes meant for it would go to our own regions. */
 static void handshake__claims_to_be_us(void **state)
 {
 	struct impostor me = { .echoes_epoch = true };
@@ -489,7 +489,7 @@ static void handshake__claims_to_be_us(void **state)
 	impostor_stop(&me);
 }
 
-/* Our own address, on the other hand, is ourselves. */
+/* Our own address does connect to ourselves. */
 static void handshake__is_us(void **state)
 {
 	struct wh_engine *engine = engine_open(NULL, NULL, NULL);
@@ -506,8 +506,8 @@ static void handshake__is_us(void **state)
 
 /* ---- responses --------------------------------------------------------- */
 
-/* One batch against an owner that answers so: our memory around the target is as it was, and
- * what is said to be done is what was sent. */
+/* One batch against an owner that answers in this way. Our memory around the target must not
+ * change, and completed bytes must be those sent. */
 static void try_answer(enum answer kind, uint32_t op)
 {
 	static const char *const config[] = { "timeout=500", "connections=2", NULL };
@@ -575,7 +575,8 @@ static void response__to_writes(void **state)
 
 /* ---- the command ------------------------------------------------------- */
 
-/* It answers pings and moves nothing: the command gives up, says so, and leaves nothing behind. */
+/* The impostor answers pings and moves nothing: the command gives up, says so, and leaves no
+ * file. */
 static void want_stall(struct impostor *me, const char *directory, int status, const char *text,
 		       const char *const *semaphores)
 {
@@ -620,7 +621,7 @@ static void command__nothing_moves(void **state)
 	impostor_stop(&me);
 }
 
-/* A region that no file can hold is refused before a byte is written. */
+/* A region too large for any file is refused before a byte is written. */
 static void command__region_too_large(void **state)
 {
 	struct impostor me = { .length = UINT64_C(1) << 63 };
@@ -644,7 +645,7 @@ static void command__region_too_large(void **state)
 	impostor_stop(&me);
 }
 
-/* Whatever ends a copy that waits, no part of a file stays. */
+/* However a waiting copy is ended, no partial file stays. */
 static void command__ended_by(int number, void (*before)(void))
 {
 	struct impostor me = { .answer = ANSWER_NEVER };

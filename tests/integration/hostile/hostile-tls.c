@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What strangers, and the network, can do to a TLS handshake and to what comes after it: recorded
- * and said again, changed, cut off, left half done by many at a time, and a reader that stops
- * reading. */
+/* hostile-tls.c: attacks on a TLS handshake and on what follows it
+ *
+ * Recorded bytes are replayed, changed or cut off; very many handshakes stay unfinished; a reader
+ * stops reading; the network fails. */
 #include <arpa/inet.h>
 #include <poll.h>
 #include <pthread.h>
@@ -12,7 +13,7 @@
 #include "lib/raw.h"
 
 #define LENGTH (24 * MIB)
-#define HEARD 4096 /* a handshake with a key is shorter */
+#define HEARD 4096 /* longer than a handshake with a key */
 
 static const char *const settings[] = { SHARED_KEY, "tls=1", "timeout=3000", NULL };
 static const struct child_options owner = { .config = { SHARED_KEY, "tls=1", "timeout=3000" } };
@@ -22,18 +23,18 @@ static void open_fixture(struct fixture *f, uint64_t length)
 	fixture_open_with(f, &route_tcp4, length, settings, &owner);
 }
 
-/* ---- a wire that is tapped --------------------------------------------- */
+/* ---- a tapped connection ----------------------------------------------- */
 
-/* Connections that pass one after the other: what was said on the first is kept, and a byte may be
- * changed on its way. */
+/* Forwards connections one after another. Keeps the bytes of the first, and may change one byte in
+ * transit. */
 struct tap {
 	pthread_t thread;
 	int listener, stop[2];
-	uint16_t port; /* of the owner */
+	uint16_t port; /* the owner's */
 	char url[48];
-	int changed; /* whose byte: 0, of who connects; 1, the owner's; -1: nobody's */
-	size_t at; /* which one */
-	uint8_t heard[2][HEARD]; /* of who connects, and of the owner */
+	int changed; /* whose byte is changed: 0: the client's; 1: the owner's; -1: nobody's */
+	size_t at; /* its offset */
+	uint8_t heard[2][HEARD]; /* bytes of the client, of the owner */
 	size_t length[2];
 };
 
@@ -126,7 +127,7 @@ static void tap_close(struct tap *tap)
 	close(tap->listener);
 }
 
-/* A whole handshake, and a peer that is there. Both sides' bytes are in the tap. */
+/* Record a whole handshake and the opening of a peer, both sides' bytes. */
 static void record(struct tap *tap, struct fixture *f)
 {
 	struct wh_peer *peer;
@@ -141,8 +142,8 @@ static void record(struct tap *tap, struct fixture *f)
 
 /* ---- the handshake ----------------------------------------------------- */
 
-/* All that a member has said, once more: the owner has made up something new, and so it is nothing.
- * Its own words are nothing to it either. */
+/* All bytes of a member, replayed: the owner's random number has changed, so they are worthless.
+ * The owner's own bytes, sent back, are worthless, too. */
 static void handshake__replayed(void **state)
 {
 	struct fixture f;
@@ -159,7 +160,7 @@ static void handshake__replayed(void **state)
 		raw_send(fd, tap.heard[whose], tap.length[whose]);
 		while ((got = recv(fd, answer + length, sizeof(answer) - (size_t)length, 0)) > 0)
 			length += got;
-		/* Its part of the handshake at most, with another key than then; no WELCOME, no
+		/* At most its part of the handshake, with another random number; no WELCOME, no
 		 * list. */
 		want_true((size_t)length < tap.length[1],
 			  "it says as much as to a member: %zd bytes", length);
@@ -172,8 +173,8 @@ static void handshake__replayed(void **state)
 	fixture_close(&f);
 }
 
-/* A byte that is changed at any place, on either side: no peer comes of it, and the next one does.
- */
+/* A byte is changed at various offsets, in either direction: this peer does not open; the next one
+ * does. */
 static void handshake__changed(void **state)
 {
 	struct wh_peer *peer;
@@ -187,8 +188,8 @@ static void handshake__changed(void **state)
 	record(&tap, &f);
 	memcpy(length, tap.length, sizeof(length));
 	for (int whose = 0; whose < 2; whose++)
-		/* Not the last ones: what comes behind the proofs changes nothing for a peer that
-		 * opens. */
+		/* Not the last bytes: changes after the proofs do not matter to a peer that opens.
+		 */
 		for (size_t at = 5; at < 200; at += SCALE(13, 29)) {
 			int error;
 
@@ -206,7 +207,7 @@ static void handshake__changed(void **state)
 	fixture_close(&f);
 }
 
-/* Half of what a member has said, and then nothing, or the end. */
+/* Half of a member's bytes, then silence or the end. */
 static void handshake__cut_off(void **state)
 {
 	enum { PLACES = 12 };
@@ -246,8 +247,8 @@ static void handshake__cut_off(void **state)
 	fixture_close(&f);
 }
 
-/* More than there is room for, each in the middle of a handshake that has made the owner work.
- * Members get in, and little memory is taken. */
+/* More clients than the limit, each in the middle of a handshake that has cost the owner work.
+ * Members get in, and memory use stays low. */
 static void handshake__crowd(void **state)
 {
 	enum { CROWD = 600 };
@@ -273,7 +274,7 @@ static void handshake__crowd(void **state)
 		}
 	}
 	after = child_resident(f.child);
-	/* 256 of them at most, some 50 KiB each. */
+	/* At most 256, some 50 KiB each. */
 	want_true(after < before + SCALE(32, 200) * MIB, "it has grown by %llu KiB",
 		  (unsigned long long)(after - before) / KIB);
 	want_true(child_fds(f.child) < 256 + 60, "it has %u descriptors", child_fds(f.child));
@@ -283,10 +284,10 @@ static void handshake__crowd(void **state)
 	fixture_close(&f);
 }
 
-/* ---- the bytes --------------------------------------------------------- */
+/* ---- after the handshake ---------------------------------------------- */
 
-/* Who asks for much and reads nothing takes no memory of the owner's, which serves others. When the
- * network goes on it is as if nothing had been. */
+/* A client that requests much and reads nothing does not use up the owner's memory, and others are
+ * served. When the network recovers, all works as before. */
 static void reader__slow(void **state)
 {
 	struct wh_transfer transfer;
@@ -319,7 +320,7 @@ static void reader__slow(void **state)
 	want(0, move(&direct, WH_READ, LENGTH, 0, 100000));
 	want_true(pattern_check(f.local + LENGTH, 100000, 0, 7) == PATTERN_GOOD, "other bytes");
 	want(0, wh_peer_close(direct.peer));
-	/* Before it is given up, which is after twice the timeout and 10 s at least. */
+	/* Before the owner gives up: after twice the timeout, at least 10 s. */
 	proxy_freeze(proxy, false);
 	want(0, wh_batch_wait(batch, 6 * PATIENCE));
 	want_true(pattern_check(f.local, LENGTH, 0, 7) == PATTERN_GOOD, "other bytes");
@@ -328,8 +329,8 @@ static void reader__slow(void **state)
 	proxy_stop(proxy);
 }
 
-/* The network is away for longer than a peer is waited for. What was under way fails, and the same
- * peer is back by itself, with new keys, when the network is. */
+/* The network fails for longer than the timeout. Batches in flight fail; when the network is back,
+ * the same peer reconnects by itself, with new keys. */
 static void network__away(void **state)
 {
 	struct wh_peer_info info = { .size = sizeof(info) };
@@ -355,7 +356,7 @@ static void network__away(void **state)
 	want_true(status == -ECONNRESET || status == -ETIMEDOUT, "it ended with %d", status);
 	proxy_freeze(proxy, false);
 	pattern_fill(f.local, LENGTH, 0, 9);
-	/* A machine that has much to do may lose it once more. */
+	/* A busy machine may lose the connection once more. */
 	for (int64_t end = now() + 6 * PATIENCE; status && now() < end; sleep_ms(20)) {
 		want(0, wh_peer_info(f.peer, &info));
 		if (info.state == WH_PEER_CONNECTED)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Who does not have the key, or only what was said by those who have it, gets nothing: not over
- * loopback, not as another user, and an engine gives nothing to an owner like that either. */
+/* hostile-trust.c: a client that lacks the key, or knows only recorded bytes of a client that has
+ * it, gets nothing, over loopback and as another user, too. An engine gives nothing to such an
+ * owner either. */
 #include <arpa/inet.h>
 #include <poll.h>
 #include <pthread.h>
@@ -11,7 +12,7 @@
 #include "platform/owner.h"
 #include "wire/bytes.h"
 
-#define TIMEOUT 500 /* ms, of the victim */
+#define TIMEOUT 500 /* ms; the victim's */
 #define SOON SCALE(5000, 20000)
 #define NOBODY 65534
 
@@ -25,8 +26,8 @@ static int connect_to(const struct victim *v)
 	return fd;
 }
 
-/* The next thing that it says is a refusal with this errno, after which it closes; in any case no
- * list of regions. */
+/* The victim must answer with a refusal with this errno and close; it must never send a region
+ * list. */
 static void want_refusal(int fd, int error)
 {
 	uint8_t bytes[WH_REFUSAL_MAX + 8];
@@ -42,7 +43,7 @@ static void want_refusal(int fd, int error)
 	close(fd);
 }
 
-/* ---- to the owner ------------------------------------------------------ */
+/* ---- an owner and bad initiators -------------------------------------- */
 
 static void owner__other_key(void **state)
 {
@@ -65,7 +66,7 @@ static void owner__other_key(void **state)
 	victim_close(&v);
 }
 
-/* A proof with any bit wrong, its own said back to it, and none. */
+/* Proofs with any one bit wrong, the owner's own proof sent back, and no proof. */
 static void owner__wrong_proofs(void **state)
 {
 	struct wh_hello hello = raw_hello(WH_ROLE_CONTROL);
@@ -94,7 +95,7 @@ static void owner__wrong_proofs(void **state)
 	victim_close(&v);
 }
 
-/* Everything that a good initiator has said, said once more: the nonce of the owner is another. */
+/* Everything that a valid initiator has sent, replayed: the owner's nonce differs. */
 static void owner__replayed(void **state)
 {
 	static const uint16_t roles[] = { WH_ROLE_CONTROL, WH_ROLE_DATA };
@@ -122,7 +123,7 @@ static void owner__replayed(void **state)
 	victim_close(&v);
 }
 
-/* What was changed on the way: the owner has heard another HELLO than was said. */
+/* Changed in transit: the owner receives another HELLO than the initiator sent. */
 static void owner__changed_on_the_way(void **state)
 {
 	struct wh_hello said = raw_hello(WH_ROLE_CONTROL), heard;
@@ -148,7 +149,7 @@ static void owner__changed_on_the_way(void **state)
 		case 2:
 			strcpy(heard.name, "another");
 			break;
-		case 3: /* as if the other side spoke nothing older, or nothing newer */
+		case 3: /* as if the other side supported other versions */
 			heard.version_min = 0;
 			break;
 		case 4:
@@ -170,8 +171,8 @@ static void owner__changed_on_the_way(void **state)
 	victim_close(&v);
 }
 
-/* A hello as it was before there were proofs, and those with too little or too much in that place.
- */
+/* A HELLO of the version without proofs, and HELLOs whose proof fields are too short or too
+ * long. */
 static void owner__downgrade(void **state)
 {
 	static const uint16_t lengths[] = { 0, 1, 31, 33, 64, 255, 256 };
@@ -196,8 +197,7 @@ static void owner__downgrade(void **state)
 	victim_close(&v);
 }
 
-/* In place of PROVE: nothing, all of a session's frames, a part, something else, too much at once.
- */
+/* In place of PROVE: nothing, all frames of a session, a part, another frame, too many bytes. */
 static void owner__no_proof(void **state)
 {
 	struct wh_hello hello = raw_hello(WH_ROLE_CONTROL);
@@ -214,7 +214,7 @@ static void owner__no_proof(void **state)
 				continue;
 			fd = connect_to(&v);
 			want(0, raw_shake(fd, &hello, NULL, &shake));
-			/* The owner may have closed it before the payload. */
+			/* The owner may close the connection before the payload. */
 			raw_send_frame(fd, type, 0, bytes, length);
 			want_true(raw_closes(fd, SOON), "type %u, %zu bytes: still open", type,
 				  length);
@@ -230,7 +230,7 @@ static void owner__no_proof(void **state)
 		want_true(raw_closes(fd, SOON), "cut at %zu: still open", cut);
 		close(fd);
 	}
-	/* What comes along with a good proof is not lost. */
+	/* Bytes sent together with a valid proof are not lost. */
 	fd = connect_to(&v);
 	want(0, raw_shake(fd, &hello, NULL, &shake));
 	memcpy(bytes + WH_FRAME_HEADER, shake.proofs.initiator, WH_PROOF_SIZE);
@@ -247,7 +247,7 @@ static void owner__no_proof(void **state)
 	victim_close(&v);
 }
 
-/* Who says hello, and then takes his time, has no more of it than who says nothing. */
+/* After a HELLO, a slow client has no more time than a silent one. */
 static void owner__slow_proof(void **state)
 {
 	struct wh_hello hello = raw_hello(WH_ROLE_CONTROL);
@@ -273,7 +273,7 @@ static void owner__slow_proof(void **state)
 	victim_close(&v);
 }
 
-/* A session's key opens that session alone, even for those who have the cluster's. */
+/* A session's key opens only that session, also for clients with the cluster key. */
 static void owner__key_of_another_session(void **state)
 {
 	struct wh_hello welcome, hello;
@@ -292,7 +292,7 @@ static void owner__key_of_another_session(void **state)
 	want(0, raw_shake(fd, &hello, raw_key(), &shake));
 	want(0, raw_prove(fd, shake.proofs.initiator));
 	want_refusal(fd, EACCES);
-	/* And with its own key it goes well. */
+	/* With its own key it is accepted. */
 	fd = raw_data(v.f.child->url, &v.welcome);
 	want_true(fd >= 0, "its own is refused");
 	close(fd);
@@ -300,7 +300,7 @@ static void owner__key_of_another_session(void **state)
 	victim_close(&v);
 }
 
-/* What many strangers from one address do not say, those from another need not wait for. */
+/* Very many silent strangers at one address do not delay clients at another. */
 static void owner__many_from_one_place(void **state)
 {
 	enum { STRANGERS = 300 };
@@ -314,7 +314,7 @@ static void owner__many_from_one_place(void **state)
 
 	(void)state;
 	victim_open(&v, 5000);
-	/* From an address of its own, the oldest of all. */
+	/* The oldest connection of all, from another address. */
 	inet_pton(AF_INET, "127.0.0.2", &from.sin_addr);
 	inet_pton(AF_INET, "127.0.0.1", &to.sin_addr);
 	to.sin_port = htons((uint16_t)atoi(strrchr(v.f.child->url, ':') + 1));
@@ -361,7 +361,7 @@ static void engines__other_key(void **state)
 	child_exit(keyed);
 }
 
-/* Another user of the host, over loopback, in both directions. */
+/* Another user of this host, over loopback, in both directions. */
 static void engines__other_user(void **state)
 {
 	struct child_options options = { .user = NOBODY };
@@ -377,7 +377,7 @@ static void engines__other_user(void **state)
 	child_exit(root);
 }
 
-/* More than loopback takes a key that is configured, to listen on and to connect to. */
+/* Addresses beyond loopback need a configured key, both to listen on and to connect to. */
 static void engines__not_of_this_host(void **state)
 {
 	struct wh_engine_options options = { .size = sizeof(options), .listen = "0.0.0.0:0" };
@@ -413,8 +413,8 @@ static void engines__bad_key_file(void **state)
 	want_text(-EINVAL, "/dev/zero", wh_engine_open(&options, &engine));
 }
 
-/* Connecting and proving, both sides, over loopback: the best of many, and of more where others use
- * the machine, too. */
+/* The time to connect and prove, both sides, over loopback: the best of many attempts, and of more
+ * on a busy machine. */
 static void engines__soon(void **state)
 {
 	struct child *child = child_start(NULL);
@@ -441,17 +441,17 @@ static void engines__soon(void **state)
 	child_exit(child);
 }
 
-/* ---- to the initiator -------------------------------------------------- */
+/* ---- an initiator and bad owners -------------------------------------- */
 
-/* Who answers one connection in place of an owner. */
+/* Answers one connection in place of an owner. */
 struct stranger {
 	pthread_t thread;
 	int listener;
 	char url[64];
-	const char *relay; /* hand the HELLO on to this engine, and its answer back */
-	const uint8_t *key; /* answer with this one; NULL: with no proof, but a list of regions */
+	const char *relay; /* forward the HELLO to this engine, and its answer back */
+	const uint8_t *key; /* answer with this key; NULL: send a region list without a proof */
 	bool silent;
-	bool got_proof; /* the initiator has said more than HELLO */
+	bool got_proof; /* the initiator has sent more than HELLO */
 };
 
 static void *stranger(void *arg)
@@ -482,7 +482,7 @@ static void *stranger(void *arg)
 		length = raw_welcome(bytes, (size_t)length, &welcome, me->key, answer, &proofs);
 		raw_send_frame(fd, WH_FRAME_WELCOME, 0, answer, (size_t)length);
 	} else if (!me->silent) {
-		/* Straight to the list: an owner that proves nothing. */
+		/* An owner that proves nothing: the region list at once. */
 		raw_send_frame(fd, WH_FRAME_REGIONS, WH_FRAME_LAST, answer,
 			       wh_region_encode(answer, &record));
 	}
@@ -510,7 +510,7 @@ static void stranger_listen(struct stranger *me, const char *url)
 
 	if (url)
 		address.sin_port = htons((uint16_t)atoi(strrchr(url, ':') + 1));
-	raw_key(); /* here, rather than on the thread */
+	raw_key(); /* before the thread starts */
 	me->listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 	setsockopt(me->listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
 	want(0, bind(me->listener, (struct sockaddr *)&address, sizeof(address)));
@@ -546,8 +546,8 @@ static void initiator__owner_without_key(void **state)
 	want(0, wh_engine_close(engine));
 }
 
-/* What an engine says to a stranger, the stranger says to that engine, and hands the answer back:
- * the engine must not take him for itself. */
+/* A stranger returns to an engine what that engine has sent. The engine must not take the stranger
+ * for itself. */
 static void initiator__reflected(void **state)
 {
 	struct wh_engine *engine = engine_open(NULL, NULL, NULL);
@@ -561,7 +561,8 @@ static void initiator__reflected(void **state)
 	want(0, wh_engine_close(engine));
 }
 
-/* One who takes the port of an engine that has ended: the peer stays lost, and is told nothing. */
+/* A stranger takes the port of an engine that has ended: the peer stays lost, and reveals
+ * nothing. */
 static void initiator__port_taken_over(void **state)
 {
 	struct wh_peer_info info = { .size = sizeof(info) };
@@ -587,7 +588,7 @@ static void initiator__port_taken_over(void **state)
 	fixture_close_initiator(&f);
 }
 
-/* ---- a relay: another user, who has no key, between two engines that have ---- */
+/* ---- a relay by another user, without a key -------------------------- */
 
 static const char *missing_owners(void)
 {
@@ -612,7 +613,7 @@ static const char *missing_owners(void)
 
 static const struct route needs_owners = { .name = "owners", .missing = missing_owners };
 
-/* What comes from the one goes to the other, until one of them closes. */
+/* Forward bytes in both directions until one side closes. */
 static void pump(int one, int other)
 {
 	struct pollfd fds[] = { { one, POLLIN, 0 }, { other, POLLIN, 0 } };
@@ -629,7 +630,8 @@ static void pump(int one, int other)
 		}
 }
 
-/* As another user, before one connection: a relay to `url`, or, with the right key, an owner. */
+/* As another user, before the first connection: relay to `url`, or be an owner with the right
+ * key. */
 static pid_t another_user(const char *url, char out[64])
 {
 	struct stranger me = { .key = url ? NULL : raw_key() };
@@ -679,12 +681,12 @@ static void relay__of_another_user(void **state)
 	pid_t pid;
 
 	(void)state;
-	/* The owner refuses him. */
+	/* The owner refuses that user. */
 	pid = another_user(child->url, url);
 	want_text(-EACCES, "user 65534", wh_peer_open(engine, url, NULL, &peer));
 	want(pid, waitpid(pid, &status, 0));
 	want(0, status);
-	/* The initiator does, even with the right proof, and proves nothing to him. */
+	/* The initiator refuses that user, even with the right proof, and sends no proof. */
 	pid = another_user(NULL, url);
 	want_text(-EACCES, "user 65534", wh_peer_open(engine, url, NULL, &peer));
 	want(pid, waitpid(pid, &status, 0));

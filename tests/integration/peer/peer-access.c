@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Who may reach what on the same host: other users, read-only and unpublished memory. */
+/* peer-access.c: access rights on one host: other users, read-only and unpublished memory */
 #include <sys/wait.h>
 
 #include "lib/fixture.h"
@@ -8,7 +8,7 @@
 #define LENGTH (64 * KIB)
 #define NOBODY 65534
 
-/* This process owns the memory; a child that has become another user wants it. */
+/* This process owns the memory; a child that has changed its user asks for it. */
 struct owner {
 	struct wh_engine *engine;
 	struct wh_region *region;
@@ -41,7 +41,7 @@ static void owner_close(struct owner *owner)
 	want(0, wh_engine_close(owner->engine));
 }
 
-/* The bytes that an initiator has written. */
+/* The target holds the bytes that an initiator has written. */
 static void want_written(const struct owner *owner)
 {
 	size_t bad;
@@ -76,8 +76,8 @@ static struct child *initiator_start(uid_t user, const char *setting, const char
 			    transfer);
 }
 
-/* Another user's process gets no shm, is told why, and tcp does it; where shm is required, that
- * is an error with the same reason. */
+/* Another user's process cannot use shm. tcp serves it, and the explanation says why; if shm is
+ * required, the error contains the same reason. */
 static void another_user(const struct route *route)
 {
 	struct child_transfer transfer = { .op = WH_WRITE };
@@ -117,8 +117,7 @@ static void user__process_vm(void **state)
 	another_user(&route_vm);
 }
 
-/* Two processes of the same ordinary user reach each other: being root is not what makes it
- * work. */
+/* Two processes of one ordinary user reach each other: root is not needed. */
 static void same_user(const struct route *route)
 {
 	struct child_options options = { .user = NOBODY, .listen = route->listen };
@@ -149,9 +148,8 @@ static void nobody__tcp(void **state)
 	same_user(&route_tcp4);
 }
 
-/* What Yama refuses to processes of one user goes by tcp, and the reason is named with what it
- * would take; where there is no Yama, by what the kernel says and shows then. Mappings work all the
- * same. */
+/* What Yama refuses to processes of one user goes by tcp; the explanation names Yama and the
+ * remedy, or without Yama what the kernel reports. Mappings still work. */
 static void yama__named(void **state)
 {
 	struct child_options options = { .user = NOBODY, .yama = true };
@@ -205,8 +203,8 @@ static const char *missing_yama(void)
 
 static const struct route needs_yama = { .name = "yama", .missing = missing_yama };
 
-/* Without the right to reach the memory of processes (the setting cma says so) it is tcp, with the
- * reason; mappings work all the same. */
+/* Setting cma says that other processes' memory is not accessible: tcp serves, with that reason.
+ * Mappings still work. */
 static void cma__switched_off(void **state)
 {
 	struct child_transfer transfer = { .op = WH_WRITE };
@@ -237,8 +235,7 @@ static void cma__switched_off(void **state)
 
 /* ---- read-only --------------------------------------------------------- */
 
-/* How many mappings of shared memfds of others this process has, and how many of them are
- * writable. */
+/* Count this process's mappings of others' shared memfds, and the writable ones among them. */
 static void count_mappings(unsigned int *all, unsigned int *writable)
 {
 	FILE *file = fopen("/proc/self/maps", "re");
@@ -249,7 +246,7 @@ static void count_mappings(unsigned int *all, unsigned int *writable)
 	while (fgets(line, sizeof(line), file)) {
 		char rights[8] = "";
 
-		/* The page that tells whether a process is alive is no region. */
+		/* The alive page is no region. */
 		if (!strstr(line, "/memfd:") || strstr(line, "alive"))
 			continue;
 		if (sscanf(line, "%*s %7s", rights) == 1 && rights[3] == 's') {
@@ -260,7 +257,7 @@ static void count_mappings(unsigned int *all, unsigned int *writable)
 	fclose(file);
 }
 
-/* What is mapped here of a region that may only be read cannot be written, not even by mistake. */
+/* The mapping of a read-only region cannot be written, not even by mistake. */
 static void readonly__mapping(void **state)
 {
 	struct wh_transfer transfer;
@@ -292,8 +289,8 @@ static void readonly__mapping(void **state)
 	fixture_close(&f);
 }
 
-/* The same memory once as a whole for everything, and once as a whole for reading: whoever may
- * only read gets no writable mapping of it by asking for both. */
+/* The same memory as one read-write and one read-only region: a peer with read access alone gets no
+ * writable mapping from the pair. */
 static void readonly__beside_writable(void **state)
 {
 	struct wh_transfer transfer;
@@ -309,7 +306,7 @@ static void readonly__beside_writable(void **state)
 	transfer = fragment(&f, WH_READ, f.length, 0, LENGTH);
 	transfer.remote = remote.id;
 	batch = batch_of(&f, &transfer, 1);
-	/* By a mapping, or else by another way: right in any case. */
+	/* By a mapping or another way: the bytes are right. */
 	want(0, batch_run(batch));
 	want_true(pattern_check(f.local + f.length, LENGTH, 0, 3) == PATTERN_GOOD, "wrong bytes");
 	want(0, wh_batch_clear(batch));
@@ -336,7 +333,7 @@ static void unpublished__not_seen(void **state)
 	memory = child_memory(f.child, WH_MEMORY_SHARED, LENGTH);
 	child_fill(f.child, memory, 0, LENGTH, 0, 1);
 	child_region(f.child, memory, 0, LENGTH, "hidden", WH_ACCESS_NONE, &id);
-	/* One that is published later has arrived: so would the hidden one have. */
+	/* A region published later has arrived, so the hidden one would have arrived, too. */
 	child_region(f.child, f.memory, f.guard, 100, "later", 0, NULL);
 	want(0, wh_peer_find(f.peer, "later", PATIENCE, &remote));
 	want(-ENOENT, wh_peer_find(f.peer, "hidden", 0, &remote));
@@ -357,7 +354,7 @@ static void unpublished__not_seen(void **state)
 	fixture_close(&f);
 }
 
-/* A region over a part of an allocation: the rest of it cannot be had through a mapping. */
+/* A region over a part of an allocation: no mapping makes the rest reachable. */
 static void unpublished__rest_of_the_allocation(void **state)
 {
 	struct wh_transfer transfer;
@@ -385,7 +382,7 @@ static void unpublished__rest_of_the_allocation(void **state)
 	fixture_close(&f);
 }
 
-/* ---- where it listens -------------------------------------------------- */
+/* ---- listen addresses ------------------------------------------------- */
 
 static void listen__loopback_only(void **state)
 {

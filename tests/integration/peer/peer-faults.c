@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Processes that are killed, stopped and started again; connections that are cut or fall silent. */
+/* peer-faults.c: processes that are killed, stopped and restarted; connections that are cut or fall
+ * silent */
 #include "lib/fixture.h"
 #include "lib/proxy.h"
 
 #define LENGTH (16 * MIB)
 #define TIMES (HARNESS_TURNS ? 1 : 64)
 
-/* Knobs for a peer that is to be given up soon. */
+/* Settings that give up a silent peer soon. */
 static const char *const impatient[] = { "timeout=500", NULL };
 
 static struct wh_batch *bulk_new(const struct fixture *f, uint32_t op, size_t times)
@@ -37,7 +38,7 @@ static void want_state(struct wh_peer *peer, uint32_t state)
 	want(state, state_of(peer));
 }
 
-/* The end of a batch, within so many seconds: its status, never -EINPROGRESS. */
+/* Wait for the end of a batch, at most so many seconds. Its status, never -EINPROGRESS. */
 static int end_of(struct wh_batch *batch, int64_t seconds)
 {
 	wh_batch_wait(batch, seconds * SCALE(1, 4) * SECOND);
@@ -45,7 +46,7 @@ static int end_of(struct wh_batch *batch, int64_t seconds)
 	return wh_batch_poll(batch);
 }
 
-/* Submit and wait, until it works again. */
+/* Submit until a batch succeeds again. */
 static void want_works_again(struct fixture *f)
 {
 	int64_t end = now() + PATIENCE;
@@ -100,7 +101,7 @@ static void kill__target_of_read(void **state)
 	kill_target(*state, WH_READ);
 }
 
-/* Through a mapping a write to a dead process's memory succeeds; it must not be said to be done. */
+/* A write through a mapping of a dead process's memory succeeds; its batch must not. */
 static void kill__before_a_small_write(void **state)
 {
 	struct fixture f;
@@ -125,9 +126,9 @@ static void kill__before_a_small_write(void **state)
 	}
 }
 
-/* ---- the target leaves in order ---------------------------------------- */
+/* ---- the target closes its engine ------------------------------------- */
 
-/* It has taken its regions back before: that it has left is what the caller has to hear. */
+/* The target unregisters its regions first; the caller must nevertheless learn that it has left. */
 static void leave__then_add(void **state)
 {
 	struct wh_transfer transfer;
@@ -165,7 +166,7 @@ struct owner {
 	bool foreign;
 };
 
-/* This process as the target. */
+/* Open this process's engine as the target. */
 static void owner_open(struct owner *owner, const struct route *route)
 {
 	struct wh_memory_options kind = { .size = sizeof(kind), .kind = route->kind };
@@ -215,7 +216,7 @@ static void kill__initiator(void **state)
 
 	harness_limit(30);
 	owner_open(&owner, route);
-	/* The first connection may open what the engine keeps. */
+	/* The first connection may open descriptors that the engine keeps. */
 	child = initiator_start(&owner, &transfer);
 	transfer.op = WH_WRITE;
 	want(0, child_transfer(child, &transfer, NULL));
@@ -252,7 +253,7 @@ static void kill__initiator(void **state)
 	owner_close(&owner);
 }
 
-/* The dead one had notifications waiting for room. */
+/* The dead initiator had notifications waiting for space. */
 static void kill__initiator_with_notifications(void **state)
 {
 	static const char *const config[] = { "notifications=2", NULL };
@@ -276,9 +277,9 @@ static void kill__initiator_with_notifications(void **state)
 	free(got);
 }
 
-/* ---- started again on the same port ------------------------------------ */
+/* ---- restart on the same port ----------------------------------------- */
 
-/* All of its memory holds a pattern, which must stay. */
+/* Fill all its memory with a pattern, which must stay. */
 static void start_again(struct fixture *f, const char *address)
 {
 	struct child_options options = { .listen = address };
@@ -344,7 +345,7 @@ static void restart__stale(void **state)
 	fixture_close(&f);
 }
 
-/* An old handle does not disturb a long run of restarts. */
+/* A peer opened before many restarts does no harm. */
 static void restart__again_and_again(void **state)
 {
 	struct fixture f;
@@ -365,7 +366,7 @@ static void restart__again_and_again(void **state)
 	fixture_close(&f);
 }
 
-/* A key made before the restart does not open the new one's memory. */
+/* A region key of the dead process does not give access to the new process's memory. */
 static void restart__key(void **state)
 {
 	unsigned char key[WH_KEY_MAX];
@@ -433,7 +434,7 @@ static void silence__initiator_notices(void **state)
 	proxy_stop(proxy);
 }
 
-/* Silence in which nothing is in flight is noticed too. */
+/* Silence is noticed without any batch in flight, too. */
 static void silence__without_a_batch(void **state)
 {
 	struct proxy *proxy;
@@ -450,7 +451,7 @@ static void silence__without_a_batch(void **state)
 	proxy_stop(proxy);
 }
 
-/* The target lets go of an initiator that has gone without a word. */
+/* The target drops an initiator that vanishes without closing its connections. */
 static void silence__target_notices(void **state)
 {
 	struct child_options options = { .config = { "timeout=300" } };
@@ -471,7 +472,7 @@ static void silence__target_notices(void **state)
 	want(0, move(&f, WH_READ, 0, 0, 1000));
 	want_true(child_fds(f.child) > before, "there is no connection");
 	proxy_freeze(proxy, true);
-	/* An engine has patience for 10 s at least. */
+	/* An engine waits at least 10 s. */
 	harness_limit(40);
 	end = now() + 10 * SECOND + PATIENCE;
 	while ((after = child_fds(f.child)) > before && now() < end)
@@ -483,7 +484,7 @@ static void silence__target_notices(void **state)
 	proxy_stop(proxy);
 }
 
-/* Both sides may have quite different patience, and nobody is lost for it. */
+/* Very different timeouts on the two sides lose no peer. */
 static void timeouts__differ(void **state)
 {
 	static const char *const patient[] = { "timeout=20000", NULL };
@@ -564,7 +565,7 @@ static void cut__everything(void **state)
 	cut(0, WH_READ);
 }
 
-/* Regions that came and went while the control connection was cut are known afterwards. */
+/* Regions registered and unregistered while the control connection was cut are known afterwards. */
 static void cut__regions_meanwhile(void **state)
 {
 	struct wh_remote remote;
@@ -582,7 +583,7 @@ static void cut__regions_meanwhile(void **state)
 	child_region(f.child, f.memory, f.guard, 1000, "new", 0, NULL);
 	proxy_cut(proxy, 0);
 	proxy_freeze(proxy, false);
-	/* -ECONNRESET until it is connected again. */
+	/* -ECONNRESET until the connection is restored. */
 	while ((error = wh_peer_find(f.peer, "new", 0, &remote)) != 0 && now() < end)
 		sleep_ms(5);
 	want(0, error);
@@ -593,7 +594,7 @@ static void cut__regions_meanwhile(void **state)
 	proxy_stop(proxy);
 }
 
-/* ---- a peer that stands still ------------------------------------------ */
+/* ---- a stopped peer --------------------------------------------------- */
 
 static void stopped__cancel(void **state)
 {

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Several processes, several threads, very many regions, and how the regions of a peer are
- * found. */
+/* peer-many.c: many processes, threads and regions, and the lookup of a peer's regions */
 #include <pthread.h>
 #include <stdatomic.h>
 
@@ -15,7 +14,7 @@
 struct mesh {
 	int size;
 	struct child *child[MESH_MAX];
-	/* memories; a slot for each of the others */
+	/* memories; one slot for each other child */
 	int inbox[MESH_MAX], outbox[MESH_MAX];
 	int inbox_region[MESH_MAX], outbox_region[MESH_MAX];
 	int peer[MESH_MAX][MESH_MAX];
@@ -46,9 +45,9 @@ static void mesh_open(struct mesh *mesh, const struct route *route, int size)
 		}
 }
 
-/* Everybody to everybody at the same time: each i writes slot j of its outbox into slot i of j's
- * inbox, or reads slot i of j's outbox into slot j of its own inbox. Child s's neighbour in turn t
- * is (s + t) mod size, so that every child is initiator and target at once. */
+/* All pairs at the same time: each i writes slot j of its outbox into slot i of j's inbox, or reads
+ * slot i of j's outbox into slot j of its own inbox. In turn t child s works with (s + t) mod size,
+ * so that every child is initiator and target at once. */
 static void mesh_round(struct mesh *mesh, const struct route *route, uint32_t op, uint64_t seed)
 {
 	int n = mesh->size;
@@ -84,7 +83,7 @@ static void mesh_round(struct mesh *mesh, const struct route *route, uint32_t op
 			assert_string_equal(result.transport, route->name);
 		}
 	}
-	/* Both ways slot j of i's inbox now holds slot i of j's outbox. */
+	/* In either direction, slot j of i's inbox now holds slot i of j's outbox. */
 	for (int i = 0; i < n; i++)
 		for (int j = 0; j < n; j++) {
 			uint64_t from = i == j ? 0 : (uint64_t)i * SLOT, at = (uint64_t)j * SLOT;
@@ -106,7 +105,7 @@ static void mesh_run(const struct route *route, int size)
 		mesh_round(&mesh, route, WH_WRITE, 100 * round + 10);
 		mesh_round(&mesh, route, WH_READ, 100 * round + 60);
 	}
-	/* Peers leave one after the other, while the rest is still connected to them. */
+	/* Peers leave one by one, with the others still connected to them. */
 	for (int i = 0; i < size; i++) {
 		for (int j = 0; j < size; j++)
 			if (i != j)
@@ -134,7 +133,7 @@ struct worker {
 	pthread_t thread;
 	const struct fixture *f;
 	uint64_t number;
-	const char *wrong; /* what went wrong, or NULL */
+	const char *wrong; /* failure, or NULL */
 };
 
 static const char *work(const struct fixture *f, struct wh_batch *batch, uint64_t number,
@@ -179,8 +178,8 @@ static void *worker(void *arg)
 
 static void threads__one_peer(void **state)
 {
-	/* What one connection has written another one reads back. That the first comes before the
-	 * second is known to us alone, and not to the target's threads: see hidden_begin(). */
+	/* One connection reads back what another has written. The order is known to the test, not
+	 * to the target's threads: see hidden_begin(). */
 	struct child_options options = { .config = { HARNESS_TURNS ? "threads=1" : NULL } };
 	struct worker workers[THREADS];
 	struct fixture f;
@@ -227,8 +226,8 @@ static void *timed(void *arg)
 	return NULL;
 }
 
-/* Whoever waits learns at once that its batch is done, also if another thread has received the
- * answer: out of 800 small reads hardly any takes as long as a time-out somewhere. */
+/* A waiter learns of its completion at once, even if another thread has received the answer: of 800
+ * small reads hardly any takes as long as a time-out. */
 static void threads__nobody_overlooked(void **state)
 {
 	struct timed timers[THREADS];
@@ -236,7 +235,7 @@ static void threads__nobody_overlooked(void **state)
 	int slow = THREADS * 100;
 
 	fixture_open(&f, *state, THREADS * PART);
-	/* On a busy machine the scheduler alone may take so long; not three times in a row. */
+	/* On a busy machine the scheduler alone may take so long, but not three times in a row. */
 	for (int attempt = 0; attempt < 3 && slow > SCALE(16, 100); attempt++) {
 		slow = 0;
 		for (uint64_t i = 0; i < THREADS; i++) {
@@ -278,8 +277,8 @@ static void *poller(void *arg)
 	return NULL;
 }
 
-/* One polls, the other sleeps, both on the same connection: the sleeper's answers may come while
- * the other looks, and it is told. */
+/* One thread polls and another waits on the same connection. The poller may receive the waiter's
+ * answers, and must wake it. */
 static void threads__poller_beside_waiter(void **state)
 {
 	static const char *const config[] = { "connections=1", NULL };
@@ -329,7 +328,7 @@ static void *open_and_close(void *arg)
 	return NULL;
 }
 
-/* Peers of the same engine opened and closed from several threads at once. */
+/* Several threads open and close peers of one engine. */
 static void threads__open_peers(void **state)
 {
 	struct opener openers[THREADS];
@@ -403,7 +402,7 @@ static void regions__hundred_thousand(void **state)
 	want(0, wh_engine_close(engine));
 }
 
-/* ---- regions come and go ----------------------------------------------- */
+/* ---- registering and unregistering ------------------------------------ */
 
 static void want_gone(struct fixture *f, const char *name)
 {
@@ -454,7 +453,8 @@ static void regions__come_and_go(void **state)
 	fixture_close(&f);
 }
 
-/* Unregister in the middle of a bulk: afterwards no peer touches it, and the bulk fails cleanly. */
+/* Unregister during a large transfer: afterwards no peer touches the region, and the transfer fails
+ * cleanly. */
 static void regions__gone_in_mid_transfer(void **state)
 {
 	enum { TIMES = HARNESS_TURNS ? 1 : 64 };
@@ -567,17 +567,17 @@ static void key__import(void **state)
 	want_true(wh_peer_import(f.peer, other, sizeof(other), 0, &remote) < 0, "garbage");
 	memset(other, 0, sizeof(other));
 	want(-EINVAL, wh_peer_import(f.peer, other, sizeof(other), 0, &remote));
-	/* The first byte is the version. */
+	/* The first byte is the key's version. */
 	memcpy(other, key, length);
 	other[0]++;
 	want(-EPROTONOSUPPORT, wh_peer_import(f.peer, other, length, 0, &remote));
 
-	/* Of another engine (ours). */
+	/* A key of another engine (ours). */
 	want(-ENOSPC, wh_region_key(f.region, other, &small));
 	want(0, wh_region_key(f.region, other, &other_length));
 	want(-ESTALE, wh_peer_import(f.peer, other, other_length, 0, &remote));
 
-	/* Gone since, and one that is published only while we wait. */
+	/* A region that is gone, and one that is published only during the wait. */
 	want(0, child_unregister(f.child, region));
 	want_gone(&f, "exported");
 	want(-ENOENT, wh_peer_import(f.peer, key, length, 0, &remote));

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rights of single peers: each sees, and may do, what is granted to its name, whichever way it
- * comes. */
+/* peer-rights.c: rights of single peers: each sees, and may do, what is granted to its name, over
+ * every transport */
 #include "lib/fixture.h"
 #include "lib/raw.h"
 #include "wire/bytes.h"
@@ -13,7 +13,7 @@ static const struct wh_grant grants[] = {
 	{ "dave", WH_ACCESS_WRITE, 0 },
 };
 
-/* This process publishes a region to those of `grants`; children with names are after it. */
+/* This process publishes a region to the peers in `grants`; children with those names use it. */
 struct owner {
 	struct wh_engine *engine;
 	struct wh_region *region;
@@ -89,7 +89,7 @@ static void want_memory(const struct owner *owner, uint64_t seed)
 	want_true(bad == PATTERN_GOOD, "byte %zu is wrong", bad);
 }
 
-/* By tcp, or, where all rights of the region are theirs, by a mapping. */
+/* By tcp, or by a mapping if the peer has all rights on the region. */
 static void each_its_own(uint32_t kind, const char *alice_goes)
 {
 	struct initiator alice, bob, dave;
@@ -135,7 +135,7 @@ static void rights__memfd(void **state)
 	each_its_own(WH_MEMORY_SHARED, "shm");
 }
 
-/* ---- who does not look at the rights that he was told ------------------ */
+/* ---- an initiator that ignores its rights ----------------------------- */
 
 static int32_t ask(const char *name, const struct owner *owner, int published, uint8_t op)
 {
@@ -197,7 +197,7 @@ static void looker_close(struct looker *looker)
 	want(0, wh_engine_close(looker->engine));
 }
 
-/* A key names what any peer may do; who has a part of it can use it for that. */
+/* An imported key gives a peer its own rights on the region; a peer without any gets -ENOENT. */
 static void rights__exported_key(void **state)
 {
 	unsigned char key[WH_KEY_MAX];
@@ -220,8 +220,8 @@ static void rights__exported_key(void **state)
 	owner_close(&owner);
 }
 
-/* What comes and goes while peers are connected is told to those alone whom it concerns, and
- * whoever was not told of a region is not held against its going. */
+/* Changes during connections are announced only to the peers that they concern. Unregistering does
+ * not wait for a peer that was never told of the region. */
 static void rights__come_and_go(void **state)
 {
 	struct wh_region_options named = {
@@ -243,7 +243,7 @@ static void rights__come_and_go(void **state)
 		want(0, wh_region_unregister(owner.region));
 		want(0,
 		     wh_region_register(owner.engine, owner.memory, LENGTH, &named, &owner.region));
-		/* One that all may see has arrived behind it: so would it have. */
+		/* A region visible to all has arrived after it, so it would have arrived, too. */
 		snprintf(last, sizeof(last), "last%d", i);
 		open.name = last;
 		want(0, wh_region_register(owner.engine, owner.memory, LENGTH, &open, &region));

@@ -333,7 +333,7 @@ static void gone__unregistered(void **state)
 	shm_end(&shm);
 }
 
-/* The control connection breaks and is restored. The mapping works meanwhile; unregistering still
+/* The control connection breaks and is restored. Mappings keep working, and unregistering still
  * waits for us. */
 static void gone__after_a_reconnect(void **state)
 {
