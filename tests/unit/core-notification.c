@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* core-notification.c: notifications between two engines: delivery, a full inbox, cancellation,
+ * invalid frames */
 #include "unit.h"
 
 #include <errno.h>
@@ -21,10 +23,10 @@
 
 #define PATIENCE (10 * WH_SECOND)
 
-/* `here` receives, with room for two; `there` sends. */
+/* `here` receives, with an inbox for two notifications; `there` sends. */
 static struct wh_engine *here, *there;
-static struct wh_peer *peer; /* here, as there sees it */
-static struct wh_peer *self; /* here, as it sees itself */
+static struct wh_peer *peer; /* `here`, as a peer of `there` */
+static struct wh_peer *self; /* `here`, as its own peer */
 
 static int open_all(const char *spin)
 {
@@ -77,7 +79,7 @@ static struct wh_batch *submit(struct wh_peer *to, unsigned number)
 	return batch;
 }
 
-/* The number in the next one, from whom it is. */
+/* Receive a notification from the engine `from`; return the number in it. */
 static unsigned receive(const char *from, int64_t timeout)
 {
 	struct wh_notification note;
@@ -102,7 +104,7 @@ static void finish(struct wh_batch *batch)
 	assert_int_equal(wh_batch_free(batch), 0);
 }
 
-/* ---- arriving ---------------------------------------------------------- */
+/* ---- delivery ---------------------------------------------------------- */
 
 static void notify__itself(void **state)
 {
@@ -121,7 +123,7 @@ static void notify__a_peer(void **state)
 	(void)state;
 	assert_int_equal(receive("sender", PATIENCE), 7);
 	finish(batch);
-	/* And the same batch again. */
+	/* Submit the same batch again. */
 	batch = submit(peer, 8);
 	assert_int_equal(receive("sender", PATIENCE), 8);
 	assert_int_equal(wh_batch_wait(batch, PATIENCE), 0);
@@ -299,7 +301,7 @@ static void full__the_sender_leaves(void **state)
 		assert_int_equal(wh_batch_free(batches[i]), 0);
 	}
 	assert_int_equal(wh_peer_close(peer), 0);
-	await_no_session(); /* what waited there is dropped with it */
+	await_no_session(); /* drops what the session held */
 	assert_int_equal(receive("sender", 0), 0);
 	assert_int_equal(receive("sender", 0), 1);
 	assert_int_equal(wh_peer_open(there, wh_engine_url(here), NULL, &peer), 0);
@@ -330,7 +332,7 @@ static void full__the_receiver_leaves(void **state)
 	assert_int_equal(open_all("spin=no"), 0); /* for the teardown */
 }
 
-/* ---- giving up --------------------------------------------------------- */
+/* ---- cancellation ------------------------------------------------------ */
 
 static void cancel__waiting_and_sent(void **state)
 {
@@ -342,7 +344,7 @@ static void cancel__waiting_and_sent(void **state)
 	/* The last one has not been sent. */
 	assert_int_equal(wh_batch_cancel(batches[CROWD - 1]), 0);
 	assert_int_equal(wh_batch_wait(batches[CROWD - 1], 0), -ECANCELED);
-	/* The fifth has, but is not confirmed: it arrives all the same. */
+	/* The fifth has been sent but not confirmed: it arrives all the same. */
 	assert_int_equal(wh_batch_cancel(batches[4]), 0);
 	assert_int_equal(wh_batch_wait(batches[4], 0), -ECANCELED);
 	for (unsigned i = 0; i < CROWD - 1; i++)
@@ -354,7 +356,7 @@ static void cancel__waiting_and_sent(void **state)
 			finish(batches[i]);
 	}
 	assert_false(readable());
-	/* The window is as wide as before. */
+	/* The window has not shrunk. */
 	pthread_mutex_lock(&peer->notify_lock);
 	assert_int_equal(peer->notify_count, 0);
 	pthread_mutex_unlock(&peer->notify_lock);
@@ -380,7 +382,7 @@ static void cancel__own(void **state)
 	assert_int_equal(wh_batch_free(batches[2]), 0);
 }
 
-/* ---- many threads ------------------------------------------------------ */
+/* ---- concurrency ------------------------------------------------------- */
 
 #define EACH 50
 
@@ -418,13 +420,13 @@ static void threads__lose_nothing(void **state)
 		got += !wh_engine_notification(here, &note, 5 * WH_MS);
 	for (int i = 0; i < 6; i++)
 		pthread_join(threads[i], NULL);
-	/* Of those that were cancelled some have been sent before. */
+	/* Some cancelled ones had been sent before. */
 	while (!wh_engine_notification(here, &note, 50 * WH_MS))
 		got++;
 	assert_in_range(got, 6 * (EACH - EACH / 8), 6 * EACH);
 }
 
-/* ---- misuse and hostility ---------------------------------------------- */
+/* ---- misuse and hostile peers ------------------------------------------ */
 
 static void misuse(void **state)
 {
@@ -470,9 +472,9 @@ static void notified_hostile(void *arg)
 	*result++ = wh_session_notified(session(), payload, 0);
 	*result++ = wh_session_notified(session(), payload, 8);
 	*result++ = wh_session_notified(session(), payload, 9 + WH_NOTIFICATION_MAX);
-	/* Two into the inbox, 16 kept, one too many. */
+	/* Two in the inbox, 16 held, one too many. */
 	for (int i = 0; i < 19; i++) {
-		wh_put64(payload, 1000000 + (uint64_t)i); /* the other side never sent them */
+		wh_put64(payload, 1000000 + (uint64_t)i); /* never sent by the other side */
 		*result++ = wh_session_notified(session(), payload, 9);
 	}
 }
@@ -491,7 +493,7 @@ static void notified__hostile(void **state)
 	assert_int_equal(result[21], -EPROTO);
 	for (int i = 0; i < 18; i++)
 		assert_int_equal(wh_engine_notification(here, &note, PATIENCE), 0);
-	/* The confirmations of what was never sent harm nobody. */
+	/* Confirmations of unsent notifications do no harm. */
 	finish(submit(peer, 1));
 	assert_int_equal(receive("sender", PATIENCE), 1);
 }

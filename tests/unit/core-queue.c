@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* core-queue.c: completion queues: order, descriptor, waiting, threads */
 #include "unit.h"
 
 #include <errno.h>
@@ -17,7 +18,7 @@
 
 static struct wh_engine *engine;
 static struct wh_queue *queue;
-static struct wh_batch batches[64]; /* of which the queue sees links, user and status only */
+static struct wh_batch batches[64]; /* the queue uses only links, user and status */
 
 static int open_engine(const char *spin)
 {
@@ -101,7 +102,7 @@ static void put__never_twice(void **state)
 	wh_queue_put(queue, &batches[2]);
 	wh_queue_put(queue, &batches[1]);
 	assert_int_equal(wh_queue_take(queue, out, 4, 0), 2);
-	/* Taken: it may come again. */
+	/* Once taken, a batch may be put again. */
 	wh_queue_put(queue, &batches[1]);
 	assert_int_equal(wh_queue_take(queue, out, 4, 0), 1);
 	assert_int_equal(out[0].user, 1);
@@ -165,7 +166,7 @@ static void *put_many(void *arg)
 {
 	struct wh_batch *mine = arg;
 
-	/* As a batch that is submitted again once its completion has been taken. */
+	/* As for a batch that is submitted again after its completion has been taken. */
 	for (unsigned round = 0; round < ROUNDS; round++) {
 		for (unsigned i = 0; i < 16; i++)
 			wh_queue_put(queue, &mine[i]);
@@ -196,7 +197,7 @@ static void *take_many(void *arg)
 	return NULL;
 }
 
-/* Every completion is taken once, whoever waits. */
+/* Each completion is taken exactly once, by any waiter. */
 static void take__from_several_threads(void **state)
 {
 	pthread_t threads[4];
@@ -290,13 +291,13 @@ static void batch__reports_and_is_forgotten(void **state)
 	assert_int_equal(wh_queue_take(queue, out, 2, 5 * WH_SECOND), 1);
 	assert_int_equal(out[0].user, 77);
 	assert_int_equal(out[0].status, 0);
-	/* Submitted twice without a look: one completion. */
+	/* Submitted twice without a take: one completion. */
 	assert_int_equal(wh_batch_submit(batch), 0);
 	assert_int_equal(wh_batch_wait(batch, 5 * WH_SECOND), 0);
 	assert_int_equal(wh_batch_submit(batch), 0);
 	assert_int_equal(wh_batch_wait(batch, 5 * WH_SECOND), 0);
 	assert_int_equal(wh_queue_take(queue, out, 2, 5 * WH_SECOND), 1);
-	/* Freed without a look: none. */
+	/* Freed without a take: no completion. */
 	assert_int_equal(wh_batch_submit(batch), 0);
 	assert_int_equal(wh_batch_wait(batch, 5 * WH_SECOND), 0);
 	assert_int_equal(wh_batch_free(batch), 0);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Regions of an engine, and how another one sees them. */
+/* core-region.c: regions of an engine, and how another engine sees them */
 #include "unit.h"
 
 #include <errno.h>
@@ -20,7 +20,7 @@
 
 #define PATIENCE (10 * WH_SECOND)
 
-/* `owner` has regions; `other` looks at them as `peer`, the owner itself as `self`. */
+/* `owner` has the regions. `other` sees them through `peer`, the owner through `self`. */
 static struct wh_engine *owner, *other;
 static struct wh_peer *peer, *self;
 static char memory[1 << 16] __attribute__((aligned(4096)));
@@ -90,7 +90,7 @@ static int try(void *address, size_t length, struct wh_region_options options)
 
 	options.size = sizeof(options);
 	error = wh_region_register(owner, address, length, &options, &region);
-	assert_ptr_equal(region, memory); /* untouched: all of these fail */
+	assert_ptr_equal(region, memory); /* unchanged: all calls fail */
 	return error;
 }
 
@@ -159,8 +159,8 @@ static void register__bad_grants(void **state)
 	assert_int_equal(owner->regions.count, 0);
 }
 
-/* Whoever is named has what is granted, be it more or less than others have; the place what any
- * has. */
+/* A named peer has the rights granted to it, more or less than others have. The entry's access is
+ * the union of all rights. */
 static void register__grants(void **state)
 {
 	const struct wh_grant grants[] = {
@@ -188,7 +188,7 @@ static void register__grants(void **state)
 				 others ? WH_ACCESS_READ : WH_ACCESS_NONE);
 		drop(region);
 	}
-	/* The entry is used again, without grants. */
+	/* The entry is reused, without grants. */
 	region = add(0, 1, NULL, 0);
 	assert_int_equal(wh_region_access(region, "mallory"), WH_ACCESS_READ | WH_ACCESS_WRITE);
 	drop(region);
@@ -248,7 +248,7 @@ static void register__in_an_allocation(void **state)
 	assert_int_equal(wh_memory_alloc(owner, 10000, NULL, (void **)&shared), 0);
 	assert_int_equal(wh_memory_alloc(owner, 10000, &private, (void **)&huge), 0);
 	assert_int_equal(flags_of(shared, 10000), WH_REGION_MAPPABLE);
-	/* A part as well: whether a peer may map it depends on what else he sees. */
+	/* A part, too: whether a peer may map it depends on what else that peer sees. */
 	assert_int_equal(flags_of(shared, 9999), WH_REGION_MAPPABLE);
 	assert_int_equal(flags_of(shared + 1, 9999), WH_REGION_MAPPABLE);
 	assert_int_equal(flags_of(shared, 12288), WH_REGION_MAPPABLE);
@@ -260,7 +260,7 @@ static void register__in_an_allocation(void **state)
 	assert_int_equal(wh_memory_free(owner, huge), 0);
 }
 
-/* ---- looking at one's own ---------------------------------------------- */
+/* ---- lookup of own regions --------------------------------------------- */
 
 static void lookup__the_smallest(void **state)
 {
@@ -327,7 +327,7 @@ static void unregister__used_by_a_batch(void **state)
 	atomic_fetch_add(&region->batches, 1);
 	assert_int_equal(wh_region_unregister(region), -EBUSY);
 	assert_non_null(strstr(wh_error_text(), "1 unfinished batches"));
-	/* As if nothing had been asked. */
+	/* The refused call has changed nothing. */
 	entry = wh_region_entry_enter(&owner->regions, id);
 	assert_non_null(entry);
 	wh_region_entry_leave(entry);
@@ -353,13 +353,13 @@ static void unregister__waits_for_a_copy(void **state)
 	int64_t start = wh_now();
 
 	(void)state;
-	/* First it takes longer than the setting allows. */
+	/* The copy first takes longer than the timeout. */
 	assert_int_equal(wh_region_unregister(region), -EBUSY);
 	assert_true(wh_now() - start >= 1000 * WH_MS);
 	assert_int_equal(wh_region_id(region), id);
 	assert_null(wh_region_entry_enter(&owner->regions, id));
 	assert_int_equal(wh_peer_find(self, "copied", 0, &remote), -ENOENT);
-	/* The name is free meanwhile. */
+	/* The name is free during the wait. */
 	drop(add(200, 100, "copied", 0));
 	assert_int_equal(pthread_create(&thread, NULL, leave_later, entry), 0);
 	while (wh_region_unregister(region) == -EBUSY)
@@ -391,7 +391,7 @@ static void unregister__misuse(void **state)
 
 static atomic_bool stop;
 
-/* As a submission does: count, then look whether it is still the same region. */
+/* As a submission: count, then check that the region is still the same. */
 static void *hold_often(void *arg)
 {
 	struct wh_region *region = arg;
@@ -399,7 +399,7 @@ static void *hold_often(void *arg)
 
 	for (unsigned turn = 0; !atomic_load(&stop); turn++) {
 		if (turn % 64 == 0)
-			usleep(50); /* or it is never idle where threads run one at a time */
+			usleep(50); /* else never idle where threads run one at a time */
 		id = atomic_load(&region->entry.id);
 		atomic_fetch_add(&region->batches, 1);
 		if (id && atomic_load(&region->entry.id) == id && region->entry.length != 100)
@@ -430,7 +430,7 @@ static void unregister__races_with_submissions(void **state)
 		assert_int_equal(error, 0);
 		gone++;
 		region = add(0, 100, NULL, 0);
-		assert_ptr_equal(region, first); /* the entry is used again */
+		assert_ptr_equal(region, first); /* the entry is reused */
 	}
 	atomic_store(&stop, true);
 	pthread_join(thread, NULL);
@@ -440,7 +440,7 @@ static void unregister__races_with_submissions(void **state)
 
 /* ---- as a peer sees them ----------------------------------------------- */
 
-/* Wait until the peer shows so many. */
+/* Wait until the peer shows `count` regions. */
 static void await_regions(uint32_t count)
 {
 	struct wh_peer_info info = { .size = sizeof(info) };
@@ -581,7 +581,7 @@ static void find__the_peer_is_lost(void **state)
 		assert_true(wh_now() < end);
 	} while (error == -ENOENT);
 	assert_int_equal(error, -ECONNRESET);
-	/* It may come back in that time; it does not. */
+	/* The peer may return within that time; it does not. */
 	assert_int_equal(wh_peer_find(peer, "x", 20 * WH_MS, &remote), -ECONNRESET);
 	assert_int_equal(wh_peer_close(peer), 0);
 	assert_int_equal(wh_engine_close(other), 0);
@@ -650,7 +650,7 @@ static void connect__to_many(void **state)
 	assert_int_equal(wh_peer_close(second), 0);
 }
 
-/* ---- what a peer may say: without a connection, what loop 0 does ------- */
+/* ---- announcements of a peer, without a connection, as on loop 0 ------- */
 
 static struct wh_peer fake;
 
@@ -726,7 +726,7 @@ static void remove__unknown_and_known(void **state)
 	assert_int_equal(says(ID(6, 0), 0x1000, "a"), 0);
 }
 
-/* In the list of a new connection: what has changed meanwhile was not told. */
+/* In the list of a new connection: removals before it were not announced. */
 static void add__makes_way_in_a_new_list(void **state)
 {
 	(void)state;
@@ -734,12 +734,12 @@ static void add__makes_way_in_a_new_list(void **state)
 	assert_int_equal(says(ID(5, 1), 0x2000, "b"), 0);
 	assert_int_equal(says(ID(5, 2), 0x3000, ""), 0);
 	fake.list_round++;
-	assert_int_equal(says(ID(6, 0), 0x4000, "b"), 0); /* in the way: an entry, and a name */
+	assert_int_equal(says(ID(6, 0), 0x4000, "b"), 0); /* replaces entries 0 and 1 */
 	assert_int_equal(says(ID(5, 2), 0x3000, ""), 0);
 	assert_int_equal(wh_region_table_count(&fake.regions), 2);
 	assert_null(wh_region_entry_enter(&fake.regions, ID(5, 0)));
 	assert_null(wh_region_entry_enter(&fake.regions, ID(5, 1)));
-	/* In one and the same list it would be a lie. */
+	/* Within one list, duplicates are a protocol error. */
 	assert_int_equal(says(ID(7, 0), 0x4000, ""), -EPROTO);
 	assert_int_equal(says(ID(7, 1), 0x4000, "b"), -EPROTO);
 }
@@ -751,7 +751,7 @@ static void remove__while_it_is_copied(void **state)
 	pthread_t thread;
 
 	(void)state;
-	fake.engine = owner; /* whose timeout is short */
+	fake.engine = owner; /* its timeout is short */
 	assert_int_equal(says(ID(5, 0), 0x1000, "a"), 0);
 	entry = wh_region_entry_enter(&fake.regions, ID(5, 0));
 	assert_int_equal(wh_remote_remove(&fake, ID(5, 0)), -EBUSY);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which image of the kernels a GPU gets, on the fake driver, which takes what such a GPU's would.
- */
+/* gpu-kernels.c: which kernel image each GPU gets. The fake driver accepts what a real one of that
+ * GPU would. */
 #include "fake-cuda.h"
 
 #include <errno.h>
@@ -15,8 +15,8 @@ static void set_capability(int capability)
 	assert_int_equal(set(76, capability % 10), 0);
 }
 
-/* What the kernels are loaded as: "sm_90"; NULL: they are not, and *out is the error. `newer`: by a
- * driver that has cuFuncLoad(). */
+/* The image that is loaded, for example "sm_90". NULL: none; *out is the error. `newer`: the driver
+ * has cuFuncLoad(). */
 static const char *loaded_as(bool newer, int *out)
 {
 	struct wh_cuda_kernels kernels;
@@ -50,7 +50,7 @@ static int tear_down(void **state)
 	return 0;
 }
 
-/* Every capability that CUDA 13.0 knows and that there is machine code for, and later ones. */
+/* Every capability that CUDA 13.0 knows and that has machine code, and later ones. */
 static void images__each_capability(void **state)
 {
 	static const struct {
@@ -75,12 +75,12 @@ static void images__each_capability(void **state)
 			fail_msg("%d.%d gets %s, not %s", all[i].capability / 10,
 				 all[i].capability % 10, image ? image : wh_error_text(),
 				 all[i].image);
-		/* At the first attempt. */
+		/* With the first attempt. */
 		assert_int_equal(fake_calls("cuModuleLoadDataEx") - before, 1);
 	}
 }
 
-/* Older than the PTX: its compiler says why. */
+/* Older than the PTX: the error contains the compiler's reason. */
 static void images__too_old(void **state)
 {
 	static const int all[] = { 72, 70, 61 };
@@ -96,7 +96,8 @@ static void images__too_old(void **state)
 	}
 }
 
-/* The machine code is of a newer toolkit than the driver: the PTX is not. And neither of them. */
+/* The machine code is from a newer toolkit than the driver supports, the PTX is not. Then both
+ * are. */
 static void images__refused(void **state)
 {
 	int error;
@@ -110,8 +111,8 @@ static void images__refused(void **state)
 	assert_non_null(strstr(wh_error_text(), "too old"));
 }
 
-/* With lazy loading a function would come to the GPU with its first launch: each is made to come at
- * once, by drivers that have no call for it as well. */
+/* Lazy loading would load a function with its first launch. Each is loaded at once instead, with or
+ * without a driver call for it. */
 static void functions__loaded_at_once(void **state)
 {
 	uint64_t before;
@@ -121,15 +122,14 @@ static void functions__loaded_at_once(void **state)
 	before = fake_calls("cuFuncLoad");
 	assert_non_null(loaded_as(true, &error));
 	assert_int_equal(fake_calls("cuFuncLoad") - before, WH_BLOCKS_VARIANTS);
-	/* One that cannot be had is an error now, not with the first launch. */
+	/* A function that does not load is an error now, not at the first launch. */
 	fake_fail("cuFuncLoad", 2, CUDA_OUT_OF_MEMORY);
 	assert_null(loaded_as(true, &error));
 	assert_int_equal(error, -ENOMEM);
 	assert_non_null(strstr(wh_error_text(), "cuFuncLoad (wh_blocks_"));
 }
 
-/* The same where there is no call for it, as before CUDA 12.4: asking for an attribute does it,
- * too. */
+/* The same without that call, before CUDA 12.4: reading an attribute loads the function, too. */
 static void functions__loaded_at_once_by_an_old_driver(void **state)
 {
 	uint64_t loads, asked;

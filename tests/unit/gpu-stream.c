@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What lanes do to bytes, against a model: lists of pairs and of blocks of any shape, more than a
- * ring holds, and which way is chosen for them. */
+/* gpu-stream.c: the copies of a GPU stream against a model: lists of pairs and of blocks of all
+ * shapes, more than a ring holds, and the choice between kernel and copy engine */
 #include "fake-cuda.h"
 
 #include "gpu/stream.h"
 
-/* Bytes on each side. The thread sanitizer looks at all that the stand-in for a GPU moves, 16 at a
- * time. */
+/* Bytes on each side. Fewer under the thread sanitizer, which checks every 16 bytes that the fake
+ * GPU moves. */
 #ifdef __SANITIZE_THREAD__
 #define ROOM ((uint64_t)10 << 20)
 #else
@@ -18,8 +18,8 @@ struct bench {
 	struct wh_engine *engine;
 	struct wh_gpu_stream *stream;
 	void *from, *to;
-	uint8_t *source, *expected; /* what is at `from`, and should be at `to` */
-	uint8_t *seen; /* what is */
+	uint8_t *source, *expected; /* bytes at `from`; bytes expected at `to` */
+	uint8_t *seen; /* bytes read from `to` */
 	struct wh_pair pairs[PAIRS];
 };
 
@@ -36,7 +36,7 @@ static void set_up(struct bench *b, enum wh_blocks_way way)
 	assert_int_equal(wh_memory_alloc(b->engine, ROOM, &options, &b->to), 0);
 	b->source = malloc(ROOM);
 	b->expected = calloc(1, ROOM);
-	b->seen = calloc(1, ROOM); /* what a GPU writes valgrind does not see */
+	b->seen = calloc(1, ROOM); /* calloc: valgrind does not see a GPU's writes */
 	assert_true(b->source && b->expected && b->seen);
 	for (uint64_t i = 0; i < ROOM; i += 8)
 		memcpy(b->source + i, &(uint64_t){ next_random(&state) }, 8);
@@ -86,7 +86,7 @@ static void wait_for(struct bench *b, struct turn *turn)
 	assert_int_equal(turn->error, 0);
 }
 
-/* Costs with which everything, or nothing, or what is shorter goes by the kernel. */
+/* Costs that make the kernel move everything, nothing, or the shorter fragments. */
 enum costs { ALL_KERNEL, ALL_COPIES, MIXED, COSTS };
 
 static void set_costs(struct wh_gpu_stream *stream, enum costs costs)
@@ -94,7 +94,7 @@ static void set_costs(struct wh_gpu_stream *stream, enum costs costs)
 	static const struct wh_gpu_stream_cost all[COSTS] = {
 		[ALL_KERNEL] = { 1, 1e6, 100, 100, true },
 		[ALL_COPIES] = { 1e12, 1, 100, 100, true },
-		[MIXED] = { 10, 1000, 50, 100, true }, /* copies from 100,000 bytes on */
+		[MIXED] = { 10, 1000, 50, 100, true }, /* copy engine from 100,000 bytes on */
 	};
 
 	stream->measured = all[costs];
@@ -111,19 +111,19 @@ static uint64_t random_length(uint64_t *state, int shape)
 
 	switch (shape) {
 	case 0:
-		return 4096; /* all the same */
+		return 4096; /* all equal */
 	case 1:
 		return 1 + next_random(state) % 64;
 	case 2:
 		return odd[next_random(state) % (sizeof(odd) / sizeof(odd[0]))];
 	case 3:
 		return 16 * (1 + next_random(state) % 300);
-	default: /* the same for a while, then another */
+	default: /* equal for a while, then another */
 		return next_random(state) % 100 ? 1000 : 1 + next_random(state) % 5000;
 	}
 }
 
-/* Targets follow each other, with gaps; sources lie anywhere. */
+/* Targets in ascending order with gaps; sources anywhere. */
 static uint64_t make_pairs(struct bench *b, uint64_t *state, int shape)
 {
 	uint64_t at = next_random(state) % 64, n = 0;
@@ -149,7 +149,7 @@ static uint64_t make_pairs(struct bench *b, uint64_t *state, int shape)
 	return n;
 }
 
-/* In as many turns as it takes, several under way at once. */
+/* In as many submissions as it takes, several in flight. */
 static unsigned put_all(struct bench *b, uint64_t count)
 {
 	struct turn turns[4] = { 0 };
@@ -169,7 +169,7 @@ static unsigned put_all(struct bench *b, uint64_t count)
 		wh_gpu_stream_end(&doing, &turn->job);
 		assert_true(now <= count - put);
 		put += now;
-		assert_true(n < 100000); /* it does not get on */
+		assert_true(n < 100000); /* no progress */
 	}
 	for (unsigned i = 0; i < 4; i++) {
 		if (turns[i].job.done)
@@ -197,7 +197,7 @@ static void pairs__against_a_model(void **state)
 	free(b);
 }
 
-/* A hundred thousand pairs of one byte are more than the ring holds. */
+/* A hundred thousand pairs of one byte exceed the ring. */
 static void pairs__more_than_the_ring(void **state)
 {
 	enum { COUNT = 200000 };
@@ -223,7 +223,7 @@ static void pairs__more_than_the_ring(void **state)
 		wh_gpu_stream_begin(b->stream, &doing);
 		now = wh_gpu_stream_pairs(&doing, pairs + put, COUNT - put);
 		assert_true(now > 0);
-		/* What does not fit now does not fit a second time in the same turn. */
+		/* What does not fit now does not fit a second time in the same submission. */
 		if (now < COUNT - put)
 			now += wh_gpu_stream_pairs(&doing, pairs + put + now, COUNT - put - now);
 		wh_gpu_stream_end(&doing, &turn.job);
@@ -238,7 +238,7 @@ static void pairs__more_than_the_ring(void **state)
 	free(b);
 }
 
-/* One long pair, that a list of all classes would not hold; longer than one launch is cut into. */
+/* One long pair, longer than a launch handles and than a list of all size classes holds. */
 static void pairs__long_ones(void **state)
 {
 	struct bench *b = malloc(sizeof(*b));
@@ -259,7 +259,7 @@ static void pairs__long_ones(void **state)
 
 /* ---- blocks ------------------------------------------------------------ */
 
-/* Blocks of all bases, with lists on both sides, on one, or on none. */
+/* Blocks of all bases, with offset lists on both sides, on one, or on none. */
 static void blocks_once(struct bench *b, uint64_t *state, uint64_t length, uint64_t count,
 			unsigned bases, unsigned lists)
 {
@@ -297,7 +297,7 @@ static void blocks_once(struct bench *b, uint64_t *state, uint64_t length, uint6
 
 		wh_gpu_stream_begin(b->stream, &doing);
 		now = wh_gpu_stream_blocks(&doing, &work, put, count - put);
-		/* As much as there is room for, then as much again, which may be nothing. */
+		/* As many as fit, then as many again, possibly none. */
 		if (now && now < count - put)
 			now += wh_gpu_stream_blocks(&doing, &work, put + now, count - put - now);
 		wh_gpu_stream_end(&doing, &turn.job);
@@ -335,9 +335,9 @@ static void blocks__against_a_model(void **state)
 	free(b);
 }
 
-/* ---- what it costs ----------------------------------------------------- */
+/* ---- costs ------------------------------------------------------------- */
 
-/* By the better way. */
+/* The estimate for the cheaper way. */
 static double estimate(const struct wh_gpu_stream *stream, uint64_t count, uint64_t length)
 {
 	double kernel, copies;
@@ -355,10 +355,10 @@ static void costs__choice(void **state)
 	(void)state;
 	gpu.without[0] = 0;
 	wh_gpu_stream_guess_cost(&stream);
-	/* One large piece by the copy engine, many small ones by the kernel. */
+	/* One large fragment: the copy engine. Many small ones: the kernel. */
 	assert_false(wh_gpu_stream_prefers_kernel(&stream, 1, UINT64_C(1) << 30));
 	assert_true(wh_gpu_stream_prefers_kernel(&stream, 16384, 4096));
-	/* More pieces of the same length never turn it back to copies. */
+	/* More fragments of one length never turn the choice back to copies. */
 	for (uint64_t length = 1; length <= 1 << 20; length *= 4) {
 		bool kernel = false;
 
@@ -375,9 +375,9 @@ static void costs__choice(void **state)
 	assert_false(wh_gpu_stream_prefers_kernel(&stream, 1000, 8));
 	set_costs(&stream, ALL_KERNEL);
 	assert_true(wh_gpu_stream_prefers_kernel(&stream, 1, 8));
-	/* No pieces and no bytes are nothing to divide by. */
+	/* No fragments and no bytes: no division by zero. */
 	assert_true(estimate(&stream, 0, 0) >= 0);
-	/* A kernel that is not there is never the better one. */
+	/* A missing kernel is never preferred. */
 	strcpy(gpu.without, "why");
 	assert_false(wh_gpu_stream_prefers_kernel(&stream, 1, 8));
 	wh_gpu_stream_times(&stream, 1000, 8, &kernel_takes, &copies_take);
@@ -401,7 +401,7 @@ static void costs__probe(void **state)
 		assert_true(cost->measured && cost->launch > 0 && cost->copy > 0);
 		assert_true(cost->kernel_rate > 0 && cost->copy_rate > 0);
 		memset(b->expected, 0, ROOM);
-		compare(b); /* it writes nowhere but into what is its own */
+		compare(b); /* the measurement writes only to memory of its own */
 		tear_down(b);
 	}
 	free(b);

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* memory-allocate.c: allocating, freeing and querying host memory */
 #include "unit.h"
 
 #include <dirent.h>
@@ -135,7 +136,7 @@ static void alloc__misuse(void **state)
 	assert_int_equal(wh_memory_alloc(engine, 1, &options, &address), -EINVAL);
 	options = (struct wh_memory_options){ .size = 0 };
 	assert_int_equal(wh_memory_alloc(engine, 1, &options, &address), -EINVAL);
-	assert_ptr_equal(address, &options); /* never touched */
+	assert_ptr_equal(address, &options); /* unchanged */
 }
 
 static void alloc__too_much(void **state)
@@ -171,7 +172,7 @@ static void alloc__no_descriptor_left(void **state)
 	assert_int_equal(error, -EMFILE);
 }
 
-/* ---- what a shared allocation promises to those who map it ------------- */
+/* ---- guarantees of a shared allocation to those who map it ------------- */
 
 static void shared__is_sealed_and_private_to_the_user(void **state)
 {
@@ -194,7 +195,7 @@ static void shared__is_sealed_and_private_to_the_user(void **state)
 	assert_int_equal(errno, EPERM);
 	assert_int_equal(ftruncate(memory->fd, 1 << 20), -1);
 	assert_int_equal(errno, EPERM);
-	/* It is this memory. */
+	/* The file is this memory. */
 	bytes[5000] = 42;
 	assert_int_equal(pread(memory->fd, &byte, 1, 5000), 1);
 	assert_int_equal(byte, 42);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Allocating and querying memory that takes a GPU, on the fake driver. */
+/* memory-gpu.c: allocating and querying GPU memory, on the fake driver */
 #include "fake-cuda.h"
 
 #include <dirent.h>
@@ -138,7 +138,7 @@ static void alloc__every_kind(void **state)
 			assert_int_equal((uintptr_t)base % 256, 0);
 			if (!on_device(kind)) {
 				assert_int_equal((uintptr_t)base % 4096, 0);
-				memset(base, 0, lengths[i]); /* the CPU may */
+				memset(base, 0, lengths[i]); /* the CPU can access it */
 			}
 			check_zero(base, lengths[i]);
 			must_free(base);
@@ -150,7 +150,7 @@ static void alloc__every_kind(void **state)
 	assert_int_equal(open_descriptors(), descriptors);
 }
 
-/* What IPC hands out is whole blocks: nothing else may be in them. */
+/* IPC exports whole blocks: nothing else may share them. */
 static void alloc__takes_whole_blocks(void **state)
 {
 	static const uint32_t kinds[] = { WH_MEMORY_DEVICE, WH_MEMORY_VMM, WH_MEMORY_POOL };
@@ -290,7 +290,7 @@ static void location__misuse(void **state)
 	}
 }
 
-/* The policy of a page's mapping, asked of the kernel. */
+/* The NUMA policy of a page's mapping, from the kernel. */
 static int policy_node(const void *address)
 {
 	unsigned long nodes[16] = { 0 };
@@ -327,7 +327,7 @@ static void location__numa(void **state)
 	snprintf(name[1], sizeof(name[1]), "numa:%d", absent);
 	for (uint32_t kind = WH_MEMORY_PAGEABLE; kind <= WH_MEMORY_PINNED; kind++) {
 		error = try(5 * MIB, kind, name[0], 0, &address);
-		/* a kernel without NUMA, or a container that forbids it: it says so */
+		/* no NUMA in the kernel, or forbidden in this container: the error says so */
 		if (!can) {
 			assert_true(error == -EOPNOTSUPP || error == -EPERM);
 			assert_non_null(strstr(wh_error_text(), "get_mempolicy"));
@@ -356,7 +356,7 @@ static void alloc__out_of_memory(void **state)
 	(void)state;
 	set(0, 4 * MIB);
 	for (uint32_t kind = WH_MEMORY_DEVICE; kind <= WH_MEMORY_POOL; kind++) {
-		if (kind == WH_MEMORY_MANAGED) /* which may be more than a GPU has */
+		if (kind == WH_MEMORY_MANAGED) /* it may exceed a GPU's memory */
 			continue;
 		assert_int_equal(try(8 * MIB, kind, NULL, 0, &address), -ENOMEM);
 		assert_non_null(strstr(wh_error_text(), "cuda:0"));
@@ -371,7 +371,7 @@ static void alloc__out_of_memory(void **state)
 	assert_int_equal(open_descriptors(), descriptors);
 }
 
-/* Whichever call fails, the errno is its own and nothing is left behind. */
+/* Whichever call fails: the errno is its own, and nothing leaks. */
 static void alloc__each_call_fails(void **state)
 {
 	static const char *const calls[] = {
@@ -403,7 +403,7 @@ static void alloc__each_call_fails(void **state)
 			fake_fail(calls[i], 1, 999);
 			error = try(3 * MIB, kind, NULL, 0, &address);
 			fake_fail(calls[i], 1, 0);
-			if (fake_calls(calls[i]) == count) { /* this kind has no need of it */
+			if (fake_calls(calls[i]) == count) { /* not used for this kind */
 				assert_int_equal(error, 0);
 				must_free(address);
 				continue;
@@ -450,7 +450,7 @@ static void every_call__the_device_is_lost(void **state)
 	}
 	assert_int_equal(wh_memory_query(engine, address, &info), -EIO);
 	assert_int_equal(wh_region_register(engine, address, MIB, NULL, &region), -EIO);
-	/* The other one works. */
+	/* The other GPU works. */
 	second = must_alloc(MIB, WH_MEMORY_DEVICE, "cuda:1");
 	assert_int_equal(query(second).device, 1);
 	must_free(second);
@@ -481,7 +481,7 @@ static void no_driver(const char *setting, const char *text)
 		assert_int_equal(wh_region_unregister(region), 0);
 		must_free(address);
 	}
-	/* Memory of a GPU that somebody else in the process has is still not the host's. */
+	/* GPU memory of another user in this process is still not host memory. */
 	assert_true(wh_memory_query(engine, gpu, &info) < 0);
 	assert_true(wh_region_register(engine, gpu, MIB, NULL, &region) < 0);
 	assert_int_equal(wh_memory_query(engine, &info, &info), 0);
@@ -545,7 +545,7 @@ static void query__memory_of_the_application(void **state)
 	free(heap);
 }
 
-/* The engine's own memory that the application locks as well keeps its kind. */
+/* The engine's own memory keeps its kind if the application page-locks it, too. */
 static void query__ours_pinned_by_the_application(void **state)
 {
 	char *shared = must_alloc(MIB, WH_MEMORY_SHARED, NULL);
@@ -585,7 +585,7 @@ static void query__several_mappings(void **state)
 	info = query(pointer(base + 8 * MIB));
 	assert_int_equal(info.device, 1);
 	assert_int_equal(info.mappings, 1);
-	/* Set aside, and nothing behind it. */
+	/* Reserved addresses without memory. */
 	assert_int_equal(wh_memory_query(engine, pointer(base + 11 * MIB), &info), -EFAULT);
 	unreserve(engine, base, 16 * MIB);
 }
@@ -598,7 +598,7 @@ static int copy_stretches(void *arg, const struct wh_vma *stretch)
 	return 0;
 }
 
-/* Both ways of asking the kernel say the same, and the right thing. */
+/* Both queries of the kernel's mappings agree, and are right. */
 static void stretches__both_ways(void **state)
 {
 	char *base = mmap(NULL, 5 * 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -631,7 +631,7 @@ static void stretches__both_ways(void **state)
 	munmap(base, 5 * 4096);
 }
 
-/* An older caller's struct gets what it knows. */
+/* An older caller's struct gets the members that it has. */
 static void query__an_older_header(void **state)
 {
 	struct {

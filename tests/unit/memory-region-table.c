@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* memory-region-table.c: region entries: ids, closing, lookup by name and address, iteration,
+ * threads */
 #include "unit.h"
 
 #include <errno.h>
@@ -13,7 +15,7 @@
 
 #define ANY UINT8_MAX
 
-/* An entry as its owners have them: more than the place, and not a round number of bytes. */
+/* An entry as its owner embeds it: larger than the base, with an odd size. */
 struct entry {
 	struct wh_region_entry entry;
 	uint64_t more[5];
@@ -39,7 +41,7 @@ static uint64_t id_of(const struct wh_region_entry *entry)
 	return atomic_load(&entry->id);
 }
 
-/* Publish; the id or a negative errno. */
+/* Publish an entry; its id, or a negative errno. */
 static int64_t add(uint64_t address, uint64_t length, const char *name,
 		   struct wh_region_entry **out)
 {
@@ -74,7 +76,7 @@ static void drop(struct wh_region_entry *entry)
 	wh_region_table_free(&table, entry);
 }
 
-/* The address of the place found, or 0. */
+/* The address of the entry found, or 0. */
 static uint64_t find(uint64_t address, uint64_t length)
 {
 	struct wh_region_entry copy;
@@ -113,7 +115,7 @@ static int by_value(const void *a, const void *b)
 	return one < other ? -1 : one > other;
 }
 
-/* Each bit above the index is set in about half of them, and none comes twice. */
+/* Each bit above the index is set in about half of the ids, and no id occurs twice. */
 static void want_random(uint64_t *ids, size_t count)
 {
 	for (unsigned bit = 22; bit < 64; bit++) {
@@ -128,8 +130,7 @@ static void want_random(uint64_t *ids, size_t count)
 		assert_true(ids[i] != ids[i - 1]);
 }
 
-/* Who has had the memory knows all the ids that an entry had, and has all bits of the next one to
- * guess. */
+/* A peer that knows all earlier ids of an entry has to guess every bit of the next. */
 static void new__ids_do_not_tell_the_next(void **state)
 {
 	enum { COUNT = 4096 };
@@ -151,7 +152,7 @@ static void new__ids_do_not_tell_the_next(void **state)
 	want_random(ids, COUNT);
 }
 
-/* Nor does another entry's, or another engine's. */
+/* Nor do ids of other entries or engines reveal it. */
 static void new__entries_and_engines_differ(void **state)
 {
 	enum { COUNT = 1024 };
@@ -198,7 +199,7 @@ static void at__never_used_is_null(void **state)
 	assert_null(wh_region_table_at(&table, UINT32_MAX));
 	assert_null(wh_region_entry_enter(&table, UINT64_MAX));
 	assert_null(wh_region_entry_enter(&table, 0));
-	/* Not used, but in a chunk that is there: its id is 0. */
+	/* An unused entry of an allocated chunk: its id is 0. */
 	assert_null(wh_region_entry_enter(&table, 5));
 	assert_null(wh_region_entry_enter(&table, 5ull | 1ull << 22));
 	drop(entry);
@@ -282,7 +283,7 @@ static void holds__never_wraps(void **state)
 static atomic_bool stop;
 static _Atomic uint64_t current;
 
-/* Enter whatever is current; what is inside must not change under us. */
+/* Enter the current id; the entry must not change while in use. */
 static void *visit(void *arg)
 {
 	_Atomic uint64_t *visits = arg;
@@ -293,7 +294,7 @@ static void *visit(void *arg)
 
 		if (!entry)
 			continue;
-		/* The owner gives every use its own address, which is its id. */
+		/* The owner sets the address of each use to its id. */
 		if (entry->address != id || entry->length != (id >> 32))
 			abort();
 		wh_region_entry_leave(entry);
@@ -331,7 +332,7 @@ static void close__races_with_entering(void **state)
 	atomic_store(&stop, true);
 	for (int i = 0; i < 2; i++)
 		pthread_join(threads[i], NULL);
-	/* Every use left an entry behind in the index by address; they do not pile up. */
+	/* Every use left a stale element in the address index; these do not accumulate. */
 	assert_true(table.sorted_room <= 128);
 }
 
@@ -379,7 +380,7 @@ static void name__a_closed_place_gives_it_up(void **state)
 	next = must_add(0x2000, 16, "a");
 	assert_true(wh_region_table_by_name(&table, "a", &copy, name));
 	assert_int_equal(copy.address, 0x2000);
-	/* Freeing the first does not take the name from the second. */
+	/* Freeing the first does not release the second's name. */
 	wh_region_table_free(&table, entry);
 	assert_true(wh_region_table_by_name(&table, "a", &copy, name));
 	assert_int_equal(add(0x3000, 16, "a", NULL), -EEXIST);
@@ -458,7 +459,7 @@ static void address__access(void **state)
 
 #define CROWD 400
 
-/* Against the plain way of looking, while places come and go. */
+/* Against a linear search, while entries come and go. */
 static void address__equals_brute_force(void **state)
 {
 	struct wh_region_entry *crowd[CROWD] = { 0 };
@@ -536,7 +537,7 @@ static void claim__taken_or_old(void **state)
 	assert_int_equal(wh_region_table_publish(&table, entry, id), 0);
 	assert_null(wh_region_table_claim(&table, id + (1ull << 22)));
 	drop(entry);
-	/* An id does not come again; another one, be it larger or smaller, is another region. */
+	/* An id is not reused; another id, larger or smaller, is another region. */
 	assert_null(wh_region_table_claim(&table, id));
 	entry = wh_region_table_claim(&table, id - (1ull << 22));
 	assert_non_null(entry);
@@ -546,7 +547,7 @@ static void claim__taken_or_old(void **state)
 	wh_region_table_free(&table, entry);
 }
 
-/* ---- all of them ------------------------------------------------------- */
+/* ---- iteration --------------------------------------------------------- */
 
 static void next__open_ones_only(void **state)
 {
@@ -569,7 +570,7 @@ static void next__open_ones_only(void **state)
 	assert_null(copy.name);
 	assert_false(wh_region_table_next(&table, &cursor, &copy, name));
 	assert_false(wh_region_table_next(&table, &cursor, &copy, name));
-	/* Over chunks that are not there. */
+	/* Across missing chunks. */
 	id = 1ull << 22 | (WH_REGION_TABLE_CHUNK * 40 + 3);
 	entry[0] = wh_region_table_claim(&table, id);
 	entry[0]->address = 0x9000;
@@ -580,8 +581,7 @@ static void next__open_ones_only(void **state)
 	assert_false(wh_region_table_next(&table, &cursor, &copy, name));
 }
 
-/* A peer may use the indices that it likes: nothing is left out where the first few are not there.
- */
+/* A peer may use any indices: missing first chunks hide nothing. */
 static void next__without_the_first_few(void **state)
 {
 	uint64_t id = 1ull << 22 | (WH_REGION_TABLE_FEW + 1), cursor = 0;
@@ -593,7 +593,7 @@ static void next__without_the_first_few(void **state)
 	entry = wh_region_table_claim(&table, id);
 	entry->address = 0x9000;
 	entry->length = 1;
-	entry->name = strdup("far"); /* freed with the table: the leak sanitizer looks */
+	entry->name = strdup("far"); /* freed with the table: the leak sanitizer checks it */
 	assert_int_equal(wh_region_table_publish(&table, entry, id), 0);
 	assert_null(wh_region_table_at(&table, WH_REGION_TABLE_FEW - 1));
 	assert_non_null(wh_region_table_at(&table, WH_REGION_TABLE_FEW));
@@ -613,7 +613,7 @@ static void publish__a_hundred_thousand(void **state)
 
 	(void)state;
 	for (uint64_t i = 0; i < MANY; i++) {
-		/* In no order. */
+		/* In random order. */
 		uint64_t slot = i * 7919 % MANY;
 
 		snprintf(name, sizeof(name), "layer.%u", (unsigned)slot);
@@ -627,7 +627,7 @@ static void publish__a_hundred_thousand(void **state)
 	       (double)(published - start) / WH_MS, (double)(looked - published) / WH_MS);
 	assert_true(wh_region_table_by_name(&table, "layer.0", &copy, name));
 	assert_int_equal(wh_region_table_count(&table), MANY);
-	/* And in turn: one goes, one comes, one is looked for. */
+	/* And alternately: remove one, add one, look one up. */
 	start = wh_now();
 	for (uint64_t i = 0; i < MANY / 10; i++) {
 		uint64_t slot = i * 7919 % MANY;

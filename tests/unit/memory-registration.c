@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Registering memory of GPUs, on the fake driver, which gives freed addresses out again. */
+/* memory-registration.c: registering GPU memory, on the fake driver, which reuses freed
+ * addresses */
 #include "fake-cuda.h"
 
 #include <errno.h>
@@ -22,7 +23,7 @@ static int teardown(void **state)
 {
 	(void)state;
 	fake_heal();
-	assert_null(engine->memory.registrations); /* all were put */
+	assert_null(engine->memory.registrations); /* all have been released */
 	return wh_engine_close(engine);
 }
 
@@ -35,7 +36,7 @@ static struct wh_registration *get(uint64_t address, size_t length)
 	return registration;
 }
 
-/* It is refused with `error`, and with a text that has `text`, from both entrances. */
+/* Both functions must refuse with `error`; wh_error_text() must contain `text`. */
 static void refused(uint64_t address, size_t length, int error, const char *text)
 {
 	struct wh_registration *registration = NULL;
@@ -108,7 +109,7 @@ static void region__every_kind(void **state)
 	}
 }
 
-/* A region that is not made after all gives its registration back. */
+/* A region that fails to register releases its registration. */
 static void region__refused_later(void **state)
 {
 	const struct wh_region_options options = { .size = sizeof(options), .name = "same" };
@@ -124,7 +125,7 @@ static void region__refused_later(void **state)
 	device_free(address);
 }
 
-/* ---- what is found ----------------------------------------------------- */
+/* ---- segments ---------------------------------------------------------- */
 
 static void segments__device(void **state)
 {
@@ -178,7 +179,7 @@ static void segments__several_mappings(void **state)
 		assert_int_equal(segment->exports, WH_CUDA_EXPORT_FD | WH_CUDA_EXPORT_DMA_BUF);
 	}
 	assert_int_equal(wh_registration_check(registration), 0);
-	/* Other memory in the middle. */
+	/* Replace the middle by other memory. */
 	CU(engine, cuMemUnmap, base + 2 * MIB, 4 * MIB);
 	assert_int_equal(wh_registration_check(registration), -ESTALE);
 	assert_null(strstr(wh_error_text(), "allocated again"));
@@ -222,7 +223,7 @@ static void segments__host(void **state)
 	assert_int_equal(pinned->segment_count, 2);
 	assert_int_equal(pinned->segments[1].device_address, at + MIB);
 	assert_int_equal(pinned->segments[1].host_address, at + MIB);
-	/* In part is as good as not. */
+	/* Partly page-locked counts as not page-locked. */
 	whole = get(at, 4 * MIB);
 	assert_int_equal(whole->kind, WH_MEMORY_PAGEABLE);
 	assert_int_equal(whole->segment_count, 3);
@@ -239,7 +240,7 @@ static void segments__host(void **state)
 	munmap(base, 4 * MIB);
 }
 
-/* Plain memory is looked at once and costs the driver nothing afterwards. */
+/* Pageable memory is queried once and causes no driver calls later. */
 static void check__plain_asks_nobody(void **state)
 {
 	char *heap = malloc(MIB);
@@ -253,7 +254,7 @@ static void check__plain_asks_nobody(void **state)
 	free(heap);
 }
 
-/* One question for each allocation or mapping. */
+/* One driver call per allocation or mapping. */
 static void check__asks_once_a_segment(void **state)
 {
 	uint64_t base = reserve(engine, 4 * MIB), before;
@@ -308,7 +309,7 @@ static void share__freed_and_allocated_again(void **state)
 	assert_non_null(strstr(wh_error_text(), "was freed since"));
 	refused(address, MIB, -EFAULT, "no memory at");
 	again = device_alloc(4 * MIB, 0);
-	assert_int_equal(again, address); /* FAKE_CUDA_REUSE */
+	assert_int_equal(again, address); /* due to FAKE_CUDA_REUSE */
 	assert_int_equal(wh_registration_check(old), -ESTALE);
 	assert_non_null(strstr(wh_error_text(), "allocated again"));
 	assert_false(synchronous(again));
@@ -375,9 +376,9 @@ static void share__threads(void **state)
 	device_free(raced);
 }
 
-/* ---- what is refused --------------------------------------------------- */
+/* ---- refusals ---------------------------------------------------------- */
 
-/* What lies beside an allocation may be nothing or, by chance, the host's. */
+/* Next to an allocation there may be nothing or, by chance, host memory. */
 static void refuse__past_the_end(void **state)
 {
 	uint64_t address = device_alloc(4 * MIB, 0);
@@ -413,7 +414,7 @@ static void refuse__holes(void **state)
 	refused(base + 5, 1, -EFAULT, "no memory at");
 	map_vmm(engine, base + 4 * MIB, 2 * MIB, 0);
 	map_vmm(engine, base + 10 * MIB, 2 * MIB, 0);
-	refused(base, 16 * MIB, -EFAULT, "no memory at"); /* hole at both ends */
+	refused(base, 16 * MIB, -EFAULT, "no memory at"); /* holes at both ends */
 	refused(base, 6 * MIB, -EFAULT, "no memory at"); /* at the start */
 	refused(base + 4 * MIB, 3 * MIB, -EFAULT, "no memory at"); /* at the end */
 	refused(base + 4 * MIB, 8 * MIB, -EFAULT, "no memory at"); /* in the middle */
@@ -433,7 +434,7 @@ static void refuse__two_devices(void **state)
 	unreserve(engine, base, 4 * MIB);
 }
 
-/* Host memory at addresses that lie next to a GPU's. */
+/* Host memory at addresses next to a GPU's. */
 static void refuse__host_and_device(void **state)
 {
 	uint64_t base = reserve(engine, 6 * MIB);
@@ -454,7 +455,7 @@ static void refuse__host_and_device(void **state)
 	unreserve(engine, base, 6 * MIB);
 }
 
-/* Addresses for two allocations, one behind the other. */
+/* Addresses for two adjacent allocations. */
 static uint64_t side_by_side(void)
 {
 	uint64_t first = 0, second = 0;
@@ -475,7 +476,7 @@ static uint64_t side_by_side(void)
 	return 0;
 }
 
-/* Another allocation that happens to lie behind it is still another one. */
+/* An adjacent allocation is a different one nevertheless. */
 static void refuse__neighbours(void **state)
 {
 	uint64_t first = side_by_side(), second = first + 2 * MIB;
@@ -506,7 +507,7 @@ static void refuse__unreadable(void **state)
 	refused(at, 4096, -EFAULT, "no memory at");
 }
 
-/* ---- a driver that fails ----------------------------------------------- */
+/* ---- driver errors ----------------------------------------------------- */
 
 static void get__each_call_fails(void **state)
 {
@@ -521,7 +522,7 @@ static void get__each_call_fails(void **state)
 	assert_int_equal(wh_registration_get(&engine->memory, pointer(address), MIB, &registration),
 			 -EIO);
 	assert_non_null(strstr(wh_error_text(), "SYNC_MEMOPS"));
-	/* That the driver will not is no failure. */
+	/* A driver that does not support the attribute is no failure. */
 	fake_fail("cuPointerSetAttribute", 1, 801);
 	registration = get(address, MIB);
 	assert_false(registration->segments->sync_memops);
@@ -529,7 +530,8 @@ static void get__each_call_fails(void **state)
 	fake_fail("cuMemRetainAllocationHandle", 1, 999);
 	assert_int_equal(wh_registration_get(&engine->memory, pointer(base), MIB, &registration),
 			 -EIO);
-	/* An attribute that is not told is as good as not there, the kind of memory is not. */
+	/* A failed query of an optional attribute counts as absent; of the memory kind, it is an
+	 * error. */
 	for (nth = 1; nth < 40; nth++) {
 		fake_fail("cuPointerGetAttribute", nth, 999);
 		error = wh_registration_get(&engine->memory, pointer(address), MIB, &registration);

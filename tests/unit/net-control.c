@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* On loopback no connection of ours is paced, whatever the system's congestion control, and none
- * has buffers that the CPU's caches do not hold. */
+/* net-control.c: sockets of loopback connections: no pacing, whatever the system's congestion
+ * control, and buffers no larger than the CPU's caches */
 #include "unit.h"
 
 #include <arpa/inet.h>
@@ -26,8 +26,8 @@ static struct sockaddr_storage address_of(const char *text)
 	return address;
 }
 
-/* Ask for one congestion control (if the kernel has it; else it stays the default), call
- * wh_socket_unpace() for that address, and look what it is then. */
+/* Select a congestion control (if the kernel lacks it, the default stays), call wh_socket_unpace()
+ * for the address, and return the control before and after. */
 static void control_of(const char *wanted, const char *text, char before[16], char after[16])
 {
 	struct sockaddr_storage address = address_of(text);
@@ -71,7 +71,7 @@ static void unpace__network(void **state)
 	}
 }
 
-/* Another that does not pace is the system's choice. */
+/* The system's default is another control without pacing. */
 static void unpace__plain(void **state)
 {
 	char before[16], after[16];
@@ -83,7 +83,7 @@ static void unpace__plain(void **state)
 
 /* ---- buffers ----------------------------------------------------------- */
 
-/* A connection over loopback; the accepted end. */
+/* A connection over loopback; returns the accepted end. */
 static int connected(int *other)
 {
 	struct sockaddr_in address = { .sin_family = AF_INET,
@@ -102,7 +102,7 @@ static int connected(int *other)
 	return fd;
 }
 
-/* As the kernel tells it: twice of what was asked for. */
+/* As the kernel reports it: twice the requested size. */
 static int buffer(int fd, int which)
 {
 	socklen_t length = sizeof(int);
@@ -112,7 +112,7 @@ static int buffer(int fd, int which)
 	return bytes;
 }
 
-/* What the system makes of 512 KiB: it has a limit. */
+/* What the system grants for 512 KiB: it has a limit. */
 static int granted(int which)
 {
 	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), bytes = 512 << 10;
@@ -138,7 +138,7 @@ static void near__loopback(void **state)
 	free(engine);
 }
 
-/* The setting has the last word, and what is no loopback connection stays as it is. */
+/* The setting takes precedence, and connections other than loopback are not changed. */
 static void near__left_alone(void **state)
 {
 	struct wh_engine *engine = calloc(1, sizeof(*engine));

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* net-quota.c: quotas per source address */
 #include "unit.h"
 
 #include "net/quota.h"
@@ -19,7 +20,7 @@ static void quota__bounded_by_address(void **state)
 	other = wh_quota_acquire(&table, 8);
 	assert_non_null(other);
 	assert_ptr_not_equal(other, quotas[0]);
-	/* What one holds is not held against the other. */
+	/* Charges of one address do not affect another. */
 	wh_quota_charge_buffered(quotas[0], 100);
 	assert_true(wh_quota_is_full(quotas[0]));
 	assert_false(wh_quota_is_full(other));

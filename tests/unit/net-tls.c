@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A TLS connection between two ends of one thread: what is kept of memory, and keys that wear out.
- */
+/* net-tls.c: TLS between two ends in one thread: memory use, lengths, key changes */
 #include "unit.h"
 
 #include <errno.h>
@@ -24,7 +23,7 @@ struct ends {
 
 static void ends_open(struct ends *ends)
 {
-	static struct wh_config config; /* no certificates: by key */
+	static struct wh_config config; /* no certificates: TLS by key */
 	struct wh_keys keys = { .count = 1 };
 	int error[2] = { -EAGAIN, -EAGAIN };
 	uint64_t seed = 1;
@@ -62,7 +61,7 @@ static void ends_close(struct ends *ends)
 	free(ends->in);
 }
 
-/* Bytes from the first end to the second, in as many turns as the socket takes. */
+/* Move `length` bytes from the first end to the second, in as many steps as the socket requires. */
 static void move(struct ends *ends, size_t length)
 {
 	size_t sent = 0, received = 0;
@@ -86,13 +85,13 @@ static void move(struct ends *ends, size_t length)
 	assert_false(wh_tls_pending(ends->tls[1]));
 }
 
-/* How much has been kept because the socket does not take it. */
+/* Bytes held because the socket does not accept them. */
 static size_t kept(const struct ends *ends)
 {
 	return ends->tls[0]->out.end - ends->tls[0]->out.start;
 }
 
-/* Nothing is kept but what the socket does not take, which is a part of one record. */
+/* Only what the socket does not accept is held: a part of one record. */
 static void memory__of_the_idle(void **state)
 {
 	struct iovec part;
@@ -133,8 +132,8 @@ static size_t take(struct ends *ends, size_t at, size_t length)
 	return got < 0 ? 0 : (size_t)got;
 }
 
-/* What the socket does not tell of is told, and half a record is not: who waits for the rest of
- * that would never let others have their turn. */
+/* wh_tls_pending() reports decrypted bytes, which the socket does not show, but not a partial
+ * record: a loop that waited for the rest of one would starve its other sockets. */
 static void pending__whole_records(void **state)
 {
 	uint8_t wire[1024];
@@ -150,17 +149,17 @@ static void pending__whole_records(void **state)
 	}
 	got = recv(ends.fd[1], wire, sizeof(wire), 0);
 	assert_int_equal(got, 2 * (100 + 22));
-	/* All of the first one, and of the second one all but a byte. */
+	/* The first record, and the second without its last byte. */
 	assert_int_equal(send(ends.fd[0], wire, (size_t)got - 1, 0), got - 1);
 	assert_int_equal(take(&ends, 0, 60), 60);
-	assert_true(wh_tls_pending(ends.tls[1])); /* the rest of a record that has been opened */
+	assert_true(wh_tls_pending(ends.tls[1])); /* the rest of a decrypted record */
 	assert_int_equal(take(&ends, 60, 40), 40);
 	assert_false(wh_tls_pending(ends.tls[1]));
 	assert_int_equal(take(&ends, 100, 100), 0);
 	assert_false(wh_tls_pending(ends.tls[1]));
 	assert_int_equal(send(ends.fd[0], wire + got - 1, 1, 0), 1);
 	assert_int_equal(take(&ends, 100, 100), 100);
-	/* Both at once. */
+	/* Two records at once. */
 	for (int i = 2; i < 4; i++) {
 		part = (struct iovec){ ends.out + 100 * i, 100 };
 		assert_int_equal(wh_tls_send(ends.tls[0], &part, 1), 100);
@@ -173,8 +172,8 @@ static void pending__whole_records(void **state)
 	ends_close(&ends);
 }
 
-/* Parts of any size, the last ones empty, are received as what they were, whatever the size of what
- * they are received into. */
+/* Parts of any size, the last ones empty, arrive unchanged, whatever the size of the receive
+ * buffers. */
 static void move__parts(void **state)
 {
 	uint64_t seed = 3;
@@ -206,7 +205,7 @@ static void move__parts(void **state)
 	ends_close(&ends);
 }
 
-/* Every length about a record's, and what a record does not hold. */
+/* Every length around a record's, and lengths beyond it. */
 static void move__lengths(void **state)
 {
 	static const size_t lengths[] = { 1, 16383, 16384, 16385, 32768, 32769, 100000, LENGTH };
@@ -229,7 +228,7 @@ static void count_updates(int sending, int version, int type, const void *bytes,
 		++*(unsigned *)arg;
 }
 
-/* A key is used for so many records, and then there is another. */
+/* After a number of records the key changes. */
 static void key__changed(void **state)
 {
 	struct ends ends;
@@ -250,7 +249,7 @@ static void key__changed(void **state)
 	ends_close(&ends);
 }
 
-/* Bytes that were changed on the way end the connection; those before them have come. */
+/* Bytes changed in transit end the connection; those before them arrive. */
 static void receive__changed(void **state)
 {
 	struct iovec part;

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* net-trust.c: where an engine finds its key, which key files it refuses, and what needs a key */
 #include "unit.h"
 
 #include <arpa/inet.h>
@@ -41,7 +42,7 @@ static int end(void **state)
 	unlink(path);
 	rmdir(path);
 	unlink(own);
-	return rmdir(directory); /* nothing else may be left */
+	return rmdir(directory); /* fails if anything else is left */
 }
 
 static void put(const char *text, size_t length, mode_t mode)
@@ -56,7 +57,7 @@ static void put(const char *text, size_t length, mode_t mode)
 	close(fd);
 }
 
-/* 0 and the key; or the error, whose text is looked at. */
+/* Open with this setting. 0 and the key, or the error. */
 static int open_with(const char *setting, struct wh_trust *trust)
 {
 	const char *const settings[] = { setting, NULL };
@@ -151,7 +152,7 @@ static void file__several(void **state)
 	want_refused(-EINVAL, "line 2");
 }
 
-/* Two keys have two names, which are not parts of them. */
+/* Two keys have different names, which reveal nothing of them. */
 static void file__made_and_named(void **state)
 {
 	char first[WH_FINGERPRINT], second[WH_FINGERPRINT], again[WH_FINGERPRINT];
@@ -235,7 +236,7 @@ static void file__not_ours_alone(void **state)
 	assert_int_equal(mkdir(path, 0700), 0);
 	want_refused(-EINVAL, "regular");
 	rmdir(path);
-	/* Nobody writes to it, and it does not hold us up. */
+	/* Nobody writes to the FIFO, and opening it does not block. */
 	assert_int_equal(mkfifo(path, 0600), 0);
 	want_refused(-EINVAL, "regular");
 }
@@ -254,7 +255,7 @@ static void knobs__both(void **state)
 	wh_trust_close(&trust);
 }
 
-/* ---- a user's own ------------------------------------------------------ */
+/* ---- a user's own key -------------------------------------------------- */
 
 static void own__made_once(void **state)
 {
@@ -274,7 +275,7 @@ static void own__made_once(void **state)
 	assert_int_equal(open_with(NULL, &second), 0);
 	assert_memory_equal(first.keys.key[0], second.keys.key[0], sizeof(first.keys.key[0]));
 	wh_trust_close(&second);
-	/* Another, where that is taken away. */
+	/* After its removal another key is created. */
 	unlink(own);
 	assert_int_equal(open_with(NULL, &second), 0);
 	assert_memory_not_equal(first.keys.key[0], second.keys.key[0], sizeof(first.keys.key[0]));
@@ -282,7 +283,7 @@ static void own__made_once(void **state)
 	wh_trust_close(&second);
 }
 
-/* One that is there already is taken, wherever it is. */
+/* An existing key is used, in either location. */
 static void own__found_before_made(void **state)
 {
 	struct wh_trust first, second;
@@ -314,12 +315,12 @@ static void own__spoiled(void **state)
 	((struct sockaddr_in *)&address)->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
 	put(KEY, 64, 0644);
 	assert_int_equal(rename(path, own), 0);
-	/* An engine opens; what needs the key says what is wrong with it. */
+	/* The engine opens; a call that needs the key reports what is wrong with it. */
 	assert_int_equal(open_with(NULL, &trust), 0);
 	assert_int_equal(wh_trust_allows(&trust, &address, true), -EACCES);
 	assert_non_null(strstr(wh_error_text(), own));
 	wh_trust_close(&trust);
-	/* A link could lead anywhere. */
+	/* A link could point anywhere. */
 	unlink(own);
 	put(KEY, 64, 0600);
 	assert_int_equal(symlink(path, own), 0);
@@ -328,7 +329,7 @@ static void own__spoiled(void **state)
 	wh_trust_close(&trust);
 }
 
-/* A directory in which others may put files is none for a key. */
+/* A directory in which others may create files is refused. */
 static void own__directory_of_others(void **state)
 {
 	struct wh_trust trust;
@@ -349,7 +350,7 @@ static void own__directory_of_others(void **state)
 	assert_int_equal(chmod(directory, 0700), 0);
 }
 
-/* Processes that come first all at once agree on one key. */
+/* Processes that create the first key at the same time agree on one. */
 static void own__race(void **state)
 {
 	enum { PROCESSES = 16 };
@@ -390,7 +391,7 @@ static void own__race(void **state)
 	}
 }
 
-/* ---- where ------------------------------------------------------------- */
+/* ---- addresses --------------------------------------------------------- */
 
 static int allows(const struct wh_trust *trust, const char *host, bool listening)
 {

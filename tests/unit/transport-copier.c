@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Moving pieces by the CPU. What is above (batches) is played by this file. */
+/* transport-copier.c: copies by the CPU. This file stands in for the core. */
 #include "unit.h"
 
 #include <errno.h>
@@ -18,9 +18,9 @@
 
 #define PATIENCE (20 * WH_SECOND)
 
-/* ---- what the core does ------------------------------------------------ */
+/* ---- stand-in for the core --------------------------------------------- */
 
-/* A batch with what became of it. */
+/* A batch and its results. */
 struct job {
 	struct wh_batch batch;
 	struct wh_fragment fragment;
@@ -64,7 +64,7 @@ void wh_fragment_reroute(struct wh_fragment *fragment, int error, const char *wh
 	atomic_store(&job->batch.state, WH_BATCH_DONE);
 }
 
-/* ---- two memories ------------------------------------------------------ */
+/* ---- local and remote memory ------------------------------------------- */
 
 #define REGIONS 4
 #define REGION_SIZE (8u << 20)
@@ -75,12 +75,12 @@ struct test {
 	struct wh_region_table entries;
 	struct wh_copier_peer copy;
 	uint64_t id[REGIONS];
-	char *remote[REGIONS], *local; /* local: as large as all regions */
+	char *remote[REGIONS], *local; /* local: as long as all regions together */
 	struct wh_item *items;
 };
 
 static bool far_regions[REGIONS];
-static _Atomic int far_error; /* what move_far() returns from the call number far_after on */
+static _Atomic int far_error; /* result of move_far() from call number far_after on */
 static _Atomic int far_after, far_calls;
 static _Atomic int verified;
 
@@ -177,7 +177,7 @@ static int teardown(void **state)
 
 	wh_copier_destroy(&test->copier);
 	for (unsigned i = 0; i < REGIONS; i++) {
-		/* Nobody has been left inside. */
+		/* No user has stayed in an entry. */
 		assert_int_equal(atomic_load(&wh_region_table_at(&test->entries, i)->users), 0);
 		free(test->remote[i]);
 	}
@@ -233,7 +233,7 @@ static void go(struct test *test, struct job *job)
 
 /* ---- transfers --------------------------------------------------------- */
 
-/* `count` transfers of about `length` bytes, anywhere, that do not overlap. */
+/* `count` transfers of about `length` bytes at random offsets, without overlap. */
 static void make_items(struct test *test, size_t count, size_t length, uint32_t op)
 {
 	uint64_t seed = count * 31 + length;
@@ -243,7 +243,7 @@ static void make_items(struct test *test, size_t count, size_t length, uint32_t 
 	assert_non_null(test->items);
 	assert_true((count - 1) / ((REGION_SIZE - 2 * GUARD) / length) < REGIONS);
 	for (size_t i = 0; i < count; i++) {
-		size_t entry = (i * 7919) % count; /* prime: each place once */
+		size_t entry = (i * 7919) % count; /* prime: each offset once */
 		size_t per_region = (REGION_SIZE - 2 * GUARD) / length;
 		struct wh_item *item = &test->items[i];
 
@@ -265,7 +265,7 @@ static void check_items(const struct test *test, size_t count)
 					    item->offset,
 				    item->length);
 	}
-	for (unsigned i = 0; i < REGIONS; i++) { /* nothing else has been written */
+	for (unsigned i = 0; i < REGIONS; i++) { /* no other byte has changed */
 		char *guard = malloc(REGION_SIZE);
 
 		fill(guard, REGION_SIZE, 100 + i);
@@ -429,7 +429,7 @@ static void copy__overlapping(void **state)
 	overlap(*state, -4096, 3u << 20);
 	overlap(*state, -(1 << 20), 5u << 20);
 	overlap(*state, 0, 2u << 20);
-	overlap(*state, 2 << 20, 2u << 20); /* just not */
+	overlap(*state, 2 << 20, 2u << 20); /* just not overlapping */
 }
 
 /* ---- failures ---------------------------------------------------------- */
@@ -575,7 +575,7 @@ static void far__given_up(void **state)
 	assert_int_equal(verified, 0);
 }
 
-/* ---- ends -------------------------------------------------------------- */
+/* ---- completion and cancellation --------------------------------------- */
 
 static void cancel__queued(void **state)
 {
@@ -601,7 +601,7 @@ static void cancel__queued(void **state)
 		}
 	}
 	assert_true(cut > 20);
-	/* After the end it does nothing. */
+	/* A cancel after the end does nothing. */
 	wh_copier_cancel(&test->copy, &jobs[0].fragment);
 	assert_int_equal(jobs[0].done, 1);
 }
@@ -654,11 +654,11 @@ static void help__only_its_own(void **state)
 	struct test *test = *state;
 	struct job job;
 
-	/* Nothing to help with; nothing to wait for. */
+	/* Nothing to do and nothing to wait for. */
 	job_items(&job, NULL, 0, WH_WRITE);
 	wh_copier_progress(&test->copy, &job.batch, INT64_MAX);
 	wh_copier_progress(&test->copy, &job.batch, 0);
-	/* One look moves one chunk at most, and returns. */
+	/* One call moves at most one chunk, and returns. */
 	make_items(test, 8, 4000000, WH_WRITE);
 	job_items(&job, test->items, 8, WH_WRITE);
 	wh_copier_submit(&test->copy, &job.fragment);
@@ -732,7 +732,7 @@ static void bytes__past_the_caches(void **state)
 		wh_copy_bytes(to + a, from + b, length, true);
 		assert_memory_equal(expected, to, room);
 	}
-	/* Overlapping, both ways. */
+	/* Overlapping, in both directions. */
 	for (int i = 0; i < 2; i++) {
 		memcpy(to, from, room);
 		memcpy(expected, from, room);
@@ -745,7 +745,7 @@ static void bytes__past_the_caches(void **state)
 	free(expected);
 }
 
-/* A piece so large that it goes past the caches. */
+/* A copy so large that it bypasses the caches. */
 static void copy__very_large(void **state)
 {
 	struct test *test = *state;

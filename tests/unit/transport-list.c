@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* transport-list.c: the table of transports, and the check of capabilities against functions */
 #include "unit.h"
 
 #include <errno.h>
@@ -59,7 +60,7 @@ static void list__by_name(void **state)
 	assert_int_equal(wh_transport_by_name("rdma"), WH_TRANSPORT_RDMA);
 }
 
-/* What is promised without a function, or the other way round. */
+/* A capability without its function, or a function without its capability. */
 static void sound__what_is_missing(void **state)
 {
 	struct wh_transport wrong;
@@ -88,7 +89,7 @@ static void sound__what_is_missing(void **state)
 	wrong = wh_transport_shm;
 	wrong.capabilities &= ~(uint32_t)WH_CAN_PROGRESS;
 	assert_false(wh_transport_is_valid(&wrong));
-	/* Frames of its own go both ways, and leave something to be closed. */
+	/* A transport with frames of its own sends both ways, and has a session to close. */
 	wrong = wh_transport_rdma;
 	wrong.session_frame = NULL;
 	assert_false(wh_transport_is_valid(&wrong));
@@ -98,7 +99,7 @@ static void sound__what_is_missing(void **state)
 	wrong = wh_transport_rdma;
 	wrong.session_close = NULL;
 	assert_false(wh_transport_is_valid(&wrong));
-	/* The defaults count as missing. */
+	/* Default functions count as missing. */
 	wrong = *wh_transport(WH_TRANSPORT_SELF);
 	wrong.capabilities |= WH_CAN_ABORT;
 	assert_false(wh_transport_is_valid(&wrong));

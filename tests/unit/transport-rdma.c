@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rdma: the endpoints that can move bytes, the nearest of them, and when staging helps. */
+/* transport-rdma.c: the choice of endpoints by state, reach and distance, and when staging helps */
 #include "unit.h"
 
 #include <errno.h>
@@ -9,7 +9,7 @@
 
 #define ENDPOINTS 3
 
-/* Endpoints, a region at each side, and what the NICs at both ends know of it. */
+/* Endpoints, a region on each side, and what the NICs of both sides know of it. */
 struct scene {
 	struct rdma_peer rdma;
 	struct rdma_endpoint endpoints[ENDPOINTS];
@@ -69,8 +69,8 @@ static void carriers__near_at_both_ends(void **state)
 		{ { 0, 0, 0 }, { 0, 0, 0 }, 7 },
 		{ { 2, 3, 6 }, { 0, 0, 0 }, 1 },
 		{ { 0, 0, 0 }, { 6, 2, 2 }, 6 }, /* only the remote distance differs */
-		{ { 2, 6, 6 }, { 6, 2, 6 }, 3 }, /* each near at one side */
-		{ { 2, 2, 6 }, { 6, 2, 2 }, 2 }, /* near at both sides */
+		{ { 2, 6, 6 }, { 6, 2, 6 }, 3 }, /* each near on one side */
+		{ { 2, 2, 6 }, { 6, 2, 2 }, 2 }, /* near on both sides */
 		{ { 255, 255, 254 }, { 255, 255, 255 }, 4 },
 	};
 	struct scene s;
@@ -133,7 +133,7 @@ static void sides__staged(void **state)
 		unsigned wanted;
 	} cases[] = {
 		{ { REACHED, REACHED, REACHED }, { REACHED, REACHED, REACHED }, 0 },
-		/* one is enough */
+		/* one endpoint is enough */
 		{ { REACHED, STAGED, STAGED }, { REACHED, STAGED, STAGED }, 0 },
 		{ { STAGED, STAGED, STAGED }, { REFUSED, REACHED, REFUSED }, RDMA_STAGE_LOCAL },
 		{ { REACHED, REACHED, REACHED }, { STAGED, STAGED, STAGED }, RDMA_STAGE_REMOTE },
@@ -155,7 +155,7 @@ static void sides__staged(void **state)
 	scene_close(&s);
 }
 
-/* Several regions in one piece: what any of them wants. */
+/* Several regions in one fragment: the requirements of any of them. */
 static void sides__of_several(void **state)
 {
 	struct rdma_sides sides = { .local = 7, .remote = 7 };
@@ -174,8 +174,8 @@ static void sides__of_several(void **state)
 	}
 	rdma_sides_add(&s.rdma, 7, &s.local, &s.remote, WH_WRITE, &sides);
 	assert_int_equal(rdma_sides_to_stage(&sides), RDMA_STAGE_LOCAL | RDMA_STAGE_REMOTE);
-	/* Host memory of which nothing is known is good for a line that is yet to come, no other.
-	 */
+	/* Host memory that no NIC knows yet counts for an endpoint that still connects, not for
+	 * others. */
 	s.endpoints[1].state = RDMA_CONNECTING;
 	sides = (struct rdma_sides){ .local = 7, .remote = 7 };
 	rdma_sides_add(&s.rdma, 7, &host, &s.remote, WH_WRITE, &sides);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The answer to MAP. */
+/* transport-shm.c: decoding the answer to MAP */
 #include "unit.h"
 
 #include <errno.h>
@@ -44,7 +44,8 @@ static void mapped__there_and_back(void **state)
 	assert_string_equal(out.text, in.text);
 }
 
-/* What comes with a descriptor has to make sense as such; the rest is held against the region. */
+/* The fields of an answer with a descriptor must be consistent; the caller checks them against the
+ * region. */
 static void mapped__granted(void **state)
 {
 	const struct wh_mapped good = { .id = 7,
@@ -82,19 +83,19 @@ static void mapped__malformed(void **state)
 		assert_int_equal(wh_mapped_decode(cut, i, &out), -EPROTO);
 		free(cut);
 	}
-	/* No room for the text and its NUL. */
+	/* No space for the text and its NUL. */
 	memset(bytes + WH_MAPPED_HEAD, 'x', WH_REFUSAL + 1);
 	assert_int_equal(wh_mapped_decode(bytes, WH_MAPPED_HEAD + WH_REFUSAL, &out), -EPROTO);
 	assert_int_equal(wh_mapped_decode(bytes, WH_MAPPED_HEAD + WH_REFUSAL - 1, &out), 0);
 	out.id = 99;
 	bytes[WH_MAPPED_HEAD + 2] = 27; /* an escape sequence */
 	assert_int_equal(wh_mapped_decode(bytes, length, &out), -EPROTO);
-	/* U+009B is one as well, and a text may have been cut in a character. */
+	/* U+009B is an escape, too; and a text may end within a character. */
 	memcpy(bytes + WH_MAPPED_HEAD, "\302\233J\303", length - WH_MAPPED_HEAD);
 	assert_int_equal(wh_mapped_decode(bytes, length, &out), 0);
 	assert_string_equal(out.text, "?J?");
 	out.id = 99;
-	bytes[11] = 0x80; /* no errno */
+	bytes[11] = 0x80; /* not an errno */
 	assert_int_equal(wh_mapped_decode(bytes, length, &out), -EPROTO);
 	assert_int_equal(out.id, 99);
 }

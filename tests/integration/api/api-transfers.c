@@ -316,7 +316,7 @@ static void blocks__of_another_peer(void **state)
 	fixture_close(&f);
 }
 
-/* ---- required transports ---------------------------------------------- */
+/* ---- required transports ----------------------------------------------- */
 
 /* Batches of one peer may require different transports. */
 static void require__of_a_batch(void **state)

@@ -11,7 +11,7 @@
 
 #define LENGTH (1 * MIB)
 
-/* ---- memory freed under a region -------------------------------------- */
+/* ---- memory freed under a region --------------------------------------- */
 
 static uint64_t application_memory(size_t length)
 {
@@ -93,7 +93,7 @@ static void memory__past_its_end(void **state)
 	gpu_pair_close(&p);
 }
 
-/* ---- the application's contexts --------------------------------------- */
+/* ---- the application's contexts ---------------------------------------- */
 
 struct foreign {
 	void *context;
@@ -361,7 +361,7 @@ static void calls__to_another_process(void **state)
 	}
 }
 
-/* ---- GPU failures ----------------------------------------------------- */
+/* ---- GPU failures ------------------------------------------------------ */
 
 static void lost__while_batches_run(void **state)
 {
@@ -412,7 +412,7 @@ static void lost__while_batches_run(void **state)
 	}
 }
 
-/* ---- peer failures ---------------------------------------------------- */
+/* ---- peer failures ----------------------------------------------------- */
 
 static void peer__killed(void **state)
 {
@@ -651,7 +651,7 @@ static void peer__connection_cut(void **state)
 	proxy_stop(proxy);
 }
 
-/* ---- memory out of this process's reach ------------------------------- */
+/* ---- memory out of this process's reach -------------------------------- */
 
 struct apart {
 	struct child *owner, *other;
@@ -862,7 +862,7 @@ static void reach__parts_of_an_allocation(void **state)
 	apart_close(&a);
 }
 
-/* ---- host memory shared by several regions ---------------------------- */
+/* ---- host memory shared by several regions ----------------------------- */
 
 /* The first region page-locks pages that the second one shares. */
 static void pinned__overlapping_regions(void **state)

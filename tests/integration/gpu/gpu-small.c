@@ -15,7 +15,7 @@
 #define LENGTH (2 * MIB)
 #define AREA 24576 /* the part that is moved and checked */
 
-/* ---- conditions ------------------------------------------------------- */
+/* ---- conditions -------------------------------------------------------- */
 
 #pragma weak fake_nvidia_state
 #pragma weak fake_nvidia_fail
@@ -72,7 +72,7 @@ static bool has_windows(struct wh_engine *engine)
 	return opens;
 }
 
-/* ---- two processes, and images of the expected bytes ------------------ */
+/* ---- two processes, and images of the expected bytes ------------------- */
 
 struct small {
 	struct gpu_pair p;
@@ -191,7 +191,7 @@ static void tell_why(struct small *s)
 	want(0, wh_batch_free(batch));
 }
 
-/* ---- lengths and kinds ------------------------------------------------ */
+/* ---- lengths and kinds ------------------------------------------------- */
 
 /* Both directions, odd offsets. `must`: through a window, if this machine opens any. */
 static void move_lengths(uint32_t here, uint32_t there, const char *elsewhere, bool must)
@@ -385,7 +385,7 @@ static void flags__come_last(void **state)
 	free(semaphores);
 }
 
-/* ---- window or copy engine -------------------------------------------- */
+/* ---- window or copy engine --------------------------------------------- */
 
 static uint64_t duration(struct small *s, uint32_t op, uint64_t length, bool *window)
 {
@@ -447,7 +447,7 @@ static void explain__switched_off(void **state)
 	small_close(&s);
 }
 
-/* ---- windows that do not open ----------------------------------------- */
+/* ---- windows that do not open ------------------------------------------ */
 
 #define NO_EXPORT "0x13d05:0:0x56" /* the owner's kernel driver exports no objects */
 
@@ -559,7 +559,7 @@ static void refused__unknown_driver(void **state)
 	fake_nvidia_version("");
 }
 
-/* ---- either side ends ------------------------------------------------- */
+/* ---- either side ends -------------------------------------------------- */
 
 /* The owner unregisters its region: our release reaches it only after the window is closed. */
 static void going__withdrawn(void **state)
@@ -634,7 +634,7 @@ static void going__fork(void **state)
 	small_close(&s);
 }
 
-/* ---- concurrency ------------------------------------------------------ */
+/* ---- concurrency ------------------------------------------------------- */
 
 #define THREADS 3
 
@@ -703,7 +703,7 @@ static void many__withdrawn(void **state)
 	many(true);
 }
 
-/* ---- both sides in the same memory ------------------------------------ */
+/* ---- both sides in the same memory ------------------------------------- */
 
 /* Copy engines and kernels have no direction: a transfer onto overlapping memory is refused; one
  * onto itself, or onto adjacent memory, is not. */

@@ -183,7 +183,7 @@ static void kernels__other_errors(void **state)
 	gpu_pair_close(&p);
 }
 
-/* ---- warm-up before the first request --------------------------------- */
+/* ---- warm-up before the first request ---------------------------------- */
 
 /* Two engines of this process with only TCP between them; driver calls count for both. */
 struct pair {

@@ -274,7 +274,7 @@ static void hold__peer_dies(void **state)
 	gpu_pair_close(&p);
 }
 
-/* ---- driver errors ---------------------------------------------------- */
+/* ---- driver errors ----------------------------------------------------- */
 
 static void faults__every_call(void **state)
 {
@@ -348,7 +348,7 @@ static void faults__captured(void **state)
 	gpu_pair_close(&p);
 }
 
-/* ---- concurrency ------------------------------------------------------ */
+/* ---- concurrency ------------------------------------------------------- */
 
 struct worker {
 	pthread_t thread;

@@ -471,7 +471,7 @@ static void processes__on_off_refused(void **state)
 	}
 }
 
-/* ---- loss during a transfer ------------------------------------------- */
+/* ---- loss during a transfer -------------------------------------------- */
 
 /* The owner unregisters the region while bytes arrive. */
 static void going__withdrawn(void **state)
@@ -638,7 +638,7 @@ static void going__killed(void **state)
 	want(0, wh_engine_close(engine));
 }
 
-/* ---- concurrency ------------------------------------------------------ */
+/* ---- concurrency ------------------------------------------------------- */
 
 #define THREADS 4
 
@@ -697,7 +697,7 @@ static void many__threads(void **state)
 	duo_close(&d);
 }
 
-/* ---- a few bytes within this process ---------------------------------- */
+/* ---- a few bytes within this process ----------------------------------- */
 
 #define FEW 8192
 

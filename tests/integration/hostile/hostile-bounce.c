@@ -219,7 +219,7 @@ static void copy__without_the_right(void **state)
 	side_close(&owner);
 }
 
-/* ---- after the session ------------------------------------------------ */
+/* ---- after the session ------------------------------------------------- */
 
 /* The next session gets the same memory, cleared. */
 static void memory__is_cleared(void **state)

@@ -176,7 +176,7 @@ static void scan__leaves_nothing(void **state)
 	victim_close(&v);
 }
 
-/* ---- half-closed connections ------------------------------------------ */
+/* ---- half-closed connections ------------------------------------------- */
 
 /* A client that stops sending but still listens: at every stage of a session it is dropped at once.
  * A request complete before that is answered or not; nothing else arrives. */
@@ -226,7 +226,7 @@ static void closed__half(void **state)
 	victim_close(&v);
 }
 
-/* ---- SYN floods ------------------------------------------------------- */
+/* ---- SYN floods -------------------------------------------------------- */
 
 static uint16_t checksum(const void *data, size_t length, uint32_t sum)
 {

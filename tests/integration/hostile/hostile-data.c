@@ -183,7 +183,7 @@ static void list__good_and_wrong(void **state)
 	victim_close(&v);
 }
 
-/* ---- malformed requests ----------------------------------------------- */
+/* ---- malformed requests ------------------------------------------------ */
 
 /* Send bytes as a request on a new connection: it must be closed, and the victim must be well. */
 static void want_cut_off(struct victim *v, const void *bytes, size_t length, const char *what)
@@ -352,7 +352,7 @@ static void malformed__random(void **state)
 	victim_close(&v);
 }
 
-/* ---- slow and greedy clients ------------------------------------------ */
+/* ---- slow and greedy clients ------------------------------------------- */
 
 /* A write that stops within its payload does not stop the owner from unregistering the region. */
 static void slow__half_a_write(void **state)

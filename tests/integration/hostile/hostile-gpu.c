@@ -604,7 +604,7 @@ static void initiator__told_lies(void **state)
 	gpu_pair_close(&p);
 }
 
-/* ---- handles that name other processes' objects ---------------------- */
+/* ---- handles that name other processes' objects ------------------------ */
 
 #pragma weak fake_nvidia_state
 

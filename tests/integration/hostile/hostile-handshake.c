@@ -142,7 +142,7 @@ static void lengths__huge(void **state)
 	victim_close(&v);
 }
 
-/* ---- refused HELLOs --------------------------------------------------- */
+/* ---- refused HELLOs ---------------------------------------------------- */
 
 static int greet(struct victim *v, int listener, const struct wh_hello *hello)
 {
@@ -424,7 +424,7 @@ static void silence__five_hundred(void **state)
 	victim_close(&v);
 }
 
-/* ---- MAP on the unix socket ------------------------------------------- */
+/* ---- MAP on the unix socket -------------------------------------------- */
 
 /* Ask for a region's file descriptor. The descriptor, or -1. */
 static int ask_map(int fd, uint64_t region)

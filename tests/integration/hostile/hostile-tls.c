@@ -188,8 +188,7 @@ static void handshake__changed(void **state)
 	record(&tap, &f);
 	memcpy(length, tap.length, sizeof(length));
 	for (int whose = 0; whose < 2; whose++)
-		/* Not the last bytes: changes after the proofs do not matter to a peer that opens.
-		 */
+		/* Not the last bytes: changes after the proofs do not affect the opening. */
 		for (size_t at = 5; at < 200; at += SCALE(13, 29)) {
 			int error;
 
@@ -284,7 +283,7 @@ static void handshake__crowd(void **state)
 	fixture_close(&f);
 }
 
-/* ---- after the handshake ---------------------------------------------- */
+/* ---- after the handshake ----------------------------------------------- */
 
 /* A client that requests much and reads nothing does not use up the owner's memory, and others are
  * served. When the network recovers, all works as before. */

@@ -43,7 +43,7 @@ static void want_refusal(int fd, int error)
 	close(fd);
 }
 
-/* ---- an owner and bad initiators -------------------------------------- */
+/* ---- an owner and bad initiators --------------------------------------- */
 
 static void owner__other_key(void **state)
 {
@@ -441,7 +441,7 @@ static void engines__soon(void **state)
 	child_exit(child);
 }
 
-/* ---- an initiator and bad owners -------------------------------------- */
+/* ---- an initiator and bad owners --------------------------------------- */
 
 /* Answers one connection in place of an owner. */
 struct stranger {
@@ -588,7 +588,7 @@ static void initiator__port_taken_over(void **state)
 	fixture_close_initiator(&f);
 }
 
-/* ---- a relay by another user, without a key -------------------------- */
+/* ---- a relay by another user, without a key ---------------------------- */
 
 static const char *missing_owners(void)
 {

@@ -119,7 +119,7 @@ size_t gpu_free_memory(int device)
 	return available;
 }
 
-/* ---- blocked streams -------------------------------------------------- */
+/* ---- blocked streams --------------------------------------------------- */
 
 static void stand(void *arg)
 {

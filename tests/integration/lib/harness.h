@@ -278,7 +278,7 @@ void *bytes_segmented(int device, size_t length);
 /* The number of GPUs of the driver: the fake one in $TEST_CUDA, or the machine's. */
 unsigned int bytes_gpus(void);
 
-/* ---- protocol between harness.c and child.c --------------------------- */
+/* ---- protocol between harness.c and child.c ---------------------------- */
 
 enum child_op {
 	CHILD_START = 1,

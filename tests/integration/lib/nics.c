@@ -124,7 +124,7 @@ struct nics_registered nics_registered(void)
 	return now;
 }
 
-/* ---- explanations ----------------------------------------------------- */
+/* ---- explanations ------------------------------------------------------ */
 
 const char *explained(struct wh_batch *batch)
 {

@@ -382,7 +382,7 @@ static void unpublished__rest_of_the_allocation(void **state)
 	fixture_close(&f);
 }
 
-/* ---- listen addresses ------------------------------------------------- */
+/* ---- listen addresses -------------------------------------------------- */
 
 static void listen__loopback_only(void **state)
 {

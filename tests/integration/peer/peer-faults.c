@@ -126,7 +126,7 @@ static void kill__before_a_small_write(void **state)
 	}
 }
 
-/* ---- the target closes its engine ------------------------------------- */
+/* ---- the target closes its engine -------------------------------------- */
 
 /* The target unregisters its regions first; the caller must nevertheless learn that it has left. */
 static void leave__then_add(void **state)
@@ -277,7 +277,7 @@ static void kill__initiator_with_notifications(void **state)
 	free(got);
 }
 
-/* ---- restart on the same port ----------------------------------------- */
+/* ---- restart on the same port ------------------------------------------ */
 
 /* Fill all its memory with a pattern, which must stay. */
 static void start_again(struct fixture *f, const char *address)
@@ -594,7 +594,7 @@ static void cut__regions_meanwhile(void **state)
 	proxy_stop(proxy);
 }
 
-/* ---- a stopped peer --------------------------------------------------- */
+/* ---- a stopped peer ---------------------------------------------------- */
 
 static void stopped__cancel(void **state)
 {

@@ -402,7 +402,7 @@ static void regions__hundred_thousand(void **state)
 	want(0, wh_engine_close(engine));
 }
 
-/* ---- registering and unregistering ------------------------------------ */
+/* ---- registering and unregistering ------------------------------------- */
 
 static void want_gone(struct fixture *f, const char *name)
 {

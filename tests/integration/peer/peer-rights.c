@@ -135,7 +135,7 @@ static void rights__memfd(void **state)
 	each_its_own(WH_MEMORY_SHARED, "shm");
 }
 
-/* ---- an initiator that ignores its rights ----------------------------- */
+/* ---- an initiator that ignores its rights ------------------------------ */
 
 static int32_t ask(const char *name, const struct owner *owner, int published, uint8_t op)
 {

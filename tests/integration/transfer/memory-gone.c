@@ -31,7 +31,7 @@ static void register__never_mapped(void **state)
 	want(0, wh_engine_close(engine));
 }
 
-/* ---- gone at the initiator -------------------------------------------- */
+/* ---- gone at the initiator --------------------------------------------- */
 
 /* Transfers of the fixture's region. The one `bad` pages in uses unmapped memory; the others are
  * valid. */
@@ -75,7 +75,7 @@ static void gone__here(void **state)
 	fixture_close(&f);
 }
 
-/* ---- gone at the owner: this process; the initiator is a child -------- */
+/* ---- gone at the owner: this process; the initiator is a child --------- */
 
 struct owner {
 	struct wh_engine *engine;

@@ -325,7 +325,7 @@ static void rights__write_only_part(void **state)
 	arena_close(&arena);
 }
 
-/* ---- what ends a mapping ---------------------------------------------- */
+/* ---- what ends a mapping ----------------------------------------------- */
 
 static void end__unregistered(void **state)
 {
@@ -491,7 +491,7 @@ static void grants__anew(void **state)
 	want(0, wh_engine_close(owner.engine));
 }
 
-/* ---- concurrency ------------------------------------------------------ */
+/* ---- concurrency ------------------------------------------------------- */
 
 struct copier {
 	pthread_t thread;

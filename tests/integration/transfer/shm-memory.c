@@ -308,7 +308,7 @@ static void rights__as_nobody(void **state)
 	child_exit(owner);
 }
 
-/* ---- unmapping -------------------------------------------------------- */
+/* ---- unmapping --------------------------------------------------------- */
 
 static void gone__unregistered(void **state)
 {
@@ -323,8 +323,7 @@ static void gone__unregistered(void **state)
 		region = child_region(shm.child, memory, 0, LENGTH, "here", 0, NULL);
 		want(0, transfer(&shm, "here", WH_WRITE, LENGTH, NULL));
 		want(1, mapped(NULL, NULL));
-		/* Unregistering returns once this process has unmapped the memory, and not before.
-		 */
+		/* Unregistering returns when this process has unmapped the memory, not before. */
 		want(0, child_unregister(shm.child, region));
 		want(0, mapped(NULL, NULL));
 		want(-ENOENT, wh_peer_find(shm.peer, "here", 0, &remote));
@@ -369,7 +368,7 @@ static void gone__after_a_reconnect(void **state)
 	proxy_stop(proxy);
 }
 
-/* ---- death of the owner ----------------------------------------------- */
+/* ---- death of the owner ------------------------------------------------ */
 
 /* A write into the mapping of a dead process succeeds; its batch must not. The proxy hides the
  * broken control connection, so that only the alive page shows the death. */
