@@ -529,7 +529,7 @@ static void peer__stopped(void **state)
 	gpu_pair_close(&p);
 }
 
-/* Unregistering waits until we have unmapped; the memory is then freed completely. */
+/* Unregistering waits until we have unmapped the memory; the owner may then free it. */
 static void peer__takes_its_memory_back(void **state)
 {
 	static const uint32_t kinds[] = { WH_MEMORY_DEVICE, WH_MEMORY_VMM };

@@ -463,7 +463,7 @@ static void processes__on_off_refused(void **state)
 	char fault[64];
 
 	(void)state;
-	apart(NULL, "window=rm,rm-watch", 3); /* rm-watch: allows pools */
+	apart(NULL, "window=rm,rm-watch", 3); /* rm-watch finds pools, too */
 	apart(NULL, "window=off", SCALE(3, 1));
 	for (unsigned int nth = 1; nth < 3; nth++) {
 		snprintf(fault, sizeof(fault), "%u:%u:%d", RM_ESCAPE_MAP_MEMORY, nth, 0x1a);
@@ -708,7 +708,7 @@ struct few {
 
 static void few_open(struct few *f, uint32_t here, uint32_t there)
 {
-	setenv("WHERRY_WINDOW", "rm,rm-watch", 1); /* rm-watch: allows pools */
+	setenv("WHERRY_WINDOW", "rm,rm-watch", 1); /* rm-watch finds pools, too */
 	gpu_pair_open(&f->p, here, NULL, there, NULL, FEW, false);
 	unsetenv("WHERRY_WINDOW");
 	f->ours = malloc(FEW);

@@ -6,8 +6,9 @@
  * executed again: after a plain fork, threads' locks could stay locked, and the thread sanitizer
  * forbids it. A child dies with its parent, and an alarm ends it at the latest.
  *
- * Call these functions from the thread of the test only. All block; unless stated otherwise, a
- * failure fails the running test. */
+ * Functions fail the running test on an error, unless stated otherwise, and so may be called from
+ * the test's thread only; now(), quiet_now() and sleep_ms() from any thread. Calls on a child block
+ * until it answers. */
 #ifndef TESTS_INTEGRATION_LIB_HARNESS_H
 #define TESTS_INTEGRATION_LIB_HARNESS_H
 

@@ -21,27 +21,28 @@
 
 /* Bytes in flight from fd[side] to fd[!side]. */
 struct direction {
-	size_t start, end;
+	size_t start, end; /* of the unsent part of `bytes` */
 	bool ended; /* the source has sent its last byte */
-	uint64_t allowed; /* bytes left in this tick under a rate limit */
+	uint64_t allowed; /* bytes that may pass now under a rate limit */
 	unsigned char *bytes;
 };
 
+/* A client's connection and the one to the server that belongs to it. */
 struct pair {
 	int fd[2]; /* 0: client, 1: server; -1: free slot */
-	unsigned int role;
+	unsigned int role; /* from the HELLO; 0: not seen yet */
 	uint64_t seen; /* bytes received from the client */
 	struct direction direction[2];
 };
 
 struct proxy {
 	pthread_t thread;
-	pthread_mutex_t lock;
+	pthread_mutex_t lock; /* protects all members from `stop` on */
 	int listener;
 	struct sockaddr_in target;
 	char url[64];
 	bool stop, frozen;
-	uint64_t rate, bytes;
+	uint64_t rate, bytes; /* bytes per s (0: no limit); bytes forwarded so far */
 	unsigned int accepted;
 	struct pair pairs[PAIRS_MAX];
 };

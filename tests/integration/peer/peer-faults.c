@@ -345,7 +345,7 @@ static void restart__stale(void **state)
 	fixture_close(&f);
 }
 
-/* A peer opened before many restarts does no harm. */
+/* After each of several restarts the old peer is stale and does no harm. */
 static void restart__again_and_again(void **state)
 {
 	struct fixture f;
