@@ -270,7 +270,7 @@ enum lie {
 	LIE_FILE,
 	LIE_DEVICE,
 	LIE_TYPE,
-	LIE_OBJECT, /* a descriptor that was not requested */
+	LIE_OBJECT, /* an object that was not requested */
 	LIE_CHANGES_TYPE,
 	LIE_HUGE,
 	LIE_FRAME,
