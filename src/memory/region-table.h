@@ -110,9 +110,6 @@ static inline uint32_t wh_region_table_index(uint64_t id)
 	return (uint32_t)id & ((1u << WH_REGION_TABLE_INDEX_BITS) - 1);
 }
 
-/* How many are in use. */
-uint32_t wh_region_table_count(struct wh_region_table *table);
-
 /* The entry with this index, or NULL if there never was one. */
 static inline struct wh_region_entry *wh_region_table_at(struct wh_region_table *table,
 							 uint32_t index)

@@ -45,8 +45,8 @@ enum wh_transport_capability {
 	WH_CAN_READ = 1,
 	WH_CAN_WRITE = 2,
 	WH_CAN_ACCEPT = 4, /* other engines open connections of its own role: session_accept */
-	WH_CAN_PROGRESS = 8, /* a waiter can move the bytes itself: help */
-	WH_CAN_ABORT = 16, /* work in flight can be cut off: cut */
+	WH_CAN_PROGRESS = 8, /* a waiting thread can move the bytes itself: progress */
+	WH_CAN_ABORT = 16, /* work in flight can be aborted: abort */
 };
 
 struct wh_transport {
@@ -54,8 +54,8 @@ struct wh_transport {
 	uint32_t capabilities;
 	uint16_t role; /* enum wh_role of the connections that session_accept takes; 0: none */
 
-	/* Engine-wide state. */
-	/* ... -ENODEV: there is no such device here, or it is switched off. */
+	/* Make the engine-wide state. 0, or a negative errno with a text; -ENODEV: there is no such
+	 * device here, or it is switched off. */
 	int (*engine_open)(struct wh_engine *engine, void **state);
 	void (*engine_close)(struct wh_engine *engine, void *state);
 	/* A region of ours goes; no batch uses it, and no peer. */
@@ -89,8 +89,8 @@ struct wh_transport {
 			  const uint8_t *payload);
 
 	/* Can it move bytes between these regions? -ENXIO: does not apply to these kinds of memory;
-	 * left out of explanations. `remote` is entered; it is the place of a struct
-	 * wh_remote_region, or, where the peer is this engine itself, of a struct wh_region. 0, or
+	 * left out of explanations. `remote` is entered; it is the entry of a struct
+	 * wh_remote_region or, where the peer is this engine itself, of a struct wh_region. 0, or
 	 * a negative errno with the reason in `why`. Called while a batch is planned, on the
 	 * submitter's thread; may ask the peer once. */
 	int (*is_reachable)(struct wh_peer *peer, void *state, const struct wh_region *local,

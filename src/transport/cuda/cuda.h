@@ -99,7 +99,7 @@ struct wh_gpu_path {
 struct wh_device_mappings {
 	struct wh_engine *engine;
 	struct wh_gpus *gpus;
-	pthread_mutex_t lock; /* making and undoing views; comes before engine.regions.lock */
+	pthread_mutex_t lock; /* making and undoing mappings; taken before engine.regions.lock */
 	struct wh_pin *_Atomic pins; /* that have outlived their region; written under the lock */
 };
 
@@ -114,8 +114,8 @@ int wh_cuda_remote(struct wh_cuda_peer *cuda, struct wh_region_entry *entry,
 		   struct wh_device_mapping **out, char why[WH_REFUSAL]);
 /* Regions may overlap, and one that was registered after another had been page-locked lives on
  * that. What was page-locked for a region stays so for as long as there is one that it overlaps.
- * Under views.lock: take it from the view of a region that goes; and give back what nobody needs
- * any more. */
+ * Under mappings.lock: take it from the mapping of a region that goes; and give back what nobody
+ * needs any more. */
 void wh_pin_leave(struct wh_device_mappings *mappings, struct wh_device_mapping *mapping);
 void wh_pins_release(struct wh_device_mappings *mappings);
 /* Undo and free it. */

@@ -250,7 +250,7 @@ int wh_device_mapping_local(struct wh_device_mappings *mappings, struct wh_regio
 	return mapping ? 0 : -ENOMEM;
 }
 
-/* ---- a peer's memory; under views.lock
+/* ---- a peer's memory; under mappings.lock
  * ----------------------------------------------------------- */
 
 struct import {
