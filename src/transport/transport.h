@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A transport: one way for bytes to get from memory to memory. Each is a constant table of
- * functions; registration fills what a transport leaves out with defaults, so that the core never
- * tests for NULL.
+ * A transport is one way to move bytes from memory to memory: a constant table of functions.
+ * wh_transport() completes the table with defaults, so that the core never tests for NULL.
  *
  * The core plans a batch into fragments, each for one transport, and submits them. A transport
- * moves a fragment's bytes whenever and on whichever thread it likes, and then says
- * wh_fragment_done() once.
+ * moves a fragment's bytes when it likes, on any thread, and then calls wh_fragment_done() exactly
+ * once.
+ *
+ * "First loop" is the engine's loop 0: a function that runs there must not wait for anything but
+ * that loop's own sockets, and returns within a few milliseconds.
  */
 #ifndef WH_TRANSPORT_TRANSPORT_H
 #define WH_TRANSPORT_TRANSPORT_H
@@ -30,7 +32,7 @@ struct wh_remote_region;
 struct wh_session;
 struct wh_tls;
 
-/* In this order they are opened, told of things and closed: cuda uses what shm maps. */
+/* The core opens, notifies and closes transports in this order: cuda uses what shm has mapped. */
 enum wh_transport_id {
 	WH_TRANSPORT_SELF,
 	WH_TRANSPORT_CUDA,
@@ -57,92 +59,98 @@ struct wh_transport {
 	/* Make the engine-wide state. 0, or a negative errno with a text; -ENODEV: there is no such
 	 * device here, or it is switched off. */
 	int (*engine_open)(struct wh_engine *engine, void **state);
+	/* Free it. No peer, session or region is left. */
 	void (*engine_close)(struct wh_engine *engine, void *state);
-	/* A region of ours goes; no batch uses it, and no peer. */
+	/* A region of ours is unregistered: neither a batch nor a peer uses it any more. Free what
+	 * the transport keeps for it. */
 	void (*region_closed)(struct wh_engine *engine, void *state, struct wh_region *region);
 
-	/* A peer has been reached (or reached again). 0, or a negative errno with the reason in
-	 * `why`: the transport is then not used for this peer; -ENXIO: it is for no such peer. Runs
-	 * on the engine's first loop; must not wait for anyone but that loop's own sockets; may not
-	 * take longer than some ms. */
+	/* A peer has been reached, and the transport has no state for it yet. On the first loop. 0,
+	 * or a negative errno with the reason in `why`: the transport is not used for this peer;
+	 * -ENXIO: it does not apply to such peers. */
 	int (*peer_open)(struct wh_peer *peer, void **state, char why[WH_REFUSAL]);
-	/* The peer's handle goes, no batch is left. Called on the first loop. */
+	/* The peer's handle is closed, and no batch is left. On the first loop. */
 	void (*peer_close)(struct wh_peer *peer, void *state);
-	/* The control connection broke: complete everything outstanding with `error`, soon, and
-	 * touch no memory of ours after that. The state stays until peer_close; if the same epoch
-	 * is reached again, peer_again is called. */
+	/* The control connection has broken: complete everything outstanding with `error`, soon,
+	 * and touch no memory of ours after that. The state stays until peer_close. On the first
+	 * loop. */
 	void (*peer_lost)(struct wh_peer *peer, void *state, int error, const char *text);
+	/* The same epoch of the peer has been reached again after peer_lost. As peer_open. */
 	int (*peer_again)(struct wh_peer *peer, void *state, char why[WH_REFUSAL]);
-	/* A region of the peer has come. On the first loop. */
+	/* The peer has published a region. On the first loop. */
 	void (*region_came)(struct wh_peer *peer, void *state, struct wh_remote_region *region);
-	/* A region of the peer is going: it is closed, and nobody is inside any more. End what
-	 * shows its bytes on account of other regions. 0, or -EBUSY: not by `deadline`; it is
-	 * called again. On the first loop. */
+	/* The peer takes a region back: its entry is closed, and nobody is inside it any more. End
+	 * every mapping that shows its bytes, also those made for other regions. 0; -EBUSY: not by
+	 * `deadline`, and the core calls it again. On the first loop. */
 	int (*region_going)(struct wh_peer *peer, void *state, struct wh_remote_region *region,
 			    int64_t deadline);
-	/* After that: unmap it. */
+	/* After region_going: free what the transport keeps for the region. On the first loop. */
 	void (*region_gone)(struct wh_peer *peer, void *state, struct wh_remote_region *region);
 
-	/* The owner has sent a frame of the transport's own, over the control connection. 0, or a
+	/* The owner has sent a frame of the transport's own over the control connection. 0, or a
 	 * negative errno, which breaks the connection. On the first loop. */
 	int (*peer_frame)(struct wh_peer *peer, void *state, const struct wh_frame *frame,
 			  const uint8_t *payload);
 
-	/* Can it move bytes between these regions? -ENXIO: does not apply to these kinds of memory;
-	 * left out of explanations. `remote` is entered; it is the entry of a struct
-	 * wh_remote_region or, where the peer is this engine itself, of a struct wh_region. 0, or
-	 * a negative errno with the reason in `why`. Called while a batch is planned, on the
-	 * submitter's thread; may ask the peer once. */
+	/* Can the transport move bytes between these regions? The caller has entered `remote`: the
+	 * entry of a struct wh_remote_region or, where the peer is this engine itself, of a struct
+	 * wh_region. Runs on the submitter's thread while it plans a batch; may ask the peer once,
+	 * and wait for the answer. 0, or a negative errno with the reason in `why`; -ENXIO: does
+	 * not apply to these kinds of memory; left out of explanations. */
 	int (*is_reachable)(struct wh_peer *peer, void *state, const struct wh_region *local,
 			    struct wh_region_entry *remote, uint32_t op, char why[WH_REFUSAL]);
-	/* Start a fragment. It cannot fail at once: failures come through wh_fragment_fail(). */
+	/* Start a fragment. Any thread. Errors are reported by wh_fragment_fail(), before
+	 * wh_fragment_done(). */
 	void (*submit)(struct wh_peer *peer, void *state, struct wh_fragment *fragment);
-	/* The caller has nothing better to do until the batch is done or `deadline`: move bytes,
-	 * own the socket. May return early, and at once if there is nothing to help with. deadline
-	 * 0: one look, do not sleep. */
+	/* Move bytes on the caller's thread, which waits for the batch until `deadline`; 0: look
+	 * once, without sleeping. May return early, and at once if there is nothing to do. */
 	void (*progress)(struct wh_peer *peer, void *state, struct wh_batch *batch,
 			 int64_t deadline);
-	/* Start nothing more of this fragment; what is in flight ends by itself, then it is done.
-	 */
+	/* Start nothing more of this fragment. What is in flight ends by itself, and then the
+	 * fragment is done. */
 	void (*cancel)(struct wh_peer *peer, void *state, struct wh_fragment *fragment);
-	/* A cancelled batch's work in flight does not end by itself: cut it off. Returns when no
-	 * memory of ours is touched; 0, or -ETIMEDOUT if the peer did not confirm by `deadline`. */
+	/* Work of a cancelled batch does not end by itself: abort it. Returns when no memory of
+	 * ours is touched any more: 0, or -ETIMEDOUT if the peer has not confirmed by `deadline`.
+	 */
 	int (*abort)(struct wh_peer *peer, void *state, struct wh_batch *batch, int64_t deadline);
-	/* Send the notification of a batch whose bytes are where they belong, as number `sequence`,
-	 * by a way of the transport's own. Under peer.notify_lock. 0: wh_notify_confirmed() or
-	 * wh_notify_undelivered() follows; -EAGAIN: not before one of those that are on their way
-	 * has been confirmed; or another negative errno: over the control connection, then. */
+	/* Send the notification of a batch whose bytes have arrived, as number `sequence`, by the
+	 * transport's own means. Under peer.notify_lock. 0: wh_notify_confirmed() or
+	 * wh_notify_undelivered() follows; -EAGAIN: again after one of those in flight has been
+	 * confirmed; another negative errno: the core sends it over the control connection. */
 	int (*notify)(struct wh_peer *peer, void *state, struct wh_batch *batch, uint64_t sequence);
-	/* One with this number has been confirmed, by whichever way it was sent. Under
+	/* The peer has confirmed the notification `sequence`, whichever way it was sent. Under
 	 * peer.notify_lock, on the first loop. */
 	void (*notified)(struct wh_peer *peer, void *state, uint64_t sequence);
-	/* How it moves, or would move, the batch's fragments that are its own, for explain: "2
+
+	/* For explain: how the transport moves the batch's fragments, in a few words: "2
 	 * connections". */
 	void (*detail)(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *out,
 		       size_t size);
-	/* More of the same, lines of their own: "  mlx5_0:1 to mlx5_1:1: 4096 bytes\n"; "":
-	 * nothing. */
+	/* For explain: more of that as lines of their own, "  mlx5_0:1 to mlx5_1:1: 4096 bytes\n",
+	 * or "". */
 	void (*story)(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *out,
 		      size_t size);
-	/* One more line for explain, where there is something to tell of the batch's memory: how,
-	 * and why not better. False: there is not. */
+	/* For explain: one line about the batch's memory, how it is reached and why not better.
+	 * False: there is nothing to say. */
 	bool (*tell)(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *line,
 		     size_t size);
-	/* What its fragments of the batch would take, added to `out`. False: not known. By default
-	 * from a probe, which reads from the peer. `id` is its own. */
+	/* Add to `out` what the transport's fragments of the batch take; `id` is the transport's
+	 * own number. False: not known. By default from a probe, which reads from the peer. */
 	bool (*estimate)(struct wh_peer *peer, enum wh_transport_id id,
 			 const struct wh_batch *batch, struct wh_estimate *out);
 
-	/* The other side: a connection of our role has shaken hands; it belongs to the transport
-	 * now (also on error). `fd` is blocking. On the first loop. */
+	/* An initiator has opened a connection of our role, and the handshake is complete. The
+	 * transport owns `fd`, which blocks, and `tls` from now on, also on error. On the first
+	 * loop. */
 	int (*session_accept)(struct wh_session *session, int fd, struct wh_tls *tls,
 			      const struct wh_hello *hello);
-	/* The session ends: drop its connections; when it returns none touches memory any more. On
-	 * the first loop. */
+	/* The session ends: close its connections. When it returns, none touches memory any more.
+	 * On the first loop. */
 	void (*session_close)(struct wh_session *session);
-	/* The peer wants its data connection `number` dropped; same promise. */
+	/* The initiator wants its data connection `number` closed; as session_close. */
 	void (*session_abort)(struct wh_session *session, uint32_t number);
-	/* The initiator has sent a frame of the transport's own; as peer_frame. */
+	/* The initiator has sent a frame of the transport's own over the control connection. As
+	 * peer_frame. */
 	int (*session_frame)(struct wh_session *session, const struct wh_frame *frame,
 			     const uint8_t *payload);
 };
@@ -153,10 +161,10 @@ extern const struct wh_transport wh_transport_self, wh_transport_cuda, wh_transp
 /* Transport number `id`, completed with the defaults. */
 const struct wh_transport *wh_transport(enum wh_transport_id id);
 
-/* Which one has this name; WH_TRANSPORT_COUNT: none. */
+/* The transport of this name; WH_TRANSPORT_COUNT: none. */
 enum wh_transport_id wh_transport_by_name(const char *name);
 
-/* Does every advertised capability have its functions? For the tests. */
+/* For the tests: does every advertised capability have its functions? */
 bool wh_transport_is_valid(const struct wh_transport *transport);
 
 #endif
