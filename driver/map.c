@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 /* Windows: CPU mappings of a region.
  *
- * mmap() only creates the area; page faults insert the pages, one stretch at a time. If mmap()
+ * mmap() only creates the area; page faults insert the pages, one range at a time. If mmap()
  * itself inserted them, a callback could run before the area is in the file's list, and could not
  * find the pages to remove them. */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
@@ -143,7 +143,7 @@ static int area_nothing(pte_t *entry, unsigned long address, void *data)
 	return 0;
 }
 
-/* Allocate the page table for the stretch around an address. */
+/* Allocate the page table for the range around an address. */
 static int area_prepare(struct vm_area_struct *area, unsigned long address)
 {
 	return apply_to_page_range(area->vm_mm, address, PAGE_SIZE, area_nothing, NULL);

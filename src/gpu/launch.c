@@ -130,7 +130,7 @@ void wh_gpu_stream_end(struct wh_gpu_stream_turn *turn, struct wh_gpu_stream_job
 /* ---- the ring ----------------------------------------------------------------------------------
  */
 
-/* Bytes that can be had in one stretch. */
+/* Contiguous bytes that are free. */
 static uint64_t ring_room(const struct wh_gpu_stream *stream)
 {
 	uint64_t at = stream->head % WH_GPU_STREAM_RING, used = stream->head - stream->tail;
@@ -149,7 +149,7 @@ static uint64_t ring_take(struct wh_gpu_stream *stream, uint64_t bytes)
 	bool empty = stream->head == stream->tail;
 
 	bytes = (bytes + 15) & ~(uint64_t)15;
-	if (bytes > WH_GPU_STREAM_RING - at) { /* not in one stretch: from the start */
+	if (bytes > WH_GPU_STREAM_RING - at) { /* not contiguous: from the start */
 		stream->head += WH_GPU_STREAM_RING - at;
 		at = 0;
 		if (empty)

@@ -104,7 +104,7 @@ int wh_numa_bind(void *base, size_t length, int node);
 /* The node that the address's page lies on; -1: not known, or none yet. Does not touch it. */
 int wh_numa_node(const void *address);
 
-/* A stretch of the address space of this process, as the kernel knows it. */
+/* A virtual memory area (VMA) of this process, as the kernel reports it. */
 struct wh_vma {
 	uint64_t start, end;
 	bool readable;
@@ -112,7 +112,7 @@ struct wh_vma {
 	bool huge; /* hugetlb pages */
 };
 
-/* Calls `each` with the stretches that overlap [start, end), in order; not 0 from it ends that. 0,
+/* Call `each` with the areas that overlap [start, end), in order; not 0 from it ends that. 0,
  * or what `each` returned, or -ENOSYS: /proc does not tell. */
 int wh_vmas_walk(uint64_t start, uint64_t end, int (*each)(void *arg, const struct wh_vma *vma),
 		 void *arg);

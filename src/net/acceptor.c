@@ -282,8 +282,7 @@ static bool is_secure(struct greeting *greeting)
 	}
 	if (first != TLS_HANDSHAKE) {
 		refuse(greeting, EPROTO,
-		       "this engine speaks TLS alone: set the setting tls on both sides "
-		       "(WHERRY_TLS=1)");
+		       "this engine speaks TLS only: set tls=1 on both sides (WHERRY_TLS=1)");
 		return false;
 	}
 	greeting->tls = wh_tls_new(engine->trust.tls, greeting->source.fd, true);

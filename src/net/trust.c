@@ -136,7 +136,8 @@ static int own_key(struct wh_trust *trust)
 		       error :
 		       wh_fail(EACCES,
 			       "no directory for this user's key ($XDG_RUNTIME_DIR, $HOME/.cache, "
-			       "%s: its own, and not writable to others): set the setting keyfile",
+			       "%s: its own, and not writable to others): name a key file, "
+			       "keyfile=FILE (WHERRY_KEYFILE)",
 			       path[LAST]);
 }
 

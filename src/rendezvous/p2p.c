@@ -31,7 +31,7 @@ static int p2p_parse_port(const char *where, const char *port, bool listening,
 	if (!length)
 		return wh_fail(EINVAL, SHOWN ": the port is missing; write HOST:PORT%s", where,
 			       listening ? " (port 0 takes a free one)" :
-					   "; to use names, set the setting registry");
+					   "; to use names, set registry=URL");
 	if (port[length] == '/')
 		return wh_fail(EINVAL, SHOWN ": nothing may follow the port, \"%.40s\" does", where,
 			       port + length);

@@ -374,7 +374,7 @@ static int import_segment(void *argument, const struct wh_exported *e, int *fd,
 					 keep_legacy(import, e, why);
 }
 
-/* Let the device and all that reach it use a stretch of address space. */
+/* Let the device and all that reach it use a range of address space. */
 static int admit(struct wh_cuda *cuda, struct wh_device_mapping *mapping)
 {
 	struct wh_cuda_access access[WH_CUDA_DEVICES];

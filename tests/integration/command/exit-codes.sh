@@ -79,7 +79,7 @@ plain=$url
 all_end 69 "does not speak TLS" "$plain" -c keyfile=key -c tls=1
 verdict "69: TLS on this side only" $?
 start "$wherry" serve -m host:1MiB -c keyfile=key -c tls=1
-all_end 69 "speaks TLS alone" "$url" -c keyfile=key
+all_end 69 "speaks TLS only" "$url" -c keyfile=key
 verdict "69: TLS on the other side only" $?
 ends 69 nowhere.so "$wherry" serve -m cuda:0:1MiB && ends 69 nowhere.so "$wherry" explain cuda:0 host &&
 	ends 69 nowhere.so "$wherry" bench --source cuda:0 && ends 69 nowhere.so "$wherry" window check

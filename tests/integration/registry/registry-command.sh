@@ -325,7 +325,7 @@ refused 64 "node 7" serve -m host:4KiB -n "node 7" -c registry=http://127.0.0.1:
 verdict "a name that cannot be registered" $?
 refused 64 "not an IPv4 address" serve -m host:4KiB -n 10.0.0.1 -c registry=http://127.0.0.1:1
 verdict "nor an address" $?
-refused 2 "to use names, set the setting registry" copy wherry://node7/host out
+refused 2 "to use names, set registry=URL" copy wherry://node7/host out
 verdict "a name and no registry" $?
 
 # The library without its module. A sanitizer's library wants to come first, and the command finds

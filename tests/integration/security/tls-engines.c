@@ -191,7 +191,7 @@ static void key__refused(void **state)
 	(void)state;
 	want_text(-EACCES, "does not know this engine's key", reach(b, a));
 	want_text(-EACCES, "does not know this engine's key", reach(a, b));
-	want_text(-EPROTO, "speaks TLS alone", reach(c, a));
+	want_text(-EPROTO, "speaks TLS only", reach(c, a));
 	want_text(-EPROTO, "does not speak TLS", reach(a, c));
 	want(0, wh_engine_close(a));
 	want(0, wh_engine_close(b));

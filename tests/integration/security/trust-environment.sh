@@ -56,8 +56,8 @@ says() # WORD
 export WHERRY_TLS=1 WHERRY_KEY=$key WHERRY_TRANSPORTS=tcp
 serve && reach && says "encrypted: TLS 1.3" && ! says "$key" &&
 	! grep -q -e "$key" "$directory/served" "$directory/said" &&
-	! WHERRY_TLS=0 reach && says "speaks TLS alone" &&
-	grep -q "a connection is refused: this engine speaks TLS alone" "$directory/said" &&
+	! WHERRY_TLS=0 reach && says "speaks TLS only" &&
+	grep -q "a connection is refused: this engine speaks TLS only" "$directory/said" &&
 	! WHERRY_KEY=${key/[0-7]/9} reach && says "does not know this engine's key"
 judge "with TLS explain says so, and who has none or another key is told" $?
 stop
