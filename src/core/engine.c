@@ -61,9 +61,12 @@ bool wh_engine_inside(const struct wh_engine *engine)
 
 uint32_t wh_engine_capabilities(const struct wh_engine *engine)
 {
-	return engine->transport_off[WH_TRANSPORT_RDMA][0] ?
-		       0 :
-		       WH_CAPABLE_RDMA | WH_CAPABLE_RDMA_NOTIFY;
+	uint32_t bits = 0;
+
+	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++)
+		if (!engine->transport_off[id][0])
+			bits |= wh_transport(id)->hello;
+	return bits;
 }
 
 struct wh_loop *wh_engine_loop(struct wh_engine *engine)
@@ -256,9 +259,9 @@ static void engine_open_transports(struct wh_engine *engine)
 			snprintf(off, WH_REFUSAL, "switched off by the setting transports (%.60s)",
 				 engine->config.text[WH_SETTING_TRANSPORTS]);
 			error = -ENODEV;
-		} else if (id == WH_TRANSPORT_RDMA && engine->trust.tls) {
-			snprintf(off, WH_REFUSAL,
-				 "the setting tls is on, and RDMA does not encrypt");
+		} else if (transport->capabilities & WH_IS_PLAINTEXT && engine->trust.tls) {
+			snprintf(off, WH_REFUSAL, "the setting tls is on, and %s does not encrypt",
+				 transport->name);
 		} else {
 			error = transport->engine_open(engine, &engine->transport[id]);
 			if (error)

@@ -107,12 +107,21 @@ static int notify_by_control(struct wh_peer *peer, uint64_t sequence, const void
 			       WH_NOTIFY_SEQUENCE + length);
 }
 
+static bool notify_can_use(const struct wh_peer *peer, unsigned id)
+{
+	return peer->opened[id] && wh_transport(id)->capabilities & WH_CAN_NOTIFY;
+}
+
+/* -EAGAIN: later; another error: not by any transport. */
 static int notify_by_transport(struct wh_peer *peer, struct wh_batch *batch, uint64_t sequence)
 {
-	if (!peer->opened[WH_TRANSPORT_RDMA])
-		return -EOPNOTSUPP;
-	return wh_transport(WH_TRANSPORT_RDMA)
-		->notify(peer, peer->transport[WH_TRANSPORT_RDMA], batch, sequence);
+	int error = -EOPNOTSUPP;
+
+	for (unsigned id = 0; id < WH_TRANSPORT_COUNT && error && error != -EAGAIN; id++)
+		if (notify_can_use(peer, id))
+			error = wh_transport(id)->notify(peer, peer->transport[id], batch,
+							 sequence);
+	return error;
 }
 
 /* Under notify_lock: a lost peer is not connected again before wh_notify_peer_lost() has had this
@@ -289,9 +298,9 @@ void wh_notify_confirmed(struct wh_peer *peer, uint64_t sequence)
 	unsigned sent = 0;
 
 	pthread_mutex_lock(&peer->notify_lock);
-	if (peer->opened[WH_TRANSPORT_RDMA])
-		wh_transport(WH_TRANSPORT_RDMA)
-			->notified(peer, peer->transport[WH_TRANSPORT_RDMA], sequence);
+	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++)
+		if (notify_can_use(peer, id))
+			wh_transport(id)->notified(peer, peer->transport[id], sequence);
 	found = notify_find(&peer->notify_sent, sequence, &sent);
 	early = notify_find(&peer->notify_early, sequence, &sent);
 	if (found)

@@ -244,6 +244,16 @@ static int peer_removed(struct wh_peer *peer, const uint8_t *payload, size_t len
 
 /* ---- all frames ----------------------------------------------------------------------------- */
 
+static int peer_transport_frame(struct wh_peer *peer, const struct wh_frame *frame,
+				const uint8_t *payload)
+{
+	enum wh_transport_id id = wh_transport_by_frame(frame->type);
+
+	if (id == WH_TRANSPORT_COUNT || !peer->opened[id])
+		return -EPROTO;
+	return wh_transport(id)->peer_frame(peer, peer->transport[id], frame, payload);
+}
+
 int wh_peer_frame(struct wh_control *control, const struct wh_frame *frame, const uint8_t *payload)
 {
 	struct wh_peer *peer = wh_container(control, struct wh_peer, control);
@@ -268,20 +278,9 @@ int wh_peer_frame(struct wh_control *control, const struct wh_frame *frame, cons
 		return 0;
 	case WH_FRAME_ABORTED:
 		return peer_confirm_abort(peer, payload, frame->length);
-	case WH_FRAME_RDMA_CONNECTED:
-	case WH_FRAME_RDMA_KEYED:
-	case WH_FRAME_RDMA_FLUSHED:
-	case WH_FRAME_RDMA_BOUNCE_OPENED:
-	case WH_FRAME_RDMA_COPIED:
-	case WH_FRAME_RDMA_SPARE:
-	case WH_FRAME_RDMA_RING_OPENED:
-		if (!peer->opened[WH_TRANSPORT_RDMA])
-			return -EPROTO;
-		return wh_transport(WH_TRANSPORT_RDMA)
-			->peer_frame(peer, peer->transport[WH_TRANSPORT_RDMA], frame, payload);
 	case WH_FRAME_PONG:
 		return 0;
 	default:
-		return -EPROTO;
+		return peer_transport_frame(peer, frame, payload);
 	}
 }

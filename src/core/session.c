@@ -44,6 +44,16 @@ static int session_aborted(struct wh_session *session, const uint8_t *payload, s
 	return wh_control_send(&session->control, WH_FRAME_ABORTED, 0, payload, length);
 }
 
+static int session_transport_frame(struct wh_session *session, const struct wh_frame *frame,
+				   const uint8_t *payload)
+{
+	enum wh_transport_id id = wh_transport_by_frame(frame->type);
+
+	if (id == WH_TRANSPORT_COUNT || session->engine->transport_off[id][0])
+		return -EPROTO;
+	return wh_transport(id)->session_frame(session, frame, payload);
+}
+
 static int session_frame(struct wh_control *control, const struct wh_frame *frame,
 			 const uint8_t *payload)
 {
@@ -64,17 +74,8 @@ static int session_frame(struct wh_control *control, const struct wh_frame *fram
 		return wh_session_notified(session, payload, frame->length);
 	case WH_FRAME_ABORT:
 		return session_aborted(session, payload, frame->length);
-	case WH_FRAME_RDMA_CONNECT:
-	case WH_FRAME_RDMA_KEYS:
-	case WH_FRAME_RDMA_FLUSH:
-	case WH_FRAME_RDMA_BOUNCE_OPEN:
-	case WH_FRAME_RDMA_COPY:
-	case WH_FRAME_RDMA_RING_OPEN:
-		if (session->engine->transport_off[WH_TRANSPORT_RDMA][0])
-			return -EPROTO;
-		return wh_transport(WH_TRANSPORT_RDMA)->session_frame(session, frame, payload);
 	default:
-		return -EPROTO;
+		return session_transport_frame(session, frame, payload);
 	}
 }
 
@@ -102,21 +103,24 @@ static void session_watch(struct wh_timer *timer)
 			     session->heard + session_patience(session->engine) + WH_MS);
 }
 
-/* ---- staging of GPU memory
- * ------------------------------------------------------------------------- */
+/* ---- staging of GPU memory ------------------------------------------------------------------ */
 
-/* Will the session need staging buffers? Probably if TCP is all that is left: on the same host GPUs
- * reach each other's memory, and whether both sides' NICs reach GPU memory shows when a batch is
- * planned. */
+/* Will the session need staging buffers? Probably if no transport reaches the GPUs without them. */
 static bool session_likely_stages(const struct wh_session *session)
 {
 	const struct wh_engine *engine = session->engine;
-	bool near = !memcmp(session->hello.host, engine->host, sizeof(engine->host)) &&
-		    *engine->socket_name && !engine->transport_off[WH_TRANSPORT_CUDA][0];
-	bool nics = session->hello.capabilities & WH_CAPABLE_RDMA &&
-		    !engine->transport_off[WH_TRANSPORT_RDMA][0];
+	bool stages = false;
 
-	return !near && !nics && !engine->transport_off[WH_TRANSPORT_TCP][0];
+	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++) {
+		const struct wh_transport *transport = wh_transport(id);
+
+		if (engine->transport_off[id][0])
+			continue;
+		if (transport->session_reaches_gpus(session))
+			return false;
+		stages |= (transport->capabilities & WH_USES_STAGING) != 0;
+	}
+	return stages;
 }
 
 /* Under engine.lock. */

@@ -261,8 +261,8 @@ static int keep(struct wh_control *control, const void *bytes, size_t length)
 	return 0;
 }
 
-int wh_control_send(struct wh_control *control, enum wh_frame_type type, uint16_t flags,
-		    const void *payload, size_t length)
+int wh_control_send(struct wh_control *control, uint16_t type, uint16_t flags, const void *payload,
+		    size_t length)
 {
 	uint8_t header[WH_FRAME_HEADER];
 	struct iovec parts[2] = { { header, sizeof(header) }, { (void *)payload, length } };

@@ -47,8 +47,8 @@ int wh_control_start(struct wh_control *control, int fd, struct wh_tls *tls);
 void wh_control_early(struct wh_control *control);
 /* Queue a frame and send what the socket takes. -ECONNRESET when it is not open, -ENOBUFS when the
  * other side does not read, or reads too little of what it has asked for. */
-int wh_control_send(struct wh_control *control, enum wh_frame_type type, uint16_t flags,
-		    const void *payload, size_t length);
+int wh_control_send(struct wh_control *control, uint16_t type, uint16_t flags, const void *payload,
+		    size_t length);
 /* Close it; `gone` is not called. On the loop. */
 void wh_control_close(struct wh_control *control);
 void wh_control_destroy(struct wh_control *control);

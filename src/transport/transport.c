@@ -210,6 +210,12 @@ static void no_session_abort(struct wh_session *session, uint32_t number)
 	(void)number;
 }
 
+static bool no_session_reach(const struct wh_session *session)
+{
+	(void)session;
+	return false;
+}
+
 static int no_session_frame(struct wh_session *session, const struct wh_frame *frame,
 			    const uint8_t *payload)
 {
@@ -246,6 +252,7 @@ static const struct wh_transport defaults = {
 	.session_close = no_session_close,
 	.session_abort = no_session_abort,
 	.session_frame = no_session_frame,
+	.session_reaches_gpus = no_session_reach,
 };
 
 /* ---- the list ----------------------------------------------------------------------------- */
@@ -299,6 +306,7 @@ static void make_list(void)
 		FILL(session_close);
 		FILL(session_abort);
 		FILL(session_frame);
+		FILL(session_reaches_gpus);
 	}
 	atomic_store_explicit(&complete, true, memory_order_release);
 }
@@ -318,6 +326,14 @@ enum wh_transport_id wh_transport_by_name(const char *name)
 	return WH_TRANSPORT_COUNT;
 }
 
+enum wh_transport_id wh_transport_by_frame(uint16_t type)
+{
+	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++)
+		if (type >= given[id]->frame_first && type < given[id]->frame_end)
+			return (enum wh_transport_id)id;
+	return WH_TRANSPORT_COUNT;
+}
+
 /* Is it the transport's own function, in a table completed or not? */
 #define OWN(field) (transport->field && transport->field != defaults.field)
 
@@ -326,6 +342,7 @@ bool wh_transport_is_valid(const struct wh_transport *transport)
 	const uint32_t can = transport->capabilities;
 	const bool moves = can & (WH_CAN_READ | WH_CAN_WRITE);
 	const bool accepts = can & WH_CAN_ACCEPT;
+	const bool frames = transport->frame_end;
 
 	if (!transport->name || !*transport->name ||
 	    strlen(transport->name) >= sizeof(((struct wh_route *)NULL)->transport))
@@ -334,8 +351,13 @@ bool wh_transport_is_valid(const struct wh_transport *transport)
 		return false;
 	if (accepts != OWN(session_accept) || accepts != (transport->role != 0) ||
 	    OWN(session_close) != (accepts || OWN(session_frame)) ||
-	    OWN(session_frame) != OWN(peer_frame))
+	    OWN(session_frame) != OWN(peer_frame) || OWN(session_frame) != frames)
 		return false;
-	return (bool)(can & WH_CAN_PROGRESS) == OWN(progress) &&
+	if (frames && (transport->frame_first < WH_FRAME_TRANSPORTS ||
+		       transport->frame_first >= transport->frame_end ||
+		       transport->frame_end > WH_FRAME_TYPE_END))
+		return false;
+	return (bool)(can & WH_CAN_NOTIFY) == OWN(notify) && OWN(notify) == OWN(notified) &&
+	       (bool)(can & WH_CAN_PROGRESS) == OWN(progress) &&
 	       (bool)(can & WH_CAN_ABORT) == OWN(abort);
 }

@@ -49,12 +49,20 @@ enum wh_transport_capability {
 	WH_CAN_ACCEPT = 4, /* other engines open connections of its own role: session_accept */
 	WH_CAN_PROGRESS = 8, /* a waiting thread can move the bytes itself: progress */
 	WH_CAN_ABORT = 16, /* work in flight can be aborted: abort */
+	WH_CAN_NOTIFY = 32, /* it can send a batch's notification itself: notify, notified */
+	WH_USES_STAGING = 64, /* sessions use staging buffers for our GPUs' memory from the start */
+	/* its bytes leave the host unencrypted, so the setting `tls` switches it off */
+	WH_IS_PLAINTEXT = 128,
 };
 
 struct wh_transport {
 	const char *name;
 	uint32_t capabilities;
 	uint16_t role; /* enum wh_role of the connections that session_accept takes; 0: none */
+	/* The transport's own frames over the control connection: the types [frame_first,
+	 * frame_end), for peer_frame and session_frame. No two transports have the same. 0: none */
+	uint16_t frame_first, frame_end;
+	uint32_t hello; /* bits of wh_hello.capabilities while the transport is on */
 
 	/* Make the engine-wide state. 0, or a negative errno with a text; -ENODEV: there is no such
 	 * device here, or it is switched off. */
@@ -149,6 +157,10 @@ struct wh_transport {
 	void (*session_close)(struct wh_session *session);
 	/* The initiator wants its data connection `number` closed; as session_close. */
 	void (*session_abort)(struct wh_session *session, uint32_t number);
+	/* Will the transport probably reach our GPUs' memory for this session without staging
+	 * buffers? If none does, the engine prepares such buffers when the session begins. On the
+	 * first loop. */
+	bool (*session_reaches_gpus)(const struct wh_session *session);
 	/* The initiator has sent a frame of the transport's own over the control connection. As
 	 * peer_frame. */
 	int (*session_frame)(struct wh_session *session, const struct wh_frame *frame,
@@ -163,6 +175,9 @@ const struct wh_transport *wh_transport(enum wh_transport_id id);
 
 /* The transport of this name; WH_TRANSPORT_COUNT: none. */
 enum wh_transport_id wh_transport_by_name(const char *name);
+
+/* The transport that has this frame type; WH_TRANSPORT_COUNT: none. */
+enum wh_transport_id wh_transport_by_frame(uint16_t type);
 
 /* For the tests: does every advertised capability have its functions? */
 bool wh_transport_is_valid(const struct wh_transport *transport);

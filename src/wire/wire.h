@@ -47,25 +47,10 @@ enum wh_frame_type {
 	WH_FRAME_PROVE, /* the answer to WELCOME: the initiator's proof */
 	/* unix socket, the answer to PROVE: carries the descriptor of the owner's alive page */
 	WH_FRAME_ALIVE,
-	/* For the transport rdma; sent only to engines with WH_CAPABLE_RDMA. */
-	WH_FRAME_RDMA_CONNECT, /* connect a queue pair to the sender's queue pair */
-	WH_FRAME_RDMA_CONNECTED, /* the answer */
-	WH_FRAME_RDMA_KEYS, /* u32 NIC, u64 region id: request the region's remote keys */
-	WH_FRAME_RDMA_KEYED, /* the answer */
-	/* u32 number, u64 region id: make NIC writes visible to the region's GPU */
-	WH_FRAME_RDMA_FLUSH,
-	WH_FRAME_RDMA_FLUSHED, /* the answer */
-	/* empty: request bounce buffers for GPUs that the owner's NICs cannot reach */
-	WH_FRAME_RDMA_BOUNCE_OPEN,
-	WH_FRAME_RDMA_BOUNCE_OPENED, /* the answer */
-	WH_FRAME_RDMA_COPY, /* copy bytes between a slot of the bounce buffers and regions */
-	WH_FRAME_RDMA_COPIED, /* the answer, laid out as FLUSHED; its number is the slot */
-	/* u32 number of a queue pair: give it back by ABORT, if it is idle */
-	WH_FRAME_RDMA_SPARE,
-	/* Sent only to engines with WH_CAPABLE_RDMA_NOTIFY. */
-	WH_FRAME_RDMA_RING_OPEN, /* empty: request a receive ring for notifications */
-	WH_FRAME_RDMA_RING_OPENED, /* the answer */
-	WH_FRAME_TYPE_END,
+	/* The frames of transports begin here: each names its types in its own wire.h, and their
+	 * range in its table (transport/transport.h). rdma has 18 to 30. */
+	WH_FRAME_TRANSPORTS,
+	WH_FRAME_TYPE_END = 64,
 };
 #define WH_FRAME_LAST 1 /* flag of REGIONS */
 #define WH_MAP_SIZE 12 /* payload bytes of MAP */

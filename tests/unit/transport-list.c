@@ -8,6 +8,7 @@
 
 #include "core/region.h"
 #include "memory/region-table.h"
+#include "transport/rdma/wire.h"
 #include "transport/transport.h"
 
 static void list__each_is_sound(void **state)
@@ -46,6 +47,7 @@ static void list__nothing_is_left_out(void **state)
 		assert_non_null(transport->session_close);
 		assert_non_null(transport->session_abort);
 		assert_non_null(transport->session_frame);
+		assert_non_null(transport->session_reaches_gpus);
 	}
 }
 
@@ -58,6 +60,29 @@ static void list__by_name(void **state)
 	assert_int_equal(wh_transport_by_name(""), WH_TRANSPORT_COUNT);
 	assert_int_equal(wh_transport_by_name("SHM"), WH_TRANSPORT_COUNT);
 	assert_int_equal(wh_transport_by_name("rdma"), WH_TRANSPORT_RDMA);
+}
+
+/* No frame type belongs to the core and a transport, or to two transports. */
+static void list__frames_are_apart(void **state)
+{
+	(void)state;
+	for (unsigned type = 0; type <= WH_FRAME_TYPE_END; type++) {
+		unsigned owners = 0;
+
+		for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++) {
+			const struct wh_transport *transport = wh_transport(id);
+
+			if (type < transport->frame_first || type >= transport->frame_end)
+				continue;
+			owners++;
+			assert_int_equal(wh_transport_by_frame((uint16_t)type), id);
+		}
+		assert_true(owners <= (type >= WH_FRAME_TRANSPORTS && type < WH_FRAME_TYPE_END));
+		if (!owners)
+			assert_int_equal(wh_transport_by_frame((uint16_t)type), WH_TRANSPORT_COUNT);
+	}
+	assert_int_equal(wh_transport_by_frame(WH_FRAME_RDMA_CONNECT), WH_TRANSPORT_RDMA);
+	assert_int_equal(wh_transport_by_frame(WH_FRAME_RDMA_RING_OPENED), WH_TRANSPORT_RDMA);
 }
 
 /* A capability without its function, or a function without its capability. */
@@ -99,6 +124,22 @@ static void sound__what_is_missing(void **state)
 	wrong = wh_transport_rdma;
 	wrong.session_close = NULL;
 	assert_false(wh_transport_is_valid(&wrong));
+	wrong = wh_transport_rdma;
+	wrong.frame_first = wrong.frame_end = 0;
+	assert_false(wh_transport_is_valid(&wrong));
+	wrong = wh_transport_rdma;
+	wrong.frame_first = WH_FRAME_NOTIFY;
+	assert_false(wh_transport_is_valid(&wrong));
+	wrong = wh_transport_rdma;
+	wrong.frame_end = WH_FRAME_TYPE_END + 1;
+	assert_false(wh_transport_is_valid(&wrong));
+	/* notify and notified belong together, and to their capability. */
+	wrong = wh_transport_rdma;
+	wrong.notified = NULL;
+	assert_false(wh_transport_is_valid(&wrong));
+	wrong = wh_transport_rdma;
+	wrong.capabilities &= ~(uint32_t)WH_CAN_NOTIFY;
+	assert_false(wh_transport_is_valid(&wrong));
 	/* Default functions count as missing. */
 	wrong = *wh_transport(WH_TRANSPORT_SELF);
 	wrong.capabilities |= WH_CAN_ABORT;
@@ -125,8 +166,11 @@ static void defaults__do_nothing(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(list__each_is_sound),  cmocka_unit_test(list__nothing_is_left_out),
-		cmocka_unit_test(list__by_name),        cmocka_unit_test(sound__what_is_missing),
+		cmocka_unit_test(list__each_is_sound),
+		cmocka_unit_test(list__nothing_is_left_out),
+		cmocka_unit_test(list__by_name),
+		cmocka_unit_test(list__frames_are_apart),
+		cmocka_unit_test(sound__what_is_missing),
 		cmocka_unit_test(defaults__do_nothing),
 	};
 

@@ -14,6 +14,7 @@
 #include "core/peer.h"
 #include "core/region.h"
 #include "core/remote.h"
+#include "core/session.h"
 #include "gpu/region-window.h"
 #include "memory/memory.h"
 #include "memory/region-table.h"
@@ -418,6 +419,15 @@ static bool cuda_estimate(struct wh_peer *peer, enum wh_transport_id id,
 	return look_at(peer, peer->transport[id], batch, &look);
 }
 
+/* On the same host GPUs reach each other's memory, if the unix socket is there to share it. */
+static bool cuda_session_reaches_gpus(const struct wh_session *session)
+{
+	const struct wh_engine *engine = session->engine;
+
+	return *engine->socket_name &&
+	       !memcmp(session->hello.host, engine->host, sizeof(engine->host));
+}
+
 const struct wh_transport wh_transport_cuda = {
 	.name = "cuda",
 	.capabilities = WH_CAN_READ | WH_CAN_WRITE | WH_CAN_PROGRESS,
@@ -436,4 +446,5 @@ const struct wh_transport wh_transport_cuda = {
 	.detail = cuda_detail,
 	.tell = cuda_describe,
 	.estimate = cuda_estimate,
+	.session_reaches_gpus = cuda_session_reaches_gpus,
 };

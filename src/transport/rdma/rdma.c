@@ -483,9 +483,19 @@ static void engine_close(struct wh_engine *engine, void *state)
 	engine_free(state);
 }
 
+/* Whether both sides' NICs reach GPU memory shows when a batch is planned. */
+static bool session_reaches_gpus(const struct wh_session *session)
+{
+	return session->hello.capabilities & WH_CAPABLE_RDMA;
+}
+
 const struct wh_transport wh_transport_rdma = {
 	.name = "rdma",
-	.capabilities = WH_CAN_READ | WH_CAN_WRITE | WH_CAN_PROGRESS | WH_CAN_ABORT,
+	.capabilities = WH_CAN_READ | WH_CAN_WRITE | WH_CAN_PROGRESS | WH_CAN_ABORT |
+			WH_CAN_NOTIFY | WH_IS_PLAINTEXT,
+	.frame_first = WH_FRAME_RDMA_CONNECT,
+	.frame_end = WH_FRAME_RDMA_END,
+	.hello = WH_CAPABLE_RDMA | WH_CAPABLE_RDMA_NOTIFY,
 	.engine_open = engine_open,
 	.engine_close = engine_close,
 	.region_closed = rdma_region_closed,
@@ -506,6 +516,7 @@ const struct wh_transport wh_transport_rdma = {
 	.story = peer_story,
 	.tell = rdma_describe,
 	.session_frame = rdma_session_frame,
+	.session_reaches_gpus = session_reaches_gpus,
 	.session_close = rdma_session_close,
 	.session_abort = rdma_session_abort,
 };

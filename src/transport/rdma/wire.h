@@ -17,6 +17,30 @@
 
 #include "wire/wire.h"
 
+/* Frames over the control connection. */
+enum wh_rdma_frame {
+	/* Sent only to engines with WH_CAPABLE_RDMA. */
+	WH_FRAME_RDMA_CONNECT =
+		WH_FRAME_TRANSPORTS, /* connect a queue pair to the sender's queue pair */
+	WH_FRAME_RDMA_CONNECTED, /* the answer */
+	WH_FRAME_RDMA_KEYS, /* u32 NIC, u64 region id: request the region's remote keys */
+	WH_FRAME_RDMA_KEYED, /* the answer */
+	/* u32 number, u64 region id: make NIC writes visible to the region's GPU */
+	WH_FRAME_RDMA_FLUSH,
+	WH_FRAME_RDMA_FLUSHED, /* the answer */
+	/* empty: request bounce buffers for GPUs that the owner's NICs cannot reach */
+	WH_FRAME_RDMA_BOUNCE_OPEN,
+	WH_FRAME_RDMA_BOUNCE_OPENED, /* the answer */
+	WH_FRAME_RDMA_COPY, /* copy bytes between a slot of the bounce buffers and regions */
+	WH_FRAME_RDMA_COPIED, /* the answer, laid out as FLUSHED; its number is the slot */
+	/* u32 number of a queue pair: give it back by ABORT, if it is idle */
+	WH_FRAME_RDMA_SPARE,
+	/* Sent only to engines with WH_CAPABLE_RDMA_NOTIFY. */
+	WH_FRAME_RDMA_RING_OPEN, /* empty: request a receive ring for notifications */
+	WH_FRAME_RDMA_RING_OPENED, /* the answer */
+	WH_FRAME_RDMA_END,
+};
+
 /* ---- connecting: CONNECT, CONNECTED ---------------------------------------------------------- */
 
 enum wh_rdma_link {
