@@ -12,10 +12,8 @@
 #include <string.h>
 
 #include "core/batch.h"
-#include "core/blocks.h"
 #include "core/counters.h"
 #include "core/engine.h"
-#include "core/fragment.h"
 #include "core/notification.h"
 #include "core/peer.h"
 #include "core/plan.h"
@@ -23,6 +21,8 @@
 #include "core/region.h"
 #include "core/stream.h"
 #include "gpu/stream.h"
+#include "transport/blocks.h"
+#include "transport/fragment.h"
 #include "transport/transport.h"
 #include "util/clock.h"
 #include "util/config.h"
@@ -155,17 +155,12 @@ void wh_batch_start(struct wh_batch *batch, int error, const char *text)
 	batch_part_ended(batch);
 }
 
-/* Reset what rdma noted about the previous submission. */
-static void batch_forget_rails(struct wh_batch *batch)
+/* Transports that keep something for the batch begin anew. */
+static void batch_transports_again(struct wh_batch *batch)
 {
-	uint32_t used = atomic_load_explicit(&batch->rails_used, memory_order_relaxed);
-
-	if (!used)
-		return;
-	atomic_store_explicit(&batch->rails_used, 0, memory_order_relaxed);
-	atomic_store_explicit(&batch->rails_broken, 0, memory_order_relaxed);
-	for (used &= ~WH_RAILS_TRIED; used; used &= used - 1)
-		atomic_store_explicit(&batch->railed[__builtin_ctz(used)], 0, memory_order_relaxed);
+	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++)
+		if (batch->transport[id])
+			wh_transport(id)->batch_again(batch, batch->transport[id]);
 }
 
 /* All of a submission but starting the fragments. On error the batch is as it was. */
@@ -209,7 +204,8 @@ static int batch_prepare(struct wh_batch *batch)
 		atomic_store_explicit(&fragment->done, false, memory_order_relaxed);
 		fragment->owner = NULL;
 	}
-	batch_forget_rails(batch);
+	if (atomic_load_explicit(&batch->kept, memory_order_relaxed))
+		batch_transports_again(batch);
 	atomic_store_explicit(&batch->cancelled, false, memory_order_relaxed);
 	atomic_store_explicit(&batch->notify_path, WH_NOTIFY_UNSENT, memory_order_relaxed);
 	atomic_store_explicit(&batch->left, (uint32_t)batch->fragment_count + 1,
@@ -277,7 +273,7 @@ void wh_fragment_fail(struct wh_fragment *fragment, uint64_t index, int error, c
 	if (fragment->whole) {
 		atomic_store(&fragment->failed, error);
 		if (index != UINT64_MAX)
-			index = fragment->batch->items[index].local_id;
+			index = fragment->items[index].local_id;
 		fragment = fragment->whole;
 	}
 	batch = fragment->batch;
@@ -321,6 +317,7 @@ static bool fragment_change_transport(struct wh_fragment *fragment, uint32_t to)
 		wh_fragment_start(fragment, &fragment->cursor);
 		atomic_store(&fragment->left, fragment->bytes);
 		fragment->owner = NULL;
+		memset(fragment->state, 0, sizeof(fragment->state));
 		atomic_store(&fragment->transport, to);
 	}
 	pthread_mutex_unlock(&batch->route_lock);
@@ -426,11 +423,6 @@ void wh_batch_call_back(struct wh_batch *batch)
 	wh_batch_settle(batch);
 	batch->callback(batch, atomic_load(&batch->status), batch->callback_arg);
 	atomic_fetch_sub(&batch->delivering, 1);
-}
-
-bool wh_batch_is_running(const void *batch)
-{
-	return wh_batch_running(batch);
 }
 
 /* ---- polling and waiting -------------------------------------------------------------------- */

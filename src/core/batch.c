@@ -9,15 +9,15 @@
 #include <string.h>
 
 #include "core/batch.h"
-#include "core/blocks.h"
 #include "core/counters.h"
 #include "core/engine.h"
-#include "core/fragment.h"
 #include "core/peer.h"
 #include "core/queue.h"
 #include "core/region.h"
 #include "core/stream.h"
 #include "memory/region-table.h"
+#include "transport/blocks.h"
+#include "transport/fragment.h"
 #include "transport/transport.h"
 #include "util/config.h"
 #include "util/error.h"
@@ -132,6 +132,9 @@ int wh_batch_free(struct wh_batch *batch)
 		wh_queue_hold(batch->queue, -1);
 	}
 	batch_empty(batch);
+	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++)
+		if (batch->transport[id])
+			wh_transport(id)->batch_closed(batch, batch->transport[id]);
 	atomic_fetch_sub(&batch->peer->batches, 1);
 	wh_stream_dependency_free(batch);
 	pthread_mutex_destroy(&batch->route_lock);

@@ -19,8 +19,9 @@
 #include <wherry/transfer.h>
 
 #include "core/counters.h"
-#include "core/fragment.h"
 #include "core/notification.h"
+#include "transport/core.h"
+#include "transport/fragment.h"
 #include "transport/transport.h"
 #include "util/error.h"
 #include "util/list.h"
@@ -37,9 +38,6 @@ enum wh_batch_state {
 	WH_BATCH_WAITED = 2, /* running, and a thread sleeps on the futex */
 	WH_BATCH_DONE = 3,
 };
-
-#define WH_RAILS 16 /* RDMA endpoints of one peer */
-#define WH_RAILS_TRIED (1u << 31)
 
 /* What one transport does for a batch, or why it does nothing; under text_lock while it runs. */
 struct wh_share {
@@ -70,10 +68,9 @@ struct wh_batch {
 	size_t fragment_count, fragment_room;
 	uint32_t planned; /* peer.plan_version when it was planned; 0: not planned */
 	struct wh_share share[WH_TRANSPORT_COUNT];
-	/* Of this submission, for each RDMA endpoint: bytes carried, and whether it was used and
-	 * whether it failed (a bit each). WH_RAILS_TRIED: rdma got some of the batch. */
-	_Atomic uint64_t railed[WH_RAILS];
-	_Atomic uint32_t rails_used, rails_broken;
+	/* Private to each transport: what its batch_closed frees. kept: one is not NULL. */
+	_Atomic(void *) transport[WH_TRANSPORT_COUNT];
+	_Atomic bool kept;
 
 	_Atomic uint32_t state; /* enum wh_batch_state; a futex */
 	_Atomic uint32_t left; /* unfinished fragments, plus one for wh_batch_submit() itself */
@@ -121,8 +118,6 @@ static inline bool wh_batch_running(const struct wh_batch *batch)
 	return state == WH_BATCH_RUNNING || state == WH_BATCH_WAITED;
 }
 
-/* The same for callers that know no more of it. `batch` is a struct wh_batch. */
-bool wh_batch_is_running(const void *batch);
 /* The thread that finishes a batch uses it for a moment after others see it done: wait for that. */
 static inline void wh_batch_settle(struct wh_batch *batch)
 {
@@ -163,58 +158,5 @@ int wh_batch_submit_when(struct wh_batch *batch, struct wh_event_wait *wait);
 /* The event has happened: start the batch. With an error (negative): it never will, fail the batch.
  */
 void wh_batch_start(struct wh_batch *batch, int error, const char *text);
-
-static inline void wh_fragment_start(const struct wh_fragment *fragment, struct wh_cursor *cursor)
-{
-	*cursor = (struct wh_cursor){ .outer = fragment->first, .left = fragment->bytes };
-}
-
-/* The next extent pair, of at most `most` bytes; false at the end. */
-static inline bool wh_fragment_next(const struct wh_fragment *fragment, struct wh_cursor *at,
-				    uint64_t most, struct wh_extent_pair *pair)
-{
-	uint64_t length;
-
-	if (!at->left)
-		return false;
-	pair->index = at->outer;
-	if (fragment->blocks) {
-		const struct wh_blocks *blocks = fragment->blocks;
-		const struct wh_block_base *base = &blocks->bases[at->outer];
-		uint64_t i = at->inner;
-
-		pair->local = base->address + at->skip +
-			      (blocks->local_offsets ? blocks->local_offsets[i] :
-						       i * blocks->local_stride);
-		pair->remote = base->remote;
-		pair->offset = base->offset + at->skip +
-			       (blocks->remote_offsets ? blocks->remote_offsets[i] :
-							 i * blocks->remote_stride);
-		length = blocks->block_length - at->skip;
-	} else {
-		/* `outer` counts the batch's items. */
-		const struct wh_item *item = &fragment->batch->items[at->outer];
-
-		pair->local = item->address + at->skip;
-		pair->remote = item->remote;
-		pair->offset = item->offset + at->skip;
-		length = item->length - at->skip;
-	}
-	if (length > most) {
-		pair->length = most;
-		at->skip += most;
-	} else {
-		pair->length = length;
-		at->skip = 0;
-		if (!fragment->blocks) {
-			at->outer++;
-		} else if (++at->inner == fragment->blocks->count) {
-			at->inner = 0;
-			at->outer++;
-		}
-	}
-	at->left -= pair->length;
-	return true;
-}
 
 #endif

@@ -7,13 +7,13 @@
 #include <string.h>
 
 #include "core/batch.h"
-#include "core/blocks.h"
 #include "core/engine.h"
 #include "core/peer.h"
 #include "core/region.h"
 #include "gpu/stream.h"
 #include "memory/memory.h"
 #include "memory/region-table.h"
+#include "transport/blocks.h"
 #include "util/error.h"
 #include "util/list.h"
 #include "util/options.h"

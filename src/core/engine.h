@@ -27,6 +27,7 @@
 #include "memory/region-table.h"
 #include "net/quota.h"
 #include "net/trust.h"
+#include "transport/core.h"
 #include "transport/transport.h"
 #include "util/config.h"
 #include "util/error.h"
@@ -99,11 +100,7 @@ struct wh_engine {
 
 /* -EPERM in a forked child, -EINVAL for NULL; else 0. At the top of every public function. */
 int wh_engine_guard(const struct wh_engine *engine, const char *call);
-/* True on the engine's own threads, where waiting for the engine would never end. */
-bool wh_engine_inside(const struct wh_engine *engine);
 /* The capability bits for HELLO and WELCOME. */
 uint32_t wh_engine_capabilities(const struct wh_engine *engine);
-/* The loop for the next data connection, round-robin. Any thread. */
-struct wh_loop *wh_engine_loop(struct wh_engine *engine);
 
 #endif

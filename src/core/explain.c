@@ -9,9 +9,7 @@
 #include <string.h>
 
 #include "core/batch.h"
-#include "core/blocks.h"
 #include "core/engine.h"
-#include "core/fragment.h"
 #include "core/notification.h"
 #include "core/peer.h"
 #include "core/plan.h"
@@ -19,6 +17,8 @@
 #include "core/remote.h"
 #include "gpu/region-window.h"
 #include "memory/region-table.h"
+#include "transport/blocks.h"
+#include "transport/fragment.h"
 #include "transport/transport.h"
 #include "util/error.h"
 #include "util/list.h"

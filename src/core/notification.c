@@ -239,11 +239,12 @@ bool wh_notify_cancel(struct wh_batch *batch)
 	return waited;
 }
 
-bool wh_notify_can_send_early(const struct wh_batch *batch)
+bool wh_notify_can_send_early(const struct wh_batch *batch, unsigned mine)
 {
 	const struct wh_peer *peer = batch->peer;
 
-	return peer->notify_count < WH_NOTIFY_WINDOW && wh_list_empty(&peer->notify_waiting) &&
+	return peer->notify_count == mine && mine < WH_NOTIFY_WINDOW &&
+	       wh_list_empty(&peer->notify_waiting) &&
 	       atomic_load(&peer->state) == WH_PEER_CONNECTED && !atomic_load(&batch->cancelled) &&
 	       !atomic_load(&batch->status);
 }

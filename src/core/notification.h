@@ -11,13 +11,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "transport/core.h"
+
 struct wh_batch;
 struct wh_engine;
 struct wh_peer;
 struct wh_session;
 
-/* The most notifications that a peer sends before they are confirmed. */
-#define WH_NOTIFY_WINDOW 16
 #define WH_NOTIFY_SEQUENCE                                                                         \
 	8 /* bytes of the sequence number in front of the application's bytes                      \
 	   */
@@ -46,14 +46,6 @@ int wh_inbox_put_self(struct wh_engine *engine, const struct wh_batch *batch);
 /* A session has sent a NOTIFY frame. It is delivered, or waits until the inbox has room. On loop 0.
  * 0, or a negative errno, which breaks the connection. */
 int wh_session_notified(struct wh_session *session, const uint8_t *payload, size_t length);
-/* For transports: the same for a notification that has come by connection `by` of the transport,
- * not 0: `length` bytes, 1 to WH_NOTIFICATION_MAX, which the peer may change while they are copied.
- */
-int wh_session_notified_by_transport(struct wh_session *session, uint32_t by, uint64_t sequence,
-				     const void *data, size_t length);
-/* For transports: connection `by` is gone; the peer sends again what was not confirmed, so drop
- * what waits. On loop 0. */
-void wh_session_notifications_forget(struct wh_session *session, uint32_t by);
 /* The session ends: drop all that waits. On loop 0. */
 void wh_session_notifications_drop(struct wh_session *session);
 
@@ -66,19 +58,6 @@ void wh_notify_send(struct wh_batch *batch);
 bool wh_notify_cancel(struct wh_batch *batch);
 /* The batch ends without its notification, because it has failed or was cancelled. */
 void wh_notify_drop(struct wh_batch *batch);
-/* For transports that send a notification behind the batch's bytes; both under peer.notify_lock.
- * True if it may be sent now: none waits, and the window has room. */
-bool wh_notify_can_send_early(const struct wh_batch *batch);
-/* Count it as sent, and return its sequence number. wh_notify_confirmed() or
- * wh_notify_undelivered() follows. */
-uint64_t wh_notify_send_early(struct wh_batch *batch);
-/* The transport's copy was lost. Send it again over the control connection: now, or when the
- * batch's fragments have ended. Under peer.notify_lock; call wh_notify_resume() after releasing it.
- */
-void wh_notify_undelivered(struct wh_peer *peer, uint64_t sequence, const void *data,
-			   size_t length);
-/* Send what waits, as far as the window has room. Without peer.notify_lock. */
-void wh_notify_resume(struct wh_peer *peer);
 /* Deliver one notification of a batch for this engine itself that waits for room in the inbox. On
  * loop 0. False: none waits, or there is no room. */
 bool wh_notify_deliver_self(struct wh_engine *engine);

@@ -43,6 +43,13 @@ void wh_peer_abort(struct wh_peer *peer, struct wh_abort *abort)
 		abort->done(abort, -ECONNRESET);
 }
 
+void wh_peer_forget_abort(struct wh_peer *peer, struct wh_abort *abort)
+{
+	pthread_mutex_lock(&peer->lock);
+	wh_list_remove(&abort->link);
+	pthread_mutex_unlock(&peer->lock);
+}
+
 /* Remove and return the first abort of connection `number`, of any with UINT32_MAX; or NULL. */
 static struct wh_abort *peer_take_abort(struct wh_peer *peer, uint32_t number)
 {

@@ -8,7 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/blocks.h"
 #include "core/counters.h"
 #include "core/engine.h"
 #include "core/peer.h"
@@ -17,6 +16,7 @@
 #include "net/control.h"
 #include "rendezvous/registry.h"
 #include "rendezvous/rendezvous.h"
+#include "transport/blocks.h"
 #include "transport/transport.h"
 #include "util/clock.h"
 #include "util/error.h"

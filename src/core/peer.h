@@ -20,6 +20,7 @@
 #include "net/control.h"
 #include "net/handshake.h"
 #include "rendezvous/registry.h"
+#include "transport/core.h"
 #include "transport/transport.h"
 #include "util/list.h"
 #include "util/loop.h"
@@ -104,22 +105,9 @@ struct wh_peer {
 	uint32_t listed_in_all; /* batches ever listed; spreads which submissions are timed */
 };
 
-/* 0 if the peer is connected; else -ECONNRESET or -ESTALE with its text. Any thread. */
-int wh_peer_check(struct wh_peer *peer);
-/* For transports: `id` no longer works for this peer. Later plans avoid it and say `why`. Any
- * thread. */
-void wh_peer_refuse(struct wh_peer *peer, enum wh_transport_id id, const char *why);
-/* For transports: ask the peer to drop data connection `number`. `done` runs once: on loop 0, with
- * 0 when the peer has dropped it or an error when the peer is lost; or at once, within
- * wh_peer_abort(), with -ECONNRESET. The caller keeps `abort` until then. Any thread. */
-struct wh_abort {
-	struct wh_list link;
-	uint32_t number;
-	void (*done)(struct wh_abort *abort, int error);
-};
-void wh_peer_abort(struct wh_peer *peer, struct wh_abort *abort);
-
 /* Between peer.c, peer-connect.c and peer-frame.c; on loop 0. */
+/* The peer is being closed: detach all blocks prepared for it. They can still be freed later. */
+void wh_blocks_leave(struct wh_peer *peer);
 /* Set the state (0: keep it), the error of the last try and its text, and wake waiting threads. */
 void wh_peer_set_state(struct wh_peer *peer, uint32_t state, int error, const char *text);
 void wh_peer_open_transports(struct wh_peer *peer);

@@ -10,14 +10,14 @@
 #include <string.h>
 
 #include "core/batch.h"
-#include "core/blocks.h"
 #include "core/counters.h"
 #include "core/engine.h"
-#include "core/fragment.h"
 #include "core/peer.h"
 #include "core/plan.h"
 #include "core/region.h"
 #include "memory/region-table.h"
+#include "transport/blocks.h"
+#include "transport/fragment.h"
 #include "transport/transport.h"
 #include "util/error.h"
 
@@ -169,6 +169,9 @@ static struct wh_fragment *plan_new_fragment(struct wh_batch *batch)
 	grown = &batch->fragments[batch->fragment_count++];
 	memset(grown, 0, sizeof(*grown));
 	grown->batch = batch;
+	grown->peer = batch->peer;
+	grown->items = batch->items;
+	grown->priority = batch->priority;
 	return grown;
 }
 
@@ -314,7 +317,7 @@ static uint64_t plan_regions(const struct wh_fragment *fragment, uint64_t index,
 		*local = fragment->blocks->bases[index].local;
 		return fragment->blocks->bases[index].remote;
 	}
-	item = &fragment->batch->items[index];
+	item = &fragment->items[index];
 	*local = item->local;
 	return item->remote;
 }

@@ -14,14 +14,14 @@
 #include <string.h>
 
 #include "core/batch.h"
-#include "core/blocks.h"
 #include "core/engine.h"
-#include "core/fragment.h"
 #include "core/peer.h"
 #include "core/plan.h"
 #include "core/region.h"
 #include "memory/memory.h"
 #include "memory/region-table.h"
+#include "transport/blocks.h"
+#include "transport/fragment.h"
 #include "transport/transport.h"
 #include "util/clock.h"
 

@@ -6,14 +6,11 @@
 #include <stdint.h>
 
 #include "memory/region.h"
+#include "transport/core.h"
 
 struct wh_engine;
 struct wh_region_record;
 
 /* Fill the record that describes the region to peers; access is entry.access. */
 void wh_region_record(const struct wh_region *region, struct wh_region_record *record);
-/* What the peer of this name may do with the region: enum wh_access. entry.access is the union over
- * all peers. Any thread. */
-uint8_t wh_region_access(const struct wh_region *region, const char *name);
-
 #endif

@@ -98,7 +98,8 @@ int wh_remote_add(struct wh_peer *peer, const struct wh_region_record *record)
 	region->map_memory = NULL;
 	region->map_refused = NULL;
 	atomic_store_explicit(&region->mapping, NULL, memory_order_relaxed);
-	atomic_store_explicit(&region->rdma, NULL, memory_order_relaxed);
+	for (unsigned i = 0; i < WH_TRANSPORT_COUNT; i++)
+		atomic_store_explicit(&region->transport[i], NULL, memory_order_relaxed);
 	region->round = peer->list_round;
 	error = wh_region_table_publish(&peer->regions, &region->entry, record->id);
 	if (error)

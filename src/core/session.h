@@ -10,6 +10,7 @@
 
 #include "core/counters.h"
 #include "net/control.h"
+#include "transport/core.h"
 #include "transport/transport.h"
 #include "util/hash.h"
 #include "util/list.h"
@@ -54,13 +55,6 @@ struct wh_session {
  * closed. */
 int wh_session_new(struct wh_engine *engine, int fd, struct wh_tls *tls, uint64_t source,
 		   const struct wh_hello *hello, uint64_t id, const uint8_t key[WH_KEY_SIZE]);
-/* The session with this id, or NULL. On loop 0, or under engine.lock. */
-struct wh_session *wh_session_find(struct wh_engine *engine, uint64_t id);
-/* End and free a session; `text` says why, for the log. On loop 0. */
-void wh_session_end(struct wh_session *session, int error, const char *text);
-/* The session will access GPU memory through staging buffers: have the warm-up thread prepare them
- * for all regions that it may use, now and later. Not under engine.lock. */
-void wh_session_stages(struct wh_session *session);
 /* Publish a region to the sessions that may use it; tell all sessions that one is removed. Under
  * engine.lock. */
 void wh_sessions_publish(struct wh_engine *engine, const struct wh_region *region);
@@ -69,8 +63,5 @@ void wh_sessions_remove(struct wh_engine *engine, uint64_t id);
  * for sessions that access memory directly, and half as long for those with keys only, which the
  * caller invalidates. Not on loop 0. 0, or -EBUSY with its text. */
 int wh_sessions_released(struct wh_engine *engine, uint64_t id, int64_t deadline);
-
-/* What a session may do with a region: enum wh_access. Inside the entry, or under engine.lock. */
-uint8_t wh_session_access(const struct wh_session *session, const struct wh_region_entry *entry);
 
 #endif

@@ -11,14 +11,14 @@
 #include "memory/region-table.h"
 #include "util/list.h"
 
-struct rdma_keys;
-struct rdma_memory;
 struct wh_device_mapping;
 struct wh_engine;
 struct wh_region_window;
 struct wh_region_windows;
 struct wh_rights;
 struct wh_shm_memory;
+
+#define WH_REGION_TRANSPORTS 8 /* at most */
 
 struct wh_region {
 	struct wh_region_entry entry;
@@ -35,8 +35,9 @@ struct wh_region {
 	struct wh_device_mapping *_Atomic mapping; /* cuda's; NULL: none yet */
 	/* its CPU window; NULL: not tried yet */
 	struct wh_region_window *_Atomic window;
-	/* rdma's, one for each NIC; NULL: none yet */
-	struct rdma_memory *_Atomic rdma;
+	/* Private to each transport, by enum wh_transport_id; NULL: nothing yet. Its region_closed
+	 * frees it. */
+	_Atomic(void *) transport[WH_REGION_TRANSPORTS];
 };
 
 /* True: the application may unmap this memory although it is registered. Transports that copy it
@@ -60,8 +61,8 @@ struct wh_remote_region {
 	struct wh_device_mapping *_Atomic mapping; /* cuda's; NULL: none yet */
 	struct wh_region_window
 		*_Atomic window; /* CPU window onto `mapping`; NULL: not tried yet */
-	/* rdma's, one for each NIC; NULL: none yet */
-	struct rdma_keys *_Atomic rdma;
+	/* Likewise; the transport's region_gone frees it. */
+	_Atomic(void *) transport[WH_REGION_TRANSPORTS];
 	uint32_t round; /* peer.list_round when it was last listed; on loop 0 */
 };
 

@@ -11,8 +11,8 @@
 #endif
 
 #include "core/batch.h"
-#include "core/fragment.h"
 #include "memory/region-table.h"
+#include "transport/fragment.h"
 #include "transport/transport.h"
 #include "util/clock.h"
 #include "util/futex.h"
@@ -484,7 +484,7 @@ void wh_copier_destroy(struct wh_copier *copier)
 /* Under the lock. False: there is no thread to do it. */
 static bool enqueue(struct wh_copier *copier, struct wh_fragment *fragment)
 {
-	bool latency = fragment->batch->priority == WH_PRIORITY_LATENCY;
+	bool latency = fragment->priority == WH_PRIORITY_LATENCY;
 
 	if (!copier->threads)
 		start_threads(copier);

@@ -9,7 +9,6 @@
 
 #include "core/batch.h"
 #include "core/engine.h"
-#include "core/fragment.h"
 #include "core/peer.h"
 #include "core/plan.h"
 #include "core/region.h"
@@ -18,6 +17,7 @@
 #include "memory/region-table.h"
 #include "net/handshake.h"
 #include "net/tls.h"
+#include "transport/fragment.h"
 #include "wire/wire.h"
 
 /* ---- defaults ----------------------------------------------------------------------------- */
@@ -133,6 +133,12 @@ static void no_cancel(struct wh_peer *peer, void *state, struct wh_fragment *fra
 	(void)fragment;
 }
 
+static void no_batch(struct wh_batch *batch, void *state)
+{
+	(void)batch;
+	(void)state;
+}
+
 static int no_notify(struct wh_peer *peer, void *state, struct wh_batch *batch, uint64_t sequence)
 {
 	(void)peer;
@@ -242,6 +248,8 @@ static const struct wh_transport defaults = {
 	.progress = no_progress,
 	.cancel = no_cancel,
 	.abort = no_abort,
+	.batch_again = no_batch,
+	.batch_closed = no_batch,
 	.notify = no_notify,
 	.notified = no_notified,
 	.detail = no_detail,
@@ -296,6 +304,8 @@ static void make_list(void)
 		FILL(progress);
 		FILL(cancel);
 		FILL(abort);
+		FILL(batch_again);
+		FILL(batch_closed);
 		FILL(notify);
 		FILL(notified);
 		FILL(detail);

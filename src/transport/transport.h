@@ -17,6 +17,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "memory/region.h"
 #include "util/error.h"
 
 struct wh_batch;
@@ -41,6 +42,7 @@ enum wh_transport_id {
 	WH_TRANSPORT_TCP,
 	WH_TRANSPORT_COUNT,
 };
+_Static_assert(WH_TRANSPORT_COUNT <= WH_REGION_TRANSPORTS, "regions have a pointer for each");
 #define WH_TRANSPORT_NAMES "self, cuda, shm, rdma, tcp" /* for texts */
 
 enum wh_transport_capability {
@@ -121,13 +123,18 @@ struct wh_transport {
 	 * ours is touched any more: 0, or -ETIMEDOUT if the peer has not confirmed by `deadline`.
 	 */
 	int (*abort)(struct wh_peer *peer, void *state, struct wh_batch *batch, int64_t deadline);
+	/* For a transport that keeps something for a batch (wh_batch_set_transport): the batch is
+	 * submitted again, and none of its fragments has started; it is freed. On the thread that
+	 * does so. */
+	void (*batch_again)(struct wh_batch *batch, void *state);
+	void (*batch_closed)(struct wh_batch *batch, void *state);
 	/* Send the notification of a batch whose bytes have arrived, as number `sequence`, by the
-	 * transport's own means. Under peer.notify_lock. 0: wh_notify_confirmed() or
+	 * transport's own means. Under wh_notify_lock(). 0: notified() or
 	 * wh_notify_undelivered() follows; -EAGAIN: again after one of those in flight has been
 	 * confirmed; another negative errno: the core sends it over the control connection. */
 	int (*notify)(struct wh_peer *peer, void *state, struct wh_batch *batch, uint64_t sequence);
 	/* The peer has confirmed the notification `sequence`, whichever way it was sent. Under
-	 * peer.notify_lock, on the first loop. */
+	 * wh_notify_lock(), on the first loop. */
 	void (*notified)(struct wh_peer *peer, void *state, uint64_t sequence);
 
 	/* For explain: how the transport moves the batch's fragments, in a few words: "2

@@ -7,11 +7,11 @@
 #include <unistd.h>
 
 #include "core/batch.h"
-#include "core/blocks.h"
-#include "core/fragment.h"
 #include "core/region.h"
 #include "memory/region-table.h"
+#include "transport/blocks.h"
 #include "transport/copier.h"
+#include "transport/fragment.h"
 #include "transport/transport.h"
 #include "util/clock.h"
 #include "util/list.h"
@@ -195,6 +195,7 @@ static void job_items(struct job *job, struct wh_item *items, size_t count, uint
 	job->batch.item_count = count;
 	atomic_store(&job->batch.state, WH_BATCH_RUNNING);
 	job->fragment.batch = &job->batch;
+	job->fragment.items = items;
 	job->fragment.op = op;
 	job->fragment.count = job->fragment.transfers = count;
 	for (size_t i = 0; i < count; i++)
@@ -630,7 +631,7 @@ static void lost__and_again(void **state)
 		wh_copier_submit(&test->copy, &jobs[i].fragment);
 	}
 	job_items(&others, test->items, 8, WH_WRITE);
-	others.batch.priority = WH_PRIORITY_LATENCY;
+	others.batch.priority = others.fragment.priority = WH_PRIORITY_LATENCY;
 	wh_copier_submit(&other, &others.fragment);
 	wh_copier_lost(&test->copy, -ECONNRESET, "it is gone");
 	for (int i = 0; i < 4; i++) {
@@ -689,6 +690,7 @@ static void *crowd_main(void *argument)
 
 		job_items(&job, &item, 1, round % 2 ? WH_READ : WH_WRITE);
 		job.batch.priority = crowd->number % 2 ? WH_PRIORITY_LATENCY : WH_PRIORITY_BULK;
+		job.fragment.priority = job.batch.priority;
 		go(test, &job);
 		assert_int_equal(job.error, 0);
 		assert_memory_equal(item.address, test->remote[crowd->number / 2] + item.offset,

@@ -31,13 +31,15 @@ static void scene_open(struct scene *s)
 		s->keys[i] = calloc(1, sizeof(*s->keys[i]));
 		assert_non_null(s->keys[i]);
 		s->keys[i]->nic = endpoint->remote_nic = 10 + i;
-		s->keys[i]->next = atomic_load(&s->remote.rdma);
-		atomic_store(&s->remote.rdma, s->keys[i]);
-		s->memory[i] = (struct rdma_memory){ .nic = &s->nics[i],
-						     .mrs = &s->mrs,
-						     .writable = true,
-						     .next = atomic_load(&s->local.rdma) };
-		atomic_store(&s->local.rdma, &s->memory[i]);
+		s->keys[i]->next = atomic_load(&s->remote.transport[WH_TRANSPORT_RDMA]);
+		atomic_store(&s->remote.transport[WH_TRANSPORT_RDMA], s->keys[i]);
+		s->memory[i] = (struct rdma_memory){
+			.nic = &s->nics[i],
+			.mrs = &s->mrs,
+			.writable = true,
+			.next = atomic_load(&s->local.transport[WH_TRANSPORT_RDMA])
+		};
+		atomic_store(&s->local.transport[WH_TRANSPORT_RDMA], &s->memory[i]);
 		endpoint->snapshot.nic = &s->nics[i];
 		endpoint->rail = &endpoint->snapshot;
 		endpoint->state = RDMA_READY;

@@ -8,9 +8,7 @@
 #include <string.h>
 
 #include "core/batch.h"
-#include "core/blocks.h"
 #include "core/engine.h"
-#include "core/fragment.h"
 #include "core/peer.h"
 #include "core/region.h"
 #include "core/remote.h"
@@ -18,6 +16,8 @@
 #include "gpu/region-window.h"
 #include "memory/memory.h"
 #include "memory/region-table.h"
+#include "transport/blocks.h"
+#include "transport/fragment.h"
 #include "transport/transport.h"
 #include "util/error.h"
 

@@ -16,7 +16,6 @@
 #include <stdint.h>
 
 #include "core/engine.h"
-#include "core/fragment.h"
 #include "core/peer.h"
 #include "core/region.h"
 #include "core/remote.h"
@@ -25,6 +24,7 @@
 #include "memory/memory.h"
 #include "memory/region-table.h"
 #include "platform/cuda.h"
+#include "transport/fragment.h"
 #include "transport/transport.h"
 #include "util/error.h"
 

@@ -11,14 +11,14 @@
 #include <string.h>
 
 #include "core/batch.h"
-#include "core/blocks.h"
 #include "core/engine.h"
-#include "core/fragment.h"
 #include "core/peer.h"
 #include "core/region.h"
 #include "core/remote.h"
 #include "memory/region-table.h"
+#include "transport/blocks.h"
 #include "transport/cuda/cuda.h"
+#include "transport/fragment.h"
 #include "transport/shm/shm.h"
 #include "transport/transport.h"
 #include "util/error.h"
@@ -39,8 +39,7 @@ static struct sides sides_of(const struct wh_fragment *fragment, uint64_t index)
 	if (fragment->blocks)
 		return (struct sides){ fragment->blocks->bases[index].local,
 				       fragment->blocks->bases[index].remote };
-	return (struct sides){ fragment->batch->items[index].local,
-			       fragment->batch->items[index].remote };
+	return (struct sides){ fragment->items[index].local, fragment->items[index].remote };
 }
 
 static struct wh_region_table *remote_table(const struct wh_cuda_op *op)
@@ -353,7 +352,7 @@ static int find_stream(struct wh_cuda_op *op, uint64_t index, struct wh_gpu_stre
 	if (!path.device)
 		return 0;
 	return wh_gpus_stream(mappings->gpus, path.device, path.context, path.way,
-			      op->fragment->batch->priority == WH_PRIORITY_LATENCY, out);
+			      op->fragment->priority == WH_PRIORITY_LATENCY, out);
 }
 
 static struct wh_cuda_part *part_new(struct wh_cuda_op *op, struct wh_gpu_stream *stream,
@@ -389,7 +388,7 @@ static void part_close(struct wh_cuda_part *part, uint64_t end)
 		return;
 	}
 	for (uint64_t i = part->first; i < end; i++)
-		part->at.left += fragment->batch->items[i].length;
+		part->at.left += fragment->items[i].length;
 }
 
 /* 0, or the error of transfer, or base, *index. */

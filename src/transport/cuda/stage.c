@@ -9,13 +9,13 @@
 #include <string.h>
 
 #include "core/batch.h"
-#include "core/blocks.h"
 #include "core/counters.h"
 #include "core/engine.h"
-#include "core/fragment.h"
 #include "core/region.h"
+#include "transport/blocks.h"
 #include "transport/copier.h"
 #include "transport/cuda/cuda.h"
+#include "transport/fragment.h"
 #include "util/clock.h"
 #include "util/list.h"
 
@@ -248,7 +248,7 @@ static int open_side(struct wh_gpus *gpus, struct side *side, enum wh_blocks_way
 void wh_cuda_stage(struct wh_cuda_part *part)
 {
 	const struct wh_fragment *fragment = part->op->fragment;
-	bool urgent = fragment->batch->priority == WH_PRIORITY_LATENCY;
+	bool urgent = fragment->priority == WH_PRIORITY_LATENCY;
 	struct wh_gpus *gpus = part->op->cuda->mappings->gpus;
 	struct stage *stage = calloc(1, sizeof(*stage));
 	struct wh_device_mapping *local, *remote;
@@ -263,7 +263,7 @@ void wh_cuda_stage(struct wh_cuda_part *part)
 	}
 	wh_cuda_mappings(part->op, part->first, &local, &remote);
 	region = fragment->blocks ? fragment->blocks->bases[part->first].local :
-				    fragment->batch->items[part->first].local;
+				    fragment->items[part->first].local;
 	stage->part = part;
 	stage->write = fragment->op == WH_WRITE;
 	stage->source.mapping = stage->write ? local : remote;

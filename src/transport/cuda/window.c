@@ -9,16 +9,16 @@
 #include <string.h>
 
 #include "core/batch.h"
-#include "core/blocks.h"
 #include "core/engine.h"
-#include "core/fragment.h"
 #include "core/peer.h"
 #include "core/region.h"
 #include "core/remote.h"
 #include "gpu/region-window.h"
 #include "memory/memory.h"
 #include "memory/region-table.h"
+#include "transport/blocks.h"
 #include "transport/cuda/cuda.h"
+#include "transport/fragment.h"
 #include "transport/transport.h"
 #include "util/config.h"
 #include "util/error.h"
@@ -57,7 +57,7 @@ static void leave(struct crossings *crossings)
 static uint64_t local_id(const struct wh_fragment *fragment, uint64_t index)
 {
 	return fragment->blocks ? fragment->blocks->bases[index].local_id :
-				  fragment->batch->items[index].local_id;
+				  fragment->items[index].local_id;
 }
 
 /* A region of this engine; `address` lies in it. */

@@ -15,7 +15,7 @@ void rdma_affinity_open(struct rdma *rdma)
 {
 	const struct wh_tree live = { .root = "" };
 
-	if (rdma->nic_count < 2 || *rdma->engine->config.text[WH_SETTING_RDMA])
+	if (rdma->nic_count < 2 || *wh_engine_config(rdma->engine)->text[WH_SETTING_RDMA])
 		return;
 	/* On failure all NICs count as equally near. */
 	if (wh_topology_read(&live, &rdma->topology))

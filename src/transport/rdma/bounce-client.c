@@ -24,7 +24,7 @@ struct wh_remote_region *rdma_remote_enter(struct rdma_peer *rdma, uint64_t id)
 		atomic_fetch_add(&rdma->bounce.entry.users, 1);
 		return &rdma->bounce;
 	}
-	entry = wh_region_entry_enter(&rdma->peer->regions, id);
+	entry = wh_region_entry_enter(wh_peer_regions(rdma->peer), id);
 	return entry ? wh_container(entry, struct wh_remote_region, entry) : NULL;
 }
 
@@ -41,7 +41,7 @@ int rdma_bounce_request(struct rdma_peer *rdma, char why[WH_REFUSAL])
 		return -EAGAIN;
 	rdma->bounce_asked = true;
 	rdma->bounce_error = 0;
-	if (!wh_control_send(&rdma->peer->control, WH_FRAME_RDMA_BOUNCE_OPEN, 0, NULL, 0))
+	if (!wh_control_send(wh_peer_control(rdma->peer), WH_FRAME_RDMA_BOUNCE_OPEN, 0, NULL, 0))
 		return -EAGAIN;
 	snprintf(why, WH_REFUSAL, "the peer is lost");
 	return -ECONNRESET;
@@ -125,7 +125,8 @@ void rdma_lease_copy(struct rdma_peer *rdma, struct rdma_lease *lease, const uin
 	lease->used = true;
 	/* Under the lock: the peer may be lost and come back meanwhile. */
 	if (sent)
-		sent = !wh_control_send(&rdma->peer->control, WH_FRAME_RDMA_COPY, 0, bytes, length);
+		sent = !wh_control_send(wh_peer_control(rdma->peer), WH_FRAME_RDMA_COPY, 0, bytes,
+					length);
 	if (!sent)
 		lease->asked = false;
 	pthread_mutex_unlock(&rdma->lock);

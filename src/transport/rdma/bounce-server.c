@@ -51,7 +51,7 @@ struct rdma_bounce {
 
 static struct wh_loop *bounce_loop(const struct rdma_bounce *bounce)
 {
-	return &bounce->rdma->engine->loops[0];
+	return wh_engine_first_loop(bounce->rdma->engine);
 }
 
 static struct wh_session *bounce_session(const struct rdma_bounce *bounce)
@@ -138,7 +138,7 @@ static int bounce_answer(struct wh_session *session, const struct rdma_bounce *b
 		snprintf(opened.text, sizeof(opened.text), "%s", why);
 	else
 		opened.address = bounce->region.entry.address;
-	return wh_control_send(&session->control, WH_FRAME_RDMA_BOUNCE_OPENED, 0, bytes,
+	return wh_control_send(wh_session_control(session), WH_FRAME_RDMA_BOUNCE_OPENED, 0, bytes,
 			       wh_rdma_bounce_opened_encode(bytes, &opened));
 }
 
@@ -152,7 +152,8 @@ static void bounce_get_memory(struct rdma_job *job, bool stop)
 	if (stop)
 		error = -ESHUTDOWN;
 	else if (!bounce->region.entry.length)
-		error = wh_slots_row(bounce->rdma->engine->gpus, WH_RDMA_BOUNCE_SLOTS, slots);
+		error = wh_slots_row(wh_engine_gpus(bounce->rdma->engine), WH_RDMA_BOUNCE_SLOTS,
+				     slots);
 	bounce->error = error;
 	if (error)
 		snprintf(bounce->why, sizeof(bounce->why), "pinned memory: %.160s",
@@ -203,7 +204,7 @@ static struct rdma_bounce *bounce_new(struct rdma *rdma)
 		copy->bounce = bounce;
 		copy->job.run = copy_start;
 		copy->ended.run = copy_ended;
-		wh_staging_init(&copy->staging, rdma->engine->gpus, false);
+		wh_staging_init(&copy->staging, wh_engine_gpus(rdma->engine), false);
 		copy->staging.slot = &copy->slot;
 		copy->staging.done = copy_moved;
 	}
@@ -212,10 +213,10 @@ static struct rdma_bounce *bounce_new(struct rdma *rdma)
 
 int rdma_bounce_open_frame(struct wh_session *session, struct rdma_bounce **out)
 {
-	struct rdma *rdma = session->engine->transport[WH_TRANSPORT_RDMA];
+	struct rdma *rdma = wh_engine_transport(wh_session_engine(session), WH_TRANSPORT_RDMA);
 	struct rdma_bounce *bounce = *out;
 
-	if (!session->engine->gpus)
+	if (!wh_engine_gpus(wh_session_engine(session)))
 		return bounce_answer(session, NULL, -ENODEV, "the owner has no GPU");
 	if (bounce && (bounce->open || bounce->busy))
 		return -EPROTO; /* requested again before it was refused */
@@ -225,7 +226,7 @@ int rdma_bounce_open_frame(struct wh_session *session, struct rdma_bounce **out)
 		return bounce_answer(session, NULL, -EBUSY,
 				     "all bounce buffers are in use by other peers");
 	wh_session_stages(session);
-	bounce->session = session->id;
+	bounce->session = wh_session_id(session);
 	bounce->job.run = bounce_get_memory;
 	bounce->ended.run = bounce_have_memory;
 	*out = bounce;
@@ -265,7 +266,7 @@ static int copy_answer(struct wh_session *session, const struct copy *copy, int 
 
 	if (error)
 		snprintf(answered.text, sizeof(answered.text), "%s", why);
-	return wh_control_send(&session->control, WH_FRAME_RDMA_COPIED, 0, bytes,
+	return wh_control_send(wh_session_control(session), WH_FRAME_RDMA_COPIED, 0, bytes,
 			       wh_rdma_flushed_encode(bytes, &answered));
 }
 
@@ -296,8 +297,8 @@ static void copy_ended(struct wh_task *task)
 
 	copy->busy = false;
 	if (copy->staging.error)
-		wh_log_line(&copy->bounce->rdma->engine->log, "rdma: staging for a peer: %s",
-			    copy->staging.text);
+		wh_log_line(wh_engine_log(copy->bounce->rdma->engine),
+			    "rdma: staging for a peer: %s", copy->staging.text);
 	if (session)
 		copy_answer(session, copy, copy->staging.error, copy->staging.text);
 	rdma_bounce_put(copy->bounce);
@@ -309,8 +310,8 @@ static int copy_add_extent(struct wh_session *session, struct copy *copy,
 			   const struct wh_extent *extent, uint32_t op, char why[WH_REFUSAL])
 {
 	uint8_t right = op == WH_READ ? WH_ACCESS_READ : WH_ACCESS_WRITE, access;
-	struct wh_region_entry *entry =
-		wh_region_entry_enter(&session->engine->regions, extent->region);
+	struct wh_region_entry *entry = wh_region_entry_enter(
+		wh_engine_regions(wh_session_engine(session)), extent->region);
 
 	if (!entry) {
 		snprintf(why, WH_REFUSAL, "region %#llx is no longer published",
@@ -322,7 +323,7 @@ static int copy_add_extent(struct wh_session *session, struct copy *copy,
 	if (access & WH_ACCESS_NONE || !(access & right)) {
 		snprintf(why, WH_REFUSAL, "region %#llx may not be %s by %.60s",
 			 (unsigned long long)extent->region, op == WH_READ ? "read" : "written",
-			 session->hello.name);
+			 wh_session_hello(session)->name);
 		return -EACCES;
 	}
 	if (!wh_region_entry_holds(entry, extent->offset, extent->length) ||
@@ -361,7 +362,7 @@ int rdma_bounce_copy_frame(struct wh_session *session, struct rdma_bounce *bounc
 		copy_leave_entries(copy);
 		return error == -EPROTO ? error : copy_answer(session, copy, error, why);
 	}
-	wh_count_add(&session->engine->statistics.staged_bytes, copy->staging.bytes);
+	wh_engine_count_staged(wh_session_engine(session), copy->staging.bytes);
 	copy->busy = true;
 	copy->into = wanted.op == WH_READ;
 	bounce_run_job(bounce, &copy->job);

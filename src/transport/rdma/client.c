@@ -17,12 +17,12 @@
 
 static struct wh_loop *endpoint_loop(const struct rdma_endpoint *endpoint)
 {
-	return &endpoint->peer->peer->engine->loops[0];
+	return wh_engine_first_loop(endpoint->peer->rdma->engine);
 }
 
 static int64_t endpoint_setting(const struct rdma_endpoint *endpoint, enum wh_setting setting)
 {
-	return endpoint->peer->peer->engine->config.number[setting];
+	return wh_engine_config(endpoint->peer->rdma->engine)->number[setting];
 }
 
 uint32_t rdma_endpoints_ready(const struct rdma_peer *rdma)
@@ -152,8 +152,9 @@ static void endpoint_down(struct wh_task *task)
 	wh_notify_resume(rdma->peer);
 	if (!news)
 		return;
-	wh_log_line(&rdma->peer->engine->log, "rdma to %s: %s", rdma->peer->welcome.name, why);
-	atomic_fetch_add(&rdma->peer->plan_version, 1);
+	wh_log_line(wh_engine_log(rdma->rdma->engine), "rdma to %s: %s", wh_peer_name(rdma->peer),
+		    why);
+	wh_peer_replan(rdma->peer);
 }
 
 /* The owner's queue pair is destroyed. With an error, the peer is lost and rdma_client_lost()
@@ -287,9 +288,7 @@ void rdma_client_close(struct rdma_peer *rdma)
 		struct rdma_endpoint *endpoint = rdma->endpoints[i];
 
 		endpoint_stop(endpoint);
-		pthread_mutex_lock(&rdma->peer->lock);
-		wh_list_remove(&endpoint->abort.link);
-		pthread_mutex_unlock(&rdma->peer->lock);
+		wh_peer_forget_abort(rdma->peer, &endpoint->abort);
 		wh_loop_cancel(endpoint_loop(endpoint), &endpoint->ended_task);
 	}
 	client_collect(rdma, &none);
@@ -515,7 +514,7 @@ static void endpoint_connect_now(struct wh_task *task)
 	wh_timer_set(endpoint_loop(endpoint), &endpoint->timer,
 		     wh_now() + endpoint_setting(endpoint, WH_SETTING_TIMEOUT) * WH_MS / 4);
 	pthread_mutex_unlock(&rdma->lock);
-	wh_control_send(&rdma->peer->control, WH_FRAME_RDMA_CONNECT, 0, bytes,
+	wh_control_send(wh_peer_control(rdma->peer), WH_FRAME_RDMA_CONNECT, 0, bytes,
 			wh_rdma_connect_encode(bytes, &wanted));
 }
 
@@ -560,7 +559,7 @@ int rdma_endpoint_connected(struct rdma_peer *rdma, const struct wh_rdma_connect
 			/* the rail is not at fault: use the same one next time */
 			endpoint->attempts--;
 		rdma_endpoint_break(endpoint, false, "%.60s refuses: %.120s",
-				    rdma->peer->welcome.name, answer->text);
+				    wh_peer_name(rdma->peer), answer->text);
 	} else if (rdma_qp_connect(&endpoint->snapshot, endpoint->qp, &endpoint->local_end,
 				   &answer->end, why)) {
 		rdma_endpoint_break(endpoint, false, "%s", why);
@@ -586,7 +585,7 @@ void rdma_endpoint_spare(struct rdma_peer *rdma, uint32_t number)
 		    !rdma_endpoint_busy(endpoint) && !rdma->queued)
 			rdma_endpoint_break(endpoint, true,
 					    "%s is given back: %.60s needs it for others",
-					    endpoint->path, rdma->peer->welcome.name);
+					    endpoint->path, wh_peer_name(rdma->peer));
 	}
 	pthread_mutex_unlock(&rdma->lock);
 }
@@ -611,7 +610,7 @@ static void endpoint_timer_fired(struct wh_timer *timer)
 		wh_loop_post(endpoint_loop(endpoint), &endpoint->connect_task);
 	} else if (endpoint->state == RDMA_CONNECTING && late) {
 		rdma_endpoint_break(endpoint, false, "%.63s has not answered for %lld ms",
-				    rdma->peer->welcome.name, (long long)(timeout / WH_MS));
+				    wh_peer_name(rdma->peer), (long long)(timeout / WH_MS));
 	} else if ((endpoint->state == RDMA_PROBING || endpoint->state == RDMA_READY) && late &&
 		   rdma_endpoint_busy(endpoint)) {
 		rdma_endpoint_break(

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "transport/rdma/flow.h"
 #include "transport/rdma/rdma.h"
 
 /* How the endpoints' NICs reach the first GPU memory of one side, local or remote. */
@@ -58,7 +59,8 @@ static void side_look_local(struct side_methods *side, const struct rdma_peer *r
 			    const struct wh_batch *batch, uint64_t id)
 {
 	struct wh_region_entry *entry =
-		side->known ? NULL : wh_region_entry_enter(&rdma->peer->engine->regions, id);
+		side->known ? NULL :
+			      wh_region_entry_enter(wh_engine_regions(rdma->rdma->engine), id);
 	const struct wh_region *region = wh_container(entry, struct wh_region, entry);
 
 	for (unsigned i = 0; entry && !wh_kind_on_host(entry->kind) && i < rdma->endpoint_count;
@@ -67,7 +69,7 @@ static void side_look_local(struct side_methods *side, const struct rdma_peer *r
 		const struct rdma_memory *memory = rdma_memory_find(region, endpoint->rail->nic);
 
 		if (memory && endpoint->path[0])
-			side_add(side, endpoint->rail->name, atomic_load(&batch->railed[i]),
+			side_add(side, endpoint->rail->name, rdma_batch_bytes(batch, i) != 0,
 				 memory->mrs ? memory->mrs->method : WH_RDMA_STAGED,
 				 !memory->mrs                    ? "" :
 				 rdma_region_needs_flush(region) ? ", flushed" :
@@ -82,7 +84,7 @@ static void side_look_remote(struct side_methods *side, const struct rdma_peer *
 			     const struct wh_batch *batch, uint64_t id)
 {
 	struct wh_region_entry *entry =
-		side->known ? NULL : wh_region_entry_enter(&rdma->peer->regions, id);
+		side->known ? NULL : wh_region_entry_enter(wh_peer_regions(rdma->peer), id);
 
 	for (unsigned i = 0; entry && !wh_kind_on_host(entry->kind) && i < rdma->endpoint_count;
 	     i++) {
@@ -91,7 +93,7 @@ static void side_look_remote(struct side_methods *side, const struct rdma_peer *
 			wh_container(entry, struct wh_remote_region, entry), endpoint->remote_nic);
 
 		if (keys && endpoint->path[0])
-			side_add(side, endpoint->remote_end.name, atomic_load(&batch->railed[i]),
+			side_add(side, endpoint->remote_end.name, rdma_batch_bytes(batch, i) != 0,
 				 keys->error ? WH_RDMA_STAGED : keys->method,
 				 keys->error ? "" :
 				 keys->flush ? ", flushed" :
@@ -109,19 +111,20 @@ static void side_look_remote(struct side_methods *side, const struct rdma_peer *
 static void sides_look(struct rdma_peer *rdma, const struct wh_batch *batch,
 		       struct side_methods *local, struct side_methods *remote)
 {
+	const struct wh_fragment *fragments;
+	size_t count;
+
 	*local = *remote = (struct side_methods){ 0 };
 	pthread_mutex_lock(&rdma->lock);
-	for (size_t i = 0; i < batch->item_count && !(local->known && remote->known); i++) {
-		side_look_local(local, rdma, batch, batch->items[i].local_id);
-		side_look_remote(remote, rdma, batch, batch->items[i].remote);
-	}
-	for (size_t i = 0; i < batch->blocks_count; i++) {
-		const struct wh_blocks *blocks = batch->blocks[i];
+	fragments = wh_batch_fragments(batch, &count);
+	for (size_t i = 0; i < count; i++) {
+		const struct wh_fragment *fragment = &fragments[i];
 
-		for (uint64_t b = 0; b < blocks->base_count && !(local->known && remote->known);
-		     b++) {
-			side_look_local(local, rdma, batch, blocks->bases[b].local_id);
-			side_look_remote(remote, rdma, batch, blocks->bases[b].remote);
+		for (uint64_t k = fragment->first;
+		     k < fragment->first + fragment->count && !(local->known && remote->known);
+		     k++) {
+			side_look_local(local, rdma, batch, wh_fragment_local_id(fragment, k));
+			side_look_remote(remote, rdma, batch, wh_fragment_remote(fragment, k));
 		}
 	}
 	pthread_mutex_unlock(&rdma->lock);

@@ -12,13 +12,12 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "core/fragment.h"
-#include "core/peer.h"
+#include "transport/fragment.h"
 #include "transport/rdma/rail.h"
 #include "util/list.h"
 #include "util/loop.h"
 
-#define RDMA_ENDPOINTS WH_RAILS /* to one peer */
+#define RDMA_ENDPOINTS 16 /* to one peer */
 #define RDMA_DEPTH 256u /* outstanding work requests of a queue pair */
 #define RDMA_MAX_IN_FLIGHT                                                                         \
 	(8u << 20) /* bytes of an endpoint: bounds the time to cancel a batch                      \

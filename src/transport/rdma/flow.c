@@ -39,8 +39,8 @@ const struct wh_region *rdma_fragment_regions(const struct wh_fragment *fragment
 		*remote = fragment->blocks->bases[index].remote;
 		return fragment->blocks->bases[index].local;
 	}
-	*remote = fragment->batch->items[index].remote;
-	return fragment->batch->items[index].local;
+	*remote = fragment->items[index].remote;
+	return fragment->items[index].local;
 }
 
 static uint64_t least(uint64_t a, uint64_t b)
@@ -138,7 +138,7 @@ static uint64_t flow_compose(struct rdma_endpoint *endpoint, struct wh_fragment 
 	if (!region) {
 		wh_fragment_fail(fragment, extent.index, -ESTALE,
 				 "region %#llx of %s is no longer published",
-				 (unsigned long long)extent.remote, rdma->peer->welcome.name);
+				 (unsigned long long)extent.remote, wh_peer_name(rdma->peer));
 		return extent.length;
 	}
 	keys = rdma_keys_find(region, endpoint->remote_nic);
@@ -160,7 +160,7 @@ static uint64_t flow_compose(struct rdma_endpoint *endpoint, struct wh_fragment 
 	*work = (struct rdma_work){
 		.fragment = fragment, .entry = &region->entry, .start = start, .length = length
 	};
-	fragment->in_flight++;
+	rdma_of(fragment)->in_flight++;
 	endpoint->in_flight += length;
 	endpoint->ring->head++;
 	chain->count++;
@@ -258,8 +258,9 @@ static void chain_follow(struct rdma_endpoint *endpoint, const struct wh_fragmen
 /* Most bytes of one work request. */
 static uint64_t endpoint_max_message(const struct rdma_endpoint *endpoint)
 {
-	return least((uint64_t)endpoint->peer->peer->engine->config.number[WH_SETTING_SLICE],
-		     endpoint->snapshot.message);
+	return least(
+		(uint64_t)wh_engine_config(endpoint->peer->rdma->engine)->number[WH_SETTING_SLICE],
+		endpoint->snapshot.message);
 }
 
 /* Compose requests for an endpoint from what is queued: about `grain` bytes, and all of a small
@@ -328,14 +329,14 @@ static void flow_retire(struct rdma_endpoint *endpoint, struct wh_list *done)
 		endpoint->backoff = RDMA_BACKOFF_FIRST;
 		rdma->version++;
 		pthread_cond_broadcast(&rdma->changed);
-		atomic_fetch_add(&rdma->peer->plan_version, 1);
+		wh_peer_replan(rdma->peer);
 		return;
 	}
 	wh_region_entry_leave(work->entry);
 	endpoint->in_flight -= work->length;
 	endpoint->interval_bytes += work->length;
 	rdma_endpoint_count_bytes(endpoint, fragment, work->length);
-	if (!--fragment->in_flight && !fragment->rails)
+	if (!--rdma_of(fragment)->in_flight && !rdma_of(fragment)->rails)
 		rdma->version++; /* it waits for this before it is rerouted */
 	rdma_fragment_ended(rdma, fragment, work->length, done);
 }
@@ -430,7 +431,7 @@ bool rdma_post_single(struct rdma_peer *rdma, struct wh_fragment *fragment, stru
 	if (!endpoint)
 		return false;
 	chain.count = 0;
-	fragment->in_flight = 0;
+	rdma_of(fragment)->in_flight = 0;
 	length = flow_compose(endpoint, fragment, &fragment->cursor, endpoint_max_message(endpoint),
 			      &chain);
 	rdma_striping_add(rdma, fragment);
@@ -465,8 +466,8 @@ static bool flow_stage_instead(struct rdma_peer *rdma, struct wh_fragment *fragm
 	pthread_mutex_lock(&rdma->lock);
 	sides = rdma_stage_sides(rdma, fragment);
 	pthread_mutex_unlock(&rdma->lock);
-	if (!sides ||
-	    (sides & RDMA_STAGE_LOCAL && wh_slots_prepare(rdma->rdma->engine->gpus, WH_SLOT_ASKS)))
+	if (!sides || (sides & RDMA_STAGE_LOCAL &&
+		       wh_slots_prepare(wh_engine_gpus(rdma->rdma->engine), WH_SLOT_ASKS)))
 		return false;
 	pthread_mutex_lock(&rdma->lock); /* rdma_cancel() may run at the same time */
 	again = !atomic_load(&fragment->cancelled);

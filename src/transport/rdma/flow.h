@@ -13,7 +13,7 @@
 
 #include <stdatomic.h>
 
-#include "core/batch.h"
+#include "transport/core.h"
 #include "transport/rdma/endpoint.h"
 
 #define RDMA_CHAIN 64u /* most work requests with one doorbell */
@@ -23,11 +23,41 @@
 
 /* ---- fragments ------------------------------------------------------------------------------- */
 
-/* The application's batch, also for a part of a staged fragment. */
-static inline struct wh_batch *rdma_batch_of(const struct wh_fragment *fragment)
+/* What rdma keeps in a fragment. */
+struct rdma_fragment {
+	uint32_t rails; /* endpoints that can carry it, a bit each */
+	uint32_t rails_of; /* rdma_peer.version that `rails` is for; 0: none */
+	uint32_t in_flight; /* work requests not completed */
+	bool watched; /* a thread that waits for its batch polls their completions */
+};
+
+static inline struct rdma_fragment *rdma_of(const struct wh_fragment *fragment)
 {
-	return fragment->whole ? fragment->whole->batch : fragment->batch;
+	_Static_assert(sizeof(struct rdma_fragment) <= WH_FRAGMENT_STATE, "it fits");
+	return (struct rdma_fragment *)(uintptr_t)fragment->state;
 }
+
+/* What rdma keeps for a batch: what each endpoint did for this submission. */
+struct rdma_batch {
+	_Atomic uint64_t bytes[RDMA_ENDPOINTS]; /* carried */
+	_Atomic uint32_t broken; /* endpoints that failed with some of it, a bit each */
+	_Atomic bool tried; /* rdma got some of it in this submission */
+};
+
+/* NULL: rdma never got any of the batch. Without a lock. */
+static inline struct rdma_batch *rdma_batch_of(const struct wh_batch *batch)
+{
+	return wh_batch_transport(batch, WH_TRANSPORT_RDMA);
+}
+
+/* Make sure that there is one, before the fragment is queued. Under rdma_peer.lock. 0 or -ENOMEM.
+ */
+int rdma_batch_prepare(const struct wh_fragment *fragment);
+/* The transport's batch_again and batch_closed. */
+void rdma_batch_again(struct wh_batch *batch, void *state);
+void rdma_batch_closed(struct wh_batch *batch, void *state);
+/* What an endpoint has carried of the batch's present submission. */
+uint64_t rdma_batch_bytes(const struct wh_batch *batch, unsigned endpoint);
 
 /* The local region and the id of the remote one, of transfer (or base, for blocks) `index`. */
 const struct wh_region *rdma_fragment_regions(const struct wh_fragment *fragment, uint64_t index,
@@ -51,14 +81,9 @@ bool rdma_region_pairs_next(struct rdma_peer *rdma, struct rdma_region_pairs *pa
 static inline void rdma_endpoint_count_bytes(const struct rdma_endpoint *endpoint,
 					     const struct wh_fragment *fragment, uint64_t bytes)
 {
-	struct wh_batch *batch = rdma_batch_of(fragment);
-	_Atomic uint64_t *railed = &batch->railed[endpoint->index];
+	_Atomic uint64_t *carried = &rdma_batch_of(fragment->batch)->bytes[endpoint->index];
 
-	atomic_store_explicit(railed, atomic_load_explicit(railed, memory_order_relaxed) + bytes,
-			      memory_order_relaxed);
-	atomic_store_explicit(&batch->rails_used,
-			      atomic_load_explicit(&batch->rails_used, memory_order_relaxed) |
-				      1u << endpoint->index,
+	atomic_store_explicit(carried, atomic_load_explicit(carried, memory_order_relaxed) + bytes,
 			      memory_order_relaxed);
 }
 

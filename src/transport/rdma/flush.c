@@ -39,7 +39,7 @@ int rdma_flush_policy(const struct wh_cuda *cuda, const struct wh_cuda_device *d
 int rdma_flush_region(const struct wh_region *region)
 {
 	const struct wh_segment *first = &region->registration->segments[0];
-	struct wh_cuda *cuda = region->engine->cuda;
+	struct wh_cuda *cuda = wh_engine_cuda(region->engine);
 	struct wh_cuda_scope scope;
 	int error = wh_cuda_enter_context(cuda, first->device, first->context, &scope);
 
@@ -57,7 +57,7 @@ int rdma_flush_region(const struct wh_region *region)
 bool rdma_region_needs_flush(const struct wh_region *region)
 {
 	return !wh_kind_on_host(region->entry.kind) && region->registration->device &&
-	       rdma_flush_policy(region->engine->cuda, region->registration->device) > 0;
+	       rdma_flush_policy(wh_engine_cuda(region->engine), region->registration->device) > 0;
 }
 
 static void flush_local(struct wh_fragment *fragment)
@@ -85,15 +85,16 @@ static void flush_local(struct wh_fragment *fragment)
 /* The owner has to flush this region. */
 static bool remote_needs_flush(struct wh_peer *peer, uint64_t id)
 {
-	struct wh_region_entry *entry = wh_region_entry_enter(&peer->regions, id);
+	struct wh_region_entry *entry = wh_region_entry_enter(wh_peer_regions(peer), id);
 	bool flush = false;
 
 	if (!entry)
 		return false;
 	/* Any NIC's keys say so: it is a property of the GPU. */
-	for (const struct rdma_keys *keys = atomic_load_explicit(
-		     &wh_container(entry, struct wh_remote_region, entry)->rdma,
-		     memory_order_acquire);
+	for (const struct rdma_keys *keys =
+		     atomic_load_explicit(&wh_container(entry, struct wh_remote_region, entry)
+						   ->transport[WH_TRANSPORT_RDMA],
+					  memory_order_acquire);
 	     keys && !flush; keys = keys->next)
 		flush = !keys->error && keys->flush;
 	wh_region_entry_leave(entry);
@@ -105,7 +106,8 @@ static int flush_ask(struct rdma_peer *rdma, uint32_t number, uint64_t id)
 	uint8_t bytes[WH_RDMA_FLUSH_SIZE];
 
 	wh_put64(wh_put32(bytes, number), id);
-	return wh_control_send(&rdma->peer->control, WH_FRAME_RDMA_FLUSH, 0, bytes, sizeof(bytes));
+	return wh_control_send(wh_peer_control(rdma->peer), WH_FRAME_RDMA_FLUSH, 0, bytes,
+			       sizeof(bytes));
 }
 
 /* Send FLUSH for all regions of the fragment. True: it is done when the answers have come. */
@@ -150,8 +152,8 @@ static bool flush_remote(struct rdma_peer *rdma, struct wh_fragment *fragment)
 
 void rdma_fragment_moved(struct wh_fragment *fragment)
 {
-	struct wh_peer *peer = fragment->batch->peer;
-	struct rdma_peer *rdma = peer->transport[WH_TRANSPORT_RDMA];
+	struct wh_peer *peer = fragment->peer;
+	struct rdma_peer *rdma = wh_peer_transport(peer, WH_TRANSPORT_RDMA);
 
 	/* A part of a staged fragment has only pinned memory on our side; on the owner's side the
 	 * whole waits. */
@@ -179,7 +181,7 @@ int rdma_flush_answered(struct rdma_peer *rdma, const struct wh_rdma_flushed *fl
 			wh_fragment_fail(
 				flush->fragment, UINT64_MAX, flushed->error,
 				"%.60s could not flush what was written to its GPU: %.160s",
-				rdma->peer->welcome.name, flushed->text);
+				wh_peer_name(rdma->peer), flushed->text);
 		if (!--flush->left) {
 			done = flush->fragment;
 			wh_list_remove(&flush->link);

@@ -53,7 +53,7 @@ const char *rdma_method_name(enum wh_rdma_method method)
 
 int rdma_methods_parse(struct rdma *rdma)
 {
-	const char *setting = rdma->engine->config.text[WH_SETTING_RDMA_GPU];
+	const char *setting = wh_engine_config(rdma->engine)->text[WH_SETTING_RDMA_GPU];
 
 	rdma->method_count = 0;
 	for (const char *at = setting; *at; at += strcspn(at, ","), at += *at == ',') {
@@ -367,7 +367,7 @@ int rdma_gpu_get(struct rdma_nic *nic, struct wh_region *region, int rights, str
 	if (there) {
 		mrs->next = registration->rdma->mrs;
 		registration->rdma->mrs = mrs;
-		if (rdma_flush_policy(rdma->engine->cuda, registration->device))
+		if (rdma_flush_policy(wh_engine_cuda(rdma->engine), registration->device))
 			atomic_store(&rdma->flushes, true);
 		*out = mrs;
 		return 0;

@@ -63,7 +63,8 @@ int rdma_mrs_add(struct rdma_mrs *mrs, struct ibv_mr *mr, uint64_t length)
 
 struct rdma_memory *rdma_memory_find(const struct wh_region *region, const struct rdma_nic *nic)
 {
-	struct rdma_memory *memory = atomic_load_explicit(&region->rdma, memory_order_acquire);
+	struct rdma_memory *memory =
+		atomic_load_explicit(&region->transport[WH_TRANSPORT_RDMA], memory_order_acquire);
 
 	while (memory && memory->nic != nic)
 		memory = memory->next;
@@ -102,7 +103,7 @@ static int memory_rights(const struct rdma_nic *nic, const struct wh_region *reg
 		rights |= IBV_ACCESS_REMOTE_WRITE;
 	/* Nobody reads received bytes before their completion, or before a frame or notification
 	 * that follows them over the network, which NICs write in order. */
-	if (nic->rdma->engine->config.number[WH_SETTING_RDMA_RELAXED])
+	if (wh_engine_config(nic->rdma->engine)->number[WH_SETTING_RDMA_RELAXED])
 		rights |= IBV_ACCESS_RELAXED_ORDERING;
 	return rights;
 }
@@ -177,8 +178,9 @@ static int memory_register_now(struct rdma_nic *nic, struct wh_region *region,
 		return error;
 	}
 	memory->distance = rdma_distance(nic, region); /* its pages exist now */
-	memory->next = atomic_load_explicit(&region->rdma, memory_order_relaxed);
-	atomic_store_explicit(&region->rdma, memory, memory_order_release);
+	memory->next =
+		atomic_load_explicit(&region->transport[WH_TRANSPORT_RDMA], memory_order_relaxed);
+	atomic_store_explicit(&region->transport[WH_TRANSPORT_RDMA], memory, memory_order_release);
 	*out = memory;
 	return 0;
 }
@@ -211,7 +213,8 @@ int rdma_memory_register(struct rdma_nic *nic, struct wh_region *region, struct 
 /* The region is closed: no batch uses it, and no thread registers it. */
 void rdma_region_closed(struct wh_engine *engine, void *state, struct wh_region *region)
 {
-	struct rdma_memory *memory = atomic_exchange(&region->rdma, NULL), *next;
+	struct rdma_memory *memory = atomic_exchange(&region->transport[WH_TRANSPORT_RDMA], NULL),
+			   *next;
 	struct rdma *rdma = state;
 
 	(void)engine;
@@ -236,7 +239,8 @@ void rdma_region_closed(struct wh_engine *engine, void *state, struct wh_region 
 
 struct rdma_keys *rdma_keys_find(const struct wh_remote_region *region, uint32_t nic)
 {
-	struct rdma_keys *keys = atomic_load_explicit(&region->rdma, memory_order_acquire);
+	struct rdma_keys *keys =
+		atomic_load_explicit(&region->transport[WH_TRANSPORT_RDMA], memory_order_acquire);
 
 	while (keys && keys->nic != nic)
 		keys = keys->next;
@@ -246,7 +250,8 @@ struct rdma_keys *rdma_keys_find(const struct wh_remote_region *region, uint32_t
 /* No thread is inside. Must work without the transport's state for the peer. */
 void rdma_region_gone(struct wh_peer *peer, void *state, struct wh_remote_region *region)
 {
-	struct rdma_keys *keys = atomic_exchange(&region->rdma, NULL), *next;
+	struct rdma_keys *keys = atomic_exchange(&region->transport[WH_TRANSPORT_RDMA], NULL),
+			 *next;
 
 	(void)peer;
 	(void)state;
@@ -280,8 +285,9 @@ static int keys_add(struct wh_remote_region *region, const struct wh_rdma_keyed 
 		end += wh_get64(key);
 		keys->chunks[i] = (struct rdma_chunk){ .end = end, .key = wh_get32(key + 8) };
 	}
-	keys->next = atomic_load_explicit(&region->rdma, memory_order_relaxed);
-	atomic_store_explicit(&region->rdma, keys, memory_order_release);
+	keys->next =
+		atomic_load_explicit(&region->transport[WH_TRANSPORT_RDMA], memory_order_relaxed);
+	atomic_store_explicit(&region->transport[WH_TRANSPORT_RDMA], keys, memory_order_release);
 	return 0;
 }
 
@@ -298,7 +304,7 @@ static uint64_t keyed_length(const struct wh_rdma_keyed *keyed)
 int rdma_keys_received(struct wh_peer *peer, const struct wh_rdma_keyed *keyed)
 {
 	struct wh_remote_region *region =
-		rdma_remote_enter(peer->transport[WH_TRANSPORT_RDMA], keyed->id);
+		rdma_remote_enter(wh_peer_transport(peer, WH_TRANSPORT_RDMA), keyed->id);
 	struct rdma_keys *known;
 	int error = 0;
 

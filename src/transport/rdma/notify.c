@@ -20,7 +20,7 @@
  * also means that the bytes before the notification have arrived. They are not sent again: the
  * application may already have used and overwritten them.
  *
- * Under wh_peer.notify_lock and rdma_peer.lock, in this order, unless a function says otherwise.
+ * Under wh_notify_lock() and rdma_peer.lock, in this order, unless a function says otherwise.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -28,7 +28,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "core/notification.h"
+#include "transport/rdma/flow.h"
 #include "transport/rdma/rdma.h"
 #include "util/clock.h"
 
@@ -73,18 +73,18 @@ static void notify_compose(struct rdma_endpoint *endpoint, unsigned slot,
 			   const struct wh_batch *batch, uint64_t sequence,
 			   struct ibv_send_wr *request, struct ibv_sge *segment)
 {
-	struct wh_rdma_notification head = { .sequence = sequence,
-					     .length = (uint32_t)batch->notification_length };
+	size_t length;
+	const void *note = wh_batch_note(batch, &length);
+	struct wh_rdma_notification head = { .sequence = sequence, .length = (uint32_t)length };
 	struct rdma_notify *notify = &endpoint->peer->notify;
 	struct rdma_notification *notification = &notify->notifications[slot];
 	const struct ibv_mr *mr = notify->mrs[endpoint->rail->nic->index];
 	unsigned char *bytes = notify_slot(notify, slot);
 
 	wh_rdma_notification_encode(bytes, &head);
-	memcpy(bytes + WH_RDMA_NOTIFICATION_HEAD, batch->note, batch->notification_length);
+	memcpy(bytes + WH_RDMA_NOTIFICATION_HEAD, note, length);
 	*segment = (struct ibv_sge){ .addr = (uintptr_t)bytes,
-				     .length = (uint32_t)(WH_RDMA_NOTIFICATION_HEAD +
-							  batch->notification_length),
+				     .length = (uint32_t)(WH_RDMA_NOTIFICATION_HEAD + length),
 				     .lkey = mr ? mr->lkey : 0 };
 	*request = (struct ibv_send_wr){ .wr_id = endpoint->ring->head,
 					 .sg_list = segment,
@@ -110,9 +110,10 @@ static void notify_compose(struct rdma_endpoint *endpoint, unsigned slot,
 
 bool rdma_notify_can_follow(const struct rdma_peer *rdma, const struct wh_fragment *fragment)
 {
-	const struct wh_batch *batch = fragment->batch;
+	size_t length, count;
 
-	return batch->notification_length && batch->fragment_count == 1 &&
+	return wh_batch_note(fragment->batch, &length) &&
+	       wh_batch_fragments(fragment->batch, &count) && count == 1 &&
 	       fragment->op == WH_WRITE && !fragment->whole && !atomic_load(&rdma->flushing);
 }
 
@@ -122,8 +123,8 @@ void rdma_notify_prepare(struct rdma_peer *rdma, struct wh_fragment *fragment)
 
 	notify->early = NULL;
 	notify->early_endpoints = 0;
-	if (notify->state == RDMA_NOTIFY_OPEN && rdma->peer->notify_count == notify->unconfirmed &&
-	    wh_notify_can_send_early(fragment->batch))
+	if (notify->state == RDMA_NOTIFY_OPEN &&
+	    wh_notify_can_send_early(fragment->batch, notify->unconfirmed))
 		notify->early = fragment;
 }
 
@@ -133,13 +134,14 @@ bool rdma_notify_send_early(struct rdma_endpoint *endpoint, const struct wh_frag
 	struct rdma_notify *notify = &endpoint->peer->notify;
 	struct wh_batch *batch = fragment->batch;
 	int slot = notify_free_slot(notify);
+	size_t length;
 
 	notify->early_endpoints |= 1u << endpoint->index;
 	if (fragment->cursor.left || !request)
 		return false;
 	notify->early = NULL;
 	if (notify->early_endpoints != 1u << endpoint->index || atomic_load(&fragment->failed) ||
-	    slot < 0 || !endpoint_takes(notify, endpoint, batch->notification_length))
+	    slot < 0 || !wh_batch_note(batch, &length) || !endpoint_takes(notify, endpoint, length))
 		return false;
 	notify_compose(endpoint, (unsigned)slot, batch, wh_notify_send_early(batch), request,
 		       segment);
@@ -151,11 +153,13 @@ bool rdma_notify_send_early(struct rdma_endpoint *endpoint, const struct wh_frag
 /* Send RING_OPEN, once a session, when a batch with a notification has gone by rdma. */
 static void notify_ask(struct rdma_peer *rdma, const struct wh_batch *batch)
 {
-	if (!(rdma->peer->welcome.capabilities & WH_CAPABLE_RDMA_NOTIFY) ||
-	    !rdma_endpoints_ready(rdma) || !atomic_load(&batch->rails_used))
+	const struct rdma_batch *kept = rdma_batch_of(batch);
+
+	if (!(wh_peer_welcome(rdma->peer)->capabilities & WH_CAPABLE_RDMA_NOTIFY) ||
+	    !rdma_endpoints_ready(rdma) || !kept || !atomic_load(&kept->tried))
 		return;
 	rdma->notify.state = RDMA_NOTIFY_ASKED;
-	wh_control_send(&rdma->peer->control, WH_FRAME_RDMA_RING_OPEN, 0, NULL, 0);
+	wh_control_send(wh_peer_control(rdma->peer), WH_FRAME_RDMA_RING_OPEN, 0, NULL, 0);
 }
 
 /* The endpoint that carried all bytes of the batch; any, if it has none. NULL: several carried
@@ -164,19 +168,19 @@ static struct rdma_endpoint *notify_endpoint_for(const struct rdma_peer *rdma,
 						 const struct wh_batch *batch)
 {
 	struct rdma_endpoint *any = NULL;
+	size_t length;
 
+	wh_batch_note(batch, &length);
 	for (unsigned i = 0; i < rdma->endpoint_count; i++) {
 		struct rdma_endpoint *endpoint = rdma->endpoints[i];
-		uint64_t carried = atomic_load(&batch->railed[i]);
+		uint64_t carried = rdma_batch_bytes(batch, i);
 
 		for (unsigned n = i + 1; carried && n < rdma->endpoint_count; n++)
-			if (atomic_load(&batch->railed[n]))
+			if (rdma_batch_bytes(batch, n))
 				return NULL;
 		if (carried)
-			return endpoint_takes(&rdma->notify, endpoint, batch->notification_length) ?
-				       endpoint :
-				       NULL;
-		if (!any && endpoint_takes(&rdma->notify, endpoint, batch->notification_length))
+			return endpoint_takes(&rdma->notify, endpoint, length) ? endpoint : NULL;
+		if (!any && endpoint_takes(&rdma->notify, endpoint, length))
 			any = endpoint;
 	}
 	return any;
@@ -198,9 +202,8 @@ int rdma_notify_send(struct wh_peer *peer, void *state, struct wh_batch *batch, 
 	slot = endpoint ? notify_free_slot(notify) : -1;
 	if (slot < 0)
 		error = notify->unconfirmed ? -EAGAIN : -EOPNOTSUPP;
-	else if (peer->notify_count !=
-		 notify->unconfirmed) /* those over the control connection arrive first */
-		error = -EAGAIN;
+	else if (wh_notify_unconfirmed(peer) != notify->unconfirmed)
+		error = -EAGAIN; /* those over the control connection arrive first */
 	if (!error) {
 		bool idle = !rdma_endpoint_busy(endpoint);
 
@@ -264,7 +267,7 @@ void rdma_notify_undelivered(struct rdma_endpoint *endpoint)
 	struct rdma_notify *notify = &rdma->notify;
 	struct rdma_notification *notification;
 
-	pthread_mutex_lock(&rdma->peer->notify_lock);
+	wh_notify_lock(rdma->peer);
 	pthread_mutex_lock(&rdma->lock);
 	while ((notification = notify_oldest(notify, endpoint))) {
 		notification->endpoint = NULL;
@@ -276,7 +279,7 @@ void rdma_notify_undelivered(struct rdma_endpoint *endpoint)
 			notification->length);
 	}
 	pthread_mutex_unlock(&rdma->lock);
-	pthread_mutex_unlock(&rdma->peer->notify_lock);
+	wh_notify_unlock(rdma->peer);
 }
 
 void rdma_notify_lost(struct rdma_peer *rdma)
@@ -321,9 +324,9 @@ int rdma_ring_opened(struct rdma_peer *rdma, const struct wh_rdma_ring_opened *o
 	if (!asked)
 		return -EPROTO;
 	if (error)
-		wh_log_line(&rdma->peer->engine->log,
+		wh_log_line(wh_engine_log(rdma->rdma->engine),
 			    "rdma to %s: no receive ring, notifications go over TCP: %s",
-			    rdma->peer->welcome.name, opened->text);
+			    wh_peer_name(rdma->peer), opened->text);
 	else
 		error = notify_get_slots(rdma);
 	pthread_mutex_lock(&rdma->lock);

@@ -3,7 +3,7 @@
  * Notifications that the initiator's NIC writes into a receive ring of the owner, by an RDMA write
  * with an immediate. notify.c is the initiator's half, receive-ring.c the owner's.
  *
- * Lock order: wh_peer.notify_lock, then rdma_peer.lock.
+ * Lock order: wh_notify_lock(), then rdma_peer.lock.
  */
 #ifndef WH_TRANSPORT_RDMA_NOTIFY_H
 #define WH_TRANSPORT_RDMA_NOTIFY_H
@@ -41,7 +41,7 @@ struct rdma_notify {
 	struct wh_rdma_ring_opened remote; /* the owner's ring */
 	unsigned char *slots; /* ours */
 	struct ibv_mr *mrs[RDMA_NICS]; /* of our slots; NULL: the NIC refused, inline only */
-	unsigned unconfirmed; /* also under wh_peer.notify_lock */
+	unsigned unconfirmed; /* also under wh_notify_lock() */
 	struct rdma_notification notifications[WH_RDMA_RING_SLOTS];
 	/* While a fragment is being posted: the fragment whose notification may follow its last
 	 * byte, and the endpoints that its bytes went by. */

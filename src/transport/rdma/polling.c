@@ -17,19 +17,21 @@
 
 static bool fragment_is_polled(const struct wh_fragment *fragment)
 {
-	struct wh_batch *batch = fragment->batch;
+	const struct wh_config *config = wh_engine_config(wh_peer_engine(fragment->peer));
+	size_t length;
 
-	if (batch->callback || batch->queue || batch->dependency)
+	if (!wh_batch_has_waiter(fragment->batch))
 		return false;
 	/* With the setting `spin`, a waiter never sleeps. */
-	return batch->peer->engine->config.number[WH_SETTING_SPIN] ||
-	       (fragment->bytes <= RDMA_SPLIT && !batch->note && !fragment->whole);
+	return config->number[WH_SETTING_SPIN] ||
+	       (fragment->bytes <= RDMA_SPLIT && !fragment->whole &&
+		!wh_batch_note(fragment->batch, &length));
 }
 
 void rdma_polling_add(struct rdma_peer *rdma, struct wh_fragment *fragment)
 {
-	fragment->watched = fragment_is_polled(fragment);
-	if (!fragment->watched) {
+	rdma_of(fragment)->watched = fragment_is_polled(fragment);
+	if (!rdma_of(fragment)->watched) {
 		rdma->unpolled++;
 		return;
 	}
@@ -41,17 +43,17 @@ void rdma_polling_add(struct rdma_peer *rdma, struct wh_fragment *fragment)
 
 void rdma_polling_remove(struct rdma_peer *rdma, struct wh_fragment *fragment)
 {
-	if (fragment->watched)
+	if (rdma_of(fragment)->watched)
 		rdma->polled--;
 	else
 		rdma->unpolled--;
-	fragment->watched = false;
+	rdma_of(fragment)->watched = false;
 }
 
 /* Its completion must make an event. */
 static void polling_need_event(struct rdma_peer *rdma, struct wh_fragment *fragment)
 {
-	if (!fragment->watched)
+	if (!rdma_of(fragment)->watched)
 		return;
 	rdma_polling_remove(rdma, fragment);
 	rdma->unpolled++;
@@ -60,12 +62,16 @@ static void polling_need_event(struct rdma_peer *rdma, struct wh_fragment *fragm
 void rdma_polling_sleep(struct rdma_peer *rdma, struct wh_batch *batch)
 {
 	struct wh_list done, reroute;
+	struct wh_fragment *fragments;
+	size_t count;
 
 	wh_list_init(&done);
 	wh_list_init(&reroute);
+	fragments = wh_batch_fragments(batch, &count);
 	pthread_mutex_lock(&rdma->lock);
-	for (size_t i = 0; i < batch->fragment_count; i++)
-		polling_need_event(rdma, &batch->fragments[i]);
+	for (size_t i = 0; i < count; i++)
+		if (atomic_load(&fragments[i].transport) == WH_TRANSPORT_RDMA)
+			polling_need_event(rdma, &fragments[i]);
 	rdma_progress(rdma, &done, &reroute);
 	pthread_mutex_unlock(&rdma->lock);
 	rdma_fragments_done(&done);

@@ -250,7 +250,8 @@ static void rail_port_changed(struct rdma_nic *nic, uint8_t port, int event)
 			 before.lid != rail->end.lid)
 			snprintf(why, sizeof(why), "the address of %s has changed", rail->name);
 		pthread_mutex_unlock(&rdma->lock);
-		wh_log_line(&rdma->engine->log, "rdma: %s", *why ? why : "a port is up again");
+		wh_log_line(wh_engine_log(rdma->engine), "rdma: %s",
+			    *why ? why : "a port is up again");
 	}
 	if (*why)
 		rdma_rail_down(rdma, nic, port, why);
@@ -288,7 +289,7 @@ static void nic_events_ready(struct wh_source *source, uint32_t events)
 	}
 	/* A removed device stays ready for ever. */
 	if (events & (EPOLLERR | EPOLLHUP)) {
-		wh_loop_remove(&nic->rdma->engine->loops[0], source);
+		wh_loop_remove(wh_engine_first_loop(nic->rdma->engine), source);
 		source->fd = -1;
 	}
 }
@@ -443,7 +444,7 @@ static int nics_add_one(struct rdma *rdma, struct ibv_device *device, const stru
 /* Open the devices that the setting names, in its order; or all, if it names none. */
 static int nics_add(struct rdma *rdma, struct ibv_device **list)
 {
-	const char *setting = rdma->engine->config.text[WH_SETTING_RDMA];
+	const char *setting = wh_engine_config(rdma->engine)->text[WH_SETTING_RDMA];
 	int error = -ENODEV;
 
 	for (int i = 0; !*setting && list[i]; i++) {
@@ -498,7 +499,7 @@ static bool kernel_has_none(void)
  * s. */
 static uint8_t ack_timeout(const struct wh_engine *engine)
 {
-	int64_t most = engine->config.number[WH_SETTING_TIMEOUT] * WH_MS / (RETRIES + 1);
+	int64_t most = wh_engine_config(engine)->number[WH_SETTING_TIMEOUT] * WH_MS / (RETRIES + 1);
 	uint8_t exponent = 14;
 
 	while (exponent < 20 && (INT64_C(4096) << (exponent + 1)) <= most)
@@ -513,7 +514,7 @@ static int nic_listen(const struct rdma_nic *nic, struct wh_source *source, int 
 	if (fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK))
 		return wh_fail(errno, "%s: its events: %s", nic->name, strerror(errno));
 	source->fd = fd;
-	error = wh_loop_add(&nic->rdma->engine->loops[0], source, EPOLLIN);
+	error = wh_loop_add(wh_engine_first_loop(nic->rdma->engine), source, EPOLLIN);
 	if (error)
 		source->fd = -1;
 	return error;
@@ -522,8 +523,8 @@ static int nic_listen(const struct rdma_nic *nic, struct wh_source *source, int 
 int rdma_rails_open(struct rdma *rdma)
 {
 	struct wh_engine *engine = rdma->engine;
-	const char *library = engine->config.text[WH_SETTING_VERBS];
-	const char *setting = engine->config.text[WH_SETTING_RDMA];
+	const char *library = wh_engine_config(engine)->text[WH_SETTING_VERBS];
+	const char *setting = wh_engine_config(engine)->text[WH_SETTING_RDMA];
 	struct ibv_device **list;
 	int count = 0, error;
 
@@ -570,15 +571,16 @@ static void nics_stop_events(void *argument)
 		struct rdma_nic *nic = rdma->nics[i];
 
 		if (nic->events.fd >= 0)
-			wh_loop_remove(&rdma->engine->loops[0], &nic->events);
+			wh_loop_remove(wh_engine_first_loop(rdma->engine), &nic->events);
 		if (nic->notifications_source.fd >= 0)
-			wh_loop_remove(&rdma->engine->loops[0], &nic->notifications_source);
+			wh_loop_remove(wh_engine_first_loop(rdma->engine),
+				       &nic->notifications_source);
 	}
 }
 
 void rdma_rails_close(struct rdma *rdma)
 {
-	wh_loop_call(&rdma->engine->loops[0], nics_stop_events, rdma);
+	wh_loop_call(wh_engine_first_loop(rdma->engine), nics_stop_events, rdma);
 	rdma_affinity_close(rdma);
 	while (rdma->nic_count)
 		nic_close(rdma->nics[--rdma->nic_count]);
@@ -662,7 +664,7 @@ int rdma_qp_new_responder(const struct rdma_rail *rail, struct ibv_cq *receives,
 static void qp_address(const struct rdma_rail *rail, const struct wh_rdma_end *local,
 		       const struct wh_rdma_end *remote, struct ibv_ah_attr *out)
 {
-	const int64_t *number = rail->nic->rdma->engine->config.number;
+	const int64_t *number = wh_engine_config(rail->nic->rdma->engine)->number;
 
 	out->port_num = rail->port;
 	out->dlid = remote->lid;

@@ -21,12 +21,12 @@ static void fragment_queue(struct rdma_peer *rdma, struct wh_fragment *fragment,
 	/* A small fragment needs one endpoint only. */
 	if (fragment->bytes > RDMA_SPLIT || !rdma_endpoints_ready(rdma))
 		rdma_endpoints_connect(rdma);
-	fragment->in_flight = 0;
+	rdma_of(fragment)->in_flight = 0;
 	rdma_striping_add(rdma, fragment);
 	rdma_progress(rdma, done, reroute);
 }
 
-/* Enter with rdma_peer.lock and, if `notifies`, with wh_peer.notify_lock. Drops both. */
+/* Enter with rdma_peer.lock and, if `notifies`, with wh_notify_lock(). Drops both. */
 static void fragment_take(struct rdma_peer *rdma, struct wh_fragment *fragment, bool notifies)
 {
 	struct wh_list done, reroute;
@@ -47,7 +47,7 @@ static void fragment_take(struct rdma_peer *rdma, struct wh_fragment *fragment, 
 	rdma->notify.early = NULL;
 	pthread_mutex_unlock(&rdma->lock);
 	if (notifies)
-		pthread_mutex_unlock(&rdma->peer->notify_lock);
+		wh_notify_unlock(rdma->peer);
 	rdma_fragments_done(&done);
 	rdma_fragments_reroute(rdma, &reroute);
 	if (takes)
@@ -74,12 +74,18 @@ static int fragment_check_memory(const struct wh_fragment *fragment)
 
 	for (uint64_t i = fragment->first; i < fragment->first + fragment->count && !error;
 	     i++, before = local) {
-		local = fragment->blocks ? fragment->blocks->bases[i].local :
-					   fragment->batch->items[i].local;
+		local = wh_fragment_local(fragment, i);
 		if (local != before && !wh_kind_on_host(local->entry.kind))
 			error = wh_registration_check(local->registration);
 	}
 	return error;
+}
+
+/* End a fragment that was not started, with the thread's error text. */
+static void fragment_refuse(struct wh_fragment *fragment, int error)
+{
+	wh_fragment_fail(fragment, UINT64_MAX, error, "%s", wh_error_text());
+	wh_fragment_done(fragment);
 }
 
 static void fragment_submit(struct wh_peer *peer, void *state, struct wh_fragment *fragment)
@@ -90,22 +96,25 @@ static void fragment_submit(struct wh_peer *peer, void *state, struct wh_fragmen
 	unsigned sides;
 
 	if (error) {
-		wh_fragment_fail(fragment, UINT64_MAX, error, "%s", wh_error_text());
-		wh_fragment_done(fragment);
+		fragment_refuse(fragment, error);
 		return;
 	}
 	if (notifies)
-		pthread_mutex_lock(&peer->notify_lock);
+		wh_notify_lock(peer);
 	pthread_mutex_lock(&rdma->lock);
-	sides = rdma_stage_sides(rdma, fragment);
-	if (!sides) {
+	error = rdma_batch_prepare(fragment);
+	sides = error ? 0 : rdma_stage_sides(rdma, fragment);
+	if (!error && !sides) {
 		fragment_take(rdma, fragment, notifies);
 		return;
 	}
 	pthread_mutex_unlock(&rdma->lock);
 	if (notifies)
-		pthread_mutex_unlock(&peer->notify_lock);
-	rdma_stage_start(rdma, fragment, sides);
+		wh_notify_unlock(peer);
+	if (error)
+		fragment_refuse(fragment, error);
+	else
+		rdma_stage_start(rdma, fragment, sides);
 }
 
 /* A failure belongs to the batch, not to the call that submits it. */
@@ -138,13 +147,13 @@ static void rdma_wait_progress(struct wh_peer *peer, void *state, struct wh_batc
 			rdma_fragments_reroute(rdma, &reroute);
 		}
 		if (stages)
-			wh_gpus_poll(rdma->rdma->engine->gpus);
-		if (!wh_batch_running(batch) || !deadline)
+			wh_gpus_poll(wh_engine_gpus(rdma->rdma->engine));
+		if (!wh_batch_is_running(batch) || !deadline)
 			return;
 		now = wh_now();
 		start = start ? start : now;
 	} while (now < deadline && now - start < RDMA_SPIN);
-	if (!rdma->rdma->engine->config.number[WH_SETTING_SPIN])
+	if (!wh_engine_config(rdma->rdma->engine)->number[WH_SETTING_SPIN])
 		rdma_polling_sleep(rdma, batch);
 }
 
@@ -188,7 +197,7 @@ static bool endpoint_carries(const struct rdma_endpoint *endpoint, const struct 
 	     endpoint->ring && i != endpoint->ring->head; i++) {
 		const struct wh_fragment *fragment = endpoint->ring->works[i % RDMA_DEPTH].fragment;
 
-		if (fragment && rdma_batch_of(fragment) == batch)
+		if (fragment && fragment->batch == batch)
 			return true;
 	}
 	return false;
@@ -225,8 +234,8 @@ static void peer_detail(struct wh_peer *peer, void *state, const struct wh_batch
 	rdma_describe_methods(rdma, batch, memory, sizeof(memory));
 	pthread_mutex_lock(&rdma->lock);
 	for (unsigned i = 0; i < rdma->endpoint_count; i++)
-		if (atomic_load(&batch->railed[i]) || (!endpoint && rdma->endpoints[i]->path[0])) {
-			rails += atomic_load(&batch->railed[i]) > 0;
+		if (rdma_batch_bytes(batch, i) || (!endpoint && rdma->endpoints[i]->path[0])) {
+			rails += rdma_batch_bytes(batch, i) > 0;
 			endpoint = rdma->endpoints[i];
 		}
 	if (rails > 1)
@@ -245,13 +254,15 @@ static void peer_story(struct wh_peer *peer, void *state, const struct wh_batch 
 		       size_t size)
 {
 	struct rdma_peer *rdma = state;
-	uint32_t broken = atomic_load(&batch->rails_broken);
+	const struct rdma_batch *kept = rdma_batch_of(batch);
+	uint32_t broken;
 	size_t at = 0;
 
 	(void)peer;
 	*out = 0;
-	if (!atomic_load(&batch->rails_used))
+	if (!kept || !atomic_load(&kept->tried))
 		return;
+	broken = atomic_load(&kept->broken);
 	pthread_mutex_lock(&rdma->lock);
 	for (unsigned i = 0; i < rdma->endpoint_count && (rdma->endpoint_count > 1 || broken);
 	     i++) {
@@ -264,7 +275,7 @@ static void peer_story(struct wh_peer *peer, void *state, const struct wh_batch 
 			break;
 		at += (size_t)snprintf(out + at, size - at, "  %s: %llu bytes%s%s%s%s\n",
 				       endpoint->path[0] ? endpoint->path : endpoint->rail->name,
-				       (unsigned long long)atomic_load(&batch->railed[i]),
+				       (unsigned long long)rdma_batch_bytes(batch, i),
 				       broke ? "; it broke: " : "",
 				       broke ? endpoint->why_broken : "",
 				       down ? "; it is down: " : "", down ? endpoint->why : "");
@@ -286,18 +297,18 @@ static void peer_free(struct rdma_peer *rdma)
 
 static int peer_open(struct wh_peer *peer, void **state, char why[WH_REFUSAL])
 {
-	struct wh_engine *engine = peer->engine;
+	struct wh_engine *engine = wh_peer_engine(peer);
 	pthread_condattr_t clock;
 	struct rdma_peer *rdma;
 
-	if (peer->self) {
-		snprintf(why, WH_REFUSAL, "%.63s is this engine itself", engine->name);
+	if (wh_peer_is_self(peer)) {
+		snprintf(why, WH_REFUSAL, "%.63s is this engine itself", wh_engine_name(engine));
 		return -EOPNOTSUPP;
 	}
-	if (!(peer->welcome.capabilities & WH_CAPABLE_RDMA)) {
+	if (!(wh_peer_welcome(peer)->capabilities & WH_CAPABLE_RDMA)) {
 		snprintf(why, WH_REFUSAL,
 			 "%.63s has no rdma: it is switched off there, or has no NIC",
-			 peer->welcome.name);
+			 wh_peer_name(peer));
 		return -EOPNOTSUPP;
 	}
 	rdma = calloc(1, sizeof(*rdma));
@@ -305,7 +316,7 @@ static int peer_open(struct wh_peer *peer, void **state, char why[WH_REFUSAL])
 		snprintf(why, WH_REFUSAL, "no memory");
 		return -ENOMEM;
 	}
-	rdma->rdma = engine->transport[WH_TRANSPORT_RDMA];
+	rdma->rdma = wh_engine_transport(engine, WH_TRANSPORT_RDMA);
 	rdma->peer = peer;
 	pthread_mutex_init(&rdma->lock, NULL);
 	pthread_condattr_init(&clock);
@@ -351,8 +362,8 @@ static int peer_again(struct wh_peer *peer, void *state, char why[WH_REFUSAL])
 {
 	struct rdma_peer *rdma = state;
 
-	if (!(peer->welcome.capabilities & WH_CAPABLE_RDMA)) {
-		snprintf(why, WH_REFUSAL, "%.63s has no rdma any more", peer->welcome.name);
+	if (!(wh_peer_welcome(peer)->capabilities & WH_CAPABLE_RDMA)) {
+		snprintf(why, WH_REFUSAL, "%.63s has no rdma any more", wh_peer_name(peer));
 		return -EOPNOTSUPP;
 	}
 	rdma_client_again(rdma);
@@ -378,7 +389,7 @@ static int peer_keyed_frame(struct rdma_peer *rdma, const struct wh_frame *frame
 	pthread_mutex_unlock(&rdma->lock);
 	error = current ? rdma_keys_received(peer, &keyed) : 0;
 	/* Submitters that did not wait this long plan anew. */
-	atomic_fetch_add(&peer->plan_version, 1);
+	wh_peer_replan(peer);
 	pthread_mutex_lock(&rdma->lock);
 	rdma->version++;
 	pthread_cond_broadcast(&rdma->changed);
@@ -462,7 +473,7 @@ static int engine_open(struct wh_engine *engine, void **state)
 		error = rdma_rails_open(rdma);
 	if (!error) {
 		error = wh_loop_start(&rdma->loop, "wherry/rdma",
-				      engine->config.number[WH_SETTING_SPIN] != 0);
+				      wh_engine_config(engine)->number[WH_SETTING_SPIN] != 0);
 		rdma->looping = !error;
 	}
 	if (error) {
@@ -486,7 +497,7 @@ static void engine_close(struct wh_engine *engine, void *state)
 /* Whether both sides' NICs reach GPU memory shows when a batch is planned. */
 static bool session_reaches_gpus(const struct wh_session *session)
 {
-	return session->hello.capabilities & WH_CAPABLE_RDMA;
+	return wh_session_hello(session)->capabilities & WH_CAPABLE_RDMA;
 }
 
 const struct wh_transport wh_transport_rdma = {
@@ -510,6 +521,8 @@ const struct wh_transport wh_transport_rdma = {
 	.progress = rdma_wait_progress,
 	.cancel = peer_cancel,
 	.abort = rdma_wait_abort,
+	.batch_again = rdma_batch_again,
+	.batch_closed = rdma_batch_closed,
 	.notify = rdma_notify_send,
 	.notified = rdma_notify_confirmed,
 	.detail = peer_detail,

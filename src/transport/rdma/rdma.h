@@ -23,7 +23,7 @@
  * Before bytes that were in flight on an endpoint go by another endpoint or transport, the owner
  * has destroyed its queue pair and confirmed that: a delayed packet cannot arrive after them.
  *
- * Locks, outermost first: wh_peer.notify_lock, rdma_peer.lock, rdma.lock. rdma.register_lock and
+ * Locks, outermost first: wh_notify_lock(), rdma_peer.lock, rdma.lock. rdma.register_lock and
  * rdma.jobs_lock are taken without any of them.
  */
 #ifndef WH_TRANSPORT_RDMA_RDMA_H
@@ -34,16 +34,13 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "core/batch.h"
-#include "core/engine.h"
-#include "core/fragment.h"
-#include "core/peer.h"
-#include "core/region.h"
-#include "core/remote.h"
-#include "core/session.h"
 #include "memory/memory.h"
 #include "memory/region-table.h"
+#include "memory/region.h"
+#include "net/control.h"
 #include "platform/verbs.h"
+#include "transport/core.h"
+#include "transport/fragment.h"
 #include "transport/rdma/bounce.h"
 #include "transport/rdma/endpoint.h"
 #include "transport/rdma/memory.h"
@@ -51,7 +48,9 @@
 #include "transport/rdma/rail.h"
 #include "transport/rdma/stage.h"
 #include "transport/transport.h"
+#include "util/config.h"
 #include "util/list.h"
+#include "util/log.h"
 #include "util/loop.h"
 
 #define RDMA_SPIN (50 * 1000) /* ns that a waiter polls before it sleeps */

@@ -46,7 +46,7 @@ static int reach_await_endpoints(struct rdma_peer *rdma, int64_t deadline, char 
 		}
 		if (wh_now() >= deadline) {
 			snprintf(why, WH_REFUSAL, "%.63s is still being connected to",
-				 rdma->peer->welcome.name);
+				 wh_peer_name(rdma->peer));
 			return -EAGAIN;
 		}
 		reach_wait(rdma);
@@ -100,7 +100,7 @@ static int reach_ask_keys(struct rdma_peer *rdma, const struct wh_remote_region 
 		if (!(endpoints & 1u << i) || asked || keys_state(region, nic, why) != -EAGAIN)
 			continue;
 		wh_put64(wh_put32(bytes, nic), wh_region_entry_id(&region->entry));
-		if (wh_control_send(&rdma->peer->control, WH_FRAME_RDMA_KEYS, 0, bytes,
+		if (wh_control_send(wh_peer_control(rdma->peer), WH_FRAME_RDMA_KEYS, 0, bytes,
 				    sizeof(bytes))) {
 			snprintf(why, WH_REFUSAL, "the peer is lost");
 			return -ECONNRESET;
@@ -138,7 +138,7 @@ static int reach_await_keys(struct rdma_peer *rdma, struct wh_remote_region *reg
 		}
 		if (wh_now() >= deadline) {
 			snprintf(why, WH_REFUSAL, "%.63s is still registering region %#llx",
-				 rdma->peer->welcome.name, (unsigned long long)id);
+				 wh_peer_name(rdma->peer), (unsigned long long)id);
 			return -EAGAIN;
 		}
 		reach_wait(rdma);
@@ -152,7 +152,7 @@ static int reach_prepare(struct rdma_peer *rdma, struct wh_region *local,
 	int64_t deadline = wh_now() + RDMA_PATIENCE;
 	int error;
 
-	if (wh_engine_inside(rdma->peer->engine) || wh_loop_here(&rdma->rdma->loop)) {
+	if (wh_engine_inside(rdma->rdma->engine) || wh_loop_here(&rdma->rdma->loop)) {
 		/* The answers arrive on the engine's own threads. */
 		rdma_endpoints_connect(rdma);
 		snprintf(why, WH_REFUSAL,
@@ -244,8 +244,8 @@ static int reach_prepare_local(struct rdma_peer *rdma, const struct wh_region *l
 	int error;
 
 	pthread_mutex_unlock(&rdma->lock);
-	error = wh_staging_prepare_region(&rdma->rdma->engine->regions, rdma->rdma->engine->gpus,
-					  local, op);
+	error = wh_staging_prepare_region(wh_engine_regions(rdma->rdma->engine),
+					  wh_engine_gpus(rdma->rdma->engine), local, op);
 	if (error)
 		snprintf(why, WH_REFUSAL, "staging: %.180s", wh_error_text());
 	pthread_mutex_lock(&rdma->lock);
@@ -269,7 +269,7 @@ bool rdma_bounce_is_reachable(const struct rdma_peer *rdma)
 /* Wait for the owner's bounce buffer and its keys. Under the lock. */
 static int reach_prepare_remote(struct rdma_peer *rdma, char why[WH_REFUSAL])
 {
-	bool waits = !wh_engine_inside(rdma->peer->engine) && !wh_loop_here(&rdma->rdma->loop);
+	bool waits = !wh_engine_inside(rdma->rdma->engine) && !wh_loop_here(&rdma->rdma->loop);
 	int64_t deadline = waits ? wh_now() + RDMA_PATIENCE : 0;
 	int error;
 
@@ -277,7 +277,7 @@ static int reach_prepare_remote(struct rdma_peer *rdma, char why[WH_REFUSAL])
 		reach_wait(rdma);
 	if (error == -EAGAIN)
 		snprintf(why, WH_REFUSAL, "%.63s is still pinning memory for staging",
-			 rdma->peer->welcome.name);
+			 wh_peer_name(rdma->peer));
 	if (!error)
 		error = reach_await_keys(rdma, &rdma->bounce, deadline, why);
 	return !error && !rdma_bounce_is_reachable(rdma) ? -EIO : error;

@@ -105,8 +105,9 @@ int rdma_receive_ring_open(struct wh_session *session, struct rdma_receive_ring 
 
 	if (*out)
 		return -EPROTO;
-	*out = ring_new(session->engine->transport[WH_TRANSPORT_RDMA], session->quota, &opened);
-	return wh_control_send(&session->control, WH_FRAME_RDMA_RING_OPENED, 0, bytes,
+	*out = ring_new(wh_engine_transport(wh_session_engine(session), WH_TRANSPORT_RDMA),
+			wh_session_quota(session), &opened);
+	return wh_control_send(wh_session_control(session), WH_FRAME_RDMA_RING_OPENED, 0, bytes,
 			       wh_rdma_ring_opened_encode(bytes, &opened));
 }
 

@@ -31,6 +31,7 @@ struct rdma_session {
 	unsigned count;
 	struct rdma_bounce *bounce; /* NULL: not requested */
 	struct rdma_receive_ring *ring; /* NULL: not requested */
+	bool keyed; /* it has, or had, a queue pair and may ask for keys */
 };
 
 static void responder_free(struct rdma_session *state, struct responder *responder)
@@ -41,7 +42,7 @@ static void responder_free(struct rdma_session *state, struct responder *respond
 	 * dropped. */
 	verbs->destroy_qp(responder->qp);
 	verbs->destroy_cq(responder->cq);
-	wh_loop_cancel(&responder->nic->rdma->engine->loops[0], &responder->more);
+	wh_loop_cancel(wh_engine_first_loop(responder->nic->rdma->engine), &responder->more);
 	wh_list_remove(&responder->link);
 	wh_list_remove(&responder->engine_link);
 	responder->nic->rdma->responder_count--;
@@ -63,8 +64,8 @@ static void responders_ask_back(struct rdma *rdma)
 		wh_list_remove(&responder->engine_link);
 		wh_list_append(&rdma->responders, &responder->engine_link);
 		wh_put32(bytes, responder->number);
-		wh_control_send(&responder->session->control, WH_FRAME_RDMA_SPARE, 0, bytes,
-				sizeof(bytes));
+		wh_control_send(wh_session_control(responder->session), WH_FRAME_RDMA_SPARE, 0,
+				bytes, sizeof(bytes));
 	}
 }
 
@@ -72,7 +73,7 @@ static void responders_ask_back(struct rdma *rdma)
 static int server_has_room(struct rdma *rdma, const struct rdma_session *state,
 			   char why[WH_REFUSAL])
 {
-	int64_t most = rdma->engine->config.number[WH_SETTING_RDMA_ANSWERS];
+	int64_t most = wh_engine_config(rdma->engine)->number[WH_SETTING_RDMA_ANSWERS];
 
 	if (state->count >= QUEUE_PAIRS_MOST) {
 		snprintf(why, WH_REFUSAL, "this session has %u queue pairs already", state->count);
@@ -134,7 +135,7 @@ static int responder_post_receives(struct responder *responder, const struct rdm
 static bool responder_take_one(struct responder *responder, const struct ibv_wc *wc)
 {
 	struct wh_session *session = responder->session;
-	struct rdma_session *state = session->transport[WH_TRANSPORT_RDMA];
+	struct rdma_session *state = wh_session_transport(session, WH_TRANSPORT_RDMA);
 	int error;
 
 	/* After a failed receive all others fail, and the initiator notices. */
@@ -146,8 +147,9 @@ static bool responder_take_one(struct responder *responder, const struct ibv_wc 
 				       &responder->last);
 	if (error)
 		wh_session_end(session, error,
-			       session->control.full ? session->control.full :
-						       "sent an invalid notification over RDMA");
+			       wh_session_control(session)->full ?
+				       wh_session_control(session)->full :
+				       "sent an invalid notification over RDMA");
 	return !error;
 }
 
@@ -161,7 +163,7 @@ static void responder_take(struct responder *responder)
 		if (!responder_take_one(responder, &wcs[i]))
 			return;
 	if (got == (int)WH_RDMA_RING_SLOTS)
-		wh_loop_post(&responder->nic->rdma->engine->loops[0], &responder->more);
+		wh_loop_post(wh_engine_first_loop(responder->nic->rdma->engine), &responder->more);
 }
 
 static void responder_take_more(struct wh_task *task)
@@ -186,7 +188,7 @@ void rdma_notifications_ready(struct wh_source *source, uint32_t events)
 	}
 	/* A removed device stays ready for ever. */
 	if (events & (EPOLLERR | EPOLLHUP)) {
-		wh_loop_remove(&nic->rdma->engine->loops[0], source);
+		wh_loop_remove(wh_engine_first_loop(nic->rdma->engine), source);
 		source->fd = -1;
 	}
 }
@@ -195,14 +197,14 @@ void rdma_notifications_ready(struct wh_source *source, uint32_t events)
 
 static struct rdma_session *session_get_state(struct wh_session *session)
 {
-	struct rdma_session *state = session->transport[WH_TRANSPORT_RDMA];
+	struct rdma_session *state = wh_session_transport(session, WH_TRANSPORT_RDMA);
 
 	if (!state) {
 		state = calloc(1, sizeof(*state));
 		if (!state)
 			return NULL;
 		wh_list_init(&state->responders);
-		session->transport[WH_TRANSPORT_RDMA] = state;
+		wh_session_set_transport(session, WH_TRANSPORT_RDMA, state);
 	}
 	return state;
 }
@@ -211,7 +213,7 @@ static struct rdma_session *session_get_state(struct wh_session *session)
 static int responder_connect(struct wh_session *session, const struct wh_rdma_connect *wanted,
 			     struct wh_rdma_connected *answer, char why[WH_REFUSAL])
 {
-	struct rdma *rdma = session->engine->transport[WH_TRANSPORT_RDMA];
+	struct rdma *rdma = wh_engine_transport(wh_session_engine(session), WH_TRANSPORT_RDMA);
 	struct rdma_session *state = session_get_state(session);
 	struct responder *responder = calloc(1, sizeof(*responder));
 	struct rdma_rail rail;
@@ -275,23 +277,25 @@ static int server_connect_frame(struct wh_session *session, const uint8_t *paylo
 		return -EPROTO;
 	answer.number = wanted.number;
 	answer.error = responder_connect(session, &wanted, &answer, why);
-	if (answer.error)
+	if (answer.error) {
 		snprintf(answer.text, sizeof(answer.text), "%s", why);
-	else
-		atomic_store(&session->keyed, true);
-	return wh_control_send(&session->control, WH_FRAME_RDMA_CONNECTED, 0, bytes,
+	} else {
+		session_get_state(session)->keyed = true;
+		wh_session_keyed(session);
+	}
+	return wh_control_send(wh_session_control(session), WH_FRAME_RDMA_CONNECTED, 0, bytes,
 			       wh_rdma_connected_encode(bytes, &answer));
 }
 
 int rdma_session_frame(struct wh_session *session, const struct wh_frame *frame,
 		       const uint8_t *payload)
 {
-	struct rdma_session *state = session->transport[WH_TRANSPORT_RDMA];
+	struct rdma_session *state = wh_session_transport(session, WH_TRANSPORT_RDMA);
 
 	if (frame->type == WH_FRAME_RDMA_CONNECT)
 		return server_connect_frame(session, payload, frame->length);
 	/* A peer that sends anything else has a queue pair, or had one. */
-	if (!atomic_load(&session->keyed))
+	if (!state || !state->keyed)
 		return -EPROTO;
 	if (frame->type == WH_FRAME_RDMA_BOUNCE_OPEN)
 		return frame->length ? -EPROTO : rdma_bounce_open_frame(session, &state->bounce);
@@ -310,7 +314,7 @@ int rdma_session_frame(struct wh_session *session, const struct wh_frame *frame,
 
 void rdma_session_abort(struct wh_session *session, uint32_t number)
 {
-	struct rdma_session *state = session->transport[WH_TRANSPORT_RDMA];
+	struct rdma_session *state = wh_session_transport(session, WH_TRANSPORT_RDMA);
 	struct wh_list *link, *next;
 
 	for (link = state ? state->responders.next : NULL; link && link != &state->responders;
@@ -328,7 +332,7 @@ void rdma_session_abort(struct wh_session *session, uint32_t number)
 
 void rdma_session_close(struct wh_session *session)
 {
-	struct rdma_session *state = session->transport[WH_TRANSPORT_RDMA];
+	struct rdma_session *state = wh_session_transport(session, WH_TRANSPORT_RDMA);
 
 	while (state && !wh_list_empty(&state->responders))
 		responder_free(state, wh_container(state->responders.next, struct responder, link));
@@ -337,5 +341,5 @@ void rdma_session_close(struct wh_session *session)
 	if (state && state->bounce)
 		rdma_bounce_close(state->bounce);
 	free(state);
-	session->transport[WH_TRANSPORT_RDMA] = NULL;
+	wh_session_set_transport(session, WH_TRANSPORT_RDMA, NULL);
 }

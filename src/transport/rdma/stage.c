@@ -55,15 +55,15 @@ struct pass {
 	uint64_t bytes; /* in its slots */
 	bool by_gpu; /* some local memory is on a GPU */
 	struct wh_fragment part;
-	struct wh_batch batch; /* of the part: its items, and settings of the whole's batch */
-	struct wh_item items[EXTENTS];
+	struct wh_item items[EXTENTS]; /* of the part */
+	size_t item_count;
 	uint8_t copy[WH_RDMA_COPY_HEAD + EXTENTS * EXTENT_BYTES]; /* the COPY frame */
 	size_t copy_length;
 };
 
 static struct wh_gpus *gpus_of(const struct stage *stage)
 {
-	return stage->rdma->rdma->engine->gpus;
+	return wh_engine_gpus(stage->rdma->rdma->engine);
 }
 
 static const struct wh_region *stage_local_of(const struct wh_fragment *fragment, uint64_t index)
@@ -260,7 +260,7 @@ static bool pass_plan(struct pass *pass)
 		pass->bytes += extent.length;
 	}
 	pass->copy_length = WH_RDMA_COPY_HEAD + wh_extents_end(&writer);
-	pass->batch.item_count = n;
+	pass->item_count = n;
 	return n != 0;
 }
 
@@ -277,9 +277,9 @@ static void pass_skip_failed(struct pass *pass)
 	const struct wh_fragment *fragment = pass->stage->fragment;
 
 	wh_staging_clear(&pass->staging);
-	for (size_t i = 0; i < pass->batch.item_count; i++) {
+	for (size_t i = 0; i < pass->item_count; i++) {
 		const struct wh_item *item = &pass->items[i];
-		const struct wh_item *whole = &fragment->batch->items[item->local_id];
+		const struct wh_item *whole = &fragment->items[item->local_id];
 		uint64_t at = (uint64_t)(uintptr_t)whole->address + (item->offset - whole->offset);
 
 		if (atomic_load(&whole->status))
@@ -322,10 +322,13 @@ static void pass_submit_part(struct pass *pass)
 
 	pthread_mutex_lock(&stage->rdma->lock); /* rdma_stage_cancel() may run at the same time */
 	memset(part, 0, sizeof(*part));
-	part->batch = &pass->batch;
+	part->batch = fragment->batch;
+	part->peer = fragment->peer;
+	part->priority = fragment->priority;
+	part->items = pass->items;
 	part->op = fragment->op;
 	part->transport = WH_TRANSPORT_RDMA;
-	part->count = part->transfers = pass->batch.item_count;
+	part->count = part->transfers = pass->item_count;
 	part->bytes = pass->bytes;
 	part->whole = fragment;
 	part->ended = pass_part_ended;
@@ -435,7 +438,7 @@ static void pass_next(struct pass *pass)
 		stage_put(stage, pass);
 		return;
 	}
-	wh_count_add(&rdma->rdma->engine->statistics.staged_bytes, pass->bytes);
+	wh_engine_count_staged(rdma->rdma->engine, pass->bytes);
 	if (stage->fragment->op == WH_WRITE && stage->local)
 		wh_staging_start(&pass->staging, true);
 	else if (stage->fragment->op == WH_READ && stage->remote)
@@ -495,7 +498,6 @@ static void pass_lease_ready(struct rdma_lease *lease)
 static void pass_start(struct stage *stage)
 {
 	struct pass *pass = calloc(1, sizeof(*pass));
-	const struct wh_batch *batch = stage->fragment->batch;
 	bool has;
 
 	if (!pass) {
@@ -507,12 +509,8 @@ static void pass_start(struct stage *stage)
 	pass->wait.ready = pass_slot_ready;
 	pass->lease.have = pass_lease_ready;
 	pass->lease.copied = pass_copied;
-	pass->batch.peer = batch->peer;
-	pass->batch.priority = batch->priority;
-	pass->batch.callback = batch->callback;
-	pass->batch.queue = batch->queue;
-	pass->batch.items = pass->items;
-	wh_staging_init(&pass->staging, gpus_of(stage), batch->priority == WH_PRIORITY_LATENCY);
+	wh_staging_init(&pass->staging, gpus_of(stage),
+			stage->fragment->priority == WH_PRIORITY_LATENCY);
 	pass->staging.done = pass_staged;
 	pthread_mutex_lock(&stage->rdma->lock);
 	wh_list_append(&stage->passes, &pass->link);

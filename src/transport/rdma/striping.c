@@ -75,6 +75,45 @@ bool rdma_region_pairs_next(struct rdma_peer *rdma, struct rdma_region_pairs *pa
 	return pairs->remote != NULL;
 }
 
+int rdma_batch_prepare(const struct wh_fragment *fragment)
+{
+	struct rdma_batch *kept = rdma_batch_of(fragment->batch);
+
+	if (kept)
+		return 0;
+	kept = calloc(1, sizeof(*kept));
+	if (!kept)
+		return wh_fail(ENOMEM, "rdma: no memory for a batch");
+	wh_batch_set_transport(fragment->batch, WH_TRANSPORT_RDMA, kept);
+	return 0;
+}
+
+void rdma_batch_again(struct wh_batch *batch, void *state)
+{
+	struct rdma_batch *kept = state;
+
+	(void)batch;
+	if (!atomic_load_explicit(&kept->tried, memory_order_relaxed))
+		return;
+	for (unsigned i = 0; i < RDMA_ENDPOINTS; i++)
+		atomic_store_explicit(&kept->bytes[i], 0, memory_order_relaxed);
+	atomic_store_explicit(&kept->broken, 0, memory_order_relaxed);
+	atomic_store_explicit(&kept->tried, false, memory_order_relaxed);
+}
+
+void rdma_batch_closed(struct wh_batch *batch, void *state)
+{
+	(void)batch;
+	free(state);
+}
+
+uint64_t rdma_batch_bytes(const struct wh_batch *batch, unsigned endpoint)
+{
+	const struct rdma_batch *kept = rdma_batch_of(batch);
+
+	return kept ? atomic_load(&kept->bytes[endpoint]) : 0;
+}
+
 static uint32_t striping_find_rails(struct rdma_peer *rdma, const struct wh_fragment *fragment)
 {
 	struct rdma_region_pairs pairs = { .fragment = fragment };
@@ -95,17 +134,16 @@ static uint32_t striping_find_rails(struct rdma_peer *rdma, const struct wh_frag
 uint32_t rdma_striping_rails(struct rdma_peer *rdma, struct wh_fragment *fragment)
 {
 	/* A fragment that is submitted again has the same regions. */
-	if (!fragment->rails_of || fragment->rails_of != rdma->version) {
-		fragment->rails = striping_find_rails(rdma, fragment);
-		fragment->rails_of = rdma->version;
+	if (!rdma_of(fragment)->rails_of || rdma_of(fragment)->rails_of != rdma->version) {
+		rdma_of(fragment)->rails = striping_find_rails(rdma, fragment);
+		rdma_of(fragment)->rails_of = rdma->version;
 	}
-	return fragment->rails;
+	return rdma_of(fragment)->rails;
 }
 
 void rdma_striping_add(struct rdma_peer *rdma, struct wh_fragment *fragment)
 {
-	bool urgent = fragment->batch->priority == WH_PRIORITY_LATENCY;
-	_Atomic uint32_t *used;
+	bool urgent = fragment->priority == WH_PRIORITY_LATENCY;
 
 	wh_list_append(!fragment->cursor.left ? &rdma->sent :
 		       urgent                 ? &rdma->urgent :
@@ -116,10 +154,7 @@ void rdma_striping_add(struct rdma_peer *rdma, struct wh_fragment *fragment)
 	if (!rdma_striping_rails(rdma,
 				 fragment)) /* rdma_striping_sort() decides whether it waits */
 		rdma->version++;
-	used = &rdma_batch_of(fragment)->rails_used;
-	atomic_store_explicit(used,
-			      atomic_load_explicit(used, memory_order_relaxed) | WH_RAILS_TRIED,
-			      memory_order_relaxed);
+	atomic_store_explicit(&rdma_batch_of(fragment->batch)->tried, true, memory_order_relaxed);
 }
 
 void rdma_striping_remove(struct rdma_peer *rdma, struct wh_fragment *fragment)
@@ -145,10 +180,11 @@ void rdma_striping_sort(struct rdma_peer *rdma, struct wh_list *reroute)
 			/* The owner's NIC refused a key of it (flow_failed()): it does not try
 			 * again. */
 			if (fragment->owner)
-				fragment->rails = fragment->rails_of = 0;
+				rdma_of(fragment)->rails = rdma_of(fragment)->rails_of = 0;
 			else
 				rdma_striping_rails(rdma, fragment);
-			if (fragment->rails || fragment->in_flight || (pending && !fragment->owner))
+			if (rdma_of(fragment)->rails || rdma_of(fragment)->in_flight ||
+			    (pending && !fragment->owner))
 				continue;
 			rdma_striping_remove(rdma, fragment);
 			fragment->cursor.left =
@@ -194,8 +230,8 @@ void rdma_resend_collect(struct rdma_endpoint *endpoint, struct wh_list *done)
 
 		if (!fragment)
 			continue;
-		atomic_fetch_or(&rdma_batch_of(fragment)->rails_broken, 1u << endpoint->index);
-		fragment->in_flight--;
+		atomic_fetch_or(&rdma_batch_of(fragment->batch)->broken, 1u << endpoint->index);
+		rdma_of(fragment)->in_flight--;
 		if (i < ring->arrived) {
 			work->fragment = NULL;
 			rdma_endpoint_count_bytes(endpoint, fragment, work->length);
@@ -227,7 +263,8 @@ static struct rdma_work *resend_next(struct rdma_peer *rdma, const struct rdma_e
 		for (uint64_t i = ring->tail; i != ring->head; i++) {
 			struct rdma_work *work = &ring->works[i % RDMA_DEPTH];
 
-			if (work->fragment && work->fragment->rails & 1u << endpoint->index)
+			if (work->fragment &&
+			    rdma_of(work->fragment)->rails & 1u << endpoint->index)
 				return work;
 		}
 		if (ring->tail == ring->head) {
@@ -250,7 +287,7 @@ struct wh_fragment *rdma_striping_next(struct rdma_peer *rdma, const struct rdma
 		for (struct wh_list *link = lists[i]->next; link != lists[i]; link = link->next) {
 			struct wh_fragment *fragment = wh_container(link, struct wh_fragment, link);
 
-			if (fragment->rails & 1u << endpoint->index)
+			if (rdma_of(fragment)->rails & 1u << endpoint->index)
 				return fragment;
 		}
 	return NULL;

@@ -43,7 +43,7 @@ static void worker_send_keyed(const struct worker_request *job, struct wh_sessio
 	uint8_t *bytes = malloc(room);
 
 	if (bytes)
-		wh_control_send(&session->control, WH_FRAME_RDMA_KEYED, 0, bytes,
+		wh_control_send(wh_session_control(session), WH_FRAME_RDMA_KEYED, 0, bytes,
 				wh_rdma_keyed_encode(bytes, &job->keyed));
 	free(bytes);
 }
@@ -52,7 +52,7 @@ static void worker_send_flushed(const struct worker_request *job, struct wh_sess
 {
 	uint8_t bytes[WH_RDMA_FLUSHED_MAX];
 
-	wh_control_send(&session->control, WH_FRAME_RDMA_FLUSHED, 0, bytes,
+	wh_control_send(wh_session_control(session), WH_FRAME_RDMA_FLUSHED, 0, bytes,
 			wh_rdma_flushed_encode(bytes, &job->flushed));
 }
 
@@ -99,7 +99,7 @@ static int worker_fill_keyed(struct worker_request *job, const struct wh_region 
 	job->keyed.distance = memory->distance;
 	job->keyed.flush =
 		mrs->method != WH_RDMA_HOST &&
-		rdma_flush_policy(region->engine->cuda, region->registration->device) > 0;
+		rdma_flush_policy(wh_engine_cuda(region->engine), region->registration->device) > 0;
 	return 0;
 }
 
@@ -107,7 +107,8 @@ static int worker_fill_keyed(struct worker_request *job, const struct wh_region 
 static int worker_serve(struct worker_request *job, char why[WH_REFUSAL])
 {
 	struct wh_region_entry *entry =
-		job->bounce ? NULL : wh_region_entry_enter(&job->rdma->engine->regions, job->id);
+		job->bounce ? NULL :
+			      wh_region_entry_enter(wh_engine_regions(job->rdma->engine), job->id);
 	struct wh_region *region = wh_container(entry, struct wh_region, entry);
 	struct rdma_memory *memory = NULL;
 	uint8_t access = entry ? wh_region_access(region, job->peer) : WH_ACCESS_NONE;
@@ -132,7 +133,8 @@ static int worker_serve(struct worker_request *job, char why[WH_REFUSAL])
 		if (!error)
 			error = worker_fill_keyed(job, region, memory, why);
 	} else if (wh_kind_on_host(entry->kind) || !region->registration->device ||
-		   rdma_flush_policy(region->engine->cuda, region->registration->device) <= 0) {
+		   rdma_flush_policy(wh_engine_cuda(region->engine),
+				     region->registration->device) <= 0) {
 		error = 0; /* nothing to flush */
 	} else {
 		error = rdma_flush_region(region);
@@ -149,7 +151,7 @@ static void worker_served(struct worker_request *job, int error, const char *why
 	job->keyed.error = job->flushed.error = error;
 	snprintf(job->keyed.text, sizeof(job->keyed.text), "%s", why);
 	snprintf(job->flushed.text, sizeof(job->flushed.text), "%s", why);
-	wh_loop_post(&job->rdma->engine->loops[0], &job->answer);
+	wh_loop_post(wh_engine_first_loop(job->rdma->engine), &job->answer);
 }
 
 static void worker_run(struct rdma_job *job, bool stop)
@@ -204,9 +206,9 @@ bool rdma_worker_add(struct rdma *rdma, struct rdma_job *job)
 
 static int worker_add_request(struct wh_session *session, struct worker_request *job)
 {
-	job->rdma = session->engine->transport[WH_TRANSPORT_RDMA];
-	job->session = session->id;
-	memcpy(job->peer, session->hello.name, sizeof(job->peer));
+	job->rdma = wh_engine_transport(wh_session_engine(session), WH_TRANSPORT_RDMA);
+	job->session = wh_session_id(session);
+	memcpy(job->peer, wh_session_hello(session)->name, sizeof(job->peer));
 	job->answer.run = worker_answer;
 	job->job.run = worker_run;
 	if (!rdma_worker_add(job->rdma, &job->job))
@@ -217,7 +219,7 @@ static int worker_add_request(struct wh_session *session, struct worker_request 
 int rdma_worker_keys(struct wh_session *session, struct rdma_bounce *bounce, uint32_t nic,
 		     uint64_t id)
 {
-	struct rdma *rdma = session->engine->transport[WH_TRANSPORT_RDMA];
+	struct rdma *rdma = wh_engine_transport(wh_session_engine(session), WH_TRANSPORT_RDMA);
 	struct worker_request *job;
 
 	if (nic >= rdma->nic_count || (!id && !rdma_bounce_is_open(bounce)))
@@ -259,5 +261,5 @@ void rdma_worker_stop(struct rdma *rdma)
 	if (rdma->working)
 		pthread_join(rdma->worker, NULL);
 	/* Answers that were posted to loop 0 run before this. */
-	wh_loop_call(&rdma->engine->loops[0], flushed, NULL);
+	wh_loop_call(wh_engine_first_loop(rdma->engine), flushed, NULL);
 }

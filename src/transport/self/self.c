@@ -7,12 +7,12 @@
 
 #include "core/batch.h"
 #include "core/engine.h"
-#include "core/fragment.h"
 #include "core/peer.h"
 #include "core/region.h"
 #include "memory/memory.h"
 #include "memory/region-table.h"
 #include "transport/copier.h"
+#include "transport/fragment.h"
 #include "transport/transport.h"
 #include "util/config.h"
 #include "util/error.h"

@@ -20,11 +20,11 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "core/fragment.h"
 #include "core/region.h"
 #include "core/session.h"
 #include "memory/memory.h"
 #include "memory/region-table.h"
+#include "transport/fragment.h"
 #include "transport/shm/shm.h"
 #include "util/list.h"
 

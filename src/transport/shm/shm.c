@@ -15,15 +15,15 @@
 #include <unistd.h>
 
 #include "core/batch.h"
-#include "core/blocks.h"
 #include "core/engine.h"
-#include "core/fragment.h"
 #include "core/peer.h"
 #include "core/remote.h"
 #include "memory/memory.h"
 #include "memory/region-table.h"
 #include "net/handshake.h"
+#include "transport/blocks.h"
 #include "transport/cuda/cuda.h"
+#include "transport/fragment.h"
 #include "transport/transport.h"
 #include "util/clock.h"
 #include "util/config.h"

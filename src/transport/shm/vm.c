@@ -13,8 +13,8 @@
 #include <unistd.h>
 
 #include "core/engine.h"
-#include "core/fragment.h"
 #include "core/peer.h"
+#include "transport/fragment.h"
 #include "transport/shm/shm.h"
 #include "transport/transport.h"
 #include "util/config.h"

@@ -94,7 +94,7 @@ static int plan(struct tcp_client *client, struct tcp_stage *stage, bool skip_ba
 	for (uint32_t extent = 0; wh_fragment_next(fragment, &at, at.left, &run); extent++) {
 		const struct wh_region *region = fragment->blocks ?
 							 fragment->blocks->bases[run.index].local :
-							 fragment->batch->items[run.index].local;
+							 fragment->items[run.index].local;
 
 		if (skip_bad && client->bad[extent / 64] >> (extent % 64) & 1)
 			taken = wh_staging_skip(&stage->staging, run.length);

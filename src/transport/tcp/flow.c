@@ -92,7 +92,7 @@ static const struct wh_region *local_of(const struct wh_fragment *fragment,
 					const struct wh_extent_pair *run)
 {
 	return fragment->blocks ? fragment->blocks->bases[run->index].local :
-				  fragment->batch->items[run->index].local;
+				  fragment->items[run->index].local;
 }
 
 /* The kernel could not access some of the request's memory from the walk's position on. The stream
@@ -337,7 +337,7 @@ static int refused(struct tcp_client *client, const uint8_t *errors)
 		client->bad[extent / 64] |= UINT64_C(1) << (extent % 64);
 		wh_fragment_fail(request->fragment, walk.run.index, -error,
 				 "%s refuses region %#llx offset %llu length %llu: %s",
-				 request->fragment->batch->peer->welcome.name,
+				 request->fragment->peer->welcome.name,
 				 (unsigned long long)walk.run.remote,
 				 (unsigned long long)walk.run.offset,
 				 (unsigned long long)walk.run.length, strerror(error));

@@ -253,7 +253,7 @@ static bool on_gpu(const struct wh_fragment *fragment)
 
 	for (uint64_t i = fragment->first; i < fragment->first + fragment->count; i++) {
 		local = fragment->blocks ? fragment->blocks->bases[i].local :
-					   fragment->batch->items[i].local;
+					   fragment->items[i].local;
 		if (local != last && !wh_kind_on_host(local->entry.kind))
 			return true;
 		last = local;
@@ -300,7 +300,7 @@ static void tell(struct tcp_peer *tcp, uint64_t requests, bool small)
 static void submit_fragment(struct wh_peer *peer, void *state, struct wh_fragment *fragment)
 {
 	struct tcp_peer *tcp = state;
-	bool latency = fragment->batch->priority == WH_PRIORITY_LATENCY;
+	bool latency = fragment->priority == WH_PRIORITY_LATENCY;
 	uint64_t request = request_bytes(tcp, fragment->bytes, latency);
 	uint64_t requests = (fragment->bytes + request - 1) / request;
 	bool small = fragment->bytes <= TCP_INLINE || fragment->op == WH_READ, alone;

@@ -23,10 +23,10 @@
 
 #include "core/batch.h"
 #include "core/engine.h"
-#include "core/fragment.h"
 #include "core/peer.h"
 #include "core/session.h"
 #include "net/tls.h"
+#include "transport/fragment.h"
 #include "util/list.h"
 #include "util/loop.h"
 #include "wire/wire.h"

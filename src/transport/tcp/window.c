@@ -91,7 +91,7 @@ void tcp_window_end(struct tcp_server *server)
 static const struct wh_region *local_of(const struct wh_fragment *fragment, uint64_t index)
 {
 	return fragment->blocks ? fragment->blocks->bases[index].local :
-				  fragment->batch->items[index].local;
+				  fragment->items[index].local;
 }
 
 void tcp_window_open(const struct wh_fragment *fragment)

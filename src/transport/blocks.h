@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Prepared block descriptors: many blocks of one length, checked once and submitted many times. */
-#ifndef WH_CORE_BLOCKS_H
-#define WH_CORE_BLOCKS_H
+/*
+ * Prepared block descriptors: many blocks of one length, checked once and submitted many times. The
+ * core makes and frees them (src/core/blocks.c); all but `used` and `cached` is constant.
+ */
+#ifndef WH_TRANSPORT_BLOCKS_H
+#define WH_TRANSPORT_BLOCKS_H
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -35,8 +38,5 @@ struct wh_blocks {
 	_Atomic bool used; /* cuda has moved it before */
 	struct wh_cached_lists *_Atomic cached; /* its offsets on a GPU; NULL: not there */
 };
-
-/* The peer is being closed: detach all blocks prepared for it. They can still be freed later. */
-void wh_blocks_leave(struct wh_peer *peer);
 
 #endif

@@ -1,0 +1,250 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What transports may ask of the core (transport/core.h), as far as it is only reading or setting a
+ * member. The rest of that header is defined where its object is.
+ */
+#include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include "core/batch.h"
+#include "core/counters.h"
+#include "core/engine.h"
+#include "core/peer.h"
+#include "core/session.h"
+#include "net/handshake.h"
+#include "transport/core.h"
+
+/* ---- the engine ----------------------------------------------------------------------------- */
+
+const struct wh_config *wh_engine_config(const struct wh_engine *engine)
+{
+	return &engine->config;
+}
+
+struct wh_log *wh_engine_log(struct wh_engine *engine)
+{
+	return &engine->log;
+}
+
+struct wh_region_table *wh_engine_regions(struct wh_engine *engine)
+{
+	return &engine->regions;
+}
+
+struct wh_cuda *wh_engine_cuda(const struct wh_engine *engine)
+{
+	return engine->cuda;
+}
+
+struct wh_gpus *wh_engine_gpus(const struct wh_engine *engine)
+{
+	return engine->gpus;
+}
+
+struct wh_region_windows *wh_engine_region_windows(struct wh_engine *engine)
+{
+	return &engine->region_windows;
+}
+
+void *wh_engine_transport(const struct wh_engine *engine, enum wh_transport_id id)
+{
+	return engine->transport[id];
+}
+
+struct wh_loop *wh_engine_first_loop(const struct wh_engine *engine)
+{
+	return &engine->loops[0];
+}
+
+bool wh_engine_on_host(const struct wh_engine *engine, const uint8_t host[16])
+{
+	return !memcmp(engine->host, host, sizeof(engine->host));
+}
+
+bool wh_engine_encrypts(const struct wh_engine *engine)
+{
+	return engine->trust.tls;
+}
+
+bool wh_engine_has_socket(const struct wh_engine *engine)
+{
+	return *engine->socket_name;
+}
+
+void wh_engine_hold_regions(struct wh_engine *engine)
+{
+	pthread_mutex_lock(&engine->lock);
+}
+
+void wh_engine_release_regions(struct wh_engine *engine)
+{
+	pthread_mutex_unlock(&engine->lock);
+}
+
+void wh_engine_count_staged(struct wh_engine *engine, uint64_t bytes)
+{
+	wh_count_add(&engine->statistics.staged_bytes, bytes);
+}
+
+void wh_engine_count_connection(struct wh_engine *engine)
+{
+	wh_count_add(&engine->statistics.connections, 1);
+}
+
+/* ---- peers ---------------------------------------------------------------------------------- */
+
+struct wh_engine *wh_peer_engine(const struct wh_peer *peer)
+{
+	return peer->engine;
+}
+
+const char *wh_peer_name(const struct wh_peer *peer)
+{
+	return peer->welcome.name;
+}
+
+const struct wh_hello *wh_peer_welcome(const struct wh_peer *peer)
+{
+	return &peer->welcome;
+}
+
+bool wh_peer_is_self(const struct wh_peer *peer)
+{
+	return peer->self;
+}
+
+struct wh_region_table *wh_peer_regions(struct wh_peer *peer)
+{
+	return &peer->regions;
+}
+
+struct wh_control *wh_peer_control(struct wh_peer *peer)
+{
+	return &peer->control;
+}
+
+void *wh_peer_transport(const struct wh_peer *peer, enum wh_transport_id id)
+{
+	return peer->opened[id] ? peer->transport[id] : NULL;
+}
+
+void wh_peer_replan(struct wh_peer *peer)
+{
+	atomic_fetch_add(&peer->plan_version, 1);
+}
+
+bool wh_peer_address(const struct wh_peer *peer, struct sockaddr_storage *out)
+{
+	if (!peer->address_next)
+		return false;
+	*out = peer->address[peer->address_next - 1];
+	return true;
+}
+
+/* ---- sessions ------------------------------------------------------------------------------- */
+
+struct wh_engine *wh_session_engine(const struct wh_session *session)
+{
+	return session->engine;
+}
+
+uint64_t wh_session_id(const struct wh_session *session)
+{
+	return session->id;
+}
+
+const struct wh_hello *wh_session_hello(const struct wh_session *session)
+{
+	return &session->hello;
+}
+
+struct wh_quota *wh_session_quota(const struct wh_session *session)
+{
+	return session->quota;
+}
+
+struct wh_control *wh_session_control(struct wh_session *session)
+{
+	return &session->control;
+}
+
+void *wh_session_transport(const struct wh_session *session, enum wh_transport_id id)
+{
+	return session->transport[id];
+}
+
+void wh_session_set_transport(struct wh_session *session, enum wh_transport_id id, void *state)
+{
+	session->transport[id] = state;
+}
+
+void wh_session_touches(struct wh_session *session)
+{
+	atomic_store(&session->touches, true);
+}
+
+void wh_session_keyed(struct wh_session *session)
+{
+	/* Each request may say so: write the shared cache line once. */
+	if (!atomic_load(&session->keyed))
+		atomic_store(&session->keyed, true);
+}
+
+void wh_session_count(struct wh_session *session, uint32_t op, uint64_t bytes)
+{
+	wh_count_add(&session->served.bytes[op - WH_READ], bytes);
+	wh_count_add(&session->served.requests, 1);
+}
+
+/* ---- batches -------------------------------------------------------------------------------- */
+
+struct wh_fragment *wh_batch_fragments(const struct wh_batch *batch, size_t *count)
+{
+	*count = batch->fragment_count;
+	return batch->fragments;
+}
+
+bool wh_batch_is_running(const void *batch)
+{
+	return wh_batch_running(batch);
+}
+
+bool wh_batch_has_waiter(const struct wh_batch *batch)
+{
+	return !batch->callback && !batch->queue && !batch->dependency;
+}
+
+const void *wh_batch_note(const struct wh_batch *batch, size_t *length)
+{
+	*length = batch->notification_length;
+	return batch->note;
+}
+
+void *wh_batch_transport(const struct wh_batch *batch, enum wh_transport_id id)
+{
+	return atomic_load_explicit(&batch->transport[id], memory_order_acquire);
+}
+
+void wh_batch_set_transport(struct wh_batch *batch, enum wh_transport_id id, void *state)
+{
+	atomic_store_explicit(&batch->transport[id], state, memory_order_release);
+	atomic_store_explicit(&batch->kept, true, memory_order_relaxed);
+}
+
+/* ---- notifications -------------------------------------------------------------------------- */
+
+void wh_notify_lock(struct wh_peer *peer)
+{
+	pthread_mutex_lock(&peer->notify_lock);
+}
+
+unsigned wh_notify_unconfirmed(const struct wh_peer *peer)
+{
+	return peer->notify_count;
+}
+
+void wh_notify_unlock(struct wh_peer *peer)
+{
+	pthread_mutex_unlock(&peer->notify_lock);
+}

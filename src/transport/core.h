@@ -1,0 +1,204 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What a transport may ask of the core: of the engine, of a peer, of a session and of a batch. This
+ * header, transport.h and fragment.h are all that a transport knows of the core, whose structures
+ * it never sees; src/core/for-transports.c and the files beside it define these functions.
+ *
+ * Any thread may call them, unless a comment says otherwise. None blocks for longer than a lock
+ * takes. Pointers that they return belong to the core, and last as long as the object that was
+ * asked.
+ */
+#ifndef WH_TRANSPORT_CORE_H
+#define WH_TRANSPORT_CORE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <wherry/engine.h>
+
+#include "transport/transport.h"
+#include "util/list.h"
+#include "wire/wire.h"
+
+struct sockaddr_storage;
+struct wh_batch;
+struct wh_config;
+struct wh_control;
+struct wh_cuda;
+struct wh_engine;
+struct wh_fragment;
+struct wh_gpus;
+struct wh_greeting;
+struct wh_log;
+struct wh_loop;
+struct wh_peer;
+struct wh_quota;
+struct wh_region;
+struct wh_region_entry;
+struct wh_region_table;
+struct wh_region_windows;
+struct wh_session;
+struct wh_tls;
+
+/* ---- the engine ----------------------------------------------------------------------------- */
+
+const struct wh_config *wh_engine_config(const struct wh_engine *engine);
+struct wh_log *wh_engine_log(struct wh_engine *engine);
+/* The regions that this engine has registered: the entries of struct wh_region. */
+struct wh_region_table *wh_engine_regions(struct wh_engine *engine);
+/* Never NULL; wh_cuda_ready() says why if GPUs cannot be used. */
+struct wh_cuda *wh_engine_cuda(const struct wh_engine *engine);
+/* What moves GPU memory, for all transports. */
+struct wh_gpus *wh_engine_gpus(const struct wh_engine *engine);
+struct wh_region_windows *wh_engine_region_windows(struct wh_engine *engine);
+/* The state that the transport's engine_open has made; NULL: none, or the transport is off. */
+void *wh_engine_transport(const struct wh_engine *engine, enum wh_transport_id id);
+/* Loop 0, which control connections, peers and sessions use. */
+struct wh_loop *wh_engine_first_loop(const struct wh_engine *engine);
+/* The loop for the next data connection, in turns. */
+struct wh_loop *wh_engine_loop(struct wh_engine *engine);
+/* True on the engine's own threads, where waiting for the engine would never end. */
+bool wh_engine_inside(const struct wh_engine *engine);
+/* Do both run in one network namespace of one host, where unix sockets and memfds work? */
+bool wh_engine_on_host(const struct wh_engine *engine, const uint8_t host[16]);
+/* Does the engine encrypt what leaves the host (setting `tls`)? */
+bool wh_engine_encrypts(const struct wh_engine *engine);
+/* Does the engine accept connections over its unix socket, for the role WH_ROLE_SHM? */
+bool wh_engine_has_socket(const struct wh_engine *engine);
+/* What the peer of this name may do with a region of the engine: enum wh_access. entry.access is the
+ * union over all peers. Inside the entry, or between the next two. */
+uint8_t wh_region_access(const struct wh_region *region, const char *name);
+/* Between the two, no region is published and none is unregistered. */
+void wh_engine_hold_regions(struct wh_engine *engine);
+void wh_engine_release_regions(struct wh_engine *engine);
+/* For the statistics: bytes that went through staging buffers; a data connection was made. */
+void wh_engine_count_staged(struct wh_engine *engine, uint64_t bytes);
+void wh_engine_count_connection(struct wh_engine *engine);
+
+/* ---- a peer, which this engine has opened --------------------------------------------------- */
+
+struct wh_engine *wh_peer_engine(const struct wh_peer *peer);
+/* The peer's name, for texts. */
+const char *wh_peer_name(const struct wh_peer *peer);
+/* What the peer has said of itself. Constant once it was reached first, but for `session`. */
+const struct wh_hello *wh_peer_welcome(const struct wh_peer *peer);
+/* True: the peer is this engine itself. */
+bool wh_peer_is_self(const struct wh_peer *peer);
+/* What the peer has published: the entries of struct wh_remote_region. */
+struct wh_region_table *wh_peer_regions(struct wh_peer *peer);
+/* For sending frames of the transport's own. */
+struct wh_control *wh_peer_control(struct wh_peer *peer);
+/* The state that a transport's peer_open has made; NULL: none, or it is not open for this peer. */
+void *wh_peer_transport(const struct wh_peer *peer, enum wh_transport_id id);
+/* Plans of batches may have become wrong: later submissions ask is_reachable again. */
+void wh_peer_replan(struct wh_peer *peer);
+/* 0 if the peer is connected; else -ECONNRESET or -ESTALE with its text. */
+int wh_peer_check(struct wh_peer *peer);
+/* `id` no longer works for this peer. Later plans avoid it and say `why`. */
+void wh_peer_refuse(struct wh_peer *peer, enum wh_transport_id id, const char *why);
+/* The address that the control connection goes to. False: the peer was opened as "self" and has
+ * none. On the first loop. */
+bool wh_peer_address(const struct wh_peer *peer, struct sockaddr_storage *out);
+
+/* A connection of the transport's role begins with HELLO, WELCOME and PROVE. Make the HELLO;
+ * `connection` is its number, for wh_peer_abort(). 0, or -EIO: no random numbers. */
+int wh_peer_hello(struct wh_peer *peer, uint16_t role, uint32_t connection,
+		  struct wh_greeting *out);
+/* Check the proof in the payload of the WELCOME that answers `hello` on `fd`, and make the frame
+ * PROVE. 0; -EACCES with a text: another key, or another user; -EPROTO, -EIO. */
+int wh_peer_prove(struct wh_peer *peer, uint16_t role, int fd, const struct wh_tls *tls,
+		  const struct wh_greeting *hello, const uint8_t *welcome, size_t length,
+		  uint8_t out[WH_PROVE_SIZE]);
+
+/* Ask the peer to drop the data connection `number`. `done` runs once: on loop 0, with 0 when the
+ * peer has dropped it or an error when the peer is lost; or at once, within wh_peer_abort(), with
+ * -ECONNRESET. The caller keeps `abort` until then. */
+struct wh_abort {
+	struct wh_list link;
+	uint32_t number;
+	void (*done)(struct wh_abort *abort, int error);
+};
+void wh_peer_abort(struct wh_peer *peer, struct wh_abort *abort);
+/* Do not call `done` any more, if it has not run yet. On loop 0. */
+void wh_peer_forget_abort(struct wh_peer *peer, struct wh_abort *abort);
+
+/* ---- a session: another engine that has connected to this one; on loop 0 -------------------- */
+
+struct wh_engine *wh_session_engine(const struct wh_session *session);
+uint64_t wh_session_id(const struct wh_session *session);
+/* The session with this id, or NULL. */
+struct wh_session *wh_session_find(struct wh_engine *engine, uint64_t id);
+/* What the initiator has said of itself. Any thread, as the next two. */
+const struct wh_hello *wh_session_hello(const struct wh_session *session);
+struct wh_quota *wh_session_quota(const struct wh_session *session);
+struct wh_control *wh_session_control(struct wh_session *session);
+/* The transport's own pointer; NULL at first. Any thread may read it. */
+void *wh_session_transport(const struct wh_session *session, enum wh_transport_id id);
+void wh_session_set_transport(struct wh_session *session, enum wh_transport_id id, void *state);
+/* What the session may do with a region: enum wh_access. Inside the entry, or between
+ * wh_engine_hold_regions() and its end; any thread. */
+uint8_t wh_session_access(const struct wh_session *session, const struct wh_region_entry *entry);
+/* From now on the initiator can access our memory without our threads: as by a mapping, so that
+ * unregistering a region waits for its answer; or by keys, which we invalidate, so that waiting only
+ * spares it errors. Any thread. */
+void wh_session_touches(struct wh_session *session);
+void wh_session_keyed(struct wh_session *session);
+/* The session accesses GPU memory through staging buffers: prepare them. Not between
+ * wh_engine_hold_regions() and its end. */
+void wh_session_stages(struct wh_session *session);
+/* For the statistics: a request that moved `bytes` for the session (WH_READ or WH_WRITE). Any
+ * thread, until session_close has returned. */
+void wh_session_count(struct wh_session *session, uint32_t op, uint64_t bytes);
+/* End and free a session; `text` says why, for the log. */
+void wh_session_end(struct wh_session *session, int error, const char *text);
+
+/* A notification has come by connection `by` of the transport, not 0: `length` bytes, 1 to
+ * WH_NOTIFICATION_MAX, which the peer may change while they are copied. It is delivered, or waits
+ * until the inbox has room. 0, or a negative errno, which ends the session. */
+int wh_session_notified_by_transport(struct wh_session *session, uint32_t by, uint64_t sequence,
+				     const void *data, size_t length);
+/* Connection `by` is gone; the peer sends again what was not confirmed, so drop what waits. */
+void wh_session_notifications_forget(struct wh_session *session, uint32_t by);
+
+/* ---- a batch -------------------------------------------------------------------------------- */
+
+/* The fragments of all transports; fragment.transport names each one's. */
+struct wh_fragment *wh_batch_fragments(const struct wh_batch *batch, size_t *count);
+/* True from submit to the end. `batch` is a struct wh_batch; what moves GPU memory does not know
+ * more of it. */
+bool wh_batch_is_running(const void *batch);
+/* False: it ends in a callback, a queue or a stream, so that no thread is expected to wait for it or
+ * to poll it. */
+bool wh_batch_has_waiter(const struct wh_batch *batch);
+/* The bytes of its notification; NULL: none. */
+const void *wh_batch_note(const struct wh_batch *batch, size_t *length);
+/* The transport's own pointer; NULL at first. The transport's batch_again and batch_closed get it.
+ * Writers need a lock of the transport's. */
+void *wh_batch_transport(const struct wh_batch *batch, enum wh_transport_id id);
+void wh_batch_set_transport(struct wh_batch *batch, enum wh_transport_id id, void *state);
+
+/* ---- notifications that a transport sends --------------------------------------------------- */
+
+/* The most notifications that a peer sends before they are confirmed. */
+#define WH_NOTIFY_WINDOW 16
+
+/* The lock under which notifications are sent and counted. It is taken before a transport's. */
+void wh_notify_lock(struct wh_peer *peer);
+void wh_notify_unlock(struct wh_peer *peer);
+/* How many are sent and not confirmed. Under the lock, as the next two. */
+unsigned wh_notify_unconfirmed(const struct wh_peer *peer);
+/* May the notification of the batch be sent behind its bytes, before these are known to have
+ * arrived? True if none waits, the window has room, and all that are not confirmed, `mine`, went by
+ * the transport that asks. */
+bool wh_notify_can_send_early(const struct wh_batch *batch, unsigned mine);
+/* Count it as sent, and return its sequence number. Confirmed or wh_notify_undelivered() follows. */
+uint64_t wh_notify_send_early(struct wh_batch *batch);
+/* The transport's copy was lost. Send it again over the control connection: now, or when the
+ * batch's fragments have ended. Under the lock; call wh_notify_resume() after releasing it. */
+void wh_notify_undelivered(struct wh_peer *peer, uint64_t sequence, const void *data,
+			   size_t length);
+/* Send what waits, as far as the window has room. Without the lock. */
+void wh_notify_resume(struct wh_peer *peer);
+
+#endif
