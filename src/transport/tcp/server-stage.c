@@ -127,42 +127,6 @@ static void fly(struct tcp_chunk *chunk, bool into)
 	wh_staging_start(&chunk->staging, into);
 }
 
-void tcp_extents_advance(const struct tcp_extent *extents, uint32_t *at, uint64_t *skip,
-			 uint64_t bytes)
-{
-	while (bytes) {
-		uint64_t length = extents[*at].length - *skip;
-
-		if (bytes < length) {
-			*skip += bytes;
-			return;
-		}
-		bytes -= length;
-		*skip = 0;
-		++*at;
-	}
-}
-
-bool tcp_extents_on_gpu(struct tcp_server *server, const struct tcp_extent *extents, uint32_t count)
-{
-	uint64_t last = 0;
-	bool gpu = false;
-
-	for (uint32_t i = 0; i < count && !gpu; i++) {
-		struct wh_region_entry *entry;
-
-		if (extents[i].error || extents[i].region == last)
-			continue;
-		last = extents[i].region;
-		entry = wh_region_entry_enter(&server->engine->regions, last);
-		if (!entry)
-			continue;
-		gpu = !wh_kind_on_host(entry->kind);
-		wh_region_entry_leave(entry);
-	}
-	return gpu;
-}
-
 /* ---- writes ------------------------------------------------------------ */
 
 int tcp_stage_write(struct tcp_server *server)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The owner's side of a data connection: what server.c (the connection, requests and responses),
+ * The owner's side of a data connection: what server.c (the connection), server-receive.c
+ * (requests), server-send.c (responses), server-regions.c (the regions that requests name),
  * server-stage.c (GPU memory through slots of pinned memory) and window.c (GPU memory through
  * region windows) share. Each connection belongs to one loop. Every function here runs on that
  * loop, takes no lock and does not block, except where a comment says otherwise.
@@ -8,11 +9,16 @@
 #ifndef WH_TRANSPORT_TCP_SERVER_H
 #define WH_TRANSPORT_TCP_SERVER_H
 
+#include "gpu/region-window.h"
 #include "gpu/staging.h"
 #include "transport/tcp/tcp.h"
 
 #define TCP_JOBS_MAX TCP_WINDOW /* unanswered reads, and staged writes, of one connection */
 #define TCP_CHUNKS 4 /* chunks that the staged reads of one connection use at a time */
+/* bytes of unsent responses to writes; when full, receiving pauses */
+#define TCP_SERVER_OUT (64u << 10)
+#define TCP_SERVER_TRASH (64u << 10) /* bytes of the buffer for discarded payload */
+#define TCP_ENTERED_MAX 64 /* regions in one system call, at most */
 
 /* An extent of a request, and the result of checking it. */
 struct tcp_extent {
@@ -46,6 +52,25 @@ static inline int64_t tcp_write_size(const struct wh_request *request)
 {
 	return (int64_t)(sizeof(struct tcp_write) + request->count * sizeof(struct tcp_extent));
 }
+
+/* The regions entered for one system call. */
+struct tcp_entered {
+	struct wh_region_entry *entries[TCP_ENTERED_MAX];
+	unsigned count;
+	uint64_t last; /* id of the last region */
+	const struct wh_region_window *window; /* of the last one; NULL: host memory */
+	char *memory; /* of the last one, as the CPU reaches it */
+	bool windowed; /* at least one of them is used through its window */
+};
+
+/* The region of the extent that was checked last, so that the next one need not look it up. */
+struct tcp_checked {
+	struct wh_region_entry *entry; /* entered; NULL: no such region */
+	uint64_t id; /* of the last region looked up */
+	bool looked_up; /* `id` is set */
+	bool holes; /* some of its memory is no longer mapped */
+	uint8_t access;
+};
 
 /* One data connection. Its loop owns it, except for the members that loop 0 owns. */
 struct tcp_server {
@@ -105,6 +130,50 @@ void tcp_server_charge(struct tcp_server *server, int64_t bytes);
 /* Have loop 0 free a dead connection, when its last chunk has been freed. */
 void tcp_server_bury(struct tcp_server *server);
 
+/* ---- server-receive.c -------------------------------------------------- */
+
+/* Receive once. Returns the bytes, or a negative errno. Fewer bytes than *little: the socket is
+ * empty. */
+ssize_t tcp_server_receive(struct tcp_server *server, size_t *little);
+/* Process the bytes in the buffer. -EAGAIN: more bytes are needed. -ENOBUFS: responses have to be
+ * sent, or a slot has to become free, first. Other errors end the connection. */
+int tcp_server_consume(struct tcp_server *server);
+/* Are too many responses unsent? Then receiving pauses until the peer has taken some. */
+bool tcp_server_full(const struct tcp_server *server);
+
+/* ---- server-send.c ----------------------------------------------------- */
+
+/* Queue a read, with the header of its response. 0 or -ENOMEM. */
+int tcp_answer_read(struct tcp_server *server);
+/* Append the response to a write, and count its bytes. */
+void tcp_answer_write(struct tcp_server *server, const struct wh_request *request,
+		      const struct tcp_extent *extents);
+/* Is there too little room for the largest response to a write? */
+bool tcp_answers_full(const struct tcp_server *server);
+/* Send as much as possible. A read is never interrupted; between reads, responses to writes go
+ * first. 0: all is sent; -EAGAIN; or the error that ends the connection. */
+int tcp_server_flush(struct tcp_server *server);
+
+/* ---- server-regions.c -------------------------------------------------- */
+
+/* Enter an extent's region and return the extent's memory. NULL: *error is a positive errno, or 0
+ * if there are too many regions for one call. */
+char *tcp_region_enter(struct tcp_server *server, struct tcp_entered *entered,
+		       const struct tcp_extent *extent, int *error);
+/* Leave all regions. Bytes that the CPU has written through windows are ordered before. */
+void tcp_regions_leave(struct tcp_entered *entered);
+/* Check one extent of a read or write. 0, or a positive errno. A region's range never changes, so
+ * one check is enough; each access checks again that the region is still registered. The caller
+ * leaves last->entry after the last check. */
+int tcp_extent_check(struct tcp_server *server, struct tcp_checked *last,
+		     const struct tcp_extent *extent, uint8_t op);
+/* Advance a position, extent *at and *skip bytes of it, by `bytes`. */
+void tcp_extents_advance(const struct tcp_extent *extents, uint32_t *at, uint64_t *skip,
+			 uint64_t bytes);
+/* Does any extent without an error lie in GPU memory? */
+bool tcp_extents_on_gpu(struct tcp_server *server, const struct tcp_extent *extents,
+			uint32_t count);
+
 /* ---- window.c ---------------------------------------------------------- */
 
 /* Can the payload of the current write be received through region windows? Opens the windows. */
@@ -114,14 +183,6 @@ bool tcp_window_takes(struct tcp_server *server);
 void tcp_window_end(struct tcp_server *server);
 
 /* ---- server-stage.c ---------------------------------------------------- */
-
-/* Advance a position, extent *at and *skip bytes of it, by `bytes`. */
-void tcp_extents_advance(const struct tcp_extent *extents, uint32_t *at, uint64_t *skip,
-			 uint64_t bytes);
-
-/* Does any extent without an error lie in GPU memory? */
-bool tcp_extents_on_gpu(struct tcp_server *server, const struct tcp_extent *extents,
-			uint32_t count);
 
 /* Start receiving the payload of the current write through slots. 0 or -ENOMEM. */
 int tcp_stage_write(struct tcp_server *server);

@@ -2,13 +2,16 @@
 /*
  * The tcp transport: data connections in addition to the control connection.
  *
- *   tcp.c           the operations table, a peer's state, fragments that wait to be sent
- *   client.c        the initiator's connections: open, own, break, reconnect
- *   flow.c          their bytes: requests out, responses in
- *   client-stage.c  the initiator's GPU memory, through slots of pinned memory
- *   server.c        the owner's side: receives, checks and answers requests
- *   server-stage.c  the owner's GPU memory, through slots of pinned memory
- *   window.c        GPU memory without slots, through region windows, on both sides
+ *   tcp.c             the operations table, a peer's state, fragments that wait to be sent
+ *   client.c          the initiator's connections: open, own, break, reconnect
+ *   flow.c            their bytes: requests out, responses in
+ *   client-stage.c    the initiator's GPU memory, through slots of pinned memory
+ *   server.c          the owner's connections: accept, turns of work, close
+ *   server-receive.c  their requests: decode, check, receive the bytes of writes
+ *   server-send.c     their responses, with the bytes of reads
+ *   server-regions.c  the regions that requests name: check, enter, leave
+ *   server-stage.c    the owner's GPU memory, through slots of pinned memory
+ *   window.c          GPU memory without slots, through region windows, on both sides
  *
  * A fragment is split into requests, each on one connection. A fragment that fits one request is
  * pinned to the connection with the least work, so that batches spread. Larger fragments are

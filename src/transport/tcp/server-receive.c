@@ -1,0 +1,266 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The owner's requests: receives and decodes them, and moves the payload of writes directly from
+ * the socket into the regions, or into the slots of server-stage.c.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "gpu/region-window.h"
+#include "net/quota.h"
+#include "transport/tcp/server.h"
+
+/* ---- requests ---------------------------------------------------------- */
+
+/* Decode and check the extents of server->request. 0 or -EPROTO. */
+static int take_extents(struct tcp_server *server, const uint8_t *meta)
+{
+	const struct wh_request *request = &server->request;
+	struct tcp_checked last = { .looked_up = false };
+	struct wh_extent_reader reader;
+	struct wh_extent extent;
+	uint64_t bytes = 0;
+	uint32_t count = 0;
+	int got;
+
+	wh_extents_open(&reader, meta, request->meta);
+	while ((got = wh_extents_next(&reader, &extent)) == 1) {
+		struct tcp_extent *to = &server->extents[count];
+
+		if (count == request->count || extent.length > request->bytes - bytes) {
+			got = -EPROTO;
+			break;
+		}
+		count++;
+		bytes += extent.length;
+		*to = (struct tcp_extent){ extent.region, extent.offset, extent.length, 0 };
+		to->error = tcp_extent_check(server, &last, to, request->op);
+	}
+	if (last.entry)
+		wh_region_entry_leave(last.entry);
+	return got < 0 || count != request->count || bytes != request->bytes ? -EPROTO : 0;
+}
+
+/* Take a request from the buffer. 0; -EAGAIN: not complete yet; -EPROTO; -ENOMEM. */
+static int take_request(struct tcp_server *server)
+{
+	struct tcp_in *in = &server->in;
+	int error;
+
+	if (in->length < WH_REQUEST_SIZE)
+		return -EAGAIN;
+	error = wh_request_decode(in->bytes + in->start, &server->request);
+	if (error)
+		return error;
+	if (in->length < WH_REQUEST_SIZE + server->request.meta)
+		return -EAGAIN;
+	error = take_extents(server, in->bytes + in->start + WH_REQUEST_SIZE);
+	if (error)
+		return error;
+	in->start += WH_REQUEST_SIZE + server->request.meta;
+	in->length -= WH_REQUEST_SIZE + server->request.meta;
+	if (server->request.op == WH_READ)
+		return tcp_answer_read(server);
+	server->receiving = true;
+	server->singly = false;
+	server->at = 0;
+	server->skip = 0;
+	server->left = server->request.bytes;
+	if (!tcp_extents_on_gpu(server, server->extents, server->request.count))
+		return 0;
+	server->windowed = tcp_window_takes(server);
+	return server->windowed ? 0 : tcp_stage_write(server);
+}
+
+/* Fill a vector with the memory for the next payload bytes. Returns its length in bytes. */
+static size_t payload_vector(struct tcp_server *server, struct tcp_entered *entered,
+			     struct iovec *vector, int *count)
+{
+	uint64_t skip = server->skip;
+	size_t bytes = 0;
+	int error;
+
+	for (uint32_t i = server->at; i < server->request.count; i++, skip = 0) {
+		struct tcp_extent *extent = &server->extents[i];
+		uint64_t length = extent->length - skip;
+		char *memory =
+			extent->error ? NULL : tcp_region_enter(server, entered, extent, &error);
+
+		if (!extent->error && !memory) {
+			if (!error)
+				break;
+			extent->error = error;
+		}
+		if (extent->error) { /* discard it: every part goes to the same buffer */
+			length = length < TCP_SERVER_TRASH ? length : TCP_SERVER_TRASH;
+			if (*count == TCP_VECTOR - 1)
+				break;
+			vector[(*count)++] = (struct iovec){ server->trash, length };
+			bytes += length;
+			if (length < extent->length - skip)
+				break;
+			continue;
+		}
+		if (!tcp_vector_add(vector, count, TCP_VECTOR - 1, memory + skip, length))
+			break;
+		bytes += length;
+		if (server->singly)
+			break;
+	}
+	return bytes;
+}
+
+/* The kernel could not store received bytes (EFAULT). Receive one extent at a time to find the one
+ * at fault, and discard only its bytes. */
+static void blame(struct tcp_server *server)
+{
+	if (server->singly)
+		server->extents[server->at].error = EFAULT;
+	server->singly = !server->singly;
+}
+
+/* Copy payload that arrived in the buffer, together with the header, into slots. */
+static void take_early_staged(struct tcp_server *server)
+{
+	struct tcp_in *in = &server->in;
+	struct iovec to;
+
+	while (in->length && server->left) {
+		size_t length = tcp_stage_into(server, &to);
+
+		if (!length)
+			return;
+		length = length < in->length ? length : in->length;
+		memcpy(to.iov_base, in->bytes + in->start, length);
+		in->start += (uint32_t)length;
+		in->length -= (uint32_t)length;
+		tcp_stage_received(server, length);
+	}
+}
+
+/* Copy payload that arrived in the buffer, together with the header, into the regions. */
+static void take_early(struct tcp_server *server)
+{
+	struct tcp_in *in = &server->in;
+	struct tcp_entered entered = { .count = 0 };
+	int error;
+
+	while (in->length && server->left) {
+		struct tcp_extent *extent = &server->extents[server->at];
+		uint64_t length = extent->length - server->skip;
+		char *memory = NULL;
+
+		if (length > in->length)
+			length = in->length;
+		if (!extent->error) {
+			memory = tcp_region_enter(server, &entered, extent, &error);
+			if (!memory && !error) {
+				tcp_regions_leave(&entered);
+				continue;
+			}
+			if (!memory)
+				extent->error = error;
+			else if (entered.window)
+				wh_region_window_put(entered.window, memory + server->skip,
+						     in->bytes + in->start, length);
+			else
+				memcpy(memory + server->skip, in->bytes + in->start, length);
+		}
+		in->start += (uint32_t)length;
+		in->length -= (uint32_t)length;
+		server->left -= length;
+		tcp_extents_advance(server->extents, &server->at, &server->skip, length);
+	}
+	tcp_regions_leave(&entered);
+}
+
+bool tcp_server_full(const struct tcp_server *server)
+{
+	uint32_t asked = server->job_count + server->write_count;
+
+	/* If the quota is used up, one request at a time proceeds: its end resumes receiving. */
+	return server->job_count == TCP_JOBS_MAX || server->write_count == TCP_JOBS_MAX ||
+	       (asked && wh_quota_is_full(server->quota)) || tcp_answers_full(server);
+}
+
+int tcp_server_consume(struct tcp_server *server)
+{
+	int error;
+
+	for (;;) {
+		if (!server->receiving) {
+			if (tcp_server_full(server))
+				return -ENOBUFS;
+			error = take_request(server);
+			if (error)
+				return error;
+			if (!server->receiving)
+				continue;
+		}
+		if (server->write)
+			take_early_staged(server);
+		else
+			take_early(server);
+		if (server->left)
+			return server->wants_slot ? -ENOBUFS : -EAGAIN;
+		server->receiving = false;
+		if (server->write) {
+			tcp_stage_end_write(server);
+			continue;
+		}
+		if (server->windowed)
+			tcp_window_end(server);
+		tcp_answer_write(server, &server->request, server->extents);
+	}
+}
+
+/* How many bytes to receive into the buffer, beyond `want`. Payload among them costs a copy. */
+static size_t room(const struct tcp_server *server, size_t want)
+{
+	if (server->receiving)
+		return want == server->left ? TCP_TAIL : 0;
+	/* A large write usually follows a large write: leave its payload for payload_vector(). */
+	return server->request.op == WH_WRITE && server->request.bytes > TCP_SERVER_IN ?
+		       TCP_TAIL :
+		       TCP_SERVER_IN;
+}
+
+ssize_t tcp_server_receive(struct tcp_server *server, size_t *little)
+{
+	struct iovec vector[TCP_VECTOR];
+	struct tcp_entered entered = { .count = 0 };
+	size_t moved, want, tail;
+	int count = 0, error;
+	ssize_t got;
+
+	if (server->receiving && server->write) {
+		want = tcp_stage_into(server, vector);
+		if (!want)
+			return -EAGAIN;
+		count = 1;
+	} else {
+		want = server->receiving ? payload_vector(server, &entered, vector, &count) : 0;
+	}
+	tail = room(server, want);
+	*little = want ? want : tail / 2;
+	got = tcp_receive(server->source.fd, server->tls, vector, count, want, &server->in, tail);
+	error = errno;
+	tcp_regions_leave(&entered);
+	if (got < 0 && error == EFAULT && want && !server->write) {
+		blame(server);
+		return tcp_server_receive(server, little);
+	}
+	if (got <= 0)
+		return got ? (error == EINTR ? -EAGAIN : -error) : -ECONNRESET;
+	server->moved += (uint64_t)got;
+	moved = (size_t)got < want ? (size_t)got : want;
+	if (moved && server->write) {
+		tcp_stage_received(server, moved);
+	} else if (moved) {
+		server->left -= moved;
+		tcp_extents_advance(server->extents, &server->at, &server->skip, moved);
+	}
+	return got;
+}

@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The regions that requests name: checks extents against the region table, and enters regions for
+ * one system call at a time.
+ */
+#include <errno.h>
+
+#include "gpu/region-window.h"
+#include "memory/memory.h"
+#include "transport/tcp/server.h"
+
+/* ---- entering ---------------------------------------------------------- */
+
+void tcp_regions_leave(struct tcp_entered *entered)
+{
+	if (entered->windowed)
+		wh_region_window_fence();
+	entered->windowed = false;
+	while (entered->count)
+		wh_region_entry_leave(entered->entries[--entered->count]);
+}
+
+char *tcp_region_enter(struct tcp_server *server, struct tcp_entered *entered,
+		       const struct tcp_extent *extent, int *error)
+{
+	const struct wh_region_window *window;
+	struct wh_region_entry *entry;
+
+	*error = 0;
+	if (!entered->count || entered->last != extent->region) {
+		if (entered->count == TCP_ENTERED_MAX)
+			return NULL;
+		entry = wh_region_entry_enter(&server->engine->regions, extent->region);
+		if (!entry) {
+			*error = ESTALE;
+			return NULL;
+		}
+		window =
+			wh_kind_on_host(entry->kind) || !server->windowed ?
+				NULL :
+				wh_region_window_peek(wh_container(entry, struct wh_region, entry));
+		/* The window was skipped when the write began, because the region was being
+		 * unregistered, which then did not happen. */
+		if (!window && !wh_kind_on_host(entry->kind)) {
+			wh_region_entry_leave(entry);
+			*error = ESTALE;
+			return NULL;
+		}
+		entered->entries[entered->count++] = entry;
+		entered->last = extent->region;
+		entered->window = window;
+		entered->memory = window ? (char *)window->base : (char *)(uintptr_t)entry->address;
+		entered->windowed |= window != NULL;
+	}
+	return entered->memory + extent->offset;
+}
+
+/* ---- checking ---------------------------------------------------------- */
+
+/* Is some of a region's memory no longer mapped? Checked before any byte moves, because some
+ * written bytes are copied by the CPU, which would raise a signal, and because the response to a
+ * read announces all its bytes before they are sent. */
+static bool has_holes(const struct wh_region_entry *entry)
+{
+	return wh_region_may_vanish(wh_container(entry, struct wh_region, entry)) &&
+	       !wh_memory_mapped(entry->address, entry->length);
+}
+
+int tcp_extent_check(struct tcp_server *server, struct tcp_checked *last,
+		     const struct tcp_extent *extent, uint8_t op)
+{
+	if (!last->looked_up || last->id != extent->region) {
+		if (last->entry)
+			wh_region_entry_leave(last->entry);
+		last->entry = wh_region_entry_enter(&server->engine->regions, extent->region);
+		last->id = extent->region;
+		last->looked_up = true;
+		/* The session outlives this connection. */
+		if (last->entry) {
+			last->access = wh_session_access(server->session, last->entry);
+			last->holes = has_holes(last->entry);
+		}
+	}
+	if (!last->entry)
+		return ESTALE;
+	if (last->access & WH_ACCESS_NONE ||
+	    !(last->access & (op == WH_READ ? WH_ACCESS_READ : WH_ACCESS_WRITE)))
+		return EACCES;
+	if (!wh_region_entry_holds(last->entry, extent->offset, extent->length))
+		return ERANGE;
+	return last->holes && !wh_memory_mapped(last->entry->address + extent->offset,
+						extent->length) ?
+		       EFAULT :
+		       0;
+}
+
+/* ---- positions and kinds ----------------------------------------------- */
+
+void tcp_extents_advance(const struct tcp_extent *extents, uint32_t *at, uint64_t *skip,
+			 uint64_t bytes)
+{
+	while (bytes) {
+		uint64_t length = extents[*at].length - *skip;
+
+		if (bytes < length) {
+			*skip += bytes;
+			return;
+		}
+		bytes -= length;
+		*skip = 0;
+		++*at;
+	}
+}
+
+bool tcp_extents_on_gpu(struct tcp_server *server, const struct tcp_extent *extents, uint32_t count)
+{
+	uint64_t last = 0;
+	bool gpu = false;
+
+	for (uint32_t i = 0; i < count && !gpu; i++) {
+		struct wh_region_entry *entry;
+
+		if (extents[i].error || extents[i].region == last)
+			continue;
+		last = extents[i].region;
+		entry = wh_region_entry_enter(&server->engine->regions, last);
+		if (!entry)
+			continue;
+		gpu = !wh_kind_on_host(entry->kind);
+		wh_region_entry_leave(entry);
+	}
+	return gpu;
+}

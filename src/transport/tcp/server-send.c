@@ -1,0 +1,250 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The owner's responses: answers to writes, and the bytes of reads, straight from the regions or
+ * from the slots of server-stage.c.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "transport/tcp/server.h"
+#include "wire/bytes.h"
+
+/* ---- encoding ---------------------------------------------------------- */
+
+static uint32_t count_errors(const struct tcp_extent *extents, uint32_t count)
+{
+	uint32_t errors = 0;
+
+	for (uint32_t i = 0; i < count; i++)
+		errors += extents[i].error != 0;
+	return errors;
+}
+
+/* Encode a response and its errors. Returns the bytes. */
+static uint32_t answer(uint8_t *out, const struct wh_request *request,
+		       const struct tcp_extent *extents, uint32_t errors, uint64_t bytes)
+{
+	uint8_t *at = out + WH_RESPONSE_SIZE;
+	struct wh_response response = {
+		.op = request->op,
+		.errors = errors,
+		.id = request->id,
+		.bytes = bytes,
+	};
+
+	wh_response_encode(out, &response);
+	for (uint32_t i = 0; errors && i < request->count; i++) {
+		if (!extents[i].error)
+			continue;
+		at = wh_put32(at, i);
+		at = wh_put32(at, (uint32_t)extents[i].error);
+	}
+	return (uint32_t)(at - out);
+}
+
+/* Count served bytes. Through other transports only the initiator can count them. */
+static void count_served(struct tcp_server *server, uint8_t op, uint64_t bytes)
+{
+	wh_count_add(&server->served->bytes[op == WH_WRITE], bytes);
+	wh_count_add(&server->served->requests, 1);
+}
+
+void tcp_answer_write(struct tcp_server *server, const struct wh_request *request,
+		      const struct tcp_extent *extents)
+{
+	uint32_t errors = count_errors(extents, request->count);
+	uint32_t length = WH_RESPONSE_SIZE + errors * WH_RESPONSE_ERROR_SIZE;
+	uint64_t bytes = request->bytes;
+
+	for (uint32_t i = 0; errors && i < request->count; i++)
+		bytes -= extents[i].error ? extents[i].length : 0;
+	count_served(server, WH_WRITE, bytes);
+	if (server->out_start && !server->out_length)
+		server->out_start = 0;
+	if (server->out_start + server->out_length + length > TCP_SERVER_OUT) {
+		memmove(server->out, server->out + server->out_start, server->out_length);
+		server->out_start = 0;
+	}
+	/* tcp_server_full() keeps room for the largest response. */
+	server->out_length += answer(server->out + server->out_start + server->out_length, request,
+				     extents, errors, 0);
+}
+
+bool tcp_answers_full(const struct tcp_server *server)
+{
+	return server->out_length >
+	       TCP_SERVER_OUT - WH_RESPONSE_SIZE - WH_REQUEST_EXTENTS * WH_RESPONSE_ERROR_SIZE;
+}
+
+/* Append the responses to staged writes whose bytes have all arrived. */
+static void answer_staged(struct tcp_server *server)
+{
+	while (!wh_list_empty(&server->answers) && !tcp_answers_full(server)) {
+		struct tcp_write *write =
+			wh_container(wh_list_take(&server->answers), struct tcp_write, link);
+
+		tcp_answer_write(server, &write->request, write->extents);
+		server->write_count--;
+		tcp_server_charge(server, -tcp_write_size(&write->request));
+		free(write);
+	}
+}
+
+static void job_free(struct tcp_server *server, struct tcp_job *job)
+{
+	tcp_server_charge(server, -(int64_t)job->size);
+	free(job);
+}
+
+int tcp_answer_read(struct tcp_server *server)
+{
+	const struct wh_request *request = &server->request;
+	uint32_t errors = count_errors(server->extents, request->count);
+	size_t list = request->count * sizeof(struct tcp_extent), size;
+	struct tcp_job *job;
+	uint64_t bytes = 0;
+
+	size = sizeof(*job) + list + WH_RESPONSE_SIZE + errors * WH_RESPONSE_ERROR_SIZE;
+	job = malloc(size);
+	if (!job)
+		return -ENOMEM;
+	memset(job, 0, sizeof(*job));
+	job->size = (uint32_t)size;
+	tcp_server_charge(server, job->size);
+	job->head = (uint8_t *)job + sizeof(*job) + list;
+	/* Only extents without an error are sent. */
+	for (uint32_t i = 0; i < request->count; i++) {
+		if (server->extents[i].error)
+			continue;
+		job->extents[job->count++] = server->extents[i];
+		bytes += server->extents[i].length;
+	}
+	count_served(server, WH_READ, bytes);
+	job->left = job->ungathered = bytes;
+	wh_list_init(&job->chunks);
+	job->staged = tcp_extents_on_gpu(server, job->extents, job->count);
+	job->head_length = answer(job->head, request, server->extents, errors, bytes);
+	wh_list_append(&server->jobs, &job->link);
+	server->job_count++;
+	return 0;
+}
+
+/* Append the next bytes of a read to a vector, and enter their regions. Returns the bytes, or a
+ * negative errno that ends the connection. */
+static ssize_t job_vector(struct tcp_server *server, const struct tcp_job *job,
+			  struct tcp_entered *entered, struct iovec *vector, int *count)
+{
+	uint64_t skip = job->skip;
+	size_t bytes = 0;
+	int error;
+
+	for (uint32_t i = job->at; i < job->count; i++, skip = 0) {
+		char *memory = tcp_region_enter(server, entered, &job->extents[i], &error);
+
+		/* The response has announced these bytes, but their region was unregistered since:
+		 * only closing the connection tells the peer. */
+		if (!memory && error)
+			return -error;
+		if (!memory || !tcp_vector_add(vector, count, TCP_VECTOR, memory + skip,
+					       job->extents[i].length - skip))
+			break;
+		bytes += job->extents[i].length - skip;
+	}
+	return (ssize_t)bytes;
+}
+
+/* Account for sent bytes of a read, its header included. */
+static void job_sent(struct tcp_server *server, struct tcp_job *job, size_t bytes)
+{
+	size_t head = job->head_length - job->head_sent;
+
+	if (bytes <= head) {
+		job->head_sent += (uint32_t)bytes;
+		return;
+	}
+	job->head_sent = job->head_length;
+	job->left -= bytes - head;
+	if (job->staged)
+		tcp_stage_sent(server, job, bytes - head);
+	else
+		tcp_extents_advance(job->extents, &job->at, &job->skip, bytes - head);
+}
+
+/* Send as much of one read as possible. 0: all is sent; else -EAGAIN, or a fatal error. */
+static int send_job(struct tcp_server *server, struct tcp_job *job)
+{
+	struct iovec vector[TCP_VECTOR];
+	struct tcp_entered entered = { .count = 0 };
+	ssize_t got, payload;
+	size_t head;
+	int count, error;
+
+	while (job->head_sent < job->head_length || job->left) {
+		count = 0;
+		head = job->head_length - job->head_sent;
+		if (head)
+			vector[count++] = (struct iovec){ job->head + job->head_sent, head };
+		if (job->staged && job->left) {
+			error = tcp_stage_read(server);
+			if (error)
+				return error;
+			payload = (ssize_t)tcp_stage_out_of(job, &vector[count]);
+			server->stalled = !payload;
+			if (!payload) /* the header waits for the payload */
+				return -EAGAIN;
+			count++;
+		} else {
+			payload = job_vector(server, job, &entered, vector, &count);
+		}
+		got = payload < 0 ? payload :
+				    wh_stream_send(server->source.fd, server->tls, vector, count);
+		error = payload < 0 ? (int)-payload : errno;
+		tcp_regions_leave(&entered);
+		if (got < 0)
+			return error == EINTR ? -EAGAIN : -error;
+		server->moved += (uint64_t)got;
+		job_sent(server, job, (size_t)got);
+		if ((size_t)got < head + (size_t)payload)
+			return -EAGAIN;
+	}
+	return 0;
+}
+
+int tcp_server_flush(struct tcp_server *server)
+{
+	ssize_t got;
+	int error;
+
+	server->stalled = false;
+	if (server->tls && wh_tls_flush(server->tls))
+		return -errno;
+	for (;;) {
+		struct tcp_job *job = wh_list_empty(&server->jobs) ?
+					      NULL :
+					      wh_container(server->jobs.next, struct tcp_job, link);
+
+		answer_staged(server);
+		if (server->out_length && !(job && job->head_sent)) {
+			struct iovec part = { server->out + server->out_start, server->out_length };
+
+			got = wh_stream_send(server->source.fd, server->tls, &part, 1);
+			if (got < 0)
+				return errno == EINTR ? -EAGAIN : -errno;
+			server->out_start += (uint32_t)got;
+			server->out_length -= (uint32_t)got;
+			if (server->out_length)
+				return -EAGAIN;
+			continue;
+		}
+		if (!job)
+			return 0;
+		error = send_job(server, job);
+		if (error)
+			return error;
+		wh_list_remove(&job->link);
+		server->job_count--;
+		job_free(server, job);
+	}
+}
