@@ -14,9 +14,9 @@
 
 /* States of a stage. */
 enum {
-	WAITS, /* for a slot */
-	MOVES, /* a GPU copies its bytes */
-	STANDS, /* write: its bytes are in the slot; read: the slot can receive them */
+	STAGE_WAITS, /* for a slot */
+	STAGE_COPIES, /* a GPU copies its bytes */
+	STAGE_READY, /* write: its bytes are in the slot; read: the slot can receive them */
 };
 
 /* The slot of one request. Under client.lock; but any thread may set `given` and post `task`. */
@@ -31,7 +31,7 @@ struct tcp_stage {
 	bool failed; /* the request has failed: end it when the GPU has finished */
 };
 
-static struct wh_gpus *gpus_of(const struct tcp_client *client)
+static struct wh_gpus *client_gpus(const struct tcp_client *client)
 {
 	return client->tcp->peer->engine->gpus;
 }
@@ -43,7 +43,7 @@ char *tcp_stage_bytes(const struct tcp_request *request)
 
 bool tcp_stage_busy(struct tcp_request *request, bool fail)
 {
-	if (!request->stage || request->stage->state == STANDS)
+	if (!request->stage || request->stage->state == STAGE_READY)
 		return false;
 	request->stage->failed |= fail;
 	return true;
@@ -57,7 +57,7 @@ void tcp_stage_free(struct tcp_client *client, struct tcp_request *request)
 		return;
 	request->stage = NULL;
 	if (stage->staging.slot)
-		wh_slot_give(gpus_of(client), stage->staging.slot);
+		wh_slot_give(client_gpus(client), stage->staging.slot);
 	wh_staging_destroy(&stage->staging);
 	free(stage);
 }
@@ -65,7 +65,7 @@ void tcp_stage_free(struct tcp_client *client, struct tcp_request *request)
 /* ---- moving ------------------------------------------------------------ */
 
 /* A GPU has finished. On any thread; client.users holds a reference until the task has run. */
-static void moved(struct wh_staging *staging, int error, const char *text)
+static void stage_gpu_done(struct wh_staging *staging, int error, const char *text)
 {
 	struct tcp_stage *stage = wh_container(staging, struct tcp_stage, staging);
 
@@ -74,7 +74,7 @@ static void moved(struct wh_staging *staging, int error, const char *text)
 	wh_loop_post(stage->client->loop, &stage->task);
 }
 
-static void slot_ready(struct wh_slot_wait *wait, struct wh_slot *slot)
+static void stage_slot_ready(struct wh_slot_wait *wait, struct wh_slot *slot)
 {
 	struct tcp_stage *stage = wh_container(wait, struct tcp_stage, wait);
 
@@ -83,33 +83,32 @@ static void slot_ready(struct wh_slot_wait *wait, struct wh_slot *slot)
 }
 
 /* Map the bytes of the slot to local memory; skip those of refused extents. */
-static int plan(struct tcp_client *client, struct tcp_stage *stage, bool skip_bad)
+static int stage_map(struct tcp_client *client, struct tcp_stage *stage, bool skip_bad)
 {
 	const struct wh_fragment *fragment = stage->request->fragment;
 	struct wh_cursor at = stage->request->start;
-	struct wh_extent_pair run;
+	struct wh_extent_pair pair;
 	uint64_t taken;
 
 	wh_staging_clear(&stage->staging);
-	for (uint32_t extent = 0; wh_fragment_next(fragment, &at, at.left, &run); extent++) {
-		const struct wh_region *region = fragment->blocks ?
-							 fragment->blocks->bases[run.index].local :
-							 fragment->items[run.index].local;
+	for (uint32_t extent = 0; wh_fragment_next(fragment, &at, at.left, &pair); extent++) {
+		const struct wh_region *region = tcp_local_region(fragment, pair.index);
 
 		if (skip_bad && client->bad[extent / 64] >> (extent % 64) & 1)
-			taken = wh_staging_skip(&stage->staging, run.length);
+			taken = wh_staging_skip(&stage->staging, pair.length);
 		else
 			taken = wh_staging_add(&stage->staging, region,
-					       (uint64_t)(uintptr_t)run.local, run.length);
-		if (taken < run.length)
+					       (uint64_t)(uintptr_t)pair.local, pair.length);
+		if (taken < pair.length)
 			return -ENOMEM;
 	}
 	return 0;
 }
 
-static void move(struct tcp_client *client, struct tcp_stage *stage, int error, bool into)
+static void stage_start_copy(struct tcp_client *client, struct tcp_stage *stage, int error,
+			     bool into)
 {
-	stage->state = MOVES;
+	stage->state = STAGE_COPIES;
 	atomic_fetch_add(&client->users, 1);
 	if (!error) {
 		wh_count_add(&client->tcp->peer->engine->statistics.staged_bytes,
@@ -122,21 +121,21 @@ static void move(struct tcp_client *client, struct tcp_stage *stage, int error, 
 }
 
 /* The stage has its slot. True: the request can be sent now. False: the loop queues it later. */
-static bool have_slot(struct tcp_client *client, struct tcp_stage *stage)
+static bool stage_have_slot(struct tcp_client *client, struct tcp_stage *stage)
 {
 	bool read = stage->request->fragment->op == WH_READ;
-	int error = read ? 0 : plan(client, stage, false);
+	int error = read ? 0 : stage_map(client, stage, false);
 
 	if (read || (!error && wh_staging_gather_few(&stage->staging, false))) {
-		stage->state = STANDS;
+		stage->state = STAGE_READY;
 		return true;
 	}
 	client->gathering++;
-	move(client, stage, error, true);
+	stage_start_copy(client, stage, error, true);
 	return false;
 }
 
-static void back(struct wh_task *task);
+static void stage_continue(struct wh_task *task);
 
 int tcp_stage_begin(struct tcp_client *client, struct tcp_request *request)
 {
@@ -148,19 +147,19 @@ int tcp_stage_begin(struct tcp_client *client, struct tcp_request *request)
 	}
 	stage->client = client;
 	stage->request = request;
-	stage->task.run = back;
-	stage->wait.ready = slot_ready;
-	wh_staging_init(&stage->staging, gpus_of(client), client->latency);
-	stage->staging.done = moved;
-	stage->state = WAITS;
+	stage->task.run = stage_continue;
+	stage->wait.ready = stage_slot_ready;
+	wh_staging_init(&stage->staging, client_gpus(client), client->latency);
+	stage->staging.done = stage_gpu_done;
+	stage->state = STAGE_WAITS;
 	request->stage = stage;
-	/* Take the reference before slot_ready() may run, whose task drops it. */
+	/* Take the reference before stage_slot_ready() may run, whose task drops it. */
 	atomic_fetch_add(&client->users, 1);
-	stage->staging.slot = wh_slot_take(gpus_of(client), WH_SLOT_ASKS, &stage->wait);
+	stage->staging.slot = wh_slot_take(client_gpus(client), WH_SLOT_ASKS, &stage->wait);
 	if (!stage->staging.slot)
 		return 0;
 	atomic_fetch_sub(&client->users, 1);
-	return have_slot(client, stage);
+	return stage_have_slot(client, stage);
 }
 
 void tcp_stage_scatter(struct tcp_client *client, struct tcp_request *request)
@@ -168,27 +167,27 @@ void tcp_stage_scatter(struct tcp_client *client, struct tcp_request *request)
 	struct tcp_stage *stage = request->stage;
 
 	request->sent = false; /* reject a second response */
-	move(client, stage, plan(client, stage, client->response.errors), false);
+	stage_start_copy(client, stage, stage_map(client, stage, client->response.errors), false);
 }
 
 /* ---- back on the loop -------------------------------------------------- */
 
 /* Continue or end a request whose slot or GPU is ready. Under client.lock. */
-static void settle(struct tcp_client *client, struct tcp_stage *stage, struct wh_list *done)
+static void stage_settle(struct tcp_client *client, struct tcp_stage *stage, struct wh_list *done)
 {
 	struct tcp_request *request = stage->request;
 	struct wh_fragment *fragment = request->fragment;
-	bool waited = stage->state == WAITS, write = fragment->op == WH_WRITE;
+	bool waited = stage->state == STAGE_WAITS, write = fragment->op == WH_WRITE;
 	int error = stage->staging.error;
 
 	if (waited) {
 		stage->staging.slot = stage->given;
-		if (!stage->failed && !have_slot(client, stage))
+		if (!stage->failed && !stage_have_slot(client, stage))
 			return;
 	} else if (write) {
 		client->gathering--;
 	}
-	stage->state = STANDS;
+	stage->state = STAGE_READY;
 	if (error)
 		wh_fragment_fail(fragment, UINT64_MAX, error, "%s",
 				 *stage->staging.text ? stage->staging.text :
@@ -200,7 +199,7 @@ static void settle(struct tcp_client *client, struct tcp_stage *stage, struct wh
 			(uint8_t)(request - client->requests);
 }
 
-static void back(struct wh_task *task)
+static void stage_continue(struct wh_task *task)
 {
 	struct tcp_stage *stage = wh_container(task, struct tcp_stage, task);
 	struct tcp_client *client = stage->client;
@@ -208,7 +207,7 @@ static void back(struct wh_task *task)
 
 	wh_list_init(&done);
 	pthread_mutex_lock(&client->lock);
-	settle(client, stage, &done);
+	stage_settle(client, stage, &done);
 	pthread_mutex_unlock(&client->lock);
 	tcp_fragments_done(&done);
 	tcp_client_pump(client);

@@ -40,13 +40,13 @@ enum who {
 /* ---- one turn of work, under the lock ---------------------------------- */
 
 /* Are bytes left to be sent? */
-static bool leaving(const struct tcp_client *client)
+static bool client_has_unsent(const struct tcp_client *client)
 {
 	return client->sending || wh_stream_unsent(client->tls);
 }
 
 /* Register the epoll events that the loop has to wait for. Under the lock. */
-static void arm(struct tcp_client *client, enum who who)
+static void client_arm(struct tcp_client *client, enum who who)
 {
 	bool owned = atomic_load(&client->owned);
 	uint32_t events = 0;
@@ -61,17 +61,17 @@ static void arm(struct tcp_client *client, enum who who)
 		/* A sleeping owner polls for input, but may not know that bytes are left to
 		 * be sent. */
 		events = (!owned && atomic_load(&client->outstanding) ? EPOLLIN : 0) |
-			 (leaving(client) ? EPOLLOUT : 0);
+			 (client_has_unsent(client) ? EPOLLOUT : 0);
 	/* A spinner is about to own the connection, or polls it: the loop is not needed. */
 	if (events == client->armed ||
-	    (who == SPINNER && client->state == TCP_OPEN && !leaving(client)))
+	    (who == SPINNER && client->state == TCP_OPEN && !client_has_unsent(client)))
 		return;
 	client->armed = events;
 	wh_loop_modify(client->loop, &client->source, events ? events | EPOLLONESHOT : 0);
 }
 
 /* Unlock, then do the work of any thread that found it locked. */
-static void release(struct tcp_client *client)
+static void client_unlock(struct tcp_client *client)
 {
 	pthread_mutex_unlock(&client->lock);
 	if (atomic_load(&client->again))
@@ -79,7 +79,7 @@ static void release(struct tcp_client *client)
 }
 
 /* Mark the connection broken and have the loop clean up. Under the lock. */
-static void broke(struct tcp_client *client, int error)
+static void client_mark_broken(struct tcp_client *client, int error)
 {
 	if (client->state == TCP_CLOSED || client->state >= TCP_BROKEN)
 		return;
@@ -94,13 +94,13 @@ _Static_assert(sizeof(struct wh_greeting) <= WH_REQUEST_META,
 	       "where a request is made there is room");
 
 /* The HELLO as it was sent: the proofs cover it. It uses the buffer of later requests. */
-static struct wh_greeting *hello_of(struct tcp_client *client)
+static struct wh_greeting *client_sent_hello(struct tcp_client *client)
 {
 	return (struct wh_greeting *)client->head;
 }
 
 /* Send a few bytes of the handshake, which always fit an empty socket buffer. */
-static int say(struct tcp_client *client, const void *bytes, size_t length)
+static int client_say(struct tcp_client *client, const void *bytes, size_t length)
 {
 	struct iovec part = { (void *)bytes, length };
 
@@ -109,15 +109,15 @@ static int say(struct tcp_client *client, const void *bytes, size_t length)
 		       -ECONNRESET;
 }
 
-static int say_hello(struct tcp_client *client)
+static int client_say_hello(struct tcp_client *client)
 {
-	struct wh_greeting *hello = hello_of(client);
+	struct wh_greeting *hello = client_sent_hello(client);
 	int error = wh_peer_hello(client->tcp->peer, WH_ROLE_DATA, client->number, hello);
 
-	return error ? error : say(client, hello->bytes, hello->length);
+	return error ? error : client_say(client, hello->bytes, hello->length);
 }
 
-static int connecting(struct tcp_client *client)
+static int client_finish_connect(struct tcp_client *client)
 {
 	struct pollfd look = { client->source.fd, POLLOUT, 0 };
 	socklen_t length = sizeof(int);
@@ -131,7 +131,7 @@ static int connecting(struct tcp_client *client)
 		return -error;
 	wh_socket_near(&client->tcp->peer->engine->config, client->source.fd);
 	if (!client->tcp->peer->engine->trust.tls) {
-		error = say_hello(client);
+		error = client_say_hello(client);
 		client->state = TCP_GREETING;
 		return error;
 	}
@@ -140,7 +140,7 @@ static int connecting(struct tcp_client *client)
 	return client->tls ? 0 : -ENOMEM;
 }
 
-static int shaking(struct tcp_client *client)
+static int client_shake(struct tcp_client *client)
 {
 	int error = wh_tls_shake(client->tls);
 
@@ -148,13 +148,13 @@ static int shaking(struct tcp_client *client)
 		wh_log_line(&client->tcp->peer->engine->log, "a data connection to %s: %s",
 			    client->tcp->peer->welcome.name, wh_tls_text(client->tls));
 	if (!error)
-		error = say_hello(client);
+		error = client_say_hello(client);
 	if (!error)
 		client->state = TCP_GREETING;
 	return error;
 }
 
-static int greeting(struct tcp_client *client)
+static int client_read_welcome(struct tcp_client *client)
 {
 	struct tcp_in *in = &client->in;
 	uint8_t proof[WH_PROVE_SIZE];
@@ -186,10 +186,10 @@ static int greeting(struct tcp_client *client)
 	if (frame.type != WH_FRAME_WELCOME || in->length != WH_FRAME_HEADER + frame.length)
 		return -EPROTO;
 	error = wh_peer_prove(client->tcp->peer, WH_ROLE_DATA, client->source.fd, client->tls,
-			      hello_of(client), in->bytes + in->start + WH_FRAME_HEADER,
+			      client_sent_hello(client), in->bytes + in->start + WH_FRAME_HEADER,
 			      frame.length, proof);
 	if (!error)
-		error = say(client, proof, sizeof(proof));
+		error = client_say(client, proof, sizeof(proof));
 	if (error)
 		return error;
 	in->start = in->length = 0;
@@ -199,7 +199,7 @@ static int greeting(struct tcp_client *client)
 	return 0;
 }
 
-static int open_now(struct tcp_client *client)
+static int client_open(struct tcp_client *client)
 {
 	struct tcp_peer *tcp = client->tcp;
 	int fd, error;
@@ -233,7 +233,7 @@ static int open_now(struct tcp_client *client)
 }
 
 /* Is there anything to send or receive on it? */
-static bool wanted(struct tcp_client *client)
+static bool client_has_work(struct tcp_client *client)
 {
 	struct tcp_peer *tcp = client->tcp;
 	bool more;
@@ -249,7 +249,7 @@ static bool wanted(struct tcp_client *client)
 }
 
 /* Connecting failed: have the loop try again later. */
-static void trouble(struct tcp_client *client, int error)
+static void client_retry_later(struct tcp_client *client, int error)
 {
 	client->error = error;
 	if (!client->trouble_since)
@@ -258,25 +258,25 @@ static void trouble(struct tcp_client *client, int error)
 }
 
 /* Do all work that is possible without waiting. Under the lock. */
-static void turn(struct tcp_client *client, enum who who, struct wh_list *done)
+static void client_turn(struct tcp_client *client, enum who who, struct wh_list *done)
 {
 	int error = 0;
 
 	if (client->state == TCP_CLOSED) {
-		if (!wanted(client) || client->trouble_since)
+		if (!client_has_work(client) || client->trouble_since)
 			return;
-		error = open_now(client);
+		error = client_open(client);
 		if (error) {
-			trouble(client, error);
+			client_retry_later(client, error);
 			return;
 		}
 	}
 	if (client->state == TCP_CONNECTING)
-		error = connecting(client);
+		error = client_finish_connect(client);
 	if (!error && client->state == TCP_SHAKING)
-		error = shaking(client);
+		error = client_shake(client);
 	if (!error && client->state == TCP_GREETING)
-		error = greeting(client);
+		error = client_read_welcome(client);
 	if (!error && client->state == TCP_OPEN) {
 		/* Only the owner receives: it sleeps on the socket, and would not notice bytes
 		 * that another thread received. */
@@ -287,12 +287,12 @@ static void turn(struct tcp_client *client, enum who who, struct wh_list *done)
 			error = tcp_flow_send(client, who == OWNER);
 	}
 	if (error && error != -EAGAIN)
-		broke(client, error);
+		client_mark_broken(client, error);
 	else
-		arm(client, who);
+		client_arm(client, who);
 }
 
-static void pump(struct tcp_client *client, enum who who)
+static void client_pump(struct tcp_client *client, enum who who)
 {
 	struct wh_list done;
 	uint64_t moved;
@@ -304,7 +304,7 @@ static void pump(struct tcp_client *client, enum who who)
 	while (atomic_load(&client->again) && !pthread_mutex_trylock(&client->lock)) {
 		atomic_store(&client->again, false);
 		moved = client->moved;
-		turn(client, who, &done);
+		client_turn(client, who, &done);
 		moved = client->moved - moved;
 		pthread_mutex_unlock(&client->lock);
 		wh_loop_moved(client->loop, moved);
@@ -315,12 +315,12 @@ static void pump(struct tcp_client *client, enum who who)
 
 void tcp_client_pump(struct tcp_client *client)
 {
-	pump(client, LOOP);
+	client_pump(client, LOOP);
 }
 
 void tcp_client_push(struct tcp_client *client, bool watched)
 {
-	pump(client, watched ? SPINNER : SUBMITTER);
+	client_pump(client, watched ? SPINNER : SUBMITTER);
 }
 
 void tcp_client_kick(struct tcp_client *client, bool now)
@@ -338,14 +338,14 @@ void tcp_client_kick(struct tcp_client *client, bool now)
 				       EPOLLIN | EPOLLOUT | EPOLLONESHOT);
 		}
 	}
-	release(client);
+	client_unlock(client);
 }
 
 /* ---- a waiter ---------------------------------------------------------- */
 
 /* Has the batch unfinished bytes on tcp? If not, it is done, or the thread that finished the last
  * bytes is about to complete it. */
-static bool unfinished(const struct wh_batch *batch)
+static bool batch_is_unfinished(const struct wh_batch *batch)
 {
 	bool left = false;
 
@@ -374,17 +374,17 @@ void tcp_client_own(struct tcp_client *client, struct wh_batch *batch, int64_t d
 	if (client->source.fd >= 0 && client->armed)
 		wh_loop_modify(client->loop, &client->source, 0);
 	client->armed = 0;
-	release(client);
+	client_unlock(client);
 	for (;;) {
 		/* Before anything else: the submitter may have left the sending to this thread. */
-		pump(client, OWNER);
-		if (!unfinished(batch))
+		client_pump(client, OWNER);
+		if (!batch_is_unfinished(batch))
 			break;
 		pthread_mutex_lock(&client->lock);
 		/* Only the loop can continue with a connection that is not open. */
 		look.fd = client->state == TCP_OPEN ? client->source.fd : -1;
-		sending = leaving(client);
-		release(client);
+		sending = client_has_unsent(client);
+		client_unlock(client);
 		if (look.fd < 0)
 			break;
 		now = deadline == INT64_MAX && spin ? 0 : wh_now();
@@ -398,8 +398,8 @@ void tcp_client_own(struct tcp_client *client, struct wh_batch *batch, int64_t d
 	}
 	atomic_store(&client->owned, false);
 	pthread_mutex_lock(&client->lock);
-	arm(client, LOOP);
-	release(client);
+	client_arm(client, LOOP);
+	client_unlock(client);
 	atomic_fetch_sub(&client->users, 1);
 }
 
@@ -408,8 +408,8 @@ void tcp_client_own(struct tcp_client *client, struct wh_batch *batch, int64_t d
 /* End all requests of a closed connection. With an error, all fail. With `error` 0, only those fail
  * that hit a memory fault, are cancelled, or were sent too often; the others are queued to be sent
  * again. Under the lock. */
-static void end_requests(struct tcp_client *client, int error, const char *text,
-			 struct wh_list *done)
+static void client_end_requests(struct tcp_client *client, int error, const char *text,
+				struct wh_list *done)
 {
 	tcp_flow_reset(client);
 	client->queue_start = 0;
@@ -455,7 +455,7 @@ static void end_requests(struct tcp_client *client, int error, const char *text,
 }
 
 /* Close the socket. On the loop. */
-static void disconnect(struct tcp_client *client)
+static void client_disconnect(struct tcp_client *client)
 {
 	wh_loop_remove(client->loop, &client->source);
 	wh_tls_free(client->tls);
@@ -465,7 +465,7 @@ static void disconnect(struct tcp_client *client)
 }
 
 /* The peer has closed its side of the connection, or (`error`) is lost. On loop 0. */
-static void abort_done(struct wh_abort *abort, int error)
+static void client_abort_done(struct wh_abort *abort, int error)
 {
 	struct tcp_client *client = wh_container(abort, struct tcp_client, abort);
 	struct wh_list done;
@@ -474,28 +474,28 @@ static void abort_done(struct wh_abort *abort, int error)
 	pthread_mutex_lock(&client->lock);
 	client->state = TCP_CLOSED;
 	if (error)
-		end_requests(client, -ECONNRESET, "the peer was lost", &done);
+		client_end_requests(client, -ECONNRESET, "the peer was lost", &done);
 	else
-		end_requests(client, 0, NULL, &done);
+		client_end_requests(client, 0, NULL, &done);
 	pthread_mutex_unlock(&client->lock);
 	tcp_fragments_done(&done);
 	tcp_client_pump(client);
 }
 
-static void give_up(struct tcp_client *client, struct wh_list *done)
+static void client_give_up(struct tcp_client *client, struct wh_list *done)
 {
 	char text[WH_TEXT_MAX];
 
 	snprintf(text, sizeof(text), "no data connection to %s can be opened: %s",
 		 client->tcp->peer->welcome.name, strerror(-client->error));
-	end_requests(client, -EHOSTUNREACH, text, done);
+	client_end_requests(client, -EHOSTUNREACH, text, done);
 	tcp_fail_waiting(client->tcp, client, -EHOSTUNREACH, text);
 	client->trouble_since = 0;
 }
 
 /* Close a broken connection; schedule the next try of one that cannot be opened, or give up. On the
  * loop. */
-static void cleanup(struct wh_task *task)
+static void client_cleanup(struct wh_task *task)
 {
 	struct tcp_client *client = wh_container(task, struct tcp_client, cleanup);
 	struct wh_peer *peer = client->tcp->peer;
@@ -506,7 +506,7 @@ static void cleanup(struct wh_task *task)
 	wh_list_init(&done);
 	pthread_mutex_lock(&client->lock);
 	if (client->source.fd >= 0 && client->state == TCP_BROKEN) {
-		disconnect(client);
+		client_disconnect(client);
 		/* The peer may still execute its outstanding requests. */
 		ask = !client->idle_close && atomic_load(&client->outstanding);
 		client->state = ask ? TCP_ABORTING : TCP_CLOSED;
@@ -514,45 +514,45 @@ static void cleanup(struct wh_task *task)
 			client->trouble_since = wh_now();
 		client->idle_close = false;
 		client->abort.number = client->number;
-		client->abort.done = abort_done;
+		client->abort.done = client_abort_done;
 	}
 	if (client->state == TCP_CLOSED && client->trouble_since) {
 		given_up = wh_now() - client->trouble_since > timeout;
 		if (given_up)
-			give_up(client, &done);
+			client_give_up(client, &done);
 		else
 			wh_timer_set(client->loop, &client->retry, wh_now() + RETRY_PAUSE);
 	}
-	release(client);
+	client_unlock(client);
 	tcp_fragments_done(&done);
 	if (ask)
 		wh_peer_abort(peer, &client->abort);
 }
 
-static void retry(struct wh_timer *timer)
+static void client_retry(struct wh_timer *timer)
 {
 	struct tcp_client *client = wh_container(timer, struct tcp_client, retry);
 	int error = 0;
 
 	pthread_mutex_lock(&client->lock);
 	if (client->state == TCP_CLOSED) {
-		if (!wanted(client))
+		if (!client_has_work(client))
 			client->trouble_since = 0;
 		else
-			error = open_now(client);
+			error = client_open(client);
 		if (error)
-			trouble(client, error);
+			client_retry_later(client, error);
 		else
-			arm(client, LOOP);
+			client_arm(client, LOOP);
 	}
-	release(client);
+	client_unlock(client);
 }
 
 void tcp_client_break(struct tcp_client *client, int error)
 {
 	pthread_mutex_lock(&client->lock);
-	broke(client, error);
-	release(client);
+	client_mark_broken(client, error);
+	client_unlock(client);
 }
 
 void tcp_client_lose(struct tcp_client *client, int error, const char *text)
@@ -561,10 +561,10 @@ void tcp_client_lose(struct tcp_client *client, int error, const char *text)
 
 	wh_list_init(&done);
 	pthread_mutex_lock(&client->lock);
-	broke(client, error);
-	end_requests(client, error, text, &done);
+	client_mark_broken(client, error);
+	client_end_requests(client, error, text, &done);
 	client->trouble_since = 0;
-	release(client);
+	client_unlock(client);
 	tcp_fragments_done(&done);
 }
 
@@ -576,7 +576,7 @@ bool tcp_client_carries(struct tcp_client *client, const struct wh_batch *batch)
 	for (unsigned i = 0; i < TCP_WINDOW && !carries; i++)
 		carries = client->requests[i].fragment &&
 			  client->requests[i].fragment->batch == batch;
-	release(client);
+	client_unlock(client);
 	return carries;
 }
 
@@ -586,7 +586,7 @@ bool tcp_client_is_open(struct tcp_client *client)
 
 	pthread_mutex_lock(&client->lock);
 	open = client->state == TCP_OPEN;
-	release(client);
+	client_unlock(client);
 	return open;
 }
 
@@ -595,7 +595,7 @@ void tcp_client_describe(struct tcp_client *client, char *out, size_t size)
 	pthread_mutex_lock(&client->lock);
 	if (client->state == TCP_OPEN && client->tls)
 		wh_tls_describe(client->tls, out, size);
-	release(client);
+	client_unlock(client);
 }
 
 void tcp_client_retire(struct tcp_client *client, int64_t before)
@@ -605,34 +605,34 @@ void tcp_client_retire(struct tcp_client *client, int64_t before)
 	if (client->state == TCP_OPEN && !atomic_load(&client->outstanding) &&
 	    client->used < before) {
 		client->idle_close = true;
-		broke(client, -ETIMEDOUT);
+		client_mark_broken(client, -ETIMEDOUT);
 	}
 	if (client->state == TCP_CLOSED && client->head) {
 		free(client->head);
 		free(client->in.bytes);
 		client->head = client->in.bytes = NULL;
 	}
-	release(client);
+	client_unlock(client);
 }
 
 /* ---- new and free ------------------------------------------------------ */
 
-static void ready(struct wh_source *source, uint32_t events)
+static void client_ready(struct wh_source *source, uint32_t events)
 {
 	struct tcp_client *client = wh_container(source, struct tcp_client, source);
 
 	pthread_mutex_lock(&client->lock);
 	client->armed = 0; /* EPOLLONESHOT */
-	release(client);
+	client_unlock(client);
 	/* An owner receives by itself, and arms the source later. EPOLLOUT alone: skip receiving,
 	 * which would be a wasted system call; but TLS may hold bytes that raise no event. */
 	if (!atomic_load(&client->owned) || (events & EPOLLOUT))
-		pump(client, events == EPOLLOUT && !client->tls ? SUBMITTER : LOOP);
+		client_pump(client, events == EPOLLOUT && !client->tls ? SUBMITTER : LOOP);
 }
 
 /* How many writes one connection may gather at a time: its share of the slots. More would only wait
  * for slots here, while a connection that has slots could send them. */
-static uint32_t gather_most(const struct tcp_peer *tcp)
+static uint32_t client_gather_most(const struct tcp_peer *tcp)
 {
 	uint32_t share = WH_SLOTS / tcp->count;
 
@@ -647,19 +647,19 @@ struct tcp_client *tcp_client_new(struct tcp_peer *tcp, bool latency)
 		return NULL;
 	client->tcp = tcp;
 	client->latency = latency;
-	client->gather_most = gather_most(tcp);
+	client->gather_most = client_gather_most(tcp);
 	wh_list_init(&client->mine);
 	client->loop = wh_engine_loop(tcp->peer->engine);
 	client->source.fd = -1;
-	client->source.ready = ready;
-	client->cleanup.run = cleanup;
-	client->retry.fire = retry;
+	client->source.ready = client_ready;
+	client->cleanup.run = client_cleanup;
+	client->retry.fire = client_retry;
 	pthread_mutex_init(&client->lock, NULL);
 	return client;
 }
 
 /* Remove the connection from its loop and close it. On that loop. */
-static void shut(void *argument)
+static void client_shut(void *argument)
 {
 	struct tcp_client *client = argument;
 
@@ -667,7 +667,7 @@ static void shut(void *argument)
 	wh_loop_cancel(client->loop, &client->cleanup);
 	pthread_mutex_lock(&client->lock);
 	if (client->source.fd >= 0)
-		disconnect(client);
+		client_disconnect(client);
 	client->state = TCP_CLOSED;
 	client->trouble_since = 0;
 	pthread_mutex_unlock(&client->lock);
@@ -675,11 +675,11 @@ static void shut(void *argument)
 
 void tcp_client_free(struct tcp_client *client)
 {
-	wh_loop_call(client->loop, shut, client);
+	wh_loop_call(client->loop, client_shut, client);
 	while (atomic_load(&client->users))
 		sched_yield();
 	/* One of the users may have posted `cleanup` meanwhile. */
-	wh_loop_call(client->loop, shut, client);
+	wh_loop_call(client->loop, client_shut, client);
 	pthread_mutex_destroy(&client->lock);
 	free(client->head);
 	free(client->in.bytes);

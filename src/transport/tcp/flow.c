@@ -19,19 +19,19 @@
 static void walk_start(struct tcp_walk *walk, const struct tcp_request *request)
 {
 	*walk = (struct tcp_walk){ .next = request->start };
-	wh_fragment_next(request->fragment, &walk->next, request->start.left, &walk->run);
+	wh_fragment_next(request->fragment, &walk->next, request->start.left, &walk->pair);
 }
 
 /* Advance to the next extent pair. False: the end of the request. */
 static bool walk_step(struct tcp_walk *walk, const struct wh_fragment *fragment)
 {
-	walk->before += walk->run.length;
+	walk->before += walk->pair.length;
 	walk->done = 0;
 	walk->extent++;
-	return wh_fragment_next(fragment, &walk->next, walk->next.left, &walk->run);
+	return wh_fragment_next(fragment, &walk->next, walk->next.left, &walk->pair);
 }
 
-static bool is_bad(const struct tcp_client *client, uint32_t extent)
+static bool extent_is_bad(const struct tcp_client *client, uint32_t extent)
 {
 	return client->bad[extent / 64] >> (extent % 64) & 1;
 }
@@ -42,8 +42,8 @@ static char *walk_at(const struct tcp_walk *walk, const struct tcp_request *requ
 	char *staged = tcp_stage_bytes(request);
 
 	if (request->fragment->windowed)
-		return tcp_window_at(request->fragment, &walk->run) + walk->done;
-	return (staged ? staged + walk->before : walk->run.local) + walk->done;
+		return tcp_window_at(request->fragment, &walk->pair) + walk->done;
+	return (staged ? staged + walk->before : walk->pair.local) + walk->done;
 }
 
 /* Fill a vector from the walk's position, without advancing it. `skip_bad`: leave out the extents
@@ -56,8 +56,8 @@ static size_t walk_vector(const struct tcp_client *client, const struct tcp_walk
 	size_t bytes = 0, length;
 
 	do {
-		length = walk.run.length - walk.done;
-		if (skip_bad && is_bad(client, walk.extent))
+		length = walk.pair.length - walk.done;
+		if (skip_bad && extent_is_bad(client, walk.extent))
 			continue;
 		if (!tcp_vector_add(vector, count, TCP_VECTOR - 1, walk_at(&walk, request), length))
 			break;
@@ -71,9 +71,9 @@ static void walk_advance(const struct tcp_client *client, struct tcp_walk *walk,
 			 const struct wh_fragment *fragment, bool skip_bad, uint64_t bytes)
 {
 	while (bytes) {
-		uint64_t length = walk->run.length - walk->done;
+		uint64_t length = walk->pair.length - walk->done;
 
-		if (skip_bad && is_bad(client, walk->extent)) {
+		if (skip_bad && extent_is_bad(client, walk->extent)) {
 			walk_step(walk, fragment);
 			continue;
 		}
@@ -88,28 +88,21 @@ static void walk_advance(const struct tcp_client *client, struct tcp_walk *walk,
 
 /* ---- local memory that is not mapped ----------------------------------- */
 
-static const struct wh_region *local_of(const struct wh_fragment *fragment,
-					const struct wh_extent_pair *run)
-{
-	return fragment->blocks ? fragment->blocks->bases[run->index].local :
-				  fragment->items[run->index].local;
-}
-
 /* The kernel could not access some of the request's memory from the walk's position on. The stream
  * is out of step, so the connection has to break; only this request fails. Find the address at
  * fault. */
-static int fault(struct tcp_request *request, const struct tcp_walk *from)
+static int request_note_fault(struct tcp_request *request, const struct tcp_walk *from)
 {
 	struct tcp_walk walk = *from;
 
 	request->fault = true;
-	request->fault_index = walk.run.index;
-	request->fault_at = walk.run.local;
+	request->fault_index = walk.pair.index;
+	request->fault_at = walk.pair.local;
 	do {
-		if (wh_memory_mapped((uint64_t)(uintptr_t)walk.run.local, walk.run.length))
+		if (wh_memory_mapped((uint64_t)(uintptr_t)walk.pair.local, walk.pair.length))
 			continue;
-		request->fault_index = walk.run.index;
-		request->fault_at = walk.run.local;
+		request->fault_index = walk.pair.index;
+		request->fault_at = walk.pair.local;
 		break;
 	} while (walk_step(&walk, request->fragment));
 	return -EFAULT;
@@ -117,21 +110,21 @@ static int fault(struct tcp_request *request, const struct tcp_walk *from)
 
 /* Is the memory of an extent pair mapped? Checked before a memcpy(), which would raise a signal
  * where the kernel returns EFAULT. *seen caches the last region that was mapped whole. */
-static bool is_there(const struct wh_fragment *fragment, const struct wh_extent_pair *run,
-		     const struct wh_region **seen)
+static bool pair_is_mapped(const struct wh_fragment *fragment, const struct wh_extent_pair *pair,
+			   const struct wh_region **seen)
 {
 	const struct wh_region *region;
 
 	if (fragment->staged)
 		return true;
-	region = local_of(fragment, run);
+	region = tcp_local_region(fragment, pair->index);
 	if (region == *seen || !wh_region_may_vanish(region))
 		return true;
 	if (wh_memory_mapped(region->entry.address, region->entry.length)) {
 		*seen = region;
 		return true;
 	}
-	return wh_memory_mapped((uint64_t)(uintptr_t)run->local, run->length);
+	return wh_memory_mapped((uint64_t)(uintptr_t)pair->local, pair->length);
 }
 
 /* ---- requests ---------------------------------------------------------- */
@@ -177,7 +170,7 @@ static int flow_encode(struct tcp_client *client, struct tcp_request *request)
 	wh_extents_start(&writer, client->head + WH_REQUEST_SIZE, WH_REQUEST_META);
 	walk_start(&walk, request);
 	do {
-		struct wh_extent extent = { walk.run.remote, walk.run.offset, walk.run.length };
+		struct wh_extent extent = { walk.pair.remote, walk.pair.offset, walk.pair.length };
 		int error = wh_extents_put(&writer, &extent);
 
 		/* Never fails: WH_REQUEST_EXTENTS extents of at most 31 bytes fit. */
@@ -193,7 +186,7 @@ static int flow_encode(struct tcp_client *client, struct tcp_request *request)
 
 /* Pull new requests until one can be sent at once. Staged requests are queued later, by the loop,
  * unless they are ready at once. */
-static int pull_request(struct tcp_client *client, struct tcp_request **out)
+static int flow_pull(struct tcp_client *client, struct tcp_request **out)
 {
 	struct tcp_request *request;
 	int ready;
@@ -221,14 +214,14 @@ static int pull_request(struct tcp_client *client, struct tcp_request **out)
 
 /* Take a queued request, whose bytes are in a slot or which has to be sent again, or pull a new
  * one. A staged request to be sent again is gathered again first, and usually queued later. */
-static int take_queued(struct tcp_client *client, struct tcp_request **out)
+static int flow_take_queued(struct tcp_client *client, struct tcp_request **out)
 {
 	struct tcp_request *request;
 	int ready;
 
 	do {
 		if (!client->queue_count)
-			return pull_request(client, out);
+			return flow_pull(client, out);
 		request = &client->requests[client->queue[client->queue_start]];
 		client->queue_start = (client->queue_start + 1) % TCP_WINDOW;
 		client->queue_count--;
@@ -241,10 +234,10 @@ static int take_queued(struct tcp_client *client, struct tcp_request **out)
 }
 
 /* Start sending the next request. */
-static int next_request(struct tcp_client *client)
+static int flow_next_request(struct tcp_client *client)
 {
 	struct tcp_request *request = NULL;
-	int error = take_queued(client, &request);
+	int error = flow_take_queued(client, &request);
 
 	if (error)
 		return error;
@@ -272,7 +265,7 @@ int tcp_flow_send(struct tcp_client *client, bool owner)
 		return -errno;
 	for (;;) {
 		if (!client->sending) {
-			error = next_request(client);
+			error = flow_next_request(client);
 			if (error)
 				return error;
 		}
@@ -290,7 +283,7 @@ int tcp_flow_send(struct tcp_client *client, bool owner)
 					     &count);
 		got = wh_stream_send(client->source.fd, client->tls, vector, count);
 		if (got < 0 && errno == EFAULT)
-			return fault(client->sending, &client->out);
+			return request_note_fault(client->sending, &client->out);
 		if (got < 0)
 			return errno == EINTR ? -EAGAIN : -errno;
 		client->moved += (uint64_t)got;
@@ -318,7 +311,7 @@ int tcp_flow_send(struct tcp_client *client, bool owner)
 /* ---- receiving --------------------------------------------------------- */
 
 /* Record the extents that the owner refused, so that their bytes are not expected. */
-static int refused(struct tcp_client *client, const uint8_t *errors)
+static int flow_take_refused(struct tcp_client *client, const uint8_t *errors)
 {
 	struct tcp_request *request = client->receiving;
 	struct tcp_walk walk;
@@ -335,18 +328,18 @@ static int refused(struct tcp_client *client, const uint8_t *errors)
 		while (walk.extent < extent && walk_step(&walk, request->fragment))
 			;
 		client->bad[extent / 64] |= UINT64_C(1) << (extent % 64);
-		wh_fragment_fail(request->fragment, walk.run.index, -error,
+		wh_fragment_fail(request->fragment, walk.pair.index, -error,
 				 "%s refuses region %#llx offset %llu length %llu: %s",
 				 request->fragment->peer->welcome.name,
-				 (unsigned long long)walk.run.remote,
-				 (unsigned long long)walk.run.offset,
-				 (unsigned long long)walk.run.length, strerror(error));
+				 (unsigned long long)walk.pair.remote,
+				 (unsigned long long)walk.pair.offset,
+				 (unsigned long long)walk.pair.length, strerror(error));
 	}
 	return 0;
 }
 
 /* The payload bytes of the response: those of the extents that were not refused. */
-static uint64_t expected(struct tcp_client *client)
+static uint64_t flow_expected_bytes(struct tcp_client *client)
 {
 	struct tcp_request *request = client->receiving;
 	uint64_t bytes = 0;
@@ -358,13 +351,13 @@ static uint64_t expected(struct tcp_client *client)
 		return request->start.left;
 	walk_start(&walk, request);
 	do {
-		bytes += is_bad(client, walk.extent) ? 0 : walk.run.length;
+		bytes += extent_is_bad(client, walk.extent) ? 0 : walk.pair.length;
 	} while (walk_step(&walk, request->fragment));
 	return bytes;
 }
 
 /* Take a response's header and errors from the buffer. 0; -EAGAIN: not complete yet; -EPROTO. */
-static int take_head(struct tcp_client *client)
+static int flow_take_head(struct tcp_client *client)
 {
 	struct tcp_in *in = &client->in;
 	const uint8_t *at = in->bytes + in->start;
@@ -391,18 +384,18 @@ static int take_head(struct tcp_client *client)
 	client->receiving = request;
 	walk_start(&client->into, request);
 	if (client->response.errors) {
-		error = refused(client, at + WH_RESPONSE_SIZE);
+		error = flow_take_refused(client, at + WH_RESPONSE_SIZE);
 		if (error)
 			return error;
 	}
 	in->start += length;
 	in->length -= length;
-	client->into_left = expected(client);
+	client->into_left = flow_expected_bytes(client);
 	return client->into_left == client->response.bytes ? 0 : -EPROTO;
 }
 
 /* Copy payload that arrived in the buffer, together with a header. 0 or -EFAULT. */
-static int take_early(struct tcp_client *client)
+static int flow_take_payload(struct tcp_client *client)
 {
 	const struct wh_region *seen = NULL;
 	struct tcp_in *in = &client->in;
@@ -410,18 +403,18 @@ static int take_early(struct tcp_client *client)
 
 	while (in->length && client->into_left) {
 		struct tcp_walk *walk = &client->into;
-		uint64_t length = walk->run.length - walk->done;
+		uint64_t length = walk->pair.length - walk->done;
 
-		if (errors && is_bad(client, walk->extent)) {
+		if (errors && extent_is_bad(client, walk->extent)) {
 			walk_step(walk, client->receiving->fragment);
 			continue;
 		}
 		if (length > in->length)
 			length = in->length;
-		if (!is_there(client->receiving->fragment, &walk->run, &seen))
-			return fault(client->receiving, walk);
+		if (!pair_is_mapped(client->receiving->fragment, &walk->pair, &seen))
+			return request_note_fault(client->receiving, walk);
 		if (client->receiving->fragment->windowed)
-			tcp_window_put(client->receiving->fragment, &walk->run,
+			tcp_window_put(client->receiving->fragment, &walk->pair,
 				       walk_at(walk, client->receiving), in->bytes + in->start,
 				       length);
 		else
@@ -437,17 +430,17 @@ static int take_early(struct tcp_client *client)
 }
 
 /* Process the bytes in the buffer. -EAGAIN: more bytes are needed. */
-static int consume(struct tcp_client *client, struct wh_list *done)
+static int flow_consume(struct tcp_client *client, struct wh_list *done)
 {
 	int error;
 
 	for (;;) {
 		if (!client->receiving) {
-			error = take_head(client);
+			error = flow_take_head(client);
 			if (error)
 				return error;
 		}
-		error = take_early(client);
+		error = flow_take_payload(client);
 		if (error)
 			return error;
 		if (client->into_left)
@@ -471,7 +464,7 @@ int tcp_flow_receive(struct tcp_client *client, struct wh_list *done)
 	while (atomic_load_explicit(&client->outstanding, memory_order_relaxed)) {
 		count = 0;
 		want = 0;
-		if (client->receiving) /* the buffer is empty: see consume() */
+		if (client->receiving) /* the buffer is empty: see flow_consume() */
 			want = walk_vector(client, &client->into, client->receiving,
 					   client->response.errors, vector, &count);
 		if (want > client->into_left)
@@ -481,7 +474,7 @@ int tcp_flow_receive(struct tcp_client *client, struct wh_list *done)
 		if (!got)
 			return -ECONNRESET;
 		if (got < 0 && errno == EFAULT && client->receiving)
-			return fault(client->receiving, &client->into);
+			return request_note_fault(client->receiving, &client->into);
 		if (got < 0)
 			return errno == EINTR ? -EAGAIN : -errno;
 		client->moved += (uint64_t)got;
@@ -495,7 +488,7 @@ int tcp_flow_receive(struct tcp_client *client, struct wh_list *done)
 				walk_advance(client, &client->into, client->receiving->fragment,
 					     client->response.errors, moved);
 		}
-		error = consume(client, done);
+		error = flow_consume(client, done);
 		if (error != -EAGAIN)
 			return error;
 		/* A short read: the socket is empty. */

@@ -15,7 +15,7 @@
 /* ---- requests ---------------------------------------------------------- */
 
 /* Decode and check the extents of server->request. 0 or -EPROTO. */
-static int take_extents(struct tcp_server *server, const uint8_t *meta)
+static int request_take_extents(struct tcp_server *server, const uint8_t *meta)
 {
 	const struct wh_request *request = &server->request;
 	struct tcp_checked last = { .looked_up = false };
@@ -44,7 +44,7 @@ static int take_extents(struct tcp_server *server, const uint8_t *meta)
 }
 
 /* Take a request from the buffer. 0; -EAGAIN: not complete yet; -EPROTO; -ENOMEM. */
-static int take_request(struct tcp_server *server)
+static int request_take(struct tcp_server *server)
 {
 	struct tcp_in *in = &server->in;
 	int error;
@@ -56,7 +56,7 @@ static int take_request(struct tcp_server *server)
 		return error;
 	if (in->length < WH_REQUEST_SIZE + server->request.meta)
 		return -EAGAIN;
-	error = take_extents(server, in->bytes + in->start + WH_REQUEST_SIZE);
+	error = request_take_extents(server, in->bytes + in->start + WH_REQUEST_SIZE);
 	if (error)
 		return error;
 	in->start += WH_REQUEST_SIZE + server->request.meta;
@@ -75,8 +75,8 @@ static int take_request(struct tcp_server *server)
 }
 
 /* Fill a vector with the memory for the next payload bytes. Returns its length in bytes. */
-static size_t payload_vector(struct tcp_server *server, struct tcp_entered *entered,
-			     struct iovec *vector, int *count)
+static size_t payload_fill_vector(struct tcp_server *server, struct tcp_entered *entered,
+				  struct iovec *vector, int *count)
 {
 	uint64_t skip = server->skip;
 	size_t bytes = 0;
@@ -114,7 +114,7 @@ static size_t payload_vector(struct tcp_server *server, struct tcp_entered *ente
 
 /* The kernel could not store received bytes (EFAULT). Receive one extent at a time to find the one
  * at fault, and discard only its bytes. */
-static void blame(struct tcp_server *server)
+static void payload_find_fault(struct tcp_server *server)
 {
 	if (server->singly)
 		server->extents[server->at].error = EFAULT;
@@ -122,7 +122,7 @@ static void blame(struct tcp_server *server)
 }
 
 /* Copy payload that arrived in the buffer, together with the header, into slots. */
-static void take_early_staged(struct tcp_server *server)
+static void payload_copy_to_slots(struct tcp_server *server)
 {
 	struct tcp_in *in = &server->in;
 	struct iovec to;
@@ -141,7 +141,7 @@ static void take_early_staged(struct tcp_server *server)
 }
 
 /* Copy payload that arrived in the buffer, together with the header, into the regions. */
-static void take_early(struct tcp_server *server)
+static void payload_copy_to_regions(struct tcp_server *server)
 {
 	struct tcp_in *in = &server->in;
 	struct tcp_entered entered = { .count = 0 };
@@ -193,16 +193,16 @@ int tcp_server_consume(struct tcp_server *server)
 		if (!server->receiving) {
 			if (tcp_server_full(server))
 				return -ENOBUFS;
-			error = take_request(server);
+			error = request_take(server);
 			if (error)
 				return error;
 			if (!server->receiving)
 				continue;
 		}
 		if (server->write)
-			take_early_staged(server);
+			payload_copy_to_slots(server);
 		else
-			take_early(server);
+			payload_copy_to_regions(server);
 		if (server->left)
 			return server->wants_slot ? -ENOBUFS : -EAGAIN;
 		server->receiving = false;
@@ -217,11 +217,12 @@ int tcp_server_consume(struct tcp_server *server)
 }
 
 /* How many bytes to receive into the buffer, beyond `want`. Payload among them costs a copy. */
-static size_t room(const struct tcp_server *server, size_t want)
+static size_t receive_room(const struct tcp_server *server, size_t want)
 {
 	if (server->receiving)
 		return want == server->left ? TCP_TAIL : 0;
-	/* A large write usually follows a large write: leave its payload for payload_vector(). */
+	/* A large write usually follows a large write: leave its payload for payload_fill_vector().
+	 */
 	return server->request.op == WH_WRITE && server->request.bytes > TCP_SERVER_IN ?
 		       TCP_TAIL :
 		       TCP_SERVER_IN;
@@ -241,15 +242,16 @@ ssize_t tcp_server_receive(struct tcp_server *server, size_t *little)
 			return -EAGAIN;
 		count = 1;
 	} else {
-		want = server->receiving ? payload_vector(server, &entered, vector, &count) : 0;
+		want = server->receiving ? payload_fill_vector(server, &entered, vector, &count) :
+					   0;
 	}
-	tail = room(server, want);
+	tail = receive_room(server, want);
 	*little = want ? want : tail / 2;
 	got = tcp_receive(server->source.fd, server->tls, vector, count, want, &server->in, tail);
 	error = errno;
 	tcp_regions_leave(&entered);
 	if (got < 0 && error == EFAULT && want && !server->write) {
-		blame(server);
+		payload_find_fault(server);
 		return tcp_server_receive(server, little);
 	}
 	if (got <= 0)

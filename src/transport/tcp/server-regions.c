@@ -60,7 +60,7 @@ char *tcp_region_enter(struct tcp_server *server, struct tcp_entered *entered,
 /* Is some of a region's memory no longer mapped? Checked before any byte moves, because some
  * written bytes are copied by the CPU, which would raise a signal, and because the response to a
  * read announces all its bytes before they are sent. */
-static bool has_holes(const struct wh_region_entry *entry)
+static bool entry_has_holes(const struct wh_region_entry *entry)
 {
 	return wh_region_may_vanish(wh_container(entry, struct wh_region, entry)) &&
 	       !wh_memory_mapped(entry->address, entry->length);
@@ -78,7 +78,7 @@ int tcp_extent_check(struct tcp_server *server, struct tcp_checked *last,
 		/* The session outlives this connection. */
 		if (last->entry) {
 			last->access = wh_session_access(server->session, last->entry);
-			last->holes = has_holes(last->entry);
+			last->holes = entry_has_holes(last->entry);
 		}
 	}
 	if (!last->entry)

@@ -13,7 +13,7 @@
 
 /* ---- encoding ---------------------------------------------------------- */
 
-static uint32_t count_errors(const struct tcp_extent *extents, uint32_t count)
+static uint32_t extents_count_errors(const struct tcp_extent *extents, uint32_t count)
 {
 	uint32_t errors = 0;
 
@@ -23,8 +23,8 @@ static uint32_t count_errors(const struct tcp_extent *extents, uint32_t count)
 }
 
 /* Encode a response and its errors. Returns the bytes. */
-static uint32_t answer(uint8_t *out, const struct wh_request *request,
-		       const struct tcp_extent *extents, uint32_t errors, uint64_t bytes)
+static uint32_t answer_encode(uint8_t *out, const struct wh_request *request,
+			      const struct tcp_extent *extents, uint32_t errors, uint64_t bytes)
 {
 	uint8_t *at = out + WH_RESPONSE_SIZE;
 	struct wh_response response = {
@@ -45,7 +45,7 @@ static uint32_t answer(uint8_t *out, const struct wh_request *request,
 }
 
 /* Count served bytes. Through other transports only the initiator can count them. */
-static void count_served(struct tcp_server *server, uint8_t op, uint64_t bytes)
+static void answer_count(struct tcp_server *server, uint8_t op, uint64_t bytes)
 {
 	wh_count_add(&server->served->bytes[op == WH_WRITE], bytes);
 	wh_count_add(&server->served->requests, 1);
@@ -54,13 +54,13 @@ static void count_served(struct tcp_server *server, uint8_t op, uint64_t bytes)
 void tcp_answer_write(struct tcp_server *server, const struct wh_request *request,
 		      const struct tcp_extent *extents)
 {
-	uint32_t errors = count_errors(extents, request->count);
+	uint32_t errors = extents_count_errors(extents, request->count);
 	uint32_t length = WH_RESPONSE_SIZE + errors * WH_RESPONSE_ERROR_SIZE;
 	uint64_t bytes = request->bytes;
 
 	for (uint32_t i = 0; errors && i < request->count; i++)
 		bytes -= extents[i].error ? extents[i].length : 0;
-	count_served(server, WH_WRITE, bytes);
+	answer_count(server, WH_WRITE, bytes);
 	if (server->out_start && !server->out_length)
 		server->out_start = 0;
 	if (server->out_start + server->out_length + length > TCP_SERVER_OUT) {
@@ -68,8 +68,8 @@ void tcp_answer_write(struct tcp_server *server, const struct wh_request *reques
 		server->out_start = 0;
 	}
 	/* tcp_server_full() keeps room for the largest response. */
-	server->out_length += answer(server->out + server->out_start + server->out_length, request,
-				     extents, errors, 0);
+	server->out_length += answer_encode(server->out + server->out_start + server->out_length,
+					    request, extents, errors, 0);
 }
 
 bool tcp_answers_full(const struct tcp_server *server)
@@ -79,11 +79,11 @@ bool tcp_answers_full(const struct tcp_server *server)
 }
 
 /* Append the responses to staged writes whose bytes have all arrived. */
-static void answer_staged(struct tcp_server *server)
+static void answer_staged_writes(struct tcp_server *server)
 {
-	while (!wh_list_empty(&server->answers) && !tcp_answers_full(server)) {
+	while (!wh_list_empty(&server->arrived) && !tcp_answers_full(server)) {
 		struct tcp_write *write =
-			wh_container(wh_list_take(&server->answers), struct tcp_write, link);
+			wh_container(wh_list_take(&server->arrived), struct tcp_write, link);
 
 		tcp_answer_write(server, &write->request, write->extents);
 		server->write_count--;
@@ -101,7 +101,7 @@ static void job_free(struct tcp_server *server, struct tcp_job *job)
 int tcp_answer_read(struct tcp_server *server)
 {
 	const struct wh_request *request = &server->request;
-	uint32_t errors = count_errors(server->extents, request->count);
+	uint32_t errors = extents_count_errors(server->extents, request->count);
 	size_t list = request->count * sizeof(struct tcp_extent), size;
 	struct tcp_job *job;
 	uint64_t bytes = 0;
@@ -121,11 +121,11 @@ int tcp_answer_read(struct tcp_server *server)
 		job->extents[job->count++] = server->extents[i];
 		bytes += server->extents[i].length;
 	}
-	count_served(server, WH_READ, bytes);
+	answer_count(server, WH_READ, bytes);
 	job->left = job->ungathered = bytes;
 	wh_list_init(&job->chunks);
 	job->staged = tcp_extents_on_gpu(server, job->extents, job->count);
-	job->head_length = answer(job->head, request, server->extents, errors, bytes);
+	job->head_length = answer_encode(job->head, request, server->extents, errors, bytes);
 	wh_list_append(&server->jobs, &job->link);
 	server->job_count++;
 	return 0;
@@ -133,8 +133,8 @@ int tcp_answer_read(struct tcp_server *server)
 
 /* Append the next bytes of a read to a vector, and enter their regions. Returns the bytes, or a
  * negative errno that ends the connection. */
-static ssize_t job_vector(struct tcp_server *server, const struct tcp_job *job,
-			  struct tcp_entered *entered, struct iovec *vector, int *count)
+static ssize_t job_fill_vector(struct tcp_server *server, const struct tcp_job *job,
+			       struct tcp_entered *entered, struct iovec *vector, int *count)
 {
 	uint64_t skip = job->skip;
 	size_t bytes = 0;
@@ -173,7 +173,7 @@ static void job_sent(struct tcp_server *server, struct tcp_job *job, size_t byte
 }
 
 /* Send as much of one read as possible. 0: all is sent; else -EAGAIN, or a fatal error. */
-static int send_job(struct tcp_server *server, struct tcp_job *job)
+static int job_send(struct tcp_server *server, struct tcp_job *job)
 {
 	struct iovec vector[TCP_VECTOR];
 	struct tcp_entered entered = { .count = 0 };
@@ -196,7 +196,7 @@ static int send_job(struct tcp_server *server, struct tcp_job *job)
 				return -EAGAIN;
 			count++;
 		} else {
-			payload = job_vector(server, job, &entered, vector, &count);
+			payload = job_fill_vector(server, job, &entered, vector, &count);
 		}
 		got = payload < 0 ? payload :
 				    wh_stream_send(server->source.fd, server->tls, vector, count);
@@ -225,7 +225,7 @@ int tcp_server_flush(struct tcp_server *server)
 					      NULL :
 					      wh_container(server->jobs.next, struct tcp_job, link);
 
-		answer_staged(server);
+		answer_staged_writes(server);
 		if (server->out_length && !(job && job->head_sent)) {
 			struct iovec part = { server->out + server->out_start, server->out_length };
 
@@ -240,7 +240,7 @@ int tcp_server_flush(struct tcp_server *server)
 		}
 		if (!job)
 			return 0;
-		error = send_job(server, job);
+		error = job_send(server, job);
 		if (error)
 			return error;
 		wh_list_remove(&job->link);

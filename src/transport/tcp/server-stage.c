@@ -3,7 +3,7 @@
  * The owner's GPU memory through slots of pinned memory. Writes are received into slots and
  * scattered from there; reads are gathered into slots and sent from there. Several slots are in use
  * at a time, so that GPU and socket work in parallel. Everything runs on the connection's loop,
- * except chunk_moved() and slot_ready().
+ * except chunk_gpu_done() and chunk_slot_ready().
  */
 #include <errno.h>
 #include <sched.h>
@@ -33,7 +33,7 @@ struct tcp_chunk {
 
 /* ---- chunks ------------------------------------------------------------ */
 
-static void leave_entries(struct tcp_chunk *chunk)
+static void chunk_leave_regions(struct tcp_chunk *chunk)
 {
 	while (chunk->entry_count)
 		wh_region_entry_leave(chunk->entries[--chunk->entry_count]);
@@ -43,18 +43,18 @@ static void chunk_free(struct tcp_chunk *chunk)
 {
 	struct tcp_server *server = chunk->server;
 
-	leave_entries(chunk);
+	chunk_leave_regions(chunk);
 	if (chunk->staging.slot)
 		wh_slot_give(server->engine->gpus, chunk->staging.slot);
 	wh_staging_destroy(&chunk->staging);
 	free(chunk->entries);
 	free(chunk);
 	if (!--server->chunk_count && server->dead)
-		tcp_server_bury(server);
+		tcp_server_post_free(server);
 }
 
 /* A GPU has finished, with or without an error. On any thread. */
-static void chunk_moved(struct wh_staging *staging, int error, const char *text)
+static void chunk_gpu_done(struct wh_staging *staging, int error, const char *text)
 {
 	struct tcp_chunk *chunk = wh_container(staging, struct tcp_chunk, staging);
 	struct tcp_server *server = chunk->server;
@@ -68,7 +68,7 @@ static void chunk_moved(struct wh_staging *staging, int error, const char *text)
 static void chunk_back(struct wh_task *task);
 
 /* The slot that a chunk waited for is free. On any thread. */
-static void slot_ready(struct wh_slot_wait *wait, struct wh_slot *slot)
+static void chunk_slot_ready(struct wh_slot_wait *wait, struct wh_slot *slot)
 {
 	struct tcp_chunk *chunk = wh_container(wait, struct tcp_chunk, wait);
 
@@ -89,16 +89,16 @@ static struct tcp_chunk *chunk_new(struct tcp_server *server)
 		return NULL;
 	chunk->server = server;
 	chunk->task.run = chunk_back;
-	chunk->wait.ready = slot_ready;
+	chunk->wait.ready = chunk_slot_ready;
 	wh_staging_init(&chunk->staging, server->engine->gpus, false);
-	chunk->staging.done = chunk_moved;
+	chunk->staging.done = chunk_gpu_done;
 	server->chunk_count++;
 	chunk->staging.slot = wh_slot_take(server->engine->gpus, WH_SLOT_SERVES, &chunk->wait);
 	return chunk;
 }
 
 /* Enter a region until the GPU has finished with the chunk. NULL: unregistered, or no memory. */
-static const struct wh_region *enter(struct tcp_chunk *chunk, uint64_t id)
+static const struct wh_region *chunk_enter_region(struct tcp_chunk *chunk, uint64_t id)
 {
 	struct wh_region_entry *entry, **grown;
 	uint32_t room = chunk->entry_room ? 2 * chunk->entry_room : 4;
@@ -120,7 +120,7 @@ static const struct wh_region *enter(struct tcp_chunk *chunk, uint64_t id)
 	return wh_container(entry, struct wh_region, entry);
 }
 
-static void fly(struct tcp_chunk *chunk, bool into)
+static void chunk_start_copy(struct tcp_chunk *chunk, bool into)
 {
 	atomic_fetch_add(&chunk->server->in_flight, 1);
 	wh_count_add(&chunk->server->engine->statistics.staged_bytes, chunk->staging.bytes);
@@ -147,10 +147,10 @@ int tcp_stage_write(struct tcp_server *server)
 	return 0;
 }
 
-static void write_part_done(struct tcp_server *server, struct tcp_write *write)
+static void write_chunk_done(struct tcp_server *server, struct tcp_write *write)
 {
 	if (!--write->chunks)
-		wh_list_append(&server->answers, &write->link);
+		wh_list_append(&server->arrived, &write->link);
 }
 
 size_t tcp_stage_into(struct tcp_server *server, struct iovec *vector)
@@ -177,7 +177,7 @@ size_t tcp_stage_into(struct tcp_server *server, struct iovec *vector)
 }
 
 /* Map the bytes of a full slot to the extents, and advance along these. */
-static void scatter_bytes(struct tcp_server *server, struct tcp_chunk *chunk)
+static void chunk_map_to_extents(struct tcp_server *server, struct tcp_chunk *chunk)
 {
 	uint64_t left = chunk->sent;
 
@@ -186,7 +186,7 @@ static void scatter_bytes(struct tcp_server *server, struct tcp_chunk *chunk)
 		struct tcp_extent *extent = &server->extents[server->at];
 		uint64_t length = extent->length - server->skip, taken = 0;
 		const struct wh_region *region =
-			extent->error ? NULL : enter(chunk, extent->region);
+			extent->error ? NULL : chunk_enter_region(chunk, extent->region);
 
 		length = length < left ? length : left;
 		if (!extent->error && !region)
@@ -213,9 +213,9 @@ void tcp_stage_received(struct tcp_server *server, size_t bytes)
 	if (server->left && chunk->sent < WH_SLOT)
 		return;
 	server->chunk = NULL;
-	scatter_bytes(server, chunk);
+	chunk_map_to_extents(server, chunk);
 	server->write->chunks++;
-	fly(chunk, false);
+	chunk_start_copy(chunk, false);
 }
 
 void tcp_stage_end_write(struct tcp_server *server)
@@ -224,11 +224,11 @@ void tcp_stage_end_write(struct tcp_server *server)
 
 	server->write = NULL;
 	server->extents = server->own;
-	write_part_done(server, write);
+	write_chunk_done(server, write);
 }
 
 /* A chunk of a write has arrived on the GPU, or has failed. */
-static void written(struct tcp_chunk *chunk)
+static void chunk_end_write(struct tcp_chunk *chunk)
 {
 	struct tcp_server *server = chunk->server;
 	struct tcp_write *write = chunk->write;
@@ -240,18 +240,18 @@ static void written(struct tcp_chunk *chunk)
 	if (chunk->staging.error)
 		wh_log_line(&server->engine->log, "bytes from a peer do not reach a GPU: %s",
 			    chunk->staging.text);
-	write_part_done(server, write);
+	write_chunk_done(server, write);
 	chunk_free(chunk);
 }
 
 /* ---- reads ------------------------------------------------------------- */
 
 /* Start gathering the next bytes of the read into the chunk. 0, -ESTALE or -ENOMEM. */
-static int gather(struct tcp_job *job, struct tcp_chunk *chunk)
+static int chunk_gather(struct tcp_job *job, struct tcp_chunk *chunk)
 {
 	while (job->ungathered && chunk->staging.bytes < WH_SLOT) {
 		const struct tcp_extent *extent = &job->extents[job->at];
-		const struct wh_region *region = enter(chunk, extent->region);
+		const struct wh_region *region = chunk_enter_region(chunk, extent->region);
 		uint64_t taken;
 
 		/* The response has announced these bytes, but their region was unregistered since:
@@ -267,17 +267,17 @@ static int gather(struct tcp_job *job, struct tcp_chunk *chunk)
 		tcp_extents_advance(job->extents, &job->at, &job->skip, taken);
 	}
 	if (wh_staging_gather_few(&chunk->staging, true)) {
-		leave_entries(chunk);
+		chunk_leave_regions(chunk);
 		chunk->moved = true;
 	} else {
-		fly(chunk, true);
+		chunk_start_copy(chunk, true);
 	}
 	return 0;
 }
 
 /* Gather the next bytes of one read. 0: all are assigned to chunks. 1: no more can be gathered on
  * this connection for now. Or a negative errno. */
-static int gather_job(struct tcp_server *server, struct tcp_job *job)
+static int job_gather(struct tcp_server *server, struct tcp_job *job)
 {
 	struct tcp_chunk *last = NULL;
 	int error = 0;
@@ -298,7 +298,7 @@ static int gather_job(struct tcp_server *server, struct tcp_job *job)
 		last->job = job;
 		server->read_chunks++;
 		if (last->staging.slot)
-			error = gather(job, last);
+			error = chunk_gather(job, last);
 	}
 	return error ? error : job->ungathered || (last && !last->staging.slot);
 }
@@ -315,7 +315,7 @@ int tcp_stage_read(struct tcp_server *server)
 		struct tcp_job *job = wh_container(link, struct tcp_job, link);
 
 		if (job->staged)
-			error = gather_job(server, job);
+			error = job_gather(server, job);
 	}
 	return error < 0 ? error : 0;
 }
@@ -331,7 +331,7 @@ size_t tcp_stage_out_of(struct tcp_job *job, struct iovec *vector)
 	return vector->iov_len;
 }
 
-static void forget(struct tcp_server *server, struct tcp_chunk *chunk)
+static void job_remove_chunk(struct tcp_server *server, struct tcp_chunk *chunk)
 {
 	wh_list_remove(&chunk->link);
 	server->read_chunks--;
@@ -344,7 +344,7 @@ void tcp_stage_sent(struct tcp_server *server, struct tcp_job *job, size_t bytes
 	chunk->sent += bytes;
 	if (chunk->sent < chunk->staging.bytes)
 		return;
-	forget(server, chunk);
+	job_remove_chunk(server, chunk);
 	chunk_free(chunk);
 }
 
@@ -353,7 +353,7 @@ void tcp_stage_drop_read(struct tcp_server *server, struct tcp_job *job)
 	while (!wh_list_empty(&job->chunks)) {
 		struct tcp_chunk *chunk = wh_container(job->chunks.next, struct tcp_chunk, link);
 
-		forget(server, chunk);
+		job_remove_chunk(server, chunk);
 		chunk->job = NULL;
 		/* Otherwise its task is pending, and chunk_back() frees it. */
 		if (chunk->moved || wh_slot_unwait(chunk->server->engine->gpus, &chunk->wait))
@@ -364,7 +364,7 @@ void tcp_stage_drop_read(struct tcp_server *server, struct tcp_job *job)
 /* ---- back on the loop -------------------------------------------------- */
 
 /* Continue a chunk that has received its slot. */
-static void chunk_begin(struct tcp_chunk *chunk)
+static void chunk_take_slot(struct tcp_chunk *chunk)
 {
 	struct tcp_server *server = chunk->server;
 
@@ -372,13 +372,13 @@ static void chunk_begin(struct tcp_chunk *chunk)
 	chunk->given = NULL;
 	if (chunk == server->chunk)
 		server->wants_slot = false;
-	else if (chunk->job && gather(chunk->job, chunk))
+	else if (chunk->job && chunk_gather(chunk->job, chunk))
 		server->failed = true;
 	else if (!chunk->job)
 		chunk_free(chunk);
 }
 
-static void drop_write(struct tcp_write *write)
+static void write_drop(struct tcp_write *write)
 {
 	if (!--write->chunks)
 		free(write);
@@ -391,15 +391,15 @@ static void chunk_back(struct wh_task *task)
 	bool dead = server->dead;
 
 	if (chunk->given) {
-		chunk_begin(chunk);
+		chunk_take_slot(chunk);
 	} else {
-		leave_entries(chunk);
+		chunk_leave_regions(chunk);
 		chunk->moved = true;
 		if (chunk->write && !dead) {
-			written(chunk);
+			chunk_end_write(chunk);
 		} else if (dead || !chunk->job) {
 			if (chunk->write)
-				drop_write(chunk->write);
+				write_drop(chunk->write);
 			chunk_free(chunk);
 		}
 	}
@@ -418,7 +418,7 @@ void tcp_stage_stop(struct tcp_server *server)
 			sched_yield();
 	}
 	if (server->write)
-		drop_write(server->write);
+		write_drop(server->write);
 	server->write = NULL;
 	server->chunk = NULL;
 	if (!chunk)

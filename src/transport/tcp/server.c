@@ -17,12 +17,12 @@
 
 #define CONNECTIONS_MAX 64 /* per session */
 /* Bytes of memory that every connection holds, charged to the quota. */
-#define BASE                                                                                       \
+#define CONNECTION_BYTES                                                                           \
 	(int64_t)(sizeof(struct tcp_server) + TCP_SERVER_IN + TCP_SERVER_TRASH + TCP_SERVER_OUT +  \
 		  WH_REQUEST_EXTENTS * sizeof(struct tcp_extent))
 /* bytes received before responses are sent early, so that the peer already sends more while the
  * rest is received */
-#define TELL_BYTES (1u << 20)
+#define ANSWER_BYTES (1u << 20)
 #define TURN_BYTES (8u << 20) /* bytes received in one turn; then other connections get theirs */
 
 /* The connections of one session. On loop 0. */
@@ -33,7 +33,7 @@ struct servers {
 
 void tcp_server_charge(struct tcp_server *server, int64_t bytes)
 {
-	server->held += bytes;
+	server->charged += bytes;
 	wh_quota_charge_buffered(server->quota, bytes);
 }
 
@@ -41,9 +41,9 @@ void tcp_server_charge(struct tcp_server *server, int64_t bytes)
 
 /* Receive (if `came`), process and respond until the socket is empty or the turn is over. -EAGAIN,
  * or the error that ends the connection. */
-static int service(struct tcp_server *server, bool came)
+static int server_serve(struct tcp_server *server, bool came)
 {
-	size_t turn = 0, told = 0, little;
+	size_t turn = 0, answered = 0, little;
 	ssize_t got;
 	int error, flushed;
 
@@ -57,8 +57,9 @@ static int service(struct tcp_server *server, bool came)
 			break;
 		if (server->out_length || server->job_count) {
 			/* Responses to small writes are sent together, after the loop. */
-			if (error == -ENOBUFS || server->job_count || turn - told >= TELL_BYTES) {
-				told = turn;
+			if (error == -ENOBUFS || server->job_count ||
+			    turn - answered >= ANSWER_BYTES) {
+				answered = turn;
 				flushed = tcp_server_flush(server);
 				if (flushed && flushed != -EAGAIN)
 					return flushed;
@@ -93,9 +94,9 @@ static int service(struct tcp_server *server, bool came)
 /* ---- the connection's life --------------------------------------------- */
 
 /* Free a connection that has stopped, or never started. On loop 0. */
-static void bury(struct wh_task *task)
+static void server_free(struct wh_task *task)
 {
-	struct tcp_server *server = wh_container(task, struct tcp_server, bury);
+	struct tcp_server *server = wh_container(task, struct tcp_server, free_task);
 	struct wh_list *link;
 
 	if (server->session) {
@@ -104,7 +105,7 @@ static void bury(struct wh_task *task)
 		wh_list_remove(&server->link);
 		servers->count--;
 	}
-	while ((link = wh_list_take(&server->answers)))
+	while ((link = wh_list_take(&server->arrived)))
 		free(wh_container(link, struct tcp_write, link));
 	free(server->in.bytes);
 	free(server->own);
@@ -114,7 +115,7 @@ static void bury(struct wh_task *task)
 }
 
 /* Close the connection. On its loop; blocks briefly for GPUs. On return it accesses no region. */
-static void stop(void *argument)
+static void server_stop(void *argument)
 {
 	struct tcp_server *server = argument;
 	struct wh_list *link;
@@ -137,20 +138,20 @@ static void stop(void *argument)
 		tcp_stage_drop_read(server, job);
 		free(job);
 	}
-	tcp_server_charge(server, -server->held);
+	tcp_server_charge(server, -server->charged);
 	if (!--server->chunk_count)
-		tcp_server_bury(server);
+		tcp_server_post_free(server);
 }
 
-void tcp_server_bury(struct tcp_server *server)
+void tcp_server_post_free(struct tcp_server *server)
 {
-	wh_loop_post(&server->engine->loops[0], &server->bury);
+	wh_loop_post(&server->engine->loops[0], &server->free_task);
 }
 
 void tcp_server_turn(struct tcp_server *server, bool came)
 {
 	uint64_t moved = server->moved;
-	int error = server->dead ? 0 : service(server, came);
+	int error = server->dead ? 0 : server_serve(server, came);
 	uint32_t events;
 
 	if (server->dead)
@@ -163,7 +164,7 @@ void tcp_server_turn(struct tcp_server *server, bool came)
 			wh_log_line(&server->engine->log, "a data connection is dropped: %s",
 				    error == -EPROTO ? "the peer broke the protocol" :
 						       strerror(-error));
-		stop(server);
+		server_stop(server);
 		return;
 	}
 	events = (tcp_server_full(server) || server->wants_slot ? 0 : EPOLLIN) |
@@ -177,7 +178,7 @@ void tcp_server_turn(struct tcp_server *server, bool came)
 	}
 }
 
-static void ready(struct wh_source *source, uint32_t events)
+static void server_ready(struct wh_source *source, uint32_t events)
 {
 	struct tcp_server *server = wh_container(source, struct tcp_server, source);
 
@@ -185,7 +186,7 @@ static void ready(struct wh_source *source, uint32_t events)
 	tcp_server_turn(server, events != EPOLLOUT || server->tls);
 }
 
-static bool spin(struct wh_spinner *spinner)
+static bool server_spin(struct wh_spinner *spinner)
 {
 	struct tcp_server *server = wh_container(spinner, struct tcp_server, spinner);
 	uint64_t moved = server->moved;
@@ -195,21 +196,21 @@ static bool spin(struct wh_spinner *spinner)
 	tcp_server_turn(server, true);
 	progress = server->moved != moved;
 	if (!--server->chunk_count && server->dead)
-		tcp_server_bury(server);
+		tcp_server_post_free(server);
 	return progress;
 }
 
 /* Start serving. On its loop. */
-static void begin(void *argument)
+static void server_begin(void *argument)
 {
 	struct tcp_server *server = argument;
 
 	if (wh_loop_add(server->loop, &server->source, EPOLLIN)) {
 		server->dead = true;
-		tcp_server_charge(server, -server->held);
+		tcp_server_charge(server, -server->charged);
 		wh_tls_free(server->tls);
 		close(server->source.fd);
-		wh_loop_post(&server->engine->loops[0], &server->bury);
+		wh_loop_post(&server->engine->loops[0], &server->free_task);
 		return;
 	}
 	if (server->loop->spin)
@@ -228,10 +229,10 @@ static struct tcp_server *server_new(struct wh_session *session, int fd, struct 
 		return NULL;
 	server->source.fd = fd;
 	server->tls = tls;
-	server->source.ready = ready;
+	server->source.ready = server_ready;
 	server->events = EPOLLIN;
-	server->spinner.poll = spin;
-	server->bury.run = bury;
+	server->spinner.poll = server_spin;
+	server->free_task.run = server_free;
 	server->engine = session->engine;
 	server->session = session;
 	server->quota = session->quota;
@@ -245,13 +246,13 @@ static struct tcp_server *server_new(struct wh_session *session, int fd, struct 
 	server->trash = malloc(TCP_SERVER_TRASH);
 	server->out = malloc(TCP_SERVER_OUT);
 	wh_list_init(&server->jobs);
-	wh_list_init(&server->answers);
+	wh_list_init(&server->arrived);
 	if (server->in.bytes && server->own && server->trash && server->out) {
-		tcp_server_charge(server, BASE + (tls ? (int64_t)WH_TLS_HELD : 0));
+		tcp_server_charge(server, CONNECTION_BYTES + (tls ? (int64_t)WH_TLS_HELD : 0));
 		return server;
 	}
 	server->session = NULL;
-	bury(&server->bury);
+	server_free(&server->free_task);
 	return NULL;
 }
 
@@ -288,7 +289,7 @@ int tcp_session_accept(struct wh_session *session, int fd, struct wh_tls *tls,
 	wh_count_add(&session->engine->statistics.connections, 1);
 	wh_list_append(&servers->list, &server->link);
 	servers->count++;
-	wh_loop_call(server->loop, begin, server);
+	wh_loop_call(server->loop, server_begin, server);
 	return 0;
 }
 
@@ -302,8 +303,8 @@ void tcp_session_close(struct wh_session *session)
 	while ((link = wh_list_take(&servers->list))) {
 		struct tcp_server *server = wh_container(link, struct tcp_server, link);
 
-		wh_loop_call(server->loop, stop, server);
-		server->session = NULL; /* before bury(), which runs on this loop, too */
+		wh_loop_call(server->loop, server_stop, server);
+		server->session = NULL; /* before server_free(), which runs on this loop, too */
 	}
 	session->transport[WH_TRANSPORT_TCP] = NULL;
 	free(servers);
@@ -319,6 +320,6 @@ void tcp_session_abort(struct wh_session *session, uint32_t number)
 		struct tcp_server *server = wh_container(l, struct tcp_server, link);
 
 		if (server->number == number)
-			wh_loop_call(server->loop, stop, server);
+			wh_loop_call(server->loop, server_stop, server);
 	}
 }

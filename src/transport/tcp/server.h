@@ -42,7 +42,7 @@ struct tcp_job {
 
 /* A staged write to GPU memory. The response is sent when its last chunk has reached the GPU. */
 struct tcp_write {
-	struct wh_list link; /* server.answers, when all chunks have arrived */
+	struct wh_list link; /* server.arrived, when all chunks have arrived */
 	struct wh_request request;
 	uint32_t chunks; /* chunks that have not arrived, plus one while receiving */
 	struct tcp_extent extents[];
@@ -81,10 +81,10 @@ struct tcp_server {
 	struct wh_engine *engine;
 	struct wh_session *session; /* NULL: closed; written on loop 0 */
 	struct wh_quota *quota; /* the session's */
-	int64_t held; /* bytes charged to `quota` */
+	int64_t charged; /* bytes, to `quota` */
 	struct wh_served *served; /* the session's; valid until this connection has stopped */
 	struct wh_list link; /* the session's list of connections; on loop 0 */
-	struct wh_task bury; /* frees the connection; on loop 0 */
+	struct wh_task free_task; /* server_free(); on loop 0 */
 	bool dead; /* closed; chunks may still have to come back */
 	uint32_t number; /* chosen by the initiator, for ABORT */
 	uint32_t events; /* registered with epoll */
@@ -109,7 +109,7 @@ struct tcp_server {
 	/* Staging. */
 	struct tcp_write *write; /* being received; NULL: no staged write is */
 	struct tcp_chunk *chunk; /* receives its next bytes; NULL: not allocated yet */
-	struct wh_list answers; /* struct tcp_write whose bytes have all arrived */
+	struct wh_list arrived; /* struct tcp_write whose bytes the GPU has; to be answered */
 	uint32_t write_count; /* staged writes without a response */
 	uint32_t chunk_count; /* all chunks; the connection is freed after the last one */
 	uint32_t read_chunks; /* those of reads */
@@ -128,7 +128,7 @@ void tcp_server_turn(struct tcp_server *server, bool came);
  * connection has stopped, which refunds the rest. */
 void tcp_server_charge(struct tcp_server *server, int64_t bytes);
 /* Have loop 0 free a dead connection, when its last chunk has been freed. */
-void tcp_server_bury(struct tcp_server *server);
+void tcp_server_post_free(struct tcp_server *server);
 
 /* ---- server-receive.c -------------------------------------------------- */
 

@@ -67,7 +67,7 @@ int tcp_connect(struct wh_engine *engine, const struct sockaddr_storage *address
 /* ---- fragments --------------------------------------------------------- */
 
 /* Remove a fragment from the list that it waits in. Under tcp.lock. */
-static void take_out(struct wh_fragment *fragment)
+static void fragment_take_out(struct wh_fragment *fragment)
 {
 	if (fragment->alone && fragment->link.next)
 		atomic_fetch_sub(&((struct tcp_client *)fragment->owner)->waiting, 1);
@@ -76,22 +76,22 @@ static void take_out(struct wh_fragment *fragment)
 
 /* Drop the bytes of a fragment that no connection has pulled. Under tcp.lock. True: nothing of it
  * is outstanding, and the caller has to complete it. */
-static bool drop_rest(struct wh_fragment *fragment)
+static bool fragment_drop_rest(struct wh_fragment *fragment)
 {
 	uint64_t rest = fragment->cursor.left;
 
-	take_out(fragment);
+	fragment_take_out(fragment);
 	fragment->cursor.left = 0;
 	return rest && atomic_fetch_sub(&fragment->left, rest) == rest;
 }
 
-static void fail_list(struct wh_list *list, int error, const char *text, struct wh_list *done)
+static void fragments_fail(struct wh_list *list, int error, const char *text, struct wh_list *done)
 {
 	while (!wh_list_empty(list)) {
 		struct wh_fragment *fragment = wh_container(list->next, struct wh_fragment, link);
 
 		wh_fragment_fail(fragment, UINT64_MAX, error, "%s", text);
-		if (drop_rest(fragment))
+		if (fragment_drop_rest(fragment))
 			wh_list_append(done, &fragment->link);
 	}
 }
@@ -103,9 +103,9 @@ void tcp_fail_waiting(struct tcp_peer *tcp, struct tcp_client *client, int error
 	wh_list_init(&done);
 	pthread_mutex_lock(&tcp->lock);
 	if (client)
-		fail_list(&client->mine, error, text, &done);
+		fragments_fail(&client->mine, error, text, &done);
 	if (!client || !client->latency)
-		fail_list(&tcp->shared, error, text, &done);
+		fragments_fail(&tcp->shared, error, text, &done);
 	pthread_mutex_unlock(&tcp->lock);
 	tcp_fragments_done(&done);
 }
@@ -123,7 +123,7 @@ static uint64_t request_bytes(const struct tcp_peer *tcp, uint64_t bytes, bool a
 /* Does the connection have so much more outstanding than another that it should leave shared
  * fragments to that one? A socket buffers far more than it has transmitted, so without this limit
  * one connection could pull everything. It tries again when its next response arrives. */
-static bool ahead(struct tcp_peer *tcp, const struct tcp_client *client)
+static bool client_is_ahead(struct tcp_peer *tcp, const struct tcp_client *client)
 {
 	uint32_t held = atomic_load_explicit(&client->outstanding, memory_order_relaxed);
 
@@ -144,7 +144,7 @@ bool tcp_pull(struct tcp_client *client, struct tcp_request *request)
 	struct wh_list *list;
 	struct wh_fragment *fragment;
 	struct wh_cursor cursor;
-	struct wh_extent_pair run;
+	struct wh_extent_pair pair;
 	bool found = false;
 
 	pthread_mutex_lock(&tcp->lock);
@@ -157,13 +157,13 @@ bool tcp_pull(struct tcp_client *client, struct tcp_request *request)
 		goto out;
 	if (fragment->staged && most > WH_SLOT)
 		most = WH_SLOT;
-	if (list == &tcp->shared && ahead(tcp, client))
+	if (list == &tcp->shared && client_is_ahead(tcp, client))
 		goto out;
 	cursor = fragment->cursor;
 	request->count = 0;
 	while (bytes < most && request->count < WH_REQUEST_EXTENTS &&
-	       wh_fragment_next(fragment, &cursor, most - bytes, &run)) {
-		bytes += run.length;
+	       wh_fragment_next(fragment, &cursor, most - bytes, &pair)) {
+		bytes += pair.length;
 		request->count++;
 	}
 	request->fragment = fragment;
@@ -171,7 +171,7 @@ bool tcp_pull(struct tcp_client *client, struct tcp_request *request)
 	request->start.left = bytes;
 	fragment->cursor = cursor;
 	if (!cursor.left)
-		take_out(fragment);
+		fragment_take_out(fragment);
 	fragment->owner = !fragment->owner || fragment->owner == client ? (void *)client : SEVERAL;
 	found = true;
 out:
@@ -182,7 +182,7 @@ out:
 /* ---- choosing connections ---------------------------------------------- */
 
 /* The connection `index`, allocated on first use. NULL: no memory. */
-static struct tcp_client *client_at(struct tcp_peer *tcp, unsigned index)
+static struct tcp_client *peer_client(struct tcp_peer *tcp, unsigned index)
 {
 	struct tcp_client *client = atomic_load(&tcp->clients[index]);
 
@@ -199,7 +199,7 @@ static struct tcp_client *client_at(struct tcp_peer *tcp, unsigned index)
 }
 
 /* The connection with the least work; the first of several, so that few are opened. */
-static struct tcp_client *idlest(struct tcp_peer *tcp)
+static struct tcp_client *peer_idlest_client(struct tcp_peer *tcp)
 {
 	uint32_t least = UINT32_MAX, held;
 	unsigned best = 0;
@@ -216,12 +216,13 @@ static struct tcp_client *idlest(struct tcp_peer *tcp)
 			best = i;
 		}
 	}
-	return client_at(tcp, best);
+	return peer_client(tcp, best);
 }
 
 /* Append a fragment to the list of `only`, or to the shared list. False: it has failed and is
  * complete. */
-static bool enqueue(struct tcp_peer *tcp, struct wh_fragment *fragment, struct tcp_client *only)
+static bool fragment_enqueue(struct tcp_peer *tcp, struct wh_fragment *fragment,
+			     struct tcp_client *only)
 {
 	bool dropped = false, waiting = false;
 
@@ -230,10 +231,10 @@ static bool enqueue(struct tcp_peer *tcp, struct wh_fragment *fragment, struct t
 	fragment->alone = only;
 	if (atomic_load(&tcp->lost)) {
 		wh_fragment_fail(fragment, UINT64_MAX, -ECONNRESET, "the peer was lost");
-		dropped = drop_rest(fragment);
+		dropped = fragment_drop_rest(fragment);
 	} else if (atomic_load(&fragment->cancelled)) {
 		wh_fragment_fail(fragment, UINT64_MAX, -ECANCELED, "cancelled");
-		dropped = drop_rest(fragment);
+		dropped = fragment_drop_rest(fragment);
 	} else {
 		wh_list_append(only ? &only->mine : &tcp->shared, &fragment->link);
 		if (only)
@@ -247,13 +248,12 @@ static bool enqueue(struct tcp_peer *tcp, struct wh_fragment *fragment, struct t
 }
 
 /* Does any local memory of the fragment belong to a GPU? */
-static bool on_gpu(const struct wh_fragment *fragment)
+static bool fragment_on_gpu(const struct wh_fragment *fragment)
 {
 	const struct wh_region *last = NULL, *local;
 
 	for (uint64_t i = fragment->first; i < fragment->first + fragment->count; i++) {
-		local = fragment->blocks ? fragment->blocks->bases[i].local :
-					   fragment->items[i].local;
+		local = tcp_local_region(fragment, i);
 		if (local != last && !wh_kind_on_host(local->entry.kind))
 			return true;
 		last = local;
@@ -261,7 +261,7 @@ static bool on_gpu(const struct wh_fragment *fragment)
 	return false;
 }
 
-static void start(struct tcp_client *client, bool send, bool watched, bool now)
+static void client_start(struct tcp_client *client, bool send, bool watched, bool now)
 {
 	if (send)
 		tcp_client_push(client, watched);
@@ -269,7 +269,7 @@ static void start(struct tcp_client *client, bool send, bool watched, bool now)
 		tcp_client_kick(client, now);
 }
 
-static bool is_idle(struct tcp_peer *tcp, unsigned index)
+static bool client_is_idle(struct tcp_peer *tcp, unsigned index)
 {
 	struct tcp_client *client = atomic_load(&tcp->clients[index]);
 
@@ -278,7 +278,7 @@ static bool is_idle(struct tcp_peer *tcp, unsigned index)
 
 /* Start as many connections on a shared fragment as it has requests, idle ones first. The first one
  * rotates, so that consecutive small fragments use all connections. */
-static void tell(struct tcp_peer *tcp, uint64_t requests, bool small)
+static void peer_start_clients(struct tcp_peer *tcp, uint64_t requests, bool small)
 {
 	bool all = requests >= tcp->count;
 	unsigned first = all ? 0 : atomic_fetch_add(&tcp->turn, (uint32_t)requests);
@@ -288,16 +288,16 @@ static void tell(struct tcp_peer *tcp, uint64_t requests, bool small)
 		unsigned index = (first + i) % tcp->count;
 		struct tcp_client *client;
 
-		if (!all && is_idle(tcp, index) != (i < tcp->count))
+		if (!all && client_is_idle(tcp, index) != (i < tcp->count))
 			continue;
-		client = client_at(tcp, index);
+		client = peer_client(tcp, index);
 		if (client)
-			start(client, small, false, true);
+			client_start(client, small, false, true);
 		requests--;
 	}
 }
 
-static void submit_fragment(struct wh_peer *peer, void *state, struct wh_fragment *fragment)
+static void tcp_submit_fragment(struct wh_peer *peer, void *state, struct wh_fragment *fragment)
 {
 	struct tcp_peer *tcp = state;
 	bool latency = fragment->priority == WH_PRIORITY_LATENCY;
@@ -310,7 +310,7 @@ static void submit_fragment(struct wh_peer *peer, void *state, struct wh_fragmen
 		       !fragment->batch->queue;
 	struct tcp_client *client;
 
-	fragment->staged = on_gpu(fragment);
+	fragment->staged = fragment_on_gpu(fragment);
 	fragment->windowed = false;
 	if (fragment->staged &&
 	    (fragment->op == WH_READ || fragment->bytes <= WH_REGION_WINDOW_FEW))
@@ -322,30 +322,32 @@ static void submit_fragment(struct wh_peer *peer, void *state, struct wh_fragmen
 	if (requests < fragment->transfers / WH_REQUEST_EXTENTS + 1)
 		requests = fragment->transfers / WH_REQUEST_EXTENTS + 1;
 	alone = latency || requests < 2 || tcp->count == 1;
-	client = latency ? client_at(tcp, tcp->count) : alone ? idlest(tcp) : client_at(tcp, 0);
+	client = latency ? peer_client(tcp, tcp->count) :
+		 alone   ? peer_idlest_client(tcp) :
+			   peer_client(tcp, 0);
 	if (!client) {
 		wh_fragment_fail(fragment, UINT64_MAX, -ENOMEM, "no memory for a data connection");
 		wh_fragment_done(fragment);
 		return;
 	}
-	if (!enqueue(tcp, fragment, alone ? client : NULL))
+	if (!fragment_enqueue(tcp, fragment, alone ? client : NULL))
 		return;
 	/* Another thread may have completed and freed the fragment by now. */
 	if (alone)
-		start(client, small, watched, false);
+		client_start(client, small, watched, false);
 	else
-		tell(tcp, requests, small); /* a waiter can own only one connection */
+		peer_start_clients(tcp, requests, small); /* a waiter can own only one connection */
 }
 
 /* Errors belong to the batch, so the submitting call must not report their text. */
-static void submit(struct wh_peer *peer, void *state, struct wh_fragment *fragment)
+static void tcp_submit(struct wh_peer *peer, void *state, struct wh_fragment *fragment)
 {
 	wh_fail_begin();
-	submit_fragment(peer, state, fragment);
+	tcp_submit_fragment(peer, state, fragment);
 	wh_fail_end(0);
 }
 
-static void cancel(struct wh_peer *peer, void *state, struct wh_fragment *fragment)
+static void tcp_cancel(struct wh_peer *peer, void *state, struct wh_fragment *fragment)
 {
 	struct tcp_peer *tcp = state;
 	bool done = false;
@@ -355,14 +357,15 @@ static void cancel(struct wh_peer *peer, void *state, struct wh_fragment *fragme
 	/* Not in a list: pulled completely, or not yet submitted. */
 	if (fragment->cursor.left && fragment->link.next) {
 		wh_fragment_fail(fragment, UINT64_MAX, -ECANCELED, "cancelled");
-		done = drop_rest(fragment);
+		done = fragment_drop_rest(fragment);
 	}
 	pthread_mutex_unlock(&tcp->lock);
 	if (done)
 		wh_fragment_done(fragment);
 }
 
-static void help(struct wh_peer *peer, void *state, struct wh_batch *batch, int64_t deadline)
+static void tcp_progress(struct wh_peer *peer, void *state, struct wh_batch *batch,
+			 int64_t deadline)
 {
 	struct tcp_peer *tcp = state;
 	struct tcp_client *owner = NULL;
@@ -395,7 +398,7 @@ static void help(struct wh_peer *peer, void *state, struct wh_batch *batch, int6
 	}
 }
 
-static int cut(struct wh_peer *peer, void *state, struct wh_batch *batch, int64_t deadline)
+static int tcp_abort(struct wh_peer *peer, void *state, struct wh_batch *batch, int64_t deadline)
 {
 	struct tcp_peer *tcp = state;
 
@@ -412,7 +415,7 @@ static int cut(struct wh_peer *peer, void *state, struct wh_batch *batch, int64_
 
 /* ---- peers ------------------------------------------------------------- */
 
-static void look_for_idle(struct wh_timer *timer)
+static void peer_retire_idle(struct wh_timer *timer)
 {
 	struct tcp_peer *tcp = wh_container(timer, struct tcp_peer, idle);
 	struct wh_engine *engine = tcp->peer->engine;
@@ -428,7 +431,7 @@ static void look_for_idle(struct wh_timer *timer)
 }
 
 /* Connect to the address of the control connection. On loop 0. */
-static int learn_address(struct tcp_peer *tcp, char why[WH_REFUSAL])
+static int peer_learn_address(struct tcp_peer *tcp, char why[WH_REFUSAL])
 {
 	struct wh_peer *peer = tcp->peer;
 
@@ -440,7 +443,7 @@ static int learn_address(struct tcp_peer *tcp, char why[WH_REFUSAL])
 	return 0;
 }
 
-static int peer_open(struct wh_peer *peer, void **state, char why[WH_REFUSAL])
+static int tcp_peer_open(struct wh_peer *peer, void **state, char why[WH_REFUSAL])
 {
 	unsigned count = (unsigned)peer->engine->config.number[WH_SETTING_CONNECTIONS];
 	struct tcp_peer *tcp = calloc(1, sizeof(*tcp) + (count + 1) * sizeof(tcp->clients[0]));
@@ -452,7 +455,7 @@ static int peer_open(struct wh_peer *peer, void **state, char why[WH_REFUSAL])
 	}
 	tcp->peer = peer;
 	tcp->count = count;
-	error = learn_address(tcp, why);
+	error = peer_learn_address(tcp, why);
 	if (error) {
 		free(tcp);
 		return error;
@@ -460,14 +463,14 @@ static int peer_open(struct wh_peer *peer, void **state, char why[WH_REFUSAL])
 	pthread_mutex_init(&tcp->lock, NULL);
 	wh_list_init(&tcp->shared);
 	atomic_store(&tcp->numbers, 1);
-	tcp->idle.fire = look_for_idle;
+	tcp->idle.fire = peer_retire_idle;
 	wh_timer_set(&peer->engine->loops[0], &tcp->idle,
 		     wh_now() + peer->engine->config.number[WH_SETTING_IDLE] * WH_MS);
 	*state = tcp;
 	return 0;
 }
 
-static void peer_close(struct wh_peer *peer, void *state)
+static void tcp_peer_close(struct wh_peer *peer, void *state)
 {
 	struct tcp_peer *tcp = state;
 
@@ -483,7 +486,7 @@ static void peer_close(struct wh_peer *peer, void *state)
 	free(tcp);
 }
 
-static void peer_lost(struct wh_peer *peer, void *state, int error, const char *text)
+static void tcp_peer_lost(struct wh_peer *peer, void *state, int error, const char *text)
 {
 	struct tcp_peer *tcp = state;
 
@@ -502,18 +505,18 @@ static void peer_lost(struct wh_peer *peer, void *state, int error, const char *
 	}
 }
 
-static int peer_again(struct wh_peer *peer, void *state, char why[WH_REFUSAL])
+static int tcp_peer_again(struct wh_peer *peer, void *state, char why[WH_REFUSAL])
 {
 	struct tcp_peer *tcp = state;
 
 	(void)peer;
 	atomic_store(&tcp->lost, false);
-	return learn_address(tcp, why);
+	return peer_learn_address(tcp, why);
 }
 
 /* Describe how local GPU memory is moved. Returns the length of the text; 0 without GPU memory. */
-static size_t tell_gpu(struct wh_peer *peer, const struct tcp_peer *tcp,
-		       const struct wh_batch *batch, char *out, size_t size)
+static size_t batch_describe_gpu(struct wh_peer *peer, const struct tcp_peer *tcp,
+				 const struct wh_batch *batch, char *out, size_t size)
 {
 	bool latency = batch->priority == WH_PRIORITY_LATENCY;
 	size_t used = 0;
@@ -524,7 +527,8 @@ static size_t tell_gpu(struct wh_peer *peer, const struct tcp_peer *tcp,
 		const struct wh_fragment *fragment = &batch->fragments[i];
 		const struct wh_region_window *window;
 
-		if (atomic_load(&fragment->transport) != WH_TRANSPORT_TCP || !on_gpu(fragment))
+		if (atomic_load(&fragment->transport) != WH_TRANSPORT_TCP ||
+		    !fragment_on_gpu(fragment))
 			continue;
 		window = fragment->op == WH_READ ?
 				 tcp_window_of(fragment, request_bytes(tcp, UINT64_MAX, latency)) :
@@ -538,8 +542,8 @@ static size_t tell_gpu(struct wh_peer *peer, const struct tcp_peer *tcp,
 }
 
 /* Describe a region's GPU. Another thread may unregister the region meanwhile. */
-static bool tell_region(struct wh_engine *engine, const struct wh_region *region, char *line,
-			size_t size)
+static bool region_describe_gpu(struct wh_engine *engine, const struct wh_region *region,
+				char *line, size_t size)
 {
 	struct wh_region_entry *entry =
 		wh_region_entry_enter(&engine->regions, wh_region_entry_id(&region->entry));
@@ -553,7 +557,7 @@ static bool tell_region(struct wh_engine *engine, const struct wh_region *region
 }
 
 /* Explain why extents of local GPU memory are copied one by one into pinned memory, if they are. */
-static bool tell_without(struct wh_peer *peer, void *state, const struct wh_batch *batch,
+static bool tcp_describe(struct wh_peer *peer, void *state, const struct wh_batch *batch,
 			 char *line, size_t size)
 {
 	const struct wh_region *local, *last = NULL;
@@ -567,17 +571,17 @@ static bool tell_without(struct wh_peer *peer, void *state, const struct wh_batc
 			continue;
 		for (uint64_t k = fragment->first; k < fragment->first + fragment->count && !told;
 		     k++) {
-			local = fragment->blocks ? fragment->blocks->bases[k].local :
-						   batch->items[k].local;
-			told = local != last && tell_region(peer->engine, local, line, size);
+			local = tcp_local_region(fragment, k);
+			told = local != last &&
+			       region_describe_gpu(peer->engine, local, line, size);
 			last = local;
 		}
 	}
 	return told;
 }
 
-static void detail(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *out,
-		   size_t size)
+static void tcp_detail(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *out,
+		       size_t size)
 {
 	struct tcp_peer *tcp = state;
 	char secure[96] = "";
@@ -591,7 +595,7 @@ static void detail(struct wh_peer *peer, void *state, const struct wh_batch *bat
 		if (client && !*secure)
 			tcp_client_describe(client, secure, sizeof(secure));
 	}
-	used = tell_gpu(peer, tcp, batch, out, size);
+	used = batch_describe_gpu(peer, tcp, batch, out, size);
 	if (!*secure && peer->engine->trust.tls)
 		snprintf(secure, sizeof(secure), "encrypted: TLS 1.3");
 	if (open)
@@ -605,7 +609,7 @@ static void detail(struct wh_peer *peer, void *state, const struct wh_batch *bat
 }
 
 /* Unlike the regions of a submitted batch, those of a plan may be unregistered meanwhile. */
-static void open_window(struct wh_engine *engine, const struct wh_region *region)
+static void region_open_window(struct wh_engine *engine, const struct wh_region *region)
 {
 	struct wh_region_entry *entry =
 		wh_region_entry_enter(&engine->regions, wh_region_entry_id(&region->entry));
@@ -616,8 +620,8 @@ static void open_window(struct wh_engine *engine, const struct wh_region *region
 	wh_region_entry_leave(entry);
 }
 
-static int reach(struct wh_peer *peer, void *state, const struct wh_region *local,
-		 struct wh_region_entry *remote, uint32_t op, char why[WH_REFUSAL])
+static int tcp_is_reachable(struct wh_peer *peer, void *state, const struct wh_region *local,
+			    struct wh_region_entry *remote, uint32_t op, char why[WH_REFUSAL])
 {
 	int error;
 
@@ -626,7 +630,7 @@ static int reach(struct wh_peer *peer, void *state, const struct wh_region *loca
 	if (wh_kind_on_host(local->entry.kind))
 		return 0;
 	if (op == WH_READ) /* so that wh_batch_explain() knows the window before the transfer */
-		open_window(peer->engine, local);
+		region_open_window(peer->engine, local);
 	error = wh_staging_prepare_region(&peer->engine->regions, peer->engine->gpus, local, op);
 	if (error)
 		snprintf(why, WH_REFUSAL, "%.*s", WH_REFUSAL - 1, wh_error_text());
@@ -635,20 +639,19 @@ static int reach(struct wh_peer *peer, void *state, const struct wh_region *loca
 
 const struct wh_transport wh_transport_tcp = {
 	.name = "tcp",
-	.capabilities = WH_CAN_READ | WH_CAN_WRITE | WH_CAN_ACCEPT | WH_CAN_PROGRESS |
-			WH_CAN_ABORT | WH_USES_STAGING,
+	.capabilities = WH_CAN_READ | WH_CAN_WRITE | WH_CAN_ACCEPT | WH_CAN_PROGRESS | WH_CAN_ABORT,
 	.role = WH_ROLE_DATA,
-	.peer_open = peer_open,
-	.peer_close = peer_close,
-	.peer_lost = peer_lost,
-	.peer_again = peer_again,
-	.is_reachable = reach,
-	.submit = submit,
-	.progress = help,
-	.cancel = cancel,
-	.abort = cut,
-	.detail = detail,
-	.tell = tell_without,
+	.peer_open = tcp_peer_open,
+	.peer_close = tcp_peer_close,
+	.peer_lost = tcp_peer_lost,
+	.peer_again = tcp_peer_again,
+	.is_reachable = tcp_is_reachable,
+	.submit = tcp_submit,
+	.progress = tcp_progress,
+	.cancel = tcp_cancel,
+	.abort = tcp_abort,
+	.detail = tcp_detail,
+	.tell = tcp_describe,
 	.session_accept = tcp_session_accept,
 	.session_close = tcp_session_close,
 	.session_abort = tcp_session_abort,

@@ -83,13 +83,21 @@ int tcp_connect(struct wh_engine *engine, const struct sockaddr_storage *address
 
 /* ---- the initiator ----------------------------------------------------- */
 
+/* The local region of a fragment's item or base `index`. */
+static inline const struct wh_region *tcp_local_region(const struct wh_fragment *fragment,
+						       uint64_t index)
+{
+	return fragment->blocks ? fragment->blocks->bases[index].local :
+				  fragment->batch->items[index].local;
+}
+
 /* A position in a request: an extent pair and the bytes of it that are done. */
 struct tcp_walk {
-	struct wh_cursor next; /* behind `run`, the current extent pair */
-	struct wh_extent_pair run;
-	uint64_t done; /* bytes of `run` that are done */
-	uint64_t before; /* bytes of the request in front of `run` */
-	uint32_t extent; /* index of `run` in the request */
+	struct wh_cursor next; /* behind `pair`, the current extent pair */
+	struct wh_extent_pair pair;
+	uint64_t done; /* bytes of `pair` that are done */
+	uint64_t before; /* bytes of the request in front of `pair` */
+	uint32_t extent; /* index of `pair` in the request */
 };
 
 /* One request of a fragment, from the pull until its end. It has at most one response. */
@@ -259,9 +267,9 @@ const struct wh_region_window *tcp_window_few(const struct wh_fragment *fragment
 /* Do the fragment's local regions still name the memory that was registered? */
 bool tcp_window_current(const struct wh_fragment *fragment);
 /* The CPU's address of the first byte of an extent pair, in a region window if it has one. */
-char *tcp_window_at(const struct wh_fragment *fragment, const struct wh_extent_pair *run);
+char *tcp_window_at(const struct wh_fragment *fragment, const struct wh_extent_pair *pair);
 /* Copy bytes to the address `at` within the extent pair. */
-void tcp_window_put(const struct wh_fragment *fragment, const struct wh_extent_pair *run, char *at,
+void tcp_window_put(const struct wh_fragment *fragment, const struct wh_extent_pair *pair, char *at,
 		    const uint8_t *from, size_t length);
 /* Flush the request's region windows: on return its bytes are visible in GPU memory, or the
  * fragment fails with -ESTALE. */

@@ -44,8 +44,8 @@ bool tcp_window_takes(struct tcp_server *server)
 
 /* Flush a region's window: on return all received bytes are visible in its memory. 0, or a positive
  * errno. */
-static int end_region(struct tcp_server *server, uint64_t id,
-		      struct wh_region_window_flushed *flushed)
+static int window_end_region(struct tcp_server *server, uint64_t id,
+			     struct wh_region_window_flushed *flushed)
 {
 	struct wh_region_entry *entry = wh_region_entry_enter(&server->engine->regions, id);
 	const struct wh_region *region;
@@ -80,7 +80,7 @@ void tcp_window_end(struct tcp_server *server)
 			continue;
 		if (extent->region != last) {
 			last = extent->region;
-			error = end_region(server, last, &flushed);
+			error = window_end_region(server, last, &flushed);
 		}
 		extent->error = error;
 	}
@@ -88,18 +88,12 @@ void tcp_window_end(struct tcp_server *server)
 
 /* ---- the initiator ----------------------------------------------------- */
 
-static const struct wh_region *local_of(const struct wh_fragment *fragment, uint64_t index)
-{
-	return fragment->blocks ? fragment->blocks->bases[index].local :
-				  fragment->items[index].local;
-}
-
 void tcp_window_open(const struct wh_fragment *fragment)
 {
 	const struct wh_region *last = NULL, *local;
 
 	for (uint64_t i = fragment->first; i < fragment->first + fragment->count; i++) {
-		local = local_of(fragment, i);
+		local = tcp_local_region(fragment, i);
 		if (local != last && !wh_kind_on_host(local->entry.kind) &&
 		    !wh_region_window_get((struct wh_region *)(uintptr_t)local))
 			return;
@@ -116,7 +110,7 @@ const struct wh_region_window *tcp_window_of(const struct wh_fragment *fragment,
 		return NULL;
 	request = fragment->bytes < request ? fragment->bytes : request;
 	for (uint64_t i = fragment->first; i < fragment->first + fragment->count; i++) {
-		local = local_of(fragment, i);
+		local = tcp_local_region(fragment, i);
 		if (local == last || wh_kind_on_host(local->entry.kind))
 			continue;
 		last = local;
@@ -132,11 +126,11 @@ const struct wh_region_window *tcp_window_few(const struct wh_fragment *fragment
 	const struct wh_region_window *window, *found = NULL;
 	uint64_t sum = 0, most = WH_REGION_WINDOW_FEW;
 	struct wh_cursor at;
-	struct wh_extent_pair run;
+	struct wh_extent_pair pair;
 
 	wh_fragment_start(fragment, &at);
-	while (sum <= most && wh_fragment_next(fragment, &at, UINT64_MAX, &run)) {
-		const struct wh_region *local = local_of(fragment, run.index);
+	while (sum <= most && wh_fragment_next(fragment, &at, UINT64_MAX, &pair)) {
+		const struct wh_region *local = tcp_local_region(fragment, pair.index);
 
 		if (wh_kind_on_host(local->entry.kind))
 			continue;
@@ -144,7 +138,7 @@ const struct wh_region_window *tcp_window_few(const struct wh_fragment *fragment
 		if (!window)
 			return NULL;
 		found = window;
-		sum += wh_region_window_run(run.length);
+		sum += wh_region_window_run(pair.length);
 		most = window->get_most < most ? window->get_most : most;
 	}
 	return sum <= most && fragment->bytes <= WH_REGION_WINDOW_FEW ? found : NULL;
@@ -155,7 +149,7 @@ bool tcp_window_current(const struct wh_fragment *fragment)
 	const struct wh_region *last = NULL, *local;
 
 	for (uint64_t i = fragment->first; i < fragment->first + fragment->count; i++) {
-		local = local_of(fragment, i);
+		local = tcp_local_region(fragment, i);
 		if (local != last && wh_registration_check(local->registration))
 			return false;
 		last = local;
@@ -163,25 +157,25 @@ bool tcp_window_current(const struct wh_fragment *fragment)
 	return true;
 }
 
-static const struct wh_region_window *window_of(const struct wh_fragment *fragment,
-						const struct wh_extent_pair *run)
+static const struct wh_region_window *pair_window(const struct wh_fragment *fragment,
+						  const struct wh_extent_pair *pair)
 {
-	const struct wh_region *local = local_of(fragment, run->index);
+	const struct wh_region *local = tcp_local_region(fragment, pair->index);
 
 	return wh_kind_on_host(local->entry.kind) ? NULL : wh_region_window_peek(local);
 }
 
-char *tcp_window_at(const struct wh_fragment *fragment, const struct wh_extent_pair *run)
+char *tcp_window_at(const struct wh_fragment *fragment, const struct wh_extent_pair *pair)
 {
-	const struct wh_region_window *window = window_of(fragment, run);
+	const struct wh_region_window *window = pair_window(fragment, pair);
 
-	return window ? wh_region_window_at(window, (uint64_t)(uintptr_t)run->local) : run->local;
+	return window ? wh_region_window_at(window, (uint64_t)(uintptr_t)pair->local) : pair->local;
 }
 
-void tcp_window_put(const struct wh_fragment *fragment, const struct wh_extent_pair *run, char *at,
+void tcp_window_put(const struct wh_fragment *fragment, const struct wh_extent_pair *pair, char *at,
 		    const uint8_t *from, size_t length)
 {
-	const struct wh_region_window *window = window_of(fragment, run);
+	const struct wh_region_window *window = pair_window(fragment, pair);
 
 	if (window)
 		wh_region_window_put(window, at, from, length);
@@ -196,20 +190,20 @@ void tcp_window_request_end(const struct tcp_request *request)
 	struct wh_region_window_flushed flushed = { 0 };
 	const struct wh_region *last = NULL;
 	int error = 0;
-	struct wh_extent_pair run;
+	struct wh_extent_pair pair;
 
-	while (wh_fragment_next(fragment, &at, at.left, &run)) {
-		const struct wh_region *local = local_of(fragment, run.index);
+	while (wh_fragment_next(fragment, &at, at.left, &pair)) {
+		const struct wh_region *local = tcp_local_region(fragment, pair.index);
 
 		if (local != last) {
 			last = local;
 			error = 0;
-			if (window_of(fragment, &run)) {
-				wh_region_window_flush_once(&flushed, window_of(fragment, &run));
+			if (pair_window(fragment, &pair)) {
+				wh_region_window_flush_once(&flushed, pair_window(fragment, &pair));
 				error = wh_registration_check(local->registration);
 			}
 		}
 		if (error)
-			wh_fragment_fail(fragment, run.index, -ESTALE, "%s", wh_error_text());
+			wh_fragment_fail(fragment, pair.index, -ESTALE, "%s", wh_error_text());
 	}
 }
