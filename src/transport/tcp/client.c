@@ -91,7 +91,7 @@ static void client_mark_broken(struct tcp_client *client, int error)
 }
 
 _Static_assert(sizeof(struct wh_greeting) <= WH_REQUEST_META,
-	       "where a request is made there is room");
+	       "the request buffer must hold a HELLO");
 
 /* The HELLO as it was sent: the proofs cover it. It uses the buffer of later requests. */
 static struct wh_greeting *client_sent_hello(struct tcp_client *client)
@@ -145,7 +145,8 @@ static int client_shake(struct tcp_client *client)
 	int error = wh_tls_shake(client->tls);
 
 	if (error && error != -EAGAIN)
-		wh_log_line(&client->tcp->peer->engine->log, "a data connection to %s: %s",
+		wh_log_line(&client->tcp->peer->engine->log,
+			    "TLS handshake of a data connection to %s failed: %s",
 			    client->tcp->peer->welcome.name, wh_tls_text(client->tls));
 	if (!error)
 		error = client_say_hello(client);
@@ -178,8 +179,7 @@ static int client_read_welcome(struct tcp_client *client)
 		error = EPROTO;
 		wh_refusal_decode(in->bytes + in->start + WH_FRAME_HEADER, frame.length, &error,
 				  text);
-		wh_log_line(&client->tcp->peer->engine->log,
-			    "a data connection to %s is refused: %s",
+		wh_log_line(&client->tcp->peer->engine->log, "%s refused a data connection: %s",
 			    client->tcp->peer->welcome.name, text);
 		return -error;
 	}
@@ -434,8 +434,7 @@ static void client_end_requests(struct tcp_client *client, int error, const char
 				request->fragment,
 				request->fragment->blocks ? UINT64_MAX : request->fault_index,
 				-EFAULT,
-				"the memory at %p here cannot be %s: %s; was it unmapped since it "
-				"was "
+				"local memory at %p cannot be %s: %s; was it unmapped after it was "
 				"registered?",
 				request->fault_at,
 				request->fragment->op == WH_READ ? "written" : "read",
@@ -443,9 +442,11 @@ static void client_end_requests(struct tcp_client *client, int error, const char
 		} else if (atomic_load(&request->fragment->cancelled)) {
 			wh_fragment_fail(request->fragment, UINT64_MAX, -ECANCELED, "cancelled");
 		} else if (client->error != -EFAULT && ++request->attempts >= TCP_ATTEMPTS) {
-			wh_fragment_fail(request->fragment, UINT64_MAX, -ECONNRESET,
-					 "data connections to %s break again and again: %s",
-					 client->tcp->peer->welcome.name, strerror(-client->error));
+			wh_fragment_fail(
+				request->fragment, UINT64_MAX, -ECONNRESET,
+				"gave up after %d attempts: data connections to %s break: %s",
+				TCP_ATTEMPTS, client->tcp->peer->welcome.name,
+				strerror(-client->error));
 		} else {
 			client->queue[client->queue_count++] = (uint8_t)i;
 			continue;
@@ -486,7 +487,7 @@ static void client_give_up(struct tcp_client *client, struct wh_list *done)
 {
 	char text[WH_TEXT_MAX];
 
-	snprintf(text, sizeof(text), "no data connection to %s can be opened: %s",
+	snprintf(text, sizeof(text), "cannot open a data connection to %s: %s",
 		 client->tcp->peer->welcome.name, strerror(-client->error));
 	client_end_requests(client, -EHOSTUNREACH, text, done);
 	tcp_fail_waiting(client->tcp, client, -EHOSTUNREACH, text);

@@ -238,7 +238,8 @@ static void chunk_end_write(struct tcp_chunk *chunk)
 			write->extents[i].error = -chunk->staging.error;
 	}
 	if (chunk->staging.error)
-		wh_log_line(&server->engine->log, "bytes from a peer do not reach a GPU: %s",
+		wh_log_line(&server->engine->log,
+			    "cannot copy bytes received from a peer to a GPU: %s",
 			    chunk->staging.text);
 	write_chunk_done(server, write);
 	chunk_free(chunk);

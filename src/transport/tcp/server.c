@@ -161,7 +161,7 @@ void tcp_server_turn(struct tcp_server *server, bool came)
 		error = -ENOMEM;
 	if (error && error != -EAGAIN) {
 		if (error != -ECONNRESET && error != -EPIPE)
-			wh_log_line(&server->engine->log, "a data connection is dropped: %s",
+			wh_log_line(&server->engine->log, "data connection dropped: %s",
 				    error == -EPROTO ? "the peer broke the protocol" :
 						       strerror(-error));
 		server_stop(server);
@@ -273,12 +273,12 @@ int tcp_session_accept(struct wh_session *session, int fd, struct wh_tls *tls,
 		server = server_new(session, fd, tls, hello);
 	if (!server) {
 		wh_log_line(
-			&session->engine->log, "a data connection of %s is dropped: %s",
+			&session->engine->log, "data connection from %s dropped: %s",
 			session->hello.name,
 			servers && servers->count == CONNECTIONS_MAX ?
-				"it has too many" :
+				"its session has the most allowed" :
 			wh_quota_is_full(session->quota) ?
-				"what its address may hold (the setting max_buffered) is used up" :
+				"its address has reached the limit of the setting max_buffered" :
 				"no memory");
 		wh_tls_free(tls);
 		wh_socket_close(fd);
