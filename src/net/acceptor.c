@@ -1,5 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The listeners, and the handshake of every connection that comes in. All of it on loop 0. */
+/*
+ * The listeners, and the handshake of every incoming connection: TLS if it is on, HELLO, WELCOME,
+ * PROVE. A connection whose initiator proves the key goes to a new session (control connection) or
+ * to the transport of its role (docs/wire-protocol.md). Everything runs on loop 0.
+ */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,10 +33,10 @@
 #include "util/loop.h"
 #include "wire/wire.h"
 
-/* Connections that have not proved themselves yet; beyond that one has to go, of all, or of those
- * from one place, which is an address, a network of IPv6, or the unix socket. */
-#define GREETINGS_MAX 512
-#define GREETINGS_PER_SOURCE 256
+/* Connections whose handshake is not complete: in all, and from one source, which is an IPv4
+ * address, an IPv6 prefix or the unix socket. Beyond a limit one of them is closed. */
+#define HANDSHAKES_MAX 512
+#define HANDSHAKES_PER_SOURCE 256
 
 struct acceptor_socket {
 	struct wh_listener listener;
@@ -43,25 +47,25 @@ struct acceptor_socket {
 struct wh_acceptor {
 	struct wh_engine *engine;
 	struct acceptor_socket network, local;
-	struct wh_list greetings;
-	unsigned greeting_count;
-	struct wh_timer sweep; /* of greetings that take too long */
+	struct wh_list handshakes; /* in the order of arrival */
+	unsigned handshake_count;
+	struct wh_timer expiry; /* fires at the deadline of the oldest handshake */
 };
 
-/* A connection whose initiator has not proved itself yet. */
-struct greeting {
+/* A connection whose initiator is not authenticated yet. */
+struct handshake {
 	struct wh_source source;
 	struct wh_list link;
 	struct wh_acceptor *acceptor;
-	struct wh_tls *tls; /* NULL: plain, or nothing has come yet */
+	struct wh_tls *tls; /* NULL: plain, or no byte has arrived yet */
 	bool local;
-	uint64_t from; /* address or prefix that it comes from */
+	uint64_t source_prefix; /* wh_address_prefix() of the peer */
 	int64_t deadline;
-	bool welcomed; /* `said` receives PROVE now; else HELLO */
+	bool welcomed; /* WELCOME is sent: `received` takes PROVE; else HELLO */
 	struct wh_hello hello;
-	uint64_t session; /* that it begins, or belongs to */
-	struct wh_proofs proofs;
-	struct wh_greeting said;
+	uint64_t session; /* id of the session that it opens or belongs to */
+	struct wh_proofs proofs; /* once welcomed */
+	struct wh_greeting received;
 };
 
 void wh_refuse(int fd, struct wh_tls *tls, int error, const char *text)
@@ -71,47 +75,50 @@ void wh_refuse(int fd, struct wh_tls *tls, int error, const char *text)
 	struct iovec part = { bytes, WH_FRAME_HEADER + length };
 
 	wh_frame_encode(bytes, &(struct wh_frame){ (uint32_t)length, WH_FRAME_REFUSED, 0 });
-	/* A fresh socket takes it at once; if not, the other side sees the connection close. */
+	/* It fits an empty socket buffer. If not, the peer only sees the connection close. */
 	if (wh_stream_send(fd, tls, &part, 1) > 0)
 		shutdown(fd, SHUT_WR);
 	wh_tls_free(tls);
 	close(fd);
 }
 
-/* ---- greetings ---------------------------------------------------------------------------- */
+/* ---- handshakes -------------------------------------------------------- */
 
-/* Give the descriptor away, and what encrypts it, or -1 and close it. */
-static int greeting_end(struct greeting *greeting, struct wh_tls **keep)
+/* Free a handshake. With `keep`, return its descriptor and set *keep to its TLS stream; the caller
+ * owns both. Without, close the connection and return -1. */
+static int handshake_end(struct handshake *handshake, struct wh_tls **keep)
 {
-	struct wh_acceptor *acceptor = greeting->acceptor;
-	int fd = greeting->source.fd;
+	struct wh_acceptor *acceptor = handshake->acceptor;
+	int fd = handshake->source.fd;
 
-	wh_loop_remove(&acceptor->engine->loops[0], &greeting->source);
-	wh_list_remove(&greeting->link);
-	acceptor->greeting_count--;
-	explicit_bzero(&greeting->proofs, sizeof(greeting->proofs));
+	wh_loop_remove(&acceptor->engine->loops[0], &handshake->source);
+	wh_list_remove(&handshake->link);
+	acceptor->handshake_count--;
+	explicit_bzero(&handshake->proofs, sizeof(handshake->proofs));
 	if (keep)
-		*keep = greeting->tls;
+		*keep = handshake->tls;
 	else
-		wh_tls_free(greeting->tls);
-	free(greeting);
+		wh_tls_free(handshake->tls);
+	free(handshake);
 	if (keep)
 		return fd;
 	wh_socket_close(fd);
 	return -1;
 }
 
-static void refuse(struct greeting *greeting, int error, const char *text)
+/* Send the reason, log it, and close the connection. */
+static void handshake_refuse(struct handshake *handshake, int error, const char *text)
 {
-	struct wh_engine *engine = greeting->acceptor->engine;
+	struct wh_engine *engine = handshake->acceptor->engine;
 	struct wh_tls *tls;
-	int fd = greeting_end(greeting, &tls);
+	int fd = handshake_end(handshake, &tls);
 
-	wh_log_line(&engine->log, "a connection is refused: %s", text);
+	wh_log_line(&engine->log, "connection refused: %s", text);
 	wh_refuse(fd, tls, error, text);
 }
 
-static const struct wh_transport *transport_of_role(const struct wh_engine *engine, uint16_t role)
+/* The transport that serves connections of a role. NULL: none, or it is off. */
+static const struct wh_transport *acceptor_transport(const struct wh_engine *engine, uint16_t role)
 {
 	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++)
 		if (wh_transport(id)->role == role && !engine->transport_off[id][0])
@@ -119,134 +126,146 @@ static const struct wh_transport *transport_of_role(const struct wh_engine *engi
 	return NULL;
 }
 
-/* The same user, or root, who may do everything anyway. */
-static bool welcome_user(int fd, char *why, size_t size)
+/* Does the process at the other end of a unix socket belong to this user, or to root? */
+static bool acceptor_check_user(int fd, char *why, size_t size)
 {
 	struct ucred user;
 	socklen_t length = sizeof(user);
 
 	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &user, &length)) {
-		snprintf(why, size, "cannot tell whose process it is: %s", strerror(errno));
+		snprintf(why, size, "cannot find out the user of the connecting process: %s",
+			 strerror(errno));
 		return false;
 	}
 	if (user.uid == geteuid() || user.uid == 0)
 		return true;
-	snprintf(why, size, "memory of user %u is not for user %u", (unsigned)geteuid(),
+	snprintf(why, size, "user %u does not share memory with user %u", (unsigned)geteuid(),
 		 (unsigned)user.uid);
 	return false;
 }
 
-/* The key that is to be proved, and `session`. NULL: it has been refused. */
-static const uint8_t *key_of(struct greeting *greeting)
+/* The key that the initiator has to prove; sets handshake->session. NULL: the connection has been
+ * refused. */
+static const uint8_t *handshake_key(struct handshake *handshake)
 {
-	struct wh_engine *engine = greeting->acceptor->engine;
-	const struct wh_hello *hello = &greeting->hello;
+	struct wh_engine *engine = handshake->acceptor->engine;
+	const struct wh_hello *hello = &handshake->hello;
 	struct wh_session *session;
 	char why[WH_REFUSAL_MAX];
 
-	if (greeting->local && !welcome_user(greeting->source.fd, why, sizeof(why))) {
-		refuse(greeting, EACCES, why);
+	if (handshake->local && !acceptor_check_user(handshake->source.fd, why, sizeof(why))) {
+		handshake_refuse(handshake, EACCES, why);
 		return NULL;
 	}
-	if (!greeting->local && wh_trust_knows(&engine->trust, greeting->source.fd)) {
-		refuse(greeting, EACCES, wh_error_text());
+	if (!handshake->local && wh_trust_check_user(&engine->trust, handshake->source.fd)) {
+		handshake_refuse(handshake, EACCES, wh_error_text());
 		return NULL;
 	}
 	if (hello->expected && hello->expected != engine->epoch) {
-		refuse(greeting, ESTALE, "the engine here has another epoch: it was restarted");
+		handshake_refuse(handshake, ESTALE,
+				 "this engine has another epoch: it was restarted");
 		return NULL;
 	}
-	if (hello->role == WH_ROLE_CONTROL && !greeting->local) {
-		greeting->session = ++engine->next_session;
+	if (hello->role == WH_ROLE_CONTROL && !handshake->local) {
+		handshake->session = ++engine->next_session;
 		return engine->trust.keys.key[0];
 	}
-	if (!transport_of_role(engine, hello->role) ||
-	    greeting->local != (hello->role == WH_ROLE_SHM)) {
-		refuse(greeting, EOPNOTSUPP,
-		       "no such role on this socket, or its transport is off");
+	if (!acceptor_transport(engine, hello->role) ||
+	    handshake->local != (hello->role == WH_ROLE_SHM)) {
+		handshake_refuse(handshake, EOPNOTSUPP,
+				 "this socket serves no connections of that role, or their "
+				 "transport is off");
 		return NULL;
 	}
 	session = wh_session_find(engine, hello->session);
 	if (!session) {
-		refuse(greeting, EACCES, "no session with this number");
+		handshake_refuse(handshake, EACCES, "no such session: it may have ended");
 		return NULL;
 	}
-	greeting->session = session->id;
+	handshake->session = session->id;
 	return session->key;
 }
 
-static void answer(struct greeting *greeting)
+static void handshake_welcome(struct handshake *handshake)
 {
-	struct wh_engine *engine = greeting->acceptor->engine;
-	const uint8_t *proved = key_of(greeting);
+	struct wh_engine *engine = handshake->acceptor->engine;
+	const uint8_t *proved = handshake_key(handshake);
 	struct wh_greeting welcome;
 	uint8_t key[WH_KEY_SIZE];
 	struct iovec part;
 
 	if (!proved)
 		return;
-	if (wh_tls_bind(greeting->tls, &engine->trust.crypto, proved, key) ||
-	    wh_welcome(engine, &greeting->said, &greeting->hello, greeting->session, key, &welcome,
-		       &greeting->proofs)) {
-		refuse(greeting, EPROTO, "a hello without a nonce, or no way to prove a key here");
+	if (wh_tls_bind(handshake->tls, &engine->trust.crypto, proved, key) ||
+	    wh_welcome(engine, &handshake->received, &handshake->hello, handshake->session, key,
+		       &welcome, &handshake->proofs)) {
+		handshake_refuse(handshake, EPROTO,
+				 "the HELLO has no nonce, or this engine cannot compute proofs");
 		return;
 	}
-	/* It fits into an empty socket buffer. */
 	explicit_bzero(key, sizeof(key));
+	/* It fits an empty socket buffer. */
 	part = (struct iovec){ welcome.bytes, welcome.length };
-	if (wh_stream_send(greeting->source.fd, greeting->tls, &part, 1) !=
+	if (wh_stream_send(handshake->source.fd, handshake->tls, &part, 1) !=
 	    (ssize_t)welcome.length) {
-		greeting_end(greeting, NULL);
+		handshake_end(handshake, NULL);
 		return;
 	}
-	greeting->welcomed = true;
-	greeting->said.length = 0;
+	handshake->welcomed = true;
+	handshake->received.length = 0;
 }
 
-static void hear_hello(struct greeting *greeting)
+static void handshake_hello(struct handshake *handshake)
 {
 	char text[WH_REFUSAL_MAX];
-	int error = wh_hello_decode(greeting->said.bytes + WH_FRAME_HEADER,
-				    greeting->said.length - WH_FRAME_HEADER, &greeting->hello);
+	int error =
+		wh_hello_decode(handshake->received.bytes + WH_FRAME_HEADER,
+				handshake->received.length - WH_FRAME_HEADER, &handshake->hello);
 
 	if (error == -EPROTONOSUPPORT) {
 		snprintf(text, sizeof(text),
-			 "protocol versions %u to %u are asked for, this engine speaks %u",
-			 greeting->hello.version_min, greeting->hello.version_max, WH_WIRE_VERSION);
-		refuse(greeting, EPROTONOSUPPORT, text);
+			 "protocol versions %u to %u requested, this engine speaks %u",
+			 handshake->hello.version_min, handshake->hello.version_max,
+			 WH_WIRE_VERSION);
+		handshake_refuse(handshake, EPROTONOSUPPORT, text);
 	} else if (error) {
-		refuse(greeting, EPROTO, "a malformed hello");
+		handshake_refuse(handshake, EPROTO, "malformed HELLO");
 	} else {
-		answer(greeting);
+		handshake_welcome(handshake);
 	}
 }
 
-static void hear_proof(struct greeting *greeting)
+static void handshake_proof(struct handshake *handshake)
 {
-	struct wh_engine *engine = greeting->acceptor->engine;
-	struct wh_hello hello = greeting->hello;
-	uint64_t id = greeting->session, from = greeting->from;
+	struct wh_engine *engine = handshake->acceptor->engine;
+	struct wh_hello hello = handshake->hello;
+	uint64_t id = handshake->session, from = handshake->source_prefix;
 	uint8_t key[WH_KEY_SIZE];
 	struct wh_session *session;
 	struct wh_tls *tls;
 	int fd;
 
-	if (!wh_proof_equal(&engine->trust.crypto, greeting->proofs.initiator,
-			    greeting->said.bytes + WH_FRAME_HEADER)) {
-		wh_log_line(&engine->log, "who says to be %s does not prove the key of this engine",
-			    hello.name);
-		refuse(greeting, EACCES, "that does not prove the key of this engine");
+	if (!wh_proof_equal(&engine->trust.crypto, handshake->proofs.initiator,
+			    handshake->received.bytes + WH_FRAME_HEADER)) {
+		wh_log_line(
+			&engine->log,
+			"authentication failed: the peer claiming to be '%s' does not hold this "
+			"engine's key",
+			hello.name);
+		handshake_refuse(
+			handshake, EACCES,
+			"authentication failed: the proof does not match this engine's key");
 		return;
 	}
-	memcpy(key, greeting->proofs.session, sizeof(key));
-	fd = greeting_end(greeting, &tls);
+	memcpy(key, handshake->proofs.session, sizeof(key));
+	fd = handshake_end(handshake, &tls);
 	if (hello.role == WH_ROLE_CONTROL) {
 		wh_session_new(engine, fd, tls, from, &hello, id, key);
 	} else {
 		session = wh_session_find(engine, id);
-		/* It may have ended in the meantime. */
+		/* The session may have ended during the handshake. */
 		if (session)
-			transport_of_role(engine, hello.role)
+			acceptor_transport(engine, hello.role)
 				->session_accept(session, fd, tls, &hello);
 		else
 			wh_refuse(fd, tls, EACCES, "the session has ended");
@@ -254,190 +273,197 @@ static void hear_proof(struct greeting *greeting)
 	explicit_bzero(key, sizeof(key));
 }
 
-/* Is this the header of what it has to say next? */
-static bool is_due(const struct greeting *greeting, struct wh_frame *frame)
+/* Is the received header that of the frame that is due, HELLO or PROVE? */
+static bool handshake_expects(const struct handshake *handshake, struct wh_frame *frame)
 {
-	if (wh_frame_decode(greeting->said.bytes, frame))
+	if (wh_frame_decode(handshake->received.bytes, frame))
 		return false;
-	if (greeting->welcomed)
+	if (handshake->welcomed)
 		return frame->type == WH_FRAME_PROVE && frame->length == WH_PROOF_SIZE;
 	return frame->type == WH_FRAME_HELLO && frame->length <= WH_HELLO_MAX;
 }
 
-#define TLS_HANDSHAKE 22 /* the first byte of a record with one */
+#define TLS_HANDSHAKE 22 /* first byte of a TLS handshake record */
 
-/* What comes first tells who it is: nothing is set up for who says nothing. False: not yet, or it
- * has been refused. */
-static bool is_secure(struct greeting *greeting)
+/* Peek at the first byte: if it starts a TLS handshake, create the TLS stream. Until a byte has
+ * arrived, a connection costs no TLS memory. False: no byte yet, or the connection has ended. */
+static bool handshake_start_tls(struct handshake *handshake)
 {
-	struct wh_engine *engine = greeting->acceptor->engine;
+	struct wh_engine *engine = handshake->acceptor->engine;
 	uint8_t first;
-	ssize_t got = recv(greeting->source.fd, &first, 1, MSG_PEEK | MSG_DONTWAIT);
+	ssize_t got = recv(handshake->source.fd, &first, 1, MSG_PEEK | MSG_DONTWAIT);
 
 	if (got < 0 && (errno == EAGAIN || errno == EINTR))
 		return false;
 	if (got <= 0) {
-		greeting_end(greeting, NULL);
+		handshake_end(handshake, NULL);
 		return false;
 	}
 	if (first != TLS_HANDSHAKE) {
-		refuse(greeting, EPROTO,
-		       "this engine speaks TLS only: set tls=1 on both sides (WHERRY_TLS=1)");
+		handshake_refuse(
+			handshake, EPROTO,
+			"this engine speaks TLS only: set tls=1 on both sides (WHERRY_TLS=1)");
 		return false;
 	}
-	greeting->tls = wh_tls_new(engine->trust.tls, greeting->source.fd, true);
-	if (greeting->tls)
+	handshake->tls = wh_tls_new(engine->trust.tls, handshake->source.fd, true);
+	if (handshake->tls)
 		return true;
-	greeting_end(greeting, NULL);
+	handshake_end(handshake, NULL);
 	return false;
 }
 
-static bool shaken(struct greeting *greeting)
+/* Continue the TLS handshake. True: it is complete, or the connection is not encrypted. False: more
+ * bytes are needed, or the connection has ended. */
+static bool handshake_shake(struct handshake *handshake)
 {
-	struct wh_engine *engine = greeting->acceptor->engine;
+	struct wh_engine *engine = handshake->acceptor->engine;
 	int error;
 
-	if (greeting->local || !engine->trust.tls)
+	if (handshake->local || !engine->trust.tls)
 		return true;
-	if (!greeting->tls && !is_secure(greeting))
+	if (!handshake->tls && !handshake_start_tls(handshake))
 		return false;
-	error = wh_tls_shake(greeting->tls);
+	error = wh_tls_shake(handshake->tls);
 	if (error == -EAGAIN) {
-		wh_loop_modify(&engine->loops[0], &greeting->source,
-			       wh_tls_unsent(greeting->tls) ? EPOLLIN | EPOLLOUT : EPOLLIN);
+		wh_loop_modify(&engine->loops[0], &handshake->source,
+			       wh_tls_unsent(handshake->tls) ? EPOLLIN | EPOLLOUT : EPOLLIN);
 	} else if (error) {
-		wh_log_line(&engine->log, "a connection is refused: %s",
-			    wh_tls_text(greeting->tls));
-		greeting_end(greeting, NULL);
+		wh_log_line(&engine->log, "connection refused: %s", wh_tls_text(handshake->tls));
+		handshake_end(handshake, NULL);
 	}
 	return !error;
 }
 
-static void greeting_ready(struct wh_source *source, uint32_t events)
+static void handshake_ready(struct wh_source *source, uint32_t events)
 {
-	struct greeting *greeting = wh_container(source, struct greeting, source);
-	struct wh_greeting *said = &greeting->said;
+	struct handshake *handshake = wh_container(source, struct handshake, source);
+	struct wh_greeting *received = &handshake->received;
 	struct wh_frame frame;
 	struct iovec part;
 	size_t want = WH_FRAME_HEADER;
 	ssize_t got;
 
 	(void)events;
-	if (!shaken(greeting))
+	if (!handshake_shake(handshake))
 		return;
-	/* Not a byte more than what is due: what follows is not ours. */
+	/* Receive exactly the frame that is due: bytes behind it belong to the connection's next
+	 * owner. */
 	for (;;) {
-		if (said->length >= WH_FRAME_HEADER) {
-			if (!is_due(greeting, &frame)) {
-				refuse(greeting, EPROTO,
-				       "this is a Wherry engine; that was not a handshake");
+		if (received->length >= WH_FRAME_HEADER) {
+			if (!handshake_expects(handshake, &frame)) {
+				handshake_refuse(
+					handshake, EPROTO,
+					"not a Wherry handshake: a Wherry engine listens here");
 				return;
 			}
 			want = WH_FRAME_HEADER + frame.length;
-			if (said->length == want)
+			if (received->length == want)
 				break;
 		}
-		part = (struct iovec){ said->bytes + said->length, want - said->length };
-		got = wh_stream_receive(source->fd, greeting->tls, &part, 1);
+		part = (struct iovec){ received->bytes + received->length,
+				       want - received->length };
+		got = wh_stream_receive(source->fd, handshake->tls, &part, 1);
 		if (got < 0 && (errno == EAGAIN || errno == EINTR))
 			return;
 		if (got <= 0) {
-			greeting_end(greeting, NULL);
+			handshake_end(handshake, NULL);
 			return;
 		}
-		said->length += (size_t)got;
+		received->length += (size_t)got;
 	}
-	if (greeting->welcomed)
-		hear_proof(greeting);
+	if (handshake->welcomed)
+		handshake_proof(handshake);
 	else
-		hear_hello(greeting);
+		handshake_hello(handshake);
 }
 
-static void sweep(struct wh_timer *timer)
+/* Close all handshakes that have passed their deadlines, which come in the order of arrival. */
+static void acceptor_expire(struct wh_timer *timer)
 {
-	struct wh_acceptor *acceptor = wh_container(timer, struct wh_acceptor, sweep);
+	struct wh_acceptor *acceptor = wh_container(timer, struct wh_acceptor, expiry);
 	int64_t now = wh_now();
 
-	/* The list is in the order of arrival. */
-	while (!wh_list_empty(&acceptor->greetings)) {
-		struct greeting *greeting =
-			wh_container(acceptor->greetings.next, struct greeting, link);
+	while (!wh_list_empty(&acceptor->handshakes)) {
+		struct handshake *handshake =
+			wh_container(acceptor->handshakes.next, struct handshake, link);
 
-		if (greeting->deadline > now) {
-			wh_timer_set(&acceptor->engine->loops[0], timer, greeting->deadline);
+		if (handshake->deadline > now) {
+			wh_timer_set(&acceptor->engine->loops[0], timer, handshake->deadline);
 			return;
 		}
-		greeting_end(greeting, NULL);
+		handshake_end(handshake, NULL);
 	}
 }
 
-/* The first to go of those from this place, or, without one, of all: the oldest that has said
- * nothing, for who means it says hello at once; else the oldest. The list is in the order of
- * arrival. */
-static struct greeting *least_wanted(struct wh_acceptor *acceptor, const uint64_t *from,
-				     unsigned *count)
+/* The handshake to close when a limit is reached, of those from the source *prefix, or of all if
+ * `prefix` is NULL: the oldest without a HELLO, as a genuine client sends HELLO at once; else the
+ * oldest. *count: how many there are. */
+static struct handshake *acceptor_victim(struct wh_acceptor *acceptor, const uint64_t *prefix,
+					 unsigned *count)
 {
-	struct greeting *oldest = NULL, *silent = NULL;
+	struct handshake *oldest = NULL, *silent = NULL;
 
 	*count = 0;
-	for (struct wh_list *l = acceptor->greetings.next; l != &acceptor->greetings; l = l->next) {
-		struct greeting *greeting = wh_container(l, struct greeting, link);
+	for (struct wh_list *l = acceptor->handshakes.next; l != &acceptor->handshakes;
+	     l = l->next) {
+		struct handshake *handshake = wh_container(l, struct handshake, link);
 
-		if (from && greeting->from != *from)
+		if (prefix && handshake->source_prefix != *prefix)
 			continue;
 		if (!(*count)++)
-			oldest = greeting;
-		if (!silent && !greeting->welcomed)
-			silent = greeting;
+			oldest = handshake;
+		if (!silent && !handshake->welcomed)
+			silent = handshake;
 	}
 	return silent ? silent : oldest;
 }
 
-/* Before one more from this place. */
-static void make_room(struct wh_acceptor *acceptor, uint64_t from)
+/* Close a handshake if one more from this source would exceed a limit. */
+static void acceptor_make_room(struct wh_acceptor *acceptor, uint64_t prefix)
 {
 	unsigned count;
-	struct greeting *last = least_wanted(acceptor, &from, &count);
+	struct handshake *victim = acceptor_victim(acceptor, &prefix, &count);
 
-	if (count < GREETINGS_PER_SOURCE)
-		last = acceptor->greeting_count >= GREETINGS_MAX ?
-			       least_wanted(acceptor, NULL, &count) :
-			       NULL;
-	if (last)
-		greeting_end(last, NULL);
+	if (count < HANDSHAKES_PER_SOURCE)
+		victim = acceptor->handshake_count >= HANDSHAKES_MAX ?
+				 acceptor_victim(acceptor, NULL, &count) :
+				 NULL;
+	if (victim)
+		handshake_end(victim, NULL);
 }
 
-static void greet(struct wh_acceptor *acceptor, int fd, bool local, uint64_t from)
+/* Start the handshake of an accepted connection. Takes ownership of fd. */
+static void acceptor_add(struct wh_acceptor *acceptor, int fd, bool local, uint64_t prefix)
 {
-	struct greeting *greeting = calloc(1, sizeof(*greeting));
+	struct handshake *handshake = calloc(1, sizeof(*handshake));
 	int64_t timeout = acceptor->engine->config.number[WH_SETTING_TIMEOUT] * WH_MS;
 
-	if (!greeting) {
+	if (!handshake) {
 		close(fd);
 		return;
 	}
-	greeting->source.fd = fd;
-	greeting->source.ready = greeting_ready;
-	greeting->acceptor = acceptor;
-	greeting->local = local;
-	greeting->from = from;
-	greeting->deadline = wh_deadline(timeout);
-	if (wh_loop_add(&acceptor->engine->loops[0], &greeting->source, EPOLLIN)) {
+	handshake->source.fd = fd;
+	handshake->source.ready = handshake_ready;
+	handshake->acceptor = acceptor;
+	handshake->local = local;
+	handshake->source_prefix = prefix;
+	handshake->deadline = wh_deadline(timeout);
+	if (wh_loop_add(&acceptor->engine->loops[0], &handshake->source, EPOLLIN)) {
 		close(fd);
-		free(greeting);
+		free(handshake);
 		return;
 	}
-	make_room(acceptor, from);
-	if (wh_list_empty(&acceptor->greetings))
-		wh_timer_set(&acceptor->engine->loops[0], &acceptor->sweep, greeting->deadline);
-	wh_list_append(&acceptor->greetings, &greeting->link);
-	acceptor->greeting_count++;
-	/* Where many come, its hello has been waiting: the sooner it is heard, the less it is taken
-	 * for one of those that never say a word. */
-	greeting_ready(&greeting->source, EPOLLIN);
+	acceptor_make_room(acceptor, prefix);
+	if (wh_list_empty(&acceptor->handshakes))
+		wh_timer_set(&acceptor->engine->loops[0], &acceptor->expiry, handshake->deadline);
+	wh_list_append(&acceptor->handshakes, &handshake->link);
+	acceptor->handshake_count++;
+	/* Under load the HELLO has usually arrived already. Read it now, before this handshake can
+	 * be mistaken for a silent one and closed. */
+	handshake_ready(&handshake->source, EPOLLIN);
 }
 
-/* ---- listeners ---------------------------------------------------------------------------- */
+/* ---- listeners --------------------------------------------------------- */
 
 static void acceptor_accepted(struct wh_listener *listener, int fd,
 			      const struct sockaddr_storage *from)
@@ -445,17 +471,21 @@ static void acceptor_accepted(struct wh_listener *listener, int fd,
 	struct acceptor_socket *by = wh_container(listener, struct acceptor_socket, listener);
 
 	wh_socket_tune(&by->acceptor->engine->config, fd);
-	greet(by->acceptor, fd, by->local, wh_address_prefix(from));
+	acceptor_add(by->acceptor, fd, by->local, wh_address_prefix(from));
 }
 
+/* Accepting failed, as for lack of descriptors; the listener tries again. */
 static void acceptor_waits(struct wh_listener *listener, int error)
 {
 	struct acceptor_socket *by = wh_container(listener, struct acceptor_socket, listener);
 
-	wh_log_line(&by->acceptor->engine->log, "a connection has to wait: %s", strerror(error));
+	wh_log_line(&by->acceptor->engine->log, "cannot accept a connection yet: %s",
+		    strerror(error));
 }
 
-static int listen_network(struct wh_engine *engine, const char *where)
+/* Listen on the address that the setting names, and set engine->url. Returns the descriptor, or a
+ * negative errno. */
+static int acceptor_listen_network(struct wh_engine *engine, const char *where)
 {
 	struct sockaddr_storage address[WH_PEER_ADDRESSES];
 	unsigned count = WH_PEER_ADDRESSES;
@@ -493,9 +523,10 @@ static int listen_network(struct wh_engine *engine, const char *where)
 	return fd;
 }
 
-/* The abstract socket's name is random and told only to those who shook hands. Without it there is
- * no shm, which is not worth failing for. */
-static int listen_local(struct wh_engine *engine)
+/* Listen on an abstract unix socket, for shm. Its name is random, and only WELCOME frames carry it.
+ * -1: no socket; the engine then runs without shm from other processes, and the reason is logged.
+ */
+static int acceptor_listen_local(struct wh_engine *engine)
 {
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
 	uint64_t number[2];
@@ -513,7 +544,7 @@ static int listen_local(struct wh_engine *engine)
 			      strlen(engine->socket_name))) &&
 	    !listen(fd, 64))
 		return fd;
-	wh_log_line(&engine->log, "no unix socket, so no shm from other processes: %s",
+	wh_log_line(&engine->log, "cannot open a unix socket; other processes cannot use shm: %s",
 		    strerror(errno));
 	engine->socket_name[0] = 0;
 	if (fd >= 0)
@@ -528,7 +559,7 @@ int wh_acceptor_open(struct wh_engine *engine, const char *listen)
 
 	if (!strcmp(listen, "none"))
 		return 0;
-	fd = listen_network(engine, listen);
+	fd = acceptor_listen_network(engine, listen);
 	if (fd < 0)
 		return fd;
 	acceptor = calloc(1, sizeof(*acceptor));
@@ -537,13 +568,13 @@ int wh_acceptor_open(struct wh_engine *engine, const char *listen)
 		return wh_fail(ENOMEM, "wh_engine_open: no memory");
 	}
 	acceptor->engine = engine;
-	wh_list_init(&acceptor->greetings);
-	acceptor->sweep.fire = sweep;
+	wh_list_init(&acceptor->handshakes);
+	acceptor->expiry.fire = acceptor_expire;
 	acceptor->network.acceptor = acceptor->local.acceptor = acceptor;
 	acceptor->network.listener.accepted = acceptor->local.listener.accepted = acceptor_accepted;
 	acceptor->network.listener.waits = acceptor->local.listener.waits = acceptor_waits;
 	acceptor->local.local = true;
-	local = engine->transport_off[WH_TRANSPORT_SHM][0] ? -1 : listen_local(engine);
+	local = engine->transport_off[WH_TRANSPORT_SHM][0] ? -1 : acceptor_listen_local(engine);
 	acceptor->local.listener.source.fd = local;
 	engine->acceptor = acceptor;
 	if (local >= 0)
@@ -554,7 +585,7 @@ int wh_acceptor_open(struct wh_engine *engine, const char *listen)
 	return error;
 }
 
-static void stop_listening(void *argument)
+static void acceptor_stop(void *argument)
 {
 	struct wh_acceptor *acceptor = argument;
 	struct wh_listener *listeners[] = { &acceptor->network.listener,
@@ -566,16 +597,17 @@ static void stop_listening(void *argument)
 		wh_listener_close(listeners[i]);
 		wh_socket_close(listeners[i]->source.fd);
 	}
-	while (!wh_list_empty(&acceptor->greetings))
-		greeting_end(wh_container(acceptor->greetings.next, struct greeting, link), NULL);
-	wh_timer_clear(&acceptor->sweep);
+	while (!wh_list_empty(&acceptor->handshakes))
+		handshake_end(wh_container(acceptor->handshakes.next, struct handshake, link),
+			      NULL);
+	wh_timer_clear(&acceptor->expiry);
 }
 
 void wh_acceptor_close(struct wh_engine *engine)
 {
 	if (!engine->acceptor)
 		return;
-	wh_loop_call(&engine->loops[0], stop_listening, engine->acceptor);
+	wh_loop_call(&engine->loops[0], acceptor_stop, engine->acceptor);
 	free(engine->acceptor);
 	engine->acceptor = NULL;
 }

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the two sides of a handshake say, and how they prove it to each other: wire/proof.h. */
+/*
+ * The frames of a handshake, HELLO, WELCOME and PROVE: made from an engine's state, and checked
+ * against its keys. wire/proof.h computes the proofs.
+ */
 #include <errno.h>
 #include <string.h>
 #include <sys/random.h>
@@ -12,7 +15,8 @@
 #include "util/error.h"
 #include "wire/wire.h"
 
-static int begin(const struct wh_engine *engine, uint16_t role, struct wh_hello *hello)
+/* Fill in what HELLO and WELCOME have in common, with a fresh nonce. 0 or -EIO. */
+static int hello_init(const struct wh_engine *engine, uint16_t role, struct wh_hello *hello)
 {
 	*hello = (struct wh_hello){
 		.version_min = WH_WIRE_VERSION,
@@ -27,8 +31,9 @@ static int begin(const struct wh_engine *engine, uint16_t role, struct wh_hello 
 	return getrandom(hello->auth, WH_NONCE_SIZE, 0) == WH_NONCE_SIZE ? 0 : -EIO;
 }
 
-static size_t end(const struct wh_hello *hello, enum wh_frame_type type,
-		  uint8_t out[WH_GREETING_MAX])
+/* Encode a frame. Returns its length. */
+static size_t hello_frame(const struct wh_hello *hello, enum wh_frame_type type,
+			  uint8_t out[WH_GREETING_MAX])
 {
 	size_t length = wh_hello_encode(out + WH_FRAME_HEADER, hello);
 
@@ -36,22 +41,23 @@ static size_t end(const struct wh_hello *hello, enum wh_frame_type type,
 	return WH_FRAME_HEADER + length;
 }
 
-/* ---- the initiator ------------------------------------------------------------------------- */
+/* ---- the initiator ----------------------------------------------------- */
 
 int wh_peer_hello(struct wh_peer *peer, uint16_t role, uint32_t connection, struct wh_greeting *out)
 {
 	struct wh_hello hello;
-	int error = begin(peer->engine, role, &hello);
+	int error = hello_init(peer->engine, role, &hello);
 
 	hello.connection = connection;
-	/* The control connection takes any epoch, so as to tell another one from a refusal. */
+	/* The control connection accepts any epoch: the peer learns from the WELCOME that the
+	 * engine was restarted, which a refusal would not tell apart from other errors. */
 	if (role != WH_ROLE_CONTROL) {
 		pthread_mutex_lock(&peer->lock);
 		hello.expected = peer->welcome.epoch;
 		hello.session = peer->welcome.session;
 		pthread_mutex_unlock(&peer->lock);
 	}
-	out->length = end(&hello, WH_FRAME_HELLO, out->bytes);
+	out->length = hello_frame(&hello, WH_FRAME_HELLO, out->bytes);
 	return error;
 }
 
@@ -72,7 +78,7 @@ int wh_peer_prove(struct wh_peer *peer, uint16_t role, int fd, const struct wh_t
 		memcpy(keys.key[0], peer->key, sizeof(peer->key));
 		pthread_mutex_unlock(&peer->lock);
 	}
-	/* The one that the owner has proved is proved in turn, be it our first or not. */
+	/* Find the key that the owner has proved, and prove the same one. */
 	for (unsigned i = 0; !error && !proved && i < keys.count; i++) {
 		error = wh_tls_bind(tls, &trust->crypto, keys.key[i], keys.key[i]);
 		if (!error)
@@ -85,12 +91,13 @@ int wh_peer_prove(struct wh_peer *peer, uint16_t role, int fd, const struct wh_t
 	if (!error && !proved)
 		error = wh_fail(
 			EACCES,
-			"it does not prove the key of this engine, %.100s: name one key on both "
-			"sides by the setting keyfile",
+			"it does not hold this engine's key (%.100s): name the same key on both "
+			"sides with the setting keyfile",
 			trust->source);
-	/* The other side had not accepted the connection for certain before. */
+	/* Not earlier: the kernel knows the user of the other end only after it has accepted the
+	 * connection, which WELCOME shows. */
 	if (!error && role != WH_ROLE_SHM)
-		error = wh_trust_knows(trust, fd);
+		error = wh_trust_check_user(trust, fd);
 	if (!error) {
 		wh_frame_encode(out, &(struct wh_frame){ WH_PROOF_SIZE, WH_FRAME_PROVE, 0 });
 		memcpy(out + WH_FRAME_HEADER, proofs.initiator, WH_PROOF_SIZE);
@@ -105,25 +112,26 @@ int wh_peer_prove(struct wh_peer *peer, uint16_t role, int fd, const struct wh_t
 	return error;
 }
 
-/* ---- the owner ----------------------------------------------------------------------------- */
+/* ---- the owner --------------------------------------------------------- */
 
-int wh_welcome(struct wh_engine *engine, const struct wh_greeting *said,
+int wh_welcome(struct wh_engine *engine, const struct wh_greeting *received,
 	       const struct wh_hello *hello, uint64_t session, const uint8_t key[WH_KEY_SIZE],
 	       struct wh_greeting *out, struct wh_proofs *proofs)
 {
 	struct wh_hello welcome;
-	int error = begin(engine, hello->role, &welcome);
+	int error = hello_init(engine, hello->role, &welcome);
 
 	welcome.expected = hello->epoch;
 	welcome.session = session;
 	memcpy(welcome.socket, engine->socket_name, sizeof(welcome.socket));
-	/* The proof covers all before it. */
+	/* The proof is the last field and covers everything before it. */
 	welcome.auth_length = WH_NONCE_SIZE + WH_PROOF_SIZE;
-	out->length = end(&welcome, WH_FRAME_WELCOME, out->bytes);
+	out->length = hello_frame(&welcome, WH_FRAME_WELCOME, out->bytes);
 	if (!error)
-		error = wh_proofs_make(&engine->trust.crypto, key, said->bytes + WH_FRAME_HEADER,
-				       said->length - WH_FRAME_HEADER, out->bytes + WH_FRAME_HEADER,
-				       out->length - WH_FRAME_HEADER, proofs);
+		error = wh_proofs_make(
+			&engine->trust.crypto, key, received->bytes + WH_FRAME_HEADER,
+			received->length - WH_FRAME_HEADER, out->bytes + WH_FRAME_HEADER,
+			out->length - WH_FRAME_HEADER, proofs);
 	if (!error)
 		memcpy(out->bytes + out->length - WH_PROOF_SIZE, proofs->owner, WH_PROOF_SIZE);
 	return error;

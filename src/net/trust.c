@@ -228,7 +228,7 @@ int wh_trust_allows(const struct wh_trust *trust, const struct sockaddr_storage 
 		       listening ? "listening on" : "connecting to", text);
 }
 
-int wh_trust_knows(const struct wh_trust *trust, int fd)
+int wh_trust_check_user(const struct wh_trust *trust, int fd)
 {
 	uid_t user;
 

@@ -40,6 +40,6 @@ int wh_trust_allows(const struct wh_trust *trust, const struct sockaddr_storage 
 /* Without a key that is configured: is the other end of this connection another user's? He has no
  * key, but could hand on what two engines of this user prove to each other. 0 or -EACCES. Where the
  * kernel does not tell, the proof has to do. */
-int wh_trust_knows(const struct wh_trust *trust, int fd);
+int wh_trust_check_user(const struct wh_trust *trust, int fd);
 
 #endif

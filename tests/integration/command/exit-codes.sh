@@ -107,9 +107,9 @@ verdict "69: no more there" $?
 
 # ---- 2: reached and refused, or failed ------------------------------------------------------------
 
-all_end 2 "does not prove the key" "$plain" -c keyfile=other
+all_end 2 "does not hold this engine's key" "$plain" -c keyfile=other
 verdict "2: another key" $?
-all_end 2 "does not prove the key" wherry://node1 -c "registry=$registry" -c keyfile=other
+all_end 2 "does not hold this engine's key" wherry://node1 -c "registry=$registry" -c keyfile=other
 verdict "2: another key, by name" $?
 start "$wherry" serve -m host:1MiB -c keyfile=key -c tls=1
 all_end 2 "key" "$url" -c keyfile=other -c tls=1

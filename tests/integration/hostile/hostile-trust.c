@@ -353,7 +353,8 @@ static void engines__other_key(void **state)
 	want_text(-EACCES, "keyfile", wh_peer_open(engine, plain->url, NULL, &peer));
 	want_true(!strstr(wh_error_text(), "6b65"), "it says the key: %s", wh_error_text());
 	want(-EACCES, child_peer(plain, keyed->url, text));
-	want_true(strstr(text, "does not prove the key") && strstr(text, "wherry.key"), "%s", text);
+	want_true(strstr(text, "does not hold this engine's key") && strstr(text, "wherry.key"),
+		  "%s", text);
 	want(0, wh_peer_open(engine, keyed->url, NULL, &peer));
 	want(0, wh_peer_close(peer));
 	want(0, wh_engine_close(engine));
@@ -370,9 +371,10 @@ static void engines__other_user(void **state)
 
 	(void)state;
 	want(-EACCES, child_peer(nobody, root->url, text));
-	want_true(strstr(text, "does not prove the key") || strstr(text, "user 65534"), "%s", text);
+	want_true(strstr(text, "does not hold this engine's key") || strstr(text, "user 65534"),
+		  "%s", text);
 	want(-EACCES, child_peer(root, nobody->url, text));
-	want_true(strstr(text, "does not prove the key"), "%s", text);
+	want_true(strstr(text, "does not hold this engine's key"), "%s", text);
 	child_exit(nobody);
 	child_exit(root);
 }

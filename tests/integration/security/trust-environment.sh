@@ -57,7 +57,7 @@ export WHERRY_TLS=1 WHERRY_KEY=$key WHERRY_TRANSPORTS=tcp
 serve && reach && says "encrypted: TLS 1.3" && ! says "$key" &&
 	! grep -q -e "$key" "$directory/served" "$directory/said" &&
 	! WHERRY_TLS=0 reach && says "speaks TLS only" &&
-	grep -q "a connection is refused: this engine speaks TLS only" "$directory/said" &&
+	grep -q "connection refused: this engine speaks TLS only" "$directory/said" &&
 	! WHERRY_KEY=${key/[0-7]/9} reach && says "does not know this engine's key"
 judge "with TLS explain says so, and who has none or another key is told" $?
 stop
@@ -98,10 +98,10 @@ serve && reach && [ "$(stat -c %a "$directory/run/wherry.key")" = 600 ] &&
 	[ "$(ls -A "$directory/run")" = wherry.key ] && [ -z "$(ls -A "$directory/cache")" ]
 judge "without a key one is made, and found by the next process" $?
 
-! XDG_RUNTIME_DIR=/nowhere reach && says "does not prove the key"
+! XDG_RUNTIME_DIR=/nowhere reach && says "does not hold this engine's key"
 judge "another key, another user's as it were, is refused" $?
 
-mv "$directory/cache/wherry.key" "$directory/run/wherry.key" && ! reach && says "does not prove"
+mv "$directory/cache/wherry.key" "$directory/run/wherry.key" && ! reach && says "does not hold"
 judge "a key that has been changed is read by those that start" $?
 
 ! timeout 20 "$wherry" serve -m host:64KiB --listen 0.0.0.0:0 >"$directory/out" 2>"$directory/err" &&
@@ -124,7 +124,7 @@ env -u WHERRY_KEYFILE WHERRY_KEY="$key" timeout 20 "$wherry" explain "$url" \
 	>"$directory/out" 2>"$directory/err"
 judge "the same key from the environment" $?
 
-! WHERRY_KEYFILE=$directory/other reach && says "does not prove the key" && says "$directory/other"
+! WHERRY_KEYFILE=$directory/other reach && says "does not hold this engine's key" && says "$directory/other"
 judge "the key of another cluster is refused, and where it is from is told" $?
 
 ! WHERRY_KEY=$key reach && says "one key is enough"

@@ -59,10 +59,10 @@ static void rotation__every_step(void **state)
 		want(0, reach(engines[i + 1], engines[i]));
 	}
 	/* Who has left the step between out is told so, on either side. */
-	want_text(-EACCES, "does not prove the key", reach(engines[0], engines[3]));
-	want_text(-EACCES, "does not prove the key", reach(engines[3], engines[0]));
+	want_text(-EACCES, "does not hold this engine's key", reach(engines[0], engines[3]));
+	want_text(-EACCES, "does not hold this engine's key", reach(engines[3], engines[0]));
 	/* It proves the first of its keys, whoever asks. */
-	want_text(-EACCES, "does not prove the key", reach(engines[0], engines[2]));
+	want_text(-EACCES, "does not hold this engine's key", reach(engines[0], engines[2]));
 	want(0, reach(engines[2], engines[0]));
 	for (int i = 0; i < 4; i++)
 		want(0, wh_engine_close(engines[i]));
