@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Control connections: frames in and out, without ever waiting. */
+/*
+ * Control connections: frames in and out, without waiting. What the socket does not take is queued,
+ * and charged to the quota of the peer's address. Also the options of Wherry's sockets.
+ */
 #include <errno.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -21,19 +24,18 @@
 #include "util/loop.h"
 #include "wire/wire.h"
 
-/* What may wait to be sent: the regions of an engine that publishes very many. */
-#define OUT_MAX (256u << 20)
-#define OWED_MAX (4u << 20) /* of that, answers to what the other side asked */
-#define IN_FIRST 4096
-/* So much for sending, and for receiving, does everybody have, whatever others from his address
- * hold. */
-#define FREE (16u << 10)
-#define NEAR_BUFFER (512 << 10)
+/* bytes queued to be sent, at most; an engine that publishes very many regions needs that much */
+#define QUEUED_MAX (256u << 20)
+#define ANSWERS_MAX (4u << 20) /* of these, bytes of answers to the peer's frames */
+#define INPUT_FIRST 4096 /* bytes of the first receive buffer */
+/* bytes; a send queue or receive buffer of up to this size is not charged to the quota, so that a
+ * connection works even if others from its address have used up the quota */
+#define UNCHARGED (16u << 10)
+#define LOCAL_BUFFER (512 << 10) /* bytes of each socket buffer, if the peer is on this host */
 
-#define NO_ROOM                                                                                    \
-	"does not read, and what may wait for its address (the setting max_buffered) is used up"
+#define NO_ROOM "does not read, and its address has reached the limit of the setting max_buffered"
 
-static void received(struct wh_source *source, uint32_t events);
+static void control_ready(struct wh_source *source, uint32_t events);
 
 void wh_socket_tune(const struct wh_config *config, int fd)
 {
@@ -60,7 +62,7 @@ void wh_socket_tune(const struct wh_config *config, int fd)
 
 void wh_socket_unpace(int fd, const struct sockaddr_storage *address)
 {
-	/* every kernel has it, and lets everybody choose it */
+	/* Every kernel has it, and any user may select it. */
 	static const char plain[] = "reno";
 	char name[16] = "";
 	socklen_t length = sizeof(name) - 1;
@@ -70,13 +72,13 @@ void wh_socket_unpace(int fd, const struct sockaddr_storage *address)
 		setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, plain, sizeof(plain) - 1);
 }
 
-/* What waits there is in the CPU's caches or not any more, and no distance asks for much. The
- * system's buffers grow to megabytes. */
-void wh_socket_near(const struct wh_config *config, int fd)
+/* Between processes of one host there is no distance that large buffers would bridge. Small ones
+ * keep the bytes in the CPU's caches; the system's default grows to megabytes. */
+void wh_socket_limit_buffers(const struct wh_config *config, int fd)
 {
 	struct sockaddr_storage address = { .ss_family = AF_UNSPEC };
 	socklen_t length = sizeof(address);
-	int bytes = NEAR_BUFFER;
+	int bytes = LOCAL_BUFFER;
 
 	if (config->number[WH_SETTING_BUFFER] ||
 	    getpeername(fd, (struct sockaddr *)&address, &length) ||
@@ -86,13 +88,15 @@ void wh_socket_near(const struct wh_config *config, int fd)
 	setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &bytes, sizeof(bytes));
 }
 
-/* An end of a connection; IPv4 as IPv6 has it, for a listener may serve both. */
-struct end {
+/* One end of a connection. IPv4 addresses are mapped to IPv6, as a listener may serve both. */
+struct socket_end {
 	struct in6_addr host;
-	uint32_t port; /* so wide that there is nothing beside it */
+	uint32_t port; /* 32 bits, so that the struct has no padding: memcmp() compares it */
 };
 
-static bool end_of(int fd, int (*ask)(int, struct sockaddr *, socklen_t *), struct end *end)
+/* Call getsockname() or getpeername(). False: it failed, or is not an IP address. */
+static bool socket_end(int fd, int (*ask)(int, struct sockaddr *, socklen_t *),
+		       struct socket_end *end)
 {
 	struct sockaddr_storage address;
 	const struct sockaddr_in *v4 = (const struct sockaddr_in *)&address;
@@ -115,10 +119,10 @@ static bool end_of(int fd, int (*ask)(int, struct sockaddr *, socklen_t *), stru
 
 bool wh_sockets_joined(int one, int other)
 {
-	struct end ends[4];
+	struct socket_end ends[4];
 
-	return end_of(one, getsockname, &ends[0]) && end_of(other, getpeername, &ends[1]) &&
-	       end_of(one, getpeername, &ends[2]) && end_of(other, getsockname, &ends[3]) &&
+	return socket_end(one, getsockname, &ends[0]) && socket_end(other, getpeername, &ends[1]) &&
+	       socket_end(one, getpeername, &ends[2]) && socket_end(other, getsockname, &ends[3]) &&
 	       !memcmp(&ends[0], &ends[1], sizeof(ends[0])) &&
 	       !memcmp(&ends[2], &ends[3], sizeof(ends[2]));
 }
@@ -133,7 +137,7 @@ void wh_control_init(struct wh_control *control, struct wh_loop *loop)
 {
 	memset(control, 0, sizeof(*control));
 	control->source.fd = -1;
-	control->source.ready = received;
+	control->source.ready = control_ready;
 	control->loop = loop;
 	pthread_mutex_init(&control->lock, NULL);
 }
@@ -147,7 +151,7 @@ int wh_control_start(struct wh_control *control, int fd, struct wh_tls *tls)
 	control->tls = tls;
 	control->in_length = 0;
 	control->full = NULL;
-	control->out_start = control->out_length = control->owed = 0;
+	control->out_start = control->out_length = control->answers = 0;
 	control->open = true;
 	pthread_mutex_unlock(&control->lock);
 	error = wh_loop_add(control->loop, &control->source, EPOLLIN);
@@ -178,12 +182,12 @@ void wh_control_close(struct wh_control *control)
 		wh_socket_close(fd);
 }
 
-/* Memory for sending or receiving is to have another size. What is not above FREE is bounded by the
- * number of sessions. */
-static bool account(struct wh_control *control, size_t before, size_t after)
+/* Charge the quota for a buffer whose size changes from `before` to `after` bytes. Up to UNCHARGED,
+ * the limit on sessions bounds the memory. False: the quota is used up; nothing is charged. */
+static bool control_charge(struct wh_control *control, size_t before, size_t after)
 {
-	int64_t old = before > FREE ? (int64_t)before : 0,
-		wanted = after > FREE ? (int64_t)after : 0;
+	int64_t old = before > UNCHARGED ? (int64_t)before : 0,
+		wanted = after > UNCHARGED ? (int64_t)after : 0;
 
 	return !control->quota || wh_quota_charge_queued(control->quota, wanted - old);
 }
@@ -191,44 +195,46 @@ static bool account(struct wh_control *control, size_t before, size_t after)
 void wh_control_destroy(struct wh_control *control)
 {
 	wh_control_close(control);
-	account(control, control->in_room, 0);
-	account(control, control->out_room, 0);
+	control_charge(control, control->in_room, 0);
+	control_charge(control, control->out_room, 0);
 	pthread_mutex_destroy(&control->lock);
 	free(control->in);
 	free(control->out);
 }
 
-static void broken(struct wh_control *control, int error, const char *text)
+/* Close the connection and report its end to the owner. */
+static void control_break(struct wh_control *control, int error, const char *text)
 {
 	wh_control_close(control);
 	control->gone(control, error, text);
 }
 
-/* ---- sending ------------------------------------------------------------------------------ */
+/* ---- sending ----------------------------------------------------------- */
 
-/* May what is to be sent be given to the socket? Under the lock. */
-static bool ready_to_send(const struct wh_control *control)
+/* Is the TLS handshake, if there is one, complete? Under the lock. */
+static bool control_can_send(const struct wh_control *control)
 {
 	return !control->tls || wh_tls_shaken(control->tls);
 }
 
-/* Under the lock. */
-static void wait_for(struct wh_control *control)
+/* Register the epoll events that the connection waits for. Under the lock. */
+static void control_set_events(struct wh_control *control)
 {
-	bool out =
-		(control->out_length && ready_to_send(control)) || wh_stream_unsent(control->tls);
+	bool out = (control->out_length && control_can_send(control)) ||
+		   wh_stream_unsent(control->tls);
 
 	wh_loop_modify(control->loop, &control->source, out ? EPOLLIN | EPOLLOUT : EPOLLIN);
 }
 
-/* How much there is of these is not the other side's choice. */
-static bool is_news(enum wh_frame_type type)
+/* Does this engine send frames of the type on its own account? Then their number is not the peer's
+ * choice, and they do not count as answers. */
+static bool frame_is_announcement(enum wh_frame_type type)
 {
 	return type == WH_FRAME_REGIONS || type == WH_FRAME_REMOVE || type == WH_FRAME_REMOVED;
 }
 
-/* Under the lock. */
-static int keep(struct wh_control *control, const void *bytes, size_t length)
+/* Queue bytes. Under the lock. 0, or -ENOBUFS (and control->full says why), -ENOMEM. */
+static int control_queue(struct wh_control *control, const void *bytes, size_t length)
 {
 	size_t room = control->out_room ? control->out_room : 4096;
 	uint8_t *grown;
@@ -237,20 +243,20 @@ static int keep(struct wh_control *control, const void *bytes, size_t length)
 		memmove(control->out, control->out + control->out_start, control->out_length);
 		control->out_start = 0;
 	}
-	if (control->out_length + length > OUT_MAX) {
-		control->full = "does not read what it is sent";
+	if (control->out_length + length > QUEUED_MAX) {
+		control->full = "does not read the frames sent to it";
 		return -ENOBUFS;
 	}
 	while (room < control->out_length + length)
 		room *= 2;
 	if (room != control->out_room) {
-		if (!account(control, control->out_room, room)) {
+		if (!control_charge(control, control->out_room, room)) {
 			control->full = NO_ROOM;
 			return -ENOBUFS;
 		}
 		grown = realloc(control->out, room);
 		if (!grown) {
-			account(control, room, control->out_room);
+			control_charge(control, room, control->out_room);
 			return -ENOMEM;
 		}
 		control->out = grown;
@@ -276,42 +282,43 @@ int wh_control_send(struct wh_control *control, uint16_t type, uint16_t flags, c
 		pthread_mutex_unlock(&control->lock);
 		return -ECONNRESET;
 	}
-	if (!control->out_length && ready_to_send(control)) {
+	if (!control->out_length && control_can_send(control)) {
 		got = wh_stream_send(control->source.fd, control->tls, parts, length ? 2 : 1);
-		/* A broken socket is noticed, and said, by the receiving side. */
+		/* The receiving side notices and reports a broken socket. */
 		if (got > 0)
 			sent = (size_t)got;
 	}
 	if (sent < sizeof(header)) {
-		error = keep(control, header + sent, sizeof(header) - sent);
+		error = control_queue(control, header + sent, sizeof(header) - sent);
 		sent = sizeof(header);
 	}
 	if (!error && sent < sizeof(header) + length)
-		error = keep(control, (const uint8_t *)payload + (sent - sizeof(header)),
-			     sizeof(header) + length - sent);
-	if (!is_news(type) && control->out_length) {
-		control->owed += sizeof(header) + length;
-		if (control->owed > OWED_MAX) {
-			control->full = "does not read what it has asked for";
+		error = control_queue(control, (const uint8_t *)payload + (sent - sizeof(header)),
+				      sizeof(header) + length - sent);
+	if (!frame_is_announcement(type) && control->out_length) {
+		control->answers += sizeof(header) + length;
+		if (control->answers > ANSWERS_MAX) {
+			control->full = "does not read the answers to its frames";
 			error = -ENOBUFS;
 		}
 	}
 	if (control->out_length || wh_stream_unsent(control->tls))
-		wait_for(control);
-	if (error) /* half a frame may be out: the connection is of no use any more */
+		control_set_events(control);
+	if (error) /* Part of a frame may have been sent: the stream is out of step. */
 		shutdown(control->source.fd, SHUT_RDWR);
 	pthread_mutex_unlock(&control->lock);
 	return error;
 }
 
-static void flush(struct wh_control *control)
+/* Send what is queued, as far as the socket takes it; free the queue when it is empty. */
+static void control_flush(struct wh_control *control)
 {
 	ssize_t got;
 
 	pthread_mutex_lock(&control->lock);
 	if (control->open && control->tls)
 		wh_tls_flush(control->tls);
-	while (control->open && control->out_length && ready_to_send(control)) {
+	while (control->open && control->out_length && control_can_send(control)) {
 		struct iovec part = { control->out + control->out_start, control->out_length };
 
 		got = wh_stream_send(control->source.fd, control->tls, &part, 1);
@@ -321,21 +328,22 @@ static void flush(struct wh_control *control)
 		control->out_length -= (size_t)got;
 	}
 	if (control->open && !control->out_length) {
-		control->out_start = control->owed = 0;
-		account(control, control->out_room, 0);
+		control->out_start = control->answers = 0;
+		control_charge(control, control->out_room, 0);
 		free(control->out);
 		control->out = NULL;
 		control->out_room = 0;
 	}
 	if (control->open)
-		wait_for(control);
+		control_set_events(control);
 	pthread_mutex_unlock(&control->lock);
 }
 
-/* ---- receiving ---------------------------------------------------------------------------- */
+/* ---- receiving --------------------------------------------------------- */
 
-/* Why it was broken off while something was sent; else what the receiving side has found. */
-static const char *why(struct wh_control *control, const char *text)
+/* Why the connection breaks: the reason that a sender found, which shut the socket down, or else
+ * `text`, the receiving side's. */
+static const char *control_reason(struct wh_control *control, const char *text)
 {
 	pthread_mutex_lock(&control->lock);
 	if (control->full)
@@ -344,25 +352,27 @@ static const char *why(struct wh_control *control, const char *text)
 	return text;
 }
 
-/* Room for the next frame, and no more of what a long one took. */
-static int make_room(struct wh_control *control, size_t need)
+/* Resize the receive buffer for a frame of `need` bytes; shrink it after a long frame. 1: the
+ * connection is closed, as there is no memory or quota. */
+static int control_make_room(struct wh_control *control, size_t need)
 {
 	uint8_t *grown;
 
 	if (need <= control->in_room &&
-	    !(need == IN_FIRST && control->in_room > 4 * IN_FIRST && control->in_length < IN_FIRST))
+	    !(need == INPUT_FIRST && control->in_room > 4 * INPUT_FIRST &&
+	      control->in_length < INPUT_FIRST))
 		return 0;
-	if (!account(control, control->in_room, need)) {
-		broken(control, -ENOBUFS,
-		       "sends a frame for which there is no room: what may wait for its address "
-		       "(the setting max_buffered) "
-		       "is used up");
+	if (!control_charge(control, control->in_room, need)) {
+		control_break(
+			control, -ENOBUFS,
+			"sends a large frame, and its address has reached the limit of the setting "
+			"max_buffered");
 		return 1;
 	}
 	grown = realloc(control->in, need);
 	if (!grown) {
-		account(control, need, control->in_room);
-		broken(control, -ENOMEM, "sent a frame for which there is no memory");
+		control_charge(control, need, control->in_room);
+		control_break(control, -ENOMEM, "sent a frame, but there is no memory for it");
 		return 1;
 	}
 	control->in = grown;
@@ -370,17 +380,17 @@ static int make_room(struct wh_control *control, size_t need)
 	return 0;
 }
 
-/* Handle the whole frames that have come. 1 when the connection has gone, or been closed. */
-static int parse(struct wh_control *control)
+/* Handle all complete frames in the receive buffer. 1: the connection is closed. */
+static int control_parse(struct wh_control *control)
 {
-	size_t at = 0, need = IN_FIRST;
+	size_t at = 0, need = INPUT_FIRST;
 	struct wh_frame frame;
 	int error;
 
 	while (control->in_length - at >= WH_FRAME_HEADER) {
 		error = wh_frame_decode(control->in + at, &frame);
 		if (error) {
-			broken(control, error, "sent something that is not a frame");
+			control_break(control, error, "sent bytes that are not a frame");
 			return 1;
 		}
 		need = WH_FRAME_HEADER + frame.length;
@@ -390,32 +400,33 @@ static int parse(struct wh_control *control)
 		if (!control->open)
 			return 1;
 		if (error) {
-			broken(control, error, why(control, "broke the protocol"));
+			control_break(control, error,
+				      control_reason(control, "broke the protocol"));
 			return 1;
 		}
 		at += need;
-		need = IN_FIRST;
+		need = INPUT_FIRST;
 	}
 	if (at) {
 		control->in_length -= at;
 		memmove(control->in, control->in + at, control->in_length);
 	}
-	return make_room(control, need);
+	return control_make_room(control, need);
 }
 
-/* An idle connection keeps no memory for what may come. */
-static void rest(struct wh_control *control)
+/* Free the receive buffer of an idle connection. */
+static void control_free_input(struct wh_control *control)
 {
 	if (control->in_length)
 		return;
-	account(control, control->in_room, 0);
+	control_charge(control, control->in_room, 0);
 	free(control->in);
 	control->in = NULL;
 	control->in_room = 0;
 }
 
-/* The handshake of a connection that was opened here. True: it is done, now or before. */
-static bool shaken(struct wh_control *control)
+/* Continue the TLS handshake of a connection that this engine opened. True: it is complete. */
+static bool control_shake(struct wh_control *control)
 {
 	char text[WH_TEXT_MAX];
 	int error;
@@ -424,18 +435,19 @@ static bool shaken(struct wh_control *control)
 		return true;
 	pthread_mutex_lock(&control->lock);
 	error = wh_tls_shake(control->tls);
-	wait_for(control);
+	control_set_events(control);
 	snprintf(text, sizeof(text), "%s", wh_tls_text(control->tls));
 	pthread_mutex_unlock(&control->lock);
 	if (!error)
-		flush(control);
+		control_flush(control);
 	else if (error != -EAGAIN)
-		broken(control, error, *text ? text : strerror(-error));
+		control_break(control, error, *text ? text : strerror(-error));
 	return !error;
 }
 
-/* Returns what recv() returns; *pending: there is more that the socket does not tell of. */
-static ssize_t receive(struct wh_control *control, bool *pending, char text[WH_TEXT_MAX])
+/* Receive once. Returns what recv() returns; *pending: TLS holds more bytes, for which epoll
+ * reports no event. */
+static ssize_t control_receive(struct wh_control *control, bool *pending, char text[WH_TEXT_MAX])
 {
 	struct iovec part = { control->in + control->in_length,
 			      control->in_room - control->in_length };
@@ -446,7 +458,7 @@ static ssize_t receive(struct wh_control *control, bool *pending, char text[WH_T
 	if (!control->tls) {
 		got = recv(control->source.fd, part.iov_base, part.iov_len, MSG_DONTWAIT);
 	} else {
-		/* Others may be sending. */
+		/* Sending threads use the same TLS stream. */
 		pthread_mutex_lock(&control->lock);
 		got = wh_tls_receive(control->tls, &part, 1);
 		error = errno;
@@ -458,7 +470,7 @@ static ssize_t receive(struct wh_control *control, bool *pending, char text[WH_T
 	return got;
 }
 
-static void received(struct wh_source *source, uint32_t events)
+static void control_ready(struct wh_source *source, uint32_t events)
 {
 	struct wh_control *control = wh_container(source, struct wh_control, source);
 	char text[WH_TEXT_MAX] = "";
@@ -466,32 +478,34 @@ static void received(struct wh_source *source, uint32_t events)
 	ssize_t got;
 	int error;
 
-	if (!shaken(control))
+	if (!control_shake(control))
 		return;
 	if (events & EPOLLOUT)
-		flush(control);
+		control_flush(control);
 	if (!(events & ~(uint32_t)EPOLLOUT))
 		return;
-	/* At most so much in one turn, so that others have theirs. */
+	/* A limit per turn, so that other sources of the loop get theirs. */
 	for (int turn = 0; turn < 64 || pending; turn++) {
-		if (control->in_length == control->in_room && parse(control))
+		if (control->in_length == control->in_room && control_parse(control))
 			return;
-		got = receive(control, &pending, text);
+		got = control_receive(control, &pending, text);
 		if (got < 0 && (errno == EAGAIN || errno == EINTR)) {
-			rest(control);
+			control_free_input(control);
 			break;
 		}
 		if (got < 0) {
 			error = errno;
-			broken(control, -error, why(control, *text ? text : strerror(error)));
+			control_break(control, -error,
+				      control_reason(control, *text ? text : strerror(error)));
 			return;
 		}
 		if (!got) {
-			broken(control, -ECONNRESET, why(control, "closed the connection"));
+			control_break(control, -ECONNRESET,
+				      control_reason(control, "closed the connection"));
 			return;
 		}
 		control->in_length += (size_t)got;
-		if (parse(control))
+		if (control_parse(control))
 			return;
 	}
 }
@@ -499,5 +513,5 @@ static void received(struct wh_source *source, uint32_t events)
 void wh_control_early(struct wh_control *control)
 {
 	if (control->tls)
-		received(&control->source, EPOLLIN);
+		control_ready(&control->source, EPOLLIN);
 }

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Control connections, which carry frames; and what every socket of ours is set to. */
+/*
+ * Control connections, which carry frames (wire/wire.h), and the options of Wherry's sockets.
+ */
 #ifndef WH_NET_CONTROL_H
 #define WH_NET_CONTROL_H
 
@@ -17,55 +19,62 @@
 struct wh_config;
 struct wh_quota;
 
-/* A connection that carries frames. Receiving and closing on loop 0; sending from any thread. */
+/* A connection that carries frames. Loop 0 receives and closes; any thread may send. */
 struct wh_control {
 	struct wh_source source;
 	struct wh_loop *loop;
-	struct wh_tls *tls; /* under the lock, but on a new connection; NULL: plain */
-	uint8_t *in; /* bytes not yet parsed */
+	struct wh_tls *tls; /* under the lock; NULL: plain */
+	uint8_t *in; /* received bytes, not parsed yet */
 	size_t in_length, in_room;
-	pthread_mutex_t lock; /* sending */
-	uint8_t *out;
+	pthread_mutex_t lock; /* of tls and the members below, down to `open` */
+	uint8_t *out; /* queued bytes */
 	size_t out_start, out_length, out_room;
-	size_t owed; /* of what waits: answers; it goes down when all has gone out */
-	struct wh_quota *quota; /* on whose account the memory is; NULL: ours */
-	const char *full; /* why no more is kept for it; NULL: it is */
+	size_t answers; /* bytes of answers sent since the queue was last empty */
+	struct wh_quota *quota; /* of the peer's address; NULL: nothing is charged */
+	const char *full; /* why nothing more is queued, and the connection breaks; NULL: no limit
+			     reached */
 	bool open;
-	/* A frame has come; not 0: the connection is broken off with that error. */
+	/* Handle a frame. Called on the loop, without the lock. 0, or a negative errno that breaks
+	 * the connection. */
 	int (*frame)(struct wh_control *control, const struct wh_frame *frame,
 		     const uint8_t *payload);
-	/* It is gone; `source.fd` is closed by wh_control_close(). Called once, on the loop. */
+	/* The connection has broken and is closed. Called once, on the loop. */
 	void (*gone)(struct wh_control *control, int error, const char *text);
 };
 
 void wh_control_init(struct wh_control *control, struct wh_loop *loop);
-/* Start receiving on a connected socket; on the loop. Fields frame and gone are set. `tls` may
- * have its handshake still before it, and belongs to the control connection from then on, as
- * `fd` does, but on error. */
+/* Start receiving on a connected socket. On the loop; the caller has set `frame` and `gone`. The
+ * TLS handshake need not be complete. Takes ownership of fd and tls, except on error. 0 or a
+ * negative errno. */
 int wh_control_start(struct wh_control *control, int fd, struct wh_tls *tls);
-/* Take what had come before it was started, and the socket does not tell of. On the loop. */
+/* Process bytes that TLS received before wh_control_start(), for which epoll reports no event. On
+ * the loop; may call `frame` and `gone`. */
 void wh_control_early(struct wh_control *control);
-/* Queue a frame and send what the socket takes. -ECONNRESET when it is not open, -ENOBUFS when the
- * other side does not read, or reads too little of what it has asked for. */
+/* Send a frame as far as the socket takes it, and queue the rest. From any thread; does not wait.
+ * 0; -ECONNRESET: not open; -ENOBUFS: the peer does not read, and a limit is reached, or -ENOMEM:
+ * the connection breaks. */
 int wh_control_send(struct wh_control *control, uint16_t type, uint16_t flags, const void *payload,
 		    size_t length);
-/* Close it; `gone` is not called. On the loop. */
+/* Close the connection, without calling `gone`. On the loop. */
 void wh_control_close(struct wh_control *control);
+/* Close the connection and free its memory. On the loop. */
 void wh_control_destroy(struct wh_control *control);
 
-/* Set what every connection of ours has: no delay, keepalive, user timeout, close-on-exec. */
+/* Set the options that all connections have: no delay, keepalive, user timeout, buffer sizes if the
+ * setting `buffer` gives them. */
 void wh_socket_tune(const struct wh_config *config, int fd);
-/* Before connecting to, or listening on, a loopback address: no congestion control that paces,
- * for there the timers that it takes cost more than moving the bytes, and hold them up. What is
- * accepted inherits it; a connection that is established would stay paced. */
+/* Before connecting to, or listening on, a loopback address: select a congestion control that does
+ * not pace. On loopback the timers of pacing cost more than moving the bytes, and delay them.
+ * Accepted connections inherit the choice; on an established one it would come too late. */
 void wh_socket_unpace(int fd, const struct sockaddr_storage *address);
-/* A data connection has been made: bound what waits in it, if the other end is on this host. */
-void wh_socket_near(const struct wh_config *config, int fd);
-/* Shut down and close. A forked child may hold a copy, which would keep a connection, or a listener
- * that nobody serves, alive. */
+/* Limit the socket buffers of a connected data connection whose peer is on this host, unless the
+ * setting `buffer` gives their size. */
+void wh_socket_limit_buffers(const struct wh_config *config, int fd);
+/* Shut down and close. Closing alone is not enough: a forked child may hold a copy of the
+ * descriptor, which would keep the connection or listener alive. */
 void wh_socket_close(int fd);
 
-/* Of two connected sockets of this process: are they the two ends of one connection? */
+/* Are two connected sockets of this process the two ends of one connection? */
 bool wh_sockets_joined(int one, int other);
 
 #endif

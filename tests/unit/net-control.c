@@ -130,7 +130,7 @@ static void near__loopback(void **state)
 
 	(void)state;
 	assert_non_null(engine);
-	wh_socket_near(&engine->config, fd);
+	wh_socket_limit_buffers(&engine->config, fd);
 	assert_int_equal(buffer(fd, SO_SNDBUF), granted(SO_SNDBUF));
 	assert_int_equal(buffer(fd, SO_RCVBUF), granted(SO_RCVBUF));
 	close(fd);
@@ -148,12 +148,12 @@ static void near__left_alone(void **state)
 	(void)state;
 	assert_non_null(engine);
 	engine->config.number[WH_SETTING_BUFFER] = 4096;
-	wh_socket_near(&engine->config, fd);
+	wh_socket_limit_buffers(&engine->config, fd);
 	assert_int_equal(buffer(fd, SO_SNDBUF), before);
 	engine->config.number[WH_SETTING_BUFFER] = 0;
 	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
 	before = buffer(pair[0], SO_SNDBUF);
-	wh_socket_near(&engine->config, pair[0]);
+	wh_socket_limit_buffers(&engine->config, pair[0]);
 	assert_int_equal(buffer(pair[0], SO_SNDBUF), before);
 	close(pair[0]);
 	close(pair[1]);

@@ -129,7 +129,7 @@ static int client_finish_connect(struct tcp_client *client)
 		error = errno;
 	if (error)
 		return -error;
-	wh_socket_near(&client->tcp->peer->engine->config, client->source.fd);
+	wh_socket_limit_buffers(&client->tcp->peer->engine->config, client->source.fd);
 	if (!client->tcp->peer->engine->trust.tls) {
 		error = client_say_hello(client);
 		client->state = TCP_GREETING;

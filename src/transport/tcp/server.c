@@ -285,7 +285,7 @@ int tcp_session_accept(struct wh_session *session, int fd, struct wh_tls *tls,
 		return -EBUSY;
 	}
 	wh_session_stages(session);
-	wh_socket_near(&session->engine->config, fd);
+	wh_socket_limit_buffers(&session->engine->config, fd);
 	wh_count_add(&session->engine->statistics.connections, 1);
 	wh_list_append(&servers->list, &server->link);
 	servers->count++;

@@ -201,7 +201,8 @@ static void hold__answers_not_taken(void **state)
 	want_true(sent < 256 * MIB, "it takes them all");
 	for (int64_t until = now() + PATIENCE; now() < until && !times_logged("has left");)
 		sleep_ms(5);
-	want_true(times_logged("does not read what it has asked for") == 1, "it logs: %s", logged);
+	want_true(times_logged("does not read the answers to its frames") == 1, "it logs: %s",
+		  logged);
 	close(t.control);
 	t.control = raw_control(wh_engine_url(t.engine), &t.welcome);
 	want_true(t.control >= 0, "it serves nobody any more");
