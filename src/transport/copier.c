@@ -1,4 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * transport/copier.c: copies a fragment by the CPU: the copy loop, the queue of chunks, the threads
+ */
 #include "transport/copier.h"
 
 #include <errno.h>
@@ -18,29 +21,29 @@
 #include "util/futex.h"
 #include "util/list.h"
 
-/* From this size on a fragment goes past the caches: its source and its target together are more
- * than they hold, and an ordinary store would fetch each line of the target before it is
- * overwritten. Below, what is copied is found in a cache by whoever needs it next. */
-#define STREAM_BYTES (48u << 20)
-/* Runs shorter than that gain nothing from it. */
-#define STREAM_RUN (32u << 10)
+/* Fragments of this size or more bypass the caches. Their source and target together do not fit
+ * into the caches, and an ordinary store would first fetch each line of the target. The bytes of a
+ * smaller fragment stay in a cache for the thread that uses them next. */
+#define NON_TEMPORAL_BYTES (48u << 20)
+/* Bytes; shorter extents gain nothing from it. */
+#define NON_TEMPORAL_EXTENT (32u << 10)
 
-/* Short runs are known a few in advance, and their first lines asked for: the processor sees a
- * stream of addresses inside a page, but not where the next run is going to be. */
-#define AHEAD 16u
-#define AHEAD_BYTES 256u
+/* The first lines of short extents are prefetched, up to PREFETCH_MAX extents ahead: the hardware
+ * prefetcher follows addresses inside a page, but cannot guess where the next extent begins. */
+#define PREFETCH_MAX 16u
+#define PREFETCH_BYTES 256u
 
-/* How long a waiter looks for the end of chunks that others are copying before it goes to sleep:
- * about as long as a chunk takes. */
-#define LINGER (30 * WH_MS / 1000)
+/* How long a waiter polls for the end of chunks that other threads copy, before it sleeps: about
+ * the time of one chunk. */
+#define SPIN_TIME (30 * WH_MS / 1000)
 
 /* ---- bytes -------------------------------------------------------------------------------- */
 
 #ifdef __SSE2__
-#define STREAM_PAGE 4096u
-#define STREAM_PAGES 4u
+#define PAGE 4096u
+#define PAGES_IN_STEP 4u
 
-static inline void stream_line(char *to, const char *from)
+static inline void copy_line(char *to, const char *from)
 {
 	__m128i a, b, c, d;
 
@@ -56,7 +59,7 @@ static inline void stream_line(char *to, const char *from)
 }
 
 /* Several pages in step keep more of the memory's banks busy than one after the other. */
-static void stream(char *to, const char *from, size_t length)
+static void copy_pages(char *to, const char *from, size_t length)
 {
 	size_t head = -(uintptr_t)to & 63;
 
@@ -64,347 +67,350 @@ static void stream(char *to, const char *from, size_t length)
 	to += head;
 	from += head;
 	length -= head;
-	for (; length >= STREAM_PAGES * STREAM_PAGE; length -= STREAM_PAGES * STREAM_PAGE) {
-		for (size_t at = 0; at < STREAM_PAGE; at += 64)
-			for (size_t page = 0; page < STREAM_PAGES; page++)
-				stream_line(to + page * STREAM_PAGE + at,
-					    from + page * STREAM_PAGE + at);
-		to += STREAM_PAGES * STREAM_PAGE;
-		from += STREAM_PAGES * STREAM_PAGE;
+	for (; length >= PAGES_IN_STEP * PAGE; length -= PAGES_IN_STEP * PAGE) {
+		for (size_t at = 0; at < PAGE; at += 64)
+			for (size_t page = 0; page < PAGES_IN_STEP; page++)
+				copy_line(to + page * PAGE + at, from + page * PAGE + at);
+		to += PAGES_IN_STEP * PAGE;
+		from += PAGES_IN_STEP * PAGE;
 	}
 	memcpy(to, from, length);
-	/* Such stores are not ordered with others: without this a flag that says "done" could be
-	 * seen before them. */
+	/* Non-temporal stores are not ordered with ordinary ones: without the fence, another thread
+	 * could see a "done" flag before the bytes. */
 	_mm_sfence();
 }
 #endif
 
-void wh_copy_bytes(char *to, const char *from, size_t length, bool past)
+void wh_copy_bytes(char *to, const char *from, size_t length, bool non_temporal)
 {
 #ifdef __SSE2__
 	uintptr_t distance = (uintptr_t)to - (uintptr_t)from;
 
-	if (past && length >= STREAM_RUN && distance >= length && -distance >= length) {
-		stream(to, from, length);
+	if (non_temporal && length >= NON_TEMPORAL_EXTENT && distance >= length &&
+	    -distance >= length) {
+		copy_pages(to, from, length);
 		return;
 	}
 #endif
-	(void)past;
+	(void)non_temporal;
 	memmove(to, from, length);
 }
 
-/* ---- runs --------------------------------------------------------------------------------- */
+/* ---- the current region -------------------------------------------------------------------- */
 
-/* The place that the run before was in; the next one is there too as a rule. */
-struct spot {
+/* The remote region of the last extent. It is kept entered, because the next extent mostly lies in
+ * it, too. */
+struct current_region {
 	uint64_t id; /* 0: none */
-	struct wh_region_entry *entry; /* entered; NULL: cannot be used, which has been said */
-	char *map;
-	bool pinned; /* entered by pinning it */
+	struct wh_region_entry *entry; /* entered; NULL: unusable, and reported */
+	char *map; /* its first byte in this process; NULL: not mapped */
+	bool pinned; /* entered by wh_region_entry_pin() */
 };
 
-static void spot_leave(struct spot *spot)
+static void current_leave(struct current_region *current)
 {
-	if (spot->pinned)
-		wh_region_entry_unpin(spot->entry);
-	else if (spot->entry)
-		wh_region_entry_leave(spot->entry);
-	*spot = (struct spot){ 0 };
+	if (current->pinned)
+		wh_region_entry_unpin(current->entry);
+	else if (current->entry)
+		wh_region_entry_leave(current->entry);
+	*current = (struct current_region){ 0 };
 }
 
-static uint64_t index_of(const struct wh_fragment *fragment, const struct wh_extent_pair *run)
+static uint64_t pair_index(const struct wh_fragment *fragment, const struct wh_extent_pair *pair)
 {
-	/* Of blocks only all of them can fail. */
-	return fragment->blocks ? UINT64_MAX : run->index;
+	/* Blocks fail only as a whole. */
+	return fragment->blocks ? UINT64_MAX : pair->index;
 }
 
-static void spot_fail(struct wh_fragment *fragment, const struct wh_extent_pair *run,
-		      const struct wh_region_entry *entry)
+static void current_fail(struct wh_fragment *fragment, const struct wh_extent_pair *pair,
+			 const struct wh_region_entry *entry)
 {
 	if (!entry)
-		wh_fragment_fail(fragment, index_of(fragment, run), -ESTALE,
+		wh_fragment_fail(fragment, pair_index(fragment, pair), -ESTALE,
 				 "region %#llx of the peer is gone",
-				 (unsigned long long)run->remote);
+				 (unsigned long long)pair->remote);
 	else
-		wh_fragment_fail(fragment, index_of(fragment, run), -EACCES,
+		wh_fragment_fail(fragment, pair_index(fragment, pair), -EACCES,
 				 "region %#llx of the peer does not grant %s",
-				 (unsigned long long)run->remote,
+				 (unsigned long long)pair->remote,
 				 fragment->op == WH_READ ? "reading" : "writing");
 }
 
-/* Be in the run's place. False: it cannot be used. The core has checked the same before, but a
- * region may go at any time, and nothing may be touched that is not published now. */
-static bool spot_enter(struct wh_copier_peer *copy, struct wh_fragment *fragment,
-		       const struct wh_extent_pair *run, struct spot *spot)
+/* Make the extent's region the current one. False: it is gone or does not grant the op. The core
+ * has checked the same, but a region may be unregistered since, and its memory must not be touched
+ * then. */
+static bool current_enter(struct wh_copier_peer *peer, struct wh_fragment *fragment,
+			  const struct wh_extent_pair *pair, struct current_region *current)
 {
-	bool pins = copy->ops->pins;
+	bool pins = peer->ops->pins;
 	struct wh_region_entry *entry;
 
-	if (spot->id == run->remote) {
-		if (!spot->entry && !fragment->blocks)
-			spot_fail(fragment, run, NULL);
-		return spot->entry != NULL;
+	if (current->id == pair->remote) {
+		if (!current->entry && !fragment->blocks)
+			current_fail(fragment, pair, NULL);
+		return current->entry != NULL;
 	}
-	spot_leave(spot);
-	entry = pins ? wh_region_entry_pin(copy->entries, run->remote) :
-		       wh_region_entry_enter(copy->entries, run->remote);
-	spot->id = run->remote;
-	spot->entry = entry;
-	spot->pinned = pins && entry;
+	current_leave(current);
+	entry = pins ? wh_region_entry_pin(peer->entries, pair->remote) :
+		       wh_region_entry_enter(peer->entries, pair->remote);
+	current->id = pair->remote;
+	current->entry = entry;
+	current->pinned = pins && entry;
 	if (entry &&
 	    (entry->access & (fragment->op == WH_READ ? WH_ACCESS_READ : WH_ACCESS_WRITE))) {
-		spot->map = copy->ops->map(entry, fragment->op);
-		if (spot->pinned && !spot->map) {
+		current->map = peer->ops->map(entry, fragment->op);
+		if (current->pinned && !current->map) {
 			wh_region_entry_unpin_enter(entry);
-			spot->pinned = false;
+			current->pinned = false;
 		}
 		return true;
 	}
-	spot_fail(fragment, run, entry);
-	spot_leave(spot);
-	spot->id = run->remote;
+	current_fail(fragment, pair, entry);
+	current_leave(current);
+	current->id = pair->remote;
 	return false;
 }
 
-static bool run_fits(struct wh_fragment *fragment, const struct wh_extent_pair *run,
-		     const struct wh_region_entry *entry)
+static bool pair_fits(struct wh_fragment *fragment, const struct wh_extent_pair *pair,
+		      const struct wh_region_entry *entry)
 {
-	if (wh_region_entry_holds(entry, run->offset, run->length))
+	if (wh_region_entry_holds(entry, pair->offset, pair->length))
 		return true;
-	wh_fragment_fail(fragment, index_of(fragment, run), -ERANGE,
+	wh_fragment_fail(fragment, pair_index(fragment, pair), -ERANGE,
 			 "%llu bytes at offset %llu lie outside region %#llx (%llu bytes)",
-			 (unsigned long long)run->length, (unsigned long long)run->offset,
-			 (unsigned long long)run->remote, (unsigned long long)entry->length);
+			 (unsigned long long)pair->length, (unsigned long long)pair->offset,
+			 (unsigned long long)pair->remote, (unsigned long long)entry->length);
 	return false;
 }
 
-/* ---- runs that are not mapped -------------------------------------------------------------- */
+/* ---- extents in unmapped memory ------------------------------------------------------------ */
 
-static int far_flush(struct wh_copier_peer *copy, struct wh_far *far)
+static int unmapped_flush(struct wh_copier_peer *peer, struct wh_unmapped *unmapped)
 {
-	int error = far->count ? copy->ops->move_far(copy, far) : 0;
+	int error = unmapped->count ? peer->ops->move_unmapped(peer, unmapped) : 0;
 
-	for (unsigned i = 0; i < far->count; i++)
-		wh_region_entry_leave(far->entry[i]);
-	far->count = 0;
+	for (unsigned i = 0; i < unmapped->count; i++)
+		wh_region_entry_leave(unmapped->entry[i]);
+	unmapped->count = 0;
 	return error;
 }
 
-/* Move `run` and those after it for as long as they are not mapped; *more says whether *run is one
- * that is still to be moved. In a function of its own because of its large frame. */
-static __attribute__((noinline)) int move_far(struct wh_copier_peer *copy,
-					      struct wh_fragment *fragment, struct wh_cursor *at,
-					      struct wh_extent_pair *run, struct spot *spot,
-					      bool *more)
+/* Move `pair` and the extents after it, up to the first that is mapped. Afterwards *more says
+ * whether *pair is still to be moved. A function of its own because of its large stack frame. */
+static __attribute__((noinline)) int
+move_unmapped(struct wh_copier_peer *peer, struct wh_fragment *fragment, struct wh_cursor *at,
+	      struct wh_extent_pair *pair, struct current_region *current, bool *more)
 {
-	struct wh_far far;
+	struct wh_unmapped unmapped;
 	int error = 0;
 
-	far.fragment = fragment;
-	far.count = 0;
-	for (; *more && !error; *more = wh_fragment_next(fragment, at, at->left, run)) {
-		if (!spot_enter(copy, fragment, run, spot))
+	unmapped.fragment = fragment;
+	unmapped.count = 0;
+	for (; *more && !error; *more = wh_fragment_next(fragment, at, at->left, pair)) {
+		if (!current_enter(peer, fragment, pair, current))
 			continue;
-		if (spot->map)
+		if (current->map)
 			break;
-		if (!run_fits(fragment, run, spot->entry))
+		if (!pair_fits(fragment, pair, current->entry))
 			continue;
-		/* Entered already by the spot, so that it cannot fail. */
-		atomic_fetch_add_explicit(&spot->entry->users, 1, memory_order_relaxed);
-		far.entry[far.count] = spot->entry;
-		far.local[far.count] = (struct iovec){ run->local, run->length };
-		far.remote[far.count] =
-			(struct iovec){ (void *)(uintptr_t)(spot->entry->address + run->offset),
-					run->length };
-		far.index[far.count] = index_of(fragment, run);
-		if (++far.count == WH_FAR_RUNS)
-			error = far_flush(copy, &far);
+		/* `current` has entered the region, so one more user cannot fail. */
+		atomic_fetch_add_explicit(&current->entry->users, 1, memory_order_relaxed);
+		unmapped.entry[unmapped.count] = current->entry;
+		unmapped.local[unmapped.count] = (struct iovec){ pair->local, pair->length };
+		unmapped.remote[unmapped.count] =
+			(struct iovec){ (void *)(uintptr_t)(current->entry->address + pair->offset),
+					pair->length };
+		unmapped.index[unmapped.count] = pair_index(fragment, pair);
+		if (++unmapped.count == WH_UNMAPPED_EXTENTS)
+			error = unmapped_flush(peer, &unmapped);
 	}
-	return error ? error : far_flush(copy, &far);
+	return error ? error : unmapped_flush(peer, &unmapped);
 }
 
-/* ---- an extent of a fragment ------------------------------------------------------------------
- */
+/* ---- extents in mapped memory -------------------------------------------------------------- */
 
-struct near_run {
+struct pending_copy {
 	char *to;
 	const char *from;
 	uint64_t length;
 };
 
-static void prefetch(const struct near_run *run)
+static void pending_prefetch(const struct pending_copy *copy)
 {
-	uint64_t length = run->length < AHEAD_BYTES ? run->length : AHEAD_BYTES;
+	uint64_t length = copy->length < PREFETCH_BYTES ? copy->length : PREFETCH_BYTES;
 
 	for (uint64_t at = 0; at < length; at += 64) {
-		__builtin_prefetch(run->from + at, 0);
-		__builtin_prefetch(run->to + at, 1);
+		__builtin_prefetch(copy->from + at, 0);
+		__builtin_prefetch(copy->to + at, 1);
 	}
 }
 
-/* How many runs of that length to know in advance. */
-static unsigned ahead_of(uint64_t length)
+/* How many extents of that length to prefetch. */
+static unsigned prefetch_depth(uint64_t length)
 {
-	return length >= 16384 ? 1 : length >= 2048 ? 4 : length >= 256 ? 8 : AHEAD;
+	return length >= 16384 ? 1 : length >= 2048 ? 4 : length >= 256 ? 8 : PREFETCH_MAX;
 }
 
-/* Move what lies between the cursor and its end. 0, or a negative errno: the fragment cannot go
- * this way. Nothing is left entered. */
-static int move(struct wh_copier_peer *copy, struct wh_fragment *fragment, struct wh_cursor *at)
+/* Move the `left` bytes from the cursor on. 0, or a negative errno: this transport cannot move the
+ * fragment. No region stays entered. */
+static int copier_move(struct wh_copier_peer *peer, struct wh_fragment *fragment,
+		       struct wh_cursor *at)
 {
-	const bool past = fragment->bytes >= STREAM_BYTES;
-	struct near_run ring[AHEAD];
-	struct spot spot = { 0 };
+	const bool non_temporal = fragment->bytes >= NON_TEMPORAL_BYTES;
+	struct pending_copy ring[PREFETCH_MAX];
+	struct current_region current = { 0 };
 	unsigned in = 0, out = 0;
-	struct wh_extent_pair run;
-	bool more = wh_fragment_next(fragment, at, at->left, &run);
+	struct wh_extent_pair pair;
+	bool more = wh_fragment_next(fragment, at, at->left, &pair);
 	int error = 0;
 
 	while (more || in != out) {
-		while (more && in - out < ahead_of(run.length)) {
-			struct near_run *near = &ring[in % AHEAD];
+		while (more && in - out < prefetch_depth(pair.length)) {
+			struct pending_copy *next_copy = &ring[in % PREFETCH_MAX];
 
-			/* A place is left once all that is in it has been copied. */
-			if (run.remote != spot.id && in != out)
+			/* Copy all that is pending in a region before leaving it. */
+			if (pair.remote != current.id && in != out)
 				break;
-			if (spot_enter(copy, fragment, &run, &spot) && !spot.map) {
-				error = move_far(copy, fragment, at, &run, &spot, &more);
+			if (current_enter(peer, fragment, &pair, &current) && !current.map) {
+				error = move_unmapped(peer, fragment, at, &pair, &current, &more);
 				if (error)
 					goto out;
 				continue;
 			}
-			if (spot.entry && run_fits(fragment, &run, spot.entry)) {
-				char *remote = spot.map + run.offset;
+			if (current.entry && pair_fits(fragment, &pair, current.entry)) {
+				char *remote = current.map + pair.offset;
 
-				near->length = run.length;
-				near->to = fragment->op == WH_READ ? run.local : remote;
-				near->from = fragment->op == WH_READ ? remote : run.local;
+				next_copy->length = pair.length;
+				next_copy->to = fragment->op == WH_READ ? pair.local : remote;
+				next_copy->from = fragment->op == WH_READ ? remote : pair.local;
 				if (at->left || in != out)
-					prefetch(near);
+					pending_prefetch(next_copy);
 				in++;
 			}
-			more = wh_fragment_next(fragment, at, at->left, &run);
+			more = wh_fragment_next(fragment, at, at->left, &pair);
 		}
 		if (in != out) {
-			const struct near_run *near = &ring[out++ % AHEAD];
+			const struct pending_copy *next_copy = &ring[out++ % PREFETCH_MAX];
 
-			wh_copy_bytes(near->to, near->from, near->length, past);
+			wh_copy_bytes(next_copy->to, next_copy->from, next_copy->length,
+				      non_temporal);
 		}
 	}
 out:
-	spot_leave(&spot);
+	current_leave(&current);
 	return error;
 }
 
-/* Nothing of it is in flight, nor will be. Afterwards neither the fragment nor the copy may be
- * looked at. */
-static void finish(struct wh_copier_peer *copy, struct wh_fragment *fragment, int given_up)
+/* Complete the fragment; nothing of it is in flight. `refused`: negative errno, reroute it instead.
+ * Afterwards the fragment and the peer may be freed. */
+static void copier_finish(struct wh_copier_peer *peer, struct wh_fragment *fragment, int refused)
 {
 	char why[WH_REFUSAL] = "";
 
-	if (given_up) {
-		copy->ops->refusal(copy, why);
-		wh_fragment_reroute(fragment, given_up, why);
+	if (refused) {
+		peer->ops->refusal(peer, why);
+		wh_fragment_reroute(fragment, refused, why);
 		return;
 	}
-	if (copy->ops->verify)
-		copy->ops->verify(copy, fragment);
+	if (peer->ops->verify)
+		peer->ops->verify(peer, fragment);
 	wh_fragment_done(fragment);
 }
 
-/* ---- the queue; all under the copier's lock ------------------------------------------------ */
+/* ---- the queue; under copier.lock ---------------------------------------------------------- */
 
 struct chunk {
 	struct wh_cursor at;
 	uint64_t bytes;
 };
 
-/* Bytes that overlap have to be moved in one go, in the right direction. */
-static bool must_be_whole(struct wh_copier_peer *copy, const struct wh_extent_pair *run)
+/* An extent whose two sides overlap must be copied by one memmove(). */
+static bool pair_must_be_whole(struct wh_copier_peer *peer, const struct wh_extent_pair *pair)
 {
 	struct wh_region_entry *entry;
 	uint64_t distance = 0;
 
-	if (!copy->ops->overlaps)
+	if (!peer->ops->overlaps)
 		return false;
-	entry = wh_region_entry_enter(copy->entries, run->remote);
+	entry = wh_region_entry_enter(peer->entries, pair->remote);
 	if (!entry)
 		return false;
-	distance = entry->address + run->offset - (uint64_t)(uintptr_t)run->local;
+	distance = entry->address + pair->offset - (uint64_t)(uintptr_t)pair->local;
 	wh_region_entry_leave(entry);
-	return distance < run->length || -distance < run->length;
+	return distance < pair->length || -distance < pair->length;
 }
 
-/* Hand out the next chunk of a fragment that has one. A run that would not fit is left for the next
- * chunk; one that never will is cut. */
-static void take_chunk(struct wh_copier_peer *copy, struct wh_fragment *fragment,
+/* Take the next chunk of a fragment; it has one. An extent that does not fit any more is left for
+ * the next chunk; one that is larger than a chunk is split. */
+static void chunk_take(struct wh_copier_peer *peer, struct wh_fragment *fragment,
 		       struct chunk *chunk)
 {
 	struct wh_cursor next = fragment->cursor;
-	struct wh_extent_pair run;
+	struct wh_extent_pair pair;
 
 	chunk->at = next;
 	chunk->bytes = 0;
-	for (unsigned runs = 0; runs < WH_CHUNK_RUNS && next.left; runs++) {
-		wh_fragment_next(fragment, &next, UINT64_MAX, &run);
-		if (chunk->bytes + run.length > WH_CHUNK_BYTES) {
+	for (unsigned count = 0; count < WH_CHUNK_EXTENTS && next.left; count++) {
+		wh_fragment_next(fragment, &next, UINT64_MAX, &pair);
+		if (chunk->bytes + pair.length > WH_CHUNK_BYTES) {
 			if (chunk->bytes)
 				break;
-			if (!must_be_whole(copy, &run)) {
+			if (!pair_must_be_whole(peer, &pair)) {
 				next = fragment->cursor;
-				wh_fragment_next(fragment, &next, WH_CHUNK_BYTES, &run);
+				wh_fragment_next(fragment, &next, WH_CHUNK_BYTES, &pair);
 			}
-			runs = WH_CHUNK_RUNS;
+			count = WH_CHUNK_EXTENTS;
 		}
 		fragment->cursor = next;
-		chunk->bytes += run.length;
+		chunk->bytes += pair.length;
 	}
 	chunk->at.left = chunk->bytes;
 	if (!fragment->cursor.left)
 		wh_list_remove(&fragment->link);
 }
 
-/* Hand out nothing more of a fragment that is queued. True: nothing is in flight either, so that
- * the caller has to finish it. `given_up` is kept where given_up_of() finds it. */
-static bool stop_fragment(struct wh_fragment *fragment, int given_up)
+/* Take a fragment out of the queue: nobody copies the rest of it. True: nothing is in flight
+ * either, and the caller completes it. `refused`: 0, or the negative errno that
+ * fragment_refused() returns later; kept in the cursor, which is not needed any more. */
+static bool fragment_stop(struct wh_fragment *fragment, int refused)
 {
 	uint64_t rest = fragment->cursor.left;
 
 	wh_list_remove(&fragment->link);
-	fragment->cursor = (struct wh_cursor){ .skip = (uint64_t)-given_up };
+	fragment->cursor = (struct wh_cursor){ .skip = (uint64_t)-refused };
 	return atomic_fetch_sub_explicit(&fragment->left, rest, memory_order_relaxed) == rest;
 }
 
-/* What stop_fragment() was told. The cursor of a fragment that came to its end by itself is not
- * inside a run. */
-static int given_up_of(const struct wh_fragment *fragment)
+/* The errno that fragment_stop() stored; 0 if the fragment was not stopped: then its cursor has
+ * left 0 and skip 0. */
+static int fragment_refused(const struct wh_fragment *fragment)
 {
 	return fragment->cursor.left ? 0 : -(int)fragment->cursor.skip;
 }
 
-/* Copy one chunk of a fragment that has something to hand out; the lock is let go for that time.
- * False: there is no more to take from it, and it may be gone. */
-static bool copy_chunk(struct wh_copier *copier, struct wh_fragment *fragment)
+/* Copy one chunk of a queued fragment; releases the lock meanwhile. False: it has no chunk left,
+ * and may be freed. */
+static bool chunk_copy(struct wh_copier *copier, struct wh_fragment *fragment)
 {
-	struct wh_copier_peer *copy = fragment->owner;
+	struct wh_copier_peer *peer = fragment->owner;
 	struct chunk chunk;
 	uint64_t left;
 	int error;
 
-	take_chunk(copy, fragment, &chunk);
+	chunk_take(peer, fragment, &chunk);
 	if (copier->idle && (!wh_list_empty(&copier->latency) || !wh_list_empty(&copier->bulk)))
 		pthread_cond_signal(&copier->work);
 	pthread_mutex_unlock(&copier->lock);
-	error = move(copy, fragment, &chunk.at);
+	error = copier_move(peer, fragment, &chunk.at);
 	pthread_mutex_lock(&copier->lock);
-	if (error) /* also if all has been handed out: it keeps the error */
-		stop_fragment(fragment, error);
+	if (error) /* even if all chunks have been taken, so that the error is stored */
+		fragment_stop(fragment, error);
 	left = atomic_fetch_sub_explicit(&fragment->left, chunk.bytes, memory_order_relaxed);
 	if (left != chunk.bytes)
 		return fragment->cursor.left > 0;
-	error = given_up_of(fragment);
+	error = fragment_refused(fragment);
 	pthread_mutex_unlock(&copier->lock);
-	finish(copy, fragment, error);
+	copier_finish(peer, fragment, error);
 	pthread_mutex_lock(&copier->lock);
 	return false;
 }
@@ -426,17 +432,17 @@ static void *copier_main(void *argument)
 			copier->idle--;
 			continue;
 		}
-		/* Look again after every chunk, so that a latency fragment need not wait for a bulk
-		 * one. */
-		copy_chunk(copier, wh_container(queue->next, struct wh_fragment, link));
+		/* Choose the queue anew after each chunk: a latency fragment waits for one bulk
+		 * chunk at most. */
+		chunk_copy(copier, wh_container(queue->next, struct wh_fragment, link));
 	}
 	pthread_mutex_unlock(&copier->lock);
 	return NULL;
 }
 
-/* One thread has most of a small machine's memory bandwidth, together with the waiter; a second one
- * would only take CPUs away from those who have something to compute. */
-static void start_threads(struct wh_copier *copier)
+/* On a small machine one thread and the waiter use most of the memory bandwidth, and a second
+ * thread would only take a CPU away from the program. */
+static void copier_start_threads(struct wh_copier *copier)
 {
 	unsigned wanted = WH_COPIER_THREADS;
 	sigset_t all, before;
@@ -444,7 +450,7 @@ static void start_threads(struct wh_copier *copier)
 
 	if (!sched_getaffinity(0, sizeof(cpus), &cpus) && CPU_COUNT(&cpus) <= 4)
 		wanted = 1;
-	/* Signals are for the program's threads, but for those that a fault brings. */
+	/* Block the program's signals here, but not those that a fault raises. */
 	sigfillset(&all);
 	sigdelset(&all, SIGBUS);
 	sigdelset(&all, SIGSEGV);
@@ -479,15 +485,15 @@ void wh_copier_destroy(struct wh_copier *copier)
 	pthread_mutex_destroy(&copier->lock);
 }
 
-/* ---- what the transports offer ------------------------------------------------------------- */
+/* ---- transport functions ------------------------------------------------------------------- */
 
-/* Under the lock. False: there is no thread to do it. */
-static bool enqueue(struct wh_copier *copier, struct wh_fragment *fragment)
+/* Under the lock. False: no thread could be started. */
+static bool copier_enqueue(struct wh_copier *copier, struct wh_fragment *fragment)
 {
 	bool latency = fragment->priority == WH_PRIORITY_LATENCY;
 
 	if (!copier->threads)
-		start_threads(copier);
+		copier_start_threads(copier);
 	if (!copier->threads)
 		return false;
 	wh_list_append(latency ? &copier->latency : &copier->bulk, &fragment->link);
@@ -496,25 +502,25 @@ static bool enqueue(struct wh_copier *copier, struct wh_fragment *fragment)
 	return true;
 }
 
-/* False: it has to be copied here and now. */
-static bool submit_large(struct wh_copier_peer *copy, struct wh_fragment *fragment)
+/* Queue the fragment, or fail it. False: the submitter has to copy it. */
+static bool copier_submit_large(struct wh_copier_peer *peer, struct wh_fragment *fragment)
 {
-	struct wh_copier *copier = copy->copier;
+	struct wh_copier *copier = peer->copier;
 	bool ended = false, taken = true;
 
-	fragment->owner = copy;
+	fragment->owner = peer;
 	wh_fragment_start(fragment, &fragment->cursor);
 	atomic_store_explicit(&fragment->left, fragment->bytes, memory_order_relaxed);
 	pthread_mutex_lock(&copier->lock);
-	if (copy->lost) {
-		wh_fragment_fail(fragment, UINT64_MAX, copy->lost, "%s", copy->lost_text);
+	if (peer->lost) {
+		wh_fragment_fail(fragment, UINT64_MAX, peer->lost, "%s", peer->lost_text);
 		ended = true;
 	} else if (atomic_load(&fragment->cancelled)) {
-		/* Cancelled on its way from another transport to this one. */
+		/* Cancelled while it was rerouted from another transport. */
 		wh_fragment_fail(fragment, UINT64_MAX, -ECANCELED, "cancelled");
 		ended = true;
 	} else {
-		taken = enqueue(copier, fragment);
+		taken = copier_enqueue(copier, fragment);
 	}
 	pthread_mutex_unlock(&copier->lock);
 	if (ended)
@@ -522,18 +528,19 @@ static bool submit_large(struct wh_copier_peer *copy, struct wh_fragment *fragme
 	return taken;
 }
 
-void wh_copier_submit(struct wh_copier_peer *copy, struct wh_fragment *fragment)
+void wh_copier_submit(struct wh_copier_peer *peer, struct wh_fragment *fragment)
 {
 	struct wh_cursor at;
 
-	if (fragment->bytes > copy->at_once && submit_large(copy, fragment))
+	if (fragment->bytes > peer->at_once && copier_submit_large(peer, fragment))
 		return;
 	wh_fragment_start(fragment, &at);
-	finish(copy, fragment, move(copy, fragment, &at));
+	copier_finish(peer, fragment, copier_move(peer, fragment, &at));
 }
 
 /* A queued fragment of this batch. */
-static struct wh_fragment *find_fragment(struct wh_copier *copier, const struct wh_batch *batch)
+static struct wh_fragment *copier_find_fragment(struct wh_copier *copier,
+						const struct wh_batch *batch)
 {
 	struct wh_list *queue =
 		batch->priority == WH_PRIORITY_LATENCY ? &copier->latency : &copier->bulk;
@@ -547,53 +554,53 @@ static struct wh_fragment *find_fragment(struct wh_copier *copier, const struct 
 	return NULL;
 }
 
-void wh_copier_progress(struct wh_copier_peer *copy, struct wh_batch *batch, int64_t deadline)
+void wh_copier_progress(struct wh_copier_peer *peer, struct wh_batch *batch, int64_t deadline)
 {
-	struct wh_copier *copier = copy->copier;
+	struct wh_copier *copier = peer->copier;
 	struct wh_fragment *fragment;
-	bool helped = false;
+	bool has_helped = false;
 	int64_t now = 0;
 
 	pthread_mutex_lock(&copier->lock);
-	while (now < deadline || !helped) {
-		fragment = find_fragment(copier, batch);
+	while (now < deadline || !has_helped) {
+		fragment = copier_find_fragment(copier, batch);
 		if (!fragment)
 			break;
-		helped = true;
+		has_helped = true;
 		do
 			now = deadline == INT64_MAX ? 0 : wh_now();
-		while (copy_chunk(copier, fragment) && now < deadline);
+		while (chunk_copy(copier, fragment) && now < deadline);
 	}
 	pthread_mutex_unlock(&copier->lock);
-	if (!helped || !deadline)
+	if (!has_helped || !deadline)
 		return;
-	/* What is left is being copied by others, and about to be finished. */
+	/* Other threads copy the last chunks and are about to finish. */
 	now = wh_now();
-	if (deadline > now + LINGER)
-		deadline = now + LINGER;
+	if (deadline > now + SPIN_TIME)
+		deadline = now + SPIN_TIME;
 	while (wh_batch_running(batch) && wh_now() < deadline)
 		wh_cpu_relax();
 }
 
-void wh_copier_cancel(struct wh_copier_peer *copy, struct wh_fragment *fragment)
+void wh_copier_cancel(struct wh_copier_peer *peer, struct wh_fragment *fragment)
 {
-	struct wh_copier *copier = copy->copier;
+	struct wh_copier *copier = peer->copier;
 	bool ended = false;
 
 	pthread_mutex_lock(&copier->lock);
-	/* Otherwise all of it has been handed out, and what has not ended is about to. */
+	/* A fragment in no queue has no chunk left to take and is about to end. */
 	if (fragment->link.next) {
 		wh_fragment_fail(fragment, UINT64_MAX, -ECANCELED, "cancelled");
-		ended = stop_fragment(fragment, 0);
+		ended = fragment_stop(fragment, 0);
 	}
 	pthread_mutex_unlock(&copier->lock);
 	if (ended)
 		wh_fragment_done(fragment);
 }
 
-/* Stop the fragments of this peer; those that are finished with it go to `ended`. */
-static void stop_fragments(struct wh_copier_peer *copy, struct wh_list *queue,
-			   struct wh_list *ended)
+/* Stop the peer's fragments in a queue. Those with nothing in flight go to `ended`. */
+static void copier_stop_fragments(struct wh_copier_peer *peer, struct wh_list *queue,
+				  struct wh_list *ended)
 {
 	struct wh_list *next;
 
@@ -601,33 +608,33 @@ static void stop_fragments(struct wh_copier_peer *copy, struct wh_list *queue,
 		struct wh_fragment *fragment = wh_container(l, struct wh_fragment, link);
 
 		next = l->next;
-		if (fragment->owner != copy)
+		if (fragment->owner != peer)
 			continue;
-		wh_fragment_fail(fragment, UINT64_MAX, copy->lost, "%s", copy->lost_text);
-		if (stop_fragment(fragment, 0))
+		wh_fragment_fail(fragment, UINT64_MAX, peer->lost, "%s", peer->lost_text);
+		if (fragment_stop(fragment, 0))
 			wh_list_append(ended, &fragment->link);
 	}
 }
 
-void wh_copier_lost(struct wh_copier_peer *copy, int error, const char *text)
+void wh_copier_lost(struct wh_copier_peer *peer, int error, const char *text)
 {
-	struct wh_copier *copier = copy->copier;
+	struct wh_copier *copier = peer->copier;
 	struct wh_list ended, *link;
 
 	wh_list_init(&ended);
 	pthread_mutex_lock(&copier->lock);
-	copy->lost = error;
-	snprintf(copy->lost_text, sizeof(copy->lost_text), "%s", text);
-	stop_fragments(copy, &copier->latency, &ended);
-	stop_fragments(copy, &copier->bulk, &ended);
+	peer->lost = error;
+	snprintf(peer->lost_text, sizeof(peer->lost_text), "%s", text);
+	copier_stop_fragments(peer, &copier->latency, &ended);
+	copier_stop_fragments(peer, &copier->bulk, &ended);
 	pthread_mutex_unlock(&copier->lock);
 	while ((link = wh_list_take(&ended)))
 		wh_fragment_done(wh_container(link, struct wh_fragment, link));
 }
 
-void wh_copier_again(struct wh_copier_peer *copy)
+void wh_copier_again(struct wh_copier_peer *peer)
 {
-	pthread_mutex_lock(&copy->copier->lock);
-	copy->lost = 0;
-	pthread_mutex_unlock(&copy->copier->lock);
+	pthread_mutex_lock(&peer->copier->lock);
+	peer->lost = 0;
+	pthread_mutex_unlock(&peer->copier->lock);
 }

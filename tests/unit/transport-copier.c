@@ -80,7 +80,7 @@ struct test {
 };
 
 static bool far_regions[REGIONS];
-static _Atomic int far_error; /* result of move_far() from call number far_after on */
+static _Atomic int far_error; /* result of move_unmapped() from call number far_after on */
 static _Atomic int far_after, far_calls;
 static _Atomic int verified;
 
@@ -90,21 +90,21 @@ static char *map(const struct wh_region_entry *entry, uint32_t op)
 	return far_regions[entry->index] ? NULL : (char *)(uintptr_t)entry->address;
 }
 
-static int move_far(struct wh_copier_peer *copy, struct wh_far *far)
+static int move_unmapped(struct wh_copier_peer *copy, struct wh_unmapped *unmapped)
 {
 	int call = atomic_fetch_add(&far_calls, 1);
 
 	(void)copy;
 	if (atomic_load(&far_error) && call >= atomic_load(&far_after))
 		return atomic_load(&far_error);
-	for (unsigned i = 0; i < far->count; i++) {
-		bool read = far->fragment->op == WH_READ;
+	for (unsigned i = 0; i < unmapped->count; i++) {
+		bool read = unmapped->fragment->op == WH_READ;
 
-		assert_int_equal(far->local[i].iov_len, far->remote[i].iov_len);
-		assert_true(atomic_load(&far->entry[i]->users) > 0);
-		memcpy(read ? far->local[i].iov_base : far->remote[i].iov_base,
-		       read ? far->remote[i].iov_base : far->local[i].iov_base,
-		       far->local[i].iov_len);
+		assert_int_equal(unmapped->local[i].iov_len, unmapped->remote[i].iov_len);
+		assert_true(atomic_load(&unmapped->entry[i]->users) > 0);
+		memcpy(read ? unmapped->local[i].iov_base : unmapped->remote[i].iov_base,
+		       read ? unmapped->remote[i].iov_base : unmapped->local[i].iov_base,
+		       unmapped->local[i].iov_len);
 	}
 	return 0;
 }
@@ -124,7 +124,7 @@ static void verify(struct wh_copier_peer *copy, struct wh_fragment *fragment)
 
 static const struct wh_copier_ops ops = {
 	.map = map,
-	.move_far = move_far,
+	.move_unmapped = move_unmapped,
 	.refusal = refusal,
 	.verify = verify,
 };
@@ -541,7 +541,7 @@ static void far__many_in_one_call(void **state)
 	make_items(test, 1000, 100, WH_WRITE);
 	job_items(&job, test->items, 1000, WH_WRITE);
 	go(test, &job);
-	assert_int_equal(far_calls, (1000 + WH_FAR_RUNS - 1) / WH_FAR_RUNS);
+	assert_int_equal(far_calls, (1000 + WH_UNMAPPED_EXTENTS - 1) / WH_UNMAPPED_EXTENTS);
 	check_items(test, 1000);
 }
 

@@ -55,7 +55,7 @@ static void shm_verify(struct wh_copier_peer *copy, struct wh_fragment *fragment
 
 static const struct wh_copier_ops shm_copy = {
 	.map = wh_shm_mapped_at,
-	.move_far = wh_shm_vm_move,
+	.move_unmapped = wh_shm_vm_move,
 	.refusal = wh_shm_vm_refusal,
 	.verify = shm_verify,
 	.pins = true,

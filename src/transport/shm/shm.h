@@ -191,8 +191,8 @@ bool wh_shm_owner_lives(const struct wh_shm_peer *shm);
 void wh_shm_vm_meet(struct wh_shm_peer *shm, uid_t uid);
 /* May its memory be read and written by process_vm? 0, or a negative errno with the reason. */
 int wh_shm_vm_probe(struct wh_shm_peer *shm, char why[WH_REFUSAL]);
-/* wh_copier_ops.move_far and .refusal */
-int wh_shm_vm_move(struct wh_copier_peer *copy, struct wh_far *far);
+/* wh_copier_ops.move_unmapped and .refusal */
+int wh_shm_vm_move(struct wh_copier_peer *copy, struct wh_unmapped *unmapped);
 void wh_shm_vm_refusal(struct wh_copier_peer *copy, char why[WH_REFUSAL]);
 
 #endif

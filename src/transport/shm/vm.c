@@ -150,40 +150,41 @@ int wh_shm_vm_probe(struct wh_shm_peer *shm, char why[WH_REFUSAL])
 
 /* ---- moving -------------------------------------------------------------------------------- */
 
-static void fail_gone(struct wh_shm_peer *shm, struct wh_far *far)
+static void fail_gone(struct wh_shm_peer *shm, struct wh_unmapped *unmapped)
 {
-	wh_fragment_fail(far->fragment, UINT64_MAX, -ECONNRESET, "%s (process %d) has ended",
+	wh_fragment_fail(unmapped->fragment, UINT64_MAX, -ECONNRESET, "%s (process %d) has ended",
 			 shm->peer->welcome.name, (int)shm->pid);
 }
 
 /* Go on behind `bytes` that have been moved. Returns the first run that is not finished. */
-static unsigned advance(struct wh_far *far, unsigned at, size_t bytes)
+static unsigned advance(struct wh_unmapped *unmapped, unsigned at, size_t bytes)
 {
-	while (at < far->count && bytes >= far->local[at].iov_len)
-		bytes -= far->local[at++].iov_len;
+	while (at < unmapped->count && bytes >= unmapped->local[at].iov_len)
+		bytes -= unmapped->local[at++].iov_len;
 	if (bytes) {
-		far->local[at].iov_base = (char *)far->local[at].iov_base + bytes;
-		far->local[at].iov_len -= bytes;
-		far->remote[at].iov_base = (char *)far->remote[at].iov_base + bytes;
-		far->remote[at].iov_len -= bytes;
+		unmapped->local[at].iov_base = (char *)unmapped->local[at].iov_base + bytes;
+		unmapped->local[at].iov_len -= bytes;
+		unmapped->remote[at].iov_base = (char *)unmapped->remote[at].iov_base + bytes;
+		unmapped->remote[at].iov_len -= bytes;
 	}
 	return at;
 }
 
 /* The kernel stops at the first run that it cannot copy; that one is to blame. */
-static void fail_run(struct wh_shm_peer *shm, struct wh_far *far, unsigned at, int error)
+static void fail_run(struct wh_shm_peer *shm, struct wh_unmapped *unmapped, unsigned at, int error)
 {
-	wh_fragment_fail(far->fragment, far->index[at], -error,
+	wh_fragment_fail(unmapped->fragment, unmapped->index[at], -error,
 			 "%s: %zu bytes between %p of %s and %p here: %s",
-			 far->fragment->op == WH_READ ? "process_vm_readv" : "process_vm_writev",
-			 far->local[at].iov_len, far->remote[at].iov_base, shm->peer->welcome.name,
-			 far->local[at].iov_base, strerror(error));
+			 unmapped->fragment->op == WH_READ ? "process_vm_readv" :
+							     "process_vm_writev",
+			 unmapped->local[at].iov_len, unmapped->remote[at].iov_base,
+			 shm->peer->welcome.name, unmapped->local[at].iov_base, strerror(error));
 }
 
-int wh_shm_vm_move(struct wh_copier_peer *copy, struct wh_far *far)
+int wh_shm_vm_move(struct wh_copier_peer *copy, struct wh_unmapped *unmapped)
 {
 	struct wh_shm_peer *shm = (struct wh_shm_peer *)copy;
-	bool read = far->fragment->op == WH_READ;
+	bool read = unmapped->fragment->op == WH_READ;
 	char why[WH_REFUSAL];
 	unsigned at = 0, count;
 	ssize_t moved;
@@ -193,23 +194,23 @@ int wh_shm_vm_move(struct wh_copier_peer *copy, struct wh_far *far)
 	if (atomic_load(&shm->vm) != WH_VM_WORKS && wh_shm_vm_probe(shm, why))
 		return -EOPNOTSUPP;
 
-	while (at < far->count) {
+	while (at < unmapped->count) {
 		if (!still_there(shm)) {
-			fail_gone(shm, far);
+			fail_gone(shm, unmapped);
 			return 0;
 		}
-		count = far->count - at;
-		moved = read ? process_vm_readv(shm->pid, far->local + at, count, far->remote + at,
-						count, 0) :
-			       process_vm_writev(shm->pid, far->local + at, count, far->remote + at,
-						 count, 0);
+		count = unmapped->count - at;
+		moved = read ? process_vm_readv(shm->pid, unmapped->local + at, count,
+						unmapped->remote + at, count, 0) :
+			       process_vm_writev(shm->pid, unmapped->local + at, count,
+						 unmapped->remote + at, count, 0);
 		error = moved < 0 ? errno : EFAULT;
 		if (!still_there(shm) || (moved < 0 && error == ESRCH)) {
-			fail_gone(shm, far);
+			fail_gone(shm, unmapped);
 			return 0;
 		}
 		if (moved > 0) {
-			at = advance(far, at, (size_t)moved);
+			at = advance(unmapped, at, (size_t)moved);
 		} else if (error == EPERM || error == EACCES || error == ENOSYS) {
 			/* It has changed its credentials, say. What is planned has to be planned
 			 * anew. */
@@ -217,7 +218,7 @@ int wh_shm_vm_move(struct wh_copier_peer *copy, struct wh_far *far)
 			atomic_fetch_add(&shm->peer->plan_version, 1);
 			return -error;
 		} else {
-			fail_run(shm, far, at++, error);
+			fail_run(shm, unmapped, at++, error);
 		}
 	}
 	return 0;
