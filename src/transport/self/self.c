@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The transport self: both regions are of this engine. */
+/* transport/self/self.c: the transport self, for two regions of this engine
+ *
+ * The copier moves the bytes; a peer that is this engine itself has no connection. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -50,23 +52,23 @@ static void self_engine_close(struct wh_engine *engine, void *state)
 static int self_peer_open(struct wh_peer *peer, void **state, char why[WH_REFUSAL])
 {
 	struct wh_engine *engine = peer->engine;
-	struct wh_copier_peer *copy;
+	struct wh_copier_peer *copier_peer;
 
 	if (!peer->self) {
 		snprintf(why, WH_REFUSAL, "%.63s is another engine than %.63s", peer->welcome.name,
 			 engine->name);
 		return -ENXIO;
 	}
-	copy = calloc(1, sizeof(*copy));
-	if (!copy) {
+	copier_peer = calloc(1, sizeof(*copier_peer));
+	if (!copier_peer) {
 		snprintf(why, WH_REFUSAL, "no memory");
 		return -ENOMEM;
 	}
-	copy->copier = engine->transport[WH_TRANSPORT_SELF];
-	copy->entries = &engine->regions;
-	copy->ops = &self_copy;
-	copy->at_once = (uint64_t)engine->config.number[WH_SETTING_INLINE];
-	*state = copy;
+	copier_peer->copier = engine->transport[WH_TRANSPORT_SELF];
+	copier_peer->entries = &engine->regions;
+	copier_peer->ops = &self_copy;
+	copier_peer->at_once = (uint64_t)engine->config.number[WH_SETTING_INLINE];
+	*state = copier_peer;
 	return 0;
 }
 
@@ -90,15 +92,15 @@ static int self_peer_again(struct wh_peer *peer, void *state, char why[WH_REFUSA
 	return 0;
 }
 
-static int self_reach(struct wh_peer *peer, void *state, const struct wh_region *local,
-		      struct wh_region_entry *remote, uint32_t op, char why[WH_REFUSAL])
+static int self_is_reachable(struct wh_peer *peer, void *state, const struct wh_region *local,
+			     struct wh_region_entry *remote, uint32_t op, char why[WH_REFUSAL])
 {
 	(void)peer;
 	(void)state;
 	(void)op;
 	if (wh_kind_on_host(local->entry.kind) && wh_kind_on_host(remote->kind))
 		return 0;
-	snprintf(why, WH_REFUSAL, "a GPU's memory is not for the CPU to copy");
+	snprintf(why, WH_REFUSAL, "the CPU does not copy GPU memory");
 	return -ENXIO;
 }
 
@@ -108,7 +110,8 @@ static void self_submit(struct wh_peer *peer, void *state, struct wh_fragment *f
 	wh_copier_submit(state, fragment);
 }
 
-static void self_help(struct wh_peer *peer, void *state, struct wh_batch *batch, int64_t deadline)
+static void self_progress(struct wh_peer *peer, void *state, struct wh_batch *batch,
+			  int64_t deadline)
 {
 	(void)peer;
 	wh_copier_progress(state, batch, deadline);
@@ -138,9 +141,9 @@ const struct wh_transport wh_transport_self = {
 	.peer_close = self_peer_close,
 	.peer_lost = self_peer_lost,
 	.peer_again = self_peer_again,
-	.is_reachable = self_reach,
+	.is_reachable = self_is_reachable,
 	.submit = self_submit,
-	.progress = self_help,
+	.progress = self_progress,
 	.cancel = self_cancel,
 	.detail = self_detail,
 };
