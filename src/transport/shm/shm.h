@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The transport shm, between processes of one host. shm.c: the initiator's connection; map.c:
- * its mappings. vm.c: memory that cannot be mapped. server.c: the side whose memory it is;
- * grant.c: what of it may be mapped.
+ * transport/shm/shm.h: the transport shm, between processes of one host
  *
- * Over the owner's unix socket: the handshake, which proves the key of the control connection's
- * session; ALIVE, with the descriptor of the alive page; then MAP for each region, answered by
- * MAPPED with the descriptor of its memory, or with the reason why there is none.
+ * The initiator: shm.c connects and fills the transport's table; map.c maps the owner's memory;
+ * vm.c copies memory that cannot be mapped. The owner: server.c answers; grant.c decides what a
+ * peer may map.
+ *
+ * They speak over the owner's unix socket: the handshake, which proves the key of the control
+ * connection's session; ALIVE, with the descriptor of the alive page; then a MAP for each region.
+ * MAPPED answers it with the descriptor of the region's memory, or the reason why there is none.
  */
 #ifndef WH_TRANSPORT_SHM_SHM_H
 #define WH_TRANSPORT_SHM_SHM_H
@@ -25,11 +27,12 @@
  * offset, u64 length, u64 length of the allocation, then the reason. */
 struct wh_mapped {
 	uint64_t id;
-	/* negative; -EAGAIN: another region may change it; 0: the descriptor has come along */
+	/* 0: MAPPED carries a descriptor. Negative errno: refused; -EAGAIN: until another region is
+	 * published, perhaps. */
 	int error;
-	uint64_t memory; /* the allocation that it lies in; 0: none that could be mapped */
-	uint32_t rights; /* enum wh_access: of the mapping */
-	uint64_t offset, length; /* of the region in the descriptor's file */
+	uint64_t memory; /* number of the region's allocation; 0: none that could be mapped */
+	uint32_t rights; /* enum wh_access, of the mapping */
+	uint64_t offset, length; /* of the region, in the descriptor's file */
 	uint64_t whole; /* bytes of the allocation */
 	char text[WH_REFUSAL]; /* why it cannot be mapped, or not for writing */
 };
@@ -40,10 +43,11 @@ size_t wh_mapped_encode(uint8_t *out, const struct wh_mapped *mapped);
 /* 0 or -EPROTO. */
 int wh_mapped_decode(const uint8_t *in, size_t length, struct wh_mapped *mapped);
 
-/* Send all of it, with a descriptor unless fd is -1. 0 or a negative errno. */
+/* Send all bytes by one sendmsg(), with a descriptor unless fd is -1. `flags` are MSG_*.
+ * 0, -ETIMEDOUT, -EPIPE or another negative errno. */
 int wh_shm_send(int socket, const void *bytes, size_t length, int fd, int flags);
 
-/* Engine-wide. */
+/* The transport's state in an engine. */
 struct wh_shm {
 	struct wh_engine *engine;
 	struct wh_copier copier;
@@ -52,27 +56,31 @@ struct wh_shm {
 
 /* ---- the owner ----------------------------------------------------------------------------- */
 
+/* Create the alive page; the engine's loops run. 0, or a negative errno with wh_fail()'s text. */
 int wh_shm_alive_open(struct wh_shm *shm);
 void wh_shm_alive_close(struct wh_shm *shm);
+/* Transport functions; on loop 0. */
 int wh_shm_session_accept(struct wh_session *session, int fd, struct wh_tls *tls,
 			  const struct wh_hello *hello);
 void wh_shm_session_close(struct wh_session *session);
 
-/* What a session may map of an allocation in one of its states. */
+/* What a session may map of an allocation. Valid for one version of the allocation: each region
+ * that is published in it or withdrawn from it makes a new version. */
 struct wh_shm_verdict {
-	uint64_t version; /* wh_allocation.version; 0: of none */
-	uint8_t rights; /* enum wh_access; 0: nothing */
-	bool others; /* ... for others have more of it */
-	uint64_t gap; /* a byte that it may not read, or not write; UINT64_MAX: not known */
+	uint64_t version; /* wh_allocation.version; 0: this entry is unused */
+	uint8_t rights; /* enum wh_access; 0: the session may not map it */
+	bool others; /* refused because others may write all of it, and this session may not */
+	uint64_t gap; /* offset of a byte that it may not read or write; UINT64_MAX: unknown */
 };
+/* Cache of verdicts, one per connection. */
 #define WH_SHM_VERDICTS 8u
 struct wh_shm_verdicts {
 	struct wh_shm_verdict kept[WH_SHM_VERDICTS];
 	unsigned next;
 };
 
-/* A descriptor for the allocation that the region lies in, which the caller closes; -1: refused,
- * with the reason in the answer. `access`: of the session to the region. Under engine.lock. */
+/* Open a descriptor of the region's allocation for the session, which has `access` to the region.
+ * The caller closes it. -1: refused, with the reason in `answer`. Under engine.lock. */
 int wh_shm_grant(const struct wh_session *session, struct wh_shm_verdicts *kept,
 		 const struct wh_region *region, uint8_t access, struct wh_mapped *answer);
 
@@ -89,66 +97,70 @@ struct wh_shm_peer {
 	struct wh_shm *shm;
 	struct wh_peer *peer;
 
-	/* The connection. Held while waiting for the owner to answer. */
+	/* The connection to the owner's unix socket. A thread that waits for an answer holds the
+	 * lock, for up to 10 s. */
 	pthread_mutex_t lock;
 	int fd; /* -1: none */
-	unsigned generation; /* of `fd` */
-	int64_t retry_at; /* not before */
-	char why[WH_REFUSAL]; /* what went wrong the last time */
+	unsigned generation; /* value of `current` when `fd` was connected */
+	int64_t retry_at; /* ns of wh_now(): no new attempt before */
+	char why[WH_REFUSAL]; /* the last failure */
 
-	_Atomic unsigned current; /* the control connection's generation */
+	_Atomic unsigned current; /* counts the control connections to the peer */
 
-	/* the mappings, and the regions' `map` fields; inside `lock` */
+	/* Guards the mappings and the remote regions' `map` fields. Taken after `lock`. */
 	pthread_mutex_t maps_lock;
 	struct wh_list memories; /* struct wh_shm_memory */
-	uint64_t removals; /* regions that could be mapped and have gone */
-	_Atomic uint32_t arrivals; /* ... and have come */
-	_Atomic bool partly; /* one is not mapped that might be when another one comes */
+	uint64_t removals; /* counts the mappable regions that the owner has withdrawn */
+	_Atomic uint32_t arrivals; /* counts the mappable regions that it has published */
+	_Atomic bool partly; /* a refused region might become mappable by another region */
+	/* The allocation that was refused last, so that its other regions need not ask. */
 	struct {
 		uint64_t number;
-		uint32_t arrivals;
-		/* the last allocation that was not to be mapped, and when; for its other regions */
+		uint32_t arrivals; /* `arrivals` at that time */
 	} refused;
 
-	/* The owner; set before the first region is reached, and good until the peer is closed. */
-	const _Atomic uint32_t *alive;
-	uint32_t owner; /* what `alive` holds while it lives */
+	/* The owner's process; set by the first connection, then constant until the peer closes. */
+	const _Atomic uint32_t *alive; /* its alive page */
+	uint32_t owner; /* what *alive holds while the owner lives */
 	int pidfd; /* -1: none, for the reason in vm_refused */
 	pid_t pid;
 
 	_Atomic uint32_t vm; /* enum wh_shm_vm */
-	pthread_mutex_t vm_lock; /* vm_refused */
-	char vm_refused[WH_REFUSAL];
+	pthread_mutex_t vm_lock; /* of vm_refused */
+	char vm_refused[WH_REFUSAL]; /* why process_vm cannot be used */
 };
 
-/* The next frame, its payload to `out`. 0, -ETIMEDOUT, -ECONNRESET, -EPROTO, ... */
+/* Receive the next frame, its payload to `out`. *fd is -1 before; a descriptor that the frame
+ * carries goes there and is the caller's, also on error.
+ * 0, -ETIMEDOUT, -ECONNRESET, -EPROTO or another negative errno. */
 int wh_shm_receive_frame(int socket, struct wh_frame *frame, void *out, size_t room, int *fd);
-/* Can it be mapped without fear? A file that shrinks would be a SIGBUS for us. 0 or -EPROTO. */
+/* 0: the file has `least` bytes and is sealed against shrinking, so that no access to its mapping
+ * raises SIGBUS. Otherwise -EPROTO. */
 int wh_shm_check_file(int fd, uint64_t least);
 
-/* These under shm.lock. Have a connection, a new one if the control connection has broken since the
- * last;
- * 0, or a negative errno with the reason in shm.why. */
+/* The next four are called under shm.lock. */
+/* Connect and shake hands, unless this was done since the last control connection was made. Blocks
+ * for the owner's answers. 0, or a negative errno with the reason in shm.why. */
 int wh_shm_connect(struct wh_shm_peer *shm);
 void wh_shm_hang_up(struct wh_shm_peer *shm);
-/* Keep what went wrong in shm.why; `error`. The second hangs up, and leaves the owner alone for a
- * while. */
+/* Store "<what>: <error>" in shm.why and return `error`. wh_shm_broken() also closes the connection
+ * and allows no new one for 5 s. */
 int wh_shm_trouble(struct wh_shm_peer *shm, int error, const char *what);
 int wh_shm_broken(struct wh_shm_peer *shm, int error, const char *what);
 
 /* ---- the initiator's mappings: map.c ------------------------------------------------------- */
 
-/* An allocation of the peer's, of which regions have been asked for: one mapping for all of them.
- * Under shm.maps_lock; taken out, and unmapped, on the first loop alone. */
+/* An allocation of the owner's, with one mapping for all of its regions. Under shm.maps_lock; only
+ * loop 0 unmaps and removes it. */
 struct wh_shm_memory {
 	struct wh_list link; /* shm.memories */
 	struct wh_list regions; /* wh_remote_region.map_link */
-	uint64_t number; /* as the owner counts */
-	uint64_t start, length; /* of the allocation, where the owner has it */
+	uint64_t number; /* the owner's number of the allocation */
+	uint64_t start, length; /* its address in the owner's process, and its bytes */
 	char *base; /* of the mapping; NULL: none */
-	size_t mapped; /* its length */
+	size_t mapped; /* bytes of the mapping: whole pages */
 	bool writable;
-	bool ending; /* no region finds it any more; it is unmapped when nobody is in it */
+	bool ending; /* hidden from all regions; unmapped when no copy pins one of them */
 };
 
 /* wh_copier_ops.map */
@@ -160,36 +172,39 @@ void wh_shm_region_came(struct wh_peer *peer, void *state, struct wh_remote_regi
 int wh_shm_region_going(struct wh_peer *peer, void *state, struct wh_remote_region *region,
 			int64_t deadline);
 void wh_shm_region_gone(struct wh_peer *peer, void *state, struct wh_remote_region *region);
-/* Why the region is not mapped for that op; "": it is, or nobody has asked. */
+/* Write why the region is not mapped for that op; "" if it is mapped. */
 void wh_shm_refused(struct wh_shm_peer *shm, const struct wh_remote_region *region, uint32_t op,
 		    char why[WH_REFUSAL]);
 
-/* A mapping of a region of host memory that is the caller's own: of its bytes alone, for as long as
- * the region is there. */
+/* A mapping of exactly one region of host memory. It belongs to the caller, who unmaps it when the
+ * region goes. */
 struct wh_shm_own {
 	void *base;
 	size_t length;
 };
-/* With `own` NULL: only ask the owner, who has not been asked on this connection yet. 0, or a
- * negative errno with the reason. */
+/* Ask the owner for the region and map it into *own; NULL: only ask. Blocks for the answer.
+ * 0, or a negative errno with the reason in `why`. */
 int wh_shm_map(struct wh_shm_peer *shm, struct wh_remote_region *region, struct wh_shm_own *own,
 	       char why[WH_REFUSAL]);
-/* Has the owner been asked for this region since the control connection was made? */
+/* Has the owner answered for this region since the control connection was made? */
 bool wh_shm_asked(const struct wh_shm_peer *shm, const struct wh_remote_region *region);
-/* Ask the owner for a region of a GPU's memory, `objects`: as objects for a CPU window. Calls
- * `each` with the segments in their order; it may keep *fd by setting it to -1. 0, or what `each`
- * said, or a negative errno; the reason is then in `why`. */
+/* Ask the owner for a region of GPU memory; `objects`: as objects for a CPU window. Calls `each`
+ * for every segment, in order; `each` keeps the descriptor *fd by setting it to -1. Blocks for
+ * about 10 s at most. 0, the first error that `each` returned, or another negative errno; the
+ * reason is then in `why`. */
 struct wh_exported;
 int wh_shm_exports(struct wh_shm_peer *shm, struct wh_remote_region *region, bool objects,
 		   int (*each)(void *arg, const struct wh_exported *exported, int *fd,
 			       char why[WH_REFUSAL]),
 		   void *arg, char why[WH_REFUSAL]);
-/* Is the owner still there? */
+/* Does the owner's process live, with its engine open? One load. */
 bool wh_shm_owner_lives(const struct wh_shm_peer *shm);
 
-/* Look at what process_vm needs: a pidfd of the process at the other end. Under the lock. */
+/* Get what process_vm needs: the number and a pidfd of the process at the other end of the socket.
+ * `uid` is that process's user. A failure is stored in shm.vm_refused. Under shm.lock. */
 void wh_shm_vm_meet(struct wh_shm_peer *shm, uid_t uid);
-/* May its memory be read and written by process_vm? 0, or a negative errno with the reason. */
+/* Does the kernel allow process_vm on the owner? 0, or a negative errno with the reason in `why`.
+ */
 int wh_shm_vm_probe(struct wh_shm_peer *shm, char why[WH_REFUSAL]);
 /* wh_copier_ops.move_unmapped and .refusal */
 int wh_shm_vm_move(struct wh_copier_peer *copy, struct wh_unmapped *unmapped);
