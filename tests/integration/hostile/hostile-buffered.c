@@ -233,7 +233,8 @@ static void hold__lists_not_taken(void **state)
 	for (int64_t until = now() + PATIENCE;
 	     !times_logged("setting max_buffered") && now() < until;)
 		sleep_ms(10);
-	want_true(times_logged("(the setting max_buffered) is used up") > 0, "it logs: %s", logged);
+	want_true(times_logged("has reached the limit of the setting max_buffered") > 0,
+		  "it logs: %s", logged);
 	/* Most sessions are closed; the others still receive the whole list. */
 	for (int i = 0; i < SESSIONS; i++) {
 		whole += raw_skip_regions(fds[i]) == REGIONS + 1;
@@ -274,7 +275,7 @@ static void hold__frames_not_finished(void **state)
 	for (int i = 0; i < SESSIONS; i++)
 		closed += raw_closes(fds[i], 300);
 	want_true(closed >= SESSIONS - 4 && closed < SESSIONS, "%d are closed", closed);
-	want((long long)closed, times_logged("(the setting max_buffered) is used up"));
+	want((long long)closed, times_logged("has reached the limit of the setting max_buffered"));
 	for (int i = 0; i < SESSIONS; i++)
 		close(fds[i]);
 	target_close(&t);
