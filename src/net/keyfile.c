@@ -1,4 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Key files: parsed, read with a check of owner and mode, and made. Buffers that held a key are
+ * wiped. Paths and line numbers appear in error texts, keys never do.
+ */
 #include "net/keyfile.h"
 
 #include <errno.h>
@@ -13,12 +17,12 @@
 #include "util/error.h"
 
 #define DIGITS (2 * WH_KEY_SIZE)
-#define FILE_MAX 2048
+#define FILE_MAX 2048 /* bytes of a key file, at most */
 #define SPACE " \t\r\n"
 
-/* ---- text ---------------------------------------------------------------------------------- */
+/* ---- text -------------------------------------------------------------- */
 
-static int digit(char c)
+static int hex_digit(char c)
 {
 	if (c >= '0' && c <= '9')
 		return c - '0';
@@ -29,7 +33,7 @@ static int digit(char c)
 bool wh_key_parse(const char *text, uint8_t key[WH_KEY_SIZE])
 {
 	for (size_t i = 0; i < DIGITS; i += 2) {
-		int high = digit(text[i]), low = high < 0 ? -1 : digit(text[i + 1]);
+		int high = hex_digit(text[i]), low = high < 0 ? -1 : hex_digit(text[i + 1]);
 
 		if (low < 0)
 			return false;
@@ -49,27 +53,27 @@ int wh_keys_parse(char *text, const char *path, struct wh_keys *keys)
 		if (*line == '#' || !line[strspn(line, SPACE)])
 			continue;
 		if (keys->count == WH_KEYS_MAX)
-			return wh_fail(
-				EINVAL,
-				"the key file %.100s: line %u is one key too many: at most %d",
-				path, number, WH_KEYS_MAX);
+			return wh_fail(EINVAL,
+				       "the key file %.100s: line %u holds one key too many; at "
+				       "most %d are allowed",
+				       path, number, WH_KEYS_MAX);
 		if (!wh_key_parse(line, keys->key[keys->count]))
 			return wh_fail(EINVAL,
-				       "the key file %.100s: line %u is no key, which is 64 hex "
-				       "digits: " WH_KEY_HOW_TO,
+				       "the key file %.100s: line %u is no key of 64 hex digits; "
+				       "make one: " WH_KEY_HOW_TO,
 				       path, number);
 		keys->count++;
 	}
 	return keys->count ? 0 :
 			     wh_fail(EINVAL,
-				     "the key file %.100s holds no key, which is 64 hex "
-				     "digits: " WH_KEY_HOW_TO,
+				     "the key file %.100s holds no key of 64 hex digits; make "
+				     "one: " WH_KEY_HOW_TO,
 				     path);
 }
 
-/* ---- reading ------------------------------------------------------------------------------- */
+/* ---- reading ----------------------------------------------------------- */
 
-static int check_file(int fd, const char *path)
+static int keyfile_check(int fd, const char *path)
 {
 	struct stat file;
 
@@ -80,14 +84,14 @@ static int check_file(int fd, const char *path)
 	if (file.st_uid != geteuid())
 		return wh_fail(
 			EACCES,
-			"the key file %.120s belongs to user %u, this process to user %u, who "
-			"must be its owner",
+			"the key file %.120s belongs to user %u, but this process runs as user "
+			"%u, who must own the file",
 			path, (unsigned)file.st_uid, (unsigned)geteuid());
 	if (file.st_mode & 077)
 		return wh_fail(
 			EACCES,
-			"the key file %.90s is open to others (mode %03o): chmod 600 it, and make "
-			"a new key if they may have read it",
+			"the key file %.90s is accessible to other users (mode %03o): chmod 600 "
+			"it, and make a new key if others may have read it",
 			path, file.st_mode & 0777u);
 	return 0;
 }
@@ -95,7 +99,7 @@ static int check_file(int fd, const char *path)
 int wh_keys_read(int fd, const char *path, struct wh_keys *keys)
 {
 	char text[FILE_MAX] = "";
-	int error = check_file(fd, path);
+	int error = keyfile_check(fd, path);
 	ssize_t got;
 
 	if (error)
@@ -105,9 +109,8 @@ int wh_keys_read(int fd, const char *path, struct wh_keys *keys)
 		return wh_fail(errno, "the key file %.150s: read: %s", path, strerror(errno));
 	if (got == (ssize_t)sizeof(text) - 1 || strlen(text) != (size_t)got)
 		error = wh_fail(EINVAL,
-				"the key file %.100s holds no key, which is 64 hex digits: it is "
-				"longer than "
-				"%d bytes, or not text",
+				"the key file %.100s holds no key of 64 hex digits: it is longer "
+				"than %d bytes, or not text",
 				path, FILE_MAX - 2);
 	else
 		error = wh_keys_parse(text, path, keys);
@@ -119,21 +122,21 @@ int wh_keys_read(int fd, const char *path, struct wh_keys *keys)
 
 int wh_keys_load(const char *path, struct wh_keys *keys)
 {
-	/* A fifo must not hold us up. A link may lead to it, as those of secrets in containers do.
-	 */
+	/* O_NONBLOCK: opening a fifo must not block. Symbolic links are followed: containers
+	 * mount secrets that way. */
 	int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY), error;
 
 	if (fd < 0)
-		return wh_fail(errno, "the key file %.100s: %s; one is made by " WH_KEY_HOW_TO,
-			       path, strerror(errno));
+		return wh_fail(errno, "the key file %.100s: %s; make one: " WH_KEY_HOW_TO, path,
+			       strerror(errno));
 	error = wh_keys_read(fd, path, keys);
 	close(fd);
 	return error;
 }
 
-/* ---- making -------------------------------------------------------------------------------- */
+/* ---- making ------------------------------------------------------------ */
 
-static void print_digits(char *out, const uint8_t *bytes, size_t length)
+static void hex_print(char *out, const uint8_t *bytes, size_t length)
 {
 	static const char digits[] = "0123456789abcdef";
 
@@ -151,7 +154,7 @@ int wh_key_write(int fd)
 
 	if (getrandom(key, sizeof(key), 0) != sizeof(key))
 		return -EIO;
-	print_digits(text, key, sizeof(key));
+	hex_print(text, key, sizeof(key));
 	text[DIGITS] = '\n';
 	errno = ENOSPC;
 	if (write(fd, text, sizeof(text)) != sizeof(text))
@@ -167,7 +170,7 @@ int wh_key_make(const char *path)
 
 	if (fd < 0)
 		return wh_fail(errno, "%.150s: %s%s", path, strerror(errno),
-			       errno == EEXIST ? ", and is left as it is" : "");
+			       errno == EEXIST ? "; the file is left as it is" : "");
 	error = wh_key_write(fd);
 	if (!error && (fchmod(fd, 0600) || fsync(fd)))
 		error = -errno;
@@ -187,7 +190,7 @@ int wh_key_fingerprint(const struct wh_crypto *crypto, const uint8_t key[WH_KEY_
 
 	if (error)
 		return error;
-	print_digits(out, mac, WH_FINGERPRINT / 2);
+	hex_print(out, mac, WH_FINGERPRINT / 2);
 	out[WH_FINGERPRINT - 1] = '\0';
 	return 0;
 }

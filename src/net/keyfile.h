@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Files with cluster keys: docs/security.md. */
+/*
+ * Cluster keys, and the files that hold them: one key a line, 64 hex digits. docs/security.md.
+ */
 #ifndef WH_NET_KEYFILE_H
 #define WH_NET_KEYFILE_H
 
@@ -11,30 +13,32 @@
 #define WH_FINGERPRINT 17 /* 16 hex digits and a NUL */
 #define WH_KEY_HOW_TO "wherry key make FILE"
 
-/* The first is proved, all are accepted. */
+/* An engine proves the first key and accepts all of them. */
 struct wh_keys {
 	uint8_t key[WH_KEYS_MAX][WH_KEY_SIZE];
 	unsigned count;
 };
 
-/* 64 hex digits, and nothing behind them but white space: a setting's, or a line of a file. */
+/* Parse a key: 64 hex digits, then white space only. The text ends with NUL. */
 bool wh_key_parse(const char *text, uint8_t key[WH_KEY_SIZE]);
 
-/* The keys in the text of a file that is `path` in texts; the text is cut up. 0 or -EINVAL. */
+/* Parse the text of a key file. The text is modified; error texts name the file `path`. 0 or
+ * -EINVAL. */
 int wh_keys_parse(char *text, const char *path, struct wh_keys *keys);
-/* The keys in an open file that is `path` in texts: one on each line, empty lines and those that
- * begin with # aside. 0; -EACCES: it is not this user's alone; -EINVAL: no regular file, or what is
- * in it; or an errno of the file. */
+/* Read the keys in an open file: one on each line, except empty lines and lines that begin with #.
+ * Error texts name the file `path`. 0; -EACCES: another user owns it or may access it; -EINVAL: not
+ * a regular file, or not keys; or an errno of the file. The caller wipes *keys. */
 int wh_keys_read(int fd, const char *path, struct wh_keys *keys);
+/* The same for the file of that path. */
 int wh_keys_load(const char *path, struct wh_keys *keys);
 
 /* Write a new key to an open file. 0 or a negative errno. */
 int wh_key_write(int fd);
-/* Make a file with a new key, of mode 0600. 0; -EEXIST: there is one; or another errno, with a
- * text. */
+/* Make a file of mode 0600 with a new key. 0; or a negative errno with a text: -EEXIST, if the file
+ * exists; it is not changed. */
 int wh_key_make(const char *path);
 
-/* What a key is called: it tells nothing of the key. 0 or -EIO. */
+/* A short name for a key, which does not reveal it: the start of an HMAC. 0 or -EIO. */
 int wh_key_fingerprint(const struct wh_crypto *crypto, const uint8_t key[WH_KEY_SIZE],
 		       char out[WH_FINGERPRINT]);
 

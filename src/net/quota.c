@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Quotas: one for each client address, found by its prefix. */
+/* Quotas: one for each client address, found by a hash of its prefix. On loop 0. */
 #include "net/quota.h"
 
 #include <stdlib.h>
 
 #include "util/list.h"
 
-/* Sessions that one address may have open at a time. */
-#define QUOTA_SESSIONS 4096
+#define QUOTA_SESSIONS 4096 /* open at a time from one address */
 
 static struct wh_quota *quota_new(struct wh_quota_table *table, uint64_t source)
 {

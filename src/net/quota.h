@@ -15,7 +15,7 @@
 
 #include "util/hash.h"
 
-/* The quotas of an engine; on loop 0. `limit` is set once, before the first is acquired. */
+/* The quotas of an engine. On loop 0. Set `limit` before acquiring the first. */
 struct wh_quota_table {
 	struct wh_hash by_source;
 	int64_t limit; /* bytes, for each counter of a quota; setting `max_buffered` */
@@ -35,24 +35,24 @@ struct wh_quota {
 struct wh_quota *wh_quota_acquire(struct wh_quota_table *table, uint64_t source);
 /* Count one session less; the last one frees the quota. On loop 0. */
 void wh_quota_release(struct wh_quota *quota);
-/* Every quota has been released. */
+/* Free the table. The caller has released every quota. */
 void wh_quota_table_free(struct wh_quota_table *table);
 
-/* Charge `bytes` to `buffered`; a negative amount is a refund. It always succeeds: callers look at
- * wh_quota_is_full() before they take more in. */
+/* Charge `bytes` to `buffered`; a negative amount is a refund. Always succeeds: callers check
+ * wh_quota_is_full() before they accept more. On any thread. */
 static inline void wh_quota_charge_buffered(struct wh_quota *quota, int64_t bytes)
 {
 	atomic_fetch_add_explicit(&quota->buffered, bytes, memory_order_relaxed);
 }
 
-/* True: a new request has to wait until something that is buffered has ended. */
+/* Is the limit of `buffered` reached? Then a new request waits until a buffered one has ended. */
 static inline bool wh_quota_is_full(const struct wh_quota *quota)
 {
 	return atomic_load_explicit(&quota->buffered, memory_order_relaxed) >= quota->limit;
 }
 
 /* Charge `bytes` to `queued`; a negative amount is a refund and always succeeds.
- * False: the limit would be exceeded; nothing is charged. */
+ * False: the limit would be exceeded; nothing is charged. On any thread. */
 static inline bool wh_quota_charge_queued(struct wh_quota *quota, int64_t bytes)
 {
 	int64_t before = atomic_fetch_add_explicit(&quota->queued, bytes, memory_order_relaxed);

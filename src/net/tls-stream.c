@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The bytes of a TLS connection. The socket's calls are made here, not by OpenSSL: so none waits
- * and none sends a signal, a record is received by one call and not by two, and several that are
- * sent go as one. */
+/*
+ * The bytes of a TLS connection. This file makes the system calls, not OpenSSL: so none waits or
+ * raises SIGPIPE, a record is received with one call instead of two, and records that are sent
+ * together leave in one segment.
+ */
 #include <errno.h>
 #include <limits.h>
 #include <signal.h>
@@ -13,21 +15,20 @@
 #include "net/tls.h"
 #include "util/error.h"
 
-#define RECORD 16384u /* the most bytes of ours in one */
-#define OUT_FIRST 1024u
-#define HEADER 5u /* of a record */
-#define LENGTH_AT 3u /* in it */
+#define RECORD 16384u /* payload bytes of a record, at most */
+#define OUT_FIRST 1024u /* bytes of the first buffer for unsent bytes */
+#define HEADER 5u /* bytes of a record's header */
+#define LENGTH_AT 3u /* offset of the length in it */
 
-/* ---- OpenSSL's side of the socket
- * ----------------------------------------------------------------- */
+/* ---- callbacks of OpenSSL ---------------------------------------------- */
 
-static size_t waiting(const struct wh_tls_out *out)
+static size_t out_waiting(const struct wh_tls_out *out)
 {
 	return out->end - out->start;
 }
 
-/* What the socket has not taken. */
-static bool keep(struct wh_tls_out *out, const char *bytes, size_t length)
+/* Keep bytes that the socket has not taken. False: no memory. */
+static bool out_keep(struct wh_tls_out *out, const char *bytes, size_t length)
 {
 	size_t room = out->room ? out->room : OUT_FIRST;
 	uint8_t *grown;
@@ -46,8 +47,8 @@ static bool keep(struct wh_tls_out *out, const char *bytes, size_t length)
 	return true;
 }
 
-/* OpenSSL has made a record. The socket takes it from where it is; what is wrong the next flush
- * says. */
+/* Callback: send a record that OpenSSL has made, without copying it if the socket takes it whole.
+ * The next flush reports errors of the socket. */
 static int socket_write(struct bio_st *bio, const char *bytes, int length)
 {
 	struct wh_tls *tls = wh_tls_entered();
@@ -55,22 +56,23 @@ static int socket_write(struct bio_st *bio, const char *bytes, int length)
 	ssize_t got;
 
 	(void)bio;
-	if (!waiting(&tls->out)) {
+	if (!out_waiting(&tls->out)) {
 		got = send(tls->fd, bytes, (size_t)length,
 			   MSG_DONTWAIT | MSG_NOSIGNAL | (tls->more ? MSG_MORE : 0));
 		sent = got > 0 ? (size_t)got : 0;
 	}
-	if (sent < (size_t)length && !keep(&tls->out, bytes + sent, (size_t)length - sent)) {
+	if (sent < (size_t)length && !out_keep(&tls->out, bytes + sent, (size_t)length - sent)) {
 		errno = ENOMEM;
 		return -1;
 	}
 	return length;
 }
 
-/* OpenSSL asks for a record's header, then for what it says that follows. A large record goes to
- * where it is wanted, and the next one's header comes along with it: one call a record. Small ones
- * come together. */
-static ssize_t fetch(struct wh_tls *tls, char *bytes, size_t length)
+/* Receive for OpenSSL, which asks for a record's header first, then for its body. A large body is
+ * received in place, together with the next record's header: one call per record. A header is
+ * received together with as much as fits the buffer: one call for many small records. Returns the
+ * bytes stored in place; 0: see tls->in; -1: none. */
+static ssize_t socket_fetch(struct wh_tls *tls, char *bytes, size_t length)
 {
 	struct wh_tls_in *in = &tls->in;
 	struct iovec parts[2] = { { bytes, length }, { in->bytes, HEADER } };
@@ -98,7 +100,8 @@ static ssize_t fetch(struct wh_tls *tls, char *bytes, size_t length)
 	return in->end ? (ssize_t)length : got;
 }
 
-/* That there is nothing left the flags of OpenSSL's end say. */
+/* Callback: give OpenSSL received bytes. -1: none are there; the BIO's flags, set in
+ * tls_use_socket(), say that it has to try again. */
 static int socket_read(struct bio_st *bio, char *bytes, int length)
 {
 	struct wh_tls *tls = wh_tls_entered();
@@ -107,7 +110,7 @@ static int socket_read(struct bio_st *bio, char *bytes, int length)
 
 	(void)bio;
 	if (in->start == in->end) {
-		got = fetch(tls, bytes, (size_t)length);
+		got = socket_fetch(tls, bytes, (size_t)length);
 		if (got)
 			return (int)got;
 	}
@@ -137,16 +140,15 @@ struct bio_method_st *wh_tls_socket_new(const struct wh_ssl *ssl)
 	return method;
 }
 
-/* ---- the socket
- * ---------------------------------------------------------------------------------- */
+/* ---- the socket -------------------------------------------------------- */
 
 int wh_tls_flush(struct wh_tls *tls)
 {
 	struct wh_tls_out *out = &tls->out;
 	ssize_t got;
 
-	while (waiting(out)) {
-		got = send(tls->fd, out->bytes + out->start, waiting(out),
+	while (out_waiting(out)) {
+		got = send(tls->fd, out->bytes + out->start, out_waiting(out),
 			   MSG_DONTWAIT | MSG_NOSIGNAL);
 		if (got < 0) {
 			if (errno == EINTR)
@@ -162,11 +164,11 @@ int wh_tls_flush(struct wh_tls *tls)
 
 bool wh_tls_unsent(const struct wh_tls *tls)
 {
-	return waiting(&tls->out);
+	return out_waiting(&tls->out);
 }
 
-/* OpenSSL reads on until there is not one record more, so what is in its hands is never half of
- * one. */
+/* OpenSSL reads until no complete record is left, so it never holds a part of one: only complete
+ * records in its memory or in tls->in count. */
 bool wh_tls_pending(const struct wh_tls *tls)
 {
 	const struct wh_tls_in *in = &tls->in;
@@ -179,10 +181,10 @@ bool wh_tls_pending(const struct wh_tls *tls)
 		 have >= HEADER + (size_t)(header[LENGTH_AT] << 8 | header[LENGTH_AT + 1])));
 }
 
-/* ---- the connection's life
- * ------------------------------------------------------------------------ */
+/* ---- the connection's life --------------------------------------------- */
 
-static int use_socket(struct wh_tls *tls, bool receiving, bool sending)
+/* Have OpenSSL receive or send, or both, through the callbacks. 0, or -1: no memory. */
+static int tls_use_socket(struct wh_tls *tls, bool receiving, bool sending)
 {
 	const struct wh_ssl *ssl = &tls->context->ssl;
 	struct bio_st *in = NULL, *out = NULL;
@@ -215,9 +217,8 @@ struct wh_tls *wh_tls_new(struct wh_tls_context *context, int fd, bool accepting
 	tls->ssl = ssl->SSL_new(context->handle);
 	if (!tls->ssl)
 		goto err_free;
-	/* The kernel takes over at the end of a handshake that went over OpenSSL's own way to the
-	 * socket. */
-	if (context->kernel ? !ssl->SSL_set_fd(tls->ssl, fd) : use_socket(tls, true, true))
+	/* The kernel can take over only after a handshake on OpenSSL's own socket BIO. */
+	if (context->kernel ? !ssl->SSL_set_fd(tls->ssl, fd) : tls_use_socket(tls, true, true))
 		goto err_free;
 	if (accepting)
 		ssl->SSL_set_accept_state(tls->ssl);
@@ -241,8 +242,9 @@ void wh_tls_free(struct wh_tls *tls)
 	free(tls);
 }
 
-/* OpenSSL's own way to the socket raises SIGPIPE, which is the application's. */
-static int shake_quietly(struct wh_tls *tls)
+/* Continue a handshake on OpenSSL's own socket BIO, which may raise SIGPIPE: block the signal, and
+ * consume it unless it was pending before, so that the application never sees it. */
+static int tls_shake_without_sigpipe(struct wh_tls *tls)
 {
 	const struct timespec at_once = { 0, 0 };
 	sigset_t pipe, before, pending;
@@ -262,8 +264,9 @@ static int shake_quietly(struct wh_tls *tls)
 	return result;
 }
 
-/* What the kernel does not do is done here. */
-static int settle(struct wh_tls *tls)
+/* After the handshake: note the directions that the kernel encrypts, and use the callbacks for the
+ * others. */
+static int tls_choose_directions(struct wh_tls *tls)
 {
 	const struct wh_ssl *ssl = &tls->context->ssl;
 
@@ -273,7 +276,7 @@ static int settle(struct wh_tls *tls)
 		ssl->BIO_ctrl(ssl->SSL_get_wbio(tls->ssl), WH_BIO_CTRL_GET_KTLS_SEND, 0, NULL) > 0;
 	tls->kernel_receives =
 		ssl->BIO_ctrl(ssl->SSL_get_rbio(tls->ssl), WH_BIO_CTRL_GET_KTLS_RECV, 0, NULL) > 0;
-	return use_socket(tls, !tls->kernel_receives, !tls->kernel_sends) ? -ENOMEM : 0;
+	return tls_use_socket(tls, !tls->kernel_receives, !tls->kernel_sends) ? -ENOMEM : 0;
 }
 
 int wh_tls_shake(struct wh_tls *tls)
@@ -284,15 +287,15 @@ int wh_tls_shake(struct wh_tls *tls)
 	if (tls->shaken)
 		return 0;
 	ssl->ERR_clear_error();
-	result = tls->context->kernel ? shake_quietly(tls) : wh_tls_step(tls);
+	result = tls->context->kernel ? tls_shake_without_sigpipe(tls) : wh_tls_step(tls);
 	error = result == 1 ? 0 : wh_tls_failed(tls, result);
-	/* Also of one that has failed: the other side learns why. */
+	/* Also after a failure: the alert tells the peer why. */
 	if (wh_tls_flush(tls) && errno != EAGAIN && !error)
 		return -errno;
 	if (!error)
 		error = wh_tls_identify(tls);
 	if (!error)
-		error = settle(tls);
+		error = tls_choose_directions(tls);
 	tls->shaken = !error;
 	if (error == -EAGAIN && tls->ended) {
 		snprintf(tls->text, sizeof(tls->text),
@@ -307,16 +310,15 @@ bool wh_tls_shaken(const struct wh_tls *tls)
 	return tls->shaken;
 }
 
-/* ---- sending
- * --------------------------------------------------------------------------------------- */
+/* ---- sending ----------------------------------------------------------- */
 
-/* Where in the parts: never at the end of one. */
-struct walk {
+/* A position in the parts; never at the end of one. */
+struct parts_walk {
 	const struct iovec *part, *end;
-	size_t done; /* of the first */
+	size_t done; /* bytes of `part` */
 };
 
-static void step(struct walk *walk, size_t bytes)
+static void parts_step(struct parts_walk *walk, size_t bytes)
 {
 	walk->done += bytes;
 	while (walk->part < walk->end && walk->done == walk->part->iov_len) {
@@ -325,8 +327,9 @@ static void step(struct walk *walk, size_t bytes)
 	}
 }
 
-/* The next bytes for a record: in place where they make up a whole one, else put together. */
-static const void *next_record(struct walk *walk, uint8_t together[RECORD], size_t *length)
+/* The bytes of the next record: in place if they are contiguous, else copied to `together`. */
+static const void *parts_next_record(struct parts_walk *walk, uint8_t together[RECORD],
+				     size_t *length)
 {
 	size_t used = 0;
 
@@ -336,21 +339,21 @@ static const void *next_record(struct walk *walk, uint8_t together[RECORD], size
 
 		if (!used && (left >= RECORD || walk->part + 1 == walk->end)) {
 			*length = left < RECORD ? left : RECORD;
-			step(walk, *length);
+			parts_step(walk, *length);
 			return at;
 		}
 		if (left > RECORD - used)
 			left = RECORD - used;
 		memcpy(together + used, at, left);
 		used += left;
-		step(walk, left);
+		parts_step(walk, left);
 	}
 	*length = used;
 	return together;
 }
 
-/* One record, of which all is taken, or something is wrong. `more`: another one follows at once. */
-static int write_record(struct wh_tls *tls, const void *bytes, size_t length, bool more)
+/* Encrypt and send one record. `more`: another one follows at once. 0 or a negative errno. */
+static int tls_write_record(struct wh_tls *tls, const void *bytes, size_t length, bool more)
 {
 	const struct wh_ssl *ssl = &tls->context->ssl;
 	int result;
@@ -370,7 +373,7 @@ static int write_record(struct wh_tls *tls, const void *bytes, size_t length, bo
 ssize_t wh_tls_send(struct wh_tls *tls, const struct iovec *parts, int count)
 {
 	struct msghdr message = { .msg_iov = (struct iovec *)parts, .msg_iovlen = (size_t)count };
-	struct walk walk = { parts, parts + count, 0 };
+	struct parts_walk walk = { parts, parts + count, 0 };
 	uint8_t together[RECORD];
 	size_t total = 0, length;
 	const void *bytes;
@@ -380,15 +383,15 @@ ssize_t wh_tls_send(struct wh_tls *tls, const struct iovec *parts, int count)
 		return sendmsg(tls->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
 	if (wh_tls_flush(tls))
 		return -1;
-	step(&walk, 0);
-	while ((bytes = next_record(&walk, together, &length)), length) {
-		error = write_record(tls, bytes, length, walk.part < walk.end);
+	parts_step(&walk, 0);
+	while ((bytes = parts_next_record(&walk, together, &length)), length) {
+		error = tls_write_record(tls, bytes, length, walk.part < walk.end);
 		if (error) {
 			errno = -error;
 			return -1;
 		}
 		total += length;
-		/* What the socket does not take waits, and is sent first the next time. */
+		/* The rest of this record waits, and is sent first the next time. */
 		if (wh_tls_unsent(tls))
 			break;
 	}
@@ -397,11 +400,10 @@ ssize_t wh_tls_send(struct wh_tls *tls, const struct iovec *parts, int count)
 	return (ssize_t)total;
 }
 
-/* ---- receiving
- * -------------------------------------------------------------------------------------- */
+/* ---- receiving --------------------------------------------------------- */
 
-/* The bytes of a record, or what is left of it: how many, or a negative errno. */
-static int read_record(struct wh_tls *tls, void *bytes, size_t length)
+/* Read the bytes of a record, or the rest of it. Returns how many, or a negative errno. */
+static int tls_read_record(struct wh_tls *tls, void *bytes, size_t length)
 {
 	const struct wh_ssl *ssl = &tls->context->ssl;
 	int result;
@@ -427,7 +429,8 @@ ssize_t wh_tls_receive(struct wh_tls *tls, const struct iovec *parts, int count)
 			i++;
 			continue;
 		}
-		got = read_record(tls, (char *)parts[i].iov_base + done, parts[i].iov_len - done);
+		got = tls_read_record(tls, (char *)parts[i].iov_base + done,
+				      parts[i].iov_len - done);
 		if (got > 0) {
 			done += (size_t)got;
 			total += (size_t)got;

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* TLS 1.3: certificates or pre-shared keys, who the other side is, and what is wrong with it. */
+/*
+ * The TLS of an engine: its certificates or pre-shared keys, the check of the peer, and the texts
+ * of OpenSSL's errors.
+ */
 #include "net/tls.h"
 
 #include <errno.h>
@@ -13,7 +16,7 @@
 #include "util/error.h"
 #include "util/text.h"
 
-/* Both with SHA-256, as the pre-shared keys are; the first is the faster one on all that has AES.
+/* Both use SHA-256, as the pre-shared keys do. The first is faster on CPUs with AES instructions.
  */
 #define CIPHERS "TLS_AES_128_GCM_SHA256:TLS_CHACHA20_POLY1305_SHA256"
 #define EXPORTED "EXPORTER-wherry"
@@ -30,10 +33,9 @@ struct wh_tls *wh_tls_entered(void)
 	return entered;
 }
 
-/* ---- what OpenSSL says
- * ----------------------------------------------------------------------------- */
+/* ---- errors of OpenSSL ------------------------------------------------- */
 
-static const char *reason(const struct wh_ssl *ssl)
+static const char *openssl_reason(const struct wh_ssl *ssl)
 {
 	unsigned long error = ssl->ERR_peek_error();
 	const char *text = error ? ssl->ERR_reason_error_string(error) : NULL;
@@ -41,24 +43,23 @@ static const char *reason(const struct wh_ssl *ssl)
 	return text ? text : "no reason given";
 }
 
-/* Alerts are what the other side says of us. */
-static bool is_alert(const char *text)
+/* Did the peer send the error, as an alert? */
+static bool text_is_alert(const char *text)
 {
 	return strstr(text, " alert ");
 }
 
-static void explain_alert(struct wh_tls *tls, const char *text)
+static void tls_explain_alert(struct wh_tls *tls, const char *text)
 {
 	const char *certificate = tls->context->certificate;
 
 	if (*certificate)
 		snprintf(tls->text, sizeof(tls->text),
-			 "it refuses this engine's certificate, %.120s: %.80s", certificate, text);
+			 "it refuses this engine's certificate %.120s: %.80s", certificate, text);
 	else
 		snprintf(tls->text, sizeof(tls->text),
-			 "it does not know this engine's key: name one key on both sides by the "
-			 "setting keyfile "
-			 "(TLS: %.80s)",
+			 "it does not know this engine's key: name the same key on both sides with "
+			 "the setting keyfile (TLS: %.80s)",
 			 text);
 }
 
@@ -77,24 +78,24 @@ int wh_tls_failed(struct wh_tls *tls, int result)
 		snprintf(tls->text, sizeof(tls->text), "%s", strerror(error ? error : ECONNRESET));
 		return error ? -error : -ECONNRESET;
 	}
-	text = reason(ssl);
-	if (is_alert(text))
-		explain_alert(tls, text);
+	text = openssl_reason(ssl);
+	if (text_is_alert(text))
+		tls_explain_alert(tls, text);
 	else if (!*tls->text && strstr(text, "wrong version number"))
 		snprintf(tls->text, sizeof(tls->text),
-			 "it does not speak TLS: the setting tls is on here, and off there");
-	else if (!*tls->text) /* else it is of the certificate */
+			 "it does not speak TLS: the setting tls is on here and off there");
+	else if (!*tls->text) /* certificate_verified() has not set it */
 		snprintf(tls->text, sizeof(tls->text), "TLS: %.120s", text);
 	ssl->ERR_clear_error();
-	return is_alert(text) || strstr(text, "certificate") ? -EACCES : -EPROTO;
+	return text_is_alert(text) || strstr(text, "certificate") ? -EACCES : -EPROTO;
 }
 
-/* ---- certificates
- * ---------------------------------------------------------------------------------- */
+/* ---- certificates ------------------------------------------------------ */
 
-/* Names come from outside, and go to terminals. */
-static bool take_name(const struct wh_ssl *ssl, const struct x509_st *certificate,
-		      char name[WH_NAME_MAX])
+/* Get the common name of a certificate. False: it has none, or one that is not printable; names are
+ * sent by peers and shown on terminals. */
+static bool certificate_name(const struct wh_ssl *ssl, const struct x509_st *certificate,
+			     char name[WH_NAME_MAX])
 {
 	const struct X509_name_st *subject = ssl->X509_get_subject_name(certificate);
 	char text[WH_NAME_MAX + 1] = "";
@@ -118,16 +119,16 @@ int wh_tls_identify(struct wh_tls *tls)
 	bool named;
 
 	if (!*tls->context->certificate) {
-		if (ssl->SSL_session_reused(
-			    tls->ssl)) /* as a handshake by a shared key is called */
+		/* OpenSSL counts a handshake by a pre-shared key as a reused session. */
+		if (ssl->SSL_session_reused(tls->ssl))
 			return 0;
 		snprintf(tls->text, sizeof(tls->text),
-			 "it does not use the cluster key for TLS: the settings "
-			 "tls_cert, tls_key and tls_ca are set there, and not here");
+			 "it does not use the cluster key for TLS: the settings tls_cert, tls_key "
+			 "and tls_ca are set there and not here");
 		return -EACCES;
 	}
 	certificate = ssl->peer_certificate(tls->ssl);
-	named = certificate && take_name(ssl, certificate, tls->name);
+	named = certificate && certificate_name(ssl, certificate, tls->name);
 	if (certificate)
 		ssl->X509_free(certificate);
 	if (named)
@@ -138,9 +139,9 @@ int wh_tls_identify(struct wh_tls *tls)
 	return -EACCES;
 }
 
-/* OpenSSL has looked at one certificate of the other side's. What it says is kept for
+/* Callback: OpenSSL has verified one certificate of the peer's chain. Keep the first error for
  * wh_tls_failed(). */
-static int looked_at(int good, struct x509_store_ctx_st *store)
+static int certificate_verified(int good, struct x509_store_ctx_st *store)
 {
 	const struct wh_ssl *ssl = &entered->context->ssl;
 	struct x509_st *certificate = ssl->X509_STORE_CTX_get_current_cert(store);
@@ -149,15 +150,14 @@ static int looked_at(int good, struct x509_store_ctx_st *store)
 	if (good || *entered->text)
 		return good;
 	if (certificate)
-		take_name(ssl, certificate, name);
-	snprintf(entered->text, sizeof(entered->text),
-		 "its certificate, \"%s\", is refused: %.120s", name,
-		 ssl->X509_verify_cert_error_string(ssl->X509_STORE_CTX_get_error(store)));
+		certificate_name(ssl, certificate, name);
+	snprintf(entered->text, sizeof(entered->text), "its certificate \"%s\" is refused: %.120s",
+		 name, ssl->X509_verify_cert_error_string(ssl->X509_STORE_CTX_get_error(store)));
 	return 0;
 }
 
-/* Who may read it can be this engine. */
-static int check_key_file(const char *path)
+/* Check the private key's owner and mode: whoever can read it can impersonate this engine. */
+static int certificate_check_key(const char *path)
 {
 	struct stat file;
 
@@ -165,16 +165,16 @@ static int check_key_file(const char *path)
 		return wh_fail(errno, "tls_key=%.150s: %s", path, strerror(errno));
 	if (file.st_mode & 077 || (file.st_uid != geteuid() && file.st_uid != 0))
 		return wh_fail(EACCES,
-			       "tls_key=%.120s belongs to user %u and has mode %03o: it must be "
-			       "this user's "
-			       "(%u) or root's alone, chmod 600 it",
+			       "tls_key=%.120s belongs to user %u and has mode %03o: it must "
+			       "belong to this user (%u) or root and be closed to others, chmod "
+			       "600 it",
 			       path, (unsigned)file.st_uid, file.st_mode & 0777u,
 			       (unsigned)geteuid());
 	return 0;
 }
 
-/* OpenSSL's own asks the terminal, or reads what the program was to read. */
-static int give_no_password(char *into, int room, int writing, void *argument)
+/* Password callback: OpenSSL's own would ask on the terminal, or read the program's input. */
+static int certificate_no_password(char *into, int room, int writing, void *argument)
 {
 	struct wh_tls_context *context = argument;
 
@@ -183,20 +183,21 @@ static int give_no_password(char *into, int room, int writing, void *argument)
 	return -1;
 }
 
-static int refuse_file(struct wh_tls_context *context, const char *setting, const char *path,
-		       const char *wants)
+/* Fail because OpenSSL cannot use the file that a setting names. */
+static int certificate_refuse_file(struct wh_tls_context *context, const char *setting,
+				   const char *path, const char *wants)
 {
 	const struct wh_ssl *ssl = &context->ssl;
 	char why[128];
 
 	snprintf(why, sizeof(why), "%s",
-		 context->encrypted ? "it is encrypted with a password" : reason(ssl));
+		 context->encrypted ? "it is encrypted with a password" : openssl_reason(ssl));
 	ssl->ERR_clear_error();
 	return wh_fail(access(path, R_OK) ? errno : EINVAL, "%s=%.120s: %s; it must be %s", setting,
 		       path, access(path, R_OK) ? strerror(errno) : why, wants);
 }
 
-static int use_certificates(struct wh_tls_context *context, const struct wh_config *config)
+static int context_use_certificates(struct wh_tls_context *context, const struct wh_config *config)
 {
 	const struct wh_ssl *ssl = &context->ssl;
 	const char *certificate = config->text[WH_SETTING_TLS_CERT];
@@ -210,32 +211,33 @@ static int use_certificates(struct wh_tls_context *context, const struct wh_conf
 			!*certificate ? "tls_cert" :
 			!*key         ? "tls_key" :
 					"tls_ca");
-	error = check_key_file(key);
+	error = certificate_check_key(key);
 	if (error)
 		return error;
-	ssl->SSL_CTX_set_default_passwd_cb(context->handle, give_no_password);
+	ssl->SSL_CTX_set_default_passwd_cb(context->handle, certificate_no_password);
 	ssl->SSL_CTX_set_default_passwd_cb_userdata(context->handle, context);
 	if (ssl->SSL_CTX_use_certificate_chain_file(context->handle, certificate) != 1)
-		return refuse_file(context, "tls_cert", certificate,
-				   "a PEM file with this engine's certificate and those above it");
+		return certificate_refuse_file(
+			context, "tls_cert", certificate,
+			"a PEM file with this engine's certificate and those above it");
 	if (ssl->SSL_CTX_use_PrivateKey_file(context->handle, key, WH_SSL_FILETYPE_PEM) != 1 ||
 	    ssl->SSL_CTX_check_private_key(context->handle) != 1)
-		return refuse_file(context, "tls_key", key,
-				   "a PEM file with the private key of tls_cert, "
-				   "without a password");
+		return certificate_refuse_file(context, "tls_key", key,
+					       "a PEM file with the private key of tls_cert, "
+					       "without a password");
 	if (ssl->SSL_CTX_load_verify_locations(context->handle, ca, NULL) != 1)
-		return refuse_file(
+		return certificate_refuse_file(
 			context, "tls_ca", ca,
 			"a PEM file with the certificates that sign those of all engines");
-	ssl->SSL_CTX_set_verify(context->handle, WH_SSL_VERIFY_BOTH, looked_at);
+	ssl->SSL_CTX_set_verify(context->handle, WH_SSL_VERIFY_BOTH, certificate_verified);
 	snprintf(context->certificate, sizeof(context->certificate), "%s", certificate);
 	return 0;
 }
 
-/* ---- pre-shared keys
- * ------------------------------------------------------------------------------- */
+/* ---- pre-shared keys --------------------------------------------------- */
 
-static struct ssl_session_st *session_of(struct ssl_st *handle, unsigned index)
+/* Make the session that represents a pre-shared key. NULL: OpenSSL has no memory. */
+static struct ssl_session_st *psk_session(struct ssl_st *handle, unsigned index)
 {
 	static const unsigned char aes_128_gcm_sha256[] = { 0x13, 0x01 };
 	const struct wh_tls_context *context = entered->context;
@@ -252,23 +254,24 @@ static struct ssl_session_st *session_of(struct ssl_st *handle, unsigned index)
 	return NULL;
 }
 
-/* The initiator offers its first key. */
-static int offer(struct ssl_st *handle, const struct evp_md_st *digest,
-		 const unsigned char **identity, size_t *identity_length,
-		 struct ssl_session_st **session)
+/* Callback: the initiator offers its first key. */
+static int psk_offer(struct ssl_st *handle, const struct evp_md_st *digest,
+		     const unsigned char **identity, size_t *identity_length,
+		     struct ssl_session_st **session)
 {
 	const char *name = entered->context->shared[0].name;
 
-	(void)digest; /* there are none but SHA-256 */
-	*session = session_of(handle, 0);
+	(void)digest; /* all cipher suites use SHA-256 */
+	*session = psk_session(handle, 0);
 	*identity = (const unsigned char *)name;
 	*identity_length = strlen(name);
 	return *session != NULL;
 }
 
-/* The owner knows all of its keys; NULL: nobody's, and the handshake fails. */
-static int look_up(struct ssl_st *handle, const unsigned char *identity, size_t identity_length,
-		   struct ssl_session_st **session)
+/* Callback: the owner looks up the offered key among all of its own. Without one the handshake
+ * fails. */
+static int psk_look_up(struct ssl_st *handle, const unsigned char *identity, size_t identity_length,
+		       struct ssl_session_st **session)
 {
 	const struct wh_tls_context *context = entered->context;
 
@@ -277,20 +280,19 @@ static int look_up(struct ssl_st *handle, const unsigned char *identity, size_t 
 		if (strlen(context->shared[i].name) != identity_length ||
 		    memcmp(context->shared[i].name, identity, identity_length) != 0)
 			continue;
-		*session = session_of(handle, i);
+		*session = psk_session(handle, i);
 		if (!*session)
 			return 0;
 	}
 	if (!*session)
 		snprintf(entered->text, sizeof(entered->text),
-			 "it offers a key that this engine does not know: name one key on both "
-			 "sides by the "
-			 "setting keyfile");
+			 "it offers a key that this engine does not know: name the same key on "
+			 "both sides with the setting keyfile");
 	return 1;
 }
 
-static int use_keys(struct wh_tls_context *context, const struct wh_crypto *crypto,
-		    const struct wh_keys *keys)
+static int context_use_keys(struct wh_tls_context *context, const struct wh_crypto *crypto,
+			    const struct wh_keys *keys)
 {
 	static const char label[] = "wherry tls psk", prefix[] = "wherry ";
 	int error = 0;
@@ -304,13 +306,12 @@ static int use_keys(struct wh_tls_context *context, const struct wh_crypto *cryp
 			error = wh_crypto_hmac(crypto, keys->key[i], WH_KEY_SIZE, label,
 					       sizeof(label) - 1, context->shared[i].key);
 	}
-	context->ssl.SSL_CTX_set_psk_use_session_callback(context->handle, offer);
-	context->ssl.SSL_CTX_set_psk_find_session_callback(context->handle, look_up);
+	context->ssl.SSL_CTX_set_psk_use_session_callback(context->handle, psk_offer);
+	context->ssl.SSL_CTX_set_psk_find_session_callback(context->handle, psk_look_up);
 	return error;
 }
 
-/* ---- open
- * ------------------------------------------------------------------------------------------ */
+/* ---- open -------------------------------------------------------------- */
 
 bool wh_tls_by_certificate(const struct wh_config *config)
 {
@@ -319,8 +320,8 @@ bool wh_tls_by_certificate(const struct wh_config *config)
 		*config->text[WH_SETTING_TLS_CA]);
 }
 
-/* Can the kernel encrypt? */
-static bool kernel_can(void)
+/* Does the kernel have TLS? */
+static bool kernel_has_tls(void)
 {
 	int fd = open("/proc/sys/net/ipv4/tcp_available_ulp", O_RDONLY | O_CLOEXEC);
 	char text[256] = " ";
@@ -330,29 +331,29 @@ static bool kernel_can(void)
 		close(fd);
 	if (got <= 0)
 		return false;
-	text[got] = ' '; /* for the end of the line */
+	text[got] = ' '; /* instead of the newline */
 	return strstr(text, " tls ");
 }
 
-static int set_up(struct wh_tls_context *context)
+static int context_set_up(struct wh_tls_context *context)
 {
 	const struct wh_ssl *ssl = &context->ssl;
 	long modes = WH_SSL_MODE_RELEASE_BUFFERS;
 
 	context->handle = ssl->SSL_CTX_new(ssl->TLS_method());
 	if (!context->handle)
-		return wh_fail(ENOMEM, "the setting tls: OpenSSL: %s", reason(ssl));
+		return wh_fail(ENOMEM, "the setting tls: OpenSSL: %s", openssl_reason(ssl));
 	context->socket = wh_tls_socket_new(ssl);
 	if (!context->socket)
 		return wh_fail(ENOMEM, "the setting tls: no memory");
-	context->kernel = kernel_can();
+	context->kernel = kernel_has_tls();
 	ssl->SSL_CTX_ctrl(context->handle, WH_SSL_CTRL_MODE, modes, NULL);
 	ssl->SSL_CTX_ctrl(context->handle, WH_SSL_CTRL_SET_SESS_CACHE_MODE, WH_SSL_SESS_CACHE_OFF,
 			  NULL);
 	ssl->SSL_CTX_set_options(context->handle,
 				 WH_SSL_OP_NO_TICKET |
 					 (context->kernel ? WH_SSL_OP_ENABLE_KTLS : 0));
-	/* Nothing comes after the handshake but our bytes. */
+	/* No session tickets: only payload follows the handshake. */
 	if (!ssl->SSL_CTX_ctrl(context->handle, WH_SSL_CTRL_SET_MIN_PROTO_VERSION,
 			       WH_TLS1_3_VERSION, NULL) ||
 	    !ssl->SSL_CTX_set_num_tickets(context->handle, 0) ||
@@ -360,7 +361,7 @@ static int set_up(struct wh_tls_context *context)
 		return wh_fail(EOPNOTSUPP,
 			       "the setting tls: this OpenSSL has no TLS 1.3, or its policy "
 			       "forbids " CIPHERS ": %s",
-			       reason(ssl));
+			       openssl_reason(ssl));
 	return 0;
 }
 
@@ -374,10 +375,10 @@ int wh_tls_open(const struct wh_config *config, const struct wh_crypto *crypto,
 		return wh_fail(ENOMEM, "the setting tls: no memory");
 	error = wh_ssl_open(&context->ssl, NULL);
 	if (!error)
-		error = set_up(context);
+		error = context_set_up(context);
 	if (!error)
-		error = wh_tls_by_certificate(config) ? use_certificates(context, config) :
-							use_keys(context, crypto, keys);
+		error = wh_tls_by_certificate(config) ? context_use_certificates(context, config) :
+							context_use_keys(context, crypto, keys);
 	if (error) {
 		wh_tls_close(context);
 		return error;
@@ -399,8 +400,7 @@ void wh_tls_close(struct wh_tls_context *context)
 	free(context);
 }
 
-/* ---- what is told
- * ---------------------------------------------------------------------------------- */
+/* ---- connections ------------------------------------------------------- */
 
 int wh_tls_step(struct wh_tls *tls)
 {
@@ -428,7 +428,7 @@ void wh_tls_describe(const struct wh_tls *tls, char *out, size_t size)
 	const struct ssl_cipher_st *cipher = ssl->SSL_get_current_cipher(tls->ssl);
 	const char *name = cipher ? ssl->SSL_CIPHER_get_name(cipher) : "TLS_no cipher yet", *end;
 
-	/* A route's detail has little room: what all of them have in common is left out. */
+	/* Leave out what all names have in common: a route's detail has little room. */
 	name += strncmp(name, "TLS_", 4) ? 0 : 4;
 	end = strstr(name, "_POLY1305");
 	end = end ? end : strstr(name, "_SHA256");

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * TLS 1.3 for control and data connections, where the setting `tls` is on: who is let in (tls.c),
- * and bytes in and out without waiting (tls-stream.c). docs/security.md.
+ * TLS 1.3 for control and data connections, if the setting `tls` is on: authentication (tls.c), and
+ * bytes in and out without waiting (tls-stream.c). docs/security.md.
  *
- * A connection is one thread's at a time. Where the kernel does the encryption (kernel TLS), what
- * is sent goes by sendmsg() as on a plain connection.
+ * One thread at a time may use a connection. If the kernel encrypts (kernel TLS), bytes are sent
+ * with sendmsg(), as on a plain connection.
  */
 #ifndef WH_NET_TLS_H
 #define WH_NET_TLS_H
@@ -23,52 +23,55 @@
 struct wh_tls_context;
 struct wh_tls; /* one connection */
 
-/* What a connection takes at most: what is on its way in and out, and OpenSSL's own. */
+/* Bytes of memory that a connection takes at most: buffers of both directions, and OpenSSL's. */
 #define WH_TLS_HELD (96u << 10)
 
-/* With the certificate, key and authorities that the settings name, else with keys[] as pre-shared
- * keys: the first is offered, all are known. 0; -EINVAL, -EACCES, -ELIBACC or an errno of a file,
- * naming it. */
+/* Set up TLS for an engine: with the certificate, key and authorities that the settings name, or
+ * else with `keys` as pre-shared keys: it offers the first and accepts all. 0, or with a text
+ * -EINVAL, -EACCES, -ELIBACC (no OpenSSL), -EOPNOTSUPP, -ENOMEM or an errno of a file. */
 int wh_tls_open(const struct wh_config *config, const struct wh_crypto *crypto,
 		const struct wh_keys *keys, struct wh_tls_context **out);
+/* NULL is allowed. All connections have been freed. */
 void wh_tls_close(struct wh_tls_context *context);
 /* Do the settings name certificates? */
 bool wh_tls_by_certificate(const struct wh_config *config);
 
-/* On a connected socket, which stays the caller's. NULL: no memory. */
+/* Start TLS on a connected socket, which the caller keeps and closes. NULL: no memory. */
 struct wh_tls *wh_tls_new(struct wh_tls_context *context, int fd, bool accepting);
 void wh_tls_free(struct wh_tls *tls);
 
-/* Go on with the handshake. 0: it is done, now or before; -EAGAIN; or -EACCES, -EPROTO, -ECONNRESET
- * and others with wh_tls_text(). */
+/* Continue the TLS handshake. 0: it is complete; -EAGAIN: call again when the socket is ready; or
+ * -EACCES, -EPROTO, -ECONNRESET or another negative errno, and wh_tls_text() says why. */
 int wh_tls_shake(struct wh_tls *tls);
+/* Is the handshake complete? */
 bool wh_tls_shaken(const struct wh_tls *tls);
 
-/* As sendmsg() and recvmsg() on a socket that does not wait: bytes, or -1 and errno. What has been
- * taken by wh_tls_send() may in part wait for room in the socket, see below. A short
- * wh_tls_receive() says that there is nothing more. */
+/* Like sendmsg() and recvmsg() on a non-blocking socket: the bytes, or -1 and errno. wh_tls_send()
+ * may keep a part of the bytes that it has accepted until the socket has room: see wh_tls_flush().
+ * A short wh_tls_receive() means that no more bytes are there. */
 ssize_t wh_tls_send(struct wh_tls *tls, const struct iovec *parts, int count);
 ssize_t wh_tls_receive(struct wh_tls *tls, const struct iovec *parts, int count);
-/* Send what waits. 0, or -1 and errno. */
+/* Send the bytes that wait for room in the socket. 0: none is left; or -1 and errno. */
 int wh_tls_flush(struct wh_tls *tls);
-/* Does something wait for room in the socket? */
+/* Do bytes wait for room in the socket? */
 bool wh_tls_unsent(const struct wh_tls *tls);
-/* Is there something to receive that the socket does not tell of? */
+/* Are received bytes held in memory, for which epoll reports no event? */
 bool wh_tls_pending(const struct wh_tls *tls);
 
-/* Why the last call failed. */
+/* Why the last call failed; "" if there is nothing to add to its errno. */
 const char *wh_tls_text(const struct wh_tls *tls);
-/* The other side's name by its certificate; "": there is none. */
+/* The common name (CN) in the peer's certificate; "": pre-shared keys. */
 const char *wh_tls_name(const struct wh_tls *tls);
-/* "TLS 1.3, AES_128_GCM". */
+/* Describe the encryption: "encrypted: TLS 1.3, AES_128_GCM" or "kernel TLS 1.3, AES_128_GCM". */
 void wh_tls_describe(const struct wh_tls *tls, char *out, size_t size);
 
-/* The key that is proved on this connection: `key`, tied to it, so that who is between two
- * connections cannot hand on what is said. `tls` NULL: `key`. 0 or -EIO. */
+/* Derive the key that the handshake on this connection proves, from `key` and a secret of the
+ * connection, so that a man in the middle of two connections cannot relay the proofs. Without TLS
+ * (NULL) it is `key`. 0 or -EIO. */
 int wh_tls_bind(const struct wh_tls *tls, const struct wh_crypto *crypto,
 		const uint8_t key[WH_KEY_SIZE], uint8_t out[WH_KEY_SIZE]);
 
-/* The same on a connection that may be plain. */
+/* The same on a connection that may be plain (`tls` is NULL). */
 static inline ssize_t wh_stream_send(int fd, struct wh_tls *tls, struct iovec *parts, int count)
 {
 	struct msghdr message = { .msg_iov = parts, .msg_iovlen = (size_t)count };
@@ -89,15 +92,14 @@ static inline bool wh_stream_unsent(const struct wh_tls *tls)
 	return tls && wh_tls_unsent(tls);
 }
 
-/* ---- between tls.c and tls-stream.c ------------------------------------------------------------
- */
+/* ---- between tls.c and tls-stream.c ------------------------------------ */
 
 struct wh_tls_context {
 	struct wh_ssl ssl;
 	struct ssl_ctx_st *handle;
 	struct bio_method_st *socket; /* how OpenSSL reads and writes */
-	bool kernel; /* it may do the encryption */
-	bool encrypted; /* a file wanted a password */
+	bool kernel; /* the kernel can encrypt */
+	bool encrypted; /* a key file is encrypted with a password */
 	char certificate[WH_CONFIG_TEXT]; /* the file; "": pre-shared keys */
 	unsigned count;
 	struct {
@@ -106,18 +108,18 @@ struct wh_tls_context {
 	} shared[WH_KEYS_MAX];
 };
 
-/* Records that are sent with one key. AES-GCM is good for 2^24.5 of them (RFC 8446, 5.5), which are
- * 380 GB: minutes, on a fast network. */
+/* Records sent with one key. AES-GCM allows 2^24.5 (RFC 8446, 5.5), or 380 GB: minutes on a fast
+ * network. */
 #define WH_TLS_REKEY (1u << 22)
 
-/* OpenSSL has made it, the socket has not taken it: a record and a bit at most, and no memory else.
- */
+/* Encrypted bytes that the socket has not taken: a little more than a record, at most. Empty, it
+ * has no memory. */
 struct wh_tls_out {
 	uint8_t *bytes;
 	size_t start, end, room;
 };
 
-/* The socket has given it, OpenSSL has not read it. */
+/* Bytes received from the socket that OpenSSL has not read. */
 struct wh_tls_in {
 	uint16_t start, end;
 	uint8_t bytes[508];
@@ -128,26 +130,29 @@ struct wh_tls {
 	struct ssl_st *ssl;
 	int fd;
 	bool shaken, kernel_sends, kernel_receives;
-	bool more; /* of what is sent comes at once */
-	bool ended; /* the other side has closed */
-	int error; /* of the last recvmsg() that gave nothing */
-	uint32_t records; /* sent with the present key */
+	bool more; /* another record follows at once: MSG_MORE */
+	bool ended; /* the peer has closed the connection */
+	int error; /* errno of the last recvmsg() that returned no bytes */
+	uint32_t records; /* sent with the current key */
 	struct wh_tls_out out;
 	struct wh_tls_in in;
 	char name[WH_NAME_MAX];
 	char text[WH_TEXT_MAX];
 };
 
-/* One step of a handshake; what SSL_do_handshake() returns. */
+/* Call SSL_do_handshake() and return its result. */
 int wh_tls_step(struct wh_tls *tls);
-/* Whose turn it is on this thread. OpenSSL's callbacks are told nothing that leads to us without
- * OpenSSL's functions, which are not linked: around every call that may end in one. */
+/* Set and get the connection that this thread works on, for OpenSSL's callbacks: their arguments do
+ * not lead to it, except through OpenSSL functions that are not loaded. Set it around every call
+ * that may invoke a callback. */
 void wh_tls_enter(struct wh_tls *tls);
 struct wh_tls *wh_tls_entered(void);
-/* How OpenSSL reads and writes. NULL: it has no memory left. */
+/* The BIO method by which OpenSSL reads and writes: socket_read() and socket_write(). NULL: no
+ * memory. */
 struct bio_method_st *wh_tls_socket_new(const struct wh_ssl *ssl);
-/* What an OpenSSL call that returned `result` wants, or what is wrong, as a negative errno. */
+/* Translate the failure of an OpenSSL call that returned `result`: -EAGAIN if it needs the socket,
+ * or another negative errno, with tls->text. */
 int wh_tls_failed(struct wh_tls *tls, int result);
-/* The handshake is done: is the other side somebody? 0 or -EACCES. */
+/* After the handshake, check that the peer is authenticated, and get its name. 0 or -EACCES. */
 int wh_tls_identify(struct wh_tls *tls);
 #endif

@@ -1,4 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Which key an engine uses: that of the settings, or else this user's own, which is looked for in
+ * three directories and made if none has it. And what it may do without a configured key.
+ */
 #include "net/trust.h"
 
 #include <errno.h>
@@ -15,16 +19,16 @@
 
 #define KEY_NAME "wherry.key"
 
-static int read_configured(struct wh_trust *trust, const char *path)
+static int trust_read_configured(struct wh_trust *trust, const char *path)
 {
 	snprintf(trust->source, sizeof(trust->source), "%s", path);
 	return wh_keys_load(path, &trust->keys);
 }
 
-/* ---- this user's own key -------------------------------------------------------------------- */
+/* ---- this user's own key ----------------------------------------------- */
 
-/* A directory in which nobody but this user can make or replace files; -1: it is none. */
-static int open_own(const char *path)
+/* Open a directory in which only this user can create or replace files. -1: it is not one. */
+static int directory_open_own(const char *path)
 {
 	int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 	struct stat directory;
@@ -37,9 +41,10 @@ static int open_own(const char *path)
 	return -1;
 }
 
-/* Of several processes that make it at once one wins, and nobody ever sees a part of it: it is
- * written under another name, and gets its own by link(), which replaces nothing. */
-static int make_key(int directory)
+/* Make a key file. Several processes may do so at once: one wins, and none sees a file that is
+ * partly written. The key is written under a temporary name; link(), which never replaces a file,
+ * gives it its name. 0 or a negative errno. */
+static int directory_make_key(int directory)
 {
 	char name[64];
 	uint64_t number;
@@ -59,16 +64,16 @@ static int make_key(int directory)
 	return error;
 }
 
-/* 0; 1: there is none here, and none was made; or a negative errno: there is, and something is
- * wrong with it. */
-static int own_key_in(struct wh_trust *trust, const char *path, bool make)
+/* Read the key in a directory; `make` one there if there is none. 0; 1: there is none and none was
+ * made; or a negative errno: there is one, but it cannot be used. */
+static int directory_key(struct wh_trust *trust, const char *path, bool make)
 {
-	int directory = *path ? open_own(path) : -1, fd, error = 1;
+	int directory = *path ? directory_open_own(path) : -1, fd, error = 1;
 
 	if (directory < 0)
 		return 1;
 	fd = openat(directory, KEY_NAME, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
-	if (fd < 0 && errno == ENOENT && make && !make_key(directory))
+	if (fd < 0 && errno == ENOENT && make && !directory_make_key(directory))
 		fd = openat(directory, KEY_NAME, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
 	if (fd >= 0) {
 		snprintf(trust->source, sizeof(trust->source), "%s/" KEY_NAME, path);
@@ -85,28 +90,31 @@ static int own_key_in(struct wh_trust *trust, const char *path, bool make)
 enum {
 	RUNTIME,
 	CACHE,
-	LAST, /* where there is neither */
-	PLACES,
+	TEMPORARY, /* if neither can be used */
+	DIRECTORIES,
 };
 
-static bool is_own(const char *path)
+/* Can only this user create files in the directory? */
+static bool directory_is_own(const char *path)
 {
-	int fd = *path ? open_own(path) : -1;
+	int fd = *path ? directory_open_own(path) : -1;
 
 	if (fd >= 0)
 		close(fd);
 	return fd >= 0;
 }
 
-static void list_places(char path[PLACES][WH_CONFIG_TEXT + 32])
+/* List the directories that may hold this user's key, in the order of search. */
+static void trust_list_directories(char path[DIRECTORIES][WH_CONFIG_TEXT + 32])
 {
 	unsigned user = (unsigned)geteuid();
 	struct wh_config_paths table;
 	size_t size = sizeof(path[0]);
 
 	wh_config_paths(&table);
-	/* Where it is by rule: what cron starts has no variable, what su starts another user's. */
-	if (is_own(table.runtime))
+	/* Programs that cron starts have no XDG_RUNTIME_DIR, and those that su starts have another
+	 * user's: use the standard path then. */
+	if (directory_is_own(table.runtime))
 		snprintf(path[RUNTIME], size, "%s", table.runtime);
 	else
 		snprintf(path[RUNTIME], size, "/run/user/%u", user);
@@ -114,46 +122,48 @@ static void list_places(char path[PLACES][WH_CONFIG_TEXT + 32])
 		snprintf(path[CACHE], size, "%s", table.cache);
 	else
 		snprintf(path[CACHE], size, *table.home ? "%s/.cache" : "%s", table.home);
-	snprintf(path[LAST], size, "/tmp/wherry-%u", user);
+	snprintf(path[TEMPORARY], size, "/tmp/wherry-%u", user);
 }
 
-static int own_key(struct wh_trust *trust)
+static int trust_own_key(struct wh_trust *trust)
 {
-	char path[PLACES][WH_CONFIG_TEXT + 32];
+	char path[DIRECTORIES][WH_CONFIG_TEXT + 32];
 	int error;
 
-	list_places(path);
-	/* What was started before the user logged in has made one where there was a place. */
-	error = own_key_in(trust, path[RUNTIME], false);
+	trust_list_directories(path);
+	/* Look everywhere before making one: a process that started before the user logged in had
+	 * no runtime directory, and has made the key elsewhere. */
+	error = directory_key(trust, path[RUNTIME], false);
 	if (error > 0)
-		error = own_key_in(trust, path[CACHE], false);
-	for (int i = RUNTIME; i < PLACES && error > 0; i++) {
+		error = directory_key(trust, path[CACHE], false);
+	for (int i = RUNTIME; i < DIRECTORIES && error > 0; i++) {
 		if (i != RUNTIME && *path[i])
 			mkdir(path[i], 0700);
-		error = own_key_in(trust, path[i], true);
+		error = directory_key(trust, path[i], true);
 	}
 	return error <= 0 ?
 		       error :
 		       wh_fail(EACCES,
-			       "no directory for this user's key ($XDG_RUNTIME_DIR, $HOME/.cache, "
-			       "%s: its own, and not writable to others): name a key file, "
-			       "keyfile=FILE (WHERRY_KEYFILE)",
-			       path[LAST]);
+			       "no directory for this user's key: none of $XDG_RUNTIME_DIR, "
+			       "$HOME/.cache and %s belongs to this user and is closed to writes "
+			       "by others; name a key file, keyfile=FILE (WHERRY_KEYFILE)",
+			       path[TEMPORARY]);
 }
 
-/* ---- open ----------------------------------------------------------------------------------- */
+/* ---- open -------------------------------------------------------------- */
 
-/* The certificates prove who is who. The key that is proved then is nothing but what ties the
- * proofs to the connection: wh_tls_bind(). */
-static int no_key(struct wh_trust *trust, const struct wh_config *config)
+/* Certificates authenticate the engines. The key that the handshake proves is then not secret: it
+ * only binds the handshake to the TLS connection (wh_tls_bind()). */
+static int trust_use_certificates(struct wh_trust *trust, const struct wh_config *config)
 {
 	trust->keys.count = 1;
-	snprintf(trust->source, sizeof(trust->source), "none, but certificates (%.180s)",
+	snprintf(trust->source, sizeof(trust->source), "no key, but the certificate %.180s",
 		 config->text[WH_SETTING_TLS_CERT]);
 	return 0;
 }
 
-static int have_key(struct wh_trust *trust, struct wh_config *config)
+/* Get the keys by the settings, and note where they are from. 0 or a negative errno with a text. */
+static int trust_get_keys(struct wh_trust *trust, struct wh_config *config)
 {
 	char *key = config->text[WH_SETTING_KEY];
 	const char *path = config->text[WH_SETTING_KEYFILE];
@@ -161,15 +171,16 @@ static int have_key(struct wh_trust *trust, struct wh_config *config)
 
 	trust->configured = *key || *path || wh_tls_by_certificate(config);
 	if (*key && *path)
-		error = wh_fail(EINVAL, "both settings key and keyfile are set: one key is enough");
+		error = wh_fail(EINVAL, "the settings key and keyfile are both set: one key is "
+					"enough, unset one of them");
 	else if (*key)
 		error = wh_key_parse(key, trust->keys.key[0]) ?
 				0 :
-				wh_fail(EINVAL, "the setting key holds no key");
+				wh_fail(EINVAL, "the setting key is not a key of 64 hex digits");
 	else if (!*path && trust->configured)
-		error = no_key(trust, config);
+		error = trust_use_certificates(trust, config);
 	else
-		error = *path ? read_configured(trust, path) : own_key(trust);
+		error = *path ? trust_read_configured(trust, path) : trust_own_key(trust);
 	if (*key) {
 		trust->keys.count = 1;
 		snprintf(trust->source, sizeof(trust->source), "the setting key (WHERRY_KEY)");
@@ -180,11 +191,11 @@ static int have_key(struct wh_trust *trust, struct wh_config *config)
 
 int wh_trust_open(struct wh_trust *trust, struct wh_config *config)
 {
-	int error = have_key(trust, config), refused = trust->configured ? error : 0;
+	int error = trust_get_keys(trust, config), refused = trust->configured ? error : 0;
 
 	if (!error)
 		error = wh_crypto_open(&trust->crypto, NULL);
-	/* Who wants it does not want to do without. */
+	/* Never run without TLS if the setting asks for it: fail at once. */
 	if (!error && config->number[WH_SETTING_TLS])
 		refused = error = wh_tls_open(config, &trust->crypto, &trust->keys, &trust->tls);
 	trust->error = error;
@@ -201,7 +212,8 @@ void wh_trust_close(struct wh_trust *trust)
 	explicit_bzero(&trust->keys, sizeof(trust->keys));
 }
 
-static bool is_any(const struct sockaddr_storage *address)
+/* Is it the unspecified address, 0.0.0.0 or ::? */
+static bool address_is_any(const struct sockaddr_storage *address)
 {
 	const struct sockaddr_in *v4 = (const struct sockaddr_in *)address;
 	const struct sockaddr_in6 *v6 = (const struct sockaddr_in6 *)address;
@@ -217,12 +229,13 @@ int wh_trust_allows(const struct wh_trust *trust, const struct sockaddr_storage 
 
 	if (trust->error)
 		return wh_fail(-trust->error, "%s", trust->text);
-	/* To connect to no address at all is to connect to this host. */
-	if (trust->configured || wh_address_is_loopback(address) || (!listening && is_any(address)))
+	/* Connecting to the unspecified address reaches this host. */
+	if (trust->configured || wh_address_is_loopback(address) ||
+	    (!listening && address_is_any(address)))
 		return 0;
 	wh_address_format(text, sizeof(text), address);
 	return wh_fail(EACCES,
-		       "%s %s, which is more than this host, takes a cluster key: " WH_KEY_HOW_TO
+		       "%s %s, beyond this host, needs a cluster key: " WH_KEY_HOW_TO
 		       ", the same FILE on all hosts, and its name in the setting keyfile "
 		       "(WHERRY_KEYFILE)",
 		       listening ? "listening on" : "connecting to", text);
@@ -236,7 +249,7 @@ int wh_trust_check_user(const struct wh_trust *trust, int fd)
 		return 0;
 	return wh_fail(
 		EACCES,
-		"the other end is user %u's, and without a cluster key engines of user %u talk "
-		"to each other alone: the setting keyfile names one for both",
+		"the peer belongs to user %u; without a cluster key, engines of user %u connect "
+		"to each other only: name one key for both with the setting keyfile",
 		(unsigned)user, (unsigned)geteuid());
 }
