@@ -410,10 +410,11 @@ static void observation_add_session(const struct wh_session *session,
 int wh_observation_make(struct wh_engine *engine, uint8_t **bytes, size_t *length)
 {
 	struct wh_observed_writer out = { 0 };
-	struct wh_observed_engine row = { .epoch = engine->epoch, .pid = (uint32_t)getpid() };
+	struct wh_observed_engine row = { .epoch = engine->identity.epoch,
+					  .pid = (uint32_t)getpid() };
 	struct wh_statistics total = { 0 };
 
-	memcpy(row.name, engine->name, sizeof(row.name));
+	memcpy(row.name, engine->identity.name, sizeof(row.name));
 	snprintf(row.url, sizeof(row.url), "%s", engine->url);
 	wh_observed_begin(&out);
 	pthread_mutex_lock(&engine->lock);

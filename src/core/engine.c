@@ -59,16 +59,6 @@ bool wh_engine_inside(const struct wh_engine *engine)
 	return loop >= engine->loops && loop < engine->loops + engine->loop_count;
 }
 
-uint32_t wh_engine_capabilities(const struct wh_engine *engine)
-{
-	uint32_t bits = 0;
-
-	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++)
-		if (!engine->transport_off[id][0])
-			bits |= wh_transport(id)->hello;
-	return bits;
-}
-
 struct wh_loop *wh_engine_loop(struct wh_engine *engine)
 {
 	return &engine->loops[atomic_fetch_add(&engine->next_loop, 1) % engine->loop_count];
@@ -116,18 +106,19 @@ static void engine_learn_host(struct wh_engine *engine)
 		close(fd);
 	if (got < 36 || stat("/proc/self/ns/net", &space)) {
 		/* Unknown: random, so equal to no other engine. */
-		if (getrandom(engine->host, sizeof(engine->host), 0) < 0)
-			memcpy(engine->host, &engine->epoch, sizeof(engine->epoch));
+		if (getrandom(engine->identity.host, sizeof(engine->identity.host), 0) < 0)
+			memcpy(engine->identity.host, &engine->identity.epoch,
+			       sizeof(engine->identity.epoch));
 		return;
 	}
-	for (const char *c = text; at < sizeof(engine->host) && *c; c++) {
+	for (const char *c = text; at < sizeof(engine->identity.host) && *c; c++) {
 		if (*c == '-' || sscanf(c, "%2x", &byte) != 1)
 			continue;
-		engine->host[at++] = (uint8_t)byte;
+		engine->identity.host[at++] = (uint8_t)byte;
 		c++;
 	}
 	for (unsigned i = 0; i < 8; i++)
-		engine->host[i] ^= (uint8_t)(space.st_ino >> (8 * i));
+		engine->identity.host[i] ^= (uint8_t)(space.st_ino >> (8 * i));
 }
 
 static int engine_learn_identity(struct wh_engine *engine, const char *name)
@@ -136,10 +127,11 @@ static int engine_learn_identity(struct wh_engine *engine, const char *name)
 	int error;
 
 	do {
-		error = engine_random_bytes(&engine->epoch, sizeof(engine->epoch));
+		error = engine_random_bytes(&engine->identity.epoch,
+					    sizeof(engine->identity.epoch));
 		if (error)
 			return error;
-	} while (!engine->epoch);
+	} while (!engine->identity.epoch);
 	engine_learn_host(engine);
 	if (name && strlen(name) >= WH_NAME_MAX)
 		return wh_fail(EINVAL, "wh_engine_open: options.name has more than %d bytes",
@@ -150,9 +142,10 @@ static int engine_learn_identity(struct wh_engine *engine, const char *name)
 			"wh_engine_open: options.name has control characters, or is not UTF-8");
 	gethostname(host, sizeof(host) - 1);
 	if (name && *name)
-		snprintf(engine->name, sizeof(engine->name), "%s", name);
+		snprintf(engine->identity.name, sizeof(engine->identity.name), "%s", name);
 	else
-		snprintf(engine->name, sizeof(engine->name), "%s.%d", host, (int)getpid());
+		snprintf(engine->identity.name, sizeof(engine->identity.name), "%s.%d", host,
+			 (int)getpid());
 	return 0;
 }
 
@@ -266,6 +259,8 @@ static void engine_open_transports(struct wh_engine *engine)
 			error = transport->engine_open(engine, &engine->transport[id]);
 			if (error)
 				snprintf(off, WH_REFUSAL, "%.*s", WH_REFUSAL - 1, wh_error_text());
+			else
+				engine->identity.capabilities |= transport->hello;
 		}
 		engine->not_here[id] = error == -ENODEV;
 		if (*off)
@@ -288,6 +283,78 @@ static void engine_close_transports(struct wh_engine *engine)
 	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++)
 		if (!engine->transport_off[id][0])
 			wh_transport(id)->engine_close(engine, engine->transport[id]);
+}
+
+/* ---- listening ------------------------------------------------------------------------------- */
+
+/* The transport that serves connections of a role. NULL: none, or it is off. */
+static const struct wh_transport *engine_transport_for(const struct wh_engine *engine,
+						       uint16_t role)
+{
+	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++)
+		if (wh_transport(id)->role == role && !engine->transport_off[id][0])
+			return wh_transport(id);
+	return NULL;
+}
+
+static bool engine_serves(void *engine, uint16_t role)
+{
+	return engine_transport_for(engine, role) != NULL;
+}
+
+static uint64_t engine_new_session(void *argument)
+{
+	struct wh_engine *engine = argument;
+
+	return ++engine->next_session;
+}
+
+static const uint8_t *engine_session_key(void *engine, uint64_t id)
+{
+	const struct wh_session *session = wh_session_find(engine, id);
+
+	return session ? session->key : NULL;
+}
+
+static void engine_accepted(void *engine, int fd, struct wh_tls *tls, uint64_t source,
+			    const struct wh_hello *hello, uint64_t id,
+			    const uint8_t key[WH_KEY_SIZE])
+{
+	struct wh_session *session;
+
+	if (hello->role == WH_ROLE_CONTROL) {
+		wh_session_new(engine, fd, tls, source, hello, id, key);
+		return;
+	}
+	session = wh_session_find(engine, id);
+	/* The session may have ended during the handshake. */
+	if (session)
+		engine_transport_for(engine, hello->role)->session_accept(session, fd, tls, hello);
+	else
+		wh_refuse(fd, tls, EACCES, "the session has ended");
+}
+
+static int engine_listen(struct wh_engine *engine, const char *listen)
+{
+	static const struct wh_acceptor_calls calls = {
+		.serves = engine_serves,
+		.session_new = engine_new_session,
+		.session_key = engine_session_key,
+		.accepted = engine_accepted,
+	};
+	const struct wh_acceptor_options options = {
+		.calls = &calls,
+		.engine = engine,
+		.loop = &engine->loops[0],
+		.config = &engine->config,
+		.log = &engine->log,
+		.self = &engine->identity,
+		.url = engine->url,
+		.listen = listen,
+		.local = engine_serves(engine, WH_ROLE_LOCAL),
+	};
+
+	return wh_acceptor_open(&options, &engine->acceptor);
 }
 
 /* Otherwise a misspelt WHERRY_TLS would silently mean plaintext. */
@@ -390,7 +457,7 @@ static int engine_open_registry(struct wh_engine *engine, const char *given, boo
 		.url = engine_registry_url(engine, given),
 		.lease = engine->config.number[WH_SETTING_LEASE],
 		.timeout = engine->config.number[WH_SETTING_TIMEOUT],
-		.self.epoch = engine->epoch,
+		.self.epoch = engine->identity.epoch,
 		.log = engine->log.write,
 		.log_arg = engine->log.arg,
 	};
@@ -399,7 +466,7 @@ static int engine_open_registry(struct wh_engine *engine, const char *given, boo
 	if (!options.url)
 		return 0;
 	if (*engine->url && named) {
-		memcpy(options.self.name, engine->name, sizeof(options.self.name));
+		memcpy(options.self.name, engine->identity.name, sizeof(options.self.name));
 		error = engine_reachable_address(engine, options.url, options.self.address,
 						 sizeof(options.self.address));
 		if (error)
@@ -461,6 +528,7 @@ static int engine_configure(struct wh_engine *engine, const struct wh_engine_opt
 		error = engine_log_unknown_variables(engine);
 	if (!error)
 		error = wh_trust_open(&engine->trust, &engine->config);
+	engine->identity.trust = &engine->trust;
 	if (!error)
 		error = engine_check_transports(&engine->config);
 	if (!error)
@@ -520,7 +588,7 @@ static int engine_try_open(const struct wh_engine_options *given, struct wh_engi
 		goto err_loops;
 	engine_open_transports(engine);
 	listen = options.listen ? options.listen : engine->config.text[WH_SETTING_LISTEN];
-	error = wh_acceptor_open(engine, listen);
+	error = engine_listen(engine, listen);
 	if (error)
 		goto err_transports;
 	engine->statistics.opened = wh_now();
@@ -536,7 +604,7 @@ static int engine_try_open(const struct wh_engine_options *given, struct wh_engi
 err_observer:
 	wh_observer_close(engine);
 err_acceptor:
-	wh_acceptor_close(engine);
+	wh_acceptor_close(engine->acceptor);
 	wh_loop_call(&engine->loops[0], engine_end_sessions, engine);
 err_transports:
 	engine_close_transports(engine);
@@ -585,7 +653,7 @@ static int engine_try_close(struct wh_engine *engine)
 		return error;
 	wh_registry_close(engine->registry);
 	wh_observer_close(engine);
-	wh_acceptor_close(engine);
+	wh_acceptor_close(engine->acceptor);
 	wh_loop_call(&engine->loops[0], engine_end_sessions, engine);
 	engine_close_transports(engine);
 	wh_inbox_close(engine);
@@ -612,10 +680,10 @@ const char *wh_engine_url(const struct wh_engine *engine)
 
 const char *wh_engine_name(const struct wh_engine *engine)
 {
-	return engine ? engine->name : "";
+	return engine ? engine->identity.name : "";
 }
 
 uint64_t wh_engine_epoch(const struct wh_engine *engine)
 {
-	return engine ? engine->epoch : 0;
+	return engine ? engine->identity.epoch : 0;
 }

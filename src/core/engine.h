@@ -25,6 +25,8 @@
 #include "gpu/region-window.h"
 #include "memory/memory.h"
 #include "memory/region-table.h"
+#include "net/acceptor.h"
+#include "net/handshake.h"
 #include "net/quota.h"
 #include "net/trust.h"
 #include "transport/core.h"
@@ -37,7 +39,6 @@
 #include "util/loop.h"
 #include "wire/wire.h"
 
-struct wh_acceptor;
 struct wh_cuda;
 struct wh_gpus;
 struct wh_inbox;
@@ -48,11 +49,8 @@ struct wh_warm_up;
 struct wh_engine {
 	struct wh_config config;
 	struct wh_trust trust;
-	char name[WH_NAME_MAX];
-	char url[96];
-	uint64_t epoch;
-	uint8_t host[16];
-	char socket_name[WH_NAME_MAX]; /* of the abstract unix socket; "": none */
+	struct wh_identity identity; /* constant once the engine listens */
+	char url[WH_URL_MAX]; /* "": it does not listen */
 	/* 1 in the process that opened the engine; the page is wiped in a forked child. */
 	volatile unsigned char *ours;
 	struct wh_log log;
@@ -100,7 +98,5 @@ struct wh_engine {
 
 /* -EPERM in a forked child, -EINVAL for NULL; else 0. At the top of every public function. */
 int wh_engine_guard(const struct wh_engine *engine, const char *call);
-/* The capability bits for HELLO and WELCOME. */
-uint32_t wh_engine_capabilities(const struct wh_engine *engine);
 
 #endif

@@ -5,7 +5,6 @@
  */
 #include <pthread.h>
 #include <stdatomic.h>
-#include <string.h>
 
 #include "core/batch.h"
 #include "core/counters.h"
@@ -57,19 +56,19 @@ struct wh_loop *wh_engine_first_loop(const struct wh_engine *engine)
 	return &engine->loops[0];
 }
 
-bool wh_engine_on_host(const struct wh_engine *engine, const uint8_t host[16])
+const uint8_t *wh_engine_host(const struct wh_engine *engine)
 {
-	return !memcmp(engine->host, host, sizeof(engine->host));
+	return engine->identity.host;
 }
 
-bool wh_engine_encrypts(const struct wh_engine *engine)
+struct wh_tls_context *wh_engine_tls(const struct wh_engine *engine)
 {
 	return engine->trust.tls;
 }
 
 bool wh_engine_has_socket(const struct wh_engine *engine)
 {
-	return *engine->socket_name;
+	return *engine->identity.socket;
 }
 
 void wh_engine_hold_regions(struct wh_engine *engine)
@@ -199,10 +198,15 @@ void wh_session_count(struct wh_session *session, uint32_t op, uint64_t bytes)
 
 /* ---- batches -------------------------------------------------------------------------------- */
 
-struct wh_fragment *wh_batch_fragments(const struct wh_batch *batch, size_t *count)
+struct wh_fragment *wh_batch_fragment(const struct wh_batch *batch, enum wh_transport_id id,
+				      const struct wh_fragment *before)
 {
-	*count = batch->fragment_count;
-	return batch->fragments;
+	size_t at = before ? (size_t)(before - batch->fragments) + 1 : 0;
+
+	while (at < batch->fragment_count && id != WH_TRANSPORT_COUNT &&
+	       atomic_load(&batch->fragments[at].transport) != id)
+		at++;
+	return at < batch->fragment_count ? &batch->fragments[at] : NULL;
 }
 
 bool wh_batch_is_running(const void *batch)
@@ -219,6 +223,11 @@ const void *wh_batch_note(const struct wh_batch *batch, size_t *length)
 {
 	*length = batch->notification_length;
 	return batch->note;
+}
+
+uint32_t wh_batch_priority(const struct wh_batch *batch)
+{
+	return batch->priority;
 }
 
 void *wh_batch_transport(const struct wh_batch *batch, enum wh_transport_id id)

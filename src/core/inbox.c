@@ -284,8 +284,9 @@ static bool inbox_deliver_session(struct wh_inbox *inbox)
 
 int wh_inbox_put_self(struct wh_engine *engine, const struct wh_batch *batch)
 {
-	struct notification *notification = notification_new(
-		engine->epoch, engine->name, batch->note, batch->notification_length);
+	struct notification *notification =
+		notification_new(engine->identity.epoch, engine->identity.name, batch->note,
+				 batch->notification_length);
 
 	if (!notification)
 		return -ENOMEM;

@@ -208,7 +208,8 @@ static int observer_make_socket(struct wh_observer *observer, const char *direct
 	int fd, error,
 		length = snprintf(observer->path, sizeof(observer->path), "%s/%d-%016llx%s",
 				  directory, (int)getpid(),
-				  (unsigned long long)observer->engine->epoch, WH_OBSERVER_SUFFIX);
+				  (unsigned long long)observer->engine->identity.epoch,
+				  WH_OBSERVER_SUFFIX);
 
 	if (length >= (int)sizeof(observer->path))
 		return -ENAMETOOLONG;

@@ -206,6 +206,42 @@ void wh_peer_give_up(struct wh_peer *peer, int error, const char *why)
 	peer_try_failed(peer, error, why);
 }
 
+/* ---- handshakes ----------------------------------------------------------------------------- */
+
+int wh_peer_hello(struct wh_peer *peer, uint16_t role, uint32_t connection, struct wh_greeting *out)
+{
+	struct wh_hello welcome;
+
+	if (role == WH_ROLE_CONTROL)
+		return wh_hello_make(&peer->engine->identity, NULL, role, connection, out);
+	pthread_mutex_lock(&peer->lock);
+	welcome = peer->welcome;
+	pthread_mutex_unlock(&peer->lock);
+	return wh_hello_make(&peer->engine->identity, &welcome, role, connection, out);
+}
+
+int wh_peer_prove(struct wh_peer *peer, uint16_t role, int fd, const struct wh_tls *tls,
+		  const struct wh_greeting *hello, const uint8_t *welcome, size_t length,
+		  uint8_t out[WH_PROVE_SIZE])
+{
+	bool control = role == WH_ROLE_CONTROL;
+	uint8_t key[WH_KEY_SIZE];
+	int error;
+
+	pthread_mutex_lock(&peer->lock);
+	memcpy(key, peer->key, sizeof(key));
+	pthread_mutex_unlock(&peer->lock);
+	error = wh_prove_make(&peer->engine->trust, role, fd, tls, hello, welcome, length,
+			      control ? NULL : key, control ? key : NULL, out);
+	if (!error && control) {
+		pthread_mutex_lock(&peer->lock);
+		memcpy(peer->key, key, sizeof(key));
+		pthread_mutex_unlock(&peer->lock);
+	}
+	explicit_bzero(key, sizeof(key));
+	return error;
+}
+
 /* ---- connecting ----------------------------------------------------------------------------- */
 
 static void peer_greet(struct wh_peer *peer, int fd)

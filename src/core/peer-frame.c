@@ -203,7 +203,7 @@ static int peer_regions(struct wh_peer *peer, const struct wh_frame *frame, cons
 	struct wh_region_entry *entry;
 	int got, error;
 
-	if (!peer->listed && peer->welcome.epoch == peer->engine->epoch) {
+	if (!peer->listed && peer->welcome.epoch == peer->engine->identity.epoch) {
 		if (!peer_is_self(peer))
 			return -EPROTO;
 		pthread_mutex_lock(&peer->lock);

@@ -165,10 +165,10 @@ static void peer_be_self(void *argument)
 	struct wh_peer *peer = argument;
 
 	peer->self = true;
-	peer->welcome.epoch = peer->engine->epoch;
-	memcpy(peer->welcome.host, peer->engine->host, sizeof(peer->welcome.host));
-	memcpy(peer->welcome.name, peer->engine->name, sizeof(peer->welcome.name));
-	memcpy(peer->welcome.socket, peer->engine->socket_name, sizeof(peer->welcome.socket));
+	peer->welcome.epoch = peer->engine->identity.epoch;
+	memcpy(peer->welcome.host, peer->engine->identity.host, sizeof(peer->welcome.host));
+	memcpy(peer->welcome.name, peer->engine->identity.name, sizeof(peer->welcome.name));
+	memcpy(peer->welcome.socket, peer->engine->identity.socket, sizeof(peer->welcome.socket));
 	snprintf(peer->address_text, sizeof(peer->address_text), "self");
 	wh_peer_open_transports(peer);
 	peer->listed = true;

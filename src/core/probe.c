@@ -236,7 +236,7 @@ static bool probe_get(struct wh_peer *peer, enum wh_transport_id id, const struc
 		      uint64_t remote, struct wh_probed *out)
 {
 	struct wh_probed *cached = &peer->probed[id];
-	uint64_t epoch = peer->self ? peer->engine->epoch : peer->welcome.epoch;
+	uint64_t epoch = peer->self ? peer->engine->identity.epoch : peer->welcome.epoch;
 	bool good;
 
 	/* Held while probing: two probes at once would disturb each other. */

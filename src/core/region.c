@@ -472,7 +472,7 @@ int wh_region_key(const struct wh_region *region, void *buffer, size_t *length)
 			       "wh_region_key: region %#llx has access NONE: no peer can use it",
 			       (unsigned long long)wh_region_entry_id(&region->entry));
 	wh_region_record(region, &record);
-	used = wh_key_encode(bytes, region->engine->epoch, &record);
+	used = wh_key_encode(bytes, region->engine->identity.epoch, &record);
 	if (used > *length)
 		return wh_fail(ENOSPC,
 			       "wh_region_key: the key has %zu bytes, the buffer %zu; WH_KEY_MAX "

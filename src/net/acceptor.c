@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The listeners, and the handshake of every incoming connection: TLS if it is on, HELLO, WELCOME,
- * PROVE. A connection whose initiator proves the key goes to a new session (control connection) or
- * to the transport of its role (docs/wire-protocol.md). Everything runs on loop 0.
+ * PROVE (docs/wire-protocol.md). A connection whose initiator proves the key goes to the engine.
+ * Everything runs on the engine's loop 0.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -13,9 +13,6 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "core/engine.h"
-#include "core/peer.h"
-#include "core/session.h"
 #include "net/acceptor.h"
 #include "net/control.h"
 #include "net/handshake.h"
@@ -23,13 +20,13 @@
 #include "net/tls.h"
 #include "net/trust.h"
 #include "rendezvous/rendezvous.h"
-#include "transport/transport.h"
 #include "util/address.h"
 #include "util/clock.h"
 #include "util/config.h"
 #include "util/error.h"
 #include "util/list.h"
 #include "util/listener.h"
+#include "util/log.h"
 #include "util/loop.h"
 #include "wire/wire.h"
 
@@ -37,6 +34,7 @@
  * address, an IPv6 prefix or the unix socket. Beyond a limit one of them is closed. */
 #define HANDSHAKES_MAX 512
 #define HANDSHAKES_PER_SOURCE 256
+#define ADDRESSES 8 /* of the name in the setting `listen`; the first is used */
 
 struct acceptor_socket {
 	struct wh_listener listener;
@@ -45,7 +43,7 @@ struct acceptor_socket {
 };
 
 struct wh_acceptor {
-	struct wh_engine *engine;
+	struct wh_acceptor_options given;
 	struct acceptor_socket network, local;
 	struct wh_list handshakes; /* in the order of arrival */
 	unsigned handshake_count;
@@ -91,7 +89,7 @@ static int handshake_end(struct handshake *handshake, struct wh_tls **keep)
 	struct wh_acceptor *acceptor = handshake->acceptor;
 	int fd = handshake->source.fd;
 
-	wh_loop_remove(&acceptor->engine->loops[0], &handshake->source);
+	wh_loop_remove(acceptor->given.loop, &handshake->source);
 	wh_list_remove(&handshake->link);
 	acceptor->handshake_count--;
 	explicit_bzero(&handshake->proofs, sizeof(handshake->proofs));
@@ -109,21 +107,12 @@ static int handshake_end(struct handshake *handshake, struct wh_tls **keep)
 /* Send the reason, log it, and close the connection. */
 static void handshake_refuse(struct handshake *handshake, int error, const char *text)
 {
-	struct wh_engine *engine = handshake->acceptor->engine;
+	const struct wh_acceptor_options *given = &handshake->acceptor->given;
 	struct wh_tls *tls;
 	int fd = handshake_end(handshake, &tls);
 
-	wh_log_line(&engine->log, "connection refused: %s", text);
+	wh_log_line(given->log, "connection refused: %s", text);
 	wh_refuse(fd, tls, error, text);
-}
-
-/* The transport that serves connections of a role. NULL: none, or it is off. */
-static const struct wh_transport *acceptor_transport(const struct wh_engine *engine, uint16_t role)
-{
-	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++)
-		if (wh_transport(id)->role == role && !engine->transport_off[id][0])
-			return wh_transport(id);
-	return NULL;
 }
 
 /* Does the process at the other end of a unix socket belong to this user, or to root? */
@@ -148,47 +137,47 @@ static bool acceptor_check_user(int fd, char *why, size_t size)
  * refused. */
 static const uint8_t *handshake_key(struct handshake *handshake)
 {
-	struct wh_engine *engine = handshake->acceptor->engine;
+	const struct wh_acceptor_options *given = &handshake->acceptor->given;
 	const struct wh_hello *hello = &handshake->hello;
-	struct wh_session *session;
+	const uint8_t *key;
 	char why[WH_REFUSAL_MAX];
 
 	if (handshake->local && !acceptor_check_user(handshake->source.fd, why, sizeof(why))) {
 		handshake_refuse(handshake, EACCES, why);
 		return NULL;
 	}
-	if (!handshake->local && wh_trust_check_user(&engine->trust, handshake->source.fd)) {
+	if (!handshake->local && wh_trust_check_user(given->self->trust, handshake->source.fd)) {
 		handshake_refuse(handshake, EACCES, wh_error_text());
 		return NULL;
 	}
-	if (hello->expected && hello->expected != engine->epoch) {
+	if (hello->expected && hello->expected != given->self->epoch) {
 		handshake_refuse(handshake, ESTALE,
 				 "this engine has another epoch: it was restarted");
 		return NULL;
 	}
 	if (hello->role == WH_ROLE_CONTROL && !handshake->local) {
-		handshake->session = ++engine->next_session;
-		return engine->trust.keys.key[0];
+		handshake->session = given->calls->session_new(given->engine);
+		return given->self->trust->keys.key[0];
 	}
-	if (!acceptor_transport(engine, hello->role) ||
-	    handshake->local != (hello->role == WH_ROLE_SHM)) {
+	if (!given->calls->serves(given->engine, hello->role) ||
+	    handshake->local != (hello->role == WH_ROLE_LOCAL)) {
 		handshake_refuse(handshake, EOPNOTSUPP,
 				 "this socket serves no connections of that role, or their "
 				 "transport is off");
 		return NULL;
 	}
-	session = wh_session_find(engine, hello->session);
-	if (!session) {
+	key = given->calls->session_key(given->engine, hello->session);
+	if (!key) {
 		handshake_refuse(handshake, EACCES, "no such session: it may have ended");
 		return NULL;
 	}
-	handshake->session = session->id;
-	return session->key;
+	handshake->session = hello->session;
+	return key;
 }
 
 static void handshake_welcome(struct handshake *handshake)
 {
-	struct wh_engine *engine = handshake->acceptor->engine;
+	const struct wh_acceptor_options *given = &handshake->acceptor->given;
 	const uint8_t *proved = handshake_key(handshake);
 	struct wh_greeting welcome;
 	uint8_t key[WH_KEY_SIZE];
@@ -196,9 +185,9 @@ static void handshake_welcome(struct handshake *handshake)
 
 	if (!proved)
 		return;
-	if (wh_tls_bind(handshake->tls, &engine->trust.crypto, proved, key) ||
-	    wh_welcome(engine, &handshake->received, &handshake->hello, handshake->session, key,
-		       &welcome, &handshake->proofs)) {
+	if (wh_tls_bind(handshake->tls, &given->self->trust->crypto, proved, key) ||
+	    wh_welcome_make(given->self, &handshake->received, &handshake->hello,
+			    handshake->session, key, &welcome, &handshake->proofs)) {
 		handshake_refuse(handshake, EPROTO,
 				 "the HELLO has no nonce, or this engine cannot compute proofs");
 		return;
@@ -237,18 +226,17 @@ static void handshake_hello(struct handshake *handshake)
 
 static void handshake_proof(struct handshake *handshake)
 {
-	struct wh_engine *engine = handshake->acceptor->engine;
+	const struct wh_acceptor_options *given = &handshake->acceptor->given;
 	struct wh_hello hello = handshake->hello;
 	uint64_t id = handshake->session, from = handshake->source_prefix;
 	uint8_t key[WH_KEY_SIZE];
-	struct wh_session *session;
 	struct wh_tls *tls;
 	int fd;
 
-	if (!wh_proof_equal(&engine->trust.crypto, handshake->proofs.initiator,
+	if (!wh_proof_equal(&given->self->trust->crypto, handshake->proofs.initiator,
 			    handshake->received.bytes + WH_FRAME_HEADER)) {
 		wh_log_line(
-			&engine->log,
+			given->log,
 			"authentication failed: the peer claiming to be '%s' does not hold this "
 			"engine's key",
 			hello.name);
@@ -259,17 +247,7 @@ static void handshake_proof(struct handshake *handshake)
 	}
 	memcpy(key, handshake->proofs.session, sizeof(key));
 	fd = handshake_end(handshake, &tls);
-	if (hello.role == WH_ROLE_CONTROL) {
-		wh_session_new(engine, fd, tls, from, &hello, id, key);
-	} else {
-		session = wh_session_find(engine, id);
-		/* The session may have ended during the handshake. */
-		if (session)
-			acceptor_transport(engine, hello.role)
-				->session_accept(session, fd, tls, &hello);
-		else
-			wh_refuse(fd, tls, EACCES, "the session has ended");
-	}
+	given->calls->accepted(given->engine, fd, tls, from, &hello, id, key);
 	explicit_bzero(key, sizeof(key));
 }
 
@@ -289,7 +267,7 @@ static bool handshake_expects(const struct handshake *handshake, struct wh_frame
  * arrived, a connection costs no TLS memory. False: no byte yet, or the connection has ended. */
 static bool handshake_start_tls(struct handshake *handshake)
 {
-	struct wh_engine *engine = handshake->acceptor->engine;
+	const struct wh_acceptor_options *given = &handshake->acceptor->given;
 	uint8_t first;
 	ssize_t got = recv(handshake->source.fd, &first, 1, MSG_PEEK | MSG_DONTWAIT);
 
@@ -305,7 +283,7 @@ static bool handshake_start_tls(struct handshake *handshake)
 			"this engine speaks TLS only: set tls=1 on both sides (WHERRY_TLS=1)");
 		return false;
 	}
-	handshake->tls = wh_tls_new(engine->trust.tls, handshake->source.fd, true);
+	handshake->tls = wh_tls_new(given->self->trust->tls, handshake->source.fd, true);
 	if (handshake->tls)
 		return true;
 	handshake_end(handshake, NULL);
@@ -316,19 +294,19 @@ static bool handshake_start_tls(struct handshake *handshake)
  * bytes are needed, or the connection has ended. */
 static bool handshake_shake(struct handshake *handshake)
 {
-	struct wh_engine *engine = handshake->acceptor->engine;
+	const struct wh_acceptor_options *given = &handshake->acceptor->given;
 	int error;
 
-	if (handshake->local || !engine->trust.tls)
+	if (handshake->local || !given->self->trust->tls)
 		return true;
 	if (!handshake->tls && !handshake_start_tls(handshake))
 		return false;
 	error = wh_tls_shake(handshake->tls);
 	if (error == -EAGAIN) {
-		wh_loop_modify(&engine->loops[0], &handshake->source,
+		wh_loop_modify(given->loop, &handshake->source,
 			       wh_tls_unsent(handshake->tls) ? EPOLLIN | EPOLLOUT : EPOLLIN);
 	} else if (error) {
-		wh_log_line(&engine->log, "connection refused: %s", wh_tls_text(handshake->tls));
+		wh_log_line(given->log, "connection refused: %s", wh_tls_text(handshake->tls));
 		handshake_end(handshake, NULL);
 	}
 	return !error;
@@ -388,7 +366,7 @@ static void acceptor_expire(struct wh_timer *timer)
 			wh_container(acceptor->handshakes.next, struct handshake, link);
 
 		if (handshake->deadline > now) {
-			wh_timer_set(&acceptor->engine->loops[0], timer, handshake->deadline);
+			wh_timer_set(acceptor->given.loop, timer, handshake->deadline);
 			return;
 		}
 		handshake_end(handshake, NULL);
@@ -436,7 +414,7 @@ static void acceptor_make_room(struct wh_acceptor *acceptor, uint64_t prefix)
 static void acceptor_add(struct wh_acceptor *acceptor, int fd, bool local, uint64_t prefix)
 {
 	struct handshake *handshake = calloc(1, sizeof(*handshake));
-	int64_t timeout = acceptor->engine->config.number[WH_SETTING_TIMEOUT] * WH_MS;
+	int64_t timeout = acceptor->given.config->number[WH_SETTING_TIMEOUT] * WH_MS;
 
 	if (!handshake) {
 		close(fd);
@@ -448,14 +426,14 @@ static void acceptor_add(struct wh_acceptor *acceptor, int fd, bool local, uint6
 	handshake->local = local;
 	handshake->source_prefix = prefix;
 	handshake->deadline = wh_deadline(timeout);
-	if (wh_loop_add(&acceptor->engine->loops[0], &handshake->source, EPOLLIN)) {
+	if (wh_loop_add(acceptor->given.loop, &handshake->source, EPOLLIN)) {
 		close(fd);
 		free(handshake);
 		return;
 	}
 	acceptor_make_room(acceptor, prefix);
 	if (wh_list_empty(&acceptor->handshakes))
-		wh_timer_set(&acceptor->engine->loops[0], &acceptor->expiry, handshake->deadline);
+		wh_timer_set(acceptor->given.loop, &acceptor->expiry, handshake->deadline);
 	wh_list_append(&acceptor->handshakes, &handshake->link);
 	acceptor->handshake_count++;
 	/* Under load the HELLO has usually arrived already. Read it now, before this handshake can
@@ -470,7 +448,7 @@ static void acceptor_accepted(struct wh_listener *listener, int fd,
 {
 	struct acceptor_socket *by = wh_container(listener, struct acceptor_socket, listener);
 
-	wh_socket_tune(&by->acceptor->engine->config, fd);
+	wh_socket_tune(by->acceptor->given.config, fd);
 	acceptor_add(by->acceptor, fd, by->local, wh_address_prefix(from));
 }
 
@@ -479,16 +457,16 @@ static void acceptor_waits(struct wh_listener *listener, int error)
 {
 	struct acceptor_socket *by = wh_container(listener, struct acceptor_socket, listener);
 
-	wh_log_line(&by->acceptor->engine->log, "cannot accept a connection yet: %s",
-		    strerror(error));
+	wh_log_line(by->acceptor->given.log, "cannot accept a connection yet: %s", strerror(error));
 }
 
-/* Listen on the address that the setting names, and set engine->url. Returns the descriptor, or a
+/* Listen on the address that the setting names, and set the URL. Returns the descriptor, or a
  * negative errno. */
-static int acceptor_listen_network(struct wh_engine *engine, const char *where)
+static int acceptor_listen_network(const struct wh_acceptor_options *given)
 {
-	struct sockaddr_storage address[WH_PEER_ADDRESSES];
-	unsigned count = WH_PEER_ADDRESSES;
+	struct sockaddr_storage address[ADDRESSES];
+	const char *where = given->listen;
+	unsigned count = ADDRESSES;
 	struct sockaddr_storage bound;
 	socklen_t length = sizeof(bound);
 	char text[64], why[WH_TEXT_MAX];
@@ -500,7 +478,7 @@ static int acceptor_listen_network(struct wh_engine *engine, const char *where)
 		return wh_fail(error == -EHOSTUNREACH ? EINVAL : -error, "listen \"%.80s\": %.150s",
 			       where, why);
 	}
-	error = wh_trust_allows(&engine->trust, &address[0], true);
+	error = wh_trust_allows(given->self->trust, &address[0], true);
 	if (error)
 		return error;
 	fd = socket(address[0].ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -519,47 +497,48 @@ static int acceptor_listen_network(struct wh_engine *engine, const char *where)
 						     "");
 	}
 	wh_address_format(text, sizeof(text), &bound);
-	snprintf(engine->url, sizeof(engine->url), "wherry://%s", text);
+	snprintf(given->url, WH_URL_MAX, "wherry://%s", text);
 	return fd;
 }
 
 /* Listen on an abstract unix socket, for shm. Its name is random, and only WELCOME frames carry it.
  * -1: no socket; the engine then runs without shm from other processes, and the reason is logged.
  */
-static int acceptor_listen_local(struct wh_engine *engine)
+static int acceptor_listen_local(const struct wh_acceptor_options *given)
 {
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
+	char *name = given->self->socket;
 	uint64_t number[2];
 	int fd;
 
 	if (getrandom(number, sizeof(number), 0) != sizeof(number))
 		return -1;
-	snprintf(engine->socket_name, sizeof(engine->socket_name), "wherry-%016llx%016llx",
+	snprintf(name, sizeof(given->self->socket), "wherry-%016llx%016llx",
 		 (unsigned long long)number[0], (unsigned long long)number[1]);
 	fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-	memcpy(address.sun_path + 1, engine->socket_name, strlen(engine->socket_name));
+	memcpy(address.sun_path + 1, name, strlen(name));
 	if (fd >= 0 &&
 	    !bind(fd, (struct sockaddr *)&address,
-		  (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 +
-			      strlen(engine->socket_name))) &&
+		  (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + strlen(name))) &&
 	    !listen(fd, 64))
 		return fd;
-	wh_log_line(&engine->log, "cannot open a unix socket; other processes cannot use shm: %s",
+	wh_log_line(given->log, "cannot open a unix socket; other processes cannot use shm: %s",
 		    strerror(errno));
-	engine->socket_name[0] = 0;
+	*name = 0;
 	if (fd >= 0)
 		close(fd);
 	return -1;
 }
 
-int wh_acceptor_open(struct wh_engine *engine, const char *listen)
+int wh_acceptor_open(const struct wh_acceptor_options *given, struct wh_acceptor **out)
 {
 	struct wh_acceptor *acceptor;
 	int fd, local, error;
 
-	if (!strcmp(listen, "none"))
+	*out = NULL;
+	if (!strcmp(given->listen, "none"))
 		return 0;
-	fd = acceptor_listen_network(engine, listen);
+	fd = acceptor_listen_network(given);
 	if (fd < 0)
 		return fd;
 	acceptor = calloc(1, sizeof(*acceptor));
@@ -567,21 +546,22 @@ int wh_acceptor_open(struct wh_engine *engine, const char *listen)
 		close(fd);
 		return wh_fail(ENOMEM, "wh_engine_open: no memory");
 	}
-	acceptor->engine = engine;
+	acceptor->given = *given;
 	wh_list_init(&acceptor->handshakes);
 	acceptor->expiry.fire = acceptor_expire;
 	acceptor->network.acceptor = acceptor->local.acceptor = acceptor;
 	acceptor->network.listener.accepted = acceptor->local.listener.accepted = acceptor_accepted;
 	acceptor->network.listener.waits = acceptor->local.listener.waits = acceptor_waits;
 	acceptor->local.local = true;
-	local = engine->transport_off[WH_TRANSPORT_SHM][0] ? -1 : acceptor_listen_local(engine);
+	local = given->local ? acceptor_listen_local(given) : -1;
 	acceptor->local.listener.source.fd = local;
-	engine->acceptor = acceptor;
 	if (local >= 0)
-		wh_listener_open(&acceptor->local.listener, &engine->loops[0], local);
-	error = wh_listener_open(&acceptor->network.listener, &engine->loops[0], fd);
+		wh_listener_open(&acceptor->local.listener, given->loop, local);
+	error = wh_listener_open(&acceptor->network.listener, given->loop, fd);
 	if (error)
-		wh_acceptor_close(engine);
+		wh_acceptor_close(acceptor);
+	else
+		*out = acceptor;
 	return error;
 }
 
@@ -603,11 +583,10 @@ static void acceptor_stop(void *argument)
 	wh_timer_clear(&acceptor->expiry);
 }
 
-void wh_acceptor_close(struct wh_engine *engine)
+void wh_acceptor_close(struct wh_acceptor *acceptor)
 {
-	if (!engine->acceptor)
+	if (!acceptor)
 		return;
-	wh_loop_call(&engine->loops[0], acceptor_stop, engine->acceptor);
-	free(engine->acceptor);
-	engine->acceptor = NULL;
+	wh_loop_call(acceptor->given.loop, acceptor_stop, acceptor);
+	free(acceptor);
 }

@@ -1,14 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The frames of a handshake, HELLO, WELCOME and PROVE: made from an engine's state, and checked
+ * The frames of a handshake, HELLO, WELCOME and PROVE: made from an engine's identity, and checked
  * against its keys. wire/proof.h computes the proofs.
  */
 #include <errno.h>
 #include <string.h>
 #include <sys/random.h>
 
-#include "core/engine.h"
-#include "core/peer.h"
 #include "net/handshake.h"
 #include "net/tls.h"
 #include "net/trust.h"
@@ -16,18 +14,18 @@
 #include "wire/wire.h"
 
 /* Fill in what HELLO and WELCOME have in common, with a fresh nonce. 0 or -EIO. */
-static int hello_init(const struct wh_engine *engine, uint16_t role, struct wh_hello *hello)
+static int hello_init(const struct wh_identity *self, uint16_t role, struct wh_hello *hello)
 {
 	*hello = (struct wh_hello){
 		.version_min = WH_WIRE_VERSION,
 		.version_max = WH_WIRE_VERSION,
 		.role = role,
-		.capabilities = wh_engine_capabilities(engine),
-		.epoch = engine->epoch,
+		.capabilities = self->capabilities,
+		.epoch = self->epoch,
 		.auth_length = WH_NONCE_SIZE,
 	};
-	memcpy(hello->host, engine->host, sizeof(hello->host));
-	memcpy(hello->name, engine->name, sizeof(hello->name));
+	memcpy(hello->host, self->host, sizeof(hello->host));
+	memcpy(hello->name, self->name, sizeof(hello->name));
 	return getrandom(hello->auth, WH_NONCE_SIZE, 0) == WH_NONCE_SIZE ? 0 : -EIO;
 }
 
@@ -43,41 +41,36 @@ static size_t hello_frame(const struct wh_hello *hello, enum wh_frame_type type,
 
 /* ---- the initiator ----------------------------------------------------- */
 
-int wh_peer_hello(struct wh_peer *peer, uint16_t role, uint32_t connection, struct wh_greeting *out)
+int wh_hello_make(const struct wh_identity *self, const struct wh_hello *welcome, uint16_t role,
+		  uint32_t connection, struct wh_greeting *out)
 {
 	struct wh_hello hello;
-	int error = hello_init(peer->engine, role, &hello);
+	int error = hello_init(self, role, &hello);
 
 	hello.connection = connection;
 	/* The control connection accepts any epoch: the peer learns from the WELCOME that the
 	 * engine was restarted, which a refusal would not tell apart from other errors. */
-	if (role != WH_ROLE_CONTROL) {
-		pthread_mutex_lock(&peer->lock);
-		hello.expected = peer->welcome.epoch;
-		hello.session = peer->welcome.session;
-		pthread_mutex_unlock(&peer->lock);
+	if (welcome) {
+		hello.expected = welcome->epoch;
+		hello.session = welcome->session;
 	}
 	out->length = hello_frame(&hello, WH_FRAME_HELLO, out->bytes);
 	return error;
 }
 
-int wh_peer_prove(struct wh_peer *peer, uint16_t role, int fd, const struct wh_tls *tls,
+int wh_prove_make(const struct wh_trust *trust, uint16_t role, int fd, const struct wh_tls *tls,
 		  const struct wh_greeting *hello, const uint8_t *welcome, size_t length,
-		  uint8_t out[WH_PROVE_SIZE])
+		  const uint8_t *session, uint8_t made[WH_KEY_SIZE], uint8_t out[WH_PROVE_SIZE])
 {
-	const struct wh_trust *trust = &peer->engine->trust;
 	struct wh_keys keys = { .count = 1 };
 	struct wh_proofs proofs;
 	bool proved = false;
 	int error = 0;
 
-	if (role == WH_ROLE_CONTROL) {
+	if (session)
+		memcpy(keys.key[0], session, WH_KEY_SIZE);
+	else
 		keys = trust->keys;
-	} else {
-		pthread_mutex_lock(&peer->lock);
-		memcpy(keys.key[0], peer->key, sizeof(peer->key));
-		pthread_mutex_unlock(&peer->lock);
-	}
 	/* Find the key that the owner has proved, and prove the same one. */
 	for (unsigned i = 0; !error && !proved && i < keys.count; i++) {
 		error = wh_tls_bind(tls, &trust->crypto, keys.key[i], keys.key[i]);
@@ -96,17 +89,14 @@ int wh_peer_prove(struct wh_peer *peer, uint16_t role, int fd, const struct wh_t
 			trust->source);
 	/* Not earlier: the kernel knows the user of the other end only after it has accepted the
 	 * connection, which WELCOME shows. */
-	if (!error && role != WH_ROLE_SHM)
+	if (!error && role != WH_ROLE_LOCAL)
 		error = wh_trust_check_user(trust, fd);
 	if (!error) {
 		wh_frame_encode(out, &(struct wh_frame){ WH_PROOF_SIZE, WH_FRAME_PROVE, 0 });
 		memcpy(out + WH_FRAME_HEADER, proofs.initiator, WH_PROOF_SIZE);
 	}
-	if (!error && role == WH_ROLE_CONTROL) {
-		pthread_mutex_lock(&peer->lock);
-		memcpy(peer->key, proofs.session, sizeof(peer->key));
-		pthread_mutex_unlock(&peer->lock);
-	}
+	if (!error && made)
+		memcpy(made, proofs.session, WH_KEY_SIZE);
 	explicit_bzero(&keys, sizeof(keys));
 	explicit_bzero(&proofs, sizeof(proofs));
 	return error;
@@ -114,24 +104,24 @@ int wh_peer_prove(struct wh_peer *peer, uint16_t role, int fd, const struct wh_t
 
 /* ---- the owner --------------------------------------------------------- */
 
-int wh_welcome(struct wh_engine *engine, const struct wh_greeting *received,
-	       const struct wh_hello *hello, uint64_t session, const uint8_t key[WH_KEY_SIZE],
-	       struct wh_greeting *out, struct wh_proofs *proofs)
+int wh_welcome_make(const struct wh_identity *self, const struct wh_greeting *received,
+		    const struct wh_hello *hello, uint64_t session, const uint8_t key[WH_KEY_SIZE],
+		    struct wh_greeting *out, struct wh_proofs *proofs)
 {
 	struct wh_hello welcome;
-	int error = hello_init(engine, hello->role, &welcome);
+	int error = hello_init(self, hello->role, &welcome);
 
 	welcome.expected = hello->epoch;
 	welcome.session = session;
-	memcpy(welcome.socket, engine->socket_name, sizeof(welcome.socket));
+	memcpy(welcome.socket, self->socket, sizeof(welcome.socket));
 	/* The proof is the last field and covers everything before it. */
 	welcome.auth_length = WH_NONCE_SIZE + WH_PROOF_SIZE;
 	out->length = hello_frame(&welcome, WH_FRAME_WELCOME, out->bytes);
 	if (!error)
-		error = wh_proofs_make(
-			&engine->trust.crypto, key, received->bytes + WH_FRAME_HEADER,
-			received->length - WH_FRAME_HEADER, out->bytes + WH_FRAME_HEADER,
-			out->length - WH_FRAME_HEADER, proofs);
+		error = wh_proofs_make(&self->trust->crypto, key, received->bytes + WH_FRAME_HEADER,
+				       received->length - WH_FRAME_HEADER,
+				       out->bytes + WH_FRAME_HEADER, out->length - WH_FRAME_HEADER,
+				       proofs);
 	if (!error)
 		memcpy(out->bytes + out->length - WH_PROOF_SIZE, proofs->owner, WH_PROOF_SIZE);
 	return error;

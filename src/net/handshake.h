@@ -14,9 +14,8 @@
 #include "wire/proof.h"
 #include "wire/wire.h"
 
-struct wh_engine;
-struct wh_peer;
 struct wh_tls;
+struct wh_trust;
 
 #define WH_GREETING_MAX (WH_FRAME_HEADER + WH_HELLO_MAX)
 
@@ -26,22 +25,34 @@ struct wh_greeting {
 	uint8_t bytes[WH_GREETING_MAX];
 };
 
-/* Make the HELLO of a connection of this role to the peer. `connection` numbers a data connection,
- * for ABORT; 0 for other roles. 0, or -EIO: no random numbers. */
-int wh_peer_hello(struct wh_peer *peer, uint16_t role, uint32_t connection,
-		  struct wh_greeting *out);
-/* Check the owner's proof in the payload of a WELCOME that answered `hello` on `fd`, and make the
- * PROVE frame. On a control connection, keep the session's key in the peer. 0; -EACCES with a text:
+/* What an engine says of itself, and what it holds to prove it. */
+struct wh_identity {
+	char name[WH_NAME_MAX];
+	uint64_t epoch;
+	uint8_t host[16]; /* equal bytes: same host and same network namespace */
+	char socket[WH_NAME_MAX]; /* of the abstract unix socket that it listens on; "": none */
+	uint32_t capabilities; /* WH_CAPABLE_... */
+	const struct wh_trust *trust;
+};
+
+/* Make the HELLO of a connection of this role. `welcome`: what the peer said on the control
+ * connection, or NULL if this is that. `connection` numbers a data connection, for ABORT; 0 for
+ * other roles. 0, or -EIO: no random numbers. */
+int wh_hello_make(const struct wh_identity *self, const struct wh_hello *welcome, uint16_t role,
+		  uint32_t connection, struct wh_greeting *out);
+/* Check the owner's proof in the payload of the WELCOME that answered `hello` on `fd`, and make the
+ * PROVE frame. `session`: the session's key, which this connection proves. NULL: it is a control
+ * connection, which proves a key of `trust`, and `made` gets the session's. 0; -EACCES with a text:
  * another key, or another user; -EPROTO; -EIO. */
-int wh_peer_prove(struct wh_peer *peer, uint16_t role, int fd, const struct wh_tls *tls,
+int wh_prove_make(const struct wh_trust *trust, uint16_t role, int fd, const struct wh_tls *tls,
 		  const struct wh_greeting *hello, const uint8_t *welcome, size_t length,
-		  uint8_t out[WH_PROVE_SIZE]);
+		  const uint8_t *session, uint8_t made[WH_KEY_SIZE], uint8_t out[WH_PROVE_SIZE]);
 /* Make the WELCOME that answers the HELLO `received`, decoded as `hello`, and prove `key` in it.
  * *proofs gets the proof that the initiator has to send, and the session's key. 0, -EPROTO (no
  * nonce) or -EIO. */
-int wh_welcome(struct wh_engine *engine, const struct wh_greeting *received,
-	       const struct wh_hello *hello, uint64_t session, const uint8_t key[WH_KEY_SIZE],
-	       struct wh_greeting *out, struct wh_proofs *proofs);
+int wh_welcome_make(const struct wh_identity *self, const struct wh_greeting *received,
+		    const struct wh_hello *hello, uint64_t session, const uint8_t key[WH_KEY_SIZE],
+		    struct wh_greeting *out, struct wh_proofs *proofs);
 /* Send REFUSED with errno and text, and close the connection. Does not wait: nothing may have been
  * sent before, so that the frame fits the socket buffer. Takes ownership of fd and tls. */
 void wh_refuse(int fd, struct wh_tls *tls, int error, const char *text);

@@ -13,8 +13,8 @@
 #include <emmintrin.h>
 #endif
 
-#include "core/batch.h"
 #include "memory/region-table.h"
+#include "transport/core.h"
 #include "transport/fragment.h"
 #include "transport/transport.h"
 #include "util/clock.h"
@@ -543,7 +543,7 @@ static struct wh_fragment *copier_find_fragment(struct wh_copier *copier,
 						const struct wh_batch *batch)
 {
 	struct wh_list *queue =
-		batch->priority == WH_PRIORITY_LATENCY ? &copier->latency : &copier->bulk;
+		wh_batch_priority(batch) == WH_PRIORITY_LATENCY ? &copier->latency : &copier->bulk;
 
 	for (struct wh_list *l = queue->next; l != queue; l = l->next) {
 		struct wh_fragment *fragment = wh_container(l, struct wh_fragment, link);
@@ -578,7 +578,7 @@ void wh_copier_progress(struct wh_copier_peer *peer, struct wh_batch *batch, int
 	now = wh_now();
 	if (deadline > now + SPIN_TIME)
 		deadline = now + SPIN_TIME;
-	while (wh_batch_running(batch) && wh_now() < deadline)
+	while (wh_batch_is_running(batch) && wh_now() < deadline)
 		wh_cpu_relax();
 }
 

@@ -40,6 +40,7 @@ struct wh_region_table;
 struct wh_region_windows;
 struct wh_session;
 struct wh_tls;
+struct wh_tls_context;
 
 /* ---- the engine ----------------------------------------------------------------------------- */
 
@@ -60,14 +61,16 @@ struct wh_loop *wh_engine_first_loop(const struct wh_engine *engine);
 struct wh_loop *wh_engine_loop(struct wh_engine *engine);
 /* True on the engine's own threads, where waiting for the engine would never end. */
 bool wh_engine_inside(const struct wh_engine *engine);
-/* Do both run in one network namespace of one host, where unix sockets and memfds work? */
-bool wh_engine_on_host(const struct wh_engine *engine, const uint8_t host[16]);
-/* Does the engine encrypt what leaves the host (setting `tls`)? */
-bool wh_engine_encrypts(const struct wh_engine *engine);
-/* Does the engine accept connections over its unix socket, for the role WH_ROLE_SHM? */
+/* 16 bytes, as in wh_hello.host: engines with equal ones run in one network namespace of one host,
+ * where unix sockets work. */
+const uint8_t *wh_engine_host(const struct wh_engine *engine);
+/* For wh_tls_new(), if the setting `tls` is on: what leaves the host is encrypted. NULL: it is not.
+ */
+struct wh_tls_context *wh_engine_tls(const struct wh_engine *engine);
+/* Does the engine accept connections over its unix socket, for the role WH_ROLE_LOCAL? */
 bool wh_engine_has_socket(const struct wh_engine *engine);
-/* What the peer of this name may do with a region of the engine: enum wh_access. entry.access is the
- * union over all peers. Inside the entry, or between the next two. */
+/* What the peer of this name may do with a region of the engine: enum wh_access. entry.access is
+ * the union over all peers. Inside the entry, or between the next two. */
 uint8_t wh_region_access(const struct wh_region *region, const char *name);
 /* Between the two, no region is published and none is unregistered. */
 void wh_engine_hold_regions(struct wh_engine *engine);
@@ -140,8 +143,8 @@ void wh_session_set_transport(struct wh_session *session, enum wh_transport_id i
  * wh_engine_hold_regions() and its end; any thread. */
 uint8_t wh_session_access(const struct wh_session *session, const struct wh_region_entry *entry);
 /* From now on the initiator can access our memory without our threads: as by a mapping, so that
- * unregistering a region waits for its answer; or by keys, which we invalidate, so that waiting only
- * spares it errors. Any thread. */
+ * unregistering a region waits for its answer; or by keys, which we invalidate, so that waiting
+ * only spares it errors. Any thread. */
 void wh_session_touches(struct wh_session *session);
 void wh_session_keyed(struct wh_session *session);
 /* The session accesses GPU memory through staging buffers: prepare them. Not between
@@ -163,14 +166,18 @@ void wh_session_notifications_forget(struct wh_session *session, uint32_t by);
 
 /* ---- a batch -------------------------------------------------------------------------------- */
 
-/* The fragments of all transports; fragment.transport names each one's. */
-struct wh_fragment *wh_batch_fragments(const struct wh_batch *batch, size_t *count);
+/* The batch's next fragment behind `before` (NULL: the first) that belongs to transport `id` now;
+ * WH_TRANSPORT_COUNT: to any. NULL: there are no more. */
+struct wh_fragment *wh_batch_fragment(const struct wh_batch *batch, enum wh_transport_id id,
+				      const struct wh_fragment *before);
 /* True from submit to the end. `batch` is a struct wh_batch; what moves GPU memory does not know
  * more of it. */
 bool wh_batch_is_running(const void *batch);
-/* False: it ends in a callback, a queue or a stream, so that no thread is expected to wait for it or
- * to poll it. */
+/* False: it ends in a callback, a queue or a stream, so that no thread is expected to wait for it
+ * or to poll it. */
 bool wh_batch_has_waiter(const struct wh_batch *batch);
+/* enum wh_priority, as in each of its fragments. */
+uint32_t wh_batch_priority(const struct wh_batch *batch);
 /* The bytes of its notification; NULL: none. */
 const void *wh_batch_note(const struct wh_batch *batch, size_t *length);
 /* The transport's own pointer; NULL at first. The transport's batch_again and batch_closed get it.
@@ -192,7 +199,8 @@ unsigned wh_notify_unconfirmed(const struct wh_peer *peer);
  * arrived? True if none waits, the window has room, and all that are not confirmed, `mine`, went by
  * the transport that asks. */
 bool wh_notify_can_send_early(const struct wh_batch *batch, unsigned mine);
-/* Count it as sent, and return its sequence number. Confirmed or wh_notify_undelivered() follows. */
+/* Count it as sent, and return its sequence number. Confirmed or wh_notify_undelivered() follows.
+ */
 uint64_t wh_notify_send_early(struct wh_batch *batch);
 /* The transport's copy was lost. Send it again over the control connection: now, or when the
  * batch's fragments have ended. Under the lock; call wh_notify_resume() after releasing it. */

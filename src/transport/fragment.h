@@ -69,9 +69,6 @@ struct wh_fragment {
 		cursor; /* the bytes before it have been started; the core sets it to all */
 	_Atomic uint64_t left; /* bytes not finished yet; the core sets it to `bytes` */
 	void *owner; /* NULL at submit */
-	bool alone; /* tcp: pinned to one connection (`owner`); not shared */
-	bool staged; /* some local memory is a GPU's, and goes through staging slots */
-	bool windowed; /* ... and is written by the CPU, through windows */
 	/* A structure of the transport's. It is zero when the fragment comes to the transport
 	 * first, and kept when the batch is submitted again. */
 	_Alignas(uint64_t) unsigned char state[WH_FRAGMENT_STATE];

@@ -89,7 +89,7 @@ int wh_hello_decode(const uint8_t *in, size_t length, struct wh_hello *hello)
 	if (got.auth_length > sizeof(got.auth))
 		return -EPROTO;
 	wh_take_bytes(&bytes, got.auth, got.auth_length);
-	if (bytes.cut || got.role < WH_ROLE_CONTROL || got.role > WH_ROLE_SHM)
+	if (bytes.cut || got.role < WH_ROLE_CONTROL || got.role > WH_ROLE_LOCAL)
 		return -EPROTO;
 	/* Trailing bytes are valid only from an engine that supports a newer version, too. */
 	if (bytes.at != bytes.end && got.version_max == WH_WIRE_VERSION)

@@ -71,7 +71,7 @@ int wh_frame_decode(const uint8_t in[WH_FRAME_HEADER], struct wh_frame *frame);
 enum wh_role {
 	WH_ROLE_CONTROL = 1,
 	WH_ROLE_DATA = 2,
-	WH_ROLE_SHM = 3, /* over the unix socket */
+	WH_ROLE_LOCAL = 3, /* over the unix socket */
 };
 
 /* Bits of `capabilities`. RDMA: the engine accepts the frames RDMA_*. RDMA_NOTIFY: its queue pairs

@@ -29,7 +29,7 @@ static void try_hello(const uint8_t *data, size_t size)
 		return;
 	}
 	check(hello.version_min <= WH_WIRE_VERSION && hello.version_max >= WH_WIRE_VERSION);
-	check(hello.role >= WH_ROLE_CONTROL && hello.role <= WH_ROLE_SHM);
+	check(hello.role >= WH_ROLE_CONTROL && hello.role <= WH_ROLE_LOCAL);
 	check(hello.auth_length <= sizeof(hello.auth));
 	check_text(hello.name, sizeof(hello.name));
 	check_text(hello.socket, sizeof(hello.socket));

@@ -90,7 +90,7 @@ static void decode__round_trip(void **state)
 	assert_hello_equal(&hello, &got);
 	memset(&hello, 0, sizeof(hello));
 	hello.version_min = hello.version_max = WH_WIRE_VERSION;
-	hello.role = WH_ROLE_SHM;
+	hello.role = WH_ROLE_LOCAL;
 	assert_int_equal(decode(bytes, wh_hello_encode(bytes, &hello), &got), 0);
 	assert_hello_equal(&hello, &got);
 }

@@ -7,16 +7,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/batch.h"
-#include "core/engine.h"
-#include "core/peer.h"
-#include "core/region.h"
-#include "core/remote.h"
-#include "core/session.h"
 #include "gpu/region-window.h"
 #include "memory/memory.h"
 #include "memory/region-table.h"
+#include "memory/region.h"
 #include "transport/blocks.h"
+#include "transport/core.h"
 #include "transport/fragment.h"
 #include "transport/transport.h"
 #include "util/error.h"
@@ -31,7 +27,7 @@ static int cuda_engine_open(struct wh_engine *engine, void **state)
 	if (!mappings)
 		return wh_fail(ENOMEM, "cuda: no memory");
 	mappings->engine = engine;
-	mappings->gpus = engine->gpus;
+	mappings->gpus = wh_engine_gpus(engine);
 	pthread_mutex_init(&mappings->lock, NULL);
 	*state = mappings;
 	return 0;
@@ -77,7 +73,7 @@ static int cuda_peer_open(struct wh_peer *peer, void **state, char why[WH_REFUSA
 		snprintf(why, WH_REFUSAL, "no memory");
 		return -ENOMEM;
 	}
-	cuda->mappings = peer->engine->transport[WH_TRANSPORT_CUDA];
+	cuda->mappings = wh_engine_transport(wh_peer_engine(peer), WH_TRANSPORT_CUDA);
 	cuda->peer = peer;
 	pthread_mutex_init(&cuda->lock, NULL);
 	*state = cuda;
@@ -121,11 +117,12 @@ static int cuda_peer_again(struct wh_peer *peer, void *state, char why[WH_REFUSA
  * the peer. */
 static void cuda_region_gone(struct wh_peer *peer, void *state, struct wh_remote_region *region)
 {
-	struct wh_device_mappings *mappings = peer->engine->transport[WH_TRANSPORT_CUDA];
+	struct wh_device_mappings *mappings =
+		wh_engine_transport(wh_peer_engine(peer), WH_TRANSPORT_CUDA);
 	struct wh_device_mapping *mapping;
 
 	(void)state;
-	wh_region_window_close_remote(&peer->engine->region_windows, region);
+	wh_region_window_close_remote(wh_engine_region_windows(wh_peer_engine(peer)), region);
 	mapping = atomic_exchange(&region->mapping, NULL);
 	if (!mapping)
 		return;
@@ -219,7 +216,8 @@ static void cuda_progress(struct wh_peer *peer, void *state, struct wh_batch *ba
 			  int64_t deadline)
 {
 	(void)state;
-	wh_gpus_progress(peer->engine->gpus, wh_batch_is_running, batch, deadline);
+	wh_gpus_progress(wh_engine_gpus(wh_peer_engine(peer)), wh_batch_is_running, batch,
+			 deadline);
 }
 
 /* The fragment says that it is cancelled; what has not been put on a stream is not going to be. */
@@ -291,27 +289,24 @@ struct look {
 static bool look_at(struct wh_peer *peer, void *state, const struct wh_batch *batch,
 		    struct look *look)
 {
-	struct wh_region_table *entries = peer->self ? &peer->engine->regions : &peer->regions;
+	struct wh_region_table *entries = wh_peer_is_self(peer) ?
+						  wh_engine_regions(wh_peer_engine(peer)) :
+						  wh_peer_regions(peer);
 	struct wh_cuda_peer *cuda = state;
+	struct wh_fragment *fragment = NULL;
 	bool more = true;
 
 	look->cuda = cuda;
-	look->gpus = peer->engine->gpus;
+	look->gpus = wh_engine_gpus(wh_peer_engine(peer));
 	/* A region of ours that goes meanwhile takes its view along under this lock. */
 	pthread_mutex_lock(&cuda->mappings->lock);
-	for (size_t i = 0; i < batch->fragment_count && more; i++) {
-		const struct wh_fragment *fragment = &batch->fragments[i];
-		struct wh_cuda_op op = { .cuda = cuda,
-					 .fragment = (struct wh_fragment *)(uintptr_t)fragment };
+	while (more && (fragment = wh_batch_fragment(batch, WH_TRANSPORT_CUDA, fragment))) {
+		struct wh_cuda_op op = { .cuda = cuda, .fragment = fragment };
 		struct wh_device_mapping *local, *remote;
 		struct wh_region_entry *entry;
 
-		if (fragment->transport != WH_TRANSPORT_CUDA)
-			continue;
-		entry = wh_region_entry_enter(
-			entries, fragment->blocks ?
-					 fragment->blocks->bases[fragment->first].remote :
-					 batch->items[fragment->first].remote);
+		entry = wh_region_entry_enter(entries,
+					      wh_fragment_remote(fragment, fragment->first));
 		if (!entry)
 			continue;
 		wh_cuda_mappings(&op, fragment->first, &local, &remote);
@@ -335,15 +330,15 @@ static void cuda_detail(struct wh_peer *peer, void *state, const struct wh_batch
 			size_t size)
 {
 	struct look look = { .each = tell_first, .text = out, .size = size };
+	const struct wh_fragment *fragment = NULL;
 
 	if (!size)
 		return;
 	*out = 0;
-	for (size_t i = 0; i < batch->fragment_count; i++) {
+	while ((fragment = wh_batch_fragment(batch, WH_TRANSPORT_CUDA, fragment))) {
 		const char *backend;
 
-		if (batch->fragments[i].transport == WH_TRANSPORT_CUDA &&
-		    wh_cuda_few_describe(state, &batch->fragments[i], true, &backend, NULL)) {
+		if (wh_cuda_few_describe(state, fragment, true, &backend, NULL)) {
 			snprintf(out, size, "CPU window (%s)", backend);
 			return;
 		}
@@ -408,24 +403,23 @@ static bool cuda_estimate(struct wh_peer *peer, enum wh_transport_id id,
 			  const struct wh_batch *batch, struct wh_estimate *out)
 {
 	struct look look = { .each = add_estimate, .estimate = out };
+	const struct wh_fragment *fragment = NULL;
 	const char *backend;
 
 	/* What few bytes go through, and what that takes, is known once it has been opened. */
-	for (size_t i = 0; i < batch->fragment_count && !wh_engine_inside(peer->engine); i++) {
-		if (batch->fragments[i].transport == WH_TRANSPORT_CUDA)
-			wh_cuda_few_describe(peer->transport[id], &batch->fragments[i], true,
-					     &backend, NULL);
-	}
-	return look_at(peer, peer->transport[id], batch, &look);
+	while (!wh_engine_inside(wh_peer_engine(peer)) &&
+	       (fragment = wh_batch_fragment(batch, id, fragment)))
+		wh_cuda_few_describe(wh_peer_transport(peer, id), fragment, true, &backend, NULL);
+	return look_at(peer, wh_peer_transport(peer, id), batch, &look);
 }
 
 /* On the same host GPUs reach each other's memory, if the unix socket is there to share it. */
 static bool cuda_session_reaches_gpus(const struct wh_session *session)
 {
-	const struct wh_engine *engine = session->engine;
+	const struct wh_engine *engine = wh_session_engine(session);
 
-	return *engine->socket_name &&
-	       !memcmp(session->hello.host, engine->host, sizeof(engine->host));
+	return wh_engine_has_socket(engine) &&
+	       !memcmp(wh_session_hello(session)->host, wh_engine_host(engine), 16);
 }
 
 const struct wh_transport wh_transport_cuda = {

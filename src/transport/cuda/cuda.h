@@ -15,15 +15,13 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "core/engine.h"
-#include "core/peer.h"
-#include "core/region.h"
-#include "core/remote.h"
 #include "gpu/region-window.h"
 #include "gpu/stream.h"
 #include "memory/memory.h"
 #include "memory/region-table.h"
+#include "memory/region.h"
 #include "platform/cuda.h"
+#include "transport/core.h"
 #include "transport/fragment.h"
 #include "transport/transport.h"
 #include "util/error.h"

@@ -12,10 +12,10 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "core/engine.h"
-#include "core/region.h"
 #include "memory/memory.h"
 #include "memory/region-table.h"
+#include "memory/region.h"
+#include "transport/core.h"
 #include "transport/cuda/cuda.h"
 #include "transport/cuda/wire.h"
 #include "transport/shm/shm.h"
@@ -106,7 +106,7 @@ static int export_segment(const struct wh_region *region, uint32_t index, bool o
 {
 	const struct wh_registration *registration = region->registration;
 	const struct wh_segment *segment = &registration->segments[index];
-	struct wh_cuda *cuda = region->engine->cuda;
+	struct wh_cuda *cuda = wh_engine_cuda(region->engine);
 	struct wh_cuda_uuid uuid;
 	int error;
 

@@ -8,12 +8,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "core/engine.h"
-#include "core/peer.h"
-#include "core/region.h"
-#include "core/remote.h"
 #include "memory/memory.h"
 #include "memory/region-table.h"
+#include "memory/region.h"
+#include "transport/core.h"
 #include "transport/cuda/cuda.h"
 #include "transport/cuda/wire.h"
 #include "transport/shm/shm.h"
@@ -64,7 +62,7 @@ static void pin(struct wh_device_mappings *mappings, struct wh_device_mapping *m
 	struct wh_cuda_scope scope;
 	int error;
 
-	if (!mappings->engine->config.number[WH_SETTING_PIN]) {
+	if (!wh_engine_config(mappings->engine)->number[WH_SETTING_PIN]) {
 		snprintf(mapping->why, sizeof(mapping->why),
 			 "host memory is not page-locked: the setting pin");
 		return;
@@ -117,7 +115,7 @@ static bool is_used(struct wh_device_mappings *mappings, const struct wh_pin *pi
 	char name[WH_NAME_MAX];
 	struct wh_region_entry entry;
 
-	while (wh_region_table_next(&mappings->engine->regions, &cursor, &entry, name)) {
+	while (wh_region_table_next(wh_engine_regions(mappings->engine), &cursor, &entry, name)) {
 		if (entry.address < start + pin->length && start < entry.address + entry.length)
 			return true;
 	}
@@ -533,18 +531,20 @@ int wh_cuda_remote(struct wh_cuda_peer *cuda, struct wh_region_entry *entry,
 		   struct wh_device_mapping **out, char why[WH_REFUSAL])
 {
 	struct wh_peer *peer = cuda->peer;
+	struct wh_shm_peer *shm;
 
-	if (peer->self)
+	if (wh_peer_is_self(peer))
 		return wh_device_mapping_local(
 			cuda->mappings, wh_container(entry, struct wh_region, entry), out, why);
 	/* It is opened after this transport, and for good. */
-	if (!peer->opened[WH_TRANSPORT_SHM]) {
+	shm = wh_peer_transport(peer, WH_TRANSPORT_SHM);
+	if (!shm) {
 		snprintf(why, WH_REFUSAL,
 			 "handles of GPU memory come by way of shm, which is refused");
 		return -EOPNOTSUPP;
 	}
-	return map_remote(cuda->mappings, peer->transport[WH_TRANSPORT_SHM],
-			  wh_container(entry, struct wh_remote_region, entry), out, why);
+	return map_remote(cuda->mappings, shm, wh_container(entry, struct wh_remote_region, entry),
+			  out, why);
 }
 
 /* The segments' order is that of the mappings, which was checked when they were imported. */
@@ -574,8 +574,8 @@ int wh_cuda_objects(struct wh_cuda_peer *cuda, struct wh_region_entry *entry,
 	int error;
 
 	out->count = 0;
-	error = wh_shm_exports(cuda->peer->transport[WH_TRANSPORT_SHM], region, true, keep_object,
-			       out, why);
+	error = wh_shm_exports(wh_peer_transport(cuda->peer, WH_TRANSPORT_SHM), region, true,
+			       keep_object, out, why);
 	if (!error)
 		return 0;
 	while (out->count)

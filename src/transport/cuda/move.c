@@ -10,13 +10,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/batch.h"
-#include "core/engine.h"
-#include "core/peer.h"
-#include "core/region.h"
-#include "core/remote.h"
 #include "memory/region-table.h"
+#include "memory/region.h"
 #include "transport/blocks.h"
+#include "transport/core.h"
 #include "transport/cuda/cuda.h"
 #include "transport/fragment.h"
 #include "transport/shm/shm.h"
@@ -46,13 +43,14 @@ static struct wh_region_table *remote_table(const struct wh_cuda_op *op)
 {
 	struct wh_peer *peer = op->cuda->peer;
 
-	return peer->self ? &peer->engine->regions : &peer->regions;
+	return wh_peer_is_self(peer) ? wh_engine_regions(wh_peer_engine(peer)) :
+				       wh_peer_regions(peer);
 }
 
 static struct wh_device_mapping *remote_mapping(const struct wh_cuda_op *op,
 						const struct wh_region_entry *entry)
 {
-	if (op->cuda->peer->self)
+	if (wh_peer_is_self(op->cuda->peer))
 		return atomic_load_explicit(&wh_container(entry, struct wh_region, entry)->mapping,
 					    memory_order_acquire);
 	return atomic_load_explicit(&wh_container(entry, struct wh_remote_region, entry)->mapping,
@@ -121,10 +119,10 @@ void wh_cuda_verify(struct wh_cuda_peer *cuda, struct wh_fragment *fragment)
 	lost = cuda->lost;
 	memcpy(text, cuda->lost_text, sizeof(text));
 	pthread_mutex_unlock(&cuda->lock);
-	if (!lost && !cuda->peer->self &&
-	    !wh_shm_owner_lives(cuda->peer->transport[WH_TRANSPORT_SHM])) {
+	if (!lost && !wh_peer_is_self(cuda->peer) &&
+	    !wh_shm_owner_lives(wh_peer_transport(cuda->peer, WH_TRANSPORT_SHM))) {
 		lost = -ECONNRESET;
-		snprintf(text, sizeof(text), "%s has ended", cuda->peer->welcome.name);
+		snprintf(text, sizeof(text), "%s has ended", wh_peer_name(cuda->peer));
 	}
 	if (lost)
 		wh_fragment_fail(fragment, UINT64_MAX, lost, "%s", text);

@@ -8,12 +8,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/batch.h"
-#include "core/counters.h"
-#include "core/engine.h"
-#include "core/region.h"
+#include "memory/region.h"
 #include "transport/blocks.h"
 #include "transport/copier.h"
+#include "transport/core.h"
 #include "transport/cuda/cuda.h"
 #include "transport/fragment.h"
 #include "util/clock.h"
@@ -94,7 +92,7 @@ static bool take(struct work *work)
 		bytes += run.length;
 	}
 	pthread_mutex_unlock(&work->stage->lock);
-	wh_count_add(&part->op->cuda->mappings->engine->statistics.staged_bytes, bytes);
+	wh_engine_count_staged(part->op->cuda->mappings->engine, bytes);
 	work->start.left = bytes;
 	return any;
 }

@@ -8,15 +8,12 @@
 #include <errno.h>
 #include <string.h>
 
-#include "core/batch.h"
-#include "core/engine.h"
-#include "core/peer.h"
-#include "core/region.h"
-#include "core/remote.h"
 #include "gpu/region-window.h"
 #include "memory/memory.h"
 #include "memory/region-table.h"
+#include "memory/region.h"
 #include "transport/blocks.h"
+#include "transport/core.h"
 #include "transport/cuda/cuda.h"
 #include "transport/fragment.h"
 #include "transport/transport.h"
@@ -78,14 +75,14 @@ static bool find_ours(struct end *end, uint64_t address, bool open)
 int wh_cuda_object(struct wh_engine *engine, const struct wh_segment *segment, int *fd,
 		   uint64_t *offset)
 {
-	const char *order = engine->config.text[WH_SETTING_WINDOW];
+	const char *order = wh_engine_config(engine)->text[WH_SETTING_WINDOW];
 	struct wh_view_object object;
 	int error;
 
 	if (!wh_window_order_has(order, "rm"))
 		return wh_fail(EOPNOTSUPP, "its setting window is %s", order);
-	error = wh_windows_export(engine->region_windows.windows, segment->start, segment->length,
-				  &object);
+	error = wh_windows_export(wh_engine_region_windows(engine)->windows, segment->start,
+				  segment->length, &object);
 	if (error)
 		return error;
 	*fd = object.fd;
@@ -129,9 +126,9 @@ static bool find_theirs(struct wh_cuda_peer *cuda, struct end *end, uint64_t off
 	if (!end->window && open) {
 		address = wh_device_mapping_own(cuda->mappings, mapping);
 		if (address)
-			end->window =
-				wh_region_window_get_remote(&cuda->peer->engine->region_windows,
-							    region, address, ask_owner, &question);
+			end->window = wh_region_window_get_remote(
+				wh_engine_region_windows(wh_peer_engine(cuda->peer)), region,
+				address, ask_owner, &question);
 	}
 	if (end->window)
 		end->at = wh_region_window_at(end->window, end->entry->address + offset);
@@ -140,8 +137,8 @@ static bool find_theirs(struct wh_cuda_peer *cuda, struct end *end, uint64_t off
 
 static bool find_remote(struct wh_cuda_peer *cuda, struct end *end, uint64_t offset, bool open)
 {
-	return cuda->peer->self ? find_ours(end, end->entry->address + offset, open) :
-				  find_theirs(cuda, end, offset, open);
+	return wh_peer_is_self(cuda->peer) ? find_ours(end, end->entry->address + offset, open) :
+					     find_theirs(cuda, end, offset, open);
 }
 
 /* Enter both regions of a run. False: one of them is gone, or the CPU does not reach it. */
@@ -149,11 +146,13 @@ static bool enter(struct wh_cuda_peer *cuda, const struct wh_fragment *fragment,
 		  const struct wh_extent_pair *run, bool open, struct crossings *crossings)
 {
 	struct wh_peer *peer = cuda->peer;
-	struct end local = { .entry = wh_region_entry_enter(&peer->engine->regions,
+	struct end local = { .entry = wh_region_entry_enter(wh_engine_regions(wh_peer_engine(peer)),
 							    local_id(fragment, run->index)) };
-	struct end remote = { .entry = wh_region_entry_enter(peer->self ? &peer->engine->regions :
-									  &peer->regions,
-							     run->remote) };
+	struct end remote = { .entry = wh_region_entry_enter(
+				      wh_peer_is_self(peer) ?
+					      wh_engine_regions(wh_peer_engine(peer)) :
+					      wh_peer_regions(peer),
+				      run->remote) };
 	bool write = fragment->op == WH_WRITE;
 
 	if (!local.entry || !remote.entry ||
@@ -221,7 +220,7 @@ static void add_time(const struct crossing *crossing, struct wh_cuda_time *total
 static bool decide(struct wh_cuda_peer *cuda, const struct wh_fragment *fragment, bool open,
 		   struct crossings *crossings)
 {
-	const struct wh_engine *engine = cuda->peer->engine;
+	const struct wh_engine *engine = wh_peer_engine(cuda->peer);
 	uint64_t sum = 0, most = WH_REGION_WINDOW_FEW, limit;
 	struct wh_cursor at;
 	struct wh_extent_pair run;
@@ -229,7 +228,7 @@ static bool decide(struct wh_cuda_peer *cuda, const struct wh_fragment *fragment
 
 	crossings->count = 0;
 	if (fragment->transfers > RUNS || fragment->bytes > WH_REGION_WINDOW_FEW ||
-	    fragment->bytes > (uint64_t)engine->config.number[WH_SETTING_INLINE])
+	    fragment->bytes > (uint64_t)wh_engine_config(engine)->number[WH_SETTING_INLINE])
 		return false;
 	wh_fragment_start(fragment, &at);
 	while (good && wh_fragment_next(fragment, &at, UINT64_MAX, &run)) {

@@ -111,15 +111,11 @@ static void side_look_remote(struct side_methods *side, const struct rdma_peer *
 static void sides_look(struct rdma_peer *rdma, const struct wh_batch *batch,
 		       struct side_methods *local, struct side_methods *remote)
 {
-	const struct wh_fragment *fragments;
-	size_t count;
+	const struct wh_fragment *fragment = NULL;
 
 	*local = *remote = (struct side_methods){ 0 };
 	pthread_mutex_lock(&rdma->lock);
-	fragments = wh_batch_fragments(batch, &count);
-	for (size_t i = 0; i < count; i++) {
-		const struct wh_fragment *fragment = &fragments[i];
-
+	while ((fragment = wh_batch_fragment(batch, WH_TRANSPORT_COUNT, fragment))) {
 		for (uint64_t k = fragment->first;
 		     k < fragment->first + fragment->count && !(local->known && remote->known);
 		     k++) {

@@ -108,12 +108,19 @@ static void notify_compose(struct rdma_endpoint *endpoint, unsigned slot,
 
 /* ---- sent with the bytes --------------------------------------------------------------------- */
 
+static bool fragment_is_only(const struct wh_fragment *fragment)
+{
+	const struct wh_batch *batch = fragment->batch;
+
+	return wh_batch_fragment(batch, WH_TRANSPORT_COUNT, NULL) == fragment &&
+	       !wh_batch_fragment(batch, WH_TRANSPORT_COUNT, fragment);
+}
+
 bool rdma_notify_can_follow(const struct rdma_peer *rdma, const struct wh_fragment *fragment)
 {
-	size_t length, count;
+	size_t length;
 
-	return wh_batch_note(fragment->batch, &length) &&
-	       wh_batch_fragments(fragment->batch, &count) && count == 1 &&
+	return wh_batch_note(fragment->batch, &length) && fragment_is_only(fragment) &&
 	       fragment->op == WH_WRITE && !fragment->whole && !atomic_load(&rdma->flushing);
 }
 

@@ -62,16 +62,13 @@ static void polling_need_event(struct rdma_peer *rdma, struct wh_fragment *fragm
 void rdma_polling_sleep(struct rdma_peer *rdma, struct wh_batch *batch)
 {
 	struct wh_list done, reroute;
-	struct wh_fragment *fragments;
-	size_t count;
+	struct wh_fragment *fragment = NULL;
 
 	wh_list_init(&done);
 	wh_list_init(&reroute);
-	fragments = wh_batch_fragments(batch, &count);
 	pthread_mutex_lock(&rdma->lock);
-	for (size_t i = 0; i < count; i++)
-		if (atomic_load(&fragments[i].transport) == WH_TRANSPORT_RDMA)
-			polling_need_event(rdma, &fragments[i]);
+	while ((fragment = wh_batch_fragment(batch, WH_TRANSPORT_RDMA, fragment)))
+		polling_need_event(rdma, fragment);
 	rdma_progress(rdma, &done, &reroute);
 	pthread_mutex_unlock(&rdma->lock);
 	rdma_fragments_done(&done);

@@ -7,13 +7,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/batch.h"
-#include "core/engine.h"
-#include "core/peer.h"
-#include "core/region.h"
 #include "memory/memory.h"
 #include "memory/region-table.h"
+#include "memory/region.h"
 #include "transport/copier.h"
+#include "transport/core.h"
 #include "transport/fragment.h"
 #include "transport/transport.h"
 #include "util/config.h"
@@ -51,12 +49,12 @@ static void self_engine_close(struct wh_engine *engine, void *state)
 
 static int self_peer_open(struct wh_peer *peer, void **state, char why[WH_REFUSAL])
 {
-	struct wh_engine *engine = peer->engine;
+	struct wh_engine *engine = wh_peer_engine(peer);
 	struct wh_copier_peer *copier_peer;
 
-	if (!peer->self) {
-		snprintf(why, WH_REFUSAL, "%.63s is another engine than %.63s", peer->welcome.name,
-			 engine->name);
+	if (!wh_peer_is_self(peer)) {
+		snprintf(why, WH_REFUSAL, "%.63s is another engine than %.63s", wh_peer_name(peer),
+			 wh_engine_name(engine));
 		return -ENXIO;
 	}
 	copier_peer = calloc(1, sizeof(*copier_peer));
@@ -64,10 +62,10 @@ static int self_peer_open(struct wh_peer *peer, void **state, char why[WH_REFUSA
 		snprintf(why, WH_REFUSAL, "no memory");
 		return -ENOMEM;
 	}
-	copier_peer->copier = engine->transport[WH_TRANSPORT_SELF];
-	copier_peer->entries = &engine->regions;
+	copier_peer->copier = wh_engine_transport(engine, WH_TRANSPORT_SELF);
+	copier_peer->entries = wh_engine_regions(engine);
 	copier_peer->ops = &self_copy;
-	copier_peer->at_once = (uint64_t)engine->config.number[WH_SETTING_INLINE];
+	copier_peer->at_once = (uint64_t)wh_engine_config(engine)->number[WH_SETTING_INLINE];
 	*state = copier_peer;
 	return 0;
 }

@@ -20,10 +20,10 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "core/region.h"
-#include "core/session.h"
 #include "memory/memory.h"
 #include "memory/region-table.h"
+#include "memory/region.h"
+#include "transport/core.h"
 #include "transport/fragment.h"
 #include "transport/shm/shm.h"
 #include "util/list.h"
@@ -121,7 +121,7 @@ static bool judge(const struct wh_session *session, const struct wh_allocation *
 		part->start = entry->address - (uint64_t)(uintptr_t)memory->base;
 		part->end = part->start + entry->length;
 		part->any = entry->access & BOTH;
-		part->own = wh_region_access(region, session->hello.name) & BOTH;
+		part->own = wh_region_access(region, wh_session_hello(session)->name) & BOTH;
 		/* One that is all of it and all that can be had of it: there is no need to look
 		 * further. */
 		whole = !part->start && part->end >= memory->asked && part->own == BOTH;

@@ -20,11 +20,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "core/peer.h"
-#include "core/region.h"
-#include "core/remote.h"
 #include "memory/memory.h"
 #include "memory/region-table.h"
+#include "memory/region.h"
+#include "transport/core.h"
 #include "transport/cuda/cuda.h"
 #include "transport/cuda/wire.h"
 #include "transport/shm/shm.h"
@@ -564,7 +563,7 @@ void wh_shm_region_came(struct wh_peer *peer, void *state, struct wh_remote_regi
 	atomic_fetch_add(&shm->arrivals, 1);
 	/* It may have been the one that was missing. */
 	if (atomic_exchange(&shm->partly, false))
-		atomic_fetch_add(&peer->plan_version, 1);
+		wh_peer_replan(peer);
 }
 
 /* From now on no region finds the mapping. Under maps_lock. */

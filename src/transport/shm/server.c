@@ -14,13 +14,12 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "core/engine.h"
-#include "core/region.h"
-#include "core/session.h"
 #include "memory/memory.h"
 #include "memory/region-table.h"
+#include "memory/region.h"
 #include "net/handshake.h"
 #include "net/tls.h"
+#include "transport/core.h"
 #include "transport/cuda/cuda.h"
 #include "transport/shm/shm.h"
 #include "transport/transport.h"
@@ -111,7 +110,7 @@ int wh_shm_alive_open(struct wh_shm *shm)
 				strerror(errno));
 		goto err_unmap;
 	}
-	wh_loop_call(&shm->engine->loops[0], arm, alive);
+	wh_loop_call(wh_engine_first_loop(shm->engine), arm, alive);
 	if (alive->error) {
 		error = wh_fail(alive->error, "shm: the kernel keeps no robust futexes: %s",
 				strerror(alive->error));
@@ -133,7 +132,7 @@ void wh_shm_alive_close(struct wh_shm *shm)
 {
 	struct wh_alive *alive = shm->alive;
 
-	wh_loop_call(&alive->engine->loops[0], disarm, alive);
+	wh_loop_call(wh_engine_first_loop(alive->engine), disarm, alive);
 	munmap(alive->word, alive->length);
 	close(alive->fd);
 	free(alive);
@@ -255,14 +254,14 @@ static int answer_host(struct connection *connection, uint64_t id,
  * it has let go, which has to come after. */
 static int answer(struct connection *connection, uint64_t id, uint32_t segment)
 {
-	struct wh_engine *engine = connection->session->engine;
+	struct wh_engine *engine = wh_session_engine(connection->session);
 	uint8_t access = WH_ACCESS_NONE;
 	struct wh_region_entry *entry;
 	bool host = true;
 	int error = 0;
 
-	pthread_mutex_lock(&engine->lock);
-	entry = wh_region_entry_enter(&engine->regions, id);
+	wh_engine_hold_regions(engine);
+	entry = wh_region_entry_enter(wh_engine_regions(engine), id);
 	if (entry) {
 		access = wh_session_access(connection->session, entry);
 		/* What is refused is answered as host memory is. */
@@ -271,7 +270,7 @@ static int answer(struct connection *connection, uint64_t id, uint32_t segment)
 	}
 	if (host)
 		error = answer_host(connection, id, entry, access);
-	pthread_mutex_unlock(&engine->lock);
+	wh_engine_release_regions(engine);
 	if (!host)
 		error = wh_cuda_export(wh_container(entry, struct wh_region, entry), segment,
 				       connection->source.fd);
@@ -298,8 +297,8 @@ static void drop(struct connection *connection)
 {
 	struct wh_session *session = connection->session;
 
-	session->transport[WH_TRANSPORT_SHM] = NULL;
-	wh_loop_remove(&session->engine->loops[0], &connection->source);
+	wh_session_set_transport(session, WH_TRANSPORT_SHM, NULL);
+	wh_loop_remove(wh_engine_first_loop(wh_session_engine(session)), &connection->source);
 	close(connection->source.fd);
 	free(connection);
 }
@@ -330,8 +329,8 @@ static void ready(struct wh_source *source, uint32_t events)
 int wh_shm_session_accept(struct wh_session *session, int fd, struct wh_tls *tls,
 			  const struct wh_hello *hello)
 {
-	struct wh_engine *engine = session->engine;
-	struct wh_shm *shm = engine->transport[WH_TRANSPORT_SHM];
+	struct wh_engine *engine = wh_session_engine(session);
+	struct wh_shm *shm = wh_engine_transport(engine, WH_TRANSPORT_SHM);
 	struct connection *connection;
 	uint8_t bytes[WH_FRAME_HEADER];
 	int error;
@@ -348,15 +347,15 @@ int wh_shm_session_accept(struct wh_session *session, int fd, struct wh_tls *tls
 	connection->source.fd = fd;
 	connection->source.ready = ready;
 	connection->session = session;
-	error = wh_loop_add(&engine->loops[0], &connection->source, EPOLLIN);
+	error = wh_loop_add(wh_engine_first_loop(engine), &connection->source, EPOLLIN);
 	if (error) {
 		close(fd);
 		free(connection);
 		return error;
 	}
-	session->transport[WH_TRANSPORT_SHM] = connection;
+	wh_session_set_transport(session, WH_TRANSPORT_SHM, connection);
 	/* From now on, and for good: what it has mapped outlives this connection. */
-	atomic_store(&session->touches, true);
+	wh_session_touches(session);
 	wh_frame_encode(bytes, &(struct wh_frame){ 0, WH_FRAME_ALIVE, 0 });
 	error = wh_shm_send(fd, bytes, sizeof(bytes), shm->alive->fd, MSG_DONTWAIT);
 	if (error)
@@ -366,6 +365,6 @@ int wh_shm_session_accept(struct wh_session *session, int fd, struct wh_tls *tls
 
 void wh_shm_session_close(struct wh_session *session)
 {
-	if (session->transport[WH_TRANSPORT_SHM])
-		drop(session->transport[WH_TRANSPORT_SHM]);
+	if (wh_session_transport(session, WH_TRANSPORT_SHM))
+		drop(wh_session_transport(session, WH_TRANSPORT_SHM));
 }

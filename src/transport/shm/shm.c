@@ -14,14 +14,12 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "core/batch.h"
-#include "core/engine.h"
-#include "core/peer.h"
-#include "core/remote.h"
 #include "memory/memory.h"
 #include "memory/region-table.h"
+#include "memory/region.h"
 #include "net/handshake.h"
 #include "transport/blocks.h"
+#include "transport/core.h"
 #include "transport/cuda/cuda.h"
 #include "transport/fragment.h"
 #include "transport/transport.h"
@@ -49,7 +47,7 @@ static void shm_verify(struct wh_copier_peer *copy, struct wh_fragment *fragment
 
 	if (!wh_shm_owner_lives(shm))
 		wh_fragment_fail(fragment, UINT64_MAX, -ECONNRESET, "%s has %s",
-				 shm->peer->welcome.name,
+				 wh_peer_name(shm->peer),
 				 atomic_load(shm->alive) ? "died" : "closed its engine");
 }
 
@@ -234,7 +232,7 @@ static int shake_hands(struct wh_shm_peer *shm)
 {
 	struct wh_greeting hello, welcome;
 	uint8_t proof[WH_PROVE_SIZE];
-	int fd = -1, error = wh_peer_hello(shm->peer, WH_ROLE_SHM, 0, &hello);
+	int fd = -1, error = wh_peer_hello(shm->peer, WH_ROLE_LOCAL, 0, &hello);
 
 	if (!error)
 		error = wh_shm_send(shm->fd, hello.bytes, hello.length, -1, 0);
@@ -243,7 +241,7 @@ static int shake_hands(struct wh_shm_peer *shm)
 	error = hear(shm, WH_FRAME_WELCOME, &welcome, &fd);
 	if (error)
 		goto out;
-	error = wh_peer_prove(shm->peer, WH_ROLE_SHM, shm->fd, NULL, &hello, welcome.bytes,
+	error = wh_peer_prove(shm->peer, WH_ROLE_LOCAL, shm->fd, NULL, &hello, welcome.bytes,
 			      welcome.length, proof);
 	if (!error)
 		error = wh_shm_send(shm->fd, proof, sizeof(proof), -1, 0);
@@ -274,7 +272,7 @@ int wh_shm_connect(struct wh_shm_peer *shm)
 	if (shm->retry_at && shm->generation == current && wh_now() < shm->retry_at)
 		return -EAGAIN;
 	shm->generation = current;
-	error = dial(shm, shm->peer->welcome.socket);
+	error = dial(shm, wh_peer_welcome(shm->peer)->socket);
 	if (!error)
 		error = shake_hands(shm);
 	if (!error) {
@@ -296,28 +294,30 @@ static void host_text(char out[33], const uint8_t host[16])
 
 static int shm_peer_open(struct wh_peer *peer, void **state, char why[WH_REFUSAL])
 {
-	struct wh_engine *engine = peer->engine;
+	struct wh_engine *engine = wh_peer_engine(peer);
 	char here[33], there[33];
 	struct wh_shm_peer *shm;
 
-	if (peer->self) {
+	if (wh_peer_is_self(peer)) {
 		snprintf(why, WH_REFUSAL, "%.63s is this engine itself, not another process",
-			 engine->name);
+			 wh_engine_name(engine));
 		return -ENXIO;
 	}
-	if (memcmp(peer->welcome.host, engine->host, sizeof(engine->host))) {
-		host_text(here, engine->host);
-		host_text(there, peer->welcome.host);
+	if (memcmp(wh_peer_welcome(peer)->host, wh_engine_host(engine), 16)) {
+		host_text(here, wh_engine_host(engine));
+		host_text(there, wh_peer_welcome(peer)->host);
 		snprintf(why, WH_REFUSAL,
 			 "another host or network namespace: this engine is on %s, %.63s on %s",
-			 here, peer->welcome.name, there);
+			 here, wh_peer_name(peer), there);
 		/* The second half is the boot's alone. Another host is no surprise, another network
 		 * namespace of this one may be. */
-		return memcmp(peer->welcome.host + 8, engine->host + 8, 8) ? -ENXIO : -EOPNOTSUPP;
+		return memcmp(wh_peer_welcome(peer)->host + 8, wh_engine_host(engine) + 8, 8) ?
+			       -ENXIO :
+			       -EOPNOTSUPP;
 	}
-	if (!peer->welcome.socket[0]) {
+	if (!wh_peer_welcome(peer)->socket[0]) {
 		snprintf(why, WH_REFUSAL, "%.63s has no unix socket: its shm is off",
-			 peer->welcome.name);
+			 wh_peer_name(peer));
 		return -EOPNOTSUPP;
 	}
 	shm = calloc(1, sizeof(*shm));
@@ -325,12 +325,12 @@ static int shm_peer_open(struct wh_peer *peer, void **state, char why[WH_REFUSAL
 		snprintf(why, WH_REFUSAL, "no memory");
 		return -ENOMEM;
 	}
-	shm->shm = engine->transport[WH_TRANSPORT_SHM];
+	shm->shm = wh_engine_transport(engine, WH_TRANSPORT_SHM);
 	shm->peer = peer;
 	shm->copy.copier = &shm->shm->copier;
-	shm->copy.entries = &peer->regions;
+	shm->copy.entries = wh_peer_regions(peer);
 	shm->copy.ops = &shm_copy;
-	shm->copy.at_once = (uint64_t)engine->config.number[WH_SETTING_INLINE];
+	shm->copy.at_once = (uint64_t)wh_engine_config(engine)->number[WH_SETTING_INLINE];
 	pthread_mutex_init(&shm->lock, NULL);
 	pthread_mutex_init(&shm->vm_lock, NULL);
 	pthread_mutex_init(&shm->maps_lock, NULL);
@@ -402,16 +402,15 @@ struct ways {
 };
 
 /* A region that has gone since says nothing. */
-static void look_at(struct wh_peer *peer, struct wh_shm_peer *shm, const struct wh_batch *batch,
+static void look_at(struct wh_peer *peer, struct wh_shm_peer *shm,
 		    const struct wh_fragment *fragment, struct ways *ways)
 {
 	uint64_t last = 0;
 
 	for (uint64_t i = fragment->first; i < fragment->first + fragment->count; i++) {
-		uint64_t id = fragment->blocks ? fragment->blocks->bases[i].remote :
-						 batch->items[i].remote;
+		uint64_t id = wh_fragment_remote(fragment, i);
 		struct wh_region_entry *entry =
-			id == last ? NULL : wh_region_entry_enter(&peer->regions, id);
+			id == last ? NULL : wh_region_entry_enter(wh_peer_regions(peer), id);
 
 		last = id;
 		if (!entry)
@@ -431,11 +430,11 @@ static void look_at(struct wh_peer *peer, struct wh_shm_peer *shm, const struct 
 
 static struct ways ways_of(struct wh_peer *peer, void *state, const struct wh_batch *batch)
 {
+	const struct wh_fragment *fragment = NULL;
 	struct ways ways = { .maps = false };
 
-	for (size_t i = 0; i < batch->fragment_count; i++)
-		if (batch->fragments[i].transport == WH_TRANSPORT_SHM)
-			look_at(peer, state, batch, &batch->fragments[i], &ways);
+	while ((fragment = wh_batch_fragment(batch, WH_TRANSPORT_SHM, fragment)))
+		look_at(peer, state, fragment, &ways);
 	return ways;
 }
 
@@ -457,7 +456,7 @@ static bool shm_describe(struct wh_peer *peer, void *state, const struct wh_batc
 	if (!*ways.refused)
 		return false;
 	snprintf(line, size, "shm: a region of %s is copied by process_vm and not mapped: %s",
-		 peer->welcome.name, ways.refused);
+		 wh_peer_name(peer), ways.refused);
 	return true;
 }
 
@@ -495,7 +494,7 @@ static void shm_engine_close(struct wh_engine *engine, void *state)
 const struct wh_transport wh_transport_shm = {
 	.name = "shm",
 	.capabilities = WH_CAN_READ | WH_CAN_WRITE | WH_CAN_ACCEPT | WH_CAN_PROGRESS,
-	.role = WH_ROLE_SHM,
+	.role = WH_ROLE_LOCAL,
 	.engine_open = shm_engine_open,
 	.engine_close = shm_engine_close,
 	.peer_open = shm_peer_open,

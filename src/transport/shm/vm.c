@@ -12,8 +12,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#include "core/engine.h"
-#include "core/peer.h"
+#include "transport/core.h"
 #include "transport/fragment.h"
 #include "transport/shm/shm.h"
 #include "transport/transport.h"
@@ -65,7 +64,7 @@ void wh_shm_vm_meet(struct wh_shm_peer *shm, uid_t uid)
 	char why[WH_REFUSAL];
 	struct ucred user;
 
-	if (!shm->peer->engine->config.number[WH_SETTING_CMA]) {
+	if (!wh_engine_config(wh_peer_engine(shm->peer))->number[WH_SETTING_CMA]) {
 		refuse_vm(shm, "process_vm is switched off by the setting cma");
 		return;
 	}
@@ -153,7 +152,7 @@ int wh_shm_vm_probe(struct wh_shm_peer *shm, char why[WH_REFUSAL])
 static void fail_gone(struct wh_shm_peer *shm, struct wh_unmapped *unmapped)
 {
 	wh_fragment_fail(unmapped->fragment, UINT64_MAX, -ECONNRESET, "%s (process %d) has ended",
-			 shm->peer->welcome.name, (int)shm->pid);
+			 wh_peer_name(shm->peer), (int)shm->pid);
 }
 
 /* Go on behind `bytes` that have been moved. Returns the first run that is not finished. */
@@ -178,7 +177,7 @@ static void fail_run(struct wh_shm_peer *shm, struct wh_unmapped *unmapped, unsi
 			 unmapped->fragment->op == WH_READ ? "process_vm_readv" :
 							     "process_vm_writev",
 			 unmapped->local[at].iov_len, unmapped->remote[at].iov_base,
-			 shm->peer->welcome.name, unmapped->local[at].iov_base, strerror(error));
+			 wh_peer_name(shm->peer), unmapped->local[at].iov_base, strerror(error));
 }
 
 int wh_shm_vm_move(struct wh_copier_peer *copy, struct wh_unmapped *unmapped)
@@ -215,7 +214,7 @@ int wh_shm_vm_move(struct wh_copier_peer *copy, struct wh_unmapped *unmapped)
 			/* It has changed its credentials, say. What is planned has to be planned
 			 * anew. */
 			explain(shm, error);
-			atomic_fetch_add(&shm->peer->plan_version, 1);
+			wh_peer_replan(shm->peer);
 			return -error;
 		} else {
 			fail_run(shm, unmapped, at++, error);

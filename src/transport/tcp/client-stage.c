@@ -33,7 +33,7 @@ struct tcp_stage {
 
 static struct wh_gpus *client_gpus(const struct tcp_client *client)
 {
-	return client->tcp->peer->engine->gpus;
+	return wh_engine_gpus(wh_peer_engine(client->tcp->peer));
 }
 
 char *tcp_stage_bytes(const struct tcp_request *request)
@@ -92,7 +92,7 @@ static int stage_map(struct tcp_client *client, struct tcp_stage *stage, bool sk
 
 	wh_staging_clear(&stage->staging);
 	for (uint32_t extent = 0; wh_fragment_next(fragment, &at, at.left, &pair); extent++) {
-		const struct wh_region *region = tcp_local_region(fragment, pair.index);
+		const struct wh_region *region = wh_fragment_local(fragment, pair.index);
 
 		if (skip_bad && client->bad[extent / 64] >> (extent % 64) & 1)
 			taken = wh_staging_skip(&stage->staging, pair.length);
@@ -111,8 +111,7 @@ static void stage_start_copy(struct tcp_client *client, struct tcp_stage *stage,
 	stage->state = STAGE_COPIES;
 	atomic_fetch_add(&client->users, 1);
 	if (!error) {
-		wh_count_add(&client->tcp->peer->engine->statistics.staged_bytes,
-			     stage->staging.bytes);
+		wh_engine_count_staged(wh_peer_engine(client->tcp->peer), stage->staging.bytes);
 		wh_staging_start(&stage->staging, into);
 		return;
 	}

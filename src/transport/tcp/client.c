@@ -129,13 +129,15 @@ static int client_finish_connect(struct tcp_client *client)
 		error = errno;
 	if (error)
 		return -error;
-	wh_socket_limit_buffers(&client->tcp->peer->engine->config, client->source.fd);
-	if (!client->tcp->peer->engine->trust.tls) {
+	wh_socket_limit_buffers(wh_engine_config(wh_peer_engine(client->tcp->peer)),
+				client->source.fd);
+	if (!wh_engine_tls(wh_peer_engine(client->tcp->peer))) {
 		error = client_say_hello(client);
 		client->state = TCP_GREETING;
 		return error;
 	}
-	client->tls = wh_tls_new(client->tcp->peer->engine->trust.tls, client->source.fd, false);
+	client->tls = wh_tls_new(wh_engine_tls(wh_peer_engine(client->tcp->peer)),
+				 client->source.fd, false);
 	client->state = TCP_SHAKING;
 	return client->tls ? 0 : -ENOMEM;
 }
@@ -145,9 +147,9 @@ static int client_shake(struct tcp_client *client)
 	int error = wh_tls_shake(client->tls);
 
 	if (error && error != -EAGAIN)
-		wh_log_line(&client->tcp->peer->engine->log,
+		wh_log_line(wh_engine_log(wh_peer_engine(client->tcp->peer)),
 			    "TLS handshake of a data connection to %s failed: %s",
-			    client->tcp->peer->welcome.name, wh_tls_text(client->tls));
+			    wh_peer_name(client->tcp->peer), wh_tls_text(client->tls));
 	if (!error)
 		error = client_say_hello(client);
 	if (!error)
@@ -179,8 +181,9 @@ static int client_read_welcome(struct tcp_client *client)
 		error = EPROTO;
 		wh_refusal_decode(in->bytes + in->start + WH_FRAME_HEADER, frame.length, &error,
 				  text);
-		wh_log_line(&client->tcp->peer->engine->log, "%s refused a data connection: %s",
-			    client->tcp->peer->welcome.name, text);
+		wh_log_line(wh_engine_log(wh_peer_engine(client->tcp->peer)),
+			    "%s refused a data connection: %s", wh_peer_name(client->tcp->peer),
+			    text);
 		return -error;
 	}
 	if (frame.type != WH_FRAME_WELCOME || in->length != WH_FRAME_HEADER + frame.length)
@@ -194,7 +197,7 @@ static int client_read_welcome(struct tcp_client *client)
 		return error;
 	in->start = in->length = 0;
 	client->state = TCP_OPEN;
-	wh_count_add(&client->tcp->peer->engine->statistics.connections, 1);
+	wh_engine_count_connection(wh_peer_engine(client->tcp->peer));
 	client->trouble_since = 0;
 	return 0;
 }
@@ -217,7 +220,7 @@ static int client_open(struct tcp_client *client)
 	}
 	client->number = atomic_fetch_add(&tcp->numbers, 1);
 	client->in.start = client->in.length = 0;
-	fd = tcp_connect(tcp->peer->engine, &tcp->address);
+	fd = tcp_connect(wh_peer_engine(tcp->peer), &tcp->address);
 	if (fd < 0)
 		return fd;
 	client->source.fd = fd;
@@ -347,17 +350,18 @@ void tcp_client_kick(struct tcp_client *client, bool now)
  * bytes is about to complete it. */
 static bool batch_is_unfinished(const struct wh_batch *batch)
 {
+	const struct wh_fragment *fragment = NULL;
 	bool left = false;
 
-	for (size_t i = 0; i < batch->fragment_count && !left; i++)
-		left = batch->fragments[i].transport == WH_TRANSPORT_TCP &&
-		       atomic_load(&batch->fragments[i].left);
+	while (!left && (fragment = wh_batch_fragment(batch, WH_TRANSPORT_TCP, fragment)))
+		left = atomic_load(&fragment->left);
 	return left;
 }
 
 void tcp_client_own(struct tcp_client *client, struct wh_batch *batch, int64_t deadline)
 {
-	bool spin = client->tcp->peer->engine->config.number[WH_SETTING_SPIN], sending;
+	bool spin = wh_engine_config(wh_peer_engine(client->tcp->peer))->number[WH_SETTING_SPIN],
+	     sending;
 	struct pollfd look = { .fd = -1 };
 	int64_t now, pause;
 
@@ -445,7 +449,7 @@ static void client_end_requests(struct tcp_client *client, int error, const char
 			wh_fragment_fail(
 				request->fragment, UINT64_MAX, -ECONNRESET,
 				"gave up after %d attempts: data connections to %s break: %s",
-				TCP_ATTEMPTS, client->tcp->peer->welcome.name,
+				TCP_ATTEMPTS, wh_peer_name(client->tcp->peer),
 				strerror(-client->error));
 		} else {
 			client->queue[client->queue_count++] = (uint8_t)i;
@@ -488,7 +492,7 @@ static void client_give_up(struct tcp_client *client, struct wh_list *done)
 	char text[WH_TEXT_MAX];
 
 	snprintf(text, sizeof(text), "cannot open a data connection to %s: %s",
-		 client->tcp->peer->welcome.name, strerror(-client->error));
+		 wh_peer_name(client->tcp->peer), strerror(-client->error));
 	client_end_requests(client, -EHOSTUNREACH, text, done);
 	tcp_fail_waiting(client->tcp, client, -EHOSTUNREACH, text);
 	client->trouble_since = 0;
@@ -500,7 +504,8 @@ static void client_cleanup(struct wh_task *task)
 {
 	struct tcp_client *client = wh_container(task, struct tcp_client, cleanup);
 	struct wh_peer *peer = client->tcp->peer;
-	int64_t timeout = peer->engine->config.number[WH_SETTING_TIMEOUT] * WH_MS;
+	int64_t timeout =
+		wh_engine_config(wh_peer_engine(peer))->number[WH_SETTING_TIMEOUT] * WH_MS;
 	bool ask = false, given_up = false;
 	struct wh_list done;
 
@@ -650,7 +655,7 @@ struct tcp_client *tcp_client_new(struct tcp_peer *tcp, bool latency)
 	client->latency = latency;
 	client->gather_most = client_gather_most(tcp);
 	wh_list_init(&client->mine);
-	client->loop = wh_engine_loop(tcp->peer->engine);
+	client->loop = wh_engine_loop(wh_peer_engine(tcp->peer));
 	client->source.fd = -1;
 	client->source.ready = client_ready;
 	client->cleanup.run = client_cleanup;

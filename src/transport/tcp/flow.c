@@ -7,7 +7,6 @@
 #include <string.h>
 #include <sys/socket.h>
 
-#include "core/region.h"
 #include "memory/memory.h"
 #include "transport/tcp/tcp.h"
 #include "util/clock.h"
@@ -41,7 +40,7 @@ static char *walk_at(const struct tcp_walk *walk, const struct tcp_request *requ
 {
 	char *staged = tcp_stage_bytes(request);
 
-	if (request->fragment->windowed)
+	if (tcp_of(request->fragment)->windowed)
 		return tcp_window_at(request->fragment, &walk->pair) + walk->done;
 	return (staged ? staged + walk->before : walk->pair.local) + walk->done;
 }
@@ -115,9 +114,9 @@ static bool pair_is_mapped(const struct wh_fragment *fragment, const struct wh_e
 {
 	const struct wh_region *region;
 
-	if (fragment->staged)
+	if (tcp_of(fragment)->staged)
 		return true;
-	region = tcp_local_region(fragment, pair->index);
+	region = wh_fragment_local(fragment, pair->index);
 	if (region == *seen || !wh_region_may_vanish(region))
 		return true;
 	if (wh_memory_mapped(region->entry.address, region->entry.length)) {
@@ -137,7 +136,7 @@ void tcp_request_end(struct tcp_client *client, struct tcp_request *request, str
 	if (fragment->op == WH_READ)
 		client->read_bytes -= bytes;
 	/* A failed request, too: none of its bytes may arrive later. */
-	if (fragment->windowed)
+	if (tcp_of(fragment)->windowed)
 		tcp_window_request_end(request);
 	tcp_stage_free(client, request);
 	request->fragment = NULL;
@@ -206,7 +205,7 @@ static int flow_pull(struct tcp_client *client, struct tcp_request **out)
 		request->stage = NULL;
 		if (request->fragment->op == WH_READ)
 			client->read_bytes += request->start.left;
-		ready = request->fragment->staged ? tcp_stage_begin(client, request) : 1;
+		ready = tcp_of(request->fragment)->staged ? tcp_stage_begin(client, request) : 1;
 	} while (!ready);
 	*out = request;
 	return ready < 0 ? ready : 0;
@@ -225,7 +224,7 @@ static int flow_take_queued(struct tcp_client *client, struct tcp_request **out)
 		request = &client->requests[client->queue[client->queue_start]];
 		client->queue_start = (client->queue_start + 1) % TCP_WINDOW;
 		client->queue_count--;
-		ready = request->fragment->staged && !request->stage ?
+		ready = tcp_of(request->fragment)->staged && !request->stage ?
 				tcp_stage_begin(client, request) :
 				1;
 	} while (!ready);
@@ -330,7 +329,7 @@ static int flow_take_refused(struct tcp_client *client, const uint8_t *errors)
 		client->bad[extent / 64] |= UINT64_C(1) << (extent % 64);
 		wh_fragment_fail(request->fragment, walk.pair.index, -error,
 				 "%s refuses region %#llx offset %llu length %llu: %s",
-				 request->fragment->peer->welcome.name,
+				 wh_peer_name(request->fragment->peer),
 				 (unsigned long long)walk.pair.remote,
 				 (unsigned long long)walk.pair.offset,
 				 (unsigned long long)walk.pair.length, strerror(error));
@@ -413,7 +412,7 @@ static int flow_take_payload(struct tcp_client *client)
 			length = in->length;
 		if (!pair_is_mapped(client->receiving->fragment, &walk->pair, &seen))
 			return request_note_fault(client->receiving, walk);
-		if (client->receiving->fragment->windowed)
+		if (tcp_of(client->receiving->fragment)->windowed)
 			tcp_window_put(client->receiving->fragment, &walk->pair,
 				       walk_at(walk, client->receiving), in->bytes + in->start,
 				       length);
@@ -424,7 +423,7 @@ static int flow_take_payload(struct tcp_client *client)
 		client->into_left -= length;
 		walk_advance(client, walk, client->receiving->fragment, errors, length);
 	}
-	if (client->receiving->fragment->windowed)
+	if (tcp_of(client->receiving->fragment)->windowed)
 		wh_copy_issued();
 	return 0;
 }
@@ -479,7 +478,7 @@ int tcp_flow_receive(struct tcp_client *client, struct wh_list *done)
 			return errno == EINTR ? -EAGAIN : -errno;
 		client->moved += (uint64_t)got;
 		/* Another thread may end the request: order this thread's stores before that. */
-		if (client->receiving && client->receiving->fragment->windowed)
+		if (client->receiving && tcp_of(client->receiving->fragment)->windowed)
 			wh_copy_issued();
 		moved = (size_t)got < want ? (size_t)got : want;
 		if (moved) {

@@ -30,7 +30,7 @@ char *tcp_region_enter(struct tcp_server *server, struct tcp_entered *entered,
 	if (!entered->count || entered->last != extent->region) {
 		if (entered->count == TCP_ENTERED_MAX)
 			return NULL;
-		entry = wh_region_entry_enter(&server->engine->regions, extent->region);
+		entry = wh_region_entry_enter(wh_engine_regions(server->engine), extent->region);
 		if (!entry) {
 			*error = ESTALE;
 			return NULL;
@@ -72,7 +72,8 @@ int tcp_extent_check(struct tcp_server *server, struct tcp_checked *last,
 	if (!last->looked_up || last->id != extent->region) {
 		if (last->entry)
 			wh_region_entry_leave(last->entry);
-		last->entry = wh_region_entry_enter(&server->engine->regions, extent->region);
+		last->entry =
+			wh_region_entry_enter(wh_engine_regions(server->engine), extent->region);
 		last->id = extent->region;
 		last->looked_up = true;
 		/* The session outlives this connection. */
@@ -123,7 +124,7 @@ bool tcp_extents_on_gpu(struct tcp_server *server, const struct tcp_extent *exte
 		if (extents[i].error || extents[i].region == last)
 			continue;
 		last = extents[i].region;
-		entry = wh_region_entry_enter(&server->engine->regions, last);
+		entry = wh_region_entry_enter(wh_engine_regions(server->engine), last);
 		if (!entry)
 			continue;
 		gpu = !wh_kind_on_host(entry->kind);

@@ -47,8 +47,7 @@ static uint32_t answer_encode(uint8_t *out, const struct wh_request *request,
 /* Count served bytes. Through other transports only the initiator can count them. */
 static void answer_count(struct tcp_server *server, uint8_t op, uint64_t bytes)
 {
-	wh_count_add(&server->served->bytes[op == WH_WRITE], bytes);
-	wh_count_add(&server->served->requests, 1);
+	wh_session_count(server->session, op, bytes);
 }
 
 void tcp_answer_write(struct tcp_server *server, const struct wh_request *request,

@@ -10,7 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/region.h"
 #include "memory/memory.h"
 #include "transport/tcp/server.h"
 
@@ -45,7 +44,7 @@ static void chunk_free(struct tcp_chunk *chunk)
 
 	chunk_leave_regions(chunk);
 	if (chunk->staging.slot)
-		wh_slot_give(server->engine->gpus, chunk->staging.slot);
+		wh_slot_give(wh_engine_gpus(server->engine), chunk->staging.slot);
 	wh_staging_destroy(&chunk->staging);
 	free(chunk->entries);
 	free(chunk);
@@ -82,7 +81,7 @@ static struct tcp_chunk *chunk_new(struct tcp_server *server)
 {
 	struct tcp_chunk *chunk;
 
-	if (wh_slots_prepare(server->engine->gpus, WH_SLOT_SERVES))
+	if (wh_slots_prepare(wh_engine_gpus(server->engine), WH_SLOT_SERVES))
 		return NULL;
 	chunk = calloc(1, sizeof(*chunk));
 	if (!chunk)
@@ -90,10 +89,11 @@ static struct tcp_chunk *chunk_new(struct tcp_server *server)
 	chunk->server = server;
 	chunk->task.run = chunk_back;
 	chunk->wait.ready = chunk_slot_ready;
-	wh_staging_init(&chunk->staging, server->engine->gpus, false);
+	wh_staging_init(&chunk->staging, wh_engine_gpus(server->engine), false);
 	chunk->staging.done = chunk_gpu_done;
 	server->chunk_count++;
-	chunk->staging.slot = wh_slot_take(server->engine->gpus, WH_SLOT_SERVES, &chunk->wait);
+	chunk->staging.slot =
+		wh_slot_take(wh_engine_gpus(server->engine), WH_SLOT_SERVES, &chunk->wait);
 	return chunk;
 }
 
@@ -113,7 +113,7 @@ static const struct wh_region *chunk_enter_region(struct tcp_chunk *chunk, uint6
 		chunk->entries = grown;
 		chunk->entry_room = room;
 	}
-	entry = wh_region_entry_enter(&chunk->server->engine->regions, id);
+	entry = wh_region_entry_enter(wh_engine_regions(chunk->server->engine), id);
 	if (!entry)
 		return NULL;
 	chunk->entries[chunk->entry_count++] = entry;
@@ -123,7 +123,7 @@ static const struct wh_region *chunk_enter_region(struct tcp_chunk *chunk, uint6
 static void chunk_start_copy(struct tcp_chunk *chunk, bool into)
 {
 	atomic_fetch_add(&chunk->server->in_flight, 1);
-	wh_count_add(&chunk->server->engine->statistics.staged_bytes, chunk->staging.bytes);
+	wh_engine_count_staged(chunk->server->engine, chunk->staging.bytes);
 	wh_staging_start(&chunk->staging, into);
 }
 
@@ -238,7 +238,7 @@ static void chunk_end_write(struct tcp_chunk *chunk)
 			write->extents[i].error = -chunk->staging.error;
 	}
 	if (chunk->staging.error)
-		wh_log_line(&server->engine->log,
+		wh_log_line(wh_engine_log(server->engine),
 			    "cannot copy bytes received from a peer to a GPU: %s",
 			    chunk->staging.text);
 	write_chunk_done(server, write);
@@ -357,7 +357,8 @@ void tcp_stage_drop_read(struct tcp_server *server, struct tcp_job *job)
 		job_remove_chunk(server, chunk);
 		chunk->job = NULL;
 		/* Otherwise its task is pending, and chunk_back() frees it. */
-		if (chunk->moved || wh_slot_unwait(chunk->server->engine->gpus, &chunk->wait))
+		if (chunk->moved ||
+		    wh_slot_unwait(wh_engine_gpus(chunk->server->engine), &chunk->wait))
 			chunk_free(chunk);
 	}
 }
@@ -410,7 +411,7 @@ static void chunk_back(struct wh_task *task)
 
 void tcp_stage_stop(struct tcp_server *server)
 {
-	struct wh_gpus *gpus = server->engine->gpus;
+	struct wh_gpus *gpus = wh_engine_gpus(server->engine);
 	struct tcp_chunk *chunk = server->chunk;
 
 	/* This ends soon: copies wait for nothing. */

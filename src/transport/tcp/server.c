@@ -100,7 +100,7 @@ static void server_free(struct wh_task *task)
 	struct wh_list *link;
 
 	if (server->session) {
-		struct servers *servers = server->session->transport[WH_TRANSPORT_TCP];
+		struct servers *servers = wh_session_transport(server->session, WH_TRANSPORT_TCP);
 
 		wh_list_remove(&server->link);
 		servers->count--;
@@ -145,7 +145,7 @@ static void server_stop(void *argument)
 
 void tcp_server_post_free(struct tcp_server *server)
 {
-	wh_loop_post(&server->engine->loops[0], &server->free_task);
+	wh_loop_post(wh_engine_first_loop(server->engine), &server->free_task);
 }
 
 void tcp_server_turn(struct tcp_server *server, bool came)
@@ -161,7 +161,7 @@ void tcp_server_turn(struct tcp_server *server, bool came)
 		error = -ENOMEM;
 	if (error && error != -EAGAIN) {
 		if (error != -ECONNRESET && error != -EPIPE)
-			wh_log_line(&server->engine->log, "data connection dropped: %s",
+			wh_log_line(wh_engine_log(server->engine), "data connection dropped: %s",
 				    error == -EPROTO ? "the peer broke the protocol" :
 						       strerror(-error));
 		server_stop(server);
@@ -210,7 +210,7 @@ static void server_begin(void *argument)
 		tcp_server_charge(server, -server->charged);
 		wh_tls_free(server->tls);
 		close(server->source.fd);
-		wh_loop_post(&server->engine->loops[0], &server->free_task);
+		wh_loop_post(wh_engine_first_loop(server->engine), &server->free_task);
 		return;
 	}
 	if (server->loop->spin)
@@ -233,12 +233,11 @@ static struct tcp_server *server_new(struct wh_session *session, int fd, struct 
 	server->events = EPOLLIN;
 	server->spinner.poll = server_spin;
 	server->free_task.run = server_free;
-	server->engine = session->engine;
+	server->engine = wh_session_engine(session);
 	server->session = session;
-	server->quota = session->quota;
-	server->served = &session->served;
+	server->quota = wh_session_quota(session);
 	server->number = hello->connection;
-	server->loop = wh_engine_loop(session->engine);
+	server->loop = wh_engine_loop(wh_session_engine(session));
 	server->in.room = TCP_SERVER_IN;
 	server->in.bytes = malloc(TCP_SERVER_IN);
 	server->own = malloc(WH_REQUEST_EXTENTS * sizeof(*server->own));
@@ -259,25 +258,26 @@ static struct tcp_server *server_new(struct wh_session *session, int fd, struct 
 int tcp_session_accept(struct wh_session *session, int fd, struct wh_tls *tls,
 		       const struct wh_hello *hello)
 {
-	struct servers *servers = session->transport[WH_TRANSPORT_TCP];
+	struct servers *servers = wh_session_transport(session, WH_TRANSPORT_TCP);
 	struct tcp_server *server = NULL;
 
 	if (!servers) {
 		servers = calloc(1, sizeof(*servers));
 		if (servers)
 			wh_list_init(&servers->list);
-		session->transport[WH_TRANSPORT_TCP] = servers;
+		wh_session_set_transport(session, WH_TRANSPORT_TCP, servers);
 	}
 	/* No frame follows PROVE, so the initiator cannot be sent the reason. */
-	if (servers && servers->count < CONNECTIONS_MAX && !wh_quota_is_full(session->quota))
+	if (servers && servers->count < CONNECTIONS_MAX &&
+	    !wh_quota_is_full(wh_session_quota(session)))
 		server = server_new(session, fd, tls, hello);
 	if (!server) {
 		wh_log_line(
-			&session->engine->log, "data connection from %s dropped: %s",
-			session->hello.name,
+			wh_engine_log(wh_session_engine(session)),
+			"data connection from %s dropped: %s", wh_session_hello(session)->name,
 			servers && servers->count == CONNECTIONS_MAX ?
 				"its session has the most allowed" :
-			wh_quota_is_full(session->quota) ?
+			wh_quota_is_full(wh_session_quota(session)) ?
 				"its address has reached the limit of the setting max_buffered" :
 				"no memory");
 		wh_tls_free(tls);
@@ -285,8 +285,8 @@ int tcp_session_accept(struct wh_session *session, int fd, struct wh_tls *tls,
 		return -EBUSY;
 	}
 	wh_session_stages(session);
-	wh_socket_limit_buffers(&session->engine->config, fd);
-	wh_count_add(&session->engine->statistics.connections, 1);
+	wh_socket_limit_buffers(wh_engine_config(wh_session_engine(session)), fd);
+	wh_engine_count_connection(wh_session_engine(session));
 	wh_list_append(&servers->list, &server->link);
 	servers->count++;
 	wh_loop_call(server->loop, server_begin, server);
@@ -295,7 +295,7 @@ int tcp_session_accept(struct wh_session *session, int fd, struct wh_tls *tls,
 
 void tcp_session_close(struct wh_session *session)
 {
-	struct servers *servers = session->transport[WH_TRANSPORT_TCP];
+	struct servers *servers = wh_session_transport(session, WH_TRANSPORT_TCP);
 	struct wh_list *link;
 
 	if (!servers)
@@ -306,13 +306,13 @@ void tcp_session_close(struct wh_session *session)
 		wh_loop_call(server->loop, server_stop, server);
 		server->session = NULL; /* before server_free(), which runs on this loop, too */
 	}
-	session->transport[WH_TRANSPORT_TCP] = NULL;
+	wh_session_set_transport(session, WH_TRANSPORT_TCP, NULL);
 	free(servers);
 }
 
 void tcp_session_abort(struct wh_session *session, uint32_t number)
 {
-	struct servers *servers = session->transport[WH_TRANSPORT_TCP];
+	struct servers *servers = wh_session_transport(session, WH_TRANSPORT_TCP);
 
 	if (!servers)
 		return;

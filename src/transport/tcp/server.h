@@ -82,7 +82,6 @@ struct tcp_server {
 	struct wh_session *session; /* NULL: closed; written on loop 0 */
 	struct wh_quota *quota; /* the session's */
 	int64_t charged; /* bytes, to `quota` */
-	struct wh_served *served; /* the session's; valid until this connection has stopped */
 	struct wh_list link; /* the session's list of connections; on loop 0 */
 	struct wh_task free_task; /* server_free(); on loop 0 */
 	bool dead; /* closed; chunks may still have to come back */

@@ -51,7 +51,7 @@ int tcp_connect(struct wh_engine *engine, const struct sockaddr_storage *address
 
 	if (fd < 0)
 		return -errno;
-	wh_socket_tune(&engine->config, fd);
+	wh_socket_tune(wh_engine_config(engine), fd);
 	wh_socket_unpace(fd, address);
 	if (connect(fd, (const struct sockaddr *)address,
 		    address->ss_family == AF_INET6 ? sizeof(struct sockaddr_in6) :
@@ -69,7 +69,7 @@ int tcp_connect(struct wh_engine *engine, const struct sockaddr_storage *address
 /* Remove a fragment from the list that it waits in. Under tcp.lock. */
 static void fragment_take_out(struct wh_fragment *fragment)
 {
-	if (fragment->alone && fragment->link.next)
+	if (tcp_of(fragment)->alone && fragment->link.next)
 		atomic_fetch_sub(&((struct tcp_client *)fragment->owner)->waiting, 1);
 	wh_list_remove(&fragment->link);
 }
@@ -115,7 +115,8 @@ void tcp_fail_waiting(struct tcp_peer *tcp, struct tcp_client *client, int error
  * them: larger requests are faster. */
 static uint64_t request_bytes(const struct tcp_peer *tcp, uint64_t bytes, bool alone)
 {
-	uint64_t most = (uint64_t)tcp->peer->engine->config.number[WH_SETTING_SLICE];
+	uint64_t most =
+		(uint64_t)wh_engine_config(wh_peer_engine(tcp->peer))->number[WH_SETTING_SLICE];
 
 	return alone || bytes <= most || bytes / most >= tcp->count ? most : most / 2;
 }
@@ -152,10 +153,10 @@ bool tcp_pull(struct tcp_client *client, struct tcp_request *request)
 	if (wh_list_empty(list))
 		goto out;
 	fragment = wh_container(list->next, struct wh_fragment, link);
-	most = request_bytes(tcp, fragment->bytes, fragment->alone);
+	most = request_bytes(tcp, fragment->bytes, tcp_of(fragment)->alone);
 	if (fragment->op == WH_READ && client->read_bytes >= TCP_READ_AHEAD * most)
 		goto out;
-	if (fragment->staged && most > WH_SLOT)
+	if (tcp_of(fragment)->staged && most > WH_SLOT)
 		most = WH_SLOT;
 	if (list == &tcp->shared && client_is_ahead(tcp, client))
 		goto out;
@@ -228,7 +229,7 @@ static bool fragment_enqueue(struct tcp_peer *tcp, struct wh_fragment *fragment,
 
 	pthread_mutex_lock(&tcp->lock);
 	fragment->owner = only;
-	fragment->alone = only;
+	tcp_of(fragment)->alone = only;
 	if (atomic_load(&tcp->lost)) {
 		wh_fragment_fail(fragment, UINT64_MAX, -ECONNRESET, "the peer was lost");
 		dropped = fragment_drop_rest(fragment);
@@ -253,7 +254,7 @@ static bool fragment_on_gpu(const struct wh_fragment *fragment)
 	const struct wh_region *last = NULL, *local;
 
 	for (uint64_t i = fragment->first; i < fragment->first + fragment->count; i++) {
-		local = tcp_local_region(fragment, i);
+		local = wh_fragment_local(fragment, i);
 		if (local != last && !wh_kind_on_host(local->entry.kind))
 			return true;
 		last = local;
@@ -304,20 +305,20 @@ static void tcp_submit_fragment(struct wh_peer *peer, void *state, struct wh_fra
 	uint64_t request = request_bytes(tcp, fragment->bytes, latency);
 	uint64_t requests = (fragment->bytes + request - 1) / request;
 	bool small = fragment->bytes <= TCP_INLINE || fragment->op == WH_READ, alone;
-	/* In spin mode a batch without callback and queue progresses in the thread that waits for
-	 * it. */
-	bool watched = peer->engine->config.number[WH_SETTING_SPIN] && !fragment->batch->callback &&
-		       !fragment->batch->queue;
+	/* In spin mode a batch progresses in the thread that waits for it, if there is one. */
+	bool watched = wh_engine_config(wh_peer_engine(peer))->number[WH_SETTING_SPIN] &&
+		       wh_batch_has_waiter(fragment->batch);
 	struct tcp_client *client;
 
-	fragment->staged = fragment_on_gpu(fragment);
-	fragment->windowed = false;
-	if (fragment->staged &&
+	tcp_of(fragment)->staged = fragment_on_gpu(fragment);
+	tcp_of(fragment)->windowed = false;
+	if (tcp_of(fragment)->staged &&
 	    (fragment->op == WH_READ || fragment->bytes <= WH_REGION_WINDOW_FEW))
 		tcp_window_open(fragment);
-	if (fragment->staged && tcp_window_of(fragment, request) && tcp_window_current(fragment)) {
-		fragment->windowed = true;
-		fragment->staged = false;
+	if (tcp_of(fragment)->staged && tcp_window_of(fragment, request) &&
+	    tcp_window_current(fragment)) {
+		tcp_of(fragment)->windowed = true;
+		tcp_of(fragment)->staged = false;
 	}
 	if (requests < fragment->transfers / WH_REQUEST_EXTENTS + 1)
 		requests = fragment->transfers / WH_REQUEST_EXTENTS + 1;
@@ -369,17 +370,16 @@ static void tcp_progress(struct wh_peer *peer, void *state, struct wh_batch *bat
 {
 	struct tcp_peer *tcp = state;
 	struct tcp_client *owner = NULL;
-	bool spin = peer->engine->config.number[WH_SETTING_SPIN], several = false, large = false;
+	bool spin = wh_engine_config(wh_peer_engine(peer))->number[WH_SETTING_SPIN],
+	     several = false, large = false;
+	struct wh_fragment *fragment = NULL;
 
 	pthread_mutex_lock(&tcp->lock);
-	for (size_t i = 0; i < batch->fragment_count; i++) {
-		struct wh_fragment *fragment = &batch->fragments[i];
-
-		if (fragment->transport != WH_TRANSPORT_TCP || atomic_load(&fragment->done) ||
-		    !fragment->owner)
+	while ((fragment = wh_batch_fragment(batch, WH_TRANSPORT_TCP, fragment))) {
+		if (atomic_load(&fragment->done) || !fragment->owner)
 			continue;
 		/* A staged fragment is completed by a GPU, not by a socket. */
-		several |= fragment->staged || fragment->owner == SEVERAL ||
+		several |= tcp_of(fragment)->staged || fragment->owner == SEVERAL ||
 			   (owner && owner != fragment->owner);
 		large |= fragment->bytes > TCP_INLINE && !spin;
 		owner = fragment->owner;
@@ -418,8 +418,8 @@ static int tcp_abort(struct wh_peer *peer, void *state, struct wh_batch *batch, 
 static void peer_retire_idle(struct wh_timer *timer)
 {
 	struct tcp_peer *tcp = wh_container(timer, struct tcp_peer, idle);
-	struct wh_engine *engine = tcp->peer->engine;
-	int64_t idle = engine->config.number[WH_SETTING_IDLE] * WH_MS, now = wh_now();
+	struct wh_engine *engine = wh_peer_engine(tcp->peer);
+	int64_t idle = wh_engine_config(engine)->number[WH_SETTING_IDLE] * WH_MS, now = wh_now();
 
 	for (unsigned i = 0; i <= tcp->count; i++) {
 		struct tcp_client *client = atomic_load(&tcp->clients[i]);
@@ -427,25 +427,22 @@ static void peer_retire_idle(struct wh_timer *timer)
 		if (client)
 			tcp_client_retire(client, now - idle);
 	}
-	wh_timer_set(&engine->loops[0], timer, now + idle / 2 + WH_MS);
+	wh_timer_set(wh_engine_first_loop(engine), timer, now + idle / 2 + WH_MS);
 }
 
 /* Connect to the address of the control connection. On loop 0. */
 static int peer_learn_address(struct tcp_peer *tcp, char why[WH_REFUSAL])
 {
-	struct wh_peer *peer = tcp->peer;
-
-	if (!peer->address_next) {
-		snprintf(why, WH_REFUSAL, "the peer is this engine itself, opened as \"self\"");
-		return -EOPNOTSUPP;
-	}
-	tcp->address = peer->address[peer->address_next - 1];
-	return 0;
+	if (wh_peer_address(tcp->peer, &tcp->address))
+		return 0;
+	snprintf(why, WH_REFUSAL, "the peer is this engine itself, opened as \"self\"");
+	return -EOPNOTSUPP;
 }
 
 static int tcp_peer_open(struct wh_peer *peer, void **state, char why[WH_REFUSAL])
 {
-	unsigned count = (unsigned)peer->engine->config.number[WH_SETTING_CONNECTIONS];
+	unsigned count =
+		(unsigned)wh_engine_config(wh_peer_engine(peer))->number[WH_SETTING_CONNECTIONS];
 	struct tcp_peer *tcp = calloc(1, sizeof(*tcp) + (count + 1) * sizeof(tcp->clients[0]));
 	int error;
 
@@ -464,8 +461,9 @@ static int tcp_peer_open(struct wh_peer *peer, void **state, char why[WH_REFUSAL
 	wh_list_init(&tcp->shared);
 	atomic_store(&tcp->numbers, 1);
 	tcp->idle.fire = peer_retire_idle;
-	wh_timer_set(&peer->engine->loops[0], &tcp->idle,
-		     wh_now() + peer->engine->config.number[WH_SETTING_IDLE] * WH_MS);
+	wh_timer_set(wh_engine_first_loop(wh_peer_engine(peer)), &tcp->idle,
+		     wh_now() + wh_engine_config(wh_peer_engine(peer))->number[WH_SETTING_IDLE] *
+					WH_MS);
 	*state = tcp;
 	return 0;
 }
@@ -518,17 +516,17 @@ static int tcp_peer_again(struct wh_peer *peer, void *state, char why[WH_REFUSAL
 static size_t batch_describe_gpu(struct wh_peer *peer, const struct tcp_peer *tcp,
 				 const struct wh_batch *batch, char *out, size_t size)
 {
-	bool latency = batch->priority == WH_PRIORITY_LATENCY;
+	struct wh_region_windows *windows = wh_engine_region_windows(wh_peer_engine(peer));
+	const struct wh_fragment *fragment = NULL;
 	size_t used = 0;
 
 	/* Another thread may unregister a region meanwhile. */
-	pthread_mutex_lock(&peer->engine->region_windows.lock);
-	for (size_t i = 0; i < batch->fragment_count && !used; i++) {
-		const struct wh_fragment *fragment = &batch->fragments[i];
+	pthread_mutex_lock(&windows->lock);
+	while (!used && (fragment = wh_batch_fragment(batch, WH_TRANSPORT_TCP, fragment))) {
+		bool latency = fragment->priority == WH_PRIORITY_LATENCY;
 		const struct wh_region_window *window;
 
-		if (atomic_load(&fragment->transport) != WH_TRANSPORT_TCP ||
-		    !fragment_on_gpu(fragment))
+		if (!fragment_on_gpu(fragment))
 			continue;
 		window = fragment->op == WH_READ ?
 				 tcp_window_of(fragment, request_bytes(tcp, UINT64_MAX, latency)) :
@@ -537,7 +535,7 @@ static size_t batch_describe_gpu(struct wh_peer *peer, const struct tcp_peer *tc
 						  window->view->backend->name) :
 					 snprintf(out, size, "pinned memory, "));
 	}
-	pthread_mutex_unlock(&peer->engine->region_windows.lock);
+	pthread_mutex_unlock(&windows->lock);
 	return used < size ? used : 0;
 }
 
@@ -545,13 +543,13 @@ static size_t batch_describe_gpu(struct wh_peer *peer, const struct tcp_peer *tc
 static bool region_describe_gpu(struct wh_engine *engine, const struct wh_region *region,
 				char *line, size_t size)
 {
-	struct wh_region_entry *entry =
-		wh_region_entry_enter(&engine->regions, wh_region_entry_id(&region->entry));
+	struct wh_region_entry *entry = wh_region_entry_enter(wh_engine_regions(engine),
+							      wh_region_entry_id(&region->entry));
 	bool told;
 
 	if (!entry)
 		return false;
-	told = wh_gpus_describe(engine->gpus, region->registration->device, line, size);
+	told = wh_gpus_describe(wh_engine_gpus(engine), region->registration->device, line, size);
 	wh_region_entry_leave(entry);
 	return told;
 }
@@ -561,19 +559,16 @@ static bool tcp_describe(struct wh_peer *peer, void *state, const struct wh_batc
 			 char *line, size_t size)
 {
 	const struct wh_region *local, *last = NULL;
+	const struct wh_fragment *fragment = NULL;
 	bool told = false;
 
 	(void)state;
-	for (size_t i = 0; i < batch->fragment_count && !told; i++) {
-		const struct wh_fragment *fragment = &batch->fragments[i];
-
-		if (atomic_load(&fragment->transport) != WH_TRANSPORT_TCP)
-			continue;
+	while (!told && (fragment = wh_batch_fragment(batch, WH_TRANSPORT_TCP, fragment))) {
 		for (uint64_t k = fragment->first; k < fragment->first + fragment->count && !told;
 		     k++) {
-			local = tcp_local_region(fragment, k);
+			local = wh_fragment_local(fragment, k);
 			told = local != last &&
-			       region_describe_gpu(peer->engine, local, line, size);
+			       region_describe_gpu(wh_peer_engine(peer), local, line, size);
 			last = local;
 		}
 	}
@@ -596,7 +591,7 @@ static void tcp_detail(struct wh_peer *peer, void *state, const struct wh_batch 
 			tcp_client_describe(client, secure, sizeof(secure));
 	}
 	used = batch_describe_gpu(peer, tcp, batch, out, size);
-	if (!*secure && peer->engine->trust.tls)
+	if (!*secure && wh_engine_tls(wh_peer_engine(peer)))
 		snprintf(secure, sizeof(secure), "encrypted: TLS 1.3");
 	if (open)
 		used += (size_t)snprintf(out + used, size - used, "%u connection%s", open,
@@ -611,8 +606,8 @@ static void tcp_detail(struct wh_peer *peer, void *state, const struct wh_batch 
 /* Unlike the regions of a submitted batch, those of a plan may be unregistered meanwhile. */
 static void region_open_window(struct wh_engine *engine, const struct wh_region *region)
 {
-	struct wh_region_entry *entry =
-		wh_region_entry_enter(&engine->regions, wh_region_entry_id(&region->entry));
+	struct wh_region_entry *entry = wh_region_entry_enter(wh_engine_regions(engine),
+							      wh_region_entry_id(&region->entry));
 
 	if (!entry)
 		return;
@@ -630,8 +625,9 @@ static int tcp_is_reachable(struct wh_peer *peer, void *state, const struct wh_r
 	if (wh_kind_on_host(local->entry.kind))
 		return 0;
 	if (op == WH_READ) /* so that wh_batch_explain() knows the window before the transfer */
-		region_open_window(peer->engine, local);
-	error = wh_staging_prepare_region(&peer->engine->regions, peer->engine->gpus, local, op);
+		region_open_window(wh_peer_engine(peer), local);
+	error = wh_staging_prepare_region(wh_engine_regions(wh_peer_engine(peer)),
+					  wh_engine_gpus(wh_peer_engine(peer)), local, op);
 	if (error)
 		snprintf(why, WH_REFUSAL, "%.*s", WH_REFUSAL - 1, wh_error_text());
 	return error;

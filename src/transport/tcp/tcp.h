@@ -22,15 +22,21 @@
 #ifndef WH_TRANSPORT_TCP_TCP_H
 #define WH_TRANSPORT_TCP_TCP_H
 
+#include <netinet/in.h>
 #include <sys/uio.h>
 
-#include "core/batch.h"
-#include "core/engine.h"
-#include "core/peer.h"
-#include "core/session.h"
+#include "memory/region-table.h"
+#include "memory/region.h"
+#include "net/control.h"
+#include "net/handshake.h"
+#include "net/quota.h"
 #include "net/tls.h"
+#include "transport/core.h"
 #include "transport/fragment.h"
+#include "transport/transport.h"
+#include "util/config.h"
 #include "util/list.h"
+#include "util/log.h"
 #include "util/loop.h"
 #include "wire/wire.h"
 
@@ -83,12 +89,17 @@ int tcp_connect(struct wh_engine *engine, const struct sockaddr_storage *address
 
 /* ---- the initiator ----------------------------------------------------- */
 
-/* The local region of a fragment's item or base `index`. */
-static inline const struct wh_region *tcp_local_region(const struct wh_fragment *fragment,
-						       uint64_t index)
+/* What tcp keeps in a fragment. */
+struct tcp_fragment {
+	bool alone; /* pinned to one connection (`owner`); not shared */
+	bool staged; /* some local memory is a GPU's, and goes through staging slots */
+	bool windowed; /* ... and is written by the CPU, through windows */
+};
+
+static inline struct tcp_fragment *tcp_of(const struct wh_fragment *fragment)
 {
-	return fragment->blocks ? fragment->blocks->bases[index].local :
-				  fragment->batch->items[index].local;
+	_Static_assert(sizeof(struct tcp_fragment) <= WH_FRAGMENT_STATE, "it fits");
+	return (struct tcp_fragment *)(uintptr_t)fragment->state;
 }
 
 /* A position in a request: an extent pair and the bytes of it that are done. */

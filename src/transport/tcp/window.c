@@ -28,7 +28,7 @@ bool tcp_window_takes(struct tcp_server *server)
 		if (extent->error || extent->region == last)
 			continue;
 		last = extent->region;
-		entry = wh_region_entry_enter(&server->engine->regions, last);
+		entry = wh_region_entry_enter(wh_engine_regions(server->engine), last);
 		if (!entry) /* its bytes are discarded, and the response has the error */
 			continue;
 		region = wh_container(entry, struct wh_region, entry);
@@ -47,7 +47,8 @@ bool tcp_window_takes(struct tcp_server *server)
 static int window_end_region(struct tcp_server *server, uint64_t id,
 			     struct wh_region_window_flushed *flushed)
 {
-	struct wh_region_entry *entry = wh_region_entry_enter(&server->engine->regions, id);
+	struct wh_region_entry *entry =
+		wh_region_entry_enter(wh_engine_regions(server->engine), id);
 	const struct wh_region *region;
 	const struct wh_region_window *window;
 	int error = 0;
@@ -93,7 +94,7 @@ void tcp_window_open(const struct wh_fragment *fragment)
 	const struct wh_region *last = NULL, *local;
 
 	for (uint64_t i = fragment->first; i < fragment->first + fragment->count; i++) {
-		local = tcp_local_region(fragment, i);
+		local = wh_fragment_local(fragment, i);
 		if (local != last && !wh_kind_on_host(local->entry.kind) &&
 		    !wh_region_window_get((struct wh_region *)(uintptr_t)local))
 			return;
@@ -110,7 +111,7 @@ const struct wh_region_window *tcp_window_of(const struct wh_fragment *fragment,
 		return NULL;
 	request = fragment->bytes < request ? fragment->bytes : request;
 	for (uint64_t i = fragment->first; i < fragment->first + fragment->count; i++) {
-		local = tcp_local_region(fragment, i);
+		local = wh_fragment_local(fragment, i);
 		if (local == last || wh_kind_on_host(local->entry.kind))
 			continue;
 		last = local;
@@ -130,7 +131,7 @@ const struct wh_region_window *tcp_window_few(const struct wh_fragment *fragment
 
 	wh_fragment_start(fragment, &at);
 	while (sum <= most && wh_fragment_next(fragment, &at, UINT64_MAX, &pair)) {
-		const struct wh_region *local = tcp_local_region(fragment, pair.index);
+		const struct wh_region *local = wh_fragment_local(fragment, pair.index);
 
 		if (wh_kind_on_host(local->entry.kind))
 			continue;
@@ -149,7 +150,7 @@ bool tcp_window_current(const struct wh_fragment *fragment)
 	const struct wh_region *last = NULL, *local;
 
 	for (uint64_t i = fragment->first; i < fragment->first + fragment->count; i++) {
-		local = tcp_local_region(fragment, i);
+		local = wh_fragment_local(fragment, i);
 		if (local != last && wh_registration_check(local->registration))
 			return false;
 		last = local;
@@ -160,7 +161,7 @@ bool tcp_window_current(const struct wh_fragment *fragment)
 static const struct wh_region_window *pair_window(const struct wh_fragment *fragment,
 						  const struct wh_extent_pair *pair)
 {
-	const struct wh_region *local = tcp_local_region(fragment, pair->index);
+	const struct wh_region *local = wh_fragment_local(fragment, pair->index);
 
 	return wh_kind_on_host(local->entry.kind) ? NULL : wh_region_window_peek(local);
 }
@@ -193,7 +194,7 @@ void tcp_window_request_end(const struct tcp_request *request)
 	struct wh_extent_pair pair;
 
 	while (wh_fragment_next(fragment, &at, at.left, &pair)) {
-		const struct wh_region *local = tcp_local_region(fragment, pair.index);
+		const struct wh_region *local = wh_fragment_local(fragment, pair.index);
 
 		if (local != last) {
 			last = local;

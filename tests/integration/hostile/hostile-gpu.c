@@ -28,7 +28,7 @@
 
 static int greet_shm(const struct wh_hello *welcome)
 {
-	struct wh_hello hello = raw_hello_of(WH_ROLE_SHM, welcome), answer;
+	struct wh_hello hello = raw_hello_of(WH_ROLE_LOCAL, welcome), answer;
 	int fd = raw_unix(welcome->socket);
 
 	want_true(fd >= 0, "there is no unix socket");
@@ -438,7 +438,7 @@ static void welcome_to(struct impostor *me, int fd)
 	    raw_receive_frame(fd, &frame, bytes, sizeof(bytes)) != WH_PROOF_SIZE ||
 	    memcmp(bytes, proofs.initiator, WH_PROOF_SIZE) != 0)
 		return;
-	if (hello.role == WH_ROLE_SHM) {
+	if (hello.role == WH_ROLE_LOCAL) {
 		wh_frame_encode(bytes, &(struct wh_frame){ 0, WH_FRAME_ALIVE, 0 });
 		send_with(fd, bytes, WH_FRAME_HEADER, me->alive);
 	}

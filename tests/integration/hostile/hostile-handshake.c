@@ -189,7 +189,7 @@ static void refused__roles(void **state)
 			hello = raw_hello_of(unknown[i], &v.welcome);
 			want_true(greet(&v, listener, &hello) != 0, "role %d taken", unknown[i]);
 		}
-	hello = raw_hello_of(WH_ROLE_SHM, &v.welcome);
+	hello = raw_hello_of(WH_ROLE_LOCAL, &v.welcome);
 	want_true(greet(&v, 0, &hello) != 0, "shm over TCP");
 	hello = raw_hello_of(WH_ROLE_DATA, &v.welcome);
 	want_true(greet(&v, 1, &hello) != 0, "data over the unix socket");
@@ -201,7 +201,7 @@ static void refused__roles(void **state)
 /* Only the client that began a session may open connections of it. */
 static void refused__sessions(void **state)
 {
-	static const uint16_t roles[] = { WH_ROLE_DATA, WH_ROLE_SHM };
+	static const uint16_t roles[] = { WH_ROLE_DATA, WH_ROLE_LOCAL };
 	struct victim v;
 
 	(void)state;
@@ -451,7 +451,7 @@ static int ask_map(int fd, uint64_t region)
 
 static int greet_shm(struct victim *v)
 {
-	struct wh_hello hello = raw_hello_of(WH_ROLE_SHM, &v->welcome), welcome;
+	struct wh_hello hello = raw_hello_of(WH_ROLE_LOCAL, &v->welcome), welcome;
 	int fd = connect_to(v, 1);
 
 	want(0, raw_greet(fd, &hello, &welcome));

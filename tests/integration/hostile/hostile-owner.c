@@ -108,7 +108,7 @@ static bool take_hello(struct impostor *me, nfds_t i)
 		return false;
 	if (me->greeting) {
 		raw_send(fd, me->greeting, me->greeting_length);
-		me->role[i] = WH_ROLE_SHM; /* ignore what follows */
+		me->role[i] = WH_ROLE_LOCAL; /* ignore what follows */
 		return !me->hangs_up;
 	}
 	if (me->refusal) {

@@ -287,7 +287,7 @@ int raw_greet(int fd, const struct wh_hello *hello, struct wh_hello *welcome)
 	if (hello->role == WH_ROLE_CONTROL)
 		keep_key(&shake.said, &shake.proofs);
 	/* The file descriptor sent with this frame is not received; the kernel closes it. */
-	if (hello->role == WH_ROLE_SHM &&
+	if (hello->role == WH_ROLE_LOCAL &&
 	    (raw_receive_frame(fd, &frame, alive, sizeof(alive)) || frame.type != WH_FRAME_ALIVE))
 		return -1;
 	*welcome = shake.said;
