@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Memory of which the engine knows the kind: host memory here, what a GPU's driver gives in gpu.c.
+ * wh_memory_alloc() and its list of allocations. This file allocates host memory; gpu.c allocates
+ * what takes the CUDA driver.
  *
- * Shared memory is one memfd an allocation. It is sealed, so that a process that maps it can rely
- * on its size, and closed to other users, who could otherwise open it again for writing through
- * /proc after having been handed a read-only descriptor.
+ * Shared memory is one memfd per allocation. The memfd is sealed, so that a process that maps it
+ * can rely on its size. Its mode excludes other users: with a read-only descriptor they could
+ * otherwise open it for writing through /proc.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -19,7 +20,7 @@
 #include "util/list.h"
 #include "util/options.h"
 
-/* Both are younger than the C library of some systems that the library is built on. */
+/* Missing in the C libraries of older systems that Wherry builds on. */
 #ifndef MFD_NOEXEC_SEAL
 #define MFD_NOEXEC_SEAL 8U
 #endif
@@ -32,18 +33,18 @@
 
 #define HUGE_PAGE ((size_t)2 << 20)
 
-static size_t small_page(void)
+static size_t system_page_size(void)
 {
 	return (size_t)sysconf(_SC_PAGESIZE);
 }
 
-/* Round the length that was asked for up to whole pages; 0: it does not fit. */
-static size_t whole_pages(size_t asked, size_t page)
+/* Round a length up to whole pages. 0: overflow. */
+static size_t length_in_pages(size_t asked, size_t page)
 {
 	return asked > SIZE_MAX / 2 - page ? 0 : (asked + page - 1) / page * page;
 }
 
-static void *map_private(size_t length, int flags)
+static void *pages_map(size_t length, int flags)
 {
 	void *base = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | flags,
 			  -1, 0);
@@ -51,10 +52,10 @@ static void *map_private(size_t length, int flags)
 	return base == MAP_FAILED ? NULL : base;
 }
 
-/* ---- the kinds --------------------------------------------------------------------------- */
+/* ---- the kinds --------------------------------------------------------- */
 
-/* Give the pages, none of which has been touched, their node; on failure they are unmapped. */
-static int entry(struct wh_allocation *memory)
+/* Bind fresh pages, which nothing has touched, to their NUMA node. On failure they are unmapped. */
+static int pages_bind(struct wh_allocation *memory)
 {
 	int error = memory->node < 0 ? 0 : wh_numa_bind(memory->base, memory->length, memory->node);
 
@@ -65,41 +66,42 @@ static int entry(struct wh_allocation *memory)
 
 static int alloc_pageable(struct wh_allocation *memory)
 {
-	memory->length = whole_pages(memory->asked, memory->page_size);
-	memory->base = memory->length ? map_private(memory->length, 0) : NULL;
+	memory->length = length_in_pages(memory->asked, memory->page_size);
+	memory->base = memory->length ? pages_map(memory->length, 0) : NULL;
 	if (memory->base)
-		return entry(memory);
+		return pages_bind(memory);
 	return wh_fail(ENOMEM, "wh_memory_alloc: no %zu bytes of address space or memory",
 		       memory->asked);
 }
 
-/* The pool may have enough pages and still not on the node that was asked for, which whoever
- * touches them would learn by a SIGBUS: so they are touched here. */
-static bool huge_pages_are_there(struct wh_allocation *memory)
+/* Bind pages of the reserved pool to their node, and touch them now: the pool may have enough
+ * pages, but not on that node, and the first access would then raise SIGBUS. False: they are
+ * unmapped. */
+static bool pages_claim_huge(struct wh_allocation *memory)
 {
 	if (memory->node < 0)
 		return true;
-	return !entry(memory) && (!madvise(memory->base, memory->length, MADV_POPULATE_WRITE) ||
-				  (munmap(memory->base, memory->length), false));
+	return !pages_bind(memory) &&
+	       (!madvise(memory->base, memory->length, MADV_POPULATE_WRITE) ||
+		(munmap(memory->base, memory->length), false));
 }
 
-/* Pages of the reserved pool if it has enough of them: then they are certain. Else small pages of
- * which the kernel is asked to make huge ones, where it can and when it likes: page_size says
- * small. */
+/* Allocate huge pages from the reserved pool if it has enough of them. Else allocate small pages
+ * with a hint that the kernel may merge them to huge ones; page_size then stays small. */
 static int alloc_huge(struct wh_allocation *memory)
 {
-	size_t length = whole_pages(memory->asked, HUGE_PAGE), before;
+	size_t length = length_in_pages(memory->asked, HUGE_PAGE), before;
 	char *base;
 
 	if (!length)
 		goto err_memory;
 	memory->length = length;
 	memory->page_size = HUGE_PAGE;
-	memory->base = map_private(length, MAP_HUGETLB | MAP_HUGE_2MB);
-	if (memory->base && huge_pages_are_there(memory))
+	memory->base = pages_map(length, MAP_HUGETLB | MAP_HUGE_2MB);
+	if (memory->base && pages_claim_huge(memory))
 		return 0;
-	/* Huge pages start where their size says; give back what lies around. */
-	base = map_private(length + HUGE_PAGE, 0);
+	/* Huge pages are aligned to their size: map more, and unmap both ends. */
+	base = pages_map(length + HUGE_PAGE, 0);
 	if (!base)
 		goto err_memory;
 	before = (HUGE_PAGE - (uintptr_t)base % HUGE_PAGE) % HUGE_PAGE;
@@ -107,10 +109,10 @@ static int alloc_huge(struct wh_allocation *memory)
 		munmap(base, before);
 	munmap(base + before + length, HUGE_PAGE - before);
 	memory->base = base + before;
-	memory->page_size = (uint32_t)small_page();
-	/* A kernel that has none is no reason to fail. */
+	memory->page_size = (uint32_t)system_page_size();
+	/* Only a hint: a kernel without huge pages is no reason to fail. */
 	madvise(memory->base, length, MADV_HUGEPAGE);
-	return entry(memory);
+	return pages_bind(memory);
 
 err_memory:
 	return wh_fail(ENOMEM,
@@ -118,11 +120,11 @@ err_memory:
 		       memory->asked);
 }
 
-static int open_memfd(void)
+static int memfd_open(void)
 {
 	int fd = memfd_create("wherry", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
 
-	if (fd < 0 && errno == EINVAL) /* a kernel before 6.3 */
+	if (fd < 0 && errno == EINVAL) /* Linux before 6.3 */
 		fd = memfd_create("wherry", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	if (fd >= 0)
 		return fd;
@@ -137,11 +139,11 @@ static int alloc_shared(struct wh_allocation *memory)
 {
 	int error;
 
-	memory->length = whole_pages(memory->asked, memory->page_size);
+	memory->length = length_in_pages(memory->asked, memory->page_size);
 	if (!memory->length)
 		return wh_fail(ENOMEM, "wh_memory_alloc: no %zu bytes of address space",
 			       memory->asked);
-	memory->fd = open_memfd();
+	memory->fd = memfd_open();
 	if (memory->fd < 0)
 		return memory->fd;
 	if (ftruncate(memory->fd, (off_t)memory->length)) {
@@ -157,7 +159,7 @@ static int alloc_shared(struct wh_allocation *memory)
 				memory->length, strerror(errno));
 		goto err_close;
 	}
-	error = entry(memory);
+	error = pages_bind(memory);
 	if (error)
 		goto err_close;
 	/* No F_SEAL_SEAL yet: shm adds it together with F_SEAL_FUTURE_WRITE, or without, before it
@@ -176,7 +178,7 @@ err_close:
 	return error;
 }
 
-/* What SHARED is, locked for GPUs: its pages are there from now on. */
+/* Shared memory, page-locked for GPUs. */
 static int alloc_pinned(struct wh_memory_domain *domain, struct wh_allocation *memory)
 {
 	int error = alloc_shared(memory);
@@ -221,22 +223,23 @@ static int free_kind(struct wh_memory_domain *domain, struct wh_allocation *memo
 	return error;
 }
 
-/* ---- the public functions ---------------------------------------------------------------- */
+/* ---- the public functions ---------------------------------------------- */
 
-static int check(const struct wh_memory_options *options)
+static int memory_options_check(const struct wh_memory_options *options)
 {
 	if (options->kind > WH_MEMORY_POOL)
 		return wh_fail(EINVAL,
-			       "wh_memory_alloc: options.kind is %u, which is no kind of memory",
+			       "wh_memory_alloc: options.kind is %u, which is not a kind of memory",
 			       options->kind);
 	if (options->flags & ~(uint32_t)WH_MEMORY_WRITE_COMBINED)
-		return wh_fail(EINVAL, "wh_memory_alloc: options.flags is %#x; known is %#x",
+		return wh_fail(EINVAL,
+			       "wh_memory_alloc: options.flags is %#x; the only known flag is %#x",
 			       options->flags, WH_MEMORY_WRITE_COMBINED);
 	if (options->flags && options->kind != WH_MEMORY_MAPPED)
 		return wh_fail(
 			EINVAL,
-			"wh_memory_alloc: options.flags has WRITE_COMBINED, which is for kind "
-			"WH_MEMORY_MAPPED, not for %u",
+			"wh_memory_alloc: options.flags has WRITE_COMBINED, which needs kind "
+			"WH_MEMORY_MAPPED, not %u",
 			options->kind);
 	return 0;
 }
@@ -253,7 +256,7 @@ int wh_memory_domain_alloc(struct wh_memory_domain *domain, size_t length,
 	error = wh_options_copy(&options, sizeof(options), given, sizeof(size_t),
 				"wh_memory_alloc");
 	if (!error)
-		error = check(&options);
+		error = memory_options_check(&options);
 	if (error)
 		return error;
 	memory = calloc(1, sizeof(*memory));
@@ -261,7 +264,7 @@ int wh_memory_domain_alloc(struct wh_memory_domain *domain, size_t length,
 		return wh_fail(ENOMEM, "wh_memory_alloc: no memory");
 	memory->fd = -1;
 	memory->asked = length;
-	memory->page_size = (uint32_t)small_page();
+	memory->page_size = (uint32_t)system_page_size();
 	memory->kind = options.kind ? options.kind : WH_MEMORY_SHARED;
 	memory->flags = options.flags;
 	error = wh_location_find(domain, options.location, memory);
@@ -284,7 +287,7 @@ struct wh_allocation *wh_allocation_find(struct wh_memory_domain *domain, const 
 {
 	uintptr_t at = (uintptr_t)address;
 
-	/* What has just been allocated is what is asked about as a rule: from the end. */
+	/* From the end: recent allocations are looked up most. */
 	for (struct wh_list *l = domain->allocations.prev; l != &domain->allocations; l = l->prev) {
 		struct wh_allocation *memory = wh_container(l, struct wh_allocation, link);
 
@@ -301,10 +304,9 @@ int wh_allocation_holds(struct wh_memory_domain *domain, const void *address, si
 
 	if (memory && length > memory->length - (size_t)((const char *)address - memory->base))
 		return wh_fail(EINVAL,
-			       "wh_region_register: %p and %zu bytes reach past the end of the "
-			       "allocation of "
-			       "%zu bytes at %p",
-			       address, length, memory->asked, (void *)memory->base);
+			       "wh_region_register: %zu bytes at %p reach past the end of the "
+			       "allocation of %zu bytes at %p",
+			       length, address, memory->asked, (void *)memory->base);
 	*out = memory;
 	return 0;
 }
@@ -341,17 +343,18 @@ int wh_memory_domain_free(struct wh_memory_domain *domain, void *address)
 	if (!memory)
 		error = wh_fail(
 			EINVAL,
-			"wh_memory_free: address %p was not allocated here, or is free already",
+			"wh_memory_free: %p was not allocated by this engine, or is already free",
 			address);
 	else if (memory->base != address)
 		error = wh_fail(EINVAL,
-				"wh_memory_free: %p lies in the allocation that starts at %p",
+				"wh_memory_free: %p is inside the allocation that starts at %p",
 				address, (void *)memory->base);
 	else if (memory->regions)
-		error = wh_fail(EBUSY,
-				"wh_memory_free: %u regions lie in the allocation at %p; "
-				"unregister them first",
-				memory->regions, address);
+		error = wh_fail(
+			EBUSY,
+			"wh_memory_free: the allocation at %p holds registered regions (%u); "
+			"unregister them first",
+			address, memory->regions);
 	else
 		wh_list_remove(&memory->link);
 	pthread_mutex_unlock(&domain->lock);

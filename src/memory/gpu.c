@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Memory that the CUDA driver gives, and host memory that it locks.
+ * Memory that the CUDA driver allocates, and host memory that it page-locks.
  *
- * What is zeroed is zeroed in a stream of its own: the default stream would wait for the
- * application's kernels, and break a capture that it has under way.
+ * Memory is zeroed in a stream of its own: the default stream would wait for the application's
+ * kernels, and invalidate a capture in progress.
  */
 #include <errno.h>
 #include <string.h>
@@ -11,23 +11,25 @@
 #include "memory/memory.h"
 #include "util/error.h"
 
-/* What IPC hands to another process is the driver's block, of this size, with all that is in it. */
+/* The driver's unit of allocation. IPC exports a whole unit: allocate whole ones, so that no other
+ * memory is exported. */
 #define BLOCK ((size_t)2 << 20)
 
 typedef unsigned long long ull;
 
-static size_t whole(size_t asked, size_t unit)
+static size_t length_round_up(size_t asked, size_t unit)
 {
 	return asked > SIZE_MAX / 2 - unit ? 0 : (asked + unit - 1) / unit * unit;
 }
 
-static int too_much(const struct wh_allocation *memory)
+static int allocation_too_large(const struct wh_allocation *memory)
 {
-	return wh_fail(ENOMEM, "wh_memory_alloc: %zu bytes on %s, which has %llu", memory->asked,
-		       memory->device->text, (ull)memory->device->memory);
+	return wh_fail(ENOMEM, "wh_memory_alloc: no %zu bytes on %s, which has %llu in all",
+		       memory->asked, memory->device->text, (ull)memory->device->memory);
 }
 
-static int zero(struct wh_cuda *cuda, uint64_t address, size_t length, CUstream stream)
+/* Zero fresh memory and wait for it. */
+static int device_zero(struct wh_cuda *cuda, uint64_t address, size_t length, CUstream stream)
 {
 	int error = wh_cuda_check(cuda, cuda->cuMemsetD8Async(address, 0, length, stream),
 				  "cuMemsetD8Async", "%zu bytes at 0x%llx", length, (ull)address);
@@ -36,16 +38,16 @@ static int zero(struct wh_cuda *cuda, uint64_t address, size_t length, CUstream 
 		return error;
 	error = wh_cuda_check(cuda, cuda->cuStreamSynchronize(stream), "cuStreamSynchronize",
 			      "zeroing %zu bytes at 0x%llx", length, (ull)address);
-	/* It may be under way still, and the memory is about to go. */
+	/* The caller frees the memory: the memset must have ended. */
 	if (error)
 		cuda->cuCtxSynchronize();
 	return error;
 }
 
-/* ---- cuMemAlloc and its like ------------------------------------------------------------- */
+/* ---- cuMemAlloc and others --------------------------------------------- */
 
-static int take(struct wh_cuda *cuda, const struct wh_allocation *memory, CUstream stream,
-		uint64_t *out)
+static int device_take(struct wh_cuda *cuda, const struct wh_allocation *memory, CUstream stream,
+		       uint64_t *out)
 {
 	const char *where = memory->device->text;
 
@@ -53,7 +55,7 @@ static int take(struct wh_cuda *cuda, const struct wh_allocation *memory, CUstre
 	case WH_MEMORY_POOL:
 		if (!memory->device->pools)
 			return wh_fail(EOPNOTSUPP,
-				       "wh_memory_alloc: %s has no memory pools; take "
+				       "wh_memory_alloc: %s has no memory pools; use "
 				       "WH_MEMORY_DEVICE",
 				       where);
 		return !cuda->cuMemAllocAsync ?
@@ -64,7 +66,7 @@ static int take(struct wh_cuda *cuda, const struct wh_allocation *memory, CUstre
 	case WH_MEMORY_MANAGED:
 		if (!memory->device->managed)
 			return wh_fail(EOPNOTSUPP,
-				       "wh_memory_alloc: %s has no managed memory; take "
+				       "wh_memory_alloc: %s has no managed memory; use "
 				       "WH_MEMORY_PINNED or WH_MEMORY_DEVICE",
 				       where);
 		return !cuda->cuMemAllocManaged ?
@@ -80,29 +82,29 @@ static int take(struct wh_cuda *cuda, const struct wh_allocation *memory, CUstre
 	}
 }
 
-static int alloc_simple(struct wh_cuda *cuda, struct wh_allocation *memory, CUstream stream)
+static int device_alloc(struct wh_cuda *cuda, struct wh_allocation *memory, CUstream stream)
 {
 	uint64_t address = 0;
 	int error;
 
-	memory->length = whole(memory->asked, BLOCK);
+	memory->length = length_round_up(memory->asked, BLOCK);
 	if (!memory->length)
-		return too_much(memory);
-	error = take(cuda, memory, stream, &address);
+		return allocation_too_large(memory);
+	error = device_take(cuda, memory, stream, &address);
 	if (error)
 		return error;
 	memory->base = (char *)(uintptr_t)address;
-	error = zero(cuda, address, memory->length, stream);
+	error = device_zero(cuda, address, memory->length, stream);
 	if (error)
 		cuda->cuMemFree(address);
 	return error;
 }
 
-/* ---- cuMemCreate ------------------------------------------------------------------------- */
+/* ---- cuMemCreate ------------------------------------------------------- */
 
-/* Memory behind addresses that are set aside already. */
-static int back(struct wh_cuda *cuda, uint64_t address, size_t length,
-		const struct wh_cuda_properties *properties, const char *where)
+/* Create memory and map it at reserved addresses, with access for its device. */
+static int vmm_map(struct wh_cuda *cuda, uint64_t address, size_t length,
+		   const struct wh_cuda_properties *properties, const char *where)
 {
 	struct wh_cuda_access access = { properties->location, 3 };
 	CUallocation handle;
@@ -113,7 +115,7 @@ static int back(struct wh_cuda *cuda, uint64_t address, size_t length,
 		return error;
 	error = wh_cuda_check(cuda, cuda->cuMemMap(address, length, 0, handle, 0), "cuMemMap",
 			      "%zu bytes at 0x%llx on %s", length, (ull)address, where);
-	/* The mapping keeps the memory; the handle can be had again from the address. */
+	/* The mapping keeps the memory alive, and yields the handle again when it is exported. */
 	cuda->cuMemRelease(handle);
 	if (error)
 		return error;
@@ -125,7 +127,7 @@ static int back(struct wh_cuda *cuda, uint64_t address, size_t length,
 	return error;
 }
 
-static int alloc_vmm(struct wh_cuda *cuda, struct wh_allocation *memory, CUstream stream)
+static int vmm_alloc(struct wh_cuda *cuda, struct wh_allocation *memory, CUstream stream)
 {
 	const struct wh_cuda_device *device = memory->device;
 	struct wh_cuda_properties properties = {
@@ -141,7 +143,7 @@ static int alloc_vmm(struct wh_cuda *cuda, struct wh_allocation *memory, CUstrea
 	if (!device->vmm || !cuda->cuMemCreate)
 		return wh_fail(
 			EOPNOTSUPP,
-			"wh_memory_alloc: %s has no virtual memory management (cuMemCreate); take "
+			"wh_memory_alloc: %s has no virtual memory management (cuMemCreate); use "
 			"WH_MEMORY_DEVICE",
 			device->text);
 	error = wh_cuda_check(
@@ -150,17 +152,17 @@ static int alloc_vmm(struct wh_cuda *cuda, struct wh_allocation *memory, CUstrea
 		"cuMemGetAllocationGranularity", "%s", device->text);
 	if (error)
 		return error;
-	memory->length = whole(memory->asked, page > BLOCK ? page : BLOCK);
+	memory->length = length_round_up(memory->asked, page > BLOCK ? page : BLOCK);
 	if (!memory->length)
-		return too_much(memory);
+		return allocation_too_large(memory);
 	error = wh_cuda_check(cuda, cuda->cuMemAddressReserve(&address, memory->length, 0, 0, 0),
 			      "cuMemAddressReserve", "%zu bytes", memory->length);
 	if (error)
 		return error;
-	error = back(cuda, address, memory->length, &properties, device->text);
+	error = vmm_map(cuda, address, memory->length, &properties, device->text);
 	if (error)
 		goto err_addresses;
-	error = zero(cuda, address, memory->length, stream);
+	error = device_zero(cuda, address, memory->length, stream);
 	if (error)
 		goto err_unmap;
 	memory->base = (char *)(uintptr_t)address;
@@ -173,7 +175,7 @@ err_addresses:
 	return error;
 }
 
-static int free_vmm(struct wh_cuda *cuda, const struct wh_allocation *memory)
+static int vmm_free(struct wh_cuda *cuda, const struct wh_allocation *memory)
 {
 	uint64_t address = (uintptr_t)memory->base;
 	int error = wh_cuda_check(cuda, cuda->cuMemUnmap(address, memory->length), "cuMemUnmap",
@@ -186,9 +188,9 @@ static int free_vmm(struct wh_cuda *cuda, const struct wh_allocation *memory)
 				     memory->length, (ull)address);
 }
 
-/* ---- host memory ------------------------------------------------------------------------- */
+/* ---- host memory ------------------------------------------------------- */
 
-static int alloc_mapped(struct wh_cuda *cuda, struct wh_allocation *memory)
+static int mapped_alloc(struct wh_cuda *cuda, struct wh_allocation *memory)
 {
 	unsigned flags = CUDA_HOST_PORTABLE | CUDA_HOST_DEVICE_MAP;
 	void *base;
@@ -196,7 +198,7 @@ static int alloc_mapped(struct wh_cuda *cuda, struct wh_allocation *memory)
 
 	if (memory->flags & WH_MEMORY_WRITE_COMBINED)
 		flags |= CUDA_HOST_WRITE_COMBINED;
-	memory->length = whole(memory->asked, memory->page_size);
+	memory->length = length_round_up(memory->asked, memory->page_size);
 	if (!memory->length)
 		return wh_fail(ENOMEM, "wh_memory_alloc: no %zu bytes of address space",
 			       memory->asked);
@@ -240,21 +242,21 @@ int wh_gpu_unpin(struct wh_memory_domain *domain, const struct wh_allocation *me
 	return error;
 }
 
-/* ---- all of them ------------------------------------------------------------------------- */
+/* ---- all kinds --------------------------------------------------------- */
 
-static int alloc_inside(struct wh_cuda *cuda, struct wh_allocation *memory)
+static int kind_alloc(struct wh_cuda *cuda, struct wh_allocation *memory)
 {
 	CUstream stream;
 	int error;
 
 	if (memory->kind == WH_MEMORY_MAPPED)
-		return alloc_mapped(cuda, memory);
+		return mapped_alloc(cuda, memory);
 	error = wh_cuda_check(cuda, cuda->cuStreamCreate(&stream, CUDA_STREAM_NON_BLOCKING),
 			      "cuStreamCreate", "%s", memory->device->text);
 	if (error)
 		return error;
-	error = memory->kind == WH_MEMORY_VMM ? alloc_vmm(cuda, memory, stream) :
-						alloc_simple(cuda, memory, stream);
+	error = memory->kind == WH_MEMORY_VMM ? vmm_alloc(cuda, memory, stream) :
+						device_alloc(cuda, memory, stream);
 	cuda->cuStreamDestroy(stream);
 	return error;
 }
@@ -266,7 +268,7 @@ int wh_gpu_alloc(struct wh_memory_domain *domain, struct wh_allocation *memory)
 
 	if (error)
 		return error;
-	error = alloc_inside(domain->cuda, memory);
+	error = kind_alloc(domain->cuda, memory);
 	wh_cuda_leave(&scope);
 	return error;
 }
@@ -280,7 +282,7 @@ int wh_gpu_free(struct wh_memory_domain *domain, const struct wh_allocation *mem
 	if (error)
 		return error;
 	if (memory->kind == WH_MEMORY_VMM)
-		error = free_vmm(cuda, memory);
+		error = vmm_free(cuda, memory);
 	else if (memory->kind == WH_MEMORY_MAPPED)
 		error = wh_cuda_check(cuda, cuda->cuMemFreeHost(memory->base), "cuMemFreeHost",
 				      "%zu bytes at %p", memory->length, (void *)memory->base);

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where memory shall lie, and where it does: options.location, and NUMA by plain system calls. */
+/*
+ * Where memory is allocated: options.location ("host", "numa:0", "cuda:0"), and NUMA nodes, with
+ * plain system calls instead of libnuma.
+ */
 #include <ctype.h>
 #include <errno.h>
 #include <linux/mempolicy.h>
@@ -11,17 +14,17 @@
 #include "memory/memory.h"
 #include "util/error.h"
 
-#define NODES 1024 /* the most that kernels are built for */
+#define NODES 1024 /* of a kernel, at most */
 #define WORD (8 * sizeof(unsigned long))
 
 struct nodes {
 	unsigned long bits[NODES / WORD];
 };
 
-/* ---- NUMA -------------------------------------------------------------------------------- */
+/* ---- NUMA -------------------------------------------------------------- */
 
-/* "0-1, 4" */
-static void list_nodes(const struct nodes *nodes, char *out, size_t size)
+/* List nodes: "0, 1, 4". */
+static void nodes_list(const struct nodes *nodes, char *out, size_t size)
 {
 	size_t at = 0;
 
@@ -32,7 +35,8 @@ static void list_nodes(const struct nodes *nodes, char *out, size_t size)
 	}
 }
 
-static int check_node(int node)
+/* May this process allocate on the node? 0, or -ENODEV, -EPERM, -EOPNOTSUPP. */
+static int node_check(int node)
 {
 	struct nodes nodes = { 0 };
 	char list[96];
@@ -41,18 +45,17 @@ static int check_node(int node)
 		    MPOL_F_MEMS_ALLOWED))
 		return wh_fail(
 			errno == EPERM ? EPERM : EOPNOTSUPP,
-			"wh_memory_alloc: options.location is numa:%d, but NUMA nodes cannot be "
-			"chosen here: get_mempolicy: %s%s",
+			"wh_memory_alloc: options.location is numa:%d, but this system does not "
+			"let a process choose NUMA nodes: get_mempolicy: %s%s",
 			node, strerror(errno),
 			errno == EPERM ? "; does a container's seccomp profile forbid it?" : "");
 	if (nodes.bits[node / (int)WORD] >> node % (int)WORD & 1)
 		return 0;
-	list_nodes(&nodes, list, sizeof(list));
-	return wh_fail(
-		ENODEV,
-		"wh_memory_alloc: options.location is numa:%d, a node that has no memory for "
-		"this process; those that have: %s",
-		node, list);
+	nodes_list(&nodes, list, sizeof(list));
+	return wh_fail(ENODEV,
+		       "wh_memory_alloc: options.location is numa:%d, but this process may not use "
+		       "memory of that node; it may use nodes %s",
+		       node, list);
 }
 
 int wh_numa_bind(void *base, size_t length, int node)
@@ -72,15 +75,15 @@ int wh_numa_node(const void *address)
 	void *start = (void *)((uintptr_t)address / page * page);
 	int node = -1;
 
-	/* Without target nodes it only tells; a page that is not there yet is a negative answer. */
+	/* Without target nodes move_pages() only reports: a negative status means no page yet. */
 	if (syscall(SYS_move_pages, 0, 1UL, &start, NULL, &node, 0) || node < 0)
 		return -1;
 	return node;
 }
 
-/* ---- options.location -------------------------------------------------------------------- */
+/* ---- options.location -------------------------------------------------- */
 
-static bool parse_node(const char *text, int *out)
+static bool node_parse(const char *text, int *out)
 {
 	int value = 0;
 	const char *at = text;
@@ -93,8 +96,8 @@ static bool parse_node(const char *text, int *out)
 	return true;
 }
 
-/* The first GPU that is not out of bounds. */
-static int first_device(struct wh_memory_domain *domain, struct wh_cuda_device **out)
+/* The first GPU that is not skipped. */
+static int location_first_device(struct wh_memory_domain *domain, struct wh_cuda_device **out)
 {
 	struct wh_cuda *cuda = domain->cuda;
 	int error = wh_cuda_ready(cuda);
@@ -110,24 +113,25 @@ static int first_device(struct wh_memory_domain *domain, struct wh_cuda_device *
 	return wh_fail(ENODEV, "%s", cuda->devices[0].skipped);
 }
 
-static int nonsense(const char *location, const char *why)
+static int location_fail(const char *location, const char *why)
 {
 	return wh_fail(EINVAL, "wh_memory_alloc: options.location is \"%.64s\"%s", location, why);
 }
 
-static int on_host(struct wh_memory_domain *domain, const char *location,
-		   struct wh_allocation *memory)
+static int location_on_host(struct wh_memory_domain *domain, const char *location,
+			    struct wh_allocation *memory)
 {
 	struct wh_cuda_device *device;
 	int error;
 
 	if (!strncmp(location, "numa:", 5)) {
-		if (!parse_node(location + 5, &memory->node))
-			return nonsense(location, ": wants a number, such as numa:0");
-		return check_node(memory->node);
+		if (!node_parse(location + 5, &memory->node))
+			return location_fail(location, "; expected a node number, as in numa:0");
+		return node_check(memory->node);
 	}
 	if (strncmp(location, "cuda:", 5))
-		return nonsense(location, "; try host, numa:0, or cuda:0 for memory near that GPU");
+		return location_fail(location,
+				     "; expected host, numa:0, or cuda:0 for memory near that GPU");
 	error = wh_cuda_device_find(domain->cuda, location, &device);
 	if (error)
 		return error;
@@ -146,16 +150,16 @@ int wh_location_find(struct wh_memory_domain *domain, const char *location,
 
 	memory->node = -1;
 	if (location && host && memory->kind != WH_MEMORY_MAPPED) {
-		error = strcmp(location, "host") ? on_host(domain, location, memory) : 0;
+		error = strcmp(location, "host") ? location_on_host(domain, location, memory) : 0;
 	} else if (location && !(host && !strcmp(location, "host"))) {
 		if (strncmp(location, "cuda:", 5))
-			return nonsense(location,
-					host ? "; the driver chooses the NUMA node of kind "
-					       "MAPPED: take PINNED for one of your own" :
-					       ", where no GPU's memory lies; try cuda:0");
+			return location_fail(location,
+					     host ? "; the driver chooses the NUMA node of kind "
+						    "MAPPED: use PINNED to choose it yourself" :
+						    "; memory of a GPU needs one, as in cuda:0");
 		error = wh_cuda_device_find(domain->cuda, location, &memory->device);
 	}
 	if (!error && cuda && !memory->device)
-		error = first_device(domain, &memory->device);
+		error = location_first_device(domain, &memory->device);
 	return error;
 }

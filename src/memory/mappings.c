@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The address space of this process, as the kernel tells it.
+ * The virtual memory areas (VMAs) of this process, as the kernel reports them.
  *
- * Addresses that a driver has set aside for a GPU are, for the CPU, mapped without any right, and
- * CUDA itself says nothing of them while no memory lies behind them. Asking the kernel finds them
- * without touching a page, which reading a byte by way of a system call would do.
+ * A driver reserves addresses for a GPU by mapping them without any access right, and CUDA does not
+ * know them while no memory is mapped there. The kernel reports them without touching a page,
+ * unlike a system call that tries to read a byte.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -20,45 +20,46 @@
 
 #define MAPS "/proc/self/maps"
 
-/* PROCMAP_QUERY of Linux 6.11. */
-struct maps_question {
+/* struct procmap_query, for PROCMAP_QUERY of Linux 6.11. */
+struct maps_query {
 	uint64_t size, flags, address;
 	uint64_t start, end, vma_flags, page_size, offset, inode;
 	uint32_t major, minor, name_size, build_id_size;
 	uint64_t name, build_id;
 };
 
-_Static_assert(sizeof(struct maps_question) == 104, "struct procmap_query");
+_Static_assert(sizeof(struct maps_query) == 104, "struct procmap_query");
 
-enum { READABLE = 1, AT_OR_ABOVE = 16 };
+enum { READABLE = 1, AT_OR_ABOVE = 16 }; /* PROCMAP_QUERY_VMA_READABLE, _COVERING_OR_NEXT_VMA */
 
-#define MAPS_QUERY _IOWR('f', 17, struct maps_question)
+#define MAPS_QUERY _IOWR('f', 17, struct maps_query)
 
-static int walk_questions(int fd, uint64_t start, uint64_t end,
-			  int (*each)(void *arg, const struct wh_vma *vma), void *arg)
+/* Walk by PROCMAP_QUERY. -ENOSYS: the kernel does not have it. */
+static int vmas_walk_query(int fd, uint64_t start, uint64_t end,
+			   int (*each)(void *arg, const struct wh_vma *vma), void *arg)
 {
 	uint64_t small = (uint64_t)sysconf(_SC_PAGESIZE);
 	int rc = 0;
 
 	while (!rc && start < end) {
-		struct maps_question question = { .size = sizeof(question),
-						  .flags = AT_OR_ABOVE,
-						  .address = start };
+		struct maps_query query = { .size = sizeof(query),
+					    .flags = AT_OR_ABOVE,
+					    .address = start };
 		struct wh_vma vma;
 
-		if (ioctl(fd, MAPS_QUERY, &question))
+		if (ioctl(fd, MAPS_QUERY, &query))
 			return errno == ENOENT ? 0 : -ENOSYS;
-		if (question.start >= end)
+		if (query.start >= end)
 			return 0;
 		vma = (struct wh_vma){
-			.start = question.start,
-			.end = question.end,
-			.readable = question.vma_flags & READABLE,
-			.page_size = question.page_size,
-			.huge = question.page_size > small,
+			.start = query.start,
+			.end = query.end,
+			.readable = query.vma_flags & READABLE,
+			.page_size = query.page_size,
+			.huge = query.page_size > small,
 		};
 		rc = each(arg, &vma);
-		start = question.end;
+		start = query.end;
 	}
 	return rc;
 }
@@ -102,14 +103,13 @@ int wh_vmas_walk(uint64_t start, uint64_t end, int (*each)(void *arg, const stru
 
 	if (fd < 0)
 		return -ENOSYS;
-	rc = walk_questions(fd, start, end, each, arg);
+	rc = vmas_walk_query(fd, start, end, each, arg);
 	close(fd);
-	/* An older kernel says so at the first question. */
+	/* A kernel before 6.11 fails at the first query. */
 	return rc == -ENOSYS ? wh_vmas_walk_text(start, end, each, arg) : rc;
 }
 
-/* MS_ASYNC does nothing, for pages are written back anyway, but looks whether all of them are
- * mapped. */
+/* msync(MS_ASYNC) does not write anything, but fails with ENOMEM if a page is not mapped. */
 bool wh_memory_mapped(uint64_t start, uint64_t length)
 {
 	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), first = start / page * page;
@@ -118,7 +118,8 @@ bool wh_memory_mapped(uint64_t start, uint64_t length)
 	       errno != ENOMEM;
 }
 
-static int cover_any(void *arg, const struct wh_vma *vma)
+/* Stop at the first gap. */
+static int vma_is_adjacent(void *arg, const struct wh_vma *vma)
 {
 	uint64_t *reached = arg;
 
@@ -133,11 +134,12 @@ bool wh_vmas_mapped(uint64_t start, uint64_t length, uint64_t *bad)
 	if (wh_memory_mapped(start, length))
 		return true;
 	*bad = start;
-	wh_vmas_walk(start, start + length, cover_any, bad);
+	wh_vmas_walk(start, start + length, vma_is_adjacent, bad);
 	return false;
 }
 
-static int cover(void *arg, const struct wh_vma *vma)
+/* Stop at the first gap or VMA that is not readable. */
+static int vma_is_readable(void *arg, const struct wh_vma *vma)
 {
 	uint64_t *reached = arg;
 
@@ -150,7 +152,7 @@ static int cover(void *arg, const struct wh_vma *vma)
 int wh_vmas_readable(uint64_t start, uint64_t length, uint64_t *bad)
 {
 	uint64_t reached = start;
-	int rc = wh_vmas_walk(start, start + length, cover, &reached);
+	int rc = wh_vmas_walk(start, start + length, vma_is_readable, &reached);
 
 	if (rc == -ENOSYS)
 		return 0;

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the parts of memory/ ask of each other, and the core and the transports of them. */
+/*
+ * The memory of an engine: its own allocations, NUMA and CUDA locations, the mappings of the
+ * process, and registrations, which describe the memory that transfers use. docs/memory.md.
+ */
 #ifndef WH_MEMORY_MEMORY_H
 #define WH_MEMORY_MEMORY_H
 
@@ -16,51 +19,50 @@
 
 struct wh_cuda;
 
-/* ---- the memory domain -------------------------------------------------------------------- */
+/* ---- the memory domain ------------------------------------------------- */
 
-/* The memory of an engine: what it has allocated, and what it knows of memory that others have
- * allocated and it uses. */
+/* An engine's allocations, and what it knows about memory that the application has allocated. */
 struct wh_memory_domain {
 	struct wh_cuda *cuda; /* never NULL; wh_cuda_ready() says why if GPUs cannot be used */
-	pthread_mutex_t lock; /* `allocations`, and their `regions`; no other is taken under it */
+	pthread_mutex_t lock; /* of `allocations` and their `regions`; no lock is taken inside it */
 	struct wh_list allocations; /* struct wh_allocation */
-	/* the last one given to an allocation, or to a version of one */
+	/* the last number given to an allocation or to a version of one */
 	_Atomic uint64_t number;
-	/* taken with no other lock held, and held while the driver is asked */
+	/* taken with no other lock held; held during calls of the driver */
 	pthread_mutex_t registrations_lock;
-	void *registrations; /* tsearch() tree of those of memory that CUDA knows */
+	void *registrations; /* tsearch() tree; only of memory that CUDA knows */
 };
 
-/* The caller sets `cuda` afterwards, before anything else is called, and closes it. */
+/* The caller then sets `cuda` before calling anything else, and closes it itself. */
 void wh_memory_domain_init(struct wh_memory_domain *domain);
-/* Nothing may be allocated or registered any more. */
+/* All allocations have been freed and all registrations put. */
 void wh_memory_domain_destroy(struct wh_memory_domain *domain);
 
-/* ---- allocations ------------------------------------------------------------------------- */
+/* ---- allocations ------------------------------------------------------- */
 
 struct wh_allocation {
 	struct wh_list link; /* domain.allocations */
 	char *base;
-	size_t length; /* as mapped: whole pages, of a GPU whole blocks */
-	size_t asked;
+	size_t length; /* as mapped: whole pages; on a GPU whole units of the driver */
+	size_t asked; /* length that the application asked for */
 	uint32_t kind, page_size;
 	uint32_t flags; /* enum wh_memory_flag */
 	int fd; /* WH_MEMORY_SHARED, WH_MEMORY_PINNED: the memfd; else -1 */
-	int node; /* NUMA node that was asked for; -1: any */
-	struct wh_cuda_device *device; /* in whose primary context it was made; NULL: no GPU's */
-	unsigned regions; /* how many lie in it; under domain.lock */
-	/* What peers may see of it, for those that want to map it. Under engine.lock. */
-	uint64_t number; /* of the allocation in this engine; never given again */
-	struct wh_list members; /* wh_region.member: the published ones that lie in it */
-	/* changes when one of those comes or goes; no other allocation has it */
+	int node; /* NUMA node asked for; -1: any */
+	struct wh_cuda_device *device; /* whose primary context allocated it; NULL: none did */
+	unsigned regions; /* registered regions inside; under domain.lock */
+	/* What peers that map it may see. Under engine.lock. */
+	uint64_t number; /* names the allocation within this engine; never reused */
+	struct wh_list members; /* wh_region.member: the published regions inside */
+	/* changes when `members` changes; unique among all allocations and their versions */
 	uint64_t version;
-	/* the sum of the lengths of those that any peer may read, write */
+	/* bytes: total length of the members that any peer may read, and write */
 	uint64_t readable, writable;
 };
 
-/* How many allocations there are. */
+/* The number of allocations. */
 unsigned wh_memory_domain_count(struct wh_memory_domain *domain);
-/* The public calls, whose contracts hold, without the engine around the domain. */
+/* The public functions of the same names (wherry/memory.h) on a domain instead of an engine. */
 int wh_memory_domain_alloc(struct wh_memory_domain *domain, size_t length,
 			   const struct wh_memory_options *options, void **out);
 int wh_memory_domain_free(struct wh_memory_domain *domain, void *address);
@@ -69,108 +71,112 @@ int wh_memory_domain_query(struct wh_memory_domain *domain, const void *address,
 
 /* The allocation that holds the address, or NULL. Under domain.lock. */
 struct wh_allocation *wh_allocation_find(struct wh_memory_domain *domain, const void *address);
-/* Find the allocation that holds all of the range, NULL: none that holds its start. -EINVAL: the
- * range reaches past its end. Under domain.lock. */
+/* Set *out to the allocation that holds the range; NULL: none holds its start. 0, or -EINVAL: the
+ * range reaches past the allocation's end. Under domain.lock. */
 int wh_allocation_holds(struct wh_memory_domain *domain, const void *address, size_t length,
 			struct wh_allocation **out);
 
-/* The same without the lock, and count a region that lies in it, so that it is not freed. */
+/* The same, not under the lock; also count a region inside, so that the allocation cannot be freed.
+ */
 int wh_allocation_acquire(struct wh_memory_domain *domain, const void *address, size_t length,
 			  struct wh_allocation **out);
-/* A region less lies in it; NULL is allowed. */
+/* Count a region less. NULL is allowed. */
 void wh_allocation_release(struct wh_memory_domain *domain, struct wh_allocation *allocation);
 
-/* Memory that the CPU may touch at any time: not a GPU's, and not managed. */
+/* May the CPU access memory of this kind at any time? Not that of a GPU, and not managed memory. */
 static inline bool wh_kind_on_host(uint32_t kind)
 {
 	return kind >= WH_MEMORY_PAGEABLE && kind <= WH_MEMORY_MAPPED;
 }
 
-/* The kinds that take a driver, save PINNED: allocate memory->asked bytes, zeroed. memory->device
- * is set. */
+/* Allocate memory->asked bytes, zeroed, of a kind that takes the CUDA driver, except PINNED. The
+ * caller has set memory->device. 0 or a negative errno. */
 int wh_gpu_alloc(struct wh_memory_domain *domain, struct wh_allocation *memory);
 int wh_gpu_free(struct wh_memory_domain *domain, const struct wh_allocation *memory);
-/* Page-lock host memory for all GPUs, and undo it. */
+/* Page-lock host memory for all GPUs, and undo it. 0 or a negative errno. */
 int wh_gpu_pin(struct wh_memory_domain *domain, const struct wh_allocation *memory);
 int wh_gpu_unpin(struct wh_memory_domain *domain, const struct wh_allocation *memory);
 
-/* ---- places in the machine --------------------------------------------------------------- */
+/* ---- locations and mappings -------------------------------------------- */
 
-/* Set memory->device and memory->node from options.location. -EINVAL, -ENODEV, ... */
+/* Set memory->device and memory->node from options.location (NULL: the default of the kind). 0, or
+ * -EINVAL, -ENODEV, ... */
 int wh_location_find(struct wh_memory_domain *domain, const char *location,
 		     struct wh_allocation *memory);
-/* Pages of [base, base+length) that have not been touched yet come from this node only. */
+/* Allocate the pages of [base, base+length) that nothing has touched yet on this node only. */
 int wh_numa_bind(void *base, size_t length, int node);
-/* The node that the address's page lies on; -1: not known, or none yet. Does not touch it. */
+/* The NUMA node of the address's page, without touching it. -1: unknown, or no page yet. */
 int wh_numa_node(const void *address);
 
 /* A virtual memory area (VMA) of this process, as the kernel reports it. */
 struct wh_vma {
 	uint64_t start, end;
 	bool readable;
-	uint64_t page_size; /* 0: not known */
+	uint64_t page_size; /* 0: unknown */
 	bool huge; /* hugetlb pages */
 };
 
-/* Call `each` with the areas that overlap [start, end), in order; not 0 from it ends that. 0,
- * or what `each` returned, or -ENOSYS: /proc does not tell. */
+/* Call `each` with the VMAs that overlap [start, end), in order, until it returns non-zero. 0, what
+ * `each` returned, or -ENOSYS: /proc is not available. */
 int wh_vmas_walk(uint64_t start, uint64_t end, int (*each)(void *arg, const struct wh_vma *vma),
 		 void *arg);
 /* The same from the text of /proc/self/maps, for kernels before 6.11. */
 int wh_vmas_walk_text(uint64_t start, uint64_t end,
 		      int (*each)(void *arg, const struct wh_vma *vma), void *arg);
-/* Is something mapped in all of the range? One system call, which touches nothing; where it cannot
- * tell: yes. */
+/* Is the whole range mapped? One system call, which touches no page; true if it fails otherwise. */
 bool wh_memory_mapped(uint64_t start, uint64_t length);
-/* The same; false: not at *bad, which takes longer to find. */
+/* The same; if false, *bad is the first address that is not mapped, which takes longer to find. */
 bool wh_vmas_mapped(uint64_t start, uint64_t length, uint64_t *bad);
-/* Can the CPU read all of the range? 0; -EFAULT: not at *bad. Where /proc does not tell: 0, for
- * the CPU faults on what it cannot read. */
+/* Can the CPU read the whole range? 0; -EFAULT: not at *bad. 0 also without /proc: accesses then
+ * fail with a fault. */
 int wh_vmas_readable(uint64_t start, uint64_t length, uint64_t *bad);
 
-/* ---- registrations ----------------------------------------------------------------------- */
+/* ---- registrations ----------------------------------------------------- */
 
-/* A part of a registered range that lies in one allocation, or in one mapping of cuMemCreate. */
+/* A part of a registered range in one allocation, or in one mapping of cuMemCreate. */
 struct wh_segment {
-	uint64_t start, length; /* of the range */
+	uint64_t start, length; /* of this part */
 	enum wh_cuda_memory memory;
-	struct wh_cuda_device *device; /* where it lies; NULL: host memory */
-	CUcontext context; /* that owns it; NULL: none */
+	struct wh_cuda_device *device; /* NULL: host memory */
+	CUcontext context; /* its owner; NULL: none */
 	uint64_t base, size; /* of the allocation; PLAIN: 0 */
-	uint64_t device_address; /* of `start`, for kernels; 0: GPUs do not reach it */
-	uint64_t host_address; /* of `start`, for the CPU; 0: it does not reach it */
+	uint64_t device_address; /* of `start`, for kernels; 0: GPUs cannot access it */
+	uint64_t host_address; /* of `start`, for the CPU; 0: it cannot access it */
 	uint64_t buffer_id; /* 0: PLAIN */
 	uint64_t memory_id;
 	uint32_t exports; /* enum wh_cuda_export */
 	bool vmm, pool, imported, rdma;
-	/* set; where it is not (vmm), a NIC may see memory before a copy ends */
+	/* synchronous copies wait for their bytes; without it (VMM memory) a NIC or window may read
+	 * old bytes after a copy has returned */
 	bool sync_memops;
 };
 
 /*
- * What is known of a range of memory that transfers use. Those of memory that CUDA knows are
- * shared: the same range of the same allocations (their BUFFER_IDs, which never recur) has one
- * registration.
+ * What is known about a range of memory that transfers use. For memory that CUDA knows,
+ * registrations are shared: one for each range of the same allocations, which their BUFFER_IDs
+ * identify; CUDA never reuses these.
  */
 struct wh_registration {
 	struct wh_memory_domain *domain;
 	uint64_t address, length;
-	uint32_t kind; /* enum wh_memory_kind, as far as it can be told without the allocation */
-	struct wh_cuda_device *device; /* where it all lies, MANAGED: belongs; NULL: the host */
+	uint32_t kind; /* enum wh_memory_kind, as far as CUDA knows it */
+	struct wh_cuda_device *device; /* of the whole range; MANAGED: its owner; NULL: the host */
 	struct wh_segment *segments; /* in order; they cover the range */
 	size_t segment_count;
-	uint32_t references; /* under domain.registrations_lock, as is `known` */
+	uint32_t references; /* under domain.registrations_lock, like `known` */
 	bool known; /* in domain.registrations */
-	struct rdma_gpu *rdma; /* the transport rdma's, under its register_lock; NULL: none yet */
+	struct rdma_gpu *rdma; /* of the transport rdma, under its register_lock; NULL: none yet */
 };
 
-/* Look at a range and count a user. May block on the driver; not in callbacks of a stream. 0 or
- * what wh_region_register() says. */
+/* Get the registration of a range, and count a user. May block on the driver; not in callbacks of a
+ * stream. 0, or an error of wh_region_register(). */
 int wh_registration_get(struct wh_memory_domain *domain, void *address, size_t length,
 			struct wh_registration **out);
+/* Count a user less; the last one frees it. NULL is allowed. */
 void wh_registration_put(struct wh_registration *registration);
-/* Is it still the same memory? -ESTALE: it was freed, or freed and allocated again; other errors
- * are the driver's. One question to the driver for each segment; none for plain host memory. */
+/* Is the memory still the same as when it was registered? 0; -ESTALE: it was freed, and perhaps
+ * allocated again; or an error of the driver. One call of the driver per segment; none for plain
+ * host memory. */
 int wh_registration_check(const struct wh_registration *registration);
 
 #endif

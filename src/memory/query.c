@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* wh_memory_query(): what an address is, from the engine's own list, CUDA and the kernel. */
+/*
+ * wh_memory_query(): describes the memory at an address, from the engine's list of allocations,
+ * CUDA and the kernel.
+ */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -10,24 +13,24 @@
 #include "util/options.h"
 
 static const char managed[] =
-	"managed memory moves between host and GPU by itself; it is copied through pinned memory";
+	"managed memory migrates between host and GPU; it is copied through pinned memory";
 
 _Static_assert(sizeof(managed) <= sizeof(((struct wh_memory_info *)0)->refusal), "the text fits");
 #define SAME(bit) ((int)WH_EXPORT_##bit == (int)WH_CUDA_EXPORT_##bit)
 
 _Static_assert(SAME(IPC) && SAME(FD) && SAME(POOL_FD) && SAME(DMA_BUF) && SAME(FABRIC),
-	       "bits are handed on as they are");
+	       "the bits are passed on unchanged");
 
-/* ---- host memory ------------------------------------------------------------------------- */
+/* ---- host memory ------------------------------------------------------- */
 
-static int take_first(void *arg, const struct wh_vma *vma)
+static int vma_take_first(void *arg, const struct wh_vma *vma)
 {
 	*(struct wh_vma *)arg = *vma;
 	return 1;
 }
 
-/* Do all GPUs of this process reach ordinary memory in place? */
-static bool unified(struct wh_cuda *cuda)
+/* Can all GPUs of this process access pageable memory? */
+static bool gpus_are_unified(struct wh_cuda *cuda)
 {
 	bool initialised, all;
 
@@ -39,59 +42,60 @@ static bool unified(struct wh_cuda *cuda)
 	return all;
 }
 
-static int no_memory(const void *address)
+static int query_fail(const void *address)
 {
 	return wh_fail(
 		EFAULT,
-		"wh_memory_query: there is no memory at %p that the CPU can read or that CUDA "
-		"knows; was it freed?",
+		"wh_memory_query: no memory at %p: the CPU cannot read it, and CUDA does not "
+		"know it; was it freed?",
 		address);
 }
 
-/* Memory that CUDA knows nothing of. info->kind is set if the engine allocated it. */
+/* Describe memory that CUDA does not know. info->kind is set if the engine allocated it. */
 static int describe_plain(struct wh_memory_domain *domain, const void *address,
 			  struct wh_memory_info *info)
 {
 	uint64_t at = (uintptr_t)address;
 	struct wh_vma vma = { 0 };
-	int rc = wh_vmas_walk(at, at + 1, take_first, &vma);
+	int rc = wh_vmas_walk(at, at + 1, vma_take_first, &vma);
 
-	/* Freed behind the engine's back. */
+	/* The application has freed memory of the engine with the driver. */
 	if (info->kind && !wh_kind_on_host(info->kind))
-		return no_memory(address);
+		return query_fail(address);
 	if (rc != -ENOSYS && (rc != 1 || !vma.readable))
-		return no_memory(address);
+		return query_fail(address);
 	if (!info->kind) {
 		info->kind = vma.huge ? WH_MEMORY_HUGE : WH_MEMORY_PAGEABLE;
 		info->page_size =
 			rc == 1 ? (uint32_t)vma.page_size : (uint32_t)sysconf(_SC_PAGESIZE);
 		info->base = (void *)at;
 	}
-	info->stage = unified(domain->cuda) ? WH_STAGE_UNIFIED : WH_STAGE_SEPARATE;
+	info->stage = gpus_are_unified(domain->cuda) ? WH_STAGE_UNIFIED : WH_STAGE_SEPARATE;
 	info->host_address = at;
 	info->numa_node = wh_numa_node(address);
 	return 0;
 }
 
-/* ---- memory that CUDA knows -------------------------------------------------------------- */
+/* ---- memory that CUDA knows -------------------------------------------- */
 
-/* The VMM mapping that holds the address, if it is on this device. */
-static bool neighbour(struct wh_cuda *cuda, uint64_t address, const struct wh_cuda_device *device,
-		      struct wh_cuda_pointer *out)
+/* Is there a VMM mapping at the address, on this device? */
+static bool query_mapping(struct wh_cuda *cuda, uint64_t address,
+			  const struct wh_cuda_device *device, struct wh_cuda_pointer *out)
 {
 	return !wh_cuda_query(cuda, (const void *)(uintptr_t)address, out) && out->vmm &&
 	       out->device == device;
 }
 
-static uint32_t count_mappings(struct wh_cuda *cuda, const struct wh_cuda_pointer *p)
+/* Count the VMM mappings around and including `p` that are adjacent and on its device. */
+static uint32_t query_count_mappings(struct wh_cuda *cuda, const struct wh_cuda_pointer *p)
 {
 	struct wh_cuda_pointer other;
 	uint32_t count = 1;
 
-	for (uint64_t at = p->base; at && neighbour(cuda, at - 1, p->device, &other);
+	for (uint64_t at = p->base; at && query_mapping(cuda, at - 1, p->device, &other);
 	     at = other.base)
 		count++;
-	for (uint64_t at = p->base + p->length; at && neighbour(cuda, at, p->device, &other);
+	for (uint64_t at = p->base + p->length; at && query_mapping(cuda, at, p->device, &other);
 	     at = other.base + other.length)
 		count++;
 	return count;
@@ -105,13 +109,13 @@ static void describe_device(struct wh_memory_domain *domain, const struct wh_cud
 	info->imported = p->imported;
 	info->numa_node = p->device->numa_node;
 	if (p->vmm)
-		info->mappings = count_mappings(domain->cuda, p);
+		info->mappings = query_count_mappings(domain->cuda, p);
 }
 
 static void describe_pinned(const struct wh_cuda_pointer *p, const void *address, bool ours,
 			    struct wh_memory_info *info)
 {
-	/* The engine's own keep their kind, also if the application has locked them since. */
+	/* An allocation of the engine keeps its kind, even if the application has locked it. */
 	info->pinned =
 		ours && info->kind >= WH_MEMORY_PINNED ? WH_PINNED_WHERRY : WH_PINNED_APPLICATION;
 	if (!ours)
@@ -128,8 +132,9 @@ static void describe_managed(const struct wh_cuda_pointer *p, struct wh_memory_i
 	memcpy(info->refusal, managed, sizeof(managed));
 }
 
-static void describe(struct wh_memory_domain *domain, const struct wh_cuda_pointer *p,
-		     const void *address, bool ours, struct wh_memory_info *info)
+/* Describe memory that CUDA knows. `ours`: the engine allocated it. */
+static void describe_cuda(struct wh_memory_domain *domain, const struct wh_cuda_pointer *p,
+			  const void *address, bool ours, struct wh_memory_info *info)
 {
 	if (!ours) {
 		info->base = (void *)(uintptr_t)p->base;
@@ -154,9 +159,9 @@ static void describe(struct wh_memory_domain *domain, const struct wh_cuda_point
 		info->page_size = (uint32_t)sysconf(_SC_PAGESIZE);
 }
 
-/* ---- both -------------------------------------------------------------------------------- */
+/* ---- both -------------------------------------------------------------- */
 
-/* False: the engine did not allocate it. */
+/* Describe an allocation of the engine. False: it is not one. */
 static bool describe_own(struct wh_memory_domain *domain, const void *address,
 			 struct wh_memory_info *info)
 {
@@ -194,6 +199,6 @@ int wh_memory_domain_query(struct wh_memory_domain *domain, const void *address,
 	if (p.memory == WH_CUDA_PLAIN)
 		error = describe_plain(domain, address, &full);
 	else
-		describe(domain, &p, address, ours, &full);
+		describe_cuda(domain, &p, address, ours, &full);
 	return error ? error : wh_options_return(info, &full, sizeof(full), "wh_memory_query");
 }

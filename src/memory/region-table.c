@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The entries lie in chunks that are never moved. Names are in a search tree. Addresses are in an
- * array that is put in order when somebody looks: a change costs nothing at first, and then a share
- * of one merge.
+ * The region table. Entries are in chunks that never move. Names are in a search tree. Addresses
+ * are in an array that is sorted when it is searched: publishing a region is cheap, and the cost of
+ * sorting is shared by many.
  */
 #include "memory/region-table.h"
 
@@ -18,29 +18,30 @@
 
 #include "util/clock.h"
 
-/* The users of two entries are counted by different threads: not in one cache line. */
+/* bytes; two entries never share a cache line, as different threads count their users */
 #define ENTRY_ALIGN 64
 
-/* A tail so long is looked through as it is. */
+/* An unsorted tail of up to so many ranges is searched without sorting it. */
 #define TAIL_LEAST 64
 
-#define SORTED_FIRST 64
+#define SORTED_FIRST 64 /* ranges in the first array */
 
 /* wh_region_entry.used */
 enum {
 	USED = 1,
-	CLAIMED = 2, /* its index was chosen by a peer: it is not ours to give out again */
-	LISTED = 4, /* it has been published: it is in `sorted` */
+	CLAIMED = 2, /* a peer chose its index: never on the free list */
+	LISTED = 4, /* published: in `sorted` */
 };
 
+/* A published range in the array. */
 struct wh_sorted {
 	uint64_t start, end;
-	uint64_t reach; /* sorted part: the highest end up to and including this one */
+	uint64_t reach; /* sorted part: the highest `end` of this range and those before it */
 	uint64_t id;
 };
 
 _Static_assert(WH_REGION_TABLE_CHUNK *WH_REGION_TABLE_CHUNKS == 1u << WH_REGION_TABLE_INDEX_BITS,
-	       "an id has room for all");
+	       "the index fits its bits of the id");
 
 int wh_region_table_init(struct wh_region_table *table, size_t entry)
 {
@@ -49,14 +50,14 @@ int wh_region_table_init(struct wh_region_table *table, size_t entry)
 	return -pthread_mutex_init(&table->lock, NULL);
 }
 
-static void keep(void *node)
+static void node_keep(void *node)
 {
 	(void)node;
 }
 
 void wh_region_table_destroy(struct wh_region_table *table)
 {
-	tdestroy(table->names, keep);
+	tdestroy(table->names, node_keep);
 	for (uint32_t i = 0; i < table->high; i++) {
 		struct wh_region_entry *entry = wh_region_table_at(table, i);
 
@@ -73,10 +74,10 @@ void wh_region_table_destroy(struct wh_region_table *table)
 	pthread_mutex_destroy(&table->lock);
 }
 
-/* ---- entries ------------------------------------------------------------------------------ */
+/* ---- entries ----------------------------------------------------------- */
 
-/* The entry with this index, made if there was none. Under the lock. */
-static struct wh_region_entry *entry_at(struct wh_region_table *table, uint32_t index)
+/* The entry with this index, allocated if needed. NULL: no memory, or too large. Under the lock. */
+static struct wh_region_entry *table_make_entry(struct wh_region_table *table, uint32_t index)
 {
 	struct wh_region_entry *entry = wh_region_table_at(table, index);
 	_Atomic(char *) *chunks = table->chunks;
@@ -90,8 +91,7 @@ static struct wh_region_entry *entry_at(struct wh_region_table *table, uint32_t 
 			return NULL;
 		atomic_store_explicit(&table->chunks, chunks, memory_order_release);
 	}
-	/* A chunk is so large that it comes straight from the kernel: what is not used is never
-	 * touched. */
+	/* calloc() gets so large a chunk fresh from the kernel: unused pages take no memory. */
 	chunk = calloc(index < WH_REGION_TABLE_FEW ? WH_REGION_TABLE_FEW : WH_REGION_TABLE_CHUNK,
 		       table->entry);
 	if (!chunk)
@@ -102,9 +102,9 @@ static struct wh_region_entry *entry_at(struct wh_region_table *table, uint32_t 
 	return wh_region_table_at(table, index);
 }
 
-/* A generation that nobody can guess, also who has had others. False: the kernel gives no random
- * numbers. */
-static bool draw(struct wh_region_table *table, uint64_t *generation)
+/* Draw a generation that cannot be guessed, not even from others. Under the lock. False:
+ * getrandom() failed. */
+static bool table_draw(struct wh_region_table *table, uint64_t *generation)
 {
 	uint64_t before = *generation;
 
@@ -126,8 +126,8 @@ struct wh_region_entry *wh_region_table_new(struct wh_region_table *table, uint6
 
 	pthread_mutex_lock(&table->lock);
 	entry = table->free ? wh_region_table_at(table, table->free - 1) :
-			      entry_at(table, table->high);
-	if (entry && !draw(table, &entry->generation))
+			      table_make_entry(table, table->high);
+	if (entry && !table_draw(table, &entry->generation))
 		entry = NULL;
 	if (entry) {
 		if (table->free)
@@ -151,8 +151,8 @@ struct wh_region_entry *wh_region_table_claim(struct wh_region_table *table, uin
 	if (!generation)
 		return NULL;
 	pthread_mutex_lock(&table->lock);
-	entry = entry_at(table, index);
-	/* Ids are random: the last one comes again only from a peer that does not draw them. */
+	entry = table_make_entry(table, index);
+	/* Generations are random: only a peer that breaks the protocol repeats the last one. */
 	if (entry && (entry->used || entry->generation == generation))
 		entry = NULL;
 	if (entry) {
@@ -167,8 +167,8 @@ struct wh_region_entry *wh_region_table_claim(struct wh_region_table *table, uin
 	return entry;
 }
 
-/* Under the lock; the name is out of the tree. */
-static void release(struct wh_region_table *table, struct wh_region_entry *entry)
+/* Make an entry free. Under the lock; its name is out of the tree. */
+static void table_release(struct wh_region_table *table, struct wh_region_entry *entry)
 {
 	bool claimed = entry->used & CLAIMED;
 
@@ -184,7 +184,8 @@ static void release(struct wh_region_table *table, struct wh_region_entry *entry
 	table->free = entry->index + 1;
 }
 
-static bool is_public(const struct wh_region_entry *entry)
+/* May peers see it? */
+static bool entry_is_public(const struct wh_region_entry *entry)
 {
 	return !(entry->access & WH_ACCESS_NONE);
 }
@@ -199,25 +200,27 @@ bool wh_region_table_close(struct wh_region_table *table, struct wh_region_entry
 	if (open) {
 		/* Sequentially consistent: see wh_region_entry_enter(). */
 		atomic_store(&entry->id, 0);
-		table->open -= is_public(entry);
+		table->open -= entry_is_public(entry);
 	}
 	pthread_mutex_unlock(&table->lock);
 	return open;
 }
 
-/* Whoever is in the mapping may stay inside without it, but not the other way round. */
-static bool is_entered(const struct wh_region_entry *entry)
+/* Pins first: a pin may become a user (wh_region_entry_unpin_enter()), never the reverse. */
+static bool entry_is_entered(const struct wh_region_entry *entry)
 {
 	return atomic_load(&entry->pins) || atomic_load(&entry->users);
 }
 
-static bool is_pinned(const struct wh_region_entry *entry)
+static bool entry_is_pinned(const struct wh_region_entry *entry)
 {
 	return atomic_load(&entry->pins);
 }
 
-static bool wait_while(bool (*holds)(const struct wh_region_entry *entry),
-		       const struct wh_region_entry *entry, int64_t deadline)
+/* Wait until a condition is over: yield, then sleep for up to 1 ms at a time. False: the deadline
+ * passed. */
+static bool entry_wait_while(bool (*holds)(const struct wh_region_entry *entry),
+			     const struct wh_region_entry *entry, int64_t deadline)
 {
 	struct timespec pause = { 0, 2000 };
 
@@ -237,12 +240,12 @@ static bool wait_while(bool (*holds)(const struct wh_region_entry *entry),
 
 bool wh_region_entry_left(const struct wh_region_entry *entry, int64_t deadline)
 {
-	return wait_while(is_entered, entry, deadline);
+	return entry_wait_while(entry_is_entered, entry, deadline);
 }
 
 bool wh_region_entry_unpinned(const struct wh_region_entry *entry, int64_t deadline)
 {
-	return wait_while(is_pinned, entry, deadline);
+	return entry_wait_while(entry_is_pinned, entry, deadline);
 }
 
 void wh_region_table_reopen(struct wh_region_table *table, struct wh_region_entry *entry,
@@ -250,7 +253,7 @@ void wh_region_table_reopen(struct wh_region_table *table, struct wh_region_entr
 {
 	pthread_mutex_lock(&table->lock);
 	atomic_store(&entry->id, id);
-	table->open += is_public(entry);
+	table->open += entry_is_public(entry);
 	pthread_mutex_unlock(&table->lock);
 }
 
@@ -264,55 +267,57 @@ uint32_t wh_region_table_count(struct wh_region_table *table)
 	return count;
 }
 
-/* ---- names -------------------------------------------------------------------------------- */
+/* ---- names ------------------------------------------------------------- */
 
-static int by_name(const void *a, const void *b)
+static int entry_compare_names(const void *a, const void *b)
 {
 	return strcmp(((const struct wh_region_entry *)a)->name,
 		      ((const struct wh_region_entry *)b)->name);
 }
 
-/* Under the lock. -EEXIST, -ENOMEM. */
-static int enter_name(struct wh_region_table *table, struct wh_region_entry *entry)
+/* Add a name to the tree. Under the lock. 0, -EEXIST or -ENOMEM. */
+static int table_add_name(struct wh_region_table *table, struct wh_region_entry *entry)
 {
-	struct wh_region_entry **node = tsearch(entry, &table->names, by_name);
+	struct wh_region_entry **node = tsearch(entry, &table->names, entry_compare_names);
 
 	if (!node)
 		return -ENOMEM;
-	/* A closed place, whose users are still being waited for, gives up its name. */
+	/* A closed entry, whose users have not all left yet, gives up its name. */
 	if (*node != entry && atomic_load(&(*node)->id))
 		return -EEXIST;
 	*node = entry;
 	return 0;
 }
 
-static void drop_name(struct wh_region_table *table, struct wh_region_entry *entry)
+static void table_drop_name(struct wh_region_table *table, struct wh_region_entry *entry)
 {
-	struct wh_region_entry **node = entry->name ? tfind(entry, &table->names, by_name) : NULL;
+	struct wh_region_entry **node =
+		entry->name ? tfind(entry, &table->names, entry_compare_names) : NULL;
 
 	if (node && *node == entry)
-		tdelete(entry, &table->names, by_name);
+		tdelete(entry, &table->names, entry_compare_names);
 }
 
 void wh_region_table_free(struct wh_region_table *table, struct wh_region_entry *entry)
 {
 	pthread_mutex_lock(&table->lock);
-	drop_name(table, entry);
-	release(table, entry);
+	table_drop_name(table, entry);
+	table_release(table, entry);
 	pthread_mutex_unlock(&table->lock);
 }
 
-/* ---- addresses ---------------------------------------------------------------------------- */
+/* ---- addresses --------------------------------------------------------- */
 
-static int by_start(const void *a, const void *b)
+static int sorted_compare(const void *a, const void *b)
 {
 	const struct wh_sorted *x = a, *y = b;
 
 	return (x->start > y->start) - (x->start < y->start);
 }
 
-/* Take out what is gone between `from` and `to`; returns where the rest ends. */
-static uint32_t drop_gone(struct wh_region_table *table, uint32_t into, uint32_t from, uint32_t to)
+/* Move the ranges in [from, to) that are still used to `into`. Returns the end of these. */
+static uint32_t sorted_drop_gone(struct wh_region_table *table, uint32_t into, uint32_t from,
+				 uint32_t to)
 {
 	struct wh_sorted *sorted = table->sorted;
 
@@ -320,15 +325,15 @@ static uint32_t drop_gone(struct wh_region_table *table, uint32_t into, uint32_t
 		struct wh_region_entry *entry =
 			wh_region_table_at(table, wh_region_table_index(sorted[from].id));
 
-		/* A closed one stays: it may be opened again. */
+		/* A closed entry stays: it may be reopened. */
 		if ((entry->used & LISTED) && wh_region_entry_id(entry) == sorted[from].id)
 			sorted[into++] = sorted[from];
 	}
 	return into;
 }
 
-/* Merge the tail, in order itself, into the sorted part, from the back. */
-static void merge(struct wh_sorted *sorted, uint32_t count, uint32_t used)
+/* Merge the tail, which is sorted, into the sorted part, from the back. */
+static void sorted_merge(struct wh_sorted *sorted, uint32_t count, uint32_t used)
 {
 	uint32_t left = used - count, into = used;
 	struct wh_sorted *tail;
@@ -337,7 +342,7 @@ static void merge(struct wh_sorted *sorted, uint32_t count, uint32_t used)
 		return;
 	tail = malloc(left * sizeof(*tail));
 	if (!tail) {
-		qsort(sorted, used, sizeof(*sorted), by_start);
+		qsort(sorted, used, sizeof(*sorted), sorted_compare);
 		return;
 	}
 	memcpy(tail, sorted + count, left * sizeof(*tail));
@@ -350,8 +355,8 @@ static void merge(struct wh_sorted *sorted, uint32_t count, uint32_t used)
 	free(tail);
 }
 
-/* Put everything in order. Under the lock. */
-static void settle(struct wh_region_table *table)
+/* Sort the array, without the ranges that are gone. Under the lock. */
+static void table_sort(struct wh_region_table *table)
 {
 	struct wh_sorted *sorted = table->sorted;
 	uint32_t count = table->sorted_count, used = table->sorted_used;
@@ -360,12 +365,12 @@ static void settle(struct wh_region_table *table)
 	if (table->sorted_gone) {
 		uint32_t tail = count;
 
-		count = drop_gone(table, 0, 0, count);
-		used = drop_gone(table, count, tail, used);
+		count = sorted_drop_gone(table, 0, 0, count);
+		used = sorted_drop_gone(table, count, tail, used);
 	}
 	if (used > count)
-		qsort(sorted + count, used - count, sizeof(*sorted), by_start);
-	merge(sorted, count, used);
+		qsort(sorted + count, used - count, sizeof(*sorted), sorted_compare);
+	sorted_merge(sorted, count, used);
 	for (uint32_t i = 0; i < used; i++) {
 		if (sorted[i].end > reach)
 			reach = sorted[i].end;
@@ -375,8 +380,8 @@ static void settle(struct wh_region_table *table)
 	table->sorted_gone = 0;
 }
 
-/* Room for one more. Under the lock. */
-static bool reserve(struct wh_region_table *table)
+/* Make room for one more range. Under the lock. False: no memory. */
+static bool table_reserve(struct wh_region_table *table)
 {
 	struct wh_sorted *grown;
 	uint32_t room = table->sorted_room ? table->sorted_room * 2 : SORTED_FIRST;
@@ -384,7 +389,7 @@ static bool reserve(struct wh_region_table *table)
 	if (table->sorted_used < table->sorted_room)
 		return true;
 	if (table->sorted_gone > table->sorted_used / 2) {
-		settle(table);
+		table_sort(table);
 		return true;
 	}
 	grown = realloc(table->sorted, room * sizeof(*grown));
@@ -401,12 +406,12 @@ int wh_region_table_publish(struct wh_region_table *table, struct wh_region_entr
 	int error = 0;
 
 	pthread_mutex_lock(&table->lock);
-	if (!reserve(table))
+	if (!table_reserve(table))
 		error = -ENOMEM;
 	else if (entry->name)
-		error = enter_name(table, entry);
+		error = table_add_name(table, entry);
 	if (error) {
-		release(table, entry);
+		table_release(table, entry);
 	} else {
 		table->sorted[table->sorted_used++] = (struct wh_sorted){
 			.start = entry->address,
@@ -414,17 +419,17 @@ int wh_region_table_publish(struct wh_region_table *table, struct wh_region_entr
 			.id = id,
 		};
 		entry->used |= LISTED;
-		table->open += is_public(entry);
+		table->open += entry_is_public(entry);
 		atomic_store(&entry->id, id);
 	}
 	pthread_mutex_unlock(&table->lock);
 	return error;
 }
 
-/* ---- looking ------------------------------------------------------------------------------ */
+/* ---- searching --------------------------------------------------------- */
 
-/* Under the lock. */
-static void copy_entry(const struct wh_region_entry *entry, struct wh_region_entry *copy,
+/* Copy the public members of an entry. Under the lock. */
+static void entry_copy(const struct wh_region_entry *entry, struct wh_region_entry *copy,
 		       char name[64])
 {
 	memset(copy, 0, sizeof(*copy));
@@ -451,16 +456,16 @@ bool wh_region_table_by_name(struct wh_region_table *table, const char *text,
 	bool found;
 
 	pthread_mutex_lock(&table->lock);
-	node = tfind(&key, &table->names, by_name);
+	node = tfind(&key, &table->names, entry_compare_names);
 	found = node && atomic_load(&(*node)->id);
 	if (found)
-		copy_entry(*node, copy, name);
+		entry_copy(*node, copy, name);
 	pthread_mutex_unlock(&table->lock);
 	return found;
 }
 
-/* How many of the sorted part start at or before the address. */
-static uint32_t starting_by(const struct wh_region_table *table, uint64_t address)
+/* The number of ranges in the sorted part that start at or before the address. */
+static uint32_t sorted_count_before(const struct wh_region_table *table, uint64_t address)
 {
 	uint32_t low = 0, high = table->sorted_count;
 
@@ -475,14 +480,16 @@ static uint32_t starting_by(const struct wh_region_table *table, uint64_t addres
 	return low;
 }
 
-struct search {
+struct region_search {
 	uint64_t start, end;
 	uint8_t access;
 	struct wh_region_entry *best;
 };
 
-static void consider(struct wh_region_table *table, const struct wh_sorted *sorted,
-		     struct search *search)
+/* Take a range as the best match if it holds the searched one and is smaller than the best so far.
+ */
+static void search_consider(struct wh_region_table *table, const struct wh_sorted *sorted,
+			    struct region_search *search)
 {
 	struct wh_region_entry *entry;
 
@@ -498,7 +505,9 @@ static void consider(struct wh_region_table *table, const struct wh_sorted *sort
 bool wh_region_table_by_address(struct wh_region_table *table, uint64_t address, uint64_t length,
 				uint8_t access, struct wh_region_entry *copy, char name[64])
 {
-	struct search search = { .start = address, .end = address + length, .access = access };
+	struct region_search search = { .start = address,
+					.end = address + length,
+					.access = access };
 	uint32_t tail;
 
 	if (search.end < address)
@@ -506,21 +515,21 @@ bool wh_region_table_by_address(struct wh_region_table *table, uint64_t address,
 	pthread_mutex_lock(&table->lock);
 	tail = table->sorted_used - table->sorted_count;
 	if (tail > TAIL_LEAST && tail > table->sorted_count / 64)
-		settle(table);
+		table_sort(table);
 	for (uint32_t i = table->sorted_count; i < table->sorted_used; i++)
-		consider(table, &table->sorted[i], &search);
-	/* From the nearest start backwards, for as long as something can reach far enough and be
-	 * smaller than what has been found. */
-	for (uint32_t i = starting_by(table, address); i > 0; i--) {
+		search_consider(table, &table->sorted[i], &search);
+	/* From the nearest start backwards, while a range can reach far enough and be smaller than
+	 * the best one. */
+	for (uint32_t i = sorted_count_before(table, address); i > 0; i--) {
 		const struct wh_sorted *entry = &table->sorted[i - 1];
 
 		if (entry->reach < search.end ||
 		    (search.best && search.end - entry->start >= search.best->length))
 			break;
-		consider(table, entry, &search);
+		search_consider(table, entry, &search);
 	}
 	if (search.best)
-		copy_entry(search.best, copy, name);
+		entry_copy(search.best, copy, name);
 	pthread_mutex_unlock(&table->lock);
 	return search.best;
 }
@@ -537,7 +546,7 @@ bool wh_region_table_next(struct wh_region_table *table, uint64_t *cursor,
 		if (!entry) {
 			*cursor = wh_region_table_gap((uint32_t)*cursor);
 		} else if (atomic_load(&entry->id)) {
-			copy_entry(entry, copy, name);
+			entry_copy(entry, copy, name);
 			found = true;
 		}
 		++*cursor;

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Places: published ranges of memory, ours and a peer's, found by id, by name and by address.
+ * Region tables: the published ranges of an engine, and those of each peer, found by id, name and
+ * address.
  *
- * The entries live in a table that only grows while its owner lives, so that an id can be looked
- * up without a lock, and a pointer to an entry never dangles. An id is a generation (high 42 bits,
- * random: nobody can guess the next one) and an index (low 22 bits). Whoever touches the memory
- * enters the place first and leaves it after; closing a place keeps new ones out and then waits for
- * those inside.
+ * A table only grows while its owner lives, so that an id can be looked up without a lock, and a
+ * pointer to an entry never dangles. An id is a generation (high 42 bits, random, so that nobody
+ * can guess the next one) and an index (low 22 bits).
  *
- * Who touches the memory by way of a mapping that may end before the place does *pins* the place
- * instead: that is entering it, counted apart, so that whoever ends the mapping waits for those
- * alone.
+ * A thread enters an entry before it accesses the memory, and leaves it afterwards. Closing an
+ * entry keeps new users out; then the closer waits until the current ones have left. A thread that
+ * accesses the memory through a mapping that may end before the entry does *pins* the entry
+ * instead. Pins are counted apart from users, so that ending a mapping waits for pins only.
  */
 #ifndef WH_MEMORY_REGION_TABLE_H
 #define WH_MEMORY_REGION_TABLE_H
@@ -22,84 +22,85 @@
 #include <stdint.h>
 
 struct wh_region_entry {
-	_Atomic uint64_t id; /* 0: free, or being closed */
-	_Atomic uint32_t users;
+	_Atomic uint64_t id; /* 0: free, not published yet, or closed */
+	_Atomic uint32_t users; /* threads inside, except those that pin */
 	uint32_t index;
-	uint64_t generation; /* not 0 once it has been used */
+	uint64_t generation; /* of the last id; 0: never used */
 	uint8_t access, kind, flags; /* enum wh_access, enum wh_memory_kind, WH_REGION_* */
-	uint8_t used; /* bits in region-table.c: taken and how; 0: free */
-	_Atomic uint32_t pins; /* users who are in its mapping */
-	uint64_t address, length; /* a free one's address: 1 + the index of the next free one */
+	uint8_t used; /* enum in region-table.c; 0: free */
+	_Atomic uint32_t pins; /* threads that use its mapping */
+	uint64_t address, length; /* free: address is 1 + the index of the next free entry */
 	char *name; /* owned; NULL: none */
 };
 
-#define WH_REGION_TABLE_FEW 32u /* entries that are allocated singly; most peers have no more */
-#define WH_REGION_TABLE_CHUNK 4096u
+#define WH_REGION_TABLE_FEW 32u /* entries of the first allocation; most peers have no more */
+#define WH_REGION_TABLE_CHUNK 4096u /* entries of a chunk */
 #define WH_REGION_TABLE_CHUNKS 1024u
-#define WH_REGION_TABLE_INDEX_BITS 22 /* so many entries at most */
+#define WH_REGION_TABLE_INDEX_BITS 22 /* 2^22 entries, at most */
 
 struct wh_region_table {
 	size_t entry; /* bytes from one entry to the next; each starts with a wh_region_entry */
-	pthread_mutex_t lock; /* all below */
-	uint64_t drawn[32]; /* random numbers; getrandom() is never interrupted for so few */
+	pthread_mutex_t lock; /* of all below */
+	uint64_t drawn[32]; /* random numbers; getrandom() of up to 256 bytes is not interrupted */
 	uint32_t drawn_left;
 	_Atomic(char *) few;
-	_Atomic(_Atomic(char *) *)
-		chunks; /* WH_REGION_TABLE_CHUNKS of them, once there is one; NULL */
-	uint32_t high; /* entries ever used */
+	/* WH_REGION_TABLE_CHUNKS pointers; NULL until the first chunk */
+	_Atomic(_Atomic(char *) *) chunks;
+	uint32_t high; /* all indexes ever used are lower */
 	uint32_t count; /* entries in use */
-	uint32_t open; /* those that can be entered and are published to peers */
-	uint32_t free; /* 1 + the index of one to use again, a chain; 0: none */
+	uint32_t open; /* open entries that peers may see */
+	uint32_t free; /* the free list: 1 + the index of its first entry; 0: empty */
 	void *names; /* tsearch() tree of named entries */
-	/* What has been published, by address: a sorted part, behind it a tail of late-comers, and
-	 * in both some that are gone by now. */
+	/* Published ranges: a part sorted by address, and an unsorted tail. Both include ranges
+	 * that are gone (sorted_gone). */
 	struct wh_sorted *sorted;
 	uint32_t sorted_count, sorted_used, sorted_room, sorted_gone;
 };
 
-/* 0 or a negative errno. */
+/* `entry`: bytes of the structure that starts with the wh_region_entry. 0 or a negative errno. */
 int wh_region_table_init(struct wh_region_table *table, size_t entry);
 void wh_region_table_destroy(struct wh_region_table *table);
 
-/* Ours: take a free entry and give it a new id. The entry's `id` stays 0 until
- * wh_region_table_publish(), and what lies behind the wh_region_entry is left over from the entry's
- * last use. NULL: no memory, or no random numbers. */
+/* Take a free entry of this engine's table and draw an id. entry->id stays 0 until
+ * wh_region_table_publish(). The bytes behind the wh_region_entry are those of the last use. NULL:
+ * no memory, or no random numbers. */
 struct wh_region_entry *wh_region_table_new(struct wh_region_table *table, uint64_t *id);
-/* A peer's: the entry for an id chosen by the peer. NULL: no generation, or the last one once more;
- * an entry in use; or no memory. */
+/* Take the entry of a peer's table for an id that the peer chose. NULL: the id has no generation,
+ * or repeats the entry's last one; the entry is in use; or no memory. */
 struct wh_region_entry *wh_region_table_claim(struct wh_region_table *table, uint64_t id);
-/* Make it findable. -EEXIST if an open place has the name, -ENOMEM; the entry is then free again,
- * and its name freed. */
+/* Open a taken entry, whose members the caller has set, so that it can be found and entered. 0;
+ * -EEXIST: an open entry has the name; -ENOMEM. On error the entry is free and its name freed. */
 int wh_region_table_publish(struct wh_region_table *table, struct wh_region_entry *entry,
 			    uint64_t id);
-/* Keep new ones out. False if it is not (or no longer) `id`. */
+/* Keep new users out. False: the entry does not have this id any more. */
 bool wh_region_table_close(struct wh_region_table *table, struct wh_region_entry *entry,
 			   uint64_t id);
-/* Wait until nobody is inside a closed place. False when `deadline` comes first. */
+/* Wait until nobody is inside a closed entry. Blocks. False: the deadline passed first. */
 bool wh_region_entry_left(const struct wh_region_entry *entry, int64_t deadline);
-/* Wait until nobody is in the place's mapping, which newcomers do not find any more; the place may
- * be open. False when `deadline` comes first. */
+/* Wait until nobody pins the entry, after its mapping was withdrawn, so that new pins do not find
+ * it; the entry may be open. Blocks. False: the deadline passed first. */
 bool wh_region_entry_unpinned(const struct wh_region_entry *entry, int64_t deadline);
-/* Undo a close. Nothing may have been published in between. */
+/* Undo a close, if no entry was published since. */
 void wh_region_table_reopen(struct wh_region_table *table, struct wh_region_entry *entry,
 			    uint64_t id);
-/* Give a closed entry back for another use. Nobody may be inside. */
+/* Free a closed entry for another use. Nobody may be inside. */
 void wh_region_table_free(struct wh_region_table *table, struct wh_region_entry *entry);
 
-/* These look for an open place and copy it, under the lock; copy->name is `name` or NULL. */
+/* The next three search open entries and copy one, under the lock. copy->name is `name` or NULL.
+ * False: none found. */
 bool wh_region_table_by_name(struct wh_region_table *table, const char *text,
 			     struct wh_region_entry *copy, char name[64]);
-/* The smallest place that holds the whole range and whose access has one of the bits. */
+/* The smallest entry that holds the whole range and whose access has one of the bits. */
 bool wh_region_table_by_address(struct wh_region_table *table, uint64_t address, uint64_t length,
 				uint8_t access, struct wh_region_entry *copy, char name[64]);
-/* The next one at or after *cursor, which is moved on. */
+/* The next entry from *cursor on, an index, which is then behind it. Start at 0. */
 bool wh_region_table_next(struct wh_region_table *table, uint64_t *cursor,
 			  struct wh_region_entry *copy, char name[64]);
 
-/* How many a peer can see: open ones whose access is not WH_ACCESS_NONE. */
+/* The number of open entries that peers may see: those without WH_ACCESS_NONE. */
 uint32_t wh_region_table_count(struct wh_region_table *table);
 
-/* The id of an entry in use, be it open, closed or not yet published. */
+/* The id of an entry in use, also if it is closed or not published yet. */
 static inline uint64_t wh_region_entry_id(const struct wh_region_entry *entry)
 {
 	return entry->generation << WH_REGION_TABLE_INDEX_BITS | entry->index;
@@ -142,7 +143,7 @@ static inline void wh_region_entry_leave(struct wh_region_entry *entry)
 	atomic_fetch_sub_explicit(&entry->users, 1, memory_order_release);
 }
 
-/* Enter the place with this id, or NULL: there is none, or it is being closed. */
+/* Enter the entry with this id. NULL: there is none, or it is closed. */
 static inline struct wh_region_entry *wh_region_entry_enter(struct wh_region_table *table,
 							    uint64_t id)
 {
@@ -150,8 +151,8 @@ static inline struct wh_region_entry *wh_region_entry_enter(struct wh_region_tab
 
 	if (!entry || !id)
 		return NULL;
-	/* Sequentially consistent, as is the closer's store to id before it reads users: one of the
-	 * two sees the other. */
+	/* Sequentially consistent, like the closer's store to `id` before its load of `users`:
+	 * either this thread sees the close, or the closer sees this thread. */
 	atomic_fetch_add(&entry->users, 1);
 	if (atomic_load(&entry->id) == id)
 		return entry;
@@ -164,8 +165,9 @@ static inline void wh_region_entry_unpin(struct wh_region_entry *entry)
 	atomic_fetch_sub_explicit(&entry->pins, 1, memory_order_release);
 }
 
-/* As wh_region_entry_enter(). The mapping is looked for afterwards, by a sequentially consistent
- * load, as is the store of who takes it away before he looks at `pins`. */
+/* Enter the entry with this id, counted as a pin. The caller then loads the mapping's pointer
+ * sequentially consistently, as the thread that withdraws the mapping stores it before it loads
+ * `pins`. NULL: as wh_region_entry_enter(). */
 static inline struct wh_region_entry *wh_region_entry_pin(struct wh_region_table *table,
 							  uint64_t id)
 {
@@ -180,15 +182,15 @@ static inline struct wh_region_entry *wh_region_entry_pin(struct wh_region_table
 	return NULL;
 }
 
-/* There is no mapping: stay inside without. */
+/* There is no mapping: turn a pin into a user. */
 static inline void wh_region_entry_unpin_enter(struct wh_region_entry *entry)
 {
-	/* In this order: wh_region_entry_left() looks at the pins first. */
+	/* In this order: wh_region_entry_left() loads `pins` first. */
 	atomic_fetch_add(&entry->users, 1);
 	wh_region_entry_unpin(entry);
 }
 
-/* Does [offset, offset+length) lie inside? Never wraps. */
+/* Is [offset, offset+length) inside? The sum does not wrap. */
 static inline bool wh_region_entry_holds(const struct wh_region_entry *entry, uint64_t offset,
 					 uint64_t length)
 {

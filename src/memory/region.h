@@ -20,34 +20,32 @@ struct wh_shm_memory;
 
 #define WH_REGION_TRANSPORTS 8 /* at most */
 
+/* A region of this engine. */
 struct wh_region {
 	struct wh_region_entry entry;
 	struct wh_engine *engine;
 	struct wh_region_windows *windows; /* the engine's */
-	struct wh_allocation
-		*memory; /* the allocation of ours it lies in; NULL: the application's memory */
-	/* memory->members, while it is published; under engine.lock */
-	struct wh_list member;
-	/* what CUDA knows of its memory; never NULL while the region is registered */
-	struct wh_registration *registration;
-	struct wh_rights *rights; /* of single peers; NULL: all have entry.access */
+	/* the engine's allocation that holds it; NULL: memory of the application */
+	struct wh_allocation *memory;
+	struct wh_list member; /* memory->members, while published; under engine.lock */
+	struct wh_registration *registration; /* not NULL while the region is registered */
+	struct wh_rights *rights; /* of single peers; NULL: all peers have entry.access */
 	_Atomic uint32_t batches; /* uses by unfinished batches */
-	struct wh_device_mapping *_Atomic mapping; /* cuda's; NULL: none yet */
-	/* its CPU window; NULL: not tried yet */
-	struct wh_region_window *_Atomic window;
+	struct wh_device_mapping *_Atomic mapping; /* of the transport cuda; NULL: none yet */
+	struct wh_region_window *_Atomic window; /* NULL: not tried yet */
 	/* Private to each transport, by enum wh_transport_id; NULL: nothing yet. Its region_closed
 	 * frees it. */
 	_Atomic(void *) transport[WH_REGION_TRANSPORTS];
 };
 
-/* True: the application may unmap this memory although it is registered. Transports that copy it
- * with plain loads and stores must check it first, since no system call would report the error. */
+/* Can the application unmap this memory although it is registered? Transports that copy it with
+ * loads and stores must check it first: no system call reports the error. */
 static inline bool wh_region_may_vanish(const struct wh_region *region)
 {
 	return !region->memory && wh_kind_on_host(region->entry.kind);
 }
 
-/* The `map` fields are shm's. */
+/* A region that a peer has published. The members `map*` are those of the transport shm. */
 struct wh_remote_region {
 	struct wh_region_entry entry;
 	_Atomic uint32_t map_state; /* enum in transport/shm/map.c; 0: not requested yet */
@@ -58,9 +56,8 @@ struct wh_remote_region {
 	struct wh_shm_memory *map_memory; /* that allocation, once it is mapped */
 	struct wh_list map_link; /* map_memory->regions */
 	char *map_refused; /* why it is not mapped, or not for writing; owned; NULL: it is */
-	struct wh_device_mapping *_Atomic mapping; /* cuda's; NULL: none yet */
-	struct wh_region_window
-		*_Atomic window; /* CPU window onto `mapping`; NULL: not tried yet */
+	struct wh_device_mapping *_Atomic mapping; /* of the transport cuda; NULL: none yet */
+	struct wh_region_window *_Atomic window; /* onto `mapping`; NULL: not tried yet */
 	/* Likewise; the transport's region_gone frees it. */
 	_Atomic(void *) transport[WH_REGION_TRANSPORTS];
 	uint32_t round; /* peer.list_round when it was last listed; on loop 0 */

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Registrations: what a range of memory is, found out once and shared.
+ * Registrations: what a range of memory is, found out once, then shared.
  *
- * There are no hooks into anybody's allocator. Freed memory is noticed by asking: CUDA numbers
- * every allocation and every mapping, and never uses a number again, so the same number is the
- * same memory.
+ * No allocator is hooked. Freed memory is found by comparing numbers: CUDA numbers every allocation
+ * and every mapping and never reuses a number, so the same number means the same memory.
  */
 #include <errno.h>
 #include <search.h>
@@ -16,15 +15,17 @@
 
 typedef unsigned long long ull;
 
-/* ---- looking ----------------------------------------------------------------------------- */
+/* ---- describing a range ------------------------------------------------ */
 
-struct look {
+/* The state of the walk through a range. */
+struct registration_walk {
 	struct wh_registration *registration;
-	size_t room;
-	uint64_t reached;
+	size_t room; /* of registration.segments */
+	uint64_t reached; /* end of the last segment */
 };
 
-static bool same_side(const struct wh_segment *a, const struct wh_cuda_pointer *b)
+/* Are both host memory, or both of the same sort? */
+static bool segment_same_side(const struct wh_segment *a, const struct wh_cuda_pointer *b)
 {
 	bool host = b->memory == WH_CUDA_PLAIN || b->memory == WH_CUDA_HOST;
 
@@ -32,56 +33,57 @@ static bool same_side(const struct wh_segment *a, const struct wh_cuda_pointer *
 	       (host && (a->memory == WH_CUDA_PLAIN || a->memory == WH_CUDA_HOST));
 }
 
-/* May it lie in one range with what comes before? */
-static int check_next(const struct wh_registration *registration, const struct wh_cuda_pointer *p,
-		      uint64_t start)
+/* May memory at `start` be in one range with the segments before it? */
+static int segment_check_next(const struct wh_registration *registration,
+			      const struct wh_cuda_pointer *p, uint64_t start)
 {
 	const struct wh_segment *last;
 
 	if (!registration->segment_count)
 		return 0;
 	last = &registration->segments[registration->segment_count - 1];
-	if (!same_side(last, p))
+	if (!segment_same_side(last, p))
 		return wh_fail(
 			EXDEV,
-			"wh_region_register: the range at 0x%llx is managed memory in part, and "
-			"from 0x%llx on another sort; register a region for each",
+			"wh_region_register: the range at 0x%llx mixes managed and other memory "
+			"(from 0x%llx on); register a region for each",
 			(ull)registration->address, (ull)start);
 	if (p->memory != WH_CUDA_DEVICE)
 		return 0;
 	if (p->device != registration->device)
 		return wh_fail(
 			EXDEV,
-			"wh_region_register: the range at 0x%llx begins on %s, and from 0x%llx on "
-			"lies on %s; register a region for each",
+			"wh_region_register: the range at 0x%llx begins on %s and continues at "
+			"0x%llx on %s; register a region for each",
 			(ull)registration->address, registration->device->text, (ull)start,
 			p->device->text);
 	if (!p->vmm || !last->vmm)
 		return wh_fail(
 			EINVAL,
 			"wh_region_register: the range at 0x%llx on %s reaches past the end of its "
-			"allocation, 0x%llx, into another; register a region for each",
+			"allocation at 0x%llx, into another; register a region for each",
 			(ull)registration->address, p->device->text, (ull)start);
 	return 0;
 }
 
-static int add_segment(void *arg, const struct wh_cuda_pointer *p, uint64_t start, uint64_t count)
+/* Append a segment. Called by wh_cuda_walk(). */
+static int segment_add(void *arg, const struct wh_cuda_pointer *p, uint64_t start, uint64_t count)
 {
-	struct look *look = arg;
-	struct wh_registration *registration = look->registration;
-	int error = check_next(registration, p, start);
+	struct registration_walk *walk = arg;
+	struct wh_registration *registration = walk->registration;
+	int error = segment_check_next(registration, p, start);
 	struct wh_segment *grown;
 	size_t room;
 
 	if (error)
 		return error;
-	if (registration->segment_count == look->room) {
-		room = look->room ? look->room * 2 : 1;
+	if (registration->segment_count == walk->room) {
+		room = walk->room ? walk->room * 2 : 1;
 		grown = realloc(registration->segments, room * sizeof(*grown));
 		if (!grown)
 			return wh_fail(ENOMEM, "wh_region_register: no memory");
 		registration->segments = grown;
-		look->room = room;
+		walk->room = room;
 	}
 	if (!registration->segment_count && p->memory != WH_CUDA_HOST)
 		registration->device = p->device;
@@ -104,42 +106,43 @@ static int add_segment(void *arg, const struct wh_cuda_pointer *p, uint64_t star
 		.rdma = p->rdma,
 		.sync_memops = p->sync_memops,
 	};
-	look->reached = start + count;
+	walk->reached = start + count;
 	return 0;
 }
 
-static int no_memory(const struct wh_registration *registration, uint64_t at)
+static int registration_no_memory(const struct wh_registration *registration, uint64_t at)
 {
 	return wh_fail(
 		EFAULT,
-		"wh_region_register: of 0x%llx and %llu bytes on, there is no memory at 0x%llx: "
-		"freed, or never mapped; the CPU cannot read there, and CUDA does not know it",
+		"wh_region_register: the range at 0x%llx, %llu bytes, has no memory at 0x%llx: the "
+		"CPU cannot read it, and CUDA does not know it; was it freed, or never mapped?",
 		(ull)registration->address, (ull)registration->length, (ull)at);
 }
 
-/* The walk met host and GPU, or so it seems: an address without memory looks like the host's. */
-static int explain_mixed(const struct look *look)
+/* Explain why the walk failed with -EFAULT: the range has host and GPU memory, or only seems to,
+ * because CUDA reports an address without memory like host memory. */
+static int registration_explain_mixed(const struct registration_walk *walk)
 {
-	const struct wh_registration *registration = look->registration;
+	const struct wh_registration *registration = walk->registration;
 	struct wh_cuda_pointer p;
 	uint64_t bad;
 	int error = wh_cuda_query(registration->domain->cuda,
-				  (const void *)(uintptr_t)look->reached, &p);
+				  (const void *)(uintptr_t)walk->reached, &p);
 
 	if (error)
 		return error;
-	if (p.memory == WH_CUDA_PLAIN && wh_vmas_readable(look->reached, 1, &bad))
-		return no_memory(registration, look->reached);
+	if (p.memory == WH_CUDA_PLAIN && wh_vmas_readable(walk->reached, 1, &bad))
+		return registration_no_memory(registration, walk->reached);
 	return wh_fail(
 		EXDEV,
-		"wh_region_register: of 0x%llx and %llu bytes on, a part is host memory and a "
-		"part a GPU's; register a region for each",
+		"wh_region_register: the range at 0x%llx, %llu bytes, mixes host and GPU memory; "
+		"register a region for each",
 		(ull)registration->address, (ull)registration->length);
 }
 
-/* Of what the engine did not allocate itself. Only where a driver is in the process there may be
- * addresses that are mapped and a GPU's, which takes a longer look. */
-static int check_plain(const struct wh_registration *registration)
+/* Check that host memory is there, if the engine did not allocate it. Addresses reserved for a GPU
+ * are mapped but not readable; they exist only if a driver is loaded, and take a longer check. */
+static int registration_check_plain(const struct wh_registration *registration)
 {
 	bool driver = wh_cuda_present(registration->domain->cuda), there;
 	uint64_t bad;
@@ -152,14 +155,14 @@ static int check_plain(const struct wh_registration *registration)
 		there = driver ? !wh_vmas_readable(segment->start, segment->length, &bad) :
 				 wh_vmas_mapped(segment->start, segment->length, &bad);
 		if (!there)
-			return no_memory(registration, bad);
+			return registration_no_memory(registration, bad);
 	}
 	return 0;
 }
 
-/* Make the driver wait where it would otherwise come back from a synchronous copy too early for a
- * NIC or a window. It has no such thing for memory of cuMemCreate. */
-static int synchronise(struct wh_registration *registration)
+/* Set SYNC_MEMOPS, so that the application's synchronous copies return only when a NIC or a window
+ * can read their bytes. The driver does not have it for memory of cuMemCreate. */
+static int registration_synchronise(struct wh_registration *registration)
 {
 	for (size_t i = 0; i < registration->segment_count; i++) {
 		struct wh_segment *segment = &registration->segments[i];
@@ -175,20 +178,20 @@ static int synchronise(struct wh_registration *registration)
 	return 0;
 }
 
-static uint32_t kind_of_device(const struct wh_segment *segment)
+static uint32_t segment_kind(const struct wh_segment *segment)
 {
 	return segment->vmm ? WH_MEMORY_VMM : segment->pool ? WH_MEMORY_POOL : WH_MEMORY_DEVICE;
 }
 
-static uint32_t kind_of(const struct wh_registration *registration)
+static uint32_t registration_kind(const struct wh_registration *registration)
 {
 	const struct wh_segment *first = registration->segments;
 
 	if (first->memory == WH_CUDA_DEVICE)
-		return kind_of_device(first);
+		return segment_kind(first);
 	if (first->memory == WH_CUDA_MANAGED)
 		return WH_MEMORY_MANAGED;
-	/* Pinned is what is pinned in all of its parts, for all GPUs. */
+	/* Pinned only if all of it is. */
 	for (size_t i = 0; i < registration->segment_count; i++) {
 		if (registration->segments[i].memory == WH_CUDA_PLAIN)
 			return WH_MEMORY_PAGEABLE;
@@ -196,17 +199,19 @@ static uint32_t kind_of(const struct wh_registration *registration)
 	return WH_MEMORY_PINNED;
 }
 
-static void destroy(struct wh_registration *registration)
+static void registration_free(struct wh_registration *registration)
 {
 	free(registration->segments);
 	free(registration);
 }
 
-static int look(struct wh_memory_domain *domain, void *address, size_t length, bool own,
-		struct wh_registration **out)
+/* Make the registration of a range. `own`: the engine allocated the memory. */
+static int registration_make(struct wh_memory_domain *domain, void *address, size_t length,
+			     bool own, struct wh_registration **out)
 {
 	struct wh_registration *registration = calloc(1, sizeof(*registration));
-	struct look look = { .registration = registration, .reached = (uintptr_t)address };
+	struct registration_walk walk = { .registration = registration,
+					  .reached = (uintptr_t)address };
 	int error;
 
 	if (!registration)
@@ -215,25 +220,25 @@ static int look(struct wh_memory_domain *domain, void *address, size_t length, b
 	registration->address = (uintptr_t)address;
 	registration->length = length;
 	registration->references = 1;
-	error = wh_cuda_walk(domain->cuda, address, length, add_segment, &look);
+	error = wh_cuda_walk(domain->cuda, address, length, segment_add, &walk);
 	if (error == -EFAULT)
-		error = explain_mixed(&look);
+		error = registration_explain_mixed(&walk);
 	if (!error && !own)
-		error = check_plain(registration);
+		error = registration_check_plain(registration);
 	if (!error)
-		error = synchronise(registration);
+		error = registration_synchronise(registration);
 	if (error) {
-		destroy(registration);
+		registration_free(registration);
 		return error;
 	}
-	registration->kind = kind_of(registration);
+	registration->kind = registration_kind(registration);
 	*out = registration;
 	return 0;
 }
 
-/* ---- sharing ----------------------------------------------------------------------------- */
+/* ---- sharing ----------------------------------------------------------- */
 
-static int compare(const void *left, const void *right)
+static int registration_compare(const void *left, const void *right)
 {
 	const struct wh_registration *a = left, *b = right;
 
@@ -242,20 +247,21 @@ static int compare(const void *left, const void *right)
 	return a->length < b->length ? -1 : a->length > b->length;
 }
 
-/* Under registrations_lock. */
-static void forget(struct wh_registration *registration)
+/* Remove a registration from the tree. Under registrations_lock. */
+static void registration_remove(struct wh_registration *registration)
 {
 	if (registration->known)
-		tdelete(registration, &registration->domain->registrations, compare);
+		tdelete(registration, &registration->domain->registrations, registration_compare);
 	registration->known = false;
 }
 
-/* Under registrations_lock. One that has become stale stays with those who have it. */
-static int share(struct wh_memory_domain *domain, void *address, size_t length, bool own,
-		 struct wh_registration **out)
+/* Find or make the registration of a range that CUDA knows. Under registrations_lock. A stale one
+ * is replaced in the tree; its users keep it. */
+static int registration_share(struct wh_memory_domain *domain, void *address, size_t length,
+			      bool own, struct wh_registration **out)
 {
 	const struct wh_registration key = { .address = (uintptr_t)address, .length = length };
-	struct wh_registration **found = tfind(&key, &domain->registrations, compare);
+	struct wh_registration **found = tfind(&key, &domain->registrations, registration_compare);
 	struct wh_registration *registration = NULL;
 	int error;
 
@@ -268,13 +274,13 @@ static int share(struct wh_memory_domain *domain, void *address, size_t length, 
 		}
 		if (error != -ESTALE)
 			return error;
-		forget(registration);
+		registration_remove(registration);
 	}
-	error = look(domain, address, length, own, &registration);
+	error = registration_make(domain, address, length, own, &registration);
 	if (error)
 		return error;
-	if (!tsearch(registration, &domain->registrations, compare)) {
-		destroy(registration);
+	if (!tsearch(registration, &domain->registrations, registration_compare)) {
+		registration_free(registration);
 		return wh_fail(ENOMEM, "wh_region_register: no memory");
 	}
 	registration->known = true;
@@ -300,9 +306,9 @@ int wh_registration_get(struct wh_memory_domain *domain, void *address, size_t l
 	if (error)
 		return error;
 	if (p.memory == WH_CUDA_PLAIN)
-		return look(domain, address, length, own, out);
+		return registration_make(domain, address, length, own, out);
 	pthread_mutex_lock(&domain->registrations_lock);
-	error = share(domain, address, length, own, out);
+	error = registration_share(domain, address, length, own, out);
 	pthread_mutex_unlock(&domain->registrations_lock);
 	return error;
 }
@@ -318,20 +324,20 @@ void wh_registration_put(struct wh_registration *registration)
 	pthread_mutex_lock(&domain->registrations_lock);
 	last = !--registration->references;
 	if (last)
-		forget(registration);
+		registration_remove(registration);
 	pthread_mutex_unlock(&domain->registrations_lock);
 	if (last)
-		destroy(registration);
+		registration_free(registration);
 }
 
-/* ---- checking ---------------------------------------------------------------------------- */
+/* ---- checking ---------------------------------------------------------- */
 
-static int stale(const struct wh_segment *segment, bool again)
+static int registration_stale(const struct wh_segment *segment, bool again)
 {
 	return wh_fail(
 		ESTALE,
-		"the memory at 0x%llx%s%s was freed%s since it was registered; unregister it "
-		"before it is freed",
+		"the memory at 0x%llx%s%s was freed%s since it was registered; unregister regions "
+		"before freeing their memory",
 		(ull)segment->start, segment->device ? " on " : "",
 		segment->device ? segment->device->text : "",
 		again ? ", and allocated again," : "");
@@ -353,7 +359,7 @@ int wh_registration_check(const struct wh_registration *registration)
 			return wh_cuda_check(cuda, result, "cuPointerGetAttribute",
 					     "BUFFER_ID of 0x%llx", (ull)segment->start);
 		if (result || id != segment->buffer_id)
-			return stale(segment, !result);
+			return registration_stale(segment, !result);
 	}
 	return 0;
 }

@@ -447,9 +447,9 @@ static void refuse__host_and_device(void **state)
 			      MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0),
 			 pointer(base + 4 * MIB));
 	map_vmm(engine, base + 2 * MIB, 2 * MIB, 0);
-	refused(base, 4 * MIB, -EXDEV, "a part is host memory");
-	refused(base + 2 * MIB, 3 * MIB, -EXDEV, "a part is host memory");
-	refused(base + 2 * MIB - 1, 2, -EXDEV, "a part is host memory");
+	refused(base, 4 * MIB, -EXDEV, "mixes host and GPU memory");
+	refused(base + 2 * MIB, 3 * MIB, -EXDEV, "mixes host and GPU memory");
+	refused(base + 2 * MIB - 1, 2, -EXDEV, "mixes host and GPU memory");
 	refused(base, 6 * MIB, -EFAULT, "no memory at");
 	wh_registration_put(get(base, 2 * MIB));
 	unreserve(engine, base, 6 * MIB);
