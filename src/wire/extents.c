@@ -22,12 +22,12 @@ enum token_kind {
 #define WORD_BITS 56 /* value bits of a varint of 8 bytes */
 #define CONTINUES UINT64_C(0x8080808080808080)
 
-static uint64_t zigzag(uint64_t value)
+static uint64_t zigzag_encode(uint64_t value)
 {
 	return value << 1 ^ (0 - (value >> 63));
 }
 
-static uint64_t unzigzag(uint64_t value)
+static uint64_t zigzag_decode(uint64_t value)
 {
 	return value >> 1 ^ (0 - (value & 1));
 }
@@ -40,22 +40,22 @@ static unsigned varint_size(uint64_t value)
 }
 
 /* Spread 56 bits over 8 bytes, 7 bits each. */
-static uint64_t spread(uint64_t x)
+static uint64_t bits_spread(uint64_t x)
 {
 	x = (x & UINT64_C(0x000000000fffffff)) | (x & UINT64_C(0x00fffffff0000000)) << 4;
 	x = (x & UINT64_C(0x00003fff00003fff)) | (x & UINT64_C(0x0fffc0000fffc000)) << 2;
 	return (x & UINT64_C(0x007f007f007f007f)) | (x & UINT64_C(0x3f803f803f803f80)) << 1;
 }
 
-/* The inverse of spread(). */
-static uint64_t gather(uint64_t x)
+/* The inverse of bits_spread(). */
+static uint64_t bits_gather(uint64_t x)
 {
 	x = (x & UINT64_C(0x007f007f007f007f)) | (x & UINT64_C(0x7f007f007f007f00)) >> 1;
 	x = (x & UINT64_C(0x00003fff00003fff)) | (x & UINT64_C(0x3fff00003fff0000)) >> 2;
 	return (x & UINT64_C(0x000000000fffffff)) | (x & UINT64_C(0x0fffffff00000000)) >> 4;
 }
 
-static uint8_t *put_varint(uint8_t *out, uint64_t value)
+static uint8_t *varint_put(uint8_t *out, uint64_t value)
 {
 	for (; value >= 0x80; value >>= 7)
 		*out++ = (uint8_t)(value | 0x80);
@@ -64,7 +64,7 @@ static uint8_t *put_varint(uint8_t *out, uint64_t value)
 }
 
 /* Returns the byte behind the varint. NULL: truncated, or more than 64 bits. */
-static const uint8_t *take_varint(const uint8_t *in, const uint8_t *end, uint64_t *out)
+static const uint8_t *varint_take(const uint8_t *in, const uint8_t *end, uint64_t *out)
 {
 	uint64_t value = 0;
 
@@ -90,7 +90,7 @@ void wh_extents_start(struct wh_extent_writer *writer, uint8_t *buffer, size_t s
 
 /* Count one more extent at the same step. Room for the pending REPEAT token is checked here, so
  * that wh_extents_end() never runs out of it. */
-static int put_repeat(struct wh_extent_writer *writer, uint64_t offset)
+static int writer_put_repeat(struct wh_extent_writer *writer, uint64_t offset)
 {
 	uint64_t token = (writer->repeat + 1) << KIND_BITS | TOKEN_REPEAT;
 	size_t room = (size_t)(writer->end - writer->at);
@@ -103,23 +103,23 @@ static int put_repeat(struct wh_extent_writer *writer, uint64_t offset)
 }
 
 /* The uncommon cases: a SET, a pending REPEAT, less than 8 bytes of room, a wide delta. */
-static int put_slowly(struct wh_extent_writer *writer, const struct wh_extent *extent)
+static int writer_put_slowly(struct wh_extent_writer *writer, const struct wh_extent *extent)
 {
 	uint8_t token[5 * VARINT_MAX], *at = token;
 	const struct wh_extent *last = &writer->last;
 	uint64_t step = extent->offset - last->offset;
-	uint64_t delta = zigzag(step - writer->step);
+	uint64_t delta = zigzag_encode(step - writer->step);
 
 	if (writer->repeat)
-		at = put_varint(at, writer->repeat << KIND_BITS | TOKEN_REPEAT);
+		at = varint_put(at, writer->repeat << KIND_BITS | TOKEN_REPEAT);
 	if (extent->region == last->region && extent->length == last->length &&
 	    delta <= UINT64_MAX >> KIND_BITS) {
-		at = put_varint(at, delta << KIND_BITS | TOKEN_DELTA);
+		at = varint_put(at, delta << KIND_BITS | TOKEN_DELTA);
 	} else {
-		at = put_varint(at, TOKEN_SET);
-		at = put_varint(at, zigzag(extent->region - last->region));
-		at = put_varint(at, extent->offset);
-		at = put_varint(at, extent->length);
+		at = varint_put(at, TOKEN_SET);
+		at = varint_put(at, zigzag_encode(extent->region - last->region));
+		at = varint_put(at, extent->offset);
+		at = varint_put(at, extent->length);
 		step = extent->length;
 	}
 	if (at - token > writer->end - writer->at)
@@ -135,19 +135,20 @@ int wh_extents_put(struct wh_extent_writer *writer, const struct wh_extent *exte
 {
 	uint64_t offset = extent->offset;
 	uint64_t step = offset - writer->last.offset;
-	uint64_t delta = zigzag(step - writer->step);
+	uint64_t delta = zigzag_encode(step - writer->step);
 	uint64_t token = delta << KIND_BITS | TOKEN_DELTA;
 	unsigned size;
 
 	if (extent->region != writer->last.region || extent->length != writer->last.length)
-		return put_slowly(writer, extent);
+		return writer_put_slowly(writer, extent);
 	if (!delta)
-		return put_repeat(writer, offset);
+		return writer_put_repeat(writer, offset);
 	if (writer->repeat || delta >> (WORD_BITS - KIND_BITS) ||
 	    writer->end - writer->at < (ptrdiff_t)sizeof(uint64_t))
-		return put_slowly(writer, extent);
+		return writer_put_slowly(writer, extent);
 	size = varint_size(token);
-	wh_put64(writer->at, spread(token) | (CONTINUES & ((UINT64_C(1) << 8 * (size - 1)) - 1)));
+	wh_put64(writer->at,
+		 bits_spread(token) | (CONTINUES & ((UINT64_C(1) << 8 * (size - 1)) - 1)));
 	writer->at += size;
 	writer->last.offset = offset;
 	writer->step = step;
@@ -157,7 +158,7 @@ int wh_extents_put(struct wh_extent_writer *writer, const struct wh_extent *exte
 size_t wh_extents_end(struct wh_extent_writer *writer)
 {
 	if (writer->repeat)
-		writer->at = put_varint(writer->at, writer->repeat << KIND_BITS | TOKEN_REPEAT);
+		writer->at = varint_put(writer->at, writer->repeat << KIND_BITS | TOKEN_REPEAT);
 	writer->repeat = 0;
 	return (size_t)(writer->at - writer->start);
 }
@@ -169,8 +170,8 @@ void wh_extents_open(struct wh_extent_reader *reader, const uint8_t *in, size_t 
 
 /* Return an extent with the last region and length. On an error the reader is unchanged, so the
  * next call returns -EPROTO again. */
-static inline int next_at(struct wh_extent_reader *reader, const uint8_t *at, uint64_t offset,
-			  struct wh_extent *extent)
+static inline int reader_next_at(struct wh_extent_reader *reader, const uint8_t *at,
+				 uint64_t offset, struct wh_extent *extent)
 {
 	uint64_t length = reader->last.length;
 
@@ -184,18 +185,19 @@ static inline int next_at(struct wh_extent_reader *reader, const uint8_t *at, ui
 	return 1;
 }
 
-static int next_set(struct wh_extent_reader *reader, const uint8_t *at, struct wh_extent *extent)
+static int reader_next_set(struct wh_extent_reader *reader, const uint8_t *at,
+			   struct wh_extent *extent)
 {
 	uint64_t region, offset, length;
 
-	at = take_varint(at, reader->end, &region);
+	at = varint_take(at, reader->end, &region);
 	if (at)
-		at = take_varint(at, reader->end, &offset);
+		at = varint_take(at, reader->end, &offset);
 	if (at)
-		at = take_varint(at, reader->end, &length);
+		at = varint_take(at, reader->end, &length);
 	if (!at || !length || offset > UINT64_MAX - length)
 		return -EPROTO;
-	reader->last.region += unzigzag(region);
+	reader->last.region += zigzag_decode(region);
 	reader->last.offset = offset;
 	reader->last.length = length;
 	reader->step = length;
@@ -204,14 +206,14 @@ static int next_set(struct wh_extent_reader *reader, const uint8_t *at, struct w
 	return 1;
 }
 
-static int next_repeat(struct wh_extent_reader *reader, const uint8_t *at, uint64_t count,
-		       struct wh_extent *extent)
+static int reader_next_repeat(struct wh_extent_reader *reader, const uint8_t *at, uint64_t count,
+			      struct wh_extent *extent)
 {
 	int rc;
 
 	if (!count)
 		return -EPROTO;
-	rc = next_at(reader, at, reader->last.offset + reader->step, extent);
+	rc = reader_next_at(reader, at, reader->last.offset + reader->step, extent);
 	if (rc == 1)
 		reader->repeat = count - 1;
 	return rc;
@@ -224,7 +226,7 @@ int wh_extents_next(struct wh_extent_reader *reader, struct wh_extent *extent)
 	int rc;
 
 	if (reader->repeat)
-		return next_repeat(reader, at, reader->repeat, extent);
+		return reader_next_repeat(reader, at, reader->repeat, extent);
 	if (at == reader->end)
 		return 0;
 	if (reader->end - at >= (ptrdiff_t)sizeof(uint64_t)) {
@@ -232,27 +234,27 @@ int wh_extents_next(struct wh_extent_reader *reader, struct wh_extent *extent)
 		uint64_t last = ~word & CONTINUES;
 
 		if (last) {
-			token = gather(word & (last ^ (last - 1)));
+			token = bits_gather(word & (last ^ (last - 1)));
 			at += (unsigned)__builtin_ctzll(last) / 8 + 1;
 		} else {
-			at = take_varint(at, reader->end, &token);
+			at = varint_take(at, reader->end, &token);
 		}
 	} else {
-		at = take_varint(at, reader->end, &token);
+		at = varint_take(at, reader->end, &token);
 	}
 	if (!at)
 		return -EPROTO;
 	switch (token & KIND_MASK) {
 	case TOKEN_DELTA:
-		step = reader->step + unzigzag(token >> KIND_BITS);
-		rc = next_at(reader, at, reader->last.offset + step, extent);
+		step = reader->step + zigzag_decode(token >> KIND_BITS);
+		rc = reader_next_at(reader, at, reader->last.offset + step, extent);
 		if (rc == 1)
 			reader->step = step;
 		return rc;
 	case TOKEN_REPEAT:
-		return next_repeat(reader, at, token >> KIND_BITS, extent);
+		return reader_next_repeat(reader, at, token >> KIND_BITS, extent);
 	case TOKEN_SET:
-		return token == TOKEN_SET ? next_set(reader, at, extent) : -EPROTO;
+		return token == TOKEN_SET ? reader_next_set(reader, at, extent) : -EPROTO;
 	default:
 		return -EPROTO;
 	}

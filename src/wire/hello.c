@@ -12,7 +12,7 @@ _Static_assert(60 + 2 * WH_NAME_MAX + sizeof(((struct wh_hello *)0)->auth) <= WH
 /* The highest errno; see the kernel's ERR_PTR(). */
 #define ERRNO_MAX 4095
 
-static uint8_t *put_name(uint8_t *out, const char *name)
+static uint8_t *name_put(uint8_t *out, const char *name)
 {
 	size_t length = strnlen(name, WH_NAME_MAX - 1);
 
@@ -21,7 +21,7 @@ static uint8_t *put_name(uint8_t *out, const char *name)
 }
 
 /* A name identifies its engine, so a name that is not clean is an error and is never corrected. */
-static void take_name(struct wh_bytes *in, char name[WH_NAME_MAX])
+static void name_take(struct wh_bytes *in, char name[WH_NAME_MAX])
 {
 	size_t length = wh_take8(in);
 
@@ -53,8 +53,8 @@ size_t wh_hello_encode(uint8_t *out, const struct wh_hello *hello)
 	at = wh_put64(at, hello->expected);
 	at = wh_put64(at, hello->session);
 	at = wh_put_bytes(at, hello->host, sizeof(hello->host));
-	at = put_name(at, hello->name);
-	at = put_name(at, hello->socket);
+	at = name_put(at, hello->name);
+	at = name_put(at, hello->socket);
 	at = wh_put_bytes(at, hello->auth, auth);
 	return (size_t)(at - out);
 }
@@ -84,8 +84,8 @@ int wh_hello_decode(const uint8_t *in, size_t length, struct wh_hello *hello)
 	got.expected = wh_take64(&bytes);
 	got.session = wh_take64(&bytes);
 	wh_take_bytes(&bytes, got.host, sizeof(got.host));
-	take_name(&bytes, got.name);
-	take_name(&bytes, got.socket);
+	name_take(&bytes, got.name);
+	name_take(&bytes, got.socket);
 	if (got.auth_length > sizeof(got.auth))
 		return -EPROTO;
 	wh_take_bytes(&bytes, got.auth, got.auth_length);

@@ -8,7 +8,7 @@
 
 #include "wire/bytes.h"
 
-static uint8_t *put_op(uint8_t *out, uint8_t op)
+static uint8_t *op_put(uint8_t *out, uint8_t op)
 {
 	static const uint8_t reserved[3];
 
@@ -17,7 +17,7 @@ static uint8_t *put_op(uint8_t *out, uint8_t op)
 }
 
 /* Read the op and the three reserved bytes. 0: unknown op, or a reserved byte is not 0. */
-static uint8_t take_op(struct wh_bytes *in)
+static uint8_t op_take(struct wh_bytes *in)
 {
 	uint32_t word = wh_take32(in);
 
@@ -26,7 +26,7 @@ static uint8_t take_op(struct wh_bytes *in)
 
 void wh_request_encode(uint8_t out[WH_REQUEST_SIZE], const struct wh_request *request)
 {
-	out = put_op(out, request->op);
+	out = op_put(out, request->op);
 	out = wh_put32(out, request->meta);
 	out = wh_put32(out, request->count);
 	out = wh_put32(out, 0);
@@ -40,7 +40,7 @@ int wh_request_decode(const uint8_t in[WH_REQUEST_SIZE], struct wh_request *requ
 	struct wh_request got;
 	uint32_t reserved;
 
-	got.op = take_op(&bytes);
+	got.op = op_take(&bytes);
 	got.meta = wh_take32(&bytes);
 	got.count = wh_take32(&bytes);
 	reserved = wh_take32(&bytes);
@@ -61,7 +61,7 @@ int wh_request_decode(const uint8_t in[WH_REQUEST_SIZE], struct wh_request *requ
 
 void wh_response_encode(uint8_t out[WH_RESPONSE_SIZE], const struct wh_response *response)
 {
-	out = put_op(out, response->op);
+	out = op_put(out, response->op);
 	out = wh_put32(out, response->errors);
 	out = wh_put64(out, response->id);
 	out = wh_put64(out, response->bytes);
@@ -74,7 +74,7 @@ int wh_response_decode(const uint8_t in[WH_RESPONSE_SIZE], struct wh_response *r
 	struct wh_response got;
 	uint64_t reserved;
 
-	got.op = take_op(&bytes);
+	got.op = op_take(&bytes);
 	got.errors = wh_take32(&bytes);
 	got.id = wh_take64(&bytes);
 	got.bytes = wh_take64(&bytes);

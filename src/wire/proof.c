@@ -17,7 +17,7 @@ struct transcript {
 
 /* Copy the nonce of a HELLO or WELCOME. False: not a valid payload, or its auth is not `auth` bytes
  * long. */
-static bool nonce_of(const uint8_t *payload, size_t length, size_t auth, uint8_t *nonce)
+static bool hello_nonce(const uint8_t *payload, size_t length, size_t auth, uint8_t *nonce)
 {
 	struct wh_hello hello;
 
@@ -27,8 +27,8 @@ static bool nonce_of(const uint8_t *payload, size_t length, size_t auth, uint8_t
 	return true;
 }
 
-static int expand(const struct wh_crypto *crypto, const uint8_t secret[WH_MAC_SIZE],
-		  const char *label, struct transcript *transcript, uint8_t out[WH_MAC_SIZE])
+static int proof_expand(const struct wh_crypto *crypto, const uint8_t secret[WH_MAC_SIZE],
+			const char *label, struct transcript *transcript, uint8_t out[WH_MAC_SIZE])
 {
 	memset(transcript->bytes, 0, LABEL);
 	memcpy(transcript->bytes, label, strlen(label));
@@ -43,23 +43,25 @@ int wh_proofs_make(const struct wh_crypto *crypto, const uint8_t key[WH_KEY_SIZE
 	uint8_t salt[2 * WH_NONCE_SIZE], secret[WH_MAC_SIZE];
 	struct transcript transcript;
 	uint8_t *at = transcript.bytes + LABEL;
-	size_t said = welcome_length - WH_PROOF_SIZE;
+	size_t covered = welcome_length - WH_PROOF_SIZE;
 	int error;
 
-	if (!nonce_of(hello, hello_length, WH_NONCE_SIZE, salt) ||
-	    !nonce_of(welcome, welcome_length, WH_NONCE_SIZE + WH_PROOF_SIZE, salt + WH_NONCE_SIZE))
+	if (!hello_nonce(hello, hello_length, WH_NONCE_SIZE, salt) ||
+	    !hello_nonce(welcome, welcome_length, WH_NONCE_SIZE + WH_PROOF_SIZE,
+			 salt + WH_NONCE_SIZE))
 		return -EPROTO;
 	at = wh_put_bytes(wh_put32(at, (uint32_t)hello_length), hello, hello_length);
-	at = wh_put_bytes(wh_put32(at, (uint32_t)said), welcome, said);
+	at = wh_put_bytes(wh_put32(at, (uint32_t)covered), welcome, covered);
 	*at++ = 1;
 	transcript.length = (size_t)(at - transcript.bytes);
 	error = wh_crypto_hmac(crypto, salt, sizeof(salt), key, WH_KEY_SIZE, secret);
 	if (!error)
-		error = expand(crypto, secret, "wherry 2 owner", &transcript, out->owner);
+		error = proof_expand(crypto, secret, "wherry 2 owner", &transcript, out->owner);
 	if (!error)
-		error = expand(crypto, secret, "wherry 2 initiator", &transcript, out->initiator);
+		error = proof_expand(crypto, secret, "wherry 2 initiator", &transcript,
+				     out->initiator);
 	if (!error)
-		error = expand(crypto, secret, "wherry 2 session", &transcript, out->session);
+		error = proof_expand(crypto, secret, "wherry 2 session", &transcript, out->session);
 	explicit_bzero(secret, sizeof(secret));
 	return error;
 }

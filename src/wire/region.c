@@ -13,13 +13,13 @@
 
 _Static_assert(KEY_HEADER + WH_REGION_RECORD_MAX <= WH_KEY_MAX, "the longest key fits");
 
-static bool is_name(unsigned char c)
+static bool name_char_is_valid(unsigned char c)
 {
 	return (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') ||
 	       c == '.' || c == '_' || c == '-';
 }
 
-static bool is_access(uint8_t access)
+static bool access_is_valid(uint8_t access)
 {
 	return access == WH_ACCESS_NONE ||
 	       (access && !(access & ~(WH_ACCESS_READ | WH_ACCESS_WRITE)));
@@ -60,10 +60,11 @@ int wh_region_decode(const uint8_t **in, const uint8_t *end, struct wh_region_re
 		return -EPROTO;
 	wh_take_bytes(&bytes, got.name, length);
 	if (bytes.cut || !got.length || got.address > UINT64_MAX - got.length ||
-	    !is_access(got.access) || got.kind < WH_MEMORY_PAGEABLE || got.kind > WH_MEMORY_POOL)
+	    !access_is_valid(got.access) || got.kind < WH_MEMORY_PAGEABLE ||
+	    got.kind > WH_MEMORY_POOL)
 		return -EPROTO;
 	for (size_t i = 0; i < length; i++) {
-		if (!is_name((unsigned char)got.name[i]))
+		if (!name_char_is_valid((unsigned char)got.name[i]))
 			return -EPROTO;
 	}
 	*record = got;
