@@ -112,13 +112,13 @@ static void describe_device(struct wh_memory_domain *domain, const struct wh_cud
 		info->mappings = query_count_mappings(domain->cuda, p);
 }
 
-static void describe_pinned(const struct wh_cuda_pointer *p, const void *address, bool ours,
+static void describe_pinned(const struct wh_cuda_pointer *p, const void *address, bool own,
 			    struct wh_memory_info *info)
 {
 	/* An allocation of the engine keeps its kind, even if the application has locked it. */
 	info->pinned =
-		ours && info->kind >= WH_MEMORY_PINNED ? WH_PINNED_WHERRY : WH_PINNED_APPLICATION;
-	if (!ours)
+		own && info->kind >= WH_MEMORY_PINNED ? WH_PINNED_WHERRY : WH_PINNED_APPLICATION;
+	if (!own)
 		info->kind = WH_MEMORY_PINNED;
 	info->stage = p->mapped ? WH_STAGE_MAPPED : WH_STAGE_SEPARATE;
 	info->numa_node = wh_numa_node(address);
@@ -132,11 +132,11 @@ static void describe_managed(const struct wh_cuda_pointer *p, struct wh_memory_i
 	memcpy(info->refusal, managed, sizeof(managed));
 }
 
-/* Describe memory that CUDA knows. `ours`: the engine allocated it. */
+/* Describe memory that CUDA knows. `own`: the engine allocated it. */
 static void describe_cuda(struct wh_memory_domain *domain, const struct wh_cuda_pointer *p,
-			  const void *address, bool ours, struct wh_memory_info *info)
+			  const void *address, bool own, struct wh_memory_info *info)
 {
-	if (!ours) {
+	if (!own) {
 		info->base = (void *)(uintptr_t)p->base;
 		info->length = p->length;
 	}
@@ -147,7 +147,7 @@ static void describe_cuda(struct wh_memory_domain *domain, const struct wh_cuda_
 	if (p->memory == WH_CUDA_DEVICE)
 		describe_device(domain, p, info);
 	else if (p->memory == WH_CUDA_HOST)
-		describe_pinned(p, address, ours, info);
+		describe_pinned(p, address, own, info);
 	else
 		describe_managed(p, info);
 	if (p->device && p->memory != WH_CUDA_HOST) {
@@ -155,7 +155,7 @@ static void describe_cuda(struct wh_memory_domain *domain, const struct wh_cuda_
 		snprintf(info->uuid, sizeof(info->uuid), "%s", p->device->uuid);
 		snprintf(info->pci, sizeof(info->pci), "%s", p->device->pci);
 	}
-	if (wh_kind_on_host(info->kind) && !ours)
+	if (wh_kind_on_host(info->kind) && !own)
 		info->page_size = (uint32_t)sysconf(_SC_PAGESIZE);
 }
 
@@ -188,17 +188,17 @@ int wh_memory_domain_query(struct wh_memory_domain *domain, const void *address,
 	};
 	int error;
 	struct wh_cuda_pointer p;
-	bool ours;
+	bool own;
 
 	if (!address || !info)
 		return wh_fail(EINVAL, "wh_memory_query: %s is NULL", info ? "address" : "info");
 	error = wh_cuda_query(domain->cuda, address, &p);
 	if (error)
 		return error;
-	ours = describe_own(domain, address, &full);
+	own = describe_own(domain, address, &full);
 	if (p.memory == WH_CUDA_PLAIN)
 		error = describe_plain(domain, address, &full);
 	else
-		describe_cuda(domain, &p, address, ours, &full);
+		describe_cuda(domain, &p, address, own, &full);
 	return error ? error : wh_options_return(info, &full, sizeof(full), "wh_memory_query");
 }

@@ -100,7 +100,7 @@ static struct wh_greeting *client_sent_hello(struct tcp_client *client)
 }
 
 /* Send a few bytes of the handshake, which always fit an empty socket buffer. */
-static int client_say(struct tcp_client *client, const void *bytes, size_t length)
+static int client_send_handshake(struct tcp_client *client, const void *bytes, size_t length)
 {
 	struct iovec part = { (void *)bytes, length };
 
@@ -109,12 +109,12 @@ static int client_say(struct tcp_client *client, const void *bytes, size_t lengt
 		       -ECONNRESET;
 }
 
-static int client_say_hello(struct tcp_client *client)
+static int client_send_hello(struct tcp_client *client)
 {
 	struct wh_greeting *hello = client_sent_hello(client);
 	int error = wh_peer_hello(client->tcp->peer, WH_ROLE_DATA, client->number, hello);
 
-	return error ? error : client_say(client, hello->bytes, hello->length);
+	return error ? error : client_send_handshake(client, hello->bytes, hello->length);
 }
 
 static int client_finish_connect(struct tcp_client *client)
@@ -132,7 +132,7 @@ static int client_finish_connect(struct tcp_client *client)
 	wh_socket_limit_buffers(wh_engine_config(wh_peer_engine(client->tcp->peer)),
 				client->source.fd);
 	if (!wh_engine_tls(wh_peer_engine(client->tcp->peer))) {
-		error = client_say_hello(client);
+		error = client_send_hello(client);
 		client->state = TCP_GREETING;
 		return error;
 	}
@@ -142,7 +142,7 @@ static int client_finish_connect(struct tcp_client *client)
 	return client->tls ? 0 : -ENOMEM;
 }
 
-static int client_shake(struct tcp_client *client)
+static int client_shake_tls(struct tcp_client *client)
 {
 	int error = wh_tls_shake(client->tls);
 
@@ -151,7 +151,7 @@ static int client_shake(struct tcp_client *client)
 			    "TLS handshake of a data connection to %s failed: %s",
 			    wh_peer_name(client->tcp->peer), wh_tls_text(client->tls));
 	if (!error)
-		error = client_say_hello(client);
+		error = client_send_hello(client);
 	if (!error)
 		client->state = TCP_GREETING;
 	return error;
@@ -192,13 +192,13 @@ static int client_read_welcome(struct tcp_client *client)
 			      client_sent_hello(client), in->bytes + in->start + WH_FRAME_HEADER,
 			      frame.length, proof);
 	if (!error)
-		error = client_say(client, proof, sizeof(proof));
+		error = client_send_handshake(client, proof, sizeof(proof));
 	if (error)
 		return error;
 	in->start = in->length = 0;
 	client->state = TCP_OPEN;
 	wh_engine_count_connection(wh_peer_engine(client->tcp->peer));
-	client->trouble_since = 0;
+	client->failing_since = 0;
 	return 0;
 }
 
@@ -255,8 +255,8 @@ static bool client_has_work(struct tcp_client *client)
 static void client_retry_later(struct tcp_client *client, int error)
 {
 	client->error = error;
-	if (!client->trouble_since)
-		client->trouble_since = wh_now();
+	if (!client->failing_since)
+		client->failing_since = wh_now();
 	wh_loop_post(client->loop, &client->cleanup);
 }
 
@@ -266,7 +266,7 @@ static void client_turn(struct tcp_client *client, enum who who, struct wh_list 
 	int error = 0;
 
 	if (client->state == TCP_CLOSED) {
-		if (!client_has_work(client) || client->trouble_since)
+		if (!client_has_work(client) || client->failing_since)
 			return;
 		error = client_open(client);
 		if (error) {
@@ -277,7 +277,7 @@ static void client_turn(struct tcp_client *client, enum who who, struct wh_list 
 	if (client->state == TCP_CONNECTING)
 		error = client_finish_connect(client);
 	if (!error && client->state == TCP_SHAKING)
-		error = client_shake(client);
+		error = client_shake_tls(client);
 	if (!error && client->state == TCP_GREETING)
 		error = client_read_welcome(client);
 	if (!error && client->state == TCP_OPEN) {
@@ -495,7 +495,7 @@ static void client_give_up(struct tcp_client *client, struct wh_list *done)
 		 wh_peer_name(client->tcp->peer), strerror(-client->error));
 	client_end_requests(client, -EHOSTUNREACH, text, done);
 	tcp_fail_waiting(client->tcp, client, -EHOSTUNREACH, text);
-	client->trouble_since = 0;
+	client->failing_since = 0;
 }
 
 /* Close a broken connection; schedule the next try of one that cannot be opened, or give up. On the
@@ -516,14 +516,14 @@ static void client_cleanup(struct wh_task *task)
 		/* The peer may still execute its outstanding requests. */
 		ask = !client->idle_close && atomic_load(&client->outstanding);
 		client->state = ask ? TCP_ABORTING : TCP_CLOSED;
-		if (!ask && !client->idle_close && !client->trouble_since)
-			client->trouble_since = wh_now();
+		if (!ask && !client->idle_close && !client->failing_since)
+			client->failing_since = wh_now();
 		client->idle_close = false;
 		client->abort.number = client->number;
 		client->abort.done = client_abort_done;
 	}
-	if (client->state == TCP_CLOSED && client->trouble_since) {
-		given_up = wh_now() - client->trouble_since > timeout;
+	if (client->state == TCP_CLOSED && client->failing_since) {
+		given_up = wh_now() - client->failing_since > timeout;
 		if (given_up)
 			client_give_up(client, &done);
 		else
@@ -543,7 +543,7 @@ static void client_retry(struct wh_timer *timer)
 	pthread_mutex_lock(&client->lock);
 	if (client->state == TCP_CLOSED) {
 		if (!client_has_work(client))
-			client->trouble_since = 0;
+			client->failing_since = 0;
 		else
 			error = client_open(client);
 		if (error)
@@ -569,7 +569,7 @@ void tcp_client_lose(struct tcp_client *client, int error, const char *text)
 	pthread_mutex_lock(&client->lock);
 	client_mark_broken(client, error);
 	client_end_requests(client, error, text, &done);
-	client->trouble_since = 0;
+	client->failing_since = 0;
 	client_unlock(client);
 	tcp_fragments_done(&done);
 }
@@ -675,7 +675,7 @@ static void client_shut(void *argument)
 	if (client->source.fd >= 0)
 		client_disconnect(client);
 	client->state = TCP_CLOSED;
-	client->trouble_since = 0;
+	client->failing_since = 0;
 	pthread_mutex_unlock(&client->lock);
 }
 

@@ -70,7 +70,7 @@ static int request_take(struct tcp_server *server)
 	server->left = server->request.bytes;
 	if (!tcp_extents_on_gpu(server, server->extents, server->request.count))
 		return 0;
-	server->windowed = tcp_window_takes(server);
+	server->windowed = tcp_window_can_receive(server);
 	return server->windowed ? 0 : tcp_stage_write(server);
 }
 
@@ -228,7 +228,7 @@ static size_t receive_room(const struct tcp_server *server, size_t want)
 		       TCP_SERVER_IN;
 }
 
-ssize_t tcp_server_receive(struct tcp_server *server, size_t *little)
+ssize_t tcp_server_receive(struct tcp_server *server, size_t *expected)
 {
 	struct iovec vector[TCP_VECTOR];
 	struct tcp_entered entered = { .count = 0 };
@@ -246,13 +246,13 @@ ssize_t tcp_server_receive(struct tcp_server *server, size_t *little)
 					   0;
 	}
 	tail = receive_room(server, want);
-	*little = want ? want : tail / 2;
+	*expected = want ? want : tail / 2;
 	got = tcp_receive(server->source.fd, server->tls, vector, count, want, &server->in, tail);
 	error = errno;
 	tcp_regions_leave(&entered);
 	if (got < 0 && error == EFAULT && want && !server->write) {
 		payload_find_fault(server);
-		return tcp_server_receive(server, little);
+		return tcp_server_receive(server, expected);
 	}
 	if (got <= 0)
 		return got ? (error == EINTR ? -EAGAIN : -error) : -ECONNRESET;

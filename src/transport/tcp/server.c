@@ -23,7 +23,8 @@
 /* bytes received before responses are sent early, so that the peer already sends more while the
  * rest is received */
 #define ANSWER_BYTES (1u << 20)
-#define TURN_BYTES (8u << 20) /* bytes received in one turn; then other connections get theirs */
+/* bytes received in one turn, so that other connections get a turn */
+#define TURN_BYTES (8u << 20)
 
 /* The connections of one session. On loop 0. */
 struct servers {
@@ -39,11 +40,11 @@ void tcp_server_charge(struct tcp_server *server, int64_t bytes)
 
 /* ---- one turn ---------------------------------------------------------- */
 
-/* Receive (if `came`), process and respond until the socket is empty or the turn is over. -EAGAIN,
- * or the error that ends the connection. */
-static int server_serve(struct tcp_server *server, bool came)
+/* Receive (if `readable`), process and respond until the socket is empty or the turn is over.
+ * -EAGAIN, or the error that ends the connection. */
+static int server_serve(struct tcp_server *server, bool readable)
 {
-	size_t turn = 0, answered = 0, little;
+	size_t turn = 0, answered = 0, expected;
 	ssize_t got;
 	int error, flushed;
 
@@ -70,16 +71,17 @@ static int server_serve(struct tcp_server *server, bool came)
 			}
 		}
 		/* Bytes that TLS holds raise no event: never leave them for later. */
-		if (!came || (turn > TURN_BYTES && !(server->tls && wh_tls_pending(server->tls))))
+		if (!readable ||
+		    (turn > TURN_BYTES && !(server->tls && wh_tls_pending(server->tls))))
 			break;
-		got = tcp_server_receive(server, &little);
+		got = tcp_server_receive(server, &expected);
 		if (got == -EAGAIN)
 			break;
 		if (got < 0)
 			return (int)got;
 		turn += (size_t)got;
 		/* A short read: the socket is empty; respond before receiving again. */
-		if ((size_t)got < little) {
+		if ((size_t)got < expected) {
 			error = tcp_server_consume(server);
 			if (error != -EAGAIN && error != -ENOBUFS)
 				return error;
@@ -148,10 +150,10 @@ void tcp_server_post_free(struct tcp_server *server)
 	wh_loop_post(wh_engine_first_loop(server->engine), &server->free_task);
 }
 
-void tcp_server_turn(struct tcp_server *server, bool came)
+void tcp_server_turn(struct tcp_server *server, bool readable)
 {
 	uint64_t moved = server->moved;
-	int error = server->dead ? 0 : server_serve(server, came);
+	int error = server->dead ? 0 : server_serve(server, readable);
 	uint32_t events;
 
 	if (server->dead)

@@ -121,8 +121,8 @@ struct tcp_server {
 /* ---- server.c ---------------------------------------------------------- */
 
 /* Receive and send as far as possible, close the connection on an error, and set its epoll events.
- * `came`: the socket may have bytes. */
-void tcp_server_turn(struct tcp_server *server, bool came);
+ * `readable`: the socket may have bytes. */
+void tcp_server_turn(struct tcp_server *server, bool readable);
 /* Charge bytes to the quota of the peer's address; a negative amount is a refund. Only before the
  * connection has stopped, which refunds the rest. */
 void tcp_server_charge(struct tcp_server *server, int64_t bytes);
@@ -131,9 +131,9 @@ void tcp_server_post_free(struct tcp_server *server);
 
 /* ---- server-receive.c -------------------------------------------------- */
 
-/* Receive once. Returns the bytes, or a negative errno. Fewer bytes than *little: the socket is
- * empty. */
-ssize_t tcp_server_receive(struct tcp_server *server, size_t *little);
+/* Receive once. Returns the bytes, or a negative errno. Fewer than *expected bytes: the socket
+ * is empty. */
+ssize_t tcp_server_receive(struct tcp_server *server, size_t *expected);
 /* Process the bytes in the buffer. -EAGAIN: more bytes are needed. -ENOBUFS: responses have to be
  * sent, or a slot has to become free, first. Other errors end the connection. */
 int tcp_server_consume(struct tcp_server *server);
@@ -176,7 +176,7 @@ bool tcp_extents_on_gpu(struct tcp_server *server, const struct tcp_extent *exte
 /* ---- window.c ---------------------------------------------------------- */
 
 /* Can the payload of the current write be received through region windows? Opens the windows. */
-bool tcp_window_takes(struct tcp_server *server);
+bool tcp_window_can_receive(struct tcp_server *server);
 /* End a write through region windows: on return all received bytes are visible in GPU memory, or
  * their extents have an error. */
 void tcp_window_end(struct tcp_server *server);

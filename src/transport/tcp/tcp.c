@@ -126,12 +126,12 @@ static uint64_t request_bytes(const struct tcp_peer *tcp, uint64_t bytes, bool a
  * one connection could pull everything. It tries again when its next response arrives. */
 static bool client_is_ahead(struct tcp_peer *tcp, const struct tcp_client *client)
 {
-	uint32_t held = atomic_load_explicit(&client->outstanding, memory_order_relaxed);
+	uint32_t load = atomic_load_explicit(&client->outstanding, memory_order_relaxed);
 
 	for (unsigned i = 0; i < tcp->count; i++) {
 		struct tcp_client *other = atomic_load(&tcp->clients[i]);
 
-		if (other && held > TCP_AHEAD + atomic_load_explicit(&other->outstanding,
+		if (other && load > TCP_AHEAD + atomic_load_explicit(&other->outstanding,
 								     memory_order_relaxed))
 			return true;
 	}
@@ -202,18 +202,18 @@ static struct tcp_client *peer_client(struct tcp_peer *tcp, unsigned index)
 /* The connection with the least work; the first of several, so that few are opened. */
 static struct tcp_client *peer_idlest_client(struct tcp_peer *tcp)
 {
-	uint32_t least = UINT32_MAX, held;
+	uint32_t least = UINT32_MAX, load;
 	unsigned best = 0;
 
 	for (unsigned i = 0; i < tcp->count && least; i++) {
 		struct tcp_client *client = atomic_load(&tcp->clients[i]);
 
-		held = client ? atomic_load_explicit(&client->outstanding, memory_order_relaxed) +
+		load = client ? atomic_load_explicit(&client->outstanding, memory_order_relaxed) +
 					atomic_load_explicit(&client->waiting,
 							     memory_order_relaxed) :
 				0;
-		if (held < least) {
-			least = held;
+		if (load < least) {
+			least = load;
 			best = i;
 		}
 	}
@@ -545,13 +545,14 @@ static bool region_describe_gpu(struct wh_engine *engine, const struct wh_region
 {
 	struct wh_region_entry *entry = wh_region_entry_enter(wh_engine_regions(engine),
 							      wh_region_entry_id(&region->entry));
-	bool told;
+	bool described;
 
 	if (!entry)
 		return false;
-	told = wh_gpus_describe(wh_engine_gpus(engine), region->registration->device, line, size);
+	described =
+		wh_gpus_describe(wh_engine_gpus(engine), region->registration->device, line, size);
 	wh_region_entry_leave(entry);
-	return told;
+	return described;
 }
 
 /* Explain why extents of local GPU memory are copied one by one into pinned memory, if they are. */
@@ -560,19 +561,19 @@ static bool tcp_describe(struct wh_peer *peer, void *state, const struct wh_batc
 {
 	const struct wh_region *local, *last = NULL;
 	const struct wh_fragment *fragment = NULL;
-	bool told = false;
+	bool described = false;
 
 	(void)state;
-	while (!told && (fragment = wh_batch_fragment(batch, WH_TRANSPORT_TCP, fragment))) {
-		for (uint64_t k = fragment->first; k < fragment->first + fragment->count && !told;
-		     k++) {
+	while (!described && (fragment = wh_batch_fragment(batch, WH_TRANSPORT_TCP, fragment))) {
+		for (uint64_t k = fragment->first;
+		     k < fragment->first + fragment->count && !described; k++) {
 			local = wh_fragment_local(fragment, k);
-			told = local != last &&
-			       region_describe_gpu(wh_peer_engine(peer), local, line, size);
+			described = local != last &&
+				    region_describe_gpu(wh_peer_engine(peer), local, line, size);
 			last = local;
 		}
 	}
-	return told;
+	return described;
 }
 
 static void tcp_detail(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *out,

@@ -157,7 +157,7 @@ struct tcp_client {
 	uint32_t number; /* chosen here at each connect, for ABORT */
 	int error; /* why it broke */
 	uint32_t armed; /* epoll events, with EPOLLONESHOT; 0: none */
-	int64_t trouble_since; /* when connecting began to fail; 0: it does not */
+	int64_t failing_since; /* when connecting began to fail; 0: it does not */
 	int64_t used; /* when the last request was started */
 	uint64_t moved; /* bytes sent and received, ever */
 	struct wh_task cleanup; /* on the loop: close, or schedule another try */

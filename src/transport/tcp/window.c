@@ -13,13 +13,13 @@
 
 /* ---- the owner's side -------------------------------------------------- */
 
-bool tcp_window_takes(struct tcp_server *server)
+bool tcp_window_can_receive(struct tcp_server *server)
 {
 	const struct wh_request *request = &server->request;
 	uint64_t last = 0;
-	bool takes = true;
+	bool can = true;
 
-	for (uint32_t i = 0; i < request->count && takes; i++) {
+	for (uint32_t i = 0; i < request->count && can; i++) {
 		const struct tcp_extent *extent = &server->extents[i];
 		const struct wh_region_window *window;
 		struct wh_region *region;
@@ -34,12 +34,12 @@ bool tcp_window_takes(struct tcp_server *server)
 		region = wh_container(entry, struct wh_region, entry);
 		if (!wh_kind_on_host(entry->kind)) {
 			window = wh_region_window_get(region);
-			takes = window && request->bytes <= window->receive_most &&
-				!wh_registration_check(region->registration);
+			can = window && request->bytes <= window->receive_most &&
+			      !wh_registration_check(region->registration);
 		}
 		wh_region_entry_leave(entry);
 	}
-	return takes;
+	return can;
 }
 
 /* Flush a region's window: on return all received bytes are visible in its memory. 0, or a positive
