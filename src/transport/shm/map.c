@@ -111,7 +111,7 @@ static int ask(struct wh_shm_peer *shm, uint64_t id, struct wh_mapped *mapped, i
 	if (!error && (frame.type != WH_FRAME_MAPPED ||
 		       wh_mapped_decode(bytes, frame.length, mapped) || mapped->id != id))
 		error = -EPROTO;
-	return error ? wh_shm_broken(shm, error, ASKING) : 0;
+	return error ? wh_shm_fail_disconnect(shm, error, ASKING) : 0;
 }
 
 /* One segment of a GPU's memory. A region that has gone is answered as host memory is. */
@@ -506,7 +506,7 @@ static int ask_exports(struct wh_shm_peer *shm, const struct wh_remote_region *r
 		if (!error && wh_now() > deadline)
 			error = -ETIMEDOUT;
 		if (error) {
-			wh_shm_broken(shm, error, ASKING);
+			wh_shm_fail_disconnect(shm, error, ASKING);
 			snprintf(why, WH_REFUSAL, "%s", shm->why);
 		} else if (exported.error) {
 			snprintf(why, WH_REFUSAL, "%s", exported.text);
@@ -516,7 +516,7 @@ static int ask_exports(struct wh_shm_peer *shm, const struct wh_remote_region *r
 			error = each(arg, &exported, &fd, why);
 			/* The rest of them is on its way already. */
 			if (error)
-				wh_shm_hang_up(shm);
+				wh_shm_disconnect(shm);
 		}
 		if (fd >= 0)
 			close(fd);

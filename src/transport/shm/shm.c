@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* shm, the side that moves the bytes: connecting to the owner, mapping its regions, copying. */
+/*
+ * transport/shm/shm.c: the initiator's connection to the owner, and the transport's table
+ */
 #include "transport/shm/shm.h"
 
 #include <errno.h>
@@ -30,9 +32,9 @@
 #include "wire/bytes.h"
 #include "wire/wire.h"
 
-/* The owner answers at once or is not well. */
+/* A healthy owner answers at once. */
 #define ANSWER_TIMEOUT WH_SECOND
-/* After a connection that failed, how long to leave it alone. */
+/* How long to wait after a failed connection before the next attempt. */
 #define RETRY_AFTER (5 * WH_SECOND)
 
 bool wh_shm_owner_lives(const struct wh_shm_peer *shm)
@@ -40,7 +42,7 @@ bool wh_shm_owner_lives(const struct wh_shm_peer *shm)
 	return atomic_load(shm->alive) == shm->owner;
 }
 
-/* The copies before this have been ordered before it by leaving the place. */
+/* Leaving the region has ordered all copies before this load of the alive page. */
 static void shm_verify(struct wh_copier_peer *copy, struct wh_fragment *fragment)
 {
 	struct wh_shm_peer *shm = (struct wh_shm_peer *)copy;
@@ -61,8 +63,8 @@ static const struct wh_copier_ops shm_copy = {
 
 /* ---- receiving ----------------------------------------------------------------------------- */
 
-/* Exactly `length` bytes by the deadline, and a descriptor if one comes along and *fd is -1. */
-static int receive(int socket, void *out, size_t length, int *fd, int64_t deadline)
+/* Receive exactly `length` bytes by the deadline, and a descriptor to *fd if that is -1. */
+static int socket_receive(int socket, void *out, size_t length, int *fd, int64_t deadline)
 {
 	union {
 		struct cmsghdr header;
@@ -71,26 +73,26 @@ static int receive(int socket, void *out, size_t length, int *fd, int64_t deadli
 	char *at = out;
 
 	while (length) {
-		struct iovec part = { at, length };
+		struct iovec iov = { at, length };
 		struct msghdr message = {
-			.msg_iov = &part,
+			.msg_iov = &iov,
 			.msg_iovlen = 1,
 			.msg_control = &control,
 			.msg_controllen = sizeof(control),
 		};
 		struct cmsghdr *header;
 		ssize_t got = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
-		int came;
+		int received;
 
 		header = got >= 0 ? CMSG_FIRSTHDR(&message) : NULL;
-		/* There is room for one; more are cut off and closed by the kernel. */
+		/* There is room for one descriptor; the kernel closes any others. */
 		if (header && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS &&
 		    header->cmsg_len == CMSG_LEN(sizeof(int))) {
-			memcpy(&came, CMSG_DATA(header), sizeof(int));
+			memcpy(&received, CMSG_DATA(header), sizeof(int));
 			if (*fd < 0)
-				*fd = came;
+				*fd = received;
 			else
-				close(came);
+				close(received);
 		}
 		if (got < 0 && errno != EINTR)
 			return errno == EAGAIN ? -ETIMEDOUT : -errno;
@@ -106,44 +108,43 @@ static int receive(int socket, void *out, size_t length, int *fd, int64_t deadli
 	return 0;
 }
 
-/* The next frame, its payload to `out`. */
 int wh_shm_receive_frame(int socket, struct wh_frame *frame, void *out, size_t room, int *fd)
 {
 	int64_t deadline = wh_deadline(ANSWER_TIMEOUT);
 	uint8_t header[WH_FRAME_HEADER];
-	int error = receive(socket, header, sizeof(header), fd, deadline);
+	int error = socket_receive(socket, header, sizeof(header), fd, deadline);
 
 	if (!error)
 		error = wh_frame_decode(header, frame);
 	if (!error && frame->length > room)
 		error = -EPROTO;
-	return error ? error : receive(socket, out, frame->length, fd, deadline);
+	return error ? error : socket_receive(socket, out, frame->length, fd, deadline);
 }
 
-/* ---- shaking hands; under shm.lock --------------------------------------------------------- */
+/* ---- connecting; under shm.lock ------------------------------------------------------------ */
 
-void wh_shm_hang_up(struct wh_shm_peer *shm)
+void wh_shm_disconnect(struct wh_shm_peer *shm)
 {
 	if (shm->fd >= 0)
 		close(shm->fd);
 	shm->fd = -1;
 }
 
-int wh_shm_trouble(struct wh_shm_peer *shm, int error, const char *what)
+int wh_shm_fail(struct wh_shm_peer *shm, int error, const char *what)
 {
 	snprintf(shm->why, sizeof(shm->why), "%s: %s", what,
 		 error == -ETIMEDOUT ? "no answer within 1 s" : strerror(-error));
 	return error;
 }
 
-int wh_shm_broken(struct wh_shm_peer *shm, int error, const char *what)
+int wh_shm_fail_disconnect(struct wh_shm_peer *shm, int error, const char *what)
 {
-	wh_shm_hang_up(shm);
+	wh_shm_disconnect(shm);
 	shm->retry_at = wh_now() + RETRY_AFTER;
-	return wh_shm_trouble(shm, error, what);
+	return wh_shm_fail(shm, error, what);
 }
 
-static int dial(struct wh_shm_peer *shm, const char *name)
+static int peer_dial(struct wh_shm_peer *shm, const char *name)
 {
 	struct timeval patience = { .tv_sec = ANSWER_TIMEOUT / WH_SECOND };
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
@@ -152,17 +153,17 @@ static int dial(struct wh_shm_peer *shm, const char *name)
 
 	shm->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
 	if (shm->fd < 0)
-		return wh_shm_trouble(shm, -errno, "socket");
+		return wh_shm_fail(shm, -errno, "socket");
 	setsockopt(shm->fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
 	setsockopt(shm->fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
-	/* The first byte is 0: an abstract name. */
+	/* The first byte stays 0: the name is abstract. */
 	memcpy(address.sun_path + 1, name, strlen(name));
 	if (connect(shm->fd, (struct sockaddr *)&address,
 		    (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + strlen(name))))
-		return wh_shm_trouble(shm, errno == EAGAIN ? -ETIMEDOUT : -errno,
-				      "connecting to the peer's unix socket");
+		return wh_shm_fail(shm, errno == EAGAIN ? -ETIMEDOUT : -errno,
+				   "connecting to the peer's unix socket");
 	if (getsockopt(shm->fd, SOL_SOCKET, SO_PEERCRED, &user, &length))
-		return wh_shm_trouble(shm, -errno, "SO_PEERCRED");
+		return wh_shm_fail(shm, -errno, "SO_PEERCRED");
 	if (user.uid != geteuid() && user.uid != 0) {
 		snprintf(shm->why, sizeof(shm->why),
 			 "the peer's unix socket belongs to user %u, this process to user %u",
@@ -174,7 +175,6 @@ static int dial(struct wh_shm_peer *shm, const char *name)
 	return 0;
 }
 
-/* Can it be mapped without fear? A file that shrinks would be a SIGBUS for us. */
 int wh_shm_check_file(int fd, uint64_t least)
 {
 	struct stat file;
@@ -186,22 +186,22 @@ int wh_shm_check_file(int fd, uint64_t least)
 	return 0;
 }
 
-static int map_alive(struct wh_shm_peer *shm, int fd)
+static int peer_map_alive(struct wh_shm_peer *shm, int fd)
 {
 	size_t page = (size_t)sysconf(_SC_PAGESIZE);
 	uint32_t owner;
 	void *map;
 
 	if (fd < 0 || wh_shm_check_file(fd, page))
-		return wh_shm_trouble(shm, -EPROTO, "the peer's alive page");
+		return wh_shm_fail(shm, -EPROTO, "the peer's alive page");
 	map = mmap(NULL, page, PROT_READ, MAP_SHARED, fd, 0);
 	if (map == MAP_FAILED)
-		return wh_shm_trouble(shm, -errno, "mapping the peer's alive page");
+		return wh_shm_fail(shm, -errno, "mapping the peer's alive page");
 	owner = atomic_load((const _Atomic uint32_t *)map);
 	if (!owner || owner & 0xc0000000u) { /* FUTEX_OWNER_DIED, FUTEX_WAITERS */
 		munmap(map, page);
-		return wh_shm_trouble(shm, -ECONNRESET,
-				      "the peer's alive page says that it has ended");
+		return wh_shm_fail(shm, -ECONNRESET,
+				   "the peer's alive page: its process has ended");
 	}
 	madvise(map, page, MADV_DONTFORK);
 	shm->alive = map;
@@ -209,8 +209,9 @@ static int map_alive(struct wh_shm_peer *shm, int fd)
 	return 0;
 }
 
-/* The frame of this type, and the descriptor that comes along; what else may come is a refusal. */
-static int hear(struct wh_shm_peer *shm, enum wh_frame_type type, struct wh_greeting *out, int *fd)
+/* Receive a frame of this type, and its descriptor. The owner may send a refusal instead. */
+static int handshake_receive(struct wh_shm_peer *shm, enum wh_frame_type type,
+			     struct wh_greeting *out, int *fd)
 {
 	char text[WH_REFUSAL_MAX];
 	struct wh_frame frame;
@@ -225,10 +226,10 @@ static int hear(struct wh_shm_peer *shm, enum wh_frame_type type, struct wh_gree
 	if (!error && frame.type != type)
 		error = -EPROTO;
 	out->length = frame.length;
-	return error ? wh_shm_trouble(shm, error, "the handshake on the peer's unix socket") : 0;
+	return error ? wh_shm_fail(shm, error, "the handshake on the peer's unix socket") : 0;
 }
 
-static int shake_hands(struct wh_shm_peer *shm)
+static int peer_shake_hands(struct wh_shm_peer *shm)
 {
 	struct wh_greeting hello, welcome;
 	uint8_t proof[WH_PROVE_SIZE];
@@ -237,8 +238,8 @@ static int shake_hands(struct wh_shm_peer *shm)
 	if (!error)
 		error = wh_shm_send(shm->fd, hello.bytes, hello.length, -1, 0);
 	if (error)
-		return wh_shm_trouble(shm, error, "greeting the peer");
-	error = hear(shm, WH_FRAME_WELCOME, &welcome, &fd);
+		return wh_shm_fail(shm, error, "greeting the peer");
+	error = handshake_receive(shm, WH_FRAME_WELCOME, &welcome, &fd);
 	if (error)
 		goto out;
 	error = wh_peer_prove(shm->peer, WH_ROLE_LOCAL, shm->fd, NULL, &hello, welcome.bytes,
@@ -246,21 +247,19 @@ static int shake_hands(struct wh_shm_peer *shm)
 	if (!error)
 		error = wh_shm_send(shm->fd, proof, sizeof(proof), -1, 0);
 	if (error) {
-		wh_shm_trouble(shm, error,
-			       "who has the peer's unix socket does not prove to be the peer");
+		wh_shm_fail(shm, error, "authentication failed on the peer's unix socket");
 		goto out;
 	}
-	error = hear(shm, WH_FRAME_ALIVE, &welcome, &fd);
-	/* The same epoch means the same page: once is enough. */
+	error = handshake_receive(shm, WH_FRAME_ALIVE, &welcome, &fd);
+	/* The peer's epoch is still the same, so is its alive page: map it once. */
 	if (!error && !shm->alive)
-		error = map_alive(shm, fd);
+		error = peer_map_alive(shm, fd);
 out:
 	if (fd >= 0)
 		close(fd);
 	return error;
 }
 
-/* Have a connection, a new one if the control connection has broken since the last. */
 int wh_shm_connect(struct wh_shm_peer *shm)
 {
 	unsigned current = atomic_load(&shm->current);
@@ -268,18 +267,18 @@ int wh_shm_connect(struct wh_shm_peer *shm)
 
 	if (shm->fd >= 0 && shm->generation == current)
 		return 0;
-	wh_shm_hang_up(shm);
+	wh_shm_disconnect(shm);
 	if (shm->retry_at && shm->generation == current && wh_now() < shm->retry_at)
 		return -EAGAIN;
 	shm->generation = current;
-	error = dial(shm, wh_peer_welcome(shm->peer)->socket);
+	error = peer_dial(shm, wh_peer_welcome(shm->peer)->socket);
 	if (!error)
-		error = shake_hands(shm);
+		error = peer_shake_hands(shm);
 	if (!error) {
 		shm->retry_at = 0;
 		return 0;
 	}
-	wh_shm_hang_up(shm);
+	wh_shm_disconnect(shm);
 	shm->retry_at = wh_now() + RETRY_AFTER;
 	return error;
 }
@@ -309,14 +308,14 @@ static int shm_peer_open(struct wh_peer *peer, void **state, char why[WH_REFUSAL
 		snprintf(why, WH_REFUSAL,
 			 "another host or network namespace: this engine is on %s, %.63s on %s",
 			 here, wh_peer_name(peer), there);
-		/* The second half is the boot's alone. Another host is no surprise, another network
-		 * namespace of this one may be. */
+		/* The second half identifies the boot. Different: another host, to which shm does
+		 * not apply. The same: another network namespace here, which is worth a report. */
 		return memcmp(wh_peer_welcome(peer)->host + 8, wh_engine_host(engine) + 8, 8) ?
 			       -ENXIO :
 			       -EOPNOTSUPP;
 	}
 	if (!wh_peer_welcome(peer)->socket[0]) {
-		snprintf(why, WH_REFUSAL, "%.63s has no unix socket: its shm is off",
+		snprintf(why, WH_REFUSAL, "%.63s has no unix socket: shm is switched off there",
 			 wh_peer_name(peer));
 		return -EOPNOTSUPP;
 	}
@@ -345,7 +344,7 @@ static void shm_peer_close(struct wh_peer *peer, void *state)
 	struct wh_shm_peer *shm = state;
 
 	(void)peer;
-	wh_shm_hang_up(shm);
+	wh_shm_disconnect(shm);
 	if (shm->pidfd >= 0)
 		close(shm->pidfd);
 	if (shm->alive)
@@ -362,9 +361,8 @@ static void shm_peer_lost(struct wh_peer *peer, void *state, int error, const ch
 	wh_copier_lost(state, error, text);
 }
 
-/* The same engine, over a new control connection: its session there is another. What is mapped
- * stays so. The old connection is dropped by the next who needs one: here would be no place to wait
- * for the lock. */
+/* The same engine, over a new control connection, so with a new session there. Mappings stay. The
+ * next thread that needs the unix socket connects anew; this one must not wait for the lock. */
 static int shm_peer_again(struct wh_peer *peer, void *state, char why[WH_REFUSAL])
 {
 	struct wh_shm_peer *shm = state;
@@ -395,15 +393,15 @@ static void shm_cancel(struct wh_peer *peer, void *state, struct wh_fragment *fr
 	wh_copier_cancel(state, fragment);
 }
 
-/* How a fragment's regions are reached. */
-struct ways {
-	bool maps, vms;
-	char refused[WH_REFUSAL]; /* why the first that is not mapped is not */
+/* How the fragments' regions are reached. */
+struct shm_routes {
+	bool mapped, process_vm;
+	char refused[WH_REFUSAL]; /* why the first unmapped region is not mapped */
 };
 
-/* A region that has gone since says nothing. */
-static void look_at(struct wh_peer *peer, struct wh_shm_peer *shm,
-		    const struct wh_fragment *fragment, struct ways *ways)
+/* A region that is gone by now is skipped. */
+static void fragment_routes(struct wh_peer *peer, struct wh_shm_peer *shm,
+			    const struct wh_fragment *fragment, struct shm_routes *routes)
 {
 	uint64_t last = 0;
 
@@ -416,47 +414,50 @@ static void look_at(struct wh_peer *peer, struct wh_shm_peer *shm,
 		if (!entry)
 			continue;
 		if (wh_shm_mapped_at(entry, fragment->op)) {
-			ways->maps = true;
+			routes->mapped = true;
 		} else {
-			ways->vms = true;
-			if (!*ways->refused)
+			routes->process_vm = true;
+			if (!*routes->refused)
 				wh_shm_refused(shm,
 					       wh_container(entry, struct wh_remote_region, entry),
-					       fragment->op, ways->refused);
+					       fragment->op, routes->refused);
 		}
 		wh_region_entry_leave(entry);
 	}
 }
 
-static struct ways ways_of(struct wh_peer *peer, void *state, const struct wh_batch *batch)
+static struct shm_routes batch_routes(struct wh_peer *peer, void *state,
+				      const struct wh_batch *batch)
 {
 	const struct wh_fragment *fragment = NULL;
-	struct ways ways = { .maps = false };
+	struct shm_routes routes = { .mapped = false };
 
 	while ((fragment = wh_batch_fragment(batch, WH_TRANSPORT_SHM, fragment)))
-		look_at(peer, state, fragment, &ways);
-	return ways;
+		fragment_routes(peer, state, fragment, &routes);
+	return routes;
 }
 
 static void shm_detail(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *out,
 		       size_t size)
 {
-	struct ways ways = ways_of(peer, state, batch);
+	struct shm_routes routes = batch_routes(peer, state, batch);
 
-	snprintf(out, size, "%s%s%s", ways.maps ? "mapped memfd" : "",
-		 ways.maps && ways.vms ? " and " : "", ways.vms ? "process_vm" : "");
+	snprintf(out, size, "%s%s%s", routes.mapped ? "mapped memfd" : "",
+		 routes.mapped && routes.process_vm ? " and " : "",
+		 routes.process_vm ? "process_vm" : "");
 }
 
-/* What is copied by the kernel could be mapped, if it were other memory, or published otherwise. */
+/* Say why process_vm moved bytes that a mapping could have moved faster, had the region been
+ * allocated or published differently. */
 static bool shm_describe(struct wh_peer *peer, void *state, const struct wh_batch *batch,
 			 char *line, size_t size)
 {
-	struct ways ways = ways_of(peer, state, batch);
+	struct shm_routes routes = batch_routes(peer, state, batch);
 
-	if (!*ways.refused)
+	if (!*routes.refused)
 		return false;
 	snprintf(line, size, "shm: a region of %s is copied by process_vm and not mapped: %s",
-		 wh_peer_name(peer), ways.refused);
+		 wh_peer_name(peer), routes.refused);
 	return true;
 }
 

@@ -142,11 +142,11 @@ int wh_shm_check_file(int fd, uint64_t least);
 /* Connect and shake hands, unless this was done since the last control connection was made. Blocks
  * for the owner's answers. 0, or a negative errno with the reason in shm.why. */
 int wh_shm_connect(struct wh_shm_peer *shm);
-void wh_shm_hang_up(struct wh_shm_peer *shm);
-/* Store "<what>: <error>" in shm.why and return `error`. wh_shm_broken() also closes the connection
- * and allows no new one for 5 s. */
-int wh_shm_trouble(struct wh_shm_peer *shm, int error, const char *what);
-int wh_shm_broken(struct wh_shm_peer *shm, int error, const char *what);
+void wh_shm_disconnect(struct wh_shm_peer *shm);
+/* Store "<what>: <error>" in shm.why and return `error`. wh_shm_fail_disconnect() also closes the
+ * connection and allows no new one for 5 s. */
+int wh_shm_fail(struct wh_shm_peer *shm, int error, const char *what);
+int wh_shm_fail_disconnect(struct wh_shm_peer *shm, int error, const char *what);
 
 /* ---- the initiator's mappings: map.c ------------------------------------------------------- */
 

@@ -541,7 +541,7 @@ python3 -c 'import socket, struct, sys
 c = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
 body = struct.pack("<IHH", 0x59524857, 9, 9) + b"more"
 c.sendall(struct.pack("<IHH", len(body), 1, 0) + body)
-assert b"versions 9 to 9 are asked for" in c.recv(500)' "${url##*:}" &&
+assert b"versions 9 to 9 requested" in c.recv(500)' "${url##*:}" &&
 	grep -q "connection refused: protocol versions 9 to 9 requested, this engine speaks" serve.err
 verdict "another version asks serve" $?
 stop TERM
