@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * shm, the side whose memory it is: the alive page, and descriptors of published memory for those
- * who have shaken hands. All of it on loop 0.
+ * transport/shm/server.c: the owner's side of the unix socket
+ *
+ * Keeps the alive page, and answers the MAP of an authenticated peer with a descriptor of the
+ * region's memory. Everything here runs on loop 0.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -32,21 +34,21 @@
 /* ---- the alive page ------------------------------------------------------------------------ */
 
 /*
- * Who writes into a mapping of ours does not notice when we die: the memory stays. So it looks at a
- * word before it says done, and the kernel keeps that word: it is, for the kernel, a robust futex
- * that loop 0's thread holds. When the thread ends, whatever ended it, the kernel walks the
- * thread's robust list and ors FUTEX_OWNER_DIED into it. That costs the other side a load, and
- * comes earlier than the end of our sockets, which a forked child might even keep open.
+ * A peer that writes into a mapping of our memory does not notice when this process dies, because
+ * the memory stays. So the peer checks a word in the alive page before it reports success. The word
+ * is a robust futex held by loop 0's thread: however that thread ends, the kernel walks its robust
+ * list and sets FUTEX_OWNER_DIED in the word. The check costs the peer one load. It is also faster
+ * than waiting for our sockets to close, which a forked child might even keep open.
  *
- * The list that the C library keeps for the thread is put aside meanwhile. It is for robust mutexes
- * that a thread holds when it dies, and this one takes none, unless a callback did.
+ * The C library's robust list of that thread is replaced meanwhile. It would only serve robust
+ * mutexes that the thread holds when it dies, and the loop takes none; a callback must not, either.
  */
 struct wh_alive {
 	struct wh_engine *engine;
-	int fd; /* sealed: nobody else can map it writable */
+	int fd; /* sealed: no other process can map it writable */
 	size_t length;
 	_Atomic uint32_t *word; /* loop 0's thread id; 0: closed */
-	/* What the kernel walks. `futex_offset` is the way from an entry to its word. */
+	/* The robust list for the kernel; head.futex_offset is the distance from entry to word. */
 	struct robust_list_head head;
 	struct robust_list entry;
 	void *old_head;
@@ -55,7 +57,7 @@ struct wh_alive {
 };
 
 /* On loop 0. */
-static void arm(void *argument)
+static void alive_arm(void *argument)
 {
 	struct wh_alive *alive = argument;
 
@@ -72,7 +74,7 @@ static void arm(void *argument)
 		alive->error = errno;
 }
 
-static void disarm(void *argument)
+static void alive_disarm(void *argument)
 {
 	struct wh_alive *alive = argument;
 
@@ -106,13 +108,13 @@ int wh_shm_alive_open(struct wh_shm *shm)
 	madvise(alive->word, alive->length, MADV_DONTFORK);
 	if (fcntl(alive->fd, F_ADD_SEALS,
 		  F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL)) {
-		error = wh_fail(errno, "shm: sealing a memfd: %s (it takes Linux 5.1)",
+		error = wh_fail(errno, "shm: sealing a memfd: %s (needs Linux 5.1)",
 				strerror(errno));
 		goto err_unmap;
 	}
-	wh_loop_call(wh_engine_first_loop(shm->engine), arm, alive);
+	wh_loop_call(wh_engine_first_loop(shm->engine), alive_arm, alive);
 	if (alive->error) {
-		error = wh_fail(alive->error, "shm: the kernel keeps no robust futexes: %s",
+		error = wh_fail(alive->error, "shm: loop 0 cannot hold a robust futex: %s",
 				strerror(alive->error));
 		goto err_unmap;
 	}
@@ -132,7 +134,7 @@ void wh_shm_alive_close(struct wh_shm *shm)
 {
 	struct wh_alive *alive = shm->alive;
 
-	wh_loop_call(wh_engine_first_loop(alive->engine), disarm, alive);
+	wh_loop_call(wh_engine_first_loop(alive->engine), alive_disarm, alive);
 	munmap(alive->word, alive->length);
 	close(alive->fd);
 	free(alive);
@@ -158,29 +160,29 @@ size_t wh_mapped_encode(uint8_t *out, const struct wh_mapped *mapped)
 int wh_mapped_decode(const uint8_t *in, size_t length, struct wh_mapped *mapped)
 {
 	struct wh_bytes bytes = { .at = in, .end = in + length };
-	struct wh_mapped got = { 0 };
+	struct wh_mapped decoded = { 0 };
 	uint32_t error;
 	size_t text;
 
-	got.id = wh_take64(&bytes);
+	decoded.id = wh_take64(&bytes);
 	error = wh_take32(&bytes);
-	got.memory = wh_take64(&bytes);
-	got.rights = wh_take32(&bytes);
-	got.offset = wh_take64(&bytes);
-	got.length = wh_take64(&bytes);
-	got.whole = wh_take64(&bytes);
+	decoded.memory = wh_take64(&bytes);
+	decoded.rights = wh_take32(&bytes);
+	decoded.offset = wh_take64(&bytes);
+	decoded.length = wh_take64(&bytes);
+	decoded.whole = wh_take64(&bytes);
 	text = (size_t)(bytes.end - bytes.at);
 	if (bytes.cut || error > 4095 || text >= WH_REFUSAL)
 		return -EPROTO;
-	got.error = -(int)error;
-	if (!error &&
-	    (!got.memory || !got.length ||
-	     (got.rights != WH_ACCESS_READ && got.rights != (WH_ACCESS_READ | WH_ACCESS_WRITE))))
+	decoded.error = -(int)error;
+	if (!error && (!decoded.memory || !decoded.length ||
+		       (decoded.rights != WH_ACCESS_READ &&
+			decoded.rights != (WH_ACCESS_READ | WH_ACCESS_WRITE))))
 		return -EPROTO;
-	wh_take_text(&bytes, got.text, text);
+	wh_take_text(&bytes, decoded.text, text);
 	if (bytes.cut)
 		return -EPROTO;
-	*mapped = got;
+	*mapped = decoded;
 	return 0;
 }
 
@@ -190,8 +192,8 @@ int wh_shm_send(int socket, const void *bytes, size_t length, int fd, int flags)
 		struct cmsghdr header;
 		char room[CMSG_SPACE(sizeof(int))];
 	} control = { 0 };
-	struct iovec part = { (void *)bytes, length };
-	struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1 };
+	struct iovec iov = { (void *)bytes, length };
+	struct msghdr message = { .msg_iov = &iov, .msg_iovlen = 1 };
 	ssize_t sent;
 
 	if (fd >= 0) {
@@ -207,27 +209,28 @@ int wh_shm_send(int socket, const void *bytes, size_t length, int fd, int flags)
 	while (sent < 0 && errno == EINTR);
 	if (sent < 0)
 		return errno == EAGAIN ? -ETIMEDOUT : -errno;
-	/* So little goes at once, or something is wrong. */
+	/* A frame is small: the kernel takes all of it, or the connection is broken. */
 	return (size_t)sent == length ? 0 : -EPIPE;
 }
 
 /* ---- granting ------------------------------------------------------------------------------ */
 
-/* One MAP at a time: a frame header, an id and the number of a segment. */
+/* A MAP: a frame header, a region's id and a segment's number. */
 #define REQUEST_SIZE (WH_FRAME_HEADER + WH_MAP_SIZE)
 
 struct connection {
 	struct wh_source source;
 	struct wh_session *session;
 	struct wh_shm_verdicts verdicts;
-	size_t length;
-	uint8_t request[REQUEST_SIZE];
+	size_t length; /* bytes of `request` that have arrived */
+	uint8_t request[REQUEST_SIZE]; /* one MAP at a time */
 };
 
-/* The region is entered, or there is none. Under engine.lock, so that no region goes between the
- * decision and its being sent: who confirms that he has let go of one is not sent what shows it. */
-static int answer_host(struct connection *connection, uint64_t id,
-		       const struct wh_region_entry *entry, uint8_t access)
+/* `access` contains WH_ACCESS_NONE, or `entry` is entered. Under engine.lock, so that no region is
+ * unregistered between the decision and the send: a peer that has confirmed the removal of a
+ * region must not get a descriptor that still shows it. */
+static int connection_answer_host(struct connection *connection, uint64_t id,
+				  const struct wh_region_entry *entry, uint8_t access)
 {
 	uint8_t bytes[WH_FRAME_HEADER + WH_MAPPED_MAX];
 	struct wh_mapped mapped = { .id = id };
@@ -250,9 +253,9 @@ static int answer_host(struct connection *connection, uint64_t id,
 	return error;
 }
 
-/* Sent from inside: whoever closes the region waits for this, and then for the peer to confirm that
- * it has let go, which has to come after. */
-static int answer(struct connection *connection, uint64_t id, uint32_t segment)
+/* The answer is sent while the region is entered. wh_region_unregister() waits for that, and only
+ * then for the peer's confirmation that it has unmapped the region. */
+static int connection_answer(struct connection *connection, uint64_t id, uint32_t segment)
 {
 	struct wh_engine *engine = wh_session_engine(connection->session);
 	uint8_t access = WH_ACCESS_NONE;
@@ -264,12 +267,12 @@ static int answer(struct connection *connection, uint64_t id, uint32_t segment)
 	entry = wh_region_entry_enter(wh_engine_regions(engine), id);
 	if (entry) {
 		access = wh_session_access(connection->session, entry);
-		/* What is refused is answered as host memory is. */
+		/* Every refusal has the form of an answer for host memory. */
 		host = wh_kind_on_host(entry->kind) || access != entry->access ||
 		       access & WH_ACCESS_NONE;
 	}
 	if (host)
-		error = answer_host(connection, id, entry, access);
+		error = connection_answer_host(connection, id, entry, access);
 	wh_engine_release_regions(engine);
 	if (!host)
 		error = wh_cuda_export(wh_container(entry, struct wh_region, entry), segment,
@@ -279,7 +282,7 @@ static int answer(struct connection *connection, uint64_t id, uint32_t segment)
 	return error;
 }
 
-static int request(struct connection *connection)
+static int connection_parse(struct connection *connection)
 {
 	struct wh_frame frame;
 
@@ -289,11 +292,11 @@ static int request(struct connection *connection)
 	if (connection->length < REQUEST_SIZE)
 		return 0;
 	connection->length = 0;
-	return answer(connection, wh_get64(connection->request + WH_FRAME_HEADER),
-		      wh_get32(connection->request + WH_FRAME_HEADER + 8));
+	return connection_answer(connection, wh_get64(connection->request + WH_FRAME_HEADER),
+				 wh_get32(connection->request + WH_FRAME_HEADER + 8));
 }
 
-static void drop(struct connection *connection)
+static void connection_drop(struct connection *connection)
 {
 	struct wh_session *session = connection->session;
 
@@ -303,22 +306,23 @@ static void drop(struct connection *connection)
 	free(connection);
 }
 
-static void ready(struct wh_source *source, uint32_t events)
+static void connection_ready(struct wh_source *source, uint32_t events)
 {
 	struct connection *connection = wh_container(source, struct connection, source);
 	ssize_t got;
 
 	(void)events;
 	for (int turn = 0; turn < 64; turn++) {
-		/* Descriptors that come along are not received, and so closed by the kernel. */
+		/* recv() takes no descriptors: the kernel closes any that the peer sends. */
 		got = recv(source->fd, connection->request + connection->length,
 			   REQUEST_SIZE - connection->length, MSG_DONTWAIT);
 		if (got < 0 && (errno == EAGAIN || errno == EINTR))
 			return;
 		if (got > 0)
 			connection->length += (size_t)got;
-		if (got <= 0 || (connection->length >= WH_FRAME_HEADER && request(connection))) {
-			drop(connection);
+		if (got <= 0 ||
+		    (connection->length >= WH_FRAME_HEADER && connection_parse(connection))) {
+			connection_drop(connection);
 			return;
 		}
 	}
@@ -335,17 +339,17 @@ int wh_shm_session_accept(struct wh_session *session, int fd, struct wh_tls *tls
 	uint8_t bytes[WH_FRAME_HEADER];
 	int error;
 
-	/* and `tls` is NULL: nobody but the kernel sees what goes over a unix socket */
+	/* `tls` is NULL: only the kernel sees the bytes on a unix socket. */
 	(void)hello;
 	connection = calloc(1, sizeof(*connection));
 	if (!connection) {
 		wh_refuse(fd, tls, ENOMEM, "no memory");
 		return -ENOMEM;
 	}
-	/* One a session: it has lost the old one, or does not need it. */
+	/* A session has one connection; a new one replaces the old one. */
 	wh_shm_session_close(session);
 	connection->source.fd = fd;
-	connection->source.ready = ready;
+	connection->source.ready = connection_ready;
 	connection->session = session;
 	error = wh_loop_add(wh_engine_first_loop(engine), &connection->source, EPOLLIN);
 	if (error) {
@@ -354,17 +358,17 @@ int wh_shm_session_accept(struct wh_session *session, int fd, struct wh_tls *tls
 		return error;
 	}
 	wh_session_set_transport(session, WH_TRANSPORT_SHM, connection);
-	/* From now on, and for good: what it has mapped outlives this connection. */
+	/* Stays set: the peer's mappings outlive this connection. */
 	wh_session_touches(session);
 	wh_frame_encode(bytes, &(struct wh_frame){ 0, WH_FRAME_ALIVE, 0 });
 	error = wh_shm_send(fd, bytes, sizeof(bytes), shm->alive->fd, MSG_DONTWAIT);
 	if (error)
-		drop(connection);
+		connection_drop(connection);
 	return error;
 }
 
 void wh_shm_session_close(struct wh_session *session)
 {
 	if (wh_session_transport(session, WH_TRANSPORT_SHM))
-		drop(wh_session_transport(session, WH_TRANSPORT_SHM));
+		connection_drop(wh_session_transport(session, WH_TRANSPORT_SHM));
 }
