@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* shm, memory that cannot be mapped: the kernel copies it, if it lets us, by
- * process_vm_readv/writev. */
+/*
+ * transport/shm/vm.c: copies memory that cannot be mapped, by process_vm_readv() and
+ * process_vm_writev(), where the kernel allows them
+ */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -22,8 +24,8 @@
 #define SO_PEERPIDFD 77 /* Linux 6.5 */
 #endif
 
-/* Keep the first reason. */
-static void refuse_vm(struct wh_shm_peer *shm, const char *why)
+/* Give up process_vm for this peer. The first reason is kept. */
+static void vm_refuse(struct wh_shm_peer *shm, const char *why)
 {
 	pthread_mutex_lock(&shm->vm_lock);
 	if (atomic_load(&shm->vm) != WH_VM_REFUSED)
@@ -42,22 +44,22 @@ void wh_shm_vm_refusal(struct wh_copier_peer *copy, char why[WH_REFUSAL])
 }
 
 /*
- * process_vm takes a process number, which the kernel gives to another process once the old one has
- * been waited for. A pidfd stays with its process: if that still runs after a call, the number was
- * its own all the time. A process that has called exec() is the same to the pidfd, but has lost its
- * threads, which the alive page tells.
+ * Is the owner still the process with the number `pid`? The kernel may give the number to another
+ * process once the owner has been waited for, but a pidfd stays with its process: if that still
+ * runs after a call, the call has used the right process. After an exec() the pidfd is still valid,
+ * but loop 0's thread is gone, and the alive page shows that.
  */
-static bool still_there(const struct wh_shm_peer *shm)
+static bool vm_owner_lives(const struct wh_shm_peer *shm)
 {
 	struct pollfd look = { .fd = shm->pidfd, .events = POLLIN };
 
 	return atomic_load(shm->alive) == shm->owner && poll(&look, 1, 0) == 0;
 }
 
-/* The socket's own pidfd and process number speak of the same process, the one that listens; both
- * are kept by the kernel since then. Without the former the number is looked up, and still_there()
- * after the handshake tells whether it was still the same: the process has answered us after that.
- */
+/* The kernel keeps the pidfd and the number of the process that listens. Without SO_PEERPIDFD only
+ * the number is known, and pidfd_open() might find another process that has it now. Then
+ * vm_owner_lives(), called after the handshake, says whether it is the owner: the owner has
+ * answered since, so it still had its number when the pidfd was opened. */
 void wh_shm_vm_meet(struct wh_shm_peer *shm, uid_t uid)
 {
 	socklen_t length = sizeof(struct ucred);
@@ -65,12 +67,12 @@ void wh_shm_vm_meet(struct wh_shm_peer *shm, uid_t uid)
 	struct ucred user;
 
 	if (!wh_engine_config(wh_peer_engine(shm->peer))->number[WH_SETTING_CMA]) {
-		refuse_vm(shm, "process_vm is switched off by the setting cma");
+		vm_refuse(shm, "process_vm is switched off by the setting cma");
 		return;
 	}
 	if (getsockopt(shm->fd, SOL_SOCKET, SO_PEERCRED, &user, &length) || user.uid != uid ||
 	    user.pid <= 0) {
-		refuse_vm(shm, "process_vm: the peer is in another pid namespace");
+		vm_refuse(shm, "process_vm: the peer is in another pid namespace");
 		return;
 	}
 	shm->pid = user.pid;
@@ -80,13 +82,13 @@ void wh_shm_vm_meet(struct wh_shm_peer *shm, uid_t uid)
 	if (shm->pidfd < 0) {
 		snprintf(why, sizeof(why), "process_vm: no pidfd of process %d: %s", (int)user.pid,
 			 strerror(errno));
-		refuse_vm(shm, why);
+		vm_refuse(shm, why);
 	}
 }
 
-/* ---- may we? ------------------------------------------------------------------------------- */
+/* ---- permission ---------------------------------------------------------------------------- */
 
-static int yama_scope(void)
+static int vm_yama_scope(void)
 {
 	int fd = open("/proc/sys/kernel/yama/ptrace_scope", O_RDONLY | O_CLOEXEC);
 	char text[8] = "";
@@ -99,20 +101,19 @@ static int yama_scope(void)
 	return got > 0 ? atoi(text) : 0;
 }
 
-/* Why the kernel does not let us, as far as can be told. */
-static void explain(struct wh_shm_peer *shm, int error)
+/* Give up process_vm and name the most likely reason. */
+static void vm_explain(struct wh_shm_peer *shm, int error)
 {
 	char why[WH_REFUSAL];
-	int scope = error == EPERM ? yama_scope() : 0;
+	int scope = error == EPERM ? vm_yama_scope() : 0;
 
 	if (error == ENOSYS)
 		snprintf(why, sizeof(why),
-			 "process_vm: no such call (the kernel, or a seccomp filter)");
+			 "process_vm: the kernel lacks it, or a seccomp filter blocks it");
 	else if (scope)
 		snprintf(why, sizeof(why),
-			 "process_vm on process %d: %s (Yama: kernel.yama.ptrace_scope is %d, it "
-			 "takes "
-			 "0 or CAP_SYS_PTRACE)",
+			 "process_vm on process %d: %s (Yama: kernel.yama.ptrace_scope is %d; "
+			 "set 0 or add CAP_SYS_PTRACE)",
 			 (int)shm->pid, strerror(error), scope);
 	else if (error == EPERM)
 		snprintf(why, sizeof(why),
@@ -121,11 +122,11 @@ static void explain(struct wh_shm_peer *shm, int error)
 	else
 		snprintf(why, sizeof(why), "process_vm on process %d: %s", (int)shm->pid,
 			 strerror(error));
-	refuse_vm(shm, why);
+	vm_refuse(shm, why);
 }
 
-/* A read of one byte at an address where no process has anything: permission is checked first, so
- * that EFAULT means it would be given. None of the peer's memory is touched. */
+/* Reads one byte at an address that no process can map. The kernel checks the permission first, so
+ * EFAULT means that it would be granted. None of the owner's memory is read. */
 int wh_shm_vm_probe(struct wh_shm_peer *shm, char why[WH_REFUSAL])
 {
 	char byte;
@@ -135,8 +136,8 @@ int wh_shm_vm_probe(struct wh_shm_peer *shm, char why[WH_REFUSAL])
 		if (process_vm_readv(shm->pid, &here, 1, &there, 1, 0) >= 0 || errno == EFAULT)
 			atomic_store(&shm->vm, WH_VM_WORKS);
 		else
-			explain(shm, errno);
-		if (!still_there(shm)) {
+			vm_explain(shm, errno);
+		if (!vm_owner_lives(shm)) {
 			snprintf(why, WH_REFUSAL, "process %d has ended", (int)shm->pid);
 			return -ECONNRESET;
 		}
@@ -149,14 +150,14 @@ int wh_shm_vm_probe(struct wh_shm_peer *shm, char why[WH_REFUSAL])
 
 /* ---- moving -------------------------------------------------------------------------------- */
 
-static void fail_gone(struct wh_shm_peer *shm, struct wh_unmapped *unmapped)
+static void vm_fail_ended(struct wh_shm_peer *shm, struct wh_unmapped *unmapped)
 {
 	wh_fragment_fail(unmapped->fragment, UINT64_MAX, -ECONNRESET, "%s (process %d) has ended",
 			 wh_peer_name(shm->peer), (int)shm->pid);
 }
 
-/* Go on behind `bytes` that have been moved. Returns the first run that is not finished. */
-static unsigned advance(struct wh_unmapped *unmapped, unsigned at, size_t bytes)
+/* Skip `bytes` that have been moved, from extent `at` on. Returns the first unfinished extent. */
+static unsigned vm_advance(struct wh_unmapped *unmapped, unsigned at, size_t bytes)
 {
 	while (at < unmapped->count && bytes >= unmapped->local[at].iov_len)
 		bytes -= unmapped->local[at++].iov_len;
@@ -169,8 +170,9 @@ static unsigned advance(struct wh_unmapped *unmapped, unsigned at, size_t bytes)
 	return at;
 }
 
-/* The kernel stops at the first run that it cannot copy; that one is to blame. */
-static void fail_run(struct wh_shm_peer *shm, struct wh_unmapped *unmapped, unsigned at, int error)
+/* The kernel stops at the first extent that it cannot copy. */
+static void vm_fail_extent(struct wh_shm_peer *shm, struct wh_unmapped *unmapped, unsigned at,
+			   int error)
 {
 	wh_fragment_fail(unmapped->fragment, unmapped->index[at], -error,
 			 "%s: %zu bytes between %p of %s and %p here: %s",
@@ -189,13 +191,13 @@ int wh_shm_vm_move(struct wh_copier_peer *copy, struct wh_unmapped *unmapped)
 	ssize_t moved;
 	int error;
 
-	/* It was mapped when the batch was planned, and is not any more. */
+	/* Untested so far if the region was mapped when the batch was planned. */
 	if (atomic_load(&shm->vm) != WH_VM_WORKS && wh_shm_vm_probe(shm, why))
 		return -EOPNOTSUPP;
 
 	while (at < unmapped->count) {
-		if (!still_there(shm)) {
-			fail_gone(shm, unmapped);
+		if (!vm_owner_lives(shm)) {
+			vm_fail_ended(shm, unmapped);
 			return 0;
 		}
 		count = unmapped->count - at;
@@ -204,20 +206,19 @@ int wh_shm_vm_move(struct wh_copier_peer *copy, struct wh_unmapped *unmapped)
 			       process_vm_writev(shm->pid, unmapped->local + at, count,
 						 unmapped->remote + at, count, 0);
 		error = moved < 0 ? errno : EFAULT;
-		if (!still_there(shm) || (moved < 0 && error == ESRCH)) {
-			fail_gone(shm, unmapped);
+		if (!vm_owner_lives(shm) || (moved < 0 && error == ESRCH)) {
+			vm_fail_ended(shm, unmapped);
 			return 0;
 		}
 		if (moved > 0) {
-			at = advance(unmapped, at, (size_t)moved);
+			at = vm_advance(unmapped, at, (size_t)moved);
 		} else if (error == EPERM || error == EACCES || error == ENOSYS) {
-			/* It has changed its credentials, say. What is planned has to be planned
-			 * anew. */
-			explain(shm, error);
+			/* The owner may have changed its credentials. Plan batches anew. */
+			vm_explain(shm, error);
 			wh_peer_replan(shm->peer);
 			return -error;
 		} else {
-			fail_run(shm, unmapped, at++, error);
+			vm_fail_extent(shm, unmapped, at++, error);
 		}
 	}
 	return 0;

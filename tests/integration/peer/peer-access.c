@@ -162,7 +162,7 @@ static void yama__named(void **state)
 
 	(void)state;
 	snprintf(says, sizeof(says),
-		 "(Yama: kernel.yama.ptrace_scope is %d, it takes 0 or CAP_SYS_PTRACE)",
+		 "(Yama: kernel.yama.ptrace_scope is %d; set 0 or add CAP_SYS_PTRACE)",
 		 scope ? scope : 1);
 	child_region(target, memory, 0, LENGTH, "target", 0, NULL);
 	child_region(target, shared, 0, LENGTH, "shared", 0, NULL);
