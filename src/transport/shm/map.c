@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * shm, the initiator: asking the owner for memory, mapping it, and letting go of it.
+ * transport/shm/map.c: the initiator's mappings: ask the owner for memory, map it, unmap it
  *
- * An allocation of the owner's is mapped once, for all of its regions; who copies pins the region
- * (see memory/region-table.h). The owner gives a descriptor only while all of the allocation is
- * published to us. When one of its regions goes the mapping ends, for all of them, before the owner
- * is told that we have let go: none of them finds it any more, those who are in it are waited for,
- * and it is unmapped. The others are copied another way from then on, until the owner, asked once
- * more, gives a descriptor again.
+ * An allocation of the owner's is mapped once, for all of its regions. A copy pins its region (see
+ * memory/region-table.h). The owner gives a descriptor only while all of the allocation is
+ * published to us. When one of its regions is withdrawn, the mapping ends for all of them: it is
+ * hidden from the regions, copies that have one of them pinned are waited for, and it is unmapped;
+ * only then does the owner get the confirmation. The remaining regions are copied by process_vm,
+ * until the owner, asked again, gives a descriptor.
  *
- * The descriptor comes by another socket than the news of a region that goes, and may have been
- * sent before it and be received after it. So regions that go are counted: one that went between
- * the question and the answer makes the answer worthless, and the owner is asked again.
+ * The descriptor and the news of a withdrawn region arrive over different sockets, in any order. So
+ * withdrawals are counted: if one arrives between the question and the answer, the answer may be
+ * out of date, and the owner is asked again.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -33,44 +33,45 @@
 #include "wire/bytes.h"
 #include "wire/wire.h"
 
-/* All segments of a region. */
+/* For the answers to all segments of a region. */
 #define EXPORTS_TIMEOUT (10 * WH_SECOND)
-/* The shortest that a segment of a GPU's memory can be, save the first and the last of a region. */
-#define SEGMENT_LEAST 65536
-/* How often the owner is asked in a row, while regions of it go. */
-#define ASK_AGAIN 8u
+/* Bytes: the least of a segment of GPU memory, except for the first and last of a region. */
+#define SEGMENT_MIN 65536
+/* How often in a row to ask the owner again because regions were withdrawn meanwhile. */
+#define ASK_MAX 8u
 
-/* Of a reason why process_vm does not go, beside that why there is no mapping. */
-#define VM_ROOM 124
+/* Bytes of the reason against process_vm, when it follows the reason against the mapping. */
+#define VM_TEXT 124
 
 #define ASKING "asking the peer for a region's memory"
 
-/* wh_remote_region.map_state: what the owner has said, and in the bits above, in which generation
- * of the control connection. It has to be asked again in each, for it waits only for those that it
- * has shaken hands with in this one. A mapping stays all the same. */
+/* wh_remote_region.map_state: the owner's answer in the low 2 bits, above it the generation of the
+ * control connection. The owner must be asked again in each generation: when it unregisters a
+ * region it waits only for peers that have connected to its unix socket in this one. Mappings
+ * outlive a generation. */
 enum {
-	UNKNOWN = 0,
+	NOT_ASKED = 0,
 	MAPPED,
-	UNMAPPABLE, /* it is left to process_vm; map_refused says why */
-	PARTLY, /* the same, until another region comes */
+	REFUSED, /* process_vm copies it; map_refused says why */
+	REFUSED_FOR_NOW, /* the same, until the owner publishes another mappable region */
 };
 #define STATE(generation, known) ((uint32_t)(generation) << 2 | (known))
 
-static uint32_t known_of(const struct wh_shm_peer *shm, const struct wh_remote_region *region)
+static uint32_t region_known(const struct wh_shm_peer *shm, const struct wh_remote_region *region)
 {
 	uint32_t state = atomic_load_explicit(&region->map_state, memory_order_acquire);
-	uint32_t now = STATE(atomic_load(&shm->current), UNKNOWN);
+	uint32_t now = STATE(atomic_load(&shm->current), NOT_ASKED);
 
 	if ((state ^ now) > 3)
-		return UNKNOWN;
-	if ((state & 3) == PARTLY &&
+		return NOT_ASKED;
+	if ((state & 3) == REFUSED_FOR_NOW &&
 	    atomic_load(&region->map_arrivals) != atomic_load(&shm->arrivals))
-		return UNKNOWN;
+		return NOT_ASKED;
 	return state & 3;
 }
 
-static void set_known(const struct wh_shm_peer *shm, struct wh_remote_region *region,
-		      uint32_t known)
+static void region_set_known(const struct wh_shm_peer *shm, struct wh_remote_region *region,
+			     uint32_t known)
 {
 	atomic_store_explicit(&region->map_state, STATE(shm->generation, known),
 			      memory_order_release);
@@ -79,7 +80,7 @@ static void set_known(const struct wh_shm_peer *shm, struct wh_remote_region *re
 char *wh_shm_mapped_at(const struct wh_region_entry *entry, uint32_t op)
 {
 	const struct wh_remote_region *region = (const struct wh_remote_region *)entry;
-	char *map = atomic_load(&region->map); /* as wh_region_entry_pin() wants it */
+	char *map = atomic_load(&region->map); /* seq_cst, as wh_region_entry_pin() requires */
 
 	return map && (op == WH_READ ||
 		       atomic_load_explicit(&region->map_writable, memory_order_relaxed)) ?
@@ -87,10 +88,9 @@ char *wh_shm_mapped_at(const struct wh_region_entry *entry, uint32_t op)
 		       NULL;
 }
 
-/* ---- asking; under shm.lock --------------------------------------------------------------------
- */
+/* ---- asking the owner; under shm.lock ------------------------------------------------------ */
 
-static int send_map(struct wh_shm_peer *shm, uint64_t id, uint32_t segment)
+static int ask_send(struct wh_shm_peer *shm, uint64_t id, uint32_t segment)
 {
 	uint8_t bytes[WH_FRAME_HEADER + WH_MAP_SIZE];
 
@@ -99,12 +99,12 @@ static int send_map(struct wh_shm_peer *shm, uint64_t id, uint32_t segment)
 	return wh_shm_send(shm->fd, bytes, sizeof(bytes), -1, 0);
 }
 
-/* An answer that comes late would be taken for the next one's: so the connection is dropped. */
-static int ask(struct wh_shm_peer *shm, uint64_t id, struct wh_mapped *mapped, int *fd)
+/* After an error the connection is closed: a late answer would be taken for the next one. */
+static int ask_owner(struct wh_shm_peer *shm, uint64_t id, struct wh_mapped *mapped, int *fd)
 {
 	uint8_t bytes[WH_MAPPED_MAX];
 	struct wh_frame frame;
-	int error = send_map(shm, id, 0);
+	int error = ask_send(shm, id, 0);
 
 	if (!error)
 		error = wh_shm_receive_frame(shm->fd, &frame, bytes, WH_MAPPED_MAX, fd);
@@ -114,8 +114,9 @@ static int ask(struct wh_shm_peer *shm, uint64_t id, struct wh_mapped *mapped, i
 	return error ? wh_shm_fail_disconnect(shm, error, ASKING) : 0;
 }
 
-/* One segment of a GPU's memory. A region that has gone is answered as host memory is. */
-static int hear_export(struct wh_shm_peer *shm, uint64_t id, struct wh_exported *exported, int *fd)
+/* Receive one segment of GPU memory. A refusal has the form of an answer for host memory. */
+static int ask_receive_export(struct wh_shm_peer *shm, uint64_t id, struct wh_exported *exported,
+			      int *fd)
 {
 	uint8_t bytes[WH_EXPORTED_MAX > WH_MAPPED_MAX ? WH_EXPORTED_MAX : WH_MAPPED_MAX];
 	struct wh_mapped mapped;
@@ -137,15 +138,14 @@ static int hear_export(struct wh_shm_peer *shm, uint64_t id, struct wh_exported 
 	return 0;
 }
 
-/* ---- mappings; under shm.maps_lock --------------------------------------------------------------
- */
+/* ---- mappings; under shm.maps_lock --------------------------------------------------------- */
 
-static size_t page_size(void)
+static size_t map_page_size(void)
 {
 	return (size_t)sysconf(_SC_PAGESIZE);
 }
 
-static struct wh_shm_memory *find_memory(struct wh_shm_peer *shm, uint64_t number)
+static struct wh_shm_memory *memory_find(struct wh_shm_peer *shm, uint64_t number)
 {
 	for (struct wh_list *l = shm->memories.next; l != &shm->memories; l = l->next) {
 		struct wh_shm_memory *memory = wh_container(l, struct wh_shm_memory, link);
@@ -156,10 +156,11 @@ static struct wh_shm_memory *find_memory(struct wh_shm_peer *shm, uint64_t numbe
 	return NULL;
 }
 
-/* Is the answer what an honest owner says of this region? */
-static bool is_sound(const struct wh_remote_region *region, const struct wh_mapped *mapped, int fd)
+/* Could an honest owner have answered this for the region? */
+static bool answer_is_valid(const struct wh_remote_region *region, const struct wh_mapped *mapped,
+			    int fd)
 {
-	uint64_t page = page_size(), whole = mapped->whole;
+	uint64_t page = map_page_size(), whole = mapped->whole;
 
 	return whole && whole <= INT64_MAX - page && mapped->length == region->entry.length &&
 	       mapped->offset <= INT64_MAX - mapped->length &&
@@ -167,11 +168,11 @@ static bool is_sound(const struct wh_remote_region *region, const struct wh_mapp
 	       mapped->offset <= region->entry.address && !wh_shm_check_file(fd, whole);
 }
 
-static int map_memory(struct wh_shm_memory *memory, const struct wh_mapped *mapped, int fd,
+static int memory_map(struct wh_shm_memory *memory, const struct wh_mapped *mapped, int fd,
 		      char why[WH_REFUSAL])
 {
 	bool writable = mapped->rights & WH_ACCESS_WRITE;
-	size_t page = page_size(), length = (mapped->whole + page - 1) / page * page;
+	size_t page = map_page_size(), length = (mapped->whole + page - 1) / page * page;
 	void *base = mmap(NULL, length, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED,
 			  fd, 0);
 
@@ -187,21 +188,22 @@ static int map_memory(struct wh_shm_memory *memory, const struct wh_mapped *mapp
 	return 0;
 }
 
-/* The allocation that the answer is about, mapped. NULL: not, for the reason in `why`. */
-static struct wh_shm_memory *take_memory(struct wh_shm_peer *shm,
-					 const struct wh_remote_region *region,
-					 const struct wh_mapped *mapped, int fd,
-					 char why[WH_REFUSAL])
+/* Find the answer's allocation, or create it, and map it. NULL: refused, with the reason in `why`.
+ */
+static struct wh_shm_memory *memory_acquire(struct wh_shm_peer *shm,
+					    const struct wh_remote_region *region,
+					    const struct wh_mapped *mapped, int fd,
+					    char why[WH_REFUSAL])
 {
 	uint64_t start = region->entry.address - mapped->offset;
-	struct wh_shm_memory *memory = find_memory(shm, mapped->memory);
+	struct wh_shm_memory *memory = memory_find(shm, mapped->memory);
 	bool made = !memory;
 
 	if (memory &&
 	    (memory->ending || memory->start != start || memory->length != mapped->whole)) {
 		snprintf(why, WH_REFUSAL, "%s",
-			 memory->ending ? "a region of its allocation is going" :
-					  "the peer's answer is not as it should be");
+			 memory->ending ? "a region of its allocation is being unregistered" :
+					  "the peer's answer contradicts an earlier one");
 		return NULL;
 	}
 	if (made)
@@ -210,7 +212,7 @@ static struct wh_shm_memory *take_memory(struct wh_shm_peer *shm,
 		snprintf(why, WH_REFUSAL, "no memory");
 		return NULL;
 	}
-	if (!memory->base && map_memory(memory, mapped, fd, why)) {
+	if (!memory->base && memory_map(memory, mapped, fd, why)) {
 		if (made)
 			free(memory);
 		return NULL;
@@ -225,81 +227,82 @@ static struct wh_shm_memory *take_memory(struct wh_shm_peer *shm,
 	return memory;
 }
 
-static void refuse(struct wh_remote_region *region, const char *why)
+static void region_refuse(struct wh_remote_region *region, const char *why)
 {
 	free(region->map_refused);
 	region->map_refused = *why ? strdup(why) : NULL;
 }
 
-/* The owner has given a descriptor. MAPPED, or another state with the reason in `why`; UNKNOWN: a
- * region has gone meanwhile. */
-static uint32_t take_map(struct wh_shm_peer *shm, struct wh_remote_region *region,
-			 const struct wh_mapped *mapped, int fd, uint64_t removals,
-			 char why[WH_REFUSAL])
+/* Map what the owner has given a descriptor of. Returns MAPPED, or another state with the reason in
+ * `why`; NOT_ASKED: a region was withdrawn since the question. */
+static uint32_t answer_map(struct wh_shm_peer *shm, struct wh_remote_region *region,
+			   const struct wh_mapped *mapped, int fd, uint64_t removals,
+			   char why[WH_REFUSAL])
 {
 	struct wh_shm_memory *memory;
 
 	if (shm->removals != removals) {
 		snprintf(why, WH_REFUSAL,
-			 "its peer takes regions back faster than they can be mapped");
-		return UNKNOWN;
+			 "the peer unregisters regions faster than they can be mapped");
+		return NOT_ASKED;
 	}
-	memory = take_memory(shm, region, mapped, fd, why);
+	memory = memory_acquire(shm, region, mapped, fd, why);
 	if (!memory)
-		return UNMAPPABLE;
+		return REFUSED;
 	if (region->map_memory != memory) {
 		wh_list_remove(&region->map_link);
 		wh_list_append(&memory->regions, &region->map_link);
 		region->map_memory = memory;
 	}
-	refuse(region, memory->writable ? "" : mapped->text);
+	region_refuse(region, memory->writable ? "" : mapped->text);
 	atomic_store_explicit(&region->map_writable, memory->writable, memory_order_relaxed);
 	atomic_store(&region->map, memory->base + (region->entry.address - memory->start));
 	return MAPPED;
 }
 
-/* What the owner has said of it. True: it has to be asked again. */
-static bool take_answer(struct wh_shm_peer *shm, struct wh_remote_region *region,
-			const struct wh_mapped *mapped, int fd, uint64_t removals,
-			uint32_t arrivals, char why[WH_REFUSAL])
+/* Store the owner's answer in the region, and map it if granted. True: ask again. */
+static bool answer_apply(struct wh_shm_peer *shm, struct wh_remote_region *region,
+			 const struct wh_mapped *mapped, int fd, uint64_t removals,
+			 uint32_t arrivals, char why[WH_REFUSAL])
 {
 	uint32_t known;
 
 	pthread_mutex_lock(&shm->maps_lock);
 	if (mapped->error) {
-		known = mapped->error == -EAGAIN ? PARTLY : UNMAPPABLE;
+		known = mapped->error == -EAGAIN ? REFUSED_FOR_NOW : REFUSED;
 		snprintf(why, WH_REFUSAL, "%s", mapped->text);
 	} else if (fd < 0) {
-		known = UNMAPPABLE;
+		known = REFUSED;
 		snprintf(why, WH_REFUSAL, "the peer's descriptor has not arrived (ulimit -n?)");
-	} else if (!is_sound(region, mapped, fd)) {
-		known = UNMAPPABLE;
-		snprintf(why, WH_REFUSAL, "the peer's descriptor is not as it should be");
+	} else if (!answer_is_valid(region, mapped, fd)) {
+		known = REFUSED;
+		snprintf(why, WH_REFUSAL,
+			 "the peer's descriptor does not fit its answer, or is not sealed");
 	} else {
-		known = take_map(shm, region, mapped, fd, removals, why);
+		known = answer_map(shm, region, mapped, fd, removals, why);
 	}
 	if (known != MAPPED)
-		refuse(region, why);
+		region_refuse(region, why);
 	atomic_store(&region->map_arrivals, arrivals);
 	region->map_number = mapped->memory;
-	if (known == PARTLY) {
+	if (known == REFUSED_FOR_NOW) {
 		shm->refused.number = mapped->memory;
 		shm->refused.arrivals = arrivals;
 		atomic_store(&shm->partly, true);
 	}
-	set_known(shm, region, known);
+	region_set_known(shm, region, known);
 	pthread_mutex_unlock(&shm->maps_lock);
-	return known == UNKNOWN;
+	return known == NOT_ASKED;
 }
 
-/* It was refused before another region came, and another one of its allocation has been refused
- * since: then there is nothing new to hear. */
-static bool is_refused_still(struct wh_shm_peer *shm, struct wh_remote_region *region)
+/* Was another region of the same allocation refused after the last region was published? Then
+ * asking again gives the same answer. */
+static bool region_is_still_refused(struct wh_shm_peer *shm, struct wh_remote_region *region)
 {
 	uint32_t arrivals = atomic_load(&shm->arrivals);
 	bool still;
 
-	if (atomic_load(&region->map_state) != STATE(shm->generation, PARTLY))
+	if (atomic_load(&region->map_state) != STATE(shm->generation, REFUSED_FOR_NOW))
 		return false;
 	pthread_mutex_lock(&shm->maps_lock);
 	still = shm->refused.number && shm->refused.number == region->map_number &&
@@ -311,11 +314,11 @@ static bool is_refused_still(struct wh_shm_peer *shm, struct wh_remote_region *r
 }
 
 /*
- * Ask the owner for the region. It is asked even if there is nothing to map, for one reason: its
- * answer proves that it knew of the region and of this connection at the same time, and so it will
- * not let go of the memory before we have. 0: the region's map_state is known now, unless the
- * peer's regions go all the time; *fd is the caller's, and -1 if none has come. Under shm.lock,
- * connected, inside the region.
+ * Ask the owner for the region, even if there is nothing to map: the answer proves that the owner
+ * had both the region and this connection, so it will not free the memory before we confirm its
+ * removal. 0: the region's map_state is set, and it stays NOT_ASKED only if withdrawals outran all
+ * ASK_MAX answers; *fd belongs to the caller, -1: none. Under shm.lock, connected, with the region
+ * entered.
  */
 static int ask_region(struct wh_shm_peer *shm, struct wh_remote_region *region,
 		      struct wh_mapped *mapped, int *fd, char why[WH_REFUSAL])
@@ -325,7 +328,7 @@ static int ask_region(struct wh_shm_peer *shm, struct wh_remote_region *region,
 	bool again = true;
 	int error;
 
-	for (unsigned turn = 0; again && turn < ASK_AGAIN; turn++) {
+	for (unsigned turn = 0; again && turn < ASK_MAX; turn++) {
 		if (*fd >= 0)
 			close(*fd);
 		*fd = -1;
@@ -333,7 +336,7 @@ static int ask_region(struct wh_shm_peer *shm, struct wh_remote_region *region,
 		removals = shm->removals;
 		pthread_mutex_unlock(&shm->maps_lock);
 		arrivals = atomic_load(&shm->arrivals);
-		error = ask(shm, id, mapped, fd);
+		error = ask_owner(shm, id, mapped, fd);
 		if (error) {
 			snprintf(why, WH_REFUSAL, "%s", shm->why);
 			return error;
@@ -343,13 +346,12 @@ static int ask_region(struct wh_shm_peer *shm, struct wh_remote_region *region,
 				 mapped->text);
 			return -ESTALE;
 		}
-		again = take_answer(shm, region, mapped, *fd, removals, arrivals, why);
+		again = answer_apply(shm, region, mapped, *fd, removals, arrivals, why);
 	}
 	return 0;
 }
 
-/* ---- reaching a region -------------------------------------------------------------------------
- */
+/* ---- reaching a region --------------------------------------------------------------------- */
 
 void wh_shm_refused(struct wh_shm_peer *shm, const struct wh_remote_region *region, uint32_t op,
 		    char why[WH_REFUSAL])
@@ -358,11 +360,11 @@ void wh_shm_refused(struct wh_shm_peer *shm, const struct wh_remote_region *regi
 	snprintf(why, WH_REFUSAL, "%s",
 		 wh_shm_mapped_at(&region->entry, op) ? "" :
 		 region->map_refused                  ? region->map_refused :
-							"a region of its allocation has gone");
+				       "a region of its allocation was unregistered");
 	pthread_mutex_unlock(&shm->maps_lock);
 }
 
-static int reach_slowly(struct wh_shm_peer *shm, struct wh_remote_region *region, uint32_t op,
+static int region_reach(struct wh_shm_peer *shm, struct wh_remote_region *region, uint32_t op,
 			char why[WH_REFUSAL])
 {
 	char vm[WH_REFUSAL], map[WH_REFUSAL];
@@ -378,7 +380,7 @@ static int reach_slowly(struct wh_shm_peer *shm, struct wh_remote_region *region
 		snprintf(why, WH_REFUSAL, "the peer has ended");
 		return -ECONNRESET;
 	}
-	if (known_of(shm, region) == UNKNOWN && !is_refused_still(shm, region)) {
+	if (region_known(shm, region) == NOT_ASKED && !region_is_still_refused(shm, region)) {
 		error = ask_region(shm, region, &mapped, &fd, why);
 		if (fd >= 0)
 			close(fd);
@@ -390,44 +392,44 @@ static int reach_slowly(struct wh_shm_peer *shm, struct wh_remote_region *region
 	error = wh_shm_vm_probe(shm, vm);
 	if (error) {
 		wh_shm_refused(shm, region, op, map);
-		room = strnlen(vm, VM_ROOM); /* of the two it says what to do */
+		/* Keep the second reason whole: it says what to do. */
+		room = strnlen(vm, VM_TEXT);
 		snprintf(why, WH_REFUSAL, "%.*s; %.*s", (int)(WH_REFUSAL - 3 - room), map,
 			 (int)room, vm);
 	}
 	return error;
 }
 
-/* Called inside the region's place, so that it does not go meanwhile. */
+/* Called with the remote region entered, so it stays registered meanwhile. */
 int wh_shm_is_reachable(struct wh_peer *peer, void *state, const struct wh_region *local,
 			struct wh_region_entry *remote, uint32_t op, char why[WH_REFUSAL])
 {
 	struct wh_remote_region *region = wh_container(remote, struct wh_remote_region, entry);
 	struct wh_shm_peer *shm = state;
-	uint32_t known = known_of(shm, region);
+	uint32_t known = region_known(shm, region);
 	int error;
 
 	(void)peer;
 	if (!wh_kind_on_host(local->entry.kind) || !wh_kind_on_host(remote->kind)) {
-		snprintf(why, WH_REFUSAL, "a GPU's memory is not for the CPU to copy");
+		snprintf(why, WH_REFUSAL, "the CPU does not copy GPU memory");
 		return -ENXIO;
 	}
 	if ((known == MAPPED && wh_shm_mapped_at(remote, op)) ||
-	    (known != UNKNOWN && atomic_load(&shm->vm) == WH_VM_WORKS))
+	    (known != NOT_ASKED && atomic_load(&shm->vm) == WH_VM_WORKS))
 		return 0;
 	pthread_mutex_lock(&shm->lock);
-	error = reach_slowly(shm, region, op, why);
+	error = region_reach(shm, region, op, why);
 	pthread_mutex_unlock(&shm->lock);
 	return error;
 }
 
-/* ---- for others ---------------------------------------------------------------------------------
- */
+/* ---- for other transports ------------------------------------------------------------------ */
 
-/* Pages that show nothing of other regions can outlive what those become. */
-static int map_own(const struct wh_remote_region *region, const struct wh_mapped *mapped, int fd,
+/* Only pages without bytes of other regions: the mapping may outlive the rights to those. */
+static int own_map(const struct wh_remote_region *region, const struct wh_mapped *mapped, int fd,
 		   struct wh_shm_own *own, char why[WH_REFUSAL])
 {
-	size_t page = page_size();
+	size_t page = map_page_size();
 	uint64_t end = mapped->offset + mapped->length;
 	bool write = region->entry.access & WH_ACCESS_WRITE;
 
@@ -464,10 +466,10 @@ int wh_shm_map(struct wh_shm_peer *shm, struct wh_remote_region *region, struct 
 	else
 		error = ask_region(shm, region, &mapped, &fd, why);
 	if (!error && own) {
-		/* What is wrong with the answer has been said. */
-		error = mapped.error || fd < 0 || !is_sound(region, &mapped, fd) ?
+		/* ask_region() has written the reason. */
+		error = mapped.error || fd < 0 || !answer_is_valid(region, &mapped, fd) ?
 				-EOPNOTSUPP :
-				map_own(region, &mapped, fd, own, why);
+				own_map(region, &mapped, fd, own, why);
 	}
 	pthread_mutex_unlock(&shm->lock);
 	if (fd >= 0)
@@ -477,17 +479,17 @@ int wh_shm_map(struct wh_shm_peer *shm, struct wh_remote_region *region, struct 
 
 bool wh_shm_asked(const struct wh_shm_peer *shm, const struct wh_remote_region *region)
 {
-	return known_of(shm, region) != UNKNOWN;
+	return region_known(shm, region) != NOT_ASKED;
 }
 
-/* Under the lock, connected. */
+/* Under shm.lock, connected. */
 static int ask_exports(struct wh_shm_peer *shm, const struct wh_remote_region *region, bool objects,
 		       int (*each)(void *arg, const struct wh_exported *exported, int *fd,
 				   char why[WH_REFUSAL]),
 		       void *arg, char why[WH_REFUSAL])
 {
 	uint64_t id = wh_region_entry_id(&region->entry),
-		 most = region->entry.length / SEGMENT_LEAST + 2;
+		 max_segments = region->entry.length / SEGMENT_MIN + 2;
 	int64_t deadline = wh_deadline(EXPORTS_TIMEOUT);
 	struct wh_exported exported = { .segments = 1 };
 	uint32_t count = 1;
@@ -496,11 +498,11 @@ static int ask_exports(struct wh_shm_peer *shm, const struct wh_remote_region *r
 	for (uint32_t index = 0; index < count; index++) {
 		error = index % WH_EXPORTS ?
 				0 :
-				send_map(shm, id, index | (objects ? WH_MAP_OBJECTS : 0));
+				ask_send(shm, id, index | (objects ? WH_MAP_OBJECTS : 0));
 		if (!error)
-			error = hear_export(shm, id, &exported, &fd);
+			error = ask_receive_export(shm, id, &exported, &fd);
 		if (!error && !exported.error &&
-		    (exported.index != index || exported.segments > most ||
+		    (exported.index != index || exported.segments > max_segments ||
 		     (index && exported.segments != count)))
 			error = -EPROTO;
 		if (!error && wh_now() > deadline)
@@ -514,7 +516,7 @@ static int ask_exports(struct wh_shm_peer *shm, const struct wh_remote_region *r
 		} else {
 			count = exported.segments;
 			error = each(arg, &exported, &fd, why);
-			/* The rest of them is on its way already. */
+			/* More segments are on their way; nobody reads them. */
 			if (error)
 				wh_shm_disconnect(shm);
 		}
@@ -541,15 +543,14 @@ int wh_shm_exports(struct wh_shm_peer *shm, struct wh_remote_region *region, boo
 	if (!error)
 		error = ask_exports(shm, region, objects, each, arg, why);
 	if (!error)
-		set_known(shm, region, UNMAPPABLE);
+		region_set_known(shm, region, REFUSED);
 	pthread_mutex_unlock(&shm->lock);
 	return error;
 }
 
-/* ---- regions that come and go; on the first loop ------------------------------------------------
- */
+/* ---- published and withdrawn regions; on loop 0 -------------------------------------------- */
 
-static bool is_mappable(const struct wh_remote_region *region)
+static bool region_is_mappable(const struct wh_remote_region *region)
 {
 	return region->entry.flags & WH_REGION_MAPPABLE;
 }
@@ -558,16 +559,16 @@ void wh_shm_region_came(struct wh_peer *peer, void *state, struct wh_remote_regi
 {
 	struct wh_shm_peer *shm = state;
 
-	if (!is_mappable(region))
+	if (!region_is_mappable(region))
 		return;
 	atomic_fetch_add(&shm->arrivals, 1);
-	/* It may have been the one that was missing. */
+	/* It may complete an allocation that was refused for now. */
 	if (atomic_exchange(&shm->partly, false))
 		wh_peer_replan(peer);
 }
 
-/* From now on no region finds the mapping. Under maps_lock. */
-static void hide(struct wh_shm_memory *memory)
+/* Hide the mapping from its regions. */
+static void memory_hide(struct wh_shm_memory *memory)
 {
 	memory->ending = true;
 	for (struct wh_list *l = memory->regions.next; l != &memory->regions; l = l->next) {
@@ -576,13 +577,13 @@ static void hide(struct wh_shm_memory *memory)
 
 		/* Sequentially consistent: see wh_region_entry_pin(). */
 		atomic_store(&region->map, NULL);
-		atomic_store(&region->map_state, UNKNOWN);
+		atomic_store(&region->map_state, NOT_ASKED);
 	}
 }
 
-/* The mappings that show any of the region's bytes; also one that was being ended before, in vain.
+/* Hide the mappings that contain bytes of the region, also those that a call before could not end.
  */
-static void hide_all(struct wh_shm_peer *shm, const struct wh_remote_region *region)
+static void memory_hide_region(struct wh_shm_peer *shm, const struct wh_remote_region *region)
 {
 	uint64_t start = region->entry.address, end = start + region->entry.length;
 
@@ -590,11 +591,11 @@ static void hide_all(struct wh_shm_peer *shm, const struct wh_remote_region *reg
 		struct wh_shm_memory *memory = wh_container(l, struct wh_shm_memory, link);
 
 		if (memory->base && start < memory->start + memory->mapped && memory->start < end)
-			hide(memory);
+			memory_hide(memory);
 	}
 }
 
-static struct wh_shm_memory *next_ending(struct wh_shm_peer *shm)
+static struct wh_shm_memory *memory_next_ending(struct wh_shm_peer *shm)
 {
 	for (struct wh_list *l = shm->memories.next; l != &shm->memories; l = l->next) {
 		struct wh_shm_memory *memory = wh_container(l, struct wh_shm_memory, link);
@@ -605,8 +606,8 @@ static struct wh_shm_memory *next_ending(struct wh_shm_peer *shm)
 	return NULL;
 }
 
-/* A region that is in the mapping, or NULL. */
-static struct wh_remote_region *next_pinned(struct wh_shm_memory *memory)
+/* A region of the mapping that a copy has pinned, or NULL. */
+static struct wh_remote_region *memory_next_pinned(struct wh_shm_memory *memory)
 {
 	for (struct wh_list *l = memory->regions.next; l != &memory->regions; l = l->next) {
 		struct wh_remote_region *region =
@@ -627,15 +628,15 @@ int wh_shm_region_going(struct wh_peer *peer, void *state, struct wh_remote_regi
 	bool left = true;
 
 	(void)peer;
-	if (!is_mappable(region))
+	if (!region_is_mappable(region))
 		return 0;
 	pthread_mutex_lock(&shm->maps_lock);
 	shm->removals++;
-	hide_all(shm, region);
-	/* Others may add regions while it is unlocked, but none that finds the mapping; this thread
-	 * alone takes them out. */
-	while (left && (memory = next_ending(shm))) {
-		pinned = next_pinned(memory);
+	memory_hide_region(shm, region);
+	/* While the lock is released other threads may add regions to an allocation, but not to
+	 * one that is ending; only this thread removes any. */
+	while (left && (memory = memory_next_ending(shm))) {
+		pinned = memory_next_pinned(memory);
 		if (pinned) {
 			pthread_mutex_unlock(&shm->maps_lock);
 			left = wh_region_entry_unpinned(&pinned->entry, deadline);
@@ -670,6 +671,6 @@ void wh_shm_region_gone(struct wh_peer *peer, void *state, struct wh_remote_regi
 	free(region->map_refused);
 	region->map_refused = NULL;
 	atomic_store(&region->map, NULL);
-	atomic_store(&region->map_state, UNKNOWN);
+	atomic_store(&region->map_state, NOT_ASKED);
 	pthread_mutex_unlock(&shm->maps_lock);
 }
