@@ -41,7 +41,7 @@
  * than waiting for our sockets to close, which a forked child might even keep open.
  *
  * The C library's robust list of that thread is replaced meanwhile. It would only serve robust
- * mutexes that the thread holds when it dies, and the loop takes none; a callback must not, either.
+ * mutexes that the thread holds when it dies; only a callback of the application could take one.
  */
 struct wh_alive {
 	struct wh_engine *engine;
