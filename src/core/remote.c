@@ -91,13 +91,6 @@ int wh_remote_add(struct wh_peer *peer, const struct wh_region_record *record)
 	region->entry.kind = record->kind;
 	region->entry.flags = record->flags;
 	region->entry.name = name;
-	atomic_store_explicit(&region->map_state, 0, memory_order_relaxed);
-	atomic_store_explicit(&region->map, NULL, memory_order_relaxed);
-	atomic_store_explicit(&region->map_writable, false, memory_order_relaxed);
-	region->map_number = 0;
-	region->map_memory = NULL;
-	region->map_refused = NULL;
-	atomic_store_explicit(&region->mapping, NULL, memory_order_relaxed);
 	for (unsigned i = 0; i < WH_TRANSPORT_COUNT; i++)
 		atomic_store_explicit(&region->transport[i], NULL, memory_order_relaxed);
 	region->round = peer->list_round;

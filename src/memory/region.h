@@ -11,14 +11,12 @@
 #include "memory/region-table.h"
 #include "util/list.h"
 
-struct wh_device_mapping;
 struct wh_engine;
 struct wh_region_window;
 struct wh_region_windows;
 struct wh_rights;
-struct wh_shm_memory;
 
-#define WH_REGION_TRANSPORTS 8 /* at most */
+#define WH_REGION_TRANSPORTS 8 /* at least as many as there are transports */
 
 /* A region of this engine. */
 struct wh_region {
@@ -31,7 +29,6 @@ struct wh_region {
 	struct wh_registration *registration; /* not NULL while the region is registered */
 	struct wh_rights *rights; /* of single peers; NULL: all peers have entry.access */
 	_Atomic uint32_t batches; /* uses by unfinished batches */
-	struct wh_device_mapping *_Atomic mapping; /* of the transport cuda; NULL: none yet */
 	struct wh_region_window *_Atomic window; /* NULL: not tried yet */
 	/* Private to each transport, by enum wh_transport_id; NULL: nothing yet. Its region_closed
 	 * frees it. */
@@ -45,20 +42,12 @@ static inline bool wh_region_may_vanish(const struct wh_region *region)
 	return !region->memory && wh_kind_on_host(region->entry.kind);
 }
 
-/* A region that a peer has published. The members `map*` are those of the transport shm. */
+/* A region that a peer has published. */
 struct wh_remote_region {
 	struct wh_region_entry entry;
-	_Atomic uint32_t map_state; /* enum in transport/shm/map.c; 0: not requested yet */
-	_Atomic uint32_t map_arrivals; /* wh_shm_peer.arrivals when it was refused */
-	_Atomic(char *) map; /* local address of the region's first byte; NULL: not mapped */
-	_Atomic bool map_writable;
-	uint64_t map_number; /* of its allocation, as numbered by the owner; 0: not known */
-	struct wh_shm_memory *map_memory; /* that allocation, once it is mapped */
-	struct wh_list map_link; /* map_memory->regions */
-	char *map_refused; /* why it is not mapped, or not for writing; owned; NULL: it is */
-	struct wh_device_mapping *_Atomic mapping; /* of the transport cuda; NULL: none yet */
-	struct wh_region_window *_Atomic window; /* onto `mapping`; NULL: not tried yet */
-	/* Likewise; the transport's region_gone frees it. */
+	struct wh_region_window *_Atomic window; /* onto what cuda maps; NULL: not tried yet */
+	/* Private to each transport, by enum wh_transport_id; NULL: nothing yet. Its region_gone
+	 * frees it. */
 	_Atomic(void *) transport[WH_REGION_TRANSPORTS];
 	uint32_t round; /* peer.list_round when it was last listed; on loop 0 */
 };

@@ -49,10 +49,10 @@ static void cuda_region_closed(struct wh_engine *engine, void *state, struct wh_
 	struct wh_device_mapping *mapping;
 
 	(void)engine;
-	if (!atomic_load(&region->mapping) && !atomic_load(&mappings->pins))
+	if (!atomic_load(&region->transport[WH_TRANSPORT_CUDA]) && !atomic_load(&mappings->pins))
 		return;
 	pthread_mutex_lock(&mappings->lock);
-	mapping = atomic_exchange(&region->mapping, NULL);
+	mapping = atomic_exchange(&region->transport[WH_TRANSPORT_CUDA], NULL);
 	if (mapping) {
 		wh_pin_leave(mappings, mapping);
 		wh_view_free(mappings, mapping);
@@ -123,7 +123,7 @@ static void cuda_region_gone(struct wh_peer *peer, void *state, struct wh_remote
 
 	(void)state;
 	wh_region_window_close_remote(wh_engine_region_windows(wh_peer_engine(peer)), region);
-	mapping = atomic_exchange(&region->mapping, NULL);
+	mapping = atomic_exchange(&region->transport[WH_TRANSPORT_CUDA], NULL);
 	if (!mapping)
 		return;
 	pthread_mutex_lock(&mappings->lock);

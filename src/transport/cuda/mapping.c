@@ -222,7 +222,7 @@ int wh_device_mapping_local(struct wh_device_mappings *mappings, struct wh_regio
 			    struct wh_device_mapping **out, char why[WH_REFUSAL])
 {
 	struct wh_device_mapping *mapping =
-		atomic_load_explicit(&region->mapping, memory_order_acquire);
+		atomic_load_explicit(&region->transport[WH_TRANSPORT_CUDA], memory_order_acquire);
 	int error = wh_registration_check(region->registration);
 
 	if (error)
@@ -232,15 +232,16 @@ int wh_device_mapping_local(struct wh_device_mappings *mappings, struct wh_regio
 		if (error)
 			return said(why, error);
 		pthread_mutex_lock(&mappings->lock);
-		mapping = atomic_load(&region->mapping);
+		mapping = atomic_load(&region->transport[WH_TRANSPORT_CUDA]);
 		if (!mapping)
 			mapping = mapping_new(why);
-		if (mapping && !atomic_load(&region->mapping)) {
+		if (mapping && !atomic_load(&region->transport[WH_TRANSPORT_CUDA])) {
 			if (wh_kind_on_host(region->entry.kind))
 				map_host(mappings, mapping, region);
 			else
 				map_gpu(mappings, mapping, region);
-			atomic_store_explicit(&region->mapping, mapping, memory_order_release);
+			atomic_store_explicit(&region->transport[WH_TRANSPORT_CUDA], mapping,
+					      memory_order_release);
 		}
 		pthread_mutex_unlock(&mappings->lock);
 	}
@@ -494,7 +495,8 @@ static int make_remote(struct wh_device_mappings *mappings, struct wh_shm_peer *
 	if (error)
 		wh_view_free(mappings, mapping);
 	else
-		atomic_store_explicit(&region->mapping, mapping, memory_order_release);
+		atomic_store_explicit(&region->transport[WH_TRANSPORT_CUDA], mapping,
+				      memory_order_release);
 	return error;
 }
 
@@ -503,7 +505,7 @@ static int map_remote(struct wh_device_mappings *mappings, struct wh_shm_peer *s
 		      char why[WH_REFUSAL])
 {
 	struct wh_device_mapping *mapping =
-		atomic_load_explicit(&region->mapping, memory_order_acquire);
+		atomic_load_explicit(&region->transport[WH_TRANSPORT_CUDA], memory_order_acquire);
 	int error;
 
 	if (!mapping || !wh_shm_asked(shm, region)) {
@@ -511,7 +513,7 @@ static int map_remote(struct wh_device_mappings *mappings, struct wh_shm_peer *s
 		if (error)
 			return said(why, error);
 		pthread_mutex_lock(&mappings->lock);
-		if (!atomic_load(&region->mapping))
+		if (!atomic_load(&region->transport[WH_TRANSPORT_CUDA]))
 			error = make_remote(mappings, shm, region, why);
 		else if (!wh_shm_asked(shm, region))
 			error = wh_kind_on_host(region->entry.kind) ?
@@ -521,7 +523,7 @@ static int map_remote(struct wh_device_mappings *mappings, struct wh_shm_peer *s
 		pthread_mutex_unlock(&mappings->lock);
 		if (error)
 			return error;
-		mapping = atomic_load(&region->mapping);
+		mapping = atomic_load(&region->transport[WH_TRANSPORT_CUDA]);
 	}
 	*out = mapping;
 	return 0;

@@ -51,10 +51,12 @@ static struct wh_device_mapping *remote_mapping(const struct wh_cuda_op *op,
 						const struct wh_region_entry *entry)
 {
 	if (wh_peer_is_self(op->cuda->peer))
-		return atomic_load_explicit(&wh_container(entry, struct wh_region, entry)->mapping,
-					    memory_order_acquire);
-	return atomic_load_explicit(&wh_container(entry, struct wh_remote_region, entry)->mapping,
-				    memory_order_acquire);
+		return atomic_load_explicit(
+			&wh_container(entry, struct wh_region, entry)->transport[WH_TRANSPORT_CUDA],
+			memory_order_acquire);
+	return atomic_load_explicit(
+		&wh_container(entry, struct wh_remote_region, entry)->transport[WH_TRANSPORT_CUDA],
+		memory_order_acquire);
 }
 
 void wh_cuda_mappings(const struct wh_cuda_op *op, uint64_t index, struct wh_device_mapping **local,
@@ -62,7 +64,8 @@ void wh_cuda_mappings(const struct wh_cuda_op *op, uint64_t index, struct wh_dev
 {
 	struct sides sides = sides_of(op->fragment, index);
 
-	*local = atomic_load_explicit(&sides.local->mapping, memory_order_acquire);
+	*local = atomic_load_explicit(&sides.local->transport[WH_TRANSPORT_CUDA],
+				      memory_order_acquire);
 	*remote = remote_mapping(
 		op, wh_region_table_at(remote_table(op), wh_region_table_index(sides.remote)));
 }

@@ -108,7 +108,7 @@ static bool find_theirs(struct wh_cuda_peer *cuda, struct end *end, uint64_t off
 {
 	struct wh_remote_region *region = wh_container(end->entry, struct wh_remote_region, entry);
 	struct wh_device_mapping *mapping =
-		atomic_load_explicit(&region->mapping, memory_order_acquire);
+		atomic_load_explicit(&region->transport[WH_TRANSPORT_CUDA], memory_order_acquire);
 	struct question question = { cuda, end->entry };
 	char why[WH_REFUSAL];
 	uint64_t address;

@@ -45,46 +45,82 @@
 
 #define ASKING "asking the peer for a region's memory"
 
-/* wh_remote_region.map_state: the owner's answer in the low 2 bits, above it the generation of the
+/* struct region_map.state: the owner's answer in the low 2 bits, above it the generation of the
  * control connection. The owner must be asked again in each generation: when it unregisters a
  * region it waits only for peers that have connected to its unix socket in this one. Mappings
  * outlive a generation. */
 enum {
 	NOT_ASKED = 0,
 	MAPPED,
-	REFUSED, /* process_vm copies it; map_refused says why */
+	REFUSED, /* process_vm copies it; `refused` says why */
 	REFUSED_FOR_NOW, /* the same, until the owner publishes another mappable region */
 };
 #define STATE(generation, known) ((uint32_t)(generation) << 2 | (known))
 
+/* What shm keeps for a remote region, from the first question about it until it is withdrawn.
+ * Under maps_lock, but for the atomics, which whoever has entered or pinned the region may read. */
+struct region_map {
+	struct wh_remote_region *region;
+	_Atomic uint32_t state;
+	_Atomic uint32_t arrivals; /* wh_shm_peer.arrivals when it was refused */
+	_Atomic(char *) base; /* local address of the region's first byte; NULL: not mapped */
+	_Atomic bool writable;
+	uint64_t number; /* of its allocation, as numbered by the owner; 0: not known */
+	struct wh_shm_memory *memory; /* that allocation, once it is mapped */
+	struct wh_list link; /* memory->regions */
+	char *refused; /* why it is not mapped, or not for writing; owned; NULL: it is */
+};
+
+/* NULL: the owner was never asked. */
+static struct region_map *map_of(const struct wh_remote_region *region)
+{
+	return atomic_load_explicit(&region->transport[WH_TRANSPORT_SHM], memory_order_acquire);
+}
+
+/* The same, made if need be. NULL: no memory. Under shm.lock. */
+static struct region_map *map_make(struct wh_remote_region *region)
+{
+	struct region_map *map = map_of(region);
+
+	if (map)
+		return map;
+	map = calloc(1, sizeof(*map));
+	if (!map)
+		return NULL;
+	map->region = region;
+	atomic_store_explicit(&region->transport[WH_TRANSPORT_SHM], map, memory_order_release);
+	return map;
+}
+
 static uint32_t region_known(const struct wh_shm_peer *shm, const struct wh_remote_region *region)
 {
-	uint32_t state = atomic_load_explicit(&region->map_state, memory_order_acquire);
-	uint32_t now = STATE(atomic_load(&shm->current), NOT_ASKED);
+	const struct region_map *map = map_of(region);
+	uint32_t now = STATE(atomic_load(&shm->current), NOT_ASKED), state;
 
+	if (!map)
+		return NOT_ASKED;
+	state = atomic_load_explicit(&map->state, memory_order_acquire);
 	if ((state ^ now) > 3)
 		return NOT_ASKED;
 	if ((state & 3) == REFUSED_FOR_NOW &&
-	    atomic_load(&region->map_arrivals) != atomic_load(&shm->arrivals))
+	    atomic_load(&map->arrivals) != atomic_load(&shm->arrivals))
 		return NOT_ASKED;
 	return state & 3;
 }
 
-static void region_set_known(const struct wh_shm_peer *shm, struct wh_remote_region *region,
-			     uint32_t known)
+static void map_set_known(const struct wh_shm_peer *shm, struct region_map *map, uint32_t known)
 {
-	atomic_store_explicit(&region->map_state, STATE(shm->generation, known),
-			      memory_order_release);
+	atomic_store_explicit(&map->state, STATE(shm->generation, known), memory_order_release);
 }
 
 char *wh_shm_mapped_at(const struct wh_region_entry *entry, uint32_t op)
 {
-	const struct wh_remote_region *region = (const struct wh_remote_region *)entry;
-	char *map = atomic_load(&region->map); /* seq_cst, as wh_region_entry_pin() requires */
+	const struct region_map *map = map_of((const struct wh_remote_region *)entry);
+	char *base = map ? atomic_load(&map->base) : NULL; /* as wh_region_entry_pin() requires */
 
-	return map && (op == WH_READ ||
-		       atomic_load_explicit(&region->map_writable, memory_order_relaxed)) ?
-		       map :
+	return base && (op == WH_READ ||
+			atomic_load_explicit(&map->writable, memory_order_relaxed)) ?
+		       base :
 		       NULL;
 }
 
@@ -227,15 +263,15 @@ static struct wh_shm_memory *memory_acquire(struct wh_shm_peer *shm,
 	return memory;
 }
 
-static void region_refuse(struct wh_remote_region *region, const char *why)
+static void map_refuse(struct region_map *map, const char *why)
 {
-	free(region->map_refused);
-	region->map_refused = *why ? strdup(why) : NULL;
+	free(map->refused);
+	map->refused = *why ? strdup(why) : NULL;
 }
 
 /* Map what the owner has given a descriptor of. Returns MAPPED, or another state with the reason in
  * `why`; NOT_ASKED: a region was withdrawn since the question. */
-static uint32_t answer_map(struct wh_shm_peer *shm, struct wh_remote_region *region,
+static uint32_t answer_map(struct wh_shm_peer *shm, struct region_map *map,
 			   const struct wh_mapped *mapped, int fd, uint64_t removals,
 			   char why[WH_REFUSAL])
 {
@@ -246,22 +282,22 @@ static uint32_t answer_map(struct wh_shm_peer *shm, struct wh_remote_region *reg
 			 "the peer unregisters regions faster than they can be mapped");
 		return NOT_ASKED;
 	}
-	memory = memory_acquire(shm, region, mapped, fd, why);
+	memory = memory_acquire(shm, map->region, mapped, fd, why);
 	if (!memory)
 		return REFUSED;
-	if (region->map_memory != memory) {
-		wh_list_remove(&region->map_link);
-		wh_list_append(&memory->regions, &region->map_link);
-		region->map_memory = memory;
+	if (map->memory != memory) {
+		wh_list_remove(&map->link);
+		wh_list_append(&memory->regions, &map->link);
+		map->memory = memory;
 	}
-	region_refuse(region, memory->writable ? "" : mapped->text);
-	atomic_store_explicit(&region->map_writable, memory->writable, memory_order_relaxed);
-	atomic_store(&region->map, memory->base + (region->entry.address - memory->start));
+	map_refuse(map, memory->writable ? "" : mapped->text);
+	atomic_store_explicit(&map->writable, memory->writable, memory_order_relaxed);
+	atomic_store(&map->base, memory->base + (map->region->entry.address - memory->start));
 	return MAPPED;
 }
 
 /* Store the owner's answer in the region, and map it if granted. True: ask again. */
-static bool answer_apply(struct wh_shm_peer *shm, struct wh_remote_region *region,
+static bool answer_apply(struct wh_shm_peer *shm, struct region_map *map,
 			 const struct wh_mapped *mapped, int fd, uint64_t removals,
 			 uint32_t arrivals, char why[WH_REFUSAL])
 {
@@ -274,23 +310,23 @@ static bool answer_apply(struct wh_shm_peer *shm, struct wh_remote_region *regio
 	} else if (fd < 0) {
 		known = REFUSED;
 		snprintf(why, WH_REFUSAL, "the peer's descriptor has not arrived (ulimit -n?)");
-	} else if (!answer_is_valid(region, mapped, fd)) {
+	} else if (!answer_is_valid(map->region, mapped, fd)) {
 		known = REFUSED;
 		snprintf(why, WH_REFUSAL,
 			 "the peer's descriptor does not fit its answer, or is not sealed");
 	} else {
-		known = answer_map(shm, region, mapped, fd, removals, why);
+		known = answer_map(shm, map, mapped, fd, removals, why);
 	}
 	if (known != MAPPED)
-		region_refuse(region, why);
-	atomic_store(&region->map_arrivals, arrivals);
-	region->map_number = mapped->memory;
+		map_refuse(map, why);
+	atomic_store(&map->arrivals, arrivals);
+	map->number = mapped->memory;
 	if (known == REFUSED_FOR_NOW) {
 		shm->refused.number = mapped->memory;
 		shm->refused.arrivals = arrivals;
 		atomic_store(&shm->partly, true);
 	}
-	region_set_known(shm, region, known);
+	map_set_known(shm, map, known);
 	pthread_mutex_unlock(&shm->maps_lock);
 	return known == NOT_ASKED;
 }
@@ -300,15 +336,16 @@ static bool answer_apply(struct wh_shm_peer *shm, struct wh_remote_region *regio
 static bool region_is_still_refused(struct wh_shm_peer *shm, struct wh_remote_region *region)
 {
 	uint32_t arrivals = atomic_load(&shm->arrivals);
+	struct region_map *map = map_of(region);
 	bool still;
 
-	if (atomic_load(&region->map_state) != STATE(shm->generation, REFUSED_FOR_NOW))
+	if (!map || atomic_load(&map->state) != STATE(shm->generation, REFUSED_FOR_NOW))
 		return false;
 	pthread_mutex_lock(&shm->maps_lock);
-	still = shm->refused.number && shm->refused.number == region->map_number &&
+	still = shm->refused.number && shm->refused.number == map->number &&
 		shm->refused.arrivals == arrivals;
 	if (still)
-		atomic_store(&region->map_arrivals, arrivals);
+		atomic_store(&map->arrivals, arrivals);
 	pthread_mutex_unlock(&shm->maps_lock);
 	return still;
 }
@@ -316,7 +353,7 @@ static bool region_is_still_refused(struct wh_shm_peer *shm, struct wh_remote_re
 /*
  * Ask the owner for the region, even if there is nothing to map: the answer proves that the owner
  * had both the region and this connection, so it will not free the memory before we confirm its
- * removal. 0: the region's map_state is set, and it stays NOT_ASKED only if withdrawals outran all
+ * removal. 0: the region's state is set, and it stays NOT_ASKED only if withdrawals outran all
  * ASK_MAX answers; *fd belongs to the caller, -1: none. Under shm.lock, connected, with the region
  * entered.
  */
@@ -324,10 +361,15 @@ static int ask_region(struct wh_shm_peer *shm, struct wh_remote_region *region,
 		      struct wh_mapped *mapped, int *fd, char why[WH_REFUSAL])
 {
 	uint64_t id = wh_region_entry_id(&region->entry), removals;
+	struct region_map *map = map_make(region);
 	uint32_t arrivals;
 	bool again = true;
 	int error;
 
+	if (!map) {
+		snprintf(why, WH_REFUSAL, "no memory");
+		return -ENOMEM;
+	}
 	for (unsigned turn = 0; again && turn < ASK_MAX; turn++) {
 		if (*fd >= 0)
 			close(*fd);
@@ -346,7 +388,7 @@ static int ask_region(struct wh_shm_peer *shm, struct wh_remote_region *region,
 				 mapped->text);
 			return -ESTALE;
 		}
-		again = answer_apply(shm, region, mapped, *fd, removals, arrivals, why);
+		again = answer_apply(shm, map, mapped, *fd, removals, arrivals, why);
 	}
 	return 0;
 }
@@ -356,10 +398,12 @@ static int ask_region(struct wh_shm_peer *shm, struct wh_remote_region *region,
 void wh_shm_refused(struct wh_shm_peer *shm, const struct wh_remote_region *region, uint32_t op,
 		    char why[WH_REFUSAL])
 {
+	const struct region_map *map = map_of(region);
+
 	pthread_mutex_lock(&shm->maps_lock);
 	snprintf(why, WH_REFUSAL, "%s",
 		 wh_shm_mapped_at(&region->entry, op) ? "" :
-		 region->map_refused                  ? region->map_refused :
+		 map && map->refused                  ? map->refused :
 				       "a region of its allocation was unregistered");
 	pthread_mutex_unlock(&shm->maps_lock);
 }
@@ -534,6 +578,7 @@ int wh_shm_exports(struct wh_shm_peer *shm, struct wh_remote_region *region, boo
 			       char why[WH_REFUSAL]),
 		   void *arg, char why[WH_REFUSAL])
 {
+	struct region_map *map;
 	int error;
 
 	pthread_mutex_lock(&shm->lock);
@@ -542,8 +587,9 @@ int wh_shm_exports(struct wh_shm_peer *shm, struct wh_remote_region *region, boo
 		snprintf(why, WH_REFUSAL, "%s", shm->why);
 	if (!error)
 		error = ask_exports(shm, region, objects, each, arg, why);
-	if (!error)
-		region_set_known(shm, region, REFUSED);
+	map = error ? NULL : map_make(region);
+	if (map)
+		map_set_known(shm, map, REFUSED);
 	pthread_mutex_unlock(&shm->lock);
 	return error;
 }
@@ -572,12 +618,11 @@ static void memory_hide(struct wh_shm_memory *memory)
 {
 	memory->ending = true;
 	for (struct wh_list *l = memory->regions.next; l != &memory->regions; l = l->next) {
-		struct wh_remote_region *region =
-			wh_container(l, struct wh_remote_region, map_link);
+		struct region_map *map = wh_container(l, struct region_map, link);
 
 		/* Sequentially consistent: see wh_region_entry_pin(). */
-		atomic_store(&region->map, NULL);
-		atomic_store(&region->map_state, NOT_ASKED);
+		atomic_store(&map->base, NULL);
+		atomic_store(&map->state, NOT_ASKED);
 	}
 }
 
@@ -610,8 +655,7 @@ static struct wh_shm_memory *memory_next_ending(struct wh_shm_peer *shm)
 static struct wh_remote_region *memory_next_pinned(struct wh_shm_memory *memory)
 {
 	for (struct wh_list *l = memory->regions.next; l != &memory->regions; l = l->next) {
-		struct wh_remote_region *region =
-			wh_container(l, struct wh_remote_region, map_link);
+		struct wh_remote_region *region = wh_container(l, struct region_map, link)->region;
 
 		if (atomic_load(&region->entry.pins))
 			return region;
@@ -651,15 +695,20 @@ int wh_shm_region_going(struct wh_peer *peer, void *state, struct wh_remote_regi
 	return left ? 0 : -EBUSY;
 }
 
+/* Nobody has entered or pinned the region any more: region_map can be freed. */
 void wh_shm_region_gone(struct wh_peer *peer, void *state, struct wh_remote_region *region)
 {
-	struct wh_shm_memory *memory = region->map_memory;
+	struct region_map *map = map_of(region);
 	struct wh_shm_peer *shm = state;
+	struct wh_shm_memory *memory;
 
 	(void)peer;
+	if (!map)
+		return;
+	memory = map->memory;
 	pthread_mutex_lock(&shm->maps_lock);
 	if (memory) {
-		wh_list_remove(&region->map_link);
+		wh_list_remove(&map->link);
 		if (wh_list_empty(&memory->regions)) {
 			if (memory->base)
 				munmap(memory->base, memory->mapped);
@@ -667,10 +716,8 @@ void wh_shm_region_gone(struct wh_peer *peer, void *state, struct wh_remote_regi
 			free(memory);
 		}
 	}
-	region->map_memory = NULL;
-	free(region->map_refused);
-	region->map_refused = NULL;
-	atomic_store(&region->map, NULL);
-	atomic_store(&region->map_state, NOT_ASKED);
 	pthread_mutex_unlock(&shm->maps_lock);
+	atomic_store(&region->transport[WH_TRANSPORT_SHM], NULL);
+	free(map->refused);
+	free(map);
 }

@@ -107,7 +107,7 @@ struct wh_shm_peer {
 
 	_Atomic unsigned current; /* counts the control connections to the peer */
 
-	/* Guards the mappings and the remote regions' `map` fields. Taken after `lock`. */
+	/* Guards the mappings, and struct region_map of map.c. Taken after `lock`. */
 	pthread_mutex_t maps_lock;
 	struct wh_list memories; /* struct wh_shm_memory */
 	uint64_t removals; /* counts the mappable regions that the owner has withdrawn */
@@ -154,7 +154,7 @@ int wh_shm_fail_disconnect(struct wh_shm_peer *shm, int error, const char *what)
  * loop 0 unmaps and removes it. */
 struct wh_shm_memory {
 	struct wh_list link; /* shm.memories */
-	struct wh_list regions; /* wh_remote_region.map_link */
+	struct wh_list regions; /* those that it shows: struct region_map of map.c */
 	uint64_t number; /* the owner's number of the allocation */
 	uint64_t start, length; /* its address in the owner's process, and its bytes */
 	char *base; /* of the mapping; NULL: none */
