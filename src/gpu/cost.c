@@ -57,8 +57,7 @@ void wh_gpu_stream_times(const struct wh_gpu_stream *stream, uint64_t count, uin
 	*copies = by_copies(cost, count, length);
 }
 
-/* ---- measuring ---------------------------------------------------------------------------------
- */
+/* ---- measuring ------------------------------------------------------------------------------- */
 
 #define PROBE_SHORT ((uint64_t)64 << 10)
 #define PROBE_LONG ((uint64_t)32 << 20) /* long enough that a GPU's own memory shows its rate */

@@ -22,8 +22,7 @@
 #define CLASSES 5
 static const uint64_t class_length[CLASSES] = { 65536, 4096, 256, 16, 1 };
 
-/* ---- turns -------------------------------------------------------------------------------------
- */
+/* ---- turns ----------------------------------------------------------------------------------- */
 
 static void turn_fail(struct wh_gpu_stream_turn *turn, int error)
 {
@@ -127,8 +126,7 @@ void wh_gpu_stream_end(struct wh_gpu_stream_turn *turn, struct wh_gpu_stream_job
 	pthread_mutex_unlock(&stream->lock);
 }
 
-/* ---- the ring ----------------------------------------------------------------------------------
- */
+/* ---- the ring -------------------------------------------------------------------------------- */
 
 /* Contiguous bytes that are free. */
 static uint64_t ring_room(const struct wh_gpu_stream *stream)
@@ -183,8 +181,7 @@ static uint64_t ring_ready(struct wh_gpu_stream_turn *turn, uint64_t at, uint64_
 	return stream->ring_device + at;
 }
 
-/* ---- blocks ------------------------------------------------------------------------------------
- */
+/* ---- blocks ---------------------------------------------------------------------------------- */
 
 static uint32_t ctas_of(const struct wh_gpu_stream *stream, int variant, uint64_t block_length)
 {
@@ -286,8 +283,7 @@ uint64_t wh_gpu_stream_blocks(struct wh_gpu_stream_turn *turn,
 	return count;
 }
 
-/* ---- pairs -------------------------------------------------------------------------------------
- */
+/* ---- pairs ----------------------------------------------------------------------------------- */
 
 /* How many pieces of that class the pair has; class CLASSES: it is one piece. */
 static inline uint64_t fragments_of(uint64_t length, unsigned class)

@@ -20,8 +20,7 @@
 
 _Static_assert(WH_SLOT >= WH_WINDOW_PROBE, "a slot is room for the probe");
 
-/* ---- which way ---------------------------------------------------------------------------------
- */
+/* ---- which way ------------------------------------------------------------------------------- */
 
 /* Up to how many bytes is the first way the faster one? Both cost a price and so much a byte. */
 static uint64_t meet(double price, double byte, double price2, double byte2)
@@ -56,8 +55,7 @@ static void choose(struct wh_region_window *window, const struct wh_window_cost 
 	window->get_most = engine < WH_REGION_WINDOW_FEW ? engine : WH_REGION_WINDOW_FEW;
 }
 
-/* ---- opening and closing -----------------------------------------------------------------------
- */
+/* ---- opening and closing --------------------------------------------------------------------- */
 
 /* Whose memory it is that a region window is wanted for. */
 struct wanted {
@@ -259,8 +257,7 @@ static void close_window(struct wh_region_windows *windows,
 	free(window);
 }
 
-/* ---- a region of ours --------------------------------------------------------------------------
- */
+/* ---- a region of ours ------------------------------------------------------------------------ */
 
 const struct wh_region_window *wh_region_window_get(struct wh_region *region)
 {
@@ -287,8 +284,7 @@ void wh_region_window_close(struct wh_region *region)
 	close_window(region->windows, &region->window);
 }
 
-/* ---- a peer's ----------------------------------------------------------------------------------
- */
+/* ---- a peer's -------------------------------------------------------------------------------- */
 
 const struct wh_region_window *
 wh_region_window_get_remote(struct wh_region_windows *windows, struct wh_remote_region *region,
@@ -324,8 +320,7 @@ void wh_region_window_close_remote(struct wh_region_windows *windows,
 		close_window(windows, &region->window);
 }
 
-/* ---- all of an engine's ------------------------------------------------------------------------
- */
+/* ---- all of an engine's ---------------------------------------------------------------------- */
 
 int wh_region_windows_open(struct wh_region_windows *windows, struct wh_gpus *gpus,
 			   const char *order, const struct wh_log *log)

@@ -66,8 +66,7 @@ uint64_t wh_staging_add(struct wh_staging *staging, const struct wh_region *regi
 	return length;
 }
 
-/* ---- moving ------------------------------------------------------------------------------------
- */
+/* ---- moving ---------------------------------------------------------------------------------- */
 
 static bool by_cpu(const struct wh_staging *staging, const struct wh_staged_run *run)
 {
@@ -181,8 +180,7 @@ static void job_done(struct wh_gpu_stream_job *job, int error, const char *text)
 	go_on(staging);
 }
 
-/* ---- a few bytes -------------------------------------------------------------------------------
- */
+/* ---- a few bytes ----------------------------------------------------------------------------- */
 
 /* The run's window; NULL: it is host memory's. */
 static const struct wh_region_window *window_of(const struct wh_staged_run *run)

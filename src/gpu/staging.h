@@ -61,8 +61,7 @@ void wh_staging_start(struct wh_staging *staging, bool into);
  */
 bool wh_staging_gather_few(struct wh_staging *staging, bool open);
 
-/* ---- before it is asked for
- * ---------------------------------------------------------------------- */
+/* ---- before it is asked for ------------------------------------------------------------------ */
 
 /* The context that owns a region's memory; NULL: the primary one of its device, or none. */
 CUcontext wh_staging_context(const struct wh_registration *registration);

@@ -86,8 +86,7 @@ uint32_t wh_gpus_ctas(const struct wh_gpus *gpus)
 	return (uint32_t)gpus->config->number[WH_SETTING_CTAS];
 }
 
-/* ---- what is done ------------------------------------------------------------------------------
- */
+/* ---- what is done ---------------------------------------------------------------------------- */
 
 /* Everything that is under way has ended, or never will. A context that has failed takes no work
  * any more, and the driver makes no other in its place for as long as the process lives. */
@@ -240,8 +239,7 @@ void wh_gpus_progress(struct wh_gpus *gpus, bool (*is_running)(const void *arg),
 	} while (is_running(arg) && wh_now() < deadline);
 }
 
-/* ---- the thread --------------------------------------------------------------------------------
- */
+/* ---- the thread ------------------------------------------------------------------------------ */
 
 static void sleep_until_work(struct wh_gpus *gpus)
 {
@@ -311,8 +309,7 @@ void wh_gpus_job_added(struct wh_gpus *gpus)
 	wh_futex_wake(&gpus->asleep);
 }
 
-/* ---- pinned memory -----------------------------------------------------------------------------
- */
+/* ---- pinned memory --------------------------------------------------------------------------- */
 
 int wh_gpus_pinning_device(struct wh_gpus *gpus, struct wh_cuda_device *device,
 			   struct wh_cuda_device **out)
@@ -372,9 +369,7 @@ err_free:
 	return error;
 }
 
-/* ---- contexts and streams; under gpus.lock
- * -------------------------------------------------------
- */
+/* ---- contexts and streams; under gpus.lock --------------------------------------------------- */
 
 /* Inside a scope of its context. The GPU may be one that there are no kernels for, or the driver
  * may have no compiler for it: copies go all the same. */
@@ -561,8 +556,7 @@ bool wh_gpus_describe(struct wh_gpus *gpus, const struct wh_cuda_device *device,
 	return gpu;
 }
 
-/* ---- events and words --------------------------------------------------------------------------
- */
+/* ---- events and words ------------------------------------------------------------------------ */
 
 int wh_gpus_wait_event(struct wh_gpus *gpus, struct wh_event_wait *wait)
 {
@@ -646,8 +640,7 @@ void wh_semaphore_release(struct wh_gpus *gpus, struct wh_semaphore *word)
 	pthread_mutex_unlock(&gpus->list_lock);
 }
 
-/* ---- slots -------------------------------------------------------------------------------------
- */
+/* ---- slots ----------------------------------------------------------------------------------- */
 
 static void lay_out(struct wh_slot *slots, unsigned count, const struct wh_pinned *block)
 {
@@ -754,8 +747,7 @@ void wh_slot_give(struct wh_gpus *gpus, struct wh_slot *slot)
 	pthread_mutex_unlock(&gpus->list_lock);
 }
 
-/* ---- opening and closing -----------------------------------------------------------------------
- */
+/* ---- opening and closing --------------------------------------------------------------------- */
 
 int wh_gpus_open(struct wh_cuda *cuda, const struct wh_config *config, const struct wh_log *log,
 		 struct wh_gpus **out)

@@ -116,8 +116,7 @@ struct wh_gpu_stream_turn {
 	uint32_t grid; /* 0: none */
 };
 
-/* ---- an engine's GPUs -------------------------------------------------------------------------
- */
+/* ---- an engine's GPUs ------------------------------------------------------------------------ */
 
 /* Loads nothing and starts nothing. `config` and `log` stay the caller's and outlive it. 0 or
  * -ENOMEM. */
@@ -147,11 +146,11 @@ bool wh_gpus_poll(struct wh_gpus *gpus);
 void wh_gpus_progress(struct wh_gpus *gpus, bool (*is_running)(const void *arg), const void *arg,
 		      int64_t deadline);
 
-/* ---- putting work on a stream
- * -------------------------------------------------------------------- Between begin and end the
- * calling thread has the stream's context and its lock. A call that fails makes the turn fail: what
- * follows does nothing, and the job is done with that error once what had been put on the stream
- * has ended. */
+/* ---- putting work on a stream ---------------------------------------------------------------- */
+
+/* Between begin and end the calling thread has the stream's context and its lock. A call that fails
+ * makes the turn fail: what follows does nothing, and the job is done with that error once what had
+ * been put on the stream has ended. */
 
 void wh_gpu_stream_begin(struct wh_gpu_stream *stream, struct wh_gpu_stream_turn *turn);
 /* One contiguous copy, by the copy engine. */
@@ -210,8 +209,7 @@ uint32_t wh_gpu_stream_ctas(const struct wh_gpu_stream *stream, uint64_t count, 
  * so that a guess has to do. */
 void wh_gpu_stream_probe(struct wh_gpu_stream *stream, uint64_t from, uint64_t length);
 
-/* ---- events and words ---------------------------------------------------------------------------
- */
+/* ---- events and words ------------------------------------------------------------------------ */
 
 /* Who waits for an event of the application's streams. Zeroed by the caller. */
 struct wh_event_wait {
@@ -241,8 +239,7 @@ struct wh_semaphore {
 int wh_semaphore_acquire(struct wh_gpus *gpus, struct wh_semaphore **out);
 void wh_semaphore_release(struct wh_gpus *gpus, struct wh_semaphore *word);
 
-/* ---- slots of pinned memory
- * ---------------------------------------------------------------------- */
+/* ---- slots of pinned memory ------------------------------------------------------------------ */
 
 #define WH_SLOT ((uint64_t)1 << 20) /* bytes of one */
 #define WH_SLOTS 32 /* of an engine, for each use */
@@ -282,8 +279,7 @@ int wh_slots_row(struct wh_gpus *gpus, unsigned count, struct wh_slot *out);
 /* May call a waiter's `ready`. */
 void wh_slot_give(struct wh_gpus *gpus, struct wh_slot *slot);
 
-/* ---- between stream.c and launch.c ------------------------------------------------------------
- */
+/* ---- between stream.c and launch.c ----------------------------------------------------------- */
 
 /* There is one more job: somebody has to look. */
 void wh_gpus_job_added(struct wh_gpus *gpus);

@@ -69,8 +69,7 @@ int wh_staging_prepare_region(struct wh_region_table *regions, struct wh_gpus *g
 	return error;
 }
 
-/* ---- the thread --------------------------------------------------------------------------------
- */
+/* ---- the thread ------------------------------------------------------------------------------ */
 
 /* Inside the region, so that its memory's context stays for as long as that takes. */
 static void warm_up_prepare(const struct wh_warm_up *early, uint64_t id)
@@ -151,8 +150,7 @@ void wh_warm_up_region(struct wh_warm_up *early, uint64_t region)
 	pthread_mutex_unlock(&early->lock);
 }
 
-/* ---- opening and closing -----------------------------------------------------------------------
- */
+/* ---- opening and closing --------------------------------------------------------------------- */
 
 int wh_warm_up_open(struct wh_region_table *regions, struct wh_gpus *gpus, const struct wh_log *log,
 		    struct wh_warm_up **out)
