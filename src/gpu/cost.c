@@ -4,7 +4,7 @@
 #include <sched.h>
 #include <stdatomic.h>
 
-#include "gpu/stream.h"
+#include "gpu/gpus.h"
 #include "util/clock.h"
 #include "util/list.h"
 

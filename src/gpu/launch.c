@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "gpu/stream.h"
+#include "gpu/gpus.h"
 #include "util/clock.h"
 #include "util/error.h"
 #include "util/list.h"

@@ -1,80 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The GPUs of an engine: contexts, streams, and who looks at what is done. launch.c puts work on
- * them. */
+/* stream.c: the GPUs of an engine, their contexts and streams: opened on first use, closed with the
+ * engine. launch.c puts work on a stream, progress.c finds out what is done. */
 #include "gpu/stream.h"
 
 #include <errno.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 
+#include "gpu/gpus.h"
 #include "util/clock.h"
 #include "util/config.h"
 #include "util/error.h"
-#include "util/futex.h"
 #include "util/list.h"
 #include "util/log.h"
 
-/* How often the thread looks while something is under way, and how long it goes on looking after
- * the last job before it sleeps for good. */
-#define LOOK_EVERY 20000
-#define LOOK_AFTER (2 * WH_MS)
-/* With CPUs to spare it does not sleep between jobs that come one behind the other: each nap is
- * time that the next slot waits. */
-#define LOOK_HARD (100 * WH_MS / 1000)
-/* A word that has not moved for so long: is the GPU still there? */
-#define ASK_AFTER (20 * WH_MS)
 /* How long a waiter spins at most: about as long as the copies for which a wake-up would count. */
 #define SPIN_FOR (2 * WH_MS)
 #define SPIN_FOR_FEW_CPUS (50 * WH_MS / 1000)
-
-#define SLOTS_AT_ONCE 8
-#define SEMAPHORES 256 /* made at once, 16 bytes of pinned memory each */
-
-/* Pinned memory of the home device's primary context, for words and slots: any other context may be
- * the application's to destroy. */
-struct wh_pinned {
-	struct wh_pinned *next;
-	char *memory;
-	uint64_t address; /* for GPUs */
-	void *entries; /* what it is cut into */
-};
-
-struct pool {
-	struct wh_list slots; /* free ones */
-	struct wh_list waiters; /* struct wh_slot_wait */
-	unsigned count; /* slots that have been made */
-	bool giving; /* a thread hands slots out */
-};
-
-struct wh_gpus {
-	const struct wh_config *config;
-	const struct wh_log *log;
-	struct wh_cuda *cuda;
-	bool many_cpus;
-	int64_t spin_for;
-
-	pthread_mutex_t lock; /* below, and the making of contexts and streams */
-	struct wh_cuda_device *_Atomic home; /* whose primary context the pinned memory is of */
-	struct wh_gpu_context *first;
-	struct wh_gpu_stream *_Atomic streams; /* grows at its head only; read without the lock */
-	bool started;
-	pthread_t thread;
-
-	pthread_mutex_t list_lock; /* below */
-	struct wh_list events; /* struct wh_event_wait */
-	struct pool pools[WH_SLOT_USES];
-	struct wh_list semaphores_free;
-	struct wh_pinned *pinned; /* all there is; given back at the end */
-
-	_Atomic unsigned jobs; /* not done, events among them */
-	_Atomic unsigned event_count;
-	_Atomic bool stop;
-	_Atomic uint32_t asleep; /* the thread is; a futex */
-};
 
 struct wh_cuda *wh_gpus_cuda(const struct wh_gpus *gpus)
 {
@@ -85,8 +29,6 @@ uint32_t wh_gpus_ctas(const struct wh_gpus *gpus)
 {
 	return (uint32_t)gpus->config->number[WH_SETTING_CTAS];
 }
-
-/* ---- what is done ---------------------------------------------------------------------------- */
 
 /* Everything that is under way has ended, or never will. A context that has failed takes no work
  * any more, and the driver makes no other in its place for as long as the process lives. */
@@ -99,274 +41,6 @@ void wh_gpu_stream_fail(struct wh_gpu_stream *stream, int error, const char *tex
 		snprintf(stream->text, sizeof(stream->text),
 			 "%.150s; cuda:%d is out of use until the process is started anew", text,
 			 stream->gpu->device->ordinal);
-}
-
-/* Under stream.lock: the word has not moved for long. */
-static void ask_stream(struct wh_gpu_stream *stream, int64_t now)
-{
-	struct wh_cuda *cuda = stream->gpu->gpus->cuda;
-	struct wh_cuda_scope scope;
-	int result, error;
-
-	stream->looked = now;
-	error = wh_cuda_enter_context(cuda, stream->gpu->device, stream->gpu->context, &scope);
-	if (!error) {
-		result = cuda->cuStreamQuery(stream->handle);
-		if (result != CUDA_NOT_READY)
-			error = wh_cuda_check(cuda, result, "cuStreamQuery", "%s",
-					      stream->gpu->device->text);
-		wh_cuda_leave(&scope);
-	}
-	if (error)
-		wh_gpu_stream_fail(stream, error, wh_error_text());
-}
-
-/* Take the jobs that are done off the stream, to `ended`. */
-static void collect(struct wh_gpu_stream *stream, struct wh_list *ended)
-{
-	uint32_t word;
-	int64_t now;
-
-	if (pthread_mutex_trylock(
-		    &stream->lock)) /* somebody puts work on it; a moment later then */
-		return;
-	word = atomic_load_explicit(stream->word->value, memory_order_acquire);
-	while (!wh_list_empty(&stream->jobs)) {
-		struct wh_gpu_stream_job *job =
-			wh_container(stream->jobs.next, struct wh_gpu_stream_job, link);
-
-		if (!stream->error && (int32_t)(word - job->number) < 0)
-			break;
-		wh_list_remove(&job->link);
-		atomic_fetch_sub_explicit(&stream->waiting, 1, memory_order_relaxed);
-		if ((int64_t)(job->ring - stream->tail) > 0)
-			stream->tail = job->ring;
-		if (stream->error && !job->error) {
-			job->error = stream->error;
-			memcpy(job->text, stream->text, sizeof(job->text));
-		}
-		wh_list_append(ended, &job->link);
-	}
-	if (!wh_list_empty(&stream->jobs)) {
-		now = wh_now();
-		if (!wh_list_empty(ended))
-			stream->looked = now;
-		else if (now - stream->looked > ASK_AFTER)
-			ask_stream(stream, now);
-	}
-	pthread_mutex_unlock(&stream->lock);
-}
-
-/* Has it happened? 0: not yet, 1, or why it never will. */
-static int look_at(struct wh_gpus *gpus, const struct wh_event_wait *wait)
-{
-	struct wh_cuda *cuda = gpus->cuda;
-	struct wh_cuda_scope scope;
-	int error = wh_cuda_enter_context(cuda, wait->device, wait->context, &scope), result;
-
-	if (error)
-		return error;
-	result = cuda->cuEventQuery(wait->event);
-	error = result == CUDA_NOT_READY ?
-			0 :
-			wh_cuda_check(cuda, result, "cuEventQuery", "%s", wait->device->text);
-	wh_cuda_leave(&scope);
-	return error || result ? error : 1;
-}
-
-static bool poll_events(struct wh_gpus *gpus)
-{
-	struct wh_event_wait *wait = NULL;
-	int state = 0;
-
-	pthread_mutex_lock(&gpus->list_lock);
-	for (struct wh_list *l = gpus->events.next; l != &gpus->events && !state; l = l->next) {
-		wait = wh_container(l, struct wh_event_wait, link);
-		state = look_at(gpus, wait);
-	}
-	if (state)
-		wh_list_remove(&wait->link);
-	pthread_mutex_unlock(&gpus->list_lock);
-	if (!state)
-		return false;
-	atomic_fetch_sub(&gpus->event_count, 1);
-	wait->ready(wait, state < 0 ? state : 0, state < 0 ? wh_error_text() : "");
-	atomic_fetch_sub_explicit(&gpus->jobs, 1, memory_order_release);
-	return true;
-}
-
-bool wh_gpus_poll(struct wh_gpus *gpus)
-{
-	struct wh_gpu_stream *stream = atomic_load_explicit(&gpus->streams, memory_order_acquire);
-	struct wh_list ended, *link;
-	bool any = false;
-
-	if (!atomic_load_explicit(&gpus->jobs, memory_order_relaxed))
-		return false;
-	if (atomic_load_explicit(&gpus->event_count, memory_order_relaxed))
-		any = poll_events(gpus);
-	wh_list_init(&ended);
-	for (; stream; stream = atomic_load_explicit(&stream->next, memory_order_acquire)) {
-		if (atomic_load_explicit(&stream->waiting, memory_order_relaxed))
-			collect(stream, &ended);
-	}
-	while ((link = wh_list_take(&ended))) {
-		struct wh_gpu_stream_job *job = wh_container(link, struct wh_gpu_stream_job, link);
-
-		any = true;
-		job->done(job, job->error, job->text);
-		atomic_fetch_sub_explicit(&gpus->jobs, 1, memory_order_release);
-	}
-	return any;
-}
-
-void wh_gpus_progress(struct wh_gpus *gpus, bool (*is_running)(const void *arg), const void *arg,
-		      int64_t deadline)
-{
-	int64_t until;
-
-	wh_gpus_poll(gpus);
-	if (!deadline || !is_running(arg))
-		return;
-	until = wh_now() + gpus->spin_for;
-	if (deadline > until)
-		deadline = until;
-	do {
-		for (int i = 0; i < 16 && is_running(arg); i++) {
-			if (!wh_gpus_poll(gpus))
-				wh_cpu_relax();
-		}
-	} while (is_running(arg) && wh_now() < deadline);
-}
-
-/* ---- the thread ------------------------------------------------------------------------------ */
-
-static void sleep_until_work(struct wh_gpus *gpus)
-{
-	for (;;) {
-		atomic_store(&gpus->asleep, 1);
-		if (atomic_load(&gpus->jobs) || atomic_load(&gpus->stop))
-			break;
-		wh_futex_wait(&gpus->asleep, 1, INT64_MAX);
-	}
-	atomic_store(&gpus->asleep, 0);
-}
-
-static void *look_after(void *argument)
-{
-	const struct timespec pause = { .tv_nsec = LOOK_EVERY };
-	struct wh_gpus *gpus = argument;
-	int64_t worked = wh_now(), found = worked, now;
-	bool busy = false, was;
-
-	prctl(PR_SET_TIMERSLACK, 1);
-	while (!atomic_load(&gpus->stop)) {
-		now = wh_now();
-		was = busy;
-		busy = atomic_load_explicit(&gpus->jobs, memory_order_relaxed);
-		if (busy)
-			worked = now;
-		else if (now - worked > LOOK_AFTER)
-			sleep_until_work(gpus);
-		if (wh_gpus_poll(gpus) || (busy && !was))
-			found = now;
-		else if (busy && gpus->many_cpus && now - found < LOOK_HARD)
-			wh_cpu_relax();
-		else
-			nanosleep(&pause, NULL);
-	}
-	return NULL;
-}
-
-static int start_thread(struct wh_gpus *gpus)
-{
-	sigset_t all, before;
-	int error;
-
-	if (gpus->started)
-		return 0;
-	sigfillset(&all);
-	sigdelset(&all, SIGBUS);
-	sigdelset(&all, SIGSEGV);
-	sigdelset(&all, SIGABRT);
-	pthread_sigmask(SIG_SETMASK, &all, &before);
-	error = pthread_create(&gpus->thread, NULL, look_after, gpus);
-	pthread_sigmask(SIG_SETMASK, &before, NULL);
-	if (error)
-		return wh_fail(error, "the GPU thread: pthread_create: %s", strerror(error));
-	pthread_setname_np(gpus->thread, "wherry/gpu");
-	gpus->started = true;
-	return 0;
-}
-
-void wh_gpus_job_added(struct wh_gpus *gpus)
-{
-	/* Sequentially consistent, as the thread's two are: one of the two sees the other. */
-	atomic_fetch_add(&gpus->jobs, 1);
-	if (!atomic_load(&gpus->asleep))
-		return;
-	atomic_store(&gpus->asleep, 0);
-	wh_futex_wake(&gpus->asleep);
-}
-
-/* ---- pinned memory --------------------------------------------------------------------------- */
-
-int wh_gpus_pinning_device(struct wh_gpus *gpus, struct wh_cuda_device *device,
-			   struct wh_cuda_device **out)
-{
-	struct wh_cuda_device *none = NULL;
-	int error = 0;
-
-	if (!atomic_load(&gpus->home) && !device)
-		error = wh_cuda_device_at(gpus->cuda, 0, &device);
-	if (!error)
-		atomic_compare_exchange_strong(&gpus->home, &none, device);
-	if (!error && out)
-		*out = atomic_load(&gpus->home);
-	return error;
-}
-
-/* Under list_lock. */
-static int pinned_new(struct wh_gpus *gpus, size_t bytes, size_t entries, struct wh_pinned **out)
-{
-	struct wh_pinned *block = calloc(1, sizeof(*block));
-	struct wh_cuda *cuda = gpus->cuda;
-	struct wh_cuda_device *device;
-	struct wh_cuda_scope scope;
-	void *memory = NULL;
-	int error;
-
-	if (block)
-		block->entries = calloc(1, entries);
-	if (!block || !block->entries) {
-		free(block);
-		return wh_fail(ENOMEM, "no memory for staging");
-	}
-	error = wh_gpus_pinning_device(gpus, NULL, &device);
-	if (!error)
-		error = wh_cuda_enter(cuda, device, &scope);
-	if (error)
-		goto err_free;
-	error = wh_cuda_call_on(cuda, device, cuMemHostAlloc, &memory, bytes,
-				CUDA_HOST_PORTABLE | CUDA_HOST_DEVICE_MAP);
-	if (!error)
-		error = wh_cuda_call_on(cuda, device, cuMemHostGetDevicePointer, &block->address,
-					memory, 0);
-	if (error && memory)
-		cuda->cuMemFreeHost(memory);
-	wh_cuda_leave(&scope);
-	if (error)
-		goto err_free;
-	block->memory = memory;
-	block->next = gpus->pinned;
-	gpus->pinned = block;
-	*out = block;
-	return 0;
-
-err_free:
-	free(block->entries);
-	free(block);
-	return error;
 }
 
 /* ---- contexts and streams; under gpus.lock --------------------------------------------------- */
@@ -504,7 +178,7 @@ static int stream_new(struct wh_gpu_context *gpu, enum wh_blocks_way way, bool u
 	stream->urgent = urgent;
 	pthread_mutex_init(&stream->lock, NULL);
 	wh_list_init(&stream->jobs);
-	error = start_thread(gpus);
+	error = wh_gpus_thread_start(gpus);
 	if (!error)
 		error = wh_cuda_enter_context(gpus->cuda, gpu->device, gpu->context, &scope);
 	if (!error) {
@@ -554,197 +228,6 @@ bool wh_gpus_describe(struct wh_gpus *gpus, const struct wh_cuda_device *device,
 		snprintf(line, size, "cuda:%d: no kernels, its copy engines do everything: %s",
 			 device->ordinal, gpu->without);
 	return gpu;
-}
-
-/* ---- events and words ------------------------------------------------------------------------ */
-
-int wh_gpus_wait_event(struct wh_gpus *gpus, struct wh_event_wait *wait)
-{
-	bool unwanted;
-	int error;
-
-	pthread_mutex_lock(&gpus->lock);
-	error = start_thread(gpus);
-	pthread_mutex_unlock(&gpus->lock);
-	if (error)
-		return error;
-	wh_gpus_job_added(gpus);
-	atomic_fetch_add(&gpus->event_count, 1);
-	pthread_mutex_lock(&gpus->list_lock);
-	unwanted = wait->unwanted;
-	if (!unwanted)
-		wh_list_append(&gpus->events, &wait->link);
-	pthread_mutex_unlock(&gpus->list_lock);
-	if (!unwanted)
-		return 0;
-	atomic_fetch_sub(&gpus->event_count, 1);
-	atomic_fetch_sub_explicit(&gpus->jobs, 1, memory_order_release);
-	return wh_fail(ECANCELED, "cancelled before it was started");
-}
-
-bool wh_gpus_cancel_event(struct wh_gpus *gpus, struct wh_event_wait *wait)
-{
-	bool waits;
-
-	pthread_mutex_lock(&gpus->list_lock);
-	waits = wait->link.next;
-	wait->unwanted = !waits;
-	wh_list_remove(&wait->link);
-	pthread_mutex_unlock(&gpus->list_lock);
-	if (waits) {
-		atomic_fetch_sub(&gpus->event_count, 1);
-		atomic_fetch_sub_explicit(&gpus->jobs, 1, memory_order_release);
-	}
-	return waits;
-}
-
-/* Under list_lock. */
-static int make_semaphores(struct wh_gpus *gpus)
-{
-	struct wh_pinned *block;
-	int error =
-		pinned_new(gpus, SEMAPHORES * 16, SEMAPHORES * sizeof(struct wh_semaphore), &block);
-	struct wh_semaphore *semaphores;
-
-	if (error)
-		return error;
-	semaphores = block->entries;
-	memset(block->memory, 0, SEMAPHORES * 16);
-	for (unsigned i = 0; i < SEMAPHORES; i++) {
-		semaphores[i].value = (_Atomic uint32_t *)(block->memory + 16 * i);
-		semaphores[i].address = block->address + 16 * i;
-		wh_list_append(&gpus->semaphores_free, &semaphores[i].link);
-	}
-	return 0;
-}
-
-int wh_semaphore_acquire(struct wh_gpus *gpus, struct wh_semaphore **out)
-{
-	struct wh_list *link;
-	int error = 0;
-
-	pthread_mutex_lock(&gpus->list_lock);
-	if (wh_list_empty(&gpus->semaphores_free))
-		error = make_semaphores(gpus);
-	link = wh_list_take(&gpus->semaphores_free);
-	pthread_mutex_unlock(&gpus->list_lock);
-	if (link)
-		*out = wh_container(link, struct wh_semaphore, link);
-	return link ? 0 : error;
-}
-
-void wh_semaphore_release(struct wh_gpus *gpus, struct wh_semaphore *word)
-{
-	pthread_mutex_lock(&gpus->list_lock);
-	wh_list_append(&gpus->semaphores_free, &word->link);
-	pthread_mutex_unlock(&gpus->list_lock);
-}
-
-/* ---- slots ----------------------------------------------------------------------------------- */
-
-static void lay_out(struct wh_slot *slots, unsigned count, const struct wh_pinned *block)
-{
-	for (unsigned i = 0; i < count; i++) {
-		slots[i].host = block->memory + i * WH_SLOT;
-		slots[i].address = block->address + i * WH_SLOT;
-	}
-}
-
-int wh_slots_row(struct wh_gpus *gpus, unsigned count, struct wh_slot *out)
-{
-	struct wh_pinned *block = NULL;
-	int error;
-
-	pthread_mutex_lock(&gpus->list_lock);
-	error = pinned_new(gpus, count * WH_SLOT, 1, &block);
-	if (!error)
-		lay_out(out, count, block);
-	pthread_mutex_unlock(&gpus->list_lock);
-	return error;
-}
-
-/* Under list_lock: some more, if there are not too many. */
-static int make_slots(struct wh_gpus *gpus, enum wh_slot_use use)
-{
-	struct wh_pinned *block;
-	int error = pinned_new(gpus, SLOTS_AT_ONCE * WH_SLOT,
-			       SLOTS_AT_ONCE * sizeof(struct wh_slot), &block);
-	struct wh_slot *slots;
-
-	if (error)
-		return error;
-	slots = block->entries;
-	lay_out(slots, SLOTS_AT_ONCE, block);
-	for (unsigned i = 0; i < SLOTS_AT_ONCE; i++) {
-		slots[i].use = use;
-		wh_list_append(&gpus->pools[use].slots, &slots[i].link);
-	}
-	gpus->pools[use].count += SLOTS_AT_ONCE;
-	return 0;
-}
-
-int wh_slots_prepare(struct wh_gpus *gpus, enum wh_slot_use use)
-{
-	int error = 0;
-
-	pthread_mutex_lock(&gpus->list_lock);
-	if (!gpus->pools[use].count)
-		error = make_slots(gpus, use);
-	pthread_mutex_unlock(&gpus->list_lock);
-	return error;
-}
-
-struct wh_slot *wh_slot_take(struct wh_gpus *gpus, enum wh_slot_use use, struct wh_slot_wait *wait)
-{
-	struct pool *pool = &gpus->pools[use];
-	struct wh_list *link;
-
-	pthread_mutex_lock(&gpus->list_lock);
-	if (wh_list_empty(&pool->slots) && pool->count < WH_SLOTS)
-		make_slots(gpus, use); /* if not, then one that is given back has to do */
-	link = wh_list_take(&pool->slots);
-	if (!link && wait)
-		wh_list_append(&pool->waiters, &wait->link);
-	pthread_mutex_unlock(&gpus->list_lock);
-	return link ? wh_container(link, struct wh_slot, link) : NULL;
-}
-
-bool wh_slot_unwait(struct wh_gpus *gpus, struct wh_slot_wait *wait)
-{
-	bool waits;
-
-	pthread_mutex_lock(&gpus->list_lock);
-	waits = wait->link.next;
-	wh_list_remove(&wait->link);
-	pthread_mutex_unlock(&gpus->list_lock);
-	return waits;
-}
-
-/* A waiter may give its slot back at once, from inside `ready`; if that called the next one,
- * thousands of them would be stacked up. So one thread at a time hands slots out, and goes on until
- * there is nobody left to give one to. */
-void wh_slot_give(struct wh_gpus *gpus, struct wh_slot *slot)
-{
-	struct pool *pool = &gpus->pools[slot->use];
-	struct wh_slot_wait *wait;
-
-	pthread_mutex_lock(&gpus->list_lock);
-	/* The last one first: its memory is in a cache. */
-	wh_list_push(&pool->slots, &slot->link);
-	if (pool->giving) {
-		pthread_mutex_unlock(&gpus->list_lock);
-		return;
-	}
-	pool->giving = true;
-	while (!wh_list_empty(&pool->waiters) && !wh_list_empty(&pool->slots)) {
-		wait = wh_container(wh_list_take(&pool->waiters), struct wh_slot_wait, link);
-		slot = wh_container(wh_list_take(&pool->slots), struct wh_slot, link);
-		pthread_mutex_unlock(&gpus->list_lock);
-		wait->ready(wait, slot);
-		pthread_mutex_lock(&gpus->list_lock);
-	}
-	pool->giving = false;
-	pthread_mutex_unlock(&gpus->list_lock);
 }
 
 /* ---- opening and closing --------------------------------------------------------------------- */
@@ -803,39 +286,6 @@ static void close_gpu(struct wh_gpu_context *gpu)
 	free(gpu);
 }
 
-static void close_pinned(struct wh_gpus *gpus)
-{
-	struct wh_cuda *cuda = gpus->cuda;
-	struct wh_cuda_device *device;
-	struct wh_pinned *block, *next;
-	struct wh_cuda_scope scope;
-	bool in;
-
-	if (!gpus->pinned)
-		return;
-	in = !wh_gpus_pinning_device(gpus, NULL, &device) && !wh_cuda_enter(cuda, device, &scope);
-	for (block = gpus->pinned; block; block = next) {
-		next = block->next;
-		if (in)
-			cuda->cuMemFreeHost(block->memory);
-		free(block->entries);
-		free(block);
-	}
-	if (in)
-		wh_cuda_leave(&scope);
-}
-
-void wh_gpus_stop(struct wh_gpus *gpus)
-{
-	if (!gpus || !gpus->started)
-		return;
-	atomic_store(&gpus->stop, true);
-	atomic_store(&gpus->asleep, 0);
-	wh_futex_wake(&gpus->asleep);
-	pthread_join(gpus->thread, NULL);
-	gpus->started = false;
-}
-
 void wh_gpus_close(struct wh_gpus *gpus)
 {
 	struct wh_gpu_context *gpu, *next;
@@ -847,7 +297,7 @@ void wh_gpus_close(struct wh_gpus *gpus)
 		next = gpu->next;
 		close_gpu(gpu);
 	}
-	close_pinned(gpus);
+	wh_gpus_pinned_free(gpus);
 	pthread_mutex_destroy(&gpus->list_lock);
 	pthread_mutex_destroy(&gpus->lock);
 	free(gpus);

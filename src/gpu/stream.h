@@ -21,14 +21,13 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "gpu/pinned.h"
 #include "kernels/blocks.h"
 #include "platform/cuda.h"
 #include "util/list.h"
 
 struct wh_config;
 struct wh_log;
-struct wh_gpus;
-struct wh_semaphore;
 
 /* What work on a stream costs: measured with the stream's first use, by wh_gpu_stream_probe(). */
 struct wh_gpu_stream_cost {
@@ -129,11 +128,6 @@ void wh_gpus_stop(struct wh_gpus *gpus);
 void wh_gpus_close(struct wh_gpus *gpus);
 struct wh_cuda *wh_gpus_cuda(const struct wh_gpus *gpus);
 
-/* The device in whose primary context host memory is pinned: the first that is used, so that no
- * other one gets a context for that. `device`: it is used (NULL: only asked for). */
-int wh_gpus_pinning_device(struct wh_gpus *gpus, struct wh_cuda_device *device,
-			   struct wh_cuda_device **out);
-
 /* The stream of a context (NULL: the device's primary one). The first time in a context it may take
  * seconds. 0, or what the driver said. */
 int wh_gpus_stream(struct wh_gpus *gpus, struct wh_cuda_device *device, CUcontext context,
@@ -204,12 +198,14 @@ void wh_gpu_stream_times(const struct wh_gpu_stream *stream, uint64_t count, uin
  * is none. */
 uint32_t wh_gpu_stream_ctas(const struct wh_gpu_stream *stream, uint64_t count, uint64_t length);
 
+/* What a stream's work costs as long as nobody has measured it. */
+void wh_gpu_stream_guess_cost(struct wh_gpu_stream *stream);
 /* Measure what work on the stream costs, once, before it is used: some ms. For ways between GPUs
  * `from` is memory of the other one of which `length` bytes may be read (64 KiB at least); 0: none,
  * so that a guess has to do. */
 void wh_gpu_stream_probe(struct wh_gpu_stream *stream, uint64_t from, uint64_t length);
 
-/* ---- events and words ------------------------------------------------------------------------ */
+/* ---- events ---------------------------------------------------------------------------------- */
 
 /* Who waits for an event of the application's streams. Zeroed by the caller. */
 struct wh_event_wait {
@@ -227,68 +223,5 @@ int wh_gpus_wait_event(struct wh_gpus *gpus, struct wh_event_wait *wait);
 /* Wait no longer. False: too late, `ready` has been called or is about to be; or too early, and
  * then wh_gpus_wait_event() will say so. */
 bool wh_gpus_cancel_event(struct wh_gpus *gpus, struct wh_event_wait *wait);
-
-/* A word in pinned memory that streams can wait for, until it is at least some number. It never
- * goes back, so that it can have another owner afterwards. */
-struct wh_semaphore {
-	struct wh_list link;
-	_Atomic uint32_t *value;
-	uint64_t address; /* for GPUs */
-};
-
-int wh_semaphore_acquire(struct wh_gpus *gpus, struct wh_semaphore **out);
-void wh_semaphore_release(struct wh_gpus *gpus, struct wh_semaphore *word);
-
-/* ---- slots of pinned memory ------------------------------------------------------------------ */
-
-#define WH_SLOT ((uint64_t)1 << 20) /* bytes of one */
-#define WH_SLOTS 32 /* of an engine, for each use */
-
-/* Two uses, so that transfers that ask something of a peer, and may hold slots until it answers,
- * never keep those from being served that peers ask for: all of them together might wait for each
- * other. */
-enum wh_slot_use {
-	WH_SLOT_ASKS,
-	WH_SLOT_SERVES,
-	WH_SLOT_USES,
-};
-
-struct wh_slot {
-	struct wh_list link;
-	enum wh_slot_use use;
-	char *host;
-	uint64_t address; /* for GPUs */
-};
-
-/* Who waits for one. */
-struct wh_slot_wait {
-	struct wh_list link;
-	void (*ready)(struct wh_slot_wait *wait, struct wh_slot *slot);
-};
-
-/* Have some, if there are none yet. 0, or what the driver said. */
-int wh_slots_prepare(struct wh_gpus *gpus, enum wh_slot_use use);
-/* A slot; or NULL, and `wait->ready` is called with one when somebody gives one back. Without
- * `wait` nobody waits. */
-struct wh_slot *wh_slot_take(struct wh_gpus *gpus, enum wh_slot_use use, struct wh_slot_wait *wait);
-/* Wait no longer. False: it does not wait: `ready` has been called, or is about to be. */
-bool wh_slot_unwait(struct wh_gpus *gpus, struct wh_slot_wait *wait);
-/* So many slots one behind the other, apart from those, in out[]: never given back, their memory
- * stays until the engine is closed. 0, or what the driver said. */
-int wh_slots_row(struct wh_gpus *gpus, unsigned count, struct wh_slot *out);
-/* May call a waiter's `ready`. */
-void wh_slot_give(struct wh_gpus *gpus, struct wh_slot *slot);
-
-/* ---- between stream.c and launch.c ----------------------------------------------------------- */
-
-/* There is one more job: somebody has to look. */
-void wh_gpus_job_added(struct wh_gpus *gpus);
-/* The setting ctas: 0: each stream's own choice. */
-uint32_t wh_gpus_ctas(const struct wh_gpus *gpus);
-/* What a stream's work costs as long as nobody has measured it. */
-void wh_gpu_stream_guess_cost(struct wh_gpu_stream *stream);
-/* Bytes at *at of the ring, on both of its sides, that are nobody else's until the turn's job is
- * done. False: there is no room. */
-bool wh_gpu_stream_reserve(struct wh_gpu_stream_turn *turn, uint64_t bytes, uint64_t *at);
 
 #endif

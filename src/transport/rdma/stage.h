@@ -23,7 +23,7 @@ struct wh_peer;
 struct wh_region;
 struct wh_remote_region;
 
-#define RDMA_SLOTS 32 /* WH_SLOTS of gpu/stream.h, which not every file here includes */
+#define RDMA_SLOTS 32 /* WH_SLOTS of gpu/pinned.h, which not every file here includes */
 
 /* How endpoints reach the memory of a fragment at both sides. */
 struct rdma_sides {

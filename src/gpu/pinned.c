@@ -1,0 +1,244 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* pinned.c: pinned host memory of an engine, cut into semaphores and into slots for staging. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "gpu/gpus.h"
+#include "util/error.h"
+
+#define SLOTS_AT_ONCE 8
+#define SEMAPHORES 256 /* made at once, 16 bytes of pinned memory each */
+
+/* ---- pinned memory --------------------------------------------------------------------------- */
+
+int wh_gpus_pinning_device(struct wh_gpus *gpus, struct wh_cuda_device *device,
+			   struct wh_cuda_device **out)
+{
+	struct wh_cuda_device *none = NULL;
+	int error = 0;
+
+	if (!atomic_load(&gpus->home) && !device)
+		error = wh_cuda_device_at(gpus->cuda, 0, &device);
+	if (!error)
+		atomic_compare_exchange_strong(&gpus->home, &none, device);
+	if (!error && out)
+		*out = atomic_load(&gpus->home);
+	return error;
+}
+
+/* Under list_lock. */
+static int pinned_new(struct wh_gpus *gpus, size_t bytes, size_t entries, struct wh_pinned **out)
+{
+	struct wh_pinned *block = calloc(1, sizeof(*block));
+	struct wh_cuda *cuda = gpus->cuda;
+	struct wh_cuda_device *device;
+	struct wh_cuda_scope scope;
+	void *memory = NULL;
+	int error;
+
+	if (block)
+		block->entries = calloc(1, entries);
+	if (!block || !block->entries) {
+		free(block);
+		return wh_fail(ENOMEM, "no memory for staging");
+	}
+	error = wh_gpus_pinning_device(gpus, NULL, &device);
+	if (!error)
+		error = wh_cuda_enter(cuda, device, &scope);
+	if (error)
+		goto err_free;
+	error = wh_cuda_call_on(cuda, device, cuMemHostAlloc, &memory, bytes,
+				CUDA_HOST_PORTABLE | CUDA_HOST_DEVICE_MAP);
+	if (!error)
+		error = wh_cuda_call_on(cuda, device, cuMemHostGetDevicePointer, &block->address,
+					memory, 0);
+	if (error && memory)
+		cuda->cuMemFreeHost(memory);
+	wh_cuda_leave(&scope);
+	if (error)
+		goto err_free;
+	block->memory = memory;
+	block->next = gpus->pinned;
+	gpus->pinned = block;
+	*out = block;
+	return 0;
+
+err_free:
+	free(block->entries);
+	free(block);
+	return error;
+}
+
+void wh_gpus_pinned_free(struct wh_gpus *gpus)
+{
+	struct wh_cuda *cuda = gpus->cuda;
+	struct wh_cuda_device *device;
+	struct wh_pinned *block, *next;
+	struct wh_cuda_scope scope;
+	bool in;
+
+	if (!gpus->pinned)
+		return;
+	in = !wh_gpus_pinning_device(gpus, NULL, &device) && !wh_cuda_enter(cuda, device, &scope);
+	for (block = gpus->pinned; block; block = next) {
+		next = block->next;
+		if (in)
+			cuda->cuMemFreeHost(block->memory);
+		free(block->entries);
+		free(block);
+	}
+	if (in)
+		wh_cuda_leave(&scope);
+}
+
+/* ---- semaphores ------------------------------------------------------------------------------ */
+
+/* Under list_lock. */
+static int make_semaphores(struct wh_gpus *gpus)
+{
+	struct wh_pinned *block;
+	int error =
+		pinned_new(gpus, SEMAPHORES * 16, SEMAPHORES * sizeof(struct wh_semaphore), &block);
+	struct wh_semaphore *semaphores;
+
+	if (error)
+		return error;
+	semaphores = block->entries;
+	memset(block->memory, 0, SEMAPHORES * 16);
+	for (unsigned i = 0; i < SEMAPHORES; i++) {
+		semaphores[i].value = (_Atomic uint32_t *)(block->memory + 16 * i);
+		semaphores[i].address = block->address + 16 * i;
+		wh_list_append(&gpus->semaphores_free, &semaphores[i].link);
+	}
+	return 0;
+}
+
+int wh_semaphore_acquire(struct wh_gpus *gpus, struct wh_semaphore **out)
+{
+	struct wh_list *link;
+	int error = 0;
+
+	pthread_mutex_lock(&gpus->list_lock);
+	if (wh_list_empty(&gpus->semaphores_free))
+		error = make_semaphores(gpus);
+	link = wh_list_take(&gpus->semaphores_free);
+	pthread_mutex_unlock(&gpus->list_lock);
+	if (link)
+		*out = wh_container(link, struct wh_semaphore, link);
+	return link ? 0 : error;
+}
+
+void wh_semaphore_release(struct wh_gpus *gpus, struct wh_semaphore *word)
+{
+	pthread_mutex_lock(&gpus->list_lock);
+	wh_list_append(&gpus->semaphores_free, &word->link);
+	pthread_mutex_unlock(&gpus->list_lock);
+}
+
+/* ---- slots ----------------------------------------------------------------------------------- */
+
+static void lay_out(struct wh_slot *slots, unsigned count, const struct wh_pinned *block)
+{
+	for (unsigned i = 0; i < count; i++) {
+		slots[i].host = block->memory + i * WH_SLOT;
+		slots[i].address = block->address + i * WH_SLOT;
+	}
+}
+
+int wh_slots_row(struct wh_gpus *gpus, unsigned count, struct wh_slot *out)
+{
+	struct wh_pinned *block = NULL;
+	int error;
+
+	pthread_mutex_lock(&gpus->list_lock);
+	error = pinned_new(gpus, count * WH_SLOT, 1, &block);
+	if (!error)
+		lay_out(out, count, block);
+	pthread_mutex_unlock(&gpus->list_lock);
+	return error;
+}
+
+/* Under list_lock: some more, if there are not too many. */
+static int make_slots(struct wh_gpus *gpus, enum wh_slot_use use)
+{
+	struct wh_pinned *block;
+	int error = pinned_new(gpus, SLOTS_AT_ONCE * WH_SLOT,
+			       SLOTS_AT_ONCE * sizeof(struct wh_slot), &block);
+	struct wh_slot *slots;
+
+	if (error)
+		return error;
+	slots = block->entries;
+	lay_out(slots, SLOTS_AT_ONCE, block);
+	for (unsigned i = 0; i < SLOTS_AT_ONCE; i++) {
+		slots[i].use = use;
+		wh_list_append(&gpus->pools[use].slots, &slots[i].link);
+	}
+	gpus->pools[use].count += SLOTS_AT_ONCE;
+	return 0;
+}
+
+int wh_slots_prepare(struct wh_gpus *gpus, enum wh_slot_use use)
+{
+	int error = 0;
+
+	pthread_mutex_lock(&gpus->list_lock);
+	if (!gpus->pools[use].count)
+		error = make_slots(gpus, use);
+	pthread_mutex_unlock(&gpus->list_lock);
+	return error;
+}
+
+struct wh_slot *wh_slot_take(struct wh_gpus *gpus, enum wh_slot_use use, struct wh_slot_wait *wait)
+{
+	struct wh_slot_pool *pool = &gpus->pools[use];
+	struct wh_list *link;
+
+	pthread_mutex_lock(&gpus->list_lock);
+	if (wh_list_empty(&pool->slots) && pool->count < WH_SLOTS)
+		make_slots(gpus, use); /* if not, then one that is given back has to do */
+	link = wh_list_take(&pool->slots);
+	if (!link && wait)
+		wh_list_append(&pool->waiters, &wait->link);
+	pthread_mutex_unlock(&gpus->list_lock);
+	return link ? wh_container(link, struct wh_slot, link) : NULL;
+}
+
+bool wh_slot_unwait(struct wh_gpus *gpus, struct wh_slot_wait *wait)
+{
+	bool waits;
+
+	pthread_mutex_lock(&gpus->list_lock);
+	waits = wait->link.next;
+	wh_list_remove(&wait->link);
+	pthread_mutex_unlock(&gpus->list_lock);
+	return waits;
+}
+
+/* A waiter may give its slot back at once, from inside `ready`; if that called the next one,
+ * thousands of them would be stacked up. So one thread at a time hands slots out, and goes on until
+ * there is nobody left to give one to. */
+void wh_slot_give(struct wh_gpus *gpus, struct wh_slot *slot)
+{
+	struct wh_slot_pool *pool = &gpus->pools[slot->use];
+	struct wh_slot_wait *wait;
+
+	pthread_mutex_lock(&gpus->list_lock);
+	/* The last one first: its memory is in a cache. */
+	wh_list_push(&pool->slots, &slot->link);
+	if (pool->giving) {
+		pthread_mutex_unlock(&gpus->list_lock);
+		return;
+	}
+	pool->giving = true;
+	while (!wh_list_empty(&pool->waiters) && !wh_list_empty(&pool->slots)) {
+		wait = wh_container(wh_list_take(&pool->waiters), struct wh_slot_wait, link);
+		slot = wh_container(wh_list_take(&pool->slots), struct wh_slot, link);
+		pthread_mutex_unlock(&gpus->list_lock);
+		wait->ready(wait, slot);
+		pthread_mutex_lock(&gpus->list_lock);
+	}
+	pool->giving = false;
+	pthread_mutex_unlock(&gpus->list_lock);
+}

@@ -1,0 +1,285 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* progress.c: finds out which jobs of the streams are done and which events have happened, and
+ * calls their functions: in a thread that waits for a batch, or else in the GPU thread. */
+#include <errno.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/prctl.h>
+
+#include "gpu/gpus.h"
+#include "util/clock.h"
+#include "util/error.h"
+#include "util/futex.h"
+
+/* How often the thread looks while something is under way, and how long it goes on looking after
+ * the last job before it sleeps for good. */
+#define LOOK_EVERY 20000
+#define LOOK_AFTER (2 * WH_MS)
+/* With CPUs to spare it does not sleep between jobs that come one behind the other: each nap is
+ * time that the next slot waits. */
+#define LOOK_HARD (100 * WH_MS / 1000)
+/* A word that has not moved for so long: is the GPU still there? */
+#define ASK_AFTER (20 * WH_MS)
+
+/* ---- what is done ---------------------------------------------------------------------------- */
+
+/* Under stream.lock: the word has not moved for long. */
+static void ask_stream(struct wh_gpu_stream *stream, int64_t now)
+{
+	struct wh_cuda *cuda = stream->gpu->gpus->cuda;
+	struct wh_cuda_scope scope;
+	int result, error;
+
+	stream->looked = now;
+	error = wh_cuda_enter_context(cuda, stream->gpu->device, stream->gpu->context, &scope);
+	if (!error) {
+		result = cuda->cuStreamQuery(stream->handle);
+		if (result != CUDA_NOT_READY)
+			error = wh_cuda_check(cuda, result, "cuStreamQuery", "%s",
+					      stream->gpu->device->text);
+		wh_cuda_leave(&scope);
+	}
+	if (error)
+		wh_gpu_stream_fail(stream, error, wh_error_text());
+}
+
+/* Take the jobs that are done off the stream, to `ended`. */
+static void collect(struct wh_gpu_stream *stream, struct wh_list *ended)
+{
+	uint32_t word;
+	int64_t now;
+
+	if (pthread_mutex_trylock(
+		    &stream->lock)) /* somebody puts work on it; a moment later then */
+		return;
+	word = atomic_load_explicit(stream->word->value, memory_order_acquire);
+	while (!wh_list_empty(&stream->jobs)) {
+		struct wh_gpu_stream_job *job =
+			wh_container(stream->jobs.next, struct wh_gpu_stream_job, link);
+
+		if (!stream->error && (int32_t)(word - job->number) < 0)
+			break;
+		wh_list_remove(&job->link);
+		atomic_fetch_sub_explicit(&stream->waiting, 1, memory_order_relaxed);
+		if ((int64_t)(job->ring - stream->tail) > 0)
+			stream->tail = job->ring;
+		if (stream->error && !job->error) {
+			job->error = stream->error;
+			memcpy(job->text, stream->text, sizeof(job->text));
+		}
+		wh_list_append(ended, &job->link);
+	}
+	if (!wh_list_empty(&stream->jobs)) {
+		now = wh_now();
+		if (!wh_list_empty(ended))
+			stream->looked = now;
+		else if (now - stream->looked > ASK_AFTER)
+			ask_stream(stream, now);
+	}
+	pthread_mutex_unlock(&stream->lock);
+}
+
+/* Has it happened? 0: not yet, 1, or why it never will. */
+static int look_at(struct wh_gpus *gpus, const struct wh_event_wait *wait)
+{
+	struct wh_cuda *cuda = gpus->cuda;
+	struct wh_cuda_scope scope;
+	int error = wh_cuda_enter_context(cuda, wait->device, wait->context, &scope), result;
+
+	if (error)
+		return error;
+	result = cuda->cuEventQuery(wait->event);
+	error = result == CUDA_NOT_READY ?
+			0 :
+			wh_cuda_check(cuda, result, "cuEventQuery", "%s", wait->device->text);
+	wh_cuda_leave(&scope);
+	return error || result ? error : 1;
+}
+
+static bool poll_events(struct wh_gpus *gpus)
+{
+	struct wh_event_wait *wait = NULL;
+	int state = 0;
+
+	pthread_mutex_lock(&gpus->list_lock);
+	for (struct wh_list *l = gpus->events.next; l != &gpus->events && !state; l = l->next) {
+		wait = wh_container(l, struct wh_event_wait, link);
+		state = look_at(gpus, wait);
+	}
+	if (state)
+		wh_list_remove(&wait->link);
+	pthread_mutex_unlock(&gpus->list_lock);
+	if (!state)
+		return false;
+	atomic_fetch_sub(&gpus->event_count, 1);
+	wait->ready(wait, state < 0 ? state : 0, state < 0 ? wh_error_text() : "");
+	atomic_fetch_sub_explicit(&gpus->jobs, 1, memory_order_release);
+	return true;
+}
+
+bool wh_gpus_poll(struct wh_gpus *gpus)
+{
+	struct wh_gpu_stream *stream = atomic_load_explicit(&gpus->streams, memory_order_acquire);
+	struct wh_list ended, *link;
+	bool any = false;
+
+	if (!atomic_load_explicit(&gpus->jobs, memory_order_relaxed))
+		return false;
+	if (atomic_load_explicit(&gpus->event_count, memory_order_relaxed))
+		any = poll_events(gpus);
+	wh_list_init(&ended);
+	for (; stream; stream = atomic_load_explicit(&stream->next, memory_order_acquire)) {
+		if (atomic_load_explicit(&stream->waiting, memory_order_relaxed))
+			collect(stream, &ended);
+	}
+	while ((link = wh_list_take(&ended))) {
+		struct wh_gpu_stream_job *job = wh_container(link, struct wh_gpu_stream_job, link);
+
+		any = true;
+		job->done(job, job->error, job->text);
+		atomic_fetch_sub_explicit(&gpus->jobs, 1, memory_order_release);
+	}
+	return any;
+}
+
+void wh_gpus_progress(struct wh_gpus *gpus, bool (*is_running)(const void *arg), const void *arg,
+		      int64_t deadline)
+{
+	int64_t until;
+
+	wh_gpus_poll(gpus);
+	if (!deadline || !is_running(arg))
+		return;
+	until = wh_now() + gpus->spin_for;
+	if (deadline > until)
+		deadline = until;
+	do {
+		for (int i = 0; i < 16 && is_running(arg); i++) {
+			if (!wh_gpus_poll(gpus))
+				wh_cpu_relax();
+		}
+	} while (is_running(arg) && wh_now() < deadline);
+}
+
+/* ---- events ---------------------------------------------------------------------------------- */
+
+int wh_gpus_wait_event(struct wh_gpus *gpus, struct wh_event_wait *wait)
+{
+	bool unwanted;
+	int error;
+
+	pthread_mutex_lock(&gpus->lock);
+	error = wh_gpus_thread_start(gpus);
+	pthread_mutex_unlock(&gpus->lock);
+	if (error)
+		return error;
+	wh_gpus_job_added(gpus);
+	atomic_fetch_add(&gpus->event_count, 1);
+	pthread_mutex_lock(&gpus->list_lock);
+	unwanted = wait->unwanted;
+	if (!unwanted)
+		wh_list_append(&gpus->events, &wait->link);
+	pthread_mutex_unlock(&gpus->list_lock);
+	if (!unwanted)
+		return 0;
+	atomic_fetch_sub(&gpus->event_count, 1);
+	atomic_fetch_sub_explicit(&gpus->jobs, 1, memory_order_release);
+	return wh_fail(ECANCELED, "cancelled before it was started");
+}
+
+bool wh_gpus_cancel_event(struct wh_gpus *gpus, struct wh_event_wait *wait)
+{
+	bool waits;
+
+	pthread_mutex_lock(&gpus->list_lock);
+	waits = wait->link.next;
+	wait->unwanted = !waits;
+	wh_list_remove(&wait->link);
+	pthread_mutex_unlock(&gpus->list_lock);
+	if (waits) {
+		atomic_fetch_sub(&gpus->event_count, 1);
+		atomic_fetch_sub_explicit(&gpus->jobs, 1, memory_order_release);
+	}
+	return waits;
+}
+
+/* ---- the thread ------------------------------------------------------------------------------ */
+
+static void sleep_until_work(struct wh_gpus *gpus)
+{
+	for (;;) {
+		atomic_store(&gpus->asleep, 1);
+		if (atomic_load(&gpus->jobs) || atomic_load(&gpus->stop))
+			break;
+		wh_futex_wait(&gpus->asleep, 1, INT64_MAX);
+	}
+	atomic_store(&gpus->asleep, 0);
+}
+
+static void *look_after(void *argument)
+{
+	const struct timespec pause = { .tv_nsec = LOOK_EVERY };
+	struct wh_gpus *gpus = argument;
+	int64_t worked = wh_now(), found = worked, now;
+	bool busy = false, was;
+
+	prctl(PR_SET_TIMERSLACK, 1);
+	while (!atomic_load(&gpus->stop)) {
+		now = wh_now();
+		was = busy;
+		busy = atomic_load_explicit(&gpus->jobs, memory_order_relaxed);
+		if (busy)
+			worked = now;
+		else if (now - worked > LOOK_AFTER)
+			sleep_until_work(gpus);
+		if (wh_gpus_poll(gpus) || (busy && !was))
+			found = now;
+		else if (busy && gpus->many_cpus && now - found < LOOK_HARD)
+			wh_cpu_relax();
+		else
+			nanosleep(&pause, NULL);
+	}
+	return NULL;
+}
+
+int wh_gpus_thread_start(struct wh_gpus *gpus)
+{
+	sigset_t all, before;
+	int error;
+
+	if (gpus->started)
+		return 0;
+	sigfillset(&all);
+	sigdelset(&all, SIGBUS);
+	sigdelset(&all, SIGSEGV);
+	sigdelset(&all, SIGABRT);
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	error = pthread_create(&gpus->thread, NULL, look_after, gpus);
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	if (error)
+		return wh_fail(error, "the GPU thread: pthread_create: %s", strerror(error));
+	pthread_setname_np(gpus->thread, "wherry/gpu");
+	gpus->started = true;
+	return 0;
+}
+
+void wh_gpus_job_added(struct wh_gpus *gpus)
+{
+	/* Sequentially consistent, as the thread's two are: one of the two sees the other. */
+	atomic_fetch_add(&gpus->jobs, 1);
+	if (!atomic_load(&gpus->asleep))
+		return;
+	atomic_store(&gpus->asleep, 0);
+	wh_futex_wake(&gpus->asleep);
+}
+
+void wh_gpus_stop(struct wh_gpus *gpus)
+{
+	if (!gpus || !gpus->started)
+		return;
+	atomic_store(&gpus->stop, true);
+	atomic_store(&gpus->asleep, 0);
+	wh_futex_wake(&gpus->asleep);
+	pthread_join(gpus->thread, NULL);
+	gpus->started = false;
+}
