@@ -23,20 +23,20 @@ void wh_gpu_stream_guess_cost(struct wh_gpu_stream *stream)
 	atomic_store(&stream->cost, &stream->guessed);
 }
 
-static double by_kernel(const struct wh_gpu_stream_cost *cost, uint64_t count, uint64_t length)
+static double cost_by_kernel(const struct wh_gpu_stream_cost *cost, uint64_t count, uint64_t length)
 {
 	/* Two addresses a piece have to get to the GPU. */
 	return cost->launch + (double)count * ((double)length / cost->kernel_rate + 16 / 25.0);
 }
 
-static double by_copies(const struct wh_gpu_stream_cost *cost, uint64_t count, uint64_t length)
+static double cost_by_copies(const struct wh_gpu_stream_cost *cost, uint64_t count, uint64_t length)
 {
 	return (double)count * (cost->copy + (double)length / cost->copy_rate);
 }
 
 const char *wh_gpu_stream_no_kernels(const struct wh_gpu_stream *stream)
 {
-	return *stream->gpu->without ? stream->gpu->without : NULL;
+	return *stream->gpu->no_kernels ? stream->gpu->no_kernels : NULL;
 }
 
 bool wh_gpu_stream_prefers_kernel(const struct wh_gpu_stream *stream, uint64_t count,
@@ -45,7 +45,7 @@ bool wh_gpu_stream_prefers_kernel(const struct wh_gpu_stream *stream, uint64_t c
 	const struct wh_gpu_stream_cost *cost = atomic_load(&stream->cost);
 
 	return !wh_gpu_stream_no_kernels(stream) &&
-	       by_kernel(cost, count, length) < by_copies(cost, count, length);
+	       cost_by_kernel(cost, count, length) < cost_by_copies(cost, count, length);
 }
 
 void wh_gpu_stream_times(const struct wh_gpu_stream *stream, uint64_t count, uint64_t length,
@@ -53,8 +53,8 @@ void wh_gpu_stream_times(const struct wh_gpu_stream *stream, uint64_t count, uin
 {
 	const struct wh_gpu_stream_cost *cost = atomic_load(&stream->cost);
 
-	*kernel = wh_gpu_stream_no_kernels(stream) ? 0 : by_kernel(cost, count, length);
-	*copies = by_copies(cost, count, length);
+	*kernel = wh_gpu_stream_no_kernels(stream) ? 0 : cost_by_kernel(cost, count, length);
+	*copies = cost_by_copies(cost, count, length);
 }
 
 /* ---- measuring ------------------------------------------------------------------------------- */
@@ -101,7 +101,7 @@ static void probe_kernel(struct wh_gpu_stream_turn *turn, uint64_t to, uint64_t 
 
 /* One job of `copies` copies, or of a kernel. Others may be using the stream by now, so that the
  * part of the ring is taken anew for each. False: there is no room. */
-static bool put_probe(struct probe *probe, unsigned copies, uint64_t length)
+static bool probe_submit(struct probe *probe, unsigned copies, uint64_t length)
 {
 	struct wh_gpu_stream_turn turn;
 	uint64_t from, to, at = 0;
@@ -121,7 +121,7 @@ static bool put_probe(struct probe *probe, unsigned copies, uint64_t length)
 
 /* The shortest time of a job of `copies` copies of the length, or, for 0, of a kernel; ns. 0: it
  * failed. */
-static double time_of(struct probe *probe, unsigned copies, uint64_t length)
+static double probe_time(struct probe *probe, unsigned copies, uint64_t length)
 {
 	double best = 0;
 
@@ -131,7 +131,7 @@ static double time_of(struct probe *probe, unsigned copies, uint64_t length)
 
 		atomic_store(&probe->state, 0);
 		probe->job = (struct wh_gpu_stream_job){ .done = probe_done };
-		put = put_probe(probe, copies, length);
+		put = probe_submit(probe, copies, length);
 		while (!atomic_load(&probe->state)) {
 			if (!wh_gpus_poll(probe->stream->gpu->gpus))
 				sched_yield();
@@ -147,22 +147,22 @@ static double time_of(struct probe *probe, unsigned copies, uint64_t length)
 
 /* From the times of a short and a long piece. Where they do not differ by more than noise the rate
  * stays what it is. */
-static double rate_of(double before, double at_short, double at_long, uint64_t bytes)
+static double probe_rate(double before, double at_short, double at_long, uint64_t bytes)
 {
 	return at_long - at_short > 200 ? (double)bytes / (at_long - at_short) : before;
 }
 
-static void measure(struct probe *probe)
+static void probe_measure(struct probe *probe)
 {
-	double one = time_of(probe, 1, PROBE_SHORT), many, large, kernel, kernel_large;
+	double one = probe_time(probe, 1, PROBE_SHORT), many, large, kernel, kernel_large;
 	struct wh_gpu_stream_cost cost = probe->stream->guessed;
 	uint64_t length = probe->length;
 
-	many = time_of(probe, 1 + PROBE_COPIES, PROBE_SHORT);
-	large = time_of(probe, 1, length);
+	many = probe_time(probe, 1 + PROBE_COPIES, PROBE_SHORT);
+	large = probe_time(probe, 1, length);
 	if (!wh_gpu_stream_no_kernels(probe->stream)) {
-		kernel = time_of(probe, 0, PROBE_SHORT);
-		kernel_large = time_of(probe, 0, length);
+		kernel = probe_time(probe, 0, PROBE_SHORT);
+		kernel_large = probe_time(probe, 0, length);
 	} else { /* it is not asked for */
 		kernel = one;
 		kernel_large = large;
@@ -170,9 +170,9 @@ static void measure(struct probe *probe)
 	if (one <= 0 || many <= 0 || large <= 0 || kernel <= 0 || kernel_large <= 0)
 		return; /* whoever uses the stream will learn why */
 	if (length > PROBE_SHORT) {
-		cost.copy_rate = rate_of(cost.copy_rate, one, large, length - PROBE_SHORT);
+		cost.copy_rate = probe_rate(cost.copy_rate, one, large, length - PROBE_SHORT);
 		cost.kernel_rate =
-			rate_of(cost.kernel_rate, kernel, kernel_large, length - PROBE_SHORT);
+			probe_rate(cost.kernel_rate, kernel, kernel_large, length - PROBE_SHORT);
 	}
 	/* What a copy more takes; and what the kernel takes more than a copy, for both of them have
 	 * the way to the GPU and back in their times. */
@@ -188,7 +188,7 @@ static void measure(struct probe *probe)
 
 /* Memory of the GPU for as long as the probe takes, from its pool: giving it back waits for nobody.
  * 0: there is none. */
-static uint64_t borrow(struct wh_gpu_stream *stream, uint64_t bytes)
+static uint64_t probe_alloc(struct wh_gpu_stream *stream, uint64_t bytes)
 {
 	struct wh_cuda *cuda = wh_gpus_cuda(stream->gpu->gpus);
 	struct wh_cuda_scope scope;
@@ -203,7 +203,7 @@ static uint64_t borrow(struct wh_gpu_stream *stream, uint64_t bytes)
 	return address;
 }
 
-static void give_back(struct wh_gpu_stream *stream, uint64_t address)
+static void probe_free(struct wh_gpu_stream *stream, uint64_t address)
 {
 	struct wh_cuda *cuda = wh_gpus_cuda(stream->gpu->gpus);
 	struct wh_cuda_scope scope;
@@ -216,7 +216,8 @@ static void give_back(struct wh_gpu_stream *stream, uint64_t address)
 }
 
 /* Which bytes are copied, and how many. Without borrowed memory the ring has to do. */
-static void choose(struct probe *probe, uint64_t borrowed, uint64_t from, uint64_t length)
+static void probe_choose_ranges(struct probe *probe, uint64_t allocated, uint64_t from,
+				uint64_t length)
 {
 	struct wh_gpu_stream *stream = probe->stream;
 
@@ -233,17 +234,17 @@ static void choose(struct probe *probe, uint64_t borrowed, uint64_t from, uint64
 		probe->from_ring = probe->to_ring = true;
 		break;
 	case WH_BLOCKS_WITHIN:
-		probe->from = borrowed ? borrowed : stream->ring_device;
-		probe->length = borrowed ? PROBE_LONG : WH_GPU_STREAM_RING / 4;
+		probe->from = allocated ? allocated : stream->ring_device;
+		probe->length = allocated ? PROBE_LONG : WH_GPU_STREAM_RING / 4;
 		probe->to = probe->from + probe->length;
-		probe->from_ring = probe->to_ring = !borrowed;
+		probe->from_ring = probe->to_ring = !allocated;
 		break;
 	default:
 		/* Between GPUs, reading from the other: to write there would be to destroy. */
 		probe->from = from;
-		probe->to = borrowed ? borrowed : stream->ring_device;
-		probe->length = borrowed ? PROBE_LONG : probe->length;
-		probe->to_ring = !borrowed;
+		probe->to = allocated ? allocated : stream->ring_device;
+		probe->length = allocated ? PROBE_LONG : probe->length;
+		probe->to_ring = !allocated;
 		if (length < probe->length)
 			probe->length = length / PROBE_BLOCK * PROBE_BLOCK;
 		break;
@@ -256,21 +257,21 @@ void wh_gpu_stream_probe(struct wh_gpu_stream *stream, uint64_t from, uint64_t l
 {
 	bool between = stream->way == WH_BLOCKS_PUSH || stream->way == WH_BLOCKS_PULL;
 	struct probe probe = { .stream = stream };
-	uint64_t borrowed = 0;
-	bool mine;
+	uint64_t allocated = 0;
+	bool first;
 
 	if (between && (!from || length < PROBE_SHORT))
 		return;
 	/* Where others use the stream already the times would be theirs as well. */
 	pthread_mutex_lock(&stream->lock);
-	mine = !stream->probed && !stream->head;
+	first = !stream->probed && !stream->head;
 	stream->probed = true;
 	pthread_mutex_unlock(&stream->lock);
-	if (!mine)
+	if (!first)
 		return;
 	if (between || stream->way == WH_BLOCKS_WITHIN)
-		borrowed = borrow(stream, 2 * PROBE_LONG);
-	choose(&probe, borrowed, from, length);
-	measure(&probe);
-	give_back(stream, borrowed);
+		allocated = probe_alloc(stream, 2 * PROBE_LONG);
+	probe_choose_ranges(&probe, allocated, from, length);
+	probe_measure(&probe);
+	probe_free(stream, allocated);
 }

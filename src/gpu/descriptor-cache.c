@@ -12,8 +12,8 @@
 #include "gpu/stream.h"
 
 /* Shorter lists are read where the CPU wrote them; longer ones would take too much of a GPU. */
-#define LEAST 512u
-#define MOST (2u << 20)
+#define MIN_OFFSETS 512u
+#define MAX_OFFSETS (2u << 20)
 
 struct wh_cached_lists {
 	struct wh_gpu_stream *stream; /* whose stream the memory was made on */
@@ -22,8 +22,8 @@ struct wh_cached_lists {
 	_Atomic bool ready; /* the upload has been done: other streams may use it */
 };
 
-static uint64_t upload(struct wh_cuda *cuda, const struct wh_cached_lists *cached, uint64_t at,
-		       const uint64_t *list, uint64_t count, int *error)
+static uint64_t cached_lists_upload(struct wh_cuda *cuda, const struct wh_cached_lists *cached,
+				    uint64_t at, const uint64_t *list, uint64_t count, int *error)
 {
 	if (!list || *error)
 		return 0;
@@ -40,8 +40,8 @@ struct wh_cached_lists *wh_cached_lists_make(struct wh_gpu_stream_turn *turn,
 	struct wh_cached_lists *cached;
 	int error;
 
-	if (turn->error || !lists || count < LEAST || count > MOST || !cuda->cuMemAllocAsync ||
-	    !cuda->cuMemFreeAsync || !turn->stream->gpu->device->pools)
+	if (turn->error || !lists || count < MIN_OFFSETS || count > MAX_OFFSETS ||
+	    !cuda->cuMemAllocAsync || !cuda->cuMemFreeAsync || !turn->stream->gpu->device->pools)
 		return NULL;
 	cached = calloc(1, sizeof(*cached));
 	if (!cached)
@@ -53,9 +53,9 @@ struct wh_cached_lists *wh_cached_lists_make(struct wh_gpu_stream_turn *turn,
 		free(cached);
 		return NULL; /* the ring does as well */
 	}
-	cached->source = upload(cuda, cached, cached->address, source, count, &error);
-	cached->target = upload(cuda, cached, cached->address + (source ? 8 * count : 0), target,
-				count, &error);
+	cached->source = cached_lists_upload(cuda, cached, cached->address, source, count, &error);
+	cached->target = cached_lists_upload(
+		cuda, cached, cached->address + (source ? 8 * count : 0), target, count, &error);
 	if (!error)
 		return cached;
 	cuda->cuMemFreeAsync(cached->address, turn->stream->handle);

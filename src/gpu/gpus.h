@@ -24,7 +24,7 @@ struct wh_slot_pool {
 	struct wh_list slots; /* free ones */
 	struct wh_list waiters; /* struct wh_slot_wait */
 	unsigned count; /* slots that have been made */
-	bool giving; /* a thread hands slots out */
+	bool handing_out; /* a thread hands slots out */
 };
 
 struct wh_gpus {
@@ -35,8 +35,9 @@ struct wh_gpus {
 	int64_t spin_for;
 
 	pthread_mutex_t lock; /* below, and the making of contexts and streams */
-	struct wh_cuda_device *_Atomic home; /* whose primary context the pinned memory is of */
-	struct wh_gpu_context *first;
+	struct wh_cuda_device
+		*_Atomic pinning_device; /* whose primary context the pinned memory is of */
+	struct wh_gpu_context *contexts;
 	struct wh_gpu_stream *_Atomic streams; /* grows at its head only; read without the lock */
 	bool started;
 	pthread_t thread;
@@ -50,7 +51,7 @@ struct wh_gpus {
 	_Atomic unsigned jobs; /* not done, events among them */
 	_Atomic unsigned event_count;
 	_Atomic bool stop;
-	_Atomic uint32_t asleep; /* the thread is; a futex */
+	_Atomic uint32_t sleeping; /* the thread is; a futex */
 };
 
 /* Start the GPU thread, unless it runs. Under gpus.lock. 0 or a negative errno. */

@@ -22,22 +22,23 @@ _Static_assert(WH_BLOCKS_VARIANTS <=
 
 /* The newest machine code that the device runs: of its own major version, and not newer than it.
  * Index into wh_cuda_images, whose last row is the PTX. */
-static size_t choose(const struct wh_cuda_device *device)
+static size_t kernels_choose_image(const struct wh_cuda_device *device)
 {
 	size_t best = WH_CUDA_IMAGES - 1;
 
 	for (size_t i = 0; i < WH_CUDA_IMAGES - 1; i++) {
-		int made_for = wh_cuda_images[i].capability;
+		int capability = wh_cuda_images[i].capability;
 
-		if (made_for / 10 == device->capability / 10 && made_for <= device->capability &&
-		    (best == WH_CUDA_IMAGES - 1 || made_for > wh_cuda_images[best].capability))
+		if (capability / 10 == device->capability / 10 &&
+		    capability <= device->capability &&
+		    (best == WH_CUDA_IMAGES - 1 || capability > wh_cuda_images[best].capability))
 			best = i;
 	}
 	return best;
 }
 
 /* The words of the compiler's log, on one line. */
-static void one_line(char *log)
+static void kernels_log_one_line(char *log)
 {
 	char *to = log;
 
@@ -59,7 +60,7 @@ int wh_cuda_image_load(struct wh_cuda *cuda, const void *image, const char *name
 	if (!log)
 		return wh_fail(ENOMEM, "no memory to load the kernels");
 	error = cuda->cuModuleLoadDataEx(out, image, 2, options, values);
-	one_line(log);
+	kernels_log_one_line(log);
 	/* What the compiler said is worth more than what the driver says of it, which comes
 	 * after. */
 	error = wh_cuda_check(cuda, error, "cuModuleLoadDataEx", "the kernels as %s%s%.110s", name,
@@ -70,7 +71,7 @@ int wh_cuda_image_load(struct wh_cuda *cuda, const void *image, const char *name
 
 /* Find the functions and have them on the device now: with lazy loading, the default since CUDA 12,
  * they would come with the first launch, which then waits for everything that runs. */
-static int find_functions(struct wh_cuda *cuda, struct wh_cuda_kernels *kernels)
+static int kernels_find_functions(struct wh_cuda *cuda, struct wh_cuda_kernels *kernels)
 {
 	static const char *const names[] = WH_BLOCKS_NAMES;
 	int error, version;
@@ -100,7 +101,7 @@ int wh_cuda_kernels_load(struct wh_cuda *cuda, struct wh_cuda_device *device,
 			 struct wh_cuda_kernels *out)
 {
 	struct wh_cuda_kernels kernels = { 0 };
-	size_t image = choose(device);
+	size_t image = kernels_choose_image(device);
 	int error;
 
 	error = wh_cuda_image_load(cuda, wh_cuda_images[image].bytes, wh_cuda_images[image].name,
@@ -114,7 +115,7 @@ int wh_cuda_kernels_load(struct wh_cuda *cuda, struct wh_cuda_device *device,
 	}
 	if (!error) {
 		kernels.image = wh_cuda_images[image].name;
-		error = find_functions(cuda, &kernels);
+		error = kernels_find_functions(cuda, &kernels);
 		if (error)
 			cuda->cuModuleUnload(kernels.module);
 	}

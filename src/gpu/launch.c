@@ -52,7 +52,7 @@ void wh_gpu_stream_begin(struct wh_gpu_stream *stream, struct wh_gpu_stream_turn
 }
 
 /* Launch what was put off; `flagged`: it is the last of the turn. */
-static void launch(struct wh_gpu_stream_turn *turn, bool flagged)
+static void turn_launch(struct wh_gpu_stream_turn *turn, bool flagged)
 {
 	struct wh_gpu_stream *stream = turn->stream;
 	struct wh_cuda *cuda = wh_gpus_cuda(stream->gpu->gpus);
@@ -61,7 +61,7 @@ static void launch(struct wh_gpu_stream_turn *turn, bool flagged)
 	if (!turn->grid || turn->error)
 		return;
 	if (flagged) {
-		turn->job.flag = stream->word->address;
+		turn->job.flag = stream->semaphore->address;
 		turn->job.flag_value = stream->number + 1;
 		turn->job.counter = stream->counter;
 	}
@@ -78,7 +78,7 @@ void wh_gpu_stream_copy(struct wh_gpu_stream_turn *turn, uint64_t to, uint64_t f
 {
 	struct wh_cuda *cuda = wh_gpus_cuda(turn->stream->gpu->gpus);
 
-	launch(turn, false);
+	turn_launch(turn, false);
 	if (turn->error)
 		return;
 	turn_fail(turn,
@@ -95,7 +95,7 @@ void wh_gpu_stream_end(struct wh_gpu_stream_turn *turn, struct wh_gpu_stream_job
 	struct wh_cuda *cuda = wh_gpus_cuda(gpus);
 	bool flagged = turn->grid && !turn->error;
 
-	launch(turn, true);
+	turn_launch(turn, true);
 	stream->number++;
 	job->error = turn->error;
 	memcpy(job->text, turn->text, sizeof(job->text));
@@ -103,7 +103,7 @@ void wh_gpu_stream_end(struct wh_gpu_stream_turn *turn, struct wh_gpu_stream_job
 	if (!stream->error && (!flagged || turn->error)) {
 		int error = turn->scope.context ?
 				    wh_cuda_call_on(cuda, stream->gpu->device, cuStreamWriteValue32,
-						    stream->handle, stream->word->address,
+						    stream->handle, stream->semaphore->address,
 						    stream->number, 0) :
 				    turn->error;
 
@@ -118,9 +118,9 @@ void wh_gpu_stream_end(struct wh_gpu_stream_turn *turn, struct wh_gpu_stream_job
 	job->number = stream->number;
 	job->ring = stream->head;
 	if (wh_list_empty(&stream->jobs))
-		stream->looked = wh_now();
+		stream->last_progress = wh_now();
 	wh_list_append(&stream->jobs, &job->link);
-	atomic_fetch_add_explicit(&stream->waiting, 1, memory_order_relaxed);
+	atomic_fetch_add_explicit(&stream->pending, 1, memory_order_relaxed);
 	/* Before the lock is given back: then it cannot be done yet. */
 	wh_gpus_job_added(gpus);
 	pthread_mutex_unlock(&stream->lock);
@@ -166,14 +166,14 @@ bool wh_gpu_stream_reserve(struct wh_gpu_stream_turn *turn, uint64_t bytes, uint
 }
 
 /* Where the kernel reads what has been written at `at`. */
-static uint64_t ring_ready(struct wh_gpu_stream_turn *turn, uint64_t at, uint64_t bytes)
+static uint64_t ring_upload(struct wh_gpu_stream_turn *turn, uint64_t at, uint64_t bytes)
 {
 	struct wh_gpu_stream *stream = turn->stream;
 	struct wh_cuda *cuda = wh_gpus_cuda(stream->gpu->gpus);
 
 	if (bytes <= READ_IN_PLACE)
 		return stream->ring_host + at;
-	launch(turn, false);
+	turn_launch(turn, false);
 	if (!turn->error)
 		turn_fail(turn, wh_cuda_call_on(cuda, stream->gpu->device, cuMemcpyHtoDAsync,
 						stream->ring_device + at, stream->ring + at, bytes,
@@ -183,7 +183,7 @@ static uint64_t ring_ready(struct wh_gpu_stream_turn *turn, uint64_t at, uint64_
 
 /* ---- blocks ---------------------------------------------------------------------------------- */
 
-static uint32_t ctas_of(const struct wh_gpu_stream *stream, int variant, uint64_t block_length)
+static uint32_t stream_ctas(const struct wh_gpu_stream *stream, int variant, uint64_t block_length)
 {
 	int64_t wanted = wh_gpus_ctas(stream->gpu->gpus);
 
@@ -200,7 +200,7 @@ uint32_t wh_gpu_stream_ctas(const struct wh_gpu_stream *stream, uint64_t count, 
 
 	if (wh_gpu_stream_no_kernels(stream))
 		return 0;
-	ctas = ctas_of(stream, (int)variant, length);
+	ctas = stream_ctas(stream, (int)variant, length);
 	/* More than one launch takes are several of as many CTAs. */
 	if (count > WH_BLOCKS_ITEMS)
 		count = WH_BLOCKS_ITEMS;
@@ -212,8 +212,8 @@ uint32_t wh_gpu_stream_ctas(const struct wh_gpu_stream *stream, uint64_t count, 
 }
 
 /* A list's place on the GPU: kept there, or to be written to the ring. */
-static uint64_t take_list(struct wh_gpu_stream_turn *turn, const uint64_t *list, uint64_t cached,
-			  uint64_t first, uint64_t count)
+static uint64_t blocks_list(struct wh_gpu_stream_turn *turn, const uint64_t *list, uint64_t cached,
+			    uint64_t first, uint64_t count)
 {
 	uint64_t at;
 
@@ -223,7 +223,7 @@ static uint64_t take_list(struct wh_gpu_stream_turn *turn, const uint64_t *list,
 		return 0;
 	at = ring_take(turn->stream, 8 * count);
 	memcpy(turn->stream->ring + at, list + first, 8 * count);
-	return ring_ready(turn, at, 8 * count);
+	return ring_upload(turn, at, 8 * count);
 }
 
 uint64_t wh_gpu_stream_blocks(struct wh_gpu_stream_turn *turn,
@@ -248,11 +248,11 @@ uint64_t wh_gpu_stream_blocks(struct wh_gpu_stream_turn *turn,
 	count = count < most ? count : most;
 	if (!count)
 		return 0;
-	launch(turn, false);
+	turn_launch(turn, false);
 	for (;;) {
 		job.count = (uint32_t)count;
 		grid = wh_blocks_shape(&job, (enum wh_blocks_variant)variant,
-				       ctas_of(stream, variant, job.block_length));
+				       stream_ctas(stream, variant, job.block_length));
 		if (grid || count == 1)
 			break;
 		count /= 2;
@@ -274,9 +274,9 @@ uint64_t wh_gpu_stream_blocks(struct wh_gpu_stream_turn *turn,
 		}
 	}
 	job.source_offsets =
-		take_list(turn, blocks->source_list, blocks->source_cached, first, count);
+		blocks_list(turn, blocks->source_list, blocks->source_cached, first, count);
 	job.target_offsets =
-		take_list(turn, blocks->target_list, blocks->target_cached, first, count);
+		blocks_list(turn, blocks->target_list, blocks->target_cached, first, count);
 	turn->job = job;
 	turn->variant = variant;
 	turn->grid = grid;
@@ -286,7 +286,7 @@ uint64_t wh_gpu_stream_blocks(struct wh_gpu_stream_turn *turn,
 /* ---- pairs ----------------------------------------------------------------------------------- */
 
 /* How many pieces of that class the pair has; class CLASSES: it is one piece. */
-static inline uint64_t fragments_of(uint64_t length, unsigned class)
+static inline uint64_t class_blocks(uint64_t length, unsigned class)
 {
 	if (class == CLASSES)
 		return 1;
@@ -294,74 +294,75 @@ static inline uint64_t fragments_of(uint64_t length, unsigned class)
 		       length / class_length[0];
 }
 
-struct small {
+struct short_pairs {
 	const struct wh_pair *pairs;
 	uint64_t count; /* of pairs, long ones among them */
 	/* what is as long as that goes by the copy engine; UINT64_MAX: nothing */
-	uint64_t longer;
+	uint64_t long_from;
 };
 
 /* The pieces of one class of the small pairs, as lists of addresses. */
-static void launch_class(struct wh_gpu_stream_turn *turn, const struct small *small, unsigned class,
-			 uint64_t length, uint64_t fragments)
+static void pairs_launch_class(struct wh_gpu_stream_turn *turn,
+			       const struct short_pairs *short_pairs, unsigned class,
+			       uint64_t length, uint64_t blocks)
 {
 	struct wh_gpu_stream *stream = turn->stream;
 	struct wh_blocks_job job = { .block_length = length,
-				     .count = (uint32_t)fragments,
+				     .count = (uint32_t)blocks,
 				     .base_count = 1 };
-	uint64_t at = ring_take(stream, 16 * fragments), bits = length, n = 0, list;
-	uint64_t *from = (uint64_t *)(void *)(stream->ring + at), *to = from + fragments;
+	uint64_t at = ring_take(stream, 16 * blocks), bits = length, n = 0, list;
+	uint64_t *from = (uint64_t *)(void *)(stream->ring + at), *to = from + blocks;
 	int variant;
 
-	for (uint64_t i = 0; i < small->count; i++) {
-		const struct wh_pair *pair = &small->pairs[i];
-		uint64_t more, skip;
+	for (uint64_t i = 0; i < short_pairs->count; i++) {
+		const struct wh_pair *pair = &short_pairs->pairs[i];
+		uint64_t parts, skip;
 
-		if (pair->length >= small->longer)
+		if (pair->length >= short_pairs->long_from)
 			continue;
-		more = fragments_of(pair->length, class);
+		parts = class_blocks(pair->length, class);
 		skip = !class || class == CLASSES ?
 			       0 :
 			       pair->length - pair->length % class_length[class - 1];
-		for (; more; more--, skip += length, n++) {
+		for (; parts; parts--, skip += length, n++) {
 			from[n] = pair->from + skip;
 			to[n] = pair->to + skip;
 			bits |= from[n] | to[n];
 		}
 	}
-	launch(turn, false);
+	turn_launch(turn, false);
 	variant = wh_blocks_widest(bits);
-	list = ring_ready(turn, at, 16 * fragments);
+	list = ring_upload(turn, at, 16 * blocks);
 	job.source_offsets = list;
-	job.target_offsets = list + 8 * fragments;
+	job.target_offsets = list + 8 * blocks;
 	turn->grid = wh_blocks_shape(&job, (enum wh_blocks_variant)variant,
-				     ctas_of(stream, variant, length));
+				     stream_ctas(stream, variant, length));
 	turn->job = job;
 	turn->variant = variant;
 }
 
 /* How many of the first pairs' pieces fit into the ring; `pieces`: how many of each class those
  * are; *equal: their length if all have the same, else 0. */
-static uint64_t fit(const struct wh_gpu_stream *stream, const struct small *small,
-		    uint64_t fragments[CLASSES + 1], uint64_t *equal)
+static uint64_t pairs_fit(const struct wh_gpu_stream *stream, const struct short_pairs *short_pairs,
+			  uint64_t blocks[CLASSES + 1], uint64_t *equal)
 {
 	/* Each class starts at a multiple of 16 bytes. What lies at the ring's end is lost once. */
 	uint64_t room = ring_room(stream) / 32, length = 0, i;
 	uint64_t most_equal = ring_room(stream) / 16;
 	uint64_t all = 0;
 
-	memset(fragments, 0, (CLASSES + 1) * sizeof(*fragments));
-	for (i = 0; i < small->count; i++) {
-		uint64_t each = small->pairs[i].length, more[CLASSES], sum = 0;
+	memset(blocks, 0, (CLASSES + 1) * sizeof(*blocks));
+	for (i = 0; i < short_pairs->count; i++) {
+		uint64_t each = short_pairs->pairs[i].length, parts[CLASSES], sum = 0;
 
-		if (each >= small->longer)
+		if (each >= short_pairs->long_from)
 			continue;
-		if (!fragments[CLASSES])
+		if (!blocks[CLASSES])
 			length = each;
 		for (unsigned class = 0; class < CLASSES; class ++)
-			sum += more[class] = fragments_of(each, class);
+			sum += parts[class] = class_blocks(each, class);
 		/* As long as all have one length it is one piece each. */
-		if (each == length && fragments[CLASSES] < most_equal) {
+		if (each == length && blocks[CLASSES] < most_equal) {
 			all += sum;
 		} else if (length == UINT64_MAX || each != length) {
 			if (all + sum > room)
@@ -372,55 +373,57 @@ static uint64_t fit(const struct wh_gpu_stream *stream, const struct small *smal
 			break;
 		}
 		for (unsigned class = 0; class < CLASSES; class ++)
-			fragments[class] += more[class];
-		fragments[CLASSES]++;
+			blocks[class] += parts[class];
+		blocks[CLASSES]++;
 	}
 	*equal = length == UINT64_MAX ? 0 : length;
 	return i;
 }
 
-static void launch_small(struct wh_gpu_stream_turn *turn, const struct small *small,
-			 const uint64_t fragments[CLASSES + 1], uint64_t equal)
+static void pairs_launch(struct wh_gpu_stream_turn *turn, const struct short_pairs *short_pairs,
+			 const uint64_t blocks[CLASSES + 1], uint64_t equal)
 {
 	if (equal) {
-		launch_class(turn, small, CLASSES, equal, fragments[CLASSES]);
+		pairs_launch_class(turn, short_pairs, CLASSES, equal, blocks[CLASSES]);
 		return;
 	}
 	for (unsigned class = 0; class < CLASSES; class ++) {
-		if (fragments[class])
-			launch_class(turn, small, class, class_length[class], fragments[class]);
+		if (blocks[class])
+			pairs_launch_class(turn, short_pairs, class, class_length[class],
+					   blocks[class]);
 	}
 }
 
 uint64_t wh_gpu_stream_pairs(struct wh_gpu_stream_turn *turn, const struct wh_pair *pairs,
 			     uint64_t count)
 {
-	struct small small = { pairs, count, UINT64_MAX };
-	uint64_t fragments[CLASSES + 1], equal, few = 0, bytes = 0;
+	struct short_pairs short_pairs = { pairs, count, UINT64_MAX };
+	uint64_t blocks[CLASSES + 1], equal, short_count = 0, bytes = 0;
 	const struct wh_gpu_stream_cost *cost = atomic_load(&turn->stream->cost);
 	/* From this length on the copy engine's higher rate makes up for what a copy costs. */
 	double gain = 1 / cost->kernel_rate - 1 / cost->copy_rate;
-	double longer = gain > 0 ? cost->copy / gain : 1e18;
+	double long_from = gain > 0 ? cost->copy / gain : 1e18;
 
 	if (turn->error)
 		return count;
-	small.longer = longer < 1e18 ? (uint64_t)longer + 1 : UINT64_MAX;
+	short_pairs.long_from = long_from < 1e18 ? (uint64_t)long_from + 1 : UINT64_MAX;
 	for (uint64_t i = 0; i < count; i++) {
-		if (pairs[i].length >= small.longer)
+		if (pairs[i].length >= short_pairs.long_from)
 			continue;
-		few++;
+		short_count++;
 		bytes += pairs[i].length;
 	}
-	if (few && !wh_gpu_stream_prefers_kernel(turn->stream, few, bytes / few))
-		small.longer = 0;
-	if (small.longer && few) {
-		small.count = fit(turn->stream, &small, fragments, &equal);
-		if (fragments[CLASSES])
-			launch_small(turn, &small, fragments, equal);
+	if (short_count &&
+	    !wh_gpu_stream_prefers_kernel(turn->stream, short_count, bytes / short_count))
+		short_pairs.long_from = 0;
+	if (short_pairs.long_from && short_count) {
+		short_pairs.count = pairs_fit(turn->stream, &short_pairs, blocks, &equal);
+		if (blocks[CLASSES])
+			pairs_launch(turn, &short_pairs, blocks, equal);
 	}
-	for (uint64_t i = 0; i < small.count; i++) {
-		if (pairs[i].length >= small.longer)
+	for (uint64_t i = 0; i < short_pairs.count; i++) {
+		if (pairs[i].length >= short_pairs.long_from)
 			wh_gpu_stream_copy(turn, pairs[i].to, pairs[i].from, pairs[i].length);
 	}
-	return small.count;
+	return short_pairs.count;
 }

@@ -8,7 +8,7 @@
 #include "util/error.h"
 
 #define SLOTS_AT_ONCE 8
-#define SEMAPHORES 256 /* made at once, 16 bytes of pinned memory each */
+#define SEMAPHORES_AT_ONCE 256 /* made at once, 16 bytes of pinned memory each */
 
 /* ---- pinned memory --------------------------------------------------------------------------- */
 
@@ -18,12 +18,12 @@ int wh_gpus_pinning_device(struct wh_gpus *gpus, struct wh_cuda_device *device,
 	struct wh_cuda_device *none = NULL;
 	int error = 0;
 
-	if (!atomic_load(&gpus->home) && !device)
+	if (!atomic_load(&gpus->pinning_device) && !device)
 		error = wh_cuda_device_at(gpus->cuda, 0, &device);
 	if (!error)
-		atomic_compare_exchange_strong(&gpus->home, &none, device);
+		atomic_compare_exchange_strong(&gpus->pinning_device, &none, device);
 	if (!error && out)
-		*out = atomic_load(&gpus->home);
+		*out = atomic_load(&gpus->pinning_device);
 	return error;
 }
 
@@ -95,18 +95,18 @@ void wh_gpus_pinned_free(struct wh_gpus *gpus)
 /* ---- semaphores ------------------------------------------------------------------------------ */
 
 /* Under list_lock. */
-static int make_semaphores(struct wh_gpus *gpus)
+static int pinned_add_semaphores(struct wh_gpus *gpus)
 {
 	struct wh_pinned *block;
-	int error =
-		pinned_new(gpus, SEMAPHORES * 16, SEMAPHORES * sizeof(struct wh_semaphore), &block);
+	int error = pinned_new(gpus, SEMAPHORES_AT_ONCE * 16,
+			       SEMAPHORES_AT_ONCE * sizeof(struct wh_semaphore), &block);
 	struct wh_semaphore *semaphores;
 
 	if (error)
 		return error;
 	semaphores = block->entries;
-	memset(block->memory, 0, SEMAPHORES * 16);
-	for (unsigned i = 0; i < SEMAPHORES; i++) {
+	memset(block->memory, 0, SEMAPHORES_AT_ONCE * 16);
+	for (unsigned i = 0; i < SEMAPHORES_AT_ONCE; i++) {
 		semaphores[i].value = (_Atomic uint32_t *)(block->memory + 16 * i);
 		semaphores[i].address = block->address + 16 * i;
 		wh_list_append(&gpus->semaphores_free, &semaphores[i].link);
@@ -121,7 +121,7 @@ int wh_semaphore_acquire(struct wh_gpus *gpus, struct wh_semaphore **out)
 
 	pthread_mutex_lock(&gpus->list_lock);
 	if (wh_list_empty(&gpus->semaphores_free))
-		error = make_semaphores(gpus);
+		error = pinned_add_semaphores(gpus);
 	link = wh_list_take(&gpus->semaphores_free);
 	pthread_mutex_unlock(&gpus->list_lock);
 	if (link)
@@ -129,16 +129,16 @@ int wh_semaphore_acquire(struct wh_gpus *gpus, struct wh_semaphore **out)
 	return link ? 0 : error;
 }
 
-void wh_semaphore_release(struct wh_gpus *gpus, struct wh_semaphore *word)
+void wh_semaphore_release(struct wh_gpus *gpus, struct wh_semaphore *semaphore)
 {
 	pthread_mutex_lock(&gpus->list_lock);
-	wh_list_append(&gpus->semaphores_free, &word->link);
+	wh_list_append(&gpus->semaphores_free, &semaphore->link);
 	pthread_mutex_unlock(&gpus->list_lock);
 }
 
 /* ---- slots ----------------------------------------------------------------------------------- */
 
-static void lay_out(struct wh_slot *slots, unsigned count, const struct wh_pinned *block)
+static void slots_lay_out(struct wh_slot *slots, unsigned count, const struct wh_pinned *block)
 {
 	for (unsigned i = 0; i < count; i++) {
 		slots[i].host = block->memory + i * WH_SLOT;
@@ -154,13 +154,13 @@ int wh_slots_row(struct wh_gpus *gpus, unsigned count, struct wh_slot *out)
 	pthread_mutex_lock(&gpus->list_lock);
 	error = pinned_new(gpus, count * WH_SLOT, 1, &block);
 	if (!error)
-		lay_out(out, count, block);
+		slots_lay_out(out, count, block);
 	pthread_mutex_unlock(&gpus->list_lock);
 	return error;
 }
 
 /* Under list_lock: some more, if there are not too many. */
-static int make_slots(struct wh_gpus *gpus, enum wh_slot_use use)
+static int pinned_add_slots(struct wh_gpus *gpus, enum wh_slot_use use)
 {
 	struct wh_pinned *block;
 	int error = pinned_new(gpus, SLOTS_AT_ONCE * WH_SLOT,
@@ -170,7 +170,7 @@ static int make_slots(struct wh_gpus *gpus, enum wh_slot_use use)
 	if (error)
 		return error;
 	slots = block->entries;
-	lay_out(slots, SLOTS_AT_ONCE, block);
+	slots_lay_out(slots, SLOTS_AT_ONCE, block);
 	for (unsigned i = 0; i < SLOTS_AT_ONCE; i++) {
 		slots[i].use = use;
 		wh_list_append(&gpus->pools[use].slots, &slots[i].link);
@@ -185,7 +185,7 @@ int wh_slots_prepare(struct wh_gpus *gpus, enum wh_slot_use use)
 
 	pthread_mutex_lock(&gpus->list_lock);
 	if (!gpus->pools[use].count)
-		error = make_slots(gpus, use);
+		error = pinned_add_slots(gpus, use);
 	pthread_mutex_unlock(&gpus->list_lock);
 	return error;
 }
@@ -197,7 +197,7 @@ struct wh_slot *wh_slot_take(struct wh_gpus *gpus, enum wh_slot_use use, struct 
 
 	pthread_mutex_lock(&gpus->list_lock);
 	if (wh_list_empty(&pool->slots) && pool->count < WH_SLOTS)
-		make_slots(gpus, use); /* if not, then one that is given back has to do */
+		pinned_add_slots(gpus, use); /* if not, then one that is given back has to do */
 	link = wh_list_take(&pool->slots);
 	if (!link && wait)
 		wh_list_append(&pool->waiters, &wait->link);
@@ -227,11 +227,11 @@ void wh_slot_give(struct wh_gpus *gpus, struct wh_slot *slot)
 	pthread_mutex_lock(&gpus->list_lock);
 	/* The last one first: its memory is in a cache. */
 	wh_list_push(&pool->slots, &slot->link);
-	if (pool->giving) {
+	if (pool->handing_out) {
 		pthread_mutex_unlock(&gpus->list_lock);
 		return;
 	}
-	pool->giving = true;
+	pool->handing_out = true;
 	while (!wh_list_empty(&pool->waiters) && !wh_list_empty(&pool->slots)) {
 		wait = wh_container(wh_list_take(&pool->waiters), struct wh_slot_wait, link);
 		slot = wh_container(wh_list_take(&pool->slots), struct wh_slot, link);
@@ -239,6 +239,6 @@ void wh_slot_give(struct wh_gpus *gpus, struct wh_slot *slot)
 		wait->ready(wait, slot);
 		pthread_mutex_lock(&gpus->list_lock);
 	}
-	pool->giving = false;
+	pool->handing_out = false;
 	pthread_mutex_unlock(&gpus->list_lock);
 }

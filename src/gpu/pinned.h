@@ -29,7 +29,7 @@ struct wh_semaphore {
 };
 
 int wh_semaphore_acquire(struct wh_gpus *gpus, struct wh_semaphore **out);
-void wh_semaphore_release(struct wh_gpus *gpus, struct wh_semaphore *word);
+void wh_semaphore_release(struct wh_gpus *gpus, struct wh_semaphore *semaphore);
 
 /* ---- slots ----------------------------------------------------------------------------------- */
 

@@ -13,24 +13,24 @@
 
 /* How often the thread looks while something is under way, and how long it goes on looking after
  * the last job before it sleeps for good. */
-#define LOOK_EVERY 20000
-#define LOOK_AFTER (2 * WH_MS)
+#define POLL_INTERVAL 20000
+#define SLEEP_AFTER (2 * WH_MS)
 /* With CPUs to spare it does not sleep between jobs that come one behind the other: each nap is
  * time that the next slot waits. */
-#define LOOK_HARD (100 * WH_MS / 1000)
+#define SPIN_AFTER_JOB (100 * WH_MS / 1000)
 /* A word that has not moved for so long: is the GPU still there? */
-#define ASK_AFTER (20 * WH_MS)
+#define QUERY_AFTER (20 * WH_MS)
 
 /* ---- what is done ---------------------------------------------------------------------------- */
 
 /* Under stream.lock: the word has not moved for long. */
-static void ask_stream(struct wh_gpu_stream *stream, int64_t now)
+static void progress_query_stream(struct wh_gpu_stream *stream, int64_t now)
 {
 	struct wh_cuda *cuda = stream->gpu->gpus->cuda;
 	struct wh_cuda_scope scope;
 	int result, error;
 
-	stream->looked = now;
+	stream->last_progress = now;
 	error = wh_cuda_enter_context(cuda, stream->gpu->device, stream->gpu->context, &scope);
 	if (!error) {
 		result = cuda->cuStreamQuery(stream->handle);
@@ -44,23 +44,23 @@ static void ask_stream(struct wh_gpu_stream *stream, int64_t now)
 }
 
 /* Take the jobs that are done off the stream, to `ended`. */
-static void collect(struct wh_gpu_stream *stream, struct wh_list *ended)
+static void progress_collect_jobs(struct wh_gpu_stream *stream, struct wh_list *ended)
 {
-	uint32_t word;
+	uint32_t last_done;
 	int64_t now;
 
 	if (pthread_mutex_trylock(
 		    &stream->lock)) /* somebody puts work on it; a moment later then */
 		return;
-	word = atomic_load_explicit(stream->word->value, memory_order_acquire);
+	last_done = atomic_load_explicit(stream->semaphore->value, memory_order_acquire);
 	while (!wh_list_empty(&stream->jobs)) {
 		struct wh_gpu_stream_job *job =
 			wh_container(stream->jobs.next, struct wh_gpu_stream_job, link);
 
-		if (!stream->error && (int32_t)(word - job->number) < 0)
+		if (!stream->error && (int32_t)(last_done - job->number) < 0)
 			break;
 		wh_list_remove(&job->link);
-		atomic_fetch_sub_explicit(&stream->waiting, 1, memory_order_relaxed);
+		atomic_fetch_sub_explicit(&stream->pending, 1, memory_order_relaxed);
 		if ((int64_t)(job->ring - stream->tail) > 0)
 			stream->tail = job->ring;
 		if (stream->error && !job->error) {
@@ -72,15 +72,15 @@ static void collect(struct wh_gpu_stream *stream, struct wh_list *ended)
 	if (!wh_list_empty(&stream->jobs)) {
 		now = wh_now();
 		if (!wh_list_empty(ended))
-			stream->looked = now;
-		else if (now - stream->looked > ASK_AFTER)
-			ask_stream(stream, now);
+			stream->last_progress = now;
+		else if (now - stream->last_progress > QUERY_AFTER)
+			progress_query_stream(stream, now);
 	}
 	pthread_mutex_unlock(&stream->lock);
 }
 
 /* Has it happened? 0: not yet, 1, or why it never will. */
-static int look_at(struct wh_gpus *gpus, const struct wh_event_wait *wait)
+static int progress_query_event(struct wh_gpus *gpus, const struct wh_event_wait *wait)
 {
 	struct wh_cuda *cuda = gpus->cuda;
 	struct wh_cuda_scope scope;
@@ -96,7 +96,7 @@ static int look_at(struct wh_gpus *gpus, const struct wh_event_wait *wait)
 	return error || result ? error : 1;
 }
 
-static bool poll_events(struct wh_gpus *gpus)
+static bool progress_poll_events(struct wh_gpus *gpus)
 {
 	struct wh_event_wait *wait = NULL;
 	int state = 0;
@@ -104,7 +104,7 @@ static bool poll_events(struct wh_gpus *gpus)
 	pthread_mutex_lock(&gpus->list_lock);
 	for (struct wh_list *l = gpus->events.next; l != &gpus->events && !state; l = l->next) {
 		wait = wh_container(l, struct wh_event_wait, link);
-		state = look_at(gpus, wait);
+		state = progress_query_event(gpus, wait);
 	}
 	if (state)
 		wh_list_remove(&wait->link);
@@ -126,11 +126,11 @@ bool wh_gpus_poll(struct wh_gpus *gpus)
 	if (!atomic_load_explicit(&gpus->jobs, memory_order_relaxed))
 		return false;
 	if (atomic_load_explicit(&gpus->event_count, memory_order_relaxed))
-		any = poll_events(gpus);
+		any = progress_poll_events(gpus);
 	wh_list_init(&ended);
 	for (; stream; stream = atomic_load_explicit(&stream->next, memory_order_acquire)) {
-		if (atomic_load_explicit(&stream->waiting, memory_order_relaxed))
-			collect(stream, &ended);
+		if (atomic_load_explicit(&stream->pending, memory_order_relaxed))
+			progress_collect_jobs(stream, &ended);
 	}
 	while ((link = wh_list_take(&ended))) {
 		struct wh_gpu_stream_job *job = wh_container(link, struct wh_gpu_stream_job, link);
@@ -205,20 +205,20 @@ bool wh_gpus_cancel_event(struct wh_gpus *gpus, struct wh_event_wait *wait)
 
 /* ---- the thread ------------------------------------------------------------------------------ */
 
-static void sleep_until_work(struct wh_gpus *gpus)
+static void progress_sleep(struct wh_gpus *gpus)
 {
 	for (;;) {
-		atomic_store(&gpus->asleep, 1);
+		atomic_store(&gpus->sleeping, 1);
 		if (atomic_load(&gpus->jobs) || atomic_load(&gpus->stop))
 			break;
-		wh_futex_wait(&gpus->asleep, 1, INT64_MAX);
+		wh_futex_wait(&gpus->sleeping, 1, INT64_MAX);
 	}
-	atomic_store(&gpus->asleep, 0);
+	atomic_store(&gpus->sleeping, 0);
 }
 
-static void *look_after(void *argument)
+static void *progress_thread(void *argument)
 {
-	const struct timespec pause = { .tv_nsec = LOOK_EVERY };
+	const struct timespec pause = { .tv_nsec = POLL_INTERVAL };
 	struct wh_gpus *gpus = argument;
 	int64_t worked = wh_now(), found = worked, now;
 	bool busy = false, was;
@@ -230,11 +230,11 @@ static void *look_after(void *argument)
 		busy = atomic_load_explicit(&gpus->jobs, memory_order_relaxed);
 		if (busy)
 			worked = now;
-		else if (now - worked > LOOK_AFTER)
-			sleep_until_work(gpus);
+		else if (now - worked > SLEEP_AFTER)
+			progress_sleep(gpus);
 		if (wh_gpus_poll(gpus) || (busy && !was))
 			found = now;
-		else if (busy && gpus->many_cpus && now - found < LOOK_HARD)
+		else if (busy && gpus->many_cpus && now - found < SPIN_AFTER_JOB)
 			wh_cpu_relax();
 		else
 			nanosleep(&pause, NULL);
@@ -254,7 +254,7 @@ int wh_gpus_thread_start(struct wh_gpus *gpus)
 	sigdelset(&all, SIGSEGV);
 	sigdelset(&all, SIGABRT);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
-	error = pthread_create(&gpus->thread, NULL, look_after, gpus);
+	error = pthread_create(&gpus->thread, NULL, progress_thread, gpus);
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	if (error)
 		return wh_fail(error, "the GPU thread: pthread_create: %s", strerror(error));
@@ -267,10 +267,10 @@ void wh_gpus_job_added(struct wh_gpus *gpus)
 {
 	/* Sequentially consistent, as the thread's two are: one of the two sees the other. */
 	atomic_fetch_add(&gpus->jobs, 1);
-	if (!atomic_load(&gpus->asleep))
+	if (!atomic_load(&gpus->sleeping))
 		return;
-	atomic_store(&gpus->asleep, 0);
-	wh_futex_wake(&gpus->asleep);
+	atomic_store(&gpus->sleeping, 0);
+	wh_futex_wake(&gpus->sleeping);
 }
 
 void wh_gpus_stop(struct wh_gpus *gpus)
@@ -278,8 +278,8 @@ void wh_gpus_stop(struct wh_gpus *gpus)
 	if (!gpus || !gpus->started)
 		return;
 	atomic_store(&gpus->stop, true);
-	atomic_store(&gpus->asleep, 0);
-	wh_futex_wake(&gpus->asleep);
+	atomic_store(&gpus->sleeping, 0);
+	wh_futex_wake(&gpus->sleeping);
 	pthread_join(gpus->thread, NULL);
 	gpus->started = false;
 }

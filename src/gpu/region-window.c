@@ -16,14 +16,14 @@
 
 /* What has gone through a slot is in place when the GPU's word has been seen, and the receiving
  * thread has been woken: at least so many ns. */
-#define HAND_OVER 5000
+#define HAND_OVER_NS 5000
 
 _Static_assert(WH_SLOT >= WH_WINDOW_PROBE, "a slot is room for the probe");
 
 /* ---- which way ------------------------------------------------------------------------------- */
 
 /* Up to how many bytes is the first way the faster one? Both cost a price and so much a byte. */
-static uint64_t meet(double price, double byte, double price2, double byte2)
+static uint64_t window_break_even(double price, double byte, double price2, double byte2)
 {
 	double bytes;
 
@@ -35,21 +35,22 @@ static uint64_t meet(double price, double byte, double price2, double byte2)
 	return bytes < (double)INT64_MAX ? (uint64_t)bytes : UINT64_MAX;
 }
 
-static void choose(struct wh_region_window *window, const struct wh_window_cost *cost)
+static void window_choose_limits(struct wh_region_window *window, const struct wh_window_cost *cost)
 {
 	size_t engine = wh_windows_threshold(window->view);
-	double ring = cost->engine + HAND_OVER;
+	double ring = cost->engine + HAND_OVER_NS;
 
-	window->receive_most =
-		meet(cost->window, cost->window_byte, ring, cost->engine_byte + cost->host_byte);
+	window->receive_most = window_break_even(cost->window, cost->window_byte, ring,
+						 cost->engine_byte + cost->host_byte);
 	/* While one slot is copied by the engine, the next one is received. */
 	if (window->receive_most > WH_SLOT)
-		window->receive_most =
-			meet(cost->window, cost->window_byte,
-			     ring + cost->engine_byte * (double)WH_SLOT, cost->host_byte);
+		window->receive_most = window_break_even(cost->window, cost->window_byte,
+							 ring + cost->engine_byte * (double)WH_SLOT,
+							 cost->host_byte);
 	window->cost = *cost;
 	window->measured = cost->measured;
-	window->put_most = meet(cost->window, cost->window_byte, cost->engine, cost->engine_byte);
+	window->put_most =
+		window_break_even(cost->window, cost->window_byte, cost->engine, cost->engine_byte);
 	window->put_most =
 		window->put_most < WH_REGION_WINDOW_FEW ? window->put_most : WH_REGION_WINDOW_FEW;
 	window->get_most = engine < WH_REGION_WINDOW_FEW ? engine : WH_REGION_WINDOW_FEW;
@@ -58,7 +59,7 @@ static void choose(struct wh_region_window *window, const struct wh_window_cost 
 /* ---- opening and closing --------------------------------------------------------------------- */
 
 /* Whose memory it is that a region window is wanted for. */
-struct wanted {
+struct window_spec {
 	struct wh_region_windows *windows;
 	const struct wh_region_entry *entry;
 	uint64_t address; /* as CUDA calls it in this process */
@@ -68,7 +69,7 @@ struct wanted {
 };
 
 /* What the owner of foreign memory says when it is asked. */
-struct answer {
+struct owner_answer {
 	char why[WH_REFUSAL]; /* no window opens without */
 	int error; /* 0: it has sent `objects` */
 	char text[WH_REFUSAL];
@@ -77,15 +78,15 @@ struct answer {
 };
 
 /* `answer`: NULL if nobody has been asked. */
-static int open_window(const struct wanted *wanted, const struct answer *answer,
+static int window_open(const struct window_spec *spec, const struct owner_answer *answer,
 		       struct wh_region_window *window)
 {
-	struct wh_region_windows *windows = wanted->windows;
+	struct wh_region_windows *windows = spec->windows;
 	const char *order = windows->order;
-	struct wh_view_request request = { .address = wanted->address,
-					   .length = wanted->entry->length,
+	struct wh_view_request request = { .address = spec->address,
+					   .length = spec->entry->length,
 					   .order = order,
-					   .foreign = wanted->foreign,
+					   .foreign = spec->foreign,
 					   .holds = true,
 					   .map = true };
 	struct wh_window_cost cost;
@@ -111,8 +112,8 @@ static int open_window(const struct wanted *wanted, const struct answer *answer,
 	}
 	atomic_fetch_add_explicit(&windows->opened, 1, memory_order_relaxed);
 	atomic_fetch_add_explicit(&windows->open, 1, memory_order_relaxed);
-	window->address = wanted->entry->address;
-	window->base = wh_view_at(window->view, wanted->address);
+	window->address = spec->entry->address;
+	window->base = wh_view_at(window->view, spec->address);
 	slot = wh_slots_prepare(windows->gpus, WH_SLOT_SERVES) ?
 		       NULL :
 		       wh_slot_take(windows->gpus, WH_SLOT_SERVES, NULL);
@@ -120,29 +121,30 @@ static int open_window(const struct wanted *wanted, const struct answer *answer,
 			&cost);
 	if (slot)
 		wh_slot_give(windows->gpus, slot);
-	choose(window, &cost);
-	if (wanted->foreign) /* its owner receives */
+	window_choose_limits(window, &cost);
+	if (spec->foreign) /* its owner receives */
 		window->receive_most = 0;
 	return 0;
 }
 
 /* Under wh_region_windows.lock. */
-static struct wh_region_window *make(const struct wanted *wanted, const struct answer *answer)
+static struct wh_region_window *window_new(const struct window_spec *spec,
+					   const struct owner_answer *answer)
 {
 	struct wh_region_window *window = calloc(1, sizeof(*window));
 
 	if (!window)
 		return NULL;
-	if (wanted->entry->kind == WH_MEMORY_MANAGED)
+	if (spec->entry->kind == WH_MEMORY_MANAGED)
 		snprintf(window->refused, sizeof(window->refused),
 			 "managed memory moves between host and GPU by itself");
-	else if (open_window(wanted, answer, window))
+	else if (window_open(spec, answer, window))
 		snprintf(window->refused, sizeof(window->refused), "%.*s", WH_REFUSAL - 1,
 			 wh_error_text());
 	return window;
 }
 
-static bool tell(const struct wh_region_window *window, char *line, size_t size)
+static bool window_describe(const struct wh_region_window *window, char *line, size_t size)
 {
 	char most[80] = "";
 
@@ -165,28 +167,30 @@ static bool tell(const struct wh_region_window *window, char *line, size_t size)
 }
 
 /* Is its owner worth asking, before it is refused for good? */
-static bool is_to_ask(const struct wanted *wanted, const struct wh_region_window *window)
+static bool window_should_ask_owner(const struct window_spec *spec,
+				    const struct wh_region_window *window)
 {
-	return window && !window->view && wanted->ask &&
-	       wh_windows_imports(wanted->windows->windows, wanted->windows->order);
+	return window && !window->view && spec->ask &&
+	       wh_windows_imports(spec->windows->windows, spec->windows->order);
 }
 
 /* Open it, if nobody has meanwhile. NULL: no memory, or, with the reason in ask->why, `ask` the
  * owner. */
-static struct wh_region_window *install(struct wh_region_window *_Atomic *cached,
-					const struct wanted *wanted, const struct answer *answer,
-					struct answer *ask)
+static struct wh_region_window *window_install(struct wh_region_window *_Atomic *cached,
+					       const struct window_spec *spec,
+					       const struct owner_answer *answer,
+					       struct owner_answer *ask)
 {
 	char line[WH_REFUSAL + 32];
 	struct wh_region_window *window;
 	bool made = false;
 
-	pthread_mutex_lock(&wanted->windows->lock);
+	pthread_mutex_lock(&spec->windows->lock);
 	window = atomic_load(cached);
 	if (!window) {
-		window = make(wanted, answer);
+		window = window_new(spec, answer);
 		made = window;
-		if (ask && is_to_ask(wanted, window)) {
+		if (ask && window_should_ask_owner(spec, window)) {
 			memcpy(ask->why, window->refused, sizeof(ask->why));
 			free(window);
 			window = NULL;
@@ -194,33 +198,33 @@ static struct wh_region_window *install(struct wh_region_window *_Atomic *cached
 		}
 		atomic_store_explicit(cached, window, memory_order_release);
 	}
-	pthread_mutex_unlock(&wanted->windows->lock);
-	if (made && tell(window, line, sizeof(line)))
-		wh_log_line(wanted->windows->log, "region %#llx%s: %s",
-			    (unsigned long long)wh_region_entry_id(wanted->entry),
-			    wanted->foreign ? " of a peer" : "", line);
+	pthread_mutex_unlock(&spec->windows->lock);
+	if (made && window_describe(window, line, sizeof(line)))
+		wh_log_line(spec->windows->log, "region %#llx%s: %s",
+			    (unsigned long long)wh_region_entry_id(spec->entry),
+			    spec->foreign ? " of a peer" : "", line);
 	return window;
 }
 
 /* The owner is asked under no lock, for it may be waiting for us. */
-static struct wh_region_window *install_foreign(struct wh_region_window *_Atomic *cached,
-						const struct wanted *wanted)
+static struct wh_region_window *window_install_foreign(struct wh_region_window *_Atomic *cached,
+						       const struct window_spec *spec)
 {
-	struct answer *answer = calloc(1, sizeof(*answer));
+	struct owner_answer *answer = calloc(1, sizeof(*answer));
 	struct wh_region_window *window;
 
 	if (!answer)
 		return NULL;
-	window = install(cached, wanted, NULL, answer);
+	window = window_install(cached, spec, NULL, answer);
 	if (!window && *answer->why) {
-		answer->error = wanted->ask(wanted->arg, &answer->sent);
+		answer->error = spec->ask(spec->arg, &answer->sent);
 		if (answer->error)
 			snprintf(answer->text, sizeof(answer->text), "%.*s", WH_REFUSAL - 1,
 				 wh_error_text());
 		for (unsigned i = 0; i < answer->sent.count; i++)
 			answer->objects[i] = (struct wh_view_object){ answer->sent.fd[i],
 								      answer->sent.offset[i] };
-		window = install(cached, wanted, answer, NULL);
+		window = window_install(cached, spec, answer, NULL);
 		while (answer->sent.count)
 			close(answer->sent.fd[--answer->sent.count]);
 	}
@@ -228,18 +232,18 @@ static struct wh_region_window *install_foreign(struct wh_region_window *_Atomic
 	return window;
 }
 
-static const struct wh_region_window *get(struct wh_region_window *_Atomic *cached,
-					  const struct wanted *wanted)
+static const struct wh_region_window *window_get(struct wh_region_window *_Atomic *cached,
+						 const struct window_spec *spec)
 {
 	struct wh_region_window *window = atomic_load_explicit(cached, memory_order_acquire);
 
 	if (!window)
-		window = wanted->foreign ? install_foreign(cached, wanted) :
-					   install(cached, wanted, NULL, NULL);
+		window = spec->foreign ? window_install_foreign(cached, spec) :
+					 window_install(cached, spec, NULL, NULL);
 	return window && window->view ? window : NULL;
 }
 
-static void close_window(struct wh_region_windows *windows,
+static void window_close(struct wh_region_windows *windows,
 			 struct wh_region_window *_Atomic *cached)
 {
 	struct wh_region_window *window;
@@ -261,9 +265,10 @@ static void close_window(struct wh_region_windows *windows,
 
 const struct wh_region_window *wh_region_window_get(struct wh_region *region)
 {
-	return get(&region->window, &(struct wanted){ .windows = region->windows,
-						      .entry = &region->entry,
-						      .address = region->entry.address });
+	return window_get(&region->window,
+			  &(struct window_spec){ .windows = region->windows,
+						 .entry = &region->entry,
+						 .address = region->entry.address });
 }
 
 const struct wh_region_window *wh_region_window_peek(const struct wh_region *region)
@@ -276,12 +281,13 @@ const struct wh_region_window *wh_region_window_peek(const struct wh_region *reg
 
 bool wh_region_window_describe(const struct wh_region *region, char *line, size_t size)
 {
-	return tell(atomic_load_explicit(&region->window, memory_order_acquire), line, size);
+	return window_describe(atomic_load_explicit(&region->window, memory_order_acquire), line,
+			       size);
 }
 
 void wh_region_window_close(struct wh_region *region)
 {
-	close_window(region->windows, &region->window);
+	window_close(region->windows, &region->window);
 }
 
 /* ---- a peer's -------------------------------------------------------------------------------- */
@@ -291,12 +297,12 @@ wh_region_window_get_remote(struct wh_region_windows *windows, struct wh_remote_
 			    uint64_t address, int (*ask)(void *arg, struct wh_window_objects *out),
 			    void *arg)
 {
-	return get(&region->window, &(struct wanted){ .windows = windows,
-						      .entry = &region->entry,
-						      .address = address,
-						      .foreign = true,
-						      .ask = ask,
-						      .arg = arg });
+	return window_get(&region->window, &(struct window_spec){ .windows = windows,
+								  .entry = &region->entry,
+								  .address = address,
+								  .foreign = true,
+								  .ask = ask,
+								  .arg = arg });
 }
 
 const struct wh_region_window *wh_region_window_peek_remote(const struct wh_remote_region *region)
@@ -310,14 +316,15 @@ const struct wh_region_window *wh_region_window_peek_remote(const struct wh_remo
 bool wh_region_window_describe_remote(const struct wh_remote_region *region, char *line,
 				      size_t size)
 {
-	return tell(atomic_load_explicit(&region->window, memory_order_acquire), line, size);
+	return window_describe(atomic_load_explicit(&region->window, memory_order_acquire), line,
+			       size);
 }
 
 void wh_region_window_close_remote(struct wh_region_windows *windows,
 				   struct wh_remote_region *region)
 {
 	if (atomic_load(&region->window))
-		close_window(windows, &region->window);
+		window_close(windows, &region->window);
 }
 
 /* ---- all of an engine's ---------------------------------------------------------------------- */

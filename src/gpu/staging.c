@@ -23,8 +23,8 @@ void wh_staging_clear(struct wh_staging *staging)
 
 void wh_staging_destroy(struct wh_staging *staging)
 {
-	free(staging->runs);
-	staging->runs = NULL;
+	free(staging->extents);
+	staging->extents = NULL;
 	staging->room = 0;
 }
 
@@ -39,8 +39,9 @@ uint64_t wh_staging_skip(struct wh_staging *staging, uint64_t length)
 uint64_t wh_staging_add(struct wh_staging *staging, const struct wh_region *region,
 			uint64_t address, uint64_t length)
 {
-	struct wh_staged_run *last = staging->count ? &staging->runs[staging->count - 1] : NULL,
-			     *grown;
+	struct wh_staged_extent *last = staging->count ? &staging->extents[staging->count - 1] :
+							 NULL,
+				*grown;
 	uint32_t room = staging->room ? 2 * staging->room : 16;
 
 	if (length > WH_SLOT - staging->bytes)
@@ -54,27 +55,29 @@ uint64_t wh_staging_add(struct wh_staging *staging, const struct wh_region *regi
 		return length;
 	}
 	if (staging->count == staging->room) {
-		grown = realloc(staging->runs, room * sizeof(*grown));
+		grown = realloc(staging->extents, room * sizeof(*grown));
 		if (!grown)
 			return 0;
-		staging->runs = grown;
+		staging->extents = grown;
 		staging->room = room;
 	}
-	staging->runs[staging->count++] =
-		(struct wh_staged_run){ region, address, length, staging->bytes };
+	staging->extents[staging->count++] =
+		(struct wh_staged_extent){ region, address, length, staging->bytes };
 	staging->bytes += length;
 	return length;
 }
 
 /* ---- moving ---------------------------------------------------------------------------------- */
 
-static bool by_cpu(const struct wh_staging *staging, const struct wh_staged_run *run)
+static bool staging_copy_by_cpu(const struct wh_staging *staging,
+				const struct wh_staged_extent *extent)
 {
-	char *there = (char *)(uintptr_t)run->address, *slot = staging->slot->host + run->offset;
+	char *there = (char *)(uintptr_t)extent->address,
+	     *slot = staging->slot->host + extent->offset;
 
-	if (!wh_kind_on_host(run->region->entry.kind))
+	if (!wh_kind_on_host(extent->region->entry.kind))
 		return false;
-	memcpy(staging->into ? slot : there, staging->into ? there : slot, run->length);
+	memcpy(staging->into ? slot : there, staging->into ? there : slot, extent->length);
 	return true;
 }
 
@@ -85,8 +88,8 @@ CUcontext wh_staging_context(const struct wh_registration *registration)
 	return context == registration->device->context ? NULL : context;
 }
 
-static int stream_of(const struct wh_staging *staging, const struct wh_registration *registration,
-		     struct wh_gpu_stream **out)
+static int staging_stream(const struct wh_staging *staging,
+			  const struct wh_registration *registration, struct wh_gpu_stream **out)
 {
 	int error = wh_registration_check(registration);
 
@@ -98,46 +101,46 @@ static int stream_of(const struct wh_staging *staging, const struct wh_registrat
 }
 
 /* The pairs of the next runs of this region's GPU. */
-static uint64_t make_pairs(const struct wh_staging *staging,
-			   const struct wh_registration *registration, struct wh_pair *pairs)
+static uint64_t staging_pairs(const struct wh_staging *staging,
+			      const struct wh_registration *registration, struct wh_pair *pairs)
 {
 	const struct wh_region *same = NULL;
 	uint64_t n = 0;
 
 	for (uint32_t i = staging->next; i < staging->count && n < PAIRS; i++, n++) {
-		const struct wh_staged_run *run = &staging->runs[i];
-		uint64_t slot = staging->slot->address + run->offset;
+		const struct wh_staged_extent *extent = &staging->extents[i];
+		uint64_t slot = staging->slot->address + extent->offset;
 
-		if (run->region != same && run->region->registration != registration &&
-		    (wh_kind_on_host(run->region->entry.kind) ||
-		     run->region->entry.kind == WH_MEMORY_MANAGED ||
-		     run->region->registration->device != registration->device ||
-		     wh_staging_context(run->region->registration) !=
+		if (extent->region != same && extent->region->registration != registration &&
+		    (wh_kind_on_host(extent->region->entry.kind) ||
+		     extent->region->entry.kind == WH_MEMORY_MANAGED ||
+		     extent->region->registration->device != registration->device ||
+		     wh_staging_context(extent->region->registration) !=
 			     wh_staging_context(registration)))
 			break;
-		same = run->region;
-		pairs[n] = (struct wh_pair){ .from = staging->into ? run->address : slot,
-					     .to = staging->into ? slot : run->address,
-					     .length = run->length };
+		same = extent->region;
+		pairs[n] = (struct wh_pair){ .from = staging->into ? extent->address : slot,
+					     .to = staging->into ? slot : extent->address,
+					     .length = extent->length };
 	}
 	return n;
 }
 
 /* Put as many of the next runs on their stream as go there together. */
-static int by_gpu(struct wh_staging *staging)
+static int staging_submit(struct wh_staging *staging)
 {
-	const struct wh_region *region = staging->runs[staging->next].region;
+	const struct wh_region *region = staging->extents[staging->next].region;
 	struct wh_pair pairs[PAIRS];
 	struct wh_gpu_stream_turn turn;
 	uint64_t count, put = 0;
 	struct wh_gpu_stream *stream;
-	int error = stream_of(staging, region->registration, &stream);
+	int error = staging_stream(staging, region->registration, &stream);
 
 	if (error)
 		return error;
 	wh_gpu_stream_begin(stream, &turn);
 	do {
-		count = make_pairs(staging, region->registration, pairs);
+		count = staging_pairs(staging, region->registration, pairs);
 		if (region->entry.kind == WH_MEMORY_MANAGED) { /* the driver's own copies alone */
 			for (put = 0; put < count; put++)
 				wh_gpu_stream_copy(&turn, pairs[put].to, pairs[put].from,
@@ -151,25 +154,25 @@ static int by_gpu(struct wh_staging *staging)
 	return 0;
 }
 
-static void go_on(struct wh_staging *staging)
+static void staging_continue(struct wh_staging *staging)
 {
 	int error;
 
 	while (!staging->error && staging->next < staging->count) {
-		if (by_cpu(staging, &staging->runs[staging->next])) {
+		if (staging_copy_by_cpu(staging, &staging->extents[staging->next])) {
 			staging->next++;
 			continue;
 		}
-		error = by_gpu(staging);
+		error = staging_submit(staging);
 		if (!error)
-			return; /* job_done() comes, or has come: it may be gone */
+			return; /* staging_job_done() comes, or has come: it may be gone */
 		staging->error = error;
 		snprintf(staging->text, sizeof(staging->text), "%s", wh_error_text());
 	}
 	staging->done(staging, staging->error, staging->text);
 }
 
-static void job_done(struct wh_gpu_stream_job *job, int error, const char *text)
+static void staging_job_done(struct wh_gpu_stream_job *job, int error, const char *text)
 {
 	struct wh_staging *staging = wh_container(job, struct wh_staging, job);
 
@@ -177,33 +180,35 @@ static void job_done(struct wh_gpu_stream_job *job, int error, const char *text)
 		staging->error = error;
 		snprintf(staging->text, sizeof(staging->text), "%s", text);
 	}
-	go_on(staging);
+	staging_continue(staging);
 }
 
 /* ---- a few bytes ----------------------------------------------------------------------------- */
 
 /* The run's window; NULL: it is host memory's. */
-static const struct wh_region_window *window_of(const struct wh_staged_run *run)
+static const struct wh_region_window *extent_window(const struct wh_staged_extent *extent)
 {
-	return wh_kind_on_host(run->region->entry.kind) ? NULL : wh_region_window_peek(run->region);
+	return wh_kind_on_host(extent->region->entry.kind) ? NULL :
+							     wh_region_window_peek(extent->region);
 }
 
 /* Are the runs so few and so short that the CPU has read them before a GPU would have begun? */
-static bool is_small(const struct wh_staging *staging, bool open)
+static bool staging_is_small(const struct wh_staging *staging, bool open)
 {
 	uint64_t sum = 0, most = WH_REGION_WINDOW_FEW;
 	const struct wh_region_window *window;
 
 	for (uint32_t i = 0; i < staging->count && sum <= most; i++) {
-		const struct wh_staged_run *run = &staging->runs[i];
+		const struct wh_staged_extent *extent = &staging->extents[i];
 
-		if (wh_kind_on_host(run->region->entry.kind))
+		if (wh_kind_on_host(extent->region->entry.kind))
 			continue;
-		window = open ? wh_region_window_get((struct wh_region *)(uintptr_t)run->region) :
-				window_of(run);
-		if (!window || wh_registration_check(run->region->registration))
+		window =
+			open ? wh_region_window_get((struct wh_region *)(uintptr_t)extent->region) :
+			       extent_window(extent);
+		if (!window || wh_registration_check(extent->region->registration))
 			return false;
-		sum += wh_region_window_run(run->length);
+		sum += wh_region_window_run(extent->length);
 		most = window->get_most < most ? window->get_most : most;
 	}
 	return sum <= most;
@@ -211,19 +216,19 @@ static bool is_small(const struct wh_staging *staging, bool open)
 
 bool wh_staging_gather_few(struct wh_staging *staging, bool open)
 {
-	if (staging->bytes > WH_REGION_WINDOW_FEW || !is_small(staging, open))
+	if (staging->bytes > WH_REGION_WINDOW_FEW || !staging_is_small(staging, open))
 		return false;
 	staging->into = true;
 	for (uint32_t i = 0; i < staging->count; i++) {
-		const struct wh_staged_run *run = &staging->runs[i];
-		const struct wh_region_window *window = window_of(run);
+		const struct wh_staged_extent *extent = &staging->extents[i];
+		const struct wh_region_window *window = extent_window(extent);
 
 		if (window)
-			wh_region_window_read(window, staging->slot->host + run->offset,
-					      wh_region_window_at(window, run->address),
-					      run->length);
+			wh_region_window_read(window, staging->slot->host + extent->offset,
+					      wh_region_window_at(window, extent->address),
+					      extent->length);
 		else
-			by_cpu(staging, run);
+			staging_copy_by_cpu(staging, extent);
 	}
 	return true;
 }
@@ -232,7 +237,7 @@ void wh_staging_init(struct wh_staging *staging, struct wh_gpus *gpus, bool urge
 {
 	staging->gpus = gpus;
 	staging->urgent = urgent;
-	staging->job.done = job_done;
+	staging->job.done = staging_job_done;
 }
 
 void wh_staging_start(struct wh_staging *staging, bool into)
@@ -241,5 +246,5 @@ void wh_staging_start(struct wh_staging *staging, bool into)
 	staging->next = 0;
 	staging->error = 0;
 	staging->text[0] = 0;
-	go_on(staging);
+	staging_continue(staging);
 }

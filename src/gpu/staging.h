@@ -21,7 +21,7 @@ struct wh_region;
 struct wh_region_table;
 struct wh_registration;
 
-struct wh_staged_run {
+struct wh_staged_extent {
 	const struct wh_region *region; /* held, or entered, by the caller until it is done */
 	uint64_t address; /* in it, as this process calls it */
 	uint64_t length;
@@ -32,7 +32,7 @@ struct wh_staging {
 	struct wh_gpu_stream_job job;
 	struct wh_gpus *gpus;
 	struct wh_slot *slot; /* the caller's to take and to give back */
-	struct wh_staged_run *runs;
+	struct wh_staged_extent *extents;
 	uint32_t count, room, next;
 	uint64_t bytes; /* in the slot */
 	bool into, urgent;
@@ -83,10 +83,10 @@ int wh_warm_up_open(struct wh_region_table *regions, struct wh_gpus *gpus, const
 		    struct wh_warm_up **out);
 /* A peer may soon ask for this region of ours, a GPU's memory, and it is going to be staged: make
  * ready what that takes, soon and on another thread. Does not wait; any lock may be held. */
-void wh_warm_up_region(struct wh_warm_up *early, uint64_t region);
+void wh_warm_up_region(struct wh_warm_up *warm_up, uint64_t region);
 /* Wait for what it is at, for seconds at most; nothing more is made ready. */
-void wh_warm_up_stop(struct wh_warm_up *early);
+void wh_warm_up_stop(struct wh_warm_up *warm_up);
 /* NULL is allowed. */
-void wh_warm_up_close(struct wh_warm_up *early);
+void wh_warm_up_close(struct wh_warm_up *warm_up);
 
 #endif

@@ -47,27 +47,27 @@ void wh_gpu_stream_fail(struct wh_gpu_stream *stream, int error, const char *tex
 
 /* Inside a scope of its context. The GPU may be one that there are no kernels for, or the driver
  * may have no compiler for it: copies go all the same. */
-static int load_kernels(struct wh_gpu_context *gpu)
+static int context_load_kernels(struct wh_gpu_context *gpu)
 {
 	int error = wh_cuda_kernels_load(gpu->gpus->cuda, gpu->device, &gpu->kernels);
 
 	if (error != -ENOEXEC && error != -ENOENT)
 		return error ? wh_fail(-error, "%s: %s", gpu->device->text, wh_error_text()) : 0;
-	snprintf(gpu->without, sizeof(gpu->without), "%s", wh_error_text());
+	snprintf(gpu->no_kernels, sizeof(gpu->no_kernels), "%s", wh_error_text());
 	wh_log_line(gpu->gpus->log, "cuda:%d copies by its copy engines alone: %s",
-		    gpu->device->ordinal, gpu->without);
+		    gpu->device->ordinal, gpu->no_kernels);
 	return 0;
 }
 
-static int find_gpu(struct wh_gpus *gpus, struct wh_cuda_device *device, CUcontext context,
-		    struct wh_gpu_context **out)
+static int context_get(struct wh_gpus *gpus, struct wh_cuda_device *device, CUcontext context,
+		       struct wh_gpu_context **out)
 {
 	struct wh_cuda *cuda = gpus->cuda;
 	struct wh_cuda_scope scope;
 	struct wh_gpu_context *gpu;
 	int error;
 
-	for (gpu = gpus->first; gpu; gpu = gpu->next) {
+	for (gpu = gpus->contexts; gpu; gpu = gpu->next) {
 		if (gpu->device == device && gpu->context == context) {
 			*out = gpu;
 			return 0;
@@ -82,15 +82,15 @@ static int find_gpu(struct wh_gpus *gpus, struct wh_cuda_device *device, CUconte
 	error = wh_cuda_enter_context(cuda, device, context, &scope);
 	if (error)
 		goto err_free;
-	error = load_kernels(gpu);
+	error = context_load_kernels(gpu);
 	if (error)
 		goto err_leave;
 	error = wh_cuda_call_on(cuda, device, cuMemAlloc, &gpu->counters, WH_BLOCKS_WAYS * 2 * 4);
 	if (error)
 		goto err_unload;
 	wh_cuda_leave(&scope);
-	gpu->next = gpus->first;
-	gpus->first = gpu;
+	gpu->next = gpus->contexts;
+	gpus->contexts = gpu;
 	*out = gpu;
 	return 0;
 
@@ -117,7 +117,7 @@ static int stream_create_handle(struct wh_cuda *cuda, const struct wh_gpu_stream
 }
 
 /* Inside a scope of the stream's context. */
-static int equip(struct wh_gpus *gpus, struct wh_gpu_stream *stream)
+static int stream_allocate(struct wh_gpus *gpus, struct wh_gpu_stream *stream)
 {
 	const struct wh_cuda_device *device = stream->gpu->device;
 	struct wh_cuda *cuda = gpus->cuda;
@@ -147,10 +147,10 @@ static int equip(struct wh_gpus *gpus, struct wh_gpu_stream *stream)
 				stream->handle);
 	if (error)
 		goto err_lists;
-	error = wh_semaphore_acquire(gpus, &stream->word);
+	error = wh_semaphore_acquire(gpus, &stream->semaphore);
 	if (error)
 		goto err_lists;
-	stream->number = atomic_load(stream->word->value);
+	stream->number = atomic_load(stream->semaphore->value);
 	return 0;
 
 err_lists:
@@ -182,7 +182,7 @@ static int stream_new(struct wh_gpu_context *gpu, enum wh_blocks_way way, bool u
 	if (!error)
 		error = wh_cuda_enter_context(gpus->cuda, gpu->device, gpu->context, &scope);
 	if (!error) {
-		error = equip(gpus, stream);
+		error = stream_allocate(gpus, stream);
 		wh_cuda_leave(&scope);
 	}
 	if (error) {
@@ -205,7 +205,7 @@ int wh_gpus_stream(struct wh_gpus *gpus, struct wh_cuda_device *device, CUcontex
 	int error;
 
 	pthread_mutex_lock(&gpus->lock);
-	error = find_gpu(gpus, device, context, &gpu);
+	error = context_get(gpus, device, context, &gpu);
 	if (!error && gpu->stream[way][urgent])
 		*out = gpu->stream[way][urgent];
 	else if (!error)
@@ -220,13 +220,13 @@ bool wh_gpus_describe(struct wh_gpus *gpus, const struct wh_cuda_device *device,
 	const struct wh_gpu_context *gpu;
 
 	pthread_mutex_lock(&gpus->lock);
-	for (gpu = gpus->first; gpu; gpu = gpu->next)
-		if (gpu->device == device && *gpu->without)
+	for (gpu = gpus->contexts; gpu; gpu = gpu->next)
+		if (gpu->device == device && *gpu->no_kernels)
 			break;
 	pthread_mutex_unlock(&gpus->lock);
 	if (gpu)
 		snprintf(line, size, "cuda:%d: no kernels, its copy engines do everything: %s",
-			 device->ordinal, gpu->without);
+			 device->ordinal, gpu->no_kernels);
 	return gpu;
 }
 
@@ -257,7 +257,7 @@ int wh_gpus_open(struct wh_cuda *cuda, const struct wh_config *config, const str
 	return 0;
 }
 
-static void close_gpu(struct wh_gpu_context *gpu)
+static void context_close(struct wh_gpu_context *gpu)
 {
 	struct wh_cuda *cuda = gpu->gpus->cuda;
 	struct wh_cuda_scope scope;
@@ -293,9 +293,9 @@ void wh_gpus_close(struct wh_gpus *gpus)
 	if (!gpus)
 		return;
 	wh_gpus_stop(gpus);
-	for (gpu = gpus->first; gpu; gpu = next) {
+	for (gpu = gpus->contexts; gpu; gpu = next) {
 		next = gpu->next;
-		close_gpu(gpu);
+		context_close(gpu);
 	}
 	wh_gpus_pinned_free(gpus);
 	pthread_mutex_destroy(&gpus->list_lock);

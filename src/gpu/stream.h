@@ -45,7 +45,7 @@ struct wh_gpu_context {
 	CUcontext context; /* NULL: the primary one */
 	struct wh_cuda_kernels kernels;
 	/* why there are none, so that copy engines do everything; "": there are */
-	char without[WH_TEXT_MAX];
+	char no_kernels[WH_TEXT_MAX];
 	uint64_t counters; /* device memory: a 32-bit word that is 0, for each stream */
 	struct wh_gpu_stream *stream[WH_BLOCKS_WAYS][2]; /* under gpus.lock */
 };
@@ -59,7 +59,7 @@ struct wh_gpu_stream {
 	bool urgent;
 	CUstream handle;
 	uint64_t counter;
-	struct wh_semaphore *word; /* the number of the last job that is done */
+	struct wh_semaphore *semaphore; /* the number of the last job that is done */
 	/* lists as the CPU writes them, pinned; as kernels read them; copied to the GPU */
 	char *ring;
 	uint64_t ring_host, ring_device;
@@ -68,8 +68,8 @@ struct wh_gpu_stream {
 	uint32_t number; /* of the last job */
 	uint64_t head, tail; /* of the ring; counted on and on */
 	struct wh_list jobs; /* not done, oldest first */
-	_Atomic uint32_t waiting; /* how many those are; read without the lock */
-	int64_t looked; /* when the stream itself was last asked, or a job ended */
+	_Atomic uint32_t pending; /* how many those are; read without the lock */
+	int64_t last_progress; /* when the stream itself was last asked, or a job ended */
 	int error; /* not 0: the context is lost, with its text */
 	char text[WH_TEXT_MAX];
 	/* The one it is chosen by, which readers take without the lock: the guess, then what was

@@ -72,9 +72,9 @@ int wh_staging_prepare_region(struct wh_region_table *regions, struct wh_gpus *g
 /* ---- the thread ------------------------------------------------------------------------------ */
 
 /* Inside the region, so that its memory's context stays for as long as that takes. */
-static void warm_up_prepare(const struct wh_warm_up *early, uint64_t id)
+static void warm_up_prepare(const struct wh_warm_up *warm_up, uint64_t id)
 {
-	struct wh_region_entry *entry = wh_region_entry_enter(early->table, id);
+	struct wh_region_entry *entry = wh_region_entry_enter(warm_up->table, id);
 	const struct wh_registration *registration;
 	int error;
 
@@ -83,71 +83,73 @@ static void warm_up_prepare(const struct wh_warm_up *early, uint64_t id)
 	registration = wh_container(entry, struct wh_region, entry)->registration;
 	error = wh_registration_check(registration);
 	if (!error)
-		error = wh_staging_prepare(early->gpus, registration, WH_SLOT_SERVES, true, true,
+		error = wh_staging_prepare(warm_up->gpus, registration, WH_SLOT_SERVES, true, true,
 					   false);
 	/* Who asks for the memory tries again, and is told. */
 	if (error)
-		wh_log_line(early->log, "cuda:%d is not ready yet for what peers may ask of it: %s",
+		wh_log_line(warm_up->log,
+			    "cuda:%d is not ready yet for what peers may ask of it: %s",
 			    registration->device->ordinal, wh_error_text());
 	wh_region_entry_leave(entry);
 }
 
-static void *run(void *argument)
+static void *warm_up_thread(void *argument)
 {
-	struct wh_warm_up *early = argument;
+	struct wh_warm_up *warm_up = argument;
 	uint64_t id;
 
-	pthread_mutex_lock(&early->lock);
-	while (early->count && !early->stop) {
-		id = early->regions[--early->count];
-		pthread_mutex_unlock(&early->lock);
-		warm_up_prepare(early, id);
-		pthread_mutex_lock(&early->lock);
+	pthread_mutex_lock(&warm_up->lock);
+	while (warm_up->count && !warm_up->stop) {
+		id = warm_up->regions[--warm_up->count];
+		pthread_mutex_unlock(&warm_up->lock);
+		warm_up_prepare(warm_up, id);
+		pthread_mutex_lock(&warm_up->lock);
 	}
-	early->running = false;
-	pthread_mutex_unlock(&early->lock);
+	warm_up->running = false;
+	pthread_mutex_unlock(&warm_up->lock);
 	return NULL;
 }
 
 /* Under the lock. Without a thread it is made ready when it is asked for. */
-static void start(struct wh_warm_up *early)
+static void warm_up_start(struct wh_warm_up *warm_up)
 {
 	sigset_t all, before;
 
-	if (early->started) /* it has ended, or is about to */
-		pthread_join(early->thread, NULL);
+	if (warm_up->started) /* it has ended, or is about to */
+		pthread_join(warm_up->thread, NULL);
 	sigfillset(&all);
 	sigdelset(&all, SIGBUS);
 	sigdelset(&all, SIGSEGV);
 	sigdelset(&all, SIGABRT);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
-	early->started = early->running = !pthread_create(&early->thread, NULL, run, early);
+	warm_up->started = warm_up->running =
+		!pthread_create(&warm_up->thread, NULL, warm_up_thread, warm_up);
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
-	if (early->started)
-		pthread_setname_np(early->thread, "wherry/early");
+	if (warm_up->started)
+		pthread_setname_np(warm_up->thread, "wherry/early");
 	else
-		early->count = 0;
+		warm_up->count = 0;
 }
 
-void wh_warm_up_region(struct wh_warm_up *early, uint64_t region)
+void wh_warm_up_region(struct wh_warm_up *warm_up, uint64_t region)
 {
-	uint32_t room = early->room ? 2 * early->room : 16;
+	uint32_t room = warm_up->room ? 2 * warm_up->room : 16;
 	uint64_t *grown;
 
-	pthread_mutex_lock(&early->lock);
-	if (early->count == early->room && !early->stop) {
-		grown = realloc(early->regions, room * sizeof(*grown));
+	pthread_mutex_lock(&warm_up->lock);
+	if (warm_up->count == warm_up->room && !warm_up->stop) {
+		grown = realloc(warm_up->regions, room * sizeof(*grown));
 		if (grown) {
-			early->regions = grown;
-			early->room = room;
+			warm_up->regions = grown;
+			warm_up->room = room;
 		}
 	}
-	if (early->count < early->room && !early->stop) {
-		early->regions[early->count++] = region;
-		if (!early->running)
-			start(early);
+	if (warm_up->count < warm_up->room && !warm_up->stop) {
+		warm_up->regions[warm_up->count++] = region;
+		if (!warm_up->running)
+			warm_up_start(warm_up);
 	}
-	pthread_mutex_unlock(&early->lock);
+	pthread_mutex_unlock(&warm_up->lock);
 }
 
 /* ---- opening and closing --------------------------------------------------------------------- */
@@ -155,37 +157,37 @@ void wh_warm_up_region(struct wh_warm_up *early, uint64_t region)
 int wh_warm_up_open(struct wh_region_table *regions, struct wh_gpus *gpus, const struct wh_log *log,
 		    struct wh_warm_up **out)
 {
-	struct wh_warm_up *early = calloc(1, sizeof(*early));
+	struct wh_warm_up *warm_up = calloc(1, sizeof(*warm_up));
 
-	if (!early)
+	if (!warm_up)
 		return wh_fail(ENOMEM, "no memory");
-	early->table = regions;
-	early->gpus = gpus;
-	early->log = log;
-	pthread_mutex_init(&early->lock, NULL);
-	*out = early;
+	warm_up->table = regions;
+	warm_up->gpus = gpus;
+	warm_up->log = log;
+	pthread_mutex_init(&warm_up->lock, NULL);
+	*out = warm_up;
 	return 0;
 }
 
-void wh_warm_up_stop(struct wh_warm_up *early)
+void wh_warm_up_stop(struct wh_warm_up *warm_up)
 {
 	bool started;
 
-	pthread_mutex_lock(&early->lock);
-	early->stop = true;
-	started = early->started;
-	early->started = false;
-	pthread_mutex_unlock(&early->lock);
+	pthread_mutex_lock(&warm_up->lock);
+	warm_up->stop = true;
+	started = warm_up->started;
+	warm_up->started = false;
+	pthread_mutex_unlock(&warm_up->lock);
 	if (started)
-		pthread_join(early->thread, NULL);
+		pthread_join(warm_up->thread, NULL);
 }
 
-void wh_warm_up_close(struct wh_warm_up *early)
+void wh_warm_up_close(struct wh_warm_up *warm_up)
 {
-	if (!early)
+	if (!warm_up)
 		return;
-	wh_warm_up_stop(early);
-	pthread_mutex_destroy(&early->lock);
-	free(early->regions);
-	free(early);
+	wh_warm_up_stop(warm_up);
+	pthread_mutex_destroy(&warm_up->lock);
+	free(warm_up->regions);
+	free(warm_up);
 }

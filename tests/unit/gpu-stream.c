@@ -353,7 +353,7 @@ static void costs__choice(void **state)
 	double kernel_takes, copies_take;
 
 	(void)state;
-	gpu.without[0] = 0;
+	gpu.no_kernels[0] = 0;
 	wh_gpu_stream_guess_cost(&stream);
 	/* One large fragment: the copy engine. Many small ones: the kernel. */
 	assert_false(wh_gpu_stream_prefers_kernel(&stream, 1, UINT64_C(1) << 30));
@@ -378,7 +378,7 @@ static void costs__choice(void **state)
 	/* No fragments and no bytes: no division by zero. */
 	assert_true(estimate(&stream, 0, 0) >= 0);
 	/* A missing kernel is never preferred. */
-	strcpy(gpu.without, "why");
+	strcpy(gpu.no_kernels, "why");
 	assert_false(wh_gpu_stream_prefers_kernel(&stream, 1, 8));
 	wh_gpu_stream_times(&stream, 1000, 8, &kernel_takes, &copies_take);
 	assert_true(kernel_takes < 1e-9 && copies_take > 0);
