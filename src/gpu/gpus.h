@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gpus.h: the state of an engine's GPUs, and what the files of this folder call of each other. */
+/* gpus.h: the state of an engine's GPUs and the functions that the files of this folder share. For
+ * src/gpu only. */
 #ifndef WH_GPU_GPUS_H
 #define WH_GPU_GPUS_H
 
@@ -11,60 +12,60 @@
 #include "gpu/stream.h"
 #include "util/list.h"
 
-/* Pinned memory of the home device's primary context, for words and slots: any other context may be
- * the application's to destroy. */
+/* One allocation of pinned memory, for semaphores or slots. It belongs to the primary context of
+ * the pinning device: the application could destroy any other context. */
 struct wh_pinned {
 	struct wh_pinned *next;
 	char *memory;
-	uint64_t address; /* for GPUs */
-	void *entries; /* what it is cut into */
+	uint64_t address; /* by which GPUs know it */
+	void *entries; /* array of struct wh_semaphore or struct wh_slot */
 };
 
 struct wh_slot_pool {
-	struct wh_list slots; /* free ones */
+	struct wh_list slots; /* the free ones */
 	struct wh_list waiters; /* struct wh_slot_wait */
 	unsigned count; /* slots that have been made */
-	bool handing_out; /* a thread hands slots out */
+	bool handing_out; /* a thread is in wh_slot_give()'s loop */
 };
 
 struct wh_gpus {
 	const struct wh_config *config;
 	const struct wh_log *log;
 	struct wh_cuda *cuda;
-	bool many_cpus;
-	int64_t spin_for;
+	bool many_cpus; /* the GPU thread may spin */
+	int64_t spin_for; /* ns; the most that wh_gpus_progress() polls */
 
-	pthread_mutex_t lock; /* below, and the making of contexts and streams */
-	struct wh_cuda_device
-		*_Atomic pinning_device; /* whose primary context the pinned memory is of */
+	pthread_mutex_t lock; /* guards what follows, and creating contexts and streams */
+	struct wh_cuda_device *_Atomic pinning_device; /* see wh_gpus_pinning_device() */
 	struct wh_gpu_context *contexts;
-	struct wh_gpu_stream *_Atomic streams; /* grows at its head only; read without the lock */
-	bool started;
+	struct wh_gpu_stream
+		*_Atomic streams; /* grows at its head only; may be read without the lock */
+	bool started; /* the GPU thread runs */
 	pthread_t thread;
 
-	pthread_mutex_t list_lock; /* below */
+	pthread_mutex_t list_lock; /* guards what follows; taken after `lock` */
 	struct wh_list events; /* struct wh_event_wait */
 	struct wh_slot_pool pools[WH_SLOT_USES];
 	struct wh_list semaphores_free;
-	struct wh_pinned *pinned; /* all there is; given back at the end */
+	struct wh_pinned *pinned; /* all allocations, freed by wh_gpus_pinned_free() */
 
-	_Atomic unsigned jobs; /* not done, events among them */
+	_Atomic unsigned jobs; /* jobs in flight and events waited for */
 	_Atomic unsigned event_count;
 	_Atomic bool stop;
-	_Atomic uint32_t sleeping; /* the thread is; a futex */
+	_Atomic uint32_t sleeping; /* futex; 1: the GPU thread sleeps, or is about to */
 };
 
-/* Start the GPU thread, unless it runs. Under gpus.lock. 0 or a negative errno. */
+/* Start the GPU thread unless it runs. Under gpus.lock. 0 or a negative errno. */
 int wh_gpus_thread_start(struct wh_gpus *gpus);
-/* No slot and no semaphore is in use any more. */
+/* Free all semaphores and slots. None may be in use. */
 void wh_gpus_pinned_free(struct wh_gpus *gpus);
 
-/* There is one more job: somebody has to look. */
+/* Count one job or event more, and wake the GPU thread if it sleeps. */
 void wh_gpus_job_added(struct wh_gpus *gpus);
-/* The setting ctas: 0: each stream's own choice. */
+/* Setting `ctas`: CTAs of each launch; 0: chosen for each launch. */
 uint32_t wh_gpus_ctas(const struct wh_gpus *gpus);
-/* Bytes at *at of the ring, on both of its sides, that are nobody else's until the turn's job is
- * done. False: there is no room. */
+/* Reserve contiguous bytes of the ring for the turn's job, at offset *at of `ring`, ring_host and
+ * ring_device. False: the ring has no room, or the turn has failed. */
 bool wh_gpu_stream_reserve(struct wh_gpu_stream_turn *turn, uint64_t bytes, uint64_t *at);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pinned.h: host memory that all GPUs of an engine reach, cut into semaphores and into slots for
- * staging. */
+/* pinned.h: pinned host memory that all GPUs of an engine can address, divided into semaphores and
+ * into slots (bounce buffers) for staging. It stays allocated until the engine is closed. */
 #ifndef WH_GPU_PINNED_H
 #define WH_GPU_PINNED_H
 
@@ -13,35 +13,36 @@
 
 struct wh_gpus;
 
-/* The device in whose primary context host memory is pinned: the first that is used, so that no
- * other one gets a context for that. `device`: it is used (NULL: only asked for). */
+/* The device in whose primary context host memory is pinned: the first one that the engine uses, so
+ * that pinning creates no context elsewhere. `device` becomes it if none is chosen yet; NULL: then
+ * device 0. `out` may be NULL. 0, or the driver's error. */
 int wh_gpus_pinning_device(struct wh_gpus *gpus, struct wh_cuda_device *device,
 			   struct wh_cuda_device **out);
 
 /* ---- semaphores ------------------------------------------------------------------------------ */
 
-/* A word in pinned memory that streams can wait for, until it is at least some number. It never
- * goes back, so that it can have another owner afterwards. */
+/* A 32-bit counter in pinned memory: GPUs store to it, and streams can wait until it has reached a
+ * value. It never decreases, not even when another owner acquires it. */
 struct wh_semaphore {
 	struct wh_list link;
 	_Atomic uint32_t *value;
-	uint64_t address; /* for GPUs */
+	uint64_t address; /* by which GPUs know it */
 };
 
+/* 0, -ENOMEM or the driver's error. Thread-safe; may allocate pinned memory. */
 int wh_semaphore_acquire(struct wh_gpus *gpus, struct wh_semaphore **out);
 void wh_semaphore_release(struct wh_gpus *gpus, struct wh_semaphore *semaphore);
 
 /* ---- slots ----------------------------------------------------------------------------------- */
 
-#define WH_SLOT ((uint64_t)1 << 20) /* bytes of one */
-#define WH_SLOTS 32 /* of an engine, for each use */
+#define WH_SLOT ((uint64_t)1 << 20) /* bytes of a slot */
+#define WH_SLOTS 32 /* most slots of an engine, for each use */
 
-/* Two uses, so that transfers that ask something of a peer, and may hold slots until it answers,
- * never keep those from being served that peers ask for: all of them together might wait for each
- * other. */
+/* Initiators keep a slot until their peer answers. Owners, which answer, have slots of their own:
+ * otherwise two engines could wait for each other for ever. */
 enum wh_slot_use {
-	WH_SLOT_ASKS,
-	WH_SLOT_SERVES,
+	WH_SLOT_ASKS, /* as initiator */
+	WH_SLOT_SERVES, /* as owner */
 	WH_SLOT_USES,
 };
 
@@ -49,26 +50,27 @@ struct wh_slot {
 	struct wh_list link;
 	enum wh_slot_use use;
 	char *host;
-	uint64_t address; /* for GPUs */
+	uint64_t address; /* by which GPUs know it */
 };
 
-/* Who waits for one. */
+/* A wait for a slot. The caller zeroes it and keeps it until `ready` is called, on the thread that
+ * gives a slot back, with no lock held. */
 struct wh_slot_wait {
 	struct wh_list link;
 	void (*ready)(struct wh_slot_wait *wait, struct wh_slot *slot);
 };
 
-/* Have some, if there are none yet. 0, or what the driver said. */
+/* Allocate the first slots of a use, if there are none yet. 0, or the driver's error. */
 int wh_slots_prepare(struct wh_gpus *gpus, enum wh_slot_use use);
-/* A slot; or NULL, and `wait->ready` is called with one when somebody gives one back. Without
- * `wait` nobody waits. */
+/* Take a free slot, or allocate more up to WH_SLOTS. NULL: none is free; `wait->ready` is called
+ * with one later. `wait` may be NULL. */
 struct wh_slot *wh_slot_take(struct wh_gpus *gpus, enum wh_slot_use use, struct wh_slot_wait *wait);
-/* Wait no longer. False: it does not wait: `ready` has been called, or is about to be. */
+/* Cancel a wait; `ready` will not be called. False: `ready` has been called or is about to be. */
 bool wh_slot_unwait(struct wh_gpus *gpus, struct wh_slot_wait *wait);
-/* So many slots one behind the other, apart from those, in out[]: never given back, their memory
- * stays until the engine is closed. 0, or what the driver said. */
+/* Fill out[] with `count` contiguous slots that belong to no use. They are never given back; their
+ * memory stays until the engine is closed. 0, or the driver's error. */
 int wh_slots_row(struct wh_gpus *gpus, unsigned count, struct wh_slot *out);
-/* May call a waiter's `ready`. */
+/* Give a slot back. May call the `ready` of waiters; no lock may be held. */
 void wh_slot_give(struct wh_gpus *gpus, struct wh_slot *slot);
 
 #endif

@@ -1,17 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the GPUs do for an engine: copies by their copy engines and the gather-scatter kernel, on
- * streams of the engine's own. The transports that move GPU memory use it.
+ * stream.h: the GPU streams of an engine, on which transports run copy engines and the
+ * gather-scatter kernel.
  *
- * A struct wh_gpu_stream is a CUDA stream with what its work needs: a ring for lists, and a word in
- * pinned memory that says how many of its jobs are done. There is one for each context, direction
- * and urgency, so that directions overlap. Work is put on a stream in turns; a turn ends with a
- * job. The job's `done` is called when all bytes of the turn are visible to everybody, or with an
- * error when nothing of it moves any more.
+ * A GPU stream is a CUDA stream with a ring for address lists and a semaphore in pinned memory,
+ * into which the GPU stores the number of the last finished job. There is one stream for each
+ * context, direction and urgency, so that directions overlap. A transport submits work in turns:
+ * begin, copies and blocks, end. A turn is one job; the job's `done` runs when all its bytes are
+ * visible to CPUs, GPUs and NICs, or with an error when nothing of it moves any more.
  *
- * Nobody sleeps in the driver: the GPU stores the number of the last finished job into the stream's
- * word. Whoever waits for a batch polls the words; without a waiter the engine's GPU thread does,
- * which starts with the first job.
+ * No thread blocks in the CUDA driver for a job: threads that wait for a batch poll the semaphores,
+ * and the engine's GPU thread, which starts with the first stream, polls them for everybody else.
  */
 #ifndef WH_GPU_STREAM_H
 #define WH_GPU_STREAM_H
@@ -29,78 +28,78 @@
 struct wh_config;
 struct wh_log;
 
-/* What work on a stream costs: measured with the stream's first use, by wh_gpu_stream_probe(). */
+/* What work on a stream costs: typical values, or measured by wh_gpu_stream_probe(). */
 struct wh_gpu_stream_cost {
-	double launch; /* ns that a kernel takes besides its bytes */
-	double copy; /* ns that each copy of a copy engine takes besides its bytes */
+	double launch; /* ns for each kernel, besides its bytes */
+	double copy; /* ns for each copy by a copy engine, besides its bytes */
 	double kernel_rate, copy_rate; /* bytes/ns, GB/s */
 	bool measured;
 };
 
-/* One context of a device. */
+/* One CUDA context of a device, with its kernels and streams. Freed by wh_gpus_close(). */
 struct wh_gpu_context {
 	struct wh_gpu_context *next;
 	struct wh_gpus *gpus;
 	struct wh_cuda_device *device;
-	CUcontext context; /* NULL: the primary one */
+	CUcontext context; /* NULL: the device's primary context */
 	struct wh_cuda_kernels kernels;
-	/* why there are none, so that copy engines do everything; "": there are */
+	/* why the kernels could not be loaded, so that copy engines move everything; "": loaded */
 	char no_kernels[WH_TEXT_MAX];
-	uint64_t counters; /* device memory: a 32-bit word that is 0, for each stream */
+	uint64_t counters; /* device memory: wh_blocks_job.counter of each stream, 4 bytes each */
 	struct wh_gpu_stream *stream[WH_BLOCKS_WAYS][2]; /* under gpus.lock */
 };
 
-#define WH_GPU_STREAM_RING ((uint64_t)2 << 20) /* bytes of lists under way */
+#define WH_GPU_STREAM_RING ((uint64_t)2 << 20) /* bytes of address lists in flight */
 
 struct wh_gpu_stream {
-	struct wh_gpu_stream *_Atomic next; /* all of an engine's */
+	struct wh_gpu_stream *_Atomic next; /* gpus.streams */
 	struct wh_gpu_context *gpu;
 	enum wh_blocks_way way;
 	bool urgent;
 	CUstream handle;
-	uint64_t counter;
-	struct wh_semaphore *semaphore; /* the number of the last job that is done */
-	/* lists as the CPU writes them, pinned; as kernels read them; copied to the GPU */
+	uint64_t counter; /* address in gpu->counters */
+	struct wh_semaphore *semaphore; /* number of the last finished job */
+	/* The CPU writes lists to pinned memory: `ring`, which the GPU reads at ring_host. Long
+	 * lists are copied to the same offset of ring_device first. */
 	char *ring;
 	uint64_t ring_host, ring_device;
 
-	pthread_mutex_t lock; /* below, and putting work on the stream */
-	uint32_t number; /* of the last job */
-	uint64_t head, tail; /* of the ring; counted on and on */
-	struct wh_list jobs; /* not done, oldest first */
-	_Atomic uint32_t pending; /* how many those are; read without the lock */
-	int64_t last_progress; /* when the stream itself was last asked, or a job ended */
-	int error; /* not 0: the context is lost, with its text */
+	pthread_mutex_t lock; /* guards what follows, and submitting */
+	uint32_t number; /* of the last submitted job */
+	uint64_t head, tail; /* of the ring, in bytes; never wrapped */
+	struct wh_list jobs; /* in flight, oldest first */
+	_Atomic uint32_t pending; /* length of `jobs`; may be read without the lock */
+	int64_t last_progress; /* ns; when a job last ended or the stream was last queried */
+	int error; /* not 0: the context has failed, see `text`; no job is accepted any more */
 	char text[WH_TEXT_MAX];
-	/* The one it is chosen by, which readers take without the lock: the guess, then what was
-	 * measured. */
+	/* &guessed, then &measured; may be read without the lock. */
 	const struct wh_gpu_stream_cost *_Atomic cost;
 	struct wh_gpu_stream_cost guessed, measured;
 	bool probed;
 };
 
-/* A turn's end. Zeroed by the caller, who keeps it until `done` is called, on any thread, with no
- * lock held. */
+/* The completion of a turn. The caller zeroes it, sets `done` and keeps it until `done` is called,
+ * on any thread, with no lock held. */
 struct wh_gpu_stream_job {
 	struct wh_list link;
 	uint32_t number;
-	uint64_t ring;
+	uint64_t ring; /* the stream's `head` at the end of the turn */
 	int error;
 	char text[WH_TEXT_MAX];
 	void (*done)(struct wh_gpu_stream_job *job, int error, const char *text);
 };
 
-/* Contiguous bytes. The addresses are those of the stream's GPU. */
+/* One contiguous copy. The addresses are those by which the stream's GPU knows the memory. */
 struct wh_pair {
 	uint64_t from, to, length;
 };
 
-/* Many blocks, as kernels/blocks.h has them. */
+/* Many blocks of one length, see kernels/blocks.h. */
 struct wh_gpu_stream_blocks {
 	struct wh_blocks_job job; /* strides, block_length, base_count and the bases */
-	/* offsets, to be taken to the GPU; NULL: none */
+	/* offsets, in host memory; NULL: none */
 	const uint64_t *source_list, *target_list;
-	uint64_t source_cached, target_cached; /* the same if it has them already; 0: it has not */
+	uint64_t source_cached, target_cached; /* their copies on the GPU; 0: no copy */
 	uint64_t bits; /* all addresses, offsets and strides in use and the block length, or-ed */
 };
 
@@ -109,119 +108,124 @@ struct wh_gpu_stream_turn {
 	struct wh_cuda_scope scope;
 	int error;
 	char text[WH_TEXT_MAX];
-	/* A launch that is put off, so that the last one of a turn can store the stream's word. */
+	/* The last launch of the turn is deferred until the end, to store the semaphore as well. */
 	struct wh_blocks_job job;
 	int variant;
-	uint32_t grid; /* 0: none */
+	uint32_t grid; /* CTAs of the deferred launch; 0: none */
 };
 
 /* ---- an engine's GPUs ------------------------------------------------------------------------ */
 
-/* Loads nothing and starts nothing. `config` and `log` stay the caller's and outlive it. 0 or
- * -ENOMEM. */
+/* Does not load CUDA and does not start the GPU thread. The caller keeps `cuda`, `config` and `log`
+ * until wh_gpus_close(). 0 or -ENOMEM. */
 int wh_gpus_open(struct wh_cuda *cuda, const struct wh_config *config, const struct wh_log *log,
 		 struct wh_gpus **out);
-/* End the GPU thread: from here on nobody but the caller's threads ends jobs. No job may be left.
- * NULL is allowed. */
+/* End the GPU thread and wait for it. No job may be in flight. NULL is allowed. */
 void wh_gpus_stop(struct wh_gpus *gpus);
-/* No job may be left. NULL is allowed. */
+/* Stop, and free all contexts, streams and pinned memory. No job may be in flight. NULL is allowed.
+ */
 void wh_gpus_close(struct wh_gpus *gpus);
 struct wh_cuda *wh_gpus_cuda(const struct wh_gpus *gpus);
 
-/* The stream of a context (NULL: the device's primary one). The first time in a context it may take
- * seconds. 0, or what the driver said. */
+/* Find or make the stream of a context (NULL: the device's primary context). The first call for a
+ * context loads the kernels, which may take seconds. 0, or the driver's error. The stream lives
+ * until wh_gpus_close(). */
 int wh_gpus_stream(struct wh_gpus *gpus, struct wh_cuda_device *device, CUcontext context,
 		   enum wh_blocks_way way, bool urgent, struct wh_gpu_stream **out);
 
-/* Call `done` of the jobs that are done. True: there were some. */
+/* Call `done` of each finished job and `ready` of one event that has occurred. True: any was
+ * called. Thread-safe; no lock may be held. */
 bool wh_gpus_poll(struct wh_gpus *gpus);
-/* Do so for as long as is_running(arg) says so and polling is worth it, at most until `deadline`;
- * 0: once. */
+/* Poll while is_running(arg) is true, for at most some milliseconds and not past `deadline` (ns, as
+ * wh_now()); deadline 0: poll once. */
 void wh_gpus_progress(struct wh_gpus *gpus, bool (*is_running)(const void *arg), const void *arg,
 		      int64_t deadline);
 
-/* ---- putting work on a stream ---------------------------------------------------------------- */
+/* ---- submitting work to a stream ------------------------------------------------------------- */
 
-/* Between begin and end the calling thread has the stream's context and its lock. A call that fails
- * makes the turn fail: what follows does nothing, and the job is done with that error once what had
- * been put on the stream has ended. */
+/* Between begin and end the calling thread holds the stream's lock, and the stream's context is
+ * current. If a call fails, the rest of the turn does nothing, and the job ends with that error as
+ * soon as everything submitted before has ended. */
 
 void wh_gpu_stream_begin(struct wh_gpu_stream *stream, struct wh_gpu_stream_turn *turn);
-/* One contiguous copy, by the copy engine. */
+/* Submit one contiguous copy, by the copy engine. */
 void wh_gpu_stream_copy(struct wh_gpu_stream_turn *turn, uint64_t to, uint64_t from,
 			uint64_t length);
-/* Copy pairs, each by the copy engine or the kernel, whichever there is and is faster. Returns how
- * many of the first were put on the stream: fewer than `count` if its ring is full; more can be had
- * when a job of the stream is done. The pairs may go afterwards. */
+/* Submit pairs, each by copy engine or kernel, whichever is available and faster. Returns how many
+ * of the first pairs were submitted: fewer than `count` if the ring is full; submit the rest when a
+ * job of the stream has ended. `pairs` may be freed when it returns. */
 uint64_t wh_gpu_stream_pairs(struct wh_gpu_stream_turn *turn, const struct wh_pair *pairs,
 			     uint64_t count);
-/* Blocks [first, first + count) of all bases, by the kernel, which there has to be. Returns how
- * many of them were put on the stream; as above. The lists may go afterwards. */
+/* Submit blocks [first, first + count) of all bases, by the kernel; the GPU must have kernels.
+ * Returns how many of the first blocks were submitted, as above. The lists may be freed when it
+ * returns. */
 uint64_t wh_gpu_stream_blocks(struct wh_gpu_stream_turn *turn,
 			      const struct wh_gpu_stream_blocks *blocks, uint64_t first,
 			      uint64_t count);
-/* Lists that stay on the GPU until wh_cached_lists_free(). Uploads them in this turn; NULL: not
- * worth it, or not possible. `wh_cached_lists_ready()` when the turn's job is done: from then on
- * other streams of the GPU can use them, too. */
+/* Offset lists that stay on the GPU until wh_cached_lists_free(). wh_cached_lists_make() uploads
+ * them in this turn; NULL: too short, too long or impossible. Call wh_cached_lists_ready() when the
+ * turn's job has ended: from then on other streams of the context can use them, too. */
 struct wh_cached_lists;
 struct wh_cached_lists *wh_cached_lists_make(struct wh_gpu_stream_turn *turn,
 					     const uint64_t *source, const uint64_t *target,
 					     uint64_t count);
 void wh_cached_lists_ready(struct wh_cached_lists *cached);
-/* Let the blocks use them. False: not on this stream, or not yet. */
+/* Set source_cached and target_cached of `blocks`. False: another context's, or not yet uploaded.
+ */
 bool wh_cached_lists_use(const struct wh_cached_lists *cached, const struct wh_gpu_stream *stream,
 			 struct wh_gpu_stream_blocks *blocks);
-/* No job uses them any more. NULL is allowed. */
+/* No job may use them any more. NULL is allowed. */
 void wh_cached_lists_free(struct wh_cached_lists *cached);
 
-/* The job may be done, and gone, when it returns: but its `done` is called by a poll, never from
- * here. */
+/* End the turn. `done` is called by a poll, never from here, but possibly before this returns, on
+ * another thread: `job` may be freed by then. */
 void wh_gpu_stream_end(struct wh_gpu_stream_turn *turn, struct wh_gpu_stream_job *job);
-/* The stream takes nothing any more, and what is on it has failed. Under stream.lock. */
+/* Fail all jobs of the stream, and all later turns. Under stream.lock. */
 void wh_gpu_stream_fail(struct wh_gpu_stream *stream, int error, const char *text);
 
-/* Why the stream's GPU has no kernels, with what CUDA's compiler said; NULL: it has. */
+/* Why the stream's context has no kernels, with the output of CUDA's compiler; NULL: it has. */
 const char *wh_gpu_stream_no_kernels(const struct wh_gpu_stream *stream);
-/* A line for the explanation that says so, of whichever of the device's contexts is in use. False:
- * it has them, or nobody knows yet; or it is NULL. */
+/* Write to `line` why the device has no kernels, if loading them has failed in any of its contexts.
+ * False: it has not, or no context has loaded them yet. `device` may be NULL. */
 bool wh_gpus_describe(struct wh_gpus *gpus, const struct wh_cuda_device *device, char *line,
 		      size_t size);
-/* Is the kernel the better way for `count` copies of `length` bytes each? */
+/* Is the kernel faster than the copy engine for `count` copies of `length` bytes each? */
 bool wh_gpu_stream_prefers_kernel(const struct wh_gpu_stream *stream, uint64_t count,
 				  uint64_t length);
-/* How long that would take by either, ns, on a stream that is busy already; *kernel 0: there is
- * none.
- */
+/* Estimate both, in ns, without the latency of an idle stream. *kernel is 0 without kernels. */
 void wh_gpu_stream_times(const struct wh_gpu_stream *stream, uint64_t count, uint64_t length,
 			 double *kernel, double *copies);
-/* With how many CTAs the kernel would run, if the addresses are aligned as the length is; 0: there
- * is none. */
+/* How many CTAs a launch of the kernel would use if all addresses are aligned as the length is; 0:
+ * no kernels. */
 uint32_t wh_gpu_stream_ctas(const struct wh_gpu_stream *stream, uint64_t count, uint64_t length);
 
-/* What a stream's work costs as long as nobody has measured it. */
+/* Set the cost to typical values. */
 void wh_gpu_stream_guess_cost(struct wh_gpu_stream *stream);
-/* Measure what work on the stream costs, once, before it is used: some ms. For ways between GPUs
- * `from` is memory of the other one of which `length` bytes may be read (64 KiB at least); 0: none,
- * so that a guess has to do. */
+/* Measure the stream's cost. Takes some ms, and only the first call measures, if the stream has not
+ * been used yet. For directions between GPUs, [from, from + length) is readable memory of the other
+ * GPU, at least 64 KiB; `from` 0: nothing is measured and typical values stay. */
 void wh_gpu_stream_probe(struct wh_gpu_stream *stream, uint64_t from, uint64_t length);
 
 /* ---- events ---------------------------------------------------------------------------------- */
 
-/* Who waits for an event of the application's streams. Zeroed by the caller. */
+/* A wait for a CUDA event of the application. The caller zeroes it and keeps it until `ready` is
+ * called or the wait is cancelled. */
 struct wh_event_wait {
 	struct wh_list link;
 	struct wh_cuda_device *device;
-	CUcontext context; /* NULL: the primary one */
+	CUcontext context; /* NULL: the device's primary context */
 	CUevent event;
-	_Atomic bool unwanted; /* it was given up before it was waited for */
-	/* Called by a poll, with no lock held: it has happened, or, with an error, never will. */
+	_Atomic bool unwanted; /* cancelled before wh_gpus_wait_event() */
+	/* Called by a poll, with no lock held: the event has occurred, or, with an error, it never
+	 * will. */
 	void (*ready)(struct wh_event_wait *wait, int error, const char *text);
 };
 
-/* 0, or why the thread that looks cannot be started, or -ECANCELED: it is unwanted. */
+/* 0: `ready` will be called. -ECANCELED: cancelled before. Else the GPU thread cannot be started.
+ */
 int wh_gpus_wait_event(struct wh_gpus *gpus, struct wh_event_wait *wait);
-/* Wait no longer. False: too late, `ready` has been called or is about to be; or too early, and
- * then wh_gpus_wait_event() will say so. */
+/* Cancel a wait; `ready` will not be called. False: `ready` has been called or is about to be, or
+ * wh_gpus_wait_event() has not been called yet and will return -ECANCELED. */
 bool wh_gpus_cancel_event(struct wh_gpus *gpus, struct wh_event_wait *wait);
 
 #endif
