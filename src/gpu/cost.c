@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What work on a stream costs: the copy engine or the kernel, for so many copies of such a length?
- */
+/* cost.c: estimates what work on a GPU stream costs, by copy engine and by kernel, and measures it
+ * on request. */
 #include <sched.h>
 #include <stdatomic.h>
 
@@ -25,7 +25,7 @@ void wh_gpu_stream_guess_cost(struct wh_gpu_stream *stream)
 
 static double cost_by_kernel(const struct wh_gpu_stream_cost *cost, uint64_t count, uint64_t length)
 {
-	/* Two addresses a piece have to get to the GPU. */
+	/* Two addresses of 8 bytes for each copy reach the GPU at about 25 GB/s. */
 	return cost->launch + (double)count * ((double)length / cost->kernel_rate + 16 / 25.0);
 }
 
@@ -60,18 +60,18 @@ void wh_gpu_stream_times(const struct wh_gpu_stream *stream, uint64_t count, uin
 /* ---- measuring ------------------------------------------------------------------------------- */
 
 #define PROBE_SHORT ((uint64_t)64 << 10)
-#define PROBE_LONG ((uint64_t)32 << 20) /* long enough that a GPU's own memory shows its rate */
+#define PROBE_LONG ((uint64_t)32 << 20) /* enough to show the rate of a GPU's own memory */
 #define PROBE_BLOCK ((uint64_t)4 << 10)
 #define PROBE_COPIES 8
-#define PROBE_TIMES 4 /* the best of them counts */
+#define PROBE_TIMES 4 /* the shortest counts */
 
 struct probe {
 	struct wh_gpu_stream_job job;
 	struct wh_gpu_stream *stream;
 	uint64_t from, to;
-	uint64_t length; /* of the long piece; at most PROBE_LONG */
-	uint64_t ring; /* bytes of the ring that it takes, from which the two in it count */
-	bool from_ring, to_ring;
+	uint64_t length; /* of the long copy; at most PROBE_LONG */
+	uint64_t ring; /* bytes of the ring that each job reserves */
+	bool from_ring, to_ring; /* the address above is in the ring: add the reserved offset */
 	_Atomic int state; /* 0: runs, 1: done, negative: failed */
 };
 
@@ -99,8 +99,8 @@ static void probe_kernel(struct wh_gpu_stream_turn *turn, uint64_t to, uint64_t 
 	wh_gpu_stream_blocks(turn, &blocks, 0, length / PROBE_BLOCK);
 }
 
-/* One job of `copies` copies, or of a kernel. Others may be using the stream by now, so that the
- * part of the ring is taken anew for each. False: there is no room. */
+/* Submit one job: `copies` copies, or, for 0, one kernel. Each job reserves its part of the ring,
+ * because others may use the stream meanwhile. False: the ring has no room. */
 static bool probe_submit(struct probe *probe, unsigned copies, uint64_t length)
 {
 	struct wh_gpu_stream_turn turn;
@@ -119,8 +119,7 @@ static bool probe_submit(struct probe *probe, unsigned copies, uint64_t length)
 	return room;
 }
 
-/* The shortest time of a job of `copies` copies of the length, or, for 0, of a kernel; ns. 0: it
- * failed. */
+/* The shortest time in ns of a job as in probe_submit(). 0: it failed. */
 static double probe_time(struct probe *probe, unsigned copies, uint64_t length)
 {
 	double best = 0;
@@ -145,8 +144,8 @@ static double probe_time(struct probe *probe, unsigned copies, uint64_t length)
 	return best;
 }
 
-/* From the times of a short and a long piece. Where they do not differ by more than noise the rate
- * stays what it is. */
+/* The rate, from the times of a short and a long copy that differ by `bytes`. `before` if the times
+ * do not differ by more than noise. */
 static double probe_rate(double before, double at_short, double at_long, uint64_t bytes)
 {
 	return at_long - at_short > 200 ? (double)bytes / (at_long - at_short) : before;
@@ -163,19 +162,19 @@ static void probe_measure(struct probe *probe)
 	if (!wh_gpu_stream_no_kernels(probe->stream)) {
 		kernel = probe_time(probe, 0, PROBE_SHORT);
 		kernel_large = probe_time(probe, 0, length);
-	} else { /* it is not asked for */
+	} else { /* unused */
 		kernel = one;
 		kernel_large = large;
 	}
 	if (one <= 0 || many <= 0 || large <= 0 || kernel <= 0 || kernel_large <= 0)
-		return; /* whoever uses the stream will learn why */
+		return; /* the next job on the stream will report the error */
 	if (length > PROBE_SHORT) {
 		cost.copy_rate = probe_rate(cost.copy_rate, one, large, length - PROBE_SHORT);
 		cost.kernel_rate =
 			probe_rate(cost.kernel_rate, kernel, kernel_large, length - PROBE_SHORT);
 	}
-	/* What a copy more takes; and what the kernel takes more than a copy, for both of them have
-	 * the way to the GPU and back in their times. */
+	/* The cost of one more copy; and how much longer a kernel takes than a copy. The times of
+	 * both include one round trip to the GPU. */
 	cost.copy = (many - one) / PROBE_COPIES - (double)PROBE_SHORT / cost.copy_rate;
 	cost.copy = cost.copy > 200 ? cost.copy : 200;
 	cost.launch = kernel - one + cost.copy + (double)PROBE_SHORT / cost.copy_rate -
@@ -186,8 +185,8 @@ static void probe_measure(struct probe *probe)
 	atomic_store(&probe->stream->cost, &probe->stream->measured);
 }
 
-/* Memory of the GPU for as long as the probe takes, from its pool: giving it back waits for nobody.
- * 0: there is none. */
+/* GPU memory for the probe, from the device's pool, so that freeing it does not synchronise the
+ * device. 0: no memory or no pool. */
 static uint64_t probe_alloc(struct wh_gpu_stream *stream, uint64_t bytes)
 {
 	struct wh_cuda *cuda = wh_gpus_cuda(stream->gpu->gpus);
@@ -215,7 +214,7 @@ static void probe_free(struct wh_gpu_stream *stream, uint64_t address)
 	wh_cuda_leave(&scope);
 }
 
-/* Which bytes are copied, and how many. Without borrowed memory the ring has to do. */
+/* Choose source, target and length of the long copy. Without `allocated` memory the ring serves. */
 static void probe_choose_ranges(struct probe *probe, uint64_t allocated, uint64_t from,
 				uint64_t length)
 {
@@ -240,7 +239,7 @@ static void probe_choose_ranges(struct probe *probe, uint64_t allocated, uint64_
 		probe->from_ring = probe->to_ring = !allocated;
 		break;
 	default:
-		/* Between GPUs, reading from the other: to write there would be to destroy. */
+		/* Between GPUs: only read from the other GPU, whose memory is the application's. */
 		probe->from = from;
 		probe->to = allocated ? allocated : stream->ring_device;
 		probe->length = allocated ? PROBE_LONG : probe->length;
@@ -262,7 +261,7 @@ void wh_gpu_stream_probe(struct wh_gpu_stream *stream, uint64_t from, uint64_t l
 
 	if (between && (!from || length < PROBE_SHORT))
 		return;
-	/* Where others use the stream already the times would be theirs as well. */
+	/* If the stream is in use, the times would include other jobs. */
 	pthread_mutex_lock(&stream->lock);
 	first = !stream->probed && !stream->head;
 	stream->probed = true;

@@ -1,25 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Lists of offsets that stay on a GPU: those of a prepared descriptor that is submitted again, so
- * that its next submissions have nothing to upload.
+ * descriptor-cache.c: keeps the offset lists of prepared blocks on a GPU, so that submitting the
+ * blocks again uploads nothing.
  *
- * The memory comes from the device's pool, by calls that are ordered with the stream: an
- * ordinary free would wait for everything that runs on the device.
+ * The memory comes from the device's pool, by calls that are ordered with the stream: cuMemFree()
+ * would wait for everything that runs on the device.
  */
 #include <errno.h>
 #include <stdlib.h>
 
 #include "gpu/stream.h"
 
-/* Shorter lists are read where the CPU wrote them; longer ones would take too much of a GPU. */
+/* The kernel reads shorter lists from pinned memory; longer ones would use too much GPU memory. */
 #define MIN_OFFSETS 512u
 #define MAX_OFFSETS (2u << 20)
 
 struct wh_cached_lists {
-	struct wh_gpu_stream *stream; /* whose stream the memory was made on */
+	struct wh_gpu_stream *stream; /* on which the memory was allocated */
 	uint64_t address;
 	uint64_t source, target; /* 0: the side has no list */
-	_Atomic bool ready; /* the upload has been done: other streams may use it */
+	_Atomic bool ready; /* the upload has ended: other streams may use the lists */
 };
 
 static uint64_t cached_lists_upload(struct wh_cuda *cuda, const struct wh_cached_lists *cached,
@@ -51,7 +51,7 @@ struct wh_cached_lists *wh_cached_lists_make(struct wh_gpu_stream_turn *turn,
 			     turn->stream->handle);
 	if (error) {
 		free(cached);
-		return NULL; /* the ring does as well */
+		return NULL; /* the ring serves instead */
 	}
 	cached->source = cached_lists_upload(cuda, cached, cached->address, source, count, &error);
 	cached->target = cached_lists_upload(

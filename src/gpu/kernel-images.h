@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The kernels as the driver takes them. The table is made by kernels/embed when the library is
- * built. */
+/* kernel-images.h: the compiled kernels that the library contains. kernels/embed generates the
+ * table during the build. */
 #ifndef WH_GPU_KERNEL_IMAGES_H
 #define WH_GPU_KERNEL_IMAGES_H
 
@@ -8,7 +8,7 @@
 
 struct wh_cuda_image {
 	const char *name; /* "sm_90"; the last one: "ptx" */
-	int capability; /* 90; the PTX: the least it runs on */
+	int capability; /* 90 for 9.0; of the PTX: the lowest that runs it */
 	const void *bytes; /* the PTX ends with a 0 */
 	size_t length;
 };

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The kernels, which are part of this library: machine code for some architectures, and PTX, which
- * the driver compiles for all others and for drivers that refuse the machine code of a newer
- * toolkit.
+ * kernels.c: loads and launches the CUDA kernels that the library contains: machine code for some
+ * architectures, and PTX, which the driver compiles for all other architectures and where it
+ * refuses the machine code of a newer toolkit.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -14,14 +14,14 @@
 #include "platform/cuda.h"
 #include "util/error.h"
 
-#define LOG_SIZE 8192
+#define LOG_SIZE 8192 /* bytes of the compiler's output */
 
 _Static_assert(WH_BLOCKS_VARIANTS <=
 		       sizeof(((struct wh_cuda_kernels *)0)->blocks) / sizeof(CUfunction),
-	       "room for the kernels");
+	       "wh_cuda_kernels.blocks holds all variants");
 
-/* The newest machine code that the device runs: of its own major version, and not newer than it.
- * Index into wh_cuda_images, whose last row is the PTX. */
+/* The newest machine code that the device can run: its own major version, and not newer than it;
+ * else the PTX. Returns an index into wh_cuda_images, whose last row is the PTX. */
 static size_t kernels_choose_image(const struct wh_cuda_device *device)
 {
 	size_t best = WH_CUDA_IMAGES - 1;
@@ -37,7 +37,7 @@ static size_t kernels_choose_image(const struct wh_cuda_device *device)
 	return best;
 }
 
-/* The words of the compiler's log, on one line. */
+/* Turn all white space and control characters into single spaces. */
 static void kernels_log_one_line(char *log)
 {
 	char *to = log;
@@ -58,19 +58,18 @@ int wh_cuda_image_load(struct wh_cuda *cuda, const void *image, const char *name
 	void *values[] = { log, (void *)(uintptr_t)(LOG_SIZE - 1) };
 
 	if (!log)
-		return wh_fail(ENOMEM, "no memory to load the kernels");
+		return wh_fail(ENOMEM, "no memory for the output of the kernels' compiler");
 	error = cuda->cuModuleLoadDataEx(out, image, 2, options, values);
 	kernels_log_one_line(log);
-	/* What the compiler said is worth more than what the driver says of it, which comes
-	 * after. */
+	/* The compiler's output comes before the driver's error, which says less. */
 	error = wh_cuda_check(cuda, error, "cuModuleLoadDataEx", "the kernels as %s%s%.110s", name,
 			      *log ? ": " : "", log);
 	free(log);
 	return error;
 }
 
-/* Find the functions and have them on the device now: with lazy loading, the default since CUDA 12,
- * they would come with the first launch, which then waits for everything that runs. */
+/* Find the functions and load them now: with lazy loading, the default since CUDA 12, the first
+ * launch would load them and wait for everything that runs on the device. */
 static int kernels_find_functions(struct wh_cuda *cuda, struct wh_cuda_kernels *kernels)
 {
 	static const char *const names[] = WH_BLOCKS_NAMES;
@@ -106,7 +105,7 @@ int wh_cuda_kernels_load(struct wh_cuda *cuda, struct wh_cuda_device *device,
 
 	error = wh_cuda_image_load(cuda, wh_cuda_images[image].bytes, wh_cuda_images[image].name,
 				   &kernels.module);
-	/* A driver of an older major version refuses a newer toolkit's machine code, with various
+	/* A driver of an older major version refuses a newer toolkit's machine code, with different
 	 * errors. */
 	if (error && image != WH_CUDA_IMAGES - 1) {
 		image = WH_CUDA_IMAGES - 1;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Putting work on a stream: copies, lists of pairs, blocks.
+ * launch.c: submits work to a GPU stream: copies, blocks, and lists of pairs.
  *
  * Pairs of one length are blocks of that length whose offsets are addresses. Pairs of different
- * lengths are cut into pieces of a few lengths, a launch for each: any list of small pairs takes at
- * most CLASSES launches.
+ * lengths are divided into blocks of CLASSES lengths, with one launch for each length: any list of
+ * short pairs takes at most CLASSES launches.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -15,7 +15,7 @@
 #include "util/error.h"
 #include "util/list.h"
 
-/* Lists that short are read by the kernel where the CPU wrote them: taking them to the GPU first
+/* The kernel reads lists of up to so many bytes from pinned memory: copying them to the GPU first
  * would cost more than it saves. */
 #define READ_IN_PLACE 4096u
 
@@ -51,7 +51,7 @@ void wh_gpu_stream_begin(struct wh_gpu_stream *stream, struct wh_gpu_stream_turn
 					      &turn->scope));
 }
 
-/* Launch what was put off; `flagged`: it is the last of the turn. */
+/* Submit the deferred launch. `flagged`: it is the last of the turn, and stores the semaphore. */
 static void turn_launch(struct wh_gpu_stream_turn *turn, bool flagged)
 {
 	struct wh_gpu_stream *stream = turn->stream;
@@ -99,7 +99,8 @@ void wh_gpu_stream_end(struct wh_gpu_stream_turn *turn, struct wh_gpu_stream_job
 	stream->number++;
 	job->error = turn->error;
 	memcpy(job->text, turn->text, sizeof(job->text));
-	/* After a failure, too: what had been put on the stream before it has to end first. */
+	/* The stream stores the semaphore if no kernel does; after a failure as well, since the
+	 * work submitted before it has to end first. */
 	if (!stream->error && (!flagged || turn->error)) {
 		int error = turn->scope.context ?
 				    wh_cuda_call_on(cuda, stream->gpu->device, cuStreamWriteValue32,
@@ -107,7 +108,7 @@ void wh_gpu_stream_end(struct wh_gpu_stream_turn *turn, struct wh_gpu_stream_job
 						    stream->number, 0) :
 				    turn->error;
 
-		/* A stream that does not even take that will never do anything again. */
+		/* A stream that refuses even this store has failed for good. */
 		if (error) {
 			wh_gpu_stream_fail(stream, error, wh_error_text());
 			if (turn->scope.context)
@@ -121,14 +122,14 @@ void wh_gpu_stream_end(struct wh_gpu_stream_turn *turn, struct wh_gpu_stream_job
 		stream->last_progress = wh_now();
 	wh_list_append(&stream->jobs, &job->link);
 	atomic_fetch_add_explicit(&stream->pending, 1, memory_order_relaxed);
-	/* Before the lock is given back: then it cannot be done yet. */
+	/* Before unlocking: until then no poll can collect the job and discount it. */
 	wh_gpus_job_added(gpus);
 	pthread_mutex_unlock(&stream->lock);
 }
 
 /* ---- the ring -------------------------------------------------------------------------------- */
 
-/* Contiguous bytes that are free. */
+/* The largest contiguous free range, in bytes. */
 static uint64_t ring_room(const struct wh_gpu_stream *stream)
 {
 	uint64_t at = stream->head % WH_GPU_STREAM_RING, used = stream->head - stream->tail;
@@ -139,7 +140,7 @@ static uint64_t ring_room(const struct wh_gpu_stream *stream)
 	return free <= to_end ? free : to_end > free - to_end ? to_end : free - to_end;
 }
 
-/* At most ring_room() bytes. */
+/* Take contiguous bytes, at most ring_room(). Returns their offset in the ring. */
 static uint64_t ring_take(struct wh_gpu_stream *stream, uint64_t bytes)
 {
 	uint64_t at = stream->head % WH_GPU_STREAM_RING;
@@ -147,7 +148,7 @@ static uint64_t ring_take(struct wh_gpu_stream *stream, uint64_t bytes)
 	bool empty = stream->head == stream->tail;
 
 	bytes = (bytes + 15) & ~(uint64_t)15;
-	if (bytes > WH_GPU_STREAM_RING - at) { /* not contiguous: from the start */
+	if (bytes > WH_GPU_STREAM_RING - at) { /* skip the end of the ring */
 		stream->head += WH_GPU_STREAM_RING - at;
 		at = 0;
 		if (empty)
@@ -165,7 +166,7 @@ bool wh_gpu_stream_reserve(struct wh_gpu_stream_turn *turn, uint64_t bytes, uint
 	return true;
 }
 
-/* Where the kernel reads what has been written at `at`. */
+/* The address at which the kernel reads the bytes written at offset `at`; uploads long ones. */
 static uint64_t ring_upload(struct wh_gpu_stream_turn *turn, uint64_t at, uint64_t bytes)
 {
 	struct wh_gpu_stream *stream = turn->stream;
@@ -201,7 +202,7 @@ uint32_t wh_gpu_stream_ctas(const struct wh_gpu_stream *stream, uint64_t count, 
 	if (wh_gpu_stream_no_kernels(stream))
 		return 0;
 	ctas = stream_ctas(stream, (int)variant, length);
-	/* More than one launch takes are several of as many CTAs. */
+	/* Longer lists take several launches of as many CTAs. */
 	if (count > WH_BLOCKS_ITEMS)
 		count = WH_BLOCKS_ITEMS;
 	for (; !grid && count; count /= 2) {
@@ -211,7 +212,8 @@ uint32_t wh_gpu_stream_ctas(const struct wh_gpu_stream *stream, uint64_t count, 
 	return grid;
 }
 
-/* A list's place on the GPU: kept there, or to be written to the ring. */
+/* The address of a list for the kernel: its cached copy, or its part copied to the ring; 0: no
+ * list. */
 static uint64_t blocks_list(struct wh_gpu_stream_turn *turn, const uint64_t *list, uint64_t cached,
 			    uint64_t first, uint64_t count)
 {
@@ -235,14 +237,14 @@ uint64_t wh_gpu_stream_blocks(struct wh_gpu_stream_turn *turn,
 	int variant = wh_blocks_widest(blocks->bits);
 	struct wh_gpu_stream *stream = turn->stream;
 	struct wh_blocks_job job = blocks->job;
-	/* Half of it for each list, whatever way they come to lie. */
+	/* Offsets that fit into the ring, for each list. */
 	uint64_t room = lists ? ring_room(stream) / lists / 8 & ~UINT64_C(3) : UINT64_MAX;
 	uint64_t most = WH_BLOCKS_ITEMS / job.base_count;
 	uint32_t grid;
 
 	if (turn->error)
 		return count;
-	if (lists == 2) /* the second may not fit behind the first */
+	if (lists == 2) /* the first list may split the free range badly for the second */
 		room /= 2;
 	count = count < room ? count : room;
 	count = count < most ? count : most;
@@ -259,13 +261,13 @@ uint64_t wh_gpu_stream_blocks(struct wh_gpu_stream_turn *turn,
 	}
 	if (!grid) {
 		turn_fail(turn, wh_fail(E2BIG,
-					"a block of %llu bytes and %u bases are too much for "
-					"one launch",
-					(unsigned long long)job.block_length, job.base_count));
+					"%u bases with blocks of %llu bytes exceed one kernel "
+					"launch: submit fewer bases or shorter blocks",
+					job.base_count, (unsigned long long)job.block_length));
 		return count;
 	}
 	if (first) {
-		/* A list is read from `first` on; where there is none the bases move. */
+		/* Lists are read from `first` on; bases with a stride move. */
 		for (uint32_t b = 0; b < job.base_count; b++) {
 			if (!blocks->source_list && !blocks->source_cached)
 				job.source_base[b] += first * job.source_stride;
@@ -285,7 +287,8 @@ uint64_t wh_gpu_stream_blocks(struct wh_gpu_stream_turn *turn,
 
 /* ---- pairs ----------------------------------------------------------------------------------- */
 
-/* How many pieces of that class the pair has; class CLASSES: it is one piece. */
+/* How many blocks of class_length[class] a pair of `length` bytes contains; class CLASSES: the pair
+ * is one block. */
 static inline uint64_t class_blocks(uint64_t length, unsigned class)
 {
 	if (class == CLASSES)
@@ -296,12 +299,12 @@ static inline uint64_t class_blocks(uint64_t length, unsigned class)
 
 struct short_pairs {
 	const struct wh_pair *pairs;
-	uint64_t count; /* of pairs, long ones among them */
-	/* what is as long as that goes by the copy engine; UINT64_MAX: nothing */
+	uint64_t count; /* of all pairs, long ones included */
+	/* the copy engine moves pairs of at least so many bytes; UINT64_MAX: none */
 	uint64_t long_from;
 };
 
-/* The pieces of one class of the small pairs, as lists of addresses. */
+/* Launch the blocks of one class, as two lists of addresses. */
 static void pairs_launch_class(struct wh_gpu_stream_turn *turn,
 			       const struct short_pairs *short_pairs, unsigned class,
 			       uint64_t length, uint64_t blocks)
@@ -341,12 +344,13 @@ static void pairs_launch_class(struct wh_gpu_stream_turn *turn,
 	turn->variant = variant;
 }
 
-/* How many of the first pairs' pieces fit into the ring; `pieces`: how many of each class those
- * are; *equal: their length if all have the same, else 0. */
+/* How many of the first pairs fit into the ring. blocks[]: how many blocks of each class these
+ * have; *equal: the length of the short ones if they all have the same, else 0. */
 static uint64_t pairs_fit(const struct wh_gpu_stream *stream, const struct short_pairs *short_pairs,
 			  uint64_t blocks[CLASSES + 1], uint64_t *equal)
 {
-	/* Each class starts at a multiple of 16 bytes. What lies at the ring's end is lost once. */
+	/* Two addresses of 8 bytes for each block. Half of the room is spare: each class starts at
+	 * a multiple of 16 bytes, and one of them may skip the end of the ring. */
 	uint64_t room = ring_room(stream) / 32, length = 0, i;
 	uint64_t most_equal = ring_room(stream) / 16;
 	uint64_t all = 0;
@@ -361,7 +365,7 @@ static uint64_t pairs_fit(const struct wh_gpu_stream *stream, const struct short
 			length = each;
 		for (unsigned class = 0; class < CLASSES; class ++)
 			sum += parts[class] = class_blocks(each, class);
-		/* As long as all have one length it is one piece each. */
+		/* While all have the same length, each pair is one block. */
 		if (each == length && blocks[CLASSES] < most_equal) {
 			all += sum;
 		} else if (length == UINT64_MAX || each != length) {
@@ -400,7 +404,7 @@ uint64_t wh_gpu_stream_pairs(struct wh_gpu_stream_turn *turn, const struct wh_pa
 	struct short_pairs short_pairs = { pairs, count, UINT64_MAX };
 	uint64_t blocks[CLASSES + 1], equal, short_count = 0, bytes = 0;
 	const struct wh_gpu_stream_cost *cost = atomic_load(&turn->stream->cost);
-	/* From this length on the copy engine's higher rate makes up for what a copy costs. */
+	/* From this length on the copy engine's higher rate outweighs its cost for each copy. */
 	double gain = 1 / cost->kernel_rate - 1 / cost->copy_rate;
 	double long_from = gain > 0 ? cost->copy / gain : 1e18;
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pinned.c: pinned host memory of an engine, cut into semaphores and into slots for staging. */
+/* pinned.c: pinned host memory of an engine, divided into semaphores and into slots for staging. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,7 +8,7 @@
 #include "util/error.h"
 
 #define SLOTS_AT_ONCE 8
-#define SEMAPHORES_AT_ONCE 256 /* made at once, 16 bytes of pinned memory each */
+#define SEMAPHORES_AT_ONCE 256 /* 16 bytes of pinned memory each */
 
 /* ---- pinned memory --------------------------------------------------------------------------- */
 
@@ -27,7 +27,8 @@ int wh_gpus_pinning_device(struct wh_gpus *gpus, struct wh_cuda_device *device,
 	return error;
 }
 
-/* Under list_lock. */
+/* Allocate `bytes` of pinned memory, and `entries` bytes of zeroes to describe its parts. Under
+ * list_lock. */
 static int pinned_new(struct wh_gpus *gpus, size_t bytes, size_t entries, struct wh_pinned **out)
 {
 	struct wh_pinned *block = calloc(1, sizeof(*block));
@@ -41,7 +42,7 @@ static int pinned_new(struct wh_gpus *gpus, size_t bytes, size_t entries, struct
 		block->entries = calloc(1, entries);
 	if (!block || !block->entries) {
 		free(block);
-		return wh_fail(ENOMEM, "no memory for staging");
+		return wh_fail(ENOMEM, "no memory for the list of pinned buffers");
 	}
 	error = wh_gpus_pinning_device(gpus, NULL, &device);
 	if (!error)
@@ -76,19 +77,20 @@ void wh_gpus_pinned_free(struct wh_gpus *gpus)
 	struct wh_cuda_device *device;
 	struct wh_pinned *block, *next;
 	struct wh_cuda_scope scope;
-	bool in;
+	bool entered;
 
 	if (!gpus->pinned)
 		return;
-	in = !wh_gpus_pinning_device(gpus, NULL, &device) && !wh_cuda_enter(cuda, device, &scope);
+	entered = !wh_gpus_pinning_device(gpus, NULL, &device) &&
+		  !wh_cuda_enter(cuda, device, &scope);
 	for (block = gpus->pinned; block; block = next) {
 		next = block->next;
-		if (in)
+		if (entered)
 			cuda->cuMemFreeHost(block->memory);
 		free(block->entries);
 		free(block);
 	}
-	if (in)
+	if (entered)
 		wh_cuda_leave(&scope);
 }
 
@@ -159,7 +161,7 @@ int wh_slots_row(struct wh_gpus *gpus, unsigned count, struct wh_slot *out)
 	return error;
 }
 
-/* Under list_lock: some more, if there are not too many. */
+/* Allocate SLOTS_AT_ONCE more. Under list_lock. */
 static int pinned_add_slots(struct wh_gpus *gpus, enum wh_slot_use use)
 {
 	struct wh_pinned *block;
@@ -197,7 +199,7 @@ struct wh_slot *wh_slot_take(struct wh_gpus *gpus, enum wh_slot_use use, struct 
 
 	pthread_mutex_lock(&gpus->list_lock);
 	if (wh_list_empty(&pool->slots) && pool->count < WH_SLOTS)
-		pinned_add_slots(gpus, use); /* if not, then one that is given back has to do */
+		pinned_add_slots(gpus, use); /* on failure: as if none were free */
 	link = wh_list_take(&pool->slots);
 	if (!link && wait)
 		wh_list_append(&pool->waiters, &wait->link);
@@ -216,16 +218,16 @@ bool wh_slot_unwait(struct wh_gpus *gpus, struct wh_slot_wait *wait)
 	return waits;
 }
 
-/* A waiter may give its slot back at once, from inside `ready`; if that called the next one,
- * thousands of them would be stacked up. So one thread at a time hands slots out, and goes on until
- * there is nobody left to give one to. */
+/* A waiter may give its slot back from inside `ready`. If that called the next waiter's `ready`,
+ * thousands of calls could nest. So one thread at a time hands slots out, in a loop, until no
+ * waiter or no slot is left; the others only add their slot to the list. */
 void wh_slot_give(struct wh_gpus *gpus, struct wh_slot *slot)
 {
 	struct wh_slot_pool *pool = &gpus->pools[slot->use];
 	struct wh_slot_wait *wait;
 
 	pthread_mutex_lock(&gpus->list_lock);
-	/* The last one first: its memory is in a cache. */
+	/* First, because its memory is still in a CPU cache. */
 	wh_list_push(&pool->slots, &slot->link);
 	if (pool->handing_out) {
 		pthread_mutex_unlock(&gpus->list_lock);

@@ -11,19 +11,19 @@
 #include "util/error.h"
 #include "util/futex.h"
 
-/* How often the thread looks while something is under way, and how long it goes on looking after
- * the last job before it sleeps for good. */
+/* The GPU thread polls at this interval (ns) while jobs are in flight, and goes on for SLEEP_AFTER
+ * before it sleeps until the next job. */
 #define POLL_INTERVAL 20000
 #define SLEEP_AFTER (2 * WH_MS)
-/* With CPUs to spare it does not sleep between jobs that come one behind the other: each nap is
- * time that the next slot waits. */
+/* With CPUs to spare the GPU thread spins for so long after a job instead of sleeping for an
+ * interval: in a pipeline of slots each pause would delay the next slot. */
 #define SPIN_AFTER_JOB (100 * WH_MS / 1000)
-/* A word that has not moved for so long: is the GPU still there? */
+/* If a semaphore does not change for so long, ask the driver whether the stream has failed. */
 #define QUERY_AFTER (20 * WH_MS)
 
-/* ---- what is done ---------------------------------------------------------------------------- */
+/* ---- jobs ------------------------------------------------------------------------------------ */
 
-/* Under stream.lock: the word has not moved for long. */
+/* Fail the stream if the driver reports an error. Under stream.lock. */
 static void progress_query_stream(struct wh_gpu_stream *stream, int64_t now)
 {
 	struct wh_cuda *cuda = stream->gpu->gpus->cuda;
@@ -43,14 +43,14 @@ static void progress_query_stream(struct wh_gpu_stream *stream, int64_t now)
 		wh_gpu_stream_fail(stream, error, wh_error_text());
 }
 
-/* Take the jobs that are done off the stream, to `ended`. */
+/* Move the stream's finished jobs to `ended`. */
 static void progress_collect_jobs(struct wh_gpu_stream *stream, struct wh_list *ended)
 {
 	uint32_t last_done;
 	int64_t now;
 
-	if (pthread_mutex_trylock(
-		    &stream->lock)) /* somebody puts work on it; a moment later then */
+	/* Busy: another thread submits work or polls. A later poll collects the jobs. */
+	if (pthread_mutex_trylock(&stream->lock))
 		return;
 	last_done = atomic_load_explicit(stream->semaphore->value, memory_order_acquire);
 	while (!wh_list_empty(&stream->jobs)) {
@@ -79,7 +79,7 @@ static void progress_collect_jobs(struct wh_gpu_stream *stream, struct wh_list *
 	pthread_mutex_unlock(&stream->lock);
 }
 
-/* Has it happened? 0: not yet, 1, or why it never will. */
+/* 1: the event has occurred; 0: not yet; negative: it never will. */
 static int progress_query_event(struct wh_gpus *gpus, const struct wh_event_wait *wait)
 {
 	struct wh_cuda *cuda = gpus->cuda;
@@ -257,7 +257,8 @@ int wh_gpus_thread_start(struct wh_gpus *gpus)
 	error = pthread_create(&gpus->thread, NULL, progress_thread, gpus);
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	if (error)
-		return wh_fail(error, "the GPU thread: pthread_create: %s", strerror(error));
+		return wh_fail(error, "starting the GPU thread: pthread_create: %s",
+			       strerror(error));
 	pthread_setname_np(gpus->thread, "wherry/gpu");
 	gpus->started = true;
 	return 0;
@@ -265,7 +266,8 @@ int wh_gpus_thread_start(struct wh_gpus *gpus)
 
 void wh_gpus_job_added(struct wh_gpus *gpus)
 {
-	/* Sequentially consistent, as the thread's two are: one of the two sees the other. */
+	/* Sequentially consistent, as in progress_sleep(): either this thread sees `sleeping`, or
+	 * the GPU thread sees the job. */
 	atomic_fetch_add(&gpus->jobs, 1);
 	if (!atomic_load(&gpus->sleeping))
 		return;

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* region-window.c: opens and closes region windows, and decides up to how many bytes the CPU uses
+ * them. */
 #include "gpu/region-window.h"
 
 #include <errno.h>
@@ -14,15 +16,16 @@
 #include "util/error.h"
 #include "util/log.h"
 
-/* What has gone through a slot is in place when the GPU's word has been seen, and the receiving
- * thread has been woken: at least so many ns. */
+/* After a copy from a slot, a thread sees the stream's semaphore and wakes the receiving thread: at
+ * least so many ns. */
 #define HAND_OVER_NS 5000
 
-_Static_assert(WH_SLOT >= WH_WINDOW_PROBE, "a slot is room for the probe");
+_Static_assert(WH_SLOT >= WH_WINDOW_PROBE, "a slot holds the probe");
 
-/* ---- which way ------------------------------------------------------------------------------- */
+/* ---- limits ---------------------------------------------------------------------------------- */
 
-/* Up to how many bytes is the first way the faster one? Both cost a price and so much a byte. */
+/* Up to how many bytes is the first of two ways faster? Each costs `price` plus `byte` for each
+ * byte. */
 static uint64_t window_break_even(double price, double byte, double price2, double byte2)
 {
 	double bytes;
@@ -42,7 +45,7 @@ static void window_choose_limits(struct wh_region_window *window, const struct w
 
 	window->receive_most = window_break_even(cost->window, cost->window_byte, ring,
 						 cost->engine_byte + cost->host_byte);
-	/* While one slot is copied by the engine, the next one is received. */
+	/* Beyond one slot, the copy engine empties a slot while the next one is received. */
 	if (window->receive_most > WH_SLOT)
 		window->receive_most = window_break_even(cost->window, cost->window_byte,
 							 ring + cost->engine_byte * (double)WH_SLOT,
@@ -58,26 +61,26 @@ static void window_choose_limits(struct wh_region_window *window, const struct w
 
 /* ---- opening and closing --------------------------------------------------------------------- */
 
-/* Whose memory it is that a region window is wanted for. */
+/* The memory for which a region window is opened. */
 struct window_spec {
 	struct wh_region_windows *windows;
 	const struct wh_region_entry *entry;
-	uint64_t address; /* as CUDA calls it in this process */
-	bool foreign; /* another process's */
+	uint64_t address; /* by which CUDA knows it in this process */
+	bool foreign; /* memory of another process */
 	int (*ask)(void *arg, struct wh_window_objects *out);
 	void *arg;
 };
 
-/* What the owner of foreign memory says when it is asked. */
+/* What the owner of foreign memory has answered. */
 struct owner_answer {
-	char why[WH_REFUSAL]; /* no window opens without */
+	char why[WH_REFUSAL]; /* why no window opened without asking it */
 	int error; /* 0: it has sent `objects` */
 	char text[WH_REFUSAL];
 	struct wh_window_objects sent;
 	struct wh_view_object objects[WH_WINDOW_OBJECTS];
 };
 
-/* `answer`: NULL if nobody has been asked. */
+/* `answer`: NULL if the owner has not been asked. */
 static int window_open(const struct window_spec *spec, const struct owner_answer *answer,
 		       struct wh_region_window *window)
 {
@@ -122,7 +125,7 @@ static int window_open(const struct window_spec *spec, const struct owner_answer
 	if (slot)
 		wh_slot_give(windows->gpus, slot);
 	window_choose_limits(window, &cost);
-	if (spec->foreign) /* its owner receives */
+	if (spec->foreign) /* only the owner receives requests */
 		window->receive_most = 0;
 	return 0;
 }
@@ -166,7 +169,7 @@ static bool window_describe(const struct wh_region_window *window, char *line, s
 	return true;
 }
 
-/* Is its owner worth asking, before it is refused for good? */
+/* Could a window still open if the owner sent its file descriptors? */
 static bool window_should_ask_owner(const struct window_spec *spec,
 				    const struct wh_region_window *window)
 {
@@ -174,8 +177,8 @@ static bool window_should_ask_owner(const struct window_spec *spec,
 	       wh_windows_imports(spec->windows->windows, spec->windows->order);
 }
 
-/* Open it, if nobody has meanwhile. NULL: no memory, or, with the reason in ask->why, `ask` the
- * owner. */
+/* Open the window, unless another thread has. NULL: no memory; or, if ask->why is set, the caller
+ * should ask the owner and try again. */
 static struct wh_region_window *window_install(struct wh_region_window *_Atomic *cached,
 					       const struct window_spec *spec,
 					       const struct owner_answer *answer,
@@ -206,7 +209,7 @@ static struct wh_region_window *window_install(struct wh_region_window *_Atomic 
 	return window;
 }
 
-/* The owner is asked under no lock, for it may be waiting for us. */
+/* No lock is held while the owner is asked, because it may be waiting for this engine. */
 static struct wh_region_window *window_install_foreign(struct wh_region_window *_Atomic *cached,
 						       const struct window_spec *spec)
 {
@@ -248,12 +251,12 @@ static void window_close(struct wh_region_windows *windows,
 {
 	struct wh_region_window *window;
 
-	/* Somebody may be explaining. */
+	/* Another thread may be describing the window. */
 	pthread_mutex_lock(&windows->lock);
 	window = atomic_exchange(cached, NULL);
 	pthread_mutex_unlock(&windows->lock);
 	if (window && window->view) {
-		/* Others may have written last: nothing of it is to arrive after this. */
+		/* Another thread may have written last: its writes must not arrive after this. */
 		wh_region_window_flush(window);
 		wh_view_close(window->view);
 		atomic_fetch_sub_explicit(&windows->open, 1, memory_order_relaxed);
@@ -261,7 +264,7 @@ static void window_close(struct wh_region_windows *windows,
 	free(window);
 }
 
-/* ---- a region of ours ------------------------------------------------------------------------ */
+/* ---- local regions --------------------------------------------------------------------------- */
 
 const struct wh_region_window *wh_region_window_get(struct wh_region *region)
 {
@@ -290,7 +293,7 @@ void wh_region_window_close(struct wh_region *region)
 	window_close(region->windows, &region->window);
 }
 
-/* ---- a peer's -------------------------------------------------------------------------------- */
+/* ---- remote regions -------------------------------------------------------------------------- */
 
 const struct wh_region_window *
 wh_region_window_get_remote(struct wh_region_windows *windows, struct wh_remote_region *region,
@@ -327,7 +330,7 @@ void wh_region_window_close_remote(struct wh_region_windows *windows,
 		window_close(windows, &region->window);
 }
 
-/* ---- all of an engine's ---------------------------------------------------------------------- */
+/* ---- an engine's windows --------------------------------------------------------------------- */
 
 int wh_region_windows_open(struct wh_region_windows *windows, struct wh_gpus *gpus,
 			   const char *order, const struct wh_log *log)

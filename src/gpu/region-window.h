@@ -1,19 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Region windows: the CPU windows that an engine keeps for its regions of GPU memory. Through them
- * transports receive straight into that memory, and move a few bytes without asking the GPU.
+ * region-window.h: the CPU windows that an engine opens for regions of GPU memory. Through them
+ * transports receive directly into GPU memory, and copy a few bytes without the GPU's copy engines.
  *
- * A region window is opened when something first profits from it, or refused then, once, with the
- * reason. It lives as long as its region and no longer, since it keeps the memory allocated:
- * whoever uses one is inside the region, or has a batch that uses it.
+ * A region window is opened on first use; if that fails, the reason is kept and nobody tries again.
+ * It is closed with its region, because it keeps the memory allocated: a thread that uses one has
+ * entered the region, or has a batch that uses the region.
  *
- * A region of another process of this host has one as well, onto its memory as CUDA has imported it
- * here. It is closed before that import is, and so before the owner is told that the region has
- * been released.
+ * Remote regions of processes on this host can have one, too, onto the memory as CUDA has imported
+ * it into this process. It is closed before the import, and so before the owner learns that the
+ * region has been released.
  *
- * The thread that writes through a region window fences its writes (wh_region_window_fence())
- * before it leaves the region or unlocks what guards it, and flushes them before it reports them as
- * done.
+ * A thread that writes through a region window calls wh_region_window_fence() before it leaves the
+ * region or unlocks its lock, and flushes before it reports its writes as done.
  */
 #ifndef WH_GPU_REGION_WINDOW_H
 #define WH_GPU_REGION_WINDOW_H
@@ -25,24 +24,25 @@
 #include "util/error.h"
 #include "window/view.h"
 
-#define WH_REGION_WINDOW_FEW                                                                       \
-	((uint64_t)16 << 10) /* more than that no read, and no small write, is */
-#define WH_REGION_WINDOW_RUN                                                                       \
-	((uint64_t)1024) /* what a run costs at least, as if it had so many bytes */
+/* The most bytes of a small read or write, which the CPU may do instead of a copy engine. */
+#define WH_REGION_WINDOW_FEW ((uint64_t)16 << 10)
+/* A shorter extent costs as much as one of so many bytes. */
+#define WH_REGION_WINDOW_RUN ((uint64_t)1024)
 
 struct wh_log;
 
 /* The region windows of an engine. */
 struct wh_region_windows {
-	pthread_mutex_t lock; /* opening and closing one; comes before engine.lock */
+	pthread_mutex_t lock; /* while one is opened or closed; taken before engine.lock */
 	const char *order; /* setting `window` */
 	struct wh_windows *windows;
 	struct wh_gpus *gpus;
 	const struct wh_log *log;
-	_Atomic uint64_t opened, open; /* ever; now */
+	_Atomic uint64_t opened, open; /* how many: in all; now */
 };
 
-/* What the owner of another process's memory has sent, so that a window can be opened onto it. */
+/* File descriptors of another process's memory, sent by its owner, from which a window can be
+ * opened. */
 #define WH_WINDOW_OBJECTS 64
 struct wh_window_objects {
 	unsigned count;
@@ -51,38 +51,39 @@ struct wh_window_objects {
 };
 
 struct wh_region_window {
-	struct wh_view *view; /* NULL: there is no window */
-	unsigned char *base; /* of the region's first byte */
-	uint64_t address; /* the same as the region's owner calls it */
-	/* up to so many bytes are received faster through it than by way of slots */
-	uint64_t receive_most;
-	uint64_t put_most; /* ... written by the CPU sooner than by a copy engine */
-	uint64_t get_most; /* ... read */
-	struct wh_window_cost cost; /* by which that was decided */
-	bool measured; /* on this GPU; else of what is usual */
+	struct wh_view *view; /* NULL: opening has failed, see `refused` */
+	unsigned char *base; /* where the region's first byte is mapped */
+	uint64_t address; /* of the same byte in the owner's process */
+	uint64_t receive_most; /* bytes; longer requests are received faster through slots */
+	uint64_t put_most; /* bytes; beyond them a copy engine writes faster than the CPU */
+	uint64_t get_most; /* bytes; beyond them a copy engine reads faster than the CPU */
+	struct wh_window_cost cost; /* from which the three limits follow */
+	bool measured; /* `cost` was measured on this GPU; else typical values */
 	char refused[WH_REFUSAL]; /* why there is no window */
 };
 
-/* `order`, `gpus` and `log` outlive it. 0 or -ENOMEM. */
+/* `order`, `gpus` and `log` must outlive the region windows. 0 or -ENOMEM. */
 int wh_region_windows_open(struct wh_region_windows *windows, struct wh_gpus *gpus,
 			   const char *order, const struct wh_log *log);
-/* All of them have been closed. Also after an open that failed, or on zeroes. */
+/* All region windows must be closed. Allowed after an open that failed, and on a zeroed struct. */
 void wh_region_windows_close(struct wh_region_windows *windows);
 
-/* The region's window, opened if it has none yet: some 100 us, on a GPU's first one a ms more. The
- * region is a GPU's memory and is entered, or has a batch. NULL: refused, now or before. */
+/* Get the region's window; open it on first use, which takes about 100 us, and a ms more for the
+ * first one of a GPU. The region is GPU memory; the caller has entered it or has a batch that uses
+ * it. NULL: no window can be opened. */
 const struct wh_region_window *wh_region_window_get(struct wh_region *region);
-/* The same if it has been opened already. Who is neither inside the region nor has a batch under
- * way holds wh_region_windows.lock. */
+/* The region's window if it is open, else NULL. A caller that has neither entered the region nor a
+ * batch that uses it holds wh_region_windows.lock. */
 const struct wh_region_window *wh_region_window_peek(const struct wh_region *region);
-/* What it is used for, or why there is none. False: nobody has asked for it. */
+/* Write to `line` what the window is used for, or why there is none. False: never opened. */
 bool wh_region_window_describe(const struct wh_region *region, char *line, size_t size);
-/* The region goes: nobody is inside any more. */
+/* The region is being unregistered, and no thread is inside it. */
 void wh_region_window_close(struct wh_region *region);
 
-/* The same for a GPU's memory of another process, which CUDA knows in this one as memory at
- * `address`. `ask`s its owner where no window opens without: 0, or a negative errno with its text.
- */
+/* The same for a remote region: GPU memory of another process, which CUDA has imported at
+ * `address`. If no window opens without the owner's file descriptors, ask(arg, out) requests them;
+ * it returns 0, or a negative errno with an error text. It may block; wh_region_windows.lock is not
+ * held. */
 const struct wh_region_window *
 wh_region_window_get_remote(struct wh_region_windows *windows, struct wh_remote_region *region,
 			    uint64_t address, int (*ask)(void *arg, struct wh_window_objects *out),
@@ -93,13 +94,13 @@ bool wh_region_window_describe_remote(const struct wh_remote_region *region, cha
 void wh_region_window_close_remote(struct wh_region_windows *windows,
 				   struct wh_remote_region *region);
 
-/* Where an address of the region is. */
+/* Where an address of the region is mapped. */
 static inline char *wh_region_window_at(const struct wh_region_window *window, uint64_t address)
 {
 	return (char *)window->base + (address - window->address);
 }
 
-/* Write, and read: the window's side first given by where it is mapped. */
+/* Write `length` bytes to `at`, a mapped address of the window. wh_region_window_read() reads. */
 static inline void wh_region_window_put(const struct wh_region_window *window, void *at,
 					const void *from, size_t length)
 {
@@ -117,8 +118,8 @@ static inline void wh_region_window_fence(void)
 	wh_copy_issued();
 }
 
-/* What has been fenced has arrived when this returns, and so has all that was before it, on the
- * whole device. */
+/* When this returns, all writes that were fenced before have reached the memory of the device, of
+ * whichever region. */
 static inline void wh_region_window_flush(const struct wh_region_window *window)
 {
 	unsigned char byte;
@@ -126,9 +127,9 @@ static inline void wh_region_window_flush(const struct wh_region_window *window)
 	wh_copy_from(window->view->copy, &byte, window->base, 1);
 }
 
-/* The same, once for each device. */
+/* The same, but only once for each device. */
 struct wh_region_window_flushed {
-	uint64_t devices; /* a bit each */
+	uint64_t devices; /* a bit for each device that has been flushed */
 };
 
 static inline void wh_region_window_flush_once(struct wh_region_window_flushed *flushed,
@@ -141,7 +142,7 @@ static inline void wh_region_window_flush_once(struct wh_region_window_flushed *
 	flushed->devices |= bit;
 }
 
-/* A run's part of the least costs by which put_most and get_most are compared. */
+/* What an extent counts when the sum over all extents is compared with put_most and get_most. */
 static inline uint64_t wh_region_window_run(uint64_t length)
 {
 	return length > WH_REGION_WINDOW_RUN ? length : WH_REGION_WINDOW_RUN;

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* staging.c: gathers extents of regions into a slot and scatters a slot to extents: GPU memory by
+ * streams, host memory by the CPU, a few bytes of GPU memory through region windows. */
 #include "gpu/staging.h"
 
 #include <errno.h>
@@ -11,7 +13,7 @@
 #include "memory/region.h"
 #include "util/list.h"
 
-#define PAIRS 256 /* made at a time */
+#define PAIRS 256 /* submitted at a time */
 
 void wh_staging_clear(struct wh_staging *staging)
 {
@@ -67,7 +69,7 @@ uint64_t wh_staging_add(struct wh_staging *staging, const struct wh_region *regi
 	return length;
 }
 
-/* ---- moving ---------------------------------------------------------------------------------- */
+/* ---- copying --------------------------------------------------------------------------------- */
 
 static bool staging_copy_by_cpu(const struct wh_staging *staging,
 				const struct wh_staged_extent *extent)
@@ -100,7 +102,8 @@ static int staging_stream(const struct wh_staging *staging,
 			      staging->urgent, out);
 }
 
-/* The pairs of the next runs of this region's GPU. */
+/* Fill pairs[] with the next extents that the stream of this registration can copy. Returns how
+ * many, at most PAIRS. */
 static uint64_t staging_pairs(const struct wh_staging *staging,
 			      const struct wh_registration *registration, struct wh_pair *pairs)
 {
@@ -126,7 +129,7 @@ static uint64_t staging_pairs(const struct wh_staging *staging,
 	return n;
 }
 
-/* Put as many of the next runs on their stream as go there together. */
+/* Submit the next extents, as many as one stream and its ring take, as one job. */
 static int staging_submit(struct wh_staging *staging)
 {
 	const struct wh_region *region = staging->extents[staging->next].region;
@@ -141,7 +144,7 @@ static int staging_submit(struct wh_staging *staging)
 	wh_gpu_stream_begin(stream, &turn);
 	do {
 		count = staging_pairs(staging, region->registration, pairs);
-		if (region->entry.kind == WH_MEMORY_MANAGED) { /* the driver's own copies alone */
+		if (region->entry.kind == WH_MEMORY_MANAGED) { /* only the driver may copy it */
 			for (put = 0; put < count; put++)
 				wh_gpu_stream_copy(&turn, pairs[put].to, pairs[put].from,
 						   pairs[put].length);
@@ -165,7 +168,7 @@ static void staging_continue(struct wh_staging *staging)
 		}
 		error = staging_submit(staging);
 		if (!error)
-			return; /* staging_job_done() comes, or has come: it may be gone */
+			return; /* staging_job_done() continues; `staging` may be freed by now */
 		staging->error = error;
 		snprintf(staging->text, sizeof(staging->text), "%s", wh_error_text());
 	}
@@ -185,14 +188,15 @@ static void staging_job_done(struct wh_gpu_stream_job *job, int error, const cha
 
 /* ---- a few bytes ----------------------------------------------------------------------------- */
 
-/* The run's window; NULL: it is host memory's. */
+/* The extent's region window; NULL: host memory. */
 static const struct wh_region_window *extent_window(const struct wh_staged_extent *extent)
 {
 	return wh_kind_on_host(extent->region->entry.kind) ? NULL :
 							     wh_region_window_peek(extent->region);
 }
 
-/* Are the runs so few and so short that the CPU has read them before a GPU would have begun? */
+/* Would the CPU have read all extents before a GPU started to copy them? False as well if a region
+ * has no window or its memory has been freed. */
 static bool staging_is_small(const struct wh_staging *staging, bool open)
 {
 	uint64_t sum = 0, most = WH_REGION_WINDOW_FEW;

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Moving bytes between a slot of pinned memory and regions of ours, whatever memory they are: for
- * transports that can only send from, and receive into, host memory.
+ * staging.h: copies between a slot of pinned memory and this engine's regions, for transports that
+ * can only send from and receive into host memory.
  *
- * A staging is filled with runs, which lie one behind the other in the slot, and started one way:
- * into the slot (before it is sent) or out of it (after it has been received). Runs of a GPU's
- * memory are gathered or scattered by its copy engine or kernel, those of host memory are copied at
- * once.
+ * A staging is a list of extents, which follow one another in the slot. The caller adds them, then
+ * starts the copy in one direction: into the slot before it sends, out of it after it has received.
+ * Copy engines and kernels gather and scatter extents of GPU memory; the CPU copies those of host
+ * memory.
  */
 #ifndef WH_GPU_STAGING_H
 #define WH_GPU_STAGING_H
@@ -22,8 +22,8 @@ struct wh_region_table;
 struct wh_registration;
 
 struct wh_staged_extent {
-	const struct wh_region *region; /* held, or entered, by the caller until it is done */
-	uint64_t address; /* in it, as this process calls it */
+	const struct wh_region *region; /* the caller holds or has entered it until `done` */
+	uint64_t address; /* in the region; of this process */
 	uint64_t length;
 	uint64_t offset; /* in the slot */
 };
@@ -31,60 +31,65 @@ struct wh_staged_extent {
 struct wh_staging {
 	struct wh_gpu_stream_job job;
 	struct wh_gpus *gpus;
-	struct wh_slot *slot; /* the caller's to take and to give back */
+	struct wh_slot *slot; /* the caller takes it and gives it back */
 	struct wh_staged_extent *extents;
-	uint32_t count, room, next;
-	uint64_t bytes; /* in the slot */
-	bool into, urgent;
+	uint32_t count, room, next; /* extents: used, allocated; the next to be copied */
+	uint64_t bytes; /* used in the slot */
+	bool into; /* direction: into the slot */
+	bool urgent; /* copy on streams of high priority */
 	int error;
 	char text[WH_TEXT_MAX];
-	/* All of it has been moved, or nothing of it moves any more. Called once for each start, on
-	 * any thread, with no lock held; from inside wh_staging_start() if there was nothing for a
-	 * GPU. */
+	/* Everything has been copied or, with an error, nothing moves any more. Called once for
+	 * each start, on any thread, with no lock held; within wh_staging_start() if no GPU is
+	 * involved or submitting to one fails. */
 	void (*done)(struct wh_staging *staging, int error, const char *text);
 };
 
-/* Zeroed before. `done` and `slot` are set by the caller. */
+/* `staging` is zeroed. The caller sets `done` and `slot` before it starts. */
 void wh_staging_init(struct wh_staging *staging, struct wh_gpus *gpus, bool urgent);
+/* Free the list of extents. No copy may be in flight. */
 void wh_staging_destroy(struct wh_staging *staging);
-/* Forget its runs, for another use. */
+/* Empty the list of extents, for another use. */
 void wh_staging_clear(struct wh_staging *staging);
-/* Add a run behind the last one: at most `length` bytes of it, as many as there is room for; how
- * many. 0: the slot is full, or there is no memory. */
+/* Append an extent, or as much of it as fits into the slot. Returns how many bytes; 0: the slot is
+ * full, or no memory. */
 uint64_t wh_staging_add(struct wh_staging *staging, const struct wh_region *region,
 			uint64_t address, uint64_t length);
-/* Leave out bytes of the slot: a run that is not wanted. */
+/* Leave `length` bytes of the slot unused, or what is left of it. Returns how many. */
 uint64_t wh_staging_skip(struct wh_staging *staging, uint64_t length);
+/* Copy all extents into the slot, or out of it, and call `done`. Does not wait. */
 void wh_staging_start(struct wh_staging *staging, bool into);
-/* Instead of starting it into the slot: read its few bytes here and now, through CPU windows.
- * False: it is too much for that, or there are none. `open`: open them, which wants no lock held.
- */
+/* Instead of wh_staging_start(staging, true): the CPU copies all extents into the slot at once,
+ * through region windows; `done` is not called. False: too many bytes, or a region has no window.
+ * `open`: open missing windows; then no lock may be held. */
 bool wh_staging_gather_few(struct wh_staging *staging, bool open);
 
-/* ---- before it is asked for ------------------------------------------------------------------ */
+/* ---- preparing and warm-up ------------------------------------------------------------------- */
 
-/* The context that owns a region's memory; NULL: the primary one of its device, or none. */
+/* The context that owns the memory; NULL: its device's primary context, or none. */
 CUcontext wh_staging_context(const struct wh_registration *registration);
 
-/* Have what staging memory of a GPU takes, and measure it: slots, kernels, the streams into slots
- * and out of them; `urgent`: also those of batches that are. Costs nothing the second time; the
- * first may take seconds, and each stream takes WH_GPU_STREAM_RING of pinned memory and as much of
- * the GPU's. 0, or what the driver said. */
+/* Make what staging this memory needs, and measure its cost: slots, kernels, the streams into slots
+ * (`into`) and out of them (`out_of`); `urgent`: those of urgent batches as well. The first call
+ * may take seconds; each stream uses WH_GPU_STREAM_RING bytes of pinned memory and of GPU memory.
+ * Later calls are cheap. 0, or the driver's error. */
 int wh_staging_prepare(struct wh_gpus *gpus, const struct wh_registration *registration,
 		       enum wh_slot_use use, bool into, bool out_of, bool urgent);
 
-/* The same while a batch is planned that moves bytes of a region of ours, which may be going. */
+/* The same for a batch that is being planned and moves bytes of this engine's region in direction
+ * `op` (WH_READ or WH_WRITE). 0 as well if the region is being unregistered. */
 int wh_staging_prepare_region(struct wh_region_table *regions, struct wh_gpus *gpus,
 			      const struct wh_region *region, uint32_t op);
 
 struct wh_warm_up;
-/* `regions`, whose entries are struct wh_region, `gpus` and `log` outlive it. 0 or -ENOMEM. */
+/* The entries of `regions` are struct wh_region. `regions`, `gpus` and `log` must outlive the
+ * warm-up. 0 or -ENOMEM. */
 int wh_warm_up_open(struct wh_region_table *regions, struct wh_gpus *gpus, const struct wh_log *log,
 		    struct wh_warm_up **out);
-/* A peer may soon ask for this region of ours, a GPU's memory, and it is going to be staged: make
- * ready what that takes, soon and on another thread. Does not wait; any lock may be held. */
+/* Prepare staging for this engine's region of GPU memory, on the warm-up thread, because a peer may
+ * soon transfer it. `region` is its id. Does not wait; any lock may be held. */
 void wh_warm_up_region(struct wh_warm_up *warm_up, uint64_t region);
-/* Wait for what it is at, for seconds at most; nothing more is made ready. */
+/* Stop the warm-up thread and wait for it: for the region in progress, at most seconds. */
 void wh_warm_up_stop(struct wh_warm_up *warm_up);
 /* NULL is allowed. */
 void wh_warm_up_close(struct wh_warm_up *warm_up);

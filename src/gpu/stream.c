@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* stream.c: the GPUs of an engine, their contexts and streams: opened on first use, closed with the
- * engine. launch.c puts work on a stream, progress.c finds out what is done. */
+/* stream.c: an engine's GPUs, contexts and streams, made on first use and closed with the engine.
+ * launch.c submits work to a stream; progress.c finds out which jobs have finished. */
 #include "gpu/stream.h"
 
 #include <errno.h>
@@ -16,7 +16,8 @@
 #include "util/list.h"
 #include "util/log.h"
 
-/* How long a waiter spins at most: about as long as the copies for which a wake-up would count. */
+/* The longest that a waiting thread spins: about as long as the copies whose time a wake-up would
+ * noticeably prolong. */
 #define SPIN_FOR (2 * WH_MS)
 #define SPIN_FOR_FEW_CPUS (50 * WH_MS / 1000)
 
@@ -30,8 +31,8 @@ uint32_t wh_gpus_ctas(const struct wh_gpus *gpus)
 	return (uint32_t)gpus->config->number[WH_SETTING_CTAS];
 }
 
-/* Everything that is under way has ended, or never will. A context that has failed takes no work
- * any more, and the driver makes no other in its place for as long as the process lives. */
+/* Everything in flight has ended or never will. A failed context accepts no work any more, and the
+ * driver creates no other in its place while the process lives. */
 void wh_gpu_stream_fail(struct wh_gpu_stream *stream, int error, const char *text)
 {
 	stream->error = error;
@@ -43,10 +44,10 @@ void wh_gpu_stream_fail(struct wh_gpu_stream *stream, int error, const char *tex
 			 stream->gpu->device->ordinal);
 }
 
-/* ---- contexts and streams; under gpus.lock --------------------------------------------------- */
+/* ---- contexts and streams, under gpus.lock --------------------------------------------------- */
 
-/* Inside a scope of its context. The GPU may be one that there are no kernels for, or the driver
- * may have no compiler for it: copies go all the same. */
+/* Inside a scope of the context. It is no error if the library has no kernels for the GPU, or the
+ * driver cannot compile them: copy engines then move everything. */
 static int context_load_kernels(struct wh_gpu_context *gpu)
 {
 	int error = wh_cuda_kernels_load(gpu->gpus->cuda, gpu->device, &gpu->kernels);
@@ -54,7 +55,7 @@ static int context_load_kernels(struct wh_gpu_context *gpu)
 	if (error != -ENOEXEC && error != -ENOENT)
 		return error ? wh_fail(-error, "%s: %s", gpu->device->text, wh_error_text()) : 0;
 	snprintf(gpu->no_kernels, sizeof(gpu->no_kernels), "%s", wh_error_text());
-	wh_log_line(gpu->gpus->log, "cuda:%d copies by its copy engines alone: %s",
+	wh_log_line(gpu->gpus->log, "cuda:%d: no kernels, its copy engines do everything: %s",
 		    gpu->device->ordinal, gpu->no_kernels);
 	return 0;
 }
@@ -142,7 +143,7 @@ static int stream_allocate(struct wh_gpus *gpus, struct wh_gpu_stream *stream)
 	if (error)
 		goto err_ring;
 	stream->counter = stream->gpu->counters + 4 * (2 * (uint64_t)stream->way + stream->urgent);
-	/* On the stream, so that it is done before the first kernel counts. */
+	/* On the stream, so that the counter is 0 before the first kernel uses it. */
 	error = wh_cuda_call_on(cuda, device, cuMemsetD8Async, stream->counter, 0, 4,
 				stream->handle);
 	if (error)
@@ -239,7 +240,7 @@ int wh_gpus_open(struct wh_cuda *cuda, const struct wh_config *config, const str
 	cpu_set_t cpus;
 
 	if (!gpus)
-		return wh_fail(ENOMEM, "no memory for the list of GPUs");
+		return wh_fail(ENOMEM, "no memory for the engine's GPUs");
 	gpus->config = config;
 	gpus->log = log;
 	gpus->cuda = cuda;
@@ -261,15 +262,15 @@ static void context_close(struct wh_gpu_context *gpu)
 {
 	struct wh_cuda *cuda = gpu->gpus->cuda;
 	struct wh_cuda_scope scope;
-	/* A context of the application's may be gone by now, and all that was in it. */
-	bool in = !wh_cuda_enter_context(cuda, gpu->device, gpu->context, &scope);
+	/* The application may have destroyed its context, with all that was in it. */
+	bool alive = !wh_cuda_enter_context(cuda, gpu->device, gpu->context, &scope);
 
 	for (unsigned i = 0; i < 2 * WH_BLOCKS_WAYS; i++) {
 		struct wh_gpu_stream *stream = gpu->stream[i / 2][i % 2];
 
 		if (!stream)
 			continue;
-		if (in) {
+		if (alive) {
 			cuda->cuStreamSynchronize(stream->handle);
 			cuda->cuStreamDestroy(stream->handle);
 			cuda->cuMemFree(stream->ring_device);
@@ -278,7 +279,7 @@ static void context_close(struct wh_gpu_context *gpu)
 		pthread_mutex_destroy(&stream->lock);
 		free(stream);
 	}
-	if (in) {
+	if (alive) {
 		cuda->cuMemFree(gpu->counters);
 		wh_cuda_kernels_unload(cuda, &gpu->kernels);
 		wh_cuda_leave(&scope);

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Making ready what staging takes before somebody asks for it: the kernels of a GPU, which may take
- * seconds, the streams to the host and back with what they cost, and the first slots.
+ * warm-up.c: prepares the staging of a GPU's memory before its first use: the kernels, which may
+ * take seconds to load, the streams to and from host memory with their measured costs, the first
+ * slots.
  *
- * Who plans does so itself. For what peers are going to ask for it is done by a thread of its own,
- * which ends when there is nothing more: those who publish and those who accept connections wait
- * for nothing.
+ * The initiator prepares while it plans a batch. For regions that peers may transfer, the owner's
+ * warm-up thread prepares, so that publishing a region and accepting a peer do not wait. The thread
+ * ends when its list is empty.
  */
 #include <errno.h>
 #include <signal.h>
@@ -24,11 +25,11 @@ struct wh_warm_up {
 	struct wh_region_table *table;
 	struct wh_gpus *gpus;
 	const struct wh_log *log;
-	pthread_mutex_t lock; /* all below */
-	uint64_t *regions; /* ids of those that are wanted */
-	uint32_t count, room;
+	pthread_mutex_t lock; /* guards what follows */
+	uint64_t *regions; /* ids, still to be prepared */
+	uint32_t count, room; /* of `regions`: used, allocated */
 	bool running, stop;
-	bool started; /* the thread is to be joined */
+	bool started; /* the thread has to be joined */
 	pthread_t thread;
 };
 
@@ -61,7 +62,7 @@ int wh_staging_prepare_region(struct wh_region_table *regions, struct wh_gpus *g
 		return 0;
 	if (wh_kind_on_host(entry->kind))
 		error = wh_slots_prepare(gpus, WH_SLOT_ASKS);
-	/* Of memory that is gone the piece says so. */
+	/* If the memory has been freed, the fragment reports it. */
 	else if (!wh_registration_check(region->registration))
 		error = wh_staging_prepare(gpus, region->registration, WH_SLOT_ASKS, op == WH_WRITE,
 					   op == WH_READ, true);
@@ -71,7 +72,7 @@ int wh_staging_prepare_region(struct wh_region_table *regions, struct wh_gpus *g
 
 /* ---- the thread ------------------------------------------------------------------------------ */
 
-/* Inside the region, so that its memory's context stays for as long as that takes. */
+/* Inside the region, so that the memory's context exists meanwhile. */
 static void warm_up_prepare(const struct wh_warm_up *warm_up, uint64_t id)
 {
 	struct wh_region_entry *entry = wh_region_entry_enter(warm_up->table, id);
@@ -85,11 +86,13 @@ static void warm_up_prepare(const struct wh_warm_up *warm_up, uint64_t id)
 	if (!error)
 		error = wh_staging_prepare(warm_up->gpus, registration, WH_SLOT_SERVES, true, true,
 					   false);
-	/* Who asks for the memory tries again, and is told. */
+	/* The first transfer tries again and reports the error. */
 	if (error)
-		wh_log_line(warm_up->log,
-			    "cuda:%d is not ready yet for what peers may ask of it: %s",
-			    registration->device->ordinal, wh_error_text());
+		wh_log_line(
+			warm_up->log,
+			"cuda:%d: preparing staging for peers failed, their first transfer tries "
+			"again: %s",
+			registration->device->ordinal, wh_error_text());
 	wh_region_entry_leave(entry);
 }
 
@@ -110,12 +113,12 @@ static void *warm_up_thread(void *argument)
 	return NULL;
 }
 
-/* Under the lock. Without a thread it is made ready when it is asked for. */
+/* Under the lock. If no thread can be started, the first transfer prepares. */
 static void warm_up_start(struct wh_warm_up *warm_up)
 {
 	sigset_t all, before;
 
-	if (warm_up->started) /* it has ended, or is about to */
+	if (warm_up->started) /* it has ended or is about to */
 		pthread_join(warm_up->thread, NULL);
 	sigfillset(&all);
 	sigdelset(&all, SIGBUS);
@@ -126,7 +129,7 @@ static void warm_up_start(struct wh_warm_up *warm_up)
 		!pthread_create(&warm_up->thread, NULL, warm_up_thread, warm_up);
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	if (warm_up->started)
-		pthread_setname_np(warm_up->thread, "wherry/early");
+		pthread_setname_np(warm_up->thread, "wherry/warm-up");
 	else
 		warm_up->count = 0;
 }
@@ -160,7 +163,7 @@ int wh_warm_up_open(struct wh_region_table *regions, struct wh_gpus *gpus, const
 	struct wh_warm_up *warm_up = calloc(1, sizeof(*warm_up));
 
 	if (!warm_up)
-		return wh_fail(ENOMEM, "no memory");
+		return wh_fail(ENOMEM, "no memory for the warm-up of staging");
 	warm_up->table = regions;
 	warm_up->gpus = gpus;
 	warm_up->log = log;

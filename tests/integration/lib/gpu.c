@@ -84,7 +84,7 @@ void gpu_settled(pid_t process)
 	 * run for 100 ms. */
 	while (now() - since < 100 * MS) {
 		want_true(now() < end, "it does not get ready");
-		if (is_running(process ? process : getpid(), "wherry/early"))
+		if (is_running(process ? process : getpid(), "wherry/warm-up"))
 			since = now();
 		sleep_ms(1);
 	}
