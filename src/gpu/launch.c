@@ -237,14 +237,14 @@ uint64_t wh_gpu_stream_blocks(struct wh_gpu_stream_turn *turn,
 	int variant = wh_blocks_widest(blocks->bits);
 	struct wh_gpu_stream *stream = turn->stream;
 	struct wh_blocks_job job = blocks->job;
-	/* Offsets that fit into the ring, for each list. */
+	/* Offsets for which the ring has room; the lists share it equally. */
 	uint64_t room = lists ? ring_room(stream) / lists / 8 & ~UINT64_C(3) : UINT64_MAX;
 	uint64_t most = WH_BLOCKS_ITEMS / job.base_count;
 	uint32_t grid;
 
 	if (turn->error)
 		return count;
-	if (lists == 2) /* the first list may split the free range badly for the second */
+	if (lists == 2) /* the second list may not fit behind the first */
 		room /= 2;
 	count = count < room ? count : room;
 	count = count < most ? count : most;
