@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Batches. Each submission is a round, which has a part for each segment: a batch of Wherry's, or
- * requests that the link's threads move one by one by Mooncake's TCP. A batch's number has a
- * generation, so that one that has been freed is not taken for another.
+ * Batches. Each call of submitTransfer() makes a submission, with one part for each segment: a
+ * Wherry batch, or requests that the link's threads move over Mooncake's TCP. A batch id contains a
+ * generation, so that the id of a freed batch does not name a newer one.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -17,7 +17,7 @@
 
 /* ---- the table ----------------------------------------------------------------------------- */
 
-/* With a reference more. Under the lock; NULL: there is none. */
+/* Find a batch and take a reference. Under the lock. NULL: no such batch. */
 static struct te_batch *batch_get(struct te_engine *engine, batch_id_t id)
 {
 	struct te_slot *slot =
@@ -31,11 +31,11 @@ static struct te_batch *batch_get(struct te_engine *engine, batch_id_t id)
 
 static int batch_unknown(const char *call, batch_id_t id)
 {
-	return -te_fail(TE_ARGUMENT, "%s: there is no batch 0x%" PRIx64 ", or not any more", call,
-			id);
+	return -te_fail(TE_ARGUMENT, "%s: batch 0x%" PRIx64 " does not exist or has been freed",
+			call, id);
 }
 
-/* Under the lock: its number, or INVALID_BATCH. */
+/* Enter a batch in the table. Returns its id, or INVALID_BATCH. Under the lock. */
 static batch_id_t batch_enter(struct te_engine *engine, struct te_batch *batch)
 {
 	struct te_slot *more;
@@ -53,7 +53,7 @@ static batch_id_t batch_enter(struct te_engine *engine, struct te_batch *batch)
 		engine->slots = more;
 		engine->slot_count = count;
 	}
-	/* Neither 0 nor INVALID_BATCH, however often it is used. */
+	/* No generation is 0 or UINT32_MAX, so no id is 0 or INVALID_BATCH. */
 	if (++engine->slots[i].generation == UINT32_MAX || !engine->slots[i].generation)
 		engine->slots[i].generation = 1;
 	engine->slots[i].batch = batch;
@@ -88,7 +88,7 @@ batch_id_t allocateBatchID(transfer_engine_t handle, size_t batch_size)
 	return id;
 }
 
-/* ---- rounds -------------------------------------------------------------------------------- */
+/* ---- submissions --------------------------------------------------------------------------- */
 
 void te_submission_part_ended(struct te_submission *submission, int error, const char *text)
 {
@@ -104,7 +104,7 @@ void te_submission_part_ended(struct te_submission *submission, int error, const
 		te_job_post(submission->parts[0].link, &submission->job);
 }
 
-/* A batch of Wherry's in a round with a notification has completed. */
+/* Callback: the Wherry batch of a submission with a notification has completed. */
 static void part_done(struct wh_batch *batch, int status, void *argument)
 {
 	struct te_part *part = argument;
@@ -140,7 +140,7 @@ static void batch_free(struct te_batch *batch)
 
 /* ---- submitting ---------------------------------------------------------------------------- */
 
-/* The request never starts. */
+/* End a request that has not started. */
 static void request_fail(struct te_engine *engine, struct te_request *request, int error,
 			 const char *text)
 {
@@ -152,7 +152,7 @@ static void request_fail(struct te_engine *engine, struct te_request *request, i
 	pthread_mutex_unlock(&engine->lock);
 }
 
-/* Of those of the part that have not ended. */
+/* Fail all requests of the part that have not ended. */
 static void part_fail(struct te_engine *engine, struct te_part *part, int error, const char *text)
 {
 	for (size_t i = 0; i < part->submission->count; i++) {
@@ -163,19 +163,20 @@ static void part_fail(struct te_engine *engine, struct te_part *part, int error,
 	}
 }
 
-/* Which region of the peer's it is. What has been registered there a moment ago may not be known
- * here yet: the peer says whether it has it, once for each submission, and then it will come. */
-static int request_find_remote(struct te_link *link, const struct te_request *request, bool *asked,
-			       struct wh_remote *remote, uint64_t *offset)
+/* Find the peer's region that contains the remote range. A region that was registered just now may
+ * not be known here yet: refresh the segment, once for each submission, and if it lists the memory,
+ * wait for the region. */
+static int request_find_remote(struct te_link *link, const struct te_request *request,
+			       bool *refreshed, struct wh_remote *remote, uint64_t *offset)
 {
 	const struct wh_mooncake_buffer *buffer;
 	char name[32];
 
 	if (!wh_peer_lookup(link->peer, request->remote, request->length, remote, offset))
 		return 0;
-	if (!*asked && strcmp(link->name, link->engine->name) != 0)
-		te_link_ask(link);
-	*asked = true;
+	if (!*refreshed && strcmp(link->name, link->engine->name) != 0)
+		te_link_refresh(link);
+	*refreshed = true;
 	pthread_mutex_lock(&link->engine->lock);
 	buffer = wh_mooncake_segment_find(&link->segment, request->remote, request->length);
 	if (buffer)
@@ -185,13 +186,13 @@ static int request_find_remote(struct te_link *link, const struct te_request *re
 	    !wh_peer_lookup(link->peer, request->remote, request->length, remote, offset))
 		return 0;
 	return wh_fail(ERANGE,
-		       "%.60s: 0x%" PRIx64 " of %" PRIu64
-		       " bytes is not in memory that is registered there",
-		       link->name, request->remote, request->length);
+		       "%.60s: %" PRIu64 " bytes at 0x%" PRIx64
+		       " are not in memory that is registered there",
+		       link->name, request->length, request->remote);
 }
 
 static int request_add(struct te_part *part, struct wh_batch *batch, struct te_request *request,
-		       bool *asked)
+		       bool *refreshed)
 {
 	struct wh_transfer transfer = {
 		.local = request->memory->region,
@@ -200,8 +201,8 @@ static int request_add(struct te_part *part, struct wh_batch *batch, struct te_r
 		.op = request->write ? WH_WRITE : WH_READ,
 	};
 	struct wh_remote remote;
-	int error =
-		request_find_remote(part->link, request, asked, &remote, &transfer.remote_offset);
+	int error = request_find_remote(part->link, request, refreshed, &remote,
+					&transfer.remote_offset);
 
 	if (error)
 		return error;
@@ -210,7 +211,7 @@ static int request_add(struct te_part *part, struct wh_batch *batch, struct te_r
 	return error ? wh_fail(-error, "%s", wh_error_text()) : 0;
 }
 
-static void batch_submit_wherry(struct te_engine *engine, struct te_part *part)
+static void part_submit_wherry(struct te_engine *engine, struct te_part *part)
 {
 	struct te_submission *submission = part->submission;
 	struct wh_batch_options options = {
@@ -219,7 +220,7 @@ static void batch_submit_wherry(struct te_engine *engine, struct te_part *part)
 		.callback_arg = part,
 	};
 	struct wh_batch *batch;
-	bool asked = false;
+	bool refreshed = false;
 	size_t added = 0;
 	int error = wh_batch_new(part->link->peer, &options, &batch);
 
@@ -232,7 +233,7 @@ static void batch_submit_wherry(struct te_engine *engine, struct te_part *part)
 
 		if (request->part != part)
 			continue;
-		error = request_add(part, batch, request, &asked);
+		error = request_add(part, batch, request, &refreshed);
 		if (error)
 			request_fail(engine, request, error, wh_fail_text());
 		else
@@ -260,7 +261,7 @@ static void batch_submit_wherry(struct te_engine *engine, struct te_part *part)
 	}
 }
 
-static void batch_submit_tcp(struct te_engine *engine, struct te_part *part)
+static void part_submit_tcp(struct te_engine *engine, struct te_part *part)
 {
 	struct te_submission *submission = part->submission;
 
@@ -277,15 +278,16 @@ static void batch_submit_tcp(struct te_engine *engine, struct te_part *part)
 	pthread_mutex_unlock(&engine->lock);
 }
 
-/* Is it right, as far as can be known here? Under the lock; the memory is in use from here on. */
-static int request_take(struct te_engine *engine, const struct transfer_request *entry,
-			size_t index, struct te_request *request)
+/* Check a request as far as this side can, and fill it in. Its local memory counts as used from now
+ * on. Under the lock. */
+static int request_prepare(struct te_engine *engine, const struct transfer_request *entry,
+			   size_t index, struct te_request *request)
 {
 	uint64_t address = (uintptr_t)entry->source;
 
 	if (entry->opcode != OPCODE_READ && entry->opcode != OPCODE_WRITE)
 		return te_fail(TE_ARGUMENT,
-			       "request %zu: opcode is %d; there are 0, read, and 1, write", index,
+			       "request %zu: opcode is %d; expected 0 (read) or 1 (write)", index,
 			       entry->opcode);
 	if (!entry->length || entry->length > UINT64_MAX - entry->target_offset)
 		return te_fail(TE_ARGUMENT,
@@ -293,14 +295,14 @@ static int request_take(struct te_engine *engine, const struct transfer_request 
 			       index, entry->length, entry->target_offset);
 	if (!te_segment_known(engine, entry->target_id))
 		return te_fail(TE_ARGUMENT,
-			       "request %zu: target_id is %d, and no such segment has been opened",
-			       index, entry->target_id);
+			       "request %zu: no segment with target_id %d has been opened", index,
+			       entry->target_id);
 	request->memory = te_memory_find(engine, address, entry->length);
 	if (!request->memory)
 		return te_fail(TE_NOT_REGISTERED,
-			       "request %zu: source 0x%" PRIx64 " of %" PRIu64 " bytes is not in "
-			       "memory that is registered",
-			       index, address, entry->length);
+			       "request %zu: %" PRIu64 " bytes at source 0x%" PRIx64 " are not in "
+			       "registered memory",
+			       index, entry->length, address);
 	request->memory->uses++;
 	request->local = address;
 	request->remote = entry->target_offset;
@@ -310,7 +312,7 @@ static int request_take(struct te_engine *engine, const struct transfer_request 
 	return 0;
 }
 
-/* The part of the segment, a new one if there is none. */
+/* Find or add the part for segment `target`. */
 static struct te_part *submission_part(struct te_submission *submission, segment_id_t *targets,
 				       segment_id_t target)
 {
@@ -327,7 +329,7 @@ static struct te_part *submission_part(struct te_submission *submission, segment
 	return &submission->parts[i];
 }
 
-/* Room for a round more. Under the lock. */
+/* Make room for one more submission of `count` requests. Under the lock. */
 static int batch_make_room(struct te_batch *batch, size_t count)
 {
 	struct te_submission **submissions = realloc(
@@ -348,23 +350,25 @@ static int batch_make_room(struct te_batch *batch, size_t count)
 	return 0;
 }
 
-/* All requests or none. Under the lock. */
-static int submission_take(struct te_engine *engine, struct te_submission *submission,
-			   segment_id_t *targets, const struct transfer_request *entries)
+/* Check all requests and add them to the batch, or none of them. Under the lock. */
+static int submission_prepare(struct te_engine *engine, struct te_submission *submission,
+			      segment_id_t *targets, const struct transfer_request *entries)
 {
 	struct te_batch *batch = submission->batch;
-	size_t taken = 0;
+	size_t prepared = 0;
 	int error = 0;
 
 	if (submission->count > batch->capacity - batch->count)
-		return te_fail(TE_TOO_MANY,
-			       "%zu requests are too many: the batch has room for %zu and has %zu",
-			       submission->count, batch->capacity, batch->count);
+		return te_fail(
+			TE_TOO_MANY,
+			"%zu requests are too many: the batch has room for %zu and contains %zu",
+			submission->count, batch->capacity, batch->count);
 	error = batch_make_room(batch, submission->count);
-	for (; !error && taken < submission->count; taken += !error)
-		error = request_take(engine, &entries[taken], taken, &submission->requests[taken]);
-	while (error && taken--)
-		submission->requests[taken].memory->uses--;
+	for (; !error && prepared < submission->count; prepared += !error)
+		error = request_prepare(engine, &entries[prepared], prepared,
+					&submission->requests[prepared]);
+	while (error && prepared--)
+		submission->requests[prepared].memory->uses--;
 	if (error)
 		return error;
 	for (size_t i = 0; i < submission->count; i++) {
@@ -413,16 +417,16 @@ static void submission_start(struct te_engine *engine, struct te_submission *sub
 		}
 		part->link = link;
 		if (link->peer)
-			batch_submit_wherry(engine, part);
+			part_submit_wherry(engine, part);
 		else
-			batch_submit_tcp(engine, part);
+			part_submit_tcp(engine, part);
 	}
 	pthread_mutex_lock(&engine->lock);
 	te_submission_part_ended(submission, 0, "");
 	pthread_mutex_unlock(&engine->lock);
 }
 
-/* Let go of a batch. Under the lock. */
+/* Drop a reference; the table keeps its own. Under the lock. */
 static void batch_put(struct te_batch *batch)
 {
 	batch->references--;
@@ -445,7 +449,7 @@ static int batch_submit(struct te_engine *engine, batch_id_t id,
 	batch = batch_get(engine, id);
 	if (batch) {
 		submission->batch = batch;
-		error = submission_take(engine, submission, targets, entries);
+		error = submission_prepare(engine, submission, targets, entries);
 		if (error)
 			batch_put(batch);
 	}
@@ -482,14 +486,15 @@ int submitTransferWithNotify(transfer_engine_t engine, batch_id_t batch_id,
 		return -te_fail(TE_ARGUMENT, "submitTransferWithNotify: %s",
 				!engine            ? "engine is NULL" :
 				!entries || !count ? "no requests" :
-						     "a notification without text");
+						     "notify_msg has no name or no msg");
 	return batch_submit(engine, batch_id, entries, count, &notify_msg,
 			    "submitTransferWithNotify");
 }
 
-/* ---- what has become of it ----------------------------------------------------------------- */
+/* ---- status -------------------------------------------------------------------------------- */
 
-/* How it has ended, the notification with it. Under the lock. */
+/* The result of a request; a successful one waits for its submission's notification. Under the
+ * lock. */
 static int request_outcome(const struct te_request *request)
 {
 	const struct te_submission *submission = request->part->submission;
@@ -499,7 +504,7 @@ static int request_outcome(const struct te_request *request)
 	return submission->notify_result;
 }
 
-/* What the part's batch says, if it has one. */
+/* The result that the part's Wherry batch has for a request. */
 static int part_result(struct te_part *part, size_t index, char text[WH_TEXT_MAX])
 {
 	int error;
@@ -551,7 +556,8 @@ int getTransferStatus(transfer_engine_t handle, batch_id_t batch_id, size_t task
 			batch_put(batch);
 		pthread_mutex_unlock(&engine->lock);
 		return batch ? -te_fail(TE_ARGUMENT,
-					"getTransferStatus: task_id is %zu, of %zu requests",
+					"getTransferStatus: task_id is %zu, but there are %zu "
+					"requests",
 					task_id, count) :
 			       batch_unknown("getTransferStatus", batch_id);
 	}
@@ -573,8 +579,8 @@ int getTransferStatus(transfer_engine_t handle, batch_id_t batch_id, size_t task
 	batch_put(batch);
 	pthread_mutex_unlock(&engine->lock);
 	status->status = request_status(result);
-	/* Programs ask in a loop, since Mooncake's interface has nothing to wait by. The threads
-	 * that move want the CPU, and the lock. */
+	/* Programs poll in a loop, because Mooncake's interface has no call that waits. Leave the
+	 * CPU and the lock to the threads that move bytes. */
 	if (result == TE_RUNNING && by_tcp)
 		sched_yield();
 	if (result && result != TE_RUNNING)
@@ -584,7 +590,7 @@ int getTransferStatus(transfer_engine_t handle, batch_id_t batch_id, size_t task
 
 /* ---- freeing ------------------------------------------------------------------------------- */
 
-/* Do its batches of Wherry's still move? */
+/* Is a Wherry batch of this batch still in progress? */
 static bool batch_is_moving(const struct te_batch *batch)
 {
 	for (size_t i = 0; i < batch->submission_count; i++)
@@ -597,7 +603,7 @@ static bool batch_is_moving(const struct te_batch *batch)
 	return false;
 }
 
-/* Under the lock. */
+/* Have all requests by TCP and all notifications ended? Under the lock. */
 static bool batch_has_ended(const struct te_batch *batch)
 {
 	for (size_t i = 0; i < batch->submission_count; i++)
@@ -617,7 +623,7 @@ int freeBatchID(transfer_engine_t handle, batch_id_t batch_id)
 		return -te_fail(TE_ARGUMENT, "freeBatchID: engine is NULL");
 	pthread_mutex_lock(&engine->lock);
 	batch = batch_get(engine, batch_id);
-	/* While another call is in the middle of it, what it has may change. */
+	/* 2: the table's reference and this call's. A concurrent call may still add requests. */
 	ended = batch && batch->references == 2 && batch_has_ended(batch);
 	pthread_mutex_unlock(&engine->lock);
 	if (!batch)
@@ -630,7 +636,9 @@ int freeBatchID(transfer_engine_t handle, batch_id_t batch_id)
 		engine->slots[(uint32_t)batch_id].batch = NULL;
 	pthread_mutex_unlock(&engine->lock);
 	if (!ended)
-		return -te_fail(TE_BUSY, "freeBatchID: the batch has requests that have not ended");
+		return -te_fail(
+			TE_BUSY,
+			"freeBatchID: the batch is in use, or has requests that have not ended");
 	batch_free(batch);
 	return 0;
 }

@@ -83,7 +83,7 @@ static int worker_move_request(struct te_worker *worker, const struct te_request
 	int error = 0;
 
 	/* It may have been registered there after the segment was fetched. */
-	if (!link_publishes(link, request->remote, request->length) && !te_link_ask(link))
+	if (!link_publishes(link, request->remote, request->length) && !te_link_refresh(link))
 		error = worker_connect(worker);
 	if (!error && !link_publishes(link, request->remote, request->length))
 		return wh_fail(ERANGE,
@@ -95,7 +95,7 @@ static int worker_move_request(struct te_worker *worker, const struct te_request
 	if (!error)
 		error = worker_move(worker, request);
 	/* After a restart the engine listens on another port. */
-	if (error == -ECONNREFUSED && !te_link_ask(link)) {
+	if (error == -ECONNREFUSED && !te_link_refresh(link)) {
 		error = worker_connect(worker);
 		if (!error)
 			error = worker_move(worker, request);

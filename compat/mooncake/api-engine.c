@@ -368,7 +368,7 @@ void destroyTransferEngine(transfer_engine_t handle)
 	free(engine);
 }
 
-/* ---- what is asked of one ------------------------------------------------------------------ */
+/* ---- queries ------------------------------------------------------------------------------- */
 
 int getLocalIpAndPort(transfer_engine_t handle, char *buf_out, size_t buf_len)
 {

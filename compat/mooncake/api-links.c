@@ -17,7 +17,7 @@ static void links_put_route(json_t *routes, const char *name, uint64_t read, uin
 							"written_bytes", (json_int_t)written));
 }
 
-/* The link, as JSON; both forms are made of it. */
+/* Describe a link as JSON, which links_text() also prints from. */
 static json_t *links_describe(struct te_link *link, size_t id)
 {
 	json_t *routes = json_array(), *object;
@@ -86,7 +86,7 @@ static void links_put_text(FILE *stream, const json_t *route, bool first)
 		json_number(route, "written_bytes"));
 }
 
-/* A line for each. */
+/* One line of text for each link. */
 static char *links_text(const json_t *links)
 {
 	const json_t *link, *routes;

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Segments, which are other engines. What an engine publishes is asked of itself or of the store.
- * If it says that it is one of Wherry's as well, where that is and in which epoch, and the engine
- * there is of that epoch and proves the key, it is reached by Wherry's routes; else by Mooncake's
- * TCP.
+ * Segments, which are other engines. The store, or the engine itself, says what an engine
+ * publishes. If that includes the URL and epoch of a Wherry engine, and the engine at that URL has
+ * this epoch and proves the key, transfers use Wherry's routes, else Mooncake's TCP.
  */
 #include <errno.h>
 #include <netinet/in.h>
@@ -18,9 +17,9 @@
 
 #define SEGMENTS_MAX (1 << 20)
 
-/* ---- asking -------------------------------------------------------------------------------- */
+/* ---- fetching ------------------------------------------------------------------------------ */
 
-static int link_ask_store(struct te_link *link, struct wh_mooncake_segment *segment)
+static int link_fetch_from_store(struct te_link *link, struct wh_mooncake_segment *segment)
 {
 	struct te_engine *engine = link->engine;
 	struct wh_mooncake_endpoint endpoint;
@@ -28,7 +27,7 @@ static int link_ask_store(struct te_link *link, struct wh_mooncake_segment *segm
 
 	pthread_mutex_lock(&engine->store_lock);
 	error = wh_mooncake_find(engine->store_ops, engine->store, link->name, segment);
-	/* Only notifications want it: Mooncake's own do without it otherwise. */
+	/* The control port may be missing: only notifications need it. */
 	if (!error &&
 	    !wh_mooncake_locate(engine->store_ops, engine->store, link->name, &endpoint)) {
 		pthread_mutex_lock(&engine->lock);
@@ -39,11 +38,11 @@ static int link_ask_store(struct te_link *link, struct wh_mooncake_segment *segm
 	return error;
 }
 
-int te_link_ask(struct te_link *link)
+int te_link_refresh(struct te_link *link)
 {
 	struct te_engine *engine = link->engine;
 	struct wh_mooncake_segment segment, before;
-	int error = engine->store_ops ? link_ask_store(link, &segment) :
+	int error = engine->store_ops ? link_fetch_from_store(link, &segment) :
 					wh_mooncake_fetch(link->name, engine->timeout, &segment);
 
 	if (error)
@@ -58,7 +57,7 @@ int te_link_ask(struct te_link *link)
 
 /* ---- connecting ---------------------------------------------------------------------------- */
 
-/* Does this machine have that address? */
+/* Does this machine have an address of `host`? */
 static bool host_is_here(const char *host)
 {
 	struct wh_mooncake_endpoint endpoint = { .port = 0 };
@@ -93,7 +92,7 @@ static bool url_is_loopback(const char *url)
 	       wh_address_is_loopback(&address[0]);
 }
 
-/* By Wherry, if it goes; else link->why. */
+/* Connect by Wherry; if that fails, set link->why. */
 static void link_connect_wherry(struct te_link *link)
 {
 	struct wh_peer_options options = { .size = sizeof(options),
@@ -103,13 +102,13 @@ static void link_connect_wherry(struct te_link *link)
 	struct wh_peer *peer;
 
 	if (!*url) {
-		snprintf(link->why, sizeof(link->why), "it is not one of Wherry's");
+		snprintf(link->why, sizeof(link->why), "it is not a Wherry engine");
 		return;
 	}
-	/* On another machine that would be somebody else. */
+	/* A loopback URL of another machine would lead to a different engine on this one. */
 	if (url_is_loopback(url) && !host_is_here(link->host)) {
 		snprintf(link->why, sizeof(link->why),
-			 "its Wherry listens on its own host alone; give both hosts a "
+			 "its Wherry engine listens on loopback only; give both hosts a "
 			 "cluster key (WHERRY_KEYFILE)");
 		return;
 	}
@@ -122,7 +121,7 @@ static void link_connect_wherry(struct te_link *link)
 		return;
 	}
 	wh_peer_close(peer);
-	snprintf(link->why, sizeof(link->why), "at %.100s there is another engine", url);
+	snprintf(link->why, sizeof(link->why), "a different engine answers at %.100s", url);
 }
 
 static int link_open(struct te_engine *engine, const char *name, struct te_link **out)
@@ -139,7 +138,7 @@ static int link_open(struct te_engine *engine, const char *name, struct te_link 
 	pthread_cond_init(&link->more, NULL);
 	if (!engine->store_ops)
 		snprintf(link->control, sizeof(link->control), "%s", name);
-	error = te_link_ask(link);
+	error = te_link_refresh(link);
 	if (error) {
 		te_link_put(link);
 		return error;
@@ -179,7 +178,7 @@ bool te_segment_known(const struct te_engine *engine, int64_t id)
 	return id >= 0 && (uint64_t)id < engine->segment_count;
 }
 
-/* Another link for the segment, and the old one goes; NULL: none. */
+/* Give the segment another link, or NULL for none, and drop the old one. */
 static void segment_replace_link(struct te_engine *engine, struct te_segment *segment,
 				 struct te_link *link)
 {
@@ -192,7 +191,7 @@ static void segment_replace_link(struct te_engine *engine, struct te_segment *se
 	te_link_put(before);
 }
 
-/* Was it restarted, or is it gone? Then it is looked for again. */
+/* False: the peer was lost or has restarted, so connect again. */
 static bool link_is_good(const struct te_link *link)
 {
 	struct wh_peer_info info = { .size = sizeof(info) };
@@ -215,7 +214,7 @@ int te_link_get(struct te_engine *engine, segment_id_t id, struct te_link **out)
 	}
 	pthread_mutex_unlock(&engine->lock);
 	if (!segment)
-		return te_fail(TE_ARGUMENT, "there is no segment %d", id);
+		return te_fail(TE_ARGUMENT, "segment %d has not been opened", id);
 	if (link && link_is_good(link)) {
 		*out = link;
 		return 0;
@@ -224,13 +223,13 @@ int te_link_get(struct te_engine *engine, segment_id_t id, struct te_link **out)
 	error = link_open(engine, segment->name, &link);
 	if (error)
 		return error;
-	link->references++; /* nobody else has it yet */
+	link->references++; /* no lock: no other thread has the link yet */
 	segment_replace_link(engine, segment, link);
 	*out = link;
 	return 0;
 }
 
-/* The segment of that name, or a new one. */
+/* Find or add the segment of that name. */
 static int segment_find_or_add(struct te_engine *engine, const char *name, segment_id_t *id)
 {
 	struct te_segment **more, *segment = NULL;
@@ -305,7 +304,8 @@ int closeSegment(transfer_engine_t handle, segment_id_t segment_id)
 		segment = engine->segments[segment_id];
 	pthread_mutex_unlock(&engine->lock);
 	if (!segment)
-		return te_fail(TE_ARGUMENT, "closeSegment: there is no segment %d", segment_id);
+		return te_fail(TE_ARGUMENT, "closeSegment: segment %d has not been opened",
+			       segment_id);
 	if (segment_id != LOCAL_SEGMENT)
 		segment_replace_link(engine, segment, NULL);
 	return 0;
@@ -354,7 +354,7 @@ int syncSegmentCache(transfer_engine_t handle)
 		if (link)
 			link->references++;
 		pthread_mutex_unlock(&engine->lock);
-		each = link ? te_link_ask(link) : 0;
+		each = link ? te_link_refresh(link) : 0;
 		te_link_put(link);
 		error = error ? error : each;
 	}

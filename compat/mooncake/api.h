@@ -63,9 +63,9 @@ struct te_link {
 	unsigned references;
 	char name[WH_MOONCAKE_NAME_MAX];
 	char control[WH_MOONCAKE_NAME_MAX + 10]; /* HOST:PORT; "": not known */
-	char host[WH_MOONCAKE_NAME_MAX];
-	struct wh_peer *peer; /* NULL: by Mooncake's TCP */
-	char why[WH_TEXT_MAX]; /* if so */
+	char host[WH_MOONCAKE_NAME_MAX]; /* of the data port */
+	struct wh_peer *peer; /* NULL: transfers use Mooncake's TCP */
+	char why[WH_TEXT_MAX]; /* why they do */
 	struct wh_mooncake_segment segment; /* as last fetched */
 	uint64_t read, written; /* bytes, by Mooncake's TCP */
 
@@ -75,7 +75,8 @@ struct te_link {
 	unsigned workers, idle;
 	/* idle threads that were signalled, and new threads, that have not taken a job yet */
 	unsigned called, started;
-	unsigned moving; /* at several small requests at once; back soon */
+	unsigned moving; /* threads that move several small requests at once, which takes little
+			    time */
 	unsigned waiting; /* jobs */
 	bool stop;
 	struct te_worker {
@@ -95,13 +96,13 @@ struct te_segment {
 struct te_part {
 	struct te_submission *submission;
 	struct te_link *link;
-	struct wh_batch *batch; /* NULL: by Mooncake's TCP, or not submitted yet */
+	struct wh_batch *batch; /* NULL: uses Mooncake's TCP, or is not submitted yet */
 	size_t count;
 };
 
 struct te_job {
 	struct wh_list at;
-	struct te_request *request; /* NULL: the round's notification */
+	struct te_request *request; /* NULL: the submission's notification */
 	struct te_submission *submission;
 };
 
@@ -112,7 +113,7 @@ struct te_request {
 	struct te_job job;
 	uint64_t local, remote, length;
 	bool write;
-	int result; /* TE_RUNNING: ask the part's batch, if it has one */
+	int result; /* TE_RUNNING: the part's batch, if there is one, has the result */
 };
 
 /* One submission. */
@@ -122,13 +123,15 @@ struct te_submission {
 	size_t count;
 	struct te_part *parts;
 	size_t part_count;
-	size_t left; /* parts and requests still open, and one during the submission */
+	/* requests by TCP, and batches of a submission with a notification, that have not ended; 1
+	 * more while the call submits */
+	size_t left;
 	char text[WH_TEXT_MAX]; /* of the first request that failed */
 	int error; /* of the first one that failed */
 	/* The notification; NULL: none. */
 	char *name, *message;
 	struct te_job job;
-	/* TE_RUNNING until it is confirmed; -ECANCELED: not sent, for a request has failed */
+	/* TE_RUNNING until the peer confirms it; -ECANCELED: not sent, because a request failed */
 	int notify_result;
 };
 
@@ -136,7 +139,7 @@ struct te_batch {
 	size_t capacity, count;
 	unsigned references; /* calls that use it, and the table's */
 	struct te_request **requests;
-	size_t room;
+	size_t room; /* entries allocated in `requests` */
 	struct te_submission **submissions;
 	size_t submission_count;
 };
@@ -184,41 +187,41 @@ struct te_engine {
 
 /* ---- memory ------------------------------------------------------------------------------- */
 
-/* Which memory has all of it? Under the lock. NULL: none. */
+/* The memory that contains all of [address, address+length); NULL: none. Under the lock. */
 struct te_memory *te_memory_find(struct te_engine *engine, uint64_t address, uint64_t length);
-/* All of it, when the engine goes. */
+/* Unregister and free all memory of an engine that is destroyed. */
 void te_memory_free(struct te_engine *engine);
-/* The name under which memory that starts there is a region of Wherry's. */
+/* The name of the Wherry region whose memory starts at `address`. */
 void te_region_name(uint64_t address, char out[32]);
-/* Between a socket of the server's and a GPU: its callback. */
+/* The server's callback: copy between the staging memory and memory that the CPU cannot access. */
 int te_memory_copy(void *arg, const struct wh_mooncake_memory *memory, uint64_t offset,
 		   size_t length, bool to_memory);
 
 /* ---- segments ----------------------------------------------------------------------------- */
 
-/* The way to segment `id`, with a reference more; connects where there is none. 0 or an error. */
+/* Take a reference to the link of segment `id`, connecting first if necessary. 0 or an error. */
 int te_link_get(struct te_engine *engine, segment_id_t id, struct te_link **out);
 /* May block. NULL is fine. */
 void te_link_put(struct te_link *link);
-/* Ask again what it publishes. 0 or an error. */
-int te_link_ask(struct te_link *link);
-/* The number of segments with LOCAL_SEGMENT. Under the lock. */
+/* Fetch again what the segment publishes. 0 or an error. */
+int te_link_refresh(struct te_link *link);
+/* Is `id` a segment, LOCAL_SEGMENT included? Under the lock. */
 bool te_segment_known(const struct te_engine *engine, int64_t id);
 void te_segments_free(struct te_engine *engine);
 
-/* ---- links' threads
- * -------------------------------------------------------------------------------- */
+/* ---- connections ---------------------------------------------------------------------------- */
 
-/* Hand a job to the link's threads, under the lock. */
+/* Queue a job for the link's threads. Under the lock. */
 void te_job_post(struct te_link *link, struct te_job *job);
-/* End the link's threads; what they have not done is cancelled. */
+/* End the link's threads and cancel the jobs that they have not begun. Blocks. */
 void te_link_stop(struct te_link *link);
 
 /* ---- batches ------------------------------------------------------------------------------ */
 
-/* One of what the round waits for has ended. Under the lock. */
+/* A part or a request of the submission has ended. After the last, send the notification or cancel
+ * it. Under the lock. */
 void te_submission_part_ended(struct te_submission *submission, int error, const char *text);
-/* Cancel and free all, when the engine goes. */
+/* Cancel and free all batches of an engine that is destroyed. */
 void te_batches_free(struct te_engine *engine);
 
 /* ---- notifications ------------------------------------------------------------------------ */

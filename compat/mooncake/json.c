@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The JSON that Mooncake's engines exchange and keep in metadata stores. */
+/* The JSON that Mooncake's engines exchange and keep in metadata stores: segments, notifications
+ * and control endpoints. Parsers check every field before they use it. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -11,13 +12,13 @@
 
 #include "compat/mooncake/wire.h"
 
-/* Jansson has no integers over 2^63 - 1, and Mooncake has up to 2^64: they become objects with this
- * key, and their digits. */
+/* Mooncake's integers have up to 64 bits, Jansson's end at 2^63 - 1. Before parsing, a larger
+ * ("wide") integer is replaced by an object that has its digits under this key. */
 #define WIDE "\001"
 #define WIDE_OPEN "{\"\\u0001\":\""
 #define WIDE_CLOSE "\"}"
 
-/* Is this a number of more than 63 bits, and of 64 at most? *end is behind all digits. */
+/* Do the digits at `at` make an integer of exactly 64 bits? Sets *end past the last digit. */
 static bool json_is_wide(const char *at, const char *limit, const char **end)
 {
 	uint64_t number = 0;
@@ -32,12 +33,13 @@ static bool json_is_wide(const char *at, const char *limit, const char **end)
 	return fits && number > INT64_MAX && *at != '0' && (*end == limit || !strchr(".eE", **end));
 }
 
-/* The text with its wide numbers so; malloc()ed, *length is its own then. NULL: no memory. */
+/* Replace the wide integers of a text. Returns a malloc()ed text and sets *length to its length;
+ * NULL: no memory. */
 static char *json_widen(const char *json, size_t *length)
 {
 	const char *limit = json + *length, *digits = json, *at = json;
 	size_t extra = strlen(WIDE_OPEN WIDE_CLOSE);
-	/* The shortest that is wide has 19 digits. */
+	/* A wide integer has at least 19 digits. */
 	char *out = malloc(*length + (*length / 19 + 1) * extra), *to = out;
 	bool quoted = false;
 
@@ -66,7 +68,7 @@ static char *json_widen(const char *json, size_t *length)
 	return out;
 }
 
-/* The same back: a number, which may be wide. */
+/* A JSON integer, or its replacement if it is wide. */
 static json_t *json_put_number(uint64_t number)
 {
 	char digits[24];
@@ -77,6 +79,7 @@ static json_t *json_put_number(uint64_t number)
 	return json_pack("{s:s}", WIDE, digits);
 }
 
+/* Put the wide integers back into a text, in place. */
 static void json_narrow(char *text)
 {
 	char *at = text, *to = text;
@@ -94,13 +97,13 @@ static void json_narrow(char *text)
 	*to = '\0';
 }
 
-/* One object, with nothing behind it but white space. NULL: not so, and the text says why. */
+/* Parse a text that is one object. NULL: failed, with wh_fail_text(). */
 static json_t *json_load(const char *json, size_t length)
 {
 	json_error_t error;
 	json_t *object;
 
-	/* JsonCpp ends a text with a newline, others with a NUL, which Jansson would not take. */
+	/* Some writers end a text with NULs, which Jansson rejects. */
 	while (length && !json[length - 1])
 		length--;
 	object = json_loadb(json, length, JSON_REJECT_DUPLICATES, &error);
@@ -111,9 +114,10 @@ static json_t *json_load(const char *json, size_t length)
 		free(text);
 	}
 	if (!object)
-		wh_fail(EPROTO, "mooncake: no JSON: %.100s at byte %d", error.text, error.position);
+		wh_fail(EPROTO, "mooncake: invalid JSON: %.100s at byte %d", error.text,
+			error.position);
 	else if (!json_is_object(object))
-		wh_fail(EPROTO, "mooncake: JSON that is no object");
+		wh_fail(EPROTO, "mooncake: the JSON is not an object");
 	if (json_is_object(object))
 		return object;
 	json_decref(object);
@@ -130,7 +134,7 @@ int wh_mooncake_object_check(const char *json, size_t length)
 	return 0;
 }
 
-/* A number of a 64-bit field; one that is missing or no such number is false. */
+/* Read an unsigned integer of at most `most`. False: missing, or not one. */
 static bool json_get_number(const json_t *object, const char *key, uint64_t most, uint64_t *out)
 {
 	const json_t *value = json_object_get(object, key);
@@ -147,7 +151,8 @@ static bool json_get_number(const json_t *object, const char *key, uint64_t most
 	return true;
 }
 
-/* A string that fits; one that is not there is "". None has a NUL in it: that is no JSON here. */
+/* Copy a string; a missing one becomes "". False: not a string, or too long. Jansson rejects
+ * strings that contain a NUL. */
 static bool json_get_text(const json_t *object, const char *key, char *out, size_t size)
 {
 	const json_t *value = json_object_get(object, key);
@@ -163,7 +168,8 @@ static bool json_get_text(const json_t *object, const char *key, char *out, size
 
 /* ---- segments ------------------------------------------------------------------------------ */
 
-/* "tcp", or a list that has it: then each buffer says which it is. */
+/* Does the segment offer TCP? `protocol` is one name or a list. *listed: a list, and each buffer
+ * names its own protocol. */
 static int segment_check_protocol(const json_t *object, bool *listed)
 {
 	const json_t *protocol = json_object_get(object, "protocol"), *each;
@@ -173,12 +179,13 @@ static int segment_check_protocol(const json_t *object, bool *listed)
 	json_array_foreach(protocol, i, each) if (json_is_string(each) &&
 						  !strcmp(json_string_value(each), "tcp")) return 0;
 	if (*listed)
-		return wh_fail(EPROTONOSUPPORT, "mooncake: the segment is not reached by TCP");
+		return wh_fail(EPROTONOSUPPORT, "mooncake: the segment does not offer tcp, the "
+						"only protocol that works here");
 	if (!json_is_string(protocol))
-		return wh_fail(EPROTO, "mooncake: a segment without its protocol");
+		return wh_fail(EPROTO, "mooncake: the segment has no protocol");
 	if (strcmp(json_string_value(protocol), "tcp") != 0)
 		return wh_fail(EPROTONOSUPPORT,
-			       "mooncake: the segment speaks \"%.40s\"; only tcp is spoken here",
+			       "mooncake: the segment offers \"%.40s\"; only tcp works here",
 			       json_string_value(protocol));
 	return 0;
 }
@@ -188,13 +195,13 @@ static int segment_get_buffer(const json_t *object, struct wh_mooncake_buffer *o
 	const json_t *name = json_object_get(object, "name");
 
 	if (!json_get_number(object, "addr", UINT64_MAX, &out->address) || !out->address)
-		return wh_fail(EPROTO, "mooncake: a buffer whose addr is missing, or no address");
+		return wh_fail(EPROTO, "mooncake: a buffer's addr is missing or not an address");
 	if (!json_get_number(object, "length", UINT64_MAX, &out->length) || !out->length)
-		return wh_fail(EPROTO, "mooncake: a buffer whose length is missing, or 0");
+		return wh_fail(EPROTO, "mooncake: a buffer's length is missing, 0 or not a length");
 	if (out->length - 1 > UINT64_MAX - out->address)
-		return wh_fail(EPROTO, "mooncake: a buffer that ends behind all addresses");
+		return wh_fail(EPROTO, "mooncake: a buffer's addr plus length exceeds 64 bits");
 	if (!json_is_string(name))
-		return wh_fail(EPROTO, "mooncake: a buffer without its name");
+		return wh_fail(EPROTO, "mooncake: a buffer has no name");
 	snprintf(out->name, sizeof(out->name), "%s", json_string_value(name));
 	return 0;
 }
@@ -205,7 +212,8 @@ static int segment_get_buffers(const json_t *object, bool listed, struct wh_moon
 	size_t i;
 
 	if (!json_is_array(buffers) || json_array_size(buffers) > WH_MOONCAKE_BUFFERS)
-		return wh_fail(EPROTO, "mooncake: a segment without its buffers, or with too many");
+		return wh_fail(EPROTO, "mooncake: the segment has no buffers list, or more than %d",
+			       WH_MOONCAKE_BUFFERS);
 	out->buffers = calloc(json_array_size(buffers) + 1, sizeof(*out->buffers));
 	if (!out->buffers)
 		return wh_fail(ENOMEM, "mooncake: no memory");
@@ -224,8 +232,8 @@ static int segment_get_buffers(const json_t *object, bool listed, struct wh_moon
 	return 0;
 }
 
-/* Of Wherry's engines alone. What is not as it is written here is of another version, or another's:
- * the segment is reached by TCP then. */
+/* Read the "wherry" object, which only Wherry's engines publish. If it does not look as this
+ * version writes it, ignore it: the segment is then reached by Mooncake's TCP. */
 static void segment_get_wherry(const json_t *object, struct wh_mooncake_segment *out)
 {
 	const json_t *wherry = json_object_get(object, "wherry");
@@ -247,14 +255,14 @@ static int segment_get(const json_t *object, struct wh_mooncake_segment *out)
 	if (error)
 		return error;
 	if (!json_get_text(object, "name", out->name, sizeof(out->name)))
-		return wh_fail(EPROTO, "mooncake: a segment whose name is no name");
+		return wh_fail(EPROTO, "mooncake: the segment's name is too long or not a string");
 	if (!json_get_text(object, "tcp_data_host", out->host, sizeof(out->host)))
-		return wh_fail(EPROTO, "mooncake: a segment whose tcp_data_host is no host");
+		return wh_fail(EPROTO, "mooncake: tcp_data_host is too long or not a string");
 	if (!json_get_number(object, "tcp_data_port", UINT16_MAX, &port))
-		return wh_fail(EPROTO, "mooncake: a segment whose tcp_data_port is no port");
+		return wh_fail(EPROTO, "mooncake: tcp_data_port is missing or not a port");
 	if (json_object_get(object, "tcp_proto_version") &&
 	    (!json_get_number(object, "tcp_proto_version", INT32_MAX, &version) || !version))
-		return wh_fail(EPROTO, "mooncake: a segment whose tcp_proto_version is no version");
+		return wh_fail(EPROTO, "mooncake: tcp_proto_version is not a version");
 	out->port = (uint16_t)port;
 	out->version = (unsigned)version;
 	segment_get_wherry(object, out);
@@ -278,7 +286,7 @@ int wh_mooncake_segment_parse(const char *json, size_t length, struct wh_mooncak
 	return error;
 }
 
-/* As Mooncake writes it, in local time; nothing depends on it. */
+/* The time in Mooncake's format, which is local time. Informational only. */
 static json_t *segment_timestamp(void)
 {
 	struct timespec now;
@@ -336,7 +344,7 @@ int wh_mooncake_notify_parse(const char *json, size_t length, struct wh_mooncake
 	if (!object)
 		return -EPROTO;
 	if (!json_is_string(name) || !json_is_string(message)) {
-		error = wh_fail(EPROTO, "mooncake: a notification without name or notify_msg");
+		error = wh_fail(EPROTO, "mooncake: the notification has no name or no notify_msg");
 	} else {
 		out->name = strdup(json_string_value(name));
 		out->message = strdup(json_string_value(message));
@@ -376,9 +384,11 @@ int wh_mooncake_endpoint_parse(const char *json, size_t length, struct wh_moonca
 		return -EPROTO;
 	if (!json_get_text(object, "ip_or_host_name", found.host, sizeof(found.host)) ||
 	    !*found.host)
-		error = wh_fail(EPROTO, "mooncake: an address without its ip_or_host_name");
+		error = wh_fail(
+			EPROTO,
+			"mooncake: ip_or_host_name is missing, empty, too long or not a string");
 	else if (!json_get_number(object, "rpc_port", UINT16_MAX, &port) || !port)
-		error = wh_fail(EPROTO, "mooncake: an address whose rpc_port is no port");
+		error = wh_fail(EPROTO, "mooncake: rpc_port is missing or not a port");
 	json_decref(object);
 	if (error)
 		return error;

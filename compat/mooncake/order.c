@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which requests of one client wait for which. */
+/* Overlapping requests of one client wait for its older unconfirmed writes: see order.h. */
 #include <string.h>
 
 #include "compat/mooncake/order.h"
@@ -19,7 +19,7 @@ void wh_mooncake_turn_open(struct wh_mooncake_turn *turn, uint64_t client)
 	turn->client = client;
 }
 
-/* Nobody waits for it any longer. */
+/* Move all turns that wait for this one to `due`. */
 static void turn_release(struct wh_mooncake_order *order, struct wh_mooncake_turn *turn)
 {
 	struct wh_list *link;
@@ -43,13 +43,13 @@ void wh_mooncake_turn_close(struct wh_mooncake_order *order, struct wh_mooncake_
 
 static bool turn_overlaps(const struct wh_mooncake_turn *turn, const struct wh_mooncake_turn *other)
 {
-	/* Lengths were checked against what is published: no sum passes 64 bits. */
+	/* No overflow: the server has checked both ranges against the published memory. */
 	return turn->address < other->address + other->length &&
 	       other->address < turn->address + turn->length;
 }
 
-/* The write that it has to wait for; NULL: none. The newest of several: when that is over, the
- * older ones are so, too, as a rule. */
+/* The newest older write that overlaps the request; NULL: none. When the newest is complete, the
+ * others usually are, so the turn is seldom queued twice. */
 static struct wh_mooncake_turn *turn_blocker(const struct wh_mooncake_order *order,
 					     const struct wh_mooncake_turn *turn)
 {
@@ -100,7 +100,7 @@ struct wh_mooncake_turn *wh_mooncake_order_next(struct wh_mooncake_order *order)
 	while ((link = wh_list_take(&order->due))) {
 		struct wh_mooncake_turn *turn =
 			wh_container(link, struct wh_mooncake_turn, blocked);
-		/* Who has waited for too long is no longer among those that wait. */
+		/* wh_mooncake_order_expire() has unlinked a turn that waited too long. */
 		struct wh_mooncake_turn *blocker =
 			turn->waiting.next ? turn_blocker(order, turn) : NULL;
 
@@ -122,7 +122,7 @@ unsigned wh_mooncake_order_expire(struct wh_mooncake_order *order, int64_t now)
 		struct wh_mooncake_turn *write = wh_container(link, struct wh_mooncake_turn, write);
 
 		next = link->next;
-		/* The client of one that waits itself cannot move it. */
+		/* A write that waits itself cannot receive bytes. */
 		if (write->waiting.next || wh_list_empty(&write->waiters) ||
 		    now - write->moved < WH_MOONCAKE_STILL)
 			continue;

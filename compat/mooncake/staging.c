@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Host memory between a socket of Mooncake's and memory that the CPU cannot touch. */
+/* A pinned host buffer, and a batch that copies between it and memory that the CPU cannot access:
+ * see staging.h. */
 #include <stdio.h>
 
 #include "compat/mooncake/staging.h"
 #include "util/error.h"
 
-/* No engine can be called so: what is staged is for this one alone. */
+/* No engine can have this name, so the grant keeps every other engine out of the staging memory. */
 #define NOBODY "\x01"
 
 int wh_mooncake_staging_open(struct wh_engine *engine, size_t size, struct wh_mooncake_staging *out)

@@ -56,7 +56,7 @@ int wh_mooncake_publish(const struct wh_mooncake_store_ops *ops, void *store, co
 /* Take both away. 0, or an error of the store's. */
 int wh_mooncake_withdraw(const struct wh_mooncake_store_ops *ops, void *store, const char *name);
 
-/* Where the engine of that name is asked. 0, -ENOENT, -EPROTO, or an error of the store's. */
+/* The control port of the engine of that name. 0, -ENOENT, -EPROTO, or an error of the store's. */
 int wh_mooncake_locate(const struct wh_mooncake_store_ops *ops, void *store, const char *name,
 		       struct wh_mooncake_endpoint *out);
 

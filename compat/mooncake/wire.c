@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Mooncake's binary formats (frame heads, requests, statuses) and HOST:PORT texts. json.c has the
+ * JSON formats. */
 #include "compat/mooncake/wire.h"
 
 #include <ctype.h>
@@ -31,9 +33,10 @@ int wh_mooncake_frame_length(const unsigned char head[WH_MOONCAKE_FRAME_HEAD], u
 	uint64_t length = wire_load(head);
 
 	if (!length)
-		return wh_fail(EPROTO, "mooncake: a frame without its type");
+		return wh_fail(EPROTO, "mooncake: received a frame of length 0");
 	if (length > WH_MOONCAKE_FRAME_MAX)
-		return wh_fail(EPROTO, "mooncake: a frame of %" PRIu64 " bytes; the most are %d",
+		return wh_fail(EPROTO,
+			       "mooncake: received a frame of %" PRIu64 " bytes; the limit is %d",
 			       length, WH_MOONCAKE_FRAME_MAX);
 	*out = length;
 	return 0;
@@ -50,9 +53,10 @@ int wh_mooncake_request_parse(const unsigned char header[WH_MOONCAKE_HEADER],
 	unsigned op = header[16] & ~OP_VERSION_2;
 
 	out->status = header[16] & OP_VERSION_2;
-	/* The seven bytes behind it are what the sender's struct had there. */
+	/* The other seven bytes are padding of the sender's struct, with any content. */
 	if (op > 1)
-		return wh_fail(EPROTO, "mooncake: operation %u; there are 0, read, and 1, write",
+		return wh_fail(EPROTO,
+			       "mooncake: received operation %u; expected 0 (read) or 1 (write)",
 			       op);
 	out->length = wire_load(header);
 	out->address = wire_load(header + 8);
@@ -74,7 +78,7 @@ int wh_mooncake_status_parse(const unsigned char bytes[WH_MOONCAKE_STATUS])
 	uint64_t value = wire_load(bytes);
 
 	if ((value & 0xffffffff00000000) != STATUS_MAGIC || (value & 0xffffffff) > INT32_MAX)
-		return wh_fail(EPROTO, "mooncake: 0x%016" PRIx64 " is no status", value);
+		return wh_fail(EPROTO, "mooncake: 0x%016" PRIx64 " is not a status", value);
 	return (int)(value & 0xffffffff);
 }
 

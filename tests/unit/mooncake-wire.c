@@ -129,14 +129,14 @@ static void segment__wide(void **state)
 static void segment__wrong(void **state)
 {
 	static const char *const rows[][2] = {
-		{ "", "no JSON" },
-		{ "[]", "no object" },
-		{ "{}x", "no JSON" },
-		{ "{\"a\":1,\"a\":2}", "no JSON" },
+		{ "", "invalid JSON" },
+		{ "[]", "not an object" },
+		{ "{}x", "invalid JSON" },
+		{ "{\"a\":1,\"a\":2}", "invalid JSON" },
 		{ "{}", "protocol" },
 		{ "{\"protocol\":1}", "protocol" },
 		{ "{\"protocol\":\"tcp\",\"name\":1}", "name" },
-		{ "{\"protocol\":\"tcp\",\"name\":\"a\\u0000b\"}", "no JSON" },
+		{ "{\"protocol\":\"tcp\",\"name\":\"a\\u0000b\"}", "invalid JSON" },
 		{ "{\"protocol\":\"tcp\",\"tcp_data_host\":{}}", "tcp_data_host" },
 		{ "{\"protocol\":\"tcp\"," BUFFERS "}", "tcp_data_port" },
 		{ "{\"protocol\":\"tcp\",\"tcp_data_port\":65536," BUFFERS "}", "tcp_data_port" },
@@ -160,7 +160,7 @@ static void segment__wrong(void **state)
 		{ "{\"protocol\":\"tcp\",\"tcp_data_port\":1,\"buffers\":[{\"addr\":"
 		  "18446744073709551615,"
 		  "\"length\":2,\"name\":\"\"}]}",
-		  "behind all addresses" },
+		  "exceeds 64 bits" },
 		{ "{\"protocol\":\"tcp\",\"tcp_data_port\":1,\"buffers\":[{\"addr\":-"
 		  "9223372036854775809,"
 		  "\"length\":2,\"name\":\"\"}]}",

@@ -157,7 +157,7 @@ wrong 2 refuse 2 "refuses the read of 4194304 bytes at 0x700000000000 (status 1)
 wrong 1 refuse 69 "has closed the connection"
 wrong 2 short 69 "has closed the connection"
 wrong 2 reset 69 "has closed the connection"
-wrong 2 status 69 "is no status"
+wrong 2 status 69 "is not a status"
 wrong 2 type 69 "answers a request of type 1 with type 3"
 wrong 2 long 69 "a frame of 1099511627776 bytes"
 wrong 2 json 69 "no JSON"

@@ -226,7 +226,7 @@ static void memory__wrong(void **state)
 	request.source = source + 8191;
 	request.length = 2;
 	assert_int_equal(submitTransfer(ours, allocateBatchID(ours, 1), &request, 1), 3);
-	said("not in memory that is registered");
+	said("are not in registered memory");
 	assert_int_equal(unregisterLocalMemoryBatch(ours, addresses, 3), -3);
 	assert_int_equal(unregisterLocalMemory(ours, source + 4096), -3);
 	assert_int_equal(unregisterLocalMemory(ours, source + 8192), 0);
@@ -269,7 +269,7 @@ static void batch__numbers(void **state)
 	next = allocateBatchID(ours, 1);
 	assert_true(next != batch);
 	assert_int_equal(submitTransfer(ours, batch, &request, 1), 1);
-	said("or not any more");
+	said("or has been freed");
 	assert_int_equal(freeBatchID(ours, batch), 1);
 	assert_int_equal(getTransferStatus(ours, next, 0, &status), 1);
 	/* Another engine's. */
@@ -530,17 +530,17 @@ static void links_say(const char *text)
 		fail_msg("no \"%s\" in: %s", text, links);
 }
 
-/* It says that it is one of Wherry's, and is not, or is another one: that is Mooncake's TCP then.
+/* The segment names a Wherry engine that does not exist, or another one: Mooncake's TCP is used.
  */
 static void peer__lies(void **state)
 {
 	static const struct {
 		const char *field, *why;
 	} lies[] = {
-		{ "\"wherry\":7,", "it is not one of Wherry's" },
-		{ "\"wherry\":{\"url\":\"wherry://127.0.0.1:1\"},", "it is not one of Wherry's" },
+		{ "\"wherry\":7,", "it is not a Wherry engine" },
+		{ "\"wherry\":{\"url\":\"wherry://127.0.0.1:1\"},", "it is not a Wherry engine" },
 		{ "\"wherry\":{\"url\":\"wherry://127.0.0.1:1\",\"epoch\":\"12\"},",
-		  "it is not one of Wherry's" },
+		  "it is not a Wherry engine" },
 		{ "\"wherry\":{\"url\":\"wherry://127.0.0.1:1\",\"epoch\":\"0123456789abcdef\"},",
 		  "127.0.0.1:1" },
 		{ "\"wherry\":{\"url\":\"gopher://!\",\"epoch\":\"0123456789abcdef\"},",
@@ -558,7 +558,7 @@ static void peer__lies(void **state)
 	}
 }
 
-/* Where it points to there is an engine, but of another epoch. */
+/* The engine at the published URL has another epoch. */
 static void peer__another_engine(void **state)
 {
 	struct transfer_request request;
@@ -591,7 +591,7 @@ static void peer__another_engine(void **state)
 	start_peer(&peer, wherry);
 	request = request_to(openSegment(ours, peer.name), (uintptr_t)target, 4096);
 	assert_true(request.target_id > 0);
-	links_say("there is another engine");
+	links_say("a different engine answers");
 	stop_peer(&peer);
 }
 
