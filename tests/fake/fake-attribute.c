@@ -181,7 +181,7 @@ static int get_tokens(void *data, const struct fake_range *range)
 }
 
 /* Under fake_map_lock. */
-static int get(void *data, int attribute, uint64_t address)
+static int range_attribute(void *data, int attribute, uint64_t address)
 {
 	struct fake_range *range = fake_range_find(address);
 	uint64_t value = 0;
@@ -208,7 +208,7 @@ FAKE_API int cuPointerGetAttribute(void *data, int attribute, uint64_t address)
 	if (!data || attribute <= 0 || attribute >= ATTRIBUTES)
 		return FAKE_INVALID_VALUE;
 	pthread_rwlock_rdlock(&fake_map_lock);
-	error = get(data, attribute, address);
+	error = range_attribute(data, attribute, address);
 	pthread_rwlock_unlock(&fake_map_lock);
 	return error;
 }
@@ -227,7 +227,7 @@ FAKE_API int cuPointerGetAttributes(unsigned count, const int *attributes, void 
 			return FAKE_INVALID_VALUE;
 	pthread_rwlock_rdlock(&fake_map_lock);
 	for (unsigned i = 0; i < count && !error; i++) {
-		error = get(data[i], attributes[i], address);
+		error = range_attribute(data[i], attributes[i], address);
 		if (error != FAKE_INVALID_VALUE)
 			continue;
 		memset(data[i], 0, widths[attributes[i]]);

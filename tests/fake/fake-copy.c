@@ -387,7 +387,7 @@ static int load_value(const struct value_op *value, uint32_t *out)
 	return at ? 0 : FAKE_ILLEGAL_ADDRESS;
 }
 
-static bool satisfied(uint32_t is, const struct value_op *value)
+static bool value_satisfied(uint32_t is, const struct value_op *value)
 {
 	switch (value->flags & 3) {
 	case 0: /* GEQ, going round */
@@ -410,7 +410,7 @@ static int wait_value(struct fake_op *op)
 		uint32_t is;
 		int error = load_value(value, &is);
 
-		if (error || satisfied(is, value))
+		if (error || value_satisfied(is, value))
 			return error;
 		usleep(20);
 	}

@@ -203,7 +203,7 @@ FAKE_API int cuDeviceGetUuid(struct fake_uuid *uuid, int device)
 	return cuDeviceGetUuid_v2(uuid, device);
 }
 
-static int bus(const struct fake_device *device)
+static int device_bus(const struct fake_device *device)
 {
 	return 0x1b + 0x10 * device->physical;
 }
@@ -217,7 +217,7 @@ FAKE_API int cuDeviceGetPCIBusId(char *id, int length, int device)
 		return FAKE_INVALID_VALUE;
 	if (!fake_device(device))
 		return FAKE_INVALID_DEVICE;
-	snprintf(text, sizeof(text), "%04X:%02X:%02X.0", 0, bus(&devices[device]), 0);
+	snprintf(text, sizeof(text), "%04X:%02X:%02X.0", 0, device_bus(&devices[device]), 0);
 	if ((size_t)length <= strlen(text))
 		return FAKE_INVALID_VALUE;
 	strcpy(id, text);
@@ -235,7 +235,7 @@ FAKE_API int cuDeviceGetByPCIBusId(int *device, const char *id)
 	if (sscanf(id, "%x:%x:%x.%x", &domain, &number, &slot, &function) < 3)
 		return FAKE_INVALID_VALUE;
 	for (unsigned i = 0; i < device_count; i++) {
-		if (domain || slot || function || (int)number != bus(&devices[i]))
+		if (domain || slot || function || (int)number != device_bus(&devices[i]))
 			continue;
 		*device = (int)i;
 		return FAKE_OK;
@@ -328,7 +328,7 @@ void fake_attributes_forget(void)
 }
 
 /* fake_cuda_attribute() or FAKE_CUDA_ATTRIBUTES has it. */
-static bool overridden(int attribute, int *value)
+static bool attribute_overridden(int attribute, int *value)
 {
 	const char *at = fake_settings()->attributes;
 
@@ -358,7 +358,7 @@ static int attribute_of_all(int attribute)
 {
 	int value;
 
-	if (overridden(attribute, &value))
+	if (attribute_overridden(attribute, &value))
 		return value;
 	for (size_t i = 0; i < sizeof(attributes) / sizeof(attributes[0]); i++)
 		if (attributes[i].attribute == attribute)
@@ -378,7 +378,7 @@ FAKE_API int cuDeviceGetAttribute(int *value, int attribute, int device)
 		return FAKE_INVALID_VALUE;
 	if (!fake_device(device))
 		return FAKE_INVALID_DEVICE;
-	*value = attribute == 33 ? bus(&devices[device]) : attribute_of_all(attribute);
+	*value = attribute == 33 ? device_bus(&devices[device]) : attribute_of_all(attribute);
 	return FAKE_OK;
 }
 
@@ -538,7 +538,7 @@ FAKE_API int cuDevicePrimaryCtxSetFlags_v2(int device, unsigned flags)
 	return FAKE_OK;
 }
 
-static int push(struct fake_context *context)
+static int context_push(struct fake_context *context)
 {
 	if (depth == DEPTH)
 		return FAKE_INVALID_VALUE;
@@ -564,7 +564,7 @@ FAKE_API int cuCtxCreate_v2(struct fake_context **out, unsigned flags, int devic
 	pthread_mutex_unlock(&fake_lock);
 	if (!context)
 		return FAKE_OUT_OF_MEMORY;
-	error = push(context);
+	error = context_push(context);
 	if (error)
 		context->alive = false;
 	else
@@ -590,7 +590,7 @@ FAKE_API int cuCtxPushCurrent_v2(struct fake_context *context)
 	FAKE_ENTER();
 	if (context && !fake_context_known(context))
 		return FAKE_INVALID_CONTEXT;
-	return push(context);
+	return context_push(context);
 }
 
 FAKE_API int cuCtxPopCurrent_v2(struct fake_context **out)
@@ -614,7 +614,7 @@ FAKE_API int cuCtxSetCurrent(struct fake_context *context)
 		return FAKE_OK;
 	}
 	if (!depth)
-		return push(context);
+		return context_push(context);
 	stack[depth - 1] = context;
 	return FAKE_OK;
 }

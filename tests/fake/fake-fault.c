@@ -28,7 +28,7 @@ _Thread_local int fake_capture_mode;
 
 /* ---- the environment ------------------------------------------------------------------------- */
 
-static unsigned long long number(const char *name, unsigned long long otherwise)
+static unsigned long long setting_number(const char *name, unsigned long long otherwise)
 {
 	const char *text = getenv(name);
 
@@ -59,16 +59,16 @@ static void faults_from(const char *text)
 
 static void read_settings(void)
 {
-	settings.devices = (unsigned)number("FAKE_CUDA_DEVICES", 2);
+	settings.devices = (unsigned)setting_number("FAKE_CUDA_DEVICES", 2);
 	if (settings.devices > FAKE_DEVICES)
 		settings.devices = FAKE_DEVICES;
-	settings.memory = number("FAKE_CUDA_MEMORY", 16ULL << 30);
-	settings.delay = (unsigned)number("FAKE_CUDA_DELAY_US", 0);
-	settings.start = (unsigned)number("FAKE_CUDA_START", 0);
-	settings.driver = (int)number("FAKE_CUDA_DRIVER", 13000);
-	settings.reuse = number("FAKE_CUDA_REUSE", 0) != 0;
-	settings.share = number("FAKE_CUDA_SHARE", 0) != 0;
-	settings.peer = number("FAKE_CUDA_PEER", 1) != 0;
+	settings.memory = setting_number("FAKE_CUDA_MEMORY", 16ULL << 30);
+	settings.delay = (unsigned)setting_number("FAKE_CUDA_DELAY_US", 0);
+	settings.start = (unsigned)setting_number("FAKE_CUDA_START", 0);
+	settings.driver = (int)setting_number("FAKE_CUDA_DRIVER", 13000);
+	settings.reuse = setting_number("FAKE_CUDA_REUSE", 0) != 0;
+	settings.share = setting_number("FAKE_CUDA_SHARE", 0) != 0;
+	settings.peer = setting_number("FAKE_CUDA_PEER", 1) != 0;
 	settings.attributes = getenv("FAKE_CUDA_ATTRIBUTES");
 	settings.visible = getenv("CUDA_VISIBLE_DEVICES");
 	settings.bar = getenv("FAKE_CUDA_BAR");
@@ -109,7 +109,7 @@ void fake_lose_from_environment(void)
 /* ---- entering a call ------------------------------------------------------------------------- */
 
 /* Whether the name is one of those, with '|' between. */
-static bool names(const char *those, const char *name)
+static bool fault_names(const char *those, const char *name)
 {
 	size_t length = strlen(name);
 
@@ -119,13 +119,13 @@ static bool names(const char *those, const char *name)
 	return false;
 }
 
-static int strike(const char *name)
+static int fault_strike(const char *name)
 {
 	int error = 0;
 
 	pthread_mutex_lock(&lock);
 	for (struct fault *f = faults; f < faults + FAULTS && !error; f++) {
-		if (!names(f->name, name))
+		if (!fault_names(f->name, name))
 			continue;
 		if (f->nth > 1) {
 			f->nth--;
@@ -141,7 +141,7 @@ static int strike(const char *name)
 	return error;
 }
 
-static void count(struct fake_call *call, const char *name)
+static void call_count(struct fake_call *call, const char *name)
 {
 	if (atomic_fetch_add(&call->count, 1) > 0)
 		return;
@@ -160,8 +160,8 @@ int fake_enter_uninitialised(struct fake_call *call, const char *name)
 			return FAKE_NOT_INITIALIZED;
 		process = getpid();
 	}
-	count(call, name);
-	return fault_count ? strike(name) : FAKE_OK;
+	call_count(call, name);
+	return fault_count ? fault_strike(name) : FAKE_OK;
 }
 
 /* ---- a capture of another thread --------------------------------------------------------------

@@ -37,7 +37,7 @@ FAKE_API void fake_cuda_ipc_layout(int which)
 }
 
 /* As no driver that is known does. */
-static void disguise(struct handle *handle)
+static void ipc_disguise(struct handle *handle)
 {
 	switch (atomic_load(&layout)) {
 	case FAKE_IPC_OTHER_OFFSET:
@@ -82,7 +82,7 @@ FAKE_API int cuIpcGetMemHandle(struct fake_ipc_handle *out, uint64_t address)
 		handle.id = range->buffer_id;
 		handle.client = FAKE_CLIENT;
 		handle.object = fake_object(range->memory);
-		disguise(&handle);
+		ipc_disguise(&handle);
 		memcpy(out, &handle, sizeof(handle));
 		error = FAKE_OK;
 	}
@@ -91,7 +91,7 @@ FAKE_API int cuIpcGetMemHandle(struct fake_ipc_handle *out, uint64_t address)
 }
 
 /* The memory's descriptor, out of the process that has it. -1: that is gone, or has freed it. */
-static int reach(const struct handle *handle)
+static int ipc_reach(const struct handle *handle)
 {
 	char path[64];
 	struct stat is;
@@ -107,7 +107,7 @@ static int reach(const struct handle *handle)
 }
 
 /* Opened before by this context? */
-static bool opened(const struct fake_range *range, const void *wanted)
+static bool ipc_find_opened(const struct fake_range *range, const void *wanted)
 {
 	const struct fake_range *other = wanted;
 
@@ -170,12 +170,12 @@ FAKE_API int cuIpcOpenMemHandle_v2(uint64_t *out, struct fake_ipc_handle given, 
 		return FAKE_INVALID_VALUE;
 	if (handle.pid == (uint32_t)getpid())
 		return FAKE_INVALID_CONTEXT;
-	fd = reach(&handle);
+	fd = ipc_reach(&handle);
 	if (fd < 0)
 		return FAKE_INVALID_VALUE;
 	range.inode = handle.inode;
 	pthread_rwlock_wrlock(&fake_map_lock);
-	before = fake_range_search(opened, &range);
+	before = fake_range_search(ipc_find_opened, &range);
 	if (before) {
 		before->opens++;
 		*out = before->base;

@@ -173,7 +173,7 @@ static int blocks_1(const struct fake_launch *launch)
 
 /* For the fake's own tests: fake_fill(uint64_t address, uint32_t value, uint32_t count), a word a
  * block. */
-static int fill(const struct fake_launch *launch)
+static int twin_fill(const struct fake_launch *launch)
 {
 	uint64_t address = *(uint64_t *)launch->parameters[0] + 4ULL * launch->index[0];
 	size_t length = 4;
@@ -191,7 +191,7 @@ static int fill(const struct fake_launch *launch)
 
 /* wh_bounce(uint64_t in, uint64_t out, uint32_t rounds, uint32_t patience): kernels/bounce.cu. What
  * it waits for comes from a CPU that may have to share its processor, so it has more patience. */
-static int bounce(const struct fake_launch *launch)
+static int twin_bounce(const struct fake_launch *launch)
 {
 	uint64_t in_address = *(uint64_t *)launch->parameters[0];
 	uint64_t out_address = *(uint64_t *)launch->parameters[1];
@@ -231,8 +231,8 @@ static const struct fake_twin twins[] = {
 	{ "wh_blocks_8", 1, JOB, blocks_8 },
 	{ "wh_blocks_4", 1, JOB, blocks_4 },
 	{ "wh_blocks_1", 1, JOB, blocks_1 },
-	{ "wh_bounce", 4, { { 8, 8 }, { 8, 8 }, { 4, 4 }, { 4, 4 } }, bounce },
-	{ "fake_fill", 3, { { 8, 8 }, { 4, 4 }, { 4, 4 } }, fill },
+	{ "wh_bounce", 4, { { 8, 8 }, { 8, 8 }, { 4, 4 }, { 4, 4 } }, twin_bounce },
+	{ "fake_fill", 3, { { 8, 8 }, { 4, 4 }, { 4, 4 } }, twin_fill },
 };
 
 static const struct fake_twin *find_twin(const char *name)

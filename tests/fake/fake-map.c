@@ -79,7 +79,7 @@ struct fake_range *fake_range_overlap(uint64_t base, size_t size)
 	return i < range_count && ranges[i]->base < base + size ? ranges[i] : NULL;
 }
 
-static bool grow(void **array, size_t count, size_t *room)
+static bool array_grow(void **array, size_t count, size_t *room)
 {
 	size_t more = *room ? *room * 2 : 64;
 	void *bigger;
@@ -100,7 +100,7 @@ struct fake_range *fake_range_add(const struct fake_range *range)
 	size_t i = range_index(range->base);
 	void *array = ranges;
 
-	if (!added || !grow(&array, range_count, &range_room)) {
+	if (!added || !array_grow(&array, range_count, &range_room)) {
 		free(added);
 		return NULL;
 	}
@@ -156,7 +156,7 @@ struct fake_reservation *fake_reservation_find(uint64_t address)
 }
 
 /* An address of that size that was freed. 0: none. */
-static uint64_t take_freed(size_t size, size_t alignment)
+static uint64_t reservation_reuse(size_t size, size_t alignment)
 {
 	for (size_t i = freed_count; i-- > 0;) {
 		uint64_t base = freed[i].base;
@@ -169,7 +169,7 @@ static uint64_t take_freed(size_t size, size_t alignment)
 	return 0;
 }
 
-static uint64_t map_nothing(size_t size, size_t alignment, uint64_t hint)
+static uint64_t address_reserve(size_t size, size_t alignment, uint64_t hint)
 {
 	const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
 	size_t before;
@@ -201,13 +201,13 @@ uint64_t fake_reserve(size_t size, size_t alignment, uint64_t hint, bool user)
 	uint64_t base = 0;
 	size_t i;
 
-	if (!reservation || !grow(&array, reservation_count, &reservation_room))
+	if (!reservation || !array_grow(&array, reservation_count, &reservation_room))
 		goto err_free;
 	reservations = array;
 	if (!hint)
-		base = take_freed(size, alignment);
+		base = reservation_reuse(size, alignment);
 	if (!base)
-		base = map_nothing(size, alignment, hint);
+		base = address_reserve(size, alignment, hint);
 	if (!base)
 		goto err_free;
 	*reservation = (struct fake_reservation){ .base = base, .size = size, .user = user };
@@ -270,7 +270,7 @@ static struct fake_memory *map_memory(int fd, size_t size)
 	return memory;
 }
 
-static void charge(struct fake_memory *memory, struct fake_device *device)
+static void memory_charge(struct fake_memory *memory, struct fake_device *device)
 {
 	memory->device = device;
 	memory->charged = true;
@@ -297,7 +297,7 @@ static int memory_on_bar(struct fake_device *device, uint64_t base, size_t size,
 		return FAKE_OUT_OF_MEMORY;
 	}
 	memory->bar = base;
-	charge(memory, device);
+	memory_charge(memory, device);
 	*out = memory;
 	return FAKE_OK;
 }
@@ -321,7 +321,7 @@ int fake_memory_new(struct fake_device *device, size_t size, unsigned handle_typ
 		return FAKE_OUT_OF_MEMORY;
 	}
 	memory->handle_types = handle_types;
-	charge(memory, device);
+	memory_charge(memory, device);
 	*out = memory;
 	return FAKE_OK;
 }
@@ -529,7 +529,7 @@ void fake_range_free(struct fake_range *range)
 	fake_range_remove(range);
 }
 
-static bool belongs(const struct fake_range *range, const void *context)
+static bool range_belongs(const struct fake_range *range, const void *context)
 {
 	return range->context == context;
 }
@@ -539,15 +539,15 @@ void fake_ranges_drop(const struct fake_context *context)
 	struct fake_range *range;
 
 	pthread_rwlock_wrlock(&fake_map_lock);
-	while ((range = fake_range_search(belongs, context)))
+	while ((range = fake_range_search(range_belongs, context)))
 		fake_range_free(range);
 	pthread_rwlock_unlock(&fake_map_lock);
 }
 
 /* ---- translation ----------------------------------------------------------------------------- */
 
-static bool reachable(const struct fake_context *context, enum fake_user user,
-		      const struct fake_range *range, bool write)
+static bool range_reachable(const struct fake_context *context, enum fake_user user,
+			    const struct fake_range *range, bool write)
 {
 	int own = context->device->ordinal;
 
@@ -575,7 +575,7 @@ char *fake_translate(const struct fake_context *context, enum fake_user user, ui
 	struct fake_range *range = fake_range_find(address);
 	size_t left;
 
-	if (!range || !reachable(context, user, range, write))
+	if (!range || !range_reachable(context, user, range, write))
 		return NULL;
 	left = range->base + range->size - address;
 	if (*length > left)

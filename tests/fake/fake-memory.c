@@ -15,7 +15,7 @@ static size_t whole_pages(size_t size)
 
 /* ---- device memory --------------------------------------------------------------------------- */
 
-static int allocate(uint64_t *out, size_t size, enum fake_kind kind)
+static int device_allocate(uint64_t *out, size_t size, enum fake_kind kind)
 {
 	struct fake_context *context;
 	int error = fake_current(&context);
@@ -33,11 +33,11 @@ static int allocate(uint64_t *out, size_t size, enum fake_kind kind)
 FAKE_API int cuMemAlloc_v2(uint64_t *out, size_t size)
 {
 	FAKE_ENTER();
-	return allocate(out, size, FAKE_DEVICE);
+	return device_allocate(out, size, FAKE_DEVICE);
 }
 
 /* What is at the address, if a free function of those kinds takes it. Under fake_map_lock. */
-static struct fake_range *freeable(uint64_t address, unsigned kinds)
+static struct fake_range *range_freeable(uint64_t address, unsigned kinds)
 {
 	struct fake_range *range = fake_range_find(address);
 
@@ -59,7 +59,7 @@ static int free_range(uint64_t address, unsigned kinds, unsigned unbound)
 	if (error && !none)
 		return error;
 	pthread_rwlock_rdlock(&fake_map_lock);
-	range = freeable(address, none ? kinds & unbound : kinds);
+	range = range_freeable(address, none ? kinds & unbound : kinds);
 	owner = range && range->context ? range->context : context;
 	error = range ? (range->device ? range->device->lost : 0) :
 		none  ? none :
@@ -72,7 +72,7 @@ static int free_range(uint64_t address, unsigned kinds, unsigned unbound)
 	if (context && owner != context)
 		fake_context_wait(context);
 	pthread_rwlock_wrlock(&fake_map_lock);
-	range = freeable(address, kinds);
+	range = range_freeable(address, kinds);
 	if (range)
 		fake_range_free(range);
 	pthread_rwlock_unlock(&fake_map_lock);
@@ -169,7 +169,7 @@ FAKE_API int cuMemAllocAsync(uint64_t *out, size_t size, void *stream)
 
 	FAKE_ENTER();
 	error = fake_stream_context(stream, &context);
-	return error ? error : allocate(out, size, FAKE_POOL);
+	return error ? error : device_allocate(out, size, FAKE_POOL);
 }
 
 FAKE_API int cuMemAllocFromPoolAsync(uint64_t *out, size_t size, const struct pool *pool,
@@ -184,7 +184,7 @@ FAKE_API int cuMemAllocFromPoolAsync(uint64_t *out, size_t size, const struct po
 	if (!error && context->device->ordinal != pool->device)
 		error = FAKE_INVALID_VALUE;
 	if (!error)
-		error = allocate(out, size, FAKE_POOL);
+		error = device_allocate(out, size, FAKE_POOL);
 	if (error)
 		return error;
 	pthread_rwlock_wrlock(&fake_map_lock);
@@ -210,7 +210,7 @@ FAKE_API int cuMemFreeAsync(uint64_t address, void *stream)
 	if (!op)
 		return FAKE_OUT_OF_MEMORY;
 	pthread_rwlock_wrlock(&fake_map_lock);
-	range = freeable(address, KIND(FAKE_DEVICE) | KIND(FAKE_POOL));
+	range = range_freeable(address, KIND(FAKE_DEVICE) | KIND(FAKE_POOL));
 	if (range)
 		range->freeing = true;
 	pthread_rwlock_unlock(&fake_map_lock);

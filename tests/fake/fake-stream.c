@@ -92,7 +92,7 @@ static struct fake_stream *default_stream(struct fake_context *context, bool per
 	return own;
 }
 
-static bool known(const struct fake_stream *stream)
+static bool stream_known(const struct fake_stream *stream)
 {
 	for (struct wh_list *c = fake_contexts.next; c != &fake_contexts; c = c->next) {
 		struct fake_context *context = wh_container(c, struct fake_context, link);
@@ -112,7 +112,7 @@ static int find_stream(void *handle, struct fake_stream **out)
 
 	if (handle && handle != LEGACY && handle != PER_THREAD) {
 		*out = handle;
-		return known(handle) ? fake_health((*out)->context) : FAKE_INVALID_HANDLE;
+		return stream_known(handle) ? fake_health((*out)->context) : FAKE_INVALID_HANDLE;
 	}
 	error = fake_current(&context);
 	if (error)
@@ -175,7 +175,7 @@ static void free_op(struct fake_op *op)
 	free(op);
 }
 
-static void *serve(void *arg)
+static void *stream_serve(void *arg)
 {
 	struct fake_stream *stream = arg;
 
@@ -206,7 +206,7 @@ static void *serve(void *arg)
 	return NULL;
 }
 
-static int start(struct fake_stream *stream)
+static int stream_start(struct fake_stream *stream)
 {
 	pthread_attr_t detached;
 	pthread_t thread;
@@ -217,7 +217,7 @@ static int start(struct fake_stream *stream)
 	pthread_attr_init(&detached);
 	pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
 	stream->refs++;
-	error = pthread_create(&thread, &detached, serve, stream);
+	error = pthread_create(&thread, &detached, stream_serve, stream);
 	if (!error) /* not the name of whoever used the stream first */
 		pthread_setname_np(thread, "fake/stream");
 	pthread_attr_destroy(&detached);
@@ -274,9 +274,9 @@ static void wait_until(struct fake_stream *stream, uint64_t until)
 }
 
 /* Under fake_lock; the op is the stream's only if it succeeds. */
-static int submit(struct fake_stream *stream, struct fake_op *op)
+static int stream_submit(struct fake_stream *stream, struct fake_op *op)
 {
-	int error = start(stream);
+	int error = stream_start(stream);
 
 	if (error)
 		return error;
@@ -300,7 +300,7 @@ int fake_submit(void *handle, struct fake_op *op, bool wait)
 	pthread_mutex_lock(&fake_lock);
 	error = find_stream(handle, &stream);
 	if (!error)
-		error = submit(stream, op);
+		error = stream_submit(stream, op);
 	if (error) {
 		free_op(op);
 	} else if (wait) {
@@ -383,7 +383,7 @@ FAKE_API int cuStreamDestroy_v2(struct fake_stream *stream)
 
 	FAKE_ENTER();
 	pthread_mutex_lock(&fake_lock);
-	if (!known(stream) || stream == stream->context->null || stream->owner) {
+	if (!stream_known(stream) || stream == stream->context->null || stream->owner) {
 		error = FAKE_INVALID_HANDLE;
 	} else {
 		error = fake_health(stream->context);
@@ -632,7 +632,7 @@ FAKE_API int cuEventRecord(struct fake_event *event, void *handle)
 	if (!error && stream->context != event->context)
 		error = FAKE_INVALID_HANDLE;
 	if (!error)
-		error = submit(stream, &record->op);
+		error = stream_submit(stream, &record->op);
 	if (error) {
 		free_op(&record->op);
 		goto out;
@@ -740,7 +740,7 @@ FAKE_API int cuStreamWaitEvent(void *handle, struct fake_event *event, unsigned 
 	if (!error && event->stream && !add_wait(op, event->stream, event->at))
 		error = FAKE_OUT_OF_MEMORY;
 	if (!error)
-		error = submit(stream, op);
+		error = stream_submit(stream, op);
 	if (error)
 		free_op(op);
 	pthread_mutex_unlock(&fake_lock);

@@ -155,7 +155,7 @@ static void *own_symbol(const char *name)
 
 enum { QUERY_FOUND, QUERY_NOT_FOUND, QUERY_TOO_OLD };
 
-static int resolve(const char *name, int version, void **out)
+static int symbol_resolve(const char *name, int version, void **out)
 {
 	const char *suffix = "";
 	bool listed = false, found = false;
@@ -188,7 +188,7 @@ FAKE_API int cuGetProcAddress_v2(const char *name, void **out, int version, uint
 	FAKE_ENTER_WITH(fake_enter_uninitialised);
 	if (!name || !out || flags > 2)
 		return FAKE_INVALID_VALUE;
-	is = resolve(name, version, &symbol);
+	is = symbol_resolve(name, version, &symbol);
 	*out = symbol;
 	if (status)
 		*status = is;

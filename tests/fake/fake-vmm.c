@@ -7,7 +7,7 @@
 
 #include "fake.h"
 
-static bool whole(uint64_t n)
+static bool page_aligned(uint64_t n)
 {
 	return n % FAKE_GRANULARITY == 0;
 }
@@ -20,7 +20,7 @@ FAKE_API int cuMemAddressReserve(uint64_t *out, size_t size, size_t alignment, u
 	uint64_t base;
 
 	FAKE_ENTER();
-	if (!out || !size || !whole(size) || flags || alignment & (alignment - 1))
+	if (!out || !size || !page_aligned(size) || flags || alignment & (alignment - 1))
 		return FAKE_INVALID_VALUE;
 	if (alignment < FAKE_GRANULARITY)
 		alignment = FAKE_GRANULARITY;
@@ -91,7 +91,7 @@ FAKE_API int cuMemCreate(uint64_t *out, size_t size, const struct fake_propertie
 	error = check_properties(properties);
 	if (error)
 		return error;
-	if (!out || !size || !whole(size) || flags)
+	if (!out || !size || !page_aligned(size) || flags)
 		return FAKE_INVALID_VALUE;
 	device = fake_device(properties->location.id);
 	if (device->lost)
@@ -162,7 +162,7 @@ FAKE_API int cuMemRetainAllocationHandle(uint64_t *out, void *address)
 /* ---- mappings -------------------------------------------------------------------------------- */
 
 /* May [base, base+size) of a reservation be mapped? Under fake_map_lock. */
-static bool mappable(uint64_t base, size_t size)
+static bool range_mappable(uint64_t base, size_t size)
 {
 	struct fake_reservation *reservation = fake_reservation_find(base);
 
@@ -182,9 +182,9 @@ FAKE_API int cuMemMap(uint64_t base, size_t size, size_t offset, uint64_t handle
 		return FAKE_INVALID_VALUE;
 	pthread_rwlock_wrlock(&fake_map_lock);
 	range.memory = fake_memory_known(handle);
-	if (range.memory && (offset || !whole(base) || size != range.memory->size)) {
+	if (range.memory && (offset || !page_aligned(base) || size != range.memory->size)) {
 		error = FAKE_NOT_SUPPORTED; /* only all of a memory */
-	} else if (range.memory && mappable(base, size)) {
+	} else if (range.memory && range_mappable(base, size)) {
 		range.device = range.memory->device;
 		error = FAKE_OK;
 		if (fake_settings()->bar && !range.memory->bar)
@@ -213,7 +213,7 @@ static bool whole_mappings(uint64_t base, size_t size)
 }
 
 /* Does it lie in a reservation, and cut no mapping in two? Under fake_map_lock. */
-static bool unmappable(uint64_t base, size_t size)
+static bool range_unmappable(uint64_t base, size_t size)
 {
 	struct fake_reservation *reservation = fake_reservation_find(base);
 	struct fake_range *first = fake_range_find(base), *last = fake_range_find(base + size - 1);
@@ -231,7 +231,7 @@ FAKE_API int cuMemUnmap(uint64_t base, size_t size)
 
 	FAKE_ENTER();
 	pthread_rwlock_wrlock(&fake_map_lock);
-	good = unmappable(base, size);
+	good = range_unmappable(base, size);
 	while (good && (range = fake_range_overlap(base, size))) {
 		struct fake_memory *memory = range->memory;
 

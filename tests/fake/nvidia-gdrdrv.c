@@ -51,7 +51,7 @@ struct found nvidia_gdrdrv_find(unsigned long request, const void *arg)
 	return found;
 }
 
-static struct pin *find(const struct node *node, uint64_t handle)
+static struct pin *pin_find(const struct node *node, uint64_t handle)
 {
 	for (struct pin *p = pins; p; p = p->next) {
 		if (p->handle == handle && p->node == node)
@@ -60,8 +60,8 @@ static struct pin *find(const struct node *node, uint64_t handle)
 	return NULL;
 }
 
-static int pin(struct node *node, struct found found, uint64_t address, uint64_t size,
-	       uint64_t *handle)
+static int pin_add(struct node *node, struct found found, uint64_t address, uint64_t size,
+		   uint64_t *handle)
 {
 	struct pin *p;
 
@@ -80,7 +80,7 @@ static int pin(struct node *node, struct found found, uint64_t address, uint64_t
 	return 0;
 }
 
-static int unpin(struct pin *p)
+static int pin_remove(struct pin *p)
 {
 	struct pin **at = &pins;
 
@@ -96,7 +96,7 @@ static int unpin(struct pin *p)
 	return 0;
 }
 
-static int info(const struct pin *p, struct gdrdrv_info *i, bool second)
+static int pin_info(const struct pin *p, struct gdrdrv_info *i, bool second)
 {
 	bool mapped = nvidia_pin_mapped(p->handle);
 
@@ -115,9 +115,9 @@ static int info(const struct pin *p, struct gdrdrv_info *i, bool second)
 }
 
 /* Calls that need a pin of this process. */
-static int with_pin(struct node *node, unsigned long request, void *arg)
+static int pin_call(struct node *node, unsigned long request, void *arg)
 {
-	struct pin *p = find(node, *(uint64_t *)arg);
+	struct pin *p = pin_find(node, *(uint64_t *)arg);
 
 	if (!p)
 		return EINVAL;
@@ -125,14 +125,14 @@ static int with_pin(struct node *node, unsigned long request, void *arg)
 		return EACCES;
 	switch (request) {
 	case GDRDRV_UNPIN:
-		return unpin(p);
+		return pin_remove(p);
 	case GDRDRV_CALLBACK_FLAG:
 		((struct gdrdrv_callback_flag *)arg)->flag = p->fd < 0;
 		return 0;
 	case GDRDRV_INFO:
-		return info(p, arg, false);
+		return pin_info(p, arg, false);
 	case GDRDRV_INFO_V2:
-		return info(p, arg, true);
+		return pin_info(p, arg, true);
 	default: /* GDRDRV_REQUEST_TYPE */
 		if (nvidia_pin_mapped(p->handle))
 			return EBUSY;
@@ -141,7 +141,7 @@ static int with_pin(struct node *node, unsigned long request, void *arg)
 	}
 }
 
-static int attribute(struct gdrdrv_attribute *a)
+static int gdrdrv_get_attribute(struct gdrdrv_attribute *a)
 {
 	if (a->attribute != GDRDRV_ATTRIBUTE_PERSISTENT &&
 	    a->attribute != GDRDRV_ATTRIBUTE_FORCE_PCIE)
@@ -150,7 +150,7 @@ static int attribute(struct gdrdrv_attribute *a)
 	return 0;
 }
 
-static int call(struct node *node, unsigned long request, void *arg, struct found found)
+static int gdrdrv_call(struct node *node, unsigned long request, void *arg, struct found found)
 {
 	bool old = nvidia_gdrdrv_kind() == 2;
 	struct gdrdrv_pin *p = arg;
@@ -158,21 +158,21 @@ static int call(struct node *node, unsigned long request, void *arg, struct foun
 
 	switch (request) {
 	case GDRDRV_PIN:
-		return pin(node, found, p->address, p->size, &p->handle);
+		return pin_add(node, found, p->address, p->size, &p->handle);
 	case GDRDRV_PIN_V2:
 		if (old)
 			return ENOTTY;
 		return p2->flags > 1 ? EINVAL :
-				       pin(node, found, p2->address, p2->size, &p2->handle);
+				       pin_add(node, found, p2->address, p2->size, &p2->handle);
 	case GDRDRV_INFO_V2:
 	case GDRDRV_REQUEST_TYPE:
-		return old ? ENOTTY : with_pin(node, request, arg);
+		return old ? ENOTTY : pin_call(node, request, arg);
 	case GDRDRV_UNPIN:
 	case GDRDRV_CALLBACK_FLAG:
 	case GDRDRV_INFO:
-		return with_pin(node, request, arg);
+		return pin_call(node, request, arg);
 	case GDRDRV_ATTRIBUTE:
-		return old ? ENOTTY : attribute(arg);
+		return old ? ENOTTY : gdrdrv_get_attribute(arg);
 	case GDRDRV_VERSION:
 		*(struct gdrdrv_version *)arg =
 			(struct gdrdrv_version){ 2 << 16 | (old ? 0 : 6), GDRDRV_API };
@@ -186,7 +186,7 @@ int nvidia_gdrdrv_call(struct node *node, unsigned long request, void *arg, stru
 {
 	int struck = nvidia_strike((uint32_t)request), error;
 
-	error = struck ? -struck : call(node, request, arg, found);
+	error = struck ? -struck : gdrdrv_call(node, request, arg, found);
 	if (!error)
 		return 0;
 	errno = error;

@@ -56,7 +56,7 @@ FAKE_API void fake_nvidia_fail(uint32_t what, unsigned nth, int status)
 }
 
 /* Those of the environment, once. */
-static void read_faults(void)
+static void faults_read(void)
 {
 	static bool done;
 	const char *text = done ? NULL : getenv("FAKE_NVIDIA_FAIL");
@@ -73,7 +73,7 @@ static void read_faults(void)
 
 int nvidia_strike(uint32_t what)
 {
-	read_faults();
+	faults_read();
 	for (struct fault *f = faults; f < faults + FAULTS; f++) {
 		if (!f->what || f->what != what)
 			continue;
@@ -115,7 +115,7 @@ int nvidia_gdrdrv_kind(void)
 /* ---- nodes ------------------------------------------------------------------------------------
  */
 
-static struct node *find_node(int fd)
+static struct node *node_find(int fd)
 {
 	struct stat is;
 
@@ -199,7 +199,7 @@ static int open_ours(const char *path)
 /* ---- objects ----------------------------------------------------------------------------------
  */
 
-static struct object *find_object(uint32_t client, uint32_t handle)
+static struct object *object_find(uint32_t client, uint32_t handle)
 {
 	for (struct object *o = objects; o; o = o->next) {
 		if (o->client == client && o->handle == handle)
@@ -208,7 +208,7 @@ static struct object *find_object(uint32_t client, uint32_t handle)
 	return NULL;
 }
 
-static struct object *add_object(uint32_t client, uint32_t parent, uint32_t handle, int fd)
+static struct object *object_add(uint32_t client, uint32_t parent, uint32_t handle, int fd)
 {
 	struct object *o = calloc(1, sizeof(*o));
 
@@ -223,7 +223,7 @@ static struct object *add_object(uint32_t client, uint32_t parent, uint32_t hand
 	return o;
 }
 
-static void drop_object(struct object *o)
+static void object_drop(struct object *o)
 {
 	struct object **at = &objects;
 
@@ -245,16 +245,16 @@ FAKE_API void fake_nvidia_object(uint32_t client, uint32_t handle, int fd)
 	struct object *known;
 
 	pthread_mutex_lock(&nvidia_lock);
-	known = find_object(client, handle);
+	known = object_find(client, handle);
 	if (known)
 		known->fd = fd;
 	else if (fd >= 0)
-		add_object(client, client, handle, fd);
+		object_add(client, client, handle, fd);
 	pthread_mutex_unlock(&nvidia_lock);
 }
 
 /* The client of this descriptor, of this process. */
-static bool owns(const struct node *node, uint32_t client)
+static bool node_owns(const struct node *node, uint32_t client)
 {
 	return node->kind == NODE_CONTROL && node->owner == getpid() && node->client == client &&
 	       client;
@@ -263,7 +263,7 @@ static bool owns(const struct node *node, uint32_t client)
 /* ---- calls ------------------------------------------------------------------------------------
  */
 
-static uint32_t alloc(struct node *node, struct rm_alloc *a)
+static uint32_t rm_alloc_object(struct node *node, struct rm_alloc *a)
 {
 	const struct rm_device_parameters *p = (void *)(uintptr_t)a->parameters;
 
@@ -271,27 +271,27 @@ static uint32_t alloc(struct node *node, struct rm_alloc *a)
 		if (node->client)
 			return RM_INVALID_STATE;
 		node->client = next_client++;
-		add_object(node->client, 0, node->client, -1);
+		object_add(node->client, 0, node->client, -1);
 		a->object = node->client;
 		return RM_OK;
 	}
-	if (!owns(node, a->root) || a->parent != a->root)
+	if (!node_owns(node, a->root) || a->parent != a->root)
 		return RM_INVALID_CLIENT;
 	if (a->class != RM_CLASS_DEVICE)
 		return RM_INVALID_CLASS;
 	if (a->size != sizeof(*p) || p->client_share != a->root || p->device >= GPUS)
 		return RM_INVALID_ARGUMENT;
-	if (find_object(a->root, a->object))
+	if (object_find(a->root, a->object))
 		return RM_INVALID_OBJECT;
-	add_object(a->root, a->root, a->object, -1)->instance = p->device;
+	object_add(a->root, a->root, a->object, -1)->instance = p->device;
 	return RM_OK;
 }
 
-static uint32_t release(struct node *node, const struct rm_free *f)
+static uint32_t rm_free_object(struct node *node, const struct rm_free *f)
 {
-	struct object *o = find_object(f->root, f->object), *next;
+	struct object *o = object_find(f->root, f->object), *next;
 
-	if (!owns(node, f->root))
+	if (!node_owns(node, f->root))
 		return RM_INVALID_CLIENT;
 	if (!o)
 		return RM_INVALID_OBJECT;
@@ -299,17 +299,17 @@ static uint32_t release(struct node *node, const struct rm_free *f)
 		for (o = objects; o; o = next) {
 			next = o->next;
 			if (o->client == f->root)
-				drop_object(o);
+				object_drop(o);
 		}
 		node->client = 0;
 		return RM_OK;
 	}
-	drop_object(o);
+	object_drop(o);
 	return RM_OK;
 }
 
 /* Memory of the fake CUDA driver, another descriptor of it. */
-static int memory_of(int fd)
+static int memory_duplicate_fd(int fd)
 {
 	char path[64], name[256];
 	ssize_t length;
@@ -322,25 +322,25 @@ static int memory_of(int fd)
 	return strstr(name, "memfd:fake-cuda") ? fcntl(fd, F_DUPFD_CLOEXEC, 0) : -1;
 }
 
-static uint32_t import(const struct rm_import_object *i, uint32_t client)
+static uint32_t rm_import(const struct rm_import_object *i, uint32_t client)
 {
-	int fd = memory_of(i->fd);
+	int fd = memory_duplicate_fd(i->fd);
 
-	if (fd < 0 || i->type != 1 || !find_object(client, i->parent) ||
-	    find_object(client, i->object))
+	if (fd < 0 || i->type != 1 || !object_find(client, i->parent) ||
+	    object_find(client, i->object))
 		return RM_INVALID_OBJECT;
-	add_object(client, i->parent, i->object, fd);
+	object_add(client, i->parent, i->object, fd);
 	nvidia_state.imported++;
 	return RM_OK;
 }
 
 /* Whoever has the descriptor from now on, in whatever process, has the memory. */
-static uint32_t export_object(const struct rm_export_object *e, uint32_t client)
+static uint32_t rm_export_object(const struct rm_export_object *e, uint32_t client)
 {
-	const struct object *o = find_object(client, e->object);
-	const struct node *into = find_node(e->fd);
+	const struct object *o = object_find(client, e->object);
+	const struct node *into = node_find(e->fd);
 
-	if (!o || o->fd < 0 || e->type != 1 || !find_object(client, e->device) ||
+	if (!o || o->fd < 0 || e->type != 1 || !object_find(client, e->device) ||
 	    o->parent != e->parent)
 		return RM_INVALID_OBJECT;
 	if (!into || into->kind != NODE_CONTROL || into->client || e->flags)
@@ -351,7 +351,7 @@ static uint32_t export_object(const struct rm_export_object *e, uint32_t client)
 	return RM_OK;
 }
 
-static uint32_t control(struct node *node, const struct rm_control *c)
+static uint32_t rm_run_control(struct node *node, const struct rm_control *c)
 {
 	void *parameters = (void *)(uintptr_t)c->parameters;
 	struct rm_gpu_id_info *id = parameters;
@@ -360,7 +360,7 @@ static uint32_t control(struct node *node, const struct rm_control *c)
 
 	if (struck)
 		return (uint32_t)struck;
-	if (!owns(node, c->client) || c->object != c->client)
+	if (!node_owns(node, c->client) || c->object != c->client)
 		return RM_INVALID_CLIENT;
 	switch (c->command) {
 	case RM_CONTROL_GPU_ID_INFO:
@@ -375,49 +375,50 @@ static uint32_t control(struct node *node, const struct rm_control *c)
 		return RM_OK;
 	case RM_CONTROL_EXPORT_OBJECT:
 		return c->size == sizeof(struct rm_export_object) ?
-			       export_object(parameters, c->client) :
+			       rm_export_object(parameters, c->client) :
 			       RM_INVALID_PARAM_STRUCT;
 	case RM_CONTROL_IMPORT_OBJECT:
-		return c->size == sizeof(struct rm_import_object) ? import(parameters, c->client) :
-								    RM_INVALID_PARAM_STRUCT;
+		return c->size == sizeof(struct rm_import_object) ?
+			       rm_import(parameters, c->client) :
+			       RM_INVALID_PARAM_STRUCT;
 	default:
 		return RM_INVALID_COMMAND;
 	}
 }
 
-static uint32_t duplicate(struct node *node, const struct rm_dup_object *d)
+static uint32_t rm_duplicate(struct node *node, const struct rm_dup_object *d)
 {
-	const struct object *source = find_object(d->source_client, d->source_object);
+	const struct object *source = object_find(d->source_client, d->source_object);
 	int fd;
 
 	nvidia_state.asked++;
-	if (!owns(node, d->client))
+	if (!node_owns(node, d->client))
 		return RM_INVALID_CLIENT;
-	if (!find_object(d->client, d->parent))
+	if (!object_find(d->client, d->parent))
 		return RM_INVALID_OBJECT_PARENT;
 	if (!source || source->fd < 0)
 		return RM_INVALID_OBJECT_HANDLE;
-	if (find_object(d->client, d->object))
+	if (object_find(d->client, d->object))
 		return RM_INVALID_OBJECT;
-	fd = memory_of(source->fd);
+	fd = memory_duplicate_fd(source->fd);
 	if (fd < 0)
 		return RM_INVALID_OBJECT_HANDLE;
-	add_object(d->client, d->parent, d->object, fd);
+	object_add(d->client, d->parent, d->object, fd);
 	nvidia_state.duplicated++;
 	return RM_OK;
 }
 
-static uint32_t map_memory(struct node *node, const struct rm_map_memory *m)
+static uint32_t rm_map(struct node *node, const struct rm_map_memory *m)
 {
-	const struct object *o = find_object(m->client, m->memory);
-	struct node *through = find_node(m->fd);
+	const struct object *o = object_find(m->client, m->memory);
+	struct node *through = node_find(m->fd);
 	struct stat is;
 
-	if (!owns(node, m->client))
+	if (!node_owns(node, m->client))
 		return RM_INVALID_CLIENT;
 	if (!o || o->fd < 0 || fstat(o->fd, &is))
 		return RM_INVALID_OBJECT_HANDLE;
-	if (!find_object(m->client, m->device))
+	if (!object_find(m->client, m->device))
 		return RM_INVALID_DEVICE;
 	if (!through || through->kind != NODE_GPU || through->control != node || through->length)
 		return RM_INVALID_ARGUMENT;
@@ -434,16 +435,16 @@ static uint32_t map_memory(struct node *node, const struct rm_map_memory *m)
 }
 
 /* The driver's own list of a range that is exported: of CUDA's objects. */
-static uint32_t export(const struct rm_export_dma_buf *e)
+static uint32_t rm_export_range(const struct rm_export_dma_buf *e)
 {
 	for (unsigned i = 0; i < e->objects; i++) {
-		if (!find_object(e->client, e->handles[i]))
+		if (!object_find(e->client, e->handles[i]))
 			return RM_INVALID_OBJECT_HANDLE;
 	}
 	return RM_OK;
 }
 
-static void cards(struct rm_cards *out)
+static void rm_list_cards(struct rm_cards *out)
 {
 	memset(out, 0, sizeof(*out));
 	for (unsigned i = 0; i < GPUS; i++)
@@ -452,9 +453,9 @@ static void cards(struct rm_cards *out)
 		};
 }
 
-static int register_fd(struct node *node, int fd)
+static int node_register(struct node *node, int fd)
 {
-	struct node *ctl = find_node(fd);
+	struct node *ctl = node_find(fd);
 
 	if (!ctl || ctl->kind != NODE_CONTROL || node->kind != NODE_GPU || node->control) {
 		errno = EINVAL;
@@ -470,7 +471,7 @@ static int register_fd(struct node *node, int fd)
 		((type *)arg)->status = struck ? (uint32_t)struck : (status_of);                   \
 		return 0
 
-static int call(struct node *node, unsigned long request, void *arg)
+static int node_call(struct node *node, unsigned long request, void *arg)
 {
 	int struck = nvidia_strike(_IOC_NR(request));
 
@@ -479,17 +480,17 @@ static int call(struct node *node, unsigned long request, void *arg)
 		return -1;
 	}
 	switch (request) {
-		CASE(RM_ESCAPE_ALLOC, struct rm_alloc, alloc(node, arg));
-		CASE(RM_ESCAPE_FREE, struct rm_free, release(node, arg));
-		CASE(RM_ESCAPE_CONTROL, struct rm_control, control(node, arg));
-		CASE(RM_ESCAPE_DUP_OBJECT, struct rm_dup_object, duplicate(node, arg));
-		CASE(RM_ESCAPE_MAP_MEMORY, struct rm_map_memory, map_memory(node, arg));
-		CASE(RM_ESCAPE_EXPORT_DMA_BUF, struct rm_export_dma_buf, export(arg));
+		CASE(RM_ESCAPE_ALLOC, struct rm_alloc, rm_alloc_object(node, arg));
+		CASE(RM_ESCAPE_FREE, struct rm_free, rm_free_object(node, arg));
+		CASE(RM_ESCAPE_CONTROL, struct rm_control, rm_run_control(node, arg));
+		CASE(RM_ESCAPE_DUP_OBJECT, struct rm_dup_object, rm_duplicate(node, arg));
+		CASE(RM_ESCAPE_MAP_MEMORY, struct rm_map_memory, rm_map(node, arg));
+		CASE(RM_ESCAPE_EXPORT_DMA_BUF, struct rm_export_dma_buf, rm_export_range(arg));
 	case RM_REQUEST(RM_ESCAPE_CARD_INFO, struct rm_cards):
-		cards(arg);
+		rm_list_cards(arg);
 		return 0;
 	case RM_REQUEST(RM_ESCAPE_REGISTER_FD, int):
-		return register_fd(node, *(int *)arg);
+		return node_register(node, *(int *)arg);
 	default:
 		errno = EINVAL;
 		return -1;
@@ -499,8 +500,8 @@ static int call(struct node *node, unsigned long request, void *arg)
 /* ---- mappings ---------------------------------------------------------------------------------
  */
 
-static void *map(struct node *node, void *at, size_t length, int protection, int flags,
-		 off_t offset)
+static void *node_map(struct node *node, void *at, size_t length, int protection, int flags,
+		      off_t offset)
 {
 	struct mapping *m = calloc(1, sizeof(*m));
 	int struck = nvidia_strike(FAKE_NVIDIA_MMAP), fd = node->memory;
@@ -553,7 +554,7 @@ void nvidia_pin_zap(uint64_t handle)
 }
 
 /* Was there one? */
-static bool unmapped(const char *from, size_t length)
+static bool mappings_remove(const char *from, size_t length)
 {
 	struct mapping **at = &mappings;
 	bool found = false;
@@ -618,10 +619,10 @@ FAKE_API int ioctl(int fd, unsigned long request, ...)
 	found = nvidia_gdrdrv_find(request, arg);
 	pthread_mutex_lock(&nvidia_lock);
 	if (_IOC_TYPE(request) == 'F' || _IOC_TYPE(request) == 0xda)
-		node = find_node(fd);
+		node = node_find(fd);
 	if (node)
 		rc = node->kind == NODE_GDRDRV ? nvidia_gdrdrv_call(node, request, arg, found) :
-						 call(node, request, arg);
+						 node_call(node, request, arg);
 	pthread_mutex_unlock(&nvidia_lock);
 	return node ? rc : (int)syscall(SYS_ioctl, fd, request, arg);
 }
@@ -629,7 +630,7 @@ FAKE_API int ioctl(int fd, unsigned long request, ...)
 /* A dma-buf is mapped from its start, the file that stands in for one from its position. */
 static off_t start_of(int fd, off_t offset)
 {
-	int memory = memory_of(fd);
+	int memory = memory_duplicate_fd(fd);
 
 	if (memory >= 0)
 		close(memory);
@@ -644,9 +645,9 @@ static void *map_any(void *at, size_t length, int protection, int flags, int fd,
 	if (fd < 0)
 		return (void *)syscall(SYS_mmap, at, length, protection, flags, fd, offset);
 	pthread_mutex_lock(&nvidia_lock);
-	node = find_node(fd);
+	node = node_find(fd);
 	if (node)
-		got = map(node, at, length, protection, flags, offset);
+		got = node_map(node, at, length, protection, flags, offset);
 	pthread_mutex_unlock(&nvidia_lock);
 	return node ? got :
 		      (void *)syscall(SYS_mmap, at, length, protection, flags, fd,
@@ -668,7 +669,7 @@ FAKE_API int munmap(void *at, size_t length)
 	bool kept;
 
 	pthread_mutex_lock(&nvidia_lock);
-	kept = unmapped(at, length) && nvidia_strike(FAKE_NVIDIA_KEEP);
+	kept = mappings_remove(at, length) && nvidia_strike(FAKE_NVIDIA_KEEP);
 	pthread_mutex_unlock(&nvidia_lock);
 	return kept ? 0 : (int)syscall(SYS_munmap, at, length);
 }

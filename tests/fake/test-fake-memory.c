@@ -30,7 +30,7 @@ enum {
 	MAPPING_BASE,
 };
 
-static uint64_t attribute(int which, uint64_t address)
+static uint64_t get_attribute(int which, uint64_t address)
 {
 	uint64_t value = 0;
 
@@ -39,7 +39,7 @@ static uint64_t attribute(int which, uint64_t address)
 }
 
 /* Does a load by the CPU fault? */
-static int faults(uint64_t address)
+static int load_faults(uint64_t address)
 {
 	pid_t child = fork();
 	int status, nowhere;
@@ -95,11 +95,11 @@ static void alloc__cpu_faults(void **state)
 	ok(cu.MemAlloc(&small, 8));
 	ok(cu.MemAllocManaged(&managed, 4096, 1));
 	ok(cu.MemAllocHost(&host, 4096));
-	assert_true(faults(device));
-	assert_true(faults(device + MIB - 1));
-	assert_true(faults(small));
-	assert_false(faults(managed));
-	assert_false(faults((uintptr_t)host));
+	assert_true(load_faults(device));
+	assert_true(load_faults(device + MIB - 1));
+	assert_true(load_faults(small));
+	assert_false(load_faults(managed));
+	assert_false(load_faults((uintptr_t)host));
 	/* The driver does reach it. */
 	ok(cu.MemsetD8(small, 7, 8));
 	ok(cu.CtxSynchronize());
@@ -134,9 +134,9 @@ static void alloc__async(void **state)
 	(void)state;
 	ok(cu.StreamCreate(&stream, 1));
 	ok(cu.MemAllocAsync(&address, 1000, stream));
-	assert_true(attribute(MEMPOOL, address) != 0);
-	assert_int_equal(attribute(CONTEXT, address), 0);
-	assert_int_equal(attribute(LEGACY_IPC, address), 0);
+	assert_true(get_attribute(MEMPOOL, address) != 0);
+	assert_int_equal(get_attribute(CONTEXT, address), 0);
+	assert_int_equal(get_attribute(LEGACY_IPC, address), 0);
 	ok(cu.MemsetD8Async(address, 3, 1000, stream));
 	ok(cu.MemFreeAsync(address, stream));
 	assert_int_equal(cu.MemFreeAsync(address, stream), 1);
@@ -157,24 +157,24 @@ static void attributes__device(void **state)
 	ok(cu.CtxSetCurrent(contexts[1]));
 	ok(cu.MemAlloc(&address, 5000));
 	ok(cu.CtxSetCurrent(contexts[0]));
-	assert_ptr_equal(attribute(CONTEXT, address + 4999), contexts[1]);
-	assert_int_equal(attribute(MEMORY_TYPE, address), 2);
-	assert_int_equal(attribute(DEVICE_POINTER, address + 7), address + 7);
-	assert_int_equal(attribute(IS_MANAGED, address), 0);
-	assert_int_equal(attribute(DEVICE_ORDINAL, address), 1);
-	assert_int_equal(attribute(LEGACY_IPC, address), 1);
-	assert_int_equal(attribute(RANGE_START, address + 100), address);
-	assert_int_equal(attribute(RANGE_SIZE, address + 100), 5000);
-	assert_int_equal(attribute(MAPPED, address), 1);
-	assert_int_equal(attribute(HANDLE_TYPES, address), 0);
-	assert_int_equal(attribute(MEMPOOL, address), 0);
-	assert_int_equal(attribute(ACCESS_FLAGS, address), 3);
+	assert_ptr_equal(get_attribute(CONTEXT, address + 4999), contexts[1]);
+	assert_int_equal(get_attribute(MEMORY_TYPE, address), 2);
+	assert_int_equal(get_attribute(DEVICE_POINTER, address + 7), address + 7);
+	assert_int_equal(get_attribute(IS_MANAGED, address), 0);
+	assert_int_equal(get_attribute(DEVICE_ORDINAL, address), 1);
+	assert_int_equal(get_attribute(LEGACY_IPC, address), 1);
+	assert_int_equal(get_attribute(RANGE_START, address + 100), address);
+	assert_int_equal(get_attribute(RANGE_SIZE, address + 100), 5000);
+	assert_int_equal(get_attribute(MAPPED, address), 1);
+	assert_int_equal(get_attribute(HANDLE_TYPES, address), 0);
+	assert_int_equal(get_attribute(MEMPOOL, address), 0);
+	assert_int_equal(get_attribute(ACCESS_FLAGS, address), 3);
 	assert_int_equal(cu.PointerGetAttribute(&id, HOST_POINTER, address), 1);
 	assert_int_equal(cu.PointerGetAttribute(&id, BUFFER_ID, address + 5000), 1);
 	assert_int_equal(cu.PointerGetAttribute(&id, 77, address), 1);
-	assert_int_equal(attribute(SYNC_MEMOPS, address), 0);
+	assert_int_equal(get_attribute(SYNC_MEMOPS, address), 0);
 	ok(cu.PointerSetAttribute(&on, SYNC_MEMOPS, address));
-	assert_int_equal(attribute(SYNC_MEMOPS, address), 1);
+	assert_int_equal(get_attribute(SYNC_MEMOPS, address), 1);
 	/* A handle opens in other processes only. */
 	ok(cu.IpcGetMemHandle(&handle, address + 10));
 	assert_int_equal(cu.IpcOpenMemHandle(&id, handle, 1), 201);
@@ -220,7 +220,7 @@ static void attributes__buffer_ids_never_recur(void **state)
 	(void)state;
 	for (int i = 0; i < 50; i++) {
 		ok(cu.MemAlloc(&address, 4096));
-		id = attribute(BUFFER_ID, address);
+		id = get_attribute(BUFFER_ID, address);
 		assert_true(id > last);
 		last = id;
 		ok(cu.MemFree(address));
@@ -244,9 +244,9 @@ static void attributes__host(void **state)
 	assert_int_equal(ordinal, -2);
 	assert_int_equal(id, 0);
 	ok(cu.MemHostAlloc(&pinned, 5000, 1));
-	assert_int_equal(attribute(MEMORY_TYPE, (uintptr_t)pinned), 1);
-	assert_int_equal(attribute(HOST_POINTER, (uintptr_t)pinned + 9), (uintptr_t)pinned + 9);
-	assert_ptr_equal(attribute(CONTEXT, (uintptr_t)pinned), contexts[0]);
+	assert_int_equal(get_attribute(MEMORY_TYPE, (uintptr_t)pinned), 1);
+	assert_int_equal(get_attribute(HOST_POINTER, (uintptr_t)pinned + 9), (uintptr_t)pinned + 9);
+	assert_ptr_equal(get_attribute(CONTEXT, (uintptr_t)pinned), contexts[0]);
 	ok(cu.MemHostGetFlags(&flags, pinned));
 	assert_int_equal(flags, 3);
 	ok(cu.MemHostGetDevicePointer(&value, pinned, 0));
@@ -268,7 +268,7 @@ static void host__register(void **state)
 	ok(cu.MemHostRegister(memory, 8192, 0));
 	assert_int_equal(cu.MemHostRegister(memory + 4096, 8192, 0), 712);
 	assert_int_equal(cu.MemHostRegister(memory + 8192, 4096, 4), 1);
-	assert_int_equal(attribute(MEMORY_TYPE, (uintptr_t)memory), 1);
+	assert_int_equal(get_attribute(MEMORY_TYPE, (uintptr_t)memory), 1);
 	assert_int_equal(cu.MemHostUnregister(memory + 4096), 1);
 	ok(cu.MemHostUnregister(memory));
 	assert_int_equal(cu.MemHostUnregister(memory), 713);
@@ -286,8 +286,8 @@ static void managed__is_reached_by_both(void **state)
 	(void)state;
 	assert_int_equal(cu.MemAllocManaged(&address, 4096, 0), 1);
 	ok(cu.MemAllocManaged(&address, 4096, 1));
-	assert_int_equal(attribute(IS_MANAGED, address), 1);
-	assert_int_equal(attribute(MEMORY_TYPE, address), 2);
+	assert_int_equal(get_attribute(IS_MANAGED, address), 1);
+	assert_int_equal(get_attribute(MEMORY_TYPE, address), 2);
 	ok(cu.MemsetD8(address, 9, 4096));
 	assert_int_equal(((char *)(uintptr_t)address)[4095], 9);
 	ok(cu.MemFree(address));
@@ -319,14 +319,14 @@ static void vmm__several_mappings_in_a_range(void **state)
 	assert_int_equal(granularity, 2 * MIB);
 	ok(cu.MemAddressReserve(&range, 8 * granularity, 0, 0, 0));
 	assert_int_equal(range % granularity, 0);
-	assert_true(faults(range));
+	assert_true(load_faults(range));
 	for (int i = 0; i < 3; i++) {
 		handles[i] = create(0, granularity);
 		ok(cu.MemMap(range + i * granularity, granularity, 0, handles[i], 0));
 		ok(cu.MemRelease(handles[i])); /* the mapping keeps it */
 	}
 	ok(cu.MemSetAccess(range, 3 * granularity, &access, 1));
-	assert_true(faults(range + granularity));
+	assert_true(load_faults(range + granularity));
 	memset(in, 'x', sizeof(in));
 	ok(cu.MemcpyHtoD(range + granularity - 32, in, sizeof(in)));
 	ok(cu.MemcpyDtoH(out, range + granularity - 32, sizeof(out)));
@@ -335,13 +335,13 @@ static void vmm__several_mappings_in_a_range(void **state)
 	ok(cu.MemGetAddressRange(&base, &size, range + granularity + 5));
 	assert_int_equal(base, range + granularity);
 	assert_int_equal(size, granularity);
-	assert_int_equal(attribute(RANGE_START, range + granularity + 5), range);
-	assert_int_equal(attribute(RANGE_SIZE, range), 8 * granularity);
-	assert_int_equal(attribute(MAPPING_SIZE, range), granularity);
-	first = attribute(BUFFER_ID, range);
-	assert_int_not_equal(attribute(BUFFER_ID, range + granularity), first);
-	assert_int_equal(attribute(CONTEXT, range), 0);
-	assert_int_equal(attribute(HANDLE_TYPES, range), 1);
+	assert_int_equal(get_attribute(RANGE_START, range + granularity + 5), range);
+	assert_int_equal(get_attribute(RANGE_SIZE, range), 8 * granularity);
+	assert_int_equal(get_attribute(MAPPING_SIZE, range), granularity);
+	first = get_attribute(BUFFER_ID, range);
+	assert_int_not_equal(get_attribute(BUFFER_ID, range + granularity), first);
+	assert_int_equal(get_attribute(CONTEXT, range), 0);
+	assert_int_equal(get_attribute(HANDLE_TYPES, range), 1);
 	assert_int_equal(cu.PointerGetAttribute(&first, MAPPED, range + 3 * granularity), 1);
 	assert_int_equal(cu.PointerSetAttribute(&size, SYNC_MEMOPS, range), 801);
 	assert_int_equal(cu.MemcpyDtoH(out, range + 3 * granularity - 32, sizeof(out)), 1);
@@ -375,7 +375,7 @@ static void vmm__access(void **state)
 	assert_int_equal(cu.MemcpyHtoD(range, "x", 1), 1); /* may only read */
 	ok(cu.MemGetAccess(&flags, &here, range));
 	assert_int_equal(flags, 1);
-	assert_int_equal(attribute(ACCESS_FLAGS, range), 1);
+	assert_int_equal(get_attribute(ACCESS_FLAGS, range), 1);
 	ok(cu.MemRetainAllocationHandle(&again, (void *)(uintptr_t)(range + 5)));
 	assert_int_equal(again, handle);
 	ok(cu.MemGetAllocationPropertiesFromHandle(&properties, handle));

@@ -61,7 +61,7 @@ static int take_message(int socket, struct message *message, int *fd)
 	return 1;
 }
 
-static pid_t start(const char *what, int socket)
+static pid_t start_child(const char *what, int socket)
 {
 	char *arguments[] = {
 		"test-fake",
@@ -100,7 +100,7 @@ static void expect_success(pid_t child)
 		}                                                                                  \
 	} while (0)
 
-static int begin(int device)
+static int open_device(int device)
 {
 	return cu.Init(0) || cu.DevicePrimaryCtxRetain(&contexts[0], device) ||
 	       cu.CtxSetCurrent(contexts[0]);
@@ -126,7 +126,7 @@ static int child_legacy(void)
 	struct message message = { .size = 0 };
 	int fd;
 
-	NEED(begin(1) == 0);
+	NEED(open_device(1) == 0);
 	while (take_message(3, &message, &fd)) {
 		NEED(cu.IpcOpenMemHandle(&address, message.handle, 0) == 1);
 		NEED(cu.IpcOpenMemHandle(&address, message.handle, 1) == 0);
@@ -150,7 +150,7 @@ static int child_stale(void)
 	uint64_t address;
 	int fd;
 
-	NEED(begin(0) == 0);
+	NEED(open_device(0) == 0);
 	NEED(take_message(3, &message, &fd));
 	NEED(cu.IpcOpenMemHandle(&address, message.handle, 1) == 1);
 	return 0;
@@ -164,7 +164,7 @@ static int child_vmm(void)
 	struct message message = { .size = 0 };
 	int fd;
 
-	NEED(begin(1) == 0);
+	NEED(open_device(1) == 0);
 	NEED(take_message(3, &message, &fd) && fd >= 0);
 	NEED(cu.MemImportFromShareableHandle(&handle, (void *)(intptr_t)fd, 1) == 0);
 	close(fd);
@@ -187,7 +187,7 @@ static int child_after_fork(void)
 	int status, count;
 	pid_t child;
 
-	NEED(begin(0) == 0);
+	NEED(open_device(0) == 0);
 	child = fork();
 	if (!child)
 		_exit(cu.DeviceGetCount(&count));
@@ -238,7 +238,7 @@ static int child_settings(void)
 	void *symbol;
 	int value, version, status;
 
-	NEED(begin(0) == 0);
+	NEED(open_device(0) == 0);
 	NEED(cu.DeviceTotalMem(&total, 0) == 0 && total == 8 * MIB);
 	NEED(cu.DriverGetVersion(&version) == 0 && version == 12020);
 	NEED(cu.GetProcAddress("cuMemcpyBatchAsync", &symbol, 13000, 0, &status) == 0 && !symbol);
@@ -298,7 +298,7 @@ static void processes__legacy(void **state)
 
 	(void)state;
 	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets), 0);
-	child = start("legacy", sockets[1]);
+	child = start_child("legacy", sockets[1]);
 	close(sockets[1]);
 	ok(cu.MemAlloc(&address, 4 * MIB));
 	ok(cu.MemcpyHtoD(address, bytes, sizeof(bytes)));
@@ -347,7 +347,7 @@ static void processes__legacy_stale(void **state)
 	ok(cu.IpcGetMemHandle(&message.handle, address));
 	ok(cu.MemFree(address));
 	ok(cu.MemAlloc(&other, MIB)); /* has the descriptor's number, perhaps, but is not it */
-	child = start("stale", sockets[1]);
+	child = start_child("stale", sockets[1]);
 	close(sockets[1]);
 	send_message(sockets[0], &message, -1);
 	expect_success(child);
@@ -367,7 +367,7 @@ static void processes__vmm(void **state)
 
 	(void)state;
 	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets), 0);
-	child = start("vmm", sockets[1]);
+	child = start_child("vmm", sockets[1]);
 	close(sockets[1]);
 	ok(cu.MemCreate(&handle, 4 * MIB, &properties, 0));
 	ok(cu.MemAddressReserve(&range, 4 * MIB, 0, 0, 0));
@@ -392,7 +392,7 @@ static void processes__vmm(void **state)
 static void processes__after_fork(void **state)
 {
 	(void)state;
-	expect_success(start("after-fork", -1));
+	expect_success(start_child("after-fork", -1));
 }
 
 /* ---- the environment ------------------------------------------------------------------------- */
@@ -414,7 +414,7 @@ static void with_environment(const char *what, const char *settings)
 		setenv(at, value + 1, 1);
 		names[count++] = at;
 	}
-	child = start(what, -1);
+	child = start_child(what, -1);
 	while (count)
 		unsetenv(names[--count]);
 	free(copy);

@@ -16,7 +16,7 @@ struct gate {
 	sem_t reached, open;
 };
 
-static void hold(void *arg)
+static void gate_wait(void *arg)
 {
 	struct gate *gate = arg;
 
@@ -32,13 +32,13 @@ struct gate *close_gate(void *stream)
 	assert_non_null(gate);
 	sem_init(&gate->reached, 0, 0);
 	sem_init(&gate->open, 0, 0);
-	ok(cu.LaunchHostFunc(stream, hold, gate));
+	ok(cu.LaunchHostFunc(stream, gate_wait, gate));
 	while (sem_wait(&gate->reached))
 		;
 	return gate;
 }
 
-/* The gate itself stays until the program ends: hold() may still be in it. */
+/* The gate itself stays until the program ends: gate_wait() may still be in it. */
 static struct gate *opened[64];
 static unsigned opened_count;
 

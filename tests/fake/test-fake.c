@@ -14,7 +14,7 @@ struct controls fake;
 void *contexts[2];
 const char *driver_path;
 
-static void *find(void *library, const char *name)
+static void *find_symbol(void *library, const char *name)
 {
 	void *symbol = dlsym(library, name);
 
@@ -25,8 +25,9 @@ static void *find(void *library, const char *name)
 	return symbol;
 }
 
-#define FIND_CALL(field, symbol, ...) *(void **)&cu.field = find(library, symbol);
-#define FIND_CONTROL(type, field, ...) *(void **)&fake.field = find(library, "fake_cuda_" #field);
+#define FIND_CALL(field, symbol, ...) *(void **)&cu.field = find_symbol(library, symbol);
+#define FIND_CONTROL(type, field, ...)                                                             \
+	*(void **)&fake.field = find_symbol(library, "fake_cuda_" #field);
 
 void load(void)
 {

@@ -81,7 +81,7 @@ static char *read_file(const char *path)
 }
 
 /* Does a question fit the left side of a line, word by word? */
-static bool fits(const char *pattern, size_t length, const char *question)
+static bool pattern_matches(const char *pattern, size_t length, const char *question)
 {
 	const char *end = pattern + length;
 
@@ -102,7 +102,7 @@ static bool fits(const char *pattern, size_t length, const char *question)
 }
 
 /* Under the lock. One that has gone is kept. */
-static void read_again(void)
+static void text_refresh(void)
 {
 	struct stat now;
 	char *bytes;
@@ -131,7 +131,7 @@ static int find_line(char *values, const char *question)
 	while (*line) {
 		size_t length = strcspn(line, "\n"), left = strcspn(line, ":\n");
 
-		if (*line != '#' && line[left] == ':' && fits(line, left, question)) {
+		if (*line != '#' && line[left] == ':' && pattern_matches(line, left, question)) {
 			int result = 0, used = 0;
 
 			sscanf(line + left + 1, "%d %n", &result, &used);
@@ -168,7 +168,7 @@ static int look_up(char *values, const char *question)
 	char busy[160];
 
 	pthread_mutex_lock(&text_lock);
-	read_again();
+	text_refresh();
 	if (text && strstr(text, "\nbusy ") && is_busy()) {
 		snprintf(busy, sizeof(busy), "busy %s", question);
 		result = find_line(values, busy);

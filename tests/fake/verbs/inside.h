@@ -122,14 +122,14 @@ struct world_mr *world_mr(pid_t pid, uint32_t key, uint64_t address, uint64_t le
 
 struct nic *nic_of(unsigned index);
 void count_open(int by);
-bool hangs(const char *call, const struct nic *nic);
+bool call_hangs(const char *call, const struct nic *nic);
 int setting(const char *name, int fallback);
 void nic_gid(const struct nic *nic, unsigned index, struct ibv_gid_entry *out);
-bool infiniband(void);
+bool link_is_infiniband(void);
 
 void *context_work(void *argument);
 void *context_receive(void *argument);
-void arrive(struct world *world);
+void world_wake(struct world *world);
 int rc_poll_cq(struct ibv_cq *cq, int count, struct ibv_wc *out);
 int rc_arm(struct ibv_cq *cq, int solicited);
 void rc_removed(struct context *context);

@@ -85,7 +85,7 @@ EXPORT void fake_verbs_counts(uint64_t counts[4])
 /* ---- completions
  * ----------------------------------------------------------------------------------- */
 
-static void push(struct cq *cq, const struct ibv_wc *wc)
+static void cq_push(struct cq *cq, const struct ibv_wc *wc)
 {
 	struct channel *channel = (struct channel *)cq->ibv.channel;
 
@@ -106,12 +106,12 @@ static void push(struct cq *cq, const struct ibv_wc *wc)
 	pthread_mutex_unlock(&cq->lock);
 }
 
-static void complete(struct qp *qp, const struct ibv_send_wr *wr, int status)
+static void qp_complete(struct qp *qp, const struct ibv_send_wr *wr, int status)
 {
 	const struct ibv_wc wc = { .wr_id = wr->wr_id, .status = status, .qp_num = qp->ibv.qp_num };
 
 	atomic_fetch_add(&completions, 1); /* before anybody sees it */
-	push((struct cq *)qp->ibv.send_cq, &wc);
+	cq_push((struct cq *)qp->ibv.send_cq, &wc);
 }
 
 int rc_poll_cq(struct ibv_cq *ibv, int count, struct ibv_wc *out)
@@ -209,7 +209,7 @@ EXPORT struct ibv_cq *ibv_create_cq(struct ibv_context *context, int entries, vo
 }
 
 /* Those of one that goes go with it. */
-static void forget_events(struct channel *channel, const void *cq)
+static void channel_forget_events(struct channel *channel, const void *cq)
 {
 	void *waiting[4096];
 	int length = 0;
@@ -233,7 +233,7 @@ EXPORT int ibv_destroy_cq(struct ibv_cq *ibv)
 	if (cq->events != cq->acked)
 		abort();
 	if (channel)
-		forget_events(channel, cq);
+		channel_forget_events(channel, cq);
 	pthread_mutex_destroy(&cq->lock);
 	free(cq->wcs);
 	free(cq);
@@ -262,7 +262,7 @@ EXPORT void ibv_ack_cq_events(struct ibv_cq *cq, unsigned int count)
  * ------------------------------------------------------------------------------------ */
 
 /* The queue pair at the other end, if packets find it and it knows us. */
-static struct world_qp *other_end(const struct qp *qp)
+static struct world_qp *qp_remote(const struct qp *qp)
 {
 	uint32_t index = qp->attr.dest_qp_num - FIRST_QP;
 	const struct ibv_ah_attr *to = &qp->attr.ah_attr;
@@ -281,7 +281,7 @@ static struct world_qp *other_end(const struct qp *qp)
 	return other;
 }
 
-static uint64_t length_of(const struct request *request)
+static uint64_t request_length(const struct request *request)
 {
 	uint64_t length = 0;
 
@@ -291,7 +291,7 @@ static uint64_t length_of(const struct request *request)
 }
 
 /* The file that a memory region lies in. -1: errno. */
-static int file_of(struct context *context, const struct world_mr *mr, pid_t pid)
+static int mr_file(struct context *context, const struct world_mr *mr, pid_t pid)
 {
 	uint32_t key = atomic_load(&mr->key);
 	char path[64];
@@ -309,8 +309,8 @@ static int file_of(struct context *context, const struct world_mr *mr, pid_t pid
 }
 
 /* Copy between a buffer of ours and a memory region, of this process or another. 0 or an errno. */
-static int touch(struct context *context, const struct world_mr *mr, pid_t pid, uint64_t address,
-		 void *buffer, size_t length, bool write)
+static int mr_access(struct context *context, const struct world_mr *mr, pid_t pid,
+		     uint64_t address, void *buffer, size_t length, bool write)
 {
 	struct iovec here = { buffer, length }, there = { (void *)(uintptr_t)address, length };
 	off_t at = (off_t)(mr->offset + (address - mr->address));
@@ -321,7 +321,7 @@ static int touch(struct context *context, const struct world_mr *mr, pid_t pid, 
 		got = write ? process_vm_writev(pid, &here, 1, &there, 1, 0) :
 			      process_vm_readv(pid, &here, 1, &there, 1, 0);
 	} else {
-		fd = file_of(context, mr, pid);
+		fd = mr_file(context, mr, pid);
 		if (fd < 0 || kill(pid, 0))
 			return kill(pid, 0) ? ESRCH : EFAULT;
 		got = write ? pwrite(fd, buffer, length, at) : pread(fd, buffer, length, at);
@@ -330,9 +330,9 @@ static int touch(struct context *context, const struct world_mr *mr, pid_t pid, 
 }
 
 /* From one region to another: in one copy if the local side is ordinary memory, else in parts. */
-static int carry(struct context *context, const struct world_mr *ours, uint64_t at,
-		 const struct world_mr *theirs, pid_t pid, uint64_t there, size_t length,
-		 bool write)
+static int mr_copy(struct context *context, const struct world_mr *ours, uint64_t at,
+		   const struct world_mr *theirs, pid_t pid, uint64_t there, size_t length,
+		   bool write)
 {
 	const struct world_mr *from = write ? ours : theirs, *to = write ? theirs : ours;
 	pid_t source = write ? getpid() : pid, target = write ? pid : getpid();
@@ -340,39 +340,39 @@ static int carry(struct context *context, const struct world_mr *ours, uint64_t 
 	int error = 0;
 
 	if (ours->fd < 0)
-		return touch(context, theirs, pid, there, (void *)(uintptr_t)at, length, write);
+		return mr_access(context, theirs, pid, there, (void *)(uintptr_t)at, length, write);
 	for (size_t done = 0, part; done < length && !error; done += part) {
 		part = length - done < sizeof(bounce) ? length - done : sizeof(bounce);
-		error = touch(context, from, source, (write ? at : there) + done, bounce, part,
-			      false);
+		error = mr_access(context, from, source, (write ? at : there) + done, bounce, part,
+				  false);
 		if (!error)
-			error = touch(context, to, target, (write ? there : at) + done, bounce,
-				      part, true);
+			error = mr_access(context, to, target, (write ? there : at) + done, bounce,
+					  part, true);
 	}
 	return error;
 }
 
 /* Under the world's lock, which orders those who take. */
-static void take_receive(struct world_qp *other, uint32_t imm, uint32_t length)
+static void qp_take_receive(struct world_qp *other, uint32_t imm, uint32_t length)
 {
 	uint32_t taken = atomic_load(&other->taken);
 
 	other->came[taken % RECEIVES].imm = imm;
 	other->came[taken % RECEIVES].length = length;
 	atomic_store(&other->taken, taken + 1);
-	arrive(world_get());
+	world_wake(world_get());
 }
 
-static int move(struct qp *qp, const struct request *request)
+static int qp_move(struct qp *qp, const struct request *request)
 {
 	static const struct world_mr inlined_mr = { .fd = -1 };
 	const struct ibv_send_wr *wr = &request->wr;
 	bool imm = wr->opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
 	bool write = imm || wr->opcode == IBV_WR_RDMA_WRITE,
 	     inlined = wr->send_flags & IBV_SEND_INLINE;
-	struct world_qp *other = other_end(qp);
+	struct world_qp *other = qp_remote(qp);
 	int right = write ? IBV_ACCESS_REMOTE_WRITE : IBV_ACCESS_REMOTE_READ;
-	uint64_t length = length_of(request), there = wr->wr.rdma.remote_addr;
+	uint64_t length = request_length(request), there = wr->wr.rdma.remote_addr;
 	const struct world_mr *ours[SGES] = { &inlined_mr }, *theirs;
 	unsigned count = inlined ? 1 : (unsigned)wr->num_sge;
 	int error = 0;
@@ -397,13 +397,13 @@ static int move(struct qp *qp, const struct request *request)
 		if (kill(pid, 0))
 			return RETRY;
 		if (imm)
-			take_receive(other, wr->imm_data, 0);
+			qp_take_receive(other, wr->imm_data, 0);
 		return 0;
 	}
 	theirs = world_mr(pid, wr->wr.rdma.rkey, there, length, right);
 	if (!(other->access & right) || !theirs) {
 		atomic_store(&other->state, IBV_QPS_ERR); /* both ends do */
-		arrive(world_get());
+		world_wake(world_get());
 		return 10;
 	}
 	for (unsigned n = 0; n < count && !error; n++) {
@@ -411,30 +411,30 @@ static int move(struct qp *qp, const struct request *request)
 			inlined ? (uint64_t)(uintptr_t)request->inlined : request->sges[n].addr;
 		uint64_t part = inlined ? length : request->sges[n].length;
 
-		error = carry((struct context *)qp->ibv.context, ours[n], at, theirs, pid, there,
-			      part, write);
+		error = mr_copy((struct context *)qp->ibv.context, ours[n], at, theirs, pid, there,
+				part, write);
 		there += part;
 	}
 	if (!error && imm)
-		take_receive(other, wr->imm_data, (uint32_t)length);
+		qp_take_receive(other, wr->imm_data, (uint32_t)length);
 	return error == ESRCH ? RETRY : error ? 10 : 0;
 }
 
 EXPORT unsigned fake_verbs_receives(const struct ibv_qp *ibv)
 {
-	const struct world_qp *other = other_end((const struct qp *)ibv);
+	const struct world_qp *other = qp_remote((const struct qp *)ibv);
 
 	return other ? atomic_load(&other->posted) - atomic_load(&other->taken) : 0;
 }
 
 /* One work request. Under context.lock. How many ns it takes. */
-static uint64_t serve(struct qp *qp)
+static uint64_t qp_run_request(struct qp *qp)
 {
 	struct request *request = &qp->requests[qp->tail++ % QP_ROOM];
 	struct nic *nic = ((struct context *)qp->ibv.context)->nic;
 	int status = 5, wanted = atomic_load(&nic->fail_status);
 	struct world *world = world_get();
-	uint64_t length = length_of(request), speed = atomic_load(&nic->speed);
+	uint64_t length = request_length(request), speed = atomic_load(&nic->speed);
 
 	if (atomic_load(&qp->out->state) == IBV_QPS_RTS) {
 		bool lost = wanted && request->wr.num_sge && !atomic_load(&nic->fail_after) &&
@@ -442,7 +442,7 @@ static uint64_t serve(struct qp *qp)
 
 		/* So that taking back a key waits for whoever uses it. */
 		world_lock(world);
-		status = lost ? 0 : move(qp, request);
+		status = lost ? 0 : qp_move(qp, request);
 		world_unlock(world);
 		if (wanted && request->wr.num_sge && !atomic_load(&nic->fail_after)) {
 			status = wanted;
@@ -456,11 +456,11 @@ static uint64_t serve(struct qp *qp)
 			atomic_fetch_add(&nic->moved, length);
 	}
 	if (status || (request->wr.send_flags & IBV_SEND_SIGNALED))
-		complete(qp, &request->wr, status);
+		qp_complete(qp, &request->wr, status);
 	return speed && !status ? length * 1000 / speed : 0;
 }
 
-static struct qp *first_with_work(struct context *context)
+static struct qp *context_next_qp(struct context *context)
 {
 	for (struct qp *qp = context->qps; qp; qp = qp->next)
 		if (qp->tail != qp->head && atomic_load(&context->nic->up))
@@ -476,14 +476,14 @@ void *context_work(void *argument)
 
 	pthread_mutex_lock(&context->lock);
 	while (!context->stop) {
-		struct qp *qp = first_with_work(context);
+		struct qp *qp = context_next_qp(context);
 
 		if (atomic_load(&context->nic->held)) { /* a few ms more or less do not matter */
 			pthread_mutex_unlock(&context->lock);
 			nanosleep(&pause, NULL);
 			pthread_mutex_lock(&context->lock);
 		} else if (qp) {
-			uint64_t ns = serve(qp);
+			uint64_t ns = qp_run_request(qp);
 
 			/* Let those in who post, or destroy. */
 			pthread_mutex_unlock(&context->lock);
@@ -507,14 +507,14 @@ void *context_work(void *argument)
 /* ---- receives
  * ---------------------------------------------------------------------------------------- */
 
-void arrive(struct world *world)
+void world_wake(struct world *world)
 {
 	atomic_fetch_add(&world->arrivals, 1);
 	syscall(SYS_futex, &world->arrivals, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
 /* Those that have been taken complete; and all others once the queue pair has failed. */
-static void receive(struct qp *qp)
+static void qp_complete_receives(struct qp *qp)
 {
 	struct cq *cq = (struct cq *)qp->ibv.recv_cq;
 	uint32_t taken = atomic_load(&qp->out->taken);
@@ -526,7 +526,7 @@ static void receive(struct qp *qp)
 		wc.wc_flags = IBV_WC_WITH_IMM;
 		wc.imm_data = qp->out->came[qp->received % RECEIVES].imm;
 		wc.byte_len = qp->out->came[qp->received % RECEIVES].length;
-		push(cq, &wc);
+		cq_push(cq, &wc);
 	}
 	if (atomic_load(&qp->out->state) != IBV_QPS_ERR || atomic_load(&qp->out->taken) != taken)
 		return;
@@ -534,7 +534,7 @@ static void receive(struct qp *qp)
 		wc = (struct ibv_wc){ .wr_id = qp->receives[qp->received % RECEIVES],
 				      .status = IBV_WC_WR_FLUSH_ERR,
 				      .qp_num = qp->ibv.qp_num };
-		push(cq, &wc);
+		cq_push(cq, &wc);
 		atomic_fetch_add(&qp->out->taken, 1);
 	}
 }
@@ -551,7 +551,7 @@ void *context_receive(void *argument)
 		uint32_t seen = atomic_load(&world->arrivals);
 
 		for (struct qp *qp = context->qps; qp; qp = qp->next)
-			receive(qp);
+			qp_complete_receives(qp);
 		pthread_mutex_unlock(&context->lock);
 		syscall(SYS_futex, &world->arrivals, FUTEX_WAIT, seen, &often, NULL, 0);
 		pthread_mutex_lock(&context->lock);
@@ -672,7 +672,7 @@ EXPORT struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *
 		atomic_store(&entry->dest, 0);
 		atomic_store(&entry->posted, 0);
 		atomic_store(&entry->taken, 0);
-		entry->lid = infiniband() ? (uint16_t)(context->nic->index + 1) : 0;
+		entry->lid = link_is_infiniband() ? (uint16_t)(context->nic->index + 1) : 0;
 		qp->out = entry;
 		qp->ibv.qp_num = FIRST_QP + i;
 		atomic_store(&entry->pid, getpid());
@@ -702,7 +702,7 @@ EXPORT struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *
 }
 
 /* What each step needs, as the specification has it for reliable connections. */
-static int needs(int state)
+static int state_attributes(int state)
 {
 	switch (state) {
 	case IBV_QPS_INIT:
@@ -725,14 +725,14 @@ EXPORT int ibv_modify_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attributes, int
 	int state = attributes->qp_state;
 	struct ibv_gid_entry gid;
 
-	if (mask != needs(state) || atomic_load(&qp->out->state) != state - 1)
+	if (mask != state_attributes(state) || atomic_load(&qp->out->state) != state - 1)
 		return EINVAL;
 	if (state == IBV_QPS_INIT)
 		qp->out->access = (int)attributes->qp_access_flags;
 	if (state == IBV_QPS_INIT && (attributes->port_num != 1 || attributes->pkey_index != 1))
 		return EINVAL; /* entry 0 is but a limited member */
 	if (state == IBV_QPS_RTR) {
-		if (!infiniband() && !attributes->ah_attr.is_global)
+		if (!link_is_infiniband() && !attributes->ah_attr.is_global)
 			return EINVAL;
 		qp->attr = *attributes;
 		if (attributes->ah_attr.is_global) {

@@ -32,7 +32,7 @@ int setting(const char *name, int fallback)
 }
 
 /* FAKE_VERBS_HANG: "CALL", or "CALL:NIC". */
-bool hangs(const char *call, const struct nic *nic)
+bool call_hangs(const char *call, const struct nic *nic)
 {
 	const char *text = getenv("FAKE_VERBS_HANG");
 	size_t length = strlen(call);
@@ -42,9 +42,9 @@ bool hangs(const char *call, const struct nic *nic)
 		(text[length] == ':' && nic && !strcmp(text + length + 1, nic->name)));
 }
 
-static void may_hang(const char *call, const struct nic *nic)
+static void call_hang_if_set(const char *call, const struct nic *nic)
 {
-	while (hangs(call, nic))
+	while (call_hangs(call, nic))
 		pause();
 }
 
@@ -69,7 +69,7 @@ static void check_closed(void)
 /* ---- the world ---------------------------------------------------------------------------------
  */
 
-static void begin(void)
+static void world_open(void)
 {
 	const char *path = getenv("FAKE_VERBS_WORLD"), *names = getenv("FAKE_VERBS");
 	int fd = path ? open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600) : -1;
@@ -89,7 +89,7 @@ static void begin(void)
 		snprintf(nics[found].name, sizeof(nics[found].name), "%.*s", (int)length, names);
 		nics[found].index = found;
 		atomic_store(&nics[found].up, true);
-		atomic_store(&nics[found].held, hangs("move", &nics[found]));
+		atomic_store(&nics[found].held, call_hangs("move", &nics[found]));
 		list[found] = &nics[found];
 		found++;
 		names += length + (names[length] == ',');
@@ -105,7 +105,7 @@ struct nic *nic_of(unsigned index)
 
 struct world *world_get(void)
 {
-	pthread_once(&once, begin);
+	pthread_once(&once, world_open);
 	return the_world;
 }
 
@@ -142,7 +142,7 @@ struct world_mr *world_mr(pid_t pid, uint32_t key, uint64_t address, uint64_t le
 
 EXPORT struct nic **ibv_get_device_list(int *count)
 {
-	may_hang("list", NULL);
+	call_hang_if_set("list", NULL);
 	world_get();
 	for (*count = 0; list[*count];)
 		++*count;
@@ -165,7 +165,7 @@ EXPORT struct ibv_context *ibv_open_device(struct nic *nic)
 	struct context *context = calloc(1, sizeof(*context));
 	int pipes[2];
 
-	may_hang("open", nic);
+	call_hang_if_set("open", nic);
 	if (!context || pipe2(pipes, O_CLOEXEC))
 		abort();
 	context->nic = nic;
@@ -204,7 +204,7 @@ EXPORT int ibv_close_device(struct ibv_context *ibv)
 	context->stop = true;
 	pthread_cond_broadcast(&context->work);
 	pthread_mutex_unlock(&context->lock);
-	arrive(world_get());
+	world_wake(world_get());
 	pthread_join(context->thread, NULL);
 	pthread_join(context->receiver, NULL);
 	if (context->qps)
@@ -237,7 +237,7 @@ EXPORT int ibv_query_device(struct ibv_context *context, struct ibv_device_attr 
 	return 0;
 }
 
-bool infiniband(void)
+bool link_is_infiniband(void)
 {
 	const char *link = getenv("FAKE_VERBS_LINK");
 
@@ -258,8 +258,8 @@ EXPORT int ibv_query_port(struct ibv_context *context, uint8_t port, struct ibv_
 	out->gid_tbl_len = 8;
 	out->max_msg_sz = 1u << 31;
 	out->pkey_tbl_len = 2;
-	out->link_layer = infiniband() ? IBV_LAYER_INFINIBAND : IBV_LAYER_ETHERNET;
-	out->lid = infiniband() ? (uint16_t)(nic->index + 1) : 0;
+	out->link_layer = link_is_infiniband() ? IBV_LAYER_INFINIBAND : IBV_LAYER_ETHERNET;
+	out->lid = link_is_infiniband() ? (uint16_t)(nic->index + 1) : 0;
 	return 0;
 }
 
@@ -277,7 +277,7 @@ void nic_gid(const struct nic *nic, unsigned index, struct ibv_gid_entry *out)
 	const char *gids = getenv("FAKE_VERBS_GIDS");
 	char text[256], *at, *entry, *rest = NULL;
 
-	if (infiniband())
+	if (link_is_infiniband())
 		snprintf(text, sizeof(text), "0/fe80::%x", nic->index + 1);
 	else if (gids)
 		snprintf(text, sizeof(text), "%s", gids);
@@ -406,7 +406,7 @@ EXPORT void fake_verbs_registrations(uint64_t *all, uint64_t *dma_bufs, uint64_t
 }
 
 /* The next one is to be refused. */
-static int refused(void)
+static int mr_refused(void)
 {
 	int error = atomic_load(&refuse_error);
 
@@ -418,7 +418,7 @@ static int refused(void)
 }
 
 /* Can all of it be read? As pinning finds out: at the first and the last page. */
-static bool there(const void *address, size_t length)
+static bool memory_is_readable(const void *address, size_t length)
 {
 	struct iovec first = { (void *)(uintptr_t)address, 1 }, byte = { &(char){ 0 }, 1 };
 	struct iovec last = { (void *)((uintptr_t)address + length - 1), 1 };
@@ -442,8 +442,8 @@ static int cuda_memory(const void *address, size_t length, size_t *offset)
 	return fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, 0);
 }
 
-static struct ibv_mr *make(struct ibv_pd *pd, uint64_t address, size_t length, int access, int fd,
-			   uint64_t offset)
+static struct ibv_mr *mr_new(struct ibv_pd *pd, uint64_t address, size_t length, int access, int fd,
+			     uint64_t offset)
 {
 	struct world *world = world_get();
 	struct ibv_mr *mr = NULL;
@@ -487,7 +487,7 @@ static struct ibv_mr *make(struct ibv_pd *pd, uint64_t address, size_t length, i
 }
 
 /* What both kinds of registration refuse. */
-static int bad(size_t length, int access)
+static int mr_check(size_t length, int access)
 {
 	const char *memlock = getenv("FAKE_VERBS_MEMLOCK"), *most = getenv("FAKE_VERBS_MR");
 
@@ -497,7 +497,7 @@ static int bad(size_t length, int access)
 	    ((access & IBV_ACCESS_REMOTE_WRITE) && !(access & IBV_ACCESS_LOCAL_WRITE)) ||
 	    access & ~(7 | IBV_ACCESS_RELAXED_ORDERING))
 		return EINVAL;
-	return refused();
+	return mr_refused();
 }
 
 EXPORT struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *address, size_t length,
@@ -506,7 +506,7 @@ EXPORT struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *address, size_t 
 	size_t offset = 0;
 	int fd;
 
-	errno = iova != (uintptr_t)address ? EINVAL : bad(length, (int)access);
+	errno = iova != (uintptr_t)address ? EINVAL : mr_check(length, (int)access);
 	if (errno)
 		return NULL;
 	fd = cuda_memory(address, length, &offset);
@@ -514,13 +514,13 @@ EXPORT struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *address, size_t 
 		close(fd);
 		fd = -1;
 	} else if (fd >= 0) {
-		return make(pd, iova, length, (int)access, fd, offset);
+		return mr_new(pd, iova, length, (int)access, fd, offset);
 	}
-	if (!there(address, length)) {
+	if (!memory_is_readable(address, length)) {
 		errno = EFAULT;
 		return NULL;
 	}
-	return make(pd, iova, length, (int)access, -1, 0);
+	return mr_new(pd, iova, length, (int)access, -1, 0);
 }
 
 /* The older call knows no optional rights. */
@@ -534,7 +534,7 @@ EXPORT struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *address, size_t length
 }
 
 /* FAKE_VERBS_NO_DMABUF names the one NIC that takes none. */
-static bool takes_none(const struct ibv_pd *pd)
+static bool nic_refuses_dma_bufs(const struct ibv_pd *pd)
 {
 	const char *name = getenv("FAKE_VERBS_NO_DMABUF");
 
@@ -544,16 +544,16 @@ static bool takes_none(const struct ibv_pd *pd)
 EXPORT struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length,
 					uint64_t iova, int fd, int access)
 {
-	int can = takes_none(pd) ? EOPNOTSUPP : setting("FAKE_VERBS_DMABUF", EBADF);
+	int can = nic_refuses_dma_bufs(pd) ? EOPNOTSUPP : setting("FAKE_VERBS_DMABUF", EBADF);
 	off_t start, size;
 
 	if (fd >= 0)
-		may_hang("register", ((struct context *)pd->context)->nic);
+		call_hang_if_set("register", ((struct context *)pd->context)->nic);
 	errno = can != EBADF || fd < 0 ? can :
 		fcntl(fd, F_GETFD) < 0 ? EINVAL :
 					 setting("FAKE_VERBS_REGISTER", 0);
 	if (!errno)
-		errno = bad(length, access);
+		errno = mr_check(length, access);
 	if (errno)
 		return NULL;
 	/* Where in the file the range begins that was exported; whole pages of it. */
@@ -566,8 +566,8 @@ EXPORT struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size
 		return NULL;
 	}
 	atomic_fetch_add(&count_dma_bufs, 1);
-	return make(pd, iova, length, access, fcntl(fd, F_DUPFD_CLOEXEC, 0),
-		    (uint64_t)start + offset);
+	return mr_new(pd, iova, length, access, fcntl(fd, F_DUPFD_CLOEXEC, 0),
+		      (uint64_t)start + offset);
 }
 
 /* When this returns no NIC is in the middle of touching it. */
