@@ -63,7 +63,8 @@ install_packages() # GROUP...
 	fi
 	while read -r package; do
 		# shellcheck disable=SC2016 # dpkg's variable
-		if [ "$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null)" != installed ]; then
+		if [ "$(dpkg-query -W -f '${db:Status-Status}' "$package" \
+			2>/dev/null)" != installed ]; then
 			missing+=("$package")
 		fi
 	done < <(packages "$@")
@@ -76,7 +77,8 @@ install_packages() # GROUP...
 		else
 			{
 				echo "These packages are missing; as root, run"
-				echo "  apt-get update && apt-get install --yes --no-install-recommends ${missing[*]}"
+				echo "  apt-get update &&" \
+					"apt-get install --yes --no-install-recommends ${missing[*]}"
 				echo "and then $0 again."
 			} >&2
 			exit 69
@@ -92,8 +94,8 @@ install_packages() # GROUP...
 	fi
 }
 
-# Is it a good build directory, and of this tree? It is not if a setup failed halfway or the tree was
-# moved.
+# Is it a good build directory, and of this tree? It is not if a setup failed halfway or the tree
+# was moved.
 is_configured() # DIRECTORY
 {
 	[ -f "$1/build.ninja" ] &&

@@ -4,17 +4,19 @@
 
 changed_sources=()
 changed_scripts=()
-most_changed=60 # clang-tidy takes about two seconds of a processor for a file: over that, ./check is too long
+# Over that ./check takes too long: clang-tidy needs about two seconds of a processor for a file.
+most_changed=60
 
-# The commit that the change is compared with: where it left the main branch, or the last commit but one
-# on the main branch itself.
+# The commit that the change is compared with: where it left the main branch, or the last commit but
+# one on the main branch itself.
 changed_base()
 {
 	local branch base
 
 	for branch in origin/HEAD origin/main main; do
 		base=$(git -C "$top" merge-base HEAD "$branch" 2>/dev/null) || continue
-		if [ "$base" = "$(git -C "$top" rev-parse HEAD)" ] && git -C "$top" diff --quiet HEAD; then
+		if [ "$base" = "$(git -C "$top" rev-parse HEAD)" ] &&
+			git -C "$top" diff --quiet HEAD; then
 			base=$(git -C "$top" rev-parse --verify --quiet HEAD^) || continue
 		fi
 		echo "$base"
@@ -35,16 +37,19 @@ changed_files() # PATTERN...
 	} | sort -u
 }
 
-# All shell scripts, as paths from the root of the tree. Those that others source are read with them.
+# All shell scripts, as paths from the root of the tree. Those that others source are read with
+# them.
 shell_scripts()
 {
 	(
-		cd "$top" && grep -r -l -s -m 1 -E '^#!/(usr/)?bin/(env )?(ba)?sh' check run .ci scripts bench \
+		cd "$top" && grep -r -l -s -m 1 -E '^#!/(usr/)?bin/(env )?(ba)?sh' check run .ci \
+			scripts bench \
 			kernels tests | grep -v '/corpus/' | sort
 	)
 }
 
-# Find what changed, and name the analysis that is left out: into changed_sources and changed_scripts.
+# Find what changed, and name the analysis that is left out: into changed_sources and
+# changed_scripts.
 find_changed()
 {
 	if ! changed_files >/dev/null; then
@@ -52,9 +57,11 @@ find_changed()
 		return
 	fi
 	mapfile -t changed_sources < <(changed_files '*.c')
-	mapfile -t changed_scripts < <(comm -12 <(changed_files | sed 's|^scripts/check/.*|check|' | sort -u) <(shell_scripts))
+	mapfile -t changed_scripts < <(comm -12 <(changed_files | sed 's|^scripts/check/.*|check|' |
+		sort -u) <(shell_scripts))
 	if [ ${#changed_sources[@]} -gt $most_changed ]; then
-		leave_out "clang-tidy (${#changed_sources[@]} changed files are more than $most_changed)"
+		leave_out \
+			"clang-tidy (${#changed_sources[@]} changed files are more than $most_changed)"
 		changed_sources=()
 	else
 		leave_out "clang-tidy and shellcheck over files that did not change"

@@ -2,8 +2,8 @@
 # shellcheck shell=bash
 # How ./check runs a step: with a time limit, in its turn or in the background.
 #
-# Builds and static analysis need nothing but processors, which most tests leave idle. They run in the
-# background, one after the other, at the lowest priority. When the turn of such a step comes,
+# Builds and static analysis need nothing but processors, which most tests leave idle. They run in
+# the background, one after the other, at the lowest priority. When the turn of such a step comes,
 # step_run waits for it and reports it.
 
 records=$logs/steps # a file for each step that ended in the background: its verdicts
@@ -61,8 +61,8 @@ step_command() # STEP SECONDS COMMAND...
 	step_report "$1"
 }
 
-# Run a step of named_step now, or wait for it if it is in the background. False: a case failed or was
-# skipped.
+# Run a step of named_step now, or wait for it if it is in the background. False: a case failed or
+# was skipped.
 step_run() # STEP
 {
 	step_begin "$1"
@@ -97,7 +97,8 @@ background_has() # STEP
 # Run `background`, one step after the other.
 background_start()
 {
-	# The kernel may divide processors between sessions first (autogroup), so a step gets its own.
+	# The kernel may divide processors between sessions first (autogroup), so a step gets its
+	# own.
 	# shellcheck disable=SC2016 # expanded by the inner shell
 	local lowest='{ echo 19 >/proc/self/autogroup || :
 		chrt --idle --pid 0 $$ || renice -n 19 $$; } >/dev/null 2>&1; exec "$@"'

@@ -20,7 +20,8 @@ build_verdict() # STEP DIRECTORY MESON-OPTION...
 	*thread) under=("${fixed[@]}") ;;
 	esac
 	if { configure "$directory" "$@" &&
-		run_limited 900 "${under[@]}" ninja -C "$directory" -k 0 "${targets[@]}"; } >"$log" 2>&1; then
+		run_limited 900 "${under[@]}" ninja -C "$directory" -k 0 "${targets[@]}"; } \
+		>"$log" 2>&1; then
 		verdict=passed
 	fi
 	printf '%s\t%s\t%s\n' $verdict "$name" "$log"
@@ -51,7 +52,8 @@ meson_tests() # NAME BUILD DIRECTORY MESON-TEST-OPTION...
 	is_built "$build" "tests $name" || return
 	step_begin "tests $name"
 	rm -f "$directory"/meson-logs/testlog*
-	# More at a time than there are CPUs, because most tests wait. With the thread sanitizer they compute.
+	# More at a time than there are CPUs, because most tests wait. With the thread sanitizer
+	# they compute.
 	[ "$build" != thread ] || under=("${fixed[@]}") more=1
 	# Each test has its own time limit; this one is for meson itself.
 	run_limited "${TESTS_LIMIT:-1800}" "${under[@]}" meson test -C "$directory" --no-rebuild \
@@ -71,7 +73,8 @@ check_short_tests()
 	local names
 
 	meson_tests plain plain "$build" --no-suite long
-	names=$(meson test -C "$build" --no-rebuild --list --suite long 2>/dev/null | sed 's/.* //' | sort | paste -sd ' ')
+	names=$(meson test -C "$build" --no-rebuild --list --suite long 2>/dev/null |
+		sed 's/.* //' | sort | paste -sd ' ')
 	leave_out "the tests of tests/long.txt ($names)"
 }
 
@@ -119,5 +122,6 @@ check_fuzz() # SECONDS-A-TARGET
 	build fuzz
 	is_built fuzz fuzz || return
 	targets=$(find "$top/tests/fuzz/corpus" -mindepth 1 -maxdepth 1 -type d | wc -l)
-	step_command fuzz $((600 + targets * ($1 + 2))) "$top/scripts/fuzz" --all "$build/fuzz/tests/fuzz" "$1"
+	step_command fuzz $((600 + targets * ($1 + 2))) "$top/scripts/fuzz" \
+		--all "$build/fuzz/tests/fuzz" "$1"
 }

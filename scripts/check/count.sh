@@ -67,8 +67,8 @@ leave_out() # TEXT
 	left_out+=("$1")
 }
 
-# Print what the logs of failed cases say, the counts, and "N passed, N failed, N skipped" as the last
-# line.
+# Print what the logs of failed cases say, the counts, and "N passed, N failed, N skipped" as the
+# last line.
 summary()
 {
 	local log pattern

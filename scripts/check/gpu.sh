@@ -7,13 +7,16 @@ check_sanitizer() # BUNDLE
 {
 	local bundle=$1 sanitizer=$1/sanitizer/compute-sanitizer tool
 
-	[ -x "$sanitizer" ] || sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
+	[ -x "$sanitizer" ] || sanitizer=$(command -v compute-sanitizer ||
+		echo /usr/local/cuda/bin/compute-sanitizer)
 	for tool in memcheck initcheck synccheck; do
 		if [ -x "$sanitizer" ]; then
-			step_command "$tool" 600 env LD_LIBRARY_PATH="$bundle/src" "$top/tests/gpu/sanitize.sh" "$tool" \
+			step_command "$tool" 600 env LD_LIBRARY_PATH="$bundle/src" \
+				"$top/tests/gpu/sanitize.sh" "$tool" \
 				"$sanitizer" "$bundle/bin"
 		else
-			step_skip "$tool" "no compute-sanitizer here; COMPUTE_SANITIZER=pip scripts/gpu-bundle adds it to the bundle"
+			step_skip "$tool" \
+				"no compute-sanitizer; COMPUTE_SANITIZER=pip scripts/gpu-bundle adds it"
 		fi
 	done
 }
@@ -39,9 +42,11 @@ check_gpu()
 	done
 	check_sanitizer "$bundle"
 	# PyTorch's allocators; skipped without PyTorch.
-	step_command torch-windows 600 python3 "$top/tests/gpu/torch-windows.py" "$bundle/bin/libgdrapi.so.2"
+	step_command torch-windows 600 python3 "$top/tests/gpu/torch-windows.py" \
+		"$bundle/bin/libgdrapi.so.2"
 	[ -e "$bundle/bin/wherry" ] || return
 	step_command command-line 600 env -u TEST_CUDA LD_LIBRARY_PATH="$bundle/src" \
 		"$top/tests/integration/command/gpu-command-line.sh" "$bundle/bin/wherry"
-	step_command window-check 600 env LD_LIBRARY_PATH="$bundle/src" "$bundle/bin/wherry" window check
+	step_command window-check 600 env LD_LIBRARY_PATH="$bundle/src" "$bundle/bin/wherry" \
+		window check
 }

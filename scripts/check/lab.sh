@@ -33,8 +33,10 @@ check_lab()
 {
 	check_lab_smoke
 	[ -z "$lacks_lab" ] || return
-	is_built plain lab-driver && step_command lab-driver 600 "$top/tests/lab/check" driver "$build"
-	is_built plain lab-network && step_command lab-network 300 "$top/tests/lab/check" network "$build"
+	is_built plain lab-driver && step_command lab-driver 600 "$top/tests/lab/check" driver \
+		"$build"
+	is_built plain lab-network && step_command lab-network 300 "$top/tests/lab/check" network \
+		"$build"
 	is_built plain lab-rdma && step_command lab-rdma 1300 "$top/tests/lab/check" rdma "$build"
 }
 

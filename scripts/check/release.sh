@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck shell=bash
-# ./check --release: what is too long for continuous integration. docs/testing.md records its last result.
+# ./check --release: what is too long for continuous integration. docs/testing.md records its last
+# result.
 #
 # A step is a function release_NAME; release_steps lists the names. A new step is one more of each.
 
 release_steps=(mooncake hosts driver races repeat fuzz)
 
-# Mooncake's transfer engine, the last release of each minor version that tests/integration knows how to call.
+# Mooncake's transfer engine, the last release of each minor version that tests/integration knows
+# how to call.
 mooncake_versions=(0.3.9 0.3.10.post2 0.3.11.post1 0.3.12.post1 0.3.13.post1)
 
 check_release()
@@ -38,7 +40,8 @@ release_lab() # STEP SECONDS-EACH WHAT
 		step_skip "$1" "$lacks_lab"
 		return
 	fi
-	step_command "$1" $((3600 + 8 * $2)) env SECONDS_EACH="$2" "$top/tests/lab/check" "$3" "$build"
+	step_command "$1" $((3600 + 8 * $2)) env SECONDS_EACH="$2" "$top/tests/lab/check" "$3" \
+		"$build"
 }
 
 # RDMA between two virtual machines.
