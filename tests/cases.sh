@@ -25,7 +25,8 @@ clean_up()
 }
 trap clean_up EXIT
 
-# Seconds of a clock that stands while anything on this machine waits for a processor, where the kernel counts that:
+# Seconds of a clock that stands while anything on this machine waits for a processor, where the
+# kernel counts that:
 # for what must not take long, which beside load takes as long as the load likes.
 quiet_seconds()
 {
@@ -36,8 +37,9 @@ quiet_seconds()
 	echo $((${up%.*} - waited / 1000000))
 }
 
-# A port for the Nth server that this script is going to start (0 to 15). None of those that the kernel gives to others
-# meanwhile, or Mooncake's engines take (15000 to 17000), and no other script's that runs now.
+# A port for the Nth server that this script is going to start (0 to 15). None of those that the
+# kernel gives to others meanwhile, or Mooncake's engines take (15000 to 17000), and no other
+# script's that runs now.
 free_port() # N
 {
 	python3 - $(($$ * 16 + $1)) <<'PYTHON'
@@ -63,7 +65,8 @@ verdict() # NAME STATUS
 	fi
 }
 
-# What a library can write to, of the names in its symbol table: without what the compiler's own start file has.
+# What a library can write to, of the names in its symbol table: without what the compiler's own
+# start file has.
 writable() # LIBRARY
 {
 	objdump -t "$1" | awk 'NF > 2 && $(NF - 2) ~ /^\.(data|bss)$/ { print $NF }' |

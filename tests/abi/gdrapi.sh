@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# libgdrapi.so.2 exports what gdrapi.h declares and old programs want, without versions, and with the
-# types of the original; it needs nothing but libc, and is linked as it should be. gdrapi.sh LIBRARY
+# libgdrapi.so.2 exports what gdrapi.h declares and old programs want, without versions, and with
+# the types of the original; it needs nothing but libc, and is linked as it should be. gdrapi.sh
+# LIBRARY
 set -u
 library=$1
 # shellcheck source=tests/cases.sh
@@ -19,7 +20,8 @@ same() # NAME FILE FILE
 		grep -v '^#' | grep -o '\bgdr_[a-z0-9_]*(' | tr -d '('
 	echo gdr_get_info
 } | sort -u >"$directory/header"
-grep -o '\bgdr_[a-z0-9_]*;' "$TEST_SOURCE/compat/gdrapi/libgdrapi.map" | tr -d ';' | sort >"$directory/map"
+grep -o '\bgdr_[a-z0-9_]*;' "$TEST_SOURCE/compat/gdrapi/libgdrapi.map" | tr -d ';' |
+	sort >"$directory/map"
 nm -D --defined-only "$library" | awk '{ print $3 }' | sort >"$directory/library"
 : >"$directory/none"
 
@@ -31,7 +33,8 @@ same "symbol map and library, without versions" map library
 for row in gcc:c:c11 clang:c:c11 g++:c++:c++17 clang++:c++:c++17; do
 	IFS=: read -r compiler language standard <<<"$row"
 	command -v "$compiler" >/dev/null || continue
-	"$compiler" -x "$language" "-std=$standard" -Wall -Wextra -Wshadow -Werror -I"$TEST_SOURCE/compat/gdrapi" \
+	"$compiler" -x "$language" "-std=$standard" \
+		-Wall -Wextra -Wshadow -Werror -I"$TEST_SOURCE/compat/gdrapi" \
 		"$TEST_SOURCE/tests/abi/gdrapi-types.c" -x none "$library" -o "$directory/types" &&
 		LD_LIBRARY_PATH=${library%/*} "$directory/types"
 	verdict "types of the 17 functions and of what they take, $compiler $standard" $?
@@ -50,7 +53,8 @@ verdict "can be unloaded" $((!$?))
 # Handles are good without the gdr_t that they were made with, so they are the process's.
 writable "$library" >"$directory/globals"
 printf '%s\n' chunk_count chunks free_pins settings settings_once table_lock >"$directory/allowed"
-same "no globals that change, but the table of handles and the environment's settings" allowed globals
+same "no globals that change, but the table of handles and the environment's settings" allowed \
+	globals
 [ "$(awk '/\(INIT_ARRAYSZ\)/ { print $3 }' "$directory/dynamic")" -le 8 ]
 verdict "no constructors" $?
 exit $failed

@@ -13,7 +13,8 @@ compiles() # NAME LANGUAGE STANDARD COMPILER HEADER
 
 	# shellcheck disable=SC2059 # the format is ours
 	if output=$(printf "$line" "$5" "$5" | "$4" -x "$2" "-std=$3" -Wall -Wextra \
-		-Wpedantic -Werror -fsyntax-only "-I$include" "-I$TEST_SOURCE/compat/gdrapi" "-I$TEST_SOURCE/compat/mooncake" - 2>&1); then
+		-Wpedantic -Werror -fsyntax-only "-I$include" "-I$TEST_SOURCE/compat/gdrapi" \
+		"-I$TEST_SOURCE/compat/mooncake" - 2>&1); then
 		echo "[       OK ] $1"
 	else
 		printf '%s\n' "$output"
@@ -28,7 +29,8 @@ for header in wherry/*.h gdrapi.h transfer_engine_c.h; do
 	for row in gcc:c:c11 clang:c:c11 g++:c++:c++17 clang++:c++:c++17; do
 		IFS=: read -r compiler language standard <<<"$row"
 		if command -v "$compiler" >/dev/null; then
-			compiles "$header $compiler $standard" "$language" "$standard" "$compiler" "$header"
+			compiles "$header $compiler $standard" "$language" "$standard" "$compiler" \
+				"$header"
 		fi
 	done
 done

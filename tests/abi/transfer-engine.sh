@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# libtransfer_engine.so exports what wherry/mooncake.h declares, all of Mooncake's C interface and one function more,
-# without versions; it has the name that programs want, and is linked as it should be. transfer-engine.sh LIBRARY
+# libtransfer_engine.so exports what wherry/mooncake.h declares, all of Mooncake's C interface and
+# one function more, without versions; it has the name that programs want, and is linked as it
+# should be. transfer-engine.sh LIBRARY
 set -u
 library=$1
 # shellcheck source=tests/cases.sh
@@ -54,7 +55,8 @@ same "symbol map and library, without versions" map library
 same "Mooncake's functions and one of ours" wanted map
 
 readelf -d "$library" >"$directory/dynamic"
-grep -F '(NEEDED)' "$directory/dynamic" | grep -o '\[.*\]' | grep -v -E 'libc\.so|libpthread\.so|libdl\.so|ld-linux' |
+grep -F '(NEEDED)' "$directory/dynamic" | grep -o '\[.*\]' |
+	grep -v -E 'libc\.so|libpthread\.so|libdl\.so|ld-linux' |
 	sort >"$directory/needed"
 printf '[libjansson.so.4]\n[libwherry.so.0]\n' >"$directory/allowed"
 same "needs libwherry.so and jansson" allowed needed

@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # Are the kernels that are kept compiled those of the sources? kernels-kept.sh TREE
-# Another toolkit than the one that made them may write them differently: then only that they compile
-# counts.
+# Another toolkit than the one that made them may write them differently: then only that they
+# compile counts.
 set -u
 tree=$1
 made_by='V13.0.88'
@@ -19,7 +19,8 @@ if ! "$nvcc" --version | grep -q -F "$made_by"; then
 	exit 77
 fi
 status=0
-for name in blocks.ptx bounce.ptx blocks-sm_75.cubin blocks-sm_80.cubin blocks-sm_90.cubin blocks-sm_100.cubin \
+for name in blocks.ptx bounce.ptx blocks-sm_75.cubin blocks-sm_80.cubin blocks-sm_90.cubin \
+	blocks-sm_100.cubin \
 	blocks-sm_110.cubin blocks-sm_120.cubin; do
 	if cmp "$out/$name" "$tree/kernels/$name"; then
 		echo "[       OK ] $name"

@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# The kernels under NVIDIA's compute-sanitizer, on a machine with a GPU: sanitize.sh TOOL COMPUTE-SANITIZER BIN
-# TOOL is memcheck, initcheck or synccheck; BIN has the programs of scripts/gpu-bundle. Each case that should
-# find nothing comes after one that shows, where a fault can be made, that this tool finds it.
+# The kernels under NVIDIA's compute-sanitizer, on a machine with a GPU:
+#   sanitize.sh TOOL COMPUTE-SANITIZER BIN
+# TOOL is memcheck, initcheck or synccheck; BIN has the programs of scripts/gpu-bundle. Each case
+# that should find nothing comes after one that shows, where a fault can be made, that this tool
+# finds it.
 #
 # Errors of calls are left out: the programs make some on purpose, and look at all of them.
 set -u
@@ -20,7 +22,8 @@ options=()
 
 run() # PROGRAM ARGUMENT...
 {
-	"$sanitizer" --tool "$tool" --error-exitcode $found --report-api-errors no "${options[@]}" "$@" 2>&1
+	"$sanitizer" --tool "$tool" --error-exitcode $found --report-api-errors no "${options[@]}" \
+		"$@" 2>&1
 }
 
 # A case that is to end with this status, and to say these words.
@@ -44,9 +47,11 @@ check() # NAME STATUS WORDS PROGRAM ARGUMENT...
 }
 
 case $tool in
-memcheck) check "a source that is no memory" $found "Invalid __global__ read" "$bin/blocks" --fault=beyond ;;
+memcheck) check "a source that is no memory" $found "Invalid __global__ read" "$bin/blocks" \
+	--fault=beyond ;;
 initcheck)
-	check "a source that nobody has written" $found "Uninitialized __global__ memory read" "$bin/blocks" \
+	check "a source that nobody has written" $found "Uninitialized __global__ memory read" \
+		"$bin/blocks" \
 		--fault=unset
 	;;
 synccheck) ;; # nothing that can be launched here has a barrier in the wrong place
@@ -58,7 +63,8 @@ esac
 check blocks 0 "ERROR SUMMARY: 0 errors" "$bin/blocks" $fewer
 # In pinned memory the kernel answers the CPU on any machine.
 if [ "$tool" = memcheck ] && [ -e "$bin/wherry" ]; then
-	check bounce 0 "ERROR SUMMARY: 0 errors" "$bin/wherry" window pingpong --rounds 5 -b staged -m cuda:0
+	check bounce 0 "ERROR SUMMARY: 0 errors" "$bin/wherry" window pingpong --rounds 5 \
+		-b staged -m cuda:0
 fi
 # racecheck looks at shared memory alone.
 if grep -l '\.shared' "$top"/kernels/*.ptx; then

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# No file includes a header of a layer above its own, and src/core names no transport, but for the exceptions that
-# are listed. The other cases plant an error in a copy of the tree, so that the test is known to see it.
+# No file includes a header of a layer above its own, and src/core names no transport, but for the
+# exceptions that are listed. The other cases plant an error in a copy of the tree, so that the test
+# is known to see it.
 set -u
 top=${TEST_SOURCE:-$(cd "${BASH_SOURCE[0]%/*}/../.." && pwd)}
 # shellcheck source=tests/cases.sh
@@ -12,7 +13,8 @@ layers=$top/tests/layers/layers.py
 renew_copy()
 {
 	rm -rf "$copy"
-	mkdir -p "$copy/tests" && cp -r "$top"/{src,compat,tools,examples,include,kernels} "$copy/" &&
+	mkdir -p "$copy/tests" && cp -r "$top"/{src,compat,tools,examples,include,kernels} \
+		"$copy/" &&
 		cp -r "$top/tests/layers" "$copy/tests/"
 }
 
@@ -41,7 +43,8 @@ sees "planted: util includes core" includes "src/util/loop.c src/core: not allow
 renew_copy || exit
 mkdir "$copy/src/transport/rdma/planted"
 echo '#include "transport/shm/shm.h"' >"$copy/src/transport/rdma/planted/new.c"
-sees "planted: one transport includes another" includes "src/transport/rdma/planted/new.c src/transport/shm: not allowed"
+sees "planted: one transport includes another" includes \
+	"src/transport/rdma/planted/new.c src/transport/shm: not allowed"
 
 renew_copy || exit
 echo '#include "core/batch.h"' >"$copy/tools/planted.c"

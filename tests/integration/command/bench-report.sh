@@ -50,14 +50,17 @@ holds page.html '<b>1</b> WITH WRONG BYTES' 'the peer went away' 'rdma, host to 
 	'70 % of limit<br>cuda' '<th scope=row>cuda:10</th>' 'GPU-3' '16384 × 1 KiB' \
 	"default-src 'none'" && ! grep -q 'baseline' <(sed 's/<style>.*<\/style>//' page.html)
 verdict "what it has" $?
-[ "$(grep -o '<th scope=col>[a-z0-9:]*</th>' page.html | grep -A5 cuda:0 | head -4 | tr -d '\n')" = \
+[ "$(grep -o '<th scope=col>[a-z0-9:]*</th>' page.html | grep -A5 cuda:0 | head -4 |
+	tr -d '\n')" = \
 	"<th scope=col>cuda:0</th><th scope=col>cuda:1</th><th scope=col>cuda:2</th><th scope=col>cuda:10</th>" ]
 verdict "GPUs in the order of their numbers" $?
-# Twice 28 + 6 rows of curves, less the one that failed and the one that was wrong, and six in the keys.
+# Twice 28 + 6 rows of curves, less the one that failed and the one that was wrong, and six in the
+# keys.
 [ "$(grep -o '<[a-z]* class=mark ' page.html | wc -l)" = 70 ] &&
 	[ "$(grep -o '<path class=limit d="M[0-9]*\.[0-9]' page.html | wc -l)" = 12 ]
 verdict "curves with their limits" $?
-check "times to the first byte" 0 "46 of 64 rows reached the limit" --from first.json --report first.html
+check "times to the first byte" 0 "46 of 64 rows reached the limit" --from first.json \
+	--report first.html
 holds first.html '<td>41.25</td><td>17.50</td>' && ! grep -q '1st byte' page.html
 verdict "in the page, where there are any" $?
 check "the page on stdout" 0 "<!DOCTYPE html>" --from same.json --report -

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# wherry bench where the setting tls is on: held against OpenSSL's own calls, with a key and with certificates;
-# and the time that connecting to a peer takes. Takes the command's path as $1 or in $TEST_COMMAND.
+# wherry bench where the setting tls is on: held against OpenSSL's own calls, with a key and with
+# certificates; and the time that connecting to a peer takes. Takes the command's path as $1 or in
+# $TEST_COMMAND.
 set -u
 wherry=${1:-${TEST_COMMAND:?the path of wherry}}
 # shellcheck source=tests/cases.sh
@@ -30,14 +31,17 @@ has() # COUNT TEXT
 few=(-t tcp --limits --verify --working-set 1MiB --seconds 0.05 -c tls=1)
 
 measured "${few[@]}" -s 8,100000 -n 1,3 && has 8 '"limit_name": "SSL_write/SSL_read"' &&
-	has 8 '"verified": true' && has 8 'encrypted: TLS 1.3, AES_128_GCM' && has 0 '"ratio": null' &&
+	has 8 '"verified": true' && has 8 'encrypted: TLS 1.3, AES_128_GCM' &&
+	has 0 '"ratio": null' &&
 	has 0 '"latency_ratio": null'
 verdict "with a key, one connection and three" $?
 
-measured "${few[@]}" -s 4KiB -b 64 && has 2 '"limit_name": "SSL_write/SSL_read"' && has 0 '"ratio": null'
+measured "${few[@]}" -s 4KiB -b 64 && has 2 '"limit_name": "SSL_write/SSL_read"' &&
+	has 0 '"ratio": null'
 verdict "blocks" $?
 
-measured "${few[@]}" -s 8 --spin -o write && has 1 '"mode": "spinning"' && has 0 '"latency_ratio": null'
+measured "${few[@]}" -s 8 --spin -o write && has 1 '"mode": "spinning"' &&
+	has 0 '"latency_ratio": null'
 verdict "spinning" $?
 
 measured -t tcp --limits --working-set 1MiB --seconds 0.05 -s 64KiB -o write &&
@@ -50,12 +54,14 @@ certificates() {
 	# shellcheck disable=SC2086
 	openssl req -x509 -newkey ec $one -nodes -keyout ca.key -subj /CN=ca -days 2 -out ca.pem &&
 		openssl req -newkey ec $one -nodes -keyout me.key -subj /CN=me -out me.csr &&
-		openssl x509 -req -in me.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 1 -out me.pem &&
+		openssl x509 -req -in me.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 1 \
+		-out me.pem &&
 		chmod 600 me.key
 }
 certificates >made 2>&1 || cat made
 few+=(-c "tls_cert=$PWD/me.pem" -c "tls_key=$PWD/me.key" -c "tls_ca=$PWD/ca.pem")
-measured "${few[@]}" -s 100000 && has 2 '"limit_name": "SSL_write/SSL_read"' && has 2 '"verified": true'
+measured "${few[@]}" -s 100000 && has 2 '"limit_name": "SSL_write/SSL_read"' &&
+	has 2 '"verified": true'
 verdict "with certificates" $?
 
 # How long it takes is no matter here: the machine may have much to do.
@@ -64,7 +70,8 @@ timed() # TRUST LIMIT ARGUMENTS...
 	local trust=$1 limit=$2
 
 	shift 2
-	timeout 100 "$wherry" bench --handshake --seconds 0.1 -c transports=tcp "$@" --json json >out 2>err
+	timeout 100 "$wherry" bench --handshake --seconds 0.1 -c transports=tcp "$@" --json json \
+		>out 2>err
 	case $? in
 	0 | 2) ;;
 	*)

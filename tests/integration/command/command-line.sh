@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# The wherry command from outside: wrong command lines, help, serve, copy, explain, config. Takes the
-# command's path as $1 or in $TEST_COMMAND.
+# The wherry command from outside: wrong command lines, help, serve, copy, explain, config. Takes
+# the command's path as $1 or in $TEST_COMMAND.
 set -u
 wherry=${1:-${TEST_COMMAND:?the path of wherry}}
 # shellcheck source=tests/cases.sh
@@ -195,7 +195,7 @@ verdict "no secret is taken from a command line" $?
 expect 0 WHERRY_KEY config -c key= -c registry=http://127.0.0.1:1 -c keyfile=
 verdict "what is no secret is taken" $?
 
-# ---- help, man pages, completion ------------------------------------------------------------------
+# ---- help, man pages, completion -----------------------------------------------------------------
 
 mapfile -t commands < <("$wherry" --help | sed -n '/^Commands:/,/^$/ s/^  \([a-z]*\) .*/\1/p')
 [ "${#commands[@]}" -ge 5 ]
@@ -272,18 +272,20 @@ completion()
 completion
 verdict "completion" $?
 
-# ---- config, errno --------------------------------------------------------------------------------
+# ---- config, errno -------------------------------------------------------------------------------
 
 check "config shows the settings" 0 WHERRY_CONNECTIONS config
 WHERRY_CONNECTIONS=7 check "config shows the environment" 0 "7 (environment)" config
 check "config shows the command line" 0 "9 (command line)" config --config connections=9
 narrow()
 {
-	WHERRY_REGISTRY=http://a-host-with-a-long-name.example:12345 expect 0 "(environment)" config \
+	WHERRY_REGISTRY=http://a-host-with-a-long-name.example:12345 expect 0 "(environment)" \
+		config \
 		--config transports=self,cuda,shm,rdma,tcp && [ "$(wc -L <out)" -le 80 ] &&
 		grep -q '^KNOB  *ENVIRONMENT  *TYPE  *VALUE$' out &&
 		grep -q '^connections  *WHERRY_CONNECTIONS  *count  *4$' out &&
-		grep -q '^    self,cuda,shm,rdma,tcp (command line)$' out && grep -q 'by default p2p$' out
+		grep -q '^    self,cuda,shm,rdma,tcp (command line)$' out &&
+		grep -q 'by default p2p$' out
 }
 narrow
 verdict "config can be read at 80 columns" $?
@@ -308,7 +310,7 @@ full_output()
 full_output
 verdict "a full standard output is an error" $?
 
-# ---- serve ----------------------------------------------------------------------------------------
+# ---- serve ---------------------------------------------------------------------------------------
 
 for signal in TERM INT; do
 	serve --memory host:1MiB
@@ -333,7 +335,7 @@ if [ -x "$notify" ]; then
 	verdict "serve prints notifications" $?
 fi
 
-# ---- copy -----------------------------------------------------------------------------------------
+# ---- copy ----------------------------------------------------------------------------------------
 
 head -c 20000003 /dev/urandom >data
 data=$(digest data)
@@ -389,20 +391,24 @@ overlaps() # FROM TO OPTIONS...
 	local from=$1 to=$2 length=9000001
 
 	shift 2
-	expect 0 copied copy data "$host" && expect 0 copied copy "$host+$from" "$host+$to" --length $length "$@" &&
+	expect 0 copied copy data "$host" &&
+		expect 0 copied copy "$host+$from" "$host+$to" --length $length "$@" &&
 		expect 0 copied copy "$host" back --length 20000003 || return
 	cp data wanted
-	tail -c "+$((from + 1))" data | head -c $length | dd of=wanted bs=64K seek="$to" oflag=seek_bytes conv=notrunc status=none
+	tail -c "+$((from + 1))" data | head -c $length |
+		dd of=wanted bs=64K seek="$to" oflag=seek_bytes conv=notrunc status=none
 	cmp back wanted
 }
 for transport in shm tcp; do
 	overlaps 0 1000 --transport $transport && overlaps 1000 0 --transport $transport &&
 		overlaps 5 4500000 --transport $transport --chunk 64KiB &&
 		overlaps 4500000 5 --transport $transport --chunk 64KiB &&
-		overlaps 7 7 --transport $transport --verify && overlaps 0 9000001 --transport $transport --verify
+		overlaps 7 7 --transport $transport --verify &&
+		overlaps 0 9000001 --transport $transport --verify
 	verdict "from a region onto itself by $transport" $?
 done
-check "... with nothing to compare" 2 "overwrites its source" copy "$host" "$host+1" --length 10 --verify
+check "... with nothing to compare" 2 "overwrites its source" copy "$host" "$host+1" --length 10 \
+	--verify
 : >empty
 check "an empty file" 0 "copied 0 bytes" copy empty "$host"
 check "as JSON" 0 '"verified": true' copy data "$host" --verify --json
@@ -462,7 +468,7 @@ spoilt()
 spoilt
 verdict "verify sees a wrong copy" $?
 
-# ---- copy that fails --------------------------------------------------------------------------------
+# ---- copy that fails -----------------------------------------------------------------------------
 
 check "a file that is not there" 2 "No such file" copy nowhere "$host"
 check "a directory as the source" 2 "is a directory" copy . "$host"
@@ -523,7 +529,8 @@ while True:
 		sleep 0.05
 	done
 	port=$(cat port)
-	for command in "copy data wherry://127.0.0.1:$port/host" "explain wherry://127.0.0.1:$port" \
+	for command in "copy data wherry://127.0.0.1:$port/host" \
+		"explain wherry://127.0.0.1:$port" \
 		"bench ${quick[*]} --peer wherry://127.0.0.1:$port"; do
 		read -r -a words <<<"$command"
 		expect 69 "$1" "${words[@]}" && [ "$(wc -l <err)" = 1 ]
@@ -590,7 +597,8 @@ killed()
 	exec 9>&-
 	wait $copy
 	status=$?
-	if [ $status != 69 ] || [ $(($(quiet_seconds) - begun)) -ge 10 ] || [ "$(wc -l <err)" != 1 ]; then
+	if [ $status != 69 ] || [ $(($(quiet_seconds) - begun)) -ge 10 ] ||
+		[ "$(wc -l <err)" != 1 ]; then
 		explain_failure "a killed server"
 	fi
 }
@@ -603,7 +611,7 @@ leftovers=(.[a-z]*)
 [ "${#leftovers[@]}" = 0 ]
 verdict "no temporary file is left" $?
 
-# ---- explain --------------------------------------------------------------------------------------
+# ---- explain -------------------------------------------------------------------------------------
 
 serve --memory host:32MiB --memory pageable:1MiB:plain --name friend
 check "explain names the peer" 0 "friend" explain "$url"
@@ -618,7 +626,7 @@ grep -q '"schema": 1' out
 verdict "explain's JSON has a schema" $?
 check "explain with a requirement" 0 "tcp" explain "$url" --require tcp
 
-# ---- bench ----------------------------------------------------------------------------------------
+# ---- bench ---------------------------------------------------------------------------------------
 
 # What was asked for is what the JSON has, with every key that docs and tools go by.
 measured()
@@ -642,23 +650,27 @@ for key, values in asked.items():
 END
 }
 quick=(--seconds 0.02 --size '8,4KiB')
-check "bench both ways, over several connections" 0 "verified" bench "${quick[@]}" --transport tcp --op both \
+check "bench both ways, over several connections" 0 "verified" bench "${quick[@]}" --transport tcp \
+	--op both \
 	--connections 1,2 --spin --pin --limits --verify --json bench.json
 measured bench.json '{"op": ["read", "write"], "size_bytes": [8, 4096], "connections": [1, 2],
 	"transport": ["tcp"], "blocks": [1], "verified": [true], "limit_name": ["send/recv"], "mode": ["spinning"]}'
 verdict "... and its JSON" $?
-check "bench of another process" 0 "tcp" bench "${quick[@]}" --peer "$url" --transport tcp --op write \
+check "bench of another process" 0 "tcp" bench "${quick[@]}" --peer "$url" --transport tcp \
+	--op write \
 	--blocks 16 --json bench.json
 measured bench.json '{"op": ["write"], "size_bytes": [8, 4096], "blocks": [16], "transport": ["tcp"]}'
 verdict "... and its JSON" $?
-check "bench of a process that is not there" 69 "refused" bench "${quick[@]}" --peer wherry://127.0.0.1:1
+check "bench of a process that is not there" 69 "refused" bench "${quick[@]}" \
+	--peer wherry://127.0.0.1:1
 if [ -e /dev/full ]; then
 	run bench "${quick[@]}" --transport self --json /dev/full
-	[ "$status" = 2 ] && [ "$(cat err)" = "wherry bench: cannot write /dev/full: No space left on device" ]
+	[ "$status" = 2 ] && [ "$(cat err)" = \
+		"wherry bench: cannot write /dev/full: No space left on device" ]
 	verdict "bench into a full disk" $?
 fi
 
-# ---- IPv6 -------------------------------------------------------------------------------------------
+# ---- IPv6 ----------------------------------------------------------------------------------------
 
 if [ -e /proc/net/if_inet6 ] && grep -q ' lo$' /proc/net/if_inet6; then
 	serve --memory host:32MiB --listen '[::1]:0'

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Every check of wherry doctor on small machines made of files: a healthy one, and for each check one
-# with a problem and one that does not show enough to decide.
+# Every check of wherry doctor on small machines made of files: a healthy one, and for each check
+# one with a problem and one that does not show enough to decide.
 set -u
 wherry=$TEST_COMMAND
 # shellcheck source=tests/cases.sh
@@ -270,8 +270,10 @@ doctor --color never
 verdict "a machine without GPU and NIC" $?
 # Missing hardware is reported once, with the checks that it concerns.
 absent=$(grep -c -E '^(driver|gpu|pci|numa|nic|window)\.|^cgroup.rdma$' <<<"$checks")
-tr -s ' \n' ' ' <out | grep -q -F "INFO $absent checks no NVIDIA GPU here; no RDMA NIC here (driver, gpu, pci, numa, nic, window, cgroup.rdma)" &&
-	! grep -q -E '^INFO +(driver|gpu|pci|numa|nic|window)\.' out && grep -q '^PASS *cgroup.memory' out &&
+tr -s ' \n' ' ' <out | grep \
+	-q -F "INFO $absent checks no NVIDIA GPU here; no RDMA NIC here (driver, gpu, pci, numa, nic, window, cgroup.rdma)" &&
+	! grep -q -E '^INFO +(driver|gpu|pci|numa|nic|window)\.' out &&
+	grep -q '^PASS *cgroup.memory' out &&
 	grep -q -E '^[0-9]+ passed, [0-9]+ informational, 0 warnings, 0 failed, [0-9]+ unknown$' out
 verdict "says in one line what it does not have" $?
 doctor --json
@@ -286,7 +288,8 @@ verdict "and as JSON in each check" $?
 fresh
 no_nic
 doctor --color never
-tr -s ' \n' ' ' <out | grep -q -F ' checks no RDMA NIC here (nic, cgroup.rdma)' && grep -q '^PASS *gpu.bar1' out
+tr -s ' \n' ' ' <out | grep -q -F ' checks no RDMA NIC here (nic, cgroup.rdma)' &&
+	grep -q '^PASS *gpu.bar1' out
 verdict "a machine without a NIC" $?
 
 # Below: ID, VERDICT, TEXT, and what makes the tree so.
@@ -371,20 +374,23 @@ idle() # LINES
 	[ -z "$1" ] || put /links.txt "$1"
 }
 loaded="gpu 0000:11:00.0 error=0 generation=-1 width=-1 why="
-case_of pci.link UNKNOWN "runs at 2.5 GT/s x16 of 32 GT/s x16; the GPU may be idle, and nothing could be copied: the recorded tree has no line for it" \
+case_of pci.link UNKNOWN \
+	"runs at 2.5 GT/s x16 of 32 GT/s x16; the GPU may be idle, and nothing could be copied: the recorded tree has no line for it" \
 	idle ""
 case_of pci.link UNKNOWN "nothing could be copied: no CUDA driver" idle \
 	"gpu 0000:11:00.0 error=19 generation=-1 width=-1 why=no CUDA driver"
 case_of pci.link PASS "GPU0: 32 GT/s x16 while the GPU copies, 2.5 GT/s x16 idle" idle "$loaded
 link 0000:11:00.0 speed=32.0 width=16"
-case_of pci.link WARN "the link of 0000:11:00.0 runs at 8 GT/s x16 while the GPU copies, but supports 32 GT/s x16" idle \
+case_of pci.link WARN \
+	"the link of 0000:11:00.0 runs at 8 GT/s x16 while the GPU copies, but supports 32 GT/s x16" idle \
 	"$loaded
 link 0000:11:00.0 speed=8.0 width=16"
 slow_nic()
 {
 	put "$nic/current_link_speed" "16.0 GT/s PCIe"
 }
-case_of pci.link WARN "mlx5_0: the link of 0000:12:00.0 runs at 16 GT/s x16, but supports 32 GT/s x16" slow_nic
+case_of pci.link WARN \
+	"mlx5_0: the link of 0000:12:00.0 runs at 16 GT/s x16, but supports 32 GT/s x16" slow_nic
 case_of pci.link WARN "NVML says x4 of x16" nvml 'nvmlDeviceGetCurrPcieLinkWidth 0' \
 	'nvmlDeviceGetCurrPcieLinkWidth 0 : 0 4'
 no_link()
@@ -397,7 +403,8 @@ case_of pci.acs UNKNOWN "no more than 256 bytes" config "${nic%/*}" '\x10' '\x11
 case_of pci.acs UNKNOWN "No such file" remove "${nic%/*}/config"
 case_of pci.relaxed WARN "mlx5_0 (0000:12:00.0): off" config "$nic" '\x00' '\x11' 4096
 case_of pci.relaxed UNKNOWN "does not show it" config "$gpu" '\x10' '\x11' 64
-case_of pci.iommu WARN "translates every address (DMA-FQ)" put /sys/kernel/iommu_groups/11/type DMA-FQ
+case_of pci.iommu WARN "translates every address (DMA-FQ)" put /sys/kernel/iommu_groups/11/type \
+	DMA-FQ
 case_of pci.iommu UNKNOWN "mlx5_0 is in no group" remove "$nic/iommu_group"
 case_of pci.iommu UNKNOWN "No such file" remove /sys/kernel/iommu_groups/12/type
 no_iommu()
@@ -455,9 +462,11 @@ port 2 mtu=1024 mtu_most=4096"
 case_of nic.port PASS "mlx5_0:1: active, 400 Gbit/s; mlx5_0:2: active, 400 Gbit/s" two_ports true
 case_of nic.port WARN "mlx5_0:2: DOWN" two_ports put "${port%1}2/state" "1: DOWN"
 case_of nic.mtu WARN "mlx5_0:2: 1024 bytes" two_ports true
-case_of nic.gid FAIL "mlx5_0:2: no GID for RoCE v2" two_ports remove "${port%1}2/gid_attrs/types/1" \
+case_of nic.gid FAIL "mlx5_0:2: no GID for RoCE v2" two_ports remove \
+	"${port%1}2/gid_attrs/types/1" \
 	"${port%1}2/gid_attrs/types/3"
-case_of nic.gid PASS "mlx5_0:2: InfiniBand needs no RoCE v2 GID" two_ports put "${port%1}2/link_layer" InfiniBand
+case_of nic.gid PASS "mlx5_0:2: InfiniBand needs no RoCE v2 GID" two_ports put \
+	"${port%1}2/link_layer" InfiniBand
 second_interface()
 {
 	put "${port%1}1/gid_attrs/ndevs/0" eth2
@@ -465,7 +474,8 @@ second_interface()
 	put /sys/class/net/eth3/qos/pfc "0,0,0,0,0,0,0,0"
 }
 case_of nic.flow WARN "mlx5_0:2: neither ECN nor PFC" two_ports second_interface
-case_of nic.counters WARN "mlx5_0:2: out_of_sequence 3" two_ports put "${port%1}2/hw_counters/out_of_sequence" 3
+case_of nic.counters WARN "mlx5_0:2: out_of_sequence 3" two_ports put \
+	"${port%1}2/hw_counters/out_of_sequence" 3
 case_of nic.mtu WARN "1024 bytes; the port supports 4096" verbs "dma_buf=9 mtu=1024 mtu_most=4096"
 case_of nic.mtu UNKNOWN "mlx5_0: no answer in time" verbs "dma_buf=-1 mtu=-1 mtu_most=-1 late=1"
 case_of nic.mtu UNKNOWN "libibverbs does not report the MTU" remove /verbs.txt
@@ -494,12 +504,16 @@ counters_of() # FOLDER NAME VALUE
 	remove "$port/hw_counters"
 	put "$1/$2" "$3"
 }
-case_of nic.counters WARN "mlx5_0: to_retransmits 4" counters_of "$port/hw_counters" to_retransmits 4
-case_of nic.counters WARN "mlx5_0: tcpRetransSegs 4" counters_of "$port/hw_counters" tcpRetransSegs 4
+case_of nic.counters WARN "mlx5_0: to_retransmits 4" counters_of "$port/hw_counters" \
+	to_retransmits 4
+case_of nic.counters WARN "mlx5_0: tcpRetransSegs 4" counters_of "$port/hw_counters" \
+	tcpRetransSegs 4
 case_of nic.counters WARN "mlx5_0: retrans_pkts 4" counters_of "$port/hw_counters" retrans_pkts 4
 case_of nic.counters WARN "mlx5_0: rcvd_seq_err 4" counters_of "$port/hw_counters" rcvd_seq_err 4
-case_of nic.counters INFO "mlx5_0: rx_cnp_pkts 4: there" counters_of "$port/hw_counters" rx_cnp_pkts 4
-case_of nic.counters WARN "mlx5_0: rq_num_oos 4" counters_of "$nic/infiniband/mlx5_0/hw_counters" rq_num_oos 4
+case_of nic.counters INFO "mlx5_0: rx_cnp_pkts 4: there" counters_of "$port/hw_counters" \
+	rx_cnp_pkts 4
+case_of nic.counters WARN "mlx5_0: rq_num_oos 4" counters_of "$nic/infiniband/mlx5_0/hw_counters" \
+	rq_num_oos 4
 case_of nic.counters UNKNOWN "no known hw_counters" counters_of "$port/hw_counters" lifespan 10
 case_of nic.files FAIL "no /dev/infiniband/uverbs" remove /dev/infiniband
 case_of nic.files UNKNOWN "uverbs0: Too many levels" spoil /dev/infiniband/uverbs0
@@ -525,7 +539,8 @@ nic mlx5_0 dma_buf=95"
 case_of nic.gpu UNKNOWN "CUDA did not start in time" slow_cuda
 case_of nic.peermem UNKNOWN "not all NICs and GPUs answered" slow_cuda /sys/module/nvidia_peermem
 case_of nic.gpu UNKNOWN "no pair" remove /verbs.txt
-case_of nic.gpu PASS "mlx5_0 writes and reads" verbs "dma_buf=9" "exported=0 registered=0 peermem=14 moved=0"
+case_of nic.gpu PASS "mlx5_0 writes and reads" verbs "dma_buf=9" \
+	"exported=0 registered=0 peermem=14 moved=0"
 case_of nic.gpu PASS "(peermem)" verbs "dma_buf=95" "exported=0 registered=95 peermem=0 moved=0"
 case_of nic.gpu FAIL "but transfers fail: Input/output error: status 12" verbs "dma_buf=9" \
 	"exported=0 registered=0 peermem=14 moved=5 why=status 12"
@@ -602,12 +617,15 @@ pool() # RESERVED FREE OVERCOMMIT TRANSPARENT
 	put /sys/kernel/mm/transparent_hugepage/enabled "$4"
 }
 # An empty pool is no warning: such memory then has transparent huge pages, or small ones.
-case_of mem.huge INFO "no page of 2 MiB is reserved: memory of the kind 'huge' gets transparent huge pages" \
+case_of mem.huge INFO \
+	"no page of 2 MiB is reserved: memory of the kind 'huge' gets transparent huge pages" \
 	pool 0 0 0 "always [madvise] never"
-case_of mem.huge INFO "no page of 2 MiB is free: memory of the kind 'huge' gets transparent huge pages" \
+case_of mem.huge INFO \
+	"no page of 2 MiB is free: memory of the kind 'huge' gets transparent huge pages" \
 	pool 8 0 0 "[always] madvise never"
 case_of mem.huge INFO "has small pages" pool 0 0 0 "always madvise [never]"
-case_of mem.huge PASS "512 pages of 2 MiB are reserved, 3 of them free" pool 512 3 0 "always madvise [never]"
+case_of mem.huge PASS "512 pages of 2 MiB are reserved, 3 of them free" pool 512 3 0 \
+	"always madvise [never]"
 case_of mem.huge PASS "up to 7 more are allocated on demand" pool 0 0 7 "always madvise [never]"
 # Pages of 1 GiB do not count.
 other_sizes()
@@ -636,7 +654,8 @@ parent_full() # USED
 	put /sys/fs/cgroup/outer/memory.max 1073741824
 	put /sys/fs/cgroup/outer/memory.current "$1"
 }
-case_of cgroup.memory WARN "1023 MiB of 1 GiB are used in /sys/fs/cgroup/outer" parent_full 1073000000
+case_of cgroup.memory WARN "1023 MiB of 1 GiB are used in /sys/fs/cgroup/outer" parent_full \
+	1073000000
 case_of cgroup.memory INFO "512 MiB of 1 GiB are used in /sys/fs/cgroup/outer" parent_full 536870912
 case_of cgroup.memory UNKNOWN "usage unknown" parent_full ""
 first_version() # GROUP LIMIT
@@ -651,7 +670,8 @@ first_version() # GROUP LIMIT
 	put "/sys/fs/cgroup/memory/$1/memory.usage_in_bytes" 1073000000
 }
 case_of cgroup.memory PASS "no limit" first_version outer 9223372036854771712
-case_of cgroup.memory WARN "1023 MiB of 1 GiB are used in /sys/fs/cgroup/memory/outer/pod" first_version \
+case_of cgroup.memory WARN "1023 MiB of 1 GiB are used in /sys/fs/cgroup/memory/outer/pod" \
+	first_version \
 	outer/pod 1073741824
 case_of cgroup.memory WARN "are used in /sys/fs/cgroup/memory/outer" first_version outer 1073741824
 # A container may see its own group as the topmost one.
@@ -677,13 +697,16 @@ case_of cgroup.rdma UNKNOWN "Too many levels" spoil /sys/fs/cgroup/pod/rdma.max
 
 case_of lib.crypto FAIL "neither listen nor connect: no OpenSSL" put /crypto.txt \
 	"error 79 no OpenSSL to prove the cluster key with: libcrypto.so.3 and libcrypto.so.1.1"
-case_of lib.crypto FAIL "in OpenSSL's policy" put /crypto.txt "error 5 OpenSSL computes no HMAC-SHA-256"
+case_of lib.crypto FAIL "in OpenSSL's policy" put /crypto.txt \
+	"error 5 OpenSSL computes no HMAC-SHA-256"
 case_of lib.crypto UNKNOWN "no crypto.txt" remove /crypto.txt
 case_of lib.crypto UNKNOWN "no crypto.txt" put /crypto.txt "what is this"
 case_of lib.verbs WARN "cannot open shared object" put /verbs.txt \
 	"error 2 libibverbs.so.1: cannot open shared object file"
-case_of lib.verbs WARN "ibverbs-providers" put /verbs.txt "error 80 libibverbs.so.1 lacks functions of libibverbs"
-case_of lib.verbs WARN "modprobe ib_uverbs" put /verbs.txt "error 38 ibv_get_device_list: Function not implemented"
+case_of lib.verbs WARN "ibverbs-providers" put /verbs.txt \
+	"error 80 libibverbs.so.1 lacks functions of libibverbs"
+case_of lib.verbs WARN "modprobe ib_uverbs" put /verbs.txt \
+	"error 38 ibv_get_device_list: Function not implemented"
 no_nic_no_library()
 {
 	remove "$nic" "/sys/bus/pci/devices/0000:12:00.0" /sys/class/infiniband
@@ -725,7 +748,8 @@ doctor --only pci --skip pci.acs,pci.link
 [ "$(grep -c ' pci\.' out)" = 2 ]
 verdict "--only and --skip" $?
 for words in "--only pci.lnk|did you mean 'pci.link'" "--skip x|no check 'x'" \
-	"--only ,|no check ''" "--root nowhere|nowhere: No such file" "--root base/crypto.txt|crypto.txt: Not a directory" "--root=|is not a folder" \
+	"--only ,|no check ''" "--root nowhere|nowhere: No such file" \
+	"--root base/crypto.txt|crypto.txt: Not a directory" "--root=|is not a folder" \
 	"--errno 99999|is no errno"; do
 	read -r -a arguments <<<"${words%|*}"
 	! "$wherry" doctor "${arguments[@]}" >out 2>err && grep -q -F -e "${words#*|}" err &&
@@ -770,8 +794,10 @@ CODE
 cc -shared -fPIC -o hang.so hang.c || failed=1
 sanitizer=$(ldd "$wherry" | grep -o '/[^ ]*/lib[at]san[^ ]*' | head -n 1)
 begun=$(quiet_seconds)
-FAKE_NVML=$PWD/tree/nvml.txt LD_PRELOAD=${sanitizer:+$sanitizer:}$PWD/hang.so timeout 100 "$wherry" doctor --root tree \
-	>out 2>err && [ $(($(quiet_seconds) - begun)) -le 5 ] && grep -q '^UNKNOWN mem.huge *no answer within 3 s$' out &&
+FAKE_NVML=$PWD/tree/nvml.txt LD_PRELOAD=${sanitizer:+$sanitizer:}$PWD/hang.so timeout 100 \
+	"$wherry" doctor --root tree \
+	>out 2>err && [ $(($(quiet_seconds) - begun)) -le 5 ] &&
+	grep -q '^UNKNOWN mem.huge *no answer within 3 s$' out &&
 	[ "$(grep -c '^PASS ' out)" = $(($(wc -w <<<"$checks") - 1)) ]
 verdict "a check that hangs" $?
 

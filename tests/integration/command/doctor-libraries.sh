@@ -29,26 +29,31 @@ doctor() # ARGUMENTS...
 	[ $status -le 2 ]
 }
 
-# Empty files in place of libraries stand for a machine that lacks them. The command itself is linked with
-# OpenSSL, so doctor-checks tests a missing OpenSSL.
-doctor --only lib.crypto && [ $status = 0 ] && grep -q '^PASS *lib.crypto' out && holds record/crypto.txt HMAC-SHA-256
+# Empty files in place of libraries stand for a machine that lacks them. The command itself is
+# linked with OpenSSL, so doctor-checks tests a missing OpenSSL.
+doctor --only lib.crypto && [ $status = 0 ] && grep -q '^PASS *lib.crypto' out &&
+	holds record/crypto.txt HMAC-SHA-256
 verdict "OpenSSL is there" $?
 mkdir none && : >none/libibverbs.so.1
 LD_LIBRARY_PATH=$PWD/none:$LD_LIBRARY_PATH doctor --only lib.verbs && [ $status = 0 ] &&
-	grep -q '^INFO *lib.verbs' out && tr -s ' \n' ' ' <out | grep -q 'libibverbs.so.1: file too short' &&
+	grep -q '^INFO *lib.verbs' out && tr -s ' \n' ' ' <out |
+	grep -q 'libibverbs.so.1: file too short' &&
 	grep -q '^error 2 .*libibverbs.so.1' record/verbs.txt
 verdict "no libibverbs" $?
-FAKE_VERBS=one,two doctor --only lib.verbs && tr -s ' \n' ' ' <out | grep -q 'PASS lib.verbs .*2 NICs'
+FAKE_VERBS=one,two doctor --only lib.verbs && tr -s ' \n' ' ' <out |
+	grep -q 'PASS lib.verbs .*2 NICs'
 verdict "a libibverbs" $?
 well="exported=0 registered=0 peermem=14 moved=0"
 FAKE_VERBS=one,two doctor && holds record/verbs.txt \
-	"nic one dma_buf=9 mtu=1024 mtu_most=4096" "gpu 0000:1b:00.0 $well" "gpu 0000:2b:00.0 $well" \
+	"nic one dma_buf=9 mtu=1024 mtu_most=4096" "gpu 0000:1b:00.0 $well" \
+	"gpu 0000:2b:00.0 $well" \
 	"nic two dma_buf=9 mtu=1024 mtu_most=4096" "gpu 0000:1b:00.0 $well" "gpu 0000:2b:00.0 $well"
 verdict "two NICs write and read the memory of two GPUs" $?
 # The first line of each GPU, up to the reason why nothing was moved, and the reason.
 refuses() # STEPS REASON
 {
-	sed -n 's/^gpu 0000:1b:00.0 \(.* moved=[-0-9]*\) why=.*/\1/p' record/verbs.txt | grep -qxF -e "$1" &&
+	sed -n 's/^gpu 0000:1b:00.0 \(.* moved=[-0-9]*\) why=.*/\1/p' record/verbs.txt |
+		grep -qxF -e "$1" &&
 		grep -qF -e "$2" record/verbs.txt
 }
 FAKE_CUDA_DEVICES=1 FAKE_VERBS=one FAKE_VERBS_DMABUF=95 doctor &&
@@ -88,15 +93,19 @@ in_time() # WHAT-HANGS ARGUMENTS...
 		took=$(($(quiet_seconds) - took)) && echo "$hangs: $took s" && [ "$took" -lt 10 ]
 }
 late="exported=-1 registered=-1 peermem=14 moved=-1 late=1"
-in_time list && grep -q 'UNKNOWN lib.verbs libibverbs did not answer' line && grep -q 'PASS driver.nvml' line
+in_time list && grep -q 'UNKNOWN lib.verbs libibverbs did not answer' line &&
+	grep -q 'PASS driver.nvml' line
 verdict "a libibverbs that hangs" $?
 in_time open:two && holds record/verbs.txt \
-	"nic one dma_buf=9 mtu=1024 mtu_most=4096" "gpu 0000:1b:00.0 $well" "gpu 0000:2b:00.0 $well" \
+	"nic one dma_buf=9 mtu=1024 mtu_most=4096" "gpu 0000:1b:00.0 $well" \
+	"gpu 0000:2b:00.0 $well" \
 	"nic two dma_buf=-1 mtu=-1 mtu_most=-1 late=1" && grep -q 'PASS lib.verbs .* 2 NICs' line
 verdict "a NIC that hangs: the other is asked" $?
 in_time register:two && holds record/verbs.txt \
-	"nic one dma_buf=9 mtu=1024 mtu_most=4096" "gpu 0000:1b:00.0 $well" "gpu 0000:2b:00.0 $well" \
-	"nic two dma_buf=9 mtu=1024 mtu_most=4096" "gpu 0000:1b:00.0 ${late/registered=-1 peermem=14/registered=-1 peermem=-1}" \
+	"nic one dma_buf=9 mtu=1024 mtu_most=4096" "gpu 0000:1b:00.0 $well" \
+	"gpu 0000:2b:00.0 $well" \
+	"nic two dma_buf=9 mtu=1024 mtu_most=4096" \
+	"gpu 0000:1b:00.0 ${late/registered=-1 peermem=14/registered=-1 peermem=-1}" \
 	"gpu 0000:2b:00.0 ${late/peermem=14/peermem=-1}"
 verdict "a pair that hangs: the others are tried" $?
 in_time move:two && grep -A 2 '^nic two' record/verbs.txt | tail -n 2 >pairs && cat pairs &&
@@ -116,18 +125,22 @@ verdict "a pair that fails says nothing of the next" $?
 # As many pairs as a machine has with eight GPUs and eight NICs.
 eight=a,b,c,d,e,f,g,h
 start=$(quiet_seconds)
-FAKE_CUDA_DEVICES=8 FAKE_VERBS=$eight doctor && [ "$(grep -c "^gpu .* $well\$" record/verbs.txt)" = 64 ] &&
+FAKE_CUDA_DEVICES=8 FAKE_VERBS=$eight doctor &&
+	[ "$(grep -c "^gpu .* $well\$" record/verbs.txt)" = 64 ] &&
 	took=$(($(quiet_seconds) - start)) && echo "64 pairs: $took s" && [ "$took" -lt 10 ]
 verdict "eight GPUs and eight NICs: 64 pairs" $?
 start=$(quiet_seconds)
 FAKE_CUDA_DEVICES=8 FAKE_VERBS=$eight FAKE_VERBS_HANG=register:c doctor &&
-	[ "$(grep -c "^gpu .* $well\$" record/verbs.txt)" = 56 ] && [ "$(grep -c '^gpu .* late=1$' record/verbs.txt)" = 8 ] &&
+	[ "$(grep -c "^gpu .* $well\$" record/verbs.txt)" = 56 ] &&
+	[ "$(grep -c '^gpu .* late=1$' record/verbs.txt)" = 8 ] &&
 	took=$(($(quiet_seconds) - start)) && echo "a NIC that hangs: $took s" && [ "$took" -lt 10 ]
 verdict "eight GPUs and eight NICs, of which one hangs" $?
 # The worst: each pair fails, and says so as late as it can.
 start=$(quiet_seconds)
-FAKE_CUDA_DEVICES=8 FAKE_VERBS=$eight FAKE_VERBS_HANG=move doctor && took=$(($(quiet_seconds) - start)) &&
-	echo "NICs that move nothing: $took s" && [ "$took" -lt 10 ] && [ "$(grep -c "moved=-1 why=" record/verbs.txt)" = 64 ]
+FAKE_CUDA_DEVICES=8 FAKE_VERBS=$eight FAKE_VERBS_HANG=move doctor &&
+	took=$(($(quiet_seconds) - start)) &&
+	echo "NICs that move nothing: $took s" && [ "$took" -lt 10 ] &&
+	[ "$(grep -c "moved=-1 why=" record/verbs.txt)" = 64 ]
 verdict "eight GPUs and eight NICs that move nothing" $?
 
 # ---- only what is needed -------------------------------------------------------------------------
@@ -140,7 +153,8 @@ opens() # NAMES ARGUMENTS...
 	shift
 	rm -f opened.*
 	LD_DEBUG=files LD_DEBUG_OUTPUT=opened FAKE_VERBS=one doctor "$@" || return
-	[ "$(cat opened.* | grep -o -E 'file=lib(cuda|nvidia-ml|ibverbs)\.so[.1]* \[0\];  dynamically loaded' |
+	[ "$(cat opened.* | grep \
+		-o -E 'file=lib(cuda|nvidia-ml|ibverbs)\.so[.1]* \[0\];  dynamically loaded' |
 		grep -o -E 'cuda|nvidia-ml|ibverbs' | sort -u | tr '\n' ' ')" = "$names" ]
 }
 opens "" --only mem.huge,cgroup,lib.crypto
@@ -179,18 +193,21 @@ link() # GENERATION-UNDER-LOAD VERDICT TEXT
 	nvmlDeviceGetCurrPcieLinkWidth 0 : 0 16
 	nvmlDeviceGetMaxPcieLinkWidth 0 : 0 16
 	NVML
-	FAKE_NVML=$PWD/link.txt doctor --only pci.link && tr -s ' \n' ' ' <out | grep -q "^$2 pci.link $3"
+	FAKE_NVML=$PWD/link.txt doctor --only pci.link && tr -s ' \n' ' ' <out |
+		grep -q "^$2 pci.link $3"
 }
 link 5 PASS "GPU0: PCIe 5 x16 while the GPU copies" && [ $status = 0 ] &&
 	grep -qx 'gpu 0000:1b:00.0 error=0 generation=5 width=16 why=' record/links.txt
 verdict "a link that is slow while the GPU is idle" $?
 link 3 WARN "GPU0: NVML says PCIe 3 of 5 while the GPU copies" && [ $status = 1 ]
 verdict "a link that is slow while the GPU copies" $?
-FAKE_CUDA_FAIL=cuMemAlloc_v2:0:2 link 5 UNKNOWN "GPU0: NVML says PCIe 1 of 5; the GPU may be idle, and nothing could be copied: .*OUT_OF_MEMORY" &&
+FAKE_CUDA_FAIL=cuMemAlloc_v2:0:2 link 5 UNKNOWN \
+	"GPU0: NVML says PCIe 1 of 5; the GPU may be idle, and nothing could be copied: .*OUT_OF_MEMORY" &&
 	[ $status = 0 ]
 verdict "a link that is slow, and nothing can be copied" $?
 took=$(quiet_seconds)
-FAKE_CUDA_START=60 link 5 UNKNOWN "GPU0: NVML says PCIe 1 of 5; .*: the CUDA driver did not answer in time" &&
+FAKE_CUDA_START=60 link 5 UNKNOWN \
+	"GPU0: NVML says PCIe 1 of 5; .*: the CUDA driver did not answer in time" &&
 	[ $(($(quiet_seconds) - took)) -lt 5 ]
 verdict "a link that is slow, and CUDA hangs" $?
 opens "cuda nvidia-ml " --only pci.link
@@ -200,15 +217,19 @@ verdict "--only pci.link starts CUDA for a link that is slow" $?
 sanitizer=$(ldd "$wherry" | grep -o '/[^ ]*/lib[at]san[^ ]*' | head -n 1)
 windows=${sanitizer:+$sanitizer:}$TEST_BUILD/tests/fake/libfake-nvidia.so
 FAKE_NVML=$TEST_SOURCE/tests/fake/nvml/broken.txt FAKE_NVIDIA_CUDA=$TEST_CUDA LD_PRELOAD=$windows \
-	doctor --only window.ways && tr -s ' \n' ' ' <out | grep -q '^PASS window.ways driver: .*/dev/gdrdrv.* dmabuf: .*; rm: opens' &&
+	doctor --only window.ways && tr -s ' \n' ' ' <out |
+	grep -q '^PASS window.ways driver: .*/dev/gdrdrv.* dmabuf: .*; rm: opens' &&
 	grep -q '^window rm error=0 why=$' record/windows.txt
 verdict "a window opens" $?
-FAKE_NVIDIA_VERSION=999.1 FAKE_NVIDIA_FAIL=3:0:1 FAKE_NVIDIA_CUDA=$TEST_CUDA LD_PRELOAD=$windows doctor --only window.ways
-[ $status = 1 ] && tr -s ' \n' ' ' <out | grep -q 'WARN window.ways .*rm: .*999.1, not seen working before, failed a trial'
+FAKE_NVIDIA_VERSION=999.1 FAKE_NVIDIA_FAIL=3:0:1 FAKE_NVIDIA_CUDA=$TEST_CUDA LD_PRELOAD=$windows \
+	doctor --only window.ways
+[ $status = 1 ] && tr -s ' \n' ' ' <out |
+	grep -q 'WARN window.ways .*rm: .*999.1, not seen working before, failed a trial'
 verdict "no window opens, and why" $?
 
 FAKE_CUDA_DEVICES=1 "$wherry" topo --color never >out && grep -q 'L2 -' out &&
-	grep -A 9 '^Missing' out | grep -q 'CUDA: not asked for the sizes of L2 caches; --cuda starts it' &&
+	grep -A 9 '^Missing' out | grep \
+	-q 'CUDA: not asked for the sizes of L2 caches; --cuda starts it' &&
 	! "$wherry" topo --cuda | grep -q 'L2 caches'
 verdict "L2 is missing, and why" $?
 "$wherry" topo --cuda --record record --json >live && mkdir -p record/lib &&

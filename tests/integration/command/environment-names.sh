@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# A misspelt variable of the environment is refused, and no other: every WHERRY_ variable that the tree
-# itself names is known.
+# A misspelt variable of the environment is refused, and no other: every WHERRY_ variable that the
+# tree itself names is known.
 set -u
 wherry=$TEST_COMMAND
 # shellcheck source=tests/cases.sh
@@ -26,22 +26,26 @@ refused 64 "wherry config: no variable WHERRY_TSL; did you mean WHERRY_TLS? WHER
 	env WHERRY_TSL=1 "$wherry" config
 verdict "a misspelt variable, and the nearest" $?
 refused 64 "did you mean WHERRY_KEYFILE?" env WHERRY_KEYFLIE=/x "$wherry" serve -m host:4KiB &&
-	refused 64 "did you mean WHERRY_CONNECTIONS?" env WHERRY_CONN=7 "$wherry" copy a wherry://127.0.0.1:1/b &&
-	refused 64 "no variable WHERRY_FROBNICATE; wherry config lists them" env WHERRY_FROBNICATE=7 "$wherry" topo
+	refused 64 "did you mean WHERRY_CONNECTIONS?" env WHERRY_CONN=7 "$wherry" copy a \
+	wherry://127.0.0.1:1/b &&
+	refused 64 "no variable WHERRY_FROBNICATE; wherry config lists them" env \
+	WHERRY_FROBNICATE=7 "$wherry" topo
 verdict "in front of every command" $?
 [ "$(wc -l <"$directory/err")" = 2 ] && ! grep -q 7 "$directory/err"
 verdict "... with the name alone" $?
 refused 0 WHERRY_TLS env WHERRY_TSL=1 WHERRY_IGNORE_UNKNOWN=1 "$wherry" config &&
 	refused 0 WHERRY_TLS env WHERRY_TSL= "$wherry" config &&
 	refused 64 "WHERRY_TSL" env WHERRY_TSL=1 WHERRY_IGNORE_UNKNOWN=0 "$wherry" config &&
-	refused 64 "WHERRY_IGNORE_UNKNOWN=x: wants 0 or 1" env WHERRY_IGNORE_UNKNOWN=x "$wherry" config
+	refused 64 "WHERRY_IGNORE_UNKNOWN=x: wants 0 or 1" env WHERRY_IGNORE_UNKNOWN=x "$wherry" \
+	config
 verdict "WHERRY_IGNORE_UNKNOWN" $?
-refused 0 Usage: env WHERRY_TSL=1 "$wherry" serve --help && refused 0 Usage: env WHERRY_TSL=1 "$wherry" --help &&
+refused 0 Usage: env WHERRY_TSL=1 "$wherry" serve --help &&
+	refused 0 Usage: env WHERRY_TSL=1 "$wherry" --help &&
 	refused 0 "wherry " env WHERRY_TSL=1 "$wherry" --version
 verdict "help all the same" $?
 
-# Names of macros are none of variables: guards of headers (_H), versions of symbols, the revision. Nor are
-# the misspelt ones of tests like this one.
+# Names of macros are none of variables: guards of headers (_H), versions of symbols, the revision.
+# Nor are the misspelt ones of tests like this one.
 every_name()
 {
 	local name bad=0 count=0
@@ -52,9 +56,12 @@ every_name()
 		grep -q "no variable" "$directory/out" || continue
 		cat "$directory/out"
 		bad=1
-	done < <(cd "$TEST_SOURCE" && find README.md CONTRIBUTING.md check run src tools tests scripts docs \
-		examples kernels bench driver -type f \( -name '*.[ch]' -o -name '*.md' -o -name '*.sh' -o \
-		-name '*.py' -o -name 'meson.build' -o ! -name '*.*' \) -size -1000k -print0 | xargs -0 cat |
+	done < <(cd "$TEST_SOURCE" && find README.md CONTRIBUTING.md check run src tools tests \
+		scripts docs \
+		examples kernels bench driver -type f \( -name '*.[ch]' -o -name '*.md' \
+		-o -name '*.sh' -o \
+		-name '*.py' -o -name 'meson.build' -o ! -name '*.*' \) -size -1000k -print0 |
+		xargs -0 cat |
 		grep -a -o -h -E '\bWHERRY_[A-Z][A-Z0-9_]*[A-Z0-9]\b' | sort -u |
 		grep -v -x -E '.*_H|WHERRY_(REVISION|TSL|TL|KEYFLIE|CONN|FROBNICATE|TIEMOUT)')
 	[ $count -gt 30 ] || bad=1

@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# The table of exit codes, which the README and the man pages share, held against what commands end with:
-# 69 for whatever is not there to be reached, 2 for what is reached and refuses, 64 for a wrong line.
+# The table of exit codes, which the README and the man pages share, held against what commands end
+# with:
+# 69 for whatever is not there to be reached, 2 for what is reached and refuses, 64 for a wrong
+# line.
 set -u
 wherry=$TEST_COMMAND
 # shellcheck source=tests/cases.sh
@@ -20,7 +22,8 @@ ends() # STATUS TEXT COMMAND...
 	timeout 60 "$@" >out 2>err
 	status=$?
 	[ "$want" = 64 ] && lines=2
-	[ $status = "$want" ] && [ "$(wc -l <err)" = $lines ] && [ ! -s out ] && grep -q -F -e "$text" err && return
+	[ $status = "$want" ] && [ "$(wc -l <err)" = $lines ] && [ ! -s out ] &&
+		grep -q -F -e "$text" err && return
 	echo "$*: status $status, wanted $want with '$text'"
 	cat out err
 	return 1
@@ -55,14 +58,15 @@ start() # COMMAND...
 head -c 4096 /dev/urandom >data
 "$wherry" key make key >/dev/null && "$wherry" key make other >/dev/null || exit 1
 
-# ---- the table ------------------------------------------------------------------------------------
+# ---- the table -----------------------------------------------------------------------------------
 
 "$wherry" --generate man:wherry | sed -n '/^\.SH EXIT STATUS/,/^\.SH ENV/p' |
 	awk '/^\.TP/ { getline code; getline text; print code "|" text }' >table
-[ "$(wc -l <table)" = 5 ] && sed -n 's/^| \([0-9]*\) | \(.*\) |$/\1|\2/p' "$TEST_SOURCE/README.md" | diff - table
+[ "$(wc -l <table)" = 5 ] && sed -n 's/^| \([0-9]*\) | \(.*\) |$/\1|\2/p' "$TEST_SOURCE/README.md" |
+	diff - table
 verdict "README and man page have the same table" $?
 
-# ---- 69: not there --------------------------------------------------------------------------------
+# ---- 69: not there -------------------------------------------------------------------------------
 
 all_end 69 "nowhere.invalid" wherry://nowhere.invalid:7000
 verdict "69: an unknown host" $?
@@ -81,8 +85,10 @@ verdict "69: TLS on this side only" $?
 start "$wherry" serve -m host:1MiB -c keyfile=key -c tls=1
 all_end 69 "speaks TLS only" "$url" -c keyfile=key
 verdict "69: TLS on the other side only" $?
-ends 69 nowhere.so "$wherry" serve -m cuda:0:1MiB && ends 69 nowhere.so "$wherry" explain cuda:0 host &&
-	ends 69 nowhere.so "$wherry" bench --source cuda:0 && ends 69 nowhere.so "$wherry" window check
+ends 69 nowhere.so "$wherry" serve -m cuda:0:1MiB &&
+	ends 69 nowhere.so "$wherry" explain cuda:0 host &&
+	ends 69 nowhere.so "$wherry" bench --source cuda:0 &&
+	ends 69 nowhere.so "$wherry" window check
 verdict "69: no GPU" $?
 # At once, before anything is touched: no benchmark's tables, no process that the kernel ends.
 kib=$(sed -n 's/^MemTotal: *\([0-9]*\) kB/\1/p' /proc/meminfo)
@@ -92,7 +98,8 @@ half=$((kib / 2 + 1048576))KiB
 SECONDS=0
 ends 69 "of memory, and there are" "$wherry" serve -m "host:$much" &&
 	ends 69 "of memory, and there are" "$wherry" serve -m "host:$half" -m "pageable:$half" &&
-	{ [ $kib -gt 1000000000 ] || ends 69 "of memory, and there are" "$wherry" bench -s 1TiB; } &&
+	{ [ $kib -gt 1000000000 ] || ends 69 "of memory, and there are" "$wherry" bench \
+	-s 1TiB; } &&
 	ends 69 "of memory, and there are" "$wherry" bench -s 512MiB -w "$half" &&
 	[ $SECONDS -lt 20 ]
 verdict "69: not as much memory" $?
@@ -105,7 +112,7 @@ wait "$server" 2>/dev/null
 all_end 69 "refused" "$ended"
 verdict "69: no more there" $?
 
-# ---- 2: reached and refused, or failed ------------------------------------------------------------
+# ---- 2: reached and refused, or failed -----------------------------------------------------------
 
 all_end 2 "does not hold this engine's key" "$plain" -c keyfile=other
 verdict "2: another key" $?
@@ -122,22 +129,26 @@ ends 2 "may not be written" "$wherry" copy data "$url/host" -c keyfile=key
 verdict "2: a right that is not granted" $?
 # It may be that of a dead engine, for whose lease is waited, which is told.
 timeout 60 "$wherry" serve -m host:1MiB -n node1 -c "registry=$registry" >out 2>err
-[ $? = 2 ] && [ ! -s out ] && grep -q "at most [0-9]* s more" err && tail -n 1 err | grep -q "is taken by a live engine"
+[ $? = 2 ] && [ ! -s out ] && grep -q "at most [0-9]* s more" err && tail -n 1 err |
+	grep -q "is taken by a live engine"
 verdict "2: a name that is taken" $?
 all_end 2 "No such file" "$plain" -c keyfile=nowhere
 verdict "2: a key file that is not there" $?
 ends 2 "No such file" "$wherry" copy nowhere "$plain/host" -c keyfile=key
 verdict "2: a file that is not there" $?
 
-# ---- 64, and 0 ------------------------------------------------------------------------------------
+# ---- 64, and 0 -----------------------------------------------------------------------------------
 
-all_end 64 "did you mean 'timeout'?" "$plain" -c tiemout=1s && all_end 64 "brackets" wherry://::1:7000
+all_end 64 "did you mean 'timeout'?" "$plain" -c tiemout=1s &&
+	all_end 64 "brackets" wherry://::1:7000
 verdict "64: a wrong line" $?
 WHERRY_TIEMOUT=1s all_end 64 "did you mean WHERRY_TIMEOUT?" "$plain"
 verdict "64: a wrong variable" $?
-for command in "copy data $plain/host" "explain $plain" "bench -s 8 --seconds 0.01 --peer $plain"; do
+for command in "copy data $plain/host" "explain $plain" \
+	"bench -s 8 --seconds 0.01 --peer $plain"; do
 	# shellcheck disable=SC2086 # words
-	timeout 60 "$wherry" $command -c keyfile=key >out 2>err || { cat err; verdict "0: $command" 1; }
+	timeout 60 "$wherry" $command -c keyfile=key >out 2>err ||
+		{ cat err; verdict "0: $command" 1; }
 done
 verdict "0: done" 0
 exit $failed

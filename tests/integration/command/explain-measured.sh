@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# What wherry explain expects is what wherry bench measures on the same machine, from memory and not from the
-# cache; and what comes from the cache is called so. The two take turns, so that both meet the same load.
+# What wherry explain expects is what wherry bench measures on the same machine, from memory and not
+# from the cache; and what comes from the cache is called so. The two take turns, so that both meet
+# the same load.
 set -u
 wherry=$TEST_COMMAND
 # shellcheck source=tests/cases.sh
@@ -84,7 +85,8 @@ done
 	"$wherry" explain "$url/large" --json >large && python3 cache.py large 67108864 "$cache"
 verdict "what is from the cache" $?
 if [ "$cache" -ge 2097152 ]; then
-	"$wherry" explain "$url/small" >out && grep -q '^\[[0-9]*\] expected: from the CPU.s cache: the region has 1 MiB' out
+	"$wherry" explain "$url/small" >out &&
+		grep -q '^\[[0-9]*\] expected: from the CPU.s cache: the region has 1 MiB' out
 	verdict "... is called so" $?
 fi
 exit $failed

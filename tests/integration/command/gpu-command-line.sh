@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# The wherry command with GPUs' memory: serve, copy, bench, explain. On the driver in $TEST_CUDA, or,
-# where that is not set, on the machine's own. Takes the command's path as $1 or in $TEST_COMMAND.
+# The wherry command with GPUs' memory: serve, copy, bench, explain. On the driver in $TEST_CUDA,
+# or, where that is not set, on the machine's own. Takes the command's path as $1 or in
+# $TEST_COMMAND.
 set -u
 wherry=${1:-${TEST_COMMAND:?the path of wherry}}
 # shellcheck source=tests/cases.sh
@@ -51,7 +52,7 @@ gpus=1
 "$wherry" explain pinned cuda:1 >/dev/null 2>&1 && gpus=2
 other=cuda:$((gpus - 1))
 
-# ---- serve and copy ----------------------------------------------------------------------------------
+# ---- serve and copy ------------------------------------------------------------------------------
 
 "$wherry" serve -m cuda:0:8MiB -m cuda:0:4MiB -m "vmm:$other:8MiB:vmm" -m pinned:8MiB \
 	-m managed:cuda:0:8MiB >url &
@@ -86,7 +87,8 @@ kill "$server"
 wait "$server"
 verdict "the server gives the memory back" $?
 
-# With a stand-in for the NVIDIA kernel driver, beside the fake CUDA driver, the server has CPU windows.
+# With a stand-in for the NVIDIA kernel driver, beside the fake CUDA driver, the server has CPU
+# windows.
 windows() # NAME TEXT OPTIONS...: what the server's log says of a file that comes by tcp
 {
 	local name=$1 text=$2 i
@@ -118,10 +120,11 @@ check "a GPU that is not there" 69 "no CUDA device is 'cuda:63'" serve -m cuda:6
 check "a driver that is not there" 69 "nowhere.so" serve -m cuda:0:1MiB -c cuda=/nowhere.so
 check "GPUs switched off" 69 "switched off" serve -m cuda:0:1MiB -c cuda=off
 
-# ---- bench ---------------------------------------------------------------------------------------------
+# ---- bench ---------------------------------------------------------------------------------------
 
 fast=(--seconds 0.02 --working-set 2MiB --verify)
-check "two GPUs, two processes and one" 0 "of 8 rows reached the limit, 8 verified" bench "${fast[@]}" --limits -t cuda \
+check "two GPUs, two processes and one" 0 "of 8 rows reached the limit, 8 verified" bench \
+	"${fast[@]}" --limits -t cuda \
 	--source cuda:0 --target "$other" -s 8,256KiB --json j.json
 json "names, processes and limits" 'len(rows) == 8 and
 	{r["processes"] for r in rows} == {1, 2} and
@@ -129,7 +132,8 @@ json "names, processes and limits" 'len(rows) == 8 and
 	    r["limit_name"] == "cuMemcpy" and r["ratio"] > 0 and r["limit_us"] > 0 for r in rows)'
 json "which GPUs" 'j["environment"]["gpus"][0]["uuid"].startswith("GPU-") and
 	j["environment"]["gpus"][0]["pci"].count(":") == 2'
-check "blocks against the bare kernel" 0 "of 4 rows reached the limit, 4 verified" bench "${fast[@]}" --limits -t cuda \
+check "blocks against the bare kernel" 0 "of 4 rows reached the limit, 4 verified" bench \
+	"${fast[@]}" --limits -t cuda \
 	--source "cuda:0,vmm:cuda:0" --target pinned -s 4KiB -b 256 --processes 2 --json j.json
 json "the bare kernel" 'all(r["limit_name"] == "bare kernel" and r["form"] == "blocks" and
 	r["ratio"] > 0 and r["route_detail"].split(" of ")[0] in ("kernel", "copy engine")
@@ -137,13 +141,15 @@ json "the bare kernel" 'all(r["limit_name"] == "bare kernel" and r["form"] == "b
 json "the first byte" 'all((r["first_byte_us"]["new"] > 0 and
 	0 < r["first_byte_us"]["prepared"] < r["latency_us"]["p999"] * (10 if slow else 1)) if r["op"] == "read" else
 	r["first_byte_us"] is None for r in rows)'
-check "over TCP" 0 "of 4 rows reached the limit, 4 verified" bench "${fast[@]}" --limits -t tcp --source cuda:0 \
+check "over TCP" 0 "of 4 rows reached the limit, 4 verified" bench "${fast[@]}" --limits -t tcp \
+	--source cuda:0 \
 	--target "$other" -s 64KiB -n 1,2 --json j.json
 json "the limit is that of host memory" 'all(r["limit_name"] == "send/recv" and r["ratio"] > 0 and
 	r["connections"] in (1, 2) and r["transport"] == "tcp" for r in rows)'
 check "blocks over TCP" 0 "2 rows, 2 verified" bench "${fast[@]}" -t tcp --source pinned \
 	--target cuda:0 -s 4KiB -b 64
-check "both ways, verified" 0 "of 4 rows reached the limit, 4 verified" bench "${fast[@]}" --limits -t cuda --both-ways \
+check "both ways, verified" 0 "of 4 rows reached the limit, 4 verified" bench "${fast[@]}" \
+	--limits -t cuda --both-ways \
 	--source cuda:0 --target "$other" -s 64KiB --json j.json
 json "both ways" 'all(r["ways"] == 2 and r["ratio"] > 0 for r in rows)'
 check "odd lengths" 0 "4 rows, 4 verified" bench "${fast[@]}" -t cuda --source cuda:0 \
@@ -151,7 +157,8 @@ check "odd lengths" 0 "4 rows, 4 verified" bench "${fast[@]}" -t cuda --source c
 check "managed and pool memory, staged" 0 "verified" bench "${fast[@]}" -t cuda --processes 1 \
 	--source managed:cuda:0 --target "pool:$other" -s 100KiB
 check "what cannot be mapped is skipped with its reason" 69 "cannot be mapped by another process" \
-	bench "${fast[@]}" -t cuda --processes 2 --source cuda:0 --target managed:cuda:0 -s 4KiB -o write
+	bench "${fast[@]}" -t cuda --processes 2 --source cuda:0 --target managed:cuda:0 -s 4KiB \
+	-o write
 check "host memory by a GPU's transport" 69 "neither side is a GPU's memory" bench "${fast[@]}" \
 	-t cuda -m host -s 4KiB
 
@@ -171,7 +178,7 @@ check "no such kind" 64 "no kind of memory" bench --target gpu
 check "one or the other" 64 "either that or --source" bench -m host --source cuda:0
 check "nothing left" 64 "exclude each other" bench -t self --processes 2
 
-# ---- explain -------------------------------------------------------------------------------------------
+# ---- explain -------------------------------------------------------------------------------------
 
 check "explain two memories" 0 "route    cuda (" explain cuda:0 "$other" --size 4KiB --blocks 1024
 has "the kernel" '^  kernel +[0-9.]+ us +[0-9.]+ GB/s'

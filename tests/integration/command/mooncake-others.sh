@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Mooncake's own transfer engine in each of its stores of metadata, and an older one, with both commands. Takes the
-# command's path as $1 or in $TEST_COMMAND. Skipped, as a whole, where that engine is not to be had.
+# Mooncake's own transfer engine in each of its stores of metadata, and an older one, with both
+# commands. Takes the command's path as $1 or in $TEST_COMMAND. Skipped, as a whole, where that
+# engine is not to be had.
 set -u
 wherry=${1:-${TEST_COMMAND:?the path of wherry}}
 here=$(cd "${BASH_SOURCE[0]%/*}" && pwd)
@@ -87,13 +88,14 @@ to_and_from() # NAME VERSION ARGUMENTS...
 head -c 6291456 /dev/urandom >bytes
 head -c 3145728 /dev/urandom >half
 
-# ---- an older one, which does not confirm writes ------------------------------------------------------------
+# ---- an older one, which does not confirm writes -------------------------------------------------
 
 if older=$("$here/../../../scripts/mooncake" v1 2>why); then
 	"$older" "$here/../lib/mooncake_real.py" check
 	serve
 	# It does not learn of a write that was refused.
-	"$older" "$here/../lib/mooncake_real.py" client "$name" to_and_back in_batches >out 2>&1 || { cat out; failed=1; }
+	"$older" "$here/../lib/mooncake_real.py" client "$name" to_and_back in_batches >out 2>&1 ||
+		{ cat out; failed=1; }
 	grep -F ' ] ' out | sed 's/\] /&older: /'
 	finish older
 	publish "$older"
@@ -102,12 +104,13 @@ else
 	echo "[  SKIPPED ] an older engine: $(tail -n 1 why)"
 fi
 
-# ---- stores -----------------------------------------------------------------------------------------------
+# ---- stores --------------------------------------------------------------------------------------
 
 in_a_store() # NAME METADATA
 {
 	serve --mooncake-metadata "$2" --mooncake-name prefill
-	"$newest" "$here/../lib/mooncake_real.py" named prefill "$address" "$2" >out 2>&1 || { cat out; false; }
+	"$newest" "$here/../lib/mooncake_real.py" named prefill "$address" "$2" >out 2>&1 ||
+		{ cat out; false; }
 	verdict "$1: it finds us by name" $?
 	finish "$1"
 	publish "$newest" "$2"
@@ -137,7 +140,8 @@ fi
 if command -v etcd >/dev/null; then
 	port=$(free_port 1)
 	etcd --data-dir etcd.data --listen-client-urls "http://127.0.0.1:$port" --log-level error \
-		--advertise-client-urls "http://127.0.0.1:$port" --listen-peer-urls http://127.0.0.1:0 >etcd.log 2>&1 &
+		--advertise-client-urls "http://127.0.0.1:$port" \
+		--listen-peer-urls http://127.0.0.1:0 >etcd.log 2>&1 &
 	listens "$port"
 	verdict etcd $?
 	in_a_store etcd "etcd://127.0.0.1:$port"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# wherry serve --mooncake and wherry copy mooncake:// with a peer of the tests' own on the other side,
-# which does what Mooncake's engines do, and what they do not. Takes the command's path as $1 or in
-# $TEST_COMMAND.
+# wherry serve --mooncake and wherry copy mooncake:// with a peer of the tests' own on the other
+# side, which does what Mooncake's engines do, and what they do not. Takes the command's path as $1
+# or in $TEST_COMMAND.
 set -u
 wherry=${1:-${TEST_COMMAND:?the path of wherry}}
 peer=$(cd "${BASH_SOURCE[0]%/*}" && pwd)/../lib/mooncake_peer.py
@@ -54,7 +54,7 @@ says() # NAME STATUS TEXT ARGUMENTS...
 	verdict "$name" $?
 }
 
-# ---- our memory, their requests -------------------------------------------------------------------------
+# ---- our memory, their requests ------------------------------------------------------------------
 
 ulimit -S -n 2048 2>/dev/null
 second=host:1MiB:b
@@ -72,7 +72,8 @@ url=$(sed -n '2s/ .*//p' ready)
 address=${url##*/}
 control=${url#mooncake://}
 control=${control%/*}
-[ "$(sed -n 2p ready)" = "mooncake://$control/$address 8388608 a" ] && grep -q 'anybody who reaches' said
+[ "$(sed -n 2p ready)" = "mooncake://$control/$address 8388608 a" ] &&
+	grep -q 'anybody who reaches' said
 verdict "it says where, and who may" $?
 cases=(the_segment both_versions the_whole in_small_pieces requests_ahead many_at_once outside
 	refused_with_its_bytes operations cut_off questions wrong_questions the_other_memory)
@@ -87,11 +88,12 @@ verdict "a notification is printed" $?
 grep -q 'refused: a write of 1048576 bytes at 0x1000 is not within published memory' said
 verdict "what was refused is told" $?
 
-# ---- both are ours --------------------------------------------------------------------------------------
+# ---- both are ours -------------------------------------------------------------------------------
 
 head -c 8388608 /dev/urandom >bytes
 says "to a server of ours, verified" 0 verified copy bytes "$url" --verify
-says "back" 0 "read by mooncake (tcp version 2): 8388608 bytes in 8 transfers" copy "$url" back --chunk 1MiB
+says "back" 0 "read by mooncake (tcp version 2): 8388608 bytes in 8 transfers" copy "$url" back \
+	--chunk 1MiB
 cmp bytes back
 verdict "the same" $?
 says "a part" 0 "copied 100 bytes" copy "$url+4096" part --length 100
@@ -99,7 +101,8 @@ cmp -n 100 -i 4096:0 bytes part
 verdict "the same part" $?
 says "too long" 2 "has room for 8388607 bytes" copy bytes "$url+1"
 says "no address" 2 "it has $address (8388608 bytes, a), 0x" copy "mooncake://$control" back
-says "another address" 2 "no memory that it publishes holds 0x1000" copy "mooncake://$control/0x1000" back
+says "another address" 2 "no memory that it publishes holds 0x1000" copy \
+	"mooncake://$control/0x1000" back
 says "a transport" 64 "Mooncake's own TCP" copy "$url" back --transport tcp
 says "from a region" 0 "written by mooncake" copy "$(head -n 1 ready)/a" "$url+4MiB" --length 1MiB
 stop
@@ -118,13 +121,15 @@ fi
 start 2 "$wherry" serve -m host:1MiB:a --read-only --mooncake
 python3 "$peer" client "$(sed -n '2s|mooncake://||; 2s|/.*||p' ready)" read_only || failed=1
 stop
-says "nowhere to listen" 64 "--mooncake-listen: nonsense" serve -m host:4KiB --mooncake-listen nonsense
+says "nowhere to listen" 64 "--mooncake-listen: nonsense" serve -m host:4KiB \
+	--mooncake-listen nonsense
 start 2 "$wherry" serve -m host:4KiB --mooncake
 taken=$(sed -n '2s|mooncake://||; 2s|/.*||p' ready)
-says "a port that is taken" 2 "cannot listen at $taken" serve -m host:4KiB --mooncake-listen "$taken"
+says "a port that is taken" 2 "cannot listen at $taken" serve -m host:4KiB \
+	--mooncake-listen "$taken"
 stop
 
-# ---- their memory, our requests -------------------------------------------------------------------------
+# ---- their memory, our requests ------------------------------------------------------------------
 
 head -c 4194304 bytes >quarter
 for version in 1 2; do
@@ -132,13 +137,16 @@ for version in 1 2; do
 		: >theirs
 		start 1 python3 "$peer" server $version $manner theirs
 		there=mooncake://$(cat ready)/0x700000000000
-		says "to version $version, $manner" 0 verified copy quarter "$there" --chunk 1MiB --verify
+		says "to version $version, $manner" 0 verified copy quarter "$there" --chunk 1MiB \
+			--verify
 		cmp quarter theirs
 		verdict "there, version $version, $manner" $?
-		says "back from version $version, $manner" 0 "tcp version $version" copy "$there" back --chunk 1MiB
+		says "back from version $version, $manner" 0 "tcp version $version" copy "$there" \
+			back --chunk 1MiB
 		cmp quarter back
 		verdict "and the same, version $version, $manner" $?
-		says "the end of it, version $version, $manner" 0 "copied 7 bytes" copy "$there+4194297" back
+		says "the end of it, version $version, $manner" 0 "copied 7 bytes" copy \
+			"$there+4194297" back
 		kill "$started"
 	done
 done
@@ -165,36 +173,42 @@ wrong 2 rdma 69 'the segment speaks "rdma"'
 wrong 2 nothing 2 "publishes nothing"
 wrong 2 nowhere 69 "has no data port"
 start 1 python3 "$peer" server 2 refuse theirs
-says "a write that is refused" 2 "refuses the write" copy quarter "mooncake://$(cat ready)/0x700000000000"
+says "a write that is refused" 2 "refuses the write" copy quarter "mooncake://$(cat \
+	ready)/0x700000000000"
 kill "$started"
 start 1 python3 "$peer" server 1 refuse theirs
 says "and over version 1" 69 "mooncake:" copy quarter "mooncake://$(cat ready)/0x700000000000"
 kill "$started"
 says "nobody there" 69 "Connection refused" copy mooncake://127.0.0.1:1/1 back
 
-# ---- stores of metadata ---------------------------------------------------------------------------------
+# ---- stores of metadata --------------------------------------------------------------------------
 
 # An engine in a store, and what finds it there.
 in_a_store() # KIND URL
 {
-	says "$1: a name with a space" 64 "not one word" serve -m host:4MiB --mooncake-metadata "$2" \
+	says "$1: a name with a space" 64 "not one word" serve -m host:4MiB \
+		--mooncake-metadata "$2" \
 		--mooncake-name "decode 7"
 	start 2 "$wherry" serve -m host:4MiB --mooncake-metadata "$2" --mooncake-name "decode+7/$1"
 	verdict "$1: a server with a name" $?
 	address=$(sed -n '2s| .*||; 2s|.*/||p' ready)
 	control=$(sed -n '2s|mooncake://||; 2s|/.*||p' ready)
-	says "$1: the name is taken" 2 "is that of the engine at ${control%:*}:${control##*:}" serve -m host:4KiB \
+	says "$1: the name is taken" 2 "is that of the engine at ${control%:*}:${control##*:}" \
+		serve -m host:4KiB \
 		--mooncake-metadata "$2" --mooncake-name "decode+7/$1"
 	stop
 	start 2 "$wherry" serve -m host:4MiB --mooncake-metadata "$2" --mooncake-name "decode+7"
 	verdict "$1: another name" $?
 	address=$(sed -n '2s| .*||; 2s|.*/||p' ready)
-	says "$1: by name, verified" 0 "verified" copy quarter "mooncake://decode+7/$address" --mooncake-metadata "$2" --verify
-	says "$1: no such name" 69 "no engine has the name decode+8" copy "mooncake://decode+8/1" back \
+	says "$1: by name, verified" 0 "verified" copy quarter "mooncake://decode+7/$address" \
+		--mooncake-metadata "$2" --verify
+	says "$1: no such name" 69 "no engine has the name decode+8" copy "mooncake://decode+8/1" \
+		back \
 		--mooncake-metadata "$2"
 	stop
 	verdict "$1: it ends with status 0" $?
-	says "$1: and is gone" 69 "no engine has the name decode+7" copy "mooncake://decode+7/1" back \
+	says "$1: and is gone" 69 "no engine has the name decode+7" copy "mooncake://decode+7/1" \
+		back \
 		--mooncake-metadata "$2"
 }
 
@@ -205,10 +219,13 @@ in_a_cluster() # KIND METADATA
 	start 2 "$wherry" serve -m host:4MiB --mooncake-metadata "$2" --mooncake-name "decode+7"
 	verdict "$1: a server in a cluster" $?
 	url=$(sed -n '2s/ .*//p' ready)
-	says "$1: found in that cluster" 0 "verified" copy quarter "mooncake://decode+7/${url##*/}" \
+	says "$1: found in that cluster" 0 "verified" copy quarter \
+		"mooncake://decode+7/${url##*/}" \
 		--mooncake-metadata "$2" --verify
-	says "$1: where the name is taken" 2 "decode+7" serve -m host:4MiB --mooncake-metadata "$2" --mooncake-name "decode+7"
-	MC_METADATA_CLUSTER_ID=green says "$1: not in another one" 69 "no engine has the name decode+7" \
+	says "$1: where the name is taken" 2 "decode+7" serve -m host:4MiB \
+		--mooncake-metadata "$2" --mooncake-name "decode+7"
+	MC_METADATA_CLUSTER_ID=green says "$1: not in another one" 69 \
+		"no engine has the name decode+7" \
 		copy quarter "mooncake://decode+7/${url##*/}" --mooncake-metadata "$2"
 	unset MC_METADATA_CLUSTER_ID
 	says "$1: nor in none" 69 "no engine has the name decode+7" \
@@ -236,7 +253,8 @@ secret() # URL
 # Who has not the password is told so, and the password to nobody.
 refused() # KIND TEXT URL
 {
-	says "$1: another password" 2 "$2" copy mooncake://a/1 back --mooncake-metadata "$(secret "$3")"
+	says "$1: another password" 2 "$2" copy mooncake://a/1 back \
+		--mooncake-metadata "$(secret "$3")"
 	! grep -q opensesame out err
 	verdict "$1: which is not told" $?
 }
@@ -255,7 +273,8 @@ refused http-with-password "does not accept" "http://root:opensesame@$store/meta
 kill "$registry"
 if command -v redis-server >/dev/null; then
 	port=$(free_port 0)
-	redis-server --bind 127.0.0.1 --port "$port" --requirepass 'ses@me' --save '' --dir . >redis.log 2>&1 &
+	redis-server --bind 127.0.0.1 --port "$port" --requirepass 'ses@me' --save '' --dir . \
+		>redis.log 2>&1 &
 	for _ in $(seq 600); do
 		grep -q 'Ready to accept' redis.log && break
 		sleep 0.05
@@ -271,7 +290,8 @@ fi
 if command -v etcd >/dev/null; then
 	port=$(free_port 1)
 	etcd --data-dir etcd.data --listen-client-urls "http://127.0.0.1:$port" --log-level error \
-		--advertise-client-urls "http://127.0.0.1:$port" --listen-peer-urls http://127.0.0.1:0 >etcd.log 2>&1 &
+		--advertise-client-urls "http://127.0.0.1:$port" \
+		--listen-peer-urls http://127.0.0.1:0 >etcd.log 2>&1 &
 	for _ in $(seq 600); do
 		python3 -c 'import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=5)' \
 			"http://127.0.0.1:$port/version" >/dev/null 2>&1 && break
@@ -279,25 +299,31 @@ if command -v etcd >/dev/null; then
 	done
 	in_a_store etcd "etcd://127.0.0.1:$port"
 	in_a_cluster etcd "etcd://127.0.0.1:$port"
-	says "etcd: a user, and it asks for none" 69 "no engine has the name" copy mooncake://a/1 back \
+	says "etcd: a user, and it asks for none" 69 "no engine has the name" copy mooncake://a/1 \
+		back \
 		--mooncake-metadata "$(secret "etcd://root:ses%40me@127.0.0.1:$port")"
 	python3 "$peer" lock "127.0.0.1:$port" root 'ses@me'
 	verdict "etcd: has users now" $?
 	in_a_store etcd-with-password "$(secret "etcd://root:ses%40me@127.0.0.1:$port")"
 	refused etcd-with-password "does not accept the user or the password" \
 		"etcd://root:opensesame@127.0.0.1:$port"
-	says "etcd: without a user" 2 "user name is empty" copy mooncake://a/1 back --mooncake-metadata "etcd://127.0.0.1:$port"
+	says "etcd: without a user" 2 "user name is empty" copy mooncake://a/1 back \
+		--mooncake-metadata "etcd://127.0.0.1:$port"
 	says "etcd: a password alone" 64 "no password without a user" copy mooncake://a/1 back \
 		--mooncake-metadata "$(secret "etcd://:opensesame@127.0.0.1:$port")"
 else
 	echo "[  SKIPPED ] etcd: there is no etcd here"
 fi
 chmod 644 "$(secret http://root:opensesame@127.0.0.1:1 | tee open | cut -c 2-)"
-says "a URL that others may read" 2 "mode 0600" copy mooncake://a/1 back --mooncake-metadata "$(cat open)"
-says "nobody at the store" 69 "connect to 127.0.0.1 port 1" copy mooncake://a/1 back --mooncake-metadata http://127.0.0.1:1
-says "a store of another kind" 64 "known are" serve -m host:4KiB --mooncake-metadata ftp://127.0.0.1:1
+says "a URL that others may read" 2 "mode 0600" copy mooncake://a/1 back \
+	--mooncake-metadata "$(cat open)"
+says "nobody at the store" 69 "connect to 127.0.0.1 port 1" copy mooncake://a/1 back \
+	--mooncake-metadata http://127.0.0.1:1
+says "a store of another kind" 64 "known are" serve -m host:4KiB \
+	--mooncake-metadata ftp://127.0.0.1:1
 says "a name without a store" 64 "--mooncake-name needs" serve -m host:4KiB --mooncake-name a
-says "all addresses in a store" 64 "not 0.0.0.0" serve -m host:4KiB --mooncake-metadata http://127.0.0.1:1 \
+says "all addresses in a store" 64 "not 0.0.0.0" serve -m host:4KiB \
+	--mooncake-metadata http://127.0.0.1:1 \
 	--mooncake-listen 0.0.0.0:0
 says "a store for nothing" 64 "needs an address mooncake://" copy wherry://127.0.0.1:1/a back \
 	--mooncake-metadata http://127.0.0.1:1

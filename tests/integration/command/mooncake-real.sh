@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# wherry serve --mooncake and wherry copy mooncake:// with Mooncake's own transfer engine on the other side.
-# Takes the command's path as $1 or in $TEST_COMMAND. Skipped, as a whole, where that engine is not to be had.
+# wherry serve --mooncake and wherry copy mooncake:// with Mooncake's own transfer engine on the
+# other side.
+# Takes the command's path as $1 or in $TEST_COMMAND. Skipped, as a whole, where that engine is not
+# to be had.
 set -u
 wherry=${1:-${TEST_COMMAND:?the path of wherry}}
 here=$(cd "${BASH_SOURCE[0]%/*}" && pwd)
@@ -38,7 +40,7 @@ copies() # NAME TEXT ARGUMENTS...
 
 "$python" "$here/../lib/mooncake_real.py" check
 
-# ---- it reads and writes our memory ---------------------------------------------------------------------
+# ---- it reads and writes our memory --------------------------------------------------------------
 
 memories=(-m host:8MiB)
 "$wherry" explain cuda:0 >/dev/null 2>&1 && memories+=(-m cuda:0:8MiB)
@@ -63,7 +65,7 @@ kill "$server"
 wait "$server"
 verdict "the server ends with status 0" $?
 
-# ---- we read and write its memory -----------------------------------------------------------------------
+# ---- we read and write its memory ----------------------------------------------------------------
 
 head -c 6291456 /dev/urandom >bytes
 cp bytes theirs
@@ -90,7 +92,7 @@ verdict "it is there, and nothing else" $?
 verdict "too long" $?
 exec 8>&-
 
-# ---- by name, with the metadata in wherry registry -----------------------------------------------------------
+# ---- by name, with the metadata in wherry registry -----------------------------------------------
 
 : >store
 "$wherry" registry --listen 127.0.0.1:0 >store 2>said &
@@ -102,7 +104,8 @@ for _ in $(seq 1200); do
 	[ "$(wc -l <ready)" -gt 1 ] && break
 	sleep 0.05
 done
-"$python" "$here/../lib/mooncake_real.py" named prefill "$(sed -n '2s| .*||; 2s|.*/||p' ready)" "$metadata"
+"$python" "$here/../lib/mooncake_real.py" named prefill "$(sed \
+	-n '2s| .*||; 2s|.*/||p' ready)" "$metadata"
 verdict "it finds us by name" $?
 kill "$server"
 wait "$server"
@@ -114,7 +117,8 @@ mkfifo order
 "$python" "$here/../lib/mooncake_real.py" server theirs "$metadata" <order >ready 2>said &
 exec 8>order
 read -r name address <<<"$(first_line ready)"
-copies "we find it by name" "read by mooncake (tcp version 2): 6291456 bytes" "mooncake://$name/$address" back \
+copies "we find it by name" "read by mooncake (tcp version 2): 6291456 bytes" \
+	"mooncake://$name/$address" back \
 	--mooncake-metadata "$metadata"
 cmp bytes back
 verdict "the same by name" $?

@@ -152,10 +152,12 @@ int listen(int fd, int backlog)
 CODE
 cc -shared -fPIC -o late.so late.c || failed=1
 preload=${sanitizer:+$sanitizer:}$PWD/late.so shows "bench --footprint" \
-	'^measuring the memory of an engine and its peers \[=*>? *\] +0%  0 of 5' 80 bench --footprint
+	'^measuring the memory of an engine and its peers \[=*>? *\] +0%  0 of 5' 80 bench \
+	--footprint
 grep -q '^an idle engine, its whole process' out
 verdict "bench --footprint: and then its sums" $?
-shows "bench --handshake" '^connecting, one peer after the other  1 s' 80 bench --handshake --seconds 1.8
+shows "bench --handshake" '^connecting, one peer after the other  1 s' 80 bench \
+	--handshake --seconds 1.8
 grep -q '^connecting to a peer (key)' out
 verdict "bench --handshake: and then its result" $?
 "$wherry" bench --footprint --handshake --seconds 1 >out 2>err
@@ -165,7 +167,8 @@ verdict "bench --footprint, --handshake: no terminal" $?
 # ---- calls that take long ---------------------------------------------------------------------
 
 "$TEST_SOURCE/tests/fake/machines/make-hgx" hgx && mkdir hgx/lib &&
-	ln -s "$TEST_NVML" hgx/lib/libnvidia-ml.so.1 && { echo "delay : 0 2500"; cat hgx/nvml.txt; } >slow.txt
+	ln -s "$TEST_NVML" hgx/lib/libnvidia-ml.so.1 &&
+	{ echo "delay : 0 2500"; cat hgx/nvml.txt; } >slow.txt
 export FAKE_NVML=slow.txt
 shows "topo: a driver that is slow" '^asking the GPUs  2 s$' 80 topo --root hgx
 grep -q 'GPU7' out
@@ -196,12 +199,14 @@ for ((i = 0; i < 100; i++)); do
 	[ -s silent ] && break
 	sleep 0.1
 done
-shows "explain: a peer that does not answer" '^connecting to wherry://127.0.0.1:[0-9]+  [1-9] s' 80 \
+shows "explain: a peer that does not answer" '^connecting to wherry://127.0.0.1:[0-9]+  [1-9] s' \
+	80 \
 	explain "$(cat silent)"
 [ "$status" = 69 ] && grep -q '^wherry explain: ' left
 verdict "explain: and then the reason" $?
 
-FAKE_CUDA_START=2 shows "explain: CUDA starts slowly" '^allocating memory  1 s' 80 explain --config cuda="$cuda" \
+FAKE_CUDA_START=2 shows "explain: CUDA starts slowly" '^allocating memory  1 s' 80 explain \
+	--config cuda="$cuda" \
 	host cuda:0
 [ "$status" = 0 ] && grep -q '^route    cuda' out
 verdict "explain: and then the route" $?
@@ -230,7 +235,8 @@ SHELL
 chmod +x ended
 export ended=$wherry
 wherry=$PWD/ended shows "registry: a long log" \
-	'^reading the log \[=*>? *\] +[0-9]+%  [0-9.]+ GB/s  [0-9]:[0-9]+ left' 80 registry --file long.log -l 127.0.0.1:0
+	'^reading the log \[=*>? *\] +[0-9]+%  [0-9.]+ GB/s  [0-9]:[0-9]+ left' 80 registry \
+	--file long.log -l 127.0.0.1:0
 grep -q '^http://127.0.0.1:[0-9]*$' out && [ ! -s left ]
 verdict "registry: and then its address" $?
 "$wherry" registry --file long.log -l 127.0.0.1:0 >ready 2>err &
@@ -246,7 +252,8 @@ verdict "registry: no terminal" $?
 fakes=${TEST_BUILD:?the build directory}/tests/fake
 export WHERRY_CUDA=$fakes/libcuda.so.1 FAKE_NVIDIA_CUDA=$fakes/libcuda.so.1 FAKE_CUDA_REUSE=1
 export preload=${sanitizer:+$sanitizer:}$fakes/libfake-nvidia.so
-shows "window bandwidth" '^cuda:0: (write|read|recv).* \[.*\] +[0-9]+%  [0-9]+ of [0-9]+' 120 window bandwidth \
+shows "window bandwidth" '^cuda:0: (write|read|recv).* \[.*\] +[0-9]+%  [0-9]+ of [0-9]+' 120 \
+	window bandwidth \
 	-m cuda:0 -s 1MiB -r 2 -n 1
 [ $status = 0 ] && grep -q '^  1 MiB ' out && python3 - <<'PYTHON'
 import re
@@ -256,17 +263,20 @@ with open("drawn") as lines:
 assert steps == sorted(steps) and {most for _, most in steps} == {16} and steps[-1][0] >= 4, steps
 PYTHON
 verdict "window bandwidth: its rows, one after the other" $?
-shows "window latency" '^cuda:0: (write|write.flush|read), (warm|cold) cache \[.* of 30' 120 window latency -m cuda:0 \
+shows "window latency" '^cuda:0: (write|write.flush|read), (warm|cold) cache \[.* of 30' 120 \
+	window latency -m cuda:0 \
 	-r 20000
 [ $status = 0 ] && [ "$(grep -c '^  [wr].*KiB' out)" = 12 ]
 verdict "window latency: and then its table" $?
 shows "window api" '^cuda:0: windows of [0-9]+ [KM]iB \[.* of 16' 120 window api -m cuda:0 -r 1000
-shows "window pingpong" '^cuda:0: (window|pinned), (window|pinned) \[.* of 4' 120 window pingpong -m cuda:0 -r 10000
+shows "window pingpong" '^cuda:0: (window|pinned), (window|pinned) \[.* of 4' 120 window pingpong \
+	-m cuda:0 -r 10000
 shows "window check" '^cuda:0: [a-z-]+ \[.* of 16' 120 window check -m cuda:0
 [ $status = 0 ] && grep -q '^16 tests: ' out
 verdict "window check: and then its sums" $?
 # Table and progress on one terminal: no line of the table has anything of the other.
-shows "window check: its table on the terminal, too" '^cuda:0: [a-z-]+ \[.* of 16' 120 window check -m cuda:0 --json -
+shows "window check: its table on the terminal, too" '^cuda:0: [a-z-]+ \[.* of 16' 120 window \
+	check -m cuda:0 --json -
 [ $status = 0 ] && [ "$(grep -c -E '^  (passed|waived)  [a-z-]+ +[^[]*$' left)" = 16 ]
 verdict "window check: each of its lines is whole" $?
 LD_PRELOAD=$preload "$wherry" window check -m cuda:0 >out 2>err && [ ! -s err ]

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# The page of wherry bench --report as a reader has it: in a headless Chromium, as wide as a phone and
-# as a desk's screen, light and dark, on paper, by the keyboard alone. Pictures of it are left in
-# $TEST_PICTURES, if that is set.
+# The page of wherry bench --report as a reader has it: in a headless Chromium, as wide as a phone
+# and as a desk's screen, light and dark, on paper, by the keyboard alone. Pictures of it are left
+# in $TEST_PICTURES, if that is set.
 set -u
 wherry=${1:-${TEST_COMMAND:?the path of wherry}}
 here=$TEST_SOURCE/tests/integration/command
@@ -30,7 +30,8 @@ page() # NOW BASELINE OPTION...
 		failed=1
 		return
 	fi
-	python3 "$here/report-page.py" "$now.html" "$now" "$@" || { failed=1; tail "$now/chromium.log"; }
+	python3 "$here/report-page.py" "$now.html" "$now" "$@" ||
+		{ failed=1; tail "$now/chromium.log"; }
 	[ -z "${TEST_PICTURES:-}" ] || cp "$now".html "$now"/*.png "$now"/page.pdf "$TEST_PICTURES"
 }
 

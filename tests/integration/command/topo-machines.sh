@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# wherry topo on machines of tests/fake/machines: recorded ones, whose GPUs nvidia-smi topo -m has seen
-# as well, and one with eight GPUs that is made here.
+# wherry topo on machines of tests/fake/machines: recorded ones, whose GPUs nvidia-smi topo -m has
+# seen as well, and one with eight GPUs that is made here.
 set -u
 wherry=$TEST_COMMAND
 machines=$TEST_SOURCE/tests/fake/machines
@@ -77,7 +77,8 @@ for machine in h200 h200x4; do
 	[ -s theirs ] && diff theirs ours
 	verdict "$machine: cell by cell as nvidia-smi topo -m" $?
 	# They were recorded before there was the check of libcrypto.
-	FAKE_NVML=$machine/nvml.txt "$wherry" doctor --root $machine --skip lib.crypto --json >doctor.json &&
+	FAKE_NVML=$machine/nvml.txt "$wherry" doctor --root $machine --skip lib.crypto \
+		--json >doctor.json &&
 		! grep -q -E '"(WARN|FAIL|UNKNOWN)"' doctor.json
 	verdict "$machine: all is well, as it was there" $?
 done
@@ -129,8 +130,10 @@ topo hgx --color never >hgx.out && [ "$(grep -c '^NVSwitch' hgx.out)" = 4 ] &&
 	grep -q -F '─[2.5 GT/s x16 of 32 GT/s x16]─ 0000:12:00.0' hgx.out &&
 	grep -q 'served by mlx5_7 (PIX)' hgx.out && grep -q 'RDMA by mlx5_7 (PIX)' hgx.out &&
 	awk '/^Routes/ { on = 1; getline } /^Expected/ { on = 0 } on && /^GPU3 / { print $2, $4, $5, $13, $18, $19 }' \
-		hgx.out | grep -qx 'nvl nvl mem gdr tcp\* copy' && grep -q 'nvl: NVLink; gdr: GPUDirect RDMA' hgx.out &&
-	! awk 'length > 190' hgx.out | grep -q . && grep -A 1 '^MEM1 ' hgx.out | grep -q 'RDMA by mlx5_'
+		hgx.out | grep -qx 'nvl nvl mem gdr tcp\* copy' &&
+		grep -q 'nvl: NVLink; gdr: GPUDirect RDMA' hgx.out &&
+	! awk 'length > 190' hgx.out | grep -q . && grep -A 1 '^MEM1 ' hgx.out |
+	grep -q 'RDMA by mlx5_'
 verdict "its links, hop by hop" $?
 
 # The fastest of three, or of more beside load: what else the machine does is not its.
@@ -157,7 +160,8 @@ verdict "eight GPUs: doctor within ten seconds" $?
 { echo "delay : 0 60000"; cat hgx/nvml.txt; } >slow.txt
 start=$(quiet_seconds)
 FAKE_NVML=slow.txt "$wherry" doctor --root hgx --json >out 2>err
-[ $(($(quiet_seconds) - start)) -lt 10 ] && grep -q 'NVML did not answer in time' out && grep -q 'mlx5_7: active' out
+[ $(($(quiet_seconds) - start)) -lt 10 ] && grep -q 'NVML did not answer in time' out &&
+	grep -q 'mlx5_7: active' out
 verdict "eight GPUs and a driver that hangs: doctor within ten seconds" $?
 
 # A '-' of a NIC has its reason.
@@ -176,18 +180,23 @@ verdict "a NIC's rate and node are missing, and why" $?
 grep -q '^  ens1: rate: the driver does not say' mute.out
 verdict "and in the text" $?
 
-# What stands between a NIC and a GPU's memory: neither a dma-buf nor nvidia-peermem; or nobody says.
-cp -a hgx staged && sed -i 's/dma_buf=9/dma_buf=95/' staged/verbs.txt && topo staged --json >staged.json &&
+# What stands between a NIC and a GPU's memory: neither a dma-buf nor nvidia-peermem; or nobody
+# says.
+cp -a hgx staged && sed -i 's/dma_buf=9/dma_buf=95/' staged/verbs.txt &&
+	topo staged --json >staged.json &&
 	topo staged --color never >staged.out
 grep -q '"RDMA, staged"' staged.json && ! grep -q '"GPUDirect' staged.json &&
-	grep -q '95 % of a port of 400 Gbit/s, through host memory' staged.json && grep -q 'rdma\*: RDMA, staged' staged.out
+	grep -q '95 % of a port of 400 Gbit/s, through host memory' staged.json &&
+	grep -q 'rdma\*: RDMA, staged' staged.out
 verdict "NICs without dma-bufs: staged" $?
 mkdir -p staged/sys/module/nvidia_peermem && topo staged --json >staged.json
 grep -q '"GPUDirect RDMA"' staged.json && ! grep -q '"RDMA, staged"' staged.json
 verdict "nvidia-peermem: not staged" $?
-cp -a hgx silent && rm silent/verbs.txt && topo silent --json >silent.json && topo silent --color never >silent.out
+cp -a hgx silent && rm silent/verbs.txt && topo silent --json >silent.json &&
+	topo silent --color never >silent.out
 grep -q '"GPUDirect RDMA or staged"' silent.json && ! grep -q '"GPUDirect RDMA"' silent.json &&
-	grep -q 'gdr?: GPUDirect RDMA or staged' silent.out && grep -q 'whether NICs register dma-bufs: ' silent.out
+	grep -q 'gdr?: GPUDirect RDMA or staged' silent.out &&
+	grep -q 'whether NICs register dma-bufs: ' silent.out
 verdict "unknown whether NICs register dma-bufs" $?
 sed -i 's/Open //' hgx/proc/driver/nvidia/version && topo hgx --json | grep -q '"RDMA, staged"' &&
 	sed -i 's/UNIX Kernel/UNIX Open Kernel/' hgx/proc/driver/nvidia/version
@@ -220,14 +229,17 @@ wide() # MOST COLUMNS ARGUMENT...: its longest line has no more, and not much le
 	local most=$1 got
 
 	shift
-	got=$(FAKE_NVML=hgx/nvml.txt TERM=xterm python3 terminal.py "$@" --root hgx --color never) &&
+	got=$(FAKE_NVML=hgx/nvml.txt TERM=xterm python3 terminal.py "$@" --root hgx \
+		--color never) &&
 		echo "$*: $got of $most" && [ "$got" -le "$most" ] && [ "$got" -ge $((most - 12)) ]
 }
 for columns in 20 40 79 80 132; do
-	wide $columns $columns topo && tr -s ' \n' ' ' <screen | grep -q 'Expected GB/s one way, large transfers' &&
+	wide $columns $columns topo && tr -s ' \n' ' ' <screen |
+		grep -q 'Expected GB/s one way, large transfers' &&
 		[ "$(grep -c '^ens1 ' screen)" -ge 4 ]
 	verdict "topo on $columns columns" $?
-	wide $columns $columns doctor && tr -s ' \n' ' ' <screen | grep -q 'UNKNOWN lib.crypto the recorded tree has no crypto.txt'
+	wide $columns $columns doctor && tr -s ' \n' ' ' <screen |
+		grep -q 'UNKNOWN lib.crypto the recorded tree has no crypto.txt'
 	verdict "doctor on $columns columns" $?
 done
 COLUMNS=50 wide 50 0 topo && wide 80 0 doctor
@@ -293,9 +305,11 @@ assert len(lines) == 5 + len(nodes) + len(edges)
 PYTHON
 verdict "DOT" $?
 # What is near no NUMA node that is known is drawn near none.
-cp -a hgx lost && find lost/sys/devices/pci0000:10 -name numa_node -exec sed -i 's/.*/-1/' {} + && topo lost --dot >lost.dot &&
+cp -a hgx lost && find lost/sys/devices/pci0000:10 -name numa_node -exec sed -i 's/.*/-1/' {} + &&
+	topo lost --dot >lost.dot &&
 	topo lost --svg >lost.svg && ! grep -q '"MEM[01]" -- "pci0000:10"' lost.dot &&
-	grep -q '"MEM0" -- "pci0000:20"' lost.dot && grep -q 'NUMA node: -' lost.svg && ! grep -q 'NUMA node: -' hgx.svg
+	grep -q '"MEM0" -- "pci0000:20"' lost.dot && grep -q 'NUMA node: -' lost.svg &&
+	! grep -q 'NUMA node: -' hgx.svg
 verdict "a device of no NUMA node that is known" $?
 topo hgx --ascii --color never | LC_ALL=C grep -q -v -P '^[\x20-\x7e]*$'
 [ $? = 1 ]

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# wherry window, on the fake CUDA driver and on a stand-in for the nodes of the kernel drivers, which is
-# preloaded. Takes the command's path as $1 or in $TEST_COMMAND.
+# wherry window, on the fake CUDA driver and on a stand-in for the nodes of the kernel drivers,
+# which is preloaded. Takes the command's path as $1 or in $TEST_COMMAND.
 set -u
 wherry=${1:-${TEST_COMMAND:?the path of wherry}}
 fakes=${TEST_BUILD:?the build directory}/tests/fake
@@ -14,7 +14,8 @@ export WHERRY_CUDA=$fakes/libcuda.so.1 FAKE_NVIDIA_CUDA=$fakes/libcuda.so.1 FAKE
 sanitizer=$(ldd "$wherry" | grep -o '/[^ ]*/lib[at]san[^ ]*' | head -n 1)
 preload=${sanitizer:+$sanitizer:}$fakes/libfake-nvidia.so
 
-# wherry window ARGUMENTS ends with STATUS and says TEXT; what it says stays in the files out and err.
+# wherry window ARGUMENTS ends with STATUS and says TEXT; what it says stays in the files out and
+# err.
 expect() # STATUS TEXT ARGUMENTS...
 {
 	local want=$1 text=$2 status
@@ -66,13 +67,15 @@ sys.exit(not good)' "$2"
 # A wrong command line: two lines on stderr, of which the first has TEXT, and nothing on stdout.
 misuse() # TEXT ARGUMENTS...
 {
-	expect 64 "$@" && [ ! -s out ] && [ "$(wc -l <err)" = 2 ] && head -n 1 err | grep -q -F -e "$1"
+	expect 64 "$@" && [ ! -s out ] && [ "$(wc -l <err)" = 2 ] && head -n 1 err |
+		grep -q -F -e "$1"
 	verdict "misuse: ${*:2}" $?
 }
 
-# ---- what the engine does with it ----------------------------------------------------------------------
+# ---- what the engine does with it ----------------------------------------------------------------
 
-LD_PRELOAD=$preload "$wherry" explain host cuda:0 --size 64 >out 2>err && grep -q 'CPU window (rm)' out &&
+LD_PRELOAD=$preload "$wherry" explain host cuda:0 --size 64 >out 2>err &&
+	grep -q 'CPU window (rm)' out &&
 	grep -q 'all of it .* us' out &&
 	grep -q '^window   CPU window (rm): .* the CPU itself writes up to [0-9]* bytes and reads up to [0-9]' out
 verdict "explain: a few bytes by the CPU, and how many" $?
@@ -80,17 +83,19 @@ LD_PRELOAD=$preload "$wherry" explain host cuda:0 --size 64 -c window=off --json
 	grep -q '"window": "no CPU window: windows are switched off by the setting window"' out
 verdict "explain: why there is no window, as JSON" $?
 
-# ---- check ---------------------------------------------------------------------------------------------
+# ---- check ---------------------------------------------------------------------------------------
 
 check "rm, both memories" 0 "32 tests: 30 passed, 0 failed, 2 waived" check --json j.json
 but "rm has no descriptor" waived fd-passing
-json "the tests as JSON" 'j["schema"] == 1 and j["command"] == "window check" and len(rows) == 32 and
+json "the tests as JSON" \
+	'j["schema"] == 1 and j["command"] == "window check" and len(rows) == 32 and
 	{r["memory"] for r in rows} == {"cuda:0", "vmm:cuda:0"} and
 	all(r["outcome"] == ("waived" if r["test"] == "fd-passing" else "passed") for r in rows) and
 	all(r["by"].startswith("rm, write-combining") for r in rows) and
 	all((r["reason"] is None) == (r["outcome"] == "passed") for r in rows)'
 json "which GPUs" 'j["environment"]["gpus"][0]["uuid"].startswith("GPU-") and j["skipped"] == []'
-FAKE_NVIDIA_GDRDRV=1 check "driver" 0 "32 tests: 32 passed, 0 failed, 0 waived" check --backend driver
+FAKE_NVIDIA_GDRDRV=1 check "driver" 0 "32 tests: 32 passed, 0 failed, 0 waived" check \
+	--backend driver
 FAKE_NVIDIA_GDRDRV=2 check "a driver of before 2.4" 0 "16 tests: 16 passed, 0 failed, 0 waived" \
 	check --backend driver --memory cuda:0
 FAKE_CUDA_DRIVER=13030 check "dmabuf" 0 "32 tests: 30 passed, 0 failed, 2 waived" check -b dmabuf
@@ -108,9 +113,10 @@ FAKE_CUDA_FAIL=cuMemAddressReserve:0:801 check "one kind is not to be had" 0 \
 FAKE_CUDA_FAIL=cuMemAddressReserve:0:801 check "it was asked for" 69 "cuMemAddressReserve" \
 	check --test basic -m vmm:cuda:0
 
-# What has to fail does: 3 other memory is mapped, 4 children inherit it, 5 it stays mapped, 6 the kernel
-# module does not ask whose it is.
-FAKE_NVIDIA_FAIL=3:0:1 check "a mapping of something else" 2 "11 failed" check -m cuda:0 --json j.json
+# What has to fail does: 3 other memory is mapped, 4 children inherit it, 5 it stays mapped, 6 the
+# kernel module does not ask whose it is.
+FAKE_NVIDIA_FAIL=3:0:1 check "a mapping of something else" 2 "11 failed" check -m cuda:0 \
+	--json j.json
 json "which say why" 'all(r["reason"] for r in rows if r["outcome"] == "failed")'
 FAKE_NVIDIA_FAIL=4:0:1 check "inherited mappings" 2 "2 failed" check -m cuda:0
 grep -v waived out >but.out && mv but.out out
@@ -120,7 +126,8 @@ grep -v waived out >but.out && mv but.out out
 but "the tests that say so" FAILED after-close leakage
 FAKE_NVIDIA_GDRDRV=1 FAKE_NVIDIA_FAIL=6:0:1 check "pins of everybody" 2 "gets the owner's pins" \
 	check -m cuda:0 -b driver --test fd-passing
-FAKE_NVIDIA_GDRDRV=1 FAKE_NVIDIA_FAIL=2:0:-12 check "a backend that fails" 69 "Cannot allocate memory" \
+FAKE_NVIDIA_GDRDRV=1 FAKE_NVIDIA_FAIL=2:0:-12 check "a backend that fails" 69 \
+	"Cannot allocate memory" \
 	check -b driver
 FAKE_NVIDIA_VERSION=999.1 FAKE_NVIDIA_FAIL=3:0:1 check "a backend that refuses itself" 69 \
 	"failed a trial" check -b rm
@@ -130,7 +137,7 @@ check "no GPUs" 69 "switched off" check -c cuda=off
 check "no driver" 69 "nowhere.so" check -c cuda=/nowhere.so
 check "a file that cannot be written" 2 "cannot write /nowhere/j.json" check --json /nowhere/j.json
 
-# ---- measuring: that it works, not how fast ------------------------------------------------------------
+# ---- measuring: that it works, not how fast ------------------------------------------------------
 
 fast=(--size 1MiB --rounds 2 --json j.json)
 check "bandwidth" 0 "all of the window's length" bandwidth "${fast[@]}" --threads 2
@@ -173,14 +180,17 @@ check "staged pingpong" 0 "skipped: staged" pingpong --rounds 10 -b staged -m cu
 json "one row is left" 'len(rows) == 1 and len(j["skipped"]) == 3'
 FAKE_CUDA_FAIL=cuMemAddressReserve:0:801 check "one kind is skipped" 0 "vmm:cuda:0: skipped" api \
 	-s 64KiB -r 2
-FAKE_CUDA_FAIL=cuLaunchKernel:0:719 check "a kernel that cannot be launched" 2 "cuLaunchKernel" pingpong \
+FAKE_CUDA_FAIL=cuLaunchKernel:0:719 check "a kernel that cannot be launched" 2 "cuLaunchKernel" \
+	pingpong \
 	-m cuda:0
-FAKE_CUDA_FAIL=cuMemcpy:0:700 check "a copy that fails" 2 "cuMemcpy" bandwidth "${fast[@]}" -m cuda:0
+FAKE_CUDA_FAIL=cuMemcpy:0:700 check "a copy that fails" 2 "cuMemcpy" bandwidth "${fast[@]}" \
+	-m cuda:0
 FAKE_CUDA_MEMORY=4194304 check "a GPU that is full" 69 "cuMemAlloc" api -m cuda:0
-FAKE_NVIDIA_GDRDRV=1 FAKE_NVIDIA_FAIL=2:0:-12 check "no window to measure" 69 "Cannot allocate memory" \
+FAKE_NVIDIA_GDRDRV=1 FAKE_NVIDIA_FAIL=2:0:-12 check "no window to measure" 69 \
+	"Cannot allocate memory" \
 	latency -b driver
 
-# ---- wrong command lines -----------------------------------------------------------------------------
+# ---- wrong command lines -------------------------------------------------------------------------
 
 while IFS='|' read -r text words; do
 	# shellcheck disable=SC2086 # words

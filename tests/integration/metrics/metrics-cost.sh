@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Counting takes less than 1 % of the instructions of a transfer of 4 KiB within a process, which is the
-# cheapest there is: by valgrind's callgrind, from the lines of the source that count.
+# Counting takes less than 1 % of the instructions of a transfer of 4 KiB within a process, which is
+# the cheapest there is: by valgrind's callgrind, from the lines of the source that count.
 set -u
 if ! command -v valgrind >/dev/null; then
 	echo "no valgrind"
@@ -57,7 +57,8 @@ for how in again fresh; do
 	for rounds in 2000 12000; do
 		mode=()
 		[ $how = again ] || mode=(fresh)
-		valgrind -q --tool=callgrind --callgrind-out-file="$how.$rounds" --compress-strings=no \
+		valgrind -q --tool=callgrind --callgrind-out-file="$how.$rounds" \
+			--compress-strings=no \
 			--compress-pos=no ./rounds $rounds "${mode[@]}" || exit 1
 	done
 done

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Scrapes of wherry exporter and wherry serve --metrics while other clients send a byte now and then, or never
-# read their answers.
+# Scrapes of wherry exporter and wherry serve --metrics while other clients send a byte now and
+# then, or never read their answers.
 set -u
 wherry=${1:-${TEST_COMMAND:?the path of wherry}}
 # shellcheck source=tests/cases.sh

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# wherry exporter and wherry serve --metrics: working engines, a simulated one with 1,000 peers, dead and
-# silent ones, and a machine made of files with the GPUs of the fake NVML.
+# wherry exporter and wherry serve --metrics: working engines, a simulated one with 1,000 peers,
+# dead and silent ones, and a machine made of files with the GPUs of the fake NVML.
 set -u
 wherry=$TEST_COMMAND
 # shellcheck source=tests/cases.sh
@@ -12,7 +12,8 @@ unset "${!WHERRY_@}"
 places=$directory/places
 mkdir -m 700 run "$places" && export WHERRY_OBSERVE=$places
 
-# Start something that prints a line when it is ready; the line goes to $line, its process to $process.
+# Start something that prints a line when it is ready; the line goes to $line, its process to
+# $process.
 start() # NAME COMMAND...
 {
 	local name=$1 i
@@ -39,7 +40,8 @@ stop() # PROCESS; returns its status
 # Prometheus' own opinion, where there is one; metrics-prometheus wants it in any case.
 lint() # FILE
 {
-	! command -v promtool >/dev/null || { promtool check metrics <"$1" >lint 2>&1 && [ ! -s lint ]; } ||
+	! command -v promtool >/dev/null || { promtool check metrics <"$1" >lint 2>&1 &&
+		[ ! -s lint ]; } ||
 		{ cat lint; return 1; }
 }
 
@@ -65,7 +67,8 @@ nvmlDeviceGetFieldValues * 138 4294967295 : 0 1000000
 NVML
 counters=hgx/sys/class/infiniband/mlx5_0/ports/1/counters
 mkdir -p $counters && echo 250 >$counters/port_xmit_data
-mkdir -p hgx/proc/net && printf 'Ip: A\nIp: 1\nTcp: RtoAlgorithm RetransSegs\nTcp: 1 42\n' >hgx/proc/net/snmp
+mkdir -p hgx/proc/net && printf 'Ip: A\nIp: 1\nTcp: RtoAlgorithm RetransSegs\nTcp: 1 42\n' \
+	>hgx/proc/net/snmp
 
 FAKE_NVML=hgx/nvml.txt "$wherry" exporter --once --root hgx >out 2>err && [ ! -s err ] && lint out
 verdict "the made-up machine" $?
@@ -82,15 +85,19 @@ verdict "the made-up machine" $?
 	! grep -q '^wherry_nic_bytes_total{nic="mlx5_0",.*direction="received"}' out &&
 	grep -q '^wherry_tcp_retransmits_total 42$' out
 verdict "its numbers, and none where there is none" $?
-FAKE_NVML=$TEST_SOURCE/tests/fake/nvml/broken.txt "$wherry" exporter --once --root hgx >out && lint out &&
-	grep -q '^wherry_gpu_info{gpu="1",.*} 0$' out && ! grep -q '^wherry_gpu_power_watts{gpu="1"' out
+FAKE_NVML=$TEST_SOURCE/tests/fake/nvml/broken.txt "$wherry" exporter --once --root hgx >out &&
+	lint out &&
+	grep -q '^wherry_gpu_info{gpu="1",.*} 0$' out &&
+	! grep -q '^wherry_gpu_power_watts{gpu="1"' out
 verdict "a GPU that is lost" $?
-FAKE_NVML=/nonexistent "$wherry" exporter --once --root hgx >out && lint out && ! grep -q '^wherry_gpu' out &&
+FAKE_NVML=/nonexistent "$wherry" exporter --once --root hgx >out && lint out &&
+	! grep -q '^wherry_gpu' out &&
 	grep -q '^wherry_nic_up{nic="mlx5_0",.*} 1$' out
 verdict "no driver" $?
 printf 'delay : 0 60000\n' >slow.txt
 begun=$(quiet_seconds)
-FAKE_NVML=slow.txt "$wherry" exporter --once --root hgx >out && [ $(($(quiet_seconds) - begun)) -le 12 ] && lint out &&
+FAKE_NVML=slow.txt "$wherry" exporter --once --root hgx >out &&
+	[ $(($(quiet_seconds) - begun)) -le 12 ] && lint out &&
 	grep -q '^wherry_nic_up' out
 verdict "a driver that hangs" $?
 
@@ -157,12 +164,14 @@ told() # PATTERN
 	return 1
 }
 
-start machine env FAKE_NVML=hgx/nvml.txt "$wherry" exporter --root hgx --observe off --interval 0.2 \
+start machine env FAKE_NVML=hgx/nvml.txt "$wherry" exporter --root hgx --observe off \
+	--interval 0.2 \
 	--metrics 127.0.0.1:0 || exit 1
 changing=$process machine=$line
 told '^wherry_gpu_info{gpu="3",.*} 1$'
 verdict "a machine that is well" $?
-sed '1i nvmlDeviceGetUtilizationRates 3 : 15' hgx/nvml.txt >hgx/nvml.new && mv hgx/nvml.new hgx/nvml.txt
+sed '1i nvmlDeviceGetUtilizationRates 3 : 15' hgx/nvml.txt >hgx/nvml.new &&
+	mv hgx/nvml.new hgx/nvml.txt
 told '^wherry_gpu_info{gpu="3",.*} 0$' && ! grep -q '^wherry_gpu_power_watts{gpu="3"' out &&
 	grep -q '^wherry_gpu_info{gpu="2",.*} 1$' out
 verdict "a GPU falls off the bus" $?
@@ -208,12 +217,14 @@ fetch "$all" out && lint out && grep -q '^wherry_engines{state="answered"} 1$' o
 	[ "$(value out 'wherry_engine_served_bytes_total.*op="write"')" = 300000 ]
 verdict "wherry exporter tells the same" $?
 {
-	WHERRY_TRANSPORTS=tcp "$wherry" bench -t tcp -o write -s 64KiB,1MiB --seconds 2 >bench.out 2>&1 &
+	WHERRY_TRANSPORTS=tcp "$wherry" bench -t tcp -o write -s 64KiB,1MiB --seconds 2 >bench.out \
+		2>&1 &
 	process=$!
 	for ((i = 0; i < 100; i++)); do
 		sleep 0.1
 		fetch "$all" out
-		[ "$(value out 'wherry_peer_transfer_bytes_total.*transport="tcp",op="write"')" != 0 ] && break
+		[ "$(value out 'wherry_peer_transfer_bytes_total.*transport="tcp",op="write"')" != \
+			0 ] && break
 	done
 	wait "$process"
 }
@@ -290,19 +301,22 @@ fetch "$all" out && lint out &&
 		out &&
 	[ "$(value out 'wherry_peer_transfer_bytes_total.*op="write"')" = \
 		"$(python3 -c 'print("%.9g" % (4 * sum(2000000 + i for i in range(1000))))')" ] &&
-	grep -q '^wherry_batch_duration_seconds_bucket{engine="made",.*size="small",le="+Inf"} 6$' out &&
+	grep -q '^wherry_batch_duration_seconds_bucket{engine="made",.*size="small",le="+Inf"} 6$' \
+	out &&
 	grep -q '^wherry_inflight_batches{engine="made",.*} 18$' out &&
 	grep -q '^wherry_inflight_bytes{engine="made",.*,size="large"} 7000$' out &&
-	grep -q '^wherry_peer_inflight_bytes{engine="made",.*peer="peer-7",.*,size="large"} 7007$' out &&
-	grep -q '^wherry_peer_attempts_total{engine="made",.*peer="peer-7",.*transport="shm"} 57$' out &&
+	grep -q '^wherry_peer_inflight_bytes{engine="made",.*peer="peer-7",.*,size="large"} 7007$' \
+	out &&
+	grep -q '^wherry_peer_attempts_total{engine="made",.*peer="peer-7",.*transport="shm"} 57$' \
+	out &&
 	grep -q '^wherry_session_served_bytes_total{engine="made",.*session="client",op="read"} 5$' out
 verdict "what it told, from the layout in docs/metrics.md" $?
 stop "$made"
 [ -S "$places/1-made.observe" ] && "$wherry" exporter --once >out &&
 	[ ! -e "$places/1-made.observe" ] && grep -q '^wherry_engines{state="silent"} 0$' out
 verdict "the socket of a dead engine is swept" $?
-# A scrape in which it is told so, and which takes no longer than an engine that does not answer is waited for. Beside load
-# one that works may not answer in time, either: then once more.
+# A scrape in which it is told so, and which takes no longer than an engine that does not answer is
+# waited for. Beside load one that works may not answer in time, either: then once more.
 in_time() # PATTERN
 {
 	local begun
@@ -324,11 +338,13 @@ for how in silent cut garbage endless old; do
 	wait "$process" 2>/dev/null
 done
 # Where others may write, anybody could pretend to be an engine.
-chmod 777 "$places" && "$wherry" exporter --once >out && grep -q '^wherry_engines{state="answered"} 0$' out
+chmod 777 "$places" && "$wherry" exporter --once >out &&
+	grep -q '^wherry_engines{state="answered"} 0$' out
 verdict "a directory that others may write to is not looked into" $?
 chmod 700 "$places"
 
-# The benchmark of a scrape, with few peers: that it measures what it says. Its 50 ms are not what is tested.
+# The benchmark of a scrape, with few peers: that it measures what it says. Its 50 ms are not what
+# is tested.
 "$TEST_BUILD/bench/scrape" --wherry "$wherry" --peers 40 --json scrape.json >out 2>err
 python3 - <<'PYTHON'
 import json
@@ -351,7 +367,8 @@ unset WHERRY_OBSERVE
 start usual "$wherry" serve --memory host:64KiB --listen 127.0.0.1:0 --name usual-one &&
 	ls run/wherry/"$process"-*.observe >/dev/null && [ "$(stat -c %a run/wherry)" = 700 ]
 verdict "XDG_RUNTIME_DIR" $?
-"$wherry" exporter --once >out && lint out && [ "$(grep -c '^wherry_engine_info{engine="usual-one"' out)" = 1 ]
+"$wherry" exporter --once >out && lint out &&
+	[ "$(grep -c '^wherry_engine_info{engine="usual-one"' out)" = 1 ]
 verdict "is looked into" $?
 XDG_RUNTIME_DIR=$directory/run/around/.. "$wherry" exporter --once >out && lint out &&
 	[ "$(grep -c '^wherry_engine_info{engine="usual-one"' out)" = 1 ]

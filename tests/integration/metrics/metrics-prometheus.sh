@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# A real Prometheus on loopback scrapes wherry exporter and wherry serve --metrics; promtool accepts the
-# metrics, docs/metrics.md lists all of them, and the dashboard uses no other.
+# A real Prometheus on loopback scrapes wherry exporter and wherry serve --metrics; promtool accepts
+# the metrics, docs/metrics.md lists all of them, and the dashboard uses no other.
 set -u
 if ! command -v prometheus >/dev/null || ! command -v promtool >/dev/null; then
 	echo "no prometheus: apt-get install prometheus"
@@ -56,7 +56,8 @@ done
 put $nic/hw_counters/packet_seq_err 1
 put $nic/hw_counters/local_ack_timeout_err 1
 put /proc/net/snmp $'Ip: A\nIp: 1\nTcp: RtoAlgorithm RetransSegs\nTcp: 1 42'
-start made python3 "$TEST_SOURCE/tests/integration/lib/metrics_engine.py" run/1-made.observe 3 answer
+start made python3 "$TEST_SOURCE/tests/integration/lib/metrics_engine.py" run/1-made.observe 3 \
+	answer
 start all env FAKE_NVML=hgx/nvml.txt "$wherry" exporter --root hgx --metrics 127.0.0.1:0
 all=$line
 start serve "$wherry" serve --memory host:1MiB --listen 127.0.0.1:0 --metrics 127.0.0.1:0
@@ -79,7 +80,8 @@ scrape_configs:
     static_configs: [{targets: ["$(target "$own")"]}]
 YAML
 port=$(free_port 0)
-prometheus --config.file prometheus.yml --storage.tsdb.path data --web.listen-address "127.0.0.1:$port" \
+prometheus --config.file prometheus.yml --storage.tsdb.path data \
+	--web.listen-address "127.0.0.1:$port" \
 	--log.level warn >prometheus.out 2>&1 &
 head -c 300000 /dev/urandom >file
 WHERRY_TRANSPORTS=tcp "$wherry" copy file "$url/host" >copy.out || cat copy.out
@@ -136,7 +138,7 @@ verdict "a real Prometheus scrapes both" $?
 verdict "and has nothing to complain of" $?
 [ $failed = 0 ] || cat prometheus.out
 
-# ---- the names ------------------------------------------------------------------------------------
+# ---- the names -----------------------------------------------------------------------------------
 
 python3 - "$all" "$own" <<'PYTHON'
 """What was told, for promtool and for the names below."""
@@ -167,7 +169,7 @@ print(len(told), "metrics")
 PYTHON
 verdict "docs/metrics.md has all of them" $?
 
-# ---- the dashboard ---------------------------------------------------------------------------------
+# ---- the dashboard -------------------------------------------------------------------------------
 
 python3 - "$port" <<'PYTHON'
 """docs/grafana.json: its queries name only metrics that exist, and labels that these have; Prometheus

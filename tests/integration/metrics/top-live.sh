@@ -65,7 +65,8 @@ top() # ARGUMENTS...
 top --once --interval 0.1 >out && [ "$(grep -c '^GPU[0-7] ' out)" = 8 ] &&
 	grep -q 'GPU0 .* 73% ███████   .*412/700 *W *61 C *1755 MHz' out &&
 	grep -q 'PCIe *12.50 *20% out *0.25 *0% in *NVLink *0.00 *0% out' out &&
-	grep -q 'ECC uncorrected 2, clocks limited by idle' out && grep -q 'limited by power+heat' out &&
+	grep -q 'ECC uncorrected 2, clocks limited by idle' out &&
+	grep -q 'limited by power+heat' out &&
 	grep -q '^GPU7 .*  - ' out && grep -q '^mlx5_0 *ACTIVE *0.00 *0% out' out
 verdict "text" $?
 [ "$(grep -A9 '^ *PID' out | awk '{ print $1 }' | tr '\n' ' ')" = "PID - 4712 4711 " ] &&
@@ -108,12 +109,14 @@ verdict "JSON" $?
 # Why there is no number: NVML's word for it, where it is asked for.
 sed -i '1i nvmlDeviceGetPowerUsage 7 : 4\nnvmlDeviceGetTemperature 7 0 : 999' hgx/nvml.txt
 top --once -i 0.1 >out && ! grep -q -- ' -: ' out && top --once -i 0.1 --why >out &&
-	sed -n '/^GPU7/,/^[^ ]*mlx/p' out | grep -q -- "^      -: utilization.gpu, utilization.memory, .*: not$(
+	sed -n '/^GPU7/,/^[^ ]*mlx/p' out |
+	grep -q -- "^      -: utilization.gpu, utilization.memory, .*: not$(
 	) supported; power.draw: no permission; temperature.gpu: an error of the driver$" &&
 	! sed -n '/^GPU6/,/^GPU7/p' out | grep -q -- '-:.*power.draw'
 verdict "--why, as text" $?
 top --query index,power.draw,utilization.gpu,temperature.gpu,nvlink.max --why -i 0.1 >out &&
-	grep -q '^7, \[no permission\], \[not supported\], \[an error of the driver\], 478.116$' out &&
+	grep -q '^7, \[no permission\], \[not supported\], \[an error of the driver\], 478.116$' \
+	out &&
 	grep -q '^6, 412.345, 73, 61, 478.116$' out
 verdict "--why, in CSV" $?
 top --json -i 0.1 --why >out && python3 - <<'PYTHON'
@@ -135,11 +138,15 @@ mkdir -p hgx$loop && ln -s port_xmit_data hgx$loop/port_xmit_data
 mv hgx/proc/4712/stat kept && ln -s stat hgx/proc/4712/stat
 top --once -i 0.1 --why >out && grep -A 1 '^mlx5_1 ' out |
 	grep -q '^      -: out, in, errors/s, retransmits/s: the driver has no such file in sysfs$' &&
-	grep -A 1 '^mlx5_2 ' out | grep -q '^      -: out: Too many levels of symbolic links; in, errors/s,' &&
+	grep -A 1 '^mlx5_2 ' out | grep \
+	-q '^      -: out: Too many levels of symbolic links; in, errors/s,' &&
 	! grep -A 1 '^mlx5_0 ' out | grep -q -- '-:' &&
-	grep -A 1 '^ens1 ' out | grep -q 'errors/s: the driver has no .*; retransmits/s: TCP counts them for all' &&
-	grep -A 1 '^ *4712 ' out | grep -q '^      -: name, memory, CPU: Too many levels of symbolic links$' &&
-	grep -A 1 'in another PID namespace)$' out | grep -q '^      -: PID, name, memory, CPU: no process here has' &&
+	grep -A 1 '^ens1 ' out | grep \
+	-q 'errors/s: the driver has no .*; retransmits/s: TCP counts them for all' &&
+	grep -A 1 '^ *4712 ' out | grep \
+	-q '^      -: name, memory, CPU: Too many levels of symbolic links$' &&
+	grep -A 1 'in another PID namespace)$' out |
+	grep -q '^      -: PID, name, memory, CPU: no process here has' &&
 	! grep -A 1 '^ *4711 ' out | grep -q -- '-:'
 verdict "--why, of NICs and processes" $?
 top --json -i 0.1 --why >out && python3 - <<'PYTHON'
@@ -190,8 +197,8 @@ assert abs(moved - 203.776) < 12, moved
 PYTHON
 verdict "a rate" $?
 
-# A GPU that falls off the bus and comes back, while it is looked at. Of the fake's file the first line that
-# fits counts; it is never seen half written.
+# A GPU that falls off the bus and comes back, while it is looked at. Of the fake's file the first
+# line that fits counts; it is never seen half written.
 edit() # SED-SCRIPT
 {
 	sed "$1" hgx/nvml.txt >hgx/nvml.new && mv hgx/nvml.new hgx/nvml.txt
@@ -246,7 +253,8 @@ made() # NAME PEERS HOW
 {
 	local i
 
-	python3 "$TEST_SOURCE/tests/integration/lib/metrics_engine.py" "engines/$1.observe" "$2" "$3" >"$1.out" &
+	python3 "$TEST_SOURCE/tests/integration/lib/metrics_engine.py" "engines/$1.observe" "$2" \
+		"$3" >"$1.out" &
 	for ((i = 0; i < 200; i++)); do
 		[ -s "$1.out" ] && break
 		sleep 0.05
@@ -296,7 +304,8 @@ top --query peer,transport,reads,read.total --of routes -i 0.1 >out &&
 verdict "chosen fields of routes" $?
 top --once -i 0.2 >out && grep -q '^made  *pid [0-9]* *read 0.00, written [0-9.]* GB/s$' out &&
 	grep -q '^      <=64 KiB: p50 6.1, p99 8.2 us; larger: p50 -, p99 - us$' out &&
-	grep -q '^      in flight 18, [^;]*; sessions [0-9]*; lost [0-9]*; regions [0-9]*, [^;]*$' out &&
+	grep -q '^      in flight 18, [^;]*; sessions [0-9]*; lost [0-9]*; regions [0-9]*, [^;]*$' \
+	out &&
 	[ "$(grep -c '^  peer-[0-9]* .* connected failed 2; errors 12$' out)" = 8 ] &&
 	[ "$(grep -c '^      self 0.00/0.00; .*; tcp 0.00/[0-9.]*; 0 batches/s$' out)" = 8 ] &&
 	[ "$(grep -c 'p50 6, p99 8 us; lost [0-9]*; rerouted 16$' out)" = 8 ] &&
@@ -306,12 +315,14 @@ verdict "engines as text" $?
 verdict "engines and peers in 80 columns" $?
 made 2-silent 1 silent
 begun=$(quiet_seconds)
-top --once -i 0.1 >out && [ $(($(quiet_seconds) - begun)) -le 6 ] && grep -q '1 engine did not answer' out && grep -q '^made ' out
+top --once -i 0.1 >out && [ $(($(quiet_seconds) - begun)) -le 6 ] &&
+	grep -q '1 engine did not answer' out && grep -q '^made ' out
 verdict "an engine that does not answer" $?
 made 3-old 1 old
 made 4-cut 1 cut
 made 5-garbage 1 garbage
-top --once -i 0.1 --why >out && grep -A 4 '^4 engines did not answer$' out | tail -n 4 | sort >why && diff - why <<'TEXT'
+top --once -i 0.1 --why >out && grep -A 4 '^4 engines did not answer$' out | tail -n 4 |
+	sort >why && diff - why <<'TEXT'
       pid 2: no answer within 0.5 s
       pid 3: it answers in version 1, this command reads version 2
       pid 4: its answer ends too early
@@ -327,7 +338,8 @@ assert sample["engines_silent"] == 4 and set(why) == {2, 3, 4, 5} and "version 1
 PYTHON
 verdict "--why, of engines in JSON" $?
 end_all KILL
-top --once -i 0.1 --why --observe "$directory/none" >out && grep -q "none: No such file or directory$" out
+top --once -i 0.1 --why --observe "$directory/none" >out &&
+	grep -q "none: No such file or directory$" out
 verdict "--why, of a directory that is not there" $?
 top --once -i 0.1 >out && grep -q 'no engine of this user' out && ! ls engines/*.observe 2>/dev/null
 verdict "engines that are dead" $?
@@ -362,12 +374,14 @@ FAKE_NVML=/nonexistent "$wherry" top --root hgx --once -i 0.1 >out &&
 verdict "no driver" $?
 printf 'delay : 0 60000\n' >slow.txt
 begun=$(quiet_seconds)
-FAKE_NVML=slow.txt "$wherry" top --root hgx --once -i 0.1 >out && [ $(($(quiet_seconds) - begun)) -le 15 ] &&
+FAKE_NVML=slow.txt "$wherry" top --root hgx --once -i 0.1 >out &&
+	[ $(($(quiet_seconds) - begun)) -le 15 ] &&
 	grep -q 'has not answered' out && grep -q '^mlx5_7' out
 verdict "a driver that hangs" $?
 for words in "--query pink|no field 'pink'" "--query=|no field" "--interval 0|between 0.1" \
 	"--interval x|between 0.1" "--count 0|--count" "--json --csv|without --csv" \
-	"--root nowhere|No such file" "--of pink --csv|none of gpus" "--of peers|the table of --csv" \
+	"--root nowhere|No such file" "--of pink --csv|none of gpus" \
+	"--of peers|the table of --csv" \
 	"--query power.draw --of peers|no field 'power.draw'"; do
 	read -r -a arguments <<<"${words%|*}"
 	! "$wherry" top "${arguments[@]}" >out 2>err && grep -q -F -e "${words#*|}" err &&
@@ -487,12 +501,15 @@ verdict "a filter that is given up" $?
 live 60 120 ' +-- q' && grep -q -a PAUSED words
 verdict "held, and slower" $?
 # 11 lines of a picture of 39: the last ones, a line more, the first ones.
-live 12 120 "$(printf 'D%.0s' {1..35})Wq" && grep -q -a 'trainer (a) b' last && grep -q -a 'mlx5_7' last &&
+live 12 120 "$(printf 'D%.0s' {1..35})Wq" && grep -q -a 'trainer (a) b' last &&
+	grep -q -a 'mlx5_7' last &&
 	! grep -q -a 'GPU[0-7]' last
 verdict "arrows: down to the end" $?
-live 12 120 "DDWq" && ! grep -q -a 'driver 580' last && grep -q -a 'GPU3' last && ! grep -q -a 'GPU4' last
+live 12 120 "DDWq" && ! grep -q -a 'driver 580' last && grep -q -a 'GPU3' last &&
+	! grep -q -a 'GPU4' last
 verdict "arrows: two lines down" $?
-live 12 120 "DDDDUWq" && grep -q -a 'GPU4' last && ! grep -q -a 'GPU0' last && live 12 120 "DDDDTWq" &&
+live 12 120 "DDDDUWq" && grep -q -a 'GPU4' last && ! grep -q -a 'GPU0' last &&
+	live 12 120 "DDDDTWq" &&
 	grep -q -a 'driver 580' last && grep -q -a 'GPU0' last
 verdict "arrows: up again, and Home" $?
 
@@ -550,9 +567,9 @@ verdict "a terminal that is not known" $?
 
 # ---- what it takes ----------------------------------------------------------------------------
 
-# Of a core, at one sample a second. As JSON from what 20 samples more take of the CPU, in whatever time; of the
-# live view, which runs until a key is pressed, from what 11 s more take. Other work on the machine makes the
-# times longer, hardly the CPU's part of it.
+# Of a core, at one sample a second. As JSON from what 20 samples more take of the CPU, in whatever
+# time; of the live view, which runs until a key is pressed, from what 11 s more take. Other work on
+# the machine makes the times longer, hardly the CPU's part of it.
 if [ -z "${TEST_SANITIZED-}" ]; then
 	FAKE_NVML=hgx/nvml.txt timeout 100 python3 - "$wherry" <<'PYTHON'
 import fcntl, itertools, os, pty, select, struct, subprocess, sys, termios, time

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Engines of libtransfer_engine.so that find each other in a store of metadata; memory that comes and goes; and one
-# that is killed and comes back under its name. by-name.sh PEER
+# Engines of libtransfer_engine.so that find each other in a store of metadata; memory that comes
+# and goes; and one that is killed and comes back under its name. by-name.sh PEER
 set -u
 peer=$1
 # shellcheck source=tests/cases.sh
@@ -16,7 +16,8 @@ export WHERRY_CUDA=off WHERRY_RDMA=off
 same() # NAME METADATA SEGMENT
 {
 	ask sum
-	[ "$reply" = "$(timeout 100 "$peer" sum "$2" "client$RANDOM" host "$3" "$address" "$length")" ]
+	[ "$reply" = "$(timeout 100 "$peer" sum "$2" "client$RANDOM" host "$3" "$address" \
+		"$length")" ]
 	verdict "$1" $?
 }
 
@@ -39,7 +40,8 @@ with()
 	grep -F -e FAILED out
 	cat err
 	same "$1: the same" "$2" prefill-7
-	! "$peer" serve "$2" prefill-7 host >out 2>&1 && grep -q 'the name prefill-7 is that of the engine at' out
+	! "$peer" serve "$2" prefill-7 host >out 2>&1 &&
+		grep -q 'the name prefill-7 is that of the engine at' out
 	verdict "$1: the name is taken" $?
 	ask more
 	address=$reply
@@ -49,7 +51,8 @@ with()
 	! timeout 100 "$peer" sum "$2" decode-4 host prefill-7 "$address" "$length" >out 2>&1
 	verdict "$1: and is gone" $?
 	finish "$1"
-	! "$peer" sum "$2" decode-5 host prefill-7 "$address" "$length" >out 2>&1 && grep -q 'no engine has the name' out
+	! "$peer" sum "$2" decode-5 host prefill-7 "$address" "$length" >out 2>&1 &&
+		grep -q 'no engine has the name' out
 	verdict "$1: nobody has the name any more" $?
 	serve "$2" prefill-7 host
 	kill -KILL "$server"
@@ -71,25 +74,32 @@ done
 with http "$(head -n 1 store)/metadata"
 
 # What stands before the @ is in no error.
-for url in 'etcd://root:opensesame@' 'etcd://root:opensesame@127.0.0.1' 'etcd://root:open/opensesame@127.0.0.1:1' \
-	'root:open://opensesame@127.0.0.1:1' 'http://root:opensesame%zz@127.0.0.1:1' 'redis://u:opensesame@127.0.0.1:x' \
-	'root:opensesame@127.0.0.1:1' 'http://root:opensesame@127.0.0.1:1/m' 'redis://u:opensesame@127.0.0.1:1/5x' \
-	'etcd:root:opensesame@127.0.0.1:1' "http://root:$(printf 'opensesame%.0s' {1..60})@127.0.0.1:1"; do
-	! "$peer" serve "$url" a host >out 2>&1 && grep -q 'createTransferEngine' out && ! grep -q opensesame out
+for url in 'etcd://root:opensesame@' 'etcd://root:opensesame@127.0.0.1' \
+	'etcd://root:open/opensesame@127.0.0.1:1' \
+	'root:open://opensesame@127.0.0.1:1' 'http://root:opensesame%zz@127.0.0.1:1' \
+	'redis://u:opensesame@127.0.0.1:x' \
+	'root:opensesame@127.0.0.1:1' 'http://root:opensesame@127.0.0.1:1/m' \
+	'redis://u:opensesame@127.0.0.1:1/5x' \
+	'etcd:root:opensesame@127.0.0.1:1' "http://root:$(printf 'opensesame%.0s' \
+	{1..60})@127.0.0.1:1"; do
+	! "$peer" serve "$url" a host >out 2>&1 && grep -q 'createTransferEngine' out &&
+		! grep -q opensesame out
 	verdict "not told: ${url:0:40}" $?
 done
 
 # Redis, with a password and a prefix of the keys, as Mooncake's engines are told of them.
 if command -v redis-server >/dev/null; then
 	port=$(free_port 0)
-	redis-server --bind 127.0.0.1 --port "$port" --requirepass sesame --save '' --dir "$directory" >redis.log 2>&1 &
+	redis-server --bind 127.0.0.1 --port "$port" --requirepass sesame --save '' \
+		--dir "$directory" >redis.log 2>&1 &
 	for _ in $(seq 600); do
 		grep -q 'Ready to accept' redis.log && break
 		sleep 0.05
 	done
 	! "$peer" serve "redis://127.0.0.1:$port" a host >out 2>&1 && grep -q NOAUTH out
 	verdict "redis: without the password" $?
-	! MC_REDIS_PASSWORD=open "$peer" serve "redis://127.0.0.1:$port" a host >out 2>&1 && grep -q 'does not accept' out &&
+	! MC_REDIS_PASSWORD=open "$peer" serve "redis://127.0.0.1:$port" a host >out 2>&1 &&
+		grep -q 'does not accept' out &&
 		! grep -q open out
 	verdict "redis: with another one, which is not told" $?
 	(
@@ -110,7 +120,8 @@ fi
 if command -v etcd >/dev/null; then
 	port=$(free_port 1)
 	etcd --data-dir etcd.data --listen-client-urls "http://127.0.0.1:$port" --log-level error \
-		--advertise-client-urls "http://127.0.0.1:$port" --listen-peer-urls http://127.0.0.1:0 >etcd.log 2>&1 &
+		--advertise-client-urls "http://127.0.0.1:$port" \
+		--listen-peer-urls http://127.0.0.1:0 >etcd.log 2>&1 &
 	for _ in $(seq 600); do
 		python3 -c 'import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=5)' \
 			"http://127.0.0.1:$port/version" >/dev/null 2>&1 && break
@@ -119,12 +130,14 @@ if command -v etcd >/dev/null; then
 	# Without a scheme it is etcd.
 	with etcd "127.0.0.1:$port"
 	# With users from now on.
-	python3 "$TEST_SOURCE/tests/integration/lib/mooncake_peer.py" lock "127.0.0.1:$port" root 'ses@me'
+	python3 "$TEST_SOURCE/tests/integration/lib/mooncake_peer.py" lock "127.0.0.1:$port" root \
+		'ses@me'
 	verdict "etcd: has users now" $?
 	serve "etcd://root:ses%40me@127.0.0.1:$port" c host
 	same "etcd: user and password in the URL" "root:ses%40me@127.0.0.1:$port" c
 	finish "etcd: with users"
-	! "$peer" serve "root:opensesame@127.0.0.1:$port" a host >out 2>&1 && grep -q 'does not accept' out &&
+	! "$peer" serve "root:opensesame@127.0.0.1:$port" a host >out 2>&1 &&
+		grep -q 'does not accept' out &&
 		! grep -q opensesame out
 	verdict "etcd: with another password, which is not told" $?
 else

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# libtransfer_engine.so and Mooncake's own transfer engine, both ways. Skipped, as a whole, where that engine is not
-# to be had. real-engine.sh PEER
+# libtransfer_engine.so and Mooncake's own transfer engine, both ways. Skipped, as a whole, where
+# that engine is not to be had. real-engine.sh PEER
 set -u
 peer=$1
 theirs=$TEST_SOURCE/tests/integration/lib/mooncake_real.py
@@ -36,7 +36,8 @@ ours_to() # NAME METADATA OWN-NAME PLACE
 		sleep 0.05
 	done
 	read -r name address <ready
-	timeout 100 "$peer" client "${2:-P2PHANDSHAKE}" "$3" "$4" "$name" "$address" 4194304 mooncake >out 2>err
+	timeout 100 "$peer" client "${2:-P2PHANDSHAKE}" "$3" "$4" "$name" "$address" 4194304 \
+		mooncake >out 2>err
 	local status=$?
 	cat err
 	sed "s/\] /&$1, $4: /" out

@@ -2,14 +2,15 @@
 # For scripts that talk to a server of peer.c's, which source this: $peer is its path.
 # shellcheck shell=bash disable=SC2154,SC2034
 
-# Start a server with a pipe to it; what it prints is in `said`, its first line in $name, $address, $length.
+# Start a server with a pipe to it; what it prints is in `said`, its first line in $name, $address,
+# $length.
 serve() # METADATA NAME PLACE
 {
 	rm -f order said
 	mkfifo order || exit
 	: >said
-	# What the client wrote by one connection it reads by another: that it came before is known to the
-	# client, and not to two threads of the server, which the thread sanitizer looks at.
+	# What the client wrote by one connection it reads by another: that it came before is known
+	# to the client, and not to two threads of the server, which the thread sanitizer looks at.
 	[ "${TEST_FEWER-}" = 1 ] && local -x WHERRY_THREADS=1
 	"$peer" serve "$1" "$2" "$3" <order >said 2>server.err &
 	server=$!

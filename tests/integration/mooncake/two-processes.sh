@@ -10,7 +10,8 @@ peer=$1
 . "${BASH_SOURCE[0]%/*}/serve.sh" || exit
 cd "$directory" || exit 1
 unset "${!WHERRY_@}"
-export WHERRY_CUDA=${TEST_CUDA:?the path of a libcuda} WHERRY_VERBS=${TEST_VERBS:?the path of a libibverbs}
+export WHERRY_CUDA=${TEST_CUDA:?the path of a libcuda} \
+	WHERRY_VERBS=${TEST_VERBS:?the path of a libibverbs}
 export FAKE_VERBS_WORLD=$directory/world
 : >world
 
@@ -18,7 +19,8 @@ export FAKE_VERBS_WORLD=$directory/world
 by() # ROUTE PLACE PLACE
 {
 	serve P2PHANDSHAKE 127.0.0.1:0 "$3"
-	timeout 100 "$peer" client P2PHANDSHAKE 127.0.0.1 "$2" "$name" "$address" "$length" "$1" >out 2>err
+	timeout 100 "$peer" client P2PHANDSHAKE 127.0.0.1 "$2" "$name" "$address" "$length" "$1" \
+		>out 2>err
 	local status=$?
 	sed "s/\] /&$1, $2 to $3: /" out
 	cat err
@@ -27,7 +29,8 @@ by() # ROUTE PLACE PLACE
 	[ "$reply" = '2 [client: two "blocks"] [client: alone]' ]
 	verdict "$1, $2 to $3: notifications" $?
 	ask sum
-	[ "$reply" = "$(timeout 100 "$peer" sum P2PHANDSHAKE 127.0.0.1 "$2" "$name" "$address" "$length")" ]
+	[ "$reply" = "$(timeout 100 "$peer" sum P2PHANDSHAKE 127.0.0.1 "$2" "$name" "$address" \
+		"$length")" ]
 	verdict "$1, $2 to $3: what the client reads is what the server has" $?
 	finish "$1, $2 to $3"
 }

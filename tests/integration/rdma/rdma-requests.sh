@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# What rdma asks of a NIC is what docs/rdma-speed.md counts: requests exactly; doorbells and completions, which
-# depend on how fast the NIC is, within bounds.
+# What rdma asks of a NIC is what docs/rdma-speed.md counts: requests exactly; doorbells and
+# completions, which depend on how fast the NIC is, within bounds.
 set -u
 build=${TEST_COMMAND%/tools/*}
 requests=$build/bench/requests library=$build/tests/fake/verbs/libibverbs.so.1
 # shellcheck source=tests/cases.sh
 . "${BASH_SOURCE[0]%/*}/../../cases.sh" || exit
 
-# NAME, REQUESTS, the most DOORBELLS, the least and the most COMPLETIONS, the most EVENTS; then what requests
-# takes.
+# NAME, REQUESTS, the most DOORBELLS, the least and the most COMPLETIONS, the most EVENTS; then what
+# requests takes.
 counts()
 {
 	local name=$1 wanted=$2 doorbells=$3 least=$4 most=$5 events=$6 got

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# wherry registry from outside: its verbs, its log over kill -9, what it refuses; and engines that have
-# no registry. Takes the command's path as $1 or in $TEST_COMMAND.
+# wherry registry from outside: its verbs, its log over kill -9, what it refuses; and engines that
+# have no registry. Takes the command's path as $1 or in $TEST_COMMAND.
 set -u
 wherry=${1:-${TEST_COMMAND:?the path of wherry}}
 library=${TEST_LIBRARY:?the path of libwherry.so}
@@ -85,13 +85,16 @@ refused() # STATUS TEXT ARGUMENTS...
 start
 asks '404 *' GET '/?key=a' && asks '200 ok' PUT '/?key=a' one && asks '200 one' GET '/?key=a' &&
 	asks '200 one' GET '/metadata?key=a' && asks '200 ok' PUT '/?key=a' two &&
-	asks '200 two' GET '/?key=a' && asks '200 ok' DELETE '/?key=a' && asks '404 *' DELETE '/?key=a'
+	asks '200 two' GET '/?key=a' && asks '200 ok' DELETE '/?key=a' &&
+	asks '404 *' DELETE '/?key=a'
 verdict "put, get, delete" $?
 
-asks '200 ok' PUT '/?key=n&lease=60000&owner=x' mine && asks '409 mine' PUT '/?key=n&owner=y' other &&
+asks '200 ok' PUT '/?key=n&lease=60000&owner=x' mine &&
+	asks '409 mine' PUT '/?key=n&owner=y' other &&
 	asks '409 *' DELETE '/?key=n&owner=y' && asks '409 *' DELETE '/?key=n' &&
 	asks '200 ok' DELETE '/?key=n&owner=x' &&
-	asks '200 ok' PUT '/?key=n&lease=300&owner=x' mine && sleep 0.4 && asks '404 *' GET '/?key=n' &&
+	asks '200 ok' PUT '/?key=n&lease=300&owner=x' mine && sleep 0.4 &&
+	asks '404 *' GET '/?key=n' &&
 	asks '200 ok' PUT '/?key=n&lease=60000&owner=y' other
 verdict "owners and leases" $?
 
@@ -104,7 +107,8 @@ verdict "a list" $?
 
 long=$(printf '%0513d' 0)
 asks '400 *missing*' GET / && asks '404 *' GET '/other?key=a' && asks '405 *' POST '/?key=a' &&
-	asks '400 *lease*' PUT '/?key=a&lease=0' && asks '400 *lease*' PUT '/?key=a&lease=3600001' &&
+	asks '400 *lease*' PUT '/?key=a&lease=0' &&
+	asks '400 *lease*' PUT '/?key=a&lease=3600001' &&
 	asks '400 *lease*' PUT '/?key=a&lease=1x' && asks '400 *512*' GET "/?key=$long" &&
 	asks '400 *' GET '/?key=a%00b' && asks '400 *missing*' PUT '/?key=' x
 verdict "wrong requests" $?
@@ -177,7 +181,8 @@ for round in 1 2 3 4; do
 	rm -f log.damaged
 done
 start --file log
-[ -s log.damaged ] && grep -q 'warning: log was damaged' err && python3 reader.py "$url" written || code=1
+[ -s log.damaged ] && grep -q 'warning: log was damaged' err && python3 reader.py "$url" written ||
+	code=1
 [ $code = 0 ]
 verdict "the log over kill -9, and with a torn end" $?
 
@@ -204,8 +209,10 @@ started first && kill -KILL $first
 wait $first 2>/dev/null
 "$wherry" serve -m host:4KiB -n node7 -c "registry=$url" >second 2>second.err &
 second=$!
-started second && grep -q -E "^wherry serve: warning: registry $url: node7 is registered for an earlier engine, at $(
-	)$(sed -n 's,^wherry://,,p' first): waiting for its lease to end, at most [1-4] s more$" second.err &&
+started second && grep \
+	-q -E "^wherry serve: warning: registry $url: node7 is registered for an earlier engine, at $(
+	)$(sed -n 's,^wherry://,,p' first): waiting for its lease to end, at most [1-4] s more$" \
+		second.err &&
 	[ "$(wc -l <second.err)" = 1 ]
 code=$?
 [ $code = 0 ] || cat second second.err
@@ -222,10 +229,12 @@ refused 2 "mode 0600" registry --listen 127.0.0.1:0 --auth auth
 verdict "a password that others can read" $?
 chmod 0600 auth
 start --auth auth
-asks '401 *' GET '/?key=a' && asks '401 *' PUT '/?key=a' x me:open && asks '401 *' GET '/?key=a' '' me: &&
+asks '401 *' GET '/?key=a' && asks '401 *' PUT '/?key=a' x me:open &&
+	asks '401 *' GET '/?key=a' '' me: &&
 	asks '404 *' GET '/?key=a' '' me:sesame
 verdict "a password" $?
-refused 2 "a user and a password" serve -m host:4KiB -n node7 -c "registry=$url" && ! grep -q -F '?' err
+refused 2 "a user and a password" serve -m host:4KiB -n node7 -c "registry=$url" &&
+	! grep -q -F '?' err
 verdict "an engine without it is told one line" $?
 stop TERM
 
@@ -234,14 +243,17 @@ stop TERM
 refused 69 "connect to 127.0.0.1 port 1" serve -m host:4KiB -n node7 -c registry=http://127.0.0.1:1
 verdict "no registry there" $?
 ! WHERRY_REGISTRY=redis://:sesame@127.0.0.1:1 "$wherry" serve -m host:4KiB -n node7 >out 2>&1 &&
-	! grep sesame out && ! WHERRY_REGISTRY=http://me:sesame@h:1 "$wherry" config 2>&1 | grep sesame &&
+	! grep sesame out && ! WHERRY_REGISTRY=http://me:sesame@h:1 "$wherry" config 2>&1 |
+	grep sesame &&
 	WHERRY_REGISTRY=http://me:sesame@h:1 "$wherry" config | grep -q -F 'http://***@h:1'
 verdict "passwords are not shown" $?
 
 # What explains itself, with a registry that takes the password and with one that does not answer.
 start --auth auth
-for registry in "${url/:\/\//://me:sesame@}" http://me:sesame@127.0.0.1:1 redis://:sesame@127.0.0.1:1; do
-	for line in "explain wherry://node7" "explain --json wherry://node7" "explain wherry://127.0.0.1:1" \
+for registry in "${url/:\/\//://me:sesame@}" http://me:sesame@127.0.0.1:1 \
+	redis://:sesame@127.0.0.1:1; do
+	for line in "explain wherry://node7" "explain --json wherry://node7" \
+		"explain wherry://127.0.0.1:1" \
 		"copy wherry://node7/host out" "config" "config --json"; do
 		# shellcheck disable=SC2086 # words
 		WHERRY_REGISTRY=$registry "$wherry" $line
@@ -254,7 +266,8 @@ for _ in $(seq 200); do
 	sleep 0.05
 done
 WHERRY_REGISTRY=${url/:\/\//://me:sesame@} "$wherry" explain wherry://node7 >found 2>&1 &&
-	cat name found >>out && [ -s found ] && grep -q registry out && ! grep -i -e sesame -e bWU6c2VzYW1l out
+	cat name found >>out && [ -s found ] && grep -q registry out &&
+	! grep -i -e sesame -e bWU6c2VzYW1l out
 verdict "nor explained" $?
 grep -q "^peer *node7 at $(sed -n "s,^wherry://,,p" name), " found
 verdict "explain by name tells the address" $?
@@ -349,7 +362,8 @@ PROGRAM
 if nm -D alone/libwherry.so.0 | grep -q '__[at]san_'; then
 	echo "the library is one of a sanitizer's: without its module it is not tried"
 else
-	cc -I "${TEST_SOURCE:?}/include" -I "${TEST_BUILD:?}/include" alone.c alone/libwherry.so.0 -o alone/program &&
+	cc -I "${TEST_SOURCE:?}/include" -I "${TEST_BUILD:?}/include" alone.c alone/libwherry.so.0 \
+		-o alone/program &&
 		LD_LIBRARY_PATH=alone alone/program >out && grep -q 'libcurl4' out
 	verdict "without the module it is said which packages are missing" $?
 fi

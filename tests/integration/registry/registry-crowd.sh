@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# wherry registry among clients that do not read, do not finish what they begin, and come by the hundred: its
-# memory stays bounded and an engine keeps its name. And engines whose registry says 503 for a while.
+# wherry registry among clients that do not read, do not finish what they begin, and come by the
+# hundred: its memory stays bounded and an engine keeps its name. And engines whose registry says
+# 503 for a while.
 set -u
 wherry=${1:-${TEST_COMMAND:?the path of wherry}}
 # shellcheck source=tests/cases.sh
@@ -92,7 +93,8 @@ def keeps_its_name(seconds):
 EPOCH = json.loads(call("GET", "/?key=wherry%2Fengine%2Fnode7")[1])["epoch"]
 PYTHON
 
-"$wherry" serve -v -m host:64KiB -n node7 -l 127.0.0.1:0 -c "registry=$url" -c lease=1500ms >serve.out 2>serve.err &
+"$wherry" serve -v -m host:64KiB -n node7 -l 127.0.0.1:0 -c "registry=$url" -c lease=1500ms \
+	>serve.out 2>serve.err &
 wait_for serve.out wherry:// || exit 1
 
 # ---- lists -------------------------------------------------------------------------------------
@@ -285,8 +287,10 @@ busy() # COUNT
 }
 
 busy 2
-timeout 60 "$wherry" serve -v -m host:64KiB -n node7 -l 127.0.0.1:0 -c "registry=$url" -c lease=1500ms >serve.out 2>serve.err &
-wait_for serve.out wherry:// && { [ "$(grep -c busy busy.out)" = 2 ] || { cat busy.out serve.err && false; }; }
+timeout 60 "$wherry" serve -v -m host:64KiB -n node7 -l 127.0.0.1:0 -c "registry=$url" \
+	-c lease=1500ms >serve.out 2>serve.err &
+wait_for serve.out wherry:// && { [ "$(grep -c busy busy.out)" = 2 ] || { cat busy.out serve.err &&
+	false; }; }
 verdict "an engine asks again when its registry is busy" $?
 head -c 1000 /dev/urandom >file
 {
@@ -302,7 +306,8 @@ wait_for serve.err '503' && grep -q 'busy' serve.err && before=$(grep -c put bus
 	[ "$(grep -c 503 serve.err)" = 1 ]
 verdict "a lease is renewed once it is not busy any more" $?
 touch busy
-timeout 30 "$wherry" serve -m host:64KiB -n node8 -l 127.0.0.1:0 -c "registry=$url" -c timeout=1500 >out 2>late.err
+timeout 30 "$wherry" serve -m host:64KiB -n node8 -l 127.0.0.1:0 -c "registry=$url" \
+	-c timeout=1500 >out 2>late.err
 [ $? = 69 ] && grep -q 'busy (HTTP status 503)' late.err && [ "$(wc -l <late.err)" = 1 ]
 verdict "one that is busy for ever is named" $?
 exit "$failed"

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Forty engines in eight processes that find each other in a registry, and a restart of all of them, one
-# process after the other, every second by kill -9, while the others go on: what was reported complete is
-# in the memory of those that are gone, and what was not has been reported failed. bench/record does the
-# same with 1,000.
+# Forty engines in eight processes that find each other in a registry, and a restart of all of them,
+# one process after the other, every second by kill -9, while the others go on: what was reported
+# complete is in the memory of those that are gone, and what was not has been reported failed.
+# bench/record does the same with 1,000.
 set -u
 many=${TEST_BUILD:?the build directory}/bench/many
 wherry=${TEST_COMMAND:?the path of wherry}
@@ -38,10 +38,13 @@ small()
 			cost["idle_peer_owner_bytes"] < cost["idle_peer_limit_bytes"]'
 }
 
-# Over tcp, and as the engines of one host find each other: process_vm, for the memory is not Wherry's.
+# Over tcp, and as the engines of one host find each other: process_vm, for the memory is not
+# Wherry's.
 for transport in tcp shm; do
-	timeout 120 "$many" --registry "$url" --engines 40 --processes 8 --degree 6 --peers 200 --idle 0 \
-		--rate 4000 --config lease=500ms --config "transports=$transport,tcp" --json figures.json >out 2>&1
+	timeout 120 "$many" --registry "$url" --engines 40 --processes 8 --degree 6 --peers 200 \
+		--idle 0 \
+		--rate 4000 --config lease=500ms --config "transports=$transport,tcp" \
+		--json figures.json >out 2>&1
 	status=$?
 	[ "$status" = 0 ] || cat out
 	verdict "$transport: forty engines, all restarted" "$status"
@@ -56,7 +59,8 @@ for transport in tcp shm; do
 done
 
 rm figures.json
-timeout 120 "$many" --registry "$url" --engines 8 --processes 2 --degree 2 --peers 200 --idle 0 --no-restart \
+timeout 120 "$many" --registry "$url" --engines 8 --processes 2 --degree 2 --peers 200 --idle 0 \
+	--no-restart \
 	--config transports=tcp --config tls=1 --json figures.json >out 2>&1
 status=$?
 [ "$status" = 0 ] || cat out

@@ -27,6 +27,7 @@ failed	plain: bad	./plain-bad.log"
 [ "$(cat out)" = "$wanted" ] || { cat out; false; }
 verdict "tests of meson" $?
 printf 'no virtual machine here\n' >lab.log
-[ "$(python3 "$tally" output 77 lab lab.log)" = "skipped	lab: no virtual machine here	lab.log" ]
+[ "$(python3 "$tally" output 77 lab lab.log)" = \
+	"skipped	lab: no virtual machine here	lab.log" ]
 verdict "a step" $?
 exit $failed

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Links and paths in the documents: every relative link leads to a file, every anchor to a heading, and every path of
-# the tree between back quotes exists. CHANGELOG.md is left out: it names files of former versions.
+# Links and paths in the documents: every relative link leads to a file, every anchor to a heading,
+# and every path of the tree between back quotes exists. CHANGELOG.md is left out: it names files of
+# former versions.
 # shellcheck disable=SC2016 # Markdown has back quotes
 set -u
 # shellcheck source=tests/cases.sh

@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# The commands of docs/security.md that make certificates, as they stand there, and engines that talk TLS by these.
-# A line "<!-- tested: NAME -->" stands before the block of each. Takes the command's path as $1 or in $TEST_COMMAND.
+# The commands of docs/security.md that make certificates, as they stand there, and engines that
+# talk TLS by these.
+# A line "<!-- tested: NAME -->" stands before the block of each. Takes the command's path as $1 or
+# in $TEST_COMMAND.
 set -u
 wherry=${1:-${TEST_COMMAND:?the path of wherry}}
 page=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../../docs" && pwd)/security.md
@@ -103,7 +105,8 @@ verdict "who has no certificate is not let in" $?
 # Another authority, and a member of the same name; the engine's own is known there.
 mkdir next && cp ca.pem next/known.pem
 (
-	cd next && quietly bash -e -c "${authority//authority 1/authority 2}" && quietly bash -e -c "$member" &&
+	cd next && quietly bash -e -c "${authority//authority 1/authority 2}" &&
+		quietly bash -e -c "$member" &&
 		mv ca.pem own.pem && cp known.pem ca.pem && ! reaches node7
 ) && for _ in $(seq 200); do
 	grep -q 'connection refused' said && break
@@ -111,6 +114,7 @@ mkdir next && cp ca.pem next/known.pem
 done && grep -q 'connection refused' said
 verdict "nor who has one of another authority" $?
 # Both authorities are known while one takes the place of the other, as the page says.
-cat next/own.pem >>ca.pem && served node7 && encrypted node8 && cp ca.pem next/ca.pem && (cd next && encrypted node7)
+cat next/own.pem >>ca.pem && served node7 && encrypted node8 && cp ca.pem next/ca.pem && (cd next &&
+	encrypted node7)
 verdict "until ca.pem has both" $?
 exit "$failed"

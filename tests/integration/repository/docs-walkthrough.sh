@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Runs the commands of docs/walkthrough.md, in order, and compares what they print with what the page
-# shows: word for word, but for numbers and for what a comment before the block names.
+# Runs the commands of docs/walkthrough.md, in order, and compares what they print with what the
+# page shows: word for word, but for numbers and for what a comment before the block names.
 #
 #   <!-- status: N -->      what the last command of the block ends with; else 0
 #   <!-- varies: REGEX -->  what may be another one or absent
 #   <!-- with: NIC -->      each machine has one: that of the libibverbs in $TEST_VERBS
 #
-# "$" is this machine. "north$" and "south$" are two, at 10.0.0.1 and 10.0.0.2: network namespaces of
-# their own. A command with "&" at its end goes on; `kill %N` is for the N-th of them on that machine.
-# Takes the command's path as $1 or in $TEST_COMMAND, and the CUDA driver to use in $TEST_CUDA. Without
-# "with" there is no NIC.
+# "$" is this machine. "north$" and "south$" are two, at 10.0.0.1 and 10.0.0.2: network namespaces
+# of their own. A command with "&" at its end goes on; `kill %N` is for the N-th of them on that
+# machine.
+# Takes the command's path as $1 or in $TEST_COMMAND, and the CUDA driver to use in $TEST_CUDA.
+# Without "with" there is no NIC.
 set -u
 wherry=${1:-${TEST_COMMAND:?the path of wherry}}
 tests=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
@@ -38,8 +39,10 @@ export WHERRY_VERBS=${TEST_VERBS:?the path of a libibverbs} FAKE_VERBS_WORLD=$di
 mkdir bin && ln -s "$(realpath "$wherry")" bin/wherry && PATH=$PWD/bin:$PATH || exit 1
 "$tests/fake/machines/pack" -x "$tests/fake/machines/h200x4.tree" node4 || exit 1
 # The same machine as it saw itself, with its NVML.
-cp -a node4 there && mkdir there/lib && ln -s "${TEST_NVML:?the path of a libnvidia-ml}" there/lib/libnvidia-ml.so.1 &&
-	FAKE_NVML=there/nvml.txt wherry topo --root there --json >node4.json && rm -r there || exit 1
+cp -a node4 there && mkdir there/lib &&
+	ln -s "${TEST_NVML:?the path of a libnvidia-ml}" there/lib/libnvidia-ml.so.1 &&
+	FAKE_NVML=there/nvml.txt wherry topo --root there --json >node4.json && rm -r there ||
+	exit 1
 
 # ---- two machines ------------------------------------------------------------------------------
 
@@ -63,7 +66,8 @@ in_south()
 
 # ---- one command -------------------------------------------------------------------------------
 
-# Numbers, hexadecimal and sizes are alike, one connection and several, and how much space is between words.
+# Numbers, hexadecimal and sizes are alike, one connection and several, and how much space is
+# between words.
 plain() # VARIES
 {
 	sed -E ${1:+-e "s#$1##g"} -e "s/\<$(uname -n)\>/HOST/g" -e 's/\<[0-9a-f]{12,}\>/H/g' \

@@ -22,7 +22,8 @@ awk '/^```c$/ { on = 1; next } /^```$/ { if (on) exit } on' "$TEST_SOURCE/README
 	diff - <(grep -v SPDX "$TEST_SOURCE/examples/hello.c")
 verdict "the README shows examples/hello.c" $?
 
-"$examples/example-hello" | tee "$directory/hello" && grep -q '^across the river, by' "$directory/hello"
+"$examples/example-hello" | tee "$directory/hello" &&
+	grep -q '^across the river, by' "$directory/hello"
 verdict "hello" $?
 
 "$TEST_COMMAND" serve --memory host:64MiB --memory pageable:64MiB >"$directory/serve" &
@@ -66,10 +67,12 @@ if [ -x "$examples/example-mooncake" ]; then
 		sleep 0.05
 	done
 	read -r name address <"$directory/offer"
-	"$examples/example-mooncake" write "$name" "$address" "across the river" | tee "$directory/links"
+	"$examples/example-mooncake" write "$name" "$address" "across the river" |
+		tee "$directory/links"
 	grep -q "$name by Wherry's routes" "$directory/links"
 	verdict "mooncake write" $?
-	wait "$offering" && grep -x 'the writer says it is there: across the river' "$directory/offer"
+	wait "$offering" && grep -x 'the writer says it is there: across the river' \
+		"$directory/offer"
 	verdict "mooncake offer" $?
 fi
 exit $failed

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Keys from files and from the environment, the one that is made where there is none, and a system without
-# OpenSSL.
+# Keys from files and from the environment, the one that is made where there is none, and a system
+# without OpenSSL.
 set -u
 wherry=$TEST_COMMAND
 # shellcheck source=tests/cases.sh
@@ -9,7 +9,8 @@ wherry=$TEST_COMMAND
 server=
 key=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')
 unset "${!WHERRY_@}"
-export WHERRY_CUDA=off WHERRY_OBSERVE=off XDG_RUNTIME_DIR=$directory/run XDG_CACHE_HOME=$directory/cache
+export WHERRY_CUDA=off WHERRY_OBSERVE=off XDG_RUNTIME_DIR=$directory/run \
+	XDG_CACHE_HOME=$directory/cache
 mkdir -m 700 "$directory/run" "$directory/cache"
 
 stop()
@@ -51,7 +52,7 @@ says() # WORD
 	grep -q -F -e "$1" "$directory/out" "$directory/err"
 }
 
-# ---- TLS ------------------------------------------------------------------------------------------
+# ---- TLS -----------------------------------------------------------------------------------------
 
 export WHERRY_TLS=1 WHERRY_KEY=$key WHERRY_TRANSPORTS=tcp
 serve && reach && says "encrypted: TLS 1.3" && ! says "$key" &&
@@ -63,7 +64,7 @@ judge "with TLS explain says so, and who has none or another key is told" $?
 stop
 unset WHERRY_TLS WHERRY_KEY WHERRY_TRANSPORTS
 
-# ---- wherry key -----------------------------------------------------------------------------------
+# ---- wherry key ----------------------------------------------------------------------------------
 
 key() # STATUS WORD ARGUMENTS...
 {
@@ -75,12 +76,14 @@ key() # STATUS WORD ARGUMENTS...
 
 made=$directory/made
 "$wherry" key make "$made" && [ "$(stat -c %a "$made")" = 600 ] && [ "$(wc -c <"$made")" = 65 ] &&
-	key 0 "1 key, readable by this user alone" check "$made" && key 0 "proved and accepted" show "$made" &&
+	key 0 "1 key, readable by this user alone" check "$made" &&
+	key 0 "proved and accepted" show "$made" &&
 	! says "$(cut -c 1-16 "$made")" && key 2 "is left as it is" make "$made"
 judge "wherry key makes a file, once, and shows nothing of what is in it" $?
 
 cp "$made" "$directory/two" && chmod 600 "$directory/two" && echo "$key" >>"$directory/two" &&
-	key 0 "2 keys" check "$directory/two" && key 0 '"fingerprint"' show --json "$directory/two" &&
+	key 0 "2 keys" check "$directory/two" &&
+	key 0 '"fingerprint"' show --json "$directory/two" &&
 	[ "$("$wherry" key show "$directory/two" | wc -l)" = 2 ] &&
 	[ "$("$wherry" key show "$directory/two" | head -1)" = "$("$wherry" key show "$made")" ]
 judge "wherry key shows both keys of a file" $?
@@ -92,7 +95,7 @@ chmod 640 "$made" && key 2 "chmod 600" check "$made" && key 2 "chmod 600" show "
 judge "wherry key says what is wrong with a file, and with a command" $?
 rm -f "$made" "$directory/two" "$directory/none"
 
-# ---- a user's own ---------------------------------------------------------------------------------
+# ---- a user's own --------------------------------------------------------------------------------
 
 serve && reach && [ "$(stat -c %a "$directory/run/wherry.key")" = 600 ] &&
 	[ "$(ls -A "$directory/run")" = wherry.key ] && [ -z "$(ls -A "$directory/cache")" ]
@@ -104,7 +107,8 @@ judge "another key, another user's as it were, is refused" $?
 mv "$directory/cache/wherry.key" "$directory/run/wherry.key" && ! reach && says "does not hold"
 judge "a key that has been changed is read by those that start" $?
 
-! timeout 20 "$wherry" serve -m host:64KiB --listen 0.0.0.0:0 >"$directory/out" 2>"$directory/err" &&
+! timeout 20 "$wherry" serve -m host:64KiB --listen 0.0.0.0:0 >"$directory/out" \
+	2>"$directory/err" &&
 	says "wherry key make" && says "WHERRY_KEYFILE"
 judge "more than loopback takes a key, and it is said how to make one" $?
 
@@ -113,7 +117,7 @@ chmod 640 "$directory/run/wherry.key"
 judge "one that others can read is not used" $?
 rm "$directory/run/wherry.key"
 
-# ---- a cluster's ----------------------------------------------------------------------------------
+# ---- a cluster's ---------------------------------------------------------------------------------
 
 (umask 077 && echo "$key" >"$directory/file" && echo "${key:32}${key:0:32}" >"$directory/other")
 export WHERRY_KEYFILE=$directory/file
@@ -145,7 +149,7 @@ says "the given value is not shown" && ! says "${key:4:20}"
 judge "a key is never printed" $?
 unset WHERRY_KEY
 
-# ---- no OpenSSL -----------------------------------------------------------------------------------
+# ---- no OpenSSL ----------------------------------------------------------------------------------
 
 # The loader takes these for the libraries, and goes no further.
 mkdir "$directory/lib" && : >"$directory/lib/libcrypto.so.3" && : >"$directory/lib/libcrypto.so.1.1"

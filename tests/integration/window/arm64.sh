@@ -19,6 +19,7 @@ for tool in $compiler $runner; do
 done
 # Static, so that QEMU needs no libraries of that machine.
 "$compiler" -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -Wshadow -Werror -static -I"$top/src" \
-	-o "$out/copy" "$top/tests/integration/window/copy.c" "$top"/src/window/copy.c "$top"/src/window/copy-*.c \
+	-o "$out/copy" "$top/tests/integration/window/copy.c" "$top"/src/window/copy.c \
+	"$top"/src/window/copy-*.c \
 	-pthread
 $runner "$out/copy"
