@@ -209,10 +209,10 @@ enum wh_cuda_jit {
 
 enum { CUDA_FUNCTION_BINARY_VERSION = 6 };
 
-/* ---- functions --------------------------------------------------------------------------------
- * X(NEEDED or OPTIONAL, the first CUDA version with it, name, (parameters), "symbols"): the
- * symbols, newest first, all have these parameters.
- */
+/* ---- functions ------------------------------------------------------------------------------ */
+
+/* X(NEEDED or OPTIONAL, the first CUDA version with it, name, (parameters), "symbols"): the
+ * symbols, newest first, all have these parameters. */
 #define WH_CUDA_FUNCTIONS(X)                                                                       \
 	X(NEEDED, 2000, cuInit, (unsigned flags), "cuInit")                                        \
 	X(NEEDED, 2020, cuDriverGetVersion, (int *version), "cuDriverGetVersion")                  \

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The table of URL schemes: pick the one that finds an engine by its URL. */
 #include "rendezvous/rendezvous.h"
 
 #include <errno.h>

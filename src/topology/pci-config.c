@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Capabilities in a PCI device's configuration space, found in bytes that the caller has read. */
 #include "topology/pci-config.h"
 
 #include <errno.h>

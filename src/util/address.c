@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Socket addresses as text and as prefixes. */
 #include "util/address.h"
 
 #include <arpa/inet.h>

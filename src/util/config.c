@@ -540,8 +540,7 @@ int wh_config_load(struct wh_config *config, const char *const *overrides)
 	return 0;
 }
 
-/* ---- variables that belong to no setting ------------------------------------------------------
- */
+/* ---- variables that belong to no setting ---------------------------------------------------- */
 
 #define PREFIX "WHERRY_"
 
@@ -591,8 +590,7 @@ int wh_config_unknown(size_t *cursor, char out[WH_CONFIG_VARIABLE])
 	return 0;
 }
 
-/* ---- variables of other programs --------------------------------------------------------------
- */
+/* ---- variables of other programs ------------------------------------------------------------ */
 
 static void variable_text(char out[WH_CONFIG_TEXT], const char *variable)
 {

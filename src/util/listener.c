@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* A listening socket on a loop: accepts in turns, and pauses while descriptors or memory are short.
+ */
 #include "util/listener.h"
 
 #include <errno.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Log lines: format, replace control characters, and call the application's function. */
 #include "util/log.h"
 
 #include <stdarg.h>

@@ -66,10 +66,10 @@ struct wh_copy {
 /* The best ways for a CPU and a mapping. */
 struct wh_copy wh_copy_choose(uint32_t cpu, enum wh_mapping mapping);
 
-/* ---- order ------------------------------------------------------------------------------------
- * Stores into a window may be reordered with other stores. wh_copy_issued() orders all earlier
- * stores of this thread, to windows of any type and to ordinary memory, before all later ones.
- */
+/* ---- order ---------------------------------------------------------------------------------- */
+
+/* Stores into a window may be reordered with other stores. wh_copy_issued() orders all earlier
+ * stores of this thread, to windows of any type and to ordinary memory, before all later ones. */
 static inline void wh_copy_issued(void)
 {
 #if defined(__x86_64__)

@@ -142,8 +142,7 @@ static int range_add(void *arg, const struct wh_cuda_pointer *p, uint64_t start,
 		       range_add_span(finding->view, p, start, start + count, finding->foreign);
 }
 
-/* ---- pages that are allocated in part ---------------------------------------------------------
- */
+/* ---- pages that are allocated in part ------------------------------------------------------- */
 
 /* wh_cuda_query() for memory that other code may free between the query's calls to CUDA: the
  * caller's memory only shares a page with it. */

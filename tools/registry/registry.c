@@ -140,8 +140,7 @@ static enum MHD_Result registry_answer_value(struct server *server,
 			       record->value_length);
 }
 
-/* ---- GET, PUT, DELETE
- * ------------------------------------------------------------------------------- */
+/* ---- GET, PUT, DELETE ----------------------------------------------------------------------- */
 
 struct listing {
 	struct server *server;

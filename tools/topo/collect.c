@@ -99,8 +99,7 @@ int topo_cpu(const struct wh_tree *tree, struct wh_topology *topology)
 	return error;
 }
 
-/* ---- NVML and options
- * ------------------------------------------------------------------------------- */
+/* ---- NVML and options ----------------------------------------------------------------------- */
 
 static int collect_nvml(const struct wh_tree *tree, struct wh_topology *topology)
 {

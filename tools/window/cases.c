@@ -427,8 +427,7 @@ static void case_child_threads(struct window_try *try)
 	}
 }
 
-/* ---- closed and freed
- * ---------------------------------------------------------------------------- */
+/* ---- closed and freed ----------------------------------------------------------------------- */
 
 static void case_after_close(struct window_try *try)
 {

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- *
  * rdma: register GPU memory with NICs. The methods, tried in the order of the setting `rdma_gpu`:
  *
- * dmabuf: the GPU's driver exports the range as a file descriptor, which the NIC's driver imports.
- * One descriptor serves all NICs: every export would take as much of the GPU's BAR again. peermem:
- * the NIC is given the GPU's own address, which a kernel module (nvidia-peermem) translates.
- * staged: not registered. Bytes go through pinned memory (stage.c, bounce-server.c).
+ *   dmabuf    The GPU's driver exports the range as a file descriptor, which the NIC's driver
+ *             imports. One descriptor serves all NICs: every export would take as much of the
+ *             GPU's BAR again.
+ *   peermem   The NIC is given the GPU's own address, which a kernel module (nvidia-peermem)
+ *             translates.
+ *   staged    Not registered. Bytes go through pinned memory (stage.c, bounce-server.c).
  *
  * Memory of several mappings (cuMemCreate) is tried as a whole, then mapping by mapping. MRs are
  * shared by all regions of the same registration that grant the same rights; the last region
