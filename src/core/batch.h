@@ -88,6 +88,7 @@ struct wh_batch {
 	uint64_t notify_sequence;
 	uint8_t notify_state; /* enum wh_notify_state; under peer.notify_lock */
 	_Atomic uint8_t notify_path; /* enum wh_notify_path: how it was sent last */
+	_Atomic uint8_t notify_by; /* enum wh_transport_id, if a transport sent it */
 	int notify_error; /* why it could not be sent */
 	struct wh_batch *notify_next; /* the next batch whose notification could not be sent */
 	_Atomic bool finishing; /* done, but the finishing thread still uses it */

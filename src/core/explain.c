@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "core/batch.h"
@@ -24,8 +25,21 @@
 #include "util/list.h"
 #include "util/options.h"
 
-static unsigned explain_collect(struct wh_batch *batch, struct wh_route out[WH_TRANSPORT_COUNT])
+/* Ask transport `id` how it moves the batch. */
+static void explain_describe(const struct wh_batch *batch, unsigned id, struct wh_description *out)
 {
+	struct wh_peer *peer = batch->peer;
+
+	out->how[0] = out->parts[0] = out->memory[0] = 0;
+	if (peer->opened[id])
+		wh_transport(id)->describe(peer, peer->transport[id], batch, out);
+}
+
+/* The routes, and what their transports say; `said` may be NULL. */
+static unsigned explain_collect(struct wh_batch *batch, struct wh_route out[WH_TRANSPORT_COUNT],
+				struct wh_description *said)
+{
+	struct wh_description description;
 	struct wh_peer *peer = batch->peer;
 	struct wh_engine *engine = peer->engine;
 	bool taken[WH_TRANSPORT_COUNT] = { false };
@@ -50,9 +64,12 @@ static unsigned explain_collect(struct wh_batch *batch, struct wh_route out[WH_T
 		route->transfers = share->transfers;
 		memcpy(route->refused, share->refused, sizeof(route->refused));
 		route->inapplicable = share->refused[0] && share->inapplicable;
-		if (share->bytes && peer->opened[id])
-			wh_transport(id)->detail(peer, peer->transport[id], batch, route->detail,
-						 sizeof(route->detail));
+		if (share->bytes || said)
+			explain_describe(batch, id, &description);
+		if (share->bytes)
+			memcpy(route->detail, description.how, sizeof(route->detail));
+		if (said)
+			said[count] = description;
 		count++;
 	}
 	return count;
@@ -60,7 +77,8 @@ static unsigned explain_collect(struct wh_batch *batch, struct wh_route out[WH_T
 
 /* Collect the routes; a batch that was never submitted is planned first. */
 static int explain_look(struct wh_batch *batch, const char *call,
-			struct wh_route out[WH_TRANSPORT_COUNT], unsigned *count)
+			struct wh_route out[WH_TRANSPORT_COUNT], struct wh_description *said,
+			unsigned *count)
 {
 	int error;
 
@@ -77,7 +95,7 @@ static int explain_look(struct wh_batch *batch, const char *call,
 		if (error && error != -EOPNOTSUPP)
 			return error;
 	}
-	*count = explain_collect(batch, out);
+	*count = explain_collect(batch, out, said);
 	return 0;
 }
 
@@ -86,7 +104,7 @@ static int explain_routes(struct wh_batch *batch, struct wh_route *out, size_t *
 	struct wh_route routes[WH_TRANSPORT_COUNT];
 	unsigned found = 0;
 	size_t room;
-	int error = explain_look(batch, "wh_batch_routes", routes, &found);
+	int error = explain_look(batch, "wh_batch_routes", routes, NULL, &found);
 
 	if (error)
 		return error;
@@ -141,7 +159,7 @@ static int explain_estimate(struct wh_batch *batch, struct wh_estimate *out)
 	struct wh_share shares[WH_TRANSPORT_COUNT];
 	unsigned count;
 	bool known = true;
-	int error = explain_look(batch, "wh_batch_estimate", routes, &count);
+	int error = explain_look(batch, "wh_batch_estimate", routes, NULL, &count);
 
 	if (!error && !out)
 		error = wh_fail(EINVAL, "wh_batch_estimate: out is NULL");
@@ -218,95 +236,85 @@ static bool explain_window(const struct wh_batch *batch, char *line, size_t size
 	return found;
 }
 
-/* Lines of the transport's own; "" if there are none. */
-static void explain_transport(const struct wh_batch *batch, enum wh_transport_id id, char *out,
-			      size_t size)
-{
-	struct wh_peer *peer = batch->peer;
-
-	*out = 0;
-	if (peer->opened[id])
-		wh_transport(id)->story(peer, peer->transport[id], batch, out, size);
-}
-
-static bool explain_memory(struct wh_batch *batch, unsigned id, char *line, size_t size)
-{
-	struct wh_peer *peer = batch->peer;
-	bool used;
-
-	pthread_mutex_lock(&batch->text_lock);
-	used = batch->share[id].bytes && peer->opened[id];
-	pthread_mutex_unlock(&batch->text_lock);
-	return used && wh_transport(id)->tell(peer, peer->transport[id], batch, line, size);
-}
-
 static bool explain_notification(struct wh_batch *batch, char *line, size_t size)
 {
-	static const char *const paths[] = {
-		[WH_NOTIFY_CONTROL] = "over the control connection",
-		[WH_NOTIFY_TRANSPORT] = "by rdma",
-		[WH_NOTIFY_TRANSPORT_EARLY] = "by rdma, right behind the bytes",
-	};
-	unsigned path = atomic_load(&batch->notify_path);
+	unsigned path = atomic_load(&batch->notify_path), by = atomic_load(&batch->notify_by);
 
-	if (path == WH_NOTIFY_UNSENT)
-		return false;
-	snprintf(line, size, "notification: %s", paths[path]);
-	return true;
+	if (path == WH_NOTIFY_CONTROL)
+		snprintf(line, size, "notification: over the control connection");
+	else if (path != WH_NOTIFY_UNSENT)
+		snprintf(line, size, "notification: by %s%s", wh_transport(by)->name,
+			 path == WH_NOTIFY_TRANSPORT_EARLY ? ", right behind the bytes" : "");
+	return path != WH_NOTIFY_UNSENT;
+}
+
+/* A text of the caller's, and how long it would be if it had room for all. */
+struct explanation {
+	char *text;
+	size_t length, used;
+};
+
+static void explain_add(struct explanation *to, const char *more)
+{
+	if (to->used < to->length)
+		snprintf(to->text + to->used, to->length - to->used, "%s", more);
+	to->used += strlen(more);
+}
+
+static void explain_add_line(struct explanation *to, const char *line)
+{
+	explain_add(to, line);
+	explain_add(to, "\n");
+}
+
+static void explain_add_route(struct explanation *to, const struct wh_route *route)
+{
+	char line[512];
+	size_t used = (size_t)snprintf(line, sizeof(line), "%s:", route->transport);
+
+	if (route->bytes)
+		used += (size_t)snprintf(line + used, sizeof(line) - used,
+					 " %" PRIu64 " bytes in %" PRIu64 " transfers%s%s%s",
+					 route->bytes, route->transfers,
+					 route->detail[0] ? " (" : "", route->detail,
+					 route->detail[0] ? ")" : "");
+	if (route->refused[0])
+		snprintf(line + used, sizeof(line) - used, "%s refused: %s",
+			 route->bytes ? ", partly" : "", route->refused);
+	explain_add_line(to, line);
 }
 
 static int explain_text(struct wh_batch *batch, char *text, size_t length)
 {
+	struct explanation to = { .text = text, .length = length };
+	struct wh_description *said = calloc(WH_TRANSPORT_COUNT, sizeof(*said));
 	struct wh_route routes[WH_TRANSPORT_COUNT];
-	unsigned count;
-	size_t at = 0;
-	char line[1200], story[4096];
-	int error = explain_look(batch, "wh_batch_explain", routes, &count);
+	unsigned count = 0;
+	char line[1200];
+	int error = said ? explain_look(batch, "wh_batch_explain", routes, said, &count) :
+			   wh_fail(ENOMEM, "wh_batch_explain: no memory");
 
-	if (error)
+	if (!error && !text && length)
+		error = wh_fail(EINVAL, "wh_batch_explain: text is NULL");
+	if (error) {
+		free(said);
 		return error;
-	if (!text && length)
-		return wh_fail(EINVAL, "wh_batch_explain: text is NULL");
+	}
 	if (length)
 		text[0] = 0;
 	for (unsigned i = 0; i < count; i++) {
-		const struct wh_route *route = &routes[i];
-		size_t used = 0;
-
-		used += (size_t)snprintf(line, sizeof(line), "%s:", route->transport);
-		if (route->bytes)
-			used += (size_t)snprintf(
-				line + used, sizeof(line) - used,
-				" %" PRIu64 " bytes in %" PRIu64 " transfers%s%s%s", route->bytes,
-				route->transfers, route->detail[0] ? " (" : "", route->detail,
-				route->detail[0] ? ")" : "");
-		if (route->refused[0])
-			used += (size_t)snprintf(line + used, sizeof(line) - used, "%s refused: %s",
-						 route->bytes ? ", partly" : "", route->refused);
-		used += (size_t)snprintf(line + used, sizeof(line) - used, "\n");
-		if (at < length)
-			snprintf(text + at, length - at, "%s", line);
-		at += used;
-		explain_transport(batch, wh_transport_by_name(route->transport), story,
-				  sizeof(story));
-		if (at < length)
-			snprintf(text + at, length - at, "%s", story);
-		at += strlen(story);
+		explain_add_route(&to, &routes[i]);
+		explain_add(&to, said[i].parts);
 	}
-	for (unsigned id = 0; id <= WH_TRANSPORT_COUNT; id++) {
-		if (id == WH_TRANSPORT_COUNT ? !explain_window(batch, line, sizeof(line)) :
-					       !explain_memory(batch, id, line, sizeof(line)))
-			continue;
-		if (at < length)
-			snprintf(text + at, length - at, "%s\n", line);
-		at += strlen(line) + 1;
-	}
-	if (explain_notification(batch, line, sizeof(line))) {
-		if (at < length)
-			snprintf(text + at, length - at, "%s\n", line);
-		at += strlen(line) + 1;
-	}
-	return (int)at;
+	for (unsigned i = 0; i < count; i++)
+		if (routes[i].bytes && *said[i].memory)
+			explain_add_line(&to, said[i].memory);
+	free(said);
+	if (explain_window(batch, line, sizeof(line)))
+		explain_add_line(&to, line);
+	if (explain_notification(batch, line, sizeof(line)))
+		explain_add_line(&to, line);
+	return (int)to.used;
 }
 
 int wh_batch_explain(struct wh_batch *batch, char *text, size_t length)

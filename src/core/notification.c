@@ -117,10 +117,12 @@ static int notify_by_transport(struct wh_peer *peer, struct wh_batch *batch, uin
 {
 	int error = -EOPNOTSUPP;
 
-	for (unsigned id = 0; id < WH_TRANSPORT_COUNT && error && error != -EAGAIN; id++)
-		if (notify_can_use(peer, id))
-			error = wh_transport(id)->notify(peer, peer->transport[id], batch,
-							 sequence);
+	for (unsigned id = 0; id < WH_TRANSPORT_COUNT && error && error != -EAGAIN; id++) {
+		if (!notify_can_use(peer, id))
+			continue;
+		atomic_store(&batch->notify_by, (uint8_t)id);
+		error = wh_transport(id)->notify(peer, peer->transport[id], batch, sequence);
+	}
 	return error;
 }
 
@@ -249,12 +251,13 @@ bool wh_notify_can_send_early(const struct wh_batch *batch, unsigned mine)
 	       !atomic_load(&batch->status);
 }
 
-uint64_t wh_notify_send_early(struct wh_batch *batch)
+uint64_t wh_notify_send_early(struct wh_batch *batch, enum wh_transport_id id)
 {
 	struct wh_peer *peer = batch->peer;
 
 	batch->notify_sequence = ++peer->notify_sequence;
 	batch->notify_state = WH_NOTIFY_EARLY;
+	atomic_store(&batch->notify_by, (uint8_t)id);
 	atomic_store(&batch->notify_path, WH_NOTIFY_TRANSPORT_EARLY);
 	wh_list_append(&peer->notify_early, &batch->notify_link);
 	peer->notify_count++;

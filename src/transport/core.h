@@ -27,6 +27,7 @@ struct wh_config;
 struct wh_control;
 struct wh_cuda;
 struct wh_engine;
+struct wh_estimate;
 struct wh_fragment;
 struct wh_gpus;
 struct wh_greeting;
@@ -185,6 +186,14 @@ const void *wh_batch_note(const struct wh_batch *batch, size_t *length);
 void *wh_batch_transport(const struct wh_batch *batch, enum wh_transport_id id);
 void wh_batch_set_transport(struct wh_batch *batch, enum wh_transport_id id, void *state);
 
+/* ---- estimates ------------------------------------------------------------------------------ */
+
+/* Add to out->duration how long the batch's fragments of transport `id` take, as measured by a
+ * probe. The first call for a peer runs the probe: it reads from the peer and blocks, up to a
+ * second or so. False: not known. */
+bool wh_probe_estimate(struct wh_peer *peer, enum wh_transport_id id, const struct wh_batch *batch,
+		       struct wh_estimate *out);
+
 /* ---- notifications that a transport sends --------------------------------------------------- */
 
 /* The most notifications that a peer sends before they are confirmed. */
@@ -199,9 +208,10 @@ unsigned wh_notify_unconfirmed(const struct wh_peer *peer);
  * arrived? True if none waits, the window has room, and all that are not confirmed, `mine`, went by
  * the transport that asks. */
 bool wh_notify_can_send_early(const struct wh_batch *batch, unsigned mine);
-/* Count it as sent, and return its sequence number. Confirmed or wh_notify_undelivered() follows.
+/* Count it as sent by transport `id`, and return its sequence number. Confirmed or
+ * wh_notify_undelivered() follows.
  */
-uint64_t wh_notify_send_early(struct wh_batch *batch);
+uint64_t wh_notify_send_early(struct wh_batch *batch, enum wh_transport_id id);
 /* The transport's copy was lost. Send it again over the control connection: now, or when the
  * batch's fragments have ended. Under the lock; call wh_notify_resume() after releasing it. */
 void wh_notify_undelivered(struct wh_peer *peer, uint64_t sequence, const void *data,

@@ -7,16 +7,9 @@
 #include <stdatomic.h>
 #include <string.h>
 
-#include "core/batch.h"
-#include "core/engine.h"
-#include "core/peer.h"
-#include "core/plan.h"
-#include "core/region.h"
-#include "core/remote.h"
-#include "core/session.h"
 #include "memory/region-table.h"
 #include "net/handshake.h"
-#include "net/tls.h"
+#include "transport/core.h"
 #include "transport/fragment.h"
 #include "wire/wire.h"
 
@@ -165,35 +158,13 @@ static int no_abort(struct wh_peer *peer, void *state, struct wh_batch *batch, i
 	return 0;
 }
 
-static void no_story(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *out,
-		     size_t size)
+static void no_description(struct wh_peer *peer, void *state, const struct wh_batch *batch,
+			   struct wh_description *out)
 {
 	(void)peer;
 	(void)state;
 	(void)batch;
-	(void)size;
-	*out = 0;
-}
-
-static void no_detail(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *out,
-		      size_t size)
-{
-	(void)peer;
-	(void)batch;
-	(void)state;
-	if (size)
-		*out = 0;
-}
-
-static bool no_description(struct wh_peer *peer, void *state, const struct wh_batch *batch,
-			   char *line, size_t size)
-{
-	(void)peer;
-	(void)state;
-	(void)batch;
-	(void)line;
-	(void)size;
-	return false;
+	(void)out;
 }
 
 static int no_session_accept(struct wh_session *session, int fd, struct wh_tls *tls,
@@ -252,9 +223,7 @@ static const struct wh_transport defaults = {
 	.batch_closed = no_batch,
 	.notify = no_notify,
 	.notified = no_notified,
-	.detail = no_detail,
-	.story = no_story,
-	.tell = no_description,
+	.describe = no_description,
 	.estimate = wh_probe_estimate,
 	.session_accept = no_session_accept,
 	.session_close = no_session_close,
@@ -308,9 +277,7 @@ static void make_list(void)
 		FILL(batch_closed);
 		FILL(notify);
 		FILL(notified);
-		FILL(detail);
-		FILL(story);
-		FILL(tell);
+		FILL(describe);
 		FILL(estimate);
 		FILL(session_accept);
 		FILL(session_close);

@@ -57,6 +57,15 @@ enum wh_transport_capability {
 	WH_IS_PLAINTEXT = 128,
 };
 
+/* How a transport moves a batch. "" where there is nothing to say. */
+struct wh_description {
+	char how[48]; /* in a few words, as wh_route.detail: "2 connections" */
+	/* lines, each with two blanks in front and a newline: what each of several parts did, as "
+	 * mlx5_0:1 to mlx5_1:1: 4096 bytes" */
+	char parts[4096];
+	char memory[1200]; /* a line: how the batch's memory is reached, and why not better */
+};
+
 struct wh_transport {
 	const char *name;
 	uint32_t capabilities;
@@ -137,18 +146,10 @@ struct wh_transport {
 	 * wh_notify_lock(), on the first loop. */
 	void (*notified)(struct wh_peer *peer, void *state, uint64_t sequence);
 
-	/* For explain: how the transport moves the batch's fragments, in a few words: "2
-	 * connections". */
-	void (*detail)(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *out,
-		       size_t size);
-	/* For explain: more of that as lines of their own, "  mlx5_0:1 to mlx5_1:1: 4096 bytes\n",
-	 * or "". */
-	void (*story)(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *out,
-		      size_t size);
-	/* For explain: one line about the batch's memory, how it is reached and why not better.
-	 * False: there is nothing to say. */
-	bool (*tell)(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *line,
-		     size_t size);
+	/* For explanations: describe how the transport moves the batch's fragments. The texts are
+	 * "" at first. Not on the first loop; may wait for locks. */
+	void (*describe)(struct wh_peer *peer, void *state, const struct wh_batch *batch,
+			 struct wh_description *out);
 	/* Add to `out` what the transport's fragments of the batch take; `id` is the transport's
 	 * own number. False: not known. By default from a probe, which reads from the peer. */
 	bool (*estimate)(struct wh_peer *peer, enum wh_transport_id id,

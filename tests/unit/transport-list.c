@@ -41,7 +41,7 @@ static void list__nothing_is_left_out(void **state)
 		assert_non_null(transport->progress);
 		assert_non_null(transport->cancel);
 		assert_non_null(transport->abort);
-		assert_non_null(transport->detail);
+		assert_non_null(transport->describe);
 		assert_non_null(transport->estimate);
 		assert_non_null(transport->session_accept);
 		assert_non_null(transport->session_close);

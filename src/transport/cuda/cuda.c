@@ -326,15 +326,13 @@ static bool tell_first(struct look *look, const struct wh_fragment *fragment,
 	return !*look->text;
 }
 
-static void cuda_detail(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *out,
-			size_t size)
+/* What moves the first fragment. */
+static void cuda_describe_how(struct wh_peer *peer, void *state, const struct wh_batch *batch,
+			      char *out, size_t size)
 {
 	struct look look = { .each = tell_first, .text = out, .size = size };
 	const struct wh_fragment *fragment = NULL;
 
-	if (!size)
-		return;
-	*out = 0;
 	while ((fragment = wh_batch_fragment(batch, WH_TRANSPORT_CUDA, fragment))) {
 		const char *backend;
 
@@ -355,13 +353,16 @@ static bool tell_without(struct look *look, const struct wh_fragment *fragment,
 	       !wh_gpus_describe(look->gpus, remote->device, look->text, look->size);
 }
 
-/* Why there is no kernel, where one would be better. */
-static bool cuda_describe(struct wh_peer *peer, void *state, const struct wh_batch *batch,
-			  char *line, size_t size)
+static void cuda_describe(struct wh_peer *peer, void *state, const struct wh_batch *batch,
+			  struct wh_description *out)
 {
-	struct look look = { .each = tell_without, .text = line, .size = size };
+	/* Why there is no kernel, where one would be better. */
+	struct look look = { .each = tell_without,
+			     .text = out->memory,
+			     .size = sizeof(out->memory) };
 
-	return !look_at(peer, state, batch, &look);
+	cuda_describe_how(peer, state, batch, out->how, sizeof(out->how));
+	look_at(peer, state, batch, &look);
 }
 
 static bool add_estimate(struct look *look, const struct wh_fragment *fragment,
@@ -437,8 +438,7 @@ const struct wh_transport wh_transport_cuda = {
 	.submit = cuda_submit,
 	.progress = cuda_progress,
 	.cancel = cuda_cancel,
-	.detail = cuda_detail,
-	.tell = cuda_describe,
+	.describe = cuda_describe,
 	.estimate = cuda_estimate,
 	.session_reaches_gpus = cuda_session_reaches_gpus,
 };

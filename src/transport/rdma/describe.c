@@ -153,17 +153,15 @@ static size_t side_print(const struct side_methods *side, const char *whose, cha
 	return used < size ? used : size - 1;
 }
 
-bool rdma_describe(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *line,
-		   size_t size)
+void rdma_describe_memory(struct rdma_peer *rdma, const struct wh_batch *batch, char *line,
+			  size_t size)
 {
 	struct side_methods local, remote;
 	size_t at;
 
-	(void)peer;
-	sides_look(state, batch, &local, &remote);
+	sides_look(rdma, batch, &local, &remote);
 	at = side_print(&local, "rdma, our", line, size);
 	side_print(&remote, at ? "; their" : "rdma, their", line + at, size - at);
-	return local.known || remote.known;
 }
 
 void rdma_describe_methods(struct rdma_peer *rdma, const struct wh_batch *batch, char *out,

@@ -150,8 +150,8 @@ bool rdma_notify_send_early(struct rdma_endpoint *endpoint, const struct wh_frag
 	if (notify->early_endpoints != 1u << endpoint->index || atomic_load(&fragment->failed) ||
 	    slot < 0 || !wh_batch_note(batch, &length) || !endpoint_takes(notify, endpoint, length))
 		return false;
-	notify_compose(endpoint, (unsigned)slot, batch, wh_notify_send_early(batch), request,
-		       segment);
+	notify_compose(endpoint, (unsigned)slot, batch,
+		       wh_notify_send_early(batch, WH_TRANSPORT_RDMA), request, segment);
 	return true;
 }
 

@@ -221,16 +221,15 @@ static int rdma_wait_abort(struct wh_peer *peer, void *state, struct wh_batch *b
 
 /* ---- the explanation ------------------------------------------------------------------------- */
 
-static void peer_detail(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *out,
-			size_t size)
+static void describe_how(struct rdma_peer *rdma, const struct wh_batch *batch, char *out,
+			 size_t size)
 {
 	static const char *const layers[] = { "InfiniBand", "RoCE v1", "RoCE v2" };
 	const struct rdma_endpoint *endpoint = NULL;
-	struct rdma_peer *rdma = state;
 	unsigned rails = 0;
+	size_t used = 0;
 	char memory[32];
 
-	(void)peer;
 	rdma_describe_methods(rdma, batch, memory, sizeof(memory));
 	pthread_mutex_lock(&rdma->lock);
 	for (unsigned i = 0; i < rdma->endpoint_count; i++)
@@ -239,27 +238,24 @@ static void peer_detail(struct wh_peer *peer, void *state, const struct wh_batch
 			endpoint = rdma->endpoints[i];
 		}
 	if (rails > 1)
-		snprintf(out, size, "%u rails, %s%s", rails, layers[endpoint->local_end.gid_type],
-			 memory);
+		used = (size_t)snprintf(out, size, "%u rails, %s", rails,
+					layers[endpoint->local_end.gid_type]);
 	else if (endpoint)
-		snprintf(out, size, "%s, %s%s", endpoint->path,
-			 layers[endpoint->local_end.gid_type], memory);
-	else
-		*out = 0;
+		used = (size_t)snprintf(out, size, "%s, %s", endpoint->path,
+					layers[endpoint->local_end.gid_type]);
+	if (used && used < size)
+		snprintf(out + used, size - used, "%s", memory);
 	pthread_mutex_unlock(&rdma->lock);
 }
 
 /* One line for each rail, if there are several or one broke. */
-static void peer_story(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *out,
-		       size_t size)
+static void describe_endpoints(struct rdma_peer *rdma, const struct wh_batch *batch, char *out,
+			       size_t size)
 {
-	struct rdma_peer *rdma = state;
 	const struct rdma_batch *kept = rdma_batch_of(batch);
 	uint32_t broken;
 	size_t at = 0;
 
-	(void)peer;
-	*out = 0;
 	if (!kept || !atomic_load(&kept->tried))
 		return;
 	broken = atomic_load(&kept->broken);
@@ -281,6 +277,17 @@ static void peer_story(struct wh_peer *peer, void *state, const struct wh_batch 
 				       down ? "; it is down: " : "", down ? endpoint->why : "");
 	}
 	pthread_mutex_unlock(&rdma->lock);
+}
+
+static void peer_describe(struct wh_peer *peer, void *state, const struct wh_batch *batch,
+			  struct wh_description *out)
+{
+	struct rdma_peer *rdma = state;
+
+	(void)peer;
+	describe_how(rdma, batch, out->how, sizeof(out->how));
+	describe_endpoints(rdma, batch, out->parts, sizeof(out->parts));
+	rdma_describe_memory(rdma, batch, out->memory, sizeof(out->memory));
 }
 
 /* ---- peers ----------------------------------------------------------------------------------- */
@@ -525,9 +532,7 @@ const struct wh_transport wh_transport_rdma = {
 	.batch_closed = rdma_batch_closed,
 	.notify = rdma_notify_send,
 	.notified = rdma_notify_confirmed,
-	.detail = peer_detail,
-	.story = peer_story,
-	.tell = rdma_describe,
+	.describe = peer_describe,
 	.session_frame = rdma_session_frame,
 	.session_reaches_gpus = session_reaches_gpus,
 	.session_close = rdma_session_close,

@@ -70,9 +70,10 @@ void rdma_flush_abort(struct rdma_peer *rdma, const struct wh_batch *batch, int 
 
 /* ---- describe.c ------------------------------------------------------------------------------ */
 
-/* For the explanation: how NICs reach the batch's GPU memory. False: there is nothing to say. */
-bool rdma_describe(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *line,
-		   size_t size);
+/* For the explanation: how NICs reach the batch's GPU memory; `line` stays as it is where there is
+ * nothing to say. */
+void rdma_describe_memory(struct rdma_peer *rdma, const struct wh_batch *batch, char *line,
+			  size_t size);
 /* The same, short: ", dmabuf", ", staged+dmabuf" (local and remote), or "". */
 void rdma_describe_methods(struct rdma_peer *rdma, const struct wh_batch *batch, char *out,
 			   size_t size);

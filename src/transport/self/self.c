@@ -121,13 +121,13 @@ static void self_cancel(struct wh_peer *peer, void *state, struct wh_fragment *f
 	wh_copier_cancel(state, fragment);
 }
 
-static void self_detail(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *out,
-			size_t size)
+static void self_describe(struct wh_peer *peer, void *state, const struct wh_batch *batch,
+			  struct wh_description *out)
 {
 	(void)peer;
 	(void)batch;
 	(void)state;
-	snprintf(out, size, "memory copy");
+	snprintf(out->how, sizeof(out->how), "memory copy");
 }
 
 const struct wh_transport wh_transport_self = {
@@ -143,5 +143,5 @@ const struct wh_transport wh_transport_self = {
 	.submit = self_submit,
 	.progress = self_progress,
 	.cancel = self_cancel,
-	.detail = self_detail,
+	.describe = self_describe,
 };

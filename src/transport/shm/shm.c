@@ -437,28 +437,20 @@ static struct shm_routes batch_routes(struct wh_peer *peer, void *state,
 	return routes;
 }
 
-static void shm_detail(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *out,
-		       size_t size)
+static void shm_describe(struct wh_peer *peer, void *state, const struct wh_batch *batch,
+			 struct wh_description *out)
 {
 	struct shm_routes routes = batch_routes(peer, state, batch);
 
-	snprintf(out, size, "%s%s%s", routes.mapped ? "mapped memfd" : "",
+	snprintf(out->how, sizeof(out->how), "%s%s%s", routes.mapped ? "mapped memfd" : "",
 		 routes.mapped && routes.process_vm ? " and " : "",
 		 routes.process_vm ? "process_vm" : "");
-}
-
-/* Say why process_vm moved bytes that a mapping could have moved faster, had the region been
- * allocated or published differently. */
-static bool shm_describe(struct wh_peer *peer, void *state, const struct wh_batch *batch,
-			 char *line, size_t size)
-{
-	struct shm_routes routes = batch_routes(peer, state, batch);
-
-	if (!*routes.refused)
-		return false;
-	snprintf(line, size, "shm: a region of %s is copied by process_vm and not mapped: %s",
-		 wh_peer_name(peer), routes.refused);
-	return true;
+	/* A mapping would have been faster, had the region been allocated or published
+	 * differently. */
+	if (*routes.refused)
+		snprintf(out->memory, sizeof(out->memory),
+			 "shm: a region of %s is copied by process_vm and not mapped: %s",
+			 wh_peer_name(peer), routes.refused);
 }
 
 /* ---- engine -------------------------------------------------------------------------------- */
@@ -509,8 +501,7 @@ const struct wh_transport wh_transport_shm = {
 	.submit = shm_submit,
 	.progress = shm_progress,
 	.cancel = shm_cancel,
-	.detail = shm_detail,
-	.tell = shm_describe,
+	.describe = shm_describe,
 	.session_accept = wh_shm_session_accept,
 	.session_close = wh_shm_session_close,
 };

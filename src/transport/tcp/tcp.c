@@ -556,14 +556,13 @@ static bool region_describe_gpu(struct wh_engine *engine, const struct wh_region
 }
 
 /* Explain why extents of local GPU memory are copied one by one into pinned memory, if they are. */
-static bool tcp_describe(struct wh_peer *peer, void *state, const struct wh_batch *batch,
-			 char *line, size_t size)
+static void batch_describe_memory(struct wh_peer *peer, const struct wh_batch *batch, char *line,
+				  size_t size)
 {
 	const struct wh_region *local, *last = NULL;
 	const struct wh_fragment *fragment = NULL;
 	bool described = false;
 
-	(void)state;
 	while (!described && (fragment = wh_batch_fragment(batch, WH_TRANSPORT_TCP, fragment))) {
 		for (uint64_t k = fragment->first;
 		     k < fragment->first + fragment->count && !described; k++) {
@@ -573,16 +572,15 @@ static bool tcp_describe(struct wh_peer *peer, void *state, const struct wh_batc
 			last = local;
 		}
 	}
-	return described;
 }
 
-static void tcp_detail(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *out,
-		       size_t size)
+static void tcp_describe(struct wh_peer *peer, void *state, const struct wh_batch *batch,
+			 struct wh_description *out)
 {
 	struct tcp_peer *tcp = state;
 	char secure[96] = "";
 	unsigned open = 0;
-	size_t used;
+	size_t used, size = sizeof(out->how);
 
 	for (unsigned i = 0; i <= tcp->count; i++) {
 		struct tcp_client *client = atomic_load(&tcp->clients[i]);
@@ -591,17 +589,18 @@ static void tcp_detail(struct wh_peer *peer, void *state, const struct wh_batch 
 		if (client && !*secure)
 			tcp_client_describe(client, secure, sizeof(secure));
 	}
-	used = batch_describe_gpu(peer, tcp, batch, out, size);
+	used = batch_describe_gpu(peer, tcp, batch, out->how, size);
 	if (!*secure && wh_engine_tls(wh_peer_engine(peer)))
 		snprintf(secure, sizeof(secure), "encrypted: TLS 1.3");
 	if (open)
-		used += (size_t)snprintf(out + used, size - used, "%u connection%s", open,
+		used += (size_t)snprintf(out->how + used, size - used, "%u connection%s", open,
 					 open == 1 ? "" : "s");
 	else /* connections are opened on first use */
-		used += (size_t)snprintf(out + used, size - used, "up to %u connections",
+		used += (size_t)snprintf(out->how + used, size - used, "up to %u connections",
 					 tcp->count);
 	if (*secure && used < size)
-		snprintf(out + used, size - used, ", %s", secure);
+		snprintf(out->how + used, size - used, ", %s", secure);
+	batch_describe_memory(peer, batch, out->memory, sizeof(out->memory));
 }
 
 /* Unlike the regions of a submitted batch, those of a plan may be unregistered meanwhile. */
@@ -648,8 +647,7 @@ const struct wh_transport wh_transport_tcp = {
 	.progress = tcp_progress,
 	.cancel = tcp_cancel,
 	.abort = tcp_abort,
-	.detail = tcp_detail,
-	.tell = tcp_describe,
+	.describe = tcp_describe,
 	.session_accept = tcp_session_accept,
 	.session_close = tcp_session_close,
 	.session_abort = tcp_session_abort,
