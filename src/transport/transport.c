@@ -35,6 +35,14 @@ static void no_region_closed(struct wh_engine *engine, void *state, struct wh_re
 	(void)region;
 }
 
+static int no_region_export(struct wh_region *region, uint32_t segment, int socket)
+{
+	(void)region;
+	(void)segment;
+	(void)socket;
+	return -ENXIO;
+}
+
 static int no_peer_open(struct wh_peer *peer, void **state, char why[WH_REFUSAL])
 {
 	(void)peer;
@@ -206,6 +214,7 @@ static const struct wh_transport defaults = {
 	.engine_open = no_engine_open,
 	.engine_close = no_engine_close,
 	.region_closed = no_region_closed,
+	.region_export = no_region_export,
 	.peer_open = no_peer_open,
 	.peer_close = no_peer_close,
 	.peer_lost = no_peer_lost,
@@ -260,6 +269,7 @@ static void make_list(void)
 		FILL(engine_open);
 		FILL(engine_close);
 		FILL(region_closed);
+		FILL(region_export);
 		FILL(peer_open);
 		FILL(peer_close);
 		FILL(peer_lost);

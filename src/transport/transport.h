@@ -84,6 +84,12 @@ struct wh_transport {
 	 * the transport keeps for it. */
 	void (*region_closed)(struct wh_engine *engine, void *state, struct wh_region *region);
 
+	/* A peer on this host asks, over the unix socket `socket`, for a GPU's memory: send the
+	 * answers for the region's segments from `segment` on, without waiting. The region is
+	 * entered. On the first loop. 0; a negative errno, which closes the connection; -ENXIO: the
+	 * transport does not export memory. */
+	int (*region_export)(struct wh_region *region, uint32_t segment, int socket);
+
 	/* A peer has been reached, and the transport has no state for it yet. On the first loop. 0,
 	 * or a negative errno with the reason in `why`: the transport is not used for this peer;
 	 * -ENXIO: it does not apply to such peers. */

@@ -5,7 +5,7 @@
 #include <errno.h>
 
 #include "transport/cuda/cuda.h"
-#include "transport/cuda/wire.h"
+#include "transport/shm/wire.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {

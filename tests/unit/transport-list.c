@@ -35,6 +35,7 @@ static void list__nothing_is_left_out(void **state)
 		assert_non_null(transport->peer_lost);
 		assert_non_null(transport->peer_again);
 		assert_non_null(transport->region_gone);
+		assert_non_null(transport->region_export);
 		assert_non_null(transport->peer_frame);
 		assert_non_null(transport->is_reachable);
 		assert_non_null(transport->submit);

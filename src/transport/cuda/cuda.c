@@ -434,6 +434,7 @@ const struct wh_transport wh_transport_cuda = {
 	.peer_lost = cuda_peer_lost,
 	.peer_again = cuda_peer_again,
 	.region_gone = cuda_region_gone,
+	.region_export = wh_cuda_export,
 	.is_reachable = cuda_is_reachable,
 	.submit = cuda_submit,
 	.progress = cuda_progress,

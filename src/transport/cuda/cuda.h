@@ -131,12 +131,9 @@ void wh_path_choose(const struct wh_device_mapping *local, const struct wh_devic
 /* ---- exports: what a peer's memory comes as
  * ------------------------------------------------------ */
 
-/* How many segments are answered to one request. */
-#define WH_EXPORTS 32
-
 /* The owner: answer a request for the region's segments from `index` on. 0, or what sending said.
  */
-int wh_cuda_export(const struct wh_region *region, uint32_t index, int socket);
+int wh_cuda_export(struct wh_region *region, uint32_t index, int socket);
 
 /* The owner: what the GPU's kernel driver knows a segment as. A descriptor for the caller to close,
  * and where in it the segment begins. 0, or a negative errno with its text. */

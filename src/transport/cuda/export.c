@@ -17,8 +17,8 @@
 #include "memory/region.h"
 #include "transport/core.h"
 #include "transport/cuda/cuda.h"
-#include "transport/cuda/wire.h"
 #include "transport/shm/shm.h"
+#include "transport/shm/wire.h"
 #include "transport/transport.h"
 #include "wire/bytes.h"
 #include "wire/wire.h"
@@ -140,7 +140,7 @@ static int export_segment(const struct wh_region *region, uint32_t index, bool o
 				     "the driver has no handle for its memory");
 }
 
-int wh_cuda_export(const struct wh_region *region, uint32_t index, int socket)
+int wh_cuda_export(struct wh_region *region, uint32_t index, int socket)
 {
 	uint8_t bytes[WH_FRAME_HEADER + WH_EXPORTED_MAX];
 	bool objects = index & WH_MAP_OBJECTS;

@@ -22,7 +22,6 @@
 #include "net/handshake.h"
 #include "net/tls.h"
 #include "transport/core.h"
-#include "transport/cuda/cuda.h"
 #include "transport/shm/shm.h"
 #include "transport/transport.h"
 #include "util/error.h"
@@ -142,50 +141,6 @@ void wh_shm_alive_close(struct wh_shm *shm)
 
 /* ---- frames -------------------------------------------------------------------------------- */
 
-size_t wh_mapped_encode(uint8_t *out, const struct wh_mapped *mapped)
-{
-	size_t text = strnlen(mapped->text, WH_REFUSAL - 1);
-	uint8_t *at = wh_put64(out, mapped->id);
-
-	at = wh_put32(at, (uint32_t)-mapped->error);
-	at = wh_put64(at, mapped->memory);
-	at = wh_put32(at, mapped->rights);
-	at = wh_put64(at, mapped->offset);
-	at = wh_put64(at, mapped->length);
-	at = wh_put64(at, mapped->whole);
-	at = wh_put_bytes(at, mapped->text, text);
-	return (size_t)(at - out);
-}
-
-int wh_mapped_decode(const uint8_t *in, size_t length, struct wh_mapped *mapped)
-{
-	struct wh_bytes bytes = { .at = in, .end = in + length };
-	struct wh_mapped decoded = { 0 };
-	uint32_t error;
-	size_t text;
-
-	decoded.id = wh_take64(&bytes);
-	error = wh_take32(&bytes);
-	decoded.memory = wh_take64(&bytes);
-	decoded.rights = wh_take32(&bytes);
-	decoded.offset = wh_take64(&bytes);
-	decoded.length = wh_take64(&bytes);
-	decoded.whole = wh_take64(&bytes);
-	text = (size_t)(bytes.end - bytes.at);
-	if (bytes.cut || error > 4095 || text >= WH_REFUSAL)
-		return -EPROTO;
-	decoded.error = -(int)error;
-	if (!error && (!decoded.memory || !decoded.length ||
-		       (decoded.rights != WH_ACCESS_READ &&
-			decoded.rights != (WH_ACCESS_READ | WH_ACCESS_WRITE))))
-		return -EPROTO;
-	wh_take_text(&bytes, decoded.text, text);
-	if (bytes.cut)
-		return -EPROTO;
-	*mapped = decoded;
-	return 0;
-}
-
 int wh_shm_send(int socket, const void *bytes, size_t length, int fd, int flags)
 {
 	union {
@@ -253,6 +208,17 @@ static int connection_answer_host(struct connection *connection, uint64_t id,
 	return error;
 }
 
+/* Let the transport answer that exports GPU memory. The region is entered. */
+static int connection_export(struct connection *connection, struct wh_region *region,
+			     uint32_t segment)
+{
+	int error = -ENXIO;
+
+	for (unsigned id = 0; id < WH_TRANSPORT_COUNT && error == -ENXIO; id++)
+		error = wh_transport(id)->region_export(region, segment, connection->source.fd);
+	return error;
+}
+
 /* The answer is sent while the region is entered. wh_region_unregister() waits for that, and only
  * then for the peer's confirmation that it has unmapped the region. */
 static int connection_answer(struct connection *connection, uint64_t id, uint32_t segment)
@@ -275,8 +241,8 @@ static int connection_answer(struct connection *connection, uint64_t id, uint32_
 		error = connection_answer_host(connection, id, entry, access);
 	wh_engine_release_regions(engine);
 	if (!host)
-		error = wh_cuda_export(wh_container(entry, struct wh_region, entry), segment,
-				       connection->source.fd);
+		error = connection_export(connection, wh_container(entry, struct wh_region, entry),
+					  segment);
 	if (entry)
 		wh_region_entry_leave(entry);
 	return error;

@@ -22,7 +22,6 @@
 #include "net/handshake.h"
 #include "transport/blocks.h"
 #include "transport/core.h"
-#include "transport/cuda/cuda.h"
 #include "transport/fragment.h"
 #include "transport/transport.h"
 #include "util/clock.h"

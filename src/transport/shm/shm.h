@@ -19,29 +19,10 @@
 #include <sys/types.h>
 
 #include "transport/copier.h"
+#include "transport/shm/wire.h"
 #include "transport/transport.h"
 
 /* ---- both sides ---------------------------------------------------------------------------- */
-
-/* Payload of MAPPED: u64 id, u32 errno (positive), u64 number of the allocation, u32 rights, u64
- * offset, u64 length, u64 length of the allocation, then the reason. */
-struct wh_mapped {
-	uint64_t id;
-	/* 0: MAPPED carries a descriptor. Negative errno: refused; -EAGAIN: until another region is
-	 * published, perhaps. */
-	int error;
-	uint64_t memory; /* number of the region's allocation; 0: none that could be mapped */
-	uint32_t rights; /* enum wh_access, of the mapping */
-	uint64_t offset, length; /* of the region, in the descriptor's file */
-	uint64_t whole; /* bytes of the allocation */
-	char text[WH_REFUSAL]; /* why it cannot be mapped, or not for writing */
-};
-#define WH_MAPPED_HEAD 48
-#define WH_MAPPED_MAX (WH_MAPPED_HEAD + WH_REFUSAL)
-/* Returns the bytes used, at most WH_MAPPED_MAX. */
-size_t wh_mapped_encode(uint8_t *out, const struct wh_mapped *mapped);
-/* 0 or -EPROTO. */
-int wh_mapped_decode(const uint8_t *in, size_t length, struct wh_mapped *mapped);
 
 /* Send all bytes by one sendmsg(), with a descriptor unless fd is -1. `flags` are MSG_*.
  * 0, -ETIMEDOUT, -EPIPE or another negative errno. */
@@ -192,7 +173,6 @@ bool wh_shm_asked(const struct wh_shm_peer *shm, const struct wh_remote_region *
  * for every segment, in order; `each` keeps the descriptor *fd by setting it to -1. Blocks for
  * about 10 s at most. 0, the first error that `each` returned, or another negative errno; the
  * reason is then in `why`. */
-struct wh_exported;
 int wh_shm_exports(struct wh_shm_peer *shm, struct wh_remote_region *region, bool objects,
 		   int (*each)(void *arg, const struct wh_exported *exported, int *fd,
 			       char why[WH_REFUSAL]),

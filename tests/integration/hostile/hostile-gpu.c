@@ -5,7 +5,7 @@
 #include "../../fake/nvidia-control.h"
 #include "lib/gpu.h"
 #include "lib/raw.h"
-#include "transport/cuda/wire.h"
+#include "transport/shm/wire.h"
 #include "wire/bytes.h"
 #include "wire/wire.h"
 

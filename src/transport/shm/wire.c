@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Encoder and decoder of EXPORTED, one segment of a region in GPU memory. */
-#include "transport/cuda/wire.h"
+/* Encoders and decoders of MAPPED and EXPORTED, the answers to MAP. */
+#include "transport/shm/wire.h"
 
 #include <errno.h>
 #include <string.h>
@@ -71,5 +71,49 @@ int wh_exported_decode(const uint8_t *in, size_t length, struct wh_exported *exp
 			return -EPROTO;
 	}
 	*exported = e;
+	return 0;
+}
+
+size_t wh_mapped_encode(uint8_t *out, const struct wh_mapped *mapped)
+{
+	size_t text = strnlen(mapped->text, WH_REFUSAL - 1);
+	uint8_t *at = wh_put64(out, mapped->id);
+
+	at = wh_put32(at, (uint32_t)-mapped->error);
+	at = wh_put64(at, mapped->memory);
+	at = wh_put32(at, mapped->rights);
+	at = wh_put64(at, mapped->offset);
+	at = wh_put64(at, mapped->length);
+	at = wh_put64(at, mapped->whole);
+	at = wh_put_bytes(at, mapped->text, text);
+	return (size_t)(at - out);
+}
+
+int wh_mapped_decode(const uint8_t *in, size_t length, struct wh_mapped *mapped)
+{
+	struct wh_bytes bytes = { .at = in, .end = in + length };
+	struct wh_mapped decoded = { 0 };
+	uint32_t error;
+	size_t text;
+
+	decoded.id = wh_take64(&bytes);
+	error = wh_take32(&bytes);
+	decoded.memory = wh_take64(&bytes);
+	decoded.rights = wh_take32(&bytes);
+	decoded.offset = wh_take64(&bytes);
+	decoded.length = wh_take64(&bytes);
+	decoded.whole = wh_take64(&bytes);
+	text = (size_t)(bytes.end - bytes.at);
+	if (bytes.cut || error > 4095 || text >= WH_REFUSAL)
+		return -EPROTO;
+	decoded.error = -(int)error;
+	if (!error && (!decoded.memory || !decoded.length ||
+		       (decoded.rights != WH_ACCESS_READ &&
+			decoded.rights != (WH_ACCESS_READ | WH_ACCESS_WRITE))))
+		return -EPROTO;
+	wh_take_text(&bytes, decoded.text, text);
+	if (bytes.cut)
+		return -EPROTO;
+	*mapped = decoded;
 	return 0;
 }

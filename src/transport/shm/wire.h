@@ -1,14 +1,42 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The frame EXPORTED of the transport cuda: one segment of a region in GPU memory, sent over the
- * unix socket in answer to MAP. The codecs are pure: no sockets, no allocation.
+ * The answers to MAP, over the owner's unix socket: MAPPED for host memory, EXPORTED for each
+ * segment of GPU memory. The codecs are pure: no sockets, no allocation.
  */
-#ifndef WH_TRANSPORT_CUDA_WIRE_H
-#define WH_TRANSPORT_CUDA_WIRE_H
+#ifndef WH_TRANSPORT_SHM_WIRE_H
+#define WH_TRANSPORT_SHM_WIRE_H
 
 #include <stddef.h>
 #include <stdint.h>
 
+#include "util/error.h"
+
+/* ---- host memory --------------------------------------------------------------------------- */
+
+/* Payload of MAPPED: u64 id, u32 errno (positive), u64 number of the allocation, u32 rights, u64
+ * offset, u64 length, u64 length of the allocation, then the reason. */
+struct wh_mapped {
+	uint64_t id;
+	/* 0: MAPPED carries a descriptor. Negative errno: refused; -EAGAIN: until another region is
+	 * published, perhaps. */
+	int error;
+	uint64_t memory; /* number of the region's allocation; 0: none that could be mapped */
+	uint32_t rights; /* enum wh_access, of the mapping */
+	uint64_t offset, length; /* of the region, in the descriptor's file */
+	uint64_t whole; /* bytes of the allocation */
+	char text[WH_REFUSAL]; /* why it cannot be mapped, or not for writing */
+};
+#define WH_MAPPED_HEAD 48
+#define WH_MAPPED_MAX (WH_MAPPED_HEAD + WH_REFUSAL)
+/* Returns the bytes used, at most WH_MAPPED_MAX. */
+size_t wh_mapped_encode(uint8_t *out, const struct wh_mapped *mapped);
+/* 0 or -EPROTO. */
+int wh_mapped_decode(const uint8_t *in, size_t length, struct wh_mapped *mapped);
+
+/* ---- GPU memory ---------------------------------------------------------------------------- */
+
+#define WH_EXPORTS                                                                                 \
+	32 /* EXPORTED frames that answer one MAP, at most: further segments need another */
 #define WH_EXPORTED_TEXT 192 /* bytes, with the NUL */
 
 /* How the receiver opens the segment's memory. */
