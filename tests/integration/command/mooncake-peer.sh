@@ -168,8 +168,8 @@ wrong 2 reset 69 "has closed the connection"
 wrong 2 status 69 "is not a status"
 wrong 2 type 69 "answers a request of type 1 with type 3"
 wrong 2 long 69 "a frame of 1099511627776 bytes"
-wrong 2 json 69 "no JSON"
-wrong 2 rdma 69 'the segment speaks "rdma"'
+wrong 2 json 69 "invalid JSON"
+wrong 2 rdma 69 'the segment offers "rdma"'
 wrong 2 nothing 2 "publishes nothing"
 wrong 2 nowhere 69 "has no data port"
 start 1 python3 "$peer" server 2 refuse theirs
