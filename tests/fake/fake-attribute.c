@@ -30,7 +30,7 @@ enum {
 
 enum { TYPE_HOST = 1, TYPE_DEVICE = 2 };
 
-/* How many bytes each attribute is written as. */
+/* The size of each attribute's value, in bytes. */
 static const unsigned char widths[ATTRIBUTES] = {
 	[CONTEXT] = 8,
 	[MEMORY_TYPE] = 4,
@@ -70,7 +70,7 @@ static uint64_t access_flags(const struct fake_range *range)
 	return fake_current(&context) ? 0 : range->access[context->device->ordinal];
 }
 
-/* VMM addresses are part of a larger range as a rule: the one that was reserved. */
+/* The extent of VMM memory is that of its reservation, which may contain several mappings. */
 static uint64_t range_extent(const struct fake_range *range, bool size)
 {
 	const struct fake_reservation *reservation =
@@ -106,7 +106,7 @@ static int of_range(const struct fake_range *range, int attribute, uint64_t addr
 	case MEMORY_TYPE:
 		*value = is_host(range) ? TYPE_HOST : TYPE_DEVICE;
 		return FAKE_OK;
-	case DEVICE_POINTER: /* of the current context: as it sees the memory */
+	case DEVICE_POINTER: /* needs a current context that can access the memory */
 		if (fake_current(&context) == FAKE_INVALID_CONTEXT)
 			return FAKE_INVALID_CONTEXT;
 		*value = address;
@@ -147,7 +147,7 @@ static int of_range(const struct fake_range *range, int attribute, uint64_t addr
 	case ACCESS_FLAGS:
 		*value = access_flags(range);
 		return FAKE_OK;
-	case MEMPOOL_HANDLE: /* one pool a device; the handle is good for nothing else */
+	case MEMPOOL_HANDLE: /* one pool for each device; no other call accepts the handle */
 		*value = range->kind == FAKE_POOL ? (uintptr_t)range->device : 0;
 		return FAKE_OK;
 	case MAPPING_SIZE:
@@ -167,8 +167,8 @@ struct tokens { /* CUDA_POINTER_ATTRIBUTE_P2P_TOKENS */
 	uint32_t va_space, pad;
 };
 
-/* What kernel drivers were given before they went by addresses alone: for memory of cuMemAlloc, the
- * context's. */
+/* Tokens that kernel drivers once needed besides the address; only memory of cuMemAlloc() has them,
+ * one pair for each context. */
 static int get_tokens(void *data, const struct fake_range *range)
 {
 	struct tokens tokens = { .token = 0x1000u + (unsigned)range->device->ordinal,
@@ -213,7 +213,7 @@ FAKE_API int cuPointerGetAttribute(void *data, int attribute, uint64_t address)
 	return error;
 }
 
-/* What an address does not have is 0, and no error. */
+/* An attribute that an address does not have is 0, not an error. */
 FAKE_API int cuPointerGetAttributes(unsigned count, const int *attributes, void **data,
 				    uint64_t address)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Device memory on a PCI BAR, in the lab (tests/lab): kernel modules can pin it by its device
- * address, and their windows show the bytes that this driver copies. */
+/* Device memory on a PCI BAR, for the lab (tests/lab): kernel modules can pin it by its device
+ * address, and the windows that they map show the bytes that this driver copies. */
 #include <fcntl.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
@@ -9,7 +9,7 @@
 #include "../lab/provider/lab_gpu.h"
 #include "fake.h"
 
-int fake_bar_map(uint64_t base, size_t size, bool there, int *fd, char **alias)
+int fake_bar_map(uint64_t base, size_t size, bool at_base, int *fd, char **alias)
 {
 	struct lab_gpu_alloc request = { .address = base, .size = size };
 
@@ -21,7 +21,7 @@ int fake_bar_map(uint64_t base, size_t size, bool there, int *fd, char **alias)
 	*alias = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, *fd, (off_t)request.offset);
 	if (*alias == MAP_FAILED)
 		goto err_close;
-	if (there && request.pages &&
+	if (at_base && request.pages &&
 	    mmap((void *)(uintptr_t)base, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, *fd,
 		 (off_t)request.offset) == MAP_FAILED)
 		goto err_unmap;
@@ -30,12 +30,12 @@ int fake_bar_map(uint64_t base, size_t size, bool there, int *fd, char **alias)
 err_unmap:
 	munmap(*alias, size);
 err_close:
-	close(*fd); /* what was allocated goes with it */
+	close(*fd); /* frees the allocation, too */
 	return FAKE_OUT_OF_MEMORY;
 }
 
 void fake_bar_unmap(uint64_t base, int fd)
 {
-	/* Said, and not left to close(): a child may have the descriptor as well. */
+	/* close() would not free the memory if a child process has the descriptor, too. */
 	(void)ioctl(fd, LAB_GPU_FREE, &base);
 }

@@ -14,9 +14,9 @@
 
 /* ---- pageable memory of the host ------------------------------------------------------------- */
 
-/* Through the kernel, which answers where a load or a store would be a fault. By syscall(), into
- * which the thread sanitizer does not look: programs copy so what another process has told them is
- * there, and of that order it cannot know. */
+/* Copy through the kernel, which returns an error where a load or a store would fault. Calls
+ * syscall(), which the thread sanitizer does not intercept: another process may have announced that
+ * the bytes are there, and the sanitizer does not see that ordering. */
 static bool pageable_copy(void *inside, uint64_t outside, size_t length, bool write)
 {
 	while (length) {
@@ -45,9 +45,9 @@ struct end {
 	bool sync; /* SYNC_MEMOPS */
 };
 
-/* What [address, address+length) is, if the context may copy to or from it. */
-static int look_up(const struct fake_context *context, uint64_t address, size_t length, bool write,
-		   struct end *out)
+/* Classify [address, address+length). An error if the context may not copy to or from it. */
+static int end_look_up(const struct fake_context *context, uint64_t address, size_t length,
+		       bool write, struct end *out)
 {
 	uint64_t at = address;
 	int error = FAKE_OK;
@@ -81,10 +81,11 @@ struct copy_op {
 	struct fake_op op;
 	struct end to, from;
 	size_t length;
-	char *staged; /* what was at a pageable source */
+	char *staged; /* the bytes of a pageable source, copied at submission */
 };
 
-/* One piece that is contiguous on both sides; 0: it cannot be done. Under fake_map_lock. */
+/* Copy a piece that is contiguous on both sides and return its length; 0: failed. Under
+ * fake_map_lock. */
 static size_t copy_piece(const struct copy_op *copy, size_t done)
 {
 	size_t length = copy->length - done, *n = &length;
@@ -140,7 +141,7 @@ static bool copy_waits(const struct copy_op *copy, bool async)
 
 enum { FROM_DEVICE = 1, TO_DEVICE = 2 };
 
-/* `sides`: those that have to be addresses that CUDA knows. */
+/* `sides`: the sides whose addresses CUDA has to know. */
 static int copy_with(uint64_t to, uint64_t from, size_t length, void *stream, unsigned sides,
 		     bool async)
 {
@@ -156,9 +157,9 @@ static int copy_with(uint64_t to, uint64_t from, size_t length, void *stream, un
 	copy->op.run = do_copy;
 	copy->op.end = end_copy;
 	copy->length = length;
-	error = look_up(context, to, length, true, &copy->to);
+	error = end_look_up(context, to, length, true, &copy->to);
 	if (!error)
-		error = look_up(context, from, length, false, &copy->from);
+		error = end_look_up(context, from, length, false, &copy->from);
 	if (!error && ((sides & TO_DEVICE && copy->to.pageable) ||
 		       (sides & FROM_DEVICE && copy->from.pageable)))
 		error = FAKE_INVALID_VALUE;
@@ -291,7 +292,7 @@ FAKE_API int cuMemcpyBatchAsync(uint64_t *to, uint64_t *from, size_t *lengths, s
 			  stream);
 }
 
-/* Since 13.0 it does not say which one failed. */
+/* Since CUDA 13.0 without the index of the copy that failed. */
 FAKE_API int cuMemcpyBatchAsync_v2(uint64_t *to, uint64_t *from, size_t *lengths, size_t count,
 				   struct fake_copy_attributes *attributes, size_t *starts,
 				   size_t attribute_count, void *stream)
@@ -339,7 +340,7 @@ static int fill_with(uint64_t address, unsigned char value, size_t length, void 
 
 	if (error || !length)
 		return error;
-	error = look_up(context, address, length, true, &end);
+	error = end_look_up(context, address, length, true, &end);
 	if (error || end.pageable)
 		return error ? error : FAKE_INVALID_VALUE;
 	fill = calloc(1, sizeof(*fill));
@@ -390,7 +391,7 @@ static int load_value(const struct value_op *value, uint32_t *out)
 static bool value_satisfied(uint32_t is, const struct value_op *value)
 {
 	switch (value->flags & 3) {
-	case 0: /* GEQ, going round */
+	case 0: /* GEQ, modulo 2^32 */
 		return (int32_t)(is - value->value) >= 0;
 	case 1: /* EQ */
 		return is == value->value;
@@ -401,7 +402,7 @@ static bool value_satisfied(uint32_t is, const struct value_op *value)
 	}
 }
 
-/* Until the value is there, or the context is broken or gone. */
+/* Wait for the value, or until the context has failed or has been destroyed. */
 static int wait_value(struct fake_op *op)
 {
 	struct value_op *value = (struct value_op *)op;
@@ -442,7 +443,7 @@ static int submit_value(void *stream, uint64_t address, uint32_t number, unsigne
 
 	if (error)
 		return error;
-	error = address % 4 ? FAKE_INVALID_VALUE : look_up(context, address, 4, write, &end);
+	error = address % 4 ? FAKE_INVALID_VALUE : end_look_up(context, address, 4, write, &end);
 	if (error || end.pageable)
 		return error ? error : FAKE_INVALID_VALUE;
 	value = calloc(1, sizeof(*value));

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Starting, devices and contexts. */
+/* cuInit(), devices and contexts. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,7 +20,7 @@ static _Atomic bool initialised;
 static _Thread_local struct fake_context *stack[DEPTH];
 static _Thread_local unsigned depth;
 
-/* ---- starting -------------------------------------------------------------------------------- */
+/* ---- initialisation -------------------------------------------------------------------------- */
 
 static struct fake_uuid make_uuid(int physical)
 {
@@ -90,7 +90,7 @@ static void find_devices(void)
 
 		if (physical < 0)
 			return;
-		if (seen[physical]) { /* the real one shows no device at all then */
+		if (seen[physical]) { /* a real driver then shows no device */
 			device_count = 0;
 			return;
 		}
@@ -254,7 +254,7 @@ FAKE_API int cuDeviceTotalMem_v2(size_t *bytes, int device)
 	return FAKE_OK;
 }
 
-/* As an H200 on the machine that the project measures on says. What is not listed is 0. */
+/* As recorded from an H200. Attributes that are not listed are 0. */
 static const struct {
 	int attribute, value;
 } attributes[] = {
@@ -303,7 +303,8 @@ static const struct {
 
 #define OVERRIDES 8
 
-/* fake_cuda_attribute()'s: the attribute above the value; 0: none. */
+/* Set by fake_cuda_attribute(): the attribute in the upper half, its value in the lower; 0: free.
+ */
 static _Atomic uint64_t overrides[OVERRIDES];
 
 FAKE_API int fake_cuda_attribute(int attribute, int value)
@@ -327,7 +328,7 @@ void fake_attributes_forget(void)
 		overrides[i] = 0;
 }
 
-/* fake_cuda_attribute() or FAKE_CUDA_ATTRIBUTES has it. */
+/* Does fake_cuda_attribute() or FAKE_CUDA_ATTRIBUTES set this attribute? */
 static bool attribute_overridden(int attribute, int *value)
 {
 	const char *at = fake_settings()->attributes;
@@ -353,7 +354,7 @@ static bool attribute_overridden(int attribute, int *value)
 	return false;
 }
 
-/* The same for all. */
+/* An attribute that has the same value on all devices. */
 static int attribute_of_all(int attribute)
 {
 	int value;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The environment, the entry of every call, and faults on demand. */
+/* The environment's settings, what every call does first, and faults that tests ask for. */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -10,7 +10,7 @@
 
 struct fault {
 	char name[64]; /* "": free */
-	unsigned nth; /* calls until it strikes; 0: each */
+	unsigned nth; /* the nth call from now fails; 0: every call */
 	int error;
 };
 
@@ -35,7 +35,7 @@ static unsigned long long setting_number(const char *name, unsigned long long ot
 	return text && *text ? strtoull(text, NULL, 0) : otherwise;
 }
 
-/* NAME:NTH:ERROR, with commas between. */
+/* Parse NAME:NTH:ERROR,... */
 static void faults_from(const char *text)
 {
 	while (text && *text) {
@@ -88,7 +88,7 @@ unsigned fake_delay(void)
 	return delay;
 }
 
-/* DEVICE:ERROR:AFTER */
+/* Parse DEVICE:ERROR:AFTER. */
 void fake_lose_from_environment(void)
 {
 	const char *text = getenv("FAKE_CUDA_LOSE");
@@ -108,7 +108,7 @@ void fake_lose_from_environment(void)
 
 /* ---- entering a call ------------------------------------------------------------------------- */
 
-/* Whether the name is one of those, with '|' between. */
+/* Is the name one of `those`, which are separated by '|'? */
 static bool fault_names(const char *those, const char *name)
 {
 	size_t length = strlen(name);
@@ -155,8 +155,8 @@ static void call_count(struct fake_call *call, const char *name)
 int fake_enter_uninitialised(struct fake_call *call, const char *name)
 {
 	fake_settings();
-	if (getpid() != process) { /* after a fork */
-		if (fake_initialised()) /* no lock can be trusted */
+	if (getpid() != process) { /* after fork(): another thread may have held a lock */
+		if (fake_initialised())
 			return FAKE_NOT_INITIALIZED;
 		process = getpid();
 	}
@@ -164,15 +164,14 @@ int fake_enter_uninitialised(struct fake_call *call, const char *name)
 	return fault_count ? fault_strike(name) : FAKE_OK;
 }
 
-/* ---- a capture of another thread --------------------------------------------------------------
- */
+/* ---- a capture by another thread ------------------------------------------------------------- */
 
 enum { RELAXED = 2 };
 
 static _Atomic bool captured_elsewhere;
 static _Atomic unsigned refused;
 
-/* What neither waits nor allocates; by the start of the name. */
+/* Calls that neither wait nor allocate, by the start of their name. */
 static bool leaves_captures_alone(const char *name)
 {
 	static const char *const harmless[] = {
@@ -214,7 +213,7 @@ int fake_enter(struct fake_call *call, const char *name)
 	return fake_in_callback ? FAKE_NOT_PERMITTED : FAKE_OK;
 }
 
-/* ---- what tests ask for ---------------------------------------------------------------------- */
+/* ---- controls for tests ---------------------------------------------------------------------- */
 
 FAKE_API int fake_cuda_fail(const char *function, unsigned nth, int error)
 {

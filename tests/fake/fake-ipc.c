@@ -10,8 +10,8 @@
 #include "fake.h"
 #include "platform/rm-abi.h"
 
-/* What a handle holds: where a real driver (580) has the process, the length, the object's size and
- * the offset in it, its client and its object, so has the fake. The rest is its own. */
+/* The contents of an IPC handle. The process, the length, the object's size, the offset in it, its
+ * client and its object are where driver 580 has them; the other fields are the fake's own. */
 struct handle {
 	char magic[8];
 	uint32_t pid, fd;
@@ -36,8 +36,8 @@ FAKE_API void fake_cuda_ipc_layout(int which)
 	layout = which;
 }
 
-/* As no driver that is known does. */
-static void ipc_disguise(struct handle *handle)
+/* Falsify a handle as fake_cuda_ipc_layout() asks; no known driver makes such handles. */
+static void ipc_falsify(struct handle *handle)
 {
 	switch (atomic_load(&layout)) {
 	case FAKE_IPC_OTHER_OFFSET:
@@ -82,7 +82,7 @@ FAKE_API int cuIpcGetMemHandle(struct fake_ipc_handle *out, uint64_t address)
 		handle.id = range->buffer_id;
 		handle.client = FAKE_CLIENT;
 		handle.object = fake_object(range->memory);
-		ipc_disguise(&handle);
+		ipc_falsify(&handle);
 		memcpy(out, &handle, sizeof(handle));
 		error = FAKE_OK;
 	}
@@ -90,8 +90,9 @@ FAKE_API int cuIpcGetMemHandle(struct fake_ipc_handle *out, uint64_t address)
 	return error;
 }
 
-/* The memory's descriptor, out of the process that has it. -1: that is gone, or has freed it. */
-static int ipc_reach(const struct handle *handle)
+/* Open the memory's descriptor in the process that exported it. -1: that process has ended or has
+ * freed the memory. */
+static int ipc_open_memory(const struct handle *handle)
 {
 	char path[64];
 	struct stat is;
@@ -106,7 +107,7 @@ static int ipc_reach(const struct handle *handle)
 	return fd;
 }
 
-/* Opened before by this context? */
+/* Has this context opened the memory already? */
 static bool ipc_find_opened(const struct fake_range *range, const void *wanted)
 {
 	const struct fake_range *other = wanted;
@@ -115,7 +116,7 @@ static bool ipc_find_opened(const struct fake_range *range, const void *wanted)
 	       range->context == other->context;
 }
 
-/* Map what `fd` holds; takes the descriptor when it succeeds. Under fake_map_lock. */
+/* Map the memory of `fd`. Takes the descriptor over on success. Under fake_map_lock. */
 static int map_import(int fd, const struct handle *handle, struct fake_range *range, uint64_t *out)
 {
 	int error = fake_memory_import(fd, &range->memory);
@@ -148,7 +149,7 @@ static int map_import(int fd, const struct handle *handle, struct fake_range *ra
 err_unreserve:
 	fake_unreserve(fake_reservation_find(base));
 err_drop:
-	/* The caller closes its descriptor on errors: keep it. */
+	/* The caller closes the descriptor on errors, so the memory must not. */
 	range->memory->fd = dup(fd);
 	fake_memory_drop(range->memory);
 	return error;
@@ -165,12 +166,12 @@ FAKE_API int cuIpcOpenMemHandle_v2(uint64_t *out, struct fake_ipc_handle given, 
 	if (error)
 		return error;
 	memcpy(&handle, &given, sizeof(handle));
-	/* LAZY_ENABLE_PEER_ACCESS is the only flag, and has to be there. */
+	/* LAZY_ENABLE_PEER_ACCESS is the only flag, and it is required. */
 	if (!out || flags != 1 || memcmp(handle.magic, magic, sizeof(magic)) != 0)
 		return FAKE_INVALID_VALUE;
 	if (handle.pid == (uint32_t)getpid())
 		return FAKE_INVALID_CONTEXT;
-	fd = ipc_reach(&handle);
+	fd = ipc_open_memory(&handle);
 	if (fd < 0)
 		return FAKE_INVALID_VALUE;
 	range.inode = handle.inode;
@@ -216,9 +217,9 @@ FAKE_API int cuIpcCloseMemHandle(uint64_t address)
 
 /* ---- dma-buf --------------------------------------------------------------------------------- */
 
-/* Where the range lies in one memory; NULL: in several, or not in any. Under fake_map_lock. A page
- * that an allocation shares with its neighbours may be exported. */
-static struct fake_memory *one_memory(uint64_t address, size_t size, size_t *offset)
+/* The memory that contains the whole range, and the range's offset in it; NULL: none does. A page
+ * that an allocation shares with its neighbours may be exported. Under fake_map_lock. */
+static struct fake_memory *range_memory(uint64_t address, size_t size, size_t *offset)
 {
 	struct fake_range *range = fake_range_overlap(address, size);
 	int64_t start;
@@ -233,8 +234,8 @@ static struct fake_memory *one_memory(uint64_t address, size_t size, size_t *off
 	return range->memory;
 }
 
-/* What the real driver asks the kernel for at this point, for those who watch. The answer does not
- * matter, nor does it matter that there is no such device as a rule. */
+/* Send the request that a real driver sends to the kernel here, for tests that watch for it. The
+ * result does not matter; usually the device does not even exist. */
 static void request_export(const struct fake_memory *memory, size_t offset, size_t size)
 {
 	int control = open("/dev/nvidiactl", O_RDWR | O_CLOEXEC);
@@ -260,7 +261,7 @@ FAKE_API int fake_cuda_memory_fd(uint64_t address, size_t size, size_t *offset)
 	struct fake_memory *memory;
 
 	pthread_rwlock_rdlock(&fake_map_lock);
-	memory = one_memory(address, size, offset);
+	memory = range_memory(address, size, offset);
 	pthread_rwlock_unlock(&fake_map_lock);
 	return memory ? memory->fd : -1;
 }
@@ -286,10 +287,10 @@ FAKE_API int cuMemGetHandleForAddressRange(void *out, uint64_t address, size_t s
 	if (error || !supported)
 		return error ? error : FAKE_NOT_SUPPORTED;
 	pthread_rwlock_rdlock(&fake_map_lock);
-	memory = one_memory(address, size, &offset);
+	memory = range_memory(address, size, &offset);
 	if (memory) {
 		snprintf(path, sizeof(path), "/proc/self/fd/%d", memory->fd);
-		fd = open(path, O_RDWR | O_CLOEXEC); /* with a position of its own */
+		fd = open(path, O_RDWR | O_CLOEXEC); /* unlike dup(), has its own file position */
 		request_export(memory, offset, size);
 	}
 	error = memory && fd >= 0 ? FAKE_OK : memory ? FAKE_OUT_OF_MEMORY : FAKE_NOT_SUPPORTED;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Modules, functions and launches. An image is looked at only as far as to tell whether a driver
- * would take it; what a kernel does is known by its name: each has a twin here, which does to the
- * driver's own mappings what the kernel does to addresses, one block of the grid after the other.
+ * Modules, functions and launches. An image is checked only as far as a driver needs to accept or
+ * refuse it. The name of a kernel selects its twin: a host function that does the kernel's work on
+ * the driver's own mappings, one block of the grid after the other.
  */
 #include <ctype.h>
 #include <sched.h>
@@ -17,7 +17,7 @@
 
 enum { JIT_ERROR_LOG = 5, JIT_ERROR_LOG_SIZE = 6, JIT_OPTIONS = 35 };
 enum { MISALIGNED_ADDRESS = 716, MAX_THREADS = 1024 };
-/* The newest PTX that the driver takes, times ten: that of CUDA 13.0. */
+/* The newest PTX version that the driver accepts, times ten: that of CUDA 13.0. */
 #define PTX_VERSION 90
 /* The second byte of a cubin's e_flags, as nvcc 13.0 writes them: 90 for sm_90. */
 #define FLAGS_ARCHITECTURE 49
@@ -139,7 +139,7 @@ static int run_blocks(const struct fake_launch *launch, uint64_t unit)
 	uint64_t groups = WH_BLOCKS_THREADS >> job->group_shift, step = launch->grid[0] * groups;
 	int error = 0;
 
-	/* What would divide by 0, or leave bytes out. */
+	/* Launches that would divide by 0 or skip bytes. */
 	if (launch->block[0] != WH_BLOCKS_THREADS || !groups || !job->chunks || !job->count)
 		return FAKE_LAUNCH_FAILED;
 	for (uint64_t group = 0; group < groups && !error; group++)
@@ -171,8 +171,8 @@ static int blocks_1(const struct fake_launch *launch)
 
 /* ---- twins ----------------------------------------------------------------------------------- */
 
-/* For the fake's own tests: fake_fill(uint64_t address, uint32_t value, uint32_t count), a word a
- * block. */
+/* For the fake's own tests: fake_fill(uint64_t address, uint32_t value, uint32_t count). Each block
+ * writes one word. */
 static int twin_fill(const struct fake_launch *launch)
 {
 	uint64_t address = *(uint64_t *)launch->parameters[0] + 4ULL * launch->index[0];
@@ -189,8 +189,8 @@ static int twin_fill(const struct fake_launch *launch)
 
 #define BOUNCE_SECONDS 10
 
-/* wh_bounce(uint64_t in, uint64_t out, uint32_t rounds, uint32_t patience): kernels/bounce.cu. What
- * it waits for comes from a CPU that may have to share its processor, so it has more patience. */
+/* wh_bounce(uint64_t in, uint64_t out, uint32_t rounds, uint32_t patience): kernels/bounce.cu. It
+ * waits longer than the kernel, because the thread that it waits for may share its CPU. */
 static int twin_bounce(const struct fake_launch *launch)
 {
 	uint64_t in_address = *(uint64_t *)launch->parameters[0];
@@ -245,7 +245,7 @@ static const struct fake_twin *find_twin(const char *name)
 
 /* ---- modules --------------------------------------------------------------------------------- */
 
-/* The first thing in the text that is no space and no comment. */
+/* Skip spaces and comments at the start of the text. */
 static const char *skip_comments(const char *at)
 {
 	for (;;) {
@@ -303,7 +303,7 @@ static int check_ptx(const char *at, char log[128])
 	return FAKE_OK;
 }
 
-/* Machine code runs where it was made for, and on later ones of the same major version. */
+/* Machine code runs on its own compute capability and on later ones of the same major version. */
 static int check_cubin(const unsigned char *elf)
 {
 	int made_for = elf[FLAGS_ARCHITECTURE], capability = fake_capability();
@@ -312,7 +312,7 @@ static int check_cubin(const unsigned char *elf)
 									    FAKE_NO_BINARY;
 }
 
-/* What the driver says of the image; *ptx if it is text. */
+/* Check an image. 0 or the driver's error; *ptx: the image is PTX. */
 static int check_image(const void *image, bool *ptx, char log[128])
 {
 	static const unsigned char elf[] = { 0x7f, 'E', 'L', 'F' };
@@ -330,7 +330,7 @@ static int check_image(const void *image, bool *ptx, char log[128])
 	return *ptx ? check_ptx(text, log) : FAKE_INVALID_IMAGE;
 }
 
-/* Hand the log over as the options want it. */
+/* Write the log to the buffer that the options name. */
 static void give_log(const char *log, unsigned count, const int *options, void **values)
 {
 	char *buffer = NULL;
@@ -497,7 +497,7 @@ FAKE_API int cuFuncGetAttribute(int *out, int attribute, struct fake_function *f
 	return FAKE_OK;
 }
 
-/* Nothing is ever lazy here. */
+/* Does nothing: the fake never loads functions lazily. */
 FAKE_API int cuFuncLoad(struct fake_function *function)
 {
 	bool found;

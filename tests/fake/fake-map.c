@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The address map: which addresses are what, and where the driver finds the bytes behind them.
+ * The address map: the kind of memory at each address, and where the driver finds its bytes.
  *
- * Addresses of device memory are reserved PROT_NONE for good; the driver has a mapping of its own
- * of each memfd (the alias). Protections are never changed, so there is no moment at which a CPU
- * could get away with touching device memory.
+ * Addresses of device memory stay PROT_NONE; the driver accesses each memfd through a second
+ * mapping (the alias). Protections never change, so a load or store by the CPU to device memory
+ * always faults.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,8 +17,8 @@
 #include "nvidia-control.h"
 
 #define PAGE ((size_t)4096)
-/* Allocations below this size start amid a page, as a driver's do that cuts them from larger
- * ones. */
+/* Allocations below this size do not start at a page boundary, as with a driver that cuts small
+ * allocations from larger ones. */
 #define SMALL ((size_t)1 << 20)
 #define SMALL_START 512
 
@@ -28,10 +28,11 @@ static struct fake_range **ranges; /* by base */
 static size_t range_count, range_room;
 static struct fake_reservation **reservations; /* by base */
 static size_t reservation_count, reservation_room;
-static struct fake_reservation freed[256]; /* FAKE_CUDA_REUSE: still mapped, the last one first */
+/* FAKE_CUDA_REUSE: freed reservations, still mapped, oldest first */
+static struct fake_reservation freed[256];
 static size_t freed_count;
-/* FAKE_CUDA_SHARE: what the next small allocation is cut from; its first `used` bytes are given
- * out. */
+/* FAKE_CUDA_SHARE: the memory from which small allocations are cut; its first `used` bytes are
+ * allocated. */
 static struct {
 	struct fake_memory *memory; /* NULL: none */
 	uint64_t base;
@@ -40,7 +41,7 @@ static struct {
 	const struct fake_context *context;
 } shared;
 static struct wh_list memories = { &memories, &memories };
-static uint64_t next_id = 1; /* BUFFER_IDs and memories' ids */
+static uint64_t next_id = 1; /* of ranges (BUFFER_ID) and of memories */
 
 static size_t round_up(size_t size, size_t to)
 {
@@ -49,7 +50,7 @@ static size_t round_up(size_t size, size_t to)
 
 /* ---- ranges ---------------------------------------------------------------------------------- */
 
-/* The first range that ends behind the address. */
+/* Index of the first range that ends after the address. */
 static size_t range_index(uint64_t address)
 {
 	size_t low = 0, high = range_count;
@@ -155,7 +156,7 @@ struct fake_reservation *fake_reservation_find(uint64_t address)
 	return i < reservation_count && reservations[i]->base <= address ? reservations[i] : NULL;
 }
 
-/* An address of that size that was freed. 0: none. */
+/* Take a freed reservation of exactly that size. 0: none. */
 static uint64_t reservation_reuse(size_t size, size_t alignment)
 {
 	for (size_t i = freed_count; i-- > 0;) {
@@ -176,7 +177,7 @@ static uint64_t address_reserve(size_t size, size_t alignment, uint64_t hint)
 	char *base;
 
 	if (hint && hint % alignment == 0) {
-		/* Where it is free; not MAP_FIXED_NOREPLACE, which valgrind 3.19 does not know. */
+		/* Only a hint: valgrind 3.19 does not know MAP_FIXED_NOREPLACE. */
 		base = mmap((void *)(uintptr_t)hint, size, PROT_NONE, flags, -1, 0);
 		if ((uintptr_t)base == hint)
 			return hint;
@@ -239,7 +240,7 @@ void fake_unreserve(struct fake_reservation *reservation)
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-/* The descriptor's name carries what whoever imports it must know. */
+/* The memfd's name carries the facts that an importing process needs. */
 #define NAME_FORMAT "fake-cuda device %d size %zu types %u"
 
 static struct fake_memory *add_memory(int fd, char *alias, size_t size)
@@ -277,7 +278,7 @@ static void memory_charge(struct fake_memory *memory, struct fake_device *device
 	device->used += memory->size;
 }
 
-/* Its address comes first: the BAR's own driver is told where it is to be. */
+/* Needs the device address `base` first, because the BAR's kernel driver asks for it. */
 static int memory_on_bar(struct fake_device *device, uint64_t base, size_t size,
 			 struct fake_memory **out)
 {
@@ -342,7 +343,7 @@ int fake_memory_import(int fd, struct fake_memory **out)
 		return FAKE_INVALID_VALUE;
 	name[length] = 0;
 	at = strstr(name, "memfd:fake-cuda");
-	/* NOLINTNEXTLINE(cert-err34-c): our own words */
+	/* NOLINTNEXTLINE(cert-err34-c): fake_memory_new() has written the name */
 	if (!at || sscanf(at, "memfd:" NAME_FORMAT, &physical, &size, &types) != 3 ||
 	    fstat(fd, &is) || (uint64_t)is.st_size != size)
 		return FAKE_INVALID_VALUE;
@@ -356,7 +357,7 @@ int fake_memory_import(int fd, struct fake_memory **out)
 	return FAKE_OK;
 }
 
-/* Under fake_map_lock, so nobody looks at it meanwhile. */
+/* Holding fake_map_lock keeps other threads from using the alias meanwhile. */
 int fake_memory_to_bar(struct fake_memory *memory, uint64_t base)
 {
 	char *alias;
@@ -374,7 +375,7 @@ int fake_memory_to_bar(struct fake_memory *memory, uint64_t base)
 	return FAKE_OK;
 }
 
-/* Of the stand-in for the kernel driver. */
+/* Defined if the fake kernel driver (nvidia.c) is loaded. */
 #pragma weak fake_nvidia_object
 
 static uint32_t object_name(const struct fake_memory *memory)
@@ -487,7 +488,7 @@ int fake_range_allocate(struct fake_context *context, size_t size, enum fake_kin
 		return FAKE_OUT_OF_MEMORY;
 	if (fake_settings()->share && size < SMALL)
 		return shared_allocate(context, size, kind, out);
-	/* What others of the driver pin is whole pages of the GPU. */
+	/* Kernel drivers pin whole GPU pages, so an allocation fills whole ones. */
 	total = round_up(range.offset + size, FAKE_BAR_PAGE);
 	base = fake_reserve(total, alignment, 0, false);
 	if (!base)
@@ -561,7 +562,7 @@ static bool range_reachable(const struct fake_context *context, enum fake_user u
 		return range->kind == FAKE_DEVICE && context->peers & 1U << range->device->ordinal;
 	case FAKE_REGISTERED:
 		return !write || !(range->flags & 8); /* READ_ONLY */
-	case FAKE_IMPORTED: /* opened with peer access for the context that opened it */
+	case FAKE_IMPORTED: /* the opening context has got peer access */
 		return user == FAKE_BY_COPY || range->device == context->device ||
 		       range->context->device == context->device;
 	default:

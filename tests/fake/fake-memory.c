@@ -36,7 +36,8 @@ FAKE_API int cuMemAlloc_v2(uint64_t *out, size_t size)
 	return device_allocate(out, size, FAKE_DEVICE);
 }
 
-/* What is at the address, if a free function of those kinds takes it. Under fake_map_lock. */
+/* The range that starts at the address, if it is of one of `kinds`; NULL: it cannot be freed so.
+ * Under fake_map_lock. */
 static struct fake_range *range_freeable(uint64_t address, unsigned kinds)
 {
 	struct fake_range *range = fake_range_find(address);
@@ -48,8 +49,8 @@ static struct fake_range *range_freeable(uint64_t address, unsigned kinds)
 
 #define KIND(kind) (1U << (kind))
 
-/* Free memory, when all that was submitted to its context, or to the current one, is done. A real
- * driver takes `unbound` ones from a thread that has no context, too. */
+/* Wait for the streams of the memory's context, or of the current one, then free the memory. Like a
+ * real driver, frees `unbound` kinds also for a thread that has no context. */
 static int free_range(uint64_t address, unsigned kinds, unsigned unbound)
 {
 	struct fake_context *context = NULL, *owner;
@@ -110,8 +111,8 @@ FAKE_API int cuMemGetInfo_v2(size_t *available, size_t *total)
 
 /* ---- stream-ordered -------------------------------------------------------------------------- */
 
-/* A pool that the application has made. What it gives is known to be of the device's pool and of
- * its handle type; the device has one of its own as well. */
+/* A pool that the application has created. Attributes of its memory report the device's own pool,
+ * with this pool's handle types. */
 struct pool {
 	int device;
 	unsigned handle_types;
@@ -160,8 +161,8 @@ static int free_later(struct fake_op *op)
 	return 0;
 }
 
-/* The addresses are good at once; the memory only for what comes later in the stream, which cannot
- * be told from outside. */
+/* Allocates at once. With a real driver only later operations of the stream may use the memory; a
+ * caller cannot see the difference. */
 FAKE_API int cuMemAllocAsync(uint64_t *out, size_t size, void *stream)
 {
 	struct fake_context *context;
@@ -271,7 +272,7 @@ static int allocate_host(void **out, size_t size, enum fake_kind kind, unsigned 
 	return error;
 }
 
-/* Adds to *arg and goes on. */
+/* Add pinned memory to *arg; returns false so that the search visits every range. */
 static bool add_host_size(const struct fake_range *range, const void *arg)
 {
 	uint64_t *sum = (uint64_t *)(uintptr_t)arg;
@@ -317,7 +318,7 @@ FAKE_API int cuMemFreeHost(void *address)
 	return free_range((uintptr_t)address, KIND(FAKE_HOST), 0);
 }
 
-/* Is there memory at all of these pages? */
+/* Is every one of these pages mapped? */
 static bool is_mapped(uint64_t base, size_t size)
 {
 	uint64_t from = base & ~(uint64_t)(PAGE - 1);
@@ -349,7 +350,7 @@ FAKE_API int cuMemHostRegister_v2(void *address, size_t size, unsigned flags)
 		return error;
 	if (!address || !size || base + size < base || flags & ~15U)
 		return FAKE_INVALID_VALUE;
-	if (flags & 4) /* IOMEMORY: only what a driver has mapped, which there is none of here */
+	if (flags & 4) /* IOMEMORY: needs memory that a kernel driver has mapped; there is none */
 		return FAKE_INVALID_VALUE;
 	pthread_rwlock_rdlock(&fake_map_lock);
 	other = fake_range_overlap(base, size);

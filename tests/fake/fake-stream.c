@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Streams and events. Each stream has a thread, started with its first operation, which does one
- * operation after the other. What an operation waits for in other streams (an event, the legacy
- * default stream) is known when it is submitted: a list of streams and how far they have to be.
+ * Streams and events. Each stream has a thread, which its first operation starts and which runs one
+ * operation after the other. An operation that waits for other streams (for an event or the legacy
+ * default stream) gets, at submission, a list of these streams and of the number of operations that
+ * each must have completed.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -59,8 +60,8 @@ static void unref_stream(struct fake_stream *stream)
 	free(stream);
 }
 
-/* Its thread takes it out of the list when it has done everything, so that until then whoever waits
- * for the context waits for it too. */
+/* The stream's thread unlinks the stream after its last operation, so that fake_context_wait()
+ * still waits for it. */
 static void close_stream(struct fake_stream *stream)
 {
 	stream->closing = true;
@@ -104,7 +105,7 @@ static bool stream_known(const struct fake_stream *stream)
 	return false;
 }
 
-/* From a handle as callers have it. */
+/* Find the stream of a CUDA handle. */
 static int find_stream(void *handle, struct fake_stream **out)
 {
 	struct fake_context *context;
@@ -134,7 +135,7 @@ int fake_stream_context(void *handle, struct fake_context **out)
 	return error;
 }
 
-/* ---- doing what was submitted ---------------------------------------------------------------- */
+/* ---- running operations ---------------------------------------------------------------------- */
 
 static void pause_for(unsigned microseconds)
 {
@@ -144,7 +145,7 @@ static void pause_for(unsigned microseconds)
 		;
 }
 
-/* One more operation of the device begins. */
+/* Count an operation that begins, and lose the device if fake_cuda_lose() asked for that. */
 static void count_operation(struct fake_device *device)
 {
 	if (device->lose_after > 0 && atomic_fetch_sub(&device->lose_after, 1) == 1) {
@@ -175,7 +176,7 @@ static void free_op(struct fake_op *op)
 	free(op);
 }
 
-static void *stream_serve(void *arg)
+static void *stream_run(void *arg)
 {
 	struct fake_stream *stream = arg;
 
@@ -217,8 +218,8 @@ static int stream_start(struct fake_stream *stream)
 	pthread_attr_init(&detached);
 	pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
 	stream->refs++;
-	error = pthread_create(&thread, &detached, stream_serve, stream);
-	if (!error) /* not the name of whoever used the stream first */
+	error = pthread_create(&thread, &detached, stream_run, stream);
+	if (!error) /* else the thread has the name of its creator */
 		pthread_setname_np(thread, "fake/stream");
 	pthread_attr_destroy(&detached);
 	stream->started = !error;
@@ -246,7 +247,7 @@ static bool add_wait(struct fake_op *op, struct fake_stream *stream, uint64_t un
 	return true;
 }
 
-/* The legacy default stream waits for all blocking streams of its context, and they for it. */
+/* Add the waits between the legacy default stream and the blocking streams of its context. */
 static bool wait_for_default(struct fake_op *op, struct fake_stream *stream)
 {
 	struct fake_context *context = stream->context;
@@ -273,7 +274,7 @@ static void wait_until(struct fake_stream *stream, uint64_t until)
 	unref_stream(stream);
 }
 
-/* Under fake_lock; the op is the stream's only if it succeeds. */
+/* Append an operation. Takes the op over only on success. Under fake_lock. */
 static int stream_submit(struct fake_stream *stream, struct fake_op *op)
 {
 	int error = stream_start(stream);
@@ -312,7 +313,7 @@ int fake_submit(void *handle, struct fake_op *op, bool wait)
 	return error;
 }
 
-/* What comes after the call began is not waited for. */
+/* Does not wait for operations that other threads submit meanwhile. */
 void fake_context_wait(struct fake_context *context)
 {
 	struct fake_op all = { .context = context };
@@ -334,7 +335,7 @@ void fake_context_wait(struct fake_context *context)
 
 void fake_streams_end(struct fake_context *context)
 {
-	fake_context_wait(context); /* not long: operations that have not begun are dropped */
+	fake_context_wait(context); /* short: operations that have not begun are dropped */
 	pthread_mutex_lock(&fake_lock);
 	for (struct wh_list *l = context->streams.next, *next; l != &context->streams; l = next) {
 		struct fake_stream *stream = wh_container(l, struct fake_stream, link);
@@ -347,7 +348,7 @@ void fake_streams_end(struct fake_context *context)
 	pthread_mutex_unlock(&fake_lock);
 }
 
-/* ---- streams, as called ---------------------------------------------------------------------- */
+/* ---- stream calls ---------------------------------------------------------------------------- */
 
 FAKE_API int cuStreamCreateWithPriority(struct fake_stream **out, unsigned flags, int priority)
 {
@@ -376,7 +377,7 @@ FAKE_API int cuStreamCreate(struct fake_stream **out, unsigned flags)
 	return cuStreamCreateWithPriority(out, flags, 0);
 }
 
-/* What it still has to do is done all the same. */
+/* The stream still runs the operations that it has. */
 FAKE_API int cuStreamDestroy_v2(struct fake_stream *stream)
 {
 	int error = FAKE_OK;
@@ -461,7 +462,7 @@ FAKE_API int cuStreamGetPriority(void *handle, int *out)
 	return error;
 }
 
-/* Nothing is ever captured into a graph; but a stream may look as if. */
+/* The fake captures nothing, but a test can make a stream appear to be capturing. */
 static void *_Atomic captured;
 
 FAKE_API void fake_cuda_capture(void *stream)
@@ -603,7 +604,7 @@ static int do_record(struct fake_op *op)
 	return 0;
 }
 
-/* Under fake_lock. The event may have been recorded anew meanwhile. */
+/* Set the time of the record at `at`, unless the event has been recorded again. Under fake_lock. */
 static void end_record(struct fake_op *op)
 {
 	struct record_op *record = (struct record_op *)op;
@@ -651,7 +652,7 @@ out:
 	return error;
 }
 
-/* Of an event that is known: its context's health, or not ready. */
+/* The state of a known event: 0, FAKE_NOT_READY or its context's error. */
 static int event_state(const struct fake_event *event)
 {
 	int error = fake_health(event->stream ? event->stream->context : event->context);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Errors by name, and functions by name. */
+/* Names and texts of errors, and cuGetProcAddress(). */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>
@@ -76,11 +76,10 @@ FAKE_API int cuGetErrorString(int error, const char **out)
 	return error_word(error, true, out);
 }
 
-/* ---- by name --------------------------------------------------------------------------------- */
+/* ---- functions by name ----------------------------------------------------------------------- */
 
-/* Functions with more than one version, the newest first, and others that old drivers do not have:
- * name without suffix, suffix, since which CUDA. What is not listed has no suffix and was always
- * there. */
+/* Functions with several versions, newest first, and functions that old drivers lack: name without
+ * suffix, suffix, first CUDA version. All others have no suffix and exist in every version. */
 static const struct {
 	const char *name, *suffix;
 	int since;
@@ -137,7 +136,7 @@ static const struct {
 	{ "cuStreamWriteValue32", "_v2", 11070 },
 };
 
-/* Loaded with dlopen(RTLD_LOCAL) as a rule, so that only a handle of its own finds its symbols. */
+/* The library is usually loaded with RTLD_LOCAL, so only its own handle finds its symbols. */
 static void *own_symbol(const char *name)
 {
 	Dl_info info;
@@ -192,7 +191,7 @@ FAKE_API int cuGetProcAddress_v2(const char *name, void **out, int version, uint
 	*out = symbol;
 	if (status)
 		*status = is;
-	return FAKE_OK; /* found or not: *out says */
+	return FAKE_OK; /* also if *out is NULL */
 }
 
 FAKE_API int cuGetProcAddress(const char *name, void **out, int version, uint64_t flags)

@@ -7,7 +7,7 @@
 
 #include "fake.h"
 
-static bool page_aligned(uint64_t n)
+static bool granularity_divides(uint64_t n)
 {
 	return n % FAKE_GRANULARITY == 0;
 }
@@ -20,7 +20,7 @@ FAKE_API int cuMemAddressReserve(uint64_t *out, size_t size, size_t alignment, u
 	uint64_t base;
 
 	FAKE_ENTER();
-	if (!out || !size || !page_aligned(size) || flags || alignment & (alignment - 1))
+	if (!out || !size || !granularity_divides(size) || flags || alignment & (alignment - 1))
 		return FAKE_INVALID_VALUE;
 	if (alignment < FAKE_GRANULARITY)
 		alignment = FAKE_GRANULARITY;
@@ -60,7 +60,7 @@ static int check_properties(const struct fake_properties *properties)
 		return FAKE_INVALID_VALUE;
 	if (!fake_device(properties->location.id))
 		return FAKE_INVALID_DEVICE;
-	if (properties->handle_types & FAKE_HANDLE_FABRIC) /* no IMEX channel */
+	if (properties->handle_types & FAKE_HANDLE_FABRIC) /* would need an IMEX channel */
 		return FAKE_NOT_PERMITTED;
 	return properties->handle_types & ~FAKE_HANDLE_FD ? FAKE_INVALID_VALUE : FAKE_OK;
 }
@@ -91,7 +91,7 @@ FAKE_API int cuMemCreate(uint64_t *out, size_t size, const struct fake_propertie
 	error = check_properties(properties);
 	if (error)
 		return error;
-	if (!out || !size || !page_aligned(size) || flags)
+	if (!out || !size || !granularity_divides(size) || flags)
 		return FAKE_INVALID_VALUE;
 	device = fake_device(properties->location.id);
 	if (device->lost)
@@ -182,8 +182,8 @@ FAKE_API int cuMemMap(uint64_t base, size_t size, size_t offset, uint64_t handle
 		return FAKE_INVALID_VALUE;
 	pthread_rwlock_wrlock(&fake_map_lock);
 	range.memory = fake_memory_known(handle);
-	if (range.memory && (offset || !page_aligned(base) || size != range.memory->size)) {
-		error = FAKE_NOT_SUPPORTED; /* only all of a memory */
+	if (range.memory && (offset || !granularity_divides(base) || size != range.memory->size)) {
+		error = FAKE_NOT_SUPPORTED; /* the fake maps only whole memories */
 	} else if (range.memory && range_mappable(base, size)) {
 		range.device = range.memory->device;
 		error = FAKE_OK;
@@ -197,7 +197,7 @@ FAKE_API int cuMemMap(uint64_t base, size_t size, size_t offset, uint64_t handle
 	return error;
 }
 
-/* Is [base, base+size) made of whole mappings, one after the other? */
+/* Does [base, base+size) consist of whole mappings, without gaps? */
 static bool whole_mappings(uint64_t base, size_t size)
 {
 	uint64_t at = base;
@@ -212,7 +212,8 @@ static bool whole_mappings(uint64_t base, size_t size)
 	return size && at == base + size;
 }
 
-/* Does it lie in a reservation, and cut no mapping in two? Under fake_map_lock. */
+/* Is [base, base+size) inside one reservation, and no mapping only partly in it? Under
+ * fake_map_lock. */
 static bool range_unmappable(uint64_t base, size_t size)
 {
 	struct fake_reservation *reservation = fake_reservation_find(base);
@@ -223,7 +224,7 @@ static bool range_unmappable(uint64_t base, size_t size)
 	       (!first || first->base == base) && (!last || last->base + last->size == base + size);
 }
 
-/* Where nothing is mapped is as good as unmapped. */
+/* The range may contain addresses where nothing is mapped. */
 FAKE_API int cuMemUnmap(uint64_t base, size_t size)
 {
 	struct fake_range *range;
@@ -352,7 +353,7 @@ FAKE_API int cuMemImportFromShareableHandle(uint64_t *out, void *descriptor, int
 	}
 	if (!error) {
 		memory->handles = 1;
-		/* as driver 580: what is imported is not exported again */
+		/* as with driver 580, imported memory cannot be exported again */
 		memory->handle_types = 0;
 		*out = (uintptr_t)memory;
 	}

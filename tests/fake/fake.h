@@ -104,14 +104,15 @@ struct fake_ipc_handle {
 
 /* ---- faults and the entry of every call ------------------------------------------------------ */
 
-/* One for each exported function, where it is first called. */
+/* Counts the calls of one exported function; a static variable of that function. */
 struct fake_call {
 	const char *name;
 	_Atomic uint64_t count;
 	struct fake_call *next;
 };
 
-/* Not 0: what the call has to return at once. */
+/* Every exported function calls one of these first. Not 0: the function returns this error at
+ * once. cuInit() and the few that work before it use the second. */
 int fake_enter(struct fake_call *call, const char *name);
 int fake_enter_uninitialised(struct fake_call *call, const char *name);
 
@@ -137,11 +138,11 @@ struct fake_settings {
 
 const struct fake_settings *fake_settings(void);
 unsigned fake_delay(void);
-/* Arm what FAKE_CUDA_LOSE says; devices exist. */
+/* Apply FAKE_CUDA_LOSE; call it once the devices exist. */
 void fake_lose_from_environment(void);
-/* This thread is in a host function, which may not call CUDA. */
+/* True while this thread runs a host function, which must not call CUDA. */
 extern _Thread_local bool fake_in_callback;
-/* What cuThreadExchangeStreamCaptureMode() has set: 0 global, 1 thread local, 2 relaxed. */
+/* The mode of cuThreadExchangeStreamCaptureMode(): 0 global, 1 thread local, 2 relaxed. */
 extern _Thread_local int fake_capture_mode;
 
 /* ---- devices and contexts -------------------------------------------------------------------- */
@@ -150,14 +151,14 @@ struct fake_context;
 
 struct fake_device {
 	int ordinal; /* in this process */
-	int physical; /* on the machine */
+	int physical; /* index on the machine, before CUDA_VISIBLE_DEVICES */
 	struct fake_uuid uuid;
-	_Atomic size_t memory; /* in all */
-	size_t used; /* under fake_map_lock */
-	_Atomic int lost; /* every call's error; 0: it is well */
-	_Atomic long lose_after; /* operations until it is lost; -1: it is not going to be */
+	_Atomic size_t memory; /* total bytes */
+	size_t used; /* bytes; under fake_map_lock */
+	_Atomic int lost; /* the error that every call returns; 0: the device works */
+	_Atomic long lose_after; /* operations until the device is lost; -1: never */
 	_Atomic int lose_error;
-	struct fake_context *_Atomic primary; /* made when first retained, then kept */
+	struct fake_context *_Atomic primary; /* created by the first retain, never freed */
 	unsigned primary_count;
 	unsigned primary_flags;
 };
@@ -178,19 +179,19 @@ extern pthread_mutex_t fake_lock;
 
 bool fake_initialised(void);
 int cuDeviceGetAttribute(int *value, int attribute, int device);
-/* -1 and a NULL device: there is no such one. */
+/* NULL: no such device. */
 struct fake_device *fake_device(int ordinal);
 struct fake_device *fake_device_physical(int physical);
 unsigned fake_device_count(void);
-/* What calls on it return: 0 while it is well. */
+/* The error that calls in this context return; 0 while the context and its device work. */
 int fake_health(const struct fake_context *context);
-/* The calling thread's context, or the error why it cannot be used. */
+/* Set *out to the calling thread's context. An error if there is none or it cannot be used. */
 int fake_current(struct fake_context **out);
 bool fake_peers(const struct fake_device *a, const struct fake_device *b);
-/* 90 for compute capability 9.0; of all devices. */
+/* The compute capability of all devices, times ten: 90 for 9.0. */
 int fake_capability(void);
 void fake_attributes_forget(void);
-/* Is it one of ours? Takes fake_lock. */
+/* Does the fake know this context? Takes fake_lock. */
 bool fake_context_known(struct fake_context *context);
 extern struct wh_list fake_contexts; /* under fake_lock */
 
@@ -213,90 +214,90 @@ struct fake_memory {
 	char *alias;
 	size_t size;
 	struct fake_device *device;
-	bool charged; /* to the device: it was allocated here, not imported */
+	bool charged; /* counts in device->used: allocated here, not imported */
 	unsigned handle_types;
 	unsigned handles, mappings;
 	uint64_t id;
-	uint64_t bar; /* its address, if it is on a BAR */
+	uint64_t bar; /* device address of memory on a BAR, else 0 */
 };
 
-/* Addresses that calls accept. */
+/* A range of addresses that calls accept. */
 struct fake_range {
 	uint64_t base;
 	size_t size;
 	enum fake_kind kind;
-	struct fake_memory *memory; /* NULL: the addresses themselves */
+	struct fake_memory *memory; /* NULL: the CPU and the driver use the addresses directly */
 	size_t offset; /* of the base in the memory */
 	uint64_t buffer_id;
 	struct fake_context *context; /* NULL for FAKE_MAPPED and FAKE_POOL */
 	struct fake_device *device;
 	bool sync; /* SYNC_MEMOPS */
-	bool freeing; /* by cuMemFreeAsync(), when its turn comes */
+	bool freeing; /* cuMemFreeAsync() has been called, and the stream has yet to free it */
 	unsigned flags; /* FAKE_POOL: its pool's handle types */
 	unsigned char access[FAKE_DEVICES]; /* FAKE_MAPPED */
-	uint64_t inode; /* FAKE_IMPORTED: of the memory, with `opens` */
-	unsigned opens;
+	uint64_t inode; /* FAKE_IMPORTED: identifies the memory */
+	unsigned opens; /* FAKE_IMPORTED: cuIpcOpenMemHandle() less cuIpcCloseMemHandle() */
 };
 
-/* Addresses set aside, PROT_NONE. */
+/* Reserved addresses, PROT_NONE. */
 struct fake_reservation {
 	uint64_t base;
 	size_t size;
-	bool user; /* by cuMemAddressReserve() */
+	bool user; /* made by cuMemAddressReserve() */
 };
 
 extern pthread_rwlock_t fake_map_lock;
 
 /* All under fake_map_lock. */
 struct fake_range *fake_range_find(uint64_t address);
-/* Any range or reservation that overlaps, or NULL. */
+/* The first range that overlaps [base, base+size), or NULL. */
 struct fake_range *fake_range_overlap(uint64_t base, size_t size);
 struct fake_reservation *fake_reservation_find(uint64_t address);
-/* Takes a copy of *range and gives it an id. NULL: no memory. */
+/* Add a copy of *range to the map, with a new buffer id. NULL: no memory. */
 struct fake_range *fake_range_add(const struct fake_range *range);
 void fake_range_remove(struct fake_range *range);
-/* The first range that `match` likes. */
+/* The first range for which `match` returns true; NULL: none. */
 struct fake_range *fake_range_search(bool (*match)(const struct fake_range *range, const void *arg),
 				     const void *arg);
-/* 0: no address space. */
+/* Reserve addresses. 0: no address space is left. */
 uint64_t fake_reserve(size_t size, size_t alignment, uint64_t hint, bool user);
 void fake_unreserve(struct fake_reservation *reservation);
 
 int fake_memory_new(struct fake_device *device, size_t size, unsigned handle_types,
 		    struct fake_memory **out);
-/* Of a descriptor that another process, or this one, made; takes the descriptor when it
- * succeeds. */
+/* Map the memory behind a descriptor that any process exported. Takes the descriptor over on
+ * success. */
 int fake_memory_import(int fd, struct fake_memory **out);
 /* The memory that a cuMemCreate() handle names, or NULL. */
 struct fake_memory *fake_memory_known(uint64_t handle);
-/* Frees it if neither handles nor mappings are left. */
+/* Free the memory if it has neither handles nor mappings. */
 void fake_memory_drop(struct fake_memory *memory);
 
-/* What the kernel driver knows the memory as, in the client FAKE_CLIENT; the stand-in for that
- * driver is told, if there is one. */
+/* The handle of the memory's object in the client FAKE_CLIENT of the resource manager. If the fake
+ * kernel driver is loaded, this enters the object there. */
 uint32_t fake_object(const struct fake_memory *memory);
 
-/* Move what was made by cuMemCreate() to the BAR, where it is first mapped. */
+/* Move memory of cuMemCreate() to the BAR; its first cuMemMap() does that. */
 int fake_memory_to_bar(struct fake_memory *memory, uint64_t base);
 
-/* Memory on the BAR that the setting names, in whole pages of FAKE_BAR_PAGE. */
-/* `there`: at its device address as well, if the BAR has struct pages, so that a NIC can be given
- * that, as with nvidia-peermem; it goes with the reservation. */
-int fake_bar_map(uint64_t base, size_t size, bool there, int *fd, char **alias);
+/* Allocate memory on the BAR that FAKE_CUDA_BAR names, in whole pages of FAKE_BAR_PAGE, and map it
+ * at *alias. `at_base`: map it at its device address as well, if the BAR has struct pages, so that
+ * a NIC can register that address, as with nvidia-peermem. fake_unreserve() ends that mapping. */
+int fake_bar_map(uint64_t base, size_t size, bool at_base, int *fd, char **alias);
 void fake_bar_unmap(uint64_t base, int fd);
 
-/* Device memory at new addresses. */
+/* Allocate device memory at new addresses. */
 int fake_range_allocate(struct fake_context *context, size_t size, enum fake_kind kind,
 			uint64_t *out);
-/* Unmap and free what a range of any kind but FAKE_MAPPED holds. */
+/* Free a range of any kind but FAKE_MAPPED, and its memory. */
 void fake_range_free(struct fake_range *range);
-/* Everything that belongs to a context that ends. Takes fake_map_lock. */
+/* Free all ranges of a context that is destroyed. Takes fake_map_lock. */
 void fake_ranges_drop(const struct fake_context *context);
 
 enum fake_user { FAKE_BY_COPY, FAKE_BY_KERNEL };
 
-/* Where the driver finds address, and how many bytes from there on lie in one piece (*length, at
- * most what it was). NULL: the context does not reach it. */
+/* The host address through which the driver accesses `address`. Reduces *length to the bytes that
+ * are contiguous from there. NULL: the context cannot access it. */
 char *fake_translate(const struct fake_context *context, enum fake_user user, uint64_t address,
 		     size_t *length, bool write);
 
@@ -311,7 +312,7 @@ struct fake_stream {
 	unsigned refs;
 	unsigned flags;
 	int priority;
-	pid_t owner; /* not 0: a thread's own default stream */
+	pid_t owner; /* not 0: the per-thread default stream of this thread */
 	bool started, closing;
 };
 
@@ -320,36 +321,37 @@ struct fake_wait {
 	uint64_t until;
 };
 
-/* Something for a stream to do; the front of a larger struct. */
+/* An operation of a stream; the first member of a larger struct. */
 struct fake_op {
 	struct fake_op *next;
 	struct fake_context *context;
-	int (*run)(struct fake_op *op); /* not 0: the context's error from now on */
-	/* Run or not; frees what is behind, not the op. May be NULL. */
+	int (*run)(struct fake_op *op); /* an error becomes the context's sticky error */
+	/* Free what the larger struct owns, but not the op; called also if the op never ran. May be
+	 * NULL. */
 	void (*end)(struct fake_op *op);
 	unsigned wait_count, wait_room;
 	struct fake_wait *waits;
 };
 
-/* Put it in a stream (a handle as CUDA's callers have it). The op is the stream's from now on, also
- * on error. `wait`: return when it is done, with the context's health. */
+/* Submit an operation to a stream, given as CUDA's handle. Takes the op over, also on error.
+ * `wait`: block until it is done and return the context's error. */
 int fake_submit(void *stream, struct fake_op *op, bool wait);
-/* The context that operations in it run in. */
+/* The context in which operations of a stream run. */
 int fake_stream_context(void *stream, struct fake_context **out);
-/* Wait for all that was submitted to any stream of the context. */
+/* Wait for the operations that were submitted to any stream of the context before this call. */
 void fake_context_wait(struct fake_context *context);
-/* End all streams of a context that is not alive any more. */
+/* End all streams of a context that has been destroyed. */
 void fake_streams_end(struct fake_context *context);
 
 /* ---- kernels --------------------------------------------------------------------------------- */
 
 struct fake_launch {
 	const struct fake_context *context;
-	unsigned grid[3], block[3], index[3]; /* index: which block of the grid this is */
+	unsigned grid[3], block[3], index[3]; /* index: of this block in the grid */
 	void *parameters[8];
 };
 
-/* What a kernel does, on the host. */
+/* A host function that does what a kernel does. */
 struct fake_twin {
 	const char *name;
 	unsigned count;

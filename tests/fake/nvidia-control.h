@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A fake of the NVIDIA kernel driver's device files and of /dev/gdrdrv. The library replaces
- * open(), ioctl(), mmap() and munmap(): link a test with it, and all calls on those files by the
- * test and its libraries come here. Memory is that of the fake CUDA driver.
+ * open(), ioctl(), mmap(), munmap() and madvise(): in a test that links with it, it handles all
+ * calls on those files by the test and its libraries. Memory is that of the fake CUDA driver.
  *
  * It is as strict as the kernel where that matters: a struct of another size is refused, a client
  * belongs to the process and the descriptor that created it, and a device file accepts one mapping
- * of exactly the requested length. Freeing memory while it is mapped, which a real driver would let
- * pass and which corrupts memory, is counted as a violation.
+ * of exactly the requested length. Freeing memory while it is mapped counts as a violation: a real
+ * driver allows it, and it corrupts memory.
  *
  *   FAKE_NVIDIA_VERSION=580.159.04  the version in /proc/driver/nvidia/version
  *   FAKE_NVIDIA_CUDA=PATH           as fake_nvidia_cuda(), when /dev/gdrdrv is first opened
@@ -19,38 +19,38 @@
 
 #include <stdint.h>
 
-/* The CUDA driver, which is asked whose memory an address is: for /dev/gdrdrv. Open already. */
+/* Set the path of the fake CUDA driver, in which pins of /dev/gdrdrv look addresses up. */
 void fake_nvidia_cuda(const char *path);
 
-/* What can be made to fail: an escape of the RM, 0x10000 and a command of RM_CONTROL, or the number
- * of an ioctl of /dev/gdrdrv. */
+/* Faults: the number of an RM escape, FAKE_NVIDIA_CONTROL() of a command of RM_CONTROL, the number
+ * of an ioctl of /dev/gdrdrv, or one of these. */
 #define FAKE_NVIDIA_OPEN 1u /* /dev/nvidiactl */
 #define FAKE_NVIDIA_MMAP 2u /* any node */
 #define FAKE_NVIDIA_WRONG 3u /* mappings show other memory */
-/* What a driver that is not as it should be does; any status. */
+/* Defects of a driver; the status can be any but 0. */
 #define FAKE_NVIDIA_INHERIT 4u /* children inherit mappings */
 #define FAKE_NVIDIA_KEEP 5u /* munmap() of a mapping does nothing */
-#define FAKE_NVIDIA_ANYONE 6u /* pins of /dev/gdrdrv are everybody's */
+#define FAKE_NVIDIA_ANYONE 6u /* any process can use any pin of /dev/gdrdrv */
 #define FAKE_NVIDIA_CONTROL(command) (0x10000u + (command))
 
-/* The nth from now on (1: the next, 0: each) fails with this: > 0 a status of the RM, < 0 an errno;
- * 0: well again. */
+/* Make the nth call from now on (1: the next; 0: every one) fail with a status of the RM (> 0) or
+ * an errno (< 0). Status 0 cancels the fault. */
 void fake_nvidia_fail(uint32_t what, unsigned nth, int status);
 
 struct fake_nvidia {
-	unsigned clients, objects, mapped, pins; /* there are now */
+	unsigned clients, objects, mapped, pins; /* that exist now */
 	unsigned violations;
-	unsigned duplicated, imported, exported; /* ever */
-	unsigned asked; /* to duplicate, ever, with success or without */
+	unsigned duplicated, imported, exported; /* since the start */
+	unsigned asked; /* calls to duplicate since the start, failures included */
 };
 
 void fake_nvidia_state(struct fake_nvidia *out);
 
-/* The memory behind a pin of /dev/gdrdrv is freed: the module's callback. */
+/* Free the memory behind a pin of /dev/gdrdrv, as the driver's callback to the module does. */
 void fake_nvidia_revoke(uint64_t handle);
 
-/* Told by the CUDA driver: an object of its client's stands for the memory behind its descriptor;
- * -1: it is gone. */
+/* The fake CUDA driver calls this: `handle`, an object of `client`, stands for the memory of `fd`;
+ * -1: the memory has been freed. */
 void fake_nvidia_object(uint32_t client, uint32_t handle, int fd);
 
 void fake_nvidia_version(const char *version);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* /dev/gdrdrv: pins of the fake CUDA driver's memory. */
+/* /dev/gdrdrv, whose pins hold memory of the fake CUDA driver. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <stdio.h>
@@ -25,7 +25,7 @@ struct pin {
 static struct pin *pins;
 static uint64_t next_handle = 1;
 static int (*memory_fd)(uint64_t address, size_t size, size_t *offset);
-static pid_t memory_owner; /* whose CUDA that is; a child of fork() has no memory */
+static pid_t memory_owner; /* the process that uses CUDA; a child of fork() has no memory */
 
 FAKE_API void fake_nvidia_cuda(const char *path)
 {
@@ -40,10 +40,11 @@ FAKE_API void fake_nvidia_cuda(const char *path)
 	memory_owner = getpid();
 }
 
-/* Not under the lock: CUDA has locks of its own, under which it maps. */
+/* Takes CUDA's locks. CUDA calls mmap() while it holds them, so the caller must not hold
+ * nvidia_lock. */
 struct found nvidia_gdrdrv_find(unsigned long request, const void *arg)
 {
-	const struct gdrdrv_pin *p = arg; /* both versions begin so */
+	const struct gdrdrv_pin *p = arg; /* the start of both versions of the struct */
 	struct found found = { -1, 0 };
 
 	if ((request == GDRDRV_PIN || request == GDRDRV_PIN_V2) && memory_owner == getpid())
@@ -84,7 +85,8 @@ static int pin_remove(struct pin *p)
 {
 	struct pin **at = &pins;
 
-	/* The kernel zaps what is still mapped, so this corrupts nothing; it is our own rule. */
+	/* The kernel zaps the mappings, so nothing is corrupted; Wherry unmaps first all the same.
+	 */
 	nvidia_state.violations += nvidia_pin_mapped(p->handle) && p->fd >= 0;
 	while (*at != p)
 		at = &(*at)->next;
@@ -114,7 +116,7 @@ static int pin_info(const struct pin *p, struct gdrdrv_info *i, bool second)
 	return 0;
 }
 
-/* Calls that need a pin of this process. */
+/* Calls on a pin, which has to belong to this process. */
 static int pin_call(struct node *node, unsigned long request, void *arg)
 {
 	struct pin *p = pin_find(node, *(uint64_t *)arg);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The NVIDIA kernel driver's device files: opening them, and the resource manager's calls. */
-/* With _FILE_OFFSET_BITS open() would be an alias of open64(); both are defined here. */
+/* The NVIDIA kernel driver's device files: opening them, and the calls of the resource manager
+ * (RM). See nvidia-control.h. */
+/* With _FILE_OFFSET_BITS open() would be an alias of open64(); this file defines both. */
 #undef _FILE_OFFSET_BITS
 
 #include <errno.h>
@@ -38,8 +39,7 @@ static struct fault {
 	int status;
 } faults[FAULTS];
 
-/* ---- what tests ask for -----------------------------------------------------------------------
- */
+/* ---- controls for tests ---------------------------------------------------------------------- */
 
 FAKE_API void fake_nvidia_fail(uint32_t what, unsigned nth, int status)
 {
@@ -55,7 +55,7 @@ FAKE_API void fake_nvidia_fail(uint32_t what, unsigned nth, int status)
 	pthread_mutex_unlock(&nvidia_lock);
 }
 
-/* Those of the environment, once. */
+/* Add the faults of FAKE_NVIDIA_FAIL, once. */
 static void faults_read(void)
 {
 	static bool done;
@@ -112,8 +112,7 @@ int nvidia_gdrdrv_kind(void)
 	return gdrdrv >= 0 ? gdrdrv : text ? (int)strtol(text, NULL, 10) : 0;
 }
 
-/* ---- nodes ------------------------------------------------------------------------------------
- */
+/* ---- nodes ----------------------------------------------------------------------------------- */
 
 static struct node *node_find(int fd)
 {
@@ -128,7 +127,7 @@ static struct node *node_find(int fd)
 	return NULL;
 }
 
-static int new_node(enum node_kind kind, unsigned minor)
+static int node_new(enum node_kind kind, unsigned minor)
 {
 	struct node *node = calloc(1, sizeof(*node));
 	int fd = memfd_create("fake-nvidia", MFD_CLOEXEC);
@@ -164,8 +163,8 @@ static int version_file(void)
 	return fd;
 }
 
-/* -2: not ours. Else a descriptor, or -1 and errno. */
-static int open_ours(const char *path)
+/* Open one of the faked files. A descriptor, -1 with errno, or -2: not a faked file. */
+static int node_open(const char *path)
 {
 	unsigned minor;
 	int struck;
@@ -176,14 +175,14 @@ static int open_ours(const char *path)
 		return -2;
 	if (!strcmp(path, "/dev/gdrdrv")) {
 		if (nvidia_gdrdrv_kind())
-			return new_node(NODE_GDRDRV, 0);
+			return node_new(NODE_GDRDRV, 0);
 		errno = ENOENT;
 		return -1;
 	}
 	if (!strcmp(path, "/dev/nvidiactl")) {
 		struck = nvidia_strike(FAKE_NVIDIA_OPEN);
 		if (!struck)
-			return new_node(NODE_CONTROL, 0);
+			return node_new(NODE_CONTROL, 0);
 		errno = -struck;
 		return -1;
 	}
@@ -191,13 +190,12 @@ static int open_ours(const char *path)
 	if (sscanf(path, "/dev/nvidia%u", &minor) != 1)
 		return -2;
 	if (minor < GPUS)
-		return new_node(NODE_GPU, minor);
+		return node_new(NODE_GPU, minor);
 	errno = ENOENT;
 	return -1;
 }
 
-/* ---- objects ----------------------------------------------------------------------------------
- */
+/* ---- objects --------------------------------------------------------------------------------- */
 
 static struct object *object_find(uint32_t client, uint32_t handle)
 {
@@ -239,7 +237,7 @@ static void object_drop(struct object *o)
 	free(o);
 }
 
-/* CUDA's objects' descriptors stay CUDA's. */
+/* The descriptor stays CUDA's. */
 FAKE_API void fake_nvidia_object(uint32_t client, uint32_t handle, int fd)
 {
 	struct object *known;
@@ -253,15 +251,14 @@ FAKE_API void fake_nvidia_object(uint32_t client, uint32_t handle, int fd)
 	pthread_mutex_unlock(&nvidia_lock);
 }
 
-/* The client of this descriptor, of this process. */
+/* Is `client` the client that this process created through this descriptor? */
 static bool node_owns(const struct node *node, uint32_t client)
 {
 	return node->kind == NODE_CONTROL && node->owner == getpid() && node->client == client &&
 	       client;
 }
 
-/* ---- calls ------------------------------------------------------------------------------------
- */
+/* ---- calls ----------------------------------------------------------------------------------- */
 
 static uint32_t rm_alloc_object(struct node *node, struct rm_alloc *a)
 {
@@ -308,7 +305,7 @@ static uint32_t rm_free_object(struct node *node, const struct rm_free *f)
 	return RM_OK;
 }
 
-/* Memory of the fake CUDA driver, another descriptor of it. */
+/* Duplicate a descriptor of the fake CUDA driver's memory; -1: it is not one. */
 static int memory_duplicate_fd(int fd)
 {
 	char path[64], name[256];
@@ -334,7 +331,7 @@ static uint32_t rm_import(const struct rm_import_object *i, uint32_t client)
 	return RM_OK;
 }
 
-/* Whoever has the descriptor from now on, in whatever process, has the memory. */
+/* Make the descriptor `e->fd` stand for the memory, in every process that gets it. */
 static uint32_t rm_export_object(const struct rm_export_object *e, uint32_t client)
 {
 	const struct object *o = object_find(client, e->object);
@@ -434,7 +431,7 @@ static uint32_t rm_map(struct node *node, const struct rm_map_memory *m)
 	return RM_OK;
 }
 
-/* The driver's own list of a range that is exported: of CUDA's objects. */
+/* Check the request with which the CUDA driver exports a range: it lists CUDA's own objects. */
 static uint32_t rm_export_range(const struct rm_export_dma_buf *e)
 {
 	for (unsigned i = 0; i < e->objects; i++) {
@@ -465,7 +462,7 @@ static int node_register(struct node *node, int fd)
 	return 0;
 }
 
-/* By the size that the request encodes, as the kernel does. */
+/* The request encodes the size of its struct, so another size matches no case, as in the kernel. */
 #define CASE(escape, type, status_of)                                                              \
 	case RM_REQUEST(escape, type):                                                             \
 		((type *)arg)->status = struck ? (uint32_t)struck : (status_of);                   \
@@ -497,8 +494,7 @@ static int node_call(struct node *node, unsigned long request, void *arg)
 	}
 }
 
-/* ---- mappings ---------------------------------------------------------------------------------
- */
+/* ---- mappings -------------------------------------------------------------------------------- */
 
 static void *node_map(struct node *node, void *at, size_t length, int protection, int flags,
 		      off_t offset)
@@ -553,7 +549,7 @@ void nvidia_pin_zap(uint64_t handle)
 	}
 }
 
-/* Was there one? */
+/* Forget the mappings that overlap these addresses. True: there was one. */
 static bool mappings_remove(const char *from, size_t length)
 {
 	struct mapping **at = &mappings;
@@ -574,19 +570,18 @@ static bool mappings_remove(const char *from, size_t length)
 	return found;
 }
 
-/* ---- in front of libc -------------------------------------------------------------------------
- */
+/* ---- replacements of libc's functions -------------------------------------------------------- */
 
 static int open_any(const char *path, int flags, mode_t mode)
 {
 	const char *cuda = getenv("FAKE_NVIDIA_CUDA");
 	int fd;
 
-	/* Not under the lock: it maps a library. */
+	/* Before the lock: loading the library calls mmap(). */
 	if (cuda && !strcmp(path, "/dev/gdrdrv"))
 		fake_nvidia_cuda(cuda);
 	pthread_mutex_lock(&nvidia_lock);
-	fd = open_ours(path);
+	fd = node_open(path);
 	pthread_mutex_unlock(&nvidia_lock);
 	return fd != -2 ? fd : (int)syscall(SYS_openat, AT_FDCWD, path, flags, mode);
 }
@@ -627,8 +622,9 @@ FAKE_API int ioctl(int fd, unsigned long request, ...)
 	return node ? rc : (int)syscall(SYS_ioctl, fd, request, arg);
 }
 
-/* A dma-buf is mapped from its start, the file that stands in for one from its position. */
-static off_t start_of(int fd, off_t offset)
+/* A dma-buf is mapped from its start. The memfd that stands for one contains the whole allocation,
+ * and its file position is the dma-buf's start. */
+static off_t dma_buf_offset(int fd, off_t offset)
 {
 	int memory = memory_duplicate_fd(fd);
 
@@ -651,7 +647,7 @@ static void *map_any(void *at, size_t length, int protection, int flags, int fd,
 	pthread_mutex_unlock(&nvidia_lock);
 	return node ? got :
 		      (void *)syscall(SYS_mmap, at, length, protection, flags, fd,
-				      start_of(fd, offset));
+				      dma_buf_offset(fd, offset));
 }
 
 FAKE_API void *mmap(void *at, size_t length, int protection, int flags, int fd, off_t offset)

@@ -16,7 +16,7 @@
 
 enum node_kind { NODE_CONTROL, NODE_GPU, NODE_GDRDRV };
 
-/* An open file, known by the inode of the memfd that stands for it. Kept for good. */
+/* An open device file. A memfd stands for it, and the memfd's inode identifies it. Never freed. */
 struct node {
 	struct node *next;
 	enum node_kind kind;
@@ -24,9 +24,9 @@ struct node {
 	pid_t owner;
 	ino_t inode;
 	dev_t device;
-	uint32_t client; /* CONTROL: the one made through it */
-	struct node *control; /* GPU: that it is registered with */
-	int memory; /* GPU: to be mapped */
+	uint32_t client; /* CONTROL: the client created through it; 0: none */
+	struct node *control; /* GPU: the control file that it is registered with */
+	int memory; /* GPU: the memory that the next mmap() maps; -1: none */
 	uint64_t offset, length;
 	uint32_t map_client, map_handle;
 };
@@ -34,7 +34,7 @@ struct node {
 struct object {
 	struct object *next;
 	uint32_t client, parent, handle;
-	int fd; /* memory; -1: something else */
+	int fd; /* of memory; -1: the object is not memory */
 	unsigned instance;
 };
 
@@ -42,17 +42,17 @@ struct mapping {
 	struct mapping *next;
 	char *at;
 	size_t length;
-	uint32_t client, handle; /* client 0: a pin of gdrdrv */
+	uint32_t client, handle; /* of the mapped object; client 0: the handle is a pin of gdrdrv */
 };
 
 extern pthread_mutex_t nvidia_lock;
 extern struct fake_nvidia nvidia_state;
 
-/* What a call has to fail with: a status (> 0), an errno (< 0), or not (0). */
+/* The fault that a call has to return: a status of the RM (> 0), an errno (< 0), or none (0). */
 int nvidia_strike(uint32_t what);
 
 int nvidia_gdrdrv_kind(void);
-/* The memory that a call is about; before the lock is taken. */
+/* The memory that a pin call names. Call nvidia_gdrdrv_find() before you take the lock. */
 struct found {
 	int fd; /* CUDA's; -1: none */
 	size_t offset;
@@ -60,10 +60,10 @@ struct found {
 
 struct found nvidia_gdrdrv_find(unsigned long request, const void *arg);
 int nvidia_gdrdrv_call(struct node *node, unsigned long request, void *arg, struct found found);
-/* What is mapped at an offset; 0 or an errno. */
+/* Find what mmap() of /dev/gdrdrv maps at an offset. 0 or an errno. */
 int nvidia_gdrdrv_map(off_t offset, size_t length, int *fd, off_t *where);
 bool nvidia_pin_mapped(uint64_t handle);
-/* Take the pages away from its mappings. */
+/* Make all mappings of the pin inaccessible. */
 void nvidia_pin_zap(uint64_t handle);
 
 #endif

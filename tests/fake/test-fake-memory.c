@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Allocation, attributes, virtual memory management. */
+/* Tests of the fake CUDA driver: allocation, pointer attributes, virtual memory management and
+ * dma-bufs. */
 #include "test-fake.h"
 
 #include <fcntl.h>
@@ -47,7 +48,7 @@ static int load_faults(uint64_t address)
 	assert_true(child >= 0);
 	if (!child) {
 		nowhere = open("/dev/null", O_WRONLY);
-		dup2(nowhere, 2); /* what a sanitizer says of it */
+		dup2(nowhere, 2); /* hide a sanitizer's report */
 		signal(SIGSEGV, SIG_DFL);
 		status = *(volatile unsigned char *)(uintptr_t)address;
 		_exit(status == 1000 ? 41 : 42);
@@ -100,7 +101,7 @@ static void alloc__cpu_faults(void **state)
 	assert_true(load_faults(small));
 	assert_false(load_faults(managed));
 	assert_false(load_faults((uintptr_t)host));
-	/* The driver does reach it. */
+	/* The driver itself can access it. */
 	ok(cu.MemsetD8(small, 7, 8));
 	ok(cu.CtxSynchronize());
 	assert_int_equal(*(char *)fake.alias(small + 7), 7);
@@ -331,7 +332,7 @@ static void vmm__several_mappings_in_a_range(void **state)
 	ok(cu.MemcpyHtoD(range + granularity - 32, in, sizeof(in)));
 	ok(cu.MemcpyDtoH(out, range + granularity - 32, sizeof(out)));
 	assert_memory_equal(in, out, sizeof(in));
-	/* Of the mapping, of the range, of the next mapping. */
+	/* Attributes of the mapping, of the reservation and of the next mapping. */
 	ok(cu.MemGetAddressRange(&base, &size, range + granularity + 5));
 	assert_int_equal(base, range + granularity);
 	assert_int_equal(size, granularity);
@@ -349,7 +350,7 @@ static void vmm__several_mappings_in_a_range(void **state)
 	assert_int_equal(cu.MemUnmap(range, granularity / 2), 1);
 	ok(cu.MemUnmap(range + granularity, granularity));
 	assert_int_equal(cu.PointerGetAttribute(&first, MAPPED, range + granularity), 1);
-	ok(cu.MemUnmap(range, 8 * granularity)); /* holes do not matter */
+	ok(cu.MemUnmap(range, 8 * granularity)); /* gaps are allowed */
 	ok(cu.MemAddressFree(range, 8 * granularity));
 }
 
@@ -368,11 +369,11 @@ static void vmm__access(void **state)
 	ok(cu.MemMap(range, 2 * MIB, 0, handle, 0));
 	assert_int_equal(cu.MemMap(range, 2 * MIB, 0, handle, 0), 1);
 	ok(cu.MemSetAccess(range, 2 * MIB, &access, 1));
-	assert_int_equal(cu.MemcpyHtoD(range, "x", 1), 1); /* device 0 may not */
+	assert_int_equal(cu.MemcpyHtoD(range, "x", 1), 1); /* device 0 has no access */
 	access.location.id = 0;
 	access.flags = 1;
 	ok(cu.MemSetAccess(range, 2 * MIB, &access, 1));
-	assert_int_equal(cu.MemcpyHtoD(range, "x", 1), 1); /* may only read */
+	assert_int_equal(cu.MemcpyHtoD(range, "x", 1), 1); /* read access only */
 	ok(cu.MemGetAccess(&flags, &here, range));
 	assert_int_equal(flags, 1);
 	assert_int_equal(get_attribute(ACCESS_FLAGS, range), 1);

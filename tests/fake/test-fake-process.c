@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory shared between processes, and the environment variables: each test in its own process. */
+/* Tests of the fake CUDA driver that need more than one process: memory shared between processes,
+ * and environment variables, which a driver reads only once. */
 #include "test-fake.h"
 
 #include <spawn.h>
@@ -12,7 +13,7 @@
 
 extern char **environ;
 
-/* ---- talking to a child; its end of the socket is descriptor 3 ------------------------------- */
+/* ---- messages to a child, whose end of the socket is descriptor 3 ---------------------------- */
 
 struct message {
 	struct ipc_handle handle;
@@ -39,8 +40,8 @@ static void send_message(int socket, const struct message *message, int fd)
 		abort();
 }
 
-/* False: the other side has gone. *fd is -1 if none came. */
-static int take_message(int socket, struct message *message, int *fd)
+/* Returns 0 if the other side has closed the socket. *fd is -1 if the message had no descriptor. */
+static int receive_message(int socket, struct message *message, int *fd)
 {
 	struct iovec bytes = { message, sizeof(*message) };
 	char space[CMSG_SPACE(sizeof(int))] __attribute__((aligned(8)));
@@ -106,7 +107,7 @@ static int open_device(int device)
 	       cu.CtxSetCurrent(contexts[0]);
 }
 
-/* Adds 1 to each byte of memory that the parent sends, then says so. */
+/* Add 1 to each byte of the memory. */
 static int increment(uint64_t address, size_t size)
 {
 	unsigned char *bytes = malloc(size);
@@ -127,7 +128,7 @@ static int child_legacy(void)
 	int fd;
 
 	NEED(open_device(1) == 0);
-	while (take_message(3, &message, &fd)) {
+	while (receive_message(3, &message, &fd)) {
 		NEED(cu.IpcOpenMemHandle(&address, message.handle, 0) == 1);
 		NEED(cu.IpcOpenMemHandle(&address, message.handle, 1) == 0);
 		NEED(cu.IpcOpenMemHandle(&again, message.handle, 1) == 0);
@@ -151,7 +152,7 @@ static int child_stale(void)
 	int fd;
 
 	NEED(open_device(0) == 0);
-	NEED(take_message(3, &message, &fd));
+	NEED(receive_message(3, &message, &fd));
 	NEED(cu.IpcOpenMemHandle(&address, message.handle, 1) == 1);
 	return 0;
 }
@@ -165,11 +166,11 @@ static int child_vmm(void)
 	int fd;
 
 	NEED(open_device(1) == 0);
-	NEED(take_message(3, &message, &fd) && fd >= 0);
+	NEED(receive_message(3, &message, &fd) && fd >= 0);
 	NEED(cu.MemImportFromShareableHandle(&handle, (void *)(intptr_t)fd, 1) == 0);
 	close(fd);
 	NEED(cu.MemGetAllocationPropertiesFromHandle(&properties, handle) == 0);
-	/* As driver 580: what was imported is not exported again. */
+	/* As with driver 580, imported memory cannot be exported again. */
 	NEED(properties.location.id == 0 && properties.handle_types == 0);
 	NEED(cu.MemAddressReserve(&range, message.size, 0, 0, 0) == 0);
 	NEED(cu.MemMap(range, message.size, 0, handle, 0) == 0);
@@ -230,7 +231,7 @@ static int child_visible_uuid(void)
 	return 0;
 }
 
-/* All the rest of the environment. */
+/* The other environment variables. */
 static int child_settings(void)
 {
 	uint64_t a, b, id_a, id_b;
@@ -248,7 +249,7 @@ static int child_settings(void)
 	NEED(cu.DeviceGetAttribute(&value, 124, 0) == 0 && value == 0);
 	NEED(cu.DeviceGetAttribute(&value, 103, 1) == 0 && value == 0);
 	NEED(cu.MemAlloc(&a, MIB) == 0);
-	NEED(cu.MemAlloc(&b, MIB) == 999); /* FAKE_CUDA_FAIL says so */
+	NEED(cu.MemAlloc(&b, MIB) == 999); /* FAKE_CUDA_FAIL */
 	NEED(cu.MemGetHandleForAddressRange(&value, a, MIB, 1, 0) == 801);
 	NEED(cu.PointerGetAttribute(&id_a, 7, a) == 0);
 	NEED(cu.MemFree(a) == 0);
@@ -306,7 +307,7 @@ static void processes__legacy(void **state)
 	ok(cu.IpcGetMemHandle(&message.handle, address + 77)); /* of all of the allocation */
 	for (int i = 1; i <= 3; i++) {
 		send_message(sockets[0], &message, -1);
-		assert_true(take_message(sockets[0], &message, &fd));
+		assert_true(receive_message(sockets[0], &message, &fd));
 		message.handle.bytes[0] ^= 1;
 		ok(cu.MemcpyDtoH(bytes, address, sizeof(bytes)));
 		assert_int_equal(bytes[3999], 0);
@@ -322,7 +323,7 @@ static void processes__legacy(void **state)
 	message.offset = 10;
 	message.size = 90;
 	send_message(sockets[0], &message, -1);
-	assert_true(take_message(sockets[0], &message, &fd));
+	assert_true(receive_message(sockets[0], &message, &fd));
 	ok(cu.MemcpyDtoH(bytes, small, 100));
 	assert_int_equal(bytes[9], 50);
 	assert_int_equal(bytes[10], 51);
@@ -346,7 +347,7 @@ static void processes__legacy_stale(void **state)
 	ok(cu.MemAlloc(&address, MIB));
 	ok(cu.IpcGetMemHandle(&message.handle, address));
 	ok(cu.MemFree(address));
-	ok(cu.MemAlloc(&other, MIB)); /* has the descriptor's number, perhaps, but is not it */
+	ok(cu.MemAlloc(&other, MIB)); /* may get the same descriptor number, for other memory */
 	child = start_child("stale", sockets[1]);
 	close(sockets[1]);
 	send_message(sockets[0], &message, -1);
@@ -378,7 +379,7 @@ static void processes__vmm(void **state)
 	ok(cu.MemExportToShareableHandle(&fd, handle, 1, 0));
 	send_message(sockets[0], &message, fd);
 	close(fd);
-	assert_true(take_message(sockets[0], &message, &fd));
+	assert_true(receive_message(sockets[0], &message, &fd));
 	ok(cu.MemcpyDtoH(out, range + message.offset - 1, 2));
 	assert_int_equal(out[0], 20);
 	assert_int_equal(out[1], 21);
@@ -397,7 +398,7 @@ static void processes__after_fork(void **state)
 
 /* ---- the environment ------------------------------------------------------------------------- */
 
-/* NAME=VALUE, with spaces between. */
+/* Run a child with environment variables: NAME=VALUE, separated by spaces. */
 static void with_environment(const char *what, const char *settings)
 {
 	char *copy = strdup(settings), *save = NULL, *names[16];

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Streams, events, kernels, faults. */
+/* Tests of the fake CUDA driver: streams, events, kernels and faults. */
 #include "test-fake.h"
 
 #include <semaphore.h>
@@ -38,7 +38,7 @@ struct gate *close_gate(void *stream)
 	return gate;
 }
 
-/* The gate itself stays until the program ends: gate_wait() may still be in it. */
+/* Gates are never freed: gate_wait() may still use one after it has been opened. */
 static struct gate *opened[64];
 static unsigned opened_count;
 
@@ -136,7 +136,7 @@ static void streams__copy_between_devices_does_not_wait(void **state)
 	ok(cu.MemsetD8(b, 9, 100));
 	assert_int_equal(*(char *)fake.alias(b), 9);
 	ok(cu.MemcpyPeerAsync(a, contexts[0], b, contexts[1], 100, stream));
-	ok(cu.StreamDestroy(stream)); /* what it has is still done */
+	ok(cu.StreamDestroy(stream)); /* its operations still run */
 	ok(cu.CtxSynchronize());
 	assert_int_equal(*(char *)fake.alias(a), 9);
 	ok(cu.MemFree(a));
@@ -319,7 +319,7 @@ static void modules__images(void **state)
 {
 	static const char newer[] = ".version 99.0\n.target sm_70\n";
 	static const char higher[] = ".version 7.0\n.target sm_100\n.entry x";
-	char elf[64] = "\177ELF"; /* of which only the architecture is looked at */
+	char elf[64] = "\177ELF"; /* the fake checks only the architecture */
 	int options[] = { 5, 6 }, value;
 	void *module, *function;
 	char log[200] = "";
@@ -367,7 +367,7 @@ static void kernels__parameters(void **state)
 	(void)state;
 	ok(cu.MemAlloc(&device, sizeof(out)));
 	ok(cu.LaunchKernel(function, 10, 1, 1, 1, 1, 1, 0, NULL, pointers, NULL));
-	value = 99; /* taken at the launch */
+	value = 99; /* the launch has copied the old value */
 	ok(cu.MemcpyDtoH(out, device, sizeof(out)));
 	assert_int_equal(out[9], 2);
 	buffer.address = device;
@@ -448,7 +448,7 @@ static void kernels__blocks(void **state)
 	assert_int_equal(cu.CtxDisablePeerAccess(contexts[1]), 705);
 }
 
-/* In a context of its own, which it breaks. */
+/* Run a kernel that fails in a context of its own, which it breaks. */
 static int broken_by(enum wh_blocks_variant variant, uint64_t target, size_t skew)
 {
 	static const char *const names[] = WH_BLOCKS_NAMES;
@@ -465,7 +465,7 @@ static int broken_by(enum wh_blocks_variant variant, uint64_t target, size_t ske
 	job.target_base[0] = target ? target : source + 256;
 	ok(cu.LaunchKernel(function, 1, 1, 1, WH_BLOCKS_THREADS, 1, 1, 0, NULL, parameters, NULL));
 	error = cu.CtxSynchronize();
-	assert_int_equal(cu.MemAlloc(&other, 64), error); /* from now on, all is like this */
+	assert_int_equal(cu.MemAlloc(&other, 64), error); /* every later call fails, too */
 	cu.ModuleUnload(module);
 	ok(cu.CtxDestroy(context));
 	return error;
@@ -485,7 +485,7 @@ static void kernels__bad_addresses(void **state)
 	assert_int_equal(broken_by(WH_BLOCKS_1, nothing, 0), 700);
 	assert_int_equal(broken_by(WH_BLOCKS_1, (uintptr_t)pageable, 0), 700);
 	assert_int_equal(broken_by(WH_BLOCKS_16, 0, 8), 716);
-	ok(cu.CtxSynchronize()); /* this context is well */
+	ok(cu.CtxSynchronize()); /* the current context still works */
 	ok(cu.MemAddressFree(nothing, 2 * MIB));
 	ok(cu.CtxSetCurrent(contexts[1]));
 	ok(cu.MemFree(far));
@@ -540,7 +540,7 @@ static void faults__device_lost(void **state)
 	fake.lose(0, 719, 2);
 	ok(cu.MemsetD8Async(address, 2, 8, stream));
 	ok(cu.StreamSynchronize(stream));
-	/* The second one is begun and does nothing. */
+	/* The second operation begins and does nothing. */
 	assert_true(cu.MemsetD8Async(address, 3, 8, stream) == 0);
 	assert_int_equal(cu.StreamSynchronize(stream), 719);
 	assert_int_equal(cu.StreamQuery(stream), 719);
@@ -550,7 +550,7 @@ static void faults__device_lost(void **state)
 	assert_int_equal(cu.MemFree(address), 719);
 	assert_int_equal(cu.PointerGetAttribute(&value, 7, address), 719);
 	assert_int_equal(cu.DevicePrimaryCtxRetain(&well, 0), 719);
-	/* The other one is well, but it cannot read this one's memory. */
+	/* The other device works, but it cannot read the lost device's memory. */
 	ok(cu.CtxSetCurrent(contexts[1]));
 	ok(cu.MemAlloc(&value, 8));
 	assert_int_equal(cu.MemcpyDtoD(value, address, 8), 719);
@@ -574,7 +574,7 @@ static void faults__lost_while_waiting(void **state)
 	ok(cu.StreamWaitValue32(stream, (uintptr_t)flag, 1, 0));
 	fake.lose(0, 999, 0);
 	assert_int_equal(cu.StreamSynchronize(stream), 999);
-	usleep(200000); /* it has given up by now */
+	usleep(200000); /* the waiting operation has ended by now */
 	fake.heal();
 	ok(cu.StreamWriteValue32(stream, (uintptr_t)flag, 1, 0));
 	ok(cu.StreamSynchronize(stream));
@@ -582,7 +582,7 @@ static void faults__lost_while_waiting(void **state)
 	ok(cu.MemFreeHost(flag));
 }
 
-/* Memory that goes while a stream is about to use it. */
+/* Memory is freed while a stream is about to use it. */
 static void faults__unmapped_under_a_copy(void **state)
 {
 	const struct properties properties = { .type = 1, .location = { 1, 0 } };

@@ -163,8 +163,8 @@ static void *free_there(void *arg)
 	return cu.MemFree(address[0]) ? NULL : "freed twice";
 }
 
-/* A thread that has no context may free what belongs to one, after that one's work; host memory it
- * may not. */
+/* A thread without a context may free a context's device memory, and then waits for the context's
+ * work; it may not free host memory. */
 static void contexts__free_without(void **state)
 {
 	uint64_t address;
@@ -193,7 +193,7 @@ static void contexts__destroyed_elsewhere(void **state)
 	ok(cu.MemAlloc(&address, 64));
 	ok(cu.CtxPushCurrent(contexts[0]));
 	ok(cu.CtxDestroy(made));
-	assert_int_equal(cu.MemFree(address), 1); /* went with it */
+	assert_int_equal(cu.MemFree(address), 1); /* freed with its context */
 	ok(cu.CtxPopCurrent(&popped));
 	assert_int_equal(cu.MemAlloc(&address, 64), 709);
 	ok(cu.CtxPopCurrent(&popped));
@@ -249,8 +249,7 @@ static void capture__mode_is_exchanged(void **state)
 	ok(cu.FlushGPUDirectRDMAWrites(0, 100));
 }
 
-/* A thread that captures a stream in the global mode wants that nobody allocates, unless he says
- * that he means it. */
+/* While another thread captures in the global mode, only a thread in relaxed mode may allocate. */
 static void capture__elsewhere(void **state)
 {
 	int relaxed = 2, capability;

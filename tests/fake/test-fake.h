@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The fake driver's functions, looked up at run time, and helpers that its tests share. */
+/* The fake CUDA driver's functions, looked up at run time, and helpers that its tests share. */
 #ifndef TESTS_FAKE_TEST_FAKE_H
 #define TESTS_FAKE_TEST_FAKE_H
 
@@ -172,20 +172,20 @@ extern struct controls {
 	CONTROLS(CONTROL_FIELD)
 } fake;
 
-/* Of the devices' primary contexts; the first is current in each test. */
+/* The primary contexts of devices 0 and 1; each test starts with the first as its current one. */
 extern void *contexts[2];
 
 #define MIB ((size_t)1 << 20)
 #define ok(call) assert_int_equal(call, 0)
 
-/* Groups of tests; how many failed. */
+/* Groups of tests. Each returns the number of failed tests. */
 int test_devices(void);
 int test_memory(void);
 int test_streams(void);
 int test_kernels(void);
 int test_faults(void);
 int test_processes(void);
-/* What a process does that test_processes() started. */
+/* The main function of a child process of test_processes(); `what` names the case. */
 int be_child(const char *what);
 
 int test_setup(void **state);
@@ -193,7 +193,7 @@ int test_setup(void **state);
 void load(void);
 extern const char *driver_path;
 
-/* A blocked stream: what is submitted to it does not begin before open_gate(). */
+/* Block a stream: operations submitted after close_gate() begin after open_gate(). */
 struct gate;
 struct gate *close_gate(void *stream);
 void open_gate(struct gate *gate);

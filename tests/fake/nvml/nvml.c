@@ -80,7 +80,7 @@ static char *read_file(const char *path)
 	return bytes;
 }
 
-/* Does a question fit the left side of a line, word by word? */
+/* Does the left side of a line match a question, word by word? */
 static bool pattern_matches(const char *pattern, size_t length, const char *question)
 {
 	const char *end = pattern + length;
@@ -101,7 +101,8 @@ static bool pattern_matches(const char *pattern, size_t length, const char *ques
 	}
 }
 
-/* Under the lock. One that has gone is kept. */
+/* Read the file again if it has changed; if it no longer exists, keep the old text. Under the
+ * lock. */
 static void text_refresh(void)
 {
 	struct stat now;
@@ -120,7 +121,7 @@ static void text_refresh(void)
 	text_file = now;
 }
 
-/* The result that the text has for a question, and its values: up to the end of the line. */
+/* Find the line of a question: return its result and copy its values. */
 static int find_line(char *values, const char *question)
 {
 	const char *line = text;
@@ -144,7 +145,7 @@ static int find_line(char *values, const char *question)
 	return NOT_SUPPORTED;
 }
 
-/* Has anything been copied to a GPU? The fake of CUDA is there if somebody else has opened it. */
+/* Has the fake CUDA driver, if this process has loaded it, copied anything to a GPU? */
 static bool is_busy(void)
 {
 	void *cuda = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD), *symbol;
@@ -162,7 +163,7 @@ static bool is_busy(void)
 	return copies;
 }
 
-static int look_up(char *values, const char *question)
+static int text_look_up(char *values, const char *question)
 {
 	int result = NOT_SUPPORTED;
 	char busy[160];
@@ -203,10 +204,10 @@ static bool take_file(const char *path)
 	return taken;
 }
 
-/* ---- what has been asked --------------------------------------------------------------------- */
+/* ---- counting calls -------------------------------------------------------------------------- */
 
-/* Calls of each function since the library was loaded, by its name without a version: what they
- * take of a real driver is what a test wants few of. */
+/* Calls of each function since the library was loaded, by its name without a version. Calls of a
+ * real driver are slow, so tests limit their number. */
 #define FUNCTIONS 64
 static struct {
 	char name[64];
@@ -229,7 +230,7 @@ static void count_call(const char *question)
 	pthread_mutex_unlock(&counts_lock);
 }
 
-/* Of the function of that name; NULL: of all. */
+/* The calls of one function; NULL: of all. */
 EXPORT unsigned fake_nvml_calls(const char *name)
 {
 	unsigned sum = 0;
@@ -249,7 +250,7 @@ static unsigned index_of(void *device)
 	return (unsigned)((uintptr_t)device - 1);
 }
 
-/* One call, which is one question. */
+/* Format a question, count it and look its answer up. */
 __attribute__((format(printf, 2, 3))) static int answer(char *values, const char *format, ...)
 {
 	char question[128];
@@ -259,7 +260,7 @@ __attribute__((format(printf, 2, 3))) static int answer(char *values, const char
 	vsnprintf(question, sizeof(question), format, list);
 	va_end(list);
 	count_call(question);
-	return look_up(values, question);
+	return text_look_up(values, question);
 }
 
 static int answer_numbers(const char *values, int result, unsigned count, ...)
@@ -283,7 +284,7 @@ EXPORT int nvmlInit(void)
 
 	if (!take_file(getenv("FAKE_NVML")))
 		return DRIVER_NOT_LOADED;
-	if (!look_up(values, "delay")) {
+	if (!text_look_up(values, "delay")) {
 		long ms = strtol(values, NULL, 10);
 
 		nanosleep(&(struct timespec){ ms / 1000, ms % 1000 * 1000000 }, NULL);
@@ -381,7 +382,7 @@ INDEXED(nvmlDeviceGetMaxClockInfo)
 INDEXED(nvmlDeviceGetTemperature)
 INDEXED(nvmlDeviceGetPcieThroughput)
 
-/* The two numbers are one struct. */
+/* The two numbers are the fields of one struct. */
 EXPORT int nvmlDeviceGetUtilizationRates(void *device, unsigned *out)
 {
 	char values[512];
@@ -628,7 +629,7 @@ EXPORT int nvmlDeviceGetP2PStatus(void *one, void *other, unsigned what, unsigne
 	return answer_numbers(values, result, 1, out);
 }
 
-/* Here each field has a result of its own, and the call itself succeeds. */
+/* Each field has its own result; the call itself succeeds. */
 EXPORT int nvmlDeviceGetFieldValues(void *device, int count, struct field *fields)
 {
 	count_call("nvmlDeviceGetFieldValues");
@@ -637,7 +638,7 @@ EXPORT int nvmlDeviceGetFieldValues(void *device, int count, struct field *field
 
 		snprintf(question, sizeof(question), "nvmlDeviceGetFieldValues %u %u %u",
 			 index_of(device), fields[i].id, fields[i].scope);
-		fields[i].result = (uint32_t)look_up(values, question);
+		fields[i].result = (uint32_t)text_look_up(values, question);
 		if (fields[i].result)
 			continue;
 		fields[i].type = 3;

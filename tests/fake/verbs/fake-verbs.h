@@ -40,42 +40,42 @@
 
 /* For tests, which find these with dlsym(). `nic` counts from 0. */
 
-/* Take a port of this process up or down, with its event. What is under way when it goes down never
- * completes. */
+/* Set a port of this process up or down, with its event. Work requests that are in progress when
+ * the port goes down never complete. */
 void fake_verbs_port(unsigned nic, bool up);
-/* Take a NIC away, with its event: nothing comes from it any more, and its descriptors say so for
- * ever. */
+/* Remove a NIC, with its event: it completes nothing any more, and its descriptors report the
+ * removal from now on. */
 void fake_verbs_remove(unsigned nic);
-/* Nothing is done any more, and nothing completes, until it is let go. */
+/* Stop all NICs (`hold`), or let them go on: a stopped NIC executes and completes nothing. */
 void fake_verbs_hold(bool hold);
-/* The same of one NIC. */
+/* The same for one NIC. */
 void fake_verbs_hold_nic(unsigned nic, bool hold);
-/* Of the work requests to come, let so many pass and end the next with this status. */
+/* Complete the next `after` work requests as usual, and the one after them with `status`. */
 void fake_verbs_fail(int status, unsigned after);
-/* The same of one NIC's. */
+/* The same for one NIC. */
 void fake_verbs_fail_nic(unsigned nic, int status, unsigned after);
-/* Of the requests to come, let so many pass, and let the next and all behind it of that queue pair
- * never get to the other side (the one above has moved its bytes). */
+/* As fake_verbs_fail(), but the failed work request and all later ones of its queue pair never
+ * reach the remote side; fake_verbs_fail() still moves the bytes of the failed one. */
 void fake_verbs_lose(int status, unsigned after);
-/* Writes with an immediate that found no receive. */
+/* The number of writes with an immediate that found no receive. */
 uint64_t fake_verbs_underruns(void);
 struct ibv_qp;
-/* Receives that wait at the other end of a queue pair; 0 if it is connected to none. */
+/* The number of receives posted at the remote queue pair; 0 if there is none. */
 unsigned fake_verbs_receives(const struct ibv_qp *qp);
-/* How many bytes it moves in a us; 0: as many as it can. */
+/* Limit a NIC to `speed` bytes a microsecond; 0: no limit. */
 void fake_verbs_speed(unsigned nic, uint64_t speed);
-/* Bytes that a NIC of this process has moved. */
+/* The number of bytes that a NIC of this process has moved. */
 uint64_t fake_verbs_moved(unsigned nic);
-/* Queue pairs of this process that are open, and how many there have been at most. */
+/* The number of queue pairs that this process has open, and the highest number so far. */
 void fake_verbs_pairs(unsigned *open, unsigned *most);
-/* Of the registrations to come, let so many succeed and refuse the next with this errno. */
+/* Let the next `after` registrations succeed, and refuse the one after them with this errno. */
 void fake_verbs_refuse(int error, unsigned after);
-/* Memory regions that have been registered, by dma-buf, and with relaxed ordering. */
+/* The number of memory regions registered so far: all, by dma-buf, and with relaxed ordering. */
 void fake_verbs_registrations(uint64_t *all, uint64_t *dma_bufs, uint64_t *relaxed);
-/* Objects of this process that are open. */
+/* The number of objects that this process has open. */
 int fake_verbs_open(void);
-/* Work requests that have been posted, how often a doorbell was rung for them, their completions,
- * and how often an event was asked for. */
+/* The number of work requests posted, of doorbells rung for them, of completions, and of events
+ * requested (ibv_req_notify_cq()). */
 void fake_verbs_counts(uint64_t counts[4]);
 
 #endif

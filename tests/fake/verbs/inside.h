@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Declarations that verbs.c and rc.c share. */
+/* Declarations that verbs.c and rc.c share: the world, which all processes map, and the objects of
+ * this process. */
 #ifndef TESTS_FAKE_VERBS_INSIDE_H
 #define TESTS_FAKE_VERBS_INSIDE_H
 
@@ -18,7 +19,7 @@
 #define SGES 16
 #define RECEIVES 64u
 
-/* A queue pair as others see it. Number 0x100 + index. */
+/* The part of a queue pair that other processes see. Its number is 0x100 + index. */
 struct world_qp {
 	_Atomic pid_t pid; /* 0: free */
 	_Atomic int state;
@@ -27,8 +28,8 @@ struct world_qp {
 	uint32_t mtu;
 	uint8_t gid[16];
 	uint16_t lid;
-	/* Receives: how many have been posted, how many of them taken; what those that took them
-	 * brought. */
+	/* Receives posted so far, and those that a write has consumed; what these writes brought.
+	 */
 	_Atomic uint32_t posted, taken;
 	struct {
 		uint32_t imm, length;
@@ -42,13 +43,13 @@ struct world_mr {
 	uint32_t generation;
 	uint64_t address, length;
 	int access;
-	int fd; /* a file of its process's instead of addresses; -1: none */
+	int fd; /* a file of its process with the bytes; -1: they are at the addresses */
 	uint64_t offset; /* of `address` in it */
 };
 
 struct world {
 	_Atomic pid_t lock;
-	/* a futex: receives have been taken, or a queue pair has failed */
+	/* a futex: counts consumed receives and failed queue pairs */
 	_Atomic uint32_t arrivals;
 	struct world_qp qps[WORLD_QPS];
 	struct world_mr mrs[WORLD_MRS];
@@ -59,10 +60,10 @@ struct nic {
 	unsigned index;
 	_Atomic bool up, held;
 	_Atomic int fail_status;
-	_Atomic bool lose; /* it fails before, not after */
+	_Atomic bool lose; /* the failed request moves no bytes: fake_verbs_lose() */
 	_Atomic unsigned fail_after;
 	_Atomic uint64_t moved;
-	_Atomic uint64_t speed; /* bytes a us; 0: as fast as it can */
+	_Atomic uint64_t speed; /* bytes a us; 0: no limit */
 };
 
 struct context {
@@ -71,13 +72,12 @@ struct context {
 	struct nic *nic;
 	int async_write;
 	pthread_t thread, receiver;
-	pthread_mutex_t lock; /* all below, and while a work request is done */
+	pthread_mutex_t lock; /* guards all below; held while a work request is executed */
 	pthread_cond_t work;
 	bool stop;
 	struct qp *qps;
 	struct channel *channels;
-	/* The file behind a memory region of another process, as it was last opened; its thread's.
-	 */
+	/* Only for `thread`: the last opened file of another process's memory region. */
 	uint32_t opened_key;
 	int opened;
 };
@@ -89,8 +89,8 @@ struct qp {
 	struct ibv_qp_attr attr;
 	struct ibv_qp_cap cap;
 	uint64_t receives[RECEIVES]; /* their wr_id */
-	uint32_t received; /* so many have completed */
-	uint32_t head, tail; /* of the requests */
+	uint32_t received; /* number of completed receives */
+	uint32_t head, tail; /* of `requests` */
 	struct request {
 		struct ibv_send_wr wr;
 		struct ibv_sge sges[SGES];
@@ -110,14 +110,15 @@ struct cq {
 struct channel {
 	struct ibv_comp_channel ibv; /* first */
 	struct channel *next;
-	int write; /* -1: the NIC has gone */
-	pthread_mutex_t lock; /* writing, and taking events of a queue that goes */
+	int write; /* -1: the NIC has been removed */
+	pthread_mutex_t lock; /* guards `write`, and the events of a queue that is destroyed */
 };
 
 struct world *world_get(void);
 void world_lock(struct world *world);
 void world_unlock(struct world *world);
-/* The rights of a key of this process, or of another one. NULL: it is not, or not for that. */
+/* The memory region of a key of process `pid`. NULL: no such key, or it does not allow this access
+ * to these bytes. */
 struct world_mr *world_mr(pid_t pid, uint32_t key, uint64_t address, uint64_t length, int right);
 
 struct nic *nic_of(unsigned index);

@@ -16,7 +16,7 @@
 #include "inside.h"
 
 #define RETRY 12
-#define PAUSE_LEAST 100000u /* ns: a shorter sleep takes longer than it is */
+#define PAUSE_LEAST 100000u /* ns: shorter sleeps would be too inaccurate */
 #define FIRST_QP 0x100u
 
 #define NOT_READY 13
@@ -82,8 +82,7 @@ EXPORT void fake_verbs_counts(uint64_t counts[4])
 	counts[3] = atomic_load(&events);
 }
 
-/* ---- completions
- * ----------------------------------------------------------------------------------- */
+/* ---- completions ----------------------------------------------------------------------------- */
 
 static void cq_push(struct cq *cq, const struct ibv_wc *wc)
 {
@@ -91,7 +90,7 @@ static void cq_push(struct cq *cq, const struct ibv_wc *wc)
 
 	pthread_mutex_lock(&cq->lock);
 	if (cq->head - cq->tail == cq->room)
-		abort(); /* an overrun, which loses completions */
+		abort(); /* an overrun: a real queue would lose completions */
 	cq->wcs[cq->head++ % cq->room] = *wc;
 	if (cq->armed && channel) {
 		void *self = cq;
@@ -110,7 +109,7 @@ static void qp_complete(struct qp *qp, const struct ibv_send_wr *wr, int status)
 {
 	const struct ibv_wc wc = { .wr_id = wr->wr_id, .status = status, .qp_num = qp->ibv.qp_num };
 
-	atomic_fetch_add(&completions, 1); /* before anybody sees it */
+	atomic_fetch_add(&completions, 1); /* before a poller can see it */
 	cq_push((struct cq *)qp->ibv.send_cq, &wc);
 }
 
@@ -208,7 +207,7 @@ EXPORT struct ibv_cq *ibv_create_cq(struct ibv_context *context, int entries, vo
 	return &cq->ibv;
 }
 
-/* Those of one that goes go with it. */
+/* Discard the events of a completion queue that is destroyed. */
 static void channel_forget_events(struct channel *channel, const void *cq)
 {
 	void *waiting[4096];
@@ -258,10 +257,9 @@ EXPORT void ibv_ack_cq_events(struct ibv_cq *cq, unsigned int count)
 	((struct cq *)cq)->acked += count;
 }
 
-/* ---- moving bytes
- * ------------------------------------------------------------------------------------ */
+/* ---- moving bytes ---------------------------------------------------------------------------- */
 
-/* The queue pair at the other end, if packets find it and it knows us. */
+/* The remote queue pair, if it is connected to this one; NULL: packets would not reach it. */
 static struct world_qp *qp_remote(const struct qp *qp)
 {
 	uint32_t index = qp->attr.dest_qp_num - FIRST_QP;
@@ -290,7 +288,7 @@ static uint64_t request_length(const struct request *request)
 	return length;
 }
 
-/* The file that a memory region lies in. -1: errno. */
+/* Open the file with a memory region's bytes. -1 with errno. */
 static int mr_file(struct context *context, const struct world_mr *mr, pid_t pid)
 {
 	uint32_t key = atomic_load(&mr->key);
@@ -308,7 +306,7 @@ static int mr_file(struct context *context, const struct world_mr *mr, pid_t pid
 	return context->opened;
 }
 
-/* Copy between a buffer of ours and a memory region, of this process or another. 0 or an errno. */
+/* Copy between a local buffer and a memory region of any process. 0 or an errno. */
 static int mr_access(struct context *context, const struct world_mr *mr, pid_t pid,
 		     uint64_t address, void *buffer, size_t length, bool write)
 {
@@ -329,7 +327,7 @@ static int mr_access(struct context *context, const struct world_mr *mr, pid_t p
 	return got == (ssize_t)length ? 0 : got < 0 && errno == ESRCH ? ESRCH : EFAULT;
 }
 
-/* From one region to another: in one copy if the local side is ordinary memory, else in parts. */
+/* Copy between two regions: in one copy if the local one is host memory, else in parts. */
 static int mr_copy(struct context *context, const struct world_mr *ours, uint64_t at,
 		   const struct world_mr *theirs, pid_t pid, uint64_t there, size_t length,
 		   bool write)
@@ -352,7 +350,7 @@ static int mr_copy(struct context *context, const struct world_mr *ours, uint64_
 	return error;
 }
 
-/* Under the world's lock, which orders those who take. */
+/* Consume a receive of the remote queue pair. Under the world's lock, which orders the senders. */
 static void qp_take_receive(struct world_qp *other, uint32_t imm, uint32_t length)
 {
 	uint32_t taken = atomic_load(&other->taken);
@@ -402,7 +400,7 @@ static int qp_move(struct qp *qp, const struct request *request)
 	}
 	theirs = world_mr(pid, wr->wr.rdma.rkey, there, length, right);
 	if (!(other->access & right) || !theirs) {
-		atomic_store(&other->state, IBV_QPS_ERR); /* both ends do */
+		atomic_store(&other->state, IBV_QPS_ERR); /* both queue pairs fail */
 		world_wake(world_get());
 		return 10;
 	}
@@ -427,7 +425,8 @@ EXPORT unsigned fake_verbs_receives(const struct ibv_qp *ibv)
 	return other ? atomic_load(&other->posted) - atomic_load(&other->taken) : 0;
 }
 
-/* One work request. Under context.lock. How many ns it takes. */
+/* Execute one work request and return the ns that it takes at the NIC's speed. Under
+ * context.lock. */
 static uint64_t qp_run_request(struct qp *qp)
 {
 	struct request *request = &qp->requests[qp->tail++ % QP_ROOM];
@@ -440,7 +439,7 @@ static uint64_t qp_run_request(struct qp *qp)
 		bool lost = wanted && request->wr.num_sge && !atomic_load(&nic->fail_after) &&
 			    atomic_load(&nic->lose);
 
-		/* So that taking back a key waits for whoever uses it. */
+		/* The lock makes ibv_dereg_mr() wait for requests that use its key. */
 		world_lock(world);
 		status = lost ? 0 : qp_move(qp, request);
 		world_unlock(world);
@@ -472,20 +471,20 @@ void *context_work(void *argument)
 {
 	struct context *context = argument;
 	struct timespec pause = { 0, 1000000 };
-	uint64_t owed = 0; /* ns that it would have taken longer */
+	uint64_t owed = 0; /* ns to sleep for the speed limit */
 
 	pthread_mutex_lock(&context->lock);
 	while (!context->stop) {
 		struct qp *qp = context_next_qp(context);
 
-		if (atomic_load(&context->nic->held)) { /* a few ms more or less do not matter */
+		if (atomic_load(&context->nic->held)) { /* polls: a few ms do not matter to tests */
 			pthread_mutex_unlock(&context->lock);
 			nanosleep(&pause, NULL);
 			pthread_mutex_lock(&context->lock);
 		} else if (qp) {
 			uint64_t ns = qp_run_request(qp);
 
-			/* Let those in who post, or destroy. */
+			/* Let other threads post work requests and destroy queue pairs. */
 			pthread_mutex_unlock(&context->lock);
 			owed += ns;
 			if (owed >= PAUSE_LEAST) {
@@ -504,8 +503,7 @@ void *context_work(void *argument)
 	return NULL;
 }
 
-/* ---- receives
- * ---------------------------------------------------------------------------------------- */
+/* ---- receives -------------------------------------------------------------------------------- */
 
 void world_wake(struct world *world)
 {
@@ -513,7 +511,7 @@ void world_wake(struct world *world)
 	syscall(SYS_futex, &world->arrivals, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
-/* Those that have been taken complete; and all others once the queue pair has failed. */
+/* Complete the consumed receives, and flush all others if the queue pair has failed. */
 static void qp_complete_receives(struct qp *qp)
 {
 	struct cq *cq = (struct cq *)qp->ibv.recv_cq;
@@ -539,7 +537,7 @@ static void qp_complete_receives(struct qp *qp)
 	}
 }
 
-/* Those who take receives may be other processes. */
+/* Thread: complete receives, which other processes may have consumed. */
 void *context_receive(void *argument)
 {
 	const struct timespec often = { 0, 100000000 };
@@ -584,8 +582,7 @@ int rc_receive(struct ibv_qp *ibv, struct ibv_recv_wr *wr, struct ibv_recv_wr **
 	return error;
 }
 
-/* ---- posting
- * ------------------------------------------------------------------------------------------- */
+/* ---- posting --------------------------------------------------------------------------------- */
 
 static uint64_t sges_length(const struct ibv_send_wr *wr)
 {
@@ -641,8 +638,7 @@ int rc_post(struct ibv_qp *ibv, struct ibv_send_wr *wr, struct ibv_send_wr **bad
 	return error;
 }
 
-/* ---- queue pairs
- * ------------------------------------------------------------------------------------- */
+/* ---- queue pairs ----------------------------------------------------------------------------- */
 
 EXPORT struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attributes)
 {
@@ -701,7 +697,7 @@ EXPORT struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *
 	return &qp->ibv;
 }
 
-/* What each step needs, as the specification has it for reliable connections. */
+/* The attributes that each transition of a reliable connection needs, by the specification. */
 static int state_attributes(int state)
 {
 	switch (state) {
@@ -730,7 +726,7 @@ EXPORT int ibv_modify_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attributes, int
 	if (state == IBV_QPS_INIT)
 		qp->out->access = (int)attributes->qp_access_flags;
 	if (state == IBV_QPS_INIT && (attributes->port_num != 1 || attributes->pkey_index != 1))
-		return EINVAL; /* entry 0 is but a limited member */
+		return EINVAL; /* P_Key entry 0 has limited membership only */
 	if (state == IBV_QPS_RTR) {
 		if (!link_is_infiniband() && !attributes->ah_attr.is_global)
 			return EINVAL;
@@ -743,7 +739,7 @@ EXPORT int ibv_modify_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attributes, int
 		atomic_store(&qp->out->dest, attributes->dest_qp_num);
 	}
 	if (state == IBV_QPS_RTS && attributes->retry_cnt == 7)
-		return EINVAL; /* for ever */
+		return EINVAL; /* 7: retry for ever */
 	atomic_store(&qp->out->state, state);
 	return 0;
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Devices, ports, memory regions and the world. See fake-verbs.h. */
+/* Devices, ports, memory regions and the world, which is the state that all processes share. See
+ * fake-verbs.h. */
 #include <arpa/inet.h>
 #include <dlfcn.h>
 #include <errno.h>
@@ -31,7 +32,7 @@ int setting(const char *name, int fallback)
 	return text ? (int)strtol(text, NULL, 10) : fallback;
 }
 
-/* FAKE_VERBS_HANG: "CALL", or "CALL:NIC". */
+/* Does FAKE_VERBS_HANG ("CALL" or "CALL:NIC") name this call? */
 bool call_hangs(const char *call, const struct nic *nic)
 {
 	const char *text = getenv("FAKE_VERBS_HANG");
@@ -66,8 +67,7 @@ static void check_closed(void)
 	}
 }
 
-/* ---- the world ---------------------------------------------------------------------------------
- */
+/* ---- the world ------------------------------------------------------------------------------- */
 
 static void world_open(void)
 {
@@ -109,7 +109,7 @@ struct world *world_get(void)
 	return the_world;
 }
 
-/* Whoever was killed with it loses it. */
+/* Take the lock over from a process that was killed while it held it. */
 void world_lock(struct world *world)
 {
 	pid_t holder = 0;
@@ -137,8 +137,7 @@ struct world_mr *world_mr(pid_t pid, uint32_t key, uint64_t address, uint64_t le
 	return mr;
 }
 
-/* ---- devices
- * ------------------------------------------------------------------------------------- */
+/* ---- devices --------------------------------------------------------------------------------- */
 
 EXPORT struct nic **ibv_get_device_list(int *count)
 {
@@ -250,7 +249,7 @@ EXPORT int ibv_query_port(struct ibv_context *context, uint8_t port, struct ibv_
 
 	if (!nic || port != 1)
 		return EINVAL;
-	/* As the function does: not the last field. */
+	/* Like the real function, does not set the last field. */
 	memset(out, 0, offsetof(struct ibv_port_attr, port_cap_flags2));
 	out->state = atomic_load(&nic->up) ? IBV_PORT_ACTIVE : 1;
 	out->max_mtu = 5;
@@ -319,8 +318,7 @@ EXPORT int ibv_query_gid(struct ibv_context *context, uint8_t port, int index, u
 	return 0;
 }
 
-/* ---- events
- * -------------------------------------------------------------------------------------- */
+/* ---- events ---------------------------------------------------------------------------------- */
 
 EXPORT int ibv_get_async_event(struct ibv_context *context, struct ibv_async_event *out)
 {
@@ -367,8 +365,7 @@ EXPORT void fake_verbs_remove(unsigned nic)
 	pthread_mutex_unlock(&contexts_lock);
 }
 
-/* ---- memory
- * ---------------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 EXPORT struct ibv_pd *ibv_alloc_pd(struct ibv_context *context)
 {
@@ -405,7 +402,7 @@ EXPORT void fake_verbs_registrations(uint64_t *all, uint64_t *dma_bufs, uint64_t
 	*relaxed = atomic_load(&count_relaxed);
 }
 
-/* The next one is to be refused. */
+/* The errno of fake_verbs_refuse() for this registration, or 0. */
 static int mr_refused(void)
 {
 	int error = atomic_load(&refuse_error);
@@ -417,7 +414,7 @@ static int mr_refused(void)
 	return 0;
 }
 
-/* Can all of it be read? As pinning finds out: at the first and the last page. */
+/* Is the memory mapped? Checks the first and the last byte only. */
 static bool memory_is_readable(const void *address, size_t length)
 {
 	struct iovec first = { (void *)(uintptr_t)address, 1 }, byte = { &(char){ 0 }, 1 };
@@ -427,7 +424,7 @@ static bool memory_is_readable(const void *address, size_t length)
 	       process_vm_readv(getpid(), &byte, 1, &last, 1, 0) == 1;
 }
 
-/* A descriptor of the fake CUDA driver's memory at an address; -1: it is none of it. */
+/* A new descriptor of the fake CUDA driver's memory at an address; -1: not its memory. */
 static int cuda_memory(const void *address, size_t length, size_t *offset)
 {
 	void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
@@ -486,7 +483,7 @@ static struct ibv_mr *mr_new(struct ibv_pd *pd, uint64_t address, size_t length,
 	return mr;
 }
 
-/* What both kinds of registration refuse. */
+/* The checks of both kinds of registration. 0 or an errno. */
 static int mr_check(size_t length, int access)
 {
 	const char *memlock = getenv("FAKE_VERBS_MEMLOCK"), *most = getenv("FAKE_VERBS_MR");
@@ -523,7 +520,7 @@ EXPORT struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *address, size_t 
 	return mr_new(pd, iova, length, (int)access, -1, 0);
 }
 
-/* The older call knows no optional rights. */
+/* The older call does not accept optional access flags. */
 EXPORT struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *address, size_t length, int access)
 {
 	if (access & IBV_ACCESS_RELAXED_ORDERING) {
@@ -533,7 +530,7 @@ EXPORT struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *address, size_t length
 	return ibv_reg_mr_iova2(pd, address, length, (uintptr_t)address, (unsigned int)access);
 }
 
-/* FAKE_VERBS_NO_DMABUF names the one NIC that takes none. */
+/* Does FAKE_VERBS_NO_DMABUF name this NIC? */
 static bool nic_refuses_dma_bufs(const struct ibv_pd *pd)
 {
 	const char *name = getenv("FAKE_VERBS_NO_DMABUF");
@@ -556,7 +553,7 @@ EXPORT struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size
 		errno = mr_check(length, access);
 	if (errno)
 		return NULL;
-	/* Where in the file the range begins that was exported; whole pages of it. */
+	/* The file position is the start of the exported range: see fake-control.h. */
 	start = lseek(fd, 0, SEEK_CUR);
 	size = lseek(fd, 0, SEEK_END);
 	lseek(fd, start, SEEK_SET);
@@ -570,7 +567,7 @@ EXPORT struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size
 		      (uint64_t)start + offset);
 }
 
-/* When this returns no NIC is in the middle of touching it. */
+/* Once this returns, no NIC accesses the memory. */
 EXPORT int ibv_dereg_mr(struct ibv_mr *mr)
 {
 	struct world *world = world_get();
