@@ -121,7 +121,7 @@ static bool address_is_loopback(const char *where)
 	       wh_address_is_loopback(&address[0]);
 }
 
-/* ---- making one ---------------------------------------------------------------------------- */
+/* ---- creating an engine -------------------------------------------------------------------- */
 
 /* A Wherry engine listens beyond loopback only with a cluster key. Without one, Wherry's routes
  * reach it from its own host only, and Mooncake's TCP from others. A setting `listen` takes
@@ -145,7 +145,8 @@ static int engine_open_wherry(struct te_engine *engine, const struct wh_config *
 	return error ? te_fail_wherry(error, "createTransferEngine") : 0;
 }
 
-/* What others find us at: where Wherry listens on all addresses, the one that they know. */
+/* The URL that the segment publishes: if Wherry listens on all addresses, with the host that peers
+ * know. */
 static void engine_wherry_url(const struct te_engine *engine, const char *host,
 			      char out[WH_MOONCAKE_URL_MAX])
 {

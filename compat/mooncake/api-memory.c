@@ -11,7 +11,7 @@
 
 /* ---- the table ----------------------------------------------------------------------------- */
 
-/* How many of them start at `address` or below. */
+/* The number of memories that start at `address` or below. */
 static size_t memory_upper_bound(const struct te_engine *engine, uint64_t address)
 {
 	size_t low = 0, high = engine->memory_count;
@@ -38,7 +38,7 @@ struct te_memory *te_memory_find(struct te_engine *engine, uint64_t address, uin
 	return memory;
 }
 
-/* Take it into the table. Under the lock. */
+/* Insert it in the table, unless it overlaps another. Under the lock. */
 static int memory_insert(struct te_engine *engine, struct te_memory *memory, const char *call)
 {
 	size_t index = memory_upper_bound(engine, memory->address);
@@ -78,7 +78,7 @@ static void memory_remove(struct te_engine *engine, const struct te_memory *memo
 		(engine->memory_count - index) * sizeof(*engine->memories));
 }
 
-/* ---- what others see ----------------------------------------------------------------------- */
+/* ---- publishing ---------------------------------------------------------------------------- */
 
 int te_memory_copy(void *arg, const struct wh_mooncake_memory *memory, uint64_t offset,
 		   size_t length, bool to_memory)
@@ -103,7 +103,8 @@ static int memory_publish_in_store(struct te_engine *engine)
 	return error ? te_fail(TE_METADATA, "%s", wh_fail_text()) : 0;
 }
 
-/* What is in the table becomes what Mooncake's engines see. With `publishing` held. */
+/* Publish the table's memory to Mooncake's engines; `store`: in the store, too. With `publishing`
+ * held. */
 static int memory_publish(struct te_engine *engine, bool store)
 {
 	struct wh_mooncake_memory *served;

@@ -131,7 +131,7 @@ static ssize_t data_refuse(struct data *data)
 	return 1;
 }
 
-/* A write of version 1: the client is not told when it is complete. */
+/* A write of version 1: the client gets no answer when it is complete. */
 static bool data_is_unconfirmed(const struct data *data)
 {
 	return data->request.write && !data->request.status;

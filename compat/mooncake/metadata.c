@@ -14,7 +14,7 @@
 
 static void segment_key(const char *name, char out[KEY_MAX])
 {
-	/* One with a slash is a path already. */
+	/* A name with a slash is a path already. */
 	snprintf(out, KEY_MAX, "mooncake/%s%s", strchr(name, '/') ? "" : "ram/", name);
 }
 

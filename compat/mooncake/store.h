@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Where Mooncake's engines keep what they publish, when they do not ask each other: a web server
- * with three verbs, etcd or redis. Under `mooncake/ram/NAME` is the segment, under
- * `mooncake/rpc_meta/NAME` its control port.
+ * Metadata stores, in which Mooncake's engines publish their segments unless they fetch them from
+ * each other: a web server with GET, PUT and DELETE, etcd or redis. The key `mooncake/ram/NAME` has
+ * the segment, `mooncake/rpc_meta/NAME` its control port.
  *
  * The stores need libcurl, or hiredis, and are in the module of the registries,
  * libwherry-registry.so.
@@ -15,13 +15,11 @@
 #define WH_MOONCAKE_STORE 2
 
 struct wh_mooncake_store_setup {
-	/* http://HOST:PORT/PATH, etcd://HOST:PORT or redis://HOST:PORT, as registries are written
-	 */
-	const char *url;
+	const char *url; /* http://HOST:PORT/PATH, etcd://HOST:PORT or redis://HOST:PORT */
 	int64_t timeout; /* ms, for each call */
-	/* Where redis' URL says nothing of it; NULL or "": nothing. */
+	/* For redis, unless its URL contains them; NULL or "": none. */
 	const char *user, *password, *database;
-	const char *cluster; /* keys are mooncake/CLUSTER/...; NULL or "": not */
+	const char *cluster; /* keys are mooncake/CLUSTER/...; NULL or "": mooncake/... */
 };
 
 /* Calls block, on any thread, one at a time. Errors are negative, with a text: -ECONNREFUSED,
@@ -31,10 +29,10 @@ struct wh_mooncake_store_ops {
 	/* -EINVAL. Does not touch the network. */
 	int (*open)(const struct wh_mooncake_store_setup *setup, void **out);
 	void (*close)(void *store);
-	/* The value, malloc()ed, and a NUL behind it; -ENOENT: there is no such key. */
+	/* Get a malloc()ed value, with a NUL after it. -ENOENT: there is no such key. */
 	int (*get)(void *store, const char *key, char **value, size_t *length);
 	int (*put)(void *store, const char *key, const char *value);
-	/* Also if it is not there. */
+	/* 0 also if there is no such key. */
 	int (*remove)(void *store, const char *key);
 	const char *(*text)(void); /* of this thread's last error */
 };
@@ -48,12 +46,12 @@ int wh_mooncake_store_load(const struct wh_mooncake_store_ops **out);
 
 /* ---- engines in a store -------------------------------------------------------------------- */
 
-/* Write a segment and where it is asked. One that has the name and listens no more, as its host
- * says, has died, and loses it. 0, -EEXIST (another one has the name), or an error of the store's.
- */
+/* Write a segment and its control port. If another engine has the name but its host refuses
+ * connections to that port, the engine has died and its entries are replaced. 0, -EEXIST (another
+ * engine has the name), or an error of the store's. */
 int wh_mooncake_publish(const struct wh_mooncake_store_ops *ops, void *store, const char *name,
 			const char *segment, const struct wh_mooncake_endpoint *endpoint);
-/* Take both away. 0, or an error of the store's. */
+/* Remove both entries of an engine. 0, or an error of the store's. */
 int wh_mooncake_withdraw(const struct wh_mooncake_store_ops *ops, void *store, const char *name);
 
 /* The control port of the engine of that name. 0, -ENOENT, -EPROTO, or an error of the store's. */
