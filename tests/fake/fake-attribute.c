@@ -167,8 +167,8 @@ struct tokens { /* CUDA_POINTER_ATTRIBUTE_P2P_TOKENS */
 	uint32_t va_space, pad;
 };
 
-/* Tokens that kernel drivers once needed besides the address; only memory of cuMemAlloc() has them,
- * one pair for each context. */
+/* Tokens that kernel drivers once needed besides the address; only memory of cuMemAlloc() has them.
+ * The fake has one pair for each device. */
 static int get_tokens(void *data, const struct fake_range *range)
 {
 	struct tokens tokens = { .token = 0x1000u + (unsigned)range->device->ordinal,

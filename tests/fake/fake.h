@@ -282,7 +282,8 @@ int fake_memory_to_bar(struct fake_memory *memory, uint64_t base);
 
 /* Allocate memory on the BAR that FAKE_CUDA_BAR names, in whole pages of FAKE_BAR_PAGE, and map it
  * at *alias. `at_base`: map it at its device address as well, if the BAR has struct pages, so that
- * a NIC can register that address, as with nvidia-peermem. fake_unreserve() ends that mapping. */
+ * a NIC can register that address, as with nvidia-peermem; that mapping ends with the reservation.
+ */
 int fake_bar_map(uint64_t base, size_t size, bool at_base, int *fd, char **alias);
 void fake_bar_unmap(uint64_t base, int fd);
 
