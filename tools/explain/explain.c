@@ -8,13 +8,13 @@
 
 #include "engine.h"
 #include "explain/explain.h"
+#include "explain/routes.h"
 #include "memory.h"
 #include "output.h"
 #include "progress.h"
 #include "url.h"
 
 #define REGIONS_SHOWN 8
-#define ROUTES_MAX 8
 #define REASONS_MAX 16
 #define REFUSED_COLUMN 14 /* "self[1] shm[2]" */
 #define EXPECTED_COLUMN 24
@@ -30,9 +30,7 @@ struct local {
 
 /* How a transfer between two memories would be done. */
 struct answer {
-	struct wh_route routes[ROUTES_MAX];
-	size_t count;
-	struct wh_estimate estimate; /* duration 0: unknown */
+	struct explain_routes routes;
 	int error; /* why there are no routes */
 	char text[256];
 	/* GPU memory: how NICs or the CPU reach it, and why not better; "": neither applies */
@@ -145,36 +143,27 @@ static void answer_ask(struct explanation *e, const struct local *local,
 	struct wh_batch *batch = NULL;
 	struct progress progress;
 
-	*out = (struct answer){ .count = ROUTES_MAX };
+	*out = (struct answer){ .routes.count = EXPLAIN_ROUTES_MAX };
 	out->error = wh_batch_new(e->peer, NULL, &batch);
 	if (!out->error)
 		out->error = wh_batch_add(batch, &transfer, 1);
 	if (!out->error)
-		out->estimate.size = sizeof(out->estimate);
+		out->routes.estimate.size = sizeof(out->routes.estimate);
 	progress_start_steps(&progress, "measuring", 0, false);
 	progress_watch(&progress);
 	/* Estimate first, because that may open the connections that the routes report. The routes
 	 * report its failures. */
-	if (!out->error && wh_batch_estimate(batch, &out->estimate))
-		out->estimate.duration = 0;
+	if (!out->error && wh_batch_estimate(batch, &out->routes.estimate))
+		out->routes.estimate.duration = 0;
 	progress_end(&progress);
 	if (!out->error)
-		out->error = wh_batch_routes(batch, out->routes, &out->count);
+		out->error = wh_batch_routes(batch, out->routes.list, &out->routes.count);
 	if (out->error) {
 		snprintf(out->text, sizeof(out->text), "%s", wh_error_text());
-		out->count = 0;
+		out->routes.count = 0;
 	} else
 		find_memory(batch, out);
 	wh_batch_free(batch);
-}
-
-/* The first route that is not refused; NULL: none. */
-static const struct wh_route *answer_route(const struct answer *answer)
-{
-	for (size_t i = 0; i < answer->count; i++)
-		if (!answer->routes[i].refused[0])
-			return &answer->routes[i];
-	return NULL;
 }
 
 static bool is_granted(const struct wh_remote *remote, uint32_t op)
@@ -222,18 +211,15 @@ static size_t reason_number(struct explanation *e, const char *transport, const 
 static void print_answer(struct explanation *e, const char *local, const char *remote,
 			 const char *op, const struct answer *answer)
 {
-	const struct wh_estimate *estimate = &answer->estimate;
-	const struct wh_route *route = answer_route(answer);
-	char way[80] = "none", expected[48] = "-";
+	const struct wh_estimate *estimate = &answer->routes.estimate;
+	const struct wh_route *route = explain_route(&answer->routes);
+	char way[EXPLAIN_ROUTE_TEXT], expected[48] = "-";
 	int used = 0;
 
-	if (route && *route->detail)
-		snprintf(way, sizeof(way), "%s (%s)", route->transport, route->detail);
-	else if (route)
-		snprintf(way, sizeof(way), "%s", route->transport);
+	explain_route_text(route, way);
 	printf("  %-9s %-12s %-11s ", local, remote, op);
-	for (size_t i = 0; i < answer->count; i++) {
-		const struct wh_route *other = &answer->routes[i];
+	for (size_t i = 0; i < answer->routes.count; i++) {
+		const struct wh_route *other = &answer->routes.list[i];
 
 		if (!other->refused[0])
 			continue;
@@ -244,8 +230,7 @@ static void print_answer(struct explanation *e, const char *local, const char *r
 		used += printf("[%zu]", reason_number(e, "error", answer->text));
 	if (estimate->duration)
 		snprintf(expected, sizeof(expected), "%.1f us, %.2f GB/s",
-			 (double)estimate->duration / 1e3,
-			 (double)estimate->bytes / (double)estimate->duration);
+			 (double)estimate->duration / 1e3, explain_speed(estimate));
 	/* The route is the last column because it may be long. */
 	printf("%*s %-*s %s", used < REFUSED_COLUMN ? REFUSED_COLUMN - used : 0, "",
 	       EXPECTED_COLUMN, expected, way);
@@ -264,14 +249,17 @@ static void print_answer(struct explanation *e, const char *local, const char *r
 
 static bool answer_same(const struct answer *a, const struct answer *b)
 {
-	if (a->error != b->error || a->count != b->count || strcmp(a->text, b->text) != 0 ||
-	    a->estimate.duration != b->estimate.duration)
+	if (a->error != b->error || a->routes.count != b->routes.count ||
+	    strcmp(a->text, b->text) != 0 ||
+	    a->routes.estimate.duration != b->routes.estimate.duration)
 		return false;
-	for (size_t i = 0; i < a->count; i++)
-		if (strcmp(a->routes[i].transport, b->routes[i].transport) != 0 ||
-		    strcmp(a->routes[i].detail, b->routes[i].detail) != 0 ||
-		    strcmp(a->routes[i].refused, b->routes[i].refused) != 0)
+	for (size_t i = 0; i < a->routes.count; i++) {
+		const struct wh_route *x = &a->routes.list[i], *y = &b->routes.list[i];
+
+		if (strcmp(x->transport, y->transport) != 0 || strcmp(x->detail, y->detail) != 0 ||
+		    strcmp(x->refused, y->refused) != 0)
 			return false;
+	}
 	return true;
 }
 
@@ -319,31 +307,16 @@ static void print_text(struct explanation *e)
 static json_t *json_answer(const struct local *local, const struct wh_remote *remote, uint32_t op,
 			   const struct answer *answer)
 {
-	const struct wh_route *route = answer_route(answer);
-	double ns = (double)answer->estimate.duration;
-	json_t *refused = json_array();
-	bool known = ns > 0;
+	json_t *object = json_pack("{s:s, s:o, s:o, s:s}", "local", local->name, "remote",
+				   output_text(remote->name), "remote_id", json_id(remote->id),
+				   "op", op_name(op));
 
-	for (size_t i = 0; i < answer->count; i++)
-		if (answer->routes[i].refused[0])
-			json_array_append_new(refused,
-					      json_pack("{s:s, s:s}", "transport",
-							answer->routes[i].transport, "reason",
-							answer->routes[i].refused));
-	return json_pack(
-		"{s:s, s:o, s:o, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:b}", "local",
-		local->name, "remote", output_text(remote->name), "remote_id", json_id(remote->id),
-		"op", op_name(op), "transport", output_text(route ? route->transport : NULL),
-		"detail", output_text(route ? route->detail : NULL), "error",
-		output_text(answer->error ? answer->text : NULL), "memory",
-		output_text(*answer->memory ? answer->memory : NULL), "refused", refused,
-		"expected_us", known ? json_real(ns / 1e3) : json_null(), "expected_GBps",
-		known ? json_real((double)answer->estimate.bytes / ns) : json_null(), "measured",
-		known ? json_boolean(answer->estimate.measured) : json_null(), "working_set_bytes",
-		answer->estimate.working_set ?
-			json_integer((json_int_t)answer->estimate.working_set) :
-			json_null(),
-		"from_cache", explain_from_cache(&answer->estimate));
+	explain_route_json(object, &answer->routes);
+	json_object_set_new(object, "error", output_text(answer->error ? answer->text : NULL));
+	json_object_set_new(object, "memory", output_text(*answer->memory ? answer->memory : NULL));
+	explain_refused_json(object, &answer->routes);
+	explain_estimate_json(object, &answer->routes);
+	return object;
 }
 
 static void json_pair(struct explanation *e, json_t *routes, const struct local *local,

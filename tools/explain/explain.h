@@ -4,11 +4,8 @@
 #define TOOLS_EXPLAIN_EXPLAIN_H
 
 #include <stdbool.h>
-#include <stddef.h>
 
 struct arguments;
-struct wh_batch;
-struct wh_estimate;
 
 /* Print what an errno, as a number or a name, means in Wherry and what to try. Returns an exit
  * code. */
@@ -16,13 +13,6 @@ int explain_errno(const char *text, bool json);
 
 /* The text names a memory, such as cuda:0. */
 bool explain_is_memory(const char *text);
-
-/* What the explanation says of the CPU window onto the batch's memory; "": nothing. */
-void explain_window(struct wh_batch *batch, char *line, size_t size);
-
-/* The estimate measured so little memory that the CPU's last cache holds it, on both sides. Then
- * larger memory is slower. */
-bool explain_from_cache(const struct wh_estimate *estimate);
 
 /* Explain how bytes would get from one memory to another: the two operands. Returns an exit
  * code. */

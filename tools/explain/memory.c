@@ -7,16 +7,14 @@
 
 #include "engine.h"
 #include "explain/explain.h"
+#include "explain/routes.h"
 #include "memory.h"
 #include "output.h"
 #include "progress.h"
 
-#define ROUTES_MAX 8
 #define MOST (UINT64_C(1) << 33) /* bytes of either side */
 /* bytes of the target that an estimate reads, if it has as many */
 #define WALKED (UINT64_C(64) << 20)
-#define CACHE_USUAL (UINT64_C(32) << 20)
-#define CACHE_LEVELS 10
 
 enum { SOURCE, TARGET };
 
@@ -30,10 +28,7 @@ struct question {
 	struct wh_region *region[2];
 	struct wh_memory_info info[2];
 	struct wh_batch *batch;
-	/* The answer. */
-	struct wh_route routes[ROUTES_MAX];
-	size_t count;
-	struct wh_estimate estimate; /* bytes 0: no route */
+	struct explain_routes routes; /* the answer */
 	char window[320];
 };
 
@@ -120,21 +115,6 @@ static int question_fill(struct question *q, const struct wh_remote *remote)
 	return error;
 }
 
-void explain_window(struct wh_batch *batch, char *line, size_t size)
-{
-	static const char *const begins[] = { "CPU window (", "no CPU window" };
-	char text[4096], *rest = text, *at;
-
-	*line = 0;
-	if (wh_batch_explain(batch, text, sizeof(text)) < 0)
-		return;
-	while ((at = strsep(&rest, "\n"))) {
-		for (size_t i = 0; i < 2; i++)
-			if (!strncmp(at, begins[i], strlen(begins[i])))
-				snprintf(line, size, "%s", at);
-	}
-}
-
 static int question_ask(struct question *q)
 {
 	struct wh_remote remote;
@@ -144,44 +124,17 @@ static int question_ask(struct question *q)
 		error = wh_batch_new(q->self, NULL, &q->batch);
 	if (!error)
 		error = question_fill(q, &remote);
-	q->count = ROUTES_MAX;
+	q->routes.count = EXPLAIN_ROUTES_MAX;
 	if (!error)
-		error = wh_batch_routes(q->batch, q->routes, &q->count);
+		error = wh_batch_routes(q->batch, q->routes.list, &q->routes.count);
 	if (error)
 		return engine_fail(error, "cannot plan the transfer");
-	q->estimate.size = sizeof(q->estimate);
-	error = wh_batch_estimate(q->batch, &q->estimate);
+	q->routes.estimate.size = sizeof(q->routes.estimate);
+	error = wh_batch_estimate(q->batch, &q->routes.estimate);
 	if (error && error != -EOPNOTSUPP)
 		return engine_fail(error, "cannot estimate the time");
 	explain_window(q->batch, q->window, sizeof(q->window));
 	return 0;
-}
-
-/* Bytes of the last cache. sysconf(_SC_LEVEL3_CACHE_SIZE) adds up the caches of all cores. */
-static uint64_t cache_bytes(void)
-{
-	uint64_t bytes = 0;
-	char path[80], text[32];
-
-	for (int level = CACHE_LEVELS - 1; !bytes && level >= 0; level--) {
-		FILE *file;
-
-		snprintf(path, sizeof(path), "/sys/devices/system/cpu/cpu0/cache/index%d/size",
-			 level);
-		file = fopen(path, "re");
-		if (file && fgets(text, sizeof(text), file)) {
-			text[strcspn(text, "\n")] = '\0';
-			read_size(text, &bytes);
-		}
-		if (file)
-			fclose(file);
-	}
-	return bytes ? bytes : CACHE_USUAL;
-}
-
-bool explain_from_cache(const struct wh_estimate *estimate)
-{
-	return estimate->working_set && 2 * estimate->working_set <= cache_bytes();
 }
 
 static int question_undo(struct question *q, int code)
@@ -202,14 +155,6 @@ static int question_undo(struct question *q, int code)
 
 /* ---- output ---------------------------------------------------------------------------------- */
 
-static const struct wh_route *question_route(const struct question *q)
-{
-	for (size_t i = 0; i < q->count; i++)
-		if (q->routes[i].bytes)
-			return &q->routes[i];
-	return NULL;
-}
-
 static void print_memory(const struct question *q, int side)
 {
 	const struct wh_memory_info *info = &q->info[side];
@@ -224,26 +169,21 @@ static void print_memory(const struct question *q, int side)
 	printf("\n");
 }
 
-static double ns_to_us(uint64_t ns)
-{
-	return (double)ns / 1e3;
-}
-
 static void print_engine(const struct question *q, const char *name, uint64_t ns, bool chosen)
 {
 	char with[40] = "";
 
-	if (chosen && ns == q->estimate.kernel)
-		snprintf(with, sizeof(with), ", %u CTAs", q->estimate.ctas);
-	printf("  %-12s %10.1f us  %8.2f GB/s%s%s\n", name, ns_to_us(ns),
-	       (double)q->estimate.bytes / (double)ns, with, chosen ? "  <- taken" : "");
+	if (chosen && ns == q->routes.estimate.kernel)
+		snprintf(with, sizeof(with), ", %u CTAs", q->routes.estimate.ctas);
+	printf("  %-12s %10.1f us  %8.2f GB/s%s%s\n", name, (double)ns / 1e3,
+	       (double)q->routes.estimate.bytes / (double)ns, with, chosen ? "  <- taken" : "");
 }
 
 static void print_text(const struct question *q)
 {
-	const struct wh_estimate *estimate = &q->estimate;
-	const struct wh_route *route = question_route(q);
-	char size[32];
+	const struct wh_estimate *estimate = &q->routes.estimate;
+	const struct wh_route *route = explain_route(&q->routes);
+	char size[32], way[EXPLAIN_ROUTE_TEXT];
 
 	format_size(size, sizeof(size), q->size);
 	for (int side = SOURCE; side <= TARGET; side++)
@@ -253,9 +193,8 @@ static void print_text(const struct question *q)
 		       size);
 	else
 		printf("what     %s in one piece, in one process\n", size);
-	printf("route    %s%s%s%s\n", route ? route->transport : "none",
-	       route && *route->detail ? " (" : "", route ? route->detail : "",
-	       route && *route->detail ? ")" : "");
+	explain_route_text(route, way);
+	printf("route    %s\n", way);
 	if (estimate->duration) {
 		bool kernel = estimate->kernel < estimate->copies;
 
@@ -274,9 +213,10 @@ static void print_text(const struct question *q)
 	}
 	if (*q->window)
 		printf("window   %s\n", q->window);
-	for (size_t i = 0; i < q->count; i++)
-		if (q->routes[i].refused[0])
-			printf("not by %s: %s\n", q->routes[i].transport, q->routes[i].refused);
+	for (size_t i = 0; i < q->routes.count; i++)
+		if (q->routes.list[i].refused[0])
+			printf("not by %s: %s\n", q->routes.list[i].transport,
+			       q->routes.list[i].refused);
 }
 
 static json_t *json_memory(const struct question *q, int side)
@@ -293,53 +233,29 @@ static json_t *json_memory(const struct question *q, int side)
 	return json;
 }
 
-/* null if unknown (0) */
-static json_t *json_us(uint64_t ns)
-{
-	return ns ? json_real(ns_to_us(ns)) : json_null();
-}
-
 static int print_json(const struct question *q)
 {
-	const struct wh_estimate *estimate = &q->estimate;
-	const struct wh_route *route = question_route(q);
-	json_t *object = output_new(), *refused = json_array();
-	bool known = estimate->duration, gpu = known && estimate->kernel,
+	const struct wh_estimate *estimate = &q->routes.estimate;
+	bool gpu = estimate->duration && estimate->kernel,
 	     kernel = gpu && estimate->kernel < estimate->copies;
+	json_t *object = output_new();
 
-	for (size_t i = 0; i < q->count; i++)
-		if (q->routes[i].refused[0])
-			json_array_append_new(refused, json_pack("{s:s, s:s}", "transport",
-								 q->routes[i].transport, "reason",
-								 q->routes[i].refused));
 	json_object_set_new(object, "source", json_memory(q, SOURCE));
 	json_object_set_new(object, "target", json_memory(q, TARGET));
 	json_object_set_new(object, "size_bytes", json_integer((json_int_t)q->size));
 	json_object_set_new(object, "blocks",
 			    q->blocks ? json_integer((json_int_t)q->blocks) : json_null());
-	json_object_set_new(object, "transport", output_text(route ? route->transport : NULL));
-	json_object_set_new(object, "detail", output_text(route ? route->detail : NULL));
+	explain_route_json(object, &q->routes);
 	json_object_set_new(object, "engine",
 			    output_text(!gpu   ? NULL :
 					kernel ? "kernel" :
 						 "copy engine"));
 	json_object_set_new(object, "ctas", kernel ? json_integer(estimate->ctas) : json_null());
-	json_object_set_new(object, "expected_us", json_us(estimate->duration));
-	json_object_set_new(
-		object, "expected_GBps",
-		known ? json_real((double)estimate->bytes / (double)estimate->duration) :
-			json_null());
-	json_object_set_new(object, "kernel_us", json_us(estimate->kernel));
-	json_object_set_new(object, "copy_engine_us", json_us(estimate->copies));
-	json_object_set_new(object, "measured",
-			    known ? json_boolean(estimate->measured) : json_null());
-	json_object_set_new(object, "working_set_bytes",
-			    estimate->working_set ?
-				    json_integer((json_int_t)estimate->working_set) :
-				    json_null());
-	json_object_set_new(object, "from_cache", json_boolean(explain_from_cache(estimate)));
+	explain_estimate_json(object, &q->routes);
+	json_object_set_new(object, "kernel_us", explain_us_json(estimate->kernel));
+	json_object_set_new(object, "copy_engine_us", explain_us_json(estimate->copies));
 	json_object_set_new(object, "window", output_text(*q->window ? q->window : NULL));
-	json_object_set_new(object, "refused", refused);
+	explain_refused_json(object, &q->routes);
 	return output_print(object);
 }
 
@@ -410,5 +326,7 @@ int explain_memory(const struct arguments *arguments)
 		code = print_json(&q);
 	else if (!code)
 		print_text(&q);
-	return question_undo(&q, code ? code : question_route(&q) ? EXIT_PASS : EXIT_UNAVAILABLE);
+	return question_undo(&q, code                     ? code :
+				 explain_route(&q.routes) ? EXIT_PASS :
+							    EXIT_UNAVAILABLE);
 }
