@@ -64,10 +64,8 @@ int wh_batch_new(struct wh_peer *peer, const struct wh_batch_options *given, str
 			       options.reserved ? options.reserved : options.priority);
 	require = options.require ? options.require : peer->engine->config.text[WH_SETTING_REQUIRE];
 	if (*require && wh_transport_by_name(require) == WH_TRANSPORT_COUNT)
-		return wh_fail(
-			EINVAL,
-			"wh_batch_new: options.require is \"%s\"; known are " WH_TRANSPORT_NAMES,
-			require);
+		return wh_fail(EINVAL, "wh_batch_new: options.require is \"%s\"; known are %s",
+			       require, wh_transport_names());
 	if (options.queue && wh_queue_engine(options.queue) != peer->engine)
 		return wh_fail(EINVAL, "wh_batch_new: options.queue belongs to another engine");
 	batch = calloc(1, sizeof(*batch));

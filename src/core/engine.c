@@ -215,15 +215,13 @@ static int engine_check_transports(const struct wh_config *config)
 		if (wh_transport_by_name(name) == WH_TRANSPORT_COUNT)
 			return wh_fail(EINVAL,
 				       "transports: there is no transport \"%s\"; known "
-				       "are " WH_TRANSPORT_NAMES,
-				       name);
+				       "are %s",
+				       name, wh_transport_names());
 		list += span + (list[span] == ',');
 	}
 	if (*require && wh_transport_by_name(require) == WH_TRANSPORT_COUNT)
-		return wh_fail(
-			EINVAL,
-			"require: there is no transport \"%s\"; known are " WH_TRANSPORT_NAMES,
-			require);
+		return wh_fail(EINVAL, "require: there is no transport \"%s\"; known are %s",
+			       require, wh_transport_names());
 	return 0;
 }
 

@@ -243,11 +243,16 @@ static const struct wh_transport defaults = {
 
 /* ---- the list ----------------------------------------------------------------------------- */
 
-static const struct wh_transport *const given[WH_TRANSPORT_COUNT] = {
-	[WH_TRANSPORT_SELF] = &wh_transport_self, [WH_TRANSPORT_CUDA] = &wh_transport_cuda,
-	[WH_TRANSPORT_SHM] = &wh_transport_shm,   [WH_TRANSPORT_RDMA] = &wh_transport_rdma,
-	[WH_TRANSPORT_TCP] = &wh_transport_tcp,
-};
+#define GIVEN(upper, name) [WH_TRANSPORT_##upper] = &wh_transport_##name,
+static const struct wh_transport *const given[WH_TRANSPORT_COUNT] = { WH_TRANSPORTS(GIVEN) };
+
+#define NAME(upper, name) ", " #name
+const char *wh_transport_names(void)
+{
+	static const char names[] = WH_TRANSPORTS(NAME);
+
+	return names + 2;
+}
 
 /* Written once, before anybody has read them. */
 static struct wh_transport list[WH_TRANSPORT_COUNT];

@@ -18,6 +18,7 @@
 #include <stdint.h>
 
 #include "memory/region.h"
+#include "transport/list.h"
 #include "util/error.h"
 
 struct wh_batch;
@@ -33,17 +34,12 @@ struct wh_remote_region;
 struct wh_session;
 struct wh_tls;
 
-/* The core opens, notifies and closes transports in this order: cuda uses what shm has mapped. */
+#define WH_TRANSPORT_ID(upper, name) WH_TRANSPORT_##upper,
 enum wh_transport_id {
-	WH_TRANSPORT_SELF,
-	WH_TRANSPORT_CUDA,
-	WH_TRANSPORT_SHM,
-	WH_TRANSPORT_RDMA,
-	WH_TRANSPORT_TCP,
-	WH_TRANSPORT_COUNT,
+	WH_TRANSPORTS(WH_TRANSPORT_ID) WH_TRANSPORT_COUNT,
 };
+#undef WH_TRANSPORT_ID
 _Static_assert(WH_TRANSPORT_COUNT <= WH_REGION_TRANSPORTS, "regions have a pointer for each");
-#define WH_TRANSPORT_NAMES "self, cuda, shm, rdma, tcp" /* for texts */
 
 enum wh_transport_capability {
 	WH_CAN_READ = 1,
@@ -181,8 +177,12 @@ struct wh_transport {
 			     const uint8_t *payload);
 };
 
-extern const struct wh_transport wh_transport_self, wh_transport_cuda, wh_transport_shm,
-	wh_transport_rdma, wh_transport_tcp;
+#define WH_TRANSPORT_TABLE(upper, name) extern const struct wh_transport wh_transport_##name;
+WH_TRANSPORTS(WH_TRANSPORT_TABLE)
+#undef WH_TRANSPORT_TABLE
+
+/* The names of all transports, for texts: "self, cuda, ...". */
+const char *wh_transport_names(void);
 
 /* Transport number `id`, completed with the defaults. */
 const struct wh_transport *wh_transport(enum wh_transport_id id);
