@@ -8,7 +8,8 @@
 #ifndef WH_TRANSPORT_LIST_H
 #define WH_TRANSPORT_LIST_H
 
-/* clang-format off: src/meson.build reads these lines */
+/* src/meson.build reads these lines. */
+/* clang-format off */
 #define WH_TRANSPORTS(DO) \
 	DO(SELF, self) \
 	DO(CUDA, cuda) \
