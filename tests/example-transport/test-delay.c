@@ -133,8 +133,10 @@ static void region__gone_while_it_waits(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		TEST(list__names_it),		TEST(move__reads_and_writes),
-		TEST(explain__names_it),	TEST(cancel__before_it_is_due),
+		TEST(list__names_it),
+		TEST(move__reads_and_writes),
+		TEST(explain__names_it),
+		TEST(cancel__before_it_is_due),
 		TEST(region__gone_while_it_waits),
 	};
 

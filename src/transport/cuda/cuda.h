@@ -2,10 +2,10 @@
 /*
  * The transport cuda: a GPU's memory on one side or on both, on one host.
  *
- * cuda.c: the transport's functions. mapping.c: how GPUs see a region, ours or a peer's; pinning
- * and mapping. export.c: the side whose memory is mapped by others. move.c: fragments to streams.
- * stage.c: fragments that no GPU reaches both sides of, through pinned memory. window.c: those of a
- * few bytes, by the CPU.
+ * cuda.c: the transport's functions. mapping.c: how GPUs see our regions; import.c: how they see a
+ * peer's; pin.c: page-locking; path.c: which GPU moves. export.c: the side whose memory is mapped
+ * by others. move.c: fragments to streams. stage.c: fragments that no GPU reaches both sides of,
+ * through pinned memory. window.c: those of a few bytes, by the CPU.
  */
 #ifndef WH_TRANSPORT_CUDA_CUDA_H
 #define WH_TRANSPORT_CUDA_CUDA_H
@@ -14,6 +14,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include "gpu/region-window.h"
 #include "gpu/stream.h"
@@ -81,6 +82,19 @@ static inline uint64_t wh_device_mapping_address(const struct wh_device_mapping 
 				 mapping->address;
 }
 
+/* The device's bit in wh_device_mapping.reached. */
+static inline uint64_t wh_device_bit(const struct wh_cuda_device *device)
+{
+	return UINT64_C(1) << device->ordinal;
+}
+
+/* Give the last error's text as the reason; returns `error`. */
+static inline int wh_cuda_refuse(char why[WH_REFUSAL], int error)
+{
+	snprintf(why, WH_REFUSAL, "%.*s", WH_REFUSAL - 1, wh_error_text());
+	return error;
+}
+
 struct wh_device_mappings;
 /* A peer's region as the GPU that it lies on calls it here, which other GPUs' names for it are no
  * substitute for where the memory itself is looked for; 0: it does not. */
@@ -101,6 +115,8 @@ struct wh_device_mappings {
 	struct wh_pin *_Atomic pins; /* that have outlived their region; written under the lock */
 };
 
+/* NULL: no memory, which `why` says. */
+struct wh_device_mapping *wh_device_mapping_new(char why[WH_REFUSAL]);
 /* The view of a region of ours. 0, or a negative errno with the reason in `why`. */
 int wh_device_mapping_local(struct wh_device_mappings *mappings, struct wh_region *region,
 			    struct wh_device_mapping **out, char why[WH_REFUSAL]);
@@ -110,6 +126,11 @@ struct wh_region_entry;
  * not published any more. */
 int wh_cuda_remote(struct wh_cuda_peer *cuda, struct wh_region_entry *entry,
 		   struct wh_device_mapping **out, char why[WH_REFUSAL]);
+/* Page-lock [start, start + length), so that GPUs reach it by the mapping. If that fails, the
+ * mapping says why, and the bytes are staged. Under mappings.lock. */
+void wh_pin_map(struct wh_device_mappings *mappings, struct wh_device_mapping *mapping, void *start,
+		uint64_t length, bool writable);
+void wh_pin_undo(struct wh_device_mappings *mappings, void *start);
 /* Regions may overlap, and one that was registered after another had been page-locked lives on
  * that. What was page-locked for a region stays so for as long as there is one that it overlaps.
  * Under mappings.lock: take it from the mapping of a region that goes; and give back what nobody

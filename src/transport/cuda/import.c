@@ -1,0 +1,355 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Transport cuda: device mappings of a peer's regions. The owner sends handles of GPU memory, one
+ * for each segment, over the unix socket of the transport shm; they are imported and mapped here.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "memory/region-table.h"
+#include "memory/region.h"
+#include "transport/core.h"
+#include "transport/cuda/cuda.h"
+#include "transport/shm/shm.h"
+#include "transport/shm/wire.h"
+#include "transport/transport.h"
+#include "util/error.h"
+#include "util/list.h"
+
+typedef unsigned long long ull;
+
+struct import {
+	struct wh_device_mappings *mappings;
+	struct wh_remote_region *region;
+	struct wh_device_mapping *mapping;
+	struct wh_cuda_device *device;
+	uint8_t type;
+	uint64_t owner_base; /* in the owner's address space: where the first mapping begins */
+	uint64_t mapped; /* so many bytes from there */
+	uint64_t covered; /* up to there the owner has told of */
+	CUallocation *memory; /* by segment, to be mapped; released afterwards */
+	uint64_t *sizes;
+	uint32_t count, segments;
+};
+
+static int find_device(struct import *import, const uint8_t uuid[16], char why[WH_REFUSAL])
+{
+	struct wh_cuda *cuda = wh_gpus_cuda(import->mappings->gpus);
+	struct wh_cuda_uuid known;
+
+	for (unsigned i = 0; i < cuda->device_count; i++) {
+		if (cuda->cuDeviceGetUuid(&known, cuda->devices[i].handle) ||
+		    memcmp(known.bytes, uuid, sizeof(known.bytes)))
+			continue;
+		if (*cuda->devices[i].skipped) {
+			snprintf(why, WH_REFUSAL, "%.*s", WH_REFUSAL - 1, cuda->devices[i].skipped);
+			return -ENODEV;
+		}
+		import->device = &cuda->devices[i];
+		return 0;
+	}
+	snprintf(why, WH_REFUSAL,
+		 "GPU-%02x%02x%02x%02x-... is not visible here (CUDA_VISIBLE_DEVICES?)", uuid[0],
+		 uuid[1], uuid[2], uuid[3]);
+	return -ENODEV;
+}
+
+/* The segments follow each other, in the region and in the mappings, and are of one kind. */
+static int check_order(struct import *import, const struct wh_exported *e, char why[WH_REFUSAL])
+{
+	const struct wh_region_entry *entry = &import->region->entry;
+	bool first = !e->index;
+	uint64_t at = first ? entry->address : import->covered;
+
+	if (e->type > WH_HANDLE_LEGACY || e->address != at ||
+	    e->length > entry->address + entry->length - at ||
+	    (!first &&
+	     (e->type != import->type || e->base != import->owner_base + import->mapped)) ||
+	    (e->type == WH_HANDLE_LEGACY && e->segments != 1) ||
+	    (e->index + 1 == e->segments && at + e->length != entry->address + entry->length) ||
+	    e->size > UINT64_C(1) << 46) {
+		snprintf(why, WH_REFUSAL, "the peer's answer is not as it should be");
+		return -EPROTO;
+	}
+	return 0;
+}
+
+static int keep_legacy(struct import *import, const struct wh_exported *e, char why[WH_REFUSAL])
+{
+	struct wh_legacy *legacy = calloc(1, sizeof(*legacy));
+
+	if (!legacy) {
+		snprintf(why, WH_REFUSAL, "no memory");
+		return -ENOMEM;
+	}
+	memcpy(legacy->handle.bytes, e->handle, sizeof(legacy->handle.bytes));
+	legacy->skip = e->address - e->base;
+	legacy->size = e->size;
+	import->mapping->legacy = legacy;
+	return 0;
+}
+
+static int import_fd(struct import *import, const struct wh_exported *e, int fd,
+		     char why[WH_REFUSAL])
+{
+	struct wh_cuda *cuda = wh_gpus_cuda(import->mappings->gpus);
+	struct wh_cuda_scope scope;
+	int error;
+
+	if (fd < 0) {
+		snprintf(why, WH_REFUSAL, "the peer's descriptor has not arrived (ulimit -n?)");
+		return -EMFILE;
+	}
+	if (!import->memory) {
+		import->segments = e->segments;
+		import->memory = calloc(e->segments, sizeof(*import->memory));
+		import->sizes = calloc(e->segments, sizeof(*import->sizes));
+		if (!import->memory || !import->sizes) {
+			snprintf(why, WH_REFUSAL, "no memory for %u segments", e->segments);
+			return -ENOMEM;
+		}
+	}
+	wh_cuda_relax(cuda, &scope);
+	error = wh_cuda_call_on(cuda, import->device, cuMemImportFromShareableHandle,
+				&import->memory[import->count], (void *)(intptr_t)fd,
+				CUDA_HANDLE_FD);
+	wh_cuda_leave(&scope);
+	if (error)
+		return wh_cuda_refuse(why, error);
+	import->sizes[import->count++] = e->size;
+	return 0;
+}
+
+static int import_segment(void *argument, const struct wh_exported *e, int *fd,
+			  char why[WH_REFUSAL])
+{
+	struct import *import = argument;
+	int error = check_order(import, e, why);
+
+	if (!error && !e->index) {
+		error = find_device(import, e->device, why);
+		import->owner_base = e->base;
+		import->type = e->type;
+	}
+	if (error)
+		return error;
+	import->covered = e->address + e->length;
+	import->mapped += e->size;
+	return e->type == WH_HANDLE_FD ? import_fd(import, e, *fd, why) :
+					 keep_legacy(import, e, why);
+}
+
+/* Let the device and all that reach it use a range of address space. */
+static int admit(struct wh_cuda *cuda, struct wh_device_mapping *mapping)
+{
+	struct wh_cuda_access access[WH_CUDA_DEVICES];
+	uint64_t all = 0;
+	size_t count = 0;
+	int error;
+
+	for (unsigned d = 0; d < cuda->device_count; d++) {
+		struct wh_cuda_device *device = &cuda->devices[d];
+
+		if (device != mapping->device && !wh_cuda_device_peers(device, mapping->device))
+			continue;
+		access[count++] = (struct wh_cuda_access){
+			.location = { CUDA_LOCATION_DEVICE, device->handle }, .flags = 3
+		};
+		all |= wh_device_bit(device);
+	}
+	error = wh_cuda_call_on(cuda, mapping->device, cuMemSetAccess, mapping->reserved,
+				mapping->size, access, count);
+	if (!error)
+		atomic_store(&mapping->reached, all);
+	return error;
+}
+
+/* Map what has been imported, one behind the other as at the owner. Inside a scope: some drivers
+ * want one. */
+static int map_segments(struct import *import)
+{
+	struct wh_cuda *cuda = wh_gpus_cuda(import->mappings->gpus);
+	struct wh_device_mapping *mapping = import->mapping;
+	CUdeviceptr at;
+	int error;
+
+	error = wh_cuda_call_on(cuda, mapping->device, cuMemAddressReserve, &at, import->mapped, 0,
+				0, 0);
+	if (error)
+		return error;
+	mapping->reserved = at;
+	mapping->reserved_length = import->mapped;
+	mapping->fixed = true;
+	for (uint32_t i = 0; i < import->count; i++) {
+		error = wh_cuda_check(cuda,
+				      cuda->cuMemMap(at, import->sizes[i], 0, import->memory[i], 0),
+				      "cuMemMap", "%llu bytes of a peer's memory on %s",
+				      (ull)import->sizes[i], mapping->device->text);
+		if (error)
+			return error;
+		at += import->sizes[i];
+		mapping->size += import->sizes[i];
+	}
+	mapping->address = mapping->reserved + (import->region->entry.address - import->owner_base);
+	return admit(cuda, mapping);
+}
+
+static int import_region(struct import *import, struct wh_shm_peer *shm, char why[WH_REFUSAL])
+{
+	struct wh_cuda *cuda = wh_gpus_cuda(import->mappings->gpus);
+	struct wh_cuda_scope scope;
+	int error = wh_shm_exports(shm, import->region, false, import_segment, import, why);
+
+	import->mapping->device = import->device;
+	if (!error)
+		wh_gpus_pinning_device(import->mappings->gpus, import->device, NULL);
+	if (!error && import->type == WH_HANDLE_FD) {
+		error = wh_cuda_enter(cuda, import->device, &scope);
+		if (!error) {
+			error = map_segments(import);
+			wh_cuda_leave(&scope);
+		}
+		if (error)
+			wh_cuda_refuse(why, error);
+	}
+	if (import->count) {
+		wh_cuda_relax(cuda, &scope);
+		for (uint32_t i = 0; i < import->count; i++)
+			cuda->cuMemRelease(import->memory[i]);
+		wh_cuda_leave(&scope);
+	}
+	free(import->memory);
+	free(import->sizes);
+	return error;
+}
+
+/* The memory is mapped already; the owner has to hear of it on its new connection. */
+static int forget_segment(void *argument, const struct wh_exported *e, int *fd,
+			  char why[WH_REFUSAL])
+{
+	(void)argument;
+	(void)e;
+	(void)fd;
+	(void)why;
+	return 0;
+}
+
+static int make_remote(struct wh_device_mappings *mappings, struct wh_shm_peer *shm,
+		       struct wh_remote_region *region, char why[WH_REFUSAL])
+{
+	struct wh_device_mapping *mapping = wh_device_mapping_new(why);
+	struct wh_shm_own own;
+	int error = -ENOMEM;
+
+	if (!mapping)
+		return error;
+	if (wh_kind_on_host(region->entry.kind)) {
+		error = wh_shm_map(shm, region, &own, why);
+		if (!error) {
+			mapping->host = mapping->mapped = own.base;
+			mapping->mapped_length = own.length;
+			wh_pin_map(mappings, mapping, own.base, own.length,
+				   region->entry.access & WH_ACCESS_WRITE);
+		}
+	} else {
+		struct import import = { .mappings = mappings,
+					 .region = region,
+					 .mapping = mapping };
+
+		error = import_region(&import, shm, why);
+	}
+	if (error)
+		wh_view_free(mappings, mapping);
+	else
+		atomic_store_explicit(&region->transport[WH_TRANSPORT_CUDA], mapping,
+				      memory_order_release);
+	return error;
+}
+
+static int map_remote(struct wh_device_mappings *mappings, struct wh_shm_peer *shm,
+		      struct wh_remote_region *region, struct wh_device_mapping **out,
+		      char why[WH_REFUSAL])
+{
+	struct wh_device_mapping *mapping =
+		atomic_load_explicit(&region->transport[WH_TRANSPORT_CUDA], memory_order_acquire);
+	int error;
+
+	if (!mapping || !wh_shm_asked(shm, region)) {
+		error = wh_cuda_ready(wh_gpus_cuda(mappings->gpus));
+		if (error)
+			return wh_cuda_refuse(why, error);
+		pthread_mutex_lock(&mappings->lock);
+		if (!atomic_load(&region->transport[WH_TRANSPORT_CUDA]))
+			error = make_remote(mappings, shm, region, why);
+		else if (!wh_shm_asked(shm, region))
+			error = wh_kind_on_host(region->entry.kind) ?
+					wh_shm_map(shm, region, NULL, why) :
+					wh_shm_exports(shm, region, false, forget_segment, NULL,
+						       why);
+		pthread_mutex_unlock(&mappings->lock);
+		if (error)
+			return error;
+		mapping = atomic_load(&region->transport[WH_TRANSPORT_CUDA]);
+	}
+	*out = mapping;
+	return 0;
+}
+
+int wh_cuda_remote(struct wh_cuda_peer *cuda, struct wh_region_entry *entry,
+		   struct wh_device_mapping **out, char why[WH_REFUSAL])
+{
+	struct wh_peer *peer = cuda->peer;
+	struct wh_shm_peer *shm;
+
+	if (wh_peer_is_self(peer))
+		return wh_device_mapping_local(
+			cuda->mappings, wh_container(entry, struct wh_region, entry), out, why);
+	/* It is opened after this transport, and for good. */
+	shm = wh_peer_transport(peer, WH_TRANSPORT_SHM);
+	if (!shm) {
+		snprintf(why, WH_REFUSAL,
+			 "handles of GPU memory come by way of shm, which is refused");
+		return -EOPNOTSUPP;
+	}
+	return map_remote(cuda->mappings, shm, wh_container(entry, struct wh_remote_region, entry),
+			  out, why);
+}
+
+/* The segments' order is that of the mappings, which was checked when they were imported. */
+static int keep_object(void *argument, const struct wh_exported *e, int *fd, char why[WH_REFUSAL])
+{
+	struct wh_window_objects *objects = argument;
+
+	if ((e->type != WH_HANDLE_FD && e->type != WH_HANDLE_OBJECT) || *fd < 0 ||
+	    e->segments > WH_WINDOW_OBJECTS) {
+		snprintf(why, WH_REFUSAL,
+			 e->segments > WH_WINDOW_OBJECTS ?
+				 "it is made of too many mappings to ask the owner for" :
+				 "the owner has sent no descriptor");
+		return -EOPNOTSUPP;
+	}
+	objects->fd[objects->count] = *fd;
+	objects->offset[objects->count++] = e->address - e->base;
+	*fd = -1;
+	return 0;
+}
+
+int wh_cuda_objects(struct wh_cuda_peer *cuda, struct wh_region_entry *entry,
+		    struct wh_window_objects *out)
+{
+	struct wh_remote_region *region = wh_container(entry, struct wh_remote_region, entry);
+	char why[WH_REFUSAL];
+	int error;
+
+	out->count = 0;
+	error = wh_shm_exports(wh_peer_transport(cuda->peer, WH_TRANSPORT_SHM), region, true,
+			       keep_object, out, why);
+	if (!error)
+		return 0;
+	while (out->count)
+		close(out->fd[--out->count]);
+	return wh_fail(-error, "%s", why);
+}

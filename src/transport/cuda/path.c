@@ -1,0 +1,145 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Transport cuda: which GPU can reach both sides of a transfer, and which of them moves the bytes.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "transport/cuda/cuda.h"
+#include "util/error.h"
+
+typedef unsigned long long ull;
+
+static bool reaches(const struct wh_device_mapping *by, const struct wh_device_mapping *to)
+{
+	if (!by->device || by->managed || to->managed)
+		return false;
+	if (to->every)
+		return true;
+	/* Between contexts of the application's own only what they own themselves. */
+	if (by->context || to->context)
+		return by->device == to->device && by->context == to->context;
+	return atomic_load_explicit(&to->reached, memory_order_acquire) & wh_device_bit(by->device);
+}
+
+void wh_path_choose(const struct wh_device_mapping *local, const struct wh_device_mapping *remote,
+		    uint32_t op, struct wh_gpu_path *path)
+{
+	const struct wh_device_mapping *source = op == WH_WRITE ? local : remote, *by;
+
+	memset(path, 0, sizeof(*path));
+	/* Our own GPU first: the other one belongs to somebody else's work. */
+	if (reaches(local, local) && reaches(local, remote))
+		by = local;
+	else if (reaches(remote, remote) && reaches(remote, local))
+		by = remote;
+	else
+		return;
+	path->device = by->device;
+	path->context = by->context;
+	if (!local->device || !remote->device)
+		path->way = by == source ? WH_BLOCKS_TO_HOST : WH_BLOCKS_FROM_HOST;
+	else if (local->device == remote->device)
+		path->way = WH_BLOCKS_WITHIN;
+	else
+		path->way = by == source ? WH_BLOCKS_PUSH : WH_BLOCKS_PULL;
+}
+
+/* Open a legacy handle for the device, if that has not been done; with access to the other device's
+ * memory, where it is another one's. */
+static int open_legacy(struct wh_device_mappings *mappings, struct wh_device_mapping *mapping,
+		       struct wh_cuda_device *device)
+{
+	struct wh_cuda *cuda = wh_gpus_cuda(mappings->gpus);
+	struct wh_cuda_scope scope;
+	CUdeviceptr base = 0;
+	size_t size;
+	int error;
+
+	if (atomic_load(&mapping->reached) & wh_device_bit(device))
+		return 0;
+	error = wh_cuda_enter(cuda, device, &scope);
+	if (error)
+		return error;
+	error = !cuda->cuIpcOpenMemHandle ?
+			wh_cuda_missing(cuda, "cuIpcOpenMemHandle") :
+			wh_cuda_check(cuda,
+				      cuda->cuIpcOpenMemHandle(&base, mapping->legacy->handle,
+							       CUDA_IPC_LAZY_PEER),
+				      "cuIpcOpenMemHandle", "memory of %s on cuda:%d",
+				      mapping->device->text, device->ordinal);
+	/* The owner's word for how large it is must not lead a kernel past its end. */
+	if (!error && !cuda->cuMemGetAddressRange(NULL, &size, base) &&
+	    size < mapping->legacy->size) {
+		cuda->cuIpcCloseMemHandle(base);
+		error = wh_fail(EPROTO, "the peer's memory on %s has %zu bytes, and not %llu",
+				mapping->device->text, size, (ull)mapping->legacy->size);
+	}
+	wh_cuda_leave(&scope);
+	if (error)
+		return error;
+	mapping->legacy->base[device->ordinal] = base;
+	atomic_fetch_or(&mapping->reached, wh_device_bit(device));
+	return 0;
+}
+
+uint64_t wh_device_mapping_own(struct wh_device_mappings *mappings,
+			       struct wh_device_mapping *mapping)
+{
+	int error = 0;
+
+	if (!mapping->legacy)
+		return mapping->address;
+	if (!(atomic_load_explicit(&mapping->reached, memory_order_acquire) &
+	      wh_device_bit(mapping->device))) {
+		pthread_mutex_lock(&mappings->lock);
+		error = open_legacy(mappings, mapping, mapping->device);
+		pthread_mutex_unlock(&mappings->lock);
+	}
+	return error ? 0 : wh_device_mapping_address(mapping, mapping->device);
+}
+
+/* Let the device that one side lies on reach the other side, where that can be switched on. */
+static void try_reach(struct wh_device_mappings *mappings, const struct wh_device_mapping *by,
+		      struct wh_device_mapping *to, char why[WH_REFUSAL])
+{
+	struct wh_cuda *cuda = wh_gpus_cuda(mappings->gpus);
+	int error = 0;
+
+	if (!by->device || by->managed || to->managed || reaches(by, to))
+		return;
+	if (to->legacy) {
+		error = open_legacy(mappings, to, by->device);
+	} else if (by->context || to->context || !to->device) {
+		snprintf(why, WH_REFUSAL, "%s",
+			 *to->why ? to->why : "two contexts of the application");
+	} else if (to->fixed) {
+		snprintf(why, WH_REFUSAL, "its mapping does not admit %.100s (cuMemSetAccess)",
+			 by->device->text);
+	} else {
+		error = wh_cuda_peer_enable(cuda, by->device, to->device);
+		if (!error)
+			atomic_fetch_or(&to->reached, wh_device_bit(by->device));
+	}
+	if (error)
+		wh_cuda_refuse(why, error);
+}
+
+bool wh_path_make(struct wh_device_mappings *mappings, struct wh_device_mapping *local,
+		  struct wh_device_mapping *remote, uint32_t op, struct wh_gpu_path *path,
+		  char why[WH_REFUSAL])
+{
+	pthread_mutex_lock(&mappings->lock);
+	if (local->managed || remote->managed)
+		snprintf(why, WH_REFUSAL, "%s", local->managed ? local->why : remote->why);
+	try_reach(mappings, local, remote, why);
+	wh_path_choose(local, remote, op, path);
+	if (!path->device) {
+		/* Its own device, for staging as well; then that towards us. */
+		try_reach(mappings, remote, remote, why);
+		try_reach(mappings, remote, local, why);
+		wh_path_choose(local, remote, op, path);
+	}
+	pthread_mutex_unlock(&mappings->lock);
+	return path->device;
+}
