@@ -11,5 +11,9 @@ lines() # FILE
 added=$(diff <(lines "$1") <(lines "$2") | grep '^[<>]')
 [ "$added" = $'> \tDO(DELAY, delay)' ]
 status=$?
-[ "$status" = 0 ] && printf '[       OK ] one line more\n' || printf '%s\n[  FAILED  ] one line more\n' "$added"
+if [ "$status" = 0 ]; then
+	echo "[       OK ] one line more"
+else
+	printf '%s\n[  FAILED  ] one line more\n' "$added"
+fi
 exit "$status"

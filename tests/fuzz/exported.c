@@ -4,7 +4,6 @@
 
 #include <errno.h>
 
-#include "transport/cuda/cuda.h"
 #include "transport/shm/wire.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

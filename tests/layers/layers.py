@@ -4,10 +4,6 @@
 
 layers.py includes TREE     no file includes a header of a layer above its own
 layers.py names TREE        no file of src/core names a transport
-
-Exceptions stand in known.txt ("FILE FOLDER") and known-names.txt ("FILE LINES"). An exception that is not
-listed fails, and so does one that is listed and gone.
-With --shrink the exceptions that are gone are taken off the list. Nothing adds to it but an editor.
 """
 import collections
 import pathlib
@@ -55,8 +51,6 @@ class Layers:
 
 
 def lines(path):
-    if not path.exists():
-        return []
     return [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
 
 
@@ -113,33 +107,14 @@ def find_names(tree, _layers):
     return found
 
 
-def shrink(path, found):
-    counts = dict(key.split(" ", 1) for key in found)
-    kept = []
-    for line in path.read_text().splitlines():
-        file, _, rest = line.partition(" ")
-        if line.startswith("#") or not line or line in found:
-            kept.append(line)
-        elif rest.isdigit() and int(counts.get(file, 0)) in range(1, int(rest)):
-            kept.append(f"{file} {counts[file]}")
-    path.write_text("".join(f"{line}\n" for line in kept))
-
-
 def main(what, tree):
-    here = tree / "tests/layers"
-    find, known = {"includes": (find_includes, here / "known.txt"),
-                   "names": (find_names, here / "known-names.txt")}[what]
-    found = find(tree, Layers(here / "layers.txt"))
-    if "--shrink" in sys.argv:
-        shrink(known, found)
-    listed = set(lines(known))
-    for key in sorted(set(found) - listed):
-        print(f"{key}: not allowed by tests/layers/layers.txt, nor listed in tests/layers/{known.name}")
+    find = {"includes": find_includes, "names": find_names}[what]
+    found = find(tree, Layers(tree / "tests/layers/layers.txt"))
+    for key in sorted(found):
+        print(f"{key}: not allowed by tests/layers/layers.txt")
         for reason in found[key]:
             print(f"\t{reason}")
-    for key in sorted(listed - set(found)):
-        print(f"{key}: is gone; take it off tests/layers/{known.name} (tests/layers/layers.py {what} . --shrink)")
-    return 0 if listed == set(found) else 1
+    return 1 if found else 0
 
 
 if __name__ == "__main__":

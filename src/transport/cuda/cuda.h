@@ -16,6 +16,8 @@
 #include <stdint.h>
 #include <stdio.h>
 
+#include <wherry/error.h>
+
 #include "gpu/region-window.h"
 #include "gpu/stream.h"
 #include "memory/memory.h"

@@ -128,7 +128,8 @@ env -u WHERRY_KEYFILE WHERRY_KEY="$key" timeout 20 "$wherry" explain "$url" \
 	>"$directory/out" 2>"$directory/err"
 judge "the same key from the environment" $?
 
-! WHERRY_KEYFILE=$directory/other reach && says "does not hold this engine's key" && says "$directory/other"
+! WHERRY_KEYFILE=$directory/other reach && says "does not hold this engine's key" &&
+	says "$directory/other"
 judge "the key of another cluster is refused, and where it is from is told" $?
 
 ! WHERRY_KEY=$key reach && says "one key is enough"
