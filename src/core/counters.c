@@ -231,8 +231,7 @@ void wh_count_session_left(struct wh_session *session)
 	count_fold(&served->requests, &served->flushed_requests, &statistics->served_requests);
 }
 
-/* ---- reporting --------------------------------------------------------------------------------
- */
+/* ---- reporting ------------------------------------------------------------------------------- */
 
 static void latency_report(struct wh_latency *out, const struct wh_latency_statistics *from)
 {

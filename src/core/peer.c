@@ -55,8 +55,7 @@ void wh_peer_refuse(struct wh_peer *peer, enum wh_transport_id id, const char *w
 		    why);
 }
 
-/* ---- transports and state
- * ----------------------------------------------------------------------------- */
+/* ---- transports and state -------------------------------------------------------------------- */
 
 void wh_peer_open_transports(struct wh_peer *peer)
 {

@@ -154,8 +154,7 @@ static bool trial_measure(const struct trial *trial, struct wh_probed *out)
 	return true;
 }
 
-/* ---- what is read, and into what
- * ------------------------------------------------------------------ */
+/* ---- what is read, and into what ------------------------------------------------------------- */
 
 static bool probe_is_long_enough(const struct wh_region_entry *entry)
 {

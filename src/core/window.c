@@ -230,8 +230,7 @@ int wh_window_flush(struct wh_window *window)
 	return error;
 }
 
-/* ---- information --------------------------------------------------------------------------------
- */
+/* ---- information ----------------------------------------------------------------------------- */
 
 int wh_window_info(struct wh_window *window, struct wh_window_info *info)
 {

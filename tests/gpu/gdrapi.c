@@ -68,8 +68,7 @@ static void load(const char *path)
 	look_up(library, "gdr_get_attribute", &api.attribute);
 }
 
-/* ---- before CUDA is there ----------------------------------------------------------------------
- */
+/* ---- before CUDA is there -------------------------------------------------------------------- */
 
 /* What a child has to say, by its exit status. */
 static int in_child(int (*run)(const char *), const char *argument)
@@ -125,8 +124,7 @@ static void queries(void)
 	CHECK(forked_dmabuf == 0);
 }
 
-/* ---- copies ------------------------------------------------------------------------------------
- */
+/* ---- copies ---------------------------------------------------------------------------------- */
 
 /* [address, address+length) from both sides, by a mapping of the pages around it. */
 static void round_trip(uint64_t address, size_t length)

@@ -195,8 +195,7 @@ int stress(double seconds)
 	return failed || nothing_left(NULL);
 }
 
-/* ---- callbacks against who asks for them -------------------------------------------------------
- */
+/* ---- callbacks against who asks for them ----------------------------------------------------- */
 
 struct freeing {
 	sem_t begin;

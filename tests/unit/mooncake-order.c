@@ -172,8 +172,7 @@ static void open_gate(int fd)
 	close(fd);
 }
 
-/* ---- writes of which a part has come ----------------------------------------------------------
- */
+/* ---- writes of which a part has come --------------------------------------------------------- */
 
 static void do_nothing(void *argument)
 {
@@ -364,8 +363,7 @@ static void half__gone(void **state)
 	start(state);
 }
 
-/* ---- what has come while the server did something else ----------------------------------------
- */
+/* ---- what has come while the server did something else --------------------------------------- */
 
 #define OLD 8 /* connections, which are used again and again */
 #define ALL 12
@@ -457,8 +455,7 @@ static void order__read_behind_a_write(void **state)
 	}
 }
 
-/* ---- without sockets, and with a clock of its own -----------------------------------------------
- */
+/* ---- without sockets, and with a clock of its own -------------------------------------------- */
 
 static void turns__bounds(void **state)
 {

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- *
  * rdma, owner: stage GPU memory that no NIC of ours reaches. A session has a bounce buffer, slots
  * of pinned memory that its peer's NICs read and write. By COPY the peer asks us to copy between a
  * slot and regions; a copy is done when the bytes are in GPU memory.

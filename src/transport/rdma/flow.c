@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- *
  * rdma: post work requests, poll for completions. All of it is under rdma_peer.lock, unless a
  * function says otherwise.
  */

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- *
  * rdma: make what NICs have written to GPU memory visible to the GPU before a fragment is done.
  *
  * A NIC acknowledges a write once it is in flight over PCIe. Some GPUs order such writes before

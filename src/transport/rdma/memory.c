@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- *
  * rdma: MRs of local regions, and the keys of a peer's regions.
  *
  * A region is registered with a NIC when it is first used with it, by us or for a peer, until it is

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- *
  * rdma, initiator: notifications that our NIC writes into the owner's receive ring, by an RDMA
  * write with an immediate, which completes a receive at the owner.
  *

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- *
  * rdma: who polls. A thread that waits for a batch, or polls it, sees completions without an event.
  * Asking for an event costs a system call where the kernel does the NIC's work, and wakes a thread
  * for nothing. So a small fragment, of a batch that signals nobody by itself, counts as polled: its

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- *
  * rdma: is_reachable, can bytes move between two regions? Called while a batch is planned, on the
  * submitter's thread, which waits for what is missing: connections, registrations, the owner's
  * keys. "Under the lock" means rdma_peer.lock.

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- *
  * rdma, owner: the receive ring, memory that one session's initiator writes notifications to, and
  * the checks of what its immediates announce. The initiator may write anything at any time: copy
  * before checking; an invalid notification ends the initiator's own session.

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- *
  * rdma: stage GPU memory that no endpoint's NIC reaches. Its bytes go through slots of pinned
  * memory, a few at a time, so that GPU and NICs work at the same time. For local memory these are
  * slots of our own, registered with the NICs of all endpoints; for the peer's memory they are slots

@@ -49,8 +49,9 @@ bool rdma_stage_cancel(struct rdma_peer *rdma, const struct wh_fragment *fragmen
 /* Deregister the slots of pinned memory. */
 void rdma_stage_close(struct rdma *rdma);
 
-/* ---- flush.c -----------------------------------------------------------------------------------
- * A NIC may complete a write before the GPU can see the bytes. Where CUDA says that it orders such
+/* ---- flush.c --------------------------------------------------------------------------------- */
+
+/* A NIC may complete a write before the GPU can see the bytes. Where CUDA says that it orders such
  * writes, nothing is needed; elsewhere the side that owns the memory flushes. */
 
 /* 0: the GPU needs no flush; 1: it needs one; -EOPNOTSUPP: it needs one, and has none. */

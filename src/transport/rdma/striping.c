@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- *
  * rdma: which endpoint takes how much of which fragment. All of it is under rdma_peer.lock.
  *
  * An endpoint takes a grain, some work requests with one doorbell, whenever it has room, so a fast

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- *
  * rdma, owner: what takes too long for loop 0, on a thread of its own: registering regions that
  * peers request, and flushing what they have written to a GPU. Loop 0 sends the answers.
  */

@@ -8,8 +8,7 @@
 
 #define LENGTH (3 * MIB + 17)
 
-/* ---- a server ---------------------------------------------------------------------------------
- */
+/* ---- a server -------------------------------------------------------------------------------- */
 
 struct server_of_bytes {
 	struct command command;
@@ -70,8 +69,7 @@ static void server_close(struct server_of_bytes *s)
 	directory_remove(s->directory);
 }
 
-/* ---- tests ------------------------------------------------------------------------------------
- */
+/* ---- tests ----------------------------------------------------------------------------------- */
 
 static mode_t mode_of(const struct server_of_bytes *s, const char *name)
 {

@@ -492,8 +492,7 @@ static void observer__knob(void **state)
 	want_true(strstr(wh_error_text(), "/nonexistent/here") != NULL, "the text names it");
 }
 
-/* ---- counting and looking at once -------------------------------------------------------------
- */
+/* ---- counting and looking at once ------------------------------------------------------------ */
 
 static struct fixture shared;
 static _Atomic bool stop;

@@ -10,8 +10,7 @@
 
 #define STAGED_THERE "their GPU memory: staged"
 
-/* ---- ways
- * ------------------------------------------------------------------------------------------ */
+/* ---- ways ------------------------------------------------------------------------------------ */
 
 static void way__into_a_gpu(void **state)
 {
@@ -118,8 +117,7 @@ static void way__blocks(void **state)
 	free(there);
 }
 
-/* ---- rails that break
- * ------------------------------------------------------------------------------ */
+/* ---- rails that break ------------------------------------------------------------------------ */
 
 static void rails__one_breaks(void **state)
 {
@@ -176,8 +174,7 @@ static void rails__last_breaks(void **state)
 	}
 }
 
-/* ---- cancelled, failed, gone
- * ----------------------------------------------------------------------- */
+/* ---- cancelled, failed, gone ----------------------------------------------------------------- */
 
 static void cancelled(uint32_t here)
 {
@@ -337,8 +334,7 @@ static void peer__killed(void **state)
 	fixture_close_initiator(&f);
 }
 
-/* ---- many
- * ------------------------------------------------------------------------------------------ */
+/* ---- many ------------------------------------------------------------------------------------ */
 
 /* A bounce buffer has four slots: batches take turns, and none starves. */
 static void many__batches(void **state)

@@ -43,8 +43,7 @@ static void *pull(void *argument)
 	return NULL;
 }
 
-/* ---- helpers ------------------------------------------------------------------------------------
- */
+/* ---- helpers --------------------------------------------------------------------------------- */
 
 static const char *const ways[] = { "transports=rdma,tcp", "timeout=1000", NULL };
 /* Emulated processors that move packets do not answer pings at once. */
@@ -158,8 +157,7 @@ static void want_rdma_again(struct fixture *f)
 	} while (!bytes);
 }
 
-/* ---- a connection that breaks
- * --------------------------------------------------------------------- */
+/* ---- a connection that breaks ---------------------------------------------------------------- */
 
 static void broken(int status, unsigned after, const char *word)
 {
@@ -311,8 +309,7 @@ static void silent__region_taken_back(void **state)
 	fixture_close(&f);
 }
 
-/* ---- a port that goes down
- * -------------------------------------------------------------------------- */
+/* ---- a port that goes down ------------------------------------------------------------------- */
 
 static void port__down_in_mid_batch(void **state)
 {
@@ -356,8 +353,7 @@ static void port__down_in_mid_batch(void **state)
 	fixture_close(&f);
 }
 
-/* ---- what is refused
- * ---------------------------------------------------------------------------------- */
+/* ---- what is refused ------------------------------------------------------------------------- */
 
 /* With the environment of the fake changed, a batch goes by tcp, and rdma says why. */
 static void refused(const char *name, const char *value, const char *ours, const char *word)
@@ -428,8 +424,7 @@ static void refused__peer_without(void **state)
 	fixture_close(&f);
 }
 
-/* ---- addressing
- * --------------------------------------------------------------------------------------- */
+/* ---- addressing ------------------------------------------------------------------------------ */
 
 static void addressed(const char *name, const char *value, const char *detail)
 {
@@ -469,8 +464,7 @@ static void chunks__many(void **state)
 	addressed("FAKE_VERBS_MR", "65536", "RoCE v2");
 }
 
-/* ---- costs --------------------------------------------------------------------------------------
- */
+/* ---- costs ----------------------------------------------------------------------------------- */
 
 /* One doorbell for many requests, and one completion for several. */
 static void costs__of_many_blocks(void **state)

@@ -6,8 +6,7 @@
  */
 #include "lib/duo.h"
 
-/* ---- ways
- * ------------------------------------------------------------------------------------------ */
+/* ---- ways ------------------------------------------------------------------------------------ */
 
 /* Like mlx5. */
 static void way__dma_buf(void **state)
@@ -101,8 +100,7 @@ static void way__many_keys(void **state)
 	       "their GPU memory: dmabuf");
 }
 
-/* ---- what is shared
- * -------------------------------------------------------------------------------- */
+/* ---- what is shared -------------------------------------------------------------------------- */
 
 static void shared__by_rights(void **state)
 {
@@ -138,8 +136,7 @@ static void shared__by_rights(void **state)
 	duo_close(&duo);
 }
 
-/* ---- relaxed ordering
- * ------------------------------------------------------------------------------ */
+/* ---- relaxed ordering ------------------------------------------------------------------------ */
 
 static uint64_t relaxed(const char *value)
 {
@@ -161,8 +158,7 @@ static void relaxed__as_the_knob_says(void **state)
 	want(0, relaxed("0"));
 }
 
-/* ---- refused, failed, freed
- * ------------------------------------------------------------------------ */
+/* ---- refused, failed, freed ------------------------------------------------------------------ */
 
 /* The third of many keys is refused: nothing of the others stays, and the next way is taken. */
 static void refused__in_the_middle(void **state)
@@ -329,8 +325,7 @@ static void freed__theirs(void **state)
 	duo_close(&duo);
 }
 
-/* ---- other GPUs: of a child, whose driver reads the environment itself
- * ------------------------------- */
+/* ---- other GPUs: of a child, whose driver reads the environment itself ----------------------- */
 
 static const struct route into_gpu = {
 	.name = "rdma", .listen = "127.0.0.1:0", .detail = "", .kind = WH_MEMORY_DEVICE

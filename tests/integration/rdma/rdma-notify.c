@@ -87,8 +87,7 @@ static void want_no_underrun(void)
 		  (unsigned long long)nics_underruns());
 }
 
-/* ---- as it should be
- * ------------------------------------------------------------------------------ */
+/* ---- as it should be ------------------------------------------------------------------------- */
 
 /* Bytes and notification with one doorbell, one completion; and nothing that goes to the owner by
  * TCP. */
@@ -252,8 +251,7 @@ static void after__a_flush(void **state)
 	fixture_close(&f);
 }
 
-/* ---- without a receive ring
- * -------------------------------------------------------------------- */
+/* ---- without a receive ring ------------------------------------------------------------------ */
 
 static void without(const char *memlock)
 {
@@ -346,8 +344,7 @@ static void refused__in_order(void **state)
 	proxy_stop(proxy);
 }
 
-/* ---- what breaks
- * ------------------------------------------------------------------------------------ */
+/* ---- what breaks ----------------------------------------------------------------------------- */
 
 /* The queue pair breaks once `passed` of write and notification have been done; `told`: the other
  * end has got what we are told has failed. Once the notification is there the bytes are, and nobody
@@ -516,8 +513,7 @@ static void cancelled__with_a_letter(void **state)
 	want_no_underrun();
 }
 
-/* ---- who goes
- * ---------------------------------------------------------------------------------------- */
+/* ---- who goes -------------------------------------------------------------------------------- */
 
 static void lost__owner_killed(void **state)
 {
@@ -591,8 +587,7 @@ static void lost__and_again(void **state)
 	want_no_underrun();
 }
 
-/* ---- several at work
- * ----------------------------------------------------------------------------------- */
+/* ---- several at work ------------------------------------------------------------------------- */
 
 enum { THREADS = 4, EACH = 3, ROUNDS = 40 };
 

@@ -24,8 +24,7 @@ static const struct route cables = { .name = "rdma",
 				     .kind = WH_MEMORY_PAGEABLE,
 				     .devices = true,
 				     .missing = missing_cables };
-/* ---- helpers ------------------------------------------------------------------------------------
- */
+/* ---- helpers --------------------------------------------------------------------------------- */
 
 static void nics_eight(void)
 {
@@ -118,8 +117,7 @@ static void want_rails(struct wh_batch *batch, unsigned rails_wanted)
 	} while (used != rails_wanted);
 }
 
-/* ---- sharing ------------------------------------------------------------------------------------
- */
+/* ---- sharing --------------------------------------------------------------------------------- */
 
 static void shared(const char *ours, const char *theirs, unsigned count, uint32_t op)
 {
@@ -225,8 +223,7 @@ static void share__by_network(void **state)
 	unsetenv("FAKE_VERBS_NETWORKS");
 }
 
-/* ---- a rail that fails in mid-batch
- * ---------------------------------------------------------------- */
+/* ---- a rail that fails in mid-batch ---------------------------------------------------------- */
 
 enum fault { STATUS, SILENCE, PORT };
 
@@ -432,8 +429,7 @@ static void broken__often(void **state)
 	fixture_close(&f);
 }
 
-/* ---- how many connections
- * ------------------------------------------------------------------------- */
+/* ---- how many connections -------------------------------------------------------------------- */
 
 static void bounded__knob(void **state)
 {
@@ -565,8 +561,7 @@ static void bounded__idle(void **state)
 	fixture_close(&f);
 }
 
-/* ---- gathering
- * ------------------------------------------------------------------------------------- */
+/* ---- gathering ------------------------------------------------------------------------------- */
 
 #define BLOCK 512u
 #define BLOCKS 1536u
@@ -635,8 +630,7 @@ static void gather__device_of_one(void **state)
 	gathered(WH_WRITE, "1", BLOCKS);
 }
 
-/* ---- in the lab
- * ------------------------------------------------------------------------------------ */
+/* ---- in the lab ------------------------------------------------------------------------------ */
 
 #define ROUNDS 3
 #define TIMED (4 * MIB)
@@ -770,8 +764,7 @@ static void cable__pulled(void **state)
 	fixture_close(&f);
 }
 
-/* ---- notifications
- * ------------------------------------------------------------------------------- */
+/* ---- notifications --------------------------------------------------------------------------- */
 
 /* What several rails carry is told of over the control connection, what one does by a letter on
  * that one; each once. */

@@ -13,8 +13,7 @@
 #define LENGTH (64 * KIB)
 #define OFF __attribute__((no_sanitize("address", "thread", "undefined")))
 
-/* ---- the clock
- * ----------------------------------------------------------------------------------- */
+/* ---- the clock ------------------------------------------------------------------------------- */
 
 /* Who has asked for the time: the library, which time. */
 static _Atomic unsigned int asked_steady, asked_wall;
@@ -72,8 +71,7 @@ OFF time_t time(time_t *out)
 	return t.tv_sec;
 }
 
-/* ---- what goes on all the same
- * -------------------------------------------------------------------- */
+/* ---- what goes on all the same --------------------------------------------------------------- */
 
 static _Atomic unsigned int lost;
 

@@ -162,8 +162,7 @@ static void network__bad(void **state)
 	close_pair(&pair, &f);
 }
 
-/* ---- the registry is on the other side
- * ----------------------------------------------------------- */
+/* ---- the registry is on the other side ------------------------------------------------------- */
 
 static pid_t start_registry(void)
 {

@@ -38,8 +38,7 @@ static bool has_logged(const char *one, const char *other)
 	return found;
 }
 
-/* ---- with the cluster key
- * --------------------------------------------------------------------------- */
+/* ---- with the cluster key -------------------------------------------------------------------- */
 
 struct pair {
 	struct wh_engine *owner, *initiator;
@@ -230,8 +229,7 @@ static void key__rotation(void **state)
 	want(0, wh_engine_close(c));
 }
 
-/* ---- with certificates
- * -------------------------------------------------------------------------------- */
+/* ---- with certificates ----------------------------------------------------------------------- */
 
 static const char make_them[] =
 	"set -e; cd %s; exec >out 2>&1\n"
@@ -451,8 +449,7 @@ static void certificate__key_with_a_password(void **state)
 	close(input);
 }
 
-/* ---- strangers
- * ------------------------------------------------------------------------------------------ */
+/* ---- strangers ------------------------------------------------------------------------------- */
 
 /* What is no TLS, or begins as if it were; others are served meanwhile. */
 static void stranger__bytes(void **state)

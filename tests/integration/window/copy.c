@@ -139,8 +139,7 @@ static unsigned run_each(void)
 	return failed;
 }
 
-/* ---- small accesses are one access ------------------------------------------------------------
- */
+/* ---- small accesses are one access ----------------------------------------------------------- */
 
 static _Atomic bool stop;
 
@@ -210,8 +209,7 @@ static unsigned run_tearing(void)
 	return failed;
 }
 
-/* ---- choosing ---------------------------------------------------------------------------------
- */
+/* ---- choosing -------------------------------------------------------------------------------- */
 
 static void expect(struct wh_copy copy, const char *put, const char *get)
 {

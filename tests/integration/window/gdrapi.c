@@ -146,8 +146,7 @@ static gdr_info_v2_t info(gdr_mh_t mh)
 	return out;
 }
 
-/* ---- loading ----------------------------------------------------------------------------------
- */
+/* ---- loading --------------------------------------------------------------------------------- */
 
 /* What NCCL, NVSHMEM and libfabric do, each in its way. */
 static void load__as_peers_do(void **state)
@@ -201,8 +200,7 @@ static void open__nothing_there(void **state)
 	fake_nvidia_fail(FAKE_NVIDIA_OPEN, 0, 0);
 }
 
-/* ---- pinning ----------------------------------------------------------------------------------
- */
+/* ---- pinning --------------------------------------------------------------------------------- */
 
 static void pin__any_alignment(void **state)
 {
@@ -477,8 +475,7 @@ static void pin__thousands(void **state)
 	free(all);
 }
 
-/* ---- mapping ----------------------------------------------------------------------------------
- */
+/* ---- mapping --------------------------------------------------------------------------------- */
 
 static void map__twice_and_not(void **state)
 {
@@ -587,8 +584,7 @@ static void map__two_of_the_same(void **state)
 	assert_int_equal(api.gdr_unpin_buffer(g, b), 0);
 }
 
-/* ---- copying ----------------------------------------------------------------------------------
- */
+/* ---- copying --------------------------------------------------------------------------------- */
 
 static void copy__bounds(void **state)
 {
@@ -627,8 +623,7 @@ static void copy__every_offset(void **state)
 	assert_int_equal(api.gdr_unpin_buffer(g, mh), 0);
 }
 
-/* ---- what holds, and what ends ----------------------------------------------------------------
- */
+/* ---- what holds, and what ends --------------------------------------------------------------- */
 
 static void attribute__truth(void **state)
 {
@@ -710,8 +705,7 @@ static void fork__child_closes(void **state)
 	assert_int_equal(api.gdr_unpin_buffer(g, mh), 0);
 }
 
-/* ---- threads ----------------------------------------------------------------------------------
- */
+/* ---- threads --------------------------------------------------------------------------------- */
 
 static void *pin_and_unpin(void *arg)
 {
@@ -861,8 +855,7 @@ static void window__of_neighbours(void **state)
 	assert_int_equal(wh_engine_close(engine), 0);
 }
 
-/* ---- all --------------------------------------------------------------------------------------
- */
+/* ---- all ------------------------------------------------------------------------------------- */
 
 static void load(void)
 {

@@ -92,8 +92,7 @@ static struct fake_nvidia state_now(void)
 	return state;
 }
 
-/* ---- a fresh engine for each test -------------------------------------------------------------
- */
+/* ---- a fresh engine for each test ------------------------------------------------------------ */
 
 static int begin(void **state)
 {
@@ -171,8 +170,7 @@ static void use(struct wh_window *window, uint64_t address)
 	assert_string_equal(got, "from the GPU");
 }
 
-/* ---- what is promised -------------------------------------------------------------------------
- */
+/* ---- what is promised ------------------------------------------------------------------------ */
 
 static void open__by_default(void **state)
 {
@@ -330,8 +328,7 @@ static void staged__only_if_asked_for(void **state)
 	assert_int_equal(wh_window_close(window), 0);
 }
 
-/* ---- refusals ---------------------------------------------------------------------------------
- */
+/* ---- refusals -------------------------------------------------------------------------------- */
 
 static void open__arguments(void **state)
 {
@@ -496,8 +493,7 @@ static void fork__child_has_none(void **state)
 	assert_int_equal(wh_window_close(window), 0);
 }
 
-/* ---- the NVIDIA driver fails ------------------------------------------------------------------
- */
+/* ---- the NVIDIA driver fails ----------------------------------------------------------------- */
 
 static void rm__each_step_fails(void **state)
 {
@@ -705,8 +701,7 @@ static void rm__import_of_an_unknown_version(void **state)
 	assert_int_equal(wh_window_close(window), 0);
 }
 
-/* ---- libcuda's slot ---------------------------------------------------------------------------
- */
+/* ---- libcuda's slot -------------------------------------------------------------------------- */
 
 /* Where libcuda keeps the address of ioctl(). */
 static uintptr_t *slot(void)
