@@ -63,6 +63,7 @@ struct bench {
 	size_t length;
 	_Atomic bool stop;
 	_Atomic uint64_t rounds; /* of the thread that moves bytes */
+	_Atomic bool broken; /* that thread has ended with an error */
 };
 
 static int complain(const char *what, int error)
@@ -212,8 +213,13 @@ static void *keep_moving(void *arg)
 	for (uint32_t i = 0; !atomic_load(&bench->stop); i++) {
 		const struct link *link = &bench->links[i / 4 % bench->peers];
 
-		if (batch_run(link->batch[i % 4]))
+		int error = batch_run(link->batch[i % 4]);
+
+		if (error) {
+			complain("a batch", error);
+			atomic_store(&bench->broken, true);
 			break;
+		}
 		atomic_fetch_add(&bench->rounds, 1);
 	}
 	return NULL;
@@ -415,17 +421,22 @@ static int scrape_run(struct bench *bench, const char *directory)
 		return complain("the limit's server", errno);
 	for (int moving = 0; moving < 2 && !code; moving++) {
 		struct figures figures = { .worst = 0 };
-		double begun = now_ms(), seconds;
+		double begun, seconds;
 
 		if (moving && pthread_create(&mover, NULL, keep_moving, bench))
 			return complain("a thread", EAGAIN);
+		/* On a busy machine the thread may be scheduled late: bytes move from the first
+		 * scrape on. */
+		while (moving && !atomic_load(&bench->rounds) && !atomic_load(&bench->broken))
+			usleep(100);
+		begun = now_ms();
 		code = scrape_measure(bench, ntohs(address.sin_port), &figures);
 		seconds = (now_ms() - begun) / 1e3;
 		atomic_store(&bench->stop, true);
 		if (moving)
 			pthread_join(mover, NULL);
 		atomic_store(&bench->stop, false);
-		code = code || answer_check(bench, &lines);
+		code = code || atomic_load(&bench->broken) || answer_check(bench, &lines);
 		printf("%s %u peers, %zu bytes: %.1f ms (%.1f in the worst of %d sets, at most "
 		       "%.1f), limit %.1f ms, "
 		       "asked are %.0f\n",

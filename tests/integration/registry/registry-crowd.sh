@@ -287,6 +287,7 @@ busy() # COUNT
 }
 
 busy 2
+: >serve.out # the other server's URL is still in it
 timeout 60 "$wherry" serve -v -m host:64KiB -n node7 -l 127.0.0.1:0 -c "registry=$url" \
 	-c lease=1500ms >serve.out 2>serve.err &
 wait_for serve.out wherry:// && { [ "$(grep -c busy busy.out)" = 2 ] || { cat busy.out serve.err &&
