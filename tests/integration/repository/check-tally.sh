@@ -26,6 +26,18 @@ skipped	plain: parts: etcd: there is no etcd here	./plain-parts.log
 failed	plain: bad	./plain-bad.log"
 [ "$(cat out)" = "$wanted" ] || { cat out; false; }
 verdict "tests of meson" $?
+
+# meson test --repeat runs the same command again.
+log parts OK 0 "[       OK ] one\\n" "" >>testlog.json
+python3 "$tally" meson testlog.json plain . >out
+! grep 'two tests' out
+verdict "a test that is repeated" $?
+log parts OK 0 "[       OK ] two\\n" "" | sed 's/{/{"command": ["another"], /' >>testlog.json
+python3 "$tally" meson testlog.json plain . >out
+[ "$(grep 'two tests' out)" = \
+	"failed	plain: parts: the name of two tests	./plain-parts.log" ]
+verdict "two tests of one name" $?
+
 printf 'no virtual machine here\n' >lab.log
 [ "$(python3 "$tally" output 77 lab lab.log)" = \
 	"skipped	lab: no virtual machine here	lab.log" ]

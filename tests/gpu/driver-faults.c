@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The binding on a driver that fails: faults DRIVER, with the fake driver of tests/fake. Each case
- * is a process of its own, since a driver reads the environment once.
+ * The CUDA binding on a driver that fails: driver-faults DRIVER, with the fake driver of
+ * tests/fake. Each case is a process of its own, since a driver reads the environment once.
  */
 #include <dlfcn.h>
 #include <errno.h>
