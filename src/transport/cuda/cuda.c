@@ -17,8 +17,7 @@
 #include "transport/transport.h"
 #include "util/error.h"
 
-/* ---- engine ------------------------------------------------------------------------------------
- */
+/* ---- engine ---------------------------------------------------------------------------------- */
 
 static int cuda_engine_open(struct wh_engine *engine, void **state)
 {
@@ -42,7 +41,7 @@ static void cuda_engine_close(struct wh_engine *engine, void *state)
 	free(mappings);
 }
 
-/* No batch uses the region, and no peer. */
+/* Neither a batch nor a peer uses the region any more. */
 static void cuda_region_closed(struct wh_engine *engine, void *state, struct wh_region *region)
 {
 	struct wh_device_mappings *mappings = state;
@@ -55,14 +54,13 @@ static void cuda_region_closed(struct wh_engine *engine, void *state, struct wh_
 	mapping = atomic_exchange(&region->transport[WH_TRANSPORT_CUDA], NULL);
 	if (mapping) {
 		wh_pin_leave(mappings, mapping);
-		wh_view_free(mappings, mapping);
+		wh_device_mapping_free(mappings, mapping);
 	}
 	wh_pins_release(mappings);
 	pthread_mutex_unlock(&mappings->lock);
 }
 
-/* ---- peers -------------------------------------------------------------------------------------
- */
+/* ---- peers ----------------------------------------------------------------------------------- */
 
 static int cuda_peer_open(struct wh_peer *peer, void **state, char why[WH_REFUSAL])
 {
@@ -89,7 +87,8 @@ static void cuda_peer_close(struct wh_peer *peer, void *state)
 	free(cuda);
 }
 
-/* What is under way ends by itself, and soon: GPUs wait for nobody. It then fails. */
+/* What is in flight ends by itself, and soon, as GPUs wait for no peer. wh_cuda_verify() then lets
+ * it fail. */
 static void cuda_peer_lost(struct wh_peer *peer, void *state, int error, const char *text)
 {
 	struct wh_cuda_peer *cuda = state;
@@ -127,15 +126,14 @@ static void cuda_region_gone(struct wh_peer *peer, void *state, struct wh_remote
 	if (!mapping)
 		return;
 	pthread_mutex_lock(&mappings->lock);
-	wh_view_free(mappings, mapping);
+	wh_device_mapping_free(mappings, mapping);
 	pthread_mutex_unlock(&mappings->lock);
 }
 
-/* ---- planning ----------------------------------------------------------------------------------
- */
+/* ---- planning -------------------------------------------------------------------------------- */
 
-/* Can each side be moved to or from pinned memory by this process? */
-static bool stageable(const struct wh_device_mapping *mapping)
+/* Can this process copy between the mapping and pinned memory? */
+static bool mapping_is_stageable(const struct wh_device_mapping *mapping)
 {
 	return mapping->host || (mapping->device &&
 				 (mapping->managed || mapping->context ||
@@ -143,16 +141,14 @@ static bool stageable(const struct wh_device_mapping *mapping)
 }
 
 /* Make what work between the two needs, and measure it, before the first fragment comes. */
-static int prepare(struct wh_device_mappings *mappings, const struct wh_gpu_path *path,
-		   const struct wh_device_mapping *local,
-		   const struct wh_region_entry *remote_entry,
-		   const struct wh_device_mapping *remote, char why[WH_REFUSAL])
+static int path_prepare(struct wh_device_mappings *mappings, const struct wh_gpu_path *path,
+			const struct wh_region_entry *remote_entry,
+			const struct wh_device_mapping *remote, char why[WH_REFUSAL])
 {
 	struct wh_gpu_stream *stream;
 	bool readable = remote_entry->access & WH_ACCESS_READ;
 	int error;
 
-	(void)local;
 	for (int urgent = 0; urgent < 2; urgent++) {
 		error = wh_gpus_stream(mappings->gpus, path->device, path->context, path->way,
 				       urgent, &stream);
@@ -184,7 +180,7 @@ static int cuda_is_reachable(struct wh_peer *peer, void *state,
 		snprintf(why, WH_REFUSAL, "neither side is a GPU's memory");
 		return -ENXIO;
 	}
-	/* A GPU's side first: it says by which GPU's context host memory is pinned. */
+	/* The GPU's side first: it decides in which GPU's context host memory is pinned. */
 	error = wh_kind_on_host(entry->kind) ? 0 : wh_cuda_remote(cuda, entry, &remote, why);
 	if (!error)
 		error = wh_device_mapping_local(cuda->mappings, region, &local, why);
@@ -193,20 +189,19 @@ static int cuda_is_reachable(struct wh_peer *peer, void *state,
 	if (error)
 		return error;
 	if (wh_path_make(cuda->mappings, local, remote, op, &path, why))
-		return prepare(cuda->mappings, &path, local, entry, remote, why);
-	if (!stageable(local) || !stageable(remote))
+		return path_prepare(cuda->mappings, &path, entry, remote, why);
+	if (!mapping_is_stageable(local) || !mapping_is_stageable(remote))
 		return -EOPNOTSUPP;
 	wh_cuda_stage_prepare(cuda->mappings->gpus, local, remote, op);
 	return 0;
 }
 
-/* ---- moving ------------------------------------------------------------------------------------
- */
+/* ---- moving ---------------------------------------------------------------------------------- */
 
 static void cuda_submit(struct wh_peer *peer, void *state, struct wh_fragment *fragment)
 {
 	(void)peer;
-	wh_fail_begin(); /* what fails belongs to the batch */
+	wh_fail_begin(); /* errors belong to the batch, not to the call that submits it */
 	if (!wh_cuda_few(state, fragment))
 		wh_cuda_move(state, fragment);
 	wh_fail_end(0);
@@ -220,7 +215,7 @@ static void cuda_progress(struct wh_peer *peer, void *state, struct wh_batch *ba
 			 deadline);
 }
 
-/* The fragment says that it is cancelled; what has not been put on a stream is not going to be. */
+/* fragment.cancelled is set already: parts that are not on a stream yet look at it. */
 static void cuda_cancel(struct wh_peer *peer, void *state, struct wh_fragment *fragment)
 {
 	(void)peer;
@@ -228,14 +223,13 @@ static void cuda_cancel(struct wh_peer *peer, void *state, struct wh_fragment *f
 	(void)fragment;
 }
 
-/* ---- explaining --------------------------------------------------------------------------------
- */
+/* ---- explaining ------------------------------------------------------------------------------ */
 
 /* The stream of a fragment. NULL: it is staged, or the driver gives none. */
-static struct wh_gpu_stream *stream_of(const struct wh_fragment *fragment,
-				       const struct wh_device_mapping *local,
-				       const struct wh_device_mapping *remote, struct wh_gpus *gpus,
-				       bool *staged)
+static struct wh_gpu_stream *fragment_stream(const struct wh_fragment *fragment,
+					     const struct wh_device_mapping *local,
+					     const struct wh_device_mapping *remote,
+					     struct wh_gpus *gpus, bool *staged)
 {
 	struct wh_gpu_path path;
 	struct wh_gpu_stream *stream;
@@ -247,14 +241,15 @@ static struct wh_gpu_stream *stream_of(const struct wh_fragment *fragment,
 	return stream;
 }
 
-static void tell(const struct wh_fragment *fragment, const struct wh_device_mapping *local,
-		 const struct wh_device_mapping *remote, struct wh_gpus *gpus, char *out,
-		 size_t size)
+static void describe_fragment(const struct wh_fragment *fragment,
+			      const struct wh_device_mapping *local,
+			      const struct wh_device_mapping *remote, struct wh_gpus *gpus,
+			      char *out, size_t size)
 {
 	static const char *const ways[WH_BLOCKS_WAYS] = { "push", "pull", "to host", "from host",
 							  "within" };
 	bool staged, kernel;
-	struct wh_gpu_stream *stream = stream_of(fragment, local, remote, gpus, &staged);
+	struct wh_gpu_stream *stream = fragment_stream(fragment, local, remote, gpus, &staged);
 
 	if (staged) {
 		snprintf(out, size, "staged: %.*s", (int)size - 9,
@@ -273,11 +268,11 @@ static void tell(const struct wh_fragment *fragment, const struct wh_device_mapp
 		 stream->gpu->device->ordinal, ways[stream->way]);
 }
 
-/* Somebody who looks at fragments by the views of their first transfer or base. */
-struct look {
-	bool (*each)(struct look *look, const struct wh_fragment *fragment,
+/* A walk over a batch's fragments, with the mappings of each one's first transfer or base. */
+struct mapping_walk {
+	bool (*each)(struct mapping_walk *mapping_walk, const struct wh_fragment *fragment,
 		     const struct wh_device_mapping *local,
-		     const struct wh_device_mapping *remote); /* false: that is enough */
+		     const struct wh_device_mapping *remote); /* false: stop */
 	struct wh_cuda_peer *cuda;
 	struct wh_gpus *gpus;
 	char *text;
@@ -285,9 +280,9 @@ struct look {
 	struct wh_estimate *estimate;
 };
 
-/* True: all fragments of ours have been seen. */
-static bool look_at(struct wh_peer *peer, void *state, const struct wh_batch *batch,
-		    struct look *look)
+/* True: no `each` has stopped the walk. */
+static bool batch_walk(struct wh_peer *peer, void *state, const struct wh_batch *batch,
+		       struct mapping_walk *mapping_walk)
 {
 	struct wh_region_table *entries = wh_peer_is_self(peer) ?
 						  wh_engine_regions(wh_peer_engine(peer)) :
@@ -296,9 +291,9 @@ static bool look_at(struct wh_peer *peer, void *state, const struct wh_batch *ba
 	struct wh_fragment *fragment = NULL;
 	bool more = true;
 
-	look->cuda = cuda;
-	look->gpus = wh_engine_gpus(wh_peer_engine(peer));
-	/* A region of ours that goes meanwhile takes its view along under this lock. */
+	mapping_walk->cuda = cuda;
+	mapping_walk->gpus = wh_engine_gpus(wh_peer_engine(peer));
+	/* Under this lock no region of ours is unregistered, which would free its mapping. */
 	pthread_mutex_lock(&cuda->mappings->lock);
 	while (more && (fragment = wh_batch_fragment(batch, WH_TRANSPORT_CUDA, fragment))) {
 		struct wh_cuda_op op = { .cuda = cuda, .fragment = fragment };
@@ -311,26 +306,30 @@ static bool look_at(struct wh_peer *peer, void *state, const struct wh_batch *ba
 			continue;
 		wh_cuda_mappings(&op, fragment->first, &local, &remote);
 		if (local && remote)
-			more = look->each(look, fragment, local, remote);
+			more = mapping_walk->each(mapping_walk, fragment, local, remote);
 		wh_region_entry_leave(entry);
 	}
 	pthread_mutex_unlock(&cuda->mappings->lock);
 	return more;
 }
 
-static bool tell_first(struct look *look, const struct wh_fragment *fragment,
-		       const struct wh_device_mapping *local,
-		       const struct wh_device_mapping *remote)
+static bool walk_describe_first(struct mapping_walk *mapping_walk,
+				const struct wh_fragment *fragment,
+				const struct wh_device_mapping *local,
+				const struct wh_device_mapping *remote)
 {
-	tell(fragment, local, remote, look->gpus, look->text, look->size);
-	return !*look->text;
+	describe_fragment(fragment, local, remote, mapping_walk->gpus, mapping_walk->text,
+			  mapping_walk->size);
+	return !*mapping_walk->text;
 }
 
 /* What moves the first fragment. */
 static void cuda_describe_how(struct wh_peer *peer, void *state, const struct wh_batch *batch,
 			      char *out, size_t size)
 {
-	struct look look = { .each = tell_first, .text = out, .size = size };
+	struct mapping_walk mapping_walk = { .each = walk_describe_first,
+					     .text = out,
+					     .size = size };
 	const struct wh_fragment *fragment = NULL;
 
 	while ((fragment = wh_batch_fragment(batch, WH_TRANSPORT_CUDA, fragment))) {
@@ -341,49 +340,54 @@ static void cuda_describe_how(struct wh_peer *peer, void *state, const struct wh
 			return;
 		}
 	}
-	look_at(peer, state, batch, &look);
+	batch_walk(peer, state, batch, &mapping_walk);
 }
 
-static bool tell_without(struct look *look, const struct wh_fragment *fragment,
-			 const struct wh_device_mapping *local,
-			 const struct wh_device_mapping *remote)
+static bool walk_describe_kernels(struct mapping_walk *mapping_walk,
+				  const struct wh_fragment *fragment,
+				  const struct wh_device_mapping *local,
+				  const struct wh_device_mapping *remote)
 {
 	(void)fragment;
-	return !wh_gpus_describe(look->gpus, local->device, look->text, look->size) &&
-	       !wh_gpus_describe(look->gpus, remote->device, look->text, look->size);
+	return !wh_gpus_describe(mapping_walk->gpus, local->device, mapping_walk->text,
+				 mapping_walk->size) &&
+	       !wh_gpus_describe(mapping_walk->gpus, remote->device, mapping_walk->text,
+				 mapping_walk->size);
 }
 
 static void cuda_describe(struct wh_peer *peer, void *state, const struct wh_batch *batch,
 			  struct wh_description *out)
 {
 	/* Why there is no kernel, where one would be better. */
-	struct look look = { .each = tell_without,
-			     .text = out->memory,
-			     .size = sizeof(out->memory) };
+	struct mapping_walk mapping_walk = { .each = walk_describe_kernels,
+					     .text = out->memory,
+					     .size = sizeof(out->memory) };
 
 	cuda_describe_how(peer, state, batch, out->how, sizeof(out->how));
-	look_at(peer, state, batch, &look);
+	batch_walk(peer, state, batch, &mapping_walk);
 }
 
-static bool add_estimate(struct look *look, const struct wh_fragment *fragment,
-			 const struct wh_device_mapping *local,
-			 const struct wh_device_mapping *remote)
+static bool walk_estimate(struct mapping_walk *mapping_walk, const struct wh_fragment *fragment,
+			  const struct wh_device_mapping *local,
+			  const struct wh_device_mapping *remote)
 {
 	uint64_t length = fragment->transfers ? fragment->bytes / fragment->transfers : 0;
 	bool staged;
-	struct wh_gpu_stream *stream = stream_of(fragment, local, remote, look->gpus, &staged);
-	struct wh_estimate *estimate = look->estimate;
+	struct wh_gpu_stream *stream =
+		fragment_stream(fragment, local, remote, mapping_walk->gpus, &staged);
+	struct wh_estimate *estimate = mapping_walk->estimate;
 	struct wh_cuda_time ns;
 	double kernel, copies;
 	const char *backend;
 	uint32_t ctas;
 
-	if (wh_cuda_few_describe(look->cuda, fragment, false, &backend, &ns)) {
+	if (wh_cuda_few_describe(mapping_walk->cuda, fragment, false, &backend, &ns)) {
 		estimate->duration += (uint64_t)ns.ns;
 		estimate->measured = estimate->measured && ns.measured;
 		return true;
 	}
-	if (staged && length && wh_cuda_stage_time(fragment, local, remote, look->gpus, &ns)) {
+	if (staged && length &&
+	    wh_cuda_stage_time(fragment, local, remote, mapping_walk->gpus, &ns)) {
 		estimate->duration += (uint64_t)ns.ns;
 		estimate->measured = estimate->measured && ns.measured;
 		return true;
@@ -403,7 +407,7 @@ static bool add_estimate(struct look *look, const struct wh_fragment *fragment,
 static bool cuda_estimate(struct wh_peer *peer, enum wh_transport_id id,
 			  const struct wh_batch *batch, struct wh_estimate *out)
 {
-	struct look look = { .each = add_estimate, .estimate = out };
+	struct mapping_walk mapping_walk = { .each = walk_estimate, .estimate = out };
 	const struct wh_fragment *fragment = NULL;
 	const char *backend;
 
@@ -411,7 +415,7 @@ static bool cuda_estimate(struct wh_peer *peer, enum wh_transport_id id,
 	while (!wh_engine_inside(wh_peer_engine(peer)) &&
 	       (fragment = wh_batch_fragment(batch, id, fragment)))
 		wh_cuda_few_describe(wh_peer_transport(peer, id), fragment, true, &backend, NULL);
-	return look_at(peer, wh_peer_transport(peer, id), batch, &look);
+	return batch_walk(peer, wh_peer_transport(peer, id), batch, &mapping_walk);
 }
 
 /* On the same host GPUs reach each other's memory, if the unix socket is there to share it. */

@@ -32,51 +32,53 @@
 struct wh_remote_region;
 struct wh_segment;
 
-/* What something takes, from figures that were measured here or that are usual. */
+/* An estimate. */
 struct wh_cuda_time {
 	double ns;
-	bool measured;
+	bool measured; /* on this machine; else from usual figures */
 };
 
-/* ---- views ------------------------------------------------------------------------------------
- */
+/* ---- device mappings
+ * ----------------------------------------------------------------------------------- */
 
-/* A region as GPUs see it. Made when a batch first needs it; good until the region goes. */
+/* How GPUs reach a region. Made when a batch first needs it, freed when the region is unregistered.
+ */
 struct wh_device_mapping {
-	/* where it lies, or, managed memory, belongs; NULL: the host */
+	/* the GPU that it lies on; of managed memory, that it belongs to; NULL: host memory */
 	struct wh_cuda_device *device;
 	CUcontext context; /* that owns it; NULL: the primary one, or none */
-	uint64_t address; /* of the region's first byte, for kernels and copy engines; 0: staged
-			     only, or legacy: see wh_device_mapping_address() */
-	char *host; /* the same for the CPU; NULL: it does not reach it */
+	/* of the region's first byte, for kernels and copy engines; 0: staged only, or legacy: see
+	 * wh_device_mapping_address() */
+	uint64_t address;
+	char *host; /* the same for the CPU; NULL: the CPU does not reach it */
 	/* bit n: work in device n's primary context reaches `address` */
 	_Atomic uint64_t reached;
-	/* that was decided when it was mapped; else peer access can be switched on */
+	/* `reached` was decided when the memory was mapped; else peer access can be switched on */
 	bool fixed;
-	bool every; /* any context of any device does: pinned host memory */
-	bool managed; /* only the driver's own copies may touch it */
+	bool every; /* every context of every device reaches it: pinned host memory */
+	bool managed; /* only the driver's copies may access it */
 	char why[WH_REFUSAL]; /* why it is staged; "": it is not */
 
-	/* What has to be undone. */
-	void *pinned; /* host memory that was page-locked for it */
+	/* For undoing the mapping: */
+	void *pinned; /* host memory that was page-locked for the mapping */
 	uint64_t pinned_length;
 	uint64_t reserved, reserved_length; /* address space for memory of a peer */
-	uint64_t size; /* of it that is mapped */
+	uint64_t size; /* bytes of it that are mapped */
 	struct wh_legacy *legacy; /* memory of a peer, by cuIpcOpenMemHandle */
-	void *mapped; /* host memory of a peer, mapped for this view alone */
+	void *mapped; /* host memory of a peer, mapped for this mapping alone */
 	size_t mapped_length;
 };
 
-/* Legacy handles are opened for one device at a time, by each that uses the memory. */
+/* Memory of a legacy handle, which each device that uses it opens for itself. */
 struct wh_legacy {
 	struct wh_cuda_ipc_handle handle;
-	uint64_t skip; /* of the region in its allocation */
+	uint64_t skip; /* offset of the region in its allocation */
 	uint64_t size; /* of the allocation, as the owner says */
-	/* of the allocation, as each device calls it; 0: not opened */
+	/* address of the allocation for each device; 0: not opened */
 	uint64_t base[WH_CUDA_DEVICES];
 };
 
-/* The view's first byte as work in a context of this device calls it. */
+/* The address of the mapping's first byte for work in a context of this device. */
 static inline uint64_t wh_device_mapping_address(const struct wh_device_mapping *mapping,
 						 const struct wh_cuda_device *device)
 {
@@ -98,12 +100,12 @@ static inline int wh_cuda_refuse(char why[WH_REFUSAL], int error)
 }
 
 struct wh_device_mappings;
-/* A peer's region as the GPU that it lies on calls it here, which other GPUs' names for it are no
- * substitute for where the memory itself is looked for; 0: it does not. */
+/* The address that a peer's region has in this process for the GPU that it lies on. Addresses that
+ * other GPUs have for it do not tell where the memory is. 0: that GPU has not mapped it. */
 uint64_t wh_device_mapping_own(struct wh_device_mappings *mappings,
 			       struct wh_device_mapping *mapping);
 
-/* What goes between two views: by which GPU, and which way. */
+/* Which GPU copies between two mappings, and in which direction it does. */
 struct wh_gpu_path {
 	struct wh_cuda_device *device; /* NULL: staged */
 	CUcontext context;
@@ -114,18 +116,21 @@ struct wh_device_mappings {
 	struct wh_engine *engine;
 	struct wh_gpus *gpus;
 	pthread_mutex_t lock; /* making and undoing mappings; taken before engine.regions.lock */
-	struct wh_pin *_Atomic pins; /* that have outlived their region; written under the lock */
+	/* page-locked memory that has outlived its region; written under the lock */
+	struct wh_pin *_Atomic pins;
 };
 
-/* NULL: no memory, which `why` says. */
+/* NULL: no memory; `why` says so. */
 struct wh_device_mapping *wh_device_mapping_new(char why[WH_REFUSAL]);
-/* The view of a region of ours. 0, or a negative errno with the reason in `why`. */
+/* The mapping of a region of ours, made if need be. 0, or a negative errno with the reason in
+ * `why`. */
 int wh_device_mapping_local(struct wh_device_mappings *mappings, struct wh_region *region,
 			    struct wh_device_mapping **out, char why[WH_REFUSAL]);
 struct wh_cuda_peer;
 struct wh_region_entry;
-/* The view of the other side's region, which is entered; asks a peer the first time. -ESTALE: it is
- * not published any more. */
+/* The mapping of the remote region, which the caller has entered. Asks the peer the first time, and
+ * blocks for the answer. 0; -ESTALE: the region is not published any more; another negative errno.
+ * The reason is in `why`. */
 int wh_cuda_remote(struct wh_cuda_peer *cuda, struct wh_region_entry *entry,
 		   struct wh_device_mapping **out, char why[WH_REFUSAL]);
 /* Page-lock [start, start + length), so that GPUs reach it by the mapping. If that fails, the
@@ -133,116 +138,116 @@ int wh_cuda_remote(struct wh_cuda_peer *cuda, struct wh_region_entry *entry,
 void wh_pin_map(struct wh_device_mappings *mappings, struct wh_device_mapping *mapping, void *start,
 		uint64_t length, bool writable);
 void wh_pin_undo(struct wh_device_mappings *mappings, void *start);
-/* Regions may overlap, and one that was registered after another had been page-locked lives on
- * that. What was page-locked for a region stays so for as long as there is one that it overlaps.
- * Under mappings.lock: take it from the mapping of a region that goes; and give back what nobody
- * needs any more. */
+/* Regions may overlap: a region that is registered later uses memory that was page-locked for an
+ * earlier one. So memory stays page-locked as long as any region overlaps it. wh_pin_leave() takes
+ * it from the mapping of a region that is unregistered, wh_pins_release() unlocks what no region
+ * overlaps any more. Under mappings.lock. */
 void wh_pin_leave(struct wh_device_mappings *mappings, struct wh_device_mapping *mapping);
 void wh_pins_release(struct wh_device_mappings *mappings);
-/* Undo and free it. */
-void wh_view_free(struct wh_device_mappings *mappings, struct wh_device_mapping *mapping);
+/* Undo the mapping and free it. Under mappings.lock. */
+void wh_device_mapping_free(struct wh_device_mappings *mappings, struct wh_device_mapping *mapping);
 
-/* Let a GPU reach both sides if one can, and choose which. Slow where peer access has to be
- * switched on: while planning. False: it has to be staged; the reason goes to `why`. */
+/* Choose a GPU that reaches both sides, and switch on peer access where that is needed, which is
+ * slow: call it while planning. False: the bytes must be staged; the reason is in `why`. */
 bool wh_path_make(struct wh_device_mappings *mappings, struct wh_device_mapping *local,
 		  struct wh_device_mapping *remote, uint32_t op, struct wh_gpu_path *path,
 		  char why[WH_REFUSAL]);
-/* The same from what is known. */
+/* The same without switching anything on. */
 void wh_path_choose(const struct wh_device_mapping *local, const struct wh_device_mapping *remote,
 		    uint32_t op, struct wh_gpu_path *path);
 
-/* ---- exports: what a peer's memory comes as
- * ------------------------------------------------------ */
+/* ---- the owner: handles of our memory -------------------------------------------------------- */
 
-/* The owner: answer a request for the region's segments from `index` on. 0, or what sending said.
- */
+/* The transport's region_export. */
 int wh_cuda_export(struct wh_region *region, uint32_t index, int socket);
 
-/* The owner: what the GPU's kernel driver knows a segment as. A descriptor for the caller to close,
- * and where in it the segment begins. 0, or a negative errno with its text. */
+/* The NVIDIA kernel driver's object that a segment lies in: a descriptor that the caller closes,
+ * and the offset of the segment in it. 0, or a negative errno with its text. */
 int wh_cuda_object(struct wh_engine *engine, const struct wh_segment *segment, int *fd,
 		   uint64_t *offset);
 
-/* ---- moving ------------------------------------------------------------------------------------
- */
+/* ---- moving ---------------------------------------------------------------------------------- */
 
-/* One peer's part. */
+/* The transport's state for a peer. */
 struct wh_cuda_peer {
 	struct wh_device_mappings *mappings;
 	struct wh_peer *peer;
 	pthread_mutex_t lock;
-	int lost; /* 0, or why nothing can complete well now */
+	int lost; /* 0, or the error with which everything in flight fails */
 	char lost_text[WH_TEXT_MAX];
 };
 
-/* Ask the owner; waits for it. 0, or a negative errno with its text. */
+/* Ask the owner for the objects of a region, for a CPU window. Blocks for the answers. 0, or a
+ * negative errno with its text. */
 int wh_cuda_objects(struct wh_cuda_peer *cuda, struct wh_region_entry *entry,
 		    struct wh_window_objects *out);
 
 struct wh_cuda_op;
 
-/* Neighbouring transfers, or bases, of a fragment that go by one stream; or those that are staged.
- */
+/* Consecutive transfers, or bases, of a fragment that one stream moves; or that are staged. */
 struct wh_cuda_part {
 	struct wh_gpu_stream_job job;
 	struct wh_cuda_op *op;
 	struct wh_cuda_part *next;
 	struct wh_gpu_stream *stream; /* NULL: staged */
 	uint64_t first, end; /* transfers, or bases */
-	struct wh_cursor at; /* what has not been put on the stream yet; blocks: outer the base,
-				inner the block that a group of bases goes on with */
-	bool kernel; /* blocks: by the kernel */
-	struct wh_cached_lists *keeps; /* lists that this part has uploaded to stay */
-	bool loses; /* ... and which nobody else is to use */
+	/* What is not on the stream yet. Blocks by the kernel: `outer` is the next base, `inner`
+	 * the next block of the group of bases that begins there. */
+	struct wh_cursor at;
+	bool kernel; /* blocks: the kernel moves them, not copy engines */
+	struct wh_cached_lists *keeps; /* lists of offsets that this part has uploaded to be kept */
+	bool loses; /* another part has uploaded the same: free `keeps` with the part */
 	_Atomic int error;
 };
 
-/* A fragment under way. */
+/* A fragment in flight. */
 struct wh_cuda_op {
 	struct wh_cuda_peer *cuda;
 	struct wh_fragment *fragment;
-	_Atomic uint32_t left; /* parts that are not done, and one while they are started */
+	_Atomic uint32_t left; /* parts that are not done, plus one while parts are started */
 	struct wh_cuda_part *parts;
-	struct wh_region_entry **entries; /* that are entered */
+	struct wh_region_entry **entries; /* remote regions that it has entered */
 	size_t entry_count, entry_room;
 };
 
-/* Start a fragment. */
+/* Start a fragment. Any thread. */
 void wh_cuda_move(struct wh_cuda_peer *cuda, struct wh_fragment *fragment);
-/* The part has failed: says so for its transfers. */
+/* Record an error (negative) for all transfers of the part; the first one stays. */
 void wh_cuda_part_fail(struct wh_cuda_part *part, int error, const char *text);
-/* Nothing of the part is under way any more. */
+/* Nothing of the part is in flight any more. The part may be gone on return. */
 void wh_cuda_part_done(struct wh_cuda_part *part);
 
-/* The views of both sides of a transfer, or of a base. Their places are entered. */
+/* The mappings of both sides of a transfer, or of a base, whose regions are entered. */
 void wh_cuda_mappings(const struct wh_cuda_op *op, uint64_t index, struct wh_device_mapping **local,
 		      struct wh_device_mapping **remote);
-/* How the GPU calls the local side, whose CPU address, or name, that is. */
+/* The GPU's address for `address`, the application's, in a local region. */
 static inline uint64_t wh_device_mapping_at(const struct wh_device_mapping *mapping,
 					    const struct wh_region *region, const char *address)
 {
 	return mapping->address + ((uint64_t)(uintptr_t)address - region->entry.address);
 }
 
-/* Move a fragment of a few bytes by the CPU, where a window lets it reach the memory: it is done
- * when this returns. False: it does not go that way. */
+/* Move a fragment of a few bytes by the CPU, through region windows: it is done on return. False:
+ * nothing was moved, as it has too many bytes, or no window opens. */
 bool wh_cuda_few(struct wh_cuda_peer *cuda, struct wh_fragment *fragment);
-/* Would it, or did it, by what kind of window, and how long does it take (or NULL)? `open`: open
- * windows for it. */
+/* Does, or did, wh_cuda_few() move the fragment? Sets *backend to the kind of window, and *time
+ * (may be NULL) to how long it takes. `open`: open the windows for that. */
 bool wh_cuda_few_describe(struct wh_cuda_peer *cuda, const struct wh_fragment *fragment, bool open,
 			  const char **backend, struct wh_cuda_time *time);
-/* Has the way to the peer broken? */
+/* Is the peer lost? */
 bool wh_cuda_lost(struct wh_cuda_peer *cuda);
-/* What has been moved is worth nothing if it has, or if the peer has ended: the fragment fails. */
+/* Let the fragment fail if the peer is lost or its process has ended: its bytes may not have
+ * arrived.
+ */
 void wh_cuda_verify(struct wh_cuda_peer *cuda, struct wh_fragment *fragment);
 
-/* Move a part through pinned memory. */
+/* Move a part through staging slots. wh_cuda_part_done() follows. */
 void wh_cuda_stage(struct wh_cuda_part *part);
-/* Measure what a part that is staged between these goes by, if that has not been done; while
+/* Make and measure the streams for staging between these two, unless that is done: call it while
  * planning. */
 void wh_cuda_stage_prepare(struct wh_gpus *gpus, struct wh_device_mapping *local,
 			   struct wh_device_mapping *remote, uint32_t op);
-/* What such a fragment takes. False: not known. */
+/* How long a staged fragment takes. False: not known. */
 bool wh_cuda_stage_time(const struct wh_fragment *fragment, const struct wh_device_mapping *local,
 			const struct wh_device_mapping *remote, struct wh_gpus *gpus,
 			struct wh_cuda_time *out);

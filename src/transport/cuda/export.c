@@ -25,8 +25,7 @@
 
 _Static_assert(WH_EXPORTED_TEXT == WH_REFUSAL, "a reason fits");
 
-/* ---- exporting ---------------------------------------------------------------------------------
- */
+/* ---- exporting ------------------------------------------------------------------------------- */
 
 static int refuse(struct wh_exported *e, int error, const char *why)
 {

@@ -262,7 +262,7 @@ static int make_remote(struct wh_device_mappings *mappings, struct wh_shm_peer *
 		error = import_region(&import, shm, why);
 	}
 	if (error)
-		wh_view_free(mappings, mapping);
+		wh_device_mapping_free(mappings, mapping);
 	else
 		atomic_store_explicit(&region->transport[WH_TRANSPORT_CUDA], mapping,
 				      memory_order_release);

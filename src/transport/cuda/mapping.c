@@ -38,8 +38,7 @@ static void map_host(struct wh_device_mappings *mappings, struct wh_device_mappi
 	}
 }
 
-/* ---- a GPU's memory ----------------------------------------------------------------------------
- */
+/* ---- a GPU's memory -------------------------------------------------------------------------- */
 
 /* Which devices the mappings of cuMemCreate's memory admit. */
 static uint64_t admitted(struct wh_cuda *cuda, const struct wh_registration *registration)
@@ -131,7 +130,7 @@ static void close_legacy(struct wh_cuda *cuda, struct wh_legacy *legacy)
 	free(legacy);
 }
 
-void wh_view_free(struct wh_device_mappings *mappings, struct wh_device_mapping *mapping)
+void wh_device_mapping_free(struct wh_device_mappings *mappings, struct wh_device_mapping *mapping)
 {
 	struct wh_cuda *cuda = wh_gpus_cuda(mappings->gpus);
 	struct wh_cuda_scope scope;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The transport cuda: fragments to streams.
+ * The transport cuda: move fragments by GPU streams.
  *
- * A fragment is cut into parts, each for one stream. A part is put on its stream in turns: as much
- * as the stream's ring has room for, and the rest when that is done.
+ * A fragment is cut into parts, each for one stream. A part is submitted to its stream in turns: as
+ * much as the stream's ring has room for, and the rest when that has completed.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -23,23 +23,23 @@
 
 #define PAIRS 512 /* made at a time */
 
-/* ---- the sides of a transfer -------------------------------------------------------------------
- */
+/* ---- the sides of a transfer ----------------------------------------------------------------- */
 
-struct sides {
+struct transfer_sides {
 	struct wh_region *local;
 	uint64_t remote;
 };
 
-static struct sides sides_of(const struct wh_fragment *fragment, uint64_t index)
+static struct transfer_sides fragment_sides(const struct wh_fragment *fragment, uint64_t index)
 {
 	if (fragment->blocks)
-		return (struct sides){ fragment->blocks->bases[index].local,
-				       fragment->blocks->bases[index].remote };
-	return (struct sides){ fragment->items[index].local, fragment->items[index].remote };
+		return (struct transfer_sides){ fragment->blocks->bases[index].local,
+						fragment->blocks->bases[index].remote };
+	return (struct transfer_sides){ fragment->items[index].local,
+					fragment->items[index].remote };
 }
 
-static struct wh_region_table *remote_table(const struct wh_cuda_op *op)
+static struct wh_region_table *op_remote_table(const struct wh_cuda_op *op)
 {
 	struct wh_peer *peer = op->cuda->peer;
 
@@ -47,8 +47,8 @@ static struct wh_region_table *remote_table(const struct wh_cuda_op *op)
 				       wh_peer_regions(peer);
 }
 
-static struct wh_device_mapping *remote_mapping(const struct wh_cuda_op *op,
-						const struct wh_region_entry *entry)
+static struct wh_device_mapping *op_remote_mapping(const struct wh_cuda_op *op,
+						   const struct wh_region_entry *entry)
 {
 	if (wh_peer_is_self(op->cuda->peer))
 		return atomic_load_explicit(
@@ -62,16 +62,16 @@ static struct wh_device_mapping *remote_mapping(const struct wh_cuda_op *op,
 void wh_cuda_mappings(const struct wh_cuda_op *op, uint64_t index, struct wh_device_mapping **local,
 		      struct wh_device_mapping **remote)
 {
-	struct sides sides = sides_of(op->fragment, index);
+	struct transfer_sides transfer_sides = fragment_sides(op->fragment, index);
 
-	*local = atomic_load_explicit(&sides.local->transport[WH_TRANSPORT_CUDA],
+	*local = atomic_load_explicit(&transfer_sides.local->transport[WH_TRANSPORT_CUDA],
 				      memory_order_acquire);
-	*remote = remote_mapping(
-		op, wh_region_table_at(remote_table(op), wh_region_table_index(sides.remote)));
+	*remote = op_remote_mapping(
+		op, wh_region_table_at(op_remote_table(op),
+				       wh_region_table_index(transfer_sides.remote)));
 }
 
-/* ---- ending ------------------------------------------------------------------------------------
- */
+/* ---- ending ---------------------------------------------------------------------------------- */
 
 void wh_cuda_part_fail(struct wh_cuda_part *part, int error, const char *text)
 {
@@ -112,7 +112,7 @@ bool wh_cuda_lost(struct wh_cuda_peer *cuda)
 	return lost;
 }
 
-/* A copy into mapped memory of a process that has ended succeeds as well as any other. */
+/* A copy into mapped memory succeeds also after the owner's process has ended. */
 void wh_cuda_verify(struct wh_cuda_peer *cuda, struct wh_fragment *fragment)
 {
 	char text[WH_TEXT_MAX];
@@ -131,7 +131,7 @@ void wh_cuda_verify(struct wh_cuda_peer *cuda, struct wh_fragment *fragment)
 		wh_fragment_fail(fragment, UINT64_MAX, lost, "%s", text);
 }
 
-static void let_go(struct wh_cuda_op *op)
+static void op_release(struct wh_cuda_op *op)
 {
 	struct wh_fragment *fragment = op->fragment;
 
@@ -144,13 +144,12 @@ static void let_go(struct wh_cuda_op *op)
 
 void wh_cuda_part_done(struct wh_cuda_part *part)
 {
-	let_go(part->op);
+	op_release(part->op);
 }
 
-/* ---- putting a part on its stream
- * ------------------------------------------------------------------ */
+/* ---- putting a part on its stream ------------------------------------------------------------ */
 
-static void make_pair(const struct wh_fragment *fragment, uint64_t from_local, uint64_t from_remote,
+static void pair_make(const struct wh_fragment *fragment, uint64_t from_local, uint64_t from_remote,
 		      uint64_t length, struct wh_pair *pair)
 {
 	bool write = fragment->op == WH_WRITE;
@@ -160,25 +159,27 @@ static void make_pair(const struct wh_fragment *fragment, uint64_t from_local, u
 	pair->length = length;
 }
 
-/* Transfers; or blocks one by one, where copy engines are better. */
-static bool put_pairs(struct wh_cuda_part *part, struct wh_gpu_stream_turn *turn)
+/* Submit transfers; or blocks one by one, where copy engines are faster than the kernel. False: the
+ * ring is full. */
+static bool part_put_pairs(struct wh_cuda_part *part, struct wh_gpu_stream_turn *turn)
 {
 	struct wh_device_mapping *local = NULL, *remote = NULL;
 	const struct wh_fragment *fragment = part->op->fragment;
 	struct wh_pair pairs[PAIRS];
-	uint64_t is_mapped = UINT64_MAX, n, put;
+	uint64_t mapped_index = UINT64_MAX, n, put;
 	struct wh_cursor at;
 	struct wh_extent_pair run;
 
 	while (part->at.left) {
 		at = part->at;
 		for (n = 0; n < PAIRS && wh_fragment_next(fragment, &at, UINT64_MAX, &run); n++) {
-			struct sides sides = sides_of(fragment, run.index);
+			struct transfer_sides transfer_sides = fragment_sides(fragment, run.index);
 
-			if (run.index != is_mapped)
+			if (run.index != mapped_index)
 				wh_cuda_mappings(part->op, run.index, &local, &remote);
-			is_mapped = run.index;
-			make_pair(fragment, wh_device_mapping_at(local, sides.local, run.local),
+			mapped_index = run.index;
+			pair_make(fragment,
+				  wh_device_mapping_at(local, transfer_sides.local, run.local),
 				  wh_device_mapping_address(remote, part->stream->gpu->device) +
 					  run.offset,
 				  run.length, &pairs[n]);
@@ -195,9 +196,9 @@ static bool put_pairs(struct wh_cuda_part *part, struct wh_gpu_stream_turn *turn
 	return true;
 }
 
-/* Bases [base, end), at most as many as a launch takes. */
-static unsigned gather_bases(struct wh_cuda_part *part, uint64_t base,
-			     struct wh_gpu_stream_blocks *out)
+/* Describe the bases from `base` on, at most as many as one launch takes. Returns how many. */
+static unsigned part_gather_bases(struct wh_cuda_part *part, uint64_t base,
+				  struct wh_gpu_stream_blocks *out)
 {
 	const struct wh_fragment *fragment = part->op->fragment;
 	const struct wh_blocks *blocks = fragment->blocks;
@@ -211,7 +212,7 @@ static unsigned gather_bases(struct wh_cuda_part *part, uint64_t base,
 		struct wh_pair pair;
 
 		wh_cuda_mappings(part->op, base, &local, &remote);
-		make_pair(fragment,
+		pair_make(fragment,
 			  wh_device_mapping_at(local, blocks->bases[base].local,
 					       blocks->bases[base].address),
 			  wh_device_mapping_address(remote, part->stream->gpu->device) +
@@ -230,10 +231,10 @@ static unsigned gather_bases(struct wh_cuda_part *part, uint64_t base,
 	return n;
 }
 
-/* A descriptor that is submitted again, by whatever batch, is going to be once more: its lists stay
- * on the GPU. */
-static void keep_lists(struct wh_cuda_part *part, struct wh_gpu_stream_turn *turn,
-		       struct wh_gpu_stream_blocks *work)
+/* A descriptor that is submitted a second time, by any batch, will probably be submitted again:
+ * keep its lists of offsets on the GPU. */
+static void part_keep_lists(struct wh_cuda_part *part, struct wh_gpu_stream_turn *turn,
+			    struct wh_gpu_stream_blocks *work)
 {
 	struct wh_blocks *blocks = part->op->fragment->blocks;
 	struct wh_cached_lists *cached = atomic_load(&blocks->cached), *none = NULL;
@@ -250,10 +251,10 @@ static void keep_lists(struct wh_cuda_part *part, struct wh_gpu_stream_turn *tur
 	part->keeps = cached;
 	wh_cached_lists_use(cached, part->stream, work);
 	if (!atomic_compare_exchange_strong(&blocks->cached, &none, cached))
-		part->loses = true; /* somebody was faster: it goes when the part is done */
+		part->loses = true; /* another thread was faster: free it when the part is done */
 }
 
-static bool put_blocks(struct wh_cuda_part *part, struct wh_gpu_stream_turn *turn)
+static bool part_put_blocks(struct wh_cuda_part *part, struct wh_gpu_stream_turn *turn)
 {
 	struct wh_blocks *blocks = part->op->fragment->blocks;
 	struct wh_gpu_stream_blocks work;
@@ -261,11 +262,11 @@ static bool put_blocks(struct wh_cuda_part *part, struct wh_gpu_stream_turn *tur
 	unsigned bases;
 
 	while (part->at.outer < part->end) {
-		bases = gather_bases(part, part->at.outer, &work);
+		bases = part_gather_bases(part, part->at.outer, &work);
 		if (part->keeps)
 			wh_cached_lists_use(part->keeps, part->stream, &work);
 		else
-			keep_lists(part, turn, &work);
+			part_keep_lists(part, turn, &work);
 		wanted = blocks->count - part->at.inner;
 		put = wh_gpu_stream_blocks(turn, &work, part->at.inner, wanted);
 		if (put < wanted) {
@@ -283,7 +284,7 @@ static void part_put(struct wh_cuda_part *part)
 	struct wh_gpu_stream_turn turn;
 
 	wh_gpu_stream_begin(part->stream, &turn);
-	if (part->kernel ? put_blocks(part, &turn) : put_pairs(part, &turn))
+	if (part->kernel ? part_put_blocks(part, &turn) : part_put_pairs(part, &turn))
 		part->at.left = 0;
 	wh_gpu_stream_end(&turn, &part->job);
 }
@@ -304,11 +305,10 @@ static void part_ended(struct wh_gpu_stream_job *job, int error, const char *tex
 		wh_cuda_part_done(part);
 }
 
-/* ---- cutting a fragment into parts
- * ------------------------------------------------------------------ */
+/* ---- cutting a fragment into parts ----------------------------------------------------------- */
 
-/* Be in the place until the fragment is done. */
-static int enter(struct wh_cuda_op *op, uint64_t id, struct wh_region_entry **out)
+/* Enter a remote region until the fragment is done. 0, -ENOMEM, or -ESTALE with its text. */
+static int op_enter(struct wh_cuda_op *op, uint64_t id, struct wh_region_entry **out)
 {
 	struct wh_region_entry *entry;
 
@@ -321,7 +321,7 @@ static int enter(struct wh_cuda_op *op, uint64_t id, struct wh_region_entry **ou
 		op->entries = grown;
 		op->entry_room = room;
 	}
-	entry = wh_region_entry_enter(remote_table(op), id);
+	entry = wh_region_entry_enter(op_remote_table(op), id);
 	if (!entry)
 		return wh_fail(ESTALE, "region %#llx of the peer is gone", (unsigned long long)id);
 	op->entries[op->entry_count++] = entry;
@@ -331,19 +331,19 @@ static int enter(struct wh_cuda_op *op, uint64_t id, struct wh_region_entry **ou
 
 /* By which stream goes this transfer, or base? NULL: it is staged. The text of an error is
  * wh_error_text(). */
-static int find_stream(struct wh_cuda_op *op, uint64_t index, struct wh_gpu_stream **out)
+static int op_find_stream(struct wh_cuda_op *op, uint64_t index, struct wh_gpu_stream **out)
 {
-	struct sides sides = sides_of(op->fragment, index);
+	struct transfer_sides transfer_sides = fragment_sides(op->fragment, index);
 	struct wh_device_mappings *mappings = op->cuda->mappings;
 	struct wh_device_mapping *local, *remote;
 	struct wh_gpu_path path;
 	char why[WH_REFUSAL];
 	struct wh_region_entry *entry = NULL;
-	int error = enter(op, sides.remote, &entry);
+	int error = op_enter(op, transfer_sides.remote, &entry);
 
 	if (error)
 		return error;
-	error = wh_device_mapping_local(mappings, sides.local, &local, why);
+	error = wh_device_mapping_local(mappings, transfer_sides.local, &local, why);
 	if (!error)
 		error = wh_cuda_remote(op->cuda, entry, &remote, why);
 	if (error)
@@ -393,22 +393,23 @@ static void part_close(struct wh_cuda_part *part, uint64_t end)
 }
 
 /* 0, or the error of transfer, or base, *index. */
-static int cut(struct wh_cuda_op *op, uint64_t *index)
+static int op_cut(struct wh_cuda_op *op, uint64_t *index)
 {
 	const struct wh_fragment *fragment = op->fragment;
 	struct wh_cuda_part *part = NULL;
 	struct wh_gpu_stream *stream = NULL;
-	struct sides last = { 0 };
+	struct transfer_sides last = { 0 };
 	int error;
 
 	for (uint64_t i = fragment->first; i < fragment->first + fragment->count; i++) {
-		struct sides sides = sides_of(fragment, i);
+		struct transfer_sides transfer_sides = fragment_sides(fragment, i);
 
 		*index = i;
-		if (part && sides.local == last.local && sides.remote == last.remote)
+		if (part && transfer_sides.local == last.local &&
+		    transfer_sides.remote == last.remote)
 			continue;
-		last = sides;
-		error = find_stream(op, i, &stream);
+		last = transfer_sides;
+		error = op_find_stream(op, i, &stream);
 		if (error)
 			return error;
 		/* What is staged is so between two regions. */
@@ -440,7 +441,7 @@ void wh_cuda_move(struct wh_cuda_peer *cuda, struct wh_fragment *fragment)
 	op->cuda = cuda;
 	op->fragment = fragment;
 	atomic_init(&op->left, 1);
-	error = wh_cuda_lost(cuda) ? 0 : cut(op, &index);
+	error = wh_cuda_lost(cuda) ? 0 : op_cut(op, &index);
 	if (error) {
 		/* Nothing has been started, so all of the fragment fails. */
 		wh_fragment_fail(fragment, UINT64_MAX, error, "%s %llu: %s",
@@ -448,7 +449,7 @@ void wh_cuda_move(struct wh_cuda_peer *cuda, struct wh_fragment *fragment)
 				 wh_error_text());
 	} else if (atomic_load(&fragment->cancelled)) {
 		wh_fragment_fail(fragment, UINT64_MAX, -ECANCELED, "cancelled");
-	} else if (!wh_cuda_lost(cuda)) { /* which let_go() says */
+	} else if (!wh_cuda_lost(cuda)) { /* which op_release() says */
 		for (part = op->parts; part; part = next) {
 			next = part->next;
 			atomic_fetch_add(&op->left, 1);
@@ -458,5 +459,5 @@ void wh_cuda_move(struct wh_cuda_peer *cuda, struct wh_fragment *fragment)
 				wh_cuda_stage(part);
 		}
 	}
-	let_go(op);
+	op_release(op);
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The transport cuda: parts that no GPU reaches both sides of. Their bytes go through slots of
- * pinned memory, into a slot and out of it again, a few slots at a time: by a GPU where the side is
- * a GPU's, by the CPU where it is host memory.
+ * The transport cuda: stage the parts whose two sides no GPU reaches. Their bytes go through slots
+ * of pinned memory, a few slots at a time. A GPU copies between a slot and GPU memory, the CPU
+ * between a slot and host memory.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -18,12 +18,12 @@
 #include "util/list.h"
 
 #define SLOTS 4 /* of one part at a time */
-#define RUNS 256u /* of one slot */
+#define EXTENTS 256u /* of one slot */
 
 struct side {
 	const struct wh_device_mapping *mapping;
 	struct wh_gpu_stream *stream; /* NULL: the CPU */
-	uint64_t base; /* added to a run's own number for it: see run_at() */
+	uint64_t base; /* see extent_at() */
 };
 
 struct stage {
@@ -36,32 +36,32 @@ struct stage {
 
 enum step { IDLE, INTO, OUT_OF };
 
-/* A slot on its way. */
+/* A slot, and the extent pairs that go through it. */
 struct work {
 	struct wh_gpu_stream_job job;
 	struct wh_slot_wait wait;
 	struct stage *stage;
 	struct wh_slot *slot;
 	enum step step;
-	/* of what is in the slot; what of it this step has not taken yet */
+	/* the extent pairs in the slot; those of them that this step has not submitted yet */
 	struct wh_cursor start, at;
-	uint64_t filled; /* bytes that this step has taken */
+	uint64_t filled; /* bytes that this step has submitted */
 };
 
-/* ---- runs --------------------------------------------------------------------------------------
- */
+/* ---- addresses
+ * ------------------------------------------------------------------------------------ */
 
-/* Where the run is on that side, as the one who copies it calls it. */
-static uint64_t run_at(const struct stage *stage, const struct side *side,
-		       const struct wh_extent_pair *run)
+/* The address of an extent on one side, as the GPU or CPU that copies it uses it. */
+static uint64_t extent_at(const struct stage *stage, const struct side *side,
+			  const struct wh_extent_pair *extent)
 {
 	bool local = (side == &stage->source) == stage->write;
 
-	return side->base + (local ? (uint64_t)(uintptr_t)run->local : run->offset);
+	return side->base + (local ? (uint64_t)(uintptr_t)extent->local : extent->offset);
 }
 
-/* What is added to a run's local address, or to its offset in the remote region. */
-static uint64_t base_of(const struct wh_device_mapping *mapping, const struct wh_region *local)
+/* What extent_at() adds to an extent's local address, or to its offset in the remote region. */
+static uint64_t side_base(const struct wh_device_mapping *mapping, const struct wh_region *local)
 {
 	uint64_t first = mapping->host && !mapping->device ?
 				 (uint64_t)(uintptr_t)mapping->host :
@@ -70,16 +70,15 @@ static uint64_t base_of(const struct wh_device_mapping *mapping, const struct wh
 	return local ? first - local->entry.address : first;
 }
 
-/* ---- steps -------------------------------------------------------------------------------------
- */
+/* ---- steps ----------------------------------------------------------------------------------- */
 
-/* The next bytes of the part, for a slot. False: there are no more. */
-static bool take(struct work *work)
+/* Take the next extent pairs of the part for a slot. False: there are no more. */
+static bool work_take(struct work *work)
 {
 	struct wh_cuda_part *part = work->stage->part;
 	const struct wh_fragment *fragment = part->op->fragment;
 	uint64_t bytes = 0;
-	struct wh_extent_pair run;
+	struct wh_extent_pair extent;
 	bool any;
 
 	pthread_mutex_lock(&work->stage->lock);
@@ -87,9 +86,9 @@ static bool take(struct work *work)
 		wh_cuda_part_fail(part, -ECANCELED, "cancelled");
 	any = part->at.left && !atomic_load(&part->error);
 	work->start = part->at;
-	for (unsigned i = 0; any && i < RUNS && bytes < WH_SLOT && part->at.left; i++) {
-		wh_fragment_next(fragment, &part->at, WH_SLOT - bytes, &run);
-		bytes += run.length;
+	for (unsigned i = 0; any && i < EXTENTS && bytes < WH_SLOT && part->at.left; i++) {
+		wh_fragment_next(fragment, &part->at, WH_SLOT - bytes, &extent);
+		bytes += extent.length;
 	}
 	pthread_mutex_unlock(&work->stage->lock);
 	wh_engine_count_staged(part->op->cuda->mappings->engine, bytes);
@@ -97,42 +96,42 @@ static bool take(struct work *work)
 	return any;
 }
 
-static void by_cpu(struct work *work, const struct side *side)
+static void work_copy_by_cpu(struct work *work, const struct side *side)
 {
 	struct stage *stage = work->stage;
 	const struct wh_fragment *fragment = stage->part->op->fragment;
 	char *slot = work->slot->host;
-	struct wh_extent_pair run;
+	struct wh_extent_pair extent;
 
-	while (wh_fragment_next(fragment, &work->at, work->at.left, &run)) {
-		char *there = (char *)(uintptr_t)run_at(stage, side, &run);
+	while (wh_fragment_next(fragment, &work->at, work->at.left, &extent)) {
+		char *there = (char *)(uintptr_t)extent_at(stage, side, &extent);
 
 		if (side == &stage->source)
-			memcpy(slot, there, run.length);
+			memcpy(slot, there, extent.length);
 		else
-			memcpy(there, slot, run.length);
-		slot += run.length;
+			memcpy(there, slot, extent.length);
+		slot += extent.length;
 	}
 }
 
-/* Put as much of the step as there is room for on the side's stream. */
-static void by_gpu(struct work *work, const struct side *side)
+/* Submit as much of the step as the side's stream has room for. */
+static void work_copy_by_gpu(struct work *work, const struct side *side)
 {
 	struct stage *stage = work->stage;
 	const struct wh_fragment *fragment = stage->part->op->fragment;
-	struct wh_pair pairs[RUNS];
+	struct wh_pair pairs[EXTENTS];
 	uint64_t slot = work->slot->address + work->filled, put, n = 0;
 	struct wh_cursor at = work->at;
 	struct wh_gpu_stream_turn turn;
-	struct wh_extent_pair run;
+	struct wh_extent_pair extent;
 
-	while (wh_fragment_next(fragment, &at, at.left, &run)) {
-		uint64_t there = run_at(stage, side, &run);
+	while (wh_fragment_next(fragment, &at, at.left, &extent)) {
+		uint64_t there = extent_at(stage, side, &extent);
 
 		pairs[n].from = side == &stage->source ? there : slot;
 		pairs[n].to = side == &stage->source ? slot : there;
-		pairs[n++].length = run.length;
-		slot += run.length;
+		pairs[n++].length = extent.length;
+		slot += extent.length;
 	}
 	wh_gpu_stream_begin(side->stream, &turn);
 	if (side->mapping->managed) {
@@ -142,8 +141,8 @@ static void by_gpu(struct work *work, const struct side *side)
 	} else {
 		put = wh_gpu_stream_pairs(&turn, pairs, n);
 	}
-	while (put-- && wh_fragment_next(fragment, &work->at, work->at.left, &run))
-		work->filled += run.length;
+	while (put-- && wh_fragment_next(fragment, &work->at, work->at.left, &extent))
+		work->filled += extent.length;
 	wh_gpu_stream_end(&turn, &work->job);
 }
 
@@ -162,15 +161,15 @@ static void work_end(struct work *work)
 	wh_cuda_part_done(part);
 }
 
-static void begin(struct work *work, enum step step)
+static void work_begin(struct work *work, enum step step)
 {
 	work->step = step;
 	work->at = work->start;
 	work->filled = 0;
 }
 
-/* Go on until a GPU has something to do, or there is nothing more. */
-static void work_on(struct work *work)
+/* Continue until a GPU is working for this slot, or the part has no more bytes. */
+static void work_continue(struct work *work)
 {
 	struct stage *stage = work->stage;
 
@@ -178,21 +177,21 @@ static void work_on(struct work *work)
 		const struct side *side = work->step == INTO ? &stage->source : &stage->target;
 
 		if (work->step == IDLE) {
-			if (!take(work)) {
+			if (!work_take(work)) {
 				work_end(work);
 				return;
 			}
-			begin(work, INTO);
+			work_begin(work, INTO);
 			continue;
 		}
 		if (work->at.left && side->stream) {
-			by_gpu(work, side);
+			work_copy_by_gpu(work, side);
 			return;
 		}
 		if (work->at.left)
-			by_cpu(work, side);
+			work_copy_by_cpu(work, side);
 		if (work->step == INTO)
-			begin(work, OUT_OF);
+			work_begin(work, OUT_OF);
 		else
 			work->step = IDLE;
 	}
@@ -206,21 +205,20 @@ static void work_done(struct wh_gpu_stream_job *job, int error, const char *text
 		wh_cuda_part_fail(work->stage->part, error, text);
 		work->step = IDLE; /* and there is nothing more */
 	}
-	work_on(work);
+	work_continue(work);
 }
 
-/* ---- starting ----------------------------------------------------------------------------------
- */
+/* ---- starting -------------------------------------------------------------------------------- */
 
-static void slot_ready(struct wh_slot_wait *wait, struct wh_slot *slot)
+static void work_slot_ready(struct wh_slot_wait *wait, struct wh_slot *slot)
 {
 	struct work *work = wh_container(wait, struct work, wait);
 
 	work->slot = slot;
-	work_on(work);
+	work_continue(work);
 }
 
-static void start_work(struct stage *stage)
+static void work_start(struct stage *stage)
 {
 	struct work *work = calloc(1, sizeof(*work));
 
@@ -228,14 +226,14 @@ static void start_work(struct stage *stage)
 		return;
 	work->stage = stage;
 	work->job.done = work_done;
-	work->wait.ready = slot_ready;
+	work->wait.ready = work_slot_ready;
 	atomic_fetch_add(&stage->works, 1);
 	work->slot = wh_slot_take(stage->part->op->cuda->mappings->gpus, WH_SLOT_ASKS, &work->wait);
 	if (work->slot)
-		work_on(work);
+		work_continue(work);
 }
 
-static int open_side(struct wh_gpus *gpus, struct side *side, enum wh_blocks_way way, bool urgent)
+static int side_open(struct wh_gpus *gpus, struct side *side, enum wh_blocks_way way, bool urgent)
 {
 	if (side->mapping->host && !side->mapping->device)
 		return 0;
@@ -266,12 +264,12 @@ void wh_cuda_stage(struct wh_cuda_part *part)
 	stage->write = fragment->op == WH_WRITE;
 	stage->source.mapping = stage->write ? local : remote;
 	stage->target.mapping = stage->write ? remote : local;
-	stage->source.base = base_of(stage->source.mapping, stage->write ? region : NULL);
-	stage->target.base = base_of(stage->target.mapping, stage->write ? NULL : region);
+	stage->source.base = side_base(stage->source.mapping, stage->write ? region : NULL);
+	stage->target.base = side_base(stage->target.mapping, stage->write ? NULL : region);
 	pthread_mutex_init(&stage->lock, NULL);
-	error = open_side(gpus, &stage->source, WH_BLOCKS_TO_HOST, urgent);
+	error = side_open(gpus, &stage->source, WH_BLOCKS_TO_HOST, urgent);
 	if (!error)
-		error = open_side(gpus, &stage->target, WH_BLOCKS_FROM_HOST, urgent);
+		error = side_open(gpus, &stage->target, WH_BLOCKS_FROM_HOST, urgent);
 	if (!error)
 		error = wh_slots_prepare(gpus, WH_SLOT_ASKS);
 	if (error)
@@ -280,7 +278,7 @@ void wh_cuda_stage(struct wh_cuda_part *part)
 	atomic_store(&stage->works, 1);
 	slots = part->at.left / WH_SLOT + 1;
 	for (uint64_t i = 0; !error && i < slots && i < SLOTS; i++)
-		start_work(stage);
+		work_start(stage);
 	if (!error && atomic_load(&stage->works) == 1 && part->at.left)
 		wh_cuda_part_fail(part, -ENOMEM, "no memory");
 	if (atomic_fetch_sub_explicit(&stage->works, 1, memory_order_acq_rel) != 1)
@@ -290,15 +288,14 @@ void wh_cuda_stage(struct wh_cuda_part *part)
 	wh_cuda_part_done(part);
 }
 
-/* ---- what it takes
- * ------------------------------------------------------------------------------- */
+/* ---- what it takes --------------------------------------------------------------------------- */
 
 /* The side's stream, for GPUs. False: the driver gives none. */
-static bool side_of(struct wh_gpus *gpus, const struct wh_device_mapping *mapping,
-		    enum wh_blocks_way way, struct side *out)
+static bool side_find(struct wh_gpus *gpus, const struct wh_device_mapping *mapping,
+		      enum wh_blocks_way way, struct side *out)
 {
 	*out = (struct side){ .mapping = mapping };
-	return !open_side(gpus, out, way, false);
+	return !side_open(gpus, out, way, false);
 }
 
 void wh_cuda_stage_prepare(struct wh_gpus *gpus, struct wh_device_mapping *local,
@@ -306,16 +303,16 @@ void wh_cuda_stage_prepare(struct wh_gpus *gpus, struct wh_device_mapping *local
 {
 	struct side source, target;
 
-	if (side_of(gpus, op == WH_WRITE ? local : remote, WH_BLOCKS_TO_HOST, &source) &&
+	if (side_find(gpus, op == WH_WRITE ? local : remote, WH_BLOCKS_TO_HOST, &source) &&
 	    source.stream)
 		wh_gpu_stream_probe(source.stream, 0, 0);
-	if (side_of(gpus, op == WH_WRITE ? remote : local, WH_BLOCKS_FROM_HOST, &target) &&
+	if (side_find(gpus, op == WH_WRITE ? remote : local, WH_BLOCKS_FROM_HOST, &target) &&
 	    target.stream)
 		wh_gpu_stream_probe(target.stream, 0, 0);
 }
 
 /* ns a byte of the CPU's copies into slots and out of them. */
-static double by_memcpy(void)
+static double side_memcpy_time(void)
 {
 	size_t length = WH_SLOT / 4;
 	unsigned char *from = malloc(length), *to = malloc(length);
@@ -335,12 +332,12 @@ static double by_memcpy(void)
 }
 
 /* One side's step with `count` copies of `length` bytes. */
-static double time_of(const struct side *side, double count, uint64_t length, bool *measured)
+static double side_time(const struct side *side, double count, uint64_t length, bool *measured)
 {
 	double kernel, copies;
 
 	if (!side->stream)
-		return by_memcpy() * count * (double)length;
+		return side_memcpy_time() * count * (double)length;
 	*measured = *measured && atomic_load(&side->stream->cost)->measured;
 	wh_gpu_stream_times(side->stream, (uint64_t)(count + 0.5), length, &kernel, &copies);
 	return side->mapping->managed || !(kernel > 0) || copies < kernel ? copies : kernel;
@@ -355,12 +352,12 @@ bool wh_cuda_stage_time(const struct wh_fragment *fragment, const struct wh_devi
 	bool write = fragment->op == WH_WRITE;
 	struct side source, target;
 
-	if (!side_of(gpus, write ? local : remote, WH_BLOCKS_TO_HOST, &source) ||
-	    !side_of(gpus, write ? remote : local, WH_BLOCKS_FROM_HOST, &target))
+	if (!side_find(gpus, write ? local : remote, WH_BLOCKS_TO_HOST, &source) ||
+	    !side_find(gpus, write ? remote : local, WH_BLOCKS_FROM_HOST, &target))
 		return false;
 	out->measured = true;
-	into = time_of(&source, (double)fragment->transfers, length, &out->measured);
-	out_of = time_of(&target, (double)fragment->transfers, length, &out->measured);
+	into = side_time(&source, (double)fragment->transfers, length, &out->measured);
+	out_of = side_time(&target, (double)fragment->transfers, length, &out->measured);
 	/* While one slot goes out the next one comes in: but for one slot, only the slower side
 	 * counts. */
 	lesser = into < out_of ? into : out_of;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The transport cuda: a few bytes to or from a GPU's memory, of this process or of another one on
- * this host. The CPU moves them itself, through the GPU region's window, before a copy engine would
- * have begun: the fragment is done when it has been submitted. So it sets flags, too: an aligned 8
- * bytes are one store, and what an earlier batch has moved is there before them.
+ * The transport cuda: a few bytes to or from GPU memory of this process, or of another one on this
+ * host. The CPU moves them through the region's window in less time than a copy engine takes to
+ * start, so the fragment is done when submit returns. It can set flags, too: 8 aligned bytes are
+ * one store, and bytes that an earlier batch has moved are visible before them.
  */
 #include <errno.h>
 #include <string.h>
@@ -21,9 +21,9 @@
 #include "util/error.h"
 #include "util/list.h"
 
-#define RUNS (WH_REGION_WINDOW_FEW / WH_REGION_WINDOW_RUN)
+#define EXTENTS (WH_REGION_WINDOW_FEW / WH_REGION_WINDOW_RUN)
 
-/* One side of a run, its region entered. */
+/* One side of an extent pair; its region is entered. */
 struct end {
 	struct wh_region_entry *entry;
 	const struct wh_region_window *window; /* NULL: host memory */
@@ -37,10 +37,10 @@ struct crossing {
 
 struct crossings {
 	unsigned count;
-	struct crossing of[RUNS];
+	struct crossing of[EXTENTS];
 };
 
-static void leave(struct crossings *crossings)
+static void crossings_leave(struct crossings *crossings)
 {
 	while (crossings->count--) {
 		wh_region_entry_leave(crossings->of[crossings->count].from.entry);
@@ -48,17 +48,10 @@ static void leave(struct crossings *crossings)
 	}
 }
 
-/* ---- where the CPU reaches both sides
- * ------------------------------------------------------------ */
-
-static uint64_t local_id(const struct wh_fragment *fragment, uint64_t index)
-{
-	return fragment->blocks ? fragment->blocks->bases[index].local_id :
-				  fragment->items[index].local_id;
-}
+/* ---- where the CPU reaches both sides -------------------------------------------------------- */
 
 /* A region of this engine; `address` lies in it. */
-static bool find_ours(struct end *end, uint64_t address, bool open)
+static bool end_find_local(struct end *end, uint64_t address, bool open)
 {
 	struct wh_region *region = wh_container(end->entry, struct wh_region, entry);
 
@@ -96,7 +89,7 @@ struct question {
 	struct wh_region_entry *entry;
 };
 
-static int ask_owner(void *arg, struct wh_window_objects *out)
+static int window_ask_owner(void *arg, struct wh_window_objects *out)
 {
 	const struct question *question = arg;
 
@@ -104,7 +97,7 @@ static int ask_owner(void *arg, struct wh_window_objects *out)
 }
 
 /* A region of another process, as far as it is mapped here. */
-static bool find_theirs(struct wh_cuda_peer *cuda, struct end *end, uint64_t offset, bool open)
+static bool end_find_remote(struct wh_cuda_peer *cuda, struct end *end, uint64_t offset, bool open)
 {
 	struct wh_remote_region *region = wh_container(end->entry, struct wh_remote_region, entry);
 	struct wh_device_mapping *mapping =
@@ -128,36 +121,39 @@ static bool find_theirs(struct wh_cuda_peer *cuda, struct end *end, uint64_t off
 		if (address)
 			end->window = wh_region_window_get_remote(
 				wh_engine_region_windows(wh_peer_engine(cuda->peer)), region,
-				address, ask_owner, &question);
+				address, window_ask_owner, &question);
 	}
 	if (end->window)
 		end->at = wh_region_window_at(end->window, end->entry->address + offset);
 	return end->window;
 }
 
-static bool find_remote(struct wh_cuda_peer *cuda, struct end *end, uint64_t offset, bool open)
+static bool end_find(struct wh_cuda_peer *cuda, struct end *end, uint64_t offset, bool open)
 {
-	return wh_peer_is_self(cuda->peer) ? find_ours(end, end->entry->address + offset, open) :
-					     find_theirs(cuda, end, offset, open);
+	return wh_peer_is_self(cuda->peer) ?
+		       end_find_local(end, end->entry->address + offset, open) :
+		       end_find_remote(cuda, end, offset, open);
 }
 
 /* Enter both regions of a run. False: one of them is gone, or the CPU does not reach it. */
-static bool enter(struct wh_cuda_peer *cuda, const struct wh_fragment *fragment,
-		  const struct wh_extent_pair *run, bool open, struct crossings *crossings)
+static bool crossings_enter(struct wh_cuda_peer *cuda, const struct wh_fragment *fragment,
+			    const struct wh_extent_pair *extent, bool open,
+			    struct crossings *crossings)
 {
 	struct wh_peer *peer = cuda->peer;
-	struct end local = { .entry = wh_region_entry_enter(wh_engine_regions(wh_peer_engine(peer)),
-							    local_id(fragment, run->index)) };
+	struct end local = { .entry = wh_region_entry_enter(
+				     wh_engine_regions(wh_peer_engine(peer)),
+				     wh_fragment_local_id(fragment, extent->index)) };
 	struct end remote = { .entry = wh_region_entry_enter(
 				      wh_peer_is_self(peer) ?
 					      wh_engine_regions(wh_peer_engine(peer)) :
 					      wh_peer_regions(peer),
-				      run->remote) };
+				      extent->remote) };
 	bool write = fragment->op == WH_WRITE;
 
 	if (!local.entry || !remote.entry ||
-	    !find_ours(&local, (uint64_t)(uintptr_t)run->local, open) ||
-	    !find_remote(cuda, &remote, run->offset, open)) {
+	    !end_find_local(&local, (uint64_t)(uintptr_t)extent->local, open) ||
+	    !end_find(cuda, &remote, extent->offset, open)) {
 		if (local.entry)
 			wh_region_entry_leave(local.entry);
 		if (remote.entry)
@@ -166,15 +162,14 @@ static bool enter(struct wh_cuda_peer *cuda, const struct wh_fragment *fragment,
 	}
 	crossings->of[crossings->count++] = (struct crossing){ .from = write ? local : remote,
 							       .to = write ? remote : local,
-							       .length = run->length };
+							       .length = extent->length };
 	return true;
 }
 
-/* ---- which way
- * ----------------------------------------------------------------------------------- */
+/* ---- which way ------------------------------------------------------------------------------- */
 
 /* ns a byte of loads, which are as quick as the copy engine at get_most. */
-static double read_byte(const struct wh_region_window *window)
+static double window_byte_time(const struct wh_region_window *window)
 {
 	const struct wh_window_cost *cost = &window->cost;
 
@@ -183,7 +178,7 @@ static double read_byte(const struct wh_region_window *window)
 
 /* Up to how many bytes is the CPU the better way? Between two GPUs' memories it reads, then writes.
  */
-static uint64_t most_of(const struct crossing *crossing)
+static uint64_t crossings_limit(const struct crossing *crossing)
 {
 	const struct wh_region_window *from = crossing->from.window, *to = crossing->to.window;
 	double least;
@@ -196,17 +191,18 @@ static uint64_t most_of(const struct crossing *crossing)
 		return from->get_most;
 	if (!from->get_most || to->cost.engine <= to->cost.window)
 		return 0;
-	least = (to->cost.engine - to->cost.window) / (read_byte(from) + to->cost.window_byte);
+	least = (to->cost.engine - to->cost.window) /
+		(window_byte_time(from) + to->cost.window_byte);
 	return least < (double)from->get_most ? (uint64_t)least : from->get_most;
 }
 
-static void add_time(const struct crossing *crossing, struct wh_cuda_time *total)
+static void crossings_add_time(const struct crossing *crossing, struct wh_cuda_time *total)
 {
 	const struct wh_region_window *from = crossing->from.window, *to = crossing->to.window;
 	double bytes = (double)wh_region_window_run(crossing->length);
 
 	if (from) {
-		total->ns += read_byte(from) * bytes;
+		total->ns += window_byte_time(from) * bytes;
 		total->measured = total->measured && from->measured;
 	}
 	if (to) {
@@ -217,31 +213,31 @@ static void add_time(const struct crossing *crossing, struct wh_cuda_time *total
 }
 
 /* True, with all runs entered, if all of the fragment goes that way. */
-static bool decide(struct wh_cuda_peer *cuda, const struct wh_fragment *fragment, bool open,
-		   struct crossings *crossings)
+static bool crossings_decide(struct wh_cuda_peer *cuda, const struct wh_fragment *fragment,
+			     bool open, struct crossings *crossings)
 {
 	const struct wh_engine *engine = wh_peer_engine(cuda->peer);
 	uint64_t sum = 0, most = WH_REGION_WINDOW_FEW, limit;
 	struct wh_cursor at;
-	struct wh_extent_pair run;
+	struct wh_extent_pair extent;
 	bool good = true;
 
 	crossings->count = 0;
-	if (fragment->transfers > RUNS || fragment->bytes > WH_REGION_WINDOW_FEW ||
+	if (fragment->transfers > EXTENTS || fragment->bytes > WH_REGION_WINDOW_FEW ||
 	    fragment->bytes > (uint64_t)wh_engine_config(engine)->number[WH_SETTING_INLINE])
 		return false;
 	wh_fragment_start(fragment, &at);
-	while (good && wh_fragment_next(fragment, &at, UINT64_MAX, &run)) {
-		good = enter(cuda, fragment, &run, open, crossings);
+	while (good && wh_fragment_next(fragment, &at, UINT64_MAX, &extent)) {
+		good = crossings_enter(cuda, fragment, &extent, open, crossings);
 		if (!good)
 			break;
-		limit = most_of(&crossings->of[crossings->count - 1]);
+		limit = crossings_limit(&crossings->of[crossings->count - 1]);
 		most = limit < most ? limit : most;
-		sum += wh_region_window_run(run.length);
+		sum += wh_region_window_run(extent.length);
 		good = sum <= most;
 	}
 	if (!good)
-		leave(crossings);
+		crossings_leave(crossings);
 	return good;
 }
 
@@ -251,22 +247,21 @@ bool wh_cuda_few_describe(struct wh_cuda_peer *cuda, const struct wh_fragment *f
 	struct crossings crossings;
 	const struct crossing *first = &crossings.of[0];
 
-	if (!decide(cuda, fragment, open, &crossings))
+	if (!crossings_decide(cuda, fragment, open, &crossings))
 		return false;
 	*backend = (first->to.window ? first->to.window : first->from.window)->view->backend->name;
 	if (time) {
 		*time = (struct wh_cuda_time){ .measured = true };
 		for (unsigned i = 0; i < crossings.count; i++)
-			add_time(&crossings.of[i], time);
+			crossings_add_time(&crossings.of[i], time);
 	}
-	leave(&crossings);
+	crossings_leave(&crossings);
 	return true;
 }
 
-/* ---- moving
- * -------------------------------------------------------------------------------------- */
+/* ---- moving ---------------------------------------------------------------------------------- */
 
-static void move(const struct crossing *c)
+static void crossings_move(const struct crossing *c)
 {
 	char bytes[WH_REGION_WINDOW_FEW];
 
@@ -286,17 +281,17 @@ bool wh_cuda_few(struct wh_cuda_peer *cuda, struct wh_fragment *fragment)
 	struct crossings crossings;
 
 	if (atomic_load(&fragment->cancelled) || wh_cuda_lost(cuda) ||
-	    !decide(cuda, fragment, true, &crossings))
+	    !crossings_decide(cuda, fragment, true, &crossings))
 		return false;
 	for (unsigned i = 0; i < crossings.count; i++)
-		move(&crossings.of[i]);
+		crossings_move(&crossings.of[i]);
 	wh_region_window_fence();
 	for (unsigned i = 0; i < crossings.count; i++) {
 		if (crossings.of[i].to.window)
 			wh_region_window_flush_once(&flushed, crossings.of[i].to.window);
 	}
 	wh_cuda_verify(cuda, fragment);
-	leave(&crossings);
+	crossings_leave(&crossings);
 	wh_fragment_done(fragment);
 	return true;
 }
