@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The transport cuda, the side whose memory it is: handles of published GPU memory for a peer that
- * has shaken hands on the unix socket. On loop 0.
+ * The transport cuda, the owner: handles of published GPU memory for an authenticated peer on the
+ * unix socket of shm. On loop 0.
  *
- * A handle opens the whole allocation (of cuMemCreate: the whole mapping) that a region lies in;
- * CUDA has nothing smaller. The other side runs as the same user, and maps it for the region only.
+ * A handle opens the whole allocation (of cuMemCreate: the whole mapping) that contains the region;
+ * CUDA has nothing smaller. The peer runs as the same user, and maps only the region.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -27,17 +27,17 @@ _Static_assert(WH_EXPORTED_TEXT == WH_REFUSAL, "a reason fits");
 
 /* ---- exporting ------------------------------------------------------------------------------- */
 
-static int refuse(struct wh_exported *e, int error, const char *why)
+static int exported_refuse(struct wh_exported *e, int error, const char *why)
 {
 	e->error = -error;
 	snprintf(e->text, sizeof(e->text), "%s", why);
 	return -1;
 }
 
-/* What the driver said. */
-static int refuse_driver(struct wh_exported *e, int error)
+/* Refuse with the text of the driver's error. */
+static int exported_refuse_driver(struct wh_exported *e, int error)
 {
-	return refuse(e, -error, wh_error_text());
+	return exported_refuse(e, -error, wh_error_text());
 }
 
 static int export_fd(struct wh_cuda *cuda, const struct wh_segment *segment, struct wh_exported *e)
@@ -56,10 +56,11 @@ static int export_fd(struct wh_cuda *cuda, const struct wh_segment *segment, str
 		cuda->cuMemRelease(memory);
 	}
 	wh_cuda_leave(&scope);
-	return error ? refuse_driver(e, error) : fd;
+	return error ? exported_refuse_driver(e, error) : fd;
 }
 
-/* What is no descriptor of CUDA's, as the kernel driver knows it. */
+/* Export the object that the NVIDIA kernel driver has for the segment, where CUDA gives no
+ * descriptor. */
 static int export_object(const struct wh_region *region, const struct wh_segment *segment,
 			 struct wh_exported *e)
 {
@@ -69,11 +70,11 @@ static int export_object(const struct wh_region *region, const struct wh_segment
 	e->type = WH_HANDLE_OBJECT;
 	error = wh_cuda_object(region->engine, segment, &fd, &offset);
 	if (error)
-		return refuse_driver(e, error);
+		return exported_refuse_driver(e, error);
 	if (offset > segment->start) {
 		close(fd);
-		return refuse(e, EOPNOTSUPP,
-			      "its object is longer than the address space before it");
+		return exported_refuse(e, EOPNOTSUPP,
+				       "its object is longer than the address space before it");
 	}
 	e->base = segment->start - offset;
 	e->size = offset + segment->length;
@@ -90,11 +91,11 @@ static int export_legacy(struct wh_cuda *cuda, const struct wh_segment *segment,
 	e->type = WH_HANDLE_LEGACY;
 	error = wh_cuda_enter_owner(cuda, segment->start, &scope);
 	if (error)
-		return refuse_driver(e, error);
+		return exported_refuse_driver(e, error);
 	error = wh_cuda_call_on(cuda, segment->device, cuIpcGetMemHandle, &handle, segment->base);
 	wh_cuda_leave(&scope);
 	if (error)
-		return refuse_driver(e, error);
+		return exported_refuse_driver(e, error);
 	memcpy(e->handle, handle.bytes, sizeof(e->handle));
 	return -1;
 }
@@ -116,15 +117,15 @@ static int export_segment(const struct wh_region *region, uint32_t index, bool o
 	e->base = segment->base;
 	e->size = segment->size;
 	if (segment->memory == WH_CUDA_MANAGED)
-		return refuse(e, EOPNOTSUPP,
-			      "managed memory, which cannot be mapped by another process");
+		return exported_refuse(e, EOPNOTSUPP,
+				       "managed memory, which cannot be mapped by another process");
 	if (segment->imported)
-		return refuse(e, EOPNOTSUPP,
-			      "its memory belongs to a third process, which alone can "
-			      "hand it on");
+		return exported_refuse(
+			e, EOPNOTSUPP,
+			"its memory belongs to a third process; only that one can share it");
 	error = wh_cuda_call(cuda, cuDeviceGetUuid, &uuid, segment->device->handle);
 	if (error)
-		return refuse_driver(e, error);
+		return exported_refuse_driver(e, error);
 	memcpy(e->device, uuid.bytes, sizeof(e->device));
 	if (segment->exports & WH_CUDA_EXPORT_FD)
 		return export_fd(cuda, segment, e);
@@ -132,11 +133,12 @@ static int export_segment(const struct wh_region *region, uint32_t index, bool o
 		return export_object(region, segment, e);
 	if (segment->exports & WH_CUDA_EXPORT_IPC)
 		return export_legacy(cuda, segment, e);
-	return refuse(e, EOPNOTSUPP,
-		      segment->pool ? "memory of a pool (cuMemAllocAsync), which is not shared" :
-		      segment->vmm ? "memory of cuMemCreate that was not made exportable as a file "
-				     "descriptor" :
-				     "the driver has no handle for its memory");
+	return exported_refuse(
+		e, EOPNOTSUPP,
+		segment->pool ? "memory of a pool (cuMemAllocAsync), which is not shared" :
+		segment->vmm  ? "memory of cuMemCreate that was not made exportable as a file "
+				"descriptor" :
+				"the driver has no handle for its memory");
 }
 
 int wh_cuda_export(struct wh_region *region, uint32_t index, int socket)
@@ -155,9 +157,9 @@ int wh_cuda_export(struct wh_region *region, uint32_t index, int socket)
 		if (n && index == region->registration->segment_count)
 			break;
 		if (index >= region->registration->segment_count)
-			fd = refuse(&e, ERANGE, "it has not so many segments");
+			fd = exported_refuse(&e, ERANGE, "the region has fewer segments");
 		else if (wh_registration_check(region->registration))
-			fd = refuse(&e, ESTALE, wh_error_text());
+			fd = exported_refuse(&e, ESTALE, wh_error_text());
 		else
 			fd = export_segment(region, index, objects, &e);
 		length = wh_exported_encode(bytes + WH_FRAME_HEADER, &e);

@@ -35,7 +35,7 @@ struct import {
 	uint32_t count, segments;
 };
 
-static int find_device(struct import *import, const uint8_t uuid[16], char why[WH_REFUSAL])
+static int import_find_device(struct import *import, const uint8_t uuid[16], char why[WH_REFUSAL])
 {
 	struct wh_cuda *cuda = wh_gpus_cuda(import->mappings->gpus);
 	struct wh_cuda_uuid known;
@@ -58,7 +58,8 @@ static int find_device(struct import *import, const uint8_t uuid[16], char why[W
 }
 
 /* The segments follow each other, in the region and in the mappings, and are of one kind. */
-static int check_order(struct import *import, const struct wh_exported *e, char why[WH_REFUSAL])
+static int import_check_order(struct import *import, const struct wh_exported *e,
+			      char why[WH_REFUSAL])
 {
 	const struct wh_region_entry *entry = &import->region->entry;
 	bool first = !e->index;
@@ -77,7 +78,8 @@ static int check_order(struct import *import, const struct wh_exported *e, char 
 	return 0;
 }
 
-static int keep_legacy(struct import *import, const struct wh_exported *e, char why[WH_REFUSAL])
+static int import_keep_legacy(struct import *import, const struct wh_exported *e,
+			      char why[WH_REFUSAL])
 {
 	struct wh_legacy *legacy = calloc(1, sizeof(*legacy));
 
@@ -127,10 +129,10 @@ static int import_segment(void *argument, const struct wh_exported *e, int *fd,
 			  char why[WH_REFUSAL])
 {
 	struct import *import = argument;
-	int error = check_order(import, e, why);
+	int error = import_check_order(import, e, why);
 
 	if (!error && !e->index) {
-		error = find_device(import, e->device, why);
+		error = import_find_device(import, e->device, why);
 		import->owner_base = e->base;
 		import->type = e->type;
 	}
@@ -139,11 +141,11 @@ static int import_segment(void *argument, const struct wh_exported *e, int *fd,
 	import->covered = e->address + e->length;
 	import->mapped += e->size;
 	return e->type == WH_HANDLE_FD ? import_fd(import, e, *fd, why) :
-					 keep_legacy(import, e, why);
+					 import_keep_legacy(import, e, why);
 }
 
 /* Let the device and all that reach it use a range of address space. */
-static int admit(struct wh_cuda *cuda, struct wh_device_mapping *mapping)
+static int import_admit(struct wh_cuda *cuda, struct wh_device_mapping *mapping)
 {
 	struct wh_cuda_access access[WH_CUDA_DEVICES];
 	uint64_t all = 0;
@@ -169,7 +171,7 @@ static int admit(struct wh_cuda *cuda, struct wh_device_mapping *mapping)
 
 /* Map what has been imported, one behind the other as at the owner. Inside a scope: some drivers
  * want one. */
-static int map_segments(struct import *import)
+static int import_map_segments(struct import *import)
 {
 	struct wh_cuda *cuda = wh_gpus_cuda(import->mappings->gpus);
 	struct wh_device_mapping *mapping = import->mapping;
@@ -194,7 +196,7 @@ static int map_segments(struct import *import)
 		mapping->size += import->sizes[i];
 	}
 	mapping->address = mapping->reserved + (import->region->entry.address - import->owner_base);
-	return admit(cuda, mapping);
+	return import_admit(cuda, mapping);
 }
 
 static int import_region(struct import *import, struct wh_shm_peer *shm, char why[WH_REFUSAL])
@@ -209,7 +211,7 @@ static int import_region(struct import *import, struct wh_shm_peer *shm, char wh
 	if (!error && import->type == WH_HANDLE_FD) {
 		error = wh_cuda_enter(cuda, import->device, &scope);
 		if (!error) {
-			error = map_segments(import);
+			error = import_map_segments(import);
 			wh_cuda_leave(&scope);
 		}
 		if (error)
@@ -227,8 +229,8 @@ static int import_region(struct import *import, struct wh_shm_peer *shm, char wh
 }
 
 /* The memory is mapped already; the owner has to hear of it on its new connection. */
-static int forget_segment(void *argument, const struct wh_exported *e, int *fd,
-			  char why[WH_REFUSAL])
+static int import_forget_segment(void *argument, const struct wh_exported *e, int *fd,
+				 char why[WH_REFUSAL])
 {
 	(void)argument;
 	(void)e;
@@ -237,8 +239,8 @@ static int forget_segment(void *argument, const struct wh_exported *e, int *fd,
 	return 0;
 }
 
-static int make_remote(struct wh_device_mappings *mappings, struct wh_shm_peer *shm,
-		       struct wh_remote_region *region, char why[WH_REFUSAL])
+static int mapping_make_remote(struct wh_device_mappings *mappings, struct wh_shm_peer *shm,
+			       struct wh_remote_region *region, char why[WH_REFUSAL])
 {
 	struct wh_device_mapping *mapping = wh_device_mapping_new(why);
 	struct wh_shm_own own;
@@ -269,9 +271,9 @@ static int make_remote(struct wh_device_mappings *mappings, struct wh_shm_peer *
 	return error;
 }
 
-static int map_remote(struct wh_device_mappings *mappings, struct wh_shm_peer *shm,
-		      struct wh_remote_region *region, struct wh_device_mapping **out,
-		      char why[WH_REFUSAL])
+static int mapping_remote(struct wh_device_mappings *mappings, struct wh_shm_peer *shm,
+			  struct wh_remote_region *region, struct wh_device_mapping **out,
+			  char why[WH_REFUSAL])
 {
 	struct wh_device_mapping *mapping =
 		atomic_load_explicit(&region->transport[WH_TRANSPORT_CUDA], memory_order_acquire);
@@ -283,12 +285,12 @@ static int map_remote(struct wh_device_mappings *mappings, struct wh_shm_peer *s
 			return wh_cuda_refuse(why, error);
 		pthread_mutex_lock(&mappings->lock);
 		if (!atomic_load(&region->transport[WH_TRANSPORT_CUDA]))
-			error = make_remote(mappings, shm, region, why);
+			error = mapping_make_remote(mappings, shm, region, why);
 		else if (!wh_shm_asked(shm, region))
 			error = wh_kind_on_host(region->entry.kind) ?
 					wh_shm_map(shm, region, NULL, why) :
-					wh_shm_exports(shm, region, false, forget_segment, NULL,
-						       why);
+					wh_shm_exports(shm, region, false, import_forget_segment,
+						       NULL, why);
 		pthread_mutex_unlock(&mappings->lock);
 		if (error)
 			return error;
@@ -314,12 +316,13 @@ int wh_cuda_remote(struct wh_cuda_peer *cuda, struct wh_region_entry *entry,
 			 "handles of GPU memory come by way of shm, which is refused");
 		return -EOPNOTSUPP;
 	}
-	return map_remote(cuda->mappings, shm, wh_container(entry, struct wh_remote_region, entry),
-			  out, why);
+	return mapping_remote(cuda->mappings, shm,
+			      wh_container(entry, struct wh_remote_region, entry), out, why);
 }
 
 /* The segments' order is that of the mappings, which was checked when they were imported. */
-static int keep_object(void *argument, const struct wh_exported *e, int *fd, char why[WH_REFUSAL])
+static int import_keep_object(void *argument, const struct wh_exported *e, int *fd,
+			      char why[WH_REFUSAL])
 {
 	struct wh_window_objects *objects = argument;
 
@@ -346,7 +349,7 @@ int wh_cuda_objects(struct wh_cuda_peer *cuda, struct wh_region_entry *entry,
 
 	out->count = 0;
 	error = wh_shm_exports(wh_peer_transport(cuda->peer, WH_TRANSPORT_SHM), region, true,
-			       keep_object, out, why);
+			       import_keep_object, out, why);
 	if (!error)
 		return 0;
 	while (out->count)

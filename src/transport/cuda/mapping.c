@@ -21,8 +21,8 @@ struct wh_device_mapping *wh_device_mapping_new(char why[WH_REFUSAL])
 	return mapping;
 }
 
-static void map_host(struct wh_device_mappings *mappings, struct wh_device_mapping *mapping,
-		     const struct wh_region *region)
+static void mapping_map_host(struct wh_device_mappings *mappings, struct wh_device_mapping *mapping,
+			     const struct wh_region *region)
 {
 	const struct wh_segment *segment = &region->registration->segments[0];
 
@@ -41,7 +41,7 @@ static void map_host(struct wh_device_mappings *mappings, struct wh_device_mappi
 /* ---- a GPU's memory -------------------------------------------------------------------------- */
 
 /* Which devices the mappings of cuMemCreate's memory admit. */
-static uint64_t admitted(struct wh_cuda *cuda, const struct wh_registration *registration)
+static uint64_t mapping_admitted(struct wh_cuda *cuda, const struct wh_registration *registration)
 {
 	uint64_t all = 0;
 
@@ -61,8 +61,8 @@ static uint64_t admitted(struct wh_cuda *cuda, const struct wh_registration *reg
 	return all;
 }
 
-static void map_gpu(struct wh_device_mappings *mappings, struct wh_device_mapping *mapping,
-		    const struct wh_region *region)
+static void mapping_map_gpu(struct wh_device_mappings *mappings, struct wh_device_mapping *mapping,
+			    const struct wh_region *region)
 {
 	const struct wh_registration *registration = region->registration;
 	const struct wh_segment *first = &registration->segments[0];
@@ -82,8 +82,8 @@ static void map_gpu(struct wh_device_mappings *mappings, struct wh_device_mappin
 	if (first->context != mapping->device->context)
 		mapping->context = first->context;
 	mapping->fixed = first->vmm || first->pool;
-	atomic_store(&mapping->reached,
-		     first->vmm ? admitted(cuda, registration) : wh_device_bit(mapping->device));
+	atomic_store(&mapping->reached, first->vmm ? mapping_admitted(cuda, registration) :
+						     wh_device_bit(mapping->device));
 }
 
 int wh_device_mapping_local(struct wh_device_mappings *mappings, struct wh_region *region,
@@ -105,9 +105,9 @@ int wh_device_mapping_local(struct wh_device_mappings *mappings, struct wh_regio
 			mapping = wh_device_mapping_new(why);
 		if (mapping && !atomic_load(&region->transport[WH_TRANSPORT_CUDA])) {
 			if (wh_kind_on_host(region->entry.kind))
-				map_host(mappings, mapping, region);
+				mapping_map_host(mappings, mapping, region);
 			else
-				map_gpu(mappings, mapping, region);
+				mapping_map_gpu(mappings, mapping, region);
 			atomic_store_explicit(&region->transport[WH_TRANSPORT_CUDA], mapping,
 					      memory_order_release);
 		}
@@ -117,7 +117,7 @@ int wh_device_mapping_local(struct wh_device_mappings *mappings, struct wh_regio
 	return mapping ? 0 : -ENOMEM;
 }
 
-static void close_legacy(struct wh_cuda *cuda, struct wh_legacy *legacy)
+static void legacy_close(struct wh_cuda *cuda, struct wh_legacy *legacy)
 {
 	struct wh_cuda_scope scope;
 
@@ -136,7 +136,7 @@ void wh_device_mapping_free(struct wh_device_mappings *mappings, struct wh_devic
 	struct wh_cuda_scope scope;
 
 	if (mapping->legacy)
-		close_legacy(cuda, mapping->legacy);
+		legacy_close(cuda, mapping->legacy);
 	if (mapping->pinned)
 		wh_pin_undo(mappings, mapping->pinned);
 	if (mapping->reserved && !wh_cuda_enter(cuda, mapping->device, &scope)) {

@@ -10,7 +10,7 @@
 
 typedef unsigned long long ull;
 
-static bool reaches(const struct wh_device_mapping *by, const struct wh_device_mapping *to)
+static bool path_reaches(const struct wh_device_mapping *by, const struct wh_device_mapping *to)
 {
 	if (!by->device || by->managed || to->managed)
 		return false;
@@ -29,9 +29,9 @@ void wh_path_choose(const struct wh_device_mapping *local, const struct wh_devic
 
 	memset(path, 0, sizeof(*path));
 	/* Our own GPU first: the other one belongs to somebody else's work. */
-	if (reaches(local, local) && reaches(local, remote))
+	if (path_reaches(local, local) && path_reaches(local, remote))
 		by = local;
-	else if (reaches(remote, remote) && reaches(remote, local))
+	else if (path_reaches(remote, remote) && path_reaches(remote, local))
 		by = remote;
 	else
 		return;
@@ -47,7 +47,7 @@ void wh_path_choose(const struct wh_device_mapping *local, const struct wh_devic
 
 /* Open a legacy handle for the device, if that has not been done; with access to the other device's
  * memory, where it is another one's. */
-static int open_legacy(struct wh_device_mappings *mappings, struct wh_device_mapping *mapping,
+static int legacy_open(struct wh_device_mappings *mappings, struct wh_device_mapping *mapping,
 		       struct wh_cuda_device *device)
 {
 	struct wh_cuda *cuda = wh_gpus_cuda(mappings->gpus);
@@ -93,23 +93,23 @@ uint64_t wh_device_mapping_own(struct wh_device_mappings *mappings,
 	if (!(atomic_load_explicit(&mapping->reached, memory_order_acquire) &
 	      wh_device_bit(mapping->device))) {
 		pthread_mutex_lock(&mappings->lock);
-		error = open_legacy(mappings, mapping, mapping->device);
+		error = legacy_open(mappings, mapping, mapping->device);
 		pthread_mutex_unlock(&mappings->lock);
 	}
 	return error ? 0 : wh_device_mapping_address(mapping, mapping->device);
 }
 
 /* Let the device that one side lies on reach the other side, where that can be switched on. */
-static void try_reach(struct wh_device_mappings *mappings, const struct wh_device_mapping *by,
-		      struct wh_device_mapping *to, char why[WH_REFUSAL])
+static void path_try(struct wh_device_mappings *mappings, const struct wh_device_mapping *by,
+		     struct wh_device_mapping *to, char why[WH_REFUSAL])
 {
 	struct wh_cuda *cuda = wh_gpus_cuda(mappings->gpus);
 	int error = 0;
 
-	if (!by->device || by->managed || to->managed || reaches(by, to))
+	if (!by->device || by->managed || to->managed || path_reaches(by, to))
 		return;
 	if (to->legacy) {
-		error = open_legacy(mappings, to, by->device);
+		error = legacy_open(mappings, to, by->device);
 	} else if (by->context || to->context || !to->device) {
 		snprintf(why, WH_REFUSAL, "%s",
 			 *to->why ? to->why : "two contexts of the application");
@@ -132,12 +132,12 @@ bool wh_path_make(struct wh_device_mappings *mappings, struct wh_device_mapping 
 	pthread_mutex_lock(&mappings->lock);
 	if (local->managed || remote->managed)
 		snprintf(why, WH_REFUSAL, "%s", local->managed ? local->why : remote->why);
-	try_reach(mappings, local, remote, why);
+	path_try(mappings, local, remote, why);
 	wh_path_choose(local, remote, op, path);
 	if (!path->device) {
 		/* Its own device, for staging as well; then that towards us. */
-		try_reach(mappings, remote, remote, why);
-		try_reach(mappings, remote, local, why);
+		path_try(mappings, remote, remote, why);
+		path_try(mappings, remote, local, why);
 		wh_path_choose(local, remote, op, path);
 	}
 	pthread_mutex_unlock(&mappings->lock);

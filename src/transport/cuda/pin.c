@@ -76,7 +76,7 @@ void wh_pin_leave(struct wh_device_mappings *mappings, struct wh_device_mapping 
 	atomic_store(&mappings->pins, pin);
 }
 
-static bool is_used(struct wh_device_mappings *mappings, const struct wh_pin *pin)
+static bool pin_is_used(struct wh_device_mappings *mappings, const struct wh_pin *pin)
 {
 	uint64_t start = (uint64_t)(uintptr_t)pin->start, cursor = 0;
 	char name[WH_NAME_MAX];
@@ -108,7 +108,7 @@ void wh_pins_release(struct wh_device_mappings *mappings)
 
 	for (; pin; pin = next) {
 		next = pin->next;
-		if (is_used(mappings, pin)) {
+		if (pin_is_used(mappings, pin)) {
 			pin->next = cached;
 			cached = pin;
 			continue;
