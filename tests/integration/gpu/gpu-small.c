@@ -8,8 +8,8 @@
 #include <stdatomic.h>
 #include <sys/wait.h>
 
-#include "../../fake/nvidia-control.h"
 #include "lib/gpu.h"
+#include "lib/windows.h"
 #include "platform/rm-abi.h"
 
 #define LENGTH (2 * MIB)
@@ -17,44 +17,18 @@
 
 /* ---- conditions -------------------------------------------------------- */
 
-#pragma weak fake_nvidia_state
 #pragma weak fake_nvidia_fail
 #pragma weak fake_nvidia_version
-
-static const char *missing_stand_in(void)
-{
-	return fake_nvidia_state ? NULL : "it takes the stand-in for the NVIDIA kernel driver";
-}
-
-static const struct route needs_stand_in = { .name = "stand-in", .missing = missing_stand_in };
 
 /* Slow builds skip what a fast build covers without windows. */
 static const char *missing_time(void)
 {
-	return HARNESS_SLOW && getenv("TEST_CUDA") && !fake_nvidia_state ?
+	return HARNESS_SLOW && getenv("TEST_CUDA") && !has_stand_in() ?
 		       "without windows it is for a build without a sanitizer" :
 		       NULL;
 }
 
 static const struct route needs_time = { .name = "time", .missing = missing_time };
-
-static struct fake_nvidia state_now(void)
-{
-	struct fake_nvidia state = { 0 };
-
-	if (fake_nvidia_state)
-		fake_nvidia_state(&state);
-	return state;
-}
-
-static void want_no_windows(void)
-{
-	struct fake_nvidia left = state_now();
-
-	want(0, left.mapped);
-	want(0, left.objects);
-	want(0, left.violations);
-}
 
 /* True if windows open onto memory of this process. */
 static bool has_windows(struct wh_engine *engine)
@@ -92,9 +66,7 @@ static void small_open_with(struct small *s, uint32_t here, uint32_t there, cons
 	gpu_pair_fill(&s->p, 3);
 	bytes_get(s->ours, s->p.local, AREA, here);
 	child_fetch(s->p.child, s->p.memory, 0, AREA, s->theirs);
-	/* Measurements on a busy machine vary; the default costs do not. */
-	if (getenv("TEST_CUDA"))
-		fake_fail("cuMemCreate", 0, 2); /* the memory for measurements */
+	use_default_costs();
 }
 
 static void small_open(struct small *s, uint32_t here, uint32_t there)
@@ -247,15 +219,15 @@ static void apart__between_gpus_memories(void **state)
 static void apart__legacy(void **state)
 {
 	(void)state;
-	move_lengths(WH_MEMORY_PAGEABLE, WH_MEMORY_DEVICE, NULL, fake_nvidia_state);
+	move_lengths(WH_MEMORY_PAGEABLE, WH_MEMORY_DEVICE, NULL, has_stand_in());
 }
 
 /* CUDA opens a legacy handle for one GPU at a time; our side's is not the memory's own GPU. */
 static void apart__on_another_gpu(void **state)
 {
 	(void)state;
-	move_lengths(WH_MEMORY_DEVICE, WH_MEMORY_DEVICE, "cuda:1", fake_nvidia_state);
-	move_lengths(WH_MEMORY_VMM, WH_MEMORY_DEVICE, "cuda:1", fake_nvidia_state);
+	move_lengths(WH_MEMORY_DEVICE, WH_MEMORY_DEVICE, "cuda:1", has_stand_in());
+	move_lengths(WH_MEMORY_VMM, WH_MEMORY_DEVICE, "cuda:1", has_stand_in());
 	move_lengths(WH_MEMORY_VMM, WH_MEMORY_VMM, "cuda:1", true);
 }
 
@@ -495,11 +467,11 @@ static void refused__asks_the_owner(void **state)
 		struct small s;
 
 		small_open(&s, WH_MEMORY_PAGEABLE, kinds[i]);
-		before = state_now();
+		before = stand_in_state();
 		want(true, small_move(&s, WH_WRITE, 5, 6, 8));
 		want(true, small_move(&s, WH_READ, 700, 6, 100));
-		want(before.imported + 1, state_now().imported);
-		want(before.asked, state_now().asked);
+		want(before.imported + 1, stand_in_state().imported);
+		want(before.asked, stand_in_state().asked);
 		small_same(&s, "by the owner's object");
 		want(0, child_unregister(s.p.child, s.p.child_region));
 		want_no_windows();
@@ -572,7 +544,7 @@ static void going__withdrawn(void **state)
 	(void)state;
 	small_open(&s, WH_MEMORY_PAGEABLE, WH_MEMORY_VMM);
 	want(s.windows, small_move(&s, WH_WRITE, 0, 0, 8));
-	want(fake_nvidia_state ? 1 : 0, state_now().mapped);
+	want(has_stand_in() ? 1 : 0, stand_in_state().mapped);
 	one = one_of(&s, WH_WRITE, 0, 0, 8);
 	batch = batch_of(&s, &one, 1);
 	want(0, child_unregister(s.p.child, s.p.child_region));

@@ -8,32 +8,13 @@
 #include <signal.h>
 #include <sys/wait.h>
 
-#include "../../fake/nvidia-control.h"
 #include "lib/gpu.h"
 #include "lib/proxy.h"
+#include "lib/windows.h"
 #include "platform/rm-abi.h"
 
 #define GUARD 4099
 #define LENGTH (4 * MIB)
-
-static struct fake_nvidia state_now(void)
-{
-	struct fake_nvidia state;
-
-	fake_nvidia_state(&state);
-	return state;
-}
-
-/* Every window must have been closed. */
-static void want_no_windows(void)
-{
-	struct fake_nvidia left = state_now();
-
-	want(0, left.mapped);
-	want(0, left.objects);
-	want(0, left.pins);
-	want(0, left.violations);
-}
 
 /* ---- two engines of this process --------------------------------------- */
 
@@ -80,12 +61,6 @@ static unsigned char *allocate(struct wh_engine *engine, uint32_t kind, size_t l
 	return memory;
 }
 
-/* Use default costs from now until fake_heal(): measurements on a busy machine vary. */
-static void measure_nothing(void)
-{
-	fake_fail("cuMemCreate", 0, 2); /* the memory for measurements */
-}
-
 /* `window`: that setting of both engines ("window=rm"). Over TCP. */
 static void duo_open(struct duo *d, uint32_t here, uint32_t there, const char *window, bool proxy)
 {
@@ -117,7 +92,7 @@ static void duo_open(struct duo *d, uint32_t here, uint32_t there, const char *w
 	}
 	want(0, wh_peer_open(d->asks, url, NULL, &d->peer));
 	want(0, wh_peer_find(d->peer, "target", PATIENCE, &d->remote));
-	measure_nothing();
+	use_default_costs();
 }
 
 static void duo_close(struct duo *d)
@@ -228,11 +203,11 @@ static void tcp__by_window(void **state)
 
 	(void)state;
 	duo_open(&d, WH_MEMORY_DEVICE, WH_MEMORY_VMM, "window=rm", false);
-	want(0, state_now().mapped);
+	want(0, stand_in_state().mapped);
 	duo_move_all(&d, "CPU window (rm)");
 	want_true(was_logged(&d, "CPU window (rm): for received requests of "), "%s", d.logged);
 	/* One window per region, however often it is used. */
-	want(2, state_now().mapped);
+	want(2, stand_in_state().mapped);
 	duo_close(&d);
 }
 
@@ -248,7 +223,7 @@ static void tcp__measured(void **state)
 		fake_heal();
 		duo_move_all(&d, NULL);
 		measured = !was_logged(&d, "not measured");
-		want(1, state_now().mapped);
+		want(1, stand_in_state().mapped);
 		duo_close(&d);
 	}
 	want_true(measured, "nothing has been measured");
@@ -284,7 +259,7 @@ static void tcp__switched_off(void **state)
 	duo_move_all(&d, "no CPU window: windows are switched off by the setting window");
 	want_true(was_logged(&d, "no CPU window"), "%s", d.logged);
 	want_true(!was_logged(&d, "CPU window (rm)"), "%s", d.logged);
-	want(0, state_now().mapped);
+	want(0, stand_in_state().mapped);
 	want_text(-EOPNOTSUPP, "setting window",
 		  wh_window_open(d.asks, d.local, 4096, NULL, &window));
 	duo_close(&d);
@@ -483,7 +458,7 @@ static void going__withdrawn(void **state)
 	(void)state;
 	duo_open(&d, WH_MEMORY_PINNED, WH_MEMORY_DEVICE, "window=rm", true);
 	duo_move(&d, WH_WRITE, 0, 0, 64, NULL);
-	want(1, state_now().mapped);
+	want(1, stand_in_state().mapped);
 	proxy_slow(d.proxy, 4 * MIB);
 	batch = duo_batch(&d, WH_WRITE, 0, 0, LENGTH - 2);
 	want(0, wh_batch_submit(batch));
@@ -716,7 +691,7 @@ static void few_open(struct few *f, uint32_t here, uint32_t there)
 	f->seen = malloc(FEW);
 	assert_true(f->ours && f->theirs && f->seen);
 	gpu_pair_fill(&f->p, 3);
-	measure_nothing();
+	use_default_costs();
 	bytes_get(f->ours, f->p.local, FEW, here);
 	bytes_get(f->theirs, f->p.target, FEW, there);
 }

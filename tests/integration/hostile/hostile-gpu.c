@@ -2,9 +2,9 @@
 /* hostile-gpu.c: hostile use of the unix socket that carries handles of GPU memory
  *
  * Requests that an owner has to survive, and answers that an initiator must not believe. */
-#include "../../fake/nvidia-control.h"
 #include "lib/gpu.h"
 #include "lib/raw.h"
+#include "lib/windows.h"
 #include "transport/shm/wire.h"
 #include "wire/bytes.h"
 #include "wire/wire.h"
@@ -606,23 +606,6 @@ static void initiator__told_lies(void **state)
 
 /* ---- handles that name other processes' objects ------------------------ */
 
-#pragma weak fake_nvidia_state
-
-static const char *missing_stand_in(void)
-{
-	return fake_nvidia_state ? NULL : "it takes the stand-in for the NVIDIA kernel driver";
-}
-
-static const struct route needs_stand_in = { .name = "stand-in", .missing = missing_stand_in };
-
-static struct fake_nvidia nvidia_now(void)
-{
-	struct fake_nvidia state = { 0 };
-
-	fake_nvidia_state(&state);
-	return state;
-}
-
 /* Offsets of the client and the object within a handle. */
 #define HANDLE_CLIENT 48
 #define HANDLE_OBJECT 52
@@ -650,7 +633,7 @@ static void want_unread(struct impostor *me, uint32_t client, uint32_t object, s
 		.length = 8, .op = WH_WRITE, .remote = REGION, .remote_offset = 16
 	};
 	unsigned char seen[8], sent[8] = { 1, 2, 3, 4, 5, 6, 7, (unsigned char)object };
-	unsigned before = nvidia_now().asked;
+	unsigned before = stand_in_state().asked;
 	struct wh_engine *engine;
 	struct wh_batch *batch;
 	struct wh_peer *peer;
@@ -669,8 +652,8 @@ static void want_unread(struct impostor *me, uint32_t client, uint32_t object, s
 	want_true(wh_batch_explain(batch, text, sizeof(text)) > 0, "no explanation");
 	want_true(strstr(text, "no CPU window: "), "%s", text);
 	want_true(strstr(text, "another process's memory"), "%s", text);
-	want(before, nvidia_now().asked);
-	want(0, nvidia_now().mapped);
+	want(before, stand_in_state().asked);
+	want(0, stand_in_state().mapped);
 	child_fetch(honest, memory, 16, sizeof(seen), seen);
 	want_true(!memcmp(seen, sent, sizeof(seen)), "the bytes are not there");
 	want(0, wh_batch_free(batch));
