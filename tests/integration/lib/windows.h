@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* windows.h: what the tests of CPU windows share
  *
- * The state of the stand-in for the NVIDIA kernel driver (tests/fake/nvidia.c), where the program is
- * linked with it. */
+ * The state of the stand-in for the NVIDIA kernel driver (tests/fake/nvidia.c), where the program
+ * is linked with it. */
 #ifndef TESTS_INTEGRATION_LIB_WINDOWS_H
 #define TESTS_INTEGRATION_LIB_WINDOWS_H
 
