@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gpu-window-cuda.c: how the transport cuda uses CPU windows
  *
- * Within this process the CPU moves a few bytes to and from GPU memory, without the GPU. On the fake
- * CUDA driver and a stand-in for the NVIDIA kernel driver. */
+ * Within this process the CPU moves a few bytes to and from GPU memory, without the GPU. On the
+ * fake CUDA driver and a stand-in for the NVIDIA kernel driver. */
 #include <sys/wait.h>
 #include <unistd.h>
 
