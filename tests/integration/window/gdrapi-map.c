@@ -196,7 +196,8 @@ static void attribute__truth(void **state)
 	assert_int_equal(value, !old);
 	assert_int_equal(api.gdr_get_attribute(gdr, GDR_ATTR_USING_DMA_BUF_MMAP, &value), 0);
 	assert_int_equal(value, dmabuf);
-	assert_int_equal(api.gdr_get_attribute(gdr, GDR_ATTR_SUPPORT_PIN_FLAG_FORCE_PCIE, &value), 0);
+	assert_int_equal(api.gdr_get_attribute(gdr, GDR_ATTR_SUPPORT_PIN_FLAG_FORCE_PCIE, &value),
+			 0);
 	assert_true(value == 0 || value == 1);
 	assert_int_equal(api.gdr_get_attribute(gdr, 0, &value), EINVAL);
 	assert_int_equal(api.gdr_get_attribute(gdr, GDR_ATTR_MAX, &value), EINVAL);
@@ -385,7 +386,8 @@ static void threads__neighbours_come_and_go(void **state)
 static void window__of_neighbours(void **state)
 {
 	struct wh_engine_options options = { .size = sizeof(options), .listen = "none" };
-	char *backends = backend_is("driver-old") ? "driver" : (char *)(uintptr_t)backend, got[8] = "";
+	char *backends = backend_is("driver-old") ? "driver" : (char *)(uintptr_t)backend,
+	     got[8] = "";
 	struct wh_window_options with = { .size = sizeof(with), .backends = backends };
 	struct wh_window *window;
 	struct wh_engine *engine;

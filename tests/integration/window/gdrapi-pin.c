@@ -160,7 +160,8 @@ static void pin__gaps(void **state)
 		return; /* addresses of their own */
 	free_middle(KIB, &first, &last, &whole);
 	mh = pin_buffer(first, whole);
-	assert_true(buffer_info(mh).va <= first && buffer_info(mh).va + buffer_info(mh).mapped_size >= last + 100 * KIB);
+	assert_true(buffer_info(mh).va <= first &&
+		    buffer_info(mh).va + buffer_info(mh).mapped_size >= last + 100 * KIB);
 	assert_int_equal(api.gdr_unpin_buffer(gdr, mh), 0);
 	use_pages_around(first, 100 * KIB);
 	use_pages_around(last, 100 * KIB);
