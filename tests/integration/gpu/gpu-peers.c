@@ -260,6 +260,18 @@ struct apart {
 	struct child_result result;
 };
 
+/* Register the owner's cuMemCreate memory and the other's memory of `kind`, and prepare a write. */
+static void apart_register(struct apart *a, uint32_t kind, const char *where, uint64_t length)
+{
+	a->target = child_memory_at(a->owner, WH_MEMORY_VMM, length, "cuda:0");
+	child_region(a->owner, a->target, 0, length, "target", 0, NULL);
+	a->local = child_memory_at(a->other, kind, length, where);
+	a->move = (struct child_transfer){ .length = length, .op = WH_WRITE, .remote = "target" };
+	a->move.region = child_region(a->other, a->local, 0, length, NULL, WH_ACCESS_NONE, NULL);
+	a->move.peer = child_peer(a->other, a->owner->url, NULL);
+	child_fill(a->other, a->local, 0, length, 0, 3);
+}
+
 /* Start two processes. The one that moves the bytes has `name=value` in its environment. */
 static void apart_open(struct apart *a, const char *name, const char *value, const char *where,
 		       uint64_t length)
@@ -269,14 +281,7 @@ static void apart_open(struct apart *a, const char *name, const char *value, con
 	setenv(name, value, 1);
 	a->other = child_start(NULL);
 	unsetenv(name);
-	a->target = child_memory_at(a->owner, WH_MEMORY_VMM, length, "cuda:0");
-	child_region(a->owner, a->target, 0, length, "target", 0, NULL);
-	a->local = child_memory_at(a->other, where ? WH_MEMORY_DEVICE : WH_MEMORY_SHARED, length,
-				   where);
-	a->move = (struct child_transfer){ .length = length, .op = WH_WRITE, .remote = "target" };
-	a->move.region = child_region(a->other, a->local, 0, length, NULL, WH_ACCESS_NONE, NULL);
-	a->move.peer = child_peer(a->other, a->owner->url, NULL);
-	child_fill(a->other, a->local, 0, length, 0, 3);
+	apart_register(a, where ? WH_MEMORY_DEVICE : WH_MEMORY_SHARED, where, length);
 }
 
 static void apart_close(struct apart *a)
@@ -335,17 +340,16 @@ static void reach__device_not_visible(void **state)
 
 static void reach__compute_mode(void **state)
 {
-	static const char *const modes[] = { "20=2", "20=3" }, *const semaphores[] = {
-		"prohibited", "exclusive"
-	};
+	static const char *const modes[] = { "20=2", "20=3" }, *const names[] = { "prohibited",
+										  "exclusive" };
 
 	(void)state;
 	for (unsigned int i = 0; i < 2; i++) {
 		struct apart a;
 
 		apart_open(&a, "FAKE_CUDA_ATTRIBUTES", modes[i], NULL, LENGTH);
-		want_refused(&a, semaphores[i]);
-		want_another_way(&a, semaphores[i]);
+		want_refused(&a, names[i]);
+		want_another_way(&a, names[i]);
 		apart_close(&a);
 	}
 }
@@ -373,15 +377,9 @@ static void reach__old_driver(void **state)
 	setenv("WHERRY_CUDA", driver, 1);
 	unsetenv("FAKE_CUDA_DRIVER");
 	free((void *)driver);
-	a.target = child_memory_at(a.owner, WH_MEMORY_VMM, LENGTH, "cuda:0");
-	child_region(a.owner, a.target, 0, LENGTH, "target", 0, NULL);
+	apart_register(&a, WH_MEMORY_DEVICE, "cuda:1", LENGTH);
 	memory = child_memory_at(a.owner, WH_MEMORY_DEVICE, LENGTH, "cuda:0");
 	child_region(a.owner, memory, 0, LENGTH, "legacy", 0, NULL);
-	a.local = child_memory_at(a.other, WH_MEMORY_DEVICE, LENGTH, "cuda:1");
-	a.move = (struct child_transfer){ .length = LENGTH, .op = WH_WRITE, .remote = "target" };
-	a.move.region = child_region(a.other, a.local, 0, LENGTH, NULL, WH_ACCESS_NONE, NULL);
-	a.move.peer = child_peer(a.other, a.owner->url, NULL);
-	child_fill(a.other, a.local, 0, LENGTH, 0, 3);
 	want_refused(&a, "update the driver");
 	want_another_way(&a, "CUDA 10.1");
 	a.target = memory;
@@ -407,15 +405,9 @@ static void reach__pid_namespace(void **state)
 	want(0, setns(here, CLONE_NEWPID) ? -errno : 0);
 	close(here);
 	a.other = child_start(NULL);
-	a.target = child_memory_at(a.owner, WH_MEMORY_VMM, LENGTH, "cuda:0");
-	child_region(a.owner, a.target, 0, LENGTH, "target", 0, NULL);
+	apart_register(&a, WH_MEMORY_DEVICE, "cuda:0", LENGTH);
 	memory = child_memory_at(a.owner, WH_MEMORY_DEVICE, LENGTH, "cuda:0");
 	child_region(a.owner, memory, 0, LENGTH, "legacy", 0, NULL);
-	a.local = child_memory_at(a.other, WH_MEMORY_DEVICE, LENGTH, "cuda:0");
-	a.move = (struct child_transfer){ .length = LENGTH, .op = WH_WRITE, .remote = "target" };
-	a.move.region = child_region(a.other, a.local, 0, LENGTH, NULL, WH_ACCESS_NONE, NULL);
-	a.move.peer = child_peer(a.other, a.owner->url, NULL);
-	child_fill(a.other, a.local, 0, LENGTH, 0, 3);
 	want(0, child_transfer(a.other, &a.move, &a.result));
 	assert_string_equal(a.result.transport, "cuda");
 	want(PATTERN_GOOD, child_check(a.owner, a.target, 0, LENGTH, 0, 3));

@@ -196,7 +196,7 @@ static void hold__answers_not_taken(void **state)
 	target_open(&t, "max_buffered=64MiB");
 	for (size_t i = 0; i < sizeof(pings); i += 16)
 		wh_frame_encode(pings + i, &(struct wh_frame){ 8, WH_FRAME_PING, 0 });
-	while (sent < 256 * MIB && !raw_send(t.control, pings, sizeof(pings)))
+	while (sent < 256 * MIB && !send_all(t.control, pings, sizeof(pings)))
 		sent += sizeof(pings);
 	want_true(sent < 256 * MIB, "it takes them all");
 	for (int64_t until = now() + PATIENCE; now() < until && !times_logged("has left");)
@@ -270,7 +270,7 @@ static void hold__frames_not_finished(void **state)
 		fds[i] = raw_control(wh_engine_url(t.engine), &t.welcome);
 		want_true(fds[i] >= 0, "no session");
 		want(1, raw_skip_regions(fds[i]));
-		raw_send(fds[i], bytes, 200 * KIB);
+		send_all(fds[i], bytes, 200 * KIB);
 	}
 	for (int i = 0; i < SESSIONS; i++)
 		closed += raw_closes(fds[i], 300);

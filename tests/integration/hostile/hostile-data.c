@@ -189,7 +189,7 @@ static void list__good_and_wrong(void **state)
 static void want_cut_off(struct victim *v, const void *bytes, size_t length, const char *what)
 {
 	victim_greet_data(v);
-	raw_send(v->data, bytes, length);
+	send_all(v->data, bytes, length);
 	want_true(raw_closes(v->data, SOON), "%s: still open", what);
 }
 
@@ -305,7 +305,7 @@ static void malformed__cut_at_every_byte(void **state)
 	wh_request_encode(bytes, &request);
 	for (size_t cut = 0; cut <= WH_REQUEST_SIZE + request.meta; cut++) {
 		victim_greet_data(&v);
-		want(0, raw_send(v.data, bytes, cut));
+		want(0, send_all(v.data, bytes, cut));
 		shutdown(v.data, SHUT_WR);
 		want_true(raw_closes(v.data, SOON), "cut at %zu: still open", cut);
 	}
@@ -345,7 +345,7 @@ static void malformed__random(void **state)
 		if (bytes[0] == WH_WRITE)
 			bytes[0] = 0;
 		victim_greet_data(&v);
-		raw_send(v.data, bytes, length);
+		send_all(v.data, bytes, length);
 		shutdown(v.data, SHUT_WR);
 		want_true(raw_closes(v.data, SOON), "time %d: still open", i);
 	}
@@ -376,7 +376,7 @@ static void slow__half_a_write(void **state)
 		  (long long)((quiet_now() - before) / MS));
 	if (error == 0) {
 		memset(buffer, 0xee, SIZE);
-		raw_send(v.data, buffer + SIZE / 2, SIZE / 2);
+		send_all(v.data, buffer + SIZE / 2, SIZE / 2);
 		sleep_ms(50);
 	}
 	victim_close(&v);

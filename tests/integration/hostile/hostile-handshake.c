@@ -25,7 +25,7 @@ static void want_closed(struct victim *v, int listener, const void *bytes, size_
 {
 	int fd = connect_to(v, listener);
 
-	raw_send(fd, bytes, length);
+	send_all(fd, bytes, length);
 	want_true(raw_closes(fd, SOON), "listener %d, %zu bytes: still open", listener, length);
 	close(fd);
 }
@@ -66,7 +66,7 @@ static void hello__cut_at_every_byte(void **state)
 		for (size_t cut = 0; cut < length; cut++) {
 			int fd = connect_to(&v, listener);
 
-			want(0, raw_send(fd, bytes, cut));
+			want(0, send_all(fd, bytes, cut));
 			shutdown(fd, SHUT_WR);
 			want_true(raw_closes(fd, SOON), "cut at byte %zu: still open", cut);
 			close(fd);
@@ -92,7 +92,7 @@ static void hello__every_byte_changed(void **state)
 
 			memcpy(bytes, good, length);
 			bytes[i] = changes[c];
-			raw_send(fd, bytes, length);
+			send_all(fd, bytes, length);
 			shutdown(fd, SHUT_WR);
 			want_true(raw_closes(fd, SOON), "byte %zu is %#x: still open", i,
 				  (unsigned int)changes[c]);
@@ -114,7 +114,7 @@ static void hello__one_byte_at_a_time(void **state)
 	victim_open(&v, 5000);
 	fd = connect_to(&v, 0);
 	for (size_t i = 0; i < length; i++) {
-		want(0, raw_send(fd, bytes + i, 1));
+		want(0, send_all(fd, bytes + i, 1));
 		if (i % 8 == 0)
 			sleep_ms(1);
 	}
@@ -277,7 +277,7 @@ static void control__frames_cut_off(void **state)
 	wh_put16(bytes + 4, WH_FRAME_PING);
 	for (size_t cut = 0; cut < sizeof(bytes); cut++) {
 		victim_greet(&v);
-		want(0, raw_send(v.control, bytes, cut));
+		want(0, send_all(v.control, bytes, cut));
 		shutdown(v.control, SHUT_WR);
 		want_true(raw_closes(v.control, SOON), "cut at %zu: still open", cut);
 	}
@@ -285,7 +285,7 @@ static void control__frames_cut_off(void **state)
 	victim_greet(&v);
 	wh_put32(bytes, WH_FRAME_MAX);
 	wh_put16(bytes + 4, WH_FRAME_NOTIFY);
-	want(0, raw_send(v.control, bytes, sizeof(bytes)));
+	want(0, send_all(v.control, bytes, sizeof(bytes)));
 	victim_want_well(&v);
 	victim_close(&v);
 }
@@ -357,7 +357,7 @@ static void silence__is_dropped(void **state)
 	for (int i = 0; i < 4; i++) {
 		fds[i] = connect_to(&v, i % 2);
 		if (i >= 2)
-			want(0, raw_send(fds[i], bytes, 20));
+			want(0, send_all(fds[i], bytes, 20));
 	}
 	for (int i = 0; i < 4; i++) {
 		want_true(raw_closes(fds[i], SOON), "silent connection %d is still open", i);
@@ -380,7 +380,7 @@ static void silence__trickle(void **state)
 	victim_open(&v, TIMEOUT);
 	fd = connect_to(&v, 0);
 	for (int i = 0; i < 60 && !closed; i++) {
-		raw_send(fd, bytes + i, 1);
+		send_all(fd, bytes + i, 1);
 		closed = raw_closes(fd, TIMEOUT / 4 * SCALE(1, 4));
 	}
 	want_true(closed, "a HELLO may take for ever");

@@ -88,7 +88,7 @@ static void send_list(struct impostor *me, int fd)
 	if (me->length)
 		record.length = me->length;
 	if (me->list)
-		raw_send(fd, me->list, me->list_length);
+		send_all(fd, me->list, me->list_length);
 	else
 		raw_send_frame(fd, WH_FRAME_REGIONS, WH_FRAME_LAST, bytes,
 			       wh_region_encode(bytes, &record));
@@ -107,7 +107,7 @@ static bool take_hello(struct impostor *me, nfds_t i)
 	    wh_hello_decode(bytes, (size_t)length, &hello))
 		return false;
 	if (me->greeting) {
-		raw_send(fd, me->greeting, me->greeting_length);
+		send_all(fd, me->greeting, me->greeting_length);
 		me->role[i] = WH_ROLE_LOCAL; /* ignore what follows */
 		return !me->hangs_up;
 	}
@@ -171,8 +171,8 @@ static void respond(int fd, uint8_t op, uint64_t id, uint32_t errors, const uint
 	for (uint32_t i = 0; extents && i < errors; i++)
 		at = wh_put32(wh_put32(at, extents[i]), EIO);
 	memset(payload, 0xbb, sizeof(payload));
-	if (raw_send(fd, out, (size_t)(at - out)) == 0)
-		raw_send(fd, payload, sent);
+	if (send_all(fd, out, (size_t)(at - out)) == 0)
+		send_all(fd, payload, sent);
 }
 
 /* Answer a request. False: hang up. */
@@ -226,7 +226,7 @@ static bool answer(struct impostor *me, int fd, const struct wh_request *r)
 		return false;
 	case ANSWER_GARBAGE:
 		pattern_fill(garbage, sizeof(garbage), 0, r->id);
-		raw_send(fd, garbage, sizeof(garbage));
+		send_all(fd, garbage, sizeof(garbage));
 		break;
 	case ANSWER_NEVER:
 		break;
@@ -242,11 +242,11 @@ static bool take_request(struct impostor *me, int fd)
 	uint8_t bytes[WH_REQUEST_SIZE];
 	struct wh_request request;
 
-	if (raw_receive(fd, bytes, sizeof(bytes)) || wh_request_decode(bytes, &request) ||
-	    raw_receive(fd, rest, request.meta))
+	if (read_all(fd, bytes, sizeof(bytes)) || wh_request_decode(bytes, &request) ||
+	    read_all(fd, rest, request.meta))
 		return false;
 	if (request.op == WH_WRITE &&
-	    (request.bytes > sizeof(rest) || raw_receive(fd, rest, request.bytes)))
+	    (request.bytes > sizeof(rest) || read_all(fd, rest, request.bytes)))
 		return false;
 	return answer(me, fd, &request);
 }

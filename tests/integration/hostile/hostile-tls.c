@@ -63,7 +63,7 @@ static bool pass(struct tap *tap, int from, int to, int whose, size_t *passed)
 	if (whose == tap->changed && tap->at >= *passed && tap->at < *passed + (size_t)got)
 		bytes[tap->at - *passed] ^= 0x20;
 	*passed += (size_t)got;
-	return !raw_send(to, bytes, (size_t)got);
+	return !send_all(to, bytes, (size_t)got);
 }
 
 static void *pass_on(void *argument)
@@ -157,7 +157,7 @@ static void handshake__replayed(void **state)
 		ssize_t got, length = 0;
 		int fd = connect_to(tap.port);
 
-		raw_send(fd, tap.heard[whose], tap.length[whose]);
+		send_all(fd, tap.heard[whose], tap.length[whose]);
 		while ((got = recv(fd, answer + length, sizeof(answer) - (size_t)length, 0)) > 0)
 			length += got;
 		/* At most its part of the handshake, with another random number; no WELCOME, no
@@ -226,8 +226,8 @@ static void handshake__cut_off(void **state)
 
 		silent[i] = connect_to(tap.port);
 		ended[i] = connect_to(tap.port);
-		raw_send(silent[i], tap.heard[0], length);
-		raw_send(ended[i], tap.heard[0], length);
+		send_all(silent[i], tap.heard[0], length);
+		send_all(ended[i], tap.heard[0], length);
 		shutdown(ended[i], SHUT_WR);
 	}
 	round_trip(&f, 64, 64, 100000, 3);
@@ -265,7 +265,7 @@ static void handshake__crowd(void **state)
 	for (int i = 0; i < CROWD; i++) {
 		fds[i] = connect_to(tap.port);
 		/* The first message, which is answered, and a part of the second. */
-		raw_send(fds[i], tap.heard[0],
+		send_all(fds[i], tap.heard[0],
 			 (size_t)(tap.heard[0][3] << 8 | tap.heard[0][4]) + 5 + 20);
 		if (i % 100 == 99) {
 			want(0, wh_peer_open(f.engine, f.child->url, NULL, &peer));

@@ -225,7 +225,7 @@ static void owner__no_proof(void **state)
 		want(0, raw_shake(fd, &hello, NULL, &shake));
 		wh_frame_encode(bytes, &(struct wh_frame){ WH_PROOF_SIZE, WH_FRAME_PROVE, 0 });
 		memcpy(bytes + WH_FRAME_HEADER, shake.proofs.initiator, WH_PROOF_SIZE);
-		want(0, raw_send(fd, bytes, cut));
+		want(0, send_all(fd, bytes, cut));
 		shutdown(fd, SHUT_WR);
 		want_true(raw_closes(fd, SOON), "cut at %zu: still open", cut);
 		close(fd);
@@ -235,7 +235,7 @@ static void owner__no_proof(void **state)
 	want(0, raw_shake(fd, &hello, NULL, &shake));
 	memcpy(bytes + WH_FRAME_HEADER, shake.proofs.initiator, WH_PROOF_SIZE);
 	wh_frame_encode(bytes + WH_PROVE_SIZE, &(struct wh_frame){ 8, WH_FRAME_PING, 0 });
-	want(0, raw_send(fd, bytes, WH_PROVE_SIZE + WH_FRAME_HEADER + 8));
+	want(0, send_all(fd, bytes, WH_PROVE_SIZE + WH_FRAME_HEADER + 8));
 	want(4, raw_skip_regions(fd));
 	{
 		struct wh_frame frame;
@@ -264,7 +264,7 @@ static void owner__slow_proof(void **state)
 	}
 	want_true(raw_closes(fds[0], SOON), "a silent one is still open");
 	for (int i = 0; i < 40 && !closed; i++) {
-		raw_send(fds[1], "", 1);
+		send_all(fds[1], "", 1);
 		closed = raw_closes(fds[1], TIMEOUT / 4 * SCALE(1, 4));
 	}
 	want_true(closed, "a proof may take for ever");
@@ -627,7 +627,7 @@ static void pump(int one, int other)
 			if (!fds[i].revents)
 				continue;
 			got = recv(fds[i].fd, bytes, sizeof(bytes), 0);
-			if (got <= 0 || raw_send(fds[!i].fd, bytes, (size_t)got))
+			if (got <= 0 || send_all(fds[!i].fd, bytes, (size_t)got))
 				return;
 		}
 }

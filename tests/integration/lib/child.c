@@ -379,7 +379,7 @@ int child_main(int fd)
 	/* Under Yama, let the test's other processes access this one's memory. */
 	prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY);
 	alarm(LIFE);
-	while (harness_read(fd, &command, sizeof(command)) == 0) {
+	while (read_all(fd, &command, sizeof(command)) == 0) {
 		const void *bytes = &data;
 
 		memset(&answer, 0, sizeof(answer));
@@ -389,8 +389,8 @@ int child_main(int fd)
 		if (command.op == CHILD_FETCH)
 			bytes = fetched ? fetched : memories[command.index].base + command.offset;
 		hidden_begin();
-		gone = harness_write(fd, &answer, sizeof(answer)) != 0 ||
-		       harness_write(fd, bytes, answer.length) != 0;
+		gone = send_all(fd, &answer, sizeof(answer)) != 0 ||
+		       send_all(fd, bytes, answer.length) != 0;
 		hidden_end();
 		free(fetched);
 		fetched = NULL;

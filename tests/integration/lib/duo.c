@@ -179,6 +179,43 @@ void expect(uint32_t here, uint32_t there, const char *ways, const char *transpo
 	duo_close(&duo);
 }
 
+void expect_cancelled(uint32_t here, uint32_t there, const char *way)
+{
+	struct wh_batch *batch;
+	struct duo duo;
+
+	harness_limit(60);
+	for (uint32_t op = WH_READ; op <= WH_WRITE; op++) {
+		duo_open(&duo, here, there, "staged");
+		settle(&duo, "rdma", way);
+		batch = whole(&duo, op);
+		want(0, batch_run(batch));
+		nics_hold(true);
+		want(0, wh_batch_submit(batch));
+		want(-ETIMEDOUT, wh_batch_wait(batch, 50 * MS));
+		want(0, wh_batch_cancel(batch));
+		nics_hold(false);
+		want(-ECANCELED, wh_batch_poll(batch));
+		want(0, wh_batch_free(batch));
+		exchange(&duo, "rdma", way, NULL);
+		duo_close(&duo);
+	}
+}
+
+void expect_tcp_after_break(struct duo *duo, uint32_t op, const char *way, uint64_t seed)
+{
+	struct wh_batch *batch = whole(duo, op);
+
+	settle(duo, "rdma", way);
+	duo_fill(duo, op, seed);
+	nics_fail(12, 2);
+	want(0, batch_run(batch));
+	nics_fail(0, 0);
+	want_same(duo, seed);
+	want_way(batch, "tcp", "no acknowledgement", NULL);
+	want(0, wh_batch_free(batch));
+}
+
 void want_rails(struct wh_batch *batch, bool first, bool second)
 {
 	int64_t end = now() + 3 * PATIENCE;

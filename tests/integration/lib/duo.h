@@ -63,6 +63,12 @@ void exchange(struct duo *duo, const char *transport, const char *first, const c
 void expect(uint32_t here, uint32_t there, const char *ways, const char *transport,
 	    const char *first, const char *second);
 
+/* Cancel a batch while the NICs are held, in both directions; then exchange(). `way`: in the
+ * explanation of what rdma_gpu=staged does. */
+void expect_cancelled(uint32_t here, uint32_t there, const char *way);
+/* Break the connection while the slots of a batch are on their way: tcp must move all bytes. */
+void expect_tcp_after_break(struct duo *duo, uint32_t op, const char *way, uint64_t seed);
+
 /* A test of this kind. duo_end() removes its environment variables, also after a failure. */
 #define ON_FAKES(function)                                                                         \
 	{                                                                                          \

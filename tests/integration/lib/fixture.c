@@ -224,6 +224,28 @@ void want_route(const struct fixture *f, struct wh_batch *batch, uint64_t bytes)
 	fail_msg("no route has moved a byte");
 }
 
+unsigned int peer_mappings(void **at, char rights[5])
+{
+	FILE *file = fopen("/proc/self/maps", "re");
+	unsigned long start, end;
+	unsigned int count = 0;
+	char line[512], mode[5];
+
+	want_true(file != NULL, "no /proc");
+	while (fgets(line, sizeof(line), file)) {
+		if (!strstr(line, "/memfd:wherry (") ||
+		    sscanf(line, "%lx-%lx %4s", &start, &end, mode) != 3)
+			continue;
+		count++;
+		if (at)
+			*at = (void *)start;
+		if (rights)
+			memcpy(rights, mode, sizeof(mode));
+	}
+	fclose(file);
+	return count;
+}
+
 int move(const struct fixture *f, uint32_t op, uint64_t local_offset, uint64_t remote_offset,
 	 uint64_t length)
 {

@@ -83,6 +83,10 @@ int wait_end(struct waiting *waiting);
 /* All `bytes` of the batch must have gone by the fixture's route. */
 void want_route(const struct fixture *f, struct wh_batch *batch, uint64_t bytes);
 
+/* The number of shm's mappings of peers' memory in this process. *at and `rights` (may be NULL)
+ * receive the last one's address and rights ("r--s"). */
+unsigned int peer_mappings(void **at, char rights[5]);
+
 /* Run one transfer in a batch of its own; return the status. */
 int move(const struct fixture *f, uint32_t op, uint64_t local_offset, uint64_t remote_offset,
 	 uint64_t length);

@@ -140,7 +140,7 @@ void want_text_at(long long value, const char *word, long long got, const char *
 	_fail(file, line);
 }
 
-int harness_read(int fd, void *out, size_t length)
+int read_all(int fd, void *out, size_t length)
 {
 	char *at = out;
 
@@ -157,7 +157,7 @@ int harness_read(int fd, void *out, size_t length)
 	return 0;
 }
 
-int harness_write(int fd, const void *in, size_t length)
+int send_all(int fd, const void *in, size_t length)
 {
 	const char *at = in;
 
@@ -487,18 +487,18 @@ static void child_lost(struct child *child)
 
 static void send_command(struct child *child, const struct child_command *command)
 {
-	if (harness_write(child->fd, command, sizeof(*command)) != 0)
+	if (send_all(child->fd, command, sizeof(*command)) != 0)
 		child_lost(child);
 }
 
 /* Receive the answer and at most `room` bytes of data after it. */
 static int receive(struct child *child, struct child_answer *answer, void *data, size_t room)
 {
-	if (harness_read(child->fd, answer, sizeof(*answer)) != 0)
+	if (read_all(child->fd, answer, sizeof(*answer)) != 0)
 		child_lost(child);
 	if (answer->length > room)
 		fail_msg("child %s sent too much", child->name);
-	if (answer->length && harness_read(child->fd, data, answer->length) != 0)
+	if (answer->length && read_all(child->fd, data, answer->length) != 0)
 		child_lost(child);
 	return answer->status;
 }

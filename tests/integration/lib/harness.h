@@ -166,6 +166,10 @@ uint64_t resident(void); /* bytes */
 /* Wait until at most `most` descriptors are open. False: `patience` (ns) has passed. */
 bool fds_back_to(unsigned int most, int64_t patience);
 
+/* Read or send all `length` bytes; from any thread. 0, or -1 if the other side is gone. */
+int read_all(int fd, void *out, size_t length);
+int send_all(int fd, const void *in, size_t length);
+
 /* ---- child processes --------------------------------------------------- */
 
 /* Memory kinds besides those of enum wh_memory_kind. */
@@ -322,10 +326,6 @@ struct child_answer {
 	char name[64], url[96], transport[16];
 	char explain[1024];
 };
-
-/* Read or write all `length` bytes. 0, or -1 if the other side is gone. */
-int harness_read(int fd, void *out, size_t length);
-int harness_write(int fd, const void *in, size_t length);
 
 int child_main(int fd);
 

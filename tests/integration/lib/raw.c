@@ -2,6 +2,8 @@
 /* raw.c: speak the protocol by hand: frames, handshakes with proofs, requests */
 #include "raw.h"
 
+#include "harness.h"
+
 #include <errno.h>
 #include <netdb.h>
 #include <netinet/in.h>
@@ -61,47 +63,13 @@ int raw_unix(const char *name)
 		      offsetof(struct sockaddr_un, sun_path) + 1 + length);
 }
 
-int raw_send(int fd, const void *bytes, size_t length)
-{
-	const char *at = bytes;
-
-	while (length) {
-		ssize_t n = send(fd, at, length, MSG_NOSIGNAL);
-
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n <= 0)
-			return -1;
-		at += n;
-		length -= (size_t)n;
-	}
-	return 0;
-}
-
 int raw_send_frame(int fd, uint16_t type, uint16_t flags, const void *payload, size_t length)
 {
 	uint8_t header[WH_FRAME_HEADER];
 	struct wh_frame frame = { .length = (uint32_t)length, .type = type, .flags = flags };
 
 	wh_frame_encode(header, &frame);
-	return raw_send(fd, header, sizeof(header)) ? -1 : raw_send(fd, payload, length);
-}
-
-int raw_receive(int fd, void *bytes, size_t length)
-{
-	char *at = bytes;
-
-	while (length) {
-		ssize_t n = recv(fd, at, length, 0);
-
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n <= 0)
-			return -1;
-		at += n;
-		length -= (size_t)n;
-	}
-	return 0;
+	return send_all(fd, header, sizeof(header)) ? -1 : send_all(fd, payload, length);
 }
 
 static int drop(int fd, uint64_t length)
@@ -111,7 +79,7 @@ static int drop(int fd, uint64_t length)
 	while (length) {
 		size_t n = length < sizeof(bytes) ? (size_t)length : sizeof(bytes);
 
-		if (raw_receive(fd, bytes, n))
+		if (read_all(fd, bytes, n))
 			return -1;
 		length -= n;
 	}
@@ -123,10 +91,10 @@ int raw_receive_frame(int fd, struct wh_frame *frame, void *payload, size_t room
 	uint8_t header[WH_FRAME_HEADER];
 	size_t kept;
 
-	if (raw_receive(fd, header, sizeof(header)) || wh_frame_decode(header, frame))
+	if (read_all(fd, header, sizeof(header)) || wh_frame_decode(header, frame))
 		return -1;
 	kept = frame->length < room ? frame->length : room;
-	if (raw_receive(fd, payload, kept) || drop(fd, frame->length - kept))
+	if (read_all(fd, payload, kept) || drop(fd, frame->length - kept))
 		return -1;
 	return (int)frame->length;
 }
@@ -248,7 +216,7 @@ int raw_shake(int fd, const struct wh_hello *hello, const uint8_t *key, struct r
 	int length, error;
 
 	out->hello_length = raw_hello_bytes(out->hello, hello);
-	if (raw_send(fd, out->hello, out->hello_length))
+	if (send_all(fd, out->hello, out->hello_length))
 		return -1;
 	length = raw_receive_frame(fd, &frame, out->welcome, sizeof(out->welcome));
 	if (length < 0)
@@ -373,9 +341,9 @@ int raw_request(int fd, uint8_t op, uint64_t id, const struct wh_extent *extents
 	}
 	request.meta = (uint32_t)wh_extents_end(&writer);
 	wh_request_encode(bytes, &request);
-	if (raw_send(fd, bytes, WH_REQUEST_SIZE + request.meta))
+	if (send_all(fd, bytes, WH_REQUEST_SIZE + request.meta))
 		return -1;
-	return payload ? raw_send(fd, payload, length) : 0;
+	return payload ? send_all(fd, payload, length) : 0;
 }
 
 int raw_response(int fd, struct wh_response *response, struct raw_error *errors, uint32_t most,
@@ -383,16 +351,16 @@ int raw_response(int fd, struct wh_response *response, struct raw_error *errors,
 {
 	uint8_t bytes[WH_RESPONSE_SIZE];
 
-	if (raw_receive(fd, bytes, sizeof(bytes)) || wh_response_decode(bytes, response) ||
+	if (read_all(fd, bytes, sizeof(bytes)) || wh_response_decode(bytes, response) ||
 	    response->errors > most || response->bytes > room)
 		return -1;
 	for (uint32_t i = 0; i < response->errors; i++) {
 		struct wh_bytes in = { bytes, bytes + WH_RESPONSE_ERROR_SIZE, false };
 
-		if (raw_receive(fd, bytes, WH_RESPONSE_ERROR_SIZE))
+		if (read_all(fd, bytes, WH_RESPONSE_ERROR_SIZE))
 			return -1;
 		errors[i].extent = wh_take32(&in);
 		errors[i].error = (int32_t)wh_take32(&in);
 	}
-	return raw_receive(fd, payload, response->bytes);
+	return read_all(fd, payload, response->bytes);
 }

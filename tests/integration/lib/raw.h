@@ -14,12 +14,10 @@
 int raw_connect(const char *url);
 int raw_unix(const char *name);
 
-/* 0, or -1 if the other side has closed the connection. */
-int raw_send(int fd, const void *bytes, size_t length);
+/* Send a frame: 0, or -1 if the other side has closed the connection. send_all() and read_all() of
+ * harness.h move plain bytes. */
 int raw_send_frame(int fd, uint16_t type, uint16_t flags, const void *payload, size_t length);
 
-/* Read exactly `length` bytes: 0, or -1. */
-int raw_receive(int fd, void *bytes, size_t length);
 /* Read one frame; bytes beyond `room` are dropped. Returns the length of the payload, or -1. */
 int raw_receive_frame(int fd, struct wh_frame *frame, void *payload, size_t room);
 

@@ -333,7 +333,7 @@ static int dial(const char *path)
 	return fd;
 }
 
-static size_t read_all(int fd, uint8_t *bytes, size_t room)
+static size_t read_to_end(int fd, uint8_t *bytes, size_t room)
 {
 	size_t got = 0;
 	ssize_t more;
@@ -350,7 +350,7 @@ static void observe(const char *path, struct wh_observation *out)
 	size_t length;
 
 	want(WH_OBSERVE_REQUEST_SIZE, write(fd, WH_OBSERVE_REQUEST, WH_OBSERVE_REQUEST_SIZE));
-	length = read_all(fd, bytes, sizeof(bytes));
+	length = read_to_end(fd, bytes, sizeof(bytes));
 	close(fd);
 	want(0, wh_observation_parse(bytes, length, out));
 }
@@ -418,7 +418,7 @@ static void observer__that_hangs(void **state)
 	silent[0] = dial(wh_engine_observer_path(f.engine));
 	/* In another version: it is told ours. */
 	want(8, write(silent[0], "wherry?\377", 8));
-	want(WH_OBSERVED_HEADER, read_all(silent[0], header, sizeof(header)));
+	want(WH_OBSERVED_HEADER, read_to_end(silent[0], header, sizeof(header)));
 	want(WH_OBSERVED_VERSION, header[4]);
 	close(silent[0]);
 	silent[0] = dial(wh_engine_observer_path(f.engine));
@@ -469,7 +469,7 @@ static void observer__without_descriptors(void **state)
 	used = cpu_time() - used;
 	want(0, setrlimit(RLIMIT_NOFILE, &limit));
 	want_true(used < 100 * MS, "%lld ms of processor in half a second", (long long)(used / MS));
-	want(WH_OBSERVED_HEADER, read_all(fd, header, sizeof(header)));
+	want(WH_OBSERVED_HEADER, read_to_end(fd, header, sizeof(header)));
 	close(fd);
 	fixture_close(&f);
 	want(0, rmdir(directory));

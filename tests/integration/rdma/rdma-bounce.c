@@ -149,7 +149,6 @@ static void rails__one_breaks(void **state)
  * rdma. */
 static void rails__last_breaks(void **state)
 {
-	struct wh_batch *batch;
 	struct duo duo;
 
 	(void)state;
@@ -158,17 +157,8 @@ static void rails__last_breaks(void **state)
 		duo_open(&duo, kind ? WH_MEMORY_DEVICE : WH_MEMORY_PAGEABLE, WH_MEMORY_DEVICE,
 			 "staged");
 		settle(&duo, "rdma", STAGED_THERE);
-		for (uint32_t op = WH_READ; op <= WH_WRITE; op++) {
-			batch = whole(&duo, op);
-			settle(&duo, "rdma", STAGED_THERE);
-			duo_fill(&duo, op, 20 + op);
-			nics_fail(12, 2);
-			want(0, batch_run(batch));
-			nics_fail(0, 0);
-			want_same(&duo, 20 + op);
-			want_way(batch, "tcp", "no acknowledgement", NULL);
-			want(0, wh_batch_free(batch));
-		}
+		for (uint32_t op = WH_READ; op <= WH_WRITE; op++)
+			expect_tcp_after_break(&duo, op, STAGED_THERE, 20 + op);
 		exchange(&duo, "rdma", STAGED_THERE, NULL);
 		duo_close(&duo);
 	}
@@ -176,39 +166,16 @@ static void rails__last_breaks(void **state)
 
 /* ---- cancelled, failed, gone ----------------------------------------------------------------- */
 
-static void cancelled(uint32_t here)
-{
-	struct wh_batch *batch;
-	struct duo duo;
-
-	harness_limit(60);
-	for (uint32_t op = WH_READ; op <= WH_WRITE; op++) {
-		duo_open(&duo, here, WH_MEMORY_DEVICE, "staged");
-		settle(&duo, "rdma", STAGED_THERE);
-		batch = whole(&duo, op);
-		want(0, batch_run(batch));
-		nics_hold(true);
-		want(0, wh_batch_submit(batch));
-		want(-ETIMEDOUT, wh_batch_wait(batch, 50 * MS));
-		want(0, wh_batch_cancel(batch));
-		nics_hold(false);
-		want(-ECANCELED, wh_batch_poll(batch));
-		want(0, wh_batch_free(batch));
-		exchange(&duo, "rdma", STAGED_THERE, NULL);
-		duo_close(&duo);
-	}
-}
-
 static void cancelled__staged_there(void **state)
 {
 	(void)state;
-	cancelled(WH_MEMORY_PAGEABLE);
+	expect_cancelled(WH_MEMORY_PAGEABLE, WH_MEMORY_DEVICE, STAGED_THERE);
 }
 
 static void cancelled__staged_at_both_ends(void **state)
 {
 	(void)state;
-	cancelled(WH_MEMORY_DEVICE);
+	expect_cancelled(WH_MEMORY_DEVICE, WH_MEMORY_DEVICE, STAGED_THERE);
 }
 
 /* The owner's GPU refuses one copy: by the next transport, and the reason is told. */

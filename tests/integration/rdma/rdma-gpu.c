@@ -179,46 +179,20 @@ static void refused__in_the_middle(void **state)
 /* The connection breaks while a slot is on its way: all of it goes by tcp. */
 static void staged__broken(void **state)
 {
-	struct wh_batch *batch;
 	struct duo duo;
 
 	(void)state;
 	for (uint32_t op = WH_READ; op <= WH_WRITE; op++) {
 		duo_open(&duo, WH_MEMORY_DEVICE, WH_MEMORY_PAGEABLE, "staged");
-		settle(&duo, "rdma", "staged");
-		batch = whole(&duo, op);
-		want(0, batch_run(batch));
-		duo_fill(&duo, op, 7);
-		nics_fail(12, 2);
-		want(0, batch_run(batch));
-		want_same(&duo, 7);
-		want_way(batch, "tcp", "no acknowledgement", NULL);
-		want(0, wh_batch_free(batch));
+		expect_tcp_after_break(&duo, op, "staged", 7);
 		duo_close(&duo);
 	}
 }
 
 static void staged__cancelled(void **state)
 {
-	struct wh_batch *batch;
-	struct duo duo;
-
 	(void)state;
-	for (uint32_t op = WH_READ; op <= WH_WRITE; op++) {
-		duo_open(&duo, WH_MEMORY_DEVICE, WH_MEMORY_PAGEABLE, "staged");
-		settle(&duo, "rdma", "staged");
-		batch = whole(&duo, op);
-		want(0, batch_run(batch));
-		nics_hold(true);
-		want(0, wh_batch_submit(batch));
-		want(-ETIMEDOUT, wh_batch_wait(batch, 100 * MS));
-		want(0, wh_batch_cancel(batch));
-		nics_hold(false);
-		want(-ECANCELED, wh_batch_poll(batch));
-		want(0, wh_batch_free(batch));
-		exchange(&duo, "rdma", "staged", NULL);
-		duo_close(&duo);
-	}
+	expect_cancelled(WH_MEMORY_DEVICE, WH_MEMORY_PAGEABLE, "staged");
 }
 
 /* The owner is gone while slots are on their way. */

@@ -468,7 +468,7 @@ static void stranger__bytes(void **state)
 		bytes[1] = 3;
 		bytes[2] = 1;
 		bytes[3] = i % 3 ? 0 : bytes[3];
-		raw_send(fd, bytes, 1 + i * 14);
+		send_all(fd, bytes, 1 + i * 14);
 		if (i % 4)
 			shutdown(fd, SHUT_WR);
 		want_true(raw_closes(fd, SCALE(20000, 60000)), "%u: it is still open", i);

@@ -12,26 +12,6 @@
 
 static const char *const no_vm[] = { "cma=0", NULL };
 
-/* The number of mappings of peers' memory in this process; `rights` (may be NULL): those of the
- * last one. */
-static unsigned int mapped(char rights[5])
-{
-	FILE *file = fopen("/proc/self/maps", "re");
-	unsigned int count = 0;
-	char line[512], mode[5];
-
-	want_true(file != NULL, "no /proc");
-	while (fgets(line, sizeof(line), file)) {
-		if (!strstr(line, "/memfd:wherry (") || sscanf(line, "%*x-%*x %4s", mode) != 1)
-			continue;
-		count++;
-		if (rights)
-			memcpy(rights, mode, sizeof(mode));
-	}
-	fclose(file);
-	return count;
-}
-
 /* The owner is a child whose arena has the regions p0 to p3. */
 struct arena {
 	struct wh_engine *engine;
@@ -77,7 +57,7 @@ static void arena_open(struct arena *arena, const char *const *config)
 static void arena_close(struct arena *arena)
 {
 	want(0, wh_peer_close(arena->peer));
-	want(0, mapped(NULL));
+	want(0, peer_mappings(NULL, NULL));
 	want(0, wh_region_unregister(arena->region));
 	want(0, wh_engine_close(arena->engine));
 	pages_free(arena->local, LENGTH);
@@ -145,7 +125,7 @@ static void map__every_byte_published(void **state)
 		part_move(&arena, i, WH_WRITE, 10 + i, "mapped memfd", "");
 		part_move(&arena, i, WH_READ, 20 + i, "mapped memfd", "");
 	}
-	want(1, mapped(rights));
+	want(1, peer_mappings(NULL, rights));
 	assert_string_equal(rights, "rw-s");
 	arena_close(&arena);
 }
@@ -185,18 +165,18 @@ static void map__gap(void **state)
 	batch = part_batch(&arena, 3, WH_READ);
 	want(0, batch_run(batch));
 	want_way(batch, "process_vm", "not all published to this peer");
-	want(0, mapped(NULL));
+	want(0, peer_mappings(NULL, NULL));
 	/* All bytes but one, and an overlap that makes up for it in the sum of the lengths. */
 	child_region(arena.child, arena.memory, PART, PART, NULL, 0, NULL);
 	child_region(arena.child, arena.memory, 2 * PART + 1, PART - 1, "almost", 0, NULL);
 	want(0, wh_peer_find(arena.peer, "almost", PATIENCE, &remote));
 	part_move(&arena, 1, WH_READ, 2, "process_vm", "byte 131072 is not published");
-	want(0, mapped(NULL));
+	want(0, peer_mappings(NULL, NULL));
 	part_open(&arena, 2, 0);
 	want(0, wh_peer_find(arena.peer, "p2", PATIENCE, &remote));
 	want(0, batch_run(batch));
 	want_way(batch, "mapped memfd", "");
-	want(1, mapped(NULL));
+	want(1, peer_mappings(NULL, NULL));
 	want(0, wh_batch_free(batch));
 	arena_close(&arena);
 }
@@ -211,7 +191,7 @@ static void map__gap_over_tcp(void **state)
 	part_open(&arena, 0, 0);
 	part_move(&arena, 0, WH_WRITE, 1, "tcp: ", "covers only a part of its allocation");
 	part_move(&arena, 0, WH_READ, 2, "tcp: ", "setting cma");
-	want(0, mapped(NULL));
+	want(0, peer_mappings(NULL, NULL));
 	arena_close(&arena);
 }
 
@@ -251,7 +231,7 @@ static void map__ten_thousand_regions(void **state)
 	child_fill(arena.child, memory, 0, count * length, 0, 77);
 	want(0, batch_run(batch));
 	want_way(batch, "mapped memfd)", "");
-	want(1, mapped(NULL));
+	want(1, peer_mappings(NULL, NULL));
 	want(PATTERN_GOOD, pattern_check(local, count * length, 0, 77));
 	want(0, wh_batch_free(batch));
 	want(0, wh_region_unregister(all));
@@ -275,7 +255,7 @@ static void rights__read_only(void **state)
 	for (unsigned int i = 0; i < PARTS; i++)
 		part_open(&arena, i, WH_ACCESS_READ);
 	part_move(&arena, 2, WH_READ, 3, "mapped memfd", "");
-	want(1, mapped(rights));
+	want(1, peer_mappings(NULL, rights));
 	assert_string_equal(rights, "r--s");
 	want(0, wh_peer_find(arena.peer, "p2", 0, &remote));
 	write.local = arena.region;
@@ -300,7 +280,7 @@ static void mixed(const char *const *config, const char *other)
 	part_move(&arena, 0, WH_READ, 2, "mapped memfd", "");
 	part_move(&arena, 1, WH_READ, 3, "mapped memfd", "");
 	part_move(&arena, 3, WH_WRITE, 4, other, "for reading only");
-	want(1, mapped(rights));
+	want(1, peer_mappings(NULL, rights));
 	assert_string_equal(rights, "r--s");
 	arena_close(&arena);
 }
@@ -328,7 +308,7 @@ static void rights__write_only_part(void **state)
 		part_open(&arena, i, i == 1 ? WH_ACCESS_WRITE : 0);
 	part_move(&arena, 0, WH_WRITE, 1, "process_vm", "byte 65536 is not published");
 	part_move(&arena, 1, WH_WRITE, 2, "process_vm", "byte 65536 is not published");
-	want(0, mapped(NULL));
+	want(0, peer_mappings(NULL, NULL));
 	arena_close(&arena);
 }
 
@@ -350,15 +330,15 @@ static void end__unregistered(void **state)
 		part_move(&arena, 0, WH_WRITE, 30 + i, "mapped memfd", "");
 		want(0, batch_run(batch));
 		want_way(batch, "mapped memfd", "");
-		want(1, mapped(NULL));
+		want(1, peer_mappings(NULL, NULL));
 		/* Unregistering returns once this process has unmapped everything, and not before.
 		 * The first part has never been used here. */
 		want(0, child_unregister(arena.child, arena.parts[gone]));
-		want(0, mapped(NULL));
+		want(0, peer_mappings(NULL, NULL));
 		part_move(&arena, 0, WH_READ, 40 + i, "process_vm", "covers only a part");
 		want(0, batch_run(batch));
 		want_way(batch, "process_vm", "covers only a part");
-		want(0, mapped(NULL));
+		want(0, peer_mappings(NULL, NULL));
 		part_open(&arena, gone, 0);
 		part_move(&arena, gone, WH_WRITE, 50 + i, "mapped memfd", "");
 	}
@@ -379,17 +359,17 @@ static void end__narrowed(void **state)
 		part_open(&arena, i, 0);
 	part_move(&arena, 0, WH_WRITE, 1, "mapped memfd", "");
 	want(0, child_unregister(arena.child, arena.parts[1]));
-	want(0, mapped(NULL));
+	want(0, peer_mappings(NULL, NULL));
 	part_open(&arena, 1, WH_ACCESS_READ);
 	part_move(&arena, 1, WH_READ, 2, "process_vm", "mapped for writing before");
 	part_move(&arena, 0, WH_WRITE, 3, "process_vm", "mapped for writing before");
-	want(0, mapped(NULL));
+	want(0, peer_mappings(NULL, NULL));
 	/* Another region makes all bytes writable again, whatever the narrower region allows. */
 	child_region(arena.child, arena.memory, PART, PART, "more", 0, NULL);
 	want(0, wh_peer_find(arena.peer, "more", PATIENCE, &remote));
 	part_move(&arena, 0, WH_WRITE, 4, "mapped memfd", "");
 	part_move(&arena, 1, WH_READ, 5, "mapped memfd", "");
-	want(1, mapped(NULL));
+	want(1, peer_mappings(NULL, NULL));
 	arena_close(&arena);
 }
 
@@ -405,7 +385,7 @@ static void end__not_by_one_that_comes(void **state)
 	part_move(&arena, 0, WH_WRITE, 1, "mapped memfd", "");
 	child_region(arena.child, arena.memory, PART, PART, "less", WH_ACCESS_READ, NULL);
 	part_move(&arena, 1, WH_WRITE, 2, "mapped memfd", "");
-	want(1, mapped(NULL));
+	want(1, peer_mappings(NULL, NULL));
 	arena_close(&arena);
 }
 
@@ -584,11 +564,12 @@ static void race(const char *const *config)
 		int64_t end = now() + PATIENCE;
 
 		/* Wait for the next mapping, if the last unregistration left time for one. */
-		while (!mapped(NULL) && now() < end && !copiers[0].failures && !copiers[1].failures)
+		while (!peer_mappings(NULL, NULL) && now() < end && !copiers[0].failures &&
+		       !copiers[1].failures)
 			sched_yield();
-		seen += mapped(NULL);
+		seen += peer_mappings(NULL, NULL);
 		want(0, child_unregister(arena.child, arena.parts[2 + i % 2]));
-		want(0, mapped(NULL));
+		want(0, peer_mappings(NULL, NULL));
 		part_open(&arena, 2 + i % 2, 0);
 	}
 	atomic_store(&stop, true);

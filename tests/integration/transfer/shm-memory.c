@@ -10,29 +10,6 @@
 
 #define LENGTH (1 * MIB)
 
-/* The number of mappings of peers' memory in this process; *at and `rights`: the last one's. */
-static unsigned int mapped(void **at, char rights[5])
-{
-	FILE *file = fopen("/proc/self/maps", "re");
-	unsigned long start, end;
-	unsigned int count = 0;
-	char line[512], mode[5];
-
-	want_true(file != NULL, "no /proc");
-	while (fgets(line, sizeof(line), file)) {
-		if (!strstr(line, "/memfd:wherry (") ||
-		    sscanf(line, "%lx-%lx %4s", &start, &end, mode) != 3)
-			continue;
-		count++;
-		if (at)
-			*at = (void *)start;
-		if (rights)
-			memcpy(rights, mode, sizeof(mode));
-	}
-	fclose(file);
-	return count;
-}
-
 /* A target in a process of its own, and one region of ours. */
 struct shm {
 	struct wh_engine *engine;
@@ -65,7 +42,7 @@ static void shm_end(struct shm *shm)
 	want(0, wh_region_unregister(shm->region));
 	want(0, wh_engine_close(shm->engine));
 	pages_free(shm->local, LENGTH);
-	want(0, mapped(NULL, NULL));
+	want(0, peer_mappings(NULL, NULL));
 	if (shm->child)
 		child_exit(shm->child);
 }
@@ -111,11 +88,11 @@ static void map__whole_allocation(void **state)
 	shm_begin(&shm, NULL, NULL);
 	memory = child_memory(shm.child, WH_MEMORY_SHARED, LENGTH - 100);
 	child_region(shm.child, memory, 0, LENGTH - 100, "all", 0, NULL);
-	want(0, mapped(NULL, NULL));
+	want(0, peer_mappings(NULL, NULL));
 	pattern_fill(shm.local, LENGTH, 0, 7);
 	want(0, transfer(&shm, "all", WH_WRITE, LENGTH - 100, detail));
 	assert_string_equal(detail, "mapped memfd");
-	want(1, mapped(NULL, rights));
+	want(1, peer_mappings(NULL, rights));
 	assert_string_equal(rights, "rw-s");
 	want(PATTERN_GOOD, child_check(shm.child, memory, 0, LENGTH - 100, 0, 7));
 	shm_end(&shm);
@@ -150,7 +127,7 @@ static void map__never_a_part(void **state)
 	memory = child_memory(shm.child, WH_MEMORY_PAGEABLE, LENGTH);
 	child_region(shm.child, memory, 0, LENGTH, "private", 0, NULL);
 	want_text(-EOPNOTSUPP, "shared memory", transfer(&shm, "private", WH_READ, 8, NULL));
-	want(0, mapped(NULL, NULL));
+	want(0, peer_mappings(NULL, NULL));
 	shm_end(&shm);
 }
 
@@ -168,7 +145,7 @@ static void map__part_by_process_vm(void **state)
 	want(0, transfer(&shm, "part", WH_READ, LENGTH - 4096, detail));
 	assert_string_equal(detail, "process_vm");
 	want(PATTERN_GOOD, pattern_check(shm.local, LENGTH - 4096, 4096, 3));
-	want(0, mapped(NULL, NULL));
+	want(0, peer_mappings(NULL, NULL));
 	shm_end(&shm);
 }
 
@@ -190,7 +167,7 @@ static void rights__read_only(void **state)
 	want(0, transfer(&shm, "ro", WH_READ, LENGTH, NULL));
 	want(PATTERN_GOOD, pattern_check(shm.local, LENGTH, 0, 5));
 	want(-EACCES, transfer(&shm, "ro", WH_WRITE, 8, NULL));
-	want(1, mapped(&at, rights));
+	want(1, peer_mappings(&at, rights));
 	assert_string_equal(rights, "r--s");
 	want(-1, mprotect(at, LENGTH, PROT_READ | PROT_WRITE));
 	snprintf(path, sizeof(path), "/proc/self/map_files/%lx-%lx", (unsigned long)at,
@@ -237,7 +214,7 @@ static void rights__two_regions(void **state)
 		assert_string_equal(detail, "mapped memfd");
 		want(-EACCES, transfer(&shm, "ro", WH_WRITE, 8, NULL));
 		want(PATTERN_GOOD, pattern_check(shm.local, LENGTH, 0, 11 + i));
-		want(1, mapped(NULL, NULL));
+		want(1, peer_mappings(NULL, NULL));
 		shm_end(&shm);
 	}
 }
@@ -322,10 +299,10 @@ static void gone__unregistered(void **state)
 	for (unsigned int i = 0; i < 5; i++) {
 		region = child_region(shm.child, memory, 0, LENGTH, "here", 0, NULL);
 		want(0, transfer(&shm, "here", WH_WRITE, LENGTH, NULL));
-		want(1, mapped(NULL, NULL));
+		want(1, peer_mappings(NULL, NULL));
 		/* Unregistering returns when this process has unmapped the memory, not before. */
 		want(0, child_unregister(shm.child, region));
-		want(0, mapped(NULL, NULL));
+		want(0, peer_mappings(NULL, NULL));
 		want(-ENOENT, wh_peer_find(shm.peer, "here", 0, &remote));
 	}
 	want(0, child_free(shm.child, memory));
@@ -353,16 +330,16 @@ static void gone__after_a_reconnect(void **state)
 
 		region = child_region(shm.child, memory, 0, LENGTH, "here", 0, NULL);
 		want(0, transfer(&shm, "here", WH_WRITE, LENGTH, NULL));
-		want(1, mapped(NULL, NULL));
+		want(1, peer_mappings(NULL, NULL));
 		want(1, proxy_cut(proxy, PROXY_CONTROL));
 		while (proxy_accepted(proxy) == accepted && now() < end)
 			sleep_ms(1);
 		while ((error = transfer(&shm, "here", WH_READ, LENGTH, NULL)) && now() < end)
 			sleep_ms(5);
 		want(0, error);
-		want(1, mapped(NULL, NULL));
+		want(1, peer_mappings(NULL, NULL));
 		want(0, child_unregister(shm.child, region));
-		want(0, mapped(NULL, NULL));
+		want(0, peer_mappings(NULL, NULL));
 	}
 	shm_end(&shm);
 	proxy_stop(proxy);
