@@ -214,8 +214,7 @@ static int engine_check_transports(const struct wh_config *config)
 		snprintf(name, sizeof(name), "%.*s", (int)span, list);
 		if (wh_transport_by_name(name) == WH_TRANSPORT_COUNT)
 			return wh_fail(EINVAL,
-				       "transports: there is no transport \"%s\"; known "
-				       "are %s",
+				       "transports: there is no transport \"%s\"; known are %s",
 				       name, wh_transport_names());
 		list += span + (list[span] == ',');
 	}

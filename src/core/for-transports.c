@@ -185,9 +185,7 @@ void wh_session_touches(struct wh_session *session)
 
 void wh_session_keyed(struct wh_session *session)
 {
-	/* Each request may say so: write the shared cache line once. */
-	if (!atomic_load(&session->keyed))
-		atomic_store(&session->keyed, true);
+	atomic_store(&session->keyed, true);
 }
 
 void wh_session_count(struct wh_session *session, uint32_t op, uint64_t bytes)
@@ -248,12 +246,12 @@ void wh_notify_lock(struct wh_peer *peer)
 	pthread_mutex_lock(&peer->notify_lock);
 }
 
-unsigned wh_notify_unconfirmed(const struct wh_peer *peer)
-{
-	return peer->notify_count;
-}
-
 void wh_notify_unlock(struct wh_peer *peer)
 {
 	pthread_mutex_unlock(&peer->notify_lock);
+}
+
+unsigned wh_notify_unconfirmed(const struct wh_peer *peer)
+{
+	return peer->notify_count;
 }
