@@ -51,7 +51,9 @@ static void fragment_move(const struct delay_peer *delay, struct wh_fragment *fr
 		struct wh_region_entry *entry = wh_region_entry_enter(regions, pair.remote);
 
 		if (!entry) {
-			wh_fragment_fail(fragment, pair.index, -ESTALE, "its region has gone");
+			wh_fragment_fail(fragment, pair.index, -ESTALE,
+					 "region %#llx was unregistered before its bytes were due",
+					 (unsigned long long)pair.remote);
 			continue;
 		}
 		remote = (char *)(uintptr_t)entry->address + pair.offset;
