@@ -311,15 +311,8 @@ int wh_plan(struct wh_batch *batch)
 static uint64_t plan_regions(const struct wh_fragment *fragment, uint64_t index,
 			     const struct wh_region **local)
 {
-	const struct wh_item *item;
-
-	if (fragment->blocks) {
-		*local = fragment->blocks->bases[index].local;
-		return fragment->blocks->bases[index].remote;
-	}
-	item = &fragment->items[index];
-	*local = item->local;
-	return item->remote;
+	*local = wh_fragment_local(fragment, index);
+	return wh_fragment_remote(fragment, index);
 }
 
 uint32_t wh_plan_again(const struct wh_fragment *fragment)

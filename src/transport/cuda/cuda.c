@@ -270,7 +270,7 @@ static void describe_fragment(const struct wh_fragment *fragment,
 
 /* A walk over a batch's fragments, with the mappings of each one's first transfer or base. */
 struct mapping_walk {
-	bool (*each)(struct mapping_walk *mapping_walk, const struct wh_fragment *fragment,
+	bool (*each)(struct mapping_walk *walk, const struct wh_fragment *fragment,
 		     const struct wh_device_mapping *local,
 		     const struct wh_device_mapping *remote); /* false: stop */
 	struct wh_cuda_peer *cuda;
@@ -282,7 +282,7 @@ struct mapping_walk {
 
 /* True: no `each` has stopped the walk. */
 static bool batch_walk(struct wh_peer *peer, void *state, const struct wh_batch *batch,
-		       struct mapping_walk *mapping_walk)
+		       struct mapping_walk *walk)
 {
 	struct wh_region_table *entries = wh_peer_is_self(peer) ?
 						  wh_engine_regions(wh_peer_engine(peer)) :
@@ -291,8 +291,8 @@ static bool batch_walk(struct wh_peer *peer, void *state, const struct wh_batch 
 	struct wh_fragment *fragment = NULL;
 	bool more = true;
 
-	mapping_walk->cuda = cuda;
-	mapping_walk->gpus = wh_engine_gpus(wh_peer_engine(peer));
+	walk->cuda = cuda;
+	walk->gpus = wh_engine_gpus(wh_peer_engine(peer));
 	/* Under this lock no region of ours is unregistered, which would free its mapping. */
 	pthread_mutex_lock(&cuda->mappings->lock);
 	while (more && (fragment = wh_batch_fragment(batch, WH_TRANSPORT_CUDA, fragment))) {
@@ -306,30 +306,26 @@ static bool batch_walk(struct wh_peer *peer, void *state, const struct wh_batch 
 			continue;
 		wh_cuda_mappings(&op, fragment->first, &local, &remote);
 		if (local && remote)
-			more = mapping_walk->each(mapping_walk, fragment, local, remote);
+			more = walk->each(walk, fragment, local, remote);
 		wh_region_entry_leave(entry);
 	}
 	pthread_mutex_unlock(&cuda->mappings->lock);
 	return more;
 }
 
-static bool walk_describe_first(struct mapping_walk *mapping_walk,
-				const struct wh_fragment *fragment,
+static bool walk_describe_first(struct mapping_walk *walk, const struct wh_fragment *fragment,
 				const struct wh_device_mapping *local,
 				const struct wh_device_mapping *remote)
 {
-	describe_fragment(fragment, local, remote, mapping_walk->gpus, mapping_walk->text,
-			  mapping_walk->size);
-	return !*mapping_walk->text;
+	describe_fragment(fragment, local, remote, walk->gpus, walk->text, walk->size);
+	return !*walk->text;
 }
 
 /* What moves the first fragment. */
 static void cuda_describe_how(struct wh_peer *peer, void *state, const struct wh_batch *batch,
 			      char *out, size_t size)
 {
-	struct mapping_walk mapping_walk = { .each = walk_describe_first,
-					     .text = out,
-					     .size = size };
+	struct mapping_walk walk = { .each = walk_describe_first, .text = out, .size = size };
 	const struct wh_fragment *fragment = NULL;
 
 	while ((fragment = wh_batch_fragment(batch, WH_TRANSPORT_CUDA, fragment))) {
@@ -340,54 +336,50 @@ static void cuda_describe_how(struct wh_peer *peer, void *state, const struct wh
 			return;
 		}
 	}
-	batch_walk(peer, state, batch, &mapping_walk);
+	batch_walk(peer, state, batch, &walk);
 }
 
-static bool walk_describe_kernels(struct mapping_walk *mapping_walk,
-				  const struct wh_fragment *fragment,
+static bool walk_describe_kernels(struct mapping_walk *walk, const struct wh_fragment *fragment,
 				  const struct wh_device_mapping *local,
 				  const struct wh_device_mapping *remote)
 {
 	(void)fragment;
-	return !wh_gpus_describe(mapping_walk->gpus, local->device, mapping_walk->text,
-				 mapping_walk->size) &&
-	       !wh_gpus_describe(mapping_walk->gpus, remote->device, mapping_walk->text,
-				 mapping_walk->size);
+	return !wh_gpus_describe(walk->gpus, local->device, walk->text, walk->size) &&
+	       !wh_gpus_describe(walk->gpus, remote->device, walk->text, walk->size);
 }
 
 static void cuda_describe(struct wh_peer *peer, void *state, const struct wh_batch *batch,
 			  struct wh_description *out)
 {
 	/* Why there is no kernel, where one would be better. */
-	struct mapping_walk mapping_walk = { .each = walk_describe_kernels,
-					     .text = out->memory,
-					     .size = sizeof(out->memory) };
+	struct mapping_walk walk = { .each = walk_describe_kernels,
+				     .text = out->memory,
+				     .size = sizeof(out->memory) };
 
 	cuda_describe_how(peer, state, batch, out->how, sizeof(out->how));
-	batch_walk(peer, state, batch, &mapping_walk);
+	batch_walk(peer, state, batch, &walk);
 }
 
-static bool walk_estimate(struct mapping_walk *mapping_walk, const struct wh_fragment *fragment,
+static bool walk_estimate(struct mapping_walk *walk, const struct wh_fragment *fragment,
 			  const struct wh_device_mapping *local,
 			  const struct wh_device_mapping *remote)
 {
 	uint64_t length = fragment->transfers ? fragment->bytes / fragment->transfers : 0;
 	bool staged;
 	struct wh_gpu_stream *stream =
-		fragment_stream(fragment, local, remote, mapping_walk->gpus, &staged);
-	struct wh_estimate *estimate = mapping_walk->estimate;
+		fragment_stream(fragment, local, remote, walk->gpus, &staged);
+	struct wh_estimate *estimate = walk->estimate;
 	struct wh_cuda_time ns;
 	double kernel, copies;
 	const char *backend;
 	uint32_t ctas;
 
-	if (wh_cuda_few_describe(mapping_walk->cuda, fragment, false, &backend, &ns)) {
+	if (wh_cuda_few_describe(walk->cuda, fragment, false, &backend, &ns)) {
 		estimate->duration += (uint64_t)ns.ns;
 		estimate->measured = estimate->measured && ns.measured;
 		return true;
 	}
-	if (staged && length &&
-	    wh_cuda_stage_time(fragment, local, remote, mapping_walk->gpus, &ns)) {
+	if (staged && length && wh_cuda_stage_time(fragment, local, remote, walk->gpus, &ns)) {
 		estimate->duration += (uint64_t)ns.ns;
 		estimate->measured = estimate->measured && ns.measured;
 		return true;
@@ -407,7 +399,7 @@ static bool walk_estimate(struct mapping_walk *mapping_walk, const struct wh_fra
 static bool cuda_estimate(struct wh_peer *peer, enum wh_transport_id id,
 			  const struct wh_batch *batch, struct wh_estimate *out)
 {
-	struct mapping_walk mapping_walk = { .each = walk_estimate, .estimate = out };
+	struct mapping_walk walk = { .each = walk_estimate, .estimate = out };
 	const struct wh_fragment *fragment = NULL;
 	const char *backend;
 
@@ -415,7 +407,7 @@ static bool cuda_estimate(struct wh_peer *peer, enum wh_transport_id id,
 	while (!wh_engine_inside(wh_peer_engine(peer)) &&
 	       (fragment = wh_batch_fragment(batch, id, fragment)))
 		wh_cuda_few_describe(wh_peer_transport(peer, id), fragment, true, &backend, NULL);
-	return batch_walk(peer, wh_peer_transport(peer, id), batch, &mapping_walk);
+	return batch_walk(peer, wh_peer_transport(peer, id), batch, &walk);
 }
 
 /* On the same host GPUs reach each other's memory, if the unix socket is there to share it. */

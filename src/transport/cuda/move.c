@@ -32,11 +32,8 @@ struct transfer_sides {
 
 static struct transfer_sides fragment_sides(const struct wh_fragment *fragment, uint64_t index)
 {
-	if (fragment->blocks)
-		return (struct transfer_sides){ fragment->blocks->bases[index].local,
-						fragment->blocks->bases[index].remote };
-	return (struct transfer_sides){ fragment->items[index].local,
-					fragment->items[index].remote };
+	return (struct transfer_sides){ wh_fragment_local(fragment, index),
+					wh_fragment_remote(fragment, index) };
 }
 
 static struct wh_region_table *op_remote_table(const struct wh_cuda_op *op)
@@ -62,13 +59,12 @@ static struct wh_device_mapping *op_remote_mapping(const struct wh_cuda_op *op,
 void wh_cuda_mappings(const struct wh_cuda_op *op, uint64_t index, struct wh_device_mapping **local,
 		      struct wh_device_mapping **remote)
 {
-	struct transfer_sides transfer_sides = fragment_sides(op->fragment, index);
+	struct transfer_sides sides = fragment_sides(op->fragment, index);
 
-	*local = atomic_load_explicit(&transfer_sides.local->transport[WH_TRANSPORT_CUDA],
+	*local = atomic_load_explicit(&sides.local->transport[WH_TRANSPORT_CUDA],
 				      memory_order_acquire);
 	*remote = op_remote_mapping(
-		op, wh_region_table_at(op_remote_table(op),
-				       wh_region_table_index(transfer_sides.remote)));
+		op, wh_region_table_at(op_remote_table(op), wh_region_table_index(sides.remote)));
 }
 
 /* ---- ending ---------------------------------------------------------------------------------- */
@@ -173,13 +169,12 @@ static bool part_put_pairs(struct wh_cuda_part *part, struct wh_gpu_stream_turn 
 	while (part->at.left) {
 		at = part->at;
 		for (n = 0; n < PAIRS && wh_fragment_next(fragment, &at, UINT64_MAX, &run); n++) {
-			struct transfer_sides transfer_sides = fragment_sides(fragment, run.index);
+			struct transfer_sides sides = fragment_sides(fragment, run.index);
 
 			if (run.index != mapped_index)
 				wh_cuda_mappings(part->op, run.index, &local, &remote);
 			mapped_index = run.index;
-			pair_make(fragment,
-				  wh_device_mapping_at(local, transfer_sides.local, run.local),
+			pair_make(fragment, wh_device_mapping_at(local, sides.local, run.local),
 				  wh_device_mapping_address(remote, part->stream->gpu->device) +
 					  run.offset,
 				  run.length, &pairs[n]);
@@ -333,17 +328,17 @@ static int op_enter(struct wh_cuda_op *op, uint64_t id, struct wh_region_entry *
  * wh_error_text(). */
 static int op_find_stream(struct wh_cuda_op *op, uint64_t index, struct wh_gpu_stream **out)
 {
-	struct transfer_sides transfer_sides = fragment_sides(op->fragment, index);
+	struct transfer_sides sides = fragment_sides(op->fragment, index);
 	struct wh_device_mappings *mappings = op->cuda->mappings;
 	struct wh_device_mapping *local, *remote;
 	struct wh_gpu_path path;
 	char why[WH_REFUSAL];
 	struct wh_region_entry *entry = NULL;
-	int error = op_enter(op, transfer_sides.remote, &entry);
+	int error = op_enter(op, sides.remote, &entry);
 
 	if (error)
 		return error;
-	error = wh_device_mapping_local(mappings, transfer_sides.local, &local, why);
+	error = wh_device_mapping_local(mappings, sides.local, &local, why);
 	if (!error)
 		error = wh_cuda_remote(op->cuda, entry, &remote, why);
 	if (error)
@@ -402,13 +397,12 @@ static int op_cut(struct wh_cuda_op *op, uint64_t *index)
 	int error;
 
 	for (uint64_t i = fragment->first; i < fragment->first + fragment->count; i++) {
-		struct transfer_sides transfer_sides = fragment_sides(fragment, i);
+		struct transfer_sides sides = fragment_sides(fragment, i);
 
 		*index = i;
-		if (part && transfer_sides.local == last.local &&
-		    transfer_sides.remote == last.remote)
+		if (part && sides.local == last.local && sides.remote == last.remote)
 			continue;
-		last = transfer_sides;
+		last = sides;
 		error = op_find_stream(op, i, &stream);
 		if (error)
 			return error;

@@ -258,8 +258,7 @@ void wh_cuda_stage(struct wh_cuda_part *part)
 		return;
 	}
 	wh_cuda_mappings(part->op, part->first, &local, &remote);
-	region = fragment->blocks ? fragment->blocks->bases[part->first].local :
-				    fragment->items[part->first].local;
+	region = wh_fragment_local(fragment, part->first);
 	stage->part = part;
 	stage->write = fragment->op == WH_WRITE;
 	stage->source.mapping = stage->write ? local : remote;

@@ -34,12 +34,8 @@ struct chain {
 const struct wh_region *rdma_fragment_regions(const struct wh_fragment *fragment, uint64_t index,
 					      uint64_t *remote)
 {
-	if (fragment->blocks) {
-		*remote = fragment->blocks->bases[index].remote;
-		return fragment->blocks->bases[index].local;
-	}
-	*remote = fragment->items[index].remote;
-	return fragment->items[index].local;
+	*remote = wh_fragment_remote(fragment, index);
+	return wh_fragment_local(fragment, index);
 }
 
 static uint64_t least(uint64_t a, uint64_t b)
