@@ -343,8 +343,8 @@ static int __init make_proc(struct proc_dir_entry **directory)
 
 static struct proc_dir_entry *proc;
 
-/* Bytes of all GPUs' BAR 1, which is a GPU's largest; its number is another where BAR 0 takes two.
- */
+/* The sum of all GPUs' BAR 1, in bytes. Take each GPU's largest BAR: where BAR 0 has 64 bits, BAR 1
+ * is not resource 1. */
 static u64 __init bar_sizes(void)
 {
 	struct pci_dev *gpu = NULL;

@@ -11,8 +11,9 @@
 
 #include "wherry_gdr.h"
 
-/* Bytes that one fault inserts, aligned in the address space: at most one page table. */
-#define STRETCH (2ul << 20)
+/* A page fault inserts the pages of one aligned range of so many bytes, which fit one page table.
+ */
+#define FAULT_RANGE (2ul << 20)
 
 #ifndef HAVE_VM_FLAGS_SET
 static void vm_flags_set(struct vm_area_struct *area, unsigned long flags)
@@ -161,8 +162,8 @@ static vm_fault_t area_fault(struct vm_fault *fault)
 {
 	struct vm_area_struct *area = fault->vma;
 	struct region *region = area->vm_private_data;
-	unsigned long address = max(fault->address & ~(STRETCH - 1), area->vm_start);
-	unsigned long end = min((fault->address & ~(STRETCH - 1)) + STRETCH, area->vm_end);
+	unsigned long address = max(fault->address & ~(FAULT_RANGE - 1), area->vm_start);
+	unsigned long end = min((fault->address & ~(FAULT_RANGE - 1)) + FAULT_RANGE, area->vm_end);
 	vm_fault_t result = VM_FAULT_SIGBUS;
 
 	if (area_prepare(area, fault->address & PAGE_MASK))

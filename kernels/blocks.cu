@@ -3,37 +3,37 @@
  * The gather-scatter kernel of blocks.h. kernels/build makes the PTX and the cubins of it that are
  * kept beside it.
  *
- * What bounds it is how many bytes are under way: loads of far memory take a microsecond. So every
- * thread has several loads in flight before it stores the first, and looks up the place of its next
- * chunk before it moves this one.
+ * A load from a peer or from the host takes about a microsecond, so speed depends on the number of
+ * bytes in flight. Each thread therefore issues several loads before its first store, and looks up
+ * the offsets of its next chunk before it moves the current one.
  *
- * It has to stay within PTX ISA 7.0: no .L1::no_allocate, no cvta.param, no multimem.
+ * Use PTX ISA 7.0 only: no .L1::no_allocate, no cvta.param, no multimem.
  */
 #include "blocks.h"
 
 typedef const struct wh_blocks_job job_t;
 
-static_assert(WH_BLOCKS_THREADS == 1 << 9, "wh_blocks_shape() counts on it");
+static_assert(WH_BLOCKS_THREADS == 1 << 9, "wh_blocks_shape() assumes 512 threads");
 
-/* Where a chunk lies, as far as it is known without waiting for a load. */
+/* Where a chunk is. The offsets are kept apart: adding them up would wait for their loads. */
 struct chunk {
 	uint64_t source, target; /* offsets of the block */
-	uint64_t at;             /* bytes into the block */
-	uint32_t base;
+	uint64_t at;             /* offset of the chunk in the block, bytes */
+	uint32_t base;           /* index of the base address */
 };
 
-/* Data is read once: it should not push the lists of offsets out of the caches. */
-template <typename V> static __device__ __forceinline__ V load(const V *from)
+/* Load with the streaming hint: data is read once, and must not evict the lists of offsets. */
+template <typename V> static __device__ __forceinline__ V load_once(const V *from)
 {
 	return __ldcs(from);
 }
 
-static __device__ __forceinline__ uint64_t offset(uint64_t list, uint64_t stride, uint32_t index)
+static __device__ __forceinline__ uint64_t offset_at(uint64_t list, uint64_t stride, uint32_t index)
 {
 	return list ? __ldg((const unsigned long long *)list + index) : stride * index;
 }
 
-static __device__ __forceinline__ chunk find(job_t &job, uint32_t item)
+static __device__ __forceinline__ chunk chunk_find(job_t &job, uint32_t item)
 {
 	uint32_t block = item, index;
 	chunk c;
@@ -49,23 +49,22 @@ static __device__ __forceinline__ chunk find(job_t &job, uint32_t item)
 		c.base = block / job.count;
 		index = block - c.base * job.count;
 	}
-	/* Not added up here: that would wait for them. */
-	c.source = offset(job.source_offsets, job.source_stride, index);
-	c.target = offset(job.target_offsets, job.target_stride, index);
+	c.source = offset_at(job.source_offsets, job.source_stride, index);
+	c.target = offset_at(job.target_offsets, job.target_stride, index);
 	return c;
 }
 
-static __device__ __forceinline__ uint64_t base_of(uint64_t list, const uint64_t *here,
+static __device__ __forceinline__ uint64_t base_at(uint64_t list, const uint64_t *here,
 						   uint32_t base)
 {
 	return list ? __ldg((const unsigned long long *)list + base) : here[base];
 }
 
-/* ---- moving one chunk, by `group` threads of which this one is `lane` ------------------------ */
+/* ---- moving one chunk with `group` threads; this thread has number `lane` among them --------- */
 
 template <typename V, int FLIGHT>
-static __device__ __forceinline__ void move(const char *from, char *to, uint32_t length,
-					    uint32_t lane, uint32_t group)
+static __device__ __forceinline__ void chunk_move(const char *from, char *to, uint32_t length,
+						  uint32_t lane, uint32_t group)
 {
 	const V *source = (const V *)from;
 	V *target = (V *)to;
@@ -76,7 +75,7 @@ static __device__ __forceinline__ void move(const char *from, char *to, uint32_t
 	for (; at + (FLIGHT - 1) * group < count; at += FLIGHT * group) {
 #pragma unroll
 		for (int k = 0; k < FLIGHT; k++)
-			value[k] = load(source + at + k * group);
+			value[k] = load_once(source + at + k * group);
 #pragma unroll
 		for (int k = 0; k < FLIGHT; k++)
 			target[at + k * group] = value[k];
@@ -86,7 +85,7 @@ static __device__ __forceinline__ void move(const char *from, char *to, uint32_t
 #pragma unroll
 	for (int k = 0; k < FLIGHT - 1; k++) {
 		if (at + k * group < count)
-			value[k] = load(source + at + k * group);
+			value[k] = load_once(source + at + k * group);
 	}
 #pragma unroll
 	for (int k = 0; k < FLIGHT - 1; k++) {
@@ -95,32 +94,32 @@ static __device__ __forceinline__ void move(const char *from, char *to, uint32_t
 	}
 }
 
-static __device__ __forceinline__ void move_bytes(const char *from, char *to, uint32_t length,
-						  uint32_t lane, uint32_t group)
+static __device__ __forceinline__ void chunk_move_bytes(const char *from, char *to, uint32_t length,
+							uint32_t lane, uint32_t group)
 {
 #pragma unroll 1
 	for (uint32_t at = lane; at < length; at += group)
 		to[at] = from[at];
 }
 
-/* Both sides have the same place within a V: bytes up to the first whole one, then those, then the
- * rest. */
+/* Both addresses have the same offset from an aligned V: move single bytes up to the first aligned
+ * V, then whole Vs, then the remaining bytes. */
 template <typename V, int FLIGHT>
-static __device__ __forceinline__ void move_even(const char *from, char *to, uint32_t length,
-						 uint32_t lane, uint32_t group)
+static __device__ __forceinline__ void chunk_move_even(const char *from, char *to, uint32_t length,
+						       uint32_t lane, uint32_t group)
 {
 	uint32_t head = min(length, (uint32_t)(-(uintptr_t)to & (sizeof(V) - 1)));
 	uint32_t body = (length - head) & ~(uint32_t)(sizeof(V) - 1);
 
-	move_bytes(from, to, head, lane, group);
-	move<V, FLIGHT>(from + head, to + head, body, lane, group);
-	move_bytes(from + head + body, to + head + body, length - head - body, lane, group);
+	chunk_move_bytes(from, to, head, lane, group);
+	chunk_move<V, FLIGHT>(from + head, to + head, body, lane, group);
+	chunk_move_bytes(from + head + body, to + head + body, length - head - body, lane, group);
 }
 
-/* The sides do not even have the same place within 4 bytes: whole words of the target are put
- * together from two of the source. No word is read that is not all inside the source. */
-static __device__ __forceinline__ void move_odd(const char *from, char *to, uint32_t length,
-						uint32_t lane, uint32_t group)
+/* The addresses differ modulo 4: make each aligned word of the target from two aligned words of the
+ * source. Only words that lie entirely within the source are read. */
+static __device__ __forceinline__ void chunk_move_odd(const char *from, char *to, uint32_t length,
+						      uint32_t lane, uint32_t group)
 {
 	const int flight = 4;
 	uint32_t head = -(uintptr_t)to & 3, skew = (uintptr_t)(from + head) & 3, count, at;
@@ -130,13 +129,13 @@ static __device__ __forceinline__ void move_odd(const char *from, char *to, uint
 	if (head < skew)
 		head += 4;
 	if (length < head + 8) {
-		move_bytes(from, to, length, lane, group);
+		chunk_move_bytes(from, to, length, lane, group);
 		return;
 	}
 	source = (const uint32_t *)(from + head - skew);
 	target = (uint32_t *)(to + head);
 	count = (length - head + skew) / 4 - 1;
-	move_bytes(from, to, head, lane, group);
+	chunk_move_bytes(from, to, head, lane, group);
 #pragma unroll 1
 	for (at = lane; at < count; at += flight * group) {
 		uint32_t low[flight], high[flight];
@@ -155,41 +154,41 @@ static __device__ __forceinline__ void move_odd(const char *from, char *to, uint
 		}
 	}
 	head += 4 * count;
-	move_bytes(from + head, to + head, length - head, lane, group);
+	chunk_move_bytes(from + head, to + head, length - head, lane, group);
 }
 
-/* A way to move a chunk: the compiler puts each into a kernel of its own. */
+/* How a kernel moves a chunk: the parameter of blocks_run(). */
 template <typename V, int FLIGHT> struct aligned {
-	static __device__ __forceinline__ void chunk(const char *from, char *to, uint32_t length,
-						     uint32_t lane, uint32_t group)
+	static __device__ __forceinline__ void move(const char *from, char *to, uint32_t length,
+						    uint32_t lane, uint32_t group)
 	{
-		move<V, FLIGHT>(from, to, length, lane, group);
+		chunk_move<V, FLIGHT>(from, to, length, lane, group);
 	}
 };
 
 struct unaligned {
-	static __device__ __forceinline__ void chunk(const char *from, char *to, uint32_t length,
-						     uint32_t lane, uint32_t group)
+	static __device__ __forceinline__ void move(const char *from, char *to, uint32_t length,
+						    uint32_t lane, uint32_t group)
 	{
 		uint32_t skew = (uint32_t)((uintptr_t)from ^ (uintptr_t)to);
 
 		if (!(skew & 15))
-			move_even<uint4, 4>(from, to, length, lane, group);
+			chunk_move_even<uint4, 4>(from, to, length, lane, group);
 		else if (!(skew & 7))
-			move_even<uint2, 4>(from, to, length, lane, group);
+			chunk_move_even<uint2, 4>(from, to, length, lane, group);
 		else if (!(skew & 3))
-			move_even<uint32_t, 4>(from, to, length, lane, group);
+			chunk_move_even<uint32_t, 4>(from, to, length, lane, group);
 		else
-			move_odd(from, to, length, lane, group);
+			chunk_move_odd(from, to, length, lane, group);
 	}
 };
 
 /* ---- the kernels ----------------------------------------------------------------------------- */
 
-/* The last CTA to get here tells that all are done. Each CTA's fence comes after its barrier, so it
- * covers what all of its threads wrote, to peers and to the host as well; the counter carries that
- * on to the last CTA, whose own fence then stands before the flag. */
-static __device__ __forceinline__ void finish(job_t &job)
+/* The last CTA to finish stores the flag. Each CTA's fence follows its barrier, so it orders the
+ * writes of all its threads, to peers and to the host as well, before its increment of the counter.
+ * The last CTA sees all increments, and its own fence orders them before the flag. */
+static __device__ __forceinline__ void blocks_finish(job_t &job)
 {
 	unsigned *counter = (unsigned *)job.counter;
 
@@ -207,7 +206,7 @@ static __device__ __forceinline__ void finish(job_t &job)
 		     : "memory");
 }
 
-template <typename HOW> static __device__ __forceinline__ void run(job_t &job)
+template <typename HOW> static __device__ __forceinline__ void blocks_run(job_t &job)
 {
 	uint32_t group = 1U << job.group_shift, lane = threadIdx.x & (group - 1);
 	uint32_t step = gridDim.x * (WH_BLOCKS_THREADS >> job.group_shift);
@@ -219,28 +218,28 @@ template <typename HOW> static __device__ __forceinline__ void run(job_t &job)
 		now = next;
 		find_one = item < job.items;
 		if (find_one)
-			next = find(job, item);
+			next = chunk_find(job, item);
 		item += step;
 		if (found) {
 			uint64_t left = job.block_length - now.at;
 
-			now.source += now.at + base_of(job.source_bases, job.source_base, now.base);
-			now.target += now.at + base_of(job.target_bases, job.target_base, now.base);
-			HOW::chunk((const char *)now.source, (char *)now.target,
+			now.source += now.at + base_at(job.source_bases, job.source_base, now.base);
+			now.target += now.at + base_at(job.target_bases, job.target_base, now.base);
+			HOW::move((const char *)now.source, (char *)now.target,
 				   left < job.chunk_length ? (uint32_t)left : job.chunk_length,
 				   lane, group);
 		}
 		found = find_one;
 	} while (found);
-	finish(job);
+	blocks_finish(job);
 }
 
-/* Two CTAs fit on a multiprocessor. */
+/* Registers are limited so that two CTAs fit on a multiprocessor. */
 #define KERNEL(name, ...)                                                                         \
 	extern "C" __global__ void __launch_bounds__(WH_BLOCKS_THREADS, 2)                       \
 		name(const struct wh_blocks_job job)                                             \
 	{                                                                                        \
-		run<__VA_ARGS__>(job);                                                           \
+		blocks_run<__VA_ARGS__>(job);                                                    \
 	}
 
 KERNEL(wh_blocks_16, aligned<uint4, 8>)

@@ -1,34 +1,35 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The gather-scatter kernel: many blocks of one length, from anywhere a GPU can read to anywhere it
- * can write, in one launch. Shared by the kernel (CUDA) and by those who launch it (C).
+ * can write, in one launch. Included by the kernel (CUDA) and by the code that launches it (C).
  *
  * Block i of base b goes from source_base[b] + source_offset[i] to target_base[b] +
- * target_offset[i]. Packing, unpacking and scattering are the same kernel, with a list on one side,
- * on the other, or on both.
+ * target_offset[i]. The same kernel packs, unpacks and scatters: either side has a list of offsets
+ * or a stride.
  *
- * How the work is cut: a block is one or more chunks; a group of 2^group_shift neighbouring threads
- * moves one chunk after the other, so that small blocks take a part of a warp each and large ones
- * are spread over the whole grid. wh_blocks_shape() fills that in.
+ * A block is one or more chunks. A group of 2^group_shift neighbouring threads moves one chunk
+ * after the other: several small blocks share a warp, and a large block is spread over the whole
+ * grid. wh_blocks_shape() chooses these numbers.
  */
 #ifndef WH_KERNELS_BLOCKS_H
 #define WH_KERNELS_BLOCKS_H
 
 #include <stdint.h>
 
-/* Threads of a CTA. Every launch has just so many. */
+/* Threads of a CTA, in every launch. */
 #define WH_BLOCKS_THREADS 512
-/* The most chunks of a launch: they are counted in 32 bits. */
+/* The most chunks of one launch: the kernel numbers them in 32 bits. */
 #define WH_BLOCKS_ITEMS (UINT32_C(1) << 30)
-/* Bases that travel in the parameter itself. */
+/* The most bases that fit into the kernel's parameter; more are read from memory. */
 #define WH_BLOCKS_INLINE 32
 
-/* One for each alignment that holds for all addresses, offsets, strides and for the length. */
+/* One kernel for each alignment in bytes, which all addresses, offsets, strides and the length of
+ * blocks must have. */
 enum wh_blocks_variant {
-	WH_BLOCKS_16, /* 8 loads in flight a thread; the others have 4 */
+	WH_BLOCKS_16, /* 8 loads in flight for each thread; the others have 4 */
 	WH_BLOCKS_8,
 	WH_BLOCKS_4,
-	WH_BLOCKS_1, /* any alignment; looks at each block */
+	WH_BLOCKS_1, /* any alignment; checks each block's */
 	WH_BLOCKS_VARIANTS,
 };
 
@@ -37,36 +38,37 @@ enum wh_blocks_variant {
 		"wh_blocks_16", "wh_blocks_8", "wh_blocks_4", "wh_blocks_1"                        \
 	}
 
-/* Between which memories, as the GPU that runs the kernel sees it. */
+/* The direction of the copy, as seen by the GPU that runs the kernel. */
 enum wh_blocks_way {
-	WH_BLOCKS_PUSH, /* from its own to a peer's */
-	WH_BLOCKS_PULL, /* from a peer's to its own */
+	WH_BLOCKS_PUSH, /* from its own memory to a peer's */
+	WH_BLOCKS_PULL, /* from a peer's memory to its own */
 	WH_BLOCKS_TO_HOST,
 	WH_BLOCKS_FROM_HOST,
-	WH_BLOCKS_WITHIN, /* both sides are its own */
+	WH_BLOCKS_WITHIN, /* within its own memory */
 	WH_BLOCKS_WAYS,
 };
 
-/* The kernel's only parameter, by value. Addresses are such as the GPU that runs it understands.
- * Sources and targets do not overlap. */
+/* The kernel's only parameter, passed by value. Addresses must be valid on the GPU that runs the
+ * kernel. Sources and targets must not overlap. */
 struct wh_blocks_job {
-	/* base_count addresses each, in memory the GPU reads; 0: they are below. */
+	/* Addresses of arrays of base_count addresses, in memory that the GPU can read; 0:
+	 * source_base and target_base below. */
 	uint64_t source_bases, target_bases;
-	/* count offsets each, in memory the GPU reads and nobody changes meanwhile; 0: the
-	 * stride. */
+	/* Addresses of arrays of `count` offsets, in memory that the GPU can read and that does
+	 * not change before the kernel ends; 0: offset i is i times the stride. */
 	uint64_t source_offsets, target_offsets;
 	uint64_t source_stride, target_stride;
 	uint64_t block_length; /* bytes; at least 1 */
 	uint32_t count; /* blocks of each base; at least 1 */
 	uint32_t base_count; /* at least 1 */
-	/* When all bytes are visible to everybody (this GPU, its peers, the host), `flag_value`
-	 * is stored at `flag`, 4-byte aligned, as a rule in mapped host memory; 0: not wanted.
-	 * `counter` is then a 32-bit word in this GPU's memory that is 0 before and after each
-	 * launch, and serves one launch at a time. */
+	/* Once all bytes are visible to this GPU, its peers and the host, the kernel stores
+	 * `flag_value` at the address `flag`, 4-byte aligned, usually in mapped host memory; 0:
+	 * no flag. With a flag, `counter` is the address of a 32-bit word in this GPU's memory
+	 * that is 0 before and after each launch; launches that overlap need different ones. */
 	uint64_t flag, counter;
 	uint32_t flag_value;
 
-	/* By wh_blocks_shape(). */
+	/* Set by wh_blocks_shape(). */
 	uint32_t group_shift;
 	uint32_t chunk_length; /* bytes; the last chunk of a block may be shorter */
 	uint32_t chunks; /* of a block */
@@ -77,8 +79,8 @@ struct wh_blocks_job {
 	uint64_t target_base[WH_BLOCKS_INLINE];
 };
 
-/* The widest variant for these bits: all addresses, offsets and strides in use and the block
- * length, or-ed. */
+/* The widest variant that is possible. `bits`: all addresses, offsets and strides in use and the
+ * block length, combined by bitwise or. */
 static inline enum wh_blocks_variant wh_blocks_widest(uint64_t bits)
 {
 	return !(bits & 15) ? WH_BLOCKS_16 :
@@ -101,13 +103,13 @@ static inline uint32_t wh_blocks_flight(enum wh_blocks_variant variant)
 }
 
 /*
- * How many CTAs to use if nobody says otherwise, on a GPU of so many multiprocessors: few, since
- * others want to compute meanwhile. Of 8, 16, 32, 64, 132 and 264 the fewest with which every size
- * of block, 1 to 64 KiB, comes within 5 % of its best, for the bare kernel and with the lists'
- * upload alike; 0: one for each multiprocessor. From
- * bench/results/2026-11-20-h200x2-blocks-kernel.json, an H200 of 132 multiprocessors. The narrower
- * variants were measured with 132 only. Large blocks that are pushed get twice as many: 3 % more
- * bytes, for a kernel that runs the longer the larger they are.
+ * The default number of CTAs on a GPU with `processors` multiprocessors. It is small, because other
+ * kernels may run at the same time. best[] has the smallest of 8, 16, 32, 64, 132 and 264 with
+ * which blocks of every size from 1 to 64 KiB reach 95 % of their best speed, with and without the
+ * upload of the lists; 0 means one for each multiprocessor. Measured on an H200 with 132
+ * multiprocessors: bench/results/2026-11-20-h200x2-blocks-kernel.json. The narrower variants were
+ * measured with 132 CTAs only. Pushes of blocks of 64 KiB and more get twice as many CTAs, which is
+ * 3 % faster.
  */
 static inline uint32_t wh_blocks_ctas(enum wh_blocks_variant variant, enum wh_blocks_way way,
 				      uint64_t block_length, uint32_t processors)
@@ -128,14 +130,15 @@ static inline uint32_t wh_blocks_ctas(enum wh_blocks_variant variant, enum wh_bl
 	return ctas && ctas < processors ? ctas : processors;
 }
 
-/* Cut the work for at most `ctas` CTAs (at most 65,536). Returns how many to launch, at least 1; 0:
- * too much for one launch, take fewer bases, blocks or bytes of a block at a time. */
+/* Divide the work among at most `ctas` CTAs (1 to 65,536) and set the fields above. Returns how
+ * many to launch, at least 1; 0: too much for one launch, so use fewer or smaller blocks, or fewer
+ * bases. */
 static inline uint32_t wh_blocks_shape(struct wh_blocks_job *job, enum wh_blocks_variant variant,
 				       uint32_t ctas)
 {
 	uint64_t flight = wh_blocks_flight(variant), length = job->block_length;
 	uint64_t blocks, groups, items;
-	/* Eight lanes of 16 bytes fill a cache line; fewer would waste the links. */
+	/* Eight threads of 16 bytes fill a cache line of 128; smaller accesses waste the links. */
 	uint64_t width = variant == WH_BLOCKS_16 ? 16 : variant == WH_BLOCKS_8 ? 8 : 4;
 	uint64_t least = length < 128 ? length : 128, chunk;
 	uint32_t shift = 0;
@@ -147,7 +150,7 @@ static inline uint32_t wh_blocks_shape(struct wh_blocks_job *job, enum wh_blocks
 	       (flight << shift < length || width << shift < least))
 		shift++;
 	groups = (uint64_t)ctas * (WH_BLOCKS_THREADS >> shift);
-	/* Longer chunks cost less to find, shorter ones spread better. */
+	/* Longer chunks need fewer look-ups, shorter ones balance the load better. */
 	chunk = flight << shift;
 	for (int i = 0; i < 3 && length / chunk / 2 * blocks >= 8 * groups; i++)
 		chunk *= 2;
@@ -158,7 +161,7 @@ static inline uint32_t wh_blocks_shape(struct wh_blocks_job *job, enum wh_blocks
 	job->chunk_length = (uint32_t)chunk;
 	job->chunks = (uint32_t)items;
 	job->items = (uint32_t)(items * blocks);
-	groups = ((job->items - 1) >> (9 - shift)) + 1; /* CTAs that have something to do */
+	groups = ((job->items - 1) >> (9 - shift)) + 1; /* CTAs that get any chunk */
 	return groups < ctas ? (uint32_t)groups : ctas;
 }
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The GPU's side of wherry window pingpong: waits for 1, 2, 3 ... at one place and answers each at
- * another, with one thread. It gives up after `patience` looks for the same number, so that a GPU is
- * not lost to it.
+ * The GPU's side of wherry window pingpong. One thread waits until *in is 1, 2, 3 ... `rounds`, and
+ * answers each number in *out. It ends after `patience` reads that did not show the next number, so
+ * that a dead CPU side does not occupy the GPU for ever.
  *
- * As blocks.cu it has to stay within PTX ISA 7.0.
+ * Like blocks.cu it uses PTX ISA 7.0 only.
  */
 #include <stdint.h>
 
