@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Check from outside that transfers did what was reported. */
+/* Check the memory against what the workers reported about their transfers. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -11,7 +11,7 @@ void many_wrong(struct many *many, struct many_life *life, const char *format, .
 	va_list list;
 
 	atomic_fetch_add(&life->wrong, 1);
-	if (atomic_exchange(&many->told, true))
+	if (atomic_exchange(&many->has_text, true))
 		return;
 	va_start(list, format);
 	vsnprintf(many->text, MANY_TEXT, format, list);
@@ -37,8 +37,8 @@ bool many_is(const unsigned char *at, uint32_t bytes, uint64_t word)
 	return true;
 }
 
-/* One link in one life of each side: each word in the link's slot belongs to a write that was
- * submitted, and to none before the last that was reported complete. */
+/* Check a link's slot, for one life of either engine: each word must come from a write that was
+ * submitted, and not from one older than the last that was reported complete. */
 static bool audit_slot(struct many *many, uint32_t engine, uint32_t k, uint32_t life,
 		       uint32_t target_life)
 {

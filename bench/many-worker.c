@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A process with some of the engines: it opens them, connects them and moves bytes, by the orders
- * of the watching process. */
+/* A worker process, with some of the engines: it opens them, connects them and moves bytes as the
+ * watching process orders. */
 #include <assert.h>
 #include <errno.h>
 #include <poll.h>
@@ -14,7 +14,7 @@
 
 #include "many.h"
 
-#define PAUSE (2 * MANY_MS) /* while there is nothing to do */
+#define PAUSE (2 * MANY_MS) /* sleep while there is nothing to do */
 #define RETRY (100 * MANY_MS) /* after a peer could not be reached */
 #define OPEN_TIMEOUT (20 * MANY_SECOND)
 #define OPEN_AGAIN_TIMEOUT MANY_SECOND
@@ -49,11 +49,11 @@ struct worker {
 	int64_t pace; /* ns between two transfers of a link */
 };
 
-static void log_line(void *arg, const char *line)
+static void log_line(void *arg, const struct wh_log_record *record)
 {
 	const struct worker *worker = arg;
 
-	fprintf(stderr, "worker %u: %s\n", worker->self->number, line);
+	fprintf(stderr, "worker %u: %s\n", worker->self->number, record->text);
 }
 
 /* Write the error text of the call to Wherry that just failed. */
@@ -74,8 +74,9 @@ static int open_node(struct worker *worker, struct node *node, uint32_t number,
 	const struct many_options *options = &many->options;
 	uint32_t life = worker->self->life;
 	size_t local = 2 * (size_t)options->bytes * options->degree;
-	struct wh_region_options box = { .size = sizeof(box), .name = "box" };
-	struct wh_region_options own = { .size = sizeof(own), .access = WH_ACCESS_NONE };
+	struct wh_region_options box = { .size = sizeof(box),
+					 .name = "box",
+					 .access = WH_ACCESS_READ | WH_ACCESS_WRITE };
 	char name[16];
 	struct wh_engine_options engine = {
 		.size = sizeof(engine),
@@ -108,7 +109,7 @@ static int open_node(struct worker *worker, struct node *node, uint32_t number,
 		snprintf(answer->text, sizeof(answer->text), "no memory for n%u", number);
 		return answer->error = -ENOMEM;
 	}
-	error = wh_region_register(node->engine, node->buffers, local, &own, &node->local);
+	error = wh_region_register(node->engine, node->buffers, local, NULL, &node->local);
 	if (!error)
 		error = wh_region_register(node->engine, many_badge(many, number, life),
 					   many_region(options), &box, &node->region);
@@ -317,14 +318,16 @@ static bool link_turn(struct worker *worker, struct node *node, uint32_t k, bool
 	int error;
 
 	if (link->running) {
-		error = wh_batch_poll(link->batch[link->moved % 2]);
-		if (error == -EINPROGRESS) {
+		error = wh_batch_test(link->batch[link->moved % 2]);
+		if (error == -EAGAIN) {
 			if (now - link->since > MANY_PATIENCE) {
 				atomic_fetch_add(&node->life->hung, 1);
 				link->since = now;
 			}
 			return false;
 		}
+		if (!error)
+			error = wh_batch_status(link->batch[link->moved % 2]);
 		link->running = false;
 		link->next = now + (error ? RETRY : worker->pace);
 		if (error) {
@@ -388,7 +391,10 @@ static void worker_move(struct worker *worker, uint32_t rounds, struct many_answ
 			link = &node->links[i % options->degree];
 			error = link_submit(worker, node, i % options->degree);
 			if (!error)
-				error = wh_batch_wait(link->batch[link->moved % 2], MANY_PATIENCE);
+				error = wh_batch_wait_for(link->batch[link->moved % 2],
+							  MANY_PATIENCE);
+			if (!error)
+				error = wh_batch_status(link->batch[link->moved % 2]);
 			link->running = false;
 			if (error) {
 				answer_failed(answer, error, "moving bytes", node->number);
@@ -487,10 +493,10 @@ static bool worker_obey(struct worker *worker, const struct many_order *order)
 	case MANY_MOVE:
 		worker_move(worker, order->count, &answer);
 		break;
-	case MANY_SEVERAL:
+	case MANY_OPEN_PEERS:
 		open_several(worker, order, &answer);
 		break;
-	case MANY_FEWER:
+	case MANY_CLOSE_PEERS:
 		close_several(worker);
 		break;
 	case MANY_RUN:

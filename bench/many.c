@@ -23,7 +23,7 @@ struct watch {
 
 /* ---- the command line ------------------------------------------------------------------------ */
 
-static void usage(FILE *out)
+static void many_usage(FILE *out)
 {
 	fprintf(out,
 		"usage: many --registry URL [OPTION...]\n"
@@ -135,7 +135,7 @@ static bool options_parse(int argc, char **argv, struct many_options *options)
 	};
 	while ((which = getopt_long(argc, argv, "h", table, &at)) >= 0) {
 		if (which == 'h') {
-			usage(stdout);
+			many_usage(stdout);
 			exit(0);
 		}
 		if (which == 'n')
@@ -389,7 +389,7 @@ static bool measure_peers(struct watch *watch)
 	struct many_worker *near = &watch->workers[0], *far = &watch->workers[1];
 	struct many_results *results = &watch->results;
 	uint32_t count = watch->many.options.peers;
-	struct many_order order = { MANY_SEVERAL, near->first, far->first, count };
+	struct many_order order = { MANY_OPEN_PEERS, near->first, far->first, count };
 	struct many_answer answer;
 	double near_before = worker_resident(near), far_before = worker_resident(far),
 	       kernel = kernel_bytes();
@@ -411,7 +411,7 @@ static bool measure_peers(struct watch *watch)
 	       results->alone_us.mean / 1e3, results->alone_us.p50 / 1e3,
 	       results->alone_us.p99 / 1e3, results->initiator_bytes / 1024,
 	       results->owner_bytes / 1024, results->kernel_bytes / 1024);
-	return worker_ask(near, MANY_FEWER, 0) && worker_hear(near, &answer);
+	return worker_ask(near, MANY_CLOSE_PEERS, 0) && worker_hear(near, &answer);
 }
 
 static int by_size(const void *a, const void *b)
@@ -624,7 +624,7 @@ int main(int argc, char **argv)
 	bool good;
 
 	if (!options_parse(argc, argv, &watch.many.options)) {
-		usage(stderr);
+		many_usage(stderr);
 		return 64;
 	}
 	if (!getrlimit(RLIMIT_NOFILE, &files)) {

@@ -71,19 +71,20 @@ struct many {
 	struct many_life *lives; /* [engine][life] */
 	struct many_link *links; /* [engine][degree] */
 	_Atomic uint64_t *errors; /* [errno]: how transfers failed */
-	/* [engine][life]: the badge, then [degree][life of the writer] */
+	/* [engine][life]: a page with the engine's epoch (the badge), then the slots of its links:
+	 * [degree][life of the writer] */
 	unsigned char *bytes;
-	char *text; /* the first error found */
-	_Atomic bool told;
+	char *text; /* of the first error */
+	_Atomic bool has_text;
 };
 
 enum many_what {
 	MANY_OPEN = 1, /* open the engines */
 	MANY_CONNECT, /* connect every link */
 	MANY_MOVE, /* `count` rounds on each link, verified */
-	/* engine `from` opens `count` peers of engine `to`; MANY_FEWER closes them */
-	MANY_SEVERAL,
-	MANY_FEWER,
+	/* engine `from` opens `count` peers of engine `to`, and closes them */
+	MANY_OPEN_PEERS,
+	MANY_CLOSE_PEERS,
 	MANY_RUN, /* move bytes until MANY_STOP */
 	MANY_STOP, /* stop, with nothing in flight */
 	MANY_CLOSE, /* close everything; the process ends */

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * For bench/mooncake: a program on Mooncake's C interface, linked with our libtransfer_engine.
+ * For bench/mooncake: a program on Mooncake's C interface, linked with Wherry's libtransfer_engine.
  *
  *   mooncake-engine serve LENGTH
- *       registers memory, prints its name and address, and ends with its standard input
+ *       registers memory, prints the engine's name and the address, and ends when its standard
+ *       input ends
  *   mooncake-engine client SEGMENT ADDRESS LENGTH
- *       obeys the lines of its standard input:
+ *       executes the commands on its standard input, one a line:
  *   write|read SIZE COUNT SECONDS
  *       moves batches of COUNT blocks; prints the bytes and the seconds
  *   verify
@@ -28,13 +29,13 @@ struct client {
 	size_t length;
 };
 
-static _Noreturn void die(const char *what)
+static _Noreturn void engine_die(const char *what)
 {
 	fprintf(stderr, "mooncake-engine: %s: %s\n", what, wherryErrorText());
 	exit(1);
 }
 
-static double now(void)
+static double clock_seconds(void)
 {
 	struct timespec time;
 
@@ -42,31 +43,31 @@ static double now(void)
 	return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
 
-static transfer_engine_t open_engine(size_t length, unsigned char **memory)
+static transfer_engine_t engine_open(size_t length, unsigned char **memory)
 {
 	transfer_engine_t engine = createTransferEngine("P2PHANDSHAKE", "127.0.0.1", "", 0, 1);
 
 	*memory = aligned_alloc(4096, length);
 	if (!*memory)
-		die("no memory");
+		engine_die("no memory");
 	memset(*memory, 1, length);
 	if (!engine || registerLocalMemory(engine, *memory, length, "cpu:0", 1))
-		die("it does not start");
+		engine_die("it does not start");
 	return engine;
 }
 
-/* Wait as Mooncake's own programs do: by polling. */
-static void wait_all(const struct client *client, batch_id_t batch, size_t count)
+/* Wait by polling, as Mooncake's own programs do. */
+static void client_wait(const struct client *client, batch_id_t batch, size_t count)
 {
 	struct transfer_status status;
 
 	for (size_t i = 0; i < count; i++)
 		do {
 			if (getTransferStatus(client->engine, batch, i, &status))
-				die("getTransferStatus");
+				engine_die("getTransferStatus");
 			if (status.status != STATUS_COMPLETED && status.status != STATUS_WAITING &&
 			    status.status != STATUS_PENDING)
-				die("a transfer");
+				engine_die("a transfer");
 		} while (status.status != STATUS_COMPLETED);
 }
 
@@ -87,25 +88,25 @@ static void client_move(const struct client *client, int opcode, struct transfer
 		};
 	}
 	if (batch == INVALID_BATCH || submitTransfer(client->engine, batch, requests, count))
-		die("submitTransfer");
-	wait_all(client, batch, count);
+		engine_die("submitTransfer");
+	client_wait(client, batch, count);
 	if (freeBatchID(client->engine, batch))
-		die("freeBatchID");
+		engine_die("freeBatchID");
 }
 
 static void client_measure(const struct client *client, int opcode, size_t size, size_t count,
 			   double seconds)
 {
 	struct transfer_request *requests = calloc(count, sizeof(*requests));
-	double begun = now(), passed;
+	double begun = clock_seconds(), passed;
 	size_t batches = 0;
 
 	if (!requests)
-		die("no memory");
+		engine_die("no memory");
 	do {
 		client_move(client, opcode, requests, size, count, batches * count);
 		batches++;
-		passed = now() - begun;
+		passed = clock_seconds() - begun;
 	} while (passed < seconds);
 	printf("%zu %.6f\n", batches * count * size, passed);
 	free(requests);
@@ -118,7 +119,7 @@ static void client_verify(const struct client *client)
 	uint64_t seed = 99;
 
 	if (!kept)
-		die("no memory");
+		engine_die("no memory");
 	for (size_t i = 0; i < client->length; i++) {
 		seed = seed * UINT64_C(6364136223846793005) + 1442695040888963407;
 		kept[i] = client->memory[i] = (unsigned char)(seed >> 56);
@@ -158,10 +159,10 @@ int main(int argc, char **argv)
 				       "ADDRESS LENGTH\n"),
 		       64;
 	client.length = strtoull(argv[argc - 1], NULL, 0);
-	client.engine = open_engine(client.length, &client.memory);
+	client.engine = engine_open(client.length, &client.memory);
 	if (serve) {
 		if (getLocalIpAndPort(client.engine, name, sizeof(name)))
-			die("getLocalIpAndPort");
+			engine_die("getLocalIpAndPort");
 		printf("%s %" PRIu64 "\n", name, (uint64_t)(uintptr_t)client.memory);
 		fflush(stdout);
 		while (getchar() != EOF)
@@ -170,7 +171,7 @@ int main(int argc, char **argv)
 		client.remote = strtoull(argv[3], NULL, 0);
 		client.segment = openSegment(client.engine, argv[2]);
 		if (client.segment < 0)
-			die("openSegment");
+			engine_die("openSegment");
 		client_obey(&client);
 	}
 	unregisterLocalMemory(client.engine, client.memory);

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The time of one way of 8 bytes, as perftest's ib_write_lat measures it: two processes write to
- * each other's memory in turns, and each polls its own for the other's bytes. Half of a round is
- * one way.
+ * The one-way latency of an 8-byte RDMA write, as perftest's ib_write_lat measures it: two
+ * processes write to each other's memory in turns, and each polls its own memory for the other's
+ * bytes. The latency is half of a round trip.
  *
- *   pingpong OURS THEIRS ROUNDS    the setting `rdma` of either side
+ *   pingpong OURS THEIRS ROUNDS    OURS, THEIRS: the setting `rdma` of either process
  *
  * Prints the median and the 99th percentile in us, and the route.
  */
@@ -22,9 +22,9 @@
 
 #define SECOND INT64_C(1000000000)
 #define PATIENCE (60 * SECOND)
-#define WARM 200u /* rounds before it counts */
+#define WARM 200u /* rounds at the start that are not counted */
 #define PAGE 4096u
-#define APART 1024u /* distance between what is sent and what is received */
+#define APART 1024u /* offset of the bytes to send; bytes arrive at offset 0 */
 
 struct side {
 	struct wh_engine *engine;
@@ -35,7 +35,7 @@ struct side {
 	int other; /* a socket to the other process */
 };
 
-static int64_t now(void)
+static int64_t clock_ns(void)
 {
 	struct timespec t;
 
@@ -43,15 +43,17 @@ static int64_t now(void)
 	return t.tv_sec * SECOND + t.tv_nsec;
 }
 
-static _Noreturn void die(const char *what, const char *text)
+static _Noreturn void pingpong_die(const char *what, const char *text)
 {
 	fprintf(stderr, "pingpong: %s: %s\n", what, text);
 	exit(1);
 }
 
-static void open_side(struct side *side, const char *rail)
+static void side_open(struct side *side, const char *rail)
 {
-	struct wh_region_options named = { .size = sizeof(named), .name = "table" };
+	struct wh_region_options named = { .size = sizeof(named),
+					   .name = "table",
+					   .access = WH_ACCESS_READ | WH_ACCESS_WRITE };
 	char setting[128], url[128] = "";
 	const char *const config[] = { setting, "timeout=60000", NULL };
 	struct wh_engine_options options = { .size = sizeof(options), .config = config };
@@ -65,53 +67,53 @@ static void open_side(struct side *side, const char *rail)
 	if (wh_engine_open(&options, &side->engine) ||
 	    wh_memory_alloc(side->engine, PAGE, NULL, &memory) ||
 	    wh_region_register(side->engine, memory, PAGE, &named, &side->region))
-		die("engine", wh_error_text());
+		pingpong_die("engine", wh_error_text());
 	side->memory = memory;
 	snprintf(url, sizeof(url), "%s", wh_engine_url(side->engine));
 	if (send(side->other, url, sizeof(url), 0) != sizeof(url) ||
 	    recv(side->other, url, sizeof(url), MSG_WAITALL) != sizeof(url))
-		die("the other process", "it has ended");
+		pingpong_die("the other process", "it has ended");
 	url[sizeof(url) - 1] = 0;
 	if (wh_peer_open(side->engine, url, &patient, &side->peer) ||
 	    wh_peer_find(side->peer, "table", PATIENCE, &remote) ||
 	    wh_batch_new(side->peer, &only, &side->batch))
-		die(url, wh_error_text());
+		pingpong_die(url, wh_error_text());
 	ball.local = side->region;
 	ball.remote = remote.id;
 	if (wh_batch_add(side->batch, &ball, 1))
-		die("batch", wh_error_text());
+		pingpong_die("batch", wh_error_text());
 }
 
 static void ball_send(struct side *side, uint64_t number)
 {
-	int64_t end = now() + PATIENCE;
+	int64_t end = clock_ns() + PATIENCE;
 
 	memcpy(side->memory + APART, &number, sizeof(number));
 	/* The first submissions may fail until the connection is open and the owner has registered
 	 * its memory. */
 	while (wh_batch_submit(side->batch))
-		if (number || now() > end)
-			die("submit", wh_error_text());
+		if (number || clock_ns() > end)
+			pingpong_die("submit", wh_error_text());
 }
 
 static void ball_confirm(struct side *side)
 {
-	if (wh_batch_wait(side->batch, PATIENCE))
-		die("write", wh_batch_error_text(side->batch));
+	if (wh_batch_wait_for(side->batch, PATIENCE) || wh_batch_status(side->batch))
+		pingpong_die("write", wh_batch_error_text(side->batch));
 }
 
 static void ball_receive(const struct side *side, uint64_t number)
 {
 	const volatile uint64_t *ball = (const volatile uint64_t *)(const void *)side->memory;
-	int64_t end = now() + PATIENCE;
-	uint32_t looks = 0;
+	int64_t end = clock_ns() + PATIENCE;
+	uint32_t reads = 0;
 
 	while (*ball != number)
-		if (!(++looks % (1u << 20)) && now() > end)
-			die("the other process", "it does not answer");
+		if (!(++reads % (1u << 20)) && clock_ns() > end)
+			pingpong_die("the other process", "it does not answer");
 }
 
-/* Write once each way, to connect. The ball is number 0, which no round uses. */
+/* Write once each way, so that the connection is open. Number 0 is not used by any round. */
 static void side_warm(struct side *side)
 {
 	char ready = 1;
@@ -119,15 +121,15 @@ static void side_warm(struct side *side)
 	ball_send(side, 0);
 	ball_confirm(side);
 	if (send(side->other, &ready, 1, 0) != 1 || recv(side->other, &ready, 1, 0) != 1)
-		die("the other process", "it has ended");
+		pingpong_die("the other process", "it has ended");
 }
 
-static void close_side(struct side *side)
+static void side_close(struct side *side)
 {
 	if (wh_batch_free(side->batch) || wh_peer_close(side->peer) ||
 	    wh_region_unregister(side->region) || wh_memory_free(side->engine, side->memory) ||
 	    wh_engine_close(side->engine))
-		die("close", wh_error_text());
+		pingpong_die("close", wh_error_text());
 }
 
 static void side_answer(struct side *side, uint32_t rounds)
@@ -139,29 +141,29 @@ static void side_answer(struct side *side, uint32_t rounds)
 	}
 }
 
-static int compare(const void *a, const void *b)
+static int sample_compare(const void *a, const void *b)
 {
 	int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
 
 	return x < y ? -1 : x > y;
 }
 
-static void serve_and_measure(struct side *side, uint32_t rounds)
+static void side_measure(struct side *side, uint32_t rounds)
 {
 	int64_t *took = malloc(rounds * sizeof(*took)), begun, half, most;
 	uint32_t count = rounds - WARM;
 	char route[512] = "";
 
 	if (!took)
-		die("samples", strerror(ENOMEM));
+		pingpong_die("samples", strerror(ENOMEM));
 	for (uint64_t i = 1; i <= rounds; i++) {
-		begun = now();
+		begun = clock_ns();
 		ball_send(side, i);
 		ball_receive(side, i);
-		took[i - 1] = now() - begun;
+		took[i - 1] = clock_ns() - begun;
 		ball_confirm(side);
 	}
-	qsort(took + WARM, count, sizeof(*took), compare);
+	qsort(took + WARM, count, sizeof(*took), sample_compare);
 	wh_batch_explain(side->batch, route, sizeof(route));
 	route[strcspn(route, "\n")] = 0;
 	half = took[WARM + count / 2];
@@ -182,23 +184,23 @@ int main(int argc, char **argv)
 		return 64;
 	}
 	if (socketpair(AF_UNIX, SOCK_STREAM, 0, ends))
-		die("socketpair", strerror(errno));
+		pingpong_die("socketpair", strerror(errno));
 	child = fork();
 	if (child < 0)
-		die("fork", strerror(errno));
+		pingpong_die("fork", strerror(errno));
 	if (!child)
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
 	close(ends[!child]);
 	side.other = ends[!!child];
-	open_side(&side, argv[child ? 1 : 2]);
+	side_open(&side, argv[child ? 1 : 2]);
 	side_warm(&side);
 	if (child)
-		serve_and_measure(&side, (uint32_t)rounds);
+		side_measure(&side, (uint32_t)rounds);
 	else
 		side_answer(&side, (uint32_t)rounds);
-	/* Both processes end together. */
+	/* Wait for the other process: neither may close while the other still measures. */
 	if (send(side.other, "", 1, 0) != 1 || recv(side.other, &(char){ 0 }, 1, 0) != 1)
-		die("the other process", "it has ended");
-	close_side(&side);
+		pingpong_die("the other process", "it has ended");
+	side_close(&side);
 	return 0;
 }

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the transport rdma asks of a NIC: work requests, doorbells, completions and events, counted
- * by the fake libibverbs of the tests. Both engines are in this process. Under callgrind also the
- * instructions that each takes (docs/rdma.md, On paper).
+ * How many work requests, doorbells, completions and events the transport rdma needs for a batch,
+ * as counted by the fake libibverbs of the tests. Both engines are in this process. Run it under
+ * callgrind to count CPU instructions as well (docs/rdma-speed.md, "On paper").
  *
  *   requests LIBIBVERBS SIZE BLOCKS TIMES [write|read [touching|polled]]
  *
- * SIZE is bytes a block, BLOCKS is blocks in a batch. The blocks touch on neither side, or on our
- * side. TIMES batches run one after the other, each waited for or polled. Prints batches, bytes,
- * work requests, doorbells, completions and how often an event was requested.
+ * SIZE is the length of a block in bytes, BLOCKS the number of blocks in a batch. The blocks have
+ * gaps on both sides; with `touching` only in local memory. TIMES batches run one after the other;
+ * each is waited for, or `polled`. Prints the numbers of batches, bytes, work requests, doorbells,
+ * completions, and requests for an event.
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -33,7 +34,7 @@ struct ends {
 
 static void (*take_counts)(uint64_t counts[4]);
 
-static _Noreturn void die(const char *what, const char *text)
+static _Noreturn void requests_die(const char *what, const char *text)
 {
 	fprintf(stderr, "requests: %s: %s\n", what, text);
 	exit(1);
@@ -51,13 +52,15 @@ static struct wh_engine *engine_open_here(const char *verbs, const char *rail, c
 	snprintf(library, sizeof(library), "verbs=%s", verbs);
 	snprintf(nic, sizeof(nic), "rdma=%s", rail);
 	if (wh_engine_open(&options, &opened))
-		die("engine", wh_error_text());
+		requests_die("engine", wh_error_text());
 	return opened;
 }
 
-static void open_ends(struct ends *ends, const char *verbs)
+static void ends_open(struct ends *ends, const char *verbs)
 {
-	struct wh_region_options named = { .size = sizeof(named), .name = "target" };
+	struct wh_region_options named = { .size = sizeof(named),
+					   .name = "target",
+					   .access = WH_ACCESS_READ | WH_ACCESS_WRITE };
 
 	ends->theirs = engine_open_here(verbs, "fake1", "127.0.0.1:0");
 	ends->ours = engine_open_here(verbs, "fake0", "none");
@@ -67,20 +70,20 @@ static void open_ends(struct ends *ends, const char *verbs)
 	    wh_region_register(ends->ours, ends->source, ends->length, NULL, &ends->here) ||
 	    wh_peer_open(ends->ours, wh_engine_url(ends->theirs), NULL, &ends->peer) ||
 	    wh_peer_find(ends->peer, "target", 10 * SECOND, &ends->remote))
-		die("engines", wh_error_text());
+		requests_die("engines", wh_error_text());
 }
 
-static void close_ends(struct ends *ends)
+static void ends_close(struct ends *ends)
 {
 	if (wh_peer_close(ends->peer) || wh_region_unregister(ends->here) ||
 	    wh_region_unregister(ends->there) || wh_memory_free(ends->ours, ends->source) ||
 	    wh_memory_free(ends->theirs, ends->target) || wh_engine_close(ends->ours) ||
 	    wh_engine_close(ends->theirs))
-		die("close", wh_error_text());
+		requests_die("close", wh_error_text());
 }
 
-/* Blocks with a gap after each, so that no two can be merged; `touching`: they touch on our side
- * alone. */
+/* Make a batch of blocks with a gap after each, so that no two can be merged; `touching`: without
+ * gaps in remote memory. */
 static struct wh_batch *batch_make(const struct ends *ends, uint32_t op, uint64_t size,
 				   uint64_t blocks, bool touching)
 {
@@ -98,9 +101,9 @@ static struct wh_batch *batch_make(const struct ends *ends, uint32_t op, uint64_
 	struct wh_blocks *prepared;
 	struct wh_batch *batch;
 
-	if (wh_blocks_prepare(ends->peer, &desc, &prepared) ||
-	    wh_batch_new(ends->peer, NULL, &batch) || wh_batch_add_blocks(batch, prepared))
-		die("blocks", wh_error_text());
+	if (wh_blocks_new(ends->peer, &desc, &prepared) || wh_batch_new(ends->peer, NULL, &batch) ||
+	    wh_batch_add_blocks(batch, prepared))
+		requests_die("blocks", wh_error_text());
 	wh_blocks_free(prepared);
 	return batch;
 }
@@ -109,12 +112,10 @@ static void batch_run(struct wh_batch *batch, bool polled)
 {
 	int error = wh_batch_submit(batch);
 
-	while (polled && !error && (error = wh_batch_poll(batch)) == -EINPROGRESS) {
-		error = 0;
+	while (polled && !error && wh_batch_test(batch) == -EAGAIN)
 		sched_yield();
-	}
-	if (error || wh_batch_wait(batch, 60 * SECOND))
-		die("transfer", wh_error_text());
+	if (error || wh_batch_wait_for(batch, 60 * SECOND) || wh_batch_status(batch))
+		requests_die("transfer", wh_error_text());
 }
 
 int main(int argc, char **argv)
@@ -138,14 +139,15 @@ int main(int argc, char **argv)
 	library = dlopen(argv[1], RTLD_NOW);
 	found = library ? dlsym(library, "fake_verbs_counts") : NULL;
 	if (!found)
-		die(argv[1], library ? "this is not the libibverbs of the tests" : dlerror());
+		requests_die(argv[1],
+			     library ? "this is not the libibverbs of the tests" : dlerror());
 	memcpy(&take_counts, &found, sizeof(take_counts));
 	bytes = times * size * blocks;
 	ends.length = 2 * size * blocks;
-	open_ends(&ends, argv[1]);
+	ends_open(&ends, argv[1]);
 	batch = batch_make(&ends, argc > 5 && !strcmp(argv[5], "read") ? WH_READ : WH_WRITE, size,
 			   blocks, touching);
-	batch_run(batch, polled); /* connects, and makes both sides register */
+	batch_run(batch, polled); /* not counted: connects, and registers memory on both sides */
 	take_counts(before);
 	for (uint64_t i = 0; i < times; i++)
 		batch_run(batch, polled);
@@ -158,8 +160,8 @@ int main(int argc, char **argv)
 	       (unsigned long long)(after[2] - before[2]),
 	       (unsigned long long)(after[3] - before[3]));
 	if (wh_batch_free(batch))
-		die("close", wh_error_text());
-	close_ends(&ends);
+		requests_die("close", wh_error_text());
+	ends_close(&ends);
 	dlclose(library);
 	return 0;
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * How long a scrape of wherry exporter takes if an engine has many peers. The peers are engines in
- * processes of their own, and the engine has written to and read from each. The limit, measured in
- * turns: the same number of bytes sent by a plain write().
+ * processes of their own, and the engine has written to and read from each. For comparison a plain
+ * server sends the same number of bytes with write(); the two are measured in turns.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -66,7 +66,7 @@ struct bench {
 	_Atomic bool broken; /* that thread has ended with an error */
 };
 
-static int complain(const char *what, int error)
+static int scrape_fail(const char *what, int error)
 {
 	fprintf(stderr, "scrape: %s: %s\n", what,
 		error < 0 && *wh_error_text() ? wh_error_text() : strerror(abs(error)));
@@ -85,7 +85,9 @@ static double now_ms(void)
 
 static int open_engine(struct shared *shared, uint32_t number)
 {
-	struct wh_region_options box = { .size = sizeof(box), .name = "box" };
+	struct wh_region_options box = { .size = sizeof(box),
+					 .name = "box",
+					 .access = WH_ACCESS_READ | WH_ACCESS_WRITE };
 	struct wh_engine_options options = { .size = sizeof(options) };
 	const char *config[8] = { settings[0], settings[1], settings[2], "observe=off" };
 	struct wh_engine *engine;
@@ -112,7 +114,7 @@ static void peer_serve(struct shared *shared, uint32_t first, uint32_t end)
 		int error = open_engine(shared, i);
 
 		if (error) {
-			complain("an engine", error);
+			scrape_fail("an engine", error);
 			atomic_store(&shared->failed, true);
 			return;
 		}
@@ -127,7 +129,7 @@ static int start_processes(struct bench *bench)
 	for (uint32_t i = 0; i < PROCESSES; i++) {
 		bench->processes[i] = fork();
 		if (bench->processes[i] < 0)
-			return complain("fork", errno);
+			return scrape_fail("fork", errno);
 		if (!bench->processes[i]) {
 			peer_serve(bench->shared, bench->peers * i / PROCESSES,
 				   bench->peers * (i + 1) / PROCESSES);
@@ -162,7 +164,9 @@ static int batch_run(struct wh_batch *batch)
 {
 	int error = wh_batch_submit(batch);
 
-	return error ? error : wh_batch_wait(batch, WH_FOREVER);
+	if (!error)
+		error = wh_batch_wait_for(batch, WH_FOREVER);
+	return error ? error : wh_batch_status(batch);
 }
 
 static int connect_one(struct bench *bench, uint32_t number)
@@ -195,14 +199,14 @@ static int connect_all(struct bench *bench, const char *directory)
 	bench->links = calloc(bench->peers, sizeof(*bench->links));
 	bench->memory = aligned_alloc(BYTES, BYTES);
 	if (!bench->links || !bench->memory)
-		return complain("memory", ENOMEM);
+		return scrape_fail("memory", ENOMEM);
 	error = wh_engine_open(&options, &bench->engine);
 	if (!error)
 		error = wh_region_register(bench->engine, bench->memory, BYTES, NULL,
 					   &bench->region);
 	for (uint32_t i = 0; i < bench->peers && !error; i++)
 		error = connect_one(bench, i);
-	return error ? complain("a peer", error) : 0;
+	return error ? scrape_fail("a peer", error) : 0;
 }
 
 /* Move bytes during the scrapes. */
@@ -216,7 +220,7 @@ static void *keep_moving(void *arg)
 		int error = batch_run(link->batch[i % 4]);
 
 		if (error) {
-			complain("a batch", error);
+			scrape_fail("a batch", error);
 			atomic_store(&bench->broken, true);
 			break;
 		}
@@ -234,10 +238,10 @@ static int start_exporter(struct bench *bench, const char *directory)
 	FILE *said;
 
 	if (pipe(out))
-		return complain("pipe", errno);
+		return scrape_fail("pipe", errno);
 	bench->exporter = fork();
 	if (bench->exporter < 0)
-		return complain("fork", errno);
+		return scrape_fail("fork", errno);
 	if (!bench->exporter) {
 		dup2(out[1], STDOUT_FILENO);
 		close(out[0]);
@@ -313,7 +317,7 @@ static int by_value(const void *a, const void *b)
 	return (x > y) - (x < y);
 }
 
-static double median(double *values, size_t count)
+static double scrape_median(double *values, size_t count)
 {
 	qsort(values, count, sizeof(*values), by_value);
 	return values[count / 2];
@@ -333,11 +337,11 @@ static int scrape_measure(struct bench *bench, uint16_t plain, struct figures *o
 			limits[i] = scrape_fetch(bench, plain);
 			scrapes[i] = scrape_fetch(bench, bench->port);
 			if (limits[i] < 0 || scrapes[i] < 0)
-				return complain("a scrape", EIO);
+				return scrape_fail("a scrape", EIO);
 			out->worst = scrapes[i] > out->worst ? scrapes[i] : out->worst;
 		}
-		out->scrape[set] = median(scrapes, SCRAPES);
-		out->limit[set] = median(limits, SCRAPES);
+		out->scrape[set] = scrape_median(scrapes, SCRAPES);
+		out->limit[set] = scrape_median(limits, SCRAPES);
 	}
 	qsort(out->scrape, SETS, sizeof(double), by_value);
 	qsort(out->limit, SETS, sizeof(double), by_value);
@@ -395,7 +399,7 @@ static int scrape_report(const struct bench *bench, json_t *rows, uint32_t lines
 				  0;
 
 	json_decref(all);
-	return error ? complain(bench->json, errno) : 0;
+	return error ? scrape_fail(bench->json, errno) : 0;
 }
 
 static int scrape_run(struct bench *bench, const char *directory)
@@ -418,13 +422,13 @@ static int scrape_run(struct bench *bench, const char *directory)
 	if (!plain.bytes || plain.fd < 0 || bind(plain.fd, (struct sockaddr *)&address, size) ||
 	    listen(plain.fd, 16) || getsockname(plain.fd, (struct sockaddr *)&address, &size) ||
 	    pthread_create(&thread, NULL, serve_plainly, &plain))
-		return complain("the limit's server", errno);
+		return scrape_fail("the limit's server", errno);
 	for (int moving = 0; moving < 2 && !code; moving++) {
 		struct figures figures = { .worst = 0 };
 		double begun, seconds;
 
 		if (moving && pthread_create(&mover, NULL, keep_moving, bench))
-			return complain("a thread", EAGAIN);
+			return scrape_fail("a thread", EAGAIN);
 		/* On a busy machine the thread may be scheduled late: bytes move from the first
 		 * scrape on. */
 		while (moving && !atomic_load(&bench->rounds) && !atomic_load(&bench->broken))
@@ -511,7 +515,7 @@ int main(int argc, char **argv)
 			    MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	bench.answer = malloc(ANSWER_MOST + 1);
 	if (bench.shared == MAP_FAILED || !bench.answer || !mkdtemp(directory))
-		return complain("memory", ENOMEM);
+		return scrape_fail("memory", ENOMEM);
 	code = start_processes(&bench) || scrape_run(&bench, directory);
 	end_processes(&bench);
 	if (bench.engine)

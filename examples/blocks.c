@@ -70,7 +70,7 @@ static struct wh_blocks *prepare(struct wh_peer *peer, uint32_t op, struct wh_re
 			.remote_offset = layer * LAYER,
 		};
 	/* Checks all 4,000 pages against both sides, and copies the arrays. */
-	if (wh_blocks_prepare(peer, &desc, &blocks))
+	if (wh_blocks_new(peer, &desc, &blocks))
 		die("prepare", wh_error_text());
 	return blocks;
 }
@@ -79,7 +79,7 @@ static void run(struct wh_batch *batch, struct wh_blocks *blocks)
 {
 	if (wh_batch_clear(batch) || wh_batch_add_blocks(batch, blocks) || wh_batch_submit(batch))
 		die("submit", wh_error_text());
-	if (wh_batch_wait(batch, WH_FOREVER))
+	if (wh_batch_wait_for(batch, WH_FOREVER) || wh_batch_status(batch))
 		die("transfer", wh_batch_error_text(batch));
 }
 

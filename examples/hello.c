@@ -19,7 +19,7 @@ int main(void)
 	transfer.local = source;
 	transfer.remote = wh_region_id(target);
 	if (wh_batch_add(batch, &transfer, 1) || wh_batch_submit(batch) ||
-	    wh_batch_wait(batch, WH_FOREVER))
+	    wh_batch_wait_for(batch, WH_FOREVER) || wh_batch_status(batch))
 		return fprintf(stderr, "%s\n", wh_error_text()), 1;
 	wh_batch_explain(batch, routes, sizeof(routes));
 	printf("%s, by\n%s", to, routes);

@@ -14,7 +14,10 @@
 
 #include <wherry/wherry.h>
 
-enum { LENGTH = 8 << 20 };
+enum {
+	LENGTH = 8 << 20,
+	FILLED = 1, /* tag: the memory has been filled */
+};
 
 static const int64_t second = 1000000000;
 
@@ -31,8 +34,16 @@ static unsigned char expected(size_t at)
 
 static void receive(void)
 {
-	struct wh_region_options named = { .size = sizeof(named), .name = "mailbox" };
-	struct wh_notification notification;
+	struct wh_region_options named = { .size = sizeof(named),
+					   .name = "mailbox",
+					   .access = WH_ACCESS_READ | WH_ACCESS_WRITE };
+	char text[64];
+	struct wh_notification notification = { .size = sizeof(notification),
+						.buffer = text,
+						.capacity = sizeof(text) };
+	struct wh_notification_filter filled = { .size = sizeof(filled),
+						 .tag = FILLED,
+						 .tag_mask = UINT64_MAX };
 	struct wh_engine *engine;
 	struct wh_region *region;
 	unsigned char *bytes;
@@ -44,14 +55,13 @@ static void receive(void)
 	printf("%s\n", wh_engine_url(engine));
 	fflush(stdout);
 
-	if (wh_engine_notification(engine, &notification, 60 * second))
+	if (wh_engine_notification(engine, &filled, &notification, 60 * second))
 		die("nothing came", wh_error_text());
 	bytes = memory;
 	for (size_t at = 0; at < LENGTH; at++)
 		if (bytes[at] != expected(at))
 			die("compare", "the notification was here before the bytes");
-	printf("from %s: %.*s\n", notification.sender, (int)notification.length,
-	       (const char *)notification.data);
+	printf("from %s: %.*s\n", notification.sender, (int)notification.length, text);
 	if (wh_region_unregister(region) || wh_memory_free(engine, memory) ||
 	    wh_engine_close(engine))
 		die("close", wh_error_text());
@@ -84,9 +94,9 @@ static void deliver(const char *url)
 
 	transfer.remote = remote.id;
 	if (wh_batch_add(batch, &transfer, 1) ||
-	    wh_batch_notify(batch, message, sizeof(message) - 1) || wh_batch_submit(batch))
+	    wh_batch_notify(batch, FILLED, message, sizeof(message) - 1) || wh_batch_submit(batch))
 		die("submit", wh_error_text());
-	if (wh_batch_wait(batch, WH_FOREVER))
+	if (wh_batch_wait_for(batch, WH_FOREVER) || wh_batch_status(batch))
 		die("transfer", wh_batch_error_text(batch));
 	if (wh_batch_free(batch) || wh_region_unregister(transfer.local) ||
 	    wh_memory_free(engine, memory) || wh_peer_close(peer) || wh_engine_close(engine))

@@ -36,7 +36,7 @@ static void move(struct wh_batch *batch, uint32_t op, struct wh_region *local,
 	if (wh_batch_clear(batch) || wh_batch_add(batch, &transfer, 1) || wh_batch_submit(batch))
 		die("submit", wh_error_text());
 	/* Errors from here on belong to the batch. */
-	if (wh_batch_wait(batch, WH_FOREVER))
+	if (wh_batch_wait_for(batch, WH_FOREVER) || wh_batch_status(batch))
 		die("transfer", wh_batch_error_text(batch));
 }
 

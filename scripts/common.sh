@@ -7,7 +7,7 @@ build=$top/build
 logs=$build/logs
 mkdir -p "$logs" || exit
 export LC_ALL=C.UTF-8 # one order of files, one decimal point
-# Knobs of the person who calls must not decide how a test ends.
+# The caller's settings must not decide how a test ends.
 unset "${!WHERRY_@}"
 
 say() # TEXT...

@@ -5,12 +5,16 @@
 directory=$(mktemp -d) || exit 1
 failed=0
 
-# What runs in the background gets the signal, and is waited for.
+# What runs in the background gets the signal, and is waited for; so do its children, as a KILL of
+# `timeout` alone would leave the command that it runs.
 end_all() # SIGNAL
 {
-	local job
+	local job children
 
 	for job in $(jobs -p); do
+		children=$(cat "/proc/$job/task/$job/children" 2>/dev/null)
+		# shellcheck disable=SC2086 # process ids
+		[ -z "$children" ] || kill "-$1" $children 2>/dev/null
 		kill "-$1" "$job" 2>/dev/null
 		kill -CONT "$job" 2>/dev/null
 		wait "$job" 2>/dev/null

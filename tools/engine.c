@@ -96,18 +96,17 @@ static int settings_collect(const struct arguments *arguments, const struct engi
 	return 0;
 }
 
-/* `arg` NULL: print warnings only. */
-static void print_log(void *arg, const char *line)
+static void print_log(void *arg, const struct wh_log_record *record)
 {
-	if (arg || strncmp(line, "warning: ", strlen("warning: ")) == 0)
-		note("%s", line);
+	(void)arg;
+	note("%s%s: %s", record->level == WH_LOG_WARN ? "warning: " : "", record->area,
+	     record->text);
 }
 
 int engine_open(const struct arguments *arguments, const struct engine_setup *setup,
 		struct wh_engine **out)
 {
 	static const struct engine_setup nothing;
-	static char everything;
 	struct settings settings = { 0 };
 	struct wh_engine_options options = { .size = sizeof(options) };
 	int error;
@@ -121,7 +120,7 @@ int engine_open(const struct arguments *arguments, const struct engine_setup *se
 	options.listen = setup->listen;
 	options.config = settings.list;
 	options.log = print_log;
-	options.log_arg = argument(arguments, "verbose") ? &everything : NULL;
+	options.log_level = argument(arguments, "verbose") ? WH_LOG_DEBUG : WH_LOG_WARN;
 	error = wh_engine_open(&options, out);
 	/* The value came from the command line or the environment. */
 	if (error == -EINVAL)
@@ -165,10 +164,10 @@ int engine_wait(struct wh_batch *batch)
 	stalled = false;
 	do {
 		before = moved;
-		error = wh_batch_wait(batch, stall);
-		/* A batch that itself timed out ends with the same errno as a wait that timed
-		 * out. */
-		if (error != -ETIMEDOUT || (error = wh_batch_poll(batch)) != -EINPROGRESS)
+		error = wh_batch_wait_for(batch, stall);
+		if (!error)
+			return wh_batch_status(batch);
+		if (error != -EAGAIN)
 			return error;
 	} while (!wh_batch_progress(batch, &moved) && moved != before);
 	stalled = true;

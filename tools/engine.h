@@ -38,8 +38,8 @@ int engine_parse_stall(const struct arguments *arguments);
 /* The value of --stall-timeout in ns; INT64_MAX: wait without a limit. */
 int64_t engine_stall(void);
 
-/* Wait until the batch ends. Cancel it if nothing of it moves for the stall timeout: -ETIMEDOUT.
- * Otherwise as wh_batch_wait(). */
+/* Wait until the batch ends. Its status; or -ETIMEDOUT: nothing of it has moved for the stall
+ * timeout, and it is cancelled. */
 int engine_wait(struct wh_batch *batch);
 /* Why the batch failed for which engine_wait() just returned an error. Valid until the next
  * call. */

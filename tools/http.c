@@ -53,7 +53,7 @@ static void http_turn(struct http_server *server)
 }
 
 /* Shut down: libmicrohttpd notices the end and closes the connection. */
-static void http_cut(struct http_server *server, struct http_connection *connection)
+static void http_abort(struct http_server *server, struct http_connection *connection)
 {
 	wh_list_remove(&connection->link);
 	server->count--;
@@ -89,7 +89,7 @@ static void http_sweep(struct wh_timer *timer)
 				next = first->deadline < next ? first->deadline : next;
 				break;
 			}
-			http_cut(server, first);
+			http_abort(server, first);
 		}
 	if (next != INT64_MAX)
 		wh_timer_set(&server->loop, timer, next);
@@ -129,7 +129,7 @@ static void http_make_room(struct http_server *server, uint64_t source)
 			       NULL :
 			       http_least_wanted(server, NULL, &count);
 	if (last)
-		http_cut(server, last);
+		http_abort(server, last);
 }
 
 static void http_connected(struct http_server *server, struct MHD_Connection *connection,

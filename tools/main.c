@@ -36,8 +36,7 @@ static void print_program(FILE *out)
 	      "  wherry copy FILE wherry://127.0.0.1:7000/host    # a file into its "
 	      "memory\n"
 	      "\n"
-	      "Exit codes: 0 done; 1 a warning; 2 failed; 64 usage; 69 something is "
-	      "missing.\n",
+	      "Exit codes: 0 done; 1 a warning; 2 failed; 64 usage; 69 not available.\n",
 	      out);
 }
 

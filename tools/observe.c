@@ -178,7 +178,7 @@ static int by_name(const void *a, const void *b)
 }
 
 /* Two paths to one directory find the same engine twice: keep one. */
-static void drop_doubles(struct observed *out)
+static void observe_drop_duplicates(struct observed *out)
 {
 	size_t used = 0;
 
@@ -225,7 +225,7 @@ static void take_answers(struct questions *questions, double seconds, struct obs
 	}
 	if (out->count)
 		qsort(out->engines, out->count, sizeof(*out->engines), by_name);
-	drop_doubles(out);
+	observe_drop_duplicates(out);
 }
 
 const char *observe_directory(const struct arguments *arguments)
@@ -331,7 +331,7 @@ static void add_peer(struct wh_observed_peer *into, const struct wh_observed_pee
 		t->writes += f->writes;
 		t->errors += f->errors;
 		t->reroutes += f->reroutes;
-		into->counters.attempts[i] += from->counters.attempts[i];
+		t->attempts += f->attempts;
 	}
 	into->counters.large_in_flight += from->counters.large_in_flight;
 	add_latency(&into->counters.small, &from->counters.small);

@@ -5,9 +5,10 @@
 
 #include <string.h>
 
-/* The bytes checked here were often written by a thread of an engine, and another process said that
- * they are complete. That is a real happens-before order which the thread sanitizer cannot see. */
-#define TOLD_BY_OTHERS __attribute__((no_sanitize("thread")))
+/* Often a thread of an engine has written the bytes that are checked here, and another process has
+ * reported that they are complete. The thread sanitizer cannot see that order, and would report a
+ * race. */
+#define NO_THREAD_SANITIZER __attribute__((no_sanitize("thread")))
 
 #define STEP UINT64_C(0x9e3779b97f4a7c15)
 #define FACTOR UINT64_C(0xbf58476d1ce4e5b9)
@@ -44,7 +45,7 @@ static uint8_t byte_at(uint64_t position, uint64_t seed)
 	return (uint8_t)(pattern_mix(seed + position / 8 * STEP) >> position % 8 * 8);
 }
 
-TOLD_BY_OTHERS
+NO_THREAD_SANITIZER
 void pattern_fill(void *buffer, size_t length, uint64_t position, uint64_t iteration)
 {
 	uint64_t seed = pattern_start(iteration), state, word;
@@ -62,7 +63,7 @@ void pattern_fill(void *buffer, size_t length, uint64_t position, uint64_t itera
 }
 
 /* The first wrong byte between `at` and `end`, or PATTERN_RIGHT. */
-TOLD_BY_OTHERS
+NO_THREAD_SANITIZER
 static size_t check_bytes(const uint8_t *buffer, size_t at, size_t end, uint64_t position,
 			  uint64_t seed)
 {
@@ -72,7 +73,7 @@ static size_t check_bytes(const uint8_t *buffer, size_t at, size_t end, uint64_t
 	return PATTERN_RIGHT;
 }
 
-TOLD_BY_OTHERS
+NO_THREAD_SANITIZER
 size_t pattern_check(const void *buffer, size_t length, uint64_t position, uint64_t iteration)
 {
 	uint64_t seed = pattern_start(iteration), state, word;

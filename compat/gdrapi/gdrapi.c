@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * libgdrapi.so.2: GDRCopy's interface on top of Wherry's views. It does not need libwherry.so: the
- * sources that both use are linked into each.
+ * libgdrapi.so.2: GDRCopy's interface on top of window/view.h. It does not need libwherry.so: both
+ * libraries contain the sources that they share.
  *
  * A handle is an index into a table that only grows, and a count of the index's uses. So a stale
  * handle never matches the current one, also in the copy functions, which take no lock.
@@ -26,7 +26,7 @@
 /* Programs built before GDRCopy 2.4 use the symbol gdr_get_info. */
 #undef gdr_get_info
 
-/* Their structure, which has no mapping type. */
+/* What gdr_get_info() fills in for those programs: gdr_info_v2_t without the mapping type. */
 struct info_v1 {
 	uint64_t va, mapped_size;
 	uint32_t page_size;
@@ -44,7 +44,7 @@ _Static_assert(offsetof(gdr_info_v2_t, page_size) == 16, "gdr_info_v2_t");
 _Static_assert(offsetof(gdr_info_v2_t, tm_cycles) == 24, "gdr_info_v2_t");
 _Static_assert(offsetof(gdr_info_v2_t, cycles_per_ms) == 32, "gdr_info_v2_t");
 _Static_assert(offsetof(gdr_info_v2_t, mapping_type) == 40, "gdr_info_v2_t");
-_Static_assert(sizeof(struct info_v1) == 40, "gdr_info_t of old");
+_Static_assert(sizeof(struct info_v1) == 40, "gdr_info_t before GDRCopy 2.4");
 
 #define DEFAULT_ORDER "driver,dmabuf,rm"
 #define DMABUF_ORDER "dmabuf"
@@ -99,16 +99,16 @@ static int gdrapi_failed(const char *call, int error)
 	switch (-error) {
 	case EFAULT: /* not GPU memory */
 		return EINVAL;
-	case EBUSY: /* mapped */
+	case EBUSY: /* already mapped */
 		return EAGAIN;
-	case EPERM: /* of another process */
+	case EPERM: /* the memory of another process */
 		return EACCES;
 	default:
 		return -error;
 	}
 }
 
-/* The same for an error found here. */
+/* Log the text of an error that this library itself has found, and return the error. */
 static int gdrapi_refuse(const char *call, int error, const char *text)
 {
 	gdrapi_log(ERROR, call, text);
@@ -122,7 +122,7 @@ static int gdrapi_refuse(const char *call, int error, const char *text)
 
 struct pin {
 	_Atomic uint64_t handle; /* 0: free */
-	uint64_t next; /* the handle of its next use */
+	uint64_t next; /* the handle that this entry gets next */
 	struct wh_list link; /* gdr.pins or free_pins */
 	struct gdr *g;
 	struct wh_view *view;
@@ -136,7 +136,7 @@ static _Atomic(struct pin *) chunks[CHUNKS];
 static struct wh_list free_pins = { &free_pins, &free_pins };
 static unsigned chunk_count;
 
-/* A handle: 1 + the index, and the count in its upper half. */
+/* A handle has 1 + the index in its lower half, and the count of uses in its upper half. */
 static struct pin *pin_find(gdr_mh_t mh)
 {
 	uint64_t index = (mh.h & UINT32_MAX) - 1;
@@ -149,7 +149,7 @@ static struct pin *pin_find(gdr_mh_t mh)
 	return pin && atomic_load_explicit(&pin->handle, memory_order_acquire) == mh.h ? pin : NULL;
 }
 
-/* Under table_lock. */
+/* Add CHUNK free entries to the table. False: no memory, or the table is full. Under table_lock. */
 static bool pin_add_chunk(void)
 {
 	struct pin *chunk = chunk_count < CHUNKS ? calloc(CHUNK, sizeof(*chunk)) : NULL;
@@ -178,7 +178,7 @@ static struct pin *pin_new(struct gdr *g, struct wh_view *view)
 	return pin;
 }
 
-/* Unmap and unpin it. Under g->lock. */
+/* Unmap and unpin the memory, and free the entry. Under g->lock. */
 static void pin_drop(struct pin *pin)
 {
 	atomic_store_explicit(&pin->handle, 0, memory_order_release);

@@ -507,14 +507,16 @@ static int request_outcome(const struct te_request *request)
 /* The result that the part's Wherry batch has for a request. */
 static int part_result(struct te_part *part, size_t index, char text[WH_TEXT_MAX])
 {
-	int error;
+	int status, error;
 
-	if (wh_batch_poll(part->batch) == -EINPROGRESS)
+	if (wh_batch_test(part->batch) == -EAGAIN)
 		return TE_RUNNING;
-	error = wh_batch_result(part->batch, index);
+	error = wh_batch_transfer_status(part->batch, index, &status);
 	if (error)
+		snprintf(text, WH_TEXT_MAX, "%s", wh_error_text());
+	else if (status)
 		snprintf(text, WH_TEXT_MAX, "%s", wh_batch_error_text(part->batch));
-	return error;
+	return error ? error : status;
 }
 
 static int request_status(int result)
@@ -597,7 +599,7 @@ static bool batch_is_moving(const struct te_batch *batch)
 		for (size_t j = 0; j < batch->submissions[i]->part_count; j++) {
 			struct wh_batch *each = batch->submissions[i]->parts[j].batch;
 
-			if (each && wh_batch_poll(each) == -EINPROGRESS)
+			if (each && wh_batch_test(each) == -EAGAIN)
 				return true;
 		}
 	return false;

@@ -8,7 +8,7 @@
 
 #include "compat/mooncake/api.h"
 
-#define SMALL (128u << 10) /* bytes; smaller requests are done together */
+#define SMALL (128u << 10) /* bytes; requests up to this size are sent together */
 
 /* ---- one request --------------------------------------------------------------------------- */
 
@@ -29,7 +29,7 @@ static int worker_connect(struct te_worker *worker)
 	struct te_link *link = worker->link;
 	int error;
 
-	/* te_link_stop() aborts the connections of workers. */
+	/* Under the lock, because te_link_stop() aborts the workers' connections. */
 	pthread_mutex_lock(&link->engine->lock);
 	wh_mooncake_connection_close(&worker->connection);
 	error = link->stop ? wh_fail(ECANCELED, "%.100s: given up", link->name) :
@@ -82,7 +82,7 @@ static int worker_move_request(struct te_worker *worker, const struct te_request
 	struct te_link *link = worker->link;
 	int error = 0;
 
-	/* It may have been registered there after the segment was fetched. */
+	/* The peer may have registered the memory after the segment was fetched. */
 	if (!link_publishes(link, request->remote, request->length) && !te_link_refresh(link))
 		error = worker_connect(worker);
 	if (!error && !link_publishes(link, request->remote, request->length))
@@ -135,7 +135,7 @@ static void job_end(struct te_link *link, struct te_job *job, int error, const c
 	te_submission_part_ended(submission, error, text);
 }
 
-/* Can it be done together with others? Under the lock. */
+/* Can the job be sent together with others? Under the lock. */
 static bool job_is_small(const struct te_link *link, const struct te_job *job)
 {
 	const struct te_request *request = job->request;
@@ -145,8 +145,8 @@ static bool job_is_small(const struct te_link *link, const struct te_job *job)
 	       wh_mooncake_segment_find(&link->segment, request->remote, request->length);
 }
 
-/* Take the first job, or several if they are small and all reads or all writes. Returns how many.
- * Under the lock. */
+/* Take the first job off the queue, or several if they are small and all reads or all writes.
+ * Returns how many. Under the lock. */
 static unsigned link_take_jobs(struct te_link *link, struct te_job *jobs[WH_MOONCAKE_MOVES])
 {
 	unsigned count = 0;
@@ -166,7 +166,7 @@ static unsigned link_take_jobs(struct te_link *link, struct te_job *jobs[WH_MOON
 	return count;
 }
 
-/* Returns how many are done, counted from the first. */
+/* Send the jobs together. Returns how many are done, counted from the first. */
 static unsigned worker_move_together(struct te_worker *worker, struct te_job *const jobs[],
 				     unsigned count)
 {
@@ -198,7 +198,7 @@ static void *worker_run(void *argument)
 			link->idle++;
 			pthread_cond_wait(&link->more, lock);
 			link->idle--;
-			link->called -= link->called > 0;
+			link->signalled -= link->signalled > 0;
 			continue;
 		}
 		if (count > 1) {
@@ -229,7 +229,7 @@ static void *worker_run(void *argument)
  * application need the others. */
 static bool link_wants_thread(const struct te_link *link, const struct te_job *job)
 {
-	unsigned soon = link->called + link->started + link->moving;
+	unsigned soon = link->signalled + link->started + link->moving;
 
 	return !soon || !job_is_small(link, job) ||
 	       (link->waiting > soon * WH_MOONCAKE_MOVES && soon < link->engine->cpus / 2);
@@ -261,7 +261,7 @@ void te_job_post(struct te_link *link, struct te_job *job)
 		job_end(link, job, -error, "a thread cannot be started");
 		return;
 	}
-	link->called += link->called < link->idle;
+	link->signalled += link->signalled < link->idle;
 	pthread_cond_signal(&link->more);
 }
 

@@ -117,7 +117,7 @@ static bool address_is_loopback(const char *where)
 	struct sockaddr_storage address[WH_RENDEZVOUS_MOST];
 	unsigned count = 0;
 
-	return !wh_rendezvous_resolve(where, true, address, &count) && count &&
+	return !wh_rendezvous_resolve(where, WH_RESOLVE_LISTENING, address, &count) && count &&
 	       wh_address_is_loopback(&address[0]);
 }
 

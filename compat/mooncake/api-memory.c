@@ -163,7 +163,7 @@ static int memory_enter(struct te_engine *engine, void *address, size_t length, 
 {
 	struct wh_region_options options = {
 		.size = sizeof(options),
-		.access = published ? WH_ACCESS_READ | WH_ACCESS_WRITE : WH_ACCESS_NONE,
+		.access = published ? WH_ACCESS_READ | WH_ACCESS_WRITE : 0,
 	};
 	struct te_memory *memory = calloc(1, sizeof(*memory));
 	int error;

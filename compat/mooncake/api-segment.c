@@ -68,7 +68,7 @@ static bool host_is_here(const char *host)
 
 	snprintf(endpoint.host, sizeof(endpoint.host), "%s", host);
 	wh_mooncake_endpoint_text(&endpoint, where, sizeof(where));
-	if (wh_rendezvous_resolve(where, true, address, &count))
+	if (wh_rendezvous_resolve(where, WH_RESOLVE_LISTENING, address, &count))
 		return false;
 	for (unsigned i = 0; !here && i < count; i++) {
 		int fd = socket(address[i].ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
@@ -88,7 +88,7 @@ static bool url_is_loopback(const char *url)
 	struct sockaddr_storage address[WH_RENDEZVOUS_MOST];
 	unsigned count = 0;
 
-	return !wh_rendezvous_resolve(url, false, address, &count) && count &&
+	return !wh_rendezvous_resolve(url, WH_RESOLVE_REMOTE, address, &count) && count &&
 	       wh_address_is_loopback(&address[0]);
 }
 

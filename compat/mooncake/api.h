@@ -12,12 +12,12 @@
 
 #include <pthread.h>
 
-#include <wherry/mooncake.h>
 #include <wherry/wherry.h>
 
 #include "compat/mooncake/mooncake.h"
 #include "compat/mooncake/staging.h"
 #include "compat/mooncake/store.h"
+#include "compat/mooncake/transfer_engine_c.h"
 #include "util/clock.h"
 #include "util/list.h"
 
@@ -65,7 +65,7 @@ struct te_link {
 	char control[WH_MOONCAKE_NAME_MAX + 10]; /* HOST:PORT; "": not known */
 	char host[WH_MOONCAKE_NAME_MAX]; /* of the data port */
 	struct wh_peer *peer; /* NULL: transfers use Mooncake's TCP */
-	char why[WH_TEXT_MAX]; /* why they do */
+	char why[WH_TEXT_MAX]; /* why transfers use Mooncake's TCP */
 	struct wh_mooncake_segment segment; /* as last fetched */
 	uint64_t read, written; /* bytes, by Mooncake's TCP */
 
@@ -73,8 +73,8 @@ struct te_link {
 	struct wh_list jobs;
 	pthread_cond_t more;
 	unsigned workers, idle;
-	/* idle threads that were signalled, and new threads, that have not taken a job yet */
-	unsigned called, started;
+	/* threads that have not taken a job yet: idle ones that were signalled, and new ones */
+	unsigned signalled, started;
 	unsigned moving; /* threads that move several small requests at once, which takes little
 			    time */
 	unsigned waiting; /* jobs */

@@ -131,7 +131,7 @@ static int wire_connect(struct wire *wire)
 {
 	struct sockaddr_storage address[WH_RENDEZVOUS_MOST];
 	unsigned count;
-	int error = wh_rendezvous_resolve(wire->address, false, address, &count);
+	int error = wh_rendezvous_resolve(wire->address, WH_RESOLVE_REMOTE, address, &count);
 
 	for (unsigned i = 0; !error && i < count; i++) {
 		error = wire_connect_address(wire, &address[i]);
@@ -465,11 +465,11 @@ static void *connection_run(void *argument)
 	while (!connection->stop) {
 		int error;
 
-		if (!connection->asked) {
+		if (!connection->requested) {
 			pthread_cond_wait(&connection->changed, &connection->lock);
 			continue;
 		}
-		connection->asked = false;
+		connection->requested = false;
 		pthread_mutex_unlock(&connection->lock);
 		error = connection_move(connection);
 		pthread_mutex_lock(&connection->lock);
@@ -557,7 +557,7 @@ void wh_mooncake_connection_start(struct wh_mooncake_connection *connection, boo
 	connection->remote = remote;
 	connection->length = length;
 	connection->done = false;
-	connection->asked = true;
+	connection->requested = true;
 	pthread_cond_broadcast(&connection->changed);
 	pthread_mutex_unlock(&connection->lock);
 }

@@ -27,17 +27,18 @@
 #include "compat/mooncake/internal.h"
 
 #define MAX_CONNECTIONS 1024 /* data connections */
-#define MAX_PER_SOURCE 512 /* from one source */
-/* A request has to move LEAST bytes in each WINDOW, or its connection is closed. Once the limits
- * are reached, a connection below this rate after its first second may be closed for a new one. */
-#define WINDOW (30 * WH_SECOND)
-#define LEAST (UINT64_C(1) << 20)
-/* Bytes that one visit moves at most: more than a socket's buffer, which has 6 MiB by Linux'
- * default limit. */
+#define MAX_PER_SOURCE 512 /* from one client address (connection-limit.h) */
+/* A request has to move RATE_BYTES in each RATE_PERIOD, or its connection is closed. Once the
+ * connection limits are reached, a request below this rate after its first second may lose its
+ * connection to a new client. */
+#define RATE_PERIOD (30 * WH_SECOND)
+#define RATE_BYTES (UINT64_C(1) << 20)
+/* The most bytes that one visit moves: more than a socket's buffer, which Linux limits to 6 MiB by
+ * default. */
 #define TURN (UINT64_C(8) << 20)
-/* between two looks for requests that have waited too long */
-#define IMPATIENCE (WH_SECOND / 4)
-/* EPOLLRDHUP: without it the end of the peer's bytes may cause no further event. */
+/* ns between two checks for requests that have waited too long */
+#define EXPIRE_INTERVAL (WH_SECOND / 4)
+/* Without EPOLLRDHUP, the peer's end of stream may cause no further event. */
 #define INPUT (EPOLLIN | EPOLLRDHUP | EPOLLET)
 #define OUTPUT (EPOLLOUT | EPOLLRDHUP | EPOLLET)
 #define DRAINED (UINT64_C(64) << 20) /* bytes of a refused request that are read and discarded */
@@ -60,8 +61,8 @@ struct data {
 	struct wh_mooncake_request request;
 	const struct wh_mooncake_memory *memory; /* NULL: refused */
 	uint64_t done;
-	int64_t since; /* start of the request, or of its current WINDOW */
-	uint64_t already; /* `done` at that time */
+	int64_t since; /* start of the request, or of its current RATE_PERIOD, ns */
+	uint64_t done_before; /* `done` at that time */
 };
 
 static void data_drop(struct data *data)
@@ -77,7 +78,8 @@ static void data_drop(struct data *data)
 	free(data);
 }
 
-/* From a system call's result to a step's: bytes moved, 0: wait for the socket, -1: close. */
+/* Turn the result of a system call into that of a step: bytes moved; 0: wait for the socket; -1:
+ * close the connection. */
 static ssize_t data_outcome(ssize_t bytes)
 {
 	if (bytes > 0)
@@ -85,11 +87,11 @@ static ssize_t data_outcome(ssize_t bytes)
 	return bytes < 0 && (errno == EAGAIN || errno == EINTR) ? 0 : -1;
 }
 
-/* A WINDOW starts. */
-static void data_start_window(struct data *data, uint64_t done)
+/* Start a RATE_PERIOD. */
+static void data_start_period(struct data *data, uint64_t done)
 {
 	data->since = wh_now();
-	data->done = data->already = done;
+	data->done = data->done_before = done;
 }
 
 /* ---- requests ------------------------------------------------------------------------------ */
@@ -153,7 +155,7 @@ static ssize_t data_wait(struct data *data)
 
 	data->stage = WAIT;
 	if (!server->patience.link.next)
-		wh_timer_set(&server->loop, &server->patience, wh_now() + IMPATIENCE);
+		wh_timer_set(&server->loop, &server->patience, wh_now() + EXPIRE_INTERVAL);
 	return 0;
 }
 
@@ -174,7 +176,7 @@ static ssize_t data_check_request(struct data *data)
 	struct wh_mooncake_request *request = &data->request;
 	const char *why;
 
-	data->done = data->already = 0;
+	data->done = data->done_before = 0;
 	if (wh_mooncake_request_parse(data->bytes, request)) {
 		wh_mooncake_log(data->server, "refused: %s", wh_fail_text());
 		return data_refuse(data);
@@ -209,7 +211,7 @@ static ssize_t data_take_header(struct data *data)
 	if (bytes <= 0)
 		return bytes;
 	if (!data->got)
-		data_start_window(data, 0);
+		data_start_period(data, 0);
 	data->got += (size_t)bytes;
 	return data->got == WH_MOONCAKE_HEADER ? data_check_request(data) : bytes;
 }
@@ -286,7 +288,7 @@ static ssize_t data_send_status(struct data *data)
 		/* Closing a socket with unread bytes resets it, and the status would be lost. */
 		shutdown(data->source.fd, SHUT_WR);
 		data->stage = DRAIN;
-		data->done = data->already = 0;
+		data->done = data->done_before = 0;
 	} else if (more) {
 		data->stage = SEND;
 	} else {
@@ -387,7 +389,7 @@ static void data_resume(struct wh_mooncake_server *server)
 	while ((turn = wh_mooncake_order_next(&server->order))) {
 		struct data *data = wh_container(turn, struct data, turn);
 
-		data_start_window(data, 0);
+		data_start_period(data, 0);
 		wh_mooncake_turn_moved(turn, data->since);
 		data_start(data);
 		data_visit(data, EPOLLRDHUP);
@@ -410,7 +412,7 @@ static void data_patience(struct wh_timer *timer)
 					"write");
 	data_resume(server);
 	if (!wh_list_empty(&server->order.waiting))
-		wh_timer_set(&server->loop, timer, now + IMPATIENCE);
+		wh_timer_set(&server->loop, timer, now + EXPIRE_INTERVAL);
 }
 
 static void data_ready(struct wh_source *source, uint32_t events)
@@ -427,13 +429,13 @@ static bool data_is_idle(const struct data *data)
 	return data->stage == HEADER && !data->got;
 }
 
-/* Has a request that began `ago` ns ago, or at the start of its WINDOW, moved too few bytes? */
+/* Has a request moved too few bytes in `ago` ns, or since its RATE_PERIOD began? */
 static bool data_is_slow(const struct data *data, int64_t ago)
 {
-	if (ago > WINDOW)
-		ago = WINDOW;
+	if (ago > RATE_PERIOD)
+		ago = RATE_PERIOD;
 	return !data_is_idle(data) &&
-	       data->done - data->already < LEAST * (uint64_t)ago / (uint64_t)WINDOW;
+	       data->done - data->done_before < RATE_BYTES * (uint64_t)ago / (uint64_t)RATE_PERIOD;
 }
 
 static enum wh_mooncake_rank data_rank(const struct wh_mooncake_limited *limited)
@@ -542,11 +544,11 @@ void wh_mooncake_data_sweep(struct wh_mooncake_server *server, bool all)
 		struct data *data = wh_container(link, struct data, limited.link);
 
 		next = link->next;
-		if (!all && now - data->since < WINDOW)
+		if (!all && now - data->since < RATE_PERIOD)
 			continue;
-		if (all || data_is_slow(data, WINDOW))
+		if (all || data_is_slow(data, RATE_PERIOD))
 			data_drop(data);
 		else if (!data_is_idle(data))
-			data_start_window(data, data->done);
+			data_start_period(data, data->done);
 	}
 }

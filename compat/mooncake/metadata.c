@@ -10,7 +10,7 @@
 #include "util/clock.h"
 
 #define KEY_MAX (WH_MOONCAKE_NAME_MAX + 32)
-#define PATIENCE (2 * WH_SECOND) /* for the engine that already has the name */
+#define PROBE_TIMEOUT (2 * WH_SECOND) /* for the engine that already has the name */
 
 static void segment_key(const char *name, char out[KEY_MAX])
 {
@@ -58,9 +58,9 @@ static int name_check_free(const struct wh_mooncake_store_ops *ops, void *store,
 		return 0;
 	if (error)
 		return error;
-	/* Its host answers and the port is closed: the engine has died. */
+	/* If that engine's host answers and the port is closed, the engine has died. */
 	wh_mooncake_endpoint_text(&found, address, sizeof(address));
-	if (wh_mooncake_probe(address, PATIENCE) == -ECONNREFUSED)
+	if (wh_mooncake_probe(address, PROBE_TIMEOUT) == -ECONNREFUSED)
 		return wh_mooncake_withdraw(ops, store, name);
 	return wh_fail(EEXIST,
 		       "mooncake: the name %.60s is that of the engine at %.60s:%u; if it is gone, "
@@ -121,7 +121,7 @@ int wh_mooncake_find(const struct wh_mooncake_store_ops *ops, void *store, const
 	free(value);
 	if (error || *segment->host)
 		return error;
-	/* Without a data host, it is the host of the control port. */
+	/* A segment without a data host uses that of the control port. */
 	error = wh_mooncake_locate(ops, store, name, &endpoint);
 	if (error)
 		wh_mooncake_segment_free(segment);

@@ -107,7 +107,7 @@ struct wh_mooncake_connection {
 	pthread_mutex_t lock;
 	pthread_cond_t changed;
 	bool ready, started, stop;
-	bool asked, done; /* under the lock */
+	bool requested, done; /* under the lock */
 	bool write;
 	void *buffer;
 	uint64_t remote, length;

@@ -393,7 +393,8 @@ static int port_listen(struct wh_mooncake_port *port, const char *where)
 	struct sockaddr_storage address[WH_RENDEZVOUS_MOST], bound;
 	socklen_t length = sizeof(struct sockaddr_in6), bound_length = sizeof(bound);
 	unsigned count;
-	int fd, one = 1, error = wh_rendezvous_resolve(where, true, address, &count);
+	int error = wh_rendezvous_resolve(where, WH_RESOLVE_LISTENING, address, &count);
+	int fd, one = 1;
 
 	if (error)
 		return error;

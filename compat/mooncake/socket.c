@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Socket options, as between Wherry's engines (net/control.c), and smaller buffers on loopback. */
+/* Socket options: those of Wherry's own connections (net/control.c), but smaller buffers on
+ * loopback. */
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <string.h>
@@ -7,14 +8,14 @@
 #include "compat/mooncake/mooncake.h"
 #include "util/address.h"
 
-/* Bytes of a buffer on loopback. Mooncake's engines send and receive 64 KiB at a time. The system's
- * buffers grow to megabytes: their bytes leave the CPU's caches before they are copied out again.
- * Half of this sometimes leaves no room in the window for the next 64 KiB. */
+/* Bytes of a buffer on loopback. Mooncake's engines send and receive 64 KiB at a time. The kernel's
+ * automatic buffers grow to megabytes, so that bytes leave the CPU's caches before they are copied
+ * out again. With half of this size the TCP window sometimes has no room for the next 64 KiB. */
 #define LOOPBACK_BUFFER (256 << 10)
 
 void wh_mooncake_socket_tune(int fd, const struct sockaddr_storage *peer)
 {
-	/* Every kernel has it, and it needs no privilege. */
+	/* Every kernel has this congestion control, and selecting it needs no privilege. */
 	static const char plain[] = "reno";
 	char name[16] = "";
 	socklen_t length = sizeof(name) - 1;

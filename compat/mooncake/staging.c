@@ -6,24 +6,14 @@
 #include "compat/mooncake/staging.h"
 #include "util/error.h"
 
-/* No engine can have this name, so the grant keeps every other engine out of the staging memory. */
-#define NOBODY "\x01"
-
 int wh_mooncake_staging_open(struct wh_engine *engine, size_t size, struct wh_mooncake_staging *out)
 {
 	struct wh_memory_options pinned = { .size = sizeof(pinned), .kind = WH_MEMORY_PINNED };
-	struct wh_grant nobody = { .peer = NOBODY, .access = WH_ACCESS_READ | WH_ACCESS_WRITE };
-	struct wh_region_options options = {
-		.size = sizeof(options),
-		.access = WH_ACCESS_NONE,
-		.grants = &nobody,
-		.grant_count = 1,
-	};
 	struct wh_mooncake_staging staging = { .engine = engine };
 	int error = wh_memory_alloc(engine, size, &pinned, &staging.memory);
 
 	if (!error)
-		error = wh_region_register(engine, staging.memory, size, &options, &staging.region);
+		error = wh_region_register(engine, staging.memory, size, NULL, &staging.region);
 	if (!error)
 		error = wh_peer_open(engine, "self", NULL, &staging.self);
 	if (!error)
@@ -57,8 +47,10 @@ int wh_mooncake_staging_copy(struct wh_mooncake_staging *staging, struct wh_regi
 		error = wh_batch_submit(staging->batch);
 	if (error)
 		return wh_fail(-error, "%s", wh_error_text());
-	error = wh_batch_wait(staging->batch, WH_FOREVER);
-	return error ? wh_fail(-error, "%s", wh_batch_error_text(staging->batch)) : 0;
+	error = wh_batch_wait_for(staging->batch, WH_FOREVER);
+	if (!error)
+		error = wh_batch_status(staging->batch);
+	return error ? wh_fail(-error, "%s", wh_error_text()) : 0;
 }
 
 int wh_mooncake_staging_close(struct wh_mooncake_staging *staging)

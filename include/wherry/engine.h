@@ -33,6 +33,26 @@ struct wh_config_row {
 /* Row `index` of the table of settings; NULL past the end. The row is constant. Never fails. */
 const struct wh_config_row *wh_config_row(size_t index);
 
+/* ---- log --------------------------------------------------------------------------------- */
+
+enum wh_log_level {
+	/* What every user should see: a path that is far slower than another one would be, and
+	 * why; a WHERRY_... variable that no setting reads. Most of them once for an engine. */
+	WH_LOG_WARN = 1,
+	WH_LOG_INFO = 2, /* an event: a peer was lost, a connection refused */
+	WH_LOG_DEBUG = 3, /* a decision that explains a speed: the window of a region */
+};
+
+struct wh_log_record {
+	size_t size;
+	uint32_t level; /* enum wh_log_level */
+	uint32_t reserved;
+	/* The part of Wherry that the line comes from: "engine", "peer", "session", "net",
+	 * "registry", "gpu", "window", "observer", or a transport. Constant. */
+	const char *area;
+	const char *text; /* one line without a newline; valid during the call */
+};
+
 /* ---- engine ------------------------------------------------------------------------------- */
 
 struct wh_engine_options {
@@ -48,11 +68,10 @@ struct wh_engine_options {
 	/* Settings as "name=value" strings, ended by a NULL; NULL: none. They override the
 	 * environment. Read during wh_engine_open() only. */
 	const char *const *config;
-	/* Receives log lines, one per event (a peer lost, a route refused); NULL: no log. Lines
-	 * that every user should see start with "warning: " (a WHERRY_... variable that no setting
-	 * reads; waiting for the lease of an earlier engine with this name). Called from any
-	 * thread, including the engine's own. Must not call Wherry. */
-	void (*log)(void *arg, const char *line);
+	/* Receives log lines. NULL: the library is silent, unless the setting `log` (WHERRY_LOG)
+	 * asks for lines on stderr. Called from any thread, including the engine's own. Must not
+	 * call Wherry. */
+	void (*log)(void *arg, const struct wh_log_record *record);
 	void *log_arg;
 	/* The registry in which engines find each other by name: "http://HOST:PORT" (wherry
 	 * registry, or a server with the same three verbs), "etcd://..." or "redis://...", see
@@ -60,6 +79,10 @@ struct wh_engine_options {
 	 * engine that listens and has a name in these options is registered until it is closed;
 	 * if its process dies, its entry lasts for the setting `lease`. */
 	const char *registry;
+	/* Up to which level `log` is called: enum wh_log_level; 0: WH_LOG_INFO. The setting `log`
+	 * can raise it. */
+	uint32_t log_level;
+	uint32_t reserved; /* 0 */
 };
 
 /* Open an engine: its listener, its progress threads, its transports. One per process is usually
@@ -96,6 +119,10 @@ struct wh_peer_options {
 	size_t size;
 	/* How long to try to connect, in ns; 0: 5 s. */
 	int64_t timeout;
+	/* A queue: the call returns without waiting, and the queue receives one completion with
+	 * `peer` when the peer is connected, or cannot be reached. NULL: the call waits. */
+	struct wh_queue *queue;
+	uint64_t user; /* returned in the completion */
 };
 
 /* Connect to another engine and learn its published regions. `url` is "wherry://HOST:PORT" or
@@ -106,26 +133,43 @@ struct wh_peer_options {
  * side is not Wherry), -EPROTONOSUPPORT (another version of the protocol), -EDEADLK (called from a
  * callback); with a name also -ENOENT (no engine has it), -ESTALE (another engine answers at its
  * address), -EHOSTDOWN (the registry did not answer a moment ago), and the registry's errors as for
- * wh_engine_open(). */
+ * wh_engine_open().
+ *
+ * With options.queue the call does not block, may be called from a callback, and returns 0, or
+ * -EINVAL (arguments), -E2BIG, -ENOMEM; all other errors come with the completion, and
+ * wh_peer_status() has their text. Another thread may take the completion before this call returns.
+ * Until it comes the peer can be closed, and batches for it can be made, but not filled. Names are
+ * looked up on a thread of their own, which ends with the look-up. */
 int wh_peer_open(struct wh_engine *engine, const char *url, const struct wh_peer_options *options,
 		 struct wh_peer **out);
 
-/* Close the peer and its connections. 0, or -EBUSY (it still has batches), -EDEADLK (called from a
- * callback). */
+/* Close the peer and its connections. Waits while its name is being looked up. 0, or -EBUSY (it
+ * still has batches), -EDEADLK (called from a callback). */
 int wh_peer_close(struct wh_peer *peer);
 
 enum wh_peer_state {
+	WH_PEER_CONNECTING = 0, /* opened with a queue, and not reached yet */
 	WH_PEER_CONNECTED = 1,
 	WH_PEER_LOST = 2, /* the connection broke; the engine tries to connect again */
 	WH_PEER_STALE = 3, /* another engine (epoch) answers at its address: open a new peer */
+	WH_PEER_UNREACHABLE = 4, /* opened with a queue, and could not be reached: close it */
 };
+
+/* The name of a peer's state: "connecting", "connected", "lost", "stale", "unreachable"; "unknown"
+ * for any other number. A constant string; never fails. */
+const char *wh_peer_state_name(uint32_t state);
+
+/* Can the peer be used? 0: it is connected; -EINPROGRESS: not yet; -ECONNRESET: it is lost, and the
+ * engine tries to connect again; -ESTALE: it was restarted; else the error with which opening it
+ * failed. wh_error_text() has the reason. Does not block. */
+int wh_peer_status(struct wh_peer *peer);
 
 struct wh_peer_info {
 	size_t size; /* set by the caller */
 	uint64_t epoch;
 	uint32_t state; /* enum wh_peer_state */
-	uint32_t regions; /* number of regions that it publishes now */
-	char name[64];
+	uint32_t regions; /* that it publishes to this engine now; of "self" all */
+	char name[64]; /* of the engine; before it was reached, what was opened */
 	char address[64]; /* "127.0.0.1:40123", or "self" */
 };
 
@@ -135,16 +179,17 @@ int wh_peer_info(struct wh_peer *peer, struct wh_peer_info *info);
 /* ---- completion queues -------------------------------------------------------------------- */
 
 struct wh_completion {
-	struct wh_batch *batch;
-	uint64_t user; /* wh_batch_options.user of that batch */
-	int32_t status; /* 0, or the negative errno of the batch's first failure */
-	uint32_t reserved;
+	struct wh_batch *batch; /* NULL: a peer was opened */
+	struct wh_peer *peer; /* NULL: a batch has completed */
+	uint64_t user; /* wh_batch_options.user or wh_peer_options.user */
+	int32_t status; /* 0, or the negative errno: of wh_batch_status() or wh_peer_status() */
+	uint32_t reserved[3]; /* 0 */
 };
 
 /* Create a queue, which receives the completions of many batches. 0, or -EMFILE, -ENOMEM. */
 int wh_queue_new(struct wh_engine *engine, struct wh_queue **out);
 
-/* Free the queue. 0, or -EBUSY (batches that report to it exist). */
+/* Free the queue. 0, or -EBUSY (batches or peers that report to it exist). */
 int wh_queue_free(struct wh_queue *queue);
 
 /* Take at most `max` completions. Waits up to `timeout` ns for the first one (0: does not wait).
@@ -160,20 +205,45 @@ int wh_queue_fd(const struct wh_queue *queue);
 /* ---- notifications ------------------------------------------------------------------------ */
 
 /* The largest notification, in bytes. */
-#define WH_NOTIFICATION_MAX 4096
+#define WH_NOTIFICATION_MAX 65536
 
+/* A notification that has arrived, and the memory that takes its bytes. */
 struct wh_notification {
+	size_t size; /* set by the caller, as the next two */
+	void *buffer; /* for the bytes; the caller's; NULL if capacity is 0 */
+	uint64_t capacity; /* bytes of `buffer` */
+	uint64_t length; /* bytes of the notification, 0 to WH_NOTIFICATION_MAX */
+	uint64_t tag; /* as given to wh_batch_notify() */
 	uint64_t epoch; /* of the sending engine */
-	uint64_t length; /* bytes used in data */
 	char sender[64]; /* name of the sending engine */
-	unsigned char data[WH_NOTIFICATION_MAX];
+	uint64_t reserved[3]; /* 0 */
 };
 
-/* Take the oldest notification that a peer has sent to this engine with wh_batch_notify(). All
- * bytes of the batch that carried it are visible here. Waits up to `timeout` ns (0: does not wait).
- * The engine keeps at most the setting `notifications`; further ones wait at their senders.
- * 0, or -EAGAIN (none in that time), -EDEADLK (timeout > 0 in a callback). */
-int wh_engine_notification(struct wh_engine *engine, struct wh_notification *out, int64_t timeout);
+/* The notifications that a call takes: those that match all of its members. */
+struct wh_notification_filter {
+	size_t size;
+	const char *sender; /* name of the sending engine; NULL: any */
+	uint64_t tag; /* the bits of the tag that tag_mask has must be as in `tag` */
+	uint64_t tag_mask; /* 0: any tag; UINT64_MAX: exactly `tag` */
+	uint64_t reserved[2]; /* 0 */
+};
+
+/* Take the oldest notification that the filter matches (NULL: any), of those that peers have sent
+ * to this engine with wh_batch_notify(). All bytes of the batch that carried it are visible here.
+ * Its bytes are copied to out->buffer. Notifications of one peer are taken in the order in which
+ * they were sent, among those that the filter matches. Waits up to `timeout` ns (0: does not wait).
+ * Several threads may wait at once, with the same or different filters: each notification goes to
+ * one of them.
+ *
+ * The engine keeps at most the settings `notifications` and `notification_bytes`, and always the
+ * oldest of each peer. Further ones wait at their senders, whose batches do not complete meanwhile.
+ * So a program that leaves some of a peer's notifications untaken may not see later ones of that
+ * peer, but it sees those of other peers.
+ * 0, or -EAGAIN (none in that time), -EMSGSIZE (the buffer is too small: `out` says of which
+ * notification, with its length, and the next call finds it again), -EINVAL, -E2BIG, -EDEADLK
+ * (timeout > 0 in a callback). */
+int wh_engine_notification(struct wh_engine *engine, const struct wh_notification_filter *filter,
+			   struct wh_notification *out, int64_t timeout);
 
 /* A file descriptor that is readable while notifications are waiting. The engine owns it: do not
  * read or close it. */

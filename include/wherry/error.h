@@ -20,6 +20,10 @@ const char *wh_version(void);
  * belong to the batch: wh_batch_error_text(). */
 const char *wh_error_text(void);
 
+/* The name of a status, or of what a function returned: "OK" for 0, "ECONNRESET" for -ECONNRESET;
+ * "UNKNOWN" for any other number. A constant string; never fails. */
+const char *wh_status_name(int status);
+
 #ifdef __cplusplus
 }
 #endif

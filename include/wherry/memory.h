@@ -134,18 +134,18 @@ int wh_memory_query(struct wh_engine *engine, const void *address, struct wh_mem
 
 /* ---- regions ------------------------------------------------------------------------------ */
 
-/* What peers may do with a region. */
+/* What peers may do with a region. 0: nothing, and they do not see it. The engine itself may do
+ * everything with its own regions, also by its peer "self". */
 enum wh_access {
 	WH_ACCESS_READ = 1,
 	WH_ACCESS_WRITE = 2,
-	WH_ACCESS_NONE = 4, /* nothing: for this engine's own use, not published */
 };
 
 /* What one peer may do with a region. */
 struct wh_grant {
 	/* the name that the peer has proved (docs/security.md), at most 63 bytes */
 	const char *peer;
-	uint32_t access; /* enum wh_access, or-ed, or NONE */
+	uint32_t access; /* enum wh_access, or-ed */
 	uint32_t reserved;
 };
 
@@ -157,18 +157,18 @@ struct wh_region_options {
 	/* A name by which peers can find the region: at most 63 of the characters A-Z a-z 0-9 . _
 	 * -, unique in the engine. NULL: none. */
 	const char *name;
-	/* What every peer may do: enum wh_access, or-ed. 0: READ | WRITE, or NONE if there are
-	 * grants. */
+	/* What every peer may do: enum wh_access, or-ed. 0: nothing. */
 	uint32_t access;
-	/* For the peers named here, their rights instead of `access`. Other peers do not see the
-	 * region if `access` is NONE. Copied. Each peer may be named once. */
+	/* For the peers named here, their rights instead of `access`. Copied. Each peer may be
+	 * named once. */
 	uint32_t grant_count;
 	const struct wh_grant *grants;
 };
 
-/* Register [address, address+length) for transfers. options may be NULL. Regions may overlap. A
- * region with access READ or WRITE is published: connected peers learn of it shortly afterwards.
- * Does not touch the memory, does not block on peers.
+/* Register [address, address+length) for transfers. options may be NULL: a region for this engine's
+ * own use, which no peer sees. Regions may overlap. A region with access READ or WRITE is
+ * published: connected peers learn of it shortly afterwards. Does not touch the memory, does not
+ * block on peers.
  *
  * The caller keeps the memory mapped, readable and (for access WRITE, or as the target of a read)
  * writable until wh_region_unregister(). Otherwise a transfer fails with -EFAULT if a system call
@@ -211,11 +211,13 @@ struct wh_remote {
 	uint32_t access; /* enum wh_access */
 	uint32_t kind; /* enum wh_memory_kind */
 	char name[64]; /* "": none */
+	uint64_t reserved[4]; /* 0 */
 };
 
 /* Find a published region of the peer by name. Waits up to `timeout` ns (0: does not wait) until it
- * is published and, if the peer is lost, until it is reached again. 0, or -ENOENT, -ECONNRESET (the
- * peer is still lost), -ESTALE (it was restarted), -EDEADLK (called from a callback). */
+ * is published and, if the peer is lost or being opened, until it is reached. 0, or -ENOENT,
+ * -ECONNRESET (the peer is still lost), -ESTALE (it was restarted), -EINPROGRESS (it is still being
+ * opened) or the error with which that failed, -EDEADLK (called from a callback). */
 int wh_peer_find(struct wh_peer *peer, const char *name, int64_t timeout, struct wh_remote *out);
 
 /* List the peer's regions, one per call. Set *cursor to 0 before the first call; each call advances
@@ -235,13 +237,13 @@ int wh_peer_lookup(struct wh_peer *peer, uint64_t address, uint64_t length, stru
 /* Write the region's key to `buffer`: versioned bytes with the engine's epoch and the region's id,
  * address, length and rights. *length is the size of `buffer` on entry and the bytes used on
  * return. 0, or -ENOSPC. */
-int wh_region_key(const struct wh_region *region, void *buffer, size_t *length);
+int wh_region_pack_key(const struct wh_region *region, void *buffer, size_t *length);
 
 /* Turn a key of one of the peer's regions into a remote region. Waits up to `timeout` ns until the
  * peer has published the region. 0, or -EINVAL (not a key), -EPROTONOSUPPORT (a newer version),
  * -ESTALE (made by an earlier epoch of the peer, or by another engine), -ENOENT. */
-int wh_peer_import(struct wh_peer *peer, const void *key, size_t length, int64_t timeout,
-		   struct wh_remote *out);
+int wh_peer_unpack_key(struct wh_peer *peer, const void *key, size_t length, int64_t timeout,
+		       struct wh_remote *out);
 
 #ifdef __cplusplus
 }

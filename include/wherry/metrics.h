@@ -37,9 +37,14 @@ struct wh_transport_counters {
 	uint64_t writes;
 	uint64_t errors; /* fragments that failed on it, without cancelled ones */
 	uint64_t reroutes; /* fragments that it gave up and another transport took over */
+	/* Fragments that have ended on it: done, failed, cancelled, or taken over by another
+	 * transport. A batch has at least one fragment for each transport and direction that it
+	 * uses. */
+	uint64_t attempts;
+	uint64_t reserved[3]; /* 0 */
 };
 
-#define WH_TRANSPORTS_MAX 8
+#define WH_TRANSPORTS_MAX 16
 
 /* Counters of one peer, or of all peers of an engine together. */
 struct wh_counters {
@@ -47,20 +52,15 @@ struct wh_counters {
 	uint64_t batches; /* completed with success */
 	uint64_t failed; /* completed with an error */
 	uint64_t cancelled;
-	/* used entries of `transport`, including transports that moved nothing */
-	uint32_t transports;
-	uint32_t reserved;
-	struct wh_transport_counters transport[WH_TRANSPORTS_MAX];
+	uint64_t large_in_flight; /* bytes of batches as in `large` that are in flight now */
 	/* `small`: batches of at most 64 KiB per transport, of which one in 128 is timed. `large`:
 	 * all other batches. Batches that waited for a stream or failed are not timed. */
 	struct wh_latency small;
 	struct wh_latency large;
-	/* Fragments that have ended on the transport of the same index: done, failed, cancelled, or
-	 * taken over by another transport. A batch has at least one fragment for each transport and
-	 * direction that it uses. */
-	uint64_t attempts[WH_TRANSPORTS_MAX];
-	/* bytes of batches as in `large` that are in flight now */
-	uint64_t large_in_flight;
+	/* used entries of `transport`, including transports that moved nothing */
+	uint32_t transports;
+	uint32_t reserved; /* 0 */
+	struct wh_transport_counters transport[WH_TRANSPORTS_MAX];
 };
 
 /* Read the counters of a peer. Does not block. 0, or -EINVAL, -E2BIG. */

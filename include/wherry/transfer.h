@@ -1,4 +1,59 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Memory model: what a program can rely on when batches and its own threads use the same bytes.
+ * docs/memory-model.md has the reasons, examples and costs.
+ *
+ *  1. Until a batch has completed, its source must not change, and its target holds old bytes, new
+ *     ones, or both. Exceptions: rules 4 and 5.
+ *  2. A batch has completed when a wh_batch call, a queue or a callback says so. After success, all
+ *     of its bytes are visible to
+ *      - the initiator's threads, for reads; and the owner's threads, for writes, once they learn
+ *        of the completion in a way that orders memory (a message, a lock, an atomic variable);
+ *      - GPU work that is launched afterwards, and work behind wh_batch_make_stream_wait();
+ *      - batches that are submitted afterwards, to any peer, by any transport.
+ *     With rdma, a write has reached the owner's NIC, and a notification (rule 3) says that it has
+ *     reached memory.
+ *  3. A notification arrives after all bytes of its batch are visible to the owner's threads and to
+ *     GPU work that these launch, whatever moved the bytes, in several parts or not. It is the one
+ *     signal that holds for every transport. It says nothing of other batches that still run. With
+ *     rdma it goes over TCP if several NICs carried the bytes or it has more than 4,096 bytes: no
+ *     document of the hardware says that the bytes are first then (docs/memory-model.md).
+ *  4. Atomic: a transfer or block of 1, 2, 4 or 8 bytes, aligned to its length on both sides, is
+ *     seen as a whole where the table says so. Elsewhere single bytes are. Longer ones never are.
+ *  5. A flag after data: write the data, wait until that batch has completed, then write the flag
+ *     in a second batch. A thread that sees the new flag with an acquire load sees the data, where
+ *     the table says so. The flag may be polled while the batch runs. Where only one byte is
+ *     atomic, old and new value must differ in one byte only.
+ *  6. Nothing orders the transfers of a batch, nor batches that run at the same time, whatever
+ *     their size, priority and transport. There is no fence: the end of a batch is one.
+ *  7. A fragment that changes its transport or connection starts again only when both ends have
+ *     given up the former path. So old bytes do not overwrite newer ones after a success, nor after
+ *     wh_batch_cancel() returned 0. They may, while the owner keeps the old session, after a
+ *     batch failed because the peer was lost, or after wh_batch_cancel() returned -ETIMEDOUT.
+ *  8. Transfers move bytes. There is no remote fetch-and-add, and no compare-and-swap.
+ *
+ *                               atomic (4)        flag after data (5), seen by
+ *                               host    GPU       owner's thread    kernel that runs already
+ *     self                      1 to 8  -         yes               in pinned memory
+ *     shm, mapped               1 to 8  -         yes               in pinned memory
+ *     shm, process_vm           1       -         yes               in pinned memory
+ *     cuda, CPU window          1 to 8  1 to 8    yes               yes
+ *     cuda, GPU                 1       1         yes               not promised by CUDA
+ *     rdma                      1       1         no: rule 3        no: rule 3
+ *     tcp                       1       1         yes               by a window (below)
+ *     tcp with tls              1       1         no: rule 3        no: rule 3
+ *     struct wh_window          -       1 to 8    -                 yes (window.h)
+ *
+ * wh_batch_routes() says which row moved a batch. The setting `require` and the option of the same
+ * name keep it to one transport. A kernel that polls must load with acquire and system scope
+ * (ld.acquire.sys, cuda::atomic_ref), must leave room on its GPU for the kernels and copies that
+ * move the bytes, and must not depend on work that the program has not submitted. tcp to GPU memory
+ * sets a flag by a window or by a GPU copy; for the latter the row "cuda, GPU" holds.
+ *
+ * Costs: a notification with its bytes takes one message more over the control connection, none
+ * more with rdma where it follows the bytes. A second batch for a flag takes its own latency.
+ * wh_window_flush() takes one read from the GPU, about 1 us.
+ */
 #ifndef WHERRY_TRANSFER_H
 #define WHERRY_TRANSFER_H
 
@@ -43,6 +98,18 @@ struct wh_transfer {
 	uint32_t reserved;
 };
 
+/* The same by addresses: the engine finds the regions. */
+struct wh_address_transfer {
+	void *local; /* any address in a region of this engine; GPU memory: its device address */
+	/* remote_region is 0: an address in the peer's address space (as wh_remote.address); else
+	 * an offset in that region */
+	uint64_t remote;
+	uint64_t remote_region; /* wh_remote.id, or 0 */
+	uint64_t length; /* at least 1 */
+	uint32_t op; /* enum wh_op */
+	uint32_t reserved; /* 0 */
+};
+
 /* ---- blocks: very many transfers of one length, as one descriptor ---------------------------- */
 
 /* A pair of addresses that the blocks' offsets are relative to, for example one layer of a model.
@@ -52,6 +119,7 @@ struct wh_base {
 	uint64_t local_offset;
 	uint64_t remote; /* wh_remote.id */
 	uint64_t remote_offset;
+	uint64_t reserved[2]; /* 0 */
 };
 
 /* `count` blocks of `block_length` bytes for each of `base_count` bases. Block i of base b is a
@@ -78,11 +146,10 @@ struct wh_blocks_desc {
  * -E2BIG, -ERANGE (a block lies outside its region; the text names it), -ENOENT (no such remote
  * region), -EACCES (the remote region does not grant it), -ECONNRESET (the peer has left or is
  * lost), -ESTALE (it was restarted), -ENOMEM. */
-int wh_blocks_prepare(struct wh_peer *peer, const struct wh_blocks_desc *desc,
-		      struct wh_blocks **out);
+int wh_blocks_new(struct wh_peer *peer, const struct wh_blocks_desc *desc, struct wh_blocks **out);
 
-/* Free the descriptor. Batches to which it was added keep what they need. NULL is allowed. */
-void wh_blocks_free(struct wh_blocks *blocks);
+/* Free the descriptor. Batches to which it was added keep what they need. 0. */
+int wh_blocks_free(struct wh_blocks *blocks);
 
 /* ---- batches ------------------------------------------------------------------------------ */
 
@@ -95,9 +162,12 @@ struct wh_batch_options {
 	size_t size;
 	/* A queue that receives the completion as well; NULL: none. */
 	struct wh_queue *queue;
-	/* Called when a submission has completed, on one of the engine's threads, never within
-	 * wh_batch_submit(). It may submit batches, including this one. It must not wait, cancel or
-	 * free. */
+	/* Called once for each submission that has completed, in the order of completion, on a
+	 * thread that runs the engine's callbacks and nothing else, never within
+	 * wh_batch_submit(). One that takes long delays other callbacks only: heartbeats, serving
+	 * peers and other batches go on. It may submit batches, including this one. It must not
+	 * wait, cancel or free. If the batch was submitted again by another thread and has
+	 * completed before the callback was called, `status` is that of the later submission. */
 	void (*callback)(struct wh_batch *batch, int status, void *arg);
 	void *callback_arg;
 	uint64_t user; /* returned in completions */
@@ -111,7 +181,7 @@ struct wh_batch_options {
 
 /* Create an empty batch for one peer. It can be submitted any number of times. Only one thread at a
  * time may fill, submit or free it; several may poll, wait and cancel. options may be NULL.
- * 0, or -EINVAL, -E2BIG, -ENOMEM. */
+ * 0, or -EINVAL, -E2BIG, -ENOMEM, -EAGAIN (the thread for callbacks cannot be started). */
 int wh_batch_new(struct wh_peer *peer, const struct wh_batch_options *options,
 		 struct wh_batch **out);
 
@@ -123,21 +193,33 @@ int wh_batch_new(struct wh_peer *peer, const struct wh_batch_options *options,
  * -ENOMEM. */
 int wh_batch_add(struct wh_batch *batch, const struct wh_transfer *transfers, size_t count);
 
+/* Add `count` transfers by their addresses; otherwise as wh_batch_add(), and both may fill one
+ * batch. On each side the smallest region that holds the whole range is taken, as by
+ * wh_region_lookup() and wh_peer_lookup(); of the peer's one that allows the direction, if there is
+ * any. A transfer keeps to the regions that were found now. A range that spans two regions is in
+ * none.
+ * Costs little more than wh_batch_add() if the regions have not changed lately, however many there
+ * are; after a region has been registered or has become known, the next calls are slower.
+ * 0, or as wh_batch_add(); -ENOENT also if no region holds a range. */
+int wh_batch_add_address(struct wh_batch *batch, const struct wh_address_transfer *transfers,
+			 size_t count);
+
 /* Add prepared blocks. 0, or -EINVAL (prepared for another peer), -EBUSY, -ENOMEM. */
 int wh_batch_add_blocks(struct wh_batch *batch, struct wh_blocks *blocks);
 
-/* Attach a notification of `length` bytes (1 to WH_NOTIFICATION_MAX), which the peer receives with
+/* Attach a notification: a tag, which is the program's to choose, and `length` bytes (0 to
+ * WH_NOTIFICATION_MAX; `data` may be NULL for 0). The peer receives it with
  * wh_engine_notification(), exactly once, after all of the batch's bytes are visible there. A batch
  * has at most one: a second call replaces it. The bytes are copied. A batch may consist of a
- * notification alone. */
-int wh_batch_notify(struct wh_batch *batch, const void *data, size_t length);
+ * notification alone. 0, or -EINVAL (also: too long), -EBUSY (the batch is running), -ENOMEM. */
+int wh_batch_notify(struct wh_batch *batch, uint64_t tag, const void *data, size_t length);
 
 /* Empty the batch, so that it can be filled again. 0, or -EBUSY (it is running). */
 int wh_batch_clear(struct wh_batch *batch);
 
 /* Start the batch. Until it completes, the source must not change, and the target's bytes are
- * undefined. May copy or send up to the setting `inline` before it returns. Waits for the peer only
- * to connect to it the first time.
+ * undefined, save as rules 4 and 5 above say. May copy or send up to the setting `inline` before it
+ * returns. Waits for the peer only to connect to it the first time.
  * 0, or -EINVAL (empty), -EBUSY (running), -ECONNRESET (the peer is lost), -ESTALE (it restarted,
  * or a region is gone), -EOPNOTSUPP (no transport, or not the required one; the text says why). */
 int wh_batch_submit(struct wh_batch *batch);
@@ -165,12 +247,12 @@ int wh_batch_submit_after(struct wh_batch *batch, const struct wh_stream *stream
  * with an error, or cancelled. If the batch is not running, the stream does not wait. Does not
  * block. 0, or -EINVAL, -ENODEV, -EOPNOTSUPP (the driver), -EBUSY (the stream is being captured).
  */
-int wh_batch_hold_stream(struct wh_batch *batch, const struct wh_stream *stream);
+int wh_batch_make_stream_wait(struct wh_batch *batch, const struct wh_stream *stream);
 
-/* Check whether the batch has completed. 0: with success, and every byte is visible at its target;
- * -EINPROGRESS: not yet; -EINVAL: it was never submitted; else the errno of its first failure. Does
- * not block. */
-int wh_batch_poll(struct wh_batch *batch);
+/* Check whether the batch has completed, and make progress with it. 0: it has, well or not:
+ * wh_batch_status() says which; -EAGAIN: not yet; -EINVAL: it was never submitted. Does not block.
+ */
+int wh_batch_test(struct wh_batch *batch);
 
 /* Get the number of bytes of the last submission that are settled: moved, or given up. A peer that
  * answers pings but moves nothing is not lost. To set a deadline, wait with a timeout, check
@@ -180,10 +262,16 @@ int wh_batch_poll(struct wh_batch *batch);
  * batch that was never submitted). */
 int wh_batch_progress(struct wh_batch *batch, uint64_t *bytes);
 
-/* Wait up to `timeout` ns until the batch completes; WH_FOREVER: without a limit. Returns what
- * wh_batch_poll() does, but -ETIMEDOUT for "not yet" (the batch continues), -EINVAL for a negative
- * timeout in every state of the batch, and -EDEADLK in a callback. */
-int wh_batch_wait(struct wh_batch *batch, int64_t timeout);
+/* Wait up to `timeout` ns until the batch completes; WH_FOREVER: without a limit. 0: it has, well
+ * or not: wh_batch_status() says which; -EAGAIN: not in that time, and it continues; -EINVAL: it
+ * was never submitted, or the timeout is negative; -EDEADLK: called from a callback. */
+int wh_batch_wait_for(struct wh_batch *batch, int64_t timeout);
+
+/* Get the outcome of a completed batch. 0: success, and every byte is visible at its target; else
+ * the negative errno of its first failure, with wh_error_text() as wh_batch_error_text();
+ * -ECANCELED: cancelled. Never an error of this call, but -EINVAL for NULL, and -EINPROGRESS where
+ * there is no outcome: the batch is running, or was never submitted. Does not block. */
+int wh_batch_status(struct wh_batch *batch);
 
 /* Cancel the batch. When this returns 0, the batch no longer touches the memory of either side, and
  * the buffers may be reused. The batch's status is then -ECANCELED, or unchanged if it had
@@ -193,14 +281,30 @@ int wh_batch_wait(struct wh_batch *batch, int64_t timeout);
  * was never submitted), -EDEADLK (called from a callback). */
 int wh_batch_cancel(struct wh_batch *batch);
 
-/* Free the batch. 0, or -EBUSY (it is running). NULL is allowed. */
+/* Free the batch. 0, or -EBUSY (it is running). */
 int wh_batch_free(struct wh_batch *batch);
+
+/* ---- preparing ------------------------------------------------------------------------------ */
+
+/* Prepare for transfers between each of the local regions and each region of the peer in `remotes`
+ * (wh_remote.id), in the directions that these allow, so that the first submission is as fast as
+ * later ones: choose the routes, map and pin what they need, exchange keys, and open the data
+ * connections. Memory that is mapped gets its page table, at some 0.1 ms per MiB; pages that the
+ * owner has never touched are allocated by that. Moves no bytes. Blocks until that is done;
+ * `timeout` (ns, WH_FOREVER) limits the wait for data connections. What was prepared lasts as long
+ * as the regions and the peer's connection; idle data connections are closed after the setting
+ * `idle`. 0, or -EINVAL, -ENOENT (no such region of the peer), -EOPNOTSUPP (no transport for a
+ * pair), -ETIMEDOUT, -EHOSTUNREACH (the peer takes no more data connections), -ECONNRESET, -ESTALE,
+ * -EINPROGRESS (the peer is not connected yet), -EDEADLK (called from a callback), -ENOMEM. */
+int wh_peer_prepare(struct wh_peer *peer, struct wh_region *const *locals, size_t local_count,
+		    const uint64_t *remotes, size_t remote_count, int64_t timeout);
 
 /* ---- results -------------------------------------------------------------------------------- */
 
-/* Get the result of transfer `index`, counted in the order of all wh_batch_add() calls. 0 or a
- * negative errno; -EINPROGRESS: the batch has not completed; -EINVAL: there is no such transfer. */
-int wh_batch_result(struct wh_batch *batch, size_t index);
+/* Get the outcome of transfer `index`, counted in the order of all wh_batch_add() calls: 0 or a
+ * negative errno in *status. 0, or -EAGAIN (the batch has not completed), -EINVAL (there is no such
+ * transfer). Does not block. */
+int wh_batch_transfer_status(struct wh_batch *batch, size_t index, int *status);
 
 /* The text of the batch's first failure; "" if there was none. Call it after completion. Valid
  * until the batch is submitted again or freed. */
@@ -218,13 +322,21 @@ struct wh_route {
 	 * the peer is (`self` for another engine, `shm` for another host), or because this machine
 	 * has no such device. `wherry explain` shows it, `wherry copy` does not. */
 	uint32_t inapplicable;
-	uint32_t reserved; /* 0 */
+	uint32_t reserved[15]; /* 0 */
 };
 
 /* Get the routes of the last submission, best first; before a submission, the routes that it would
  * take. *count is the room in `out` on entry and the number of routes on return.
  * 0, or -ENOSPC (*count is the number of routes). */
 int wh_batch_routes(struct wh_batch *batch, struct wh_route *out, size_t *count);
+
+/* What an estimate is based on. */
+enum wh_estimate_source {
+	WH_ESTIMATE_TYPICAL = 0, /* typical values for a part of it at least; or it is not known */
+	/* wh_peer_measure(), or what an engine measures when it first uses a GPU */
+	WH_ESTIMATE_MEASURED = 1,
+	WH_ESTIMATE_TRAFFIC = 2, /* for a part of it at least: what batches to the peer took */
+};
 
 /* The expected duration of a batch. */
 struct wh_estimate {
@@ -239,25 +351,48 @@ struct wh_estimate {
 	uint64_t kernel; /* ns, with the gather-scatter kernel alone; 0: not possible */
 	uint64_t copies; /* ns, with the copy engines alone; 0: not possible */
 	uint32_t ctas; /* of the kernel, if addresses are as aligned as the lengths */
-	/* 1: based on a measurement here, at the route's first use; 0: on typical values */
-	uint32_t measured;
-	/* Bytes of the working set in which CPU or network routes were measured: 64 MiB, or the
-	 * size of the peer's region. A working set that fits into the CPU's caches is several times
-	 * as fast as memory. 0: nothing was measured in this way. */
+	uint32_t measured; /* enum wh_estimate_source */
+	/* Bytes of the working set in which wh_peer_measure() measured CPU or network routes: 64
+	 * MiB, or the size of the peer's region. A working set that fits into the CPU's caches is
+	 * several times as fast as memory. 0: the estimate uses no such measurement. */
 	uint64_t working_set;
+	/* ns since CPU or network routes were measured, or since the last batch that it learned
+	 * from; of several the longest. 0: there are no such routes, or they are not known. */
+	uint64_t age;
 };
 
-/* Estimate the batch's duration, by the routes that it takes or would take. Moves none of the
- * batch's bytes. The first estimate for a route by CPU or network measures it: it reads up to 64
- * MiB a few times from a readable region of the peer of at least 64 KiB into temporary memory. That
- * blocks for at most half a second, and appears in the counters like other transfers. If there is
- * no such region, the duration is not known. Writes are assumed to cost as much as reads. Nothing
- * is measured in a callback. Several threads may call it. 0, or -EINVAL, -E2BIG, -EOPNOTSUPP (no
- * transport can move the batch, or it is a notification alone), or as wh_batch_routes(). */
+/* Estimate the batch's duration, by the routes that it takes or would take. Moves no bytes and
+ * measures nothing. For a route by CPU or network, the more recent one of two counts:
+ *  - What wh_peer_measure() has measured between these memories. Writes are assumed to cost as much
+ *    as reads.
+ *  - What batches to this peer took by the same transport, in the same direction, between the same
+ *    kinds of memory, with transfers of about the same length: up to 256 bytes, 4 KiB, 64 KiB, or
+ *    longer. A batch of more than 64 KiB is estimated from such ones only, a smaller one from
+ *    smaller ones. The peer keeps weighted means in which a faster batch counts for more, because
+ *    load makes batches slower, never faster. It learns from batches that are timed (struct
+ *    wh_counters) and that move all bytes in one way, and from none that ran beside another one of
+ *    more than 64 KiB to this peer. The first one of each way may have opened connections, and
+ *    does not count. The peer does not see the load by other peers and processes. It knows eight
+ *    ways, those that were used last.
+ * If there is neither, the duration is not known. Does not block. Several threads may call it. 0,
+ * or -EINVAL, -E2BIG, -EOPNOTSUPP (no transport can move the batch, or it is a notification alone),
+ * or as wh_batch_routes(). */
 int wh_batch_estimate(struct wh_batch *batch, struct wh_estimate *out);
 
-/* Write the routes as text for people to `text`, one per line, truncated to `length` bytes with the
- * NUL. Returns the length of the whole text without the NUL, or a negative errno. */
+/* Measure what transfers between a local region and the peer's region `remote` cost, by the route
+ * that they would take, for wh_batch_estimate(), on a path that no traffic has shown yet. Nothing
+ * to do where a GPU moves the bytes: its costs are measured when it is first used. Otherwise it
+ * reads up to 64 MiB a few times from the region, or from another one of the same kind, into
+ * temporary memory. That blocks for at most half a second, opens connections, and appears in the
+ * counters like other transfers. The result is kept until the next measurement. Several threads may
+ * call it; one measures at a time. 0, or -EINVAL, -EDEADLK (called from a callback), -ENODATA (no
+ * region of that kind with at least 64 KiB may be read), -EOPNOTSUPP (no transport), -ETIMEDOUT (a
+ * read took 2 s), -ENOMEM, or as wh_batch_add() and wh_batch_submit(). */
+int wh_peer_measure(struct wh_peer *peer, struct wh_region *local, uint64_t remote);
+
+/* Write the routes as text for people to `text`, one per line, and what the batch should take if
+ * that was measured, truncated to `length` bytes with the NUL. Returns the length of the whole text
+ * without the NUL, or a negative errno. */
 int wh_batch_explain(struct wh_batch *batch, char *text, size_t length);
 
 #ifdef __cplusplus

@@ -16,9 +16,14 @@
  *   - Outputs are set on success only.
  *   - It may be called from any thread, on any object, unless its comment says otherwise. The
  *     caller must not free an object that another thread still uses.
+ *   - What was made is given back by one call: open and close, new and free, register and
+ *     unregister. With NULL that call does nothing and returns 0.
  *   - Option structs start with their size. Initialise them with { .size = sizeof(struct ...) };
  *     zero in a field means its default. A non-zero tail that the library does not know is
  *     -E2BIG.
+ *   - Structs that are passed in arrays or returned without a size have reserved members instead.
+ *     They keep their size for ever. Where the caller fills the struct, reserved members must be
+ *     0 (-EINVAL); where the library fills it, they are 0.
  *   - An engine and all of its objects belong to the process that opened it: after fork(), every
  *     call in the child returns -EPERM.
  *   - Lengths are bytes, times are nanoseconds.

@@ -25,7 +25,7 @@ changed_base()
 	return 1
 }
 
-# The files that differ from that commit, with those that git does not know yet. False: no git here.
+# The files that differ from that commit, and untracked files. False: git is missing.
 changed_files() # PATTERN...
 {
 	local base
@@ -37,8 +37,8 @@ changed_files() # PATTERN...
 	} | sort -u
 }
 
-# All shell scripts, as paths from the root of the tree. Those that others source are read with
-# them.
+# All shell scripts, as paths from the root of the tree. Shellcheck reads sourced files with the
+# scripts that source them.
 shell_scripts()
 {
 	(

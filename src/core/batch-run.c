@@ -108,14 +108,14 @@ err_blocks:
 /* All fragments have ended: send the notification, or finish. The batch may be gone on return. */
 static void batch_fragments_ended(struct wh_batch *batch)
 {
-	if (batch->notification_length && !atomic_load(&batch->status)) {
+	if (batch->notifies && !atomic_load(&batch->status)) {
 		if (!atomic_load(&batch->cancelled)) {
 			wh_notify_send(batch);
 			return;
 		}
 		wh_batch_fail(batch, -ECANCELED, "cancelled before its notification was sent");
 	}
-	if (batch->notification_length)
+	if (batch->notifies)
 		wh_notify_drop(batch);
 	wh_batch_finish(batch);
 }
@@ -172,14 +172,14 @@ static int batch_prepare(struct wh_batch *batch)
 	if (error)
 		return error;
 	peer = batch->peer;
-	if (!batch->item_count && !batch->blocks_count && !batch->notification_length)
+	if (!batch->item_count && !batch->blocks_count && !batch->notifies)
 		return wh_fail(EINVAL, "wh_batch_submit: the batch is empty; add transfers first");
 	error = wh_peer_check(peer);
 	if (error)
 		return error;
 	wh_batch_settle(batch);
 	if (batch->queue)
-		wh_queue_forget(batch->queue, batch);
+		wh_queue_forget(batch->queue, &batch->queued);
 	if (batch->planned != atomic_load(&peer->plan_version)) {
 		wh_fail_begin();
 		error = wh_fail_end(wh_plan(batch));
@@ -394,6 +394,7 @@ static inline void batch_count_submission(struct wh_batch *batch)
 void wh_batch_finish(struct wh_batch *batch)
 {
 	struct wh_engine *engine = batch->peer->engine;
+	int status = atomic_load(&batch->status);
 	bool waited;
 
 	atomic_store_explicit(&batch->finishing, true, memory_order_relaxed);
@@ -403,26 +404,17 @@ void wh_batch_finish(struct wh_batch *batch)
 	batch_release_regions(batch);
 	waited = atomic_exchange(&batch->state, WH_BATCH_DONE) == WH_BATCH_WAITED;
 	wh_stream_dependency_end(batch);
-	if (batch->queue)
-		wh_queue_put(batch->queue, batch);
-	if (batch->callback) {
-		pthread_mutex_lock(&engine->callback_lock);
-		wh_list_append(&engine->callbacks, &batch->callback_link);
-		pthread_mutex_unlock(&engine->callback_lock);
-		wh_loop_post(&engine->loops[0], &engine->callback_task);
+	if (batch->queue) {
+		batch->queued.status = status;
+		wh_queue_put(batch->queue, &batch->queued);
 	}
+	if (batch->callback)
+		wh_callbacks_put(&engine->callbacks, batch, status);
 	/* From here the batch may be freed. Wake the waiter last, since it may take this thread's
 	 * CPU at once. FUTEX_WAKE uses the address only, and a spurious wake is harmless. */
 	atomic_store_explicit(&batch->finishing, false, memory_order_release);
 	if (waited)
 		wh_futex_wake(&batch->state);
-}
-
-void wh_batch_call_back(struct wh_batch *batch)
-{
-	wh_batch_settle(batch);
-	batch->callback(batch, atomic_load(&batch->status), batch->callback_arg);
-	atomic_fetch_sub(&batch->delivering, 1);
 }
 
 /* ---- polling and waiting -------------------------------------------------------------------- */
@@ -457,28 +449,33 @@ static void batch_progress(struct wh_batch *batch, int64_t deadline)
 	wh_fail_end(0);
 }
 
-static int batch_status(struct wh_batch *batch)
+int wh_batch_status(struct wh_batch *batch)
 {
-	int status = atomic_load(&batch->status);
+	int status = wh_batch_guard(batch, "wh_batch_status");
 
+	if (status)
+		return status;
+	if (atomic_load_explicit(&batch->state, memory_order_acquire) != WH_BATCH_DONE)
+		return -EINPROGRESS;
+	status = atomic_load(&batch->status);
 	if (status)
 		wh_fail(-status, "%s", batch->text);
 	return status;
 }
 
-int wh_batch_poll(struct wh_batch *batch)
+int wh_batch_test(struct wh_batch *batch)
 {
-	int error = wh_batch_guard(batch, "wh_batch_poll");
+	int error = wh_batch_guard(batch, "wh_batch_test");
 
 	if (error)
 		return error;
 	if (wh_batch_running(batch) && !wh_engine_inside(batch->peer->engine))
 		batch_progress(batch, 0);
 	if (wh_batch_running(batch))
-		return -EINPROGRESS;
+		return -EAGAIN;
 	if (atomic_load(&batch->state) == WH_BATCH_NEW)
-		return wh_fail(EINVAL, "wh_batch_poll: the batch was never submitted");
-	return batch_status(batch);
+		return wh_fail(EINVAL, "wh_batch_test: the batch was never submitted");
+	return 0;
 }
 
 /* Make progress, sleep or spin until the batch is done. False: the deadline has passed. */
@@ -503,26 +500,23 @@ static bool batch_wait_done(struct wh_batch *batch, int64_t deadline)
 	return true;
 }
 
-int wh_batch_wait(struct wh_batch *batch, int64_t timeout)
+int wh_batch_wait_for(struct wh_batch *batch, int64_t timeout)
 {
-	int error = wh_batch_guard(batch, "wh_batch_wait");
+	int error = wh_batch_guard(batch, "wh_batch_wait_for");
 
 	if (error)
 		return error;
 	if (timeout < 0)
 		return wh_fail(
 			EINVAL,
-			"wh_batch_wait: timeout is negative; WH_FOREVER waits without limit");
+			"wh_batch_wait_for: timeout is negative; WH_FOREVER waits without limit");
 	if (wh_engine_inside(batch->peer->engine))
-		return wh_fail(EDEADLK, "wh_batch_wait: a callback must not wait");
+		return wh_fail(EDEADLK, "wh_batch_wait_for: a callback must not wait");
 	if (atomic_load_explicit(&batch->state, memory_order_acquire) == WH_BATCH_DONE)
-		return batch_status(batch);
+		return 0;
 	if (atomic_load(&batch->state) == WH_BATCH_NEW)
-		return wh_fail(EINVAL, "wh_batch_wait: the batch was never submitted");
-	if (!batch_wait_done(batch, wh_deadline(timeout)))
-		return wh_fail(ETIMEDOUT, "wh_batch_wait: not done in %lld ns; the batch goes on",
-			       (long long)timeout);
-	return batch_status(batch);
+		return wh_fail(EINVAL, "wh_batch_wait_for: the batch was never submitted");
+	return batch_wait_done(batch, wh_deadline(timeout)) ? 0 : -EAGAIN;
 }
 
 static void fragment_cancel(struct wh_fragment *fragment)

@@ -15,6 +15,7 @@
 #include "core/queue.h"
 #include "core/region.h"
 #include "core/stream.h"
+#include "memory/region-reader.h"
 #include "memory/region-table.h"
 #include "transport/blocks.h"
 #include "transport/fragment.h"
@@ -68,6 +69,9 @@ int wh_batch_new(struct wh_peer *peer, const struct wh_batch_options *given, str
 			       require, wh_transport_names());
 	if (options.queue && wh_queue_engine(options.queue) != peer->engine)
 		return wh_fail(EINVAL, "wh_batch_new: options.queue belongs to another engine");
+	error = options.callback ? wh_callbacks_start(&peer->engine->callbacks) : 0;
+	if (error)
+		return error;
 	batch = calloc(1, sizeof(*batch));
 	if (!batch)
 		return wh_fail(ENOMEM, "wh_batch_new: no memory");
@@ -75,7 +79,7 @@ int wh_batch_new(struct wh_peer *peer, const struct wh_batch_options *given, str
 	batch->queue = options.queue;
 	batch->callback = options.callback;
 	batch->callback_arg = options.callback_arg;
-	batch->user = options.user;
+	batch->queued = (struct wh_queue_entry){ .batch = batch, .user = options.user };
 	batch->priority = options.priority;
 	batch->require = *require ? wh_transport_by_name(require) : WH_TRANSPORT_COUNT;
 	pthread_mutex_init(&batch->text_lock, NULL);
@@ -93,9 +97,9 @@ static void batch_empty(struct wh_batch *batch)
 {
 	wh_batch_flush_counts(batch);
 	for (size_t i = 0; i < batch->blocks_count; i++)
-		wh_blocks_free(batch->blocks[i]);
+		wh_blocks_release(batch->blocks[i]);
 	batch->blocks_count = batch->item_count = batch->fragment_count = 0;
-	batch->notification_length = 0;
+	batch->notifies = false;
 	batch->planned = 0;
 }
 
@@ -126,7 +130,7 @@ int wh_batch_free(struct wh_batch *batch)
 	while (atomic_load_explicit(&batch->delivering, memory_order_acquire))
 		sched_yield();
 	if (batch->queue) {
-		wh_queue_forget(batch->queue, batch);
+		wh_queue_forget(batch->queue, &batch->queued);
 		wh_queue_hold(batch->queue, -1);
 	}
 	batch_empty(batch);
@@ -152,16 +156,17 @@ int wh_batch_check_remote(struct wh_peer *peer, const char *what, uint64_t index
 {
 	struct wh_region_table *table = peer->self ? &peer->engine->regions : &peer->regions;
 	struct wh_region_entry *entry = wh_region_entry_enter(table, id);
+	uint8_t access = entry ? wh_remote_access(peer, entry) : 0;
 	int error = 0;
 
-	if (!entry || (entry->access & WH_ACCESS_NONE)) {
+	if (!access) {
 		/* A peer that leaves removes its regions first: report the lost peer. */
 		error = wh_peer_check(peer);
 		if (!error)
 			error = wh_fail(ENOENT, "%s %llu: %s publishes no region %#llx", what,
 					(unsigned long long)index, peer->welcome.name,
 					(unsigned long long)id);
-	} else if (!(entry->access & (op == WH_READ ? WH_ACCESS_READ : WH_ACCESS_WRITE))) {
+	} else if (!(access & (op == WH_READ ? WH_ACCESS_READ : WH_ACCESS_WRITE))) {
 		error = wh_fail(EACCES, "%s %llu: region %#llx of %s may not be %s", what,
 				(unsigned long long)index, (unsigned long long)id,
 				peer->welcome.name, op == WH_READ ? "read" : "written");
@@ -222,18 +227,25 @@ int wh_batch_check_overlap(struct wh_peer *peer, const char *what, uint64_t inde
 		       (unsigned long long)(distance < length ? distance : -distance));
 }
 
+static int transfer_check_fields(size_t index, uint32_t op, uint32_t reserved, uint64_t length)
+{
+	if (op != WH_READ && op != WH_WRITE)
+		return wh_fail(EINVAL, "transfer %zu: op is %u; WH_READ or WH_WRITE", index, op);
+	if (reserved)
+		return wh_fail(EINVAL, "transfer %zu: reserved is not 0", index);
+	if (!length)
+		return wh_fail(EINVAL, "transfer %zu: length is 0", index);
+	return 0;
+}
+
 static int batch_check_transfer(struct wh_peer *peer, const struct wh_transfer *transfer,
 				size_t index)
 {
-	int error;
+	int error =
+		transfer_check_fields(index, transfer->op, transfer->reserved, transfer->length);
 
-	if (transfer->op != WH_READ && transfer->op != WH_WRITE)
-		return wh_fail(EINVAL, "transfer %zu: op is %u; WH_READ or WH_WRITE", index,
-			       transfer->op);
-	if (transfer->reserved)
-		return wh_fail(EINVAL, "transfer %zu: reserved is not 0", index);
-	if (!transfer->length)
-		return wh_fail(EINVAL, "transfer %zu: length is 0", index);
+	if (error)
+		return error;
 	error = wh_batch_check_local(peer, "transfer", index, transfer->local,
 				     transfer->local_offset, transfer->length);
 	if (error)
@@ -267,19 +279,40 @@ static int batch_reserve(void **array, size_t *room, size_t count, size_t more, 
 	return 0;
 }
 
-int wh_batch_add(struct wh_batch *batch, const struct wh_transfer *transfers, size_t count)
+/* Begin to add `count` transfers: check the call's arguments, and make room for the items. */
+static int batch_begin_add(struct wh_batch *batch, const void *transfers, size_t count,
+			   const char *call)
 {
-	int error = wh_batch_guard_idle(batch, "wh_batch_add");
-	struct wh_item *item;
+	int error = wh_batch_guard_idle(batch, call);
 
 	if (error)
 		return error;
 	if (!transfers || !count)
-		return wh_fail(EINVAL, "wh_batch_add: %s",
+		return wh_fail(EINVAL, "%s: %s", call,
 			       transfers ? "count is 0" : "transfers is NULL");
 	wh_batch_settle(batch);
-	error = batch_reserve((void **)&batch->items, &batch->item_room, batch->item_count, count,
-			      sizeof(*batch->items));
+	return batch_reserve((void **)&batch->items, &batch->item_room, batch->item_count, count,
+			     sizeof(*batch->items));
+}
+
+static void batch_set_item(struct wh_item *item, const struct wh_transfer *transfer,
+			   uint64_t local_id, uint64_t address)
+{
+	item->local = transfer->local;
+	item->local_id = local_id;
+	item->address = (char *)(uintptr_t)address;
+	item->remote = transfer->remote;
+	item->offset = transfer->remote_offset;
+	item->length = transfer->length;
+	item->op = transfer->op;
+	atomic_init(&item->status, 0);
+}
+
+int wh_batch_add(struct wh_batch *batch, const struct wh_transfer *transfers, size_t count)
+{
+	int error = batch_begin_add(batch, transfers, count, "wh_batch_add");
+	struct wh_item *item;
+
 	if (error)
 		return error;
 	item = batch->items + batch->item_count;
@@ -289,17 +322,142 @@ int wh_batch_add(struct wh_batch *batch, const struct wh_transfer *transfers, si
 		error = batch_check_transfer(batch->peer, transfer, i);
 		if (error)
 			return error;
-		item->local = transfer->local;
-		item->local_id =
-			atomic_load_explicit(&transfer->local->entry.id, memory_order_relaxed);
-		item->address =
-			(char *)(uintptr_t)transfer->local->entry.address + transfer->local_offset;
-		item->remote = transfer->remote;
-		item->offset = transfer->remote_offset;
-		item->length = transfer->length;
-		item->op = transfer->op;
-		atomic_init(&item->status, 0);
+		batch_set_item(
+			item, transfer,
+			atomic_load_explicit(&transfer->local->entry.id, memory_order_relaxed),
+			transfer->local->entry.address + transfer->local_offset);
 	}
+	batch->item_count += count;
+	batch->planned = 0;
+	return 0;
+}
+
+/* ---- filling it by addresses ---------------------------------------------------------------- */
+
+void wh_batch_addresses_begin(struct wh_batch_addresses *addresses, struct wh_peer *peer)
+{
+	addresses->peer = peer;
+	wh_region_reader_begin(&addresses->local, &peer->engine->regions);
+	wh_region_reader_begin(&addresses->remote,
+			       peer->self ? &peer->engine->regions : &peer->regions);
+}
+
+void wh_batch_addresses_end(struct wh_batch_addresses *addresses)
+{
+	wh_region_reader_end(&addresses->local);
+	wh_region_reader_end(&addresses->remote);
+}
+
+int wh_batch_find_local(struct wh_batch_addresses *addresses, const char *what, uint64_t index,
+			uint64_t address, uint64_t length, struct wh_region **region, uint64_t *id,
+			uint64_t *offset)
+{
+	struct wh_region_reader *reader = &addresses->local;
+
+	if (!wh_region_reader_find(reader, address, length, 0, id, offset))
+		return wh_fail(ENOENT,
+			       "%s %llu: local: no region holds %#llx and %llu bytes; register "
+			       "the memory first",
+			       what, (unsigned long long)index, (unsigned long long)address,
+			       (unsigned long long)length);
+	*region = (struct wh_region *)wh_region_table_at(reader->table, wh_region_table_index(*id));
+	return 0;
+}
+
+int wh_batch_find_remote(struct wh_batch_addresses *addresses, const char *what, uint64_t index,
+			 uint32_t op, uint64_t address, uint64_t length, uint64_t *id,
+			 uint64_t *offset)
+{
+	struct wh_region_reader *reader = &addresses->remote;
+	struct wh_peer *peer = addresses->peer;
+	uint8_t access = op == WH_READ ? WH_ACCESS_READ : WH_ACCESS_WRITE;
+	int error;
+
+	/* One that does not allow it is found as well: wh_batch_check_remote() says so. */
+	if (wh_region_reader_find(reader, address, length, peer->self ? 0 : access, id, offset) ||
+	    wh_region_reader_find(reader, address, length, 0, id, offset))
+		return 0;
+	error = wh_peer_check(peer);
+	if (error)
+		return error;
+	return wh_fail(ENOENT,
+		       "%s %llu: remote: %s publishes no region that holds %#llx and %llu bytes",
+		       what, (unsigned long long)index, peer->welcome.name,
+		       (unsigned long long)address, (unsigned long long)length);
+}
+
+/* Check the overlap of a local region that another thread may unregister meanwhile. */
+static int batch_check_found_overlap(struct wh_peer *peer, size_t index,
+				     const struct wh_transfer *found, uint64_t local_id)
+{
+	struct wh_region_entry *entry;
+	int error;
+
+	if (!peer->self)
+		return 0;
+	entry = wh_region_entry_enter(&peer->engine->regions, local_id);
+	if (!entry)
+		return wh_fail(ENOENT, "transfer %zu: local: the region has just been unregistered",
+			       index);
+	error = wh_batch_check_overlap(peer, "transfer", index, found->local, found->local_offset,
+				       found->remote, found->remote_offset, found->length);
+	wh_region_entry_leave(entry);
+	return error;
+}
+
+/* Find the regions of a transfer, and check it as wh_batch_add() does. */
+static int batch_resolve(struct wh_batch_addresses *addresses,
+			 const struct wh_address_transfer *given, size_t index,
+			 struct wh_transfer *out, uint64_t *local_id)
+{
+	struct wh_peer *peer = addresses->peer;
+	int error;
+
+	error = transfer_check_fields(index, given->op, given->reserved, given->length);
+	if (error)
+		return error;
+	error = wh_batch_find_local(addresses, "transfer", index, (uintptr_t)given->local,
+				    given->length, &out->local, local_id, &out->local_offset);
+	if (error)
+		return error;
+	out->remote = given->remote_region;
+	out->remote_offset = given->remote;
+	if (!given->remote_region) {
+		error = wh_batch_find_remote(addresses, "transfer", index, given->op, given->remote,
+					     given->length, &out->remote, &out->remote_offset);
+		if (error)
+			return error;
+	}
+	out->length = given->length;
+	out->op = given->op;
+	error = wh_batch_check_remote(peer, "transfer", index, out->op, out->remote,
+				      out->remote_offset, out->length);
+	if (error)
+		return error;
+	return batch_check_found_overlap(peer, index, out, *local_id);
+}
+
+int wh_batch_add_address(struct wh_batch *batch, const struct wh_address_transfer *transfers,
+			 size_t count)
+{
+	int error = batch_begin_add(batch, transfers, count, "wh_batch_add_address");
+	struct wh_batch_addresses addresses;
+	struct wh_transfer found = { 0 };
+	struct wh_item *item;
+	uint64_t local_id;
+
+	if (error)
+		return error;
+	wh_batch_addresses_begin(&addresses, batch->peer);
+	item = batch->items + batch->item_count;
+	for (size_t i = 0; i < count && !error; i++, item++) {
+		error = batch_resolve(&addresses, &transfers[i], i, &found, &local_id);
+		if (!error)
+			batch_set_item(item, &found, local_id, (uintptr_t)transfers[i].local);
+	}
+	wh_batch_addresses_end(&addresses);
+	if (error)
+		return error;
 	batch->item_count += count;
 	batch->planned = 0;
 	return 0;
@@ -325,41 +483,50 @@ int wh_batch_add_blocks(struct wh_batch *batch, struct wh_blocks *blocks)
 	return 0;
 }
 
-int wh_batch_notify(struct wh_batch *batch, const void *data, size_t length)
+int wh_batch_notify(struct wh_batch *batch, uint64_t tag, const void *data, size_t length)
 {
 	int error = wh_batch_guard_idle(batch, "wh_batch_notify");
+	unsigned char *note;
 
 	if (error)
 		return error;
-	if (!data || !length || length > WH_NOTIFICATION_MAX)
-		return wh_fail(EINVAL, "wh_batch_notify: %s (%zu bytes; 1 to %d are allowed)",
+	if (length > WH_NOTIFICATION_MAX || (length && !data))
+		return wh_fail(EINVAL, "wh_batch_notify: %s (%zu bytes; 0 to %d are allowed)",
 			       data ? "wrong length" : "data is NULL", length, WH_NOTIFICATION_MAX);
 	wh_batch_settle(batch);
-	if (!batch->note) {
-		batch->note = malloc(WH_NOTIFICATION_MAX);
-		if (!batch->note)
+	if (!batch->note || length > batch->note_room) {
+		note = realloc(batch->note, WH_NOTIFY_HEAD + length);
+		if (!note)
 			return wh_fail(ENOMEM, "wh_batch_notify: no memory");
+		batch->note = note;
+		batch->note_room = length;
 		atomic_fetch_or(&batch->watch, WH_STATISTICS_FRAGMENTS);
 	}
-	memcpy(batch->note, data, length);
-	batch->notification_length = length;
+	if (length)
+		memcpy(batch->note + WH_NOTIFY_HEAD, data, length);
+	batch->note_length = length;
+	batch->note_tag = tag;
+	batch->notifies = true;
 	return 0;
 }
 
 /* ---- results -------------------------------------------------------------------------------- */
 
-int wh_batch_result(struct wh_batch *batch, size_t index)
+int wh_batch_transfer_status(struct wh_batch *batch, size_t index, int *status)
 {
-	int error = wh_batch_guard(batch, "wh_batch_result");
+	int error = wh_batch_guard(batch, "wh_batch_transfer_status");
 
 	if (error)
 		return error;
-	if (index >= batch->item_count)
-		return wh_fail(EINVAL, "wh_batch_result: index %zu, the batch has %zu transfers",
-			       index, batch->item_count);
-	if (atomic_load(&batch->state) != WH_BATCH_DONE)
-		return -EINPROGRESS;
-	return atomic_load(&batch->items[index].status);
+	if (!status || index >= batch->item_count)
+		return wh_fail(
+			EINVAL,
+			"wh_batch_transfer_status: %s, index %zu, the batch has %zu transfers",
+			status ? "no such transfer" : "status is NULL", index, batch->item_count);
+	if (atomic_load_explicit(&batch->state, memory_order_acquire) != WH_BATCH_DONE)
+		return -EAGAIN;
+	*status = atomic_load(&batch->items[index].status);
+	return 0;
 }
 
 const char *wh_batch_error_text(const struct wh_batch *batch)

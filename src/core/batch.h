@@ -20,6 +20,8 @@
 
 #include "core/counters.h"
 #include "core/notification.h"
+#include "core/queue.h"
+#include "memory/region-reader.h"
 #include "transport/core.h"
 #include "transport/fragment.h"
 #include "transport/transport.h"
@@ -51,7 +53,6 @@ struct wh_batch {
 	struct wh_queue *queue;
 	void (*callback)(struct wh_batch *batch, int status, void *arg);
 	void *callback_arg;
-	uint64_t user;
 	uint32_t priority;
 	/* stream.c: the stream it follows, or streams that follow it; NULL: neither */
 	struct wh_stream_dependency *_Atomic dependency;
@@ -61,8 +62,11 @@ struct wh_batch {
 	size_t item_count, item_room;
 	struct wh_blocks **blocks;
 	size_t blocks_count, blocks_room;
+	/* The payload of NOTIFY, with room for its head: WH_NOTIFY_HEAD bytes. */
 	unsigned char *note;
-	size_t notification_length;
+	size_t note_length, note_room; /* of the user's bytes behind the head */
+	uint64_t note_tag;
+	bool notifies; /* it has a notification, maybe of length 0 */
 
 	struct wh_fragment *fragments;
 	size_t fragment_count, fragment_room;
@@ -82,8 +86,10 @@ struct wh_batch {
 	pthread_mutex_t route_lock;
 	pthread_mutex_t text_lock;
 	char text[WH_TEXT_MAX];
-	struct wh_list queue_link; /* queue.done */
-	struct wh_list callback_link; /* engine.callbacks */
+	struct wh_queue_entry queued;
+	struct wh_list callback_link; /* engine.callbacks.due */
+	uint32_t callback_due; /* callbacks not yet begun; under engine.callbacks.lock, as next */
+	int callback_status; /* of the latest submission that has ended */
 	struct wh_list notify_link; /* peer.notify_waiting, notify_sent or notify_early */
 	uint64_t notify_sequence;
 	uint8_t notify_state; /* enum wh_notify_state; under peer.notify_lock */
@@ -102,6 +108,10 @@ struct wh_batch {
 	uint64_t flushed_submissions; /* in the peer's statistics; under peer.count_lock */
 	int64_t begun; /* WH_STATISTICS_TIMED: when it was submitted */
 	uint64_t in_flight; /* WH_STATISTICS_IN_FLIGHT: its bytes */
+	/* What estimates learn from it; traffic.h explains that. */
+	uint64_t large_seen; /* WH_STATISTICS_TIMED: peer.large when it began, if it was alone */
+	uint32_t way; /* wh_traffic_way() of all that the plan moves */
+	bool probing; /* of wh_peer_measure(), which keeps the result itself */
 	struct wh_list count_link; /* peer.pending */
 };
 
@@ -131,8 +141,6 @@ static inline void wh_batch_settle(struct wh_batch *batch)
 int wh_batch_guard(const struct wh_batch *batch, const char *call);
 int wh_batch_guard_idle(struct wh_batch *batch, const char *call);
 
-/* Run a finished batch's callback; on loop 0. */
-void wh_batch_call_back(struct wh_batch *batch);
 /* Complete the batch: its fragments have ended, and its notification is confirmed or has failed.
  * Any thread; no lock of the core may be held. The batch may be gone on return. */
 void wh_batch_finish(struct wh_batch *batch);
@@ -152,6 +160,25 @@ int wh_batch_check_local(struct wh_peer *peer, const char *what, uint64_t index,
 int wh_batch_check_overlap(struct wh_peer *peer, const char *what, uint64_t index,
 			   const struct wh_region *region, uint64_t local_offset, uint64_t remote,
 			   uint64_t remote_offset, uint64_t length);
+
+/* Finding the regions of addresses, on both sides, during one call. */
+struct wh_batch_addresses {
+	struct wh_peer *peer;
+	struct wh_region_reader local, remote;
+};
+
+void wh_batch_addresses_begin(struct wh_batch_addresses *addresses, struct wh_peer *peer);
+void wh_batch_addresses_end(struct wh_batch_addresses *addresses);
+/* Find the smallest region that holds the range, its id, and the offset in it. It may be
+ * unregistered at any time: use it only as long as its id is this one. 0 or -ENOENT. */
+int wh_batch_find_local(struct wh_batch_addresses *addresses, const char *what, uint64_t index,
+			uint64_t address, uint64_t length, struct wh_region **region, uint64_t *id,
+			uint64_t *offset);
+/* The same for the peer's regions, preferring one that grants `op`: what was found must be checked
+ * by wh_batch_check_remote(). 0, -ENOENT, or wh_peer_check()'s error. */
+int wh_batch_find_remote(struct wh_batch_addresses *addresses, const char *what, uint64_t index,
+			 uint32_t op, uint64_t address, uint64_t length, uint64_t *id,
+			 uint64_t *offset);
 
 /* Submit a batch that starts once the event of `wait`, part of its stream dependency, has happened.
  */

@@ -126,7 +126,7 @@ static int blocks_copy_offsets(uint64_t **to, const uint64_t *from, uint64_t cou
 		return 0;
 	*to = count <= SIZE_MAX / sizeof(**to) ? malloc(count * sizeof(**to)) : NULL;
 	if (!*to)
-		return wh_fail(ENOMEM, "wh_blocks_prepare: no memory for %llu offsets",
+		return wh_fail(ENOMEM, "wh_blocks_new: no memory for %llu offsets",
 			       (unsigned long long)count);
 	memcpy(*to, from, count * sizeof(**to));
 	return 0;
@@ -150,10 +150,9 @@ static int blocks_check_desc(const struct wh_blocks_desc *desc)
 	else if (desc->count > SIZE_MAX / 64 || desc->base_count > SIZE_MAX / 64 ||
 		 __builtin_mul_overflow(desc->count, desc->block_length, &total) ||
 		 __builtin_mul_overflow(total, desc->base_count, &total))
-		return wh_fail(ERANGE,
-			       "wh_blocks_prepare: desc: block_length, count and base_count "
-			       "together make more than 2^64 bytes");
-	return wrong ? wh_fail(EINVAL, "wh_blocks_prepare: desc: %s", wrong) : 0;
+		return wh_fail(ERANGE, "wh_blocks_new: desc: block_length, count and base_count "
+				       "together make more than 2^64 bytes");
+	return wrong ? wh_fail(EINVAL, "wh_blocks_new: desc: %s", wrong) : 0;
 }
 
 /* Check all blocks of all bases, and keep the bases. */
@@ -172,6 +171,9 @@ static int blocks_set_bases(struct wh_blocks *blocks, const struct wh_base *base
 	for (uint64_t i = 0; i < blocks->base_count; i++) {
 		const struct wh_base *base = &bases[i];
 
+		if (base->reserved[0] || base->reserved[1])
+			return wh_fail(EINVAL, "base %llu: reserved is not 0",
+				       (unsigned long long)i);
 		error = blocks_check_base(blocks, base, i, local_span, remote_span);
 		if (error)
 			return error;
@@ -187,22 +189,21 @@ static int blocks_set_bases(struct wh_blocks *blocks, const struct wh_base *base
 	return 0;
 }
 
-int wh_blocks_prepare(struct wh_peer *peer, const struct wh_blocks_desc *given,
-		      struct wh_blocks **out)
+int wh_blocks_new(struct wh_peer *peer, const struct wh_blocks_desc *given, struct wh_blocks **out)
 {
 	struct wh_blocks_desc desc;
 	struct wh_blocks *blocks;
 	int error;
 
 	if (!peer || !given || !out)
-		return wh_fail(EINVAL, "wh_blocks_prepare: %s is NULL",
+		return wh_fail(EINVAL, "wh_blocks_new: %s is NULL",
 			       !peer  ? "peer" :
 			       !given ? "desc" :
 					"out");
-	error = wh_engine_guard(peer->engine, "wh_blocks_prepare");
+	error = wh_engine_guard(peer->engine, "wh_blocks_new");
 	if (error)
 		return error;
-	error = wh_options_copy(&desc, sizeof(desc), given, sizeof(size_t), "wh_blocks_prepare");
+	error = wh_options_copy(&desc, sizeof(desc), given, sizeof(size_t), "wh_blocks_new");
 	if (!error)
 		error = blocks_check_desc(&desc);
 	if (!error)
@@ -211,7 +212,7 @@ int wh_blocks_prepare(struct wh_peer *peer, const struct wh_blocks_desc *given,
 		return error;
 	blocks = calloc(1, sizeof(*blocks));
 	if (!blocks)
-		return wh_fail(ENOMEM, "wh_blocks_prepare: no memory");
+		return wh_fail(ENOMEM, "wh_blocks_new: no memory");
 	atomic_init(&blocks->references, 1);
 	blocks->peer = peer;
 	blocks->op = desc.op;
@@ -226,12 +227,12 @@ int wh_blocks_prepare(struct wh_peer *peer, const struct wh_blocks_desc *given,
 					    desc.count);
 	blocks->bases = calloc(desc.base_count, sizeof(*blocks->bases));
 	if (!error && !blocks->bases)
-		error = wh_fail(ENOMEM, "wh_blocks_prepare: no memory for %llu bases",
+		error = wh_fail(ENOMEM, "wh_blocks_new: no memory for %llu bases",
 				(unsigned long long)desc.base_count);
 	if (!error)
 		error = blocks_set_bases(blocks, desc.bases);
 	if (error) {
-		wh_blocks_free(blocks);
+		wh_blocks_release(blocks);
 		return error;
 	}
 	pthread_mutex_lock(&peer->lock);
@@ -248,16 +249,16 @@ void wh_blocks_leave(struct wh_peer *peer)
 	while ((link = wh_list_take(&peer->blocks))) {
 		struct wh_blocks *blocks = wh_container(link, struct wh_blocks, link);
 
-		wh_cached_lists_free(atomic_exchange(&blocks->cached, NULL));
+		wh_cached_lists_free(atomic_exchange(&blocks->gpu_lists, NULL));
 		blocks->peer = NULL;
 	}
 }
 
-void wh_blocks_free(struct wh_blocks *blocks)
+void wh_blocks_release(struct wh_blocks *blocks)
 {
 	struct wh_peer *peer;
 
-	if (!blocks || atomic_fetch_sub(&blocks->references, 1) != 1)
+	if (atomic_fetch_sub(&blocks->references, 1) != 1)
 		return;
 	peer = blocks->peer;
 	if (peer) {
@@ -265,9 +266,24 @@ void wh_blocks_free(struct wh_blocks *blocks)
 		wh_list_remove(&blocks->link);
 		pthread_mutex_unlock(&peer->lock);
 	}
-	wh_cached_lists_free(atomic_load(&blocks->cached));
+	wh_cached_lists_free(atomic_load(&blocks->gpu_lists));
 	free(blocks->bases);
 	free(blocks->local_offsets);
 	free(blocks->remote_offsets);
 	free(blocks);
+}
+
+int wh_blocks_free(struct wh_blocks *blocks)
+{
+	struct wh_peer *peer;
+	int error;
+
+	if (!blocks)
+		return 0;
+	/* Without a peer it is memory alone. */
+	peer = blocks->peer;
+	error = peer ? wh_engine_guard(peer->engine, "wh_blocks_free") : 0;
+	if (!error)
+		wh_blocks_release(blocks);
+	return error;
 }

@@ -15,6 +15,7 @@
 #include "core/peer.h"
 #include "core/region.h"
 #include "core/session.h"
+#include "core/traffic.h"
 #include "memory/region-table.h"
 #include "telemetry/observation.h"
 #include "transport/fragment.h"
@@ -117,6 +118,7 @@ void wh_count_begin(struct wh_batch *batch)
 	for (size_t i = 0; large && i < batch->fragment_count; i++)
 		batch->in_flight += batch->fragments[i].bytes;
 	wh_count_add(&batch->peer->statistics.in_flight, batch->in_flight);
+	wh_traffic_begin(batch, large);
 	atomic_fetch_or(&batch->watch, WH_STATISTICS_TIMED | (large ? WH_STATISTICS_IN_FLIGHT : 0));
 }
 
@@ -125,17 +127,22 @@ void wh_count_finish(struct wh_batch *batch)
 	struct wh_statistics *statistics = &batch->peer->statistics;
 	uint32_t watch = atomic_load(&batch->watch);
 
-	if ((watch & WH_STATISTICS_TIMED) && !(watch & WH_STATISTICS_FAILED))
-		latency_add(&statistics->latency[batch->timed_in == 1],
-			    (uint64_t)(wh_now() - batch->begun));
+	if ((watch & WH_STATISTICS_TIMED) && !(watch & WH_STATISTICS_FAILED)) {
+		uint64_t took = (uint64_t)(wh_now() - batch->begun);
+
+		latency_add(&statistics->latency[batch->timed_in == 1], took);
+		wh_traffic_learn(batch, took, watch & WH_STATISTICS_IN_FLIGHT);
+	}
 	if (watch & WH_STATISTICS_FAILED)
 		statistics_add_failed(statistics, batch);
 	else if (watch & WH_STATISTICS_LISTED)
 		wh_count_add(&batch->submissions, 1);
 	else
 		statistics_add_submissions(statistics, batch, 1);
-	if (watch & WH_STATISTICS_IN_FLIGHT)
+	if (watch & WH_STATISTICS_IN_FLIGHT) {
 		wh_count_add(&statistics->in_flight, -batch->in_flight);
+		wh_traffic_end_large(batch);
+	}
 	if (watch & WH_STATISTICS_AGAIN)
 		batch_list_pending(batch);
 	else
@@ -266,7 +273,7 @@ static void statistics_report(struct wh_counters *out, const struct wh_statistic
 			uint64_t alone = wh_count_get(&statistics->route[id][op].alone);
 
 			out->batches += alone;
-			out->attempts[id] +=
+			transport->attempts +=
 				alone + wh_count_get(&statistics->route[id][op].attempts);
 		}
 	}
@@ -323,7 +330,7 @@ static void engine_report(struct wh_engine *engine, struct wh_engine_counters *o
 		.peers_lost = wh_count_get(&statistics->peers_lost),
 		.sessions_opened = wh_count_get(&statistics->sessions_opened),
 		.connections = wh_count_get(&statistics->connections),
-		.regions = wh_region_table_count(&engine->regions),
+		.regions = wh_region_table_used(&engine->regions),
 		.region_bytes = wh_count_get(&statistics->region_bytes),
 		.registrations = wh_count_get(&statistics->registrations),
 		.registration_time = wh_count_get(&statistics->registration_time),

@@ -56,31 +56,13 @@ bool wh_engine_inside(const struct wh_engine *engine)
 {
 	const struct wh_loop *loop = wh_loop_current();
 
-	return loop >= engine->loops && loop < engine->loops + engine->loop_count;
+	return wh_callbacks_here(&engine->callbacks) ||
+	       (loop >= engine->loops && loop < engine->loops + engine->loop_count);
 }
 
 struct wh_loop *wh_engine_loop(struct wh_engine *engine)
 {
 	return &engine->loops[atomic_fetch_add(&engine->next_loop, 1) % engine->loop_count];
-}
-
-/* ---- callbacks ------------------------------------------------------------------------------ */
-
-static void engine_run_callbacks(struct wh_task *task)
-{
-	struct wh_engine *engine = wh_container(task, struct wh_engine, callback_task);
-	struct wh_batch *batch;
-	struct wh_list *link;
-
-	for (;;) {
-		pthread_mutex_lock(&engine->callback_lock);
-		link = wh_list_take(&engine->callbacks);
-		pthread_mutex_unlock(&engine->callback_lock);
-		if (!link)
-			return;
-		batch = wh_container(link, struct wh_batch, callback_link);
-		wh_batch_call_back(batch);
-	}
 }
 
 /* ---- identity ------------------------------------------------------------------------------- */
@@ -234,6 +216,22 @@ static int engine_check_windows(const struct wh_config *config)
 			       order);
 }
 
+/* TLS switches a transport off that this machine could use. */
+static void engine_warn_plaintext(struct wh_engine *engine, const struct wh_transport *transport)
+{
+	void *opened = NULL;
+
+	if (transport->engine_open(engine, &opened))
+		return;
+	transport->engine_close(engine, opened);
+	wh_log_line(
+		&engine->log, WH_LOG_WARN, "engine",
+		"the setting tls is on and %s does not encrypt, so %s is not used: bytes go by "
+		"TCP, which can take many times as long; in a network that you trust, switch tls "
+		"off on all engines",
+		transport->name, transport->name);
+}
+
 static void engine_open_transports(struct wh_engine *engine)
 {
 	const char *list = engine->config.text[WH_SETTING_TRANSPORTS];
@@ -252,6 +250,7 @@ static void engine_open_transports(struct wh_engine *engine)
 		} else if (transport->capabilities & WH_IS_PLAINTEXT && engine->trust.tls) {
 			snprintf(off, WH_REFUSAL, "the setting tls is on, and %s does not encrypt",
 				 transport->name);
+			engine_warn_plaintext(engine, transport);
 		} else {
 			error = transport->engine_open(engine, &engine->transport[id]);
 			if (error)
@@ -261,7 +260,8 @@ static void engine_open_transports(struct wh_engine *engine)
 		}
 		engine->not_here[id] = error == -ENODEV;
 		if (*off)
-			wh_log_line(&engine->log, "%s is not used: %s", transport->name, off);
+			wh_log_line(&engine->log, WH_LOG_INFO, "engine", "%s is not used: %s",
+				    transport->name, off);
 	}
 	for (; *list; list += strcspn(list, ","), list += *list == ',') {
 		char name[64];
@@ -354,6 +354,19 @@ static int engine_listen(struct wh_engine *engine, const char *listen)
 	return wh_acceptor_open(&options, &engine->acceptor);
 }
 
+/* The setting can raise the level that the program asks for. */
+static void engine_open_log(struct wh_engine *engine, const struct wh_engine_options *options)
+{
+	uint32_t level = options->log_level ? options->log_level : WH_LOG_INFO;
+	uint32_t setting = wh_config_log_level(engine->config.text[WH_SETTING_LOG]);
+
+	if (options->log)
+		engine->log = (struct wh_log){ options->log, options->log_arg,
+					       setting > level ? setting : level };
+	else if (setting)
+		engine->log = (struct wh_log){ wh_log_stderr, NULL, setting };
+}
+
 /* Otherwise a misspelt WHERRY_TLS would silently mean plaintext. */
 static int engine_log_unknown_variables(struct wh_engine *engine)
 {
@@ -362,8 +375,8 @@ static int engine_log_unknown_variables(struct wh_engine *engine)
 	int found;
 
 	while ((found = wh_config_unknown(&cursor, name)) > 0)
-		wh_log_line(&engine->log,
-			    "warning: %s is in the environment, but no setting of this version "
+		wh_log_line(&engine->log, WH_LOG_WARN, "engine",
+			    "%s is in the environment, but no setting of this version "
 			    "reads it; " WH_CONFIG_IGNORE "=1 silences this",
 			    name);
 	return found;
@@ -422,7 +435,7 @@ static int engine_reachable_address(struct wh_engine *engine, const char *url, c
 		return 0;
 	error = wh_registry_url_parse(url, &parsed);
 	if (!error)
-		error = wh_rendezvous_resolve(parsed.endpoint[0], false, there, &count);
+		error = wh_rendezvous_resolve(parsed.endpoint[0], WH_RESOLVE_REMOTE, there, &count);
 	explicit_bzero(&parsed, sizeof(parsed));
 	if (error)
 		return error;
@@ -455,8 +468,7 @@ static int engine_open_registry(struct wh_engine *engine, const char *given, boo
 		.lease = engine->config.number[WH_SETTING_LEASE],
 		.timeout = engine->config.number[WH_SETTING_TIMEOUT],
 		.self.epoch = engine->identity.epoch,
-		.log = engine->log.write,
-		.log_arg = engine->log.arg,
+		.log = engine->log,
 	};
 	int error;
 
@@ -486,7 +498,7 @@ static void engine_free(struct wh_engine *engine)
 {
 	wh_hash_free(&engine->sessions_by_id);
 	pthread_mutex_destroy(&engine->lock);
-	pthread_mutex_destroy(&engine->callback_lock);
+	wh_callbacks_close(&engine->callbacks);
 	wh_region_windows_close(&engine->region_windows);
 	wh_warm_up_close(engine->early);
 	wh_gpus_close(engine->gpus);
@@ -497,20 +509,16 @@ static void engine_free(struct wh_engine *engine)
 	free(engine);
 }
 
-static struct wh_engine *engine_new(const struct wh_engine_options *options)
+static struct wh_engine *engine_new(void)
 {
 	struct wh_engine *engine = calloc(1, sizeof(*engine));
 
 	if (!engine)
 		return NULL;
-	engine->log = (struct wh_log){ options->log, options->log_arg };
 	pthread_mutex_init(&engine->lock, NULL);
-	pthread_mutex_init(&engine->callback_lock, NULL);
+	wh_callbacks_init(&engine->callbacks);
 	wh_list_init(&engine->peers);
 	wh_list_init(&engine->sessions);
-	wh_list_init(&engine->callbacks);
-	engine->callback_task.run = engine_run_callbacks;
-
 	wh_memory_domain_init(&engine->memory);
 	return engine;
 }
@@ -521,6 +529,8 @@ static int engine_configure(struct wh_engine *engine, const struct wh_engine_opt
 	int error = wh_config_load(&engine->config, options->config);
 	engine->quotas.limit = engine->config.number[WH_SETTING_MAX_BUFFERED];
 
+	if (!error)
+		engine_open_log(engine, options);
 	if (!error)
 		error = engine_log_unknown_variables(engine);
 	if (!error)
@@ -560,7 +570,11 @@ static int engine_try_open(const struct wh_engine_options *given, struct wh_engi
 	error = wh_options_copy(&options, sizeof(options), given, sizeof(size_t), "wh_engine_open");
 	if (error)
 		return error;
-	engine = engine_new(&options);
+	if (options.log_level > WH_LOG_DEBUG || options.reserved)
+		return wh_fail(EINVAL, "wh_engine_open: options.%s is %u",
+			       options.reserved ? "reserved" : "log_level",
+			       options.reserved ? options.reserved : options.log_level);
+	engine = engine_new();
 	if (!engine)
 		return wh_fail(ENOMEM, "wh_engine_open: no memory");
 	error = engine_configure(engine, &options);
@@ -666,6 +680,8 @@ static int engine_try_close(struct wh_engine *engine)
 
 int wh_engine_close(struct wh_engine *engine)
 {
+	if (!engine)
+		return 0;
 	wh_fail_begin();
 	return wh_fail_end(engine_try_close(engine));
 }

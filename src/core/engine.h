@@ -3,8 +3,8 @@
  * An engine: its threads, its identity, its transports and the tables of all other objects.
  *
  * Threads: an engine has `loop_count` progress threads (util/loop.h). Loop 0 also serves the
- * listeners, the handshakes and all control connections, and runs callbacks; sessions and the
- * connecting side of peers are used on loop 0 only, but for what has a lock of its own.
+ * listeners, the handshakes and all control connections; sessions and the connecting side of peers
+ * are used on loop 0 only, but for what has a lock of its own.
  *
  * Locks, outermost first: engine.lock, peer.lock, wh_region_table.lock, control.lock. None is held
  * while bytes move. memory/memory.h has those of the memory domain. peer.count_lock is innermost:
@@ -21,6 +21,7 @@
 
 #include <wherry/engine.h>
 
+#include "core/callbacks.h"
 #include "core/counters.h"
 #include "gpu/region-window.h"
 #include "memory/memory.h"
@@ -54,6 +55,7 @@ struct wh_engine {
 	/* 1 in the process that opened the engine; the page is wiped in a forked child. */
 	volatile unsigned char *ours;
 	struct wh_log log;
+	atomic_bool warned_local; /* a peer of this host is reached by TCP: said once */
 
 	struct wh_loop *loops;
 	unsigned loop_count;
@@ -91,9 +93,7 @@ struct wh_engine {
 	struct wh_statistics past; /* of closed peers; under lock */
 	struct wh_observer *observer; /* NULL: off */
 
-	pthread_mutex_t callback_lock;
-	struct wh_list callbacks; /* batches whose callback is due */
-	struct wh_task callback_task;
+	struct wh_callbacks callbacks;
 };
 
 /* -EPERM in a forked child, -EINVAL for NULL; else 0. At the top of every public function. */

@@ -21,6 +21,7 @@
 #include "transport/blocks.h"
 #include "transport/fragment.h"
 #include "transport/transport.h"
+#include "util/clock.h"
 #include "util/error.h"
 #include "util/list.h"
 #include "util/options.h"
@@ -152,37 +153,50 @@ int wh_batch_progress(struct wh_batch *batch, uint64_t *out)
 	return 0;
 }
 
-static int explain_estimate(struct wh_batch *batch, struct wh_estimate *out)
+/* Ask the batch's transports what it takes. */
+static void explain_expect(struct wh_batch *batch, struct wh_estimate *out)
 {
-	struct wh_route routes[WH_TRANSPORT_COUNT];
-	struct wh_estimate estimate = { .measured = 1 };
 	struct wh_share shares[WH_TRANSPORT_COUNT];
-	unsigned count;
+	uint32_t measured = WH_ESTIMATE_MEASURED;
 	bool known = true;
-	int error = explain_look(batch, "wh_batch_estimate", routes, NULL, &count);
 
-	if (!error && !out)
-		error = wh_fail(EINVAL, "wh_batch_estimate: out is NULL");
-	if (error)
-		return error;
+	*out = (struct wh_estimate){ .size = sizeof(*out) };
 	pthread_mutex_lock(&batch->text_lock);
 	memcpy(shares, batch->share, sizeof(shares));
 	pthread_mutex_unlock(&batch->text_lock);
 	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++) {
 		if (!shares[id].bytes)
 			continue;
-		estimate.bytes += shares[id].bytes;
-		estimate.transfers += shares[id].transfers;
+		out->bytes += shares[id].bytes;
+		out->transfers += shares[id].transfers;
+		out->measured = WH_ESTIMATE_MEASURED;
 		known = batch->peer->opened[id] &&
-			wh_transport(id)->estimate(batch->peer, id, batch, &estimate) && known;
+			wh_transport(id)->estimate(batch->peer, id, batch, out) && known;
+		if (!out->measured || !measured)
+			measured = WH_ESTIMATE_TYPICAL;
+		else if (out->measured > measured)
+			measured = out->measured;
 	}
+	out->measured = known ? measured : WH_ESTIMATE_TYPICAL;
+	if (!known)
+		out->duration = out->age = 0;
+}
+
+static int explain_estimate(struct wh_batch *batch, struct wh_estimate *out)
+{
+	struct wh_route routes[WH_TRANSPORT_COUNT];
+	struct wh_estimate estimate;
+	unsigned count;
+	int error = explain_look(batch, "wh_batch_estimate", routes, NULL, &count);
+
+	if (!error && !out)
+		error = wh_fail(EINVAL, "wh_batch_estimate: out is NULL");
+	if (error)
+		return error;
+	explain_expect(batch, &estimate);
 	if (!estimate.bytes)
 		return wh_fail(EOPNOTSUPP, "wh_batch_estimate: the batch moves no bytes, or no "
 					   "transport takes it; see wh_batch_routes()");
-	if (!known) {
-		estimate.duration = 0;
-		estimate.measured = 0;
-	}
 	return wh_options_return(out, &estimate, sizeof(estimate), "wh_batch_estimate");
 }
 
@@ -246,6 +260,23 @@ static bool explain_notification(struct wh_batch *batch, char *line, size_t size
 		snprintf(line, size, "notification: by %s%s", wh_transport(by)->name,
 			 path == WH_NOTIFY_TRANSPORT_EARLY ? ", right behind the bytes" : "");
 	return path != WH_NOTIFY_UNSENT;
+}
+
+/* Say what the batch should take by CPU or network, if that is known, and how. */
+static bool explain_duration(struct wh_batch *batch, char *line, size_t size)
+{
+	struct wh_estimate estimate;
+
+	explain_expect(batch, &estimate);
+	if (!estimate.age)
+		return false;
+	snprintf(line, size, "expected: %.1f us, %s %" PRIu64 " s ago",
+		 (double)estimate.duration / 1e3,
+		 estimate.measured == WH_ESTIMATE_TRAFFIC  ? "measured by traffic" :
+		 estimate.measured == WH_ESTIMATE_MEASURED ? "measured by wh_peer_measure()" :
+							     "measured in part",
+		 estimate.age / (uint64_t)WH_SECOND);
+	return true;
 }
 
 /* A text of the caller's, and how long it would be if it had room for all. */
@@ -313,6 +344,8 @@ static int explain_text(struct wh_batch *batch, char *text, size_t length)
 	if (explain_window(batch, line, sizeof(line)))
 		explain_add_line(&to, line);
 	if (explain_notification(batch, line, sizeof(line)))
+		explain_add_line(&to, line);
+	if (explain_duration(batch, line, sizeof(line)))
 		explain_add_line(&to, line);
 	return (int)to.used;
 }

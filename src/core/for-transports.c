@@ -219,8 +219,15 @@ bool wh_batch_has_waiter(const struct wh_batch *batch)
 
 const void *wh_batch_note(const struct wh_batch *batch, size_t *length)
 {
-	*length = batch->notification_length;
-	return batch->note;
+	if (!batch->notifies)
+		return NULL;
+	*length = batch->note_length;
+	return batch->note + WH_NOTIFY_HEAD;
+}
+
+uint64_t wh_batch_tag(const struct wh_batch *batch)
+{
+	return batch->note_tag;
 }
 
 uint32_t wh_batch_priority(const struct wh_batch *batch)

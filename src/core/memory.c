@@ -22,7 +22,7 @@ int wh_memory_free(struct wh_engine *engine, void *address)
 
 	wh_fail_begin();
 	error = wh_engine_guard(engine, "wh_memory_free");
-	if (!error)
+	if (!error && address)
 		error = wh_memory_domain_free(&engine->memory, address);
 	return wh_fail_end(error);
 }

@@ -94,17 +94,56 @@ bool wh_notify_deliver_self(struct wh_engine *engine)
 	return batch;
 }
 
+/* ---- what is unconfirmed; under notify_lock -------------------------------------------------- */
+
+/* May this batch's notification be sent? The peer keeps what it has no room for, up to this. */
+static bool notify_window_fits(const struct wh_peer *peer, const struct wh_batch *batch)
+{
+	return peer->notify_count < WH_NOTIFY_UNCONFIRMED &&
+	       peer->notify_bytes + batch->note_length <= WH_NOTIFY_UNCONFIRMED_BYTES;
+}
+
+static struct wh_notify_slot *notify_window_find(struct wh_peer *peer, uint64_t sequence)
+{
+	for (unsigned i = 0; i < WH_NOTIFY_UNCONFIRMED; i++)
+		if (peer->notify_window[i].sequence == sequence)
+			return &peer->notify_window[i];
+	return NULL;
+}
+
+/* Count the batch's notification as sent, with the next number. It fits. */
+static uint64_t notify_window_add(struct wh_peer *peer, struct wh_batch *batch)
+{
+	struct wh_notify_slot *slot = notify_window_find(peer, 0);
+
+	batch->notify_sequence = slot->sequence = ++peer->notify_sequence;
+	slot->bytes = batch->note_length;
+	peer->notify_count++;
+	peer->notify_bytes += slot->bytes;
+	return slot->sequence;
+}
+
+/* It is confirmed, or never will be. Ignores a number that is not in the window: the peer has made
+ * it up. */
+static void notify_window_remove(struct wh_peer *peer, uint64_t sequence)
+{
+	struct wh_notify_slot *slot = sequence ? notify_window_find(peer, sequence) : NULL;
+
+	if (!slot)
+		return;
+	peer->notify_count--;
+	peer->notify_bytes -= slot->bytes;
+	*slot = (struct wh_notify_slot){ 0 };
+}
+
 /* ---- to a peer ------------------------------------------------------------------------------ */
 
-static int notify_by_control(struct wh_peer *peer, uint64_t sequence, const void *data,
-			     size_t length)
+/* Under notify_lock, which also guards the head in front of the batch's bytes. */
+static int notify_by_control(struct wh_batch *batch, uint64_t sequence)
 {
-	uint8_t bytes[WH_NOTIFY_SEQUENCE + WH_NOTIFICATION_MAX];
-
-	wh_put64(bytes, sequence);
-	memcpy(bytes + WH_NOTIFY_SEQUENCE, data, length);
-	return wh_control_send(&peer->control, WH_FRAME_NOTIFY, 0, bytes,
-			       WH_NOTIFY_SEQUENCE + length);
+	wh_put64(wh_put64(batch->note, sequence), batch->note_tag);
+	return wh_control_send(&batch->peer->control, WH_FRAME_NOTIFY, 0, batch->note,
+			       WH_NOTIFY_HEAD + batch->note_length);
 }
 
 static bool notify_can_use(const struct wh_peer *peer, unsigned id)
@@ -142,17 +181,17 @@ static int notify_send_one(struct wh_peer *peer, struct wh_batch *batch)
 		return error;
 	atomic_store(&batch->notify_path, error ? WH_NOTIFY_CONTROL : WH_NOTIFY_TRANSPORT);
 	if (error)
-		error = notify_by_control(peer, sequence, batch->note, batch->notification_length);
+		error = notify_by_control(batch, sequence);
 	if (error)
 		return error == -ENOMEM ? error : -ECONNRESET;
-	batch->notify_sequence = peer->notify_sequence = sequence;
+	notify_window_add(peer, batch);
 	wh_list_append(&peer->notify_sent, &batch->notify_link);
-	peer->notify_count++;
 	return 0;
 }
 
-/* Send what the window takes. Once the lock is released, others may confirm what was sent, free its
- * batch and close the peer: so the lock is taken once, and the peer is not touched afterwards. */
+/* Send waiting notifications as far as the window of unconfirmed ones goes. Once the lock is
+ * released, others may confirm them, free their batches and close the peer: so the lock is taken
+ * once, and the peer is not touched afterwards. */
 void wh_notify_resume(struct wh_peer *peer)
 {
 	struct wh_batch *batch, *failed = NULL;
@@ -160,10 +199,9 @@ void wh_notify_resume(struct wh_peer *peer)
 	int error = 0;
 
 	pthread_mutex_lock(&peer->notify_lock);
-	while (error != -EAGAIN && peer->notify_count < WH_NOTIFY_WINDOW &&
-	       (link = wh_list_take(&peer->notify_waiting))) {
+	while (error != -EAGAIN && (link = wh_list_take(&peer->notify_waiting))) {
 		batch = wh_container(link, struct wh_batch, notify_link);
-		error = notify_send_one(peer, batch);
+		error = notify_window_fits(peer, batch) ? notify_send_one(peer, batch) : -EAGAIN;
 		if (error == -EAGAIN)
 			wh_list_push(&peer->notify_waiting, &batch->notify_link);
 		if (!error || error == -EAGAIN)
@@ -245,7 +283,7 @@ bool wh_notify_can_send_early(const struct wh_batch *batch, unsigned mine)
 {
 	const struct wh_peer *peer = batch->peer;
 
-	return peer->notify_count == mine && mine < WH_NOTIFY_WINDOW &&
+	return peer->notify_count == mine && notify_window_fits(peer, batch) &&
 	       wh_list_empty(&peer->notify_waiting) &&
 	       atomic_load(&peer->state) == WH_PEER_CONNECTED && !atomic_load(&batch->cancelled) &&
 	       !atomic_load(&batch->status);
@@ -255,68 +293,57 @@ uint64_t wh_notify_send_early(struct wh_batch *batch, enum wh_transport_id id)
 {
 	struct wh_peer *peer = batch->peer;
 
-	batch->notify_sequence = ++peer->notify_sequence;
 	batch->notify_state = WH_NOTIFY_EARLY;
 	atomic_store(&batch->notify_by, (uint8_t)id);
 	atomic_store(&batch->notify_path, WH_NOTIFY_TRANSPORT_EARLY);
 	wh_list_append(&peer->notify_early, &batch->notify_link);
-	peer->notify_count++;
-	return batch->notify_sequence;
+	return notify_window_add(peer, batch);
 }
 
-/* The batch in `list` whose notification has this number, or NULL. Adds the list's length to
- * *count. */
-static struct wh_batch *notify_find(const struct wh_list *list, uint64_t sequence, unsigned *count)
+/* The batch in `list` whose notification has this number, or NULL. */
+static struct wh_batch *notify_find(const struct wh_list *list, uint64_t sequence)
 {
-	struct wh_batch *found = NULL;
-
 	for (struct wh_list *l = list->next; l != list; l = l->next) {
 		struct wh_batch *batch = wh_container(l, struct wh_batch, notify_link);
 
-		++*count;
 		if (batch->notify_sequence == sequence)
-			found = batch;
+			return batch;
 	}
-	return found;
+	return NULL;
 }
 
-void wh_notify_undelivered(struct wh_peer *peer, uint64_t sequence, const void *data, size_t length)
+void wh_notify_undelivered(struct wh_peer *peer, uint64_t sequence)
 {
-	unsigned count = 0;
-	struct wh_batch *early = notify_find(&peer->notify_early, sequence, &count);
-	struct wh_batch *sent = notify_find(&peer->notify_sent, sequence, &count);
+	struct wh_batch *early = notify_find(&peer->notify_early, sequence);
+	struct wh_batch *sent = notify_find(&peer->notify_sent, sequence);
 
 	if (sent) { /* an error means that the connection is lost, which ends all batches */
 		atomic_store(&sent->notify_path, WH_NOTIFY_CONTROL);
-		notify_by_control(peer, sequence, data, length);
+		notify_by_control(sent, sequence);
 		return;
 	}
 	if (early)
 		notify_detach(early);
-	peer->notify_count--;
+	notify_window_remove(peer, sequence);
 }
 
 void wh_notify_confirmed(struct wh_peer *peer, uint64_t sequence)
 {
 	struct wh_batch *found, *early;
-	unsigned sent = 0;
 
 	pthread_mutex_lock(&peer->notify_lock);
 	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++)
 		if (notify_can_use(peer, id))
 			wh_transport(id)->notified(peer, peer->transport[id], sequence);
-	found = notify_find(&peer->notify_sent, sequence, &sent);
-	early = notify_find(&peer->notify_early, sequence, &sent);
+	found = notify_find(&peer->notify_sent, sequence);
+	early = notify_find(&peer->notify_early, sequence);
 	if (found)
 		wh_list_remove(&found->notify_link);
 	if (early) {
 		notify_detach(early);
 		early->notify_state = WH_NOTIFY_CONFIRMED;
 	}
-	/* In neither list: its batch was cancelled (more are counted than listed), or the peer made
-	 * the number up. */
-	if (found || early || peer->notify_count > sent)
-		peer->notify_count--;
+	notify_window_remove(peer, sequence);
 	pthread_mutex_unlock(&peer->notify_lock);
 	if (found)
 		wh_batch_finish(found);
@@ -330,6 +357,8 @@ void wh_notify_peer_lost(struct wh_peer *peer, int error, const char *text)
 	do {
 		pthread_mutex_lock(&peer->notify_lock);
 		peer->notify_count = 0;
+		peer->notify_bytes = 0;
+		memset(peer->notify_window, 0, sizeof(peer->notify_window));
 		while (!wh_list_empty(&peer->notify_early)) {
 			struct wh_batch *batch =
 				wh_container(peer->notify_early.next, struct wh_batch, notify_link);

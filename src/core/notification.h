@@ -6,21 +6,24 @@
 #ifndef WH_CORE_NOTIFICATION_H
 #define WH_CORE_NOTIFICATION_H
 
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include "transport/core.h"
+#include "util/list.h"
+#include "util/loop.h"
 
 struct wh_batch;
 struct wh_engine;
 struct wh_peer;
 struct wh_session;
 
-#define WH_NOTIFY_SEQUENCE                                                                         \
-	8 /* bytes of the sequence number in front of the application's bytes                      \
-	   */
+/* Bytes of NOTIFY in front of the application's: sequence number and tag. */
+#define WH_NOTIFY_HEAD 16
+#define WH_NOTIFY_SEQUENCE 8 /* bytes of the sequence number, all of NOTIFIED */
 
 /* A notification that was sent before its batch's fragments had ended. */
 enum wh_notify_state {
@@ -35,6 +38,24 @@ enum wh_notify_path {
 	WH_NOTIFY_CONTROL,
 	WH_NOTIFY_TRANSPORT, /* by a transport, after the batch's bytes had arrived */
 	WH_NOTIFY_TRANSPORT_EARLY, /* by a transport, behind the bytes, before that was known */
+};
+
+/* What has arrived, and calls that wait for more; inbox.c explains it. */
+struct wh_inbox {
+	struct wh_engine *engine;
+	pthread_mutex_t lock; /* below, to `wanted`, and session.notify_arrived */
+	struct wh_list arrived; /* struct notification, the oldest first */
+	_Atomic uint32_t count; /* of them; also read without the lock */
+	uint64_t bytes; /* of them */
+	uint32_t own; /* of them, from this engine itself */
+	struct wh_list waiters; /* struct waiter, the first to come first */
+	bool wanted; /* a sender found no room */
+	uint32_t room; /* the most of `count`; setting `notifications` */
+	uint64_t room_bytes; /* the most of `bytes`; setting `notification_bytes` */
+	int fd; /* readable while count is not 0 */
+	struct wh_task deliver;
+	struct wh_list waiting; /* sessions at which some wait, whose turn is next first; loop 0 */
+	bool self_next; /* the next one delivered is our own, not a session's; on loop 0 */
 };
 
 int wh_inbox_open(struct wh_engine *engine);

@@ -178,7 +178,8 @@ static void observer_waits(struct wh_listener *listener, int error)
 {
 	struct wh_observer *observer = wh_container(listener, struct wh_observer, listener);
 
-	wh_log_line(&observer->engine->log, "cannot accept an observer now: %s", strerror(error));
+	wh_log_line(&observer->engine->log, WH_LOG_INFO, "observer",
+		    "cannot accept an observer now: %s", strerror(error));
 }
 
 /* ---- the socket ----------------------------------------------------------------------------- */
@@ -259,8 +260,8 @@ static int observer_choose_directory(struct wh_observer *observer)
 			directory, strerror(-error));
 	/* The default directory is optional: log, and go on without the socket. */
 	if (error)
-		wh_log_line(&observer->engine->log, "no socket for observers: %s",
-			    strerror(-error));
+		wh_log_line(&observer->engine->log, WH_LOG_INFO, "observer",
+			    "no socket for observers: %s", strerror(-error));
 	return error;
 }
 

@@ -105,8 +105,8 @@ static void peer_moved(struct wh_task *task)
 	peer->listed = false;
 	snprintf(text, sizeof(text), "it was restarted; the registry has it at %s",
 		 peer->watch.found.address);
-	wh_log_line(&peer->engine->log, "%s was restarted, at %s", peer->welcome.name,
-		    peer->watch.found.address);
+	wh_log_line(&peer->engine->log, WH_LOG_INFO, "peer", "%s was restarted, at %s",
+		    peer->welcome.name, peer->watch.found.address);
 	wh_peer_set_state(peer, WH_PEER_STALE, -ESTALE, text);
 }
 
@@ -129,12 +129,13 @@ static void peer_try_failed(struct wh_peer *peer, int error, const char *text)
 		peer_try_next(peer);
 		return;
 	}
-	if (!atomic_load(&peer->state)) {
-		wh_peer_set_state(peer, 0, error, text);
+	if (atomic_load(&peer->state) == WH_PEER_CONNECTING) {
+		wh_peer_set_state(peer, WH_PEER_UNREACHABLE, error, text);
 		return;
 	}
 	if (error == -ESTALE) {
-		wh_log_line(&peer->engine->log, "%s was restarted", peer->welcome.name);
+		wh_log_line(&peer->engine->log, WH_LOG_INFO, "peer", "%s was restarted",
+			    peer->welcome.name);
 		peer_unwatch(peer);
 		wh_peer_set_state(peer, WH_PEER_STALE, error, text);
 		return;
@@ -151,7 +152,7 @@ static void peer_gone(struct wh_control *control, int error, const char *text)
 	char why[WH_TEXT_MAX];
 
 	wh_timer_clear(&peer->heartbeat);
-	if (!peer->listed || !state) { /* during the handshake */
+	if (!peer->listed || state == WH_PEER_CONNECTING) { /* during the handshake */
 		if (error == -ECONNRESET)
 			snprintf(why, sizeof(why),
 				 "%s: it closed the connection during the handshake",
@@ -163,7 +164,7 @@ static void peer_gone(struct wh_control *control, int error, const char *text)
 	}
 	peer->listed = false;
 	snprintf(why, sizeof(why), "%s (%s) %s", peer->welcome.name, peer->address_text, text);
-	wh_log_line(&peer->engine->log, "lost: %s", why);
+	wh_log_line(&peer->engine->log, WH_LOG_INFO, "peer", "lost: %s", why);
 	wh_count_add(&peer->lost, 1);
 	wh_count_add(&peer->engine->statistics.peers_lost, 1);
 	wh_peer_set_state(peer, WH_PEER_LOST, -ECONNRESET, why);
@@ -265,7 +266,7 @@ static void peer_greet(struct wh_peer *peer, int fd)
 	wh_timer_set(peer_loop(peer), &peer->heartbeat, wh_now() + peer_beat_interval(peer));
 	wh_control_send(&peer->control, WH_FRAME_HELLO, 0, peer->hello.bytes + WH_FRAME_HEADER,
 			peer->hello.length - WH_FRAME_HEADER);
-	wh_control_early(&peer->control);
+	wh_control_process_early(&peer->control);
 }
 
 static void peer_socket_ready(struct wh_source *source, uint32_t events)

@@ -11,11 +11,10 @@
 #include "core/counters.h"
 #include "core/engine.h"
 #include "core/peer.h"
+#include "core/queue.h"
 #include "core/remote.h"
 #include "memory/region-table.h"
 #include "net/control.h"
-#include "rendezvous/registry.h"
-#include "rendezvous/rendezvous.h"
 #include "transport/blocks.h"
 #include "transport/transport.h"
 #include "util/clock.h"
@@ -24,13 +23,12 @@
 #include "util/loop.h"
 #include "util/options.h"
 
-int wh_peer_check(struct wh_peer *peer)
+/* Apart from wh_peer_check(), which every submission calls: the text needs a large stack frame. */
+static __attribute__((noinline)) int peer_explain_state(struct wh_peer *peer, uint32_t state)
 {
-	uint32_t state = atomic_load_explicit(&peer->state, memory_order_acquire);
 	char text[WH_TEXT_MAX];
+	int error;
 
-	if (state == WH_PEER_CONNECTED)
-		return 0;
 	if (state == WH_PEER_STALE)
 		return wh_fail(ESTALE,
 			       "peer %s was restarted (it has a new epoch); close this peer and "
@@ -38,9 +36,24 @@ int wh_peer_check(struct wh_peer *peer)
 			       peer->welcome.name);
 	pthread_mutex_lock(&peer->lock);
 	memcpy(text, peer->text, sizeof(text));
+	error = -peer->connect_error;
 	pthread_mutex_unlock(&peer->lock);
+	if (state == WH_PEER_UNREACHABLE)
+		return wh_fail(error, "cannot reach %.80s: %.180s", peer->url, text);
+	if (state == WH_PEER_CONNECTING)
+		return wh_fail(
+			EINPROGRESS,
+			"peer %.80s is not connected yet; wait for its completion in the queue",
+			peer->url);
 	return wh_fail(ECONNRESET, "peer %s is lost: %.120s; reconnecting", peer->welcome.name,
 		       text);
+}
+
+int wh_peer_check(struct wh_peer *peer)
+{
+	uint32_t state = atomic_load_explicit(&peer->state, memory_order_acquire);
+
+	return state == WH_PEER_CONNECTED ? 0 : peer_explain_state(peer, state);
 }
 
 void wh_peer_refuse(struct wh_peer *peer, enum wh_transport_id id, const char *why)
@@ -51,11 +64,27 @@ void wh_peer_refuse(struct wh_peer *peer, enum wh_transport_id id, const char *w
 	atomic_store(&peer->usable[id], false);
 	pthread_mutex_unlock(&peer->lock);
 	atomic_fetch_add(&peer->plan_version, 1);
-	wh_log_line(&peer->engine->log, "%s to %s: %s", wh_transport(id)->name, peer->welcome.name,
-		    why);
+	wh_log_line(&peer->engine->log, WH_LOG_WARN, "peer", "%s to %s is not used any more: %s",
+		    wh_transport(id)->name, peer->welcome.name, why);
 }
 
 /* ---- transports and state -------------------------------------------------------------------- */
+
+/* A transport that applies to the peer cannot be used. That another process of this host is not
+ * reached through its memory costs most. */
+static void peer_log_refusal(struct wh_peer *peer, const struct wh_transport *transport,
+			     const char *why)
+{
+	struct wh_engine *engine = peer->engine;
+	bool first =
+		transport->role == WH_ROLE_LOCAL && !atomic_exchange(&engine->warned_local, true);
+
+	wh_log_line(&engine->log, first ? WH_LOG_WARN : WH_LOG_INFO, "peer",
+		    first ? "%s is on this host, but %s does not reach it, so that bytes take a "
+			    "slower path: %s" :
+			    "%s: %s is refused: %s",
+		    peer->welcome.name, transport->name, why);
+}
 
 void wh_peer_open_transports(struct wh_peer *peer)
 {
@@ -75,6 +104,8 @@ void wh_peer_open_transports(struct wh_peer *peer)
 			error = transport->peer_open(peer, &peer->transport[id], why);
 			peer->opened[id] = !error;
 		}
+		if (error && error != -ENXIO)
+			peer_log_refusal(peer, transport, why);
 		pthread_mutex_lock(&peer->lock);
 		memcpy(peer->refused[id], why, sizeof(why));
 		peer->not_for[id] = error == -ENXIO;
@@ -93,15 +124,19 @@ void wh_peer_set_state(struct wh_peer *peer, uint32_t state, int error, const ch
 		atomic_store_explicit(&peer->state, state, memory_order_release);
 	pthread_cond_broadcast(&peer->changed);
 	pthread_mutex_unlock(&peer->lock);
+	if (state == WH_PEER_CONNECTED || state == WH_PEER_UNREACHABLE)
+		wh_peer_opened(peer, error);
 }
 
-/* ---- opening and closing ------------------------------------------------------------------- */
+/* ---- making and closing it ------------------------------------------------------------------ */
 
 /* End all of the peer that runs on loop 0. */
 static void peer_stop(void *argument)
 {
 	struct wh_peer *peer = argument;
 
+	wh_loop_cancel(&peer->engine->loops[0], &peer->resolved);
+	wh_timer_clear(&peer->opening);
 	wh_peer_disconnect(peer);
 	wh_remote_clear(peer);
 	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++)
@@ -109,20 +144,37 @@ static void peer_stop(void *argument)
 			wh_transport(id)->peer_close(peer, peer->transport[id]);
 }
 
-static void peer_free(struct wh_peer *peer)
+static void peer_destroy(struct wh_peer *peer)
 {
 	wh_region_table_destroy(&peer->regions);
 	wh_control_destroy(&peer->control);
 	pthread_mutex_destroy(&peer->lock);
 	pthread_mutex_destroy(&peer->notify_lock);
 	pthread_mutex_destroy(&peer->count_lock);
+	pthread_mutex_destroy(&peer->probed_lock);
 	pthread_mutex_destroy(&peer->probe_lock);
 	pthread_cond_destroy(&peer->changed);
 	explicit_bzero(peer->key, sizeof(peer->key));
+	free(peer->url);
+	free(peer->traffic);
 	free(peer);
 }
 
-static int peer_new(struct wh_engine *engine, struct wh_peer **out)
+void wh_peer_free(struct wh_peer *peer)
+{
+	struct wh_queue *queue = peer->queue;
+
+	if (peer->resolving)
+		pthread_join(peer->resolver, NULL);
+	wh_loop_call(&peer->engine->loops[0], peer_stop, peer);
+	if (queue) {
+		wh_queue_forget(queue, &peer->queued);
+		wh_queue_hold(queue, -1);
+	}
+	peer_destroy(peer);
+}
+
+int wh_peer_new(struct wh_engine *engine, const char *url, struct wh_peer **out)
 {
 	struct wh_peer *peer = calloc(1, sizeof(*peer));
 	pthread_condattr_t clock;
@@ -139,6 +191,7 @@ static int peer_new(struct wh_engine *engine, struct wh_peer **out)
 	pthread_mutex_init(&peer->notify_lock, NULL);
 	pthread_mutex_init(&peer->count_lock, NULL);
 	pthread_mutex_init(&peer->probe_lock, NULL);
+	pthread_mutex_init(&peer->probed_lock, NULL);
 	wh_list_init(&peer->pending);
 	pthread_condattr_init(&clock);
 	pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
@@ -150,16 +203,20 @@ static int peer_new(struct wh_engine *engine, struct wh_peer **out)
 	wh_list_init(&peer->aborts);
 	wh_list_init(&peer->blocks);
 	error = wh_region_table_init(&peer->regions, sizeof(struct wh_remote_region));
+	peer->url = strdup(url);
+	if (!error && !peer->url)
+		error = wh_fail(ENOMEM, "wh_peer_open: no memory");
 	if (error) {
-		peer_free(peer);
+		peer_destroy(peer);
 		return error;
 	}
+	snprintf(peer->welcome.name, sizeof(peer->welcome.name), "%s", url);
 	*out = peer;
 	return 0;
 }
 
 /* The peer is this engine itself: nothing to connect. On loop 0. */
-static void peer_be_self(void *argument)
+void wh_peer_be_self(void *argument)
 {
 	struct wh_peer *peer = argument;
 
@@ -174,121 +231,12 @@ static void peer_be_self(void *argument)
 	wh_peer_set_state(peer, WH_PEER_CONNECTED, 0, "");
 }
 
-static int peer_wait_connected(struct wh_peer *peer, const char *url, int64_t deadline)
-{
-	struct timespec until = { deadline / WH_SECOND, deadline % WH_SECOND };
-	int late = 0, error = 0;
-
-	pthread_mutex_lock(&peer->lock);
-	while (atomic_load(&peer->state) != WH_PEER_CONNECTED && !peer->connect_error && !late)
-		late = deadline == INT64_MAX ?
-			       pthread_cond_wait(&peer->changed, &peer->lock) :
-			       pthread_cond_timedwait(&peer->changed, &peer->lock, &until);
-	if (atomic_load(&peer->state) == WH_PEER_CONNECTED)
-		error = 0;
-	else if (peer->connect_error)
-		error = wh_fail(-peer->connect_error, "cannot reach %s: %.200s", url, peer->text);
-	else
-		error = wh_fail(ETIMEDOUT, "cannot reach %s: %s does not answer", url,
-				peer->address_text);
-	pthread_mutex_unlock(&peer->lock);
-	return error;
-}
-
-/* The name in `url` if it can be looked up in the registry; NULL: it is HOST:PORT. */
-static const char *peer_registry_name(const struct wh_engine *engine, const char *url)
-{
-	const char *name = strncmp(url, "wherry://", 9) ? url : url + 9;
-
-	return engine->registry && wh_registry_name_valid(name) ? name : NULL;
-}
-
-/* Find the addresses of the peer, from the registry or from `url` itself. May block. */
-static int peer_resolve(struct wh_peer *peer, const char *url, int64_t deadline)
-{
-	const char *name = peer_registry_name(peer->engine, url), *address = url;
-	struct wh_registry_record record;
-	char why[WH_TEXT_MAX];
-	int error = 0;
-
-	if (name) {
-		error = wh_registry_find(peer->engine->registry, name, deadline, &record);
-		address = record.address;
-	}
-	if (name && !error) {
-		memcpy(peer->watch.name, record.name, sizeof(peer->watch.name));
-		peer->wanted = record.epoch;
-	}
-	peer->address_count = WH_PEER_ADDRESSES;
-	if (!error)
-		error = wh_rendezvous_resolve(address, false, peer->address, &peer->address_count);
-	if (!error)
-		return 0;
-	snprintf(why, sizeof(why), "%s", wh_error_text());
-	return wh_fail(-error, "cannot reach \"%.80s\": %.150s", url, why);
-}
-
-static int peer_try_open(struct wh_engine *engine, const char *url,
-			 const struct wh_peer_options *given, struct wh_peer **out)
-{
-	struct wh_peer_options options;
-	struct wh_peer *peer = NULL;
-	int error = wh_engine_guard(engine, "wh_peer_open");
-
-	if (error)
-		return error;
-	if (!url || !out)
-		return wh_fail(EINVAL, "wh_peer_open: %s is NULL", url ? "out" : "url");
-	error = wh_options_copy(&options, sizeof(options), given, sizeof(size_t), "wh_peer_open");
-	if (error)
-		return error;
-	if (options.timeout < 0)
-		return wh_fail(EINVAL, "wh_peer_open: options.timeout is negative");
-	if (wh_engine_inside(engine))
-		return wh_fail(EDEADLK,
-			       "wh_peer_open: called from one of the engine's own threads");
-	error = peer_new(engine, &peer);
-	if (error)
-		return error;
-	if (!strcmp(url, "self")) {
-		wh_loop_call(&engine->loops[0], peer_be_self, peer);
-	} else {
-		int64_t deadline = wh_deadline(options.timeout ? options.timeout : 5 * WH_SECOND);
-
-		error = peer_resolve(peer, url, deadline);
-		if (!error) {
-			wh_loop_call(&engine->loops[0], wh_peer_connect, peer);
-			error = peer_wait_connected(peer, url, deadline);
-		}
-	}
-	if (error) {
-		wh_loop_call(&engine->loops[0], peer_stop, peer);
-		peer_free(peer);
-		return error;
-	}
-	wh_count_add(&engine->statistics.peers_opened, 1);
-	pthread_mutex_lock(&engine->lock);
-	wh_list_append(&engine->peers, &peer->link);
-	pthread_mutex_unlock(&engine->lock);
-	*out = peer;
-	return 0;
-}
-
-int wh_peer_open(struct wh_engine *engine, const char *url, const struct wh_peer_options *given,
-		 struct wh_peer **out)
-{
-	wh_fail_begin();
-	return wh_fail_end(peer_try_open(engine, url, given, out));
-}
-
 static int peer_try_close(struct wh_peer *peer)
 {
 	struct wh_engine *engine;
 	uint32_t batches;
 	int error;
 
-	if (!peer)
-		return wh_fail(EINVAL, "wh_peer_close: peer is NULL");
 	error = wh_engine_guard(peer->engine, "wh_peer_close");
 	if (error)
 		return error;
@@ -304,16 +252,38 @@ static int peer_try_close(struct wh_peer *peer)
 	wh_list_remove(&peer->link);
 	wh_count_peer_closed(peer);
 	pthread_mutex_unlock(&engine->lock);
-	wh_loop_call(&engine->loops[0], peer_stop, peer);
 	wh_blocks_leave(peer);
-	peer_free(peer);
+	wh_peer_free(peer);
 	return 0;
 }
 
 int wh_peer_close(struct wh_peer *peer)
 {
+	if (!peer)
+		return 0;
 	wh_fail_begin();
 	return wh_fail_end(peer_try_close(peer));
+}
+
+const char *wh_peer_state_name(uint32_t state)
+{
+	static const char *const names[] = { [WH_PEER_CONNECTING] = "connecting",
+					     [WH_PEER_CONNECTED] = "connected",
+					     [WH_PEER_LOST] = "lost",
+					     [WH_PEER_STALE] = "stale",
+					     [WH_PEER_UNREACHABLE] = "unreachable" };
+
+	return state < sizeof(names) / sizeof(names[0]) ? names[state] : "unknown";
+}
+
+int wh_peer_status(struct wh_peer *peer)
+{
+	int error;
+
+	if (!peer)
+		return wh_fail(EINVAL, "wh_peer_status: peer is NULL");
+	error = wh_engine_guard(peer->engine, "wh_peer_status");
+	return error ? error : wh_peer_check(peer);
 }
 
 int wh_peer_info(struct wh_peer *peer, struct wh_peer_info *info)
@@ -332,6 +302,7 @@ int wh_peer_info(struct wh_peer *peer, struct wh_peer_info *info)
 	memcpy(full.name, peer->welcome.name, sizeof(full.name));
 	memcpy(full.address, peer->address_text, sizeof(full.address));
 	pthread_mutex_unlock(&peer->lock);
-	full.regions = wh_region_table_count(peer->self ? &peer->engine->regions : &peer->regions);
+	full.regions = peer->self ? wh_region_table_used(&peer->engine->regions) :
+				    wh_region_table_count(&peer->regions);
 	return wh_options_return(info, &full, sizeof(full), "wh_peer_info");
 }

@@ -16,6 +16,8 @@
 #include <stdint.h>
 
 #include "core/counters.h"
+#include "core/queue.h"
+#include "core/traffic.h"
 #include "memory/region-table.h"
 #include "net/control.h"
 #include "net/handshake.h"
@@ -37,12 +39,14 @@ struct wh_probed {
 	uint8_t kind; /* of local memory */
 	double batch, transfer, byte; /* ns for a batch, each transfer but the first, each byte */
 	uint64_t set; /* bytes: the working set that was read */
+	int64_t at; /* when, wh_now() */
 };
 
 struct wh_peer {
 	struct wh_list link; /* engine.peers */
 	struct wh_engine *engine;
 	bool self; /* it is this engine */
+	char *url; /* what was opened */
 	struct wh_control control;
 
 	pthread_mutex_t lock; /* below, to `batches` */
@@ -53,7 +57,7 @@ struct wh_peer {
 	uint8_t key[WH_KEY_SIZE]; /* session key, for the session's data connections */
 	bool listed; /* the first list of regions is complete */
 
-	_Atomic uint32_t state; /* enum wh_peer_state; 0: never reached yet */
+	_Atomic uint32_t state; /* enum wh_peer_state */
 	_Atomic uint32_t plan_version; /* incremented when plans may have become wrong */
 	wh_count batches; /* WH_BATCHES() gives how many exist */
 	struct wh_region_table regions; /* of struct wh_remote_region */
@@ -63,10 +67,20 @@ struct wh_peer {
 	char refused[WH_TRANSPORT_COUNT][WH_REFUSAL]; /* why not usable; under lock */
 	bool not_for[WH_TRANSPORT_COUNT]; /* does not apply to such a peer; under lock */
 
+	/* Opening, in peer-open.c. Addresses are written before loop 0 connects. */
+	int64_t connect_deadline;
+	struct wh_queue *queue; /* receives the end of opening; NULL: the caller waits */
+	struct wh_queue_entry queued;
+	bool reported; /* to `queue`; on loop 0 */
+	struct wh_timer opening; /* fires at connect_deadline */
+	pthread_t resolver; /* the thread that looks up the addresses, if `resolving` */
+	bool resolving;
+	struct wh_task resolved; /* posted when that has ended, with an error or 0 */
+	int resolve_error; /* with peer.text */
+
 	/* Connecting, on loop 0. */
 	struct sockaddr_storage address[WH_PEER_ADDRESSES];
 	unsigned address_count, address_next;
-	int64_t connect_deadline;
 	int64_t backoff;
 	struct wh_timer retry;
 	struct wh_timer heartbeat;
@@ -83,7 +97,13 @@ struct wh_peer {
 	struct wh_list notify_waiting; /* to be sent */
 	struct wh_list notify_sent; /* not confirmed yet */
 	struct wh_list notify_early; /* the same, of batches whose fragments have not ended */
-	unsigned notify_count; /* sent and not confirmed, cancelled batches' included */
+	/* Sent and not confirmed, cancelled batches' included. */
+	struct wh_notify_slot {
+		uint64_t sequence; /* 0: free */
+		uint64_t bytes;
+	} notify_window[WH_NOTIFY_UNCONFIRMED];
+	unsigned notify_count; /* of them */
+	uint64_t notify_bytes; /* of them */
 	uint64_t notify_sequence; /* of the last one sent */
 
 	struct wh_list aborts; /* struct wh_abort; under lock */
@@ -95,7 +115,10 @@ struct wh_peer {
 	int64_t heard; /* when the last frame came; on loop 0 */
 
 	pthread_mutex_t probe_lock; /* taken with no other lock held */
+	pthread_mutex_t probed_lock; /* `probed`, `traffic`; taken last */
 	struct wh_probed probed[WH_TRANSPORT_COUNT];
+	struct wh_traffic_route *traffic; /* WH_TRAFFIC_ROUTES; NULL: nothing was learned yet */
+	wh_count large; /* large batches: those that run, those that ever began; traffic.c */
 
 	struct wh_statistics statistics;
 	wh_count lost; /* how often the connection broke */
@@ -105,9 +128,20 @@ struct wh_peer {
 	uint32_t listed_in_all; /* batches ever listed; spreads which submissions are timed */
 };
 
+/* Between peer.c and peer-open.c. */
+int wh_peer_new(struct wh_engine *engine, const char *url, struct wh_peer **out);
+/* End all of the peer that runs, and free it. Not on loop 0. */
+void wh_peer_free(struct wh_peer *peer);
+/* The struct wh_peer is this engine itself: nothing to connect. On loop 0. */
+void wh_peer_be_self(void *peer);
+/* Opening has ended: the peer is connected (0), or is unreachable. On loop 0. */
+void wh_peer_opened(struct wh_peer *peer, int status);
+
 /* Between peer.c, peer-connect.c and peer-frame.c; on loop 0. */
 /* The peer is being closed: detach all blocks prepared for it. They can still be freed later. */
 void wh_blocks_leave(struct wh_peer *peer);
+/* Drop a reference: the creator's, or that of a batch. The last one frees the blocks. */
+void wh_blocks_release(struct wh_blocks *blocks);
 /* Set the state (0: keep it), the error of the last try and its text, and wake waiting threads. */
 void wh_peer_set_state(struct wh_peer *peer, uint32_t state, int error, const char *text);
 void wh_peer_open_transports(struct wh_peer *peer);

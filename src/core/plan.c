@@ -15,6 +15,7 @@
 #include "core/peer.h"
 #include "core/plan.h"
 #include "core/region.h"
+#include "core/traffic.h"
 #include "memory/region-table.h"
 #include "transport/blocks.h"
 #include "transport/fragment.h"
@@ -136,9 +137,9 @@ static int plan_gone_region(struct wh_batch *batch, const char *what, uint64_t i
 		       batch->peer->welcome.name);
 }
 
-/* -ESTALE unless the region is still published. */
+/* -ESTALE unless the region is still published; *kind is that of its memory. */
 static int plan_check_region(struct wh_batch *batch, const char *what, uint64_t index,
-			     uint64_t remote)
+			     uint64_t remote, uint8_t *kind)
 {
 	struct wh_peer *peer = batch->peer;
 	struct wh_region_entry *entry =
@@ -146,6 +147,7 @@ static int plan_check_region(struct wh_batch *batch, const char *what, uint64_t 
 
 	if (!entry)
 		return plan_gone_region(batch, what, index, remote);
+	*kind = entry->kind;
 	wh_region_entry_leave(entry);
 	return 0;
 }
@@ -181,11 +183,13 @@ static int plan_decide(struct wh_batch *batch, const char *what, uint64_t index,
 		       struct choice *choice)
 {
 	char gone[WH_REFUSAL] = "";
+	uint8_t kind = 0;
+	uint32_t way;
 	int error;
 
 	if (choice->op == op && choice->remote == remote && choice->local == local)
 		return 0;
-	error = plan_check_region(batch, what, index, remote);
+	error = plan_check_region(batch, what, index, remote, &kind);
 	if (error)
 		return error;
 	choice->transport = plan_choose(batch, local, remote, op, WH_TRANSPORT_COUNT, gone);
@@ -193,12 +197,14 @@ static int plan_decide(struct wh_batch *batch, const char *what, uint64_t index,
 		/* If the region has gone in the meantime, that is the reason. */
 		error = *gone ? wh_fail(ESTALE, "%s %llu: %s", what, (unsigned long long)index,
 					gone) :
-				plan_check_region(batch, what, index, remote);
+				plan_check_region(batch, what, index, remote, &kind);
 		return error ? error : plan_nothing_serves(batch, what, index);
 	}
 	choice->local = local;
 	choice->remote = remote;
 	choice->op = op;
+	way = wh_traffic_way(choice->transport, op, local->entry.kind, kind);
+	batch->way = batch->way == WH_TRAFFIC_NONE || batch->way == way ? way : WH_TRAFFIC_MIXED;
 	return 0;
 }
 
@@ -283,6 +289,7 @@ int wh_plan(struct wh_batch *batch)
 
 	wh_batch_flush_counts(batch);
 	batch->planned = 0;
+	batch->way = WH_TRAFFIC_NONE;
 	batch->fragment_count = 0;
 	memset(batch->share, 0, sizeof(batch->share));
 	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++) {

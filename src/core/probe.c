@@ -1,15 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Estimating how long a batch takes, from a probe of the path to its peer, for transports that have
- * no figures of their own.
+ * Estimating how long a batch takes, from a probe of the path to its peer or from what traffic
+ * took (traffic.c), for transports that have no figures of their own. The more recent one of the
+ * two counts.
  *
- * The first estimate for a peer reads from it: a few bytes, then its region in long chunks, then
+ * wh_peer_measure() reads from the peer: a few bytes, then its region in long chunks, then
  * the same in blocks. Bytes that are read repeatedly come from the cache, several times as fast as
  * from memory: so each chunk is read once to touch its pages, and again only after all others.
  * `wherry bench` walks through as many bytes. Only reads are measured, since writes would destroy
  * the peer's data; writes are taken to cost the same.
  */
 #include <errno.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,9 +20,11 @@
 #include "core/peer.h"
 #include "core/plan.h"
 #include "core/region.h"
+#include "core/traffic.h"
 #include "memory/memory.h"
 #include "memory/region-table.h"
 #include "transport/blocks.h"
+#include "transport/core.h"
 #include "transport/fragment.h"
 #include "transport/transport.h"
 #include "util/clock.h"
@@ -76,9 +80,14 @@ static int64_t walk_submit(struct wh_batch *batch)
 	int error = wh_batch_submit(batch);
 
 	if (!error)
-		error = wh_batch_wait(batch, PATIENCE);
-	if (error == -ETIMEDOUT)
+		error = wh_batch_wait_for(batch, PATIENCE);
+	if (error == -EAGAIN) {
 		wh_batch_cancel(batch);
+		return wh_fail(ETIMEDOUT, "no answer within %lld s",
+			       (long long)(PATIENCE / WH_SECOND));
+	}
+	if (!error)
+		error = wh_batch_status(batch);
 	return error ? error : wh_now() - start;
 }
 
@@ -96,6 +105,7 @@ static int walk_touch(struct walk *walk)
 
 		if (error)
 			return error;
+		(*batch)->probing = true;
 		error = walk_fill(*batch, walk, walk->count++ * walk->chunk);
 		took = error ? error : walk_submit(*batch);
 	}
@@ -136,7 +146,12 @@ static double trial_time(const struct trial *trial, uint64_t chunk, uint64_t blo
 	return (double)samples[done];
 }
 
-static bool trial_measure(const struct trial *trial, struct wh_probed *out)
+static const char *probe_peer_name(const struct wh_peer *peer)
+{
+	return peer->self ? "this engine" : peer->welcome.name;
+}
+
+static int trial_measure(const struct trial *trial, struct wh_probed *out)
 {
 	uint64_t chunk = trial->length < LONG ? trial->length : LONG;
 	double first = trial_time(trial, SHORT, SHORT), whole, blocks;
@@ -145,20 +160,21 @@ static bool trial_measure(const struct trial *trial, struct wh_probed *out)
 	whole = first < 0 ? first : trial_time(trial, chunk, chunk);
 	blocks = whole < 0 ? whole : trial_time(trial, chunk, BLOCK);
 	if (blocks < 0)
-		return false;
+		return wh_fail(-(int)blocks, "wh_peer_measure: reading from %s by %s: %s",
+			       probe_peer_name(trial->peer), trial->transport, wh_error_text());
 	/* Noise can make small costs negative: take 0. */
 	out->batch = first;
 	out->byte = whole > first ? (whole - first) / (double)(chunk - SHORT) : 0;
 	out->transfer = blocks > whole ? (blocks - whole) / (double)(count - 1) : 0;
 	out->set = trial->length;
-	return true;
+	return 0;
 }
 
 /* ---- what is read, and into what ------------------------------------------------------------- */
 
-static bool probe_is_long_enough(const struct wh_region_entry *entry)
+static bool trial_can_read(const struct trial *trial, const struct wh_region_entry *entry)
 {
-	return (entry->access & WH_ACCESS_READ) && entry->length >= LEAST;
+	return wh_remote_access(trial->peer, entry) & WH_ACCESS_READ && entry->length >= LEAST;
 }
 
 /* Choose the peer's region to read: the wanted one, or the first of its kind that may be read and
@@ -173,11 +189,11 @@ static bool trial_find_region(struct wh_region_table *table, uint64_t wanted, st
 	if (!entry)
 		return false;
 	kind = entry->kind;
-	trial->length = probe_is_long_enough(entry) ? entry->length : 0;
+	trial->length = trial_can_read(trial, entry) ? entry->length : 0;
 	trial->remote = wanted;
 	wh_region_entry_leave(entry);
 	while (!trial->length && wh_region_table_next(table, &cursor, &found, name))
-		if (found.kind == kind && probe_is_long_enough(&found)) {
+		if (found.kind == kind && trial_can_read(trial, &found)) {
 			trial->remote = found.id;
 			trial->length = found.length;
 		}
@@ -190,8 +206,6 @@ static bool trial_find_region(struct wh_region_table *table, uint64_t wanted, st
 static int probe_make_scratch(struct wh_engine *engine, const struct wh_region *like,
 			      uint64_t length, void **address, struct wh_region **out)
 {
-	struct wh_region_options published = { .size = sizeof(published),
-					       .access = WH_ACCESS_NONE };
 	struct wh_memory_options options = { .size = sizeof(options), .kind = like->entry.kind };
 	struct wh_memory_info info = { .size = sizeof(info) };
 	int error = wh_memory_query(engine, (void *)(uintptr_t)like->entry.address, &info);
@@ -202,63 +216,132 @@ static int probe_make_scratch(struct wh_engine *engine, const struct wh_region *
 		error = wh_memory_alloc(engine, length, &options, address);
 	if (error)
 		return error;
-	error = wh_region_register(engine, *address, length, &published, out);
+	error = wh_region_register(engine, *address, length, NULL, out);
 	if (error)
 		wh_memory_free(engine, *address);
 	return error;
 }
 
-static bool probe_run(struct wh_peer *peer, enum wh_transport_id id, const struct wh_region *local,
-		      uint64_t remote, struct wh_probed *out)
+/* The engine's incarnation that a measurement is of. */
+static uint64_t probe_epoch(const struct wh_peer *peer)
+{
+	return peer->self ? peer->engine->identity.epoch : peer->welcome.epoch;
+}
+
+static int probe_run(struct wh_peer *peer, enum wh_transport_id id, const struct wh_region *local,
+		     uint64_t remote, struct wh_probed *out)
 {
 	struct wh_region_table *table = peer->self ? &peer->engine->regions : &peer->regions;
 	struct trial trial = { .peer = peer, .transport = wh_transport(id)->name };
 	void *address;
-	bool good;
+	int error;
 
-	if (!trial_find_region(table, remote, &trial) ||
-	    probe_make_scratch(peer->engine, local, trial.length, &address, &trial.scratch))
-		return false;
+	if (!trial_find_region(table, remote, &trial))
+		return wh_fail(ENODATA,
+			       "wh_peer_measure: %s publishes no readable region of this kind with "
+			       "at least 64 KiB",
+			       probe_peer_name(peer));
+	error = probe_make_scratch(peer->engine, local, trial.length, &address, &trial.scratch);
+	if (error)
+		return error;
 	/* Fault the pages in: that is not what is measured. */
 	if (wh_kind_on_host(local->entry.kind))
 		memset(address, 0, trial.length);
-	good = trial_measure(&trial, out);
+	error = trial_measure(&trial, out);
 	if (!wh_region_unregister(trial.scratch))
 		wh_memory_free(peer->engine, address);
-	return good;
+	return error;
+}
+
+/* Measure the costs between two regions by one transport, and keep them. */
+static int probe_renew(struct wh_peer *peer, enum wh_transport_id id, const struct wh_region *local,
+		       uint64_t remote)
+{
+	struct wh_probed found = { .epoch = probe_epoch(peer),
+				   .remote = remote,
+				   .kind = local->entry.kind };
+	int error;
+
+	/* Two probes at once would disturb each other. */
+	pthread_mutex_lock(&peer->probe_lock);
+	error = probe_run(peer, id, local, remote, &found);
+	if (!error) {
+		found.at = wh_now();
+		pthread_mutex_lock(&peer->probed_lock);
+		peer->probed[id] = found;
+		pthread_mutex_unlock(&peer->probed_lock);
+	}
+	pthread_mutex_unlock(&peer->probe_lock);
+	return error;
+}
+
+static int probe_measure(struct wh_peer *peer, struct wh_region *local, uint64_t remote)
+{
+	struct wh_transfer transfer = {
+		.local = local, .remote = remote, .length = 1, .op = WH_READ
+	};
+	struct wh_batch *batch;
+	int error;
+
+	if (!peer || !local)
+		return wh_fail(EINVAL, "wh_peer_measure: %s is NULL", peer ? "local" : "peer");
+	error = wh_engine_guard(peer->engine, "wh_peer_measure");
+	if (error)
+		return error;
+	/* This thread would have to receive the answers. */
+	if (wh_engine_inside(peer->engine))
+		return wh_fail(EDEADLK, "wh_peer_measure: a callback must not wait");
+	error = wh_batch_new(peer, NULL, &batch);
+	if (error)
+		return error;
+	error = wh_batch_add(batch, &transfer, 1);
+	if (error == -EACCES) {
+		/* Another region is read then. */
+		transfer.op = WH_WRITE;
+		error = wh_batch_add(batch, &transfer, 1);
+	}
+	if (!error)
+		error = wh_plan(batch);
+	if (!error) {
+		enum wh_transport_id id = batch->fragments[0].transport;
+
+		/* Others know their costs without a probe. */
+		if (wh_transport(id)->estimate == wh_probe_estimate)
+			error = probe_renew(peer, id, local, remote);
+	}
+	wh_batch_free(batch);
+	return error;
+}
+
+int wh_peer_measure(struct wh_peer *peer, struct wh_region *local, uint64_t remote)
+{
+	wh_fail_begin();
+	return wh_fail_end(probe_measure(peer, local, remote));
 }
 
 /* ---- estimating ----------------------------------------------------------------------------- */
 
-/* Get the costs between two regions, measuring them if they are not known. False: not known. */
+/* Get the costs between two regions as measured last. False: not measured. */
 static bool probe_get(struct wh_peer *peer, enum wh_transport_id id, const struct wh_region *local,
 		      uint64_t remote, struct wh_probed *out)
 {
-	struct wh_probed *cached = &peer->probed[id];
-	uint64_t epoch = peer->self ? peer->engine->identity.epoch : peer->welcome.epoch;
+	const struct wh_probed *cached = &peer->probed[id];
 	bool good;
 
-	/* Held while probing: two probes at once would disturb each other. */
-	pthread_mutex_lock(&peer->probe_lock);
-	good = cached->epoch == epoch && cached->remote == remote &&
+	pthread_mutex_lock(&peer->probed_lock);
+	good = cached->epoch == probe_epoch(peer) && cached->remote == remote &&
 	       cached->kind == local->entry.kind;
-	/* The engine's own threads cannot wait for an answer that they have to process. */
-	if (!good && !wh_engine_inside(peer->engine)) {
-		good = probe_run(peer, id, local, remote, cached);
-		cached->epoch = good ? epoch : 0;
-		cached->remote = remote;
-		cached->kind = local->entry.kind;
-	}
 	*out = *cached;
-	pthread_mutex_unlock(&peer->probe_lock);
+	pthread_mutex_unlock(&peer->probed_lock);
 	return good;
 }
 
-bool wh_probe_estimate(struct wh_peer *peer, enum wh_transport_id id, const struct wh_batch *batch,
-		       struct wh_estimate *out)
+/* What the batch's fragments of a transport should take by these costs. */
+static struct wh_expected probe_expect(struct wh_peer *peer, enum wh_transport_id id,
+				       const struct wh_batch *batch)
 {
+	struct wh_expected out = { 0 }, unknown = { 0 };
 	struct wh_probed cost;
-	double sum = 0;
 
 	for (size_t i = 0; i < batch->fragment_count; i++) {
 		const struct wh_fragment *fragment = &batch->fragments[i];
@@ -270,14 +353,33 @@ bool wh_probe_estimate(struct wh_peer *peer, enum wh_transport_id id, const stru
 			continue;
 		if (!probe_get(peer, id, base ? base->local : item->local,
 			       base ? base->remote : item->remote, &cost))
-			return false;
+			return unknown;
 		/* Fragments run at the same time: count the cost of a batch once. */
-		sum = sum > 0 ? sum : cost.batch;
-		if (!out->working_set || cost.set < out->working_set)
-			out->working_set = cost.set;
-		sum += cost.byte * (double)fragment->bytes +
-		       cost.transfer * (double)(fragment->transfers - 1);
+		out.ns = out.ns > 0 ? out.ns : cost.batch;
+		out.set = cost.set;
+		out.at = cost.at;
+		out.ns += cost.byte * (double)fragment->bytes +
+			  cost.transfer * (double)(fragment->transfers - 1);
 	}
-	out->duration += (uint64_t)sum;
+	return out;
+}
+
+bool wh_probe_estimate(struct wh_peer *peer, enum wh_transport_id id, const struct wh_batch *batch,
+		       struct wh_estimate *out)
+{
+	struct wh_expected probed = probe_expect(peer, id, batch),
+			   traffic = wh_traffic_expect(batch, id);
+	bool by_traffic = traffic.at > probed.at;
+	const struct wh_expected *last = by_traffic ? &traffic : &probed;
+	uint64_t age;
+
+	if (!last->at)
+		return false;
+	age = (uint64_t)(wh_now() - last->at);
+	out->duration += (uint64_t)last->ns;
+	out->measured = by_traffic ? WH_ESTIMATE_TRAFFIC : WH_ESTIMATE_MEASURED;
+	out->age = age > out->age ? age : out->age;
+	if (last->set && (!out->working_set || last->set < out->working_set))
+		out->working_set = last->set;
 	return true;
 }

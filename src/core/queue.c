@@ -4,7 +4,6 @@
 #include <limits.h>
 #include <stdlib.h>
 
-#include "core/batch.h"
 #include "core/engine.h"
 #include "core/queue.h"
 #include "util/clock.h"
@@ -16,9 +15,9 @@
 struct wh_queue {
 	struct wh_engine *engine;
 	pthread_mutex_t lock;
-	struct wh_list done; /* batches, by queue_link */
+	struct wh_list done; /* struct wh_queue_entry */
 	_Atomic uint32_t count; /* of them; also read without the lock */
-	_Atomic uint32_t held; /* batches that report here */
+	_Atomic uint32_t held; /* batches and peers that report here */
 	int fd; /* readable while count is not 0 */
 };
 
@@ -59,16 +58,21 @@ int wh_queue_new(struct wh_engine *engine, struct wh_queue **out)
 
 int wh_queue_free(struct wh_queue *queue)
 {
-	int error = queue_guard(queue, "wh_queue_free");
 	struct wh_engine *engine;
 	uint32_t held;
+	int error;
 
+	if (!queue)
+		return 0;
+	error = queue_guard(queue, "wh_queue_free");
 	if (error)
 		return error;
 	held = atomic_load(&queue->held);
 	if (held)
-		return wh_fail(EBUSY, "wh_queue_free: %u batches report here; free them first",
-			       held);
+		return wh_fail(
+			EBUSY,
+			"wh_queue_free: %u batches or peers report here; free or close them first",
+			held);
 	engine = queue->engine;
 	pthread_mutex_lock(&engine->lock);
 	engine->queue_count--;
@@ -100,33 +104,33 @@ void wh_queue_hold(struct wh_queue *queue, int by)
 
 /* These two run under the lock. The descriptor costs a system call only when the queue stops or
  * starts being empty. */
-static void queue_link_batch(struct wh_queue *queue, struct wh_batch *batch)
+static void queue_link(struct wh_queue *queue, struct wh_queue_entry *entry)
 {
-	wh_list_append(&queue->done, &batch->queue_link);
+	wh_list_append(&queue->done, &entry->link);
 	if (!atomic_fetch_add(&queue->count, 1))
 		wh_ready_set(queue->fd);
 }
 
-static void queue_unlink_batch(struct wh_queue *queue, struct wh_batch *batch)
+static void queue_unlink(struct wh_queue *queue, struct wh_queue_entry *entry)
 {
-	wh_list_remove(&batch->queue_link);
+	wh_list_remove(&entry->link);
 	if (atomic_fetch_sub(&queue->count, 1) == 1)
 		wh_ready_clear(queue->fd);
 }
 
-void wh_queue_put(struct wh_queue *queue, struct wh_batch *batch)
+void wh_queue_put(struct wh_queue *queue, struct wh_queue_entry *entry)
 {
 	pthread_mutex_lock(&queue->lock);
-	if (!batch->queue_link.next)
-		queue_link_batch(queue, batch);
+	if (!entry->link.next)
+		queue_link(queue, entry);
 	pthread_mutex_unlock(&queue->lock);
 }
 
-void wh_queue_forget(struct wh_queue *queue, struct wh_batch *batch)
+void wh_queue_forget(struct wh_queue *queue, struct wh_queue_entry *entry)
 {
 	pthread_mutex_lock(&queue->lock);
-	if (batch->queue_link.next)
-		queue_unlink_batch(queue, batch);
+	if (entry->link.next)
+		queue_unlink(queue, entry);
 	pthread_mutex_unlock(&queue->lock);
 }
 
@@ -139,14 +143,15 @@ static int queue_take_now(struct wh_queue *queue, struct wh_completion *out, siz
 		return 0;
 	pthread_mutex_lock(&queue->lock);
 	while ((size_t)taken < max && !wh_list_empty(&queue->done)) {
-		struct wh_batch *batch =
-			wh_container(queue->done.next, struct wh_batch, queue_link);
+		struct wh_queue_entry *entry =
+			wh_container(queue->done.next, struct wh_queue_entry, link);
 
-		queue_unlink_batch(queue, batch);
+		queue_unlink(queue, entry);
 		out[taken++] = (struct wh_completion){
-			.batch = batch,
-			.user = batch->user,
-			.status = atomic_load(&batch->status),
+			.batch = entry->batch,
+			.peer = entry->peer,
+			.user = entry->user,
+			.status = entry->status,
 		};
 	}
 	pthread_mutex_unlock(&queue->lock);

@@ -27,8 +27,6 @@
 #include "util/options.h"
 #include "wire/wire.h"
 
-#define PUBLIC (WH_ACCESS_READ | WH_ACCESS_WRITE)
-
 static int region_guard(const struct wh_region *region, const char *call)
 {
 	if (!region)
@@ -46,7 +44,7 @@ static bool region_name_is_valid(const char *name)
 
 static bool region_access_is_valid(uint32_t access)
 {
-	return access == WH_ACCESS_NONE || (access && !(access & ~(uint32_t)PUBLIC));
+	return !(access & ~(uint32_t)(WH_ACCESS_READ | WH_ACCESS_WRITE));
 }
 
 /* ---- rights of single peers ----------------------------------------------------------------- */
@@ -75,7 +73,7 @@ static uint8_t rights_union(const struct wh_rights *rights)
 
 	for (uint32_t i = 0; i < rights->count; i++)
 		access |= rights->of[i].access;
-	return access & PUBLIC ? access & PUBLIC : WH_ACCESS_NONE;
+	return access;
 }
 
 static int rights_parse_grant(const struct wh_grant *grant, uint32_t index, struct right *right)
@@ -91,7 +89,7 @@ static int rights_parse_grant(const struct wh_grant *grant, uint32_t index, stru
 		return wh_fail(EINVAL,
 			       "wh_region_register: options.grants[%u], for \"%s\": access is %#x, "
 			       "reserved "
-			       "%#x; READ, WRITE, both, or NONE alone, and 0",
+			       "%#x; READ, WRITE, both, or 0, and 0",
 			       index, grant->peer, grant->access, grant->reserved);
 	memcpy(right->name, grant->peer, length);
 	right->access = (uint8_t)grant->access;
@@ -116,7 +114,7 @@ static int rights_parse(const struct wh_region_options *options, struct wh_right
 	rights = calloc(1, sizeof(*rights) + count * sizeof(rights->of[0]));
 	if (!rights)
 		return wh_fail(ENOMEM, "wh_region_register: no memory for %u grants", count);
-	rights->others = options->access ? (uint8_t)options->access : WH_ACCESS_NONE;
+	rights->others = (uint8_t)options->access;
 	rights->count = count;
 	for (uint32_t i = 0; !error && i < count; i++)
 		error = rights_parse_grant(&options->grants[i], i, &rights->of[i]);
@@ -175,9 +173,8 @@ static int region_check_arguments(const void *address, size_t length,
 			EINVAL,
 			"%s: %p and a length of %zu bytes reach past the end of the address space",
 			call, address, length);
-	if (options->access && !region_access_is_valid(options->access))
-		return wh_fail(EINVAL,
-			       "%s: options.access is %#x; READ, WRITE, both, or NONE alone", call,
+	if (!region_access_is_valid(options->access))
+		return wh_fail(EINVAL, "%s: options.access is %#x; READ, WRITE, both, or 0", call,
 			       options->access);
 	if (options->name && !region_name_is_valid(options->name))
 		return wh_fail(EINVAL,
@@ -202,7 +199,7 @@ static void region_fill(struct wh_engine *engine, struct wh_region *region,
 	region->rights = rights;
 	entry->address = registration->address;
 	entry->length = registration->length;
-	entry->access = rights ? rights_union(rights) : access ? (uint8_t)access : PUBLIC;
+	entry->access = rights ? rights_union(rights) : (uint8_t)access;
 	/* CUDA cannot distinguish SHARED memory from other host memory. */
 	entry->kind = (uint8_t)(memory ? memory->kind : registration->kind);
 	/* Whether a peer may map it depends on what else of the allocation is published to that
@@ -232,10 +229,10 @@ static void region_change_memory(struct wh_region *region, bool joins)
 
 static void region_publish(struct wh_engine *engine, struct wh_region *region)
 {
-	if (region->entry.access & WH_ACCESS_NONE)
-		return;
-	region_change_memory(region, true);
-	wh_sessions_publish(engine, region);
+	if (region->entry.access) {
+		region_change_memory(region, true);
+		wh_sessions_publish(engine, region);
+	}
 	wh_remote_wake(engine);
 }
 
@@ -363,7 +360,7 @@ static int region_withdraw(struct wh_engine *engine, struct wh_region *region)
 		wh_region_table_reopen(&engine->regions, entry, id);
 		return region_busy(region);
 	}
-	if (!(entry->access & WH_ACCESS_NONE)) {
+	if (entry->access) {
 		/* Before the peers are told: from now on no peer gets a mapping that shows it. */
 		region_change_memory(region, false);
 		wh_sessions_remove(engine, id);
@@ -399,7 +396,7 @@ static int region_try_unregister(struct wh_region *region)
 				"wh_region_unregister: region %#llx is still being copied for a "
 				"peer; it is unpublished, try again",
 				(unsigned long long)wh_region_entry_id(entry));
-	if (!error && !(entry->access & WH_ACCESS_NONE))
+	if (!error && entry->access)
 		error = wh_sessions_released(engine, wh_region_entry_id(entry), deadline);
 	if (error)
 		return error;
@@ -422,6 +419,8 @@ static int region_try_unregister(struct wh_region *region)
 
 int wh_region_unregister(struct wh_region *region)
 {
+	if (!region)
+		return 0;
 	wh_fail_begin();
 	return wh_fail_end(region_try_unregister(region));
 }
@@ -447,8 +446,8 @@ int wh_region_lookup(struct wh_engine *engine, const void *address, size_t lengt
 			       !length ? "length is 0" :
 			       out     ? "offset is NULL" :
 					 "out is NULL");
-	if (!wh_region_table_by_address(&engine->regions, (uintptr_t)address, length, UINT8_MAX,
-					&copy, name))
+	if (!wh_region_table_by_address(&engine->regions, (uintptr_t)address, length, 0, &copy,
+					name))
 		return wh_fail(ENOENT, "wh_region_lookup: no region holds %p and %zu bytes",
 			       address, length);
 	*out = (struct wh_region *)wh_region_table_at(&engine->regions, copy.index);
@@ -456,9 +455,9 @@ int wh_region_lookup(struct wh_engine *engine, const void *address, size_t lengt
 	return 0;
 }
 
-int wh_region_key(const struct wh_region *region, void *buffer, size_t *length)
+int wh_region_pack_key(const struct wh_region *region, void *buffer, size_t *length)
 {
-	int error = region_guard(region, "wh_region_key");
+	int error = region_guard(region, "wh_region_pack_key");
 	struct wh_region_record record;
 	uint8_t bytes[WH_KEY_MAX];
 	size_t used;
@@ -466,18 +465,20 @@ int wh_region_key(const struct wh_region *region, void *buffer, size_t *length)
 	if (error)
 		return error;
 	if (!buffer || !length)
-		return wh_fail(EINVAL, "wh_region_key: %s is NULL", buffer ? "length" : "buffer");
-	if (region->entry.access & WH_ACCESS_NONE)
+		return wh_fail(EINVAL, "wh_region_pack_key: %s is NULL",
+			       buffer ? "length" : "buffer");
+	if (!region->entry.access)
 		return wh_fail(EINVAL,
-			       "wh_region_key: region %#llx has access NONE: no peer can use it",
+			       "wh_region_pack_key: region %#llx has access 0: no peer may use it",
 			       (unsigned long long)wh_region_entry_id(&region->entry));
 	wh_region_record(region, &record);
 	used = wh_key_encode(bytes, region->engine->identity.epoch, &record);
 	if (used > *length)
-		return wh_fail(ENOSPC,
-			       "wh_region_key: the key has %zu bytes, the buffer %zu; WH_KEY_MAX "
-			       "is always enough",
-			       used, *length);
+		return wh_fail(
+			ENOSPC,
+			"wh_region_pack_key: the key has %zu bytes, the buffer %zu; WH_KEY_MAX "
+			"is always enough",
+			used, *length);
 	memcpy(buffer, bytes, used);
 	*length = used;
 	return 0;

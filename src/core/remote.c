@@ -17,7 +17,7 @@
 #include "util/list.h"
 #include "wire/wire.h"
 
-#define PUBLIC (WH_ACCESS_READ | WH_ACCESS_WRITE)
+#define ACCESS_ALL (WH_ACCESS_READ | WH_ACCESS_WRITE)
 
 /* ---- coming and going ----------------------------------------------------------------------- */
 
@@ -63,7 +63,7 @@ int wh_remote_add(struct wh_peer *peer, const struct wh_region_record *record)
 	char *name = NULL;
 	int error;
 
-	if (!(record->access & PUBLIC))
+	if (!record->access)
 		return -EPROTO;
 	if (region && region->entry.used) {
 		if (atomic_load(&region->entry.id) == record->id)
@@ -157,20 +157,25 @@ void wh_remote_wake(struct wh_engine *engine)
 
 /* ---- finding -------------------------------------------------------------------------------- */
 
-/* A peer that is this engine itself has the local regions, as far as they are published. */
+uint8_t wh_remote_access(const struct wh_peer *peer, const struct wh_region_entry *entry)
+{
+	return peer->self ? ACCESS_ALL : entry->access;
+}
+
+/* A peer that is this engine itself has the local regions, published or not. */
 static struct wh_region_table *remote_table(struct wh_peer *peer)
 {
 	return peer->self ? &peer->engine->regions : &peer->regions;
 }
 
-static void remote_describe(const struct wh_region_entry *copy, const char name[WH_NAME_MAX],
-			    struct wh_remote *out)
+static void remote_describe(const struct wh_peer *peer, const struct wh_region_entry *copy,
+			    const char name[WH_NAME_MAX], struct wh_remote *out)
 {
 	memset(out, 0, sizeof(*out));
 	out->id = wh_region_entry_id(copy);
 	out->address = copy->address;
 	out->length = copy->length;
-	out->access = copy->access;
+	out->access = wh_remote_access(peer, copy);
 	out->kind = copy->kind;
 	memcpy(out->name, name, WH_NAME_MAX);
 }
@@ -190,19 +195,19 @@ static bool remote_look_up(struct wh_peer *peer, const struct wanted *wanted, st
 
 	if (wanted->name) {
 		if (!wh_region_table_by_name(table, wanted->name, &copy, name) ||
-		    !(copy.access & PUBLIC))
+		    !wh_remote_access(peer, &copy))
 			return false;
-		remote_describe(&copy, name, out);
+		remote_describe(peer, &copy, name, out);
 		return true;
 	}
 	entry = wh_region_entry_enter(table, wanted->id);
 	if (!entry)
 		return false;
-	found = entry->access & PUBLIC;
+	found = wh_remote_access(peer, entry);
 	if (entry->name)
 		memcpy(name, entry->name, strnlen(entry->name, WH_NAME_MAX - 1));
 	if (found)
-		remote_describe(entry, name, out);
+		remote_describe(peer, entry, name, out);
 	wh_region_entry_leave(entry);
 	return found;
 }
@@ -221,7 +226,7 @@ static int remote_await(struct wh_peer *peer, const struct wanted *wanted, int64
 	while (!error) {
 		/* A lost peer may come back before the deadline. */
 		if (atomic_load(&peer->state) != WH_PEER_CONNECTED &&
-		    (late || atomic_load(&peer->state) == WH_PEER_STALE)) {
+		    (late || atomic_load(&peer->state) >= WH_PEER_STALE)) {
 			/* wh_peer_check() takes the lock; if the peer came back meanwhile, go on.
 			 */
 			pthread_mutex_unlock(&peer->lock);
@@ -291,9 +296,9 @@ int wh_peer_next(struct wh_peer *peer, uint64_t *cursor, struct wh_remote *out)
 	if (!cursor || !out)
 		return wh_fail(EINVAL, "wh_peer_next: %s is NULL", cursor ? "out" : "cursor");
 	while (wh_region_table_next(remote_table(peer), cursor, &copy, name)) {
-		if (!(copy.access & PUBLIC))
+		if (!wh_remote_access(peer, &copy))
 			continue;
-		remote_describe(&copy, name, out);
+		remote_describe(peer, &copy, name, out);
 		return 0;
 	}
 	return wh_fail(ENOENT, "wh_peer_next: %s publishes no more regions", peer->welcome.name);
@@ -313,13 +318,14 @@ int wh_peer_lookup(struct wh_peer *peer, uint64_t address, uint64_t length, stru
 			       !length ? "length is 0" :
 			       out     ? "offset is NULL" :
 					 "out is NULL");
-	if (!wh_region_table_by_address(remote_table(peer), address, length, PUBLIC, &copy, name))
+	if (!wh_region_table_by_address(remote_table(peer), address, length,
+					peer->self ? 0 : ACCESS_ALL, &copy, name))
 		return wh_fail(ENOENT,
 			       "wh_peer_lookup: %s publishes no region that holds %#llx and %llu "
 			       "bytes",
 			       peer->welcome.name, (unsigned long long)address,
 			       (unsigned long long)length);
-	remote_describe(&copy, name, out);
+	remote_describe(peer, &copy, name, out);
 	*offset = address - copy.address;
 	return 0;
 }
@@ -334,38 +340,38 @@ static int remote_decode_key(struct wh_peer *peer, const void *key, size_t lengt
 
 	if (error == -EPROTONOSUPPORT)
 		return wh_fail(EPROTONOSUPPORT,
-			       "wh_peer_import: the key was made by a newer version");
+			       "wh_peer_unpack_key: the key was made by a newer version");
 	if (error)
-		return wh_fail(EINVAL, "wh_peer_import: these %zu bytes are not a key", length);
+		return wh_fail(EINVAL, "wh_peer_unpack_key: these %zu bytes are not a key", length);
 	pthread_mutex_lock(&peer->lock);
 	expected = peer->welcome.epoch;
 	pthread_mutex_unlock(&peer->lock);
 	if (epoch != expected)
 		return wh_fail(ESTALE,
-			       "wh_peer_import: the key is not of %s as it runs now: another "
+			       "wh_peer_unpack_key: the key is not of %s as it runs now: another "
 			       "engine made it, or %s was restarted since; export a new key",
 			       peer->welcome.name, peer->welcome.name);
 	return 0;
 }
 
-int wh_peer_import(struct wh_peer *peer, const void *key, size_t length, int64_t timeout,
-		   struct wh_remote *out)
+int wh_peer_unpack_key(struct wh_peer *peer, const void *key, size_t length, int64_t timeout,
+		       struct wh_remote *out)
 {
-	int error = remote_guard(peer, "wh_peer_import", timeout);
+	int error = remote_guard(peer, "wh_peer_unpack_key", timeout);
 	struct wh_region_record record;
 	struct wh_remote found;
 
 	if (error)
 		return error;
 	if (!key || !out)
-		return wh_fail(EINVAL, "wh_peer_import: %s is NULL", key ? "out" : "key");
+		return wh_fail(EINVAL, "wh_peer_unpack_key: %s is NULL", key ? "out" : "key");
 	error = remote_decode_key(peer, key, length, &record);
 	if (error)
 		return error;
 	error = remote_await(peer, &(struct wanted){ .id = record.id }, timeout, &found);
 	if (error == -ENOENT)
 		return wh_fail(ENOENT,
-			       "wh_peer_import: %s does not publish region %#llx of this key",
+			       "wh_peer_unpack_key: %s does not publish region %#llx of this key",
 			       peer->welcome.name, (unsigned long long)record.id);
 	if (error)
 		return error;
@@ -374,7 +380,8 @@ int wh_peer_import(struct wh_peer *peer, const void *key, size_t length, int64_t
 	if (found.address != record.address || found.length != record.length ||
 	    (found.access & ~record.access) || found.kind != record.kind ||
 	    strcmp(found.name, record.name))
-		return wh_fail(EINVAL, "wh_peer_import: the key does not match region %#llx of %s",
+		return wh_fail(EINVAL,
+			       "wh_peer_unpack_key: the key does not match region %#llx of %s",
 			       (unsigned long long)record.id, peer->welcome.name);
 	*out = found;
 	return 0;

@@ -27,8 +27,8 @@ int wh_remote_remove(struct wh_peer *peer, uint64_t id);
  * its transports are closed. */
 void wh_remote_clear(struct wh_peer *peer);
 
-/* A local region was published: wake threads that wait for it in a peer that is this engine itself.
- * Under engine.lock. */
+/* A local region was registered: wake threads that wait for it in a peer that is this engine
+ * itself. Under engine.lock. */
 void wh_remote_wake(struct wh_engine *engine);
 
 #endif

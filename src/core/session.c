@@ -127,7 +127,7 @@ static bool session_likely_stages(const struct wh_session *session)
 static void session_warm_up(const struct wh_session *session, const struct wh_region *region)
 {
 	if (session->stages && !wh_kind_on_host(region->entry.kind) &&
-	    !(wh_session_access(session, &region->entry) & WH_ACCESS_NONE))
+	    wh_session_access(session, &region->entry))
 		wh_warm_up_region(session->engine->early, wh_region_entry_id(&region->entry));
 }
 
@@ -173,7 +173,7 @@ static int session_send_regions(struct wh_session *session)
 			.flags = copy.flags,
 		};
 
-		if (record.access & WH_ACCESS_NONE)
+		if (!record.access)
 			continue;
 		memcpy(record.name, name, sizeof(record.name));
 		length += wh_region_encode(bytes + length, &record);
@@ -257,15 +257,16 @@ int wh_session_new(struct wh_engine *engine, int fd, struct wh_tls *tls, uint64_
 	pthread_mutex_unlock(&engine->lock);
 	if (error) {
 		wh_session_end(session, error,
-			       session->control.full ? session->control.full :
-						       "cannot be sent the list of regions");
+			       session->control.queue_refused ?
+				       session->control.queue_refused :
+				       "cannot be sent the list of regions");
 		return error;
 	}
 	wh_timer_set(&engine->loops[0], &session->watchdog, wh_now() + session_patience(engine));
-	wh_log_line(&engine->log, "%s has connected", session->hello.name);
+	wh_log_line(&engine->log, WH_LOG_INFO, "session", "%s has connected", session->hello.name);
 	if (session_likely_stages(session))
 		wh_session_stages(session);
-	wh_control_early(&session->control);
+	wh_control_process_early(&session->control);
 	return 0;
 }
 
@@ -274,7 +275,8 @@ void wh_session_end(struct wh_session *session, int error, const char *text)
 	struct wh_engine *engine = session->engine;
 
 	(void)error; /* `text` says it */
-	wh_log_line(&engine->log, "%s has left: %s", session->hello.name, text);
+	wh_log_line(&engine->log, WH_LOG_INFO, "session", "%s has left: %s", session->hello.name,
+		    text);
 	pthread_mutex_lock(&engine->lock);
 	wh_list_remove(&session->link);
 	wh_hash_remove(&engine->sessions_by_id, &session->node);
@@ -320,7 +322,7 @@ void wh_sessions_publish(struct wh_engine *engine, const struct wh_region *regio
 		struct wh_session *session = wh_container(l, struct wh_session, link);
 
 		record.access = wh_session_access(session, &region->entry);
-		if (record.access & WH_ACCESS_NONE)
+		if (!record.access)
 			continue;
 		session_warm_up(session, region);
 		length = wh_region_encode(bytes, &record);

@@ -45,8 +45,11 @@ struct wh_session {
 	struct wh_timer watchdog; /* ends a session whose initiator has fallen silent */
 	int64_t heard; /* when the last frame came */
 	void *transport[WH_TRANSPORT_COUNT]; /* private to each transport */
-	struct wh_list notifications; /* for which the inbox has no room yet */
+	struct wh_list notifications; /* for which the inbox has no room yet, the oldest first */
 	unsigned notify_count; /* of them */
+	uint64_t notify_bytes; /* of them */
+	struct wh_list notify_link; /* inbox.waiting, if there are some */
+	uint32_t notify_arrived; /* others, in the inbox; under its lock */
 	struct wh_served served;
 };
 

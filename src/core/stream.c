@@ -193,7 +193,7 @@ static int stream_submit_after(struct wh_batch *batch, const struct wh_stream *s
 	wh_cuda_leave(&at.scope);
 	if (error)
 		return error;
-	batch->dependency->wait.unwanted = false;
+	batch->dependency->wait.cancelled = false;
 	batch->dependency->wait.ready = dependency_event_happened;
 	error = wh_batch_submit_when(batch, &batch->dependency->wait);
 	if (error)
@@ -245,7 +245,7 @@ static int stream_wait_semaphore(struct wh_batch *batch, const struct stream_sco
 static int stream_hold(struct wh_batch *batch, const struct wh_stream *stream)
 {
 	struct stream_scope at;
-	int error = stream_enter(batch, false, stream, "wh_batch_hold_stream", &at);
+	int error = stream_enter(batch, false, stream, "wh_batch_make_stream_wait", &at);
 
 	if (error)
 		return error;
@@ -257,7 +257,7 @@ static int stream_hold(struct wh_batch *batch, const struct wh_stream *stream)
 	return error;
 }
 
-int wh_batch_hold_stream(struct wh_batch *batch, const struct wh_stream *stream)
+int wh_batch_make_stream_wait(struct wh_batch *batch, const struct wh_stream *stream)
 {
 	wh_fail_begin();
 	return wh_fail_end(stream_hold(batch, stream));

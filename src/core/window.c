@@ -131,8 +131,11 @@ static int window_guard(const struct wh_window *window, const char *call)
 
 int wh_window_close(struct wh_window *window)
 {
-	int error = window_guard(window, "wh_window_close");
+	int error;
 
+	if (!window)
+		return 0;
+	error = window_guard(window, "wh_window_close");
 	if (error)
 		return error;
 	wh_view_close(window->view);

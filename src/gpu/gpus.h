@@ -25,7 +25,7 @@ struct wh_slot_pool {
 	struct wh_list slots; /* the free ones */
 	struct wh_list waiters; /* struct wh_slot_wait */
 	unsigned count; /* slots that have been made */
-	bool handing_out; /* a thread is in wh_slot_give()'s loop */
+	bool handing_out; /* a thread is in wh_slot_release()'s loop */
 };
 
 struct wh_gpus {

@@ -148,7 +148,7 @@ static void slots_lay_out(struct wh_slot *slots, unsigned count, const struct wh
 	}
 }
 
-int wh_slots_row(struct wh_gpus *gpus, unsigned count, struct wh_slot *out)
+int wh_slots_contiguous(struct wh_gpus *gpus, unsigned count, struct wh_slot *out)
 {
 	struct wh_pinned *block = NULL;
 	int error;
@@ -192,7 +192,8 @@ int wh_slots_prepare(struct wh_gpus *gpus, enum wh_slot_use use)
 	return error;
 }
 
-struct wh_slot *wh_slot_take(struct wh_gpus *gpus, enum wh_slot_use use, struct wh_slot_wait *wait)
+struct wh_slot *wh_slot_acquire(struct wh_gpus *gpus, enum wh_slot_use use,
+				struct wh_slot_wait *wait)
 {
 	struct wh_slot_pool *pool = &gpus->pools[use];
 	struct wh_list *link;
@@ -207,7 +208,7 @@ struct wh_slot *wh_slot_take(struct wh_gpus *gpus, enum wh_slot_use use, struct 
 	return link ? wh_container(link, struct wh_slot, link) : NULL;
 }
 
-bool wh_slot_unwait(struct wh_gpus *gpus, struct wh_slot_wait *wait)
+bool wh_slot_cancel_wait(struct wh_gpus *gpus, struct wh_slot_wait *wait)
 {
 	bool waits;
 
@@ -221,7 +222,7 @@ bool wh_slot_unwait(struct wh_gpus *gpus, struct wh_slot_wait *wait)
 /* A waiter may give its slot back from inside `ready`. If that called the next waiter's `ready`,
  * thousands of calls could nest. So one thread at a time hands slots out, in a loop, until no
  * waiter or no slot is left; the others only add their slot to the list. */
-void wh_slot_give(struct wh_gpus *gpus, struct wh_slot *slot)
+void wh_slot_release(struct wh_gpus *gpus, struct wh_slot *slot)
 {
 	struct wh_slot_pool *pool = &gpus->pools[slot->use];
 	struct wh_slot_wait *wait;

@@ -41,8 +41,8 @@ void wh_semaphore_release(struct wh_gpus *gpus, struct wh_semaphore *semaphore);
 /* Initiators keep a slot until their peer answers. Owners, which answer, have slots of their own:
  * otherwise two engines could wait for each other for ever. */
 enum wh_slot_use {
-	WH_SLOT_ASKS, /* as initiator */
-	WH_SLOT_SERVES, /* as owner */
+	WH_SLOT_INITIATOR, /* as initiator */
+	WH_SLOT_OWNER, /* as owner */
 	WH_SLOT_USES,
 };
 
@@ -64,13 +64,14 @@ struct wh_slot_wait {
 int wh_slots_prepare(struct wh_gpus *gpus, enum wh_slot_use use);
 /* Take a free slot, or allocate more up to WH_SLOTS. NULL: none is free; `wait->ready` is called
  * with one later. `wait` may be NULL. */
-struct wh_slot *wh_slot_take(struct wh_gpus *gpus, enum wh_slot_use use, struct wh_slot_wait *wait);
+struct wh_slot *wh_slot_acquire(struct wh_gpus *gpus, enum wh_slot_use use,
+				struct wh_slot_wait *wait);
 /* Cancel a wait; `ready` will not be called. False: `ready` has been called or is about to be. */
-bool wh_slot_unwait(struct wh_gpus *gpus, struct wh_slot_wait *wait);
+bool wh_slot_cancel_wait(struct wh_gpus *gpus, struct wh_slot_wait *wait);
 /* Fill out[] with `count` contiguous slots that belong to no use. They are never given back; their
  * memory stays until the engine is closed. 0, or the driver's error. */
-int wh_slots_row(struct wh_gpus *gpus, unsigned count, struct wh_slot *out);
+int wh_slots_contiguous(struct wh_gpus *gpus, unsigned count, struct wh_slot *out);
 /* Give a slot back. May call the `ready` of waiters; no lock may be held. */
-void wh_slot_give(struct wh_gpus *gpus, struct wh_slot *slot);
+void wh_slot_release(struct wh_gpus *gpus, struct wh_slot *slot);
 
 #endif

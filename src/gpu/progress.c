@@ -2,7 +2,6 @@
 /* progress.c: finds out which jobs of the streams are done and which events have happened, and
  * calls their functions: in a thread that waits for a batch, or else in the GPU thread. */
 #include <errno.h>
-#include <signal.h>
 #include <string.h>
 #include <sys/prctl.h>
 
@@ -10,6 +9,7 @@
 #include "util/clock.h"
 #include "util/error.h"
 #include "util/futex.h"
+#include "util/thread.h"
 
 /* The GPU thread polls at this interval (ns) while jobs are in flight, and goes on for SLEEP_AFTER
  * before it sleeps until the next job. */
@@ -165,7 +165,7 @@ void wh_gpus_progress(struct wh_gpus *gpus, bool (*is_running)(const void *arg),
 
 int wh_gpus_wait_event(struct wh_gpus *gpus, struct wh_event_wait *wait)
 {
-	bool unwanted;
+	bool cancelled;
 	int error;
 
 	pthread_mutex_lock(&gpus->lock);
@@ -176,11 +176,11 @@ int wh_gpus_wait_event(struct wh_gpus *gpus, struct wh_event_wait *wait)
 	wh_gpus_job_added(gpus);
 	atomic_fetch_add(&gpus->event_count, 1);
 	pthread_mutex_lock(&gpus->list_lock);
-	unwanted = wait->unwanted;
-	if (!unwanted)
+	cancelled = wait->cancelled;
+	if (!cancelled)
 		wh_list_append(&gpus->events, &wait->link);
 	pthread_mutex_unlock(&gpus->list_lock);
-	if (!unwanted)
+	if (!cancelled)
 		return 0;
 	atomic_fetch_sub(&gpus->event_count, 1);
 	atomic_fetch_sub_explicit(&gpus->jobs, 1, memory_order_release);
@@ -193,7 +193,7 @@ bool wh_gpus_cancel_event(struct wh_gpus *gpus, struct wh_event_wait *wait)
 
 	pthread_mutex_lock(&gpus->list_lock);
 	waits = wait->link.next;
-	wait->unwanted = !waits;
+	wait->cancelled = !waits;
 	wh_list_remove(&wait->link);
 	pthread_mutex_unlock(&gpus->list_lock);
 	if (waits) {
@@ -244,22 +244,14 @@ static void *progress_thread(void *argument)
 
 int wh_gpus_thread_start(struct wh_gpus *gpus)
 {
-	sigset_t all, before;
 	int error;
 
 	if (gpus->started)
 		return 0;
-	sigfillset(&all);
-	sigdelset(&all, SIGBUS);
-	sigdelset(&all, SIGSEGV);
-	sigdelset(&all, SIGABRT);
-	pthread_sigmask(SIG_SETMASK, &all, &before);
-	error = pthread_create(&gpus->thread, NULL, progress_thread, gpus);
-	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	error = wh_thread_start(&gpus->thread, "wherry/gpu", progress_thread, gpus);
 	if (error)
 		return wh_fail(error, "starting the GPU thread: pthread_create: %s",
 			       strerror(error));
-	pthread_setname_np(gpus->thread, "wherry/gpu");
 	gpus->started = true;
 	return 0;
 }

@@ -117,13 +117,13 @@ static int window_open(const struct window_spec *spec, const struct owner_answer
 	atomic_fetch_add_explicit(&windows->open, 1, memory_order_relaxed);
 	window->address = spec->entry->address;
 	window->base = wh_view_at(window->view, spec->address);
-	slot = wh_slots_prepare(windows->gpus, WH_SLOT_SERVES) ?
+	slot = wh_slots_prepare(windows->gpus, WH_SLOT_OWNER) ?
 		       NULL :
-		       wh_slot_take(windows->gpus, WH_SLOT_SERVES, NULL);
+		       wh_slot_acquire(windows->gpus, WH_SLOT_OWNER, NULL);
 	wh_windows_cost(windows->windows, window->view->device, order, slot ? slot->host : NULL,
 			&cost);
 	if (slot)
-		wh_slot_give(windows->gpus, slot);
+		wh_slot_release(windows->gpus, slot);
 	window_choose_limits(window, &cost);
 	if (spec->foreign) /* only the owner receives requests */
 		window->receive_most = 0;
@@ -177,6 +177,23 @@ static bool window_should_ask_owner(const struct window_spec *spec,
 	       wh_windows_imports(spec->windows->windows, spec->windows->order);
 }
 
+/* That there is none costs a few bytes most: they take a copy by the GPU. It is said once. */
+static void window_log(const struct window_spec *spec, const struct wh_region_window *window,
+		       const char *line)
+{
+	struct wh_region_windows *windows = spec->windows;
+	/* A setting that asks for none is no surprise. */
+	bool wanted = strcmp(windows->order, WH_WINDOW_OFF) && strcmp(windows->order, "staged");
+	bool warn = !window->view && wanted && !atomic_exchange(&windows->warned, true);
+
+	wh_log_line(
+		windows->log, warn ? WH_LOG_WARN : WH_LOG_DEBUG, "window", "region %#llx%s: %s%s",
+		(unsigned long long)wh_region_entry_id(spec->entry),
+		spec->foreign ? " of a peer" : "", line,
+		warn ? "; a few bytes to and from GPUs take many times as long; see wherry doctor" :
+		       "");
+}
+
 /* Open the window, unless another thread has. NULL: no memory; or, if ask->why is set, the caller
  * should ask the owner and try again. */
 static struct wh_region_window *window_install(struct wh_region_window *_Atomic *cached,
@@ -203,9 +220,7 @@ static struct wh_region_window *window_install(struct wh_region_window *_Atomic 
 	}
 	pthread_mutex_unlock(&spec->windows->lock);
 	if (made && window_describe(window, line, sizeof(line)))
-		wh_log_line(spec->windows->log, "region %#llx%s: %s",
-			    (unsigned long long)wh_region_entry_id(spec->entry),
-			    spec->foreign ? " of a peer" : "", line);
+		window_log(spec, window, line);
 	return window;
 }
 

@@ -27,17 +27,18 @@
 /* The most bytes of a small read or write, which the CPU may do instead of a copy engine. */
 #define WH_REGION_WINDOW_FEW ((uint64_t)16 << 10)
 /* A shorter extent costs as much as one of so many bytes. */
-#define WH_REGION_WINDOW_RUN ((uint64_t)1024)
+#define WH_REGION_WINDOW_LEAST ((uint64_t)1024)
 
 struct wh_log;
 
 /* The region windows of an engine. */
 struct wh_region_windows {
-	pthread_mutex_t lock; /* while one is opened or closed; taken before engine.lock */
+	pthread_mutex_t lock; /* held while one is opened or closed; the first of all locks */
 	const char *order; /* setting `window` */
 	struct wh_windows *windows;
 	struct wh_gpus *gpus;
 	const struct wh_log *log;
+	atomic_bool warned; /* that there is no window: said once */
 	_Atomic uint64_t opened, open; /* how many: in all; now */
 };
 
@@ -101,8 +102,8 @@ static inline char *wh_region_window_at(const struct wh_region_window *window, u
 }
 
 /* Write `length` bytes to `at`, a mapped address of the window. wh_region_window_read() reads. */
-static inline void wh_region_window_put(const struct wh_region_window *window, void *at,
-					const void *from, size_t length)
+static inline void wh_region_window_write(const struct wh_region_window *window, void *at,
+					  const void *from, size_t length)
 {
 	window->view->copy.put->put(at, from, length);
 }
@@ -143,9 +144,9 @@ static inline void wh_region_window_flush_once(struct wh_region_window_flushed *
 }
 
 /* What an extent counts when the sum over all extents is compared with put_most and get_most. */
-static inline uint64_t wh_region_window_run(uint64_t length)
+static inline uint64_t wh_region_window_weight(uint64_t length)
 {
-	return length > WH_REGION_WINDOW_RUN ? length : WH_REGION_WINDOW_RUN;
+	return length > WH_REGION_WINDOW_LEAST ? length : WH_REGION_WINDOW_LEAST;
 }
 
 #endif

@@ -212,7 +212,7 @@ static bool staging_is_small(const struct wh_staging *staging, bool open)
 			       extent_window(extent);
 		if (!window || wh_registration_check(extent->region->registration))
 			return false;
-		sum += wh_region_window_run(extent->length);
+		sum += wh_region_window_weight(extent->length);
 		most = window->get_most < most ? window->get_most : most;
 	}
 	return sum <= most;

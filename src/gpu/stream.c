@@ -55,8 +55,9 @@ static int context_load_kernels(struct wh_gpu_context *gpu)
 	if (error != -ENOEXEC && error != -ENOENT)
 		return error ? wh_fail(-error, "%s: %s", gpu->device->text, wh_error_text()) : 0;
 	snprintf(gpu->no_kernels, sizeof(gpu->no_kernels), "%s", wh_error_text());
-	wh_log_line(gpu->gpus->log, "cuda:%d: no kernels, its copy engines do everything: %s",
-		    gpu->device->ordinal, gpu->no_kernels);
+	wh_log_line(gpu->gpus->log, WH_LOG_WARN, "gpu",
+		    "cuda:%d: no kernels, its copy engines do everything: %s", gpu->device->ordinal,
+		    gpu->no_kernels);
 	return 0;
 }
 

@@ -215,7 +215,7 @@ struct wh_event_wait {
 	struct wh_cuda_device *device;
 	CUcontext context; /* NULL: the device's primary context */
 	CUevent event;
-	_Atomic bool unwanted; /* cancelled before wh_gpus_wait_event() */
+	_Atomic bool cancelled; /* cancelled before wh_gpus_wait_event() */
 	/* Called by a poll, with no lock held: the event has occurred, or, with an error, it never
 	 * will. */
 	void (*ready)(struct wh_event_wait *wait, int error, const char *text);

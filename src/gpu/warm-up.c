@@ -9,7 +9,6 @@
  * ends when its list is empty.
  */
 #include <errno.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,6 +19,7 @@
 #include "util/error.h"
 #include "util/list.h"
 #include "util/log.h"
+#include "util/thread.h"
 
 struct wh_warm_up {
 	struct wh_region_table *table;
@@ -61,11 +61,11 @@ int wh_staging_prepare_region(struct wh_region_table *regions, struct wh_gpus *g
 	if (!entry)
 		return 0;
 	if (wh_kind_on_host(entry->kind))
-		error = wh_slots_prepare(gpus, WH_SLOT_ASKS);
+		error = wh_slots_prepare(gpus, WH_SLOT_INITIATOR);
 	/* If the memory has been freed, the fragment reports it. */
 	else if (!wh_registration_check(region->registration))
-		error = wh_staging_prepare(gpus, region->registration, WH_SLOT_ASKS, op == WH_WRITE,
-					   op == WH_READ, true);
+		error = wh_staging_prepare(gpus, region->registration, WH_SLOT_INITIATOR,
+					   op == WH_WRITE, op == WH_READ, true);
 	wh_region_entry_leave(entry);
 	return error;
 }
@@ -84,12 +84,12 @@ static void warm_up_prepare(const struct wh_warm_up *warm_up, uint64_t id)
 	registration = wh_container(entry, struct wh_region, entry)->registration;
 	error = wh_registration_check(registration);
 	if (!error)
-		error = wh_staging_prepare(warm_up->gpus, registration, WH_SLOT_SERVES, true, true,
+		error = wh_staging_prepare(warm_up->gpus, registration, WH_SLOT_OWNER, true, true,
 					   false);
 	/* The first transfer tries again and reports the error. */
 	if (error)
 		wh_log_line(
-			warm_up->log,
+			warm_up->log, WH_LOG_INFO, "gpu",
 			"cuda:%d: preparing staging for peers failed, their first transfer tries "
 			"again: %s",
 			registration->device->ordinal, wh_error_text());
@@ -116,21 +116,11 @@ static void *warm_up_thread(void *argument)
 /* Under the lock. If no thread can be started, the first transfer prepares. */
 static void warm_up_start(struct wh_warm_up *warm_up)
 {
-	sigset_t all, before;
-
 	if (warm_up->started) /* it has ended or is about to */
 		pthread_join(warm_up->thread, NULL);
-	sigfillset(&all);
-	sigdelset(&all, SIGBUS);
-	sigdelset(&all, SIGSEGV);
-	sigdelset(&all, SIGABRT);
-	pthread_sigmask(SIG_SETMASK, &all, &before);
 	warm_up->started = warm_up->running =
-		!pthread_create(&warm_up->thread, NULL, warm_up_thread, warm_up);
-	pthread_sigmask(SIG_SETMASK, &before, NULL);
-	if (warm_up->started)
-		pthread_setname_np(warm_up->thread, "wherry/warm-up");
-	else
+		!wh_thread_start(&warm_up->thread, "wherry/warm-up", warm_up_thread, warm_up);
+	if (!warm_up->started)
 		warm_up->count = 0;
 }
 

@@ -33,13 +33,6 @@ enum {
 	LISTED = 4, /* published: in `sorted` */
 };
 
-/* A published range in the array. */
-struct wh_sorted {
-	uint64_t start, end;
-	uint64_t reach; /* sorted part: the highest `end` of this range and those before it */
-	uint64_t id;
-};
-
 _Static_assert(WH_REGION_TABLE_CHUNK *WH_REGION_TABLE_CHUNKS == 1u << WH_REGION_TABLE_INDEX_BITS,
 	       "the index fits its bits of the id");
 
@@ -71,6 +64,10 @@ void wh_region_table_destroy(struct wh_region_table *table)
 	free(table->chunks);
 	free(table->few);
 	free(table->sorted);
+	for (unsigned i = 0; i < 2; i++) {
+		free(table->snapshots[i].before);
+		free(table->snapshots[i].ranges);
+	}
 	pthread_mutex_destroy(&table->lock);
 }
 
@@ -187,7 +184,7 @@ static void table_release(struct wh_region_table *table, struct wh_region_entry 
 /* May peers see it? */
 static bool entry_is_public(const struct wh_region_entry *entry)
 {
-	return !(entry->access & WH_ACCESS_NONE);
+	return entry->access;
 }
 
 bool wh_region_table_close(struct wh_region_table *table, struct wh_region_entry *entry,
@@ -257,14 +254,24 @@ void wh_region_table_reopen(struct wh_region_table *table, struct wh_region_entr
 	pthread_mutex_unlock(&table->lock);
 }
 
-uint32_t wh_region_table_count(struct wh_region_table *table)
+static uint32_t table_read(struct wh_region_table *table, const uint32_t *count)
 {
-	uint32_t count;
+	uint32_t value;
 
 	pthread_mutex_lock(&table->lock);
-	count = table->open;
+	value = *count;
 	pthread_mutex_unlock(&table->lock);
-	return count;
+	return value;
+}
+
+uint32_t wh_region_table_count(struct wh_region_table *table)
+{
+	return table_read(table, &table->open);
+}
+
+uint32_t wh_region_table_used(struct wh_region_table *table)
+{
+	return table_read(table, &table->count);
 }
 
 /* ---- names ------------------------------------------------------------- */
@@ -355,8 +362,7 @@ static void sorted_merge(struct wh_sorted *sorted, uint32_t count, uint32_t used
 	free(tail);
 }
 
-/* Sort the array, without the ranges that are gone. Under the lock. */
-static void table_sort(struct wh_region_table *table)
+void wh_region_table_sort(struct wh_region_table *table)
 {
 	struct wh_sorted *sorted = table->sorted;
 	uint32_t count = table->sorted_count, used = table->sorted_used;
@@ -389,7 +395,7 @@ static bool table_reserve(struct wh_region_table *table)
 	if (table->sorted_used < table->sorted_room)
 		return true;
 	if (table->sorted_gone > table->sorted_used / 2) {
-		table_sort(table);
+		wh_region_table_sort(table);
 		return true;
 	}
 	grown = realloc(table->sorted, room * sizeof(*grown));
@@ -417,7 +423,9 @@ int wh_region_table_publish(struct wh_region_table *table, struct wh_region_entr
 			.start = entry->address,
 			.end = entry->address + entry->length,
 			.id = id,
+			.access = entry->access,
 		};
+		atomic_fetch_add(&table->version, 1);
 		entry->used |= LISTED;
 		table->open += entry_is_public(entry);
 		atomic_store(&entry->id, id);
@@ -464,22 +472,6 @@ bool wh_region_table_by_name(struct wh_region_table *table, const char *text,
 	return found;
 }
 
-/* The number of ranges in the sorted part that start at or before the address. */
-static uint32_t sorted_count_before(const struct wh_region_table *table, uint64_t address)
-{
-	uint32_t low = 0, high = table->sorted_count;
-
-	while (low < high) {
-		uint32_t middle = low + (high - low) / 2;
-
-		if (table->sorted[middle].start <= address)
-			low = middle + 1;
-		else
-			high = middle;
-	}
-	return low;
-}
-
 struct region_search {
 	uint64_t start, end;
 	uint8_t access;
@@ -496,7 +488,8 @@ static void search_consider(struct wh_region_table *table, const struct wh_sorte
 	if (sorted->start > search->start || sorted->end < search->end)
 		return;
 	entry = wh_region_table_at(table, wh_region_table_index(sorted->id));
-	if (atomic_load(&entry->id) != sorted->id || !(entry->access & search->access))
+	if (atomic_load(&entry->id) != sorted->id ||
+	    (search->access && !(entry->access & search->access)))
 		return;
 	if (!search->best || entry->length < search->best->length)
 		search->best = entry;
@@ -515,12 +508,13 @@ bool wh_region_table_by_address(struct wh_region_table *table, uint64_t address,
 	pthread_mutex_lock(&table->lock);
 	tail = table->sorted_used - table->sorted_count;
 	if (tail > TAIL_LEAST && tail > table->sorted_count / 64)
-		table_sort(table);
+		wh_region_table_sort(table);
 	for (uint32_t i = table->sorted_count; i < table->sorted_used; i++)
 		search_consider(table, &table->sorted[i], &search);
 	/* From the nearest start backwards, while a range can reach far enough and be smaller than
 	 * the best one. */
-	for (uint32_t i = sorted_count_before(table, address); i > 0; i--) {
+	for (uint32_t i = wh_sorted_before(table->sorted, 0, table->sorted_count, address); i > 0;
+	     i--) {
 		const struct wh_sorted *entry = &table->sorted[i - 1];
 
 		if (entry->reach < search.end ||

@@ -33,6 +33,28 @@ struct wh_region_entry {
 	char *name; /* owned; NULL: none */
 };
 
+/* A published range, in the order of addresses. */
+struct wh_sorted {
+	uint64_t start, end;
+	uint64_t reach; /* sorted part: the highest `end` of this range and those before it */
+	uint64_t id;
+	uint8_t access; /* enum wh_access */
+	bool alone; /* snapshots: no other range overlaps it */
+};
+
+/* A sorted copy of the published ranges, which is searched without the lock: region-reader.h. */
+struct wh_region_snapshot {
+	_Atomic uint32_t users; /* readers inside */
+	uint64_t version; /* the table's when it was made; 0: never made */
+	uint32_t count, room;
+	struct wh_sorted *ranges;
+	/* Addresses from `first` on are cut into `buckets` of 1 << shift bytes, about two for each
+	 * range. before[b]: the number of ranges that start before bucket b. */
+	uint64_t first;
+	uint32_t shift, buckets;
+	uint32_t *before; /* buckets + 1 */
+};
+
 #define WH_REGION_TABLE_FEW 32u /* entries of the first allocation; most peers have no more */
 #define WH_REGION_TABLE_CHUNK 4096u /* entries of a chunk */
 #define WH_REGION_TABLE_CHUNKS 1024u
@@ -55,6 +77,11 @@ struct wh_region_table {
 	 * that are gone (sorted_gone). */
 	struct wh_sorted *sorted;
 	uint32_t sorted_count, sorted_used, sorted_room, sorted_gone;
+	_Atomic uint64_t version; /* counts published ranges; changed under the lock */
+	/* The current snapshot, and one that is made anew when nobody is inside it. */
+	struct wh_region_snapshot snapshots[2];
+	_Atomic uint32_t snapshot; /* the current one's index; changed under the lock */
+	uint32_t searches; /* that found the current snapshot outdated, since it was made */
 };
 
 /* `entry`: bytes of the structure that starts with the wh_region_entry. 0 or a negative errno. */
@@ -90,15 +117,37 @@ void wh_region_table_free(struct wh_region_table *table, struct wh_region_entry 
  * False: none found. */
 bool wh_region_table_by_name(struct wh_region_table *table, const char *text,
 			     struct wh_region_entry *copy, char name[64]);
-/* The smallest entry that holds the whole range and whose access has one of the bits. */
+/* The smallest entry that holds the whole range and whose access has one of the bits; 0: of any
+ * access. */
 bool wh_region_table_by_address(struct wh_region_table *table, uint64_t address, uint64_t length,
 				uint8_t access, struct wh_region_entry *copy, char name[64]);
 /* The next entry from *cursor on, an index, which is then behind it. Start at 0. */
 bool wh_region_table_next(struct wh_region_table *table, uint64_t *cursor,
 			  struct wh_region_entry *copy, char name[64]);
 
-/* The number of open entries that peers may see: those without WH_ACCESS_NONE. */
+/* Sort the published ranges, without those that are gone. Under the lock. */
+void wh_region_table_sort(struct wh_region_table *table);
+
+/* Of ranges sorted by their starts, the number of those that start at or before the address, if it
+ * is between `low` and `high`. */
+static inline uint32_t wh_sorted_before(const struct wh_sorted *ranges, uint32_t low, uint32_t high,
+					uint64_t address)
+{
+	while (low < high) {
+		uint32_t middle = low + (high - low) / 2;
+
+		if (ranges[middle].start <= address)
+			low = middle + 1;
+		else
+			high = middle;
+	}
+	return low;
+}
+
+/* The number of open entries that peers may see: those with an access. */
 uint32_t wh_region_table_count(struct wh_region_table *table);
+/* The number of entries in use. */
+uint32_t wh_region_table_used(struct wh_region_table *table);
 
 /* The id of an entry in use, also if it is closed or not published yet. */
 static inline uint64_t wh_region_entry_id(const struct wh_region_entry *entry)

@@ -111,7 +111,7 @@ static void handshake_refuse(struct handshake *handshake, int error, const char 
 	struct wh_tls *tls;
 	int fd = handshake_end(handshake, &tls);
 
-	wh_log_line(given->log, "connection refused: %s", text);
+	wh_log_line(given->log, WH_LOG_INFO, "net", "connection refused: %s", text);
 	wh_refuse(fd, tls, error, text);
 }
 
@@ -236,7 +236,7 @@ static void handshake_proof(struct handshake *handshake)
 	if (!wh_proof_equal(&given->self->trust->crypto, handshake->proofs.initiator,
 			    handshake->received.bytes + WH_FRAME_HEADER)) {
 		wh_log_line(
-			given->log,
+			given->log, WH_LOG_INFO, "net",
 			"authentication failed: the peer claiming to be '%s' does not hold this "
 			"engine's key",
 			hello.name);
@@ -301,12 +301,13 @@ static bool handshake_shake(struct handshake *handshake)
 		return true;
 	if (!handshake->tls && !handshake_start_tls(handshake))
 		return false;
-	error = wh_tls_shake(handshake->tls);
+	error = wh_tls_handshake(handshake->tls);
 	if (error == -EAGAIN) {
 		wh_loop_modify(given->loop, &handshake->source,
 			       wh_tls_unsent(handshake->tls) ? EPOLLIN | EPOLLOUT : EPOLLIN);
 	} else if (error) {
-		wh_log_line(given->log, "connection refused: %s", wh_tls_text(handshake->tls));
+		wh_log_line(given->log, WH_LOG_INFO, "net", "connection refused: %s",
+			    wh_tls_text(handshake->tls));
 		handshake_end(handshake, NULL);
 	}
 	return !error;
@@ -457,7 +458,8 @@ static void acceptor_waits(struct wh_listener *listener, int error)
 {
 	struct acceptor_socket *by = wh_container(listener, struct acceptor_socket, listener);
 
-	wh_log_line(by->acceptor->given.log, "cannot accept a connection yet: %s", strerror(error));
+	wh_log_line(by->acceptor->given.log, WH_LOG_INFO, "net",
+		    "cannot accept a connection yet: %s", strerror(error));
 }
 
 /* Listen on the address that the setting names, and set the URL. Returns the descriptor, or a
@@ -472,7 +474,7 @@ static int acceptor_listen_network(const struct wh_acceptor_options *given)
 	char text[64], why[WH_TEXT_MAX];
 	int fd, one = 1, error;
 
-	error = wh_rendezvous_resolve(where, true, address, &count);
+	error = wh_rendezvous_resolve(where, WH_RESOLVE_LISTENING, address, &count);
 	if (error) {
 		snprintf(why, sizeof(why), "%s", wh_error_text());
 		return wh_fail(error == -EHOSTUNREACH ? EINVAL : -error, "listen \"%.80s\": %.150s",
@@ -522,7 +524,8 @@ static int acceptor_listen_local(const struct wh_acceptor_options *given)
 		  (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + strlen(name))) &&
 	    !listen(fd, 64))
 		return fd;
-	wh_log_line(given->log, "cannot open a unix socket; other processes cannot use shm: %s",
+	wh_log_line(given->log, WH_LOG_WARN, "net",
+		    "cannot open a unix socket; other processes cannot use shm: %s",
 		    strerror(errno));
 	*name = 0;
 	if (fd >= 0)

@@ -150,7 +150,7 @@ int wh_control_start(struct wh_control *control, int fd, struct wh_tls *tls)
 	control->source.fd = fd;
 	control->tls = tls;
 	control->in_length = 0;
-	control->full = NULL;
+	control->queue_refused = NULL;
 	control->out_start = control->out_length = control->answers = 0;
 	control->open = true;
 	pthread_mutex_unlock(&control->lock);
@@ -214,7 +214,7 @@ static void control_break(struct wh_control *control, int error, const char *tex
 /* Is the TLS handshake, if there is one, complete? Under the lock. */
 static bool control_can_send(const struct wh_control *control)
 {
-	return !control->tls || wh_tls_shaken(control->tls);
+	return !control->tls || wh_tls_established(control->tls);
 }
 
 /* Register the epoll events that the connection waits for. Under the lock. */
@@ -233,7 +233,7 @@ static bool frame_is_announcement(enum wh_frame_type type)
 	return type == WH_FRAME_REGIONS || type == WH_FRAME_REMOVE || type == WH_FRAME_REMOVED;
 }
 
-/* Queue bytes. Under the lock. 0, or -ENOBUFS (and control->full says why), -ENOMEM. */
+/* Queue bytes. Under the lock. 0, or -ENOBUFS (and control->queue_refused says why), -ENOMEM. */
 static int control_queue(struct wh_control *control, const void *bytes, size_t length)
 {
 	size_t room = control->out_room ? control->out_room : 4096;
@@ -244,14 +244,14 @@ static int control_queue(struct wh_control *control, const void *bytes, size_t l
 		control->out_start = 0;
 	}
 	if (control->out_length + length > QUEUED_MAX) {
-		control->full = "does not read the frames sent to it";
+		control->queue_refused = "does not read the frames sent to it";
 		return -ENOBUFS;
 	}
 	while (room < control->out_length + length)
 		room *= 2;
 	if (room != control->out_room) {
 		if (!control_charge(control, control->out_room, room)) {
-			control->full = NO_ROOM;
+			control->queue_refused = NO_ROOM;
 			return -ENOBUFS;
 		}
 		grown = realloc(control->out, room);
@@ -298,7 +298,7 @@ int wh_control_send(struct wh_control *control, uint16_t type, uint16_t flags, c
 	if (!frame_is_announcement(type) && control->out_length) {
 		control->answers += sizeof(header) + length;
 		if (control->answers > ANSWERS_MAX) {
-			control->full = "does not read the answers to its frames";
+			control->queue_refused = "does not read the answers to its frames";
 			error = -ENOBUFS;
 		}
 	}
@@ -346,8 +346,8 @@ static void control_flush(struct wh_control *control)
 static const char *control_reason(struct wh_control *control, const char *text)
 {
 	pthread_mutex_lock(&control->lock);
-	if (control->full)
-		text = control->full;
+	if (control->queue_refused)
+		text = control->queue_refused;
 	pthread_mutex_unlock(&control->lock);
 	return text;
 }
@@ -431,10 +431,10 @@ static bool control_shake(struct wh_control *control)
 	char text[WH_TEXT_MAX];
 	int error;
 
-	if (!control->tls || wh_tls_shaken(control->tls))
+	if (!control->tls || wh_tls_established(control->tls))
 		return true;
 	pthread_mutex_lock(&control->lock);
-	error = wh_tls_shake(control->tls);
+	error = wh_tls_handshake(control->tls);
 	control_set_events(control);
 	snprintf(text, sizeof(text), "%s", wh_tls_text(control->tls));
 	pthread_mutex_unlock(&control->lock);
@@ -510,7 +510,7 @@ static void control_ready(struct wh_source *source, uint32_t events)
 	}
 }
 
-void wh_control_early(struct wh_control *control)
+void wh_control_process_early(struct wh_control *control)
 {
 	if (control->tls)
 		control_ready(&control->source, EPOLLIN);

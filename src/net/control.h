@@ -31,8 +31,8 @@ struct wh_control {
 	size_t out_start, out_length, out_room;
 	size_t answers; /* bytes of answers sent since the queue was last empty */
 	struct wh_quota *quota; /* of the peer's address; NULL: nothing is charged */
-	const char *full; /* why nothing more is queued, and the connection breaks; NULL: no limit
-			     reached */
+	const char *queue_refused; /* why nothing more is queued, and the connection breaks; NULL:
+			     no limit reached */
 	bool open;
 	/* Handle a frame. Called on the loop, without the lock. 0, or a negative errno that breaks
 	 * the connection. */
@@ -49,7 +49,7 @@ void wh_control_init(struct wh_control *control, struct wh_loop *loop);
 int wh_control_start(struct wh_control *control, int fd, struct wh_tls *tls);
 /* Process bytes that TLS received before wh_control_start(), for which epoll reports no event. On
  * the loop; may call `frame` and `gone`. */
-void wh_control_early(struct wh_control *control);
+void wh_control_process_early(struct wh_control *control);
 /* Send a frame as far as the socket takes it, and queue the rest. From any thread; does not wait.
  * 0; -ECONNRESET: not open; -ENOBUFS: the peer does not read, and a limit is reached, or -ENOMEM:
  * the connection breaks. */

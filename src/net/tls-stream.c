@@ -279,7 +279,7 @@ static int tls_choose_directions(struct wh_tls *tls)
 	return tls_use_socket(tls, !tls->kernel_receives, !tls->kernel_sends) ? -ENOMEM : 0;
 }
 
-int wh_tls_shake(struct wh_tls *tls)
+int wh_tls_handshake(struct wh_tls *tls)
 {
 	const struct wh_ssl *ssl = &tls->context->ssl;
 	int result, error;
@@ -305,7 +305,7 @@ int wh_tls_shake(struct wh_tls *tls)
 	return error == -EAGAIN && tls->error ? -tls->error : error;
 }
 
-bool wh_tls_shaken(const struct wh_tls *tls)
+bool wh_tls_established(const struct wh_tls *tls)
 {
 	return tls->shaken;
 }

@@ -42,9 +42,9 @@ void wh_tls_free(struct wh_tls *tls);
 
 /* Continue the TLS handshake. 0: it is complete; -EAGAIN: call again when the socket is ready; or
  * -EACCES, -EPROTO, -ECONNRESET or another negative errno, and wh_tls_text() says why. */
-int wh_tls_shake(struct wh_tls *tls);
+int wh_tls_handshake(struct wh_tls *tls);
 /* Is the handshake complete? */
-bool wh_tls_shaken(const struct wh_tls *tls);
+bool wh_tls_established(const struct wh_tls *tls);
 
 /* Like sendmsg() and recvmsg() on a non-blocking socket: the bytes, or -1 and errno. wh_tls_send()
  * may keep a part of the bytes that it has accepted until the socket has room: see wh_tls_flush().

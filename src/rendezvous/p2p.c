@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <netdb.h>
 #include <netinet/in.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -106,14 +107,14 @@ static int p2p_unresolved(const char *where, const struct target *target, int co
 		       gai_strerror(code));
 }
 
-static int p2p_resolve(const char *where, bool listening, struct sockaddr_storage *out,
+static int p2p_resolve(const char *where, enum wh_resolve how, struct sockaddr_storage *out,
 		       unsigned *count)
 {
 	struct addrinfo hints = { .ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV };
 	struct addrinfo *found;
 	struct target target;
 	unsigned used = 0;
-	int code, error = p2p_parse(where, listening, &target);
+	int code, error = p2p_parse(where, how == WH_RESOLVE_LISTENING, &target);
 
 	if (error)
 		return error;
@@ -121,7 +122,11 @@ static int p2p_resolve(const char *where, bool listening, struct sockaddr_storag
 		hints.ai_family = AF_INET6;
 		hints.ai_flags |= AI_NUMERICHOST;
 	}
+	if (how == WH_RESOLVE_NUMERIC)
+		hints.ai_flags |= AI_NUMERICHOST;
 	code = getaddrinfo(target.host, target.port, &hints, &found);
+	if (code == EAI_NONAME && how == WH_RESOLVE_NUMERIC && !target.numeric)
+		return -EAGAIN;
 	if (code)
 		return p2p_unresolved(where, &target, code);
 	for (struct addrinfo *a = found; a && used < WH_RENDEZVOUS_MOST; a = a->ai_next) {

@@ -6,8 +6,6 @@
 #include <inttypes.h>
 #include <poll.h>
 #include <pthread.h>
-#include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +14,7 @@
 #include <unistd.h>
 
 #include "util/clock.h"
-#include "util/text.h"
+#include "util/thread.h"
 
 #define BACKOFF_FIRST (100 * WH_MS)
 #define BACKOFF_MAX (5 * WH_SECOND)
@@ -37,8 +35,7 @@ struct wh_registry {
 	char shown[96];
 	int64_t lease; /* ns */
 	struct wh_registry_record self;
-	void (*log)(void *arg, const char *line);
-	void *log_arg;
+	struct wh_log log;
 
 	pthread_t thread;
 	int wake;
@@ -96,34 +93,12 @@ static const struct wh_registry_ops *registry_find_ops(const struct wh_registry_
 
 /* ---- logging ------------------------------------------------------------------------------- */
 
-static void __attribute__((format(printf, 2, 3)))
-registry_log(struct wh_registry *registry, const char *format, ...)
-{
-	char line[512];
-	int used;
-	va_list list;
-
-	if (!registry->log)
-		return;
-	used = snprintf(line, sizeof(line), "registry %s: ", registry->shown);
-	va_start(list, format);
-	vsnprintf(line + used, sizeof(line) - (size_t)used, format, list);
-	va_end(list);
-	wh_text_clean(line);
-	registry->log(registry->log_arg, line);
-}
-
 /* The backend's text names the registry. */
 static void registry_log_failure(struct wh_registry *registry)
 {
-	char line[512];
-
-	if (!registry->log)
-		return;
-	snprintf(line, sizeof(line), "%s; trying again, existing connections are not affected",
-		 registry->module_text());
-	wh_text_clean(line);
-	registry->log(registry->log_arg, line);
+	wh_log_line(&registry->log, WH_LOG_INFO, "registry",
+		    "%s; trying again, existing connections are not affected",
+		    registry->module_text());
 }
 
 /* Between 3/4 and 5/4 of the duration: spreads engines that started together. */
@@ -145,7 +120,8 @@ static void registry_learn(struct wh_registry *registry, int error)
 		return;
 	if (answered) {
 		if (registry->down) {
-			registry_log(registry, "answers again");
+			wh_log_line(&registry->log, WH_LOG_INFO, "registry", "%s answers again",
+				    registry->shown);
 			/* The lease may have expired, and watched names may have changed. */
 			registry->renew_at = registry->look_at = 0;
 		}
@@ -182,17 +158,14 @@ static void registry_log_waiting(struct wh_registry *registry,
 				 const struct wh_registry_record *holder, int64_t now)
 {
 	int64_t left = (registry->contend_until - now + WH_SECOND - 1) / WH_SECOND;
-	char line[512];
 
-	if (!registry->log ||
-	    (registry->contend_logged && now < registry->contend_logged + CONTEND_LOG_EVERY))
+	if (registry->contend_logged && now < registry->contend_logged + CONTEND_LOG_EVERY)
 		return;
 	registry->contend_logged = now;
-	snprintf(line, sizeof(line),
-		 "warning: registry %s: %s is registered for an earlier engine, at %s: "
-		 "waiting for its lease to end, at most %" PRId64 " s more",
-		 registry->shown, registry->self.name, holder->address, left);
-	registry->log(registry->log_arg, line);
+	wh_log_line(&registry->log, WH_LOG_WARN, "registry",
+		    "%s: %s is registered for an earlier engine, at %s: waiting for its lease to "
+		    "end, at most %" PRId64 " s more",
+		    registry->shown, registry->self.name, holder->address, left);
 }
 
 /* Another engine has the name. It may be dead, with a lease that has not expired yet: an engine
@@ -223,10 +196,10 @@ static void registry_contend(struct wh_registry *registry, const struct wh_regis
 		 registry->shown, registry->self.name, holder->address);
 	registry_settle(registry, -EEXIST, text);
 	if (!registry->taken_logged)
-		registry_log(
-			registry,
-			"the name %s is taken by an engine at %s; peers will not find this one",
-			registry->self.name, holder->address);
+		wh_log_line(
+			&registry->log, WH_LOG_WARN, "registry",
+			"%s: the name %s is taken by an engine at %s; peers will not find this one",
+			registry->shown, registry->self.name, holder->address);
 	registry->taken_logged = true;
 	registry->renew_at = now + registry->lease;
 }
@@ -240,8 +213,9 @@ static void registry_renew(struct wh_registry *registry)
 		registry->self.beat++;
 		error = registry->ops->keep(registry->backend, &registry->self);
 		if (error == -ENOENT)
-			registry_log(registry, "has lost the record of %s: registering again",
-				     registry->self.name);
+			wh_log_line(&registry->log, WH_LOG_INFO, "registry",
+				    "%s has lost the record of %s: registering again",
+				    registry->shown, registry->self.name);
 	}
 	/* keep() does not return the record of the engine that has the name. */
 	if (error == -ENOENT || error == -EEXIST)
@@ -254,8 +228,9 @@ static void registry_renew(struct wh_registry *registry)
 		registry->renew_at = registry->down_until;
 	} else {
 		if (registry->taken_logged)
-			registry_log(registry, "the name %s is this engine's again",
-				     registry->self.name);
+			wh_log_line(&registry->log, WH_LOG_INFO, "registry",
+				    "%s: the name %s is this engine's again", registry->shown,
+				    registry->self.name);
 		registry->held = true;
 		registry->taken_logged = false;
 		registry->renew_at = wh_now() + duration_jitter(registry->lease / 3);
@@ -523,7 +498,6 @@ static int registry_new(const struct wh_registry_options *options, struct wh_reg
 	registry->self = options->self;
 	registry->self.lease = options->lease;
 	registry->log = options->log;
-	registry->log_arg = options->log_arg;
 	registry->backoff = BACKOFF_FIRST;
 	registry->settled = !*options->self.name;
 	wh_registry_url_show(options->url, registry->shown, sizeof(registry->shown));
@@ -571,20 +545,11 @@ static int registry_open_backend(struct wh_registry *registry,
 	return error ? wh_fail(-error, "%s", registry->module_text()) : 0;
 }
 
-/* The thread blocks all signals: they are the application's, and SIGPIPE is not wanted. */
 static int registry_start_thread(struct wh_registry *registry)
 {
-	sigset_t all, before;
-	int error;
+	int error = wh_thread_start(&registry->thread, "wherry/registry", registry_run, registry);
 
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, &before);
-	error = pthread_create(&registry->thread, NULL, registry_run, registry);
-	pthread_sigmask(SIG_SETMASK, &before, NULL);
-	if (error)
-		return wh_fail(error, "registry: no thread: %s", strerror(error));
-	pthread_setname_np(registry->thread, "wherry/registry");
-	return 0;
+	return error ? wh_fail(error, "registry: no thread: %s", strerror(error)) : 0;
 }
 
 int wh_registry_open(const struct wh_registry_options *options, struct wh_registry **out)

@@ -17,6 +17,7 @@
 
 #include "util/error.h"
 #include "util/list.h"
+#include "util/log.h"
 
 #define WH_REGISTRY_NAME_MAX 64 /* with the NUL, as WH_NAME_MAX */
 #define WH_REGISTRY_ADDRESS_MAX 96 /* with the NUL: "[fe80::1%eth0]:40123" */
@@ -124,8 +125,7 @@ struct wh_registry_options {
 	int64_t lease, timeout; /* ms */
 	/* The record to register; its name is "" for an engine that does not listen. */
 	struct wh_registry_record self;
-	void (*log)(void *arg, const char *line);
-	void *log_arg;
+	struct wh_log log;
 };
 
 /* Connect and register. Blocks until the registry has answered; if the name belongs to another

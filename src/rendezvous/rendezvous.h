@@ -6,7 +6,6 @@
 #ifndef WH_RENDEZVOUS_RENDEZVOUS_H
 #define WH_RENDEZVOUS_RENDEZVOUS_H
 
-#include <stdbool.h>
 #include <stddef.h>
 #include <sys/socket.h>
 
@@ -15,11 +14,17 @@
 /* Addresses returned for a URL at most; others are dropped. */
 #define WH_RENDEZVOUS_MOST 8
 
+enum wh_resolve {
+	WH_RESOLVE_REMOTE, /* an address to connect to; may block on a name server */
+	WH_RESOLVE_NUMERIC, /* the same without blocking: -EAGAIN for the name of a host */
+	WH_RESOLVE_LISTENING, /* an address to be bound: port 0 is allowed */
+};
+
 struct wh_rendezvous {
 	const char *name;
 	const char *scheme; /* "wherry": of "wherry://..." */
-	/* `where` is what follows "://". May block on a name server. */
-	int (*resolve)(const char *where, bool listening, struct sockaddr_storage *out,
+	/* `where` is what follows "://". */
+	int (*resolve)(const char *where, enum wh_resolve how, struct sockaddr_storage *out,
 		       unsigned *count);
 };
 
@@ -27,11 +32,10 @@ struct wh_rendezvous {
 extern const struct wh_rendezvous wh_rendezvous_p2p;
 
 /* Turn "wherry://HOST:PORT" or "HOST:PORT" (a name, an IPv4 address, an IPv6 address in brackets)
- * into at most WH_RENDEZVOUS_MOST addresses, best first. `listening`: the address is to be bound,
- * port 0 is allowed.
- * 0, -EINVAL (the text names the malformed part), -EHOSTUNREACH (the name is not known), -ENOMEM.
- */
-int wh_rendezvous_resolve(const char *url, bool listening, struct sockaddr_storage *out,
+ * into at most WH_RENDEZVOUS_MOST addresses, best first.
+ * 0, -EINVAL (the text names the malformed part), -EHOSTUNREACH (the name is not known), -EAGAIN
+ * (WH_RESOLVE_NUMERIC), -ENOMEM. */
+int wh_rendezvous_resolve(const char *url, enum wh_resolve how, struct sockaddr_storage *out,
 			  unsigned *count);
 
 #endif

@@ -12,7 +12,7 @@
 
 /* Upper bounds of the records' sizes. */
 #define ENGINE_MOST 4096
-#define RECORD_MOST 2048
+#define RECORD_MOST 4096
 /* Lower bounds: a peer and a session with empty names. */
 #define PEER_LEAST 89
 #define SESSION_LEAST 33
@@ -65,7 +65,7 @@ static uint8_t *put_counters(uint8_t *at, const struct wh_counters *counters)
 		at = wh_put64(at, t->writes);
 		at = wh_put64(at, t->errors);
 		at = wh_put64(at, t->reroutes);
-		at = wh_put64(at, counters->attempts[i]);
+		at = wh_put64(at, t->attempts);
 	}
 	at = wh_put64(at, counters->large_in_flight);
 	at = put_latency(at, &counters->small);
@@ -253,7 +253,7 @@ static void take_counters(struct wh_bytes *in, struct wh_counters *out)
 		t->writes = wh_take64(in);
 		t->errors = wh_take64(in);
 		t->reroutes = wh_take64(in);
-		out->attempts[i] = wh_take64(in);
+		t->attempts = wh_take64(in);
 	}
 	out->large_in_flight = wh_take64(in);
 	take_latency(in, &out->small);

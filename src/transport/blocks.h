@@ -35,8 +35,9 @@ struct wh_blocks {
 	uint64_t *local_offsets, *remote_offsets; /* NULL: strides */
 	uint64_t local_stride, remote_stride;
 	uint64_t local_bits, remote_bits; /* all offsets or-ed, or the stride: shows alignment */
-	_Atomic bool used; /* cuda has moved it before */
-	struct wh_cached_lists *_Atomic cached; /* its offsets on a GPU; NULL: not there */
+	/* For src/gpu: */
+	_Atomic bool gpu_moved; /* a GPU has moved it before */
+	struct wh_cached_lists *_Atomic gpu_lists; /* its offsets on a GPU; NULL: not there */
 };
 
 #endif

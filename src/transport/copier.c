@@ -6,7 +6,6 @@
 
 #include <errno.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #ifdef __SSE2__
@@ -20,6 +19,7 @@
 #include "util/clock.h"
 #include "util/futex.h"
 #include "util/list.h"
+#include "util/thread.h"
 
 /* Fragments of this size or more bypass the caches. Their source and target together do not fit
  * into the caches, and an ordinary store would first fetch each line of the target. The bytes of a
@@ -81,8 +81,51 @@ static void copy_pages(char *to, const char *from, size_t length)
 }
 #endif
 
+/* Bytes that a program may poll while they change: other threads must not see a part of them, nor
+ * see them before what this thread has copied earlier. memmove() promises neither. */
+static bool copy_is_flag(const char *to, const char *from, size_t length)
+{
+	return length <= sizeof(uint64_t) && !(length & (length - 1)) &&
+	       !(((uintptr_t)to | (uintptr_t)from) & (length - 1));
+}
+
+/* NOLINTBEGIN(bugprone-macro-parentheses): a type */
+#define COPY_FLAG(type)                                                                            \
+	do {                                                                                       \
+		typedef type __attribute__((may_alias)) flag_type;                                 \
+		__atomic_store_n(                                                                  \
+			(flag_type *)(void *)to,                                                   \
+			__atomic_load_n((const flag_type *)(const void *)from, __ATOMIC_ACQUIRE),  \
+			__ATOMIC_RELEASE);                                                         \
+	} while (0)
+/* NOLINTEND(bugprone-macro-parentheses) */
+
+static void copy_flag(char *to, const char *from, size_t length)
+{
+	switch (length) {
+	case 8:
+		COPY_FLAG(uint64_t);
+		break;
+	case 4:
+		COPY_FLAG(uint32_t);
+		break;
+	case 2:
+		COPY_FLAG(uint16_t);
+		break;
+	case 1:
+		COPY_FLAG(uint8_t);
+		break;
+	default: /* 0 */
+		break;
+	}
+}
+
 void wh_copy_bytes(char *to, const char *from, size_t length, bool non_temporal)
 {
+	if (copy_is_flag(to, from, length)) {
+		copy_flag(to, from, length);
+		return;
+	}
 #ifdef __SSE2__
 	uintptr_t distance = (uintptr_t)to - (uintptr_t)from;
 
@@ -157,7 +200,8 @@ static bool current_enter(struct wh_copier_peer *peer, struct wh_fragment *fragm
 	current->entry = entry;
 	current->pinned = pins && entry;
 	if (entry &&
-	    (entry->access & (fragment->op == WH_READ ? WH_ACCESS_READ : WH_ACCESS_WRITE))) {
+	    (peer->ops->own ||
+	     entry->access & (fragment->op == WH_READ ? WH_ACCESS_READ : WH_ACCESS_WRITE))) {
 		current->map = peer->ops->map(entry, fragment->op);
 		if (current->pinned && !current->map) {
 			wh_region_entry_unpin_enter(entry);
@@ -445,23 +489,13 @@ static void *copier_main(void *argument)
 static void copier_start_threads(struct wh_copier *copier)
 {
 	unsigned wanted = WH_COPIER_THREADS;
-	sigset_t all, before;
 	cpu_set_t cpus;
 
 	if (!sched_getaffinity(0, sizeof(cpus), &cpus) && CPU_COUNT(&cpus) <= 4)
 		wanted = 1;
-	/* Block the program's signals here, but not those that a fault raises. */
-	sigfillset(&all);
-	sigdelset(&all, SIGBUS);
-	sigdelset(&all, SIGSEGV);
-	sigdelset(&all, SIGABRT);
-	pthread_sigmask(SIG_SETMASK, &all, &before);
-	while (copier->threads < wanted &&
-	       !pthread_create(&copier->thread[copier->threads], NULL, copier_main, copier)) {
-		pthread_setname_np(copier->thread[copier->threads], "wherry/copy");
+	while (copier->threads < wanted && !wh_thread_start(&copier->thread[copier->threads],
+							    "wherry/copy", copier_main, copier))
 		copier->threads++;
-	}
-	pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
 void wh_copier_init(struct wh_copier *copier)

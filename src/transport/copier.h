@@ -65,6 +65,9 @@ struct wh_copier_ops {
 	bool overlaps;
 	/* A mapping may end before its region does, so a copy pins the region. */
 	bool pins;
+	/* The regions are this engine's own: whatever their access, they may be read and written.
+	 */
+	bool own;
 };
 
 /* The copier's state for one peer. */
@@ -90,7 +93,8 @@ void wh_copier_lost(struct wh_copier_peer *peer, int error, const char *text);
 void wh_copier_again(struct wh_copier_peer *peer);
 
 /* Copy memory that may overlap. `non_temporal`: with stores that bypass the caches, for copies
- * larger than these. The copied bytes are visible before whatever the thread stores next. */
-void wh_copy_bytes(char *to, const char *from, size_t length, bool copy_pages);
+ * larger than these. The copied bytes are visible before whatever the thread stores next. 1, 2, 4
+ * or 8 bytes, aligned on both sides, are one load (acquire) and one store (release). */
+void wh_copy_bytes(char *to, const char *from, size_t length, bool non_temporal);
 
 #endif

@@ -89,6 +89,9 @@ const char *wh_peer_name(const struct wh_peer *peer);
 const struct wh_hello *wh_peer_welcome(const struct wh_peer *peer);
 /* True: the peer is this engine itself. */
 bool wh_peer_is_self(const struct wh_peer *peer);
+/* What this engine may do with the entry of a region of the peer: enum wh_access, or-ed; with its
+ * own regions, by a peer "self", everything. */
+uint8_t wh_remote_access(const struct wh_peer *peer, const struct wh_region_entry *entry);
 /* What the peer has published: the entries of struct wh_remote_region. */
 struct wh_region_table *wh_peer_regions(struct wh_peer *peer);
 /* For sending frames of the transport's own. */
@@ -102,7 +105,7 @@ int wh_peer_check(struct wh_peer *peer);
 /* `id` no longer works for this peer. Later plans avoid it and say `why`. */
 void wh_peer_refuse(struct wh_peer *peer, enum wh_transport_id id, const char *why);
 /* The address that the control connection goes to. False: the peer was opened as "self" and has
- * none. On the first loop. */
+ * none. On loop 0. */
 bool wh_peer_address(const struct wh_peer *peer, struct sockaddr_storage *out);
 
 /* A connection of the transport's role begins with HELLO, WELCOME and PROVE. Make the HELLO;
@@ -157,11 +160,11 @@ void wh_session_count(struct wh_session *session, uint32_t op, uint64_t bytes);
 /* End and free a session; `text` says why, for the log. */
 void wh_session_end(struct wh_session *session, int error, const char *text);
 
-/* A notification has come by connection `by` of the transport, not 0: `length` bytes, 1 to
+/* A notification has come by connection `by` of the transport, not 0: `length` bytes, 0 to
  * WH_NOTIFICATION_MAX, which the peer may change while they are copied. It is delivered, or waits
  * until the inbox has room. 0, or a negative errno, which ends the session. */
 int wh_session_notified_by_transport(struct wh_session *session, uint32_t by, uint64_t sequence,
-				     const void *data, size_t length);
+				     uint64_t tag, const void *data, size_t length);
 /* Connection `by` is gone; the peer sends again what was not confirmed, so drop what waits. */
 void wh_session_notifications_forget(struct wh_session *session, uint32_t by);
 
@@ -179,8 +182,9 @@ bool wh_batch_is_running(const void *batch);
 bool wh_batch_has_waiter(const struct wh_batch *batch);
 /* enum wh_priority, as in each of its fragments. */
 uint32_t wh_batch_priority(const struct wh_batch *batch);
-/* The bytes of its notification; NULL: none. */
+/* The bytes of its notification, maybe 0 of them; NULL: it has none. And its tag. */
 const void *wh_batch_note(const struct wh_batch *batch, size_t *length);
+uint64_t wh_batch_tag(const struct wh_batch *batch);
 /* The transport's own pointer; NULL at first. The transport's batch_again and batch_closed get it.
  * Writers need a lock of the transport's. */
 void *wh_batch_transport(const struct wh_batch *batch, enum wh_transport_id id);
@@ -188,16 +192,17 @@ void wh_batch_set_transport(struct wh_batch *batch, enum wh_transport_id id, voi
 
 /* ---- estimates ------------------------------------------------------------------------------ */
 
-/* Add to out->duration how long the batch's fragments of transport `id` take, as measured by a
- * probe. The first call for a peer runs the probe: it reads from the peer and blocks, up to a
- * second or so. False: not known. */
+/* Add to out->duration how long the batch's fragments of transport `id` take, as measured by
+ * wh_peer_measure() or by traffic, and set `measured`, `age` and `working_set`. Does not block.
+ * False: not known. */
 bool wh_probe_estimate(struct wh_peer *peer, enum wh_transport_id id, const struct wh_batch *batch,
 		       struct wh_estimate *out);
 
 /* ---- notifications that a transport sends --------------------------------------------------- */
 
 /* The most notifications that a peer sends before they are confirmed. */
-#define WH_NOTIFY_WINDOW 16
+#define WH_NOTIFY_UNCONFIRMED 16
+#define WH_NOTIFY_UNCONFIRMED_BYTES (256u << 10) /* of all of them */
 
 /* The lock under which notifications are sent and counted. It is taken before a transport's. */
 void wh_notify_lock(struct wh_peer *peer);
@@ -205,8 +210,8 @@ void wh_notify_unlock(struct wh_peer *peer);
 /* How many are sent and not confirmed. Under the lock, as the next two. */
 unsigned wh_notify_unconfirmed(const struct wh_peer *peer);
 /* May the notification of the batch be sent behind its bytes, before these are known to have
- * arrived? True if none waits, the window has room, and all that are not confirmed, `mine`, went by
- * the transport that asks. */
+ * arrived? True if none waits, one more may be unconfirmed, and all that are not confirmed, `mine`,
+ * went by the transport that asks. */
 bool wh_notify_can_send_early(const struct wh_batch *batch, unsigned mine);
 /* Count it as sent by transport `id`, and return its sequence number. Confirmed or
  * wh_notify_undelivered() follows.
@@ -214,9 +219,8 @@ bool wh_notify_can_send_early(const struct wh_batch *batch, unsigned mine);
 uint64_t wh_notify_send_early(struct wh_batch *batch, enum wh_transport_id id);
 /* The transport's copy was lost. Send it again over the control connection: now, or when the
  * batch's fragments have ended. Under the lock; call wh_notify_resume() after releasing it. */
-void wh_notify_undelivered(struct wh_peer *peer, uint64_t sequence, const void *data,
-			   size_t length);
-/* Send what waits, as far as the window has room. Without the lock. */
+void wh_notify_undelivered(struct wh_peer *peer, uint64_t sequence);
+/* Send what waits, up to WH_NOTIFY_UNCONFIRMED. Without the lock. */
 void wh_notify_resume(struct wh_peer *peer);
 
 #endif

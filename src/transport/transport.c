@@ -112,6 +112,17 @@ static int no_reachability(struct wh_peer *peer, void *state, const struct wh_re
 	return 0;
 }
 
+static int no_preparation(struct wh_peer *peer, void *state, const struct wh_batch *batch,
+			  int64_t deadline, char why[WH_REFUSAL])
+{
+	(void)peer;
+	(void)state;
+	(void)batch;
+	(void)deadline;
+	(void)why;
+	return 0;
+}
+
 static void no_submit(struct wh_peer *peer, void *state, struct wh_fragment *fragment)
 {
 	(void)peer;
@@ -224,6 +235,7 @@ static const struct wh_transport defaults = {
 	.region_gone = no_region_gone,
 	.peer_frame = no_peer_frame,
 	.is_reachable = no_reachability,
+	.prepare = no_preparation,
 	.submit = no_submit,
 	.progress = no_progress,
 	.cancel = no_cancel,
@@ -284,6 +296,7 @@ static void make_list(void)
 		FILL(region_gone);
 		FILL(peer_frame);
 		FILL(is_reachable);
+		FILL(prepare);
 		FILL(submit);
 		FILL(progress);
 		FILL(cancel);

@@ -7,8 +7,8 @@
  * moves a fragment's bytes when it likes, on any thread, and then calls wh_fragment_done() exactly
  * once.
  *
- * "First loop" is the engine's loop 0: a function that runs there must not wait for anything but
- * that loop's own sockets, and returns within a few milliseconds.
+ * Loop 0 is the engine's first progress loop: a function that runs there must not wait for anything
+ * but that loop's own sockets, and returns within a few milliseconds.
  */
 #ifndef WH_TRANSPORT_TRANSPORT_H
 #define WH_TRANSPORT_TRANSPORT_H
@@ -82,15 +82,15 @@ struct wh_transport {
 
 	/* A peer on this host asks, over the unix socket `socket`, for a GPU's memory: send the
 	 * answers for the region's segments from `segment` on, without waiting. The region is
-	 * entered. On the first loop. 0; a negative errno, which closes the connection; -ENXIO: the
+	 * entered. On loop 0. 0; a negative errno, which closes the connection; -ENXIO: the
 	 * transport does not export memory. */
 	int (*region_export)(struct wh_region *region, uint32_t segment, int socket);
 
-	/* A peer has been reached, and the transport has no state for it yet. On the first loop. 0,
+	/* A peer has been reached, and the transport has no state for it yet. On loop 0. 0,
 	 * or a negative errno with the reason in `why`: the transport is not used for this peer;
 	 * -ENXIO: it does not apply to such peers. */
 	int (*peer_open)(struct wh_peer *peer, void **state, char why[WH_REFUSAL]);
-	/* The peer's handle is closed, and no batch is left. On the first loop. */
+	/* The peer's handle is closed, and no batch is left. On loop 0. */
 	void (*peer_close)(struct wh_peer *peer, void *state);
 	/* The control connection has broken: complete everything outstanding with `error`, soon,
 	 * and touch no memory of ours after that. The state stays until peer_close. On the first
@@ -98,18 +98,18 @@ struct wh_transport {
 	void (*peer_lost)(struct wh_peer *peer, void *state, int error, const char *text);
 	/* The same epoch of the peer has been reached again after peer_lost. As peer_open. */
 	int (*peer_again)(struct wh_peer *peer, void *state, char why[WH_REFUSAL]);
-	/* The peer has published a region. On the first loop. */
+	/* The peer has published a region. On loop 0. */
 	void (*region_came)(struct wh_peer *peer, void *state, struct wh_remote_region *region);
 	/* The peer takes a region back: its entry is closed, and nobody is inside it any more. End
 	 * every mapping that shows its bytes, also those made for other regions. 0; -EBUSY: not by
-	 * `deadline`, and the core calls it again. On the first loop. */
+	 * `deadline`, and the core calls it again. On loop 0. */
 	int (*region_going)(struct wh_peer *peer, void *state, struct wh_remote_region *region,
 			    int64_t deadline);
-	/* After region_going: free what the transport keeps for the region. On the first loop. */
+	/* After region_going: free what the transport keeps for the region. On loop 0. */
 	void (*region_gone)(struct wh_peer *peer, void *state, struct wh_remote_region *region);
 
 	/* The owner has sent a frame of the transport's own over the control connection. 0, or a
-	 * negative errno, which breaks the connection. On the first loop. */
+	 * negative errno, which breaks the connection. On loop 0. */
 	int (*peer_frame)(struct wh_peer *peer, void *state, const struct wh_frame *frame,
 			  const uint8_t *payload);
 
@@ -120,6 +120,12 @@ struct wh_transport {
 	 * not apply to these kinds of memory; left out of explanations. */
 	int (*is_reachable)(struct wh_peer *peer, void *state, const struct wh_region *local,
 			    struct wh_region_entry *remote, uint32_t op, char why[WH_REFUSAL]);
+	/* Do what the first submission of this batch would do otherwise for the transport's
+	 * fragments, and wait for it until `deadline`. The batch is planned, and never submitted.
+	 * On a thread that may wait. 0, -ETIMEDOUT, or another negative errno, with the reason in
+	 * `why`. */
+	int (*prepare)(struct wh_peer *peer, void *state, const struct wh_batch *batch,
+		       int64_t deadline, char why[WH_REFUSAL]);
 	/* Start a fragment. Any thread. Errors are reported by wh_fragment_fail(), before
 	 * wh_fragment_done(). */
 	void (*submit)(struct wh_peer *peer, void *state, struct wh_fragment *fragment);
@@ -145,15 +151,16 @@ struct wh_transport {
 	 * confirmed; another negative errno: the core sends it over the control connection. */
 	int (*notify)(struct wh_peer *peer, void *state, struct wh_batch *batch, uint64_t sequence);
 	/* The peer has confirmed the notification `sequence`, whichever way it was sent. Under
-	 * wh_notify_lock(), on the first loop. */
+	 * wh_notify_lock(), on loop 0. */
 	void (*notified)(struct wh_peer *peer, void *state, uint64_t sequence);
 
 	/* For explanations: describe how the transport moves the batch's fragments. The texts are
-	 * "" at first. Not on the first loop; may wait for locks. */
+	 * "" at first. Not on loop 0; may wait for locks. */
 	void (*describe)(struct wh_peer *peer, void *state, const struct wh_batch *batch,
 			 struct wh_description *out);
 	/* Add to `out` what the transport's fragments of the batch take; `id` is the transport's
-	 * own number. False: not known. By default from a probe, which reads from the peer. */
+	 * own number. False: not known. By default from what wh_peer_measure() found, or what
+	 * traffic took. */
 	bool (*estimate)(struct wh_peer *peer, enum wh_transport_id id,
 			 const struct wh_batch *batch, struct wh_estimate *out);
 
@@ -163,13 +170,13 @@ struct wh_transport {
 	int (*session_accept)(struct wh_session *session, int fd, struct wh_tls *tls,
 			      const struct wh_hello *hello);
 	/* The session ends: close its connections. When it returns, none touches memory any more.
-	 * On the first loop. */
+	 * On loop 0. */
 	void (*session_close)(struct wh_session *session);
 	/* The initiator wants its data connection `number` closed; as session_close. */
 	void (*session_abort)(struct wh_session *session, uint32_t number);
 	/* Will the transport probably reach our GPUs' memory for this session without staging
-	 * buffers? If none does, the engine prepares such buffers when the session begins. On the
-	 * first loop. */
+	 * buffers? If none does, the engine prepares such buffers when the session begins. On loop
+	 * 0. */
 	bool (*session_reaches_gpus)(const struct wh_session *session);
 	/* The initiator has sent a frame of the transport's own over the control connection. As
 	 * peer_frame. */

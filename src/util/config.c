@@ -140,6 +140,24 @@ static bool check_word(const char *text)
 	return !text[word_length(text)];
 }
 
+uint32_t wh_config_log_level(const char *name)
+{
+	static const char *const names[] = {
+		[WH_LOG_WARN] = "warn", [WH_LOG_INFO] = "info", [WH_LOG_DEBUG] = "debug"
+	};
+
+	for (uint32_t level = WH_LOG_WARN; level <= WH_LOG_DEBUG; level++)
+		if (!strcmp(names[level], name))
+			return level;
+	return 0;
+}
+
+/* A level of the log, or nothing. */
+static bool check_level(const char *text)
+{
+	return !*text || wh_config_log_level(text);
+}
+
 /* Printable characters only: the listener decides whether it is an address. */
 static bool check_address(const char *text)
 {
@@ -262,6 +280,13 @@ static const struct setting settings[WH_SETTING_COUNT] = {
 		.least = 1,
 		.most = 65536,
 	},
+	[WH_SETTING_NOTIFICATION_BYTES] = {
+		.row = { "notification_bytes", "WHERRY_NOTIFICATION_BYTES", "16MiB", "bytes",
+			 "bytes of the notifications that the engine keeps" },
+		.number = parse_bytes,
+		.least = 64 * KIB,
+		.most = 64 * GIB,
+	},
 	[WH_SETTING_CUDA] = {
 		.row = { "cuda", "WHERRY_CUDA", "", "text",
 			 "the CUDA driver's library; empty: libcuda.so.1; off or no: do not use "
@@ -383,6 +408,13 @@ static const struct setting settings[WH_SETTING_COUNT] = {
 			 "no socket" },
 		.text = check_path,
 		.wants = "a directory, or off",
+	},
+	[WH_SETTING_LOG] = {
+		.row = { "log", "WHERRY_LOG", "", "text",
+			 "log lines up to a level: warn, info or debug; to stderr, unless the "
+			 "program takes them itself" },
+		.text = check_level,
+		.wants = "warn, info or debug",
 	},
 	[WH_SETTING_MAX_BUFFERED] = {
 		.row = { "max_buffered", "WHERRY_MAX_BUFFERED", "1GiB", "bytes",

@@ -24,6 +24,7 @@ enum wh_setting {
 	WH_SETTING_BUFFER, /* bytes: size of socket buffers; 0: the system's default */
 	WH_SETTING_CMA, /* bool: process_vm_readv/writev may be used */
 	WH_SETTING_NOTIFICATIONS, /* count: notifications kept until the program takes them */
+	WH_SETTING_NOTIFICATION_BYTES, /* bytes: of all of them together */
 	/* text: the CUDA driver's library; "": libcuda.so.1; "off" or "no": none */
 	WH_SETTING_CUDA,
 	WH_SETTING_CTAS, /* count: CTAs of the gather-scatter kernel; 0: chosen per route */
@@ -46,6 +47,8 @@ enum wh_setting {
 	WH_SETTING_LEASE, /* ms: an engine that is silent for this long leaves the registry */
 	/* text: the directory of the observers' socket; "": the default; "off": none */
 	WH_SETTING_OBSERVE,
+	/* text: the level of log lines; "": the program's choice */
+	WH_SETTING_LOG,
 	WH_SETTING_MAX_BUFFERED, /* bytes: most memory that TCP requests from one address may occupy
 				  */
 	WH_SETTING_TLS, /* bool: control and TCP data connections use TLS 1.3 */
@@ -65,6 +68,9 @@ struct wh_config {
 /* Fill from the defaults, the environment and `overrides` ("name=value", NULL-ended, or NULL).
  * 0, or -EINVAL: the error text names the setting and the value. */
 int wh_config_load(struct wh_config *config, const char *const *overrides);
+
+/* The enum wh_log_level of "warn", "info" or "debug"; 0: not a level's name. */
+uint32_t wh_config_log_level(const char *name);
 
 /* Find the next environment variable WHERRY_... that no setting reads: it is misspelt or belongs to
  * a newer version. The command refuses it and the library logs it, unless WHERRY_IGNORE_UNKNOWN=1.

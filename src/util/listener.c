@@ -32,9 +32,9 @@ static void listener_resume(struct wh_timer *timer)
 
 static void listener_wait(struct wh_listener *listener, int error)
 {
-	bool told = listener->short_of;
+	bool told = listener->starved;
 
-	listener->short_of = true;
+	listener->starved = true;
 	wh_timer_set(listener->loop, &listener->pause, wh_now() + PAUSE);
 	listener_arm(listener);
 	if (!told && listener->waits)
@@ -71,7 +71,7 @@ static void listener_ready(struct wh_source *source, uint32_t events)
 				 SOCK_CLOEXEC | listener->flags);
 
 		if (fd >= 0) {
-			listener->short_of = false;
+			listener->starved = false;
 			listener->turn++;
 			listener->accepted(listener, fd, &from);
 		} else if (!listener_failed(listener, errno)) {

@@ -5,13 +5,13 @@
 #include <assert.h>
 #include <errno.h>
 #include <sched.h>
-#include <signal.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
 #include "util/clock.h"
 #include "util/error.h"
+#include "util/thread.h"
 
 #define BATCH 64 /* events taken from epoll at once */
 
@@ -402,29 +402,6 @@ static void *loop_main(void *argument)
 
 /* ---- start and stop ----------------------------------------------------------------------- */
 
-static int thread_start(struct wh_loop *loop, const char *name)
-{
-	/* This thread receives only the signals that its own faults raise. All others go to the
-	 * program's threads. */
-	static const int own[] = { SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGSYS, SIGTRAP };
-	char short_name[16];
-	sigset_t mask, before;
-	int error;
-
-	sigfillset(&mask);
-	for (size_t i = 0; i < sizeof(own) / sizeof(own[0]); i++)
-		sigdelset(&mask, own[i]);
-	pthread_sigmask(SIG_SETMASK, &mask, &before);
-	error = pthread_create(&loop->thread, NULL, loop_main, loop);
-	pthread_sigmask(SIG_SETMASK, &before, NULL);
-	if (error)
-		return wh_fail(error, "cannot start the thread %s: %s", name, strerror(error));
-	strncpy(short_name, name, sizeof(short_name) - 1);
-	short_name[sizeof(short_name) - 1] = '\0';
-	pthread_setname_np(loop->thread, short_name);
-	return 0;
-}
-
 int wh_loop_start(struct wh_loop *loop, const char *name, bool spin)
 {
 	int rc;
@@ -452,9 +429,11 @@ int wh_loop_start(struct wh_loop *loop, const char *name, bool spin)
 	rc = wh_loop_add(loop, &loop->waker, EPOLLIN);
 	if (rc)
 		goto err_close_wake;
-	rc = thread_start(loop, name);
-	if (rc)
+	rc = wh_thread_start(&loop->thread, name, loop_main, loop);
+	if (rc) {
+		rc = wh_fail(rc, "cannot start the thread %s: %s", name, strerror(rc));
 		goto err_close_wake;
+	}
 	return 0;
 
 err_close_wake:

@@ -21,8 +21,7 @@ static bool name_char_is_valid(unsigned char c)
 
 static bool access_is_valid(uint8_t access)
 {
-	return access == WH_ACCESS_NONE ||
-	       (access && !(access & ~(WH_ACCESS_READ | WH_ACCESS_WRITE)));
+	return access && !(access & ~(WH_ACCESS_READ | WH_ACCESS_WRITE));
 }
 
 size_t wh_region_encode(uint8_t *out, const struct wh_region_record *record)

@@ -16,7 +16,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define WH_WIRE_VERSION 4
+#define WH_WIRE_VERSION 5
 #define WH_WIRE_MAGIC 0x59524857u /* "WHRY" */
 
 /* ---- frames ------------------------------------------------------------ */
@@ -31,7 +31,7 @@ enum wh_frame_type {
 	WH_FRAME_REGIONS, /* published regions; flag LAST ends the first, full list */
 	WH_FRAME_REMOVE, /* ids of regions that the owner unregisters */
 	WH_FRAME_REMOVED, /* the answer: the same ids; they are no longer mapped or accessed */
-	WH_FRAME_NOTIFY, /* u64 sequence, then the user's bytes */
+	WH_FRAME_NOTIFY, /* u64 sequence, u64 tag, then the user's bytes */
 	WH_FRAME_NOTIFIED, /* u64 sequence: the notification is in the queue */
 	WH_FRAME_PING, /* u64 token */
 	WH_FRAME_PONG, /* the same */

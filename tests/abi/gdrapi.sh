@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# libgdrapi.so.2 exports what gdrapi.h declares and old programs want, without versions, and with
-# the types of the original; it needs nothing but libc, and is linked as it should be. gdrapi.sh
-# LIBRARY
+# libgdrapi.so.2 exports the functions of gdrapi.h and those that old programs need, without
+# versions and with the types of the original. It needs nothing but libc and has the linker
+# options of libwherry.so. gdrapi.sh LIBRARY
 set -u
 library=$1
 # shellcheck source=tests/cases.sh

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # What the headers declare, what the symbol map lists and what the library exports are the same; the
-# library needs nothing but libc, and is linked as it should be.
+# library needs nothing but libc and has its linker options (-z now, relro; no constructors).
 set -u
 # shellcheck source=tests/cases.sh
 . "${BASH_SOURCE[0]%/*}/../cases.sh" || exit

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# libtransfer_engine.so exports what wherry/mooncake.h declares, all of Mooncake's C interface and
+# libtransfer_engine.so exports what transfer_engine_c.h declares, all of Mooncake's C interface and
 # one function more, without versions; it has the name that programs want, and is linked as it
 # should be. transfer-engine.sh LIBRARY
 set -u
@@ -14,8 +14,9 @@ same() # NAME FILE FILE
 	verdict "$1" $?
 }
 
-"${CC:-cc}" -fpreprocessed -dD -E -P "$TEST_SOURCE/include/wherry/mooncake.h" | grep -v '^#' |
-	tr '\n' ' ' | grep -o '\b[a-z][A-Za-z]*(' | tr -d '(' | sort -u >"$directory/header"
+"${CC:-cc}" -fpreprocessed -dD -E -P "$TEST_SOURCE/compat/mooncake/transfer_engine_c.h" |
+	grep -v '^#' | tr '\n' ' ' | grep -o '\b[a-z][A-Za-z]*(' | tr -d '(' |
+	sort -u >"$directory/header"
 "${CC:-cc}" -fpreprocessed -E -P -x c "$TEST_SOURCE/compat/mooncake/libtransfer_engine.map" |
 	grep -o '\b[a-z][A-Za-z]*;' | tr -d ';' | sort >"$directory/map"
 nm -D --defined-only "$library" | awk '{ print $3 }' | sort >"$directory/library"

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test-delay.c: the library with one transport more, through its public interface */
+#include "../integration/lib/outcome.h"
 #include "../unit/unit.h"
 
 #include <errno.h>
@@ -22,7 +23,9 @@ static int setup(void **state)
 {
 	static const char *const config[] = { "transports=delay,self", NULL };
 	const struct wh_engine_options options = { .size = sizeof(options), .config = config };
-	const struct wh_region_options name = { .size = sizeof(name), .name = "theirs" };
+	const struct wh_region_options name = { .size = sizeof(name),
+						.name = "theirs",
+						.access = WH_ACCESS_READ | WH_ACCESS_WRITE };
 
 	(void)state;
 	assert_int_equal(wh_engine_open(&options, &engine), 0);
@@ -73,19 +76,19 @@ static void move__reads_and_writes(void **state)
 	(void)state;
 	begin = wh_now();
 	batch = submit(WH_WRITE, 1000);
-	assert_int_equal(wh_batch_wait(batch, PATIENCE), 0);
+	assert_int_equal(batch_end(batch, PATIENCE), 0);
 	assert_true(wh_now() - begin >= 20 * WH_MS);
 	for (unsigned i = 0; i < LENGTH; i++)
 		assert_int_equal(theirs[i], i < 1000 ? 'o' : 't');
 	assert_int_equal(wh_batch_free(batch), 0);
 	memset(theirs, 'x', LENGTH);
 	batch = submit(WH_READ, LENGTH);
-	assert_int_equal(wh_batch_wait(batch, PATIENCE), 0);
+	assert_int_equal(batch_end(batch, PATIENCE), 0);
 	assert_memory_equal(ours, theirs, LENGTH);
 	/* The same batch again. */
 	memset(theirs, 'y', LENGTH);
 	assert_int_equal(wh_batch_submit(batch), 0);
-	assert_int_equal(wh_batch_wait(batch, PATIENCE), 0);
+	assert_int_equal(batch_end(batch, PATIENCE), 0);
 	assert_memory_equal(ours, theirs, LENGTH);
 	assert_int_equal(wh_batch_free(batch), 0);
 }
@@ -96,7 +99,7 @@ static void explain__names_it(void **state)
 	char text[2000];
 
 	(void)state;
-	assert_int_equal(wh_batch_wait(batch, PATIENCE), 0);
+	assert_int_equal(batch_end(batch, PATIENCE), 0);
 	assert_true(wh_batch_explain(batch, text, sizeof(text)) > 0);
 	assert_non_null(strstr(text, "delay: 8 bytes in 1 transfers (memory copy after 20 ms)\n"));
 	assert_int_equal(wh_batch_free(batch), 0);
@@ -108,7 +111,7 @@ static void cancel__before_it_is_due(void **state)
 
 	(void)state;
 	assert_int_equal(wh_batch_cancel(batch), 0);
-	assert_int_equal(wh_batch_wait(batch, PATIENCE), -ECANCELED);
+	assert_int_equal(batch_end(batch, PATIENCE), -ECANCELED);
 	assert_int_equal(wh_batch_free(batch), 0);
 	for (unsigned i = 0; i < LENGTH; i++)
 		assert_int_equal(theirs[i], 't');
@@ -117,11 +120,13 @@ static void cancel__before_it_is_due(void **state)
 static void region__gone_while_it_waits(void **state)
 {
 	struct wh_batch *batch = submit(WH_WRITE, 8);
-	const struct wh_region_options name = { .size = sizeof(name), .name = "theirs" };
+	const struct wh_region_options name = { .size = sizeof(name),
+						.name = "theirs",
+						.access = WH_ACCESS_READ | WH_ACCESS_WRITE };
 
 	(void)state;
 	assert_int_equal(wh_region_unregister(published), 0);
-	assert_int_equal(wh_batch_wait(batch, PATIENCE), -ESTALE);
+	assert_int_equal(batch_end(batch, PATIENCE), -ESTALE);
 	assert_non_null(
 		strstr(wh_batch_error_text(batch), "was unregistered before its bytes were due"));
 	assert_int_equal(wh_batch_free(batch), 0);

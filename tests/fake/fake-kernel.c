@@ -53,9 +53,9 @@ static int load_word(const struct fake_launch *launch, uint64_t list, uint64_t i
 }
 
 /* Where one side of a chunk starts. */
-static int chunk_place(const struct fake_launch *launch, uint64_t bases, uint64_t inline_base,
-		       uint64_t offsets, uint64_t stride, uint64_t base, uint64_t index,
-		       uint64_t *out)
+static int chunk_address(const struct fake_launch *launch, uint64_t bases, uint64_t inline_base,
+			 uint64_t offsets, uint64_t stride, uint64_t base, uint64_t index,
+			 uint64_t *out)
 {
 	uint64_t start = inline_base, offset = stride * index;
 	int error = 0;
@@ -96,11 +96,11 @@ static int move_chunk(const struct fake_launch *launch, const struct wh_blocks_j
 	uint64_t inline_target = job->target_bases ? 0 : job->target_base[base % WH_BLOCKS_INLINE];
 	int error;
 
-	error = chunk_place(launch, job->source_bases, inline_source, job->source_offsets,
-			    job->source_stride, base, index, &from);
+	error = chunk_address(launch, job->source_bases, inline_source, job->source_offsets,
+			      job->source_stride, base, index, &from);
 	if (!error)
-		error = chunk_place(launch, job->target_bases, inline_target, job->target_offsets,
-				    job->target_stride, base, index, &to);
+		error = chunk_address(launch, job->target_bases, inline_target, job->target_offsets,
+				      job->target_stride, base, index, &to);
 	if (error)
 		return error;
 	if (length > job->chunk_length)
@@ -189,8 +189,9 @@ static int twin_fill(const struct fake_launch *launch)
 
 #define BOUNCE_SECONDS 10
 
-/* wh_bounce(uint64_t in, uint64_t out, uint32_t rounds, uint32_t patience): kernels/bounce.cu. It
- * waits longer than the kernel, because the thread that it waits for may share its CPU. */
+/* wh_bounce(uint64_t in, uint64_t out, uint32_t rounds, uint32_t patience): kernels/bounce.cu. The
+ * kernel counts its polls (`patience`) for each round; this waits 10 s for all rounds, because the
+ * thread that it waits for may share its CPU. */
 static int twin_bounce(const struct fake_launch *launch)
 {
 	uint64_t in_address = *(uint64_t *)launch->parameters[0];
@@ -497,7 +498,7 @@ FAKE_API int cuFuncGetAttribute(int *out, int attribute, struct fake_function *f
 	return FAKE_OK;
 }
 
-/* Does nothing: the fake never loads functions lazily. */
+/* Checks the handle and no more: the fake never loads functions lazily. */
 FAKE_API int cuFuncLoad(struct fake_function *function)
 {
 	bool found;

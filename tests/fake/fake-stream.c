@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Streams and events. Each stream has a thread, which its first operation starts and which runs one
+ * Streams. Each stream has a thread, which its first operation starts and which runs one
  * operation after the other. An operation that waits for other streams (for an event or the legacy
  * default stream) gets, at submission, a list of these streams and of the number of operations that
  * each must have completed.
@@ -13,22 +13,9 @@
 #include "fake.h"
 
 enum { STREAM_NON_BLOCKING = 1 };
-enum { EVENT_BLOCKING_SYNC = 1, EVENT_DISABLE_TIMING = 2, EVENT_INTERPROCESS = 4 };
 
 #define LEGACY ((void *)1)
 #define PER_THREAD ((void *)2)
-
-struct fake_event {
-	struct wh_list link;
-	struct fake_context *context;
-	unsigned flags;
-	unsigned refs; /* the user's, and operations that record it */
-	struct fake_stream *stream; /* where it was last recorded; NULL: never */
-	uint64_t at;
-	int64_t time; /* ns; of the record at `at` */
-};
-
-static struct wh_list events = { &events, &events };
 
 /* ---- life of a stream ------------------------------------------------------------------------ */
 
@@ -51,7 +38,7 @@ static struct fake_stream *new_stream(struct fake_context *context, unsigned fla
 	return stream;
 }
 
-static void unref_stream(struct fake_stream *stream)
+void fake_stream_unref(struct fake_stream *stream)
 {
 	if (--stream->refs)
 		return;
@@ -68,7 +55,7 @@ static void close_stream(struct fake_stream *stream)
 	if (!stream->started)
 		wh_list_remove(&stream->link);
 	pthread_cond_signal(&stream->wake);
-	unref_stream(stream);
+	fake_stream_unref(stream);
 }
 
 static struct fake_stream *default_stream(struct fake_context *context, bool per_thread)
@@ -105,8 +92,7 @@ static bool stream_known(const struct fake_stream *stream)
 	return false;
 }
 
-/* Find the stream of a CUDA handle. */
-static int find_stream(void *handle, struct fake_stream **out)
+int fake_stream_find(void *handle, struct fake_stream **out)
 {
 	struct fake_context *context;
 	int error;
@@ -128,7 +114,7 @@ int fake_stream_context(void *handle, struct fake_context **out)
 	int error;
 
 	pthread_mutex_lock(&fake_lock);
-	error = find_stream(handle, &stream);
+	error = fake_stream_find(handle, &stream);
 	if (!error)
 		*out = stream->context;
 	pthread_mutex_unlock(&fake_lock);
@@ -166,10 +152,10 @@ static void do_op(struct fake_op *op)
 		atomic_compare_exchange_strong(&op->context->error, &none, error);
 }
 
-static void free_op(struct fake_op *op)
+void fake_op_free(struct fake_op *op)
 {
 	for (unsigned i = 0; i < op->wait_count; i++)
-		unref_stream(op->waits[i].stream);
+		fake_stream_unref(op->waits[i].stream);
 	free(op->waits);
 	if (op->end)
 		op->end(op);
@@ -197,12 +183,12 @@ static void *stream_run(void *arg)
 		stream->first = op->next;
 		if (!stream->first)
 			stream->last = &stream->first;
-		free_op(op);
+		fake_op_free(op);
 		stream->done++;
 		pthread_cond_broadcast(&stream->progress);
 	}
 	wh_list_remove(&stream->link);
-	unref_stream(stream);
+	fake_stream_unref(stream);
 	pthread_mutex_unlock(&fake_lock);
 	return NULL;
 }
@@ -229,7 +215,7 @@ static int stream_start(struct fake_stream *stream)
 
 /* ---- submitting ------------------------------------------------------------------------------ */
 
-static bool add_wait(struct fake_op *op, struct fake_stream *stream, uint64_t until)
+bool fake_op_add_wait(struct fake_op *op, struct fake_stream *stream, uint64_t until)
 {
 	struct fake_wait *waits = op->waits;
 
@@ -255,27 +241,26 @@ static bool wait_for_default(struct fake_op *op, struct fake_stream *stream)
 	if (stream->flags & STREAM_NON_BLOCKING || !context->null)
 		return true;
 	if (stream != context->null)
-		return add_wait(op, context->null, context->null->submitted);
+		return fake_op_add_wait(op, context->null, context->null->submitted);
 	for (struct wh_list *l = context->streams.next; l != &context->streams; l = l->next) {
 		struct fake_stream *other = wh_container(l, struct fake_stream, link);
 
 		if (other != stream && !(other->flags & STREAM_NON_BLOCKING) &&
-		    !add_wait(op, other, other->submitted))
+		    !fake_op_add_wait(op, other, other->submitted))
 			return false;
 	}
 	return true;
 }
 
-static void wait_until(struct fake_stream *stream, uint64_t until)
+void fake_stream_wait_until(struct fake_stream *stream, uint64_t until)
 {
 	stream->refs++;
 	while (stream->done < until)
 		pthread_cond_wait(&stream->progress, &fake_lock);
-	unref_stream(stream);
+	fake_stream_unref(stream);
 }
 
-/* Append an operation. Takes the op over only on success. Under fake_lock. */
-static int stream_submit(struct fake_stream *stream, struct fake_op *op)
+int fake_stream_submit(struct fake_stream *stream, struct fake_op *op)
 {
 	int error = stream_start(stream);
 
@@ -299,14 +284,14 @@ int fake_submit(void *handle, struct fake_op *op, bool wait)
 	int error;
 
 	pthread_mutex_lock(&fake_lock);
-	error = find_stream(handle, &stream);
+	error = fake_stream_find(handle, &stream);
 	if (!error)
-		error = stream_submit(stream, op);
+		error = fake_stream_submit(stream, op);
 	if (error) {
-		free_op(op);
+		fake_op_free(op);
 	} else if (wait) {
 		context = stream->context;
-		wait_until(stream, stream->submitted);
+		fake_stream_wait_until(stream, stream->submitted);
 		error = fake_health(context);
 	}
 	pthread_mutex_unlock(&fake_lock);
@@ -322,12 +307,12 @@ void fake_context_wait(struct fake_context *context)
 	for (struct wh_list *l = context->streams.next; l != &context->streams; l = l->next) {
 		struct fake_stream *stream = wh_container(l, struct fake_stream, link);
 
-		if (!add_wait(&all, stream, stream->submitted))
+		if (!fake_op_add_wait(&all, stream, stream->submitted))
 			abort();
 	}
 	for (unsigned i = 0; i < all.wait_count; i++) {
-		wait_until(all.waits[i].stream, all.waits[i].until);
-		unref_stream(all.waits[i].stream);
+		fake_stream_wait_until(all.waits[i].stream, all.waits[i].until);
+		fake_stream_unref(all.waits[i].stream);
 	}
 	pthread_mutex_unlock(&fake_lock);
 	free(all.waits);
@@ -335,7 +320,8 @@ void fake_context_wait(struct fake_context *context)
 
 void fake_streams_end(struct fake_context *context)
 {
-	fake_context_wait(context); /* short: operations that have not begun are dropped */
+	fake_context_wait(
+		context); /* operations that have not begun are dropped, after their delay */
 	pthread_mutex_lock(&fake_lock);
 	for (struct wh_list *l = context->streams.next, *next; l != &context->streams; l = next) {
 		struct fake_stream *stream = wh_container(l, struct fake_stream, link);
@@ -402,10 +388,10 @@ FAKE_API int cuStreamSynchronize(void *handle)
 
 	FAKE_ENTER();
 	pthread_mutex_lock(&fake_lock);
-	error = find_stream(handle, &stream);
+	error = fake_stream_find(handle, &stream);
 	if (!error) {
 		context = stream->context;
-		wait_until(stream, stream->submitted);
+		fake_stream_wait_until(stream, stream->submitted);
 		error = fake_health(context);
 	}
 	pthread_mutex_unlock(&fake_lock);
@@ -419,7 +405,7 @@ FAKE_API int cuStreamQuery(void *handle)
 
 	FAKE_ENTER();
 	pthread_mutex_lock(&fake_lock);
-	error = find_stream(handle, &stream);
+	error = fake_stream_find(handle, &stream);
 	if (!error && stream->done < stream->submitted)
 		error = FAKE_NOT_READY;
 	pthread_mutex_unlock(&fake_lock);
@@ -455,7 +441,7 @@ FAKE_API int cuStreamGetPriority(void *handle, int *out)
 	if (!out)
 		return FAKE_INVALID_VALUE;
 	pthread_mutex_lock(&fake_lock);
-	error = find_stream(handle, &stream);
+	error = fake_stream_find(handle, &stream);
 	if (!error)
 		*out = stream->priority;
 	pthread_mutex_unlock(&fake_lock);
@@ -526,224 +512,4 @@ FAKE_API int cuLaunchHostFunc(void *stream, void (*function)(void *arg), void *a
 	host->function = function;
 	host->arg = arg;
 	return fake_submit(stream, &host->op, false);
-}
-
-/* ---- events ---------------------------------------------------------------------------------- */
-
-static bool known_event(const struct fake_event *event)
-{
-	for (struct wh_list *l = events.next; l != &events; l = l->next)
-		if (wh_container(l, struct fake_event, link) == event)
-			return true;
-	return false;
-}
-
-static void unref_event(struct fake_event *event)
-{
-	if (--event->refs)
-		return;
-	if (event->stream)
-		unref_stream(event->stream);
-	free(event);
-}
-
-FAKE_API int cuEventCreate(struct fake_event **out, unsigned flags)
-{
-	struct fake_context *context;
-	struct fake_event *event;
-	int error;
-
-	FAKE_ENTER();
-	error = fake_current(&context);
-	if (error)
-		return error;
-	if (!out || flags & ~7U || (flags & EVENT_INTERPROCESS && !(flags & EVENT_DISABLE_TIMING)))
-		return FAKE_INVALID_VALUE;
-	event = calloc(1, sizeof(*event));
-	if (!event)
-		return FAKE_OUT_OF_MEMORY;
-	event->context = context;
-	event->flags = flags;
-	event->refs = 1;
-	pthread_mutex_lock(&fake_lock);
-	wh_list_append(&events, &event->link);
-	pthread_mutex_unlock(&fake_lock);
-	*out = event;
-	return FAKE_OK;
-}
-
-FAKE_API int cuEventDestroy_v2(struct fake_event *event)
-{
-	int error = FAKE_INVALID_HANDLE;
-
-	FAKE_ENTER();
-	pthread_mutex_lock(&fake_lock);
-	if (known_event(event)) {
-		error = fake_health(event->context);
-		wh_list_remove(&event->link);
-		unref_event(event);
-	}
-	pthread_mutex_unlock(&fake_lock);
-	return error;
-}
-
-struct record_op {
-	struct fake_op op;
-	struct fake_event *event;
-	struct fake_stream *stream;
-	uint64_t at;
-	int64_t time;
-};
-
-static int do_record(struct fake_op *op)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	((struct record_op *)op)->time = now.tv_sec * 1000000000LL + now.tv_nsec;
-	return 0;
-}
-
-/* Set the time of the record at `at`, unless the event has been recorded again. Under fake_lock. */
-static void end_record(struct fake_op *op)
-{
-	struct record_op *record = (struct record_op *)op;
-
-	if (!record->event)
-		return;
-	if (record->event->stream == record->stream && record->event->at == record->at)
-		record->event->time = record->time;
-	unref_event(record->event);
-}
-
-FAKE_API int cuEventRecord(struct fake_event *event, void *handle)
-{
-	struct record_op *record;
-	struct fake_stream *stream;
-	int error;
-
-	FAKE_ENTER();
-	record = calloc(1, sizeof(*record));
-	if (!record)
-		return FAKE_OUT_OF_MEMORY;
-	record->op.run = do_record;
-	record->op.end = end_record;
-	pthread_mutex_lock(&fake_lock);
-	error = known_event(event) ? find_stream(handle, &stream) : FAKE_INVALID_HANDLE;
-	if (!error && stream->context != event->context)
-		error = FAKE_INVALID_HANDLE;
-	if (!error)
-		error = stream_submit(stream, &record->op);
-	if (error) {
-		free_op(&record->op);
-		goto out;
-	}
-	record->event = event;
-	record->stream = stream;
-	record->at = stream->submitted;
-	event->refs++;
-	stream->refs++;
-	if (event->stream)
-		unref_stream(event->stream);
-	event->stream = stream;
-	event->at = stream->submitted;
-out:
-	pthread_mutex_unlock(&fake_lock);
-	return error;
-}
-
-/* The state of a known event: 0, FAKE_NOT_READY or its context's error. */
-static int event_state(const struct fake_event *event)
-{
-	int error = fake_health(event->stream ? event->stream->context : event->context);
-
-	if (error)
-		return error;
-	return event->stream && event->stream->done < event->at ? FAKE_NOT_READY : FAKE_OK;
-}
-
-FAKE_API int cuEventQuery(struct fake_event *event)
-{
-	int error;
-
-	FAKE_ENTER();
-	pthread_mutex_lock(&fake_lock);
-	error = known_event(event) ? event_state(event) : FAKE_INVALID_HANDLE;
-	pthread_mutex_unlock(&fake_lock);
-	return error;
-}
-
-FAKE_API int cuEventSynchronize(struct fake_event *event)
-{
-	struct fake_context *context;
-	int error;
-
-	FAKE_ENTER();
-	pthread_mutex_lock(&fake_lock);
-	error = known_event(event) ? event_state(event) : FAKE_INVALID_HANDLE;
-	if (error == FAKE_NOT_READY) {
-		context = event->context;
-		wait_until(event->stream, event->at);
-		error = fake_health(context);
-	}
-	pthread_mutex_unlock(&fake_lock);
-	return error;
-}
-
-FAKE_API int cuEventElapsedTime(float *out, struct fake_event *from, struct fake_event *to)
-{
-	int error;
-
-	FAKE_ENTER();
-	if (!out)
-		return FAKE_INVALID_VALUE;
-	pthread_mutex_lock(&fake_lock);
-	if (!known_event(from) || !known_event(to) || !from->stream || !to->stream ||
-	    (from->flags | to->flags) & EVENT_DISABLE_TIMING) {
-		error = FAKE_INVALID_HANDLE;
-	} else {
-		error = event_state(from);
-		error = error ? error : event_state(to);
-	}
-	if (!error)
-		*out = (float)(to->time - from->time) / 1e6F;
-	pthread_mutex_unlock(&fake_lock);
-	return error;
-}
-
-FAKE_API int cuEventElapsedTime_v2(float *out, struct fake_event *from, struct fake_event *to)
-{
-	FAKE_ENTER();
-	return cuEventElapsedTime(out, from, to);
-}
-
-static int do_nothing(struct fake_op *op)
-{
-	(void)op;
-	return 0;
-}
-
-FAKE_API int cuStreamWaitEvent(void *handle, struct fake_event *event, unsigned flags)
-{
-	struct fake_stream *stream;
-	struct fake_op *op;
-	int error;
-
-	FAKE_ENTER();
-	if (flags > 1)
-		return FAKE_INVALID_VALUE;
-	op = calloc(1, sizeof(*op));
-	if (!op)
-		return FAKE_OUT_OF_MEMORY;
-	op->run = do_nothing;
-	pthread_mutex_lock(&fake_lock);
-	error = known_event(event) ? find_stream(handle, &stream) : FAKE_INVALID_HANDLE;
-	if (!error && event->stream && !add_wait(op, event->stream, event->at))
-		error = FAKE_OUT_OF_MEMORY;
-	if (!error)
-		error = stream_submit(stream, op);
-	if (error)
-		free_op(op);
-	pthread_mutex_unlock(&fake_lock);
-	return error;
 }

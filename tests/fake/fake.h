@@ -341,6 +341,18 @@ int fake_submit(void *stream, struct fake_op *op, bool wait);
 int fake_stream_context(void *stream, struct fake_context **out);
 /* Wait for the operations that were submitted to any stream of the context before this call. */
 void fake_context_wait(struct fake_context *context);
+
+/* For fake-event.c. All under fake_lock. */
+void fake_stream_unref(struct fake_stream *stream);
+/* Find the stream of a CUDA handle. */
+int fake_stream_find(void *handle, struct fake_stream **out);
+/* Append an operation. Takes the op over only on success. */
+int fake_stream_submit(struct fake_stream *stream, struct fake_op *op);
+/* Let the operation wait until the stream has completed `until` operations. False: no memory. */
+bool fake_op_add_wait(struct fake_op *op, struct fake_stream *stream, uint64_t until);
+void fake_op_free(struct fake_op *op);
+/* Wait until the stream has completed `until` operations; the lock is released meanwhile. */
+void fake_stream_wait_until(struct fake_stream *stream, uint64_t until);
 /* End all streams of a context that has been destroyed. */
 void fake_streams_end(struct fake_context *context);
 

@@ -11,7 +11,7 @@
 
 #include "fuzz.h"
 
-void found(struct finding *finding, enum verdict verdict, const char *format, ...)
+void finding_add(struct finding *finding, enum verdict verdict, const char *format, ...)
 {
 	va_list list;
 
@@ -21,13 +21,13 @@ void found(struct finding *finding, enum verdict verdict, const char *format, ..
 	va_end(list);
 }
 
-void found_absent(struct finding *finding, enum absent what)
+void finding_add_absent(struct finding *finding, enum absent what)
 {
 	finding->absent = what;
-	found(finding, INFO, "absent");
+	finding_add(finding, INFO, "absent");
 }
 
-void advise(struct finding *finding, const char *format, ...)
+void finding_advise(struct finding *finding, const char *format, ...)
 {
 	va_list list;
 
@@ -73,7 +73,7 @@ int doctor_next_device(const struct doctor *doctor, size_t *at, char name[WH_NAM
 void doctor_no_device(const struct doctor *doctor, struct finding *finding)
 {
 	(void)doctor;
-	found_absent(finding, ABSENT_PCI);
+	finding_add_absent(finding, ABSENT_PCI);
 }
 
 size_t doctor_gpus(const struct doctor *doctor)

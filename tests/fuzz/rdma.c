@@ -142,8 +142,7 @@ static void try_notification(const uint8_t *data, size_t size)
 	check(wh_rdma_imm_slot(imm) < (int)WH_RDMA_RING_SLOTS);
 	if (wh_rdma_notification_decode(data + 4, imm, &notification))
 		return;
-	check(wh_rdma_imm_slot(imm) >= 0 && notification.length &&
-	      notification.length <= WH_RDMA_NOTIFICATION_MAX);
+	check(wh_rdma_imm_slot(imm) >= 0 && notification.length <= WH_RDMA_NOTIFICATION_MAX);
 	check(wh_rdma_imm((uint32_t)wh_rdma_imm_slot(imm), notification.sequence) == imm);
 	wh_rdma_notification_encode(bytes, &notification);
 	check(!memcmp(bytes, data + 4, sizeof(bytes)));

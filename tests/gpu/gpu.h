@@ -25,6 +25,15 @@ extern unsigned gpu_failures; /* of the case that runs */
 #define CALL(call) gpu_check((call) == 0, __FILE__, __LINE__, #call, wh_error_text())
 /* A function of the driver. */
 #define CU(name, ...) CALL(wh_cuda_call(gpu, name, __VA_ARGS__))
+/* Calls of the application: with the first GPU's primary context. */
+#define INSIDE(...)                                                                                \
+	do {                                                                                       \
+		struct wh_cuda_scope inside_;                                                      \
+		if (CALL(wh_cuda_enter(gpu, &gpu->devices[0], &inside_))) {                        \
+			__VA_ARGS__;                                                               \
+			wh_cuda_leave(&inside_);                                                   \
+		}                                                                                  \
+	} while (0)
 
 bool gpu_check(bool good, const char *file, int line, const char *what, const char *text);
 

@@ -1,8 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Are the kernels that are kept compiled those of the sources? kernels-kept.sh TREE
-# Another toolkit than the one that made them may write them differently: then only that they
-# compile counts.
+# Compile the kernels and compare them with the compiled ones in the tree. kernels-kept.sh TREE
+# Another version of the toolkit may write them differently: then they only have to compile.
 set -u
 tree=$1
 made_by='V13.0.88'

@@ -24,16 +24,6 @@ extern char **environ;
 static struct wh_engine *engine;
 static const char *driver_path;
 
-/* Calls of the application. */
-#define INSIDE(...)                                                                                \
-	do {                                                                                       \
-		struct wh_cuda_scope inside_;                                                      \
-		if (CALL(wh_cuda_enter(gpu, &gpu->devices[0], &inside_))) {                        \
-			__VA_ARGS__;                                                               \
-			wh_cuda_leave(&inside_);                                                   \
-		}                                                                                  \
-	} while (0)
-
 static void *pointer(uint64_t address)
 {
 	return (void *)(uintptr_t)address;

@@ -27,16 +27,6 @@ static CUcontext current(void)
 	return context;
 }
 
-/* Calls that need a context. */
-#define INSIDE(...)                                                                                \
-	do {                                                                                       \
-		struct wh_cuda_scope inside_;                                                      \
-		if (CALL(wh_cuda_enter(gpu, &gpu->devices[0], &inside_))) {                        \
-			__VA_ARGS__;                                                               \
-			wh_cuda_leave(&inside_);                                                   \
-		}                                                                                  \
-	} while (0)
-
 static void show(const char *what, const struct wh_cuda_pointer *p)
 {
 	printf("  %-28s memory %d base 0x%llx length 0x%llx context %s id %llu memory-id %llu "

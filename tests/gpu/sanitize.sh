@@ -6,7 +6,7 @@
 # that should find nothing comes after one that shows, where a fault can be made, that this tool
 # finds it.
 #
-# Errors of calls are left out: the programs make some on purpose, and look at all of them.
+# Errors of CUDA calls are not reported: the programs make some on purpose and check all of them.
 set -u
 tool=$1
 sanitizer=$2

@@ -1,108 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* core-notification.c: notifications between two engines: delivery, a full inbox, cancellation,
  * invalid frames */
-#include "unit.h"
-
-#include <errno.h>
-#include <poll.h>
-#include <pthread.h>
-#include <stdio.h>
-#include <unistd.h>
-
-#include <wherry/wherry.h>
-
-#include "core/batch.h"
-#include "core/engine.h"
-#include "core/notification.h"
-#include "core/peer.h"
-#include "core/session.h"
-#include "util/clock.h"
-#include "util/list.h"
-#include "util/loop.h"
-#include "wire/bytes.h"
-
-#define PATIENCE (10 * WH_SECOND)
-
-/* `here` receives, with an inbox for two notifications; `there` sends. */
-static struct wh_engine *here, *there;
-static struct wh_peer *peer; /* `here`, as a peer of `there` */
-static struct wh_peer *self; /* `here`, as its own peer */
-
-static int open_all(const char *spin)
-{
-	const char *const config[] = { "notifications=2", spin, NULL };
-	const struct wh_engine_options receiver = {
-		.size = sizeof(receiver),
-		.name = "receiver",
-		.config = config,
-	};
-	const struct wh_engine_options sender = {
-		.size = sizeof(sender),
-		.name = "sender",
-		.listen = "none",
-		.config = config + 1,
-	};
-
-	return wh_engine_open(&receiver, &here) || wh_engine_open(&sender, &there) ||
-	       wh_peer_open(there, wh_engine_url(here), NULL, &peer) ||
-	       wh_peer_open(here, "self", NULL, &self);
-}
-
-static int setup(void **state)
-{
-	(void)state;
-	return open_all("spin=no");
-}
-
-static int setup_spinning(void **state)
-{
-	(void)state;
-	return open_all("spin=yes");
-}
-
-static int teardown(void **state)
-{
-	(void)state;
-	return wh_peer_close(peer) || wh_peer_close(self) || wh_engine_close(there) ||
-	       wh_engine_close(here);
-}
-
-static struct wh_batch *submit(struct wh_peer *to, unsigned number)
-{
-	struct wh_batch *batch;
-	char text[20];
-
-	snprintf(text, sizeof(text), "%u", number);
-	assert_int_equal(wh_batch_new(to, NULL, &batch), 0);
-	assert_int_equal(wh_batch_notify(batch, text, strlen(text) + 1), 0);
-	assert_int_equal(wh_batch_submit(batch), 0);
-	return batch;
-}
-
-/* Receive a notification from the engine `from`; return the number in it. */
-static unsigned receive(const char *from, int64_t timeout)
-{
-	struct wh_notification note;
-
-	assert_int_equal(wh_engine_notification(here, &note, timeout), 0);
-	assert_string_equal(note.sender, from);
-	assert_int_equal(note.epoch, wh_engine_epoch(strcmp(from, "sender") ? here : there));
-	assert_int_equal(note.length, strlen((char *)note.data) + 1);
-	return (unsigned)atoi((char *)note.data);
-}
-
-static bool readable(void)
-{
-	struct pollfd poll_fd = { .fd = wh_engine_notification_fd(here), .events = POLLIN };
-
-	return poll(&poll_fd, 1, 0) == 1;
-}
-
-static void finish(struct wh_batch *batch)
-{
-	assert_int_equal(wh_batch_wait(batch, PATIENCE), 0);
-	assert_int_equal(wh_batch_free(batch), 0);
-}
+#include "core-notification.h"
 
 /* ---- delivery ---------------------------------------------------------- */
 
@@ -126,7 +25,7 @@ static void notify__a_peer(void **state)
 	/* Submit the same batch again. */
 	batch = submit(peer, 8);
 	assert_int_equal(receive("sender", PATIENCE), 8);
-	assert_int_equal(wh_batch_wait(batch, PATIENCE), 0);
+	assert_int_equal(batch_end(batch, PATIENCE), 0);
 	assert_int_equal(wh_batch_submit(batch), 0);
 	assert_int_equal(receive("sender", PATIENCE), 8);
 	finish(batch);
@@ -135,7 +34,7 @@ static void notify__a_peer(void **state)
 static void notify__the_most_bytes(void **state)
 {
 	static unsigned char bytes[WH_NOTIFICATION_MAX];
-	static struct wh_notification note;
+	static struct note note;
 	struct wh_peer *const both[] = { peer, self };
 	struct wh_batch *batch;
 
@@ -145,9 +44,9 @@ static void notify__the_most_bytes(void **state)
 	for (int i = 0; i < 2; i++) {
 		memset(&note, 0, sizeof(note));
 		assert_int_equal(wh_batch_new(both[i], NULL, &batch), 0);
-		assert_int_equal(wh_batch_notify(batch, bytes, sizeof(bytes)), 0);
+		assert_int_equal(wh_batch_notify(batch, 0, bytes, sizeof(bytes)), 0);
 		assert_int_equal(wh_batch_submit(batch), 0);
-		assert_int_equal(wh_engine_notification(here, &note, PATIENCE), 0);
+		assert_int_equal(note_take(here, &note, PATIENCE), 0);
 		assert_int_equal(note.length, sizeof(bytes));
 		assert_memory_equal(note.data, bytes, sizeof(bytes));
 		finish(batch);
@@ -156,12 +55,12 @@ static void notify__the_most_bytes(void **state)
 
 static void take__none(void **state)
 {
-	struct wh_notification note;
+	struct note note;
 	int64_t start = wh_now();
 
 	(void)state;
-	assert_int_equal(wh_engine_notification(here, &note, 0), -EAGAIN);
-	assert_int_equal(wh_engine_notification(here, &note, 20 * WH_MS), -EAGAIN);
+	assert_int_equal(note_take(here, &note, 0), -EAGAIN);
+	assert_int_equal(note_take(here, &note, 20 * WH_MS), -EAGAIN);
 	assert_in_range(wh_now() - start, 20 * WH_MS, PATIENCE);
 }
 
@@ -184,38 +83,38 @@ static void take__wakes_up(void **state)
 
 /* ---- a full inbox ------------------------------------------------------ */
 
-#define CROWD 40 /* more than the window of 16 and the two in the inbox */
+#define BATCHES 40 /* more than the window of 16 and the two in the inbox */
 
 static void full__all_arrive_in_turn(void **state)
 {
-	struct wh_batch *batches[CROWD];
+	struct wh_batch *batches[BATCHES];
 
 	(void)state;
-	for (unsigned i = 0; i < CROWD; i++)
+	for (unsigned i = 0; i < BATCHES; i++)
 		batches[i] = submit(peer, i);
 	finish(batches[0]);
 	finish(batches[1]);
 	usleep(20000);
-	assert_int_equal(wh_batch_poll(batches[2]), -EINPROGRESS);
-	for (unsigned i = 0; i < CROWD; i++)
+	assert_int_equal(batch_now(batches[2]), -EAGAIN);
+	for (unsigned i = 0; i < BATCHES; i++)
 		assert_int_equal(receive("sender", PATIENCE), i);
-	for (unsigned i = 2; i < CROWD; i++)
+	for (unsigned i = 2; i < BATCHES; i++)
 		finish(batches[i]);
 	assert_false(readable());
 }
 
 static void full__own_ones_wait_too(void **state)
 {
-	struct wh_batch *batches[CROWD];
+	struct wh_batch *batches[BATCHES];
 
 	(void)state;
-	for (unsigned i = 0; i < CROWD; i++)
+	for (unsigned i = 0; i < BATCHES; i++)
 		batches[i] = submit(self, i);
-	assert_int_equal(wh_batch_poll(batches[1]), 0);
-	assert_int_equal(wh_batch_poll(batches[2]), -EINPROGRESS);
-	for (unsigned i = 0; i < CROWD; i++)
+	assert_int_equal(batch_now(batches[1]), 0);
+	assert_int_equal(batch_now(batches[2]), -EAGAIN);
+	for (unsigned i = 0; i < BATCHES; i++)
 		assert_int_equal(receive("receiver", PATIENCE), i);
-	for (unsigned i = 0; i < CROWD; i++)
+	for (unsigned i = 0; i < BATCHES; i++)
 		finish(batches[i]);
 }
 
@@ -242,7 +141,7 @@ static void await_waiting(unsigned want)
 static void full__own_and_others_take_turns(void **state)
 {
 	struct wh_batch *mine[6], *theirs[6];
-	struct wh_notification note;
+	struct note note;
 	int own = 0, early = 0;
 
 	(void)state;
@@ -252,9 +151,9 @@ static void full__own_and_others_take_turns(void **state)
 		mine[i] = submit(self, i);
 		theirs[i] = submit(peer, i);
 	}
-	await_waiting(6);
+	await_waiting(5); /* the first one always fits */
 	for (int i = 0; i < 14; i++) {
-		assert_int_equal(wh_engine_notification(here, &note, PATIENCE), 0);
+		assert_int_equal(note_take(here, &note, PATIENCE), 0);
 		if (i >= 2 && i < 10)
 			early += !strcmp(note.sender, "receiver");
 		own += !strcmp(note.sender, "receiver");
@@ -266,6 +165,111 @@ static void full__own_and_others_take_turns(void **state)
 		finish(mine[i]);
 		finish(theirs[i]);
 	}
+}
+
+/* One sender's notifications that nobody takes do not keep another's from the calls that ask for
+ * them. */
+static void full__others_get_through(void **state)
+{
+	struct wh_batch *theirs[4];
+
+	(void)state;
+	for (unsigned i = 0; i < 4; i++)
+		theirs[i] = submit(peer, i);
+	await_waiting(2);
+	for (uint64_t tag = 5; tag < 10; tag++) {
+		notify(self, tag, NULL, 0);
+		assert_int_equal(take("receiver", tag, UINT64_MAX, 0), tag);
+	}
+	assert_int_equal(batch_now(theirs[2]), -EAGAIN);
+	for (unsigned i = 0; i < 4; i++)
+		assert_int_equal(receive("sender", PATIENCE), i);
+	for (unsigned i = 0; i < 4; i++)
+		finish(theirs[i]);
+}
+
+static int setup_few_bytes(void **state)
+{
+	(void)state;
+	setenv("WHERRY_NOTIFICATION_BYTES", "128KiB", 1);
+	return open_all("spin=no", "notifications=1000");
+}
+
+static int teardown_few_bytes(void **state)
+{
+	unsetenv("WHERRY_NOTIFICATION_BYTES");
+	return teardown(state);
+}
+
+/* Three of 40,000 bytes fit; then a short one does, but it comes after those that wait. */
+static void full__of_bytes(void **state)
+{
+	static unsigned char bytes[40000];
+	struct wh_peer *const both[] = { peer, self };
+	struct wh_batch *batches[6];
+	struct note note;
+
+	(void)state;
+	for (int way = 0; way < 2; way++) {
+		for (unsigned i = 0; i < 6; i++) {
+			assert_int_equal(wh_batch_new(both[way], NULL, &batches[i]), 0);
+			assert_int_equal(
+				wh_batch_notify(batches[i], i, bytes, i == 5 ? 1 : sizeof(bytes)),
+				0);
+			assert_int_equal(wh_batch_submit(batches[i]), 0);
+		}
+		for (unsigned i = 0; i < 3; i++)
+			finish(batches[i]);
+		if (!way)
+			await_waiting(3);
+		for (unsigned i = 3; i < 6; i++)
+			assert_int_equal(batch_now(batches[i]), -EAGAIN);
+		for (unsigned i = 0; i < 6; i++) {
+			assert_int_equal(note_take(here, &note, PATIENCE), 0);
+			assert_int_equal(note.tag, i);
+			assert_int_equal(note.length, i == 5 ? 1 : sizeof(bytes));
+		}
+		for (unsigned i = 3; i < 6; i++)
+			finish(batches[i]);
+	}
+	assert_false(readable());
+}
+
+/* Of 64 KiB each, four are sent and unconfirmed, besides the two in the inbox. */
+static void full__long_ones(void **state)
+{
+	static unsigned char bytes[WH_NOTIFICATION_MAX];
+	struct wh_batch *batches[12];
+	struct note note;
+
+	(void)state;
+	for (unsigned i = 0; i < 12; i++) {
+		assert_int_equal(wh_batch_new(peer, NULL, &batches[i]), 0);
+		assert_int_equal(wh_batch_notify(batches[i], i, bytes, sizeof(bytes)), 0);
+		assert_int_equal(wh_batch_submit(batches[i]), 0);
+	}
+	await_waiting(4);
+	usleep(20000);
+	await_waiting(4);
+	/* One that has been sent, which arrives all the same, and one that has not. */
+	assert_int_equal(wh_batch_cancel(batches[3]), 0);
+	assert_int_equal(wh_batch_cancel(batches[11]), 0);
+	for (unsigned i = 0; i < 11; i++) {
+		assert_int_equal(note_take(here, &note, PATIENCE), 0);
+		assert_int_equal(note.tag, i);
+		assert_int_equal(note.length, sizeof(bytes));
+	}
+	assert_false(readable());
+	for (unsigned i = 0; i < 12; i++) {
+		assert_int_equal(batch_end(batches[i], PATIENCE),
+				 i == 3 || i == 11 ? -ECANCELED : 0);
+		assert_int_equal(wh_batch_free(batches[i]), 0);
+	}
+	finish(submit(peer, 0)); /* confirmed after all of them */
+	pthread_mutex_lock(&peer->notify_lock);
+	assert_int_equal(peer->notify_count, 0);
+	assert_int_equal(peer->notify_bytes, 0);
+	pthread_mutex_unlock(&peer->notify_lock);
 }
 
 static void count_sessions(void *arg)
@@ -297,7 +301,7 @@ static void full__the_sender_leaves(void **state)
 	finish(batches[1]);
 	for (unsigned i = 2; i < 8; i++) {
 		assert_int_equal(wh_batch_cancel(batches[i]), 0);
-		assert_int_equal(wh_batch_poll(batches[i]), -ECANCELED);
+		assert_int_equal(batch_now(batches[i]), -ECANCELED);
 		assert_int_equal(wh_batch_free(batches[i]), 0);
 	}
 	assert_int_equal(wh_peer_close(peer), 0);
@@ -311,46 +315,46 @@ static void full__the_sender_leaves(void **state)
 
 static void full__the_receiver_leaves(void **state)
 {
-	struct wh_batch *batches[CROWD];
+	struct wh_batch *batches[BATCHES];
 	int status;
 
 	(void)state;
-	for (unsigned i = 0; i < CROWD; i++)
+	for (unsigned i = 0; i < BATCHES; i++)
 		batches[i] = submit(peer, i);
 	finish(batches[0]);
 	finish(batches[1]);
 	assert_int_equal(wh_peer_close(self), 0);
 	assert_int_equal(wh_engine_close(here), 0);
-	for (unsigned i = 2; i < CROWD; i++) {
-		status = wh_batch_wait(batches[i], PATIENCE);
+	for (unsigned i = 2; i < BATCHES; i++) {
+		status = batch_end(batches[i], PATIENCE);
 		assert_int_equal(status, -ECONNRESET);
 		assert_true(*wh_batch_error_text(batches[i]));
 		assert_int_equal(wh_batch_free(batches[i]), 0);
 	}
 	assert_int_equal(wh_peer_close(peer), 0);
 	assert_int_equal(wh_engine_close(there), 0);
-	assert_int_equal(open_all("spin=no"), 0); /* for the teardown */
+	assert_int_equal(open_all("spin=no", "notifications=2"), 0); /* for the teardown */
 }
 
 /* ---- cancellation ------------------------------------------------------ */
 
 static void cancel__waiting_and_sent(void **state)
 {
-	struct wh_batch *batches[CROWD];
+	struct wh_batch *batches[BATCHES];
 
 	(void)state;
-	for (unsigned i = 0; i < CROWD; i++)
+	for (unsigned i = 0; i < BATCHES; i++)
 		batches[i] = submit(peer, i);
 	/* The last one has not been sent. */
-	assert_int_equal(wh_batch_cancel(batches[CROWD - 1]), 0);
-	assert_int_equal(wh_batch_wait(batches[CROWD - 1], 0), -ECANCELED);
+	assert_int_equal(wh_batch_cancel(batches[BATCHES - 1]), 0);
+	assert_int_equal(batch_end(batches[BATCHES - 1], 0), -ECANCELED);
 	/* The fifth has been sent but not confirmed: it arrives all the same. */
 	assert_int_equal(wh_batch_cancel(batches[4]), 0);
-	assert_int_equal(wh_batch_wait(batches[4], 0), -ECANCELED);
-	for (unsigned i = 0; i < CROWD - 1; i++)
+	assert_int_equal(batch_end(batches[4], 0), -ECANCELED);
+	for (unsigned i = 0; i < BATCHES - 1; i++)
 		assert_int_equal(receive("sender", PATIENCE), i);
-	for (unsigned i = 0; i < CROWD; i++) {
-		if (i == 4 || i == CROWD - 1)
+	for (unsigned i = 0; i < BATCHES; i++) {
+		if (i == 4 || i == BATCHES - 1)
 			assert_int_equal(wh_batch_free(batches[i]), 0);
 		else
 			finish(batches[i]);
@@ -370,9 +374,9 @@ static void cancel__own(void **state)
 	for (unsigned i = 0; i < 4; i++)
 		batches[i] = submit(self, i);
 	assert_int_equal(wh_batch_cancel(batches[2]), 0);
-	assert_int_equal(wh_batch_poll(batches[2]), -ECANCELED);
+	assert_int_equal(batch_now(batches[2]), -ECANCELED);
 	assert_int_equal(wh_batch_cancel(batches[0]), 0);
-	assert_int_equal(wh_batch_poll(batches[0]), 0); /* had completed */
+	assert_int_equal(batch_now(batches[0]), 0); /* had completed */
 	assert_int_equal(receive("receiver", PATIENCE), 0);
 	assert_int_equal(receive("receiver", PATIENCE), 1);
 	assert_int_equal(receive("receiver", PATIENCE), 3);
@@ -408,7 +412,7 @@ static void *send_many(void *to)
 static void threads__lose_nothing(void **state)
 {
 	pthread_t threads[6];
-	struct wh_notification note;
+	struct note note;
 	int got = 0;
 
 	(void)state;
@@ -417,11 +421,11 @@ static void threads__lose_nothing(void **state)
 		assert_int_equal(pthread_create(&threads[i], NULL, send_many, i % 2 ? peer : self),
 				 0);
 	while (atomic_load(&sending))
-		got += !wh_engine_notification(here, &note, 5 * WH_MS);
+		got += !note_take(here, &note, 5 * WH_MS);
 	for (int i = 0; i < 6; i++)
 		pthread_join(threads[i], NULL);
 	/* Some cancelled ones had been sent before. */
-	while (!wh_engine_notification(here, &note, 50 * WH_MS))
+	while (!note_take(here, &note, 50 * WH_MS))
 		got++;
 	assert_in_range(got, 6 * (EACH - EACH / 8), 6 * EACH);
 }
@@ -430,22 +434,36 @@ static void threads__lose_nothing(void **state)
 
 static void misuse(void **state)
 {
-	struct wh_notification note;
+	struct wh_notification raw = { .size = sizeof(raw) };
+	struct wh_notification_filter filter = { .size = sizeof(filter) };
+	struct note note;
 
 	(void)state;
-	assert_int_equal(wh_engine_notification(NULL, &note, 0), -EINVAL);
-	assert_int_equal(wh_engine_notification(here, NULL, 0), -EINVAL);
-	assert_int_equal(wh_engine_notification(here, &note, -1), -EINVAL);
+	assert_int_equal(wh_engine_notification(NULL, NULL, &raw, 0), -EINVAL);
+	assert_int_equal(wh_engine_notification(here, NULL, NULL, 0), -EINVAL);
+	assert_int_equal(note_take(here, &note, -1), -EINVAL);
 	assert_int_equal(wh_engine_notification_fd(NULL), -EINVAL);
+	raw.capacity = 1;
+	assert_int_equal(wh_engine_notification(here, NULL, &raw, 0), -EINVAL);
+	raw = (struct wh_notification){ .size = sizeof(raw), .reserved = { 0, 0, 1 } };
+	assert_int_equal(wh_engine_notification(here, NULL, &raw, 0), -EINVAL);
+	raw = (struct wh_notification){ 0 };
+	assert_int_equal(wh_engine_notification(here, NULL, &raw, 0), -EINVAL);
+	raw.size = sizeof(raw);
+	assert_int_equal(wh_engine_notification(here, &filter, &raw, 0), -EAGAIN);
+	filter.reserved[1] = 1;
+	assert_int_equal(wh_engine_notification(here, &filter, &raw, 0), -EINVAL);
+	filter = (struct wh_notification_filter){ 0 };
+	assert_int_equal(wh_engine_notification(here, &filter, &raw, 0), -EINVAL);
 }
 
 static void take_inside(void *arg)
 {
-	struct wh_notification note;
+	struct note note;
 	int *result = arg;
 
-	result[0] = wh_engine_notification(here, &note, WH_MS);
-	result[1] = wh_engine_notification(here, &note, 0);
+	result[0] = note_take(here, &note, WH_MS);
+	result[1] = note_take(here, &note, 0);
 }
 
 static void take__in_a_callback(void **state)
@@ -466,22 +484,22 @@ static struct wh_session *session(void)
 
 static void notified_hostile(void *arg)
 {
-	static uint8_t payload[9 + WH_NOTIFICATION_MAX];
+	static uint8_t payload[17 + WH_NOTIFICATION_MAX];
 	int *result = arg;
 
 	*result++ = wh_session_notified(session(), payload, 0);
-	*result++ = wh_session_notified(session(), payload, 8);
-	*result++ = wh_session_notified(session(), payload, 9 + WH_NOTIFICATION_MAX);
+	*result++ = wh_session_notified(session(), payload, 15);
+	*result++ = wh_session_notified(session(), payload, 17 + WH_NOTIFICATION_MAX);
 	/* Two in the inbox, 16 held, one too many. */
 	for (int i = 0; i < 19; i++) {
 		wh_put64(payload, 1000000 + (uint64_t)i); /* never sent by the other side */
-		*result++ = wh_session_notified(session(), payload, 9);
+		*result++ = wh_session_notified(session(), payload, 16 + (size_t)i % 2);
 	}
 }
 
 static void notified__hostile(void **state)
 {
-	struct wh_notification note;
+	struct note note;
 	int result[22];
 
 	(void)state;
@@ -492,17 +510,38 @@ static void notified__hostile(void **state)
 		assert_int_equal(result[i], 0);
 	assert_int_equal(result[21], -EPROTO);
 	for (int i = 0; i < 18; i++)
-		assert_int_equal(wh_engine_notification(here, &note, PATIENCE), 0);
+		assert_int_equal(note_take(here, &note, PATIENCE), 0);
 	/* Confirmations of unsent notifications do no harm. */
 	finish(submit(peer, 1));
 	assert_int_equal(receive("sender", PATIENCE), 1);
 }
 
-#define TEST(function) cmocka_unit_test_setup_teardown(function, setup, teardown)
-#define TEST_SPINNING(function)                                                                    \
-	{                                                                                          \
-#function "__spinning", function, setup_spinning, teardown, NULL                   \
+static void notified_too_long(void *arg)
+{
+	static uint8_t payload[WH_NOTIFY_HEAD + WH_NOTIFICATION_MAX];
+	int *result = arg;
+
+	for (int i = 0; i < 7; i++) {
+		wh_put64(payload, 1000000 + (uint64_t)i);
+		*result++ = wh_session_notified(session(), payload, sizeof(payload));
 	}
+}
+
+/* Two in the inbox, four held, one too many. */
+static void notified__too_long(void **state)
+{
+	struct note note;
+	int result[7];
+
+	(void)state;
+	wh_loop_call(&here->loops[0], notified_too_long, result);
+	for (int i = 0; i < 6; i++)
+		assert_int_equal(result[i], 0);
+	assert_int_equal(result[6], -EPROTO);
+	for (int i = 0; i < 6; i++)
+		assert_int_equal(note_take(here, &note, PATIENCE), 0);
+	assert_false(readable());
+}
 
 int main(void)
 {
@@ -515,7 +554,11 @@ int main(void)
 		TEST_SPINNING(take__none),
 		TEST(take__wakes_up),
 		TEST_SPINNING(take__wakes_up),
+		TEST(full__others_get_through),
+		cmocka_unit_test_setup_teardown(full__of_bytes, setup_few_bytes,
+						teardown_few_bytes),
 		TEST(full__all_arrive_in_turn),
+		TEST(full__long_ones),
 		TEST(full__own_ones_wait_too),
 		TEST(full__own_and_others_take_turns),
 		TEST(full__the_sender_leaves),
@@ -526,6 +569,7 @@ int main(void)
 		TEST(misuse),
 		TEST(take__in_a_callback),
 		TEST(notified__hostile),
+		TEST(notified__too_long),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* core-queue.c: completion queues: order, descriptor, waiting, threads */
+#include "../integration/lib/note.h"
+#include "../integration/lib/outcome.h"
 #include "unit.h"
 
 #include <errno.h>
@@ -18,7 +20,8 @@
 
 static struct wh_engine *engine;
 static struct wh_queue *queue;
-static struct wh_batch batches[64]; /* the queue uses only links, user and status */
+static struct wh_queue_entry entries[64];
+static struct wh_batch batches[64]; /* the queue only returns their addresses */
 
 static int open_engine(const char *spin)
 {
@@ -29,10 +32,12 @@ static int open_engine(const char *spin)
 		.config = config,
 	};
 
+	memset(entries, 0, sizeof(entries));
 	memset(batches, 0, sizeof(batches));
 	for (unsigned i = 0; i < 64; i++) {
-		batches[i].user = i;
-		atomic_init(&batches[i].status, -(int)i);
+		entries[i].batch = &batches[i];
+		entries[i].user = i;
+		entries[i].status = -(int)i;
 	}
 	if (wh_engine_open(&options, &engine))
 		return -1;
@@ -76,14 +81,14 @@ static void take__in_order_and_the_descriptor_in_step(void **state)
 	assert_int_equal(wh_queue_take(queue, out, 4, 0), 0);
 	assert_false(readable());
 	for (int i = 0; i < 6; i++)
-		wh_queue_put(queue, &batches[i]);
+		wh_queue_put(queue, &entries[i]);
 	assert_true(readable());
 	assert_int_equal(wh_queue_take(queue, out, 4, WH_FOREVER), 4);
 	for (int i = 0; i < 4; i++) {
 		assert_ptr_equal(out[i].batch, &batches[i]);
 		assert_int_equal(out[i].user, i);
 		assert_int_equal(out[i].status, -i);
-		assert_int_equal(out[i].reserved, 0);
+		assert_int_equal(out[i].reserved[0] | out[i].reserved[2], 0);
 	}
 	assert_true(readable());
 	assert_int_equal(wh_queue_take(queue, out, 4, 0), 2);
@@ -97,13 +102,13 @@ static void put__never_twice(void **state)
 	struct wh_completion out[4];
 
 	(void)state;
-	wh_queue_put(queue, &batches[1]);
-	wh_queue_put(queue, &batches[1]);
-	wh_queue_put(queue, &batches[2]);
-	wh_queue_put(queue, &batches[1]);
+	wh_queue_put(queue, &entries[1]);
+	wh_queue_put(queue, &entries[1]);
+	wh_queue_put(queue, &entries[2]);
+	wh_queue_put(queue, &entries[1]);
 	assert_int_equal(wh_queue_take(queue, out, 4, 0), 2);
 	/* Once taken, a batch may be put again. */
-	wh_queue_put(queue, &batches[1]);
+	wh_queue_put(queue, &entries[1]);
 	assert_int_equal(wh_queue_take(queue, out, 4, 0), 1);
 	assert_int_equal(out[0].user, 1);
 }
@@ -113,16 +118,16 @@ static void forget__takes_it_out(void **state)
 	struct wh_completion out[4];
 
 	(void)state;
-	wh_queue_forget(queue, &batches[1]);
-	wh_queue_put(queue, &batches[1]);
-	wh_queue_put(queue, &batches[2]);
-	wh_queue_forget(queue, &batches[1]);
-	wh_queue_forget(queue, &batches[1]);
+	wh_queue_forget(queue, &entries[1]);
+	wh_queue_put(queue, &entries[1]);
+	wh_queue_put(queue, &entries[2]);
+	wh_queue_forget(queue, &entries[1]);
+	wh_queue_forget(queue, &entries[1]);
 	assert_true(readable());
 	assert_int_equal(wh_queue_take(queue, out, 4, 0), 1);
 	assert_int_equal(out[0].user, 2);
-	wh_queue_put(queue, &batches[3]);
-	wh_queue_forget(queue, &batches[3]);
+	wh_queue_put(queue, &entries[3]);
+	wh_queue_forget(queue, &entries[3]);
 	assert_false(readable());
 	assert_int_equal(wh_queue_take(queue, out, 4, WH_MS), 0);
 }
@@ -152,7 +157,7 @@ static void take__wakes_up(void **state)
 	pthread_t thread;
 
 	(void)state;
-	assert_int_equal(pthread_create(&thread, NULL, put_later, &batches[7]), 0);
+	assert_int_equal(pthread_create(&thread, NULL, put_later, &entries[7]), 0);
 	assert_int_equal(wh_queue_take(queue, &out, 1, 10 * WH_SECOND), 1);
 	assert_int_equal(out.user, 7);
 	pthread_join(thread, NULL);
@@ -164,16 +169,16 @@ static _Atomic unsigned taken;
 
 static void *put_many(void *arg)
 {
-	struct wh_batch *mine = arg;
+	struct wh_queue_entry *mine = arg;
 
 	/* As for a batch that is submitted again after its completion has been taken. */
 	for (unsigned round = 0; round < ROUNDS; round++) {
 		for (unsigned i = 0; i < 16; i++)
 			wh_queue_put(queue, &mine[i]);
-		while (atomic_load(&mine[15].delivering) <= round)
+		while (atomic_load(&mine[15].batch->delivering) <= round)
 			usleep(10);
 		for (unsigned i = 0; i < 16; i++)
-			while (atomic_load(&mine[i].delivering) <= round)
+			while (atomic_load(&mine[i].batch->delivering) <= round)
 				usleep(10);
 	}
 	return NULL;
@@ -205,7 +210,7 @@ static void take__from_several_threads(void **state)
 	(void)state;
 	atomic_store(&taken, 0);
 	for (int i = 0; i < 2; i++) {
-		assert_int_equal(pthread_create(&threads[i], NULL, put_many, &batches[i * 16]), 0);
+		assert_int_equal(pthread_create(&threads[i], NULL, put_many, &entries[i * 16]), 0);
 		assert_int_equal(pthread_create(&threads[2 + i], NULL, take_many, NULL), 0);
 	}
 	for (int i = 0; i < 4; i++)
@@ -224,9 +229,9 @@ static void misuse(void **state)
 	(void)state;
 	assert_int_equal(wh_queue_new(NULL, &other), -EINVAL);
 	assert_int_equal(wh_queue_new(engine, NULL), -EINVAL);
-	assert_int_equal(wh_queue_free(NULL), -EINVAL);
-	assert_non_null(strstr(wh_error_text(), "queue is NULL"));
+	assert_int_equal(wh_queue_free(NULL), 0);
 	assert_int_equal(wh_queue_fd(NULL), -EINVAL);
+	assert_non_null(strstr(wh_error_text(), "queue is NULL"));
 	assert_int_equal(wh_queue_take(NULL, &out, 1, 0), -EINVAL);
 	assert_int_equal(wh_queue_take(queue, NULL, 1, 0), -EINVAL);
 	assert_int_equal(wh_queue_take(queue, &out, 0, 0), -EINVAL);
@@ -278,7 +283,7 @@ static void batch__reports_and_is_forgotten(void **state)
 {
 	struct wh_batch_options options = { .size = sizeof(options), .queue = queue, .user = 77 };
 	struct wh_completion out[2];
-	struct wh_notification note;
+	struct note note;
 	struct wh_batch *batch;
 	struct wh_peer *self;
 
@@ -286,25 +291,25 @@ static void batch__reports_and_is_forgotten(void **state)
 	assert_int_equal(wh_peer_open(engine, "self", NULL, &self), 0);
 	assert_int_equal(wh_batch_new(self, &options, &batch), 0);
 	assert_int_equal(wh_queue_free(queue), -EBUSY);
-	assert_int_equal(wh_batch_notify(batch, "x", 1), 0);
+	assert_int_equal(wh_batch_notify(batch, 0, "x", 1), 0);
 	assert_int_equal(wh_batch_submit(batch), 0);
 	assert_int_equal(wh_queue_take(queue, out, 2, 5 * WH_SECOND), 1);
 	assert_int_equal(out[0].user, 77);
 	assert_int_equal(out[0].status, 0);
 	/* Submitted twice without a take: one completion. */
 	assert_int_equal(wh_batch_submit(batch), 0);
-	assert_int_equal(wh_batch_wait(batch, 5 * WH_SECOND), 0);
+	assert_int_equal(batch_end(batch, 5 * WH_SECOND), 0);
 	assert_int_equal(wh_batch_submit(batch), 0);
-	assert_int_equal(wh_batch_wait(batch, 5 * WH_SECOND), 0);
+	assert_int_equal(batch_end(batch, 5 * WH_SECOND), 0);
 	assert_int_equal(wh_queue_take(queue, out, 2, 5 * WH_SECOND), 1);
 	/* Freed without a take: no completion. */
 	assert_int_equal(wh_batch_submit(batch), 0);
-	assert_int_equal(wh_batch_wait(batch, 5 * WH_SECOND), 0);
+	assert_int_equal(batch_end(batch, 5 * WH_SECOND), 0);
 	assert_int_equal(wh_batch_free(batch), 0);
 	assert_int_equal(wh_queue_take(queue, out, 2, 0), 0);
 	assert_false(readable());
 	for (int i = 0; i < 4; i++)
-		assert_int_equal(wh_engine_notification(engine, &note, 0), 0);
+		assert_int_equal(note_take(engine, &note, 0), 0);
 	assert_int_equal(wh_peer_close(self), 0);
 }
 

@@ -39,7 +39,7 @@ static void ends_open(struct ends *ends)
 	}
 	while (error[0] || error[1])
 		for (int i = 0; i < 2; i++) {
-			error[i] = wh_tls_shake(ends->tls[i]);
+			error[i] = wh_tls_handshake(ends->tls[i]);
 			assert_true(!error[i] || error[i] == -EAGAIN);
 		}
 	ends->out = malloc(LENGTH);

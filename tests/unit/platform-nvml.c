@@ -62,7 +62,7 @@ static void ask__pcie(void **state)
 	struct wh_nvml_memory memory;
 	struct wh_nvml_pci pci;
 	char text[WH_NVML_TEXT];
-	uint64_t semaphores[2], big = 7;
+	uint64_t words[2], big = 7;
 	uint32_t value = 99;
 	int major, minor;
 	bool mig;
@@ -88,10 +88,10 @@ static void ask__pcie(void **state)
 	assert_int_equal(major, 9);
 	assert_int_equal(wh_nvml_mig(nvml, 0, &mig), 0);
 	assert_false(mig);
-	assert_int_equal(wh_nvml_cpus(nvml, 1, semaphores, 2), 0);
-	assert_true(semaphores[0] == 0xff00 && semaphores[1] == 0);
-	assert_int_equal(wh_nvml_nodes(nvml, 1, semaphores, 1), 0);
-	assert_true(semaphores[0] == 2);
+	assert_int_equal(wh_nvml_cpus(nvml, 1, words, 2), 0);
+	assert_true(words[0] == 0xff00 && words[1] == 0);
+	assert_int_equal(wh_nvml_nodes(nvml, 1, words, 1), 0);
+	assert_true(words[0] == 2);
 	assert_int_equal(wh_nvml_ancestor(nvml, 0, 1, &value), 0);
 	assert_int_equal(value, WH_NVML_ANCESTOR_SYSTEM);
 	assert_int_equal(wh_nvml_p2p(nvml, 0, 1, WH_NVML_P2P_READ, &value), 0);
@@ -298,7 +298,7 @@ static void ask_all(struct wh_nvml *nvml, FILE *out)
 	struct wh_nvml_fabric fabric;
 	struct wh_nvml_pci pci;
 	char text[WH_NVML_TEXT];
-	uint64_t semaphores[2];
+	uint64_t words[2];
 	uint32_t value;
 	int major, minor;
 	bool mig;
@@ -315,9 +315,9 @@ static void ask_all(struct wh_nvml *nvml, FILE *out)
 		wh_nvml_bar1(nvml, i, &memory);
 		wh_nvml_capability(nvml, i, &major, &minor);
 		wh_nvml_mig(nvml, i, &mig);
-		wh_nvml_cpus(nvml, i, semaphores, 2);
-		wh_nvml_nodes(nvml, i, semaphores, 1);
-		wh_nvml_field(nvml, i, WH_NVML_FIELD_LINK_SPEED, 3, semaphores);
+		wh_nvml_cpus(nvml, i, words, 2);
+		wh_nvml_nodes(nvml, i, words, 1);
+		wh_nvml_field(nvml, i, WH_NVML_FIELD_LINK_SPEED, 3, words);
 		wh_nvml_fabric(nvml, i, &fabric);
 		for (unsigned k = 0; k < wh_nvml_count(nvml); k++) {
 			wh_nvml_ancestor(nvml, i, k, &value);

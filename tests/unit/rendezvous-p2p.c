@@ -24,7 +24,8 @@ static const char *resolve(const char *url, bool listening)
 
 	memset(addresses, 0xee, sizeof(addresses));
 	count = 99;
-	error = wh_rendezvous_resolve(url, listening, addresses, &count);
+	error = wh_rendezvous_resolve(url, listening ? WH_RESOLVE_LISTENING : WH_RESOLVE_REMOTE,
+				      addresses, &count);
 	if (error) {
 		assert_int_equal(count, 99);
 		return error == -EINVAL ? "EINVAL" : error == -EHOSTUNREACH ? "EHOSTUNREACH" : "?";

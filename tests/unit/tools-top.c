@@ -189,23 +189,23 @@ static void cost__too_much_is_asked_less_often(void **state)
 	machine_open(&m, 1U << TOP_BUSY | 1U << TOP_MEMORY);
 	cost(&m, 1, 10, 1); /* the first does not count */
 	cost(&m, COST_SAMPLES, 0.013, 1);
-	assert_int_equal(m.asking.stretch, 1);
+	assert_int_equal(m.asking.period_factor, 1);
 	cost(&m, COST_SAMPLES - 1, 0.030, 1);
-	assert_int_equal(m.asking.stretch, 1);
+	assert_int_equal(m.asking.period_factor, 1);
 	cost(&m, 1, 0.030, 1);
-	assert_int_equal(m.asking.stretch, 2);
+	assert_int_equal(m.asking.period_factor, 2);
 	EXPECT_CALLS(&m, 40, 1, { "nvmlDeviceGetUtilizationRates", 40 },
 		     { "nvmlDeviceGetMemoryInfo", 10 });
 	/* Neither one way nor the other. */
 	cost(&m, COST_SAMPLES, 0.010, 1);
-	assert_int_equal(m.asking.stretch, 2);
+	assert_int_equal(m.asking.period_factor, 2);
 	cost(&m, 9 * COST_SAMPLES, 0.030, 1);
-	assert_int_equal(m.asking.stretch, STRETCH_MOST);
+	assert_int_equal(m.asking.period_factor, PERIOD_FACTOR_MOST);
 	cost(&m, 9 * COST_SAMPLES, 0.001, 1);
-	assert_int_equal(m.asking.stretch, 1);
+	assert_int_equal(m.asking.period_factor, 1);
 	/* Of ten seconds it may be more. */
 	cost(&m, 2 * COST_SAMPLES, 0.1, 10);
-	assert_int_equal(m.asking.stretch, 1);
+	assert_int_equal(m.asking.period_factor, 1);
 	machine_close(&m);
 }
 

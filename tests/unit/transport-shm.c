@@ -63,7 +63,7 @@ static void mapped__granted(void **state)
 	wrong[0].memory = 0;
 	wrong[1].rights = 0;
 	wrong[2].rights = WH_ACCESS_WRITE;
-	wrong[3].rights = WH_ACCESS_READ | WH_ACCESS_NONE;
+	wrong[3].rights = WH_ACCESS_READ | 4;
 	wrong[4].length = 0;
 	for (size_t i = 0; i < sizeof(wrong) / sizeof(*wrong); i++)
 		assert_int_equal(wh_mapped_decode(bytes, wh_mapped_encode(bytes, &wrong[i]), &out),

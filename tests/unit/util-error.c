@@ -3,8 +3,11 @@
 #include "unit.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <pthread.h>
+#include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 #include <wherry/error.h>
 
@@ -96,6 +99,64 @@ static void version__is_the_header_s(void **state)
 	assert_string_equal(wh_version(), text);
 }
 
+static void name__as_the_c_library_s(void **state)
+{
+	unsigned known = 0;
+
+	(void)state;
+	assert_string_equal(wh_status_name(0), "OK");
+	assert_string_equal(wh_status_name(1), "UNKNOWN");
+	assert_string_equal(wh_status_name(INT_MIN), "UNKNOWN");
+	for (int number = 1; number < 5000; number++) {
+		const char *name = wh_status_name(-number);
+
+		if (!strcmp(name, "UNKNOWN"))
+			continue;
+		assert_string_equal(name, strerrorname_np(number));
+		known++;
+	}
+	assert_true(known > 70);
+}
+
+/* Every errno that a public header names has a name here. */
+static void name__of_every_documented_error(void **state)
+{
+	static const char *const headers[] = { "engine",  "error",    "memory",
+					       "metrics", "transfer", "window" };
+	unsigned found = 0;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(headers) / sizeof(*headers); i++) {
+		char path[4096], line[512];
+		FILE *file;
+
+		snprintf(path, sizeof(path), "%s/include/wherry/%s.h", getenv("TEST_SOURCE"),
+			 headers[i]);
+		file = fopen(path, "r");
+		assert_non_null(file);
+		while (fgets(line, sizeof(line), file)) {
+			for (char *at = line; (at = strstr(at, "-E")); at++) {
+				size_t length =
+					strspn(at + 1, "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789");
+				bool known = false;
+
+				for (int number = 1; number < 200 && !known; number++) {
+					const char *name = wh_status_name(-number);
+
+					known = strlen(name) == length &&
+						!memcmp(name, at + 1, length);
+				}
+				if (!known)
+					print_error("%s.h: %s", headers[i], at);
+				assert_true(known);
+				found++;
+			}
+		}
+		fclose(file);
+	}
+	assert_true(found > 100);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -104,6 +165,8 @@ int main(void)
 		cmocka_unit_test(fail__may_quote_the_last_text),
 		cmocka_unit_test(fail__within_a_call),
 		cmocka_unit_test(fail__keeps_errno),
+		cmocka_unit_test(name__as_the_c_library_s),
+		cmocka_unit_test(name__of_every_documented_error),
 		cmocka_unit_test(version__is_the_header_s),
 	};
 

@@ -25,14 +25,14 @@ static atomic_int told;
 static atomic_uint hold_at; /* hold the listener after this many connections */
 
 /* accept4() fails as if the process had no descriptors left; how often it has failed. */
-static atomic_bool short_of;
+static atomic_bool starved;
 static atomic_uint refused;
 
 /* Replaces the C library's. RLIMIT_NOFILE has no effect under valgrind;
  * tests/integration/metrics/metrics-counters.c tests that one. */
 int accept4(int fd, __SOCKADDR_ARG from, socklen_t *restrict length, int flags)
 {
-	if (atomic_load(&short_of)) {
+	if (atomic_load(&starved)) {
 		atomic_fetch_add(&refused, 1);
 		errno = EMFILE;
 		return -1;
@@ -70,7 +70,7 @@ static bool evict_one(struct wh_listener *of)
 	if (!atomic_load(&evictions_left))
 		return false;
 	if (atomic_fetch_sub(&evictions_left, 1) == 1)
-		atomic_store(&short_of, false);
+		atomic_store(&starved, false);
 	return true;
 }
 
@@ -224,7 +224,7 @@ static void accept__without_descriptors(void **state)
 	unsigned before;
 
 	(void)state;
-	atomic_store(&short_of, true);
+	atomic_store(&starved, true);
 	connect_client(clients[0]);
 	reaches(&waits, 1);
 	assert_int_equal(atomic_load(&told), EMFILE);
@@ -234,16 +234,16 @@ static void accept__without_descriptors(void **state)
 	reaches(&refused, before + 3);
 	tries_slowly(from, before);
 	assert_int_equal(atomic_load(&accepted), 0);
-	atomic_store(&short_of, false);
+	atomic_store(&starved, false);
 	reaches(&accepted, 2);
 	assert_int_equal(atomic_load(&waits), 1);
 	/* The next shortage is reported again. */
 	close(clients[0]);
 	clients[0] = open_client();
-	atomic_store(&short_of, true);
+	atomic_store(&starved, true);
 	connect_client(clients[0]);
 	reaches(&waits, 2);
-	atomic_store(&short_of, false);
+	atomic_store(&starved, false);
 	reaches(&accepted, 3);
 	for (int i = 0; i < 2; i++)
 		close(clients[i]);
@@ -257,7 +257,7 @@ static void hold__without_descriptors(void **state)
 	int64_t from;
 
 	(void)state;
-	atomic_store(&short_of, true);
+	atomic_store(&starved, true);
 	connect_client(client);
 	reaches(&waits, 1);
 	from = wh_now();
@@ -265,7 +265,7 @@ static void hold__without_descriptors(void **state)
 	for (int i = 0; i < 100; i++)
 		wh_loop_call(&loop, let_go, &listener);
 	tries_slowly(from, before);
-	atomic_store(&short_of, false);
+	atomic_store(&starved, false);
 	reaches(&accepted, 1);
 	close(client);
 }
@@ -306,16 +306,16 @@ static void accept__evicts(void **state)
 
 	(void)state;
 	atomic_store(&evictions_left, 2);
-	atomic_store(&short_of, true);
+	atomic_store(&starved, true);
 	connect_client(clients[0]);
 	reaches(&accepted, 1);
 	assert_int_equal(atomic_load(&evictions_left), 0);
 	assert_int_equal(atomic_load(&waits), 0);
-	atomic_store(&short_of, true);
+	atomic_store(&starved, true);
 	connect_client(clients[1]);
 	reaches(&waits, 1);
 	assert_int_equal(atomic_load(&told), EMFILE);
-	atomic_store(&short_of, false);
+	atomic_store(&starved, false);
 	reaches(&accepted, 2);
 	for (int i = 0; i < 2; i++)
 		close(clients[i]);

@@ -4,16 +4,19 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "util/log.h"
 
 static char logged[1024];
 static unsigned lines;
 
-static void log_keep(void *arg, const char *line)
+static void log_keep(void *arg, const struct wh_log_record *record)
 {
 	assert_ptr_equal(arg, &lines);
-	snprintf(logged, sizeof(logged), "%s", line);
+	assert_int_equal(record->size, sizeof(*record));
+	assert_string_equal(record->area, "net");
+	snprintf(logged, sizeof(logged), "%s", record->text);
 	lines++;
 }
 
@@ -27,10 +30,10 @@ static int log_begin(void **state)
 
 static void line__as_formatted(void **state)
 {
-	const struct wh_log log = { log_keep, &lines };
+	const struct wh_log log = { log_keep, &lines, WH_LOG_INFO };
 
 	(void)state;
-	wh_log_line(&log, "%s has left: %d", "north", 7);
+	wh_log_line(&log, WH_LOG_INFO, "net", "%s has left: %d", "north", 7);
 	assert_string_equal(logged, "north has left: 7");
 	assert_int_equal(lines, 1);
 }
@@ -38,10 +41,10 @@ static void line__as_formatted(void **state)
 /* A peer's text must not begin a line of its own, or move a terminal's cursor. */
 static void line__control_characters(void **state)
 {
-	const struct wh_log log = { log_keep, &lines };
+	const struct wh_log log = { log_keep, &lines, WH_LOG_INFO };
 
 	(void)state;
-	wh_log_line(&log, "%s", "north\nwherry: \x1b[2Jall is well");
+	wh_log_line(&log, WH_LOG_INFO, "net", "%s", "north\nwherry: \x1b[2Jall is well");
 	assert_null(strchr(logged, '\n'));
 	assert_null(strchr(logged, '\x1b'));
 	assert_int_equal(lines, 1);
@@ -49,23 +52,67 @@ static void line__control_characters(void **state)
 
 static void line__too_long(void **state)
 {
-	const struct wh_log log = { log_keep, &lines };
+	const struct wh_log log = { log_keep, &lines, WH_LOG_INFO };
 	char text[2000];
 
 	(void)state;
 	memset(text, 'x', sizeof(text));
 	text[sizeof(text) - 1] = 0;
-	wh_log_line(&log, "%s", text);
+	wh_log_line(&log, WH_LOG_INFO, "net", "%s", text);
 	assert_int_equal(strlen(logged), 511);
 }
 
 static void line__no_function(void **state)
 {
-	const struct wh_log log = { NULL, &lines };
+	const struct wh_log log = { NULL, &lines, WH_LOG_INFO };
 
 	(void)state;
-	wh_log_line(&log, "nobody reads this");
+	wh_log_line(&log, WH_LOG_INFO, "net", "nobody reads this");
 	assert_int_equal(lines, 0);
+}
+
+static void line__level(void **state)
+{
+	const struct wh_log log = { log_keep, &lines, WH_LOG_WARN };
+
+	(void)state;
+	wh_log_line(&log, WH_LOG_INFO, "net", "an event");
+	assert_int_equal(lines, 0);
+	wh_log_line(&log, WH_LOG_WARN, "net", "a slow path");
+	assert_int_equal(lines, 1);
+	assert_string_equal(logged, "a slow path");
+}
+
+/* What one call writes to stderr. */
+static void line__stderr(void **state)
+{
+	const struct wh_log log = { wh_log_stderr, NULL, WH_LOG_DEBUG };
+	static const struct {
+		uint32_t level;
+		const char *line;
+	} rows[] = {
+		{ WH_LOG_WARN, "wherry: warning: tcp: slow\n" },
+		{ WH_LOG_INFO, "wherry: tcp: slow\n" },
+		{ WH_LOG_DEBUG, "wherry: debug: tcp: slow\n" },
+	};
+	int ends[2], saved = dup(STDERR_FILENO);
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
+		ssize_t length;
+
+		assert_int_equal(pipe(ends), 0);
+		dup2(ends[1], STDERR_FILENO);
+		wh_log_line(&log, rows[i].level, "tcp", "%s", "slow");
+		dup2(saved, STDERR_FILENO);
+		close(ends[1]);
+		length = read(ends[0], logged, sizeof(logged) - 1);
+		close(ends[0]);
+		assert_true(length > 0);
+		logged[length] = 0;
+		assert_string_equal(logged, rows[i].line);
+	}
+	close(saved);
 }
 
 int main(void)
@@ -74,6 +121,8 @@ int main(void)
 		cmocka_unit_test_setup(line__as_formatted, log_begin),
 		cmocka_unit_test_setup(line__control_characters, log_begin),
 		cmocka_unit_test_setup(line__too_long, log_begin),
+		cmocka_unit_test_setup(line__level, log_begin),
+		cmocka_unit_test_setup(line__stderr, log_begin),
 		cmocka_unit_test_setup(line__no_function, log_begin),
 	};
 

@@ -68,7 +68,7 @@ static void encode__layout(void **state)
 
 	(void)state;
 	assert_int_equal(length, AT_NAME + 1 + 7 + 1 + 11 + 3);
-	assert_memory_equal(bytes, "WHRY\4\0\4\0\2\0\3\0\4\3\2\1\10\7\6\5", 20);
+	assert_memory_equal(bytes, "WHRY\5\0\5\0\2\0\3\0\4\3\2\1\10\7\6\5", 20);
 	assert_memory_equal(bytes + 20, "\x88\x77\x66\x55\x44\x33\x22\x11", 8);
 	assert_memory_equal(bytes + AT_NAME, "\7node.42\13wherry-1122\11\10\7", 23);
 }
@@ -133,17 +133,18 @@ static void decode__versions(void **state)
 		uint16_t min, max;
 		int rc;
 	} cases[] = {
-		{ 4, 4, 0 },
-		{ 4, 5, 0 },
-		{ 4, UINT16_MAX, 0 },
+		{ 5, 5, 0 },
+		{ 5, 6, 0 },
+		{ 5, UINT16_MAX, 0 },
 		{ 0, 0, -EPROTONOSUPPORT },
 		{ 1, 1, -EPROTONOSUPPORT },
 		{ 2, 2, -EPROTONOSUPPORT },
 		{ 3, 3, -EPROTONOSUPPORT },
-		{ 0, 4, 0 },
-		{ 1, 4, 0 },
-		{ 5, 4, -EPROTO },
-		{ 5, 5, -EPROTONOSUPPORT },
+		{ 4, 4, -EPROTONOSUPPORT },
+		{ 0, 5, 0 },
+		{ 1, 5, 0 },
+		{ 6, 5, -EPROTO },
+		{ 6, 6, -EPROTONOSUPPORT },
 		{ 7, UINT16_MAX, -EPROTONOSUPPORT },
 	};
 	struct wh_hello hello = sample(), got;

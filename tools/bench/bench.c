@@ -263,7 +263,7 @@ static int start_processes(struct bench *bench)
 static int not_measured(int error, const char *text)
 {
 	if (!text[0])
-		return bench_said_code(error);
+		return bench_reported_code(error);
 	return fail(error, "%s", text);
 }
 
@@ -303,7 +303,7 @@ static int bench_allocate(struct bench *bench)
 }
 
 /* A route refused for one size is refused for all: report it once. */
-static void tell_skipped(const struct bench *bench, const struct bench_result *result)
+static void report_skipped(const struct bench *bench, const struct bench_result *result)
 {
 	for (const struct bench_result *other = bench->results; other < result; other++)
 		if (other->skipped && !strcmp(other->text, result->text))
@@ -332,7 +332,7 @@ static int measure_row(struct bench *bench, const struct bench_row *row)
 	result->skipped = error == -EOPNOTSUPP || (bench->session.peer && error == -EACCES);
 	if (result->skipped) {
 		bench->unavailable = bench->unavailable || bench->plan.chosen;
-		tell_skipped(bench, result);
+		report_skipped(bench, result);
 		return 0;
 	}
 	bench_table_row(bench->table, result, limits);

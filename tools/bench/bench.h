@@ -334,8 +334,8 @@ void bench_process_continue(struct bench_process *process);
 
 /* An error that one of these processes has reported on stderr itself reaches the command as an
  * errno without a text: convert an exit code to it, and back. */
-int bench_said_error(int code);
-int bench_said_code(int error);
+int bench_reported_error(int code);
+int bench_reported_code(int error);
 
 /* For serve(): read the next order, false at the end; send an answer. */
 bool bench_next_order(int fd, struct bench_order *order);

@@ -25,7 +25,7 @@ int bench_first_byte(struct wh_batch *batch, uint8_t *byte, int64_t start, uint6
 		seen = *watched == arrived;
 		now = bench_now();
 		if (!seen && now - start > ALONE)
-			wh_batch_poll(batch);
+			wh_batch_test(batch);
 	} while (!seen && now - start < UNSEEN);
 	*ns = (uint64_t)(now - start);
 	error = engine_wait(batch);

@@ -59,7 +59,7 @@ static void near_serve(int fd, void *arg)
 		if (order.what == BENCH_CONNECT) {
 			int code = engine_open(near->arguments, &setup, &engine);
 
-			answer.error = code ? bench_said_error(code) :
+			answer.error = code ? bench_reported_error(code) :
 					      connect_often(engine, order.text, near, &answer);
 		}
 		if (order.what == BENCH_QUIT && engine)

@@ -12,19 +12,20 @@
 enum { NEAR, FAR };
 
 /* The processes that hold the two sides of a row. */
-struct places {
+struct row_processes {
 	struct bench_process *source, *target; /* NULL: at the peer */
 };
 
-static struct places places_of(struct bench_session *session, const struct bench_row *row)
+static struct row_processes row_processes_of(struct bench_session *session,
+					     const struct bench_row *row)
 {
 	struct bench_process *other = row->one_process ? &session->near :
 				      session->peer    ? NULL :
 							 &session->far;
 
 	if (row->op == WH_WRITE)
-		return (struct places){ &session->near, other };
-	return (struct places){ other, &session->near };
+		return (struct row_processes){ &session->near, other };
+	return (struct row_processes){ other, &session->near };
 }
 
 /* Give an order. Its error text becomes the row's. */
@@ -130,7 +131,7 @@ static int provide_all(struct bench_session *session, const struct bench_row *ro
 		       char text[BENCH_TEXT])
 {
 	static const struct memory scratch = { .kind = WH_MEMORY_SHARED };
-	struct places at = places_of(session, row);
+	struct row_processes at = row_processes_of(session, row);
 	uint64_t source = row->layout.source_length, target = row->layout.target_length;
 	int error = 0;
 
@@ -191,7 +192,7 @@ static int row_verify(struct bench_session *session, const struct bench_row *row
 		      uint64_t iteration, struct bench_result *result)
 {
 	const uint32_t both = WH_ACCESS_READ | WH_ACCESS_WRITE;
-	struct places at = places_of(session, row);
+	struct row_processes at = row_processes_of(session, row);
 	struct bench_order order = { .what = BENCH_WALK };
 	struct bench_answer answer;
 	int error = 0;
@@ -388,7 +389,7 @@ static int run_rounds(struct bench_session *session, const struct bench_row *row
 /* Fit the walk into the peer's region. */
 static int fit_peer(struct bench_session *session, struct bench_row *row, char text[BENCH_TEXT])
 {
-	struct places at = places_of(session, row);
+	struct row_processes at = row_processes_of(session, row);
 	struct memory *remote;
 
 	if (at.source && at.target)
@@ -414,7 +415,7 @@ static int row_start(struct bench_session *session, struct bench_result *result)
 	struct bench_row *row = &result->row;
 	struct bench_order order = { .what = BENCH_ROW };
 	struct bench_answer answer;
-	struct places at;
+	struct row_processes at;
 	int error;
 
 	error = bench_connect(session, row->connections, row->one_process, result->text);
@@ -424,7 +425,7 @@ static int row_start(struct bench_session *session, struct bench_result *result)
 		error = provide_all(session, row, result->text);
 	if (error)
 		return error;
-	at = places_of(session, row);
+	at = row_processes_of(session, row);
 	if (at.source && at.target) {
 		bool write = row->op == WH_WRITE;
 		const char(*names)[64] = session->memory_name[row->one_process ? NEAR : FAR];
@@ -453,8 +454,8 @@ static void probe_cache_line(struct bench_session *session, struct bench_result 
 	bench_process_continue(&session->far);
 }
 
-/* Tell the limit of far's memory. */
-static void lend_far(struct bench_session *session, const struct bench_row *row)
+/* Tell the limit where far's memory is. */
+static void limit_lend_far(struct bench_session *session, const struct bench_row *row)
 {
 	uint32_t side = row->op == WH_WRITE ? BENCH_TARGET : BENCH_SOURCE;
 
@@ -471,7 +472,7 @@ static int row_measure(struct bench_session *session, struct bench_result *resul
 	while (!error && session->verify && iteration < 2)
 		error = row_verify(session, row, ++iteration, result);
 	if (!error && session->limits) {
-		lend_far(session, row);
+		limit_lend_far(session, row);
 		error = bench_limit_row(&session->limit, row, result->transport, result->detail,
 					result->text);
 		snprintf(result->limit_name, sizeof(result->limit_name), "%s", session->limit.name);

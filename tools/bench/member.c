@@ -84,7 +84,7 @@ static int member_open(struct member *m, const struct bench_order *order,
 	if (code) {
 		/* The engine's error is on stderr already; the exit code is all that is left to
 		 * report. */
-		return answer->error = bench_said_error(code);
+		return answer->error = bench_reported_error(code);
 	}
 	snprintf(answer->text, sizeof(answer->text), "%s", wh_engine_url(m->engine));
 	return 0;
@@ -114,7 +114,9 @@ static int member_memory(struct member *m, const struct bench_order *order,
 			 struct bench_answer *answer)
 {
 	struct held *memory = &m->memory[order->side];
-	struct wh_region_options options = { .size = sizeof(options), .name = answer->text };
+	struct wh_region_options options = { .size = sizeof(options),
+					     .name = answer->text,
+					     .access = WH_ACCESS_READ | WH_ACCESS_WRITE };
 	int error = memory_free(m, memory);
 
 	if (!error)

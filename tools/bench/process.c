@@ -150,12 +150,12 @@ void bench_process_end(struct bench_process *process)
 	process->pid = 0;
 }
 
-int bench_said_error(int code)
+int bench_reported_error(int code)
 {
 	return code == EXIT_USAGE ? -EINVAL : code == EXIT_UNAVAILABLE ? -ENODEV : -EIO;
 }
 
-int bench_said_code(int error)
+int bench_reported_code(int error)
 {
 	return error == -EINVAL ? EXIT_USAGE : exit_code_of(error);
 }

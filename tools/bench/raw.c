@@ -80,7 +80,7 @@ void bench_unmap(void *memory, uint64_t length)
 
 /* ---- bytes over a socket ------------------------------------------------------------------ */
 
-#define PIECES 1024 /* blocks in a call, IOV_MAX */
+#define VECTORS 1024 /* blocks in a call, IOV_MAX */
 
 /* Memory walked through again and again: from start to end, or block by block. */
 struct area {
@@ -92,22 +92,23 @@ struct area {
 };
 
 /* The next bytes: at most `most`, in at most `room` vectors. */
-static int area_pieces(const struct area *area, uint64_t most, struct iovec *piece, uint64_t pieces)
+static int area_vectors(const struct area *area, uint64_t most, struct iovec *vector,
+			uint64_t vectors)
 {
 	uint64_t left = area->length - area->at < most ? area->length - area->at : most;
 	uint64_t block, within, n = 0;
 
 	if (!area->offsets) {
-		*piece = (struct iovec){ area->memory + area->at, left };
+		*vector = (struct iovec){ area->memory + area->at, left };
 		return 1;
 	}
 	block = area->at / area->size;
 	within = area->at % area->size;
-	*piece = (struct iovec){ NULL, 0 };
-	for (; left && n < pieces; n++, block++, within = 0) {
+	*vector = (struct iovec){ NULL, 0 };
+	for (; left && n < vectors; n++, block++, within = 0) {
 		uint64_t bytes = area->size - within < left ? area->size - within : left;
 
-		piece[n] = (struct iovec){ area->memory + area->offsets[block] + within, bytes };
+		vector[n] = (struct iovec){ area->memory + area->offsets[block] + within, bytes };
 		left -= bytes;
 	}
 	return (int)n;
@@ -129,26 +130,26 @@ static int socket_retry(bool spin)
 static ssize_t send_some(struct bench_pipe *pipe, const struct area *area, uint64_t most, bool spin)
 {
 	int flags = MSG_NOSIGNAL | (spin ? MSG_DONTWAIT : 0);
-	struct iovec piece[PIECES];
-	struct msghdr message = { .msg_iov = piece };
+	struct iovec vector[VECTORS];
+	struct msghdr message = { .msg_iov = vector };
 
-	message.msg_iovlen = (size_t)area_pieces(area, most, piece, pipe->ssl ? 1 : PIECES);
+	message.msg_iovlen = (size_t)area_vectors(area, most, vector, pipe->ssl ? 1 : VECTORS);
 	if (pipe->ssl)
-		return bench_tls_send(pipe, piece->iov_base, piece->iov_len, spin);
-	return message.msg_iovlen == 1 ? send(pipe->fd, piece->iov_base, piece->iov_len, flags) :
+		return bench_tls_send(pipe, vector->iov_base, vector->iov_len, spin);
+	return message.msg_iovlen == 1 ? send(pipe->fd, vector->iov_base, vector->iov_len, flags) :
 					 sendmsg(pipe->fd, &message, flags);
 }
 
 static ssize_t recv_some(struct bench_pipe *pipe, const struct area *area, uint64_t most, bool spin)
 {
 	int flags = spin ? MSG_DONTWAIT : 0;
-	struct iovec piece[PIECES];
-	struct msghdr message = { .msg_iov = piece };
+	struct iovec vector[VECTORS];
+	struct msghdr message = { .msg_iov = vector };
 
-	message.msg_iovlen = (size_t)area_pieces(area, most, piece, pipe->ssl ? 1 : PIECES);
+	message.msg_iovlen = (size_t)area_vectors(area, most, vector, pipe->ssl ? 1 : VECTORS);
 	if (pipe->ssl)
-		return bench_tls_recv(pipe, piece->iov_base, piece->iov_len, spin);
-	return message.msg_iovlen == 1 ? recv(pipe->fd, piece->iov_base, piece->iov_len, flags) :
+		return bench_tls_recv(pipe, vector->iov_base, vector->iov_len, spin);
+	return message.msg_iovlen == 1 ? recv(pipe->fd, vector->iov_base, vector->iov_len, flags) :
 					 recvmsg(pipe->fd, &message, flags);
 }
 
@@ -518,7 +519,7 @@ void bench_stream_close(struct bench_stream *stream)
 	stream->port = 0;
 }
 
-/* Holds the threads of a flow until all have arrived. */
+/* Holds the threads of a flow until all have been created, or one could not be. */
 struct gate {
 	pthread_mutex_t lock;
 	pthread_cond_t changed;
@@ -558,7 +559,7 @@ struct share {
 	int64_t end;
 };
 
-static void *run_share(void *arg)
+static void *share_run(void *arg)
 {
 	struct share *share = arg;
 	char byte;
@@ -615,14 +616,14 @@ int bench_stream_flow(struct bench_stream *stream, const struct bench_flow *flow
 		shares[i].gate = &gate;
 		shares[i].pipe = &stream->pipe[i];
 	}
-	/* This thread serves one connection itself: a single connection needs no hand-over. */
+	/* This thread runs the first share: a single connection needs no other thread. */
 	while (!error && started < flow->connections) {
-		error = -pthread_create(&shares[started].thread, NULL, run_share, &shares[started]);
+		error = -pthread_create(&shares[started].thread, NULL, share_run, &shares[started]);
 		started += !error;
 	}
 	start = bench_now();
 	gate_set(&gate, error ? GATE_GIVEN_UP : GATE_OPEN);
-	run_share(&shares[0]);
+	share_run(&shares[0]);
 	for (unsigned i = 0; i < started; i++) {
 		if (i)
 			pthread_join(shares[i].thread, NULL);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Bandwidth and latency against the size of a block, as drawings (SVG) with a table below each. */
+#include <float.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
@@ -179,6 +180,9 @@ static void draw_y_axis(const struct scale *scale, FILE *out)
 				      most - least > 8 * unit  ? 2 :
 								 1);
 
+		/* Between the least numbers that there are, a step may be none. */
+		if (step < DBL_MIN)
+			return;
 		for (int n = (int)ceil(least / step); n * step <= most; n++)
 			draw_tick(scale, n * step, &last, out);
 		return;

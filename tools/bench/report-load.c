@@ -12,8 +12,8 @@
 #define SCHEMA 1
 #define NUMBER_MOST 1e15
 
-/* Where a value comes from, for the message if it is not valid. */
-struct place {
+/* The row that a value comes from, named in the message if the value is not valid. */
+struct origin {
 	const char *list; /* "results" */
 	size_t index;
 	char *why;
@@ -31,15 +31,15 @@ static int value_wrong(char *why, const char *format, ...)
 	return -1;
 }
 
-static int wrong_value(const struct place *place, const char *key, const char *wanted)
+static int wrong_value(const struct origin *origin, const char *key, const char *wanted)
 {
-	return value_wrong(place->why, "%s[%zu]: \"%s\" is not %s", place->list, place->index, key,
-			   wanted);
+	return value_wrong(origin->why, "%s[%zu]: \"%s\" is not %s", origin->list, origin->index,
+			   key, wanted);
 }
 
 /* ---- values: absent and null mean unknown ---------------------------------------------------- */
 
-static int read_text(const struct place *place, const json_t *row, const char *key,
+static int read_text(const struct origin *origin, const json_t *row, const char *key,
 		     const char **out)
 {
 	const json_t *value = json_object_get(row, key);
@@ -48,12 +48,12 @@ static int read_text(const struct place *place, const json_t *row, const char *k
 	if (!value || json_is_null(value))
 		return 0;
 	if (!json_is_string(value))
-		return wrong_value(place, key, "a text");
+		return wrong_value(origin, key, "a text");
 	*out = json_string_value(value);
 	return 0;
 }
 
-static int read_number(const struct place *place, const json_t *row, const char *key, double *out)
+static int read_number(const struct origin *origin, const json_t *row, const char *key, double *out)
 {
 	const json_t *value = json_object_get(row, key);
 
@@ -62,12 +62,12 @@ static int read_number(const struct place *place, const json_t *row, const char 
 		return 0;
 	if (!json_is_number(value) || !(json_number_value(value) >= 0) ||
 	    json_number_value(value) > NUMBER_MOST)
-		return wrong_value(place, key, "a number from 0 to 1e15");
+		return wrong_value(origin, key, "a number from 0 to 1e15");
 	*out = json_number_value(value);
 	return 0;
 }
 
-static int read_count(const struct place *place, const json_t *row, const char *key,
+static int read_count(const struct origin *origin, const json_t *row, const char *key,
 		      uint64_t absent, uint64_t *out)
 {
 	const json_t *value = json_object_get(row, key);
@@ -77,12 +77,12 @@ static int read_count(const struct place *place, const json_t *row, const char *
 		return 0;
 	if (!json_is_integer(value) || json_integer_value(value) < 0 ||
 	    json_integer_value(value) > (json_int_t)NUMBER_MOST)
-		return wrong_value(place, key, "a whole number from 0 to 1e15");
+		return wrong_value(origin, key, "a whole number from 0 to 1e15");
 	*out = (uint64_t)json_integer_value(value);
 	return 0;
 }
 
-static int read_flag(const struct place *place, const json_t *row, const char *key, int *out)
+static int read_flag(const struct origin *origin, const json_t *row, const char *key, int *out)
 {
 	const json_t *value = json_object_get(row, key);
 
@@ -90,14 +90,14 @@ static int read_flag(const struct place *place, const json_t *row, const char *k
 	if (!value || json_is_null(value))
 		return 0;
 	if (!json_is_boolean(value))
-		return wrong_value(place, key, "true or false");
+		return wrong_value(origin, key, "true or false");
 	*out = json_is_true(value);
 	return 0;
 }
 
 /* ---- a row -------------------------------------------------------------------------------- */
 
-static int read_texts(const struct place *place, const json_t *json, struct report_row *row)
+static int read_texts(const struct origin *origin, const json_t *json, struct report_row *row)
 {
 	const struct {
 		const char *key, **at;
@@ -115,17 +115,17 @@ static int read_texts(const struct place *place, const json_t *json, struct repo
 	};
 
 	for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
-		if (read_text(place, json, texts[i].key, texts[i].at))
+		if (read_text(origin, json, texts[i].key, texts[i].at))
 			return -1;
 		if (texts[i].needed && !**texts[i].at)
-			return value_wrong(place->why,
+			return value_wrong(origin->why,
 					   "%s[%zu]: no \"%s\"; wherry bench --json writes one",
-					   place->list, place->index, texts[i].key);
+					   origin->list, origin->index, texts[i].key);
 	}
 	return 0;
 }
 
-static int read_counts(const struct place *place, const json_t *json, struct report_row *row)
+static int read_counts(const struct origin *origin, const json_t *json, struct report_row *row)
 {
 	const struct {
 		const char *key;
@@ -144,14 +144,14 @@ static int read_counts(const struct place *place, const json_t *json, struct rep
 	};
 
 	for (size_t i = 0; i < sizeof(counts) / sizeof(counts[0]); i++)
-		if (read_count(place, json, counts[i].key, counts[i].absent, counts[i].at))
+		if (read_count(origin, json, counts[i].key, counts[i].absent, counts[i].at))
 			return -1;
 	return row->size && row->blocks ? 0 :
-					  wrong_value(place, row->size ? "blocks" : "size_bytes",
+					  wrong_value(origin, row->size ? "blocks" : "size_bytes",
 						      "a number from 1 up");
 }
 
-static int read_numbers(const struct place *place, const json_t *json, struct report_row *row)
+static int read_numbers(const struct origin *origin, const json_t *json, struct report_row *row)
 {
 	const json_t *latency = json_object_get(json, "latency_us");
 	const json_t *first = json_object_get(json, "first_byte_us");
@@ -174,25 +174,26 @@ static int read_numbers(const struct place *place, const json_t *json, struct re
 	};
 
 	if (latency && !json_is_null(latency) && !json_is_object(latency))
-		return wrong_value(place, "latency_us", "an object");
+		return wrong_value(origin, "latency_us", "an object");
 	if (first && !json_is_null(first) && !json_is_object(first))
-		return wrong_value(place, "first_byte_us", "an object");
+		return wrong_value(origin, "first_byte_us", "an object");
 	for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++)
-		if (read_number(place, numbers[i].from, numbers[i].key, numbers[i].at))
+		if (read_number(origin, numbers[i].from, numbers[i].key, numbers[i].at))
 			return -1;
 	return 0;
 }
 
-static int read_row(const struct place *place, const json_t *json, struct report_row *row)
+static int read_row(const struct origin *origin, const json_t *json, struct report_row *row)
 {
 	int pinned;
 
 	if (!json_is_object(json))
-		return value_wrong(place->why, "%s[%zu] is not an object", place->list,
-				   place->index);
-	if (read_texts(place, json, row) || read_counts(place, json, row) ||
-	    read_numbers(place, json, row) || read_flag(place, json, "verified", &row->verified) ||
-	    read_flag(place, json, "pinned", &pinned))
+		return value_wrong(origin->why, "%s[%zu] is not an object", origin->list,
+				   origin->index);
+	if (read_texts(origin, json, row) || read_counts(origin, json, row) ||
+	    read_numbers(origin, json, row) ||
+	    read_flag(origin, json, "verified", &row->verified) ||
+	    read_flag(origin, json, "pinned", &pinned))
 		return -1;
 	row->pinned = pinned == 1;
 	return 0;
@@ -202,19 +203,21 @@ static int read_row(const struct place *place, const json_t *json, struct report
 
 static int read_list(struct report_set *set, const json_t *root, bool skipped, char *why)
 {
-	struct place place = { .list = skipped ? "skipped" : "results", .why = why };
-	const json_t *list = json_object_get(root, place.list);
+	struct origin origin = { .list = skipped ? "skipped" : "results", .why = why };
+	const json_t *list = json_object_get(root, origin.list);
 
 	if (skipped && !list)
 		return 0;
 	if (!json_is_array(list))
-		return value_wrong(why, "no list \"%s\": not a result of wherry bench", place.list);
-	for (; place.index < json_array_size(list); place.index++) {
+		return value_wrong(why, "no list \"%s\": not a result of wherry bench",
+				   origin.list);
+	for (; origin.index < json_array_size(list); origin.index++) {
 		if (set->row_count == REPORT_ROWS)
 			return value_wrong(why, "%s[%zu]: more than %d rows on one page",
-					   place.list, place.index, REPORT_ROWS);
+					   origin.list, origin.index, REPORT_ROWS);
 		set->rows[set->row_count] = (struct report_row){ .skipped = skipped };
-		if (read_row(&place, json_array_get(list, place.index), &set->rows[set->row_count]))
+		if (read_row(&origin, json_array_get(list, origin.index),
+			     &set->rows[set->row_count]))
 			return -1;
 		set->row_count++;
 	}

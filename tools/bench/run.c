@@ -55,7 +55,7 @@ static int batch_fill(const struct bench_row *row, struct maker *maker, struct w
 			};
 		return wh_batch_add(batch, maker->list, layout->blocks);
 	}
-	error = wh_blocks_prepare(maker->peer, &desc, &blocks);
+	error = wh_blocks_new(maker->peer, &desc, &blocks);
 	if (error)
 		return error;
 	error = wh_batch_add_blocks(batch, blocks);

@@ -36,7 +36,6 @@ static int get_staging(struct pipeline *pipeline, uint64_t length, void **out)
 int pipeline_open(struct pipeline *pipeline, struct wh_engine *engine, struct end *source,
 		  struct end *target, uint64_t chunk)
 {
-	struct wh_region_options options = { .size = sizeof(options), .access = WH_ACCESS_NONE };
 	void *staging;
 	int error;
 
@@ -49,8 +48,7 @@ int pipeline_open(struct pipeline *pipeline, struct wh_engine *engine, struct en
 	if (error)
 		return engine_fail(error, "cannot allocate memory for the copy");
 	pipeline->staging = staging;
-	error = wh_region_register(engine, staging, COPY_SLOTS * chunk, &options,
-				   &pipeline->region);
+	error = wh_region_register(engine, staging, COPY_SLOTS * chunk, NULL, &pipeline->region);
 	if (error)
 		return engine_fail(error, "cannot register memory for the copy");
 	for (size_t i = 0; i < COPY_SLOTS; i++) {
@@ -150,16 +148,16 @@ static int slot_finish(struct pipeline *pipeline, struct slot *slot, int side,
 		return error;
 	if (!batch)
 		return 0;
-	/* A batch that itself timed out ends with the same errno as a wait that timed out. */
-	while ((error = wh_batch_wait(batch, REDRAW)) == -ETIMEDOUT &&
-	       (error = wh_batch_poll(batch)) == -EINPROGRESS) {
+	while ((error = wh_batch_wait_for(batch, REDRAW)) == -EAGAIN) {
 		progress_move(progress, done);
 		if (is_stalled(pipeline, side, &motion))
 			return fail(ETIMEDOUT, "%s: " STALL_TEXT, end->name,
 				    (double)engine_stall() / 1e9);
 	}
+	if (!error)
+		error = wh_batch_status(batch);
 	if (error)
-		return batch_fail(end, error, wh_batch_error_text(batch));
+		return batch_fail(end, error, wh_error_text());
 	if (!pipeline->verifying)
 		remote_count(end, batch);
 	return 0;
@@ -366,7 +364,7 @@ int pipeline_close(struct pipeline *pipeline, int code)
 	for (size_t i = 0; i < (size_t)2 * COPY_SLOTS; i++) {
 		struct wh_batch *batch = pipeline->slots[i / 2].batch[i % 2];
 
-		if (batch && wh_batch_poll(batch) == -EINPROGRESS)
+		if (batch && wh_batch_test(batch) == -EAGAIN)
 			wh_batch_cancel(batch);
 		code = engine_undo(code, wh_batch_free(batch), "cannot free a batch");
 	}

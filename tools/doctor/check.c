@@ -18,7 +18,7 @@ const char *const doctor_absences[] = {
 
 /* ---- findings -------------------------------------------------------------------------------- */
 
-void found(struct finding *finding, enum verdict verdict, const char *format, ...)
+void finding_add(struct finding *finding, enum verdict verdict, const char *format, ...)
 {
 	size_t used = strlen(finding->evidence);
 	va_list list;
@@ -40,13 +40,13 @@ void found(struct finding *finding, enum verdict verdict, const char *format, ..
 	va_end(list);
 }
 
-void found_absent(struct finding *finding, enum absent what)
+void finding_add_absent(struct finding *finding, enum absent what)
 {
 	finding->absent = what;
-	found(finding, INFO, "%s", doctor_absences[what]);
+	finding_add(finding, INFO, "%s", doctor_absences[what]);
 }
 
-void advise(struct finding *finding, const char *format, ...)
+void finding_advise(struct finding *finding, const char *format, ...)
 {
 	va_list list;
 
@@ -76,11 +76,11 @@ size_t doctor_rdma(const struct doctor *doctor)
 void doctor_each_gpu(const struct doctor *doctor, gpu_check *check, struct finding *finding)
 {
 	if (!doctor_gpus(doctor) && !doctor->late) {
-		found_absent(finding, ABSENT_GPU);
+		finding_add_absent(finding, ABSENT_GPU);
 		return;
 	}
 	if (!doctor->nvml || !doctor_gpus(doctor)) {
-		found(finding, UNKNOWN, "NVML cannot be asked");
+		finding_add(finding, UNKNOWN, "NVML cannot be asked");
 		return;
 	}
 	for (size_t i = 0; i < doctor_gpus(doctor); i++) {
@@ -116,9 +116,9 @@ int doctor_next_device(const struct doctor *doctor, size_t *at, char name[WH_NAM
 void doctor_no_device(const struct doctor *doctor, struct finding *finding)
 {
 	if (doctor->topology)
-		found_absent(finding, ABSENT_PCI);
+		finding_add_absent(finding, ABSENT_PCI);
 	else
-		found(finding, UNKNOWN, "sysfs could not be read in time");
+		finding_add(finding, UNKNOWN, "sysfs could not be read in time");
 }
 
 static void check_devices(const struct doctor *doctor, device_check *check, struct finding *finding)
@@ -164,8 +164,8 @@ static void check_port(const struct doctor *doctor, const struct check *check,
 		       const struct nic_port *port, struct finding *finding)
 {
 	if (check->not_roce && strcmp(port->layer, "Ethernet") != 0)
-		found(finding, PASS, "%s: %s %s", port->name, *port->layer ? port->layer : "-",
-		      check->not_roce);
+		finding_add(finding, PASS, "%s: %s %s", port->name,
+			    *port->layer ? port->layer : "-", check->not_roce);
 	else
 		check->port(doctor, port, finding);
 }
@@ -198,13 +198,13 @@ static bool check_applies(const struct doctor *doctor, const struct check *check
 {
 	if (check->subjects & NICS && !doctor_rdma(doctor)) {
 		if (doctor->topology)
-			found_absent(finding, ABSENT_NIC);
+			finding_add_absent(finding, ABSENT_NIC);
 		else
-			found(finding, UNKNOWN, "sysfs could not be read in time");
+			finding_add(finding, UNKNOWN, "sysfs could not be read in time");
 		return false;
 	}
 	if (check->subjects & GPUS && !doctor_gpus(doctor)) {
-		found_absent(finding, ABSENT_GPU);
+		finding_add_absent(finding, ABSENT_GPU);
 		return false;
 	}
 	return true;

@@ -108,7 +108,7 @@ static void *waiter_run(void *arg)
 {
 	struct waiter *waiter = arg;
 
-	waiter->done = bounded(waiter->probe, waiter->arg, waiter->seconds);
+	waiter->done = facts_bounded(waiter->probe, waiter->arg, waiter->seconds);
 	return NULL;
 }
 
@@ -224,7 +224,7 @@ static bool tasks_run(const struct doctor *doctor, const struct check *const *ch
 			continue;
 		}
 		findings[i] = (struct finding){ .seconds = CHECK_SECONDS };
-		found(&findings[i], UNKNOWN, "no answer within %.0f s", CHECK_SECONDS);
+		finding_add(&findings[i], UNKNOWN, "no answer within %.0f s", CHECK_SECONDS);
 	}
 	return all;
 }
@@ -473,7 +473,7 @@ static int doctor_examine(const struct arguments *arguments, const struct wh_tre
 	else
 		findings_print(checks, findings, count, screen);
 	code = code ? code : verdict_exit_code(worst);
-	if (!ended || bounded_hangs()) {
+	if (!ended || facts_hang()) {
 		/* A thread that hangs in a driver would keep exit() from returning. */
 		if (fflush(stdout))
 			code = EXIT_FAIL;
@@ -518,14 +518,8 @@ static const struct command_option options[] = {
 	  .argument = "N",
 	  .help = "explain the errno of a failed registration with a NIC" },
 	{ .name = "json", .letter = 'j', .help = "print JSON" },
-	{ .name = "root",
-	  .argument = "DIR",
-	  .complete = "file",
-	  .help = "read DIR/sys, DIR/proc and DIR/dev instead of this machine's" },
-	{ .name = "record",
-	  .argument = "DIR",
-	  .complete = "file",
-	  .help = "copy what is read into DIR, for --root" },
+	TOPO_ROOT_OPTION("DIR/sys, DIR/proc and DIR/dev"),
+	TOPO_RECORD_OPTION,
 	SCREEN_OPTIONS,
 	{ 0 },
 };

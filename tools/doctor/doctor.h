@@ -30,14 +30,15 @@ struct finding {
 
 /* Add a finding. The verdict becomes the worst of all, and evidence of PASS goes once there is
  * worse. */
-void found(struct finding *finding, enum verdict verdict, const char *format, ...)
+void finding_add(struct finding *finding, enum verdict verdict, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
 
 /* INFO: the machine does not have it. The summary reports several such checks in one line. */
-void found_absent(struct finding *finding, enum absent what);
+void finding_add_absent(struct finding *finding, enum absent what);
 
-/* How to fix it. The first advice stays. */
-void advise(struct finding *finding, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* Say how to fix the problem. Only the first advice is kept. */
+void finding_advise(struct finding *finding, const char *format, ...)
+	__attribute__((format(printf, 2, 3)));
 
 /* ---- facts ----------------------------------------------------------------------------------- */
 
@@ -177,9 +178,9 @@ double facts_now(void);
 
 /* Run probe(arg) on a thread of its own and wait up to `seconds`. False: it is still running and
  * was abandoned; everything that it uses must stay allocated. */
-bool bounded(void (*probe)(void *arg), void *arg, double seconds);
+bool facts_bounded(void (*probe)(void *arg), void *arg, double seconds);
 /* Was any probe abandoned? It may hang in a driver and keep the process from exiting. */
-bool bounded_hangs(void);
+bool facts_hang(void);
 
 /* ---- checks ---------------------------------------------------------------------------------- */
 
@@ -245,7 +246,7 @@ void doctor_each_gpu(const struct doctor *doctor, gpu_check *check, struct findi
 /* The GPUs and RDMA NICs in PCI, one after the other: an index of topology->pci and the device's
  * name. Start with *at = 0; -1: no more. */
 int doctor_next_device(const struct doctor *doctor, size_t *at, char name[WH_NAME]);
-/* The finding if there is none of them. */
+/* Add the finding for a machine that has neither. */
 void doctor_no_device(const struct doctor *doctor, struct finding *finding);
 
 /* How many NVIDIA GPUs, and NICs with RDMA, the machine has. */
@@ -264,7 +265,7 @@ struct registration {
 };
 const struct registration *doctor_registration(int error);
 
-/* Print that for an errno as text ("14", "EFAULT"). An exit code. */
+/* Print what such an errno means and how to fix it; `text` is "14" or "EFAULT". An exit code. */
 int doctor_explain(const char *text, bool json);
 
 #endif

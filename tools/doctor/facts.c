@@ -39,7 +39,7 @@ struct job {
 
 static _Atomic bool hangs;
 
-bool bounded_hangs(void)
+bool facts_hang(void)
 {
 	return atomic_load(&hangs);
 }
@@ -89,7 +89,7 @@ double facts_now(void)
 	return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
 }
 
-bool bounded(void (*probe)(void *arg), void *arg, double seconds)
+bool facts_bounded(void (*probe)(void *arg), void *arg, double seconds)
 {
 	struct job *job = calloc(1, sizeof(*job));
 	pthread_t thread;

@@ -22,21 +22,21 @@ static void driver_flavour(const struct doctor *doctor, struct finding *finding)
 	int length = wh_tree_read(&doctor->tree, path, text, sizeof(text));
 
 	if (length == -ENOENT && !doctor_gpus(doctor)) {
-		found_absent(finding, ABSENT_GPU);
+		finding_add_absent(finding, ABSENT_GPU);
 	} else if (length == -ENOENT) {
-		found(finding, FAIL, "a GPU, but no %s: no driver is loaded", path);
-		advise(finding, "modprobe nvidia; dmesg says why it does not load");
+		finding_add(finding, FAIL, "a GPU, but no %s: no driver is loaded", path);
+		finding_advise(finding, "modprobe nvidia; dmesg says why it does not load");
 	} else if (length < 0) {
-		found(finding, UNKNOWN, "%s: %s", path, strerror(-length));
+		finding_add(finding, UNKNOWN, "%s: %s", path, strerror(-length));
 	} else if (!strstr(text, "Kernel Module")) {
-		found(finding, UNKNOWN, "%s does not name its kernel module", path);
+		finding_add(finding, UNKNOWN, "%s does not name its kernel module", path);
 	} else {
 		bool is_open = strstr(text, "Open Kernel Module");
 
 		text[strcspn(text, "\n")] = '\0';
-		found(finding, is_open ? PASS : WARN, "%.200s", text);
+		finding_add(finding, is_open ? PASS : WARN, "%.200s", text);
 		if (!is_open)
-			advise(finding, "%s", open_modules);
+			finding_advise(finding, "%s", open_modules);
 	}
 }
 
@@ -45,23 +45,25 @@ static void driver_nvml(const struct doctor *doctor, struct finding *finding)
 	const char *version = doctor->topology ? doctor->topology->driver : "";
 
 	if (doctor->late) {
-		found(finding, UNKNOWN, "NVML did not answer in time");
-		advise(finding,
-		       "see dmesg for NVRM and Xid; nvidia-smi -pm 1 keeps the driver loaded");
+		finding_add(finding, UNKNOWN, "NVML did not answer in time");
+		finding_advise(
+			finding,
+			"see dmesg for NVRM and Xid; nvidia-smi -pm 1 keeps the driver loaded");
 	} else if (doctor->nvml) {
-		found(finding, PASS, "NVML answers, driver %s", *version ? version : "-");
+		finding_add(finding, PASS, "NVML answers, driver %s", *version ? version : "-");
 	} else if (!doctor_gpus(doctor) && doctor->nvml_error != -ELIBBAD) {
-		found_absent(finding, ABSENT_GPU);
+		finding_add_absent(finding, ABSENT_GPU);
 	} else if (doctor->nvml_error == -EACCES || doctor->nvml_error == -EPERM) {
-		found(finding, UNKNOWN, "%s", doctor->nvml_why);
+		finding_add(finding, UNKNOWN, "%s", doctor->nvml_why);
 	} else {
-		found(finding, FAIL, "%s", doctor->nvml_why);
-		advise(finding,
-		       doctor->nvml_error == -ELIBBAD ?
-			       "library and modules are of different versions: reload the NVIDIA "
-			       "modules, or reboot" :
-			       "install the driver's user libraries of the version that is "
-			       "loaded (in a container: nvidia-container-toolkit)");
+		finding_add(finding, FAIL, "%s", doctor->nvml_why);
+		finding_advise(
+			finding,
+			doctor->nvml_error == -ELIBBAD ?
+				"library and modules are of different versions: reload the NVIDIA "
+				"modules, or reboot" :
+				"install the driver's user libraries of the version that is "
+				"loaded (in a container: nvidia-container-toolkit)");
 	}
 }
 
@@ -71,19 +73,21 @@ static void gpu_health(const struct doctor *doctor, size_t index, const char *na
 	const struct wh_gpu *gpu = &doctor->topology->gpus[index];
 
 	if (*gpu->problem) {
-		found(finding, FAIL, "%s (%s): %s", name,
-		      *gpu->address ? gpu->address : "address unknown", gpu->problem);
-		advise(finding,
-		       "see dmesg for Xid; reset the GPU or reboot; a container needs all of "
-		       "/dev/nvidia*");
+		finding_add(finding, FAIL, "%s (%s): %s", name,
+			    *gpu->address ? gpu->address : "address unknown", gpu->problem);
+		finding_advise(
+			finding,
+			"see dmesg for Xid; reset the GPU or reboot; a container needs all of "
+			"/dev/nvidia*");
 	} else if (gpu->recovery > 0) {
-		found(finding, FAIL, "%s (%s) requests recovery action %d", name, gpu->address,
-		      gpu->recovery);
-		advise(finding,
-		       "1: nvidia-smi --gpu-reset; 2: reboot; 3 and 4: end the processes that use "
-		       "the GPU, then reset it");
+		finding_add(finding, FAIL, "%s (%s) requests recovery action %d", name,
+			    gpu->address, gpu->recovery);
+		finding_advise(
+			finding,
+			"1: nvidia-smi --gpu-reset; 2: reboot; 3 and 4: end the processes that use "
+			"the GPU, then reset it");
 	} else {
-		found(finding, PASS, "%s is healthy", name);
+		finding_add(finding, PASS, "%s is healthy", name);
 	}
 }
 
@@ -93,15 +97,16 @@ static void fabric_joined(const struct doctor *doctor, size_t index, const char 
 	const struct wh_gpu *gpu = &doctor->topology->gpus[index];
 
 	if (*gpu->problem) {
-		found(finding, UNKNOWN, "%s cannot be asked", name);
+		finding_add(finding, UNKNOWN, "%s cannot be asked", name);
 	} else if (gpu->fabric == WH_NVML_FABRIC_COMPLETED) {
-		found(finding, PASS, "%s has joined its fabric", name);
+		finding_add(finding, PASS, "%s has joined its fabric", name);
 	} else if (gpu->fabric == WH_NVML_FABRIC_NOT_STARTED ||
 		   gpu->fabric == WH_NVML_FABRIC_IN_PROGRESS) {
-		found(finding, FAIL, "%s has not joined its fabric (state %d)", name, gpu->fabric);
-		advise(finding, "%s", start_manager);
+		finding_add(finding, FAIL, "%s has not joined its fabric (state %d)", name,
+			    gpu->fabric);
+		finding_advise(finding, "%s", start_manager);
 	} else {
-		found(finding, INFO, "%s belongs to no NVSwitch fabric", name);
+		finding_add(finding, INFO, "%s belongs to no NVSwitch fabric", name);
 	}
 }
 
@@ -112,8 +117,8 @@ static void gpu_fabric(const struct doctor *doctor, struct finding *finding)
 		doctor_each_gpu(doctor, fabric_joined, finding);
 		return;
 	}
-	found(finding, FAIL, "%s", doctor->cuda.why);
-	advise(finding, "%s", start_manager);
+	finding_add(finding, FAIL, "%s", doctor->cuda.why);
+	finding_advise(finding, "%s", start_manager);
 }
 
 static void gpu_nvlink(const struct doctor *doctor, size_t index, const char *name,
@@ -128,14 +133,16 @@ static void gpu_nvlink(const struct doctor *doctor, size_t index, const char *na
 		down += link->gpu == (int)index && link->active != 1;
 	}
 	if (*doctor->topology->gpus[index].problem) {
-		found(finding, UNKNOWN, "%s cannot be asked", name);
+		finding_add(finding, UNKNOWN, "%s cannot be asked", name);
 	} else if (down) {
-		found(finding, WARN, "%s: %zu of %zu NVLinks are down", name, down, active + down);
-		advise(finding,
-		       "nvidia-smi nvlink -s and dmesg; the fabric manager's log on NVSwitch "
-		       "machines");
+		finding_add(finding, WARN, "%s: %zu of %zu NVLinks are down", name, down,
+			    active + down);
+		finding_advise(
+			finding,
+			"nvidia-smi nvlink -s and dmesg; the fabric manager's log on NVSwitch "
+			"machines");
 	} else if (active) {
-		found(finding, PASS, "%s: %zu NVLinks", name, active);
+		finding_add(finding, PASS, "%s: %zu NVLinks", name, active);
 	}
 }
 
@@ -143,7 +150,7 @@ static void gpu_nvlink_end(const struct doctor *doctor, struct finding *finding)
 {
 	(void)doctor;
 	if (!*finding->evidence)
-		found(finding, INFO, "no NVLinks");
+		finding_add(finding, INFO, "no NVLinks");
 }
 
 static void gpu_bar1(const struct doctor *doctor, size_t index, const char *name,
@@ -156,15 +163,16 @@ static void gpu_bar1(const struct doctor *doctor, size_t index, const char *name
 
 	topo_size(bar1, sizeof(bar1), gpu->bar1_bytes);
 	topo_size(memory, sizeof(memory), gpu->memory_bytes);
-	found(finding,
-	      !known ? UNKNOWN :
-	      small  ? WARN :
-		       PASS,
-	      "%s: BAR1 %s, memory %s", name, bar1, memory);
+	finding_add(finding,
+		    !known ? UNKNOWN :
+		    small  ? WARN :
+			     PASS,
+		    "%s: BAR1 %s, memory %s", name, bar1, memory);
 	if (small)
-		advise(finding,
-		       "NICs and the CPU reach no more than BAR1 of the memory at a time; enable "
-		       "Resizable BAR and Above 4G Decoding in the BIOS");
+		finding_advise(
+			finding,
+			"NICs and the CPU reach no more than BAR1 of the memory at a time; enable "
+			"Resizable BAR and Above 4G Decoding in the BIOS");
 }
 
 /* ---- CUDA ------------------------------------------------------------------------------------ */
@@ -175,15 +183,16 @@ static bool cuda_is_missing(const struct doctor *doctor, struct finding *finding
 	if (doctor->cuda.known && doctor->cuda.count)
 		return false;
 	if (!doctor->cuda.known)
-		found(finding, UNKNOWN, "%s",
-		      wh_tree_is_live(&doctor->tree) ? "the CUDA driver did not answer in time" :
-						       "the recorded tree has no cuda.txt");
+		finding_add(finding, UNKNOWN, "%s",
+			    wh_tree_is_live(&doctor->tree) ?
+				    "the CUDA driver did not answer in time" :
+				    "the recorded tree has no cuda.txt");
 	else if (!doctor_gpus(doctor))
-		found_absent(finding, ABSENT_GPU);
+		finding_add_absent(finding, ABSENT_GPU);
 	else
-		found(finding, FAIL, "%s", doctor->cuda.why);
+		finding_add(finding, FAIL, "%s", doctor->cuda.why);
 	if (finding->verdict == FAIL)
-		advise(finding, "nvidia-smi and dmesg show more");
+		finding_advise(finding, "nvidia-smi and dmesg show more");
 	return true;
 }
 
@@ -196,19 +205,20 @@ static void gpu_direct(const struct doctor *doctor, struct finding *finding)
 		bool unknown = gpu->rdma < 0 || gpu->dma_buf < 0,
 		     good = gpu->rdma == 1 && gpu->dma_buf == 1;
 
-		found(finding,
-		      unknown ? UNKNOWN :
-		      good    ? PASS :
-				WARN,
-		      "%s: GPUDirect RDMA %d, of cuMemCreate() memory %d, dma-buf %d, fabric "
-		      "handles %d",
-		      gpu->address, gpu->rdma, gpu->rdma_vmm, gpu->dma_buf, gpu->fabric);
+		finding_add(finding,
+			    unknown ? UNKNOWN :
+			    good    ? PASS :
+				      WARN,
+			    "%s: GPUDirect RDMA %d, of cuMemCreate() memory %d, dma-buf %d, fabric "
+			    "handles %d",
+			    gpu->address, gpu->rdma, gpu->rdma_vmm, gpu->dma_buf, gpu->fabric);
 		if (gpu->dma_buf == 0)
-			advise(finding, "%s", open_modules);
+			finding_advise(finding, "%s", open_modules);
 		else if (gpu->rdma == 0)
-			advise(finding, "NICs cannot reach this GPU's memory; transfers are staged "
-					"through host "
-					"memory");
+			finding_advise(finding,
+				       "NICs cannot reach this GPU's memory; transfers are staged "
+				       "through host "
+				       "memory");
 	}
 }
 
@@ -253,18 +263,21 @@ static void visible_check(const struct doctor *doctor, char *list, bool by_bus,
 		if (strncmp(item, "GPU-", 4) == 0 || strncmp(item, "MIG-", 4) == 0)
 			continue;
 		if (end == item || *end || index < 0 || (size_t)index >= gpus) {
-			found(finding, WARN,
-			      "'%.32s' is none of the %zu GPUs: CUDA ignores it and the rest of "
-			      "the "
-			      "list",
-			      item, gpus);
-			advise(finding, "use UUIDs, which nvidia-smi -L lists");
+			finding_add(
+				finding, WARN,
+				"'%.32s' is none of the %zu GPUs: CUDA ignores it and the rest of "
+				"the "
+				"list",
+				item, gpus);
+			finding_advise(finding, "use UUIDs, which nvidia-smi -L lists");
 		} else if (!alike && !by_bus) {
-			found(finding, WARN,
-			      "'%.32s': CUDA numbers the fastest GPU first, nvidia-smi the lowest "
-			      "bus",
-			      item);
-			advise(finding, "export CUDA_DEVICE_ORDER=PCI_BUS_ID, or use UUIDs");
+			finding_add(finding, WARN,
+				    "'%.32s': CUDA numbers the fastest GPU first, nvidia-smi the "
+				    "lowest "
+				    "bus",
+				    item);
+			finding_advise(finding,
+				       "export CUDA_DEVICE_ORDER=PCI_BUS_ID, or use UUIDs");
 		}
 	}
 }
@@ -276,15 +289,15 @@ static void cuda_order(const struct doctor *doctor, struct finding *finding)
 		      strcmp(order, "PCI_BUS_ID") == 0;
 
 	if (!environment_get(doctor, "CUDA_VISIBLE_DEVICES", visible, sizeof(visible))) {
-		found(finding, PASS, "CUDA_VISIBLE_DEVICES is not set");
+		finding_add(finding, PASS, "CUDA_VISIBLE_DEVICES is not set");
 	} else if (!*visible) {
-		found(finding, WARN, "CUDA_VISIBLE_DEVICES is empty: CUDA sees no GPU");
-		advise(finding, "unset CUDA_VISIBLE_DEVICES");
+		finding_add(finding, WARN, "CUDA_VISIBLE_DEVICES is empty: CUDA sees no GPU");
+		finding_advise(finding, "unset CUDA_VISIBLE_DEVICES");
 	} else if (!doctor->nvml) {
-		found(finding, UNKNOWN, "CUDA_VISIBLE_DEVICES=%.100s; NVML cannot be asked",
-		      visible);
+		finding_add(finding, UNKNOWN, "CUDA_VISIBLE_DEVICES=%.100s; NVML cannot be asked",
+			    visible);
 	} else {
-		found(finding, PASS, "CUDA_VISIBLE_DEVICES=%.100s", visible);
+		finding_add(finding, PASS, "CUDA_VISIBLE_DEVICES=%.100s", visible);
 		visible_check(doctor, visible, by_bus, finding);
 	}
 }
@@ -303,23 +316,24 @@ static void gpu_imex(const struct doctor *doctor, struct finding *finding)
 
 		snprintf(path, sizeof(path), "%s/%.64s", folder, names.name[0]);
 		error = wh_tree_open(&doctor->tree, path, true);
-		found(finding, error ? WARN : PASS, "%s: %s", path,
-		      error ? strerror(-error) : "opens");
+		finding_add(finding, error ? WARN : PASS, "%s: %s", path,
+			    error ? strerror(-error) : "opens");
 		if (error)
-			advise(finding, "add it to the container's devices");
+			finding_advise(finding, "add it to the container's devices");
 	} else if (error && error != -ENOENT) {
-		found(finding, UNKNOWN, "%s: %s", folder, strerror(-error));
+		finding_add(finding, UNKNOWN, "%s: %s", folder, strerror(-error));
 	} else if (!doctor_gpus(doctor)) {
-		found_absent(finding, ABSENT_GPU);
+		finding_add_absent(finding, ABSENT_GPU);
 	} else {
-		found(finding, INFO,
-		      "no IMEX channel: memory cannot be shared with other hosts over "
-		      "NVLink%s",
-		      fabric ? ", although this GPU supports it" : "");
+		finding_add(finding, INFO,
+			    "no IMEX channel: memory cannot be shared with other hosts over "
+			    "NVLink%s",
+			    fabric ? ", although this GPU supports it" : "");
 		if (fabric)
-			advise(finding,
-			       "in a multi-node NVLink domain: nvidia-modprobe -c 0, and start "
-			       "the nvidia-imex service");
+			finding_advise(
+				finding,
+				"in a multi-node NVLink domain: nvidia-modprobe -c 0, and start "
+				"the nvidia-imex service");
 	}
 	wh_tree_names_free(&names);
 }
@@ -332,17 +346,19 @@ static void device_file_check(const struct doctor *doctor, const char *path,
 	int error = wh_tree_open(&doctor->tree, path, true);
 	bool refused = error == -EACCES || error == -EPERM || error == -ENOENT || error == -ENXIO;
 
-	found(finding,
-	      !error  ? PASS :
-	      refused ? FAIL :
-			UNKNOWN,
-	      "%s: %s", path, error ? strerror(-error) : "opens");
+	finding_add(finding,
+		    !error  ? PASS :
+		    refused ? FAIL :
+			      UNKNOWN,
+		    "%s: %s", path, error ? strerror(-error) : "opens");
 	if (error == -ENOENT || error == -ENXIO)
-		advise(finding,
-		       "nvidia-modprobe -u -c 0 creates them; in a container run it with the "
-		       "NVIDIA runtime (--gpus all)");
+		finding_advise(
+			finding,
+			"nvidia-modprobe -u -c 0 creates them; in a container run it with the "
+			"NVIDIA runtime (--gpus all)");
 	else if (error)
-		advise(finding, "add it to the container's devices, or allow it in its cgroup");
+		finding_advise(finding,
+			       "add it to the container's devices, or allow it in its cgroup");
 }
 
 static void gpu_files(const struct doctor *doctor, struct finding *finding)
@@ -351,7 +367,7 @@ static void gpu_files(const struct doctor *doctor, struct finding *finding)
 	size_t count = 0;
 
 	if (!doctor_gpus(doctor) && wh_tree_exists(&doctor->tree, "/dev/nvidiactl")) {
-		found_absent(finding, ABSENT_GPU);
+		finding_add_absent(finding, ABSENT_GPU);
 		return;
 	}
 	device_file_check(doctor, "/dev/nvidiactl", finding);
@@ -370,8 +386,8 @@ static void gpu_files(const struct doctor *doctor, struct finding *finding)
 	}
 	wh_tree_names_free(&names);
 	if (!count) {
-		found(finding, FAIL, "no /dev/nvidia0 or any other /dev/nvidiaN");
-		advise(finding, "nvidia-modprobe -c 0, or give the container its GPUs");
+		finding_add(finding, FAIL, "no /dev/nvidia0 or any other /dev/nvidiaN");
+		finding_advise(finding, "nvidia-modprobe -c 0, or give the container its GPUs");
 	}
 }
 

@@ -45,26 +45,27 @@ static void gdrdrv_node(const struct doctor *doctor, struct finding *finding)
 		major = minor < 0 ? -1 : MISC;
 	}
 	if (error == -ENOENT && major < 0) {
-		found(finding, INFO,
-		      "the gdrdrv module is not loaded; Wherry opens windows without it");
+		finding_add(finding, INFO,
+			    "the gdrdrv module is not loaded; Wherry opens windows without it");
 	} else if (error == -ENOENT) {
-		found(finding, WARN, "gdrdrv is loaded (major %d), but there is no /dev/gdrdrv",
-		      major);
-		advise(finding, "mknod -m 666 /dev/gdrdrv c %d %d", major, minor);
+		finding_add(finding, WARN,
+			    "gdrdrv is loaded (major %d), but there is no /dev/gdrdrv", major);
+		finding_advise(finding, "mknod -m 666 /dev/gdrdrv c %d %d", major, minor);
 	} else if (error) {
-		found(finding, UNKNOWN, "/dev/gdrdrv: %s", strerror(-error));
+		finding_add(finding, UNKNOWN, "/dev/gdrdrv: %s", strerror(-error));
 	} else if (major < 0) {
-		found(finding, WARN, "/dev/gdrdrv exists, but no module gdrdrv");
-		advise(finding, "modprobe gdrdrv, or remove the file");
+		finding_add(finding, WARN, "/dev/gdrdrv exists, but no module gdrdrv");
+		finding_advise(finding, "modprobe gdrdrv, or remove the file");
 	} else if (node != major) {
-		found(finding, FAIL, "/dev/gdrdrv has major %d, the module %d", node, major);
-		advise(finding, "rm /dev/gdrdrv && mknod -m 666 /dev/gdrdrv c %d %d", major, minor);
+		finding_add(finding, FAIL, "/dev/gdrdrv has major %d, the module %d", node, major);
+		finding_advise(finding, "rm /dev/gdrdrv && mknod -m 666 /dev/gdrdrv c %d %d", major,
+			       minor);
 	} else {
 		error = wh_tree_open(&doctor->tree, "/dev/gdrdrv", true);
-		found(finding, error ? WARN : PASS, "/dev/gdrdrv: %s",
-		      error ? strerror(-error) : "opens");
+		finding_add(finding, error ? WARN : PASS, "/dev/gdrdrv: %s",
+			    error ? strerror(-error) : "opens");
 		if (error)
-			advise(finding, "chmod 666 /dev/gdrdrv; add it to the container");
+			finding_advise(finding, "chmod 666 /dev/gdrdrv; add it to the container");
 	}
 }
 
@@ -77,16 +78,16 @@ static void window_files(const struct doctor *doctor, struct finding *finding)
 			      doctor->cuda.version < 13030              ? "needs CUDA 13.3" :
 									  NULL;
 
-	found(finding,
-	      !module || !control || !mapping ? PASS :
-	      !doctor->cuda.known             ? UNKNOWN :
-						WARN,
-	      "gdrdrv: %s; the NVIDIA driver's own interface: %s; mmap of a dma-buf: %s",
-	      module ? strerror(-module) : "yes", control ? strerror(-control) : "yes",
-	      mapping ? mapping : "yes");
+	finding_add(finding,
+		    !module || !control || !mapping ? PASS :
+		    !doctor->cuda.known             ? UNKNOWN :
+						      WARN,
+		    "gdrdrv: %s; the NVIDIA driver's own interface: %s; mmap of a dma-buf: %s",
+		    module ? strerror(-module) : "yes", control ? strerror(-control) : "yes",
+		    mapping ? mapping : "yes");
 	if (finding->verdict == WARN)
-		advise(finding,
-		       "give this process /dev/nvidiactl and /dev/nvidia*, or load gdrdrv");
+		finding_advise(finding,
+			       "give this process /dev/nvidiactl and /dev/nvidia*, or load gdrdrv");
 }
 
 static void window_backends(const struct doctor *doctor, struct finding *finding)
@@ -103,11 +104,11 @@ static void window_backends(const struct doctor *doctor, struct finding *finding
 	for (int i = 0; i < facts.count; i++)
 		opens |= !facts.backends[i].error;
 	for (int i = 0; i < facts.count; i++)
-		found(finding, opens ? PASS : WARN, "%s: %s", facts.backends[i].name,
-		      facts.backends[i].error ? facts.backends[i].why : "opens");
+		finding_add(finding, opens ? PASS : WARN, "%s: %s", facts.backends[i].name,
+			    facts.backends[i].error ? facts.backends[i].why : "opens");
 	if (!opens)
-		advise(finding,
-		       "give this process /dev/nvidiactl and /dev/nvidia*, or load gdrdrv");
+		finding_advise(finding,
+			       "give this process /dev/nvidiactl and /dev/nvidia*, or load gdrdrv");
 }
 
 /* ---- limits ---------------------------------------------------------------------------------- */
@@ -131,32 +132,33 @@ static void limit_memlock(const struct doctor *doctor, struct finding *finding)
 	int length = wh_tree_read(&doctor->tree, path, text, sizeof(text));
 
 	if (process_capable(doctor, CAP_IPC_LOCK) == 1) {
-		found(finding, PASS, "CAP_IPC_LOCK: no limit");
+		finding_add(finding, PASS, "CAP_IPC_LOCK: no limit");
 		return;
 	}
 	at = length < 0 ? NULL : strstr(text, "Max locked memory");
 	if (!at) {
-		found(finding, UNKNOWN, "%s: %s", path,
-		      length < 0 ? strerror(-length) : "no line for locked memory");
+		finding_add(finding, UNKNOWN, "%s: %s", path,
+			    length < 0 ? strerror(-length) : "no line for locked memory");
 		return;
 	}
 	at += strlen("Max locked memory");
 	at += strspn(at, " ");
 	soft = strncmp(at, "unlimited", 9) == 0 ? UINT64_MAX : strtoull(at, NULL, 10);
 	if (soft == UINT64_MAX) {
-		found(finding, PASS, "unlimited");
+		finding_add(finding, PASS, "unlimited");
 		return;
 	}
-	found(finding,
-	      soft >= MEMLOCK_LEAST ? INFO :
-	      doctor_rdma(doctor)   ? WARN :
-				      INFO,
-	      "%llu bytes may be locked%s", (unsigned long long)soft,
-	      doctor_rdma(doctor) ? ": registering more with a NIC fails with ENOMEM" :
-				    ", which matters to RDMA only");
+	finding_add(finding,
+		    soft >= MEMLOCK_LEAST ? INFO :
+		    doctor_rdma(doctor)   ? WARN :
+					    INFO,
+		    "%llu bytes may be locked%s", (unsigned long long)soft,
+		    doctor_rdma(doctor) ? ": registering more with a NIC fails with ENOMEM" :
+					  ", which matters to RDMA only");
 	if (doctor_rdma(doctor))
-		advise(finding, "ulimit -l unlimited; LimitMEMLOCK=infinity in systemd; docker run "
-				"--ulimit memlock=-1");
+		finding_advise(finding,
+			       "ulimit -l unlimited; LimitMEMLOCK=infinity in systemd; docker run "
+			       "--ulimit memlock=-1");
 }
 
 static void host_ptrace(const struct doctor *doctor, struct finding *finding)
@@ -166,18 +168,19 @@ static void host_ptrace(const struct doctor *doctor, struct finding *finding)
 	    capable = process_capable(doctor, CAP_SYS_PTRACE);
 
 	if (error == -ENOENT) {
-		found(finding, PASS, "Yama is not in this kernel");
+		finding_add(finding, PASS, "Yama is not in this kernel");
 	} else if (error) {
-		found(finding, UNKNOWN, "kernel.yama.ptrace_scope: %s", strerror(-error));
+		finding_add(finding, UNKNOWN, "kernel.yama.ptrace_scope: %s", strerror(-error));
 	} else if (!scope || (capable == 1 && scope < 3)) {
-		found(finding, PASS, "kernel.yama.ptrace_scope is %lld", (long long)scope);
+		finding_add(finding, PASS, "kernel.yama.ptrace_scope is %lld", (long long)scope);
 	} else {
-		found(finding, WARN,
-		      "kernel.yama.ptrace_scope is %lld: unshared memory of other processes is "
-		      "reached over TCP only",
-		      (long long)scope);
-		advise(finding, "sysctl kernel.yama.ptrace_scope=0, or use shared memory "
-				"(wherry serve --memory host:SIZE)");
+		finding_add(
+			finding, WARN,
+			"kernel.yama.ptrace_scope is %lld: unshared memory of other processes is "
+			"reached over TCP only",
+			(long long)scope);
+		finding_advise(finding, "sysctl kernel.yama.ptrace_scope=0, or use shared memory "
+					"(wherry serve --memory host:SIZE)");
 	}
 }
 
@@ -207,39 +210,41 @@ static void mem_huge(const struct doctor *doctor, struct finding *finding)
 	char word[32];
 
 	if (error || !sizes.count)
-		found(finding, UNKNOWN, "%s: %s", folder, error ? strerror(-error) : "empty");
+		finding_add(finding, UNKNOWN, "%s: %s", folder, error ? strerror(-error) : "empty");
 	wh_tree_names_free(&sizes);
 	if (finding->verdict == UNKNOWN)
 		return;
 	/* A machine may reserve pages of other sizes only. */
 	error = wh_tree_number(&doctor->tree, size, "nr_hugepages", &pool);
 	if (error && error != -ENOENT) {
-		found(finding, UNKNOWN, "%s: %s", size, strerror(-error));
+		finding_add(finding, UNKNOWN, "%s: %s", size, strerror(-error));
 		return;
 	}
 	if (wh_tree_number(&doctor->tree, size, "free_hugepages", &left))
 		left = pool;
 	wh_tree_number(&doctor->tree, size, "nr_overcommit_hugepages", &more);
 	if (left > 0 || more > 0) {
-		found(finding, PASS, "%lld pages of 2 MiB are reserved, %lld of them free",
-		      (long long)pool, (long long)left);
+		finding_add(finding, PASS, "%lld pages of 2 MiB are reserved, %lld of them free",
+			    (long long)pool, (long long)left);
 		if (more > 0)
-			found(finding, PASS, "up to %lld more are allocated on demand",
-			      (long long)more);
+			finding_add(finding, PASS, "up to %lld more are allocated on demand",
+				    (long long)more);
 		return;
 	}
 	huge_selected(doctor, transparent, "enabled", word, sizeof(word));
 	if (strcmp(word, "always") == 0 || strcmp(word, "madvise") == 0)
-		found(finding, INFO,
-		      "no page of 2 MiB is %s: memory of the kind 'huge' gets transparent huge "
-		      "pages if the kernel has any (transparent_hugepage is %s)",
-		      pool ? "free" : "reserved", word);
+		finding_add(
+			finding, INFO,
+			"no page of 2 MiB is %s: memory of the kind 'huge' gets transparent huge "
+			"pages if the kernel has any (transparent_hugepage is %s)",
+			pool ? "free" : "reserved", word);
 	else
-		found(finding, INFO,
-		      "no page of 2 MiB is %s, and transparent huge pages are off: memory of the "
-		      "kind 'huge' has small pages",
-		      pool ? "free" : "reserved");
-	advise(finding, "sysctl vm.nr_hugepages=N reserves N of them");
+		finding_add(
+			finding, INFO,
+			"no page of 2 MiB is %s, and transparent huge pages are off: memory of the "
+			"kind 'huge' has small pages",
+			pool ? "free" : "reserved");
+	finding_advise(finding, "sysctl vm.nr_hugepages=N reserves N of them");
 }
 
 static void mem_maps(const struct doctor *doctor, struct finding *finding)
@@ -248,13 +253,14 @@ static void mem_maps(const struct doctor *doctor, struct finding *finding)
 	int error = wh_tree_number(&doctor->tree, "/proc/sys/vm", "max_map_count", &most);
 
 	if (error) {
-		found(finding, UNKNOWN, "vm.max_map_count: %s", strerror(-error));
+		finding_add(finding, UNKNOWN, "vm.max_map_count: %s", strerror(-error));
 		return;
 	}
-	found(finding, most < MAPS_LEAST ? WARN : PASS, "vm.max_map_count is %lld",
-	      (long long)most);
+	finding_add(finding, most < MAPS_LEAST ? WARN : PASS, "vm.max_map_count is %lld",
+		    (long long)most);
 	if (most < MAPS_LEAST)
-		advise(finding, "sysctl vm.max_map_count=262144: each separate mapping counts");
+		finding_advise(finding,
+			       "sysctl vm.max_map_count=262144: each separate mapping counts");
 }
 
 /* ---- control groups -------------------------------------------------------------------------- */
@@ -319,14 +325,14 @@ static bool cgroup_folder(const struct doctor *doctor, const char *controller, s
 	int length = wh_tree_read(&doctor->tree, "/proc/self/cgroup", text, sizeof(text));
 
 	if (length < 0) {
-		found(finding, UNKNOWN, "/proc/self/cgroup: %s", strerror(-length));
+		finding_add(finding, UNKNOWN, "/proc/self/cgroup: %s", strerror(-length));
 		return false;
 	}
 	if (*controller && cgroup_find(doctor, controller, text, out))
 		return true;
 	if (cgroup_find(doctor, "", text, out))
 		return true;
-	found(finding, UNKNOWN, "no control groups of version 2");
+	finding_add(finding, UNKNOWN, "no control groups of version 2");
 	return false;
 }
 
@@ -361,7 +367,7 @@ static bool cgroup_unlimited(const struct doctor *doctor, const struct cgroup *g
 	if (!error)
 		error = wh_tree_number(&doctor->tree, group->folder, file, &limit);
 	if (error) {
-		found(finding, UNKNOWN, "%s/%s: %s", group->folder, file, strerror(-error));
+		finding_add(finding, UNKNOWN, "%s/%s: %s", group->folder, file, strerror(-error));
 		return false;
 	}
 	if (limit >= NO_LIMIT)
@@ -369,16 +375,19 @@ static bool cgroup_unlimited(const struct doctor *doctor, const struct cgroup *g
 	topo_size(most, sizeof(most), (uint64_t)limit);
 	if (wh_tree_number(&doctor->tree, group->folder,
 			   group->version_1 ? "memory.usage_in_bytes" : "memory.current", &used)) {
-		found(finding, UNKNOWN, "a limit of %s in %s; usage unknown", most, group->folder);
+		finding_add(finding, UNKNOWN, "a limit of %s in %s; usage unknown", most,
+			    group->folder);
 		return false;
 	}
 	topo_size(now, sizeof(now), (uint64_t)used);
 	near = used > limit / 10 * 9;
-	found(finding, near ? WARN : INFO, "%s of %s are used in %s", now, most, group->folder);
+	finding_add(finding, near ? WARN : INFO, "%s of %s are used in %s", now, most,
+		    group->folder);
 	if (near)
-		advise(finding, "raise the memory limit of the container, or of the group above: "
-				"pinned memory "
-				"cannot be swapped out");
+		finding_advise(finding,
+			       "raise the memory limit of the container, or of the group above: "
+			       "pinned memory "
+			       "cannot be swapped out");
 	return false;
 }
 
@@ -396,8 +405,8 @@ static void cgroup_memory(const struct doctor *doctor, struct finding *finding)
 		own = false;
 	} while (cgroup_up(&group));
 	if (none)
-		found(finding, PASS,
-		      all ? "no limit" : "no limit of its own; the groups above show none");
+		finding_add(finding, PASS,
+			    all ? "no limit" : "no limit of its own; the groups above show none");
 }
 
 /* How many CPUs a list such as "0-3,8" has; -1: not a list. */
@@ -434,16 +443,16 @@ static void cgroup_cpus(const struct doctor *doctor, struct finding *finding)
 			     sizeof(text));
 	count = error ? -1 : cpus_count(text);
 	if (error == -ENOENT) {
-		found(finding, PASS, "no cpuset");
+		finding_add(finding, PASS, "no cpuset");
 	} else if (error || count <= 0) {
-		found(finding, UNKNOWN, "%s/cpuset.cpus.effective: %s", group.folder,
-		      error ? strerror(-error) : "no list of CPUs");
+		finding_add(finding, UNKNOWN, "%s/cpuset.cpus.effective: %s", group.folder,
+			    error ? strerror(-error) : "no list of CPUs");
 	} else if (count == 1) {
-		found(finding, WARN, "one CPU (%s): Wherry's threads compete for it", text);
-		advise(finding, "give the container two CPUs or more, near its GPUs");
+		finding_add(finding, WARN, "one CPU (%s): Wherry's threads compete for it", text);
+		finding_advise(finding, "give the container two CPUs or more, near its GPUs");
 	} else {
-		found(finding, threads > 0 && count < threads ? INFO : PASS, "%ld CPUs: %s", count,
-		      text);
+		finding_add(finding, threads > 0 && count < threads ? INFO : PASS, "%ld CPUs: %s",
+			    count, text);
 	}
 }
 
@@ -460,8 +469,8 @@ static bool objects_limited(char *text, const char *path, struct finding *findin
 		if (!objects || objects[strlen("hca_object=")] == 'm')
 			continue;
 		limited = true;
-		found(finding, WARN, "%.200s: registrations count as objects", line);
-		advise(finding, "echo 'DEVICE hca_object=max hca_handle=max' > %s", path);
+		finding_add(finding, WARN, "%.200s: registrations count as objects", line);
+		finding_advise(finding, "echo 'DEVICE hca_object=max hca_handle=max' > %s", path);
 	}
 	return limited;
 }
@@ -482,10 +491,10 @@ static void cgroup_rdma(const struct doctor *doctor, struct finding *finding)
 		if (length >= 0)
 			limited |= objects_limited(text, path, finding);
 		else if (length != -ENOENT)
-			found(finding, UNKNOWN, "%s: %s", path, strerror(-length));
+			finding_add(finding, UNKNOWN, "%s: %s", path, strerror(-length));
 	} while (cgroup_up(&group));
 	if (!limited)
-		found(finding, PASS, "no limit");
+		finding_add(finding, PASS, "no limit");
 }
 
 /* ---- libraries that are opened at run time --------------------------------------------------- */
@@ -496,14 +505,15 @@ static void lib_crypto(const struct doctor *doctor, struct finding *finding)
 
 	facts_crypto(&doctor->tree, &facts);
 	if (!facts.known) {
-		found(finding, UNKNOWN, "the recorded tree has no crypto.txt");
+		finding_add(finding, UNKNOWN, "the recorded tree has no crypto.txt");
 	} else if (facts.error) {
-		found(finding, FAIL, "engines can neither listen nor connect: %s", facts.why);
-		advise(finding, facts.error == EIO ?
-					"allow SHA-256 and keys of any length in OpenSSL's policy" :
-					"install libssl3 (Debian, Ubuntu) or openssl-libs");
+		finding_add(finding, FAIL, "engines can neither listen nor connect: %s", facts.why);
+		finding_advise(finding,
+			       facts.error == EIO ?
+				       "allow SHA-256 and keys of any length in OpenSSL's policy" :
+				       "install libssl3 (Debian, Ubuntu) or openssl-libs");
 	} else {
-		found(finding, PASS, "OpenSSL's libcrypto computes HMAC-SHA-256");
+		finding_add(finding, PASS, "OpenSSL's libcrypto computes HMAC-SHA-256");
 	}
 }
 
@@ -513,24 +523,26 @@ static void lib_verbs(const struct doctor *doctor, struct finding *finding)
 	const struct verbs_facts *verbs = &doctor->verbs;
 
 	if (!verbs->known) {
-		found(finding, UNKNOWN, "%s",
-		      wh_tree_is_live(&doctor->tree) ? "libibverbs did not answer" :
-						       "the recorded tree has no verbs.txt");
+		finding_add(finding, UNKNOWN, "%s",
+			    wh_tree_is_live(&doctor->tree) ? "libibverbs did not answer" :
+							     "the recorded tree has no verbs.txt");
 	} else if (verbs->error && verbs->error != ENOENT && verbs->error != ELIBBAD) {
 		/* The library works: the kernel keeps it from listing NICs. */
-		found(finding, doctor_rdma(doctor) ? WARN : INFO, "%s", verbs->why);
+		finding_add(finding, doctor_rdma(doctor) ? WARN : INFO, "%s", verbs->why);
 		if (doctor_rdma(doctor))
-			advise(finding,
-			       "modprobe ib_uverbs; in a container --device=/dev/infiniband");
+			finding_advise(
+				finding,
+				"modprobe ib_uverbs; in a container --device=/dev/infiniband");
 	} else if (verbs->error) {
-		found(finding, doctor_rdma(doctor) ? WARN : INFO, "no RDMA: %s", verbs->why);
+		finding_add(finding, doctor_rdma(doctor) ? WARN : INFO, "no RDMA: %s", verbs->why);
 		if (doctor_rdma(doctor))
-			advise(finding,
-			       "install libibverbs1 and ibverbs-providers (Debian, Ubuntu) or "
-			       "rdma-core, 34 or later");
+			finding_advise(
+				finding,
+				"install libibverbs1 and ibverbs-providers (Debian, Ubuntu) or "
+				"rdma-core, 34 or later");
 	} else {
-		found(finding, PASS, "libibverbs answers and lists %d NIC%s", verbs->count,
-		      verbs->count == 1 ? "" : "s");
+		finding_add(finding, PASS, "libibverbs answers and lists %d NIC%s", verbs->count,
+			    verbs->count == 1 ? "" : "s");
 	}
 }
 

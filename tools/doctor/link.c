@@ -261,7 +261,7 @@ void facts_links(const struct wh_tree *tree, double seconds, struct link_fact *f
 	loads->count = count;
 	for (size_t i = 0; i < count; i++)
 		loads->loads[i].fact = facts[i];
-	ended = bounded(loads_run, loads, seconds);
+	ended = facts_bounded(loads_run, loads, seconds);
 	for (size_t i = 0; i < count; i++)
 		if (atomic_load(&loads->loads[i].ended))
 			facts[i] = loads->loads[i].fact;

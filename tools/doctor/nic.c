@@ -45,15 +45,16 @@ static void nic_port(const struct doctor *doctor, const struct nic_port *port,
 
 	port_state(doctor, port, state, rate);
 	if (!*state) {
-		found(finding, UNKNOWN, "%s: state unknown", port->name);
+		finding_add(finding, UNKNOWN, "%s: state unknown", port->name);
 	} else if (strcmp(state, "ACTIVE") == 0) {
-		found(finding, PASS, "%s: active, %s", port->name, rate);
+		finding_add(finding, PASS, "%s: active, %s", port->name, rate);
 	} else {
-		found(finding, WARN, "%s: %s", port->name, state);
-		advise(finding,
-		       "check the cable and the switch port; ip link set %s up; InfiniBand needs a "
-		       "subnet manager",
-		       port_interface(port));
+		finding_add(finding, WARN, "%s: %s", port->name, state);
+		finding_advise(finding,
+			       "check the cable and the switch port; ip link set %s up; InfiniBand "
+			       "needs a "
+			       "subnet manager",
+			       port_interface(port));
 	}
 }
 
@@ -62,7 +63,7 @@ static void nic_port_end(const struct doctor *doctor, struct finding *finding)
 {
 	(void)doctor;
 	if (!finding->passed && finding->verdict == WARN)
-		found(finding, FAIL, "no port is active");
+		finding_add(finding, FAIL, "no port is active");
 }
 
 static void nic_mtu(const struct doctor *doctor, const struct nic_port *port,
@@ -72,7 +73,7 @@ static void nic_mtu(const struct doctor *doctor, const struct nic_port *port,
 	int at = port->number - 1, mtu = -1, most = -1;
 
 	if (verbs && verbs->late) {
-		found(finding, UNKNOWN, "%s: no answer in time", port->name);
+		finding_add(finding, UNKNOWN, "%s: no answer in time", port->name);
 		return;
 	}
 	if (verbs && at >= 0 && at < FACTS_PORTS) {
@@ -80,15 +81,16 @@ static void nic_mtu(const struct doctor *doctor, const struct nic_port *port,
 		most = verbs->mtu_most[at];
 	}
 	if (mtu < 0 || most < 0) {
-		found(finding, UNKNOWN, "%s: libibverbs does not report the MTU", port->name);
+		finding_add(finding, UNKNOWN, "%s: libibverbs does not report the MTU", port->name);
 	} else if (mtu < most) {
-		found(finding, WARN, "%s: %d bytes; the port supports %d", port->name, mtu, most);
-		advise(finding,
-		       "RoCE: ip link set %s mtu 4200, or 9000, on all hosts and switches; "
-		       "InfiniBand: the subnet manager's partition",
-		       port_interface(port));
+		finding_add(finding, WARN, "%s: %d bytes; the port supports %d", port->name, mtu,
+			    most);
+		finding_advise(finding,
+			       "RoCE: ip link set %s mtu 4200, or 9000, on all hosts and switches; "
+			       "InfiniBand: the subnet manager's partition",
+			       port_interface(port));
 	} else {
-		found(finding, PASS, "%s: %d bytes", port->name, mtu);
+		finding_add(finding, PASS, "%s: %d bytes", port->name, mtu);
 	}
 }
 
@@ -145,14 +147,15 @@ static void nic_gid(const struct doctor *doctor, const struct nic_port *port,
 	int error, index = gid_choose(doctor, port, gid, &error);
 
 	if (error) {
-		found(finding, UNKNOWN, "%s: cannot read the GID table: %s", port->name,
-		      strerror(-error));
+		finding_add(finding, UNKNOWN, "%s: cannot read the GID table: %s", port->name,
+			    strerror(-error));
 	} else if (index < 0) {
-		found(finding, FAIL, "%s: no GID for RoCE v2", port->name);
-		advise(finding, "assign an IP address to %s; gid_attrs/types then lists RoCE v2",
-		       port_interface(port));
+		finding_add(finding, FAIL, "%s: no GID for RoCE v2", port->name);
+		finding_advise(finding,
+			       "assign an IP address to %s; gid_attrs/types then lists RoCE v2",
+			       port_interface(port));
 	} else {
-		found(finding, PASS, "%s: index %d (%s)", port->name, index, gid);
+		finding_add(finding, PASS, "%s: index %d (%s)", port->name, index, gid);
 	}
 }
 
@@ -188,21 +191,22 @@ static void nic_flow(const struct doctor *doctor, const struct nic_port *port,
 	snprintf(folder, sizeof(folder), "/sys/class/net/%s/qos", port->netdev);
 	error = wh_tree_line(&doctor->tree, folder, "pfc", pfc, sizeof(pfc));
 	if (ecn < 0 && error) {
-		found(finding, UNKNOWN, "%s: the driver does not show PFC and ECN in sysfs",
-		      port->name);
-		advise(finding, "mlnx_qos -i %s and dcb pfc show dev %s show them",
-		       port_interface(port), port_interface(port));
+		finding_add(finding, UNKNOWN, "%s: the driver does not show PFC and ECN in sysfs",
+			    port->name);
+		finding_advise(finding, "mlnx_qos -i %s and dcb pfc show dev %s show them",
+			       port_interface(port), port_interface(port));
 	} else if (ecn == 1 || (!error && strspn(pfc, "0, ") != strlen(pfc))) {
-		found(finding, PASS, "%s: ECN %s, PFC %s", port->name, ecn == 1 ? "on" : "off",
-		      error ? "-" : pfc);
+		finding_add(finding, PASS, "%s: ECN %s, PFC %s", port->name,
+			    ecn == 1 ? "on" : "off", error ? "-" : pfc);
 	} else {
-		found(finding, WARN,
-		      "%s: neither ECN nor PFC is enabled: RoCE loses packets under load",
-		      port->name);
-		advise(finding,
-		       "mlnx_qos -i %s --pfc 0,0,0,1,0,0,0,0 --trust dscp, and the same on the "
-		       "switch",
-		       port_interface(port));
+		finding_add(finding, WARN,
+			    "%s: neither ECN nor PFC is enabled: RoCE loses packets under load",
+			    port->name);
+		finding_advise(
+			finding,
+			"mlnx_qos -i %s --pfc 0,0,0,1,0,0,0,0 --trust dscp, and the same on the "
+			"switch",
+			port_interface(port));
 	}
 }
 
@@ -249,18 +253,18 @@ static size_t counters_in(const struct doctor *doctor, const char *folder, const
 		known++;
 		if (value <= 0)
 			continue;
-		found(finding, WARN, "%s: %s %lld", name, lost[i], (long long)value);
-		advise(finding,
-		       "packets were lost since the driver was loaded: see whether the "
-		       "counter still grows; check PFC and ECN along the path, and cables");
+		finding_add(finding, WARN, "%s: %s %lld", name, lost[i], (long long)value);
+		finding_advise(finding,
+			       "packets were lost since the driver was loaded: see whether the "
+			       "counter still grows; check PFC and ECN along the path, and cables");
 	}
 	for (size_t i = 0; i < sizeof(congested) / sizeof(congested[0]); i++) {
 		if (wh_tree_number(&doctor->tree, folder, congested[i], &value))
 			continue;
 		known++;
 		if (value > 0)
-			found(finding, INFO, "%s: %s %lld: there was congestion", name,
-			      congested[i], (long long)value);
+			finding_add(finding, INFO, "%s: %s %lld: there was congestion", name,
+				    congested[i], (long long)value);
 	}
 	return known;
 }
@@ -277,9 +281,9 @@ static void nic_counters(const struct doctor *doctor, const struct nic_port *por
 	if (port->first)
 		known += counters_in(doctor, folder, port->nic->name, finding);
 	if (known)
-		found(finding, PASS, "%s: no packets lost", port->name);
+		finding_add(finding, PASS, "%s: no packets lost", port->name);
 	else
-		found(finding, UNKNOWN, "%s: no known hw_counters", port->name);
+		finding_add(finding, UNKNOWN, "%s: no known hw_counters", port->name);
 }
 
 /* ---- GPU memory ------------------------------------------------------------------------------ */
@@ -290,22 +294,22 @@ static void nic_dmabuf(const struct doctor *doctor, const struct wh_nic *nic,
 	const struct verbs_fact *verbs = doctor_verbs(doctor, nic->name);
 
 	if (verbs && verbs->late) {
-		found(finding, UNKNOWN, "%s: no answer in time", nic->name);
+		finding_add(finding, UNKNOWN, "%s: no answer in time", nic->name);
 	} else if (!verbs || verbs->dma_buf < 0) {
-		found(finding, UNKNOWN, "%s: %s", nic->name,
-		      !doctor->verbs.known ? "libibverbs did not answer" :
-		      *doctor->verbs.why   ? doctor->verbs.why :
-					     "ibv_reg_dmabuf_mr() cannot be tried");
-		advise(finding, "install rdma-core 34 or later (libibverbs.so.1)");
+		finding_add(finding, UNKNOWN, "%s: %s", nic->name,
+			    !doctor->verbs.known ? "libibverbs did not answer" :
+			    *doctor->verbs.why   ? doctor->verbs.why :
+						   "ibv_reg_dmabuf_mr() cannot be tried");
+		finding_advise(finding, "install rdma-core 34 or later (libibverbs.so.1)");
 	} else if (verbs->dma_buf == EBADF) {
-		found(finding, PASS, "%s: supports dma-buf registration", nic->name);
+		finding_add(finding, PASS, "%s: supports dma-buf registration", nic->name);
 	} else {
 		const struct registration *known = doctor_registration(verbs->dma_buf);
 
-		found(finding, WARN, "%s: no dma-buf registration: %s", nic->name,
-		      strerror(verbs->dma_buf));
+		finding_add(finding, WARN, "%s: no dma-buf registration: %s", nic->name,
+			    strerror(verbs->dma_buf));
 		if (known)
-			advise(finding, "%s", known->fix);
+			finding_advise(finding, "%s", known->fix);
 	}
 }
 
@@ -315,17 +319,18 @@ static void gpu_refused(const char *nic, const struct gpu_fact *gpu, struct find
 	const struct registration *known = doctor_registration(gpu->registered);
 
 	if (gpu->exported < 0 || (!gpu->exported && gpu->registered < 0)) {
-		found(finding, UNKNOWN, "%s with %s: could not be tried", gpu->address, nic);
+		finding_add(finding, UNKNOWN, "%s with %s: could not be tried", gpu->address, nic);
 	} else if (gpu->exported) {
-		found(finding, FAIL, "%s exports no dma-buf: %s", gpu->address,
-		      strerror(gpu->exported));
-		advise(finding, "open NVIDIA kernel modules: see driver.flavour and gpu.direct");
+		finding_add(finding, FAIL, "%s exports no dma-buf: %s", gpu->address,
+			    strerror(gpu->exported));
+		finding_advise(finding,
+			       "open NVIDIA kernel modules: see driver.flavour and gpu.direct");
 	} else {
-		found(finding, FAIL, "%s cannot register the memory of %s: %s%s%s", nic,
-		      gpu->address, strerror(gpu->registered), known ? ": " : "",
-		      known ? known->means : "");
+		finding_add(finding, FAIL, "%s cannot register the memory of %s: %s%s%s", nic,
+			    gpu->address, strerror(gpu->registered), known ? ": " : "",
+			    known ? known->means : "");
 		if (known)
-			advise(finding, "%s", known->fix);
+			finding_advise(finding, "%s", known->fix);
 	}
 }
 
@@ -334,23 +339,27 @@ static void gpu_moved(const char *nic, const struct gpu_fact *gpu, struct findin
 	bool dma_buf = !gpu->exported && !gpu->registered;
 
 	if (gpu->late) {
-		found(finding, UNKNOWN, "%s with %s: not tried, out of time", gpu->address, nic);
+		finding_add(finding, UNKNOWN, "%s with %s: not tried, out of time", gpu->address,
+			    nic);
 	} else if (!dma_buf && gpu->peermem) {
 		gpu_refused(nic, gpu, finding);
 	} else if (gpu->moved > 0) {
-		found(finding, FAIL, "%s registers the memory of %s, but transfers fail: %s: %s",
-		      nic, gpu->address, strerror(gpu->moved), gpu->why);
-		advise(finding,
-		       "check PCIe between them: see pci.acs and pci.iommu; dmesg shows faults");
+		finding_add(finding, FAIL,
+			    "%s registers the memory of %s, but transfers fail: %s: %s", nic,
+			    gpu->address, strerror(gpu->moved), gpu->why);
+		finding_advise(
+			finding,
+			"check PCIe between them: see pci.acs and pci.iommu; dmesg shows faults");
 	} else if (gpu->moved < 0 && *gpu->why) {
-		found(finding, WARN,
-		      "%s registers the memory of %s, but cannot even transfer host memory: %s",
-		      nic, gpu->address, gpu->why);
-		advise(finding, "see nic.port, nic.gid and limit.memlock");
+		finding_add(
+			finding, WARN,
+			"%s registers the memory of %s, but cannot even transfer host memory: %s",
+			nic, gpu->address, gpu->why);
+		finding_advise(finding, "see nic.port, nic.gid and limit.memlock");
 	} else {
-		found(finding, PASS, "%s %s the memory of %s (%s)", nic,
-		      gpu->moved ? "registers" : "writes and reads", gpu->address,
-		      dma_buf ? "dma-buf" : "peermem");
+		finding_add(finding, PASS, "%s %s the memory of %s (%s)", nic,
+			    gpu->moved ? "registers" : "writes and reads", gpu->address,
+			    dma_buf ? "dma-buf" : "peermem");
 	}
 }
 
@@ -364,15 +373,15 @@ static void nic_gpu(const struct doctor *doctor, struct finding *finding)
 		for (int k = 0; k < nic->gpu_count; k++, tried++)
 			gpu_moved(nic->name, &nic->gpus[k], finding);
 		if (nic->late)
-			found(finding, UNKNOWN, "%s: no answer in time", nic->name);
+			finding_add(finding, UNKNOWN, "%s: no answer in time", nic->name);
 		tried += nic->late;
 	}
 	if (doctor->verbs.cuda_late)
-		found(finding, UNKNOWN,
-		      "no pair of GPU and NIC could be tried: CUDA did not start in time");
+		finding_add(finding, UNKNOWN,
+			    "no pair of GPU and NIC could be tried: CUDA did not start in time");
 	else if (!tried)
-		found(finding, UNKNOWN, "no pair of GPU and NIC could be tried%s%s",
-		      *doctor->verbs.why ? ": " : "", doctor->verbs.why);
+		finding_add(finding, UNKNOWN, "no pair of GPU and NIC could be tried%s%s",
+			    *doctor->verbs.why ? ": " : "", doctor->verbs.why);
 }
 
 static void nic_peermem(const struct doctor *doctor, struct finding *finding)
@@ -390,26 +399,28 @@ static void nic_peermem(const struct doctor *doctor, struct finding *finding)
 			registered |= !nic->gpus[k].peermem;
 			late |= nic->gpus[k].late && nic->gpus[k].peermem < 0;
 			if (!nic->gpus[k].peermem)
-				found(finding, PASS, "%s registers addresses of %s", nic->name,
-				      nic->gpus[k].address);
+				finding_add(finding, PASS, "%s registers addresses of %s",
+					    nic->name, nic->gpus[k].address);
 		}
 	}
 	if (registered)
 		return;
 	if (!module || !memory_peers) {
-		found(finding, PASS, "%s is present",
-		      !module ? "nvidia-peermem" : "/sys/kernel/mm/memory_peers");
+		finding_add(finding, PASS, "%s is present",
+			    !module ? "nvidia-peermem" : "/sys/kernel/mm/memory_peers");
 	} else if (module != -ENOENT) {
-		found(finding, UNKNOWN, "/sys/module/nvidia_peermem: %s", strerror(-module));
+		finding_add(finding, UNKNOWN, "/sys/module/nvidia_peermem: %s", strerror(-module));
 	} else if (dma_buf) {
-		found(finding, INFO, "not loaded, and not needed: NICs register dma-bufs");
+		finding_add(finding, INFO, "not loaded, and not needed: NICs register dma-bufs");
 	} else if (late) {
-		found(finding, UNKNOWN, "not loaded; not all NICs and GPUs answered in time");
+		finding_add(finding, UNKNOWN, "not loaded; not all NICs and GPUs answered in time");
 	} else {
-		found(finding, WARN,
-		      "neither nvidia-peermem nor dma-buf registration: NICs cannot reach GPU "
-		      "memory");
-		advise(finding, "modprobe nvidia-peermem, or use a NIC driver with dma-buf");
+		finding_add(
+			finding, WARN,
+			"neither nvidia-peermem nor dma-buf registration: NICs cannot reach GPU "
+			"memory");
+		finding_advise(finding,
+			       "modprobe nvidia-peermem, or use a NIC driver with dma-buf");
 	}
 }
 
@@ -428,22 +439,24 @@ static void nic_files(const struct doctor *doctor, struct finding *finding)
 		devices++;
 		snprintf(path, sizeof(path), "/dev/infiniband/%.64s", names.name[i]);
 		refused = wh_tree_open(&doctor->tree, path, true);
-		found(finding,
-		      !refused                                ? PASS :
-		      refused == -EACCES || refused == -EPERM ? FAIL :
-								UNKNOWN,
-		      "%s: %s", path, refused ? strerror(-refused) : "opens");
+		finding_add(finding,
+			    !refused                                ? PASS :
+			    refused == -EACCES || refused == -EPERM ? FAIL :
+								      UNKNOWN,
+			    "%s: %s", path, refused ? strerror(-refused) : "opens");
 		if (refused)
-			advise(finding,
-			       "add the user to the group of %s, or the device to the container",
-			       path);
+			finding_advise(
+				finding,
+				"add the user to the group of %s, or the device to the container",
+				path);
 	}
 	wh_tree_names_free(&names);
 	if (error && error != -ENOENT) {
-		found(finding, UNKNOWN, "/dev/infiniband: %s", strerror(-error));
+		finding_add(finding, UNKNOWN, "/dev/infiniband: %s", strerror(-error));
 	} else if (!devices) {
-		found(finding, FAIL, "an RDMA NIC, but no /dev/infiniband/uverbs*");
-		advise(finding, "modprobe ib_uverbs; in a container --device=/dev/infiniband");
+		finding_add(finding, FAIL, "an RDMA NIC, but no /dev/infiniband/uverbs*");
+		finding_advise(finding,
+			       "modprobe ib_uverbs; in a container --device=/dev/infiniband");
 	}
 }
 

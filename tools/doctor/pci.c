@@ -52,22 +52,24 @@ static void hop_check(const struct wh_topology *topology, const struct wh_hop *h
 	}
 	topo_link(then, sizeof(then), loaded.speed, loaded.width);
 	if (strcmp(most, "-") == 0) {
-		found(finding, UNKNOWN, "%s: the link of %s is unknown", name, address);
+		finding_add(finding, UNKNOWN, "%s: the link of %s is unknown", name, address);
 	} else if (!hop_is_slow(hop)) {
-		found(finding, PASS, "%s: %s", name, now);
+		finding_add(finding, PASS, "%s: %s", name, now);
 	} else if (load && load->error && hop->width >= hop->width_most) {
-		found(finding, UNKNOWN,
-		      "%s: the link of %s runs at %s of %s; the GPU may be idle, and nothing could "
-		      "be "
-		      "copied: %s",
-		      name, address, now, most, load->why);
-		advise(finding, "%s", check_again);
+		finding_add(finding, UNKNOWN,
+			    "%s: the link of %s runs at %s of %s; the GPU may be idle, and nothing "
+			    "could "
+			    "be "
+			    "copied: %s",
+			    name, address, now, most, load->why);
+		finding_advise(finding, "%s", check_again);
 	} else if (hop_is_slow(&loaded)) {
-		found(finding, WARN, "%s: the link of %s runs at %s%s, but supports %s", name,
-		      address, then, load && !load->error ? " while the GPU copies" : "", most);
-		advise(finding, "%s", reseat);
+		finding_add(finding, WARN, "%s: the link of %s runs at %s%s, but supports %s", name,
+			    address, then, load && !load->error ? " while the GPU copies" : "",
+			    most);
+		finding_advise(finding, "%s", reseat);
 	} else {
-		found(finding, PASS, "%s: %s while the GPU copies, %s idle", name, then, now);
+		finding_add(finding, PASS, "%s: %s while the GPU copies, %s idle", name, then, now);
 	}
 }
 
@@ -87,24 +89,25 @@ static void nvml_check(const struct wh_gpu *gpu, const char *name, const struct 
 	    width = loaded && load->width > 0 ? load->width : gpu->pcie_width;
 
 	if (width < gpu->pcie_width_most) {
-		found(finding, WARN, "%s: NVML says x%d of x%d%s", name, width,
-		      gpu->pcie_width_most, loaded ? " while the GPU copies" : "");
-		advise(finding, "%s", reseat);
+		finding_add(finding, WARN, "%s: NVML says x%d of x%d%s", name, width,
+			    gpu->pcie_width_most, loaded ? " while the GPU copies" : "");
+		finding_advise(finding, "%s", reseat);
 	} else if (shown) {
 		return;
 	} else if (generation >= gpu->pcie_generation_most) {
-		found(finding, PASS, "%s: PCIe %d x%d%s", name, generation, width,
-		      load ? " while the GPU copies" : "");
+		finding_add(finding, PASS, "%s: PCIe %d x%d%s", name, generation, width,
+			    load ? " while the GPU copies" : "");
 	} else if (!loaded) {
-		found(finding, UNKNOWN,
-		      "%s: NVML says PCIe %d of %d; the GPU may be idle, and nothing could be "
-		      "copied: %s",
-		      name, generation, gpu->pcie_generation_most, load ? load->why : "-");
-		advise(finding, "%s", check_again);
+		finding_add(
+			finding, UNKNOWN,
+			"%s: NVML says PCIe %d of %d; the GPU may be idle, and nothing could be "
+			"copied: %s",
+			name, generation, gpu->pcie_generation_most, load ? load->why : "-");
+		finding_advise(finding, "%s", check_again);
 	} else {
-		found(finding, WARN, "%s: NVML says PCIe %d of %d while the GPU copies", name,
-		      generation, gpu->pcie_generation_most);
-		advise(finding, "%s", reseat);
+		finding_add(finding, WARN, "%s: NVML says PCIe %d of %d while the GPU copies", name,
+			    generation, gpu->pcie_generation_most);
+		finding_advise(finding, "%s", reseat);
 	}
 }
 
@@ -206,17 +209,19 @@ static void pci_acs(const struct doctor *doctor, const struct wh_pci *device, co
 		    redirects = length < 0 ? length : wh_pci_redirects(config, (size_t)length);
 
 		if (redirects == 1) {
-			found(finding, WARN,
-			      "%s, above %s, sends traffic between devices up to the host",
-			      all[up].address, name);
-			advise(finding, "turn ACS off on bare metal (in the BIOS, or by setpci on "
-					"the bridge's ACS control); virtual machines need it on");
+			finding_add(finding, WARN,
+				    "%s, above %s, sends traffic between devices up to the host",
+				    all[up].address, name);
+			finding_advise(finding,
+				       "turn ACS off on bare metal (in the BIOS, or by setpci on "
+				       "the bridge's ACS control); virtual machines need it on");
 		} else if (redirects < 0) {
-			found(finding, UNKNOWN, "%s: %s", all[up].address,
-			      length < 0 ? strerror(-length) : "no more than 256 bytes shown");
-			advise(finding, "%s", run_as_root);
+			finding_add(finding, UNKNOWN, "%s: %s", all[up].address,
+				    length < 0 ? strerror(-length) :
+						 "no more than 256 bytes shown");
+			finding_advise(finding, "%s", run_as_root);
 		} else {
-			found(finding, PASS, "%s forwards it directly", all[up].address);
+			finding_add(finding, PASS, "%s forwards it directly", all[up].address);
 		}
 	}
 }
@@ -225,7 +230,7 @@ static void pci_acs_end(const struct doctor *doctor, struct finding *finding)
 {
 	(void)doctor;
 	if (!*finding->evidence)
-		found(finding, PASS, "no bridge above a GPU or an RDMA NIC");
+		finding_add(finding, PASS, "no bridge above a GPU or an RDMA NIC");
 }
 
 static void pci_relaxed(const struct doctor *doctor, const struct wh_pci *device, const char *name,
@@ -236,17 +241,17 @@ static void pci_relaxed(const struct doctor *doctor, const struct wh_pci *device
 	    relaxed = length < 0 ? length : wh_pci_relaxed(config, (size_t)length);
 
 	if (relaxed == 1) {
-		found(finding, PASS, "%s: on", name);
+		finding_add(finding, PASS, "%s: on", name);
 	} else if (!relaxed) {
-		found(finding, WARN, "%s (%s): off", name, device->address);
-		advise(finding,
-		       "enable PCI relaxed ordering in the BIOS, and in the NIC's firmware "
-		       "(mlxconfig PCI_WR_ORDERING=1)");
+		finding_add(finding, WARN, "%s (%s): off", name, device->address);
+		finding_advise(finding,
+			       "enable PCI relaxed ordering in the BIOS, and in the NIC's firmware "
+			       "(mlxconfig PCI_WR_ORDERING=1)");
 	} else {
-		found(finding, UNKNOWN, "%s: %s", name,
-		      length < 0 ? strerror(-length) :
-				   "the visible configuration space does not show it");
-		advise(finding, "%s", run_as_root);
+		finding_add(finding, UNKNOWN, "%s: %s", name,
+			    length < 0 ? strerror(-length) :
+					 "the visible configuration space does not show it");
+		finding_advise(finding, "%s", run_as_root);
 	}
 }
 
@@ -263,27 +268,28 @@ static void pci_iommu(const struct doctor *doctor, const struct wh_pci *device, 
 
 	wh_tree_names_free(&names);
 	if (error && error != -ENOENT) {
-		found(finding, UNKNOWN, "/sys/kernel/iommu_groups: %s", strerror(-error));
+		finding_add(finding, UNKNOWN, "/sys/kernel/iommu_groups: %s", strerror(-error));
 		return;
 	}
 	snprintf(path, sizeof(path), "/sys/bus/pci/devices/%s/iommu_group", device->address);
 	if (wh_tree_link(&doctor->tree, path, target, sizeof(target))) {
-		found(finding, groups ? UNKNOWN : PASS,
-		      groups ? "%s is in no group" : "%s: no IOMMU", name);
+		finding_add(finding, groups ? UNKNOWN : PASS,
+			    groups ? "%s is in no group" : "%s: no IOMMU", name);
 		return;
 	}
 	group = strrchr(target, '/');
 	snprintf(path, sizeof(path), "/sys/kernel/iommu_groups/%.32s", group ? group + 1 : target);
 	error = wh_tree_line(&doctor->tree, path, "type", type, sizeof(type));
 	if (error) {
-		found(finding, UNKNOWN, "%s: %s/type: %s", name, path, strerror(-error));
+		finding_add(finding, UNKNOWN, "%s: %s/type: %s", name, path, strerror(-error));
 	} else if (strcmp(type, "identity") == 0) {
-		found(finding, PASS, "%s: identity", name);
+		finding_add(finding, PASS, "%s: identity", name);
 	} else {
-		found(finding, WARN, "%s: the IOMMU translates every address (%s)", name, type);
-		advise(finding,
-		       "boot with iommu=pt (intel_iommu=on iommu=pt), so that peer traffic "
-		       "need not pass the IOMMU");
+		finding_add(finding, WARN, "%s: the IOMMU translates every address (%s)", name,
+			    type);
+		finding_advise(finding,
+			       "boot with iommu=pt (intel_iommu=on iommu=pt), so that peer traffic "
+			       "need not pass the IOMMU");
 	}
 }
 
@@ -349,25 +355,26 @@ static void numa_affinity(const struct doctor *doctor, const struct wh_pci *devi
 	int node = device_node(doctor, device);
 
 	if (node < 0 && doctor->topology->node_count > 1) {
-		found(finding, WARN, "%s: the firmware does not name its NUMA node", name);
-		advise(finding,
-		       "update the BIOS; in a virtual machine, assign the device to a NUMA node");
+		finding_add(finding, WARN, "%s: the firmware does not name its NUMA node", name);
+		finding_advise(
+			finding,
+			"update the BIOS; in a virtual machine, assign the device to a NUMA node");
 	} else if (!known || !*device->cpus) {
-		found(finding, UNKNOWN, "%s: %s", name,
-		      known ? "the CPUs near it are unknown" :
-			      "the CPUs of this process are unknown");
+		finding_add(finding, UNKNOWN, "%s: %s", name,
+			    known ? "the CPUs near it are unknown" :
+				    "the CPUs of this process are unknown");
 	} else if (!cpus_overlap(device->cpus, allowed)) {
-		found(finding, WARN, "%s: CPUs %s are near it, this process runs on %s", name,
-		      device->cpus, allowed);
+		finding_add(finding, WARN, "%s: CPUs %s are near it, this process runs on %s", name,
+			    device->cpus, allowed);
 		if (node < 0)
-			advise(finding, "taskset -c %s", device->cpus);
+			finding_advise(finding, "taskset -c %s", device->cpus);
 		else
-			advise(finding, "numactl --cpunodebind=%d --membind=%d, or taskset", node,
-			       node);
+			finding_advise(finding, "numactl --cpunodebind=%d --membind=%d, or taskset",
+				       node, node);
 	} else if (node < 0) {
-		found(finding, PASS, "%s: CPUs %s, NUMA node unknown", name, device->cpus);
+		finding_add(finding, PASS, "%s: CPUs %s, NUMA node unknown", name, device->cpus);
 	} else {
-		found(finding, PASS, "%s: node %d", name, node);
+		finding_add(finding, PASS, "%s: node %d", name, node);
 	}
 }
 

@@ -62,7 +62,9 @@ static void proof_close(struct proof *proof)
 static int proof_open(struct proof *proof, const char *nic, char why[DOCTOR_WHY])
 {
 	struct wh_memory_options host = { .size = sizeof(host), .kind = WH_MEMORY_PAGEABLE };
-	struct wh_region_options named = { .size = sizeof(named), .name = "doctor" };
+	struct wh_region_options named = { .size = sizeof(named),
+					   .name = "doctor",
+					   .access = WH_ACCESS_READ | WH_ACCESS_WRITE };
 	void *memory;
 	int error;
 
@@ -108,12 +110,17 @@ static int proof_transfer(struct proof *proof, struct wh_region *local, uint32_t
 	if (error) {
 		snprintf(why, DOCTOR_WHY, "%s", wh_error_text());
 	} else {
-		error = wh_batch_wait(batch, proof->wait);
-		if (error)
-			snprintf(why, DOCTOR_WHY, "%s", wh_batch_error_text(batch));
+		error = wh_batch_wait_for(batch, proof->wait);
+		if (error == -EAGAIN) {
+			wh_batch_cancel(batch);
+			snprintf(why, DOCTOR_WHY, "not done in %g s", (double)proof->wait / 1e9);
+			error = -ETIMEDOUT;
+		} else if (!error) {
+			error = wh_batch_status(batch);
+			if (error)
+				snprintf(why, DOCTOR_WHY, "%s", wh_batch_error_text(batch));
+		}
 	}
-	if (error == -ETIMEDOUT)
-		wh_batch_cancel(batch);
 	wh_batch_free(batch);
 	return error;
 }
@@ -125,7 +132,6 @@ static int proof_round_trip(struct proof *proof, uint32_t kind, const char *loca
 	struct wh_memory_options options = { .size = sizeof(options),
 					     .kind = kind,
 					     .location = location };
-	struct wh_region_options access = { .size = sizeof(access), .access = WH_ACCESS_NONE };
 	struct wh_region *region;
 	void *memory;
 	int error = wh_memory_alloc(proof->engine, BYTES, &options, &memory);
@@ -135,7 +141,7 @@ static int proof_round_trip(struct proof *proof, uint32_t kind, const char *loca
 		return -error;
 	}
 	memset(proof->theirs + BYTES, 0, BYTES);
-	error = wh_region_register(proof->engine, memory, BYTES, &access, &region);
+	error = wh_region_register(proof->engine, memory, BYTES, NULL, &region);
 	if (error) {
 		snprintf(why, DOCTOR_WHY, "%s", wh_error_text());
 	} else {

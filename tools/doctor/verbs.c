@@ -427,7 +427,7 @@ bool facts_verbs(const struct wh_tree *tree, bool memory, bool move, double seco
 			       .move = move,
 			       .cuda_answered = PTHREAD_COND_INITIALIZER,
 			       .until = facts_now() + seconds };
-	ended = bounded(work_run, work, seconds);
+	ended = facts_bounded(work_run, work, seconds);
 	pthread_mutex_lock(&work->lock);
 	*out = work->facts;
 	pthread_mutex_unlock(&work->lock);

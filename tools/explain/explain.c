@@ -97,7 +97,6 @@ static int find_regions(struct explanation *e, const struct url *url)
 
 static int make_locals(struct explanation *e)
 {
-	struct wh_region_options region = { .size = sizeof(region), .access = WH_ACCESS_NONE };
 	static const uint32_t kinds[] = { WH_MEMORY_SHARED, WH_MEMORY_PAGEABLE, WH_MEMORY_HUGE };
 
 	for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
@@ -109,7 +108,7 @@ static int make_locals(struct explanation *e)
 		local->kind = kinds[i];
 		error = wh_memory_alloc(e->engine, e->size, &options, &local->address);
 		if (!error)
-			error = wh_region_register(e->engine, local->address, e->size, &region,
+			error = wh_region_register(e->engine, local->address, e->size, NULL,
 						   &local->region);
 		if (error)
 			return engine_fail(error, "cannot allocate memory for the estimates");
@@ -151,8 +150,11 @@ static void answer_ask(struct explanation *e, const struct local *local,
 		out->routes.estimate.size = sizeof(out->routes.estimate);
 	progress_start_steps(&progress, "measuring", 0, false);
 	progress_watch(&progress);
-	/* Estimate first, because that may open the connections that the routes report. The routes
-	 * report its failures. */
+	/* Measure first what is not known, because that may open the connections that the routes
+	 * report. The routes report its failures. */
+	if (!out->error && !wh_batch_estimate(batch, &out->routes.estimate) &&
+	    !out->routes.estimate.duration)
+		wh_peer_measure(e->peer, local->region, remote->id);
 	if (!out->error && wh_batch_estimate(batch, &out->routes.estimate))
 		out->routes.estimate.duration = 0;
 	progress_end(&progress);

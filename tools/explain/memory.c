@@ -59,7 +59,9 @@ static uint64_t host_bytes(const struct question *q)
 
 static int question_prepare(struct question *q)
 {
-	struct wh_region_options options = { .size = sizeof(options), .name = "target" };
+	struct wh_region_options options = { .size = sizeof(options),
+					     .name = "target",
+					     .access = WH_ACCESS_READ | WH_ACCESS_WRITE };
 	int error;
 
 	for (int side = SOURCE; side <= TARGET; side++) {
@@ -107,7 +109,7 @@ static int question_fill(struct question *q, const struct wh_remote *remote)
 
 	if (!q->blocks)
 		return wh_batch_add(q->batch, &whole, 1);
-	error = wh_blocks_prepare(q->self, &desc, &blocks);
+	error = wh_blocks_new(q->self, &desc, &blocks);
 	if (error)
 		return error;
 	error = wh_batch_add_blocks(q->batch, blocks);
@@ -129,6 +131,8 @@ static int question_ask(struct question *q)
 		error = wh_batch_routes(q->batch, q->routes.list, &q->routes.count);
 	if (error)
 		return engine_fail(error, "cannot plan the transfer");
+	/* Without it the duration is not known. */
+	wh_peer_measure(q->self, q->region[SOURCE], remote.id);
 	q->routes.estimate.size = sizeof(q->routes.estimate);
 	error = wh_batch_estimate(q->batch, &q->routes.estimate);
 	if (error && error != -EOPNOTSUPP)

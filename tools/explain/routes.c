@@ -60,6 +60,14 @@ json_t *explain_us_json(uint64_t ns)
 	return ns ? json_real((double)ns / 1e3) : json_null();
 }
 
+/* What the estimate is based on. */
+static const char *estimate_source(const struct wh_estimate *estimate)
+{
+	return estimate->measured == WH_ESTIMATE_TRAFFIC  ? "traffic" :
+	       estimate->measured == WH_ESTIMATE_MEASURED ? "measurement" :
+							    "typical values";
+}
+
 void explain_estimate_json(json_t *object, const struct explain_routes *routes)
 {
 	const struct wh_estimate *estimate = &routes->estimate;
@@ -70,6 +78,8 @@ void explain_estimate_json(json_t *object, const struct explain_routes *routes)
 			    known ? json_real(explain_speed(estimate)) : json_null());
 	json_object_set_new(object, "measured",
 			    known ? json_boolean(estimate->measured) : json_null());
+	json_object_set_new(object, "source",
+			    output_text(known ? estimate_source(estimate) : NULL));
 	json_object_set_new(object, "working_set_bytes",
 			    estimate->working_set ?
 				    json_integer((json_int_t)estimate->working_set) :

@@ -31,8 +31,8 @@ void explain_route_json(json_t *object, const struct explain_routes *routes);
 /* Add `refused`: each refused transport with its reason. */
 void explain_refused_json(json_t *object, const struct explain_routes *routes);
 
-/* Add the estimate: `expected_us`, `expected_GBps`, `measured`, `working_set_bytes`, `from_cache`;
- * null: unknown. */
+/* Add the estimate: `expected_us`, `expected_GBps`, `measured`, `source` ("measurement",
+ * "traffic", "typical values"), `working_set_bytes`, `from_cache`; null: unknown. */
 void explain_estimate_json(json_t *object, const struct explain_routes *routes);
 
 /* The estimated speed; 0: unknown. */

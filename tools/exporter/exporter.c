@@ -139,10 +139,7 @@ static const struct command_option options[] = {
 	  .help = "time between two samples of GPUs and NICs; default 5" },
 	{ .name = "once", .help = "print the metrics instead of listening" },
 	OBSERVE_OPTION,
-	{ .name = "root",
-	  .argument = "DIR",
-	  .complete = "file",
-	  .help = "read DIR/sys and DIR/proc instead of this machine's" },
+	TOPO_ROOT_OPTION("DIR/sys and DIR/proc"),
 	{ 0 },
 };
 

@@ -214,7 +214,7 @@ static void moved_by_transport(struct metrics *metrics, const char *name, const 
 			char transport[2 * sizeof(t->transport) + 4];
 
 			/* Transports without attempts are left out: that keeps many peers short. */
-			if (!rows[i].counters->attempts[k])
+			if (!t->attempts)
 				continue;
 			metrics_escape(t->transport, transport, sizeof(transport));
 			if (what == BYTES)
@@ -225,7 +225,7 @@ static void moved_by_transport(struct metrics *metrics, const char *name, const 
 			else
 				metrics_put(metrics, "%s{%s,transport=\"%s\"} %" PRIu64 "\n", name,
 					    rows[i].labels, transport,
-					    what == ATTEMPTS ? rows[i].counters->attempts[k] :
+					    what == ATTEMPTS ? t->attempts :
 					    what == ERRORS   ? t->errors :
 							       t->reroutes);
 		}

@@ -376,7 +376,8 @@ static int server_open_listener(const char *where, char *url, size_t size)
 	struct sockaddr_storage address[WH_RENDEZVOUS_MOST], bound;
 	unsigned count = WH_RENDEZVOUS_MOST;
 	socklen_t length = sizeof(bound);
-	int fd, one = 1, error = wh_rendezvous_resolve(where, true, address, &count);
+	int error = wh_rendezvous_resolve(where, WH_RESOLVE_LISTENING, address, &count);
+	int fd, one = 1;
 	char text[64];
 
 	if (error)

@@ -266,7 +266,8 @@ static void print_escaped(const char *bytes, uint64_t length, bool word)
 
 /* Print one notification in one line, whatever its bytes and sender: SENDER is one word that no
  * other sender can imitate. */
-static void print_notification(const char *sender, const unsigned char *data, uint64_t length)
+static void print_notification(const char *sender, uint64_t tag, const unsigned char *data,
+			       uint64_t length)
 {
 	flockfile(stdout);
 	if (!*sender)
@@ -275,7 +276,7 @@ static void print_notification(const char *sender, const unsigned char *data, ui
 		fputs("\\x2d", stdout);
 	else
 		print_escaped(sender, strlen(sender), true);
-	printf(" %llu ", (unsigned long long)length);
+	printf(" 0x%llx %llu ", (unsigned long long)tag, (unsigned long long)length);
 	print_escaped((const char *)data, length, false);
 	putchar('\n');
 	fflush(stdout);
@@ -286,12 +287,15 @@ static void print_notification(const char *sender, const unsigned char *data, ui
 static int take_notifications(struct server *server)
 {
 	bool show = argument(server->arguments, "notifications");
-	struct wh_notification notification;
+	static unsigned char bytes[WH_NOTIFICATION_MAX];
+	struct wh_notification notification = { .size = sizeof(notification),
+						.buffer = bytes,
+						.capacity = sizeof(bytes) };
 	int error;
 
-	while (!(error = wh_engine_notification(server->engine, &notification, 0)))
+	while (!(error = wh_engine_notification(server->engine, NULL, &notification, 0)))
 		if (show)
-			print_notification(notification.sender, notification.data,
+			print_notification(notification.sender, notification.tag, bytes,
 					   notification.length);
 	return error == -EAGAIN ? 0 : engine_fail(error, "cannot receive notifications");
 }
@@ -299,7 +303,7 @@ static int take_notifications(struct server *server)
 static void print_mooncake(void *arg, const char *name, const char *message)
 {
 	(void)arg;
-	print_notification(*name ? name : "mooncake", (const unsigned char *)message,
+	print_notification(*name ? name : "mooncake", 0, (const unsigned char *)message,
 			   strlen(message));
 }
 
@@ -460,7 +464,7 @@ static const struct command_option options[] = {
 	  .argument = "NAME",
 	  .help = "the engine's name for its peers" },
 	{ .name = "read-only", .letter = 'r', .help = "peers may read but not write" },
-	{ .name = "notifications", .help = "print notifications: SENDER LENGTH BYTES" },
+	{ .name = "notifications", .help = "print notifications: SENDER TAG LENGTH BYTES" },
 	{ .name = "metrics",
 	  .argument = "ADDR:PORT",
 	  .help = "counters for Prometheus, at /metrics" },
@@ -501,7 +505,7 @@ const struct command command_serve = {
 		   "host map host memory and GPU memory. Pages of host memory are taken when "
 		   "they are first touched.\n"
 		   "\n"
-		   "With --notifications each notification is one line, SENDER LENGTH BYTES. "
+		   "With --notifications each notification is one line, SENDER TAG LENGTH BYTES. "
 		   "Bytes that are not printable ASCII are \\xNN, and a backslash is \\\\. "
 		   "SENDER is one word with \\x20 for spaces; a sender without a name is a "
 		   "single -.\n"

@@ -79,7 +79,7 @@ static struct totals totals_add(const struct wh_counters *counters)
 	for (unsigned i = 0; i < counters->transports; i++) {
 		sum.read += counters->transport[i].read_bytes;
 		sum.written += counters->transport[i].written_bytes;
-		sum.attempts += counters->attempts[i];
+		sum.attempts += counters->transport[i].attempts;
 		sum.errors += counters->transport[i].errors;
 		sum.reroutes += counters->transport[i].reroutes;
 	}
@@ -97,7 +97,7 @@ static void rows_add_routes(const struct wh_observed_peer *now,
 						   *b = &before->counters.transport[i];
 		struct top_route *route = &out->routes[out->route_count];
 
-		if (!now->counters.attempts[i])
+		if (!t->attempts)
 			continue;
 		if (out->route_count == TOP_ROUTES) {
 			out->left_out++;
@@ -111,7 +111,7 @@ static void rows_add_routes(const struct wh_observed_peer *now,
 			.written_bytes = t->written_bytes,
 			.reads = t->reads,
 			.writes = t->writes,
-			.attempts = now->counters.attempts[i],
+			.attempts = t->attempts,
 			.errors = t->errors,
 			.reroutes = t->reroutes,
 		};
@@ -127,7 +127,6 @@ static void rows_add_routes(const struct wh_observed_peer *now,
 static void rows_add_peer(const struct wh_observed_peer *now, const struct wh_observed_peer *before,
 			  double seconds, struct top_engines *out)
 {
-	static const char *const states[] = { "-", "connected", "lost", "stale" };
 	const struct top_engine *engine = &out->engines[out->engine_count];
 	struct totals sum = totals_add(&now->counters), last = totals_add(&before->counters);
 	struct latencies times = latencies_between(&before->counters, &now->counters, seconds);
@@ -163,7 +162,7 @@ static void rows_add_peer(const struct wh_observed_peer *now, const struct wh_ob
 	memcpy(peer->epoch, engine->epoch, sizeof(peer->epoch));
 	memcpy(peer->name, now->name, sizeof(peer->name));
 	memcpy(peer->address, now->address, sizeof(peer->address));
-	snprintf(peer->state, sizeof(peer->state), "%s", states[now->state < 4 ? now->state : 0]);
+	snprintf(peer->state, sizeof(peer->state), "%s", wh_peer_state_name(now->state));
 	rows_add_routes(now, before, seconds, peer, out);
 	out->peer_count++;
 }

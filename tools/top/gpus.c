@@ -19,7 +19,7 @@
 #define COST_MOST 0.014
 #define COST_LITTLE (COST_MOST / 4)
 #define COST_SAMPLES 10 /* averaged */
-#define STRETCH_MOST 8
+#define PERIOD_FACTOR_MOST 8
 
 typedef void question_function(struct wh_nvml *nvml, struct top_gpu *gpu, double seconds);
 
@@ -333,7 +333,8 @@ static bool gpu_comes_back(struct wh_nvml *nvml, struct top_gpu *gpu)
 void top_ask_gpus(struct top_asking *asking, const struct wh_tree *tree, struct wh_nvml *nvml,
 		  double time, double interval, struct top_sample *out)
 {
-	double scale = (interval < 1 ? interval : 1) * (asking->stretch ? asking->stretch : 1);
+	double scale =
+		(interval < 1 ? interval : 1) * (asking->period_factor ? asking->period_factor : 1);
 	bool back[TOP_GPUS];
 
 	for (size_t i = 0; i < out->gpu_count; i++)
@@ -374,12 +375,12 @@ void top_asked_for(struct top_asking *asking, double seconds, double interval)
 	if (asking->samples <= COST_SAMPLES)
 		return;
 	mean = asking->spent / COST_SAMPLES;
-	if (!asking->stretch)
-		asking->stretch = 1;
-	if (mean > most && asking->stretch < STRETCH_MOST)
-		asking->stretch *= 2;
-	else if (mean < COST_LITTLE && asking->stretch > 1)
-		asking->stretch /= 2;
+	if (!asking->period_factor)
+		asking->period_factor = 1;
+	if (mean > most && asking->period_factor < PERIOD_FACTOR_MOST)
+		asking->period_factor *= 2;
+	else if (mean < COST_LITTLE && asking->period_factor > 1)
+		asking->period_factor /= 2;
 	asking->samples = 1;
 	asking->spent = 0;
 }

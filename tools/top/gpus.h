@@ -10,8 +10,8 @@
 struct top_asking {
 	unsigned needs; /* bits of enum top_question; others are never asked */
 	double asked[TOP_QUESTIONS]; /* when, s; 0: not yet */
-	/* factor on the periods of all questions that are not asked for each sample */
-	unsigned stretch;
+	/* by which the periods are longer of all questions that are not asked for each sample */
+	unsigned period_factor;
 	unsigned samples; /* taken for `spent` */
 	double spent; /* CPU time, s */
 };

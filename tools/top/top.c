@@ -187,10 +187,7 @@ static const struct command_option options[] = {
 	  .help = "print gpus, engines, peers or routes as CSV" },
 	{ .name = "why", .letter = 'w', .help = "explain unknown values" },
 	OBSERVE_OPTION,
-	{ .name = "root",
-	  .argument = "DIR",
-	  .complete = "file",
-	  .help = "read DIR/sys and DIR/proc instead of this machine's" },
+	TOPO_ROOT_OPTION("DIR/sys and DIR/proc"),
 	SCREEN_OPTIONS,
 	{ 0 },
 };

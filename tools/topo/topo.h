@@ -14,6 +14,18 @@
 
 struct wh_nvml;
 
+/* The option rows that topo_tree() takes. `folders`: what the command reads. */
+#define TOPO_ROOT_OPTION(folders)                                                                  \
+	{                                                                                          \
+		.name = "root", .argument = "DIR", .complete = "file",                             \
+		.help = "read " folders " instead of this machine's"                               \
+	}
+#define TOPO_RECORD_OPTION                                                                         \
+	{                                                                                          \
+		.name = "record", .argument = "DIR", .complete = "file",                           \
+		.help = "copy what is read into DIR, for --root"                                   \
+	}
+
 /* The library to open as NVML: NAME of this machine, or ROOT/lib/NAME of a recorded tree; NULL: the
  * tree has none. */
 const char *topo_library(const struct wh_tree *tree, const char *name, char *out, size_t size);

@@ -461,8 +461,8 @@ static bool memory_free(struct window_try *try)
 	return window_called(try, error, "freeing memory that has a window");
 }
 
-/* Use a window on freed memory: it shows the old bytes, and writes harm nobody. Or CUDA, which may
- * keep freed memory for reuse, has allocated the same memory again. */
+/* Use a window on freed memory: it shows the old bytes, and writes damage no other memory. CUDA may
+ * also have given the same memory to a new allocation; then the window shows that one. */
 static void freed_use(struct window_try *try, struct wh_window *window, uint64_t before,
 		      uint64_t after)
 {

@@ -22,7 +22,7 @@
 
 #define LENGTH (1u << 20) /* of a test's memory, bytes */
 #define SECONDS 120 /* limit of one test */
-#define PIECE UINT64_C(1000)
+#define CHUNK UINT64_C(1000)
 
 /* What a test's process reports, in shared memory. */
 struct report {
@@ -142,15 +142,15 @@ bool window_round_trip(struct window_try *try, struct wh_window *window, uint64_
 				     "what CUDA wrote",
 				     same, (unsigned long long)length, (unsigned long long)start);
 	/* Short enough to be loads instead of copies by the copy engine. */
-	for (uint64_t done = 0; good && done < length; done += PIECE) {
-		uint64_t piece = length - done < PIECE ? length - done : PIECE, from = start + done;
+	for (uint64_t done = 0; good && done < length; done += CHUNK) {
+		uint64_t chunk = length - done < CHUNK ? length - done : CHUNK, from = start + done;
 
-		good = window_called(try, wh_window_copy_from(window, at + done, host, piece),
+		good = window_called(try, wh_window_copy_from(window, at + done, host, chunk),
 				     "wh_window_copy_from") &&
-		       window_expect(try, pattern_check(host, piece, done, number) == PATTERN_RIGHT,
+		       window_expect(try, pattern_check(host, chunk, done, number) == PATTERN_RIGHT,
 				     "%llu bytes at offset %llu: loads through the window do not "
 				     "give what CUDA wrote",
-				     (unsigned long long)piece, (unsigned long long)from);
+				     (unsigned long long)chunk, (unsigned long long)from);
 	}
 	free(host);
 	return good;

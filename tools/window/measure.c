@@ -19,7 +19,7 @@
 #define SLICE 4000000 /* ns of one measurement in one round */
 #define ROUNDS 9
 /* Reads this short are loads, never copies by the copy engine. */
-#define PIECE KIB
+#define CHUNK KIB
 /* The largest read by memcpy: 16 bytes take a microsecond. */
 #define LOADS_MOST (64 * KIB)
 
@@ -405,9 +405,9 @@ static int worker_copy(const struct worker *w)
 
 	if (w->write)
 		return wh_window_copy_to(w->scene->window, w->offset, host, w->part);
-	for (uint64_t at = 0; at < w->part && !error; at += PIECE)
+	for (uint64_t at = 0; at < w->part && !error; at += CHUNK)
 		error = wh_window_copy_from(w->scene->window, w->offset + at, host + at,
-					    w->part - at < PIECE ? w->part - at : PIECE);
+					    w->part - at < CHUNK ? w->part - at : CHUNK);
 	return error;
 }
 

@@ -140,13 +140,13 @@ static bool mapping_is_stageable(const struct wh_device_mapping *mapping)
 				  atomic_load(&mapping->reached) >> mapping->device->ordinal & 1));
 }
 
-/* Make what work between the two needs, and measure it, before the first fragment comes. */
+/* Make what work between the two needs, and measure it, before the first fragment comes.
+ * `readable`: bytes of the remote memory that may be read. */
 static int path_prepare(struct wh_device_mappings *mappings, const struct wh_gpu_path *path,
-			const struct wh_region_entry *remote_entry,
-			const struct wh_device_mapping *remote, char why[WH_REFUSAL])
+			const struct wh_device_mapping *remote, uint64_t readable,
+			char why[WH_REFUSAL])
 {
 	struct wh_gpu_stream *stream;
-	bool readable = remote_entry->access & WH_ACCESS_READ;
 	int error;
 
 	for (int urgent = 0; urgent < 2; urgent++) {
@@ -160,7 +160,7 @@ static int path_prepare(struct wh_device_mappings *mappings, const struct wh_gpu
 				    path->device != remote->device && readable ?
 					    wh_device_mapping_address(remote, path->device) :
 					    0,
-				    remote_entry->length);
+				    readable);
 	}
 	return 0;
 }
@@ -173,9 +173,9 @@ static int cuda_is_reachable(struct wh_peer *peer, void *state,
 	struct wh_cuda_peer *cuda = state;
 	struct wh_device_mapping *local, *remote;
 	struct wh_gpu_path path;
+	uint64_t readable = wh_remote_access(peer, entry) & WH_ACCESS_READ ? entry->length : 0;
 	int error;
 
-	(void)peer;
 	if (wh_kind_on_host(local_region->entry.kind) && wh_kind_on_host(entry->kind)) {
 		snprintf(why, WH_REFUSAL, "neither side is a GPU's memory");
 		return -ENXIO;
@@ -189,7 +189,7 @@ static int cuda_is_reachable(struct wh_peer *peer, void *state,
 	if (error)
 		return error;
 	if (wh_path_make(cuda->mappings, local, remote, op, &path, why))
-		return path_prepare(cuda->mappings, &path, entry, remote, why);
+		return path_prepare(cuda->mappings, &path, remote, readable, why);
 	if (!mapping_is_stageable(local) || !mapping_is_stageable(remote))
 		return -EOPNOTSUPP;
 	wh_cuda_stage_prepare(cuda->mappings->gpus, local, remote, op);
@@ -253,10 +253,12 @@ static void describe_fragment(const struct wh_fragment *fragment,
 
 	if (staged) {
 		snprintf(out, size, "staged: %.*s", (int)size - 9,
-			 *local->why                       ? local->why :
-			 *remote->why                      ? remote->why :
-			 local->context || remote->context ? "two contexts of the application" :
-							     "no peer access");
+			 *local->why ? local->why :
+			 *remote->why ?
+				       remote->why :
+			 local->context || remote->context ?
+				       "its sides belong to different contexts of the application" :
+				       "no peer access");
 		return;
 	}
 	if (!stream)

@@ -32,17 +32,16 @@
 struct wh_remote_region;
 struct wh_segment;
 
-/* An estimate. */
+/* An estimate of how long a fragment takes. */
 struct wh_cuda_time {
 	double ns;
 	bool measured; /* on this machine; else from usual figures */
 };
 
-/* ---- device mappings
- * ----------------------------------------------------------------------------------- */
+/* ---- device mappings ------------------------------------------------------------------------- */
 
-/* How GPUs reach a region. Made when a batch first needs it, freed when the region is unregistered.
- */
+/* How GPUs reach a region. Made when a batch first needs it; freed when the region is
+ * unregistered. */
 struct wh_device_mapping {
 	/* the GPU that it lies on; of managed memory, that it belongs to; NULL: host memory */
 	struct wh_cuda_device *device;

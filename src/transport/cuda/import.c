@@ -28,8 +28,8 @@ struct import {
 	struct wh_cuda_device *device;
 	uint8_t type;
 	uint64_t owner_base; /* in the owner's address space: where the first mapping begins */
-	uint64_t mapped; /* so many bytes from there */
-	uint64_t covered; /* up to there the owner has told of */
+	uint64_t mapped; /* bytes that are mapped, from owner_base on */
+	uint64_t covered; /* end of the segments that the owner has sent handles for */
 	CUallocation *memory; /* by segment, to be mapped; released afterwards */
 	uint64_t *sizes;
 	uint32_t count, segments;
@@ -57,7 +57,7 @@ static int import_find_device(struct import *import, const uint8_t uuid[16], cha
 	return -ENODEV;
 }
 
-/* The segments follow each other, in the region and in the mappings, and are of one kind. */
+/* Check that the segments are contiguous, in the region and in the mappings, and of one kind. */
 static int import_check_order(struct import *import, const struct wh_exported *e,
 			      char why[WH_REFUSAL])
 {
@@ -72,7 +72,10 @@ static int import_check_order(struct import *import, const struct wh_exported *e
 	    (e->type == WH_HANDLE_LEGACY && e->segments != 1) ||
 	    (e->index + 1 == e->segments && at + e->length != entry->address + entry->length) ||
 	    e->size > UINT64_C(1) << 46) {
-		snprintf(why, WH_REFUSAL, "the peer's answer is not as it should be");
+		snprintf(why, WH_REFUSAL,
+			 "the peer's answers contradict each other: its segments are not "
+			 "contiguous, or "
+			 "of two kinds");
 		return -EPROTO;
 	}
 	return 0;
@@ -102,7 +105,9 @@ static int import_fd(struct import *import, const struct wh_exported *e, int fd,
 	int error;
 
 	if (fd < 0) {
-		snprintf(why, WH_REFUSAL, "the peer's descriptor has not arrived (ulimit -n?)");
+		snprintf(why, WH_REFUSAL,
+			 "no descriptor came with the peer's answer; is the limit of open files "
+			 "reached (ulimit -n)?");
 		return -EMFILE;
 	}
 	if (!import->memory) {
@@ -144,7 +149,7 @@ static int import_segment(void *argument, const struct wh_exported *e, int *fd,
 					 import_keep_legacy(import, e, why);
 }
 
-/* Let the device and all that reach it use a range of address space. */
+/* Give the device, and every device that reaches it, access to a range of address space. */
 static int import_admit(struct wh_cuda *cuda, struct wh_device_mapping *mapping)
 {
 	struct wh_cuda_access access[WH_CUDA_DEVICES];
@@ -169,8 +174,8 @@ static int import_admit(struct wh_cuda *cuda, struct wh_device_mapping *mapping)
 	return error;
 }
 
-/* Map what has been imported, one behind the other as at the owner. Inside a scope: some drivers
- * want one. */
+/* Map the imported segments one after the other, as at the owner. In a CUDA scope, because some
+ * drivers need a current context. */
 static int import_map_segments(struct import *import)
 {
 	struct wh_cuda *cuda = wh_gpus_cuda(import->mappings->gpus);
@@ -228,7 +233,7 @@ static int import_region(struct import *import, struct wh_shm_peer *shm, char wh
 	return error;
 }
 
-/* The memory is mapped already; the owner has to hear of it on its new connection. */
+/* The memory is mapped already: tell the owner on the new connection. */
 static int import_forget_segment(void *argument, const struct wh_exported *e, int *fd,
 				 char why[WH_REFUSAL])
 {
@@ -309,18 +314,18 @@ int wh_cuda_remote(struct wh_cuda_peer *cuda, struct wh_region_entry *entry,
 	if (wh_peer_is_self(peer))
 		return wh_device_mapping_local(
 			cuda->mappings, wh_container(entry, struct wh_region, entry), out, why);
-	/* It is opened after this transport, and for good. */
+	/* shm is opened after this transport, and stays open as long as the engine. */
 	shm = wh_peer_transport(peer, WH_TRANSPORT_SHM);
 	if (!shm) {
 		snprintf(why, WH_REFUSAL,
-			 "handles of GPU memory come by way of shm, which is refused");
+			 "shm, over which handles of GPU memory are sent, is refused");
 		return -EOPNOTSUPP;
 	}
 	return mapping_remote(cuda->mappings, shm,
 			      wh_container(entry, struct wh_remote_region, entry), out, why);
 }
 
-/* The segments' order is that of the mappings, which was checked when they were imported. */
+/* Find the segment by its position: import checked that segments are in the order of mappings. */
 static int import_keep_object(void *argument, const struct wh_exported *e, int *fd,
 			      char why[WH_REFUSAL])
 {
@@ -330,7 +335,7 @@ static int import_keep_object(void *argument, const struct wh_exported *e, int *
 	    e->segments > WH_WINDOW_OBJECTS) {
 		snprintf(why, WH_REFUSAL,
 			 e->segments > WH_WINDOW_OBJECTS ?
-				 "it is made of too many mappings to ask the owner for" :
+				 "it consists of more mappings than the owner may be asked for" :
 				 "the owner has sent no descriptor");
 		return -EOPNOTSUPP;
 	}

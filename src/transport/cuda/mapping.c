@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Transport cuda: device mappings, that is how GPUs see a region: those of our own regions are made
- * here, all are undone here. */
+/* Transport cuda: device mappings, that is how GPUs see a region. Makes those of our own regions,
+ * and undoes all. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -40,7 +40,7 @@ static void mapping_map_host(struct wh_device_mappings *mappings, struct wh_devi
 
 /* ---- a GPU's memory -------------------------------------------------------------------------- */
 
-/* Which devices the mappings of cuMemCreate's memory admit. */
+/* Find out which devices have access to memory of cuMemCreate(). */
 static uint64_t mapping_admitted(struct wh_cuda *cuda, const struct wh_registration *registration)
 {
 	uint64_t all = 0;

@@ -232,20 +232,20 @@ static void part_keep_lists(struct wh_cuda_part *part, struct wh_gpu_stream_turn
 			    struct wh_gpu_stream_blocks *work)
 {
 	struct wh_blocks *blocks = part->op->fragment->blocks;
-	struct wh_cached_lists *cached = atomic_load(&blocks->cached), *none = NULL;
+	struct wh_cached_lists *cached = atomic_load(&blocks->gpu_lists), *none = NULL;
 
 	if (cached) {
 		wh_cached_lists_use(cached, part->stream, work);
 		return;
 	}
-	if (!atomic_exchange(&blocks->used, true))
+	if (!atomic_exchange(&blocks->gpu_moved, true))
 		return;
 	cached = wh_cached_lists_make(turn, work->source_list, work->target_list, blocks->count);
 	if (!cached)
 		return;
 	part->keeps = cached;
 	wh_cached_lists_use(cached, part->stream, work);
-	if (!atomic_compare_exchange_strong(&blocks->cached, &none, cached))
+	if (!atomic_compare_exchange_strong(&blocks->gpu_lists, &none, cached))
 		part->loses = true; /* another thread was faster: free it when the part is done */
 }
 

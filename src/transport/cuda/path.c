@@ -16,7 +16,7 @@ static bool path_reaches(const struct wh_device_mapping *by, const struct wh_dev
 		return false;
 	if (to->every)
 		return true;
-	/* Between contexts of the application's own only what they own themselves. */
+	/* A context of the application reaches only the memory that it owns. */
 	if (by->context || to->context)
 		return by->device == to->device && by->context == to->context;
 	return atomic_load_explicit(&to->reached, memory_order_acquire) & wh_device_bit(by->device);
@@ -45,8 +45,8 @@ void wh_path_choose(const struct wh_device_mapping *local, const struct wh_devic
 		path->way = by == source ? WH_BLOCKS_PUSH : WH_BLOCKS_PULL;
 }
 
-/* Open a legacy handle for the device, if that has not been done; with access to the other device's
- * memory, where it is another one's. */
+/* Open a legacy handle for the device, if it is not open. If the memory lies on another device,
+ * peer access is switched on. */
 static int legacy_open(struct wh_device_mappings *mappings, struct wh_device_mapping *mapping,
 		       struct wh_cuda_device *device)
 {
@@ -68,7 +68,7 @@ static int legacy_open(struct wh_device_mappings *mappings, struct wh_device_map
 							       CUDA_IPC_LAZY_PEER),
 				      "cuIpcOpenMemHandle", "memory of %s on cuda:%d",
 				      mapping->device->text, device->ordinal);
-	/* The owner's word for how large it is must not lead a kernel past its end. */
+	/* A wrong size from the owner must not lead a kernel past the end. */
 	if (!error && !cuda->cuMemGetAddressRange(NULL, &size, base) &&
 	    size < mapping->legacy->size) {
 		cuda->cuIpcCloseMemHandle(base);
@@ -112,7 +112,8 @@ static void path_try(struct wh_device_mappings *mappings, const struct wh_device
 		error = legacy_open(mappings, to, by->device);
 	} else if (by->context || to->context || !to->device) {
 		snprintf(why, WH_REFUSAL, "%s",
-			 *to->why ? to->why : "two contexts of the application");
+			 *to->why ? to->why :
+				    "its sides belong to different contexts of the application");
 	} else if (to->fixed) {
 		snprintf(why, WH_REFUSAL, "its mapping does not admit %.100s (cuMemSetAccess)",
 			 by->device->text);
@@ -135,7 +136,7 @@ bool wh_path_make(struct wh_device_mappings *mappings, struct wh_device_mapping 
 	path_try(mappings, local, remote, why);
 	wh_path_choose(local, remote, op, path);
 	if (!path->device) {
-		/* Its own device, for staging as well; then that towards us. */
+		/* Its own device, which staging needs as well; then the device that copies. */
 		path_try(mappings, remote, remote, why);
 		path_try(mappings, remote, local, why);
 		wh_path_choose(local, remote, op, path);

@@ -15,9 +15,9 @@
 typedef unsigned long long ull;
 
 /*
- * Page-lock memory that CUDA does not know, so that GPUs reach it. It is what registering memory
- * with a network adapter does, too; where it is not possible (memory locked in part already, a
- * limit) the bytes are staged.
+ * Page-lock memory that CUDA does not know, so that GPUs reach it, as registering memory with a
+ * network adapter does. If the driver refuses (a part is locked already, or a limit is reached),
+ * the bytes are staged.
  */
 void wh_pin_map(struct wh_device_mappings *mappings, struct wh_device_mapping *mapping, void *start,
 		uint64_t length, bool writable)
@@ -31,7 +31,7 @@ void wh_pin_map(struct wh_device_mappings *mappings, struct wh_device_mapping *m
 
 	if (!wh_engine_config(mappings->engine)->number[WH_SETTING_PIN]) {
 		snprintf(mapping->why, sizeof(mapping->why),
-			 "host memory is not page-locked: the setting pin");
+			 "host memory is not page-locked: the setting pin is off");
 		return;
 	}
 	error = wh_gpus_pinning_device(mappings->gpus, NULL, &device);
@@ -68,7 +68,7 @@ void wh_pin_leave(struct wh_device_mappings *mappings, struct wh_device_mapping 
 {
 	struct wh_pin *pin = mapping->pinned ? malloc(sizeof(*pin)) : NULL;
 
-	if (!pin) /* or no memory: it is given back with the view */
+	if (!pin) /* or there is no memory for the list: it is unlocked with the mapping */
 		return;
 	*pin = (struct wh_pin){ atomic_load(&mappings->pins), mapping->pinned,
 				mapping->pinned_length };

@@ -48,8 +48,7 @@ struct work {
 	uint64_t filled; /* bytes that this step has submitted */
 };
 
-/* ---- addresses
- * ------------------------------------------------------------------------------------ */
+/* ---- addresses ------------------------------------------------------------------------------- */
 
 /* The address of an extent on one side, as the GPU or CPU that copies it uses it. */
 static uint64_t extent_at(const struct stage *stage, const struct side *side,
@@ -152,7 +151,7 @@ static void work_end(struct work *work)
 	struct wh_cuda_part *part = stage->part;
 
 	if (work->slot)
-		wh_slot_give(part->op->cuda->mappings->gpus, work->slot);
+		wh_slot_release(part->op->cuda->mappings->gpus, work->slot);
 	free(work);
 	if (atomic_fetch_sub_explicit(&stage->works, 1, memory_order_acq_rel) != 1)
 		return;
@@ -203,7 +202,7 @@ static void work_done(struct wh_gpu_stream_job *job, int error, const char *text
 
 	if (error) {
 		wh_cuda_part_fail(work->stage->part, error, text);
-		work->step = IDLE; /* and there is nothing more */
+		work->step = IDLE; /* and the part has no more bytes */
 	}
 	work_continue(work);
 }
@@ -228,7 +227,8 @@ static void work_start(struct stage *stage)
 	work->job.done = work_done;
 	work->wait.ready = work_slot_ready;
 	atomic_fetch_add(&stage->works, 1);
-	work->slot = wh_slot_take(stage->part->op->cuda->mappings->gpus, WH_SLOT_ASKS, &work->wait);
+	work->slot = wh_slot_acquire(stage->part->op->cuda->mappings->gpus, WH_SLOT_INITIATOR,
+				     &work->wait);
 	if (work->slot)
 		work_continue(work);
 }
@@ -270,10 +270,10 @@ void wh_cuda_stage(struct wh_cuda_part *part)
 	if (!error)
 		error = side_open(gpus, &stage->target, WH_BLOCKS_FROM_HOST, urgent);
 	if (!error)
-		error = wh_slots_prepare(gpus, WH_SLOT_ASKS);
+		error = wh_slots_prepare(gpus, WH_SLOT_INITIATOR);
 	if (error)
 		wh_cuda_part_fail(part, error, wh_error_text());
-	/* One more than there are works, so that none ends it while they are started. */
+	/* One more than there are works, so that the part does not end while they are started. */
 	atomic_store(&stage->works, 1);
 	slots = part->at.left / WH_SLOT + 1;
 	for (uint64_t i = 0; !error && i < slots && i < SLOTS; i++)
@@ -357,8 +357,8 @@ bool wh_cuda_stage_time(const struct wh_fragment *fragment, const struct wh_devi
 	out->measured = true;
 	into = side_time(&source, (double)fragment->transfers, length, &out->measured);
 	out_of = side_time(&target, (double)fragment->transfers, length, &out->measured);
-	/* While one slot goes out the next one comes in: but for one slot, only the slower side
-	 * counts. */
+	/* Both sides work at the same time, on different slots: only the slower side counts, but
+	 * for one slot. */
 	lesser = into < out_of ? into : out_of;
 	out->ns = into + out_of - (slots > 1 ? lesser * (1 - 1 / slots) : 0);
 	return true;

@@ -21,7 +21,7 @@
 #include "util/error.h"
 #include "util/list.h"
 
-#define EXTENTS (WH_REGION_WINDOW_FEW / WH_REGION_WINDOW_RUN)
+#define EXTENTS (WH_REGION_WINDOW_FEW / WH_REGION_WINDOW_LEAST)
 
 /* One side of an extent pair; its region is entered. */
 struct end {
@@ -83,7 +83,7 @@ int wh_cuda_object(struct wh_engine *engine, const struct wh_segment *segment, i
 	return 0;
 }
 
-/* Where CUDA's import is not enough for a window, its owner may help. */
+/* Ask the owner for descriptors, where the import by CUDA is not enough for a window. */
 struct question {
 	struct wh_cuda_peer *cuda;
 	struct wh_region_entry *entry;
@@ -96,7 +96,7 @@ static int window_ask_owner(void *arg, struct wh_window_objects *out)
 	return wh_cuda_objects(question->cuda, question->entry, out);
 }
 
-/* A region of another process, as far as it is mapped here. */
+/* Find where a region of another process is mapped here. */
 static bool end_find_remote(struct wh_cuda_peer *cuda, struct end *end, uint64_t offset, bool open)
 {
 	struct wh_remote_region *region = wh_container(end->entry, struct wh_remote_region, entry);
@@ -106,7 +106,7 @@ static bool end_find_remote(struct wh_cuda_peer *cuda, struct end *end, uint64_t
 	char why[WH_REFUSAL];
 	uint64_t address;
 
-	/* Its owner has to know, in this session, that it is used. */
+	/* The owner has to know, in this session, that its region is used. */
 	if (open && wh_cuda_remote(cuda, end->entry, &mapping, why))
 		return false;
 	if (!mapping)
@@ -135,7 +135,7 @@ static bool end_find(struct wh_cuda_peer *cuda, struct end *end, uint64_t offset
 		       end_find_remote(cuda, end, offset, open);
 }
 
-/* Enter both regions of a run. False: one of them is gone, or the CPU does not reach it. */
+/* Enter both regions of an extent pair. False: one is gone, or the CPU does not reach it. */
 static bool crossings_enter(struct wh_cuda_peer *cuda, const struct wh_fragment *fragment,
 			    const struct wh_extent_pair *extent, bool open,
 			    struct crossings *crossings)
@@ -166,9 +166,9 @@ static bool crossings_enter(struct wh_cuda_peer *cuda, const struct wh_fragment 
 	return true;
 }
 
-/* ---- which way ------------------------------------------------------------------------------- */
+/* ---- CPU or GPU ------------------------------------------------------------------------------ */
 
-/* ns a byte of loads, which are as quick as the copy engine at get_most. */
+/* ns per byte of loads. At get_most bytes they take as long as the copy engine. */
 static double window_byte_time(const struct wh_region_window *window)
 {
 	const struct wh_window_cost *cost = &window->cost;
@@ -176,8 +176,8 @@ static double window_byte_time(const struct wh_region_window *window)
 	return window->get_most ? cost->engine / (double)window->get_most + cost->engine_byte : 0;
 }
 
-/* Up to how many bytes is the CPU the better way? Between two GPUs' memories it reads, then writes.
- */
+/* The most bytes that the CPU moves faster than the GPU. Between the memories of two GPUs it reads,
+ * then writes. */
 static uint64_t crossings_limit(const struct crossing *crossing)
 {
 	const struct wh_region_window *from = crossing->from.window, *to = crossing->to.window;
@@ -199,7 +199,7 @@ static uint64_t crossings_limit(const struct crossing *crossing)
 static void crossings_add_time(const struct crossing *crossing, struct wh_cuda_time *total)
 {
 	const struct wh_region_window *from = crossing->from.window, *to = crossing->to.window;
-	double bytes = (double)wh_region_window_run(crossing->length);
+	double bytes = (double)wh_region_window_weight(crossing->length);
 
 	if (from) {
 		total->ns += window_byte_time(from) * bytes;
@@ -212,7 +212,7 @@ static void crossings_add_time(const struct crossing *crossing, struct wh_cuda_t
 	}
 }
 
-/* True, with all runs entered, if all of the fragment goes that way. */
+/* Does the CPU move all of the fragment? If so, all its regions are entered. */
 static bool crossings_decide(struct wh_cuda_peer *cuda, const struct wh_fragment *fragment,
 			     bool open, struct crossings *crossings)
 {
@@ -233,7 +233,7 @@ static bool crossings_decide(struct wh_cuda_peer *cuda, const struct wh_fragment
 			break;
 		limit = crossings_limit(&crossings->of[crossings->count - 1]);
 		most = limit < most ? limit : most;
-		sum += wh_region_window_run(extent.length);
+		sum += wh_region_window_weight(extent.length);
 		good = sum <= most;
 	}
 	if (!good)
@@ -266,12 +266,12 @@ static void crossings_move(const struct crossing *c)
 	char bytes[WH_REGION_WINDOW_FEW];
 
 	if (!c->from.window) {
-		wh_region_window_put(c->to.window, c->to.at, c->from.at, c->length);
+		wh_region_window_write(c->to.window, c->to.at, c->from.at, c->length);
 	} else if (!c->to.window) {
 		wh_region_window_read(c->from.window, c->to.at, c->from.at, c->length);
 	} else {
 		wh_region_window_read(c->from.window, bytes, c->from.at, c->length);
-		wh_region_window_put(c->to.window, c->to.at, bytes, c->length);
+		wh_region_window_write(c->to.window, c->to.at, bytes, c->length);
 	}
 }
 

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * rdma: distances between NICs and memory, from sysfs. Of the endpoints that reach a peer, the
+/* rdma: distances between NICs and memory, from sysfs. Of the endpoints that reach a peer, the
  * nearest carry the bytes; the others are used when those have failed. If the setting `rdma` names
- * NICs, the user has chosen: all count as equally near.
- */
+ * NICs, the user has chosen: all count as equally near. */
 #include <string.h>
 
 #include "platform/cuda.h"

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * rdma, initiator: the owner's bounce buffer (bounce-server.c), pinned memory that NICs read and
- * write as if it were region 0 of the peer. Its slots are leased to passes of staging; waiters are
- * served in order. All of it is under rdma_peer.lock, unless a function says otherwise.
+/* rdma, initiator: the owner's bounce buffer (bounce-server.c), pinned memory that NICs read and
+ * write as if it were region 0 of the peer. Its slots are leased to the passes of staging
+ * (stage.c); waiters are served in order. All of it is under rdma_peer.lock, unless a function says
+ * otherwise.
  */
 #include <errno.h>
 #include <stdio.h>

@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * rdma, owner: stage GPU memory that no NIC of ours reaches. A session has a bounce buffer, slots
+/* rdma, owner: stage GPU memory that no NIC of ours reaches. A session has a bounce buffer, slots
  * of pinned memory that its peer's NICs read and write. By COPY the peer asks us to copy between a
  * slot and regions; a copy is done when the bytes are in GPU memory.
  *
  * A bounce buffer belongs to one session: before another one gets it, its keys are invalidated and
  * its memory is cleared. There are at most BOUNCES. Loop 0 owns the fields, except while the worker
- * or a GPU uses them, which `busy` counts.
- */
+ * or a GPU uses them, which `busy` counts. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -151,8 +149,8 @@ static void bounce_get_memory(struct rdma_job *job, bool stop)
 	if (stop)
 		error = -ESHUTDOWN;
 	else if (!bounce->region.entry.length)
-		error = wh_slots_row(wh_engine_gpus(bounce->rdma->engine), WH_RDMA_BOUNCE_SLOTS,
-				     slots);
+		error = wh_slots_contiguous(wh_engine_gpus(bounce->rdma->engine),
+					    WH_RDMA_BOUNCE_SLOTS, slots);
 	bounce->error = error;
 	if (error)
 		snprintf(bounce->why, sizeof(bounce->why), "pinned memory: %.160s",
@@ -296,15 +294,16 @@ static void copy_ended(struct wh_task *task)
 
 	copy->busy = false;
 	if (copy->staging.error)
-		wh_log_line(wh_engine_log(copy->bounce->rdma->engine),
+		wh_log_line(wh_engine_log(copy->bounce->rdma->engine), WH_LOG_INFO, "rdma",
 			    "rdma: staging for a peer: %s", copy->staging.text);
 	if (session)
 		copy_answer(session, copy, copy->staging.error, copy->staging.text);
 	rdma_bounce_put(copy->bounce);
 }
 
-/* Check the peer's right, and add the extent to the copy. 0; -EPROTO if an honest peer knows
- * better; or another negative errno with the reason. */
+/* Check the peer's right, and add the extent to the copy. 0; -EPROTO (ends the session): outside of
+ * the region, or more than a slot holds, which the peer could check itself; or another negative
+ * errno with the reason. */
 static int copy_add_extent(struct wh_session *session, struct copy *copy,
 			   const struct wh_extent *extent, uint32_t op, char why[WH_REFUSAL])
 {
@@ -319,7 +318,7 @@ static int copy_add_extent(struct wh_session *session, struct copy *copy,
 	}
 	copy->entries[copy->entry_count++] = entry;
 	access = wh_session_access(session, entry);
-	if (access & WH_ACCESS_NONE || !(access & right)) {
+	if (!(access & right)) {
 		snprintf(why, WH_REFUSAL, "region %#llx may not be %s by %.60s",
 			 (unsigned long long)extent->region, op == WH_READ ? "read" : "written",
 			 wh_session_hello(session)->name);

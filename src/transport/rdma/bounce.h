@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Bounce buffers: the owner's pinned memory, of one session, through which the owner's GPU memory
+/* Bounce buffers: the owner's pinned memory, of one session, through which the owner's GPU memory
  * is staged. The initiator's half (bounce-client.c) leases slots to what it stages; the owner's
- * half (bounce-server.c) copies between slots and regions.
- */
+ * half (bounce-server.c) copies between slots and regions. */
 #ifndef WH_TRANSPORT_RDMA_BOUNCE_H
 #define WH_TRANSPORT_RDMA_BOUNCE_H
 
@@ -27,21 +25,21 @@ struct wh_session;
 struct rdma_lease {
 	struct wh_list link; /* rdma_peer.bounce_waits */
 	unsigned slot;
-	bool held;
-	bool used; /* since it is held */
-	bool asked; /* COPY has been sent, and is not answered */
+	bool held; /* it has `slot` */
+	bool used; /* COPY has named the slot since the lease got it */
+	bool asked; /* COPY has been sent, and COPIED has not arrived */
 	bool lost; /* the peer was lost: the slot is void */
-	/* The lease holds a slot, or is lost. Called under the lock: only pass it on. */
+	/* The lease holds a slot, or is lost. Called under the lock, so it must only post a task.
+	 */
 	void (*have)(struct rdma_lease *lease);
 	/* COPY has been answered, with 0 or an error. Called without the lock. */
 	void (*copied)(struct rdma_lease *lease, int error, const char *why);
 };
 
-/* Request the bounce buffer unless it is there. 0: it is; -EAGAIN: not answered yet; or the
- * refusal.
- */
+/* Send BOUNCE_OPEN, unless the owner has answered. 0: the bounce buffer is open; -EAGAIN: not
+ * answered yet; or another negative errno, with the reason in `why`. */
 int rdma_bounce_request(struct rdma_peer *rdma, char why[WH_REFUSAL]);
-/* The bounce buffer is there, and an endpoint that is ready has its keys. */
+/* The bounce buffer is open, and a ready endpoint has its keys. */
 bool rdma_bounce_is_reachable(const struct rdma_peer *rdma);
 /* True: it holds a slot, or is lost. False: `have` will be called. */
 bool rdma_lease_acquire(struct rdma_peer *rdma, struct rdma_lease *lease);
@@ -57,8 +55,8 @@ void rdma_bounce_opened(struct rdma_peer *rdma, const struct wh_rdma_bounce_open
 int rdma_lease_copied(struct rdma_peer *rdma, const struct wh_rdma_flushed *copied);
 /* The peer is lost, and nothing is in flight. On loop 0, without the lock. */
 void rdma_bounce_peer_lost(struct rdma_peer *rdma);
-/* Enter a region of the peer, or its bounce buffer (0). NULL: the region is gone. Leave it by its
- * entry. From any thread. */
+/* Enter the peer's region `id`; id 0 is its bounce buffer. NULL: the region is gone. Leave it by
+ * its entry. From any thread. */
 struct wh_remote_region *rdma_remote_enter(struct rdma_peer *rdma, uint64_t id);
 
 /* ---- the owner's half; on loop 0 ------------------------------------------------------------- */
@@ -69,7 +67,7 @@ struct rdma_bounce;
 int rdma_bounce_open_frame(struct wh_session *session, struct rdma_bounce **bounce);
 int rdma_bounce_copy_frame(struct wh_session *session, struct rdma_bounce *bounce,
 			   const uint8_t *payload, size_t length);
-/* The peer may use it. */
+/* BOUNCE_OPENED has been sent: the peer may use it. NULL is not open. */
 bool rdma_bounce_is_open(const struct rdma_bounce *bounce);
 /* Its memory, as a region for NICs; valid between get and put. */
 struct wh_region *rdma_bounce_region(struct rdma_bounce *bounce);

@@ -27,11 +27,11 @@ static int64_t endpoint_setting(const struct rdma_endpoint *endpoint, enum wh_se
 
 uint32_t rdma_endpoints_ready(const struct rdma_peer *rdma)
 {
-	uint32_t endpoint_channel_ready = 0;
+	uint32_t ready = 0;
 
 	for (unsigned i = 0; i < rdma->endpoint_count; i++)
-		endpoint_channel_ready |= (uint32_t)(rdma->endpoints[i]->state == RDMA_READY) << i;
-	return endpoint_channel_ready;
+		ready |= (uint32_t)(rdma->endpoints[i]->state == RDMA_READY) << i;
+	return ready;
 }
 
 bool rdma_endpoints_pending(const struct rdma_peer *rdma)
@@ -152,8 +152,8 @@ static void endpoint_down(struct wh_task *task)
 	wh_notify_resume(rdma->peer);
 	if (!news)
 		return;
-	wh_log_line(wh_engine_log(rdma->rdma->engine), "rdma to %s: %s", wh_peer_name(rdma->peer),
-		    why);
+	wh_log_line(wh_engine_log(rdma->rdma->engine), WH_LOG_INFO, "rdma", "to %s: %s",
+		    wh_peer_name(rdma->peer), why);
 	wh_peer_replan(rdma->peer);
 }
 

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * rdma: post work requests, poll for completions. All of it is under rdma_peer.lock, unless a
- * function says otherwise.
- */
+/* rdma: post work requests, poll for completions. All of it is under rdma_peer.lock, unless a
+ * function says otherwise. */
 #include <errno.h>
 #include <string.h>
 
@@ -462,7 +460,7 @@ static bool flow_stage_instead(struct rdma_peer *rdma, struct wh_fragment *fragm
 	sides = rdma_stage_sides(rdma, fragment);
 	pthread_mutex_unlock(&rdma->lock);
 	if (!sides || (sides & RDMA_STAGE_LOCAL &&
-		       wh_slots_prepare(wh_engine_gpus(rdma->rdma->engine), WH_SLOT_ASKS)))
+		       wh_slots_prepare(wh_engine_gpus(rdma->rdma->engine), WH_SLOT_INITIATOR)))
 		return false;
 	pthread_mutex_lock(&rdma->lock); /* rdma_cancel() may run at the same time */
 	again = !atomic_load(&fragment->cancelled);

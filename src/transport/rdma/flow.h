@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * How fragments become work requests and completions: which endpoint takes how much (striping.c),
+/* How fragments become work requests and completions: which endpoint takes how much (striping.c),
  * posting and polling (flow.c), and who polls (polling.c).
  *
  * Everything here is under rdma_peer.lock, unless it says otherwise. Functions that end fragments
  * append them to a list instead of calling the core: `done` (all bytes have ended) or `reroute`
  * (another transport has to move them). The caller drops the lock and passes the lists to
- * rdma_fragments_done() and rdma_fragments_reroute().
- */
+ * rdma_fragments_done() and rdma_fragments_reroute(). */
 #ifndef WH_TRANSPORT_RDMA_FLOW_H
 #define WH_TRANSPORT_RDMA_FLOW_H
 
@@ -17,9 +15,10 @@
 #include "transport/rdma/endpoint.h"
 
 #define RDMA_CHAIN 64u /* most work requests with one doorbell */
-#define RDMA_SIGNAL 16u /* one of so many work requests asks for a completion, */
-#define RDMA_SIGNAL_BYTES (1u << 20) /* or one after so many bytes */
-#define RDMA_SPLIT (64u << 10) /* bytes; what is smaller goes by one endpoint */
+/* Ask for a completion after so many work requests, or after so many bytes. */
+#define RDMA_SIGNAL 16u
+#define RDMA_SIGNAL_BYTES (1u << 20)
+#define RDMA_SPLIT (64u << 10) /* bytes; up to this, one endpoint carries a fragment */
 
 /* ---- fragments ------------------------------------------------------------------------------- */
 
@@ -28,7 +27,7 @@ struct rdma_fragment {
 	uint32_t rails; /* endpoints that can carry it, a bit each */
 	uint32_t rails_of; /* rdma_peer.version that `rails` is for; 0: none */
 	uint32_t in_flight; /* work requests not completed */
-	bool watched; /* a thread that waits for its batch polls their completions */
+	bool polled; /* a thread that waits for its batch polls their completions */
 };
 
 static inline struct rdma_fragment *rdma_of(const struct wh_fragment *fragment)
@@ -76,8 +75,8 @@ struct rdma_region_pairs {
  * is reported when their bytes are due. */
 bool rdma_region_pairs_next(struct rdma_peer *rdma, struct rdma_region_pairs *pairs);
 
-/* Count bytes that an endpoint has carried, for the explanation. Plain loads and stores: nobody
- * else adds, for that takes rdma_peer.lock. */
+/* Count bytes that an endpoint has carried, for the explanation. Load and store suffice, without an
+ * atomic addition: only holders of rdma_peer.lock write the counter. */
 static inline void rdma_endpoint_count_bytes(const struct rdma_endpoint *endpoint,
 					     const struct wh_fragment *fragment, uint64_t bytes)
 {

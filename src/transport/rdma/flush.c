@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * rdma: make what NICs have written to GPU memory visible to the GPU before a fragment is done.
+/* rdma: make what NICs have written to GPU memory visible to the GPU before a fragment is done.
  *
  * A NIC acknowledges a write once it is in flight over PCIe. Some GPUs order such writes before
  * what signals them; others need a flush (cuFlushGPUDirectRDMAWrites). After a read of ours, we
- * flush our GPU; after a write, the owner is asked to, by FLUSH.
- */
+ * flush our GPU; after a write, the owner is asked to, by FLUSH. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * rdma: register GPU memory with NICs. The methods, tried in the order of the setting `rdma_gpu`:
+/* rdma: register GPU memory with NICs. The methods, tried in the order of the setting `rdma_gpu`:
  *
  *   dmabuf    The GPU's driver exports the range as a file descriptor, which the NIC's driver
  *             imports. One descriptor serves all NICs: every export would take as much of the
@@ -11,8 +10,7 @@
  *
  * Memory of several mappings (cuMemCreate) is tried as a whole, then mapping by mapping. MRs are
  * shared by all regions of the same registration that grant the same rights; the last region
- * deregisters.
- */
+ * deregisters. */
 #include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>

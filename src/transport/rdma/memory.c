@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * rdma: MRs of local regions, and the keys of a peer's regions.
+/* rdma: MRs of local regions, and the keys of a peer's regions.
  *
  * A region is registered with a NIC when it is first used with it, by us or for a peer, until it is
  * unregistered. All connections of all peers reach it by the same keys, which only peers with a
- * session receive; removing the region invalidates the keys.
- */
+ * session receive; removing the region invalidates the keys. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Local regions as NICs know them (memory regions of verbs, MRs), and the keys of a peer's regions.
+/* Local regions as NICs know them (memory regions of verbs, MRs), and the keys of a peer's regions.
  *
  * Both hang on the region as lists that only grow until the region is closed: readers need no lock.
- * rdma.register_lock guards registering. Loop 0 adds keys.
- */
+ * rdma.register_lock guards registering. Loop 0 adds keys. */
 #ifndef WH_TRANSPORT_RDMA_MEMORY_H
 #define WH_TRANSPORT_RDMA_MEMORY_H
 

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * rdma, initiator: notifications that our NIC writes into the owner's receive ring, by an RDMA
+/* rdma, initiator: notifications that our NIC writes into the owner's receive ring, by an RDMA
  * write with an immediate, which completes a receive at the owner.
  *
  * A notification goes by the endpoint that carried all bytes of its batch, so neither the network
@@ -11,16 +10,17 @@
  *
  * A slot is in use until the owner has confirmed its notification and our NIC has completed it.
  * There are as many slots, and receives of each owner's queue pair, as notifications may be
- * unconfirmed, so a receive is never missing. While notifications are in flight over the control
- * connection, none go by NIC, and vice versa, except after a failure: so they arrive in order.
+ * unconfirmed, so a receive is never missing. Those that are too long for a slot go over the
+ * control connection. While notifications are in flight over the control connection, none go by
+ * NIC, and vice versa, except after a failure: so they arrive in order.
  *
- * What a broken endpoint delivered is known once the owner has destroyed its end: the owner has
- * confirmed before that what it delivered to the application, and drops the rest. A confirmation
- * also means that the bytes before the notification have arrived. They are not sent again: the
- * application may already have used and overwritten them.
+ * When an endpoint breaks, the owner destroys its queue pair. Until then it confirms each
+ * notification that it delivers to the application; afterwards it drops those that it has not
+ * delivered. So once both ends are down, the unconfirmed ones have not been delivered and are sent
+ * again. A confirmation also means that the bytes before the notification have arrived. They are
+ * not sent again: the application may already have used and overwritten them.
  *
- * Under wh_notify_lock() and rdma_peer.lock, in this order, unless a function says otherwise.
- */
+ * Under wh_notify_lock() and rdma_peer.lock, in this order, unless a function says otherwise. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <stdio.h>
@@ -33,7 +33,7 @@
 
 #define ROOM ((size_t)WH_RDMA_RING_SLOTS * WH_RDMA_RING_SLOT)
 
-_Static_assert(WH_RDMA_RING_SLOTS == WH_NOTIFY_WINDOW,
+_Static_assert(WH_RDMA_RING_SLOTS == WH_NOTIFY_UNCONFIRMED,
 	       "one slot, and one receive, for each unconfirmed notification");
 
 static unsigned char *notify_slot(const struct rdma_notify *notify, unsigned slot)
@@ -49,11 +49,11 @@ static const struct wh_rdma_ring_key *notify_key(const struct rdma_notify *notif
 	return NULL;
 }
 
-/* The endpoint can send a notification of `length` bytes now. */
+/* The endpoint can send a notification of `length` bytes now, and it fits a slot. */
 static bool endpoint_takes(const struct rdma_notify *notify, const struct rdma_endpoint *endpoint,
 			   size_t length)
 {
-	return endpoint->state == RDMA_READY &&
+	return length <= WH_RDMA_NOTIFICATION_MAX && endpoint->state == RDMA_READY &&
 	       endpoint->ring->head - endpoint->ring->tail < RDMA_DEPTH &&
 	       notify_key(notify, endpoint->remote_nic) &&
 	       (notify->mrs[endpoint->rail->nic->index] ||
@@ -74,7 +74,9 @@ static void notify_compose(struct rdma_endpoint *endpoint, unsigned slot,
 {
 	size_t length;
 	const void *note = wh_batch_note(batch, &length);
-	struct wh_rdma_notification head = { .sequence = sequence, .length = (uint32_t)length };
+	struct wh_rdma_notification head = { .sequence = sequence,
+					     .tag = wh_batch_tag(batch),
+					     .length = (uint32_t)length };
 	struct rdma_notify *notify = &endpoint->peer->notify;
 	struct rdma_notification *notification = &notify->notifications[slot];
 	const struct ibv_mr *mr = notify->mrs[endpoint->rail->nic->index];
@@ -96,7 +98,6 @@ static void notify_compose(struct rdma_endpoint *endpoint, unsigned slot,
 		request->send_flags = IBV_SEND_INLINE;
 	*notification = (struct rdma_notification){ .endpoint = endpoint,
 						    .sequence = sequence,
-						    .length = head.length,
 						    .at = endpoint->ring->head,
 						    .in_flight = true };
 	notify->unconfirmed++;
@@ -169,7 +170,7 @@ static void notify_ask(struct rdma_peer *rdma, const struct wh_batch *batch)
 }
 
 /* The endpoint that carried all bytes of the batch; any, if it has none. NULL: several carried
- * some, or it has no room. */
+ * some, or it has no room, or the notification exceeds a slot. */
 static struct rdma_endpoint *notify_endpoint_for(const struct rdma_peer *rdma,
 						 const struct wh_batch *batch)
 {
@@ -278,11 +279,7 @@ void rdma_notify_undelivered(struct rdma_endpoint *endpoint)
 	while ((notification = notify_oldest(notify, endpoint))) {
 		notification->endpoint = NULL;
 		notify->unconfirmed--;
-		wh_notify_undelivered(
-			rdma->peer, notification->sequence,
-			notify_slot(notify, (unsigned)(notification - notify->notifications)) +
-				WH_RDMA_NOTIFICATION_HEAD,
-			notification->length);
+		wh_notify_undelivered(rdma->peer, notification->sequence);
 	}
 	pthread_mutex_unlock(&rdma->lock);
 	wh_notify_unlock(rdma->peer);
@@ -330,7 +327,7 @@ int rdma_ring_opened(struct rdma_peer *rdma, const struct wh_rdma_ring_opened *o
 	if (!asked)
 		return -EPROTO;
 	if (error)
-		wh_log_line(wh_engine_log(rdma->rdma->engine),
+		wh_log_line(wh_engine_log(rdma->rdma->engine), WH_LOG_INFO, "rdma",
 			    "rdma to %s: no receive ring, notifications go over TCP: %s",
 			    wh_peer_name(rdma->peer), opened->text);
 	else

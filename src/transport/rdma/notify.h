@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Notifications that the initiator's NIC writes into a receive ring of the owner, by an RDMA write
+/* Notifications that the initiator's NIC writes into a receive ring of the owner, by an RDMA write
  * with an immediate. notify.c is the initiator's half, receive-ring.c the owner's.
  *
- * Lock order: wh_notify_lock(), then rdma_peer.lock.
- */
+ * Lock order: wh_notify_lock(), then rdma_peer.lock. */
 #ifndef WH_TRANSPORT_RDMA_NOTIFY_H
 #define WH_TRANSPORT_RDMA_NOTIFY_H
 
@@ -31,7 +29,6 @@ struct rdma_notification {
 	struct rdma_endpoint *endpoint; /* sent by it and unconfirmed; NULL: the slot is free */
 	uint64_t sequence;
 	uint64_t at; /* in the endpoint's work ring */
-	uint32_t length; /* of the user's bytes */
 	bool in_flight; /* our NIC has not completed it */
 };
 

@@ -1,17 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * rdma: who polls. A thread that waits for a batch, or polls it, sees completions without an event.
- * Asking for an event costs a system call where the kernel does the NIC's work, and wakes a thread
- * for nothing. So a small fragment, of a batch that signals nobody by itself, counts as polled: its
- * completion queue is not armed. It counts as unpolled once its waiter goes to sleep. Because no
- * thread is obliged to poll, a timer checks from time to time and asks for events where nobody has
- * polled.
- */
+/* rdma: which completions need an event. A thread that waits for a batch, or polls it, finds
+ * completions without an event. An event wakes another thread for nothing, and where the kernel
+ * does the NIC's work, asking for it costs a system call.
+ *
+ * So a small fragment counts as polled if a thread is expected to wait for its batch or to poll it,
+ * and no notification follows: completion queues are not armed for it. Once that thread goes to
+ * sleep, the batch's fragments count as unpolled, and their completions make events. A thread may
+ * also stop polling without sleeping. So every ROUND a timer checks whether anyone has polled; if
+ * not, it counts all fragments as unpolled. */
 #include "transport/rdma/flow.h"
 #include "transport/rdma/rdma.h"
 #include "util/clock.h"
 
-/* Long enough not to take a processor from threads that poll; the bytes arrive meanwhile anyway. */
+/* Long, so that the timer takes little time from threads that poll. Bytes arrive meanwhile; only
+ * the end of a batch that nobody polls is noticed late. */
 #define ROUND (10 * WH_MS)
 
 static bool fragment_is_polled(const struct wh_fragment *fragment)
@@ -29,8 +31,8 @@ static bool fragment_is_polled(const struct wh_fragment *fragment)
 
 void rdma_polling_add(struct rdma_peer *rdma, struct wh_fragment *fragment)
 {
-	rdma_of(fragment)->watched = fragment_is_polled(fragment);
-	if (!rdma_of(fragment)->watched) {
+	rdma_of(fragment)->polled = fragment_is_polled(fragment);
+	if (!rdma_of(fragment)->polled) {
 		rdma->unpolled++;
 		return;
 	}
@@ -42,17 +44,17 @@ void rdma_polling_add(struct rdma_peer *rdma, struct wh_fragment *fragment)
 
 void rdma_polling_remove(struct rdma_peer *rdma, struct wh_fragment *fragment)
 {
-	if (rdma_of(fragment)->watched)
+	if (rdma_of(fragment)->polled)
 		rdma->polled--;
 	else
 		rdma->unpolled--;
-	rdma_of(fragment)->watched = false;
+	rdma_of(fragment)->polled = false;
 }
 
-/* Its completion must make an event. */
+/* Count the fragment as unpolled: its completion must make an event. */
 static void polling_need_event(struct rdma_peer *rdma, struct wh_fragment *fragment)
 {
-	if (!rdma_of(fragment)->watched)
+	if (!rdma_of(fragment)->polled)
 		return;
 	rdma_polling_remove(rdma, fragment);
 	rdma->unpolled++;

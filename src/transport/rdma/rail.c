@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rdma: NICs and their ports, the address (GID) of each, their events, and queue pairs on them. */
+/* rdma: NICs and their ports (rails): the address (GID) of each port, and its events. */
 #include <arpa/inet.h>
 #include <dirent.h>
 #include <errno.h>
@@ -13,7 +13,6 @@
 #include "util/clock.h"
 
 #define GIDS_MOST 256u /* of a port's table, that are examined */
-#define RETRIES 6 /* 7 means for ever on some NICs */
 
 /* ---- addresses ------------------------------------------------------------------------------- */
 
@@ -165,9 +164,8 @@ static const char *end_layer(const struct wh_rdma_end *end)
 	return names[end->gid_type];
 }
 
-/* Can packets get through? Whether they do shows when they are sent. */
-static bool ends_are_compatible(const struct wh_rdma_end *local, const struct wh_rdma_end *remote,
-				char why[WH_REFUSAL])
+bool rdma_ends_are_compatible(const struct wh_rdma_end *local, const struct wh_rdma_end *remote,
+			      char why[WH_REFUSAL])
 {
 	if (local->link != remote->link || local->gid_type != remote->gid_type) {
 		snprintf(why, WH_REFUSAL, "another fabric: %.60s here speaks %s, %.60s there %s",
@@ -212,7 +210,7 @@ struct rdma_rail *rdma_rail_choose(struct rdma *rdma, const struct wh_rdma_conne
 			unsigned n = (wanted->index + i) % all;
 
 			if (rdma_rail_query(&rdma->rails[n], &looks[n], why) &&
-			    ends_are_compatible(&looks[n].end, &wanted->end, why) &&
+			    rdma_ends_are_compatible(&looks[n].end, &wanted->end, why) &&
 			    ends_are_near(&looks[n].end, &wanted->end) == !far)
 				order[count++] = (uint8_t)n;
 		}
@@ -250,7 +248,7 @@ static void rail_port_changed(struct rdma_nic *nic, uint8_t port, int event)
 			 before.lid != rail->end.lid)
 			snprintf(why, sizeof(why), "the address of %s has changed", rail->name);
 		pthread_mutex_unlock(&rdma->lock);
-		wh_log_line(wh_engine_log(rdma->engine), "rdma: %s",
+		wh_log_line(wh_engine_log(rdma->engine), WH_LOG_INFO, "rdma", "%s",
 			    *why ? why : "a port is up again");
 	}
 	if (*why)
@@ -495,11 +493,12 @@ static bool kernel_has_none(void)
 }
 
 /* The exponent of the NIC's acknowledgement timeout, so that it gives up before the setting
- * `timeout` ends: NICs wait up to four times as long as set, and RETRIES times. From 67 ms to 4.3
- * s. */
+ * `timeout` ends: NICs wait up to four times as long as set, and RDMA_RETRIES times. From 67 ms
+ * to 4.3 s. */
 static uint8_t ack_timeout(const struct wh_engine *engine)
 {
-	int64_t most = wh_engine_config(engine)->number[WH_SETTING_TIMEOUT] * WH_MS / (RETRIES + 1);
+	int64_t most =
+		wh_engine_config(engine)->number[WH_SETTING_TIMEOUT] * WH_MS / (RDMA_RETRIES + 1);
 	uint8_t exponent = 14;
 
 	while (exponent < 20 && (INT64_C(4096) << (exponent + 1)) <= most)
@@ -585,140 +584,4 @@ void rdma_rails_close(struct rdma *rdma)
 	while (rdma->nic_count)
 		nic_close(rdma->nics[--rdma->nic_count]);
 	wh_verbs_close(rdma->verbs);
-}
-
-/* ---- queue pairs ----------------------------------------------------------------------------- */
-
-static int qp_fail(const struct rdma_rail *rail, const char *call, int error, char why[WH_REFUSAL])
-{
-	snprintf(why, WH_REFUSAL, "%s: %s: %s%s", rail->name, call, strerror(error),
-		 error == ENOMEM ? " (ulimit -l, or all of its queue pairs are taken)" : "");
-	return -error;
-}
-
-static int qp_make(const struct rdma_rail *rail, struct ibv_qp_init_attr *wanted,
-		   unsigned int access, struct ibv_qp **out, char why[WH_REFUSAL])
-{
-	const struct wh_verbs *verbs = rail->nic->rdma->verbs;
-	struct ibv_qp_attr first = {
-		.qp_state = IBV_QPS_INIT,
-		.pkey_index = rail->pkey_index,
-		.port_num = rail->port,
-		.qp_access_flags = access,
-	};
-	struct ibv_qp *qp = verbs->create_qp(rail->nic->pd, wanted);
-	int error;
-
-	if (!qp && wanted->cap.max_inline_data) {
-		wanted->cap.max_inline_data = 0;
-		qp = verbs->create_qp(rail->nic->pd, wanted);
-	}
-	if (!qp)
-		return qp_fail(rail, "ibv_create_qp", errno ? errno : EIO, why);
-	error = verbs->modify_qp(
-		qp, &first, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
-	if (error) {
-		verbs->destroy_qp(qp);
-		return qp_fail(rail, "ibv_modify_qp to INIT", error, why);
-	}
-	*out = qp;
-	return 0;
-}
-
-int rdma_qp_new(const struct rdma_rail *rail, struct ibv_cq *cq, uint32_t depth,
-		struct ibv_qp **out, uint32_t *inlined, char why[WH_REFUSAL])
-{
-	struct ibv_qp_init_attr wanted = {
-		.send_cq = cq,
-		.recv_cq = cq,
-		.qp_type = IBV_QPT_RC,
-		.cap = { .max_send_wr = depth,
-			 .max_recv_wr = 1,
-			 .max_send_sge = rail->nic->gather,
-			 .max_recv_sge = 1,
-			 .max_inline_data = RDMA_INLINE },
-	};
-	int error = qp_make(rail, &wanted, 0, out, why); /* only the owner's end answers */
-
-	*inlined = wanted.cap.max_inline_data;
-	return error;
-}
-
-int rdma_qp_new_responder(const struct rdma_rail *rail, struct ibv_cq *receives,
-			  struct ibv_qp **out, char why[WH_REFUSAL])
-{
-	struct ibv_qp_init_attr wanted = {
-		.send_cq = rail->nic->idle,
-		.recv_cq = receives,
-		.qp_type = IBV_QPT_RC,
-		.cap = { .max_send_wr = 1,
-			 .max_recv_wr = WH_RDMA_RING_SLOTS,
-			 .max_send_sge = 1,
-			 .max_recv_sge = 1 },
-	};
-
-	return qp_make(rail, &wanted, IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ, out, why);
-}
-
-/* Set the address of the other end. */
-static void qp_address(const struct rdma_rail *rail, const struct wh_rdma_end *local,
-		       const struct wh_rdma_end *remote, struct ibv_ah_attr *out)
-{
-	const int64_t *number = wh_engine_config(rail->nic->rdma->engine)->number;
-
-	out->port_num = rail->port;
-	out->dlid = remote->lid;
-	out->sl = (uint8_t)number[WH_SETTING_RDMA_SL];
-	/* Within an InfiniBand subnet the LID is enough. */
-	if (!rail->routed && remote->lid && !memcmp(local->gid, remote->gid, 8))
-		return;
-	out->is_global = 1;
-	memcpy(out->grh.dgid.raw, remote->gid, sizeof(remote->gid));
-	out->grh.sgid_index = rail->gid_index;
-	out->grh.hop_limit = 64;
-	out->grh.traffic_class = (uint8_t)number[WH_SETTING_RDMA_CLASS];
-}
-
-static uint8_t smaller(uint8_t a, uint8_t b)
-{
-	return a < b ? a : b;
-}
-
-int rdma_qp_connect(const struct rdma_rail *rail, struct ibv_qp *qp,
-		    const struct wh_rdma_end *local, const struct wh_rdma_end *remote,
-		    char why[WH_REFUSAL])
-{
-	const struct wh_verbs *verbs = rail->nic->rdma->verbs;
-	struct ibv_qp_attr attributes = {
-		.qp_state = IBV_QPS_RTR,
-		.path_mtu = smaller(local->mtu, remote->mtu),
-		.dest_qp_num = remote->qp,
-		.rq_psn = remote->psn,
-		.max_dest_rd_atomic = smaller(local->responder_resources, remote->initiator_depth),
-		.min_rnr_timer = 12,
-	};
-	int error;
-
-	if (!ends_are_compatible(local, remote, why))
-		return -EOPNOTSUPP;
-	qp_address(rail, local, remote, &attributes.ah_attr);
-	error = verbs->modify_qp(qp, &attributes,
-				 IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
-					 IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC |
-					 IBV_QP_MIN_RNR_TIMER);
-	if (error)
-		return qp_fail(rail, "ibv_modify_qp to RTR", error, why);
-	attributes = (struct ibv_qp_attr){
-		.qp_state = IBV_QPS_RTS,
-		.sq_psn = local->psn,
-		.timeout = rail->nic->rdma->ack_timeout,
-		.retry_cnt = RETRIES,
-		.rnr_retry = RETRIES,
-		.max_rd_atomic = smaller(local->initiator_depth, remote->responder_resources),
-	};
-	error = verbs->modify_qp(qp, &attributes,
-				 IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
-					 IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
-					 IBV_QP_MAX_QP_RD_ATOMIC);
-	return error ? qp_fail(rail, "ibv_modify_qp to RTS", error, why) : 0;
 }

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * NICs, their ports (the rails), and queue pairs on them.
+/* NICs, their ports (the rails), and queue pairs on them.
  *
  * NICs and rails are opened with the engine and stay until it closes. A rail's state changes with
- * its port; rdma.lock guards it, so work on a copy from rdma_rail_query().
- */
+ * its port; rdma.lock guards it, so work on a copy from rdma_rail_query(). */
 #ifndef WH_TRANSPORT_RDMA_RAIL_H
 #define WH_TRANSPORT_RDMA_RAIL_H
 
@@ -18,10 +16,10 @@
 
 #define RDMA_NICS 16
 #define RDMA_RAILS 32
+#define RDMA_RETRIES 6 /* of a packet; 7 means for ever on some NICs */
 #define RDMA_READS 16 /* most RDMA reads outstanding on one queue pair */
-#define RDMA_GATHER                                                                                \
-	6u /* most local extents in one work request: it fills 128 bytes of the queue              \
-	    */
+/* Most local extents in one work request, which then fills 128 bytes of the send queue. */
+#define RDMA_GATHER 6u
 #define RDMA_INLINE 128u /* bytes that are copied into the work request itself */
 #define RDMA_CHUNK (UINT64_C(4) << 30) /* most bytes of one MR */
 
@@ -70,6 +68,12 @@ bool rdma_rail_query(struct rdma_rail *rail, struct rdma_rail *copy, char why[WH
 /* Choose the rail that answers a CONNECT, and copy its state. NULL: none fits, with the reason. */
 struct rdma_rail *rdma_rail_choose(struct rdma *rdma, const struct wh_rdma_connect *wanted,
 				   struct rdma_rail *copy, char why[WH_REFUSAL]);
+/* May packets of one end reach the other: same fabric, GID type, address family and partition?
+ * False: they cannot, for the reason in `why`. */
+bool rdma_ends_are_compatible(const struct wh_rdma_end *local, const struct wh_rdma_end *remote,
+			      char why[WH_REFUSAL]);
+
+/* ---- queue-pair.c ---------------------------------------------------------------------------- */
 
 /* Make a reliable queue pair in state INIT: for an initiator, with `depth` work requests (*inlined:
  * the most inline bytes it takes), or for an owner (a responder), with one receive for each
@@ -83,6 +87,8 @@ int rdma_qp_new_responder(const struct rdma_rail *rail, struct ibv_cq *receives,
 int rdma_qp_connect(const struct rdma_rail *rail, struct ibv_qp *qp,
 		    const struct wh_rdma_end *local, const struct wh_rdma_end *remote,
 		    char why[WH_REFUSAL]);
+
+/* ---- affinity.c ------------------------------------------------------------------------------ */
 
 /* Read the topology, if there are several NICs and the setting `rdma` names none. */
 void rdma_affinity_open(struct rdma *rdma);

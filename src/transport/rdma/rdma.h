@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The transport rdma: one-sided writes and reads by NICs, over InfiniBand and RoCE. This header has
+/* clang-format off */
+/* The transport rdma: one-sided writes and reads by NICs, over InfiniBand and RoCE. This header has
  * the state of an engine and of a peer; each of its parts has a header of its own.
  *
- * rdma.c           the transport's table, incoming fragments, frames of peers
- * reach.c          is_reachable: can two regions be joined? Waits for connections and keys
- * rail.h           NICs, their ports (rails), queue pairs; rail.c, affinity.c (distances)
- * memory.h         MRs of local regions, keys of remote ones; memory.c, gpu.c (GPU memory)
- * endpoint.h       the initiator's queue pairs: client.c connects, breaks and reconnects them
- * flow.h           striping.c (which endpoint takes what), flow.c (post, poll), polling.c (who
- * polls) stage.h          stage.c (GPU memory through pinned memory), flush.c, describe.c bounce.h
- * the owner's pinned memory for staging: bounce-client.c, bounce-server.c notify.h notifications by
- * NIC: notify.c (initiator), receive-ring.c (owner) server.h         the owner's side: server.c
- * (queue pairs), worker.c (registering, flushing) wire.h           frames on the control
- * connection; wire.c
+ * rdma.c         the transport's table, incoming fragments, frames of peers
+ * reach.c        is_reachable: can two regions be joined? Waits for connections and keys
+ * rail.h         NICs and their ports: rail.c, queue-pair.c, affinity.c (distances to memory)
+ * memory.h       memory.c (MRs of local regions, keys of remote ones), gpu.c (GPU memory)
+ * endpoint.h     the initiator's queue pairs: client.c connects, breaks and reconnects them
+ * flow.h         striping.c (which endpoint carries what), flow.c (post, poll), polling.c
+ * stage.h        stage.c (GPU memory through pinned memory), flush.c, describe.c
+ * bounce.h       the owner's pinned memory for staging: bounce-client.c, bounce-server.c
+ * notify.h       notifications by NIC: notify.c (initiator), receive-ring.c (owner)
+ * server.h       the owner's side: server.c (queue pairs), worker.c (registering, flushing)
+ * wire.h         frames on the control connection; wire.c
  *
  * A peer has one reliable connection, an endpoint, for each of our rails; the owner chooses its
  * rail at the other end. Endpoints connect when they are first needed. A work request moves bytes
@@ -26,6 +26,7 @@
  * Locks, outermost first: wh_notify_lock(), rdma_peer.lock, rdma.lock. rdma.register_lock and
  * rdma.jobs_lock are taken without any of them.
  */
+/* clang-format on */
 #ifndef WH_TRANSPORT_RDMA_RDMA_H
 #define WH_TRANSPORT_RDMA_RDMA_H
 
@@ -54,8 +55,8 @@
 #include "util/loop.h"
 
 #define RDMA_SPIN (50 * 1000) /* ns that a waiter polls before it sleeps */
-#define RDMA_PATIENCE                                                                              \
-	(2 * INT64_C(1000000000)) /* ns that a submission waits for a connection, keys */
+/* ns that a submission waits for a connection, keys and the bounce buffer */
+#define RDMA_PATIENCE (2 * INT64_C(1000000000))
 
 /* Of an engine. */
 struct rdma {
@@ -65,8 +66,7 @@ struct rdma {
 	unsigned nic_count;
 	struct rdma_rail rails[RDMA_RAILS];
 	unsigned rail_count;
-	struct wh_loop
-		loop; /* polls completion queues that nobody waits on; destroys queue pairs */
+	struct wh_loop loop; /* polls queues that nobody waits on; destroys queue pairs */
 	bool looping; /* `loop` has been started */
 	uint8_t ack_timeout; /* exponent of the NICs' wait for an acknowledgement */
 	_Atomic unsigned connections; /* endpoints that are open, to all peers */
@@ -74,7 +74,7 @@ struct rdma {
 	unsigned responder_count; /* on loop 0 */
 	unsigned receive_rings; /* of sessions; on loop 0 */
 	struct wh_topology *topology; /* NULL: all NICs count as equally near */
-	pthread_mutex_t lock; /* the changing part of `rails`; `peers` */
+	pthread_mutex_t lock; /* guards the changing part of `rails`, and `peers` */
 	struct wh_list peers; /* struct rdma_peer */
 	pthread_mutex_t register_lock; /* held while memory is pinned */
 	uint8_t methods[4]; /* enum wh_rdma_method for GPU memory, best first */

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * rdma: is_reachable, can bytes move between two regions? Called while a batch is planned, on the
+/* rdma: is_reachable, can bytes move between two regions? Called while a batch is planned, on the
  * submitter's thread, which waits for what is missing: connections, registrations, the owner's
- * keys. "Under the lock" means rdma_peer.lock.
- */
+ * keys. "Under the lock" means rdma_peer.lock. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -254,15 +252,15 @@ static int reach_prepare_local(struct rdma_peer *rdma, const struct wh_region *l
 bool rdma_bounce_is_reachable(const struct rdma_peer *rdma)
 {
 	uint32_t ready = rdma_endpoints_ready(rdma);
-	bool reach_is_known = false;
+	bool has_keys = false;
 
 	for (unsigned i = 0; i < rdma->endpoint_count; i++) {
 		const struct rdma_keys *keys =
 			rdma_keys_find(&rdma->bounce, rdma->endpoints[i]->remote_nic);
 
-		reach_is_known |= ready & 1u << i && keys && !keys->error;
+		has_keys |= ready & 1u << i && keys && !keys->error;
 	}
-	return rdma->bounce.entry.length && reach_is_known;
+	return rdma->bounce.entry.length && has_keys;
 }
 
 /* Wait for the owner's bounce buffer and its keys. Under the lock. */

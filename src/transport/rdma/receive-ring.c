@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * rdma, owner: the receive ring, memory that one session's initiator writes notifications to, and
+/* rdma, owner: the receive ring, memory that one session's initiator writes notifications to, and
  * the checks of what its immediates announce. The initiator may write anything at any time: copy
  * before checking; an invalid notification ends the initiator's own session.
  *
- * All on loop 0, which also pins the memory: it is a few pages only.
- */
+ * All on loop 0, which also pins the memory: it is a few pages only. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <stdio.h>
@@ -130,6 +128,6 @@ int rdma_receive_ring_take(struct wh_session *session, const struct rdma_receive
 		return -EPROTO;
 	*last = notification.sequence;
 	return wh_session_notified_by_transport(session, by, notification.sequence,
-						slot + WH_RDMA_NOTIFICATION_HEAD,
+						notification.tag, slot + WH_RDMA_NOTIFICATION_HEAD,
 						notification.length);
 }

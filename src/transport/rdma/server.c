@@ -11,7 +11,7 @@
 #include "wire/bytes.h"
 
 #define QUEUE_PAIRS_MOST 64u /* of one session */
-#define ASKED_BACK 4u /* asked back for each one that is refused */
+#define ASKED_BACK 4u /* queue pairs that are asked back when a CONNECT is refused */
 #define TURNS 64u /* events in one turn, so that other sources get theirs */
 
 struct responder {
@@ -51,7 +51,8 @@ static void responder_free(struct rdma_session *state, struct responder *respond
 }
 
 /* Ask peers to give back responders that they do not need: a NIC that answers does not show which
- * are idle. A peer that has been asked comes last next time. */
+ * are idle. Responders that were asked for move to the end of the list: others are asked for next
+ * time. */
 static void responders_ask_back(struct rdma *rdma)
 {
 	unsigned most = rdma->responder_count < ASKED_BACK ? rdma->responder_count : ASKED_BACK;
@@ -93,8 +94,8 @@ static int server_has_room(struct rdma *rdma, const struct rdma_session *state,
 
 static int responder_post_receive(struct responder *responder)
 {
-	struct ibv_recv_wr request = { 0 },
-			   *bad; /* no memory: the bytes are written to the receive ring */
+	/* Without extents: the bytes are written to the receive ring. */
+	struct ibv_recv_wr request = { 0 }, *bad;
 
 	return wh_verbs_receive(responder->qp, &request, &bad);
 }
@@ -118,7 +119,8 @@ static int responder_make_queue(struct responder *responder, const struct rdma_r
 	return -error;
 }
 
-/* One for each notification that may be unconfirmed: all of them may come by this queue pair. */
+/* Post one receive for each notification that may be unconfirmed: all of them may arrive by this
+ * queue pair. */
 static int responder_post_receives(struct responder *responder, const struct rdma_rail *rail,
 				   char why[WH_REFUSAL])
 {
@@ -141,14 +143,14 @@ static bool responder_take_one(struct responder *responder, const struct ibv_wc 
 	/* After a failed receive all others fail, and the initiator notices. */
 	if (wc->status != IBV_WC_SUCCESS)
 		return true;
-	responder_post_receive(
-		responder); /* before it is confirmed; on failure the queue pair fails, too */
+	/* Before the notification is confirmed. If this fails, the queue pair fails, too. */
+	responder_post_receive(responder);
 	error = rdma_receive_ring_take(session, state->ring, responder->number, wc,
 				       &responder->last);
 	if (error)
 		wh_session_end(session, error,
-			       wh_session_control(session)->full ?
-				       wh_session_control(session)->full :
+			       wh_session_control(session)->queue_refused ?
+				       wh_session_control(session)->queue_refused :
 				       "sent an invalid notification over RDMA");
 	return !error;
 }

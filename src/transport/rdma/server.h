@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The owner's side: queue pairs that answer (responders), on loop 0, and the worker, a thread that
- * registers and flushes what peers ask for.
- */
+/* The owner's side: queue pairs that answer (responders), on loop 0, and the worker, a thread that
+ * registers and flushes what peers ask for. */
 #ifndef WH_TRANSPORT_RDMA_SERVER_H
 #define WH_TRANSPORT_RDMA_SERVER_H
 

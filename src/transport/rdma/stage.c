@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * rdma: stage GPU memory that no endpoint's NIC reaches. Its bytes go through slots of pinned
+/* rdma: stage GPU memory that no endpoint's NIC reaches. Its bytes go through slots of pinned
  * memory, a few at a time, so that GPU and NICs work at the same time. For local memory these are
  * slots of our own, registered with the NICs of all endpoints; for the peer's memory they are slots
  * of its bounce buffer, leased (bounce-client.c).
@@ -8,8 +7,7 @@
  * A pass moves one slot's bytes by a fragment of its own, a part of the whole, between the slot and
  * the other side's memory or slot; the rest of the transport treats parts as any fragment. For a
  * write, local slots are filled before the part is submitted, and remote slots are emptied when it
- * has ended; for a read the other way round. State is under rdma_peer.lock.
- */
+ * has ended; for a read the other way round. State is under rdma_peer.lock. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -112,7 +110,6 @@ static struct wh_region *stage_slot_region(struct rdma *rdma, const struct wh_sl
 		found->entry.address = (uintptr_t)slot->host;
 		found->entry.length = WH_SLOT;
 		found->entry.kind = WH_MEMORY_PINNED;
-		found->entry.access = WH_ACCESS_NONE;
 		rdma->slots[count] = found;
 		atomic_store(&rdma->slot_count, count + 1);
 	}
@@ -159,7 +156,7 @@ static void stage_put(struct stage *stage, struct pass *pass)
 	bool last;
 
 	if (pass && pass->staging.slot)
-		wh_slot_give(gpus_of(stage), pass->staging.slot);
+		wh_slot_release(gpus_of(stage), pass->staging.slot);
 	pthread_mutex_lock(&rdma->lock);
 	if (pass) {
 		rdma_lease_release(rdma, &pass->lease);
@@ -484,7 +481,7 @@ static void pass_leased(struct pass *pass)
 		pass_next(pass);
 		return;
 	}
-	slot = wh_slot_take(gpus_of(pass->stage), WH_SLOT_ASKS, &pass->wait);
+	slot = wh_slot_acquire(gpus_of(pass->stage), WH_SLOT_INITIATOR, &pass->wait);
 	if (slot)
 		pass_have_slot(pass, slot);
 }

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Staging: GPU memory that no NIC reaches is copied through pinned memory, of ours, of the peer's
- * (bounce.h), or both. And flushing: what NICs have written is made visible to GPUs.
- */
+/* Staging: GPU memory that no NIC reaches is copied through pinned memory, of ours, of the peer's
+ * (bounce.h), or both. And flushing: what NICs have written is made visible to GPUs. */
 #ifndef WH_TRANSPORT_RDMA_STAGE_H
 #define WH_TRANSPORT_RDMA_STAGE_H
 
@@ -27,7 +25,9 @@ struct wh_remote_region;
 
 /* How endpoints reach the memory of a fragment at both sides. */
 struct rdma_sides {
-	uint32_t local, remote; /* endpoints that do, a bit each; initially all that count */
+	/* Endpoints that reach it, a bit each. The caller starts with all endpoints that it asks
+	 * about; each rdma_sides_add() removes those that do not reach its pair of regions. */
+	uint32_t local, remote;
 	bool can_stage_local, can_stage_remote; /* for some endpoint, some memory can be staged */
 };
 

@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * rdma: which endpoint takes how much of which fragment. All of it is under rdma_peer.lock.
+/* rdma: which endpoint takes how much of which fragment. All of it is under rdma_peer.lock.
  *
  * An endpoint takes a grain, some work requests with one doorbell, whenever it has room, so a fast
  * one takes more. Near the end of what is queued, an endpoint takes nothing that it would finish
  * after all others: each endpoint's speed is measured as it works. Small fragments go by one
- * endpoint.
- */
+ * endpoint. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,10 +15,11 @@
 
 #define KNOWN_FOR WH_SECOND /* how long a measured speed is valid */
 #define GRAINS 4 /* per endpoint, of what is queued, so that all endpoints end together */
-#define IN_FLIGHT_NS                                                                               \
-	(5 * WH_MS) /* ns of an endpoint's time that may be in flight: a measured speed may be     \
-		       wrong */
-/* bytes: the grain of an endpoint that takes a ms for them; a fast one has RDMA_SPLIT */
+/* An endpoint has about so much in flight as it moves in this time: a wrongly measured speed then
+ * costs little. */
+#define IN_FLIGHT_NS (5 * WH_MS)
+/* bytes; a grain is never less than what the endpoint moves in 1 ms, bounded by GRAIN_LEAST and
+ * RDMA_SPLIT */
 #define GRAIN_LEAST 16384u
 
 /* ---- fragments ------------------------------------------------------------------------------- */
@@ -150,8 +149,8 @@ void rdma_striping_add(struct rdma_peer *rdma, struct wh_fragment *fragment)
 		       &fragment->link);
 	rdma_polling_add(rdma, fragment);
 	rdma->queued += fragment->cursor.left;
-	if (!rdma_striping_rails(rdma,
-				 fragment)) /* rdma_striping_sort() decides whether it waits */
+	/* Let rdma_striping_sort() decide whether it waits or is rerouted. */
+	if (!rdma_striping_rails(rdma, fragment))
 		rdma->version++;
 	atomic_store_explicit(&rdma_batch_of(fragment->batch)->tried, true, memory_order_relaxed);
 }
@@ -176,8 +175,8 @@ void rdma_striping_sort(struct rdma_peer *rdma, struct wh_list *reroute)
 			struct wh_fragment *fragment = wh_container(link, struct wh_fragment, link);
 
 			next = link->next;
-			/* The owner's NIC refused a key of it (flow_failed()): it does not try
-			 * again. */
+			/* The owner's NIC refused one of its keys (flow_failed()): no endpoint
+			 * tries again. */
 			if (fragment->owner)
 				rdma_of(fragment)->rails = rdma_of(fragment)->rails_of = 0;
 			else
@@ -186,8 +185,7 @@ void rdma_striping_sort(struct rdma_peer *rdma, struct wh_list *reroute)
 			    (pending && !fragment->owner))
 				continue;
 			rdma_striping_remove(rdma, fragment);
-			fragment->cursor.left =
-				0; /* so that rdma_cancel() finds nothing of it here */
+			fragment->cursor.left = 0; /* rdma_cancel() must find nothing of it */
 			wh_list_append(reroute, &fragment->link);
 		}
 	}
@@ -365,8 +363,7 @@ static void striping_view(const struct rdma_peer *rdma, uint32_t endpoints,
 
 		if (!(endpoints & 1u << i))
 			continue;
-		/* An endpoint of unknown speed counts as the fastest, but takes little at a time.
-		 */
+		/* An endpoint of unknown speed counts as the fastest, but takes little at once. */
 		out->speed[i] = out->known[i] ? endpoint->speed : most > 0 ? most : 1;
 		out->most[i] = in_flight + (out->known[i] ? 4 : 2) * RDMA_SPLIT;
 		out->grain[i] = RDMA_SPLIT;
@@ -413,8 +410,7 @@ struct rdma_endpoint *rdma_striping_single(struct rdma_peer *rdma, struct wh_fra
 
 struct rdma_endpoint *rdma_striping_choose(struct rdma_peer *rdma, uint64_t *grain)
 {
-	/* Leave out the others: a fast endpoint that cannot carry the bytes must not be waited for.
-	 */
+	/* Only these: bytes must not wait for a fast endpoint that cannot carry them. */
 	uint32_t able = rdma->queued ? striping_with_work(rdma) : 0;
 	struct rdma_endpoint *best = NULL;
 	struct striping_view seen;

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Encoders and decoders of the frames of the transport rdma. Every answer has the same shape (an
- * errno, then a text or a body), which answer_put_error() and answer_take_error() know.
- */
+/* Encoders and decoders of the frames of the transport rdma. Every answer holds an errno, and then
+ * either the reason as a text (answer_put_error(), answer_take_error()) or, for errno 0, a body. */
 #include "transport/rdma/wire.h"
 
 #include <errno.h>
@@ -17,7 +15,7 @@ _Static_assert(12 + WH_RDMA_END_MAX <= WH_RDMA_CONNECTED_MAX, "the longest end f
 _Static_assert(WH_RDMA_KEYED_HEAD + WH_RDMA_KEY_SIZE * WH_RDMA_KEYS_MAX + WH_REFUSAL_MAX <=
 		       WH_FRAME_MAX,
 	       "all keys fit");
-_Static_assert(WH_RDMA_NOTIFICATION_MAX == WH_NOTIFICATION_MAX, "a notification fits a slot");
+_Static_assert(WH_RDMA_NOTIFICATION_MAX <= WH_NOTIFICATION_MAX, "what a slot holds is delivered");
 _Static_assert(WH_RDMA_RING_SLOTS <= 256, "a slot's number fits an immediate");
 
 #define ERRNO_MAX 4095
@@ -41,14 +39,14 @@ static int text_take(struct wh_bytes *in, char text[WH_REFUSAL_MAX])
 	return in->cut ? -EPROTO : 0;
 }
 
-/* The errno and, if there is one, the text; otherwise the caller appends the body. */
+/* Encode the errno, and for an error the text. For errno 0 the caller appends the body. */
 static uint8_t *answer_put_error(uint8_t *at, int error, const char *text)
 {
 	at = wh_put32(at, (uint32_t)-error);
 	return error ? text_put(at, text) : at;
 }
 
-/* The counterpart: *error is 0 if the body follows. */
+/* Decode what answer_put_error() wrote; *error is 0 if the body follows. */
 static int answer_take_error(struct wh_bytes *in, int *error, char text[WH_REFUSAL_MAX])
 {
 	uint32_t number = wh_take32(in);
@@ -326,15 +324,18 @@ int wh_rdma_ring_opened_decode(const uint8_t *in, size_t length, struct wh_rdma_
 void wh_rdma_notification_encode(uint8_t out[WH_RDMA_NOTIFICATION_HEAD],
 				 const struct wh_rdma_notification *notification)
 {
-	wh_put32(wh_put32(wh_put64(out, notification->sequence), notification->length), 0);
+	out = wh_put64(wh_put64(out, notification->sequence), notification->tag);
+	wh_put32(wh_put32(out, notification->length), 0);
 }
 
 int wh_rdma_notification_decode(const uint8_t in[WH_RDMA_NOTIFICATION_HEAD], uint32_t imm,
 				struct wh_rdma_notification *notification)
 {
-	struct wh_rdma_notification got = { .sequence = wh_get64(in), .length = wh_get32(in + 8) };
+	struct wh_rdma_notification got = { .sequence = wh_get64(in),
+					    .tag = wh_get64(in + 8),
+					    .length = wh_get32(in + 16) };
 
-	if (!got.length || got.length > WH_RDMA_NOTIFICATION_MAX || wh_get32(in + 12) ||
+	if (got.length > WH_RDMA_NOTIFICATION_MAX || wh_get32(in + 20) ||
 	    wh_rdma_imm_slot(imm) < 0 || wh_rdma_imm(imm & 0xff, got.sequence) != imm)
 		return -EPROTO;
 	*notification = got;

@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The frames of the transport rdma, which travel over the control connection, and the layout of a
+/* The frames of the transport rdma, which travel over the control connection, and the layout of a
  * notification in the receive ring. Little-endian. The codecs are pure: no sockets, no allocation;
  * decoders return 0 or -EPROTO and set *out on success only.
  *
  * The initiator sends CONNECT, KEYS, FLUSH, BOUNCE_OPEN, COPY and RING_OPEN. The owner answers each
  * with CONNECTED, KEYED, FLUSHED, BOUNCE_OPENED, COPIED or RING_OPENED, and sends SPARE unasked. An
- * answer contains an errno and, if that is not 0, the reason as text.
- */
+ * answer contains an errno and, if that is not 0, the reason as text. */
 #ifndef WH_TRANSPORT_RDMA_WIRE_H
 #define WH_TRANSPORT_RDMA_WIRE_H
 
@@ -175,17 +173,17 @@ int wh_rdma_copy_decode(const uint8_t *in, size_t length, struct wh_rdma_copy *c
 /* ---- notifications: RING_OPEN, RING_OPENED, and the receive ring ----------------------------- */
 
 /* A NIC writes a notification into a slot of the receive ring, which is memory of the owner for one
- * session, by an RDMA write with an immediate. In the slot: u64 sequence (as in NOTIFY), u32
- * length, u32 0, the user's bytes. The immediate: the slot's number in the lowest 8 bits, the
- * lowest 24 bits of the sequence above. */
+ * session, by an RDMA write with an immediate. In the slot: u64 sequence and u64 tag (as in
+ * NOTIFY), u32 length, u32 0, the user's bytes. Longer ones go over the control connection. The
+ * immediate: the slot's number in the lowest 8 bits, the lowest 24 bits of the sequence above. */
 #define WH_RDMA_RING_SLOTS 16u /* also the most notifications that are sent and unconfirmed */
-#define WH_RDMA_NOTIFICATION_HEAD 16
-#define WH_RDMA_NOTIFICATION_MAX 4096 /* WH_NOTIFICATION_MAX */
+#define WH_RDMA_NOTIFICATION_HEAD 24
+#define WH_RDMA_NOTIFICATION_MAX 4096 /* bytes of the user's */
 #define WH_RDMA_RING_SLOT (WH_RDMA_NOTIFICATION_HEAD + WH_RDMA_NOTIFICATION_MAX) /* bytes */
 
 struct wh_rdma_notification {
-	uint64_t sequence;
-	uint32_t length; /* 1 to WH_RDMA_NOTIFICATION_MAX */
+	uint64_t sequence, tag;
+	uint32_t length; /* 0 to WH_RDMA_NOTIFICATION_MAX */
 };
 void wh_rdma_notification_encode(uint8_t out[WH_RDMA_NOTIFICATION_HEAD],
 				 const struct wh_rdma_notification *notification);

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * rdma, owner: what takes too long for loop 0, on a thread of its own: registering regions that
- * peers request, and flushing what they have written to a GPU. Loop 0 sends the answers.
- */
+/* rdma, owner: the worker, a thread for work that would block loop 0 too long: registering regions
+ * whose keys peers request, flushing what peers have written to a GPU, and jobs of bounce-server.c.
+ * Loop 0 sends the answers. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,6 +10,7 @@
 #include "memory/memory.h"
 #include "transport/rdma/rdma.h"
 #include "transport/rdma/server.h"
+#include "util/thread.h"
 #include "wire/bytes.h"
 
 #define JOBS_MOST 4096u
@@ -110,7 +110,7 @@ static int worker_serve(struct worker_request *job, char why[WH_REFUSAL])
 			      wh_region_entry_enter(wh_engine_regions(job->rdma->engine), job->id);
 	struct wh_region *region = wh_container(entry, struct wh_region, entry);
 	struct rdma_memory *memory = NULL;
-	uint8_t access = entry ? wh_region_access(region, job->peer) : WH_ACCESS_NONE;
+	uint8_t access = entry ? wh_region_access(region, job->peer) : 0;
 	int error;
 
 	if (job->bounce) {
@@ -118,7 +118,7 @@ static int worker_serve(struct worker_request *job, char why[WH_REFUSAL])
 		error = rdma_memory_register(job->rdma->nics[job->nic], region, &memory, why);
 		if (!error)
 			error = worker_fill_keyed(job, region, memory, why);
-	} else if (!entry || (access & WH_ACCESS_NONE)) {
+	} else if (!entry || !access) {
 		snprintf(why, WH_REFUSAL, "region %#llx is no longer published",
 			 (unsigned long long)job->id);
 		error = -ESTALE;
@@ -192,7 +192,8 @@ bool rdma_worker_add(struct rdma *rdma, struct rdma_job *job)
 
 	pthread_mutex_lock(&rdma->jobs_lock);
 	if (!rdma->working)
-		rdma->working = !pthread_create(&rdma->worker, NULL, worker_thread, rdma);
+		rdma->working =
+			!wh_thread_start(&rdma->worker, "wherry/worker", worker_thread, rdma);
 	takes = rdma->working && rdma->job_count < JOBS_MOST;
 	if (takes) {
 		rdma->job_count++;
@@ -246,7 +247,7 @@ int rdma_worker_flush(struct wh_session *session, uint32_t number, uint64_t id)
 	return worker_add_request(session, job);
 }
 
-static void flushed(void *argument)
+static void worker_pass_loop(void *argument)
 {
 	(void)argument;
 }
@@ -260,5 +261,5 @@ void rdma_worker_stop(struct rdma *rdma)
 	if (rdma->working)
 		pthread_join(rdma->worker, NULL);
 	/* Answers that were posted to loop 0 run before this. */
-	wh_loop_call(wh_engine_first_loop(rdma->engine), flushed, NULL);
+	wh_loop_call(wh_engine_first_loop(rdma->engine), worker_pass_loop, NULL);
 }

@@ -26,6 +26,7 @@ static char *self_map(const struct wh_region_entry *entry, uint32_t op)
 static const struct wh_copier_ops self_copy = {
 	.map = self_map,
 	.overlaps = true,
+	.own = true,
 };
 
 static int self_engine_open(struct wh_engine *engine, void **state)

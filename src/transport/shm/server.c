@@ -181,7 +181,7 @@ struct connection {
 	uint8_t request[REQUEST_SIZE]; /* one MAP at a time */
 };
 
-/* `access` contains WH_ACCESS_NONE, or `entry` is entered. Under engine.lock, so that no region is
+/* `access` is 0, or `entry` is entered. Under engine.lock, so that no region is
  * unregistered between the decision and the send: a peer that has confirmed the removal of a
  * region must not get a descriptor that still shows it. */
 static int connection_answer_host(struct connection *connection, uint64_t id,
@@ -192,7 +192,7 @@ static int connection_answer_host(struct connection *connection, uint64_t id,
 	int fd = -1, error;
 	size_t length;
 
-	if (access & WH_ACCESS_NONE) {
+	if (!access) {
 		mapped.error = -ENOENT;
 		snprintf(mapped.text, sizeof(mapped.text), "not published any more");
 	} else {
@@ -224,7 +224,7 @@ static int connection_export(struct connection *connection, struct wh_region *re
 static int connection_answer(struct connection *connection, uint64_t id, uint32_t segment)
 {
 	struct wh_engine *engine = wh_session_engine(connection->session);
-	uint8_t access = WH_ACCESS_NONE;
+	uint8_t access = 0;
 	struct wh_region_entry *entry;
 	bool host = true;
 	int error = 0;
@@ -234,8 +234,7 @@ static int connection_answer(struct connection *connection, uint64_t id, uint32_
 	if (entry) {
 		access = wh_session_access(connection->session, entry);
 		/* Every refusal has the form of an answer for host memory. */
-		host = wh_kind_on_host(entry->kind) || access != entry->access ||
-		       access & WH_ACCESS_NONE;
+		host = wh_kind_on_host(entry->kind) || !access || access != entry->access;
 	}
 	if (host)
 		error = connection_answer_host(connection, id, entry, access);

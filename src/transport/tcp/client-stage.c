@@ -57,7 +57,7 @@ void tcp_stage_free(struct tcp_client *client, struct tcp_request *request)
 		return;
 	request->stage = NULL;
 	if (stage->staging.slot)
-		wh_slot_give(client_gpus(client), stage->staging.slot);
+		wh_slot_release(client_gpus(client), stage->staging.slot);
 	wh_staging_destroy(&stage->staging);
 	free(stage);
 }
@@ -154,7 +154,7 @@ int tcp_stage_begin(struct tcp_client *client, struct tcp_request *request)
 	request->stage = stage;
 	/* Take the reference before stage_slot_ready() may run, whose task drops it. */
 	atomic_fetch_add(&client->users, 1);
-	stage->staging.slot = wh_slot_take(client_gpus(client), WH_SLOT_ASKS, &stage->wait);
+	stage->staging.slot = wh_slot_acquire(client_gpus(client), WH_SLOT_INITIATOR, &stage->wait);
 	if (!stage->staging.slot)
 		return 0;
 	atomic_fetch_sub(&client->users, 1);

@@ -24,6 +24,7 @@
 #include "gpu/stream.h"
 #include "transport/tcp/tcp.h"
 #include "util/clock.h"
+#include "util/futex.h"
 
 #define RETRY_PAUSE (50 * WH_MS)
 /* How often a waiter wakes to check for completions that do not come through its socket. */
@@ -144,10 +145,10 @@ static int client_finish_connect(struct tcp_client *client)
 
 static int client_shake_tls(struct tcp_client *client)
 {
-	int error = wh_tls_shake(client->tls);
+	int error = wh_tls_handshake(client->tls);
 
 	if (error && error != -EAGAIN)
-		wh_log_line(wh_engine_log(wh_peer_engine(client->tcp->peer)),
+		wh_log_line(wh_engine_log(wh_peer_engine(client->tcp->peer)), WH_LOG_INFO, "tcp",
 			    "TLS handshake of a data connection to %s failed: %s",
 			    wh_peer_name(client->tcp->peer), wh_tls_text(client->tls));
 	if (!error)
@@ -155,6 +156,15 @@ static int client_shake_tls(struct tcp_client *client)
 	if (!error)
 		client->state = TCP_GREETING;
 	return error;
+}
+
+/* A connection was opened, or cannot be: nobody has to wait for it any more. */
+static void client_not_wanted(struct tcp_client *client)
+{
+	if (!atomic_exchange(&client->wanted, false))
+		return;
+	atomic_fetch_add(&client->tcp->changed, 1);
+	wh_futex_wake(&client->tcp->changed);
 }
 
 static int client_read_welcome(struct tcp_client *client)
@@ -181,7 +191,7 @@ static int client_read_welcome(struct tcp_client *client)
 		error = EPROTO;
 		wh_refusal_decode(in->bytes + in->start + WH_FRAME_HEADER, frame.length, &error,
 				  text);
-		wh_log_line(wh_engine_log(wh_peer_engine(client->tcp->peer)),
+		wh_log_line(wh_engine_log(wh_peer_engine(client->tcp->peer)), WH_LOG_INFO, "tcp",
 			    "%s refused a data connection: %s", wh_peer_name(client->tcp->peer),
 			    text);
 		return -error;
@@ -199,6 +209,8 @@ static int client_read_welcome(struct tcp_client *client)
 	client->state = TCP_OPEN;
 	wh_engine_count_connection(wh_peer_engine(client->tcp->peer));
 	client->failing_since = 0;
+	client->used = wh_now();
+	client_not_wanted(client);
 	return 0;
 }
 
@@ -243,7 +255,7 @@ static bool client_has_work(struct tcp_client *client)
 
 	if (atomic_load(&tcp->lost))
 		return false;
-	if (atomic_load(&client->outstanding))
+	if (atomic_load(&client->outstanding) || atomic_load(&client->wanted))
 		return true;
 	pthread_mutex_lock(&tcp->lock);
 	more = !wh_list_empty(&client->mine) || (!client->latency && !wh_list_empty(&tcp->shared));
@@ -319,6 +331,14 @@ static void client_pump(struct tcp_client *client, enum who who)
 void tcp_client_pump(struct tcp_client *client)
 {
 	client_pump(client, LOOP);
+}
+
+void tcp_client_want(struct tcp_client *client)
+{
+	pthread_mutex_lock(&client->lock);
+	atomic_store(&client->wanted, client->state != TCP_OPEN);
+	client_unlock(client);
+	tcp_client_pump(client);
 }
 
 void tcp_client_push(struct tcp_client *client, bool watched)
@@ -496,6 +516,7 @@ static void client_give_up(struct tcp_client *client, struct wh_list *done)
 	client_end_requests(client, -EHOSTUNREACH, text, done);
 	tcp_fail_waiting(client->tcp, client, -EHOSTUNREACH, text);
 	client->failing_since = 0;
+	client_not_wanted(client);
 }
 
 /* Close a broken connection; schedule the next try of one that cannot be opened, or give up. On the
@@ -570,6 +591,7 @@ void tcp_client_lose(struct tcp_client *client, int error, const char *text)
 	client_mark_broken(client, error);
 	client_end_requests(client, error, text, &done);
 	client->failing_since = 0;
+	client_not_wanted(client);
 	client_unlock(client);
 	tcp_fragments_done(&done);
 }
@@ -594,6 +616,16 @@ bool tcp_client_is_open(struct tcp_client *client)
 	open = client->state == TCP_OPEN;
 	client_unlock(client);
 	return open;
+}
+
+int tcp_client_error(struct tcp_client *client)
+{
+	int error;
+
+	pthread_mutex_lock(&client->lock);
+	error = client->error;
+	client_unlock(client);
+	return error;
 }
 
 void tcp_client_describe(struct tcp_client *client, char *out, size_t size)

@@ -163,8 +163,8 @@ static void payload_copy_to_regions(struct tcp_server *server)
 			if (!memory)
 				extent->error = error;
 			else if (entered.window)
-				wh_region_window_put(entered.window, memory + server->skip,
-						     in->bytes + in->start, length);
+				wh_region_window_write(entered.window, memory + server->skip,
+						       in->bytes + in->start, length);
 			else
 				memcpy(memory + server->skip, in->bytes + in->start, length);
 		}

@@ -84,8 +84,7 @@ int tcp_extent_check(struct tcp_server *server, struct tcp_checked *last,
 	}
 	if (!last->entry)
 		return ESTALE;
-	if (last->access & WH_ACCESS_NONE ||
-	    !(last->access & (op == WH_READ ? WH_ACCESS_READ : WH_ACCESS_WRITE)))
+	if (!(last->access & (op == WH_READ ? WH_ACCESS_READ : WH_ACCESS_WRITE)))
 		return EACCES;
 	if (!wh_region_entry_holds(last->entry, extent->offset, extent->length))
 		return ERANGE;

@@ -44,7 +44,7 @@ static void chunk_free(struct tcp_chunk *chunk)
 
 	chunk_leave_regions(chunk);
 	if (chunk->staging.slot)
-		wh_slot_give(wh_engine_gpus(server->engine), chunk->staging.slot);
+		wh_slot_release(wh_engine_gpus(server->engine), chunk->staging.slot);
 	wh_staging_destroy(&chunk->staging);
 	free(chunk->entries);
 	free(chunk);
@@ -81,7 +81,7 @@ static struct tcp_chunk *chunk_new(struct tcp_server *server)
 {
 	struct tcp_chunk *chunk;
 
-	if (wh_slots_prepare(wh_engine_gpus(server->engine), WH_SLOT_SERVES))
+	if (wh_slots_prepare(wh_engine_gpus(server->engine), WH_SLOT_OWNER))
 		return NULL;
 	chunk = calloc(1, sizeof(*chunk));
 	if (!chunk)
@@ -93,7 +93,7 @@ static struct tcp_chunk *chunk_new(struct tcp_server *server)
 	chunk->staging.done = chunk_gpu_done;
 	server->chunk_count++;
 	chunk->staging.slot =
-		wh_slot_take(wh_engine_gpus(server->engine), WH_SLOT_SERVES, &chunk->wait);
+		wh_slot_acquire(wh_engine_gpus(server->engine), WH_SLOT_OWNER, &chunk->wait);
 	return chunk;
 }
 
@@ -238,7 +238,7 @@ static void chunk_end_write(struct tcp_chunk *chunk)
 			write->extents[i].error = -chunk->staging.error;
 	}
 	if (chunk->staging.error)
-		wh_log_line(wh_engine_log(server->engine),
+		wh_log_line(wh_engine_log(server->engine), WH_LOG_INFO, "tcp",
 			    "cannot copy bytes received from a peer to a GPU: %s",
 			    chunk->staging.text);
 	write_chunk_done(server, write);
@@ -358,7 +358,7 @@ void tcp_stage_drop_read(struct tcp_server *server, struct tcp_job *job)
 		chunk->job = NULL;
 		/* Otherwise its task is pending, and chunk_back() frees it. */
 		if (chunk->moved ||
-		    wh_slot_unwait(wh_engine_gpus(chunk->server->engine), &chunk->wait))
+		    wh_slot_cancel_wait(wh_engine_gpus(chunk->server->engine), &chunk->wait))
 			chunk_free(chunk);
 	}
 }
@@ -426,6 +426,6 @@ void tcp_stage_stop(struct tcp_server *server)
 	if (!chunk)
 		return;
 	chunk->write = NULL;
-	if (chunk->staging.slot || wh_slot_unwait(gpus, &chunk->wait))
+	if (chunk->staging.slot || wh_slot_cancel_wait(gpus, &chunk->wait))
 		chunk_free(chunk);
 }

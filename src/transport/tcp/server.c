@@ -163,7 +163,8 @@ void tcp_server_turn(struct tcp_server *server, bool readable)
 		error = -ENOMEM;
 	if (error && error != -EAGAIN) {
 		if (error != -ECONNRESET && error != -EPIPE)
-			wh_log_line(wh_engine_log(server->engine), "data connection dropped: %s",
+			wh_log_line(wh_engine_log(server->engine), WH_LOG_INFO, "tcp",
+				    "data connection dropped: %s",
 				    error == -EPROTO ? "the peer broke the protocol" :
 						       strerror(-error));
 		server_stop(server);
@@ -275,7 +276,7 @@ int tcp_session_accept(struct wh_session *session, int fd, struct wh_tls *tls,
 		server = server_new(session, fd, tls, hello);
 	if (!server) {
 		wh_log_line(
-			wh_engine_log(wh_session_engine(session)),
+			wh_engine_log(wh_session_engine(session)), WH_LOG_INFO, "tcp",
 			"data connection from %s dropped: %s", wh_session_hello(session)->name,
 			servers && servers->count == CONNECTIONS_MAX ?
 				"its session has the most allowed" :

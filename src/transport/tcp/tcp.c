@@ -16,6 +16,7 @@
 #include "memory/memory.h"
 #include "transport/tcp/tcp.h"
 #include "util/clock.h"
+#include "util/futex.h"
 
 /* fragment.owner: more than one connection has pulled requests of it. */
 #define SEVERAL ((void *)1)
@@ -633,6 +634,54 @@ static int tcp_is_reachable(struct wh_peer *peer, void *state, const struct wh_r
 	return error;
 }
 
+/* Open all connections, also the one for latency batches. */
+static int tcp_prepare(struct wh_peer *peer, void *state, const struct wh_batch *batch,
+		       int64_t deadline, char why[WH_REFUSAL])
+{
+	struct tcp_peer *tcp = state;
+	unsigned open, waiting;
+	int error, failed = 0;
+	uint32_t seen;
+
+	(void)peer;
+	(void)batch;
+	for (unsigned i = 0; i <= tcp->count; i++) {
+		struct tcp_client *client = peer_client(tcp, i);
+
+		if (!client) {
+			snprintf(why, WH_REFUSAL, "no memory for a data connection");
+			return -ENOMEM;
+		}
+		tcp_client_want(client);
+	}
+	for (;;) {
+		seen = atomic_load(&tcp->changed);
+		open = waiting = 0;
+		for (unsigned i = 0; i <= tcp->count; i++) {
+			struct tcp_client *client = atomic_load(&tcp->clients[i]);
+
+			if (tcp_client_is_open(client))
+				open++;
+			else if (atomic_load(&client->wanted))
+				waiting++;
+			else
+				failed = tcp_client_error(client);
+		}
+		if (!waiting || atomic_load(&tcp->lost) || wh_now() >= deadline)
+			break;
+		wh_futex_wait(&tcp->changed, seen, deadline);
+	}
+	if (open > tcp->count)
+		return 0;
+	error = atomic_load(&tcp->lost) ? -ECONNRESET : waiting ? -ETIMEDOUT : -EHOSTUNREACH;
+	snprintf(why, WH_REFUSAL, "%u of %u data connections are open; %s%s", open, tcp->count + 1,
+		 error == -ECONNRESET ? "the peer is lost" :
+		 error == -ETIMEDOUT  ? "the peer does not answer in time" :
+					"another one cannot be opened: ",
+		 error == -EHOSTUNREACH ? strerror(-failed) : "");
+	return error;
+}
+
 const struct wh_transport wh_transport_tcp = {
 	.name = "tcp",
 	.capabilities = WH_CAN_READ | WH_CAN_WRITE | WH_CAN_ACCEPT | WH_CAN_PROGRESS |
@@ -643,6 +692,7 @@ const struct wh_transport wh_transport_tcp = {
 	.peer_lost = tcp_peer_lost,
 	.peer_again = tcp_peer_again,
 	.is_reachable = tcp_is_reachable,
+	.prepare = tcp_prepare,
 	.submit = tcp_submit,
 	.progress = tcp_progress,
 	.cancel = tcp_cancel,

@@ -152,6 +152,7 @@ struct tcp_client {
 	_Atomic bool claimed; /* by a waiter that does not have the lock yet */
 	_Atomic uint32_t users; /* references: threads inside, stages that the loop has to end */
 	_Atomic uint32_t outstanding; /* requests not yet ended */
+	_Atomic bool wanted; /* to be opened, though there is nothing to send yet */
 	uint32_t state; /* enum tcp_state */
 	struct wh_tls *tls; /* NULL: plain */
 	uint32_t number; /* chosen here at each connect, for ABORT */
@@ -195,6 +196,7 @@ struct tcp_peer {
 	struct sockaddr_storage address;
 	_Atomic bool lost;
 	_Atomic uint32_t numbers; /* the next connection's number */
+	_Atomic uint32_t changed; /* a futex: wanted connections that were opened, or given up */
 	_Atomic uint32_t turn; /* the connection that the next shared fragment starts first */
 	struct wh_timer idle;
 	unsigned count; /* bulk connections; clients[count] is the latency connection */
@@ -214,6 +216,9 @@ void tcp_client_push(struct tcp_client *client, bool watched);
 /* Have the loop do the work, unless a waiter comes first. If `now` is false and a response is
  * outstanding, the loop is not woken: it finds the work when the response arrives. */
 void tcp_client_kick(struct tcp_client *client, bool now);
+/* Open the connection without anything to send; tcp_peer.changed tells when `wanted` is false
+ * again. */
+void tcp_client_want(struct tcp_client *client);
 /* As a waiter: do the connection's work until the batch is done or the deadline passes. Blocks, or
  * spins in spin mode. Deadline 0: do one turn. Returns at once if another waiter owns it. */
 void tcp_client_own(struct tcp_client *client, struct wh_batch *batch, int64_t deadline);
@@ -224,6 +229,8 @@ void tcp_client_lose(struct tcp_client *client, int error, const char *text);
 /* Does it have unfinished requests of the batch? */
 bool tcp_client_carries(struct tcp_client *client, const struct wh_batch *batch);
 bool tcp_client_is_open(struct tcp_client *client);
+/* Why the connection was closed or could not be opened last, a negative errno; 0: neither. */
+int tcp_client_error(struct tcp_client *client);
 /* Describe its encryption; `out` is unchanged if it is not encrypted, or not open. */
 void tcp_client_describe(struct tcp_client *client, char *out, size_t size);
 /* Close it if nothing is outstanding and it was last used before the time `before`; free the

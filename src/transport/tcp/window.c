@@ -139,7 +139,7 @@ const struct wh_region_window *tcp_window_few(const struct wh_fragment *fragment
 		if (!window)
 			return NULL;
 		found = window;
-		sum += wh_region_window_run(pair.length);
+		sum += wh_region_window_weight(pair.length);
 		most = window->get_most < most ? window->get_most : most;
 	}
 	return sum <= most && fragment->bytes <= WH_REGION_WINDOW_FEW ? found : NULL;
@@ -179,7 +179,7 @@ void tcp_window_put(const struct wh_fragment *fragment, const struct wh_extent_p
 	const struct wh_region_window *window = pair_window(fragment, pair);
 
 	if (window)
-		wh_region_window_put(window, at, from, length);
+		wh_region_window_write(window, at, from, length);
 	else
 		memcpy(at, from, length);
 }

@@ -7,11 +7,12 @@
  * no version; an argument "*" stands for any; the first matching line counts. Without a matching
  * line the answer is NOT_SUPPORTED. Empty lines and lines that start with '#' are ignored.
  * "delay : 0 MS" makes nvmlInit take MS milliseconds. A line "busy FUNCTION ARGUMENTS : RESULT
- * VALUES" describes a busy GPU: it counts before all others once the fake CUDA driver in this
- * process has copied to that GPU. fake_nvml_calls() returns the number of queries.
+ * VALUES" describes a busy GPU: it counts before all others once this process has copied to any GPU
+ * with the fake CUDA driver; it must not be the file's first line. fake_nvml_calls() returns the
+ * number of queries of one function, or of all for NULL.
  *
- * With FAKE_NVML_OLD the library has the functions of a driver of 2015: no versions, and none of
- * the later ones.
+ * Compiled with -DFAKE_NVML_OLD, the library has the functions of a driver of 2015: no versions,
+ * and none of the later ones.
  */
 #include <dlfcn.h>
 #include <inttypes.h>

@@ -13,10 +13,12 @@
  *   FAKE_VERBS_LINK      "infiniband": ports have LIDs and partition keys
  *   FAKE_VERBS_NETWORKS  the number of networks (1): NIC n has 10.(77 + n modulo that).0.n
  *   FAKE_VERBS_SGE       max_sge: scatter-gather elements of a work request (16)
- *   FAKE_VERBS_MR        max_mr_size
+ *   FAKE_VERBS_MR        max_mr_size; a longer registration fails with EINVAL
+ *   FAKE_VERBS_PKEY      the partition key at index 1 (0xffff)
  *   FAKE_VERBS_MEMLOCK   bytes that a process may register
  *   FAKE_VERBS_DMABUF    errno of ibv_reg_dmabuf_mr() with fd -1; the default EBADF says that the
  *                        NIC supports dma-bufs, others that it does not
+ *   FAKE_VERBS_NO_DMABUF the name of a NIC that refuses dma-bufs
  *   FAKE_VERBS_REGISTER  errno of ibv_reg_dmabuf_mr() with a file descriptor (0: success)
  *   FAKE_VERBS_HANG      "CALL" or "CALL:NIC": a call that never returns: list, open or register
  *                        (a file descriptor); or move: work requests that never complete
@@ -50,17 +52,19 @@ void fake_verbs_remove(unsigned nic);
 void fake_verbs_hold(bool hold);
 /* The same for one NIC. */
 void fake_verbs_hold_nic(unsigned nic, bool hold);
-/* Complete the next `after` work requests as usual, and the one after them with `status`. */
-void fake_verbs_fail(int status, unsigned after);
-/* The same for one NIC. */
+/* Complete the next `after` work requests of a NIC that move bytes as usual, and the one after them
+ * with `status`. */
 void fake_verbs_fail_nic(unsigned nic, int status, unsigned after);
+/* The same for NIC 0. */
+void fake_verbs_fail(int status, unsigned after);
 /* As fake_verbs_fail(), but the failed work request and all later ones of its queue pair never
  * reach the remote side; fake_verbs_fail() still moves the bytes of the failed one. */
 void fake_verbs_lose(int status, unsigned after);
 /* The number of writes with an immediate that found no receive. */
 uint64_t fake_verbs_underruns(void);
 struct ibv_qp;
-/* The number of receives posted at the remote queue pair; 0 if there is none. */
+/* The number of receives posted at the remote queue pair that no write has consumed yet; 0 if there
+ * is no remote queue pair. */
 unsigned fake_verbs_receives(const struct ibv_qp *qp);
 /* Limit a NIC to `speed` bytes a microsecond; 0: no limit. */
 void fake_verbs_speed(unsigned nic, uint64_t speed);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Declarations that verbs.c and rc.c share: the world, which all processes map, and the objects of
- * this process. */
+/* Declarations that verbs.c, qp.c and rc.c share: the world, which all processes map, and the
+ * objects of this process. */
 #ifndef TESTS_FAKE_VERBS_INSIDE_H
 #define TESTS_FAKE_VERBS_INSIDE_H
 
@@ -18,8 +18,9 @@
 #define QP_ROOM 4096
 #define SGES 16
 #define RECEIVES 64u
+#define FIRST_QP 0x100u /* number of the first queue pair */
 
-/* The part of a queue pair that other processes see. Its number is 0x100 + index. */
+/* The part of a queue pair that other processes see. Its number is FIRST_QP + index. */
 struct world_qp {
 	_Atomic pid_t pid; /* 0: free */
 	_Atomic int state;

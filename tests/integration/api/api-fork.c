@@ -20,9 +20,9 @@ struct opened {
  * that does not return -EPERM, or 0. */
 static int calls_after_fork(const struct opened *o)
 {
-	static struct wh_notification note;
+	static struct note note;
 	struct fixture *f = o->f;
-	struct wh_transfer transfer = fragment(f, WH_WRITE, 0, 0, 10);
+	struct wh_transfer transfer = transfer_of(f, WH_WRITE, 0, 0, 10);
 	struct wh_peer_info peer_info = { .size = sizeof(peer_info) };
 	struct wh_memory_info memory_info = { .size = sizeof(memory_info) };
 	struct wh_blocks_desc desc = {
@@ -41,7 +41,7 @@ static int calls_after_fork(const struct opened *o)
 	char key[WH_KEY_MAX];
 	size_t length = sizeof(key), count = 8;
 	void *memory;
-	int at = 0;
+	int at = 0, status;
 
 	desc.bases = &base;
 #define DENIED(call)                                                                               \
@@ -56,7 +56,7 @@ static int calls_after_fork(const struct opened *o)
 	DENIED(wh_queue_new(f->engine, &queue));
 	DENIED(wh_queue_take(o->queue, &done, 1, 0));
 	DENIED(wh_queue_free(o->queue));
-	DENIED(wh_engine_notification(f->engine, &note, 0));
+	DENIED(note_take(f->engine, &note, 0));
 	DENIED(wh_memory_alloc(f->engine, 4096, NULL, &memory));
 	DENIED(wh_memory_free(f->engine, o->memory));
 	DENIED(wh_memory_query(f->engine, o->memory, &memory_info));
@@ -66,21 +66,25 @@ static int calls_after_fork(const struct opened *o)
 	DENIED(wh_peer_find(f->peer, "target", 0, &remote));
 	DENIED(wh_peer_next(f->peer, &cursor, &remote));
 	DENIED(wh_peer_lookup(f->peer, f->remote.address, 1, &remote, &offset));
-	DENIED(wh_region_key(f->region, key, &length));
-	DENIED(wh_peer_import(f->peer, key, length, 0, &remote));
-	DENIED(wh_blocks_prepare(f->peer, &desc, &blocks));
+	DENIED(wh_region_pack_key(f->region, key, &length));
+	DENIED(wh_peer_unpack_key(f->peer, key, length, 0, &remote));
+	DENIED(wh_peer_measure(f->peer, f->region, f->remote.id));
+	DENIED(wh_blocks_new(f->peer, &desc, &blocks));
+	DENIED(wh_blocks_free(o->blocks));
 	DENIED(wh_batch_new(f->peer, NULL, &batch));
-	DENIED(wh_batch_add(o->batch, &transfer, 1)); /* call 21 */
+	DENIED(wh_batch_add(o->batch, &transfer, 1)); /* call 23 */
+	DENIED(wh_batch_add_address(o->batch, &(struct wh_address_transfer){ 0 }, 1));
 	DENIED(wh_batch_add_blocks(o->batch, o->blocks));
-	DENIED(wh_batch_notify(o->batch, "x", 1));
+	DENIED(wh_batch_notify(o->batch, 0, "x", 1));
 	DENIED(wh_batch_clear(o->batch));
 	DENIED(wh_batch_submit(o->batch));
-	DENIED(wh_batch_poll(o->batch));
-	DENIED(wh_batch_wait(o->batch, 0));
+	DENIED(wh_batch_test(o->batch));
+	DENIED(wh_batch_wait_for(o->batch, 0));
+	DENIED(wh_batch_status(o->batch));
 	DENIED(wh_batch_cancel(o->batch));
-	DENIED(wh_batch_result(o->batch, 0));
+	DENIED(wh_batch_transfer_status(o->batch, 0, &status));
 	DENIED(wh_batch_routes(o->batch, routes, &count));
-	DENIED(wh_batch_explain(o->batch, key, sizeof(key))); /* call 31 */
+	DENIED(wh_batch_explain(o->batch, key, sizeof(key))); /* call 34 */
 	DENIED(wh_batch_free(o->batch));
 	DENIED(wh_engine_close(f->engine));
 #undef DENIED
@@ -130,7 +134,7 @@ static void fork__every_call(void **state)
 	base = (struct wh_base){ .local = f.region, .remote = f.remote.id };
 	desc.bases = &base;
 	want(0, wh_queue_new(f.engine, &opened.queue));
-	want(0, wh_blocks_prepare(f.peer, &desc, &opened.blocks));
+	want(0, wh_blocks_new(f.peer, &desc, &opened.blocks));
 	want(0, wh_memory_alloc(f.engine, 4096, NULL, &opened.memory));
 	opened.batch = batch_of(&f, NULL, 0);
 	want(0, in_child(calls_after_fork, &opened));
@@ -156,7 +160,9 @@ static void fork__child_outlives_the_engine(void **state)
 	struct child_transfer transfer = {
 		.op = WH_WRITE, .remote = "target", .length = 100, .require = route->require
 	};
-	struct wh_region_options named = { .size = sizeof(named), .name = "target" };
+	struct wh_region_options named = { .size = sizeof(named),
+					   .name = "target",
+					   .access = ACCESS_BOTH };
 	struct wh_engine *engine = engine_open(NULL, NULL, NULL);
 	struct child *initiator = child_start(NULL);
 	struct wh_region *region;
@@ -168,7 +174,7 @@ static void fork__child_outlives_the_engine(void **state)
 
 	snprintf(url, sizeof(url), "%s", wh_engine_url(engine));
 	want(0, wh_region_register(engine, pages, 4096, &named, &region));
-	transfer.region = child_region(initiator, memory, 0, 4096, NULL, 0, NULL);
+	transfer.region = child_region(initiator, memory, 0, 4096, NULL, ACCESS_BOTH, NULL);
 	transfer.peer = child_peer(initiator, url, NULL);
 	want(0, child_transfer(initiator, &transfer, NULL));
 	pid = fork();

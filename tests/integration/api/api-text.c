@@ -24,6 +24,7 @@ static void memory(struct wh_engine *engine)
 {
 	static const uint32_t kinds[] = { WH_MEMORY_PAGEABLE, WH_MEMORY_HUGE, WH_MEMORY_SHARED };
 	struct wh_memory_info info = { .size = sizeof(info) };
+	struct wh_region_options open = { .size = sizeof(open), .access = ACCESS_BOTH };
 	struct wh_region *region, *found;
 	unsigned char key[WH_KEY_MAX];
 	uint64_t offset;
@@ -35,9 +36,9 @@ static void memory(struct wh_engine *engine)
 
 		leaves(0, wh_memory_alloc(engine, LENGTH, &options, &at));
 		leaves(0, wh_memory_query(engine, at, &info));
-		leaves(0, wh_region_register(engine, at, LENGTH, NULL, &region));
+		leaves(0, wh_region_register(engine, at, LENGTH, &open, &region));
 		leaves(0, wh_region_lookup(engine, at, 1, &found, &offset));
-		leaves(0, wh_region_key(region, key, &length));
+		leaves(0, wh_region_pack_key(region, key, &length));
 		leaves(0, wh_region_unregister(region));
 		leaves(0, wh_memory_free(engine, at));
 	}
@@ -56,7 +57,10 @@ static void batches(struct wh_peer *peer, struct wh_region *region, uint64_t rem
 		.local = region, .remote = remote, .length = LENGTH / 2, .op = WH_WRITE
 	};
 	/* The other half of the region: transfers of one batch run in any order. */
-	struct wh_base base = { region, LENGTH / 2, remote, LENGTH / 2 };
+	struct wh_base base = { .local = region,
+				.local_offset = LENGTH / 2,
+				.remote = remote,
+				.remote_offset = LENGTH / 2 };
 	struct wh_blocks_desc desc = { .size = sizeof(desc),
 				       .op = WH_READ,
 				       .block_length = 512,
@@ -70,20 +74,22 @@ static void batches(struct wh_peer *peer, struct wh_region *region, uint64_t rem
 	struct wh_batch *batch;
 	char text[4096];
 	size_t count = 8;
+	int status;
 
 	leaves(0, wh_batch_new(peer, &options, &batch));
-	leaves(0, wh_blocks_prepare(peer, &desc, &blocks));
+	leaves(0, wh_blocks_new(peer, &desc, &blocks));
 	leaves(0, wh_batch_add(batch, &one, 1));
 	leaves(0, wh_batch_add_blocks(batch, blocks));
 	leaves(0, wh_batch_routes(batch, routes, &count));
 	leaves(0, wh_batch_estimate(batch, &estimate));
 	leaves(1, wh_batch_explain(batch, text, sizeof(text)) > 0);
 	for (unsigned int i = 0; i < 3; i++) {
-		leaves(0, wh_batch_notify(batch, "done", 4));
+		leaves(0, wh_batch_notify(batch, 0, "done", 4));
 		leaves(0, wh_batch_submit(batch));
-		leaves(0, wh_batch_wait(batch, PATIENCE));
-		leaves(0, wh_batch_poll(batch));
-		leaves(0, wh_batch_result(batch, 0));
+		leaves(0, wh_batch_wait_for(batch, PATIENCE));
+		leaves(0, wh_batch_test(batch));
+		leaves(0, wh_batch_status(batch));
+		leaves(0, wh_batch_transfer_status(batch, 0, &status));
 		leaves(1, wh_queue_take(queue, &completion, 1, PATIENCE));
 	}
 	leaves(1, wh_batch_explain(batch, text, sizeof(text)) > 0);
@@ -103,7 +109,7 @@ static void everything(void)
 		const char *const config[] = { transports, NULL };
 		struct wh_engine_options options = { .size = sizeof(options), .config = config };
 		struct child *child = i ? child_start(NULL) : NULL;
-		struct wh_notification note;
+		struct note note;
 		struct wh_engine *engine;
 		struct wh_region *region;
 		struct wh_remote remote;
@@ -115,7 +121,7 @@ static void everything(void)
 		snprintf(transports, sizeof(transports), "transports=%s", ways[i]);
 		if (child)
 			child_region(child, child_memory(child, WH_MEMORY_SHARED, LENGTH), 0,
-				     LENGTH, "target", 0, NULL);
+				     LENGTH, "target", ACCESS_BOTH, NULL);
 		leaves(0, wh_engine_open(&options, &engine));
 		memory(engine);
 		leaves(0, wh_queue_new(engine, &queue));
@@ -123,7 +129,8 @@ static void everything(void)
 		leaves(0, wh_region_register(engine, at, LENGTH,
 					     &(struct wh_region_options){
 						     .size = sizeof(struct wh_region_options),
-						     .name = "target" },
+						     .name = "target",
+						     .access = ACCESS_BOTH },
 					     &region));
 		leaves(0, wh_peer_open(engine, child ? child->url : "self", NULL, &peer));
 		leaves(0, wh_peer_info(peer, &info));
@@ -131,7 +138,7 @@ static void everything(void)
 		leaves(0, wh_peer_next(peer, &cursor, &remote));
 		batches(peer, region, remote.id, queue);
 		if (!child)
-			leaves(0, wh_engine_notification(engine, &note, PATIENCE));
+			leaves(0, note_take(engine, &note, PATIENCE));
 		leaves(0, wh_peer_close(peer));
 		leaves(0, wh_region_unregister(region));
 		leaves(0, wh_memory_free(engine, at));

@@ -9,12 +9,13 @@ static void want_add(struct wh_batch *batch, int error, const char *word,
 		     const struct wh_transfer *wrong, const struct wh_transfer *good)
 {
 	struct wh_transfer list[3] = { *good, *good, *wrong };
+	int status;
 
 	want_text(error, word, wh_batch_add(batch, wrong, 1));
 	want(error, wh_batch_add(batch, list, 3));
 	want_true(strstr(wh_error_text(), "2"), "it does not say which: %s", wh_error_text());
 	/* The valid transfers of the call were not added either. */
-	want(-EINVAL, wh_batch_result(batch, 0));
+	want(-EINVAL, wh_batch_transfer_status(batch, 0, &status));
 }
 
 static void add__every_field(void **state)
@@ -25,7 +26,7 @@ static void add__every_field(void **state)
 
 	fixture_open(&f, *state, LENGTH);
 	batch = batch_of(&f, NULL, 0);
-	t = good = fragment(&f, WH_WRITE, 0, 0, 100);
+	t = good = transfer_of(&f, WH_WRITE, 0, 0, 100);
 	want_text(-EINVAL, "batch", wh_batch_add(NULL, &good, 1));
 	want_text(-EINVAL, "transfers", wh_batch_add(batch, NULL, 1));
 #define WRONG(error, word, ...)                                                                    \
@@ -76,26 +77,21 @@ static void add__foreign_regions(void **state)
 	fixture_open(&f, *state, LENGTH);
 	batch = batch_of(&f, NULL, 0);
 	want(0, wh_region_register(other, memory, sizeof(memory), NULL, &theirs));
-	t = fragment(&f, WH_WRITE, 0, 0, 100);
+	t = transfer_of(&f, WH_WRITE, 0, 0, 100);
 	t.local = theirs;
 	want_text(-EINVAL, "engine", wh_batch_add(batch, &t, 1));
 	want(0, wh_region_unregister(theirs));
-	want(0, wh_region_register(
-			f.engine, memory, sizeof(memory),
-			&(struct wh_region_options){ .size = sizeof(struct wh_region_options),
-						     .access = WH_ACCESS_NONE },
-			&hidden));
+	want(0, wh_region_register(f.engine, memory, sizeof(memory), NULL, &hidden));
 	/* As the local side it is valid. */
-	t = fragment(&f, WH_READ, 0, 0, 100);
+	t = transfer_of(&f, WH_READ, 0, 0, 100);
 	t.local = hidden;
 	want(0, wh_batch_add(batch, &t, 1));
 	want(0, batch_run(batch));
 	want(0, wh_batch_clear(batch));
-	if (!f.child) {
-		t = fragment(&f, WH_READ, 0, 0, 100);
-		t.remote = wh_region_id(hidden);
-		want(-ENOENT, wh_batch_add(batch, &t, 1));
-	}
+	/* As the remote side as well, but only by the engine itself. */
+	t = transfer_of(&f, WH_READ, 0, 0, 100);
+	t.remote = wh_region_id(hidden);
+	want(f.child ? -ENOENT : 0, wh_batch_add(batch, &t, 1));
 	want(0, wh_batch_free(batch));
 	want(0, wh_region_unregister(hidden));
 	want(0, wh_engine_close(other));
@@ -123,7 +119,7 @@ static void add__rights(void **state)
 	batch = batch_of(&f, NULL, 0);
 	ro = extra_region(&f, "ro", WH_ACCESS_READ);
 	wo = extra_region(&f, "wo", WH_ACCESS_WRITE);
-	t = fragment(&f, WH_WRITE, 0, 0, 100);
+	t = transfer_of(&f, WH_WRITE, 0, 0, 100);
 	t.remote = ro;
 	want_text(-EACCES, "writ", wh_batch_add(batch, &t, 1));
 	t.op = WH_READ;
@@ -131,7 +127,7 @@ static void add__rights(void **state)
 	t.remote = wo;
 	want_text(-EACCES, "read", wh_batch_add(batch, &t, 1));
 	/* Not the bytes that are read: transfers of one batch run in any order. */
-	t = fragment(&f, WH_WRITE, 200, 200, 100);
+	t = transfer_of(&f, WH_WRITE, 200, 200, 100);
 	t.remote = wo;
 	want(0, wh_batch_add(batch, &t, 1));
 	want(0, batch_run(batch));
@@ -152,6 +148,7 @@ static void batch__arguments(void **state)
 	struct fixture f;
 	size_t count = 1;
 	char text[64];
+	int status;
 
 	fixture_open(&f, *state, LENGTH);
 	want_text(-EINVAL, "peer", wh_batch_new(NULL, NULL, &batch));
@@ -169,21 +166,27 @@ static void batch__arguments(void **state)
 	want(0, wh_engine_close(other));
 	assert_null(batch);
 	batch = batch_of(&f, NULL, 0);
-	want_text(-EINVAL, "batch", wh_batch_notify(NULL, "x", 1));
-	want_text(-EINVAL, "data", wh_batch_notify(batch, NULL, 1));
-	want_text(-EINVAL, "length", wh_batch_notify(batch, "x", 0));
-	want_text(-EINVAL, "length", wh_batch_notify(batch, "x", WH_NOTIFICATION_MAX + 1));
+	want_text(-EINVAL, "batch", wh_batch_notify(NULL, 0, "x", 1));
+	want_text(-EINVAL, "data", wh_batch_notify(batch, 0, NULL, 1));
+	want_text(-EINVAL, "length", wh_batch_notify(batch, 0, "x", WH_NOTIFICATION_MAX + 1));
+	want(0, wh_batch_notify(batch, 0, NULL, 0));
+	want(0, wh_batch_clear(batch));
 	want_text(-EINVAL, "batch", wh_batch_clear(NULL));
 	want_text(-EINVAL, "batch", wh_batch_submit(NULL));
 	want_text(-EINVAL, "empty", wh_batch_submit(batch));
-	want_text(-EINVAL, "batch", wh_batch_poll(NULL));
+	want_text(-EINVAL, "batch", wh_batch_test(NULL));
+	want_text(-EINVAL, "never submitted", wh_batch_test(batch));
 	want_text(-EINVAL, "batch", wh_batch_progress(NULL, &(uint64_t){ 0 }));
 	want_text(-EINVAL, "out", wh_batch_progress(batch, NULL));
 	want_text(-EINVAL, "never submitted", wh_batch_progress(batch, &(uint64_t){ 0 }));
-	want_text(-EINVAL, "batch", wh_batch_wait(NULL, 0));
+	want_text(-EINVAL, "batch", wh_batch_wait_for(NULL, 0));
+	want_text(-EINVAL, "never submitted", wh_batch_wait_for(batch, 0));
+	want_text(-EINVAL, "batch", wh_batch_status(NULL));
+	want(-EINPROGRESS, wh_batch_status(batch));
 	want_text(-EINVAL, "batch", wh_batch_cancel(NULL));
-	want_text(-EINVAL, "batch", wh_batch_result(NULL, 0));
-	want_text(-EINVAL, "index", wh_batch_result(batch, 0));
+	want_text(-EINVAL, "batch", wh_batch_transfer_status(NULL, 0, &status));
+	want_text(-EINVAL, "index", wh_batch_transfer_status(batch, 0, &status));
+	want_text(-EINVAL, "status", wh_batch_transfer_status(batch, 0, NULL));
 	want_text(-EINVAL, "batch", wh_batch_routes(NULL, &route, &count));
 	want_text(-EINVAL, "count", wh_batch_routes(batch, &route, NULL));
 	want_text(-EINVAL, "out", wh_batch_routes(batch, NULL, &count));
@@ -217,19 +220,19 @@ static void blocks__every_field(void **state)
 	fixture_open(&f, *state, LENGTH);
 	bases[0] = bases[1] = (struct wh_base){ .local = f.region, .remote = f.remote.id };
 	good.bases = bases;
-	want_text(-EINVAL, "peer", wh_blocks_prepare(NULL, &good, &blocks));
-	want_text(-EINVAL, "desc", wh_blocks_prepare(f.peer, NULL, &blocks));
-	want_text(-EINVAL, "out", wh_blocks_prepare(f.peer, &good, NULL));
+	want_text(-EINVAL, "peer", wh_blocks_new(NULL, &good, &blocks));
+	want_text(-EINVAL, "desc", wh_blocks_new(f.peer, NULL, &blocks));
+	want_text(-EINVAL, "out", wh_blocks_new(f.peer, &good, NULL));
 	grown.desc = good;
 	grown.desc.size = sizeof(grown);
-	want_text(-E2BIG, "field", wh_blocks_prepare(f.peer, &grown.desc, &blocks));
+	want_text(-E2BIG, "field", wh_blocks_new(f.peer, &grown.desc, &blocks));
 #define WRONG(error, word, change)                                                                 \
 	do {                                                                                       \
 		d = good;                                                                          \
 		wrong[0] = bases[0];                                                               \
 		wrong[1] = bases[1];                                                               \
 		change;                                                                            \
-		want_text(error, word, wh_blocks_prepare(f.peer, &d, &blocks));                    \
+		want_text(error, word, wh_blocks_new(f.peer, &d, &blocks));                        \
 	} while (0)
 #define WRONG_BASE(error, word, change) WRONG(error, word, (d.bases = wrong, wrong[1].change))
 	WRONG(-EINVAL, "size", d.size = 7);
@@ -240,6 +243,8 @@ static void blocks__every_field(void **state)
 	WRONG(-EINVAL, "count", d.count = 0);
 	WRONG(-EINVAL, "base_count", d.base_count = 0);
 	WRONG(-EINVAL, "bases", d.bases = NULL);
+	WRONG_BASE(-EINVAL, "base 1: reserved", reserved[0] = 1);
+	WRONG_BASE(-EINVAL, "base 1: reserved", reserved[1] = 1);
 	WRONG(-ERANGE, "block", d.block_length = 2 * LENGTH + 1);
 	WRONG(-ERANGE, "block", d.block_length = UINT64_MAX);
 	WRONG(-ERANGE, "block", d.count = LENGTH / 100 + 1);
@@ -264,9 +269,9 @@ static void blocks__every_field(void **state)
 #undef WRONG_BASE
 #undef WRONG
 	assert_null(blocks);
-	want(0, wh_blocks_prepare(f.peer, &good, &blocks));
+	want(0, wh_blocks_new(f.peer, &good, &blocks));
 	wh_blocks_free(blocks);
-	wh_blocks_free(NULL);
+	want(0, wh_blocks_free(NULL));
 	fixture_close(&f);
 }
 
@@ -280,13 +285,12 @@ static void blocks__rights(void **state)
 	struct fixture f;
 
 	fixture_open(&f, *state, LENGTH);
-	base.local = f.region;
-	base.remote = extra_region(&f, "ro", WH_ACCESS_READ);
-	base.local_offset = base.remote_offset = 0;
+	base = (struct wh_base){ .local = f.region,
+				 .remote = extra_region(&f, "ro", WH_ACCESS_READ) };
 	d.bases = &base;
-	want(-EACCES, wh_blocks_prepare(f.peer, &d, &blocks));
+	want(-EACCES, wh_blocks_new(f.peer, &d, &blocks));
 	d.op = WH_READ;
-	want(0, wh_blocks_prepare(f.peer, &d, &blocks));
+	want(0, wh_blocks_new(f.peer, &d, &blocks));
 	wh_blocks_free(blocks);
 	fixture_close(&f);
 }
@@ -306,7 +310,7 @@ static void blocks__of_another_peer(void **state)
 	base = (struct wh_base){ .local = f.region, .remote = f.remote.id };
 	d.bases = &base;
 	first = f.peer;
-	want(0, wh_blocks_prepare(first, &d, &blocks));
+	want(0, wh_blocks_new(first, &d, &blocks));
 	fixture_connect(&f, f.child ? f.child->url : "self");
 	batch = batch_of(&f, NULL, 0);
 	want_text(-EINVAL, "peer", wh_batch_add_blocks(batch, blocks));
@@ -334,7 +338,7 @@ static void require__of_a_batch(void **state)
 	fixture_connect(&f, f.child->url);
 	for (int i = 0; i < 3; i++) {
 		struct wh_batch_options o = { .size = sizeof(o), .require = names[i] };
-		struct wh_transfer t = fragment(&f, WH_WRITE, 0, 0, 5000);
+		struct wh_transfer t = transfer_of(&f, WH_WRITE, 0, 0, 5000);
 		struct wh_batch *batch;
 		struct wh_route routes[8];
 		size_t count = 8;
@@ -362,11 +366,11 @@ static void require__impossible(void **state)
 	struct fixture f;
 
 	fixture_open(&f, *state, LENGTH);
-	t = fragment(&f, WH_WRITE, 0, 0, 5000);
+	t = transfer_of(&f, WH_WRITE, 0, 0, 5000);
 	want(0, wh_batch_new(f.peer, &o, &batch));
 	want(0, wh_batch_add(batch, &t, 1));
 	want_text(-EOPNOTSUPP, "self", wh_batch_submit(batch));
-	want(-EINVAL, wh_batch_poll(batch));
+	want(-EINVAL, wh_batch_test(batch));
 	want(0, wh_batch_free(batch));
 	fixture_close(&f);
 }

@@ -115,12 +115,12 @@ static void mappings__of_the_peer(void **state)
 	batch = batch_of(&f, NULL, 0);
 	for (int i = 0; i < TIMES + 10; i++) {
 		int memory = child_memory(f.child, WH_MEMORY_SHARED, MIB);
-		int region = child_region(f.child, memory, 0, MIB, "passing", 0, NULL);
+		int region = child_region(f.child, memory, 0, MIB, "passing", ACCESS_BOTH, NULL);
 
 		if (i == 10)
 			before = usage_now();
 		want(0, wh_peer_find(f.peer, "passing", PATIENCE, &remote));
-		transfer = fragment(&f, WH_WRITE, 0, 0, MIB);
+		transfer = transfer_of(&f, WH_WRITE, 0, 0, MIB);
 		transfer.remote = remote.id;
 		want(0, wh_batch_clear(batch));
 		want(0, wh_batch_add(batch, &transfer, 1));
@@ -150,18 +150,18 @@ static void batches__new_and_free(void **state)
 	base = (struct wh_base){ .local = f.region, .remote = f.remote.id };
 	desc.bases = &base;
 	for (int i = 0; i < 10 * TIMES + 10; i++) {
-		struct wh_transfer transfer = fragment(&f, WH_READ, f.length, 0, 1000);
+		struct wh_transfer transfer = transfer_of(&f, WH_READ, f.length, 0, 1000);
 		struct wh_blocks *blocks;
 		struct wh_batch *batch;
 
 		if (i == 10)
 			before = usage_now();
-		want(0, wh_blocks_prepare(f.peer, &desc, &blocks));
+		want(0, wh_blocks_new(f.peer, &desc, &blocks));
 		batch = batch_of(&f, &transfer, 1);
 		want(0, wh_batch_add_blocks(batch, blocks));
 		wh_blocks_free(blocks);
 		if (i % 2)
-			want(0, wh_batch_notify(batch, "x", 1));
+			want(0, wh_batch_notify(batch, 0, "x", 1));
 		want(0, wh_batch_clear(batch));
 		want(0, wh_batch_add(batch, &transfer, 1));
 		want(0, batch_run(batch));
@@ -206,7 +206,7 @@ static void size__tcp_peers(void **state)
 	for (int i = 0; i < PEERS; i++) {
 		struct wh_peer *first = f.peer;
 		struct wh_transfer transfer =
-			fragment(&f, i % 2 ? WH_READ : WH_WRITE, 0, 0, f.length);
+			transfer_of(&f, i % 2 ? WH_READ : WH_WRITE, 0, 0, f.length);
 
 		want(0, wh_peer_open(f.engine, f.child->url, NULL, &peers[i]));
 		f.peer = peers[i];

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# wherry bench --report, --from and --baseline: what the page has, of made-up results and of a real
-# run, and what is said of files that are no results.
+# wherry bench --report, --from and --baseline: the contents of the page, from made-up results and
+# from a real run, and the errors for files that are not results.
 set -u
 wherry=${1:-${TEST_COMMAND:?the path of wherry}}
 # shellcheck source=tests/cases.sh
@@ -10,14 +10,14 @@ cd "$directory" || exit 1
 unset "${!WHERRY_@}"
 unset TEST_CUDA
 
-# Run wherry bench; its status goes to $status, what it says to the files out and err.
+# Run wherry bench: its exit status is stored in $status, its output in the files out and err.
 bench()
 {
 	timeout 100 "$wherry" bench "$@" >out 2>err
 	status=$?
 }
 
-# A case with the status that it must have, and a part of what it must say.
+# A case: wherry bench ARGUMENT... must exit with STATUS and print TEXT.
 check() # NAME STATUS TEXT ARGUMENT...
 {
 	local name=$1 wanted=$2 text=$3
@@ -29,7 +29,7 @@ check() # NAME STATUS TEXT ARGUMENT...
 	[ "$status" = "$wanted" ] || sed 's/^/    /' out err
 }
 
-# Is every text in the page?
+# True if the page contains every TEXT.
 holds() # PAGE TEXT...
 {
 	local page=$1 text
@@ -54,8 +54,8 @@ verdict "what it has" $?
 	tr -d '\n')" = \
 	"<th scope=col>cuda:0</th><th scope=col>cuda:1</th><th scope=col>cuda:2</th><th scope=col>cuda:10</th>" ]
 verdict "GPUs in the order of their numbers" $?
-# Twice 28 + 6 rows of curves, less the one that failed and the one that was wrong, and six in the
-# keys.
+# Two times 28 + 6 points of curves, less one row that failed and one that was wrong, and six
+# marks in the keys.
 [ "$(grep -o '<[a-z]* class=mark ' page.html | wc -l)" = 70 ] &&
 	[ "$(grep -o '<path class=limit d="M[0-9]*\.[0-9]' page.html | wc -l)" = 12 ]
 verdict "curves with their limits" $?
@@ -173,7 +173,7 @@ check "results of another program" 2 'no "op"' --report other.html \
 	--from "$TEST_SOURCE/bench/results/2026-11-20-h200x2-blocks-kernel.json"
 [ ! -e other.html ]
 verdict "leave no page" $?
-# Marks that no line goes through are said to be what they are, and only where there are some.
+# The page explains marks beside a line, and only if it has any.
 check "several working sets" 0 "12 rows" --report sets.html \
 	--from "$TEST_SOURCE/bench/results/2026-11-22-h200-16cpu-tcp.json"
 holds sets.html 'marks beside a line: smaller working sets'
@@ -224,7 +224,7 @@ check "a run with a page" 0 "6 rows" -t shm --processes 2 -s 8,64KiB,1MiB --seco
 	--working-set 1MiB --limits --verify --json run.json --report run.html
 holds run.html '<b>6</b> verified, byte by byte' 'write, host to host' 'From this run.' memcpy
 verdict "what was measured" $?
-# Small rows are graded by latency, in the table as in the page, and both come to the same.
+# The table and the page grade small rows by latency, and agree on how many reached the limit.
 python3 - out run.json <<'PYTHON'
 import json
 import re
@@ -244,8 +244,8 @@ for line, row in zip(table, rows):
     else:
         assert shown == "%" and line.split("%")[0].split()[-1] == "%.0f" % (100 * row["ratio"]), (line, row)
         good += row["ratio"] >= 0.95
-said = [line for line in lines if "%d of 6 rows reached the limit" % good in line]
-assert len(said) == 2, (good, lines)
+found = [line for line in lines if "%d of 6 rows reached the limit" % good in line]
+assert len(found) == 2, (good, lines)
 assert any(line.startswith("of it: ") for line in lines)
 PYTHON
 verdict "the table grades as the page does" $?

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# wherry bench where the setting tls is on: held against OpenSSL's own calls, with a key and with
-# certificates; and the time that connecting to a peer takes. Takes the command's path as $1 or in
-# $TEST_COMMAND.
+# wherry bench with the setting tls: its limit is OpenSSL's own calls, with a key and with
+# certificates. Also wherry bench --handshake, which measures how long it takes to connect to a
+# peer. The command's path is $1 or $TEST_COMMAND.
 set -u
 wherry=${1:-${TEST_COMMAND:?the path of wherry}}
 # shellcheck source=tests/cases.sh
@@ -10,7 +10,7 @@ wherry=${1:-${TEST_COMMAND:?the path of wherry}}
 cd "$directory" || exit 1
 unset "${!WHERRY_@}"
 
-# The command succeeds; its JSON, each value on a line of its own, is in the file json.
+# Run wherry bench, which must succeed. The file json gets its JSON, one value per line.
 measured() # ARGUMENTS...
 {
 	timeout 100 "$wherry" bench "$@" --json json >out 2>err && return
@@ -19,7 +19,7 @@ measured() # ARGUMENTS...
 	return 1
 }
 
-# So many lines of the JSON have the text.
+# Exactly COUNT lines of the file json contain TEXT.
 has() # COUNT TEXT
 {
 	[ "$(grep -c -F -e "$2" json)" = "$1" ] && return
@@ -64,7 +64,7 @@ measured "${few[@]}" -s 100000 && has 2 '"limit_name": "SSL_write/SSL_read"' &&
 	has 2 '"verified": true'
 verdict "with certificates" $?
 
-# How long it takes is no matter here: the machine may have much to do.
+# The duration is not checked, and status 2 is accepted, because the machine may be busy.
 timed() # TRUST LIMIT ARGUMENTS...
 {
 	local trust=$1 limit=$2

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The file that `wherry copy` makes, on file systems with files that have no name, and where those
- * are refused: it is complete, has the mode that it should, and nothing else is left beside it. */
+/* command-file.c: the file that `wherry copy` creates
+ *
+ * On file systems with unnamed files, and where those are refused: the file is complete, has the
+ * right mode, and nothing else is left beside it. */
 #include <signal.h>
 #include <sys/stat.h>
 
@@ -45,19 +47,20 @@ static void make_file(const struct server_of_bytes *s, const char *name, uint64_
 	want(0, chmod(path, mode));
 }
 
-/* With LENGTH bytes in it, and an empty directory. */
+/* Start a server with LENGTH bytes of memory that have this content, and make an empty directory.
+ */
 static void server_open(struct server_of_bytes *s)
 {
 	struct command copy;
 	char line[128];
 
 	directory_make(s->directory);
-	command_start(&s->command, NULL, NULL, SEMAPHORES("serve", "-m", "host:4MiB"));
+	command_start(&s->command, NULL, NULL, ARGUMENTS("serve", "-m", "host:4MiB"));
 	command_line(&s->command, line, sizeof(line));
 	snprintf(s->region, sizeof(s->region), "%s/host", line);
 	make_file(s, "bytes", LENGTH, 0644);
 	want(0,
-	     command_run(&copy, s->directory, NULL, SEMAPHORES("copy", "-q", "bytes", s->region)));
+	     command_run(&copy, s->directory, NULL, ARGUMENTS("copy", "-q", "bytes", s->region)));
 	snprintf(line, sizeof(line), "%s/bytes", s->directory);
 	want(0, unlink(line));
 }
@@ -81,7 +84,7 @@ static mode_t mode_of(const struct server_of_bytes *s, const char *name)
 	return status.st_mode & 07777;
 }
 
-/* A new file, one in the place of another, and one of which a part stays. */
+/* Copy into a new file, over an old one, and into a part of one. */
 static void file__made_on(struct server_of_bytes *s, unsigned unnamed, unsigned linked)
 {
 	static const char length[] = "3145745";
@@ -92,20 +95,20 @@ static void file__made_on(struct server_of_bytes *s, unsigned unnamed, unsigned 
 	command_refused = (struct command_refused){ unnamed, linked };
 	want_true(strtoull(length, NULL, 10) == LENGTH, "the length as text");
 	want(0, command_run(&copy, s->directory, refusal,
-			    SEMAPHORES("copy", s->region, "new", "--length", length)));
+			    ARGUMENTS("copy", s->region, "new", "--length", length)));
 	want_content(s, "new", LENGTH);
 	want(0644, mode_of(s, "new"));
 	make_file(s, "old", 5, 0640);
 	want(0, command_run(&copy, s->directory, refusal,
-			    SEMAPHORES("copy", s->region, "old", "--length", length, "--verify")));
+			    ARGUMENTS("copy", s->region, "old", "--length", length, "--verify")));
 	want_content(s, "old", LENGTH);
 	want(0640, mode_of(s, "old"));
 	make_file(s, "part", 4096, 0600);
-	want(0, command_run(&copy, s->directory, refusal, SEMAPHORES("copy", "new", s->region)));
+	want(0, command_run(&copy, s->directory, refusal, ARGUMENTS("copy", "new", s->region)));
 	snprintf(rest, sizeof(rest), "%s+4096", s->region);
 	want(0, command_run(&copy, s->directory, refusal,
-			    SEMAPHORES("copy", rest, "part", "--offset", "4096", "--length",
-				       "3141649")));
+			    ARGUMENTS("copy", rest, "part", "--offset", "4096", "--length",
+				      "3141649")));
 	want_content(s, "part", LENGTH);
 	want(3, directory_count(s->directory));
 }

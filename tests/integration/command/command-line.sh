@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# The wherry command from outside: wrong command lines, help, serve, copy, explain, config. Takes
-# the command's path as $1 or in $TEST_COMMAND.
+# The wherry command as users call it: wrong command lines, help, serve, copy, explain, config,
+# bench. The command's path is $1 or $TEST_COMMAND.
 set -u
 wherry=${1:-${TEST_COMMAND:?the path of wherry}}
 # shellcheck source=tests/cases.sh
@@ -9,7 +9,7 @@ wherry=${1:-${TEST_COMMAND:?the path of wherry}}
 cd "$directory" || exit 1
 unset "${!WHERRY_@}"
 
-# Run wherry; its status goes to $status, what it says to the files out and err.
+# Run wherry: its exit status is stored in $status, its output in the files out and err.
 run()
 {
 	timeout 60 "$wherry" "$@" >out 2>err
@@ -26,8 +26,8 @@ explain_failure() # TEXT
 	return 1
 }
 
-# wherry ARGUMENTS ends with STATUS and, unless it is 0, says so in one line on stderr that holds
-# TEXT, and nothing on stdout. A wrong command line has a second line, which shows the usage.
+# wherry ARGUMENTS must exit with STATUS. 0: stdout contains TEXT. Otherwise stdout is empty and
+# stderr is one line that contains TEXT; for status 64 a second line shows the usage.
 expect() # STATUS TEXT ARGUMENTS...
 {
 	local want=$1 text=$2 lines=1
@@ -54,12 +54,12 @@ check() # NAME EXPECT-ARGUMENTS...
 	verdict "$name" $?
 }
 
-# Start a server; its address goes to $url, its process to $server.
+# Start a server: $url is its address, $server its process id.
 serve() # ARGUMENTS...
 {
 	local i
 
-	# Not what the last one said: the new one's redirection may come late.
+	# The previous server's output must not be read: the shell may truncate the file late.
 	rm -f serve.out
 	"$wherry" serve "$@" >serve.out 2>serve.err &
 	server=$!
@@ -75,7 +75,7 @@ serve() # ARGUMENTS...
 	fi
 }
 
-stop() # SIGNAL; returns the server's status
+stop() # SIGNAL: returns the server's exit status
 {
 	kill "-$1" "$server"
 	wait "$server"
@@ -163,7 +163,7 @@ run
 [ "$status" = 64 ] && [ -s err ] && [ ! -s out ]
 verdict "no command at all" $?
 
-# A secret on a command line is refused before anything else is done with it, and is not repeated.
+# A secret on a command line is refused before it is used, and the error does not repeat it.
 secrets()
 {
 	local key line text words bad=0
@@ -237,8 +237,8 @@ pages()
 pages
 verdict "man pages" $?
 
-# "--transport = t" is what the shell makes of --transport=t.
-completes() # WORDS... WANTED: what the last of the words is completed to, with spaces between
+# Bash splits --transport=t into the words --transport = t.
+completes() # WORDS... WANTED: the completions of the last word, separated by spaces
 {
 	local wanted=${*: -1}
 
@@ -326,12 +326,12 @@ notify=${TEST_BUILD:-.}/examples/example-notify
 if [ -x "$notify" ]; then
 	serve --memory host:8MiB:mailbox --notifications
 	"$notify" send "$url"
-	for _ in $(seq 200); do # it has arrived, and is printed by another thread
+	for _ in $(seq 200); do # it has arrived, but another thread prints it
 		[ "$(wc -l <serve.out)" = 1 ] || break
 		sleep 0.05
 	done
 	stop TERM && [ "$(wc -l <serve.out)" = 2 ] &&
-		grep -q -x 'sender 13 8 MiB for you' serve.out
+		grep -q -x 'sender 0x1 13 8 MiB for you' serve.out
 	verdict "serve prints notifications" $?
 fi
 
@@ -364,7 +364,7 @@ for region in plain huge; do
 	round_trip $region --transport tcp && round_trip $region
 	verdict "round trip through $region memory" $?
 done
-# What surprises nobody is told to who asks for it.
+# Only --verbose, --json and explain report refusals of transports that never apply.
 plain_routes()
 {
 	expect 0 "by shm" copy data "$host" && ! grep -q '^not by' out &&
@@ -385,7 +385,8 @@ expect 0 "copied" copy "$host" "$url/host1" && expect 0 copied copy "$url/host1"
 	[ "$(head -c 20000003 back | sha256sum)" = "$(sha256sum <data)" ]
 verdict "from region to region" $?
 
-# Onto a range of the same memory that overlaps: as if the source had been copied aside first.
+# Copy between overlapping ranges of one region: the result is as if the source had been copied to
+# a buffer first.
 overlaps() # FROM TO OPTIONS...
 {
 	local from=$1 to=$2 length=9000001
@@ -443,7 +444,7 @@ links()
 links
 verdict "a link stays, and so does the mode" $?
 
-# What others write into the region while the copy goes on makes the copy wrong.
+# Another process writes into the region during the copy: --verify must notice.
 spoilt()
 {
 	local copy i
@@ -507,7 +508,8 @@ for command in "copy data $gone/host" "explain $gone"; do
 done
 check "a name that does not exist" 69 "nowhere.invalid" explain wherry://nowhere.invalid:7000
 
-# An engine of another version: it says so, or answers in its own.
+# An engine of another protocol version, which refuses (ANSWER refused) or answers in its own
+# version.
 other_version() # TEXT ANSWER
 {
 	local port command
@@ -541,7 +543,19 @@ while True:
 }
 quick=(--size 8 --seconds 0.05 --working-set 64KiB)
 other_version "refuses: this engine speaks 9" refused
-other_version "answers in protocol version 9, this engine speaks 4: one of them is newer" welcome
+other_version "answers in protocol version 9, this engine speaks 5: one of them is newer" welcome
+
+# A process of this host that shm does not reach is no silent slow path.
+unreached()
+{
+	expect 0 "not by shm: " copy data "$url/host" --length 1000 && grep -q 'switched off' out &&
+		grep -q '^wherry copy: warning: peer: .* is on this host, but shm does not' err &&
+		[ "$(wc -l <err)" = 1 ]
+}
+serve --memory host:1MiB -c transports=tcp
+unreached
+verdict "a server without shm: a warning, and the reason" $?
+stop TERM
 
 serve --memory host:1MiB --verbose
 python3 -c 'import socket, struct, sys
@@ -558,7 +572,7 @@ check "a read-only region" 2 "may not be written" copy data "$url/host"
 expect 0 copied copy "$url/host" back
 verdict "a read-only region can be read" $?
 
-# A server that stands still keeps the copy waiting with its temporary file.
+# A stopped server keeps the copy waiting, with its temporary file.
 interrupted()
 {
 	local copy i temporary=(.stuck.*)
@@ -628,7 +642,7 @@ check "explain with a requirement" 0 "tcp" explain "$url" --require tcp
 
 # ---- bench ---------------------------------------------------------------------------------------
 
-# What was asked for is what the JSON has, with every key that docs and tools go by.
+# The JSON has rows for exactly the requested values, and every key that docs and tools use.
 measured()
 {
 	python3 - "$1" "$2" <<'END'

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What `wherry serve --notifications` prints of engines whose names are meant to deceive: each line
- * is SENDER LENGTH BYTES, whatever the sender calls itself and sends. */
+/* command-notification.c: what `wherry serve --notifications` prints of senders with deceptive
+ * names
+ *
+ * Each line is SENDER TAG LENGTH BYTES, whatever the sender's name and bytes. */
 #include <signal.h>
 
 #include "lib/command.h"
 
-static void notify(const char *url, const char *name, const char *text)
+static void send_notification(const char *url, const char *name, const char *text)
 {
 	struct wh_engine_options options = { .size = sizeof(options),
 					     .listen = "none",
@@ -17,9 +19,9 @@ static void notify(const char *url, const char *name, const char *text)
 	want(0, wh_engine_open(&options, &engine));
 	want(0, wh_peer_open(engine, url, NULL, &peer));
 	want(0, wh_batch_new(peer, NULL, &batch));
-	want(0, wh_batch_notify(batch, text, strlen(text)));
+	want(0, wh_batch_notify(batch, 7, text, strlen(text)));
 	want(0, wh_batch_submit(batch));
-	want(0, wh_batch_wait(batch, PATIENCE));
+	want(0, batch_end(batch, PATIENCE));
 	want(0, wh_batch_free(batch));
 	want(0, wh_peer_close(peer));
 	want(0, wh_engine_close(engine));
@@ -30,24 +32,24 @@ static void notification__of_deceivers(void **state)
 	static const struct {
 		const char *name, *text, *line;
 	} cases[] = {
-		{ "node7", "ready", "node7 5 ready" },
-		{ "node7 5 ready", "x", "node7\\x205\\x20ready 1 x" },
-		{ "node7", "5 ready", "node7 7 5 ready" },
-		{ "node7\\x20", "\\", "node7\\\\x20 1 \\\\" },
-		{ "-", "no name", "\\x2d 7 no name" },
+		{ "node7", "ready", "node7 0x7 5 ready" },
+		{ "node7 5 ready", "x", "node7\\x205\\x20ready 0x7 1 x" },
+		{ "node7", "5 ready", "node7 0x7 7 5 ready" },
+		{ "node7\\x20", "\\", "node7\\\\x20 0x7 1 \\\\" },
+		{ "-", "no name", "\\x2d 0x7 7 no name" },
 		{ "caf\303\251", "\302\2332J\n\33[2J",
-		  "caf\\xc3\\xa9 9 \\xc2\\x9b2J\\x0a\\x1b[2J" },
-		{ "a\302\240b", "\200", "a\\xc2\\xa0b 1 \\x80" },
+		  "caf\\xc3\\xa9 0x7 9 \\xc2\\x9b2J\\x0a\\x1b[2J" },
+		{ "a\302\240b", "\200", "a\\xc2\\xa0b 0x7 1 \\x80" },
 	};
 	struct command command;
 	char url[128], line[256];
 
 	(void)state;
 	command_start(&command, NULL, NULL,
-		      SEMAPHORES("serve", "-m", "host:64KiB", "--notifications"));
+		      ARGUMENTS("serve", "-m", "host:64KiB", "--notifications"));
 	command_line(&command, url, sizeof(url));
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-		notify(url, cases[i].name, cases[i].text);
+		send_notification(url, cases[i].name, cases[i].text);
 		command_line(&command, line, sizeof(line));
 		want_true(!strcmp(line, cases[i].line), "it prints \"%s\", not \"%s\"", line,
 			  cases[i].line);
@@ -56,7 +58,7 @@ static void notification__of_deceivers(void **state)
 	want(0, command_wait(&command));
 }
 
-/* A name that moves a terminal's cursor is none. */
+/* A name with control characters, which could move a terminal's cursor, is refused. */
 static void name__not_to_be_shown(void **state)
 {
 	static const char *const names[] = { "a\33[2J", "a\nb",    "a\302\2332J",

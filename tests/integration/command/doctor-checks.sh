@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Every check of wherry doctor on small machines made of files: a healthy one, and for each check
-# one with a problem and one that does not show enough to decide.
+# Every check of wherry doctor on small machines made of files: a healthy machine, and for each
+# check a machine with a problem and one with too little information to decide.
 set -u
 wherry=$TEST_COMMAND
 # shellcheck source=tests/cases.sh
@@ -10,7 +10,7 @@ cd "$directory" || exit 1
 
 # ---- a machine of files -----------------------------------------------------------------------
 
-put() # PATH TEXT: in the tree of the case
+put() # PATH TEXT: write a file in the case's tree
 {
 	mkdir -p "tree/${1%/*}" && printf '%s\n' "$2" >"tree/$1"
 }
@@ -193,7 +193,7 @@ change() # FILE PATTERN LINE
 
 # ---- the checks -------------------------------------------------------------------------------
 
-doctor() # ARGUMENTS...; on the case's tree
+doctor() # ARGUMENTS...: run it on the case's tree
 {
 	env -u CUDA_VISIBLE_DEVICES FAKE_NVML="$PWD/tree/nvml.txt" timeout 30 "$wherry" doctor \
 		--root tree "$@" >out 2>err
@@ -211,7 +211,7 @@ expect() # ID VERDICT TEXT
 	WARN) want=1 ;;
 	*) want=0 ;;
 	esac
-	# Folded lines count as one.
+	# Lines that doctor has wrapped count as one.
 	if [ $status != $want ] || ! grep -q "^$2 *$1 " out ||
 		! tr -s ' \n' ' ' <out | grep -q -F -e "$3"; then
 		echo "wants $2 '$3', status $status:"
@@ -222,7 +222,7 @@ expect() # ID VERDICT TEXT
 	fi
 }
 
-# Change a machine, and expect a check to find this.
+# Run COMMAND to change a healthy machine; check ID must then give this verdict and text.
 case_of() # ID VERDICT TEXT COMMAND...
 {
 	local id=$1 word=$2 text=$3
@@ -292,7 +292,7 @@ tr -s ' \n' ' ' <out | grep -q -F ' checks no RDMA NIC here (nic, cgroup.rdma)' 
 	grep -q '^PASS *gpu.bar1' out
 verdict "a machine without a NIC" $?
 
-# Below: ID, VERDICT, TEXT, and what makes the tree so.
+# Below: ID, VERDICT, TEXT, and the command that changes the tree.
 nvml()
 {
 	change nvml.txt "$@"
@@ -498,7 +498,7 @@ case_of nic.flow UNKNOWN "does not show PFC and ECN" remove "$nic/net/eth2/ecn" 
 case_of nic.counters WARN "out_of_sequence 17" put "$port/hw_counters/out_of_sequence" 17
 case_of nic.counters INFO "there was congestion" put "$port/hw_counters/np_cnp_sent" 5
 case_of nic.counters UNKNOWN "no known hw_counters" remove "$port/hw_counters"
-# Other drivers' names for them.
+# Names of the same counters in other drivers.
 counters_of() # FOLDER NAME VALUE
 {
 	remove "$port/hw_counters"
@@ -715,7 +715,7 @@ no_nic_no_library()
 case_of lib.verbs INFO "no RDMA: libibverbs.so.1" no_nic_no_library
 case_of lib.verbs UNKNOWN "no verbs.txt" remove /verbs.txt
 
-# Is there a bad machine and one that does not tell for every check?
+# Every check must have a case with a problem and a case with an unknown result.
 for id in $checks; do
 	for words in "WARN FAIL INFO" UNKNOWN; do
 		found=no
@@ -729,7 +729,7 @@ done
 
 # ---- the command ------------------------------------------------------------------------------
 
-# Standard output is JSON with what jq, if it were there, would find.
+# Standard output is valid JSON with the documented keys.
 fresh
 put "$port/state" "1: DOWN"
 doctor --json --only nic.port
@@ -766,7 +766,7 @@ done
 "$wherry" doctor --errno EFAULT --json | grep -q '"errno": 14'
 verdict "an errno as JSON" $?
 
-# A library that never answers costs its time, and not more.
+# A library that never answers delays doctor by its time limit only.
 fresh
 put /nvml.txt "delay : 0 60000"
 begun=$(quiet_seconds)
@@ -774,7 +774,7 @@ doctor --json
 [ $status = 0 ] && [ $(($(quiet_seconds) - begun)) -le 9 ] && grep -q '"driver.nvml"' out
 verdict "a driver that hangs" $?
 
-# Neither does a check that never ends; the others say what they say.
+# So does a check that never ends; the other checks still give their verdicts.
 fresh
 cat >hang.c <<'CODE'
 #define _GNU_SOURCE
@@ -801,7 +801,7 @@ FAKE_NVML=$PWD/tree/nvml.txt LD_PRELOAD=${sanitizer:+$sanitizer:}$PWD/hang.so ti
 	[ "$(grep -c '^PASS ' out)" = $(($(wc -w <<<"$checks") - 1)) ]
 verdict "a check that hangs" $?
 
-# What was recorded is the same again.
+# Doctor gives the same verdicts on a recording as on the machine.
 fresh
 FAKE_NVML=tree/nvml.txt "$wherry" doctor --root tree --record copy --json |
 	grep -v '"seconds"' >first

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# What wherry doctor and wherry topo ask of libcuda, libnvidia-ml and libibverbs, opened for real:
-# the fakes of tests/fake stand in for them.
+# How wherry doctor and wherry topo use libcuda, libnvidia-ml and libibverbs: the command opens the
+# fakes of tests/fake in their place.
 set -u
 wherry=$TEST_COMMAND
 # shellcheck source=tests/cases.sh
@@ -11,7 +11,7 @@ unset CUDA_VISIBLE_DEVICES "${!FAKE_@}"
 export LD_LIBRARY_PATH=$TEST_FAKES:${LD_LIBRARY_PATH-}
 export FAKE_NVML=$TEST_SOURCE/tests/fake/nvml/broken.txt
 
-# A file that was recorded has these lines, in this order, and no others.
+# FILE has exactly these lines, in this order.
 holds() # FILE LINE...
 {
 	local file=$1
@@ -49,7 +49,8 @@ FAKE_VERBS=one,two doctor && holds record/verbs.txt \
 	"gpu 0000:2b:00.0 $well" \
 	"nic two dma_buf=9 mtu=1024 mtu_most=4096" "gpu 0000:1b:00.0 $well" "gpu 0000:2b:00.0 $well"
 verdict "two NICs write and read the memory of two GPUs" $?
-# The first line of each GPU, up to the reason why nothing was moved, and the reason.
+# The recorded line of the first GPU is STEPS before the reason why nothing moved, and REASON occurs
+# in the recording.
 refuses() # STEPS REASON
 {
 	sed -n 's/^gpu 0000:1b:00.0 \(.* moved=[-0-9]*\) why=.*/\1/p' record/verbs.txt |
@@ -82,7 +83,7 @@ verdict "no NIC" $?
 
 # ---- libraries that do not answer ----------------------------------------------------------------
 
-# The whole run keeps to ten seconds, whatever hangs; what was answered stays.
+# The whole run takes less than ten seconds, whatever hangs, and keeps the answers that it got.
 in_time() # WHAT-HANGS ARGUMENTS...
 {
 	local hangs=$1 took
@@ -116,13 +117,13 @@ FAKE_CUDA_START=60 in_time none --skip nic.port && holds record/verbs.txt "cuda 
 	"nic one dma_buf=9 mtu=1024 mtu_most=4096" "nic two dma_buf=9 mtu=1024 mtu_most=4096" &&
 	grep -q 'gpu.direct the CUDA driver did not answer in time' line
 verdict "CUDA hangs: the NICs answer" $?
-# After a pair that failed the next one goes by engines of its own.
+# After a pair has failed, the next pair uses new engines.
 FAKE_VERBS=one FAKE_CUDA_ATTRIBUTES=118=0 FAKE_CUDA_FAIL=cuFlushGPUDirectRDMAWrites:1:999 doctor &&
 	grep -q '^gpu 0000:1b:00.0 .* moved=5 why=' record/verbs.txt &&
 	grep -q "^gpu 0000:2b:00.0 $well\$" record/verbs.txt
 verdict "a pair that fails says nothing of the next" $?
 
-# As many pairs as a machine has with eight GPUs and eight NICs.
+# 64 pairs, as on a machine with eight GPUs and eight NICs.
 eight=a,b,c,d,e,f,g,h
 start=$(quiet_seconds)
 FAKE_CUDA_DEVICES=8 FAKE_VERBS=$eight doctor &&
@@ -135,7 +136,7 @@ FAKE_CUDA_DEVICES=8 FAKE_VERBS=$eight FAKE_VERBS_HANG=register:c doctor &&
 	[ "$(grep -c '^gpu .* late=1$' record/verbs.txt)" = 8 ] &&
 	took=$(($(quiet_seconds) - start)) && echo "a NIC that hangs: $took s" && [ "$took" -lt 10 ]
 verdict "eight GPUs and eight NICs, of which one hangs" $?
-# The worst: each pair fails, and says so as late as it can.
+# The worst case: each pair fails as late as possible.
 start=$(quiet_seconds)
 FAKE_CUDA_DEVICES=8 FAKE_VERBS=$eight FAKE_VERBS_HANG=move doctor &&
 	took=$(($(quiet_seconds) - start)) &&
@@ -145,7 +146,7 @@ verdict "eight GPUs and eight NICs that move nothing" $?
 
 # ---- only what is needed -------------------------------------------------------------------------
 
-# Which libraries a run opens.
+# doctor ARGUMENTS opens exactly these libraries.
 opens() # NAMES ARGUMENTS...
 {
 	local names=$1
@@ -180,7 +181,7 @@ doctor --only driver.nvml,gpu.health
 [ $status = 2 ] && grep -q '^PASS *driver.nvml' out && tr -s ' \n' ' ' <out | grep -q 'GPU is lost'
 verdict "a GPU that is lost" $?
 
-# The links of a GPU that seem slow are watched while the GPU copies.
+# If a GPU's link seems slow, doctor reads its speed again while the GPU copies.
 link() # GENERATION-UNDER-LOAD VERDICT TEXT
 {
 	cat >link.txt <<-NVML
@@ -213,7 +214,7 @@ verdict "a link that is slow, and CUDA hangs" $?
 opens "cuda nvidia-ml " --only pci.link
 verdict "--only pci.link starts CUDA for a link that is slow" $?
 
-# Windows are opened for real; a failure has its reason.
+# Doctor opens a window, and reports the reason of a failure.
 sanitizer=$(ldd "$wherry" | grep -o '/[^ ]*/lib[at]san[^ ]*' | head -n 1)
 windows=${sanitizer:+$sanitizer:}$TEST_BUILD/tests/fake/libfake-nvidia.so
 FAKE_NVML=$TEST_SOURCE/tests/fake/nvml/broken.txt FAKE_NVIDIA_CUDA=$TEST_CUDA LD_PRELOAD=$windows \

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# A misspelt variable of the environment is refused, and no other: every WHERRY_ variable that the
-# tree itself names is known.
+# Every command refuses a misspelt WHERRY_ variable, and knows every WHERRY_ variable that the tree
+# names.
 set -u
 wherry=$TEST_COMMAND
 # shellcheck source=tests/cases.sh
@@ -44,8 +44,8 @@ refused 0 Usage: env WHERRY_TSL=1 "$wherry" serve --help &&
 	refused 0 "wherry " env WHERRY_TSL=1 "$wherry" --version
 verdict "help all the same" $?
 
-# Names of macros are none of variables: guards of headers (_H), versions of symbols, the revision.
-# Nor are the misspelt ones of tests like this one.
+# Left out: macros (include guards, WHERRY_REVISION), and the names that this test and others
+# misspell on purpose.
 every_name()
 {
 	local name bad=0 count=0

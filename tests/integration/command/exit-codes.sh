@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# The table of exit codes, which the README and the man pages share, held against what commands end
-# with:
-# 69 for whatever is not there to be reached, 2 for what is reached and refuses, 64 for a wrong
+# Commands exit with the codes of the table in the README and the man pages: 69 if something does
+# not exist or cannot be reached, 2 if it is reached and refuses or fails, 64 for a wrong command
 # line.
 set -u
 wherry=$TEST_COMMAND
@@ -13,7 +12,8 @@ unset "${!WHERRY_@}"
 mkdir -m 700 run
 export WHERRY_OBSERVE=off WHERRY_CUDA=/nowhere.so XDG_RUNTIME_DIR=$directory/run
 
-# One line on stderr that holds TEXT (two with the usage), and nothing on stdout.
+# COMMAND must exit with STATUS, print one line with TEXT on stderr (status 64: two lines, with the
+# usage), and nothing on stdout.
 ends() # STATUS TEXT COMMAND...
 {
 	local want=$1 text=$2 status lines=1
@@ -29,7 +29,7 @@ ends() # STATUS TEXT COMMAND...
 	return 1
 }
 
-# Every command that reaches an engine ends in the same way.
+# Every command that connects to an engine must exit in the same way.
 all_end() # STATUS TEXT URL OPTIONS...
 {
 	local want=$1 text=$2 url=$3
@@ -41,18 +41,18 @@ all_end() # STATUS TEXT URL OPTIONS...
 		ends "$want" "$text" "$wherry" bench -s 8 --seconds 0.01 --peer "$url" "$@"
 }
 
-# Start a server of the command; its address goes to $url, its process to $server.
+# Start a server: $url is its address, $server its process id.
 start() # COMMAND...
 {
 	rm -f served
-	"$@" >served 2>said &
+	"$@" >served 2>log &
 	server=$!
 	for _ in $(seq 400); do
 		[ -s served ] && break
 		sleep 0.05
 	done
 	url=$(head -n 1 served)
-	[ -n "$url" ] || { cat said; verdict "start: $*" 1; exit 1; }
+	[ -n "$url" ] || { cat log; verdict "start: $*" 1; exit 1; }
 }
 
 head -c 4096 /dev/urandom >data
@@ -90,7 +90,7 @@ ends 69 nowhere.so "$wherry" serve -m cuda:0:1MiB &&
 	ends 69 nowhere.so "$wherry" bench --source cuda:0 &&
 	ends 69 nowhere.so "$wherry" window check
 verdict "69: no GPU" $?
-# At once, before anything is touched: no benchmark's tables, no process that the kernel ends.
+# Refused at once: no memory is touched, no table printed, and the kernel kills no process.
 kib=$(sed -n 's/^MemTotal: *\([0-9]*\) kB/\1/p' /proc/meminfo)
 kib=$((kib + $(sed -n 's/^SwapTotal: *\([0-9]*\) kB/\1/p' /proc/meminfo)))
 much=$((kib * 1025 / 1024 + 1048576))KiB
@@ -127,7 +127,7 @@ verdict "2: no such region" $?
 start "$wherry" serve -m host:1MiB -c keyfile=key --read-only
 ends 2 "may not be written" "$wherry" copy data "$url/host" -c keyfile=key
 verdict "2: a right that is not granted" $?
-# It may be that of a dead engine, for whose lease is waited, which is told.
+# The name could belong to a dead engine, so serve waits for the lease to end, and says so.
 timeout 60 "$wherry" serve -m host:1MiB -n node1 -c "registry=$registry" >out 2>err
 [ $? = 2 ] && [ ! -s out ] && grep -q "at most [0-9]* s more" err && tail -n 1 err |
 	grep -q "is taken by a live engine"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# What wherry explain expects is what wherry bench measures on the same machine, from memory and not
-# from the cache; and what comes from the cache is called so. The two take turns, so that both meet
-# the same load.
+# wherry explain expects what wherry bench measures on the same machine: from memory, not from the
+# CPU's cache. Explain marks estimates that come from the cache. The two commands run in turns, so
+# that both meet the same load.
 set -u
 wherry=$TEST_COMMAND
 # shellcheck source=tests/cases.sh
@@ -38,15 +38,16 @@ def measured():
     return rows["results"][0]["latency_us"]["p50"]
 
 
-# More rounds while they are apart: what else runs on the machine comes and goes.
-said, seen = [], []
-while len(said) < 15:
-    said.append(expected())
+# Repeat while the two differ: the machine's load varies.
+estimates, seen = [], []
+while len(estimates) < 15:
+    estimates.append(expected())
     seen.append(measured())
-    ratio = statistics.median(said) / statistics.median(seen)
-    if len(said) >= 3 and 1 / 2 < ratio < 2:
+    ratio = statistics.median(estimates) / statistics.median(seen)
+    if len(estimates) >= 3 and 1 / 2 < ratio < 2:
         break
-print(transport, [round(x, 1) for x in said], [round(x, 1) for x in seen], "ratio", round(ratio, 2))
+print(transport, [round(x, 1) for x in estimates], [round(x, 1) for x in seen],
+      "ratio", round(ratio, 2))
 sys.exit(not 1 / 2 < ratio < 2)
 PYTHON
 
@@ -65,7 +66,8 @@ python3 compare.py "$wherry" tcp "$url/large"
 verdict "of a peer, by tcp" $?
 
 cat >cache.py <<'PYTHON'
-"""Of the region that is as short as a piece only the cache can be measured, of the long one memory."""
+"""cache.py FILE BYTES CACHE: explain read BYTES, and calls that cached if the CPU's CACHE holds both
+sides."""
 import json
 import sys
 

@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# The wherry command with GPUs' memory: serve, copy, bench, explain. On the driver in $TEST_CUDA,
-# or, where that is not set, on the machine's own. Takes the command's path as $1 or in
-# $TEST_COMMAND.
+# The wherry command with GPU memory: serve, copy, bench, explain. It uses the CUDA driver in
+# $TEST_CUDA, or, if that is not set, the machine's own. The command's path is $1 or $TEST_COMMAND.
 set -u
 wherry=${1:-${TEST_COMMAND:?the path of wherry}}
 # shellcheck source=tests/cases.sh
@@ -11,7 +10,7 @@ cd "$directory" || exit 1
 unset "${!WHERRY_@}"
 [ -z "${TEST_CUDA-}" ] || export WHERRY_CUDA=$TEST_CUDA
 
-# wherry ARGUMENTS ends with STATUS and says TEXT; what it says stays in the files out and err.
+# wherry ARGUMENTS must exit with STATUS and print TEXT. The files out and err keep its output.
 check() # NAME STATUS TEXT ARGUMENTS...
 {
 	local name=$1 want=$2 text=$3 status
@@ -27,18 +26,18 @@ check() # NAME STATUS TEXT ARGUMENTS...
 	verdict "$name" $?
 }
 
-has() # NAME PATTERN: a line of `out` is like that
+has() # NAME PATTERN: a line of the file out matches
 {
 	grep -q -E -e "$2" out || { cat out && false; }
 	verdict "$1" $?
 }
 
-# json NAME PROGRAM: the Python expression over `j` is true of the file j.json.
+# json NAME EXPRESSION: the Python expression is true; `j` is the file j.json, `rows` its results.
 json()
 {
 	python3 -c '
 import json, os, sys
-slow = "TEST_SANITIZED" in os.environ # three rounds of it are too few to compare times
+slow = "TEST_SANITIZED" in os.environ # under a sanitizer too few rounds run to compare times
 j = json.load(open("j.json"))
 rows = j.get("results", [])
 good = eval("(" + sys.argv[1] + ")")
@@ -89,7 +88,7 @@ verdict "the server gives the memory back" $?
 
 # With a stand-in for the NVIDIA kernel driver, beside the fake CUDA driver, the server has CPU
 # windows.
-windows() # NAME TEXT OPTIONS...: what the server's log says of a file that comes by tcp
+windows() # NAME TEXT OPTIONS...: receive a file over TCP; the server's log must contain TEXT
 {
 	local name=$1 text=$2 i
 

@@ -1,19 +1,21 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Mooncake's own transfer engine in each of its stores of metadata, and an older one, with both
-# commands. Takes the command's path as $1 or in $TEST_COMMAND. Skipped, as a whole, where that
-# engine is not to be had.
+# wherry serve and wherry copy with Mooncake's own transfer engine: with each of its metadata
+# stores, and with an older version. The command's path is $1 or $TEST_COMMAND. Skipped if the
+# engine cannot be installed.
 set -u
 wherry=${1:-${TEST_COMMAND:?the path of wherry}}
 here=$(cd "${BASH_SOURCE[0]%/*}" && pwd)
 # shellcheck source=tests/cases.sh
 . "${BASH_SOURCE[0]%/*}/../../cases.sh" || exit
+# shellcheck source=tests/integration/lib/stores.sh
+. "${BASH_SOURCE[0]%/*}/../lib/stores.sh" || exit
 newest=$("$here/../../../scripts/mooncake") || exit
 cd "$directory" || exit 1
 unset "${!WHERRY_@}"
 export PYTHONDONTWRITEBYTECODE=1 WHERRY_CUDA=off
 
-# Wait until a file has so many lines.
+# Wait until FILE has at least LINES lines.
 wait_for() # LINES FILE
 {
 	for _ in $(seq 1200); do
@@ -23,11 +25,11 @@ wait_for() # LINES FILE
 	return 1
 }
 
-# wherry serve; its line is in $name and $address.
+# Start wherry serve; $name and $address are those of its memory.
 serve() # OPTION...
 {
 	: >ready
-	"$wherry" serve -m host:8MiB --mooncake "$@" >ready 2>said &
+	"$wherry" serve -m host:8MiB --mooncake "$@" >ready 2>log &
 	server=$!
 	wait_for 2 ready
 	name=$(sed -n '2s|mooncake://||; 2s|/.*||p' ready)
@@ -41,20 +43,21 @@ finish() # NAME
 	verdict "$1: the server ends with status 0" $?
 }
 
-# Their engine with FILE's bytes, theirs; at $name and $address. Its standard input is 8.
+# Start Mooncake's engine with the file bytes as its memory, at $name and $address. It writes its
+# memory to the file theirs for each line on descriptor 8.
 publish() # PYTHON [METADATA]
 {
 	cp bytes theirs
 	: >ready
 	rm -f order
 	mkfifo order
-	"$1" "$here/../lib/mooncake_real.py" server theirs ${2:+"$2"} <order >ready 2>said &
+	"$1" "$here/../lib/mooncake_real.py" server theirs ${2:+"$2"} <order >ready 2>log &
 	exec 8>order
 	wait_for 1 ready
 	read -r name address <ready
 }
 
-# wherry copy ARGUMENTS says TEXT.
+# wherry copy ARGUMENTS must succeed and print TEXT.
 copies() # NAME TEXT ARGUMENTS...
 {
 	local name=$1 text=$2
@@ -67,7 +70,7 @@ copies() # NAME TEXT ARGUMENTS...
 	verdict "$name" $?
 }
 
-# Both ways with their server.
+# Copy from Mooncake's engine and to it.
 to_and_from() # NAME VERSION ARGUMENTS...
 {
 	local title=$1 version=$2 there=mooncake://$name/$address
@@ -93,7 +96,7 @@ head -c 3145728 /dev/urandom >half
 if older=$("$here/../../../scripts/mooncake" v1 2>why); then
 	"$older" "$here/../lib/mooncake_real.py" check
 	serve
-	# It does not learn of a write that was refused.
+	# This version never learns that a write was refused, so the case outside is left out.
 	"$older" "$here/../lib/mooncake_real.py" client "$name" to_and_back in_batches >out 2>&1 ||
 		{ cat out; failed=1; }
 	grep -F ' ] ' out | sed 's/\] /&older: /'
@@ -117,7 +120,7 @@ in_a_store() # NAME METADATA
 	to_and_from "$1" 2 --mooncake-metadata "$2"
 }
 
-# Until something listens there.
+# Wait until a server listens on PORT.
 listens() # PORT
 {
 	for _ in $(seq 600); do
@@ -139,10 +142,7 @@ else
 fi
 if command -v etcd >/dev/null; then
 	port=$(free_port 1)
-	etcd --data-dir etcd.data --listen-client-urls "http://127.0.0.1:$port" --log-level error \
-		--advertise-client-urls "http://127.0.0.1:$port" \
-		--listen-peer-urls http://127.0.0.1:0 >etcd.log 2>&1 &
-	listens "$port"
+	start_etcd "$port"
 	verdict etcd $?
 	in_a_store etcd "etcd://127.0.0.1:$port"
 else

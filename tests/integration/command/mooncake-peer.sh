@@ -1,44 +1,46 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# wherry serve --mooncake and wherry copy mooncake:// with a peer of the tests' own on the other
-# side, which does what Mooncake's engines do, and what they do not. Takes the command's path as $1
-# or in $TEST_COMMAND.
+# wherry serve --mooncake and wherry copy mooncake:// with mooncake_peer.py, which behaves as
+# Mooncake's engines do, and also as they never would. The command's path is $1 or $TEST_COMMAND.
 set -u
 wherry=${1:-${TEST_COMMAND:?the path of wherry}}
 peer=$(cd "${BASH_SOURCE[0]%/*}" && pwd)/../lib/mooncake_peer.py
 # shellcheck source=tests/cases.sh
 . "${BASH_SOURCE[0]%/*}/../../cases.sh" || exit
+# shellcheck source=tests/integration/lib/stores.sh
+. "${BASH_SOURCE[0]%/*}/../lib/stores.sh" || exit
 cd "$directory" || exit 1
 unset "${!WHERRY_@}" "${!MC_@}"
 export PYTHONDONTWRITEBYTECODE=1
 [ -z "${TEST_CUDA-}" ] || export WHERRY_CUDA=$TEST_CUDA
 
-# Start something and wait for so many lines of it in the file `ready`; its process is $started.
+# Start COMMAND and wait until it has printed LINES lines, in the file ready. $started is its
+# process id.
 start() # LINES COMMAND...
 {
 	local lines=$1
 
 	shift
 	rm -f ready
-	"$@" >ready 2>said &
+	"$@" >ready 2>log &
 	started=$!
 	for _ in $(seq 600); do
 		[ -e ready ] && [ "$(wc -l <ready)" -ge "$lines" ] && return
 		kill -0 "$started" 2>/dev/null || break
 		sleep 0.05
 	done
-	cat ready said
+	cat ready log
 	return 1
 }
 
-# It ends with status 0.
+# End the process $started; true if it exits with status 0.
 stop()
 {
 	kill -TERM "$started"
 	wait "$started"
 }
 
-# wherry ARGUMENTS ends with STATUS and says TEXT.
+# wherry ARGUMENTS must exit with STATUS and print TEXT.
 says() # NAME STATUS TEXT ARGUMENTS...
 {
 	local name=$1 want=$2 text=$3 status
@@ -59,7 +61,7 @@ says() # NAME STATUS TEXT ARGUMENTS...
 ulimit -S -n 2048 2>/dev/null
 second=host:1MiB:b
 "$wherry" explain cuda:0 >/dev/null 2>&1 && second=cuda:0:1MiB:b
-# Half a minute, mostly of waiting, behind all the others.
+# This case waits for half a minute: it runs in the background, beside the others.
 start 2 "$wherry" serve -m host:8MiB:a --mooncake
 trickled=$started
 control=$(sed -n '2s|mooncake://||; 2s|/.*||p' ready)
@@ -73,7 +75,7 @@ address=${url##*/}
 control=${url#mooncake://}
 control=${control%/*}
 [ "$(sed -n 2p ready)" = "mooncake://$control/$address 8388608 a" ] &&
-	grep -q 'anybody who reaches' said
+	grep -q 'anybody who reaches' log
 verdict "it says where, and who may" $?
 cases=(the_segment both_versions the_whole in_small_pieces requests_ahead many_at_once outside
 	refused_with_its_bytes operations cut_off questions wrong_questions the_other_memory)
@@ -83,9 +85,9 @@ else
 	echo "[  SKIPPED ] silent, a_crowd, a_crowd_of_questions, big_questions: more than $(ulimit -n) files may not be open here"
 fi
 python3 "$peer" client "$control" "${cases[@]}" || failed=1
-grep -q -F 'decoder\x207 9 block 9 \x07' ready
+grep -q -F 'decoder\x207 0x0 9 block 9 \x07' ready
 verdict "a notification is printed" $?
-grep -q 'refused: a write of 1048576 bytes at 0x1000 is not within published memory' said
+grep -q 'refused: a write of 1048576 bytes at 0x1000 is not within published memory' log
 verdict "what was refused is told" $?
 
 # ---- both are ours -------------------------------------------------------------------------------
@@ -111,7 +113,7 @@ verdict "it ends with status 0" $?
 start 2 "$wherry" serve -m host:8MiB --read-only --mooncake-listen '[::1]:0' -v
 if grep -q 'mooncake://\[::1\]:' ready; then
 	says "to what is read-only" 2 "status 1" copy bytes "$(sed -n '2s/ .*//p' ready)"
-	grep -q 'is for memory published read-only' said
+	grep -q 'is for memory published read-only' log
 	verdict "and it is told" $?
 	stop
 else
@@ -151,7 +153,7 @@ for version in 1 2; do
 	done
 done
 
-# What goes wrong over there is said here, in one line.
+# The peer misbehaves in this MANNER: wherry copy reports it in one line.
 wrong() # VERSION MANNER STATUS TEXT
 {
 	cp quarter theirs
@@ -183,7 +185,7 @@ says "nobody there" 69 "Connection refused" copy mooncake://127.0.0.1:1/1 back
 
 # ---- stores of metadata --------------------------------------------------------------------------
 
-# An engine in a store, and what finds it there.
+# Publish an engine in a metadata store, and look it up there by name.
 in_a_store() # KIND URL
 {
 	says "$1: a name with a space" 64 "not one word" serve -m host:4MiB \
@@ -212,7 +214,7 @@ in_a_store() # KIND URL
 		--mooncake-metadata "$2"
 }
 
-# Whose keys have a cluster's name is found in that cluster alone.
+# An engine published under a cluster's name is found in that cluster only.
 in_a_cluster() # KIND METADATA
 {
 	export MC_METADATA_CLUSTER_ID=blue
@@ -240,7 +242,7 @@ for key in "ram", "rpc_meta":
 	verdict "$1: the server in a cluster ends with status 0" $?
 }
 
-# A URL with a password, which no command line is given: prints @FILE.
+# Print @FILE for a URL with a password: command lines must not contain the URL itself.
 secret() # URL
 {
 	local file
@@ -250,7 +252,7 @@ secret() # URL
 	echo "@$file"
 }
 
-# Who has not the password is told so, and the password to nobody.
+# A wrong password is reported, and never printed.
 refused() # KIND TEXT URL
 {
 	says "$1: another password" 2 "$2" copy mooncake://a/1 back \
@@ -273,12 +275,7 @@ refused http-with-password "does not accept" "http://root:opensesame@$store/meta
 kill "$registry"
 if command -v redis-server >/dev/null; then
 	port=$(free_port 0)
-	redis-server --bind 127.0.0.1 --port "$port" --requirepass 'ses@me' --save '' --dir . \
-		>redis.log 2>&1 &
-	for _ in $(seq 600); do
-		grep -q 'Ready to accept' redis.log && break
-		sleep 0.05
-	done
+	start_redis "$port" 'ses@me'
 	in_a_store redis "$(secret "redis://:ses%40me@127.0.0.1:$port")"
 	refused redis "does not accept" "redis://:opensesame@127.0.0.1:$port"
 	export MC_REDIS_PASSWORD='ses@me' MC_REDIS_DB_INDEX=3
@@ -289,14 +286,7 @@ else
 fi
 if command -v etcd >/dev/null; then
 	port=$(free_port 1)
-	etcd --data-dir etcd.data --listen-client-urls "http://127.0.0.1:$port" --log-level error \
-		--advertise-client-urls "http://127.0.0.1:$port" \
-		--listen-peer-urls http://127.0.0.1:0 >etcd.log 2>&1 &
-	for _ in $(seq 600); do
-		python3 -c 'import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=5)' \
-			"http://127.0.0.1:$port/version" >/dev/null 2>&1 && break
-		sleep 0.1
-	done
+	start_etcd "$port"
 	in_a_store etcd "etcd://127.0.0.1:$port"
 	in_a_cluster etcd "etcd://127.0.0.1:$port"
 	says "etcd: a user, and it asks for none" 69 "no engine has the name" copy mooncake://a/1 \

@@ -1,9 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# wherry serve --mooncake and wherry copy mooncake:// with Mooncake's own transfer engine on the
-# other side.
-# Takes the command's path as $1 or in $TEST_COMMAND. Skipped, as a whole, where that engine is not
-# to be had.
+# wherry serve --mooncake and wherry copy mooncake:// with Mooncake's own transfer engine. The
+# command's path is $1 or $TEST_COMMAND. Skipped if the engine cannot be installed.
 set -u
 wherry=${1:-${TEST_COMMAND:?the path of wherry}}
 here=$(cd "${BASH_SOURCE[0]%/*}" && pwd)
@@ -15,7 +13,7 @@ unset "${!WHERRY_@}"
 export PYTHONDONTWRITEBYTECODE=1
 [ -z "${TEST_CUDA-}" ] || export WHERRY_CUDA=$TEST_CUDA
 
-# The first line of a file, when it is there.
+# Wait for the first line of FILE and print it.
 first_line() # FILE
 {
 	for _ in $(seq 1200); do
@@ -25,7 +23,7 @@ first_line() # FILE
 	head -n 1 "$1"
 }
 
-# wherry copy ARGUMENTS says TEXT.
+# wherry copy ARGUMENTS must succeed and print TEXT.
 copies() # NAME TEXT ARGUMENTS...
 {
 	local name=$1 text=$2
@@ -39,13 +37,14 @@ copies() # NAME TEXT ARGUMENTS...
 }
 
 "$python" "$here/../lib/mooncake_real.py" check
+protocol=$("$python" "$here/../lib/mooncake_real.py" protocol)
 
 # ---- it reads and writes our memory --------------------------------------------------------------
 
 memories=(-m host:8MiB)
 "$wherry" explain cuda:0 >/dev/null 2>&1 && memories+=(-m cuda:0:8MiB)
 : >ready
-"$wherry" serve "${memories[@]}" --mooncake --notifications -v >ready 2>said &
+"$wherry" serve "${memories[@]}" --mooncake --notifications -v >ready 2>log &
 server=$!
 for _ in $(seq 1200); do
 	[ "$(wc -l <ready)" -gt 1 ] && break
@@ -53,13 +52,13 @@ for _ in $(seq 1200); do
 done
 name=$(sed -n '2s|mooncake://||; 2s|/.*||p' ready)
 "$python" "$here/../lib/mooncake_real.py" client "$name" || {
-	cat said
+	cat log
 	failed=1
 }
-grep -q 'refused: a write of 16 bytes' said
+grep -q 'refused: a write of 16 bytes' log
 verdict "what was refused is told" $?
-[ "$(tail -n 2 ready)" = "prefill 6 page 9
-prefill 11 page \\xc3\\xa9 \\xe6\\xb8\\xa1" ]
+[ "$(tail -n 2 ready)" = "prefill 0x0 6 page 9
+prefill 0x0 11 page \\xc3\\xa9 \\xe6\\xb8\\xa1" ]
 verdict "its notifications are printed" $?
 kill "$server"
 wait "$server"
@@ -71,11 +70,11 @@ head -c 6291456 /dev/urandom >bytes
 cp bytes theirs
 : >ready
 mkfifo order
-"$python" "$here/../lib/mooncake_real.py" server theirs <order >ready 2>said &
+"$python" "$here/../lib/mooncake_real.py" server theirs <order >ready 2>log &
 exec 8>order
 read -r name address <<<"$(first_line ready)"
 there=mooncake://$name/$address
-copies "from it" "read by mooncake (tcp version 2): 6291456 bytes" "$there" back
+copies "from it" "read by mooncake (tcp version $protocol): 6291456 bytes" "$there" back
 cmp bytes back
 verdict "the same" $?
 head -c 3145728 /dev/urandom >half
@@ -95,10 +94,10 @@ exec 8>&-
 # ---- by name, with the metadata in wherry registry -----------------------------------------------
 
 : >store
-"$wherry" registry --listen 127.0.0.1:0 >store 2>said &
+"$wherry" registry --listen 127.0.0.1:0 >store 2>log &
 metadata=$(first_line store)/metadata
 : >ready
-"$wherry" serve -m host:8MiB --mooncake-metadata "$metadata" --mooncake-name prefill >ready 2>said &
+"$wherry" serve -m host:8MiB --mooncake-metadata "$metadata" --mooncake-name prefill >ready 2>log &
 server=$!
 for _ in $(seq 1200); do
 	[ "$(wc -l <ready)" -gt 1 ] && break
@@ -114,10 +113,10 @@ cp bytes theirs
 : >ready
 rm -f order
 mkfifo order
-"$python" "$here/../lib/mooncake_real.py" server theirs "$metadata" <order >ready 2>said &
+"$python" "$here/../lib/mooncake_real.py" server theirs "$metadata" <order >ready 2>log &
 exec 8>order
 read -r name address <<<"$(first_line ready)"
-copies "we find it by name" "read by mooncake (tcp version 2): 6291456 bytes" \
+copies "we find it by name" "read by mooncake (tcp version $protocol): 6291456 bytes" \
 	"mooncake://$name/$address" back \
 	--mooncake-metadata "$metadata"
 cmp bytes back

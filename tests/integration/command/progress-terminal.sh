@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# What commands that take long show meanwhile: on a terminal what they do, how far they are and what
-# time is left, and nothing of it behind their end; elsewhere nothing.
+# Progress lines of commands that take long: on a terminal they show what the command does, how far
+# it is and how much time is left, and disappear at its end. Without a terminal there are none.
 set -u
 wherry=${1:-${TEST_COMMAND:?the path of wherry}}
 export wherry
@@ -13,9 +13,9 @@ unset "${!WHERRY_@}" NO_COLOR TEST_CUDA
 export TERM=xterm LC_ALL=C.UTF-8
 
 cat >terminal.py <<'PYTHON'
-"""terminal.py COLUMNS ARGUMENT...: run wherry with its stderr on a terminal, its stdout in the file
-out. Writes every line as it stood on the terminal, one after the other, to the file drawn, and what is
-left there in the end to the file left. Ends as it ended."""
+"""terminal.py COLUMNS ARGUMENT...: run wherry with its stderr on a terminal and its stdout in the
+file out. The file drawn gets every line that the terminal showed, in order; the file left gets the
+lines that remain at the end. Exits with wherry's status."""
 import fcntl, os, pty, re, select, struct, subprocess, sys, termios, time
 
 ours, theirs = pty.openpty()
@@ -25,7 +25,7 @@ with open("out", "wb") as out:
     process = subprocess.Popen([os.environ["wherry"]] + sys.argv[2:], stdout=out, stderr=theirs,
                                env={**os.environ, **more})
 os.close(theirs)
-said, end = b"", time.monotonic() + 300
+output, end = b"", time.monotonic() + 300
 while time.monotonic() < end:
     if not select.select([ours], [], [], 0.1)[0]:
         continue
@@ -35,11 +35,11 @@ while time.monotonic() < end:
         break
     if not got:
         break
-    said += got
+    output += got
 else:
     process.kill()
     print("it did not end")
-text = said.decode()
+text = output.decode()
 open("raw", "w").write(text)
 drawn, left, line = [], [], ""
 for part in re.split(r"(\r\n|\r|\x1b\[K)", text):
@@ -60,7 +60,7 @@ open("left", "w").write("\n".join(left).strip("\n"))
 sys.exit(process.wait())
 PYTHON
 
-# A case: run it on a terminal. Some line that was drawn is like the pattern, and none is left.
+# A case: run wherry on a terminal. A line that matches PATTERN must be drawn, and none must remain.
 shows() # NAME PATTERN COLUMNS ARGUMENT...
 {
 	local name=$1 pattern=$2
@@ -82,7 +82,7 @@ for ((i = 0; i < 100; i++)); do
 	sleep 0.1
 done
 url=$(cat url)/host
-# It wants to come before what is preloaded; that for threads is slow.
+# A sanitizer's library must be the first preloaded one. The thread sanitizer is slow.
 sanitizer=$(ldd "$wherry" | grep -o '/[^ ]*/lib[at]san[^ ]*' | head -n 1)
 case $sanitizer in
 *tsan*) truncate -s 512M file ;;
@@ -93,7 +93,7 @@ shows "a copy: bar, share, rate, time left" "$bar" 80 copy --config connections=
 	file "$url"
 grep -q -E '[0-9.]+ GB/s  [0-9]+:[0-9][0-9] left' drawn && grep -q '^copied' out
 verdict "a copy: and then its result" $?
-# Where that is slow a part takes long enough to be seen.
+# On a slow machine part of the file takes long enough to see progress.
 case $(grep -o '[0-9.]* GB/s' out) in
 0.0*) truncate -s 256M file ;;
 0.1*) truncate -s 512M file ;;
@@ -104,7 +104,7 @@ shows "a copy: a narrow terminal" '^copying +[0-9]+%' 30 copy --transport tcp fi
 verdict "a copy: nothing past its edge" $?
 slowly() { head -c 50M /dev/zero && sleep 1 && head -c 50M /dev/zero; }
 slowly | shows "a copy: of unknown length" '^copying [0-9.]+ MiB  [0-9.]+ GB/s' 80 copy - "$url"
-truncate -s 64M file # nothing is to be seen of the rest
+truncate -s 64M file # the following cases show no progress
 python3 terminal.py 80 copy --quiet file "$url"
 ! grep -q copying drawn
 verdict "a copy: --quiet" $?
@@ -213,7 +213,7 @@ verdict "explain: and then the route" $?
 
 # ---- registry ---------------------------------------------------------------------------------
 
-# A long log: one key again and again.
+# A long log: one key, written many times.
 python3 - <<'PYTHON'
 import struct, zlib
 with open("long.log", "wb") as log:
@@ -259,7 +259,7 @@ shows "window bandwidth" '^cuda:0: (write|read|recv).* \[.*\] +[0-9]+%  [0-9]+ o
 import re
 with open("drawn") as lines:
     steps = [tuple(map(int, found.groups())) for found in map(re.compile(r" (\d+) of (\d+)").search, lines) if found]
-# Rows of four sizes and of one thread, each twice, and four of recv().
+# 16 steps: five copies and one thread count for each direction, and four of recv().
 assert steps == sorted(steps) and {most for _, most in steps} == {16} and steps[-1][0] >= 4, steps
 PYTHON
 verdict "window bandwidth: its rows, one after the other" $?
@@ -274,7 +274,7 @@ shows "window pingpong" '^cuda:0: (window|pinned), (window|pinned) \[.* of 4' 12
 shows "window check" '^cuda:0: [a-z-]+ \[.* of 16' 120 window check -m cuda:0
 [ $status = 0 ] && grep -q '^16 tests: ' out
 verdict "window check: and then its sums" $?
-# Table and progress on one terminal: no line of the table has anything of the other.
+# Table and progress on one terminal: no line of the table contains any progress.
 shows "window check: its table on the terminal, too" '^cuda:0: [a-z-]+ \[.* of 16' 120 window \
 	check -m cuda:0 --json -
 [ $status = 0 ] && [ "$(grep -c -E '^  (passed|waived)  [a-z-]+ +[^[]*$' left)" = 16 ]

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# The page of wherry bench --report as a reader has it: in a headless Chromium, as wide as a phone
-# and as a desk's screen, light and dark, on paper, by the keyboard alone. Pictures of it are left
-# in $TEST_PICTURES, if that is set.
+# The page of wherry bench --report in a headless Chromium: as wide as a phone and as a monitor,
+# light and dark, on paper, and with the keyboard alone. If $TEST_PICTURES is set, pictures of the
+# page are copied there.
 set -u
 wherry=${1:-${TEST_COMMAND:?the path of wherry}}
 here=$TEST_SOURCE/tests/integration/command
@@ -11,7 +11,7 @@ if ! command -v chromium >/dev/null; then
 	exit 77
 fi
 directory=$(mktemp -d) || exit 1
-# The browser's last writes may come after its end.
+# The browser's helper processes may write after its end.
 trap 'rm -rf "$directory" 2>/dev/null || { sleep 1; rm -rf "$directory"; }' EXIT
 cd "$directory" || exit 1
 failed=0

@@ -4,10 +4,10 @@
 
 report-data.py DIRECTORY
 
-Writes now.json and before.json, the same machine later and earlier, with all that a page can show:
-matrices, curves, rows that failed, are wrong, are not to be had or are in one of the two only; same.json,
-a whole run that is as it was; first.json, with times to the first byte; and hostile.json, whose texts
-try to be more than texts.
+Writes now.json and before.json, a later and an earlier run of one machine with everything that a
+page can show: matrices, curves, and rows that failed, are wrong, could not be measured or are in
+one of the two only; same.json, a whole run without differences; first.json, with times to the
+first byte; and hostile.json, whose texts contain HTML and control characters.
 """
 import copy
 import json
@@ -65,7 +65,7 @@ def environment(date):
 
 
 def scale(one, by, limit_too):
-    """A row, so many times as fast."""
+    """Make a row `by` times as fast; also its limit if `limit_too`."""
     one["bandwidth_GBps"] *= by
     for name in one["latency_us"]:
         one["latency_us"][name] /= by

@@ -21,10 +21,10 @@ import subprocess
 import sys
 import time
 
-SECONDS = 30  # for an answer
+SECONDS = 30  # time limit for an answer of the browser
 SIZES = {"phone": (320, 640), "desktop": (1100, 800)}
 
-# What a reader must be able to see, name and reach. Returns a list of complaints.
+# Check that a reader can see, name and reach everything. Returns a list of complaints.
 LOOK = r"""
 (() => {
 const wrong = [], say = (text) => { if (wrong.length < 20) wrong.push(text); };
@@ -176,7 +176,7 @@ return { at: all.indexOf(e), count: all.length,
 })()
 """
 
-# The page's own policy is what stops these.
+# Things that the page's content security policy must block.
 POLICY = r"""
 new Promise(async (resolve) => {
 const blocked = [];
@@ -204,7 +204,7 @@ class Browser:
             words.append("--no-sandbox")
 
         def wire():
-            # 3 and 4 are where it looks for them; both ends go out of the way first.
+            # Chromium expects the pipes at 3 and 4; move both ends away from there first.
             ends = os.dup(to_browser), os.dup(from_browser)
             high = os.dup(ends[0]) + 10, os.dup(ends[1]) + 20
             os.dup2(ends[0], high[0])
@@ -232,7 +232,7 @@ class Browser:
             self.process.wait(10)
         except (OSError, RuntimeError, subprocess.TimeoutExpired):
             pass
-        # It and its helpers are a group of their own.
+        # Chromium and its helper processes are one process group.
         try:
             os.killpg(self.process.pid, signal.SIGKILL)
         except ProcessLookupError:
@@ -288,7 +288,7 @@ class Browser:
         self.wait("Page.loadEventFired")
 
     def complaints(self):
-        """What the page asked the network for, and what the console has to say."""
+        """Requests to the network, and messages on the console, as complaints."""
         self.evaluate("new Promise((resolve) => setTimeout(resolve, 50))")
         wrong = []
         for event in self.events:
@@ -321,7 +321,7 @@ class Browser:
 
 
 def look(browser, path):
-    """All complaints about a page as it is shown, at every size, light and dark and on paper."""
+    """All complaints about a page, at every size, light and dark and on paper."""
     wrong = []
     for size, (width, height) in SIZES.items():
         for scheme in ("light", "dark"):
@@ -339,7 +339,7 @@ def look(browser, path):
 
 
 def keyboard(browser, path):
-    """Tab goes to everything that can be used, in order, and shows where it is."""
+    """The Tab key must reach every control, in order, and each must show the focus."""
     wrong = []
     browser.show(path)
     count = browser.evaluate(FOCUS)["count"]
@@ -374,7 +374,7 @@ def policy(browser, path):
         if directive not in found["blocked"]:
             wrong.append(f"the policy allows {directive}")
     requests = [text for text in browser.complaints() if text.startswith("request")]
-    # Those that the policy stops are announced all the same, and fail before they leave.
+    # The browser reports blocked requests, too, but does not send them.
     stopped = sum(event.get("method") == "Network.loadingFailed" and
                   event["params"].get("blockedReason") == "csp" for event in browser.events)
     return wrong + (requests if len(requests) > stopped else [])
@@ -405,13 +405,13 @@ def pictures(browser, path, directory):
 
 
 def seal(page):
-    """The policy's digest of the style, anew."""
+    """Update the digest of the style in the policy."""
     style = re.search(r"<style>(.*?)</style>", page, re.DOTALL)[1]
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     return re.sub(r"sha256-[^']*", "sha256-" + digest, page, count=1)
 
 
-# What may break, what to put instead, and the word of the complaint.
+# Ways to break a page: a text, its replacement, and a word that the complaint must contain.
 BREAKS = [
     ("pale words", "--faint:#57606a", "--faint:#a0a8b0", "contrast"),
     ("pale words in the dark", "--faint:#9aa4af", "--faint:#4a525a", "contrast"),
@@ -462,9 +462,9 @@ def broken_copies(browser, page, directory, cases):
     for name, old, new, word in BREAKS:
         broken = good.replace(old, new)
         save(broken if old == "</style>" else seal(broken))
-        said = look(browser, copy)
-        cases.tell(f"broken: {name}", [] if old in good and any(word in s for s in said) else
-                   [f"not seen: {said[:3]}"])
+        complaints = look(browser, copy)
+        cases.tell(f"broken: {name}", [] if old in good and any(word in s for s in complaints) else
+                   [f"not seen: {complaints[:3]}"])
     save(re.sub(r"<meta http-equiv=Content-Security-Policy[^>]*>", "", good))
     cases.tell("broken: no policy", [] if len(policy(browser, copy)) >= 4 else ["not seen"])
     save(seal(good.replace(":focus-visible{outline:3px solid var(--link)",

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# wherry topo on machines of tests/fake/machines: recorded ones, whose GPUs nvidia-smi topo -m has
-# seen as well, and one with eight GPUs that is made here.
+# wherry topo on machines of tests/fake/machines: recorded machines, compared with nvidia-smi
+# topo -m of the same machines, and a made-up one with eight GPUs.
 set -u
 wherry=$TEST_COMMAND
 machines=$TEST_SOURCE/tests/fake/machines
@@ -11,7 +11,7 @@ cd "$directory" || exit 1
 export LC_ALL=C.UTF-8
 unset NO_COLOR
 
-# The libraries of a recorded machine are the fakes.
+# Give a recorded machine the fake libnvidia-ml.
 equip() # DIRECTORY
 {
 	mkdir -p "$1/lib" && ln -s "$TEST_NVML" "$1/lib/libnvidia-ml.so.1"
@@ -51,7 +51,7 @@ nvidia_cells() # < TABLE
 		}' | sort
 }
 
-# The same cells of ours. The affinities stand behind the last column.
+# The same cells of wherry topo. The affinities are the last columns.
 our_cells()
 {
 	awk '
@@ -76,7 +76,7 @@ for machine in h200 h200x4; do
 	nvidia_cells <"$machines/$machine.nvidia-smi" >theirs
 	[ -s theirs ] && diff theirs ours
 	verdict "$machine: cell by cell as nvidia-smi topo -m" $?
-	# They were recorded before there was the check of libcrypto.
+	# The recordings are older than the check lib.crypto.
 	FAKE_NVML=$machine/nvml.txt "$wherry" doctor --root $machine --skip lib.crypto \
 		--json >doctor.json &&
 		! grep -q -E '"(WARN|FAIL|UNKNOWN)"' doctor.json
@@ -136,7 +136,7 @@ topo hgx --color never >hgx.out && [ "$(grep -c '^NVSwitch' hgx.out)" = 4 ] &&
 	grep -q 'RDMA by mlx5_'
 verdict "its links, hop by hop" $?
 
-# The fastest of three, or of more beside load: what else the machine does is not its.
+# The fastest of three runs is shorter than this; up to 30 runs, so that load does not count.
 within() # MILLISECONDS ARGUMENT...
 {
 	local most=$1 start took turn best=999999
@@ -156,7 +156,7 @@ within 1000 topo
 verdict "eight GPUs: topo within a second" $?
 within 10000 doctor && grep -q '"evidence": "mlx5_0: 4096 bytes; .*mlx5_7: 4096 bytes"' out
 verdict "eight GPUs: doctor within ten seconds" $?
-# A driver that takes as long as it may costs its time and no more.
+# A driver that hangs delays doctor by its time limit only.
 { echo "delay : 0 60000"; cat hgx/nvml.txt; } >slow.txt
 start=$(quiet_seconds)
 FAKE_NVML=slow.txt "$wherry" doctor --root hgx --json >out 2>err
@@ -164,7 +164,7 @@ FAKE_NVML=slow.txt "$wherry" doctor --root hgx --json >out 2>err
 	grep -q 'mlx5_7: active' out
 verdict "eight GPUs and a driver that hangs: doctor within ten seconds" $?
 
-# A '-' of a NIC has its reason.
+# A value shown as '-' has its reason in the list of missing values.
 cp -a hgx mute && rm -r mute/sys/devices/*/*/*/*/*/infiniband/mlx5_3/ports/1/rate &&
 	printf -- '-1\n' >mute/sys/devices/pci0000:50/0000:50:01.0/0000:51:00.0/net/ens1/speed &&
 	printf -- '-1\n' >mute/sys/devices/pci0000:50/0000:50:01.0/0000:51:00.0/numa_node &&
@@ -180,8 +180,8 @@ verdict "a NIC's rate and node are missing, and why" $?
 grep -q '^  ens1: rate: the driver does not say' mute.out
 verdict "and in the text" $?
 
-# What stands between a NIC and a GPU's memory: neither a dma-buf nor nvidia-peermem; or nobody
-# says.
+# NICs reach GPU memory by dma-buf or nvidia-peermem: with neither, bytes are staged in host memory.
+# The third machine does not say which it has.
 cp -a hgx staged && sed -i 's/dma_buf=9/dma_buf=95/' staged/verbs.txt &&
 	topo staged --json >staged.json &&
 	topo staged --color never >staged.out
@@ -205,26 +205,27 @@ verdict "closed kernel modules: staged" $?
 # ---- a terminal ---------------------------------------------------------------------------------
 
 cat >terminal.py <<'PYTHON'
-"""terminal.py COLUMNS ARGUMENT...: what wherry writes to a terminal of so many columns; 0: it does not say."""
+"""terminal.py COLUMNS ARGUMENT...: run wherry on a terminal of so many columns (0: of unknown width).
+The file screen gets the output; prints the length of the longest line."""
 import fcntl, os, pty, struct, subprocess, sys, termios
 ours, theirs = pty.openpty()
 fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, int(sys.argv[1]), 0, 0))
 process = subprocess.Popen([os.environ["TEST_COMMAND"]] + sys.argv[2:], stdout=theirs, stderr=subprocess.DEVNULL)
 os.close(theirs)
-said = b""
+output = b""
 while True:
     try:
-        said += (got := os.read(ours, 65536))
+        output += (got := os.read(ours, 65536))
     except OSError:
         break
     if not got:
         break
-text = said.decode().replace("\r\n", "\n")
+text = output.decode().replace("\r\n", "\n")
 open("screen", "w").write(text)
 print(max(len(line) for line in text.splitlines()))
 sys.exit(process.wait() > 2)
 PYTHON
-wide() # MOST COLUMNS ARGUMENT...: its longest line has no more, and not much less, columns
+wide() # MOST COLUMNS ARGUMENT...: the longest line has at most MOST columns, and at least MOST - 12
 {
 	local most=$1 got
 
@@ -299,12 +300,12 @@ assert {f"GPU{i}" for i in range(8)} | {"mlx5_0", "MEM1", "nvme0n1"} <= nodes
 assert ("GPU3", "NVSwitch", "NV18") in edges and ("0000:13:00.0", "GPU0", "") in edges
 assert ("0000:12:00.0", "0000:13:00.0", "2.5 GT/s x16 of 32 GT/s x16") in edges
 assert ("0000:12:01.0", "0000:14:00.0", "32 GT/s x16") in edges
-assert ("0000:11:00.0", "0000:12:00.0", "") in edges # within a switch is no link
+assert ("0000:11:00.0", "0000:12:00.0", "") in edges # inside a switch there is no link
 assert ("0000:10:01.0", "0000:11:00.0", "32 GT/s x16") in edges
 assert len(lines) == 5 + len(nodes) + len(edges)
 PYTHON
 verdict "DOT" $?
-# What is near no NUMA node that is known is drawn near none.
+# A device whose NUMA node is unknown is drawn near no node.
 cp -a hgx lost && find lost/sys/devices/pci0000:10 -name numa_node -exec sed -i 's/.*/-1/' {} + &&
 	topo lost --dot >lost.dot &&
 	topo lost --svg >lost.svg && ! grep -q '"MEM[01]" -- "pci0000:10"' lost.dot &&

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# wherry window, on the fake CUDA driver and on a stand-in for the nodes of the kernel drivers,
-# which is preloaded. Takes the command's path as $1 or in $TEST_COMMAND.
+# wherry window on the fake CUDA driver and a preloaded stand-in for the kernel drivers' device
+# nodes. The command's path is $1 or $TEST_COMMAND.
 set -u
 wherry=${1:-${TEST_COMMAND:?the path of wherry}}
 fakes=${TEST_BUILD:?the build directory}/tests/fake
@@ -10,12 +10,12 @@ fakes=${TEST_BUILD:?the build directory}/tests/fake
 cd "$directory" || exit 1
 unset CUDA_VISIBLE_DEVICES "${!WHERRY_@}" "${!FAKE_@}"
 export WHERRY_CUDA=$fakes/libcuda.so.1 FAKE_NVIDIA_CUDA=$fakes/libcuda.so.1 FAKE_CUDA_REUSE=1
-# A sanitizer wants to come before what is preloaded.
+# A sanitizer's library must be the first preloaded one.
 sanitizer=$(ldd "$wherry" | grep -o '/[^ ]*/lib[at]san[^ ]*' | head -n 1)
 preload=${sanitizer:+$sanitizer:}$fakes/libfake-nvidia.so
 
-# wherry window ARGUMENTS ends with STATUS and says TEXT; what it says stays in the files out and
-# err.
+# wherry window ARGUMENTS must exit with STATUS and print TEXT. The files out and err keep its
+# output.
 expect() # STATUS TEXT ARGUMENTS...
 {
 	local want=$1 text=$2 status
@@ -39,8 +39,9 @@ check() # NAME EXPECT-ARGUMENTS...
 	verdict "$name" $?
 }
 
-# These tests and no others are not passed, for each memory.
-but() # NAME WORD TEST...
+# For each memory exactly these tests have the outcome WORD (FAILED or waived); all others have
+# passed.
+outcomes() # NAME WORD TEST...
 {
 	local name=$1 word=$2
 
@@ -50,7 +51,7 @@ but() # NAME WORD TEST...
 	verdict "$name" $?
 }
 
-# json NAME PROGRAM: the Python expression over `j` is true of the file j.json.
+# json NAME EXPRESSION: the Python expression is true; `j` is the file j.json, `rows` its results.
 json()
 {
 	python3 -c '
@@ -64,7 +65,7 @@ sys.exit(not good)' "$2"
 	verdict "$1" $?
 }
 
-# A wrong command line: two lines on stderr, of which the first has TEXT, and nothing on stdout.
+# A wrong command line: two lines on stderr, the first with TEXT, and nothing on stdout.
 misuse() # TEXT ARGUMENTS...
 {
 	expect 64 "$@" && [ ! -s out ] && [ "$(wc -l <err)" = 2 ] && head -n 1 err |
@@ -86,7 +87,7 @@ verdict "explain: why there is no window, as JSON" $?
 # ---- check ---------------------------------------------------------------------------------------
 
 check "rm, both memories" 0 "32 tests: 30 passed, 0 failed, 2 waived" check --json j.json
-but "rm has no descriptor" waived fd-passing
+outcomes "rm has no descriptor" waived fd-passing
 json "the tests as JSON" \
 	'j["schema"] == 1 and j["command"] == "window check" and len(rows) == 32 and
 	{r["memory"] for r in rows} == {"cuda:0", "vmm:cuda:0"} and
@@ -101,29 +102,29 @@ FAKE_NVIDIA_GDRDRV=2 check "a driver of before 2.4" 0 "16 tests: 16 passed, 0 fa
 FAKE_CUDA_DRIVER=13030 check "dmabuf" 0 "32 tests: 30 passed, 0 failed, 2 waived" check -b dmabuf
 check "staged" 0 "48 tests: 39 passed, 0 failed, 9 waived" check -b staged -m cuda:0 -m vmm:cuda:0 \
 	-m pool:cuda:0
-but "staged has no pointer" waived system-call after-close fd-passing
+outcomes "staged has no pointer" waived system-call after-close fd-passing
 check "one test" 0 "2 tests: 2 passed" check --test data
 check "nothing but waived" 69 "no test could be run" check --test fd-passing
 check "JSON on stdout" 0 "" check --test basic --json -
 cp out j.json
 json "and nothing else there" 'len(rows) == 2'
-# No driver of before CUDA 10.2 has that kind of memory.
+# Drivers older than CUDA 10.2 have no such memory.
 FAKE_CUDA_FAIL=cuMemAddressReserve:0:801 check "one kind is not to be had" 0 \
 	"waived  basic           cuMemAddressReserve" check --test basic
 FAKE_CUDA_FAIL=cuMemAddressReserve:0:801 check "it was asked for" 69 "cuMemAddressReserve" \
 	check --test basic -m vmm:cuda:0
 
-# What has to fail does: 3 other memory is mapped, 4 children inherit it, 5 it stays mapped, 6 the
-# kernel module does not ask whose it is.
+# The tests detect each defect of a driver (fake_nvidia_fail() in nvidia-control.h): 3 it maps other
+# memory, 4 children inherit the mapping, 5 munmap() does nothing, 6 any process can use any pin.
 FAKE_NVIDIA_FAIL=3:0:1 check "a mapping of something else" 2 "11 failed" check -m cuda:0 \
 	--json j.json
 json "which say why" 'all(r["reason"] for r in rows if r["outcome"] == "failed")'
 FAKE_NVIDIA_FAIL=4:0:1 check "inherited mappings" 2 "2 failed" check -m cuda:0
 grep -v waived out >but.out && mv but.out out
-but "the tests that say so" FAILED fork-after fork-free
+outcomes "the tests that say so" FAILED fork-after fork-free
 FAKE_NVIDIA_FAIL=5:0:1 check "mappings that stay" 2 "2 failed" check -m cuda:0
 grep -v waived out >but.out && mv but.out out
-but "the tests that say so" FAILED after-close leakage
+outcomes "the tests that say so" FAILED after-close leakage
 FAKE_NVIDIA_GDRDRV=1 FAKE_NVIDIA_FAIL=6:0:1 check "pins of everybody" 2 "gets the owner's pins" \
 	check -m cuda:0 -b driver --test fd-passing
 FAKE_NVIDIA_GDRDRV=1 FAKE_NVIDIA_FAIL=2:0:-12 check "a backend that fails" 69 \

@@ -34,7 +34,9 @@ static void memory__freed_and_reallocated(void **state)
 		struct wh_region *region;
 		struct wh_remote found;
 		struct wh_transfer one = { .length = 4096, .op = WH_WRITE };
-		struct wh_region_options named = { .size = sizeof(named), .name = "freed" };
+		struct wh_region_options named = { .size = sizeof(named),
+						   .name = "freed",
+						   .access = ACCESS_BOTH };
 		struct wh_batch *batch;
 		struct gpu_pair p;
 		uint64_t address, second = 0;
@@ -186,7 +188,7 @@ static void contexts__left_alone(void **state)
 		STILL(gpu_pair_open(&p, kinds[i], NULL, WH_MEMORY_VMM, "cuda:1", LENGTH, false));
 		batch = gpu_pair_batch(&p, WH_WRITE);
 		STILL(want(0, wh_batch_submit(batch)));
-		STILL(want(0, wh_batch_wait(batch, PATIENCE)));
+		STILL(want(0, batch_end(batch, PATIENCE)));
 		STILL(wh_batch_explain(batch, NULL, 0));
 		fake_fail("cuMemcpyAsync", 1, 1);
 		fake_fail("cuLaunchKernel", 1, 1);
@@ -230,7 +232,7 @@ static const char *const driver_calls[] = {
 };
 
 /* A batch with one blocks descriptor and some transfers of different lengths. */
-static struct wh_batch *much(struct gpu_pair *p)
+static struct wh_batch *big_batch(struct gpu_pair *p)
 {
 	enum { COUNT = 600 };
 	uint64_t offsets[COUNT];
@@ -257,7 +259,7 @@ static struct wh_batch *much(struct gpu_pair *p)
 					     .length = 4096 - i,
 					     .op = WH_WRITE };
 	want(0, wh_batch_new(p->peer, NULL, &batch));
-	want(0, wh_blocks_prepare(p->peer, &desc, &blocks));
+	want(0, wh_blocks_new(p->peer, &desc, &blocks));
 	want(0, wh_batch_add_blocks(batch, blocks));
 	wh_blocks_free(blocks);
 	want(0, wh_batch_add(batch, t, 4));
@@ -277,7 +279,7 @@ static bool one_fault(const char *call, unsigned int nth, int error, uint32_t he
 	gpu_pair_open(&p, here, bytes_on_gpu(here) ? "cuda:0" : NULL, there,
 		      bytes_on_gpu(there) ? "cuda:1" : NULL, LENGTH, apart);
 	gpu_pair_fill(&p, 5);
-	batch = much(&p);
+	batch = big_batch(&p);
 	before = fake_calls(call);
 	fake_fail(call, nth, error);
 	status = gpu_run(batch);
@@ -285,7 +287,7 @@ static bool one_fault(const char *call, unsigned int nth, int error, uint32_t he
 	if (status) {
 		const char *text = wh_error_text();
 
-		want_true(status != -ETIMEDOUT, "%s number %u: it hangs", call, nth);
+		want_true(status != -EAGAIN, "%s number %u: it hangs", call, nth);
 		want_true(strstr(text, "CUDA_"), "%s number %u: %s: %s", call, nth,
 			  strerrorname_np(-status), text);
 		want_true(strstr(text, "cuda:") || strstr(text, "0x"),
@@ -294,7 +296,7 @@ static bool one_fault(const char *call, unsigned int nth, int error, uint32_t he
 	fake_heal();
 	/* Run it again: it succeeds or fails, and never hangs. */
 	status = gpu_run(batch);
-	want_true(status != -ETIMEDOUT, "%s number %u: it hangs afterwards", call, nth);
+	want_true(status != -EAGAIN, "%s number %u: it hangs afterwards", call, nth);
 	want(0, wh_batch_free(batch));
 	gpu_pair_close(&p);
 	return struck;
@@ -382,7 +384,7 @@ static void lost__while_batches_run(void **state)
 		((void (*)(int, int, unsigned int))gpu_symbol("fake_cuda_lose"))(0, 999, i & 2);
 		before = quiet_now();
 		for (unsigned int b = 0; b < 4; b++) {
-			status = wh_batch_wait(batches[b], PATIENCE);
+			status = batch_end(batches[b], PATIENCE);
 			want_true(!status || status == -EIO, "%s: %s", strerrorname_np(-status),
 				  wh_error_text());
 			want_true(b < 3 || status, "the last one is done by a GPU that is lost");

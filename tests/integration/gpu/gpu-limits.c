@@ -44,7 +44,7 @@ static void run_blocks(struct gpu_pair *p, const struct wh_blocks_desc *desc, un
 	struct wh_blocks *blocks;
 	struct wh_batch *batch;
 
-	want(0, wh_blocks_prepare(p->peer, desc, &blocks));
+	want(0, wh_blocks_new(p->peer, desc, &blocks));
 	want(0, wh_batch_new(p->peer, NULL, &batch));
 	want(0, wh_batch_add_blocks(batch, blocks));
 	for (unsigned int i = 0; i < times; i++)
@@ -124,7 +124,10 @@ static void blocks__three_hundred_bases(void **state)
 		for (size_t b = 0; b < BASES; b++) {
 			uint64_t at = b * COUNT * BLOCK, back = (BASES - 1 - b) * COUNT * BLOCK + 3;
 
-			bases[b] = (struct wh_base){ p.region, at, p.remote.id, back };
+			bases[b] = (struct wh_base){ .local = p.region,
+						     .local_offset = at,
+						     .remote = p.remote.id,
+						     .remote_offset = back };
 			for (size_t i = 0; i < COUNT; i++)
 				memcpy(images.target + back + (list & 2 ? offsets[i] : i * BLOCK),
 				       images.local + at + (list & 1 ? offsets[i] : i * BLOCK),
@@ -225,7 +228,7 @@ static void segments__of_another_process(void **state)
 	for (unsigned int i = 0; i < 2; i++) {
 		uint64_t skip = i ? 2 * MIB + 5 : 0, most = i ? part : length;
 
-		region = child_region(p.child, memory, skip, most, "segments", 0, NULL);
+		region = child_region(p.child, memory, skip, most, "segments", ACCESS_BOTH, NULL);
 		want(0, wh_peer_find(p.peer, "segments", PATIENCE, &p.remote));
 		one.local = p.region;
 		one.remote = p.remote.id;
@@ -326,7 +329,7 @@ static void batch__cancelled_in_the_middle(void **state)
 		want(0, wh_batch_submit(batch));
 		sleep_ms(i);
 		want(0, wh_batch_cancel(batch));
-		status = wh_batch_poll(batch);
+		status = batch_now(batch);
 		want_true(!status || status == -ECANCELED, "%s", strerrorname_np(-status));
 		gpu_pair_fill(&p, 4);
 		sleep_ms(5);
@@ -365,7 +368,7 @@ static void batch__many_staged_parts(void **state)
 	want(0, wh_batch_add(batch, t, COUNT));
 	want(0, wh_batch_submit(batch));
 	want(0, wh_batch_cancel(batch));
-	status = wh_batch_poll(batch);
+	status = batch_now(batch);
 	want_true(!status || status == -ECANCELED, "%s", strerrorname_np(-status));
 	want(0, wh_batch_free(batch));
 	want(0, wh_region_unregister(second));
@@ -386,13 +389,16 @@ struct worker {
 #define SHARE (LENGTH / 8)
 
 /* All threads start together: streams, measurements and rings are created while others use them. */
-static void *work(void *arg)
+static void *move_in_thread(void *arg)
 {
 	enum { COUNT = 4000 };
 	struct worker *w = arg;
 	struct gpu_pair *p = w->pair;
 	struct wh_batch_options options = { .size = sizeof(options), .priority = w->number % 2 };
-	struct wh_base base = { p->region, w->number * SHARE, p->remote.id, w->number * SHARE };
+	struct wh_base base = { .local = p->region,
+				.local_offset = w->number * SHARE,
+				.remote = p->remote.id,
+				.remote_offset = w->number * SHARE };
 	uint64_t *from = malloc(COUNT * sizeof(*from)), *to = malloc(COUNT * sizeof(*to));
 	struct wh_blocks_desc desc = { .size = sizeof(desc),
 				       .op = WH_WRITE,
@@ -415,7 +421,7 @@ static void *work(void *arg)
 	memcpy(to, from, COUNT * sizeof(*to));
 	while (!atomic_load(w->go))
 		;
-	if (wh_blocks_prepare(p->peer, &desc, &blocks) || wh_batch_new(p->peer, &options, &batch) ||
+	if (wh_blocks_new(p->peer, &desc, &blocks) || wh_batch_new(p->peer, &options, &batch) ||
 	    wh_batch_add_blocks(batch, blocks) || wh_batch_add(batch, &rest, 1))
 		w->wrong = "preparing";
 	for (unsigned int i = 0; !w->wrong && i < 4; i++)
@@ -459,7 +465,8 @@ static void threads__eight_at_once(void **state)
 		gpu_pair_fill(&p, round);
 		for (unsigned int i = 0; i < 8; i++) {
 			workers[i] = (struct worker){ .pair = &p, .number = i, .go = &go };
-			want(0, pthread_create(&workers[i].thread, NULL, work, &workers[i]));
+			want(0,
+			     pthread_create(&workers[i].thread, NULL, move_in_thread, &workers[i]));
 		}
 		atomic_store(&go, true);
 		for (unsigned int i = 0; i < 8; i++) {

@@ -36,7 +36,7 @@ static void peer__killed(void **state)
 		child_kill(p.child);
 		p.child = NULL;
 		if (i < 3)
-			want(-ECONNRESET, wh_batch_wait(batch, PATIENCE));
+			want(-ECONNRESET, batch_end(batch, PATIENCE));
 		fake_heal();
 		status = gpu_run(batch);
 		want_true(status == -ECONNRESET, "%s: %s", strerrorname_np(-status),
@@ -71,7 +71,8 @@ static void peer__restarted(void **state)
 		options.listen = address;
 		p.child = child_start(&options);
 		p.memory = child_memory_at(p.child, kinds[i], LENGTH, "cuda:1");
-		p.child_region = child_region(p.child, p.memory, 0, LENGTH, "target", 0, NULL);
+		p.child_region =
+			child_region(p.child, p.memory, 0, LENGTH, "target", ACCESS_BOTH, NULL);
 		child_fill(p.child, p.memory, 0, LENGTH, 0, 99);
 		while ((status = gpu_run(batch)) != -ESTALE && now() < end) {
 			want_true(status < 0, "the batch for the dead one came to an end");
@@ -107,7 +108,7 @@ static void peer__stopped(void **state)
 	(void)state;
 	gpu_pair_open(&p, WH_MEMORY_DEVICE, "cuda:0", WH_MEMORY_VMM, "cuda:1", LENGTH, true);
 	memory = child_memory_at(p.child, WH_MEMORY_DEVICE, LENGTH, "cuda:0");
-	child_region(p.child, memory, 0, LENGTH, "second", 0, NULL);
+	child_region(p.child, memory, 0, LENGTH, "second", ACCESS_BOTH, NULL);
 	want(0, wh_peer_find(p.peer, "second", PATIENCE, &remote));
 	batch = gpu_pair_batch(&p, WH_WRITE);
 	gpu_pair_fill(&p, 8);
@@ -149,7 +150,7 @@ static void peer__takes_its_memory_back(void **state)
 		}
 		before = now();
 		want(0, child_unregister(p.child, p.child_region));
-		want_true(i < 2 || wh_batch_poll(batch) == 0, "it did not wait (%lld ms): %s",
+		want_true(i < 2 || batch_now(batch) == 0, "it did not wait (%lld ms): %s",
 			  (long long)((now() - before) / MS), wh_error_text());
 		fake_heal();
 		want(0, child_free(p.child, p.memory));
@@ -242,7 +243,7 @@ static void peer__connection_cut(void **state)
 		cuts = proxy_cut(proxy, PROXY_DATA);
 		proxy_slow(proxy, 0);
 		want_true(cuts > 0, "there was nothing to cut");
-		want(0, wh_batch_wait(batch, PATIENCE));
+		want(0, batch_end(batch, PATIENCE));
 		want_true(whole.op == WH_WRITE ? gpu_pair_copied(&p, round) : read_back(&p, round),
 			  "it is wrong in round %llu", (unsigned long long)round);
 		want(0, wh_batch_free(batch));
@@ -264,10 +265,10 @@ struct apart {
 static void apart_register(struct apart *a, uint32_t kind, const char *where, uint64_t length)
 {
 	a->target = child_memory_at(a->owner, WH_MEMORY_VMM, length, "cuda:0");
-	child_region(a->owner, a->target, 0, length, "target", 0, NULL);
+	child_region(a->owner, a->target, 0, length, "target", ACCESS_BOTH, NULL);
 	a->local = child_memory_at(a->other, kind, length, where);
 	a->move = (struct child_transfer){ .length = length, .op = WH_WRITE, .remote = "target" };
-	a->move.region = child_region(a->other, a->local, 0, length, NULL, WH_ACCESS_NONE, NULL);
+	a->move.region = child_region(a->other, a->local, 0, length, NULL, 0, NULL);
 	a->move.peer = child_peer(a->other, a->owner->url, NULL);
 	child_fill(a->other, a->local, 0, length, 0, 3);
 }
@@ -379,7 +380,7 @@ static void reach__old_driver(void **state)
 	free((void *)driver);
 	apart_register(&a, WH_MEMORY_DEVICE, "cuda:1", LENGTH);
 	memory = child_memory_at(a.owner, WH_MEMORY_DEVICE, LENGTH, "cuda:0");
-	child_region(a.owner, memory, 0, LENGTH, "legacy", 0, NULL);
+	child_region(a.owner, memory, 0, LENGTH, "legacy", ACCESS_BOTH, NULL);
 	want_refused(&a, "update the driver");
 	want_another_way(&a, "CUDA 10.1");
 	a.target = memory;
@@ -407,7 +408,7 @@ static void reach__pid_namespace(void **state)
 	a.other = child_start(NULL);
 	apart_register(&a, WH_MEMORY_DEVICE, "cuda:0", LENGTH);
 	memory = child_memory_at(a.owner, WH_MEMORY_DEVICE, LENGTH, "cuda:0");
-	child_region(a.owner, memory, 0, LENGTH, "legacy", 0, NULL);
+	child_region(a.owner, memory, 0, LENGTH, "legacy", ACCESS_BOTH, NULL);
 	want(0, child_transfer(a.other, &a.move, &a.result));
 	assert_string_equal(a.result.transport, "cuda");
 	want(PATTERN_GOOD, child_check(a.owner, a.target, 0, LENGTH, 0, 3));
@@ -429,8 +430,9 @@ static void reach__parts_of_an_allocation(void **state)
 	for (unsigned int i = 0; i < 2; i++) {
 		int memory = child_memory_at(a.owner, kinds[i], 4 * MIB, "cuda:0"), first, second;
 
-		first = child_region(a.owner, memory, 4099, MIB, "first", 0, NULL);
-		second = child_region(a.owner, memory, 2 * MIB + 1, MIB + 7, "second", 0, NULL);
+		first = child_region(a.owner, memory, 4099, MIB, "first", ACCESS_BOTH, NULL);
+		second = child_region(a.owner, memory, 2 * MIB + 1, MIB + 7, "second", ACCESS_BOTH,
+				      NULL);
 		child_fill(a.owner, memory, 0, 4 * MIB, 0, 9);
 		a.move.remote = "first";
 		a.move.length = MIB;

@@ -34,7 +34,7 @@ static void move_blocks(struct gpu_pair *p, const struct wh_batch_options *optio
 		else
 			memcpy(ours + from[i], theirs + to[i], BLOCK);
 	}
-	want(0, wh_blocks_prepare(p->peer, &desc, &blocks));
+	want(0, wh_blocks_new(p->peer, &desc, &blocks));
 	want(0, wh_batch_new(p->peer, options, &batch));
 	want(0, wh_batch_add_blocks(batch, blocks));
 	/* Repeatedly: descriptor lists that are used again would be cached on the GPU. */
@@ -196,7 +196,7 @@ struct pair {
 	struct wh_remote remote;
 };
 
-static struct wh_engine *engine(const char *listen, const char *transports)
+static struct wh_engine *engine_new(const char *listen, const char *transports)
 {
 	const char *config[] = { transports, NULL };
 	struct wh_engine_options options = { .size = sizeof(options),
@@ -208,9 +208,11 @@ static struct wh_engine *engine(const char *listen, const char *transports)
 	return out;
 }
 
-static void publish(struct pair *p)
+static void pair_publish(struct pair *p)
 {
-	struct wh_region_options named = { .size = sizeof(named), .name = "target" };
+	struct wh_region_options named = { .size = sizeof(named),
+					   .name = "target",
+					   .access = ACCESS_BOTH };
 	struct wh_memory_options on = { .size = sizeof(on),
 					.kind = WH_MEMORY_DEVICE,
 					.location = "cuda:1" };
@@ -258,7 +260,7 @@ static struct wh_batch *pair_batch(struct pair *p, uint32_t op)
 	return batch;
 }
 
-static bool same(struct pair *p, uint64_t seed)
+static bool pair_same(struct pair *p, uint64_t seed)
 {
 	unsigned char *image = malloc(p->length);
 	bool good;
@@ -272,7 +274,7 @@ static bool same(struct pair *p, uint64_t seed)
 	return good;
 }
 
-static void put(struct pair *p, bool there, uint64_t seed)
+static void pair_fill_side(struct pair *p, bool there, uint64_t seed)
 {
 	unsigned char *image = malloc(p->length);
 
@@ -315,18 +317,18 @@ static void first_request__makes_nothing(void **state)
 		size_t count = 5;
 		struct pair p = { .length = LENGTH };
 
-		p.owner = engine("127.0.0.1:0", "transports=tcp");
-		p.asker = engine("none", "transports=tcp");
+		p.owner = engine_new("127.0.0.1:0", "transports=tcp");
+		p.asker = engine_new("none", "transports=tcp");
 		have_local(&p, kinds[i / 2 & 1]);
 		if (i & 4) {
 			connect_to(&p);
-			publish(&p);
+			pair_publish(&p);
 		} else {
-			publish(&p);
+			pair_publish(&p);
 			connect_to(&p);
 		}
 		want(0, wh_peer_find(p.peer, "target", PATIENCE, &p.remote));
-		put(&p, op == WH_READ, i);
+		pair_fill_side(&p, op == WH_READ, i);
 		batch = pair_batch(&p, op);
 		want(0, wh_batch_routes(batch, routes, &count)); /* plans the batch */
 		gpu_settled(0);
@@ -336,7 +338,7 @@ static void first_request__makes_nothing(void **state)
 		for (unsigned int k = 0; k < MAKERS; k++)
 			want_true(before[k] == after[k], "case %u: %s is called %llu times", i,
 				  makers[k], (unsigned long long)(after[k] - before[k]));
-		want_true(same(&p, i), "case %u: the bytes are wrong", i);
+		want_true(pair_same(&p, i), "case %u: the bytes are wrong", i);
 		want(0, wh_batch_free(batch));
 		pair_close(&p);
 	}
@@ -349,7 +351,6 @@ static void first_request__nothing_for_nobody(void **state)
 {
 	uint64_t (*host_bytes)(void) = (uint64_t(*)(void))gpu_symbol("fake_cuda_host_bytes");
 	uint64_t loads = fake_calls("cuModuleLoadDataEx"), pinned = host_bytes();
-	struct wh_region_options alone = { .size = sizeof(alone), .access = WH_ACCESS_NONE };
 	struct wh_memory_options on = { .size = sizeof(on),
 					.kind = WH_MEMORY_DEVICE,
 					.location = "cuda:0" };
@@ -359,19 +360,19 @@ static void first_request__nothing_for_nobody(void **state)
 	void *memory;
 
 	(void)state;
-	p.owner = engine("127.0.0.1:0", NULL);
-	p.asker = engine("none", NULL);
-	publish(&p);
+	p.owner = engine_new("127.0.0.1:0", NULL);
+	p.asker = engine_new("none", NULL);
+	pair_publish(&p);
 	have_local(&p, WH_MEMORY_SHARED);
 	connect_to(&p);
 	want(0, wh_peer_find(p.peer, "target", PATIENCE, &p.remote));
 	gpu_settled(0);
 	want_true(fake_calls("cuModuleLoadDataEx") == loads, "for a peer of this host");
 	pair_close(&p);
-	p.owner = engine("127.0.0.1:0", "transports=tcp");
-	p.asker = engine("none", "transports=tcp");
+	p.owner = engine_new("127.0.0.1:0", "transports=tcp");
+	p.asker = engine_new("none", "transports=tcp");
 	want(0, wh_memory_alloc(p.owner, LENGTH, &on, &memory));
-	want(0, wh_region_register(p.owner, memory, LENGTH, &alone, &region));
+	want(0, wh_region_register(p.owner, memory, LENGTH, NULL, &region));
 	want(0, wh_peer_open(p.asker, wh_engine_url(p.owner), NULL, &far));
 	gpu_settled(0);
 	want_true(fake_calls("cuModuleLoadDataEx") == loads, "for a region that is nobody's");
@@ -391,20 +392,20 @@ static void first_request__after_an_error(void **state)
 	struct pair p = { .length = LENGTH };
 
 	(void)state;
-	p.owner = engine("127.0.0.1:0", "transports=tcp");
-	p.asker = engine("none", "transports=tcp");
+	p.owner = engine_new("127.0.0.1:0", "transports=tcp");
+	p.asker = engine_new("none", "transports=tcp");
 	have_local(&p, WH_MEMORY_SHARED);
-	publish(&p);
+	pair_publish(&p);
 	fake_fail("cuModuleLoadDataEx", 0, 2);
 	connect_to(&p);
 	want(0, wh_peer_find(p.peer, "target", PATIENCE, &p.remote));
-	put(&p, false, 7);
+	pair_fill_side(&p, false, 7);
 	batch = pair_batch(&p, WH_WRITE);
 	want(-ENOMEM, gpu_run(batch));
 	gpu_settled(0);
 	fake_heal();
 	want(0, gpu_run(batch));
-	want_true(same(&p, 7), "the bytes are wrong");
+	want_true(pair_same(&p, 7), "the bytes are wrong");
 	want(0, wh_batch_free(batch));
 	pair_close(&p);
 }
@@ -416,10 +417,10 @@ static void first_request__closed_meanwhile(void **state)
 	for (unsigned int i = 0; i < SCALE(20, 6); i++) {
 		struct pair p = { .length = LENGTH };
 
-		p.owner = engine("127.0.0.1:0", "transports=tcp");
-		p.asker = engine("none", "transports=tcp");
+		p.owner = engine_new("127.0.0.1:0", "transports=tcp");
+		p.asker = engine_new("none", "transports=tcp");
 		have_local(&p, WH_MEMORY_SHARED);
-		publish(&p);
+		pair_publish(&p);
 		connect_to(&p);
 		sleep_ms(i % 4);
 		pair_close(&p);
@@ -429,7 +430,7 @@ static void first_request__closed_meanwhile(void **state)
 /* ---- bounds ------------------------------------------------------------ */
 
 #define FOR_STAGING (64 * MIB)
-#define FOR_A_LANE (2 * MIB) /* a stream's descriptor lists */
+#define FOR_A_STREAM (2 * MIB) /* a stream's descriptor lists */
 
 /* More requests than slots, both directions, many connections: each engine pins at most 64 MiB for
  * staging, besides each stream's descriptor lists. No two batches share bytes. */
@@ -445,10 +446,10 @@ static void pinned__bounded(void **state)
 
 	(void)state;
 	harness_limit(60);
-	p.owner = engine("127.0.0.1:0", "transports=tcp");
-	p.asker = engine("none", "transports=tcp");
+	p.owner = engine_new("127.0.0.1:0", "transports=tcp");
+	p.asker = engine_new("none", "transports=tcp");
 	have_local(&p, WH_MEMORY_DEVICE);
-	publish(&p);
+	pair_publish(&p);
 	connect_to(&p);
 	want(0, wh_peer_find(p.peer, "target", PATIENCE, &p.remote));
 	for (unsigned int i = 0; i < count; i++) {
@@ -468,14 +469,14 @@ static void pinned__bounded(void **state)
 	for (unsigned int i = 0; i < count; i++)
 		want(0, wh_batch_submit(batches[i]));
 	for (unsigned int i = 0; i < count; i++) {
-		want(0, wh_batch_wait(batches[i], PATIENCE));
+		want(0, batch_end(batches[i], PATIENCE));
 		want(0, wh_batch_free(batches[i]));
 	}
 	fake_heal();
 	/* Slots stay allocated, so this is the maximum. In each case one engine asks and one
 	 * serves. */
 	most = host_bytes() - before;
-	want_true(most <= FOR_STAGING + LANES * FOR_A_LANE + MIB, "%llu MiB",
+	want_true(most <= FOR_STAGING + LANES * FOR_A_STREAM + MIB, "%llu MiB",
 		  (unsigned long long)(most / MIB));
 	want_true(most > 16 * MIB, "only %llu MiB: it was not put to use",
 		  (unsigned long long)(most / MIB));
@@ -497,13 +498,15 @@ static int gpu_run_once(struct gpu_pair *p, uint32_t op)
 
 /* Memory of another process, whose descriptors and handles are imported here; then our memory is
  * exported to an engine in that process. */
-static void captured_apart(unsigned (*capture)(int))
+static void capture_between_processes(unsigned (*capture)(int))
 {
 	static const uint32_t kinds[] = { WH_MEMORY_VMM, WH_MEMORY_DEVICE };
 
 	for (unsigned int i = 0; i < 2; i++) {
 		struct child_transfer back = { .length = LENGTH, .op = WH_READ, .remote = "ours" };
-		struct wh_region_options named = { .size = sizeof(named), .name = "ours" };
+		struct wh_region_options named = { .size = sizeof(named),
+						   .name = "ours",
+						   .access = ACCESS_BOTH };
 		struct wh_engine *owner;
 		struct wh_region *region;
 		struct gpu_pair p;
@@ -513,7 +516,7 @@ static void captured_apart(unsigned (*capture)(int))
 		gpu_pair_open(&p, kinds[i], "cuda:0", kinds[i], "cuda:1", LENGTH, true);
 		want(0, gpu_run_once(&p, WH_WRITE));
 		want(0, gpu_run_once(&p, WH_READ));
-		owner = engine("127.0.0.1:0", NULL);
+		owner = engine_new("127.0.0.1:0", NULL);
 		want(0, wh_memory_alloc(owner, LENGTH,
 					&(struct wh_memory_options){
 						.size = sizeof(struct wh_memory_options),
@@ -557,9 +560,9 @@ static void captures__are_left_alone(void **state)
 		struct pair p = { .length = LENGTH };
 
 		capture(1);
-		p.owner = engine("127.0.0.1:0", NULL);
-		p.asker = engine("none", "transports=tcp");
-		publish(&p);
+		p.owner = engine_new("127.0.0.1:0", NULL);
+		p.asker = engine_new("none", "transports=tcp");
+		pair_publish(&p);
 		want(0, wh_memory_alloc(p.asker, LENGTH, &on, (void **)&p.local));
 		want(0, wh_region_register(p.asker, p.local, LENGTH, NULL, &p.ours));
 		connect_to(&p);
@@ -595,7 +598,7 @@ static void captures__are_left_alone(void **state)
 		want(0, wh_engine_close(p.owner));
 		want_true(!capture(0), "kind %u: a call was refused", kinds[i]);
 	}
-	captured_apart(capture);
+	capture_between_processes(capture);
 	/* The counter-check: the same call without the engine's precaution is refused. */
 	gpu_enter(0);
 	capture(1);

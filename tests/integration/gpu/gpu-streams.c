@@ -41,13 +41,13 @@ static void after__order_holds(void **state)
 			stream = stream_of(&block);
 			want(0, wh_batch_submit_after(batch, &stream));
 			want(-EBUSY, wh_batch_submit_after(batch, &stream));
-			want(-ETIMEDOUT, wh_batch_wait(batch, A_WHILE));
-			want(-EINPROGRESS, wh_batch_poll(batch));
+			want(-EAGAIN, batch_end(batch, A_WHILE));
+			want(-EAGAIN, batch_now(batch));
 			want(-EBUSY, wh_batch_free(batch));
 			want(-EBUSY, wh_region_unregister(p.region));
 			want_true(gpu_pair_untouched(&p, seed), "it did not wait");
 			atomic_store(&block.open, 1);
-			want(0, wh_batch_wait(batch, PATIENCE));
+			want(0, batch_end(batch, PATIENCE));
 			gpu_unblock(&block);
 			want_true(gpu_pair_copied(&p, seed), "it is wrong");
 		}
@@ -80,8 +80,8 @@ static void after__cancelled_before_it_started(void **state)
 		want(0, wh_batch_cancel(batch));
 		want_true(quiet_now() - before < SECOND, "it took %lld ms",
 			  (long long)((quiet_now() - before) / MS));
-		want(-ECANCELED, wh_batch_poll(batch));
-		want(-ECANCELED, wh_batch_result(batch, 0));
+		want(-ECANCELED, batch_now(batch));
+		want(-ECANCELED, batch_item(batch, 0));
 		gpu_unblock(&block);
 	}
 	sleep_ms(20);
@@ -111,15 +111,15 @@ static void after__other_transports(void **state)
 		whole.remote = p.remote.id;
 		want(0, wh_batch_new(p.peer, &options, &batch));
 		want(0, wh_batch_add(batch, &whole, 1));
-		want(0, wh_batch_notify(batch, "there", 5));
+		want(0, wh_batch_notify(batch, 0, "there", 5));
 		gpu_pair_fill(&p, 5);
 		gpu_block(&block, 0);
 		stream = stream_of(&block);
 		want(0, wh_batch_submit_after(batch, &stream));
-		want(-ETIMEDOUT, wh_batch_wait(batch, A_WHILE));
+		want(-EAGAIN, batch_end(batch, A_WHILE));
 		want_true(gpu_pair_untouched(&p, 5), "it did not wait");
 		atomic_store(&block.open, 1);
-		want(0, wh_batch_wait(batch, PATIENCE));
+		want(0, batch_end(batch, PATIENCE));
 		gpu_unblock(&block);
 		want_true(gpu_pair_copied(&p, 5), "it is wrong");
 		want(0, wh_batch_free(batch));
@@ -147,14 +147,14 @@ static void after__default_streams(void **state)
 		stream.device = number == 1 && bytes_gpus() > 1 ? "cuda:1" : "cuda:0";
 		gpu_pair_fill(&p, number);
 		want(0, wh_batch_submit_after(batch, &stream));
-		want(0, wh_batch_wait(batch, PATIENCE));
+		want(0, batch_end(batch, PATIENCE));
 		want_true(gpu_pair_copied(&p, number), "it is wrong");
 		/* The stream of the current device. */
 		stream.device = NULL;
 		gpu_enter(0);
 		want(0, wh_batch_submit_after(batch, &stream));
-		want(0, wh_batch_hold_stream(batch, &stream));
-		want(0, wh_batch_wait(batch, PATIENCE));
+		want(0, wh_batch_make_stream_wait(batch, &stream));
+		want(0, batch_end(batch, PATIENCE));
 		gpu_leave();
 	}
 	want(0, wh_batch_free(batch));
@@ -178,8 +178,8 @@ static void hold_once(struct gpu_pair *p, struct wh_batch *batch, enum end end)
 	second = stream_of(&held);
 	gpu_pair_fill(p, end);
 	want(0, wh_batch_submit_after(batch, &first));
-	want(0, wh_batch_hold_stream(batch, &second));
-	want(0, wh_batch_hold_stream(batch, &second));
+	want(0, wh_batch_make_stream_wait(batch, &second));
+	want(0, wh_batch_make_stream_wait(batch, &second));
 	gpu_flag(held.stream, &flag);
 	atomic_store(&held.open, 1);
 	want_true(!gpu_flagged(&flag, A_WHILE), "the stream did not wait");
@@ -188,11 +188,11 @@ static void hold_once(struct gpu_pair *p, struct wh_batch *batch, enum end end)
 	if (end == END_FAILED)
 		fake_fail("cuEventQuery", 1, 719);
 	if (end == END_FAILED)
-		want(-EIO, wh_batch_wait(batch, PATIENCE));
+		want(-EIO, batch_end(batch, PATIENCE));
 	atomic_store(&block.open, 1);
 	want_true(gpu_flagged(&flag, PATIENCE), "the stream is not let go of");
 	/* The flag was set after the end of the batch, never before. */
-	want(end == END_WELL ? 0 : end == END_CANCELLED ? -ECANCELED : -EIO, wh_batch_poll(batch));
+	want(end == END_WELL ? 0 : end == END_CANCELLED ? -ECANCELED : -EIO, batch_now(batch));
 	if (end == END_WELL)
 		want_true(gpu_pair_copied(p, end), "it is wrong");
 	if (end == END_FAILED)
@@ -229,9 +229,9 @@ static void hold__nothing_runs(void **state)
 	batch = gpu_pair_batch(&p, WH_WRITE);
 	gpu_block(&block, 0);
 	stream = stream_of(&block);
-	want(0, wh_batch_hold_stream(batch, &stream));
+	want(0, wh_batch_make_stream_wait(batch, &stream));
 	want(0, gpu_run(batch));
-	want(0, wh_batch_hold_stream(batch, &stream));
+	want(0, wh_batch_make_stream_wait(batch, &stream));
 	gpu_flag(block.stream, &flag);
 	atomic_store(&block.open, 1);
 	want_true(gpu_flagged(&flag, PATIENCE), "it waits for a batch that is done");
@@ -260,13 +260,13 @@ static void hold__peer_dies(void **state)
 	first = stream_of(&block);
 	second = stream_of(&held);
 	want(0, wh_batch_submit_after(batch, &first));
-	want(0, wh_batch_hold_stream(batch, &second));
+	want(0, wh_batch_make_stream_wait(batch, &second));
 	gpu_flag(held.stream, &flag);
 	atomic_store(&held.open, 1);
 	child_kill(p.child);
 	p.child = NULL;
 	atomic_store(&block.open, 1);
-	want(-ECONNRESET, wh_batch_wait(batch, PATIENCE));
+	want(-ECONNRESET, batch_end(batch, PATIENCE));
 	want_true(gpu_flagged(&flag, PATIENCE), "the stream is not let go of");
 	gpu_unblock(&block);
 	gpu_unblock(&held);
@@ -301,20 +301,20 @@ static void faults__every_call(void **state)
 		want_true(!strncmp(wh_error_text(), calls[i], 10) ||
 				  strstr(wh_error_text(), "cuCtx"),
 			  "%s: %s", calls[i], wh_error_text());
-		want(-EINVAL, wh_batch_poll(batch));
+		want(-EINVAL, batch_now(batch));
 		want(0, wh_batch_free(batch));
 	}
 	batch = gpu_pair_batch(&p, WH_WRITE);
 	want(0, wh_batch_submit_after(batch, &stream));
 	for (unsigned int i = 0; i < 4; i++) {
 		fake_fail(holds[i], 1, 999);
-		want_true(wh_batch_hold_stream(batch, &other) < 0 || i == 1 || i == 2,
+		want_true(wh_batch_make_stream_wait(batch, &other) < 0 || i == 1 || i == 2,
 			  "%s failed unseen", holds[i]);
 		fake_heal();
 	}
-	want(0, wh_batch_hold_stream(batch, &other));
+	want(0, wh_batch_make_stream_wait(batch, &other));
 	atomic_store(&block.open, 1);
-	want(0, wh_batch_wait(batch, PATIENCE));
+	want(0, batch_end(batch, PATIENCE));
 	gpu_unblock(&block);
 	gpu_unblock(&held);
 	want(0, wh_batch_free(batch));
@@ -336,7 +336,7 @@ static void faults__captured(void **state)
 	stream = stream_of(&block);
 	capture(block.stream);
 	want_text(-EBUSY, "captured", wh_batch_submit_after(batch, &stream));
-	want_text(-EBUSY, "captured", wh_batch_hold_stream(batch, &stream));
+	want_text(-EBUSY, "captured", wh_batch_make_stream_wait(batch, &stream));
 	capture(NULL);
 	/* A capture in global mode: only the refused call reveals it. */
 	fake_fail("cuEventRecord", 1, 906);
@@ -359,7 +359,7 @@ struct worker {
 };
 
 /* Each thread has its own streams and cancels one batch in four. */
-static void *work(void *arg)
+static void *submit_in_thread(void *arg)
 {
 	struct worker *w = arg;
 	struct gpu_pair *p = w->pair;
@@ -384,14 +384,15 @@ static void *work(void *arg)
 		gpu_block_again(held);
 		if (i % 8)
 			block->open = 1;
-		if (wh_batch_submit_after(batch, &first) || wh_batch_hold_stream(batch, &second))
+		if (wh_batch_submit_after(batch, &first) ||
+		    wh_batch_make_stream_wait(batch, &second))
 			w->wrong = "submitting";
 		held->open = 1;
 		gpu_flag(held->stream, &flag);
 		if (i % 4 == 0 && wh_batch_cancel(batch))
 			w->wrong = "cancelling";
 		block->open = 1;
-		status = wh_batch_wait(batch, PATIENCE);
+		status = batch_end(batch, PATIENCE);
 		if (status && (i % 4 || status != -ECANCELED))
 			w->wrong = "its end";
 		if (!gpu_flagged(&flag, PATIENCE))
@@ -427,7 +428,7 @@ static void many__threads(void **state)
 		workers[i].held.open = 1;
 	}
 	for (unsigned int i = 0; i < 8; i++)
-		want(0, pthread_create(&workers[i].thread, NULL, work, &workers[i]));
+		want(0, pthread_create(&workers[i].thread, NULL, submit_in_thread, &workers[i]));
 	for (unsigned int i = 0; i < 8; i++)
 		pthread_join(workers[i].thread, NULL);
 	for (unsigned int i = 0; i < 8; i++) {

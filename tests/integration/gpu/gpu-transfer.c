@@ -36,7 +36,8 @@ struct pair {
 	struct wh_remote remote;
 };
 
-static unsigned char *allocate(struct wh_engine *engine, const struct side *side, size_t length)
+static unsigned char *side_allocate(struct wh_engine *engine, const struct side *side,
+				    size_t length)
 {
 	struct wh_memory_options options = { .size = sizeof(options),
 					     .kind = side->kind,
@@ -50,18 +51,20 @@ static unsigned char *allocate(struct wh_engine *engine, const struct side *side
 static void pair_open(struct pair *p, const struct side *here, const struct side *there,
 		      struct child *child, size_t length)
 {
-	struct wh_region_options named = { .size = sizeof(named), .name = "target" };
+	struct wh_region_options named = { .size = sizeof(named),
+					   .name = "target",
+					   .access = ACCESS_BOTH };
 	struct wh_engine_options options = { .size = sizeof(options), .listen = "none" };
 
 	*p = (struct pair){ .here = here, .there = there, .child = child, .length = length };
 	want(0, wh_engine_open(&options, &p->engine));
-	p->local = allocate(p->engine, here, length);
+	p->local = side_allocate(p->engine, here, length);
 	want(0, wh_region_register(p->engine, p->local, length, NULL, &p->region));
 	if (child) {
 		p->memory = child_memory_at(child, there->kind, length, there->location);
-		child_region(child, p->memory, 0, length, "target", 0, NULL);
+		child_region(child, p->memory, 0, length, "target", ACCESS_BOTH, NULL);
 	} else {
-		p->target = allocate(p->engine, there, length);
+		p->target = side_allocate(p->engine, there, length);
 		want(0,
 		     wh_region_register(p->engine, p->target, length, &named, &p->target_region));
 	}
@@ -146,7 +149,7 @@ static void add_blocks(struct pair *p, const struct work *work, uint32_t op, str
 	if (!d)
 		return;
 	d->op = op;
-	want(0, wh_blocks_prepare(p->peer, d, &blocks));
+	want(0, wh_blocks_new(p->peer, d, &blocks));
 	want(0, wh_batch_add_blocks(batch, blocks));
 	wh_blocks_free(blocks);
 	for (uint64_t b = 0; b < d->base_count; b++) {
@@ -162,7 +165,7 @@ static void add_blocks(struct pair *p, const struct work *work, uint32_t op, str
 	}
 }
 
-static void run(struct pair *p, const struct work *work, uint32_t op, const char *route)
+static void run_work(struct pair *p, const struct work *work, uint32_t op, const char *route)
 {
 	/* Static: a sanitizer would clear its shadow memory at each allocation. */
 	static unsigned char ours[LENGTH], theirs[LENGTH], seen[LENGTH];
@@ -179,7 +182,7 @@ static void run(struct pair *p, const struct work *work, uint32_t op, const char
 	add_blocks(p, work, op, batch, ours, theirs);
 	for (int again = 0; again < SCALE(3, 2); again++) {
 		want(0, wh_batch_submit(batch));
-		want(0, wh_batch_wait(batch, PATIENCE));
+		want(0, batch_end(batch, PATIENCE));
 	}
 	want(0, wh_batch_routes(batch, routes, &count));
 	for (size_t i = 0; i < count; i++) {
@@ -200,7 +203,7 @@ static void run(struct pair *p, const struct work *work, uint32_t op, const char
 }
 
 /* Transfers of all lengths at odd addresses, none adjacent to another. */
-static size_t mixed(struct pair *p, struct wh_transfer *out, size_t room)
+static size_t mixed_lengths(struct pair *p, struct wh_transfer *out, size_t room)
 {
 	static const uint64_t lengths[] = { 1,     2,      3,   7,    8,      15,   16,
 					    17,    255,    256, 4095, 4096,   4097, 65536,
@@ -242,7 +245,7 @@ static void pair_test(struct pair *p, const char *route)
 				       .local_offsets = local,
 				       .remote_offsets = remote };
 
-	many.count = mixed(p, transfers, 80);
+	many.count = mixed_lengths(p, transfers, 80);
 	for (size_t b = 0; b < BASES; b++)
 		bases[b] = (struct wh_base){ .local = p->region,
 					     .local_offset = b * COUNT * BLOCK + 16 * b,
@@ -252,17 +255,17 @@ static void pair_test(struct pair *p, const char *route)
 	pattern_shuffle(remote, COUNT, BLOCK, 6);
 	paged.blocks = &desc;
 	for (uint32_t op = WH_READ; op <= WH_WRITE; op++) {
-		run(p, &one, op, route);
-		run(p, &many, op, route);
-		run(p, &paged, op, route);
+		run_work(p, &one, op, route);
+		run_work(p, &many, op, route);
+		run_work(p, &paged, op, route);
 		/* One list; the other side is contiguous. */
 		desc.remote_offsets = NULL;
-		run(p, &paged, op, route);
+		run_work(p, &paged, op, route);
 		desc.remote_offsets = remote;
 	}
 }
 
-static bool usable(const struct side *a, const struct side *b)
+static bool side_pair_usable(const struct side *a, const struct side *b)
 {
 	bool gpu = bytes_on_gpu(a->kind) || bytes_on_gpu(b->kind);
 	bool second = (a->location && !strcmp(a->location, "cuda:1")) ||
@@ -284,7 +287,7 @@ static void every_pair__one_process(void **state)
 		for (size_t b = 0; b < SIDES; b++) {
 			struct pair p;
 
-			if (!usable(&sides[a], &sides[b]))
+			if (!side_pair_usable(&sides[a], &sides[b]))
 				continue;
 			pair_open(&p, &sides[a], &sides[b], NULL, LENGTH);
 			pair_test(&p, "cuda");
@@ -294,7 +297,7 @@ static void every_pair__one_process(void **state)
 }
 
 /* True if another process can map this kind. */
-static bool shareable(const struct side *side)
+static bool side_shareable(const struct side *side)
 {
 	return side->kind == WH_MEMORY_SHARED || side->kind == WH_MEMORY_PINNED ||
 	       side->kind == WH_MEMORY_DEVICE || side->kind == WH_MEMORY_VMM;
@@ -309,7 +312,7 @@ static void every_pair__two_processes(void **state)
 			struct child *child;
 			struct pair p;
 
-			if (!usable(&sides[a], &sides[b]) || !shareable(&sides[b]))
+			if (!side_pair_usable(&sides[a], &sides[b]) || !side_shareable(&sides[b]))
 				continue;
 			child = child_start(NULL);
 			pair_open(&p, &sides[a], &sides[b], child, LENGTH);
@@ -332,7 +335,7 @@ static void every_pair__tcp(void **state)
 			struct child *child;
 			struct pair p;
 
-			if (!usable(&sides[here[a]], &sides[b]))
+			if (!side_pair_usable(&sides[here[a]], &sides[b]))
 				continue;
 			child = child_start(NULL);
 			setenv("WHERRY_REQUIRE", "tcp", 1);
@@ -346,7 +349,7 @@ static void every_pair__tcp(void **state)
 }
 
 /* NICs reach either side's memory by dma-buf, or our side's is staged. */
-static void rdma(const char *ways)
+static void every_pair_by_rdma(const char *ways)
 {
 	static const size_t here[] = { 0, 4, 6, 8, 9 };
 
@@ -359,7 +362,7 @@ static void rdma(const char *ways)
 
 			/* Memory that its owner would stage uses another transport. Of the rest, a
 			 * third. */
-			if (!usable(&sides[here[a]], &sides[b]) || (a + b) % 3 ||
+			if (!side_pair_usable(&sides[here[a]], &sides[b]) || (a + b) % 3 ||
 			    sides[b].kind == WH_MEMORY_MANAGED)
 				continue;
 			child = child_start(&options);
@@ -378,13 +381,13 @@ static void rdma(const char *ways)
 static void every_pair__rdma(void **state)
 {
 	(void)state;
-	rdma("dmabuf,staged");
+	every_pair_by_rdma("dmabuf,staged");
 }
 
 static void every_pair__rdma_staged(void **state)
 {
 	(void)state;
-	rdma("staged");
+	every_pair_by_rdma("staged");
 }
 
 static const struct CMUnitTest tests[] = {

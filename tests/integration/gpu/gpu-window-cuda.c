@@ -58,8 +58,8 @@ static void few_move(struct few *f, uint32_t op, uint64_t local, uint64_t remote
 	want(0, wh_batch_submit(batch));
 	/* Complete as soon as it is submitted. */
 	if (look)
-		want(0, wh_batch_poll(batch));
-	want(0, wh_batch_wait(batch, PATIENCE));
+		want(0, batch_now(batch));
+	want(0, batch_end(batch, PATIENCE));
 	want_true(wh_batch_explain(batch, text, sizeof(text)) > 0, "no explanation");
 	if (look)
 		want_true(strstr(text, "cuda: ") && strstr(text, "CPU window (rm"), "%s", text);
@@ -157,7 +157,7 @@ static void few__several(void **state)
 				 .local_offset = 4000 };
 	for (uint32_t op = WH_READ; op <= WH_WRITE; op++) {
 		desc.op = op;
-		want(0, wh_blocks_prepare(f.p.peer, &desc, &blocks));
+		want(0, wh_blocks_new(f.p.peer, &desc, &blocks));
 		want(0, wh_batch_new(f.p.peer, NULL, &batch));
 		want(0, wh_batch_add(batch, t, 5));
 		want(0, wh_batch_add_blocks(batch, blocks));

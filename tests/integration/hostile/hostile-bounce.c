@@ -28,7 +28,7 @@ static void owner_open(void)
 	fill(&owner, 1);
 }
 
-static int session(void)
+static int session_open(void)
 {
 	struct wh_hello welcome;
 	int fd = raw_control(wh_engine_url(owner.engine), &welcome);
@@ -38,7 +38,7 @@ static int session(void)
 	return fd;
 }
 
-static int receive(int fd, uint16_t type, uint8_t *bytes, size_t room)
+static int receive_frame(int fd, uint16_t type, uint8_t *bytes, size_t room)
 {
 	struct wh_frame frame;
 	int length = raw_receive_frame(fd, &frame, bytes, room);
@@ -66,31 +66,31 @@ static void connect_pair(int fd)
 
 	want(0, raw_send_frame(fd, WH_FRAME_RDMA_CONNECT, 0, bytes,
 			       wh_rdma_connect_encode(bytes, &wanted)));
-	length = receive(fd, WH_FRAME_RDMA_CONNECTED, answer, sizeof(answer));
+	length = receive_frame(fd, WH_FRAME_RDMA_CONNECTED, answer, sizeof(answer));
 	want(0, wh_rdma_connected_decode(answer, (size_t)length, &connected));
 	want_true(!connected.error, "%s", connected.text);
 }
 
 /* Ask for a bounce buffer. Returns the error, or 0 and its address. */
-static int desk_of(int fd, unsigned char **memory)
+static int open_bounce(int fd, unsigned char **memory)
 {
 	uint8_t bytes[WH_RDMA_BOUNCE_OPENED_MAX];
 	struct wh_rdma_bounce_opened opened;
 	int length;
 
 	want(0, raw_send_frame(fd, WH_FRAME_RDMA_BOUNCE_OPEN, 0, NULL, 0));
-	length = receive(fd, WH_FRAME_RDMA_BOUNCE_OPENED, bytes, sizeof(bytes));
+	length = receive_frame(fd, WH_FRAME_RDMA_BOUNCE_OPENED, bytes, sizeof(bytes));
 	want(0, wh_rdma_bounce_opened_decode(bytes, (size_t)length, &opened));
 	*memory = (unsigned char *)(uintptr_t)opened.address;
 	return opened.error;
 }
 
-static int session_with_desk(unsigned char **memory)
+static int session_with_bounce(unsigned char **memory)
 {
-	int fd = session();
+	int fd = session_open();
 
 	connect_pair(fd);
-	want(0, desk_of(fd, memory));
+	want(0, open_bounce(fd, memory));
 	return fd;
 }
 
@@ -108,14 +108,14 @@ static void send_copy(int fd, uint32_t slot, uint32_t op, const struct wh_extent
 			       WH_RDMA_COPY_HEAD + wh_extents_end(&writer)));
 }
 
-static int copy(int fd, uint32_t slot, uint32_t op, struct wh_extent extent)
+static int request_copy(int fd, uint32_t slot, uint32_t op, struct wh_extent extent)
 {
 	uint8_t bytes[WH_RDMA_FLUSHED_MAX];
 	struct wh_rdma_flushed copied;
 	int length;
 
 	send_copy(fd, slot, op, &extent, 1);
-	length = receive(fd, WH_FRAME_RDMA_COPIED, bytes, sizeof(bytes));
+	length = receive_frame(fd, WH_FRAME_RDMA_COPIED, bytes, sizeof(bytes));
 	want(0, wh_rdma_flushed_decode(bytes, (size_t)length, &copied));
 	want(slot, copied.number);
 	return copied.error;
@@ -139,18 +139,18 @@ static void order__wrong(void **state)
 	(void)state;
 	owner_open();
 	extent.region = wh_region_id(owner.region);
-	fd = session(); /* without a queue pair */
+	fd = session_open(); /* without a queue pair */
 	want(0, raw_send_frame(fd, WH_FRAME_RDMA_BOUNCE_OPEN, 0, NULL, 0));
 	want_closed(fd);
-	fd = session(); /* without a bounce buffer */
+	fd = session_open(); /* without a bounce buffer */
 	connect_pair(fd);
 	send_copy(fd, 0, WH_WRITE, &extent, 1);
 	want_closed(fd);
-	fd = session(); /* without the buffer's keys */
+	fd = session_open(); /* without the buffer's keys */
 	connect_pair(fd);
 	want(0, raw_send_frame(fd, WH_FRAME_RDMA_KEYS, 0, keys, sizeof(keys)));
 	want_closed(fd);
-	fd = session_with_desk(&memory); /* a second one */
+	fd = session_with_bounce(&memory); /* a second one */
 	want(0, raw_send_frame(fd, WH_FRAME_RDMA_BOUNCE_OPEN, 0, NULL, 0));
 	want_closed(fd);
 	want_true(holds(&owner, 1), "its memory was touched");
@@ -172,7 +172,7 @@ static void copy__of_nonsense(void **state)
 	for (unsigned i = 0; i <= WH_RDMA_COPY_EXTENTS; i++)
 		many[i] = (struct wh_extent){ good.region, 128 * i, 64 };
 	for (unsigned i = 0; i < 7; i++) {
-		fd = session_with_desk(&memory);
+		fd = session_with_bounce(&memory);
 		bad = good;
 		if (i == 3)
 			bad.offset = LENGTH - 63; /* ends beyond the region */
@@ -205,14 +205,14 @@ static void copy__without_the_right(void **state)
 	owner_open();
 	want(0, wh_region_register(owner.engine, owner.start, LENGTH, &options, &readable));
 	extent.region = wh_region_id(readable);
-	fd = session_with_desk(&memory);
-	want(-EACCES, copy(fd, 0, WH_WRITE, extent));
-	want(0, copy(fd, 1, WH_READ, extent));
+	fd = session_with_bounce(&memory);
+	want(-EACCES, request_copy(fd, 0, WH_WRITE, extent));
+	want(0, request_copy(fd, 1, WH_READ, extent));
 	nic_read(bytes, memory + MIB, sizeof(bytes));
 	want_true(pattern_check(bytes, sizeof(bytes), 0, 1) == PATTERN_GOOD,
 		  "it is not what was read");
 	extent.region += UINT64_C(1) << 32;
-	want(-ESTALE, copy(fd, 0, WH_READ, extent));
+	want(-ESTALE, request_copy(fd, 0, WH_READ, extent));
 	close(fd);
 	want(0, wh_region_unregister(readable));
 	want_true(holds(&owner, 1), "its memory was touched");
@@ -232,12 +232,12 @@ static void memory__is_cleared(void **state)
 	(void)state;
 	owner_open();
 	extent.region = wh_region_id(owner.region);
-	fd = session_with_desk(&first);
+	fd = session_with_bounce(&first);
 	for (uint32_t slot = 0; slot < WH_RDMA_BOUNCE_SLOTS; slot++)
-		want(0, copy(fd, slot, WH_READ, extent));
+		want(0, request_copy(fd, slot, WH_READ, extent));
 	close(fd);
 	do {
-		other = session_with_desk(&second);
+		other = session_with_bounce(&second);
 		nic_read(bytes, second, second == first ? sizeof(bytes) : 0);
 		close(other);
 	} while (second != first);
@@ -256,13 +256,13 @@ static void memory__is_bounded(void **state)
 	(void)state;
 	owner_open();
 	for (unsigned i = 0; i < DESKS; i++)
-		fds[i] = session_with_desk(&memory);
-	fd = session();
+		fds[i] = session_with_bounce(&memory);
+	fd = session_open();
 	connect_pair(fd);
-	want(-EBUSY, desk_of(fd, &memory));
+	want(-EBUSY, open_bounce(fd, &memory));
 	close(fds[3]);
 	do {
-		error = desk_of(fd, &memory);
+		error = open_bounce(fd, &memory);
 		want_true(now() < end, "none is given back");
 		sleep_ms(10);
 	} while (error == -EBUSY);

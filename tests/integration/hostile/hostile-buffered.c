@@ -23,16 +23,16 @@ struct target {
 static pthread_mutex_t log_lock = PTHREAD_MUTEX_INITIALIZER;
 static char logged[1 << 16];
 
-static void keep_line(void *arg, const char *line)
+static void keep_line(void *arg, const struct wh_log_record *record)
 {
 	size_t used;
 
 	(void)arg;
 	if (getenv("TESTS_LOG"))
-		fprintf(stderr, "%s\n", line);
+		fprintf(stderr, "%s\n", record->text);
 	pthread_mutex_lock(&log_lock);
 	used = strlen(logged);
-	snprintf(logged + used, sizeof(logged) - used, "%s\n", line);
+	snprintf(logged + used, sizeof(logged) - used, "%s\n", record->text);
 	pthread_mutex_unlock(&log_lock);
 }
 
@@ -52,7 +52,9 @@ static void target_open(struct target *t, const char *setting)
 {
 	/* Small socket buffers hold little. */
 	const char *const config[] = { setting, "buffer=64KiB", "notifications=1", NULL };
-	struct wh_region_options named = { .size = sizeof(named), .name = "target" };
+	struct wh_region_options named = { .size = sizeof(named),
+					   .name = "target",
+					   .access = ACCESS_BOTH };
 	struct wh_engine_options options = { .size = sizeof(options),
 					     .config = config,
 					     .log = keep_line };
@@ -76,7 +78,7 @@ static void target_close(struct target *t)
 }
 
 /* True if the target answers on this connection; it drops those beyond the quota. */
-static bool answers(struct target *t, int fd)
+static bool target_answers(struct target *t, int fd)
 {
 	struct wh_extent extent = { wh_region_id(t->region), 0, 64 };
 	unsigned char bytes[64];
@@ -97,7 +99,7 @@ static void hold__connections(void **state)
 	for (int i = 0; i < 16; i++) {
 		fds[i] = raw_data(wh_engine_url(t.engine), &t.welcome);
 		want_true(fds[i] >= 0, "no connection");
-		open += answers(&t, fds[i]);
+		open += target_answers(&t, fds[i]);
 	}
 	want_true(open >= 2 && open < 16, "%d connections are open", open);
 	for (int i = 0; i < 16; i++)
@@ -106,7 +108,7 @@ static void hold__connections(void **state)
 	for (int64_t until = now() + PATIENCE; again < 0 && now() < until;) {
 		again = raw_data(wh_engine_url(t.engine), &t.welcome);
 		want_true(again >= 0, "no connection");
-		if (!answers(&t, again)) {
+		if (!target_answers(&t, again)) {
 			close(again);
 			again = -1;
 		}
@@ -214,7 +216,7 @@ static void hold__answers_not_taken(void **state)
 static void hold__lists_not_taken(void **state)
 {
 	static struct wh_region *regions[REGIONS];
-	struct wh_region_options named = { .size = sizeof(named) };
+	struct wh_region_options named = { .size = sizeof(named), .access = ACCESS_BOTH };
 	int fds[SESSIONS], whole = 0;
 	struct target t;
 	char name[32];
@@ -250,7 +252,7 @@ static void hold__lists_not_taken(void **state)
 		whole = raw_skip_regions(fd) == REGIONS + 1;
 		close(fd);
 	}
-	want_true(whole, "nobody is told the list any more");
+	want_true(whole, "no session receives the whole list any more");
 	for (unsigned i = 0; i < REGIONS; i++)
 		want(0, wh_region_unregister(regions[i]));
 	target_close(&t);
@@ -285,7 +287,7 @@ static void hold__frames_not_finished(void **state)
 static void hold__notifications(void **state)
 {
 	enum { MANY = 40 };
-	static unsigned char note[8 + WH_NOTIFICATION_MAX];
+	static unsigned char note[16 + 4096];
 	int fds[MANY], closed = 0;
 	struct target t;
 

@@ -144,7 +144,7 @@ static void lengths__huge(void **state)
 
 /* ---- refused HELLOs ---------------------------------------------------- */
 
-static int greet(struct victim *v, int listener, const struct wh_hello *hello)
+static int try_hello(struct victim *v, int listener, const struct wh_hello *hello)
 {
 	struct wh_hello welcome;
 	int fd = connect_to(v, listener), error = raw_greet(fd, hello, &welcome);
@@ -167,12 +167,12 @@ static void refused__versions(void **state)
 	for (size_t i = 0; i < 4; i++) {
 		hello.version_min = versions[i][0];
 		hello.version_max = versions[i][1];
-		want(EPROTONOSUPPORT, greet(&v, 0, &hello));
+		want(EPROTONOSUPPORT, try_hello(&v, 0, &hello));
 	}
 	/* A newer engine that still speaks the old version. */
 	hello.version_min = WH_WIRE_VERSION;
 	hello.version_max = WH_WIRE_VERSION + 5;
-	want(0, greet(&v, 0, &hello));
+	want(0, try_hello(&v, 0, &hello));
 	victim_close(&v);
 }
 
@@ -187,14 +187,15 @@ static void refused__roles(void **state)
 	for (size_t i = 0; i < 5; i++)
 		for (int listener = 0; listener < 2; listener++) {
 			hello = raw_hello_of(unknown[i], &v.welcome);
-			want_true(greet(&v, listener, &hello) != 0, "role %d taken", unknown[i]);
+			want_true(try_hello(&v, listener, &hello) != 0, "role %d taken",
+				  unknown[i]);
 		}
 	hello = raw_hello_of(WH_ROLE_LOCAL, &v.welcome);
-	want_true(greet(&v, 0, &hello) != 0, "shm over TCP");
+	want_true(try_hello(&v, 0, &hello) != 0, "shm over TCP");
 	hello = raw_hello_of(WH_ROLE_DATA, &v.welcome);
-	want_true(greet(&v, 1, &hello) != 0, "data over the unix socket");
+	want_true(try_hello(&v, 1, &hello) != 0, "data over the unix socket");
 	hello = raw_hello_of(WH_ROLE_CONTROL, &v.welcome);
-	want_true(greet(&v, 1, &hello) != 0, "control over the unix socket");
+	want_true(try_hello(&v, 1, &hello) != 0, "control over the unix socket");
 	victim_close(&v);
 }
 
@@ -211,16 +212,16 @@ static void refused__sessions(void **state)
 		struct raw_shake shake;
 		int fd;
 
-		want(0, greet(&v, i, &good));
+		want(0, try_hello(&v, i, &good));
 		hello.session++;
-		want(EACCES, greet(&v, i, &hello));
+		want(EACCES, try_hello(&v, i, &hello));
 		hello.session = 0;
-		want(EACCES, greet(&v, i, &hello));
+		want(EACCES, try_hello(&v, i, &hello));
 		/* The well-behaved peer's session is closed to others. */
 		hello.session = good.session - 1;
 		fd = connect_to(&v, i);
 		want(0, raw_shake(fd, &hello, NULL, &shake));
-		want_true(memcmp(shake.proofs.owner, shake.said.auth + WH_NONCE_SIZE,
+		want_true(memcmp(shake.proofs.owner, shake.decoded.auth + WH_NONCE_SIZE,
 				 WH_PROOF_SIZE) != 0,
 			  "its key is guessed");
 		want(0, raw_prove(fd, shake.proofs.initiator));
@@ -228,7 +229,7 @@ static void refused__sessions(void **state)
 		close(fd);
 		hello = good;
 		hello.expected++;
-		want(ESTALE, greet(&v, i, &hello));
+		want(ESTALE, try_hello(&v, i, &hello));
 	}
 	/* The key of a session ends with it. */
 	{
@@ -237,7 +238,7 @@ static void refused__sessions(void **state)
 		close(v.control);
 		v.control = -1;
 		sleep_ms(100);
-		want(EACCES, greet(&v, 0, &hello));
+		want(EACCES, try_hello(&v, 0, &hello));
 	}
 	victim_close(&v);
 }
@@ -295,7 +296,7 @@ static uint64_t flood(int fd, uint16_t type, const void *payload, size_t length,
 {
 	int64_t end = now() + ms * MS;
 	uint64_t sent = 0;
-	char bytes[WH_FRAME_HEADER + 4104];
+	static char bytes[WH_FRAME_HEADER + 16 + WH_NOTIFICATION_MAX];
 	struct wh_frame frame = { .length = (uint32_t)length, .type = type };
 	size_t part = 0;
 
@@ -320,7 +321,7 @@ static uint64_t flood(int fd, uint16_t type, const void *payload, size_t length,
 /* Notifications that nobody receives and pings whose answers nobody reads: memory stays bounded. */
 static void control__floods(void **state)
 {
-	static unsigned char note[8 + WH_NOTIFICATION_MAX];
+	static unsigned char note[16 + WH_NOTIFICATION_MAX];
 	struct victim v;
 	uint64_t before, after;
 
@@ -336,7 +337,7 @@ static void control__floods(void **state)
 	victim_greet(&v);
 	flood(v.control, WH_FRAME_ABORT, note, 8, 500);
 	after = child_resident(v.f.child);
-	/* At most 1,024 notifications of 4 KiB are kept. */
+	/* At most 16 MiB of notifications are kept. */
 	want_true(after < before + SCALE(48, 400) * MIB, "it has grown from %llu to %llu MiB",
 		  (unsigned long long)(before / MIB), (unsigned long long)(after / MIB));
 	victim_close(&v);
@@ -493,7 +494,7 @@ static int region_to_map(struct victim *v, uint32_t access, uint64_t *id)
 	return child_region(child, memory, 0, 8192, NULL, access, id);
 }
 
-static bool writable(int fd)
+static bool is_writable(int fd)
 {
 	void *at = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 
@@ -514,21 +515,22 @@ static void map__rights(void **state)
 	(void)state;
 	victim_open(&v, 5000);
 	region_to_map(&v, WH_ACCESS_READ, &ro);
-	region_to_map(&v, 0, &rw);
+	region_to_map(&v, ACCESS_BOTH, &rw);
 	fd = greet_shm(&v);
 	map = ask_map(fd, ro);
 	want_true(map >= 0, "a published region cannot be mapped");
-	want_true(!writable(map), "a read-only region can be written");
+	want_true(!is_writable(map), "a read-only region can be written");
 	want_true(ftruncate(map, 0) != 0, "a read-only region can be cut off");
 	/* Reopened, as /proc permits to the same user. */
 	snprintf(path, sizeof(path), "/proc/self/fd/%d", map);
 	again = open(path, O_RDWR | O_CLOEXEC);
-	want_true(again < 0 || !writable(again), "a read-only region opened again can be written");
+	want_true(again < 0 || !is_writable(again),
+		  "a read-only region opened again can be written");
 	if (again >= 0)
 		close(again);
 	close(map);
 	map = ask_map(fd, rw);
-	want_true(map >= 0 && writable(map), "a published region cannot be mapped");
+	want_true(map >= 0 && is_writable(map), "a published region cannot be mapped");
 	want_true(ftruncate(map, 0) != 0 && ftruncate(map, 4096) != 0,
 		  "the owner's memory can be cut off");
 	close(map);
@@ -568,7 +570,7 @@ static void map__not_let_go(void **state)
 
 	(void)state;
 	victim_open(&v, TIMEOUT);
-	region = region_to_map(&v, 0, &id);
+	region = region_to_map(&v, ACCESS_BOTH, &id);
 	fd = greet_shm(&v);
 	map = ask_map(fd, id);
 	want_true(map >= 0, "a published region cannot be mapped");

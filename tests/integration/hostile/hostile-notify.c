@@ -15,7 +15,7 @@
 #define NUMBER 0x80000001u
 
 static struct side owner;
-static struct wh_notification got;
+static struct note got;
 
 /* Our end: a NIC's queue pair, and the memory for composed notifications. */
 struct end {
@@ -30,7 +30,7 @@ struct end {
 	uint32_t nic; /* the owner's NIC */
 };
 
-static void *verbs(const char *name)
+static void *verbs_symbol(const char *name)
 {
 	static void *library;
 
@@ -39,7 +39,7 @@ static void *verbs(const char *name)
 	return library ? dlsym(library, name) : NULL;
 }
 
-#define VERBS(result, name, types, ...) (((result(*) types)verbs("ibv_" #name))(__VA_ARGS__))
+#define VERBS(result, name, types, ...) (((result(*) types)verbs_symbol("ibv_" #name))(__VA_ARGS__))
 
 static void owner_open(const char *more)
 {
@@ -47,7 +47,7 @@ static void owner_open(const char *more)
 		  (const char *[]){ "rdma=fake1", PATIENT, more, NULL });
 }
 
-static int receive(int fd, uint16_t type, uint8_t *bytes, size_t room)
+static int receive_frame(int fd, uint16_t type, uint8_t *bytes, size_t room)
 {
 	struct wh_frame frame;
 	int length = raw_receive_frame(fd, &frame, bytes, room);
@@ -58,7 +58,7 @@ static int receive(int fd, uint16_t type, uint8_t *bytes, size_t room)
 }
 
 /* Create a queue pair of the first NIC, ready to connect to an owner's. */
-static void make(struct end *end)
+static void end_make_qp(struct end *end)
 {
 	struct ibv_qp_init_attr wanted = {
 		.qp_type = IBV_QPT_RC,
@@ -105,7 +105,7 @@ static void connect_to(struct end *end, const struct wh_rdma_end *theirs)
 			      IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC));
 }
 
-static void session(struct end *end)
+static void end_open_session(struct end *end)
 {
 	struct wh_rdma_connect wanted = { .number = NUMBER,
 					  .end = { .link = WH_RDMA_ETHERNET,
@@ -126,11 +126,11 @@ static void session(struct end *end)
 	want_true(welcome.capabilities & WH_CAPABLE_RDMA_NOTIFY,
 		  "the owner takes no notifications by NIC");
 	want_true(raw_skip_regions(end->fd) >= 1, "no regions");
-	make(end);
+	end_make_qp(end);
 	wanted.end.qp = end->qp->qp_num;
 	want(0, raw_send_frame(end->fd, WH_FRAME_RDMA_CONNECT, 0, bytes,
 			       wh_rdma_connect_encode(bytes, &wanted)));
-	length = receive(end->fd, WH_FRAME_RDMA_CONNECTED, answer, sizeof(answer));
+	length = receive_frame(end->fd, WH_FRAME_RDMA_CONNECTED, answer, sizeof(answer));
 	want(0, wh_rdma_connected_decode(answer, (size_t)length, &connected));
 	want_true(!connected.error, "%s", connected.text);
 	end->nic = connected.nic;
@@ -143,14 +143,14 @@ static int open_ring(struct end *end)
 	int length;
 
 	want(0, raw_send_frame(end->fd, WH_FRAME_RDMA_RING_OPEN, 0, NULL, 0));
-	length = receive(end->fd, WH_FRAME_RDMA_RING_OPENED, bytes, sizeof(bytes));
+	length = receive_frame(end->fd, WH_FRAME_RDMA_RING_OPENED, bytes, sizeof(bytes));
 	want(0, wh_rdma_ring_opened_decode(bytes, (size_t)length, &end->ring));
 	return end->ring.error;
 }
 
-static void session_with_mailbox(struct end *end)
+static void session_with_ring(struct end *end)
 {
-	session(end);
+	end_open_session(end);
 	want(0, open_ring(end));
 	want(1, end->ring.count);
 	want(end->nic, end->ring.keys[0].nic);
@@ -167,7 +167,7 @@ static void session_end(struct end *end)
 }
 
 /* Write `length` of our bytes to the receive ring at `offset`, with an immediate. The status. */
-static int post(struct end *end, uint64_t offset, uint32_t length, uint32_t imm)
+static int end_post(struct end *end, uint64_t offset, uint32_t length, uint32_t imm)
 {
 	struct ibv_sge segment = { (uintptr_t)end->bytes, length, end->mr->lkey };
 	struct ibv_send_wr request = { .sg_list = &segment,
@@ -187,9 +187,10 @@ static int post(struct end *end, uint64_t offset, uint32_t length, uint32_t imm)
 	return wc.status;
 }
 
-static void compose(struct end *end, uint64_t sequence, uint32_t length)
+static void end_compose(struct end *end, uint64_t sequence, uint32_t length)
 {
-	wh_rdma_notification_encode(end->bytes, &(struct wh_rdma_notification){ sequence, length });
+	wh_rdma_notification_encode(end->bytes, &(struct wh_rdma_notification){
+							.sequence = sequence, .length = length });
 	memset(end->bytes + WH_RDMA_NOTIFICATION_HEAD, 'x', 64);
 }
 
@@ -198,12 +199,12 @@ static void send_good(struct end *end, uint32_t slot, uint64_t sequence)
 {
 	uint8_t confirmed[8];
 
-	compose(end, sequence, 64);
-	want(0, post(end, slot * (uint64_t)WH_RDMA_RING_SLOT, WH_RDMA_NOTIFICATION_HEAD + 64,
-		     wh_rdma_imm(slot, sequence)));
-	want(8, receive(end->fd, WH_FRAME_NOTIFIED, confirmed, sizeof(confirmed)));
+	end_compose(end, sequence, 64);
+	want(0, end_post(end, slot * (uint64_t)WH_RDMA_RING_SLOT, WH_RDMA_NOTIFICATION_HEAD + 64,
+			 wh_rdma_imm(slot, sequence)));
+	want(8, receive_frame(end->fd, WH_FRAME_NOTIFIED, confirmed, sizeof(confirmed)));
 	want(sequence, wh_get64(confirmed));
-	want(0, wh_engine_notification(owner.engine, &got, PATIENCE));
+	want(0, note_take(owner.engine, &got, PATIENCE));
 	want(64, got.length);
 }
 
@@ -218,7 +219,7 @@ static void want_alive(const struct end *end)
 	uint8_t token[8] = { 1 };
 
 	want(0, raw_send_frame(end->fd, WH_FRAME_PING, 0, token, sizeof(token)));
-	want(8, receive(end->fd, WH_FRAME_PONG, token, sizeof(token)));
+	want(8, receive_frame(end->fd, WH_FRAME_PONG, token, sizeof(token)));
 }
 
 /* ---- tests ------------------------------------------------------------- */
@@ -235,14 +236,14 @@ static void order__wrong(void **state)
 	want(0, raw_send_frame(fd, WH_FRAME_RDMA_RING_OPEN, 0, NULL, 0));
 	want_true(raw_closes(fd, SOON), "it is still open");
 	close(fd);
-	session(&end); /* with a payload */
+	end_open_session(&end); /* with a payload */
 	want(0, raw_send_frame(end.fd, WH_FRAME_RDMA_RING_OPEN, 0, "1234", 4));
 	want_closed(&end);
-	session_with_mailbox(&end); /* a second one */
+	session_with_ring(&end); /* a second one */
 	want(0, raw_send_frame(end.fd, WH_FRAME_RDMA_RING_OPEN, 0, NULL, 0));
 	want_closed(&end);
-	session(&end); /* no receive ring */
-	want(0, post(&end, 0, 0, wh_rdma_imm(0, 1)));
+	end_open_session(&end); /* no receive ring */
+	want(0, end_post(&end, 0, 0, wh_rdma_imm(0, 1)));
 	want_closed(&end);
 	side_close(&owner);
 }
@@ -251,11 +252,10 @@ static void letter__of_nonsense(void **state)
 {
 	static const struct {
 		uint32_t slot, length;
-		uint64_t sequence, said;
+		uint64_t sequence, announced;
 	} wrong[] = {
 		{ WH_RDMA_RING_SLOTS, 64, 8, 8 },
 		{ 255, 64, 8, 8 },
-		{ 0, 0, 8, 8 },
 		{ 15, WH_RDMA_NOTIFICATION_MAX + 1, 8, 8 },
 		{ 0, UINT32_MAX, 8, 8 },
 		{ 0, 64, 8, 9 },
@@ -266,21 +266,22 @@ static void letter__of_nonsense(void **state)
 
 	(void)state;
 	owner_open(NULL);
-	session_with_mailbox(&other);
+	session_with_ring(&other);
 	for (unsigned i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
-		session_with_mailbox(&end);
+		session_with_ring(&end);
 		send_good(&end, i, 7);
-		compose(&end, wrong[i].sequence, wrong[i].length);
-		want(0, post(&end, (wrong[i].slot & 15) * (uint64_t)WH_RDMA_RING_SLOT,
-			     WH_RDMA_NOTIFICATION_HEAD, wh_rdma_imm(wrong[i].slot, wrong[i].said)));
+		end_compose(&end, wrong[i].sequence, wrong[i].length);
+		want(0, end_post(&end, (wrong[i].slot & 15) * (uint64_t)WH_RDMA_RING_SLOT,
+				 WH_RDMA_NOTIFICATION_HEAD,
+				 wh_rdma_imm(wrong[i].slot, wrong[i].announced)));
 		want_closed(&end);
 		send_good(&other, i, 100 + i);
 	}
-	session_with_mailbox(&end); /* again; it still occupies its slot */
+	session_with_ring(&end); /* again; it still occupies its slot */
 	send_good(&end, 3, 7);
-	want(0, post(&end, 0, 0, wh_rdma_imm(3, 7)));
+	want(0, end_post(&end, 0, 0, wh_rdma_imm(3, 7)));
 	want_closed(&end);
-	want(-EAGAIN, wh_engine_notification(owner.engine, &got, 0));
+	want(-EAGAIN, note_take(owner.engine, &got, 0));
 	want_alive(&other);
 	session_end(&other);
 	side_close(&owner);
@@ -294,24 +295,25 @@ static void letter__too_many(void **state)
 
 	(void)state;
 	owner_open("notifications=1");
-	session_with_mailbox(&other);
-	session_with_mailbox(&end);
+	session_with_ring(&other);
+	session_with_ring(&end);
 	for (uint64_t i = 1; i <= 2 + WH_RDMA_RING_SLOTS; i++) {
 		uint32_t slot = i % WH_RDMA_RING_SLOTS;
 
 		while (nics_receives(end.qp) != WH_RDMA_RING_SLOTS) /* at the owner's pace */
 			sleep_ms(1);
-		compose(&end, i, 64);
-		if (post(&end, slot * (uint64_t)WH_RDMA_RING_SLOT, WH_RDMA_NOTIFICATION_HEAD + 64,
-			 wh_rdma_imm(slot, i)))
+		end_compose(&end, i, 64);
+		if (end_post(&end, slot * (uint64_t)WH_RDMA_RING_SLOT,
+			     WH_RDMA_NOTIFICATION_HEAD + 64, wh_rdma_imm(slot, i)))
 			fail_msg("notification %llu is refused", (unsigned long long)i);
 		if (i == 1)
-			want(8, receive(end.fd, WH_FRAME_NOTIFIED, confirmed, sizeof(confirmed)));
+			want(8, receive_frame(end.fd, WH_FRAME_NOTIFIED, confirmed,
+					      sizeof(confirmed)));
 	}
 	want_closed(&end);
-	want(0, wh_engine_notification(owner.engine, &got, PATIENCE));
+	want(0, note_take(owner.engine, &got, PATIENCE));
 	/* the session's other notifications went with it */
-	want(-EAGAIN, wh_engine_notification(owner.engine, &got, 0));
+	want(-EAGAIN, note_take(owner.engine, &got, 0));
 	send_good(&other, 0, 1);
 	session_end(&other);
 	side_close(&owner);
@@ -326,15 +328,15 @@ static void mailbox__outside(void **state)
 
 	(void)state;
 	owner_open(NULL);
-	session_with_mailbox(&end);
+	session_with_ring(&end);
 	send_good(&end, 15, 1);
-	want(10, post(&end, WH_RDMA_RING_SLOTS * (uint64_t)WH_RDMA_RING_SLOT - 8, 16,
-		      wh_rdma_imm(0, 2)));
+	want(10, end_post(&end, WH_RDMA_RING_SLOTS * (uint64_t)WH_RDMA_RING_SLOT - 8, 16,
+			  wh_rdma_imm(0, 2)));
 	want_alive(&end);
 	sleep_ms(20);
 	wh_put64(number, NUMBER);
 	want(0, raw_send_frame(end.fd, WH_FRAME_ABORT, 0, number, sizeof(number)));
-	want(8, receive(end.fd, WH_FRAME_ABORTED, bytes, sizeof(bytes)));
+	want(8, receive_frame(end.fd, WH_FRAME_ABORTED, bytes, sizeof(bytes)));
 	want_alive(&end);
 	session_end(&end);
 	side_close(&owner);
@@ -349,15 +351,15 @@ static void mailbox__afterwards(void **state)
 
 	(void)state;
 	owner_open(NULL);
-	session_with_mailbox(&end);
-	session(&late);
+	session_with_ring(&end);
+	end_open_session(&late);
 	late.ring = end.ring;
 	pairs = nics_pairs();
 	session_end(&end);
 	while (nics_pairs() > pairs - 2 && now() < until) /* the owner's queue pair is gone, too */
 		sleep_ms(5);
 	want_alive(&late); /* the owner has handled the end of the other session */
-	want(10, post(&late, 0, 16, wh_rdma_imm(0, 1)));
+	want(10, end_post(&late, 0, 16, wh_rdma_imm(0, 1)));
 	want_alive(&late);
 	session_end(&late);
 	side_close(&owner);
@@ -374,8 +376,8 @@ static void mailbox__held(void **state)
 	(void)state;
 	owner_open("max_buffered=1MiB");
 	for (unsigned i = 0; i < MOST; i++)
-		session_with_mailbox(&ends[i]);
-	session(&ends[MOST]);
+		session_with_ring(&ends[i]);
+	end_open_session(&ends[MOST]);
 	want(-EBUSY, open_ring(&ends[MOST]));
 	session_end(&ends[0]);
 	while ((error = open_ring(&ends[MOST])) == -EBUSY &&
@@ -404,7 +406,7 @@ static void mailbox__nic_removed(void **state)
 
 	(void)state;
 	owner_open(NULL);
-	session_with_mailbox(&end);
+	session_with_ring(&end);
 	send_good(&end, 0, 1);
 	nic_remove(1);
 	sleep_ms(20);

@@ -13,7 +13,7 @@
 #include "lib/raw.h"
 
 #define LENGTH (24 * MIB)
-#define HEARD 4096 /* longer than a handshake with a key */
+#define RECORDED 4096 /* longer than a handshake with a key */
 
 static const char *const settings[] = { SHARED_KEY, "tls=1", "timeout=3000", NULL };
 static const struct child_options owner = { .config = { SHARED_KEY, "tls=1", "timeout=3000" } };
@@ -34,7 +34,7 @@ struct tap {
 	char url[48];
 	int changed; /* whose byte is changed: 0: the client's; 1: the owner's; -1: nobody's */
 	size_t at; /* its offset */
-	uint8_t heard[2][HEARD]; /* bytes of the client, of the owner */
+	uint8_t recorded[2][RECORDED]; /* bytes of the client, of the owner */
 	size_t length[2];
 };
 
@@ -49,7 +49,7 @@ static int connect_to(uint16_t port)
 	return fd;
 }
 
-static bool pass(struct tap *tap, int from, int to, int whose, size_t *passed)
+static bool tap_forward(struct tap *tap, int from, int to, int whose, size_t *passed)
 {
 	uint8_t bytes[16384];
 	ssize_t got = recv(from, bytes, sizeof(bytes), 0);
@@ -57,8 +57,9 @@ static bool pass(struct tap *tap, int from, int to, int whose, size_t *passed)
 
 	if (got <= 0)
 		return false;
-	keep = HEARD - tap->length[whose] < (size_t)got ? HEARD - tap->length[whose] : (size_t)got;
-	memcpy(tap->heard[whose] + tap->length[whose], bytes, keep);
+	keep = RECORDED - tap->length[whose] < (size_t)got ? RECORDED - tap->length[whose] :
+							     (size_t)got;
+	memcpy(tap->recorded[whose] + tap->length[whose], bytes, keep);
 	tap->length[whose] += keep;
 	if (whose == tap->changed && tap->at >= *passed && tap->at < *passed + (size_t)got)
 		bytes[tap->at - *passed] ^= 0x20;
@@ -86,8 +87,8 @@ static void *pass_on(void *argument)
 			passed[0] = passed[1] = 0;
 			continue;
 		}
-		if ((!look[0].revents || pass(tap, client, server, 0, &passed[0])) &&
-		    (!look[1].revents || pass(tap, server, client, 1, &passed[1])))
+		if ((!look[0].revents || tap_forward(tap, client, server, 0, &passed[0])) &&
+		    (!look[1].revents || tap_forward(tap, server, client, 1, &passed[1])))
 			continue;
 		close(client);
 		close(server);
@@ -128,7 +129,7 @@ static void tap_close(struct tap *tap)
 }
 
 /* Record a whole handshake and the opening of a peer, both sides' bytes. */
-static void record(struct tap *tap, struct fixture *f)
+static void tap_record(struct tap *tap, struct fixture *f)
 {
 	struct wh_peer *peer;
 
@@ -136,7 +137,7 @@ static void record(struct tap *tap, struct fixture *f)
 	want(0, wh_peer_open(f->engine, tap->url, NULL, &peer));
 	want(0, wh_peer_close(peer));
 	tap_close(tap);
-	want_true(tap->length[0] > 500 && tap->length[1] > 200, "it heard %zu and %zu bytes",
+	want_true(tap->length[0] > 500 && tap->length[1] > 200, "it recorded %zu and %zu bytes",
 		  tap->length[0], tap->length[1]);
 }
 
@@ -151,13 +152,13 @@ static void handshake__replayed(void **state)
 
 	(void)state;
 	open_fixture(&f, MIB);
-	record(&tap, &f);
+	tap_record(&tap, &f);
 	for (int whose = 0; whose < 2; whose++) {
-		uint8_t answer[HEARD];
+		uint8_t answer[RECORDED];
 		ssize_t got, length = 0;
 		int fd = connect_to(tap.port);
 
-		send_all(fd, tap.heard[whose], tap.length[whose]);
+		send_all(fd, tap.recorded[whose], tap.length[whose]);
 		while ((got = recv(fd, answer + length, sizeof(answer) - (size_t)length, 0)) > 0)
 			length += got;
 		/* At most its part of the handshake, with another random number; no WELCOME, no
@@ -165,7 +166,7 @@ static void handshake__replayed(void **state)
 		want_true((size_t)length < tap.length[1],
 			  "it says as much as to a member: %zd bytes", length);
 		want_true(whose || length > 44, "it does not answer what a handshake begins with");
-		want_true(length < 44 || memcmp(answer + 11, tap.heard[1] + 11, 32) != 0,
+		want_true(length < 44 || memcmp(answer + 11, tap.recorded[1] + 11, 32) != 0,
 			  "its random number recurs");
 		close(fd);
 	}
@@ -185,7 +186,7 @@ static void handshake__changed(void **state)
 	(void)state;
 	harness_limit(100);
 	open_fixture(&f, MIB);
-	record(&tap, &f);
+	tap_record(&tap, &f);
 	memcpy(length, tap.length, sizeof(length));
 	for (int whose = 0; whose < 2; whose++)
 		/* Not the last bytes: changes after the proofs do not affect the opening. */
@@ -218,7 +219,7 @@ static void handshake__cut_off(void **state)
 	(void)state;
 	harness_limit(100);
 	open_fixture(&f, MIB);
-	record(&tap, &f);
+	tap_record(&tap, &f);
 	round_trip(&f, 64, 64, 100000, 2);
 	fds = child_fds(f.child);
 	for (int i = 0; i < PLACES; i++) {
@@ -226,8 +227,8 @@ static void handshake__cut_off(void **state)
 
 		silent[i] = connect_to(tap.port);
 		ended[i] = connect_to(tap.port);
-		send_all(silent[i], tap.heard[0], length);
-		send_all(ended[i], tap.heard[0], length);
+		send_all(silent[i], tap.recorded[0], length);
+		send_all(ended[i], tap.recorded[0], length);
 		shutdown(ended[i], SHUT_WR);
 	}
 	round_trip(&f, 64, 64, 100000, 3);
@@ -260,13 +261,13 @@ static void handshake__crowd(void **state)
 	(void)state;
 	harness_limit(100);
 	open_fixture(&f, MIB);
-	record(&tap, &f);
+	tap_record(&tap, &f);
 	before = child_resident(f.child);
 	for (int i = 0; i < CROWD; i++) {
 		fds[i] = connect_to(tap.port);
 		/* The first message, which is answered, and a part of the second. */
-		send_all(fds[i], tap.heard[0],
-			 (size_t)(tap.heard[0][3] << 8 | tap.heard[0][4]) + 5 + 20);
+		send_all(fds[i], tap.recorded[0],
+			 (size_t)(tap.recorded[0][3] << 8 | tap.recorded[0][4]) + 5 + 20);
 		if (i % 100 == 99) {
 			want(0, wh_peer_open(f.engine, f.child->url, NULL, &peer));
 			want(0, wh_peer_close(peer));
@@ -305,11 +306,11 @@ static void reader__slow(void **state)
 	round_trip(&f, 64, 64, 100000, 6);
 	target_fill(&f, 0, LENGTH, 0, 7);
 	before = child_resident(f.child);
-	transfer = fragment(&f, WH_READ, 0, 0, LENGTH);
+	transfer = transfer_of(&f, WH_READ, 0, 0, LENGTH);
 	batch = batch_of(&f, &transfer, 1);
 	proxy_freeze(proxy, true);
 	want(0, wh_batch_submit(batch));
-	want(-ETIMEDOUT, wh_batch_wait(batch, SECOND));
+	want(-EAGAIN, batch_end(batch, SECOND));
 	after = child_resident(f.child);
 	want_true(after < before + SCALE(8, 100) * MIB, "it has grown by %llu KiB",
 		  (unsigned long long)(after - before) / KIB);
@@ -321,7 +322,7 @@ static void reader__slow(void **state)
 	want(0, wh_peer_close(direct.peer));
 	/* Before the owner gives up: after twice the timeout, at least 10 s. */
 	proxy_freeze(proxy, false);
-	want(0, wh_batch_wait(batch, 6 * PATIENCE));
+	want(0, batch_end(batch, 6 * PATIENCE));
 	want_true(pattern_check(f.local, LENGTH, 0, 7) == PATTERN_GOOD, "other bytes");
 	want(0, wh_batch_free(batch));
 	fixture_close(&f);
@@ -347,11 +348,11 @@ static void network__away(void **state)
 	want(0, wh_peer_close(f.peer));
 	fixture_connect(&f, proxy_url(proxy));
 	round_trip(&f, 64, 64, 100000, 8);
-	transfer = fragment(&f, WH_WRITE, 0, 0, LENGTH);
+	transfer = transfer_of(&f, WH_WRITE, 0, 0, LENGTH);
 	batch = batch_of(&f, &transfer, 1);
 	proxy_freeze(proxy, true);
 	want(0, wh_batch_submit(batch));
-	status = wh_batch_wait(batch, 6 * PATIENCE);
+	status = batch_end(batch, 6 * PATIENCE);
 	want_true(status == -ECONNRESET || status == -ETIMEDOUT, "it ended with %d", status);
 	proxy_freeze(proxy, false);
 	pattern_fill(f.local, LENGTH, 0, 9);
@@ -360,7 +361,7 @@ static void network__away(void **state)
 		want(0, wh_peer_info(f.peer, &info));
 		if (info.state == WH_PEER_CONNECTED)
 			status = wh_batch_submit(batch) ? -ECONNRESET :
-							  wh_batch_wait(batch, 6 * PATIENCE);
+							  batch_end(batch, 6 * PATIENCE);
 		want_true(!status || status == -ECONNRESET || status == -ETIMEDOUT,
 			  "it ended with %d", status);
 	}

@@ -19,7 +19,7 @@ static struct {
 } driver;
 static pthread_once_t opened = PTHREAD_ONCE_INIT;
 
-static void *symbol(void *library, const char *name)
+static void *driver_symbol(void *library, const char *name)
 {
 	void *found = dlsym(library, name);
 
@@ -39,14 +39,14 @@ static void open_driver(void)
 		fprintf(stderr, "%s\n", dlerror());
 		abort();
 	}
-	driver.init = symbol(library, "cuInit");
-	driver.count = symbol(library, "cuDeviceGetCount");
-	driver.attribute = symbol(library, "cuPointerGetAttribute");
-	driver.retain = symbol(library, "cuDevicePrimaryCtxRetain");
-	driver.enter = symbol(library, "cuCtxPushCurrent_v2");
-	driver.leave = symbol(library, "cuCtxPopCurrent_v2");
-	driver.copy = symbol(library, "cuMemcpy");
-	driver.synchronise = symbol(library, "cuCtxSynchronize");
+	driver.init = driver_symbol(library, "cuInit");
+	driver.count = driver_symbol(library, "cuDeviceGetCount");
+	driver.attribute = driver_symbol(library, "cuPointerGetAttribute");
+	driver.retain = driver_symbol(library, "cuDevicePrimaryCtxRetain");
+	driver.enter = driver_symbol(library, "cuCtxPushCurrent_v2");
+	driver.leave = driver_symbol(library, "cuCtxPopCurrent_v2");
+	driver.copy = driver_symbol(library, "cuMemcpy");
+	driver.synchronise = driver_symbol(library, "cuCtxSynchronize");
 	if (driver.init(0))
 		abort();
 }
@@ -88,11 +88,11 @@ void *bytes_segmented(int device, size_t length)
 	int error;
 
 	pthread_once(&opened, open_driver);
-	reserve = symbol(library, "cuMemAddressReserve");
-	create = symbol(library, "cuMemCreate");
-	map = symbol(library, "cuMemMap");
-	admit = symbol(library, "cuMemSetAccess");
-	drop = symbol(library, "cuMemRelease");
+	reserve = driver_symbol(library, "cuMemAddressReserve");
+	create = driver_symbol(library, "cuMemCreate");
+	map = driver_symbol(library, "cuMemMap");
+	admit = driver_symbol(library, "cuMemSetAccess");
+	drop = driver_symbol(library, "cuMemRelease");
 	error = reserve(&base, length, 0, 0, 0);
 	for (size_t at = 0; !error && at < length; at += SEGMENT) {
 		error = create(&memory, SEGMENT, &properties, 0);
@@ -103,7 +103,7 @@ void *bytes_segmented(int device, size_t length)
 	return error ? NULL : (void *)(uintptr_t)base;
 }
 
-static void copy(void *to, const void *from, size_t length, const void *gpu)
+static void driver_copy(void *to, const void *from, size_t length, const void *gpu)
 {
 	const int ordinal = 9, context_of = 1;
 	void *context = NULL;
@@ -133,7 +133,7 @@ static void copy(void *to, const void *from, size_t length, const void *gpu)
 void bytes_get(void *to, const void *from, size_t length, uint32_t kind)
 {
 	if (bytes_on_gpu(kind))
-		copy(to, from, length, from);
+		driver_copy(to, from, length, from);
 	else
 		memcpy(to, from, length);
 }
@@ -141,7 +141,7 @@ void bytes_get(void *to, const void *from, size_t length, uint32_t kind)
 void bytes_put(void *to, const void *from, size_t length, uint32_t kind)
 {
 	if (bytes_on_gpu(kind))
-		copy(to, from, length, to);
+		driver_copy(to, from, length, to);
 	else
 		memcpy(to, from, length);
 }

@@ -27,13 +27,13 @@ static struct wh_peer *peers[PEERS];
 static struct wh_batch *running[BATCHES];
 static unsigned char *fetched; /* the copy of GPU bytes that CHILD_FETCH sends */
 
-static void log_line(void *arg, const char *line)
+static void log_line(void *arg, const struct wh_log_record *record)
 {
 	(void)arg;
-	fprintf(stderr, "child %d: %s\n", (int)getpid(), line);
+	fprintf(stderr, "child %d: %s\n", (int)getpid(), record->text);
 }
 
-static int become(uint32_t user)
+static int become_user(uint32_t user)
 {
 	if (setgroups(0, NULL) != 0 || setresgid(user, user, user) != 0 ||
 	    setresuid(user, user, user) != 0)
@@ -44,7 +44,7 @@ static int become(uint32_t user)
 	return 0;
 }
 
-static int start(const struct child_command *command, struct child_answer *answer)
+static int engine_start(const struct child_command *command, struct child_answer *answer)
 {
 	const char *config[7] = { NULL };
 	struct wh_engine_options options = {
@@ -60,7 +60,7 @@ static int start(const struct child_command *command, struct child_answer *answe
 	if (command->yama)
 		error = yama_scope() ? prctl(PR_SET_PTRACER, 0) : yama_pretend();
 	if (!error && command->user)
-		error = become(command->user);
+		error = become_user(command->user);
 	for (size_t i = 0; i < 6; i++)
 		if (command->config[i][0])
 			config[n++] = command->config[i];
@@ -74,7 +74,7 @@ static int start(const struct child_command *command, struct child_answer *answe
 	return 0;
 }
 
-static int allocate(const struct child_command *command, struct child_answer *answer)
+static int memory_allocate(const struct child_command *command, struct child_answer *answer)
 {
 	struct wh_memory_options options = { .size = sizeof(options),
 					     .kind = command->kind,
@@ -103,7 +103,7 @@ static int allocate(const struct child_command *command, struct child_answer *an
 	return 0;
 }
 
-static int release(struct memory *memory)
+static int memory_release(struct memory *memory)
 {
 	int error = 0;
 
@@ -156,9 +156,10 @@ static int add_regions(const struct child_command *command, struct child_answer 
 	return 0;
 }
 
-static int unregister(int index)
+static int region_unregister(int index)
 {
-	int error = wh_region_unregister(regions[index]);
+	/* NULL would be no error. */
+	int error = regions[index] ? wh_region_unregister(regions[index]) : -EINVAL;
 
 	if (!error)
 		regions[index] = NULL;
@@ -177,7 +178,7 @@ static int open_peer(const struct child_command *command)
 	return error ? error : i;
 }
 
-static void tell_routes(struct wh_batch *batch, struct child_answer *answer)
+static void report_routes(struct wh_batch *batch, struct child_answer *answer)
 {
 	struct wh_route routes[8];
 	size_t count = 8;
@@ -222,11 +223,11 @@ static int fill_batch(const struct child_command *command, struct wh_batch *batc
 		free(transfers);
 	}
 	if (!error && command->other[0])
-		error = wh_batch_notify(batch, command->other, strlen(command->other));
+		error = wh_batch_notify(batch, 0, command->other, strlen(command->other));
 	return error;
 }
 
-static int transfer(const struct child_command *command, struct child_answer *answer)
+static int run_transfer(const struct child_command *command, struct child_answer *answer)
 {
 	struct wh_batch_options options = { .size = sizeof(options),
 					    .require =
@@ -251,17 +252,17 @@ static int transfer(const struct child_command *command, struct child_answer *an
 			}
 		return -ENOSPC;
 	}
-	error = wh_batch_wait(batch, 2 * PATIENCE);
+	error = batch_end(batch, 2 * PATIENCE);
 	snprintf(answer->text, sizeof(answer->text), "%s", wh_batch_error_text(batch));
-	tell_routes(batch, answer);
-	if (error == -ETIMEDOUT)
+	report_routes(batch, answer);
+	if (error == -EAGAIN)
 		wh_batch_cancel(batch);
 	wh_batch_free(batch);
 	return error;
 }
 
 /* Close everything. Returns the first error. */
-static int leave(void)
+static int engine_leave(void)
 {
 	int error = 0;
 
@@ -275,15 +276,15 @@ static int leave(void)
 			error = error ? error : wh_peer_close(peers[i]);
 	for (size_t i = 0; i < region_count; i++)
 		if (regions[i])
-			error = error ? error : unregister((int)i);
+			error = error ? error : region_unregister((int)i);
 	for (int i = 0; i < MEMORIES; i++)
 		if (memories[i].base)
-			error = error ? error : release(&memories[i]);
+			error = error ? error : memory_release(&memories[i]);
 	free(regions);
 	return error ? error : wh_engine_close(engine);
 }
 
-static int on_bytes(const struct child_command *command, struct child_answer *answer)
+static int access_bytes(const struct child_command *command, struct child_answer *answer)
 {
 	const struct memory *memory = &memories[command->index];
 	unsigned char *at = memory->base + command->offset, *copy = NULL;
@@ -317,35 +318,36 @@ static int on_bytes(const struct child_command *command, struct child_answer *an
 	return 0;
 }
 
-static int obey(const struct child_command *command, struct child_answer *answer, void *data)
+static int execute_command(const struct child_command *command, struct child_answer *answer,
+			   void *data)
 {
 	size_t room = WH_KEY_MAX;
 	int error;
 
 	switch (command->op) {
 	case CHILD_START:
-		return start(command, answer);
+		return engine_start(command, answer);
 	case CHILD_MEMORY:
-		return allocate(command, answer);
+		return memory_allocate(command, answer);
 	case CHILD_FREE:
-		return release(&memories[command->index]);
+		return memory_release(&memories[command->index]);
 	case CHILD_REGION:
 		return add_region(command, command->offset, command->length,
 				  command->text[0] ? command->text : NULL, &answer->value);
 	case CHILD_REGIONS:
 		return add_regions(command, answer);
 	case CHILD_UNREGISTER:
-		return unregister(command->index);
+		return region_unregister(command->index);
 	case CHILD_KEY:
-		error = wh_region_key(regions[command->index], data, &room);
+		error = wh_region_pack_key(regions[command->index], data, &room);
 		answer->length = error ? 0 : room;
 		return error;
 	case CHILD_ADDRESS:
 		answer->value = (uintptr_t)memories[command->index].base;
 		return 0;
 	case CHILD_NOTIFICATION:
-		error = wh_engine_notification(engine, data, command->timeout);
-		answer->length = error ? 0 : sizeof(struct wh_notification);
+		error = note_take(engine, data, command->timeout);
+		answer->length = error ? 0 : sizeof(struct note);
 		return error;
 	case CHILD_FDS:
 		answer->value = count_fds();
@@ -360,17 +362,17 @@ static int obey(const struct child_command *command, struct child_answer *answer
 		peers[command->peer] = error ? peers[command->peer] : NULL;
 		return error;
 	case CHILD_TRANSFER:
-		return transfer(command, answer);
+		return run_transfer(command, answer);
 	case CHILD_EXIT:
-		return leave();
+		return engine_leave();
 	default:
-		return on_bytes(command, answer);
+		return access_bytes(command, answer);
 	}
 }
 
 int child_main(int fd)
 {
-	static struct wh_notification data;
+	static struct note data;
 	struct child_command command;
 	struct child_answer answer;
 	int gone = 0;
@@ -383,7 +385,7 @@ int child_main(int fd)
 		const void *bytes = &data;
 
 		memset(&answer, 0, sizeof(answer));
-		answer.status = obey(&command, &answer, &data);
+		answer.status = execute_command(&command, &answer, &data);
 		if (answer.status < 0 && !answer.text[0])
 			snprintf(answer.text, sizeof(answer.text), "%s", wh_error_text());
 		if (command.op == CHILD_FETCH)

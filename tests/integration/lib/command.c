@@ -22,15 +22,15 @@ static const char *command_missing(void)
 const struct route needs_command = { .name = "command", .missing = command_missing };
 
 void command_start(struct command *command, const char *directory, void (*before)(void),
-		   const char *const *semaphores)
+		   const char *const *arguments)
 {
 	const char *argv[32] = { "wherry" };
 	pid_t parent = getpid();
 	int out[2];
 
-	for (size_t i = 0; semaphores[i]; i++) {
+	for (size_t i = 0; arguments[i]; i++) {
 		want_true(i + 2 < sizeof(argv) / sizeof(*argv), "too many words");
-		argv[i + 1] = semaphores[i];
+		argv[i + 1] = arguments[i];
 	}
 	*command = (struct command){ .pid = -1 };
 	want(0, pipe(out));
@@ -72,9 +72,9 @@ int command_wait(struct command *command)
 }
 
 int command_run(struct command *command, const char *directory, void (*before)(void),
-		const char *const *semaphores)
+		const char *const *arguments)
 {
-	command_start(command, directory, before, semaphores);
+	command_start(command, directory, before, arguments);
 	return command_wait(command);
 }
 

@@ -17,7 +17,7 @@ struct command {
 /* Start the command with these arguments (NULL-terminated) in `directory` (NULL: the current one).
  * The new process first calls `before`, unless that is NULL. */
 void command_start(struct command *command, const char *directory, void (*before)(void),
-		   const char *const *semaphores);
+		   const char *const *arguments);
 
 /* Read the next line of output, without its newline. */
 void command_line(struct command *command, char *line, int size);
@@ -28,8 +28,8 @@ int command_wait(struct command *command);
 
 /* command_start() and command_wait(). */
 int command_run(struct command *command, const char *directory, void (*before)(void),
-		const char *const *semaphores);
-#define SEMAPHORES(...) ((const char *const[]){ __VA_ARGS__, NULL })
+		const char *const *arguments);
+#define ARGUMENTS(...) ((const char *const[]){ __VA_ARGS__, NULL })
 
 /* command_refuse() is for `before`: the kernel then refuses to create unnamed files (`unnamed`) and
  * to link them (`linked`) with these errnos (0: allows it), like file systems that cannot do so. */

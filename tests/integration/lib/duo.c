@@ -7,7 +7,9 @@
 void side_open(struct side *side, uint32_t kind, const char *name, const char *listen,
 	       const char *const *config)
 {
-	struct wh_region_options named = { .size = sizeof(named), .name = name };
+	struct wh_region_options named = { .size = sizeof(named),
+					   .name = name,
+					   .access = ACCESS_BOTH };
 	struct wh_memory_options options = { .size = sizeof(options), .kind = kind };
 	void *memory;
 
@@ -134,9 +136,9 @@ struct wh_batch *whole(const struct duo *duo, uint32_t op)
 void want_way(struct wh_batch *batch, const char *transport, const char *first, const char *second)
 {
 	want_by(batch, transport, LENGTH);
-	want_told(batch, first);
+	want_explained(batch, first);
 	if (second)
-		want_told(batch, second);
+		want_explained(batch, second);
 }
 
 void settle(const struct duo *duo, const char *transport, const char *first)
@@ -192,10 +194,10 @@ void expect_cancelled(uint32_t here, uint32_t there, const char *way)
 		want(0, batch_run(batch));
 		nics_hold(true);
 		want(0, wh_batch_submit(batch));
-		want(-ETIMEDOUT, wh_batch_wait(batch, 50 * MS));
+		want(-EAGAIN, batch_end(batch, 50 * MS));
 		want(0, wh_batch_cancel(batch));
 		nics_hold(false);
-		want(-ECANCELED, wh_batch_poll(batch));
+		want(-ECANCELED, batch_now(batch));
 		want(0, wh_batch_free(batch));
 		exchange(&duo, "rdma", way, NULL);
 		duo_close(&duo);

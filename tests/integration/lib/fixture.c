@@ -4,10 +4,10 @@
 
 #include <sys/mman.h>
 
-static void log_line(void *arg, const char *line)
+static void log_line(void *arg, const struct wh_log_record *record)
 {
 	(void)arg;
-	fprintf(stderr, "engine: %s\n", line);
+	fprintf(stderr, "engine: %s\n", record->text);
 }
 
 struct wh_engine *engine_open(const char *require, const char *listen, const char *const *config)
@@ -50,7 +50,9 @@ void pages_free(void *pages, size_t length)
 static void open_target(struct fixture *f)
 {
 	struct wh_memory_options kind = { .size = sizeof(kind), .kind = f->route->kind };
-	struct wh_region_options named = { .size = sizeof(named), .name = "target" };
+	struct wh_region_options named = { .size = sizeof(named),
+					   .name = "target",
+					   .access = ACCESS_BOTH };
 	void *memory;
 
 	want(0, wh_memory_alloc(f->engine, f->length + 2 * f->guard, &kind, &memory));
@@ -69,7 +71,7 @@ void fixture_start_target(struct fixture *f, const struct child_options *options
 		mine.listen = f->route->listen;
 	f->child = child_start(&mine);
 	f->memory = child_memory(f->child, f->route->kind, f->length + 2 * f->guard);
-	child_region(f->child, f->memory, f->guard, f->length, "target", 0, NULL);
+	child_region(f->child, f->memory, f->guard, f->length, "target", ACCESS_BOTH, NULL);
 }
 
 void fixture_connect(struct fixture *f, const char *url)
@@ -153,8 +155,8 @@ void target_fetch(struct fixture *f, int64_t offset, uint64_t length, void *out)
 		memcpy(out, f->target + at, length);
 }
 
-struct wh_transfer fragment(const struct fixture *f, uint32_t op, uint64_t local_offset,
-			    uint64_t remote_offset, uint64_t length)
+struct wh_transfer transfer_of(const struct fixture *f, uint32_t op, uint64_t local_offset,
+			       uint64_t remote_offset, uint64_t length)
 {
 	return (struct wh_transfer){
 		.local = f->region,
@@ -181,14 +183,14 @@ int batch_run(struct wh_batch *batch)
 {
 	int error = wh_batch_submit(batch);
 
-	return error ? error : wh_batch_wait(batch, 2 * PATIENCE);
+	return error ? error : batch_end(batch, 2 * PATIENCE);
 }
 
 static void *wait_in_thread(void *arg)
 {
 	struct waiting *waiting = arg;
 
-	waiting->status = wh_batch_wait(waiting->batch, PATIENCE);
+	waiting->status = batch_end(waiting->batch, PATIENCE);
 	return NULL;
 }
 
@@ -249,7 +251,7 @@ unsigned int peer_mappings(void **at, char rights[5])
 int move(const struct fixture *f, uint32_t op, uint64_t local_offset, uint64_t remote_offset,
 	 uint64_t length)
 {
-	struct wh_transfer transfer = fragment(f, op, local_offset, remote_offset, length);
+	struct wh_transfer transfer = transfer_of(f, op, local_offset, remote_offset, length);
 	struct wh_batch *batch = batch_of(f, &transfer, 1);
 	int status = batch_run(batch);
 	uint64_t moved;
@@ -290,8 +292,8 @@ static struct margins margins_of(const struct fixture *f, uint64_t offset, uint6
 	return margins;
 }
 
-static void written(struct fixture *f, uint64_t local_offset, uint64_t remote_offset,
-		    uint64_t length, uint64_t seed)
+static void round_trip_write(struct fixture *f, uint64_t local_offset, uint64_t remote_offset,
+			     uint64_t length, uint64_t seed)
 {
 	struct margins around = margins_of(f, remote_offset, length);
 	int64_t at = (int64_t)remote_offset, start = at - (int64_t)around.before;
@@ -313,8 +315,8 @@ static void written(struct fixture *f, uint64_t local_offset, uint64_t remote_of
 		  "a write changed its source");
 }
 
-static void read_back(struct fixture *f, uint64_t local_offset, uint64_t remote_offset,
-		      uint64_t length, uint64_t seed)
+static void round_trip_read(struct fixture *f, uint64_t local_offset, uint64_t remote_offset,
+			    uint64_t length, uint64_t seed)
 {
 	unsigned char *sink = f->local + f->length + local_offset;
 	size_t bad;
@@ -334,6 +336,6 @@ static void read_back(struct fixture *f, uint64_t local_offset, uint64_t remote_
 void round_trip(struct fixture *f, uint64_t local_offset, uint64_t remote_offset, uint64_t length,
 		uint64_t seed)
 {
-	written(f, local_offset, remote_offset, length, 2 * seed);
-	read_back(f, local_offset, remote_offset, length, 2 * seed + 100);
+	round_trip_write(f, local_offset, remote_offset, length, 2 * seed);
+	round_trip_read(f, local_offset, remote_offset, length, 2 * seed + 100);
 }

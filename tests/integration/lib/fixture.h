@@ -60,8 +60,8 @@ size_t target_check(struct fixture *f, int64_t offset, uint64_t length, uint64_t
 void target_fetch(struct fixture *f, int64_t offset, uint64_t length, void *out);
 
 /* A transfer between the fixture's two regions. */
-struct wh_transfer fragment(const struct fixture *f, uint32_t op, uint64_t local_offset,
-			    uint64_t remote_offset, uint64_t length);
+struct wh_transfer transfer_of(const struct fixture *f, uint32_t op, uint64_t local_offset,
+			       uint64_t remote_offset, uint64_t length);
 
 /* A new batch with these transfers. */
 struct wh_batch *batch_of(const struct fixture *f, const struct wh_transfer *transfers,

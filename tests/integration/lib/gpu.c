@@ -121,7 +121,7 @@ size_t gpu_free_memory(int device)
 
 /* ---- blocked streams --------------------------------------------------- */
 
-static void stand(void *arg)
+static void block_until_open(void *arg)
 {
 	struct gpu_block *block = arg;
 
@@ -147,8 +147,8 @@ void gpu_block_again(struct gpu_block *block)
 	want(0, CU(cuStreamSynchronize, (void *), block->stream));
 	atomic_store(&block->open, 0);
 	atomic_store(&block->passed, 0);
-	want(0,
-	     CU(cuLaunchHostFunc, (void *, void (*)(void *), void *), block->stream, stand, block));
+	want(0, CU(cuLaunchHostFunc, (void *, void (*)(void *), void *), block->stream,
+		   block_until_open, block));
 	want(0, CU(cuCtxPopCurrent_v2, (void **), &(void *){ NULL }));
 }
 
@@ -161,7 +161,7 @@ void gpu_unblock(struct gpu_block *block)
 	want(0, CU(cuCtxDestroy_v2, (void *), block->context));
 }
 
-static void set(void *arg)
+static void flag_set(void *arg)
 {
 	atomic_store((_Atomic int *)arg, 1);
 }
@@ -169,8 +169,8 @@ static void set(void *arg)
 void gpu_flag(void *stream, _Atomic int *flag)
 {
 	atomic_store(flag, 0);
-	want(0,
-	     CU(cuLaunchHostFunc, (void *, void (*)(void *), void *), stream, set, (void *)flag));
+	want(0, CU(cuLaunchHostFunc, (void *, void (*)(void *), void *), stream, flag_set,
+		   (void *)flag));
 }
 
 bool gpu_flagged(_Atomic int *flag, int64_t patience)
@@ -187,8 +187,8 @@ bool gpu_flagged(_Atomic int *flag, int64_t patience)
 
 /* ---- two regions ------------------------------------------------------- */
 
-static unsigned char *allocate(struct wh_engine *engine, uint32_t kind, const char *where,
-			       size_t length)
+static unsigned char *pair_allocate(struct wh_engine *engine, uint32_t kind, const char *where,
+				    size_t length)
 {
 	struct wh_memory_options options = { .size = sizeof(options),
 					     .kind = kind,
@@ -209,19 +209,22 @@ void gpu_pair_open(struct gpu_pair *p, uint32_t here, const char *where, uint32_
 void gpu_pair_open_with(struct gpu_pair *p, uint32_t here, const char *where, uint32_t there,
 			const char *elsewhere, size_t length, struct child *child)
 {
-	struct wh_region_options named = { .size = sizeof(named), .name = "target" };
+	struct wh_region_options named = { .size = sizeof(named),
+					   .name = "target",
+					   .access = ACCESS_BOTH };
 	struct wh_engine_options options = { .size = sizeof(options), .listen = "none" };
 
 	*p = (struct gpu_pair){ .here = here, .there = there, .length = length };
 	want(0, wh_engine_open(&options, &p->engine));
-	p->local = allocate(p->engine, here, where, length);
+	p->local = pair_allocate(p->engine, here, where, length);
 	want(0, wh_region_register(p->engine, p->local, length, NULL, &p->region));
 	p->child = child;
 	if (child) {
 		p->memory = child_memory_at(p->child, there, length, elsewhere);
-		p->child_region = child_region(p->child, p->memory, 0, length, "target", 0, NULL);
+		p->child_region =
+			child_region(p->child, p->memory, 0, length, "target", ACCESS_BOTH, NULL);
 	} else {
-		p->target = allocate(p->engine, there, elsewhere, length);
+		p->target = pair_allocate(p->engine, there, elsewhere, length);
 		want(0,
 		     wh_region_register(p->engine, p->target, length, &named, &p->target_region));
 	}
@@ -259,10 +262,10 @@ int gpu_run(struct wh_batch *batch)
 {
 	int error = wh_batch_submit(batch);
 
-	return error ? error : wh_batch_wait(batch, PATIENCE);
+	return error ? error : batch_end(batch, PATIENCE);
 }
 
-static void put(struct gpu_pair *p, bool there, uint64_t seed)
+static void pair_fill_side(struct gpu_pair *p, bool there, uint64_t seed)
 {
 	unsigned char *image = malloc(p->length);
 
@@ -276,7 +279,7 @@ static void put(struct gpu_pair *p, bool there, uint64_t seed)
 	free(image);
 }
 
-static bool is(struct gpu_pair *p, uint64_t seed)
+static bool pair_holds(struct gpu_pair *p, uint64_t seed)
 {
 	unsigned char *image = malloc(p->length);
 	bool good;
@@ -293,16 +296,16 @@ static bool is(struct gpu_pair *p, uint64_t seed)
 
 void gpu_pair_fill(struct gpu_pair *p, uint64_t seed)
 {
-	put(p, false, seed);
-	put(p, true, seed + 1000);
+	pair_fill_side(p, false, seed);
+	pair_fill_side(p, true, seed + 1000);
 }
 
 bool gpu_pair_copied(struct gpu_pair *p, uint64_t seed)
 {
-	return is(p, seed);
+	return pair_holds(p, seed);
 }
 
 bool gpu_pair_untouched(struct gpu_pair *p, uint64_t seed)
 {
-	return is(p, seed + 1000);
+	return pair_holds(p, seed + 1000);
 }

@@ -28,6 +28,8 @@
 #include <cmocka.h>
 #include <wherry/wherry.h>
 
+#include "note.h"
+#include "outcome.h"
 #include "pattern.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -207,6 +209,7 @@ struct child *child_start(const struct child_options *options);
  * that a test leaves are killed after it. */
 void child_exit(struct child *child);
 void child_kill(struct child *child);
+void children_kill(void); /* all of them */
 
 void child_stop(struct child *child); /* SIGSTOP; returns when the child has stopped */
 void child_continue(struct child *child); /* SIGCONT */
@@ -217,12 +220,13 @@ int child_memory(struct child *child, uint32_t kind, size_t length);
 /* The same at a location ("cuda:1"; NULL: any). */
 int child_memory_at(struct child *child, uint32_t kind, size_t length, const char *location);
 int child_free(struct child *child, int memory);
+enum { ACCESS_BOTH = WH_ACCESS_READ | WH_ACCESS_WRITE };
 /* Register [offset, offset + length) of a memory. Returns the region's number; *id receives its id
  * unless `id` is NULL. */
 int child_region(struct child *child, int memory, uint64_t offset, uint64_t length,
 		 const char *name, uint32_t access, uint64_t *id);
-/* Register `count` adjacent regions of `length` bytes from the start of `memory`, unnamed but for
- * the last. */
+/* Register `count` adjacent regions of `length` bytes from the start of `memory`, with ACCESS_BOTH,
+ * unnamed but for the last. */
 void child_regions(struct child *child, int memory, uint64_t length, uint64_t count,
 		   const char *last);
 int child_unregister(struct child *child, int region);
@@ -237,7 +241,7 @@ size_t child_check(struct child *child, int memory, uint64_t offset, uint64_t le
 uint64_t child_sum(struct child *child, int memory, uint64_t offset, uint64_t length);
 void child_fetch(struct child *child, int memory, uint64_t offset, uint64_t length, void *out);
 
-int child_notification(struct child *child, int64_t timeout, struct wh_notification *out);
+int child_notification(struct child *child, int64_t timeout, struct note *out);
 unsigned int child_fds(struct child *child);
 uint64_t child_resident(struct child *child);
 
@@ -283,7 +287,7 @@ void *bytes_segmented(int device, size_t length);
 /* The number of GPUs of the driver: the fake one in $TEST_CUDA, or the machine's. */
 unsigned int bytes_gpus(void);
 
-/* ---- protocol between harness.c and child.c ---------------------------- */
+/* ---- protocol between children.c and child.c --------------------------- */
 
 enum child_op {
 	CHILD_START = 1,

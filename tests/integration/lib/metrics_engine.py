@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""metrics_engine.py SOCKET PEERS answer|grow|silent|cut|garbage|endless|old: something that observers take for
-an engine. It answers what docs/metrics.md says, written down from there and from nowhere else, or what
-no engine would. One that grows has written 250 MB more to each peer by tcp, and timed 100 more batches in
-bucket 5, at each answer. Prints a line when it listens."""
+"""Imitates an engine for observers.
+
+metrics_engine.py SOCKET PEERS answer|grow|silent|cut|garbage|endless|old
+
+It answers as docs/metrics.md specifies, implemented from that document alone, or as no engine
+would. With grow, each answer counts 250 MB more written to each peer by tcp, and 100 more batches
+in latency bucket 5. Prints a line when it listens."""
 import os, socket, struct, sys, time
 
 path, peers, how = sys.argv[1], int(sys.argv[2]), sys.argv[3]
@@ -50,7 +53,7 @@ os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
 listener = socket.socket(socket.AF_UNIX)
 listener.bind(path)
 listener.listen(16)
-said = observation()
+answer = observation()
 print("ready", flush=True)
 kept = []
 while True:
@@ -62,17 +65,17 @@ while True:
     assert question == b"wherry?\x02", question
     try:
         if how in ("answer", "grow"):
-            client.sendall(said)
+            client.sendall(answer)
             answers += 1
-            said = observation() if how == "grow" else said
+            answer = observation() if how == "grow" else answer
         elif how == "old":
-            client.sendall(said[:4] + struct.pack("<I", 1) + said[8:])
+            client.sendall(answer[:4] + struct.pack("<I", 1) + answer[8:])
         elif how == "cut":
-            client.sendall(said[:-3])
+            client.sendall(answer[:-3])
         elif how == "garbage":
-            client.sendall(bytes(b ^ 0x5A for b in said))
+            client.sendall(bytes(b ^ 0x5A for b in answer))
         else:
-            client.sendall(said[:40])
+            client.sendall(answer[:40])
             time.sleep(30)
     except OSError:
         pass

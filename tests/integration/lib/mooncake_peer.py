@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The other side of Mooncake's protocol, written down from what its engines send.
+"""A peer that speaks Mooncake's protocol, implemented from what its engines send.
 
-mooncake_peer.py server VERSION MANNER FILE   an engine with 4 MiB at 0x700000000000, which are FILE's to
-                                              begin with; after each request they are written there. Prints
-                                              its HOST:PORT.
-mooncake_peer.py store USER PASSWORD          a web server that keeps what is PUT, for who knows these; prints its
-                                              HOST:PORT
-mooncake_peer.py lock HOST:PORT USER PASSWORD   etcd there asks for a user from now on
-mooncake_peer.py client HOST:PORT             what an engine asks `wherry serve --mooncake`, right and wrong
+mooncake_peer.py server VERSION MANNER FILE
+    an engine with 4 MiB at 0x700000000000, filled from FILE and written back there after each
+    request. Prints its HOST:PORT.
+mooncake_peer.py store USER PASSWORD
+    a web server that stores what is PUT with this user and password. Prints its HOST:PORT.
+mooncake_peer.py lock HOST:PORT USER PASSWORD
+    make the etcd there require this user and password
+mooncake_peer.py client HOST:PORT CASE...
+    send `wherry serve --mooncake` valid and invalid requests
 """
 import base64
 import http.server
@@ -27,7 +29,7 @@ OK, REJECTED = 0x4D43545600000000, 0x4D43545600000001
 
 
 def receive(connection, length):
-    """Exactly so many bytes, or None at the end of the stream."""
+    """Read exactly `length` bytes. None: the stream has ended."""
     parts = []
     while length:
         part = connection.recv(min(length, 1 << 20))
@@ -38,7 +40,7 @@ def receive(connection, length):
     return b"".join(parts)
 
 
-# ---- an engine ------------------------------------------------------------------------------------------
+# ---- an engine -----------------------------------------------------------------------------------
 
 class Engine:
     """MANNER: good; once (a connection for each request); refuse; short, status, reset (of data); type,
@@ -117,7 +119,7 @@ class Engine:
         return self.manner != "short"
 
 
-# ---- stores of metadata ----------------------------------------------------------------------------------
+# ---- stores of metadata --------------------------------------------------------------------------
 
 class Store(http.server.BaseHTTPRequestHandler):
     secret, values = "", {}
@@ -164,10 +166,10 @@ def lock(where, user, password):
         urllib.request.urlopen(request, timeout=10).read()
 
 
-# ---- what is asked of wherry serve ------------------------------------------------------------------------
+# ---- requests to wherry serve --------------------------------------------------------------------
 
 def ask(where, kind, body):
-    """The whole answer, to the end of the stream."""
+    """Send a control message and read the answer up to the end of the stream."""
     connection = socket.create_connection(where)
     connection.sendall(struct.pack("<QB", len(body) + 1, kind) + body)
     head = receive(connection, 8)
@@ -239,7 +241,7 @@ class Client:
         assert data.read(self.address, self.length) == payload
 
     def in_small_pieces(self):
-        """A header and a payload that come byte by byte."""
+        """The header and the payload arrive byte by byte."""
         connection = socket.create_connection(self.where)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for byte in struct.pack("<QQB", 9, self.address, 0x81) + b"\0" * 7 + b"wherryman":
@@ -248,7 +250,7 @@ class Client:
         assert self.data().read(self.address, 9) == b"wherryman"
 
     def requests_ahead(self):
-        """Requests that come before the one before them is answered."""
+        """Requests are sent before the previous ones are answered."""
         data = self.data()
         for i in range(100):
             data.send(4, self.address + 4 * i, 0x81, struct.pack("<I", i))
@@ -269,7 +271,7 @@ class Client:
             assert data.read(self.address + 4096 * i, 4096) == bytes([i]) * 4096
 
     def beside(self, way):
-        """Where what is published without a gap ends: other memory may lie beside it."""
+        """The end (way > 0) or start of published memory without gaps: parts may be adjacent."""
         parts = [(b["addr"], b["addr"] + b["length"]) for b in self.segment["buffers"]]
         at = self.address if way < 0 else self.address + self.length
         while any(at == (part[1] if way < 0 else part[0]) for part in parts):
@@ -277,7 +279,7 @@ class Client:
         return at
 
     def outside(self):
-        """Nothing of it moves a byte, over either version, and the connection ends."""
+        """Requests outside of the memory move no byte and end the connection, in both versions."""
         end = self.address + self.length
         rows = [(0, self.address), (1, self.beside(-1) - 1), (1, self.beside(1)), (2, end - 1),
                 (self.length + 1, self.address),
@@ -297,7 +299,7 @@ class Client:
         assert self.data().read(self.address, self.length) == before
 
     def refused_with_its_bytes(self):
-        """The status arrives although the payload is still coming."""
+        """The status arrives before the payload has been sent completely."""
         data = self.data()
         data.send(1 << 20, 4096, 0x81, b"x" * (1 << 20))
         assert data.status() == REJECTED
@@ -315,7 +317,7 @@ class Client:
             assert data.ended()
 
     def cut_off(self):
-        """What was begun and is not ended does not disturb others."""
+        """Requests that are cut off do not disturb other connections."""
         for length in (1, 23, 24, 30):
             data = self.data()
             data.connection.sendall((struct.pack("<QQB", 4096, self.address, 0x81) + b"\0" * 100)[:length])
@@ -344,7 +346,7 @@ class Client:
         assert ask(self.control, 3, b"{}")
 
     def silent(self):
-        """More who connect and say nothing than are kept, and still there is an answer."""
+        """More silent connections than the server keeps: it closes the oldest and still answers."""
         quiet = [socket.create_connection(self.control) for _ in range(100)]
         assert ask(self.control, 3, b"{}")
         assert quiet[0].recv(1) == b""
@@ -352,7 +354,7 @@ class Client:
         assert idle[-1].read(self.address, 1) and idle[0].ended()
 
     def a_crowd(self):
-        """One address that begins requests on all the connections it can have, and does not end them."""
+        """One address begins requests on all connections that it can have, and completes none."""
         kept = self.data(ELSEWHERE)
         kept.send(4096, self.address, 0x81, b"k" * 95)
         header = struct.pack("<QQB", 4096, self.address + 4096, 0x81) + b"\0" * 7
@@ -360,22 +362,23 @@ class Client:
         for i in range(1100):
             crowd.append(self.data())
             crowd[-1].connection.sendall(header[:1 + i % 24] if i % 2 else header + b"x")
-        time.sleep(0.5) # until all of it has been heard
-        # Who is from elsewhere is not concerned, old or new.
+        time.sleep(0.5) # until the server has received all of it
+        # Connections from another address still work, old ones and new ones.
         assert self.data(ELSEWHERE).read(self.address, 1)
         kept.connection.sendall(b"k" * 4001)
         assert kept.status() == OK
-        # And here one of them goes, when it has had a second.
+        # After a second, a new connection from this address replaces one that has moved too few
+        # bytes.
         time.sleep(1.5)
         assert self.data().read(self.address, 4096) == b"k" * 4096
         for data in crowd:
             data.connection.close()
 
     def a_crowd_of_questions(self):
-        """The same of the control port."""
+        """The same on the control port."""
         kept = socket.create_connection(self.control, source_address=ELSEWHERE)
         kept.sendall(struct.pack("<Q", 3))
-        # Before the crowd comes, it has been heard.
+        # The server receives this before the crowd connects.
         time.sleep(0.2)
         crowd = [socket.create_connection(self.control) for _ in range(600)]
         for connection in crowd:
@@ -390,7 +393,7 @@ class Client:
             connection.close()
 
     def big_questions(self):
-        """One address does not get more memory than its share: the oldest questions go."""
+        """One address gets no more memory than its quota: the server drops its oldest messages."""
         crowd = [socket.create_connection(self.control) for _ in range(100)]
         for connection in crowd:
             try:
@@ -416,7 +419,7 @@ class Client:
         assert ask(self.control, 3, b"{}")
 
     def trickle(self):
-        """Who moves hardly anything has half a minute for it, and who is merely slow has more."""
+        """A request that hardly moves is ended after 30 s; one that is merely slow goes on."""
         slow, kept = self.data(), self.data()
         slow.send(1 << 20, self.address, 0x81)
         kept.send(self.length, self.address, 0x81)
@@ -443,7 +446,7 @@ class Client:
         assert data.write(self.address, b"x") == REJECTED
 
     def the_other_memory(self):
-        """The second one, which may be a GPU's."""
+        """The second memory, which may be a GPU's."""
         other, data = self.segment["buffers"][1], self.data()
         for size in (1, 4096, other["length"]):
             for version in (1, 2):
@@ -467,7 +470,7 @@ def main():
         try:
             getattr(client, name)()
             print("[       OK ] " + name, flush=True)
-        except Exception as error:  # the next case may still say something
+        except Exception as error:  # the next case may still pass
             print("[  FAILED  ] %s: %s: %s" % (name, type(error).__name__, error), flush=True)
             failed = True
     sys.exit(failed)

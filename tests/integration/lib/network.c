@@ -26,7 +26,7 @@ static const char *missing_netem(void)
 
 const struct route needs_netem = { .name = "netem", .missing = missing_netem };
 
-static int current(void)
+static int network_current(void)
 {
 	char path[64];
 	int fd;
@@ -38,7 +38,7 @@ static int current(void)
 }
 
 /* Run a shell command in a network. */
-static void in(int network, const char *command)
+static void network_run(int network, const char *command)
 {
 	char line[512];
 
@@ -50,10 +50,10 @@ static void in(int network, const char *command)
 int network_new(void)
 {
 	if (outside < 0)
-		outside = current();
+		outside = network_current();
 	want_true(unshare(CLONE_NEWNET) == 0, "%s", strerror(errno));
 	want(0, system("ip link set lo up"));
-	return current();
+	return network_current();
 }
 
 void network_enter(int network)
@@ -73,20 +73,20 @@ void network_pair_open(struct network_pair *pair)
 	char line[256];
 
 	pair->router = network_new();
-	in(pair->router,
-	   "ip link add l0 type veth peer name l1; ip link add r0 type veth peer name r1; "
-	   "ip addr add 10.77.1.1/24 dev l0; ip addr add 10.77.2.1/24 dev r0; "
-	   "ip link set l0 up; ip link set r0 up; echo 1 >/proc/sys/net/ipv4/ip_forward");
+	network_run(pair->router,
+		    "ip link add l0 type veth peer name l1; ip link add r0 type veth peer name r1; "
+		    "ip addr add 10.77.1.1/24 dev l0; ip addr add 10.77.2.1/24 dev r0; "
+		    "ip link set l0 up; ip link set r0 up; echo 1 >/proc/sys/net/ipv4/ip_forward");
 	pair->right = network_new();
 	snprintf(line, sizeof(line), "ip link set r1 netns %d", (int)gettid());
-	in(pair->router, line);
-	in(pair->right, "ip addr add " NETWORK_RIGHT "/24 dev r1; ip link set r1 up; "
-			"ip route add default via 10.77.2.1");
+	network_run(pair->router, line);
+	network_run(pair->right, "ip addr add " NETWORK_RIGHT "/24 dev r1; ip link set r1 up; "
+				 "ip route add default via 10.77.2.1");
 	pair->left = network_new();
 	snprintf(line, sizeof(line), "ip link set l1 netns %d", (int)gettid());
-	in(pair->router, line);
-	in(pair->left, "ip addr add " NETWORK_LEFT "/24 dev l1; ip link set l1 up; "
-		       "ip route add default via 10.77.1.1");
+	network_run(pair->router, line);
+	network_run(pair->left, "ip addr add " NETWORK_LEFT "/24 dev l1; ip link set l1 up; "
+				"ip route add default via 10.77.1.1");
 }
 
 void network_pair_disturb(const struct network_pair *pair, const char *how)
@@ -95,7 +95,7 @@ void network_pair_disturb(const struct network_pair *pair, const char *how)
 
 	snprintf(line, sizeof(line),
 		 "for d in l0 r0; do tc qdisc replace dev $d root netem %s; done", how);
-	in(pair->router, line);
+	network_run(pair->router, line);
 }
 
 /* Without netem, which not every kernel has, the router stops forwarding: that loses all packets,
@@ -106,8 +106,8 @@ void network_pair_cut(const struct network_pair *pair, bool cut)
 		network_pair_disturb(pair, cut ? "loss 100%" : "delay 1ms");
 		return;
 	}
-	in(pair->router,
-	   cut ? "echo 0 >/proc/sys/net/ipv4/ip_forward" : "echo 1 >/proc/sys/net/ipv4/ip_forward");
+	network_run(pair->router, cut ? "echo 0 >/proc/sys/net/ipv4/ip_forward" :
+					"echo 1 >/proc/sys/net/ipv4/ip_forward");
 }
 
 void network_pair_close(struct network_pair *pair)

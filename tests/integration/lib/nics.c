@@ -4,7 +4,7 @@
 
 #include <dlfcn.h>
 
-static const char *missing(void)
+static const char *missing_nics(void)
 {
 	return getenv("TEST_VERBS") && !getenv("TEST_RDMA") ? NULL :
 							      "the fake libibverbs is not used";
@@ -16,10 +16,10 @@ const struct route needs_nics = {
 	.detail = "",
 	.kind = WH_MEMORY_PAGEABLE,
 	.devices = true,
-	.missing = missing,
+	.missing = missing_nics,
 };
 
-static void *fake(const char *name)
+static void *fake_symbol(const char *name)
 {
 	static void *library;
 	void *found;
@@ -32,7 +32,7 @@ static void *fake(const char *name)
 }
 
 /* FAKE(fail, (int, unsigned int), 12, 0) calls fake_verbs_fail(12, 0). */
-#define FAKE(name, types, ...) (((void(*) types)fake("fake_verbs_" #name))(__VA_ARGS__))
+#define FAKE(name, types, ...) (((void(*) types)fake_symbol("fake_verbs_" #name))(__VA_ARGS__))
 
 void nics_hold(bool yes)
 {
@@ -61,12 +61,12 @@ void nics_lose(int status, unsigned int after)
 
 uint64_t nics_underruns(void)
 {
-	return ((uint64_t(*)(void))fake("fake_verbs_underruns"))();
+	return ((uint64_t(*)(void))fake_symbol("fake_verbs_underruns"))();
 }
 
 unsigned int nics_receives(const struct ibv_qp *qp)
 {
-	return ((unsigned int (*)(const struct ibv_qp *))fake("fake_verbs_receives"))(qp);
+	return ((unsigned int (*)(const struct ibv_qp *))fake_symbol("fake_verbs_receives"))(qp);
 }
 
 void nics_refuse(int error, unsigned int after)
@@ -91,7 +91,7 @@ void nic_speed(unsigned int nic, uint64_t speed)
 
 uint64_t nic_moved(unsigned int nic)
 {
-	return ((uint64_t(*)(unsigned int))fake("fake_verbs_moved"))(nic);
+	return ((uint64_t(*)(unsigned int))fake_symbol("fake_verbs_moved"))(nic);
 }
 
 unsigned int nics_pairs(void)
@@ -104,7 +104,7 @@ unsigned int nics_pairs(void)
 
 int nics_open(void)
 {
-	return ((int (*)(void))fake("fake_verbs_open"))();
+	return ((int (*)(void))fake_symbol("fake_verbs_open"))();
 }
 
 struct nics_counts nics_counts(void)
@@ -159,9 +159,9 @@ void want_by(struct wh_batch *batch, const char *transport, uint64_t bytes)
 		  (unsigned long long)bytes, transport, explained(batch));
 }
 
-void want_told(struct wh_batch *batch, const char *word)
+void want_explained(struct wh_batch *batch, const char *word)
 {
 	const char *text = explained(batch);
 
-	want_true(strstr(text, word), "\"%s\" is not told:\n%s", word, text);
+	want_true(strstr(text, word), "\"%s\" is not in the explanation:\n%s", word, text);
 }

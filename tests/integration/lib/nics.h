@@ -57,6 +57,6 @@ const char *explained(struct wh_batch *batch);
 uint64_t bytes_by(struct wh_batch *batch, const char *transport, char refused[192]);
 /* Exactly `bytes` must have gone by `transport`; the explanation must contain `word`. */
 void want_by(struct wh_batch *batch, const char *transport, uint64_t bytes);
-void want_told(struct wh_batch *batch, const char *word);
+void want_explained(struct wh_batch *batch, const char *word);
 
 #endif

@@ -6,9 +6,9 @@
 
 /* Another process orders these accesses relative to the engine's, where ThreadSanitizer cannot see
  * it. */
-#define TOLD_BY_OTHERS __attribute__((no_sanitize("thread")))
+#define ORDERED_ELSEWHERE __attribute__((no_sanitize("thread")))
 
-static inline uint64_t mix(uint64_t x)
+static inline uint64_t pattern_mix(uint64_t x)
 {
 	x ^= x >> 32;
 	x *= UINT64_C(0xd6e8feb86659fd93);
@@ -18,32 +18,33 @@ static inline uint64_t mix(uint64_t x)
 }
 
 /* The eight bytes at position 8 * index of the pattern. */
-static inline uint64_t word(uint64_t index, uint64_t seed)
+static inline uint64_t pattern_word(uint64_t index, uint64_t seed)
 {
-	return mix(index + seed * UINT64_C(0x9e3779b97f4a7c15) + 1);
+	return pattern_mix(index + seed * UINT64_C(0x9e3779b97f4a7c15) + 1);
 }
 
-static inline unsigned char byte(uint64_t position, uint64_t seed)
+static inline unsigned char pattern_byte(uint64_t position, uint64_t seed)
 {
-	return (unsigned char)(word(position / 8, seed) >> position % 8 * 8);
+	return (unsigned char)(pattern_word(position / 8, seed) >> position % 8 * 8);
 }
 
-TOLD_BY_OTHERS void pattern_fill(void *at, size_t length, uint64_t position, uint64_t seed)
+ORDERED_ELSEWHERE void pattern_fill(void *at, size_t length, uint64_t position, uint64_t seed)
 {
 	unsigned char *out = at;
 
 	for (; length && position % 8; length--)
-		*out++ = byte(position++, seed);
+		*out++ = pattern_byte(position++, seed);
 	for (; length >= 8; length -= 8, position += 8, out += 8) {
-		uint64_t value = word(position / 8, seed);
+		uint64_t value = pattern_word(position / 8, seed);
 
 		memcpy(out, &value, 8);
 	}
 	for (; length; length--)
-		*out++ = byte(position++, seed);
+		*out++ = pattern_byte(position++, seed);
 }
 
-TOLD_BY_OTHERS size_t pattern_check(const void *at, size_t length, uint64_t position, uint64_t seed)
+ORDERED_ELSEWHERE size_t pattern_check(const void *at, size_t length, uint64_t position,
+				       uint64_t seed)
 {
 	const unsigned char *in = at;
 	size_t i = 0;
@@ -53,13 +54,13 @@ TOLD_BY_OTHERS size_t pattern_check(const void *at, size_t length, uint64_t posi
 			uint64_t value;
 
 			memcpy(&value, in + i, 8);
-			if (value == word(position / 8, seed)) {
+			if (value == pattern_word(position / 8, seed)) {
 				i += 8;
 				position += 8;
 				continue;
 			}
 		}
-		if (in[i] != byte(position, seed))
+		if (in[i] != pattern_byte(position, seed))
 			return i;
 		i++;
 		position++;
@@ -67,7 +68,7 @@ TOLD_BY_OTHERS size_t pattern_check(const void *at, size_t length, uint64_t posi
 	return PATTERN_GOOD;
 }
 
-TOLD_BY_OTHERS uint64_t pattern_sum(const void *at, size_t length)
+ORDERED_ELSEWHERE uint64_t pattern_sum(const void *at, size_t length)
 {
 	const unsigned char *in = at;
 	uint64_t sum = length;
@@ -82,13 +83,13 @@ TOLD_BY_OTHERS uint64_t pattern_sum(const void *at, size_t length)
 	}
 	for (; i < length; i++)
 		sum = (sum ^ in[i]) * UINT64_C(0x100000001b3);
-	return mix(sum);
+	return pattern_mix(sum);
 }
 
 uint64_t pattern_random(uint64_t *state)
 {
 	*state += UINT64_C(0x9e3779b97f4a7c15);
-	return mix(*state);
+	return pattern_mix(*state);
 }
 
 void pattern_shuffle(uint64_t *out, size_t count, uint64_t step, uint64_t seed)

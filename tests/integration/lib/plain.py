@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A server that knows GET, PUT and DELETE of ?key=KEY and nothing else: plain.py PORT FILE."""
+"""plain.py PORT FILE: a registry with GET, PUT and DELETE of ?key=KEY alone, stored in FILE."""
 import http.server
 import json
 import os

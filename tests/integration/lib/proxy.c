@@ -4,6 +4,7 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -18,6 +19,8 @@
 #define PAIRS_MAX 64
 #define BUFFER (256u << 10)
 #define TICK_MS 5
+/* Kept of a stranded connection: the sender never has more in flight. */
+#define STRANDED_MAX ((size_t)64 << 20)
 
 /* Bytes in flight from fd[side] to fd[!side]. */
 struct direction {
@@ -45,6 +48,11 @@ struct proxy {
 	uint64_t rate, bytes; /* bytes per s (0: no limit); bytes forwarded so far */
 	unsigned int accepted;
 	struct pair pairs[PAIRS_MAX];
+	struct {
+		int fd; /* to the server */
+		unsigned char *bytes; /* that it has not got; NULL: no connection is stranded */
+		size_t length;
+	} stranded;
 };
 
 static void pair_close(struct pair *pair, bool reset)
@@ -61,7 +69,16 @@ static void pair_close(struct pair *pair, bool reset)
 	pair->fd[0] = pair->fd[1] = -1;
 }
 
-static void take_connection(struct proxy *proxy)
+/* Reset the client's half, and drop the pair without a word to the server. */
+static void pair_reset_client(struct pair *pair)
+{
+	struct linger linger = { .l_onoff = 1, .l_linger = 0 };
+
+	setsockopt(pair->fd[0], SOL_SOCKET, SO_LINGER, &linger, sizeof(linger));
+	pair_close(pair, false);
+}
+
+static void proxy_accept(struct proxy *proxy)
 {
 	int client = accept4(proxy->listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC), one = 1;
 	int server = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -90,7 +107,7 @@ static void take_connection(struct proxy *proxy)
 
 /* Find the role in the client's HELLO, at byte 16: after the frame header (8), magic and
  * versions. */
-static void look_at_role(struct pair *pair, const unsigned char *bytes, size_t n)
+static void pair_find_role(struct pair *pair, const unsigned char *bytes, size_t n)
 {
 	if (pair->seen <= 16 && pair->seen + n > 16)
 		pair->role = bytes[16 - pair->seen];
@@ -98,7 +115,7 @@ static void look_at_role(struct pair *pair, const unsigned char *bytes, size_t n
 }
 
 /* Move bytes in one direction. False: the pair is broken. */
-static bool pass(struct proxy *proxy, struct pair *pair, int side)
+static bool pair_forward(struct proxy *proxy, struct pair *pair, int side)
 {
 	struct direction *way = &pair->direction[side];
 	ssize_t n;
@@ -120,7 +137,7 @@ static bool pass(struct proxy *proxy, struct pair *pair, int side)
 		if (proxy->rate)
 			way->allowed -= (uint64_t)n;
 		if (side == 0)
-			look_at_role(pair, way->bytes, way->end);
+			pair_find_role(pair, way->bytes, way->end);
 	}
 	if (way->start < way->end) {
 		n = send(pair->fd[!side], way->bytes + way->start, way->end - way->start,
@@ -146,7 +163,7 @@ static short events_of(const struct proxy *proxy, const struct pair *pair, int s
 	return events;
 }
 
-static void refill(struct proxy *proxy, int64_t ms)
+static void proxy_refill(struct proxy *proxy, int64_t ms)
 {
 	for (int i = 0; i < PAIRS_MAX; i++)
 		for (int side = 0; side < 2; side++) {
@@ -167,7 +184,7 @@ static int64_t now_ms(void)
 }
 
 /* One round of polling. The caller holds the lock; it is released while the thread sleeps. */
-static void turn(struct proxy *proxy)
+static void proxy_poll(struct proxy *proxy)
 {
 	struct pollfd polled[1 + 2 * PAIRS_MAX];
 	nfds_t n = 0;
@@ -186,20 +203,20 @@ static void turn(struct proxy *proxy)
 	poll(polled, n, TICK_MS);
 	pthread_mutex_lock(&proxy->lock);
 	if (polled[0].revents & POLLIN)
-		take_connection(proxy);
+		proxy_accept(proxy);
 	for (int i = 0; i < PAIRS_MAX && !proxy->frozen; i++) {
 		struct pair *pair = &proxy->pairs[i];
 
 		if (pair->fd[0] < 0)
 			continue;
-		if (!pass(proxy, pair, 0) || !pass(proxy, pair, 1))
+		if (!pair_forward(proxy, pair, 0) || !pair_forward(proxy, pair, 1))
 			pair_close(pair, true);
 		else if (pair->direction[0].ended && pair->direction[1].ended)
 			pair_close(pair, false);
 	}
 }
 
-static void *run(void *arg)
+static void *proxy_run(void *arg)
 {
 	struct proxy *proxy = arg;
 	int64_t last = now_ms();
@@ -209,9 +226,9 @@ static void *run(void *arg)
 		int64_t moment = now_ms();
 
 		if (proxy->rate)
-			refill(proxy, moment - last);
+			proxy_refill(proxy, moment - last);
 		last = moment;
-		turn(proxy);
+		proxy_poll(proxy);
 	}
 	pthread_mutex_unlock(&proxy->lock);
 	return NULL;
@@ -240,7 +257,7 @@ struct proxy *proxy_start(const char *url)
 		goto err_close;
 	snprintf(proxy->url, sizeof(proxy->url), "wherry://127.0.0.1:%d", ntohs(address.sin_port));
 	pthread_mutex_init(&proxy->lock, NULL);
-	if (pthread_create(&proxy->thread, NULL, run, proxy) != 0)
+	if (pthread_create(&proxy->thread, NULL, proxy_run, proxy) != 0)
 		goto err_close;
 	return proxy;
 
@@ -330,4 +347,67 @@ unsigned int proxy_cut(struct proxy *proxy, unsigned int role)
 	}
 	pthread_mutex_unlock(&proxy->lock);
 	return count;
+}
+
+/* The bytes of a pair that its server has not got: in the proxy, and in the client's socket. */
+static size_t pair_take(struct pair *pair, unsigned char *bytes, size_t room)
+{
+	struct direction *way = &pair->direction[0];
+	size_t length = way->end - way->start;
+	ssize_t n;
+
+	memcpy(bytes, way->bytes + way->start, length);
+	while (length < room &&
+	       (n = recv(pair->fd[0], bytes + length, room - length, MSG_DONTWAIT)) > 0)
+		length += (size_t)n;
+	return length;
+}
+
+size_t proxy_strand(struct proxy *proxy, unsigned int role)
+{
+	unsigned char *bytes = malloc(STRANDED_MAX);
+	struct pair *pair = NULL;
+	size_t length = 0;
+
+	pthread_mutex_lock(&proxy->lock);
+	for (int i = 0; i < PAIRS_MAX && !pair && bytes && !proxy->stranded.bytes; i++)
+		if (proxy->pairs[i].fd[0] >= 0 && proxy->pairs[i].role == role)
+			pair = &proxy->pairs[i];
+	if (pair)
+		length = pair_take(pair, bytes, STRANDED_MAX);
+	if (length) {
+		proxy->stranded.fd = fcntl(pair->fd[1], F_DUPFD_CLOEXEC, 0);
+		proxy->stranded.bytes = bytes;
+		proxy->stranded.length = length;
+		/* The server's half lives on in the duplicate: it must not be reset. */
+		pair_reset_client(pair);
+	} else {
+		free(bytes);
+	}
+	pthread_mutex_unlock(&proxy->lock);
+	return length;
+}
+
+bool proxy_deliver(struct proxy *proxy)
+{
+	struct pollfd polled = { .fd = proxy->stranded.fd, .events = POLLOUT };
+	bool open = true;
+	size_t at = 0;
+	char trash[4096];
+	ssize_t n;
+
+	while (open && at < proxy->stranded.length && poll(&polled, 1, -1) == 1) {
+		n = send(proxy->stranded.fd, proxy->stranded.bytes + at,
+			 proxy->stranded.length - at, MSG_NOSIGNAL | MSG_DONTWAIT);
+		open = n > 0 || errno == EAGAIN;
+		at += n > 0 ? (size_t)n : 0;
+	}
+	shutdown(proxy->stranded.fd, SHUT_WR);
+	while ((n = recv(proxy->stranded.fd, trash, sizeof(trash), 0)) > 0)
+		;
+	open = open && n == 0;
+	close(proxy->stranded.fd);
+	free(proxy->stranded.bytes);
+	proxy->stranded.bytes = NULL;
+	return open;
 }

@@ -7,6 +7,7 @@
 #define TESTS_INTEGRATION_LIB_PROXY_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 struct proxy;
@@ -38,5 +39,13 @@ void proxy_slow(struct proxy *proxy, uint64_t bytes_per_second);
 
 /* Reset the connections of a role; returns their number. */
 unsigned int proxy_cut(struct proxy *proxy, unsigned int role);
+
+/* Reset the client's half of one connection of a role, and keep the bytes that its server has not
+ * got. Returns their number; 0: there were none, and nothing is reset. One connection at a time. */
+size_t proxy_strand(struct proxy *proxy, unsigned int role);
+
+/* Send the kept bytes to the server, then the end of the stream. Returns when the server has closed
+ * the connection. True: it had not closed it before, and may have used the bytes. */
+bool proxy_deliver(struct proxy *proxy);
 
 #endif

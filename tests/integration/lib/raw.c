@@ -22,7 +22,7 @@
 
 #define SECONDS 10 /* time-out of a read or a write */
 
-static int finish(int fd, const struct sockaddr *address, size_t length)
+static int raw_finish_connect(int fd, const struct sockaddr *address, size_t length)
 {
 	struct timeval patience = { .tv_sec = SECONDS };
 	int one = 1;
@@ -47,8 +47,8 @@ int raw_connect(const char *url)
 	if (!port)
 		return -1;
 	address.sin_port = htons((uint16_t)atoi(port + 1));
-	return finish(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), (struct sockaddr *)&address,
-		      sizeof(address));
+	return raw_finish_connect(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0),
+				  (struct sockaddr *)&address, sizeof(address));
 }
 
 int raw_unix(const char *name)
@@ -59,8 +59,9 @@ int raw_unix(const char *name)
 	if (length + 1 > sizeof(address.sun_path))
 		return -1;
 	memcpy(address.sun_path + 1, name, length);
-	return finish(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0), (struct sockaddr *)&address,
-		      offsetof(struct sockaddr_un, sun_path) + 1 + length);
+	return raw_finish_connect(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0),
+				  (struct sockaddr *)&address,
+				  offsetof(struct sockaddr_un, sun_path) + 1 + length);
 }
 
 int raw_send_frame(int fd, uint16_t type, uint16_t flags, const void *payload, size_t length)
@@ -72,7 +73,7 @@ int raw_send_frame(int fd, uint16_t type, uint16_t flags, const void *payload, s
 	return send_all(fd, header, sizeof(header)) ? -1 : send_all(fd, payload, length);
 }
 
-static int drop(int fd, uint64_t length)
+static int raw_drop(int fd, uint64_t length)
 {
 	char bytes[4096];
 
@@ -94,7 +95,7 @@ int raw_receive_frame(int fd, struct wh_frame *frame, void *payload, size_t room
 	if (read_all(fd, header, sizeof(header)) || wh_frame_decode(header, frame))
 		return -1;
 	kept = frame->length < room ? frame->length : room;
-	if (read_all(fd, payload, kept) || drop(fd, frame->length - kept))
+	if (read_all(fd, payload, kept) || raw_drop(fd, frame->length - kept))
 		return -1;
 	return (int)frame->length;
 }
@@ -226,9 +227,9 @@ int raw_shake(int fd, const struct wh_hello *hello, const uint8_t *key, struct r
 		return wh_refusal_decode(out->welcome, out->welcome_length, &error, text) ? -1 :
 											    error;
 	if (frame.type != WH_FRAME_WELCOME ||
-	    wh_hello_decode(out->welcome, out->welcome_length, &out->said))
+	    wh_hello_decode(out->welcome, out->welcome_length, &out->decoded))
 		return -1;
-	return wh_proofs_make(raw_crypto(), key ? key : key_of(hello, out->said.epoch),
+	return wh_proofs_make(raw_crypto(), key ? key : key_of(hello, out->decoded.epoch),
 			      out->hello + WH_FRAME_HEADER, out->hello_length - WH_FRAME_HEADER,
 			      out->welcome, out->welcome_length, &out->proofs) ?
 		       -1 :
@@ -249,34 +250,34 @@ int raw_greet(int fd, const struct wh_hello *hello, struct wh_hello *welcome)
 
 	if (error)
 		return error;
-	if (memcmp(shake.proofs.owner, shake.said.auth + WH_NONCE_SIZE, WH_PROOF_SIZE) != 0 ||
+	if (memcmp(shake.proofs.owner, shake.decoded.auth + WH_NONCE_SIZE, WH_PROOF_SIZE) != 0 ||
 	    raw_prove(fd, shake.proofs.initiator))
 		return -1;
 	if (hello->role == WH_ROLE_CONTROL)
-		keep_key(&shake.said, &shake.proofs);
+		keep_key(&shake.decoded, &shake.proofs);
 	/* The file descriptor sent with this frame is not received; the kernel closes it. */
 	if (hello->role == WH_ROLE_LOCAL &&
 	    (raw_receive_frame(fd, &frame, alive, sizeof(alive)) || frame.type != WH_FRAME_ALIVE))
 		return -1;
-	*welcome = shake.said;
+	*welcome = shake.decoded;
 	return 0;
 }
 
 int raw_welcome(const uint8_t *hello, size_t length, const struct wh_hello *welcome,
 		const uint8_t *key, uint8_t out[WH_HELLO_MAX], struct wh_proofs *proofs)
 {
-	struct wh_hello said, full = *welcome;
+	struct wh_hello received, full = *welcome;
 	size_t end;
 
-	if (wh_hello_decode(hello, length, &said))
+	if (wh_hello_decode(hello, length, &received))
 		return -1;
 	full.auth_length = WH_NONCE_SIZE + WH_PROOF_SIZE;
 	end = wh_hello_encode(out, &full);
-	if (wh_proofs_make(raw_crypto(), key ? key : key_of(&said, welcome->epoch), hello, length,
-			   out, end, proofs))
+	if (wh_proofs_make(raw_crypto(), key ? key : key_of(&received, welcome->epoch), hello,
+			   length, out, end, proofs))
 		return -1;
 	memcpy(out + end - WH_PROOF_SIZE, proofs->owner, WH_PROOF_SIZE);
-	if (said.role == WH_ROLE_CONTROL)
+	if (received.role == WH_ROLE_CONTROL)
 		keep_key(welcome, proofs);
 	return (int)end;
 }

@@ -34,7 +34,7 @@ size_t raw_hello_bytes(uint8_t out[WH_FRAME_HEADER + WH_HELLO_MAX], const struct
 struct raw_shake {
 	uint8_t hello[WH_FRAME_HEADER + WH_HELLO_MAX], welcome[WH_HELLO_MAX];
 	size_t hello_length, welcome_length; /* hello: including the frame header */
-	struct wh_hello said; /* the WELCOME, decoded */
+	struct wh_hello decoded; /* the WELCOME, decoded */
 	struct wh_proofs proofs;
 };
 

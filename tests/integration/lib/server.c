@@ -187,7 +187,7 @@ static void make_token_keys(const struct server *server)
 	want(0, system(line));
 }
 
-static void launch(struct server *server)
+static void server_launch(struct server *server)
 {
 	char line[1024], log[80];
 	pid_t parent = getpid();
@@ -279,8 +279,8 @@ static const char *scheme_of(const struct server *server)
 }
 
 /* Everything up to the start of the process. */
-static void prepare(struct server *server, const struct route *kind, const char *secret,
-		    unsigned slot)
+static void server_prepare(struct server *server, const struct route *kind, const char *secret,
+			   unsigned slot)
 {
 	memset(server, 0, sizeof(*server));
 	server->kind = kind;
@@ -312,10 +312,10 @@ void server_start(struct server *server, const struct route *kind, const char *s
 {
 	char plain[96];
 
-	prepare(server, kind, secret, 0);
+	server_prepare(server, kind, secret, 0);
 	snprintf(members, sizeof(members), "m0=%s", member_url[0]);
 	snprintf(plain, sizeof(plain), "etcd://127.0.0.1:%d", server->port);
-	launch(server);
+	server_launch(server);
 	if (secret && (kind == &server_etcd || kind == &server_etcd_jwt)) {
 		struct server open = *server;
 
@@ -330,12 +330,12 @@ void server_start_cluster(struct server member[SERVER_MEMBERS])
 {
 	members[0] = '\0';
 	for (unsigned i = 0; i < SERVER_MEMBERS; i++) {
-		prepare(&member[i], &server_etcd, NULL, i);
+		server_prepare(&member[i], &server_etcd, NULL, i);
 		snprintf(members + strlen(members), sizeof(members) - strlen(members), "%sm%u=%s",
 			 i ? "," : "", i, member_url[i]);
 	}
 	for (unsigned i = 0; i < SERVER_MEMBERS; i++)
-		launch(&member[i]);
+		server_launch(&member[i]);
 	for (unsigned i = 0; i < SERVER_MEMBERS; i++)
 		wait_ready(&member[i]);
 }
@@ -353,7 +353,7 @@ void server_kill(struct server *server)
 
 void server_again(struct server *server)
 {
-	launch(server);
+	server_launch(server);
 	wait_ready(server);
 }
 

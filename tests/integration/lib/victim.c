@@ -37,12 +37,14 @@ void victim_open(struct victim *v, unsigned int timeout_ms)
 	child = v->f.child;
 	v->memory = child_memory(child, WH_MEMORY_SHARED, TOTAL);
 	child_fill(child, v->memory, 0, TOTAL, 0, SEED);
-	v->rw_region = child_region(child, v->memory, entry(0), VICTIM_REGION, "rw", 0, &v->rw);
+	v->rw_region =
+		child_region(child, v->memory, entry(0), VICTIM_REGION, "rw", ACCESS_BOTH, &v->rw);
 	v->ro_region = child_region(child, v->memory, entry(1), VICTIM_REGION, "ro", WH_ACCESS_READ,
 				    &v->ro);
 	child_region(child, v->memory, entry(2), VICTIM_REGION, "wo", WH_ACCESS_WRITE, &v->wo);
-	child_region(child, v->memory, entry(3), VICTIM_REGION, "none", WH_ACCESS_NONE, &v->none);
-	gone = child_region(child, v->memory, entry(4), VICTIM_REGION, "dead", 0, &v->dead);
+	child_region(child, v->memory, entry(3), VICTIM_REGION, "none", 0, &v->none);
+	gone = child_region(child, v->memory, entry(4), VICTIM_REGION, "dead", ACCESS_BOTH,
+			    &v->dead);
 	want(0, child_unregister(child, gone));
 	victim_greet(v);
 }

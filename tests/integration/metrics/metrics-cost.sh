@@ -40,7 +40,7 @@ int main(int argc, char **argv)
 	for (long i = atol(argv[1]); i > 0; i--) {
 		if (!batch && (wh_batch_new(peer, NULL, &batch) || wh_batch_add(batch, &transfer, 1)))
 			return 1;
-		if (wh_batch_submit(batch) || wh_batch_wait(batch, WH_FOREVER))
+		if (wh_batch_submit(batch) || wh_batch_wait_for(batch, WH_FOREVER))
 			return 1;
 		if (argc > 2 && i > 1) {
 			wh_batch_free(batch);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What an engine has counted is what it was made to do; and what it tells observers is the same. */
+/* metrics-counters.c: an engine counts exactly what it has done, and reports the same to observers
+ */
 #include <pthread.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -17,7 +18,8 @@ static struct wh_counters counters_of(struct wh_peer *peer)
 	return counters;
 }
 
-static const struct wh_transport_counters *by(const struct wh_counters *counters, const char *name)
+static const struct wh_transport_counters *counters_by(const struct wh_counters *counters,
+						       const char *name)
 {
 	for (unsigned i = 0; i < counters->transports; i++)
 		if (strcmp(counters->transport[i].transport, name) == 0)
@@ -26,10 +28,10 @@ static const struct wh_transport_counters *by(const struct wh_counters *counters
 	return NULL;
 }
 
-/* Parts that the transport has been given. */
+/* The number of parts that the transport was given. */
 static uint64_t attempts(const struct wh_counters *counters, const char *name)
 {
-	return counters->attempts[by(counters, name) - counters->transport];
+	return counters_by(counters, name)->attempts;
 }
 
 static struct wh_engine_counters engine_counters(struct wh_engine *engine,
@@ -45,7 +47,8 @@ static struct wh_engine_counters engine_counters(struct wh_engine *engine,
 
 /* ---- counting ------------------------------------------------------------------------------- */
 
-/* One batch over and over, looked at after each round; then changed, and freed. */
+/* Run one batch again and again and check the counters after each run; then change it, and free it.
+ */
 static void rounds__every_one_counts(void **state)
 {
 	struct wh_transfer transfers[3];
@@ -55,14 +58,14 @@ static void rounds__every_one_counts(void **state)
 	struct fixture f;
 
 	fixture_open(&f, *state, 64 * KIB);
-	transfers[0] = fragment(&f, WH_WRITE, 0, 0, 1000);
-	transfers[1] = fragment(&f, WH_WRITE, 1000, 1000, 24);
-	transfers[2] = fragment(&f, WH_READ, 2048, 2048, 512);
+	transfers[0] = transfer_of(&f, WH_WRITE, 0, 0, 1000);
+	transfers[1] = transfer_of(&f, WH_WRITE, 1000, 1000, 24);
+	transfers[2] = transfer_of(&f, WH_READ, 2048, 2048, 512);
 	batch = batch_of(&f, transfers, 3);
 	for (uint64_t round = 1; round <= 300; round++) {
 		want(0, batch_run(batch));
 		counters = counters_of(f.peer);
-		t = by(&counters, f.route->require);
+		t = counters_by(&counters, f.route->require);
 		want(round, counters.batches);
 		want(round * 1024, t->written_bytes);
 		want(round * 2, t->writes);
@@ -71,18 +74,18 @@ static void rounds__every_one_counts(void **state)
 		want(2 * round, attempts(&counters, f.route->require));
 		want(0, t->errors + t->reroutes + counters.failed + counters.cancelled);
 	}
-	/* One in 128, the first among them. */
+	/* One in 128 is measured, and the first is one of them. */
 	want(3, counters.small.count);
 	want(0, counters.large.count);
 	want_true(counters.small.sum > 0, "no time has passed");
-	/* Another plan: what the first one moved stays. */
+	/* With another plan, the bytes counted for the first one stay. */
 	want(0, wh_batch_clear(batch));
 	want(0, wh_batch_add(batch, &transfers[2], 1));
 	for (int round = 0; round < 5; round++)
 		want(0, batch_run(batch));
 	want(0, wh_batch_free(batch));
 	counters = counters_of(f.peer);
-	t = by(&counters, f.route->require);
+	t = counters_by(&counters, f.route->require);
 	want(305, counters.batches);
 	want(300 * 1024, t->written_bytes);
 	want(305 * 512, t->read_bytes);
@@ -104,8 +107,8 @@ static void fresh__batches_and_large_ones(void **state)
 	want(207, counters.batches);
 	want(207, attempts(&counters, f.route->require));
 	want(0, counters.large_in_flight);
-	want(200 * 4096, by(&counters, f.route->require)->written_bytes);
-	want(7 * 128 * KIB, by(&counters, f.route->require)->read_bytes);
+	want(200 * 4096, counters_by(&counters, f.route->require)->written_bytes);
+	want(7 * 128 * KIB, counters_by(&counters, f.route->require)->read_bytes);
 	want(2, counters.small.count);
 	want(7, counters.large.count);
 	for (int i = 0; i < WH_LATENCY_BUCKETS; i++)
@@ -114,7 +117,7 @@ static void fresh__batches_and_large_ones(void **state)
 	fixture_close(&f);
 }
 
-/* Batches that are used once: of one part, of two, with a notification, of a notification alone. */
+/* Batches that are used once: with one part, with two, with a notification, with nothing else. */
 static void fresh__of_every_kind(void **state)
 {
 	const struct wh_transport_counters *t;
@@ -125,8 +128,8 @@ static void fresh__of_every_kind(void **state)
 
 	(void)state;
 	fixture_open(&f, &route_self, 64 * KIB);
-	transfers[0] = fragment(&f, WH_WRITE, 0, 0, 1000);
-	transfers[1] = fragment(&f, WH_READ, 2048, 2048, 512);
+	transfers[0] = transfer_of(&f, WH_WRITE, 0, 0, 1000);
+	transfers[1] = transfer_of(&f, WH_READ, 2048, 2048, 512);
 	for (uint64_t round = 1; round <= 3; round++) {
 		for (size_t count = 0; count <= 2; count++) {
 			if (count) {
@@ -137,11 +140,11 @@ static void fresh__of_every_kind(void **state)
 			want(0, wh_batch_new(f.peer, NULL, &batch));
 			if (count)
 				want(0, wh_batch_add(batch, transfers, count));
-			want(0, wh_batch_notify(batch, "done", 4));
+			want(0, wh_batch_notify(batch, 0, "done", 4));
 			want(0, batch_run(batch));
 			want(0, wh_batch_free(batch));
 		}
-		/* Filled anew before its first round, and after. */
+		/* Cleared and filled again, before its first run and after it. */
 		batch = batch_of(&f, transfers, 2);
 		want(0, wh_batch_clear(batch));
 		for (uint64_t again = 0; again < 3; again++) {
@@ -151,7 +154,7 @@ static void fresh__of_every_kind(void **state)
 		}
 		want(0, wh_batch_free(batch));
 		counters = counters_of(f.peer);
-		t = by(&counters, "self");
+		t = counters_by(&counters, "self");
 		want(8 * round, counters.batches);
 		want(9 * round, attempts(&counters, "self"));
 		want(7 * 1000 * round, t->written_bytes);
@@ -179,19 +182,19 @@ static void engine__closed_peers_stay_in_the_total(void **state)
 	want(2, engine.regions);
 	want(3 * 64 * KIB, engine.region_bytes);
 	want(2, engine.registrations);
-	want(100, by(&total, "self")->written_bytes);
+	want(100, counters_by(&total, "self")->written_bytes);
 	want(0, wh_peer_close(second));
 	want(0, wh_peer_close(f.peer));
 	engine = engine_counters(f.engine, &total);
 	want(0, engine.peers);
 	want(2, engine.peers_opened);
-	want(100, by(&total, "self")->written_bytes);
+	want(100, counters_by(&total, "self")->written_bytes);
 	want(1, total.batches);
 	want(0, wh_peer_open(f.engine, "self", NULL, &f.peer));
 	fixture_close(&f);
 }
 
-/* The peer goes in the middle: a failed batch, and a lost peer. */
+/* The peer is killed in the middle: one failed batch, and one lost peer. */
 static void failure__is_counted_once(void **state)
 {
 	struct wh_engine_counters engine;
@@ -202,8 +205,8 @@ static void failure__is_counted_once(void **state)
 	struct fixture f;
 
 	fixture_open_with(&f, *state, 256 * KIB, hurry, NULL);
-	transfers[0] = fragment(&f, WH_WRITE, 0, 0, 4096);
-	transfers[1] = fragment(&f, WH_WRITE, 64 * KIB, 64 * KIB, 128 * KIB);
+	transfers[0] = transfer_of(&f, WH_WRITE, 0, 0, 4096);
+	transfers[1] = transfer_of(&f, WH_WRITE, 64 * KIB, 64 * KIB, 128 * KIB);
 	batch = batch_of(&f, &transfers[0], 1);
 	large = batch_of(&f, &transfers[1], 1);
 	want(0, batch_run(batch));
@@ -219,15 +222,15 @@ static void failure__is_counted_once(void **state)
 	want(2, engine_counters(f.engine, &counters).unfinished);
 	want(128 * KIB, counters.large_in_flight);
 	want(128 * KIB, counters_of(f.peer).large_in_flight);
-	want_true(wh_batch_wait(batch, PATIENCE) < 0, "the peer cannot have answered");
-	want_true(wh_batch_wait(large, PATIENCE) < 0, "the peer cannot have answered");
+	want_true(batch_end(batch, PATIENCE) < 0, "the peer cannot have answered");
+	want_true(batch_end(large, PATIENCE) < 0, "the peer cannot have answered");
 	counters = counters_of(f.peer);
 	want(4, counters.batches);
 	want(2, counters.failed);
 	want(6, attempts(&counters, f.route->require));
 	want(0, counters.large_in_flight);
-	want(2, by(&counters, f.route->require)->errors);
-	want(4096 + 3 * 128 * KIB, by(&counters, f.route->require)->written_bytes);
+	want(2, counters_by(&counters, f.route->require)->errors);
+	want(4096 + 3 * 128 * KIB, counters_by(&counters, f.route->require)->written_bytes);
 	engine = engine_counters(f.engine, NULL);
 	want(1, engine.peers_lost);
 	want(1, engine.connections);
@@ -238,7 +241,7 @@ static void failure__is_counted_once(void **state)
 	child_kill(f.child);
 }
 
-/* What a peer does over TCP in our memory. */
+/* What a peer does in our memory over TCP is counted by session. */
 static void served__is_counted_by_session(void **state)
 {
 	const char *const tcp[] = { "transports=tcp", NULL };
@@ -253,11 +256,12 @@ static void served__is_counted_by_session(void **state)
 	unsigned char *memory = pages_new(64 * KIB);
 
 	(void)state;
-	want(0,
-	     wh_region_register(owner, memory, 32 * KIB,
-				&(struct wh_region_options){
-					.size = sizeof(struct wh_region_options), .name = "mine" },
-				&mine));
+	want(0, wh_region_register(
+			owner, memory, 32 * KIB,
+			&(struct wh_region_options){ .size = sizeof(struct wh_region_options),
+						     .name = "mine",
+						     .access = ACCESS_BOTH },
+			&mine));
 	want(0, wh_region_register(other, memory + 32 * KIB, 32 * KIB, NULL, &theirs));
 	want(0, wh_peer_open(other, wh_engine_url(owner), NULL, &peer));
 	want(0, wh_peer_find(peer, "mine", 0, &remote));
@@ -266,7 +270,7 @@ static void served__is_counted_by_session(void **state)
 	};
 	want(0, wh_batch_new(peer, NULL, &batch));
 	want(0, wh_batch_add(batch, &transfer, 1));
-	/* Elsewhere: a batch's transfers have no order among themselves. */
+	/* At other offsets: transfers of one batch have no order. */
 	transfer = (struct wh_transfer){ .local = theirs,
 					 .local_offset = 8 * KIB,
 					 .remote = remote.id,
@@ -323,7 +327,7 @@ static void arguments__nonsense(void **state)
 
 /* ---- observing ------------------------------------------------------------------------------ */
 
-static int dial(const char *path)
+static int observer_dial(const char *path)
 {
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
 	int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -346,7 +350,7 @@ static size_t read_to_end(int fd, uint8_t *bytes, size_t room)
 static void observe(const char *path, struct wh_observation *out)
 {
 	static uint8_t bytes[WH_OBSERVED_MAX];
-	int fd = dial(path);
+	int fd = observer_dial(path);
 	size_t length;
 
 	want(WH_OBSERVE_REQUEST_SIZE, write(fd, WH_OBSERVE_REQUEST, WH_OBSERVE_REQUEST_SIZE));
@@ -355,11 +359,11 @@ static void observe(const char *path, struct wh_observation *out)
 	want(0, wh_observation_parse(bytes, length, out));
 }
 
-static void observer__is_told_the_same(void **state)
+static void observer__receives_the_same(void **state)
 {
 	char directory[] = "/tmp/wherry-test-XXXXXX", setting[64];
 	const char *const config[] = { setting, NULL };
-	struct wh_observation told;
+	struct wh_observation observed;
 	struct stat status;
 	struct fixture f;
 	char path[128];
@@ -369,31 +373,32 @@ static void observer__is_told_the_same(void **state)
 	snprintf(setting, sizeof(setting), "observe=%s", directory);
 	fixture_open_with(&f, &route_self, 64 * KIB, config, NULL);
 	snprintf(path, sizeof(path), "%s", wh_engine_observer_path(f.engine));
-	want_true(strncmp(path, directory, strlen(directory)) == 0, "not where it was told");
+	want_true(strncmp(path, directory, strlen(directory)) == 0,
+		  "not in the directory of the setting observe");
 	want(0, stat(path, &status));
 	want(0600, status.st_mode & 0777);
 	want(0, move(&f, WH_WRITE, 0, 0, 4096));
-	observe(path, &told);
-	want(1, told.peer_count);
-	want(0, told.session_count);
-	want(getpid(), told.engine.pid);
-	want(1, told.engine.total.batches);
-	want(4096, by(&told.peers[0].counters, "self")->written_bytes);
-	want_true(strcmp(told.peers[0].address, "self") == 0, "the peer's address");
-	want_true(strcmp(told.engine.name, wh_engine_name(f.engine)) == 0, "the engine's name");
-	wh_observation_free(&told);
+	observe(path, &observed);
+	want(1, observed.peer_count);
+	want(0, observed.session_count);
+	want(getpid(), observed.engine.pid);
+	want(1, observed.engine.total.batches);
+	want(4096, counters_by(&observed.peers[0].counters, "self")->written_bytes);
+	want_true(strcmp(observed.peers[0].address, "self") == 0, "the peer's address");
+	want_true(strcmp(observed.engine.name, wh_engine_name(f.engine)) == 0, "the engine's name");
+	wh_observation_free(&observed);
 	fixture_close(&f);
 	want(-1, stat(path, &status));
 	want(0, rmdir(directory));
 }
 
-/* More than are served at a time, none of whom asks or reads: others still get their turn,
- * transfers take no longer, and the engine can be closed. */
+/* More observers than are served at a time, none of which sends a request or reads: others are
+ * still served, transfers take no longer, and the engine can be closed. */
 static void observer__that_hangs(void **state)
 {
 	char directory[] = "/tmp/wherry-test-XXXXXX", setting[64];
 	const char *const config[] = { setting, NULL };
-	struct wh_observation told;
+	struct wh_observation observed;
 	uint8_t header[WH_OBSERVED_HEADER];
 	struct fixture f;
 	int silent[12];
@@ -404,25 +409,25 @@ static void observer__that_hangs(void **state)
 	snprintf(setting, sizeof(setting), "observe=%s", directory);
 	fixture_open_with(&f, &route_self, 64 * KIB, config, NULL);
 	for (int i = 0; i < 12; i++)
-		silent[i] = dial(wh_engine_observer_path(f.engine));
+		silent[i] = observer_dial(wh_engine_observer_path(f.engine));
 	start = quiet_now();
 	for (int i = 0; i < 100; i++)
 		want(0, move(&f, WH_WRITE, 0, 0, 4096));
 	want_true(quiet_now() - start < SECOND, "transfers wait for observers");
-	/* The silent ones are dropped after 2 s each, eight at a time. */
-	observe(wh_engine_observer_path(f.engine), &told);
-	want(100, told.engine.total.batches);
-	wh_observation_free(&told);
+	/* Eight silent observers at a time are dropped, after 2 s each. */
+	observe(wh_engine_observer_path(f.engine), &observed);
+	want(100, observed.engine.total.batches);
+	wh_observation_free(&observed);
 	for (int i = 0; i < 12; i++)
 		close(silent[i]);
-	silent[0] = dial(wh_engine_observer_path(f.engine));
-	/* In another version: it is told ours. */
+	silent[0] = observer_dial(wh_engine_observer_path(f.engine));
+	/* A request of another version is answered in the engine's version. */
 	want(8, write(silent[0], "wherry?\377", 8));
 	want(WH_OBSERVED_HEADER, read_to_end(silent[0], header, sizeof(header)));
 	want(WH_OBSERVED_VERSION, header[4]);
 	close(silent[0]);
-	silent[0] = dial(wh_engine_observer_path(f.engine));
-	/* Something else than the question: it goes at once. */
+	silent[0] = observer_dial(wh_engine_observer_path(f.engine));
+	/* Anything but a request closes the connection at once. */
 	want(8, write(silent[0], "GET / HT", 8));
 	want(0, read(silent[0], setting, 1));
 	close(silent[0]);
@@ -438,8 +443,8 @@ static int64_t cpu_time(void)
 	return used.tv_sec * SECOND + used.tv_nsec;
 }
 
-/* One that comes when the process has no descriptors left costs no processor, and has its answer
- * when there are some again. */
+/* An observer that connects when the process has no descriptors left costs no CPU time, and is
+ * answered when there are some again. */
 static void observer__without_descriptors(void **state)
 {
 	char directory[] = "/tmp/wherry-test-XXXXXX", setting[64];
@@ -505,9 +510,10 @@ static void *look(void *arg)
 	while (!stop) {
 		counters = counters_of(shared.peer);
 		want_true(counters.batches >= before.batches &&
-				  by(&counters, "self")->written_bytes >=
-					  (before.transports ? by(&before, "self")->written_bytes :
-							       0),
+				  counters_by(&counters, "self")->written_bytes >=
+					  (before.transports ?
+						   counters_by(&before, "self")->written_bytes :
+						   0),
 			  "a counter has gone back");
 		before = counters;
 	}
@@ -517,7 +523,7 @@ static void *look(void *arg)
 static void *work(void *arg)
 {
 	struct wh_transfer transfer =
-		fragment(&shared, WH_WRITE, (uintptr_t)arg * 4096, (uintptr_t)arg * 4096, 4096);
+		transfer_of(&shared, WH_WRITE, (uintptr_t)arg * 4096, (uintptr_t)arg * 4096, 4096);
 	struct wh_batch *batch = batch_of(&shared, &transfer, 1);
 
 	for (int i = 0; i < 1000; i++) {
@@ -548,7 +554,7 @@ static void threads__nothing_is_lost(void **state)
 	pthread_join(threads[4], NULL);
 	counters = counters_of(shared.peer);
 	want(4000, counters.batches);
-	want(4000 * 4096, by(&counters, "self")->written_bytes);
+	want(4000 * 4096, counters_by(&counters, "self")->written_bytes);
 	fixture_close(&shared);
 }
 
@@ -560,7 +566,7 @@ static const struct CMUnitTest tests[] = {
 	TEST_OVER(failure__is_counted_once, tcp4),
 	TEST(served__is_counted_by_session),
 	TEST(arguments__nonsense),
-	TEST(observer__is_told_the_same),
+	TEST(observer__receives_the_same),
 	TEST(observer__that_hangs),
 	TEST(observer__without_descriptors),
 	TEST(observer__knob),

@@ -6,6 +6,8 @@ set -u
 peer=$1
 # shellcheck source=tests/cases.sh
 . "${BASH_SOURCE[0]%/*}/../../cases.sh" || exit
+# shellcheck source=tests/integration/lib/stores.sh
+. "${BASH_SOURCE[0]%/*}/../lib/stores.sh" || exit
 # shellcheck source=tests/integration/mooncake/serve.sh
 . "${BASH_SOURCE[0]%/*}/serve.sh" || exit
 cd "$directory" || exit 1
@@ -90,12 +92,7 @@ done
 # Redis, with a password and a prefix of the keys, as Mooncake's engines are told of them.
 if command -v redis-server >/dev/null; then
 	port=$(free_port 0)
-	redis-server --bind 127.0.0.1 --port "$port" --requirepass sesame --save '' \
-		--dir "$directory" >redis.log 2>&1 &
-	for _ in $(seq 600); do
-		grep -q 'Ready to accept' redis.log && break
-		sleep 0.05
-	done
+	start_redis "$port" sesame
 	! "$peer" serve "redis://127.0.0.1:$port" a host >out 2>&1 && grep -q NOAUTH out
 	verdict "redis: without the password" $?
 	! MC_REDIS_PASSWORD=open "$peer" serve "redis://127.0.0.1:$port" a host >out 2>&1 &&
@@ -119,14 +116,7 @@ fi
 
 if command -v etcd >/dev/null; then
 	port=$(free_port 1)
-	etcd --data-dir etcd.data --listen-client-urls "http://127.0.0.1:$port" --log-level error \
-		--advertise-client-urls "http://127.0.0.1:$port" \
-		--listen-peer-urls http://127.0.0.1:0 >etcd.log 2>&1 &
-	for _ in $(seq 600); do
-		python3 -c 'import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=5)' \
-			"http://127.0.0.1:$port/version" >/dev/null 2>&1 && break
-		sleep 0.1
-	done
+	start_etcd "$port"
 	# Without a scheme it is etcd.
 	with etcd "127.0.0.1:$port"
 	# With users from now on.

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * What programs and peers do wrong with libtransfer_engine.so: every function gets wrong arguments,
- * numbers that nobody has, and peers that lie or say nothing. Several engines in one process; the
- * peers that misbehave are sockets.
- */
+/* misuse.c: wrong calls and misbehaving peers of libtransfer_engine.so
+ *
+ * Every function gets wrong arguments and unknown numbers; peers lie or stay silent. Several
+ * engines run in one process; the peers that misbehave are sockets. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -23,7 +22,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <wherry/mooncake.h>
+#include <transfer_engine_c.h>
 
 #define LENGTH ((size_t)1 << 20)
 
@@ -75,7 +74,7 @@ static struct transfer_request good_request(void)
 	return request_to(segment, (uintptr_t)target, 4096);
 }
 
-/* How it ends. */
+/* Wait for the end of the request and return its status. */
 static int wait_for(transfer_engine_t engine, batch_id_t batch, size_t task)
 {
 	struct transfer_status status = { STATUS_WAITING, 0 };
@@ -178,7 +177,7 @@ static void create__wrong(void **state)
 	assert_null(createTransferEngine("P2PHANDSHAKE", "127.0.0.1:x", NULL, 0, 0));
 	said("\"127.0.0.1:x\" is not HOST");
 	assert_null(createTransferEngine("P2PHANDSHAKE", "[::1", NULL, 0, 0));
-	/* Of the documentation, nobody's. */
+	/* An address for documentation, which no machine has. */
 	assert_null(createTransferEngine("P2PHANDSHAKE", "192.0.2.7:1", NULL, 0, 0));
 	said("192.0.2.7");
 	setenv("WHERRY_TIMEOUT", "soon", 1);
@@ -186,11 +185,11 @@ static void create__wrong(void **state)
 	said("WHERRY_TIMEOUT=soon");
 	unsetenv("WHERRY_TIMEOUT");
 	assert_null(createTransferEngine("ftp://127.0.0.1", "a", "127.0.0.1", 0, 0));
-	/* Stores are a module's, which may not have been built. */
+	/* Stores are in a module, which may not have been built. */
 	if (strstr(wherryErrorText(), "libwherry-registry.so"))
 		return;
 	said("ftp");
-	/* Nobody listens there. */
+	/* Nothing listens there. */
 	assert_null(createTransferEngine("http://127.0.0.1:1/metadata", "a", "127.0.0.1", 0, 0));
 	said("127.0.0.1");
 }
@@ -212,7 +211,7 @@ static void memory__wrong(void **state)
 	assert_int_equal(registerLocalMemory(ours, source, 0, "*", 1), -1);
 	assert_int_equal(registerLocalMemory(ours, source, SIZE_MAX, "*", 1), -1);
 	assert_int_equal(registerLocalMemory(ours, (void *)8, 4096, "*", 1), -1);
-	/* All or none. */
+	/* All entries are registered, or none. */
 	assert_int_equal(registerLocalMemoryBatch(ours, entries, 3, "*"), -7);
 	said("overlaps");
 	assert_int_equal(unregisterLocalMemory(ours, source + 4096), -3);
@@ -222,7 +221,7 @@ static void memory__wrong(void **state)
 	assert_int_equal(registerLocalMemory(ours, source, LENGTH, "*", 1), -7);
 	assert_int_equal(registerLocalMemory(ours, source + 8191, 1, "*", 1), -7);
 	assert_int_equal(registerLocalMemory(ours, source + 8192, 4096, "*", 1), 0);
-	/* From one into the next one. */
+	/* From one buffer into the next. */
 	request.source = source + 8191;
 	request.length = 2;
 	assert_int_equal(submitTransfer(ours, allocateBatchID(ours, 1), &request, 1), 3);
@@ -233,7 +232,7 @@ static void memory__wrong(void **state)
 	assert_int_equal(registerLocalMemory(ours, source, LENGTH, "*", 1), 0);
 }
 
-/* What is for the engine alone is a source, and no target. */
+/* Memory that peers may not access can be a source, but no target. */
 static void memory__not_accessible(void **state)
 {
 	(void)state;
@@ -241,7 +240,7 @@ static void memory__not_accessible(void **state)
 	assert_int_equal(run(ours, good_request()), STATUS_FAILED);
 	assert_int_equal(registerLocalMemory(theirs, target, LENGTH, "*", 0), 0);
 	assert_int_equal(run(ours, good_request()), STATUS_FAILED);
-	/* Found out here, or by the peer. */
+	/* This side or the peer notices it. */
 	assert_true(strstr(wherryErrorText(), "not in memory that is registered there") ||
 		    strstr(wherryErrorText(), "it is not published"));
 	assert_int_equal(unregisterLocalMemory(theirs, target), 0);
@@ -272,7 +271,7 @@ static void batch__numbers(void **state)
 	said("or has been freed");
 	assert_int_equal(freeBatchID(ours, batch), 1);
 	assert_int_equal(getTransferStatus(ours, next, 0, &status), 1);
-	/* Another engine's. */
+	/* A batch of another engine. */
 	assert_int_equal(freeBatchID(theirs, next), 1);
 	assert_int_equal(status.status, 77);
 	assert_int_equal(freeBatchID(ours, next), 0);
@@ -306,7 +305,7 @@ static void batch__requests(void **state)
 	assert_int_equal(submitTransfer(ours, batch, requests, 2), 3);
 	requests[1].source = source + LENGTH - 1;
 	assert_int_equal(submitTransfer(ours, batch, requests, 2), 3);
-	/* None of all that has started. */
+	/* None of these requests has started. */
 	assert_int_equal(getTransferStatus(ours, batch, 0, &status), 1);
 	requests[1] = good_request();
 	requests[1].source = source + 8192;
@@ -320,12 +319,12 @@ static void batch__requests(void **state)
 	batch = allocateBatchID(ours, 0);
 	assert_int_equal(submitTransfer(ours, batch, requests, 1), 2);
 	assert_int_equal(freeBatchID(ours, batch), 0);
-	/* Room for as many as nobody has. */
+	/* Space for more requests than any program has. */
 	batch = allocateBatchID(ours, SIZE_MAX);
 	assert_int_equal(submitTransfer(ours, batch, requests, 1), 0);
 	assert_int_equal(wait_for(ours, batch, 0), STATUS_COMPLETED);
 	assert_int_equal(freeBatchID(ours, batch), 0);
-	/* Left as it is when the engine goes. */
+	/* Still open when the engine is destroyed. */
 	batch = allocateBatchID(ours, 2);
 	assert_int_equal(submitTransfer(ours, batch, requests, 2), 0);
 }
@@ -344,7 +343,7 @@ static void segment__wrong(void **state)
 	assert_int_equal(openSegment(ours, their_name), segment);
 }
 
-/* The other side goes, and with it what is asked of it. */
+/* The target's engine is destroyed: requests to it fail. */
 static void segment__gone(void **state)
 {
 	char word[] = "word";
@@ -382,7 +381,7 @@ static void notifications__bounds(void **state)
 	longer[size] = '\0';
 	while (sent < 100 && !genNotifyInEngine(ours, (uint64_t)segment, note))
 		sent++;
-	/* 16 MiB are kept, and who sends more is told. */
+	/* The receiver keeps 16 MiB; then the sender gets an error. */
 	assert_in_range(sent, 12, 17);
 	taken = getNotifsFromEngine(theirs, &count);
 	assert_int_equal(count, sent);
@@ -394,7 +393,7 @@ static void notifications__bounds(void **state)
 
 /* ---- peers that misbehave ------------------------------------------------------------------ */
 
-/* Answers each question with a segment, and takes data connections without a word. */
+/* Answers each question with a segment; accepts data connections and stays silent. */
 struct peer {
 	int control, data;
 	char name[64], json[1024];
@@ -422,7 +421,7 @@ static void *answer(void *argument)
 	int fd;
 
 	while ((fd = accept(peer->control, NULL, NULL)) >= 0) {
-		/* The question has less. */
+		/* A question has at least 9 bytes. */
 		if (recv(fd, frame, 9, MSG_WAITALL) == 9) {
 			memcpy(frame, &length, 8);
 			memcpy(frame + 9, peer->json, length - 1);
@@ -437,7 +436,7 @@ static void *answer(void *argument)
 	return NULL;
 }
 
-/* `more` is put into the segment. */
+/* `more` is inserted into the segment. */
 static void start_peer(struct peer *peer, const char *more)
 {
 	unsigned control, data;
@@ -461,8 +460,8 @@ static void stop_peer(struct peer *peer)
 	close(peer->data);
 }
 
-/* Nothing comes back: what is under way is busy, and ends when the peer has been silent for long
- * enough. */
+/* Nothing comes back: requests stay pending, and fail when the peer has been silent for too long.
+ */
 static void peer__silent(void **state)
 {
 	struct transfer_request request;
@@ -499,7 +498,7 @@ static void peer__silent(void **state)
 	free(bytes);
 }
 
-/* An engine that is destroyed does not wait for anybody. */
+/* Destroying an engine does not wait for silent peers. */
 static void peer__silent_at_the_end(void **state)
 {
 	struct transfer_request request;
@@ -572,7 +571,7 @@ static void peer__another_engine(void **state)
 	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 
 	(void)state;
-	/* What the other engine says of itself. */
+	/* The segment that the other engine publishes. */
 	address.sin_port = htons((uint16_t)strtoul(strchr(their_name, ':') + 1, NULL, 10));
 	assert_int_equal(connect(fd, (struct sockaddr *)&address, sizeof(address)), 0);
 	memcpy(segment_text, &length, 8);
@@ -627,7 +626,7 @@ static void *mover(void *argument)
 	return NULL;
 }
 
-/* Memory comes and goes, and segments are asked for, while others move. */
+/* Memory is registered and unregistered, and segments are opened, while other threads transfer. */
 static void threads__all_at_once(void **state)
 {
 	unsigned char *other = calloc(1, LENGTH);
@@ -671,13 +670,13 @@ int main(void)
 		CASE(peer__silent_at_the_end),
 		CASE(peer__lies),
 		CASE(threads__all_at_once),
-		CASE(peer__another_engine), /* with Wherry's routes alone */
+		CASE(peer__another_engine), /* by Wherry's routes only */
 	};
 	bool by_mooncake = getenv("TEST_MOONCAKE_TCP");
 
 	setenv("WHERRY_CUDA", "off", 1);
 	setenv("WHERRY_RDMA", "off", 1);
-	/* No engine is reached by Wherry's routes then. */
+	/* Then Wherry's routes reach no engine. */
 	if (by_mooncake)
 		setenv("WHERRY_LISTEN", "none", 1);
 	return _cmocka_run_group_tests("mooncake-misuse", tests,

@@ -1,17 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* clang-format off: the table */
 /*
- * A program as those that are written for Mooncake's transfer engine: it has its header alone, by
- * the name that Mooncake gives it, and takes nothing of Wherry's.
+ * A program as Mooncake's users write them: it includes Mooncake's header only, by Mooncake's name,
+ * and nothing of Wherry's.
  *
- *   peer serve METADATA NAME PLACE      registers 4 MiB and prints its name, their address and
- * their length; then takes commands on standard input, and answers each with a line: "sum" of all
- * bytes, "notes" that have come, "more" memory, "less" of it peer client METADATA NAME PLACE
- * SEGMENT ADDRESS LENGTH ROUTE writes and reads there in many ways, and sees that it went by ROUTE
+ *   peer serve METADATA NAME PLACE
+ *           Register 4 MiB and print its name, their address and their length; then read commands
+ *           from standard input, and answer each with a line:
+ *             sum     the checksum of all bytes
+ *             notes   the notifications that have arrived
+ *             more    register more memory
+ *             less    unregister it
+ *   peer client METADATA NAME PLACE SEGMENT ADDRESS LENGTH ROUTE
+ *           Write and read there in many ways, and check that the bytes went by ROUTE.
  *   peer sum METADATA NAME PLACE SEGMENT ADDRESS LENGTH
- *                                       reads all of it and prints what "sum" would
+ *           Read all bytes and print their checksum.
  *
- * PLACE is host, or gpu: memory of the driver in $TEST_CUDA.
+ * PLACE is "host", or "gpu" for memory of the driver in $TEST_CUDA.
  */
+/* clang-format on */
 #include <dlfcn.h>
 #include <inttypes.h>
 #include <stdio.h>

@@ -20,7 +20,9 @@ static void owner_open(struct owner *owner, const struct route *route, const cha
 {
 	const char *const config[] = { setting, NULL };
 	struct wh_memory_options kind = { .size = sizeof(kind), .kind = route->kind };
-	struct wh_region_options named = { .size = sizeof(named), .name = "target" };
+	struct wh_region_options named = { .size = sizeof(named),
+					   .name = "target",
+					   .access = ACCESS_BOTH };
 
 	owner->route = route;
 	owner->engine = engine_open(NULL, NULL, config);
@@ -63,7 +65,7 @@ static struct child *initiator_as(const struct child_options *options, const cha
 	child_fill(child, memory, 0, LENGTH, 0, 5);
 	transfer->peer = child_peer(child, url, text);
 	want_true(transfer->peer >= 0, "it cannot connect: %s", text);
-	transfer->region = child_region(child, memory, 0, LENGTH, NULL, WH_ACCESS_NONE, NULL);
+	transfer->region = child_region(child, memory, 0, LENGTH, NULL, 0, NULL);
 	transfer->remote = "target";
 	transfer->length = LENGTH;
 	return child;
@@ -126,7 +128,7 @@ static void same_user(const struct route *route)
 	struct child_result result;
 	int memory = child_memory(target, route->kind, LENGTH);
 
-	child_region(target, memory, 0, LENGTH, "target", 0, NULL);
+	child_region(target, memory, 0, LENGTH, "target", ACCESS_BOTH, NULL);
 	initiator = initiator_start(NOBODY, NULL, target->url, &transfer);
 	want_true(child_transfer(initiator, &transfer, &result) == 0, "%s", result.text);
 	assert_string_equal(result.transport, route->name);
@@ -164,8 +166,8 @@ static void yama__named(void **state)
 	snprintf(says, sizeof(says),
 		 "(Yama: kernel.yama.ptrace_scope is %d; set 0 or add CAP_SYS_PTRACE)",
 		 scope ? scope : 1);
-	child_region(target, memory, 0, LENGTH, "target", 0, NULL);
-	child_region(target, shared, 0, LENGTH, "shared", 0, NULL);
+	child_region(target, memory, 0, LENGTH, "target", ACCESS_BOTH, NULL);
+	child_region(target, shared, 0, LENGTH, "shared", ACCESS_BOTH, NULL);
 	initiator = initiator_as(&options, target->url, &transfer);
 	want_true(child_transfer(initiator, &transfer, &result) == 0, "%s", result.text);
 	assert_string_equal(result.transport, "tcp");
@@ -272,7 +274,7 @@ static void readonly__mapping(void **state)
 	child_fill(f.child, memory, 0, LENGTH, 0, 8);
 	child_region(f.child, memory, 0, LENGTH, "ro", WH_ACCESS_READ, NULL);
 	want(0, wh_peer_find(f.peer, "ro", PATIENCE, &remote));
-	transfer = fragment(&f, WH_READ, 0, 0, LENGTH);
+	transfer = transfer_of(&f, WH_READ, 0, 0, LENGTH);
 	transfer.remote = remote.id;
 	batch = batch_of(&f, &transfer, 1);
 	want(0, batch_run(batch));
@@ -303,7 +305,7 @@ static void readonly__beside_writable(void **state)
 	want(0, wh_peer_find(f.peer, "ro", PATIENCE, &remote));
 	target_fill(&f, 0, LENGTH, 0, 3);
 	want(0, move(&f, WH_READ, 0, 0, LENGTH));
-	transfer = fragment(&f, WH_READ, f.length, 0, LENGTH);
+	transfer = transfer_of(&f, WH_READ, f.length, 0, LENGTH);
 	transfer.remote = remote.id;
 	batch = batch_of(&f, &transfer, 1);
 	/* By a mapping or another way: the bytes are right. */
@@ -332,9 +334,9 @@ static void unpublished__not_seen(void **state)
 	fixture_open(&f, *state, LENGTH);
 	memory = child_memory(f.child, WH_MEMORY_SHARED, LENGTH);
 	child_fill(f.child, memory, 0, LENGTH, 0, 1);
-	child_region(f.child, memory, 0, LENGTH, "hidden", WH_ACCESS_NONE, &id);
+	child_region(f.child, memory, 0, LENGTH, "hidden", 0, &id);
 	/* A region published later has arrived, so the hidden one would have arrived, too. */
-	child_region(f.child, f.memory, f.guard, 100, "later", 0, NULL);
+	child_region(f.child, f.memory, f.guard, 100, "later", ACCESS_BOTH, NULL);
 	want(0, wh_peer_find(f.peer, "later", PATIENCE, &remote));
 	want(-ENOENT, wh_peer_find(f.peer, "hidden", 0, &remote));
 	while (wh_peer_next(f.peer, &cursor, &remote) == 0) {
@@ -345,7 +347,7 @@ static void unpublished__not_seen(void **state)
 	want(0, wh_peer_info(f.peer, &info));
 	want(2, info.regions);
 	want(-ENOENT, wh_peer_lookup(f.peer, child_address(f.child, memory), 1, &remote, &offset));
-	transfer = fragment(&f, WH_WRITE, 0, 0, 100);
+	transfer = transfer_of(&f, WH_WRITE, 0, 0, 100);
 	transfer.remote = id;
 	batch = batch_of(&f, NULL, 0);
 	want(-ENOENT, wh_batch_add(batch, &transfer, 1));
@@ -369,9 +371,9 @@ static void unpublished__rest_of_the_allocation(void **state)
 	count_mappings(&before, &writable);
 	memory = child_memory(f.child, WH_MEMORY_SHARED, 2 * LENGTH);
 	child_fill(f.child, memory, 0, 2 * LENGTH, 0, 1);
-	child_region(f.child, memory, 0, LENGTH, "half", 0, NULL);
+	child_region(f.child, memory, 0, LENGTH, "half", ACCESS_BOTH, NULL);
 	want(0, wh_peer_find(f.peer, "half", PATIENCE, &remote));
-	transfer = fragment(&f, WH_READ, 0, 0, LENGTH);
+	transfer = transfer_of(&f, WH_READ, 0, 0, LENGTH);
 	transfer.remote = remote.id;
 	batch = batch_of(&f, &transfer, 1);
 	if (batch_run(batch) == 0)

@@ -16,8 +16,8 @@ static struct wh_batch *bulk_new(const struct fixture *f, uint32_t op, size_t ti
 	struct wh_transfer transfers[PARTS * TIMES];
 
 	for (uint64_t i = 0; i < PARTS * times; i++)
-		transfers[i] = fragment(f, op, i % PARTS * (LENGTH / PARTS),
-					i % PARTS * (LENGTH / PARTS), LENGTH / PARTS);
+		transfers[i] = transfer_of(f, op, i % PARTS * (LENGTH / PARTS),
+					   i % PARTS * (LENGTH / PARTS), LENGTH / PARTS);
 	return batch_of(f, transfers, PARTS * times);
 }
 
@@ -41,16 +41,16 @@ static void want_state(struct wh_peer *peer, uint32_t state)
 /* Wait for the end of a batch, at most so many seconds. Its status, never -EINPROGRESS. */
 static int end_of(struct wh_batch *batch, int64_t seconds)
 {
-	wh_batch_wait(batch, seconds * SCALE(1, 4) * SECOND);
-	want_true(wh_batch_poll(batch) != -EINPROGRESS, "it has not ended in %d s", (int)seconds);
-	return wh_batch_poll(batch);
+	batch_end(batch, seconds * SCALE(1, 4) * SECOND);
+	want_true(batch_now(batch) != -EAGAIN, "it has not ended in %d s", (int)seconds);
+	return batch_now(batch);
 }
 
 /* Submit until a batch succeeds again. */
 static void want_works_again(struct fixture *f)
 {
 	int64_t end = now() + PATIENCE;
-	struct wh_transfer transfer = fragment(f, WH_WRITE, 0, 0, 5000);
+	struct wh_transfer transfer = transfer_of(f, WH_WRITE, 0, 0, 5000);
 	struct wh_batch *batch = batch_of(f, &transfer, 1);
 	int status;
 
@@ -113,7 +113,7 @@ static void kill__before_a_small_write(void **state)
 
 		fixture_open(&f, *state, MIB);
 		want(0, move(&f, WH_WRITE, 0, 0, 8));
-		transfer = fragment(&f, WH_WRITE, 0, 0, 8);
+		transfer = transfer_of(&f, WH_WRITE, 0, 0, 8);
 		batch = batch_of(&f, &transfer, 1);
 		child_kill(f.child);
 		f.child = NULL;
@@ -145,14 +145,14 @@ static void leave__then_add(void **state)
 
 	fixture_open(&f, *state, MIB);
 	want(0, move(&f, WH_WRITE, 0, 0, 8));
-	transfer = fragment(&f, WH_WRITE, 0, 0, 8);
-	base = (struct wh_base){ transfer.local, 0, transfer.remote, 0 };
+	transfer = transfer_of(&f, WH_WRITE, 0, 0, 8);
+	base = (struct wh_base){ .local = transfer.local, .remote = transfer.remote };
 	want(0, wh_batch_new(f.peer, NULL, &batch));
 	child_exit(f.child);
 	f.child = NULL;
 	want_state(f.peer, WH_PEER_LOST);
 	want_text(-ECONNRESET, "is lost", wh_batch_add(batch, &transfer, 1));
-	want_text(-ECONNRESET, "is lost", wh_blocks_prepare(f.peer, &desc, &blocks));
+	want_text(-ECONNRESET, "is lost", wh_blocks_new(f.peer, &desc, &blocks));
 	want(0, wh_batch_free(batch));
 	fixture_close_initiator(&f);
 }
@@ -170,7 +170,9 @@ struct owner {
 static void owner_open(struct owner *owner, const struct route *route)
 {
 	struct wh_memory_options kind = { .size = sizeof(kind), .kind = route->kind };
-	struct wh_region_options named = { .size = sizeof(named), .name = "target" };
+	struct wh_region_options named = { .size = sizeof(named),
+					   .name = "target",
+					   .access = ACCESS_BOTH };
 
 	owner->engine = engine_open(NULL, route->listen, NULL);
 	owner->foreign = route->kind == CHILD_FOREIGN;
@@ -198,7 +200,7 @@ static struct child *initiator_start(const struct owner *owner, struct child_tra
 
 	transfer->peer = child_peer(child, wh_engine_url(owner->engine), NULL);
 	want_true(transfer->peer >= 0, "it cannot connect: %d", transfer->peer);
-	transfer->region = child_region(child, memory, 0, LENGTH, NULL, 0, NULL);
+	transfer->region = child_region(child, memory, 0, LENGTH, NULL, ACCESS_BOTH, NULL);
 	transfer->remote = "target";
 	transfer->length = LENGTH;
 	child_fill(child, memory, 0, LENGTH, 0, 1);
@@ -258,7 +260,7 @@ static void kill__initiator_with_notifications(void **state)
 {
 	static const char *const config[] = { "notifications=2", NULL };
 	struct wh_engine *engine = engine_open(NULL, NULL, config);
-	struct wh_notification *got = calloc(1, sizeof(*got));
+	struct note *got = calloc(1, sizeof(*got));
 	struct child *child = child_start(NULL);
 	struct child_transfer transfer = { .notify = "hello", .go = true };
 	int taken = 0;
@@ -270,7 +272,7 @@ static void kill__initiator_with_notifications(void **state)
 	sleep_ms(20);
 	child_kill(child);
 	sleep_ms(50);
-	while (wh_engine_notification(engine, got, 50 * MS) == 0)
+	while (note_take(engine, got, 50 * MS) == 0)
 		taken++;
 	want_true(taken >= 2 && taken <= 8, "%d were taken", taken);
 	want(0, wh_engine_close(engine));
@@ -310,11 +312,11 @@ static void restart__stale(void **state)
 	old = f.peer;
 	snprintf(address, sizeof(address), "%s", f.child->url + strlen("wherry://"));
 	want(0, move(&f, WH_WRITE, 0, 0, MIB));
-	transfer = fragment(&f, WH_WRITE, 0, 0, MIB);
+	transfer = transfer_of(&f, WH_WRITE, 0, 0, MIB);
 	batch = batch_of(&f, &transfer, 1);
 	base = (struct wh_base){ .local = f.region, .remote = f.remote.id };
 	desc.bases = &base;
-	want(0, wh_blocks_prepare(old, &desc, &blocks));
+	want(0, wh_blocks_new(old, &desc, &blocks));
 	with_blocks = batch_of(&f, NULL, 0);
 	want(0, wh_batch_add_blocks(with_blocks, blocks));
 	child_kill(f.child);
@@ -380,13 +382,13 @@ static void restart__key(void **state)
 	fixture_open(&f, *state, MIB);
 	old = f.peer;
 	snprintf(address, sizeof(address), "%s", f.child->url + strlen("wherry://"));
-	region = child_region(f.child, f.memory, f.guard, 1000, NULL, 0, NULL);
+	region = child_region(f.child, f.memory, f.guard, 1000, NULL, ACCESS_BOTH, NULL);
 	want(0, child_key(f.child, region, key, &length));
-	want(0, wh_peer_import(old, key, length, PATIENCE, &remote));
+	want(0, wh_peer_unpack_key(old, key, length, PATIENCE, &remote));
 	child_kill(f.child);
 	start_again(&f, address);
 	fixture_connect(&f, f.child->url);
-	want(-ESTALE, wh_peer_import(f.peer, key, length, SECOND, &remote));
+	want(-ESTALE, wh_peer_unpack_key(f.peer, key, length, SECOND, &remote));
 	want(0, wh_peer_close(old));
 	fixture_close(&f);
 }
@@ -506,7 +508,7 @@ static void timeouts__differ(void **state)
 
 /* ---- cut connections --------------------------------------------------- */
 
-static void cut(unsigned int role, uint32_t op)
+static void cut_connections(unsigned int role, uint32_t op)
 {
 	struct wh_batch *batch;
 	struct proxy *proxy;
@@ -544,25 +546,25 @@ static void cut(unsigned int role, uint32_t op)
 static void cut__data_of_writes(void **state)
 {
 	(void)state;
-	cut(PROXY_DATA, WH_WRITE);
+	cut_connections(PROXY_DATA, WH_WRITE);
 }
 
 static void cut__data_of_reads(void **state)
 {
 	(void)state;
-	cut(PROXY_DATA, WH_READ);
+	cut_connections(PROXY_DATA, WH_READ);
 }
 
 static void cut__control(void **state)
 {
 	(void)state;
-	cut(PROXY_CONTROL, WH_WRITE);
+	cut_connections(PROXY_CONTROL, WH_WRITE);
 }
 
 static void cut__everything(void **state)
 {
 	(void)state;
-	cut(0, WH_READ);
+	cut_connections(0, WH_READ);
 }
 
 /* Regions registered and unregistered while the control connection was cut are known afterwards. */
@@ -576,11 +578,11 @@ static void cut__regions_meanwhile(void **state)
 
 	(void)state;
 	proxy = through_proxy(&f, NULL, NULL);
-	region = child_region(f.child, f.memory, f.guard, 1000, "old", 0, NULL);
+	region = child_region(f.child, f.memory, f.guard, 1000, "old", ACCESS_BOTH, NULL);
 	want(0, wh_peer_find(f.peer, "old", PATIENCE, &remote));
 	proxy_freeze(proxy, true);
 	want(0, child_unregister(f.child, region));
-	child_region(f.child, f.memory, f.guard, 1000, "new", 0, NULL);
+	child_region(f.child, f.memory, f.guard, 1000, "new", ACCESS_BOTH, NULL);
 	proxy_cut(proxy, 0);
 	proxy_freeze(proxy, false);
 	/* -ECONNRESET until the connection is restored. */
@@ -614,7 +616,7 @@ static void stopped__cancel(void **state)
 	want_true(error == 0 || error == -ETIMEDOUT, "it is %d", error);
 	want_true(quiet_now() - before < 5 * SECOND, "it took %lld ms",
 		  (long long)((quiet_now() - before) / MS));
-	want_true(wh_batch_poll(batch) != -EINPROGRESS, "it is still running");
+	want_true(batch_now(batch) != -EAGAIN, "it is still running");
 	want(0, wh_batch_free(batch));
 	pattern_fill(f.local, LENGTH, 0, 9);
 	child_continue(f.child);

@@ -32,7 +32,7 @@ static void mesh_open(struct mesh *mesh, const struct route *route, int size)
 		mesh->inbox[i] = child_memory(child, route->kind, length);
 		mesh->outbox[i] = child_memory(child, route->kind, length);
 		mesh->inbox_region[i] =
-			child_region(child, mesh->inbox[i], 0, length, "inbox", 0, NULL);
+			child_region(child, mesh->inbox[i], 0, length, "inbox", ACCESS_BOTH, NULL);
 		mesh->outbox_region[i] = child_region(child, mesh->outbox[i], 0, length, "outbox",
 						      WH_ACCESS_READ, NULL);
 	}
@@ -136,17 +136,17 @@ struct worker {
 	const char *wrong; /* failure, or NULL */
 };
 
-static const char *work(const struct fixture *f, struct wh_batch *batch, uint64_t number,
-			uint64_t round)
+static const char *run_random_batch(const struct fixture *f, struct wh_batch *batch,
+				    uint64_t number, uint64_t round)
 {
 	uint64_t seed = number * 1000 + round, length = 1 + pattern_random(&seed) % (PART - 64);
 	uint64_t at = number * PART + seed % (PART - length), cut = length / 2;
 	unsigned char *source = f->local + at, *sink = source + f->length;
 	struct wh_transfer out[2] = {
-		fragment(f, WH_WRITE, at, at, cut ? cut : 1),
-		fragment(f, WH_WRITE, at + cut, at + cut, length - cut),
+		transfer_of(f, WH_WRITE, at, at, cut ? cut : 1),
+		transfer_of(f, WH_WRITE, at + cut, at + cut, length - cut),
 	};
-	struct wh_transfer back = fragment(f, WH_READ, f->length + at, at, length);
+	struct wh_transfer back = transfer_of(f, WH_READ, f->length + at, at, length);
 
 	pattern_fill(source, length, at, round);
 	memset(sink, 0, length);
@@ -158,7 +158,7 @@ static const char *work(const struct fixture *f, struct wh_batch *batch, uint64_
 	return pattern_check(sink, length, at, round) == PATTERN_GOOD ? NULL : "wrong bytes";
 }
 
-static void *worker(void *arg)
+static void *worker_thread(void *arg)
 {
 	struct worker *me = arg;
 	struct wh_batch_options options = { .size = sizeof(options),
@@ -170,7 +170,7 @@ static void *worker(void *arg)
 		return NULL;
 	}
 	for (uint64_t round = 0; !me->wrong && round < SCALE(200, 30); round++)
-		me->wrong = work(me->f, batch, me->number, round);
+		me->wrong = run_random_batch(me->f, batch, me->number, round);
 	if (wh_batch_free(batch))
 		me->wrong = "free";
 	return NULL;
@@ -188,7 +188,7 @@ static void threads__one_peer(void **state)
 	fixture_open_with(&f, *state, THREADS * PART, NULL, &options);
 	for (uint64_t i = 0; i < THREADS; i++) {
 		workers[i] = (struct worker){ .f = &f, .number = i };
-		pthread_create(&workers[i].thread, NULL, worker, &workers[i]);
+		pthread_create(&workers[i].thread, NULL, worker_thread, &workers[i]);
 	}
 	for (int i = 0; i < THREADS; i++)
 		pthread_join(workers[i].thread, NULL);
@@ -204,13 +204,13 @@ struct timed {
 	int error, slow;
 };
 
-static void *timed(void *arg)
+static void *timed_waiter(void *arg)
 {
 	struct timed *me = arg;
 	struct wh_batch_options options = { .size = sizeof(options),
 					    .priority = (uint32_t)me->number % 2 };
 	struct wh_transfer transfer =
-		fragment(me->f, WH_READ, me->number * PART, me->number * PART, PART / 2);
+		transfer_of(me->f, WH_READ, me->number * PART, me->number * PART, PART / 2);
 	struct wh_batch *batch;
 
 	me->error = wh_batch_new(me->f->peer, &options, &batch);
@@ -240,7 +240,7 @@ static void threads__nobody_overlooked(void **state)
 		slow = 0;
 		for (uint64_t i = 0; i < THREADS; i++) {
 			timers[i] = (struct timed){ .f = &f, .number = i };
-			pthread_create(&timers[i].thread, NULL, timed, &timers[i]);
+			pthread_create(&timers[i].thread, NULL, timed_waiter, &timers[i]);
 		}
 		for (int i = 0; i < THREADS; i++) {
 			pthread_join(timers[i].thread, NULL);
@@ -259,10 +259,10 @@ struct poller {
 	int error;
 };
 
-static void *poller(void *arg)
+static void *poller_thread(void *arg)
 {
 	struct poller *me = arg;
-	struct wh_transfer transfer = fragment(me->f, WH_READ, 0, 0, 8);
+	struct wh_transfer transfer = transfer_of(me->f, WH_READ, 0, 0, 8);
 	struct wh_batch *batch = NULL;
 
 	me->error = wh_batch_new(me->f->peer, NULL, &batch);
@@ -270,7 +270,7 @@ static void *poller(void *arg)
 		me->error = wh_batch_add(batch, &transfer, 1);
 	while (!me->stop && !me->error) {
 		me->error = wh_batch_submit(batch);
-		while (!me->error && wh_batch_poll(batch) == -EINPROGRESS)
+		while (!me->error && batch_now(batch) == -EAGAIN)
 			;
 	}
 	wh_batch_free(batch);
@@ -289,10 +289,10 @@ static void threads__poller_beside_waiter(void **state)
 
 	fixture_open_with(&f, *state, THREADS * PART, config, NULL);
 	other.f = me.f = &f;
-	pthread_create(&other.thread, NULL, poller, &other);
+	pthread_create(&other.thread, NULL, poller_thread, &other);
 	for (int attempt = 0; attempt < 3 && slow > SCALE(4, 30); attempt++) {
 		me.slow = 0;
-		timed(&me);
+		timed_waiter(&me);
 		slow = me.slow;
 	}
 	other.stop = true;
@@ -426,12 +426,13 @@ static void regions__come_and_go(void **state)
 	want(-ENOENT, wh_peer_find(f.peer, "coming", 0, &remote));
 	want(-ENOENT, wh_peer_find(f.peer, "coming", 20 * MS, &remote));
 	for (int i = 0; i < SCALE(30, 10); i++) {
-		struct wh_transfer transfer = fragment(&f, WH_WRITE, 0, 0, 4096);
+		struct wh_transfer transfer = transfer_of(&f, WH_WRITE, 0, 0, 4096);
 		struct wh_batch *batch;
 		int region;
 
 		snprintf(name, sizeof(name), "coming.%d", i % 2);
-		region = child_region(f.child, f.memory, f.guard + 8192, 4096, name, 0, &id);
+		region = child_region(f.child, f.memory, f.guard + 8192, 4096, name, ACCESS_BOTH,
+				      &id);
 		before[i] = id;
 		for (int j = 0; j < i; j++)
 			want_true(id != before[j], "the id %llu was used before",
@@ -469,10 +470,11 @@ static void regions__gone_in_mid_transfer(void **state)
 	for (int round = 0; round < 4; round++) {
 		int status, region;
 
-		region = child_region(f.child, f.memory, f.guard, length, "going", 0, NULL);
+		region = child_region(f.child, f.memory, f.guard, length, "going", ACCESS_BOTH,
+				      NULL);
 		want(0, wh_peer_find(f.peer, "going", PATIENCE, &remote));
 		for (int i = 0; i < TIMES; i++) {
-			transfers[i] = fragment(&f, WH_WRITE, 0, 0, length);
+			transfers[i] = transfer_of(&f, WH_WRITE, 0, 0, length);
 			transfers[i].remote = remote.id;
 		}
 		batch = batch_of(&f, transfers, TIMES);
@@ -483,7 +485,7 @@ static void regions__gone_in_mid_transfer(void **state)
 		sleep_ms(50);
 		want_true(target_check(&f, 0, length, 0, 77) == PATTERN_GOOD,
 			  "round %d: it was written after it was unregistered", round);
-		status = wh_batch_wait(batch, PATIENCE);
+		status = batch_end(batch, PATIENCE);
 		want_true(status == 0 || status == -ESTALE || status == -ENOENT,
 			  "round %d: it is %d: %s", round, status, wh_batch_error_text(batch));
 		want(0, wh_batch_free(batch));
@@ -499,7 +501,7 @@ static void lookup__smallest(void **state)
 	uint64_t id, address, offset;
 
 	fixture_open(&f, *state, MIB);
-	child_region(f.child, f.memory, f.guard + 1000, 1000, "inner", 0, &id);
+	child_region(f.child, f.memory, f.guard + 1000, 1000, "inner", ACCESS_BOTH, &id);
 	want(0, wh_peer_find(f.peer, "inner", PATIENCE, &remote));
 	address = remote.address;
 	want(child_address(f.child, f.memory) + f.guard + 1000, address);
@@ -547,6 +549,8 @@ static void key__import(void **state)
 	unsigned char key[WH_KEY_MAX], other[WH_KEY_MAX];
 	size_t length = sizeof(key), other_length = sizeof(other), small = 3;
 	struct wh_remote remote;
+	struct wh_region_options open = { .size = sizeof(open), .access = ACCESS_BOTH };
+	struct wh_region *ours;
 	struct fixture f;
 	int region, memory;
 	uint64_t id;
@@ -555,37 +559,40 @@ static void key__import(void **state)
 	region = child_region(f.child, f.memory, f.guard, 5000, "exported", WH_ACCESS_READ, &id);
 	want(0, child_key(f.child, region, key, &length));
 	want_true(length > 0 && length <= WH_KEY_MAX, "%zu bytes", length);
-	want(0, wh_peer_import(f.peer, key, length, PATIENCE, &remote));
+	want(0, wh_peer_unpack_key(f.peer, key, length, PATIENCE, &remote));
 	want(id, remote.id);
 	want(5000, remote.length);
 	want(WH_ACCESS_READ, remote.access);
 	assert_string_equal(remote.name, "exported");
 
 	for (size_t cut = 0; cut < length; cut++)
-		want(-EINVAL, wh_peer_import(f.peer, key, cut, 0, &remote));
+		want(-EINVAL, wh_peer_unpack_key(f.peer, key, cut, 0, &remote));
 	memset(other, 0xff, sizeof(other));
-	want_true(wh_peer_import(f.peer, other, sizeof(other), 0, &remote) < 0, "garbage");
+	want_true(wh_peer_unpack_key(f.peer, other, sizeof(other), 0, &remote) < 0, "garbage");
 	memset(other, 0, sizeof(other));
-	want(-EINVAL, wh_peer_import(f.peer, other, sizeof(other), 0, &remote));
+	want(-EINVAL, wh_peer_unpack_key(f.peer, other, sizeof(other), 0, &remote));
 	/* The first byte is the key's version. */
 	memcpy(other, key, length);
 	other[0]++;
-	want(-EPROTONOSUPPORT, wh_peer_import(f.peer, other, length, 0, &remote));
+	want(-EPROTONOSUPPORT, wh_peer_unpack_key(f.peer, other, length, 0, &remote));
 
 	/* A key of another engine (ours). */
-	want(-ENOSPC, wh_region_key(f.region, other, &small));
-	want(0, wh_region_key(f.region, other, &other_length));
-	want(-ESTALE, wh_peer_import(f.peer, other, other_length, 0, &remote));
+	want_text(-EINVAL, "access 0", wh_region_pack_key(f.region, other, &other_length));
+	want(0, wh_region_register(f.engine, f.local, 1, &open, &ours));
+	want(-ENOSPC, wh_region_pack_key(ours, other, &small));
+	want(0, wh_region_pack_key(ours, other, &other_length));
+	want(0, wh_region_unregister(ours));
+	want(-ESTALE, wh_peer_unpack_key(f.peer, other, other_length, 0, &remote));
 
 	/* A region that is gone, and one that is published only during the wait. */
 	want(0, child_unregister(f.child, region));
 	want_gone(&f, "exported");
-	want(-ENOENT, wh_peer_import(f.peer, key, length, 0, &remote));
+	want(-ENOENT, wh_peer_unpack_key(f.peer, key, length, 0, &remote));
 	memory = child_memory(f.child, WH_MEMORY_SHARED, 5000);
 	length = sizeof(key);
-	region = child_region(f.child, memory, 0, 5000, NULL, 0, &id);
+	region = child_region(f.child, memory, 0, 5000, NULL, ACCESS_BOTH, &id);
 	want(0, child_key(f.child, region, key, &length));
-	want(0, wh_peer_import(f.peer, key, length, PATIENCE, &remote));
+	want(0, wh_peer_unpack_key(f.peer, key, length, PATIENCE, &remote));
 	want(id, remote.id);
 	assert_string_equal(remote.name, "");
 	fixture_close(&f);

@@ -66,14 +66,13 @@ static void initiator_open(struct initiator *i, const struct owner *owner, const
 	child_fill(i->child, i->memory, 0, LENGTH, 0, 5);
 	i->transfer.peer = child_peer(i->child, wh_engine_url(owner->engine), text);
 	want_true(i->transfer.peer >= 0, "it cannot connect: %s", text);
-	i->transfer.region =
-		child_region(i->child, i->memory, 0, LENGTH, NULL, WH_ACCESS_NONE, NULL);
+	i->transfer.region = child_region(i->child, i->memory, 0, LENGTH, NULL, 0, NULL);
 	i->transfer.remote = "target";
 	i->transfer.length = LENGTH;
 	i->transfer.require = require;
 }
 
-static int try(struct initiator *i, uint32_t op)
+static int initiator_try(struct initiator *i, uint32_t op)
 {
 	i->transfer.op = op;
 	return child_transfer(i->child, &i->transfer, &i->result);
@@ -99,22 +98,22 @@ static void each_its_own(uint32_t kind, const char *alice_goes)
 	initiator_open(&alice, &owner, "alice", NULL);
 	initiator_open(&bob, &owner, "bob", NULL);
 	initiator_open(&dave, &owner, "dave", NULL);
-	want_true(try(&alice, WH_WRITE) == 0, "%s", alice.result.text);
+	want_true(initiator_try(&alice, WH_WRITE) == 0, "%s", alice.result.text);
 	assert_string_equal(alice.result.transport, alice_goes);
 	want_memory(&owner, 5);
-	want(-EACCES, try(&bob, WH_WRITE));
+	want(-EACCES, initiator_try(&bob, WH_WRITE));
 	want_true(strstr(bob.result.text, "may not be written"), "it says: %s", bob.result.text);
 	child_fill(bob.child, bob.memory, 0, LENGTH, 0, 6);
-	want_true(try(&bob, WH_READ) == 0, "%s", bob.result.text);
+	want_true(initiator_try(&bob, WH_READ) == 0, "%s", bob.result.text);
 	assert_string_equal(bob.result.transport, "tcp");
 	want_true(child_check(bob.child, bob.memory, 0, LENGTH, 0, 5) == PATTERN_GOOD,
 		  "other bytes");
 	if (kind == WH_MEMORY_SHARED)
 		want_true(strstr(bob.result.explain, "other peers have more rights"), "it says: %s",
 			  bob.result.explain);
-	want(-EACCES, try(&dave, WH_READ));
+	want(-EACCES, initiator_try(&dave, WH_READ));
 	child_fill(dave.child, dave.memory, 0, LENGTH, 0, 7);
-	want_true(try(&dave, WH_WRITE) == 0, "%s", dave.result.text);
+	want_true(initiator_try(&dave, WH_WRITE) == 0, "%s", dave.result.text);
 	assert_string_equal(dave.result.transport, "tcp");
 	want_memory(&owner, 7);
 	child_exit(alice.child);
@@ -208,13 +207,13 @@ static void rights__exported_key(void **state)
 
 	(void)state;
 	owner_open(&owner, CHILD_FOREIGN);
-	want(0, wh_region_key(owner.region, key, &length));
+	want(0, wh_region_pack_key(owner.region, key, &length));
 	looker_open(&looker, &owner, "bob");
-	want(0, wh_peer_import(looker.peer, key, length, 0, &remote));
+	want(0, wh_peer_unpack_key(looker.peer, key, length, 0, &remote));
 	want(WH_ACCESS_READ, remote.access);
 	looker_close(&looker);
 	looker_open(&looker, &owner, "carol");
-	want(-ENOENT, wh_peer_import(looker.peer, key, length, 0, &remote));
+	want(-ENOENT, wh_peer_unpack_key(looker.peer, key, length, 0, &remote));
 	want(-ENOENT, wh_peer_find(looker.peer, "target", 0, &remote));
 	looker_close(&looker);
 	owner_close(&owner);
@@ -227,7 +226,7 @@ static void rights__come_and_go(void **state)
 	struct wh_region_options named = {
 		.size = sizeof(named), .name = "target", .grants = grants, .grant_count = 3
 	};
-	struct wh_region_options open = { .size = sizeof(open) };
+	struct wh_region_options open = { .size = sizeof(open), .access = ACCESS_BOTH };
 	struct looker bob, carol;
 	struct wh_remote remote;
 	struct owner owner;

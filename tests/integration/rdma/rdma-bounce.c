@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * A GPU's memory that no NIC at its owner's end reaches: it is staged there, through pinned memory
- * that the initiator's NICs read and write. And what becomes of it when rails break, copies fail,
- * regions go, peers are lost, and when many want it at once.
- */
+/* rdma-bounce.c: GPU memory that no NIC of its owner reaches
+ *
+ * The owner stages it through pinned bounce buffers, which the initiator's NICs read and write.
+ * Also: rails that break, copies that fail, regions that are removed, peers that are lost, and many
+ * batches at once. */
 #include <pthread.h>
 
 #include "lib/duo.h"
@@ -35,7 +35,7 @@ static void way__both_ends(void **state)
 	       STAGED_THERE);
 }
 
-/* Ours by dma-buf, straight into theirs that is not. */
+/* Our memory is registered by dma-buf; theirs is staged. */
 static void way__registered_to_staged(void **state)
 {
 	struct duo duo = { 0 };
@@ -50,7 +50,7 @@ static void way__registered_to_staged(void **state)
 	duo_close(&duo);
 }
 
-/* Pinned memory of many keys, over two rails. */
+/* Pinned memory with many keys, over two rails. */
 static void way__two_rails(void **state)
 {
 	struct wh_batch *batch;
@@ -70,7 +70,7 @@ static void way__two_rails(void **state)
 	duo_close(&duo);
 }
 
-/* Blocks that lie apart on both sides: every one where it belongs, and nothing between them. */
+/* Blocks that lie apart on both sides: every block arrives, and nothing between them is written. */
 static void way__blocks(void **state)
 {
 	enum { COUNT = 3000, EACH = 100, STEP = 1000 };
@@ -94,7 +94,7 @@ static void way__blocks(void **state)
 	settle(&duo, "rdma", STAGED_THERE);
 	base.local = duo.ours.region;
 	base.remote = duo.remote.id;
-	want(0, wh_blocks_prepare(duo.peer, &desc, &blocks));
+	want(0, wh_blocks_new(duo.peer, &desc, &blocks));
 	want(0, wh_batch_new(duo.peer, NULL, &batch));
 	want(0, wh_batch_add_blocks(batch, blocks));
 	wh_blocks_free(blocks);
@@ -131,7 +131,7 @@ static void rails__one_breaks(void **state)
 	for (uint32_t op = WH_READ; op <= WH_WRITE; op++) {
 		batch = whole(&duo, op);
 		want_rails(batch, true, true);
-		do { /* on a busy machine the other may be done before this one begins */
+		do { /* on a busy machine rail 0 may have done all before rail 2 begins */
 			want_true(now() < end, "it does not break:\n%s", explained(batch));
 			duo_fill(&duo, op, ++seed);
 			nic_fail(2, 12, 0);
@@ -145,7 +145,7 @@ static void rails__one_breaks(void **state)
 	duo_close(&duo);
 }
 
-/* The last endpoint breaks in the middle of a fragment: all of it goes by tcp, later batches by
+/* The last endpoint breaks in the middle of a fragment: tcp moves all of it. Later batches go by
  * rdma. */
 static void rails__last_breaks(void **state)
 {
@@ -178,7 +178,8 @@ static void cancelled__staged_at_both_ends(void **state)
 	expect_cancelled(WH_MEMORY_DEVICE, WH_MEMORY_DEVICE, STAGED_THERE);
 }
 
-/* The owner's GPU refuses one copy: by the next transport, and the reason is told. */
+/* The owner's GPU refuses one copy: the next transport moves the bytes, and the explanation says
+ * why. */
 static void copy__fails(void **state)
 {
 	struct wh_batch *batch;
@@ -191,7 +192,8 @@ static void copy__fails(void **state)
 		batch = whole(&duo, op);
 		duo_fill(&duo, op, 30 + op);
 		gpu_settled(0);
-		/* One of them: which is faster is measured, and tcp's copy may take the other. */
+		/* One of the two functions: the engine uses the faster one by its measurements, and
+		 * tcp may use the other. */
 		fake_fail("cuMemcpyAsync|cuLaunchKernel", 1, 1);
 		want(0, batch_run(batch));
 		fake_heal();
@@ -230,13 +232,14 @@ static void region__taken_back(void **state)
 	want(0, pthread_create(&thread, NULL, unregister, &duo));
 	want(0, pthread_join(thread, NULL));
 	nics_hold(false);
-	want(-ESTALE, wh_batch_wait(batch, PATIENCE));
+	want(-ESTALE, batch_end(batch, PATIENCE));
 	want_true(holds(&duo.theirs, 40), "bytes have got into it");
 	want(0, wh_batch_free(batch));
 	want(0, wh_region_register(
 			duo.theirs.engine, duo.theirs.start, LENGTH,
 			&(struct wh_region_options){ .size = sizeof(struct wh_region_options),
-						     .name = "target" },
+						     .name = "target",
+						     .access = ACCESS_BOTH },
 			&duo.theirs.region));
 	want(0, wh_peer_close(duo.peer));
 	duo_connect(&duo);
@@ -257,21 +260,21 @@ static void refused__memlock(void **state)
 	struct wh_transfer transfer;
 	struct wh_batch *batch;
 	struct fixture f;
-	bool told;
+	bool explains;
 
 	(void)state;
 	setenv("FAKE_VERBS_MEMLOCK", "1048576", 1);
 	fixture_open_with(&f, &anyhow, LENGTH, ours, &staging);
 	unsetenv("FAKE_VERBS_MEMLOCK");
-	transfer = fragment(&f, WH_WRITE, 0, 0, LENGTH);
+	transfer = transfer_of(&f, WH_WRITE, 0, 0, LENGTH);
 	do {
 		batch = batch_of(&f, &transfer, 1);
 		want(0, batch_run(batch));
-		told = strstr(explained(batch), "ulimit -l");
-		want_true(told || now() < end, "it is not told:\n%s", explained(batch));
+		explains = strstr(explained(batch), "ulimit -l");
+		want_true(explains || now() < end, "no reason in:\n%s", explained(batch));
 		want_by(batch, "tcp", LENGTH);
 		want(0, wh_batch_free(batch));
-	} while (!told);
+	} while (!explains);
 	fixture_close(&f);
 }
 
@@ -289,13 +292,13 @@ static void peer__killed(void **state)
 
 	(void)state;
 	fixture_open_with(&f, &into_gpu, LENGTH, (const char *[]){ PATIENT, NULL }, &staging);
-	transfer = fragment(&f, WH_WRITE, 0, 0, LENGTH);
+	transfer = transfer_of(&f, WH_WRITE, 0, 0, LENGTH);
 	batch = batch_of(&f, &transfer, 1);
 	want(0, batch_run(batch));
 	nics_hold(true);
 	want(0, wh_batch_submit(batch));
 	child_kill(f.child);
-	want_true(wh_batch_wait(batch, 2 * PATIENCE) < 0, "it was done without its owner");
+	want_true(batch_end(batch, 2 * PATIENCE) < 0, "it was done without its owner");
 	nics_hold(false);
 	want(0, wh_batch_free(batch));
 	fixture_close_initiator(&f);
@@ -303,7 +306,7 @@ static void peer__killed(void **state)
 
 /* ---- many ------------------------------------------------------------------------------------ */
 
-/* A bounce buffer has four slots: batches take turns, and none starves. */
+/* A bounce buffer has four slots. Batches take turns, and none starves. */
 static void many__batches(void **state)
 {
 	enum { BATCHES = 6, ROUNDS = 3 };
@@ -318,7 +321,7 @@ static void many__batches(void **state)
 	fill(&duo.theirs, 50);
 	fill(&duo.ours, 50);
 	for (unsigned i = 0; i < BATCHES; i++) {
-		/* The last reads what others do not touch. */
+		/* The last batch reads bytes that the others do not write. */
 		transfer = (struct wh_transfer){ .local = duo.ours.region,
 						 .remote = duo.remote.id,
 						 .local_offset = i * part,
@@ -332,7 +335,7 @@ static void many__batches(void **state)
 		for (unsigned i = 0; i < BATCHES; i++)
 			want(0, wh_batch_submit(batches[i]));
 		for (unsigned i = 0; i < BATCHES; i++) {
-			want(0, wh_batch_wait(batches[i], PATIENCE));
+			want(0, batch_end(batches[i], PATIENCE));
 			want_by(batches[i], "rdma", part);
 		}
 	}
@@ -343,7 +346,7 @@ static void many__batches(void **state)
 }
 
 static const struct CMUnitTest tests[] = {
-	/* First: a fake library reads its list of NICs once. */
+	/* This test comes first: the fake library reads its list of NICs once. */
 	ON_FAKES(way__two_rails),
 	ON_FAKES(way__into_a_gpu),
 	ON_FAKES(way__into_managed_memory),

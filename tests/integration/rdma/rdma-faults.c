@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * What goes wrong with NICs: the bytes still arrive, by rdma again or by tcp, and the explanation
- * says why. On the fake library, which can be told to fail; what the lab can do as well, with a
- * port that goes down (TEST_RDMA_DOWN, TEST_RDMA_UP: commands), is run there over real packets.
- */
+/* rdma-faults.c: NICs, queue pairs and peers that fail
+ *
+ * The bytes still arrive, by rdma again or by tcp, and the explanation says why. On the fake
+ * library, which injects faults. The lab runs what works with real packets, with a port that goes
+ * down (commands in TEST_RDMA_DOWN and TEST_RDMA_UP). */
 #include <pthread.h>
 
 #include "lib/nics.h"
@@ -18,7 +18,7 @@ static const char *missing_cable(void)
 								  NULL;
 }
 
-/* As route_rdma, but any transport may be taken. */
+/* As route_rdma, but any transport may move the bytes. */
 static const struct route any = {
 	.name = "rdma", .listen = "127.0.0.1:0", .detail = "", .kind = WH_MEMORY_PAGEABLE
 };
@@ -36,7 +36,7 @@ static void port(bool up)
 		nic_port(0, up);
 }
 
-static void *pull(void *argument)
+static void *port_pull(void *argument)
 {
 	(void)argument;
 	port(false);
@@ -46,7 +46,7 @@ static void *pull(void *argument)
 /* ---- helpers --------------------------------------------------------------------------------- */
 
 static const char *const ways[] = { "transports=rdma,tcp", "timeout=1000", NULL };
-/* Emulated processors that move packets do not answer pings at once. */
+/* Emulated CPUs that move packets answer pings late. */
 static const char *const patient[] = { "transports=rdma,tcp", "timeout=5000", NULL };
 static const struct child_options same = { .config = { "transports=rdma,tcp", "timeout=4000" } };
 
@@ -73,12 +73,15 @@ static uint64_t reroutes_of(const struct wh_counters *counters)
 	return all;
 }
 
-/* The blocks of one of so many equal parts of the region. */
+/* The blocks of one of `parts` equal parts of the region. */
 static struct wh_blocks *part_of(struct fixture *f, uint32_t op, unsigned int part,
 				 unsigned int parts)
 {
 	uint64_t offset = part * (uint64_t)(LENGTH / parts);
-	struct wh_base base = { f->region, offset, f->remote.id, offset };
+	struct wh_base base = { .local = f->region,
+				.local_offset = offset,
+				.remote = f->remote.id,
+				.remote_offset = offset };
 	struct wh_blocks_desc desc = {
 		.size = sizeof(desc),
 		.op = op,
@@ -91,11 +94,11 @@ static struct wh_blocks *part_of(struct fixture *f, uint32_t op, unsigned int pa
 	};
 	struct wh_blocks *blocks;
 
-	want(0, wh_blocks_prepare(f->peer, &desc, &blocks));
+	want(0, wh_blocks_new(f->peer, &desc, &blocks));
 	return blocks;
 }
 
-/* A batch of many blocks, all over the region, so many times. */
+/* A batch of many blocks, all over the region, `times` times. */
 static struct wh_batch *blocks_of(struct fixture *f, uint32_t op, unsigned int times)
 {
 	struct wh_blocks *blocks = part_of(f, op, 0, 1);
@@ -107,7 +110,7 @@ static struct wh_batch *blocks_of(struct fixture *f, uint32_t op, unsigned int t
 	return batch;
 }
 
-/* One batch of the same blocks in so many fragments. */
+/* One batch of the same blocks in `count` fragments. */
 static struct wh_batch *fragments_of(struct fixture *f, uint32_t op, unsigned int fragments)
 {
 	struct wh_batch *batch = batch_of(f, NULL, 0);
@@ -121,7 +124,7 @@ static struct wh_batch *fragments_of(struct fixture *f, uint32_t op, unsigned in
 	return batch;
 }
 
-/* All blocks have arrived, and nothing between them. */
+/* Check that all blocks have arrived, and that nothing between them was written. */
 static void want_blocks(struct fixture *f, uint64_t seed)
 {
 	unsigned char *seen = pages_new(LENGTH), *wanted = pages_new(LENGTH);
@@ -138,10 +141,10 @@ static void want_blocks(struct fixture *f, uint64_t seed)
 	pages_free(wanted, LENGTH);
 }
 
-/* Until rdma is taken again. */
+/* Run batches until rdma moves one. */
 static void want_rdma_again(struct fixture *f)
 {
-	struct wh_transfer transfer = fragment(f, WH_WRITE, 0, 0, 64);
+	struct wh_transfer transfer = transfer_of(f, WH_WRITE, 0, 0, 64);
 	int64_t end = now() + 2 * PATIENCE;
 	char refused[192];
 	uint64_t bytes;
@@ -159,7 +162,7 @@ static void want_rdma_again(struct fixture *f)
 
 /* ---- a connection that breaks ---------------------------------------------------------------- */
 
-static void broken(int status, unsigned after, const char *word)
+static void queue_pair_broken(int status, unsigned after, const char *word)
 {
 	struct wh_batch *batch;
 	struct fixture f;
@@ -184,23 +187,23 @@ static void broken(int status, unsigned after, const char *word)
 static void broken__no_acknowledgement(void **state)
 {
 	(void)state;
-	broken(12, 300, "no acknowledgement");
+	queue_pair_broken(12, 300, "no acknowledgement");
 }
 
 static void broken__first_request(void **state)
 {
 	(void)state;
-	broken(9, 0, "remote invalid request");
+	queue_pair_broken(9, 0, "remote invalid request");
 }
 
 /* Only the refused fragment is rerouted; the next batch goes by rdma again. */
 static void broken__remote_access(void **state)
 {
 	(void)state;
-	broken(10, 100, "refuses the key");
+	queue_pair_broken(10, 100, "refuses the key");
 }
 
-/* Verbs hang: the watchdog takes the connection down. */
+/* The NIC never completes a request: the watchdog ends the connection. */
 static void silent__goes_by_tcp(void **state)
 {
 	struct wh_batch *batch;
@@ -214,7 +217,7 @@ static void silent__goes_by_tcp(void **state)
 	pattern_fill(f.local, LENGTH, 0, 9);
 	nics_hold(true);
 	want(0, wh_batch_submit(batch));
-	want(0, wh_batch_wait(batch, 2 * PATIENCE));
+	want(0, batch_end(batch, 2 * PATIENCE));
 	nics_hold(false);
 	want_by(batch, "tcp", LENGTH / 2);
 	want_refused(batch, "nothing has completed for 1000 ms");
@@ -224,7 +227,7 @@ static void silent__goes_by_tcp(void **state)
 	fixture_close(&f);
 }
 
-/* What is silent can be cancelled, and does not hold up the others for longer than that takes. */
+/* A batch on a silent NIC can be cancelled, and other batches wait for that only. */
 static void silent__cancel(void **state)
 {
 	struct wh_batch *batch, *other;
@@ -240,11 +243,11 @@ static void silent__cancel(void **state)
 	want(0, wh_batch_submit(batch));
 	pattern_fill(f.local, LENGTH, 0, 11);
 	want(0, wh_batch_submit(other));
-	want(-ETIMEDOUT, wh_batch_wait(batch, 100 * MS));
+	want(-EAGAIN, batch_end(batch, 100 * MS));
 	want(0, wh_batch_cancel(batch));
 	nics_hold(false);
-	want(-ECANCELED, wh_batch_poll(batch));
-	want(0, wh_batch_wait(other, PATIENCE));
+	want(-ECANCELED, batch_now(batch));
+	want(0, batch_end(other, PATIENCE));
 	want_by(other, "rdma", LENGTH / 2);
 	want_blocks(&f, 11);
 	want(0, wh_batch_free(batch));
@@ -272,12 +275,12 @@ static void broken__cancelled_meanwhile(void **state)
 		before = reroutes_of(&counters);
 		nics_fail(12, round * 7);
 		want(0, wh_batch_submit(batch));
-		while (wh_batch_poll(batch) == -EINPROGRESS && after < before + 1 + round) {
+		while (batch_now(batch) == -EAGAIN && after < before + 1 + round) {
 			want(0, wh_peer_counters(f.peer, &counters));
 			after = reroutes_of(&counters);
 		}
 		want(0, wh_batch_cancel(batch));
-		status = wh_batch_poll(batch);
+		status = batch_now(batch);
 		want_true(!status || status == -ECANCELED, "it is %d", status);
 	}
 	pattern_fill(f.local, LENGTH, 0, 12);
@@ -287,7 +290,7 @@ static void broken__cancelled_meanwhile(void **state)
 	fixture_close(&f);
 }
 
-/* The owner takes a region back while the path is dead: it does not wait for us. */
+/* The owner unregisters a region while the path is dead, and does not wait for the initiator. */
 static void silent__region_taken_back(void **state)
 {
 	struct wh_batch *batch;
@@ -303,8 +306,8 @@ static void silent__region_taken_back(void **state)
 	want(0, wh_batch_submit(batch));
 	want(0, child_unregister(f.child, 0));
 	nics_hold(false);
-	status = wh_batch_wait(batch, 2 * PATIENCE);
-	want_true(status < 0 && status != -ETIMEDOUT, "it is %d", status);
+	status = batch_end(batch, 2 * PATIENCE);
+	want_true(status < 0 && status != -EAGAIN, "it is %d", status);
 	want(0, wh_batch_free(batch));
 	fixture_close(&f);
 }
@@ -313,7 +316,7 @@ static void silent__region_taken_back(void **state)
 
 static void port__down_in_mid_batch(void **state)
 {
-	/* Where packets are real there is always a batch under way; the fake's are held. */
+	/* With real packets a batch is always under way; the fake holds its own. */
 	bool real = getenv("TEST_RDMA");
 	unsigned int times = real ? 64 : 1;
 	int64_t until = now() + 30 * SECOND;
@@ -331,14 +334,14 @@ static void port__down_in_mid_batch(void **state)
 	if (!real)
 		nics_hold(true);
 	want(0, wh_batch_submit(batch));
-	want(0, pthread_create(&thread, NULL, pull, NULL));
-	want(0, wh_batch_wait(batch, 3 * PATIENCE));
+	want(0, pthread_create(&thread, NULL, port_pull, NULL));
+	want(0, batch_end(batch, 3 * PATIENCE));
 	while (real && !bytes_by(batch, "tcp", NULL) && now() < until)
 		want(0, batch_run(batch));
 	want(0, pthread_join(thread, NULL));
 	want_blocks(&f, 5);
 	want_true(bytes_by(batch, "tcp", NULL), "it was not in the middle");
-	/* rxe0:1, in whichever way it was noticed */
+	/* rxe0:1, however the failure was noticed */
 	want_refused(batch, real ? ":1" : "gone down");
 	want(0, batch_run(batch)); /* while it is down */
 	want_by(batch, "tcp", times * LENGTH / 2);
@@ -355,8 +358,9 @@ static void port__down_in_mid_batch(void **state)
 
 /* ---- what is refused ------------------------------------------------------------------------- */
 
-/* With the environment of the fake changed, a batch goes by tcp, and rdma says why. */
-static void refused(const char *name, const char *value, const char *ours, const char *word)
+/* With this variable of the fake library, a batch goes by tcp, and the explanation says why rdma
+ * refused. */
+static void rdma_refused(const char *name, const char *value, const char *ours, const char *word)
 {
 	const char *const config[] = { "transports=rdma,tcp", ours, NULL };
 	struct wh_transfer transfer;
@@ -366,7 +370,7 @@ static void refused(const char *name, const char *value, const char *ours, const
 	if (name)
 		setenv(name, value, 1);
 	fixture_open_with(&f, &any, LENGTH, config, &same);
-	transfer = fragment(&f, WH_WRITE, 0, 0, 64);
+	transfer = transfer_of(&f, WH_WRITE, 0, 0, 64);
 	batch = batch_of(&f, &transfer, 1);
 	want(0, batch_run(batch));
 	want_by(batch, "tcp", 64);
@@ -380,31 +384,31 @@ static void refused(const char *name, const char *value, const char *ours, const
 static void refused__memlock(void **state)
 {
 	(void)state;
-	refused("FAKE_VERBS_MEMLOCK", "1048576", NULL, "ulimit -l");
+	rdma_refused("FAKE_VERBS_MEMLOCK", "1048576", NULL, "ulimit -l");
 }
 
 static void refused__no_such_gid(void **state)
 {
 	(void)state;
-	refused(NULL, NULL, "rdma=fake0:1:6", "no GID with index 6");
+	rdma_refused(NULL, NULL, "rdma=fake0:1:6", "no GID with index 6");
 }
 
 static void refused__no_such_device(void **state)
 {
 	(void)state;
-	refused(NULL, NULL, "rdma=mlx5_7", "there is no device mlx5_7");
+	rdma_refused(NULL, NULL, "rdma=mlx5_7", "there is no device mlx5_7");
 }
 
 static void refused__other_family(void **state)
 {
 	(void)state;
-	refused(NULL, NULL, "rdma=fake0:1:0", "different families");
+	rdma_refused(NULL, NULL, "rdma=fake0:1:0", "different families");
 }
 
 static void refused__switched_off(void **state)
 {
 	(void)state;
-	refused(NULL, NULL, "rdma=off", "switched off");
+	rdma_refused(NULL, NULL, "rdma=off", "switched off");
 }
 
 static void refused__peer_without(void **state)
@@ -416,7 +420,7 @@ static void refused__peer_without(void **state)
 
 	(void)state;
 	fixture_open_with(&f, &any, LENGTH, ways, &none);
-	transfer = fragment(&f, WH_WRITE, 0, 0, 64);
+	transfer = transfer_of(&f, WH_WRITE, 0, 0, 64);
 	batch = batch_of(&f, &transfer, 1);
 	want(0, batch_run(batch));
 	want_refused(batch, "has no rdma");
@@ -457,7 +461,7 @@ static void address__version_2_first(void **state)
 	addressed("FAKE_VERBS_GIDS", "1/::ffff:10.9.0.1,2/fe80::1,1/fe80::1,2/fd00::1", "RoCE v2");
 }
 
-/* Regions in chunks of what a NIC takes at once; requests do not cross them. */
+/* A region is registered in chunks of the NIC's maximum; no request crosses a chunk. */
 static void chunks__many(void **state)
 {
 	(void)state;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * A GPU's memory over several NICs: registered with each, or with some, or staged over all; and
- * what becomes of it as they break. On the fake CUDA driver and the fake libibverbs.
- */
+/* rdma-gpu-rails.c: GPU memory over several NICs
+ *
+ * Registered with each NIC, or with some, or staged over all; also while rails break. On the fake
+ * CUDA driver and the fake libibverbs. */
 #include "lib/duo.h"
 
-/* One export of the GPU's memory does for both of our NICs. */
+/* One export of the GPU memory serves both of our NICs. */
 static void shared__export(void **state)
 {
 	const char *ours[] = { "transports=rdma,tcp", "rdma=fake0,fake2", PATIENT, NULL };
@@ -43,9 +43,10 @@ static void shared__export(void **state)
 	duo_close(&duo);
 }
 
-/* With both rails, or one of them; then what is told of it. */
-static void striped(uint32_t here, uint32_t there, const char *ways, bool second,
-		    const char *first_told, const char *second_told)
+/* Move the whole region over both rails, or over the first only; `says` and `says_more` must be in
+ * the explanation. */
+static void rails_striped(uint32_t here, uint32_t there, const char *ways, bool second,
+			  const char *says, const char *says_more)
 {
 	struct wh_batch *batch;
 	struct duo duo;
@@ -57,7 +58,7 @@ static void striped(uint32_t here, uint32_t there, const char *ways, bool second
 		duo_fill(&duo, op, op + 20);
 		want_rails(batch, true, second);
 		want_same(&duo, op + 20);
-		want_way(batch, "rdma", first_told, second_told);
+		want_way(batch, "rdma", says, says_more);
 		want(0, wh_batch_free(batch));
 	}
 	duo_close(&duo);
@@ -66,34 +67,36 @@ static void striped(uint32_t here, uint32_t there, const char *ways, bool second
 static void rails__dma_buf(void **state)
 {
 	(void)state;
-	striped(WH_MEMORY_DEVICE, WH_MEMORY_DEVICE, "", true, "(2 rails, RoCE v2, dmabuf)",
-		"our GPU memory: dmabuf, ordered; their GPU memory: dmabuf, ordered\n");
+	rails_striped(WH_MEMORY_DEVICE, WH_MEMORY_DEVICE, "", true, "(2 rails, RoCE v2, dmabuf)",
+		      "our GPU memory: dmabuf, ordered; their GPU memory: dmabuf, ordered\n");
 	setenv("FAKE_VERBS_MR", "65536", 1); /* many keys */
-	striped(WH_MEMORY_DEVICE, WH_MEMORY_POOL, "", true, "(2 rails, RoCE v2, dmabuf)", NULL);
+	rails_striped(WH_MEMORY_DEVICE, WH_MEMORY_POOL, "", true, "(2 rails, RoCE v2, dmabuf)",
+		      NULL);
 }
 
 static void rails__staged(void **state)
 {
 	(void)state;
-	striped(WH_MEMORY_DEVICE, WH_MEMORY_PAGEABLE, "staged", true, "(2 rails, RoCE v2, staged)",
-		"our GPU memory: staged");
+	rails_striped(WH_MEMORY_DEVICE, WH_MEMORY_PAGEABLE, "staged", true,
+		      "(2 rails, RoCE v2, staged)", "our GPU memory: staged");
 }
 
-/* A local or remote NIC does not reach the memory: the other endpoint carries all of it. */
+/* A local or remote NIC cannot reach the memory: the other rail moves all bytes. */
 static void rails__one_without(void **state)
 {
 	(void)state;
 	setenv("FAKE_VERBS_NO_DMABUF", "fake2", 1);
-	striped(WH_MEMORY_DEVICE, WH_MEMORY_PAGEABLE, "", false,
-		"our GPU memory: dmabuf, ordered, fake2: not used",
-		"(dmabuf: the NIC: Operation not supported");
+	rails_striped(WH_MEMORY_DEVICE, WH_MEMORY_PAGEABLE, "", false,
+		      "our GPU memory: dmabuf, ordered, fake2: not used",
+		      "(dmabuf: the NIC: Operation not supported");
 	setenv("FAKE_VERBS_NO_DMABUF", "fake3", 1);
-	striped(WH_MEMORY_PAGEABLE, WH_MEMORY_DEVICE, "", false,
+	rails_striped(
+		WH_MEMORY_PAGEABLE, WH_MEMORY_DEVICE, "", false,
 		"their GPU memory: dmabuf, ordered, fake3: not used (dmabuf: the NIC: Operation",
 		NULL);
 }
 
-/* The only one that reaches it goes: the other's slots have to do. */
+/* The only rail that reaches the memory goes down: the bytes are staged over the other. */
 static void rails__staged_instead(void **state)
 {
 	struct wh_batch *batch;
@@ -119,8 +122,8 @@ static void rails__staged_instead(void **state)
 	duo_close(&duo);
 }
 
-/* One of two breaks in mid-batch: the other takes what it had. */
-static void broken(uint32_t op, const char *ways, uint32_t there)
+/* One of two rails breaks in mid-batch: the other takes over its share. */
+static void rail_broken(uint32_t op, const char *ways, uint32_t there)
 {
 	int64_t end = now() + 3 * PATIENCE;
 	struct wh_batch *batch;
@@ -147,12 +150,12 @@ static void rails__break(void **state)
 {
 	(void)state;
 	for (uint32_t op = WH_READ; op <= WH_WRITE; op++) {
-		broken(op, "", WH_MEMORY_DEVICE);
-		broken(op, "staged", WH_MEMORY_PAGEABLE);
+		rail_broken(op, "", WH_MEMORY_DEVICE);
+		rail_broken(op, "staged", WH_MEMORY_PAGEABLE);
 	}
 }
 
-/* The only one that reaches it breaks in mid-batch: what it had is staged over the other. */
+/* The only rail that reaches the memory breaks in mid-batch: its share is staged over the other. */
 static void rails__break_the_only(void **state)
 {
 	struct wh_batch *batch;
@@ -171,7 +174,7 @@ static void rails__break_the_only(void **state)
 		nic_fail(0, 0, 0);
 		want_same(&duo, 60 + op);
 		want_by(batch, "rdma", LENGTH);
-		want_told(batch, "it broke: ");
+		want_explained(batch, "it broke: ");
 		fill(&duo.ours, 70);
 		want_rails(batch, true, false);
 		seed = op == WH_WRITE ? 70 : 60 + op;
@@ -181,7 +184,7 @@ static void rails__break_the_only(void **state)
 	}
 }
 
-/* A slow rail leaves the end to a fast one, but not what that one does not reach. */
+/* A slow rail leaves the last part to a fast one, but only if the fast one reaches the memory. */
 static void rails__slow_alone(void **state)
 {
 	struct wh_transfer host = { .length = LENGTH, .op = WH_WRITE };
@@ -202,7 +205,7 @@ static void rails__slow_alone(void **state)
 	want_rails(one, true, false);
 	fill(&duo.ours, 80);
 	nic_speed(0, 300);
-	want_rails(both, true, true); /* how fast they are is known now */
+	want_rails(both, true, true); /* the rails' speeds are known now */
 	want(0, batch_run(one));
 	nic_speed(0, 0);
 	want_true(holds(&duo.theirs, 80), "the bytes are wrong");
@@ -214,7 +217,8 @@ static void rails__slow_alone(void **state)
 	duo_close(&duo);
 }
 
-/* What lies apart in our GPU's memory is gathered, over keys of it and of theirs, and scattered. */
+/* Scattered bytes in our GPU memory are gathered, across the keys of both sides, and scattered
+ * again. */
 static void rails__gathered(void **state)
 {
 	enum { COUNT = 4000, EACH = 300, STEP = 700 };

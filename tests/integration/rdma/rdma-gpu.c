@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * A GPU's memory and NICs: by dma-buf, by its address (peermem), staged, and what is told of each;
- * what is refused, in the middle as well; memory that is freed; and writes that have to be flushed.
- * Two engines of this process, on the fake CUDA driver and the fake libibverbs.
- */
+/* rdma-gpu.c: GPU memory over one NIC
+ *
+ * By dma-buf, by address (peermem) or staged, and what the explanation says of each; refusals, also
+ * in mid-registration; memory that is freed; writes that have to be flushed. Two engines of this
+ * process, on the fake CUDA driver and the fake libibverbs. */
 #include "lib/duo.h"
 
 /* ---- ways ------------------------------------------------------------------------------------ */
 
-/* Like mlx5. */
+/* A NIC like mlx5. */
 static void way__dma_buf(void **state)
 {
 	struct nics_registered before = nics_registered(), after;
@@ -23,7 +23,7 @@ static void way__dma_buf(void **state)
 		  (unsigned long long)(after.dma_bufs - before.dma_bufs));
 }
 
-/* A NIC that takes none, on a host with the module. */
+/* A NIC without dma-buf, on a host with the module nvidia-peermem. */
 static void way__peermem(void **state)
 {
 	(void)state;
@@ -34,7 +34,7 @@ static void way__peermem(void **state)
 	       "their GPU memory: peermem");
 }
 
-/* The driver of the NIC has the call, and refuses this memory. */
+/* The NIC's driver has the call and refuses this memory. */
 static void way__peermem_instead(void **state)
 {
 	(void)state;
@@ -68,7 +68,7 @@ static void way__staged_to_registered(void **state)
 	duo_close(&duo);
 }
 
-/* Its owner is not to stage it for NICs: tcp does. */
+/* The owner's setting rdma_gpu does not allow staging: tcp moves the bytes. */
 static void way__owner_refuses(void **state)
 {
 	(void)state;
@@ -91,7 +91,7 @@ static void way__unknown(void **state)
 	       "known are dmabuf, peermem and staged", NULL);
 }
 
-/* Many keys for one region. */
+/* One region has many keys. */
 static void way__many_keys(void **state)
 {
 	(void)state;
@@ -105,6 +105,7 @@ static void way__many_keys(void **state)
 static void shared__by_rights(void **state)
 {
 	struct wh_region_options readable = { .size = sizeof(readable), .access = WH_ACCESS_READ };
+	struct wh_region_options same = { .size = sizeof(same), .access = ACCESS_BOTH };
 	struct wh_region *second, *third;
 	struct nics_registered before, after;
 	struct wh_transfer parts[2];
@@ -113,7 +114,7 @@ static void shared__by_rights(void **state)
 
 	(void)state;
 	duo_open(&duo, WH_MEMORY_DEVICE, WH_MEMORY_PAGEABLE, "");
-	want(0, wh_region_register(duo.ours.engine, duo.ours.start, LENGTH, NULL, &second));
+	want(0, wh_region_register(duo.ours.engine, duo.ours.start, LENGTH, &same, &second));
 	want(0, wh_region_register(duo.ours.engine, duo.ours.start, LENGTH, &readable, &third));
 	exchange(&duo, "rdma", "dmabuf", NULL);
 	before = nics_registered();
@@ -160,7 +161,7 @@ static void relaxed__as_the_knob_says(void **state)
 
 /* ---- refused, failed, freed ------------------------------------------------------------------ */
 
-/* The third of many keys is refused: nothing of the others stays, and the next way is taken. */
+/* The third of many keys is refused: the first two are released, and the next way is used. */
 static void refused__in_the_middle(void **state)
 {
 	int before = nics_open();
@@ -169,14 +170,14 @@ static void refused__in_the_middle(void **state)
 	(void)state;
 	setenv("FAKE_VERBS_MR", "1048576", 1);
 	duo_open(&duo, WH_MEMORY_DEVICE, WH_MEMORY_PAGEABLE, "dmabuf,staged");
-	/* Ours are registered before the owner's, and ours are four. */
+	/* Our region, of four keys, is registered before the owner's. */
 	nics_refuse(ENOMEM, 2);
 	exchange(&duo, "rdma", "our GPU memory: staged (dmabuf: Cannot allocate memory)", NULL);
 	duo_close(&duo);
 	want(before, nics_open());
 }
 
-/* The connection breaks while a slot is on its way: all of it goes by tcp. */
+/* The connection breaks while a slot is in flight: tcp moves all bytes. */
 static void staged__broken(void **state)
 {
 	struct duo duo;
@@ -195,7 +196,7 @@ static void staged__cancelled(void **state)
 	expect_cancelled(WH_MEMORY_DEVICE, WH_MEMORY_PAGEABLE, "staged");
 }
 
-/* The owner is gone while slots are on their way. */
+/* The owner is killed while slots are in flight. */
 static void staged__peer_killed(void **state)
 {
 	static const struct route to = { .name = "rdma",
@@ -222,7 +223,7 @@ static void staged__peer_killed(void **state)
 	nics_hold(true);
 	want(0, wh_batch_submit(batch));
 	child_kill(f.child);
-	want_true(wh_batch_wait(batch, 2 * PATIENCE) < 0, "it was done without its owner");
+	want_true(batch_end(batch, 2 * PATIENCE) < 0, "it was done without its owner");
 	nics_hold(false);
 	want(0, wh_batch_free(batch));
 	want(0, wh_region_unregister(region));
@@ -230,7 +231,7 @@ static void staged__peer_killed(void **state)
 	fixture_close_initiator(&f);
 }
 
-/* Ours: seen before a byte moves, in a batch that is planned anew and in one that is not. */
+/* Our memory is freed: the batch fails before a byte moves, whether it is planned anew or not. */
 static void freed__ours(void **state)
 {
 	static const char *const ways[] = { "dmabuf", "staged" };
@@ -268,10 +269,12 @@ static void freed__ours(void **state)
 	}
 }
 
-/* The owner's: no keys are given for it. */
+/* The owner's memory is freed: the owner gives no keys for it. */
 static void freed__theirs(void **state)
 {
-	struct wh_region_options named = { .size = sizeof(named), .name = "short-lived" };
+	struct wh_region_options named = { .size = sizeof(named),
+					   .name = "short-lived",
+					   .access = ACCESS_BOTH };
 	struct wh_transfer part;
 	struct wh_remote remote;
 	struct wh_region *region;
@@ -305,7 +308,8 @@ static const struct route into_gpu = {
 	.name = "rdma", .listen = "127.0.0.1:0", .detail = "", .kind = WH_MEMORY_DEVICE
 };
 
-/* Write into the memory of a child with these settings of its driver. The status. */
+/* Write into the memory of a child whose driver has these attributes and this fault. Returns the
+ * status. */
 static int write_to(const char *attributes, const char *failing, const char *word, char text[2048])
 {
 	const char *const config[] = { "transports=rdma,tcp", PATIENT, NULL };
@@ -321,7 +325,7 @@ static int write_to(const char *attributes, const char *failing, const char *wor
 	unsetenv("FAKE_CUDA_FAIL");
 	unsetenv("FAKE_CUDA_ATTRIBUTES");
 	pattern_fill(f.local, MIB, 0, 3);
-	all = fragment(&f, WH_WRITE, 0, 0, MIB);
+	all = transfer_of(&f, WH_WRITE, 0, 0, MIB);
 	do {
 		batch = batch_of(&f, &all, 1);
 		status = batch_run(batch);
@@ -337,7 +341,7 @@ static int write_to(const char *attributes, const char *failing, const char *wor
 	return status;
 }
 
-/* The owner's flush is what ends a write: if it fails, so does the write. */
+/* The owner's flush ends a write: if it fails, so does the write. */
 static void flush__theirs(void **state)
 {
 	char text[2048];
@@ -345,7 +349,7 @@ static void flush__theirs(void **state)
 	(void)state;
 	want(0, write_to("118=0", NULL, "their GPU memory: dmabuf, flushed", text));
 	want(-EIO, write_to("118=0", "cuFlushGPUDirectRDMAWrites:1:999", "could not flush", text));
-	/* A GPU that orders them itself is left alone. */
+	/* A GPU that orders the writes itself is not flushed. */
 	want(0, write_to("118=100", "cuFlushGPUDirectRDMAWrites:1:999", "dmabuf, ordered", text));
 }
 
@@ -365,7 +369,7 @@ static void driver__without_dma_buf(void **state)
 	want(0, write_to("124=0", NULL, "the GPU's driver has none", text));
 }
 
-/* The child reads into its own GPU's memory, and flushes that. */
+/* The child reads into its own GPU memory, and flushes that. */
 static int read_by(const char *failing, struct child_result *result)
 {
 	const struct child_options options = { .config = { "transports=rdma,tcp", "rdma=fake1",
@@ -385,7 +389,7 @@ static int read_by(const char *failing, struct child_result *result)
 	unsetenv("FAKE_CUDA_FAIL");
 	unsetenv("FAKE_CUDA_ATTRIBUTES");
 	memory = child_memory(child, WH_MEMORY_DEVICE, LENGTH);
-	read.region = child_region(child, memory, 0, LENGTH, NULL, 0, NULL);
+	read.region = child_region(child, memory, 0, LENGTH, NULL, ACCESS_BOTH, NULL);
 	read.peer = child_peer(child, wh_engine_url(ours.engine), NULL);
 	status = child_transfer(child, &read, result);
 	want_true(status || child_check(child, memory, 0, LENGTH, 0, 4) == PATTERN_GOOD,
@@ -406,8 +410,7 @@ static void flush__ours(void **state)
 	want_true(strstr(result.text, "cuFlushGPUDirectRDMAWrites"), "%s", result.text);
 }
 
-/* Memory of many mappings, of which the driver exports but one at a time; a region in the middle of
- * them. */
+/* Memory of many mappings, which the driver exports one at a time; the region is in the middle. */
 static void segmented(const char *way)
 {
 	const struct child_options options = { .listen = "127.0.0.1:0",
@@ -424,7 +427,7 @@ static void segmented(const char *way)
 	unsigned char *pages = pages_new(length);
 	char text[2048];
 
-	child_region(child, memory, offset, length, "target", 0, NULL);
+	child_region(child, memory, offset, length, "target", ACCESS_BOTH, NULL);
 	side_open(&ours, WH_MEMORY_PAGEABLE, "mine", "none", (const char *[]){ PATIENT, NULL });
 	want(0, wh_region_register(ours.engine, pages, length, NULL, &region));
 	pattern_fill(pages, length, 0, 6);

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Notifications by RDMA write with immediate: each arrives once, after its bytes, which are not
- * touched afterwards, even if queue pairs, NICs or peers fail meanwhile; without a receive ring it
- * goes over the control connection. With the fake libibverbs; the cases named __rdma also over real
- * packets, in the lab.
- */
+/* rdma-notify.c: notifications by RDMA write with immediate
+ *
+ * Each arrives once and after its bytes, and its bytes are not written again afterwards, even if
+ * queue pairs, NICs or peers fail meanwhile. Without a receive ring it goes over the control
+ * connection. With the fake libibverbs; in the lab the cases named __rdma also run with real
+ * packets. */
 #include <pthread.h>
 #include <stdatomic.h>
 
@@ -12,7 +12,7 @@
 #include "lib/proxy.h"
 
 #define LENGTH (4 * MIB)
-#define WINDOW 16 /* the most that are on their way */
+#define WINDOW 16 /* at most so many are in flight */
 #define BEHIND "notification: by rdma, right behind the bytes\n"
 #define AFTER "notification: by rdma\n"
 #define CONTROL "notification: over the control connection\n"
@@ -22,14 +22,14 @@ static const struct child_options same = { .config = { "transports=rdma,tcp", "t
 static const struct child_options small = { .config = { "transports=rdma,tcp", "timeout=10000",
 							"notifications=2" } };
 
-static struct wh_notification got;
+static struct note got;
 
 static void want_none(struct fixture *f)
 {
 	want(-EAGAIN, child_notification(f->child, 30 * MS, &got));
 }
 
-/* The next one is this number. */
+/* The next notification must carry this number. */
 static void want_number(struct fixture *f, uint32_t number)
 {
 	uint32_t came = 0;
@@ -40,30 +40,31 @@ static void want_number(struct fixture *f, uint32_t number)
 	want(number, came);
 }
 
-static void number(struct wh_batch *batch, uint32_t number)
+static void batch_number(struct wh_batch *batch, uint32_t number)
 {
-	want(0, wh_batch_notify(batch, &number, sizeof(number)));
+	want(0, wh_batch_notify(batch, 0, &number, sizeof(number)));
 }
 
 static struct wh_batch *numbered_at(struct fixture *f, uint32_t op, uint64_t at, uint64_t length,
 				    uint32_t which)
 {
-	struct wh_transfer transfer = fragment(f, op, at, at, length);
+	struct wh_transfer transfer = transfer_of(f, op, at, at, length);
 	struct wh_batch *batch = batch_of(f, &transfer, length ? 1 : 0);
 
-	number(batch, which);
+	batch_number(batch, which);
 	return batch;
 }
 
-static struct wh_batch *numbered(struct fixture *f, uint32_t op, uint64_t length, uint32_t which)
+static struct wh_batch *batch_numbered(struct fixture *f, uint32_t op, uint64_t length,
+				       uint32_t which)
 {
 	return numbered_at(f, op, 0, length, which);
 }
 
-/* Run a small write with a notification until its way is this one. */
-static void until(struct fixture *f, const char *way)
+/* Run a small write with a notification until it goes this way. */
+static void run_until(struct fixture *f, const char *way)
 {
-	struct wh_batch *batch = numbered(f, WH_WRITE, 64, 0);
+	struct wh_batch *batch = batch_numbered(f, WH_WRITE, 64, 0);
 	int64_t end = now() + 2 * PATIENCE;
 
 	do {
@@ -78,7 +79,7 @@ static void open_with(struct fixture *f, const struct child_options *options)
 {
 	harness_limit(60);
 	fixture_open_with(f, &needs_nics, LENGTH, ways, options);
-	until(f, BEHIND);
+	run_until(f, BEHIND);
 }
 
 static void want_no_underrun(void)
@@ -89,7 +90,7 @@ static void want_no_underrun(void)
 
 /* ---- as it should be ------------------------------------------------------------------------- */
 
-/* Bytes and notification with one doorbell, one completion; and nothing that goes to the owner by
+/* Bytes and notification take one doorbell and one completion, and nothing goes to the owner over
  * TCP. */
 static void costs__of_a_small_write(void **state)
 {
@@ -106,8 +107,8 @@ static void costs__of_a_small_write(void **state)
 	proxy = proxy_start(f.child->url);
 	assert_non_null(proxy);
 	fixture_connect(&f, proxy_url(proxy));
-	until(&f, BEHIND);
-	batch = numbered(&f, WH_WRITE, 64, 1);
+	run_until(&f, BEHIND);
+	batch = batch_numbered(&f, WH_WRITE, 64, 1);
 	passed = proxy_bytes(proxy);
 	before = nics_counts();
 	for (unsigned i = 0; i < ROUNDS; i++) {
@@ -116,11 +117,11 @@ static void costs__of_a_small_write(void **state)
 	}
 	after = nics_counts();
 	passed = proxy_bytes(proxy) - passed;
-	want_told(batch, BEHIND);
+	want_explained(batch, BEHIND);
 	want(2 * ROUNDS, after.requests - before.requests);
 	want(ROUNDS, after.doorbells - before.doorbells);
 	want(ROUNDS, after.completions - before.completions);
-	/* Confirmations, and pings there and back: with NOTIFYs it were twice as much, and more. */
+	/* Confirmations, and pings there and back. NOTIFY frames would more than double it. */
 	want_true(passed >= ROUNDS * 16ULL && passed < ROUNDS * 24ULL, "%llu bytes by TCP",
 		  (unsigned long long)passed);
 	want(0, wh_batch_free(batch));
@@ -129,7 +130,7 @@ static void costs__of_a_small_write(void **state)
 	want_no_underrun();
 }
 
-/* More than may be on their way at once, with bytes before each that nobody has waited for. */
+/* More notifications than may be in flight, each after bytes that nobody has waited for. */
 static void many__at_once(void **state)
 {
 	enum { BATCHES = 3 * WINDOW, EACH = 64 * KIB };
@@ -140,10 +141,10 @@ static void many__at_once(void **state)
 	harness_limit(100);
 	fixture_open(&f, *state, LENGTH);
 	for (uint32_t i = 0; i < BATCHES; i++) {
-		struct wh_transfer transfer = fragment(&f, WH_WRITE, i * EACH, i * EACH, EACH);
+		struct wh_transfer transfer = transfer_of(&f, WH_WRITE, i * EACH, i * EACH, EACH);
 
 		batches[i] = batch_of(&f, &transfer, 1);
-		number(batches[i], i);
+		batch_number(batches[i], i);
 	}
 	for (uint64_t round = 1; round <= SCALE(6, 3); round++) {
 		memset(came, 0, sizeof(came));
@@ -163,10 +164,10 @@ static void many__at_once(void **state)
 				  "number %u came before its bytes", which);
 		}
 		for (uint32_t i = 0; i < BATCHES; i++)
-			want(0, wh_batch_wait(batches[i], PATIENCE));
+			want(0, batch_end(batches[i], PATIENCE));
 	}
 	want_none(&f);
-	want_told(batches[0], "notification: by rdma");
+	want_explained(batches[0], "notification: by rdma");
 	for (uint32_t i = 0; i < BATCHES; i++)
 		want(0, wh_batch_free(batches[i]));
 	fixture_close(&f);
@@ -174,7 +175,7 @@ static void many__at_once(void **state)
 		want_no_underrun();
 }
 
-/* Without bytes they come in the order in which they were submitted, also if most have to wait. */
+/* Notifications without bytes arrive in the order of submission, even if most have to wait. */
 static void many__in_order(void **state)
 {
 	enum { BATCHES = 5 * WINDOW };
@@ -184,19 +185,19 @@ static void many__in_order(void **state)
 
 	harness_limit(100);
 	fixture_open_with(&f, *state, LENGTH, ways, &small);
-	until(&f, "notification: by rdma");
+	run_until(&f, "notification: by rdma");
 	for (uint32_t i = 0; i < BATCHES; i++)
-		batches[i] = numbered(&f, WH_WRITE, 0, i);
+		batches[i] = batch_numbered(&f, WH_WRITE, 0, i);
 	for (uint32_t i = 0; i < BATCHES; i++)
 		want(0, wh_batch_submit(batches[i]));
 	for (uint32_t i = 0; i < BATCHES; i++)
 		want_number(&f, i);
 	for (uint32_t i = 0; i < BATCHES; i++) {
-		want(0, wh_batch_wait(batches[i], PATIENCE));
+		want(0, batch_end(batches[i], PATIENCE));
 		by_nic += strstr(explained(batches[i]), AFTER) != NULL;
 		want(0, wh_batch_free(batches[i]));
 	}
-	/* If our NIC is slow to say that it is done with them, there is no slot for the next. */
+	/* While our NIC reports completions late, the next notification finds no free slot. */
 	want_true(by_nic >= BATCHES / 2, "%u of %u went by NIC", by_nic, (unsigned)BATCHES);
 	want_none(&f);
 	fixture_close(&f);
@@ -204,7 +205,7 @@ static void many__in_order(void **state)
 		want_no_underrun();
 }
 
-/* One follows what it waits for: a read. */
+/* A notification follows a read. */
 static void after__a_read(void **state)
 {
 	struct wh_batch *batch;
@@ -213,20 +214,20 @@ static void after__a_read(void **state)
 	(void)state;
 	open_with(&f, &same);
 	target_fill(&f, 0, LENGTH, 0, 5);
-	batch = numbered(&f, WH_READ, LENGTH, 7);
+	batch = batch_numbered(&f, WH_READ, LENGTH, 7);
 	want(0, wh_batch_submit(batch));
 	want_number(&f, 7);
 	target_fill(&f, 0, LENGTH, 0, 6);
-	want(0, wh_batch_wait(batch, PATIENCE));
+	want(0, batch_end(batch, PATIENCE));
 	want_true(pattern_check(f.local, LENGTH, 0, 5) == PATTERN_GOOD,
 		  "it came before the bytes were read");
-	want_told(batch, AFTER);
+	want_explained(batch, AFTER);
 	want(0, wh_batch_free(batch));
 	fixture_close(&f);
 	want_no_underrun();
 }
 
-/* What has to be flushed is, before anybody is told. */
+/* Bytes that have to be flushed are flushed before the notification. */
 static void after__a_flush(void **state)
 {
 	struct wh_batch *batch;
@@ -235,17 +236,43 @@ static void after__a_flush(void **state)
 	setenv("FAKE_CUDA_ATTRIBUTES", "118=0", 1); /* GPUs that do not order what NICs write */
 	fixture_open_with(&f, *state, LENGTH, ways, &same);
 	unsetenv("FAKE_CUDA_ATTRIBUTES");
-	until(&f, AFTER);
-	batch = numbered(&f, WH_WRITE, 64, 9);
+	run_until(&f, AFTER);
+	batch = batch_numbered(&f, WH_WRITE, 64, 9);
 	for (uint64_t round = 1; round <= 10; round++) {
 		pattern_fill(f.local, 64, 0, round);
 		want(0, wh_batch_submit(batch));
 		want_number(&f, 9);
 		want_true(target_check(&f, 0, 64, 0, round) == PATTERN_GOOD,
 			  "it came before the bytes");
-		want(0, wh_batch_wait(batch, PATIENCE));
-		want_told(batch, "flushed");
-		want_told(batch, AFTER);
+		want(0, batch_end(batch, PATIENCE));
+		want_explained(batch, "flushed");
+		want_explained(batch, AFTER);
+	}
+	want(0, wh_batch_free(batch));
+	fixture_close(&f);
+}
+
+/* A slot has room for 4,096 bytes; what is longer goes over the control connection. */
+static void length__of_a_slot(void **state)
+{
+	static const size_t lengths[] = { 4096, 4097, 0, WH_NOTIFICATION_MAX, 1 };
+	static unsigned char bytes[WH_NOTIFICATION_MAX];
+	struct wh_batch *batch;
+	struct fixture f;
+
+	(void)state;
+	fixture_open_with(&f, &needs_nics, LENGTH, ways, &same);
+	run_until(&f, BEHIND);
+	batch = batch_numbered(&f, WH_WRITE, 64, 0);
+	for (unsigned i = 0; i < 5; i++) {
+		pattern_fill(bytes, sizeof(bytes), 0, i);
+		want(0, wh_batch_notify(batch, ~(uint64_t)i, bytes, lengths[i]));
+		want(0, batch_run(batch));
+		want_explained(batch, lengths[i] > 4096 ? CONTROL : BEHIND);
+		want(0, child_notification(f.child, PATIENCE, &got));
+		want(lengths[i], got.length);
+		want(~(uint64_t)i, got.tag);
+		assert_memory_equal(got.data, bytes, lengths[i]);
 	}
 	want(0, wh_batch_free(batch));
 	fixture_close(&f);
@@ -260,19 +287,19 @@ static void without(const char *memlock)
 
 	setenv("FAKE_VERBS_MEMLOCK", memlock, 1);
 	fixture_open_with(&f, &needs_nics, LENGTH, ways, &same);
-	unsetenv("FAKE_VERBS_MEMLOCK"); /* the target's alone */
-	batch = numbered(&f, WH_WRITE, 64, 3);
+	unsetenv("FAKE_VERBS_MEMLOCK"); /* the target's region */
+	batch = batch_numbered(&f, WH_WRITE, 64, 3);
 	for (unsigned i = 0; i < 20; i++) {
 		want(0, batch_run(batch));
 		want_number(&f, 3);
 		want_by(batch, "rdma", 64);
-		want_told(batch, CONTROL);
+		want_explained(batch, CONTROL);
 	}
 	want(0, wh_batch_free(batch));
 	fixture_close(&f);
 }
 
-/* The owner can pin the region, but not the receive ring. */
+/* The owner can pin the region but not the receive ring. */
 static void refused__by_the_owner(void **state)
 {
 	char most[32];
@@ -282,23 +309,23 @@ static void refused__by_the_owner(void **state)
 	without(most);
 }
 
-/* Our own NIC has none of the memory that they are sent from: what can be inlined needs none. */
+/* Our NIC refuses the memory that notifications are sent from: inlined ones need none. */
 static void refused__by_our_nic(void **state)
 {
-	unsigned char most[WH_NOTIFICATION_MAX];
+	unsigned char most[4096];
 	struct wh_batch *batch;
 	struct fixture f;
 
 	(void)state;
 	fixture_open_with(&f, &needs_nics, LENGTH, ways, &same);
-	want(0, move(&f, WH_WRITE, 0, 0, 64)); /* its region is registered */
+	want(0, move(&f, WH_WRITE, 0, 0, 64)); /* the region is registered */
 	nics_refuse(ENOMEM, 0);
-	until(&f, BEHIND);
+	run_until(&f, BEHIND);
 	pattern_fill(most, sizeof(most), 0, 1);
-	batch = numbered(&f, WH_WRITE, 64, 0);
-	want(0, wh_batch_notify(batch, most, sizeof(most)));
+	batch = batch_numbered(&f, WH_WRITE, 64, 0);
+	want(0, wh_batch_notify(batch, 0, most, sizeof(most)));
 	want(0, batch_run(batch));
-	want_told(batch, CONTROL);
+	want_explained(batch, CONTROL);
 	want(0, child_notification(f.child, PATIENCE, &got));
 	want(sizeof(most), got.length);
 	assert_memory_equal(got.data, most, sizeof(most));
@@ -309,7 +336,7 @@ static void refused__by_our_nic(void **state)
 /* No notification by NIC overtakes one over the control connection. */
 static void refused__in_order(void **state)
 {
-	static unsigned char most[WH_NOTIFICATION_MAX];
+	static unsigned char most[4096];
 	struct wh_batch *long_one, *short_one;
 	struct proxy *proxy;
 	struct fixture f;
@@ -320,12 +347,12 @@ static void refused__in_order(void **state)
 	proxy = proxy_start(f.child->url);
 	assert_non_null(proxy);
 	fixture_connect(&f, proxy_url(proxy));
-	want(0, move(&f, WH_WRITE, 0, 0, 64)); /* its region is registered */
+	want(0, move(&f, WH_WRITE, 0, 0, 64)); /* the region is registered */
 	nics_refuse(ENOMEM, 0);
-	until(&f, BEHIND);
+	run_until(&f, BEHIND);
 	long_one = batch_of(&f, NULL, 0);
-	want(0, wh_batch_notify(long_one, most, sizeof(most)));
-	short_one = numbered(&f, WH_WRITE, 64, 5);
+	want(0, wh_batch_notify(long_one, 0, most, sizeof(most)));
+	short_one = batch_numbered(&f, WH_WRITE, 64, 5);
 	proxy_freeze(proxy, true);
 	want(0, wh_batch_submit(long_one));
 	want(0, wh_batch_submit(short_one));
@@ -334,10 +361,10 @@ static void refused__in_order(void **state)
 	want(0, child_notification(f.child, PATIENCE, &got));
 	want(sizeof(most), got.length);
 	want_number(&f, 5);
-	want(0, wh_batch_wait(long_one, PATIENCE));
-	want(0, wh_batch_wait(short_one, PATIENCE));
-	want_told(long_one, CONTROL);
-	want_told(short_one, AFTER);
+	want(0, batch_end(long_one, PATIENCE));
+	want(0, batch_end(short_one, PATIENCE));
+	want_explained(long_one, CONTROL);
+	want_explained(short_one, AFTER);
 	want(0, wh_batch_free(long_one));
 	want(0, wh_batch_free(short_one));
 	fixture_close(&f);
@@ -346,21 +373,21 @@ static void refused__in_order(void **state)
 
 /* ---- what breaks ----------------------------------------------------------------------------- */
 
-/* The queue pair breaks once `passed` of write and notification have been done; `told`: the other
- * end has got what we are told has failed. Once the notification is there the bytes are, and nobody
- * writes them again. */
-static void broken(bool told, unsigned passed)
+/* The queue pair breaks after `passed` of write and notification. `done`: the owner got the one
+ * that our side sees fail. When the notification has arrived, the bytes have, and nobody writes
+ * them again. */
+static void notify_broken(bool done, unsigned passed)
 {
 	struct wh_batch *batch;
 	struct fixture f;
 
 	open_with(&f, &same);
-	batch = numbered(&f, WH_WRITE, 64 * KIB, 0);
+	batch = batch_numbered(&f, WH_WRITE, 64 * KIB, 0);
 	for (uint32_t round = 1; round <= 4; round++) {
-		until(&f, BEHIND);
-		number(batch, round);
+		run_until(&f, BEHIND);
+		batch_number(batch, round);
 		pattern_fill(f.local, 64 * KIB, 0, round);
-		if (told)
+		if (done)
 			nics_fail(12, passed);
 		else
 			nics_lose(12, passed);
@@ -369,7 +396,7 @@ static void broken(bool told, unsigned passed)
 		want_true(target_check(&f, 0, 64 * KIB, 0, round) == PATTERN_GOOD,
 			  "it came before the bytes");
 		target_fill(&f, 0, 64 * KIB, 0, 1000 + round);
-		want(0, wh_batch_wait(batch, PATIENCE));
+		want(0, batch_end(batch, PATIENCE));
 		want_none(&f);
 		want_true(target_check(&f, 0, 64 * KIB, 0, 1000 + round) == PATTERN_GOOD,
 			  "bytes were written after the notification:\n%s", explained(batch));
@@ -382,28 +409,29 @@ static void broken(bool told, unsigned passed)
 static void broken__before_the_bytes(void **state)
 {
 	(void)state;
-	broken(false, 0);
+	notify_broken(false, 0);
 }
 
 static void broken__between(void **state)
 {
 	(void)state;
-	broken(false, 1);
+	notify_broken(false, 1);
 }
 
 static void broken__unacknowledged_bytes(void **state)
 {
 	(void)state;
-	broken(true, 0);
+	notify_broken(true, 0);
 }
 
-static void broken__unacknowledged_letter(void **state)
+static void broken__unacknowledged_notification(void **state)
 {
 	(void)state;
-	broken(true, 1);
+	notify_broken(true, 1);
 }
 
-/* Letters for which there is no room yet are at the owner's when their queue pair breaks. */
+/* The owner's receive ring is full, so that some notifications wait there, when the queue pair
+ * breaks. */
 static void broken__while_they_wait(void **state)
 {
 	enum { BATCHES = WINDOW + 4 };
@@ -414,19 +442,19 @@ static void broken__while_they_wait(void **state)
 
 	(void)state;
 	open_with(&f, &small);
-	transfer = fragment(&f, WH_WRITE, 4096, 4096, 64);
+	transfer = transfer_of(&f, WH_WRITE, 4096, 4096, 64);
 	breaks = batch_of(&f, &transfer, 1);
 	for (unsigned round = 0; round < 3; round++) {
-		until(&f, BEHIND);
+		run_until(&f, BEHIND);
 		for (uint32_t i = 0; i < BATCHES; i++) {
-			batches[i] = numbered(&f, WH_WRITE, i % 2 ? 64 : 0, i);
+			batches[i] = batch_numbered(&f, WH_WRITE, i % 2 ? 64 : 0, i);
 			want(0, wh_batch_submit(batches[i]));
-			wh_batch_wait(batches[i], MS);
+			batch_end(batches[i], MS);
 		}
 		nics_fail(12, 0);
 		want(0, batch_run(breaks));
 		want_by(breaks, "tcp", 64);
-		/* Each once, and those without bytes in their order; one with bytes that have to be
+		/* Each arrives once, and those without bytes in order. One whose bytes have to be
 		 * written again may come after others. */
 		memset(came, 0, sizeof(came));
 		for (uint32_t i = 0, even = 0; i < BATCHES; i++) {
@@ -442,7 +470,7 @@ static void broken__while_they_wait(void **state)
 			even += 2;
 		}
 		for (uint32_t i = 0; i < BATCHES; i++) {
-			want(0, wh_batch_wait(batches[i], PATIENCE));
+			want(0, batch_end(batches[i], PATIENCE));
 			want(0, wh_batch_free(batches[i]));
 		}
 		want_none(&f);
@@ -452,7 +480,7 @@ static void broken__while_they_wait(void **state)
 	want_no_underrun();
 }
 
-/* A port goes down while nothing moves: nothing has arrived, all of it goes by tcp. */
+/* A port goes down while nothing moves: nothing has arrived, and tcp moves everything. */
 static void broken__by_its_port(void **state)
 {
 	struct wh_batch *batches[WINDOW + 4];
@@ -472,41 +500,41 @@ static void broken__by_its_port(void **state)
 	for (uint32_t i = 0; i < WINDOW + 4; i++)
 		want(0, child_notification(f.child, PATIENCE, &got));
 	for (uint32_t i = 0; i < WINDOW + 4; i++) {
-		want(0, wh_batch_wait(batches[i], PATIENCE));
-		want_told(batches[i], CONTROL);
+		want(0, batch_end(batches[i], PATIENCE));
+		want_explained(batches[i], CONTROL);
 		want_by(batches[i], "tcp", 64);
 		want(0, wh_batch_free(batches[i]));
 	}
 	want_none(&f);
 	nic_port(0, true);
-	until(&f, BEHIND);
+	run_until(&f, BEHIND);
 	fixture_close(&f);
 }
 
-/* A cancelled batch gives its place back, whether its notification arrives or not. */
-static void cancelled__with_a_letter(void **state)
+/* A cancelled batch frees its slot, whether its notification arrives or not. */
+static void cancelled__with_a_notification(void **state)
 {
 	struct wh_batch *batch;
 	struct fixture f;
 
 	(void)state;
 	open_with(&f, &same);
-	batch = numbered(&f, WH_WRITE, 64, 1);
+	batch = batch_numbered(&f, WH_WRITE, 64, 1);
 	for (unsigned i = 0; i < WINDOW + 4; i++) {
 		bool cut = i % 8 == 0;
 
 		nics_hold(true);
 		want(0, wh_batch_submit(batch));
-		want(-ETIMEDOUT, wh_batch_wait(batch, MS));
+		want(-EAGAIN, batch_end(batch, MS));
 		if (!cut)
 			nics_hold(false);
 		want(0, wh_batch_cancel(batch));
 		nics_hold(false);
 		if (cut)
-			want(-ECANCELED, wh_batch_poll(batch));
+			want(-ECANCELED, batch_now(batch));
 		while (!child_notification(f.child, 20 * MS, &got))
 			want_true(got.length == 4 && got.data[0] <= 1, "something else came");
-		until(&f, BEHIND);
+		run_until(&f, BEHIND);
 	}
 	want(0, wh_batch_free(batch));
 	fixture_close(&f);
@@ -522,29 +550,30 @@ static void lost__owner_killed(void **state)
 
 	(void)state;
 	open_with(&f, &small);
-	/* Some wait in its queue, some for a place there, some here; the NIC has the rest. */
+	/* Some notifications wait in the owner's queue, some for room there, some here; the NIC has
+	 * the rest. */
 	for (uint32_t i = 0; i < WINDOW + 4; i++) {
-		batches[i] = numbered(&f, WH_WRITE, 64, i);
+		batches[i] = batch_numbered(&f, WH_WRITE, 64, i);
 		if (i == WINDOW / 2)
 			nics_hold(true);
 		want(0, wh_batch_submit(batches[i]));
 		if (i < WINDOW / 2)
-			wh_batch_wait(batches[i], MS);
+			batch_end(batches[i], MS);
 	}
 	child_kill(f.child);
 	f.child = NULL;
 	nics_hold(false);
 	for (uint32_t i = 0; i < WINDOW + 4; i++) {
-		int status = wh_batch_wait(batches[i], 2 * PATIENCE);
+		int status = batch_end(batches[i], 2 * PATIENCE);
 
-		want_true(i < 2 ? status <= 0 : status < 0 && status != -ETIMEDOUT, "number %u: %d",
-			  i, status);
+		want_true(i < 2 ? status <= 0 : status < 0 && status != -EAGAIN, "number %u: %d", i,
+			  status);
 		want(0, wh_batch_free(batches[i]));
 	}
 	fixture_close_initiator(&f);
 }
 
-/* The control connection breaks, and is made again: a new receive ring. */
+/* The control connection breaks and is restored, with a new receive ring. */
 static void lost__and_again(void **state)
 {
 	struct wh_batch *batch, *waiting;
@@ -557,29 +586,29 @@ static void lost__and_again(void **state)
 	proxy = proxy_start(f.child->url);
 	assert_non_null(proxy);
 	fixture_connect(&f, proxy_url(proxy));
-	until(&f, BEHIND);
-	batch = numbered(&f, WH_WRITE, 64, 1);
-	waiting = numbered(&f, WH_WRITE, 0, 2);
+	run_until(&f, BEHIND);
+	batch = batch_numbered(&f, WH_WRITE, 64, 1);
+	waiting = batch_numbered(&f, WH_WRITE, 0, 2);
 	want(0, batch_run(batch));
 	want(0, batch_run(batch));
-	/* it waits for a place at the owner's, as does another one */
+	/* it waits for room at the owner, as does another one */
 	want(0, wh_batch_submit(waiting));
-	want(-ETIMEDOUT, wh_batch_wait(waiting, 20 * MS));
+	want(-EAGAIN, batch_end(waiting, 20 * MS));
 	want(0, wh_batch_submit(batch));
-	want(-ETIMEDOUT, wh_batch_wait(batch, 20 * MS));
+	want(-EAGAIN, batch_end(batch, 20 * MS));
 	want(1, proxy_cut(proxy, PROXY_CONTROL));
-	want_true(wh_batch_wait(waiting, PATIENCE) < 0, "it was confirmed by nobody");
-	want_true(wh_batch_wait(batch, PATIENCE) < 0, "it was confirmed by nobody");
+	want_true(batch_end(waiting, PATIENCE) < 0, "it was confirmed by nobody");
+	want_true(batch_end(batch, PATIENCE) < 0, "it was confirmed by nobody");
 	want_number(&f, 1);
 	want_number(&f, 1);
-	want_none(&f); /* what waited went with its session */
+	want_none(&f); /* those that waited are gone with their session */
 	for (unsigned i = 0; wh_batch_submit(batch); i++) {
 		want_true(i < 500, "it is not connected again: %s", wh_error_text());
 		sleep_ms(20);
 	}
-	want(0, wh_batch_wait(batch, PATIENCE));
+	want(0, batch_end(batch, PATIENCE));
 	want_number(&f, 1);
-	until(&f, BEHIND);
+	run_until(&f, BEHIND);
 	want(0, wh_batch_free(waiting));
 	want(0, wh_batch_free(batch));
 	fixture_close(&f);
@@ -599,26 +628,27 @@ struct sender {
 	uint32_t first;
 };
 
-/* So many batches at once, of which each is numbered anew every time. */
+/* Send many batches at once, each with a new number every time. */
 static void *send_many(void *argument)
 {
 	struct sender *sender = argument;
 	struct wh_batch *batches[EACH];
 
 	for (uint32_t i = 0; i < EACH; i++) {
-		uint64_t at = (sender->first * EACH + i) * 256; /* nobody else's bytes */
+		/* Bytes that no other thread writes. */
+		uint64_t at = (sender->first * EACH + i) * 256;
 		struct wh_transfer transfer =
-			fragment(sender->f, i % 2 ? WH_READ : WH_WRITE, at, at, 256);
+			transfer_of(sender->f, i % 2 ? WH_READ : WH_WRITE, at, at, 256);
 
 		batches[i] = batch_of(sender->f, &transfer, i != 2);
 	}
 	for (uint32_t round = 0; round < SCALE(ROUNDS, ROUNDS / 3); round++) {
 		for (uint32_t i = 0; i < EACH; i++) {
-			number(batches[i], sender->first + round * EACH + i);
+			batch_number(batches[i], sender->first + round * EACH + i);
 			want(0, wh_batch_submit(batches[i]));
 		}
 		for (uint32_t i = 0; i < EACH; i++)
-			want(0, wh_batch_wait(batches[i], 2 * PATIENCE));
+			want(0, batch_end(batches[i], 2 * PATIENCE));
 	}
 	for (uint32_t i = 0; i < EACH; i++)
 		want(0, wh_batch_free(batches[i]));
@@ -639,7 +669,7 @@ static void *break_often(void *argument)
 	return NULL;
 }
 
-/* Queue pairs break all the time: nothing is lost, and nothing comes twice. */
+/* Queue pairs break all the time: each notification arrives, and arrives once. */
 static void stress__threads(void **state)
 {
 	uint32_t all = THREADS * EACH * SCALE(ROUNDS, ROUNDS / 3), which;
@@ -668,7 +698,7 @@ static void stress__threads(void **state)
 	atomic_store(&stopped, true);
 	want(0, pthread_join(breaker, NULL));
 	want_none(&f);
-	until(&f, BEHIND);
+	run_until(&f, BEHIND);
 	fixture_close(&f);
 	free(came);
 	want_no_underrun();
@@ -681,15 +711,16 @@ static const struct CMUnitTest tests[] = {
 	TEST_NEEDS(after__a_read, needs_nics),
 	TEST_OVER(after__a_flush, gpu_rdma),
 	TEST_NEEDS(refused__by_the_owner, needs_nics),
+	TEST_NEEDS(length__of_a_slot, needs_nics),
 	TEST_NEEDS(refused__by_our_nic, needs_nics),
 	TEST_NEEDS(refused__in_order, needs_nics),
 	TEST_NEEDS(broken__before_the_bytes, needs_nics),
 	TEST_NEEDS(broken__between, needs_nics),
 	TEST_NEEDS(broken__unacknowledged_bytes, needs_nics),
-	TEST_NEEDS(broken__unacknowledged_letter, needs_nics),
+	TEST_NEEDS(broken__unacknowledged_notification, needs_nics),
 	TEST_NEEDS(broken__while_they_wait, needs_nics),
 	TEST_NEEDS(broken__by_its_port, needs_nics),
-	TEST_NEEDS(cancelled__with_a_letter, needs_nics),
+	TEST_NEEDS(cancelled__with_a_notification, needs_nics),
 	TEST_NEEDS(lost__owner_killed, needs_nics),
 	TEST_NEEDS(lost__and_again, needs_nics),
 	TEST_NEEDS(stress__threads, needs_nics),

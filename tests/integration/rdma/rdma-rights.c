@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rights of single peers over rdma: a NIC's key cannot tell peers apart, and goes to those alone
- * who have all the rights that anybody has. */
+/* rdma-rights.c: rights of single peers over rdma
+ *
+ * A NIC's key cannot tell peers apart: only peers that have all rights of the region get it. */
 #include "lib/nics.h"
 
 #define LENGTH MIB
@@ -46,7 +47,7 @@ static void looker_close(struct looker *looker)
 	want(0, wh_engine_close(looker->engine));
 }
 
-/* All of it, by the transport; or the error, or why not by rdma. */
+/* Move all bytes by the transport; or expect the error; or the reason why not by rdma. */
 static void move_all(struct looker *looker, uint32_t op, int error, const char *transport,
 		     const char *word)
 {

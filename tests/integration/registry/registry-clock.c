@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A wall clock that jumps by days, forwards and backwards, ten times a second, for everything in
- * this process and its children: what engines wait for, and what they keep alive, goes by another
- * one. */
+/* registry-clock.c: a wall clock that jumps by days, forwards and backwards, ten times a second
+ *
+ * It jumps for everything in this process and its children. Engines must measure waits and leases
+ * by another clock. */
 #include <dlfcn.h>
 #include <stdatomic.h>
 #include <sys/syscall.h>
@@ -15,10 +16,10 @@
 
 /* ---- the clock ------------------------------------------------------------------------------- */
 
-/* Who has asked for the time: the library, which time. */
+/* How often the library has read each kind of clock. */
 static _Atomic unsigned int asked_steady, asked_wall;
 
-/* Up to ten days before or after what it is. */
+/* Seconds to add: up to ten days before or after the true time, another value every 0.1 s. */
 OFF static int64_t jump(void)
 {
 	struct timespec t;
@@ -37,7 +38,7 @@ OFF static void count(const void *caller, _Atomic unsigned int *what)
 		atomic_fetch_add_explicit(what, 1, memory_order_relaxed);
 }
 
-/* These go before the C library's, for all that this program is linked with or opens. */
+/* These replace the C library's functions for everything that this program links with or opens. */
 OFF int clock_gettime(clockid_t clock, struct timespec *out)
 {
 	int rc = (int)syscall(SYS_clock_gettime, clock, out);
@@ -75,10 +76,11 @@ OFF time_t time(time_t *out)
 
 static _Atomic unsigned int lost;
 
-static void watch_log(void *arg, const char *line)
+static void watch_log(void *arg, const struct wh_log_record *record)
 {
 	(void)arg;
-	if (strstr(line, "lost") || strstr(line, "answers again") || strstr(line, "forgotten"))
+	if (strstr(record->text, "lost") || strstr(record->text, "answers again") ||
+	    strstr(record->text, "forgotten"))
 		atomic_fetch_add(&lost, 1);
 }
 
@@ -99,7 +101,7 @@ static struct wh_engine *open_engine(const struct server *server)
 	return engine;
 }
 
-/* Leases are kept, names are found, bytes are moved, nobody is lost. */
+/* Leases are kept, names are found, bytes are moved, and no engine is lost. */
 static void clock__jumps(void **state)
 {
 	static unsigned char bytes[LENGTH];
@@ -122,7 +124,7 @@ static void clock__jumps(void **state)
 	node.config[2] = server.setting;
 	child = child_start(&node);
 	memory = child_memory(child, WH_MEMORY_PAGEABLE, LENGTH);
-	child_region(child, memory, 0, LENGTH, "target", 0, NULL);
+	child_region(child, memory, 0, LENGTH, "target", ACCESS_BOTH, NULL);
 	engine = open_engine(&server);
 	want(0, wh_peer_open(engine, "wherry://node7", NULL, &peer));
 	want(0, wh_region_register(engine, bytes, sizeof(bytes), NULL, &region));
@@ -153,14 +155,15 @@ static void clock__jumps(void **state)
 	want(0, wh_engine_close(engine));
 	child_exit(child);
 	server_stop(&server);
-	/* Were this program's clocks not asked, it would have shown nothing. */
+	/* Otherwise the library would not have used these functions, and the test would prove
+	 * nothing. */
 	want_true(atomic_load(&asked_steady) > 100, "it asked %u times",
 		  atomic_load(&asked_steady));
 	want_true(!atomic_load(&asked_wall), "it asked for the wall clock %u times",
 		  atomic_load(&asked_wall));
 }
 
-/* Who waits waits for as long as he said, of a peer that stands still. */
+/* A wait for a stopped peer takes as long as the caller asked for. */
 static void clock__timeouts(void **state)
 {
 	const char *const config[] = { "transports=tcp", NULL };
@@ -172,16 +175,16 @@ static void clock__timeouts(void **state)
 
 	(void)state;
 	fixture_open_with(&f, &route_tcp4, MIB, config, NULL);
-	transfer = fragment(&f, WH_READ, 0, 0, MIB);
+	transfer = transfer_of(&f, WH_READ, 0, 0, MIB);
 	batch = batch_of(&f, &transfer, 1);
 	child_stop(f.child);
 	want(0, wh_batch_submit(batch));
 	begun = now();
-	want(-ETIMEDOUT, wh_batch_wait(batch, SECOND));
+	want(-EAGAIN, batch_end(batch, SECOND));
 	want(-ENOENT, wh_peer_find(f.peer, "nothing", SECOND, &remote));
 	want_true(now() - begun >= 2 * SECOND, "after %lld ms", (long long)((now() - begun) / MS));
 	child_continue(f.child);
-	want(0, wh_batch_wait(batch, PATIENCE));
+	want(0, batch_end(batch, PATIENCE));
 	want(0, wh_batch_free(batch));
 	fixture_close(&f);
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* An etcd of three members, of which one is killed: its leader, or the one that engines talk to. */
+/* registry-cluster.c: an etcd of three members, one of which is killed: the leader, or the one that
+ * engines are connected to */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <sys/wait.h>
@@ -10,25 +11,24 @@
 #define LENGTH (64 * KIB)
 #define AT_ONCE (SCALE(2, 8) * SECOND)
 
-/* What engines have said, and what a name was found to be, from the moment that a member is killed.
- */
+/* What engines have logged, and how look-ups of a name have ended, since a member was killed. */
 static _Atomic bool lost;
 static _Atomic unsigned looked, unanswered;
 
-static void keep_line(void *arg, const char *line)
+static void keep_line(void *arg, const struct wh_log_record *record)
 {
 	(void)arg;
-	if (strstr(line, "has lost its lease") || strstr(line, "taken"))
+	if (strstr(record->text, "has lost its lease") || strstr(record->text, "taken"))
 		atomic_store(&lost, true);
 	if (getenv("TESTS_LOG"))
-		fprintf(stderr, "engine: %s\n", line);
+		fprintf(stderr, "engine: %s\n", record->text);
 }
 
 struct cluster {
 	struct server member[SERVER_MEMBERS];
 	char url[160], setting[176];
-	struct wh_engine *engine; /* who looks */
-	struct wh_peer *peer; /* node7, which is in another process */
+	struct wh_engine *engine; /* does the look-ups */
+	struct wh_peer *peer; /* node7, in another process */
 	struct child *child;
 	struct wh_region *region;
 	struct wh_remote remote;
@@ -52,7 +52,7 @@ static struct wh_engine *open_engine(struct cluster *c, const char *name, const 
 	return engine;
 }
 
-/* Which of them leads, as all of them say. */
+/* The number of the leader, when all members agree on it. */
 static unsigned leader_of(const struct cluster *c)
 {
 	static const char program[] =
@@ -75,7 +75,7 @@ static unsigned leader_of(const struct cluster *c)
 	return (unsigned)status;
 }
 
-/* The first one in the URL is the one that is talked to. */
+/* Engines connect to the first member in the URL. */
 static void cluster_open(struct cluster *c, unsigned first)
 {
 	int port[SERVER_MEMBERS], memory;
@@ -88,7 +88,7 @@ static void cluster_open(struct cluster *c, unsigned first)
 	c->child = child_start(&(struct child_options){
 		.listen = "127.0.0.1:0", .name = "node7", .config = { c->setting, "lease=1s" } });
 	memory = child_memory(c->child, WH_MEMORY_PAGEABLE, LENGTH);
-	child_region(c->child, memory, 0, LENGTH, "target", 0, NULL);
+	child_region(c->child, memory, 0, LENGTH, "target", ACCESS_BOTH, NULL);
 	c->engine = open_engine(c, NULL, "lease=60s");
 	want(0, wh_peer_open(c->engine, "wherry://node7", NULL, &c->peer));
 	want(0, wh_peer_find(c->peer, "target", PATIENCE, &c->remote));
@@ -97,7 +97,7 @@ static void cluster_open(struct cluster *c, unsigned first)
 	atomic_store(&unanswered, 0);
 }
 
-/* An open connection moves bytes throughout. */
+/* An open connection moves bytes all the time. */
 static void *keep_moving(void *argument)
 {
 	static unsigned char bytes[LENGTH];
@@ -123,23 +123,23 @@ static void *keep_moving(void *argument)
 	return NULL;
 }
 
-/* What the last member that was asked may say or leave unsaid: one is dead, the others may have no
- * leader yet, or are slow. */
+/* The error may come from any member: one is dead, the others may have no leader yet, or be slow.
+ */
 static bool is_of_a_member(int error)
 {
 	return error == -ECONNREFUSED || error == -ECONNRESET || error == -EHOSTDOWN ||
 	       error == -EPROTO || error == -ETIMEDOUT;
 }
 
-/* Members that are left may not answer for a moment; none of them says that the name is nobody's.
- */
+/* The remaining members may not answer for a moment, but none of them may say that the name is
+ * free. */
 static void name_stays(struct cluster *c, struct wh_engine *looking, int64_t time)
 {
 	int64_t begun = now(), answered = begun;
 	struct wh_peer *peer;
 	int error;
 
-	/* An election takes long where the machine is busy: until it is over. */
+	/* On a busy machine an election takes long: go on until it is over. */
 	while (now() - begun < time || (now() - answered >= 500 * MS && now() - begun < PATIENCE)) {
 		error = wh_peer_open(looking, "wherry://node7", NULL, &peer);
 		looked++;
@@ -160,8 +160,8 @@ static void name_stays(struct cluster *c, struct wh_engine *looking, int64_t tim
 		  (long long)((now() - answered) / MS));
 }
 
-/* Another engine has the name now: who watches it learns that, though names are looked at every 20
- * s only. */
+/* Another engine gets the name. A peer that watches it must notice at once, although names are
+ * looked up every 20 s only. */
 static void watch_goes_on(struct cluster *c)
 {
 	struct wh_peer_info info = { .size = sizeof(info) };
@@ -182,7 +182,7 @@ static void watch_goes_on(struct cluster *c)
 	want(0, wh_engine_close(c->engine));
 }
 
-/* Longer than etcd makes of a lease of a second. */
+/* Go on for longer than etcd's lease of a second. */
 static void one_killed(struct cluster *c, unsigned first, unsigned victim)
 {
 	struct wh_engine *looking;
@@ -215,11 +215,12 @@ static void member__killed(void **state)
 	harness_limit(90);
 	server_start_cluster(c.member);
 	leader = leader_of(&c);
-	one_killed(&c, leader, leader); /* the leader, who is talked to */
+	one_killed(&c, leader, leader); /* the leader, which engines are connected to */
 	leader = leader_of(&c);
-	one_killed(&c, (leader + 1) % SERVER_MEMBERS, leader); /* the leader, who is not */
+	one_killed(&c, (leader + 1) % SERVER_MEMBERS,
+		   leader); /* the leader, which they are not connected to */
 	leader = leader_of(&c);
-	/* one who follows */
+	/* a follower */
 	one_killed(&c, (leader + 1) % SERVER_MEMBERS, (leader + 1) % SERVER_MEMBERS);
 	for (unsigned i = 0; i < SERVER_MEMBERS; i++)
 		server_stop(&c.member[i]);

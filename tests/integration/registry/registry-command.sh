@@ -210,7 +210,7 @@ wait $first 2>/dev/null
 "$wherry" serve -m host:4KiB -n node7 -c "registry=$url" >second 2>second.err &
 second=$!
 started second && grep \
-	-q -E "^wherry serve: warning: registry $url: node7 is registered for an earlier engine, at $(
+	-q -E "^wherry serve: warning: registry: $url: node7 is registered for an earlier engine, at $(
 	)$(sed -n 's,^wherry://,,p' first): waiting for its lease to end, at most [1-4] s more$" \
 		second.err &&
 	[ "$(wc -l <second.err)" = 1 ]

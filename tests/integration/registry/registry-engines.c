@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Engines that find each other in registries: real servers, which are killed and started again. */
+/* registry-engines.c: engines that find each other in registries: real servers, which are killed
+ * and restarted */
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <poll.h>
@@ -14,24 +15,24 @@
 
 #define LEASE "lease=800"
 #define LENGTH (64 * KIB)
-/* Longer than a lease, and than etcd makes of one. */
+/* ns: longer than a lease, also as etcd rounds it up */
 #define ENDED (SCALE(8, 20) * SECOND)
 
-/* What all engines here have said, each from several threads. */
+/* What all engines have logged, each from several threads. */
 static char logged[1 << 16];
 static pthread_mutex_t log_lock = PTHREAD_MUTEX_INITIALIZER;
 
-static void keep_line(void *arg, const char *line)
+static void keep_line(void *arg, const struct wh_log_record *record)
 {
 	size_t used;
 
 	(void)arg;
 	pthread_mutex_lock(&log_lock);
 	used = strlen(logged);
-	snprintf(logged + used, sizeof(logged) - used, "%s\n", line);
+	snprintf(logged + used, sizeof(logged) - used, "%s\n", record->text);
 	pthread_mutex_unlock(&log_lock);
 	if (getenv("TESTS_LOG"))
-		fprintf(stderr, "engine: %s\n", line);
+		fprintf(stderr, "engine: %s\n", record->text);
 }
 
 static void forget_lines(void)
@@ -41,7 +42,7 @@ static void forget_lines(void)
 	pthread_mutex_unlock(&log_lock);
 }
 
-/* Is it in what was said? "": is there anything? */
+/* True if the log contains `text`; "": if it contains anything. */
 static bool was_logged(const char *text)
 {
 	bool found;
@@ -100,7 +101,7 @@ static uint32_t state_of(struct wh_peer *peer)
 	return info.state;
 }
 
-/* By its name, within the time that a registration may take. */
+/* Open a peer by its name, within `patience` (ns). */
 static struct wh_peer *open_peer(struct wh_engine *engine, const char *url, int64_t patience)
 {
 	int64_t end = now() + patience;
@@ -138,7 +139,7 @@ static void move_some(struct wh_engine *engine, struct wh_peer *peer, unsigned c
 
 /* ---- names ----------------------------------------------------------------------------------- */
 
-/* A name leads to its engine, moves bytes, and is nobody's when that has closed. */
+/* A name leads to its engine, which moves bytes; when the engine has closed, the name is free. */
 static void name__found_and_given_back(void **state)
 {
 	struct server server;
@@ -151,7 +152,7 @@ static void name__found_and_given_back(void **state)
 	server_start(&server, *state, NULL);
 	child = start_node(&server, "node7");
 	memory = child_memory(child, WH_MEMORY_PAGEABLE, LENGTH);
-	child_region(child, memory, 0, LENGTH, "target", 0, NULL);
+	child_region(child, memory, 0, LENGTH, "target", ACCESS_BOTH, NULL);
 	want(0, open_engine(&server, NULL, &engine));
 	peer = open_peer(engine, "wherry://node7", 0);
 	want_true(epoch_of(peer) == child->epoch, "another engine");
@@ -166,7 +167,7 @@ static void name__found_and_given_back(void **state)
 	server_stop(&server);
 }
 
-/* Leases are renewed: a live engine has its name for longer than one. */
+/* Leases are renewed: a live engine keeps its name for longer than one lease. */
 static void name__taken(void **state)
 {
 	struct server server;
@@ -189,7 +190,7 @@ static void name__taken(void **state)
 	server_stop(&server);
 }
 
-/* Engines that were given no name do not get into each other's way. */
+/* Engines without names do not disturb each other. */
 static void name__not_given(void **state)
 {
 	struct wh_engine *engines[2];
@@ -208,8 +209,8 @@ static void name__not_given(void **state)
 	server_stop(&server);
 }
 
-/* An engine that is killed leaves, another one gets the name, and who was connected learns that it
- * is another one, though nothing ever answers at the old address again. */
+/* An engine is killed and another one gets its name. A connected peer learns that it is another
+ * engine, although nothing ever answers at the old address again. */
 static void killed__name_goes_to_another(void **state)
 {
 	struct server server;
@@ -236,7 +237,8 @@ static void killed__name_goes_to_another(void **state)
 	want(0, wh_peer_close(peer));
 	want(0, wh_peer_close(again));
 	child_kill(child);
-	/* Without leases a server keeps what is dead, and only connecting to it tells. */
+	/* Without leases a server keeps dead engines, and only connecting shows that they are dead.
+	 */
 	end = now() + ENDED;
 	while (wh_peer_open(engine, "wherry://node7", NULL, &peer) != gone && now() < end)
 		sleep_ms(50);
@@ -261,12 +263,12 @@ static void registry__killed_and_started_again(void **state)
 	server_start(&server, *state, NULL);
 	child = start_node(&server, "node7");
 	memory = child_memory(child, WH_MEMORY_PAGEABLE, LENGTH);
-	child_region(child, memory, 0, LENGTH, "target", 0, NULL);
+	child_region(child, memory, 0, LENGTH, "target", ACCESS_BOTH, NULL);
 	want(0, open_engine(&server, "node8", &engine));
 	peer = open_peer(engine, "wherry://node7", 0);
 	move_some(engine, peer, 1);
 	server_kill(&server);
-	/* Longer than the lease: nothing is disturbed. */
+	/* Longer than the lease: connected peers notice nothing. */
 	for (int i = 0; i < 15; i++) {
 		move_some(engine, peer, (unsigned char)i);
 		sleep_ms(100);
@@ -281,7 +283,7 @@ static void registry__killed_and_started_again(void **state)
 	again = open_peer(engine, "wherry://node7", ENDED);
 	want_true(epoch_of(again) == child->epoch, "another engine");
 	want(0, wh_peer_close(again));
-	/* Ours as well, by its own name. */
+	/* Our engine is found by its own name as well. */
 	again = open_peer(engine, "wherry://node8", ENDED);
 	want(0, wh_peer_close(again));
 	want(WH_PEER_CONNECTED, state_of(peer));
@@ -295,7 +297,7 @@ static void registry__killed_and_started_again(void **state)
 	server_stop(&server);
 }
 
-/* A registry that has gone is tried again, less and less often. */
+/* A registry that does not answer is tried again, at growing intervals. */
 static void registry__backs_off(void **state)
 {
 	struct sockaddr_in address = { .sin_family = AF_INET,
@@ -330,7 +332,7 @@ static void registry__backs_off(void **state)
 	server_stop(&server);
 }
 
-/* Closing does not wait for a registry that is stopped. */
+/* Closing an engine does not wait for a stopped registry. */
 static void registry__stopped(void **state)
 {
 	struct server server;
@@ -387,7 +389,7 @@ static void password__asked_for_and_not_told(void **state)
 		want_true(!strstr(wh_error_text(), "open") && !strstr(wh_error_text(), "clos"),
 			  "it says: %s", wh_error_text());
 	}
-	/* What is said when the registry goes. */
+	/* Errors while the registry is gone do not contain the password either. */
 	server_kill(&server);
 	want_true(wh_peer_open(engine, "wherry://node7", NULL, &peer) < 0, "who has said so?");
 	want_true(!strstr(wh_error_text(), "sesame"), "it says: %s", wh_error_text());
@@ -400,7 +402,7 @@ static void password__asked_for_and_not_told(void **state)
 	server_stop(&server);
 }
 
-/* An etcd whose tokens are signed, and long. */
+/* An etcd with signed tokens, which are long. */
 static void token__long(void **state)
 {
 	struct wh_engine *engine;
@@ -436,20 +438,20 @@ static void tls__both_sides_prove_themselves(void **state)
 	want(0, wh_peer_close(peer));
 	want(0, wh_engine_close(owner));
 	want(0, wh_engine_close(engine));
-	/* We have no certificate to show. (To redis that may be one connection too late.) */
+	/* Without our certificate. (Redis may accept one connection before it refuses.) */
 	wrong = server;
 	*strstr(wrong.url, "&cert=") = '\0';
 	want_true(open_engine(&wrong, "node7", &none) < 0, "without a certificate");
-	/* The server's is of nobody we know. */
+	/* Without the authority that signed the server's certificate. */
 	wrong = server;
 	*strchr(wrong.url, '?') = '\0';
 	want_text(-EACCES, "certificate", open_engine(&wrong, "node7", &none));
-	/* It is for another name than the one that was asked for. */
+	/* By another name than the one in the server's certificate. */
 	snprintf(wrong.url, sizeof(wrong.url), "%.*slocalhost%s",
 		 (int)(strstr(server.url, "127.0.0.1") - server.url), server.url,
 		 strstr(server.url, "127.0.0.1") + strlen("127.0.0.1"));
 	want(-EACCES, open_engine(&wrong, "node7", &none));
-	/* A certificate that is no file. */
+	/* With a certificate file that does not exist. */
 	snprintf(wrong.url, sizeof(wrong.url), "%.*scacert=/nowhere.pem",
 		 (int)(strchr(server.url, '?') + 1 - server.url), server.url);
 	want_true(open_engine(&wrong, "node7", &none) < 0, "without the file");
@@ -457,7 +459,7 @@ static void tls__both_sides_prove_themselves(void **state)
 	server_stop(&server);
 }
 
-/* Nobody is asked for it: not the terminal, not what the program's input is. */
+/* Nothing asks for the password: neither on the terminal nor from standard input. */
 static void tls__key_with_a_password(void **state)
 {
 	static const char *const schemes[] = { "https", "etcds", "rediss" };
@@ -500,7 +502,7 @@ static void tls__key_with_a_password(void **state)
 	want(0, system(line));
 }
 
-/* One endpoint that is not there changes nothing. */
+/* An endpoint that does not exist changes nothing. */
 static void etcd__several_endpoints(void **state)
 {
 	struct server server, both;
@@ -519,8 +521,8 @@ static void etcd__several_endpoints(void **state)
 	server_stop(&server);
 }
 
-/* Another engine has the name now, and who watches it learns that at once: names are looked at
- * every 20 s only, and the connection to the first engine stands. */
+/* Another engine gets the name. A peer that watches it must notice at once, although names are
+ * looked up every 20 s only and the connection to the first engine stands. */
 static void learns_at_once(const struct server *server, struct wh_engine *engine,
 			   struct wh_peer *peer)
 {
@@ -558,7 +560,7 @@ static void etcd__watched(void **state)
 	server_stop(&server);
 }
 
-/* Two ways to one server, as if it were two. */
+/* Two paths to one server, as if it were two servers. */
 struct ways {
 	struct server server, both;
 	struct proxy *first, *second;
@@ -587,8 +589,8 @@ static void ways_close(struct ways *w)
 	server_stop(&w->server);
 }
 
-/* An engine keeps its name, finds others and learns of changes, whatever becomes of the endpoint
- * that it used. */
+/* An engine keeps its name, finds other engines and learns of changes, whatever happens to the
+ * endpoint that it uses. */
 static void endpoint_fails(struct ways *w, void (*upset)(struct ways *w))
 {
 	struct wh_engine *named, *engine, *direct;
@@ -610,7 +612,7 @@ static void endpoint_fails(struct ways *w, void (*upset)(struct ways *w))
 	want_true(proxy_connections(w->first, 0) >= 3, "nobody uses the first endpoint");
 	before = proxy_accepted(w->second);
 	upset(w);
-	/* Until more than its lease has passed the name is never gone. */
+	/* For longer than its lease the name must always be found. */
 	for (begun = now(); now() - begun < 6 * SECOND; sleep_ms(200)) {
 		want(0, wh_peer_open(direct, "wherry://node8", NULL, &other));
 		want(0, wh_peer_close(other));

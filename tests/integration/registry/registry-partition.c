@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A network that is cut in the middle, without a word to either side, and heals. Hosts are network
- * namespaces with a router between them. */
+/* registry-partition.c: a network that is cut in the middle, silently for both sides, and restored.
+ * Hosts are network namespaces with a router between them. */
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -11,7 +11,7 @@
 #define LENGTH (4 * MIB)
 #define LEASE "lease=800"
 #define REGISTRY "http://" NETWORK_RIGHT ":7077"
-/* for what has to happen some time after the cable is back */
+/* ns: for what happens some time after the network is restored */
 #define LONG (SCALE(20, 40) * SECOND)
 
 static uint32_t state_of(struct wh_peer *peer)
@@ -31,7 +31,7 @@ static void want_state(struct wh_peer *peer, uint32_t state)
 	want(state, state_of(peer));
 }
 
-/* A process with an engine on the right, its region, and this process's on the left. */
+/* Open an engine with a region in a process on the right, and one of this process on the left. */
 static void open_pair(struct network_pair *pair, struct fixture *f, const char *timeout)
 {
 	static const struct route route = { .name = "tcp",
@@ -64,9 +64,9 @@ static void close_pair(struct network_pair *pair, struct fixture *f)
 	network_pair_close(pair);
 }
 
-/* Ten seconds, and a peer is given up after one: what is in flight fails in time and says so,
- * nothing hangs, and what was complete before is there. The same peer is back by itself when the
- * network is. */
+/* Cut for ten seconds with a timeout of one: transfers in flight fail in time and say why, nothing
+ * hangs, and what was complete before is there. The same peer is connected again by itself when the
+ * network is restored. */
 static void partition__longer_than_the_timeout(void **state)
 {
 	struct wh_peer_info before = { .size = sizeof(before) }, after = before;
@@ -84,12 +84,12 @@ static void partition__longer_than_the_timeout(void **state)
 	round_trip(&f, 64, 64, LENGTH - 128, 1);
 	pattern_fill(f.local, LENGTH, 0, 2);
 	want(0, move(&f, WH_WRITE, 0, 0, LENGTH));
-	transfer = fragment(&f, WH_READ, LENGTH, 0, LENGTH);
+	transfer = transfer_of(&f, WH_READ, LENGTH, 0, LENGTH);
 	batch = batch_of(&f, &transfer, 1);
 	network_pair_cut(&pair, true);
 	cut = now();
 	want(0, wh_batch_submit(batch));
-	status = wh_batch_wait(batch, LONG);
+	status = batch_end(batch, LONG);
 	ended = now();
 	want_true(status == -ECONNRESET || status == -ETIMEDOUT, "it ended with %s",
 		  strerrorname_np(-status));
@@ -114,7 +114,7 @@ static void partition__longer_than_the_timeout(void **state)
 	close_pair(&pair, &f);
 }
 
-/* A second, and a peer is given up after twenty: it is as if nothing had been. */
+/* Cut for a second with a timeout of twenty: nothing fails. */
 static void partition__shorter_than_the_timeout(void **state)
 {
 	struct network_pair pair;
@@ -126,22 +126,23 @@ static void partition__shorter_than_the_timeout(void **state)
 	harness_limit(100);
 	open_pair(&pair, &f, "timeout=20000");
 	pattern_fill(f.local, LENGTH, 0, 4);
-	transfer = fragment(&f, WH_WRITE, 0, 0, LENGTH);
+	transfer = transfer_of(&f, WH_WRITE, 0, 0, LENGTH);
 	batch = batch_of(&f, &transfer, 1);
 	want(0, batch_run(batch));
 	pattern_fill(f.local, LENGTH, 0, 5);
 	network_pair_cut(&pair, true);
 	want(0, wh_batch_submit(batch));
-	want(-ETIMEDOUT, wh_batch_wait(batch, SECOND));
+	want(-EAGAIN, batch_end(batch, SECOND));
 	network_pair_cut(&pair, false);
-	want(0, wh_batch_wait(batch, WH_FOREVER));
+	want(0, batch_end(batch, WH_FOREVER));
 	want(WH_PEER_CONNECTED, state_of(f.peer));
 	want_true(target_check(&f, 0, LENGTH, 0, 5) == PATTERN_GOOD, "it is not what was written");
 	want(0, wh_batch_free(batch));
 	close_pair(&pair, &f);
 }
 
-/* Packets come late, in another order, twice, or not at all: it takes longer, and nothing else. */
+/* Packets are delayed, reordered, duplicated or lost: transfers take longer, and nothing else
+ * changes. */
 static void network__bad(void **state)
 {
 	static const char *const ways[] = { "delay 10ms 5ms", "loss 2%",
@@ -201,7 +202,7 @@ static struct wh_engine *open_engine(const char *name)
 	return engine;
 }
 
-static struct wh_peer *reach(struct wh_engine *engine, const char *url)
+static struct wh_peer *peer_open(struct wh_engine *engine, const char *url)
 {
 	int64_t end = now() + LONG;
 	struct wh_peer *peer;
@@ -213,9 +214,9 @@ static struct wh_peer *reach(struct wh_engine *engine, const char *url)
 	return peer;
 }
 
-/* For thirty seconds, far longer than leases last: it answers nobody, and does not refuse either.
- * Peers on this side go on; who asks for a name is told so in time; all names are there again
- * afterwards. TEST_SECONDS has another length. */
+/* The registry is unreachable for thirty seconds, far longer than a lease, and refuses no
+ * connection. Connected peers work on; look-ups of names fail in time; afterwards all names are
+ * found again. TEST_SECONDS sets another duration. */
 static void registry__cut_off(void **state)
 {
 	const char *seconds = getenv("TEST_SECONDS");
@@ -233,7 +234,7 @@ static void registry__cut_off(void **state)
 	network_enter(pair.left);
 	east = open_engine("east");
 	west = open_engine("west");
-	peer = reach(east, "wherry://west");
+	peer = peer_open(east, "wherry://west");
 	network_pair_cut(&pair, true);
 	begun = now();
 	while (now() - begun < length) {
@@ -246,14 +247,14 @@ static void registry__cut_off(void **state)
 		sleep_ms(200);
 	}
 	network_pair_cut(&pair, false);
-	again = reach(east, "wherry://west");
+	again = peer_open(east, "wherry://west");
 	want(0, wh_peer_close(again));
-	again = reach(west, "wherry://east");
+	again = peer_open(west, "wherry://east");
 	want(0, wh_peer_close(again));
 	want(WH_PEER_CONNECTED, state_of(peer));
-	/* A third comes to know them from the registry alone. */
+	/* A third engine finds them by the registry only. */
 	other = open_engine(NULL);
-	again = reach(other, "wherry://east");
+	again = peer_open(other, "wherry://east");
 	want(0, wh_peer_close(again));
 	want(0, wh_engine_close(other));
 	want(0, wh_peer_close(peer));

@@ -33,7 +33,11 @@ served() # NAME: a server of that member, whose address goes to $url
 {
 	[ -z "$server" ] || { kill "$server" && wait "$server"; }
 	: >served
-	settings "$1" "$wherry" serve -v -m host:64KiB -l 127.0.0.1:0 >served 2>said &
+	# One process, or the kill above would end a shell and leave the server.
+	{
+		set_for "$1"
+		exec "$wherry" serve -v -m host:64KiB -l 127.0.0.1:0
+	} >served 2>said &
 	server=$!
 	for _ in $(seq 600); do
 		url=$(grep -m 1 '^wherry://' served) && return
@@ -44,14 +48,19 @@ served() # NAME: a server of that member, whose address goes to $url
 	return 1
 }
 
-# With what the page says that an engine is told, for another member.
+# The settings of the page's example, for another member.
+set_for() # NAME
+{
+	eval "$(block settings | sed "s/node7/$1/g")"
+}
+
 settings() # NAME COMMAND...
 {
 	local name=$1
 
 	shift
 	(
-		eval "$(block settings | sed "s/node7/$name/g")"
+		set_for "$name"
 		exec "$@"
 	)
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* TLS between engines: with the cluster key, with certificates, and with those that are refused. */
+/* tls-engines.c: TLS between engines: with the cluster key, with certificates, and with refused
+ * keys and certificates */
 #include <fcntl.h>
 #include <pthread.h>
 #include <sys/socket.h>
@@ -11,21 +12,24 @@
 #define OTHER_KEY "key=6f74686572206b65792c206f74686572206b65792c206f74686572206b65792c"
 #define LENGTH (3 * MIB + 12345)
 
+static _Atomic unsigned warnings;
 static pthread_mutex_t log_lock = PTHREAD_MUTEX_INITIALIZER;
 static char logged[4096];
 static char directory[] = "/tmp/wherry-tls-XXXXXX";
 
-static void keep_line(void *arg, const char *line)
+static void keep_line(void *arg, const struct wh_log_record *record)
 {
 	(void)arg;
 	if (getenv("TESTS_LOG"))
-		fprintf(stderr, "%s\n", line);
+		fprintf(stderr, "%s\n", record->text);
+	if (record->level == WH_LOG_WARN)
+		warnings++;
 	pthread_mutex_lock(&log_lock);
-	snprintf(logged + strlen(logged), sizeof(logged) - strlen(logged), "%s\n", line);
+	snprintf(logged + strlen(logged), sizeof(logged) - strlen(logged), "%s\n", record->text);
 	pthread_mutex_unlock(&log_lock);
 }
 
-/* A line that has both, now or soon. */
+/* True if the log contains both texts, within PATIENCE. */
 static bool has_logged(const char *one, const char *other)
 {
 	bool found = false;
@@ -59,9 +63,34 @@ static struct wh_engine *open_with(const char *name, const char *const *config)
 	return engine;
 }
 
+/* A NIC is here, and TLS keeps it from being used: each engine warns once. Without TLS none does.
+ */
+static void warning__rdma_is_not_used(void **state)
+{
+	static const char *const settings[] = { "tls=1", "tls=0" };
+
+	(void)state;
+	for (size_t i = 0; i < 2; i++) {
+		const char *const config[] = { settings[i], NULL };
+		struct wh_engine *engine;
+
+		warnings = 0;
+		*logged = 0;
+		engine = open_with("warns", config);
+		want_true(warnings == (i == 0), "%s: %u warnings: %s", settings[i], warnings,
+			  logged);
+		want_true(!strstr(logged, "tls is on and rdma does not encrypt, so rdma is not "
+					  "used: bytes go by TCP") == (i == 1),
+			  "%s: %s", settings[i], logged);
+		want(0, wh_engine_close(engine));
+	}
+}
+
 static void pair_open(struct pair *p, const char *const *owner, const char *const *initiator)
 {
-	struct wh_region_options named = { .size = sizeof(named), .name = "target" };
+	struct wh_region_options named = { .size = sizeof(named),
+					   .name = "target",
+					   .access = ACCESS_BOTH };
 
 	p->owner = open_with("claimed", owner);
 	p->initiator = open_with("also-claimed", initiator);
@@ -83,7 +112,7 @@ static void pair_close(struct pair *p)
 	want(0, wh_engine_close(p->owner));
 }
 
-/* `count` transfers of `length` bytes, `step` apart at the target, one behind the other here. */
+/* Run `count` transfers of `length` bytes: `step` apart at the target, contiguous on our side. */
 static void move_many(struct pair *p, uint32_t op, uint64_t local, size_t count, uint64_t length,
 		      uint64_t step)
 {
@@ -101,9 +130,9 @@ static void move_many(struct pair *p, uint32_t op, uint64_t local, size_t count,
 	want(0, wh_batch_new(p->peer, NULL, &batch));
 	want(0, wh_batch_add(batch, transfers, count));
 	want(0, wh_batch_submit(batch));
-	want(0, wh_batch_wait(batch, PATIENCE));
+	want(0, batch_end(batch, PATIENCE));
 	want_true(wh_batch_explain(batch, text, sizeof(text)) > 0, "no explanation");
-	/* In the lab, whose kernel has it. */
+	/* The lab's kernel has TLS. */
 	want_true(strstr(text, getenv("TEST_KERNEL_TLS") ? "kernel TLS 1.3, AES_128_GCM)" :
 							   "encrypted: TLS 1.3, AES_128_GCM)"),
 		  "it says: %s", text);
@@ -113,7 +142,8 @@ static void move_many(struct pair *p, uint32_t op, uint64_t local, size_t count,
 	free(transfers);
 }
 
-/* Bytes there and back, whole, in blocks that do not fit into records, and in single ones. */
+/* Write bytes and read them back: the whole region, blocks that do not fit into TLS records, and
+ * single bytes. */
 static void there_and_back(struct pair *p)
 {
 	static const uint64_t lengths[] = { LENGTH, 100000, 16384, 4099, 1 };
@@ -150,13 +180,13 @@ static void key__moves_bytes(void **state)
 	pair_open(&p, config, config);
 	there_and_back(&p);
 	pair_close(&p);
-	/* Sockets that take little at a time. */
+	/* Sockets that accept few bytes at a time. */
 	pair_open(&p, one, one);
 	there_and_back(&p);
 	pair_close(&p);
 }
 
-/* A user's own key does, too, and waiters that spin. */
+/* The user's own key works as well, and waiters that spin. */
 static void key__own(void **state)
 {
 	static const char *const config[] = { "tls=1", "require=tcp", "spin=1", NULL };
@@ -168,7 +198,7 @@ static void key__own(void **state)
 	pair_close(&p);
 }
 
-static int reach(struct wh_engine *initiator, struct wh_engine *owner)
+static int peer_open(struct wh_engine *initiator, struct wh_engine *owner)
 {
 	struct wh_peer *peer;
 	int error = wh_peer_open(initiator, wh_engine_url(owner), NULL, &peer);
@@ -178,7 +208,7 @@ static int reach(struct wh_engine *initiator, struct wh_engine *owner)
 	return error;
 }
 
-/* Who has another key, or no TLS, is told so on either side, and nothing hangs. */
+/* Engines with another key, or without TLS: both sides report it, and nothing hangs. */
 static void key__refused(void **state)
 {
 	static const char *const good[] = { SHARED_KEY, "tls=1", NULL };
@@ -188,16 +218,16 @@ static void key__refused(void **state)
 			 *c = open_with("c", plain);
 
 	(void)state;
-	want_text(-EACCES, "does not know this engine's key", reach(b, a));
-	want_text(-EACCES, "does not know this engine's key", reach(a, b));
-	want_text(-EPROTO, "speaks TLS only", reach(c, a));
-	want_text(-EPROTO, "does not speak TLS", reach(a, c));
+	want_text(-EACCES, "does not know this engine's key", peer_open(b, a));
+	want_text(-EACCES, "does not know this engine's key", peer_open(a, b));
+	want_text(-EPROTO, "speaks TLS only", peer_open(c, a));
+	want_text(-EPROTO, "does not speak TLS", peer_open(a, c));
 	want(0, wh_engine_close(a));
 	want(0, wh_engine_close(b));
 	want(0, wh_engine_close(c));
 }
 
-/* Keys are changed as without TLS. */
+/* Keys are rotated as without TLS. */
 static void key__rotation(void **state)
 {
 	static const char text[] =
@@ -220,10 +250,10 @@ static void key__rotation(void **state)
 	b = open_with("b", both);
 	c = open_with("c", next);
 	unlink(path);
-	want(0, reach(a, b));
-	want(0, reach(b, a));
-	want(-EACCES, reach(c, b));
-	want(-EACCES, reach(b, c));
+	want(0, peer_open(a, b));
+	want(0, peer_open(b, a));
+	want(-EACCES, peer_open(c, b));
+	want(-EACCES, peer_open(b, c));
 	want(0, wh_engine_close(a));
 	want(0, wh_engine_close(b));
 	want(0, wh_engine_close(c));
@@ -271,7 +301,7 @@ static int remove_certificates(void **state)
 	return system(command); /* NOLINT(cert-env33-c) */
 }
 
-/* The settings for an engine with this certificate. */
+/* The settings of an engine with this certificate. */
 struct settings {
 	char text[3][96];
 	const char *list[6];
@@ -292,7 +322,7 @@ static const char *const *settings_of(struct settings *settings, const char *nam
 	return settings->list;
 }
 
-/* Without any key; names are those of the certificates, whatever is claimed. */
+/* Without any key. Peers are named by their certificates, whatever name they claim. */
 static void certificate__moves_bytes(void **state)
 {
 	struct wh_grant grant = { "south", WH_ACCESS_READ, 0 };
@@ -322,6 +352,7 @@ static void certificate__moves_bytes(void **state)
 	options.grant_count = 0;
 	want(0, wh_region_unregister(region));
 	options.name = "last";
+	options.access = ACCESS_BOTH;
 	want(0, wh_region_register(p.owner, p.pages, LENGTH, &options, &region));
 	want(0, wh_peer_find(p.peer, "last", PATIENCE, &remote));
 	want(-ENOENT, wh_peer_find(p.peer, "for-a-claim", 0, &remote));
@@ -329,9 +360,10 @@ static void certificate__moves_bytes(void **state)
 	pair_close(&p);
 }
 
-/* One line on either side, which names the certificate and what is wrong with it. */
-static void refused(const char *name, const char *ca, const char *why_initiator,
-		    const char *name_in_log, const char *why_log, const char *why_reached)
+/* Each side logs or reports one line, which names the certificate and what is wrong with it. */
+static void certificate_refused(const char *name, const char *ca, const char *why_initiator,
+				const char *name_in_log, const char *why_log,
+				const char *why_reached)
 {
 	struct settings good = { 0 }, bad = { 0 };
 	struct wh_engine *north = open_with("a", settings_of(&good, "north", "cluster"));
@@ -340,11 +372,11 @@ static void refused(const char *name, const char *ca, const char *why_initiator,
 	pthread_mutex_lock(&log_lock);
 	logged[0] = '\0';
 	pthread_mutex_unlock(&log_lock);
-	want_text(-EACCES, why_initiator, reach(other, north));
+	want_text(-EACCES, why_initiator, peer_open(other, north));
 	want_true(strstr(wh_error_text(), ".pem") && !strchr(wh_error_text(), '\n'), "it says: %s",
 		  wh_error_text());
 	want_true(has_logged(name_in_log, why_log), "it logs: %s", logged);
-	want_text(-EACCES, why_reached, reach(north, other));
+	want_text(-EACCES, why_reached, peer_open(north, other));
 	want_true(strstr(wh_error_text(), name_in_log), "it says: %s", wh_error_text());
 	want(0, wh_engine_close(other));
 	want(0, wh_engine_close(north));
@@ -353,25 +385,27 @@ static void refused(const char *name, const char *ca, const char *why_initiator,
 static void certificate__expired(void **state)
 {
 	(void)state;
-	refused("late", "cluster", "certificate expired", "\"late\"", "certificate has expired",
-		"certificate has expired");
+	certificate_refused("late", "cluster", "certificate expired", "\"late\"",
+			    "certificate has expired", "certificate has expired");
 }
 
 static void certificate__of_another_authority(void **state)
 {
 	(void)state;
-	refused("eve", "cluster", "unknown ca", "\"eve\"", "unable to get local issuer certificate",
-		"unable to get local issuer certificate");
+	certificate_refused("eve", "cluster", "unknown ca", "\"eve\"",
+			    "unable to get local issuer certificate",
+			    "unable to get local issuer certificate");
 }
 
 static void certificate__self_signed(void **state)
 {
 	(void)state;
-	refused("lone", "cluster", "unknown ca", "\"lone\"", "self-signed certificate",
-		"self-signed certificate");
+	certificate_refused("lone", "cluster", "unknown ca", "\"lone\"", "self-signed certificate",
+			    "self-signed certificate");
 }
 
-/* A certificate without a name is nobody's; who has none, but the key, is nobody either. */
+/* A certificate without a common name is refused, and so is a peer with a key but no certificate.
+ */
 static void certificate__nobody(void **state)
 {
 	static const char *const key[] = { SHARED_KEY, "tls=1", NULL };
@@ -381,10 +415,10 @@ static void certificate__nobody(void **state)
 	struct wh_engine *keyed = open_with("c", key);
 
 	(void)state;
-	want_text(-EACCES, "no common name", reach(north, nobody));
-	want_true(reach(nobody, north) < 0, "nobody is let in");
-	want_true(reach(keyed, north) < 0, "who has no certificate is let in");
-	want_true(reach(north, keyed) < 0, "it reaches who has no certificate");
+	want_text(-EACCES, "no common name", peer_open(north, nobody));
+	want_true(peer_open(nobody, north) < 0, "nobody is let in");
+	want_true(peer_open(keyed, north) < 0, "who has no certificate is let in");
+	want_true(peer_open(north, keyed) < 0, "it reaches who has no certificate");
 	want(0, wh_engine_close(keyed));
 	want(0, wh_engine_close(nobody));
 	want(0, wh_engine_close(north));
@@ -423,7 +457,7 @@ static void certificate__bad_files(void **state)
 	want(0, chmod(path, 0600));
 }
 
-/* Nobody is asked for it: not the terminal, not what the program's input is. */
+/* Nothing asks for the password: neither on the terminal nor from standard input. */
 static void certificate__key_with_a_password(void **state)
 {
 	static const char *const names[] = { "locked", "older" };
@@ -451,7 +485,7 @@ static void certificate__key_with_a_password(void **state)
 
 /* ---- strangers ------------------------------------------------------------------------------- */
 
-/* What is no TLS, or begins as if it were; others are served meanwhile. */
+/* Bytes that are not TLS, or only begin like it; other engines are served meanwhile. */
 static void stranger__bytes(void **state)
 {
 	static const char *const config[] = { SHARED_KEY, "tls=1", "timeout=2s", NULL };
@@ -474,7 +508,7 @@ static void stranger__bytes(void **state)
 		want_true(raw_closes(fd, SCALE(20000, 60000)), "%u: it is still open", i);
 		close(fd);
 	}
-	want(0, reach(good, owner));
+	want(0, peer_open(good, owner));
 	want(0, wh_engine_close(good));
 	want(0, wh_engine_close(owner));
 }
@@ -494,6 +528,7 @@ int main(int argc, char **argv)
 		TEST(certificate__bad_files),
 		TEST(certificate__key_with_a_password),
 		TEST(stranger__bytes),
+		TEST_OVER(warning__rdma_is_not_used, rdma),
 	};
 	const bool child = argc > 1 && !strcmp(argv[1], "--child");
 	int status;

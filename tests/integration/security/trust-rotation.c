@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A cluster key is changed while engines run: files with several keys, and who reaches whom. */
+/* trust-rotation.c: a cluster key is changed while engines run: files with several keys, and which
+ * engines accept each other */
 #include <fcntl.h>
 #include <sys/stat.h>
 
@@ -29,7 +30,7 @@ static struct wh_engine *open_with(const char *keys)
 	return engine;
 }
 
-static int reach(struct wh_engine *from, struct wh_engine *to)
+static int peer_open(struct wh_engine *from, struct wh_engine *to)
 {
 	struct wh_peer *peer;
 	int error = wh_peer_open(from, wh_engine_url(to), NULL, &peer);
@@ -39,8 +40,7 @@ static int reach(struct wh_engine *from, struct wh_engine *to)
 	return error;
 }
 
-/* Each step of a change leaves everybody within reach of those that have taken it and that have
- * not. */
+/* After each step, engines that have taken it and engines that have not still accept each other. */
 static void rotation__every_step(void **state)
 {
 	static const char *const steps[] = {
@@ -55,24 +55,26 @@ static void rotation__every_step(void **state)
 	for (int i = 0; i < 4; i++)
 		engines[i] = open_with(steps[i]);
 	for (int i = 0; i < 3; i++) {
-		want(0, reach(engines[i], engines[i + 1]));
-		want(0, reach(engines[i + 1], engines[i]));
+		want(0, peer_open(engines[i], engines[i + 1]));
+		want(0, peer_open(engines[i + 1], engines[i]));
 	}
-	/* Who has left the step between out is told so, on either side. */
-	want_text(-EACCES, "does not hold this engine's key", reach(engines[0], engines[3]));
-	want_text(-EACCES, "does not hold this engine's key", reach(engines[3], engines[0]));
-	/* It proves the first of its keys, whoever asks. */
-	want_text(-EACCES, "does not hold this engine's key", reach(engines[0], engines[2]));
-	want(0, reach(engines[2], engines[0]));
+	/* If one engine skips the step in between, both sides report it. */
+	want_text(-EACCES, "does not hold this engine's key", peer_open(engines[0], engines[3]));
+	want_text(-EACCES, "does not hold this engine's key", peer_open(engines[3], engines[0]));
+	/* An engine proves the first of its keys only. */
+	want_text(-EACCES, "does not hold this engine's key", peer_open(engines[0], engines[2]));
+	want(0, peer_open(engines[2], engines[0]));
 	for (int i = 0; i < 4; i++)
 		want(0, wh_engine_close(engines[i]));
 }
 
-/* What is connected stays so, and is reached again, when the file has changed: bytes move on
- * connections that are opened afterwards. */
+/* When the file has changed, connected peers stay connected, and connections opened later move
+ * bytes. */
 static void rotation__connected_stay(void **state)
 {
-	struct wh_region_options named = { .size = sizeof(named), .name = "target" };
+	struct wh_region_options named = { .size = sizeof(named),
+					   .name = "target",
+					   .access = ACCESS_BOTH };
 	struct wh_engine *owner, *initiator;
 	struct wh_region *target, *source;
 	struct wh_transfer transfer;
@@ -96,7 +98,7 @@ static void rotation__connected_stay(void **state)
 	};
 	want(0, wh_batch_add(batch, &transfer, 1));
 	want(0, wh_batch_submit(batch));
-	want(0, wh_batch_wait(batch, PATIENCE));
+	want(0, batch_end(batch, PATIENCE));
 	hidden_begin();
 	want_true(pattern_check(pages, 4096, 0, 3) == PATTERN_GOOD, "other bytes");
 	hidden_end();

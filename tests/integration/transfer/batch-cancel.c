@@ -18,7 +18,7 @@ static struct wh_batch *bulk_new(const struct fixture *f, uint32_t op, unsigned 
 	for (size_t i = 0; i < count; i++) {
 		uint64_t at = i % chunks * CHUNK;
 
-		transfers[i] = fragment(f, op, at, at, CHUNK);
+		transfers[i] = transfer_of(f, op, at, at, CHUNK);
 	}
 	want(0, wh_batch_new(f->peer, options, &batch));
 	want(0, wh_batch_add(batch, transfers, count));
@@ -63,7 +63,7 @@ static void cancel_in_mid_transfer(const struct route *route, uint32_t op)
 		want(0, wh_batch_submit(batch));
 		pause_us(200 + 700 * (unsigned int)round);
 		want(0, wh_batch_cancel(batch));
-		status = wh_batch_poll(batch);
+		status = batch_now(batch);
 		want_true(status == 0 || status == -ECANCELED, "the status is %d", status);
 		canceled += status == -ECANCELED;
 		want_untouched(&f, round);
@@ -99,11 +99,11 @@ static void cancel__completed(void **state)
 	struct fixture f;
 
 	fixture_open(&f, *state, MIB);
-	transfer = fragment(&f, WH_WRITE, 0, 0, 100);
+	transfer = transfer_of(&f, WH_WRITE, 0, 0, 100);
 	batch = batch_of(&f, &transfer, 1);
 	want(0, batch_run(batch));
 	want(0, wh_batch_cancel(batch));
-	want(0, wh_batch_poll(batch));
+	want(0, batch_now(batch));
 	want(0, wh_batch_cancel(batch));
 	want(0, wh_batch_free(batch));
 	fixture_close(&f);
@@ -124,12 +124,12 @@ static void cancel__reported_once(void **state)
 	for (int i = 0; i < 5; i++) {
 		want(0, wh_batch_submit(batch));
 		want(0, wh_batch_cancel(batch));
-		status = wh_batch_poll(batch);
+		status = batch_now(batch);
 		want(1, wh_queue_take(options.queue, done, 2, SECOND));
 		want(status, done[0].status);
 		want(9, done[0].user);
 		want(0, wh_queue_take(options.queue, done, 2, 20 * MS));
-		want(status, wh_batch_wait(batch, 0));
+		want(status, batch_end(batch, 0));
 	}
 	want(0, wh_batch_free(batch));
 	want(0, wh_queue_free(options.queue));
@@ -152,7 +152,7 @@ static void cancel__while_another_waits(void **state)
 		pause_us(1500);
 		want(0, wh_batch_cancel(batch));
 		status = wait_end(&waiting);
-		want(wh_batch_poll(batch), status);
+		want(batch_now(batch), status);
 		want_true(status == 0 || status == -ECANCELED, "it is %d", status);
 	}
 	want(0, wh_batch_free(batch));
@@ -174,8 +174,8 @@ static void cancel__others_go_on(void **state)
 	f.length = LENGTH;
 	for (uint64_t i = 0; i < OTHERS; i++) {
 		struct wh_transfer transfer =
-			fragment(&f, i % 2 ? WH_READ : WH_WRITE, LENGTH + half + i * length,
-				 half + i * length, length);
+			transfer_of(&f, i % 2 ? WH_READ : WH_WRITE, LENGTH + half + i * length,
+				    half + i * length, length);
 
 		others[i] = batch_of(&f, &transfer, 1);
 	}
@@ -190,7 +190,7 @@ static void cancel__others_go_on(void **state)
 		for (uint64_t i = 0; i < OTHERS; i++) {
 			uint64_t seed = 2 * round + i % 2, at = half + i * length;
 
-			want(0, wh_batch_wait(others[i], PATIENCE));
+			want(0, batch_end(others[i], PATIENCE));
 			want_true(target_check(&f, (int64_t)at, length, i * length, seed) ==
 						  PATTERN_GOOD &&
 					  pattern_check(f.local + LENGTH + at, length, i * length,
@@ -213,7 +213,8 @@ static void cancel__at_once_and_often(void **state)
 
 	fixture_open(&f, *state, MIB);
 	for (uint64_t i = 0; i < 64; i++)
-		transfers[i] = fragment(&f, i % 2 ? WH_READ : WH_WRITE, i * 4096, i * 4096, 4096);
+		transfers[i] =
+			transfer_of(&f, i % 2 ? WH_READ : WH_WRITE, i * 4096, i * 4096, 4096);
 	batch = batch_of(&f, transfers, 64);
 	for (int i = 0; i < SCALE(300, 40); i++) {
 		int status;
@@ -221,7 +222,7 @@ static void cancel__at_once_and_often(void **state)
 		want(0, wh_batch_submit(batch));
 		pause_us((unsigned int)i % 50);
 		want(0, wh_batch_cancel(batch));
-		status = wh_batch_poll(batch);
+		status = batch_now(batch);
 		want_true(status == 0 || status == -ECANCELED, "time %d: %d", i, status);
 	}
 	want(0, batch_run(batch));
@@ -246,7 +247,7 @@ static void priority__overtakes_bulk(void **state)
 	less = f; /* concurrent reads and writes do not overlap */
 	less.length -= CHUNK;
 	bulk = bulk_new(&less, WH_WRITE, 64, NULL);
-	transfer = fragment(&f, WH_READ, f.length, less.length, 8);
+	transfer = transfer_of(&f, WH_READ, f.length, less.length, 8);
 	want(0, wh_batch_new(f.peer, &urgent, &small));
 	want(0, wh_batch_add(small, &transfer, 1));
 	want(0, batch_run(small));
@@ -254,10 +255,10 @@ static void priority__overtakes_bulk(void **state)
 	for (int i = 0; i < 5; i++) {
 		pause_us(2000);
 		want(0, wh_batch_submit(small));
-		want(0, wh_batch_wait(small, PATIENCE));
-		overtaken += wh_batch_poll(bulk) == -EINPROGRESS;
+		want(0, batch_end(small, PATIENCE));
+		overtaken += batch_now(bulk) == -EAGAIN;
 	}
-	want(0, wh_batch_wait(bulk, 3 * PATIENCE));
+	want(0, batch_end(bulk, 3 * PATIENCE));
 	want_true(overtaken >= (HARNESS_TURNS ? 1 : 5), "the bulk was overtaken %d times of 5",
 		  overtaken);
 	want(0, wh_batch_free(bulk));

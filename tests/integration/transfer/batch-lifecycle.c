@@ -17,8 +17,8 @@ static void new__not_submitted(void **state)
 
 	fixture_open(&f, *state, LENGTH);
 	batch = batch_of(&f, NULL, 0);
-	want(-EINVAL, wh_batch_poll(batch));
-	want(-EINVAL, wh_batch_wait(batch, 0));
+	want(-EINVAL, batch_now(batch));
+	want(-EINVAL, batch_end(batch, 0));
 	want(-EINVAL, wh_batch_submit(batch));
 	assert_string_equal(wh_batch_error_text(batch), "");
 	want(0, wh_batch_free(batch));
@@ -34,13 +34,13 @@ static void wait__negative(void **state)
 	struct fixture f;
 
 	fixture_open(&f, *state, MIB);
-	transfer = fragment(&f, WH_WRITE, 0, 0, 8);
+	transfer = transfer_of(&f, WH_WRITE, 0, 0, 8);
 	batch = batch_of(&f, &transfer, 1);
-	want_text(-EINVAL, "negative", wh_batch_wait(batch, -1));
+	want_text(-EINVAL, "negative", batch_end(batch, -1));
 	want(0, batch_run(batch));
-	want_text(-EINVAL, "negative", wh_batch_wait(batch, -1));
-	want_text(-EINVAL, "negative", wh_batch_wait(batch, INT64_MIN));
-	want(0, wh_batch_wait(batch, 0));
+	want_text(-EINVAL, "negative", batch_end(batch, -1));
+	want_text(-EINVAL, "negative", batch_end(batch, INT64_MIN));
+	want(0, batch_end(batch, 0));
 	want(0, wh_batch_free(batch));
 	fixture_close(&f);
 }
@@ -56,33 +56,68 @@ static void wait__times_out_and_goes_on(void **state)
 	fixture_open(&f, *state, LENGTH);
 	want(0, move(&f, WH_READ, 0, 0, 1));
 	target_fill(&f, 0, LENGTH, 0, 5);
-	transfer = fragment(&f, WH_READ, 0, 0, LENGTH);
+	transfer = transfer_of(&f, WH_READ, 0, 0, LENGTH);
 	batch = batch_of(&f, &transfer, 1);
 	child_stop(f.child);
 	want(0, wh_batch_submit(batch));
-	want(-EINPROGRESS, wh_batch_poll(batch));
-	want(-EINPROGRESS, wh_batch_result(batch, 0));
-	want(-ETIMEDOUT, wh_batch_wait(batch, 0));
+	want(-EAGAIN, batch_now(batch));
+	want(-EAGAIN, batch_item(batch, 0));
+	want(-EAGAIN, batch_end(batch, 0));
 	quiet = quiet_now();
 	before = now();
-	want(-ETIMEDOUT, wh_batch_wait(batch, 50 * MS));
+	want(-EAGAIN, batch_end(batch, 50 * MS));
 	want_true(now() - before >= 49 * MS && quiet_now() - quiet < SCALE(500, 5000) * MS,
 		  "it waited %lld us", (long long)(now() - before) / 1000);
 	want(-EBUSY, wh_batch_submit(batch));
 	want(-EBUSY, wh_batch_clear(batch));
 	want(-EBUSY, wh_batch_add(batch, &transfer, 1));
-	want(-EBUSY, wh_batch_notify(batch, "x", 1));
+	want(-EBUSY, wh_batch_notify(batch, 0, "x", 1));
 	want(-EBUSY, wh_batch_free(batch));
 	want(-EBUSY, wh_region_unregister(f.region));
 	want(-EBUSY, wh_peer_close(f.peer));
 	child_continue(f.child);
-	want(0, wh_batch_wait(batch, PATIENCE));
-	want(0, wh_batch_poll(batch));
-	want(0, wh_batch_wait(batch, 0));
-	want(0, wh_batch_result(batch, 0));
+	want(0, batch_end(batch, PATIENCE));
+	want(0, batch_now(batch));
+	want(0, batch_end(batch, 0));
+	want(0, batch_item(batch, 0));
 	want_true(pattern_check(f.local, LENGTH, 0, 5) == PATTERN_GOOD, "wrong bytes");
 	want(0, wh_batch_free(batch));
 	fixture_close(&f);
+}
+
+/* The calls say whether the batch has ended; how it ended is its status alone. */
+static void status__no_error_of_a_call(void **state)
+{
+	struct wh_transfer transfer;
+	struct wh_batch *batch;
+	struct fixture f;
+	int status = 1;
+
+	fixture_open(&f, *state, LENGTH);
+	want(0, move(&f, WH_READ, 0, 0, 1));
+	transfer = transfer_of(&f, WH_READ, 0, 0, LENGTH);
+	batch = batch_of(&f, &transfer, 1);
+	want(-EINPROGRESS, wh_batch_status(batch));
+	want(-EINVAL, wh_batch_wait_for(batch, 0));
+	want(-EINVAL, wh_batch_test(batch));
+	child_stop(f.child);
+	want(0, wh_batch_submit(batch));
+	want(-EAGAIN, wh_batch_wait_for(batch, MS));
+	want(-EAGAIN, wh_batch_test(batch));
+	want(-EINPROGRESS, wh_batch_status(batch));
+	want(-EAGAIN, wh_batch_transfer_status(batch, 0, &status));
+	want(1, status);
+	child_kill(f.child);
+	want(0, wh_batch_wait_for(batch, PATIENCE));
+	want(0, wh_batch_test(batch));
+	want(-ECONNRESET, wh_batch_status(batch));
+	assert_string_equal(wh_error_text(), wh_batch_error_text(batch));
+	want(0, wh_batch_transfer_status(batch, 0, &status));
+	want(-ECONNRESET, status);
+	want(0, wh_batch_cancel(batch));
+	want(-ECONNRESET, wh_batch_status(batch));
+	want(0, wh_batch_free(batch));
+	fixture_close_initiator(&f);
 }
 
 static void wait__forever(void **state)
@@ -92,11 +127,11 @@ static void wait__forever(void **state)
 	struct fixture f;
 
 	fixture_open(&f, *state, LENGTH);
-	transfer = fragment(&f, WH_WRITE, 0, 0, LENGTH);
+	transfer = transfer_of(&f, WH_WRITE, 0, 0, LENGTH);
 	batch = batch_of(&f, &transfer, 1);
 	for (int i = 0; i < SCALE(200, 20); i++) {
 		want(0, wh_batch_submit(batch));
-		want(0, wh_batch_wait(batch, WH_FOREVER));
+		want(0, batch_end(batch, WH_FOREVER));
 	}
 	want(0, wh_batch_free(batch));
 	fixture_close(&f);
@@ -112,12 +147,12 @@ static void poll__alone(void **state)
 
 	fixture_open(&f, *state, 4 * MIB);
 	pattern_fill(f.local, f.length, 0, 3);
-	transfer = fragment(&f, WH_WRITE, 0, 0, f.length);
+	transfer = transfer_of(&f, WH_WRITE, 0, 0, f.length);
 	batch = batch_of(&f, &transfer, 1);
 	want(0, wh_batch_submit(batch));
-	while (wh_batch_poll(batch) == -EINPROGRESS && now() < end)
+	while (batch_now(batch) == -EAGAIN && now() < end)
 		sleep_ms(1);
-	want(0, wh_batch_poll(batch));
+	want(0, batch_now(batch));
 	want_true(target_check(&f, 0, f.length, 0, 3) == PATTERN_GOOD, "wrong bytes");
 	want(0, wh_batch_free(batch));
 	fixture_close(&f);
@@ -135,7 +170,7 @@ static void submit__nobody_looks(void **state)
 	fixture_open(&f, *state, 4 * MIB);
 	want(0, move(&f, WH_WRITE, 0, 0, 8));
 	pattern_fill(f.local, f.length, 0, 3);
-	transfer = fragment(&f, WH_WRITE, 0, 0, 4096);
+	transfer = transfer_of(&f, WH_WRITE, 0, 0, 4096);
 	batch = batch_of(&f, &transfer, 1);
 	want(0, wh_batch_submit(batch));
 	do {
@@ -158,7 +193,7 @@ static void wait__several_threads(void **state)
 	struct fixture f;
 
 	fixture_open(&f, *state, LENGTH);
-	transfer = fragment(&f, WH_READ, 0, 0, LENGTH);
+	transfer = transfer_of(&f, WH_READ, 0, 0, LENGTH);
 	batch = batch_of(&f, &transfer, 1);
 	for (int round = 0; round < SCALE(20, 5); round++) {
 		want(0, wh_batch_submit(batch));
@@ -173,7 +208,7 @@ static void wait__several_threads(void **state)
 
 /* ---- queue ------------------------------------------------------------- */
 
-static bool readable(int fd, int ms)
+static bool fd_readable(int fd, int ms)
 {
 	struct pollfd polled = { .fd = fd, .events = POLLIN };
 
@@ -192,7 +227,7 @@ static void queue__completions_of_many(void **state)
 
 	fixture_open(&f, *state, LENGTH);
 	want(0, wh_queue_new(f.engine, &queue));
-	want_true(!readable(wh_queue_fd(queue), 0), "nothing has completed yet");
+	want_true(!fd_readable(wh_queue_fd(queue), 0), "nothing has completed yet");
 	want(0, wh_queue_take(queue, done, BATCHES, 0));
 	want(0, wh_queue_take(queue, done, BATCHES, 5 * MS));
 	for (int i = 0; i < BATCHES; i++) {
@@ -200,7 +235,7 @@ static void queue__completions_of_many(void **state)
 						    .queue = queue,
 						    .user = 1000 + (uint64_t)i };
 		struct wh_transfer transfer =
-			fragment(&f, WH_WRITE, (uint64_t)i * 1000, (uint64_t)i * 1000, 1000);
+			transfer_of(&f, WH_WRITE, (uint64_t)i * 1000, (uint64_t)i * 1000, 1000);
 
 		want(0, wh_batch_new(f.peer, &options, &batches[i]));
 		want(0, wh_batch_add(batches[i], &transfer, 1));
@@ -211,7 +246,7 @@ static void queue__completions_of_many(void **state)
 	while (taken < BATCHES) {
 		int n;
 
-		want_true(readable(wh_queue_fd(queue), 5000), "%d of %d taken", taken, BATCHES);
+		want_true(fd_readable(wh_queue_fd(queue), 5000), "%d of %d taken", taken, BATCHES);
 		n = wh_queue_take(queue, done, 7, 0);
 		want_true(n > 0 && n <= 7, "the descriptor was readable, took %d", n);
 		for (int i = 0; i < n; i++) {
@@ -224,7 +259,7 @@ static void queue__completions_of_many(void **state)
 		}
 		taken += n;
 	}
-	want_true(!readable(wh_queue_fd(queue), 0), "all has been taken");
+	want_true(!fd_readable(wh_queue_fd(queue), 0), "all has been taken");
 	for (int i = 0; i < BATCHES; i++)
 		want(0, wh_batch_free(batches[i]));
 	want(0, wh_queue_free(queue));
@@ -247,7 +282,7 @@ static void queue__submit_again(void **state)
 			     &(struct wh_batch_options){ .size = sizeof(struct wh_batch_options),
 							 .queue = queue },
 			     &batch));
-	transfer = fragment(&f, WH_READ, 0, 0, 100);
+	transfer = transfer_of(&f, WH_READ, 0, 0, 100);
 	want(0, wh_batch_add(batch, &transfer, 1));
 	for (int i = 0; i < SCALE(1000, 100); i++) {
 		want(0, wh_batch_submit(batch));
@@ -300,7 +335,7 @@ batch_with_callback(struct fixture *f, void (*callback)(struct wh_batch *, int, 
 	struct wh_batch_options options = { .size = sizeof(options),
 					    .callback = callback,
 					    .callback_arg = arg };
-	struct wh_transfer transfer = fragment(f, WH_WRITE, 0, 0, 5000);
+	struct wh_transfer transfer = transfer_of(f, WH_WRITE, 0, 0, 5000);
 	struct wh_batch *batch;
 
 	want(0, wh_batch_new(f->peer, &options, &batch));
@@ -320,7 +355,7 @@ static void callback__submits_again(void **state)
 	wait_for(&chain.done);
 	want(0, chain.bad);
 	want(0, chain.left);
-	want(0, wh_batch_wait(batch, PATIENCE));
+	want(0, batch_end(batch, PATIENCE));
 	want(0, wh_batch_free(batch));
 	fixture_close(&f);
 }
@@ -349,17 +384,17 @@ static void callback__other_thread(void **state)
 		want(0, wh_batch_submit(batch));
 		wait_for(&chain.done);
 		want(0, chain.bad);
-		want(0, wh_batch_wait(batch, PATIENCE));
+		want(0, batch_end(batch, PATIENCE));
 	}
 	want(0, wh_batch_free(batch));
 	fixture_close(&f);
 }
 
 /* Calls that a callback must not make, on a running batch. */
-static void misuse(struct wh_batch *batch, int status, void *arg)
+static void misuse_in_callback(struct wh_batch *batch, int status, void *arg)
 {
 	struct chain *chain = arg;
-	struct wh_notification *notification = malloc(sizeof(*notification));
+	struct note *notification = malloc(sizeof(*notification));
 	struct wh_completion completion;
 	struct wh_remote remote;
 	struct wh_peer *peer;
@@ -368,15 +403,15 @@ static void misuse(struct wh_batch *batch, int status, void *arg)
 		-EDEADLK == wh_batch_cancel(batch) ? 0 : 2,
 		-EDEADLK == wh_queue_take(chain->queue, &completion, 1, SECOND) ? 0 : 3,
 		0 == wh_queue_take(chain->queue, &completion, 1, 0) ? 0 : 4,
-		-EDEADLK == wh_engine_notification(chain->f->engine, notification, SECOND) ? 0 : 5,
-		-EAGAIN == wh_engine_notification(chain->f->engine, notification, 0) ? 0 : 6,
+		-EDEADLK == note_take(chain->f->engine, notification, SECOND) ? 0 : 5,
+		-EAGAIN == note_take(chain->f->engine, notification, 0) ? 0 : 6,
 		-EDEADLK == wh_peer_open(chain->f->engine, "self", NULL, &peer) ? 0 : 7,
 		-EDEADLK == wh_peer_close(chain->f->peer) ? 0 : 8,
 		-EDEADLK == wh_region_unregister(chain->f->region) ? 0 : 9,
 		-EDEADLK == wh_peer_find(chain->f->peer, "nobody", SECOND, &remote) ? 0 : 10,
 		0 == wh_peer_find(chain->f->peer, "target", 0, &remote) ? 0 : 11,
-		0 == wh_batch_result(batch, 0) ? 0 : 12,
-		0 == wh_batch_poll(batch) ? 0 : 13,
+		0 == batch_item(batch, 0) ? 0 : 12,
+		0 == batch_now(batch) ? 0 : 13,
 	};
 	bool waited = true;
 
@@ -388,7 +423,7 @@ static void misuse(struct wh_batch *batch, int status, void *arg)
 	 * nothing. */
 	for (int i = 0; i < 10 && waited; i++)
 		waited = wh_batch_submit(chain->large) != 0 ||
-			 wh_batch_wait(chain->large, SECOND) != -EDEADLK;
+			 batch_end(chain->large, SECOND) != -EDEADLK;
 	if (waited)
 		chain->bad = 1;
 	chain->done = 1;
@@ -404,14 +439,14 @@ static void callback__misuse(void **state)
 
 	fixture_open(&f, *state, large);
 	want(0, wh_queue_new(f.engine, &chain.queue));
-	transfer = fragment(&f, WH_WRITE, 0, 0, large);
+	transfer = transfer_of(&f, WH_WRITE, 0, 0, large);
 	chain.large = batch_of(&f, &transfer, 1);
-	batch = batch_with_callback(&f, misuse, &chain);
+	batch = batch_with_callback(&f, misuse_in_callback, &chain);
 	want(0, wh_batch_submit(batch));
 	wait_for(&chain.done);
 	want(0, chain.bad);
-	want(0, wh_batch_wait(batch, PATIENCE));
-	want(0, wh_batch_wait(chain.large, PATIENCE));
+	want(0, batch_end(batch, PATIENCE));
+	want(0, batch_end(chain.large, PATIENCE));
 	want(0, wh_batch_free(chain.large));
 	want(0, wh_batch_free(batch));
 	want(0, wh_queue_free(chain.queue));
@@ -428,16 +463,16 @@ static void result__each_transfer(void **state)
 
 	fixture_open(&f, *state, LENGTH);
 	for (uint64_t i = 0; i < 3; i++)
-		transfers[i] = fragment(&f, WH_WRITE, i * 100, i * 100, 100);
+		transfers[i] = transfer_of(&f, WH_WRITE, i * 100, i * 100, 100);
 	batch = batch_of(&f, transfers, 2);
 	want(0, wh_batch_add(batch, &transfers[2], 1));
-	want(-EINPROGRESS, wh_batch_result(batch, 0));
-	want(-EINVAL, wh_batch_result(batch, 3));
+	want(-EAGAIN, batch_item(batch, 0));
+	want(-EINVAL, batch_item(batch, 3));
 	want(0, batch_run(batch));
 	for (size_t i = 0; i < 3; i++)
-		want(0, wh_batch_result(batch, i));
-	want(-EINVAL, wh_batch_result(batch, 3));
-	want(-EINVAL, wh_batch_result(batch, SIZE_MAX));
+		want(0, batch_item(batch, i));
+	want(-EINVAL, batch_item(batch, 3));
+	want(-EINVAL, batch_item(batch, SIZE_MAX));
 	want(0, wh_batch_free(batch));
 	fixture_close(&f);
 }
@@ -453,23 +488,23 @@ static void result__region_gone(void **state)
 	int region, status;
 
 	fixture_open(&f, *state, LENGTH);
-	region = child_region(f.child, f.memory, f.guard, 1000, "gone", 0, NULL);
+	region = child_region(f.child, f.memory, f.guard, 1000, "gone", ACCESS_BOTH, NULL);
 	want(0, wh_peer_find(f.peer, "gone", PATIENCE, &gone));
 	target_fill(&f, 0, LENGTH, 0, 1);
 	pattern_fill(f.local, LENGTH, 0, 2);
-	transfers[0] = fragment(&f, WH_WRITE, 2000, 2000, 100);
-	transfers[1] = fragment(&f, WH_WRITE, 0, 0, 1000);
+	transfers[0] = transfer_of(&f, WH_WRITE, 2000, 2000, 100);
+	transfers[1] = transfer_of(&f, WH_WRITE, 0, 0, 1000);
 	transfers[1].remote = gone.id;
-	transfers[2] = fragment(&f, WH_WRITE, 3000, 3000, 100);
+	transfers[2] = transfer_of(&f, WH_WRITE, 3000, 3000, 100);
 	batch = batch_of(&f, transfers, 3);
 	want(0, child_unregister(f.child, region));
 	status = batch_run(batch);
 	want_true(status == -ESTALE || status == -ENOENT, "it ended with %s", strerror(-status));
 	want_true(target_check(&f, 0, 1000, 0, 1) == PATTERN_GOOD, "an unpublished region changed");
-	if (wh_batch_poll(batch) == status) {
-		want(status, wh_batch_result(batch, 1));
+	if (batch_now(batch) == status) {
+		want(status, batch_item(batch, 1));
 		want_true(wh_batch_error_text(batch)[0], "the batch has no text");
-		want_true(wh_batch_result(batch, 0) != 0 ||
+		want_true(batch_item(batch, 0) != 0 ||
 				  target_check(&f, 2000, 100, 2000, 2) == PATTERN_GOOD,
 			  "a transfer said to be done is not");
 	}
@@ -491,12 +526,12 @@ static void clear__and_fill_again(void **state)
 	fixture_open(&f, *state, LENGTH);
 	pattern_fill(f.local, LENGTH, 0, 1);
 	target_fill(&f, 0, LENGTH, 0, 2);
-	transfer = fragment(&f, WH_WRITE, 0, 0, 1000);
+	transfer = transfer_of(&f, WH_WRITE, 0, 0, 1000);
 	batch = batch_of(&f, &transfer, 1);
-	want(0, wh_batch_notify(batch, "never", 5));
+	want(0, wh_batch_notify(batch, 0, "never", 5));
 	want(0, wh_batch_clear(batch));
 	want(-EINVAL, wh_batch_submit(batch));
-	transfer = fragment(&f, WH_WRITE, 5000, 5000, 1000);
+	transfer = transfer_of(&f, WH_WRITE, 5000, 5000, 1000);
 	want(0, wh_batch_add(batch, &transfer, 1));
 	want(0, batch_run(batch));
 	want_true(target_check(&f, 0, 5000, 0, 2) == PATTERN_GOOD, "a cleared transfer ran");
@@ -519,8 +554,8 @@ static void mixed__reads_and_writes(void **state)
 	pattern_fill(f.local + LENGTH, LENGTH, 0, 3);
 	target_fill(&f, 0, LENGTH, 0, 2);
 	for (uint64_t i = 0; i < COUNT; i++)
-		transfers[i] = i % 2 ? fragment(&f, WH_READ, LENGTH + i * EACH, i * EACH, EACH) :
-				       fragment(&f, WH_WRITE, i * EACH, i * EACH, EACH);
+		transfers[i] = i % 2 ? transfer_of(&f, WH_READ, LENGTH + i * EACH, i * EACH, EACH) :
+				       transfer_of(&f, WH_WRITE, i * EACH, i * EACH, EACH);
 	batch = batch_of(&f, transfers, COUNT);
 	want(0, batch_run(batch));
 	want_route(&f, batch, COUNT * EACH);
@@ -551,7 +586,7 @@ static void routes__before_and_after(void **state)
 	int length;
 
 	fixture_open(&f, *state, LENGTH);
-	transfer = fragment(&f, WH_WRITE, 0, 0, 1000);
+	transfer = transfer_of(&f, WH_WRITE, 0, 0, 1000);
 	batch = batch_of(&f, &transfer, 1);
 	want(0, wh_batch_routes(batch, routes, &count));
 	for (size_t i = 0; i < count; i++)
@@ -579,6 +614,7 @@ static const struct CMUnitTest tests[] = {
 	TEST_EVERY_ROUTE(new__not_submitted),
 	TEST_OVER(wait__negative, self),
 	TEST_OVER(wait__times_out_and_goes_on, tcp4),
+	TEST_OVER(status__no_error_of_a_call, tcp4),
 	TEST_EVERY_ROUTE(wait__forever),
 	TEST_EVERY_ROUTE(poll__alone),
 	TEST_EVERY_ROUTE(submit__nobody_looks),

@@ -42,11 +42,12 @@ static void want_fault(struct fixture *f, uint32_t op, uint64_t length)
 	struct wh_batch *batch;
 
 	for (unsigned int i = 0; i < 3; i++)
-		transfers[i] = fragment(f, op, i * 64 * PAGE, i * 64 * PAGE, i == 1 ? length : 8);
+		transfers[i] =
+			transfer_of(f, op, i * 64 * PAGE, i * 64 * PAGE, i == 1 ? length : 8);
 	batch = batch_of(f, transfers, 3);
 	for (unsigned int round = 0; round < 2; round++) {
 		want(-EFAULT, batch_run(batch));
-		want(-EFAULT, wh_batch_result(batch, 1));
+		want(-EFAULT, batch_item(batch, 1));
 		want_true(strstr(wh_batch_error_text(batch), "Bad address"), "it says: %s",
 			  wh_batch_error_text(batch));
 	}
@@ -88,7 +89,9 @@ struct owner {
 
 static void owner_open(struct owner *owner)
 {
-	struct wh_region_options options = { .size = sizeof(options), .name = "target" };
+	struct wh_region_options options = { .size = sizeof(options),
+					     .name = "target",
+					     .access = ACCESS_BOTH };
 	int memory;
 
 	memset(owner, 0, sizeof(*owner));
@@ -98,8 +101,7 @@ static void owner_open(struct owner *owner)
 	owner->child = child_start(NULL);
 	memory = child_memory(owner->child, CHILD_FOREIGN, LENGTH);
 	child_fill(owner->child, memory, 0, LENGTH, 0, 3);
-	owner->transfer.region =
-		child_region(owner->child, memory, 0, LENGTH, NULL, WH_ACCESS_NONE, NULL);
+	owner->transfer.region = child_region(owner->child, memory, 0, LENGTH, NULL, 0, NULL);
 	owner->transfer.peer = child_peer(owner->child, wh_engine_url(owner->engine), NULL);
 	want_true(owner->transfer.peer >= 0, "it cannot connect");
 	owner->transfer.remote = "target";

@@ -120,7 +120,7 @@ static void map__every_byte_published(void **state)
 	(void)state;
 	arena_open(&arena, NULL);
 	for (unsigned int i = 0; i < PARTS; i++)
-		part_open(&arena, i, 0);
+		part_open(&arena, i, ACCESS_BOTH);
 	for (unsigned int i = 0; i < PARTS; i++) {
 		part_move(&arena, i, WH_WRITE, 10 + i, "mapped memfd", "");
 		part_move(&arena, i, WH_READ, 20 + i, "mapped memfd", "");
@@ -138,11 +138,12 @@ static void map__overlapping(void **state)
 
 	(void)state;
 	arena_open(&arena, NULL);
-	child_region(arena.child, arena.memory, 3 * PART - 5, LENGTH - 3 * PART + 5, NULL, 0, NULL);
-	part_open(&arena, 1, 0);
-	child_region(arena.child, arena.memory, 7, 3 * PART - 7, NULL, 0, NULL);
+	child_region(arena.child, arena.memory, 3 * PART - 5, LENGTH - 3 * PART + 5, NULL,
+		     ACCESS_BOTH, NULL);
+	part_open(&arena, 1, ACCESS_BOTH);
+	child_region(arena.child, arena.memory, 7, 3 * PART - 7, NULL, ACCESS_BOTH, NULL);
 	part_move(&arena, 1, WH_WRITE, 1, "process_vm", "byte 0 is not published");
-	child_region(arena.child, arena.memory, 0, 8, "head", 0, NULL);
+	child_region(arena.child, arena.memory, 0, 8, "head", ACCESS_BOTH, NULL);
 	want(0, wh_peer_find(arena.peer, "head", PATIENCE, &remote));
 	part_move(&arena, 1, WH_WRITE, 2, "mapped memfd", "");
 	arena_close(&arena);
@@ -158,21 +159,22 @@ static void map__gap(void **state)
 
 	(void)state;
 	arena_open(&arena, NULL);
-	part_open(&arena, 0, 0);
-	part_open(&arena, 1, 0);
-	part_open(&arena, 3, 0);
+	part_open(&arena, 0, ACCESS_BOTH);
+	part_open(&arena, 1, ACCESS_BOTH);
+	part_open(&arena, 3, ACCESS_BOTH);
 	part_move(&arena, 1, WH_WRITE, 1, "process_vm", "covers only a part of its allocation");
 	batch = part_batch(&arena, 3, WH_READ);
 	want(0, batch_run(batch));
 	want_way(batch, "process_vm", "not all published to this peer");
 	want(0, peer_mappings(NULL, NULL));
 	/* All bytes but one, and an overlap that makes up for it in the sum of the lengths. */
-	child_region(arena.child, arena.memory, PART, PART, NULL, 0, NULL);
-	child_region(arena.child, arena.memory, 2 * PART + 1, PART - 1, "almost", 0, NULL);
+	child_region(arena.child, arena.memory, PART, PART, NULL, ACCESS_BOTH, NULL);
+	child_region(arena.child, arena.memory, 2 * PART + 1, PART - 1, "almost", ACCESS_BOTH,
+		     NULL);
 	want(0, wh_peer_find(arena.peer, "almost", PATIENCE, &remote));
 	part_move(&arena, 1, WH_READ, 2, "process_vm", "byte 131072 is not published");
 	want(0, peer_mappings(NULL, NULL));
-	part_open(&arena, 2, 0);
+	part_open(&arena, 2, ACCESS_BOTH);
 	want(0, wh_peer_find(arena.peer, "p2", PATIENCE, &remote));
 	want(0, batch_run(batch));
 	want_way(batch, "mapped memfd", "");
@@ -188,7 +190,7 @@ static void map__gap_over_tcp(void **state)
 
 	(void)state;
 	arena_open(&arena, no_vm);
-	part_open(&arena, 0, 0);
+	part_open(&arena, 0, ACCESS_BOTH);
 	part_move(&arena, 0, WH_WRITE, 1, "tcp: ", "covers only a part of its allocation");
 	part_move(&arena, 0, WH_READ, 2, "tcp: ", "setting cma");
 	want(0, peer_mappings(NULL, NULL));
@@ -268,14 +270,14 @@ static void rights__read_only(void **state)
 
 /* Reads use the mapping. Writes to the writable part go another way, and the explanation says
  * why. */
-static void mixed(const char *const *config, const char *other)
+static void move_with_mixed_rights(const char *const *config, const char *other)
 {
 	struct arena arena;
 	char rights[5];
 
 	arena_open(&arena, config);
 	for (unsigned int i = 0; i < PARTS; i++)
-		part_open(&arena, i, i == 1 ? WH_ACCESS_READ : 0);
+		part_open(&arena, i, i == 1 ? WH_ACCESS_READ : ACCESS_BOTH);
 	part_move(&arena, 0, WH_WRITE, 1, other, "may not write byte 65536");
 	part_move(&arena, 0, WH_READ, 2, "mapped memfd", "");
 	part_move(&arena, 1, WH_READ, 3, "mapped memfd", "");
@@ -288,13 +290,13 @@ static void mixed(const char *const *config, const char *other)
 static void rights__mixed(void **state)
 {
 	(void)state;
-	mixed(NULL, "process_vm");
+	move_with_mixed_rights(NULL, "process_vm");
 }
 
 static void rights__mixed_over_tcp(void **state)
 {
 	(void)state;
-	mixed(no_vm, "tcp: ");
+	move_with_mixed_rights(no_vm, "tcp: ");
 }
 
 /* A write-only part must stay hidden from readers of the other parts. */
@@ -305,7 +307,7 @@ static void rights__write_only_part(void **state)
 	(void)state;
 	arena_open(&arena, NULL);
 	for (unsigned int i = 0; i < PARTS; i++)
-		part_open(&arena, i, i == 1 ? WH_ACCESS_WRITE : 0);
+		part_open(&arena, i, i == 1 ? WH_ACCESS_WRITE : ACCESS_BOTH);
 	part_move(&arena, 0, WH_WRITE, 1, "process_vm", "byte 65536 is not published");
 	part_move(&arena, 1, WH_WRITE, 2, "process_vm", "byte 65536 is not published");
 	want(0, peer_mappings(NULL, NULL));
@@ -322,7 +324,7 @@ static void end__unregistered(void **state)
 	(void)state;
 	arena_open(&arena, NULL);
 	for (unsigned int i = 0; i < PARTS; i++)
-		part_open(&arena, i, 0);
+		part_open(&arena, i, ACCESS_BOTH);
 	batch = part_batch(&arena, 0, WH_WRITE);
 	for (unsigned int i = 0; i < 5; i++) {
 		unsigned int gone = 1 + i % (PARTS - 1);
@@ -339,7 +341,7 @@ static void end__unregistered(void **state)
 		want(0, batch_run(batch));
 		want_way(batch, "process_vm", "covers only a part");
 		want(0, peer_mappings(NULL, NULL));
-		part_open(&arena, gone, 0);
+		part_open(&arena, gone, ACCESS_BOTH);
 		part_move(&arena, gone, WH_WRITE, 50 + i, "mapped memfd", "");
 	}
 	want(0, wh_batch_free(batch));
@@ -356,7 +358,7 @@ static void end__narrowed(void **state)
 	(void)state;
 	arena_open(&arena, NULL);
 	for (unsigned int i = 0; i < PARTS; i++)
-		part_open(&arena, i, 0);
+		part_open(&arena, i, ACCESS_BOTH);
 	part_move(&arena, 0, WH_WRITE, 1, "mapped memfd", "");
 	want(0, child_unregister(arena.child, arena.parts[1]));
 	want(0, peer_mappings(NULL, NULL));
@@ -365,7 +367,7 @@ static void end__narrowed(void **state)
 	part_move(&arena, 0, WH_WRITE, 3, "process_vm", "mapped for writing before");
 	want(0, peer_mappings(NULL, NULL));
 	/* Another region makes all bytes writable again, whatever the narrower region allows. */
-	child_region(arena.child, arena.memory, PART, PART, "more", 0, NULL);
+	child_region(arena.child, arena.memory, PART, PART, "more", ACCESS_BOTH, NULL);
 	want(0, wh_peer_find(arena.peer, "more", PATIENCE, &remote));
 	part_move(&arena, 0, WH_WRITE, 4, "mapped memfd", "");
 	part_move(&arena, 1, WH_READ, 5, "mapped memfd", "");
@@ -381,7 +383,7 @@ static void end__not_by_one_that_comes(void **state)
 	(void)state;
 	arena_open(&arena, NULL);
 	for (unsigned int i = 0; i < PARTS; i++)
-		part_open(&arena, i, 0);
+		part_open(&arena, i, ACCESS_BOTH);
 	part_move(&arena, 0, WH_WRITE, 1, "mapped memfd", "");
 	child_region(arena.child, arena.memory, PART, PART, "less", WH_ACCESS_READ, NULL);
 	part_move(&arena, 1, WH_WRITE, 2, "mapped memfd", "");
@@ -424,8 +426,7 @@ static void grantee_open(struct grantee *grantee, const struct granted *owner, c
 	memset(grantee, 0, sizeof(*grantee));
 	grantee->child = child_start(&options);
 	memory = child_memory(grantee->child, CHILD_FOREIGN, PART);
-	grantee->transfer.region =
-		child_region(grantee->child, memory, 0, PART, NULL, WH_ACCESS_NONE, NULL);
+	grantee->transfer.region = child_region(grantee->child, memory, 0, PART, NULL, 0, NULL);
 	grantee->transfer.peer = child_peer(grantee->child, wh_engine_url(owner->engine), NULL);
 	want_true(grantee->transfer.peer >= 0, "it cannot connect");
 	grantee->transfer.length = PART;
@@ -454,14 +455,14 @@ static void grants__anew(void **state)
 	owner.engine = engine_open(NULL, NULL, NULL);
 	want(0, wh_memory_alloc(owner.engine, 2 * PART, NULL, (void **)&owner.memory));
 	half_open(&owner, 0, both, both);
-	half_open(&owner, 1, both, WH_ACCESS_NONE);
+	half_open(&owner, 1, both, 0);
 	grantee_open(&alice, &owner, "alice");
 	grantee_open(&bob, &owner, "bob");
 	want_grantee(&alice, "p0", WH_WRITE, "shm", "mapped memfd");
 	want_grantee(&bob, "p0", WH_WRITE, "tcp", "byte 65536 is not published to this peer");
 	/* The same with the roles exchanged. */
 	want(0, wh_region_unregister(owner.parts[1]));
-	half_open(&owner, 1, WH_ACCESS_NONE, both);
+	half_open(&owner, 1, 0, both);
 	want_grantee(&bob, "p1", WH_WRITE, "shm", "mapped memfd");
 	want_grantee(&bob, "p0", WH_WRITE, "shm", "mapped memfd");
 	want_grantee(&alice, "p0", WH_WRITE, "tcp", "byte 65536 is not published to this peer");
@@ -538,7 +539,7 @@ static void *copier_run(void *argument)
 
 /* Two parts are copied all the time while a third is registered and unregistered. No copy fails,
  * and after each unregistration nothing is mapped. */
-static void race(const char *const *config)
+static void copy_while_unregistering(const char *const *config)
 {
 	/* A write and the read behind it may arrive on two connections. This process orders them,
 	 * which the thread sanitizer of the owner cannot see: under it, one thread serves both. */
@@ -550,7 +551,7 @@ static void race(const char *const *config)
 
 	arena_open_with(&arena, config, &owner);
 	for (unsigned int i = 0; i < PARTS; i++)
-		part_open(&arena, i, 0);
+		part_open(&arena, i, ACCESS_BOTH);
 	for (unsigned int i = 0; i < 2; i++) {
 		struct copier *c = &copiers[i];
 
@@ -570,7 +571,7 @@ static void race(const char *const *config)
 		seen += peer_mappings(NULL, NULL);
 		want(0, child_unregister(arena.child, arena.parts[2 + i % 2]));
 		want(0, peer_mappings(NULL, NULL));
-		part_open(&arena, 2 + i % 2, 0);
+		part_open(&arena, 2 + i % 2, ACCESS_BOTH);
 	}
 	atomic_store(&stop, true);
 	for (unsigned int i = 0; i < 2; i++) {
@@ -589,13 +590,13 @@ static void race(const char *const *config)
 static void race__comes_and_goes(void **state)
 {
 	(void)state;
-	race(NULL);
+	copy_while_unregistering(NULL);
 }
 
 static void race__comes_and_goes_over_tcp(void **state)
 {
 	(void)state;
-	race(no_vm);
+	copy_while_unregistering(no_vm);
 }
 
 static const struct CMUnitTest tests[] = {

@@ -48,8 +48,8 @@ static void shm_end(struct shm *shm)
 }
 
 /* One transfer of the whole region `name`. On success `detail` receives its route's detail. */
-static int transfer(struct shm *shm, const char *name, uint32_t op, uint64_t length,
-		    char detail[48])
+static int shm_transfer(struct shm *shm, const char *name, uint32_t op, uint64_t length,
+			char detail[48])
 {
 	struct wh_transfer one = { .local = shm->region, .length = length, .op = op };
 	struct wh_route routes[4];
@@ -87,10 +87,10 @@ static void map__whole_allocation(void **state)
 	(void)state;
 	shm_begin(&shm, NULL, NULL);
 	memory = child_memory(shm.child, WH_MEMORY_SHARED, LENGTH - 100);
-	child_region(shm.child, memory, 0, LENGTH - 100, "all", 0, NULL);
+	child_region(shm.child, memory, 0, LENGTH - 100, "all", ACCESS_BOTH, NULL);
 	want(0, peer_mappings(NULL, NULL));
 	pattern_fill(shm.local, LENGTH, 0, 7);
-	want(0, transfer(&shm, "all", WH_WRITE, LENGTH - 100, detail));
+	want(0, shm_transfer(&shm, "all", WH_WRITE, LENGTH - 100, detail));
 	assert_string_equal(detail, "mapped memfd");
 	want(1, peer_mappings(NULL, rights));
 	assert_string_equal(rights, "rw-s");
@@ -117,16 +117,16 @@ static void map__never_a_part(void **state)
 	memory = child_memory(shm.child, WH_MEMORY_SHARED, LENGTH);
 	for (unsigned int i = 0; i < 4; i++) {
 		snprintf(name, sizeof(name), "part%u", i);
-		region = child_region(shm.child, memory, parts[i].offset, parts[i].length, name, 0,
-				      NULL);
+		region = child_region(shm.child, memory, parts[i].offset, parts[i].length, name,
+				      ACCESS_BOTH, NULL);
 		want_text(-EOPNOTSUPP, "a part of its allocation",
-			  transfer(&shm, name, WH_READ, 8, NULL));
-		want_text(-EOPNOTSUPP, "setting cma", transfer(&shm, name, WH_WRITE, 8, NULL));
+			  shm_transfer(&shm, name, WH_READ, 8, NULL));
+		want_text(-EOPNOTSUPP, "setting cma", shm_transfer(&shm, name, WH_WRITE, 8, NULL));
 		want(0, child_unregister(shm.child, region));
 	}
 	memory = child_memory(shm.child, WH_MEMORY_PAGEABLE, LENGTH);
-	child_region(shm.child, memory, 0, LENGTH, "private", 0, NULL);
-	want_text(-EOPNOTSUPP, "shared memory", transfer(&shm, "private", WH_READ, 8, NULL));
+	child_region(shm.child, memory, 0, LENGTH, "private", ACCESS_BOTH, NULL);
+	want_text(-EOPNOTSUPP, "shared memory", shm_transfer(&shm, "private", WH_READ, 8, NULL));
 	want(0, peer_mappings(NULL, NULL));
 	shm_end(&shm);
 }
@@ -140,9 +140,9 @@ static void map__part_by_process_vm(void **state)
 	(void)state;
 	shm_begin(&shm, NULL, NULL);
 	memory = child_memory(shm.child, WH_MEMORY_SHARED, LENGTH);
-	child_region(shm.child, memory, 4096, LENGTH - 4096, "part", 0, NULL);
+	child_region(shm.child, memory, 4096, LENGTH - 4096, "part", ACCESS_BOTH, NULL);
 	child_fill(shm.child, memory, 0, LENGTH, 0, 3);
-	want(0, transfer(&shm, "part", WH_READ, LENGTH - 4096, detail));
+	want(0, shm_transfer(&shm, "part", WH_READ, LENGTH - 4096, detail));
 	assert_string_equal(detail, "process_vm");
 	want(PATTERN_GOOD, pattern_check(shm.local, LENGTH - 4096, 4096, 3));
 	want(0, peer_mappings(NULL, NULL));
@@ -164,9 +164,9 @@ static void rights__read_only(void **state)
 	memory = child_memory(shm.child, WH_MEMORY_SHARED, LENGTH);
 	child_region(shm.child, memory, 0, LENGTH, "ro", WH_ACCESS_READ, NULL);
 	child_fill(shm.child, memory, 0, LENGTH, 0, 5);
-	want(0, transfer(&shm, "ro", WH_READ, LENGTH, NULL));
+	want(0, shm_transfer(&shm, "ro", WH_READ, LENGTH, NULL));
 	want(PATTERN_GOOD, pattern_check(shm.local, LENGTH, 0, 5));
-	want(-EACCES, transfer(&shm, "ro", WH_WRITE, 8, NULL));
+	want(-EACCES, shm_transfer(&shm, "ro", WH_WRITE, 8, NULL));
 	want(1, peer_mappings(&at, rights));
 	assert_string_equal(rights, "r--s");
 	want(-1, mprotect(at, LENGTH, PROT_READ | PROT_WRITE));
@@ -201,18 +201,18 @@ static void rights__two_regions(void **state)
 		shm_begin(&shm, NULL, NULL);
 		memory = child_memory(shm.child, WH_MEMORY_SHARED, LENGTH);
 		child_region(shm.child, memory, 0, LENGTH, "ro", WH_ACCESS_READ, NULL);
-		child_region(shm.child, memory, 0, LENGTH, "rw", 0, NULL);
+		child_region(shm.child, memory, 0, LENGTH, "rw", ACCESS_BOTH, NULL);
 		pattern_fill(shm.local, LENGTH, 0, 11 + i);
 		if (i)
-			want(0, transfer(&shm, "ro", WH_READ, 8, detail));
+			want(0, shm_transfer(&shm, "ro", WH_READ, 8, detail));
 		pattern_fill(shm.local, LENGTH, 0, 11 + i);
-		want(0, transfer(&shm, "rw", WH_WRITE, LENGTH, detail));
+		want(0, shm_transfer(&shm, "rw", WH_WRITE, LENGTH, detail));
 		assert_string_equal(detail, "mapped memfd");
 		want(PATTERN_GOOD, child_check(shm.child, memory, 0, LENGTH, 0, 11 + i));
 		memset(shm.local, 0, LENGTH);
-		want(0, transfer(&shm, "ro", WH_READ, LENGTH, detail));
+		want(0, shm_transfer(&shm, "ro", WH_READ, LENGTH, detail));
 		assert_string_equal(detail, "mapped memfd");
-		want(-EACCES, transfer(&shm, "ro", WH_WRITE, 8, NULL));
+		want(-EACCES, shm_transfer(&shm, "ro", WH_WRITE, 8, NULL));
 		want(PATTERN_GOOD, pattern_check(shm.local, LENGTH, 0, 11 + i));
 		want(1, peer_mappings(NULL, NULL));
 		shm_end(&shm);
@@ -229,9 +229,9 @@ static void rights__write_only(void **state)
 	memory = child_memory(shm.child, WH_MEMORY_SHARED, LENGTH);
 	child_region(shm.child, memory, 0, LENGTH, "wo", WH_ACCESS_WRITE, NULL);
 	pattern_fill(shm.local, LENGTH, 0, 6);
-	want(0, transfer(&shm, "wo", WH_WRITE, LENGTH, NULL));
+	want(0, shm_transfer(&shm, "wo", WH_WRITE, LENGTH, NULL));
 	want(PATTERN_GOOD, child_check(shm.child, memory, 0, LENGTH, 0, 6));
-	want(-EACCES, transfer(&shm, "wo", WH_READ, 8, NULL));
+	want(-EACCES, shm_transfer(&shm, "wo", WH_READ, 8, NULL));
 	shm_end(&shm);
 }
 
@@ -246,8 +246,8 @@ static void rights__other_user(void **state)
 	(void)state;
 	shm_begin(&shm, &nobody, config);
 	memory = child_memory(shm.child, WH_MEMORY_SHARED, LENGTH);
-	child_region(shm.child, memory, 0, LENGTH, "theirs", 0, NULL);
-	want_text(-EOPNOTSUPP, "user 65534", transfer(&shm, "theirs", WH_READ, 8, NULL));
+	child_region(shm.child, memory, 0, LENGTH, "theirs", ACCESS_BOTH, NULL);
+	want_text(-EOPNOTSUPP, "user 65534", shm_transfer(&shm, "theirs", WH_READ, 8, NULL));
 	shm_end(&shm);
 }
 
@@ -263,11 +263,11 @@ static void rights__as_nobody(void **state)
 
 	(void)state;
 	shared = child_memory(owner, WH_MEMORY_SHARED, LENGTH);
-	child_region(owner, shared, 0, LENGTH, "shared", 0, NULL);
+	child_region(owner, shared, 0, LENGTH, "shared", ACCESS_BOTH, NULL);
 	private = child_memory(owner, WH_MEMORY_PAGEABLE, LENGTH);
-	child_region(owner, private, 0, LENGTH, "private", 0, NULL);
+	child_region(owner, private, 0, LENGTH, "private", ACCESS_BOTH, NULL);
 	local = child_memory(other, WH_MEMORY_PAGEABLE, LENGTH);
-	move.region = child_region(other, local, 0, LENGTH, NULL, WH_ACCESS_NONE, NULL);
+	move.region = child_region(other, local, 0, LENGTH, NULL, 0, NULL);
 	child_fill(other, local, 0, LENGTH, 0, 21);
 	move.peer = child_peer(other, owner->url, NULL);
 	move.remote = "shared";
@@ -297,8 +297,8 @@ static void gone__unregistered(void **state)
 	shm_begin(&shm, NULL, NULL);
 	memory = child_memory(shm.child, WH_MEMORY_SHARED, LENGTH);
 	for (unsigned int i = 0; i < 5; i++) {
-		region = child_region(shm.child, memory, 0, LENGTH, "here", 0, NULL);
-		want(0, transfer(&shm, "here", WH_WRITE, LENGTH, NULL));
+		region = child_region(shm.child, memory, 0, LENGTH, "here", ACCESS_BOTH, NULL);
+		want(0, shm_transfer(&shm, "here", WH_WRITE, LENGTH, NULL));
 		want(1, peer_mappings(NULL, NULL));
 		/* Unregistering returns when this process has unmapped the memory, not before. */
 		want(0, child_unregister(shm.child, region));
@@ -328,13 +328,13 @@ static void gone__after_a_reconnect(void **state)
 		int64_t end = now() + PATIENCE;
 		int error;
 
-		region = child_region(shm.child, memory, 0, LENGTH, "here", 0, NULL);
-		want(0, transfer(&shm, "here", WH_WRITE, LENGTH, NULL));
+		region = child_region(shm.child, memory, 0, LENGTH, "here", ACCESS_BOTH, NULL);
+		want(0, shm_transfer(&shm, "here", WH_WRITE, LENGTH, NULL));
 		want(1, peer_mappings(NULL, NULL));
 		want(1, proxy_cut(proxy, PROXY_CONTROL));
 		while (proxy_accepted(proxy) == accepted && now() < end)
 			sleep_ms(1);
-		while ((error = transfer(&shm, "here", WH_READ, LENGTH, NULL)) && now() < end)
+		while ((error = shm_transfer(&shm, "here", WH_READ, LENGTH, NULL)) && now() < end)
 			sleep_ms(5);
 		want(0, error);
 		want(1, peer_mappings(NULL, NULL));
@@ -364,7 +364,7 @@ static void death__seen_without_a_socket(void **state)
 		memset(&shm, 0, sizeof(shm));
 		shm.child = child_start(NULL);
 		memory = child_memory(shm.child, i ? WH_MEMORY_PAGEABLE : WH_MEMORY_SHARED, LENGTH);
-		child_region(shm.child, memory, 0, LENGTH, "target", 0, NULL);
+		child_region(shm.child, memory, 0, LENGTH, "target", ACCESS_BOTH, NULL);
 		proxy = proxy_start(shm.child->url);
 		shm_open_to(&shm, proxy_url(proxy), patient);
 		want(0, wh_peer_find(shm.peer, "target", PATIENCE, &remote));
@@ -377,7 +377,7 @@ static void death__seen_without_a_socket(void **state)
 		child_kill(shm.child);
 		shm.child = NULL;
 		want(-ECONNRESET, batch_run(batch));
-		want(-ECONNRESET, wh_batch_result(batch, 0));
+		want(-ECONNRESET, batch_item(batch, 0));
 		want_true(strstr(wh_batch_error_text(batch), i ? "has ended" : "has died"), "%s",
 			  wh_batch_error_text(batch));
 		want(0, wh_batch_free(batch));
@@ -399,7 +399,7 @@ static void death__never_a_success(void **state)
 	for (unsigned int i = 0; i < SCALE(10, 3); i++) {
 		shm_begin(&shm, NULL, NULL);
 		memory = child_memory(shm.child, WH_MEMORY_SHARED, LENGTH);
-		child_region(shm.child, memory, 0, LENGTH, "target", 0, NULL);
+		child_region(shm.child, memory, 0, LENGTH, "target", ACCESS_BOTH, NULL);
 		want(0, wh_peer_find(shm.peer, "target", PATIENCE, &remote));
 		one.local = shm.region;
 		one.remote = remote.id;

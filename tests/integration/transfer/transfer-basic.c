@@ -73,7 +73,7 @@ static void list__neighbours(void **state)
 	target_fill(&f, -(int64_t)f.guard, f.length + 2 * f.guard, 0, 1);
 	pattern_fill(f.local, COUNT * EACH, 0, 2);
 	for (uint64_t i = 0; i < COUNT; i++)
-		transfers[i] = fragment(&f, WH_WRITE, i * EACH, i * EACH, EACH);
+		transfers[i] = transfer_of(&f, WH_WRITE, i * EACH, i * EACH, EACH);
 	batch = batch_of(&f, transfers, COUNT);
 	want(0, batch_run(batch));
 	want_route(&f, batch, COUNT * EACH);
@@ -96,7 +96,7 @@ static void again__new_bytes_each_time(void **state)
 	struct fixture f;
 
 	fixture_open(&f, *state, 64 * KIB);
-	transfer = fragment(&f, WH_WRITE, 5, 77, EACH);
+	transfer = transfer_of(&f, WH_WRITE, 5, 77, EACH);
 	batch = batch_of(&f, &transfer, 1);
 	for (uint64_t i = 0; i < SCALE(500, 50); i++) {
 		pattern_fill(f.local + 5, EACH, 0, i);

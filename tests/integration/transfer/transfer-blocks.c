@@ -16,8 +16,8 @@ static uint64_t offset_of(const uint64_t *offsets, uint64_t stride, uint64_t blo
 	return offsets ? offsets[i] : i * (stride ? stride : block);
 }
 
-static void describe(const struct fixture *f, const struct shape *shape, uint32_t op,
-		     struct wh_base *base, struct wh_blocks_desc *desc)
+static void shape_describe(const struct fixture *f, const struct shape *shape, uint32_t op,
+			   struct wh_base *base, struct wh_blocks_desc *desc)
 {
 	*base = (struct wh_base){ .local = f->region, .remote = f->remote.id };
 	*desc = (struct wh_blocks_desc){
@@ -39,7 +39,7 @@ static void run_blocks(const struct fixture *f, const struct wh_blocks_desc *des
 	struct wh_blocks *blocks;
 	struct wh_batch *batch;
 
-	want(0, wh_blocks_prepare(f->peer, desc, &blocks));
+	want(0, wh_blocks_new(f->peer, desc, &blocks));
 	batch = batch_of(f, NULL, 0);
 	want(0, wh_batch_add_blocks(batch, blocks));
 	wh_blocks_free(blocks);
@@ -64,7 +64,7 @@ static void write_shape(struct fixture *f, const struct shape *shape, uint64_t s
 		       f->local + offset_of(shape->local_offsets, shape->local_stride, shape->block,
 					    i),
 		       shape->block);
-	describe(f, shape, WH_WRITE, &base, &desc);
+	shape_describe(f, shape, WH_WRITE, &base, &desc);
 	run_blocks(f, &desc);
 	target_fetch(f, 0, f->length, seen);
 	want_true(memcmp(seen, wanted, f->length) == 0, "the target is wrong after a write");
@@ -88,14 +88,14 @@ static void read_shape(struct fixture *f, const struct shape *shape, uint64_t se
 		       source + offset_of(shape->remote_offsets, shape->remote_stride, shape->block,
 					  i),
 		       shape->block);
-	describe(f, shape, WH_READ, &base, &desc);
+	shape_describe(f, shape, WH_READ, &base, &desc);
 	run_blocks(f, &desc);
 	want_true(memcmp(f->local, wanted, f->length) == 0, "our memory is wrong after a read");
 	pages_free(source, f->length);
 	pages_free(wanted, f->length);
 }
 
-static void both(struct fixture *f, const struct shape *shape)
+static void move_shape(struct fixture *f, const struct shape *shape)
 {
 	write_shape(f, shape, 100);
 	read_shape(f, shape, 200);
@@ -118,7 +118,7 @@ static void random__both_sides(void **state)
 	shape.local_offsets = offsets_new(shape.count, 101, 1);
 	shape.remote_offsets = offsets_new(shape.count, 99, 2);
 	fixture_open(&f, *state, 101 * shape.count);
-	both(&f, &shape);
+	move_shape(&f, &shape);
 	fixture_close(&f);
 	free(shape.local_offsets);
 	free(shape.remote_offsets);
@@ -133,7 +133,7 @@ static void random__pages(void **state)
 	shape.local_offsets = offsets_new(shape.count, 4096, 3);
 	shape.remote_offsets = offsets_new(shape.count, 4096, 4);
 	fixture_open(&f, *state, 4096 * shape.count);
-	both(&f, &shape);
+	move_shape(&f, &shape);
 	fixture_close(&f);
 	free(shape.local_offsets);
 	free(shape.remote_offsets);
@@ -147,7 +147,7 @@ static void gather__one_side(void **state)
 
 	shape.local_offsets = offsets_new(shape.count, 64, 5);
 	fixture_open(&f, *state, 64 * shape.count);
-	both(&f, &shape);
+	move_shape(&f, &shape);
 	fixture_close(&f);
 	free(shape.local_offsets);
 }
@@ -160,7 +160,7 @@ static void strided__both_sides(void **state)
 	struct fixture f;
 
 	fixture_open(&f, *state, 131 * shape.count);
-	both(&f, &shape);
+	move_shape(&f, &shape);
 	fixture_close(&f);
 }
 
@@ -171,7 +171,7 @@ static void tiny__single_bytes(void **state)
 
 	shape.local_offsets = offsets_new(shape.count, 2, 6);
 	fixture_open(&f, *state, 3 * shape.count);
-	both(&f, &shape);
+	move_shape(&f, &shape);
 	fixture_close(&f);
 	free(shape.local_offsets);
 }
@@ -182,7 +182,7 @@ static void contiguous__one_block_behind_the_other(void **state)
 	struct fixture f;
 
 	fixture_open(&f, *state, 100 * shape.count);
-	both(&f, &shape);
+	move_shape(&f, &shape);
 	fixture_close(&f);
 }
 
@@ -272,8 +272,8 @@ static void prepared__many_batches_at_once(void **state)
 	shape.local_offsets = offsets_new(shape.count, BLOCK, 11);
 	fixture_open(&f, *state, BLOCK * shape.count);
 	target_fill(&f, 0, f.length, 0, 12);
-	describe(&f, &shape, WH_READ, &base, &desc);
-	want(0, wh_blocks_prepare(f.peer, &desc, &blocks));
+	shape_describe(&f, &shape, WH_READ, &base, &desc);
+	want(0, wh_blocks_new(f.peer, &desc, &blocks));
 	/* Prepared blocks are a copy of the descriptor. */
 	memset(&base, 0xff, sizeof(base));
 	for (int b = 0; b < BATCHES; b++) {
@@ -285,14 +285,14 @@ static void prepared__many_batches_at_once(void **state)
 		for (int b = 0; b < BATCHES; b++) {
 			want(0, wh_batch_submit(batches[b]));
 			if (HARNESS_TURNS)
-				want(0, wh_batch_wait(batches[b], PATIENCE));
+				want(0, batch_end(batches[b], PATIENCE));
 		}
 		if (round == 2) {
 			wh_blocks_free(blocks);
 			blocks = NULL;
 		}
 		for (int b = 0; b < BATCHES; b++)
-			want(0, wh_batch_wait(batches[b], PATIENCE));
+			want(0, batch_end(batches[b], PATIENCE));
 		for (uint64_t i = 0; i < shape.count; i++)
 			want_true(pattern_check(f.local + shape.local_offsets[i], BLOCK, i * BLOCK,
 						12) == PATTERN_GOOD,
@@ -319,13 +319,13 @@ static void mixed__blocks_and_transfers(void **state)
 	fixture_open(&f, *state, 3 * COUNT * BLOCK);
 	pattern_fill(f.local, f.length, 0, 1);
 	target_fill(&f, 0, f.length, 0, 2);
-	describe(&f, &low, WH_WRITE, &base, &desc);
-	want(0, wh_blocks_prepare(f.peer, &desc, &first));
-	describe(&f, &high, WH_READ, &base, &desc);
+	shape_describe(&f, &low, WH_WRITE, &base, &desc);
+	want(0, wh_blocks_new(f.peer, &desc, &first));
+	shape_describe(&f, &high, WH_READ, &base, &desc);
 	base.local_offset = f.length;
 	base.remote_offset = 2 * COUNT * BLOCK;
-	want(0, wh_blocks_prepare(f.peer, &desc, &second));
-	single = fragment(&f, WH_WRITE, COUNT * BLOCK, COUNT * BLOCK, COUNT * BLOCK);
+	want(0, wh_blocks_new(f.peer, &desc, &second));
+	single = transfer_of(&f, WH_WRITE, COUNT * BLOCK, COUNT * BLOCK, COUNT * BLOCK);
 	batch = batch_of(&f, &single, 1);
 	want(0, wh_batch_add_blocks(batch, first));
 	want(0, wh_batch_add_blocks(batch, second));
@@ -333,7 +333,7 @@ static void mixed__blocks_and_transfers(void **state)
 	wh_blocks_free(second);
 	want(0, batch_run(batch));
 	want_route(&f, batch, 3 * COUNT * BLOCK);
-	want(0, wh_batch_result(batch, 0));
+	want(0, batch_item(batch, 0));
 	want(0, wh_batch_free(batch));
 	want_true(target_check(&f, 0, 2 * COUNT * BLOCK, 0, 1) == PATTERN_GOOD, "written bytes");
 	want_true(target_check(&f, 2 * COUNT * BLOCK, COUNT * BLOCK, 2 * COUNT * BLOCK, 2) ==

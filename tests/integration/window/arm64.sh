@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# The copies of windows, compiled for 64-bit Arm and run there: on such a machine with its own
-# compiler, elsewhere with a cross compiler and QEMU. 77 without those.
+# Compile copy.c for 64-bit Arm and run it: with the machine's compiler on Arm, elsewhere with a
+# cross compiler and QEMU. Exits 77 without those.
 set -eu
 top=$TEST_SOURCE
 out=$(mktemp -d)
@@ -17,7 +17,7 @@ for tool in $compiler $runner; do
 		exit 77
 	fi
 done
-# Static, so that QEMU needs no libraries of that machine.
+# Static, so that QEMU needs no Arm libraries.
 "$compiler" -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -Wshadow -Werror -static -I"$top/src" \
 	-o "$out/copy" "$top/tests/integration/window/copy.c" "$top"/src/window/copy.c \
 	"$top"/src/window/copy-*.c \

@@ -20,7 +20,7 @@
 #include "window/copy.h"
 
 #define LONGEST 4097
-#define PAGES 16384 /* of each side: margins, alignment and length */
+#define PAGES 16384 /* bytes of each side: margins, alignment and length */
 #define MARGIN 128
 #define GUARD 0xa5
 
@@ -38,16 +38,17 @@ static bool is_guard(const unsigned char *at, size_t length)
 	return true;
 }
 
-static void complain(const char *what, const char *name, size_t window_at, size_t host_at,
-		     size_t length)
+static void report_failure(const char *what, const char *name, size_t window_at, size_t host_at,
+			   size_t length)
 {
 	if (failures++ < 10)
 		printf("%s %s: %zu bytes, window at %zu, other side at %zu: wrong\n", what, name,
 		       length, window_at, host_at);
 }
 
-/* The bytes, and the margins around them. The rest of the guards was not near. */
-static bool arrived(const unsigned char *at, const unsigned char *expected, size_t length)
+/* Check the bytes and the margins around them. The copy cannot have reached the rest of the guards.
+ */
+static bool copy_arrived(const unsigned char *at, const unsigned char *expected, size_t length)
 {
 	return !memcmp(at, expected, length) && is_guard(at - MARGIN, MARGIN) &&
 	       is_guard(at + length, MARGIN);
@@ -60,8 +61,8 @@ static void put_one(const struct wh_copy_way *way, size_t window_at, size_t host
 
 	way->put(to, from, length);
 	wh_copy_issued();
-	if (!arrived(to, from, length))
-		complain("put", way->name, window_at, host_at, length);
+	if (!copy_arrived(to, from, length))
+		report_failure("put", way->name, window_at, host_at, length);
 	memset(to, GUARD, length);
 }
 
@@ -72,20 +73,21 @@ static void get_one(const struct wh_copy_way *way, size_t window_at, size_t host
 	wh_copy_before_get();
 	way->get(to, window + window_at, length);
 	wh_copy_after_get();
-	if (!arrived(to, pattern + window_at, length))
-		complain("get", way->name, window_at, host_at, length);
+	if (!copy_arrived(to, pattern + window_at, length))
+		report_failure("get", way->name, window_at, host_at, length);
 	memset(to, GUARD, length);
 }
 
 typedef void one(const struct wh_copy_way *way, size_t window_at, size_t host_at, size_t length);
 
-static void each(one *copy, const struct wh_copy_way *way)
+static void each_alignment(one *copy, const struct wh_copy_way *way)
 {
 	for (size_t length = 0; length <= LONGEST; length++) {
 		if (quick && length > WH_COPY_LINE + 8 && length % 9)
 			continue;
 		for (size_t at = 0; at < WH_COPY_LINE; at++) {
-			/* Short, and around a page: each; else a different one each time. */
+			/* Short lengths: every alignment of the other side. Longer ones: one
+			 * alignment, a different one each time. */
 			bool full = all || (!quick && length <= 2 * WH_COPY_LINE + 8);
 			size_t first = full ? 0 : (length + at) % WH_COPY_LINE;
 
@@ -96,13 +98,13 @@ static void each(one *copy, const struct wh_copy_way *way)
 	}
 }
 
-/* Whether this CPU has what a way needs. */
-static bool here(const struct wh_copy_way *way)
+/* True if this CPU has the instructions that `way` needs. */
+static bool is_supported(const struct wh_copy_way *way)
 {
 	return (way->needs & wh_copy_cpu()) == way->needs;
 }
 
-static void verdict(const char *what, const char *name)
+static void print_verdict(const char *what, const char *name)
 {
 	printf("%s %s__%s\n", failures ? "[  FAILED  ]" : "[       OK ]", what, name);
 	fflush(stdout);
@@ -113,18 +115,18 @@ static unsigned run_each(void)
 	unsigned failed = 0;
 
 	for (const struct wh_copy_way *way = wh_copy_puts; way->name; way++) {
-		if (!here(way)) {
+		if (!is_supported(way)) {
 			printf("put %s: this CPU has it not\n", way->name);
 			continue;
 		}
 		failures = 0;
 		memset(window, GUARD, PAGES);
-		each(put_one, way);
-		verdict("put", way->name);
+		each_alignment(put_one, way);
+		print_verdict("put", way->name);
 		failed += failures;
 	}
 	for (const struct wh_copy_way *way = wh_copy_gets; way->name; way++) {
-		if (!here(way)) {
+		if (!is_supported(way)) {
 			printf("get %s: this CPU has it not\n", way->name);
 			continue;
 		}
@@ -132,8 +134,8 @@ static unsigned run_each(void)
 		memset(host, GUARD, PAGES);
 		memset(window, 0, PAGES);
 		memcpy(window, pattern, sizeof(pattern));
-		each(get_one, way);
-		verdict("get", way->name);
+		each_alignment(get_one, way);
+		print_verdict("get", way->name);
 		failed += failures;
 	}
 	return failed;
@@ -148,8 +150,8 @@ struct tearing {
 	size_t width;
 };
 
-/* All ones and all zeroes, turn by turn. */
-static void *writer(void *arg)
+/* Write all ones and all zeroes in turn. */
+static void *tearing_writer(void *arg)
 {
 	const struct tearing *t = arg;
 	unsigned char values[2][8];
@@ -161,7 +163,7 @@ static void *writer(void *arg)
 	return NULL;
 }
 
-static bool whole(const unsigned char *value, size_t width)
+static bool value_whole(const unsigned char *value, size_t width)
 {
 	for (size_t i = 1; i < width; i++) {
 		if (value[i] != value[0])
@@ -170,7 +172,8 @@ static bool whole(const unsigned char *value, size_t width)
 	return true;
 }
 
-static void tear(const struct wh_copy_way *put, const struct wh_copy_way *get, size_t width)
+static void check_tearing(const struct wh_copy_way *put, const struct wh_copy_way *get,
+			  size_t width)
 {
 	struct tearing t = { put, width };
 	unsigned char value[8];
@@ -178,14 +181,14 @@ static void tear(const struct wh_copy_way *put, const struct wh_copy_way *get, s
 
 	memset(window, 0, PAGES);
 	stop = false;
-	if (pthread_create(&thread, NULL, writer, &t)) {
+	if (pthread_create(&thread, NULL, tearing_writer, &t)) {
 		failures++;
 		return;
 	}
 	for (int i = 0; i < 20000; i++) {
 		get->get(value, window + 4096 - width, width);
-		if (!whole(value, width))
-			complain("tear", get->name, 4096 - width, 0, width);
+		if (!value_whole(value, width))
+			report_failure("tear", get->name, 4096 - width, 0, width);
 	}
 	stop = true;
 	pthread_join(thread, NULL);
@@ -201,9 +204,9 @@ static unsigned run_tearing(void)
 
 		failures = 0;
 		for (size_t width = 2; width <= 8; width *= 2)
-			tear(copy.put, copy.get, width);
+			check_tearing(copy.put, copy.get, width);
 		snprintf(name, sizeof(name), "%s_%s", copy.put->name, copy.get->name);
-		verdict("one_access", name);
+		print_verdict("one_access", name);
 		failed += failures;
 	}
 	return failed;
@@ -211,7 +214,7 @@ static unsigned run_tearing(void)
 
 /* ---- choosing -------------------------------------------------------------------------------- */
 
-static void expect(struct wh_copy copy, const char *put, const char *get)
+static void expect_choice(struct wh_copy copy, const char *put, const char *get)
 {
 	if (strcmp(copy.put->name, put) != 0 || strcmp(copy.get->name, get) != 0) {
 		printf("chose %s and %s, not %s and %s\n", copy.put->name, copy.get->name, put,
@@ -223,28 +226,29 @@ static void expect(struct wh_copy copy, const char *put, const char *get)
 static unsigned run_choose(void)
 {
 	failures = 0;
-	expect(wh_copy_choose(0, WH_MAPPING_WC), "natural", "natural");
-	expect(wh_copy_choose(0, WH_MAPPING_DEVICE), "natural", "natural");
-	expect(wh_copy_choose(0, WH_MAPPING_NONE), "natural", "natural");
-	expect(wh_copy_choose(UINT32_MAX, WH_MAPPING_CACHED), "memcpy", "memcpy");
+	expect_choice(wh_copy_choose(0, WH_MAPPING_WC), "natural", "natural");
+	expect_choice(wh_copy_choose(0, WH_MAPPING_DEVICE), "natural", "natural");
+	expect_choice(wh_copy_choose(0, WH_MAPPING_NONE), "natural", "natural");
+	expect_choice(wh_copy_choose(UINT32_MAX, WH_MAPPING_CACHED), "memcpy", "memcpy");
 #if defined(__x86_64__)
-	expect(wh_copy_choose(UINT32_MAX, WH_MAPPING_DEVICE), "natural", "natural");
-	expect(wh_copy_choose(WH_COPY_CPU_SSE41, WH_MAPPING_WC), "sse4.1", "sse4.1");
-	expect(wh_copy_choose(WH_COPY_CPU_SSE41 | WH_COPY_CPU_AVX2, WH_MAPPING_WC), "avx2", "avx2");
-	expect(wh_copy_choose(WH_COPY_CPU_SSE41 | WH_COPY_CPU_MOVDIR64B, WH_MAPPING_WC),
-	       "movdir64b", "sse4.1");
-	expect(wh_copy_choose(WH_COPY_CPU_AVX2 | WH_COPY_CPU_AVX512, WH_MAPPING_WC), "avx512",
-	       "avx512");
+	expect_choice(wh_copy_choose(UINT32_MAX, WH_MAPPING_DEVICE), "natural", "natural");
+	expect_choice(wh_copy_choose(WH_COPY_CPU_SSE41, WH_MAPPING_WC), "sse4.1", "sse4.1");
+	expect_choice(wh_copy_choose(WH_COPY_CPU_SSE41 | WH_COPY_CPU_AVX2, WH_MAPPING_WC), "avx2",
+		      "avx2");
+	expect_choice(wh_copy_choose(WH_COPY_CPU_SSE41 | WH_COPY_CPU_MOVDIR64B, WH_MAPPING_WC),
+		      "movdir64b", "sse4.1");
+	expect_choice(wh_copy_choose(WH_COPY_CPU_AVX2 | WH_COPY_CPU_AVX512, WH_MAPPING_WC),
+		      "avx512", "avx512");
 #elif defined(__aarch64__)
-	expect(wh_copy_choose(WH_COPY_CPU_NEON, WH_MAPPING_WC), "neon", "neon");
-	expect(wh_copy_choose(WH_COPY_CPU_NEON, WH_MAPPING_DEVICE), "natural", "natural");
-	expect(wh_copy_choose(UINT32_MAX, WH_MAPPING_DEVICE), "ls64", "ls64");
+	expect_choice(wh_copy_choose(WH_COPY_CPU_NEON, WH_MAPPING_WC), "neon", "neon");
+	expect_choice(wh_copy_choose(WH_COPY_CPU_NEON, WH_MAPPING_DEVICE), "natural", "natural");
+	expect_choice(wh_copy_choose(UINT32_MAX, WH_MAPPING_DEVICE), "ls64", "ls64");
 #endif
-	verdict("choose", "by_cpu");
+	print_verdict("choose", "by_cpu");
 	return failures;
 }
 
-static unsigned char *pages(void)
+static unsigned char *map_pages(void)
 {
 	void *at = mmap(NULL, PAGES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
@@ -261,8 +265,8 @@ int main(int argc, char **argv)
 
 	all = argc > 1 && !strcmp(argv[1], "--all");
 	quick = argc > 1 && !strcmp(argv[1], "--quick");
-	window = pages();
-	host = pages();
+	window = map_pages();
+	host = map_pages();
 	for (size_t i = 0; i < sizeof(pattern); i++)
 		pattern[i] = (unsigned char)(i * 7 + i / 251);
 	failed = run_choose() + run_each() + run_tearing();

@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# examples/window.c says what arrived and by whom: example.sh PROGRAM
+# example.sh PROGRAM: examples/window.c must print the bytes that arrived, and the backend.
 set -eu
 out=$("$1")
 printf '%s\n' "$out"

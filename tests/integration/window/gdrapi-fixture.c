@@ -39,14 +39,10 @@ int gdrapi_begin(void **state)
 
 int gdrapi_end(void **state)
 {
-	struct fake_nvidia left;
-
 	(void)state;
 	assert_int_equal(api.gdr_close(gdr), 0);
 	assert_int_equal(cu.free(memory), 0);
-	fake_nvidia_state(&left);
-	assert_int_equal(left.clients + left.objects + left.mapped + left.pins, 0);
-	assert_int_equal(left.violations, 0);
+	want_nvidia_clean();
 	return 0;
 }
 

@@ -8,9 +8,9 @@
 
 #include <stdbool.h>
 
-#include "../../fake/nvidia-control.h"
 #include "../../unit/unit.h"
 #include "gdrapi.h"
+#include "nvidia-state.h"
 
 #undef gdr_get_info
 

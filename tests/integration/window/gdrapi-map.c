@@ -31,7 +31,7 @@ static void map__twice_and_not(void **state)
 	assert_int_equal(api.gdr_unmap(gdr, mh, (char *)got + 1, SIZE), EINVAL);
 	assert_int_equal(api.gdr_unmap(gdr, mh, got, SIZE), 0);
 	assert_int_equal(api.gdr_unmap(gdr, mh, got, SIZE), EINVAL);
-	/* And again. */
+	/* Map it again. */
 	got = map_buffer(mh, 64);
 	assert_int_equal(api.gdr_copy_to_mapping(mh, got, "again", 6), 0);
 	assert_int_equal(api.gdr_unpin_buffer(gdr, mh), 0); /* while it is mapped */
@@ -75,7 +75,7 @@ static void map__unaligned_is_refused(void **state)
 		gdr_mh_t mh = pin_buffer(memory + at, 8);
 		char *va = map_buffer(mh, 8);
 
-		va[5] = 'b'; /* as a program does that stores by itself */
+		va[5] = 'b'; /* as a program that stores without the library */
 		assert_int_equal(*cu.alias(memory + at + 5), 'b');
 		assert_int_equal(api.gdr_unpin_buffer(gdr, mh), 0);
 	}
@@ -103,7 +103,7 @@ static void map__types(void **state)
 	assert_int_equal(api.gdr_unpin_buffer(gdr, mh), 0);
 }
 
-/* Programs compiled long ago have 40 bytes for it. */
+/* Programs compiled against old headers pass 40 bytes. */
 static void info__of_old(void **state)
 {
 	struct {
@@ -249,7 +249,7 @@ static void fork__child_has_none(void **state)
 	assert_int_equal(api.gdr_unpin_buffer(gdr, unmapped), 0);
 }
 
-/* In a child the parent's is closed without touching what is the parent's. */
+/* A child closes its copy of the handle without touching the parent's mappings. */
 static void fork__child_closes(void **state)
 {
 	gdr_mh_t mh = pin_buffer(memory, SIZE);
@@ -292,7 +292,7 @@ static void *pin_and_unpin(void *arg)
 	return NULL;
 }
 
-/* libwherry does the same with libcuda's table at the same time. */
+/* Meanwhile libwherry uses libcuda's table as well. */
 static void *open_and_close(void *arg)
 {
 	struct wh_engine *engine = arg;
@@ -355,7 +355,8 @@ static void *come_and_go(void *arg)
 	return NULL;
 }
 
-/* Whose memory a page begins with may be freed while the page is being pinned for somebody else. */
+/* The allocation at the start of a page may be freed while the page is being pinned for another
+ * one. */
 static void threads__neighbours_come_and_go(void **state)
 {
 	pthread_t thread;
@@ -381,8 +382,7 @@ static void threads__neighbours_come_and_go(void **state)
 	assert_null(why);
 }
 
-/* Windows of Wherry's own: all of the range has to be allocated, and allocations may meet within a
- * page. */
+/* A window of Wherry's own must be allocated completely; two allocations may meet within a page. */
 static void window__of_neighbours(void **state)
 {
 	struct wh_engine_options options = { .size = sizeof(options), .listen = "none" };

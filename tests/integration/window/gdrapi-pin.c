@@ -8,7 +8,7 @@
 
 /* ---- loading --------------------------------------------------------------------------------- */
 
-/* What NCCL, NVSHMEM and libfabric do, each in its way. */
+/* Open the library as NCCL, NVSHMEM and libfabric do. */
 static void load__as_peers_do(void **state)
 {
 	void *nccl = dlopen("libgdrapi.so", RTLD_NOW),
@@ -27,7 +27,7 @@ static void load__as_peers_do(void **state)
 	api.gdr_runtime_get_version(NULL, NULL);
 	assert_int_equal(api.gdr_driver_get_version(gdr, NULL, &minor), EINVAL);
 	assert_int_equal(api.gdr_driver_get_version(NULL, &major, &minor), EINVAL);
-	/* Not unloaded: a table of libcuda's may point to it. */
+	/* The library stays loaded: a table in libcuda may point to it. */
 	dlclose(nccl);
 	dlclose(nvshmem);
 }
@@ -104,8 +104,8 @@ static void pin__pages_around(void **state)
 	}
 }
 
-/* An allocation of 8 bytes, with `memory` neither in its page nor in those beside it. Where the
- * kernel places a mapping is random: now and then one lies right behind `memory`. */
+/* Allocate 8 bytes with `memory` neither in their page nor in the pages beside it. The kernel
+ * places mappings at random: sometimes one follows `memory` directly. */
 static uint64_t small_alone(void)
 {
 	uint64_t small, page, rejected[16];
@@ -126,7 +126,7 @@ static uint64_t small_alone(void)
 	return small;
 }
 
-/* A page is pinned for a byte of the range that is allocated in it, and for nothing else. */
+/* A page is pinned only for bytes of the range that are allocated in it. */
 static void pin__pages_without_memory(void **state)
 {
 	gdr_mh_t mh = { 77 };
@@ -141,7 +141,8 @@ static void pin__pages_without_memory(void **state)
 	assert_int_equal(api.gdr_pin_buffer(gdr, small + 8, PAGE - (small + 8) % PAGE, 0, 0, &mh),
 			 EINVAL);
 	assert_int_equal(mh.h, 77);
-	mh = pin_buffer(small, PAGE - small % PAGE); /* more than there is, of the same page */
+	mh = pin_buffer(small,
+			PAGE - small % PAGE); /* more than is allocated, within the same page */
 	assert_int_equal(buffer_info(mh).va, page);
 	assert_int_equal(buffer_info(mh).mapped_size, PAGE);
 	assert_int_equal(api.gdr_unpin_buffer(gdr, mh), 0);
@@ -157,7 +158,7 @@ static void pin__gaps(void **state)
 
 	(void)state;
 	if (!shares_pages)
-		return; /* addresses of their own */
+		return; /* each allocation has pages of its own */
 	free_middle(KIB, &first, &last, &whole);
 	mh = pin_buffer(first, whole);
 	assert_true(buffer_info(mh).va <= first &&
@@ -193,7 +194,7 @@ static void pin__refusals(void **state)
 	assert_int_equal(api.gdr_pin_buffer(gdr, 0, 64, 0, 0, &mh), EINVAL);
 	assert_int_equal(api.gdr_pin_buffer_v2(gdr, memory, 64, 2, &mh), EINVAL);
 	assert_int_equal(mh.h, 77);
-#if defined(__x86_64__) /* a module that is too old for it leaves it to the next backend */
+#if defined(__x86_64__) /* a module without pin flags leaves the pin to the next backend */
 	assert_int_equal(api.gdr_pin_buffer_v2(gdr, memory, 64, GDR_PIN_FLAG_FORCE_PCIE, &mh), 0);
 	assert_int_equal(api.gdr_unpin_buffer(gdr, mh), 0);
 #endif
@@ -238,7 +239,7 @@ static void close__gives_all_back(void **state)
 		if (i & 1)
 			map_buffer(mh, 64);
 	}
-	/* What is left is counted when the test ends. */
+	/* gdrapi_end() counts what is left. */
 }
 
 static void pin__thousands(void **state)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * What libgdrapi.so.2 does before anything is pinned: what it reads of the environment, and what it
- * leaves alone. Each test has a process of its own, in which nothing was opened before.
- */
+/* gdrapi-start.c: what libgdrapi.so.2 does before anything is pinned
+ *
+ * Which variables of the environment it reads, and what it does not touch. Each test runs in a
+ * process of its own, in which nothing has been opened before. */
 #include "../../unit/unit.h"
 
 #include <dlfcn.h>
@@ -42,8 +42,8 @@ static void look_up(void *library, const char *name, void *out)
 	memcpy(out, &found, sizeof(found));
 }
 
-/* What runs in a child ends with 0, or with what its comment says; with FAILED if this does not
- * hold. */
+/* A function that runs in a child returns 0, or what its comment says; FAILED if an expectation
+ * does not hold. */
 #define FAILED 99
 #define EXPECT(condition)                                                                          \
 	do {                                                                                       \
@@ -106,7 +106,7 @@ static void query__starts_no_cuda(void **state)
 	assert_int_equal(in_child(ask_all), 0);
 }
 
-/* 77: it cannot be opened. */
+/* Returns 77 if it cannot be opened. */
 static int open_by_dmabuf(void)
 {
 	int value = 0;
@@ -134,7 +134,7 @@ static int open_by_dmabuf_new(void)
 	return open_by_dmabuf();
 }
 
-/* The kernel module and the driver's own interface are there, and not asked. */
+/* The kernel module and the driver's own interface exist, but are not used. */
 static void environment__dmabuf_alone(void **state)
 {
 	(void)state;
@@ -142,8 +142,8 @@ static void environment__dmabuf_alone(void **state)
 	assert_int_equal(in_child(open_by_dmabuf_new), 0);
 }
 
-/* 1: a refusal leaves its reason on stderr. */
-static int logged(void)
+/* Returns 1 if a refusal writes its reason to stderr. */
+static int refusal_logged(void)
 {
 	char text[256] = "";
 	int ends[2];
@@ -160,19 +160,19 @@ static int logged(void)
 static int log_unset(void)
 {
 	unsetenv("GDRCOPY_ENABLE_LOGGING");
-	return logged();
+	return refusal_logged();
 }
 
 static int log_zero(void)
 {
 	setenv("GDRCOPY_ENABLE_LOGGING", "0", 1);
-	return logged();
+	return refusal_logged();
 }
 
 static int log_empty(void)
 {
 	setenv("GDRCOPY_ENABLE_LOGGING", "", 1);
-	return logged();
+	return refusal_logged();
 }
 
 static void environment__any_value_logs(void **state)
@@ -183,7 +183,7 @@ static void environment__any_value_logs(void **state)
 	assert_int_equal(in_child(log_empty), 1);
 }
 
-static void load(void)
+static void gdrapi_load(void)
 {
 	void *library = dlopen("libgdrapi.so.2", RTLD_NOW | RTLD_LOCAL);
 	void *cuda = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
@@ -208,6 +208,6 @@ int main(void)
 		cmocka_unit_test(environment__any_value_logs),
 	};
 
-	load();
+	gdrapi_load();
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Windows onto memory that another process shares by what its kernel driver knows it as: the
- * owner's part, the importer's, and what an importer must not believe. Both are this process, each
- * with windows of its own.
- */
+/* objects.c: windows onto memory that another process shares as objects of its kernel driver
+ *
+ * The owner's side, the importer's side, and what an importer must check. Both are this process,
+ * each with its own struct wh_windows. */
 #include "../../unit/unit.h"
 
 #include <errno.h>
@@ -14,7 +13,7 @@
 
 #include <wherry/error.h>
 
-#include "../../fake/nvidia-control.h"
+#include "nvidia-state.h"
 #include "platform/rm-abi.h"
 #include "window/view.h"
 
@@ -26,15 +25,7 @@ static struct wh_windows *owner, *importer;
 static struct wh_cuda_scope scope;
 static uint64_t memory; /* of the owner; begins a GPU page */
 
-static struct fake_nvidia state_now(void)
-{
-	struct fake_nvidia state;
-
-	fake_nvidia_state(&state);
-	return state;
-}
-
-static int begin(void **state)
+static int objects_begin(void **state)
 {
 	(void)state;
 	fake_nvidia_version("580.159.04");
@@ -48,10 +39,8 @@ static int begin(void **state)
 	return 0;
 }
 
-static int end(void **state)
+static int objects_end(void **state)
 {
-	struct fake_nvidia left;
-
 	(void)state;
 	fake_nvidia_fail(RM_ESCAPE_DUP_OBJECT, 0, 0);
 	wh_windows_free(importer);
@@ -59,15 +48,11 @@ static int end(void **state)
 	cuda->cuMemFree(memory);
 	wh_cuda_leave(&scope);
 	wh_cuda_close(cuda);
-	left = state_now();
-	assert_int_equal(left.objects, 0);
-	assert_int_equal(left.mapped, 0);
-	assert_int_equal(left.clients, 0);
-	assert_int_equal(left.violations, 0);
+	want_nvidia_clean();
 	return 0;
 }
 
-/* The importer's view of [at, at + length), by these objects alone. */
+/* Open the importer's view of [at, at + length), with these objects only. */
 static int open_view(uint64_t at, uint64_t length, const struct wh_view_object *objects,
 		     unsigned count, struct wh_view **out)
 {
@@ -79,16 +64,16 @@ static int open_view(uint64_t at, uint64_t length, const struct wh_view_object *
 					   .object_count = count,
 					   .private = true,
 					   .map = true };
-	unsigned asked = state_now().asked;
+	unsigned asked = nvidia_state().asked;
 	int error = wh_view_open(importer, &request, out);
 
-	/* An importer has no object duplicated, whatever it is told. */
-	assert_int_equal(state_now().asked, asked);
+	/* An importer never has an object duplicated, whatever the owner sends. */
+	assert_int_equal(nvidia_state().asked, asked);
 	return error;
 }
 
-/* What is written through the view lands at the memory's `at`, as CUDA sees it, and the reverse. */
-static void use(const struct wh_view *view, uint64_t at)
+/* Bytes written through the view appear in the memory at `at`, as CUDA sees it, and the reverse. */
+static void view_round_trip(const struct wh_view *view, uint64_t at)
 {
 	unsigned char sent[300], got[sizeof(sent)];
 
@@ -114,20 +99,20 @@ static void object__round_trip(void **state)
 		uint64_t at = memory + skips[i], length = SIZE / 2;
 
 		assert_int_equal(wh_windows_export(owner, at, length, &object), 0);
-		/* The owner keeps nothing of it but the descriptor. */
-		assert_int_equal(state_now().objects, 0);
+		/* The owner keeps the descriptor only. */
+		assert_int_equal(nvidia_state().objects, 0);
 		assert_int_equal(open_view(at, length, &object, 1, &view), 0);
 		close(object.fd);
-		use(view, at);
-		use(view, at + length - 300);
+		view_round_trip(view, at);
+		view_round_trip(view, at + length - 300);
 		wh_view_close(view);
 	}
 	assert_true(wh_windows_imports(importer, "driver,rm"));
 	assert_false(wh_windows_imports(importer, "driver,dmabuf"));
 }
 
-static void refused(int error, const char *text, uint64_t at, uint64_t length,
-		    const struct wh_view_object *objects, unsigned count)
+static void want_view_refused(int error, const char *text, uint64_t at, uint64_t length,
+			      const struct wh_view_object *objects, unsigned count)
 {
 	struct wh_view *view = NULL;
 
@@ -135,11 +120,11 @@ static void refused(int error, const char *text, uint64_t at, uint64_t length,
 	if (!strstr(wh_error_text(), text))
 		fail_msg("no \"%s\" in \"%s\"", text, wh_error_text());
 	assert_null(view);
-	assert_int_equal(state_now().objects, 0);
-	assert_int_equal(state_now().mapped, 0);
+	assert_int_equal(nvidia_state().objects, 0);
+	assert_int_equal(nvidia_state().mapped, 0);
 }
 
-/* Whatever an owner sends, nothing but whole pages of the object that it has sent are mapped. */
+/* Whatever an owner sends, only whole pages of the object that it has sent are mapped. */
 static void object__lies(void **state)
 {
 	struct wh_view_object object, lie[2];
@@ -150,27 +135,30 @@ static void object__lies(void **state)
 	assert_true(other >= 0 && null >= 0);
 	assert_int_equal(ftruncate(other, (off_t)SIZE), 0);
 	assert_int_equal(wh_windows_export(owner, memory, SIZE, &object), 0);
-	/* Not memory of a GPU, no descriptor at all. */
+	/* A descriptor of something other than GPU memory, and none at all. */
 	lie[0] = (struct wh_view_object){ other, 0 };
-	refused(EINVAL, "IMPORT_OBJECT_FROM_FD: NV_ERR_INVALID_OBJECT", memory, SIZE, lie, 1);
+	want_view_refused(EINVAL, "IMPORT_OBJECT_FROM_FD: NV_ERR_INVALID_OBJECT", memory, SIZE, lie,
+			  1);
 	lie[0].fd = null;
-	refused(EINVAL, "IMPORT_OBJECT_FROM_FD: NV_ERR_INVALID_OBJECT", memory, SIZE, lie, 1);
+	want_view_refused(EINVAL, "IMPORT_OBJECT_FROM_FD: NV_ERR_INVALID_OBJECT", memory, SIZE, lie,
+			  1);
 	lie[0].fd = -1;
-	refused(EINVAL, "IMPORT_OBJECT_FROM_FD: NV_ERR_INVALID_OBJECT", memory, SIZE, lie, 1);
-	/* Over its end, and over the end of everything. */
+	want_view_refused(EINVAL, "IMPORT_OBJECT_FROM_FD: NV_ERR_INVALID_OBJECT", memory, SIZE, lie,
+			  1);
+	/* A range past the end of the object, and one that overflows. */
 	lie[0] = (struct wh_view_object){ object.fd, object.offset + (UINT64_C(1) << 40) };
-	refused(EINVAL, "INVALID_LIMIT", memory, SIZE, lie, 1);
+	want_view_refused(EINVAL, "INVALID_LIMIT", memory, SIZE, lie, 1);
 	lie[0].offset = UINT64_MAX - WH_WINDOW_PAGE + 1;
-	refused(EINVAL, "INVALID_LIMIT", memory, SIZE, lie, 1);
-	/* No whole pages, and one that begins before the object does. */
+	want_view_refused(EINVAL, "INVALID_LIMIT", memory, SIZE, lie, 1);
+	/* Not whole pages, and a range that begins before the object. */
 	lie[0].offset = object.offset + 4096;
-	refused(EOPNOTSUPP, "only its owner knows", memory, SIZE, lie, 1);
+	want_view_refused(EOPNOTSUPP, "only its owner knows", memory, SIZE, lie, 1);
 	lie[0].offset = 10;
-	refused(EOPNOTSUPP, "only its owner knows", memory + 11, SIZE / 2, lie, 1);
-	/* Not as many as there are parts. */
+	want_view_refused(EOPNOTSUPP, "only its owner knows", memory + 11, SIZE / 2, lie, 1);
+	/* Another number of objects than parts. */
 	lie[0] = lie[1] = object;
-	refused(EOPNOTSUPP, "only its owner knows", memory, SIZE, lie, 2);
-	refused(EOPNOTSUPP, "only its owner knows", memory, SIZE, lie, 0);
+	want_view_refused(EOPNOTSUPP, "only its owner knows", memory, SIZE, lie, 2);
+	want_view_refused(EOPNOTSUPP, "only its owner knows", memory, SIZE, lie, 0);
 	close(object.fd);
 	close(other);
 	close(null);
@@ -185,7 +173,7 @@ static void export_refused(int error, const char *text, uint64_t at)
 		fail_msg("no \"%s\" in \"%s\"", text, wh_error_text());
 	assert_int_equal(object.fd, -7);
 	assert_int_equal(object.offset, 7);
-	assert_int_equal(state_now().objects, 0);
+	assert_int_equal(nvidia_state().objects, 0);
 }
 
 static void export__refused(void **state)
@@ -202,8 +190,8 @@ static void export__refused(void **state)
 	export_refused(EMFILE, "/dev/nvidiactl: open", memory);
 }
 
-/* A driver that has not been seen: nothing is exported by guess, nor imported before it has been
- * tried. */
+/* An unknown driver version: nothing is exported on a guess, and nothing is imported before a
+ * trial. */
 static void unknown__driver(void **state)
 {
 	struct wh_view_request request = {
@@ -215,29 +203,29 @@ static void unknown__driver(void **state)
 	(void)state;
 	fake_nvidia_version("999.42");
 	export_refused(EOPNOTSUPP, "999.42 has not been seen working", memory);
-	/* A window of its own has proven it. */
+	/* A window of the owner's own has passed the trial. */
 	assert_int_equal(wh_view_open(owner, &request, &view), 0);
 	wh_view_close(view);
 	assert_int_equal(wh_windows_export(owner, memory, SIZE, &object), 0);
 	assert_int_equal(open_view(memory, SIZE, &object, 1, &view), 0);
-	use(view, memory);
+	view_round_trip(view, memory);
 	wh_view_close(view);
 	close(object.fd);
-	/* Watching, memory that CUDA has imported is tried with memory that it has imported. */
+	/* With rm-watch, imported memory is tried with other imported memory. */
 	request.foreign = true;
 	request.order = "rm-watch";
 	assert_int_equal(wh_view_open(importer, &request, &view), 0);
-	use(view, memory + 5);
+	view_round_trip(view, memory + 5);
 	wh_view_close(view);
 }
 
 int main(void)
 {
 	static const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(object__round_trip, begin, end),
-		cmocka_unit_test_setup_teardown(object__lies, begin, end),
-		cmocka_unit_test_setup_teardown(export__refused, begin, end),
-		cmocka_unit_test_setup_teardown(unknown__driver, begin, end),
+		cmocka_unit_test_setup_teardown(object__round_trip, objects_begin, objects_end),
+		cmocka_unit_test_setup_teardown(object__lies, objects_begin, objects_end),
+		cmocka_unit_test_setup_teardown(export__refused, objects_begin, objects_end),
+		cmocka_unit_test_setup_teardown(unknown__driver, objects_begin, objects_end),
 	};
 
 	return cmocka_run_group_tests_name("window-objects", tests, NULL, NULL);
