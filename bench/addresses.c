@@ -195,7 +195,7 @@ static json_t *lists_rows(struct side *local, struct side *remote, struct wh_pee
 		side_register(remote, count);
 		/* The peer publishes them in this order. */
 		while (wh_peer_lookup(peer, (uintptr_t)remote->memory + (count - 1) * REGION, 1,
-				      &last, &offset))
+				      WH_ANSWER, &last, &offset))
 			nanosleep(&(struct timespec){ .tv_nsec = 1000000 }, NULL);
 		for (unsigned random = 0; random < 2; random++) {
 			lists_fill(&lists, local, remote, count, random);

@@ -150,7 +150,7 @@ static int link_prepare(struct bench *bench, struct link *link, const char *tran
 	struct wh_batch_options options = { .size = sizeof(options), .require = transport };
 	struct wh_transfer transfer = { .local = bench->region, .length = BYTES, .op = op };
 	struct wh_remote remote;
-	int error = wh_peer_find(link->peer, "box", 0, &remote);
+	int error = wh_peer_find(link->peer, "box", WH_ANSWER, &remote);
 
 	transfer.remote = remote.id;
 	if (!error)

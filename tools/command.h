@@ -102,7 +102,7 @@ int usage_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* Print the line alone, for something that is not an error. */
 void note(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-extern const struct command command_serve, command_copy, command_bench, command_explain,
+extern const struct command command_serve, command_copy, command_bench, command_explain, command_ls,
 	command_config, command_registry, command_topo, command_doctor, command_top,
 	command_exporter, command_window, command_key;
 

@@ -12,9 +12,9 @@
 #include "util/error.h"
 
 static const struct command *const commands[] = {
-	&command_serve, &command_copy,   &command_bench, &command_explain,  &command_registry,
-	&command_topo,  &command_doctor, &command_top,   &command_exporter, &command_window,
-	&command_key,   &command_config, NULL,
+	&command_serve,    &command_copy, &command_ls,     &command_bench, &command_explain,
+	&command_registry, &command_topo, &command_doctor, &command_top,   &command_exporter,
+	&command_window,   &command_key,  &command_config, NULL,
 };
 
 static void print_program(FILE *out)
@@ -35,7 +35,6 @@ static void print_program(FILE *out)
 	      "wherry://127.0.0.1:PORT\n"
 	      "  wherry copy FILE wherry://127.0.0.1:7000/host    # a file into its "
 	      "memory\n"
-	      "\n"
 	      "Exit codes: 0 done; 1 a warning; 2 failed; 64 usage; 69 not available.\n",
 	      out);
 }

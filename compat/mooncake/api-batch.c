@@ -163,27 +163,13 @@ static void part_fail(struct te_engine *engine, struct te_part *part, int error,
 	}
 }
 
-/* Find the peer's region that contains the remote range. A region that was registered just now may
- * not be known here yet: refresh the segment, once for each submission, and if it lists the memory,
- * wait for the region. */
+/* Find the peer's region that contains the remote range: the peer is asked about memory that is not
+ * known here. */
 static int request_find_remote(struct te_link *link, const struct te_request *request,
-			       bool *refreshed, struct wh_remote *remote, uint64_t *offset)
+			       struct wh_remote *remote, uint64_t *offset)
 {
-	const struct wh_mooncake_buffer *buffer;
-	char name[32];
-
-	if (!wh_peer_lookup(link->peer, request->remote, request->length, remote, offset))
-		return 0;
-	if (!*refreshed && strcmp(link->name, link->engine->name) != 0)
-		te_link_refresh(link);
-	*refreshed = true;
-	pthread_mutex_lock(&link->engine->lock);
-	buffer = wh_mooncake_segment_find(&link->segment, request->remote, request->length);
-	if (buffer)
-		te_region_name(buffer->address, name);
-	pthread_mutex_unlock(&link->engine->lock);
-	if (buffer && !wh_peer_find(link->peer, name, link->engine->timeout, remote) &&
-	    !wh_peer_lookup(link->peer, request->remote, request->length, remote, offset))
+	if (!wh_peer_lookup(link->peer, request->remote, request->length, WH_ANSWER, remote,
+			    offset))
 		return 0;
 	return wh_fail(ERANGE,
 		       "%.60s: %" PRIu64 " bytes at 0x%" PRIx64
@@ -191,8 +177,7 @@ static int request_find_remote(struct te_link *link, const struct te_request *re
 		       link->name, request->length, request->remote);
 }
 
-static int request_add(struct te_part *part, struct wh_batch *batch, struct te_request *request,
-		       bool *refreshed)
+static int request_add(struct te_part *part, struct wh_batch *batch, struct te_request *request)
 {
 	struct wh_transfer transfer = {
 		.local = request->memory->region,
@@ -201,8 +186,7 @@ static int request_add(struct te_part *part, struct wh_batch *batch, struct te_r
 		.op = request->write ? WH_WRITE : WH_READ,
 	};
 	struct wh_remote remote;
-	int error = request_find_remote(part->link, request, refreshed, &remote,
-					&transfer.remote_offset);
+	int error = request_find_remote(part->link, request, &remote, &transfer.remote_offset);
 
 	if (error)
 		return error;
@@ -220,7 +204,6 @@ static void part_submit_wherry(struct te_engine *engine, struct te_part *part)
 		.callback_arg = part,
 	};
 	struct wh_batch *batch;
-	bool refreshed = false;
 	size_t added = 0;
 	int error = wh_batch_new(part->link->peer, &options, &batch);
 
@@ -233,7 +216,7 @@ static void part_submit_wherry(struct te_engine *engine, struct te_part *part)
 
 		if (request->part != part)
 			continue;
-		error = request_add(part, batch, request, &refreshed);
+		error = request_add(part, batch, request);
 		if (error)
 			request_fail(engine, request, error, wh_fail_text());
 		else

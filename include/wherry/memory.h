@@ -139,6 +139,9 @@ int wh_memory_query(struct wh_engine *engine, const void *address, struct wh_mem
 enum wh_access {
 	WH_ACCESS_READ = 1,
 	WH_ACCESS_WRITE = 2,
+	/* With READ or WRITE: wh_peer_list() shows it, too. Without LIST a peer must know the
+	 * region's name, key, id or address. */
+	WH_ACCESS_LIST = 4,
 };
 
 /* What one peer may do with a region. */
@@ -166,9 +169,8 @@ struct wh_region_options {
 };
 
 /* Register [address, address+length) for transfers. options may be NULL: a region for this engine's
- * own use, which no peer sees. Regions may overlap. A region with access READ or WRITE is
- * published: connected peers learn of it shortly afterwards. Does not touch the memory, does not
- * block on peers.
+ * own use, which no peer sees. Regions may overlap. A peer learns of a region with access READ or
+ * WRITE when it asks for it. Does not touch the memory, does not block on peers.
  *
  * The caller keeps the memory mapped, readable and (for access WRITE, or as the target of a read)
  * writable until wh_region_unregister(). Otherwise a transfer fails with -EFAULT if a system call
@@ -203,7 +205,19 @@ int wh_region_lookup(struct wh_engine *engine, const void *address, size_t lengt
 
 /* ---- the regions of a peer ---------------------------------------------------------------- */
 
-/* A region that a peer publishes. */
+/* The calls below find regions that the engine knows already, and ask the peer for others. A peer
+ * tells of a region only if the region grants this engine READ or WRITE. What is known stays known
+ * until the peer unregisters it, which waits for this engine where it can access the memory itself;
+ * after a lost connection it is asked for again.
+ *
+ * `timeout`, in ns, is how long to wait for the region to be registered and, if the peer is lost or
+ * being opened, until it is reached. 0: only what is known already. WH_ANSWER: the peer's answer,
+ * and nothing else. Errors of all calls: -ENOENT, -ECONNRESET (the peer is still lost), -ESTALE (it
+ * was restarted), -EINPROGRESS (it is still being opened) or the error with which that failed,
+ * -EDEADLK (a timeout other than 0, in a callback). Any thread. */
+#define WH_ANSWER (-1)
+
+/* A region of a peer. */
 struct wh_remote {
 	uint64_t id;
 	uint64_t address; /* in the peer's address space */
@@ -214,20 +228,22 @@ struct wh_remote {
 	uint64_t reserved[4]; /* 0 */
 };
 
-/* Find a published region of the peer by name. Waits up to `timeout` ns (0: does not wait) until it
- * is published and, if the peer is lost or being opened, until it is reached. 0, or -ENOENT,
- * -ECONNRESET (the peer is still lost), -ESTALE (it was restarted), -EINPROGRESS (it is still being
- * opened) or the error with which that failed, -EDEADLK (called from a callback). */
+/* Find a region of the peer by its name. */
 int wh_peer_find(struct wh_peer *peer, const char *name, int64_t timeout, struct wh_remote *out);
 
-/* List the peer's regions, one per call. Set *cursor to 0 before the first call; each call advances
- * it. 0, or -ENOENT at the end. Regions that come or go meanwhile may or may not be listed. */
-int wh_peer_next(struct wh_peer *peer, uint64_t *cursor, struct wh_remote *out);
+/* Find a region of the peer that contains all of [address, address+length) of the peer's address
+ * space, and the offset in it: the smallest of those that are known, or else the peer's smallest.
+ */
+int wh_peer_lookup(struct wh_peer *peer, uint64_t address, uint64_t length, int64_t timeout,
+		   struct wh_remote *out, uint64_t *offset);
 
-/* Find the region of the peer that contains all of [address, address+length) of the peer's address
- * space, the smallest if several do, and the offset in it. 0, or -ENOENT. */
-int wh_peer_lookup(struct wh_peer *peer, uint64_t address, uint64_t length, struct wh_remote *out,
-		   uint64_t *offset);
+/* List the peer's regions that grant WH_ACCESS_LIST; of a peer that is this engine, all. Set
+ * *cursor to 0 before the first call; each call advances it, to 0 at the end. *count is the room in
+ * `out`, and on return how many regions there are in it: maybe none before the end, at most 1,024.
+ * No region at all: the peer has none, or grants no listing. Regions that come or go meanwhile may
+ * or may not be listed. `timeout` is not 0; -ETIMEDOUT. */
+int wh_peer_list(struct wh_peer *peer, uint64_t *cursor, struct wh_remote *out, size_t *count,
+		 int64_t timeout);
 
 /* ---- keys, for users with a control plane of their own ------------------------------------ */
 
@@ -239,9 +255,11 @@ int wh_peer_lookup(struct wh_peer *peer, uint64_t address, uint64_t length, stru
  * return. 0, or -ENOSPC. */
 int wh_region_pack_key(const struct wh_region *region, void *buffer, size_t *length);
 
-/* Turn a key of one of the peer's regions into a remote region. Waits up to `timeout` ns until the
- * peer has published the region. 0, or -EINVAL (not a key), -EPROTONOSUPPORT (a newer version),
- * -ESTALE (made by an earlier epoch of the peer, or by another engine), -ENOENT. */
+/* Turn a key of one of the peer's regions into a remote region. A key is a name, not a right: the
+ * peer is asked, and says what this engine may do. With a timeout of 0 a key of a region that is
+ * not known is believed, and the first submission asks. 0, or -EINVAL (not a key), -EPROTONOSUPPORT
+ * (a newer version), -ESTALE (made by an earlier epoch of the peer, or by another engine), or the
+ * errors above. */
 int wh_peer_unpack_key(struct wh_peer *peer, const void *key, size_t length, int64_t timeout,
 		       struct wh_remote *out);
 

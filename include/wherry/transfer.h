@@ -288,14 +288,16 @@ int wh_batch_free(struct wh_batch *batch);
 
 /* Prepare for transfers between each of the local regions and each region of the peer in `remotes`
  * (wh_remote.id), in the directions that these allow, so that the first submission is as fast as
- * later ones: choose the routes, map and pin what they need, exchange keys, and open the data
- * connections. Memory that is mapped gets its page table, at some 0.1 ms per MiB; pages that the
- * owner has never touched are allocated by that. Moves no bytes. Blocks until that is done;
- * `timeout` (ns, WH_FOREVER) limits the wait for data connections. What was prepared lasts as long
- * as the regions and the peer's connection; idle data connections are closed after the setting
- * `idle`. 0, or -EINVAL, -ENOENT (no such region of the peer), -EOPNOTSUPP (no transport for a
- * pair), -ETIMEDOUT, -EHOSTUNREACH (the peer takes no more data connections), -ECONNRESET, -ESTALE,
- * -EINPROGRESS (the peer is not connected yet), -EDEADLK (called from a callback), -ENOMEM. */
+ * later ones: ask for regions that are not known here, choose the routes, map and pin what they
+ * need, exchange keys, and open the data connections. Memory that is mapped gets its page table, at
+ * some 0.1 ms per MiB; pages that the owner has never touched are allocated by that. Moves no
+ * bytes. Blocks until that is done; `timeout` (ns, WH_FOREVER) limits the wait for data
+ * connections. What was prepared lasts as long as the regions and the peer's connection; idle data
+ * connections are closed after the setting `idle`. Without local regions the remote ones are asked
+ * for, and nothing else. 0, or -EINVAL, -ENOENT (no such region of the peer), -EOPNOTSUPP (no
+ * transport for a pair), -ETIMEDOUT, -EHOSTUNREACH (the peer takes no more data connections),
+ * -ECONNRESET, -ESTALE, -EINPROGRESS (the peer is not connected yet), -EDEADLK (called from a
+ * callback), -ENOMEM. */
 int wh_peer_prepare(struct wh_peer *peer, struct wh_region *const *locals, size_t local_count,
 		    const uint64_t *remotes, size_t remote_count, int64_t timeout);
 

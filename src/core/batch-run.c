@@ -19,6 +19,7 @@
 #include "core/plan.h"
 #include "core/queue.h"
 #include "core/region.h"
+#include "core/resolve.h"
 #include "core/stream.h"
 #include "gpu/stream.h"
 #include "transport/blocks.h"
@@ -163,8 +164,8 @@ static void batch_transports_again(struct wh_batch *batch)
 			wh_transport(id)->batch_again(batch, batch->transport[id]);
 }
 
-/* All of a submission but starting the fragments. On error the batch is as it was. */
-static int batch_prepare(struct wh_batch *batch)
+/* May the batch be submitted? Take it back from where its last end was reported. */
+static int batch_check_submit(struct wh_batch *batch)
 {
 	int error = wh_batch_guard_idle(batch, "wh_batch_submit");
 	struct wh_peer *peer;
@@ -180,21 +181,23 @@ static int batch_prepare(struct wh_batch *batch)
 	wh_batch_settle(batch);
 	if (batch->queue)
 		wh_queue_forget(batch->queue, &batch->queued);
-	if (batch->planned != atomic_load(&peer->plan_version)) {
-		wh_fail_begin();
-		error = wh_fail_end(wh_plan(batch));
-		if (error)
-			return error;
-	}
-	error = batch_hold_regions(batch);
-	if (error)
-		return error;
-	if (atomic_load_explicit(&batch->status, memory_order_relaxed)) {
-		atomic_store(&batch->status, 0);
-		batch->text[0] = 0;
-		for (size_t i = 0; i < batch->item_count; i++)
-			atomic_store_explicit(&batch->items[i].status, 0, memory_order_relaxed);
-	}
+	return 0;
+}
+
+/* Forget the outcome of the last submission. */
+static void batch_reset_status(struct wh_batch *batch)
+{
+	if (!atomic_load_explicit(&batch->status, memory_order_relaxed))
+		return;
+	atomic_store(&batch->status, 0);
+	batch->text[0] = 0;
+	for (size_t i = 0; i < batch->item_count; i++)
+		atomic_store_explicit(&batch->items[i].status, 0, memory_order_relaxed);
+}
+
+/* Make the fragments ready to be started. */
+static void batch_reset_fragments(struct wh_batch *batch)
+{
 	for (size_t i = 0; i < batch->fragment_count; i++) {
 		struct wh_fragment *fragment = &batch->fragments[i];
 
@@ -206,6 +209,23 @@ static int batch_prepare(struct wh_batch *batch)
 	}
 	if (atomic_load_explicit(&batch->kept, memory_order_relaxed))
 		batch_transports_again(batch);
+}
+
+/* All of a submission but starting the fragments. On error the batch is as it was. */
+static int batch_prepare(struct wh_batch *batch)
+{
+	int error = 0;
+
+	if (batch->planned != atomic_load(&batch->peer->plan_version)) {
+		wh_fail_begin();
+		error = wh_fail_end(wh_plan(batch));
+	}
+	if (!error)
+		error = batch_hold_regions(batch);
+	if (error)
+		return error;
+	batch_reset_status(batch);
+	batch_reset_fragments(batch);
 	atomic_store_explicit(&batch->cancelled, false, memory_order_relaxed);
 	atomic_store_explicit(&batch->notify_path, WH_NOTIFY_UNSENT, memory_order_relaxed);
 	atomic_store_explicit(&batch->left, (uint32_t)batch->fragment_count + 1,
@@ -215,10 +235,116 @@ static int batch_prepare(struct wh_batch *batch)
 	return 0;
 }
 
+/* Start the fragments when the event has happened. The batch may be gone on return. */
+static void batch_start_when(struct wh_batch *batch, struct wh_event_wait *wait)
+{
+	int error;
+
+	/* Do not time it: the stream's own work would be in the figure. */
+	atomic_fetch_and(&batch->watch, ~(uint32_t)WH_STATISTICS_TIMED);
+	atomic_store_explicit(&batch->waiting_for_stream, true, memory_order_relaxed);
+	atomic_store_explicit(&batch->state, WH_BATCH_RUNNING, memory_order_release);
+	error = wh_gpus_wait_event(batch->peer->engine->gpus, wait);
+	if (error)
+		wh_batch_start(batch, error, wh_error_text());
+}
+
+/* Submit a batch of which some regions are not known: ask for them. Apart from wh_batch_submit(),
+ * which is short. 0; 1: they are known, submit it; or a negative errno. */
+static __attribute__((noinline)) int batch_submit_unresolved(struct wh_batch *batch,
+							     struct wh_event_wait *wait)
+{
+	struct wh_resolution *asked;
+	int error;
+
+	wh_fail_begin();
+	error = wh_fail_end(wh_batch_resolve(batch, &asked));
+	if (error || !asked)
+		return error ? error : 1;
+	error = wh_worker_start(&batch->peer->engine->worker);
+	if (!error)
+		error = batch_hold_regions(batch);
+	if (error) {
+		wh_resolution_free(asked);
+		return error;
+	}
+	batch_reset_status(batch);
+	wh_batch_flush_counts(batch);
+	batch->fragment_count = 0;
+	batch->planned = 0;
+	/* Submissions without a plan are counted the slow way. */
+	atomic_fetch_or(&batch->watch, WH_STATISTICS_FRAGMENTS);
+	atomic_store_explicit(&batch->cancelled, false, memory_order_relaxed);
+	atomic_store_explicit(&batch->notify_path, WH_NOTIFY_UNSENT, memory_order_relaxed);
+	atomic_store_explicit(&batch->left, 1, memory_order_relaxed);
+	atomic_store_explicit(&batch->resolving, true, memory_order_relaxed);
+	atomic_store_explicit(&batch->state, WH_BATCH_RUNNING, memory_order_release);
+	wh_resolution_start(asked, wait);
+	return 0;
+}
+
+/* Wake a thread that sleeps on the batch: its fragments may need it. */
+static void batch_wake_waiter(struct wh_batch *batch)
+{
+	uint32_t waited = WH_BATCH_WAITED;
+
+	if (atomic_compare_exchange_strong(&batch->state, &waited, WH_BATCH_RUNNING))
+		wh_futex_wake(&batch->state);
+}
+
+static void batch_fail_all(struct wh_batch *batch, int error, const char *text)
+{
+	for (size_t i = 0; i < batch->item_count; i++)
+		atomic_store(&batch->items[i].status, error);
+	wh_batch_fail(batch, error, text);
+	atomic_store_explicit(&batch->resolving, false, memory_order_release);
+	batch_part_ended(batch);
+}
+
+void wh_batch_run_resolved(struct wh_batch *batch, struct wh_event_wait *wait, int error,
+			   const char *text)
+{
+	if (!error && !atomic_load(&batch->cancelled)) {
+		wh_fail_begin();
+		error = wh_fail_end(wh_plan(batch));
+		text = wh_error_text();
+	}
+	/* wh_batch_cancel() looks at the fragments once `resolving` is false. */
+	if (atomic_load(&batch->cancelled)) {
+		error = -ECANCELED;
+		text = "cancelled before it was started";
+	}
+	if (error) {
+		batch_fail_all(batch, error, text);
+		return;
+	}
+	batch_reset_fragments(batch);
+	/* One part for batch_start_fragments(), one for this function. */
+	atomic_store_explicit(&batch->left, (uint32_t)batch->fragment_count + 2,
+			      memory_order_relaxed);
+	if (!--batch->timed_in)
+		wh_count_begin(batch);
+	if (wait)
+		batch_start_when(batch, wait);
+	else
+		batch_start_fragments(batch);
+	atomic_store_explicit(&batch->resolving, false, memory_order_release);
+	batch_wake_waiter(batch);
+	batch_part_ended(batch);
+}
+
 int wh_batch_submit(struct wh_batch *batch)
 {
-	int error = batch_prepare(batch);
+	int error = batch_check_submit(batch);
 
+	if (error)
+		return error;
+	if (batch->unresolved) {
+		error = batch_submit_unresolved(batch, NULL);
+		if (error <= 0)
+			return error;
+	}
+	error = batch_prepare(batch);
 	if (error)
 		return error;
 	atomic_store_explicit(&batch->state, WH_BATCH_RUNNING, memory_order_release);
@@ -228,17 +354,19 @@ int wh_batch_submit(struct wh_batch *batch)
 
 int wh_batch_submit_when(struct wh_batch *batch, struct wh_event_wait *wait)
 {
-	int error = batch_prepare(batch);
+	int error = batch_check_submit(batch);
 
 	if (error)
 		return error;
-	/* Do not time it: the stream's own work would be in the figure. */
-	atomic_fetch_and(&batch->watch, ~(uint32_t)WH_STATISTICS_TIMED);
-	atomic_store_explicit(&batch->waiting_for_stream, true, memory_order_relaxed);
-	atomic_store_explicit(&batch->state, WH_BATCH_RUNNING, memory_order_release);
-	error = wh_gpus_wait_event(batch->peer->engine->gpus, wait);
+	if (batch->unresolved) {
+		error = batch_submit_unresolved(batch, wait);
+		if (error <= 0)
+			return error;
+	}
+	error = batch_prepare(batch);
 	if (error)
-		wh_batch_start(batch, error, wh_error_text());
+		return error;
+	batch_start_when(batch, wait);
 	return 0;
 }
 
@@ -441,6 +569,8 @@ static void batch_progress_fragments(struct wh_batch *batch, int64_t deadline)
  * error text. */
 static void batch_progress(struct wh_batch *batch, int64_t deadline)
 {
+	if (atomic_load_explicit(&batch->resolving, memory_order_acquire))
+		return;
 	wh_fail_begin();
 	if (atomic_load_explicit(&batch->waiting_for_stream, memory_order_acquire))
 		wh_gpus_progress(batch->peer->engine->gpus, wh_batch_is_running, batch, deadline);
@@ -548,6 +678,8 @@ int wh_batch_cancel(struct wh_batch *batch)
 	if (atomic_load(&batch->state) == WH_BATCH_NEW)
 		return wh_fail(EINVAL, "wh_batch_cancel: the batch was never submitted");
 	atomic_store(&batch->cancelled, true);
+	if (atomic_load_explicit(&batch->resolving, memory_order_acquire))
+		wh_resolution_cancel(batch);
 	if (wh_stream_dependency_cancel(batch))
 		wh_batch_start(batch, -ECANCELED, "cancelled before it was started");
 	for (size_t i = 0; i < batch->fragment_count && wh_batch_running(batch); i++)

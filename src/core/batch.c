@@ -100,6 +100,7 @@ static void batch_empty(struct wh_batch *batch)
 		wh_blocks_release(batch->blocks[i]);
 	batch->blocks_count = batch->item_count = batch->fragment_count = 0;
 	batch->notifies = false;
+	batch->unresolved = false;
 	batch->planned = 0;
 }
 
@@ -238,9 +239,19 @@ static int transfer_check_fields(size_t index, uint32_t op, uint32_t reserved, u
 	return 0;
 }
 
-static int batch_check_transfer(struct wh_peer *peer, const struct wh_transfer *transfer,
+/* A region of the peer is not known: submitting asks for it. Other errors stay. */
+static int batch_defer(struct wh_batch *batch, int error)
+{
+	if (error != -ENOENT || batch->peer->self)
+		return error;
+	batch->unresolved = true;
+	return 0;
+}
+
+static int batch_check_transfer(struct wh_batch *batch, const struct wh_transfer *transfer,
 				size_t index)
 {
+	struct wh_peer *peer = batch->peer;
 	int error =
 		transfer_check_fields(index, transfer->op, transfer->reserved, transfer->length);
 
@@ -252,8 +263,8 @@ static int batch_check_transfer(struct wh_peer *peer, const struct wh_transfer *
 		return error;
 	error = wh_batch_check_remote(peer, "transfer", index, transfer->op, transfer->remote,
 				      transfer->remote_offset, transfer->length);
-	if (error)
-		return error;
+	if (error) /* 0 is no id */
+		return transfer->remote ? batch_defer(batch, error) : error;
 	return wh_batch_check_overlap(peer, "transfer", index, transfer->local,
 				      transfer->local_offset, transfer->remote,
 				      transfer->remote_offset, transfer->length);
@@ -319,7 +330,7 @@ int wh_batch_add(struct wh_batch *batch, const struct wh_transfer *transfers, si
 	for (size_t i = 0; i < count; i++, item++) {
 		const struct wh_transfer *transfer = &transfers[i];
 
-		error = batch_check_transfer(batch->peer, transfer, i);
+		error = batch_check_transfer(batch, transfer, i);
 		if (error)
 			return error;
 		batch_set_item(
@@ -365,7 +376,7 @@ int wh_batch_find_local(struct wh_batch_addresses *addresses, const char *what, 
 }
 
 int wh_batch_find_remote(struct wh_batch_addresses *addresses, const char *what, uint64_t index,
-			 uint32_t op, uint64_t address, uint64_t length, uint64_t *id,
+			 uint32_t op, uint64_t address, uint64_t length, bool any, uint64_t *id,
 			 uint64_t *offset)
 {
 	struct wh_region_reader *reader = &addresses->remote;
@@ -373,9 +384,8 @@ int wh_batch_find_remote(struct wh_batch_addresses *addresses, const char *what,
 	uint8_t access = op == WH_READ ? WH_ACCESS_READ : WH_ACCESS_WRITE;
 	int error;
 
-	/* One that does not allow it is found as well: wh_batch_check_remote() says so. */
 	if (wh_region_reader_find(reader, address, length, peer->self ? 0 : access, id, offset) ||
-	    wh_region_reader_find(reader, address, length, 0, id, offset))
+	    (any && wh_region_reader_find(reader, address, length, 0, id, offset)))
 		return 0;
 	error = wh_peer_check(peer);
 	if (error)
@@ -406,9 +416,9 @@ static int batch_check_found_overlap(struct wh_peer *peer, size_t index,
 }
 
 /* Find the regions of a transfer, and check it as wh_batch_add() does. */
-static int batch_resolve(struct wh_batch_addresses *addresses,
-			 const struct wh_address_transfer *given, size_t index,
-			 struct wh_transfer *out, uint64_t *local_id)
+static int batch_find_regions(struct wh_batch *batch, struct wh_batch_addresses *addresses,
+			      const struct wh_address_transfer *given, size_t index,
+			      struct wh_transfer *out, uint64_t *local_id)
 {
 	struct wh_peer *peer = addresses->peer;
 	int error;
@@ -422,18 +432,25 @@ static int batch_resolve(struct wh_batch_addresses *addresses,
 		return error;
 	out->remote = given->remote_region;
 	out->remote_offset = given->remote;
-	if (!given->remote_region) {
-		error = wh_batch_find_remote(addresses, "transfer", index, given->op, given->remote,
-					     given->length, &out->remote, &out->remote_offset);
-		if (error)
-			return error;
-	}
 	out->length = given->length;
 	out->op = given->op;
+	if (!given->remote_region) {
+		if (given->remote > UINT64_MAX - given->length)
+			return wh_fail(ENOENT,
+				       "transfer %zu: remote: %#llx and %llu bytes reach past the "
+				       "end of the address space",
+				       index, (unsigned long long)given->remote,
+				       (unsigned long long)given->length);
+		error = wh_batch_find_remote(addresses, "transfer", index, given->op, given->remote,
+					     given->length, peer->self, &out->remote,
+					     &out->remote_offset);
+		if (error)
+			return batch_defer(batch, error);
+	}
 	error = wh_batch_check_remote(peer, "transfer", index, out->op, out->remote,
 				      out->remote_offset, out->length);
 	if (error)
-		return error;
+		return batch_defer(batch, error);
 	return batch_check_found_overlap(peer, index, out, *local_id);
 }
 
@@ -451,7 +468,7 @@ int wh_batch_add_address(struct wh_batch *batch, const struct wh_address_transfe
 	wh_batch_addresses_begin(&addresses, batch->peer);
 	item = batch->items + batch->item_count;
 	for (size_t i = 0; i < count && !error; i++, item++) {
-		error = batch_resolve(&addresses, &transfers[i], i, &found, &local_id);
+		error = batch_find_regions(batch, &addresses, &transfers[i], i, &found, &local_id);
 		if (!error)
 			batch_set_item(item, &found, local_id, (uintptr_t)transfers[i].local);
 	}

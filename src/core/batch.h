@@ -32,6 +32,7 @@ struct wh_event_wait;
 struct wh_peer;
 struct wh_queue;
 struct wh_region;
+struct wh_resolution;
 struct wh_stream_dependency;
 
 enum wh_batch_state {
@@ -70,6 +71,11 @@ struct wh_batch {
 
 	struct wh_fragment *fragments;
 	size_t fragment_count, fragment_room;
+	/* It names regions that were not known when they were added. In items by an address of the
+	 * peer's, `remote` is 0 and `offset` the address until the region is known. */
+	bool unresolved;
+	_Atomic bool resolving; /* it runs, but has no plan yet: only its worker sees `fragments` */
+	struct wh_resolution *resolution; /* while the peer is asked; under peer.lock */
 	uint32_t planned; /* peer.plan_version when it was planned; 0: not planned */
 	struct wh_share share[WH_TRANSPORT_COUNT];
 	/* Private to each transport: what its batch_closed frees. kept: one is not NULL. */
@@ -174,10 +180,10 @@ void wh_batch_addresses_end(struct wh_batch_addresses *addresses);
 int wh_batch_find_local(struct wh_batch_addresses *addresses, const char *what, uint64_t index,
 			uint64_t address, uint64_t length, struct wh_region **region, uint64_t *id,
 			uint64_t *offset);
-/* The same for the peer's regions, preferring one that grants `op`: what was found must be checked
- * by wh_batch_check_remote(). 0, -ENOENT, or wh_peer_check()'s error. */
+/* The same for the peer's regions that are known and grant `op`. `any`: if there is none, one that
+ * does not, which wh_batch_check_remote() refuses. 0, -ENOENT, or wh_peer_check()'s error. */
 int wh_batch_find_remote(struct wh_batch_addresses *addresses, const char *what, uint64_t index,
-			 uint32_t op, uint64_t address, uint64_t length, uint64_t *id,
+			 uint32_t op, uint64_t address, uint64_t length, bool any, uint64_t *id,
 			 uint64_t *offset);
 
 /* Submit a batch that starts once the event of `wait`, part of its stream dependency, has happened.

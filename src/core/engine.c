@@ -498,6 +498,7 @@ static void engine_free(struct wh_engine *engine)
 {
 	wh_hash_free(&engine->sessions_by_id);
 	pthread_mutex_destroy(&engine->lock);
+	wh_worker_close(&engine->worker);
 	wh_callbacks_close(&engine->callbacks);
 	wh_region_windows_close(&engine->region_windows);
 	wh_warm_up_close(engine->early);
@@ -517,6 +518,7 @@ static struct wh_engine *engine_new(void)
 		return NULL;
 	pthread_mutex_init(&engine->lock, NULL);
 	wh_callbacks_init(&engine->callbacks);
+	wh_worker_init(&engine->worker);
 	wh_list_init(&engine->peers);
 	wh_list_init(&engine->sessions);
 	wh_memory_domain_init(&engine->memory);

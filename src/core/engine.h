@@ -23,6 +23,7 @@
 
 #include "core/callbacks.h"
 #include "core/counters.h"
+#include "core/worker.h"
 #include "gpu/region-window.h"
 #include "memory/memory.h"
 #include "memory/region-table.h"
@@ -66,7 +67,7 @@ struct wh_engine {
 	struct wh_list sessions;
 	struct wh_hash sessions_by_id; /* changed on loop 0 and under lock */
 	struct wh_quota_table quotas; /* on loop 0 */
-	uint64_t removes; /* REMOVE frames sent to every session; under lock */
+	uint64_t removes; /* regions withdrawn: the number of the last REMOVE; under lock */
 	uint64_t next_session; /* on loop 0 */
 	unsigned session_count; /* on loop 0 */
 	unsigned queue_count; /* under lock */
@@ -94,6 +95,7 @@ struct wh_engine {
 	struct wh_observer *observer; /* NULL: off */
 
 	struct wh_callbacks callbacks;
+	struct wh_worker worker; /* plans batches whose regions were asked for */
 };
 
 /* -EPERM in a forked child, -EINVAL for NULL; else 0. At the top of every public function. */

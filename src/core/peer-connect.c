@@ -14,6 +14,7 @@
 #include "core/engine.h"
 #include "core/notification.h"
 #include "core/peer.h"
+#include "core/question.h"
 #include "net/control.h"
 #include "net/handshake.h"
 #include "net/tls.h"
@@ -48,6 +49,7 @@ static void peer_lose_transports(struct wh_peer *peer, int error, const char *te
 {
 	atomic_fetch_add(&peer->plan_version, 1);
 	wh_peer_aborts_fail(peer, error);
+	wh_questions_fail(peer, error);
 	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++)
 		if (peer->opened[id])
 			wh_transport(id)->peer_lost(peer, peer->transport[id], error, text);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a peer sends over the control connection: its answer to our hello, its list of regions, and
- * answers to our aborts and notifications. All of it runs on loop 0, but for wh_peer_abort().
+ * What a peer sends over the control connection: its answer to our hello, what it says about its
+ * regions, and answers to our aborts and notifications. All of it runs on loop 0, but for
+ * wh_peer_abort().
  */
 #include <errno.h>
 #include <stdio.h>
@@ -10,6 +11,7 @@
 #include "core/engine.h"
 #include "core/notification.h"
 #include "core/peer.h"
+#include "core/question.h"
 #include "core/remote.h"
 #include "core/session.h"
 #include "memory/region-table.h"
@@ -152,8 +154,10 @@ static int peer_welcomed(struct wh_peer *peer, const uint8_t *payload, size_t le
 		peer->welcome.session = welcome.session;
 	pthread_mutex_unlock(&peer->lock);
 	peer->list_round++;
-	return wh_control_send(&peer->control, WH_FRAME_PROVE, 0, proof + WH_FRAME_HEADER,
-			       WH_PROOF_SIZE);
+	peer->relearned = 0;
+	error = wh_control_send(&peer->control, WH_FRAME_PROVE, 0, proof + WH_FRAME_HEADER,
+				WH_PROOF_SIZE);
+	return error ? error : wh_question_relearn(peer);
 }
 
 /* True: the connection leads back to this engine. False, although the epoch is ours: a relay stands
@@ -180,8 +184,7 @@ static int peer_refused(struct wh_peer *peer, const uint8_t *payload, size_t len
 
 /* ---- regions -------------------------------------------------------------------------------- */
 
-/* Remove the regions that were published before the connection broke and are not in the new list.
- */
+/* Remove the regions that were known before the connection broke and are not there any more. */
 static void peer_drop_unlisted(struct wh_peer *peer)
 {
 	uint64_t cursor = 0;
@@ -192,16 +195,14 @@ static void peer_drop_unlisted(struct wh_peer *peer)
 		struct wh_region_entry *entry = wh_region_table_at(&peer->regions, copy.index);
 
 		if (((struct wh_remote_region *)entry)->round != peer->list_round)
-			wh_remote_remove(peer, atomic_load(&copy.id));
+			wh_remote_remove(peer, wh_region_entry_id(&copy), copy.address,
+					 copy.length);
 	}
 }
 
 static int peer_regions(struct wh_peer *peer, const struct wh_frame *frame, const uint8_t *payload)
 {
-	const uint8_t *end = payload + frame->length;
-	struct wh_region_record record;
-	struct wh_region_entry *entry;
-	int got, error;
+	int got;
 
 	if (!peer->listed && peer->welcome.epoch == peer->engine->identity.epoch) {
 		if (!peer_is_self(peer))
@@ -210,43 +211,49 @@ static int peer_regions(struct wh_peer *peer, const struct wh_frame *frame, cons
 		peer->self = true;
 		pthread_mutex_unlock(&peer->lock);
 	}
-	while ((got = wh_region_decode(&payload, end, &record)) == 1) {
-		error = wh_remote_add(peer, &record);
-		if (error)
-			return error;
-		entry = wh_region_table_at(&peer->regions, wh_region_table_index(record.id));
-		((struct wh_remote_region *)entry)->round = peer->list_round;
-	}
-	if (got < 0)
+	got = wh_question_answered(peer, frame, payload);
+	if (got != 1)
 		return got;
-	if ((frame->flags & WH_FRAME_LAST) && !peer->listed) {
-		peer_drop_unlisted(peer);
-		wh_peer_open_transports(peer);
-		wh_peer_connected(peer);
-	} else {
-		pthread_mutex_lock(&peer->lock);
-		pthread_cond_broadcast(&peer->changed);
-		pthread_mutex_unlock(&peer->lock);
-	}
+	peer_drop_unlisted(peer);
+	wh_peer_open_transports(peer);
+	wh_peer_connected(peer);
 	return 0;
 }
 
-/* REMOVE: stop using regions, then confirm. */
+/* REGISTERED: threads that wait for a region ask again. */
+static int peer_registered(struct wh_peer *peer, size_t length)
+{
+	if (length)
+		return -EPROTO;
+	pthread_mutex_lock(&peer->lock);
+	peer->registered++;
+	pthread_cond_broadcast(&peer->changed);
+	pthread_mutex_unlock(&peer->lock);
+	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++)
+		if (peer->opened[id])
+			wh_transport(id)->region_came(peer, peer->transport[id]);
+	return 0;
+}
+
+/* REMOVE: stop using the region, then confirm. */
 static int peer_removed(struct wh_peer *peer, const uint8_t *payload, size_t length)
 {
-	int error = length && length % 8 == 0 ? 0 : -EPROTO;
+	struct wh_removal removal;
+	uint8_t number[8];
+	int error = wh_removal_decode(payload, length, &removal);
 
-	/* REMOVED promises that nothing here touches the regions any more: no answer if one is
-	 * still in use. */
-	for (size_t i = 0; i < length && !error; i += 8)
-		error = wh_remote_remove(peer, wh_get64(payload + i));
+	/* REMOVED promises that nothing here touches the region any more: no answer if it is still
+	 * in use. */
+	if (!error)
+		error = wh_remote_remove(peer, removal.id, removal.address, removal.length);
 	if (error)
 		return error;
 	atomic_fetch_add(&peer->plan_version, 1);
 	pthread_mutex_lock(&peer->lock);
 	pthread_cond_broadcast(&peer->changed);
 	pthread_mutex_unlock(&peer->lock);
-	return wh_control_send(&peer->control, WH_FRAME_REMOVED, 0, payload, length);
+	wh_put64(number, removal.number);
+	return wh_control_send(&peer->control, WH_FRAME_REMOVED, 0, number, sizeof(number));
 }
 
 /* ---- all frames ----------------------------------------------------------------------------- */
@@ -276,6 +283,8 @@ int wh_peer_frame(struct wh_control *control, const struct wh_frame *frame, cons
 		return peer->listed ? -EPROTO : peer_refused(peer, payload, frame->length);
 	case WH_FRAME_REGIONS:
 		return peer_regions(peer, frame, payload);
+	case WH_FRAME_REGISTERED:
+		return peer_registered(peer, frame->length);
 	case WH_FRAME_REMOVE:
 		return peer_removed(peer, payload, frame->length);
 	case WH_FRAME_NOTIFIED:

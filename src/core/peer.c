@@ -200,6 +200,7 @@ int wh_peer_new(struct wh_engine *engine, const char *url, struct wh_peer **out)
 	wh_list_init(&peer->notify_waiting);
 	wh_list_init(&peer->notify_sent);
 	wh_list_init(&peer->notify_early);
+	wh_list_init(&peer->questions);
 	wh_list_init(&peer->aborts);
 	wh_list_init(&peer->blocks);
 	error = wh_region_table_init(&peer->regions, sizeof(struct wh_remote_region));

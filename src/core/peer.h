@@ -55,7 +55,7 @@ struct wh_peer {
 	char text[WH_TEXT_MAX];
 	struct wh_hello welcome; /* the peer's, authenticated */
 	uint8_t key[WH_KEY_SIZE]; /* session key, for the session's data connections */
-	bool listed; /* the first list of regions is complete */
+	bool listed; /* the regions known before are known again */
 
 	_Atomic uint32_t state; /* enum wh_peer_state */
 	_Atomic uint32_t plan_version; /* incremented when plans may have become wrong */
@@ -106,12 +106,18 @@ struct wh_peer {
 	uint64_t notify_bytes; /* of them */
 	uint64_t notify_sequence; /* of the last one sent */
 
+	struct wh_list questions; /* struct wh_asked; under lock, as the next two */
+	uint64_t question_token; /* of the last one sent */
+	uint64_t registered; /* REGISTERED frames received */
 	struct wh_list aborts; /* struct wh_abort; under lock */
 	struct wh_list blocks; /* struct wh_blocks prepared for it; under lock */
 	struct wh_greeting hello; /* as sent on the control connection; on loop 0 */
 	bool proved; /* the peer is authenticated on the present connection; on loop 0 */
-	uint32_t list_round; /* counts connections, to tell old regions from listed ones; on loop 0
-			      */
+	/* Counts connections, to tell regions known before from those known again; on loop 0. */
+	uint32_t list_round;
+	/* Where asking for the regions known before goes on in `regions`, if it does; on loop 0. */
+	uint64_t relearned;
+	bool relearns;
 	int64_t heard; /* when the last frame came; on loop 0 */
 
 	pthread_mutex_t probe_lock; /* taken with no other lock held */
@@ -148,7 +154,7 @@ void wh_peer_open_transports(struct wh_peer *peer);
 void wh_peer_connect_init(struct wh_peer *peer);
 /* Start connecting to a struct wh_peer; the state and connect_error tell how that ends. */
 void wh_peer_connect(void *peer);
-/* The first list of regions is complete: the peer is connected. */
+/* The regions known before are known again: the peer is connected. */
 void wh_peer_connected(struct wh_peer *peer);
 /* Give up the handshake with an error, without trying other addresses. */
 void wh_peer_give_up(struct wh_peer *peer, int error, const char *why);

@@ -15,6 +15,7 @@
 #include "core/peer.h"
 #include "core/plan.h"
 #include "core/region.h"
+#include "core/resolve.h"
 #include "core/traffic.h"
 #include "memory/region-table.h"
 #include "transport/blocks.h"
@@ -287,6 +288,11 @@ int wh_plan(struct wh_batch *batch)
 	uint32_t version = atomic_load(&batch->peer->plan_version);
 	int error;
 
+	if (batch->unresolved) {
+		error = wh_batch_resolve(batch, NULL);
+		if (error)
+			return error;
+	}
 	wh_batch_flush_counts(batch);
 	batch->planned = 0;
 	batch->way = WH_TRAFFIC_NONE;

@@ -7,6 +7,7 @@
 #include "core/engine.h"
 #include "core/peer.h"
 #include "core/plan.h"
+#include "core/remote.h"
 #include "memory/region-table.h"
 #include "transport/core.h"
 #include "transport/transport.h"
@@ -72,16 +73,16 @@ static int preparation_make(struct preparation *p, struct wh_region *const *loca
 	return error ? error : preparation_run(p);
 }
 
-static int prepare_check(struct wh_peer *peer, struct wh_region *const *locals,
+static int prepare_check(struct wh_peer *peer, struct wh_region *const *locals, size_t local_count,
 			 const uint64_t *remotes, int64_t timeout)
 {
 	int error;
 
-	if (!peer || !locals || !remotes)
+	if (!peer || (!locals && local_count) || !remotes)
 		return wh_fail(EINVAL, "wh_peer_prepare: %s is NULL",
-			       !peer   ? "peer" :
-			       !locals ? "locals" :
-					 "remotes");
+			       !peer    ? "peer" :
+			       !remotes ? "remotes" :
+					  "locals");
 	error = wh_engine_guard(peer->engine, "wh_peer_prepare");
 	if (error)
 		return error;
@@ -99,10 +100,15 @@ static int peer_try_prepare(struct wh_peer *peer, struct wh_region *const *local
 			    int64_t timeout)
 {
 	struct preparation p = { .peer = peer, .deadline = wh_deadline(timeout) };
-	int error = prepare_check(peer, locals, remotes, timeout);
+	int error = prepare_check(peer, locals, local_count, remotes, timeout);
 
 	if (!error)
-		error = wh_batch_new(peer, NULL, &p.batch);
+		error = wh_peer_check(peer);
+	if (!error)
+		error = wh_remote_learn(peer, remotes, remote_count, p.deadline, "wh_peer_prepare");
+	if (error || !local_count)
+		return error;
+	error = wh_batch_new(peer, NULL, &p.batch);
 	if (error)
 		return error;
 	for (size_t i = 0; !error && i < remote_count; i++)

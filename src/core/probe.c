@@ -20,6 +20,7 @@
 #include "core/peer.h"
 #include "core/plan.h"
 #include "core/region.h"
+#include "core/remote.h"
 #include "core/traffic.h"
 #include "memory/memory.h"
 #include "memory/region-table.h"
@@ -28,6 +29,7 @@
 #include "transport/fragment.h"
 #include "transport/transport.h"
 #include "util/clock.h"
+#include "util/config.h"
 
 #define SHORT ((uint64_t)8)
 #define LONG ((uint64_t)1 << 20)
@@ -291,7 +293,14 @@ static int probe_measure(struct wh_peer *peer, struct wh_region *local, uint64_t
 	/* This thread would have to receive the answers. */
 	if (wh_engine_inside(peer->engine))
 		return wh_fail(EDEADLK, "wh_peer_measure: a callback must not wait");
-	error = wh_batch_new(peer, NULL, &batch);
+	error = wh_peer_check(peer);
+	if (!error)
+		error = wh_remote_learn(
+			peer, &remote, 1,
+			wh_deadline(peer->engine->config.number[WH_SETTING_TIMEOUT] * WH_MS),
+			"wh_peer_measure");
+	if (!error)
+		error = wh_batch_new(peer, NULL, &batch);
 	if (error)
 		return error;
 	error = wh_batch_add(batch, &transfer, 1);

@@ -5,7 +5,7 @@
  * When wh_region_unregister() returns, nothing touches the memory any more. Three kinds of users
  * have to end first: batches of this engine (wh_region.batches), transports that copy for a peer
  * right now (wh_region_entry.users), and peers that map the region or hold its keys
- * (wh_session.touches, wh_session.keyed).
+ * (session-regions.c).
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -34,7 +34,7 @@ static int region_guard(const struct wh_region *region, const char *call)
 	return wh_engine_guard(region->engine, call);
 }
 
-static bool region_name_is_valid(const char *name)
+bool wh_region_name_is_valid(const char *name)
 {
 	size_t length = strspn(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 				     "0123456789._-");
@@ -44,7 +44,7 @@ static bool region_name_is_valid(const char *name)
 
 static bool region_access_is_valid(uint32_t access)
 {
-	return !(access & ~(uint32_t)(WH_ACCESS_READ | WH_ACCESS_WRITE));
+	return !(access & ~(uint32_t)(WH_ACCESS_BYTES | WH_ACCESS_LIST));
 }
 
 /* ---- rights of single peers ----------------------------------------------------------------- */
@@ -89,7 +89,7 @@ static int rights_parse_grant(const struct wh_grant *grant, uint32_t index, stru
 		return wh_fail(EINVAL,
 			       "wh_region_register: options.grants[%u], for \"%s\": access is %#x, "
 			       "reserved "
-			       "%#x; READ, WRITE, both, or 0, and 0",
+			       "%#x; READ, WRITE and LIST, or 0, and 0",
 			       index, grant->peer, grant->access, grant->reserved);
 	memcpy(right->name, grant->peer, length);
 	right->access = (uint8_t)grant->access;
@@ -132,16 +132,24 @@ static int rights_parse(const struct wh_region_options *options, struct wh_right
 	return error;
 }
 
+static uint8_t rights_of(const struct wh_rights *rights, const char *name)
+{
+	/* struct right begins with its name. */
+	const struct right *found =
+		bsearch(name, rights->of, rights->count, sizeof(rights->of[0]), right_compare);
+
+	return found ? found->access : rights->others;
+}
+
 uint8_t wh_region_access(const struct wh_region *region, const char *name)
 {
-	const struct wh_rights *rights = region->rights;
-	const struct right *found;
+	return region->rights ? rights_of(region->rights, name) & WH_ACCESS_BYTES :
+				region->entry.access;
+}
 
-	if (!rights)
-		return region->entry.access;
-	/* struct right begins with its name. */
-	found = bsearch(name, rights->of, rights->count, sizeof(rights->of[0]), right_compare);
-	return found ? found->access : rights->others;
+bool wh_region_is_listed(const struct wh_region *region, const char *name)
+{
+	return region->rights ? rights_of(region->rights, name) & WH_ACCESS_LIST : region->listed;
 }
 
 void wh_region_record(const struct wh_region *region, struct wh_region_record *record)
@@ -174,9 +182,9 @@ static int region_check_arguments(const void *address, size_t length,
 			"%s: %p and a length of %zu bytes reach past the end of the address space",
 			call, address, length);
 	if (!region_access_is_valid(options->access))
-		return wh_fail(EINVAL, "%s: options.access is %#x; READ, WRITE, both, or 0", call,
-			       options->access);
-	if (options->name && !region_name_is_valid(options->name))
+		return wh_fail(EINVAL, "%s: options.access is %#x; READ, WRITE and LIST, or 0",
+			       call, options->access);
+	if (options->name && !wh_region_name_is_valid(options->name))
 		return wh_fail(EINVAL,
 			       "%s: options.name \"%.70s\" is not 1 to %d of A-Z a-z 0-9 . _ -",
 			       call, options->name, WH_NAME_MAX - 1);
@@ -199,7 +207,8 @@ static void region_fill(struct wh_engine *engine, struct wh_region *region,
 	region->rights = rights;
 	entry->address = registration->address;
 	entry->length = registration->length;
-	entry->access = rights ? rights_union(rights) : (uint8_t)access;
+	region->listed = access & WH_ACCESS_LIST;
+	entry->access = (rights ? rights_union(rights) : (uint8_t)access) & WH_ACCESS_BYTES;
 	/* CUDA cannot distinguish SHARED memory from other host memory. */
 	entry->kind = (uint8_t)(memory ? memory->kind : registration->kind);
 	/* Whether a peer may map it depends on what else of the allocation is published to that
@@ -236,8 +245,9 @@ static void region_publish(struct wh_engine *engine, struct wh_region *region)
 	wh_remote_wake(engine);
 }
 
-/* Under engine.lock, so that a session that begins now either has this region in its list or gets
- * it published. */
+/* Under engine.lock, so that a LOOKUP answered meanwhile either finds the region or is hinted at
+ * it.
+ */
 static int region_add(struct wh_engine *engine, struct wh_registration *registration,
 		      const struct wh_region_options *options, struct wh_rights *rights, char *name,
 		      struct wh_region **out)
@@ -363,7 +373,7 @@ static int region_withdraw(struct wh_engine *engine, struct wh_region *region)
 	if (entry->access) {
 		/* Before the peers are told: from now on no peer gets a mapping that shows it. */
 		region_change_memory(region, false);
-		wh_sessions_remove(engine, id);
+		wh_sessions_remove(engine, region);
 	}
 	return 0;
 }
@@ -446,8 +456,8 @@ int wh_region_lookup(struct wh_engine *engine, const void *address, size_t lengt
 			       !length ? "length is 0" :
 			       out     ? "offset is NULL" :
 					 "out is NULL");
-	if (!wh_region_table_by_address(&engine->regions, (uintptr_t)address, length, 0, &copy,
-					name))
+	if (!wh_region_table_by_address(&engine->regions, (uintptr_t)address, length, 0, NULL,
+					&copy, name))
 		return wh_fail(ENOENT, "wh_region_lookup: no region holds %p and %zu bytes",
 			       address, length);
 	*out = (struct wh_region *)wh_region_table_at(&engine->regions, copy.index);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Remote regions: keeping what a peer publishes, and finding it by name, address or key. */
+/* Remote regions: keeping what a peer has told of, and asking it for more: by name, address or key.
+ */
 #include "core/remote.h"
 
 #include <errno.h>
@@ -8,6 +9,7 @@
 
 #include "core/engine.h"
 #include "core/peer.h"
+#include "core/question.h"
 #include "core/region.h"
 #include "memory/region-table.h"
 #include "transport/transport.h"
@@ -16,8 +18,6 @@
 #include "util/error.h"
 #include "util/list.h"
 #include "wire/wire.h"
-
-#define ACCESS_ALL (WH_ACCESS_READ | WH_ACCESS_WRITE)
 
 /* ---- coming and going ----------------------------------------------------------------------- */
 
@@ -44,7 +44,7 @@ static int remote_evict(struct wh_peer *peer, const struct wh_region_entry *entr
 
 	if (atomic_load(&entry->id) && region->round == peer->list_round)
 		return -EPROTO;
-	return wh_remote_remove(peer, wh_region_entry_id(entry));
+	return wh_remote_remove(peer, wh_region_entry_id(entry), entry->address, entry->length);
 }
 
 static int remote_evict_by_name(struct wh_peer *peer, const char *name)
@@ -66,8 +66,10 @@ int wh_remote_add(struct wh_peer *peer, const struct wh_region_record *record)
 	if (!record->access)
 		return -EPROTO;
 	if (region && region->entry.used) {
-		if (atomic_load(&region->entry.id) == record->id)
+		if (atomic_load(&region->entry.id) == record->id) {
+			region->round = peer->list_round;
 			return remote_is_same(&region->entry, record) ? 0 : -EPROTO;
+		}
 		error = remote_evict(peer, &region->entry);
 		if (error)
 			return error;
@@ -95,36 +97,35 @@ int wh_remote_add(struct wh_peer *peer, const struct wh_region_record *record)
 		atomic_store_explicit(&region->transport[i], NULL, memory_order_relaxed);
 	region->round = peer->list_round;
 	error = wh_region_table_publish(&peer->regions, &region->entry, record->id);
-	if (error)
-		return error == -EEXIST ? -EPROTO : error;
-	for (unsigned i = 0; i < WH_TRANSPORT_COUNT; i++) {
-		if (peer->opened[i])
-			wh_transport(i)->region_came(peer, peer->transport[i], region);
-	}
-	return 0;
+	return error == -EEXIST ? -EPROTO : error;
 }
 
-int wh_remote_remove(struct wh_peer *peer, uint64_t id)
+int wh_remote_remove(struct wh_peer *peer, uint64_t id, uint64_t address, uint64_t length)
 {
 	int64_t patience = peer->engine->config.number[WH_SETTING_TIMEOUT] * WH_MS / 2;
 	int64_t deadline = wh_deadline(patience);
 	struct wh_remote_region *region = remote_at(peer, id);
 
-	if (!region || !region->entry.used || wh_region_entry_id(&region->entry) != id)
-		return 0;
-	wh_region_table_close(&peer->regions, &region->entry, id);
-	if (!wh_region_entry_left(&region->entry, deadline))
-		return -EBUSY;
-	for (unsigned i = 0; i < WH_TRANSPORT_COUNT; i++) {
-		if (peer->opened[i] &&
-		    wh_transport(i)->region_going(peer, peer->transport[i], region, deadline))
+	if (region && (!region->entry.used || wh_region_entry_id(&region->entry) != id))
+		region = NULL;
+	if (region) {
+		address = region->entry.address;
+		length = region->entry.length;
+		wh_region_table_close(&peer->regions, &region->entry, id);
+		if (!wh_region_entry_left(&region->entry, deadline))
 			return -EBUSY;
 	}
 	for (unsigned i = 0; i < WH_TRANSPORT_COUNT; i++) {
+		if (peer->opened[i] && wh_transport(i)->region_going(peer, peer->transport[i],
+								     address, length, deadline))
+			return -EBUSY;
+	}
+	for (unsigned i = 0; region && i < WH_TRANSPORT_COUNT; i++) {
 		if (peer->opened[i])
 			wh_transport(i)->region_gone(peer, peer->transport[i], region);
 	}
-	wh_region_table_free(&peer->regions, &region->entry);
+	if (region)
+		wh_region_table_free(&peer->regions, &region->entry);
 	return 0;
 }
 
@@ -138,7 +139,8 @@ void wh_remote_clear(struct wh_peer *peer)
 		if (!entry)
 			index = wh_region_table_gap(index);
 		else if (entry->used)
-			wh_remote_remove(peer, wh_region_entry_id(entry));
+			wh_remote_remove(peer, wh_region_entry_id(entry), entry->address,
+					 entry->length);
 	}
 }
 
@@ -159,7 +161,7 @@ void wh_remote_wake(struct wh_engine *engine)
 
 uint8_t wh_remote_access(const struct wh_peer *peer, const struct wh_region_entry *entry)
 {
-	return peer->self ? ACCESS_ALL : entry->access;
+	return peer->self ? WH_ACCESS_BYTES : entry->access;
 }
 
 /* A peer that is this engine itself has the local regions, published or not. */
@@ -180,71 +182,186 @@ static void remote_describe(const struct wh_peer *peer, const struct wh_region_e
 	memcpy(out->name, name, WH_NAME_MAX);
 }
 
-/* What to wait for: a region by its name, or by its id if name is NULL. */
+void wh_remote_from_record(struct wh_remote *out, const struct wh_region_record *record)
+{
+	memset(out, 0, sizeof(*out));
+	out->id = record->id;
+	out->address = record->address;
+	out->length = record->length;
+	out->access = record->access;
+	out->kind = record->kind;
+	memcpy(out->name, record->name, WH_NAME_MAX);
+}
+
+/* What to find: a region by its name, its id, or addresses that it holds. */
 struct wanted {
+	uint8_t kind; /* enum wh_question_kind */
 	const char *name;
 	uint64_t id;
+	struct wh_range range;
 };
+
+/* Copy a region that is known. `name` has room for WH_NAME_MAX bytes. */
+static bool remote_find(struct wh_peer *peer, const struct wanted *wanted,
+			struct wh_region_entry *copy, char *name)
+{
+	struct wh_region_table *table = remote_table(peer);
+
+	if (wanted->kind == WH_ASK_NAME)
+		return wh_region_table_by_name(table, wanted->name, copy, name);
+	if (wanted->kind == WH_ASK_ADDRESSES)
+		return wh_region_table_by_address(
+			table, wanted->range.address, wanted->range.length,
+			peer->self ? 0 : wanted->range.access, NULL, copy, name);
+	return wh_region_table_by_id(table, wanted->id, copy, name);
+}
 
 static bool remote_look_up(struct wh_peer *peer, const struct wanted *wanted, struct wh_remote *out)
 {
-	struct wh_region_table *table = remote_table(peer);
-	char name[WH_NAME_MAX] = "";
-	struct wh_region_entry copy, *entry;
-	bool found;
+	struct wh_region_entry copy;
+	char name[WH_NAME_MAX];
 
-	if (wanted->name) {
-		if (!wh_region_table_by_name(table, wanted->name, &copy, name) ||
-		    !wh_remote_access(peer, &copy))
-			return false;
-		remote_describe(peer, &copy, name, out);
-		return true;
-	}
-	entry = wh_region_entry_enter(table, wanted->id);
-	if (!entry)
+	if (!remote_find(peer, wanted, &copy, name) || !wh_remote_access(peer, &copy))
 		return false;
-	found = wh_remote_access(peer, entry);
-	if (entry->name)
-		memcpy(name, entry->name, strnlen(entry->name, WH_NAME_MAX - 1));
-	if (found)
-		remote_describe(peer, entry, name, out);
-	wh_region_entry_leave(entry);
-	return found;
+	remote_describe(peer, &copy, name, out);
+	return true;
 }
 
-/* Wait until the peer publishes a region. 0; -ENOENT, without a text; or wh_peer_check()'s error.
- */
+/* How long a thread waits for a region or an answer. */
+struct patience {
+	bool late; /* not any longer */
+	bool answer_only; /* for the peer's answer, not until the region is registered */
+	int64_t deadline;
+};
+
+/* Wait until something about the peer has changed. Under peer.lock. */
+static void remote_wait_change(struct wh_peer *peer, struct patience *patience)
+{
+	struct timespec until = { patience->deadline / WH_SECOND, patience->deadline % WH_SECOND };
+
+	if (patience->deadline == INT64_MAX)
+		pthread_cond_wait(&peer->changed, &peer->lock);
+	else
+		patience->late = pthread_cond_timedwait(&peer->changed, &peer->lock, &until);
+}
+
+/* The region is not known, and the peer is connected: ask for it, or wait. Under peer.lock, which
+ * it may release meanwhile. 0: look again; -ENOENT. */
+static int remote_pursue(struct wh_peer *peer, const struct wanted *wanted, struct wh_asked *asked,
+			 uint64_t *registered, struct patience *patience)
+{
+	bool asks = asked->token && !asked->ended;
+
+	if (patience->late)
+		return -ENOENT;
+	if (!peer->self && !asks &&
+	    (!asked->token || asked->error || peer->registered != *registered)) {
+		*registered = peer->registered;
+		pthread_mutex_unlock(&peer->lock);
+		wh_question_ask(peer, asked);
+		pthread_mutex_lock(&peer->lock);
+		return 0;
+	}
+	/* A region with this id is registered already, or never will be. */
+	if (!asks && (patience->answer_only || (wanted->kind == WH_ASK_IDS && !peer->self)))
+		return -ENOENT;
+	remote_wait_change(peer, patience);
+	return 0;
+}
+
+/* Find a region that is known; ask the peer for one that is not; wait until it is registered. 0;
+ * -ENOENT, without a text; or wh_peer_check()'s error. */
 static int remote_await(struct wh_peer *peer, const struct wanted *wanted, int64_t timeout,
 			struct wh_remote *out)
 {
-	int64_t deadline = wh_deadline(timeout);
-	struct timespec until = { deadline / WH_SECOND, deadline % WH_SECOND };
-	bool late = !timeout;
+	struct patience patience = { !timeout, timeout == WH_ANSWER,
+				     timeout == WH_ANSWER ? INT64_MAX : wh_deadline(timeout) };
+	struct wh_asked asked = { .kind = wanted->kind,
+				  .name = wanted->name,
+				  .ids = &wanted->id,
+				  .ranges = &wanted->range,
+				  .count = wanted->kind == WH_ASK_NAME ? 0 : 1 };
+	uint64_t registered = 0;
 	int error = 0;
 
 	pthread_mutex_lock(&peer->lock);
 	while (!error) {
+		uint32_t state = atomic_load(&peer->state);
+
 		/* A lost peer may come back before the deadline. */
-		if (atomic_load(&peer->state) != WH_PEER_CONNECTED &&
-		    (late || atomic_load(&peer->state) >= WH_PEER_STALE)) {
+		if (state != WH_PEER_CONNECTED &&
+		    (patience.late || patience.answer_only || state >= WH_PEER_STALE)) {
 			/* wh_peer_check() takes the lock; if the peer came back meanwhile, go on.
 			 */
 			pthread_mutex_unlock(&peer->lock);
 			error = wh_peer_check(peer);
 			pthread_mutex_lock(&peer->lock);
-			continue;
-		}
-		if (atomic_load(&peer->state) == WH_PEER_CONNECTED &&
-		    remote_look_up(peer, wanted, out))
+		} else if (state != WH_PEER_CONNECTED) {
+			remote_wait_change(peer, &patience);
+		} else if (remote_look_up(peer, wanted, out)) {
 			break;
-		if (late)
-			error = -ENOENT;
-		else if (deadline == INT64_MAX)
-			pthread_cond_wait(&peer->changed, &peer->lock);
-		else
-			late = pthread_cond_timedwait(&peer->changed, &peer->lock, &until);
+		} else {
+			error = remote_pursue(peer, wanted, &asked, &registered, &patience);
+		}
 	}
+	if (asked.token && !asked.ended)
+		wh_question_withdraw(&asked);
 	pthread_mutex_unlock(&peer->lock);
+	return error;
+}
+
+/* Ask, and wait for the answer: again if the connection breaks and comes back meanwhile. 0,
+ * -ETIMEDOUT, -ENOMEM, or wh_peer_check()'s error. */
+static int remote_ask(struct wh_peer *peer, struct wh_asked *asked, int64_t deadline,
+		      const char *call)
+{
+	struct patience patience = { .deadline = deadline };
+	bool late;
+	int error;
+
+	do {
+		error = wh_question_ask(peer, asked);
+		if (error == -ENOMEM)
+			return wh_fail(ENOMEM, "%s: no memory", call);
+		pthread_mutex_lock(&peer->lock);
+		while (!asked->ended && !patience.late)
+			remote_wait_change(peer, &patience);
+		late = !asked->ended;
+		if (late)
+			wh_question_withdraw(asked);
+		pthread_mutex_unlock(&peer->lock);
+		if (late)
+			return wh_fail(ETIMEDOUT, "%s: %s does not answer", call,
+				       peer->welcome.name);
+		error = asked->error ? wh_peer_check(peer) : 0;
+	} while (!error && asked->error);
+	return error;
+}
+
+int wh_remote_learn(struct wh_peer *peer, const uint64_t *ids, size_t count, int64_t deadline,
+		    const char *call)
+{
+	struct wh_asked asked = { .kind = WH_ASK_IDS };
+	uint64_t *unknown;
+	int error = 0;
+
+	if (peer->self || !count)
+		return 0;
+	unknown = malloc(count * sizeof(*unknown));
+	if (!unknown)
+		return wh_fail(ENOMEM, "%s: no memory", call);
+	for (size_t i = 0; i < count; i++) {
+		struct wh_region_entry *entry = wh_region_entry_enter(&peer->regions, ids[i]);
+
+		if (entry)
+			wh_region_entry_leave(entry);
+		else
+			unknown[asked.count++] = ids[i];
+	}
+	asked.ids = unknown;
+	if (asked.count)
+		error = remote_ask(peer, &asked, deadline, call);
+	free(unknown);
 	return error;
 }
 
@@ -257,7 +374,7 @@ static int remote_guard(const struct wh_peer *peer, const char *call, int64_t ti
 	error = wh_engine_guard(peer->engine, call);
 	if (error)
 		return error;
-	if (timeout < 0)
+	if (timeout < 0 && timeout != WH_ANSWER)
 		return wh_fail(EINVAL, "%s: timeout is negative; WH_FOREVER waits for ever", call);
 	if (timeout && wh_engine_inside(peer->engine))
 		return wh_fail(EDEADLK, "%s: waiting in one of the engine's own threads", call);
@@ -266,6 +383,7 @@ static int remote_guard(const struct wh_peer *peer, const char *call, int64_t ti
 
 int wh_peer_find(struct wh_peer *peer, const char *name, int64_t timeout, struct wh_remote *out)
 {
+	const struct wanted wanted = { .kind = WH_ASK_NAME, .name = name };
 	int error = remote_guard(peer, "wh_peer_find", timeout);
 	struct wh_remote found;
 
@@ -276,7 +394,9 @@ int wh_peer_find(struct wh_peer *peer, const char *name, int64_t timeout, struct
 			       !name ? "name is NULL" :
 			       !out  ? "out is NULL" :
 				       "name is empty");
-	error = remote_await(peer, &(struct wanted){ .name = name }, timeout, &found);
+	/* What is not a name is the name of no region, and cannot be asked for. */
+	error = wh_region_name_is_valid(name) ? remote_await(peer, &wanted, timeout, &found) :
+						-ENOENT;
 	if (error == -ENOENT)
 		return wh_fail(ENOENT, "wh_peer_find: %s publishes no region \"%.70s\"",
 			       peer->welcome.name, name);
@@ -285,31 +405,13 @@ int wh_peer_find(struct wh_peer *peer, const char *name, int64_t timeout, struct
 	return error;
 }
 
-int wh_peer_next(struct wh_peer *peer, uint64_t *cursor, struct wh_remote *out)
+int wh_peer_lookup(struct wh_peer *peer, uint64_t address, uint64_t length, int64_t timeout,
+		   struct wh_remote *out, uint64_t *offset)
 {
-	int error = remote_guard(peer, "wh_peer_next", 0);
-	struct wh_region_entry copy;
-	char name[WH_NAME_MAX];
-
-	if (error)
-		return error;
-	if (!cursor || !out)
-		return wh_fail(EINVAL, "wh_peer_next: %s is NULL", cursor ? "out" : "cursor");
-	while (wh_region_table_next(remote_table(peer), cursor, &copy, name)) {
-		if (!wh_remote_access(peer, &copy))
-			continue;
-		remote_describe(peer, &copy, name, out);
-		return 0;
-	}
-	return wh_fail(ENOENT, "wh_peer_next: %s publishes no more regions", peer->welcome.name);
-}
-
-int wh_peer_lookup(struct wh_peer *peer, uint64_t address, uint64_t length, struct wh_remote *out,
-		   uint64_t *offset)
-{
-	int error = remote_guard(peer, "wh_peer_lookup", 0);
-	struct wh_region_entry copy;
-	char name[WH_NAME_MAX];
+	const struct wanted wanted = { .kind = WH_ASK_ADDRESSES,
+				       .range = { address, length, WH_ACCESS_BYTES } };
+	int error = remote_guard(peer, "wh_peer_lookup", timeout);
+	struct wh_remote found;
 
 	if (error)
 		return error;
@@ -318,15 +420,71 @@ int wh_peer_lookup(struct wh_peer *peer, uint64_t address, uint64_t length, stru
 			       !length ? "length is 0" :
 			       out     ? "offset is NULL" :
 					 "out is NULL");
-	if (!wh_region_table_by_address(remote_table(peer), address, length,
-					peer->self ? 0 : ACCESS_ALL, &copy, name))
+	error = address <= UINT64_MAX - length ? remote_await(peer, &wanted, timeout, &found) :
+						 -ENOENT;
+	if (error == -ENOENT)
 		return wh_fail(ENOENT,
 			       "wh_peer_lookup: %s publishes no region that holds %#llx and %llu "
 			       "bytes",
 			       peer->welcome.name, (unsigned long long)address,
 			       (unsigned long long)length);
-	remote_describe(peer, &copy, name, out);
-	*offset = address - copy.address;
+	if (error)
+		return error;
+	*out = found;
+	*offset = address - found.address;
+	return 0;
+}
+
+/* ---- listing -------------------------------------------------------------------------------- */
+
+/* The regions of this engine itself. Returns how many. */
+static size_t remote_list_own(struct wh_peer *peer, uint64_t *cursor, struct wh_remote *out,
+			      size_t room)
+{
+	struct wh_region_entry copy;
+	char name[WH_NAME_MAX];
+	size_t count = 0;
+
+	while (count < room) {
+		if (!wh_region_table_next(&peer->engine->regions, cursor, &copy, name)) {
+			*cursor = 0;
+			break;
+		}
+		remote_describe(peer, &copy, name, &out[count++]);
+	}
+	return count;
+}
+
+int wh_peer_list(struct wh_peer *peer, uint64_t *cursor, struct wh_remote *out, size_t *count,
+		 int64_t timeout)
+{
+	int error = remote_guard(peer, "wh_peer_list", timeout);
+	struct wh_asked asked = { .kind = WH_ASK_LIST, .out = out };
+
+	if (error)
+		return error;
+	if (!cursor || !out || !count || !*count || !timeout)
+		return wh_fail(EINVAL, "wh_peer_list: %s",
+			       !cursor ? "cursor is NULL" :
+			       !out    ? "out is NULL" :
+			       !count  ? "count is NULL" :
+			       !*count ? "count is 0" :
+					 "timeout is 0; WH_ANSWER waits for the peer's answer");
+	error = wh_peer_check(peer);
+	if (error)
+		return error;
+	if (peer->self) {
+		*count = remote_list_own(peer, cursor, out, *count);
+		return 0;
+	}
+	asked.cursor = *cursor;
+	asked.count = *count < WH_QUESTION_MAX ? *count : WH_QUESTION_MAX;
+	error = remote_ask(peer, &asked, timeout == WH_ANSWER ? INT64_MAX : wh_deadline(timeout),
+			   "wh_peer_list");
+	if (error)
+		return error;
+	*cursor = asked.cursor;
+	*count = asked.found;
 	return 0;
 }
 
@@ -354,10 +512,20 @@ static int remote_decode_key(struct wh_peer *peer, const void *key, size_t lengt
 	return 0;
 }
 
+/* A key that differs from what the peer publishes was tampered with. Its access is the union over
+ * all peers, so this peer may have less. */
+static bool remote_has_key(const struct wh_remote *found, const struct wh_region_record *record)
+{
+	return found->address == record->address && found->length == record->length &&
+	       !(found->access & ~record->access) && found->kind == record->kind &&
+	       !strcmp(found->name, record->name);
+}
+
 int wh_peer_unpack_key(struct wh_peer *peer, const void *key, size_t length, int64_t timeout,
 		       struct wh_remote *out)
 {
 	int error = remote_guard(peer, "wh_peer_unpack_key", timeout);
+	struct wanted wanted = { .kind = WH_ASK_IDS };
 	struct wh_region_record record;
 	struct wh_remote found;
 
@@ -368,18 +536,19 @@ int wh_peer_unpack_key(struct wh_peer *peer, const void *key, size_t length, int
 	error = remote_decode_key(peer, key, length, &record);
 	if (error)
 		return error;
-	error = remote_await(peer, &(struct wanted){ .id = record.id }, timeout, &found);
+	wanted.id = record.id;
+	error = remote_await(peer, &wanted, timeout, &found);
+	if (error == -ENOENT && !timeout && !peer->self) {
+		wh_remote_from_record(out, &record); /* believed: submitting asks */
+		return 0;
+	}
 	if (error == -ENOENT)
 		return wh_fail(ENOENT,
 			       "wh_peer_unpack_key: %s does not publish region %#llx of this key",
 			       peer->welcome.name, (unsigned long long)record.id);
 	if (error)
 		return error;
-	/* A key that differs from what the peer publishes was tampered with. Its access is the
-	 * union over all peers, so this peer may have less. */
-	if (found.address != record.address || found.length != record.length ||
-	    (found.access & ~record.access) || found.kind != record.kind ||
-	    strcmp(found.name, record.name))
+	if (!remote_has_key(&found, &record))
 		return wh_fail(EINVAL,
 			       "wh_peer_unpack_key: the key does not match region %#llx of %s",
 			       (unsigned long long)record.id, peer->welcome.name);

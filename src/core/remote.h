@@ -3,6 +3,7 @@
 #ifndef WH_CORE_REMOTE_H
 #define WH_CORE_REMOTE_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 #include "memory/region.h"
@@ -10,22 +11,29 @@
 struct wh_engine;
 struct wh_peer;
 struct wh_region_record;
+struct wh_remote;
 
-/* The peer publishes a region; on loop 0. The same region may be published again, as in the list
- * after a reconnection; an older region (of an earlier peer.list_round) with its index or name is
- * removed first. The caller sets the new region's `round` and signals peer.changed. 0, -EPROTO (id
- * out of bounds; id or name of another region), -EBUSY (an older region is still being copied),
- * -ENOMEM. */
+/* The peer tells of a region; on loop 0. It may tell of the same region again; an older region (of
+ * an earlier peer.list_round) with its index or name is removed first. 0, -EPROTO (id out of
+ * bounds; id or name of another region), -EBUSY (an older region is still being copied), -ENOMEM.
+ */
 int wh_remote_add(struct wh_peer *peer, const struct wh_region_record *record);
 
-/* The peer removes a region; on loop 0. May block, for half of the setting `timeout`. 0: nothing
- * touches the region any more and it is unmapped, or the id is unknown. -EBUSY: a copy still uses
- * it; it is closed to new ones, but REMOVED must not be sent. */
-int wh_remote_remove(struct wh_peer *peer, uint64_t id);
+/* The peer removes a region, which lies at these of its addresses; its id may be unknown. On loop
+ * 0. May block, for half of the setting `timeout`. 0: nothing touches the region any more, and no
+ * mapping shows it. -EBUSY: a copy still uses it; it is closed to new ones, but REMOVED must not be
+ * sent. */
+int wh_remote_remove(struct wh_peer *peer, uint64_t id, uint64_t address, uint64_t length);
+void wh_remote_from_record(struct wh_remote *out, const struct wh_region_record *record);
 
 /* Remove all regions of a peer that is being closed and has no batches any more. On loop 0, before
  * its transports are closed. */
 void wh_remote_clear(struct wh_peer *peer);
+
+/* Ask for the regions with these ids that are not known, and wait for the answer. Not on loop 0. 0,
+ * also if the peer has no such regions; -ETIMEDOUT; or wh_peer_check()'s error. */
+int wh_remote_learn(struct wh_peer *peer, const uint64_t *ids, size_t count, int64_t deadline,
+		    const char *call);
 
 /* A local region was registered: wake threads that wait for it in a peer that is this engine
  * itself. Under engine.lock. */

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Sessions: beginning and ending them, what they send over the control connection, and telling them
- * which regions there are.
+ * Sessions: beginning and ending them, and what they send over the control connection.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -31,7 +30,6 @@
 #include "wire/wire.h"
 
 #define SESSIONS_MAX 16384 /* further engines are refused */
-#define HOLDERS 64 /* sessions waited for after one walk over all of them */
 
 /* ---- frames ------------------------------------------------------------------------- */
 
@@ -66,10 +64,9 @@ static int session_frame(struct wh_control *control, const struct wh_frame *fram
 			return -EPROTO;
 		return wh_control_send(control, WH_FRAME_PONG, 0, payload, frame->length);
 	case WH_FRAME_REMOVED:
-		if (!frame->length || frame->length % 8)
-			return -EPROTO;
-		atomic_fetch_add(&session->removed, frame->length / 8);
-		return 0;
+		return wh_session_removed(session, payload, frame->length);
+	case WH_FRAME_LOOKUP:
+		return wh_session_lookup(session, payload, frame->length);
 	case WH_FRAME_NOTIFY:
 		return wh_session_notified(session, payload, frame->length);
 	case WH_FRAME_ABORT:
@@ -123,14 +120,6 @@ static bool session_likely_stages(const struct wh_session *session)
 	return stages;
 }
 
-/* Under engine.lock. */
-static void session_warm_up(const struct wh_session *session, const struct wh_region *region)
-{
-	if (session->stages && !wh_kind_on_host(region->entry.kind) &&
-	    wh_session_access(session, &region->entry))
-		wh_warm_up_region(session->engine->early, wh_region_entry_id(&region->entry));
-}
-
 void wh_session_stages(struct wh_session *session)
 {
 	struct wh_engine *engine = session->engine;
@@ -141,54 +130,15 @@ void wh_session_stages(struct wh_session *session)
 	pthread_mutex_lock(&engine->lock);
 	if (!session->stages) {
 		session->stages = true;
-		while (wh_region_table_next(&engine->regions, &cursor, &copy, name))
-			session_warm_up(session, wh_container(wh_region_table_at(&engine->regions,
-										 copy.index),
-							      struct wh_region, entry));
+		while (wh_region_table_next(&engine->regions, &cursor, &copy, name)) {
+			if (!wh_kind_on_host(copy.kind) && wh_session_knows(session, &copy))
+				wh_warm_up_region(engine->early, wh_region_entry_id(&copy));
+		}
 	}
 	pthread_mutex_unlock(&engine->lock);
 }
 
 /* ---- begin and end -------------------------------------------------------------------------- */
-
-/* Send the list of regions. Under engine.lock, so that later publications come after it. */
-static int session_send_regions(struct wh_session *session)
-{
-	struct wh_engine *engine = session->engine;
-	size_t room = 64u << 10, length = 0;
-	uint8_t *bytes = malloc(room);
-	struct wh_region_entry copy;
-	uint64_t cursor = 0;
-	char name[WH_NAME_MAX];
-	int error = bytes ? 0 : -ENOMEM;
-
-	while (!error && wh_region_table_next(&engine->regions, &cursor, &copy, name)) {
-		struct wh_region_record record = {
-			.id = atomic_load(&copy.id),
-			.address = copy.address,
-			.length = copy.length,
-			.access = wh_session_access(
-				session, wh_region_table_at(&engine->regions, copy.index)),
-			.kind = copy.kind,
-			.flags = copy.flags,
-		};
-
-		if (!record.access)
-			continue;
-		memcpy(record.name, name, sizeof(record.name));
-		length += wh_region_encode(bytes + length, &record);
-		if (length + WH_REGION_RECORD_MAX > room) {
-			error = wh_control_send(&session->control, WH_FRAME_REGIONS, 0, bytes,
-						length);
-			length = 0;
-		}
-	}
-	if (!error)
-		error = wh_control_send(&session->control, WH_FRAME_REGIONS, WH_FRAME_LAST, bytes,
-					length);
-	free(bytes);
-	return error;
-}
 
 /* Make it known by its id. 0 or -ENOMEM. */
 static int session_enter(struct wh_engine *engine, struct wh_session *session, uint64_t id)
@@ -249,19 +199,10 @@ int wh_session_new(struct wh_engine *engine, int fd, struct wh_tls *tls, uint64_
 		return error;
 	}
 	pthread_mutex_lock(&engine->lock);
-	session->removes_before = engine->removes;
 	wh_list_append(&engine->sessions, &session->link);
 	engine->session_count++;
 	wh_count_add(&engine->statistics.sessions_opened, 1);
-	error = session_send_regions(session);
 	pthread_mutex_unlock(&engine->lock);
-	if (error) {
-		wh_session_end(session, error,
-			       session->control.queue_refused ?
-				       session->control.queue_refused :
-				       "cannot be sent the list of regions");
-		return error;
-	}
 	wh_timer_set(&engine->loops[0], &session->watchdog, wh_now() + session_patience(engine));
 	wh_log_line(&engine->log, WH_LOG_INFO, "session", "%s has connected", session->hello.name);
 	if (session_likely_stages(session))
@@ -292,6 +233,7 @@ void wh_session_end(struct wh_session *session, int error, const char *text)
 	wh_timer_clear(&session->watchdog);
 	wh_control_destroy(&session->control);
 	explicit_bzero(session->key, sizeof(session->key));
+	free(session->learned);
 	wh_quota_release(session->quota);
 	free(session);
 }
@@ -303,115 +245,7 @@ struct wh_session *wh_session_find(struct wh_engine *engine, uint64_t id)
 	return node ? wh_container(node, struct wh_session, node) : NULL;
 }
 
-/* ---- regions -------------------------------------------------------------------------------- */
-
 uint8_t wh_session_access(const struct wh_session *session, const struct wh_region_entry *entry)
 {
 	return wh_region_access(wh_container(entry, struct wh_region, entry), session->hello.name);
-}
-
-void wh_sessions_publish(struct wh_engine *engine, const struct wh_region *region)
-{
-	uint8_t bytes[WH_REGION_RECORD_MAX];
-	struct wh_region_record record;
-	size_t length;
-
-	wh_region_record(region, &record);
-	/* Ignore errors of sending: a broken connection ends the session elsewhere. */
-	for (struct wh_list *l = engine->sessions.next; l != &engine->sessions; l = l->next) {
-		struct wh_session *session = wh_container(l, struct wh_session, link);
-
-		record.access = wh_session_access(session, &region->entry);
-		if (!record.access)
-			continue;
-		session_warm_up(session, region);
-		length = wh_region_encode(bytes, &record);
-		wh_control_send(&session->control, WH_FRAME_REGIONS, 0, bytes, length);
-	}
-}
-
-void wh_sessions_remove(struct wh_engine *engine, uint64_t id)
-{
-	uint8_t bytes[8];
-
-	wh_put64(bytes, id);
-	engine->removes++;
-	for (struct wh_list *l = engine->sessions.next; l != &engine->sessions; l = l->next)
-		wh_control_send(&wh_container(l, struct wh_session, link)->control, WH_FRAME_REMOVE,
-				0, bytes, sizeof(bytes));
-}
-
-/* May the session still touch a region of the first `removes` that were removed? It answers each
- * REMOVE with a REMOVED, in order, so counting the answers is enough. */
-static bool session_holds(const struct wh_session *session, uint64_t removes, bool keyed)
-{
-	return (atomic_load(&session->touches) || (keyed && atomic_load(&session->keyed))) &&
-	       session->removes_before + atomic_load(&session->removed) < removes;
-}
-
-/* The ids of the first sessions that hold a removed region; returns how many of at most `most`. */
-static unsigned sessions_holding(struct wh_engine *engine, uint64_t removes, bool keyed,
-				 uint64_t *ids, unsigned most)
-{
-	unsigned count = 0;
-
-	pthread_mutex_lock(&engine->lock);
-	for (struct wh_list *l = engine->sessions.next; l != &engine->sessions && count < most;
-	     l = l->next) {
-		const struct wh_session *session = wh_container(l, struct wh_session, link);
-
-		if (session_holds(session, removes, keyed))
-			ids[count++] = session->id;
-	}
-	pthread_mutex_unlock(&engine->lock);
-	return count;
-}
-
-/* True: the session has ended or answered. Else `name` is its name. */
-static bool session_released(struct wh_engine *engine, uint64_t id, uint64_t removes, bool keyed,
-			     char name[WH_NAME_MAX])
-{
-	const struct wh_session *session;
-	bool held;
-
-	pthread_mutex_lock(&engine->lock);
-	session = wh_session_find(engine, id);
-	held = session && session_holds(session, removes, keyed);
-	if (held)
-		memcpy(name, session->hello.name, WH_NAME_MAX);
-	pthread_mutex_unlock(&engine->lock);
-	return !held;
-}
-
-/* All sessions are walked once for each HOLDERS of them that hold the region; each of these is then
- * polled by its id, so that waiting for one does not walk past thousands of others. */
-int wh_sessions_released(struct wh_engine *engine, uint64_t id, int64_t deadline)
-{
-	int64_t begun = wh_now(), courtesy = begun + (deadline - begun) / 2;
-	struct timespec pause = { 0, 20000 };
-	uint64_t removes, holders[HOLDERS];
-	char name[WH_NAME_MAX];
-	unsigned count;
-
-	pthread_mutex_lock(&engine->lock);
-	removes = engine->removes;
-	pthread_mutex_unlock(&engine->lock);
-	while ((count = sessions_holding(engine, removes, wh_now() < courtesy, holders, HOLDERS))) {
-		for (unsigned i = 0; i < count;) {
-			if (session_released(engine, holders[i], removes, wh_now() < courtesy,
-					     name)) {
-				i++;
-				continue;
-			}
-			if (wh_now() > deadline)
-				return wh_fail(EBUSY,
-					       "region %#llx: %s can still access it; it is no "
-					       "longer published, try again",
-					       (unsigned long long)id, name);
-			nanosleep(&pause, NULL);
-			if (pause.tv_nsec < 1000000)
-				pause.tv_nsec *= 2;
-		}
-	}
-	return 0;
 }

@@ -38,10 +38,12 @@ struct wh_session {
 	_Atomic bool keyed;
 	/* it will read or write GPU memory through staging buffers; under engine.lock */
 	bool stages;
-	/* REMOVE frames that the engine had sent before the session began, and REMOVED answers
-	 * since */
-	uint64_t removes_before;
-	_Atomic uint64_t removed;
+	/* What it knows of our regions: session-regions.c. Under engine.lock: */
+	uint64_t *learned; /* a bit for each index in the region table: it was told of the region */
+	uint32_t learned_words; /* of `learned` */
+	uint64_t missed; /* hashes of the questions to which there was no region; 0: none */
+	_Atomic uint64_t removes; /* the number of the last REMOVE sent to it */
+	_Atomic uint64_t removed; /* the number that it has confirmed; written on loop 0 */
 	struct wh_timer watchdog; /* ends a session whose initiator has fallen silent */
 	int64_t heard; /* when the last frame came */
 	void *transport[WH_TRANSPORT_COUNT]; /* private to each transport */
@@ -58,10 +60,20 @@ struct wh_session {
  * closed. */
 int wh_session_new(struct wh_engine *engine, int fd, struct wh_tls *tls, uint64_t source,
 		   const struct wh_hello *hello, uint64_t id, const uint8_t key[WH_KEY_SIZE]);
-/* Publish a region to the sessions that may use it; tell all sessions that one is removed. Under
+
+/* ---- its regions: session-regions.c ---- */
+
+/* Answer a LOOKUP. On loop 0. 0, or a negative errno. */
+int wh_session_lookup(struct wh_session *session, const uint8_t *payload, size_t length);
+/* Accept a REMOVED. On loop 0. 0 or -EPROTO. */
+int wh_session_removed(struct wh_session *session, const uint8_t *payload, size_t length);
+/* Does it know the region? Under engine.lock, while the region is registered. */
+bool wh_session_knows(const struct wh_session *session, const struct wh_region_entry *entry);
+/* A region is registered: hint at it to sessions that asked in vain for something that it may
+ * answer. One is withdrawn: tell the sessions that know it or may map its memory. Under
  * engine.lock. */
 void wh_sessions_publish(struct wh_engine *engine, const struct wh_region *region);
-void wh_sessions_remove(struct wh_engine *engine, uint64_t id);
+void wh_sessions_remove(struct wh_engine *engine, const struct wh_region *region);
 /* Block until no session can access a region that was removed before this call: until `deadline`
  * for sessions that access memory directly, and half as long for those with keys only, which the
  * caller invalidates. Not on loop 0. 0, or -EBUSY with its text. */

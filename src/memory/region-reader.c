@@ -179,7 +179,7 @@ static bool reader_find_locked(struct wh_region_reader *reader, uint64_t address
 	table_make_snapshot(table);
 	pthread_mutex_unlock(&table->lock);
 	reader_enter(reader);
-	if (!wh_region_table_by_address(table, address, length, access, &copy, name))
+	if (!wh_region_table_by_address(table, address, length, access, NULL, &copy, name))
 		return false;
 	*id = wh_region_entry_id(&copy);
 	*offset = address - copy.address;

@@ -472,9 +472,25 @@ bool wh_region_table_by_name(struct wh_region_table *table, const char *text,
 	return found;
 }
 
+bool wh_region_table_by_id(struct wh_region_table *table, uint64_t id, struct wh_region_entry *copy,
+			   char name[64])
+{
+	const struct wh_region_entry *entry;
+	bool found;
+
+	pthread_mutex_lock(&table->lock);
+	entry = wh_region_table_at(table, wh_region_table_index(id));
+	found = entry && id && atomic_load(&entry->id) == id;
+	if (found)
+		entry_copy(entry, copy, name);
+	pthread_mutex_unlock(&table->lock);
+	return found;
+}
+
 struct region_search {
 	uint64_t start, end;
 	uint8_t access;
+	const struct wh_region_filter *filter;
 	struct wh_region_entry *best;
 };
 
@@ -489,18 +505,20 @@ static void search_consider(struct wh_region_table *table, const struct wh_sorte
 		return;
 	entry = wh_region_table_at(table, wh_region_table_index(sorted->id));
 	if (atomic_load(&entry->id) != sorted->id ||
-	    (search->access && !(entry->access & search->access)))
+	    (search->access && !(entry->access & search->access)) ||
+	    (search->filter && !search->filter->passes(search->filter, entry)))
 		return;
 	if (!search->best || entry->length < search->best->length)
 		search->best = entry;
 }
 
 bool wh_region_table_by_address(struct wh_region_table *table, uint64_t address, uint64_t length,
-				uint8_t access, struct wh_region_entry *copy, char name[64])
+				uint8_t access, const struct wh_region_filter *filter,
+				struct wh_region_entry *copy, char name[64])
 {
-	struct region_search search = { .start = address,
-					.end = address + length,
-					.access = access };
+	struct region_search search = {
+		.start = address, .end = address + length, .access = access, .filter = filter
+	};
 	uint32_t tail;
 
 	if (search.end < address)

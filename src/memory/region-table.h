@@ -33,6 +33,12 @@ struct wh_region_entry {
 	char *name; /* owned; NULL: none */
 };
 
+/* Which entries a search may find: a member of a larger structure. `passes` runs under the table's
+ * lock, and must not block. */
+struct wh_region_filter {
+	bool (*passes)(const struct wh_region_filter *filter, const struct wh_region_entry *entry);
+};
+
 /* A published range, in the order of addresses. */
 struct wh_sorted {
 	uint64_t start, end;
@@ -113,14 +119,17 @@ void wh_region_table_reopen(struct wh_region_table *table, struct wh_region_entr
 /* Free a closed entry for another use. Nobody may be inside. */
 void wh_region_table_free(struct wh_region_table *table, struct wh_region_entry *entry);
 
-/* The next three search open entries and copy one, under the lock. copy->name is `name` or NULL.
+/* The next four search open entries and copy one, under the lock. copy->name is `name` or NULL.
  * False: none found. */
 bool wh_region_table_by_name(struct wh_region_table *table, const char *text,
 			     struct wh_region_entry *copy, char name[64]);
+bool wh_region_table_by_id(struct wh_region_table *table, uint64_t id, struct wh_region_entry *copy,
+			   char name[64]);
 /* The smallest entry that holds the whole range and whose access has one of the bits; 0: of any
- * access. */
+ * access. With a filter: of those that it lets pass. */
 bool wh_region_table_by_address(struct wh_region_table *table, uint64_t address, uint64_t length,
-				uint8_t access, struct wh_region_entry *copy, char name[64]);
+				uint8_t access, const struct wh_region_filter *filter,
+				struct wh_region_entry *copy, char name[64]);
 /* The next entry from *cursor on, an index, which is then behind it. Start at 0. */
 bool wh_region_table_next(struct wh_region_table *table, uint64_t *cursor,
 			  struct wh_region_entry *copy, char name[64]);

@@ -28,6 +28,7 @@ struct wh_region {
 	struct wh_list member; /* memory->members, while published; under engine.lock */
 	struct wh_registration *registration; /* not NULL while the region is registered */
 	struct wh_rights *rights; /* of single peers; NULL: all peers have entry.access */
+	bool listed; /* where all peers have the same rights: WH_ACCESS_LIST */
 	_Atomic uint32_t batches; /* uses by unfinished batches */
 	struct wh_region_window *_Atomic window; /* NULL: not tried yet */
 	/* Private to each transport, by enum wh_transport_id; NULL: nothing yet. Its region_closed

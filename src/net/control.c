@@ -230,7 +230,7 @@ static void control_set_events(struct wh_control *control)
  * choice, and they do not count as answers. */
 static bool frame_is_announcement(enum wh_frame_type type)
 {
-	return type == WH_FRAME_REGIONS || type == WH_FRAME_REMOVE || type == WH_FRAME_REMOVED;
+	return type == WH_FRAME_REGISTERED || type == WH_FRAME_REMOVE;
 }
 
 /* Queue bytes. Under the lock. 0, or -ENOBUFS (and control->queue_refused says why), -ENOMEM. */

@@ -151,6 +151,11 @@ uint8_t wh_session_access(const struct wh_session *session, const struct wh_regi
  * only spares it errors. Any thread. */
 void wh_session_touches(struct wh_session *session);
 void wh_session_keyed(struct wh_session *session);
+/* Between wh_engine_hold_regions() and its end: the session knows a region of ours from now on, and
+ * is told when it goes (0 or -ENOMEM); it was refused memory for now, and is told when another
+ * region of shared memory comes. */
+int wh_session_learn(struct wh_session *session, const struct wh_region_entry *entry);
+void wh_session_misses_memory(struct wh_session *session);
 /* The session accesses GPU memory through staging buffers: prepare them. Not between
  * wh_engine_hold_regions() and its end. */
 void wh_session_stages(struct wh_session *session);

@@ -73,12 +73,19 @@ static int no_peer_again(struct wh_peer *peer, void *state, char why[WH_REFUSAL]
 	return 0;
 }
 
-static int no_region_going(struct wh_peer *peer, void *state, struct wh_remote_region *region,
+static void no_region_came(struct wh_peer *peer, void *state)
+{
+	(void)peer;
+	(void)state;
+}
+
+static int no_region_going(struct wh_peer *peer, void *state, uint64_t address, uint64_t length,
 			   int64_t deadline)
 {
 	(void)peer;
 	(void)state;
-	(void)region;
+	(void)address;
+	(void)length;
 	(void)deadline;
 	return 0;
 }
@@ -230,7 +237,7 @@ static const struct wh_transport defaults = {
 	.peer_close = no_peer_close,
 	.peer_lost = no_peer_lost,
 	.peer_again = no_peer_again,
-	.region_came = no_region_gone,
+	.region_came = no_region_came,
 	.region_going = no_region_going,
 	.region_gone = no_region_gone,
 	.peer_frame = no_peer_frame,

@@ -98,14 +98,16 @@ struct wh_transport {
 	void (*peer_lost)(struct wh_peer *peer, void *state, int error, const char *text);
 	/* The same epoch of the peer has been reached again after peer_lost. As peer_open. */
 	int (*peer_again)(struct wh_peer *peer, void *state, char why[WH_REFUSAL]);
-	/* The peer has published a region. On loop 0. */
-	void (*region_came)(struct wh_peer *peer, void *state, struct wh_remote_region *region);
-	/* The peer takes a region back: its entry is closed, and nobody is inside it any more. End
-	 * every mapping that shows its bytes, also those made for other regions. 0; -EBUSY: not by
-	 * `deadline`, and the core calls it again. On loop 0. */
-	int (*region_going)(struct wh_peer *peer, void *state, struct wh_remote_region *region,
+	/* The peer has registered a region that may change what it refused for now. On loop 0. */
+	void (*region_came)(struct wh_peer *peer, void *state);
+	/* The peer takes back a region at these of its addresses. If we knew the region, its entry
+	 * is closed, and nobody is inside it any more. End every mapping that shows the bytes,
+	 * whichever region it was made for. 0; -EBUSY: not by `deadline`, and the core calls it
+	 * again. On loop 0. */
+	int (*region_going)(struct wh_peer *peer, void *state, uint64_t address, uint64_t length,
 			    int64_t deadline);
-	/* After region_going: free what the transport keeps for the region. On loop 0. */
+	/* After region_going, if we knew the region: free what the transport keeps for the region.
+	 * On loop 0. */
 	void (*region_gone)(struct wh_peer *peer, void *state, struct wh_remote_region *region);
 
 	/* The owner has sent a frame of the transport's own over the control connection. 0, or a

@@ -28,9 +28,9 @@ enum wh_frame_type {
 	WH_FRAME_HELLO = 1,
 	WH_FRAME_WELCOME,
 	WH_FRAME_REFUSED,
-	WH_FRAME_REGIONS, /* published regions; flag LAST ends the first, full list */
-	WH_FRAME_REMOVE, /* ids of regions that the owner unregisters */
-	WH_FRAME_REMOVED, /* the answer: the same ids; they are no longer mapped or accessed */
+	WH_FRAME_REGIONS, /* the answer to LOOKUP: regions; flag LAST ends it */
+	WH_FRAME_REMOVE, /* the owner unregisters a region: struct wh_removal */
+	WH_FRAME_REMOVED, /* u64 number of the REMOVE: it is no longer mapped or accessed */
 	WH_FRAME_NOTIFY, /* u64 sequence, u64 tag, then the user's bytes */
 	WH_FRAME_NOTIFIED, /* u64 sequence: the notification is in the queue */
 	WH_FRAME_PING, /* u64 token */
@@ -47,12 +47,15 @@ enum wh_frame_type {
 	WH_FRAME_PROVE, /* the answer to WELCOME: the initiator's proof */
 	/* unix socket, the answer to PROVE: carries the descriptor of the owner's alive page */
 	WH_FRAME_ALIVE,
+	WH_FRAME_LOOKUP, /* struct wh_question: which regions are there? */
+	/* the owner has registered a region that answers a LOOKUP which found none; empty */
+	WH_FRAME_REGISTERED,
 	/* The frames of transports begin here: each names its types in its own wire.h, and their
-	 * range in its table (transport/transport.h). rdma has 18 to 30. */
+	 * range in its table (transport/transport.h). rdma has 20 to 32. */
 	WH_FRAME_TRANSPORTS,
 	WH_FRAME_TYPE_END = 64,
 };
-#define WH_FRAME_LAST 1 /* flag of REGIONS */
+#define WH_FRAME_LAST 1 /* flag of REGIONS: the answer ends */
 #define WH_MAP_SIZE 12 /* payload bytes of MAP */
 #define WH_MAP_OBJECTS (UINT32_C(1) << 31)
 
@@ -121,6 +124,8 @@ int wh_refusal_decode(const uint8_t *in, size_t length, int *error, char text[WH
 
 /* On the wire: u64 id, u64 address, u64 length, u8 access, u8 kind, u8 flags, u8 name length,
  * name: 28 bytes and the name. */
+/* The rights that records have: enum wh_access, without LIST. */
+#define WH_ACCESS_BYTES (WH_ACCESS_READ | WH_ACCESS_WRITE)
 struct wh_region_record {
 	uint64_t id, address, length;
 	uint8_t access, kind, flags;
@@ -132,6 +137,59 @@ size_t wh_region_encode(uint8_t *out, const struct wh_region_record *record);
 /* Read one record and advance *in behind it. 1; 0 at the end; -EPROTO: truncated, length 0, address
  * + length wraps, unknown access or kind, or a name with bytes other than A-Z a-z 0-9 . _ -. */
 int wh_region_decode(const uint8_t **in, const uint8_t *end, struct wh_region_record *record);
+
+/* What a LOOKUP asks for. */
+enum wh_question_kind {
+	WH_ASK_IDS = 1, /* the regions with these ids */
+	WH_ASK_NAME, /* the region with this name */
+	WH_ASK_ADDRESSES, /* for each range, the smallest region that holds it */
+	WH_ASK_LIST, /* regions that grant WH_ACCESS_LIST, in the order of the owner's table */
+};
+
+#define WH_QUESTION_HEAD 16 /* bytes */
+#define WH_QUESTION_MAX 1024 /* ids or ranges in one question, regions in one page of a list */
+#define WH_RANGE_SIZE 24 /* bytes */
+
+/* A range of the owner's addresses. On the wire: u64 address, u64 length, u64 access. */
+struct wh_range {
+	uint64_t address, length;
+	uint8_t access; /* the region grants one of these, enum wh_access */
+};
+
+/* On the wire: u64 token, u8 kind, u8[3] 0, u32 count. Then come, by kind, u64 ids; the name; the
+ * ranges; u64 cursor. */
+struct wh_question {
+	uint64_t token; /* the answer repeats it */
+	uint8_t kind; /* enum wh_question_kind */
+	uint32_t count; /* of ids or ranges, bytes of the name, most regions of a list */
+	uint64_t cursor; /* LIST: 0, or `next` of the answer before */
+	char name[WH_NAME_MAX]; /* NAME */
+	const uint8_t *entries; /* IDS, ADDRESSES: `count` of them, in the payload */
+};
+/* Encode the head, and for NAME and LIST all. `out` has room for WH_QUESTION_HEAD + WH_NAME_MAX
+ * bytes; ids and ranges follow. Returns the bytes used. */
+size_t wh_question_encode(uint8_t *out, const struct wh_question *question);
+void wh_range_encode(uint8_t out[WH_RANGE_SIZE], const struct wh_range *range);
+/* 0, or -EPROTO: unknown kind, reserved bytes not 0, a count of 0 or above the limit, a length that
+ * does not fit it, or a name with other bytes than a region's. `entries` points into `in`. */
+int wh_question_decode(const uint8_t *in, size_t length, struct wh_question *question);
+/* An entry of IDS, or of ADDRESSES. False: the range wraps, has length 0 or asks for no access. */
+uint64_t wh_question_id(const struct wh_question *question, uint32_t index);
+bool wh_question_range(const struct wh_question *question, uint32_t index, struct wh_range *range);
+
+/* In front of the records of REGIONS: u64 token, u64 next. */
+#define WH_REGIONS_HEAD 16
+
+/* REMOVE. On the wire: u64 number, u64 id, u64 address, u64 length. Addresses come with it because
+ * a mapping of the initiator's may show a region whose id it never learned. */
+struct wh_removal {
+	uint64_t number; /* greater than those before it; REMOVED repeats it */
+	uint64_t id, address, length;
+};
+#define WH_REMOVAL_SIZE 32
+void wh_removal_encode(uint8_t out[WH_REMOVAL_SIZE], const struct wh_removal *removal);
+/* 0, or -EPROTO: a number or length of 0, or address + length wraps. */
+int wh_removal_decode(const uint8_t *in, size_t length, struct wh_removal *removal);
 
 /* A region's exported key: u8 version, u8 reserved, u16 length of the whole key, u64 epoch, a
  * record. `out` has room for WH_KEY_MAX bytes. Returns the bytes used. */

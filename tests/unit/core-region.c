@@ -50,7 +50,7 @@ static void register__misuse(void **state)
 	assert_int_equal(try(memory, SIZE_MAX - (uintptr_t)memory + 1, none), -EINVAL);
 	assert_non_null(strstr(wh_error_text(), "end of the address space"));
 	assert_int_equal(try(memory, 1, (struct wh_region_options){ .access = 8 }), -EINVAL);
-	assert_int_equal(try(memory, 1, (struct wh_region_options){ .access = 5 }), -EINVAL);
+	assert_int_equal(try(memory, 1, (struct wh_region_options){ .access = 9 }), -EINVAL);
 	assert_int_equal(try(memory, 1, (struct wh_region_options){ .name = "" }), -EINVAL);
 	assert_int_equal(try(memory, 1, (struct wh_region_options){ .name = "a b" }), -EINVAL);
 	assert_int_equal(try(memory, 1, (struct wh_region_options){ .name = "a/b" }), -EINVAL);
@@ -90,7 +90,7 @@ static void register__bad_grants(void **state)
 	want_bad_grants(2, grants, "grants[1].peer has more");
 	grants[1].peer = "a";
 	want_bad_grants(2, grants, "names \"a\" twice");
-	grants[1] = (struct wh_grant){ "b", 5, 0 };
+	grants[1] = (struct wh_grant){ "b", 9, 0 };
 	want_bad_grants(2, grants, "for \"b\"");
 	grants[1] = (struct wh_grant){ "b", 1, 1 };
 	want_bad_grants(2, grants, "for \"b\"");
@@ -285,7 +285,7 @@ static void unregister__waits_for_a_copy(void **state)
 	assert_true(wh_now() - start >= 1000 * WH_MS);
 	assert_int_equal(wh_region_id(region), id);
 	assert_null(wh_region_entry_enter(&owner->regions, id));
-	assert_int_equal(wh_peer_find(self, "copied", 0, &remote), -ENOENT);
+	assert_int_equal(wh_peer_find(self, "copied", WH_ANSWER, &remote), -ENOENT);
 	/* The name is free during the wait. */
 	drop(add(200, 100, "copied", ALL));
 	assert_int_equal(pthread_create(&thread, NULL, leave_later, entry), 0);

@@ -33,60 +33,70 @@ static void find__by_name(void **state)
 		assert_int_equal(remote.access, i ? ALL : WH_ACCESS_READ);
 		assert_int_equal(remote.kind, WH_MEMORY_PAGEABLE);
 		assert_string_equal(remote.name, "kv");
-		assert_int_equal(wh_peer_find(both[i], "kw", 0, &remote), -ENOENT);
+		assert_int_equal(wh_peer_find(both[i], "kw", WH_ANSWER, &remote), -ENOENT);
 		assert_int_equal(wh_peer_find(both[i], "kw", 5 * WH_MS, &remote), -ENOENT);
-		assert_int_equal(wh_peer_find(both[i], "", 0, &remote), -EINVAL);
-		assert_int_equal(wh_peer_find(both[i], NULL, 0, &remote), -EINVAL);
-		assert_int_equal(wh_peer_find(both[i], "kv", 0, NULL), -EINVAL);
-		assert_int_equal(wh_peer_find(both[i], "kv", -1, &remote), -EINVAL);
+		assert_int_equal(wh_peer_find(both[i], "", WH_ANSWER, &remote), -EINVAL);
+		assert_int_equal(wh_peer_find(both[i], NULL, WH_ANSWER, &remote), -EINVAL);
+		assert_int_equal(wh_peer_find(both[i], "kv", WH_ANSWER, NULL), -EINVAL);
+		assert_int_equal(wh_peer_find(both[i], "kv", -2, &remote), -EINVAL);
 		assert_int_equal(remote.id, wh_region_id(region));
 	}
 	drop(region);
 	await_regions(0);
-	assert_int_equal(wh_peer_find(peer, "kv", 0, &remote), -ENOENT);
-	assert_int_equal(wh_peer_find(self, "kv", 0, &remote), -ENOENT);
+	assert_int_equal(wh_peer_find(peer, "kv", WH_ANSWER, &remote), -ENOENT);
+	assert_int_equal(wh_peer_find(self, "kv", WH_ANSWER, &remote), -ENOENT);
 }
 
 static void find__hidden(void **state)
 {
-	struct wh_region *hidden = add(0, 100, "hidden", 0), *seen = add(0, 200, "seen", ALL);
+	struct wh_region *hidden = add(0, 100, "hidden", 0), *seen = add(0, 200, "seen", ALL),
+			 *listed = add(1000, 200, "listed", ALL | WH_ACCESS_LIST);
 	struct wh_peer *const both[] = { peer, self };
 	struct wh_peer_info info = { .size = sizeof(info) };
-	struct wh_remote remote;
+	struct wh_remote remote, list[4];
 	uint64_t cursor, offset;
+	size_t count;
 
 	(void)state;
 	for (int i = 0; i < 2; i++) {
 		assert_int_equal(wh_peer_find(both[i], "seen", PATIENCE, &remote), 0);
 		assert_int_equal(wh_peer_info(both[i], &info), 0);
-		assert_int_equal(info.regions, 1 + i);
+		assert_int_equal(info.regions, i ? 3 : 1);
 		/* The engine itself sees its own region. */
-		assert_int_equal(wh_peer_find(both[i], "hidden", 0, &remote), i ? 0 : -ENOENT);
-		assert_int_equal(
-			wh_peer_lookup(both[i], (uintptr_t)memory + 10, 10, &remote, &offset), 0);
+		assert_int_equal(wh_peer_find(both[i], "hidden", WH_ANSWER, &remote),
+				 i ? 0 : -ENOENT);
+		assert_int_equal(wh_peer_lookup(both[i], (uintptr_t)memory + 10, 10, WH_ANSWER,
+						&remote, &offset),
+				 0);
 		assert_int_equal(remote.id, wh_region_id(i ? hidden : seen));
 		assert_int_equal(remote.access, ALL);
 		assert_int_equal(offset, 10);
-		assert_int_equal(
-			wh_peer_lookup(both[i], (uintptr_t)memory + 10, 190, &remote, &offset), 0);
+		assert_int_equal(wh_peer_lookup(both[i], (uintptr_t)memory + 10, 190, WH_ANSWER,
+						&remote, &offset),
+				 0);
 		assert_int_equal(remote.id, wh_region_id(seen));
+		assert_int_equal(wh_peer_lookup(both[i], (uintptr_t)memory + 10, 191, WH_ANSWER,
+						&remote, &offset),
+				 -ENOENT);
 		assert_int_equal(
-			wh_peer_lookup(both[i], (uintptr_t)memory + 10, 191, &remote, &offset),
+			wh_peer_lookup(both[i], UINT64_MAX, 2, WH_ANSWER, &remote, &offset),
 			-ENOENT);
-		assert_int_equal(wh_peer_lookup(both[i], UINT64_MAX, 2, &remote, &offset), -ENOENT);
-		assert_int_equal(wh_peer_lookup(both[i], 1, 0, &remote, &offset), -EINVAL);
+		assert_int_equal(wh_peer_lookup(both[i], 1, 0, WH_ANSWER, &remote, &offset),
+				 -EINVAL);
 		cursor = 0;
+		count = 4;
+		assert_int_equal(wh_peer_list(both[i], &cursor, list, &count, WH_ANSWER), 0);
+		assert_int_equal(cursor, 0);
+		assert_int_equal(count, i ? 3 : 1);
+		assert_int_equal(list[0].id, wh_region_id(i ? hidden : listed));
 		if (i) {
-			assert_int_equal(wh_peer_next(both[i], &cursor, &remote), 0);
-			assert_int_equal(remote.id, wh_region_id(hidden));
+			assert_int_equal(list[1].id, wh_region_id(seen));
+			assert_int_equal(list[2].id, wh_region_id(listed));
 		}
-		assert_int_equal(wh_peer_next(both[i], &cursor, &remote), 0);
-		assert_int_equal(remote.id, wh_region_id(seen));
-		assert_int_equal(wh_peer_next(both[i], &cursor, &remote), -ENOENT);
-		assert_int_equal(wh_peer_next(both[i], NULL, &remote), -EINVAL);
 	}
 	drop(hidden);
 	drop(seen);
+	drop(listed);
 }
 
 struct later {
@@ -152,7 +162,7 @@ static void find__the_peer_is_lost(void **state)
 	assert_int_equal(wh_peer_close(self), 0);
 	assert_int_equal(wh_engine_close(owner), 0);
 	do {
-		error = wh_peer_find(peer, "x", 0, &remote);
+		error = wh_peer_find(peer, "x", WH_ANSWER, &remote);
 		assert_true(wh_now() < end);
 	} while (error == -ENOENT);
 	assert_int_equal(error, -ECONNRESET);
@@ -178,46 +188,58 @@ static void import__a_key(void **state)
 		assert_int_equal(remote.id, wh_region_id(region));
 		assert_int_equal(remote.length, 1000);
 		assert_string_equal(remote.name, "keyed");
-		assert_int_equal(wh_peer_unpack_key(both[i], key, length - 1, 0, &remote), -EINVAL);
-		assert_int_equal(wh_peer_unpack_key(both[i], key, 0, 0, &remote), -EINVAL);
-		assert_int_equal(wh_peer_unpack_key(both[i], NULL, length, 0, &remote), -EINVAL);
-		assert_int_equal(wh_peer_unpack_key(both[i], key, length, 0, NULL), -EINVAL);
+		assert_int_equal(wh_peer_unpack_key(both[i], key, length - 1, WH_ANSWER, &remote),
+				 -EINVAL);
+		assert_int_equal(wh_peer_unpack_key(both[i], key, 0, WH_ANSWER, &remote), -EINVAL);
+		assert_int_equal(wh_peer_unpack_key(both[i], NULL, length, WH_ANSWER, &remote),
+				 -EINVAL);
+		assert_int_equal(wh_peer_unpack_key(both[i], key, length, WH_ANSWER, NULL),
+				 -EINVAL);
 		memcpy(broken, key, length);
 		broken[0]++; /* the version */
-		assert_int_equal(wh_peer_unpack_key(both[i], broken, length, 0, &remote),
+		assert_int_equal(wh_peer_unpack_key(both[i], broken, length, WH_ANSWER, &remote),
 				 -EPROTONOSUPPORT);
 		memcpy(broken, key, length);
 		broken[4] ^= 1; /* the epoch */
-		assert_int_equal(wh_peer_unpack_key(both[i], broken, length, 0, &remote), -ESTALE);
+		assert_int_equal(wh_peer_unpack_key(both[i], broken, length, WH_ANSWER, &remote),
+				 -ESTALE);
 		memcpy(broken, key, length);
 		broken[28] ^= 1; /* the region's length */
-		assert_int_equal(wh_peer_unpack_key(both[i], broken, length, 0, &remote), -EINVAL);
+		assert_int_equal(wh_peer_unpack_key(both[i], broken, length, WH_ANSWER, &remote),
+				 -EINVAL);
 		assert_non_null(strstr(wh_error_text(), "does not match"));
 	}
 	drop(region);
 	await_regions(0);
 	assert_int_equal(wh_peer_unpack_key(peer, key, length, WH_MS, &remote), -ENOENT);
-	assert_int_equal(wh_peer_unpack_key(self, key, length, 0, &remote), -ENOENT);
+	assert_int_equal(wh_peer_unpack_key(self, key, length, WH_ANSWER, &remote), -ENOENT);
 }
 
 #define MANY 20000
 
-static void connect__to_many(void **state)
+static void list__many(void **state)
 {
 	static struct wh_region *regions[MANY];
 	struct wh_remote remote;
 	struct wh_peer *second;
 	uint64_t cursor = 0, offset;
+	struct wh_remote page[777];
 	unsigned seen = 0;
+	size_t count;
 
 	(void)state;
 	for (size_t i = 0; i < MANY; i++)
-		regions[i] = add(i, i % 50 + 1, NULL, ALL);
+		regions[i] = add(i, i % 50 + 1, NULL, ALL | WH_ACCESS_LIST);
 	assert_int_equal(wh_peer_open(other, wh_engine_url(owner), NULL, &second), 0);
-	while (!wh_peer_next(second, &cursor, &remote))
-		seen++;
+	do {
+		count = sizeof(page) / sizeof(page[0]);
+		assert_int_equal(wh_peer_list(second, &cursor, page, &count, WH_ANSWER), 0);
+		seen += (unsigned)count;
+	} while (cursor);
 	assert_int_equal(seen, MANY);
-	assert_int_equal(wh_peer_lookup(second, (uintptr_t)memory + 149, 50, &remote, &offset), 0);
+	assert_int_equal(
+		wh_peer_lookup(second, (uintptr_t)memory + 149, 50, WH_ANSWER, &remote, &offset),
+		0);
 	assert_int_equal(remote.id, wh_region_id(regions[149]));
 	for (size_t i = 0; i < MANY; i++)
 		drop(regions[i]);
@@ -236,6 +258,7 @@ static int setup_fake(void **state)
 	memset(&fake, 0, sizeof(fake));
 	fake.engine = other;
 	fake.list_round = 1;
+	wh_list_init(&fake.questions);
 	pthread_mutex_init(&fake.lock, NULL);
 	atomic_store(&fake.state, WH_PEER_CONNECTED);
 	return wh_region_table_init(&fake.regions, sizeof(struct wh_remote_region));
@@ -287,15 +310,15 @@ static void add__again_or_another(void **state)
 static void remove__unknown_and_known(void **state)
 {
 	(void)state;
-	assert_int_equal(wh_remote_remove(&fake, 0), 0);
-	assert_int_equal(wh_remote_remove(&fake, ID(5, 0)), 0);
-	assert_int_equal(wh_remote_remove(&fake, UINT64_MAX), 0);
+	assert_int_equal(wh_remote_remove(&fake, 0, 0x1000, 16), 0);
+	assert_int_equal(wh_remote_remove(&fake, ID(5, 0), 0x1000, 16), 0);
+	assert_int_equal(wh_remote_remove(&fake, UINT64_MAX, 0x1000, 16), 0);
 	assert_int_equal(says(ID(5, 0), 0x1000, "a"), 0);
-	assert_int_equal(wh_remote_remove(&fake, ID(6, 0)), 0);
-	assert_int_equal(wh_remote_remove(&fake, ID(5, 1)), 0);
+	assert_int_equal(wh_remote_remove(&fake, ID(6, 0), 0x1000, 16), 0);
+	assert_int_equal(wh_remote_remove(&fake, ID(5, 1), 0x1000, 16), 0);
 	assert_int_equal(wh_region_table_count(&fake.regions), 1);
-	assert_int_equal(wh_remote_remove(&fake, ID(5, 0)), 0);
-	assert_int_equal(wh_remote_remove(&fake, ID(5, 0)), 0);
+	assert_int_equal(wh_remote_remove(&fake, ID(5, 0), 0x1000, 16), 0);
+	assert_int_equal(wh_remote_remove(&fake, ID(5, 0), 0x1000, 16), 0);
 	assert_int_equal(wh_region_table_count(&fake.regions), 0);
 	assert_int_equal(says(ID(5, 0), 0x1000, "a"), -EPROTO); /* it never comes again */
 	assert_int_equal(says(ID(6, 0), 0x1000, "a"), 0);
@@ -329,10 +352,10 @@ static void remove__while_it_is_copied(void **state)
 	fake.engine = owner; /* its timeout is short */
 	assert_int_equal(says(ID(5, 0), 0x1000, "a"), 0);
 	entry = wh_region_entry_enter(&fake.regions, ID(5, 0));
-	assert_int_equal(wh_remote_remove(&fake, ID(5, 0)), -EBUSY);
+	assert_int_equal(wh_remote_remove(&fake, ID(5, 0), 0x1000, 16), -EBUSY);
 	assert_null(wh_region_entry_enter(&fake.regions, ID(5, 0)));
 	assert_int_equal(pthread_create(&thread, NULL, leave_later, entry), 0);
-	while (wh_remote_remove(&fake, ID(5, 0)) == -EBUSY)
+	while (wh_remote_remove(&fake, ID(5, 0), 0x1000, 16) == -EBUSY)
 		assert_true(wh_now() < end);
 	pthread_join(thread, NULL);
 	assert_int_equal(wh_region_table_count(&fake.regions), 0);
@@ -349,7 +372,7 @@ int main(void)
 		TEST(find__in_a_callback),
 		TEST(find__the_peer_is_lost),
 		TEST(import__a_key),
-		TEST(connect__to_many),
+		TEST(list__many),
 		TEST_FAKE(add__again_or_another),
 		TEST_FAKE(remove__unknown_and_known),
 		TEST_FAKE(add__makes_way_in_a_new_list),

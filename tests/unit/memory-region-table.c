@@ -82,7 +82,7 @@ static uint64_t find(uint64_t address, uint64_t length)
 	struct wh_region_entry copy;
 	char name[64];
 
-	return wh_region_table_by_address(&table, address, length, ANY, &copy, name) ?
+	return wh_region_table_by_address(&table, address, length, ANY, NULL, &copy, name) ?
 		       copy.address :
 		       0;
 }
@@ -447,10 +447,10 @@ static void address__access(void **state)
 	hidden->length = 0x10;
 	hidden->access = 0;
 	assert_int_equal(wh_region_table_publish(&table, hidden, id), 0);
-	assert_true(wh_region_table_by_address(&table, 0x1000, 4, ANY, &copy, name));
+	assert_true(wh_region_table_by_address(&table, 0x1000, 4, ANY, NULL, &copy, name));
 	assert_int_equal(copy.length, 0x10);
 	assert_true(wh_region_table_by_address(&table, 0x1000, 4, WH_ACCESS_READ | WH_ACCESS_WRITE,
-					       &copy, name));
+					       NULL, &copy, name));
 	assert_int_equal(copy.length, 0x1000);
 	/* Peers see one. */
 	assert_int_equal(wh_region_table_count(&table), 1);
@@ -487,7 +487,7 @@ static void address__equals_brute_force(void **state)
 			    address + length <= p->address + p->length)
 				best = p->length;
 		}
-		found = wh_region_table_by_address(&table, address, length, ANY, &copy, name);
+		found = wh_region_table_by_address(&table, address, length, ANY, NULL, &copy, name);
 		assert_int_equal(found, best != UINT64_MAX);
 		if (found) {
 			assert_int_equal(copy.length, best);

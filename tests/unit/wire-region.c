@@ -5,6 +5,7 @@
 
 #include <wherry/memory.h>
 
+#include "wire/bytes.h"
 #include "wire/wire.h"
 
 enum {
@@ -267,6 +268,119 @@ static void key__hostile(void **state)
 	assert_true(got.id == 99 && epoch == 1234);
 }
 
+/* ---- questions and removals -------------------------------------------- */
+
+static int decode_question(const uint8_t *bytes, size_t length, struct wh_question *out)
+{
+	uint8_t *exact = malloc(length ? length : 1);
+	int error;
+
+	/* In a block of its own, so that sanitizers see reads past its end. */
+	memcpy(exact, bytes, length);
+	error = wh_question_decode(exact, length, out);
+	free(exact);
+	return error;
+}
+
+static void question__round_trip(void **state)
+{
+	struct wh_question by_name = {
+		.token = 9, .kind = WH_ASK_NAME, .count = 5, .name = "kv-01"
+	};
+	struct wh_question list = { .kind = WH_ASK_LIST, .count = 1024, .cursor = 1 << 20 };
+	struct wh_question by_id = { .token = 7, .kind = WH_ASK_IDS, .count = 2 }, got;
+	struct wh_question by_range = { .token = 8, .kind = WH_ASK_ADDRESSES, .count = 1 };
+	const struct wh_range range = { 4096, 100, WH_ACCESS_WRITE };
+	uint8_t bytes[WH_QUESTION_HEAD + WH_NAME_MAX];
+	struct wh_range back;
+	size_t length;
+
+	(void)state;
+	length = wh_question_encode(bytes, &by_name);
+	assert_int_equal(length, WH_QUESTION_HEAD + 5);
+	assert_int_equal(wh_question_decode(bytes, length, &got), 0);
+	assert_int_equal(got.token, 9);
+	assert_string_equal(got.name, "kv-01");
+	length = wh_question_encode(bytes, &list);
+	assert_int_equal(wh_question_decode(bytes, length, &got), 0);
+	assert_int_equal(got.cursor, 1 << 20);
+	assert_int_equal(got.count, 1024);
+	length = wh_question_encode(bytes, &by_id);
+	wh_put64(wh_put64(bytes + length, 11), UINT64_MAX);
+	assert_int_equal(wh_question_decode(bytes, length + 16, &got), 0);
+	assert_int_equal(wh_question_id(&got, 0), 11);
+	assert_true(wh_question_id(&got, 1) == UINT64_MAX);
+	length = wh_question_encode(bytes, &by_range);
+	wh_range_encode(bytes + length, &range);
+	assert_int_equal(wh_question_decode(bytes, length + WH_RANGE_SIZE, &got), 0);
+	assert_true(wh_question_range(&got, 0, &back));
+	assert_true(back.address == range.address && back.length == range.length &&
+		    back.access == range.access);
+	/* It wraps, is empty, or asks for nothing. */
+	wh_range_encode(bytes + length, &(struct wh_range){ UINT64_MAX, 1, WH_ACCESS_READ });
+	assert_false(wh_question_range(&got, 0, &back));
+	wh_range_encode(bytes + length, &(struct wh_range){ 4096, 0, WH_ACCESS_READ });
+	assert_false(wh_question_range(&got, 0, &back));
+	wh_range_encode(bytes + length, &(struct wh_range){ 4096, 1, WH_ACCESS_LIST });
+	assert_false(wh_question_range(&got, 0, &back));
+}
+
+static void question__hostile(void **state)
+{
+	struct wh_question question = { .token = 7, .kind = WH_ASK_IDS, .count = 2 }, got;
+	uint8_t bytes[WH_QUESTION_HEAD + 16 + 1] = { 0 };
+
+	(void)state;
+	wh_question_encode(bytes, &question);
+	for (size_t i = 0; i < sizeof(bytes); i++)
+		assert_int_equal(decode_question(bytes, i, &got),
+				 i == WH_QUESTION_HEAD + 16 ? 0 : -EPROTO);
+	for (int kind = 0; kind < 256; kind++) {
+		bytes[8] = (uint8_t)kind;
+		if (kind != WH_ASK_IDS)
+			assert_int_equal(decode_question(bytes, sizeof(bytes) - 1, &got), -EPROTO);
+	}
+	bytes[8] = WH_ASK_IDS;
+	for (int i = 9; i < 12; i++) {
+		bytes[i] = 1;
+		assert_int_equal(decode_question(bytes, sizeof(bytes) - 1, &got), -EPROTO);
+		bytes[i] = 0;
+	}
+	/* Counts: none is right only in the first question of a connection. */
+	question.count = 0;
+	wh_question_encode(bytes, &question);
+	assert_int_equal(decode_question(bytes, WH_QUESTION_HEAD, &got), -EPROTO);
+	question.token = 0;
+	wh_question_encode(bytes, &question);
+	assert_int_equal(decode_question(bytes, WH_QUESTION_HEAD, &got), 0);
+	question.count = UINT32_MAX;
+	wh_question_encode(bytes, &question);
+	assert_int_equal(decode_question(bytes, WH_QUESTION_HEAD, &got), -EPROTO);
+	question =
+		(struct wh_question){ .token = 1, .kind = WH_ASK_NAME, .count = 3, .name = "a/b" };
+	wh_question_encode(bytes, &question);
+	assert_int_equal(decode_question(bytes, WH_QUESTION_HEAD + 3, &got), -EPROTO);
+}
+
+static void removal__both_ways(void **state)
+{
+	const struct wh_removal removal = { 5, 6, 4096, 64 };
+	uint8_t bytes[WH_REMOVAL_SIZE];
+	struct wh_removal got;
+
+	(void)state;
+	wh_removal_encode(bytes, &removal);
+	assert_int_equal(wh_removal_decode(bytes, sizeof(bytes), &got), 0);
+	assert_memory_equal(&got, &removal, sizeof(got));
+	assert_int_equal(wh_removal_decode(bytes, sizeof(bytes) - 1, &got), -EPROTO);
+	wh_removal_encode(bytes, &(struct wh_removal){ 0, 6, 4096, 64 });
+	assert_int_equal(wh_removal_decode(bytes, sizeof(bytes), &got), -EPROTO);
+	wh_removal_encode(bytes, &(struct wh_removal){ 5, 6, 4096, 0 });
+	assert_int_equal(wh_removal_decode(bytes, sizeof(bytes), &got), -EPROTO);
+	wh_removal_encode(bytes, &(struct wh_removal){ 5, 6, UINT64_MAX, 1 });
+	assert_int_equal(wh_removal_decode(bytes, sizeof(bytes), &got), -EPROTO);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -274,7 +388,8 @@ int main(void)
 		cmocka_unit_test(decode__a_list),        cmocka_unit_test(decode__cut_off),
 		cmocka_unit_test(decode__ranges),        cmocka_unit_test(decode__every_byte_value),
 		cmocka_unit_test(decode__name_too_long), cmocka_unit_test(key__round_trip),
-		cmocka_unit_test(key__hostile),
+		cmocka_unit_test(key__hostile),          cmocka_unit_test(question__round_trip),
+		cmocka_unit_test(question__hostile),     cmocka_unit_test(removal__both_ways),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -140,11 +140,27 @@ static int member_memory(struct member *m, const struct bench_order *order,
 }
 
 /* Look up the peer's region that transfers use. */
+static int find_longest(struct wh_peer *peer, struct wh_remote *longest)
+{
+	struct wh_remote page[32];
+	uint64_t cursor = 0;
+	size_t count;
+	int error;
+
+	do {
+		count = sizeof(page) / sizeof(page[0]);
+		error = wh_peer_list(peer, &cursor, page, &count, WH_ANSWER);
+		for (size_t i = 0; !error && i < count; i++)
+			if (page[i].length > longest->length)
+				*longest = page[i];
+	} while (!error && cursor);
+	return error;
+}
+
 static int member_region(struct member *m, const struct bench_order *order,
 			 struct bench_answer *answer)
 {
-	struct wh_remote longest = { 0 }, remote;
-	uint64_t cursor = 0;
+	struct wh_remote longest = { 0 };
 	int error;
 
 	if (order->text[0]) {
@@ -152,11 +168,13 @@ static int member_region(struct member *m, const struct bench_order *order,
 		if (error)
 			return answer_library(answer, error);
 	} else {
-		while (!wh_peer_next(m->peer, &cursor, &remote))
-			if (remote.length > longest.length)
-				longest = remote;
+		error = find_longest(m->peer, &longest);
+		if (error)
+			return answer_library(answer, error);
 		if (!longest.length)
-			return answer_error(answer, -ENOENT, "the peer publishes no region");
+			return answer_error(answer, -ENOENT,
+					    "the peer lists no region: it has none, or does not "
+					    "grant their listing; name one");
 	}
 	m->remote = longest;
 	answer->bytes = longest.length;

@@ -10,21 +10,26 @@
 /* List "host, host1, cache", cut off where it gets long. */
 static void list_regions(struct wh_peer *peer, char *out, size_t size)
 {
-	struct wh_remote remote;
+	struct wh_remote page[32];
 	uint64_t cursor = 0;
-	size_t used = 0;
+	size_t used = 0, count;
 
 	out[0] = '\0';
-	while (!wh_peer_next(peer, &cursor, &remote)) {
-		if (!remote.name[0])
-			continue;
-		if (used + strlen(remote.name) + 8 > size) {
-			snprintf(out + used, size - used, ", ...");
+	do {
+		count = sizeof(page) / sizeof(page[0]);
+		if (wh_peer_list(peer, &cursor, page, &count, WH_ANSWER))
 			return;
+		for (size_t i = 0; i < count; i++) {
+			if (!page[i].name[0])
+				continue;
+			if (used + strlen(page[i].name) + 8 > size) {
+				snprintf(out + used, size - used, ", ...");
+				return;
+			}
+			used += (size_t)snprintf(out + used, size - used, "%s%s", used ? ", " : "",
+						 page[i].name);
 		}
-		used += (size_t)snprintf(out + used, size - used, "%s%s", used ? ", " : "",
-					 remote.name);
-	}
+	} while (cursor);
 }
 
 static int no_region(struct end *end)
@@ -33,10 +38,10 @@ static int no_region(struct end *end)
 
 	list_regions(end->peer, names, sizeof(names));
 	if (!*names)
-		return fail(ENOENT, "%s: no region '%s'; this peer publishes none with a name",
+		return fail(ENOENT, "%s: no region '%s', and the peer lists none with a name",
 			    end->url.engine, end->url.region);
-	return fail(ENOENT, "%s: no region '%s'; the peer has %s", end->url.engine, end->url.region,
-		    names);
+	return fail(ENOENT, "%s: no region '%s'; the peer lists %s", end->url.engine,
+		    end->url.region, names);
 }
 
 int remote_open(struct end *end, struct wh_engine *engine, uint32_t access, bool quiet)
@@ -46,7 +51,7 @@ int remote_open(struct end *end, struct wh_engine *engine, uint32_t access, bool
 	error = engine_connect(engine, end->url.engine, quiet, &end->peer);
 	if (error)
 		return fail(error, "%s", wh_error_text());
-	error = wh_peer_find(end->peer, end->url.region, 0, &end->remote);
+	error = wh_peer_find(end->peer, end->url.region, WH_ANSWER, &end->remote);
 	if (error == -ENOENT)
 		return no_region(end);
 	if (error)

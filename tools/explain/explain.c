@@ -42,6 +42,7 @@ struct explanation {
 	struct wh_peer *peer;
 	struct wh_peer_info info;
 	struct wh_remote remotes[REGIONS_SHOWN];
+	bool more; /* regions than these */
 	size_t remote_count;
 	struct local locals[3];
 	uint64_t size;
@@ -77,10 +78,11 @@ static json_t *json_id(uint64_t id)
 static int find_regions(struct explanation *e, const struct url *url)
 {
 	uint64_t cursor = 0;
+	size_t count;
 	int error;
 
 	if (url->region[0]) {
-		error = wh_peer_find(e->peer, url->region, 0, &e->remotes[0]);
+		error = wh_peer_find(e->peer, url->region, WH_ANSWER, &e->remotes[0]);
 		if (error == -ENOENT)
 			return fail(ENOENT, "%s: no region '%s'; without a region all are shown",
 				    url->engine, url->region);
@@ -89,9 +91,15 @@ static int find_regions(struct explanation *e, const struct url *url)
 		e->remote_count = 1;
 		return 0;
 	}
-	while (e->remote_count < REGIONS_SHOWN &&
-	       !wh_peer_next(e->peer, &cursor, &e->remotes[e->remote_count]))
-		e->remote_count++;
+	do {
+		count = REGIONS_SHOWN - e->remote_count;
+		error = wh_peer_list(e->peer, &cursor, e->remotes + e->remote_count, &count,
+				     WH_ANSWER);
+		if (error)
+			return engine_fail(error, url->engine);
+		e->remote_count += count;
+	} while (cursor && e->remote_count < REGIONS_SHOWN);
+	e->more = cursor;
 	return 0;
 }
 
@@ -190,9 +198,12 @@ static void print_peer(const struct explanation *e)
 		       is_granted(remote, WH_READ) ? " read" : "",
 		       is_granted(remote, WH_WRITE) ? " write" : "");
 	}
-	if (e->remote_count == REGIONS_SHOWN && e->info.regions > REGIONS_SHOWN)
-		printf("  ... and %u more: name one as wherry://HOST:PORT/REGION\n",
-		       e->info.regions - REGIONS_SHOWN);
+	if (!e->remote_count)
+		printf("  none: it has none, or does not grant their listing; name one as "
+		       "wherry://HOST:PORT/REGION\n");
+	if (e->more)
+		printf("  ... and more: wherry ls lists them; name one as "
+		       "wherry://HOST:PORT/REGION\n");
 }
 
 /* The number of a refusal in the notes; 0: no room. */

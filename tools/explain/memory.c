@@ -120,7 +120,7 @@ static int question_fill(struct question *q, const struct wh_remote *remote)
 static int question_ask(struct question *q)
 {
 	struct wh_remote remote;
-	int error = wh_peer_find(q->self, "target", 0, &remote);
+	int error = wh_peer_find(q->self, "target", WH_ANSWER, &remote);
 
 	if (!error)
 		error = wh_batch_new(q->self, NULL, &q->batch);

@@ -167,7 +167,7 @@ static int publish_one(struct server *server, struct served *memory)
 	struct wh_region_options region = {
 		.size = sizeof(region),
 		.name = memory->name,
-		.access = WH_ACCESS_READ | (read_only ? 0 : WH_ACCESS_WRITE),
+		.access = WH_ACCESS_READ | (read_only ? 0 : WH_ACCESS_WRITE) | WH_ACCESS_LIST,
 	};
 	char what[160], size[32];
 	int error;

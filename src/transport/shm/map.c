@@ -46,13 +46,13 @@
 
 /* struct region_map.state: the owner's answer in the low 2 bits, above it the generation of the
  * control connection. The owner must be asked again in each generation: when it unregisters a
- * region it waits only for peers that have connected to its unix socket in this one. Mappings
- * outlive a generation. */
+ * region it waits only for peers that have connected to its unix socket in this one. Mappings end
+ * with their generation. */
 enum {
 	NOT_ASKED = 0,
 	MAPPED,
 	REFUSED, /* process_vm copies it; `refused` says why */
-	REFUSED_FOR_NOW, /* the same, until the owner publishes another mappable region */
+	REFUSED_FOR_NOW, /* the same, until the owner says that a region was registered */
 };
 #define STATE(generation, known) ((uint32_t)(generation) << 2 | (known))
 
@@ -595,17 +595,10 @@ int wh_shm_exports(struct wh_shm_peer *shm, struct wh_remote_region *region, boo
 
 /* ---- published and withdrawn regions; on loop 0 -------------------------------------------- */
 
-static bool region_is_mappable(const struct wh_remote_region *region)
-{
-	return region->entry.flags & WH_REGION_MAPPABLE;
-}
-
-void wh_shm_region_came(struct wh_peer *peer, void *state, struct wh_remote_region *region)
+void wh_shm_region_came(struct wh_peer *peer, void *state)
 {
 	struct wh_shm_peer *shm = state;
 
-	if (!region_is_mappable(region))
-		return;
 	atomic_fetch_add(&shm->arrivals, 1);
 	/* It may complete an allocation that was refused for now. */
 	if (atomic_exchange(&shm->partly, false))
@@ -625,12 +618,10 @@ static void memory_hide(struct wh_shm_memory *memory)
 	}
 }
 
-/* Hide the mappings that contain bytes of the region, also those that a call before could not end.
+/* Hide the mappings that contain bytes of the range, also those that a call before could not end.
  */
-static void memory_hide_region(struct wh_shm_peer *shm, const struct wh_remote_region *region)
+static void memory_hide_range(struct wh_shm_peer *shm, uint64_t start, uint64_t end)
 {
-	uint64_t start = region->entry.address, end = start + region->entry.length;
-
 	for (struct wh_list *l = shm->memories.next; l != &shm->memories; l = l->next) {
 		struct wh_shm_memory *memory = wh_container(l, struct wh_shm_memory, link);
 
@@ -662,7 +653,7 @@ static struct wh_remote_region *memory_next_pinned(struct wh_shm_memory *memory)
 	return NULL;
 }
 
-int wh_shm_region_going(struct wh_peer *peer, void *state, struct wh_remote_region *region,
+int wh_shm_region_going(struct wh_peer *peer, void *state, uint64_t address, uint64_t length,
 			int64_t deadline)
 {
 	struct wh_shm_peer *shm = state;
@@ -671,11 +662,9 @@ int wh_shm_region_going(struct wh_peer *peer, void *state, struct wh_remote_regi
 	bool left = true;
 
 	(void)peer;
-	if (!region_is_mappable(region))
-		return 0;
 	pthread_mutex_lock(&shm->maps_lock);
 	shm->removals++;
-	memory_hide_region(shm, region);
+	memory_hide_range(shm, address, address + length);
 	/* While the lock is released other threads may add regions to an allocation, but not to
 	 * one that is ending; only this thread removes any. */
 	while (left && (memory = memory_next_ending(shm))) {

@@ -199,6 +199,8 @@ static int connection_answer_host(struct connection *connection, uint64_t id,
 		fd = wh_shm_grant(connection->session, &connection->verdicts,
 				  wh_container(entry, struct wh_region, entry), access, &mapped);
 	}
+	if (mapped.error == -EAGAIN)
+		wh_session_misses_memory(connection->session);
 	length = wh_mapped_encode(bytes + WH_FRAME_HEADER, &mapped);
 	wh_frame_encode(bytes, &(struct wh_frame){ (uint32_t)length, WH_FRAME_MAPPED, 0 });
 	error = wh_shm_send(connection->source.fd, bytes, WH_FRAME_HEADER + length, fd,
@@ -235,11 +237,13 @@ static int connection_answer(struct connection *connection, uint64_t id, uint32_
 		access = wh_session_access(connection->session, entry);
 		/* Every refusal has the form of an answer for host memory. */
 		host = wh_kind_on_host(entry->kind) || !access || access != entry->access;
+		if (access)
+			error = wh_session_learn(connection->session, entry);
 	}
-	if (host)
+	if (host && !error)
 		error = connection_answer_host(connection, id, entry, access);
 	wh_engine_release_regions(engine);
-	if (!host)
+	if (!host && !error)
 		error = connection_export(connection, wh_container(entry, struct wh_region, entry),
 					  segment);
 	if (entry)

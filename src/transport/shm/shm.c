@@ -369,9 +369,14 @@ static void shm_peer_lost(struct wh_peer *peer, void *state, int error, const ch
 static int shm_peer_again(struct wh_peer *peer, void *state, char why[WH_REFUSAL])
 {
 	struct wh_shm_peer *shm = state;
+	int64_t timeout =
+		wh_engine_config(wh_peer_engine(peer))->number[WH_SETTING_TIMEOUT] * WH_MS;
 
-	(void)peer;
-	(void)why;
+	/* The owner does not say which regions went meanwhile, and mappings may show them. */
+	if (wh_shm_region_going(peer, state, 0, UINT64_MAX, wh_deadline(timeout / 2))) {
+		snprintf(why, WH_REFUSAL, "memory that was mapped before is still being copied");
+		return -EBUSY;
+	}
 	atomic_fetch_add(&shm->current, 1);
 	wh_copier_again(&shm->copy);
 	return 0;

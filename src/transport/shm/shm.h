@@ -92,7 +92,7 @@ struct wh_shm_peer {
 	pthread_mutex_t maps_lock;
 	struct wh_list memories; /* struct wh_shm_memory */
 	uint64_t removals; /* counts the mappable regions that the owner has withdrawn */
-	_Atomic uint32_t arrivals; /* counts the mappable regions that it has published */
+	_Atomic uint32_t arrivals; /* counts its hints that a region was registered */
 	_Atomic bool partly; /* a refused region might become mappable by another region */
 	/* The allocation that was refused last, so that its other regions need not ask. */
 	struct {
@@ -149,8 +149,8 @@ char *wh_shm_mapped_at(const struct wh_region_entry *entry, uint32_t op);
 /* Transport functions. */
 int wh_shm_is_reachable(struct wh_peer *peer, void *state, const struct wh_region *local,
 			struct wh_region_entry *remote, uint32_t op, char why[WH_REFUSAL]);
-void wh_shm_region_came(struct wh_peer *peer, void *state, struct wh_remote_region *region);
-int wh_shm_region_going(struct wh_peer *peer, void *state, struct wh_remote_region *region,
+void wh_shm_region_came(struct wh_peer *peer, void *state);
+int wh_shm_region_going(struct wh_peer *peer, void *state, uint64_t address, uint64_t length,
 			int64_t deadline);
 void wh_shm_region_gone(struct wh_peer *peer, void *state, struct wh_remote_region *region);
 /* Write why the region is not mapped for that op; "" if it is mapped. */

@@ -314,6 +314,7 @@ static void peer__regions(void **state)
 {
 	struct wh_remote remote;
 	uint64_t cursor = 0, offset;
+	size_t count = 1;
 	char key[WH_KEY_MAX];
 	size_t length = sizeof(key);
 	struct wh_region_options open = { .size = sizeof(open), .access = ACCESS_BOTH };
@@ -321,27 +322,35 @@ static void peer__regions(void **state)
 	struct fixture f;
 
 	fixture_open(&f, *state, LENGTH);
-	want_text(-EINVAL, "peer", wh_peer_find(NULL, "target", 0, &remote));
-	want_text(-EINVAL, "name", wh_peer_find(f.peer, NULL, 0, &remote));
-	want_text(-EINVAL, "out", wh_peer_find(f.peer, "target", 0, NULL));
-	want_text(-EINVAL, "timeout", wh_peer_find(f.peer, "target", -1, &remote));
-	want_text(-ENOENT, "nobody", wh_peer_find(f.peer, "nobody", 0, &remote));
-	want(-ENOENT, wh_peer_find(f.peer, text_of(200), 0, &remote));
-	want_text(-EINVAL, "peer", wh_peer_next(NULL, &cursor, &remote));
-	want_text(-EINVAL, "cursor", wh_peer_next(f.peer, NULL, &remote));
-	want_text(-EINVAL, "out", wh_peer_next(f.peer, &cursor, NULL));
+	want_text(-EINVAL, "peer", wh_peer_find(NULL, "target", WH_ANSWER, &remote));
+	want_text(-EINVAL, "name", wh_peer_find(f.peer, NULL, WH_ANSWER, &remote));
+	want_text(-EINVAL, "out", wh_peer_find(f.peer, "target", WH_ANSWER, NULL));
+	want_text(-EINVAL, "timeout", wh_peer_find(f.peer, "target", -2, &remote));
+	want_text(-ENOENT, "nobody", wh_peer_find(f.peer, "nobody", WH_ANSWER, &remote));
+	want(-ENOENT, wh_peer_find(f.peer, text_of(200), WH_ANSWER, &remote));
+	want_text(-EINVAL, "peer", wh_peer_list(NULL, &cursor, &remote, &count, WH_ANSWER));
+	want_text(-EINVAL, "cursor", wh_peer_list(f.peer, NULL, &remote, &count, WH_ANSWER));
+	want_text(-EINVAL, "out", wh_peer_list(f.peer, &cursor, NULL, &count, WH_ANSWER));
+	want_text(-EINVAL, "count is NULL", wh_peer_list(f.peer, &cursor, &remote, NULL, 1));
+	want_text(-EINVAL, "timeout is 0", wh_peer_list(f.peer, &cursor, &remote, &count, 0));
+	want_text(-EINVAL, "timeout is neg", wh_peer_list(f.peer, &cursor, &remote, &count, -2));
+	count = 0;
+	want_text(-EINVAL, "count is 0", wh_peer_list(f.peer, &cursor, &remote, &count, 1));
+	count = 1;
 	cursor = UINT64_MAX;
-	want(-ENOENT, wh_peer_next(f.peer, &cursor, &remote));
-	want_text(-EINVAL, "peer", wh_peer_lookup(NULL, 1, 1, &remote, &offset));
-	want_text(-EINVAL, "out", wh_peer_lookup(f.peer, 1, 1, NULL, &offset));
-	want_text(-EINVAL, "offset", wh_peer_lookup(f.peer, 1, 1, &remote, NULL));
+	want(0, wh_peer_list(f.peer, &cursor, &remote, &count, WH_ANSWER));
+	want(0, count);
+	want(0, cursor);
+	want_text(-EINVAL, "peer", wh_peer_lookup(NULL, 1, 1, WH_ANSWER, &remote, &offset));
+	want_text(-EINVAL, "out", wh_peer_lookup(f.peer, 1, 1, WH_ANSWER, NULL, &offset));
+	want_text(-EINVAL, "offset", wh_peer_lookup(f.peer, 1, 1, WH_ANSWER, &remote, NULL));
 	want(0, wh_region_register(f.engine, f.local, LENGTH, &open, &ours));
 	want(0, wh_region_pack_key(ours, key, &length));
 	want(0, wh_region_unregister(ours));
-	want_text(-EINVAL, "peer", wh_peer_unpack_key(NULL, key, length, 0, &remote));
-	want_text(-EINVAL, "key", wh_peer_unpack_key(f.peer, NULL, length, 0, &remote));
-	want_text(-EINVAL, "out", wh_peer_unpack_key(f.peer, key, length, 0, NULL));
-	want_text(-EINVAL, "timeout", wh_peer_unpack_key(f.peer, key, length, -1, &remote));
+	want_text(-EINVAL, "peer", wh_peer_unpack_key(NULL, key, length, WH_ANSWER, &remote));
+	want_text(-EINVAL, "key", wh_peer_unpack_key(f.peer, NULL, length, WH_ANSWER, &remote));
+	want_text(-EINVAL, "out", wh_peer_unpack_key(f.peer, key, length, WH_ANSWER, NULL));
+	want_text(-EINVAL, "timeout", wh_peer_unpack_key(f.peer, key, length, -2, &remote));
 	fixture_close(&f);
 }
 
@@ -461,9 +470,9 @@ static void region__arguments(void **state)
 	o.name = text_of(64);
 	want_text(-EINVAL, "name", wh_region_register(engine, memory, 1, &o, &region));
 	o.name = "twice";
-	o.access = 8;
+	o.access = 16;
 	want_text(-EINVAL, "access", wh_region_register(engine, memory, 1, &o, &region));
-	o.access = WH_ACCESS_READ | 4;
+	o.access = WH_ACCESS_READ | 8;
 	want_text(-EINVAL, "access", wh_region_register(engine, memory, 1, &o, &region));
 	assert_null(region);
 	o.access = ACCESS_BOTH;

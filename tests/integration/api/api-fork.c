@@ -63,11 +63,11 @@ static int calls_after_fork(const struct opened *o)
 	DENIED(wh_region_register(f->engine, key, 1, NULL, &region));
 	DENIED(wh_region_unregister(f->region)); /* call 12 */
 	DENIED(wh_region_lookup(f->engine, f->local, 1, &region, &offset));
-	DENIED(wh_peer_find(f->peer, "target", 0, &remote));
-	DENIED(wh_peer_next(f->peer, &cursor, &remote));
-	DENIED(wh_peer_lookup(f->peer, f->remote.address, 1, &remote, &offset));
+	DENIED(wh_peer_find(f->peer, "target", WH_ANSWER, &remote));
+	DENIED(wh_peer_list(f->peer, &cursor, &remote, &count, WH_ANSWER));
+	DENIED(wh_peer_lookup(f->peer, f->remote.address, 1, WH_ANSWER, &remote, &offset));
 	DENIED(wh_region_pack_key(f->region, key, &length));
-	DENIED(wh_peer_unpack_key(f->peer, key, length, 0, &remote));
+	DENIED(wh_peer_unpack_key(f->peer, key, length, WH_ANSWER, &remote));
 	DENIED(wh_peer_measure(f->peer, f->region, f->remote.id));
 	DENIED(wh_blocks_new(f->peer, &desc, &blocks));
 	DENIED(wh_blocks_free(o->blocks));

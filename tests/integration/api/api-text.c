@@ -116,6 +116,7 @@ static void everything(void)
 		struct wh_queue *queue;
 		struct wh_peer *peer;
 		uint64_t cursor = 0;
+		size_t count = 1;
 		void *at;
 
 		snprintf(transports, sizeof(transports), "transports=%s", ways[i]);
@@ -135,7 +136,7 @@ static void everything(void)
 		leaves(0, wh_peer_open(engine, child ? child->url : "self", NULL, &peer));
 		leaves(0, wh_peer_info(peer, &info));
 		leaves(0, wh_peer_find(peer, "target", PATIENCE, &remote));
-		leaves(0, wh_peer_next(peer, &cursor, &remote));
+		leaves(0, wh_peer_list(peer, &cursor, &remote, &count, WH_ANSWER));
 		batches(peer, region, remote.id, queue);
 		if (!child)
 			leaves(0, note_take(engine, &note, PATIENCE));

@@ -475,7 +475,7 @@ check "a file that is not there" 2 "No such file" copy nowhere "$host"
 check "a directory as the source" 2 "is a directory" copy . "$host"
 check "a directory as the target" 2 "is a directory" copy "$host" .
 check "a directory that is not there" 2 "No such file" copy "$host" nowhere/file
-check "a region that is not there" 2 "no region 'hots'; the peer has host" copy data "$url/hots"
+check "a region that is not there" 2 "no region 'hots'; the peer lists host" copy data "$url/hots"
 check "an offset outside the region" 2 "33554432 bytes" copy data "$host+64MiB"
 check "a file larger than the region" 2 "has room for 1048576 bytes" copy data "$host+31MiB"
 check "an offset outside the file" 2 "nothing at offset" copy data "$host" --offset 30000000

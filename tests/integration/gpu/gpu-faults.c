@@ -113,7 +113,7 @@ static void contexts__of_the_application(void **state)
 	struct wh_remote remote;
 	struct wh_batch *batch;
 	struct gpu_pair p;
-	uint64_t cursor = 0;
+	uint64_t offset;
 	char text[512];
 
 	(void)state;
@@ -127,10 +127,8 @@ static void contexts__of_the_application(void **state)
 		 * the target. */
 		one.op = WH_READ;
 		one.local = first.region;
-		cursor = 0;
-		while (!wh_peer_next(p.peer, &cursor, &remote))
-			if (remote.address == (uintptr_t)p.local)
-				break;
+		want(0, wh_peer_lookup(p.peer, (uintptr_t)p.local, LENGTH, WH_ANSWER, &remote,
+				       &offset));
 		one.remote = remote.id;
 		want(0, wh_batch_add(batch, &one, 1));
 		want(0, gpu_run(batch));

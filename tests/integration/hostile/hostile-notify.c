@@ -125,7 +125,7 @@ static void end_open_session(struct end *end)
 	want_true(end->fd >= 0, "no session");
 	want_true(welcome.capabilities & WH_CAPABLE_RDMA_NOTIFY,
 		  "the owner takes no notifications by NIC");
-	want_true(raw_skip_regions(end->fd) >= 1, "no regions");
+	want_true(raw_count_regions(end->fd) >= 1, "no regions");
 	end_make_qp(end);
 	wanted.end.qp = end->qp->qp_num;
 	want(0, raw_send_frame(end->fd, WH_FRAME_RDMA_CONNECT, 0, bytes,

@@ -120,6 +120,9 @@ static void handshake__welcome_is_wrong(void **state)
 	}
 }
 
+/* In front of the first record of a REGIONS frame. */
+#define FRONT (WH_FRAME_HEADER + WH_REGIONS_HEAD)
+
 static void handshake__regions_are_wrong(void **state)
 {
 	struct wh_region_record record = { .id = REGION,
@@ -128,25 +131,25 @@ static void handshake__regions_are_wrong(void **state)
 					   .access = WH_ACCESS_READ,
 					   .kind = WH_MEMORY_PAGEABLE,
 					   .name = "name" };
-	uint8_t bytes[WH_FRAME_HEADER + WH_REGION_RECORD_MAX];
-	size_t length = wh_region_encode(bytes + WH_FRAME_HEADER, &record);
+	uint8_t bytes[FRONT + WH_REGION_RECORD_MAX] = { 0 };
+	size_t length = WH_REGIONS_HEAD + wh_region_encode(bytes + FRONT, &record);
 	struct wh_frame frame = { (uint32_t)length, WH_FRAME_REGIONS, WH_FRAME_LAST };
 	struct impostor me = { .list = bytes, .list_length = WH_FRAME_HEADER + length };
 
 	(void)state;
 	wh_frame_encode(bytes, &frame);
 	want_open(0, me);
-	bytes[WH_FRAME_HEADER + 24] = 0x55; /* access */
+	bytes[FRONT + 24] = 0x55; /* access */
 	want_open(-EPROTO, me);
-	wh_region_encode(bytes + WH_FRAME_HEADER, &record);
-	memset(bytes + WH_FRAME_HEADER + 16, 0, 8); /* length */
+	wh_region_encode(bytes + FRONT, &record);
+	memset(bytes + FRONT + 16, 0, 8); /* length */
 	want_open(-EPROTO, me);
-	memset(bytes + WH_FRAME_HEADER + 8, 0xff, 16); /* address and length */
+	memset(bytes + FRONT + 8, 0xff, 16); /* address and length */
 	want_open(-EPROTO, me);
-	wh_region_encode(bytes + WH_FRAME_HEADER, &record);
-	bytes[WH_FRAME_HEADER + 28] = '/'; /* name */
+	wh_region_encode(bytes + FRONT, &record);
+	bytes[FRONT + 28] = '/'; /* name */
 	want_open(-EPROTO, me);
-	wh_region_encode(bytes + WH_FRAME_HEADER, &record);
+	wh_region_encode(bytes + FRONT, &record);
 	frame.length--;
 	wh_frame_encode(bytes, &frame);
 	want_open(-EPROTO, me);
@@ -176,7 +179,7 @@ static void handshake__claims_to_be_us(void **state)
 	want(0, wh_region_register(engine, memory, sizeof(memory), &options, &region));
 	impostor_start(&me);
 	if (wh_peer_open(engine, me.url, &patience, &peer) == 0) {
-		want(-ENOENT, wh_peer_find(peer, "ours", 0, &remote));
+		want(-ENOENT, wh_peer_find(peer, "ours", WH_ANSWER, &remote));
 		want(0, wh_peer_close(peer));
 	}
 	want(0, wh_region_unregister(region));

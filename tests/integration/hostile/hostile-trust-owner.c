@@ -166,12 +166,17 @@ static void *stranger_run(void *arg)
 	} else if (!me->silent) {
 		/* An owner that proves nothing: the region list at once. */
 		raw_send_frame(fd, WH_FRAME_REGIONS, WH_FRAME_LAST, answer,
-			       wh_region_encode(answer, &record));
+			       raw_regions(answer, &record));
 	}
 	length = raw_receive_frame(fd, &frame, bytes, sizeof(bytes));
 	me->got_proof = length >= 0;
-	if (far >= 0 && length >= 0) {
+	/* The proof, and the first question. */
+	for (int i = 0; i < 2 && far >= 0 && length >= 0; i++) {
 		raw_send_frame(far, frame.type, 0, bytes, (size_t)length);
+		if (!i)
+			length = raw_receive_frame(fd, &frame, bytes, sizeof(bytes));
+	}
+	if (far >= 0 && length >= 0) {
 		length = raw_receive_frame(far, &frame, bytes, sizeof(bytes));
 		if (length >= 0)
 			raw_send_frame(fd, frame.type, frame.flags, bytes, (size_t)length);

@@ -204,8 +204,8 @@ static int fill_batch(const struct child_command *command, struct wh_batch *batc
 	if (command->length) {
 		/* The region may still be announced. A peer that is lost, or about to be, ends the
 		 * wait. */
-		while ((error = wh_peer_find(peers[command->peer], command->text, 0, &remote)) ==
-			       -ENOENT &&
+		while ((error = wh_peer_find(peers[command->peer], command->text, WH_ANSWER,
+					     &remote)) == -ENOENT &&
 		       now() < end)
 			sleep_ms(1);
 		transfers = calloc(command->count, sizeof(*transfers));

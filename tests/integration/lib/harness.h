@@ -220,7 +220,7 @@ int child_memory(struct child *child, uint32_t kind, size_t length);
 /* The same at a location ("cuda:1"; NULL: any). */
 int child_memory_at(struct child *child, uint32_t kind, size_t length, const char *location);
 int child_free(struct child *child, int memory);
-enum { ACCESS_BOTH = WH_ACCESS_READ | WH_ACCESS_WRITE };
+enum { ACCESS_BOTH = WH_ACCESS_READ | WH_ACCESS_WRITE | WH_ACCESS_LIST };
 /* Register [offset, offset + length) of a memory. Returns the region's number; *id receives its id
  * unless `id` is NULL. */
 int child_region(struct child *child, int memory, uint64_t offset, uint64_t length,

@@ -25,7 +25,7 @@ static void impostor_send_regions(struct impostor *me, int fd)
 					   .access = WH_ACCESS_READ | WH_ACCESS_WRITE,
 					   .kind = WH_MEMORY_PAGEABLE,
 					   .name = "target" };
-	uint8_t bytes[WH_REGION_RECORD_MAX];
+	uint8_t bytes[WH_REGIONS_HEAD + WH_REGION_RECORD_MAX];
 
 	if (me->length)
 		record.length = me->length;
@@ -33,7 +33,7 @@ static void impostor_send_regions(struct impostor *me, int fd)
 		send_all(fd, me->list, me->list_length);
 	else
 		raw_send_frame(fd, WH_FRAME_REGIONS, WH_FRAME_LAST, bytes,
-			       wh_region_encode(bytes, &record));
+			       raw_regions(bytes, &record));
 }
 
 /* Handle the first frame of a connection. False: hang up. */

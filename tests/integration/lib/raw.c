@@ -306,7 +306,24 @@ int raw_data(const char *url, const struct wh_hello *welcome)
 	return -1;
 }
 
-int raw_skip_regions(int fd)
+size_t raw_regions(uint8_t *out, const struct wh_region_record *record)
+{
+	memset(out, 0, WH_REGIONS_HEAD);
+	return WH_REGIONS_HEAD + wh_region_encode(out + WH_REGIONS_HEAD, record);
+}
+
+int raw_ask(int fd, const struct wh_question *question, const void *entries, size_t length)
+{
+	uint8_t bytes[WH_QUESTION_HEAD + WH_QUESTION_MAX * WH_RANGE_SIZE];
+	size_t head = wh_question_encode(bytes, question);
+
+	if (length)
+		memcpy(bytes + head, entries, length);
+	return raw_send_frame(fd, WH_FRAME_LOOKUP, 0, bytes, head + length);
+}
+
+/* Receive an answer. Returns the number of regions, or -1. */
+static int raw_answered(int fd, uint64_t *next)
 {
 	static uint8_t payload[WH_FRAME_MAX];
 	struct wh_frame frame;
@@ -314,17 +331,42 @@ int raw_skip_regions(int fd)
 
 	do {
 		struct wh_region_record record;
-		const uint8_t *at = payload;
+		const uint8_t *at = payload + WH_REGIONS_HEAD;
 		int length = raw_receive_frame(fd, &frame, payload, sizeof(payload)), more;
 
-		if (length < 0 || frame.type != WH_FRAME_REGIONS)
+		if (length < WH_REGIONS_HEAD || frame.type != WH_FRAME_REGIONS)
 			return -1;
 		while ((more = wh_region_decode(&at, payload + length, &record)) > 0)
 			count++;
 		if (more < 0)
 			return -1;
 	} while (!(frame.flags & WH_FRAME_LAST));
+	*next = wh_get64(payload + 8);
 	return count;
+}
+
+int raw_count_regions(int fd)
+{
+	struct wh_question question = { .kind = WH_ASK_LIST, .count = WH_QUESTION_MAX };
+	int count = 0, got;
+
+	do {
+		got = raw_ask(fd, &question, NULL, 0) ? -1 : raw_answered(fd, &question.cursor);
+		if (got < 0)
+			return -1;
+		count += got;
+	} while (question.cursor);
+	return count;
+}
+
+int raw_lookup(int fd, uint64_t id)
+{
+	struct wh_question question = { .token = 1, .kind = WH_ASK_IDS, .count = 1 };
+	uint8_t bytes[8];
+	uint64_t next;
+
+	wh_put64(bytes, id);
+	return raw_ask(fd, &question, bytes, sizeof(bytes)) ? -1 : raw_answered(fd, &next);
 }
 
 int raw_request(int fd, uint8_t op, uint64_t id, const struct wh_extent *extents, size_t count,

@@ -61,9 +61,15 @@ const uint8_t *raw_key(void);
 int raw_control(const char *url, struct wh_hello *welcome);
 int raw_data(const char *url, const struct wh_hello *welcome);
 
-/* Read frames of a control connection up to the end of the region list. Returns the number of
- * regions, or -1. */
-int raw_skip_regions(int fd);
+/* Write the payload of a REGIONS frame that answers an engine's first question with one region.
+ * `out` has room for WH_REGIONS_HEAD + WH_REGION_RECORD_MAX bytes. Returns the bytes used. */
+size_t raw_regions(uint8_t *out, const struct wh_region_record *record);
+/* Send a question, with its encoded ids or ranges. 0 or -1. */
+int raw_ask(int fd, const struct wh_question *question, const void *entries, size_t length);
+/* Ask for a region by its id. 1, 0: it is not told, or -1. */
+int raw_lookup(int fd, uint64_t id);
+/* List the regions, and count them; -1: the answer is not right. */
+int raw_count_regions(int fd);
 
 /* Send a request for these extents, then `length` bytes of `payload` (NULL: none). */
 int raw_request(int fd, uint8_t op, uint64_t id, const struct wh_extent *extents, size_t count,

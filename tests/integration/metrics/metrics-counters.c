@@ -264,7 +264,7 @@ static void served__is_counted_by_session(void **state)
 			&mine));
 	want(0, wh_region_register(other, memory + 32 * KIB, 32 * KIB, NULL, &theirs));
 	want(0, wh_peer_open(other, wh_engine_url(owner), NULL, &peer));
-	want(0, wh_peer_find(peer, "mine", 0, &remote));
+	want(0, wh_peer_find(peer, "mine", WH_ANSWER, &remote));
 	transfer = (struct wh_transfer){
 		.local = theirs, .remote = remote.id, .length = 5000, .op = WH_WRITE
 	};

@@ -328,7 +328,8 @@ static void unpublished__not_seen(void **state)
 	struct wh_batch *batch;
 	struct fixture f;
 	uint64_t id, cursor = 0, offset;
-	unsigned int seen = 0;
+	struct wh_remote list[8];
+	size_t seen = 8;
 	int memory;
 
 	fixture_open(&f, *state, LENGTH);
@@ -338,19 +339,21 @@ static void unpublished__not_seen(void **state)
 	/* A region published later has arrived, so the hidden one would have arrived, too. */
 	child_region(f.child, f.memory, f.guard, 100, "later", ACCESS_BOTH, NULL);
 	want(0, wh_peer_find(f.peer, "later", PATIENCE, &remote));
-	want(-ENOENT, wh_peer_find(f.peer, "hidden", 0, &remote));
-	while (wh_peer_next(f.peer, &cursor, &remote) == 0) {
-		want_true(remote.id != id, "the hidden region is in the list");
-		seen++;
-	}
+	want(-ENOENT, wh_peer_find(f.peer, "hidden", WH_ANSWER, &remote));
+	want(0, wh_peer_list(f.peer, &cursor, list, &seen, WH_ANSWER));
+	want(0, cursor);
 	want(2, seen);
+	for (size_t i = 0; i < seen; i++)
+		want_true(list[i].id != id, "the hidden region is in the list");
 	want(0, wh_peer_info(f.peer, &info));
 	want(2, info.regions);
-	want(-ENOENT, wh_peer_lookup(f.peer, child_address(f.child, memory), 1, &remote, &offset));
+	want(-ENOENT, wh_peer_lookup(f.peer, child_address(f.child, memory), 1, WH_ANSWER, &remote,
+				     &offset));
 	transfer = transfer_of(&f, WH_WRITE, 0, 0, 100);
 	transfer.remote = id;
 	batch = batch_of(&f, NULL, 0);
-	want(-ENOENT, wh_batch_add(batch, &transfer, 1));
+	want(0, wh_batch_add(batch, &transfer, 1));
+	want(-ENOENT, batch_run(batch));
 	want(0, wh_batch_free(batch));
 	want_true(child_check(f.child, memory, 0, LENGTH, 0, 1) == PATTERN_GOOD, "it has changed");
 	fixture_close(&f);

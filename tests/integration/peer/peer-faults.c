@@ -586,11 +586,11 @@ static void cut__regions_meanwhile(void **state)
 	proxy_cut(proxy, 0);
 	proxy_freeze(proxy, false);
 	/* -ECONNRESET until the connection is restored. */
-	while ((error = wh_peer_find(f.peer, "new", 0, &remote)) != 0 && now() < end)
+	while ((error = wh_peer_find(f.peer, "new", WH_ANSWER, &remote)) != 0 && now() < end)
 		sleep_ms(5);
 	want(0, error);
-	want(-ENOENT, wh_peer_find(f.peer, "old", 0, &remote));
-	want(0, wh_peer_find(f.peer, "target", 0, &remote));
+	want(-ENOENT, wh_peer_find(f.peer, "old", WH_ANSWER, &remote));
+	want(0, wh_peer_find(f.peer, "target", WH_ANSWER, &remote));
 	want_works_again(&f);
 	fixture_close(&f);
 	proxy_stop(proxy);

@@ -321,7 +321,7 @@ static void *open_and_close(void *arg)
 		me->error = wh_peer_open(me->engine, me->url, NULL, &peer);
 		if (me->error)
 			break;
-		me->error = wh_peer_find(peer, "target", 0, &remote);
+		me->error = wh_peer_find(peer, "target", WH_ANSWER, &remote);
 		if (!me->error)
 			me->error = wh_peer_close(peer);
 	}
@@ -359,6 +359,8 @@ static void regions__hundred_thousand(void **state)
 	struct proxy *proxy;
 	struct wh_peer *peer;
 	uint64_t cursor = 0, seen = 0, sum = 0, address, offset;
+	struct wh_remote page[1000];
+	size_t listed;
 	int memory = child_memory(child, WH_MEMORY_SHARED, count * length);
 	int64_t start;
 
@@ -373,29 +375,37 @@ static void regions__hundred_thousand(void **state)
 	want_true(quiet_now() - start < SCALE(1, 10) * SECOND, "it took %lld ms to connect",
 		  (long long)((quiet_now() - start) / MS));
 	want(0, wh_peer_info(peer, &info));
-	want(count, info.regions);
+	want(0, info.regions);
+	want_true(proxy_bytes(proxy) <= 4096, "%llu bytes on the wire",
+		  (unsigned long long)proxy_bytes(proxy));
+	want(0, wh_peer_find(peer, "the.last-one", WH_ANSWER, &remote));
+	want(address + (count - 1) * length, remote.address);
+	do {
+		listed = sizeof(page) / sizeof(page[0]);
+		want(0, wh_peer_list(peer, &cursor, page, &listed, WH_ANSWER));
+		for (size_t i = 0; i < listed; i++) {
+			want(length, page[i].length);
+			sum += (page[i].address - address) / length;
+		}
+		seen += listed;
+	} while (cursor);
+	want(count, seen);
 	want_true(proxy_bytes(proxy) <= count * 64, "%llu bytes on the wire",
 		  (unsigned long long)proxy_bytes(proxy));
-	want(0, wh_peer_find(peer, "the.last-one", 0, &remote));
-	want(address + (count - 1) * length, remote.address);
-	while (wh_peer_next(peer, &cursor, &remote) == 0) {
-		want(length, remote.length);
-		sum += (remote.address - address) / length;
-		seen++;
-	}
-	want(count, seen);
+	want(0, wh_peer_info(peer, &info));
+	want(count, info.regions);
 	want(count * (count - 1) / 2, sum);
 	start = quiet_now();
 	for (uint64_t i = 0; i < 1000; i++) {
 		uint64_t at = address + i * 97 * length;
 
-		want(0, wh_peer_lookup(peer, at + 3, length - 3, &remote, &offset));
+		want(0, wh_peer_lookup(peer, at + 3, length - 3, WH_ANSWER, &remote, &offset));
 		want(at, remote.address);
 		want(3, offset);
 	}
 	want_true(quiet_now() - start < SCALE(1, 10) * SECOND, "1,000 look-ups took %lld ms",
 		  (long long)((quiet_now() - start) / MS));
-	want(-ENOENT, wh_peer_lookup(peer, address + 1, length, &remote, &offset));
+	want(-ENOENT, wh_peer_lookup(peer, address + 1, length, WH_ANSWER, &remote, &offset));
 	want(0, wh_peer_close(peer));
 	proxy_stop(proxy);
 	child_exit(child);
@@ -410,7 +420,7 @@ static void want_gone(struct fixture *f, const char *name)
 	int64_t end = now() + PATIENCE;
 	int error;
 
-	while ((error = wh_peer_find(f->peer, name, 0, &remote)) == 0 && now() < end)
+	while ((error = wh_peer_find(f->peer, name, WH_ANSWER, &remote)) == 0 && now() < end)
 		sleep_ms(1);
 	want(-ENOENT, error);
 }
@@ -423,7 +433,7 @@ static void regions__come_and_go(void **state)
 	char name[32];
 
 	fixture_open(&f, *state, MIB);
-	want(-ENOENT, wh_peer_find(f.peer, "coming", 0, &remote));
+	want(-ENOENT, wh_peer_find(f.peer, "coming", WH_ANSWER, &remote));
 	want(-ENOENT, wh_peer_find(f.peer, "coming", 20 * MS, &remote));
 	for (int i = 0; i < SCALE(30, 10); i++) {
 		struct wh_transfer transfer = transfer_of(&f, WH_WRITE, 0, 0, 4096);
@@ -450,7 +460,7 @@ static void regions__come_and_go(void **state)
 		want(0, child_unregister(f.child, region));
 		want_gone(&f, name);
 	}
-	want(0, wh_peer_find(f.peer, "target", 0, &remote));
+	want(0, wh_peer_find(f.peer, "target", WH_ANSWER, &remote));
 	fixture_close(&f);
 }
 
@@ -505,18 +515,18 @@ static void lookup__smallest(void **state)
 	want(0, wh_peer_find(f.peer, "inner", PATIENCE, &remote));
 	address = remote.address;
 	want(child_address(f.child, f.memory) + f.guard + 1000, address);
-	want(0, wh_peer_lookup(f.peer, address, 1000, &remote, &offset));
+	want(0, wh_peer_lookup(f.peer, address, 1000, WH_ANSWER, &remote, &offset));
 	want(id, remote.id);
 	want(0, offset);
-	want(0, wh_peer_lookup(f.peer, address + 999, 1, &remote, &offset));
+	want(0, wh_peer_lookup(f.peer, address + 999, 1, WH_ANSWER, &remote, &offset));
 	want(id, remote.id);
 	want(999, offset);
-	want(0, wh_peer_lookup(f.peer, address, 1001, &remote, &offset));
+	want(0, wh_peer_lookup(f.peer, address, 1001, WH_ANSWER, &remote, &offset));
 	want(f.remote.id, remote.id);
 	want(1000, offset);
-	want(-ENOENT, wh_peer_lookup(f.peer, address - 1001, 1, &remote, &offset));
-	want(-ENOENT, wh_peer_lookup(f.peer, address, MIB, &remote, &offset));
-	want(-ENOENT, wh_peer_lookup(f.peer, address, UINT64_MAX, &remote, &offset));
+	want(-ENOENT, wh_peer_lookup(f.peer, address - 1001, 1, WH_ANSWER, &remote, &offset));
+	want(-ENOENT, wh_peer_lookup(f.peer, address, MIB, WH_ANSWER, &remote, &offset));
+	want(-ENOENT, wh_peer_lookup(f.peer, address, UINT64_MAX, WH_ANSWER, &remote, &offset));
 	fixture_close(&f);
 }
 
@@ -566,15 +576,16 @@ static void key__import(void **state)
 	assert_string_equal(remote.name, "exported");
 
 	for (size_t cut = 0; cut < length; cut++)
-		want(-EINVAL, wh_peer_unpack_key(f.peer, key, cut, 0, &remote));
+		want(-EINVAL, wh_peer_unpack_key(f.peer, key, cut, WH_ANSWER, &remote));
 	memset(other, 0xff, sizeof(other));
-	want_true(wh_peer_unpack_key(f.peer, other, sizeof(other), 0, &remote) < 0, "garbage");
+	want_true(wh_peer_unpack_key(f.peer, other, sizeof(other), WH_ANSWER, &remote) < 0,
+		  "garbage");
 	memset(other, 0, sizeof(other));
-	want(-EINVAL, wh_peer_unpack_key(f.peer, other, sizeof(other), 0, &remote));
+	want(-EINVAL, wh_peer_unpack_key(f.peer, other, sizeof(other), WH_ANSWER, &remote));
 	/* The first byte is the key's version. */
 	memcpy(other, key, length);
 	other[0]++;
-	want(-EPROTONOSUPPORT, wh_peer_unpack_key(f.peer, other, length, 0, &remote));
+	want(-EPROTONOSUPPORT, wh_peer_unpack_key(f.peer, other, length, WH_ANSWER, &remote));
 
 	/* A key of another engine (ours). */
 	want_text(-EINVAL, "access 0", wh_region_pack_key(f.region, other, &other_length));
@@ -582,12 +593,12 @@ static void key__import(void **state)
 	want(-ENOSPC, wh_region_pack_key(ours, other, &small));
 	want(0, wh_region_pack_key(ours, other, &other_length));
 	want(0, wh_region_unregister(ours));
-	want(-ESTALE, wh_peer_unpack_key(f.peer, other, other_length, 0, &remote));
+	want(-ESTALE, wh_peer_unpack_key(f.peer, other, other_length, WH_ANSWER, &remote));
 
 	/* A region that is gone, and one that is published only during the wait. */
 	want(0, child_unregister(f.child, region));
 	want_gone(&f, "exported");
-	want(-ENOENT, wh_peer_unpack_key(f.peer, key, length, 0, &remote));
+	want(-ENOENT, wh_peer_unpack_key(f.peer, key, length, WH_ANSWER, &remote));
 	memory = child_memory(f.child, WH_MEMORY_SHARED, 5000);
 	length = sizeof(key);
 	region = child_region(f.child, memory, 0, 5000, NULL, ACCESS_BOTH, &id);

@@ -164,7 +164,7 @@ static void opening__times_out(void **state)
 	peer = open_at(&o, url, 300 * MS, 2);
 	want_text(-EINPROGRESS, "not connected yet", wh_peer_status(peer));
 	want_state(peer, WH_PEER_CONNECTING, "connecting");
-	want(-EINPROGRESS, wh_peer_find(peer, "target", 0, &remote));
+	want(-EINPROGRESS, wh_peer_find(peer, "target", WH_ANSWER, &remote));
 	want(0, wh_batch_new(peer, NULL, &batch));
 	want(0, wh_region_register(o.engine, url, sizeof(url), NULL, &transfer.local));
 	want(-EINPROGRESS, wh_batch_add(batch, &transfer, 1));

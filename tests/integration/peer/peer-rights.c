@@ -147,7 +147,7 @@ static int32_t ask(const char *name, const struct owner *owner, int published, u
 
 	strcpy(hello.name, name);
 	want(0, raw_greet(control, &hello, &welcome));
-	want(published, raw_skip_regions(control));
+	want(published, raw_lookup(control, extent.region));
 	data = raw_data(wh_engine_url(owner->engine), &welcome);
 	want_true(data >= 0, "no data connection");
 	want(0, raw_request(data, op, 1, &extent, 1, op == WH_WRITE ? bytes : NULL, sizeof(bytes)));
@@ -209,12 +209,12 @@ static void rights__exported_key(void **state)
 	owner_open(&owner, CHILD_FOREIGN);
 	want(0, wh_region_pack_key(owner.region, key, &length));
 	looker_open(&looker, &owner, "bob");
-	want(0, wh_peer_unpack_key(looker.peer, key, length, 0, &remote));
+	want(0, wh_peer_unpack_key(looker.peer, key, length, WH_ANSWER, &remote));
 	want(WH_ACCESS_READ, remote.access);
 	looker_close(&looker);
 	looker_open(&looker, &owner, "carol");
-	want(-ENOENT, wh_peer_unpack_key(looker.peer, key, length, 0, &remote));
-	want(-ENOENT, wh_peer_find(looker.peer, "target", 0, &remote));
+	want(-ENOENT, wh_peer_unpack_key(looker.peer, key, length, WH_ANSWER, &remote));
+	want(-ENOENT, wh_peer_find(looker.peer, "target", WH_ANSWER, &remote));
 	looker_close(&looker);
 	owner_close(&owner);
 }
@@ -247,9 +247,9 @@ static void rights__come_and_go(void **state)
 		open.name = last;
 		want(0, wh_region_register(owner.engine, owner.memory, LENGTH, &open, &region));
 		want(0, wh_peer_find(carol.peer, last, PATIENCE, &remote));
-		want(-ENOENT, wh_peer_find(carol.peer, "target", 0, &remote));
+		want(-ENOENT, wh_peer_find(carol.peer, "target", WH_ANSWER, &remote));
 		want(0, wh_peer_find(bob.peer, last, PATIENCE, &remote));
-		want(0, wh_peer_find(bob.peer, "target", 0, &remote));
+		want(0, wh_peer_find(bob.peer, "target", WH_ANSWER, &remote));
 		want(1, remote.id == wh_region_id(owner.region));
 		want(WH_ACCESS_READ, remote.access);
 		want(0, wh_region_unregister(region));

@@ -103,7 +103,7 @@ static void rights__by_name(void **state)
 	move_all(&dave, WH_WRITE, 0, "tcp", "other peers have more rights");
 	want_true(pattern_check(pages, LENGTH, 0, 2) == PATTERN_GOOD, "other bytes");
 	move_all(&dave, WH_READ, -EACCES, NULL, "may not be read");
-	want(-ENOENT, wh_peer_find(carol.peer, "target", 0, &remote));
+	want(-ENOENT, wh_peer_find(carol.peer, "target", WH_ANSWER, &remote));
 	looker_close(&alice);
 	looker_close(&bob);
 	looker_close(&carol);

@@ -355,7 +355,7 @@ static void certificate__moves_bytes(void **state)
 	options.access = ACCESS_BOTH;
 	want(0, wh_region_register(p.owner, p.pages, LENGTH, &options, &region));
 	want(0, wh_peer_find(p.peer, "last", PATIENCE, &remote));
-	want(-ENOENT, wh_peer_find(p.peer, "for-a-claim", 0, &remote));
+	want(-ENOENT, wh_peer_find(p.peer, "for-a-claim", WH_ANSWER, &remote));
 	want(0, wh_region_unregister(region));
 	pair_close(&p);
 }

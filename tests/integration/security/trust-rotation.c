@@ -90,7 +90,7 @@ static void rotation__connected_stay(void **state)
 	named.name = NULL;
 	want(0, wh_region_register(initiator, pages + 4096, 4096, &named, &source));
 	want(0, wh_peer_open(initiator, wh_engine_url(owner), NULL, &peer));
-	want(0, wh_peer_find(peer, "target", 0, &remote));
+	want(0, wh_peer_find(peer, "target", WH_ANSWER, &remote));
 	pattern_fill(pages + 4096, 4096, 0, 3);
 	want(0, wh_batch_new(peer, NULL, &batch));
 	transfer = (struct wh_transfer){

@@ -207,8 +207,9 @@ static void map__ten_thousand_regions(void **state)
 	struct wh_batch *batch;
 	struct arena arena;
 	unsigned char *local;
+	struct wh_remote page[1000];
 	uint64_t cursor = 0;
-	size_t found = 0;
+	size_t found = 0, listed;
 	int memory;
 
 	(void)state;
@@ -219,14 +220,16 @@ static void map__ten_thousand_regions(void **state)
 	memory = child_memory(arena.child, WH_MEMORY_SHARED, count * length);
 	child_regions(arena.child, memory, length, count, "last");
 	want(0, wh_peer_find(arena.peer, "last", PATIENCE, &remote));
-	while (found < count && !wh_peer_next(arena.peer, &cursor, &remote)) {
-		transfers[found] = (struct wh_transfer){ .local = all,
-							 .remote = remote.id,
-							 .local_offset = found * length,
-							 .length = length,
-							 .op = WH_READ };
-		found++;
-	}
+	do {
+		listed = sizeof(page) / sizeof(page[0]);
+		want(0, wh_peer_list(arena.peer, &cursor, page, &listed, WH_ANSWER));
+		for (size_t i = 0; i < listed && found < count; i++, found++)
+			transfers[found] = (struct wh_transfer){ .local = all,
+								 .remote = page[i].id,
+								 .local_offset = found * length,
+								 .length = length,
+								 .op = WH_READ };
+	} while (cursor);
 	want(count, found);
 	want(0, wh_batch_new(arena.peer, NULL, &batch));
 	want(0, wh_batch_add(batch, transfers, found));
@@ -259,7 +262,7 @@ static void rights__read_only(void **state)
 	part_move(&arena, 2, WH_READ, 3, "mapped memfd", "");
 	want(1, peer_mappings(NULL, rights));
 	assert_string_equal(rights, "r--s");
-	want(0, wh_peer_find(arena.peer, "p2", 0, &remote));
+	want(0, wh_peer_find(arena.peer, "p2", WH_ANSWER, &remote));
 	write.local = arena.region;
 	write.remote = remote.id;
 	want(0, wh_batch_new(arena.peer, NULL, &batch));

@@ -303,7 +303,7 @@ static void gone__unregistered(void **state)
 		/* Unregistering returns when this process has unmapped the memory, not before. */
 		want(0, child_unregister(shm.child, region));
 		want(0, peer_mappings(NULL, NULL));
-		want(-ENOENT, wh_peer_find(shm.peer, "here", 0, &remote));
+		want(-ENOENT, wh_peer_find(shm.peer, "here", WH_ANSWER, &remote));
 	}
 	want(0, child_free(shm.child, memory));
 	shm_end(&shm);
