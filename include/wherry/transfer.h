@@ -123,29 +123,46 @@ struct wh_base {
 };
 
 /* `count` blocks of `block_length` bytes for each of `base_count` bases. Block i of base b is a
- * transfer between bases[b].local_offset + local_offsets[i] in bases[b].local and
- * bases[b].remote_offset + remote_offsets[i] in bases[b].remote. If a list of offsets is NULL,
- * offset i is i * stride; a stride of 0 means block_length, which puts blocks side by side. */
+ * transfer between bases[b].local_offset + L bytes in bases[b].local and bases[b].remote_offset + R
+ * bytes in bases[b].remote. Each side says in a form of its own where block i is, by one list of
+ * `count` elements or by none:
+ *  - no list: i * stride. A stride of 0 means block_length, which puts blocks side by side.
+ *  - ..._offsets: offsets[i] bytes. The stride is ignored.
+ *  - ..._indices, as in a page table: indices[i] * stride, 0 meaning block_length again. An index
+ *    is not negative.
+ *  - ..._addresses: at an address of this process (GPU memory: its device address), or of the
+ *    peer's address space (as wh_remote.address). The stride is 0.
+ *
+ * A side with addresses has one base at most, whose offset on that side is 0, and all its blocks
+ * are in one region: the base's, or if that is NULL (remote: 0) the smallest that holds them all,
+ * found as by wh_batch_add_address(). If both sides have addresses, `bases` may be NULL and
+ * base_count 0. The blocks keep to the regions that were found. */
 struct wh_blocks_desc {
 	size_t size;
 	uint32_t op; /* enum wh_op */
 	uint32_t reserved;
-	uint64_t block_length; /* at least 1 */
+	uint64_t block_length; /* bytes, at least 1 */
 	uint64_t count; /* blocks for each base, at least 1 */
 	const struct wh_base *bases;
 	uint64_t base_count; /* at least 1 */
-	const uint64_t *local_offsets;
-	uint64_t local_stride;
+	const uint64_t *local_offsets; /* bytes */
+	uint64_t local_stride; /* bytes */
 	const uint64_t *remote_offsets;
 	uint64_t remote_stride;
+	const int32_t *local_indices; /* times local_stride */
+	const int32_t *remote_indices; /* times remote_stride */
+	const void *const *local_addresses;
+	const uint64_t *remote_addresses;
 };
 
 /* Check a descriptor against both sides' regions and copy it. The result can be added to any number
- * of batches of that peer. The arrays are copied, too.
- * 0, or -EINVAL (also: a block of GPU memory overlaps its own target, see struct wh_transfer),
- * -E2BIG, -ERANGE (a block lies outside its region; the text names it), -ENOENT (no such remote
- * region), -EACCES (the remote region does not grant it), -ECONNRESET (the peer has left or is
- * lost), -ESTALE (it was restarted), -ENOMEM. */
+ * of batches of that peer. The arrays are copied, too, and may be freed after the call. Lists are
+ * converted to offsets of 64 bits here: submitting costs the same for every form.
+ * 0, or -EINVAL (also: two lists for one side; a negative index, which the text names; a block of
+ * GPU memory overlaps its own target, see struct wh_transfer), -E2BIG, -ERANGE (a block lies
+ * outside its region; the text names it), -ENOENT (no such remote region, or none holds the address
+ * of the block that the text names), -EACCES (the remote region does not grant it), -ECONNRESET
+ * (the peer has left or is lost), -ESTALE (it was restarted), -ENOMEM. */
 int wh_blocks_new(struct wh_peer *peer, const struct wh_blocks_desc *desc, struct wh_blocks **out);
 
 /* Free the descriptor. Batches to which it was added keep what they need. 0. */

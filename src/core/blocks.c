@@ -18,31 +18,117 @@
 #include "util/list.h"
 #include "util/options.h"
 
-/* The largest offset, and all offsets or-ed. Simple enough for the compiler to vectorise. */
-static uint64_t offsets_largest(const uint64_t *offsets, uint64_t count, uint64_t *bits)
+/* One side of a descriptor: how it says where its blocks lie, and what comes of that. */
+struct side {
+	bool remote;
+	/* The form; at most one list is not NULL. */
+	const uint64_t *offsets;
+	const int32_t *indices;
+	const void *addresses; /* count * 64 bits */
+	uint64_t stride;
+	/* The region of the addresses. */
+	uint64_t id; /* 0: not known yet */
+	struct wh_region *local; /* NULL: the remote side, or not known yet */
+	uint64_t origin, room; /* its address, and its bytes */
+	/* The result. */
+	uint64_t *list; /* offsets from the base; NULL: strides. Owned by the blocks. */
+	uint64_t span; /* bytes from the base; UINT64_MAX: outside of every region */
+	uint64_t bits; /* all offsets or-ed, or the stride */
+};
+
+_Static_assert(sizeof(void *) == sizeof(uint64_t), "lists of pointers are read as 64-bit numbers");
+
+/* ---- lists of offsets ------------------------------------------------------------------------ */
+
+/* Copy numbers of 64 bits, less `origin`. Returns the largest result; *bits is all or-ed. The list
+ * is read once, without a branch for each number. */
+static uint64_t offsets_copy(uint64_t *restrict to, const void *restrict list, uint64_t origin,
+			     uint64_t count, uint64_t *bits)
 {
+	const char *from = list;
 	uint64_t most = 0, all = 0;
 
 	for (uint64_t i = 0; i < count; i++) {
-		most = offsets[i] > most ? offsets[i] : most;
-		all |= offsets[i];
+		uint64_t offset;
+
+		memcpy(&offset, from + i * sizeof(offset), sizeof(offset));
+		offset -= origin;
+		to[i] = offset;
+		most = offset > most ? offset : most;
+		all |= offset;
 	}
 	*bits = all;
 	return most;
 }
 
-/* How many bytes the blocks of one side span from a base. False: more than 64 bits hold. */
-static bool blocks_span(const uint64_t *offsets, uint64_t stride, const struct wh_blocks *blocks,
-			uint64_t *span, uint64_t *bits)
+/* Multiply indices by the stride. Returns the largest index as if they were unsigned: a negative
+ * one is more than INT32_MAX. */
+static uint32_t indices_multiply(uint64_t *restrict to, const int32_t *restrict indices,
+				 uint64_t stride, uint64_t count, uint64_t *bits)
+{
+	uint64_t all = 0;
+	uint32_t most = 0;
+
+	for (uint64_t i = 0; i < count; i++) {
+		uint32_t index = (uint32_t)indices[i];
+		uint64_t offset = index * stride;
+
+		to[i] = offset;
+		most = index > most ? index : most;
+		all |= offset;
+	}
+	*bits = all;
+	return most;
+}
+
+/* Put offsets of more than 64 bits outside of every region. */
+static void indices_saturate(uint64_t *to, const int32_t *indices, uint64_t stride, uint64_t count)
+{
+	for (uint64_t i = 0; i < count; i++)
+		if (__builtin_mul_overflow((uint64_t)(uint32_t)indices[i], stride, &to[i]))
+			to[i] = UINT64_MAX;
+}
+
+static int indices_fail_negative(const struct side *side, uint64_t count)
+{
+	uint64_t i = 0;
+
+	while (i + 1 < count && side->indices[i] >= 0)
+		i++;
+	return wh_fail(EINVAL, "wh_blocks_new: desc: %s_indices[%llu] is %d",
+		       side->remote ? "remote" : "local", (unsigned long long)i, side->indices[i]);
+}
+
+static void side_set_span(struct side *side, uint64_t last, uint64_t block_length)
+{
+	if (__builtin_add_overflow(last, block_length, &side->span))
+		side->span = UINT64_MAX;
+}
+
+static int side_set_indices(struct side *side, const struct wh_blocks *blocks)
+{
+	uint64_t last;
+	uint32_t most = indices_multiply(side->list, side->indices, side->stride, blocks->count,
+					 &side->bits);
+
+	if (most > INT32_MAX)
+		return indices_fail_negative(side, blocks->count);
+	if (__builtin_mul_overflow((uint64_t)most, side->stride, &last)) {
+		indices_saturate(side->list, side->indices, side->stride, blocks->count);
+		last = UINT64_MAX;
+	}
+	side_set_span(side, last, blocks->block_length);
+	return 0;
+}
+
+static void side_set_strides(struct side *side, const struct wh_blocks *blocks)
 {
 	uint64_t last;
 
-	*bits = stride;
-	if (offsets)
-		last = offsets_largest(offsets, blocks->count, bits);
-	else if (__builtin_mul_overflow(blocks->count - 1, stride, &last))
-		return false;
-	return !__builtin_add_overflow(last, blocks->block_length, span);
+	side->bits = side->stride;
+	if (__builtin_mul_overflow(blocks->count - 1, side->stride, &last))
+		last = UINT64_MAX;
+	side_set_span(side, last, blocks->block_length);
 }
 
 /* The first block that is not within `room` bytes from the base. */
@@ -61,6 +147,123 @@ static uint64_t blocks_first_outside(const uint64_t *offsets, uint64_t stride,
 	}
 	return i;
 }
+
+/* ---- lists of addresses ---------------------------------------------------------------------- */
+
+static uint64_t side_address(const struct side *side, uint64_t i)
+{
+	uint64_t address;
+
+	memcpy(&address, (const char *)side->addresses + i * sizeof(address), sizeof(address));
+	return address;
+}
+
+/* Find the region of block `index` of so many bytes. 0, -ENOENT, or wh_peer_check()'s error. */
+static int side_find(const struct side *side, const struct wh_blocks *blocks, uint64_t index,
+		     uint64_t address, uint64_t length, struct wh_region **local, uint64_t *id)
+{
+	struct wh_batch_addresses addresses;
+	uint64_t offset;
+	int error;
+
+	wh_batch_addresses_begin(&addresses, blocks->peer);
+	if (side->remote)
+		error = wh_batch_find_remote(&addresses, "block", index, blocks->op, address,
+					     length, id, &offset);
+	else
+		error = wh_batch_find_local(&addresses, "block", index, address, length, local, id,
+					    &offset);
+	wh_batch_addresses_end(&addresses);
+	return error;
+}
+
+/* Turn the addresses into offsets in the region `side->id`. An address below the region wraps,
+ * which puts it outside as well. */
+static int side_place(struct side *side, const struct wh_blocks *blocks)
+{
+	struct wh_peer *peer = blocks->peer;
+	struct wh_region_table *table =
+		side->remote && !peer->self ? &peer->regions : &peer->engine->regions;
+	struct wh_region_entry *entry = wh_region_entry_enter(table, side->id);
+
+	if (!entry && side->remote)
+		return wh_batch_check_remote(peer, "base", 0, blocks->op, side->id, 0, 1);
+	if (!entry)
+		return wh_fail(ENOENT, "block 0: local: the region has just been unregistered");
+	side->origin = entry->address;
+	side->room = entry->length;
+	wh_region_entry_leave(entry);
+	side_set_span(
+		side,
+		offsets_copy(side->list, side->addresses, side->origin, blocks->count, &side->bits),
+		blocks->block_length);
+	return 0;
+}
+
+/* The region that block 0 was found in does not hold all blocks. Look for a larger one that does.
+ * If there is none, -ENOENT if no region holds the first block outside; else 0, and
+ * blocks_check_base() says that it is outside. */
+static int side_widen(struct side *side, const struct wh_blocks *blocks)
+{
+	uint64_t low = side_address(side, 0), high = low, outside, id;
+	struct wh_region *local = NULL;
+
+	for (uint64_t i = 1; i < blocks->count; i++) {
+		uint64_t address = side_address(side, i);
+
+		low = address < low ? address : low;
+		high = address > high ? address : high;
+	}
+	if (high - low <= UINT64_MAX - blocks->block_length &&
+	    !side_find(side, blocks, 0, low, high - low + blocks->block_length, &local, &id)) {
+		side->local = local;
+		side->id = id;
+		return side_place(side, blocks);
+	}
+	outside = blocks_first_outside(side->list, 0, blocks, side->room);
+	return side_find(side, blocks, outside, side_address(side, outside), blocks->block_length,
+			 &local, &id);
+}
+
+static int side_set_addresses(struct side *side, const struct wh_blocks *blocks)
+{
+	bool given = side->id;
+	int error = 0;
+
+	if (!given)
+		error = side_find(side, blocks, 0, side_address(side, 0), blocks->block_length,
+				  &side->local, &side->id);
+	if (!error)
+		error = side_place(side, blocks);
+	if (!error && !given && side->span > side->room)
+		error = side_widen(side, blocks);
+	return error;
+}
+
+/* Make the offsets of one side, whatever their form: *list is the blocks' own. */
+static int side_set(struct side *side, const struct wh_blocks *blocks, uint64_t **list)
+{
+	uint64_t count = blocks->count;
+
+	if (!side->offsets && !side->indices && !side->addresses) {
+		side_set_strides(side, blocks);
+		return 0;
+	}
+	*list = count <= SIZE_MAX / sizeof(**list) ? malloc(count * sizeof(**list)) : NULL;
+	if (!*list)
+		return wh_fail(ENOMEM, "wh_blocks_new: no memory for %llu offsets",
+			       (unsigned long long)count);
+	side->list = *list;
+	if (side->indices)
+		return side_set_indices(side, blocks);
+	if (side->addresses)
+		return side_set_addresses(side, blocks);
+	side_set_span(side, offsets_copy(side->list, side->offsets, 0, count, &side->bits),
+		      blocks->block_length);
+	return 0;
+}
+
+/* ---- checking -------------------------------------------------------------------------------- */
 
 static int blocks_check_overlap(const struct wh_blocks *blocks, const struct wh_base *base)
 {
@@ -120,16 +323,31 @@ static int blocks_check_base(const struct wh_blocks *blocks, const struct wh_bas
 	return blocks_check_overlap(blocks, base);
 }
 
-static int blocks_copy_offsets(uint64_t **to, const uint64_t *from, uint64_t count)
+/* The lists and bases that exclude each other. NULL: right. */
+static const char *desc_check_forms(const struct wh_blocks_desc *desc)
 {
-	if (!from)
-		return 0;
-	*to = count <= SIZE_MAX / sizeof(**to) ? malloc(count * sizeof(**to)) : NULL;
-	if (!*to)
-		return wh_fail(ENOMEM, "wh_blocks_new: no memory for %llu offsets",
-			       (unsigned long long)count);
-	memcpy(*to, from, count * sizeof(**to));
-	return 0;
+	bool local = desc->local_addresses, remote = desc->remote_addresses;
+
+	if (!!desc->local_offsets + !!desc->local_indices + local > 1)
+		return "more than one of local_offsets, local_indices and local_addresses is set";
+	if (!!desc->remote_offsets + !!desc->remote_indices + remote > 1)
+		return "more than one of remote_offsets, remote_indices and remote_addresses is "
+		       "set";
+	if (local && desc->local_stride)
+		return "both local_addresses and local_stride are set";
+	if (remote && desc->remote_stride)
+		return "both remote_addresses and remote_stride are set";
+	if (!desc->bases && !desc->base_count && local && remote)
+		return NULL;
+	if (!desc->bases || !desc->base_count)
+		return desc->bases ? "base_count is 0" : "bases is NULL";
+	if ((local || remote) && desc->base_count > 1)
+		return "base_count is more than 1, and addresses have one base at most";
+	if (local && desc->bases->local_offset)
+		return "base 0 has a local_offset, which local_addresses do not count from";
+	if (remote && desc->bases->remote_offset)
+		return "base 0 has a remote_offset, which remote_addresses do not count from";
+	return NULL;
 }
 
 static int blocks_check_desc(const struct wh_blocks_desc *desc)
@@ -145,8 +363,8 @@ static int blocks_check_desc(const struct wh_blocks_desc *desc)
 		wrong = "block_length is 0";
 	else if (!desc->count)
 		wrong = "count is 0";
-	else if (!desc->bases || !desc->base_count)
-		wrong = desc->bases ? "base_count is 0" : "bases is NULL";
+	else if ((wrong = desc_check_forms(desc)))
+		;
 	else if (desc->count > SIZE_MAX / 64 || desc->base_count > SIZE_MAX / 64 ||
 		 __builtin_mul_overflow(desc->count, desc->block_length, &total) ||
 		 __builtin_mul_overflow(total, desc->base_count, &total))
@@ -156,37 +374,80 @@ static int blocks_check_desc(const struct wh_blocks_desc *desc)
 }
 
 /* Check all blocks of all bases, and keep the bases. */
-static int blocks_set_bases(struct wh_blocks *blocks, const struct wh_base *bases)
+static int blocks_set_bases(struct wh_blocks *blocks, const struct wh_base *bases,
+			    const struct side *local, const struct side *remote)
 {
-	uint64_t local_span, remote_span;
 	int error;
 
-	/* A span of more than 64 bits is outside of every region. */
-	if (!blocks_span(blocks->local_offsets, blocks->local_stride, blocks, &local_span,
-			 &blocks->local_bits))
-		local_span = UINT64_MAX;
-	if (!blocks_span(blocks->remote_offsets, blocks->remote_stride, blocks, &remote_span,
-			 &blocks->remote_bits))
-		remote_span = UINT64_MAX;
 	for (uint64_t i = 0; i < blocks->base_count; i++) {
 		const struct wh_base *base = &bases[i];
 
-		if (base->reserved[0] || base->reserved[1])
-			return wh_fail(EINVAL, "base %llu: reserved is not 0",
-				       (unsigned long long)i);
-		error = blocks_check_base(blocks, base, i, local_span, remote_span);
+		error = blocks_check_base(blocks, base, i, local->span, remote->span);
 		if (error)
 			return error;
+		/* Other threads may unregister a region that was found by address. */
 		blocks->bases[i] = (struct wh_block_base){
 			.address =
-				(char *)(uintptr_t)base->local->entry.address + base->local_offset,
+				(char *)(uintptr_t)(local->addresses ? local->origin :
+								       base->local->entry.address) +
+				base->local_offset,
 			.local = base->local,
-			.local_id = atomic_load(&base->local->entry.id),
+			.local_id =
+				local->addresses ? local->id : atomic_load(&base->local->entry.id),
 			.remote = base->remote,
 			.offset = base->remote_offset,
 		};
 	}
 	return 0;
+}
+
+/* Make the offsets of both sides, find the regions of addresses, and check all blocks. */
+static int blocks_fill(struct wh_blocks *blocks, const struct wh_blocks_desc *desc)
+{
+	struct wh_base only = { 0 };
+	const struct wh_base *bases = desc->bases;
+	struct side local = {
+		.offsets = desc->local_offsets,
+		.indices = desc->local_indices,
+		.addresses = desc->local_addresses,
+		.stride = blocks->local_stride,
+	};
+	struct side remote = {
+		.remote = true,
+		.offsets = desc->remote_offsets,
+		.indices = desc->remote_indices,
+		.addresses = desc->remote_addresses,
+		.stride = blocks->remote_stride,
+	};
+	int error = 0;
+
+	for (uint64_t i = 0; i < desc->base_count; i++)
+		if (bases[i].reserved[0] || bases[i].reserved[1])
+			return wh_fail(EINVAL, "base %llu: reserved is not 0",
+				       (unsigned long long)i);
+	if (local.addresses || remote.addresses) {
+		only = desc->bases ? *desc->bases : only;
+		bases = &only;
+	}
+	if (local.addresses && only.local) {
+		error = wh_batch_check_local(blocks->peer, "base", 0, only.local, 0, 1);
+		local.local = only.local;
+		local.id = error ? 0 : atomic_load(&only.local->entry.id);
+	}
+	remote.id = remote.addresses ? only.remote : 0;
+	if (!error)
+		error = side_set(&local, blocks, &blocks->local_offsets);
+	if (!error)
+		error = side_set(&remote, blocks, &blocks->remote_offsets);
+	if (error)
+		return error;
+	if (local.addresses)
+		only.local = local.local;
+	if (remote.addresses)
+		only.remote = remote.id;
+	blocks->local_bits = local.bits;
+	blocks->remote_bits = remote.bits;
+	return blocks_set_bases(blocks, bases, &local, &remote);
 }
 
 int wh_blocks_new(struct wh_peer *peer, const struct wh_blocks_desc *given, struct wh_blocks **out)
@@ -218,19 +479,15 @@ int wh_blocks_new(struct wh_peer *peer, const struct wh_blocks_desc *given, stru
 	blocks->op = desc.op;
 	blocks->block_length = desc.block_length;
 	blocks->count = desc.count;
-	blocks->base_count = desc.base_count;
+	blocks->base_count = desc.base_count ? desc.base_count : 1;
 	blocks->local_stride = desc.local_stride ? desc.local_stride : desc.block_length;
 	blocks->remote_stride = desc.remote_stride ? desc.remote_stride : desc.block_length;
-	error = blocks_copy_offsets(&blocks->local_offsets, desc.local_offsets, desc.count);
-	if (!error)
-		error = blocks_copy_offsets(&blocks->remote_offsets, desc.remote_offsets,
-					    desc.count);
-	blocks->bases = calloc(desc.base_count, sizeof(*blocks->bases));
-	if (!error && !blocks->bases)
+	blocks->bases = calloc(blocks->base_count, sizeof(*blocks->bases));
+	if (!blocks->bases)
 		error = wh_fail(ENOMEM, "wh_blocks_new: no memory for %llu bases",
-				(unsigned long long)desc.base_count);
+				(unsigned long long)blocks->base_count);
 	if (!error)
-		error = blocks_set_bases(blocks, desc.bases);
+		error = blocks_fill(blocks, &desc);
 	if (error) {
 		wh_blocks_release(blocks);
 		return error;
