@@ -44,7 +44,8 @@ static void run_blocks(const struct fixture *f, const struct wh_blocks_desc *des
 	want(0, wh_batch_add_blocks(batch, blocks));
 	wh_blocks_free(blocks);
 	want(0, batch_run(batch));
-	want_route(f, batch, desc->count * desc->block_length * desc->base_count);
+	want_route(f, batch,
+		   desc->count * desc->block_length * (desc->bases ? desc->base_count : 1));
 	want(0, wh_batch_free(batch));
 }
 
@@ -258,6 +259,88 @@ static void bases__several_regions(void **state)
 	fixture_close(&f);
 }
 
+/* A page table: `count` pages of a pool, in random order. */
+static int32_t *table_new(uint64_t count, uint64_t slots, uint64_t seed)
+{
+	uint64_t *slot = offsets_new(slots, 1, seed);
+	int32_t *table = calloc(count, sizeof(*table));
+
+	assert_non_null(table);
+	for (uint64_t i = 0; i < count; i++)
+		table[i] = (int32_t)slot[i];
+	free(slot);
+	return table;
+}
+
+/* Paged caches: tables of 32 bits, one for each side, the same for the layers; then one layer by
+ * the addresses of its pages. */
+static void pages__by_tables_and_addresses(void **state)
+{
+	enum { LAYERS = 3, PAGE = 528, SLOT = 544 }; /* bytes; a gap behind each page */
+	const uint64_t count = SCALE(3000, 600), slots = 2 * count, layer = slots * SLOT;
+	int32_t *local = table_new(count, slots, 31), *remote = table_new(count, slots, 32);
+	const void **local_pages = calloc(count, sizeof(*local_pages));
+	uint64_t *remote_pages = calloc(count, sizeof(*remote_pages));
+	unsigned char *seen = pages_new(LAYERS * layer), *wanted = pages_new(LAYERS * layer);
+	struct wh_base bases[LAYERS];
+	struct wh_blocks_desc desc = {
+		.size = sizeof(desc),
+		.op = WH_WRITE,
+		.block_length = PAGE,
+		.count = count,
+		.bases = bases,
+		.base_count = LAYERS,
+		.local_stride = SLOT,
+		.remote_stride = SLOT,
+		.local_indices = local,
+		.remote_indices = remote,
+	};
+	struct fixture f;
+
+	fixture_open(&f, *state, LAYERS * layer);
+	target_fill(&f, 0, f.length, 0, 33);
+	pattern_fill(wanted, f.length, 0, 33);
+	pattern_fill(f.local, f.length, 0, 34);
+	for (uint64_t b = 0; b < LAYERS; b++) {
+		bases[b] = (struct wh_base){ .local = f.region,
+					     .remote = f.remote.id,
+					     .local_offset = b * layer,
+					     .remote_offset = b * layer };
+		for (uint64_t i = 0; i < count; i++)
+			memcpy(wanted + b * layer + (uint64_t)remote[i] * SLOT,
+			       f.local + b * layer + (uint64_t)local[i] * SLOT, PAGE);
+	}
+	run_blocks(&f, &desc);
+	target_fetch(&f, 0, f.length, seen);
+	want_true(memcmp(seen, wanted, f.length) == 0, "the target is wrong after a write");
+
+	/* Back, into the second layer. */
+	memcpy(wanted, f.local, f.length);
+	for (uint64_t i = 0; i < count; i++) {
+		local_pages[i] = f.local + layer + (uint64_t)local[i] * SLOT;
+		remote_pages[i] = f.remote.address + 2 * layer + (uint64_t)remote[i] * SLOT;
+		memcpy(wanted + layer + (uint64_t)local[i] * SLOT,
+		       seen + 2 * layer + (uint64_t)remote[i] * SLOT, PAGE);
+	}
+	desc = (struct wh_blocks_desc){
+		.size = sizeof(desc),
+		.op = WH_READ,
+		.block_length = PAGE,
+		.count = count,
+		.local_addresses = local_pages,
+		.remote_addresses = remote_pages,
+	};
+	run_blocks(&f, &desc);
+	want_true(memcmp(f.local, wanted, f.length) == 0, "our memory is wrong after a read");
+	fixture_close(&f);
+	pages_free(seen, LAYERS * layer);
+	pages_free(wanted, LAYERS * layer);
+	free(local);
+	free(remote);
+	free(local_pages);
+	free(remote_pages);
+}
+
 /* Prepare once, submit in several batches at once, and free while they run. */
 static void prepared__many_batches_at_once(void **state)
 {
@@ -354,6 +437,7 @@ static const struct CMUnitTest tests[] = {
 	TEST_EVERY_ROUTE(contiguous__one_block_behind_the_other),
 	TEST_EVERY_ROUTE(bases__many),
 	TEST_EVERY_ROUTE(bases__several_regions),
+	TEST_EVERY_ROUTE(pages__by_tables_and_addresses),
 	/* Not over GPU RDMA: it adds nothing to this test, and the fake takes seconds. */
 	TEST_HOST_ROUTES(prepared__many_batches_at_once),
 	TEST_EVERY_ROUTE(mixed__blocks_and_transfers),
