@@ -40,8 +40,17 @@ _Static_assert(sizeof(void *) == sizeof(uint64_t), "lists of pointers are read a
 
 /* ---- lists of offsets ------------------------------------------------------------------------ */
 
+/* Clang vectorises the two loops below at -O2. GCC does so since -O3, which makes them three times
+ * as fast in a processor's cache. */
+#if defined(__GNUC__) && !defined(__clang__)
+#define VECTORISED __attribute__((noinline, optimize("O3")))
+#else
+#define VECTORISED
+#endif
+
 /* Copy numbers of 64 bits, less `origin`. Returns the largest result; *bits is all or-ed. The list
  * is read once, without a branch for each number. */
+VECTORISED
 static uint64_t offsets_copy(uint64_t *restrict to, const void *restrict list, uint64_t origin,
 			     uint64_t count, uint64_t *bits)
 {
@@ -63,6 +72,7 @@ static uint64_t offsets_copy(uint64_t *restrict to, const void *restrict list, u
 
 /* Multiply indices by the stride. Returns the largest index as if they were unsigned: a negative
  * one is more than INT32_MAX. */
+VECTORISED
 static uint32_t indices_multiply(uint64_t *restrict to, const int32_t *restrict indices,
 				 uint64_t stride, uint64_t count, uint64_t *bits)
 {
