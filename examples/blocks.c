@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Hand over a paged cache. The local pages are scattered over the local pool and go to other slots
- * of the peer's pool. One descriptor covers all pages of all layers. It is checked and prepared
+ * Hand over a paged KV cache. Both sides have a page table, an array of int32_t as inference
+ * engines keep them: token block i is in slot table[i] of each layer of the pool. The tables are
+ * given as they are. One descriptor covers all pages of all layers. It is checked and prepared
  * once, and can be submitted many times.
  *
  *   $ wherry serve --memory host:64MiB
@@ -30,38 +31,33 @@ static _Noreturn void die(const char *what, const char *text)
 	exit(1);
 }
 
-/* Offset of page i: the local pool has its pages backwards, the peer's has the odd ones first. */
-static uint64_t local_page(uint64_t i)
+/* The local pool has its pages backwards, the peer's has the odd ones first. */
+static void fill_tables(int32_t local[PAGES], int32_t remote[PAGES])
 {
-	return PAGES - 1 - i;
-}
-
-static uint64_t remote_page(uint64_t i)
-{
-	return i < PAGES / 2 ? 2 * i + 1 : 2 * (i - PAGES / 2);
+	for (int32_t i = 0; i < PAGES; i++) {
+		local[i] = PAGES - 1 - i;
+		remote[i] = i < PAGES / 2 ? 2 * i + 1 : 2 * (i - PAGES / 2);
+	}
 }
 
 static struct wh_blocks *prepare(struct wh_peer *peer, uint32_t op, struct wh_region *pool,
 				 uint64_t remote)
 {
-	static uint64_t local_offsets[PAGES], remote_offsets[PAGES];
+	int32_t local_table[PAGES], remote_table[PAGES];
 	struct wh_base bases[LAYERS];
 	struct wh_blocks_desc desc = {
 		.size = sizeof(desc),
 		.op = op,
-		.block_length = PAGE,
+		.block_length = PAGE, /* also the stride of both tables */
 		.count = PAGES,
 		.bases = bases,
 		.base_count = LAYERS,
-		.local_offsets = local_offsets,
-		.remote_offsets = remote_offsets,
+		.local_indices = local_table,
+		.remote_indices = remote_table,
 	};
 	struct wh_blocks *blocks;
 
-	for (uint64_t i = 0; i < PAGES; i++) {
-		local_offsets[i] = local_page(i) * PAGE;
-		remote_offsets[i] = remote_page(i) * PAGE;
-	}
+	fill_tables(local_table, remote_table);
 	for (uint64_t layer = 0; layer < LAYERS; layer++)
 		bases[layer] = (struct wh_base){
 			.local = pool,
@@ -69,7 +65,7 @@ static struct wh_blocks *prepare(struct wh_peer *peer, uint32_t op, struct wh_re
 			.remote = remote,
 			.remote_offset = layer * LAYER,
 		};
-	/* Checks all 4,000 pages against both sides, and copies the arrays. */
+	/* Checks all 4,000 pages against both sides, and copies bases and tables. */
 	if (wh_blocks_new(peer, &desc, &blocks))
 		die("prepare", wh_error_text());
 	return blocks;
