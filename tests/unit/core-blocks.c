@@ -175,6 +175,7 @@ static void new__every_form_is_as_offsets(void **state)
 static void new__indices_times_a_stride(void **state)
 {
 	static const int32_t table[] = { 3, 0, 6, 3 };
+	int32_t zeros[4];
 	struct wh_base bases[2];
 	struct wh_blocks_desc desc;
 	struct wh_blocks *blocks;
@@ -197,6 +198,17 @@ static void new__indices_times_a_stride(void **state)
 	assert_int_equal(blocks->local_bits, 300 | 600);
 	assert_int_equal(blocks->bases[1].offset, POOL / 2);
 	assert_int_equal(wh_blocks_free(blocks), 0);
+	/* Of more than 32 bits. */
+	memset(zeros, 0, sizeof(zeros));
+	desc.local_indices = zeros;
+	desc.local_stride = (UINT64_C(1) << 32) + 100;
+	blocks = blocks_new(peer, &desc);
+	for (unsigned i = 0; i < 4; i++)
+		assert_int_equal(blocks->local_offsets[i], 0);
+	assert_int_equal(blocks->local_bits, 0);
+	assert_int_equal(wh_blocks_free(blocks), 0);
+	zeros[2] = 1;
+	want(-ERANGE, "base 0: block 2 is outside the local", &desc);
 	pools_close();
 }
 
