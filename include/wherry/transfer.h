@@ -160,9 +160,9 @@ struct wh_blocks_desc {
  * converted to offsets of 64 bits here: submitting costs the same for every form.
  * 0, or -EINVAL (also: two lists for one side; a negative index, which the text names; a block of
  * GPU memory overlaps its own target, see struct wh_transfer), -E2BIG, -ERANGE (a block lies
- * outside its region; the text names it), -ENOENT (no such remote region, or none holds the address
- * of the block that the text names), -EACCES (the remote region does not grant it), -ECONNRESET
- * (the peer has left or is lost), -ESTALE (it was restarted), -ENOMEM. */
+ * outside its region; the text names it), -ENOENT (no known region holds the address of the block
+ * that the text names: wh_peer_lookup() asks the peer), -EACCES (the remote region does not grant
+ * it), -ECONNRESET (the peer has left or is lost), -ESTALE (it was restarted), -ENOMEM. */
 int wh_blocks_new(struct wh_peer *peer, const struct wh_blocks_desc *desc, struct wh_blocks **out);
 
 /* Free the descriptor. Batches to which it was added keep what they need. 0. */
@@ -202,22 +202,23 @@ struct wh_batch_options {
 int wh_batch_new(struct wh_peer *peer, const struct wh_batch_options *options,
 		 struct wh_batch **out);
 
-/* Add `count` transfers; the array is copied. Each is checked against both regions now. If one is
- * wrong, none is added. Transfers of a batch run in no particular order.
+/* Add `count` transfers; the array is copied. Each is checked against both regions now; one to a
+ * region of the peer that is not known here, when the batch is submitted. If one is wrong, none is
+ * added. Transfers of a batch run in no particular order. Never waits for the network.
  * 0, or -EINVAL (the text names the transfer and the field), -ERANGE (outside the region), -ENOENT
- * (the peer publishes no such region), -ECONNRESET (no such region, and the peer has left or is
- * lost), -ESTALE (it was restarted), -EACCES (not granted), -EBUSY (the batch is running),
- * -ENOMEM. */
+ * (remote is 0, or no such region of this engine by its peer "self"), -ECONNRESET (the region is
+ * not known, and the peer has left or is lost), -ESTALE (it was restarted), -EACCES (not granted),
+ * -EBUSY (the batch is running), -ENOMEM. */
 int wh_batch_add(struct wh_batch *batch, const struct wh_transfer *transfers, size_t count);
 
 /* Add `count` transfers by their addresses; otherwise as wh_batch_add(), and both may fill one
  * batch. On each side the smallest region that holds the whole range is taken, as by
- * wh_region_lookup() and wh_peer_lookup(); of the peer's one that allows the direction, if there is
- * any. A transfer keeps to the regions that were found now. A range that spans two regions is in
- * none.
- * Costs little more than wh_batch_add() if the regions have not changed lately, however many there
- * are; after a region has been registered or has become known, the next calls are slower.
- * 0, or as wh_batch_add(); -ENOENT also if no region holds a range. */
+ * wh_region_lookup() and wh_peer_lookup(); of the peer's one that allows the direction. If none
+ * that is known here does, submitting asks the peer. A transfer keeps to the regions that were
+ * found. A range that spans two regions is in none. Costs little more than wh_batch_add() if the
+ * regions have not changed lately, however many there are; after a region has been registered or
+ * has become known, the next calls are slower. 0, or as wh_batch_add(); -ENOENT also if no region
+ * of this engine holds a local range. */
 int wh_batch_add_address(struct wh_batch *batch, const struct wh_address_transfer *transfers,
 			 size_t count);
 
@@ -236,7 +237,11 @@ int wh_batch_clear(struct wh_batch *batch);
 
 /* Start the batch. Until it completes, the source must not change, and the target's bytes are
  * undefined, save as rules 4 and 5 above say. May copy or send up to the setting `inline` before it
- * returns. Waits for the peer only to connect to it the first time.
+ * returns. Waits for the peer only to connect to it the first time. If the batch names regions of
+ * the peer that are not known here, the call asks for them and returns; a thread of the engine
+ * starts the batch when the answer has come. What the call itself refuses for known regions is the
+ * batch's status then: -ENOENT, -EACCES, -ERANGE, or an error below. wh_peer_prepare() asks
+ * beforehand.
  * 0, or -EINVAL (empty), -EBUSY (running), -ECONNRESET (the peer is lost), -ESTALE (it restarted,
  * or a region is gone), -EOPNOTSUPP (no transport, or not the required one; the text says why). */
 int wh_batch_submit(struct wh_batch *batch);

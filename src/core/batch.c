@@ -496,6 +496,8 @@ int wh_batch_add_blocks(struct wh_batch *batch, struct wh_blocks *blocks)
 		return error;
 	atomic_fetch_add(&blocks->references, 1);
 	batch->blocks[batch->blocks_count++] = blocks;
+	if (atomic_load_explicit(&blocks->unresolved, memory_order_relaxed))
+		batch->unresolved = true;
 	batch->planned = 0;
 	return 0;
 }

@@ -28,6 +28,7 @@
 #include "util/error.h"
 #include "util/list.h"
 
+struct wh_blocks;
 struct wh_event_wait;
 struct wh_peer;
 struct wh_queue;
@@ -166,6 +167,10 @@ int wh_batch_check_local(struct wh_peer *peer, const char *what, uint64_t index,
 int wh_batch_check_overlap(struct wh_peer *peer, const char *what, uint64_t index,
 			   const struct wh_region *region, uint64_t local_offset, uint64_t remote,
 			   uint64_t remote_offset, uint64_t length);
+
+/* Check the remote sides of blocks whose regions were not known when they were prepared. As
+ * wh_batch_check_remote(). */
+int wh_blocks_resolve(struct wh_blocks *blocks);
 
 /* Finding the regions of addresses, on both sides, during one call. */
 struct wh_batch_addresses {

@@ -188,7 +188,7 @@ static int side_find(const struct side *side, const struct wh_blocks *blocks, ui
 	wh_batch_addresses_begin(&addresses, blocks->peer);
 	if (side->remote)
 		error = wh_batch_find_remote(&addresses, "block", index, blocks->op, address,
-					     length, id, &offset);
+					     length, true, id, &offset);
 	else
 		error = wh_batch_find_local(&addresses, "block", index, address, length, local, id,
 					    &offset);
@@ -301,22 +301,43 @@ static int blocks_check_overlap(const struct wh_blocks *blocks, const struct wh_
 	return error;
 }
 
-static int blocks_check_base(const struct wh_blocks *blocks, const struct wh_base *base,
-			     uint64_t index, uint64_t local_span, uint64_t remote_span)
+/* Check the remote side of a base. 0, an error of wh_batch_check_remote(), or -ERANGE. */
+static int blocks_check_remote(const struct wh_blocks *blocks, uint64_t remote, uint64_t offset,
+			       uint64_t index)
 {
 	struct wh_region_table *table =
 		blocks->peer->self ? &blocks->peer->engine->regions : &blocks->peer->regions;
 	struct wh_region_entry *entry;
 	uint64_t room = 0;
-	int error;
-
 	/* First one byte at the base: this reports all errors that are not about the blocks. */
-	error = wh_batch_check_local(blocks->peer, "base", index, base->local, base->local_offset,
-				     1);
+	int error =
+		wh_batch_check_remote(blocks->peer, "base", index, blocks->op, remote, offset, 1);
+
 	if (error)
 		return error;
-	error = wh_batch_check_remote(blocks->peer, "base", index, blocks->op, base->remote,
-				      base->remote_offset, 1);
+	entry = wh_region_entry_enter(table, remote);
+	if (entry) {
+		room = entry->length > offset ? entry->length - offset : 0;
+		wh_region_entry_leave(entry);
+	}
+	if (blocks->remote_span > room)
+		return wh_fail(ERANGE, "base %llu: block %llu is outside remote region %#llx",
+			       (unsigned long long)index,
+			       (unsigned long long)blocks_first_outside(
+				       blocks->remote_offsets, blocks->remote_stride, blocks, room),
+			       (unsigned long long)remote);
+	return 0;
+}
+
+static int blocks_check_base(struct wh_blocks *blocks, const struct wh_base *base, uint64_t index,
+			     uint64_t local_span)
+{
+	uint64_t room;
+	int error;
+
+	/* First one byte, as above. */
+	error = wh_batch_check_local(blocks->peer, "base", index, base->local, base->local_offset,
+				     1);
 	if (error)
 		return error;
 	room = base->local->entry.length - base->local_offset;
@@ -327,19 +348,25 @@ static int blocks_check_base(const struct wh_blocks *blocks, const struct wh_bas
 			       (unsigned long long)blocks_first_outside(
 				       blocks->local_offsets, blocks->local_stride, blocks, room),
 			       (unsigned long long)base->local->entry.length);
-	entry = wh_region_entry_enter(table, base->remote);
-	if (entry) {
-		room = entry->length > base->remote_offset ? entry->length - base->remote_offset :
-							     0;
-		wh_region_entry_leave(entry);
+	error = blocks_check_remote(blocks, base->remote, base->remote_offset, index);
+	if (error == -ENOENT && base->remote && !blocks->peer->self) {
+		/* Submitting asks for it. */
+		atomic_store(&blocks->unresolved, true);
+		return 0;
 	}
-	if (remote_span > room)
-		return wh_fail(ERANGE, "base %llu: block %llu is outside remote region %#llx",
-			       (unsigned long long)index,
-			       (unsigned long long)blocks_first_outside(
-				       blocks->remote_offsets, blocks->remote_stride, blocks, room),
-			       (unsigned long long)base->remote);
-	return blocks_check_overlap(blocks, base);
+	return error ? error : blocks_check_overlap(blocks, base);
+}
+
+int wh_blocks_resolve(struct wh_blocks *blocks)
+{
+	int error = 0;
+
+	for (uint64_t i = 0; !error && i < blocks->base_count; i++)
+		error = blocks_check_remote(blocks, blocks->bases[i].remote,
+					    blocks->bases[i].offset, i);
+	if (!error)
+		atomic_store(&blocks->unresolved, false);
+	return error;
 }
 
 /* The lists and bases that exclude each other. NULL: right. */
@@ -394,14 +421,14 @@ static int blocks_check_desc(const struct wh_blocks_desc *desc)
 
 /* Check all blocks of all bases, and keep the bases. */
 static int blocks_set_bases(struct wh_blocks *blocks, const struct wh_base *bases,
-			    const struct side *local, const struct side *remote)
+			    const struct side *local)
 {
 	int error;
 
 	for (uint64_t i = 0; i < blocks->base_count; i++) {
 		const struct wh_base *base = &bases[i];
 
-		error = blocks_check_base(blocks, base, i, local->span, remote->span);
+		error = blocks_check_base(blocks, base, i, local->span);
 		if (error)
 			return error;
 		/* Other threads may unregister a region that was found by address. */
@@ -466,7 +493,8 @@ static int blocks_fill(struct wh_blocks *blocks, const struct wh_blocks_desc *de
 		only.remote = remote.id;
 	blocks->local_bits = local.bits;
 	blocks->remote_bits = remote.bits;
-	return blocks_set_bases(blocks, bases, &local, &remote);
+	blocks->remote_span = remote.span;
+	return blocks_set_bases(blocks, bases, &local);
 }
 
 int wh_blocks_new(struct wh_peer *peer, const struct wh_blocks_desc *given, struct wh_blocks **out)

@@ -13,6 +13,7 @@
 #include "core/peer.h"
 #include "core/question.h"
 #include "core/worker.h"
+#include "transport/blocks.h"
 #include "util/error.h"
 #include "util/list.h"
 
@@ -113,6 +114,26 @@ static int resolve_items(struct wh_batch *batch, struct wh_resolution *r)
 	return error;
 }
 
+/* The same for prepared blocks. */
+static int resolve_blocks(const struct wh_batch *batch, struct wh_resolution *r)
+{
+	int error = 0;
+
+	for (size_t i = 0; i < batch->blocks_count && !error; i++) {
+		struct wh_blocks *blocks = batch->blocks[i];
+
+		if (!atomic_load(&blocks->unresolved))
+			continue;
+		error = wh_blocks_resolve(blocks);
+		if (error != -ENOENT || !r)
+			continue;
+		error = 0;
+		for (uint64_t b = 0; b < blocks->base_count && !error; b++)
+			error = resolution_want_id(r, blocks->bases[b].remote);
+	}
+	return error;
+}
+
 void wh_resolution_free(struct wh_resolution *r)
 {
 	if (!r)
@@ -133,6 +154,8 @@ int wh_batch_resolve(struct wh_batch *batch, struct wh_resolution **asked)
 			return wh_fail(ENOMEM, "wh_batch_submit: no memory");
 	}
 	error = resolve_items(batch, r);
+	if (!error)
+		error = resolve_blocks(batch, r);
 	if (!error && r && (r->ids.count || r->ranges.count)) {
 		r->batch = batch;
 		*asked = r;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Prepared block descriptors: many blocks of one length, checked once and submitted many times. The
- * core makes and frees them (src/core/blocks.c); all but `used` and `cached` is constant.
+ * core makes and frees them (src/core/blocks.c); all but the atomics is constant.
  */
 #ifndef WH_TRANSPORT_BLOCKS_H
 #define WH_TRANSPORT_BLOCKS_H
@@ -34,6 +34,8 @@ struct wh_blocks {
 	struct wh_block_base *bases;
 	uint64_t *local_offsets, *remote_offsets; /* NULL: strides */
 	uint64_t local_stride, remote_stride;
+	uint64_t remote_span; /* bytes from a base to the end of the last block */
+	_Atomic bool unresolved; /* the region of a base was not known: submitting asks for it */
 	uint64_t local_bits, remote_bits; /* all offsets or-ed, or the stride: shows alignment */
 	/* For src/gpu: */
 	_Atomic bool gpu_moved; /* a GPU has moved it before */

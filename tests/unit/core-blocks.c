@@ -38,7 +38,7 @@ static void await(size_t offset)
 	struct wh_remote remote;
 	uint64_t at;
 
-	while (wh_peer_lookup(peer, (uintptr_t)memory + offset, 1, &remote, &at)) {
+	while (wh_peer_lookup(peer, (uintptr_t)memory + offset, 1, WH_ANSWER, &remote, &at)) {
 		assert_true(wh_now() < end);
 		usleep(100);
 	}
@@ -355,6 +355,7 @@ static void new__wrong_addresses(void **state)
 	beside = add_local(other, START + POOL, 4096);
 	there_beside = add(START + POOL, 4096, NULL, ALL);
 	readable = add(START + POOL + 4096, 4096, NULL, WH_ACCESS_READ);
+	await(START + POOL);
 	await(START + POOL + 4096);
 #define WRONG(error, text, named, change)                                                          \
 	do {                                                                                       \

@@ -73,6 +73,56 @@ static void ask__by_ids(void **state)
 	fixture_close(&f);
 }
 
+static void ask__by_blocks(void **state)
+{
+	struct wh_base bases[10] = { { 0 } };
+	struct wh_blocks_desc desc = { .size = sizeof(desc),
+				       .op = WH_READ,
+				       .block_length = 8,
+				       .count = 4,
+				       .bases = bases,
+				       .base_count = 10,
+				       .remote_stride = 16 };
+	struct wh_blocks *blocks;
+	struct wh_batch *batch;
+	struct fixture f;
+	uint64_t ids[10];
+	uint32_t before;
+	int memory;
+
+	fixture_open(&f, *state, LENGTH);
+	memory = child_memory(f.child, WH_MEMORY_SHARED, LENGTH);
+	child_fill(f.child, memory, 0, LENGTH, 0, 8);
+	regions_new(&f, memory, ids, 10, 64, ACCESS_BOTH);
+	for (unsigned i = 0; i < 10; i++)
+		bases[i] = (struct wh_base){ .local = f.region,
+					     .local_offset = i * 32,
+					     .remote = ids[i] };
+	before = known(&f);
+	want(0, wh_blocks_new(f.peer, &desc, &blocks));
+	want(before, known(&f));
+	batch = batch_of(&f, NULL, 0);
+	want(0, wh_batch_add_blocks(batch, blocks));
+	want(0, batch_run(batch));
+	want(before + 10, known(&f));
+	for (unsigned i = 0; i < 40; i++)
+		want_true(pattern_check(f.local + i * 8, 8, i / 4 * 64 + i % 4 * 16, 8) ==
+				  PATTERN_GOOD,
+			  "block %u has other bytes", i);
+	want(0, batch_run(batch));
+	want(0, wh_batch_clear(batch));
+	want(0, wh_blocks_free(blocks));
+	/* Outside of a region that is not known yet. */
+	for (unsigned i = 0; i < 10; i++)
+		child_region(f.child, memory, i * 64, 48, NULL, ACCESS_BOTH, &bases[i].remote);
+	want(0, wh_blocks_new(f.peer, &desc, &blocks));
+	want(0, wh_batch_add_blocks(batch, blocks));
+	want(-ERANGE, batch_run(batch));
+	want(0, wh_batch_free(batch));
+	want(0, wh_blocks_free(blocks));
+	fixture_close(&f);
+}
+
 static void ask__by_addresses(void **state)
 {
 	struct wh_address_transfer transfer = { .length = 8, .op = WH_READ };
@@ -334,6 +384,7 @@ static void list__is_granted(void **state)
 
 static const struct CMUnitTest tests[] = {
 	TEST_REMOTE_ROUTES(ask__by_ids),
+	TEST_REMOTE_ROUTES(ask__by_blocks),
 	TEST_REMOTE_ROUTES(ask__by_addresses),
 	TEST_REMOTE_ROUTES(ask__wrong),
 	TEST_REMOTE_ROUTES(ask__cancelled),
