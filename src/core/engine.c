@@ -313,22 +313,23 @@ static const uint8_t *engine_session_key(void *engine, uint64_t id)
 	return session ? session->key : NULL;
 }
 
-static void engine_accepted(void *engine, int fd, struct wh_tls *tls, uint64_t source,
+static void engine_accepted(void *engine, int fd, struct wh_channel *channel, uint64_t source,
 			    const struct wh_hello *hello, uint64_t id,
 			    const uint8_t key[WH_KEY_SIZE])
 {
 	struct wh_session *session;
 
 	if (hello->role == WH_ROLE_CONTROL) {
-		wh_session_new(engine, fd, tls, source, hello, id, key);
+		wh_session_new(engine, fd, channel, source, hello, id, key);
 		return;
 	}
 	session = wh_session_find(engine, id);
 	/* The session may have ended during the handshake. */
 	if (session)
-		engine_transport_for(engine, hello->role)->session_accept(session, fd, tls, hello);
+		engine_transport_for(engine, hello->role)
+			->session_accept(session, fd, channel, hello);
 	else
-		wh_refuse(fd, tls, EACCES, "the session has ended");
+		wh_refuse(fd, channel, EACCES, "the session has ended");
 }
 
 static int engine_listen(struct wh_engine *engine, const char *listen)

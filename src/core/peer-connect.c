@@ -15,6 +15,7 @@
 #include "core/notification.h"
 #include "core/peer.h"
 #include "core/question.h"
+#include "net/channel.h"
 #include "net/control.h"
 #include "net/handshake.h"
 #include "net/tls.h"
@@ -223,7 +224,7 @@ int wh_peer_hello(struct wh_peer *peer, uint16_t role, uint32_t connection, stru
 	return wh_hello_make(&peer->engine->identity, &welcome, role, connection, out);
 }
 
-int wh_peer_prove(struct wh_peer *peer, uint16_t role, int fd, const struct wh_tls *tls,
+int wh_peer_prove(struct wh_peer *peer, uint16_t role, int fd, const struct wh_channel *channel,
 		  const struct wh_greeting *hello, const uint8_t *welcome, size_t length,
 		  uint8_t out[WH_PROVE_SIZE])
 {
@@ -234,7 +235,7 @@ int wh_peer_prove(struct wh_peer *peer, uint16_t role, int fd, const struct wh_t
 	pthread_mutex_lock(&peer->lock);
 	memcpy(key, peer->key, sizeof(key));
 	pthread_mutex_unlock(&peer->lock);
-	error = wh_prove_make(&peer->engine->trust, role, fd, tls, hello, welcome, length,
+	error = wh_prove_make(&peer->engine->trust, role, fd, channel, hello, welcome, length,
 			      control ? NULL : key, control ? key : NULL, out);
 	if (!error && control) {
 		pthread_mutex_lock(&peer->lock);
@@ -250,17 +251,17 @@ int wh_peer_prove(struct wh_peer *peer, uint16_t role, int fd, const struct wh_t
 static void peer_greet(struct wh_peer *peer, int fd)
 {
 	struct wh_tls_context *secure = peer->engine->trust.tls;
-	struct wh_tls *tls = secure ? wh_tls_new(secure, fd, false) : NULL;
+	struct wh_channel *channel = secure ? wh_tls_channel_new(secure, fd, false) : NULL;
 	int error = wh_peer_hello(peer, WH_ROLE_CONTROL, 0, &peer->hello);
 
 	peer->heard = wh_now();
 	peer->proved = false;
-	if (!error && secure && !tls)
+	if (!error && secure && !channel)
 		error = -ENOMEM;
 	if (!error)
-		error = wh_control_start(&peer->control, fd, tls);
+		error = wh_control_start(&peer->control, fd, channel);
 	if (error) {
-		wh_tls_free(tls);
+		wh_channel_free(channel);
 		close(fd);
 		peer_try_failed(peer, error, strerror(-error));
 		return;

@@ -15,9 +15,9 @@
 #include "core/remote.h"
 #include "core/session.h"
 #include "memory/region-table.h"
+#include "net/channel.h"
 #include "net/control.h"
 #include "net/handshake.h"
-#include "net/tls.h"
 #include "transport/transport.h"
 #include "util/clock.h"
 #include "util/error.h"
@@ -126,15 +126,15 @@ static int peer_welcomed(struct wh_peer *peer, const uint8_t *payload, size_t le
 	}
 	if (error || welcome.role != WH_ROLE_CONTROL || !welcome.epoch)
 		return -EPROTO;
-	error = wh_peer_prove(peer, WH_ROLE_CONTROL, peer->control.source.fd, peer->control.tls,
+	error = wh_peer_prove(peer, WH_ROLE_CONTROL, peer->control.source.fd, peer->control.channel,
 			      &peer->hello, payload, length, proof);
 	if (error == -EACCES)
 		peer_not_proved(peer, welcome.name);
 	if (error)
 		return error == -EACCES ? 0 : error;
 	peer->proved = true;
-	if (peer->control.tls && *wh_tls_name(peer->control.tls))
-		memcpy(welcome.name, wh_tls_name(peer->control.tls), sizeof(welcome.name));
+	if (*wh_channel_name(peer->control.channel))
+		memcpy(welcome.name, wh_channel_name(peer->control.channel), sizeof(welcome.name));
 	/* The registry has another engine at this address. */
 	if (first && peer->wanted && welcome.epoch != peer->wanted) {
 		wh_peer_give_up(

@@ -15,10 +15,10 @@
 #include "core/session.h"
 #include "gpu/staging.h"
 #include "memory/region-table.h"
+#include "net/channel.h"
 #include "net/control.h"
 #include "net/handshake.h"
 #include "net/quota.h"
-#include "net/tls.h"
 #include "transport/transport.h"
 #include "util/clock.h"
 #include "util/config.h"
@@ -152,7 +152,7 @@ static int session_enter(struct wh_engine *engine, struct wh_session *session, u
 	return error;
 }
 
-int wh_session_new(struct wh_engine *engine, int fd, struct wh_tls *tls, uint64_t source,
+int wh_session_new(struct wh_engine *engine, int fd, struct wh_channel *channel, uint64_t source,
 		   const struct wh_hello *hello, uint64_t id, const uint8_t key[WH_KEY_SIZE])
 {
 	struct wh_session *session;
@@ -169,7 +169,7 @@ int wh_session_new(struct wh_engine *engine, int fd, struct wh_tls *tls, uint64_
 	if (!session) {
 		if (quota)
 			wh_quota_release(quota);
-		wh_refuse(fd, tls, EBUSY, "this engine cannot take more connections now");
+		wh_refuse(fd, channel, EBUSY, "this engine cannot take more connections now");
 		return -EBUSY;
 	}
 	session->engine = engine;
@@ -177,8 +177,8 @@ int wh_session_new(struct wh_engine *engine, int fd, struct wh_tls *tls, uint64_
 	memcpy(session->key, key, sizeof(session->key));
 	session->hello = *hello;
 	/* The name in the certificate counts, not the one that the initiator claims. */
-	if (tls && *wh_tls_name(tls))
-		memcpy(session->hello.name, wh_tls_name(tls), sizeof(session->hello.name));
+	if (*wh_channel_name(channel))
+		memcpy(session->hello.name, wh_channel_name(channel), sizeof(session->hello.name));
 	session->heard = wh_now();
 	session->watchdog.fire = session_watch;
 	wh_list_init(&session->notifications);
@@ -186,9 +186,9 @@ int wh_session_new(struct wh_engine *engine, int fd, struct wh_tls *tls, uint64_
 	session->control.frame = session_frame;
 	session->control.gone = session_gone;
 	session->control.quota = quota;
-	error = wh_control_start(&session->control, fd, tls);
+	error = wh_control_start(&session->control, fd, channel);
 	if (error) {
-		wh_tls_free(tls);
+		wh_channel_free(channel);
 		close(fd);
 		wh_control_destroy(&session->control);
 		wh_quota_release(quota);

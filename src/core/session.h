@@ -56,9 +56,9 @@ struct wh_session {
 };
 
 /* Make a session of a control connection whose initiator is authenticated. Takes over `fd` and
- * `tls`, also on error. On loop 0. 0, or a negative errno; the initiator is told or the connection
- * closed. */
-int wh_session_new(struct wh_engine *engine, int fd, struct wh_tls *tls, uint64_t source,
+ * `channel`, also on error. On loop 0. 0, or a negative errno; the initiator is told or the
+ * connection closed. */
+int wh_session_new(struct wh_engine *engine, int fd, struct wh_channel *channel, uint64_t source,
 		   const struct wh_hello *hello, uint64_t id, const uint8_t key[WH_KEY_SIZE]);
 
 /* ---- its regions: session-regions.c ---- */

@@ -55,7 +55,7 @@ struct handshake {
 	struct wh_source source;
 	struct wh_list link;
 	struct wh_acceptor *acceptor;
-	struct wh_tls *tls; /* NULL: plain, or no byte has arrived yet */
+	struct wh_channel *channel; /* NULL: plain, or no byte has arrived yet */
 	bool local;
 	uint64_t source_prefix; /* wh_address_prefix() of the peer */
 	int64_t deadline;
@@ -66,7 +66,7 @@ struct handshake {
 	struct wh_greeting received;
 };
 
-void wh_refuse(int fd, struct wh_tls *tls, int error, const char *text)
+void wh_refuse(int fd, struct wh_channel *channel, int error, const char *text)
 {
 	uint8_t bytes[WH_FRAME_HEADER + 16 + WH_REFUSAL_MAX];
 	size_t length = wh_refusal_encode(bytes + WH_FRAME_HEADER, error, text);
@@ -74,17 +74,17 @@ void wh_refuse(int fd, struct wh_tls *tls, int error, const char *text)
 
 	wh_frame_encode(bytes, &(struct wh_frame){ (uint32_t)length, WH_FRAME_REFUSED, 0 });
 	/* It fits an empty socket buffer. If not, the peer only sees the connection close. */
-	if (wh_stream_send(fd, tls, &part, 1) > 0)
+	if (wh_channel_send(fd, channel, &part, 1) > 0)
 		shutdown(fd, SHUT_WR);
-	wh_tls_free(tls);
+	wh_channel_free(channel);
 	close(fd);
 }
 
 /* ---- handshakes -------------------------------------------------------- */
 
-/* Free a handshake. With `keep`, return its descriptor and set *keep to its TLS stream; the caller
+/* Free a handshake. With `keep`, return its descriptor and set *keep to its channel; the caller
  * owns both. Without, close the connection and return -1. */
-static int handshake_end(struct handshake *handshake, struct wh_tls **keep)
+static int handshake_end(struct handshake *handshake, struct wh_channel **keep)
 {
 	struct wh_acceptor *acceptor = handshake->acceptor;
 	int fd = handshake->source.fd;
@@ -94,9 +94,9 @@ static int handshake_end(struct handshake *handshake, struct wh_tls **keep)
 	acceptor->handshake_count--;
 	explicit_bzero(&handshake->proofs, sizeof(handshake->proofs));
 	if (keep)
-		*keep = handshake->tls;
+		*keep = handshake->channel;
 	else
-		wh_tls_free(handshake->tls);
+		wh_channel_free(handshake->channel);
 	free(handshake);
 	if (keep)
 		return fd;
@@ -108,11 +108,11 @@ static int handshake_end(struct handshake *handshake, struct wh_tls **keep)
 static void handshake_refuse(struct handshake *handshake, int error, const char *text)
 {
 	const struct wh_acceptor_options *given = &handshake->acceptor->given;
-	struct wh_tls *tls;
-	int fd = handshake_end(handshake, &tls);
+	struct wh_channel *channel;
+	int fd = handshake_end(handshake, &channel);
 
 	wh_log_line(given->log, WH_LOG_INFO, "net", "connection refused: %s", text);
-	wh_refuse(fd, tls, error, text);
+	wh_refuse(fd, channel, error, text);
 }
 
 /* Does the process at the other end of a unix socket belong to this user, or to root? */
@@ -185,7 +185,8 @@ static void handshake_welcome(struct handshake *handshake)
 
 	if (!proved)
 		return;
-	if (wh_tls_bind(handshake->tls, &given->self->trust->crypto, proved, key) ||
+	if (wh_channel_bind(handshake->channel, &given->self->trust->crypto, proved, key,
+			    sizeof(key)) ||
 	    wh_welcome_make(given->self, &handshake->received, &handshake->hello,
 			    handshake->session, key, &welcome, &handshake->proofs)) {
 		handshake_refuse(handshake, EPROTO,
@@ -195,7 +196,7 @@ static void handshake_welcome(struct handshake *handshake)
 	explicit_bzero(key, sizeof(key));
 	/* It fits an empty socket buffer. */
 	part = (struct iovec){ welcome.bytes, welcome.length };
-	if (wh_stream_send(handshake->source.fd, handshake->tls, &part, 1) !=
+	if (wh_channel_send(handshake->source.fd, handshake->channel, &part, 1) !=
 	    (ssize_t)welcome.length) {
 		handshake_end(handshake, NULL);
 		return;
@@ -230,7 +231,7 @@ static void handshake_proof(struct handshake *handshake)
 	struct wh_hello hello = handshake->hello;
 	uint64_t id = handshake->session, from = handshake->source_prefix;
 	uint8_t key[WH_KEY_SIZE];
-	struct wh_tls *tls;
+	struct wh_channel *channel;
 	int fd;
 
 	if (!wh_proof_equal(&given->self->trust->crypto, handshake->proofs.initiator,
@@ -246,8 +247,8 @@ static void handshake_proof(struct handshake *handshake)
 		return;
 	}
 	memcpy(key, handshake->proofs.session, sizeof(key));
-	fd = handshake_end(handshake, &tls);
-	given->calls->accepted(given->engine, fd, tls, from, &hello, id, key);
+	fd = handshake_end(handshake, &channel);
+	given->calls->accepted(given->engine, fd, channel, from, &hello, id, key);
 	explicit_bzero(key, sizeof(key));
 }
 
@@ -263,7 +264,7 @@ static bool handshake_expects(const struct handshake *handshake, struct wh_frame
 
 #define TLS_HANDSHAKE 22 /* first byte of a TLS handshake record */
 
-/* Peek at the first byte: if it starts a TLS handshake, create the TLS stream. Until a byte has
+/* Peek at the first byte: if it starts a TLS handshake, create the TLS channel. Until a byte has
  * arrived, a connection costs no TLS memory. False: no byte yet, or the connection has ended. */
 static bool handshake_start_tls(struct handshake *handshake)
 {
@@ -283,8 +284,9 @@ static bool handshake_start_tls(struct handshake *handshake)
 			"this engine speaks TLS only: set tls=1 on both sides (WHERRY_TLS=1)");
 		return false;
 	}
-	handshake->tls = wh_tls_new(given->self->trust->tls, handshake->source.fd, true);
-	if (handshake->tls)
+	handshake->channel =
+		wh_tls_channel_new(given->self->trust->tls, handshake->source.fd, true);
+	if (handshake->channel)
 		return true;
 	handshake_end(handshake, NULL);
 	return false;
@@ -299,15 +301,16 @@ static bool handshake_shake(struct handshake *handshake)
 
 	if (handshake->local || !given->self->trust->tls)
 		return true;
-	if (!handshake->tls && !handshake_start_tls(handshake))
+	if (!handshake->channel && !handshake_start_tls(handshake))
 		return false;
-	error = wh_tls_handshake(handshake->tls);
+	error = wh_channel_handshake(handshake->channel);
 	if (error == -EAGAIN) {
 		wh_loop_modify(given->loop, &handshake->source,
-			       wh_tls_unsent(handshake->tls) ? EPOLLIN | EPOLLOUT : EPOLLIN);
+			       wh_channel_unsent(handshake->channel) ? EPOLLIN | EPOLLOUT :
+								       EPOLLIN);
 	} else if (error) {
 		wh_log_line(given->log, WH_LOG_INFO, "net", "connection refused: %s",
-			    wh_tls_text(handshake->tls));
+			    wh_channel_text(handshake->channel));
 		handshake_end(handshake, NULL);
 	}
 	return !error;
@@ -341,7 +344,7 @@ static void handshake_ready(struct wh_source *source, uint32_t events)
 		}
 		part = (struct iovec){ received->bytes + received->length,
 				       want - received->length };
-		got = wh_stream_receive(source->fd, handshake->tls, &part, 1);
+		got = wh_channel_receive(source->fd, handshake->channel, &part, 1);
 		if (got < 0 && (errno == EAGAIN || errno == EINTR))
 			return;
 		if (got <= 0) {

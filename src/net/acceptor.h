@@ -13,7 +13,7 @@ struct wh_acceptor;
 struct wh_config;
 struct wh_log;
 struct wh_loop;
-struct wh_tls;
+struct wh_channel;
 
 #define WH_URL_MAX 96 /* bytes of an engine's URL, with the NUL */
 
@@ -27,8 +27,8 @@ struct wh_acceptor_calls {
 	const uint8_t *(*session_key)(void *engine, uint64_t session);
 	/* The initiator of a connection has proved its key: `key`, which the acceptor overwrites
 	 * afterwards, is the new session's. `source`: wh_address_prefix() of its address. Takes
-	 * ownership of fd, which does not block, and of tls. */
-	void (*accepted)(void *engine, int fd, struct wh_tls *tls, uint64_t source,
+	 * ownership of fd, which does not block, and of channel. */
+	void (*accepted)(void *engine, int fd, struct wh_channel *channel, uint64_t source,
 			 const struct wh_hello *hello, uint64_t session,
 			 const uint8_t key[WH_KEY_SIZE]);
 };

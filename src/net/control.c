@@ -15,7 +15,6 @@
 
 #include "net/control.h"
 #include "net/quota.h"
-#include "net/tls.h"
 #include "rendezvous/rendezvous.h"
 #include "util/clock.h"
 #include "util/config.h"
@@ -142,13 +141,13 @@ void wh_control_init(struct wh_control *control, struct wh_loop *loop)
 	pthread_mutex_init(&control->lock, NULL);
 }
 
-int wh_control_start(struct wh_control *control, int fd, struct wh_tls *tls)
+int wh_control_start(struct wh_control *control, int fd, struct wh_channel *channel)
 {
 	int error;
 
 	pthread_mutex_lock(&control->lock);
 	control->source.fd = fd;
-	control->tls = tls;
+	control->channel = channel;
 	control->in_length = 0;
 	control->queue_refused = NULL;
 	control->out_start = control->out_length = control->answers = 0;
@@ -158,7 +157,7 @@ int wh_control_start(struct wh_control *control, int fd, struct wh_tls *tls)
 	if (error) {
 		pthread_mutex_lock(&control->lock);
 		control->source.fd = -1;
-		control->tls = NULL;
+		control->channel = NULL;
 		control->open = false;
 		pthread_mutex_unlock(&control->lock);
 	}
@@ -175,8 +174,8 @@ void wh_control_close(struct wh_control *control)
 	if (fd >= 0)
 		wh_loop_remove(control->loop, &control->source);
 	control->source.fd = -1;
-	wh_tls_free(control->tls);
-	control->tls = NULL;
+	wh_channel_free(control->channel);
+	control->channel = NULL;
 	pthread_mutex_unlock(&control->lock);
 	if (fd >= 0)
 		wh_socket_close(fd);
@@ -211,17 +210,17 @@ static void control_break(struct wh_control *control, int error, const char *tex
 
 /* ---- sending ----------------------------------------------------------- */
 
-/* Is the TLS handshake, if there is one, complete? Under the lock. */
+/* Is the channel's own handshake, if it has one, complete? Under the lock. */
 static bool control_can_send(const struct wh_control *control)
 {
-	return !control->tls || wh_tls_established(control->tls);
+	return wh_channel_established(control->channel);
 }
 
 /* Register the epoll events that the connection waits for. Under the lock. */
 static void control_set_events(struct wh_control *control)
 {
 	bool out = (control->out_length && control_can_send(control)) ||
-		   wh_stream_unsent(control->tls);
+		   wh_channel_unsent(control->channel);
 
 	wh_loop_modify(control->loop, &control->source, out ? EPOLLIN | EPOLLOUT : EPOLLIN);
 }
@@ -283,7 +282,7 @@ int wh_control_send(struct wh_control *control, uint16_t type, uint16_t flags, c
 		return -ECONNRESET;
 	}
 	if (!control->out_length && control_can_send(control)) {
-		got = wh_stream_send(control->source.fd, control->tls, parts, length ? 2 : 1);
+		got = wh_channel_send(control->source.fd, control->channel, parts, length ? 2 : 1);
 		/* The receiving side notices and reports a broken socket. */
 		if (got > 0)
 			sent = (size_t)got;
@@ -302,7 +301,7 @@ int wh_control_send(struct wh_control *control, uint16_t type, uint16_t flags, c
 			error = -ENOBUFS;
 		}
 	}
-	if (control->out_length || wh_stream_unsent(control->tls))
+	if (control->out_length || wh_channel_unsent(control->channel))
 		control_set_events(control);
 	if (error) /* Part of a frame may have been sent: the stream is out of step. */
 		shutdown(control->source.fd, SHUT_RDWR);
@@ -316,12 +315,12 @@ static void control_flush(struct wh_control *control)
 	ssize_t got;
 
 	pthread_mutex_lock(&control->lock);
-	if (control->open && control->tls)
-		wh_tls_flush(control->tls);
+	if (control->open)
+		wh_channel_flush(control->channel);
 	while (control->open && control->out_length && control_can_send(control)) {
 		struct iovec part = { control->out + control->out_start, control->out_length };
 
-		got = wh_stream_send(control->source.fd, control->tls, &part, 1);
+		got = wh_channel_send(control->source.fd, control->channel, &part, 1);
 		if (got <= 0)
 			break;
 		control->out_start += (size_t)got;
@@ -425,18 +424,19 @@ static void control_free_input(struct wh_control *control)
 	control->in_room = 0;
 }
 
-/* Continue the TLS handshake of a connection that this engine opened. True: it is complete. */
+/* Continue the channel's own handshake on a connection that this engine opened. True: it is
+ * complete. */
 static bool control_shake(struct wh_control *control)
 {
 	char text[WH_TEXT_MAX];
 	int error;
 
-	if (!control->tls || wh_tls_established(control->tls))
+	if (wh_channel_established(control->channel))
 		return true;
 	pthread_mutex_lock(&control->lock);
-	error = wh_tls_handshake(control->tls);
+	error = wh_channel_handshake(control->channel);
 	control_set_events(control);
-	snprintf(text, sizeof(text), "%s", wh_tls_text(control->tls));
+	snprintf(text, sizeof(text), "%s", wh_channel_text(control->channel));
 	pthread_mutex_unlock(&control->lock);
 	if (!error)
 		control_flush(control);
@@ -445,8 +445,8 @@ static bool control_shake(struct wh_control *control)
 	return !error;
 }
 
-/* Receive once. Returns what recv() returns; *pending: TLS holds more bytes, for which epoll
- * reports no event. */
+/* Receive once. Returns what recv() returns; *pending: the channel holds more bytes, for which
+ * epoll reports no event. */
 static ssize_t control_receive(struct wh_control *control, bool *pending, char text[WH_TEXT_MAX])
 {
 	struct iovec part = { control->in + control->in_length,
@@ -455,15 +455,15 @@ static ssize_t control_receive(struct wh_control *control, bool *pending, char t
 	int error;
 
 	*pending = false;
-	if (!control->tls) {
+	if (!control->channel) {
 		got = recv(control->source.fd, part.iov_base, part.iov_len, MSG_DONTWAIT);
 	} else {
-		/* Sending threads use the same TLS stream. */
+		/* Sending threads use the same channel. */
 		pthread_mutex_lock(&control->lock);
-		got = wh_tls_receive(control->tls, &part, 1);
+		got = wh_channel_receive(control->source.fd, control->channel, &part, 1);
 		error = errno;
-		*pending = wh_tls_pending(control->tls);
-		snprintf(text, WH_TEXT_MAX, "%s", wh_tls_text(control->tls));
+		*pending = wh_channel_pending(control->channel);
+		snprintf(text, WH_TEXT_MAX, "%s", wh_channel_text(control->channel));
 		pthread_mutex_unlock(&control->lock);
 		errno = error;
 	}
@@ -512,6 +512,6 @@ static void control_ready(struct wh_source *source, uint32_t events)
 
 void wh_control_process_early(struct wh_control *control)
 {
-	if (control->tls)
+	if (control->channel)
 		control_ready(&control->source, EPOLLIN);
 }

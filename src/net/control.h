@@ -12,7 +12,7 @@
 #include <stdint.h>
 #include <sys/socket.h>
 
-#include "net/tls.h"
+#include "net/channel.h"
 #include "util/loop.h"
 #include "wire/wire.h"
 
@@ -23,10 +23,10 @@ struct wh_quota;
 struct wh_control {
 	struct wh_source source;
 	struct wh_loop *loop;
-	struct wh_tls *tls; /* under the lock; NULL: plain */
+	struct wh_channel *channel; /* under the lock; NULL: plain */
 	uint8_t *in; /* received bytes, not parsed yet */
 	size_t in_length, in_room;
-	pthread_mutex_t lock; /* of tls and the members below, down to `open` */
+	pthread_mutex_t lock; /* of channel and the members below, down to `open` */
 	uint8_t *out; /* queued bytes */
 	size_t out_start, out_length, out_room;
 	size_t answers; /* bytes of answers sent since the queue was last empty */
@@ -44,11 +44,11 @@ struct wh_control {
 
 void wh_control_init(struct wh_control *control, struct wh_loop *loop);
 /* Start receiving on a connected socket. On the loop; the caller has set `frame` and `gone`. The
- * TLS handshake need not be complete. Takes ownership of fd and tls, except on error. 0 or a
- * negative errno. */
-int wh_control_start(struct wh_control *control, int fd, struct wh_tls *tls);
-/* Process bytes that TLS received before wh_control_start(), for which epoll reports no event. On
- * the loop; may call `frame` and `gone`. */
+ * channel's handshake need not be complete. Takes ownership of fd and channel, except on error. 0
+ * or a negative errno. */
+int wh_control_start(struct wh_control *control, int fd, struct wh_channel *channel);
+/* Process bytes that the channel received before wh_control_start(), for which epoll reports no
+ * event. On the loop; may call `frame` and `gone`. */
 void wh_control_process_early(struct wh_control *control);
 /* Send a frame as far as the socket takes it, and queue the rest. From any thread; does not wait.
  * 0; -ECONNRESET: not open; -ENOBUFS: the peer does not read, and a limit is reached, or -ENOMEM:

@@ -7,8 +7,8 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include "net/channel.h"
 #include "net/handshake.h"
-#include "net/tls.h"
 #include "net/trust.h"
 #include "util/error.h"
 #include "wire/wire.h"
@@ -58,9 +58,10 @@ int wh_hello_make(const struct wh_identity *self, const struct wh_hello *welcome
 	return error;
 }
 
-int wh_prove_make(const struct wh_trust *trust, uint16_t role, int fd, const struct wh_tls *tls,
-		  const struct wh_greeting *hello, const uint8_t *welcome, size_t length,
-		  const uint8_t *session, uint8_t made[WH_KEY_SIZE], uint8_t out[WH_PROVE_SIZE])
+int wh_prove_make(const struct wh_trust *trust, uint16_t role, int fd,
+		  const struct wh_channel *channel, const struct wh_greeting *hello,
+		  const uint8_t *welcome, size_t length, const uint8_t *session,
+		  uint8_t made[WH_KEY_SIZE], uint8_t out[WH_PROVE_SIZE])
 {
 	struct wh_keys keys = { .count = 1 };
 	struct wh_proofs proofs;
@@ -73,7 +74,8 @@ int wh_prove_make(const struct wh_trust *trust, uint16_t role, int fd, const str
 		keys = trust->keys;
 	/* Find the key that the owner has proved, and prove the same one. */
 	for (unsigned i = 0; !error && !proved && i < keys.count; i++) {
-		error = wh_tls_bind(tls, &trust->crypto, keys.key[i], keys.key[i]);
+		error = wh_channel_bind(channel, &trust->crypto, keys.key[i], keys.key[i],
+					WH_KEY_SIZE);
 		if (!error)
 			error = wh_proofs_make(
 				&trust->crypto, keys.key[i], hello->bytes + WH_FRAME_HEADER,

@@ -14,7 +14,7 @@
 #include "wire/proof.h"
 #include "wire/wire.h"
 
-struct wh_tls;
+struct wh_channel;
 struct wh_trust;
 
 #define WH_GREETING_MAX (WH_FRAME_HEADER + WH_HELLO_MAX)
@@ -44,9 +44,10 @@ int wh_hello_make(const struct wh_identity *self, const struct wh_hello *welcome
  * PROVE frame. `session`: the session's key, which this connection proves. NULL: it is a control
  * connection, which proves a key of `trust`, and `made` gets the session's. 0; -EACCES with a text:
  * another key, or another user; -EPROTO; -EIO. */
-int wh_prove_make(const struct wh_trust *trust, uint16_t role, int fd, const struct wh_tls *tls,
-		  const struct wh_greeting *hello, const uint8_t *welcome, size_t length,
-		  const uint8_t *session, uint8_t made[WH_KEY_SIZE], uint8_t out[WH_PROVE_SIZE]);
+int wh_prove_make(const struct wh_trust *trust, uint16_t role, int fd,
+		  const struct wh_channel *channel, const struct wh_greeting *hello,
+		  const uint8_t *welcome, size_t length, const uint8_t *session,
+		  uint8_t made[WH_KEY_SIZE], uint8_t out[WH_PROVE_SIZE]);
 /* Make the WELCOME that answers the HELLO `received`, decoded as `hello`, and prove `key` in it.
  * *proofs gets the proof that the initiator has to send, and the session's key. 0, -EPROTO (no
  * nonce) or -EIO. */
@@ -54,7 +55,7 @@ int wh_welcome_make(const struct wh_identity *self, const struct wh_greeting *re
 		    const struct wh_hello *hello, uint64_t session, const uint8_t key[WH_KEY_SIZE],
 		    struct wh_greeting *out, struct wh_proofs *proofs);
 /* Send REFUSED with errno and text, and close the connection. Does not wait: nothing may have been
- * sent before, so that the frame fits the socket buffer. Takes ownership of fd and tls. */
-void wh_refuse(int fd, struct wh_tls *tls, int error, const char *text);
+ * sent before, so that the frame fits the socket buffer. Takes ownership of fd and channel. */
+void wh_refuse(int fd, struct wh_channel *channel, int error, const char *text);
 
 #endif

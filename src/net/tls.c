@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "util/error.h"
+#include "util/list.h"
 #include "util/text.h"
 
 /* Both use SHA-256, as the pre-shared keys do. The first is faster on CPUs with AES instructions.
@@ -442,13 +443,108 @@ int wh_tls_bind(const struct wh_tls *tls, const struct wh_crypto *crypto,
 	uint8_t secret[WH_MAC_SIZE];
 	int error = -EIO;
 
-	if (!tls) {
-		memcpy(out, key, WH_KEY_SIZE);
-		return 0;
-	}
 	if (tls->context->ssl.SSL_export_keying_material(tls->ssl, secret, sizeof(secret), EXPORTED,
 							 sizeof(EXPORTED) - 1, NULL, 0, 0) == 1)
 		error = wh_crypto_hmac(crypto, secret, sizeof(secret), key, WH_KEY_SIZE, out);
 	explicit_bzero(secret, sizeof(secret));
 	return error;
+}
+
+/* ---- the channel ------------------------------------------------------- */
+
+static struct wh_tls *tls_of(struct wh_channel *channel)
+{
+	return wh_container(channel, struct wh_tls, channel);
+}
+
+static const struct wh_tls *tls_of_const(const struct wh_channel *channel)
+{
+	return wh_container(channel, const struct wh_tls, channel);
+}
+
+static void channel_free(struct wh_channel *channel)
+{
+	wh_tls_free(tls_of(channel));
+}
+
+static int channel_handshake(struct wh_channel *channel)
+{
+	return wh_tls_handshake(tls_of(channel));
+}
+
+static bool channel_established(const struct wh_channel *channel)
+{
+	return wh_tls_established(tls_of_const(channel));
+}
+
+static ssize_t channel_send(struct wh_channel *channel, const struct iovec *parts, int count)
+{
+	return wh_tls_send(tls_of(channel), parts, count);
+}
+
+static ssize_t channel_receive(struct wh_channel *channel, const struct iovec *parts, int count)
+{
+	return wh_tls_receive(tls_of(channel), parts, count);
+}
+
+static int channel_flush(struct wh_channel *channel)
+{
+	return wh_tls_flush(tls_of(channel));
+}
+
+static bool channel_unsent(const struct wh_channel *channel)
+{
+	return wh_tls_unsent(tls_of_const(channel));
+}
+
+static bool channel_pending(const struct wh_channel *channel)
+{
+	return wh_tls_pending(tls_of_const(channel));
+}
+
+static const char *channel_text(const struct wh_channel *channel)
+{
+	return wh_tls_text(tls_of_const(channel));
+}
+
+static const char *channel_name(const struct wh_channel *channel)
+{
+	return wh_tls_name(tls_of_const(channel));
+}
+
+static void channel_describe(const struct wh_channel *channel, char *out, size_t size)
+{
+	wh_tls_describe(tls_of_const(channel), out, size);
+}
+
+static int channel_bind(const struct wh_channel *channel, const struct wh_crypto *crypto,
+			const uint8_t *key, uint8_t *out)
+{
+	return wh_tls_bind(tls_of_const(channel), crypto, key, out);
+}
+
+static const struct wh_channel_ops tls_ops = {
+	.held = WH_TLS_HELD,
+	.free = channel_free,
+	.handshake = channel_handshake,
+	.established = channel_established,
+	.send = channel_send,
+	.receive = channel_receive,
+	.flush = channel_flush,
+	.unsent = channel_unsent,
+	.pending = channel_pending,
+	.text = channel_text,
+	.name = channel_name,
+	.describe = channel_describe,
+	.bind = channel_bind,
+};
+
+struct wh_channel *wh_tls_channel_new(struct wh_tls_context *context, int fd, bool accepting)
+{
+	struct wh_tls *tls = wh_tls_new(context, fd, accepting);
+
+	if (!tls)
+		return NULL;
+	tls->channel.ops = &tls_ops;
+	return &tls->channel;
 }

@@ -14,6 +14,7 @@
 #include <sys/types.h>
 #include <sys/uio.h>
 
+#include "net/channel.h"
 #include "net/keyfile.h"
 #include "platform/ssl.h"
 #include "util/config.h"
@@ -39,6 +40,8 @@ bool wh_tls_by_certificate(const struct wh_config *config);
 /* Start TLS on a connected socket, which the caller keeps and closes. NULL: no memory. */
 struct wh_tls *wh_tls_new(struct wh_tls_context *context, int fd, bool accepting);
 void wh_tls_free(struct wh_tls *tls);
+/* The same as a channel; net/channel.h describes the functions below as well. */
+struct wh_channel *wh_tls_channel_new(struct wh_tls_context *context, int fd, bool accepting);
 
 /* Continue the TLS handshake. 0: it is complete; -EAGAIN: call again when the socket is ready; or
  * -EACCES, -EPROTO, -ECONNRESET or another negative errno, and wh_tls_text() says why. */
@@ -66,31 +69,10 @@ const char *wh_tls_name(const struct wh_tls *tls);
 void wh_tls_describe(const struct wh_tls *tls, char *out, size_t size);
 
 /* Derive the key that the handshake on this connection proves, from `key` and a secret of the
- * connection, so that a man in the middle of two connections cannot relay the proofs. Without TLS
- * (NULL) it is `key`. 0 or -EIO. */
+ * connection, so that a man in the middle of two connections cannot relay the proofs. 0 or
+ * -EIO. */
 int wh_tls_bind(const struct wh_tls *tls, const struct wh_crypto *crypto,
 		const uint8_t key[WH_KEY_SIZE], uint8_t out[WH_KEY_SIZE]);
-
-/* The same on a connection that may be plain (`tls` is NULL). */
-static inline ssize_t wh_stream_send(int fd, struct wh_tls *tls, struct iovec *parts, int count)
-{
-	struct msghdr message = { .msg_iov = parts, .msg_iovlen = (size_t)count };
-
-	return tls ? wh_tls_send(tls, parts, count) :
-		     sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
-}
-
-static inline ssize_t wh_stream_receive(int fd, struct wh_tls *tls, struct iovec *parts, int count)
-{
-	struct msghdr message = { .msg_iov = parts, .msg_iovlen = (size_t)count };
-
-	return tls ? wh_tls_receive(tls, parts, count) : recvmsg(fd, &message, MSG_DONTWAIT);
-}
-
-static inline bool wh_stream_unsent(const struct wh_tls *tls)
-{
-	return tls && wh_tls_unsent(tls);
-}
 
 /* ---- between tls.c and tls-stream.c ------------------------------------ */
 
@@ -126,6 +108,7 @@ struct wh_tls_in {
 };
 
 struct wh_tls {
+	struct wh_channel channel;
 	struct wh_tls_context *context;
 	struct ssl_st *ssl;
 	int fd;

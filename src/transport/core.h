@@ -40,7 +40,7 @@ struct wh_region_entry;
 struct wh_region_table;
 struct wh_region_windows;
 struct wh_session;
-struct wh_tls;
+struct wh_channel;
 struct wh_tls_context;
 
 /* ---- the engine ----------------------------------------------------------------------------- */
@@ -65,8 +65,8 @@ bool wh_engine_inside(const struct wh_engine *engine);
 /* 16 bytes, as in wh_hello.host: engines with equal ones run in one network namespace of one host,
  * where unix sockets work. */
 const uint8_t *wh_engine_host(const struct wh_engine *engine);
-/* For wh_tls_new(), if the setting `tls` is on: what leaves the host is encrypted. NULL: it is not.
- */
+/* For wh_tls_channel_new(), if the setting `tls` is on: what leaves the host is encrypted. NULL: it
+ * is not. */
 struct wh_tls_context *wh_engine_tls(const struct wh_engine *engine);
 /* Does the engine accept connections over its unix socket, for the role WH_ROLE_LOCAL? */
 bool wh_engine_has_socket(const struct wh_engine *engine);
@@ -114,7 +114,7 @@ int wh_peer_hello(struct wh_peer *peer, uint16_t role, uint32_t connection,
 		  struct wh_greeting *out);
 /* Check the proof in the payload of the WELCOME that answers `hello` on `fd`, and make the frame
  * PROVE. 0; -EACCES with a text: another key, or another user; -EPROTO, -EIO. */
-int wh_peer_prove(struct wh_peer *peer, uint16_t role, int fd, const struct wh_tls *tls,
+int wh_peer_prove(struct wh_peer *peer, uint16_t role, int fd, const struct wh_channel *channel,
 		  const struct wh_greeting *hello, const uint8_t *welcome, size_t length,
 		  uint8_t out[WH_PROVE_SIZE]);
 

@@ -193,12 +193,12 @@ static void no_description(struct wh_peer *peer, void *state, const struct wh_ba
 	(void)out;
 }
 
-static int no_session_accept(struct wh_session *session, int fd, struct wh_tls *tls,
+static int no_session_accept(struct wh_session *session, int fd, struct wh_channel *channel,
 			     const struct wh_hello *hello)
 {
 	(void)session;
 	(void)hello;
-	wh_refuse(fd, tls, EOPNOTSUPP, "no transport here takes connections of this role");
+	wh_refuse(fd, channel, EOPNOTSUPP, "no transport here takes connections of this role");
 	return -EOPNOTSUPP;
 }
 

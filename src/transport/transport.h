@@ -32,7 +32,7 @@ struct wh_region_entry;
 struct wh_region;
 struct wh_remote_region;
 struct wh_session;
-struct wh_tls;
+struct wh_channel;
 
 #define WH_TRANSPORT_ID(upper, name) WH_TRANSPORT_##upper,
 enum wh_transport_id {
@@ -167,9 +167,9 @@ struct wh_transport {
 			 const struct wh_batch *batch, struct wh_estimate *out);
 
 	/* An initiator has opened a connection of our role, and the handshake is complete. The
-	 * transport owns `fd`, which blocks, and `tls` from now on, also on error. On the first
+	 * transport owns `fd`, which blocks, and `channel` from now on, also on error. On the first
 	 * loop. */
-	int (*session_accept)(struct wh_session *session, int fd, struct wh_tls *tls,
+	int (*session_accept)(struct wh_session *session, int fd, struct wh_channel *channel,
 			      const struct wh_hello *hello);
 	/* The session ends: close its connections. When it returns, none touches memory any more.
 	 * On loop 0. */

@@ -19,8 +19,8 @@
 #include "memory/memory.h"
 #include "memory/region-table.h"
 #include "memory/region.h"
+#include "net/channel.h"
 #include "net/handshake.h"
-#include "net/tls.h"
 #include "transport/core.h"
 #include "transport/shm/shm.h"
 #include "transport/transport.h"
@@ -299,7 +299,7 @@ static void connection_ready(struct wh_source *source, uint32_t events)
 
 /* ---- sessions ------------------------------------------------------------------------------ */
 
-int wh_shm_session_accept(struct wh_session *session, int fd, struct wh_tls *tls,
+int wh_shm_session_accept(struct wh_session *session, int fd, struct wh_channel *channel,
 			  const struct wh_hello *hello)
 {
 	struct wh_engine *engine = wh_session_engine(session);
@@ -308,11 +308,11 @@ int wh_shm_session_accept(struct wh_session *session, int fd, struct wh_tls *tls
 	uint8_t bytes[WH_FRAME_HEADER];
 	int error;
 
-	/* `tls` is NULL: only the kernel sees the bytes on a unix socket. */
+	/* `channel` is NULL: only the kernel sees the bytes on a unix socket. */
 	(void)hello;
 	connection = calloc(1, sizeof(*connection));
 	if (!connection) {
-		wh_refuse(fd, tls, ENOMEM, "no memory");
+		wh_refuse(fd, channel, ENOMEM, "no memory");
 		return -ENOMEM;
 	}
 	/* A session has one connection; a new one replaces the old one. */

@@ -41,7 +41,7 @@ struct wh_shm {
 int wh_shm_alive_open(struct wh_shm *shm);
 void wh_shm_alive_close(struct wh_shm *shm);
 /* Transport functions; on loop 0. */
-int wh_shm_session_accept(struct wh_session *session, int fd, struct wh_tls *tls,
+int wh_shm_session_accept(struct wh_session *session, int fd, struct wh_channel *channel,
 			  const struct wh_hello *hello);
 void wh_shm_session_close(struct wh_session *session);
 

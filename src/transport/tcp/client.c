@@ -22,6 +22,7 @@
 #include <unistd.h>
 
 #include "gpu/stream.h"
+#include "net/tls.h"
 #include "transport/tcp/tcp.h"
 #include "util/clock.h"
 #include "util/futex.h"
@@ -43,7 +44,7 @@ enum who {
 /* Are bytes left to be sent? */
 static bool client_has_unsent(const struct tcp_client *client)
 {
-	return client->sending || wh_stream_unsent(client->tls);
+	return client->sending || wh_channel_unsent(client->channel);
 }
 
 /* Register the epoll events that the loop has to wait for. Under the lock. */
@@ -57,7 +58,7 @@ static void client_arm(struct tcp_client *client, enum who who)
 	if (client->state == TCP_CONNECTING)
 		events = EPOLLOUT;
 	else if (client->state == TCP_GREETING || client->state == TCP_SHAKING)
-		events = EPOLLIN | (wh_stream_unsent(client->tls) ? EPOLLOUT : 0);
+		events = EPOLLIN | (wh_channel_unsent(client->channel) ? EPOLLOUT : 0);
 	else if (client->state == TCP_OPEN)
 		/* A sleeping owner polls for input, but may not know that bytes are left to
 		 * be sent. */
@@ -105,7 +106,7 @@ static int client_send_handshake(struct tcp_client *client, const void *bytes, s
 {
 	struct iovec part = { (void *)bytes, length };
 
-	return wh_stream_send(client->source.fd, client->tls, &part, 1) == (ssize_t)length ?
+	return wh_channel_send(client->source.fd, client->channel, &part, 1) == (ssize_t)length ?
 		       0 :
 		       -ECONNRESET;
 }
@@ -137,20 +138,20 @@ static int client_finish_connect(struct tcp_client *client)
 		client->state = TCP_GREETING;
 		return error;
 	}
-	client->tls = wh_tls_new(wh_engine_tls(wh_peer_engine(client->tcp->peer)),
-				 client->source.fd, false);
+	client->channel = wh_tls_channel_new(wh_engine_tls(wh_peer_engine(client->tcp->peer)),
+					     client->source.fd, false);
 	client->state = TCP_SHAKING;
-	return client->tls ? 0 : -ENOMEM;
+	return client->channel ? 0 : -ENOMEM;
 }
 
 static int client_shake_tls(struct tcp_client *client)
 {
-	int error = wh_tls_handshake(client->tls);
+	int error = wh_channel_handshake(client->channel);
 
 	if (error && error != -EAGAIN)
 		wh_log_line(wh_engine_log(wh_peer_engine(client->tcp->peer)), WH_LOG_INFO, "tcp",
 			    "TLS handshake of a data connection to %s failed: %s",
-			    wh_peer_name(client->tcp->peer), wh_tls_text(client->tls));
+			    wh_peer_name(client->tcp->peer), wh_channel_text(client->channel));
 	if (!error)
 		error = client_send_hello(client);
 	if (!error)
@@ -175,7 +176,7 @@ static int client_read_welcome(struct tcp_client *client)
 	ssize_t got;
 	int error;
 
-	got = tcp_receive(client->source.fd, client->tls, NULL, 0, 0, in, TCP_IN);
+	got = tcp_receive(client->source.fd, client->channel, NULL, 0, 0, in, TCP_IN);
 	if (got <= 0)
 		return !got ? -ECONNRESET : errno == EINTR ? -EAGAIN : -errno;
 	if (in->length < WH_FRAME_HEADER)
@@ -198,7 +199,7 @@ static int client_read_welcome(struct tcp_client *client)
 	}
 	if (frame.type != WH_FRAME_WELCOME || in->length != WH_FRAME_HEADER + frame.length)
 		return -EPROTO;
-	error = wh_peer_prove(client->tcp->peer, WH_ROLE_DATA, client->source.fd, client->tls,
+	error = wh_peer_prove(client->tcp->peer, WH_ROLE_DATA, client->source.fd, client->channel,
 			      client_sent_hello(client), in->bytes + in->start + WH_FRAME_HEADER,
 			      frame.length, proof);
 	if (!error)
@@ -483,8 +484,8 @@ static void client_end_requests(struct tcp_client *client, int error, const char
 static void client_disconnect(struct tcp_client *client)
 {
 	wh_loop_remove(client->loop, &client->source);
-	wh_tls_free(client->tls);
-	client->tls = NULL;
+	wh_channel_free(client->channel);
+	client->channel = NULL;
 	wh_socket_close(client->source.fd);
 	client->source.fd = -1;
 }
@@ -631,8 +632,8 @@ int tcp_client_error(struct tcp_client *client)
 void tcp_client_describe(struct tcp_client *client, char *out, size_t size)
 {
 	pthread_mutex_lock(&client->lock);
-	if (client->state == TCP_OPEN && client->tls)
-		wh_tls_describe(client->tls, out, size);
+	if (client->state == TCP_OPEN)
+		wh_channel_describe(client->channel, out, size);
 	client_unlock(client);
 }
 
@@ -663,9 +664,9 @@ static void client_ready(struct wh_source *source, uint32_t events)
 	client->armed = 0; /* EPOLLONESHOT */
 	client_unlock(client);
 	/* An owner receives by itself, and arms the source later. EPOLLOUT alone: skip receiving,
-	 * which would be a wasted system call; but TLS may hold bytes that raise no event. */
+	 * which would be a wasted system call; but a channel may hold bytes that raise no event. */
 	if (!atomic_load(&client->owned) || (events & EPOLLOUT))
-		client_pump(client, events == EPOLLOUT && !client->tls ? SUBMITTER : LOOP);
+		client_pump(client, events == EPOLLOUT && !client->channel ? SUBMITTER : LOOP);
 }
 
 /* How many writes one connection may gather at a time: its share of the slots. More would only wait

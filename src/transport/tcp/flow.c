@@ -260,7 +260,7 @@ int tcp_flow_send(struct tcp_client *client, bool owner)
 	int count, error;
 	ssize_t got;
 
-	if (client->tls && wh_tls_flush(client->tls))
+	if (wh_channel_flush(client->channel))
 		return -errno;
 	for (;;) {
 		if (!client->sending) {
@@ -280,7 +280,7 @@ int tcp_flow_send(struct tcp_client *client, bool owner)
 		if (client->out_left)
 			bytes += walk_vector(client, &client->out, client->sending, false, vector,
 					     &count);
-		got = wh_stream_send(client->source.fd, client->tls, vector, count);
+		got = wh_channel_send(client->source.fd, client->channel, vector, count);
 		if (got < 0 && errno == EFAULT)
 			return request_note_fault(client->sending, &client->out);
 		if (got < 0)
@@ -468,7 +468,7 @@ int tcp_flow_receive(struct tcp_client *client, struct wh_list *done)
 					   client->response.errors, vector, &count);
 		if (want > client->into_left)
 			return -EPROTO;
-		got = tcp_receive(client->source.fd, client->tls, vector, count, want, in,
+		got = tcp_receive(client->source.fd, client->channel, vector, count, want, in,
 				  client->receiving ? TCP_TAIL : TCP_IN);
 		if (!got)
 			return -ECONNRESET;

@@ -247,7 +247,8 @@ ssize_t tcp_server_receive(struct tcp_server *server, size_t *expected)
 	}
 	tail = receive_room(server, want);
 	*expected = want ? want : tail / 2;
-	got = tcp_receive(server->source.fd, server->tls, vector, count, want, &server->in, tail);
+	got = tcp_receive(server->source.fd, server->channel, vector, count, want, &server->in,
+			  tail);
 	error = errno;
 	tcp_regions_leave(&entered);
 	if (got < 0 && error == EFAULT && want && !server->write) {

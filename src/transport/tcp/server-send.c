@@ -197,8 +197,9 @@ static int job_send(struct tcp_server *server, struct tcp_job *job)
 		} else {
 			payload = job_fill_vector(server, job, &entered, vector, &count);
 		}
-		got = payload < 0 ? payload :
-				    wh_stream_send(server->source.fd, server->tls, vector, count);
+		got = payload < 0 ?
+			      payload :
+			      wh_channel_send(server->source.fd, server->channel, vector, count);
 		error = payload < 0 ? (int)-payload : errno;
 		tcp_regions_leave(&entered);
 		if (got < 0)
@@ -217,7 +218,7 @@ int tcp_server_flush(struct tcp_server *server)
 	int error;
 
 	server->stalled = false;
-	if (server->tls && wh_tls_flush(server->tls))
+	if (wh_channel_flush(server->channel))
 		return -errno;
 	for (;;) {
 		struct tcp_job *job = wh_list_empty(&server->jobs) ?
@@ -228,7 +229,7 @@ int tcp_server_flush(struct tcp_server *server)
 		if (server->out_length && !(job && job->head_sent)) {
 			struct iovec part = { server->out + server->out_start, server->out_length };
 
-			got = wh_stream_send(server->source.fd, server->tls, &part, 1);
+			got = wh_channel_send(server->source.fd, server->channel, &part, 1);
 			if (got < 0)
 				return errno == EINTR ? -EAGAIN : -errno;
 			server->out_start += (uint32_t)got;

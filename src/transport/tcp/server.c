@@ -70,9 +70,8 @@ static int server_serve(struct tcp_server *server, bool readable)
 					continue;
 			}
 		}
-		/* Bytes that TLS holds raise no event: never leave them for later. */
-		if (!readable ||
-		    (turn > TURN_BYTES && !(server->tls && wh_tls_pending(server->tls))))
+		/* Bytes that the channel holds raise no event: never leave them for later. */
+		if (!readable || (turn > TURN_BYTES && !wh_channel_pending(server->channel)))
 			break;
 		got = tcp_server_receive(server, &expected);
 		if (got == -EAGAIN)
@@ -127,8 +126,8 @@ static void server_stop(void *argument)
 	server->dead = true;
 	wh_list_remove(&server->spinner.link);
 	wh_loop_remove(server->loop, &server->source);
-	wh_tls_free(server->tls);
-	server->tls = NULL;
+	wh_channel_free(server->channel);
+	server->channel = NULL;
 	wh_socket_close(server->source.fd);
 	if (server->windowed)
 		tcp_window_end(server);
@@ -172,7 +171,7 @@ void tcp_server_turn(struct tcp_server *server, bool readable)
 	}
 	events = (tcp_server_full(server) || server->wants_slot ? 0 : EPOLLIN) |
 		 (((server->out_length || server->job_count) && !server->stalled) ||
-				  wh_stream_unsent(server->tls) ?
+				  wh_channel_unsent(server->channel) ?
 			  EPOLLOUT :
 			  0);
 	if (events != server->events) {
@@ -186,7 +185,7 @@ static void server_ready(struct wh_source *source, uint32_t events)
 	struct tcp_server *server = wh_container(source, struct tcp_server, source);
 
 	/* EPOLLOUT alone: skip receiving, which would be a wasted system call. */
-	tcp_server_turn(server, events != EPOLLOUT || server->tls);
+	tcp_server_turn(server, events != EPOLLOUT || server->channel);
 }
 
 static bool server_spin(struct wh_spinner *spinner)
@@ -211,19 +210,19 @@ static void server_begin(void *argument)
 	if (wh_loop_add(server->loop, &server->source, EPOLLIN)) {
 		server->dead = true;
 		tcp_server_charge(server, -server->charged);
-		wh_tls_free(server->tls);
+		wh_channel_free(server->channel);
 		close(server->source.fd);
 		wh_loop_post(wh_engine_first_loop(server->engine), &server->free_task);
 		return;
 	}
 	if (server->loop->spin)
 		wh_list_append(&server->loop->spinners, &server->spinner.link);
-	/* Bytes that TLS received together with PROVE raise no event. */
-	if (server->tls)
+	/* Bytes that the channel received together with PROVE raise no event. */
+	if (server->channel)
 		tcp_server_turn(server, true);
 }
 
-static struct tcp_server *server_new(struct wh_session *session, int fd, struct wh_tls *tls,
+static struct tcp_server *server_new(struct wh_session *session, int fd, struct wh_channel *channel,
 				     const struct wh_hello *hello)
 {
 	struct tcp_server *server = calloc(1, sizeof(*server));
@@ -231,7 +230,7 @@ static struct tcp_server *server_new(struct wh_session *session, int fd, struct 
 	if (!server)
 		return NULL;
 	server->source.fd = fd;
-	server->tls = tls;
+	server->channel = channel;
 	server->source.ready = server_ready;
 	server->events = EPOLLIN;
 	server->spinner.poll = server_spin;
@@ -250,7 +249,7 @@ static struct tcp_server *server_new(struct wh_session *session, int fd, struct 
 	wh_list_init(&server->jobs);
 	wh_list_init(&server->arrived);
 	if (server->in.bytes && server->own && server->trash && server->out) {
-		tcp_server_charge(server, CONNECTION_BYTES + (tls ? (int64_t)WH_TLS_HELD : 0));
+		tcp_server_charge(server, CONNECTION_BYTES + wh_channel_held(channel));
 		return server;
 	}
 	server->session = NULL;
@@ -258,7 +257,7 @@ static struct tcp_server *server_new(struct wh_session *session, int fd, struct 
 	return NULL;
 }
 
-int tcp_session_accept(struct wh_session *session, int fd, struct wh_tls *tls,
+int tcp_session_accept(struct wh_session *session, int fd, struct wh_channel *channel,
 		       const struct wh_hello *hello)
 {
 	struct servers *servers = wh_session_transport(session, WH_TRANSPORT_TCP);
@@ -273,7 +272,7 @@ int tcp_session_accept(struct wh_session *session, int fd, struct wh_tls *tls,
 	/* No frame follows PROVE, so the initiator cannot be sent the reason. */
 	if (servers && servers->count < CONNECTIONS_MAX &&
 	    !wh_quota_is_full(wh_session_quota(session)))
-		server = server_new(session, fd, tls, hello);
+		server = server_new(session, fd, channel, hello);
 	if (!server) {
 		wh_log_line(
 			wh_engine_log(wh_session_engine(session)), WH_LOG_INFO, "tcp",
@@ -283,7 +282,7 @@ int tcp_session_accept(struct wh_session *session, int fd, struct wh_tls *tls,
 			wh_quota_is_full(wh_session_quota(session)) ?
 				"its address has reached the limit of the setting max_buffered" :
 				"no memory");
-		wh_tls_free(tls);
+		wh_channel_free(channel);
 		wh_socket_close(fd);
 		return -EBUSY;
 	}

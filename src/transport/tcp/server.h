@@ -77,7 +77,7 @@ struct tcp_server {
 	struct wh_source source;
 	struct wh_spinner spinner;
 	struct wh_loop *loop;
-	struct wh_tls *tls; /* NULL: plain */
+	struct wh_channel *channel; /* NULL: plain */
 	struct wh_engine *engine;
 	struct wh_session *session; /* NULL: closed; written on loop 0 */
 	struct wh_quota *quota; /* the session's */

@@ -23,8 +23,8 @@
 
 /* ---- sockets ----------------------------------------------------------- */
 
-ssize_t tcp_receive(int fd, struct wh_tls *tls, struct iovec *vector, int count, size_t want,
-		    struct tcp_in *in, size_t tail)
+ssize_t tcp_receive(int fd, struct wh_channel *channel, struct iovec *vector, int count,
+		    size_t want, struct tcp_in *in, size_t tail)
 {
 	struct iovec alone;
 	size_t room;
@@ -40,7 +40,7 @@ ssize_t tcp_receive(int fd, struct wh_tls *tls, struct iovec *vector, int count,
 	if (!vector)
 		vector = &alone;
 	vector[count] = (struct iovec){ in->bytes + in->length, room };
-	got = wh_stream_receive(fd, tls, vector, count + 1);
+	got = wh_channel_receive(fd, channel, vector, count + 1);
 	if (got > 0 && (size_t)got > want)
 		in->length += (uint32_t)((size_t)got - want);
 	return got;

@@ -27,10 +27,10 @@
 
 #include "memory/region-table.h"
 #include "memory/region.h"
+#include "net/channel.h"
 #include "net/control.h"
 #include "net/handshake.h"
 #include "net/quota.h"
-#include "net/tls.h"
 #include "transport/core.h"
 #include "transport/fragment.h"
 #include "transport/transport.h"
@@ -80,8 +80,8 @@ static inline bool tcp_vector_add(struct iovec *vector, int *count, int most, vo
 /* Receive into the vector's `want` bytes, then up to `tail` bytes into the buffer, without waiting.
  * The vector has room for one more element; NULL if count is 0. Returns what recvmsg() returns and
  * adds to in->length what went to the buffer. */
-ssize_t tcp_receive(int fd, struct wh_tls *tls, struct iovec *vector, int count, size_t want,
-		    struct tcp_in *in, size_t tail);
+ssize_t tcp_receive(int fd, struct wh_channel *channel, struct iovec *vector, int count,
+		    size_t want, struct tcp_in *in, size_t tail);
 
 /* Start connecting, without waiting. Returns a descriptor that the caller owns, or a negative
  * errno. */
@@ -154,7 +154,7 @@ struct tcp_client {
 	_Atomic uint32_t outstanding; /* requests not yet ended */
 	_Atomic bool wanted; /* to be opened, though there is nothing to send yet */
 	uint32_t state; /* enum tcp_state */
-	struct wh_tls *tls; /* NULL: plain */
+	struct wh_channel *channel; /* NULL: plain */
 	uint32_t number; /* chosen here at each connect, for ABORT */
 	int error; /* why it broke */
 	uint32_t armed; /* epoll events, with EPOLLONESHOT; 0: none */
@@ -295,9 +295,9 @@ void tcp_window_request_end(const struct tcp_request *request);
 
 /* ---- the owner's side -------------------------------------------------- */
 
-/* On loop 0. Serve a data connection whose handshake is complete; takes ownership of fd and tls in
- * every case. 0, or -EBUSY: a limit is reached, or no memory; the reason is logged. */
-int tcp_session_accept(struct wh_session *session, int fd, struct wh_tls *tls,
+/* On loop 0. Serve a data connection whose handshake is complete; takes ownership of fd and channel
+ * in every case. 0, or -EBUSY: a limit is reached, or no memory; the reason is logged. */
+int tcp_session_accept(struct wh_session *session, int fd, struct wh_channel *channel,
 		       const struct wh_hello *hello);
 /* On loop 0. Close all connections, or the one with the given number; each blocks until the
  * connection's loop has stopped serving it. */
