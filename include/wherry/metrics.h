@@ -91,6 +91,8 @@ struct wh_engine_counters {
 	uint64_t served_requests;
 	/* batches in flight now, counted once for each local region that they use */
 	uint64_t unfinished;
+	/* TCP connections cut because bytes were damaged on the way (setting `integrity`) */
+	uint64_t damaged;
 };
 
 /* Read the engine's counters and, if `total` is not NULL, the sum over its peers, including closed

@@ -342,6 +342,7 @@ static void engine_report(struct wh_engine *engine, struct wh_engine_counters *o
 		.served_written_bytes = statistics->served_bytes[1],
 		.served_requests = statistics->served_requests,
 		.unfinished = engine_unfinished(engine),
+		.damaged = wh_count_get(&statistics->damaged),
 	};
 	for (struct wh_list *l = engine->peers.next; l != &engine->peers; l = l->next)
 		out->peers++;

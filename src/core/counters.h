@@ -50,7 +50,7 @@ struct wh_statistics {
 struct wh_engine_statistics {
 	int64_t opened; /* when the engine was opened */
 	wh_count peers_opened, peers_lost, sessions_opened, connections, region_bytes,
-		registrations, registration_time, windows_opened, staged_bytes;
+		registrations, registration_time, windows_opened, staged_bytes, damaged;
 	/* Of sessions that have ended; read, written; under engine.lock. */
 	uint64_t served_bytes[2], served_requests;
 };

@@ -282,6 +282,16 @@ static void engine_close_transports(struct wh_engine *engine)
 			wh_transport(id)->engine_close(engine, engine->transport[id]);
 }
 
+/* TLS has checksums of its own. */
+static void engine_announce_records(struct wh_engine *engine)
+{
+	if (engine->trust.tls)
+		return;
+	engine->identity.capabilities |= WH_CAPABLE_RECORDS;
+	if (strcmp(engine->config.text[WH_SETTING_INTEGRITY], "none") != 0)
+		engine->identity.capabilities |= WH_WANTS_RECORDS;
+}
+
 /* ---- listening ------------------------------------------------------------------------------- */
 
 /* The transport that serves connections of a role. NULL: none, or it is off. */
@@ -601,6 +611,7 @@ static int engine_try_open(const struct wh_engine_options *given, struct wh_engi
 	if (error)
 		goto err_loops;
 	engine_open_transports(engine);
+	engine_announce_records(engine);
 	listen = options.listen ? options.listen : engine->config.text[WH_SETTING_LISTEN];
 	error = engine_listen(engine, listen);
 	if (error)

@@ -91,6 +91,12 @@ void wh_engine_count_connection(struct wh_engine *engine)
 	wh_count_add(&engine->statistics.connections, 1);
 }
 
+void wh_engine_report_damage(struct wh_engine *engine, const char *name, const char *text)
+{
+	wh_count_add(&engine->statistics.damaged, 1);
+	wh_log_line(&engine->log, WH_LOG_WARN, "net", "%s %s; the connection is cut", name, text);
+}
+
 /* ---- peers ---------------------------------------------------------------------------------- */
 
 struct wh_engine *wh_peer_engine(const struct wh_peer *peer)
@@ -106,6 +112,12 @@ const char *wh_peer_name(const struct wh_peer *peer)
 const struct wh_hello *wh_peer_welcome(const struct wh_peer *peer)
 {
 	return &peer->welcome;
+}
+
+bool wh_peer_has_records(const struct wh_peer *peer)
+{
+	return (peer->engine->identity.capabilities | peer->welcome.capabilities) &
+	       WH_WANTS_RECORDS;
 }
 
 bool wh_peer_is_self(const struct wh_peer *peer)

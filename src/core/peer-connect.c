@@ -155,6 +155,10 @@ static void peer_gone(struct wh_control *control, int error, const char *text)
 	char why[WH_TEXT_MAX];
 
 	wh_timer_clear(&peer->heartbeat);
+	if (error == -EBADMSG)
+		wh_engine_report_damage(
+			peer->engine, *peer->welcome.name ? peer->welcome.name : peer->address_text,
+			text);
 	if (!peer->listed || state == WH_PEER_CONNECTING) { /* during the handshake */
 		if (error == -ECONNRESET)
 			snprintf(why, sizeof(why),

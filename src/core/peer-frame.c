@@ -92,13 +92,14 @@ static int peer_confirm_abort(struct wh_peer *peer, const uint8_t *payload, size
 
 /* ---- the answer to our hello ---------------------------------------------------------------- */
 
-static void peer_not_proved(struct wh_peer *peer, const char *name)
+/* Give up an engine whose WELCOME leads to the present error text. */
+static void peer_not_usable(struct wh_peer *peer, const char *name, int error)
 {
 	char why[WH_TEXT_MAX];
 
 	snprintf(why, sizeof(why), "%.40s (%.24s): %.180s", peer->address_text, name,
 		 wh_error_text());
-	wh_peer_give_up(peer, -EACCES, why);
+	wh_peer_give_up(peer, error, why);
 }
 
 static void peer_other_version(struct wh_peer *peer, const struct wh_hello *welcome)
@@ -117,6 +118,7 @@ static int peer_welcomed(struct wh_peer *peer, const uint8_t *payload, size_t le
 {
 	struct wh_hello welcome;
 	bool first = !peer->welcome.epoch;
+	struct wh_channel *records = NULL;
 	uint8_t proof[WH_PROVE_SIZE];
 	int error = wh_hello_decode(payload, length, &welcome);
 
@@ -129,7 +131,7 @@ static int peer_welcomed(struct wh_peer *peer, const uint8_t *payload, size_t le
 	error = wh_peer_prove(peer, WH_ROLE_CONTROL, peer->control.source.fd, peer->control.channel,
 			      &peer->hello, payload, length, proof);
 	if (error == -EACCES)
-		peer_not_proved(peer, welcome.name);
+		peer_not_usable(peer, welcome.name, error);
 	if (error)
 		return error == -EACCES ? 0 : error;
 	peer->proved = true;
@@ -147,6 +149,14 @@ static int peer_welcomed(struct wh_peer *peer, const uint8_t *payload, size_t le
 		wh_peer_give_up(peer, -ESTALE, "it was restarted");
 		return 0;
 	}
+	error = wh_handshake_channel(&peer->hello, payload, length, peer->control.source.fd, false,
+				     &records);
+	if (error == -EOPNOTSUPP) {
+		peer_not_usable(peer, welcome.name, error);
+		return 0;
+	}
+	if (error)
+		return error;
 	pthread_mutex_lock(&peer->lock);
 	if (first)
 		peer->welcome = welcome;
@@ -155,6 +165,8 @@ static int peer_welcomed(struct wh_peer *peer, const uint8_t *payload, size_t le
 	pthread_mutex_unlock(&peer->lock);
 	peer->list_round++;
 	peer->relearned = 0;
+	if (records)
+		wh_control_protect(&peer->control, records);
 	error = wh_control_send(&peer->control, WH_FRAME_PROVE, 0, proof + WH_FRAME_HEADER,
 				WH_PROOF_SIZE);
 	return error ? error : wh_question_relearn(peer);

@@ -78,7 +78,11 @@ static int session_frame(struct wh_control *control, const struct wh_frame *fram
 
 static void session_gone(struct wh_control *control, int error, const char *text)
 {
-	wh_session_end(wh_container(control, struct wh_session, control), error, text);
+	struct wh_session *session = wh_container(control, struct wh_session, control);
+
+	if (error == -EBADMSG)
+		wh_engine_report_damage(session->engine, session->hello.name, text);
+	wh_session_end(session, error, text);
 }
 
 /* How long a session may be silent: the other engine sends a ping every second at least. */

@@ -180,8 +180,10 @@ static void handshake_welcome(struct handshake *handshake)
 	const struct wh_acceptor_options *given = &handshake->acceptor->given;
 	const uint8_t *proved = handshake_key(handshake);
 	struct wh_greeting welcome;
+	struct wh_channel *records = NULL;
 	uint8_t key[WH_KEY_SIZE];
 	struct iovec part;
+	int error;
 
 	if (!proved)
 		return;
@@ -194,13 +196,27 @@ static void handshake_welcome(struct handshake *handshake)
 		return;
 	}
 	explicit_bzero(key, sizeof(key));
+	/* The unix socket does not leave the host. */
+	error = handshake->local ?
+			0 :
+			wh_handshake_channel(&handshake->received, welcome.bytes + WH_FRAME_HEADER,
+					     welcome.length - WH_FRAME_HEADER, handshake->source.fd,
+					     true, &records);
+	if (error) {
+		handshake_refuse(handshake, -error,
+				 error == -EOPNOTSUPP ? wh_error_text() : strerror(-error));
+		return;
+	}
 	/* It fits an empty socket buffer. */
 	part = (struct iovec){ welcome.bytes, welcome.length };
 	if (wh_channel_send(handshake->source.fd, handshake->channel, &part, 1) !=
 	    (ssize_t)welcome.length) {
+		wh_channel_free(records);
 		handshake_end(handshake, NULL);
 		return;
 	}
+	if (records)
+		handshake->channel = records;
 	handshake->welcomed = true;
 	handshake->received.length = 0;
 }
@@ -347,6 +363,10 @@ static void handshake_ready(struct wh_source *source, uint32_t events)
 		got = wh_channel_receive(source->fd, handshake->channel, &part, 1);
 		if (got < 0 && (errno == EAGAIN || errno == EINTR))
 			return;
+		if (got < 0 && errno == EBADMSG)
+			wh_log_line(handshake->acceptor->given.log, WH_LOG_WARN, "net",
+				    "%s, during its handshake, %s", handshake->hello.name,
+				    wh_channel_text(handshake->channel));
 		if (got <= 0) {
 			handshake_end(handshake, NULL);
 			return;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What stands between a TCP connection's bytes and its socket: nothing (NULL), or TLS (tls.h).
+ * What stands between a TCP connection's bytes and its socket: nothing (NULL),
+ * TLS (tls.h), or records with checksums (records.h).
  *
  * One thread at a time may use a channel. It does not own the socket.
  */

@@ -164,6 +164,17 @@ int wh_control_start(struct wh_control *control, int fd, struct wh_channel *chan
 	return error;
 }
 
+void wh_control_protect(struct wh_control *control, struct wh_channel *channel)
+{
+	struct wh_channel *before;
+
+	pthread_mutex_lock(&control->lock);
+	before = control->channel;
+	control->channel = channel;
+	pthread_mutex_unlock(&control->lock);
+	wh_channel_free(before);
+}
+
 void wh_control_close(struct wh_control *control)
 {
 	int fd;
@@ -382,6 +393,7 @@ static int control_make_room(struct wh_control *control, size_t need)
 /* Handle all complete frames in the receive buffer. 1: the connection is closed. */
 static int control_parse(struct wh_control *control)
 {
+	const struct wh_channel *channel = control->channel;
 	size_t at = 0, need = INPUT_FIRST;
 	struct wh_frame frame;
 	int error;
@@ -405,6 +417,11 @@ static int control_parse(struct wh_control *control)
 		}
 		at += need;
 		need = INPUT_FIRST;
+		/* Bytes behind the last unprotected frame did not come through the channel. */
+		if (control->channel != channel && at < control->in_length) {
+			control_break(control, -EPROTO, "sent bytes that are not a record");
+			return 1;
+		}
 	}
 	if (at) {
 		control->in_length -= at;

@@ -47,6 +47,9 @@ void wh_control_init(struct wh_control *control, struct wh_loop *loop);
  * channel's handshake need not be complete. Takes ownership of fd and channel, except on error. 0
  * or a negative errno. */
 int wh_control_start(struct wh_control *control, int fd, struct wh_channel *channel);
+/* Continue through another channel, behind the frame that is being handled. On the loop, within
+ * `frame`, with nothing queued. Takes ownership of the channel. */
+void wh_control_protect(struct wh_control *control, struct wh_channel *channel);
 /* Process bytes that the channel received before wh_control_start(), for which epoll reports no
  * event. On the loop; may call `frame` and `gone`. */
 void wh_control_process_early(struct wh_control *control);

@@ -9,8 +9,10 @@
 
 #include "net/channel.h"
 #include "net/handshake.h"
+#include "net/records.h"
 #include "net/trust.h"
 #include "util/error.h"
+#include "wire/record.h"
 #include "wire/wire.h"
 
 /* Fill in what HELLO and WELCOME have in common, with a fresh nonce. 0 or -EIO. */
@@ -102,6 +104,37 @@ int wh_prove_make(const struct wh_trust *trust, uint16_t role, int fd,
 	explicit_bzero(&keys, sizeof(keys));
 	explicit_bzero(&proofs, sizeof(proofs));
 	return error;
+}
+
+/* ---- the channel ------------------------------------------------------- */
+
+int wh_handshake_channel(const struct wh_greeting *hello, const uint8_t *welcome, size_t length,
+			 int fd, bool owner, struct wh_channel **out)
+{
+	const uint8_t *payload = hello->bytes + WH_FRAME_HEADER;
+	size_t payload_length = hello->length - WH_FRAME_HEADER;
+	wh_crc32c *sum = wh_crc32c_choose()->sum;
+	struct wh_hello said, answered;
+	uint32_t both;
+
+	*out = NULL;
+	if (wh_hello_decode(payload, payload_length, &said) ||
+	    wh_hello_decode(welcome, length, &answered))
+		return -EPROTO;
+	if (!((said.capabilities | answered.capabilities) & WH_WANTS_RECORDS))
+		return 0;
+	both = said.capabilities & answered.capabilities;
+	if (!(both & WH_CAPABLE_RECORDS))
+		return wh_fail(
+			EOPNOTSUPP,
+			"one engine asks for integrity=crc32c, which %s cannot: set integrity "
+			"to none (WHERRY_INTEGRITY), or use a version of both that has it",
+			said.capabilities & WH_CAPABLE_RECORDS ? "the one that answers" :
+								 "the one that connects");
+	*out = wh_records_new(
+		fd, sum(sum(0, payload, payload_length), welcome, length),
+		said.role == WH_ROLE_CONTROL ? WH_RECORD_CONTROL_MAX : WH_RECORD_DATA_MAX, owner);
+	return *out ? 0 : -ENOMEM;
 }
 
 /* ---- the owner --------------------------------------------------------- */

@@ -54,6 +54,12 @@ int wh_prove_make(const struct wh_trust *trust, uint16_t role, int fd,
 int wh_welcome_make(const struct wh_identity *self, const struct wh_greeting *received,
 		    const struct wh_hello *hello, uint64_t session, const uint8_t key[WH_KEY_SIZE],
 		    struct wh_greeting *out, struct wh_proofs *proofs);
+/* Behind HELLO and WELCOME, make the channel that both agree on by their capabilities: records, if
+ * either asks for them. *out is NULL if neither does: the connection stays as it is. `owner`: this
+ * engine sent the WELCOME. 0; -EOPNOTSUPP with a text: one asks for records, and the other cannot;
+ * -EPROTO, -ENOMEM. */
+int wh_handshake_channel(const struct wh_greeting *hello, const uint8_t *welcome, size_t length,
+			 int fd, bool owner, struct wh_channel **out);
 /* Send REFUSED with errno and text, and close the connection. Does not wait: nothing may have been
  * sent before, so that the frame fits the socket buffer. Takes ownership of fd and channel. */
 void wh_refuse(int fd, struct wh_channel *channel, int error, const char *text);

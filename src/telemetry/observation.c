@@ -92,7 +92,8 @@ static uint8_t *put_counters(uint8_t *at, const struct wh_counters *counters)
 	DO(served_read_bytes) \
 	DO(served_written_bytes) \
 	DO(served_requests) \
-	DO(unfinished)
+	DO(unfinished) \
+	DO(damaged)
 /* clang-format on */
 
 static uint8_t *put_engine(uint8_t *at, const struct wh_observed_engine *engine)

@@ -153,6 +153,11 @@ uint32_t wh_config_log_level(const char *name)
 }
 
 /* A level of the log, or nothing. */
+static bool check_integrity(const char *text)
+{
+	return !strcmp(text, "none") || !strcmp(text, "crc32c");
+}
+
 static bool check_level(const char *text)
 {
 	return !*text || wh_config_log_level(text);
@@ -450,6 +455,13 @@ static const struct setting settings[WH_SETTING_COUNT] = {
 			 "certificates" },
 		.text = check_path,
 		.wants = "the path of a PEM file",
+	},
+	[WH_SETTING_INTEGRITY] = {
+		.row = { "integrity", "WHERRY_INTEGRITY", "none", "text",
+			 "checksums on TCP connections without TLS, against bytes damaged on the "
+			 "way" },
+		.text = check_integrity,
+		.wants = "none or crc32c",
 	},
 };
 

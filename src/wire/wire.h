@@ -81,6 +81,10 @@ enum wh_role {
  * post receives, for notifications with immediate. */
 #define WH_CAPABLE_RDMA 1u
 #define WH_CAPABLE_RDMA_NOTIFY 2u
+/* RECORDS: the engine can send and receive records (wire/record.h). WANTS_RECORDS: it asks for them
+ * on its TCP connections (setting `integrity`). */
+#define WH_CAPABLE_RECORDS 4u
+#define WH_WANTS_RECORDS 8u
 
 #define WH_NAME_MAX 64 /* with the NUL */
 #define WH_HELLO_MAX 1024

@@ -101,6 +101,8 @@ static const struct number {
 	       "Peers opened so far."),
 	NUMBER("wherry_engine_peers_lost_total", "counter", peers_lost, 0,
 	       "Connections to peers that broke."),
+	NUMBER("wherry_engine_damaged_total", "counter", damaged, 0,
+	       "TCP connections cut because bytes were damaged on the way."),
 	NUMBER("wherry_engine_sessions", "gauge", sessions, 0, "Engines connected to this one."),
 	NUMBER("wherry_engine_sessions_opened_total", "counter", sessions_opened, 0,
 	       "Engines that have connected to this one so far."),

@@ -171,6 +171,7 @@ static void client_not_wanted(struct tcp_client *client)
 static int client_read_welcome(struct tcp_client *client)
 {
 	struct tcp_in *in = &client->in;
+	struct wh_channel *records = NULL;
 	uint8_t proof[WH_PROVE_SIZE];
 	struct wh_frame frame;
 	ssize_t got;
@@ -202,6 +203,12 @@ static int client_read_welcome(struct tcp_client *client)
 	error = wh_peer_prove(client->tcp->peer, WH_ROLE_DATA, client->source.fd, client->channel,
 			      client_sent_hello(client), in->bytes + in->start + WH_FRAME_HEADER,
 			      frame.length, proof);
+	if (!error)
+		error = wh_handshake_channel(client_sent_hello(client),
+					     in->bytes + in->start + WH_FRAME_HEADER, frame.length,
+					     client->source.fd, false, &records);
+	if (records)
+		client->channel = records;
 	if (!error)
 		error = client_send_handshake(client, proof, sizeof(proof));
 	if (error)
@@ -302,6 +309,10 @@ static void client_turn(struct tcp_client *client, enum who who, struct wh_list 
 		if (error == -EAGAIN)
 			error = tcp_flow_send(client, who == OWNER);
 	}
+	if (error == -EBADMSG)
+		wh_engine_report_damage(wh_peer_engine(client->tcp->peer),
+					wh_peer_name(client->tcp->peer),
+					wh_channel_text(client->channel));
 	if (error && error != -EAGAIN)
 		client_mark_broken(client, error);
 	else

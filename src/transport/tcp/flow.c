@@ -490,10 +490,8 @@ int tcp_flow_receive(struct tcp_client *client, struct wh_list *done)
 		error = flow_consume(client, done);
 		if (error != -EAGAIN)
 			return error;
-		/* A short read: the socket is empty. */
-		if ((size_t)got < want)
-			return -EAGAIN;
-		if (!want && (size_t)got < TCP_IN)
+		/* A short read: the socket is empty. What the channel holds raises no event. */
+		if ((size_t)got < (want ? want : TCP_IN) && !wh_channel_pending(client->channel))
 			return -EAGAIN;
 	}
 	return -EAGAIN;

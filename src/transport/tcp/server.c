@@ -84,7 +84,8 @@ static int server_serve(struct tcp_server *server, bool readable)
 			error = tcp_server_consume(server);
 			if (error != -EAGAIN && error != -ENOBUFS)
 				return error;
-			if (error == -EAGAIN)
+			/* Damage behind good bytes raises no event, either. */
+			if (error == -EAGAIN && !wh_channel_pending(server->channel))
 				break;
 		}
 	}
@@ -161,7 +162,11 @@ void tcp_server_turn(struct tcp_server *server, bool readable)
 	if (server->failed)
 		error = -ENOMEM;
 	if (error && error != -EAGAIN) {
-		if (error != -ECONNRESET && error != -EPIPE)
+		if (error == -EBADMSG)
+			wh_engine_report_damage(server->engine,
+						wh_session_hello(server->session)->name,
+						wh_channel_text(server->channel));
+		else if (error != -ECONNRESET && error != -EPIPE)
 			wh_log_line(wh_engine_log(server->engine), WH_LOG_INFO, "tcp",
 				    "data connection dropped: %s",
 				    error == -EPROTO ? "the peer broke the protocol" :

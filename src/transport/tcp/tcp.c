@@ -593,6 +593,8 @@ static void tcp_describe(struct wh_peer *peer, void *state, const struct wh_batc
 	used = batch_describe_gpu(peer, tcp, batch, out->how, size);
 	if (!*secure && wh_engine_tls(wh_peer_engine(peer)))
 		snprintf(secure, sizeof(secure), "encrypted: TLS 1.3");
+	else if (!*secure && wh_peer_has_records(peer))
+		snprintf(secure, sizeof(secure), "integrity: crc32c");
 	if (open)
 		used += (size_t)snprintf(out->how + used, size - used, "%u connection%s", open,
 					 open == 1 ? "" : "s");

@@ -41,7 +41,7 @@ def counters(i):
 
 def observation():
     body = struct.pack("<I", os.getpid()) + numbers(0x1234) + text("made") + text("wherry://127.0.0.1:1")
-    body += numbers(*range(1, 19)) + counters(0)
+    body += numbers(*range(1, 20)) + counters(0)
     for i in range(peers):
         body += text(f"peer-{i}") + text(f"192.0.2.{i % 250}:{10000 + i}") + struct.pack("<I", 1)
         body += numbers(i, 0) + counters(i)
