@@ -45,6 +45,8 @@ struct proxy {
 	struct sockaddr_in target;
 	char url[64];
 	bool stop, frozen;
+	struct proxy_damage damage; /* role 0: none is due */
+	bool damaged;
 	uint64_t rate, bytes; /* bytes per s (0: no limit); bytes forwarded so far */
 	unsigned int accepted;
 	struct pair pairs[PAIRS_MAX];
@@ -101,7 +103,7 @@ static void proxy_accept(struct proxy *proxy)
 	pair->fd[0] = client;
 	pair->fd[1] = server;
 	for (int side = 0; side < 2; side++)
-		pair->direction[side].bytes = malloc(BUFFER);
+		pair->direction[side].bytes = malloc(BUFFER + PROXY_DAMAGE_MAX);
 	proxy->accepted++;
 }
 
@@ -112,6 +114,37 @@ static void pair_find_role(struct pair *pair, const unsigned char *bytes, size_t
 	if (pair->seen <= 16 && pair->seen + n > 16)
 		pair->role = bytes[16 - pair->seen];
 	pair->seen += n;
+}
+
+/* Damage the bytes that have just been received from one side, if it is their turn. */
+static void pair_damage(struct proxy *proxy, struct pair *pair, int side)
+{
+	struct direction *way = &pair->direction[side];
+	struct proxy_damage *damage = &proxy->damage;
+	size_t length = damage->length;
+	unsigned char *at;
+
+	if (!damage->role || damage->role != pair->role || damage->side != side)
+		return;
+	if (damage->after >= way->end) {
+		damage->after -= way->end;
+		return;
+	}
+	at = way->bytes + damage->after;
+	if (length > way->end - damage->after)
+		length = way->end - damage->after;
+	if (damage->harm == PROXY_FLIP)
+		*at ^= (unsigned char)(1U << damage->bit);
+	else if (damage->harm == PROXY_REPEAT)
+		memmove(at + length, at, way->end - damage->after);
+	else
+		memmove(at, at + length, way->end - damage->after - length);
+	if (damage->harm == PROXY_REPEAT)
+		way->end += length;
+	else if (damage->harm == PROXY_DROP)
+		way->end -= length;
+	damage->role = 0;
+	proxy->damaged = true;
 }
 
 /* Move bytes in one direction. False: the pair is broken. */
@@ -138,6 +171,7 @@ static bool pair_forward(struct proxy *proxy, struct pair *pair, int side)
 			way->allowed -= (uint64_t)n;
 		if (side == 0)
 			pair_find_role(pair, way->bytes, way->end);
+		pair_damage(proxy, pair, side);
 	}
 	if (way->start < way->end) {
 		n = send(pair->fd[!side], way->bytes + way->start, way->end - way->start,
@@ -347,6 +381,24 @@ unsigned int proxy_cut(struct proxy *proxy, unsigned int role)
 	}
 	pthread_mutex_unlock(&proxy->lock);
 	return count;
+}
+
+void proxy_damage(struct proxy *proxy, const struct proxy_damage *damage)
+{
+	pthread_mutex_lock(&proxy->lock);
+	proxy->damage = damage ? *damage : (struct proxy_damage){ .role = 0 };
+	proxy->damaged = false;
+	pthread_mutex_unlock(&proxy->lock);
+}
+
+bool proxy_damaged(struct proxy *proxy)
+{
+	bool damaged;
+
+	pthread_mutex_lock(&proxy->lock);
+	damaged = proxy->damaged;
+	pthread_mutex_unlock(&proxy->lock);
+	return damaged;
 }
 
 /* The bytes of a pair that its server has not got: in the proxy, and in the client's socket. */

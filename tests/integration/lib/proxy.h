@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* proxy.h: a TCP proxy between two engines, in a thread of the test
  *
- * It counts bytes, freezes (as a network that has gone away does), limits the rate, and cuts
- * connections. All functions may be called from any thread. */
+ * It counts bytes, freezes (as a network that has gone away does), limits the rate, cuts
+ * connections, and damages bytes. All functions may be called from any thread. */
 #ifndef TESTS_INTEGRATION_LIB_PROXY_H
 #define TESTS_INTEGRATION_LIB_PROXY_H
 
@@ -39,6 +39,30 @@ void proxy_slow(struct proxy *proxy, uint64_t bytes_per_second);
 
 /* Reset the connections of a role; returns their number. */
 unsigned int proxy_cut(struct proxy *proxy, unsigned int role);
+
+enum proxy_harm {
+	PROXY_FLIP, /* one bit */
+	PROXY_DROP, /* `length` bytes */
+	PROXY_REPEAT, /* `length` bytes, at once behind themselves */
+	PROXY_HARMS,
+};
+
+/* Damage to do once. */
+struct proxy_damage {
+	enum proxy_harm harm;
+	unsigned int role;
+	int side; /* 0: of the bytes that go to the server; 1: to the client */
+	/* how many bytes go that way, on all connections of the role together, before */
+	uint64_t after;
+	size_t length; /* at most PROXY_DAMAGE_MAX; less if there are no more bytes at hand */
+	unsigned int bit; /* of the byte: 0 to 7 */
+};
+#define PROXY_DAMAGE_MAX 256
+
+/* Do this damage from now on; NULL: none. */
+void proxy_damage(struct proxy *proxy, const struct proxy_damage *damage);
+/* Has it been done? */
+bool proxy_damaged(struct proxy *proxy);
 
 /* Reset the client's half of one connection of a role, and keep the bytes that its server has not
  * got. Returns their number; 0: there were none, and nothing is reset. One connection at a time. */
