@@ -60,11 +60,20 @@ static bool buffer_grow(struct buffer *buffer, size_t room)
 	return true;
 }
 
+/* Control connections are many, and mostly idle: an empty buffer of theirs has no memory. */
+static void buffer_rest(const struct records *records, struct buffer *buffer)
+{
+	if (buffer->start < buffer->end || records->sent.most > WH_RECORD_CONTROL_MAX)
+		return;
+	free(buffer->bytes);
+	*buffer = (struct buffer){ .bytes = NULL };
+}
+
 /* ---- sending ----------------------------------------------------------- */
 
-static int records_flush(struct wh_channel *channel)
+/* Send the rest of the record in the buffer. 0: none is left; or -1 and errno. */
+static int records_send_out(struct records *records)
 {
-	struct records *records = records_of(channel);
 	struct buffer *out = &records->out;
 	ssize_t got;
 
@@ -79,6 +88,16 @@ static int records_flush(struct wh_channel *channel)
 		out->start += (size_t)got;
 	}
 	return 0;
+}
+
+static int records_flush(struct wh_channel *channel)
+{
+	struct records *records = records_of(channel);
+	int error = records_send_out(records);
+
+	if (!error)
+		buffer_rest(records, &records->out);
+	return error;
 }
 
 static bool records_unsent(const struct wh_channel *channel)
@@ -123,7 +142,7 @@ static ssize_t records_send(struct wh_channel *channel, const struct iovec *part
 
 	for (int i = 0; i < count; i++)
 		length += parts[i].iov_len;
-	if (records_flush(channel))
+	if (records_send_out(records))
 		return -1;
 	if (!buffer_grow(out, ROOM_FOR(length < AHEAD ? AHEAD : records->sent.most))) {
 		errno = ENOMEM;
@@ -136,12 +155,13 @@ static ssize_t records_send(struct wh_channel *channel, const struct iovec *part
 		out->end = WH_RECORD_HEADER + length;
 		total += length;
 		/* The rest of this record waits, and is sent first the next time. */
-		if (records_flush(channel)) {
+		if (records_send_out(records)) {
 			if (errno != EAGAIN)
 				return -1;
 			break;
 		}
 	}
+	buffer_rest(records, out);
 	return (ssize_t)total;
 }
 
@@ -182,6 +202,7 @@ static ssize_t records_fetch(struct records *records, size_t due, bool *drained)
 	struct buffer *in = &records->in;
 	size_t want = due + WH_RECORD_HEADER > AHEAD ? due + WH_RECORD_HEADER : AHEAD;
 	ssize_t got;
+	int error;
 
 	if (in->start) {
 		memmove(in->bytes, in->bytes + in->start, in->end - in->start);
@@ -196,9 +217,13 @@ static ssize_t records_fetch(struct records *records, size_t due, bool *drained)
 	got = recv(records->fd, in->bytes + in->end, want - in->end, MSG_DONTWAIT);
 	if (got < 0 && errno == EINTR)
 		errno = EAGAIN;
+	error = errno;
 	*drained = got < (ssize_t)(want - in->end);
 	if (got > 0)
 		in->end += (size_t)got;
+	else
+		buffer_rest(records, in);
+	errno = error;
 	return got;
 }
 

@@ -52,6 +52,8 @@ static const struct meaning {
 	{ ECONNREFUSED, "nobody listens there", "start wherry serve; check the port" },
 	{ ECONNRESET, "the peer is lost: it ended or closed the connection",
 	  "submit again once it is back" },
+	{ EBADMSG, "bytes were damaged on the way to or from the peer",
+	  "check the network between the two hosts: NICs, proxies, tunnels" },
 	{ ETIMEDOUT, "the peer did not answer in time",
 	  "check the firewall; see the setting timeout" },
 	{ ESTALE, "the peer restarted, or the region is gone",
