@@ -13,11 +13,13 @@
  * connection), or the peer is lost.
  */
 #include <errno.h>
+#include <linux/sockios.h>
 #include <poll.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -441,6 +443,13 @@ void tcp_client_own(struct tcp_client *client, struct wh_batch *batch, int64_t d
 
 /* ---- breaking and mending ---------------------------------------------- */
 
+/* Does a request that was on a broken connection count that attempt? Not if it was no fault of its
+ * own, or if the peer may merely have been slow: that is repeated for as long as it takes. */
+static bool client_counts_attempts(const struct tcp_client *client)
+{
+	return client->error != -EFAULT && client->error != -ETIMEDOUT;
+}
+
 /* End all requests of a closed connection. With an error, all fail. With `error` 0, only those fail
  * that hit a memory fault, are cancelled, or were sent too often; the others are queued to be sent
  * again. Under the lock. */
@@ -477,7 +486,7 @@ static void client_end_requests(struct tcp_client *client, int error, const char
 				strerror(EFAULT));
 		} else if (atomic_load(&request->fragment->cancelled)) {
 			wh_fragment_fail(request->fragment, UINT64_MAX, -ECANCELED, "cancelled");
-		} else if (client->error != -EFAULT && ++request->attempts >= TCP_ATTEMPTS) {
+		} else if (client_counts_attempts(client) && ++request->attempts >= TCP_ATTEMPTS) {
 			wh_fragment_fail(
 				request->fragment, UINT64_MAX, -ECONNRESET,
 				"gave up after %d attempts: data connections to %s break: %s",
@@ -663,6 +672,45 @@ void tcp_client_retire(struct tcp_client *client, int64_t before)
 		client->head = client->in.bytes = NULL;
 	}
 	client_unlock(client);
+}
+
+/* Is it the peer's turn? Not while all requests wait here for a slot or a GPU. Under the lock. */
+static bool client_awaits_peer(struct tcp_client *client)
+{
+	bool awaits = client->sending;
+
+	for (unsigned i = 0; i < TCP_WINDOW && !awaits; i++)
+		awaits = client->requests[i].fragment && client->requests[i].sent &&
+			 !tcp_stage_busy(&client->requests[i], false);
+	return awaits;
+}
+
+bool tcp_client_watch(struct tcp_client *client, int64_t patience)
+{
+	int64_t now = wh_now();
+	int queued = 0;
+
+	if (!atomic_load(&client->outstanding))
+		return false;
+	pthread_mutex_lock(&client->lock);
+	if (client->state != TCP_OPEN || !client_awaits_peer(client) ||
+	    ioctl(client->source.fd, SIOCOUTQ, &queued)) {
+		client->progressed = 0;
+	} else if (!client->progressed || client->moved != client->progressed_moved ||
+		   queued != client->progressed_queued) {
+		client->progressed = now;
+		client->progressed_moved = client->moved;
+		client->progressed_queued = queued;
+	} else if (now - client->progressed > patience) {
+		wh_log_line(wh_engine_log(wh_peer_engine(client->tcp->peer)), WH_LOG_INFO, "tcp",
+			    "a data connection to %s has stood still for %lld ms: opening another "
+			    "one",
+			    wh_peer_name(client->tcp->peer), (long long)(patience / WH_MS));
+		client->progressed = 0;
+		client_mark_broken(client, -ETIMEDOUT);
+	}
+	client_unlock(client);
+	return true;
 }
 
 /* ---- new and free ------------------------------------------------------ */

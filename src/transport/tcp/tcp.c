@@ -21,6 +21,9 @@
 /* fragment.owner: more than one connection has pulled requests of it. */
 #define SEVERAL ((void *)1)
 
+#define PATIENCE_LEAST (10 * WH_SECOND) /* peer_patience() */
+#define LOOK_PAUSE (15 * WH_SECOND) /* of peer_look(), at most, while nothing is outstanding */
+
 /* ---- sockets ----------------------------------------------------------- */
 
 ssize_t tcp_receive(int fd, struct wh_channel *channel, struct iovec *vector, int count,
@@ -416,19 +419,35 @@ static int tcp_abort(struct wh_peer *peer, void *state, struct wh_batch *batch, 
 
 /* ---- peers ------------------------------------------------------------- */
 
-static void peer_retire_idle(struct wh_timer *timer)
+/* How long a connection may stand still while the peer owes bytes; like the owner's patience with a
+ * silent session. A live peer serves its connections in turn, a few MiB each. */
+static int64_t peer_patience(const struct wh_config *config)
 {
-	struct tcp_peer *tcp = wh_container(timer, struct tcp_peer, idle);
+	int64_t timeout = config->number[WH_SETTING_TIMEOUT] * WH_MS;
+
+	return 2 * timeout > PATIENCE_LEAST ? 2 * timeout : PATIENCE_LEAST;
+}
+
+/* Close idle connections, and break those that stand still. */
+static void peer_look(struct wh_timer *timer)
+{
+	struct tcp_peer *tcp = wh_container(timer, struct tcp_peer, look);
 	struct wh_engine *engine = wh_peer_engine(tcp->peer);
-	int64_t idle = wh_engine_config(engine)->number[WH_SETTING_IDLE] * WH_MS, now = wh_now();
+	const struct wh_config *config = wh_engine_config(engine);
+	int64_t idle = config->number[WH_SETTING_IDLE] * WH_MS, now = wh_now();
+	int64_t patience = peer_patience(config), pause = idle / 2;
+	bool busy = false;
 
 	for (unsigned i = 0; i <= tcp->count; i++) {
 		struct tcp_client *client = atomic_load(&tcp->clients[i]);
 
 		if (client)
 			tcp_client_retire(client, now - idle);
+		busy |= client && tcp_client_watch(client, patience);
 	}
-	wh_timer_set(wh_engine_first_loop(engine), timer, now + idle / 2 + WH_MS);
+	if (pause > (busy ? patience / 4 : LOOK_PAUSE))
+		pause = busy ? patience / 4 : LOOK_PAUSE;
+	wh_timer_set(wh_engine_first_loop(engine), timer, now + pause + WH_MS);
 }
 
 /* Connect to the address of the control connection. On loop 0. */
@@ -461,10 +480,8 @@ static int tcp_peer_open(struct wh_peer *peer, void **state, char why[WH_REFUSAL
 	pthread_mutex_init(&tcp->lock, NULL);
 	wh_list_init(&tcp->shared);
 	atomic_store(&tcp->numbers, 1);
-	tcp->idle.fire = peer_retire_idle;
-	wh_timer_set(wh_engine_first_loop(wh_peer_engine(peer)), &tcp->idle,
-		     wh_now() + wh_engine_config(wh_peer_engine(peer))->number[WH_SETTING_IDLE] *
-					WH_MS);
+	tcp->look.fire = peer_look;
+	peer_look(&tcp->look);
 	*state = tcp;
 	return 0;
 }
@@ -474,7 +491,7 @@ static void tcp_peer_close(struct wh_peer *peer, void *state)
 	struct tcp_peer *tcp = state;
 
 	(void)peer;
-	wh_timer_clear(&tcp->idle);
+	wh_timer_clear(&tcp->look);
 	for (unsigned i = 0; i <= tcp->count; i++) {
 		struct tcp_client *client = atomic_load(&tcp->clients[i]);
 

@@ -161,6 +161,11 @@ struct tcp_client {
 	int64_t failing_since; /* when connecting began to fail; 0: it does not */
 	int64_t used; /* when the last request was started */
 	uint64_t moved; /* bytes sent and received, ever */
+	/* When tcp_client_watch() saw the last progress, 0: nothing was due; `moved` and the bytes
+	 * in the socket's queue then. */
+	int64_t progressed;
+	uint64_t progressed_moved;
+	int progressed_queued;
 	struct wh_task cleanup; /* on the loop: close, or schedule another try */
 	bool idle_close; /* broken because it was idle: no error */
 	struct wh_abort abort;
@@ -198,7 +203,7 @@ struct tcp_peer {
 	_Atomic uint32_t numbers; /* the next connection's number */
 	_Atomic uint32_t changed; /* a futex: wanted connections that were opened, or given up */
 	_Atomic uint32_t turn; /* the connection that the next shared fragment starts first */
-	struct wh_timer idle;
+	struct wh_timer look; /* closes idle connections, breaks those that stand still */
 	unsigned count; /* bulk connections; clients[count] is the latency connection */
 	_Atomic(struct tcp_client *) clients[]; /* NULL: not used yet */
 };
@@ -236,6 +241,11 @@ void tcp_client_describe(struct tcp_client *client, char *out, size_t size);
 /* Close it if nothing is outstanding and it was last used before the time `before`; free the
  * buffers of a closed one. Does nothing if it is locked. */
 void tcp_client_retire(struct tcp_client *client, int64_t before);
+
+/* Break it if bytes are due from the peer, and for `patience` ns none has gone either way: some
+ * were lost on the way, as in a proxy, and both sides would wait for ever. True: a request is
+ * outstanding, so call again soon. */
+bool tcp_client_watch(struct tcp_client *client, int64_t patience);
 
 /* Take the next request for this connection, under client.lock. False: nothing to send for now. */
 bool tcp_pull(struct tcp_client *client, struct tcp_request *request);

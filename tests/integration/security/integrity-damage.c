@@ -321,9 +321,54 @@ static void damage__counted(void **state)
 	proxy_stop(proxy);
 }
 
+/* The last bytes of an answer are lost, and none follows that would show it: the connection is cut
+ * after 10 s without a byte, and the read repeated. */
+static void damage__stands_still(void **state)
+{
+	static const char *const settings[] = { "integrity=none", "integrity=crc32c" };
+	struct proxy_damage damage = {
+		.harm = PROXY_DROP, .role = PROXY_DATA, .side = 1, .after = 36, .length = 3
+	};
+	struct child_options options = { 0 };
+	struct proxy *proxy[2];
+	struct fixture f[2];
+	struct wh_transfer transfer;
+	struct wh_batch *batch[2];
+
+	(void)state;
+	harness_limit(120);
+	for (int i = 0; i < 2; i++) {
+		const char *const config[] = { settings[i], "idle=1000", NULL };
+
+		options.config[0] = settings[i];
+		fixture_open_with(&f[i], &route_tcp4, LENGTH, config, &options);
+		want(0, wh_peer_close(f[i].peer));
+		proxy[i] = proxy_start(f[i].child->url);
+		assert_non_null(proxy[i]);
+		fixture_connect(&f[i], proxy_url(proxy[i]));
+		transfer = transfer_of(&f[i], WH_READ, 0, 0, 8);
+		batch[i] = batch_of(&f[i], &transfer, 1);
+		want(0, batch_run(batch[i]));
+		proxy_damage(proxy[i], &damage);
+		pattern_fill(f[i].local, 8, 0, 1);
+		target_fill(&f[i], 0, 8, 0, 2);
+		want(0, wh_batch_submit(batch[i]));
+	}
+	for (int i = 0; i < 2; i++) {
+		want(0, batch_end(batch[i], 2 * PATIENCE + 20 * SECOND));
+		want_true(proxy_damaged(proxy[i]), "%s: nothing was damaged", settings[i]);
+		want_true(pattern_check(f[i].local, 8, 0, 2) == PATTERN_GOOD, "%s: wrong bytes",
+			  settings[i]);
+		want(0, wh_batch_free(batch[i]));
+		fixture_close(&f[i]);
+		proxy_stop(proxy[i]);
+	}
+}
+
 static const struct CMUnitTest tests[] = {
-	TEST(agree__either_side),  TEST(agree__not_with_tls), TEST(agree__initiator_cannot),
-	TEST(agree__owner_cannot), TEST(damage__counted),     TEST(damage__never_silent),
+	TEST(agree__either_side),   TEST(agree__not_with_tls), TEST(agree__initiator_cannot),
+	TEST(agree__owner_cannot),  TEST(damage__counted),     TEST(damage__never_silent),
+	TEST(damage__stands_still),
 };
 
 int main(int argc, char **argv)
