@@ -5,6 +5,7 @@
 #include <string.h>
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <immintrin.h>
 #elif defined(__aarch64__)
 #include <arm_acle.h>
@@ -85,7 +86,11 @@ static uint32_t table_sum(uint32_t crc, const void *bytes, size_t length)
 
 static bool sse42_works(void)
 {
-	return __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("pclmul");
+	const unsigned needed = bit_SSE4_2 | bit_PCLMUL;
+	unsigned a, b, c, d;
+
+	/* Not __builtin_cpu_supports(), which brings a constructor and a global along. */
+	return __get_cpuid(1, &a, &b, &c, &d) && (c & needed) == needed;
 }
 
 /* The checksum `crc` moved in front of further bytes. */
