@@ -183,8 +183,7 @@ static json_t *lists_rows(struct side *local, struct side *remote, struct wh_pee
 	static const unsigned counts[] = { 1, 16, REGIONS_MOST };
 	static struct lists lists;
 	json_t *rows = json_array();
-	struct wh_remote last;
-	uint64_t offset;
+	static uint64_t ids[REGIONS_MOST];
 
 	printf("%8s %-10s %6s %10s %10s %10s\n", "regions", "order", "a call", "region/ns",
 	       "address/ns", "more/ns");
@@ -193,10 +192,10 @@ static json_t *lists_rows(struct side *local, struct side *remote, struct wh_pee
 
 		side_register(local, count);
 		side_register(remote, count);
-		/* The peer publishes them in this order. */
-		while (wh_peer_lookup(peer, (uintptr_t)remote->memory + (count - 1) * REGION, 1,
-				      WH_ANSWER, &last, &offset))
-			nanosleep(&(struct timespec){ .tv_nsec = 1000000 }, NULL);
+		for (unsigned i = 0; i < count; i++)
+			ids[i] = wh_region_id(remote->regions[i]);
+		if (wh_peer_prepare(peer, NULL, 0, ids, count, WH_FOREVER))
+			addresses_die("prepare");
 		for (unsigned random = 0; random < 2; random++) {
 			lists_fill(&lists, local, remote, count, random);
 			json_array_append_new(
