@@ -168,7 +168,7 @@ struct wh_peer_info {
 	size_t size; /* set by the caller */
 	uint64_t epoch;
 	uint32_t state; /* enum wh_peer_state */
-	uint32_t regions; /* that it publishes to this engine now; of "self" all */
+	uint32_t regions; /* of the peer that this engine knows now; of "self" all */
 	char name[64]; /* of the engine; before it was reached, what was opened */
 	char address[64]; /* "127.0.0.1:40123", or "self" */
 };

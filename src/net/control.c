@@ -23,7 +23,7 @@
 #include "util/loop.h"
 #include "wire/wire.h"
 
-/* bytes queued to be sent, at most; an engine that publishes very many regions needs that much */
+/* bytes queued to be sent, at most; an engine that withdraws very many regions needs that much */
 #define QUEUED_MAX (256u << 20)
 #define ANSWERS_MAX (4u << 20) /* of these, bytes of answers to the peer's frames */
 #define INPUT_FIRST 4096 /* bytes of the first receive buffer */
