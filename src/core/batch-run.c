@@ -315,6 +315,8 @@ void wh_batch_run_resolved(struct wh_batch *batch, struct wh_event_wait *wait, i
 		text = "cancelled before it was started";
 	}
 	if (error) {
+		if (wait)
+			wh_stream_dependency_drop(batch);
 		batch_fail_all(batch, error, text);
 		return;
 	}

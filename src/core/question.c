@@ -187,6 +187,17 @@ int wh_question_relearn(struct wh_peer *peer)
 	return question_send(peer, &asked, 0, 0);
 }
 
+/* Was a question with this token sent, maybe on an earlier connection? */
+static bool question_was_asked(struct wh_peer *peer, uint64_t token)
+{
+	bool asked;
+
+	pthread_mutex_lock(&peer->lock);
+	asked = token ? token <= peer->question_token : !peer->listed;
+	pthread_mutex_unlock(&peer->lock);
+	return asked;
+}
+
 int wh_question_answered(struct wh_peer *peer, const struct wh_frame *frame, const uint8_t *payload)
 {
 	const uint8_t *end = payload + frame->length, *at = payload + WH_REGIONS_HEAD;
@@ -198,7 +209,7 @@ int wh_question_answered(struct wh_peer *peer, const struct wh_frame *frame, con
 		return -EPROTO;
 	token = wh_get64(payload);
 	next = wh_get64(payload + 8);
-	if (token > peer->question_token || (!token && peer->listed))
+	if (!question_was_asked(peer, token))
 		return -EPROTO;
 	while ((got = wh_region_decode(&at, end, &record)) == 1) {
 		error = wh_remote_add(peer, &record);

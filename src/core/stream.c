@@ -288,6 +288,11 @@ bool wh_stream_dependency_cancel(struct wh_batch *batch)
 	return true;
 }
 
+void wh_stream_dependency_drop(struct wh_batch *batch)
+{
+	dependency_drop_event(atomic_load(&batch->dependency));
+}
+
 void wh_stream_dependency_free(struct wh_batch *batch)
 {
 	struct wh_engine *engine = batch->peer->engine;

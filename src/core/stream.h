@@ -11,6 +11,8 @@ struct wh_batch;
 void wh_stream_dependency_end(struct wh_batch *batch);
 /* True: the batch was waiting for a stream and no longer does; the caller ends it. */
 bool wh_stream_dependency_cancel(struct wh_batch *batch);
+/* The batch has failed before it waited for its stream. */
+void wh_stream_dependency_drop(struct wh_batch *batch);
 /* The batch is being freed. */
 void wh_stream_dependency_free(struct wh_batch *batch);
 

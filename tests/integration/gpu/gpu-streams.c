@@ -60,6 +60,49 @@ static void after__order_holds(void **state)
 	}
 }
 
+/* The region of the peer has to be asked for first. */
+static void after__asks_for_regions(void **state)
+{
+	struct wh_transfer transfer = { .length = LENGTH, .op = WH_WRITE };
+	struct wh_stream stream;
+	struct gpu_block block;
+	struct wh_batch *batch;
+	struct gpu_pair p;
+
+	(void)state;
+	gpu_pair_open(&p, WH_MEMORY_DEVICE, "cuda:0", WH_MEMORY_DEVICE, "cuda:0", LENGTH, true);
+	transfer.local = p.region;
+	child_region(p.child, p.memory, 0, LENGTH, NULL, ACCESS_BOTH, &transfer.remote);
+	want(0, wh_batch_new(p.peer, NULL, &batch));
+	want(0, wh_batch_add(batch, &transfer, 1));
+	gpu_pair_fill(&p, 4);
+	gpu_block(&block, 0);
+	stream = stream_of(&block);
+	want(0, wh_batch_submit_after(batch, &stream));
+	want(-EAGAIN, batch_end(batch, A_WHILE));
+	want_true(gpu_pair_untouched(&p, 4), "it did not wait");
+	atomic_store(&block.open, 1);
+	want(0, batch_end(batch, PATIENCE));
+	gpu_unblock(&block);
+	want_true(gpu_pair_copied(&p, 4), "it is wrong");
+	/* A region that the peer does not have; cancelled. */
+	for (int i = 0; i < 2; i++) {
+		want(0, wh_batch_clear(batch));
+		transfer.remote ^= UINT64_C(1) << 50;
+		want(0, wh_batch_add(batch, &transfer, 1));
+		gpu_block(&block, 0);
+		stream = stream_of(&block);
+		want(0, wh_batch_submit_after(batch, &stream));
+		if (i)
+			want(0, wh_batch_cancel(batch));
+		want(i ? -ECANCELED : -ENOENT, batch_end(batch, PATIENCE));
+		atomic_store(&block.open, 1);
+		gpu_unblock(&block);
+	}
+	want(0, wh_batch_free(batch));
+	gpu_pair_close(&p);
+}
+
 static void after__cancelled_before_it_started(void **state)
 {
 	struct wh_stream stream;
@@ -441,6 +484,7 @@ static void many__threads(void **state)
 
 static const struct CMUnitTest tests[] = {
 	TEST(after__order_holds),
+	TEST(after__asks_for_regions),
 	TEST(after__cancelled_before_it_started),
 	TEST(after__other_transports),
 	TEST(after__default_streams),
