@@ -274,6 +274,7 @@ struct asker {
 	struct fixture *f;
 	const uint64_t *ids;
 	unsigned count;
+	uint64_t offset; /* of its local bytes */
 };
 
 static void *ask_always(void *argument)
@@ -283,6 +284,7 @@ static void *ask_always(void *argument)
 
 	for (unsigned i = 0; i < asker->count && !wrong; i++) {
 		struct wh_transfer transfer = { .local = asker->f->region,
+						.local_offset = asker->offset,
 						.remote = asker->ids[i],
 						.length = 8,
 						.op = WH_READ };
@@ -292,7 +294,8 @@ static void *ask_always(void *argument)
 			return "wh_batch_new";
 		if (wh_batch_add(batch, &transfer, 1))
 			wrong = "wh_batch_add";
-		else if (batch_run(batch))
+		else if (wh_batch_submit(batch) || wh_batch_wait_for(batch, PATIENCE) ||
+			 wh_batch_status(batch))
 			wrong = "the batch";
 		wh_batch_free(batch);
 	}
@@ -304,7 +307,7 @@ static void ask__by_many_threads(void **state)
 {
 	static uint64_t ids[400];
 	pthread_t threads[8];
-	struct asker asker;
+	struct asker askers[8];
 	struct fixture f;
 	void *wrong;
 	int memory;
@@ -312,9 +315,10 @@ static void ask__by_many_threads(void **state)
 	fixture_open(&f, *state, LENGTH);
 	memory = child_memory(f.child, WH_MEMORY_SHARED, LENGTH);
 	regions_new(&f, memory, ids, 400, 64, ACCESS_BOTH);
-	asker = (struct asker){ &f, ids, SCALE(400, 40) };
-	for (unsigned i = 0; i < 8; i++)
-		want(0, pthread_create(&threads[i], NULL, ask_always, &asker));
+	for (unsigned i = 0; i < 8; i++) {
+		askers[i] = (struct asker){ &f, ids, SCALE(400, 40), i * 64 };
+		want(0, pthread_create(&threads[i], NULL, ask_always, &askers[i]));
+	}
 	for (unsigned i = 0; i < 8; i++) {
 		pthread_join(threads[i], &wrong);
 		want_true(!wrong, "%s failed", (const char *)wrong);
