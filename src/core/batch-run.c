@@ -261,7 +261,7 @@ static __attribute__((noinline)) int batch_submit_unresolved(struct wh_batch *ba
 	error = wh_fail_end(wh_batch_resolve(batch, &asked));
 	if (error || !asked)
 		return error ? error : 1;
-	error = wh_worker_start(&batch->peer->engine->worker);
+	error = wh_worker_start(&batch->peer->engine->planner, "wherry/plan");
 	if (!error)
 		error = batch_hold_regions(batch);
 	if (error) {
@@ -335,26 +335,9 @@ void wh_batch_run_resolved(struct wh_batch *batch, struct wh_event_wait *wait, i
 	batch_part_ended(batch);
 }
 
-int wh_batch_submit(struct wh_batch *batch)
-{
-	int error = batch_check_submit(batch);
-
-	if (error)
-		return error;
-	if (batch->unresolved) {
-		error = batch_submit_unresolved(batch, NULL);
-		if (error <= 0)
-			return error;
-	}
-	error = batch_prepare(batch);
-	if (error)
-		return error;
-	atomic_store_explicit(&batch->state, WH_BATCH_RUNNING, memory_order_release);
-	batch_start_fragments(batch);
-	return 0;
-}
-
-int wh_batch_submit_when(struct wh_batch *batch, struct wh_event_wait *wait)
+/* All of a submission but starting the fragments, or all of it for a batch that has to ask for
+ * regions. 0: it was submitted; 1: start it; or a negative errno. */
+static inline int batch_begin_submit(struct wh_batch *batch, struct wh_event_wait *wait)
 {
 	int error = batch_check_submit(batch);
 
@@ -366,8 +349,26 @@ int wh_batch_submit_when(struct wh_batch *batch, struct wh_event_wait *wait)
 			return error;
 	}
 	error = batch_prepare(batch);
-	if (error)
-		return error;
+	return error ? error : 1;
+}
+
+int wh_batch_submit(struct wh_batch *batch)
+{
+	int todo = batch_begin_submit(batch, NULL);
+
+	if (todo <= 0)
+		return todo;
+	atomic_store_explicit(&batch->state, WH_BATCH_RUNNING, memory_order_release);
+	batch_start_fragments(batch);
+	return 0;
+}
+
+int wh_batch_submit_when(struct wh_batch *batch, struct wh_event_wait *wait)
+{
+	int todo = batch_begin_submit(batch, wait);
+
+	if (todo <= 0)
+		return todo;
 	batch_start_when(batch, wait);
 	return 0;
 }

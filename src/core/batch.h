@@ -21,6 +21,7 @@
 #include "core/counters.h"
 #include "core/notification.h"
 #include "core/queue.h"
+#include "core/worker.h"
 #include "memory/region-reader.h"
 #include "transport/core.h"
 #include "transport/fragment.h"
@@ -94,7 +95,7 @@ struct wh_batch {
 	pthread_mutex_t text_lock;
 	char text[WH_TEXT_MAX];
 	struct wh_queue_entry queued;
-	struct wh_list callback_link; /* engine.callbacks.due */
+	struct wh_work callback_work; /* for engine.callbacks */
 	uint32_t callback_due; /* callbacks not yet begun; under engine.callbacks.lock, as next */
 	int callback_status; /* of the latest submission that has ended */
 	struct wh_list notify_link; /* peer.notify_waiting, notify_sent or notify_early */

@@ -56,7 +56,7 @@ bool wh_engine_inside(const struct wh_engine *engine)
 {
 	const struct wh_loop *loop = wh_loop_current();
 
-	return wh_callbacks_here(&engine->callbacks) ||
+	return wh_worker_here(&engine->callbacks) ||
 	       (loop >= engine->loops && loop < engine->loops + engine->loop_count);
 }
 
@@ -509,8 +509,8 @@ static void engine_free(struct wh_engine *engine)
 {
 	wh_hash_free(&engine->sessions_by_id);
 	pthread_mutex_destroy(&engine->lock);
-	wh_worker_close(&engine->worker);
-	wh_callbacks_close(&engine->callbacks);
+	wh_worker_close(&engine->planner);
+	wh_worker_close(&engine->callbacks);
 	wh_region_windows_close(&engine->region_windows);
 	wh_warm_up_close(engine->early);
 	wh_gpus_close(engine->gpus);
@@ -528,8 +528,8 @@ static struct wh_engine *engine_new(void)
 	if (!engine)
 		return NULL;
 	pthread_mutex_init(&engine->lock, NULL);
-	wh_callbacks_init(&engine->callbacks);
-	wh_worker_init(&engine->worker);
+	wh_worker_init(&engine->callbacks);
+	wh_worker_init(&engine->planner);
 	wh_list_init(&engine->peers);
 	wh_list_init(&engine->sessions);
 	wh_memory_domain_init(&engine->memory);

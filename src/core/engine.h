@@ -94,8 +94,8 @@ struct wh_engine {
 	struct wh_statistics past; /* of closed peers; under lock */
 	struct wh_observer *observer; /* NULL: off */
 
-	struct wh_callbacks callbacks;
-	struct wh_worker worker; /* plans batches whose regions were asked for */
+	struct wh_worker callbacks; /* runs callbacks: callbacks.h */
+	struct wh_worker planner; /* plans batches whose regions were asked for: resolve.h */
 };
 
 /* -EPERM in a forked child, -EINVAL for NULL; else 0. At the top of every public function. */

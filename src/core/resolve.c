@@ -208,7 +208,7 @@ static void resolution_part_ended(struct wh_resolution *r, int error)
 	if (error)
 		atomic_compare_exchange_strong(&r->error, &none, error);
 	if (atomic_fetch_sub(&r->left, 1) == 1)
-		wh_worker_put(&r->batch->peer->engine->worker, &r->work);
+		wh_worker_put(&r->batch->peer->engine->planner, &r->work);
 }
 
 static void resolution_ids_answered(struct wh_asked *asked, int error)

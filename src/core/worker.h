@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A thread for work that may wait for loop 0, and so cannot run on it: planning batches whose
- * regions the peer has just told. */
+/* A thread that runs one work after the other, for what may block and so cannot run on a loop. */
 #ifndef WH_CORE_WORKER_H
 #define WH_CORE_WORKER_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 
 #include "util/list.h"
@@ -19,14 +19,26 @@ struct wh_worker {
 	pthread_cond_t wake;
 	struct wh_list due; /* struct wh_work, the oldest first */
 	pthread_t thread;
-	bool started, stop;
+	atomic_bool started;
+	bool stop;
 };
 
 void wh_worker_init(struct wh_worker *worker);
-/* Start the thread, once. Any thread. 0, or a negative errno with its text. */
-int wh_worker_start(struct wh_worker *worker);
+/* Start the thread, once; `name` is what tools show. Any thread. 0, or a negative errno with its
+ * text. */
+int wh_worker_start(struct wh_worker *worker, const char *name);
 /* Have the work run, on a worker that was started. Any thread; does not wait. */
 void wh_worker_put(struct wh_worker *worker, struct wh_work *work);
+/* As wh_worker_here(), where the thread runs. */
+bool wh_worker_is_current(const struct wh_worker *worker);
+
+/* Is the calling thread the worker's? Every submission and wait asks. */
+static inline bool wh_worker_here(const struct wh_worker *worker)
+{
+	return atomic_load_explicit(&worker->started, memory_order_relaxed) &&
+	       wh_worker_is_current(worker);
+}
+
 /* End the thread. No work is left. */
 void wh_worker_close(struct wh_worker *worker);
 
