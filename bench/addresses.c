@@ -18,6 +18,7 @@
 #include <wherry/wherry.h>
 
 #include "bench/machine.h"
+#include "timing.h"
 
 #define REGION 65536 /* bytes */
 #define REGIONS_MOST 1000
@@ -38,33 +39,6 @@ struct lists {
 	struct wh_address_transfer by_address[TRANSFERS];
 };
 
-static _Noreturn void addresses_die(const char *what)
-{
-	fprintf(stderr, "addresses: %s: %s\n", what, wh_error_text());
-	exit(1);
-}
-
-static double addresses_now(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
-}
-
-static int double_compare(const void *a, const void *b)
-{
-	double x = *(const double *)a, y = *(const double *)b;
-
-	return (x > y) - (x < y);
-}
-
-static double median(double *values, unsigned count)
-{
-	qsort(values, count, sizeof(values[0]), double_compare);
-	return values[count / 2];
-}
-
 /* ---- engines --------------------------------------------------------------------------------- */
 
 static void side_open(struct side *side, const char *listen)
@@ -74,7 +48,7 @@ static void side_open(struct side *side, const char *listen)
 
 	if (wh_engine_open(&options, &side->engine) ||
 	    wh_memory_alloc(side->engine, (size_t)REGIONS_MOST * REGION, NULL, &memory))
-		addresses_die("engine");
+		timing_die("addresses", "engine");
 	side->memory = memory;
 	memset(memory, 1, (size_t)REGIONS_MOST * REGION);
 }
@@ -87,20 +61,20 @@ static void side_register(struct side *side, unsigned count)
 	for (unsigned i = 0; i < count; i++)
 		if (wh_region_register(side->engine, side->memory + (size_t)i * REGION, REGION,
 				       &options, &side->regions[i]))
-			addresses_die("register");
+			timing_die("addresses", "register");
 }
 
 static void side_unregister(struct side *side, unsigned count)
 {
 	for (unsigned i = 0; i < count; i++)
 		if (wh_region_unregister(side->regions[i]))
-			addresses_die("unregister");
+			timing_die("addresses", "unregister");
 }
 
 static void side_close(struct side *side)
 {
 	if (wh_memory_free(side->engine, side->memory) || wh_engine_close(side->engine))
-		addresses_die("close");
+		timing_die("addresses", "close");
 }
 
 /* ---- lists ----------------------------------------------------------------------------------- */
@@ -144,14 +118,14 @@ static double lists_add(struct wh_batch *batch, const struct lists *lists, bool 
 	int error = 0;
 
 	if (wh_batch_clear(batch))
-		addresses_die("clear");
-	begun = addresses_now();
+		timing_die("addresses", "clear");
+	begun = timing_now();
 	for (unsigned i = 0; i < TRANSFERS && !error; i += each)
 		error = by_address ? wh_batch_add_address(batch, &lists->by_address[i], each) :
 				     wh_batch_add(batch, &lists->by_region[i], each);
-	ns = addresses_now() - begun;
+	ns = timing_now() - begun;
 	if (error)
-		addresses_die("add");
+		timing_die("addresses", "add");
 	return ns / TRANSFERS;
 }
 
@@ -162,14 +136,14 @@ static json_t *lists_measure(struct wh_peer *peer, const struct lists *lists, un
 	struct wh_batch *batch;
 
 	if (wh_batch_new(peer, NULL, &batch))
-		addresses_die("batch");
+		timing_die("addresses", "batch");
 	lists_add(batch, lists, true, TRANSFERS); /* makes room, and touches all */
 	for (unsigned i = 0; i < 2 * turns; i++)
 		ns[i % 2][i / 2] = lists_add(batch, lists, i % 2, each);
 	if (wh_batch_free(batch))
-		addresses_die("batch");
-	named = median(ns[0], turns);
-	found = median(ns[1], turns);
+		timing_die("addresses", "batch");
+	named = timing_median(ns[0], turns);
+	found = timing_median(ns[1], turns);
 	printf("%8u %-10s %6u %10.1f %10.1f %+10.1f\n", regions, random ? "random" : "in turn",
 	       each, named, found, found - named);
 	return json_pack("{s:i, s:s, s:i, s:f, s:f}", "regions", (int)regions, "order",
@@ -195,7 +169,7 @@ static json_t *lists_rows(struct side *local, struct side *remote, struct wh_pee
 		for (unsigned i = 0; i < count; i++)
 			ids[i] = wh_region_id(remote->regions[i]);
 		if (wh_peer_prepare(peer, NULL, 0, ids, count, WH_FOREVER))
-			addresses_die("prepare");
+			timing_die("addresses", "prepare");
 		for (unsigned random = 0; random < 2; random++) {
 			lists_fill(&lists, local, remote, count, random);
 			json_array_append_new(
@@ -225,10 +199,10 @@ int main(int argc, char **argv)
 	side_open(&remote, "127.0.0.1:0");
 	side_open(&local, "none");
 	if (wh_peer_open(local.engine, wh_engine_url(remote.engine), NULL, &peer))
-		addresses_die("peer");
+		timing_die("addresses", "peer");
 	lists = lists_rows(&local, &remote, peer, turns);
 	if (wh_peer_close(peer))
-		addresses_die("peer");
+		timing_die("addresses", "peer");
 	side_close(&local);
 	side_close(&remote);
 	all = json_pack("{s:i, s:o, s:i, s:o}", "schema", 1, "environment",

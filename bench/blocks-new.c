@@ -19,6 +19,7 @@
 #include <wherry/wherry.h>
 
 #include "bench/machine.h"
+#include "timing.h"
 
 #define BLOCK 16 /* bytes */
 #define BLOCKS_MOST 1000000
@@ -40,33 +41,6 @@ struct lists {
 
 /* What is measured. */
 enum figure { NEW, SUBMIT, COPY_NEW, COPY, FIGURES };
-
-static _Noreturn void blocks_die(const char *what)
-{
-	fprintf(stderr, "blocks-new: %s: %s\n", what, wh_error_text());
-	exit(1);
-}
-
-static double blocks_now(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
-}
-
-static int double_compare(const void *a, const void *b)
-{
-	double x = *(const double *)a, y = *(const double *)b;
-
-	return (x > y) - (x < y);
-}
-
-static double median(double *values, unsigned count)
-{
-	qsort(values, count, sizeof(values[0]), double_compare);
-	return values[count / 2];
-}
 
 /* Each of `count` blocks once, in random order. */
 static void lists_fill(struct lists *lists, const unsigned char *pool, uint32_t count,
@@ -107,7 +81,7 @@ static double form_prepare(struct wh_peer *peer, const struct wh_base *base, str
 		.bases = form == ADDRESSES ? NULL : base,
 		.base_count = form == ADDRESSES ? 0 : 1,
 	};
-	double begun = blocks_now();
+	double begun = timing_now();
 
 	switch (form) {
 	case OFFSETS:
@@ -132,8 +106,8 @@ static double form_prepare(struct wh_peer *peer, const struct wh_base *base, str
 		break;
 	}
 	if (wh_blocks_new(peer, &desc, blocks))
-		blocks_die("prepare");
-	return blocks_now() - begun;
+		timing_die("blocks-new", "prepare");
+	return timing_now() - begun;
 }
 
 /* ns of a submission; it has completed on return. */
@@ -143,36 +117,36 @@ static double blocks_submit(struct wh_peer *peer, struct wh_blocks *blocks)
 	double begun, ns = 0;
 
 	if (wh_batch_new(peer, NULL, &batch) || wh_batch_add_blocks(batch, blocks))
-		blocks_die("batch");
+		timing_die("blocks-new", "batch");
 	/* The first one chooses the route. */
 	for (int i = 0; i < 2; i++) {
-		begun = blocks_now();
+		begun = timing_now();
 		if (wh_batch_submit(batch))
-			blocks_die("submit");
-		ns = blocks_now() - begun;
+			timing_die("blocks-new", "submit");
+		ns = timing_now() - begun;
 		if (wh_batch_wait_for(batch, WH_FOREVER) || wh_batch_status(batch))
-			blocks_die("move");
+			timing_die("blocks-new", "move");
 	}
 	if (wh_batch_free(batch))
-		blocks_die("batch");
+		timing_die("blocks-new", "batch");
 	return ns;
 }
 
 /* ns of copying both lists of the prepared form into new memory. */
 static double lists_copy_new(const struct lists sides[2], uint32_t count)
 {
-	double begun = blocks_now(), ns;
+	double begun = timing_now(), ns;
 	void *copies[2];
 
 	for (int i = 0; i < 2; i++) {
 		copies[i] = malloc(count * sizeof(uint64_t));
 		if (!copies[i])
-			blocks_die("memory");
+			timing_die("blocks-new", "memory");
 		memcpy(copies[i], sides[i].offsets, count * sizeof(uint64_t));
 		/* The copy is used. */
 		__asm__ volatile("" : : "r"(copies[i]) : "memory");
 	}
-	ns = blocks_now() - begun;
+	ns = timing_now() - begun;
 	free(copies[0]);
 	free(copies[1]);
 	return ns;
@@ -180,13 +154,13 @@ static double lists_copy_new(const struct lists sides[2], uint32_t count)
 
 static double lists_copy(struct lists sides[2], uint32_t count)
 {
-	double begun = blocks_now();
+	double begun = timing_now();
 
 	for (int i = 0; i < 2; i++) {
 		memcpy(sides[i].converted, sides[i].offsets, count * sizeof(uint64_t));
 		__asm__ volatile("" : : "r"(sides[i].converted) : "memory");
 	}
-	return blocks_now() - begun;
+	return timing_now() - begun;
 }
 
 static void count_measure(struct wh_peer *peer, const struct wh_base *base, struct lists sides[2],
@@ -210,8 +184,8 @@ static void count_measure(struct wh_peer *peer, const struct wh_base *base, stru
 	}
 	for (enum form form = STRIDE; form < FORMS; form++) {
 		for (enum figure i = NEW; i < FIGURES; i++)
-			figures[i] = median(ns[form][i], turns) / count;
-		least = ns[form][SUBMIT][0] / count; /* median() has sorted them */
+			figures[i] = timing_median(ns[form][i], turns) / count;
+		least = ns[form][SUBMIT][0] / count; /* timing_median() has sorted them */
 		printf("%8u %-10s %10.3f %10.3f %10.3f %12.3f %10.3f\n", count, form_names[form],
 		       figures[NEW], figures[SUBMIT], least, figures[COPY_NEW], figures[COPY]);
 		json_array_append_new(rows,
@@ -246,11 +220,11 @@ int main(int argc, char **argv)
 	}
 	rows = json_array();
 	if (wh_engine_open(&options, &engine) || wh_peer_open(engine, "self", NULL, &peer))
-		blocks_die("engine");
+		timing_die("blocks-new", "engine");
 	for (int i = 0; i < 2; i++) {
 		if (wh_memory_alloc(engine, POOL, NULL, &pools[i]) ||
 		    wh_region_register(engine, pools[i], POOL, NULL, &regions[i]))
-			blocks_die("memory");
+			timing_die("blocks-new", "memory");
 		memset(pools[i], 1, POOL);
 	}
 	base = (struct wh_base){ .local = regions[0], .remote = wh_region_id(regions[1]) };
@@ -263,9 +237,9 @@ int main(int argc, char **argv)
 	}
 	for (int i = 0; i < 2; i++)
 		if (wh_region_unregister(regions[i]) || wh_memory_free(engine, pools[i]))
-			blocks_die("close");
+			timing_die("blocks-new", "close");
 	if (wh_peer_close(peer) || wh_engine_close(engine))
-		blocks_die("close");
+		timing_die("blocks-new", "close");
 	all = json_pack("{s:i, s:o, s:i, s:i, s:o}", "schema", 1, "environment",
 			machine_describe_run(NULL, config), "turns", (int)turns, "block_bytes",
 			BLOCK, "rows", rows);

@@ -18,6 +18,7 @@
 #include <wherry/wherry.h>
 
 #include "bench/machine.h"
+#include "timing.h"
 
 #define WRITES 10
 #define TURNS_MOST 1000
@@ -33,29 +34,15 @@ struct turn {
 	double prepare, write[WRITES];
 };
 
-static _Noreturn void first_die(const char *what)
-{
-	fprintf(stderr, "first: %s: %s\n", what, wh_error_text());
-	exit(1);
-}
-
-static double first_now(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
-}
-
 static void turn_write(struct wh_batch *batch, double ns[WRITES])
 {
 	for (unsigned i = 0; i < WRITES; i++) {
-		double begun = first_now();
+		double begun = timing_now();
 
 		if (wh_batch_submit(batch) || wh_batch_wait_for(batch, WH_FOREVER) ||
 		    wh_batch_status(batch))
-			first_die("write");
-		ns[i] = first_now() - begun;
+			timing_die("first", "write");
+		ns[i] = timing_now() - begun;
 	}
 }
 
@@ -76,25 +63,18 @@ static void turn_run(const struct run *run, const char *const *config, bool prep
 	    wh_peer_find(peer, run->name, WH_FOREVER, &remote) ||
 	    wh_region_register(engine, run->memory, run->size, NULL, &transfer.local) ||
 	    wh_batch_new(peer, NULL, &batch))
-		first_die("engine");
+		timing_die("first", "engine");
 	transfer.remote = remote.id;
-	begun = first_now();
+	begun = timing_now();
 	if (prepares && wh_peer_prepare(peer, &transfer.local, 1, &remote.id, 1, WH_FOREVER))
-		first_die("prepare");
-	turn->prepare = first_now() - begun;
+		timing_die("first", "prepare");
+	turn->prepare = timing_now() - begun;
 	if (wh_batch_add(batch, &transfer, 1))
-		first_die("batch");
+		timing_die("first", "batch");
 	turn_write(batch, turn->write);
 	if (wh_batch_free(batch) || wh_region_unregister(transfer.local) || wh_peer_close(peer) ||
 	    wh_engine_close(engine))
-		first_die("close");
-}
-
-static int double_compare(const void *a, const void *b)
-{
-	double x = *(const double *)a, y = *(const double *)b;
-
-	return (x > y) - (x < y);
+		timing_die("first", "close");
 }
 
 /* The median over the turns of the double at `offset` in a turn; us. */
@@ -104,8 +84,7 @@ static double turns_median(const struct turn *turns, unsigned count, size_t offs
 
 	for (unsigned i = 0; i < count; i++)
 		memcpy(&values[i], (const char *)&turns[i] + offset, sizeof(values[i]));
-	qsort(values, count, sizeof(values[0]), double_compare);
-	return values[count / 2] / 1e3;
+	return timing_median(values, count) / 1e3;
 }
 
 static json_t *turns_report(const char *route, bool prepared, const struct turn *turns,

@@ -21,6 +21,7 @@
 #include <wherry/wherry.h>
 
 #include "bench/machine.h"
+#include "timing.h"
 
 #define LENGTH 4096 /* bytes of a region */
 #define CHANGES 100
@@ -36,20 +37,6 @@ struct step {
 
 static const char *const settings[] = { "observe=off", "transports=tcp", NULL };
 
-static _Noreturn void regions_die(const char *what)
-{
-	fprintf(stderr, "regions: %s: %s\n", what, wh_error_text());
-	exit(1);
-}
-
-static double regions_now(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
-}
-
 static unsigned long long loopback_bytes(void)
 {
 	/* Not /sys/class/net, which shows the namespace in which it was mounted. */
@@ -61,7 +48,7 @@ static unsigned long long loopback_bytes(void)
 		if (sscanf(line, " lo: %llu", &bytes) == 1)
 			break;
 	if (!file)
-		regions_die("/proc/self/net/dev");
+		timing_die("regions", "/proc/self/net/dev");
 	fclose(file);
 	return bytes;
 }
@@ -80,19 +67,11 @@ static unsigned long long loopback_settled(void)
 	return now;
 }
 
-static int double_compare(const void *a, const void *b)
-{
-	double x = *(const double *)a, y = *(const double *)b;
-
-	return (x > y) - (x < y);
-}
-
 static json_t *step_report(struct step *step)
 {
 	double each = (double)step->bytes / step->count, median;
 
-	qsort(step->ns, step->count, sizeof(step->ns[0]), double_compare);
-	median = step->ns[step->count / 2];
+	median = timing_median(step->ns, step->count);
 	printf("%-24s %12.1f us %14llu bytes %12.0f each\n", step->name, median / 1e3, step->bytes,
 	       each);
 	return json_pack("{s:s, s:i, s:f, s:f, s:I}", "step", step->name, "count", (int)step->count,
@@ -108,11 +87,11 @@ static void peers_open(struct wh_engine *engine, const char *url, struct wh_peer
 	unsigned long long before = loopback_settled();
 
 	for (unsigned i = 0; i < step->count; i++) {
-		double begun = regions_now();
+		double begun = timing_now();
 
 		if (wh_peer_open(engine, url, NULL, &peers[i]))
-			regions_die("wh_peer_open");
-		step->ns[i] = regions_now() - begun;
+			timing_die("regions", "wh_peer_open");
+		step->ns[i] = timing_now() - begun;
 	}
 	step->bytes = loopback_settled() - before;
 }
@@ -123,11 +102,11 @@ static void peers_find(struct wh_peer **peers, struct step *step, uint64_t *id)
 	struct wh_remote remote;
 
 	for (unsigned i = 0; i < step->count; i++) {
-		double begun = regions_now();
+		double begun = timing_now();
 
 		if (wh_peer_find(peers[i], "wanted", 10000000000, &remote))
-			regions_die("wh_peer_find");
-		step->ns[i] = regions_now() - begun;
+			timing_die("regions", "wh_peer_find");
+		step->ns[i] = timing_now() - begun;
 	}
 	*id = remote.id;
 	step->bytes = loopback_settled() - before;
@@ -137,7 +116,7 @@ static void peers_find(struct wh_peer **peers, struct step *step, uint64_t *id)
 static void say(int fd)
 {
 	if (write(fd, "x", 1) != 1)
-		regions_die("write");
+		timing_die("regions", "write");
 }
 
 static void hear(int fd)
@@ -145,7 +124,7 @@ static void hear(int fd)
 	char byte;
 
 	if (read(fd, &byte, 1) != 1)
-		regions_die("read");
+		timing_die("regions", "read");
 }
 
 static json_t *peers_run(const char *url, unsigned count, int in, int out)
@@ -161,7 +140,7 @@ static json_t *peers_run(const char *url, unsigned count, int in, int out)
 
 	open.count = find.count = count;
 	if (!peers || wh_engine_open(&options, &engine))
-		regions_die("engine");
+		timing_die("regions", "engine");
 	peers_open(engine, url, peers, &open);
 	peers_find(peers, &find, &id);
 	json_array_append_new(steps, step_report(&open));
@@ -170,9 +149,9 @@ static json_t *peers_run(const char *url, unsigned count, int in, int out)
 	hear(in);
 	for (unsigned i = 0; i < count; i++)
 		if (wh_peer_close(peers[i]))
-			regions_die("wh_peer_close");
+			timing_die("regions", "wh_peer_close");
 	if (wh_engine_close(engine))
-		regions_die("wh_engine_close");
+		timing_die("regions", "wh_engine_close");
 	free(peers);
 	return steps;
 }
@@ -187,7 +166,7 @@ static void owner_register(struct wh_engine *engine, char *memory, size_t index,
 					     .access = WH_ACCESS_READ | WH_ACCESS_WRITE };
 
 	if (wh_region_register(engine, memory + index * LENGTH, LENGTH, &options, region))
-		regions_die("wh_region_register");
+		timing_die("regions", "wh_region_register");
 }
 
 static json_t *owner_changes(struct wh_engine *engine, char *memory, size_t index)
@@ -197,12 +176,12 @@ static json_t *owner_changes(struct wh_engine *engine, char *memory, size_t inde
 	struct wh_region *region;
 
 	for (unsigned i = 0; i < CHANGES; i++) {
-		double begun = regions_now();
+		double begun = timing_now();
 
 		owner_register(engine, memory, index, NULL, &region);
 		if (wh_region_unregister(region))
-			regions_die("wh_region_unregister");
-		step.ns[i] = regions_now() - begun;
+			timing_die("regions", "wh_region_unregister");
+		step.ns[i] = timing_now() - begun;
 	}
 	step.bytes = loopback_settled() - before;
 	return step_report(&step);
@@ -219,16 +198,16 @@ static void owner_run(unsigned count, int urls, int in, int out, int results)
 	json_t *row;
 
 	if (!regions || !memory || wh_engine_open(&options, &engine))
-		regions_die("engine");
+		timing_die("regions", "engine");
 	for (unsigned i = 0; i < count; i++)
 		owner_register(engine, memory, i, i ? NULL : "wanted", &regions[i]);
 	if (dprintf(urls, "%s\n", wh_engine_url(engine)) < 0)
-		regions_die("pipe");
+		timing_die("regions", "pipe");
 	hear(in);
 	row = owner_changes(engine, memory, count);
 	text = json_dumps(row, 0);
 	if (!text || dprintf(results, "%s", text) < 0)
-		regions_die("pipe");
+		timing_die("regions", "pipe");
 	close(results);
 	free(text);
 	json_decref(row);
@@ -256,7 +235,7 @@ int main(int argc, char **argv)
 		return 2;
 	}
 	if (pipe(to) || pipe(from) || pipe(urls) || pipe(results))
-		regions_die("pipe");
+		timing_die("regions", "pipe");
 	fflush(stdout);
 	owner = fork();
 	if (!owner) {
@@ -269,7 +248,7 @@ int main(int argc, char **argv)
 	close(urls[1]);
 	close(from[1]);
 	if (owner < 0 || read(urls[0], url, sizeof(url) - 1) <= 0)
-		regions_die("the owner's process");
+		timing_die("regions", "the owner's process");
 	end = strchr(url, '\n');
 	if (end)
 		*end = 0;
@@ -277,7 +256,7 @@ int main(int argc, char **argv)
 	file = fdopen(results[0], "r");
 	row = file ? json_loadf(file, 0, NULL) : NULL;
 	if (!row)
-		regions_die("the owner's figures");
+		timing_die("regions", "the owner's figures");
 	fclose(file);
 	json_array_append_new(steps, row);
 	say(to[1]);
