@@ -187,7 +187,7 @@ static void print_peer(const struct explanation *e)
 {
 	printf("peer     %s at %s, epoch %016" PRIx64 "\n", e->info.name, e->info.address,
 	       e->info.epoch);
-	printf("regions  %u\n", e->info.regions);
+	printf("regions  %zu%s\n", e->remote_count, e->more ? "+" : "");
 	for (size_t i = 0; i < e->remote_count; i++) {
 		const struct wh_remote *remote = &e->remotes[i];
 		char name[64], size[32];
@@ -368,7 +368,8 @@ static int print_json(struct explanation *e)
 	json_object_set_new(object, "peer",
 			    json_pack("{s:s, s:s, s:s}", "name", e->info.name, "address",
 				      e->info.address, "epoch", epoch));
-	json_object_set_new(object, "region_count", json_integer(e->info.regions));
+	json_object_set_new(object, "region_count", json_integer((json_int_t)e->remote_count));
+	json_object_set_new(object, "more_regions", json_boolean(e->more));
 	json_object_set_new(object, "regions", regions);
 	json_object_set_new(object, "size_bytes", json_integer((json_int_t)e->size));
 	json_object_set_new(object, "routes", routes);

@@ -633,12 +633,23 @@ for word in plain "32 MiB" shm routes "self:"; do
 	grep -q -F -e "$word" out
 	verdict "explain says $word" $?
 done
+grep -q "^regions  2$" out
+verdict "explain counts the regions" $?
 check "explain one region" 0 "plain" explain "$url/plain"
 check "explain a region that is not there" 2 "no region" explain "$url/hots"
 check "explain as JSON" 0 '"transport": "shm"' explain "$url" --json
 grep -q '"schema": 1' out
 verdict "explain's JSON has a schema" $?
 check "explain with a requirement" 0 "tcp" explain "$url" --require tcp
+
+# ---- ls ------------------------------------------------------------------------------------------
+
+check "ls lists the regions" 0 "plain" ls "$url"
+grep -q -E "^0x[0-9a-f]{16} 0x[0-9a-f]{16} 1 MiB +pageable  rw +plain$" out
+verdict "ls shows id, address, size, kind, rights and name" $?
+check "ls as JSON" 0 '"name": "plain"' ls "$url" --json
+check "ls of a region" 64 "names a region" ls "$url/plain"
+check "ls of nobody" 69 "cannot reach" ls wherry://127.0.0.1:1
 
 # ---- bench ---------------------------------------------------------------------------------------
 
