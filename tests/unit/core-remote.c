@@ -133,6 +133,32 @@ static void find__waits(void **state)
 	}
 }
 
+static void lookup__waits(void **state)
+{
+	struct wh_peer *const both[] = { peer, self };
+	struct wh_remote remote;
+	pthread_t thread;
+	uint64_t offset;
+
+	(void)state;
+	for (int i = 0; i < 2; i++) {
+		struct later later = { .name = "late" };
+
+		assert_int_equal(wh_peer_lookup(both[i], (uintptr_t)memory + 7, 5, WH_ANSWER,
+						&remote, &offset),
+				 -ENOENT);
+		assert_int_equal(pthread_create(&thread, NULL, add_later, &later), 0);
+		assert_int_equal(wh_peer_lookup(both[i], (uintptr_t)memory + 7, 5, PATIENCE,
+						&remote, &offset),
+				 0);
+		pthread_join(thread, NULL);
+		assert_int_equal(remote.id, wh_region_id(later.region));
+		assert_int_equal(offset, 7);
+		drop(later.region);
+		await_regions(0);
+	}
+}
+
 static void find_inside(void *arg)
 {
 	struct wh_remote remote;
@@ -369,6 +395,7 @@ int main(void)
 		TEST(find__by_name),
 		TEST(find__hidden),
 		TEST(find__waits),
+		TEST(lookup__waits),
 		TEST(find__in_a_callback),
 		TEST(find__the_peer_is_lost),
 		TEST(import__a_key),

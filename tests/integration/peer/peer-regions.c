@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "lib/fixture.h"
+#include "lib/proxy.h"
 
 #define LENGTH (1 << 20)
 #define MANY 3000 /* several questions long */
@@ -204,21 +205,28 @@ static void ask__wrong(void **state)
 	fixture_close(&f);
 }
 
-/* The owner does not answer: submitting returns, cancelling ends it. */
-static void ask__cancelled(void **state)
+/* A batch for 20 regions that are not known, of an owner that does not answer. */
+static struct wh_batch *stopped_open(struct fixture *f, const struct route *route)
 {
 	struct wh_batch *batch;
-	struct fixture f;
 	uint64_t ids[20];
-	int64_t start;
 	int memory;
 
-	fixture_open(&f, *state, LENGTH);
-	memory = child_memory(f.child, WH_MEMORY_SHARED, LENGTH);
-	regions_new(&f, memory, ids, 20, 64, ACCESS_BOTH);
-	batch = batch_of_ids(&f, ids, 20, WH_READ);
-	child_stop(f.child);
-	start = now();
+	fixture_open(f, route, LENGTH);
+	memory = child_memory(f->child, WH_MEMORY_SHARED, LENGTH);
+	regions_new(f, memory, ids, 20, 64, ACCESS_BOTH);
+	batch = batch_of_ids(f, ids, 20, WH_READ);
+	child_stop(f->child);
+	return batch;
+}
+
+/* Submitting returns, cancelling ends it. */
+static void ask__cancelled(void **state)
+{
+	struct fixture f;
+	struct wh_batch *batch = stopped_open(&f, *state);
+	int64_t start = now();
+
 	want(0, wh_batch_submit(batch));
 	want(-EAGAIN, wh_batch_test(batch));
 	want(-EAGAIN, wh_batch_wait_for(batch, 20 * MS));
@@ -234,16 +242,9 @@ static void ask__cancelled(void **state)
 /* The owner ends while it is asked. */
 static void ask__lost(void **state)
 {
-	struct wh_batch *batch;
 	struct fixture f;
-	uint64_t ids[20];
-	int memory;
+	struct wh_batch *batch = stopped_open(&f, *state);
 
-	fixture_open(&f, *state, LENGTH);
-	memory = child_memory(f.child, WH_MEMORY_SHARED, LENGTH);
-	regions_new(&f, memory, ids, 20, 64, ACCESS_BOTH);
-	batch = batch_of_ids(&f, ids, 20, WH_READ);
-	child_stop(f.child);
 	want(0, wh_batch_submit(batch));
 	child_kill(f.child);
 	want(0, wh_batch_wait_for(batch, PATIENCE));
@@ -252,10 +253,11 @@ static void ask__lost(void **state)
 	fixture_close_initiator(&f);
 }
 
-/* A queue, and a notification behind the bytes. */
+/* The notification comes behind the bytes. */
 static void ask__with_a_notification(void **state)
 {
 	struct wh_batch *batch;
+	struct note note;
 	struct fixture f;
 	uint64_t ids[5];
 	int memory;
@@ -266,8 +268,51 @@ static void ask__with_a_notification(void **state)
 	batch = batch_of_ids(&f, ids, 5, WH_WRITE);
 	want(0, wh_batch_notify(batch, 9, "there", 5));
 	want(0, batch_run(batch));
+	want(0, child_notification(f.child, PATIENCE, &note));
+	want(9, note.tag);
+	want(5, note.length);
+	want(0, memcmp(note.data, "there", 5));
 	want(0, wh_batch_free(batch));
 	fixture_close(&f);
+}
+
+/* After a lost connection what was known is known again, but for what has gone meanwhile. */
+static void ask__again_after_a_loss(void **state)
+{
+	static uint64_t ids[MANY + 1];
+	unsigned count = SCALE(MANY, 1100); /* more than one question has room for */
+	struct wh_batch *batch;
+	struct proxy *proxy;
+	struct fixture f;
+	uint32_t before;
+	int memory, gone;
+
+	fixture_open(&f, *state, LENGTH);
+	memory = child_memory(f.child, WH_MEMORY_SHARED, LENGTH);
+	regions_new(&f, memory, ids, count, 64, ACCESS_BOTH);
+	gone = child_region(f.child, memory, 0, 64, NULL, ACCESS_BOTH, &ids[count]);
+	want(0, wh_peer_close(f.peer));
+	proxy = proxy_start(f.child->url);
+	assert_non_null(proxy);
+	fixture_connect(&f, proxy_url(proxy));
+	want(0, wh_peer_prepare(f.peer, NULL, 0, ids, count + 1, PATIENCE));
+	before = known(&f);
+	want_true(before > count, "%u regions are known", before);
+	/* It goes while nothing gets through, and the news of it are lost with the connection. */
+	proxy_freeze(proxy, true);
+	want(0, child_unregister(f.child, gone));
+	want_true(proxy_cut(proxy, PROXY_CONTROL) > 0, "there is no connection");
+	proxy_freeze(proxy, false);
+	for (int64_t until = now() + PATIENCE;
+	     (wh_peer_status(f.peer) || known(&f) == before) && now() < until;)
+		sleep_ms(1);
+	want(before - 1, known(&f));
+	batch = batch_of_ids(&f, ids, count, WH_READ);
+	want(before - 1, known(&f));
+	want(0, batch_run(batch));
+	want(0, wh_batch_free(batch));
+	fixture_close(&f);
+	proxy_stop(proxy);
 }
 
 struct asker {
@@ -394,6 +439,7 @@ static const struct CMUnitTest tests[] = {
 	TEST_REMOTE_ROUTES(ask__cancelled),
 	TEST_REMOTE_ROUTES(ask__lost),
 	TEST_REMOTE_ROUTES(ask__with_a_notification),
+	TEST_OVER(ask__again_after_a_loss, tcp4),
 	TEST_REMOTE_ROUTES(ask__by_many_threads),
 	TEST_REMOTE_ROUTES(ask__by_a_key),
 	TEST_REMOTE_ROUTES(list__is_granted),

@@ -120,7 +120,7 @@ static void agree__owner_cannot(void **state)
 
 /* ---- damage ------------------------------------------------------------ */
 
-struct tally {
+struct totals {
 	unsigned int harmed; /* runs in which the proxy did its damage */
 	unsigned int opened, succeeded, failed, silent;
 	unsigned int notes, wrong_notes;
@@ -142,7 +142,7 @@ static uint64_t draw(uint64_t *seed, uint64_t below)
 }
 
 /* Take all notifications that have arrived. */
-static void take_notes(struct child *child, uint64_t run, int64_t patience, struct tally *tally)
+static void take_notes(struct child *child, uint64_t run, int64_t patience, struct totals *totals)
 {
 	static struct note note;
 	struct message got, right;
@@ -151,9 +151,9 @@ static void take_notes(struct child *child, uint64_t run, int64_t patience, stru
 		memset(&got, 0, sizeof(got));
 		memcpy(&got, note.data, note.length < sizeof(got) ? note.length : sizeof(got));
 		right = message_of(got.run);
-		tally->notes++;
+		totals->notes++;
 		if (note.length != sizeof(got) || got.run > run || got.sum != right.sum) {
-			tally->wrong_notes++;
+			totals->wrong_notes++;
 			print_error("run %llu: a wrong notification\n", (unsigned long long)run);
 		}
 		patience = 0;
@@ -161,7 +161,7 @@ static void take_notes(struct child *child, uint64_t run, int64_t patience, stru
 }
 
 /* Run one transfer, and check what it moved if it is said to be done. */
-static bool run_one(struct fixture *f, uint64_t run, uint32_t op, struct tally *tally)
+static bool run_one(struct fixture *f, uint64_t run, uint32_t op, struct totals *totals)
 {
 	struct message message = message_of(run);
 	struct wh_transfer transfer = transfer_of(f, op, op == WH_READ ? LENGTH : 0, 0, HALF);
@@ -182,13 +182,13 @@ static bool run_one(struct fixture *f, uint64_t run, uint32_t op, struct tally *
 		status = batch_now(batch);
 	}
 	if (status) {
-		tally->failed++;
+		totals->failed++;
 	} else {
 		wrong = op == WH_WRITE ? target_check(f, 0, HALF, 0, run) :
 					 pattern_check(f->local + LENGTH, HALF, HALF, run);
-		tally->succeeded++;
+		totals->succeeded++;
 		if (wrong != PATTERN_GOOD) {
-			tally->silent++;
+			totals->silent++;
 			print_error("run %llu: said to be done, with wrong bytes at %zu\n",
 				    (unsigned long long)run, wrong);
 		}
@@ -199,7 +199,7 @@ static bool run_one(struct fixture *f, uint64_t run, uint32_t op, struct tally *
 }
 
 /* Open the peer through the proxy, write with a notification, and read. */
-static void run_all(struct fixture *f, struct proxy *proxy, uint64_t run, struct tally *tally)
+static void run_all(struct fixture *f, struct proxy *proxy, uint64_t run, struct totals *totals)
 {
 	bool told;
 
@@ -208,11 +208,11 @@ static void run_all(struct fixture *f, struct proxy *proxy, uint64_t run, struct
 	if (wh_peer_open(f->engine, proxy_url(proxy), NULL, &f->peer))
 		return;
 	if (!wh_peer_find(f->peer, "target", SCALE(2, 8) * SECOND, &f->remote)) {
-		tally->opened++;
-		told = run_one(f, run, WH_WRITE, tally);
-		take_notes(f->child, run, told ? PATIENCE : 0, tally);
+		totals->opened++;
+		told = run_one(f, run, WH_WRITE, totals);
+		take_notes(f->child, run, told ? PATIENCE : 0, totals);
 		target_fill(f, 0, HALF, HALF, run);
-		run_one(f, run, WH_READ, tally);
+		run_one(f, run, WH_READ, totals);
 	}
 	want(0, wh_peer_close(f->peer));
 	f->peer = NULL;
@@ -237,7 +237,7 @@ static void damage__never_silent(void **state)
 	const char *const config[] = { without ? "integrity=none" : "integrity=crc32c",
 				       "timeout=1000", "connections=2", NULL };
 	struct child_options options = { .config = { "timeout=1000" } };
-	struct tally tally = { 0 };
+	struct totals totals = { 0 };
 	struct proxy_damage damage;
 	struct proxy *proxy;
 	struct fixture f;
@@ -252,20 +252,20 @@ static void damage__never_silent(void **state)
 	for (uint64_t run = 1; run <= runs; run++) {
 		damage = damage_of(&seed);
 		proxy_damage(proxy, &damage);
-		run_all(&f, proxy, run, &tally);
-		tally.harmed += proxy_damaged(proxy);
+		run_all(&f, proxy, run, &totals);
+		totals.harmed += proxy_damaged(proxy);
 	}
 	proxy_damage(proxy, NULL);
-	take_notes(f.child, runs, 0, &tally);
+	take_notes(f.child, runs, 0, &totals);
 	print_message("%u runs, %u harmed, %u opened; batches: %u succeeded, %u failed, %u silent; "
 		      "notifications: %u, %u wrong\n",
-		      runs, tally.harmed, tally.opened, tally.succeeded, tally.failed, tally.silent,
-		      tally.notes, tally.wrong_notes);
-	want_true(tally.harmed >= runs / 2, "the proxy did damage in %u of %u runs only",
-		  tally.harmed, runs);
-	want_true(tally.succeeded >= runs / 2, "%u batches succeeded", tally.succeeded);
-	want(0, tally.silent);
-	want(0, tally.wrong_notes);
+		      runs, totals.harmed, totals.opened, totals.succeeded, totals.failed,
+		      totals.silent, totals.notes, totals.wrong_notes);
+	want_true(totals.harmed >= runs / 2, "the proxy did damage in %u of %u runs only",
+		  totals.harmed, runs);
+	want_true(totals.succeeded >= runs / 2, "%u batches succeeded", totals.succeeded);
+	want(0, totals.silent);
+	want(0, totals.wrong_notes);
 	fixture_connect(&f, f.child->url);
 	round_trip(&f, 64, 64, 70000, 3);
 	fixture_close(&f);
@@ -295,7 +295,7 @@ static void damage__counted(void **state)
 				       .length = 1,
 				       .bit = 3 };
 	struct wh_engine_counters counters = { .size = sizeof(counters) };
-	struct tally tally = { 0 };
+	struct totals totals = { 0 };
 	struct proxy *proxy;
 	struct fixture f;
 
@@ -309,10 +309,10 @@ static void damage__counted(void **state)
 	want(0, wh_engine_open(&options, &f.engine));
 	want(0, wh_region_register(f.engine, f.local, 2 * LENGTH, NULL, &f.region));
 	proxy_damage(proxy, &damage);
-	run_all(&f, proxy, 1, &tally);
+	run_all(&f, proxy, 1, &totals);
 	want_true(proxy_damaged(proxy), "nothing was damaged");
-	want(2, tally.succeeded);
-	want(0, tally.silent);
+	want(2, totals.succeeded);
+	want(0, totals.silent);
 	want(1, warnings);
 	want(0, wh_engine_counters(f.engine, &counters, NULL));
 	want(1, counters.damaged);
