@@ -301,7 +301,7 @@ int http_start(const struct http_options *options, int listener, struct http_ser
 	if (!server->daemon)
 		goto err_free;
 	server->ready.fd = MHD_get_daemon_info(server->daemon, MHD_DAEMON_INFO_EPOLL_FD)->epoll_fd;
-	error = wh_loop_start(&server->loop, "wherry/http", false);
+	error = wh_loop_start(&server->loop, "wherry/http", false, NULL);
 	if (error)
 		goto err_daemon;
 	error = wh_loop_add(&server->loop, &server->ready, EPOLLIN);

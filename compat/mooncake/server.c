@@ -539,7 +539,7 @@ int wh_mooncake_serve(const struct wh_mooncake_server_options *options,
 	wh_mooncake_data_open(server);
 	error = server_listen(server, options->listen);
 	if (!error)
-		error = wh_loop_start(&server->loop, "wherry-mooncake", false);
+		error = wh_loop_start(&server->loop, "wherry-mooncake", false, NULL);
 	if (error)
 		goto err_free;
 	wh_loop_call(&server->loop, server_start, &begin);

@@ -55,6 +55,12 @@ struct wh_log_record {
 
 /* ---- engine ------------------------------------------------------------------------------- */
 
+enum wh_engine_flag {
+	/* The engine starts no thread: the program's threads make its progress, when they call
+	 * wh_engine_progress() or a function that waits. See wh_engine_progress(). */
+	WH_ENGINE_NO_THREADS = 1,
+};
+
 struct wh_engine_options {
 	size_t size;
 	/* The name that other engines see: at most 63 bytes of UTF-8 without control characters.
@@ -82,7 +88,7 @@ struct wh_engine_options {
 	/* Up to which level `log` is called: enum wh_log_level; 0: WH_LOG_INFO. The setting `log`
 	 * can raise it. */
 	uint32_t log_level;
-	uint32_t reserved; /* 0 */
+	uint32_t flags; /* enum wh_engine_flag, or-ed */
 };
 
 /* Open an engine: its listener, its progress threads, its transports. One per process is usually
@@ -94,7 +100,8 @@ struct wh_engine_options {
  * (OpenSSL, which proves the key, is missing). With a registry also -EEXIST (a live engine has the
  * name), -ELIBACC (a library for the registry is missing), -ECONNREFUSED, -EHOSTUNREACH,
  * -ETIMEDOUT, -ECONNRESET, -EACCES (user, password, certificate), -EPROTO. If the registry
- * disappears later, the engine continues and tries it again. */
+ * disappears later, the engine continues and tries it again. With WH_ENGINE_NO_THREADS also
+ * -EOPNOTSUPP: it cannot use a registry. */
 int wh_engine_open(const struct wh_engine_options *options, struct wh_engine **out);
 
 /* Close the engine. First close its peers, free its batches, queues and memory, and unregister its
@@ -112,6 +119,37 @@ const char *wh_engine_name(const struct wh_engine *engine);
 /* The engine's epoch: a random number, not zero, drawn when the engine is opened. It tells this
  * engine from a later one at the same address. */
 uint64_t wh_engine_epoch(const struct wh_engine *engine);
+
+/* ---- progress without threads --------------------------------------------------------------- */
+
+/* Make progress of an engine that was opened with WH_ENGINE_NO_THREADS. Serves what is due: data and
+ * control connections, copies, GPU jobs, heartbeats, peers' requests, callbacks. If nothing is due,
+ * waits up to `timeout` ns (0: does not wait) until something is. A call that finds a large copy
+ * moves about a MiB of it and returns; call again.
+ *
+ * Functions that wait drive the engine themselves while they wait: wh_peer_open(), _find(),
+ * _prepare() and _measure(), wh_batch_wait() and _cancel(), wh_queue_take(),
+ * wh_engine_notification(), wh_region_unregister(), wh_batch_free(), wh_peer_close(),
+ * wh_engine_close(); wh_batch_test(), and the last two with a timeout of 0, serve once what is due.
+ * All other functions do not: wh_batch_submit() starts a batch, and what follows needs progress.
+ * Callbacks run inside these functions, on the thread that calls them.
+ *
+ * Several threads may drive one engine: one of them serves at a time, the others sleep until it has
+ * served something, or take over.
+ *
+ * While no thread drives the engine, its peers are not served: reads of and writes to its memory
+ * stand still, unless they go by shared memory, RDMA or a GPU; peers' wh_region_unregister() of
+ * memory that this engine has mapped waits, and fails with -EBUSY; after the setting `timeout` of
+ * the peers (5 s by default) they take this engine for lost, and connect again when it answers.
+ *
+ * 1: something was served; 0: nothing was due in that time; -EOPNOTSUPP: the engine has threads;
+ * -EDEADLK: called from a callback; -EINVAL. */
+int wh_engine_progress(struct wh_engine *engine, int64_t timeout);
+
+/* A file descriptor that is readable when wh_engine_progress() would have something to do, timers
+ * included, for poll() and epoll. The engine owns it: do not read or close it. Call
+ * wh_engine_progress(engine, 0) when it is readable. -EOPNOTSUPP: the engine has threads. */
+int wh_engine_fd(const struct wh_engine *engine);
 
 /* ---- peers -------------------------------------------------------------------------------- */
 
@@ -139,7 +177,8 @@ struct wh_peer_options {
  * -EINVAL (arguments), -E2BIG, -ENOMEM; all other errors come with the completion, and
  * wh_peer_status() has their text. Another thread may take the completion before this call returns.
  * Until it comes the peer can be closed, and batches for it can be made, but not filled. Names are
- * looked up on a thread of their own, which ends with the look-up. */
+ * looked up on a thread of their own, which ends with the look-up; in an engine without threads the
+ * call looks the name of a host up itself, and blocks meanwhile. */
 int wh_peer_open(struct wh_engine *engine, const char *url, const struct wh_peer_options *options,
 		 struct wh_peer **out);
 

@@ -17,6 +17,7 @@
 #include "core/notification.h"
 #include "core/peer.h"
 #include "core/plan.h"
+#include "core/progress.h"
 #include "core/queue.h"
 #include "core/region.h"
 #include "core/resolve.h"
@@ -31,6 +32,7 @@
 #include "util/futex.h"
 #include "util/list.h"
 #include "util/loop.h"
+#include "util/turns.h"
 
 /* How long the work in flight of a cancelled batch may take to end before it is aborted. */
 #define CANCEL_PATIENCE (100 * WH_MS)
@@ -544,7 +546,9 @@ void wh_batch_finish(struct wh_batch *batch)
 	/* From here the batch may be freed. Wake the waiter last, since it may take this thread's
 	 * CPU at once. FUTEX_WAKE uses the address only, and a spurious wake is harmless. */
 	atomic_store_explicit(&batch->finishing, false, memory_order_release);
-	if (waited)
+	if (waited && engine->turns)
+		wh_turns_wake(engine->turns);
+	else if (waited)
 		wh_futex_wake(&batch->state);
 }
 
@@ -582,6 +586,19 @@ static void batch_progress(struct wh_batch *batch, int64_t deadline)
 	wh_fail_end(0);
 }
 
+/* In an engine without threads: give a turn, unless the batch has ended since `seen`. */
+static void batch_turn(struct wh_batch *batch, int64_t deadline)
+{
+	struct wh_engine *engine = batch->peer->engine;
+	uint64_t seen = wh_turns_seen(engine->turns);
+	uint32_t running = WH_BATCH_RUNNING;
+
+	/* The thread that finishes it wakes those that wait. */
+	if (atomic_compare_exchange_strong(&batch->state, &running, WH_BATCH_WAITED) ||
+	    running == WH_BATCH_WAITED)
+		wh_engine_turn(engine, seen, deadline);
+}
+
 int wh_batch_status(struct wh_batch *batch)
 {
 	int status = wh_batch_guard(batch, "wh_batch_status");
@@ -602,8 +619,11 @@ int wh_batch_test(struct wh_batch *batch)
 
 	if (error)
 		return error;
-	if (wh_batch_running(batch) && !wh_engine_inside(batch->peer->engine))
+	if (wh_batch_running(batch) && !wh_engine_inside(batch->peer->engine)) {
 		batch_progress(batch, 0);
+		if (batch->peer->engine->turns)
+			batch_turn(batch, 0);
+	}
 	if (wh_batch_running(batch))
 		return -EAGAIN;
 	if (atomic_load(&batch->state) == WH_BATCH_NEW)
@@ -615,15 +635,19 @@ int wh_batch_test(struct wh_batch *batch)
 static bool batch_wait_done(struct wh_batch *batch, int64_t deadline)
 {
 	bool spin = batch->peer->engine->config.number[WH_SETTING_SPIN];
+	bool threads = !batch->peer->engine->turns;
 	uint32_t running;
 
 	while (wh_batch_running(batch)) {
-		batch_progress(batch, deadline);
+		/* Without threads nobody serves the rest of the engine while a transport sleeps. */
+		batch_progress(batch, threads ? deadline : 0);
 		if (!wh_batch_running(batch))
 			break;
 		if (deadline != INT64_MAX && wh_now() >= deadline)
 			return false;
-		if (spin)
+		if (!threads)
+			batch_turn(batch, spin ? 0 : deadline);
+		if (spin || !threads)
 			continue;
 		running = WH_BATCH_RUNNING;
 		if (atomic_compare_exchange_strong(&batch->state, &running, WH_BATCH_WAITED) ||

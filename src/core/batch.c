@@ -12,6 +12,7 @@
 #include "core/counters.h"
 #include "core/engine.h"
 #include "core/peer.h"
+#include "core/progress.h"
 #include "core/queue.h"
 #include "core/region.h"
 #include "core/stream.h"
@@ -20,9 +21,11 @@
 #include "transport/blocks.h"
 #include "transport/fragment.h"
 #include "transport/transport.h"
+#include "util/clock.h"
 #include "util/config.h"
 #include "util/error.h"
 #include "util/options.h"
+#include "util/turns.h"
 
 int wh_batch_guard(const struct wh_batch *batch, const char *call)
 {
@@ -115,6 +118,17 @@ int wh_batch_clear(struct wh_batch *batch)
 	return 0;
 }
 
+/* How long to give turns before looking again whether another thread has run the callback. */
+#define CALLBACK_PAUSE WH_MS
+
+static void batch_await_callback(struct wh_engine *engine)
+{
+	if (engine->turns)
+		wh_engine_turn(engine, wh_turns_seen(engine->turns), wh_deadline(CALLBACK_PAUSE));
+	else
+		sched_yield();
+}
+
 int wh_batch_free(struct wh_batch *batch)
 {
 	int error;
@@ -129,7 +143,7 @@ int wh_batch_free(struct wh_batch *batch)
 	wh_batch_settle(batch);
 	/* Its callback is due or running. */
 	while (atomic_load_explicit(&batch->delivering, memory_order_acquire))
-		sched_yield();
+		batch_await_callback(batch->peer->engine);
 	if (batch->queue) {
 		wh_queue_forget(batch->queue, &batch->queued);
 		wh_queue_hold(batch->queue, -1);

@@ -39,6 +39,6 @@ void wh_callbacks_put(struct wh_worker *callbacks, struct wh_batch *batch, int s
 	if (!batch->callback_due++)
 		wh_list_append(&callbacks->due, &batch->callback_work.link);
 	/* Under the lock: the engine may close once the callback has run. */
-	pthread_cond_signal(&callbacks->wake);
+	wh_worker_signal(callbacks);
 	pthread_mutex_unlock(&callbacks->lock);
 }

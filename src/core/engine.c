@@ -17,6 +17,7 @@
 #include "core/notification.h"
 #include "core/observer.h"
 #include "core/peer.h"
+#include "core/progress.h"
 #include "core/region.h"
 #include "core/session.h"
 #include "gpu/staging.h"
@@ -34,6 +35,7 @@
 #include "util/loop.h"
 #include "util/options.h"
 #include "util/text.h"
+#include "util/turns.h"
 #include "window/view.h"
 #include "wire/wire.h"
 
@@ -137,6 +139,7 @@ static int engine_start_loops(struct wh_engine *engine)
 {
 	int64_t wanted = engine->config.number[WH_SETTING_THREADS];
 	bool spin = engine->config.number[WH_SETTING_SPIN] != 0;
+	struct wh_turns *turns = engine->turns;
 	long cpus = sysconf(_SC_NPROCESSORS_ONLN);
 	cpu_set_t may;
 	char name[24];
@@ -145,6 +148,8 @@ static int engine_start_loops(struct wh_engine *engine)
 	/* The CPUs that this process may use. */
 	if (!sched_getaffinity(0, sizeof(may), &may))
 		cpus = CPU_COUNT(&may);
+	if (turns)
+		wanted = 1;
 	/* One thread cannot keep up with several connections, even on two CPUs, nor four threads
 	 * with 16 connections. Spinning threads occupy their CPUs, so have fewer. */
 	if (!wanted)
@@ -154,7 +159,7 @@ static int engine_start_loops(struct wh_engine *engine)
 		return wh_fail(ENOMEM, "wh_engine_open: no memory");
 	while (engine->loop_count < (unsigned)wanted) {
 		snprintf(name, sizeof(name), "wherry/%u", engine->loop_count);
-		error = wh_loop_start(&engine->loops[engine->loop_count], name, spin);
+		error = wh_loop_start(&engine->loops[engine->loop_count], name, spin, turns);
 		if (error)
 			return error;
 		engine->loop_count++;
@@ -416,7 +421,7 @@ static const char *engine_registry_url(const struct wh_engine *engine, const cha
 	return *url && strcmp(url, "p2p") ? url : NULL;
 }
 
-/* Reject an invalid URL before anything is opened. */
+/* Reject an invalid URL before anything is opened. The registry's leases need a thread. */
 static int engine_check_registry(struct wh_engine *engine, const char *given)
 {
 	struct wh_registry_url parsed;
@@ -424,6 +429,10 @@ static int engine_check_registry(struct wh_engine *engine, const char *given)
 	int error = url ? wh_registry_url_parse(url, &parsed) : 0;
 
 	explicit_bzero(&parsed, sizeof(parsed));
+	if (url && !error && engine->turns)
+		error = wh_fail(EOPNOTSUPP,
+				"wh_engine_open: an engine without threads cannot use a registry, "
+				"whose leases are renewed by a thread; open its peers by address");
 	return error;
 }
 
@@ -518,6 +527,7 @@ static void engine_free(struct wh_engine *engine)
 	wh_memory_domain_destroy(&engine->memory);
 	wh_cuda_close(engine->cuda);
 	wh_trust_close(&engine->trust);
+	wh_turns_close(engine->turns);
 	free(engine);
 }
 
@@ -528,8 +538,8 @@ static struct wh_engine *engine_new(void)
 	if (!engine)
 		return NULL;
 	pthread_mutex_init(&engine->lock, NULL);
-	wh_worker_init(&engine->callbacks);
-	wh_worker_init(&engine->planner);
+	wh_worker_init(&engine->callbacks, NULL);
+	wh_worker_init(&engine->planner, NULL);
 	wh_list_init(&engine->peers);
 	wh_list_init(&engine->sessions);
 	wh_memory_domain_init(&engine->memory);
@@ -556,12 +566,14 @@ static int engine_configure(struct wh_engine *engine, const struct wh_engine_opt
 	if (!error)
 		error = engine_open_cuda(engine);
 	if (!error)
-		error = wh_gpus_open(engine->cuda, &engine->config, &engine->log, &engine->gpus);
+		error = wh_gpus_open(engine->cuda, &engine->config, &engine->log, engine->turns,
+				     &engine->gpus);
 	if (!error)
 		error = wh_region_windows_open(&engine->region_windows, engine->gpus,
 					       engine->config.text[WH_SETTING_WINDOW],
 					       &engine->log);
-	if (!error)
+	/* Without threads, the first transfer prepares what it needs. */
+	if (!error && !engine->turns)
 		error = wh_warm_up_open(&engine->regions, engine->gpus, &engine->log,
 					&engine->early);
 	if (!error)
@@ -583,14 +595,18 @@ static int engine_try_open(const struct wh_engine_options *given, struct wh_engi
 	error = wh_options_copy(&options, sizeof(options), given, sizeof(size_t), "wh_engine_open");
 	if (error)
 		return error;
-	if (options.log_level > WH_LOG_DEBUG || options.reserved)
+	if (options.log_level > WH_LOG_DEBUG || options.flags & ~WH_ENGINE_NO_THREADS)
 		return wh_fail(EINVAL, "wh_engine_open: options.%s is %u",
-			       options.reserved ? "reserved" : "log_level",
-			       options.reserved ? options.reserved : options.log_level);
+			       options.flags & ~WH_ENGINE_NO_THREADS ? "flags" : "log_level",
+			       options.flags & ~WH_ENGINE_NO_THREADS ? options.flags :
+									options.log_level);
 	engine = engine_new();
 	if (!engine)
 		return wh_fail(ENOMEM, "wh_engine_open: no memory");
-	error = engine_configure(engine, &options);
+	if (options.flags & WH_ENGINE_NO_THREADS)
+		error = wh_engine_be_driven(engine);
+	if (!error)
+		error = engine_configure(engine, &options);
 	if (error)
 		goto err_free;
 	engine->ours = mmap(NULL, (size_t)sysconf(_SC_PAGESIZE), PROT_READ | PROT_WRITE,

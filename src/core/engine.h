@@ -6,6 +6,9 @@
  * listeners, the handshakes and all control connections; sessions and the connecting side of peers
  * are used on loop 0 only, but for what has a lock of its own.
  *
+ * An engine without threads (WH_ENGINE_NO_THREADS) has one loop, which the threads that call in run:
+ * util/turns.h, core/progress.h.
+ *
  * Locks, outermost first: engine.lock, peer.lock, wh_region_table.lock, control.lock. None is held
  * while bytes move. memory/memory.h has those of the memory domain. peer.count_lock is innermost:
  * no lock is taken while it is held.
@@ -46,6 +49,7 @@ struct wh_gpus;
 struct wh_inbox;
 struct wh_observer;
 struct wh_registry;
+struct wh_turns;
 struct wh_warm_up;
 
 struct wh_engine {
@@ -58,6 +62,7 @@ struct wh_engine {
 	struct wh_log log;
 	atomic_bool warned_local; /* a peer of this host is reached by TCP: said once */
 
+	struct wh_turns *turns; /* WH_ENGINE_NO_THREADS: what runs the loops; NULL: threads do */
 	struct wh_loop *loops;
 	unsigned loop_count;
 	_Atomic unsigned next_loop;
@@ -75,7 +80,8 @@ struct wh_engine {
 	struct wh_memory_domain memory;
 	struct wh_cuda *cuda; /* never NULL; wh_cuda_ready() says why if GPUs cannot be used */
 	struct wh_gpus *gpus; /* what moves GPU memory, for all transports */
-	struct wh_warm_up *early; /* prepares staging buffers before peers need them */
+	/* prepares staging buffers before peers need them; NULL: the engine has no threads */
+	struct wh_warm_up *early;
 	void *transport[WH_TRANSPORT_COUNT];
 	uint8_t order[WH_TRANSPORT_COUNT]; /* transports that are on, best first */
 	unsigned order_count;

@@ -56,6 +56,11 @@ struct wh_loop *wh_engine_first_loop(const struct wh_engine *engine)
 	return &engine->loops[0];
 }
 
+struct wh_turns *wh_engine_turns(const struct wh_engine *engine)
+{
+	return engine->turns;
+}
+
 const uint8_t *wh_engine_host(const struct wh_engine *engine)
 {
 	return engine->identity.host;

@@ -27,6 +27,7 @@
 #include "core/batch.h"
 #include "core/engine.h"
 #include "core/notification.h"
+#include "core/progress.h"
 #include "core/session.h"
 #include "net/control.h"
 #include "net/quota.h"
@@ -39,6 +40,7 @@
 #include "util/loop.h"
 #include "util/options.h"
 #include "util/ready.h"
+#include "util/turns.h"
 #include "wire/bytes.h"
 #include "wire/wire.h"
 
@@ -114,12 +116,14 @@ static bool waiter_take(struct waiter *waiter, struct notification *notification
 	return !waiter->error;
 }
 
-static void waiter_end(struct waiter *waiter, struct notification *notification)
+static void waiter_end(struct wh_inbox *inbox, struct waiter *waiter,
+		       struct notification *notification)
 {
 	waiter_take(waiter, notification);
 	wh_list_remove(&waiter->link);
 	atomic_store(&waiter->ended, 1);
 	wh_futex_wake(&waiter->ended);
+	wh_turns_wake(inbox->engine->turns);
 }
 
 /* Hand it to the first call that waits for it with enough room. False: none does. */
@@ -131,7 +135,7 @@ static bool inbox_hand_over(struct wh_inbox *inbox, struct notification *notific
 		if (notification->length > waiter->out->capacity ||
 		    !notification_matches(notification, waiter->filter))
 			continue;
-		waiter_end(waiter, notification);
+		waiter_end(inbox, waiter, notification);
 		return true;
 	}
 	return false;
@@ -145,7 +149,7 @@ static void inbox_tell_short(struct wh_inbox *inbox, struct notification *notifi
 
 		next = l->next;
 		if (notification_matches(notification, waiter->filter))
-			waiter_end(waiter, notification);
+			waiter_end(inbox, waiter, notification);
 	}
 }
 
@@ -234,13 +238,24 @@ static bool inbox_begin(struct wh_inbox *inbox, struct waiter *waiter, bool may)
 	return waits;
 }
 
+/* In an engine without threads: give a turn, unless the call has ended. */
+static void inbox_turn(struct wh_inbox *inbox, struct waiter *waiter, int64_t deadline)
+{
+	uint64_t seen = wh_turns_seen(inbox->engine->turns);
+
+	if (!atomic_load(&waiter->ended))
+		wh_engine_turn(inbox->engine, seen, deadline);
+}
+
 static void inbox_wait(struct wh_inbox *inbox, struct waiter *waiter, int64_t deadline)
 {
 	bool spin = inbox->engine->config.number[WH_SETTING_SPIN];
 	int64_t start = wh_now(), now = start;
 
 	while (!atomic_load_explicit(&waiter->ended, memory_order_acquire) && now < deadline) {
-		if (!spin)
+		if (inbox->engine->turns)
+			inbox_turn(inbox, waiter, spin ? 0 : deadline);
+		else if (!spin)
 			wh_futex_wait(&waiter->ended, 0, deadline);
 		else if (now - start > WH_READY_QUIET)
 			sched_yield();
@@ -260,6 +275,8 @@ static int inbox_take(struct wh_inbox *inbox, const struct wh_notification_filte
 {
 	struct waiter waiter = { .filter = filter, .out = out };
 
+	if (!timeout && inbox->engine->turns && !wh_engine_inside(inbox->engine))
+		wh_engine_turn(inbox->engine, wh_turns_seen(inbox->engine->turns), 0);
 	if (inbox_begin(inbox, &waiter, timeout))
 		inbox_wait(inbox, &waiter, wh_deadline(timeout));
 	if (waiter.error == -EAGAIN)

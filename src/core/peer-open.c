@@ -20,6 +20,7 @@
 #include "util/loop.h"
 #include "util/options.h"
 #include "util/thread.h"
+#include "util/turns.h"
 
 /* ---- addresses ------------------------------------------------------------------------------ */
 
@@ -58,15 +59,12 @@ static int peer_resolve(struct wh_peer *peer)
 
 static int peer_wait_connected(struct wh_peer *peer)
 {
-	int64_t deadline = peer->connect_deadline;
-	struct timespec until = { deadline / WH_SECOND, deadline % WH_SECOND };
 	int late = 0, error = 0;
 
 	pthread_mutex_lock(&peer->lock);
 	while (atomic_load(&peer->state) != WH_PEER_CONNECTED && !peer->connect_error && !late)
-		late = deadline == INT64_MAX ?
-			       pthread_cond_wait(&peer->changed, &peer->lock) :
-			       pthread_cond_timedwait(&peer->changed, &peer->lock, &until);
+		late = wh_turns_cond_wait(peer->engine->turns, &peer->changed, &peer->lock,
+					  peer->connect_deadline);
 	if (atomic_load(&peer->state) == WH_PEER_CONNECTED)
 		error = 0;
 	else if (peer->connect_error)
@@ -157,11 +155,16 @@ static void *peer_resolver(void *argument)
 	return NULL;
 }
 
-/* Look the name up on a thread. */
+/* Look the name up on a thread; in an engine without threads, here. */
 static void peer_start_resolver(struct wh_peer *peer)
 {
 	int error;
 
+	if (peer->engine->turns) {
+		error = peer_resolve(peer);
+		peer_end_resolving(peer, error, wh_error_text());
+		return;
+	}
 	peer->resolving = true;
 	error = wh_thread_start(&peer->resolver, NULL, peer_resolver, peer);
 	if (!error)

@@ -5,12 +5,14 @@
 #include <stdlib.h>
 
 #include "core/engine.h"
+#include "core/progress.h"
 #include "core/queue.h"
 #include "util/clock.h"
 #include "util/config.h"
 #include "util/error.h"
 #include "util/list.h"
 #include "util/ready.h"
+#include "util/turns.h"
 
 struct wh_queue {
 	struct wh_engine *engine;
@@ -120,10 +122,14 @@ static void queue_unlink(struct wh_queue *queue, struct wh_queue_entry *entry)
 
 void wh_queue_put(struct wh_queue *queue, struct wh_queue_entry *entry)
 {
+	/* The queue may be freed once the entry has been taken. */
+	struct wh_turns *turns = queue->engine->turns;
+
 	pthread_mutex_lock(&queue->lock);
 	if (!entry->link.next)
 		queue_link(queue, entry);
 	pthread_mutex_unlock(&queue->lock);
+	wh_turns_wake(turns);
 }
 
 void wh_queue_forget(struct wh_queue *queue, struct wh_queue_entry *entry)
@@ -158,11 +164,30 @@ static int queue_take_now(struct wh_queue *queue, struct wh_completion *out, siz
 	return taken;
 }
 
+/* Wait until there is something to take. False: the deadline has passed. */
+static bool queue_wait(struct wh_queue *queue, int64_t deadline)
+{
+	struct wh_engine *engine = queue->engine;
+	bool spin = engine->config.number[WH_SETTING_SPIN];
+	uint64_t seen;
+
+	if (!engine->turns)
+		return spin ? wh_ready_spin(&queue->count, deadline) :
+			      wh_ready_wait(queue->fd, deadline);
+	for (;;) {
+		seen = wh_turns_seen(engine->turns);
+		if (atomic_load(&queue->count))
+			return true;
+		if (deadline != INT64_MAX && wh_now() >= deadline)
+			return false;
+		wh_engine_turn(engine, seen, spin ? 0 : deadline);
+	}
+}
+
 int wh_queue_take(struct wh_queue *queue, struct wh_completion *out, size_t max, int64_t timeout)
 {
 	int error = queue_guard(queue, "wh_queue_take");
 	int64_t deadline;
-	bool spin;
 	int taken;
 
 	if (error)
@@ -178,12 +203,15 @@ int wh_queue_take(struct wh_queue *queue, struct wh_completion *out, size_t max,
 	if (max > INT_MAX)
 		max = INT_MAX;
 	taken = queue_take_now(queue, out, max);
+	if (!taken && !timeout && queue->engine->turns && !wh_engine_inside(queue->engine)) {
+		wh_engine_turn(queue->engine, wh_turns_seen(queue->engine->turns), 0);
+		taken = queue_take_now(queue, out, max);
+	}
 	if (taken || !timeout)
 		return taken;
 	deadline = wh_deadline(timeout);
-	spin = queue->engine->config.number[WH_SETTING_SPIN];
 	/* Another waiter may have taken the completion that woke this one. */
-	while (spin ? wh_ready_spin(&queue->count, deadline) : wh_ready_wait(queue->fd, deadline)) {
+	while (queue_wait(queue, deadline)) {
 		taken = queue_take_now(queue, out, max);
 		if (taken)
 			return taken;

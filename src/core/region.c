@@ -25,6 +25,7 @@
 #include "util/error.h"
 #include "util/list.h"
 #include "util/options.h"
+#include "util/turns.h"
 #include "wire/wire.h"
 
 static int region_guard(const struct wh_region *region, const char *call)
@@ -378,6 +379,15 @@ static int region_withdraw(struct wh_engine *engine, struct wh_region *region)
 	return 0;
 }
 
+/* Wait until no peer's request uses the region any more. False: the deadline has passed. */
+static bool region_left(struct wh_engine *engine, struct wh_region_entry *entry, int64_t deadline)
+{
+	/* Without threads, requests end in turns. */
+	while (engine->turns && !wh_region_entry_left(entry, 0) && wh_now() < deadline)
+		wh_turns_pause(engine->turns, WH_MS);
+	return wh_region_entry_left(entry, deadline);
+}
+
 static int region_try_unregister(struct wh_region *region)
 {
 	int error = region_guard(region, "wh_region_unregister");
@@ -401,7 +411,7 @@ static int region_try_unregister(struct wh_region *region)
 	else
 		error = region_withdraw(engine, region);
 	pthread_mutex_unlock(&engine->lock);
-	if (!error && !wh_region_entry_left(entry, deadline))
+	if (!error && !region_left(engine, entry, deadline))
 		error = wh_fail(EBUSY,
 				"wh_region_unregister: region %#llx is still being copied for a "
 				"peer; it is unpublished, try again",

@@ -17,6 +17,7 @@
 #include "util/config.h"
 #include "util/error.h"
 #include "util/list.h"
+#include "util/turns.h"
 #include "wire/wire.h"
 
 /* ---- coming and going ----------------------------------------------------------------------- */
@@ -103,7 +104,7 @@ int wh_remote_add(struct wh_peer *peer, const struct wh_region_record *record)
 int wh_remote_remove(struct wh_peer *peer, uint64_t id, uint64_t address, uint64_t length)
 {
 	int64_t patience = peer->engine->config.number[WH_SETTING_TIMEOUT] * WH_MS / 2;
-	int64_t deadline = wh_deadline(patience);
+	int64_t deadline = wh_deadline(patience), entered = deadline;
 	struct wh_remote_region *region = remote_at(peer, id);
 
 	if (region && (!region->entry.used || wh_region_entry_id(&region->entry) != id))
@@ -112,7 +113,11 @@ int wh_remote_remove(struct wh_peer *peer, uint64_t id, uint64_t address, uint64
 		address = region->entry.address;
 		length = region->entry.length;
 		wh_region_table_close(&peer->regions, &region->entry, id);
-		if (!wh_region_entry_left(&region->entry, deadline))
+		/* Without threads the one that has entered it may be this thread, which gives a
+		 * turn while it waits for the peer. */
+		if (peer->engine->turns)
+			entered = 0;
+		if (!wh_region_entry_left(&region->entry, entered))
 			return -EBUSY;
 	}
 	for (unsigned i = 0; i < WH_TRANSPORT_COUNT; i++) {
@@ -155,6 +160,7 @@ void wh_remote_wake(struct wh_engine *engine)
 		pthread_cond_broadcast(&peer->changed);
 		pthread_mutex_unlock(&peer->lock);
 	}
+	wh_turns_wake(engine->turns);
 }
 
 /* ---- finding -------------------------------------------------------------------------------- */
@@ -237,12 +243,8 @@ struct patience {
 /* Wait until something about the peer has changed. Under peer.lock. */
 static void remote_wait_change(struct wh_peer *peer, struct patience *patience)
 {
-	struct timespec until = { patience->deadline / WH_SECOND, patience->deadline % WH_SECOND };
-
-	if (patience->deadline == INT64_MAX)
-		pthread_cond_wait(&peer->changed, &peer->lock);
-	else
-		patience->late = pthread_cond_timedwait(&peer->changed, &peer->lock, &until);
+	patience->late = wh_turns_cond_wait(peer->engine->turns, &peer->changed, &peer->lock,
+					    patience->deadline);
 }
 
 /* The region is not known, and the peer is connected: ask for it, or wait. Under peer.lock, which

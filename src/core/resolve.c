@@ -11,11 +11,14 @@
 #include "core/batch.h"
 #include "core/engine.h"
 #include "core/peer.h"
+#include "core/progress.h"
 #include "core/question.h"
 #include "core/worker.h"
 #include "transport/blocks.h"
+#include "util/clock.h"
 #include "util/error.h"
 #include "util/list.h"
+#include "util/turns.h"
 
 struct wh_resolution {
 	struct wh_batch *batch;
@@ -259,6 +262,7 @@ void wh_resolution_start(struct wh_resolution *r, struct wh_event_wait *wait)
 void wh_resolution_cancel(struct wh_batch *batch)
 {
 	struct wh_peer *peer = batch->peer;
+	struct wh_turns *turns = peer->engine->turns;
 	struct wh_resolution *r;
 	unsigned withdrawn = 0;
 
@@ -276,6 +280,10 @@ void wh_resolution_cancel(struct wh_batch *batch)
 	while (withdrawn--)
 		resolution_part_ended(r, -ECANCELED);
 	while (atomic_load_explicit(&batch->resolving, memory_order_acquire) &&
-	       wh_batch_running(batch))
-		sched_yield();
+	       wh_batch_running(batch)) {
+		if (turns)
+			wh_engine_turn(peer->engine, wh_turns_seen(turns), wh_deadline(WH_MS));
+		else
+			sched_yield();
+	}
 }

@@ -14,7 +14,6 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "core/engine.h"
 #include "core/region.h"
@@ -25,6 +24,7 @@
 #include "util/clock.h"
 #include "util/error.h"
 #include "util/list.h"
+#include "util/turns.h"
 #include "wire/bytes.h"
 #include "wire/wire.h"
 
@@ -368,7 +368,7 @@ static bool session_released(struct wh_engine *engine, uint64_t id, uint64_t rem
 int wh_sessions_released(struct wh_engine *engine, uint64_t id, int64_t deadline)
 {
 	int64_t begun = wh_now(), courtesy = begun + (deadline - begun) / 2;
-	struct timespec pause = { 0, 20000 };
+	int64_t pause = 20000; /* ns */
 	uint64_t removes, holders[HOLDERS];
 	char name[WH_NAME_MAX];
 	unsigned count;
@@ -388,9 +388,9 @@ int wh_sessions_released(struct wh_engine *engine, uint64_t id, int64_t deadline
 					       "region %#llx: %s can still access it; it is no "
 					       "longer published, try again",
 					       (unsigned long long)id, name);
-			nanosleep(&pause, NULL);
-			if (pause.tv_nsec < 1000000)
-				pause.tv_nsec *= 2;
+			wh_turns_pause(engine->turns, pause);
+			if (pause < WH_MS)
+				pause *= 2;
 		}
 	}
 	return 0;

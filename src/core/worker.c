@@ -32,8 +32,58 @@ static void *worker_main(void *argument)
 	return NULL;
 }
 
-void wh_worker_init(struct wh_worker *worker)
+bool wh_worker_run(struct wh_worker *worker)
 {
+	const struct wh_worker *before = worker_current;
+	struct wh_list due, *link;
+	bool any = false;
+
+	if (!worker->turns || !atomic_load_explicit(&worker->started, memory_order_relaxed))
+		return false;
+	wh_list_init(&due);
+	pthread_mutex_lock(&worker->lock);
+	/* Works that these put wait for the next time, so that the caller gives turns in between. */
+	while (!worker->busy && (link = wh_list_take(&worker->due)))
+		wh_list_append(&due, link);
+	any = !wh_list_empty(&due);
+	worker->busy |= any;
+	worker_current = any ? worker : before;
+	while ((link = wh_list_take(&due))) {
+		struct wh_work *work = wh_container(link, struct wh_work, link);
+
+		pthread_mutex_unlock(&worker->lock);
+		work->run(work);
+		pthread_mutex_lock(&worker->lock);
+	}
+	worker_current = before;
+	if (any)
+		worker->busy = false;
+	pthread_mutex_unlock(&worker->lock);
+	return any;
+}
+
+/* A turn does not run works: they may wait. */
+static bool worker_poll(struct wh_poller *poller)
+{
+	(void)poller;
+	return false;
+}
+
+static int64_t worker_next(struct wh_poller *poller)
+{
+	struct wh_worker *worker = wh_container(poller, struct wh_worker, poller);
+	bool due;
+
+	pthread_mutex_lock(&worker->lock);
+	due = !worker->busy && !wh_list_empty(&worker->due);
+	pthread_mutex_unlock(&worker->lock);
+	return due ? 0 : INT64_MAX;
+}
+
+void wh_worker_init(struct wh_worker *worker, struct wh_turns *turns)
+{
+	worker->turns = turns;
+	worker->poller = (struct wh_poller){ .poll = worker_poll, .next = worker_next };
 	pthread_mutex_init(&worker->lock, NULL);
 	pthread_cond_init(&worker->wake, NULL);
 	wh_list_init(&worker->due);
@@ -43,12 +93,17 @@ int wh_worker_start(struct wh_worker *worker, const char *name)
 {
 	int error = 0;
 
+	bool first;
+
 	pthread_mutex_lock(&worker->lock);
-	if (!atomic_load(&worker->started)) {
+	first = !atomic_load(&worker->started);
+	if (first && !worker->turns)
 		error = wh_thread_start(&worker->thread, name, worker_main, worker);
+	if (first)
 		atomic_store(&worker->started, !error);
-	}
 	pthread_mutex_unlock(&worker->lock);
+	if (first && worker->turns)
+		wh_turns_add_poller(worker->turns, &worker->poller);
 	return error ? wh_fail(error, "cannot start the thread %s: %s", name, strerror(error)) : 0;
 }
 
@@ -56,8 +111,14 @@ void wh_worker_put(struct wh_worker *worker, struct wh_work *work)
 {
 	pthread_mutex_lock(&worker->lock);
 	wh_list_append(&worker->due, &work->link);
-	pthread_cond_signal(&worker->wake);
+	wh_worker_signal(worker);
 	pthread_mutex_unlock(&worker->lock);
+}
+
+void wh_worker_signal(struct wh_worker *worker)
+{
+	pthread_cond_signal(&worker->wake);
+	wh_turns_ready(worker->turns);
 }
 
 bool wh_worker_is_current(const struct wh_worker *worker)
@@ -71,7 +132,9 @@ void wh_worker_close(struct wh_worker *worker)
 	worker->stop = true;
 	pthread_cond_signal(&worker->wake);
 	pthread_mutex_unlock(&worker->lock);
-	if (atomic_load(&worker->started))
+	if (atomic_load(&worker->started) && worker->turns)
+		wh_turns_remove_poller(worker->turns, &worker->poller);
+	else if (atomic_load(&worker->started))
 		pthread_join(worker->thread, NULL);
 	pthread_cond_destroy(&worker->wake);
 	pthread_mutex_destroy(&worker->lock);

@@ -11,6 +11,7 @@
 
 #include "gpu/stream.h"
 #include "util/list.h"
+#include "util/turns.h"
 
 /* One allocation of pinned memory, for semaphores or slots. It belongs to the primary context of
  * the pinning device: the application could destroy any other context. */
@@ -40,6 +41,8 @@ struct wh_gpus {
 	struct wh_gpu_context *contexts;
 	struct wh_gpu_stream
 		*_Atomic streams; /* grows at its head only; may be read without the lock */
+	struct wh_turns *turns; /* that poll instead of the GPU thread; NULL: there is one */
+	struct wh_poller poller;
 	bool started; /* the GPU thread runs */
 	pthread_t thread;
 
@@ -55,8 +58,12 @@ struct wh_gpus {
 	_Atomic uint32_t sleeping; /* futex; 1: the GPU thread sleeps, or is about to */
 };
 
-/* Start the GPU thread unless it runs. Under gpus.lock. 0 or a negative errno. */
+/* Start the GPU thread unless it runs, or turns poll instead. Under gpus.lock. 0 or a negative
+ * errno. */
 int wh_gpus_thread_start(struct wh_gpus *gpus);
+/* gpus.poller */
+bool wh_gpus_poll_turn(struct wh_poller *poller);
+int64_t wh_gpus_next_turn(struct wh_poller *poller);
 /* Free all semaphores and slots. None may be in use. */
 void wh_gpus_pinned_free(struct wh_gpus *gpus);
 

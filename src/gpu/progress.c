@@ -203,6 +203,20 @@ bool wh_gpus_cancel_event(struct wh_gpus *gpus, struct wh_event_wait *wait)
 	return waits;
 }
 
+/* ---- without a thread ------------------------------------------------------------------------ */
+
+bool wh_gpus_poll_turn(struct wh_poller *poller)
+{
+	return wh_gpus_poll(wh_container(poller, struct wh_gpus, poller));
+}
+
+int64_t wh_gpus_next_turn(struct wh_poller *poller)
+{
+	const struct wh_gpus *gpus = wh_container(poller, struct wh_gpus, poller);
+
+	return atomic_load(&gpus->jobs) ? POLL_INTERVAL : INT64_MAX;
+}
+
 /* ---- the thread ------------------------------------------------------------------------------ */
 
 static void progress_sleep(struct wh_gpus *gpus)
@@ -246,7 +260,7 @@ int wh_gpus_thread_start(struct wh_gpus *gpus)
 {
 	int error;
 
-	if (gpus->started)
+	if (gpus->started || gpus->turns)
 		return 0;
 	error = wh_thread_start(&gpus->thread, "wherry/gpu", progress_thread, gpus);
 	if (error)
@@ -261,6 +275,7 @@ void wh_gpus_job_added(struct wh_gpus *gpus)
 	/* Sequentially consistent, as in progress_sleep(): either this thread sees `sleeping`, or
 	 * the GPU thread sees the job. */
 	atomic_fetch_add(&gpus->jobs, 1);
+	wh_turns_ready(gpus->turns);
 	if (!atomic_load(&gpus->sleeping))
 		return;
 	atomic_store(&gpus->sleeping, 0);

@@ -87,9 +87,10 @@ struct wh_warm_up;
 int wh_warm_up_open(struct wh_region_table *regions, struct wh_gpus *gpus, const struct wh_log *log,
 		    struct wh_warm_up **out);
 /* Prepare staging for this engine's region of GPU memory, on the warm-up thread, because a peer may
- * soon transfer it. `region` is its id. Does not wait; any lock may be held. */
+ * soon transfer it. `region` is its id. Does not wait; any lock may be held. NULL: does nothing. */
 void wh_warm_up_region(struct wh_warm_up *warm_up, uint64_t region);
-/* Stop the warm-up thread and wait for it: for the region in progress, at most seconds. */
+/* Stop the warm-up thread and wait for it: for the region in progress, at most seconds. NULL is
+ * allowed. */
 void wh_warm_up_stop(struct wh_warm_up *warm_up);
 /* NULL is allowed. */
 void wh_warm_up_close(struct wh_warm_up *warm_up);

@@ -235,7 +235,7 @@ bool wh_gpus_describe(struct wh_gpus *gpus, const struct wh_cuda_device *device,
 /* ---- opening and closing --------------------------------------------------------------------- */
 
 int wh_gpus_open(struct wh_cuda *cuda, const struct wh_config *config, const struct wh_log *log,
-		 struct wh_gpus **out)
+		 struct wh_turns *turns, struct wh_gpus **out)
 {
 	struct wh_gpus *gpus = calloc(1, sizeof(*gpus));
 	cpu_set_t cpus;
@@ -255,6 +255,10 @@ int wh_gpus_open(struct wh_cuda *cuda, const struct wh_config *config, const str
 	}
 	gpus->many_cpus = sched_getaffinity(0, sizeof(cpus), &cpus) || CPU_COUNT(&cpus) > 4;
 	gpus->spin_for = gpus->many_cpus ? SPIN_FOR : SPIN_FOR_FEW_CPUS;
+	gpus->turns = turns;
+	gpus->poller = (struct wh_poller){ .poll = wh_gpus_poll_turn, .next = wh_gpus_next_turn };
+	if (turns)
+		wh_turns_add_poller(turns, &gpus->poller);
 	*out = gpus;
 	return 0;
 }
@@ -295,6 +299,8 @@ void wh_gpus_close(struct wh_gpus *gpus)
 	if (!gpus)
 		return;
 	wh_gpus_stop(gpus);
+	if (gpus->turns)
+		wh_turns_remove_poller(gpus->turns, &gpus->poller);
 	for (gpu = gpus->contexts; gpu; gpu = next) {
 		next = gpu->next;
 		context_close(gpu);

@@ -27,6 +27,7 @@
 
 struct wh_config;
 struct wh_log;
+struct wh_turns;
 
 /* What work on a stream costs: typical values, or measured by wh_gpu_stream_probe(). */
 struct wh_gpu_stream_cost {
@@ -116,10 +117,10 @@ struct wh_gpu_stream_turn {
 
 /* ---- an engine's GPUs ------------------------------------------------------------------------ */
 
-/* Does not load CUDA and does not start the GPU thread. The caller keeps `cuda`, `config` and `log`
- * until wh_gpus_close(). 0 or -ENOMEM. */
+/* Does not load CUDA and does not start the GPU thread. With `turns` there is no such thread: these
+ * poll. The caller keeps all of them until wh_gpus_close(). 0 or -ENOMEM. */
 int wh_gpus_open(struct wh_cuda *cuda, const struct wh_config *config, const struct wh_log *log,
-		 struct wh_gpus **out);
+		 struct wh_turns *turns, struct wh_gpus **out);
 /* End the GPU thread and wait for it. No job may be in flight. NULL is allowed. */
 void wh_gpus_stop(struct wh_gpus *gpus);
 /* Stop, and free all contexts, streams and pinned memory. No job may be in flight. NULL is allowed.

@@ -126,9 +126,11 @@ static void warm_up_start(struct wh_warm_up *warm_up)
 
 void wh_warm_up_region(struct wh_warm_up *warm_up, uint64_t region)
 {
-	uint32_t room = warm_up->room ? 2 * warm_up->room : 16;
+	uint32_t room = warm_up && warm_up->room ? 2 * warm_up->room : 16;
 	uint64_t *grown;
 
+	if (!warm_up)
+		return;
 	pthread_mutex_lock(&warm_up->lock);
 	if (warm_up->count == warm_up->room && !warm_up->stop) {
 		grown = realloc(warm_up->regions, room * sizeof(*grown));
@@ -166,6 +168,8 @@ void wh_warm_up_stop(struct wh_warm_up *warm_up)
 {
 	bool started;
 
+	if (!warm_up)
+		return;
 	pthread_mutex_lock(&warm_up->lock);
 	warm_up->stop = true;
 	started = warm_up->started;

@@ -37,6 +37,10 @@
  * the time of one chunk. */
 #define SPIN_TIME (30 * WH_MS / 1000)
 
+/* In an engine without threads: how many chunks a turn copies, a MiB, before it looks after the
+ * connections again. */
+#define TURN_CHUNKS 4u
+
 /* ---- bytes -------------------------------------------------------------------------------- */
 
 #ifdef __SSE2__
@@ -459,7 +463,41 @@ static bool chunk_copy(struct wh_copier *copier, struct wh_fragment *fragment)
 	return false;
 }
 
-/* ---- threads ------------------------------------------------------------------------------ */
+/* The queue that comes next; empty if both are. Under the lock. */
+static struct wh_list *copier_next_queue(struct wh_copier *copier)
+{
+	return wh_list_empty(&copier->latency) ? &copier->bulk : &copier->latency;
+}
+
+/* ---- threads, or turns -------------------------------------------------------------------- */
+
+static bool copier_poll(struct wh_poller *poller)
+{
+	struct wh_copier *copier = wh_container(poller, struct wh_copier, poller);
+	unsigned chunks = 0;
+
+	pthread_mutex_lock(&copier->lock);
+	for (; chunks < TURN_CHUNKS; chunks++) {
+		struct wh_list *queue = copier_next_queue(copier);
+
+		if (wh_list_empty(queue))
+			break;
+		chunk_copy(copier, wh_container(queue->next, struct wh_fragment, link));
+	}
+	pthread_mutex_unlock(&copier->lock);
+	return chunks;
+}
+
+static int64_t copier_next(struct wh_poller *poller)
+{
+	struct wh_copier *copier = wh_container(poller, struct wh_copier, poller);
+	bool busy;
+
+	pthread_mutex_lock(&copier->lock);
+	busy = !wh_list_empty(copier_next_queue(copier));
+	pthread_mutex_unlock(&copier->lock);
+	return busy ? 0 : INT64_MAX;
+}
 
 static void *copier_main(void *argument)
 {
@@ -467,8 +505,7 @@ static void *copier_main(void *argument)
 
 	pthread_mutex_lock(&copier->lock);
 	while (!copier->stop) {
-		struct wh_list *queue =
-			wh_list_empty(&copier->latency) ? &copier->bulk : &copier->latency;
+		struct wh_list *queue = copier_next_queue(copier);
 
 		if (wh_list_empty(queue)) {
 			copier->idle++;
@@ -498,17 +535,24 @@ static void copier_start_threads(struct wh_copier *copier)
 		copier->threads++;
 }
 
-void wh_copier_init(struct wh_copier *copier)
+void wh_copier_init(struct wh_copier *copier, struct wh_turns *turns)
 {
-	*copier = (struct wh_copier){ 0 };
+	*copier = (struct wh_copier){
+		.turns = turns,
+		.poller = { .poll = copier_poll, .next = copier_next },
+	};
 	pthread_mutex_init(&copier->lock, NULL);
 	pthread_cond_init(&copier->work, NULL);
 	wh_list_init(&copier->latency);
 	wh_list_init(&copier->bulk);
+	if (turns)
+		wh_turns_add_poller(turns, &copier->poller);
 }
 
 void wh_copier_destroy(struct wh_copier *copier)
 {
+	if (copier->turns)
+		wh_turns_remove_poller(copier->turns, &copier->poller);
 	pthread_mutex_lock(&copier->lock);
 	copier->stop = true;
 	pthread_cond_broadcast(&copier->work);
@@ -526,13 +570,14 @@ static bool copier_enqueue(struct wh_copier *copier, struct wh_fragment *fragmen
 {
 	bool latency = fragment->priority == WH_PRIORITY_LATENCY;
 
-	if (!copier->threads)
+	if (!copier->threads && !copier->turns)
 		copier_start_threads(copier);
-	if (!copier->threads)
+	if (!copier->threads && !copier->turns)
 		return false;
 	wh_list_append(latency ? &copier->latency : &copier->bulk, &fragment->link);
 	if (copier->idle)
 		pthread_cond_signal(&copier->work);
+	wh_turns_ready(copier->turns);
 	return true;
 }
 

@@ -18,6 +18,7 @@
 #include "transport/transport.h"
 #include "util/error.h"
 #include "util/list.h"
+#include "util/turns.h"
 
 /* The most that one chunk holds: bytes, and extents. */
 #define WH_CHUNK_BYTES (256u << 10)
@@ -25,7 +26,8 @@
 
 #define WH_COPIER_THREADS 2
 
-/* Threads of one transport in one engine. They start when the first fragment is queued. */
+/* Threads of one transport in one engine. They start when the first fragment is queued. In an engine
+ * without threads a poller copies, in the turns of the program's threads. */
 struct wh_copier {
 	pthread_mutex_t lock; /* of all below, and of the cursors of queued fragments */
 	pthread_cond_t work;
@@ -33,6 +35,8 @@ struct wh_copier {
 	pthread_t thread[WH_COPIER_THREADS];
 	unsigned threads, idle;
 	bool stop;
+	struct wh_turns *turns; /* NULL: it has threads */
+	struct wh_poller poller;
 };
 
 /* Extents of one fragment whose remote memory is not mapped in this process. Their regions stay
@@ -81,7 +85,8 @@ struct wh_copier_peer {
 	char lost_text[WH_TEXT_MAX];
 };
 
-void wh_copier_init(struct wh_copier *copier);
+/* `turns`: what runs the engine instead of threads; NULL: threads do. */
+void wh_copier_init(struct wh_copier *copier, struct wh_turns *turns);
 /* Joins the threads. No fragment may be queued. */
 void wh_copier_destroy(struct wh_copier *copier);
 

@@ -42,6 +42,7 @@ struct wh_region_windows;
 struct wh_session;
 struct wh_channel;
 struct wh_tls_context;
+struct wh_turns;
 
 /* ---- the engine ----------------------------------------------------------------------------- */
 
@@ -62,6 +63,9 @@ struct wh_loop *wh_engine_first_loop(const struct wh_engine *engine);
 struct wh_loop *wh_engine_loop(struct wh_engine *engine);
 /* True on the engine's own threads, where waiting for the engine would never end. */
 bool wh_engine_inside(const struct wh_engine *engine);
+/* NULL: the engine has threads. Otherwise it starts none, and neither do its transports: what waits
+ * gives turns (util/turns.h), and work that raises no event is a poller. */
+struct wh_turns *wh_engine_turns(const struct wh_engine *engine);
 /* 16 bytes, as in wh_hello.host: engines with equal ones run in one network namespace of one host,
  * where unix sockets work. */
 const uint8_t *wh_engine_host(const struct wh_engine *engine);

@@ -12,6 +12,7 @@
 #include "util/clock.h"
 #include "util/error.h"
 #include "util/thread.h"
+#include "util/turns.h"
 
 #define BATCH 64 /* events taken from epoll at once */
 
@@ -119,6 +120,27 @@ static void call_run(struct wh_task *task)
 	pthread_mutex_unlock(&loop->lock);
 }
 
+static bool call_has_returned(void *argument)
+{
+	struct call *call = argument;
+	bool returned;
+
+	pthread_mutex_lock(&call->loop->lock);
+	returned = call->returned;
+	pthread_mutex_unlock(&call->loop->lock);
+	return returned;
+}
+
+/* This thread runs a turn, of another loop: the loop has no turn of its own meanwhile. */
+static void loop_borrow(struct wh_loop *loop, void (*function)(void *), void *argument)
+{
+	const struct wh_loop *before = current_loop;
+
+	current_loop = loop;
+	function(argument);
+	current_loop = before;
+}
+
 void wh_loop_call(struct wh_loop *loop, void (*function)(void *), void *argument)
 {
 	struct call call = {
@@ -132,7 +154,15 @@ void wh_loop_call(struct wh_loop *loop, void (*function)(void *), void *argument
 		function(argument);
 		return;
 	}
+	if (loop->turns && wh_turns_here(loop->turns)) {
+		loop_borrow(loop, function, argument);
+		return;
+	}
 	wh_loop_post(loop, &call.task);
+	if (loop->turns) {
+		wh_turns_wait(loop->turns, call_has_returned, &call, INT64_MAX);
+		return;
+	}
 	pthread_mutex_lock(&loop->lock);
 	while (!call.returned)
 		pthread_cond_wait(&loop->done, &loop->lock);
@@ -171,7 +201,7 @@ void wh_timer_clear(struct wh_timer *timer)
 	wh_list_remove(&timer->link);
 }
 
-static struct wh_timer *timer_first(struct wh_loop *loop)
+static struct wh_timer *timer_first(const struct wh_loop *loop)
 {
 	struct wh_timer *first = NULL;
 
@@ -400,9 +430,43 @@ static void *loop_main(void *argument)
 	return NULL;
 }
 
+/* ---- without a thread --------------------------------------------------------------------- */
+
+bool wh_loop_turn(struct wh_loop *loop)
+{
+	const struct wh_loop *before = current_loop;
+	struct epoll_event events[BATCH];
+	bool worked;
+	int count;
+
+	current_loop = loop;
+	atomic_store(&loop->sleeping, false);
+	worked = !wh_list_empty(&loop->spinners) && spinners_poll(loop);
+	count = epoll_wait(loop->epoll, events, BATCH, 0);
+	worked |= count > 0 || atomic_load(&loop->posted);
+	loop_deliver(loop, events, count);
+	tasks_run(loop);
+	timers_fire(loop);
+	current_loop = before;
+	return worked;
+}
+
+bool wh_loop_rest(struct wh_loop *loop)
+{
+	atomic_store(&loop->sleeping, true);
+	return atomic_load(&loop->posted);
+}
+
+int64_t wh_loop_next_timer(const struct wh_loop *loop)
+{
+	const struct wh_timer *timer = timer_first(loop);
+
+	return timer ? timer->at : INT64_MAX;
+}
+
 /* ---- start and stop ----------------------------------------------------------------------- */
 
-int wh_loop_start(struct wh_loop *loop, const char *name, bool spin)
+int wh_loop_start(struct wh_loop *loop, const char *name, bool spin, struct wh_turns *turns)
 {
 	int rc;
 
@@ -429,11 +493,16 @@ int wh_loop_start(struct wh_loop *loop, const char *name, bool spin)
 	rc = wh_loop_add(loop, &loop->waker, EPOLLIN);
 	if (rc)
 		goto err_close_wake;
-	rc = wh_thread_start(&loop->thread, name, loop_main, loop);
-	if (rc) {
-		rc = wh_fail(rc, "cannot start the thread %s: %s", name, strerror(rc));
-		goto err_close_wake;
+	if (turns) {
+		rc = wh_turns_add(turns, loop);
+	} else {
+		rc = wh_thread_start(&loop->thread, name, loop_main, loop);
+		if (rc)
+			rc = wh_fail(rc, "cannot start the thread %s: %s", name, strerror(rc));
 	}
+	if (rc)
+		goto err_close_wake;
+	loop->turns = turns;
 	return 0;
 
 err_close_wake:
@@ -449,8 +518,12 @@ err_destroy:
 void wh_loop_stop(struct wh_loop *loop)
 {
 	atomic_store(&loop->stop, true);
-	loop_wake(loop);
-	pthread_join(loop->thread, NULL);
+	if (loop->turns) {
+		wh_turns_remove(loop->turns, loop);
+	} else {
+		loop_wake(loop);
+		pthread_join(loop->thread, NULL);
+	}
 	close(loop->wake);
 	close(loop->epoll);
 	pthread_cond_destroy(&loop->done);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A progress loop: one thread that serves descriptors (epoll), tasks from other threads, timers
- * and, if it spins, functions to poll. */
+ * and, if it spins, functions to poll. A loop without a thread does the same in the turns that other
+ * threads give it: util/turns.h. Then "the loop's thread" is whichever thread runs its turn. */
 #ifndef WH_UTIL_LOOP_H
 #define WH_UTIL_LOOP_H
 
@@ -11,6 +12,8 @@
 #include <sys/epoll.h>
 
 #include "util/list.h"
+
+struct wh_turns;
 
 /* A file descriptor to watch. `ready` runs on the loop's thread. */
 struct wh_source {
@@ -37,8 +40,10 @@ struct wh_spinner {
 
 struct wh_loop {
 	int epoll, wake;
+	struct wh_turns *turns; /* that runs it; NULL: it has a thread */
+	struct wh_list turns_link; /* turns.loops */
 	pthread_t thread;
-	_Atomic pid_t tid; /* 0 until the thread runs */
+	_Atomic pid_t tid; /* 0 until the thread runs, and without one */
 	bool spin;
 	atomic_bool stop;
 	pthread_mutex_t lock; /* tasks */
@@ -48,7 +53,8 @@ struct wh_loop {
 	struct wh_list spinners; /* the loop's thread only */
 	struct wh_source waker; /* on `wake` */
 	atomic_bool posted; /* there are tasks */
-	atomic_bool sleeping; /* in epoll_wait, or about to be: only `wake` wakes it */
+	/* In epoll_wait, or about to be: only `wake` wakes it. Without a thread: between two turns. */
+	atomic_bool sleeping;
 	/* ns that the loop may stay awake idle: in all, and at most at a time; the loop's thread
 	 * only */
 	int64_t earned, patience;
@@ -57,11 +63,21 @@ struct wh_loop {
 	int batch_left;
 };
 
-/* Start the thread, named `name` (15 bytes are shown). 0, or a negative errno. */
-int wh_loop_start(struct wh_loop *loop, const char *name, bool spin);
+/* Start the thread, named `name` (15 bytes are shown); or, with `turns`, have these run the loop. 0,
+ * or a negative errno. */
+int wh_loop_start(struct wh_loop *loop, const char *name, bool spin, struct wh_turns *turns);
 
-/* End the thread and wait for it. Every source must have been removed. */
+/* End the thread and wait for it, or take the loop from its turns. Every source must have been
+ * removed. */
 void wh_loop_stop(struct wh_loop *loop);
+
+/* For util/turns.c. Serve what is due, without waiting. True: there was something. */
+bool wh_loop_turn(struct wh_loop *loop);
+/* The loop has no turn now, so a task that is posted must wake those who wait for one. True: there
+ * is something to do already. */
+bool wh_loop_rest(struct wh_loop *loop);
+/* When its first timer fires (monotonic ns); INT64_MAX: none is set. */
+int64_t wh_loop_next_timer(const struct wh_loop *loop);
 
 /* Does the caller run on the loop's thread? */
 bool wh_loop_here(const struct wh_loop *loop);
@@ -77,7 +93,7 @@ void wh_loop_modify(struct wh_loop *loop, struct wh_source *source, uint32_t eve
 void wh_loop_remove(struct wh_loop *loop, struct wh_source *source);
 
 /* Run a function on the loop's thread and wait until it returns. On the loop's own thread, call it
- * directly. */
+ * directly; so does a turn of another loop of the same turns. */
 void wh_loop_call(struct wh_loop *loop, void (*function)(void *), void *argument);
 
 /* Have the loop's thread run the task soon, once. The task belongs to the caller and must stay

@@ -144,7 +144,7 @@ static int setup(void **state)
 	struct test *test = calloc(1, sizeof(*test));
 
 	assert_non_null(test);
-	wh_copier_init(&test->copier);
+	wh_copier_init(&test->copier, NULL);
 	assert_int_equal(wh_region_table_init(&test->entries, sizeof(struct wh_region)), 0);
 	test->local = malloc(REGIONS * REGION_SIZE);
 	assert_non_null(test->local);

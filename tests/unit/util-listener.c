@@ -95,7 +95,7 @@ static int begin_with(const struct wh_listener *options)
 	atomic_store(&waits, 0);
 	atomic_store(&told, 0);
 	atomic_store(&hold_at, 0);
-	assert_int_equal(wh_loop_start(&loop, "wherry-test", false), 0);
+	assert_int_equal(wh_loop_start(&loop, "wherry-test", false, NULL), 0);
 	listener = *options;
 	assert_int_equal(wh_listener_open(&listener, &loop, fd), 0);
 	return 0;

@@ -24,13 +24,13 @@ static struct wh_loop loop;
 static int start(void **state)
 {
 	(void)state;
-	return wh_loop_start(&loop, "wherry-test", false);
+	return wh_loop_start(&loop, "wherry-test", false, NULL);
 }
 
 static int start_spinning(void **state)
 {
 	(void)state;
-	return wh_loop_start(&loop, "a name that is much too long", true);
+	return wh_loop_start(&loop, "a name that is much too long", true, NULL);
 }
 
 static int stop(void **state)
@@ -241,7 +241,7 @@ static void stop__runs_what_was_posted(void **state)
 	(void)state;
 	for (int i = 0; i < 100; i++) {
 		atomic_store(&counter.runs, 0);
-		assert_int_equal(wh_loop_start(&loop, "wherry-test", i % 2), 0);
+		assert_int_equal(wh_loop_start(&loop, "wherry-test", i % 2, NULL), 0);
 		wh_loop_post(&loop, &counter.task);
 		wh_loop_stop(&loop);
 		assert_int_equal(atomic_load(&counter.runs), 1);
@@ -267,7 +267,7 @@ static void start__closes_on_failure(void **state)
 	for (int room = 0; room < 2; room++) {
 		few.rlim_cur = (rlim_t)before + (rlim_t)room;
 		setrlimit(RLIMIT_NOFILE, &few);
-		assert_int_equal(wh_loop_start(&loop, "wherry-test", false), -EMFILE);
+		assert_int_equal(wh_loop_start(&loop, "wherry-test", false, NULL), -EMFILE);
 		assert_non_null(strstr(wh_error_text(), room ? "eventfd" : "epoll_create1"));
 		setrlimit(RLIMIT_NOFILE, &limit);
 		count_descriptors(&after);

@@ -15,6 +15,7 @@
 #include "transport/rdma/rdma.h"
 #include "transport/rdma/server.h"
 #include "util/clock.h"
+#include "util/turns.h"
 
 #define BOUNCES 16u
 
@@ -107,12 +108,10 @@ void rdma_bounce_close(struct rdma_bounce *bounce)
 
 void rdma_bounces_close(struct rdma *rdma)
 {
-	struct timespec pause = { 0, WH_MS / 4 };
-
 	/* Sessions have ended, and neither GPUs nor the worker wait for anything: this takes little
 	 * time. */
 	while (atomic_load(&rdma->bounces_used))
-		nanosleep(&pause, NULL);
+		wh_turns_pause(wh_engine_turns(rdma->engine), WH_MS / 4);
 	while (!wh_list_empty(&rdma->bounces_free)) {
 		struct rdma_bounce *bounce =
 			wh_container(wh_list_take(&rdma->bounces_free), struct rdma_bounce, link);

@@ -480,7 +480,8 @@ static int engine_open(struct wh_engine *engine, void **state)
 		error = rdma_rails_open(rdma);
 	if (!error) {
 		error = wh_loop_start(&rdma->loop, "wherry/rdma",
-				      wh_engine_config(engine)->number[WH_SETTING_SPIN] != 0);
+				      wh_engine_config(engine)->number[WH_SETTING_SPIN] != 0,
+				      wh_engine_turns(engine));
 		rdma->looping = !error;
 	}
 	if (error) {

@@ -11,6 +11,7 @@
 #include "transport/rdma/flow.h"
 #include "transport/rdma/rdma.h"
 #include "util/clock.h"
+#include "util/turns.h"
 #include "wire/bytes.h"
 
 /* How often a waiter checks whether the region is gone. */
@@ -21,10 +22,8 @@
 
 static void reach_wait(struct rdma_peer *rdma)
 {
-	int64_t at = wh_now() + WAIT_SLICE;
-	struct timespec until = { at / WH_SECOND, at % WH_SECOND };
-
-	pthread_cond_timedwait(&rdma->changed, &rdma->lock, &until);
+	wh_turns_cond_wait(wh_engine_turns(rdma->rdma->engine), &rdma->changed, &rdma->lock,
+			   wh_now() + WAIT_SLICE);
 }
 
 /* Wait until endpoints are ready. Under the lock. */

@@ -190,6 +190,11 @@ bool rdma_worker_add(struct rdma *rdma, struct rdma_job *job)
 {
 	bool takes;
 
+	/* An engine without threads works here, in its turn. */
+	if (wh_engine_turns(rdma->engine)) {
+		job->run(job, false);
+		return true;
+	}
 	pthread_mutex_lock(&rdma->jobs_lock);
 	if (!rdma->working)
 		rdma->working =

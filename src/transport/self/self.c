@@ -33,10 +33,9 @@ static int self_engine_open(struct wh_engine *engine, void **state)
 {
 	struct wh_copier *copier = malloc(sizeof(*copier));
 
-	(void)engine;
 	if (!copier)
 		return wh_fail(ENOMEM, "self: no memory");
-	wh_copier_init(copier);
+	wh_copier_init(copier, wh_engine_turns(engine));
 	*state = copier;
 	return 0;
 }

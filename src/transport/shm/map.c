@@ -142,7 +142,7 @@ static int ask_owner(struct wh_shm_peer *shm, uint64_t id, struct wh_mapped *map
 	int error = ask_send(shm, id, 0);
 
 	if (!error)
-		error = wh_shm_receive_frame(shm->fd, &frame, bytes, WH_MAPPED_MAX, fd);
+		error = wh_shm_receive_frame(shm, &frame, bytes, WH_MAPPED_MAX, fd);
 	if (!error && (frame.type != WH_FRAME_MAPPED ||
 		       wh_mapped_decode(bytes, frame.length, mapped) || mapped->id != id))
 		error = -EPROTO;
@@ -156,7 +156,7 @@ static int ask_receive_export(struct wh_shm_peer *shm, uint64_t id, struct wh_ex
 	uint8_t bytes[WH_EXPORTED_MAX > WH_MAPPED_MAX ? WH_EXPORTED_MAX : WH_MAPPED_MAX];
 	struct wh_mapped mapped;
 	struct wh_frame frame;
-	int error = wh_shm_receive_frame(shm->fd, &frame, bytes, sizeof(bytes), fd);
+	int error = wh_shm_receive_frame(shm, &frame, bytes, sizeof(bytes), fd);
 
 	if (error)
 		return error;

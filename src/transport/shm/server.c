@@ -39,6 +39,9 @@
  * list and sets FUTEX_OWNER_DIED in the word. The check costs the peer one load. It is also faster
  * than waiting for our sockets to close, which a forked child might even keep open.
  *
+ * An engine without threads has no thread to hold it: the word says WH_ALIVE_NO_THREAD instead, and
+ * the peer asks the kernel whether this process and the unix socket are still there.
+ *
  * The C library's robust list of that thread is replaced meanwhile. It would only serve robust
  * mutexes that the thread holds when it dies; only a callback of the application could take one.
  */
@@ -46,7 +49,7 @@ struct wh_alive {
 	struct wh_engine *engine;
 	int fd; /* sealed: no other process can map it writable */
 	size_t length;
-	_Atomic uint32_t *word; /* loop 0's thread id; 0: closed */
+	_Atomic uint32_t *word; /* loop 0's thread id, or WH_ALIVE_NO_THREAD; 0: closed */
 	/* The robust list for the kernel; head.futex_offset is the distance from entry to word. */
 	struct robust_list_head head;
 	struct robust_list entry;
@@ -60,6 +63,10 @@ static void alive_arm(void *argument)
 {
 	struct wh_alive *alive = argument;
 
+	if (wh_engine_turns(alive->engine)) {
+		atomic_store(alive->word, WH_ALIVE_NO_THREAD);
+		return;
+	}
 	alive->entry.next = &alive->head.list;
 	alive->head.list.next = &alive->entry;
 	alive->head.futex_offset = (long)((char *)alive->word - (char *)&alive->entry);
@@ -77,7 +84,8 @@ static void alive_disarm(void *argument)
 {
 	struct wh_alive *alive = argument;
 
-	syscall(SYS_set_robust_list, alive->old_head, alive->old_length);
+	if (!wh_engine_turns(alive->engine))
+		syscall(SYS_set_robust_list, alive->old_head, alive->old_length);
 	atomic_store(alive->word, 0);
 }
 

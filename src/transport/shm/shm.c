@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,6 +29,7 @@
 #include "util/config.h"
 #include "util/error.h"
 #include "util/list.h"
+#include "util/turns.h"
 #include "wire/bytes.h"
 #include "wire/wire.h"
 
@@ -38,9 +40,39 @@
 /* How many bytes of a mapping are prepared at a time: some 10 ms. */
 #define POPULATE_PIECE (UINT64_C(64) << 20)
 
+/* A forked child may keep the socket open, and an exec() keeps the process: ask both. */
+static bool owner_hangs_on(const struct wh_shm_peer *shm)
+{
+	struct pollfd look[] = {
+		{ .fd = atomic_load(&shm->line), .events = POLLRDHUP },
+		{ .fd = shm->pidfd, .events = POLLIN }, /* -1: ignored */
+	};
+
+	return poll(look, 2, 0) == 0;
+}
+
 bool wh_shm_owner_lives(const struct wh_shm_peer *shm)
 {
-	return atomic_load(shm->alive) == shm->owner;
+	return atomic_load(shm->alive) == shm->owner &&
+	       (shm->owner != WH_ALIVE_NO_THREAD || owner_hangs_on(shm));
+}
+
+/* An owner without threads: watch the new connection instead of the one before. Others may be
+ * polling its number, so it stays the same. */
+static int peer_watch_line(struct wh_shm_peer *shm)
+{
+	int line = atomic_load(&shm->line);
+
+	if (shm->owner != WH_ALIVE_NO_THREAD)
+		return 0;
+	if (line >= 0)
+		line = dup3(shm->fd, line, O_CLOEXEC);
+	else
+		line = fcntl(shm->fd, F_DUPFD_CLOEXEC, 0);
+	if (line < 0)
+		return wh_shm_fail(shm, -errno, "duplicating the peer's unix socket");
+	atomic_store(&shm->line, line);
+	return 0;
 }
 
 /* Leaving the region has ordered all copies before this load of the alive page. */
@@ -64,9 +96,15 @@ static const struct wh_copier_ops shm_copy = {
 
 /* ---- receiving ----------------------------------------------------------------------------- */
 
+/* How often an engine without threads looks for an answer. */
+#define ANSWER_PAUSE (WH_MS / 20)
+
 /* Receive exactly `length` bytes by the deadline, and a descriptor to *fd if that is -1. */
-static int socket_receive(int socket, void *out, size_t length, int *fd, int64_t deadline)
+static int socket_receive(int socket, void *out, size_t length, int *fd, int64_t deadline,
+			  struct wh_turns *turns)
 {
+	/* The owner may be waiting for an answer of ours. */
+	int flags = turns ? MSG_CMSG_CLOEXEC | MSG_DONTWAIT : MSG_CMSG_CLOEXEC;
 	union {
 		struct cmsghdr header;
 		char room[CMSG_SPACE(sizeof(int))];
@@ -82,7 +120,7 @@ static int socket_receive(int socket, void *out, size_t length, int *fd, int64_t
 			.msg_controllen = sizeof(control),
 		};
 		struct cmsghdr *header;
-		ssize_t got = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
+		ssize_t got = recvmsg(socket, &message, flags);
 		int received;
 
 		header = got >= 0 ? CMSG_FIRSTHDR(&message) : NULL;
@@ -95,7 +133,9 @@ static int socket_receive(int socket, void *out, size_t length, int *fd, int64_t
 			else
 				close(received);
 		}
-		if (got < 0 && errno != EINTR)
+		if (got < 0 && errno == EAGAIN && turns)
+			wh_turns_pause(turns, ANSWER_PAUSE);
+		else if (got < 0 && errno != EINTR)
 			return errno == EAGAIN ? -ETIMEDOUT : -errno;
 		if (!got)
 			return -ECONNRESET;
@@ -109,17 +149,20 @@ static int socket_receive(int socket, void *out, size_t length, int *fd, int64_t
 	return 0;
 }
 
-int wh_shm_receive_frame(int socket, struct wh_frame *frame, void *out, size_t room, int *fd)
+int wh_shm_receive_frame(const struct wh_shm_peer *shm, struct wh_frame *frame, void *out,
+			 size_t room, int *fd)
 {
+	struct wh_turns *turns = wh_engine_turns(wh_peer_engine(shm->peer));
 	int64_t deadline = wh_deadline(ANSWER_TIMEOUT);
 	uint8_t header[WH_FRAME_HEADER];
-	int error = socket_receive(socket, header, sizeof(header), fd, deadline);
+	int error = socket_receive(shm->fd, header, sizeof(header), fd, deadline, turns);
 
 	if (!error)
 		error = wh_frame_decode(header, frame);
 	if (!error && frame->length > room)
 		error = -EPROTO;
-	return error ? error : socket_receive(socket, out, frame->length, fd, deadline);
+	return error ? error :
+		       socket_receive(shm->fd, out, frame->length, fd, deadline, turns);
 }
 
 /* ---- connecting; under shm.lock ------------------------------------------------------------ */
@@ -218,7 +261,7 @@ static int handshake_receive(struct wh_shm_peer *shm, enum wh_frame_type type,
 	struct wh_frame frame;
 	int error, refused;
 
-	error = wh_shm_receive_frame(shm->fd, &frame, out->bytes, sizeof(out->bytes), fd);
+	error = wh_shm_receive_frame(shm, &frame, out->bytes, sizeof(out->bytes), fd);
 	if (!error && frame.type == WH_FRAME_REFUSED &&
 	    !wh_refusal_decode(out->bytes, frame.length, &refused, text)) {
 		snprintf(shm->why, sizeof(shm->why), "the peer refuses: %.150s", text);
@@ -255,6 +298,8 @@ static int peer_shake_hands(struct wh_shm_peer *shm)
 	/* The peer's epoch is still the same, so is its alive page: map it once. */
 	if (!error && !shm->alive)
 		error = peer_map_alive(shm, fd);
+	if (!error)
+		error = peer_watch_line(shm);
 out:
 	if (fd >= 0)
 		close(fd);
@@ -338,6 +383,7 @@ static int shm_peer_open(struct wh_peer *peer, void **state, char why[WH_REFUSAL
 	pthread_mutex_init(&shm->maps_lock, NULL);
 	wh_list_init(&shm->memories);
 	shm->fd = shm->pidfd = -1;
+	atomic_init(&shm->line, -1);
 	*state = shm;
 	return 0;
 }
@@ -350,6 +396,8 @@ static void shm_peer_close(struct wh_peer *peer, void *state)
 	wh_shm_disconnect(shm);
 	if (shm->pidfd >= 0)
 		close(shm->pidfd);
+	if (atomic_load(&shm->line) >= 0)
+		close(atomic_load(&shm->line));
 	if (shm->alive)
 		munmap((void *)shm->alive, (size_t)sysconf(_SC_PAGESIZE));
 	pthread_mutex_destroy(&shm->lock);
@@ -471,7 +519,7 @@ static int shm_engine_open(struct wh_engine *engine, void **state)
 	if (!shm)
 		return wh_fail(ENOMEM, "shm: no memory");
 	shm->engine = engine;
-	wh_copier_init(&shm->copier);
+	wh_copier_init(&shm->copier, wh_engine_turns(engine));
 	error = wh_shm_alive_open(shm);
 	if (error) {
 		wh_copier_destroy(&shm->copier);

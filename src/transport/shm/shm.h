@@ -28,6 +28,10 @@
  * 0, -ETIMEDOUT, -EPIPE or another negative errno. */
 int wh_shm_send(int socket, const void *bytes, size_t length, int fd, int flags);
 
+/* In the alive page of an engine without threads. No thread id has this bit, and neither have
+ * FUTEX_WAITERS and FUTEX_OWNER_DIED. */
+#define WH_ALIVE_NO_THREAD 0x20000000u
+
 /* The transport's state in an engine. */
 struct wh_shm {
 	struct wh_engine *engine;
@@ -103,6 +107,9 @@ struct wh_shm_peer {
 	/* The owner's process; set by the first connection, then constant until the peer closes. */
 	const _Atomic uint32_t *alive; /* its alive page */
 	uint32_t owner; /* what *alive holds while the owner lives */
+	/* An owner without threads: a duplicate of `fd`, which hangs up when the owner closes the
+	 * session. Its number is constant once it is not -1. */
+	_Atomic int line;
 	int pidfd; /* -1: none, for the reason in vm_refused */
 	pid_t pid;
 
@@ -111,10 +118,11 @@ struct wh_shm_peer {
 	char vm_refused[WH_REFUSAL]; /* why process_vm cannot be used */
 };
 
-/* Receive the next frame, its payload to `out`. *fd is -1 before; a descriptor that the frame
+/* Receive the next frame from shm.fd, its payload to `out`. *fd is -1 before; a descriptor that the frame
  * carries goes there and is the caller's, also on error.
  * 0, -ETIMEDOUT, -ECONNRESET, -EPROTO or another negative errno. */
-int wh_shm_receive_frame(int socket, struct wh_frame *frame, void *out, size_t room, int *fd);
+int wh_shm_receive_frame(const struct wh_shm_peer *shm, struct wh_frame *frame, void *out,
+			 size_t room, int *fd);
 /* 0: the file has `least` bytes and is sealed against shrinking, so that no access to its mapping
  * raises SIGBUS. Otherwise -EPROTO. */
 int wh_shm_check_file(int fd, uint64_t least);
@@ -177,7 +185,8 @@ int wh_shm_exports(struct wh_shm_peer *shm, struct wh_remote_region *region, boo
 		   int (*each)(void *arg, const struct wh_exported *exported, int *fd,
 			       char why[WH_REFUSAL]),
 		   void *arg, char why[WH_REFUSAL]);
-/* Does the owner's process live, with its engine open? One load. */
+/* Does the owner's process live, with its engine open? One load; if the owner has no threads, also a
+ * system call. */
 bool wh_shm_owner_lives(const struct wh_shm_peer *shm);
 
 /* Get what process_vm needs: the number and a pidfd of the process at the other end of the socket.

@@ -53,7 +53,7 @@ static bool vm_owner_lives(const struct wh_shm_peer *shm)
 {
 	struct pollfd look = { .fd = shm->pidfd, .events = POLLIN };
 
-	return atomic_load(shm->alive) == shm->owner && poll(&look, 1, 0) == 0;
+	return wh_shm_owner_lives(shm) && poll(&look, 1, 0) == 0;
 }
 
 /* The kernel keeps the pidfd and the number of the process that listens. Without SO_PEERPIDFD only

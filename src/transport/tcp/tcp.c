@@ -17,6 +17,7 @@
 #include "transport/tcp/tcp.h"
 #include "util/clock.h"
 #include "util/futex.h"
+#include "util/turns.h"
 
 /* fragment.owner: more than one connection has pulled requests of it. */
 #define SEVERAL ((void *)1)
@@ -657,12 +658,13 @@ static int tcp_is_reachable(struct wh_peer *peer, void *state, const struct wh_r
 static int tcp_prepare(struct wh_peer *peer, void *state, const struct wh_batch *batch,
 		       int64_t deadline, char why[WH_REFUSAL])
 {
+	struct wh_turns *turns = wh_engine_turns(wh_peer_engine(peer));
 	struct tcp_peer *tcp = state;
 	unsigned open, waiting;
 	int error, failed = 0;
+	uint64_t turn;
 	uint32_t seen;
 
-	(void)peer;
 	(void)batch;
 	for (unsigned i = 0; i <= tcp->count; i++) {
 		struct tcp_client *client = peer_client(tcp, i);
@@ -674,6 +676,7 @@ static int tcp_prepare(struct wh_peer *peer, void *state, const struct wh_batch 
 		tcp_client_want(client);
 	}
 	for (;;) {
+		turn = turns ? wh_turns_seen(turns) : 0;
 		seen = atomic_load(&tcp->changed);
 		open = waiting = 0;
 		for (unsigned i = 0; i <= tcp->count; i++) {
@@ -688,7 +691,10 @@ static int tcp_prepare(struct wh_peer *peer, void *state, const struct wh_batch 
 		}
 		if (!waiting || atomic_load(&tcp->lost) || wh_now() >= deadline)
 			break;
-		wh_futex_wait(&tcp->changed, seen, deadline);
+		if (turns)
+			wh_turns_run(turns, turn, deadline);
+		else
+			wh_futex_wait(&tcp->changed, seen, deadline);
 	}
 	if (open > tcp->count)
 		return 0;

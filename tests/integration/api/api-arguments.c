@@ -41,9 +41,9 @@ static void engine__options(void **state)
 	want_text(-EINVAL, "name", wh_engine_open(&o, &engine));
 	o = (struct wh_engine_options){ .size = sizeof(o), .log_level = WH_LOG_DEBUG + 1 };
 	want_text(-EINVAL, "log_level", wh_engine_open(&o, &engine));
-	o = (struct wh_engine_options){ .size = sizeof(o), .reserved = 1 };
-	want_text(-EINVAL, "reserved", wh_engine_open(&o, &engine));
-	o.reserved = 0;
+	o = (struct wh_engine_options){ .size = sizeof(o), .flags = 2 };
+	want_text(-EINVAL, "flags", wh_engine_open(&o, &engine));
+	o.flags = 0;
 	grown.tail = 1;
 	want_text(-E2BIG, "field", wh_engine_open(&grown.options, &engine));
 	assert_null(engine);

@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 
+#include "driven.h"
 #include "harness.h"
 #include "yama.h"
 
@@ -53,6 +54,7 @@ static int engine_start(const struct child_command *command, struct child_answer
 		.listen = command->text[0] ? command->text : NULL,
 		.config = config,
 		.log = getenv("TESTS_LOG") ? log_line : NULL,
+		.flags = driven_flags("target"),
 	};
 	size_t n = 0;
 	int error = 0;
@@ -68,6 +70,7 @@ static int engine_start(const struct child_command *command, struct child_answer
 		error = wh_engine_open(&options, &engine);
 	if (error)
 		return error;
+	driven_set(engine);
 	snprintf(answer->url, sizeof(answer->url), "%s", wh_engine_url(engine));
 	snprintf(answer->name, sizeof(answer->name), "%s", wh_engine_name(engine));
 	answer->value = wh_engine_epoch(engine);
@@ -381,8 +384,12 @@ int child_main(int fd)
 	/* Under Yama, let the test's other processes access this one's memory. */
 	prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY);
 	alarm(LIFE);
-	while (read_all(fd, &command, sizeof(command)) == 0) {
+	for (;;) {
 		const void *bytes = &data;
+
+		driven_wait(fd, WH_FOREVER);
+		if (read_all(fd, &command, sizeof(command)) != 0)
+			break;
 
 		memset(&answer, 0, sizeof(answer));
 		answer.status = execute_command(&command, &answer, &data);

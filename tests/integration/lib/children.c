@@ -3,11 +3,12 @@
  *
  * Starts and ends them, sends a command over the child's socket and waits for its answer. child.c
  * is the other side. */
-#include "harness.h"
-
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
+
+#include "driven.h"
+#include "harness.h"
 
 #define CHILDREN_MAX 64
 
@@ -39,6 +40,7 @@ static void child_send(struct child *child, const struct child_command *command)
 /* Receive the answer and at most `room` bytes of data after it. */
 static int child_receive(struct child *child, struct child_answer *answer, void *data, size_t room)
 {
+	driven_wait(child->fd, WH_FOREVER);
 	if (read_all(child->fd, answer, sizeof(*answer)) != 0)
 		child_lost(child);
 	if (answer->length > room)

@@ -4,13 +4,16 @@
 
 #include <sys/mman.h>
 
+#include "driven.h"
+
 static void log_line(void *arg, const struct wh_log_record *record)
 {
 	(void)arg;
 	fprintf(stderr, "engine: %s\n", record->text);
 }
 
-struct wh_engine *engine_open(const char *require, const char *listen, const char *const *config)
+static struct wh_engine *engine_open_with(const char *require, const char *listen,
+					  const char *const *config, uint32_t flags)
 {
 	char setting[32];
 	const char *all[10] = { NULL };
@@ -19,6 +22,7 @@ struct wh_engine *engine_open(const char *require, const char *listen, const cha
 		.listen = listen,
 		.config = all,
 		.log = getenv("TESTS_LOG") ? log_line : NULL,
+		.flags = flags,
 	};
 	struct wh_engine *engine;
 	size_t n = 0;
@@ -31,6 +35,11 @@ struct wh_engine *engine_open(const char *require, const char *listen, const cha
 		all[n++] = *config;
 	want(0, wh_engine_open(&options, &engine));
 	return engine;
+}
+
+struct wh_engine *engine_open(const char *require, const char *listen, const char *const *config)
+{
+	return engine_open_with(require, listen, config, 0);
 }
 
 void *pages_new(size_t length)
@@ -89,7 +98,8 @@ void fixture_open_with(struct fixture *f, const struct route *route, uint64_t le
 	f->route = route;
 	f->length = length;
 	f->guard = route == &route_shm ? 0 : GUARD;
-	f->engine = engine_open(route->require, "none", config);
+	f->engine = engine_open_with(route->require, "none", config, driven_flags("initiator"));
+	driven_set(f->engine);
 	if (route == &route_self)
 		open_target(f);
 	else
@@ -113,6 +123,7 @@ void fixture_close_initiator(struct fixture *f)
 		want(0, wh_region_unregister(f->target_region));
 		want(0, wh_memory_free(f->engine, f->target));
 	}
+	driven_set(NULL);
 	want(0, wh_engine_close(f->engine));
 	pages_free(f->base, 2 * f->length + 2 * GUARD);
 }

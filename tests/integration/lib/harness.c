@@ -12,6 +12,8 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 
+#include "driven.h"
+
 #define LIMIT 20u /* seconds; the default limit of a test */
 
 extern char **environ;
@@ -50,6 +52,10 @@ void sleep_ms(unsigned int ms)
 {
 	struct timespec t = { .tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000L };
 
+	if (gettid() == getpid()) {
+		driven_wait(-1, ms * MS);
+		return;
+	}
 	while (nanosleep(&t, &t) != 0 && errno == EINTR)
 		;
 }
@@ -273,6 +279,7 @@ int harness_end(void **state)
 
 	(void)state;
 	children_kill();
+	driven_set(NULL); /* that of a test that failed */
 	alarm(0);
 	/* A real driver opens devices, pipes and sockets at any time, and keeps them open. */
 	after = real_driver() ? 0 : count_fds();
