@@ -14,6 +14,7 @@
 #include "core/engine.h"
 #include "core/notification.h"
 #include "core/peer.h"
+#include "core/removal.h"
 #include "core/question.h"
 #include "net/channel.h"
 #include "net/control.h"
@@ -155,6 +156,7 @@ static void peer_gone(struct wh_control *control, int error, const char *text)
 	char why[WH_TEXT_MAX];
 
 	wh_timer_clear(&peer->heartbeat);
+	wh_removals_drop(peer);
 	if (error == -EBADMSG)
 		wh_engine_report_damage(
 			peer->engine, *peer->welcome.name ? peer->welcome.name : peer->address_text,
@@ -362,5 +364,6 @@ void wh_peer_disconnect(struct wh_peer *peer)
 {
 	peer_unwatch(peer);
 	wh_timer_clear(&peer->heartbeat);
+	wh_removals_drop(peer);
 	peer_stop_connecting(peer);
 }

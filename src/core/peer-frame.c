@@ -12,6 +12,7 @@
 #include "core/notification.h"
 #include "core/peer.h"
 #include "core/question.h"
+#include "core/removal.h"
 #include "core/remote.h"
 #include "core/session.h"
 #include "memory/region-table.h"
@@ -207,8 +208,8 @@ static void peer_drop_unlisted(struct wh_peer *peer)
 		struct wh_region_entry *entry = wh_region_table_at(&peer->regions, copy.index);
 
 		if (((struct wh_remote_region *)entry)->round != peer->list_round)
-			wh_remote_remove(peer, wh_region_entry_id(&copy), copy.address,
-					 copy.length);
+			wh_remote_remove(peer, wh_region_entry_id(&copy), copy.address, copy.length,
+					 wh_remote_patience(peer));
 	}
 }
 
@@ -247,27 +248,6 @@ static int peer_registered(struct wh_peer *peer, size_t length)
 	return 0;
 }
 
-/* REMOVE: stop using the region, then confirm. */
-static int peer_removed(struct wh_peer *peer, const uint8_t *payload, size_t length)
-{
-	struct wh_removal removal;
-	uint8_t number[8];
-	int error = wh_removal_decode(payload, length, &removal);
-
-	/* REMOVED promises that nothing here touches the region any more: no answer if it is still
-	 * in use. */
-	if (!error)
-		error = wh_remote_remove(peer, removal.id, removal.address, removal.length);
-	if (error)
-		return error;
-	atomic_fetch_add(&peer->plan_version, 1);
-	pthread_mutex_lock(&peer->lock);
-	pthread_cond_broadcast(&peer->changed);
-	pthread_mutex_unlock(&peer->lock);
-	wh_put64(number, removal.number);
-	return wh_control_send(&peer->control, WH_FRAME_REMOVED, 0, number, sizeof(number));
-}
-
 /* ---- all frames ----------------------------------------------------------------------------- */
 
 static int peer_transport_frame(struct wh_peer *peer, const struct wh_frame *frame,
@@ -298,7 +278,7 @@ int wh_peer_frame(struct wh_control *control, const struct wh_frame *frame, cons
 	case WH_FRAME_REGISTERED:
 		return peer_registered(peer, frame->length);
 	case WH_FRAME_REMOVE:
-		return peer_removed(peer, payload, frame->length);
+		return wh_removal_received(peer, payload, frame->length);
 	case WH_FRAME_NOTIFIED:
 		if (frame->length != 8)
 			return -EPROTO;

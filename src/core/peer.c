@@ -12,6 +12,7 @@
 #include "core/engine.h"
 #include "core/peer.h"
 #include "core/queue.h"
+#include "core/removal.h"
 #include "core/remote.h"
 #include "memory/region-table.h"
 #include "net/control.h"
@@ -202,6 +203,7 @@ int wh_peer_new(struct wh_engine *engine, const char *url, struct wh_peer **out)
 	wh_list_init(&peer->notify_early);
 	wh_list_init(&peer->questions);
 	wh_list_init(&peer->aborts);
+	wh_removals_init(peer);
 	wh_list_init(&peer->blocks);
 	error = wh_region_table_init(&peer->regions, sizeof(struct wh_remote_region));
 	peer->url = strdup(url);

@@ -110,6 +110,10 @@ struct wh_peer {
 	uint64_t question_token; /* of the last one sent */
 	uint64_t registered; /* REGISTERED frames received */
 	struct wh_list aborts; /* struct wh_abort; under lock */
+	/* Regions that it has taken back and that are still copied: removal.c; on loop 0. */
+	struct wh_list removals;
+	unsigned removal_count;
+	struct wh_timer removing;
 	struct wh_list blocks; /* struct wh_blocks prepared for it; under lock */
 	struct wh_greeting hello; /* as sent on the control connection; on loop 0 */
 	bool proved; /* the peer is authenticated on the present connection; on loop 0 */

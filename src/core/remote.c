@@ -45,7 +45,8 @@ static int remote_evict(struct wh_peer *peer, const struct wh_region_entry *entr
 
 	if (atomic_load(&entry->id) && region->round == peer->list_round)
 		return -EPROTO;
-	return wh_remote_remove(peer, wh_region_entry_id(entry), entry->address, entry->length);
+	return wh_remote_remove(peer, wh_region_entry_id(entry), entry->address, entry->length,
+				wh_remote_patience(peer));
 }
 
 static int remote_evict_by_name(struct wh_peer *peer, const char *name)
@@ -101,10 +102,18 @@ int wh_remote_add(struct wh_peer *peer, const struct wh_region_record *record)
 	return error == -EEXIST ? -EPROTO : error;
 }
 
-int wh_remote_remove(struct wh_peer *peer, uint64_t id, uint64_t address, uint64_t length)
+int64_t wh_remote_patience(const struct wh_peer *peer)
 {
-	int64_t patience = peer->engine->config.number[WH_SETTING_TIMEOUT] * WH_MS / 2;
-	int64_t deadline = wh_deadline(patience), entered = deadline;
+	/* Without threads, the one that has entered a region may be this thread, which gives a turn
+	 * while it waits for the peer. */
+	return peer->engine->turns ?
+		       0 :
+		       wh_deadline(peer->engine->config.number[WH_SETTING_TIMEOUT] * WH_MS / 2);
+}
+
+int wh_remote_remove(struct wh_peer *peer, uint64_t id, uint64_t address, uint64_t length,
+		     int64_t deadline)
+{
 	struct wh_remote_region *region = remote_at(peer, id);
 
 	if (region && (!region->entry.used || wh_region_entry_id(&region->entry) != id))
@@ -113,11 +122,7 @@ int wh_remote_remove(struct wh_peer *peer, uint64_t id, uint64_t address, uint64
 		address = region->entry.address;
 		length = region->entry.length;
 		wh_region_table_close(&peer->regions, &region->entry, id);
-		/* Without threads the one that has entered it may be this thread, which gives a
-		 * turn while it waits for the peer. */
-		if (peer->engine->turns)
-			entered = 0;
-		if (!wh_region_entry_left(&region->entry, entered))
+		if (!wh_region_entry_left(&region->entry, deadline))
 			return -EBUSY;
 	}
 	for (unsigned i = 0; i < WH_TRANSPORT_COUNT; i++) {
@@ -145,7 +150,7 @@ void wh_remote_clear(struct wh_peer *peer)
 			index = wh_region_table_gap(index);
 		else if (entry->used)
 			wh_remote_remove(peer, wh_region_entry_id(entry), entry->address,
-					 entry->length);
+					 entry->length, wh_remote_patience(peer));
 	}
 }
 

@@ -336,15 +336,15 @@ static void add__again_or_another(void **state)
 static void remove__unknown_and_known(void **state)
 {
 	(void)state;
-	assert_int_equal(wh_remote_remove(&fake, 0, 0x1000, 16), 0);
-	assert_int_equal(wh_remote_remove(&fake, ID(5, 0), 0x1000, 16), 0);
-	assert_int_equal(wh_remote_remove(&fake, UINT64_MAX, 0x1000, 16), 0);
+	assert_int_equal(wh_remote_remove(&fake, 0, 0x1000, 16, wh_remote_patience(&fake)), 0);
+	assert_int_equal(wh_remote_remove(&fake, ID(5, 0), 0x1000, 16, wh_remote_patience(&fake)), 0);
+	assert_int_equal(wh_remote_remove(&fake, UINT64_MAX, 0x1000, 16, wh_remote_patience(&fake)), 0);
 	assert_int_equal(says(ID(5, 0), 0x1000, "a"), 0);
-	assert_int_equal(wh_remote_remove(&fake, ID(6, 0), 0x1000, 16), 0);
-	assert_int_equal(wh_remote_remove(&fake, ID(5, 1), 0x1000, 16), 0);
+	assert_int_equal(wh_remote_remove(&fake, ID(6, 0), 0x1000, 16, wh_remote_patience(&fake)), 0);
+	assert_int_equal(wh_remote_remove(&fake, ID(5, 1), 0x1000, 16, wh_remote_patience(&fake)), 0);
 	assert_int_equal(wh_region_table_count(&fake.regions), 1);
-	assert_int_equal(wh_remote_remove(&fake, ID(5, 0), 0x1000, 16), 0);
-	assert_int_equal(wh_remote_remove(&fake, ID(5, 0), 0x1000, 16), 0);
+	assert_int_equal(wh_remote_remove(&fake, ID(5, 0), 0x1000, 16, wh_remote_patience(&fake)), 0);
+	assert_int_equal(wh_remote_remove(&fake, ID(5, 0), 0x1000, 16, wh_remote_patience(&fake)), 0);
 	assert_int_equal(wh_region_table_count(&fake.regions), 0);
 	assert_int_equal(says(ID(5, 0), 0x1000, "a"), -EPROTO); /* it never comes again */
 	assert_int_equal(says(ID(6, 0), 0x1000, "a"), 0);
@@ -378,10 +378,11 @@ static void remove__while_it_is_copied(void **state)
 	fake.engine = owner; /* its timeout is short */
 	assert_int_equal(says(ID(5, 0), 0x1000, "a"), 0);
 	entry = wh_region_entry_enter(&fake.regions, ID(5, 0));
-	assert_int_equal(wh_remote_remove(&fake, ID(5, 0), 0x1000, 16), -EBUSY);
+	assert_int_equal(wh_remote_remove(&fake, ID(5, 0), 0x1000, 16, wh_remote_patience(&fake)),
+			 -EBUSY);
 	assert_null(wh_region_entry_enter(&fake.regions, ID(5, 0)));
 	assert_int_equal(pthread_create(&thread, NULL, leave_later, entry), 0);
-	while (wh_remote_remove(&fake, ID(5, 0), 0x1000, 16) == -EBUSY)
+	while (wh_remote_remove(&fake, ID(5, 0), 0x1000, 16, wh_remote_patience(&fake)) == -EBUSY)
 		assert_true(wh_now() < end);
 	pthread_join(thread, NULL);
 	assert_int_equal(wh_region_table_count(&fake.regions), 0);

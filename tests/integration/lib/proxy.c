@@ -443,6 +443,7 @@ size_t proxy_strand(struct proxy *proxy, unsigned int role)
 bool proxy_deliver(struct proxy *proxy)
 {
 	struct pollfd polled = { .fd = proxy->stranded.fd, .events = POLLOUT };
+	int error = 0;
 	bool open = true;
 	size_t at = 0;
 	char trash[4096];
@@ -457,7 +458,9 @@ bool proxy_deliver(struct proxy *proxy)
 	shutdown(proxy->stranded.fd, SHUT_WR);
 	while ((n = recv(proxy->stranded.fd, trash, sizeof(trash), 0)) > 0)
 		;
-	open = open && n == 0;
+	/* If the server had read all before it closed, the end of its bytes came before the reset. */
+	getsockopt(proxy->stranded.fd, SOL_SOCKET, SO_ERROR, &error, &(socklen_t){ sizeof(error) });
+	open = open && n == 0 && !error;
 	close(proxy->stranded.fd);
 	free(proxy->stranded.bytes);
 	proxy->stranded.bytes = NULL;
