@@ -128,7 +128,7 @@ uint64_t wh_engine_epoch(const struct wh_engine *engine);
  * moves about a MiB of it and returns; call again.
  *
  * Functions that wait drive the engine themselves while they wait: wh_peer_open(), _find(),
- * _prepare() and _measure(), wh_batch_wait() and _cancel(), wh_queue_take(),
+ * _prepare() and _measure(), wh_batch_wait_for() and _cancel(), wh_queue_take(),
  * wh_engine_notification(), wh_region_unregister(), wh_batch_free(), wh_peer_close(),
  * wh_engine_close(); wh_batch_test(), and the last two with a timeout of 0, serve once what is due.
  * All other functions do not: wh_batch_submit() starts a batch, and what follows needs progress.

@@ -62,7 +62,7 @@ struct wh_peer {
 	wh_count batches; /* WH_BATCHES() gives how many exist */
 	struct wh_region_table regions; /* of struct wh_remote_region */
 	_Atomic bool usable[WH_TRANSPORT_COUNT];
-	bool opened[WH_TRANSPORT_COUNT];
+	_Atomic bool opened[WH_TRANSPORT_COUNT]; /* set on loop 0, after `transport` */
 	void *transport[WH_TRANSPORT_COUNT];
 	char refused[WH_TRANSPORT_COUNT][WH_REFUSAL]; /* why not usable; under lock */
 	bool not_for[WH_TRANSPORT_COUNT]; /* does not apply to such a peer; under lock */

@@ -464,6 +464,7 @@ void *context_work(void *argument)
 	struct timespec pause = { 0, 1000000 };
 	uint64_t owed = 0; /* ns to sleep for the speed limit */
 
+	pthread_setname_np(pthread_self(), "fake/nic");
 	pthread_mutex_lock(&context->lock);
 	while (!context->stop) {
 		struct qp *qp = context_next_qp(context);
@@ -535,6 +536,7 @@ void *context_receive(void *argument)
 	struct context *context = argument;
 	struct world *world = world_get();
 
+	pthread_setname_np(pthread_self(), "fake/nic");
 	pthread_mutex_lock(&context->lock);
 	while (!context->stop) {
 		uint32_t seen = atomic_load(&world->arrivals);

@@ -182,8 +182,6 @@ EXPORT struct ibv_context *ibv_open_device(struct nic *nic)
 	if (pthread_create(&context->thread, NULL, context_work, context) ||
 	    pthread_create(&context->receiver, NULL, context_receive, context))
 		abort();
-	pthread_setname_np(context->thread, "fake/nic");
-	pthread_setname_np(context->receiver, "fake/nic");
 	pthread_mutex_lock(&contexts_lock);
 	context->next = contexts;
 	contexts = context;
