@@ -37,6 +37,13 @@ if address=$(url "$directory/serve" "$server"); then
 	done
 	WHERRY_REQUIRE=tcp "$examples/example-blocks" "$address" host
 	verdict "blocks by tcp" $?
+	for route in shm tcp; do
+		printf 'one\ntwo\n' | WHERRY_REQUIRE=$route \
+			"$examples/example-event-loop" "$address" host >"$directory/loop" &&
+			[ "$(head -2 "$directory/loop")" = $'1: one\n2: two' ] &&
+			grep -q "$route" "$directory/loop"
+		verdict "an event loop by $route" $?
+	done
 	"$examples/example-write" "$address" nowhere "text"
 	[ $? = 1 ]
 	verdict "write to a region that is not there" $?
