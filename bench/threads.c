@@ -157,8 +157,8 @@ static void initiator_open(struct initiator *initiator, unsigned kind, char urls
 			timing_die("threads", "wh_peer_open");
 		for (unsigned route = 0; route < ROUTES; route++)
 			for (unsigned shape = 0; shape < SHAPES; shape++)
-				initiator->batch[owner][route][shape] = batch_make(
-					initiator, *peer, routes[route], &shapes[shape]);
+				initiator->batch[owner][route][shape] =
+					batch_make(initiator, *peer, routes[route], &shapes[shape]);
 	}
 }
 
@@ -180,7 +180,8 @@ static double batch_time(struct wh_batch *batch, unsigned repeats)
 	double begun = timing_now();
 
 	for (unsigned i = 0; i < repeats; i++)
-		if (wh_batch_submit(batch) || wh_batch_wait_for(batch, WH_FOREVER) || wh_batch_status(batch))
+		if (wh_batch_submit(batch) || wh_batch_wait_for(batch, WH_FOREVER) ||
+		    wh_batch_status(batch))
 			timing_die("threads", "a transfer");
 	return (timing_now() - begun) / repeats;
 }
@@ -205,9 +206,8 @@ static void measure(struct initiator initiators[KINDS], unsigned turn)
 			unsigned from = i / KINDS % KINDS, to = i % KINDS;
 			unsigned route = i / (KINDS * KINDS);
 
-			times[from][to][route][shape][turn] =
-				batch_time(initiators[from].batch[to][route][shape],
-					   shapes[shape].repeats);
+			times[from][to][route][shape][turn] = batch_time(
+				initiators[from].batch[to][route][shape], shapes[shape].repeats);
 		}
 		copies[shape][turn] =
 			copy_time(initiators[0].memory, initiators[1].memory, &shapes[shape]);

@@ -122,10 +122,10 @@ uint64_t wh_engine_epoch(const struct wh_engine *engine);
 
 /* ---- progress without threads --------------------------------------------------------------- */
 
-/* Make progress of an engine that was opened with WH_ENGINE_NO_THREADS. Serves what is due: data and
- * control connections, copies, GPU jobs, heartbeats, peers' requests, callbacks. If nothing is due,
- * waits up to `timeout` ns (0: does not wait) until something is. A call that finds a large copy
- * moves about a MiB of it and returns; call again.
+/* Make progress of an engine that was opened with WH_ENGINE_NO_THREADS. Serves what is due: data
+ * and control connections, copies, GPU jobs, heartbeats, peers' requests, callbacks. If nothing is
+ * due, waits up to `timeout` ns (0: does not wait) until something is. A call that finds a large
+ * copy moves about a MiB of it and returns; call again.
  *
  * Functions that wait drive the engine themselves while they wait: wh_peer_open(), _find(),
  * _prepare() and _measure(), wh_batch_wait_for() and _cancel(), wh_queue_take(),

@@ -20,6 +20,7 @@
 #include "core/progress.h"
 #include "core/region.h"
 #include "core/session.h"
+#include "core/warning.h"
 #include "gpu/staging.h"
 #include "gpu/stream.h"
 #include "memory/region-table.h"
@@ -221,22 +222,6 @@ static int engine_check_windows(const struct wh_config *config)
 			       order);
 }
 
-/* TLS switches a transport off that this machine could use. */
-static void engine_warn_plaintext(struct wh_engine *engine, const struct wh_transport *transport)
-{
-	void *opened = NULL;
-
-	if (transport->engine_open(engine, &opened))
-		return;
-	transport->engine_close(engine, opened);
-	wh_log_line(
-		&engine->log, WH_LOG_WARN, "engine",
-		"the setting tls is on and %s does not encrypt, so %s is not used: bytes go by "
-		"TCP, which can take many times as long; in a network that you trust, switch tls "
-		"off on all engines",
-		transport->name, transport->name);
-}
-
 static void engine_open_transports(struct wh_engine *engine)
 {
 	const char *list = engine->config.text[WH_SETTING_TRANSPORTS];
@@ -255,7 +240,7 @@ static void engine_open_transports(struct wh_engine *engine)
 		} else if (transport->capabilities & WH_IS_PLAINTEXT && engine->trust.tls) {
 			snprintf(off, WH_REFUSAL, "the setting tls is on, and %s does not encrypt",
 				 transport->name);
-			engine_warn_plaintext(engine, transport);
+			wh_warning_plaintext(engine, id);
 		} else {
 			error = transport->engine_open(engine, &engine->transport[id]);
 			if (error)
@@ -599,7 +584,7 @@ static int engine_try_open(const struct wh_engine_options *given, struct wh_engi
 		return wh_fail(EINVAL, "wh_engine_open: options.%s is %u",
 			       options.flags & ~WH_ENGINE_NO_THREADS ? "flags" : "log_level",
 			       options.flags & ~WH_ENGINE_NO_THREADS ? options.flags :
-									options.log_level);
+								       options.log_level);
 	engine = engine_new();
 	if (!engine)
 		return wh_fail(ENOMEM, "wh_engine_open: no memory");

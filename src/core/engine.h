@@ -6,8 +6,8 @@
  * listeners, the handshakes and all control connections; sessions and the connecting side of peers
  * are used on loop 0 only, but for what has a lock of its own.
  *
- * An engine without threads (WH_ENGINE_NO_THREADS) has one loop, which the threads that call in run:
- * util/turns.h, core/progress.h.
+ * An engine without threads (WH_ENGINE_NO_THREADS) has one loop, which the threads that call in
+ * run: util/turns.h, core/progress.h.
  *
  * Locks, outermost first: engine.lock, peer.lock, wh_region_table.lock, control.lock. None is held
  * while bytes move. memory/memory.h has those of the memory domain. peer.count_lock is innermost:
@@ -60,7 +60,10 @@ struct wh_engine {
 	/* 1 in the process that opened the engine; the page is wiped in a forked child. */
 	volatile unsigned char *ours;
 	struct wh_log log;
-	atomic_bool warned_local; /* a peer of this host is reached by TCP: said once */
+	/* warning.c: a peer of this host is not reached through its memory, which was said once;
+	 * TLS has switched a transport off that this machine could use. */
+	atomic_bool warned_local;
+	bool plaintext[WH_TRANSPORT_COUNT];
 
 	struct wh_turns *turns; /* WH_ENGINE_NO_THREADS: what runs the loops; NULL: threads do */
 	struct wh_loop *loops;

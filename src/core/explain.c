@@ -16,6 +16,7 @@
 #include "core/plan.h"
 #include "core/region.h"
 #include "core/remote.h"
+#include "core/warning.h"
 #include "gpu/region-window.h"
 #include "memory/region-table.h"
 #include "transport/blocks.h"
@@ -315,6 +316,27 @@ static void explain_add_route(struct explanation *to, const struct wh_route *rou
 	explain_add_line(to, line);
 }
 
+/* What a transport with these routes makes slower than it could be. */
+static void explain_add_warnings(struct explanation *to, struct wh_peer *peer,
+				 const struct wh_route *routes, unsigned count)
+{
+	char warning[WH_WARNING_MAX];
+	bool by_tcp = false;
+
+	for (unsigned i = 0; i < count; i++)
+		by_tcp |= routes[i].bytes &&
+			  wh_transport(wh_transport_by_name(routes[i].transport))->role ==
+				  WH_ROLE_DATA;
+	for (unsigned i = 0; i < count; i++) {
+		if (routes[i].bytes || !routes[i].refused[0] || routes[i].inapplicable ||
+		    !wh_warning_of(peer, wh_transport_by_name(routes[i].transport), by_tcp,
+				   warning))
+			continue;
+		explain_add(to, "warning: ");
+		explain_add_line(to, warning);
+	}
+}
+
 static int explain_text(struct wh_batch *batch, char *text, size_t length)
 {
 	struct explanation to = { .text = text, .length = length };
@@ -341,6 +363,7 @@ static int explain_text(struct wh_batch *batch, char *text, size_t length)
 		if (routes[i].bytes && *said[i].memory)
 			explain_add_line(&to, said[i].memory);
 	free(said);
+	explain_add_warnings(&to, batch->peer, routes, count);
 	if (explain_window(batch, line, sizeof(line)))
 		explain_add_line(&to, line);
 	if (explain_notification(batch, line, sizeof(line)))

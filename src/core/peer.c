@@ -12,8 +12,9 @@
 #include "core/engine.h"
 #include "core/peer.h"
 #include "core/queue.h"
-#include "core/removal.h"
 #include "core/remote.h"
+#include "core/removal.h"
+#include "core/warning.h"
 #include "memory/region-table.h"
 #include "net/control.h"
 #include "transport/blocks.h"
@@ -71,22 +72,6 @@ void wh_peer_refuse(struct wh_peer *peer, enum wh_transport_id id, const char *w
 
 /* ---- transports and state -------------------------------------------------------------------- */
 
-/* A transport that applies to the peer cannot be used. That another process of this host is not
- * reached through its memory costs most. */
-static void peer_log_refusal(struct wh_peer *peer, const struct wh_transport *transport,
-			     const char *why)
-{
-	struct wh_engine *engine = peer->engine;
-	bool first =
-		transport->role == WH_ROLE_LOCAL && !atomic_exchange(&engine->warned_local, true);
-
-	wh_log_line(&engine->log, first ? WH_LOG_WARN : WH_LOG_INFO, "peer",
-		    first ? "%s is on this host, but %s does not reach it, so that bytes take a "
-			    "slower path: %s" :
-			    "%s: %s is refused: %s",
-		    peer->welcome.name, transport->name, why);
-}
-
 void wh_peer_open_transports(struct wh_peer *peer)
 {
 	struct wh_engine *engine = peer->engine;
@@ -106,7 +91,7 @@ void wh_peer_open_transports(struct wh_peer *peer)
 			peer->opened[id] = !error;
 		}
 		if (error && error != -ENXIO)
-			peer_log_refusal(peer, transport, why);
+			wh_warning_refused(peer, id, why);
 		pthread_mutex_lock(&peer->lock);
 		memcpy(peer->refused[id], why, sizeof(why));
 		peer->not_for[id] = error == -ENXIO;

@@ -20,11 +20,13 @@ struct wh_remote;
 int wh_remote_add(struct wh_peer *peer, const struct wh_region_record *record);
 
 /* The peer removes a region, which lies at these of its addresses; its id may be unknown. On loop
- * 0. Waits for copies until `deadline`. 0: nothing touches the region any more, and no mapping shows
- * it. -EBUSY: a copy still uses it; it is closed to new ones, and this can be called again. */
+ * 0. Waits for copies until `deadline`. 0: nothing touches the region any more, and no mapping
+ * shows it. -EBUSY: a copy still uses it; it is closed to new ones, and this can be called again.
+ */
 int wh_remote_remove(struct wh_peer *peer, uint64_t id, uint64_t address, uint64_t length,
 		     int64_t deadline);
-/* A deadline for wh_remote_remove(): half of the setting `timeout`; in an engine without threads, now.
+/* A deadline for wh_remote_remove(): half of the setting `timeout`; in an engine without threads,
+ * now.
  */
 int64_t wh_remote_patience(const struct wh_peer *peer);
 void wh_remote_from_record(struct wh_remote *out, const struct wh_region_record *record);

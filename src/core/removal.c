@@ -38,8 +38,8 @@ static int removal_try(struct wh_peer *peer, const struct wh_removal *removal)
 {
 	int64_t deadline = peer->engine->turns ? 0 : wh_deadline(WAIT);
 	uint8_t number[8];
-	int error = wh_remote_remove(peer, removal->id, removal->address, removal->length,
-				     deadline);
+	int error =
+		wh_remote_remove(peer, removal->id, removal->address, removal->length, deadline);
 
 	if (error)
 		return error;

@@ -42,7 +42,8 @@ bool wh_worker_run(struct wh_worker *worker)
 		return false;
 	wh_list_init(&due);
 	pthread_mutex_lock(&worker->lock);
-	/* Works that these put wait for the next time, so that the caller gives turns in between. */
+	/* Works that these put wait for the next time, so that the caller gives turns in between.
+	 */
 	while (!worker->busy && (link = wh_list_take(&worker->due)))
 		wh_list_append(&due, link);
 	any = !wh_list_empty(&due);

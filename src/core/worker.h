@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A thread that runs one work after the other, for what may block and so cannot run on a loop. In an
- * engine without threads, the threads that give turns run it between these. */
+/* A thread that runs one work after the other, for what may block and so cannot run on a loop. In
+ * an engine without threads, the threads that give turns run it between these. */
 #ifndef WH_CORE_WORKER_H
 #define WH_CORE_WORKER_H
 

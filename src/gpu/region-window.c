@@ -147,14 +147,20 @@ static struct wh_region_window *window_new(const struct window_spec *spec,
 	return window;
 }
 
-static bool window_describe(const struct wh_region_window *window, char *line, size_t size)
+/* `mark` comes before what is a warning. */
+static bool window_describe(const struct wh_region_window *window, const char *mark, char *line,
+			    size_t size)
 {
 	char most[80] = "";
 
 	if (!window)
 		return false;
 	if (!window->view) {
-		snprintf(line, size, "no CPU window: %s", window->refused);
+		snprintf(line, size, "%sno CPU window: %s%s", window->missed ? mark : "",
+			 window->refused,
+			 window->missed ? "; a few bytes to and from GPUs take many times as "
+					  "long; see wherry doctor" :
+					  "");
 		return true;
 	}
 	if (window->receive_most == UINT64_MAX)
@@ -167,6 +173,14 @@ static bool window_describe(const struct wh_region_window *window, char *line, s
 		 window->view->backend->name, most, (unsigned long long)window->put_most,
 		 (unsigned long long)window->get_most, window->measured ? "" : "; not measured");
 	return true;
+}
+
+/* A setting that asks for none is no surprise. */
+static bool window_is_missed(const struct wh_region_windows *windows,
+			     const struct wh_region_window *window)
+{
+	return !window->view && strcmp(windows->order, WH_WINDOW_OFF) != 0 &&
+	       strcmp(windows->order, "staged") != 0;
 }
 
 /* Could a window still open if the owner sent its file descriptors? */
@@ -182,16 +196,11 @@ static void window_log(const struct window_spec *spec, const struct wh_region_wi
 		       const char *line)
 {
 	struct wh_region_windows *windows = spec->windows;
-	/* A setting that asks for none is no surprise. */
-	bool wanted = strcmp(windows->order, WH_WINDOW_OFF) && strcmp(windows->order, "staged");
-	bool warn = !window->view && wanted && !atomic_exchange(&windows->warned, true);
+	bool warn = window->missed && !atomic_exchange(&windows->warned, true);
 
-	wh_log_line(
-		windows->log, warn ? WH_LOG_WARN : WH_LOG_DEBUG, "window", "region %#llx%s: %s%s",
-		(unsigned long long)wh_region_entry_id(spec->entry),
-		spec->foreign ? " of a peer" : "", line,
-		warn ? "; a few bytes to and from GPUs take many times as long; see wherry doctor" :
-		       "");
+	wh_log_line(windows->log, warn ? WH_LOG_WARN : WH_LOG_DEBUG, "window", "region %#llx%s: %s",
+		    (unsigned long long)wh_region_entry_id(spec->entry),
+		    spec->foreign ? " of a peer" : "", line);
 }
 
 /* Open the window, unless another thread has. NULL: no memory; or, if ask->why is set, the caller
@@ -201,7 +210,7 @@ static struct wh_region_window *window_install(struct wh_region_window *_Atomic 
 					       const struct owner_answer *answer,
 					       struct owner_answer *ask)
 {
-	char line[WH_REFUSAL + 32];
+	char line[WH_REFUSAL + 128];
 	struct wh_region_window *window;
 	bool made = false;
 
@@ -210,6 +219,8 @@ static struct wh_region_window *window_install(struct wh_region_window *_Atomic 
 	if (!window) {
 		window = window_new(spec, answer);
 		made = window;
+		if (window)
+			window->missed = window_is_missed(spec->windows, window);
 		if (ask && window_should_ask_owner(spec, window)) {
 			memcpy(ask->why, window->refused, sizeof(ask->why));
 			free(window);
@@ -219,7 +230,7 @@ static struct wh_region_window *window_install(struct wh_region_window *_Atomic 
 		atomic_store_explicit(cached, window, memory_order_release);
 	}
 	pthread_mutex_unlock(&spec->windows->lock);
-	if (made && window_describe(window, line, sizeof(line)))
+	if (made && window_describe(window, "", line, sizeof(line)))
 		window_log(spec, window, line);
 	return window;
 }
@@ -299,8 +310,8 @@ const struct wh_region_window *wh_region_window_peek(const struct wh_region *reg
 
 bool wh_region_window_describe(const struct wh_region *region, char *line, size_t size)
 {
-	return window_describe(atomic_load_explicit(&region->window, memory_order_acquire), line,
-			       size);
+	return window_describe(atomic_load_explicit(&region->window, memory_order_acquire),
+			       "warning: ", line, size);
 }
 
 void wh_region_window_close(struct wh_region *region)
@@ -334,8 +345,8 @@ const struct wh_region_window *wh_region_window_peek_remote(const struct wh_remo
 bool wh_region_window_describe_remote(const struct wh_remote_region *region, char *line,
 				      size_t size)
 {
-	return window_describe(atomic_load_explicit(&region->window, memory_order_acquire), line,
-			       size);
+	return window_describe(atomic_load_explicit(&region->window, memory_order_acquire),
+			       "warning: ", line, size);
 }
 
 void wh_region_window_close_remote(struct wh_region_windows *windows,

@@ -61,6 +61,7 @@ struct wh_region_window {
 	struct wh_window_cost cost; /* from which the three limits follow */
 	bool measured; /* `cost` was measured on this GPU; else typical values */
 	char refused[WH_REFUSAL]; /* why there is no window */
+	bool missed; /* there is none, although the settings ask for one */
 };
 
 /* `order`, `gpus` and `log` must outlive the region windows. 0 or -ENOMEM. */
@@ -76,7 +77,8 @@ const struct wh_region_window *wh_region_window_get(struct wh_region *region);
 /* The region's window if it is open, else NULL. A caller that has neither entered the region nor a
  * batch that uses it holds wh_region_windows.lock. */
 const struct wh_region_window *wh_region_window_peek(const struct wh_region *region);
-/* Write to `line` what the window is used for, or why there is none. False: never opened. */
+/* Write to `line` what the window is used for, or why there is none; behind "warning: ", if there
+ * should be one. False: never opened. */
 bool wh_region_window_describe(const struct wh_region *region, char *line, size_t size);
 /* The region is being unregistered, and no thread is inside it. */
 void wh_region_window_close(struct wh_region *region);

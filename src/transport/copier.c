@@ -25,8 +25,8 @@
  * into the caches, and an ordinary store would first fetch each line of the target. The bytes of a
  * smaller fragment stay in a cache for the thread that uses them next. */
 #define NON_TEMPORAL_BYTES (48u << 20)
-/* The same where one thread copies alone, in an engine without threads: its cached copies are slower
- * than the memory. */
+/* The same where one thread copies alone, in an engine without threads: its cached copies are
+ * slower than the memory. */
 #define NON_TEMPORAL_ALONE (4u << 20)
 /* Bytes; shorter extents gain nothing from it. */
 #define NON_TEMPORAL_EXTENT (32u << 10)
@@ -308,8 +308,7 @@ static int copier_move(struct wh_copier_peer *peer, struct wh_fragment *fragment
 		       struct wh_cursor *at)
 {
 	const bool non_temporal =
-		fragment->bytes >=
-		(peer->copier->turns ? NON_TEMPORAL_ALONE : NON_TEMPORAL_BYTES);
+		fragment->bytes >= (peer->copier->turns ? NON_TEMPORAL_ALONE : NON_TEMPORAL_BYTES);
 	struct pending_copy ring[PREFETCH_MAX];
 	struct current_region current = { 0 };
 	unsigned in = 0, out = 0;

@@ -26,8 +26,8 @@
 
 #define WH_COPIER_THREADS 2
 
-/* Threads of one transport in one engine. They start when the first fragment is queued. In an engine
- * without threads a poller copies, in the turns of the program's threads. */
+/* Threads of one transport in one engine. They start when the first fragment is queued. In an
+ * engine without threads a poller copies, in the turns of the program's threads. */
 struct wh_copier {
 	pthread_mutex_t lock; /* of all below, and of the cursors of queued fragments */
 	pthread_cond_t work;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A progress loop: one thread that serves descriptors (epoll), tasks from other threads, timers
- * and, if it spins, functions to poll. A loop without a thread does the same in the turns that other
- * threads give it: util/turns.h. Then "the loop's thread" is whichever thread runs its turn. */
+ * and, if it spins, functions to poll. A loop without a thread does the same in the turns that
+ * other threads give it: util/turns.h. Then "the loop's thread" is whichever thread runs its turn.
+ */
 #ifndef WH_UTIL_LOOP_H
 #define WH_UTIL_LOOP_H
 
@@ -53,7 +54,8 @@ struct wh_loop {
 	struct wh_list spinners; /* the loop's thread only */
 	struct wh_source waker; /* on `wake` */
 	atomic_bool posted; /* there are tasks */
-	/* In epoll_wait, or about to be: only `wake` wakes it. Without a thread: between two turns. */
+	/* In epoll_wait, or about to be: only `wake` wakes it. Without a thread: between two turns.
+	 */
 	atomic_bool sleeping;
 	/* ns that the loop may stay awake idle: in all, and at most at a time; the loop's thread
 	 * only */
@@ -63,8 +65,8 @@ struct wh_loop {
 	int batch_left;
 };
 
-/* Start the thread, named `name` (15 bytes are shown); or, with `turns`, have these run the loop. 0,
- * or a negative errno. */
+/* Start the thread, named `name` (15 bytes are shown); or, with `turns`, have these run the loop.
+ * 0, or a negative errno. */
 int wh_loop_start(struct wh_loop *loop, const char *name, bool spin, struct wh_turns *turns);
 
 /* End the thread and wait for it, or take the loop from its turns. Every source must have been

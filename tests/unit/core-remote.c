@@ -337,14 +337,20 @@ static void remove__unknown_and_known(void **state)
 {
 	(void)state;
 	assert_int_equal(wh_remote_remove(&fake, 0, 0x1000, 16, wh_remote_patience(&fake)), 0);
-	assert_int_equal(wh_remote_remove(&fake, ID(5, 0), 0x1000, 16, wh_remote_patience(&fake)), 0);
-	assert_int_equal(wh_remote_remove(&fake, UINT64_MAX, 0x1000, 16, wh_remote_patience(&fake)), 0);
+	assert_int_equal(wh_remote_remove(&fake, ID(5, 0), 0x1000, 16, wh_remote_patience(&fake)),
+			 0);
+	assert_int_equal(wh_remote_remove(&fake, UINT64_MAX, 0x1000, 16, wh_remote_patience(&fake)),
+			 0);
 	assert_int_equal(says(ID(5, 0), 0x1000, "a"), 0);
-	assert_int_equal(wh_remote_remove(&fake, ID(6, 0), 0x1000, 16, wh_remote_patience(&fake)), 0);
-	assert_int_equal(wh_remote_remove(&fake, ID(5, 1), 0x1000, 16, wh_remote_patience(&fake)), 0);
+	assert_int_equal(wh_remote_remove(&fake, ID(6, 0), 0x1000, 16, wh_remote_patience(&fake)),
+			 0);
+	assert_int_equal(wh_remote_remove(&fake, ID(5, 1), 0x1000, 16, wh_remote_patience(&fake)),
+			 0);
 	assert_int_equal(wh_region_table_count(&fake.regions), 1);
-	assert_int_equal(wh_remote_remove(&fake, ID(5, 0), 0x1000, 16, wh_remote_patience(&fake)), 0);
-	assert_int_equal(wh_remote_remove(&fake, ID(5, 0), 0x1000, 16, wh_remote_patience(&fake)), 0);
+	assert_int_equal(wh_remote_remove(&fake, ID(5, 0), 0x1000, 16, wh_remote_patience(&fake)),
+			 0);
+	assert_int_equal(wh_remote_remove(&fake, ID(5, 0), 0x1000, 16, wh_remote_patience(&fake)),
+			 0);
 	assert_int_equal(wh_region_table_count(&fake.regions), 0);
 	assert_int_equal(says(ID(5, 0), 0x1000, "a"), -EPROTO); /* it never comes again */
 	assert_int_equal(says(ID(6, 0), 0x1000, "a"), 0);

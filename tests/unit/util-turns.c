@@ -126,7 +126,8 @@ static void remove_source(void *argument)
 
 static void descriptor__says_when(void **state)
 {
-	struct job job = { .source = { eventfd(0, EFD_CLOEXEC), job_source }, .task.run = job_task };
+	struct job job = { .source = { eventfd(0, EFD_CLOEXEC), job_source },
+			   .task.run = job_task };
 	uint64_t one = 1;
 
 	(void)state;
@@ -343,10 +344,10 @@ static void deadline__ends_a_wait(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		TEST(task__waits_for_a_turn),	TEST(timer__ends_a_sleep),
-		TEST(descriptor__says_when),	TEST(poller__is_asked_again),
+		TEST(task__waits_for_a_turn),   TEST(timer__ends_a_sleep),
+		TEST(descriptor__says_when),    TEST(poller__is_asked_again),
 		TEST(threads__share_the_turns), TEST(call__wakes_the_sleeper),
-		TEST(wake__is_never_lost),	TEST(call__inside_a_turn),
+		TEST(wake__is_never_lost),      TEST(call__inside_a_turn),
 		TEST(deadline__ends_a_wait),
 	};
 

@@ -49,6 +49,7 @@ struct explanation {
 	/* Refusals listed so far, for the notes below the table. */
 	char reasons[REASONS_MAX][sizeof(((struct answer *)0)->memory) + 24];
 	size_t reason_count;
+	struct explain_warnings warnings;
 };
 
 static const char *op_name(uint32_t op)
@@ -171,8 +172,10 @@ static void answer_ask(struct explanation *e, const struct local *local,
 	if (out->error) {
 		snprintf(out->text, sizeof(out->text), "%s", wh_error_text());
 		out->routes.count = 0;
-	} else
+	} else {
 		find_memory(batch, out);
+		explain_collect_warnings(batch, &e->warnings);
+	}
 	wh_batch_free(batch);
 }
 
@@ -313,6 +316,7 @@ static void print_text(struct explanation *e)
 			print_pair(e, &e->locals[k], &e->remotes[i]);
 	for (size_t i = 0; i < e->reason_count; i++)
 		printf("[%zu] %s\n", i + 1, e->reasons[i]);
+	explain_print_warnings(&e->warnings);
 }
 
 /* ---- as JSON --------------------------------------------------------------------------------- */
@@ -373,6 +377,7 @@ static int print_json(struct explanation *e)
 	json_object_set_new(object, "regions", regions);
 	json_object_set_new(object, "size_bytes", json_integer((json_int_t)e->size));
 	json_object_set_new(object, "routes", routes);
+	json_object_set_new(object, "warnings", explain_warnings_json(&e->warnings));
 	return output_print(object);
 }
 

@@ -114,6 +114,43 @@ bool explain_from_cache(const struct wh_estimate *estimate)
 	return estimate->working_set && 2 * estimate->working_set <= cache_bytes();
 }
 
+#define WARNING "warning: "
+
+static void warnings_add(struct explain_warnings *warnings, const char *text)
+{
+	for (size_t i = 0; i < warnings->count; i++)
+		if (!strcmp(warnings->list[i], text))
+			return;
+	if (warnings->count < sizeof(warnings->list) / sizeof(warnings->list[0]))
+		snprintf(warnings->list[warnings->count++], sizeof(warnings->list[0]), "%s", text);
+}
+
+void explain_collect_warnings(struct wh_batch *batch, struct explain_warnings *out)
+{
+	char text[4096], *rest = text, *at;
+
+	if (wh_batch_explain(batch, text, sizeof(text)) < 0)
+		return;
+	while ((at = strsep(&rest, "\n")))
+		if (!strncmp(at, WARNING, strlen(WARNING)))
+			warnings_add(out, at + strlen(WARNING));
+}
+
+void explain_print_warnings(const struct explain_warnings *warnings)
+{
+	for (size_t i = 0; i < warnings->count; i++)
+		printf(WARNING "%s\n", warnings->list[i]);
+}
+
+json_t *explain_warnings_json(const struct explain_warnings *warnings)
+{
+	json_t *array = json_array();
+
+	for (size_t i = 0; i < warnings->count; i++)
+		json_array_append_new(array, json_string(warnings->list[i]));
+	return array;
+}
+
 void explain_window(struct wh_batch *batch, char *line, size_t size)
 {
 	static const char *const begins[] = { "CPU window (", "no CPU window" };
@@ -123,6 +160,8 @@ void explain_window(struct wh_batch *batch, char *line, size_t size)
 	if (wh_batch_explain(batch, text, sizeof(text)) < 0)
 		return;
 	while ((at = strsep(&rest, "\n"))) {
+		if (!strncmp(at, WARNING, strlen(WARNING)))
+			at += strlen(WARNING);
 		for (size_t i = 0; i < 2; i++)
 			if (!strncmp(at, begins[i], strlen(begins[i])))
 				snprintf(line, size, "%s", at);

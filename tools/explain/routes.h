@@ -45,6 +45,18 @@ json_t *explain_us_json(uint64_t ns);
  * larger memory is slower. */
 bool explain_from_cache(const struct wh_estimate *estimate);
 
+/* The warnings of explanations, each once. */
+struct explain_warnings {
+	char list[4][512];
+	size_t count;
+};
+
+/* Add those of the batch's explanation that are not there yet. */
+void explain_collect_warnings(struct wh_batch *batch, struct explain_warnings *out);
+void explain_print_warnings(const struct explain_warnings *warnings);
+/* An array, without the word "warning: ". */
+json_t *explain_warnings_json(const struct explain_warnings *warnings);
+
 /* What the explanation says of the CPU window onto the batch's memory; "": nothing. */
 void explain_window(struct wh_batch *batch, char *line, size_t size);
 

@@ -22,7 +22,8 @@ static bool fragment_is_polled(const struct wh_fragment *fragment)
 	size_t length;
 
 	/* In an engine without threads a waiter serves everything, and sleeps until an event. */
-	if (!wh_batch_has_waiter(fragment->batch) || wh_engine_turns(wh_peer_engine(fragment->peer)))
+	if (!wh_batch_has_waiter(fragment->batch) ||
+	    wh_engine_turns(wh_peer_engine(fragment->peer)))
 		return false;
 	/* With the setting `spin`, a waiter never sleeps. */
 	return config->number[WH_SETTING_SPIN] ||

@@ -161,8 +161,7 @@ int wh_shm_receive_frame(const struct wh_shm_peer *shm, struct wh_frame *frame, 
 		error = wh_frame_decode(header, frame);
 	if (!error && frame->length > room)
 		error = -EPROTO;
-	return error ? error :
-		       socket_receive(shm->fd, out, frame->length, fd, deadline, turns);
+	return error ? error : socket_receive(shm->fd, out, frame->length, fd, deadline, turns);
 }
 
 /* ---- connecting; under shm.lock ------------------------------------------------------------ */

@@ -118,9 +118,9 @@ struct wh_shm_peer {
 	char vm_refused[WH_REFUSAL]; /* why process_vm cannot be used */
 };
 
-/* Receive the next frame from shm.fd, its payload to `out`. *fd is -1 before; a descriptor that the frame
- * carries goes there and is the caller's, also on error.
- * 0, -ETIMEDOUT, -ECONNRESET, -EPROTO or another negative errno. */
+/* Receive the next frame from shm.fd, its payload to `out`. *fd is -1 before; a descriptor that the
+ * frame carries goes there and is the caller's, also on error. 0, -ETIMEDOUT, -ECONNRESET, -EPROTO
+ * or another negative errno. */
 int wh_shm_receive_frame(const struct wh_shm_peer *shm, struct wh_frame *frame, void *out,
 			 size_t room, int *fd);
 /* 0: the file has `least` bytes and is sealed against shrinking, so that no access to its mapping
@@ -185,8 +185,8 @@ int wh_shm_exports(struct wh_shm_peer *shm, struct wh_remote_region *region, boo
 		   int (*each)(void *arg, const struct wh_exported *exported, int *fd,
 			       char why[WH_REFUSAL]),
 		   void *arg, char why[WH_REFUSAL]);
-/* Does the owner's process live, with its engine open? One load; if the owner has no threads, also a
- * system call. */
+/* Does the owner's process live, with its engine open? One load; if the owner has no threads, also
+ * a system call. */
 bool wh_shm_owner_lives(const struct wh_shm_peer *shm);
 
 /* Get what process_vm needs: the number and a pidfd of the process at the other end of the socket.

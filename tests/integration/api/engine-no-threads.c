@@ -64,7 +64,8 @@ static void *do_nothing(void *argument)
 	return argument;
 }
 
-/* Over every route: batches large and small, callbacks, a batch that asks for its region, queues. */
+/* Over every route: batches large and small, callbacks, a batch that asks for its region, queues.
+ */
 static void threads__none(void **state)
 {
 	struct wh_region_options published = { .size = sizeof(published), .access = ACCESS_BOTH };
@@ -185,9 +186,8 @@ static void descriptor__is_enough(void **state)
 		want(0, wh_batch_free(batch));
 	}
 	/* At rest it is not readable for long: else a program would spin. */
-	for (int i = 0; i < 100 && poll(&(struct pollfd){ wh_engine_fd(f.engine), POLLIN, 0 }, 1,
-					0) == 1;
-	     i++)
+	for (int i = 0;
+	     i < 100 && poll(&(struct pollfd){ wh_engine_fd(f.engine), POLLIN, 0 }, 1, 0) == 1; i++)
 		wh_engine_progress(f.engine, 0);
 	want(0, poll(&(struct pollfd){ wh_engine_fd(f.engine), POLLIN, 0 }, 1, 0));
 	fixture_close(&f);
@@ -421,11 +421,11 @@ static void both__map_each_other(void **state)
 		transfer = served_read(&s, "shm");
 		transfer.length = LENGTH / 2;
 		child_transfer_send(s.child, &transfer);
-		want(0, wh_batch_new(peer,
-				     &(struct wh_batch_options){ .size = sizeof(
-									 struct wh_batch_options),
-								 .require = "shm" },
-				     &batch));
+		want(0, wh_batch_new(
+				peer,
+				&(struct wh_batch_options){ .size = sizeof(struct wh_batch_options),
+							    .require = "shm" },
+				&batch));
 		want(0, wh_batch_add(batch, &mine, 1));
 		want(0, wh_batch_submit(batch));
 		want(0, wh_batch_wait_for(batch, PATIENCE));

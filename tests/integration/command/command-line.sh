@@ -555,6 +555,11 @@ unreached()
 serve --memory host:1MiB -c transports=tcp
 unreached
 verdict "a server without shm: a warning, and the reason" $?
+expect 0 " is on this host, but shm does not" explain "$url" && grep -q '^warning: ' out &&
+	expect 0 '"warnings"' explain "$url" --json &&
+	python3 -c 'import json; found = json.load(open("out"))["warnings"]
+assert len(found) == 1 and "is on this host, but shm does not" in found[0], found'
+verdict "explain repeats the warning" $?
 stop TERM
 
 serve --memory host:1MiB --verbose

@@ -275,11 +275,11 @@ static void tcp__refused_is_a_warning_once(void **state)
 	(void)state;
 	duo_open(&d, WH_MEMORY_DEVICE, WH_MEMORY_DEVICE, "window=driver", false);
 	want(0, wh_region_register(d.owner, d.target + 1, LENGTH - 2, &named, &another));
-	duo_move_all(&d, "no CPU window");
+	duo_move_all(&d, "warning: no CPU window");
 	want(1, warnings_logged(&d));
 	want_true(was_logged(&d, "wherry doctor"), "%s", d.logged);
 	want(0, wh_peer_find(d.peer, "another", PATIENCE, &d.remote));
-	duo_move_all(&d, "no CPU window");
+	duo_move_all(&d, "warning: no CPU window");
 	want(1, warnings_logged(&d));
 	want(0, wh_region_unregister(another));
 	duo_close(&d);

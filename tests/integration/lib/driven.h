@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* driven.h: engines without threads, for tests that do not care which kind they have
  *
- * TESTS_NO_THREADS=initiator, target or both: the engine of a fixture, those of the children, or all
- * of these start no thread (WH_ENGINE_NO_THREADS). Where the test or the child would sleep, the
+ * TESTS_NO_THREADS=initiator, target or both: the engine of a fixture, those of the children, or
+ * all of these start no thread (WH_ENGINE_NO_THREADS). Where the test or the child would sleep, the
  * functions below make the engine's progress. One engine a process is driven: from the test's
  * thread only. */
 #ifndef TESTS_INTEGRATION_LIB_DRIVEN_H

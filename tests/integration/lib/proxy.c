@@ -458,7 +458,8 @@ bool proxy_deliver(struct proxy *proxy)
 	shutdown(proxy->stranded.fd, SHUT_WR);
 	while ((n = recv(proxy->stranded.fd, trash, sizeof(trash), 0)) > 0)
 		;
-	/* If the server had read all before it closed, the end of its bytes came before the reset. */
+	/* If the server had read all before it closed, the end of its bytes came before the reset.
+	 */
 	getsockopt(proxy->stranded.fd, SOL_SOCKET, SO_ERROR, &error, &(socklen_t){ sizeof(error) });
 	open = open && n == 0 && !error;
 	close(proxy->stranded.fd);

@@ -3,6 +3,7 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -310,7 +311,91 @@ static void opening__arguments(void **state)
 	opening_end(&o);
 }
 
+/* ---- what makes it slow ---------------------------------------------------------------------- */
+
+struct said {
+	_Atomic unsigned warnings;
+	char text[512]; /* the last one */
+};
+
+static void keep_warning(void *arg, const struct wh_log_record *record)
+{
+	struct said *said = arg;
+
+	if (record->level != WH_LOG_WARN)
+		return;
+	snprintf(said->text, sizeof(said->text), "%s", record->text);
+	atomic_fetch_add(&said->warnings, 1);
+}
+
+/* Write a page to the child's "target", and explain it. */
+static void write_and_explain(struct wh_engine *engine, const char *url, char text[2048])
+{
+	unsigned char *page = pages_new(LENGTH);
+	struct wh_transfer transfer = { .length = LENGTH, .op = WH_WRITE };
+	struct wh_region *region;
+	struct wh_remote remote;
+	struct wh_batch *batch;
+	struct wh_peer *peer;
+
+	want(0, wh_peer_open(engine, url, NULL, &peer));
+	want(0, wh_peer_find(peer, "target", PATIENCE, &remote));
+	want(0, wh_region_register(engine, page, LENGTH, NULL, &region));
+	transfer.local = region;
+	transfer.remote = remote.id;
+	want(0, wh_batch_new(peer, NULL, &batch));
+	want(0, wh_batch_add(batch, &transfer, 1));
+	want(0, wh_batch_submit(batch));
+	want(0, wh_batch_wait_for(batch, PATIENCE));
+	want(0, wh_batch_status(batch));
+	want_true(wh_batch_explain(batch, text, 2048) > 0, "no explanation");
+	want(0, wh_batch_free(batch));
+	want(0, wh_peer_close(peer));
+	want(0, wh_region_unregister(region));
+	pages_free(page, LENGTH);
+}
+
+/* A process of this host that shared memory does not reach: the log warns once for an engine, each
+ * explanation repeats it. A peer that is reached makes none. */
+static void warning__no_shared_memory(void **state)
+{
+	const struct child_options apart = { .name = "apart", .config = { "transports=tcp" } };
+	static const char warning[] = "apart is on this host, but shm does not reach it, so that "
+				      "bytes take a slower path: ";
+	struct said said = { 0 };
+	struct wh_engine_options options = { .size = sizeof(options),
+					     .listen = "none",
+					     .log = keep_warning,
+					     .log_arg = &said,
+					     .log_level = WH_LOG_WARN };
+	struct child *child[2] = { child_start(&apart), child_start(NULL) };
+	struct wh_engine *engine;
+	char text[2048], *found;
+
+	(void)state;
+	for (int i = 0; i < 2; i++)
+		child_region(child[i], child_memory(child[i], WH_MEMORY_SHARED, LENGTH), 0, LENGTH,
+			     "target", ACCESS_BOTH, NULL);
+	want(0, wh_engine_open(&options, &engine));
+	write_and_explain(engine, child[1]->url, text);
+	want_true(!strstr(text, "warning: "), "%s", text);
+	want(0, said.warnings);
+	for (int i = 0; i < 2; i++) {
+		write_and_explain(engine, child[0]->url, text);
+		found = strstr(text, "warning: ");
+		want_true(found && !strncmp(found + 9, warning, strlen(warning)), "%s", text);
+		want(1, said.warnings);
+		/* The same words in both. */
+		want_true(!strncmp(found + 9, said.text, strlen(said.text)), "%s\n%s", text,
+			  said.text);
+	}
+	want(0, wh_engine_close(engine));
+	child_exit(child[0]);
+	child_exit(child[1]);
+}
+
 static const struct CMUnitTest tests[] = {
+	TEST(warning__no_shared_memory),
 	TEST(opening__succeeds),
 	TEST(opening__fails),
 	TEST(opening__times_out),

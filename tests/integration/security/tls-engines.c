@@ -112,6 +112,36 @@ static void pair_close(struct pair *p)
 	want(0, wh_engine_close(p->owner));
 }
 
+/* The explanation of a batch that goes by TCP for that reason repeats the warning. */
+static void warning__in_the_explanation(void **state)
+{
+	static const char *const settings[] = { "tls=1", "tls=0" };
+
+	(void)state;
+	for (size_t i = 0; i < 2; i++) {
+		const char *const config[] = { settings[i], "transports=rdma,tcp", NULL };
+		struct wh_transfer transfer = { .length = LENGTH, .op = WH_WRITE };
+		struct wh_batch *batch;
+		char text[2048];
+		struct pair p;
+
+		pair_open(&p, config, config);
+		transfer.local = p.local;
+		transfer.remote = p.remote.id;
+		want(0, wh_batch_new(p.peer, NULL, &batch));
+		want(0, wh_batch_add(batch, &transfer, 1));
+		want(0, wh_batch_submit(batch));
+		want(0, wh_batch_wait_for(batch, PATIENCE));
+		want(0, wh_batch_status(batch));
+		want_true(wh_batch_explain(batch, text, sizeof(text)) > 0, "no explanation");
+		want_true(!strstr(text, "warning: the setting tls is on and rdma does not encrypt, "
+					"so rdma is not used: bytes go by TCP") == (i == 1),
+			  "%s: %s", settings[i], text);
+		want(0, wh_batch_free(batch));
+		pair_close(&p);
+	}
+}
+
 /* Run `count` transfers of `length` bytes: `step` apart at the target, contiguous on our side. */
 static void move_many(struct pair *p, uint32_t op, uint64_t local, size_t count, uint64_t length,
 		      uint64_t step)
@@ -529,6 +559,7 @@ int main(int argc, char **argv)
 		TEST(certificate__key_with_a_password),
 		TEST(stranger__bytes),
 		TEST_OVER(warning__rdma_is_not_used, rdma),
+		TEST_OVER(warning__in_the_explanation, rdma),
 	};
 	const bool child = argc > 1 && !strcmp(argv[1], "--child");
 	int status;
