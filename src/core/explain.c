@@ -321,15 +321,15 @@ static void explain_add_warnings(struct explanation *to, struct wh_peer *peer,
 				 const struct wh_route *routes, unsigned count)
 {
 	char warning[WH_WARNING_MAX];
-	bool by_tcp = false;
+	bool networked = false;
 
 	for (unsigned i = 0; i < count; i++)
-		by_tcp |= routes[i].bytes &&
+		networked |= routes[i].bytes &&
 			  wh_transport(wh_transport_by_name(routes[i].transport))->role ==
 				  WH_ROLE_DATA;
 	for (unsigned i = 0; i < count; i++) {
 		if (routes[i].bytes || !routes[i].refused[0] || routes[i].inapplicable ||
-		    !wh_warning_of(peer, wh_transport_by_name(routes[i].transport), by_tcp,
+		    !wh_warning_of(peer, wh_transport_by_name(routes[i].transport), networked,
 				   warning))
 			continue;
 		explain_add(to, "warning: ");

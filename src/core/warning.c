@@ -56,13 +56,13 @@ void wh_warning_refused(struct wh_peer *peer, enum wh_transport_id id, const cha
 	}
 }
 
-bool wh_warning_of(struct wh_peer *peer, enum wh_transport_id id, bool by_tcp,
+bool wh_warning_of(struct wh_peer *peer, enum wh_transport_id id, bool networked,
 		   char out[WH_WARNING_MAX])
 {
 	const struct wh_transport *transport = wh_transport(id);
 	char why[WH_REFUSAL] = "";
 
-	if (peer->engine->plaintext[id] && by_tcp) {
+	if (peer->engine->plaintext[id] && networked) {
 		plaintext_text(transport, out);
 		return true;
 	}

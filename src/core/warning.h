@@ -22,9 +22,9 @@ void wh_warning_plaintext(struct wh_engine *engine, enum wh_transport_id id);
  * is another process of this host whose memory is not reached, for the first time. On loop 0. */
 void wh_warning_refused(struct wh_peer *peer, enum wh_transport_id id, const char *why);
 
-/* The warning that concerns a transport which a batch for the peer did not take. `by_tcp`: the
+/* The warning that concerns a transport which a batch for the peer did not take. `networked`: the
  * batch moves bytes by connections of the role WH_ROLE_DATA. False: there is none. */
-bool wh_warning_of(struct wh_peer *peer, enum wh_transport_id id, bool by_tcp,
+bool wh_warning_of(struct wh_peer *peer, enum wh_transport_id id, bool networked,
 		   char out[WH_WARNING_MAX]);
 
 #endif

@@ -18,6 +18,11 @@ void driven_set(struct wh_engine *engine)
 	driven = engine && wh_engine_fd(engine) >= 0 ? engine : NULL;
 }
 
+bool driven_is_set(void)
+{
+	return driven;
+}
+
 void driven_wait(int fd, int64_t timeout)
 {
 	int64_t end = timeout == WH_FOREVER ? INT64_MAX : now() + timeout, left;

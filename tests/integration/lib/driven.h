@@ -16,6 +16,9 @@ uint32_t driven_flags(const char *side);
 /* Drive this engine from now on, if it has no threads; NULL: none. */
 void driven_set(struct wh_engine *engine);
 
+/* Is an engine driven? */
+bool driven_is_set(void);
+
 /* Wait until `fd` is readable (-1: none) or `timeout` ns have passed, and drive the engine. */
 void driven_wait(int fd, int64_t timeout);
 
