@@ -1,0 +1,584 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Engines, regions, transfers, blocks and plans, within a process and between two."""
+import array
+import errno
+import gc
+import mmap
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import unittest
+import weakref
+
+import wherry
+
+try:
+    import numpy
+except ImportError:
+    numpy = None
+try:
+    import torch
+except ImportError:
+    torch = None
+
+needs_numpy = unittest.skipUnless(numpy, "numpy is not installed")
+needs_torch = unittest.skipUnless(torch, "torch is not installed")
+OWNER = """
+import sys
+import wherry
+engine = wherry.Engine(name="owner")
+memory = engine.allocate(1 << 20)
+memory.raw = bytes(range(256)) * 4096
+region = engine.register(memory, name="kv", access="rw", listed=True)
+print(engine.url, flush=True)
+sys.stdin.readline()
+sys.stdout.write(bytes(memory[:16]).hex())
+"""
+
+
+class Owner:
+    """Another process with a region kv of 1 MiB: bytes 0 to 255, again and again."""
+
+    def __init__(self):
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", OWNER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(wherry.__file__))},
+        )
+        self.url = self.process.stdout.readline().decode().strip()
+
+    def end(self):
+        """The first 16 bytes of its memory."""
+        return bytes.fromhex(self.process.communicate(b"\n", timeout=60)[0].decode())
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        self.engine = wherry.Engine(name="case")
+        self.addCleanup(self.engine.close)
+
+    def own(self):
+        owner = Owner()
+        self.addCleanup(owner.process.stdin.close)
+        self.addCleanup(owner.process.stdout.close)
+        self.addCleanup(owner.process.wait)
+        self.addCleanup(owner.process.kill)
+        return owner
+
+    def raises(self, number, text=""):
+        test = self
+
+        class Check:
+            def __enter__(self):
+                return self
+
+            def __exit__(self, kind, error, _):
+                test.assertIsNotNone(error, "nothing was raised")
+                if not isinstance(error, wherry.Error):
+                    return False
+                test.assertEqual(errno.errorcode[error.errno], errno.errorcode[number], error)
+                test.assertIn(text, str(error))
+                return True
+
+        return Check()
+
+
+class Engines(Case):
+    def test_settings(self):
+        with wherry.Engine(require="tcp", tls=False, timeout="2s") as engine:
+            self.assertTrue(engine.url.startswith("wherry://127.0.0.1:"))
+        with self.raises(errno.EINVAL):
+            wherry.Engine(no_such_setting=1)
+        self.assertEqual(wherry.settings()["timeout"][0], "WHERRY_TIMEOUT")
+
+    def test_repr(self):
+        region = self.engine.register(bytearray(64), name="kv", access="r")
+        peer = self.engine.connect("self")
+        transfer = peer.notify(1)
+        transfer.wait()
+        self.assertIn("'case', wherry://127.0.0.1:", repr(self.engine))
+        self.assertEqual(repr(region), "<wherry.Region 'kv', 64 B, access 'r'>")
+        self.assertIn("'case' at self, connected", repr(peer))
+        self.assertIn("done", repr(transfer))
+        self.assertIn("64 B of", repr(peer.find("kv")))
+
+    def test_closed(self):
+        region = self.engine.register(bytearray(64), name="kv")
+        peer = self.engine.connect("self")
+        self.engine.close()
+        self.engine.close()
+        for call in (region.key, peer.regions, lambda: peer.read("kv", region)):
+            with self.raises(errno.EINVAL, "closed"):
+                call()
+
+    def test_connect_refused(self):
+        with self.raises(errno.ECONNREFUSED):
+            self.engine.connect("127.0.0.1:1", timeout=5)
+        self.assertIn("0 peers", repr(self.engine))
+
+    def test_pickle(self):
+        with self.assertRaises(TypeError):
+            self.engine.__reduce__()
+
+    def test_log(self):
+        lines = []
+        with wherry.Engine(log=lambda *line: lines.append(line), listen="none") as engine:
+            engine.connect("self").notify(1).wait()
+        for level, area, text in lines:
+            self.assertIn(level, (1, 2, 3))
+
+    def test_fork(self):
+        """A child cannot use the engine, and ends well."""
+        peer = self.engine.connect("self")
+        child = os.fork()
+        if not child:
+            status = 1
+            try:
+                peer.notify(1)
+            except wherry.Error as error:
+                status = 0 if error.errno == errno.EPERM else 2
+            finally:
+                self.engine.close()
+                os._exit(status)
+        self.assertEqual(os.waitpid(child, 0)[1], 0)
+        peer.notify(1).wait()
+
+    def test_exit_with_running_transfers(self):
+        """The interpreter exits with everything open."""
+        code = (
+            "import wherry\n"
+            "e = wherry.Engine(); a = bytearray(64 << 20); b = bytearray(64 << 20)\n"
+            "e.register(a, name='a', access='rw'); r = e.register(b); p = e.connect(e.url)\n"
+            "ts = [p.read('a', r) for _ in range(4)]\n"
+        )
+        path = os.path.dirname(os.path.dirname(wherry.__file__))
+        subprocess.run(
+            [sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": path}
+        )
+
+
+class Memory(Case):
+    def moves(self, target, region=None):
+        """Bytes arrive in an object of 1,024 bytes; returns the region."""
+        source = bytearray(range(256)) * 4
+        self.engine.register(source, name="source", access="r")
+        region = region or self.engine.register(target)
+        self.engine.connect("self").read("source", region).wait()
+        return bytes(source)
+
+    def test_bytearray(self):
+        target = bytearray(1024)
+        self.assertEqual(self.moves(target), target)
+
+    def test_mmap(self):
+        with mmap.mmap(-1, 1024) as target:
+            region = self.engine.register(target)
+            self.assertEqual(self.moves(None, region), target[:])
+            with self.assertRaises(BufferError):
+                target.close()
+            region.unregister()
+
+    def test_array(self):
+        target = array.array("d", bytes(1024))
+        self.assertEqual(self.moves(target), target.tobytes())
+
+    def test_allocated(self):
+        memory = self.engine.allocate(1024)
+        self.assertEqual(self.moves(memory), bytes(memory))
+
+    def test_allocated_outlives_the_engine(self):
+        with wherry.Engine() as engine:
+            view = memoryview(engine.allocate(1024)).cast("B")
+        view[5] = 7
+        self.assertEqual(view[5], 7)
+
+    def test_held(self):
+        """A registered object cannot be resized, and lives until it is unregistered."""
+        target = bytearray(64)
+        region = self.engine.register(target)
+        with self.assertRaises(BufferError):
+            target.append(1)
+        region.unregister()
+        target.append(1)
+
+    def test_lives_when_dropped(self):
+        class Buffer(bytearray):
+            pass
+
+        target = Buffer(64)
+        gone = weakref.ref(target)
+        self.engine.register(target, name="kv", access="r")
+        del target
+        gc.collect()
+        self.assertIsNotNone(gone())
+        self.engine.close()
+        gc.collect()
+        self.assertIsNone(gone())
+
+    def test_read_only(self):
+        self.engine.register(b"constant", name="c", access="r")
+        with self.raises(errno.EINVAL, "read-only"):
+            self.engine.register(b"constant", access="rw")
+
+    def test_wrong(self):
+        with self.assertRaises(TypeError):
+            self.engine.register(7)
+        with self.raises(errno.EINVAL):
+            self.engine.register(bytearray(0))
+        with self.raises(errno.EINVAL, "access"):
+            self.engine.register(bytearray(8), access="x")
+        with self.raises(errno.EEXIST):
+            self.engine.register(bytearray(8), name="a")
+            self.engine.register(bytearray(8), name="a")
+
+    @needs_numpy
+    def test_numpy(self):
+        target = numpy.zeros((16, 16), numpy.float32)
+        self.assertEqual(self.moves(target), target.tobytes())
+        target = numpy.zeros((4, 16, 16), numpy.uint8).transpose(2, 0, 1)
+        region = self.engine.register(target)  # another order, but no gaps
+        self.assertEqual(len(region), 1024)
+
+    @needs_numpy
+    def test_numpy_slices(self):
+        pool = numpy.zeros((8, 128), numpy.uint8)
+        self.engine.register(pool)
+        source = numpy.arange(256, dtype=numpy.uint8)
+        self.engine.register(source, name="s", access="r")
+        peer = self.engine.connect("self")
+        peer.read("s", pool[2:4]).wait()
+        self.assertEqual(pool[2:4].tobytes(), source.tobytes())
+        peer.read("s", pool[:, 32:64]).wait()  # blocks of 32 bytes, 128 apart
+        self.assertEqual(pool[:, 32:64].tobytes(), source.tobytes())
+        with self.raises(errno.EINVAL, "(8, 3, 16)"):
+            peer.read("s", pool.reshape(8, 4, 32)[:, :3, :16])
+        with self.raises(errno.EINVAL, "has gaps"):
+            self.engine.register(pool[:, :64])
+        with self.raises(errno.ENOENT, "register it"):
+            peer.read("s", numpy.zeros(256, numpy.uint8))
+
+    @needs_torch
+    def test_torch(self):
+        target = torch.zeros(16, 16, dtype=torch.bfloat16).repeat(1, 2)
+        source = self.moves(target)
+        self.assertEqual(source, target.view(torch.uint8).numpy().tobytes())
+
+
+class Transfers(Case):
+    def setUp(self):
+        super().setUp()
+        self.memory = bytearray(1 << 20)
+        self.region = self.engine.register(self.memory)
+
+    def test_other_process(self):
+        owner = self.own()
+        peer = self.engine.connect(owner.url)
+        self.assertEqual([one.name for one in peer.regions()], ["kv"])
+        with peer.read("kv", into=self.region) as transfer:
+            pass
+        self.assertEqual(self.memory, bytes(range(256)) * 4096)
+        self.assertIn("1048576 bytes", transfer.explain())
+        self.assertEqual(sum(route.bytes for route in transfer.routes()), 1 << 20)
+        self.memory[:16] = b"across the river"
+        peer.write(peer.find("kv")[0:16], self.region[0:16]).wait()
+        self.assertEqual(owner.end(), b"across the river")
+
+    def test_required_transport(self):
+        owner = self.own()
+        peer = self.engine.connect(owner.url)
+        for transport in ("shm", "tcp"):
+            transfer = peer.read("kv", self.region, require=transport).wait()
+            self.assertEqual([r.transport for r in transfer.routes() if r.bytes], [transport])
+        with self.raises(errno.EOPNOTSUPP):
+            peer.read("kv", self.region, require="cuda")
+
+    def test_names(self):
+        peer = self.engine.connect("self")
+        with self.raises(errno.ENOENT):
+            peer.read("nothing", self.region)
+        with self.raises(errno.ENOENT):
+            peer.find("nothing", timeout=0.12)
+
+    def test_ranges(self):
+        self.engine.register(bytearray(100), name="small", access="rw")
+        peer = self.engine.connect("self")
+        with self.raises(errno.ERANGE, "give a part"):
+            peer.read("small", self.region)
+        with self.raises(errno.ERANGE):
+            self.region[0 : 1 << 21]
+        with self.raises(errno.EINVAL, "in bytes"):
+            self.region[::2]
+
+    def test_key(self):
+        owner = bytearray(b"by its key")
+        region = self.engine.register(owner, access="r")
+        with wherry.Engine() as other:
+            mine = bytearray(10)
+            peer = other.connect(self.engine.url)
+            peer.read(peer.unpack(region.key()), other.register(mine)).wait()
+            self.assertEqual(mine, owner)
+
+    def test_unregister_waits(self):
+        self.engine.register(bytearray(64), name="a", access="r")
+        self.engine.connect("self").read("a", self.region[0:64]).wait()
+        self.region.unregister()
+        self.assertIn("unregistered", repr(self.region))
+
+    def test_callback(self):
+        peer = self.engine.connect("self")
+        done = threading.Event()
+        transfer = peer.notify(1)
+        transfer.add_done_callback(lambda one: done.set() if one is transfer else None)
+        self.assertTrue(done.wait(30))
+
+    def test_cancel(self):
+        peer = self.engine.connect(self.own().url)
+        transfer = peer.read("kv", self.region, require="tcp")
+        transfer.cancel()
+        self.assertTrue(transfer.done())
+        try:
+            transfer.wait()
+        except wherry.Cancelled as error:
+            self.assertEqual(error.errno, errno.ECANCELED)
+
+    def test_with_and_exception(self):
+        """An exception cancels the transfer, and is not replaced."""
+        peer = self.engine.connect(self.own().url)
+        with self.assertRaises(ZeroDivisionError):
+            with peer.read("kv", self.region, require="tcp") as transfer:
+                raise ZeroDivisionError
+        self.assertTrue(transfer.done())
+
+    def test_lost_peer(self):
+        owner = self.own()
+        peer = self.engine.connect(owner.url)
+        remote = peer.find("kv")
+        owner.process.kill()
+        owner.process.wait()
+        with self.assertRaises(wherry.Error):
+            while True:
+                peer.read(remote, self.region, require="tcp").wait(30)
+
+    def stopped(self, call):
+        """call(transfer) with a transfer that does not end: its owner is stopped."""
+        owner = self.own()
+        peer = self.engine.connect(owner.url)
+        peer.read("kv", self.region, require="tcp").wait()
+        os.kill(owner.process.pid, signal.SIGSTOP)
+        os.waitpid(owner.process.pid, os.WUNTRACED)
+        transfer = peer.read("kv", self.region, require="tcp")
+        try:
+            call(transfer)
+        finally:
+            os.kill(owner.process.pid, signal.SIGCONT)
+
+    def test_timeout(self):
+        def late(transfer):
+            with self.assertRaises(TimeoutError):
+                transfer.wait(0.01)
+            self.assertFalse(transfer.done())
+            self.assertIn("running", repr(transfer))
+
+        self.stopped(late)
+
+    def test_interrupt(self):
+        """A signal's handler runs while a thread waits."""
+
+        def interrupted(transfer):
+            main = threading.get_ident()
+            timer = threading.Timer(0.05, signal.pthread_kill, (main, signal.SIGINT))
+            timer.start()
+            with self.assertRaises(KeyboardInterrupt):
+                transfer.wait()
+            timer.join()
+
+        self.stopped(interrupted)
+
+    def test_close_wakes_waiters(self):
+        def close(transfer):
+            seen = []
+
+            def wait():
+                try:
+                    transfer.wait()
+                except wherry.Error as error:
+                    seen.append(error.errno)
+
+            thread = threading.Thread(target=wait)
+            thread.start()
+            self.engine.close()
+            thread.join()
+            self.assertEqual(seen, [errno.ECANCELED])
+
+        self.stopped(close)
+
+    def test_threads(self):
+        peer = self.engine.connect("self")
+        self.engine.register(bytearray(b"x") * 64, name="x", access="r")
+        errors = []
+
+        def run(number):
+            try:
+                for _ in range(200):
+                    peer.read("x", self.region[number * 64 : number * 64 + 64]).wait()
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=run, args=(number,)) for number in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(errors, [])
+        self.assertEqual(self.memory[:1024], b"x" * 1024)
+
+    def test_spawn(self):
+        context = multiprocessing.get_context("spawn")
+        self.engine.register(self.memory, name="m", access="rw")
+        child = context.Process(target=write_hello, args=(self.engine.url,))
+        child.start()
+        child.join(60)
+        self.assertEqual(child.exitcode, 0)
+        self.assertEqual(self.memory[:5], b"hello")
+
+
+def write_hello(url):
+    with wherry.Engine(listen="none") as engine:
+        engine.connect(url).write(
+            engine.connect(url).find("m")[0:5], engine.register(bytearray(b"hello"))
+        ).wait()
+
+
+class BlockLists(Case):
+    def setUp(self):
+        super().setUp()
+        self.pool = bytearray(os.urandom(64 * 32))
+        self.engine.register(self.pool, name="pool", access="rw")
+        self.mine = bytearray(64 * 32)
+        self.region = self.engine.register(self.mine)
+        self.peer = self.engine.connect("self")
+        self.source, self.target = [5, 0, 63, 7], [1, 2, 3, 60]
+
+    def page(self, memory, number):
+        return bytes(memory[number * 32 : number * 32 + 32])
+
+    def check(self, source, target):
+        self.mine[:] = bytes(len(self.mine))
+        self.peer.read("pool", self.region, blocks=(source, target, 32)).wait()
+        for one, two in zip(self.source, self.target):
+            self.assertEqual(self.page(self.mine, two), self.page(self.pool, one))
+        self.assertEqual(len(self.mine) - 128, self.rest())
+
+    def rest(self):
+        return sum(32 for n in range(64) if not any(self.page(self.mine, n)))
+
+    def test_lists(self):
+        self.check(self.source, self.target)
+
+    def test_arrays(self):
+        for kind in "iIlLqQ":
+            self.check(array.array(kind, self.source), array.array(kind, self.target))
+
+    @needs_numpy
+    def test_numpy(self):
+        for kind in (numpy.int32, numpy.int64, numpy.uint32, numpy.uint64):
+            one, two = numpy.array(self.source, kind), numpy.array(self.target, kind)
+            self.check(one, two)
+            wide = numpy.zeros((4, 3), kind)
+            wide[:, 1] = one
+            self.check(wide[:, 1], two)  # not contiguous
+            self.check(one[::-1][::-1], two)
+
+    @needs_torch
+    def test_torch(self):
+        for kind in (torch.int32, torch.int64):
+            wide = torch.zeros(4, 2, dtype=kind)
+            wide[:, 0] = torch.tensor(self.source, dtype=kind)
+            self.check(wide[:, 0], torch.tensor(self.target, dtype=kind))
+
+    def test_refused(self):
+        cases = [
+            ((array.array("d", [1.0]), [1], 32), "integers"),
+            (([-1], [1], 32), "negative"),
+            (([1 << 40], [1], 32), "above"),
+            (([1, 2], [1], 32), "2 source blocks for 1"),
+            (([], [], 32), "no blocks"),
+        ]
+        for blocks, text in cases:
+            with self.raises(errno.EINVAL, text):
+                self.peer.read("pool", self.region, blocks=blocks)
+        with self.raises(errno.ERANGE):
+            self.peer.read("pool", self.region, blocks=([64], [0], 32))
+
+    def test_layers(self):
+        """Four layers of 16 pages, by number and by offsets; two regions as two layers."""
+        want = bytearray(len(self.mine))
+        for layer in range(4):
+            for one, two in ((3, 0), (9, 15)):
+                at, to = layer * 512 + one * 32, layer * 512 + two * 32
+                want[to : to + 32] = self.pool[at : at + 32]
+        for layers in (4, [(512 * n, 512 * n) for n in range(4)]):
+            self.mine[:] = bytes(len(self.mine))
+            self.peer.read(
+                "pool", self.region, blocks=([3, 9], [0, 15], 32), layers=layers
+            ).wait()
+            self.assertEqual(self.mine, want)
+        remote = self.peer.find("pool")
+        self.peer.write(
+            [remote[0:1024], remote[1024:2048]],
+            [self.region[1024:2048], self.region[0:1024]],
+            blocks=([0, 31], [1, 2], 32),
+        ).wait()
+        self.assertEqual(self.page(self.pool, 1), self.page(self.mine, 32))
+        self.assertEqual(self.page(self.pool, 34), self.page(self.mine, 31))
+
+    def test_plan(self):
+        with self.peer.prepare_read("pool", self.region, blocks=(None, None, 32)) as plan:
+            self.assertIn("self", plan.explain())
+            for _ in range(50):
+                self.pool[:] = os.urandom(len(self.pool))
+                plan.submit().wait()
+                self.assertEqual(self.pool, self.mine)
+            running = [plan.submit() for _ in range(40)]
+            self.assertIn("blocks", repr(plan))
+        for transfer in running:
+            transfer.wait()
+        plan = self.peer.prepare_write("pool", self.region)
+        plan.submit(notify=(9, b"done")).wait()
+        self.assertEqual(self.engine.notification(5, tag=9).data, b"done")
+
+    def test_batches_do_not_pile_up(self):
+        for _ in range(300):
+            self.peer.read("pool", self.region).wait()
+            self.peer.read("pool", self.region, priority="latency").wait()
+        self.assertLess(len(self.engine._core.batches), 10)
+        self.peer.close()
+
+    def test_other_mistakes(self):
+        with self.raises(errno.EINVAL, "layers need"):
+            self.peer.read("pool", self.region, layers=4)
+        with self.raises(errno.EINVAL, "3 layers"):
+            self.peer.read("pool", self.region, blocks=([0], [0], 32), layers=3)
+        with self.raises(errno.EINVAL, "priority"):
+            self.peer.read("pool", self.region, priority="soon")
+        with self.assertRaises(TypeError):
+            self.peer.read(7, self.region)
+        with self.assertRaises(TypeError):
+            self.peer.read("pool", self.region, stream="stream")
+
+
+class NoImports(unittest.TestCase):
+    def test_nothing_optional_is_imported(self):
+        code = "import sys, wherry; sys.exit(bool({'torch', 'numpy', 'cupy'} & set(sys.modules)))"
+        path = os.path.dirname(os.path.dirname(wherry.__file__))
+        subprocess.run(
+            [sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": path}
+        )
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Wherry moves bytes between any two memories on any two machines, over the fastest path there is,
+and says which path that was.
+
+    import wherry
+
+    with wherry.Engine() as engine:
+        kv = engine.register(tensor, name="kv", access="rw")
+        peer = engine.connect("wherry://10.0.0.2:7000")
+        peer.read("kv", into=kv).wait()
+
+Lengths and offsets are bytes, times are seconds. Calls raise wherry.Error, an OSError with errno
+and text. Any thread may use any object. docs/python.md is a tutorial.
+"""
+from ._engine import (
+    Engine,
+    Memory,
+    Notification,
+    Region,
+    RegionSlice,
+    Remote,
+    settings,
+)
+from ._errors import Cancelled, Error, Timeout
+from ._native import lib as _lib
+from ._transfer import Blocks, Peer, Plan, Route, Transfer
+
+__version__: str = _lib.wh_version().decode()
+__all__ = [
+    "Blocks",
+    "Cancelled",
+    "Engine",
+    "Error",
+    "Memory",
+    "Notification",
+    "Peer",
+    "Plan",
+    "Region",
+    "RegionSlice",
+    "Remote",
+    "Route",
+    "Timeout",
+    "Transfer",
+    "settings",
+]

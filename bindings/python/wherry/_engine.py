@@ -1,0 +1,727 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Engines, regions, peers and notifications."""
+from __future__ import annotations
+
+import asyncio
+import collections
+import ctypes
+import errno
+import itertools
+import logging
+import os
+import threading
+import time
+import weakref
+from ctypes import POINTER, byref, c_char_p, c_size_t, c_uint64, c_void_p, sizeof
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    AsyncIterator,
+    Callable,
+    Dict,
+    List,
+    NamedTuple,
+    Optional,
+    Tuple,
+    Union,
+)
+
+from . import _native as native
+from ._errors import Timeout, check, invalid, make
+from ._memory import Layout, layout
+from ._native import lib
+
+if TYPE_CHECKING:
+    from ._transfer import Peer
+
+# How long one wait in the library lasts at most, in s: Python sees signals between two of them.
+SLICE = 0.05
+_ACCESS = {
+    "": 0,
+    "r": native.CONSTANTS["WH_ACCESS_READ"],
+    "w": native.CONSTANTS["WH_ACCESS_WRITE"],
+    "rw": native.CONSTANTS["WH_ACCESS_READ"] | native.CONSTANTS["WH_ACCESS_WRITE"],
+}
+_KINDS = {
+    name[len("WH_MEMORY_"):].lower(): number
+    for name, number in native.CONSTANTS.items()
+    if name.startswith("WH_MEMORY_")
+}
+_KIND_NAMES = {number: name for name, number in _KINDS.items()}
+_GPU_KINDS = ("device", "vmm", "pool")
+_LEVELS = {1: logging.WARNING, 2: logging.INFO, 3: logging.DEBUG}
+
+
+class _LogRecord(ctypes.Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("level", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+        ("area", c_char_p),
+        ("text", c_char_p),
+    ]
+
+
+_LogFunction = ctypes.CFUNCTYPE(None, c_void_p, POINTER(_LogRecord))
+
+
+def nanoseconds(timeout: Optional[float]) -> int:
+    """Seconds, or None for no limit, in ns."""
+    if timeout is None:
+        return native.FOREVER
+    if timeout < 0:
+        raise invalid("a timeout is not negative")
+    return min(int(timeout * 1e9), native.FOREVER)
+
+
+def in_slices(call: Callable[[int], int], timeout: Optional[float], again: int) -> int:
+    """Call call(ns) until it returns something other than -again, or the time is over. Signals are
+    handled between the calls."""
+    if timeout is not None and timeout <= SLICE:
+        return call(nanoseconds(timeout))
+    deadline = None if timeout is None else time.monotonic() + timeout
+    while True:
+        left = SLICE if deadline is None else min(SLICE, max(0.0, deadline - time.monotonic()))
+        status = call(int(left * 1e9))
+        if status != -again or (deadline is not None and time.monotonic() >= deadline):
+            return status
+
+
+class Core:
+    """The native handles of one engine, in one place, so that they can be given back in the right
+    order whatever the program has forgotten. It lives until the engine is closed, at the latest
+    when the interpreter exits, and holds every registered object."""
+
+    def __init__(self, handle: int, log: Any) -> None:
+        self.handle = handle
+        self.pid = os.getpid()
+        self.closed = False
+        self.log = log  # the C callback, which must outlive the engine
+        self.lock = threading.Lock()
+        self.batches: Dict[int, int] = {}  # native batch: its user number
+        self.blocks: Dict[int, None] = {}
+        self.peers: Dict[int, None] = {}
+        self.regions: Dict[int, Any] = {}  # native region: what keeps its memory
+        self.memories: Dict[int, None] = {}  # addresses of wh_memory_alloc()
+        self.orphans: "collections.deque[int]" = collections.deque()
+        self.waiting: Dict[int, None] = {}  # threads inside a wait
+        self.numbers = itertools.count(1)
+        self.watched: Dict[int, List[Tuple[int, Callable[[], None]]]] = {}
+        self.loops: Dict[Any, List[int]] = {}  # event loop: [its descriptor, its waiters]
+        self.thread: Optional[threading.Thread] = None
+        out = c_void_p()
+        check(lib.wh_queue_new(handle, byref(out)))
+        self.queue = out.value or 0
+        check(lib.wh_queue_new(handle, byref(out)))
+        self.opened = out.value or 0  # completions of connecting
+
+    # ---- batches
+
+    def use(self) -> int:
+        if self.closed:
+            raise invalid("the engine is closed")
+        return self.handle
+
+    def new_batch(self, peer: int, priority: int, require: Optional[str]) -> int:
+        self.reap()
+        user = next(self.numbers)
+        options = native.BatchOptions(
+            size=sizeof(native.BatchOptions),
+            queue=self.queue,
+            user=user,
+            priority=priority,
+            require=require.encode() if require else None,
+        )
+        out = c_void_p()
+        check(lib.wh_batch_new(peer, byref(options), byref(out)))
+        batch = out.value or 0
+        self.batches[batch] = user
+        return batch
+
+    def free_batch(self, batch: int) -> None:
+        """Free it, or later if it is running."""
+        if self.closed or os.getpid() != self.pid:
+            return
+        if lib.wh_batch_free(batch) == 0:
+            self.batches.pop(batch, None)
+        else:
+            self.orphans.append(batch)
+
+    def reap(self) -> None:
+        """Free a few batches that nobody holds any more and that have ended."""
+        for _ in range(min(len(self.orphans), 4)):
+            try:
+                self.free_batch(self.orphans.popleft())
+            except IndexError:
+                return
+
+    # ---- completions for those that do not wait in a thread
+
+    def watch(self, batch: int, call: Callable[[], None]) -> None:
+        """Call `call` once when the batch has completed, maybe before this returns."""
+        user = self.batches[batch]
+        with self.lock:
+            self.watched.setdefault(user, []).append((batch, call))
+        if lib.wh_batch_test(batch) == 0:
+            self.wake(user)
+
+    def wake(self, user: int) -> None:
+        with self.lock:
+            entries = self.watched.get(user)
+            # An earlier submission of the same batch may have been meant.
+            if not entries or lib.wh_batch_test(entries[0][0]) == -errno.EAGAIN:
+                return
+            del self.watched[user]
+        for _, call in entries:
+            call()
+
+    def drain(self, timeout: int = 0) -> None:
+        out = (native.Completion * 64)()
+        while True:
+            count = lib.wh_queue_take(self.queue, out, 64, timeout)
+            for completion in out[: max(count, 0)]:
+                self.wake(completion.user)
+            if count < 64:
+                return
+            timeout = 0
+
+    def loop_enter(self, loop: Any) -> None:
+        entry = self.loops.get(loop)
+        if entry is None:
+            # A descriptor of its own can be closed after the queue, too.
+            entry = self.loops[loop] = [os.dup(lib.wh_queue_fd(self.queue)), 0]
+            loop.add_reader(entry[0], self._readable)
+        entry[1] += 1
+
+    def _readable(self) -> None:
+        if not self.closed:
+            self.drain()
+
+    def loop_leave(self, loop: Any) -> None:
+        entry = self.loops[loop]
+        entry[1] -= 1
+        if not entry[1]:
+            del self.loops[loop]
+            loop.remove_reader(entry[0])
+            os.close(entry[0])
+
+    def serve_callbacks(self) -> None:
+        """Start the thread that runs callbacks, if it does not run. It ends with the last one."""
+        with self.lock:
+            if self.thread is None and self.watched and not self.closed:
+                self.thread = threading.Thread(
+                    target=self._callbacks, name="wherry callbacks", daemon=True
+                )
+                self.thread.start()
+
+    def _callbacks(self) -> None:
+        while True:
+            with self.lock:
+                if self.closed or not self.watched:
+                    self.thread = None
+                    return
+            self.drain(int(SLICE * 1e9))
+
+    # ---- the end
+
+    def close(self) -> None:
+        """Cancel what runs and give everything back. In a forked child nothing is done."""
+        if self.closed:
+            return
+        if os.getpid() != self.pid:
+            self.closed = True
+            return
+        for batch in list(self.batches):
+            lib.wh_batch_cancel(batch)
+        self.drain()
+        self.closed = True
+        for _ in range(2000):
+            if not self.waiting and self.thread in (None, threading.current_thread()):
+                break
+            time.sleep(0.001)
+        else:
+            raise make(-errno.EBUSY, "Engine.close: threads wait for its transfers")
+        for batch in list(self.batches):
+            if lib.wh_batch_free(batch) == 0:
+                del self.batches[batch]
+        for blocks in self.blocks:
+            lib.wh_blocks_free(blocks)
+        self.blocks.clear()
+        for peer in self.peers:
+            lib.wh_peer_close(peer)
+        self.peers.clear()
+        for region in list(self.regions):
+            self.release(region)
+        lib.wh_queue_free(self.queue)
+        lib.wh_queue_free(self.opened)
+        self.end()
+
+    def release(self, region: int) -> int:
+        """Unregister; the object that is registered goes only if nobody touches it any more."""
+        status: int = lib.wh_region_unregister(region)
+        if status == 0:
+            release_keeper(self.regions.pop(region, None))
+        return status
+
+    def end(self) -> None:
+        """Close the engine, once the last memory that it has allocated is free."""
+        if self.closed and not self.memories and not self.regions and self.handle:
+            if lib.wh_engine_close(self.handle) == 0:
+                self.handle = 0
+                _live.discard(self)
+
+    def free_memory(self, address: int) -> None:
+        """The last view of allocated memory has gone."""
+        if os.getpid() != self.pid:
+            return
+        if lib.wh_memory_free(self.handle, address) == 0:
+            self.memories.pop(address, None)
+            self.end()
+
+
+def release_keeper(keeper: Any) -> None:
+    """Let go of a registered object; buffers can be resized and closed again."""
+    release = getattr(keeper, "release", None)
+    if release is not None and type(keeper).__name__ == "Export":
+        release()
+
+
+# Engines that are open: what they hold lives as long as they do.
+_live: "set[Core]" = set()
+
+
+class Region:
+    """Memory that transfers may use. `region[a:b]` are its bytes from a to b.
+
+    It stays registered, and its tensor alive, until unregister(), the end of its `with`, or until
+    the engine is closed; dropping this object changes nothing."""
+
+    def __init__(self, core: Core, handle: int, about: Layout, name: str, access: str) -> None:
+        self._core = core
+        self._handle = handle
+        self.name = name
+        self.access = access
+        self.address = about.address
+        self.length = about.length
+        self.shape = about.shape
+
+    @property
+    def id(self) -> int:
+        """Unique among the engine's regions."""
+        return int(lib.wh_region_id(self._use()))
+
+    def _use(self) -> int:
+        self._core.use()
+        if not self._handle:
+            raise invalid(f"{self!r} is no longer registered")
+        return self._handle
+
+    def key(self) -> bytes:
+        """The region's name for Peer.unpack(), for programs with a control plane of their own. It
+        is a name, not a right."""
+        room = native.CONSTANTS["WH_KEY_MAX"]
+        buffer = ctypes.create_string_buffer(room)
+        length = c_size_t(room)
+        check(lib.wh_region_pack_key(self._use(), buffer, byref(length)))
+        return buffer.raw[: length.value]
+
+    def unregister(self) -> None:
+        """When it returns, nobody reads or writes the memory. Error EBUSY: a transfer uses it, or a
+        peer has not let go of it; the tensor is held further on, and the call can be repeated."""
+        if self._handle and not self._core.closed:
+            check(self._core.release(self._handle))
+            self._handle = 0
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, part: slice) -> "RegionSlice":
+        return RegionSlice(self, *_range(part, self.length, repr(self)))
+
+    def __enter__(self) -> "Region":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.unregister()
+
+    def __repr__(self) -> str:
+        state = "" if self._handle and not self._core.closed else ", unregistered"
+        name = f"{self.name!r}, " if self.name else ""
+        return f"<wherry.Region {name}{self.length} B, access {self.access!r}{state}>"
+
+
+class RegionSlice(NamedTuple):
+    """A part of a region: `length` bytes from `offset`."""
+
+    region: Any
+    offset: int
+    length: int
+
+
+class Remote:
+    """A region of a peer, as Peer.find() returns it. `remote[a:b]` are its bytes from a to b."""
+
+    __slots__ = ("id", "address", "length", "access", "kind", "name")
+
+    def __init__(self, info: native.RemoteInfo) -> None:
+        self.id = int(info.id)
+        self.address = int(info.address)  # in the peer's address space
+        self.length = int(info.length)  # bytes
+        self.access = ("r" if info.access & 1 else "") + ("w" if info.access & 2 else "")
+        self.kind = _KIND_NAMES.get(info.kind, "unknown")
+        self.name = info.name.decode("utf-8", "replace")
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, part: slice) -> RegionSlice:
+        return RegionSlice(self, *_range(part, self.length, repr(self)))
+
+    def __repr__(self) -> str:
+        name = f"{self.name!r}, " if self.name else ""
+        return f"<wherry.Remote {name}{self.length} B of {self.kind}, access {self.access!r}>"
+
+
+def _range(part: slice, length: int, name: str) -> Tuple[int, int]:
+    if not isinstance(part, slice) or part.step not in (None, 1):
+        raise invalid(f"{name}: a part is [first:last], in bytes")
+    first = part.start or 0
+    last = length if part.stop is None else part.stop
+    if not 0 <= first < last <= length:
+        raise make(-errno.ERANGE, f"{name}: [{first}:{last}] does not lie in it")
+    return first, last - first
+
+
+class Notification(NamedTuple):
+    """A notification that a peer has sent. All bytes of its transfer are visible."""
+
+    tag: int
+    data: bytes
+    sender: str  # the name of the sending engine
+    epoch: int  # of the sending engine
+
+
+class Engine:
+    """An engine: its listener, its threads, its transports. One per process is usually enough.
+
+    name      the name that other engines see
+    listen    where to listen, "0.0.0.0:7000"; "none": nowhere; by default a free port of loopback
+    registry  where engines find each other by name, "http://HOST:PORT", "etcd://...", "redis://..."
+    log       a function (level, area, text), or True for logging.getLogger("wherry")
+    settings  the rows of `wherry config`, as keyword arguments: timeout="2s", require="cuda",
+              keyfile=..., tls=True, tls_cert=...
+
+    A forked child cannot use it (Error EPERM); with multiprocessing, use spawn or open another one.
+    """
+
+    def __init__(
+        self,
+        name: Optional[str] = None,
+        *,
+        listen: Optional[str] = None,
+        registry: Optional[str] = None,
+        log: Union[None, bool, Callable[[int, str, str], None]] = None,
+        **settings: Any,
+    ) -> None:
+        rows = [f"{row}={_setting(value)}".encode() for row, value in settings.items()]
+        config = (c_char_p * (len(rows) + 1))(*rows, None)
+        function = _log_function(log)
+        options = native.EngineOptions(
+            size=sizeof(native.EngineOptions),
+            name=name.encode() if name is not None else None,
+            listen=listen.encode() if listen is not None else None,
+            registry=registry.encode() if registry is not None else None,
+            config=ctypes.cast(config, POINTER(c_char_p)),
+            log=ctypes.cast(function, c_void_p) if function else None,
+        )
+        out = c_void_p()
+        check(lib.wh_engine_open(byref(options), byref(out)))
+        self._core = Core(out.value or 0, function)
+        _live.add(self._core)
+        # Also when the interpreter exits.
+        self._end = weakref.finalize(self, self._core.close)
+        self.name: str = lib.wh_engine_name(self._core.handle).decode()
+        self.url: str = lib.wh_engine_url(self._core.handle).decode()
+        self.epoch = int(lib.wh_engine_epoch(self._core.handle))
+
+    def close(self) -> None:
+        """Cancel all transfers, close the peers and let go of all registered memory."""
+        self._core.close()
+        self._end.detach()
+
+    @property
+    def closed(self) -> bool:
+        return self._core.closed
+
+    def register(
+        self,
+        memory: Any,
+        name: Optional[str] = None,
+        access: str = "",
+        *,
+        listed: bool = False,
+        grants: Optional[Dict[str, str]] = None,
+    ) -> Region:
+        """Register the bytes of a tensor, an array or a buffer for transfers.
+
+        memory  a torch tensor, what has __cuda_array_interface__ or __dlpack__, or a buffer
+                (numpy, bytearray, mmap, Memory): one range without gaps. It lives, and a buffer
+                cannot be resized, until the region is unregistered.
+        name    by which peers find it
+        access  what peers may do: "r", "w", "rw"; "" for this engine's own use
+        listed  peers see it in Peer.regions()
+        grants  for the peers of these names their rights instead
+        """
+        core = self._core
+        about = layout(memory, any_order=True)
+        if about.rows != 1:
+            raise invalid(
+                f"an array of shape {about.shape} has gaps: register the one that it is a part of"
+            )
+        if about.readonly and "w" in access:
+            raise invalid("the memory is read-only, but access allows writing")
+        kept = [
+            native.Grant(peer=peer.encode(), access=_access(rights))
+            for peer, rights in (grants or {}).items()
+        ]
+        array = (native.Grant * len(kept))(*kept)
+        flags = _access(access) | (native.CONSTANTS["WH_ACCESS_LIST"] if listed else 0)
+        options = native.RegionOptions(
+            size=sizeof(native.RegionOptions),
+            name=name.encode() if name is not None else None,
+            access=flags,
+            grant_count=len(kept),
+            grants=array if kept else None,
+        )
+        out = c_void_p()
+        check(
+            lib.wh_region_register(
+                core.use(), about.address, about.length, byref(options), byref(out)
+            )
+        )
+        handle = out.value or 0
+        core.regions[handle] = about.keeper
+        return Region(core, handle, about, name or "", access)
+
+    def allocate(
+        self, length: int, kind: str = "shared", location: Optional[str] = None
+    ) -> "Memory[Any]":
+        """Allocate `length` zeroed bytes: kind "shared" (engines of this host can map it),
+        "pageable", "huge", "pinned", "mapped", "managed". location: "cuda:0", "numa:1"."""
+        if kind not in _KINDS or kind in _GPU_KINDS:
+            known = ", ".join(name for name in _KINDS if name not in _GPU_KINDS)
+            raise invalid(f"kind is one of {known}, not {kind!r}: allocate GPU memory with torch")
+        options = native.MemoryOptions(
+            size=sizeof(native.MemoryOptions),
+            kind=_KINDS[kind],
+            location=location.encode() if location else None,
+        )
+        out = c_void_p()
+        check(lib.wh_memory_alloc(self._core.use(), length, byref(options), byref(out)))
+        address = out.value or 0
+        self._core.memories[address] = None
+        memory: "Memory[Any]" = (ctypes.c_char * length).from_address(address)
+        weakref.finalize(memory, self._core.free_memory, address).atexit = False
+        return memory
+
+    def connect(self, url: str, timeout: float = 5.0) -> "Peer":
+        """Connect to another engine: "wherry://HOST:PORT", "HOST:PORT", with a registry its name,
+        or "self". Waits up to `timeout` s."""
+        from ._transfer import Peer
+
+        core = self._core
+        options = native.PeerOptions(
+            size=sizeof(native.PeerOptions), timeout=nanoseconds(timeout), queue=core.opened
+        )
+        out = c_void_p()
+        check(lib.wh_peer_open(core.use(), url.encode(), byref(options), byref(out)))
+        handle = out.value or 0
+        core.peers[handle] = None
+        done = (native.Completion * 16)()
+        token = object()
+        core.waiting[id(token)] = None
+        try:
+            while not core.closed and lib.wh_peer_status(handle) == -errno.EINPROGRESS:
+                # Another thread may take the completion of this one.
+                lib.wh_queue_take(core.opened, done, 16, int(SLICE * 1e9 / 5))
+            core.use()
+            check(lib.wh_peer_status(handle))
+        except BaseException:
+            if not core.closed and lib.wh_peer_close(handle) == 0:
+                core.peers.pop(handle, None)
+            raise
+        finally:
+            core.waiting.pop(id(token), None)
+        return Peer(self, core, handle, url)
+
+    async def connect_async(self, url: str, timeout: float = 5.0) -> "Peer":
+        """connect() without blocking the event loop."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(None, self.connect, url, timeout)
+
+    def notification(
+        self,
+        timeout: Optional[float] = None,
+        *,
+        tag: Optional[int] = None,
+        sender: Optional[str] = None,
+    ) -> Notification:
+        """Take the oldest notification, of this tag and sender if given. Waits up to `timeout` s;
+        None: without a limit. Timeout: there was none."""
+        core = self._core
+        wanted = native.NotificationFilter(
+            size=sizeof(native.NotificationFilter),
+            sender=sender.encode() if sender is not None else None,
+            tag=tag or 0,
+            tag_mask=0 if tag is None else 2**64 - 1,
+        )
+        room = 512
+        token = object()
+        core.waiting[id(token)] = None
+        try:
+            while True:
+                buffer = ctypes.create_string_buffer(room)
+                out = native.Notification(
+                    size=sizeof(native.Notification),
+                    buffer=ctypes.addressof(buffer),
+                    capacity=room,
+                )
+
+                def take(limit: int) -> int:
+                    return int(
+                        lib.wh_engine_notification(core.use(), byref(wanted), byref(out), limit)
+                    )
+
+                status = in_slices(take, timeout, errno.EAGAIN)
+                if status == -errno.EMSGSIZE:
+                    room = native.NOTIFICATION_MAX
+                    continue
+                if status == -errno.EAGAIN:
+                    raise Timeout(errno.ETIMEDOUT, f"no notification came in {timeout} s")
+                check(status)
+                data = buffer.raw[: out.length]
+                return Notification(out.tag, data, out.sender.decode("utf-8", "replace"), out.epoch)
+        finally:
+            core.waiting.pop(id(token), None)
+
+    async def notifications(
+        self, *, tag: Optional[int] = None, sender: Optional[str] = None
+    ) -> AsyncIterator[Notification]:
+        """All notifications from now on, of this tag and sender if given: `async for`. Ends when
+        the engine is closed."""
+        loop = asyncio.get_running_loop()
+        core = self._core
+        while not core.closed:
+            try:
+                yield self.notification(0, tag=tag, sender=sender)
+                continue
+            except Timeout:
+                pass
+            if tag is None and sender is None:
+                await self._arrival(loop)
+                continue
+            # Others than the wanted ones may keep the descriptor readable: wait in a thread.
+            try:
+                yield await loop.run_in_executor(
+                    None, lambda: self.notification(SLICE, tag=tag, sender=sender)
+                )
+            except Timeout:
+                continue
+
+    async def _arrival(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Wait until the descriptor of notifications is readable, or for a second."""
+        ready = loop.create_future()
+        descriptor = os.dup(check(lib.wh_engine_notification_fd(self._core.use())))
+
+        def wake() -> None:
+            if not ready.done():
+                ready.set_result(None)
+
+        loop.add_reader(descriptor, wake)
+        alarm = loop.call_later(1.0, wake)  # the engine may have been closed
+        try:
+            await ready
+        finally:
+            alarm.cancel()
+            loop.remove_reader(descriptor)
+            os.close(descriptor)
+
+    def __enter__(self) -> "Engine":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def __reduce__(self) -> Any:
+        raise TypeError("an engine belongs to its process: open another one there")
+
+    def __repr__(self) -> str:
+        if self._core.closed:
+            return f"<wherry.Engine {self.name!r}, closed>"
+        where = self.url or "does not listen"
+        core = self._core
+        return (
+            f"<wherry.Engine {self.name!r}, {where}, {len(core.regions)} regions, "
+            f"{len(core.peers)} peers>"
+        )
+
+
+# Memory of Engine.allocate(): a ctypes array, for memoryview(), numpy.frombuffer() and
+# torch.frombuffer(). It is freed with the last of its views.
+Memory = ctypes.Array
+
+
+def _setting(value: Any) -> str:
+    if isinstance(value, bool):
+        return "1" if value else "0"
+    return os.fspath(value) if hasattr(value, "__fspath__") else str(value)
+
+
+def _access(text: str) -> int:
+    try:
+        return _ACCESS["rw" if text == "wr" else text]
+    except KeyError:
+        raise invalid(f'access is "r", "w", "rw" or "", not {text!r}') from None
+
+
+def _log_function(log: Any) -> Any:
+    if not log:
+        return None
+    logger = logging.getLogger("wherry")
+
+    def line(_: Any, record: Any) -> None:
+        entry = record.contents
+        area, text = entry.area.decode(), entry.text.decode("utf-8", "replace")
+        if log is True:
+            logger.log(_LEVELS.get(entry.level, logging.INFO), "%s: %s", area, text)
+        else:
+            log(entry.level, area, text)
+
+    return _LogFunction(line)
+
+
+def settings() -> Dict[str, Tuple[str, str, str]]:
+    """Every setting: its environment variable, its default and what it is for."""
+    found: Dict[str, Tuple[str, str, str]] = {}
+    for index in itertools.count():
+        row = lib.wh_config_row(index)
+        if not row:
+            return found
+        text = row.contents
+        found[text.name.decode()] = (
+            text.environment.decode(),
+            text.fallback.decode(),
+            text.help.decode(),
+        )
+    return found
+
+
+def lookup(core: Core, about: Layout) -> Tuple[int, int]:
+    """The region of this engine that holds the memory, and the offset in it."""
+    out, offset = c_void_p(), c_uint64()
+    if lib.wh_region_lookup(core.use(), about.address, about.length, byref(out), byref(offset)):
+        raise make(
+            -errno.ENOENT,
+            f"memory of shape {about.shape} at {about.address:#x} lies in no region: register it",
+        )
+    return out.value or 0, offset.value

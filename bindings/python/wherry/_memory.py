@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the bytes of tensors, arrays and buffers are, and lists of indices, without importing
+torch, numpy or cupy: objects say it themselves."""
+from __future__ import annotations
+
+import array
+import ctypes
+from typing import Any, NamedTuple, Optional, Sequence, Tuple
+
+from ._errors import invalid
+
+
+class _Buffer(ctypes.Structure):
+    """Py_buffer: part of the stable ABI since 3.11, and the same before."""
+
+    _fields_ = [
+        ("buf", ctypes.c_void_p),
+        ("obj", ctypes.c_void_p),
+        ("len", ctypes.c_ssize_t),
+        ("itemsize", ctypes.c_ssize_t),
+        ("readonly", ctypes.c_int),
+        ("ndim", ctypes.c_int),
+        ("format", ctypes.c_char_p),
+        ("shape", ctypes.POINTER(ctypes.c_ssize_t)),
+        ("strides", ctypes.POINTER(ctypes.c_ssize_t)),
+        ("suboffsets", ctypes.POINTER(ctypes.c_ssize_t)),
+        ("internal", ctypes.c_void_p),
+    ]
+
+
+_get_buffer = ctypes.pythonapi.PyObject_GetBuffer
+_get_buffer.argtypes = [ctypes.py_object, ctypes.POINTER(_Buffer), ctypes.c_int]
+_get_buffer.restype = ctypes.c_int
+_release_buffer = ctypes.pythonapi.PyBuffer_Release
+_release_buffer.argtypes = [ctypes.POINTER(_Buffer)]
+_release_buffer.restype = None
+_STRIDED = 0x18  # PyBUF_STRIDES: read-only ones as well
+
+
+class Export:
+    """Holds a buffer exported: a bytearray cannot be resized meanwhile, a mmap not closed."""
+
+    def __init__(self, owner: Any) -> None:
+        self.view = _Buffer()
+        _get_buffer(owner, self.view, _STRIDED)
+        self.held = True
+
+    def release(self) -> None:
+        if self.held:
+            self.held = False
+            _release_buffer(self.view)
+
+    def __del__(self) -> None:
+        if getattr(self, "held", False):
+            self.release()
+
+
+class _DLTensor(ctypes.Structure):
+    """DLTensor of dlpack.h, the first member of DLManagedTensor."""
+
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    ]
+
+
+_capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_capsule_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+_capsule_pointer.restype = ctypes.c_void_p
+
+
+class Layout(NamedTuple):
+    """Memory: `rows` times `row` bytes, `stride` bytes apart, from `address`."""
+
+    address: int
+    rows: int
+    row: int
+    stride: int
+    keeper: Any  # the memory lives as long as this object
+    readonly: bool
+    shape: Tuple[int, ...]
+
+    @property
+    def length(self) -> int:
+        """Bytes from the first to the last."""
+        return (self.rows - 1) * self.stride + self.row
+
+
+def _contiguous(shape: Sequence[int], item: int) -> Tuple[int, ...]:
+    strides = [item] * len(shape)
+    for axis in range(len(shape) - 2, -1, -1):
+        strides[axis] = strides[axis + 1] * shape[axis + 1]
+    return tuple(strides)
+
+
+def _fold(
+    address: int,
+    shape: Tuple[int, ...],
+    strides: Optional[Tuple[int, ...]],
+    item: int,
+    keeper: Any,
+    readonly: bool,
+    any_order: bool,
+) -> Layout:
+    """Bring a strided array into the form of rows, or refuse it."""
+    if strides is None:
+        strides = _contiguous(shape, item)
+    axes = [(step, size) for step, size in zip(strides, shape) if size != 1]
+    if any(size == 0 for _, size in axes):
+        raise invalid(f"an array of shape {shape} has no bytes")
+    if any_order:  # a transposed tensor is one range, too
+        axes.sort(reverse=True)
+    row = item
+    while axes and axes[-1][0] == row:
+        row *= axes.pop()[1]
+    rows, stride = 1, row
+    if axes:
+        stride = axes[-1][0]
+        while axes and axes[-1][0] == stride * rows:
+            rows *= axes.pop()[1]
+    if axes or stride < row:
+        raise invalid(
+            f"an array of shape {shape} with strides of {strides} bytes is neither one range nor "
+            f"equal blocks at equal distances: make it contiguous, or give blocks"
+        )
+    return Layout(address, rows, row, stride, keeper, readonly, shape)
+
+
+def layout(thing: Any, any_order: bool = False) -> Layout:
+    """Where the bytes of an object are: a torch tensor, what has __cuda_array_interface__ or
+    __array_interface__, a buffer (bytearray, mmap, array.array), or what has __dlpack__.
+    any_order: the order of the axes does not matter."""
+    if hasattr(thing, "data_ptr") and hasattr(thing, "element_size"):
+        item = int(thing.element_size())
+        shape = tuple(int(size) for size in thing.shape)
+        strides = tuple(int(step) * item for step in thing.stride())
+        return _fold(int(thing.data_ptr()), shape, strides, item, thing, False, any_order)
+    for name in ("__cuda_array_interface__", "__array_interface__"):
+        about = getattr(thing, name, None)
+        if about is not None and about.get("data") is not None:
+            address, readonly = about["data"]
+            item = _item_size(about["typestr"])
+            return _fold(
+                int(address),
+                tuple(about["shape"]),
+                about.get("strides"),
+                item,
+                thing,
+                bool(readonly),
+                any_order,
+            )
+    try:
+        export = Export(thing)
+    except (TypeError, BufferError):
+        if hasattr(thing, "__dlpack__"):
+            return _from_dlpack(thing, any_order)
+        raise TypeError(
+            f"{type(thing).__name__} is neither a tensor nor a buffer: it has no __dlpack__, no "
+            f"__cuda_array_interface__ and no buffer protocol"
+        ) from None
+    view = export.view
+    shape = tuple(view.shape[: view.ndim]) if view.shape else (view.len // view.itemsize,)
+    steps = tuple(view.strides[: view.ndim]) if view.strides else None
+    return _fold(
+        view.buf or 0, shape, steps, view.itemsize, export, bool(view.readonly), any_order
+    )
+
+
+def _item_size(typestr: str) -> int:
+    number = int(typestr[2:])
+    return number * 4 if typestr[1] == "U" else number
+
+
+def _from_dlpack(thing: Any, any_order: bool) -> Layout:
+    capsule = thing.__dlpack__()
+    tensor = _DLTensor.from_address(_capsule_pointer(capsule, b"dltensor"))
+    item = tensor.bits * tensor.lanes // 8
+    shape = tuple(tensor.shape[: tensor.ndim])
+    strides = tuple(s * item for s in tensor.strides[: tensor.ndim]) if tensor.strides else None
+    address = (tensor.data or 0) + tensor.byte_offset
+    # The capsule that nobody has taken calls the exporter's deleter when it goes.
+    return _fold(address, shape, strides, item, (thing, capsule), False, any_order)
+
+
+class Indices(NamedTuple):
+    """A list of block numbers as the library takes it: int32."""
+
+    address: int
+    length: int
+    keeper: Any
+
+
+def indices(thing: Any) -> Indices:
+    """Integers of 32 or 64 bits as int32, without a Python loop. Contiguous int32 are not copied.
+    Of arrays on a GPU the calling thread waits for a copy."""
+    if hasattr(thing, "data_ptr") and hasattr(thing, "element_size"):  # torch
+        if thing.is_floating_point():
+            raise invalid(f"block numbers are integers, not {thing.dtype}")
+        if thing.device.type != "cpu":
+            thing = thing.cpu()
+        thing = thing.contiguous()
+        size = int(thing.element_size())
+        count = int(thing.numel())
+        if size == 4:
+            return Indices(int(thing.data_ptr()), count, thing)
+        raw = ctypes.string_at(int(thing.data_ptr()), count * size)
+        return _narrow(raw, size, str(thing.dtype))
+    if hasattr(thing, "__cuda_array_interface__") and hasattr(thing, "get"):  # cupy
+        thing = thing.get()
+    if not _has_buffer(thing):
+        if hasattr(thing, "__dlpack__"):
+            raise TypeError(f"block numbers in {type(thing).__name__}: give a buffer or a tensor")
+        thing = array.array("q", thing)  # a list, a range
+    view = memoryview(thing)
+    kind = view.format.lstrip("@=<")
+    if kind not in ("i", "I", "l", "L", "q", "Q"):
+        raise invalid(f"block numbers are integers of 32 or 64 bits, not '{view.format}'")
+    if view.itemsize == 4 and view.c_contiguous:
+        export = Export(thing)
+        return Indices(export.view.buf or 0, view.nbytes // 4, export)
+    return _narrow(view.tobytes(), view.itemsize, f"'{view.format}'")
+
+
+def _has_buffer(thing: Any) -> bool:
+    try:
+        memoryview(thing)
+    except TypeError:
+        return False
+    return True
+
+
+def _narrow(raw: bytes, size: int, name: str) -> Indices:
+    """Little-endian integers of 4 or 8 bytes as int32."""
+    if size == 8:
+        halves = memoryview(raw).cast("i")
+        high = halves[1::2].tobytes()
+        if high.count(0) != len(high):
+            raise invalid("a block number is negative or above 2**31 - 1")
+        raw = halves[::2].tobytes()
+    elif size != 4:
+        raise invalid(f"block numbers are integers of 32 or 64 bits, not {name}")
+    count = len(raw) // 4
+    kept = ctypes.create_string_buffer(raw, max(len(raw), 1))
+    return Indices(ctypes.addressof(kept), count, kept)

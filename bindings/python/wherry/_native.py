@@ -1,0 +1,345 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The C interface of libwherry, declared by hand after include/wherry/*.h.
+
+tests/test_native.py compares every struct and constant here with the headers.
+"""
+from __future__ import annotations
+
+import ctypes
+import os
+from ctypes import (
+    POINTER,
+    Structure,
+    c_char,
+    c_char_p,
+    c_int,
+    c_int32,
+    c_int64,
+    c_size_t,
+    c_uint32,
+    c_uint64,
+    c_void_p,
+)
+from typing import Any
+
+CONSTANTS = {
+    "WH_READ": 1,
+    "WH_WRITE": 2,
+    "WH_ACCESS_READ": 1,
+    "WH_ACCESS_WRITE": 2,
+    "WH_ACCESS_LIST": 4,
+    "WH_PRIORITY_BULK": 0,
+    "WH_PRIORITY_LATENCY": 1,
+    "WH_MEMORY_PAGEABLE": 1,
+    "WH_MEMORY_HUGE": 2,
+    "WH_MEMORY_SHARED": 3,
+    "WH_MEMORY_PINNED": 4,
+    "WH_MEMORY_MAPPED": 5,
+    "WH_MEMORY_DEVICE": 6,
+    "WH_MEMORY_VMM": 7,
+    "WH_MEMORY_MANAGED": 8,
+    "WH_MEMORY_POOL": 9,
+    "WH_KEY_MAX": 128,
+    "WH_NOTIFICATION_MAX": 65536,
+    "WH_ANSWER": -1,
+    "WH_FOREVER": 2**63 - 1,
+}
+READ, WRITE = CONSTANTS["WH_READ"], CONSTANTS["WH_WRITE"]
+FOREVER, ANSWER = CONSTANTS["WH_FOREVER"], CONSTANTS["WH_ANSWER"]
+NOTIFICATION_MAX = CONSTANTS["WH_NOTIFICATION_MAX"]
+
+
+class ConfigRow(Structure):
+    _fields_ = [
+        ("name", c_char_p),
+        ("environment", c_char_p),
+        ("fallback", c_char_p),
+        ("type", c_char_p),
+        ("help", c_char_p),
+    ]
+
+
+class EngineOptions(Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("name", c_char_p),
+        ("listen", c_char_p),
+        ("config", POINTER(c_char_p)),
+        ("log", c_void_p),
+        ("log_arg", c_void_p),
+        ("registry", c_char_p),
+        ("log_level", c_uint32),
+        ("reserved", c_uint32),
+    ]
+
+
+class PeerOptions(Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("timeout", c_int64),
+        ("queue", c_void_p),
+        ("user", c_uint64),
+    ]
+
+
+class PeerInfo(Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("epoch", c_uint64),
+        ("state", c_uint32),
+        ("regions", c_uint32),
+        ("name", c_char * 64),
+        ("address", c_char * 64),
+    ]
+
+
+class Completion(Structure):
+    _fields_ = [
+        ("batch", c_void_p),
+        ("peer", c_void_p),
+        ("user", c_uint64),
+        ("status", c_int32),
+        ("reserved", c_uint32 * 3),
+    ]
+
+
+class Notification(Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("buffer", c_void_p),
+        ("capacity", c_uint64),
+        ("length", c_uint64),
+        ("tag", c_uint64),
+        ("epoch", c_uint64),
+        ("sender", c_char * 64),
+        ("reserved", c_uint64 * 3),
+    ]
+
+
+class NotificationFilter(Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("sender", c_char_p),
+        ("tag", c_uint64),
+        ("tag_mask", c_uint64),
+        ("reserved", c_uint64 * 2),
+    ]
+
+
+class MemoryOptions(Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("kind", c_uint32),
+        ("flags", c_uint32),
+        ("location", c_char_p),
+    ]
+
+
+class Grant(Structure):
+    _fields_ = [("peer", c_char_p), ("access", c_uint32), ("reserved", c_uint32)]
+
+
+class RegionOptions(Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("name", c_char_p),
+        ("access", c_uint32),
+        ("grant_count", c_uint32),
+        ("grants", POINTER(Grant)),
+    ]
+
+
+class RemoteInfo(Structure):
+    _fields_ = [
+        ("id", c_uint64),
+        ("address", c_uint64),
+        ("length", c_uint64),
+        ("access", c_uint32),
+        ("kind", c_uint32),
+        ("name", c_char * 64),
+        ("reserved", c_uint64 * 4),
+    ]
+
+
+class TransferItem(Structure):
+    _fields_ = [
+        ("local", c_void_p),
+        ("local_offset", c_uint64),
+        ("remote", c_uint64),
+        ("remote_offset", c_uint64),
+        ("length", c_uint64),
+        ("op", c_uint32),
+        ("reserved", c_uint32),
+    ]
+
+
+class Base(Structure):
+    _fields_ = [
+        ("local", c_void_p),
+        ("local_offset", c_uint64),
+        ("remote", c_uint64),
+        ("remote_offset", c_uint64),
+        ("reserved", c_uint64 * 2),
+    ]
+
+
+class BlocksDesc(Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("op", c_uint32),
+        ("reserved", c_uint32),
+        ("block_length", c_uint64),
+        ("count", c_uint64),
+        ("bases", POINTER(Base)),
+        ("base_count", c_uint64),
+        ("local_offsets", c_void_p),
+        ("local_stride", c_uint64),
+        ("remote_offsets", c_void_p),
+        ("remote_stride", c_uint64),
+        ("local_indices", c_void_p),
+        ("remote_indices", c_void_p),
+        ("local_addresses", c_void_p),
+        ("remote_addresses", c_void_p),
+    ]
+
+
+class BatchOptions(Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("queue", c_void_p),
+        ("callback", c_void_p),
+        ("callback_arg", c_void_p),
+        ("user", c_uint64),
+        ("priority", c_uint32),
+        ("reserved", c_uint32),
+        ("require", c_char_p),
+    ]
+
+
+class Stream(Structure):
+    _fields_ = [("size", c_size_t), ("stream", c_void_p), ("device", c_char_p)]
+
+
+class Route(Structure):
+    _fields_ = [
+        ("transport", c_char * 16),
+        ("detail", c_char * 48),
+        ("bytes", c_uint64),
+        ("transfers", c_uint64),
+        ("refused", c_char * 192),
+        ("inapplicable", c_uint32),
+        ("reserved", c_uint32 * 15),
+    ]
+
+
+# The names of the structs in C.
+STRUCTS: dict[str, type[Structure]] = {
+    "wh_config_row": ConfigRow,
+    "wh_engine_options": EngineOptions,
+    "wh_peer_options": PeerOptions,
+    "wh_peer_info": PeerInfo,
+    "wh_completion": Completion,
+    "wh_notification": Notification,
+    "wh_notification_filter": NotificationFilter,
+    "wh_memory_options": MemoryOptions,
+    "wh_grant": Grant,
+    "wh_region_options": RegionOptions,
+    "wh_remote": RemoteInfo,
+    "wh_transfer": TransferItem,
+    "wh_base": Base,
+    "wh_blocks_desc": BlocksDesc,
+    "wh_batch_options": BatchOptions,
+    "wh_stream": Stream,
+    "wh_route": Route,
+}
+
+_P, _OUT = c_void_p, POINTER(c_void_p)
+# The result and the arguments of each function.
+FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
+    "wh_version": (c_char_p, []),
+    "wh_error_text": (c_char_p, []),
+    "wh_config_row": (POINTER(ConfigRow), [c_size_t]),
+    "wh_engine_open": (c_int, [POINTER(EngineOptions), _OUT]),
+    "wh_engine_close": (c_int, [_P]),
+    "wh_engine_url": (c_char_p, [_P]),
+    "wh_engine_name": (c_char_p, [_P]),
+    "wh_engine_epoch": (c_uint64, [_P]),
+    "wh_engine_notification": (
+        c_int,
+        [_P, POINTER(NotificationFilter), POINTER(Notification), c_int64],
+    ),
+    "wh_engine_notification_fd": (c_int, [_P]),
+    "wh_peer_open": (c_int, [_P, c_char_p, POINTER(PeerOptions), _OUT]),
+    "wh_peer_close": (c_int, [_P]),
+    "wh_peer_info": (c_int, [_P, POINTER(PeerInfo)]),
+    "wh_peer_status": (c_int, [_P]),
+    "wh_peer_state_name": (c_char_p, [c_uint32]),
+    "wh_peer_find": (c_int, [_P, c_char_p, c_int64, POINTER(RemoteInfo)]),
+    "wh_peer_list": (
+        c_int,
+        [_P, POINTER(c_uint64), POINTER(RemoteInfo), POINTER(c_size_t), c_int64],
+    ),
+    "wh_peer_unpack_key": (c_int, [_P, c_char_p, c_size_t, c_int64, POINTER(RemoteInfo)]),
+    "wh_peer_prepare": (
+        c_int,
+        [_P, POINTER(c_void_p), c_size_t, POINTER(c_uint64), c_size_t, c_int64],
+    ),
+    "wh_queue_new": (c_int, [_P, _OUT]),
+    "wh_queue_free": (c_int, [_P]),
+    "wh_queue_take": (c_int, [_P, POINTER(Completion), c_size_t, c_int64]),
+    "wh_queue_fd": (c_int, [_P]),
+    "wh_memory_alloc": (c_int, [_P, c_size_t, POINTER(MemoryOptions), _OUT]),
+    "wh_memory_free": (c_int, [_P, _P]),
+    "wh_region_register": (c_int, [_P, _P, c_size_t, POINTER(RegionOptions), _OUT]),
+    "wh_region_unregister": (c_int, [_P]),
+    "wh_region_id": (c_uint64, [_P]),
+    "wh_region_lookup": (c_int, [_P, _P, c_size_t, _OUT, POINTER(c_uint64)]),
+    "wh_region_pack_key": (c_int, [_P, c_char_p, POINTER(c_size_t)]),
+    "wh_blocks_new": (c_int, [_P, POINTER(BlocksDesc), _OUT]),
+    "wh_blocks_free": (c_int, [_P]),
+    "wh_batch_new": (c_int, [_P, POINTER(BatchOptions), _OUT]),
+    "wh_batch_add": (c_int, [_P, POINTER(TransferItem), c_size_t]),
+    "wh_batch_add_blocks": (c_int, [_P, _P]),
+    "wh_batch_notify": (c_int, [_P, c_uint64, c_char_p, c_size_t]),
+    "wh_batch_clear": (c_int, [_P]),
+    "wh_batch_submit": (c_int, [_P]),
+    "wh_batch_submit_after": (c_int, [_P, POINTER(Stream)]),
+    "wh_batch_make_stream_wait": (c_int, [_P, POINTER(Stream)]),
+    "wh_batch_test": (c_int, [_P]),
+    "wh_batch_progress": (c_int, [_P, POINTER(c_uint64)]),
+    "wh_batch_wait_for": (c_int, [_P, c_int64]),
+    "wh_batch_status": (c_int, [_P]),
+    "wh_batch_cancel": (c_int, [_P]),
+    "wh_batch_free": (c_int, [_P]),
+    "wh_batch_error_text": (c_char_p, [_P]),
+    "wh_batch_routes": (c_int, [_P, POINTER(Route), POINTER(c_size_t)]),
+    "wh_batch_explain": (c_int, [_P, c_char_p, c_size_t]),
+}
+
+
+def find(soname: str, variable: str) -> str:
+    """Where a library is: in the package, where `variable` says, or where the loader looks."""
+    inside = os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib", soname)
+    if os.path.exists(inside):
+        return inside
+    return os.environ.get(variable) or soname
+
+
+def load() -> ctypes.CDLL:
+    """Open libwherry and declare its functions. OSError: it cannot be found."""
+    where = find("libwherry.so.0", "WHERRY_LIBRARY")
+    try:
+        library = ctypes.CDLL(where)
+    except OSError as error:
+        raise ImportError(
+            f"wherry: cannot open its library: {error}; install the wheel (pip install wherry) or "
+            f"libwherry, or set WHERRY_LIBRARY to the path of libwherry.so.0"
+        ) from error
+    for name, (result, arguments) in FUNCTIONS.items():
+        function = getattr(library, name)
+        function.restype = result
+        function.argtypes = arguments
+    return library
+
+
+lib = load()

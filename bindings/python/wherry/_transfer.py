@@ -1,0 +1,785 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Peers, transfers and plans."""
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import errno
+import os
+from ctypes import byref, c_size_t, c_uint64, c_void_p, sizeof
+from typing import (
+    Any,
+    Callable,
+    Generator,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+    Union,
+)
+
+from . import _native as native
+from ._engine import Core, Engine, Region, RegionSlice, Remote, in_slices, lookup, nanoseconds
+from ._errors import Timeout, check, invalid, make
+from ._memory import indices, layout
+from ._native import lib
+
+_PRIORITIES = {
+    "bulk": native.CONSTANTS["WH_PRIORITY_BULK"],
+    "latency": native.CONSTANTS["WH_PRIORITY_LATENCY"],
+}
+_ANSWER = -1.0
+_CLOSED = "the engine is closed"
+
+Remotes = Union[str, Remote, RegionSlice]
+Notify = Union[int, Tuple[int, bytes]]
+
+
+class Blocks(NamedTuple):
+    """Very many pieces of one length. Piece i comes from block source[i] and goes to block
+    target[i]; block n begins n strides after the beginning of its region (or layer).
+
+    source, target  integers of 32 or 64 bits: numpy, torch, array, list, range; None: 0, 1, 2 ...
+    length          bytes of a block
+    source_stride, target_stride  bytes from one block to the next; 0: length
+    """
+
+    source: Any
+    target: Any
+    length: int
+    source_stride: int = 0
+    target_stride: int = 0
+
+
+class Route(NamedTuple):
+    """What one transport did for a transfer."""
+
+    transport: str
+    detail: str
+    bytes: int
+    transfers: int
+    refused: str  # why it was not used where it would have been better; "": it was not refused
+
+
+class _Side(NamedTuple):
+    """One side of a transfer: `rows` times `row` bytes, `stride` bytes apart."""
+
+    handle: int  # a local region, or the id of a remote one
+    offset: int
+    length: int
+    rows: int
+    row: int
+    stride: int
+
+
+class Transfer:
+    """A running or completed submission. Wait for it with wait(), `with`, `await` or
+    add_done_callback(). It goes on if nobody waits; the memory stays registered and alive until it
+    has ended."""
+
+    __slots__ = ("_core", "_batch", "_peer", "_idle", "__weakref__")
+
+    def __init__(self, core: Core, batch: int, peer: Any, idle: Optional[List[int]]) -> None:
+        self._core = core
+        self._batch = batch
+        self._peer = peer
+        self._idle = idle  # where the batch goes for its next use
+
+    def _use(self) -> int:
+        if self._core.closed:
+            raise make(-errno.ECANCELED, _CLOSED)
+        return self._batch
+
+    def _settle(self) -> "Transfer":
+        batch = self._use()
+        status = lib.wh_batch_status(batch)
+        if status:
+            raise make(status, (lib.wh_batch_error_text(batch) or b"").decode("utf-8", "replace"))
+        return self
+
+    def done(self) -> bool:
+        """Has it completed, well or not? Does not block."""
+        return self._core.closed or lib.wh_batch_test(self._batch) == 0
+
+    def wait(self, timeout: Optional[float] = None) -> "Transfer":
+        """Wait up to `timeout` s (None: without a limit) until it completes. Raises its error if it
+        has failed, Cancelled if it was cancelled, and Timeout if it continues. Signals such as
+        Ctrl-C are handled meanwhile; the transfer continues then, too."""
+        core, batch = self._core, self._use()
+        if lib.wh_batch_test(batch):
+            core.waiting[id(self)] = None
+            try:
+                status = in_slices(
+                    lambda limit: int(lib.wh_batch_wait_for(batch, limit)), timeout, errno.EAGAIN
+                )
+            finally:
+                core.waiting.pop(id(self), None)
+            if status == -errno.EAGAIN:
+                raise Timeout(errno.ETIMEDOUT, f"the transfer continues after {timeout} s")
+            check(status)
+        return self._settle()
+
+    def cancel(self) -> None:
+        """Cancel it. When this returns, it touches the memory of neither side any more. It is then
+        Cancelled, unless it had completed. Blocks for about a round trip."""
+        if not self._core.closed:
+            check(lib.wh_batch_cancel(self._batch))
+
+    def exception(self) -> Optional[BaseException]:
+        """The error with which it has ended; None: success, or it is running."""
+        if not self.done():
+            return None
+        try:
+            self._settle()
+        except OSError as error:
+            return error
+        return None
+
+    @property
+    def progress(self) -> int:
+        """Bytes that are settled so far."""
+        out = c_uint64()
+        check(lib.wh_batch_progress(self._use(), byref(out)))
+        return out.value
+
+    def explain(self) -> str:
+        """The routes that it took, as text for people."""
+        return _explain(self._use())
+
+    def routes(self) -> List[Route]:
+        """The routes that it took, best first."""
+        return _routes(self._use())
+
+    def make_stream_wait(self, stream: Any) -> None:
+        """Work that is put on the CUDA stream from now on starts when this has ended."""
+        check(lib.wh_batch_make_stream_wait(self._use(), byref(_stream(stream))))
+
+    def add_done_callback(self, call: Callable[["Transfer"], Any]) -> None:
+        """Call call(self) once when it has completed: in the running event loop, if there is one,
+        else in a thread of the engine."""
+        core = self._core
+        self._use()
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            core.watch(self._batch, lambda: call(self))
+            core.serve_callbacks()
+            return
+
+        async def later() -> None:
+            await self._completed()
+            call(self)
+
+        task = loop.create_task(later())
+        _tasks.add(task)
+        task.add_done_callback(_tasks.discard)
+
+    async def _completed(self) -> None:
+        """Wait in the event loop."""
+        core = self._core
+        if self.done():
+            return
+        loop = asyncio.get_running_loop()
+        ready = loop.create_future()
+
+        def wake() -> None:
+            if not ready.done():
+                ready.set_result(None)
+
+        def complete() -> None:
+            try:
+                inside = asyncio.get_running_loop() is loop
+            except RuntimeError:
+                inside = False
+            if inside:
+                wake()
+            elif not loop.is_closed():
+                loop.call_soon_threadsafe(wake)
+
+        core.loop_enter(loop)
+        try:
+            core.watch(self._batch, complete)
+            await ready
+        finally:
+            core.loop_leave(loop)
+
+    async def _wait_async(self) -> "Transfer":
+        await self._completed()
+        return self._settle()
+
+    def __await__(self) -> Generator[Any, None, "Transfer"]:
+        return self._wait_async().__await__()
+
+    def __enter__(self) -> "Transfer":
+        return self
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        if kind is None:
+            self.wait()
+        else:
+            self.cancel()
+
+    async def __aenter__(self) -> "Transfer":
+        return self
+
+    async def __aexit__(self, kind: Any, *_: Any) -> None:
+        if kind is None:
+            await self
+        else:
+            await asyncio.get_running_loop().run_in_executor(None, self.cancel)
+
+    def __del__(self) -> None:
+        core = self._core
+        if core.closed:
+            return
+        idle = self._idle
+        if idle is not None and len(idle) < 16 and lib.wh_batch_test(self._batch) == 0:
+            idle.append(self._batch)
+        else:
+            core.free_batch(self._batch)
+
+    def __repr__(self) -> str:
+        if self._core.closed:
+            state = "engine closed"
+        elif not self.done():
+            state = f"running, {self.progress} B settled"
+        else:
+            error = self.exception()
+            state = f"{self.progress} B, done" if error is None else f"failed: {error}"
+        return f"<wherry.Transfer {state}>"
+
+
+# Callbacks in event loops, which hold no tasks themselves.
+_tasks: "set[asyncio.Task[None]]" = set()
+
+
+class Peer:
+    """Another engine. Its transfers and plans use `remote`, the name of a region of the peer, what
+    find() returned, or a part of that, and `into` or `data`, a Region, a part of it, or a tensor
+    that lies in one."""
+
+    def __init__(self, engine: Engine, core: Core, handle: int, url: str) -> None:
+        self.engine = engine
+        self.url = url
+        self._core = core
+        self._handle = handle
+        self._idle: List[int] = []  # batches with the default options
+
+    def _use(self) -> int:
+        self._core.use()
+        if not self._handle:
+            raise invalid("the peer is closed")
+        return self._handle
+
+    def find(self, name: str, timeout: float = _ANSWER) -> Remote:
+        """The peer's region of that name. Waits up to `timeout` s for it to be registered; by
+        default for the peer's answer only. Error ENOENT: there is none."""
+        handle, text, out = self._use(), name.encode(), native.RemoteInfo()
+        if timeout == _ANSWER:
+            status = lib.wh_peer_find(handle, text, native.ANSWER, byref(out))
+        else:
+            status = in_slices(
+                lambda limit: int(lib.wh_peer_find(handle, text, limit, byref(out))),
+                timeout,
+                errno.ENOENT,
+            )
+        check(status)
+        return Remote(out)
+
+    def unpack(self, key: bytes, timeout: Optional[float] = 5.0) -> Remote:
+        """The peer's region of a key that Region.key() made there."""
+        out, limit = native.RemoteInfo(), nanoseconds(timeout)
+        check(lib.wh_peer_unpack_key(self._use(), key, len(key), limit, byref(out)))
+        return Remote(out)
+
+    def regions(self, timeout: Optional[float] = 5.0) -> List[Remote]:
+        """The regions that the peer lists. Waits up to `timeout` s for its answers."""
+        found: List[Remote] = []
+        cursor, out, limit = c_uint64(0), (native.RemoteInfo * 256)(), nanoseconds(timeout)
+        while True:
+            count = c_size_t(256)
+            check(lib.wh_peer_list(self._use(), byref(cursor), out, byref(count), limit))
+            found += [Remote(info) for info in out[: count.value]]
+            if not cursor.value:
+                return found
+
+    def read(
+        self,
+        remote: Any,
+        into: Any,
+        *,
+        blocks: Any = None,
+        layers: Any = None,
+        priority: str = "bulk",
+        require: Optional[str] = None,
+        stream: Any = None,
+        notify: Optional[Notify] = None,
+    ) -> Transfer:
+        """Start to read from the peer's memory into ours.
+
+        blocks    Blocks, or a tuple (source, target, bytes of a block): one call whatever their
+                  number
+        layers    with blocks: a number of layers into which both sides are divided, or pairs of
+                  offsets in bytes (source, target) where each layer begins; `remote` and `into` may
+                  be lists of the same length instead, one region for each layer
+        priority  "bulk" or "latency"
+        require   the only transport to use: "shm", "cuda", "rdma", "tcp"
+        stream    start after the work that is on this CUDA stream (torch, cupy, or its address)
+        notify    a tag, or (tag, bytes): the peer gets it after the last byte
+        """
+        return self._start(
+            native.READ, remote, into, blocks, layers, priority, require, stream, notify
+        )
+
+    def write(
+        self,
+        remote: Any,
+        data: Any,
+        *,
+        blocks: Any = None,
+        layers: Any = None,
+        priority: str = "bulk",
+        require: Optional[str] = None,
+        stream: Any = None,
+        notify: Optional[Notify] = None,
+    ) -> Transfer:
+        """Start to write our memory into the peer's; the arguments are as for read()."""
+        return self._start(
+            native.WRITE, remote, data, blocks, layers, priority, require, stream, notify
+        )
+
+    def notify(self, tag: int, data: bytes = b"") -> Transfer:
+        """Send a notification alone: a number of 64 bits and up to 64 KiB."""
+        batch = self._batch("bulk", None)
+        return self._submit(batch, self._idle, None, (tag, data))
+
+    def prepare_read(
+        self,
+        remote: Any,
+        into: Any,
+        *,
+        blocks: Any = None,
+        layers: Any = None,
+        priority: str = "bulk",
+        require: Optional[str] = None,
+        warm: bool = True,
+    ) -> "Plan":
+        """A read that can be submitted many times; the arguments are as for read(). It is checked
+        and converted here. warm: also choose the routes and open the connections, which waits for
+        them, up to 30 s."""
+        return Plan(self, native.READ, remote, into, blocks, layers, priority, require, warm)
+
+    def prepare_write(
+        self,
+        remote: Any,
+        data: Any,
+        *,
+        blocks: Any = None,
+        layers: Any = None,
+        priority: str = "bulk",
+        require: Optional[str] = None,
+        warm: bool = True,
+    ) -> "Plan":
+        """A write that can be submitted many times; as prepare_read()."""
+        return Plan(self, native.WRITE, remote, data, blocks, layers, priority, require, warm)
+
+    @property
+    def state(self) -> str:
+        """"connected", "lost", "stale" or "unreachable"."""
+        text: bytes = lib.wh_peer_state_name(self._info().state)
+        return text.decode()
+
+    def _info(self) -> native.PeerInfo:
+        info = native.PeerInfo(size=sizeof(native.PeerInfo))
+        check(lib.wh_peer_info(self._use(), byref(info)))
+        return info
+
+    def close(self) -> None:
+        """Close the connections. Error EBUSY: transfers or plans of this peer exist."""
+        if not self._handle or self._core.closed:
+            return
+        while self._idle:
+            self._core.free_batch(self._idle.pop())
+        for _ in range(len(self._core.orphans)):
+            self._core.free_batch(self._core.orphans.popleft())
+        check(lib.wh_peer_close(self._handle))
+        self._core.peers.pop(self._handle, None)
+        self._handle = 0
+
+    def __enter__(self) -> "Peer":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        if not self._handle or self._core.closed:
+            return f"<wherry.Peer {self.url!r}, closed>"
+        info = self._info()
+        return f"<wherry.Peer {info.name.decode()!r} at {info.address.decode()}, {self.state}>"
+
+    # ---- starting
+
+    def _batch(self, priority: str, require: Optional[str]) -> int:
+        """An empty batch."""
+        handle = self._use()
+        if priority not in _PRIORITIES:
+            raise invalid(f'priority is "bulk" or "latency", not {priority!r}')
+        if priority == "bulk" and require is None:
+            try:
+                batch = self._idle.pop()
+            except IndexError:
+                pass
+            else:
+                check(lib.wh_batch_clear(batch))
+                return batch
+        return self._core.new_batch(handle, _PRIORITIES[priority], require)
+
+    def _start(
+        self,
+        op: int,
+        remote: Any,
+        local: Any,
+        blocks: Any,
+        layers: Any,
+        priority: str,
+        require: Optional[str],
+        stream: Any,
+        notify: Optional[Notify],
+    ) -> Transfer:
+        items, native_blocks = self._describe(op, remote, local, blocks, layers)
+        try:
+            batch = self._batch(priority, require)
+            idle = self._idle if priority == "bulk" and require is None else None
+            try:
+                if items is not None:
+                    check(lib.wh_batch_add(batch, items, len(items)))
+                else:
+                    check(lib.wh_batch_add_blocks(batch, native_blocks))
+            except BaseException:
+                self._core.free_batch(batch)
+                raise
+        finally:
+            if native_blocks:  # the batch keeps what it needs
+                lib.wh_blocks_free(native_blocks)
+        return self._submit(batch, idle, stream, notify)
+
+    def _submit(
+        self, batch: int, idle: Optional[List[int]], stream: Any, notify: Optional[Notify]
+    ) -> Transfer:
+        core = self._core
+        try:
+            if notify is not None:
+                tag, data = (notify, b"") if isinstance(notify, int) else notify
+                data = bytes(data)
+                check(lib.wh_batch_notify(batch, tag, data, len(data)))
+            if stream is None:
+                status = lib.wh_batch_submit(batch)
+            else:
+                status = lib.wh_batch_submit_after(batch, byref(_stream(stream)))
+            if status:
+                check(status)
+        except BaseException:
+            core.free_batch(batch)
+            raise
+        return Transfer(core, batch, self, idle)
+
+    # ---- what to move
+
+    def _remote(self, remote: Any) -> _Side:
+        if isinstance(remote, str):
+            remote = self.find(remote)
+        offset, length = 0, 0
+        if isinstance(remote, RegionSlice):
+            remote, offset, length = remote
+        if not isinstance(remote, Remote):
+            raise TypeError(
+                f"remote is the name of a region of the peer, or what find() returns, not "
+                f"{type(remote).__name__}"
+            )
+        length = length or remote.length
+        return _Side(remote.id, offset, length, 1, length, length)
+
+    def _local(self, local: Any) -> _Side:
+        offset, length = 0, 0
+        if isinstance(local, RegionSlice):
+            local, offset, length = local
+        if isinstance(local, Region):
+            if local._core is not self._core:
+                raise invalid("the region belongs to another engine")
+            length = length or local.length
+            return _Side(local._use(), offset, length, 1, length, length)
+        about = layout(local)
+        handle, offset = lookup(self._core, about)
+        return _Side(handle, offset, about.length, about.rows, about.row, about.stride)
+
+    def _describe(
+        self, op: int, remote: Any, local: Any, blocks: Any, layers: Any
+    ) -> Tuple[Any, Optional[int]]:
+        """An array of transfers, or native blocks."""
+        several = isinstance(remote, (list,)) or isinstance(local, (list,))
+        locals_ = [self._local(one) for one in (local if isinstance(local, list) else [local])]
+        remotes = [self._remote(one) for one in (remote if isinstance(remote, list) else [remote])]
+        if several and len(locals_) != len(remotes):
+            raise invalid(f"{len(remotes)} remote regions for {len(locals_)} local ones")
+        if blocks is not None:
+            return None, self._blocks(op, remotes, locals_, Blocks(*blocks), layers)
+        if layers is not None:
+            raise invalid("layers need blocks")
+        if len(locals_) == 1 and locals_[0].rows > 1:
+            side = locals_[0]
+            if op == native.READ:
+                rows = Blocks(None, None, side.row, target_stride=side.stride)
+            else:
+                rows = Blocks(None, None, side.row, source_stride=side.stride)
+            self._fits(remotes[0].length, side.rows * side.row)
+            return None, self._blocks(op, remotes, locals_, rows, None, side.rows)
+        items = (native.TransferItem * len(locals_))()
+        for item, ours, theirs in zip(items, locals_, remotes):
+            if ours.rows > 1:
+                raise invalid("arrays with gaps cannot be in a list")
+            self._fits(theirs.length, ours.length)
+            item.local, item.local_offset = ours.handle, ours.offset
+            item.remote, item.remote_offset = theirs.handle, theirs.offset
+            item.length, item.op = ours.length, op
+        return items, None
+
+    @staticmethod
+    def _fits(remote: int, local: int) -> None:
+        if remote < local:
+            raise make(
+                -errno.ERANGE,
+                f"{local} B of ours do not fit {remote} B of the peer: give a part of the region",
+            )
+
+    def _blocks(
+        self,
+        op: int,
+        remotes: Sequence[_Side],
+        locals_: Sequence[_Side],
+        blocks: Blocks,
+        layers: Any,
+        count: int = 0,
+    ) -> int:
+        reading = op == native.READ
+        if any(side.rows > 1 for side in locals_) and not count:
+            raise invalid("blocks of an array with gaps: give the region that it lies in")
+        source = None if blocks.source is None else indices(blocks.source)
+        target = None if blocks.target is None else indices(blocks.target)
+        ours, theirs = (target, source) if reading else (source, target)
+        if source is not None and target is not None and source.length != target.length:
+            raise invalid(f"{source.length} source blocks for {target.length} target blocks")
+        given = source or target
+        if given is not None:
+            count = given.length
+        bases = self._bases(reading, remotes, locals_, layers)
+        if not count:
+            if given is not None:
+                raise invalid("there are no blocks")
+            step = max(blocks.length, blocks.source_stride, blocks.target_stride)
+            count = min(locals_[0].length, remotes[0].length) // max(step, 1)
+            count //= layers if isinstance(layers, int) else 1
+        desc = native.BlocksDesc(
+            size=sizeof(native.BlocksDesc),
+            op=op,
+            block_length=blocks.length,
+            count=count,
+            bases=bases,
+            base_count=len(bases),
+            local_stride=blocks.target_stride if reading else blocks.source_stride,
+            remote_stride=blocks.source_stride if reading else blocks.target_stride,
+            local_indices=ours.address if ours else None,
+            remote_indices=theirs.address if theirs else None,
+        )
+        out = c_void_p()
+        check(lib.wh_blocks_new(self._use(), byref(desc), byref(out)))
+        return out.value or 0
+
+    @staticmethod
+    def _bases(
+        reading: bool, remotes: Sequence[_Side], locals_: Sequence[_Side], layers: Any
+    ) -> Any:
+        pairs = [(ours, theirs, 0, 0) for ours, theirs in zip(locals_, remotes)]
+        if layers is not None:
+            if len(pairs) != 1:
+                raise invalid("layers divide one region, not a list of them")
+            ours, theirs = locals_[0], remotes[0]
+            if isinstance(layers, int):
+                if layers < 1 or ours.length % layers or theirs.length % layers:
+                    raise invalid(
+                        f"{theirs.length} and {ours.length} B cannot be divided into {layers} "
+                        f"layers"
+                    )
+                starts = [
+                    (layer * (ours.length // layers), layer * (theirs.length // layers))
+                    for layer in range(layers)
+                ]
+            else:
+                starts = [(two, one) if reading else (one, two) for one, two in layers]
+            pairs = [(ours, theirs, here, there) for here, there in starts]
+        bases = (native.Base * len(pairs))()
+        for base, (ours, theirs, here, there) in zip(bases, pairs):
+            base.local, base.local_offset = ours.handle, ours.offset + here
+            base.remote, base.remote_offset = theirs.handle, theirs.offset + there
+        return bases
+
+
+class Plan:
+    """A prepared transfer. Each submit() starts it once more; several may run at a time."""
+
+    def __init__(
+        self,
+        peer: Peer,
+        op: int,
+        remote: Any,
+        local: Any,
+        blocks: Any,
+        layers: Any,
+        priority: str,
+        require: Optional[str],
+        warm: bool,
+    ) -> None:
+        self.peer = peer
+        self._core = peer._core
+        self._op = "read" if op == native.READ else "write"
+        self._options = (_PRIORITIES.get(priority, 0), require)
+        self._idle: List[int] = []
+        self._blocks: Optional[int] = None
+        remotes = remote if isinstance(remote, list) else [remote]
+        found = [peer.find(one) if isinstance(one, str) else one for one in remotes]
+        remote = found if isinstance(remote, list) else found[0]
+        self._items, self._blocks = peer._describe(op, remote, local, blocks, layers)
+        if self._blocks:
+            self._core.blocks[self._blocks] = None
+        if warm:
+            self._warm(found, local if isinstance(local, list) else [local])
+
+    def _warm(self, remotes: Sequence[Any], locals_: Sequence[Any]) -> None:
+        peer = self.peer
+        theirs = sorted({peer._remote(one).handle for one in remotes})
+        ours = sorted({peer._local(one).handle for one in locals_})
+        check(
+            lib.wh_peer_prepare(
+                peer._use(),
+                (c_void_p * len(ours))(*ours),
+                len(ours),
+                (c_uint64 * len(theirs))(*theirs),
+                len(theirs),
+                nanoseconds(30.0),
+            )
+        )
+
+    def _batch(self) -> int:
+        """A filled batch."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            pass
+        batch = self._core.new_batch(self.peer._use(), *self._options)
+        try:
+            if self._items is not None:
+                check(lib.wh_batch_add(batch, self._items, len(self._items)))
+            else:
+                check(lib.wh_batch_add_blocks(batch, self._blocks))
+        except BaseException:
+            self._core.free_batch(batch)
+            raise
+        return batch
+
+    def submit(self, stream: Any = None, notify: Optional[Notify] = None) -> Transfer:
+        """Start it: after the work that is on the CUDA stream now, if one is given. notify: a tag,
+        or (tag, bytes), which the peer gets after the last byte."""
+        self._core.use()
+        if notify is None:
+            return self.peer._submit(self._batch(), self._idle, stream, None)
+        # The batch keeps its notification, so it is not used again.
+        return self.peer._submit(self._batch(), None, stream, notify)
+
+    def explain(self) -> str:
+        """The routes that it would take, or took last, as text for people."""
+        self._core.use()
+        batch = self._batch()
+        try:
+            return _explain(batch)
+        finally:
+            self._idle.append(batch)
+
+    def close(self) -> None:
+        """Free it. Submissions that run go on."""
+        core = self._core
+        if core.closed or os.getpid() != core.pid:
+            return
+        while self._idle:
+            core.free_batch(self._idle.pop())
+        if self._blocks:
+            core.blocks.pop(self._blocks, None)
+            lib.wh_blocks_free(self._blocks)
+            self._blocks = None
+            self._items = (native.TransferItem * 0)()
+
+    def __enter__(self) -> "Plan":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_core", None) is not None:
+            self.close()
+
+    def __repr__(self) -> str:
+        what = "blocks" if self._blocks else f"{len(self._items)} ranges"
+        return f"<wherry.Plan {self._op}, {what}, {self.peer!r}>"
+
+
+def _stream(stream: Any) -> native.Stream:
+    """A CUDA stream of torch or cupy, of the protocol __cuda_stream__, or its address."""
+    device = getattr(stream, "device", None)
+    index = getattr(device, "index", None)
+    if index is None:
+        index = getattr(stream, "device_id", None)
+    if isinstance(stream, int):
+        handle = stream
+    elif hasattr(stream, "cuda_stream"):
+        handle = int(stream.cuda_stream)
+    elif hasattr(stream, "__cuda_stream__"):
+        about = stream.__cuda_stream__
+        handle = int((about() if callable(about) else about)[1])
+    elif hasattr(stream, "ptr"):
+        handle = int(stream.ptr)
+    else:
+        raise TypeError(f"{type(stream).__name__} is not a CUDA stream")
+    name = f"cuda:{index}".encode() if isinstance(index, int) and index >= 0 else None
+    return native.Stream(size=sizeof(native.Stream), stream=handle or None, device=name)
+
+
+def _explain(batch: int) -> str:
+    room = 4096
+    while True:
+        buffer = ctypes.create_string_buffer(room)
+        length = check(lib.wh_batch_explain(batch, buffer, room))
+        if length < room:
+            return buffer.value.decode("utf-8", "replace")
+        room = length + 1
+
+
+def _routes(batch: int) -> List[Route]:
+    room = 16
+    while True:
+        out, count = (native.Route * room)(), c_size_t(room)
+        status = lib.wh_batch_routes(batch, out, byref(count))
+        if status != -errno.ENOSPC:
+            check(status)
+            break
+        room = count.value
+    return [
+        Route(
+            one.transport.decode(),
+            one.detail.decode("utf-8", "replace"),
+            one.bytes,
+            one.transfers,
+            one.refused.decode("utf-8", "replace"),
+        )
+        for one in out[: count.value]
+    ]
