@@ -244,6 +244,20 @@ class Memory(Case):
         self.assertEqual(len(region), 1024)
 
     @needs_numpy
+    def test_dlpack(self):
+        class Tensor:
+            def __init__(self, array):
+                self.array = array
+
+            def __dlpack__(self, **_):
+                return self.array.__dlpack__()
+
+        target = numpy.zeros((4, 64), numpy.float32)
+        region = self.engine.register(Tensor(target))
+        self.assertEqual(self.moves(None, region), target.tobytes())
+        self.assertEqual(region.shape, (4, 64))
+
+    @needs_numpy
     def test_numpy_slices(self):
         pool = numpy.zeros((8, 128), numpy.uint8)
         self.engine.register(pool)
@@ -412,7 +426,9 @@ class Transfers(Case):
             thread.start()
             self.engine.close()
             thread.join()
-            self.assertEqual(seen, [errno.ECANCELED])
+            # The stopped peer may be lost first.
+            self.assertEqual(len(seen), 1)
+            self.assertIn(seen[0], (errno.ECANCELED, errno.ECONNRESET))
 
         self.stopped(close)
 
@@ -550,6 +566,20 @@ class BlockLists(Case):
         plan = self.peer.prepare_write("pool", self.region)
         plan.submit(notify=(9, b"done")).wait()
         self.assertEqual(self.engine.notification(5, tag=9).data, b"done")
+
+    def test_closed_plan(self):
+        """Transfers of a closed plan leave nothing behind: the peer can be closed."""
+        plan = self.peer.prepare_read("pool", self.region, blocks=(None, None, 32))
+        transfer = plan.submit()
+        plan.close()
+        plan.close()
+        transfer.wait()
+        self.assertIn("closed", repr(plan))
+        with self.raises(errno.EINVAL, "closed"):
+            plan.submit()
+        del transfer
+        self.peer.close()
+        self.assertEqual(self.engine._core.batches, {})
 
     def test_batches_do_not_pile_up(self):
         for _ in range(300):

@@ -73,6 +73,12 @@ class _Side(NamedTuple):
     stride: int
 
 
+class _Pool(List[int]):
+    """Batches for the next use, of a peer or a plan that is open."""
+
+    open = True
+
+
 class Transfer:
     """A running or completed submission. Wait for it with wait(), `with`, `await` or
     add_done_callback(). It goes on if nobody waits; the memory stays registered and alive until it
@@ -80,7 +86,7 @@ class Transfer:
 
     __slots__ = ("_core", "_batch", "_peer", "_idle", "__weakref__")
 
-    def __init__(self, core: Core, batch: int, peer: Any, idle: Optional[List[int]]) -> None:
+    def __init__(self, core: Core, batch: int, peer: Any, idle: Optional[_Pool]) -> None:
         self._core = core
         self._batch = batch
         self._peer = peer
@@ -234,7 +240,7 @@ class Transfer:
         if core.closed:
             return
         idle = self._idle
-        if idle is not None and len(idle) < 16 and lib.wh_batch_test(self._batch) == 0:
+        if idle is not None and idle.open and len(idle) < 16 and lib.wh_batch_test(self._batch) == 0:
             idle.append(self._batch)
         else:
             core.free_batch(self._batch)
@@ -264,7 +270,7 @@ class Peer:
         self.url = url
         self._core = core
         self._handle = handle
-        self._idle: List[int] = []  # batches with the default options
+        self._idle = _Pool()  # batches with the default options
 
     def _use(self) -> int:
         self._core.use()
@@ -466,7 +472,7 @@ class Peer:
         return self._submit(batch, idle, stream, notify)
 
     def _submit(
-        self, batch: int, idle: Optional[List[int]], stream: Any, notify: Optional[Notify]
+        self, batch: int, idle: Optional[_Pool], stream: Any, notify: Optional[Notify]
     ) -> Transfer:
         core = self._core
         try:
@@ -644,7 +650,7 @@ class Plan:
         self._core = peer._core
         self._op = "read" if op == native.READ else "write"
         self._options = (_PRIORITIES.get(priority, 0), require)
-        self._idle: List[int] = []
+        self._idle = _Pool()
         self._blocks: Optional[int] = None
         remotes = remote if isinstance(remote, list) else [remote]
         found = [peer.find(one) if isinstance(one, str) else one for one in remotes]
@@ -670,6 +676,11 @@ class Plan:
             )
         )
 
+    def _use(self) -> None:
+        self._core.use()
+        if not self._idle.open:
+            raise invalid("the plan is closed")
+
     def _batch(self) -> int:
         """A filled batch."""
         try:
@@ -690,7 +701,7 @@ class Plan:
     def submit(self, stream: Any = None, notify: Optional[Notify] = None) -> Transfer:
         """Start it: after the work that is on the CUDA stream now, if one is given. notify: a tag,
         or (tag, bytes), which the peer gets after the last byte."""
-        self._core.use()
+        self._use()
         if notify is None:
             return self.peer._submit(self._batch(), self._idle, stream, None)
         # The batch keeps its notification, so it is not used again.
@@ -698,7 +709,7 @@ class Plan:
 
     def explain(self) -> str:
         """The routes that it would take, or took last, as text for people."""
-        self._core.use()
+        self._use()
         batch = self._batch()
         try:
             return _explain(batch)
@@ -710,13 +721,13 @@ class Plan:
         core = self._core
         if core.closed or os.getpid() != core.pid:
             return
+        self._idle.open = False
         while self._idle:
             core.free_batch(self._idle.pop())
         if self._blocks:
             core.blocks.pop(self._blocks, None)
             lib.wh_blocks_free(self._blocks)
             self._blocks = None
-            self._items = (native.TransferItem * 0)()
 
     def __enter__(self) -> "Plan":
         return self
@@ -729,7 +740,9 @@ class Plan:
             self.close()
 
     def __repr__(self) -> str:
-        what = "blocks" if self._blocks else f"{len(self._items)} ranges"
+        what = f"{len(self._items)} ranges" if self._items is not None else "blocks"
+        if not self._idle.open:
+            what += ", closed"
         return f"<wherry.Plan {self._op}, {what}, {self.peer!r}>"
 
 
