@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import array
 import ctypes
+import sys
 from typing import Any, NamedTuple, Optional, Sequence, Tuple
 
 from ._errors import invalid
@@ -190,6 +191,9 @@ def _from_dlpack(thing: Any, any_order: bool) -> Layout:
     return _fold(address, shape, strides, item, (thing, capsule), False, any_order)
 
 
+_TOO_LARGE = "a block number is negative or above 2**31 - 1"
+
+
 class Indices(NamedTuple):
     """A list of block numbers as the library takes it: int32."""
 
@@ -211,6 +215,12 @@ def indices(thing: Any) -> Indices:
         count = int(thing.numel())
         if size == 4:
             return Indices(int(thing.data_ptr()), count, thing)
+        torch = sys.modules.get("torch")
+        if size == 8 and torch is not None:
+            narrow = thing.to(torch.int32)
+            if not bool((narrow == thing).all()):
+                raise invalid(_TOO_LARGE)
+            return Indices(int(narrow.data_ptr()), count, narrow)
         raw = ctypes.string_at(int(thing.data_ptr()), count * size)
         return _narrow(raw, size, str(thing.dtype))
     if hasattr(thing, "__cuda_array_interface__") and hasattr(thing, "get"):  # cupy
@@ -226,6 +236,14 @@ def indices(thing: Any) -> Indices:
     if view.itemsize == 4 and view.c_contiguous:
         export = Export(thing)
         return Indices(export.view.buf or 0, view.nbytes // 4, export)
+    numpy: Any = sys.modules.get("numpy")
+    if view.itemsize == 8 and hasattr(numpy, "asarray"):  # ten times as fast as _narrow()
+        wide = numpy.asarray(view)
+        narrow = numpy.ascontiguousarray(wide, dtype=numpy.int32)
+        if not bool((narrow == wide).all()):
+            raise invalid(_TOO_LARGE)
+        export = Export(narrow)
+        return Indices(export.view.buf or 0, narrow.size, export)
     return _narrow(view.tobytes(), view.itemsize, f"'{view.format}'")
 
 
@@ -243,7 +261,7 @@ def _narrow(raw: bytes, size: int, name: str) -> Indices:
         halves = memoryview(raw).cast("i")
         high = halves[1::2].tobytes()
         if high.count(0) != len(high):
-            raise invalid("a block number is negative or above 2**31 - 1")
+            raise invalid(_TOO_LARGE)
         raw = halves[::2].tobytes()
     elif size != 4:
         raise invalid(f"block numbers are integers of 32 or 64 bits, not {name}")
