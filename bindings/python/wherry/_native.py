@@ -69,7 +69,7 @@ class EngineOptions(Structure):
         ("log_arg", c_void_p),
         ("registry", c_char_p),
         ("log_level", c_uint32),
-        ("reserved", c_uint32),
+        ("flags", c_uint32),
     ]
 
 
