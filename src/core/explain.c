@@ -325,8 +325,8 @@ static void explain_add_warnings(struct explanation *to, struct wh_peer *peer,
 
 	for (unsigned i = 0; i < count; i++)
 		networked |= routes[i].bytes &&
-			  wh_transport(wh_transport_by_name(routes[i].transport))->role ==
-				  WH_ROLE_DATA;
+			     wh_transport(wh_transport_by_name(routes[i].transport))->role ==
+				     WH_ROLE_DATA;
 	for (unsigned i = 0; i < count; i++) {
 		if (routes[i].bytes || !routes[i].refused[0] || routes[i].inapplicable ||
 		    !wh_warning_of(peer, wh_transport_by_name(routes[i].transport), networked,

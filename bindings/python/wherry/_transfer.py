@@ -240,7 +240,8 @@ class Transfer:
         if core.closed:
             return
         idle = self._idle
-        if idle is not None and idle.open and len(idle) < 16 and lib.wh_batch_test(self._batch) == 0:
+        again = idle is not None and idle.open and len(idle) < 16
+        if again and lib.wh_batch_test(self._batch) == 0:
             idle.append(self._batch)
         else:
             core.free_batch(self._batch)
