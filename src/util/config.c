@@ -588,9 +588,13 @@ int wh_config_load(struct wh_config *config, const char *const *overrides)
 
 #define PREFIX "WHERRY_"
 
-/* Read elsewhere: by wh_config_unknown() itself, and by the project's own tests. */
+/* Read elsewhere: by wh_config_unknown() itself, by the Python package, and by the project's own
+ * tests. */
 static const char *const other_variables[] = {
-	WH_CONFIG_IGNORE, "WHERRY_TEST_WHEELS", /* tests/integration/command/mooncake-real.sh */
+	WH_CONFIG_IGNORE,
+	"WHERRY_LIBRARY", /* bindings/python */
+	"WHERRY_MOONCAKE_LIBRARY", /* bindings/python */
+	"WHERRY_TEST_WHEELS", /* tests/integration/command/mooncake-real.sh */
 };
 
 static bool variable_is_known(const char *name, size_t length)

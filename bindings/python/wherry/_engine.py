@@ -104,7 +104,7 @@ class Core:
         self.regions: Dict[int, Any] = {}  # native region: what keeps its memory
         self.memories: Dict[int, None] = {}  # addresses of wh_memory_alloc()
         self.orphans: "collections.deque[int]" = collections.deque()
-        self.waiting: Dict[int, None] = {}  # threads inside a wait
+        self.waiting: Dict[int, None] = {}  # calls that use batches: close() lets them end
         self.numbers = itertools.count(1)
         self.watched: Dict[int, List[Tuple[int, Callable[[], None]]]] = {}
         self.loops: Dict[Any, List[int]] = {}  # event loop: [its descriptor, its waiters]

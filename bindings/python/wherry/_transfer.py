@@ -21,7 +21,7 @@ from typing import (
 
 from . import _native as native
 from ._engine import Core, Engine, Region, RegionSlice, Remote, in_slices, lookup, nanoseconds
-from ._errors import Timeout, check, invalid, make
+from ._errors import Cancelled, Timeout, check, invalid, make
 from ._memory import indices, layout
 from ._native import lib
 
@@ -79,6 +79,29 @@ class _Pool(List[int]):
     open = True
 
 
+class _Inside:
+    """A call that uses a batch: Core.close() waits for its end. Raises Cancelled if the engine is
+    closed."""
+
+    __slots__ = ("core", "batch", "token")
+
+    def __init__(self, core: Core, batch: int) -> None:
+        self.core = core
+        self.batch = batch
+        self.token = next(core.numbers)
+
+    def __enter__(self) -> int:
+        # Before looking: close() sets `closed` and looks here then.
+        self.core.waiting[self.token] = None
+        if self.core.closed:
+            del self.core.waiting[self.token]
+            raise make(-errno.ECANCELED, _CLOSED)
+        return self.batch
+
+    def __exit__(self, *_: Any) -> None:
+        self.core.waiting.pop(self.token, None)
+
+
 class Transfer:
     """A running or completed submission. Wait for it with wait(), `with`, `await` or
     add_done_callback(). It goes on if nobody waits; the memory stays registered and alive until it
@@ -97,7 +120,12 @@ class Transfer:
             raise make(-errno.ECANCELED, _CLOSED)
         return self._batch
 
+    def _inside(self) -> "_Inside":
+        """The batch, which closing the engine leaves alone until the end of the block."""
+        return _Inside(self._core, self._batch)
+
     def _settle(self) -> "Transfer":
+        """Raise its error, if it has ended with one. Inside _inside()."""
         batch = self._use()
         status = lib.wh_batch_status(batch)
         if status:
@@ -106,38 +134,40 @@ class Transfer:
 
     def done(self) -> bool:
         """Has it completed, well or not? Does not block."""
-        return self._core.closed or lib.wh_batch_test(self._batch) == 0
+        try:
+            with self._inside() as batch:
+                return bool(lib.wh_batch_test(batch) == 0)
+        except Cancelled:
+            return True
 
     def wait(self, timeout: Optional[float] = None) -> "Transfer":
         """Wait up to `timeout` s (None: without a limit) until it completes. Raises its error if it
         has failed, Cancelled if it was cancelled, and Timeout if it continues. Signals such as
         Ctrl-C are handled meanwhile; the transfer continues then, too."""
-        core, batch = self._core, self._use()
-        if lib.wh_batch_test(batch):
-            core.waiting[id(self)] = None
-            try:
+        with self._inside() as batch:
+            if lib.wh_batch_test(batch):
                 status = in_slices(
                     lambda limit: int(lib.wh_batch_wait_for(batch, limit)), timeout, errno.EAGAIN
                 )
-            finally:
-                core.waiting.pop(id(self), None)
-            if status == -errno.EAGAIN:
-                raise Timeout(errno.ETIMEDOUT, f"the transfer continues after {timeout} s")
-            check(status)
-        return self._settle()
+                if status == -errno.EAGAIN:
+                    raise Timeout(errno.ETIMEDOUT, f"the transfer continues after {timeout} s")
+                check(status)
+            return self._settle()
 
     def cancel(self) -> None:
         """Cancel it. When this returns, it touches the memory of neither side any more. It is then
         Cancelled, unless it had completed. Blocks for about a round trip."""
-        if not self._core.closed:
-            check(lib.wh_batch_cancel(self._batch))
+        if self._core.closed:
+            return
+        with self._inside() as batch:
+            check(lib.wh_batch_cancel(batch))
 
     def exception(self) -> Optional[BaseException]:
         """The error with which it has ended; None: success, or it is running."""
-        if not self.done():
-            return None
         try:
-            self._settle()
+            with self._inside() as batch:
+                if lib.wh_batch_test(batch) == 0:
+                    self._settle()
         except OSError as error:
             return error
         return None
@@ -146,20 +176,24 @@ class Transfer:
     def progress(self) -> int:
         """Bytes that are settled so far."""
         out = c_uint64()
-        check(lib.wh_batch_progress(self._use(), byref(out)))
+        with self._inside() as batch:
+            check(lib.wh_batch_progress(batch, byref(out)))
         return out.value
 
     def explain(self) -> str:
         """The routes that it took, as text for people."""
-        return _explain(self._use())
+        with self._inside() as batch:
+            return _explain(batch)
 
     def routes(self) -> List[Route]:
         """The routes that it took, best first."""
-        return _routes(self._use())
+        with self._inside() as batch:
+            return _routes(batch)
 
     def make_stream_wait(self, stream: Any) -> None:
         """Work that is put on the CUDA stream from now on starts when this has ended."""
-        check(lib.wh_batch_make_stream_wait(self._use(), byref(_stream(stream))))
+        with self._inside() as batch:
+            check(lib.wh_batch_make_stream_wait(batch, byref(_stream(stream))))
 
     def add_done_callback(self, call: Callable[["Transfer"], Any]) -> None:
         """Call call(self) once when it has completed: in the running event loop, if there is one,
@@ -212,7 +246,8 @@ class Transfer:
 
     async def _wait_async(self) -> "Transfer":
         await self._completed()
-        return self._settle()
+        with self._inside():
+            return self._settle()
 
     def __await__(self) -> Generator[Any, None, "Transfer"]:
         return self._wait_async().__await__()
