@@ -5,10 +5,11 @@
  *   first URL REGION SIZE TURNS [FILE]
  *
  * URL is that of an engine on this host (wherry serve), REGION a region of it with at least SIZE
- * bytes. For each transport, each turn opens a new engine, once with and once without preparing,
- * and times ten writes of SIZE bytes from submission to completion. Prints the medians over the
- * turns; FILE receives them as JSON, with the machine.
+ * bytes. For each transport that reaches it, each turn opens a new engine, once with and once
+ * without preparing, and times ten writes of SIZE bytes from submission to completion. Prints the
+ * medians over the turns; FILE receives them as JSON, with the machine.
  */
+#include <errno.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,6 +23,7 @@
 
 #define WRITES 10
 #define TURNS_MOST 1000
+#define FIND_TIME 10000000000 /* ns */
 
 struct run {
 	const char *url, *name;
@@ -34,19 +36,24 @@ struct turn {
 	double prepare, write[WRITES];
 };
 
-static void turn_write(struct wh_batch *batch, double ns[WRITES])
+/* False: no transport takes it. */
+static bool turn_write(struct wh_batch *batch, double ns[WRITES])
 {
 	for (unsigned i = 0; i < WRITES; i++) {
 		double begun = timing_now();
+		int error = wh_batch_submit(batch);
 
-		if (wh_batch_submit(batch) || wh_batch_wait_for(batch, WH_FOREVER) ||
-		    wh_batch_status(batch))
+		if (error == -EOPNOTSUPP)
+			return false;
+		if (error || wh_batch_wait_for(batch, WH_FOREVER) || wh_batch_status(batch))
 			timing_die("first", "write");
 		ns[i] = timing_now() - begun;
 	}
+	return true;
 }
 
-static void turn_run(const struct run *run, const char *const *config, bool prepares,
+/* False: the transport that the settings require cannot do it here. */
+static bool turn_run(const struct run *run, const char *const *config, bool prepares,
 		     struct turn *turn)
 {
 	struct wh_engine_options options = { .size = sizeof(options),
@@ -58,9 +65,10 @@ static void turn_run(const struct run *run, const char *const *config, bool prep
 	struct wh_batch *batch;
 	struct wh_peer *peer;
 	double begun;
+	bool works;
 
 	if (wh_engine_open(&options, &engine) || wh_peer_open(engine, run->url, NULL, &peer) ||
-	    wh_peer_find(peer, run->name, WH_FOREVER, &remote) ||
+	    wh_peer_find(peer, run->name, FIND_TIME, &remote) ||
 	    wh_region_register(engine, run->memory, run->size, NULL, &transfer.local) ||
 	    wh_batch_new(peer, NULL, &batch))
 		timing_die("first", "engine");
@@ -71,10 +79,11 @@ static void turn_run(const struct run *run, const char *const *config, bool prep
 	turn->prepare = timing_now() - begun;
 	if (wh_batch_add(batch, &transfer, 1))
 		timing_die("first", "batch");
-	turn_write(batch, turn->write);
+	works = turn_write(batch, turn->write);
 	if (wh_batch_free(batch) || wh_region_unregister(transfer.local) || wh_peer_close(peer) ||
 	    wh_engine_close(engine))
 		timing_die("first", "close");
+	return works;
 }
 
 /* The median over the turns of the double at `offset` in a turn; us. */
@@ -108,6 +117,8 @@ int main(int argc, char **argv)
 	} routes[] = {
 		{ "shm", { "require=shm" } },
 		{ "tcp", { "require=tcp" } },
+		{ "cuda", { "require=cuda" } },
+		{ "rdma", { "require=rdma" } },
 	};
 	static struct turn turns[2][TURNS_MOST];
 	struct run run = { .url = argc > 1 ? argv[1] : "", .name = argc > 2 ? argv[2] : "" };
@@ -130,6 +141,8 @@ int main(int argc, char **argv)
 	printf("%-16s %-12s %10s %10s %10s %8s\n", "route", "", "prepare/us", "first/us",
 	       "tenth/us", "ratio");
 	for (size_t r = 0; r < sizeof(routes) / sizeof(routes[0]); r++) {
+		if (!turn_run(&run, routes[r].config, false, &turns[0][0]))
+			continue;
 		for (unsigned t = 0; t < 2 * count; t++)
 			turn_run(&run, routes[r].config, t % 2, &turns[t % 2][t / 2]);
 		for (unsigned prepared = 0; prepared < 2; prepared++)

@@ -207,6 +207,22 @@ static void cuda_submit(struct wh_peer *peer, void *state, struct wh_fragment *f
 	wh_fail_end(0);
 }
 
+/* The streams and the kernels are there since the plan; a few bytes go through windows. */
+static int cuda_prepare(struct wh_peer *peer, void *state, const struct wh_batch *batch,
+			int64_t deadline, char why[WH_REFUSAL])
+{
+	const struct wh_fragment *fragment = NULL;
+
+	(void)peer;
+	(void)deadline;
+	(void)why;
+	wh_fail_begin(); /* without a window the GPU moves them */
+	while ((fragment = wh_batch_fragment(batch, WH_TRANSPORT_CUDA, fragment)))
+		wh_cuda_few_prepare(state, fragment);
+	wh_fail_end(0);
+	return 0;
+}
+
 static void cuda_progress(struct wh_peer *peer, void *state, struct wh_batch *batch,
 			  int64_t deadline)
 {
@@ -434,6 +450,7 @@ const struct wh_transport wh_transport_cuda = {
 	.region_gone = cuda_region_gone,
 	.region_export = wh_cuda_export,
 	.is_reachable = cuda_is_reachable,
+	.prepare = cuda_prepare,
 	.submit = cuda_submit,
 	.progress = cuda_progress,
 	.cancel = cuda_cancel,

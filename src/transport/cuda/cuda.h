@@ -229,6 +229,9 @@ static inline uint64_t wh_device_mapping_at(const struct wh_device_mapping *mapp
 /* Move a fragment of a few bytes by the CPU, through region windows: it is done on return. False:
  * nothing was moved, as it has too many bytes, or no window opens. */
 bool wh_cuda_few(struct wh_cuda_peer *cuda, struct wh_fragment *fragment);
+/* Open the windows through which wh_cuda_few() would move bytes of these regions. May wait for the
+ * owner; errors are left to wh_cuda_few(). */
+void wh_cuda_few_prepare(struct wh_cuda_peer *cuda, const struct wh_fragment *fragment);
 /* Does, or did, wh_cuda_few() move the fragment? Sets *backend to the kind of window, and *time
  * (may be NULL) to how long it takes. `open`: open the windows for that. */
 bool wh_cuda_few_describe(struct wh_cuda_peer *cuda, const struct wh_fragment *fragment, bool open,

@@ -259,6 +259,20 @@ bool wh_cuda_few_describe(struct wh_cuda_peer *cuda, const struct wh_fragment *f
 	return true;
 }
 
+void wh_cuda_few_prepare(struct wh_cuda_peer *cuda, const struct wh_fragment *fragment)
+{
+	struct wh_extent_pair extent;
+	struct wh_cursor at;
+
+	wh_fragment_start(fragment, &at);
+	while (wh_fragment_next(fragment, &at, UINT64_MAX, &extent)) {
+		struct crossings crossings = { .count = 0 };
+
+		if (crossings_enter(cuda, fragment, &extent, true, &crossings))
+			crossings_leave(&crossings);
+	}
+}
+
 /* ---- moving ---------------------------------------------------------------------------------- */
 
 static void crossings_move(const struct crossing *c)

@@ -107,6 +107,22 @@ static void few__every_length(void **state)
 	}
 }
 
+/* wh_peer_prepare() opens the window, which takes milliseconds, and not the first few bytes. */
+static void few__prepared(void **state)
+{
+	struct few f;
+
+	(void)state;
+	few_open(&f, WH_MEMORY_PAGEABLE, WH_MEMORY_DEVICE);
+	want(0, stand_in_state().mapped);
+	want(0, wh_peer_prepare(f.p.peer, &f.p.region, 1, &f.p.remote.id, 1, PATIENCE));
+	want(1, stand_in_state().mapped);
+	few_move(&f, WH_WRITE, 3, 5, 8, true);
+	want(1, stand_in_state().mapped);
+	few_same(&f, "prepared", 8);
+	few_close(&f);
+}
+
 static void few__empty_and_wrong(void **state)
 {
 	struct wh_transfer one = { .op = WH_WRITE };
@@ -215,6 +231,7 @@ static const struct CMUnitTest tests[] = {
 	TEST_NEEDS(few__every_length, needs_fake),
 	TEST_NEEDS(few__empty_and_wrong, needs_fake),
 	TEST_NEEDS(few__several, needs_fake),
+	TEST_NEEDS(few__prepared, needs_stand_in),
 	TEST_NEEDS(few__fork, needs_fake),
 };
 
