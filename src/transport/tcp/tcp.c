@@ -681,10 +681,12 @@ static int tcp_prepare(struct wh_peer *peer, void *state, const struct wh_batch 
 		open = waiting = 0;
 		for (unsigned i = 0; i <= tcp->count; i++) {
 			struct tcp_client *client = atomic_load(&tcp->clients[i]);
+			/* Before the state: one that opens in between is not taken for failed. */
+			bool wanted = atomic_load(&client->wanted);
 
 			if (tcp_client_is_open(client))
 				open++;
-			else if (atomic_load(&client->wanted))
+			else if (wanted)
 				waiting++;
 			else
 				failed = tcp_client_error(client);
