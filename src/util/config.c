@@ -588,13 +588,13 @@ int wh_config_load(struct wh_config *config, const char *const *overrides)
 
 #define PREFIX "WHERRY_"
 
-/* Read elsewhere: by wh_config_unknown() itself, by the Python package, and by the project's own
- * tests. */
+/* Read elsewhere: by wh_config_unknown() itself; the next two by the Python package; the last one
+ * by tests/integration/command/mooncake-real.sh. */
 static const char *const other_variables[] = {
 	WH_CONFIG_IGNORE,
-	"WHERRY_LIBRARY", /* bindings/python */
-	"WHERRY_MOONCAKE_LIBRARY", /* bindings/python */
-	"WHERRY_TEST_WHEELS", /* tests/integration/command/mooncake-real.sh */
+	"WHERRY_LIBRARY",
+	"WHERRY_MOONCAKE_LIBRARY",
+	"WHERRY_TEST_WHEELS",
 };
 
 static bool variable_is_known(const char *name, size_t length)

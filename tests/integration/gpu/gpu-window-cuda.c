@@ -228,10 +228,8 @@ static void few__fork(void **state)
 }
 
 static const struct CMUnitTest tests[] = {
-	TEST_NEEDS(few__every_length, needs_fake),
-	TEST_NEEDS(few__empty_and_wrong, needs_fake),
-	TEST_NEEDS(few__several, needs_fake),
-	TEST_NEEDS(few__prepared, needs_stand_in),
+	TEST_NEEDS(few__every_length, needs_fake), TEST_NEEDS(few__empty_and_wrong, needs_fake),
+	TEST_NEEDS(few__several, needs_fake),      TEST_NEEDS(few__prepared, needs_stand_in),
 	TEST_NEEDS(few__fork, needs_fake),
 };
 
