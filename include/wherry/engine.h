@@ -128,11 +128,13 @@ uint64_t wh_engine_epoch(const struct wh_engine *engine);
  * copy moves about a MiB of it and returns; call again.
  *
  * Functions that wait drive the engine themselves while they wait: wh_peer_open(), _find(),
- * _prepare() and _measure(), wh_batch_wait_for() and _cancel(), wh_queue_take(),
- * wh_engine_notification(), wh_region_unregister(), wh_batch_free(), wh_peer_close(),
- * wh_engine_close(); wh_batch_test(), and the last two with a timeout of 0, serve once what is due.
- * All other functions do not: wh_batch_submit() starts a batch, and what follows needs progress.
- * Callbacks run inside these functions, on the thread that calls them.
+ * _lookup(), _list(), _unpack_key(), _prepare(), _measure() and _close(), wh_batch_wait_for(),
+ * _cancel() and _free(), wh_queue_take(), wh_engine_notification(), wh_region_unregister() and
+ * wh_engine_close(). wh_batch_test(), and wh_queue_take() and wh_engine_notification() with a
+ * timeout of 0, serve once what is due if they have nothing to report yet. All other functions do
+ * not: wh_batch_submit() starts a batch, and what follows needs progress. Callbacks run inside
+ * wh_engine_progress(), the functions of batches, wh_queue_take() and wh_engine_notification(), on
+ * the thread that calls them.
  *
  * Several threads may drive one engine: one of them serves at a time, the others sleep until it has
  * served something, or take over.

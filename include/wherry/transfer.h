@@ -185,8 +185,8 @@ struct wh_batch_options {
 	 * peers and other batches go on. It may submit batches, including this one. It must not
 	 * wait, cancel or free. If the batch was submitted again by another thread and has
 	 * completed before the callback was called, `status` is that of the later submission. In an
-	 * engine without threads it is called inside wh_engine_progress() or a call that waits, and
-	 * everything stands still meanwhile. */
+	 * engine without threads it is called inside wh_engine_progress(), or another call that
+	 * drives the engine, and delays what that call would serve. */
 	void (*callback)(struct wh_batch *batch, int status, void *arg);
 	void *callback_arg;
 	uint64_t user; /* returned in completions */
@@ -240,10 +240,9 @@ int wh_batch_clear(struct wh_batch *batch);
 /* Start the batch. Until it completes, the source must not change, and the target's bytes are
  * undefined, save as rules 4 and 5 above say. May copy or send up to the setting `inline` before it
  * returns. Waits for the peer only to connect to it the first time. If the batch names regions of
- * the peer that are not known here, the call asks for them and returns; the engine
- * starts the batch when the answer has come. What the call itself refuses for known regions is the
- * batch's status then: -ENOENT, -EACCES, -ERANGE, or an error below. wh_peer_prepare() asks
- * beforehand.
+ * the peer that are not known here, the call asks for them and returns; the engine starts the batch
+ * when the answer has come. What the call itself refuses for known regions is the batch's status
+ * then: -ENOENT, -EACCES, -ERANGE, or an error below. wh_peer_prepare() asks beforehand.
  * 0, or -EINVAL (empty), -EBUSY (running), -ECONNRESET (the peer is lost), -ESTALE (it restarted,
  * or a region is gone), -EOPNOTSUPP (no transport, or not the required one; the text says why). */
 int wh_batch_submit(struct wh_batch *batch);

@@ -377,7 +377,7 @@ static void stall__holds_memory(void **state)
 	another = child_region(f.child, f.memory, 0, LENGTH, "again", ACCESS_BOTH, &id);
 	driven_set(NULL);
 	status = child_unregister(f.child, another);
-	/* Known to nobody: it goes at once, if the mapping does not show it. */
+	/* The mapping of "target" shows the same bytes, so the engine has to answer. */
 	want_true(status == -EBUSY, "a mapped region went without an answer: %d", status);
 	driven_set(f.engine);
 	end = now() + PATIENCE;
