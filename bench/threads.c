@@ -79,10 +79,11 @@ static _Noreturn void owner_run(unsigned kind, int url)
 	void *memory;
 
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
-	if (wh_memory_alloc(engine, BYTES, NULL, &memory) ||
-	    wh_region_register(engine, memory, BYTES, &options, &region))
+	if (wh_memory_alloc(engine, BYTES, NULL, &memory))
 		timing_die("threads", "the owner's memory");
-	memset(memory, 1, BYTES);
+	memset(memory, 1, BYTES); /* before registering: then the engine's threads may read it */
+	if (wh_region_register(engine, memory, BYTES, &options, &region))
+		timing_die("threads", "the owner's region");
 	if (dprintf(url, "%s\n", wh_engine_url(engine)) < 0)
 		timing_die("threads", "pipe");
 	for (;;) { /* until it is killed */
@@ -146,10 +147,12 @@ static void initiator_open(struct initiator *initiator, unsigned kind, char urls
 {
 	initiator->engine = engine_open(kind, "none");
 	initiator->memory = malloc(BYTES);
-	if (!initiator->memory || wh_region_register(initiator->engine, initiator->memory, BYTES,
-						     NULL, &initiator->region))
+	if (!initiator->memory)
 		timing_die("threads", "the initiator's memory");
 	memset(initiator->memory, 2, BYTES);
+	if (wh_region_register(initiator->engine, initiator->memory, BYTES, NULL,
+			       &initiator->region))
+		timing_die("threads", "the initiator's region");
 	for (unsigned owner = 0; owner < KINDS; owner++) {
 		struct wh_peer **peer = &initiator->peer[owner];
 
