@@ -9,8 +9,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #include <wherry/engine.h>
+#include <wherry/error.h>
 
 #include "program.h"
 #include "progress.h"
@@ -87,6 +89,21 @@ const struct exit_meaning exit_meanings[] = {
 int reach_error(int error)
 {
 	return error == -ENOENT ? -EHOSTUNREACH : error;
+}
+
+int errno_parse(const char *text, const char **name)
+{
+	static const char unknown[] = "UNKNOWN";
+	char *end;
+	long number = strtol(text, &end, 10);
+
+	for (int error = 1; error < 256; error++) {
+		*name = wh_status_name(-error);
+		if (strcmp(*name, unknown) != 0 &&
+		    (end > text && !*end ? labs(number) == error : !strcasecmp(*name, text)))
+			return error;
+	}
+	return 0;
 }
 
 int fail(int error, const char *format, ...)

@@ -31,6 +31,9 @@ int exit_code_of(int error);
  * unknown host, so that both get the same exit code. */
 int reach_error(int error);
 
+/* The errno of "14", "-14" or "EFAULT", and its name; 0: it is none. */
+int errno_parse(const char *text, const char **name);
+
 #define COMMAND_OPTIONS_MAX 32
 
 struct command_option {

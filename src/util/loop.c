@@ -7,6 +7,7 @@
 #include <sched.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "util/clock.h"
@@ -418,7 +419,7 @@ static void *loop_main(void *argument)
 	struct wh_loop *loop = argument;
 
 	current_loop = loop;
-	atomic_store(&loop->tid, gettid());
+	atomic_store(&loop->tid, (pid_t)syscall(SYS_gettid)); /* glibc 2.28 has no gettid() */
 	while (!atomic_load(&loop->stop)) {
 		if (loop->spin)
 			loop_spin(loop);

@@ -57,6 +57,12 @@ int fail(int error, const char *format, ...)
 	return error;
 }
 
+int errno_parse(const char *text, const char **name)
+{
+	*name = text;
+	return 0;
+}
+
 int usage_error(const char *format, ...)
 {
 	return !format;

@@ -2,10 +2,9 @@
 /* What the errno of a failed memory registration with a NIC means, and how to fix it. */
 #include <errno.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 
+#include "command.h"
 #include "doctor/doctor.h"
 #include "output.h"
 
@@ -49,30 +48,13 @@ const struct registration *doctor_registration(int error)
 	return NULL;
 }
 
-/* Parse "14", "-14" or "EFAULT"; 0: it is none of these. */
-static int errno_parse(const char *text)
-{
-	char *end;
-	long number = strtol(text, &end, 10);
-
-	if (end > text && !*end)
-		return labs(number) <= 4095 ? (int)labs(number) : 0;
-	for (int error = 1; error <= 4095; error++) {
-		const char *name = strerrorname_np(error);
-
-		if (name && strcasecmp(name, text) == 0)
-			return error;
-	}
-	return 0;
-}
-
 int doctor_explain(const char *text, bool json)
 {
-	int error = errno_parse(text);
-	const char *name = error ? strerrorname_np(error) : NULL;
+	const char *name;
+	int error = errno_parse(text, &name);
 	const struct registration *registration = doctor_registration(error);
 
-	if (!name)
+	if (!error)
 		return usage_error("--errno: '%s' is no errno; use 14, -14 or EFAULT", text);
 	if (json) {
 		json_t *object = output_new();

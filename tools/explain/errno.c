@@ -2,16 +2,11 @@
 /* wherry explain --errno: what each errno means in Wherry, and what to try. */
 #include <errno.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 
 #include "command.h"
 #include "explain/explain.h"
 #include "output.h"
-
-/* the largest errno in Linux */
-#define ERRNO_MOST 4095
 
 static const struct meaning {
 	int error;
@@ -62,30 +57,13 @@ static const struct meaning {
 	{ EINPROGRESS, "the batch has not completed yet", "wait for it" },
 };
 
-/* "111", "-111", "ECONNREFUSED". */
-static int parse_errno(const char *text)
-{
-	char *end;
-	long number = strtol(text, &end, 10);
-
-	if (end > text && !*end && labs(number) >= 1 && labs(number) <= ERRNO_MOST)
-		return (int)labs(number);
-	for (int error = 1; error <= ERRNO_MOST; error++) {
-		const char *name = strerrorname_np(error);
-
-		if (name && strcasecmp(name, text) == 0)
-			return error;
-	}
-	return 0;
-}
-
 int explain_errno(const char *text, bool json)
 {
-	int error = parse_errno(text);
-	const char *name = error ? strerrorname_np(error) : NULL;
+	const char *name;
+	int error = errno_parse(text, &name);
 	const struct meaning *meaning = NULL;
 
-	if (!name)
+	if (!error)
 		return usage_error("--errno: '%s' is no errno; write 111, -111 or ECONNREFUSED",
 				   text);
 	for (size_t i = 0; i < sizeof(meanings) / sizeof(meanings[0]); i++)

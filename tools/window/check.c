@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/pidfd.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -223,7 +223,7 @@ static void check_serve(struct report *report, const struct window_choices *choi
  * children. */
 static void check_watch(pid_t child, struct check_totals *check_totals)
 {
-	struct pollfd ended = { .fd = pidfd_open(child, 0), .events = POLLIN };
+	struct pollfd ended = { .fd = (int)syscall(SYS_pidfd_open, child, 0), .events = POLLIN };
 
 	if (ended.fd < 0)
 		return;

@@ -75,7 +75,7 @@ static void alive_arm(void *argument)
 		alive->error = errno;
 		return;
 	}
-	atomic_store(alive->word, (uint32_t)gettid());
+	atomic_store(alive->word, (uint32_t)syscall(SYS_gettid));
 	if (syscall(SYS_set_robust_list, &alive->head, sizeof(alive->head)))
 		alive->error = errno;
 }
