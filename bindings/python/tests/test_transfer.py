@@ -26,6 +26,9 @@ except ImportError:
 
 needs_numpy = unittest.skipUnless(numpy, "numpy is not installed")
 needs_torch = unittest.skipUnless(torch, "torch is not installed")
+# The emulator that runs this, as qemu-aarch64; "": none.
+EMULATED = os.environ.get("TESTS_EMULATED", "")
+
 OWNER = """
 import sys
 import wherry
@@ -131,6 +134,7 @@ class Engines(Case):
         for level, area, text in lines:
             self.assertIn(level, (1, 2, 3))
 
+    @unittest.skipIf(EMULATED, f"{EMULATED} has no MADV_WIPEONFORK")
     def test_fork(self):
         """A child cannot use the engine, and ends well."""
         peer = self.engine.connect("self")
@@ -301,6 +305,7 @@ class Transfers(Case):
         peer.write(peer.find("kv")[0:16], self.region[0:16]).wait()
         self.assertEqual(owner.end(), b"across the river")
 
+    @unittest.skipIf(EMULATED, f"{EMULATED} has no process_vm_readv() and no robust futexes")
     def test_required_transport(self):
         owner = self.own()
         peer = self.engine.connect(owner.url)
