@@ -10,8 +10,12 @@ def main() -> int:
     command = inside if os.path.exists(inside) else shutil.which("wherry")
     # The package's script of that name would come back here.
     if command is None or os.path.realpath(command) == os.path.realpath(sys.argv[0]):
-        print("wherry: this package does not carry the command", file=sys.stderr)
-        return 127
+        print(
+            "wherry: this package was built without the command, because a library that it needs "
+            "was missing; the wheels have it (pip install --only-binary :all: wherry)",
+            file=sys.stderr,
+        )
+        return 69
     os.execv(command, ["wherry", *sys.argv[1:]])
 
 
