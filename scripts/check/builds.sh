@@ -115,6 +115,18 @@ check_install()
 	is_built plain install && step_command install 120 "$top/scripts/install-test" "$build"
 }
 
+# Python's wheel for this kind of processor, in the system's Python.
+check_wheel()
+{
+	if [ "$(uname -m)" != x86_64 ]; then
+		step_skip wheel "scripts/wheel builds on x86-64 machines"
+		return
+	fi
+	step_run wheel || return
+	step_command wheel-test 300 "$top/scripts/wheel-test" \
+		"$(tail -n 1 "$logs/wheel.log")"
+}
+
 check_fuzz() # SECONDS-A-TARGET
 {
 	local targets

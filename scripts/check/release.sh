@@ -5,7 +5,7 @@
 #
 # A step is a function release_NAME; release_steps lists the names. A new step is one more of each.
 
-release_steps=(mooncake hosts driver races repeat fuzz)
+release_steps=(mooncake hosts driver races repeat fuzz python)
 
 # Mooncake's transfer engine, the last release of each minor version that tests/integration knows
 # how to call.
@@ -72,4 +72,14 @@ release_repeat()
 release_fuzz()
 {
 	check_fuzz 600
+}
+
+# Python's source package, and the wheel of aarch64 under qemu-user.
+release_python()
+{
+	check_wheel
+	step_command sdist 600 "$top/scripts/sdist-test"
+	step_command wheel-aarch64 900 "$top/scripts/wheel" aarch64
+	step_command wheel-test-aarch64 900 "$top/scripts/wheel-test" \
+		"$(tail -n 1 "$logs/wheel-aarch64.log")"
 }
