@@ -49,6 +49,7 @@ _KINDS = {
 }
 _KIND_NAMES = {number: name for name, number in _KINDS.items()}
 _GPU_KINDS = ("device", "vmm", "pool")
+CLOSED = "the engine is closed"
 _LEVELS = {1: logging.WARNING, 2: logging.INFO, 3: logging.DEBUG}
 
 
@@ -74,17 +75,47 @@ def nanoseconds(timeout: Optional[float]) -> int:
     return min(int(timeout * 1e9), native.FOREVER)
 
 
-def in_slices(call: Callable[[int], int], timeout: Optional[float], again: int) -> int:
-    """Call call(ns) until it returns something other than -again, or the time is over. Signals are
-    handled between the calls."""
+def in_slices(
+    call: Callable[[int], int],
+    timeout: Optional[float],
+    again: Tuple[int, ...],
+    longest: float = SLICE,
+) -> int:
+    """Call call(ns) until it returns something other than the negative of one of `again`, or the
+    time is over. Signals are handled between the calls. Each call may take twice as long as the one
+    before, up to `longest` s: those that ask a peer begin anew."""
     if timeout is not None and timeout <= SLICE:
         return call(nanoseconds(timeout))
     deadline = None if timeout is None else time.monotonic() + timeout
+    part = SLICE
     while True:
-        left = SLICE if deadline is None else min(SLICE, max(0.0, deadline - time.monotonic()))
+        left = part if deadline is None else min(part, max(0.0, deadline - time.monotonic()))
+        part = min(2 * part, longest)
         status = call(int(left * 1e9))
-        if status != -again or (deadline is not None and time.monotonic() >= deadline):
+        if -status not in again or (deadline is not None and time.monotonic() >= deadline):
             return status
+
+
+class Guard:
+    """`with guard:` a call uses the native handles: Core.close() waits for its end. Raises an error
+    of that number if the engine is closed."""
+
+    __slots__ = ("core", "number")
+
+    def __init__(self, core: "Core", number: int) -> None:
+        self.core = core
+        self.number = number
+
+    def __enter__(self) -> None:
+        core = self.core
+        # Before looking: close() sets `closed` and looks here then.
+        core.inside.append(None)
+        if core.closed:
+            core.inside.pop()
+            raise make(-self.number, CLOSED)
+
+    def __exit__(self, *_: Any) -> None:
+        self.core.inside.pop()
 
 
 class Core:
@@ -95,7 +126,8 @@ class Core:
     def __init__(self, handle: int, log: Any) -> None:
         self.handle = handle
         self.pid = os.getpid()
-        self.closed = False
+        self.closed = False  # no call begins any more
+        self.closing = False
         self.log = log  # the C callback, which must outlive the engine
         self.lock = threading.Lock()
         self.batches: Dict[int, int] = {}  # native batch: its user number
@@ -104,7 +136,11 @@ class Core:
         self.regions: Dict[int, Any] = {}  # native region: what keeps its memory
         self.memories: Dict[int, None] = {}  # addresses of wh_memory_alloc()
         self.orphans: "collections.deque[int]" = collections.deque()
-        self.waiting: Dict[int, None] = {}  # calls that use batches: close() lets them end
+        # As many as there are calls in progress: close() lets them end. Adding and taking away are
+        # atomic, without the GIL, too.
+        self.inside: List[None] = []
+        self.calls = Guard(self, errno.EINVAL)
+        self.transfers = Guard(self, errno.ECANCELED)
         self.numbers = itertools.count(1)
         self.watched: Dict[int, List[Tuple[int, Callable[[], None]]]] = {}
         self.loops: Dict[Any, List[int]] = {}  # event loop: [its descriptor, its waiters]
@@ -119,7 +155,7 @@ class Core:
 
     def use(self) -> int:
         if self.closed:
-            raise invalid("the engine is closed")
+            raise invalid(CLOSED)
         return self.handle
 
     def new_batch(self, peer: int, priority: int, require: Optional[str]) -> int:
@@ -140,16 +176,21 @@ class Core:
 
     def free_batch(self, batch: int) -> None:
         """Free it, or later if it is running."""
-        if self.closed or os.getpid() != self.pid:
-            return
-        if lib.wh_batch_free(batch) == 0:
-            self.batches.pop(batch, None)
-        else:
-            self.orphans.append(batch)
+        self.inside.append(None)
+        try:
+            if self.closed or os.getpid() != self.pid:
+                return
+            # Its address may be given to a new batch as soon as it is free.
+            user = self.batches.pop(batch, 0)
+            if lib.wh_batch_free(batch):
+                self.batches[batch] = user
+                self.orphans.append(batch)
+        finally:
+            self.inside.pop()
 
-    def reap(self) -> None:
-        """Free a few batches that nobody holds any more and that have ended."""
-        for _ in range(min(len(self.orphans), 4)):
+    def reap(self, most: int = 4) -> None:
+        """Free some batches that nobody holds any more and that have ended."""
+        for _ in range(min(len(self.orphans), most)):
             try:
                 self.free_batch(self.orphans.popleft())
             except IndexError:
@@ -159,43 +200,49 @@ class Core:
 
     def watch(self, batch: int, call: Callable[[], None]) -> None:
         """Call `call` once when the batch has completed, maybe before this returns."""
-        user = self.batches[batch]
-        with self.lock:
-            self.watched.setdefault(user, []).append((batch, call))
-        if lib.wh_batch_test(batch) == 0:
-            self.wake(user)
+        with self.transfers:
+            user = self.batches[batch]
+            with self.lock:
+                self.watched.setdefault(user, []).append((batch, call))
+            calls = self._ended(user)
+        _call(calls)
 
-    def wake(self, user: int) -> None:
+    def _ended(self, user: int) -> List[Callable[[], None]]:
+        """What is to be called if the batch has completed. Inside a guard."""
         with self.lock:
             entries = self.watched.get(user)
             # An earlier submission of the same batch may have been meant.
             if not entries or lib.wh_batch_test(entries[0][0]) == -errno.EAGAIN:
-                return
+                return []
             del self.watched[user]
-        for _, call in entries:
-            call()
+        return [call for _, call in entries]
+
+    def _take(self, timeout: int) -> Tuple[List[Callable[[], None]], bool]:
+        """What is to be called, and whether there may be more. Inside a guard."""
+        out = (native.Completion * 64)()
+        count = lib.wh_queue_take(self.queue, out, 64, timeout)
+        return [call for one in out[: max(count, 0)] for call in self._ended(one.user)], count == 64
 
     def drain(self, timeout: int = 0) -> None:
-        out = (native.Completion * 64)()
-        while True:
-            count = lib.wh_queue_take(self.queue, out, 64, timeout)
-            for completion in out[: max(count, 0)]:
-                self.wake(completion.user)
-            if count < 64:
+        """Call those who watch batches that have completed. Waits up to `timeout` ns for one."""
+        more = True
+        while more and not self.closed:
+            try:
+                with self.calls:
+                    calls, more = self._take(timeout)
+            except OSError:  # it has just been closed
                 return
+            _call(calls)
             timeout = 0
 
     def loop_enter(self, loop: Any) -> None:
         entry = self.loops.get(loop)
         if entry is None:
-            # A descriptor of its own can be closed after the queue, too.
-            entry = self.loops[loop] = [os.dup(lib.wh_queue_fd(self.queue)), 0]
-            loop.add_reader(entry[0], self._readable)
+            with self.transfers:
+                # A descriptor of its own can be closed after the queue, too.
+                entry = self.loops[loop] = [os.dup(lib.wh_queue_fd(self.queue)), 0]
+            loop.add_reader(entry[0], self.drain)
         entry[1] += 1
-
-    def _readable(self) -> None:
-        if not self.closed:
-            self.drain()
 
     def loop_leave(self, loop: Any) -> None:
         entry = self.loops[loop]
@@ -226,21 +273,28 @@ class Core:
 
     def close(self) -> None:
         """Cancel what runs and give everything back. In a forked child nothing is done."""
-        if self.closed:
-            return
+        with self.lock:
+            if self.closing:
+                return
+            self.closing = True
         if os.getpid() != self.pid:
             self.closed = True
             return
-        for batch in list(self.batches):
-            lib.wh_batch_cancel(batch)
         self.drain()
         self.closed = True
         for _ in range(2000):
-            if not self.waiting and self.thread in (None, threading.current_thread()):
+            if not self.inside and self.thread in (None, threading.current_thread()):
                 break
             time.sleep(0.001)
         else:
-            raise make(-errno.EBUSY, "Engine.close: threads wait for its transfers")
+            self.closing = False
+            raise make(-errno.EBUSY, "Engine.close: other threads use the engine")
+        for batch in self.batches:
+            lib.wh_batch_cancel(batch)
+        more = True
+        while more:
+            calls, more = self._take(0)
+            _call(calls)
         for batch in list(self.batches):
             if lib.wh_batch_free(batch) == 0:
                 del self.batches[batch]
@@ -279,6 +333,14 @@ class Core:
             self.end()
 
 
+def _call(calls: List[Callable[[], None]]) -> None:
+    for call in calls:
+        try:
+            call()
+        except Exception:  # as asyncio and concurrent.futures do
+            logging.getLogger("wherry").exception("a function that waited for a transfer failed")
+
+
 def release_keeper(keeper: Any) -> None:
     """Let go of a registered object; buffers can be resized and closed again."""
     release = getattr(keeper, "release", None)
@@ -308,7 +370,8 @@ class Region:
     @property
     def id(self) -> int:
         """Unique among the engine's regions."""
-        return int(lib.wh_region_id(self._use()))
+        with self._core.calls:
+            return int(lib.wh_region_id(self._use()))
 
     def _use(self) -> int:
         self._core.use()
@@ -322,15 +385,17 @@ class Region:
         room = native.CONSTANTS["WH_KEY_MAX"]
         buffer = ctypes.create_string_buffer(room)
         length = c_size_t(room)
-        check(lib.wh_region_pack_key(self._use(), buffer, byref(length)))
+        with self._core.calls:
+            check(lib.wh_region_pack_key(self._use(), buffer, byref(length)))
         return buffer.raw[: length.value]
 
     def unregister(self) -> None:
         """When it returns, nobody reads or writes the memory. Error EBUSY: a transfer uses it, or a
         peer has not let go of it; the tensor is held further on, and the call can be repeated."""
         if self._handle and not self._core.closed:
-            check(self._core.release(self._handle))
-            self._handle = 0
+            with self._core.calls:
+                check(self._core.release(self._handle))
+                self._handle = 0
 
     def __len__(self) -> int:
         return self.length
@@ -494,13 +559,14 @@ class Engine:
             grants=array if kept else None,
         )
         out = c_void_p()
-        check(
-            lib.wh_region_register(
-                core.use(), about.address, about.length, byref(options), byref(out)
+        with core.calls:
+            check(
+                lib.wh_region_register(
+                    core.handle, about.address, about.length, byref(options), byref(out)
+                )
             )
-        )
-        handle = out.value or 0
-        core.regions[handle] = about.keeper
+            handle = out.value or 0
+            core.regions[handle] = about.keeper
         return Region(core, handle, about, name or "", access)
 
     def allocate(
@@ -517,9 +583,10 @@ class Engine:
             location=location.encode() if location else None,
         )
         out = c_void_p()
-        check(lib.wh_memory_alloc(self._core.use(), length, byref(options), byref(out)))
-        address = out.value or 0
-        self._core.memories[address] = None
+        with self._core.calls:
+            check(lib.wh_memory_alloc(self._core.handle, length, byref(options), byref(out)))
+            address = out.value or 0
+            self._core.memories[address] = None
         memory: "Memory[Any]" = (ctypes.c_char * length).from_address(address)
         weakref.finalize(memory, self._core.free_memory, address).atexit = False
         return memory
@@ -533,25 +600,21 @@ class Engine:
         options = native.PeerOptions(
             size=sizeof(native.PeerOptions), timeout=nanoseconds(timeout), queue=core.opened
         )
-        out = c_void_p()
-        check(lib.wh_peer_open(core.use(), url.encode(), byref(options), byref(out)))
-        handle = out.value or 0
-        core.peers[handle] = None
-        done = (native.Completion * 16)()
-        token = object()
-        core.waiting[id(token)] = None
-        try:
-            while not core.closed and lib.wh_peer_status(handle) == -errno.EINPROGRESS:
-                # Another thread may take the completion of this one.
-                lib.wh_queue_take(core.opened, done, 16, int(SLICE * 1e9 / 5))
-            core.use()
-            check(lib.wh_peer_status(handle))
-        except BaseException:
-            if not core.closed and lib.wh_peer_close(handle) == 0:
-                core.peers.pop(handle, None)
-            raise
-        finally:
-            core.waiting.pop(id(token), None)
+        out, done = c_void_p(), (native.Completion * 16)()
+        with core.calls:
+            check(lib.wh_peer_open(core.handle, url.encode(), byref(options), byref(out)))
+            handle = out.value or 0
+            core.peers[handle] = None
+            try:
+                while lib.wh_peer_status(handle) == -errno.EINPROGRESS:
+                    core.use()  # is it being closed?
+                    # Another thread may take the completion of this one.
+                    lib.wh_queue_take(core.opened, done, 16, int(SLICE * 1e9 / 5))
+                check(lib.wh_peer_status(handle))
+            except BaseException:
+                if lib.wh_peer_close(handle) == 0:
+                    del core.peers[handle]
+                raise
         return Peer(self, core, handle, url)
 
     async def connect_async(self, url: str, timeout: float = 5.0) -> "Peer":
@@ -576,9 +639,7 @@ class Engine:
             tag_mask=0 if tag is None else 2**64 - 1,
         )
         room = 512
-        token = object()
-        core.waiting[id(token)] = None
-        try:
+        with core.calls:
             while True:
                 buffer = ctypes.create_string_buffer(room)
                 out = native.Notification(
@@ -592,7 +653,7 @@ class Engine:
                         lib.wh_engine_notification(core.use(), byref(wanted), byref(out), limit)
                     )
 
-                status = in_slices(take, timeout, errno.EAGAIN)
+                status = in_slices(take, timeout, (errno.EAGAIN,))
                 if status == -errno.EMSGSIZE:
                     room = native.NOTIFICATION_MAX
                     continue
@@ -601,8 +662,6 @@ class Engine:
                 check(status)
                 data = buffer.raw[: out.length]
                 return Notification(out.tag, data, out.sender.decode("utf-8", "replace"), out.epoch)
-        finally:
-            core.waiting.pop(id(token), None)
 
     async def notifications(
         self, *, tag: Optional[int] = None, sender: Optional[str] = None
@@ -631,7 +690,8 @@ class Engine:
     async def _arrival(self, loop: asyncio.AbstractEventLoop) -> None:
         """Wait until the descriptor of notifications is readable, or for a second."""
         ready = loop.create_future()
-        descriptor = os.dup(check(lib.wh_engine_notification_fd(self._core.use())))
+        with self._core.calls:
+            descriptor = os.dup(check(lib.wh_engine_notification_fd(self._core.handle)))
 
         def wake() -> None:
             if not ready.done():
@@ -717,9 +777,9 @@ def settings() -> Dict[str, Tuple[str, str, str]]:
 
 
 def lookup(core: Core, about: Layout) -> Tuple[int, int]:
-    """The region of this engine that holds the memory, and the offset in it."""
+    """The region of this engine that holds the memory, and the offset in it. Inside a guard."""
     out, offset = c_void_p(), c_uint64()
-    if lib.wh_region_lookup(core.use(), about.address, about.length, byref(out), byref(offset)):
+    if lib.wh_region_lookup(core.handle, about.address, about.length, byref(out), byref(offset)):
         raise make(
             -errno.ENOENT,
             f"memory of shape {about.shape} at {about.address:#x} lies in no region: register it",

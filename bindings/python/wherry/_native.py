@@ -343,3 +343,11 @@ def load() -> ctypes.CDLL:
 
 
 lib = load()
+
+# wh_batch_status() through ctypes.PyDLL, which keeps the GIL and so costs half as much. Only a
+# function that neither takes a lock nor calls back may be called like this: a thread of the engine
+# that holds a lock may itself be waiting for the GIL, in a function for the log. This one reads two
+# atomic variables, and formats the text of an error that has happened. wh_batch_test() makes
+# progress, and wh_batch_submit() plans, copies and wakes threads: both need `lib`.
+batch_status = ctypes.PyDLL(lib._name).wh_batch_status
+batch_status.restype, batch_status.argtypes = FUNCTIONS["wh_batch_status"]
