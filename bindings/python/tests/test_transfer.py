@@ -36,7 +36,7 @@ engine = wherry.Engine(name="owner")
 memory = engine.allocate(1 << 20)
 memory.raw = bytes(range(256)) * 4096
 region = engine.register(memory, name="kv", access="rw", listed=True)
-print(engine.url, flush=True)
+print(engine.url, region.key().hex(), flush=True)
 sys.stdin.readline()
 sys.stdout.write(bytes(memory[:16]).hex())
 """
@@ -52,7 +52,7 @@ class Owner:
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(wherry.__file__))},
         )
-        self.url = self.process.stdout.readline().decode().strip()
+        self.url, self.key = self.process.stdout.readline().decode().split()
 
     def end(self):
         """The first 16 bytes of its memory."""
