@@ -96,7 +96,10 @@ void te_submission_part_ended(struct te_submission *submission, int error, const
 		submission->error = error;
 		snprintf(submission->text, sizeof(submission->text), "%s", text);
 	}
-	if (--submission->left || !submission->message)
+	if (--submission->left)
+		return;
+	pthread_cond_broadcast(&submission->parts[0].link->engine->ended);
+	if (!submission->message)
 		return;
 	if (submission->error)
 		submission->notify_result = -ECANCELED;
@@ -573,7 +576,37 @@ int getTransferStatus(transfer_engine_t handle, batch_id_t batch_id, size_t task
 	return 0;
 }
 
-/* ---- freeing ------------------------------------------------------------------------------- */
+/* ---- waiting ------------------------------------------------------------------------------- */
+
+/* Have all requests by TCP and all notifications ended? Under the lock. */
+static bool batch_has_ended(const struct te_batch *batch)
+{
+	for (size_t i = 0; i < batch->submission_count; i++)
+		if (batch->submissions[i]->left ||
+		    batch->submissions[i]->notify_result == TE_RUNNING)
+			return false;
+	return true;
+}
+
+/* Wait for the Wherry batches of a submission until `deadline` on wh_now()'s clock. Under the lock,
+ * which it releases meanwhile: waiting may call part_done(). Have they ended? */
+static bool submission_await(struct te_engine *engine, const struct te_submission *submission,
+			     int64_t deadline)
+{
+	bool ended = true;
+
+	for (size_t i = 0; i < submission->part_count; i++) {
+		struct wh_batch *each = submission->parts[i].batch;
+		int64_t left = deadline - wh_now();
+
+		if (!each)
+			continue;
+		pthread_mutex_unlock(&engine->lock);
+		ended &= !wh_batch_wait_for(each, left > 0 ? left : 0);
+		pthread_mutex_lock(&engine->lock);
+	}
+	return ended;
+}
 
 /* Is a Wherry batch of this batch still in progress? */
 static bool batch_is_moving(const struct te_batch *batch)
@@ -588,15 +621,44 @@ static bool batch_is_moving(const struct te_batch *batch)
 	return false;
 }
 
-/* Have all requests by TCP and all notifications ended? Under the lock. */
-static bool batch_has_ended(const struct te_batch *batch)
+/* Wait for a batch of which the caller has a reference, as submission_await(). Has it ended? */
+static bool batch_await(struct te_engine *engine, const struct te_batch *batch, int64_t deadline)
 {
+	struct timespec at = { deadline / WH_SECOND, deadline % WH_SECOND };
+	bool ended = true;
+
 	for (size_t i = 0; i < batch->submission_count; i++)
-		if (batch->submissions[i]->left ||
-		    batch->submissions[i]->notify_result == TE_RUNNING)
+		ended &= submission_await(engine, batch->submissions[i], deadline);
+	while (!batch_has_ended(batch))
+		if (pthread_cond_timedwait(&engine->ended, &engine->lock, &at))
 			return false;
-	return true;
+	return ended;
 }
+
+int wherryWaitBatch(transfer_engine_t handle, batch_id_t batch_id, int64_t timeout)
+{
+	struct te_engine *engine = handle;
+	struct te_batch *batch;
+	bool ended;
+
+	if (!engine || timeout < 0)
+		return -te_fail(TE_ARGUMENT, "wherryWaitBatch: %s",
+				engine ? "timeout is negative" : "engine is NULL");
+	pthread_mutex_lock(&engine->lock);
+	batch = batch_get(engine, batch_id);
+	if (!batch) {
+		pthread_mutex_unlock(&engine->lock);
+		return batch_unknown("wherryWaitBatch", batch_id);
+	}
+	ended = batch_await(engine, batch, wh_deadline(timeout));
+	batch_put(batch);
+	pthread_mutex_unlock(&engine->lock);
+	return ended ? 0 :
+		       -te_fail(TE_BUSY,
+				"wherryWaitBatch: some requests of the batch have not ended");
+}
+
+/* ---- freeing ------------------------------------------------------------------------------- */
 
 int freeBatchID(transfer_engine_t handle, batch_id_t batch_id)
 {

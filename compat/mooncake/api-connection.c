@@ -126,6 +126,7 @@ static void job_end(struct te_link *link, struct te_job *job, int error, const c
 		if (error && !*submission->text)
 			snprintf(submission->text, sizeof(submission->text), "%s", text);
 		submission->notify_result = error;
+		pthread_cond_broadcast(&link->engine->ended);
 		return;
 	}
 	if (!error)

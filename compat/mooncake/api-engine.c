@@ -314,6 +314,7 @@ transfer_engine_t createTransferEngine(const char *metadata_conn_string,
 				       const char *local_server_name, const char *ip_or_host_name,
 				       uint64_t rpc_port, int auto_discover)
 {
+	pthread_condattr_t monotonic;
 	struct te_engine *engine;
 
 	(void)rpc_port, (void)auto_discover;
@@ -332,6 +333,10 @@ transfer_engine_t createTransferEngine(const char *metadata_conn_string,
 		return NULL;
 	}
 	pthread_mutex_init(&engine->lock, NULL);
+	pthread_condattr_init(&monotonic);
+	pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+	pthread_cond_init(&engine->ended, &monotonic);
+	pthread_condattr_destroy(&monotonic);
 	pthread_mutex_init(&engine->publishing, NULL);
 	pthread_mutex_init(&engine->store_lock, NULL);
 	wh_list_init(&engine->notifications);
@@ -364,6 +369,7 @@ void destroyTransferEngine(transfer_engine_t handle)
 	if (engine->store_ops)
 		engine->store_ops->close(engine->store);
 	pthread_mutex_destroy(&engine->lock);
+	pthread_cond_destroy(&engine->ended);
 	pthread_mutex_destroy(&engine->publishing);
 	pthread_mutex_destroy(&engine->store_lock);
 	free(engine);

@@ -157,6 +157,7 @@ struct te_notification {
 
 struct te_engine {
 	pthread_mutex_t lock;
+	pthread_cond_t ended; /* a submission has no requests left, or its notification has ended */
 	pthread_mutex_t
 		publishing; /* taken before `lock`: serializes changes of the published memory */
 	pthread_mutex_t store_lock; /* taken within `publishing`: serializes the store */

@@ -234,6 +234,11 @@ int genNotifyInEngine(transfer_engine_t engine, uint64_t target_id, notify_msg_t
  * thread's next failing call. */
 const char *wherryErrorText(void);
 
+/* Wait up to `timeout` ns until all requests of the batch have ended, well or not, and its
+ * notification is confirmed. Uses no CPU meanwhile. 0, 1 (no such batch), or 4 (some of its
+ * requests have not ended). The batch must not be freed meanwhile: freeBatchID() then returns 4. */
+int wherryWaitBatch(transfer_engine_t engine, batch_id_t batch_id, int64_t timeout);
+
 #ifdef __cplusplus
 }
 #endif

@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""wherry.mooncake: the methods of mooncake.engine."""
+"""wherry.mooncake: the methods of mooncake.engine, and transfers with the real one."""
 import ctypes
+import inspect
+import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
+ROOT = os.environ.get("TEST_SOURCE") or os.path.join(os.path.dirname(__file__), "../../..")
 SCRIPT = """
 import sys
 from mooncake.engine import TransferEngine
@@ -76,6 +81,49 @@ class Mooncake(unittest.TestCase):
             pass
         self.assertEqual(self.engine.transfer_check_status(batch), -1)  # it is freed
 
+    def test_waiting_uses_no_cpu(self):
+        """A transfer to a peer that is stopped: the thread sleeps, and handles signals."""
+        os.kill(self.process.pid, signal.SIGSTOP)
+        os.waitpid(self.process.pid, os.WUNTRACED)
+        try:
+            batch = self.engine.batch_transfer_async_write(
+                self.target, [self.here], [self.there], [4096]
+            )
+            # It may be done already, by a mapping of the peer's memory; waiting is the same then.
+            before = time.process_time()
+            if self.engine.transfer_check_status(batch) == 0:
+                self.addCleanup(signal.signal, signal.SIGALRM, signal.getsignal(signal.SIGALRM))
+                signal.signal(signal.SIGALRM, signal.default_int_handler)
+                signal.setitimer(signal.ITIMER_REAL, 0.3)
+                with self.assertRaises(KeyboardInterrupt):
+                    self.engine.get_batch_transfer_status([batch])
+                self.assertLess(time.process_time() - before, 0.2)
+        finally:
+            os.kill(self.process.pid, signal.SIGCONT)
+
+    def test_about(self):
+        for one in json.loads(self.engine.get_local_topology()).values():
+            self.assertEqual(len(one), 2)
+        self.assertEqual(self.engine.send_probe(self.target), 0)
+        self.assertEqual(self.engine.send_probe("127.0.0.1:1"), -102)
+        self.assertEqual(self.engine.warmup_efa_segment(self.target), 0)
+        self.assertEqual(self.engine.write_bytes_to_buffer(self.here, "text", 4), 0)
+        self.assertEqual(self.engine.read_bytes_from_buffer(self.here, 4), b"text")
+
+    def test_not_implemented(self):
+        from wherry import mooncake
+
+        self.assertFalse(mooncake.SharedSegment.supported())
+        for call in (
+            self.engine.get_engine,
+            self.engine.get_engine_ptr,
+            mooncake.RpcInterface,
+            mooncake.create_rpc_client,
+            lambda: mooncake.SharedSegment.create("name", 1, 1, 0),
+        ):
+            with self.assertRaises(NotImplementedError):
+                call()
+
     def test_errors(self):
         self.assertEqual(self.engine.transfer_sync_write("127.0.0.1:1", self.here, 0, 8), -1)
         self.assertEqual(self.engine.transfer_sync_read(self.target, self.here, 8, 8), -1)
@@ -83,6 +131,105 @@ class Mooncake(unittest.TestCase):
         self.assertLess(self.engine.unregister_memory(8), 0)
         self.assertEqual(self.engine.unregister_memory(self.here), 0)
         self.assertEqual(self.engine.get_notifies(), [])
+
+
+# In the real module's interpreter: serves memory, then moves it both ways. Prints what it has.
+REAL = """
+import json, os, sys
+from mooncake import engine as module
+
+engine = module.TransferEngine()
+assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == 0
+address = engine.allocate_managed_buffer(1 << 20)
+engine.write_bytes_to_buffer(address, "from the real one", 17)
+methods = {
+    name: getattr(module.TransferEngine, name).__doc__.split(chr(10))[0]
+    for name in dir(module.TransferEngine)
+    if callable(getattr(module.TransferEngine, name)) and not name.startswith("_")
+}
+about = {
+    "names": [name for name in dir(module) if not name.startswith("_")],
+    "methods": {name: text for name, text in methods.items() if text.startswith(name + "(")},
+    "port": engine.get_rpc_port(),
+    "address": address,
+}
+print("ABOUT " + json.dumps(about), flush=True)
+target, there = sys.stdin.readline().split()
+print("WAS " + engine.read_bytes_from_buffer(address + 4096, 8).decode(), flush=True)
+assert engine.transfer_sync_read(target, address + 8192, int(there), 65536) == 0
+assert engine.transfer_sync_write(target, address + 8192, int(there) + 65536, 65536) == 0
+print("END", flush=True)
+os._exit(0)
+"""
+
+
+class Real(unittest.TestCase):
+    """The module from PyPI, in another process."""
+
+    def setUp(self):
+        from wherry import mooncake
+
+        self.mooncake = mooncake
+        found = subprocess.run(
+            [os.path.join(ROOT, "scripts", "mooncake")],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+        if found.returncode:
+            self.skipTest(found.stderr.decode().strip() or "scripts/mooncake has failed")
+        self.process = subprocess.Popen(
+            [found.stdout.decode().strip(), "-c", REAL],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        self.addCleanup(self.process.communicate)
+        self.addCleanup(self.process.kill)
+        self.about = json.loads(self.said("ABOUT"))
+
+    def said(self, word):
+        """The rest of the next line that begins with that word."""
+        for line in self.process.stdout:
+            text = line.decode("utf-8", "replace")
+            if text.startswith(word):
+                return text[len(word) :].strip()
+        self.fail(f"the real module's process has ended before it said {word}")
+
+    def test_names(self):
+        """Everything that the real module has is here, and its methods take the same arguments."""
+        self.assertEqual(set(self.about["names"]) - set(dir(self.mooncake)), set())
+        for name, text in self.about["methods"].items():
+            ours = inspect.signature(getattr(self.mooncake.TransferEngine, name)).parameters
+            theirs = text[text.index("(") + 1 : text.rindex(") ->")]
+            wanted = [part for part in theirs.split(", ") if ":" in part]
+            self.assertEqual(len(ours), len(wanted), f"{name}: {text}")
+            for part, parameter in list(zip(wanted, ours.values()))[1:]:
+                if not part.startswith("arg"):
+                    self.assertEqual(part.split(":")[0], parameter.name, text)
+                self.assertEqual("=" in part, parameter.default is not inspect.Parameter.empty)
+
+    def test_both_directions(self):
+        engine = self.mooncake.TransferEngine()
+        self.assertEqual(engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", ""), 0)
+        here = engine.allocate_managed_buffer(1 << 20)
+        target, there = f"127.0.0.1:{self.about['port']}", self.about["address"]
+        self.assertEqual(engine.send_probe(target), 0)
+        # Its buffers are parts of one memory.
+        self.assertGreater(engine.get_first_buffer_address(target), 0)
+        self.assertEqual(engine.transfer_sync_read(target, here, there, 17), 0)
+        self.assertEqual(engine.read_bytes_from_buffer(here, 17), b"from the real one")
+        engine.write_bytes_to_buffer(here, b"by wherr", 8)
+        self.assertEqual(
+            engine.batch_transfer_sync_write(target, [here] * 2, [there + 4096] * 2, [4, 8]), 0
+        )
+        data = os.urandom(65536)
+        engine.write_bytes_to_buffer(here, data, len(data))
+        self.process.stdin.write(f"127.0.0.1:{engine.get_rpc_port()} {here}\n".encode())
+        self.process.stdin.flush()
+        self.assertEqual(self.said("WAS"), "by wherr")
+        self.said("END")
+        self.assertEqual(engine.read_bytes_from_buffer(here + 65536, 65536), data)
 
 
 if __name__ == "__main__":

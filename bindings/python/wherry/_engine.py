@@ -282,7 +282,7 @@ class Core:
             return
         self.drain()
         self.closed = True
-        for _ in range(2000):
+        for _ in range(10000):
             if not self.inside and self.thread in (None, threading.current_thread()):
                 break
             time.sleep(0.001)

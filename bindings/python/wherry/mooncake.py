@@ -18,12 +18,24 @@ import socket
 import struct
 import sys
 import threading
-import time
 import types
-from ctypes import POINTER, Structure, byref, c_char_p, c_int, c_int32, c_size_t, c_uint64, c_void_p
-from typing import Any, Dict, List, Sequence
+from ctypes import (
+    POINTER,
+    Structure,
+    byref,
+    c_char_p,
+    c_int,
+    c_int32,
+    c_int64,
+    c_size_t,
+    c_uint64,
+    c_void_p,
+)
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence, Union
 
 from . import _native as native
+from ._engine import SLICE
 
 _COMPLETED, _FAILED = 4, (2, 3, 5, 6)  # STATUS_...
 _INVALID_BATCH = 2**64 - 1
@@ -70,7 +82,9 @@ _FUNCTIONS: Dict[str, Any] = {
     "getNotifsFromEngine": (POINTER(_Notify), [_E, POINTER(c_int)]),
     "freeNotifsMsgBuf": (c_int, [POINTER(_Notify), c_int]),
     "genNotifyInEngine": (c_int, [_E, c_uint64, _Notify]),
+    "warmupEfaSegment": (c_int, [_E, c_char_p]),
     "wherryErrorText": (c_char_p, []),
+    "wherryWaitBatch": (c_int, [_E, c_uint64, c_int64]),
 }
 
 
@@ -104,6 +118,13 @@ class TransferOpcode(enum.IntEnum):
     Write = 1
 
 
+Read, Write = TransferOpcode.Read, TransferOpcode.Write
+# What Mooncake's module was built with. libwherry opens libcuda when it first meets a GPU; the
+# others are transports of Mooncake's own.
+SUPPORT_CUDA = True
+SUPPORT_EFA = SUPPORT_HIP = SUPPORT_INTRA_NVLINK = SUPPORT_MNNVL = SUPPORT_MUSA = False
+
+
 class TransferNotify:
     """A notification: two texts."""
 
@@ -116,7 +137,8 @@ class TransferNotify:
 
 
 class TransferEngine:
-    """One engine of Mooncake's kind. Addresses are integers, lengths bytes."""
+    """One engine of Mooncake's kind. Addresses are integers, lengths bytes. `location` and
+    `transport_hint` are ignored: Wherry finds out where memory is and chooses the routes."""
 
     TransferOpcode = TransferOpcode
 
@@ -172,7 +194,7 @@ class TransferEngine:
 
     # ---- memory
 
-    def register_memory(self, buffer_addr: int, capacity: int) -> int:
+    def register_memory(self, buffer_addr: int, capacity: int, location: str = "*") -> int:
         """Let other engines read and write the memory, and use it as a source. 0 or negative."""
         return int(_lib.registerLocalMemory(self._engine, buffer_addr, capacity, b"*", 1))
 
@@ -180,7 +202,7 @@ class TransferEngine:
         return int(_lib.unregisterLocalMemory(self._engine, buffer_addr))
 
     def batch_register_memory(
-        self, buffer_addresses: Sequence[int], capacities: Sequence[int]
+        self, buffer_addresses: Sequence[int], capacities: Sequence[int], location: str = "*"
     ) -> int:
         if len(buffer_addresses) != len(capacities):
             return -1
@@ -209,7 +231,11 @@ class TransferEngine:
             del self._managed[user_tensor]
         return status
 
-    def write_bytes_to_buffer(self, dest_address: int, src_ptr: bytes, length: int) -> int:
+    def write_bytes_to_buffer(
+        self, dest_address: int, src_ptr: Union[bytes, str], length: int
+    ) -> int:
+        if isinstance(src_ptr, str):
+            src_ptr = src_ptr.encode()
         if length > len(src_ptr):
             return -1
         ctypes.memmove(dest_address, src_ptr, length)
@@ -289,16 +315,14 @@ class TransferEngine:
         return worst
 
     def _finish(self, batch: int) -> int:
+        """Wait for it; signals are handled meanwhile."""
         if batch < 0:
             return -1
-        looks = 0
         while True:
+            _lib.wherryWaitBatch(self._engine, batch, int(SLICE * 1e9))
             result = self._check(batch)
             if result:
                 return 0 if result == 1 else -1
-            looks += 1
-            if looks > 50:
-                time.sleep(min(0.001, looks * 1e-6))
 
     def transfer_sync(
         self,
@@ -308,6 +332,7 @@ class TransferEngine:
         length: int,
         opcode: int,
         notify: Any = None,
+        transport_hint: str = "",
     ) -> int:
         """Move `length` bytes and wait. 0 or -1."""
         return self._finish(
@@ -315,12 +340,22 @@ class TransferEngine:
         )
 
     def transfer_sync_write(
-        self, target_hostname: str, buffer: int, peer_buffer_address: int, length: int
+        self,
+        target_hostname: str,
+        buffer: int,
+        peer_buffer_address: int,
+        length: int,
+        transport_hint: str = "",
     ) -> int:
         return self.transfer_sync(target_hostname, buffer, peer_buffer_address, length, 1)
 
     def transfer_sync_read(
-        self, target_hostname: str, buffer: int, peer_buffer_address: int, length: int
+        self,
+        target_hostname: str,
+        buffer: int,
+        peer_buffer_address: int,
+        length: int,
+        transport_hint: str = "",
     ) -> int:
         return self.transfer_sync(target_hostname, buffer, peer_buffer_address, length, 0)
 
@@ -332,6 +367,7 @@ class TransferEngine:
         lengths: Sequence[int],
         opcode: int,
         notify: Any = None,
+        transport_hint: str = "",
     ) -> int:
         return self._finish(
             self._start(target_hostname, buffers, peer_buffer_addresses, lengths, opcode, notify)
@@ -343,6 +379,7 @@ class TransferEngine:
         buffers: Sequence[int],
         peer_buffer_addresses: Sequence[int],
         lengths: Sequence[int],
+        transport_hint: str = "",
     ) -> int:
         return self.batch_transfer_sync(target_hostname, buffers, peer_buffer_addresses, lengths, 1)
 
@@ -352,6 +389,7 @@ class TransferEngine:
         buffers: Sequence[int],
         peer_buffer_addresses: Sequence[int],
         lengths: Sequence[int],
+        transport_hint: str = "",
     ) -> int:
         return self.batch_transfer_sync(target_hostname, buffers, peer_buffer_addresses, lengths, 0)
 
@@ -362,6 +400,7 @@ class TransferEngine:
         peer_buffer_addresses: Sequence[int],
         lengths: Sequence[int],
         opcode: int,
+        transport_hint: str = "",
     ) -> int:
         """Start a batch; its number for get_batch_transfer_status(), 0 on errors."""
         batch = self._start(target_hostname, buffers, peer_buffer_addresses, lengths, opcode)
@@ -373,6 +412,7 @@ class TransferEngine:
         buffers: Sequence[int],
         peer_buffer_addresses: Sequence[int],
         lengths: Sequence[int],
+        transport_hint: str = "",
     ) -> int:
         return self.batch_transfer_async(
             target_hostname, buffers, peer_buffer_addresses, lengths, 1
@@ -384,6 +424,7 @@ class TransferEngine:
         buffers: Sequence[int],
         peer_buffer_addresses: Sequence[int],
         lengths: Sequence[int],
+        transport_hint: str = "",
     ) -> int:
         return self.batch_transfer_async(
             target_hostname, buffers, peer_buffer_addresses, lengths, 0
@@ -394,7 +435,12 @@ class TransferEngine:
         return min([self._finish(batch) for batch in batch_ids], default=0)
 
     def transfer_submit_write(
-        self, target_hostname: str, buffer: int, peer_buffer_address: int, length: int
+        self,
+        target_hostname: str,
+        buffer: int,
+        peer_buffer_address: int,
+        length: int,
+        transport_hint: str = "",
     ) -> int:
         """Start a write; its number for transfer_check_status(), or -1."""
         return self._start(target_hostname, [buffer], [peer_buffer_address], [length], 1)
@@ -402,6 +448,90 @@ class TransferEngine:
     def transfer_check_status(self, batch_id: int) -> int:
         """1: done; 0: not yet; -1: failed; -2: timed out."""
         return self._check(batch_id)
+
+    # ---- about engines
+
+    def get_local_topology(self, device_name: Optional[str] = None) -> str:
+        """The NICs of this machine as JSON: for each NUMA node those that are near, and the others;
+        of the names in `device_name` only, if it is given, separated by commas."""
+        wanted = set(device_name.split(",")) if device_name else None
+        found: Dict[str, int] = {}
+        for nic in sorted(Path("/sys/class/infiniband").glob("*")):
+            if wanted is None or nic.name in wanted:
+                found[nic.name] = _number(nic / "device" / "numa_node")
+        nodes = [int(one.name[4:]) for one in Path("/sys/devices/system/node").glob("node[0-9]*")]
+        topology = {
+            f"cpu:{node}": [
+                [name for name, at in found.items() if at == node],
+                [name for name, at in found.items() if at != node],
+            ]
+            for node in sorted(nodes or [0])
+        }
+        return json.dumps(topology)
+
+    def send_probe(self, peer_server_name: str) -> int:
+        """Does the engine at HOST:PORT answer? 0, or -102."""
+        try:
+            _ask_segment(peer_server_name)
+        except (OSError, ValueError, struct.error):
+            return -102
+        return 0
+
+    def warmup_efa_segment(self, segment_name: str) -> int:
+        """Nothing: there is no EFA. 0."""
+        return int(_lib.warmupEfaSegment(self._engine, segment_name.encode()))
+
+    def get_engine(self) -> Any:
+        raise NotImplementedError(f"TransferEngine.get_engine: {_NO_CPP}")
+
+    def get_engine_ptr(self) -> int:
+        raise NotImplementedError(f"TransferEngine.get_engine_ptr: {_NO_CPP}")
+
+    # ---- on CUDA streams
+
+    def transfer_read_on_cuda(
+        self,
+        target_hostname: str,
+        buffer: int,
+        peer_buffer_address: int,
+        length: int,
+        stream_ptr: int = 0,
+        transport_hint: str = "",
+    ) -> None:
+        raise NotImplementedError(f"TransferEngine.transfer_read_on_cuda: {_NO_STREAM}")
+
+    def transfer_write_on_cuda(
+        self,
+        target_hostname: str,
+        buffer: int,
+        peer_buffer_address: int,
+        length: int,
+        stream_ptr: int = 0,
+        transport_hint: str = "",
+    ) -> None:
+        raise NotImplementedError(f"TransferEngine.transfer_write_on_cuda: {_NO_STREAM}")
+
+    def batch_transfer_read_on_cuda(
+        self,
+        target_hostname: str,
+        buffers: Sequence[int],
+        peer_buffer_addresses: Sequence[int],
+        lengths: Sequence[int],
+        stream_ptr: int = 0,
+        transport_hint: str = "",
+    ) -> None:
+        raise NotImplementedError(f"TransferEngine.batch_transfer_read_on_cuda: {_NO_STREAM}")
+
+    def batch_transfer_write_on_cuda(
+        self,
+        target_hostname: str,
+        buffers: Sequence[int],
+        peer_buffer_addresses: Sequence[int],
+        lengths: Sequence[int],
+        stream_ptr: int = 0,
+        transport_hint: str = "",
+    ) -> None:
+        raise NotImplementedError(f"TransferEngine.batch_transfer_write_on_cuda: {_NO_STREAM}")
 
     # ---- notifications
 
@@ -416,6 +546,69 @@ class TransferEngine:
         if array:
             _lib.freeNotifsMsgBuf(array, count.value)
         return found
+
+
+_NO_CPP = "there is no C++ object mooncake::TransferEngine behind wherry.mooncake"
+_NO_STREAM = (
+    "Mooncake's C interface, which wherry.mooncake uses, knows no streams; use wherry's own "
+    "Peer.read(stream=...), or wait for the stream and call the method without _on_cuda"
+)
+_NO_RPC = "wherry.mooncake moves memory; it has no RPC of Python objects (use notifications)"
+
+
+def _number(path: Path) -> int:
+    try:
+        return max(int(path.read_text()), 0)
+    except (OSError, ValueError):
+        return 0
+
+
+class RpcInterface:
+    """Not implemented."""
+
+    def __init__(self) -> None:
+        raise NotImplementedError(f"{type(self).__name__}: {_NO_RPC}")
+
+
+CoroRPCInterface = RpcInterface
+
+
+class ReceivedData(RpcInterface):
+    """Not implemented."""
+
+
+class ReceivedTensor(RpcInterface):
+    """Not implemented."""
+
+
+def create_rpc_client(local_rank: int = 0, world_size: int = 1) -> RpcInterface:
+    raise NotImplementedError(f"create_rpc_client: {_NO_RPC}")
+
+
+def create_rpc_server(local_rank: int = 0, world_size: int = 1) -> RpcInterface:
+    raise NotImplementedError(f"create_rpc_server: {_NO_RPC}")
+
+
+class InnerTransferEngine:
+    """Not implemented."""
+
+    def __init__(self) -> None:
+        raise NotImplementedError(f"InnerTransferEngine: {_NO_CPP}")
+
+
+class SharedSegment:
+    """Not implemented; programs ask supported() first."""
+
+    def __init__(self) -> None:
+        raise NotImplementedError("SharedSegment: Wherry shares Engine.allocate() by itself")
+
+    @staticmethod
+    def supported(mmap: bool = True, host_register: bool = False) -> bool:
+        return False
+
+    @classmethod
+    def create(cls, *_: Any, **__: Any) -> Any:
+        return cls()
 
 
 def _ask_segment(name: str) -> Any:
