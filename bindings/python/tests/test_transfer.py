@@ -262,6 +262,34 @@ class Memory(Case):
         self.assertEqual(region.shape, (4, 64))
 
     @needs_numpy
+    def test_dlpack_capsule(self):
+        target = numpy.zeros((4, 64), numpy.float32)
+        options = [{}]
+        if numpy.lib.NumpyVersion(numpy.__version__) >= "2.1.0":
+            options.append({"max_version": (1, 0)})
+        for option in options:
+            region = self.engine.register(target.__dlpack__(**option))
+            self.assertEqual((region.address, len(region)), (target.ctypes.data, 1024))
+            self.assertEqual(region.shape, (4, 64))
+        self.assertEqual(self.moves(None, region), target.tobytes())
+        capsule = target.__dlpack__()
+
+        class Once:
+            def __dlpack__(self, **_):
+                return capsule
+
+            def __dlpack_device__(self):
+                return 1, 0
+
+        numpy.from_dlpack(Once())
+        with self.assertRaisesRegex(TypeError, "nobody has used"):
+            self.engine.register(capsule)
+        if len(options) > 1:
+            target.setflags(write=False)
+            with self.raises(errno.EINVAL, "read-only"):
+                self.engine.register(target.__dlpack__(max_version=(1, 0)), access="w")
+
+    @needs_numpy
     def test_numpy_slices(self):
         pool = numpy.zeros((8, 128), numpy.uint8)
         self.engine.register(pool)

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import array
 import ctypes
+import errno
 import sys
 from typing import Any, NamedTuple, Optional, Sequence, Tuple
 
-from ._errors import invalid
+from ._errors import invalid, make
 
 
 class _Buffer(ctypes.Structure):
@@ -76,6 +77,13 @@ class _DLTensor(ctypes.Structure):
 _capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _capsule_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
 _capsule_pointer.restype = ctypes.c_void_p
+_capsule_name = ctypes.pythonapi.PyCapsule_GetName
+_capsule_name.argtypes = [ctypes.py_object]
+_capsule_name.restype = ctypes.c_char_p
+# Where the DLTensor is in what a capsule of that name holds.
+_CAPSULES = {b"dltensor": 0, b"dltensor_versioned": 32}
+_FLAGS = 24  # of the versioned one
+_READ_ONLY = 1
 
 
 class Layout(NamedTuple):
@@ -137,7 +145,8 @@ def _fold(
 
 def layout(thing: Any, any_order: bool = False) -> Layout:
     """Where the bytes of an object are: a torch tensor, what has __cuda_array_interface__ or
-    __array_interface__, a buffer (bytearray, mmap, array.array), or what has __dlpack__.
+    __array_interface__, a buffer (bytearray, mmap, array.array), what has __dlpack__, or a capsule
+    of DLPack, which stays unused.
     any_order: the order of the axes does not matter."""
     if hasattr(thing, "data_ptr") and hasattr(thing, "element_size"):
         item = int(thing.element_size())
@@ -162,7 +171,9 @@ def layout(thing: Any, any_order: bool = False) -> Layout:
         export = Export(thing)
     except (TypeError, BufferError):
         if hasattr(thing, "__dlpack__"):
-            return _from_dlpack(thing, any_order)
+            return _from_dlpack(thing.__dlpack__(), thing, any_order)
+        if type(thing).__name__ == "PyCapsule":
+            return _from_dlpack(thing, None, any_order)
         raise TypeError(
             f"{type(thing).__name__} is neither a tensor nor a buffer: it has no __dlpack__, no "
             f"__cuda_array_interface__ and no buffer protocol"
@@ -180,15 +191,20 @@ def _item_size(typestr: str) -> int:
     return number * 4 if typestr[1] == "U" else number
 
 
-def _from_dlpack(thing: Any, any_order: bool) -> Layout:
-    capsule = thing.__dlpack__()
-    tensor = _DLTensor.from_address(_capsule_pointer(capsule, b"dltensor"))
+def _from_dlpack(capsule: Any, owner: Any, any_order: bool) -> Layout:
+    name = _capsule_name(capsule)
+    if name not in _CAPSULES:
+        raise TypeError(f"a capsule {name!r}: one of DLPack that nobody has used is 'dltensor'")
+    managed = _capsule_pointer(capsule, name)
+    tensor = _DLTensor.from_address(managed + _CAPSULES[name])
+    flags = ctypes.c_uint64.from_address(managed + _FLAGS).value if _CAPSULES[name] else 0
     item = tensor.bits * tensor.lanes // 8
     shape = tuple(tensor.shape[: tensor.ndim])
     strides = tuple(s * item for s in tensor.strides[: tensor.ndim]) if tensor.strides else None
     address = (tensor.data or 0) + tensor.byte_offset
     # The capsule that nobody has taken calls the exporter's deleter when it goes.
-    return _fold(address, shape, strides, item, (thing, capsule), False, any_order)
+    readonly = bool(flags & _READ_ONLY)
+    return _fold(address, shape, strides, item, (owner, capsule), readonly, any_order)
 
 
 _TOO_LARGE = "a block number is negative or above 2**31 - 1"
@@ -204,18 +220,23 @@ class Indices(NamedTuple):
 
 def indices(thing: Any) -> Indices:
     """Integers of 32 or 64 bits as int32, without a Python loop. Contiguous int32 are not copied.
-    Of arrays on a GPU the calling thread waits for a copy."""
+    Of arrays on a GPU the calling thread waits for a copy, after the work that is on its current
+    stream: error EBUSY, while that is captured into a graph."""
+    torch = sys.modules.get("torch")
     if hasattr(thing, "data_ptr") and hasattr(thing, "element_size"):  # torch
-        if thing.is_floating_point():
+        if thing.is_floating_point() or thing.is_complex():
             raise invalid(f"block numbers are integers, not {thing.dtype}")
-        if thing.device.type != "cpu":
-            thing = thing.cpu()
-        thing = thing.contiguous()
+        if thing.device.type == "cuda" and torch and torch.cuda.is_current_stream_capturing():
+            raise make(
+                -errno.EBUSY,
+                "block numbers on a GPU cannot be read while torch captures the current stream "
+                "into a graph: give them on the CPU, or prepare the transfer before",
+            )
+        thing = thing.cpu().contiguous()
         size = int(thing.element_size())
         count = int(thing.numel())
         if size == 4:
             return Indices(int(thing.data_ptr()), count, thing)
-        torch = sys.modules.get("torch")
         if size == 8 and torch is not None:
             narrow = thing.to(torch.int32)
             if not bool((narrow == thing).all()):
