@@ -44,6 +44,10 @@ check_gpu()
 	# PyTorch's allocators; skipped without PyTorch.
 	step_command torch-windows 600 python3 "$top/tests/gpu/torch-windows.py" \
 		"$bundle/bin/libgdrapi.so.2"
+	# The Python package with its tensors, 10 s of transfers with each allocator.
+	step_command python-torch 1200 env WHERRY_LIBRARY="$bundle/src/libwherry.so.0" \
+		PYTHONPATH="$top/bindings/python" PYTHONDONTWRITEBYTECODE=1 \
+		python3 "$top/tests/gpu/python-torch.py"
 	[ -e "$bundle/bin/wherry" ] || return
 	step_command command-line 600 env -u TEST_CUDA LD_LIBRARY_PATH="$bundle/src" \
 		"$top/tests/integration/command/gpu-command-line.sh" "$bundle/bin/wherry"
