@@ -227,6 +227,10 @@ static json_t *row(const json_t *command)
 
 static json_t *clear(void)
 {
+	if (!peer.memory->gpu) {
+		memset(peer.memory->bytes, 0, peer.length);
+		return json_object();
+	}
 	memset(peer.seen, 0, peer.length);
 	memory_put(peer.memory, peer.seen, peer.length);
 	return json_object();

@@ -15,7 +15,8 @@ submit it a few times. The target is cleared before, and afterwards all of its b
 in each round. C takes turns with Python within the round, with the same owner. Figures are medians
 over the rounds of a round's median.
 
---install measures `pip install` in a fresh environment and the first program of first/.
+--install measures `pip install` in a fresh environment and the first program of first/; a FILE that
+exists keeps its other results.
 """
 
 import argparse
@@ -359,8 +360,8 @@ def install(options):
             )
             row["program_seconds"] = round(time.monotonic() - begun, 2)
             row["seconds_to_first_transfer"] = round(time.monotonic() - began, 2)
-            row["said"] = done.stdout.strip()[-300:]
-            if done.returncode:
+            row["exit_status"] = done.returncode
+            if not done.stdout.rstrip().endswith("True"):
                 row["error"] = (done.stderr or done.stdout)[-500:]
         print(name, json.dumps(row), flush=True)
     return found
@@ -381,7 +382,11 @@ def main():
     options = parser.parse_args()
     options.unpacked = None
     if options.install:
-        result = {"schema": 1, "date": time.strftime("%Y-%m-%d"), "first": install(options)}
+        result = {"schema": 1}
+        if os.path.exists(options.json):  # beside what was measured before
+            with open(options.json, encoding="utf-8") as text:
+                result = json.load(text)
+        result["first"] = install(options)
     else:
         bench = Bench(options)
         try:
