@@ -8,7 +8,8 @@
 
 Each package has an interpreter, which has it installed; WHERRY_LIBRARY and PYTHONPATH are passed
 on to Wherry's alone. Without one it is left out. --c is build/bench/python-peer. --unpack takes NIXL
-and Mooncake from an archive, for this interpreter.
+and Mooncake from an archive, for this interpreter: its folders nixl/ and mooncake/ are what
+PYTHONPATH needs, system/ libraries that are used where the system has none of the name.
 
 In every round each package in turn starts two processes, which prepare each transfer once and then
 submit it a few times. The target is cleared before, and afterwards all of its bytes are compared,
@@ -22,6 +23,7 @@ exists keeps its other results.
 import argparse
 import array
 import contextlib
+import ctypes
 import json
 import os
 import random
@@ -132,12 +134,20 @@ class Bench:
         environment = dict(os.environ, **way.environment)
         python = getattr(self.options, way.package)
         if way.package != "wherry":
-            environment.pop("PYTHONPATH", None)
+            for name in ("PYTHONPATH", "LD_LIBRARY_PATH"):
+                environment.pop(name, None)
             if self.options.unpacked:
                 environment["PYTHONPATH"] = os.path.join(self.options.unpacked, way.package)
+                environment["LD_LIBRARY_PATH"] = os.path.join(self.options.unpacked, "missing")
         device = "cuda" if self.options.gpu else "cpu"
         worker = os.path.join(HERE, "peers_worker.py")
         return Process([python, worker, way.package, role, device], environment, self.log)
+
+    def start_c(self):
+        """The side in C, with the same library."""
+        library = os.path.dirname(os.environ.get("WHERRY_LIBRARY", ""))
+        environment = dict(os.environ, LD_LIBRARY_PATH=library) if library else None
+        return Process([self.options.c], environment, self.log)
 
     def round(self, way, number, memories):
         """All rows of one package and transport, by new processes. Returns the memories that are
@@ -155,7 +165,7 @@ class Bench:
                 self.versions[way.package] = about["version"]
                 initiators["python"].ask("connect", **about)
                 if way.package == "wherry" and self.options.c:
-                    initiators["c"] = begin(Process([self.options.c], None, self.log))
+                    initiators["c"] = begin(self.start_c())
                     self.machine = self.machine or initiators["c"].ask("machine")
                     initiators["c"].ask("connect", url=about["url"])
             except (RuntimeError, OSError, KeyError) as error:
@@ -270,6 +280,19 @@ class Bench:
                 row["ratios_to_c"] = [round(ratio, 3) for ratio in ratios]
             out.append(row)
         return out
+
+
+def unpack(archive, folder):
+    """nixl/ and mooncake/, and of system/ what the loader does not have, as missing/."""
+    subprocess.run(["tar", "-xJf", archive, "-C", folder], check=True)
+    system, missing = os.path.join(folder, "system"), os.path.join(folder, "missing")
+    os.mkdir(missing)
+    for name in os.listdir(system) if os.path.isdir(system) else []:
+        try:
+            ctypes.CDLL(name)
+        except OSError:
+            os.link(os.path.join(system, name), os.path.join(missing, name))
+    print("not on this machine:", *sorted(os.listdir(missing)), flush=True)
 
 
 def size_of(block):
@@ -393,7 +416,9 @@ def main():
             if options.unpack:
                 options.unpacked = os.path.join(bench.folder, "unpacked")
                 os.mkdir(options.unpacked)
-                subprocess.run(["tar", "-xJf", options.unpack, "-C", options.unpacked], check=True)
+                unpack(options.unpack, options.unpacked)
+                options.nixl = options.nixl or sys.executable
+                options.mooncake = options.mooncake or sys.executable
             bench.run()
             rows = bench.results()
             bench.log.seek(0)
