@@ -3,12 +3,12 @@
 """The Python packages of Wherry, NIXL and Mooncake side by side, and Wherry's C beside its Python.
 
     peers.py --json FILE [--wherry PYTHON] [--nixl PYTHON] [--mooncake PYTHON] [--c PROGRAM] [--gpu]
-             [--rounds N] [--only WORD] [--unpack FILE.tar.xz]
+             [--rounds N] [--seconds S] [--only WORD] [--unpack FILE.tar.xz]
     peers.py --install --json FILE [--wheel FILE.whl]
 
 Each package has an interpreter, which has it installed; WHERRY_LIBRARY and PYTHONPATH are passed
-on to Wherry's alone. Without one it is left out. --c is build/bench/python-peer. --unpack takes NIXL
-and Mooncake from an archive, for this interpreter: its folders nixl/ and mooncake/ are what
+on to Wherry's alone. Without one it is left out. --c is build/bench/python-peer. --unpack takes
+NIXL and Mooncake from an archive, for this interpreter: its folders nixl/ and mooncake/ are what
 PYTHONPATH needs, system/ libraries that are used where the system has none of the name.
 
 In every round each package in turn starts two processes, which prepare each transfer once and then
@@ -114,6 +114,7 @@ class Bench:
         self.rows = {}
         self.versions = {}
         self.machine = {}
+        self.gpu = None
         self.folder = tempfile.mkdtemp(prefix="peers-")
         self.source = os.path.join(self.folder, "source")
         with open(self.source, "wb") as file:
@@ -163,6 +164,7 @@ class Bench:
                 about = owner.ask("about")
                 initiators = {"python": begin(self.start(way, "initiator"))}
                 self.versions[way.package] = about["version"]
+                self.gpu = about.get("gpu")
                 initiators["python"].ask("connect", **about)
                 if way.package == "wherry" and self.options.c:
                     initiators["c"] = begin(self.start_c())
@@ -227,11 +229,15 @@ class Bench:
         return True
 
     def run(self):
+        ends = time.monotonic() + self.options.seconds
         ways = GPU_WAYS if self.options.gpu else HOST_WAYS
         ways = [way for way in ways if getattr(self.options, way.package)]
         for number in range(self.options.rounds):
             for way in ways[number % len(ways) :] + ways[: number % len(ways)]:
                 began = time.monotonic()
+                if began > ends:
+                    print("stopped: --seconds are over", flush=True)
+                    return
                 memories = way.memories
                 while memories:
                     memories = self.round(way, number, memories)
@@ -398,6 +404,7 @@ def main():
     parser.add_argument("--c", metavar="PROGRAM")
     parser.add_argument("--gpu", action="store_true", help="tensors of torch on GPU 0 and pinned")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=480, help="start nothing after them")
     parser.add_argument("--only", default="", help="the rows whose names contain it")
     parser.add_argument("--unpack", metavar="FILE.tar.xz", help="where NIXL and Mooncake are")
     parser.add_argument("--install", action="store_true")
@@ -433,7 +440,7 @@ def main():
         show(rows)
         result = {
             "schema": 1,
-            "environment": {**bench.machine, "packages": bench.versions},
+            "environment": {**bench.machine, "gpu": bench.gpu, "packages": bench.versions},
             "rounds": options.rounds,
             "first": first_programs(),
             "results": rows,

@@ -331,6 +331,8 @@ def main():
                 answer = worker.go(command["loops"])
             else:
                 answer = getattr(worker, what)()
+                if what == "about" and device == "cuda":
+                    answer["gpu"] = torch.cuda.get_device_name()
         except Exception as error:
             traceback.print_exc()
             answer = {"error": f"{type(error).__name__}: {error}"}

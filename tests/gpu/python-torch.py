@@ -4,7 +4,7 @@
 graphs, lifetimes, and a loop as a decoder has it, between two processes, whose every byte is
 compared.
 
-    python-torch.py [--seconds S] [--only WORD] [--json FILE]
+    python-torch.py [--seconds S] [--only WORD] [--parallel] [--json FILE]
 
 S is how long the loop goes on with each allocator: 10 by default. Exit code 77 without torch or a
 GPU. WHERRY_LIBRARY and PYTHONPATH name the library and bindings/python. --device cpu does without a
@@ -20,6 +20,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -882,7 +883,7 @@ def one_allocator(options):
     results, failed = {}, False
     for function in CASES:
         name = f"{options.allocator}: {function.__name__}"
-        if options.only and options.only not in name:
+        if not wanted(options, options.allocator, function):
             continue
         print(f"[ RUN      ] {name}", flush=True)
         began = time.monotonic()
@@ -909,6 +910,38 @@ def one_allocator(options):
     return 1 if failed else 0
 
 
+def wanted(options, allocator, function):
+    return options.only in f"{allocator}: {function.__name__}"
+
+
+def start(options, name, part):
+    """A process for one allocator. In parallel it writes to the file PART.out."""
+    command = [sys.executable, os.path.abspath(__file__), "--allocator", name, "--json", part]
+    command += ["--device", options.device, "--seconds", str(options.seconds)]
+    command += ["--only", options.only]
+    environment = dict(os.environ, PYTORCH_CUDA_ALLOC_CONF=ALLOCATORS[name][0])
+    with open(part + ".out", "wb") as out:
+        to = out if options.parallel else None
+        return subprocess.Popen(command, env=environment, stdout=to, stderr=to)
+
+
+def ended(name, part, process, options, results):
+    """Wait for it and take its results. Has it failed?"""
+    try:
+        status = process.wait(options.seconds + 300)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        status = process.wait()
+    with open(part + ".out", encoding="utf-8", errors="replace") as text:
+        print(text.read(), end="", flush=True)
+    if status:
+        print(f"[  FAILED  ] {name}: its process ended with {status}", flush=True)
+    if os.path.exists(part):
+        with open(part, encoding="utf-8") as text:
+            results[name] = json.load(text)
+    return status != 0
+
+
 def available(device):
     try:
         import torch
@@ -925,6 +958,7 @@ def main():
     parser.add_argument(
         "--only", default="", help="the allocators and cases whose names contain it"
     )
+    parser.add_argument("--parallel", action="store_true", help="all allocators at the same time")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--json", help="where to write the results")
     parser.add_argument("--allocator", help=argparse.SUPPRESS)
@@ -952,36 +986,18 @@ def main():
     if said:
         print(f"skipped: {said.splitlines()[-1]}")
         return SKIP
+    names = [name for name in ALLOCATORS if options.device == "cuda" or name == "default"]
+    names = [name for name in names if any(wanted(options, name, one) for one in CASES)]
     failed, results = False, {}
-    for name, (setting, _) in ALLOCATORS.items():
-        if options.device == "cpu" and name != "default":
-            continue
-        part = f"{options.json}.part" if options.json else None
-        command = [
-            sys.executable,
-            os.path.abspath(__file__),
-            "--allocator",
-            name,
-            "--device",
-            options.device,
-        ]
-        command += ["--seconds", str(options.seconds), "--only", options.only] + (
-            ["--json", part] if part else []
-        )
-        environment = dict(os.environ, PYTORCH_CUDA_ALLOC_CONF=setting)
-        try:
-            status = subprocess.run(
-                command, env=environment, check=False, timeout=options.seconds + 300
-            ).returncode
-        except subprocess.TimeoutExpired:
-            status = "no end"
-        if status:
-            failed = True
-            print(f"[  FAILED  ] {name}: its process ended with {status}", flush=True)
-        if part and os.path.exists(part):
-            with open(part, encoding="utf-8") as text:
-                results[name] = json.load(text)
-            os.unlink(part)
+    with tempfile.TemporaryDirectory() as folder:
+        running = []
+        for number, name in enumerate(names):
+            part = os.path.join(folder, str(number))
+            running.append((name, part, start(options, name, part)))
+            if not options.parallel:
+                failed |= ended(*running.pop(), options, results)
+        for one in running:
+            failed |= ended(*one, options, results)
     if options.json:
         with open(options.json, "w", encoding="utf-8") as out:
             json.dump({"schema": 1, "allocators": results}, out, indent=1)
