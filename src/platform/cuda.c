@@ -506,6 +506,21 @@ static int primary_context(struct wh_cuda *cuda, struct wh_cuda_device *device, 
 	return error;
 }
 
+bool wh_cuda_is_primary(struct wh_cuda *cuda, struct wh_cuda_device *device, CUcontext context)
+{
+	CUcontext primary = NULL;
+	unsigned flags;
+	int active = 0;
+
+	if (*device->skipped || cuda->cuDevicePrimaryCtxGetState(device->handle, &flags, &active) ||
+	    !active)
+		return false;
+	wh_fail_begin(); /* a lost device shows itself where it is used */
+	primary_context(cuda, device, &primary);
+	wh_fail_end(0);
+	return context == primary;
+}
+
 int wh_cuda_enter_context(struct wh_cuda *cuda, struct wh_cuda_device *device, CUcontext context,
 			  struct wh_cuda_scope *scope)
 {

@@ -167,6 +167,9 @@ int wh_cuda_enter(struct wh_cuda *cuda, struct wh_cuda_device *device, struct wh
 /* The same with a context that the application has created on the device; NULL: the primary one. */
 int wh_cuda_enter_context(struct wh_cuda *cuda, struct wh_cuda_device *device, CUcontext context,
 			  struct wh_cuda_scope *scope);
+/* Is it the device's primary context? Retains that one if it is active, so that the answer stays
+ * true; creates none. Keeps wh_error_text(). cuda must be ready. */
+bool wh_cuda_is_primary(struct wh_cuda *cuda, struct wh_cuda_device *device, CUcontext context);
 /* The same with the context that owns the address. Memory of cuMemCreate and of pools has no owner:
  * its device's primary context is used. -EINVAL: CUDA does not know the address. */
 int wh_cuda_enter_owner(struct wh_cuda *cuda, uint64_t address, struct wh_cuda_scope *scope);

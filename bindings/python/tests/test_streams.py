@@ -3,6 +3,8 @@
 import ctypes
 import errno
 import os
+import subprocess
+import sys
 import unittest
 
 import wherry
@@ -47,6 +49,29 @@ class Array:
             "typestr": "|u1",
             "version": 3,
         }
+
+
+# A process with GPU memory of its own.
+OWNER = """
+import ctypes, sys, wherry
+cuda = ctypes.CDLL(sys.argv[1])
+context, address, length = ctypes.c_void_p(), ctypes.c_uint64(), int(sys.argv[2])
+for status in (
+    cuda.cuInit(0),
+    cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0),
+    cuda.cuCtxSetCurrent(context),
+    cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(length)),
+):
+    assert status == 0, status
+class Array:
+    __cuda_array_interface__ = {
+        "data": (address.value, False), "shape": (length,), "typestr": "|u1", "version": 3
+    }
+with wherry.Engine(cuda=sys.argv[1]) as engine:
+    engine.register(Array(), name="gpu", access="rw")
+    print(engine.url, flush=True)
+    sys.stdin.readline()
+"""
 
 
 class Handles(unittest.TestCase):
@@ -108,6 +133,22 @@ class Streams(unittest.TestCase):
             pass
         source[4096:12288] = source[65536:73728]
         self.assertEqual(source, back)
+
+    def test_other_process(self):
+        """Memory of the application's, in the first transfer of the process: nobody but the
+        application has used the primary context before."""
+        with subprocess.Popen(
+            [sys.executable, "-c", OWNER, CUDA, str(self.LENGTH)],
+            env={**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(wherry.__file__))},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        ) as owner:
+            peer = self.engine.connect(owner.stdout.readline().decode().strip())
+            region = self.engine.register(Array(self.address, (self.LENGTH,)))
+            transfer = peer.read("gpu", region, require="cuda").wait(60)
+            self.assertIn("within", transfer.explain())
+            self.assertNotIn("staged", transfer.explain())
+            owner.communicate(b"\n", timeout=60)
 
     def test_require(self):
         gpu = Array(self.address, (self.LENGTH,))

@@ -78,8 +78,7 @@ static void mapping_map_gpu(struct wh_device_mappings *mappings, struct wh_devic
 			 "copy it");
 		return;
 	}
-	/* The handle of the primary context, once somebody has it, is kept in the device. */
-	if (first->context != mapping->device->context)
+	if (first->context && !wh_cuda_is_primary(cuda, mapping->device, first->context))
 		mapping->context = first->context;
 	mapping->fixed = first->vmm || first->pool;
 	atomic_store(&mapping->reached, first->vmm ? mapping_admitted(cuda, registration) :
