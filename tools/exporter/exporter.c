@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* wherry exporter: serve metrics of GPUs, NICs and all engines of this user to Prometheus. */
 #include <errno.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,6 +9,7 @@
 
 #include "command.h"
 #include "exporter/metrics.h"
+#include "service.h"
 #include "topo/topo.h"
 
 #define USUAL "127.0.0.1:9411"
@@ -65,10 +65,10 @@ static int exporter_serve(struct exporter *exporter, const char *where, int sign
 
 	if (code)
 		return code;
-	printf("%s\n", address);
-	if (fflush(stdout))
-		code = fail(errno, "cannot write to standard output: %s", strerror(errno));
-	else if (read(signals, &signal, sizeof(signal)) != sizeof(signal))
+	code = service_print(address);
+	if (!code)
+		code = service_ready(address);
+	if (!code && read(signals, &signal, sizeof(signal)) != sizeof(signal))
 		code = fail(errno, "signalfd: %s", strerror(errno));
 	metrics_stop(server);
 	return code;
@@ -82,7 +82,6 @@ static int exporter_run(const struct arguments *arguments)
 	struct wh_tree tree;
 	double interval = 5;
 	char *end;
-	sigset_t stop;
 	int signals, code = topo_tree(arguments, &tree);
 
 	if (!code && seconds) {
@@ -93,16 +92,13 @@ static int exporter_run(const struct arguments *arguments)
 	}
 	if (code)
 		return code;
-	/* Block them before there are threads, so that no thread takes the signal. */
-	sigemptyset(&stop);
-	sigaddset(&stop, SIGINT);
-	sigaddset(&stop, SIGTERM);
-	sigprocmask(SIG_BLOCK, &stop, NULL);
-	signals = signalfd(-1, &stop, SFD_CLOEXEC);
+	signals = service_signals(); /* before there are threads */
+	if (signals < 0)
+		return -signals;
 	exporter = calloc(1, sizeof(*exporter));
-	if (signals < 0 || !exporter) {
-		free(exporter);
-		return fail(errno, "signalfd: %s", strerror(errno));
+	if (!exporter) {
+		close(signals);
+		return fail(ENOMEM, "out of memory");
 	}
 	exporter->directory = observe_directory(arguments);
 	/* Engines ("off" here) are asked at each scrape instead. */
@@ -117,8 +113,7 @@ static int exporter_run(const struct arguments *arguments)
 	code = argument(arguments, "once") ?
 		       exporter_print(exporter) :
 		       exporter_serve(exporter, where ? where : USUAL, signals);
-	sigprocmask(SIG_UNBLOCK, &stop, NULL);
-	close(signals);
+	service_end(signals);
 	if (!top_stop(exporter->sampler)) {
 		/* A thread that hangs in a driver would keep exit() from returning. */
 		fflush(stdout);

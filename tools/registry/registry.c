@@ -4,7 +4,6 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <netinet/in.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,6 +21,7 @@
 #include "registry/registry.h"
 #include "rendezvous/rendezvous.h"
 #include "secret.h"
+#include "service.h"
 #include "util/clock.h"
 #include "util/error.h"
 
@@ -425,9 +425,12 @@ static int server_wait(int signals, const char *url)
 {
 	struct signalfd_siginfo signal;
 
-	printf("%s\n", url);
-	if (fflush(stdout))
-		return fail(errno, "cannot write to standard output: %s", strerror(errno));
+	int code = service_print(url);
+
+	if (!code)
+		code = service_ready(url);
+	if (code)
+		return code;
 	if (read(signals, &signal, sizeof(signal)) != sizeof(signal))
 		return fail(errno, "signalfd: %s", strerror(errno));
 	return EXIT_PASS;
@@ -448,28 +451,22 @@ static int server_run(struct server *server, int listener, const char *url)
 		.rest = PATIENCE,
 	};
 	struct http_server *http;
-	sigset_t stop;
 	int signals, code;
 
 	http_options.of_address = http_options.connections / 2;
-	/* Block them before there are threads, so that no thread takes the signal. */
-	sigemptyset(&stop);
-	sigaddset(&stop, SIGINT);
-	sigaddset(&stop, SIGTERM);
-	sigprocmask(SIG_BLOCK, &stop, NULL);
-	signals = signalfd(-1, &stop, SFD_CLOEXEC);
+	signals = service_signals(); /* before there are threads */
 	if (signals < 0) {
 		close(listener);
-		return fail(errno, "signalfd: %s", strerror(errno));
+		return -signals;
 	}
 	code = http_start(&http_options, listener, &http);
 	if (code) {
-		close(signals);
+		service_end(signals);
 		return fail(-code, "cannot serve at %s: %s", url, strerror(-code));
 	}
 	code = server_wait(signals, url);
+	service_end(signals);
 	http_stop(http);
-	close(signals);
 	return code;
 }
 

@@ -3,7 +3,6 @@
 #include <ctype.h>
 #include <errno.h>
 #include <poll.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +14,7 @@
 #include "memory.h"
 #include "progress.h"
 #include "serve/mooncake.h"
+#include "service.h"
 
 /* One --memory MEM:SIZE[:NAME]. */
 struct served {
@@ -346,10 +346,11 @@ static int serve_loop(struct server *server, int signals)
 	struct signalfd_siginfo signal;
 	int code;
 
-	printf("%s\n", wh_engine_url(server->engine));
-	if (fflush(stdout))
-		return fail(errno, "cannot write to standard output: %s", strerror(errno));
-	code = start_mooncake(server);
+	code = service_print(wh_engine_url(server->engine));
+	if (!code)
+		code = start_mooncake(server);
+	if (!code)
+		code = service_ready(wh_engine_url(server->engine));
 	if (code)
 		return code;
 	for (;;) {
@@ -405,26 +406,22 @@ static int serve_run(const struct arguments *arguments)
 	struct server server = { .arguments = arguments };
 	struct engine_setup setup = { 0 };
 	struct metrics_server *metrics = NULL;
-	sigset_t stop;
 	int signals, code = serve_parse(&server);
 
 	if (code)
 		goto end;
-	/* Blocked before the engine has threads, so that none of them receives the signal. */
-	sigemptyset(&stop);
-	sigaddset(&stop, SIGINT);
-	sigaddset(&stop, SIGTERM);
-	sigprocmask(SIG_BLOCK, &stop, NULL);
-	signals = signalfd(-1, &stop, SFD_CLOEXEC);
+	signals = service_signals(); /* before the engine has threads */
 	if (signals < 0) {
-		code = fail(errno, "signalfd: %s", strerror(errno));
+		code = -signals;
 		goto end;
 	}
 	setup.listen = argument(arguments, "listen");
 	setup.name = argument(arguments, "name");
 	code = engine_open(arguments, &setup, &server.engine);
-	if (code)
-		goto end_signals;
+	if (code) {
+		service_end(signals);
+		goto end;
+	}
 	if (*wh_engine_url(server.engine))
 		code = serve_publish(&server);
 	else
@@ -435,14 +432,12 @@ static int serve_run(const struct arguments *arguments)
 		warn_if_open(server.engine, arguments);
 		code = serve_loop(&server, signals);
 	}
-	/* Withdrawing the memory may wait for peers: a second signal ends the process at once. */
-	sigprocmask(SIG_UNBLOCK, &stop, NULL);
+	/* Withdrawing the memory may wait for peers. */
+	service_end(signals);
 	metrics_stop(metrics);
 	code = mooncake_stop(server.mooncake, code);
 	code = serve_withdraw(&server, code);
 	code = engine_close(server.engine, code);
-end_signals:
-	close(signals);
 end:
 	free(server.memories);
 	free(server.offers);
