@@ -5,7 +5,7 @@
 #
 # A step is a function release_NAME; release_steps lists the names. A new step is one more of each.
 
-release_steps=(mooncake hosts driver races repeat fuzz python)
+release_steps=(mooncake deb python hosts driver races repeat fuzz)
 
 # Mooncake's transfer engine, the last release of each minor version that tests/integration knows
 # how to call.
@@ -32,6 +32,16 @@ release_mooncake()
 		step_command "mooncake-$version" 1200 env TEST_MOONCAKE="$version" \
 			"$top/tests/integration/command/mooncake-real.sh" "$build/tools/wherry"
 	done
+}
+
+# The Debian packages, in a clean root.
+release_deb()
+{
+	if ! (install_packages package) >"$logs/deb.log" 2>&1; then
+		step_skip deb "$(tail -n 1 "$logs/deb.log")"
+		return
+	fi
+	step_command deb 3600 "$top/scripts/deb-test"
 }
 
 release_lab() # STEP SECONDS-EACH WHAT
