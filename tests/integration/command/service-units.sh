@@ -62,7 +62,7 @@ if ! command -v systemd-analyze >/dev/null; then
 	echo "[  SKIPPED ] units"
 	exit $failed
 fi
-for unit in "$TEST_BUILD"/packaging/*.service; do
+for unit in "$TEST_BUILD"/packaging/systemd/*.service; do
 	name=${unit##*/}
 	# The command that it will be, where it lies now; and no man page is installed.
 	sed -e "s|^ExecStart=[^ ]*|ExecStart=$command|" -e '/^Documentation=/d' "$unit" \
