@@ -98,7 +98,7 @@ void te_submission_part_ended(struct te_submission *submission, int error, const
 	}
 	if (--submission->left)
 		return;
-	pthread_cond_broadcast(&submission->parts[0].link->engine->ended);
+	pthread_cond_broadcast(&submission->engine->ended);
 	if (!submission->message)
 		return;
 	if (submission->error)
@@ -434,6 +434,7 @@ static int batch_submit(struct te_engine *engine, batch_id_t id,
 	pthread_mutex_lock(&engine->lock);
 	batch = batch_get(engine, id);
 	if (batch) {
+		submission->engine = engine;
 		submission->batch = batch;
 		error = submission_prepare(engine, submission, targets, entries);
 		if (error)

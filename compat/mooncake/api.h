@@ -118,6 +118,7 @@ struct te_request {
 
 /* One submission. */
 struct te_submission {
+	struct te_engine *engine;
 	struct te_batch *batch;
 	struct te_request *requests;
 	size_t count;

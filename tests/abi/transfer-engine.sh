@@ -49,7 +49,9 @@ sort >"$directory/mooncake" <<-'NAMES'
 	freeNotifsMsgBuf
 	genNotifyInEngine
 NAMES
-{ cat "$directory/mooncake" && printf 'wherryErrorText\nwherryWaitBatch\n'; } | sort >"$directory/wanted"
+{
+	cat "$directory/mooncake" && printf 'wherryErrorText\nwherryWaitBatch\n'
+} | sort >"$directory/wanted"
 
 same "header and symbol map" header map
 same "symbol map and library, without versions" map library

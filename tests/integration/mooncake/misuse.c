@@ -156,6 +156,7 @@ static void arguments__null(void **state)
 	assert_int_equal(getTransferStatus(NULL, 1, 0, &status), 1);
 	assert_int_equal(getTransferStatus(ours, 1, 0, NULL), 1);
 	assert_int_equal(freeBatchID(NULL, 1), 1);
+	assert_int_equal(wherryWaitBatch(NULL, 1, 0), 1);
 	assert_null(getNotifsFromEngine(NULL, &count));
 	assert_null(getNotifsFromEngine(ours, NULL));
 	assert_null(getNotifsFromEngine(ours, &count));
@@ -262,8 +263,11 @@ static void batch__numbers(void **state)
 	for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
 		assert_int_equal(submitTransfer(ours, wrong[i], &request, 1), 1);
 		assert_int_equal(getTransferStatus(ours, wrong[i], 0, &status), 1);
+		assert_int_equal(wherryWaitBatch(ours, wrong[i], 0), 1);
 		assert_int_equal(freeBatchID(ours, wrong[i]), 1);
 	}
+	assert_int_equal(wherryWaitBatch(ours, batch, -1), 1);
+	assert_int_equal(wherryWaitBatch(ours, batch, 0), 0);
 	assert_int_equal(freeBatchID(ours, batch), 0);
 	next = allocateBatchID(ours, 1);
 	assert_true(next != batch);
