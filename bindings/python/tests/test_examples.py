@@ -60,6 +60,11 @@ class Examples(unittest.TestCase):
     def test_paged_kv(self):
         self.assertIn("5 times 800 pages", output(*command("paged_kv.py")))
 
+    def test_weights(self):
+        said = output(*command("weights_to_receivers.py"))
+        self.assertEqual(said.count("GB/s by "), 12)
+        self.assertIn("12 times 33554432 bytes", said)
+
 
 class Pages(unittest.TestCase):
     """The blocks of code of a page, run in order in a folder of their own."""
