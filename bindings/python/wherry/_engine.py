@@ -129,7 +129,7 @@ class Core:
         self.closed = False  # no call begins any more
         self.closing = False
         self.log = log  # the C callback, which must outlive the engine
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()  # a signal's handler may come back
         self.batches: Dict[int, int] = {}  # native batch: its user number
         self.blocks: Dict[int, None] = {}
         self.peers: Dict[int, None] = {}
@@ -160,7 +160,8 @@ class Core:
 
     def new_batch(self, peer: int, priority: int, require: Optional[str]) -> int:
         self.reap()
-        user = next(self.numbers)
+        with self.lock:  # not atomic without the GIL
+            user = next(self.numbers)
         options = native.BatchOptions(
             size=sizeof(native.BatchOptions),
             queue=self.queue,
