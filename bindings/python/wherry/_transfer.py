@@ -30,7 +30,6 @@ from ._engine import (
     Remote,
     in_slices,
     lookup,
-    nanoseconds,
 )
 from ._errors import Cancelled, Error, Timeout, check, invalid, make
 from ._memory import indices, layout
