@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Signals that end a server, its address on the standard output, and what systemd is told. */
 #include "service.h"
 
 #include <errno.h>

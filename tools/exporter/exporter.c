@@ -97,7 +97,7 @@ static int exporter_run(const struct arguments *arguments)
 		return -signals;
 	exporter = calloc(1, sizeof(*exporter));
 	if (!exporter) {
-		close(signals);
+		service_end(signals);
 		return fail(ENOMEM, "out of memory");
 	}
 	exporter->directory = observe_directory(arguments);
@@ -105,7 +105,7 @@ static int exporter_run(const struct arguments *arguments)
 	exporter->sampler =
 		top_start(&tree, interval, "off", TOP_EVERYTHING & ~(1U << TOP_PROCESS_LIST));
 	if (!exporter->sampler) {
-		close(signals);
+		service_end(signals);
 		free(exporter);
 		return fail(ENOMEM, "out of memory");
 	}

@@ -424,7 +424,6 @@ static void registry_expire(void *arg)
 static int server_wait(int signals, const char *url)
 {
 	struct signalfd_siginfo signal;
-
 	int code = service_print(url);
 
 	if (!code)
