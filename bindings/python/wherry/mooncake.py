@@ -564,7 +564,7 @@ def _number(path: Path) -> int:
 
 
 class RpcInterface:
-    """Not implemented."""
+    """Mooncake's RPC of Python objects, which Wherry lacks: raises NotImplementedError."""
 
     def __init__(self) -> None:
         raise NotImplementedError(f"{type(self).__name__}: {_NO_RPC}")
@@ -574,11 +574,11 @@ CoroRPCInterface = RpcInterface
 
 
 class ReceivedData(RpcInterface):
-    """Not implemented."""
+    """What Mooncake's RPC gives to its handlers."""
 
 
 class ReceivedTensor(RpcInterface):
-    """Not implemented."""
+    """What Mooncake's RPC gives to its handlers."""
 
 
 def create_rpc_client(local_rank: int = 0, world_size: int = 1) -> RpcInterface:
@@ -590,14 +590,14 @@ def create_rpc_server(local_rank: int = 0, world_size: int = 1) -> RpcInterface:
 
 
 class InnerTransferEngine:
-    """Not implemented."""
+    """Mooncake's C++ object, which is not here: raises NotImplementedError."""
 
     def __init__(self) -> None:
         raise NotImplementedError(f"InnerTransferEngine: {_NO_CPP}")
 
 
 class SharedSegment:
-    """Not implemented; programs ask supported() first."""
+    """Mooncake's memory of several processes. Programs ask supported() first: it is false."""
 
     def __init__(self) -> None:
         raise NotImplementedError("SharedSegment: Wherry shares Engine.allocate() by itself")
