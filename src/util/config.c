@@ -588,13 +588,11 @@ int wh_config_load(struct wh_config *config, const char *const *overrides)
 
 #define PREFIX "WHERRY_"
 
-/* Read elsewhere: by wh_config_unknown() itself; the next two by the Python package; the last one
- * by tests/integration/command/mooncake-real.sh. */
+/* Read elsewhere: by wh_config_unknown() itself; the next two by the Python package; one by the
+ * plug-in for NIXL; the last one by tests/integration/command/mooncake-real.sh. */
 static const char *const other_variables[] = {
-	WH_CONFIG_IGNORE,
-	"WHERRY_LIBRARY",
-	"WHERRY_MOONCAKE_LIBRARY",
-	"WHERRY_TEST_WHEELS",
+	WH_CONFIG_IGNORE,      "WHERRY_LIBRARY",     "WHERRY_MOONCAKE_LIBRARY",
+	"WHERRY_NIXL_VERSION", "WHERRY_TEST_WHEELS",
 };
 
 static bool variable_is_known(const char *name, size_t length)

@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Connection info: the text that an agent gives to others through NIXL, so that they reach it.
+ *
+ *     \x7fwherry-nixl 1\n
+ *     name=<engine's name>\n
+ *     epoch=<16 hex digits>\n
+ *     host=<boot id and network namespace>\n
+ *     url=wherry://ADDRESS:PORT\n        (one line for each address, best first)
+ *
+ * Lines with other names are left out, so that a later version can add some. The first byte is one
+ * that UCX takes for a version of its own that does not exist, so that an agent with NIXL's UCX
+ * backend refuses it.
+ */
+#ifndef WH_COMPAT_NIXL_INFO_H
+#define WH_COMPAT_NIXL_INFO_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define WH_NIXL_INFO_URLS 8
+#define WH_NIXL_INFO_MAX 2048 /* bytes of the text, with a NUL */
+
+struct wh_nixl_info {
+	char name[64];
+	uint64_t epoch;
+	char host[64];
+	unsigned url_count;
+	char url[WH_NIXL_INFO_URLS][80];
+};
+
+/* Fill `info` for an engine: its name, epoch and URL. A URL of all addresses becomes one of each
+ * address of this host, loopback last. Returns 0, or -errno with the reason in wh_error_text() or
+ * strerror(). */
+struct wh_engine;
+int wh_nixl_info_of(const struct wh_engine *engine, struct wh_nixl_info *info);
+
+/* The identity of this host and network namespace: where it is equal, loopback reaches the other. */
+void wh_nixl_info_host(char out[64]);
+
+/* Write the text. Returns its length without the NUL, less than WH_NIXL_INFO_MAX. */
+size_t wh_nixl_info_encode(const struct wh_nixl_info *info, char out[WH_NIXL_INFO_MAX]);
+
+/* Read the text, which comes from outside. 0; -EPROTO: it is no connection info of this plug-in;
+ * -EPROTONOSUPPORT: of a later version that this one cannot read; -EBADMSG: a line is wrong or
+ * missing. */
+int wh_nixl_info_decode(const char *text, size_t length, struct wh_nixl_info *info);
+
+#endif
