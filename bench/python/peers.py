@@ -3,11 +3,13 @@
 """The Python packages of Wherry, NIXL and Mooncake side by side, and Wherry's C beside its Python.
 
     peers.py --json FILE [--wherry PYTHON] [--nixl PYTHON] [--mooncake PYTHON] [--c PROGRAM] [--gpu]
-             [--rounds N] [--seconds S] [--only WORD] [--unpack FILE.tar.xz]
+             [--plugin FILE.so] [--rounds N] [--seconds S] [--only WORD] [--unpack FILE.tar.xz]
     peers.py --install --json FILE [--wheel FILE.whl]
 
 Each package has an interpreter, which has it installed; WHERRY_LIBRARY and PYTHONPATH are passed
-on to Wherry's alone. Without one it is left out. --c is build/bench/python-peer. --unpack takes
+on to Wherry's alone. Without one, or with "", it is left out. --c is build/bench/python-peer. --plugin is
+Wherry's plug-in for NIXL (build/compat/libplugin_WHERRY.so): NIXL's agent is measured with it, too,
+beside its own UCX, and rows by TCP on a GPU are added. --unpack takes
 NIXL and Mooncake from an archive, for this interpreter: its folders nixl/ and mooncake/ are what
 PYTHONPATH needs, system/ libraries that are used where the system has none of the name.
 
@@ -49,8 +51,9 @@ PIP = {"wherry": "wherry", "nixl": "nixl", "mooncake": "mooncake-transfer-engine
 class Way:
     """A package by one transport: what its processes need, and the memories of both sides."""
 
-    def __init__(self, package, transport, memories, require="", **environment):
+    def __init__(self, package, transport, memories, require="", sizes=(), **environment):
         self.package = package
+        self.sizes = sizes  # the bytes of a block that are measured; (): all
         self.transport = transport
         self.memories = memories  # pairs (owner, initiator)
         self.require = require
@@ -63,6 +66,9 @@ HOST_WAYS = [
     Way("mooncake", "default", [("private", "private")]),
     Way("wherry", "tcp", [("private", "private")], "tcp"),
     Way("nixl", "tcp", [("private", "private")], UCX_TLS="tcp"),
+    Way("nixl-wherry", "default", [("private", "private")]),
+    Way("nixl-wherry", "spin", [("private", "private")], sizes=(8,), WHERRY_SPIN="1"),
+    Way("nixl-wherry", "tcp", [("private", "private")], WHERRY_REQUIRE="tcp"),
 ]
 GPU_PAIRS = [("gpu", "gpu"), ("gpu", "pinned"), ("pinned", "gpu")]
 GPU_WAYS = [
@@ -70,7 +76,21 @@ GPU_WAYS = [
     Way("nixl", "default", GPU_PAIRS),
     Way("mooncake", "default", GPU_PAIRS),
     Way("mooncake", "nvlink_intra", [("gpu", "gpu")], MC_INTRA_NVLINK="1"),
+    Way("nixl-wherry", "default", GPU_PAIRS),
 ]
+# With the plug-in also by TCP, with one connection and with four.
+GPU_TCP_WAYS = [
+    Way(
+        package,
+        f"tcp x {connections}",
+        [("gpu", "gpu")],
+        sizes=(64 * MIB,),
+        WHERRY_REQUIRE="tcp",
+        WHERRY_CONNECTIONS=connections,
+    )
+    for connections in ("1", "4")
+    for package in ("wherry", "nixl-wherry")
+] + [Way("nixl", "tcp", [("gpu", "gpu")], sizes=(64 * MIB,), UCX_TLS="tcp,cuda_copy")]
 
 
 class Process:
@@ -108,6 +128,10 @@ class Process:
         self.process.stdout.close()
 
 
+def new_row():
+    return {"rounds": {}, "prepare": [], "post": []}
+
+
 class Bench:
     def __init__(self, options):
         self.options = options
@@ -119,6 +143,10 @@ class Bench:
         self.source = os.path.join(self.folder, "source")
         with open(self.source, "wb") as file:
             file.write(random.Random(1).randbytes(64 * MIB))
+        self.plugins = os.path.join(self.folder, "plugins")
+        os.mkdir(self.plugins)
+        if options.plugin:
+            shutil.copy(options.plugin, os.path.join(self.plugins, "libplugin_WHERRY.so"))
         self.log = open(os.path.join(self.folder, "log"), "w+b")
 
     def indices(self, count):
@@ -131,23 +159,34 @@ class Bench:
                     file.write(array.array("i", order.sample(range(count), count)).tobytes())
         return path
 
+    def python(self, way):
+        """The interpreter of the way's package; None: it is left out."""
+        if way.package == "nixl-wherry":
+            return self.options.plugin and self.options.nixl
+        return getattr(self.options, way.package)
+
     def start(self, way, role):
         environment = dict(os.environ, **way.environment)
-        python = getattr(self.options, way.package)
+        python = self.python(way)
         if way.package != "wherry":
             for name in ("PYTHONPATH", "LD_LIBRARY_PATH"):
                 environment.pop(name, None)
             if self.options.unpacked:
-                environment["PYTHONPATH"] = os.path.join(self.options.unpacked, way.package)
+                wheel = way.package.partition("-")[0]
+                environment["PYTHONPATH"] = os.path.join(self.options.unpacked, wheel)
                 environment["LD_LIBRARY_PATH"] = os.path.join(self.options.unpacked, "missing")
+        if way.package == "nixl-wherry":
+            environment["NIXL_PLUGIN_DIR"] = self.plugins
         device = "cuda" if self.options.gpu else "cpu"
         worker = os.path.join(HERE, "peers_worker.py")
         return Process([python, worker, way.package, role, device], environment, self.log)
 
-    def start_c(self):
+    def start_c(self, way):
         """The side in C, with the same library."""
         library = os.path.dirname(os.environ.get("WHERRY_LIBRARY", ""))
-        environment = dict(os.environ, LD_LIBRARY_PATH=library) if library else None
+        environment = dict(os.environ, **way.environment)
+        if library:
+            environment["LD_LIBRARY_PATH"] = library
         return Process([self.options.c], environment, self.log)
 
     def round(self, way, number, memories):
@@ -167,7 +206,7 @@ class Bench:
                 self.gpu = about.get("gpu")
                 initiators["python"].ask("connect", **about)
                 if way.package == "wherry" and self.options.c:
-                    initiators["c"] = begin(self.start_c())
+                    initiators["c"] = begin(self.start_c(way))
                     self.machine = self.machine or initiators["c"].ask("machine")
                     initiators["c"].ask("connect", url=about["url"])
             except (RuntimeError, OSError, KeyError) as error:
@@ -176,6 +215,8 @@ class Bench:
                 return []
             for at, (theirs, ours) in enumerate(memories):
                 for block, count, loops in GPU if self.options.gpu else HOST:
+                    if way.sizes and block not in way.sizes:
+                        continue
                     for op in ("read", "write"):
                         if not self.row(
                             way, owner, initiators, theirs, ours, op, block, count, loops, number
@@ -205,33 +246,37 @@ class Bench:
             told = owner.ask("row", memory=theirs, **spec)
             for language, initiator in order:
                 rest = {"owner": told, "name": told.get("name", "")}
-                initiator.ask("row", memory=ours, **spec, **rest)
+                answer = initiator.ask("row", memory=ours, **spec, **rest)
+                found = self.rows.setdefault((way.package, language, *key), new_row())
+                found["prepare"].append(answer.get("prepare_us", 0))
             # A first time, which is not measured; then in turns.
             for turn in range(3):
                 for language, initiator in order:
                     target = initiator if op == "read" else owner
                     target.ask("clear")
-                    taken = initiator.ask("go", loops=loops if turn else 1)["us"]
+                    went = initiator.ask("go", loops=loops if turn else 1)
                     if not target.ask("check")["good"]:
                         raise RuntimeError("the bytes are wrong")
-                    found = self.rows.setdefault((way.package, language, *key), {"rounds": {}})
+                    found = self.rows[(way.package, language, *key)]
                     if turn:
-                        found["rounds"].setdefault(number, []).extend(taken)
+                        found["rounds"].setdefault(number, []).extend(went["us"])
+                        found["post"] += went.get("post_us", [])
             for language, initiator in order:
                 found = self.rows[(way.package, language, *key)]
                 found["route"] = initiator.ask("explain")["text"]
         except RuntimeError as error:
             print(f"{name}: {error}", flush=True)
-            self.rows.setdefault((way.package, "python", *key), {"rounds": {}})["error"] = str(
-                error
-            )
+            found = self.rows.setdefault((way.package, "python", *key), new_row())
+            found["error"] = str(error)
             return False
         return True
 
     def run(self):
         ends = time.monotonic() + self.options.seconds
         ways = GPU_WAYS if self.options.gpu else HOST_WAYS
-        ways = [way for way in ways if getattr(self.options, way.package)]
+        if self.options.gpu and self.options.plugin:
+            ways = ways + GPU_TCP_WAYS
+        ways = [way for way in ways if self.python(way)]
         for number in range(self.options.rounds):
             for way in ways[number % len(ways) :] + ways[: number % len(ways)]:
                 began = time.monotonic()
@@ -271,9 +316,14 @@ class Bench:
             if medians:
                 row["us"] = round(statistics.median(medians.values()), 2)
                 row["GBps"] = round(block * count / row["us"] / 1000, 4)
+                # Of the last step before the first transfer, and of starting one.
+                row["prepare_us"] = round(statistics.median(found["prepare"]), 1)
+                if found["post"]:
+                    row["post_us"] = round(statistics.median(found["post"]), 2)
             if "error" in found:
                 row["error"] = found["error"]
-            other = self.rows.get((package, "c", *key[2:]), {"rounds": {}})["rounds"]
+            beside = "wherry" if package == "nixl-wherry" else package
+            other = self.rows.get((beside, "c", *key[2:]), {"rounds": {}})["rounds"]
             ratios = [
                 statistics.median(other[turn]) / medians[turn]
                 for turn in medians
@@ -310,7 +360,13 @@ def size_of(block):
 
 def show(rows):
     """A table: a line for each transfer, GB/s, or us for 8 bytes."""
-    packages = [("wherry", "python"), ("wherry", "c"), ("nixl", "python"), ("mooncake", "python")]
+    packages = [
+        ("wherry", "python"),
+        ("wherry", "c"),
+        ("nixl-wherry", "python"),
+        ("nixl", "python"),
+        ("mooncake", "python"),
+    ]
     print(
         f"\n{'':46s}"
         + "".join(f"{name + (' C' if by == 'c' else ''):>12s}" for name, by in packages)
@@ -402,6 +458,7 @@ def main():
     for package in FIRST:
         parser.add_argument("--" + package, metavar="PYTHON")
     parser.add_argument("--c", metavar="PROGRAM")
+    parser.add_argument("--plugin", metavar="FILE.so", help="Wherry's plug-in for NIXL")
     parser.add_argument("--gpu", action="store_true", help="tensors of torch on GPU 0 and pinned")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=480, help="start nothing after them")
@@ -424,8 +481,9 @@ def main():
                 options.unpacked = os.path.join(bench.folder, "unpacked")
                 os.mkdir(options.unpacked)
                 unpack(options.unpack, options.unpacked)
-                options.nixl = options.nixl or sys.executable
-                options.mooncake = options.mooncake or sys.executable
+                for package in ("nixl", "mooncake"):
+                    if getattr(options, package) is None:
+                        setattr(options, package, sys.executable)
             bench.run()
             rows = bench.results()
             bench.log.seek(0)

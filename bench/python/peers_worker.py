@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One side of a transfer by one package, for peers.py, which starts two of these.
 
-    peers_worker.py wherry|nixl|mooncake owner|initiator DEVICE
+    peers_worker.py wherry|nixl|nixl-wherry|mooncake owner|initiator DEVICE
 
 Commands come from stdin, one JSON object a line, and each is answered by one on stdout; the process
 ends with stdin. DEVICE is "cuda" if there is a GPU to use, else "cpu".
@@ -11,7 +11,8 @@ ends with stdin. DEVICE is "cuda" if there is a GPU to use, else "cpu".
     {"do": "row", ...}            prepare a transfer: op, count, block, memory, require, indices and
                                   source (files); for the initiator also the owner's answer
     {"do": "clear"}               the target
-    {"do": "go", "loops": N}      transfer N times, for 0.7 s at most: "us" of each
+    {"do": "go", "loops": N}      transfer N times, for 0.7 s at most: "us" of each, and "post_us"
+                                  of starting each where the package starts and asks
     {"do": "check"}               is every byte of the target right?
     {"do": "explain"}             the route, where the package tells
 """
@@ -88,6 +89,8 @@ class Package:
         self.memories = {}
         self.memory = None
         self.expected = None
+        self.posted = []
+        self.prepared = None  # us, where it is only a part of prepare()
 
     def make(self, kind, length):
         return Host(length) if kind == "private" else Tensor(length, kind)
@@ -121,8 +124,9 @@ class Package:
             theirs, ours = source_blocks, target_blocks
         else:
             theirs, ours = target_blocks, source_blocks
+        began = time.perf_counter_ns()
         self.prepare(spec, theirs, ours)
-        return {}
+        return {"prepare_us": self.prepared or (time.perf_counter_ns() - began) / 1000}
 
     def clear(self):
         self.memory.clear()
@@ -133,12 +137,13 @@ class Package:
 
     def go(self, loops):
         taken = []
+        self.posted = []
         first = time.perf_counter_ns()
         while len(taken) < loops and time.perf_counter_ns() - first < LONGEST:
             began = time.perf_counter_ns()
             self.transfer()
             taken.append((time.perf_counter_ns() - began) / 1000)
-        return {"us": taken}
+        return {"us": taken, "post_us": self.posted}
 
     def explain(self):
         return {"text": ""}
@@ -183,13 +188,18 @@ class Wherry(Package):
         )
 
     def transfer(self):
-        self.plan.submit().wait()
+        began = time.perf_counter_ns()
+        running = self.plan.submit()
+        self.posted.append((time.perf_counter_ns() - began) / 1000)
+        running.wait()
 
     def explain(self):
         return {"text": self.plan.explain()}
 
 
 class Nixl(Package):
+    backend = "UCX"
+
     def __init__(self, role):
         super().__init__(role)
         try:
@@ -200,7 +210,7 @@ class Nixl(Package):
             import nixl._api as nixl
 
             self.version = importlib.metadata.version("nixl")
-        config = nixl.nixl_agent_config(backends=["UCX"])
+        config = nixl.nixl_agent_config(backends=[self.backend])
         self.agent = nixl.nixl_agent(f"{role}-{os.getpid()}", config)
         self.known = {}
 
@@ -247,16 +257,26 @@ class Nixl(Package):
         local = self.agent.prep_xfer_dlist("NIXL_INIT_AGENT", mine, self.place(self.memory))
         remote = self.agent.prep_xfer_dlist(name, there, owner["place"])
         numbers = numpy.arange(len(ours), dtype=numpy.int32)
+        began = time.perf_counter_ns()
         self.handle = self.agent.make_prepped_xfer(
             spec["op"].upper(), local, numbers, remote, numbers
         )
+        self.prepared = (time.perf_counter_ns() - began) / 1000
 
     def transfer(self):
+        began = time.perf_counter_ns()
         state = self.agent.transfer(self.handle)
+        self.posted.append((time.perf_counter_ns() - began) / 1000)
         while state == "PROC":
             state = self.agent.check_xfer_state(self.handle)
         if state != "DONE":
             raise RuntimeError(f"nixl: {state}")
+
+
+class NixlOnWherry(Nixl):
+    """NIXL's agent, with Wherry's plug-in, which lies in NIXL_PLUGIN_DIR."""
+
+    backend = "WHERRY"
 
 
 class Mooncake(Package):
@@ -307,6 +327,14 @@ class Mooncake(Package):
         return {"text": f"at most {self.longest} blocks a call"}
 
 
+PACKAGES = {
+    "wherry": Wherry,
+    "nixl": Nixl,
+    "nixl-wherry": NixlOnWherry,
+    "mooncake": Mooncake,
+}
+
+
 def main():
     # What the packages print is no answer.
     answers = os.fdopen(os.dup(1), "w")
@@ -320,7 +348,7 @@ def main():
     for line in sys.stdin:
         command = json.loads(line)
         try:
-            worker = worker or {"wherry": Wherry, "nixl": Nixl, "mooncake": Mooncake}[package](role)
+            worker = worker or PACKAGES[package](role)
             what = command["do"]
             if what == "connect":
                 worker.connect(command)
