@@ -3,9 +3,9 @@
  * NIXL's backend on top of Wherry's API, in C: what plugin.cpp calls with NIXL's own types taken
  * apart. An agent here is one backend of one NIXL agent; it has an engine of its own.
  *
- * All functions return an enum wh_nixl_status, and print the reason of an error, with Wherry's text,
- * as one line to stderr. Unless a comment says otherwise any thread may call them, and none blocks on
- * a peer.
+ * All functions return an enum wh_nixl_status, and print the reason of an error, with Wherry's
+ * text, as one line to stderr. Unless a comment says otherwise any thread may call them, and none
+ * blocks on a peer.
  */
 #ifndef WH_COMPAT_NIXL_ADAPTER_H
 #define WH_COMPAT_NIXL_ADAPTER_H
@@ -39,7 +39,8 @@ enum wh_nixl_status {
 	WH_NIXL_CANCELLED = -11,
 };
 
-/* ---- the agent (agent.c) ---------------------------------------------------------------------- */
+/* ---- the agent (agent.c) ----------------------------------------------------------------------
+ */
 
 /* An option of the backend: a setting of Wherry. */
 struct wh_nixl_option {
@@ -48,8 +49,9 @@ struct wh_nixl_option {
 };
 
 /* Open the engine of an agent. `name` is the agent's, and need not end with a NUL. The options are
- * settings (wh_config_row); one that is none is refused, unless `foreign`: then it was meant for the
- * backend whose name this plug-in has taken, and is mentioned and left out. Everything is copied. */
+ * settings (wh_config_row); one that is none is refused, unless `foreign`: then it was meant for
+ * the backend whose name this plug-in has taken, and is mentioned and left out. Everything is
+ * copied. */
 int wh_nixl_agent_open(const char *name, size_t name_length, const struct wh_nixl_option *options,
 		       size_t option_count, bool foreign, struct wh_nixl_agent **out);
 
@@ -60,7 +62,8 @@ void wh_nixl_agent_close(struct wh_nixl_agent *agent);
 /* What other agents need to reach this one (info.h). *text is the agent's. */
 int wh_nixl_agent_info(struct wh_nixl_agent *agent, const char **text, size_t *length);
 
-/* ---- peers (peer.c) --------------------------------------------------------------------------- */
+/* ---- peers (peer.c) ---------------------------------------------------------------------------
+ */
 
 /* Connect to the agent `name`, whose connection info is given. Blocks until it answers, at most the
  * setting `timeout`. A second call with the same info does nothing; one with another info takes the
@@ -75,22 +78,24 @@ int wh_nixl_peer_connect(struct wh_nixl_agent *agent, const char *name, size_t n
  * request to it is released. */
 int wh_nixl_peer_disconnect(struct wh_nixl_agent *agent, const char *name, size_t name_length);
 
-/* ---- memory (memory.c) ------------------------------------------------------------------------ */
+/* ---- memory (memory.c) ------------------------------------------------------------------------
+ */
 
 /* Register memory. `gpu` is the number of the GPU that the caller says it is on; -1: host memory.
  * Memory of another kind or GPU is refused. */
 int wh_nixl_memory_register(struct wh_nixl_agent *agent, uintptr_t address, size_t length, int gpu,
 			    struct wh_nixl_memory **out);
 
-/* Unregister memory and free the object. Blocks until peers no longer use it. If a peer on this host
- * does not let go of it in time, that is said, and tried again when the agent is closed. */
+/* Unregister memory and free the object. Blocks until peers no longer use it. If a peer on this
+ * host does not let go of it in time, that is said, and tried again when the agent is closed. */
 int wh_nixl_memory_unregister(struct wh_nixl_memory *memory);
 
-/* Write the key of registered memory, which the other side gives to wh_nixl_memory_load(). `out` has
- * room for WH_KEY_MAX bytes; *length is set. */
+/* Write the key of registered memory, which the other side gives to wh_nixl_memory_load(). `out`
+ * has room for WH_KEY_MAX bytes; *length is set. */
 int wh_nixl_memory_key(const struct wh_nixl_memory *memory, void *out, size_t *length);
 
-/* Make an object for memory of the agent `name`. Asks the peer nothing: preparing a transfer does. */
+/* Make an object for memory of the agent `name`. Asks the peer nothing: preparing a transfer does.
+ */
 int wh_nixl_memory_load(struct wh_nixl_agent *agent, const char *name, size_t name_length,
 			const void *key, size_t key_length, struct wh_nixl_memory **out);
 
@@ -108,10 +113,10 @@ struct wh_nixl_found {
 	uint64_t base;
 	uint64_t length; /* 0: not known */
 };
-int wh_nixl_memory_query(struct wh_nixl_agent *agent, uintptr_t address,
-			 struct wh_nixl_found *out);
+int wh_nixl_memory_query(struct wh_nixl_agent *agent, uintptr_t address, struct wh_nixl_found *out);
 
-/* ---- transfers (request.c) -------------------------------------------------------------------- */
+/* ---- transfers (request.c) --------------------------------------------------------------------
+ */
 
 /* A list of descriptors as NIXL has it: `count` elements, each with an address, a length, a device,
  * and a pointer to an object of NIXL's that has a pointer to a wh_nixl_memory at a fixed offset. */
@@ -135,12 +140,13 @@ int wh_nixl_request_prepare(struct wh_nixl_agent *agent, bool write, bool notifi
 			    const struct wh_nixl_list *local, const struct wh_nixl_list *remote,
 			    const char *name, size_t name_length, struct wh_nixl_request **out);
 
-/* Start it; again, once it has completed. `notification` is NULL, or what the peer receives when all
- * bytes are there. WH_NIXL_OK: it has completed already; WH_NIXL_IN_PROGRESS. */
+/* Start it; again, once it has completed. `notification` is NULL, or what the peer receives when
+ * all bytes are there. WH_NIXL_OK: it has completed already; WH_NIXL_IN_PROGRESS. */
 int wh_nixl_request_post(struct wh_nixl_request *request, const char *notification,
 			 size_t notification_length);
 
-/* How is it going? One thread at a time for a request. */
+/* How is it going? Helps with it: may copy or receive up to about a MiB. Several threads may ask about
+ * different requests. */
 int wh_nixl_request_check(struct wh_nixl_request *request);
 
 /* Free it. If it is under way it is cancelled first, which blocks for a round trip. */
@@ -149,10 +155,11 @@ int wh_nixl_request_release(struct wh_nixl_request *request);
 /* The expected duration, in us. WH_NIXL_NOT_FOUND: it is not known yet. */
 int wh_nixl_request_estimate(struct wh_nixl_request *request, uint64_t *duration);
 
-/* ---- notifications (notify.c) ----------------------------------------------------------------- */
+/* ---- notifications (notify.c) -----------------------------------------------------------------
+ */
 
-/* Send a notification that belongs to no transfer. Returns before it has arrived. Those of one thread
- * arrive in their order. */
+/* Send a notification that belongs to no transfer. Returns before it has arrived. Those of one
+ * thread arrive in their order. */
 int wh_nixl_notify(struct wh_nixl_agent *agent, const char *name, size_t name_length,
 		   const char *message, size_t length);
 
@@ -162,10 +169,11 @@ int wh_nixl_notifications(struct wh_nixl_agent *agent,
 				       const char *message, size_t length),
 			  void *arg);
 
-/* ---- which NIXL (version.c) ------------------------------------------------------------------- */
+/* ---- which NIXL (version.c) -------------------------------------------------------------------
+ */
 
-/* Is the NIXL at `caller`, an address in its library, one whose interface this plug-in has? Else says
- * in one line which it is, and which are known. */
+/* Is the NIXL at `caller`, an address in its library, one whose interface this plug-in has? Else
+ * says in one line which it is, and which are known. */
 bool wh_nixl_is_known(const void *caller);
 
 /* The name by which NIXL looks for the plug-in that contains `inside`: NAME of libplugin_NAME.so.

@@ -11,17 +11,18 @@
 #include "util/log.h"
 #include "util/text.h"
 
-/* ---- what is said ------------------------------------------------------------------------------ */
+/* ---- what is said ------------------------------------------------------------------------------
+ */
 
-static void say(const char *name, size_t length, const char *format, va_list arguments)
+static void say(uint32_t level, const char *name, size_t length, const char *format,
+		va_list arguments)
 {
 	char line[1024];
-	int begun = snprintf(line, sizeof(line), "NIXL agent %.*s: ", (int)(length < 63 ? length : 63),
+	int begun = snprintf(line, sizeof(line), "agent %.*s: ", (int)(length < 63 ? length : 63),
 			     name);
-	struct wh_log_record record = { .size = sizeof(record),
-					.level = WH_LOG_INFO,
-					.area = "nixl",
-					.text = line };
+	struct wh_log_record record = {
+		.size = sizeof(record), .level = level, .area = "nixl", .text = line
+	};
 
 	vsnprintf(line + begun, sizeof(line) - (size_t)begun, format, arguments);
 	wh_text_clean(line);
@@ -33,7 +34,16 @@ void wh_nixl_say(const struct wh_nixl_agent *agent, const char *format, ...)
 	va_list arguments;
 
 	va_start(arguments, format);
-	say(agent->name, agent->name_length, format, arguments);
+	say(WH_LOG_INFO, agent->name, agent->name_length, format, arguments);
+	va_end(arguments);
+}
+
+void wh_nixl_warn(const struct wh_nixl_agent *agent, const char *format, ...)
+{
+	va_list arguments;
+
+	va_start(arguments, format);
+	say(WH_LOG_WARN, agent->name, agent->name_length, format, arguments);
 	va_end(arguments);
 }
 
@@ -80,7 +90,8 @@ int wh_nixl_fail(const struct wh_nixl_agent *agent, int error, const char *what)
 	return wh_nixl_status(error);
 }
 
-/* ---- opening and closing ----------------------------------------------------------------------- */
+/* ---- opening and closing -----------------------------------------------------------------------
+ */
 
 static bool option_is_setting(const char *name)
 {
@@ -99,7 +110,7 @@ static void say_of(const char *name, size_t length, const char *format, ...)
 	va_list arguments;
 
 	va_start(arguments, format);
-	say(name, length, format, arguments);
+	say(WH_LOG_INFO, name, length, format, arguments);
 	va_end(arguments);
 }
 
@@ -120,13 +131,15 @@ static char **settings_new(const char *name, size_t name_length,
 			settings[used] = NULL;
 			say_of(name, name_length, "not enough memory");
 		} else if (foreign) {
-			say_of(name, name_length, "the option %s is of another backend; Wherry has none of "
-						  "this name and leaves it out",
+			say_of(name, name_length,
+			       "the option %s is of another backend; Wherry has none of "
+			       "this name and leaves it out",
 			       options[i].name);
 			continue;
 		} else {
-			say_of(name, name_length, "the option %s is no setting of Wherry; `wherry config` "
-						  "lists them",
+			say_of(name, name_length,
+			       "the option %s is no setting of Wherry; `wherry config` "
+			       "lists them",
 			       options[i].name);
 		}
 		while (used)
@@ -146,8 +159,8 @@ static void settings_free(char **settings)
 	free(settings);
 }
 
-/* An agent's name is the engine's if it may be; else its beginning and a hash, so that two long names
- * differ. */
+/* An agent's name is the engine's if it may be; else its beginning and a hash, so that two long
+ * names differ. */
 static void engine_name(const char *name, size_t length, char out[64])
 {
 	uint64_t hash = UINT64_C(0xcbf29ce484222325);

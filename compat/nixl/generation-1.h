@@ -93,7 +93,8 @@ struct TransferOptions {
 	std::string custom;
 };
 
-/* ---- the backend ------------------------------------------------------------------------------ */
+/* ---- the backend ------------------------------------------------------------------------------
+ */
 
 struct InitParameters {
 	std::string agent; /* the local agent's name */
@@ -144,8 +145,8 @@ class Backend
 			       const TransferList &remote, const std::string &agent, Request *&out,
 			       const TransferOptions *options) const = 0;
 	virtual Status post(const Operation &operation, const TransferList &local,
-			    const TransferList &remote, const std::string &agent,
-			    Request *&request, const TransferOptions *options) const = 0;
+			    const TransferList &remote, const std::string &agent, Request *&request,
+			    const TransferOptions *options) const = 0;
 	virtual Status check(Request *request) const = 0;
 	virtual Status release(Request *request) const = 0;
 

@@ -36,6 +36,14 @@ void wh_nixl_info_host(char out[64])
 	snprintf(out, 64, "%s%s", boot, network);
 }
 
+bool wh_nixl_info_is_near(const struct wh_nixl_info *info)
+{
+	char host[64];
+
+	wh_nixl_info_host(host);
+	return !strcmp(host, info->host);
+}
+
 static void info_add_url(struct wh_nixl_info *info, const char *address, const char *port)
 {
 	if (info->url_count < WH_NIXL_INFO_URLS)
@@ -55,8 +63,7 @@ static int info_add_all(struct wh_nixl_info *info, bool v6, const char *port)
 		const struct sockaddr_in6 *six;
 		char text[INET6_ADDRSTRLEN] = "";
 
-		if (!one->ifa_addr || !(one->ifa_flags & IFF_UP) ||
-		    (one->ifa_flags & IFF_LOOPBACK))
+		if (!one->ifa_addr || !(one->ifa_flags & IFF_UP) || (one->ifa_flags & IFF_LOOPBACK))
 			continue;
 		if (one->ifa_addr->sa_family == AF_INET) {
 			v4 = (const void *)one->ifa_addr;

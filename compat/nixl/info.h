@@ -15,6 +15,7 @@
 #ifndef WH_COMPAT_NIXL_INFO_H
 #define WH_COMPAT_NIXL_INFO_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -35,8 +36,11 @@ struct wh_nixl_info {
 struct wh_engine;
 int wh_nixl_info_of(const struct wh_engine *engine, struct wh_nixl_info *info);
 
-/* The identity of this host and network namespace: where it is equal, loopback reaches the other. */
+/* The identity of this host and network namespace. */
 void wh_nixl_info_host(char out[64]);
+
+/* Is it of an engine of this host and network namespace, which loopback reaches? */
+bool wh_nixl_info_is_near(const struct wh_nixl_info *info);
 
 /* Write the text. Returns its length without the NUL, less than WH_NIXL_INFO_MAX. */
 size_t wh_nixl_info_encode(const struct wh_nixl_info *info, char out[WH_NIXL_INFO_MAX]);

@@ -4,6 +4,7 @@
 #define WH_COMPAT_NIXL_INTERNAL_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 #include <wherry/wherry.h>
 
@@ -11,7 +12,8 @@
 #include "compat/nixl/info.h"
 #include "util/list.h"
 
-/* ---- objects ----------------------------------------------------------------------------------- */
+/* ---- objects -----------------------------------------------------------------------------------
+ */
 
 /* Another agent, or this one. Found by name until it is disconnected; freed with its last
  * reference: one while it can be found, one for each memory and each request. */
@@ -24,6 +26,8 @@ struct wh_nixl_peer {
 	char *name; /* NIXL's name of it */
 	size_t info_length; /* as loaded; 0: this agent itself */
 	char *info;
+	bool near; /* another agent on this host */
+	atomic_bool warned; /* of a slow path to it */
 	/* Batches that sent a notification alone. A completed one sends the next. */
 	pthread_mutex_t lock; /* of the next member */
 	struct wh_list notes;
@@ -55,15 +59,20 @@ struct wh_nixl_memory {
 	/* Of a remote one: */
 	struct wh_nixl_peer *peer;
 	uint64_t id; /* of the peer's region */
+	unsigned char key[WH_KEY_MAX];
+	size_t key_length;
 	/* The local memory with which it was last prepared (request.c); its address, never
 	 * followed. Read and written without a lock. */
 	_Atomic(const struct wh_nixl_memory *) prepared;
 };
 
-/* ---- agent.c ------------------------------------------------------------------------------------ */
+/* ---- agent.c ------------------------------------------------------------------------------------
+ */
 
-/* Print a line: "wherry: NIXL agent NAME: text". */
+/* Print a line, "wherry: nixl: agent NAME: text", and the same as a warning. */
 void wh_nixl_say(const struct wh_nixl_agent *agent, const char *format, ...)
+	__attribute__((format(printf, 2, 3)));
+void wh_nixl_warn(const struct wh_nixl_agent *agent, const char *format, ...)
 	__attribute__((format(printf, 2, 3)));
 
 /* Print what failed, with wh_error_text(), and return NIXL's code of `error`, a negative errno. */
@@ -72,10 +81,11 @@ int wh_nixl_fail(const struct wh_nixl_agent *agent, int error, const char *what)
 /* NIXL's code of 0 or a negative errno. */
 int wh_nixl_status(int error);
 
-/* ---- peer.c --------------------------------------------------------------------------------------- */
+/* ---- peer.c
+ * --------------------------------------------------------------------------------------- */
 
-/* Find a peer by name, with a reference; the agent's own name is itself, connected if necessary. NULL:
- * there is none, which is said. */
+/* Find a peer by name, with a reference; the agent's own name is itself, connected if necessary.
+ * NULL: there is none, which is said. */
 struct wh_nixl_peer *wh_nixl_peer_get(struct wh_nixl_agent *agent, const char *name, size_t length);
 
 /* One more reference, for one who has one. */
@@ -86,17 +96,20 @@ void wh_nixl_peer_put(struct wh_nixl_peer *peer);
 /* Forget all peers. */
 void wh_nixl_peers_forget(struct wh_nixl_agent *agent);
 
-/* ---- memory.c ------------------------------------------------------------------------------------ */
+/* ---- memory.c
+ * ------------------------------------------------------------------------------------ */
 
 /* Unregister and free all local memory that is left. */
 void wh_nixl_memories_free(struct wh_nixl_agent *agent);
 
-/* ---- request.c ------------------------------------------------------------------------------------ */
+/* ---- request.c
+ * ------------------------------------------------------------------------------------ */
 
 /* Cancel and free all requests that are left. */
 void wh_nixl_requests_free(struct wh_nixl_agent *agent);
 
-/* ---- notify.c -------------------------------------------------------------------------------------- */
+/* ---- notify.c
+ * -------------------------------------------------------------------------------------- */
 
 /* Give the batch a notification of this agent. 0 or a negative errno. */
 int wh_nixl_notification_attach(const struct wh_nixl_agent *agent, struct wh_batch *batch,

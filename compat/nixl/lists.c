@@ -54,7 +54,8 @@ static bool array_grow(void *array, size_t count, size_t *room, size_t size)
 	return true;
 }
 
-/* ---- by regions ---------------------------------------------------------------------------------- */
+/* ---- by regions
+ * ---------------------------------------------------------------------------------- */
 
 static bool group_reserve(struct group *group, size_t room)
 {
@@ -132,7 +133,8 @@ static int sort_by_pair(struct wh_nixl_sorter *sorter, const struct wh_nixl_list
 			struct wh_nixl_pair pair = { memory_of(local, i), memory_of(remote, i) };
 
 			*wrong = i;
-			if (!pair.local || !pair.local->region || !pair.remote || !pair.remote->peer)
+			if (!pair.local || !pair.local->region || !pair.remote ||
+			    !pair.remote->peer)
 				return -EINVAL;
 			/* The first may well be the only one. */
 			group = sorter_group(sorter, &pair, group ? 64 : local->count);
@@ -158,7 +160,8 @@ static int sort_by_pair(struct wh_nixl_sorter *sorter, const struct wh_nixl_list
 	return 0;
 }
 
-/* ---- by lengths ---------------------------------------------------------------------------------- */
+/* ---- by lengths
+ * ---------------------------------------------------------------------------------- */
 
 static bool same_blocks(const struct wh_nixl_blocks *a, const struct wh_nixl_blocks *b)
 {
@@ -209,8 +212,8 @@ static int sorter_add_single(struct wh_nixl_sorter *sorter, const struct group *
 	return 0;
 }
 
-/* How the pieces from `begin` on are taken: those of the shortest length, and of its multiples if that
- * does not make too many blocks. */
+/* How the pieces from `begin` on are taken: those of the shortest length, and of its multiples if
+ * that does not make too many blocks. */
 struct choice {
 	uint64_t length;
 	bool divides;
@@ -269,8 +272,8 @@ static int group_partition(struct group *group, size_t begin, const struct choic
 	return 0;
 }
 
-/* Make the blocks of the chosen pieces, which begin at `begin`. If they are divided, the blocks stand
- * behind what the group has, where there is room for them. */
+/* Make the blocks of the chosen pieces, which begin at `begin`. If they are divided, the blocks
+ * stand behind what the group has, where there is room for them. */
 static int sorter_take(struct wh_nixl_sorter *sorter, struct group *group, size_t begin,
 		       const struct choice *choice)
 {
@@ -322,7 +325,8 @@ static int sort_by_length(struct wh_nixl_sorter *sorter, struct group *group)
 	return error;
 }
 
-/* ---- lists ----------------------------------------------------------------------------------------- */
+/* ---- lists
+ * ----------------------------------------------------------------------------------------- */
 
 static void sorter_free(struct wh_nixl_sorter *sorter)
 {
@@ -341,8 +345,8 @@ static void sorter_free(struct wh_nixl_sorter *sorter)
 	free(sorter);
 }
 
-int wh_nixl_lists_sort(const struct wh_nixl_list *local, const struct wh_nixl_list *remote, bool write,
-		       struct wh_nixl_lists *out, size_t *wrong)
+int wh_nixl_lists_sort(const struct wh_nixl_list *local, const struct wh_nixl_list *remote,
+		       bool write, struct wh_nixl_lists *out, size_t *wrong)
 {
 	struct wh_nixl_sorter *sorter;
 	int error;

@@ -5,9 +5,9 @@
  * NIXL gives a pair of lists with one element for each piece of memory, in any order, of any
  * lengths. wh_blocks_desc wants pieces of one length between the same two regions. The pieces are
  * sorted by their regions, then by length; a length that is a small multiple of another one, which
- * comes from neighbours that NIXL has merged, is divided again. Regions with the same pieces, such as
- * the layers of a model, become bases of one descriptor. Lengths that occur a few times are left over,
- * as single transfers.
+ * comes from neighbours that NIXL has merged, is divided again. Regions with the same pieces, such
+ * as the layers of a model, become bases of one descriptor. Lengths that occur a few times are left
+ * over, as single transfers.
  */
 #ifndef WH_COMPAT_NIXL_LISTS_H
 #define WH_COMPAT_NIXL_LISTS_H
@@ -49,8 +49,8 @@ struct wh_nixl_lists {
 /* Sort the two lists, which are equally long; pieces of length 0 are left out. 0, or -ENOMEM, or
  * -EINVAL: the lists have different lengths, or an element is memory of neither side; *wrong is its
  * index. Free the result with wh_nixl_lists_free(). */
-int wh_nixl_lists_sort(const struct wh_nixl_list *local, const struct wh_nixl_list *remote, bool write,
-		       struct wh_nixl_lists *out, size_t *wrong);
+int wh_nixl_lists_sort(const struct wh_nixl_list *local, const struct wh_nixl_list *remote,
+		       bool write, struct wh_nixl_lists *out, size_t *wrong);
 
 void wh_nixl_lists_free(struct wh_nixl_lists *lists);
 

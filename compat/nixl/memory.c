@@ -33,7 +33,8 @@ static const char *kind_name(uint32_t kind)
 	}
 }
 
-/* ---- this agent's --------------------------------------------------------------------------------- */
+/* ---- this agent's
+ * --------------------------------------------------------------------------------- */
 
 static bool memory_fits(const struct wh_nixl_agent *agent, const struct wh_memory_info *found,
 			uintptr_t address, int gpu)
@@ -44,14 +45,18 @@ static bool memory_fits(const struct wh_nixl_agent *agent, const struct wh_memor
 		      found->device == gpu || found->kind == WH_MEMORY_MANAGED)
 		return true;
 	if (gpu < 0)
-		wh_nixl_say(agent, "memory at %#llx is registered as DRAM, but it is %s memory of GPU %d",
+		wh_nixl_say(agent,
+			    "memory at %#llx is registered as DRAM, but it is %s memory of GPU %d",
 			    (unsigned long long)address, kind_name(found->kind), found->device);
 	else if (!on_gpu)
-		wh_nixl_say(agent, "memory at %#llx is registered as VRAM of GPU %d, but it is %s memory of "
-				   "the host",
-			    (unsigned long long)address, gpu, kind_name(found->kind));
+		wh_nixl_say(
+			agent,
+			"memory at %#llx is registered as VRAM of GPU %d, but it is %s memory of "
+			"the host",
+			(unsigned long long)address, gpu, kind_name(found->kind));
 	else
-		wh_nixl_say(agent, "memory at %#llx is registered as VRAM of GPU %d, but it is on GPU %d",
+		wh_nixl_say(agent,
+			    "memory at %#llx is registered as VRAM of GPU %d, but it is on GPU %d",
 			    (unsigned long long)address, gpu, found->device);
 	return false;
 }
@@ -96,9 +101,10 @@ int wh_nixl_memory_unregister(struct wh_nixl_memory *memory)
 
 	/* NIXL takes no "not yet" here, and never calls again. */
 	if (error)
-		return wh_nixl_fail(agent, error,
-				    "memory is still in use while its agent takes it back; it is taken "
-				    "back when the agent ends");
+		return wh_nixl_fail(
+			agent, error,
+			"memory is still in use while its agent takes it back; it is taken "
+			"back when the agent ends");
 	pthread_mutex_lock(&agent->lock);
 	wh_list_remove(&memory->link);
 	pthread_mutex_unlock(&agent->lock);
@@ -143,7 +149,8 @@ int wh_nixl_memory_query(struct wh_nixl_agent *agent, uintptr_t address, struct 
 	return 1;
 }
 
-/* ---- other agents' -------------------------------------------------------------------------------- */
+/* ---- other agents'
+ * -------------------------------------------------------------------------------- */
 
 /* `peer` is held, and is given to the memory. */
 static int memory_new(struct wh_nixl_peer *peer, const void *key, size_t key_length,
@@ -155,7 +162,7 @@ static int memory_new(struct wh_nixl_peer *peer, const void *key, size_t key_len
 	/* The peer is asked about all memory of a request at once, when that is prepared. */
 	int error = wh_peer_unpack_key(peer->peer, key, key_length, 0, &remote);
 
-	if (error) {
+	if (error || key_length > WH_KEY_MAX) {
 		error = wh_nixl_fail(agent, error, "cannot load the memory of an agent");
 	} else {
 		memory = calloc(1, sizeof(*memory));
@@ -171,6 +178,8 @@ static int memory_new(struct wh_nixl_peer *peer, const void *key, size_t key_len
 	memory->address = remote.address;
 	memory->length = remote.length;
 	memory->kind = remote.kind;
+	memcpy(memory->key, key, key_length);
+	memory->key_length = key_length;
 	*out = memory;
 	return WH_NIXL_OK;
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Notifications. The peer learns the sending agent's name: it is the engine's, which Wherry delivers
- * with each notification; where it cannot be (too long, control characters), the bytes begin with it.
+ * Notifications. The peer learns the sending agent's name: it is the engine's, which Wherry
+ * delivers with each notification; where it cannot be (too long, control characters), the bytes
+ * begin with it.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -44,7 +45,8 @@ int wh_nixl_notification_attach(const struct wh_nixl_agent *agent, struct wh_bat
 	return error;
 }
 
-/* ---- without a transfer --------------------------------------------------------------------------- */
+/* ---- without a transfer
+ * --------------------------------------------------------------------------- */
 
 /* A note whose batch has completed, or a new one; NULL: *error. Under peer->lock. */
 static struct note *note_take(struct wh_nixl_peer *peer, int *error)
@@ -118,7 +120,8 @@ void wh_nixl_notes_free(struct wh_nixl_peer *peer)
 	}
 }
 
-/* ---- receiving ------------------------------------------------------------------------------------- */
+/* ---- receiving
+ * ------------------------------------------------------------------------------------- */
 
 int wh_nixl_notifications(struct wh_nixl_agent *agent,
 			  void (*take)(void *arg, const char *sender, size_t sender_length,

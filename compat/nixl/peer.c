@@ -7,7 +7,8 @@
 
 #include "compat/nixl/internal.h"
 
-/* ---- references ---------------------------------------------------------------------------------- */
+/* ---- references
+ * ---------------------------------------------------------------------------------- */
 
 void wh_nixl_peer_hold(struct wh_nixl_peer *peer)
 {
@@ -54,7 +55,8 @@ static bool peer_is_own(const struct wh_nixl_agent *agent, const char *name, siz
 	return agent->name_length == length && !memcmp(agent->name, name, length);
 }
 
-/* ---- connecting ---------------------------------------------------------------------------------- */
+/* ---- connecting
+ * ---------------------------------------------------------------------------------- */
 
 static char *copy_of(const char *bytes, size_t length)
 {
@@ -68,11 +70,11 @@ static char *copy_of(const char *bytes, size_t length)
 	return copy;
 }
 
-/* Make the object of a connected peer, which it owns now, and let it be found. Another thread may have
- * made it at the same time: then that one is returned. With a reference. */
+/* Make the object of a connected peer, which it owns now, and let it be found. Another thread may
+ * have made it at the same time: then that one is returned. With a reference. */
 static struct wh_nixl_peer *peer_add(struct wh_nixl_agent *agent, struct wh_peer *connected,
-				     const char *name, size_t name_length, const char *info,
-				     size_t info_length)
+				     bool near, const char *name, size_t name_length,
+				     const char *info, size_t info_length)
 {
 	struct wh_nixl_peer *peer = calloc(1, sizeof(*peer)), *found, *former = NULL;
 
@@ -94,14 +96,14 @@ static struct wh_nixl_peer *peer_add(struct wh_nixl_agent *agent, struct wh_peer
 	peer->peer = connected;
 	peer->name_length = name_length;
 	peer->info_length = info_length;
+	peer->near = near;
 	peer->references = 2;
 	pthread_mutex_init(&peer->lock, NULL);
 	wh_list_init(&peer->notes);
 
 	pthread_mutex_lock(&agent->lock);
 	found = peer_find(agent, name, name_length);
-	if (found && found->info_length == info_length &&
-	    !memcmp(found->info, info, info_length)) {
+	if (found && found->info_length == info_length && !memcmp(found->info, info, info_length)) {
 		found->references++;
 		peer->references = 1;
 	} else {
@@ -125,24 +127,23 @@ static int peer_open(struct wh_nixl_agent *agent, const struct wh_nixl_info *inf
 		     struct wh_peer **out)
 {
 	int error = -EHOSTUNREACH;
-	char host[64], what[200];
-	bool near;
+	bool near = wh_nixl_info_is_near(info);
+	char what[200];
 
-	wh_nixl_info_host(host);
-	near = !strcmp(host, info->host);
 	for (unsigned i = 0; i < info->url_count; i++) {
 		/* The last one is loopback where there are several. */
 		const char *url = info->url[near ? info->url_count - 1 - i : i];
-		bool loopback = !strncmp(url, "wherry://127.", 13) ||
-				!strncmp(url, "wherry://[::1]", 14);
+		bool loopback =
+			!strncmp(url, "wherry://127.", 13) || !strncmp(url, "wherry://[::1]", 14);
 		struct wh_peer_info found = { .size = sizeof(found) };
 
 		if (loopback && !near) {
-			wh_nixl_say(agent,
-				    "agent %s is on another host and listens at %s, which only its own "
-				    "host reaches: set WHERRY_LISTEN=0.0.0.0:0 and a cluster key there "
-				    "(docs/nixl.md)",
-				    info->name, url);
+			wh_nixl_say(
+				agent,
+				"agent %s is on another host and listens at %s, which only its own "
+				"host reaches: set WHERRY_LISTEN=0.0.0.0:0 and a cluster key there "
+				"(docs/nixl.md)",
+				info->name, url);
 			continue;
 		}
 		error = wh_peer_open(agent->engine, url, NULL, out);
@@ -153,7 +154,8 @@ static int peer_open(struct wh_nixl_agent *agent, const struct wh_nixl_info *inf
 		}
 		if (!wh_peer_info(*out, &found) && found.epoch == info->epoch)
 			return 0;
-		wh_nixl_say(agent, "agent %s has ended: another engine answers at %s", info->name, url);
+		wh_nixl_say(agent, "agent %s has ended: another engine answers at %s", info->name,
+			    url);
 		wh_peer_close(*out);
 		error = -ESTALE;
 	}
@@ -172,11 +174,13 @@ int wh_nixl_peer_load(struct wh_nixl_agent *agent, const char *name, size_t name
 	bool known;
 
 	if (error == -EPROTO) {
-		wh_nixl_say(agent,
-			    "agent %.*s does not use Wherry: its connection info is of another backend "
-			    "with this name, such as NIXL's own UCX; install Wherry on both sides, or on "
-			    "none (wherry nixl status)",
-			    (int)name_length, name);
+		wh_nixl_say(
+			agent,
+			"agent %.*s does not use Wherry: its connection info is of another backend "
+			"with this name, such as NIXL's own UCX; install Wherry on both sides, or "
+			"on "
+			"none (wherry nixl status)",
+			(int)name_length, name);
 		return WH_NIXL_MISMATCH;
 	}
 	if (error) {
@@ -195,7 +199,8 @@ int wh_nixl_peer_load(struct wh_nixl_agent *agent, const char *name, size_t name
 	error = peer_open(agent, &info, &connected);
 	if (error)
 		return wh_nixl_status(error);
-	peer = peer_add(agent, connected, name, name_length, text, length);
+	peer = peer_add(agent, connected, wh_nixl_info_is_near(&info), name, name_length, text,
+			length);
 	if (!peer)
 		return WH_NIXL_BACKEND;
 	wh_nixl_peer_put(peer);
@@ -216,8 +221,9 @@ struct wh_nixl_peer *wh_nixl_peer_get(struct wh_nixl_agent *agent, const char *n
 	if (peer)
 		return peer;
 	if (!peer_is_own(agent, name, length)) {
-		wh_nixl_say(agent, "agent %.*s is not known: its metadata has not been loaded, or was "
-				   "taken back",
+		wh_nixl_say(agent,
+			    "agent %.*s is not known: its metadata has not been loaded, or was "
+			    "taken back",
 			    (int)length, name);
 		return NULL;
 	}
@@ -226,7 +232,7 @@ struct wh_nixl_peer *wh_nixl_peer_get(struct wh_nixl_agent *agent, const char *n
 		wh_nixl_fail(agent, error, "cannot reach the agent itself");
 		return NULL;
 	}
-	return peer_add(agent, self, name, length, NULL, 0);
+	return peer_add(agent, self, false, name, length, NULL, 0);
 }
 
 int wh_nixl_peer_connect(struct wh_nixl_agent *agent, const char *name, size_t name_length)

@@ -8,7 +8,8 @@
 #include "compat/nixl/internal.h"
 #include "compat/nixl/lists.h"
 
-/* Larger host memory is not mapped before its first use, because filling its page table takes long. */
+/* Larger host memory is not mapped before its first use, because filling its page table takes long.
+ */
 #define PREPARED_MAX (UINT64_C(1) << 30)
 /* How long to wait for a peer's data connections, ns. */
 #define PREPARE_TIMEOUT INT64_C(5000000000)
@@ -25,7 +26,8 @@ struct wh_nixl_request {
 	struct wh_batch *posted; /* the one that was submitted last; NULL: none */
 };
 
-/* ---- preparing ----------------------------------------------------------------------------------- */
+/* ---- preparing
+ * ----------------------------------------------------------------------------------- */
 
 static bool on_gpu(const struct wh_nixl_memory *memory)
 {
@@ -33,11 +35,12 @@ static bool on_gpu(const struct wh_nixl_memory *memory)
 	       memory->kind == WH_MEMORY_POOL;
 }
 
-/* Ask the peer for the memory that is used here for the first time, and open the way to it, so that
- * posting is quick. */
-static int pairs_prepare(struct wh_nixl_peer *peer, const struct wh_nixl_lists *lists)
+/* Ask the peer, at once, for all memory that is used here for the first time. Its keys are held
+ * against what the peer says. */
+static int pairs_ask(struct wh_nixl_peer *peer, const struct wh_nixl_lists *lists)
 {
 	uint64_t *unknown = calloc(lists->pair_count + 1, sizeof(*unknown));
+	struct wh_remote found;
 	size_t count = 0;
 	int error = 0;
 
@@ -49,12 +52,30 @@ static int pairs_prepare(struct wh_nixl_peer *peer, const struct wh_nixl_lists *
 	if (count)
 		error = wh_peer_prepare(peer->peer, NULL, 0, unknown, count, PREPARE_TIMEOUT);
 	free(unknown);
+	for (size_t i = 0; i < lists->pair_count && count && !error; i++) {
+		const struct wh_nixl_memory *remote = lists->pairs[i].remote;
+
+		if (!remote->prepared)
+			error = wh_peer_unpack_key(peer->peer, remote->key, remote->key_length, 0,
+						   &found);
+	}
+	return error;
+}
+
+/* Ask for what is used here for the first time, and open the way to it, so that posting is quick.
+ * *fresh: there was something. */
+static int pairs_prepare(struct wh_nixl_peer *peer, const struct wh_nixl_lists *lists, bool *fresh)
+{
+	int error = pairs_ask(peer, lists);
+
+	*fresh = false;
 	for (size_t i = 0; i < lists->pair_count && !error; i++) {
 		const struct wh_nixl_pair *pair = &lists->pairs[i];
 		struct wh_nixl_memory *remote = pair->remote;
 
 		if (remote->prepared == pair->local)
 			continue;
+		*fresh = true;
 		if (on_gpu(remote) || on_gpu(pair->local) || remote->length <= PREPARED_MAX)
 			error = wh_peer_prepare(peer->peer, &pair->local->region, 1, &remote->id, 1,
 						PREPARE_TIMEOUT);
@@ -130,12 +151,37 @@ static void request_free(struct wh_nixl_request *request)
 	free(request);
 }
 
+/* Say once for a peer of this host that bytes go by the network all the same, and why. What the
+ * user has switched off is no surprise. */
+static void request_warn(struct wh_nixl_request *request, struct wh_batch *batch)
+{
+	struct wh_nixl_peer *peer = request->peer;
+	struct wh_route routes[16];
+	size_t count = sizeof(routes) / sizeof(routes[0]);
+	bool networked = false;
+
+	if (!peer->near || peer->warned || wh_batch_routes(batch, routes, &count))
+		return;
+	for (size_t i = 0; i < count; i++)
+		networked |= routes[i].bytes && !strcmp(routes[i].transport, "tcp");
+	for (size_t i = 0; i < count && networked; i++)
+		if (*routes[i].refused && !routes[i].inapplicable &&
+		    !atomic_exchange(&peer->warned, true))
+			wh_nixl_warn(
+				peer->agent,
+				"bytes of agent %.*s, which is on this host, go by tcp, because %s "
+				"does not reach them: %s",
+				(int)peer->name_length, peer->name, routes[i].transport,
+				routes[i].refused);
+}
+
 static int prepare_fail(const struct wh_nixl_agent *agent, int error, size_t wrong)
 {
 	if (error != -EINVAL)
 		return wh_nixl_status(error);
-	wh_nixl_say(agent, "element %zu of the two lists: the lengths differ, or it is in no memory of "
-			   "this agent and that peer",
+	wh_nixl_say(agent,
+		    "element %zu of the two lists: the lengths differ, or it is in no memory of "
+		    "this agent and that peer",
 		    wrong);
 	return WH_NIXL_INVALID;
 }
@@ -146,6 +192,7 @@ int wh_nixl_request_prepare(struct wh_nixl_agent *agent, bool write, bool notifi
 {
 	struct wh_nixl_request *request;
 	struct wh_nixl_lists lists;
+	bool fresh;
 	size_t wrong;
 	int error = wh_nixl_lists_sort(local, remote, write, &lists, &wrong);
 
@@ -168,7 +215,7 @@ int wh_nixl_request_prepare(struct wh_nixl_agent *agent, bool write, bool notifi
 		free(request);
 		return WH_NIXL_NOT_FOUND;
 	}
-	error = pairs_prepare(request->peer, &lists);
+	error = pairs_prepare(request->peer, &lists, &fresh);
 	if (!error)
 		error = request_take(request, &lists, write);
 	wh_nixl_lists_free(&lists);
@@ -179,6 +226,8 @@ int wh_nixl_request_prepare(struct wh_nixl_agent *agent, bool write, bool notifi
 		request_free(request);
 		return error;
 	}
+	if (fresh)
+		request_warn(request, request->batch[notifies]);
 	pthread_mutex_lock(&agent->lock);
 	wh_list_append(&agent->requests, &request->link);
 	pthread_mutex_unlock(&agent->lock);
@@ -186,7 +235,8 @@ int wh_nixl_request_prepare(struct wh_nixl_agent *agent, bool write, bool notifi
 	return WH_NIXL_OK;
 }
 
-/* ---- posting ------------------------------------------------------------------------------------- */
+/* ---- posting
+ * ------------------------------------------------------------------------------------- */
 
 static int request_outcome(struct wh_nixl_request *request)
 {
@@ -225,6 +275,8 @@ int wh_nixl_request_check(struct wh_nixl_request *request)
 {
 	if (!request->posted)
 		return WH_NIXL_NOT_POSTED;
+	/* It helps: it copies along, or reads the socket. Who asks in a loop has a processor busy, and
+	 * without that help host memory went at half the speed on two processors. */
 	if (wh_batch_test(request->posted) == -EAGAIN)
 		return WH_NIXL_IN_PROGRESS;
 	return request_outcome(request);
@@ -250,7 +302,8 @@ int wh_nixl_request_release(struct wh_nixl_request *request)
 	pthread_mutex_unlock(&agent->lock);
 	error = request_end(request);
 	if (error) /* local memory is free in any case */
-		wh_nixl_fail(agent, error, "a transfer was cancelled, and its peer does not answer");
+		wh_nixl_fail(agent, error,
+			     "a transfer was cancelled, and its peer does not answer");
 	return WH_NIXL_OK;
 }
 
@@ -266,8 +319,8 @@ int wh_nixl_request_estimate(struct wh_nixl_request *request, uint64_t *duration
 {
 	struct wh_estimate estimate = { .size = sizeof(estimate) };
 	int error;
-	struct wh_batch *batch = request_batch(request, request->batch[1] && !request->batch[0],
-					       &error);
+	struct wh_batch *batch =
+		request_batch(request, request->batch[1] && !request->batch[0], &error);
 
 	if (batch)
 		error = wh_batch_estimate(batch, &estimate);

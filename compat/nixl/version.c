@@ -59,7 +59,8 @@ static void version_of_wheel(char *folder, char out[32])
 
 		/* NAME-VERSION.dist-info */
 		if (!strncmp(name, base, length) && name[length] == '-' && tail)
-			snprintf(out, 32, "%.*s", (int)(tail - name - length - 1), name + length + 1);
+			snprintf(out, 32, "%.*s", (int)(tail - name - length - 1),
+				 name + length + 1);
 	}
 	if (site)
 		closedir(site);
@@ -86,11 +87,14 @@ bool wh_nixl_is_known(const void *caller)
 	if (number >= OLDEST && number <= NEWEST)
 		return true;
 	fprintf(stderr,
-		"wherry: the plug-in of Wherry %s is for NIXL 1.0.0 to 1.5.1, and this is %s%s (%s); "
+		"wherry: the plug-in of Wherry %s is for NIXL 1.0.0 to 1.5.1, and this is %s%s "
+		"(%s); "
 		"%s\n",
-		wh_version(), *version ? "NIXL " : "no wheel of NIXL", version, given ? "WHERRY_NIXL_VERSION" : file,
-		*version ? "update Wherry, or take one of these" :
-			   "if it was built from the source of one of these, set WHERRY_NIXL_VERSION");
+		wh_version(), *version ? "NIXL " : "no wheel of NIXL", version,
+		given ? "WHERRY_NIXL_VERSION" : file,
+		*version ?
+			"update Wherry, or take one of these" :
+			"if it was built from the source of one of these, set WHERRY_NIXL_VERSION");
 	return false;
 }
 

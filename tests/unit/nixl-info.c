@@ -11,14 +11,15 @@
 
 static struct wh_engine *engine_open(const char *listen)
 {
-	struct wh_engine_options options = { .size = sizeof(options),
-					     .name = "alice",
-					     .listen = listen,
-					     .config = (const char *const[]){
-						     "transports=tcp",
-						     "key=00112233445566778899aabbccddeeff001122334455"
-						     "66778899aabbccddeeff",
-						     NULL } };
+	struct wh_engine_options options = {
+		.size = sizeof(options),
+		.name = "alice",
+		.listen = listen,
+		.config = (const char *const[]){ "transports=tcp",
+						 "key=00112233445566778899aabbccddeeff001122334455"
+						 "66778899aabbccddeeff",
+						 NULL }
+	};
 	struct wh_engine *engine;
 
 	assert_int_equal(wh_engine_open(&options, &engine), 0);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From NIXL's lists to blocks: whatever the order and the lengths, the same bytes go the same ways. */
+/* From NIXL's lists to blocks: whatever the order and the lengths, the same bytes go the same ways.
+ */
 #include "unit.h"
 
 #include <errno.h>
@@ -50,8 +51,8 @@ static void lists_make(struct lists *lists, size_t count)
 		(struct wh_nixl_list){ lists->there, count, offsetof(struct object, memory) };
 }
 
-static void lists_set(struct lists *lists, size_t i, unsigned from, uint64_t from_offset, unsigned to,
-		      uint64_t to_offset, uint64_t length)
+static void lists_set(struct lists *lists, size_t i, unsigned from, uint64_t from_offset,
+		      unsigned to, uint64_t to_offset, uint64_t length)
 {
 	lists->here[i] = (struct wh_nixl_descriptor){ .address = local[from].address + from_offset,
 						      .length = length,
@@ -75,7 +76,8 @@ static int sort(struct lists *lists, struct wh_nixl_lists *sorted)
 	return wh_nixl_lists_sort(&lists->local, &lists->remote, false, sorted, &wrong);
 }
 
-/* ---- what comes out is what went in ------------------------------------------------------------- */
+/* ---- what comes out is what went in -------------------------------------------------------------
+ */
 
 /* A run of bytes: from a memory and offset to a memory and offset. */
 struct run {
@@ -128,8 +130,8 @@ static size_t runs_of_lists(const struct lists *lists, struct run **out)
 
 		if (lists->here[i].length)
 			runs[count++] = (struct run){ (uintptr_t)from->region,
-						      lists->here[i].address - from->address, to->id,
-						      lists->there[i].address - to->address,
+						      lists->here[i].address - from->address,
+						      to->id, lists->there[i].address - to->address,
 						      lists->here[i].length };
 	}
 	*out = runs;
@@ -150,18 +152,17 @@ static size_t runs_of_sorted(const struct wh_nixl_lists *sorted, struct run **ou
 
 		for (size_t b = 0; b < blocks->base_count; b++)
 			for (uint64_t n = 0; n < blocks->count; n++)
-				runs[count++] = (struct run){ (uintptr_t)blocks->bases[b].local,
-							      blocks->local_offsets[n],
-							      blocks->bases[b].remote,
-							      blocks->remote_offsets[n],
-							      blocks->length };
+				runs[count++] =
+					(struct run){ (uintptr_t)blocks->bases[b].local,
+						      blocks->local_offsets[n],
+						      blocks->bases[b].remote,
+						      blocks->remote_offsets[n], blocks->length };
 	}
 	for (size_t i = 0; i < sorted->single_count; i++)
-		runs[count++] = (struct run){ (uintptr_t)sorted->singles[i].local,
-					      sorted->singles[i].local_offset,
-					      sorted->singles[i].remote,
-					      sorted->singles[i].remote_offset,
-					      sorted->singles[i].length };
+		runs[count++] =
+			(struct run){ (uintptr_t)sorted->singles[i].local,
+				      sorted->singles[i].local_offset, sorted->singles[i].remote,
+				      sorted->singles[i].remote_offset, sorted->singles[i].length };
 	*out = runs;
 	return runs_join(runs, count);
 }
@@ -177,7 +178,8 @@ static void assert_same(const struct lists *lists, const struct wh_nixl_lists *s
 	free(got);
 }
 
-/* ---- tests ----------------------------------------------------------------------------------------- */
+/* ---- tests
+ * ----------------------------------------------------------------------------------------- */
 
 static void equal_lengths__become_one_descriptor(void **state)
 {
