@@ -268,7 +268,7 @@ class Agent:
         self.agent = self.handle = None
 
 
-def serve(pipe, log, environment, arguments):
+def serve(pipe, log, environment, kind, arguments):
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(descriptor, 2)
     os.environ.update(environment)
@@ -280,7 +280,7 @@ def serve(pipe, log, environment, arguments):
             os._exit(0)
         try:
             if what == "open":
-                agent = Agent(*arguments)
+                agent = kind(*arguments)
                 answer = None
             else:
                 answer = getattr(agent, what)(*given, **named)
@@ -299,14 +299,17 @@ class Failed(Exception):
 
 
 class Side:
-    """A process with an agent."""
+    """A process with an agent, an object of the class `kind`; `extra` are more arguments of it."""
 
-    def __init__(self, folder, name, backend="WHERRY", options=None, threads=False, **environment):
+    def __init__(
+        self, folder, name, backend="WHERRY", options=None, kind=Agent, extra=(False,), **environment
+    ):
+        self.name = name
         self.log = os.path.join(folder, f"log-{len(os.listdir(folder))}")
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
-        arguments = (name, backend, options, threads)
-        self.process = context.Process(target=serve, args=(theirs, self.log, environment, arguments))
+        arguments = (theirs, self.log, environment, kind, (name, backend, options, *extra))
+        self.process = context.Process(target=serve, args=arguments)
         self.process.start()
         theirs.close()
         self.call("open")
