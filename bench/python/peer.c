@@ -10,7 +10,8 @@
  *   {"do": "row", ...}               prepare a transfer: op, count, block, memory, name (a region
  * of the peer), require, indices, source (files)
  *   {"do": "clear"}                  the target of a read
- *   {"do": "go", "loops": N}         transfer N times, for 0.7 s at most: "us" of each
+ *   {"do": "go", "loops": N}         transfer N times, for 0.7 s at most: "us" of each, and "post_us"
+ *                                    of submitting each
  *   {"do": "check"}                  is every byte of the target right?
  *   {"do": "explain"}                the routes
  */
@@ -239,18 +240,21 @@ static json_t *clear(void)
 static json_t *go(const json_t *command)
 {
 	json_int_t loops = json_integer_value(json_object_get(command, "loops"));
-	json_t *taken = json_array();
+	json_t *taken = json_array(), *posted = json_array();
 	double first = timing_now();
 
 	for (json_int_t i = 0; i < loops && timing_now() - first < LONGEST; i++) {
-		double begun = timing_now();
+		double begun = timing_now(), submitted;
 
-		if (wh_batch_submit(peer.batch) || wh_batch_wait_for(peer.batch, FOREVER) ||
-		    wh_batch_status(peer.batch))
+		if (wh_batch_submit(peer.batch))
 			die("submit");
+		submitted = timing_now();
+		if (wh_batch_wait_for(peer.batch, FOREVER) || wh_batch_status(peer.batch))
+			die("wait");
 		json_array_append_new(taken, json_real((timing_now() - begun) / 1000));
+		json_array_append_new(posted, json_real((submitted - begun) / 1000));
 	}
-	return json_pack("{s:o}", "us", taken);
+	return json_pack("{s:o,s:o}", "us", taken, "post_us", posted);
 }
 
 static json_t *check(void)

@@ -24,6 +24,7 @@ import importlib.metadata
 import json
 import mmap
 import os
+import statistics
 import sys
 import time
 import traceback
@@ -257,11 +258,17 @@ class Nixl(Package):
         local = self.agent.prep_xfer_dlist("NIXL_INIT_AGENT", mine, self.place(self.memory))
         remote = self.agent.prep_xfer_dlist(name, there, owner["place"])
         numbers = numpy.arange(len(ours), dtype=numpy.int32)
-        began = time.perf_counter_ns()
-        self.handle = self.agent.make_prepped_xfer(
-            spec["op"].upper(), local, numbers, remote, numbers
-        )
-        self.prepared = (time.perf_counter_ns() - began) / 1000
+        taken = []
+        # A server makes a request for each transfer. The first one also opens the way to the peer.
+        for _ in range(5):
+            if taken:
+                self.agent.release_xfer_handle(self.handle)
+            began = time.perf_counter_ns()
+            self.handle = self.agent.make_prepped_xfer(
+                spec["op"].upper(), local, numbers, remote, numbers
+            )
+            taken.append((time.perf_counter_ns() - began) / 1000)
+        self.prepared = statistics.median(taken)
 
     def transfer(self):
         began = time.perf_counter_ns()
