@@ -214,22 +214,29 @@ class Bench:
                 self.versions.setdefault(way.package, f"failed: {error}")
                 return []
             for at, (theirs, ours) in enumerate(memories):
-                for block, count, loops in GPU if self.options.gpu else HOST:
-                    if way.sizes and block not in way.sizes:
-                        continue
-                    for op in ("read", "write"):
-                        if not self.row(
-                            way, owner, initiators, theirs, ours, op, block, count, loops, number
-                        ):
-                            return memories[at + 1 :]
+                for row in self.wanted(way, theirs, ours):
+                    if not self.row(way, owner, initiators, theirs, ours, *row, number):
+                        return memories[at + 1 :]
         return []
+
+    def name(self, way, theirs, ours, op, block, count):
+        key = (op, block, count, theirs, ours, way.transport)
+        return f"{way.package} {' '.join(map(str, key))}"
+
+    def wanted(self, way, theirs, ours):
+        """The rows of a pair of memories: what is done, block, count, loops."""
+        return [
+            (op, block, count, loops)
+            for block, count, loops in (GPU if self.options.gpu else HOST)
+            for op in ("read", "write")
+            if (not way.sizes or block in way.sizes)
+            and self.options.only in self.name(way, theirs, ours, op, block, count)
+        ]
 
     def row(self, way, owner, initiators, theirs, ours, op, block, count, loops, number):
         """One round of one row. False: the processes are of no more use."""
         key = (op, block, count, theirs, ours, way.transport)
-        name = f"{way.package} {' '.join(map(str, key))}"
-        if self.options.only not in name:
-            return True
+        name = self.name(way, theirs, ours, op, block, count)
         spec = {
             "op": op,
             "count": count,
@@ -276,7 +283,11 @@ class Bench:
         ways = GPU_WAYS if self.options.gpu else HOST_WAYS
         if self.options.gpu and self.options.plugin:
             ways = ways + GPU_TCP_WAYS
-        ways = [way for way in ways if self.python(way)]
+        ways = [
+            way
+            for way in ways
+            if self.python(way) and any(self.wanted(way, *pair) for pair in way.memories)
+        ]
         for number in range(self.options.rounds):
             for way in ways[number % len(ways) :] + ways[: number % len(ways)]:
                 began = time.monotonic()
