@@ -4,11 +4,12 @@
 places (4.9 GB), as a server with vLLM was reported to read for one long prompt.
 
     pieces.py --json FILE --plugin FILE.so [--backends WHERRY,UCX] [--pieces N] [--bytes N]
-              [--rounds N] [--nixl FOLDER]
+              [--rounds N] [--nixl FOLDER] [--c PROGRAM]
 
 Two processes, each with a tensor of torch: on GPU 0 both, or on GPUs 0 and 1 where there are two.
 For each backend and round the initiator makes a request, posts it and asks until it is done. Every
-byte is compared, on the GPU. --nixl is what PYTHONPATH needs to import NIXL.
+byte is compared, on the GPU. --nixl is what PYTHONPATH needs to import NIXL. --c, build/bench/python-peer,
+describes the machine.
 """
 
 import argparse
@@ -149,6 +150,14 @@ def measure(backend, options, environment, log):
     }
 
 
+def machine(program):
+    """The environment, as all results have it."""
+    if not program:
+        return {}
+    asked = subprocess.run([program], input=b'{"do": "machine"}\n', capture_output=True, check=True)
+    return json.loads(asked.stdout)
+
+
 def main():
     if sys.argv[1:2] == ["--work"]:
         role, backend, *rest = sys.argv[2:]
@@ -161,6 +170,7 @@ def main():
     parser.add_argument("--bytes", type=int, default=44 << 10)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--nixl", metavar="FOLDER")
+    parser.add_argument("--c", metavar="PROGRAM")
     options = parser.parse_args()
     results = []
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as log:
@@ -177,12 +187,15 @@ def main():
         if any("error" in row for row in results):
             log.seek(0)
             print(log.read().decode(errors="replace")[-4000:])
+    result = {
+        "schema": 1,
+        "environment": machine(options.c),
+        "pieces": options.pieces,
+        "bytes": options.bytes,
+        "results": results,
+    }
     with open(options.json, "w", encoding="utf-8") as out:
-        json.dump(
-            {"schema": 1, "pieces": options.pieces, "bytes": options.bytes, "results": results},
-            out,
-            indent=1,
-        )
+        json.dump(result, out, indent=1)
         out.write("\n")
     return 0
 
