@@ -29,6 +29,15 @@ struct wh_nixl_request {
 /* ---- preparing
  * ----------------------------------------------------------------------------------- */
 
+/* NIXL's code of an error of a transfer. Where it reads that a peer is gone, NIXL forgets all about
+ * it; memory that was unregistered is no reason for that. */
+static int request_status(const struct wh_nixl_request *request, int error)
+{
+	if (error == -ESTALE && !wh_peer_status(request->peer->peer))
+		return WH_NIXL_NOT_FOUND;
+	return wh_nixl_status(error);
+}
+
 static bool on_gpu(const struct wh_nixl_memory *memory)
 {
 	return memory->kind == WH_MEMORY_DEVICE || memory->kind == WH_MEMORY_VMM ||
@@ -222,7 +231,8 @@ int wh_nixl_request_prepare(struct wh_nixl_agent *agent, bool write, bool notifi
 	if (!error)
 		request_batch(request, notifies, &error);
 	if (error) {
-		error = wh_nixl_fail(agent, error, "cannot prepare a transfer");
+		wh_nixl_fail(agent, error, "cannot prepare a transfer");
+		error = request_status(request, error);
 		request_free(request);
 		return error;
 	}
@@ -245,7 +255,7 @@ static int request_outcome(struct wh_nixl_request *request)
 	if (error && error != -EINPROGRESS)
 		wh_nixl_say(request->peer->agent, "a transfer failed: %s (%s)",
 			    wh_batch_error_text(request->posted), wh_status_name(error));
-	return wh_nixl_status(error);
+	return request_status(request, error);
 }
 
 int wh_nixl_request_post(struct wh_nixl_request *request, const char *notification, size_t length)
@@ -265,8 +275,10 @@ int wh_nixl_request_post(struct wh_nixl_request *request, const char *notificati
 		error = wh_nixl_notification_attach(agent, batch, notification, length);
 	if (!error)
 		error = wh_batch_submit(batch);
-	if (error)
-		return wh_nixl_fail(agent, error, "cannot post a transfer");
+	if (error) {
+		wh_nixl_fail(agent, error, "cannot post a transfer");
+		return request_status(request, error);
+	}
 	request->posted = batch;
 	return request_outcome(request);
 }

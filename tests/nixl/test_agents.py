@@ -237,13 +237,18 @@ class Endings(Pair):
         self.assertIn("cannot connect to agent other", self.bob.said())
 
     def test_memory_that_was_deregistered_cannot_be_reached(self):
-        local, remote = [(self.b, 4096)], [(self.a, 4096)]
-        self.bob.move("read", "alice", local, remote)
-        self.alice.deregister("m")
-        with self.assertRaises(Failed):
-            self.bob.move("read", "alice", local, remote)
-        self.bob.notify("alice", b"still there")
-        self.assertEqual(self.alice.await_notifications(1), {"bob": [b"still there"]})
+        """And NIXL does not forget its agent, as it does when that is said to be gone."""
+        for i in range(10):
+            with self.subTest(i=i):
+                there = self.alice.register(f"m{i}", MIB)
+                self.bob.load(self.alice.metadata())
+                local, remote = [(self.b, 4096)], [(there, 4096)]
+                self.bob.move("read", "alice", local, remote)
+                self.alice.deregister(f"m{i}")
+                with self.assertRaisesRegex(Failed, "NotFound"):
+                    self.bob.move("read", "alice", local, remote)
+                self.bob.notify("alice", b"still there")
+                self.assertEqual(self.alice.await_notifications(1), {"bob": [b"still there"]})
 
     def test_forgetting_a_peer_with_requests(self):
         self.bob.request("r", "read", "alice", [(self.b, 4096)], [(self.a, 4096)])
