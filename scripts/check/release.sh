@@ -5,7 +5,7 @@
 #
 # A step is a function release_NAME; release_steps lists the names. A new step is one more of each.
 
-release_steps=(mooncake deb python hosts driver races repeat fuzz)
+release_steps=(mooncake nixl deb python hosts driver races repeat fuzz)
 
 # Mooncake's transfer engine, the last release of each minor version that tests/integration knows
 # how to call.
@@ -31,6 +31,24 @@ release_mooncake()
 	for version in "${mooncake_versions[@]}"; do
 		step_command "mooncake-$version" 1200 env TEST_MOONCAKE="$version" \
 			"$top/tests/integration/command/mooncake-real.sh" "$build/tools/wherry"
+	done
+}
+
+# The plug-in in agents of NIXL, each version that PyPI has, for each CUDA.
+release_nixl()
+{
+	local cuda version versions
+
+	for cuda in cu12 cu13; do
+		if ! versions=$("$top/scripts/nixl" --versions $cuda 2>&1); then
+			step_skip "nixl-$cuda" "$versions"
+			continue
+		fi
+		for version in $versions; do
+			step_command "nixl-$cuda-$version" 600 env TESTS_PROGRAMS=100 \
+				"$top/tests/nixl/run" "$build/compat/libplugin_WHERRY.so" \
+				"$version" $cuda
+		done
 	done
 }
 

@@ -8,6 +8,7 @@ before 1.4 the rest wants torch.
 
 import ctypes
 import glob
+import hashlib
 import importlib
 import mmap
 import multiprocessing
@@ -85,6 +86,16 @@ class Agent:
 
     def write(self, name, data, offset=0):
         self.memories[name].map[offset : offset + len(data)] = data
+
+    def clear(self):
+        for memory in self.memories.values():
+            memory.map[:] = bytes(memory.length)
+
+    def digests(self):
+        """Of each memory."""
+        return {
+            name: hashlib.sha256(memory.map).hexdigest() for name, memory in self.memories.items()
+        }
 
     def query(self, name):
         memory = self.memories[name]
@@ -292,6 +303,13 @@ def serve(pipe, log, environment, kind, arguments):
             pipe.close()
             # NIXL 1.5's own end of an interpreter is not what is tested.
             os._exit(0)
+
+
+def each(sides, what, *given):
+    """Call the same of several sides at once. Their answers."""
+    for side in sides:
+        side.send(what, *given)
+    return [side.receive() for side in sides]
 
 
 class Failed(Exception):

@@ -45,8 +45,16 @@ def tool(*command, **rest):
     return subprocess.run(command, check=True, capture_output=True, text=True, **rest).stdout
 
 
+def plain(symbols):
+    """The functions' names alone, without classes and arguments."""
+    lines = tool("c++filt", input="\n".join(symbols)).splitlines()
+    lines = [line.replace("(anonymous namespace)::", "") for line in lines]
+    return {re.sub(r"\(.*", "", line).split("::")[-1] for line in lines}
+
+
 def table(library, name):
-    """The functions of the class's table in the file, without those of the object itself."""
+    """The functions of the class's table in the file, without those of the object itself. Each is a
+    set of names: the compiler makes one function of those that do the same."""
     symbols, begin, end = {}, 0, 0
     for line in tool("readelf", "-Ws", library).splitlines():
         fields = line.split()
@@ -54,7 +62,7 @@ def table(library, name):
             continue
         address, symbol = int(fields[1], 16), fields[7].split("@")[0]
         if address:
-            symbols.setdefault(address, symbol)
+            symbols.setdefault(address, set()).add(symbol)
         if symbol == name:
             begin, end = address, address + int(fields[2], 0)
     found = []
@@ -64,12 +72,14 @@ def table(library, name):
             continue
         rest = match[3].split()
         relative = match[2].endswith("_RELATIVE") or match[2].endswith("_RELATIV")
-        symbol = symbols.get(int(rest[0], 16)) if relative else rest[1].split("@")[0]
-        found.append((int(match[1], 16), symbol or "?"))
-    plain = tool("c++filt", input="\n".join(symbol for _, symbol in sorted(found))).splitlines()
-    plain = [one.replace("(anonymous namespace)::", "") for one in plain]
-    names = [re.sub(r"\(.*", "", one).split("::")[-1] for one in plain]
-    return [one for one in names if not one.startswith(("typeinfo", "~"))]
+        if relative:
+            found.append((int(match[1], 16), symbols.get(int(rest[0], 16), {"?"})))
+        else:
+            found.append((int(match[1], 16), {rest[1].split("@")[0]}))
+    names = [plain(one) for _, one in sorted(found, key=lambda entry: entry[0])]
+    return [
+        one for one in names if not any(name.startswith(("typeinfo", "~")) for name in one)
+    ]
 
 
 class Table(unittest.TestCase):
@@ -83,8 +93,9 @@ class Table(unittest.TestCase):
         ours = table(os.environ["TESTS_NIXL_PLUGIN"], "_ZTVN12_GLOBAL__N_16WherryE")
         self.assertEqual(len(ours), len(FUNCTIONS) + 1)  # one has two forms
         # UCX's class has functions of its own behind those of the interface.
-        expected = [FUNCTIONS.get(one, one) for one in theirs[: len(ours)]]
-        self.assertEqual(ours, expected)
+        for place, (mine, other) in enumerate(zip(ours, theirs)):
+            expected = {FUNCTIONS.get(one, one) for one in other}
+            self.assertTrue(mine & expected, f"function {place} is {mine}, not {expected}")
 
 
 if __name__ == "__main__":

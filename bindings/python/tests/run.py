@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run one file of tests with unittest, and print a line for each case as cmocka does, which
-scripts/tally counts.
+scripts/tally counts. Ends after TESTS_SECONDS (240).
 
 run.py FILE
 """
@@ -38,6 +38,13 @@ class Lines(unittest.TestResult):
         super().addError(test, err)
         self.say("  FAILED  ", test, self.errors[-1][1])
 
+    def addSubTest(self, test, subtest, err):
+        super().addSubTest(test, subtest, err)
+        if err:
+            broken = issubclass(err[0], test.failureException)
+            said = (self.failures if broken else self.errors)[-1][1]
+            self.say("  FAILED  ", test, f"{subtest._subDescription()}\n{said}")
+
     def addSkip(self, test, reason):
         super().addSkip(test, reason)
         self.say("  SKIPPED ", test, reason + "\n")
@@ -45,7 +52,7 @@ class Lines(unittest.TestResult):
 
 def main():
     faulthandler.enable()
-    faulthandler.dump_traceback_later(240, exit=True)
+    faulthandler.dump_traceback_later(int(os.environ.get("TESTS_SECONDS", "240")), exit=True)
     sys.path[:0] = [os.path.dirname(HERE), HERE]
     # By its name, so that processes that are spawned find it.
     module = importlib.import_module(os.path.basename(sys.argv[1])[: -len(".py")])
