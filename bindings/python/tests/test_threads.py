@@ -158,6 +158,55 @@ class Threads(Case):
             if time.monotonic() > end:
                 break
 
+    def test_close_a_peer(self):
+        """Peers are closed while threads use them: no handle is used after that."""
+        end = time.monotonic() + SECONDS * 0.2
+        url = self.own().url
+        region = self.engine.register(bytearray(4096))
+        while True:
+            peer = self.engine.connect(url)
+            remote = peer.find("kv")
+            busy, failed = threading.Semaphore(0), []
+
+            def work(number):
+                try:
+                    while True:
+                        busy.release()
+                        if number == 0:  # it waits until the peer is closed
+                            peer.find("never", timeout=600)
+                        elif number % 2:
+                            peer.regions()
+                        else:
+                            peer.read(remote[0:64], region[0:64]).wait()
+                except wherry.Error as error:
+                    if error.errno != errno.EINVAL or "the peer is closed" not in str(error):
+                        failed.append(error)
+                except BaseException as error:
+                    failed.append(error)
+
+            threads = [threading.Thread(target=work, args=(n,)) for n in range(THREADS)]
+            for thread in threads:
+                thread.start()
+            for _ in range(THREADS + random.randrange(4 * THREADS)):
+                busy.acquire(timeout=60)
+            try:
+                peer.close()
+            except wherry.Error as error:  # a transfer is not yet freed; no call has gone on
+                self.assertEqual(error.errno, errno.EBUSY)
+                while any(thread.is_alive() for thread in threads):
+                    try:
+                        peer.close()
+                    except wherry.Error:
+                        time.sleep(0.001)
+            for thread in threads:
+                thread.join()
+            peer.close()
+            self.assertEqual(failed, [])
+            with self.raises(errno.EINVAL, "the peer is closed"):
+                peer.find("kv")
+            if time.monotonic() > end:
+                break
+
 
 if __name__ == "__main__":
     unittest.main()

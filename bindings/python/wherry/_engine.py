@@ -97,25 +97,26 @@ def in_slices(
 
 
 class Guard:
-    """`with guard:` a call uses the native handles: Core.close() waits for its end. Raises an error
-    of that number if the engine is closed."""
+    """`with guard:` a call uses the native handles of `owner`, whose close() waits for its end.
+    Raises an error of that number and text if the owner is closed."""
 
-    __slots__ = ("core", "number")
+    __slots__ = ("owner", "number", "text")
 
-    def __init__(self, core: "Core", number: int) -> None:
-        self.core = core
+    def __init__(self, owner: Any, number: int, text: str = CLOSED) -> None:
+        self.owner = owner  # its members: closed, and inside, a list of as many as there are calls
         self.number = number
+        self.text = text
 
     def __enter__(self) -> None:
-        core = self.core
+        owner = self.owner
         # Before looking: close() sets `closed` and looks here then.
-        core.inside.append(None)
-        if core.closed:
-            core.inside.pop()
-            raise make(-self.number, CLOSED)
+        owner.inside.append(None)
+        if owner.closed:
+            owner.inside.pop()
+            raise make(-self.number, self.text)
 
     def __exit__(self, *_: Any) -> None:
-        self.core.inside.pop()
+        self.owner.inside.pop()
 
 
 class Core:

@@ -7,6 +7,7 @@ import ctypes
 import errno
 import os
 import threading
+import time
 from ctypes import byref, c_size_t, c_uint64, c_void_p, sizeof
 from typing import (
     Any,
@@ -25,6 +26,7 @@ from ._engine import (
     CLOSED,
     Core,
     Engine,
+    Guard,
     Region,
     RegionSlice,
     Remote,
@@ -40,6 +42,7 @@ _PRIORITIES = {
     "latency": native.CONSTANTS["WH_PRIORITY_LATENCY"],
 }
 _ANSWER = -1.0
+_PEER_CLOSED = "the peer is closed"
 _submit = lib.wh_batch_submit
 _RUNNING, _AGAIN = -errno.EINPROGRESS, (errno.EAGAIN,)
 
@@ -317,11 +320,14 @@ class Peer:
         self._core = core
         self._handle = handle
         self._idle = _Pool()  # batches with the default options
+        self.closed = False  # no call begins any more
+        self.inside: List[None] = []  # as many as there are calls that use the handle
+        self.calls = Guard(self, errno.EINVAL, _PEER_CLOSED)
 
     def _use(self) -> int:
         self._core.use()
-        if not self._handle:
-            raise invalid("the peer is closed")
+        if self.closed:
+            raise invalid(_PEER_CLOSED)
         return self._handle
 
     def find(self, name: str, timeout: float = _ANSWER) -> Remote:
@@ -332,7 +338,7 @@ class Peer:
         def find(limit: int) -> int:
             return int(lib.wh_peer_find(self._use(), text, limit, byref(out)))
 
-        with self._core.calls:
+        with self._core.calls, self.calls:
             if timeout == _ANSWER:
                 check(self._answered(find, None))
             else:
@@ -363,7 +369,7 @@ class Peer:
         def unpack(limit: int) -> int:
             return int(lib.wh_peer_unpack_key(self._use(), key, len(key), limit, byref(out)))
 
-        with self._core.calls:
+        with self._core.calls, self.calls:
             check(self._answered(unpack, timeout))
         return Remote(out)
 
@@ -376,7 +382,7 @@ class Peer:
             count.value = 256
             return int(lib.wh_peer_list(self._use(), byref(cursor), out, byref(count), limit))
 
-        with self._core.calls:
+        with self._core.calls, self.calls:
             while True:
                 check(in_slices(ask, timeout, (errno.ETIMEDOUT,), 1.0))
                 found += [Remote(info) for info in out[: count.value]]
@@ -430,7 +436,7 @@ class Peer:
 
     def notify(self, tag: int, data: bytes = b"") -> Transfer:
         """Send a notification alone: a number of 64 bits and up to 64 KiB."""
-        with self._core.calls:
+        with self._core.calls, self.calls:
             return self._submit(self._batch("bulk", None), self._idle, None, (tag, data))
 
     def prepare_read(
@@ -471,21 +477,32 @@ class Peer:
 
     def _info(self) -> native.PeerInfo:
         info = native.PeerInfo(size=sizeof(native.PeerInfo))
-        with self._core.calls:
+        with self._core.calls, self.calls:
             check(lib.wh_peer_info(self._use(), byref(info)))
         return info
 
     def close(self) -> None:
-        """Close the connections. Error EBUSY: transfers or plans of this peer exist."""
-        if not self._handle or self._core.closed:
-            return
+        """Close the connections. Calls of other threads end with an error. Error EBUSY: transfers or
+        plans of this peer exist."""
         core = self._core
-        with core.calls:
-            self._idle.empty(core)
-            core.reap(len(core.orphans))
-            check(lib.wh_peer_close(self._handle))
-            core.peers.pop(self._handle, None)
-            self._handle = 0
+        with core.lock:
+            if self.closed or core.closed:
+                return
+            self.closed = True
+        try:
+            with core.calls:
+                ends = time.monotonic() + 10
+                while self.inside:
+                    if time.monotonic() > ends:
+                        raise make(-errno.EBUSY, "Peer.close: other threads use the peer")
+                    time.sleep(0.001)
+                self._idle.empty(core)
+                core.reap(len(core.orphans))
+                check(lib.wh_peer_close(self._handle))
+                core.peers.pop(self._handle, None)
+        except BaseException:
+            self.closed = False
+            raise
 
     def __enter__(self) -> "Peer":
         return self
@@ -494,7 +511,7 @@ class Peer:
         self.close()
 
     def __repr__(self) -> str:
-        if not self._handle or self._core.closed:
+        if self.closed or self._core.closed:
             return f"<wherry.Peer {self.url!r}, closed>"
         info = self._info()
         return f"<wherry.Peer {info.name.decode()!r} at {info.address.decode()}, {self.state}>"
@@ -529,7 +546,7 @@ class Peer:
         notify: Optional[Notify],
     ) -> Transfer:
         core = self._core
-        with core.calls:
+        with core.calls, self.calls:
             items, native_blocks = self._describe(op, remote, local, blocks, layers)
             try:
                 batch = self._batch(priority, require)
@@ -736,7 +753,7 @@ class Plan:
         self._lock = threading.Lock()  # of closing, and of using self._blocks
         self._blocks: Optional[int] = None
         remotes = remote if isinstance(remote, list) else [remote]
-        with self._core.calls:
+        with self._core.calls, peer.calls:
             found = [peer.find(one) if isinstance(one, str) else one for one in remotes]
             remote = found if isinstance(remote, list) else found[0]
             self._items, self._blocks = peer._describe(op, remote, local, blocks, layers)
@@ -761,7 +778,7 @@ class Plan:
 
     def _new(self) -> int:
         """A filled batch. Inside a guard."""
-        with self._lock:
+        with self._lock, self.peer.calls:
             if not self._idle.open:
                 raise invalid("the plan is closed")
             batch = self._core.new_batch(self.peer._use(), *self._options)
