@@ -14,6 +14,7 @@
 #include <wherry/wherry.h>
 
 #include "compat/nixl/adapter.h"
+#include "compat/nixl/version.h"
 
 /* The versions of generation-1.h, in thousands: 1.5.1 is 1,005,001. */
 #define OLDEST 1000000
@@ -38,39 +39,51 @@ static unsigned long version_number(const char *text)
 	return number;
 }
 
-/* The version of the wheel whose library lies in `folder`, "SITE/.NAME.mesonpy.libs", as text. */
-static void version_of_wheel(char *folder, char out[32])
+bool wh_nixl_version_is_known(const char *version)
 {
-	char *base = strrchr(folder, '/'), *end;
+	unsigned long number = version_number(version);
+
+	return number >= OLDEST && number <= NEWEST;
+}
+
+const char *wh_nixl_versions(char out[WH_NIXL_VERSION])
+{
+	snprintf(out, WH_NIXL_VERSION, "%d.%d.%d to %d.%d.%d", OLDEST / 1000000,
+		 OLDEST / 1000 % 1000, OLDEST % 1000, NEWEST / 1000000, NEWEST / 1000 % 1000,
+		 NEWEST % 1000);
+	return out;
+}
+
+void wh_nixl_version_of_wheel(const char *site, const char *libraries, char out[WH_NIXL_VERSION])
+{
+	const char *end = strstr(libraries, ".mesonpy.libs");
 	struct dirent *entry;
 	size_t length;
-	DIR *site;
+	DIR *folder;
 
 	*out = 0;
-	if (!base || base[1] != '.' || !(end = strstr(base, ".mesonpy.libs")))
+	if (libraries[0] != '.' || !end)
 		return;
-	*base = 0;
-	base += 2;
-	length = (size_t)(end - base);
-	site = opendir(*folder ? folder : "/");
-	while (site && (entry = readdir(site))) {
+	libraries++;
+	length = (size_t)(end - libraries);
+	folder = opendir(*site ? site : "/");
+	while (folder && (entry = readdir(folder))) {
 		const char *name = entry->d_name;
 		const char *tail = strstr(name, ".dist-info");
 
 		/* NAME-VERSION.dist-info */
-		if (!strncmp(name, base, length) && name[length] == '-' && tail)
-			snprintf(out, 32, "%.*s", (int)(tail - name - length - 1),
+		if (!strncmp(name, libraries, length) && name[length] == '-' && tail)
+			snprintf(out, WH_NIXL_VERSION, "%.*s", (int)(tail - name - length - 1),
 				 name + length + 1);
 	}
-	if (site)
-		closedir(site);
+	if (folder)
+		closedir(folder);
 }
 
 bool wh_nixl_is_known(const void *caller)
 {
 	const char *given = getenv("WHERRY_NIXL_VERSION"), *file = "unknown";
-	char folder[PATH_MAX], version[32] = "";
-	unsigned long number;
+	char folder[PATH_MAX], version[WH_NIXL_VERSION] = "", known[WH_NIXL_VERSION];
 	Dl_info found;
 	char *slash;
 
@@ -81,17 +94,18 @@ bool wh_nixl_is_known(const void *caller)
 		slash = strrchr(folder, '/');
 		if (slash)
 			*slash = 0;
-		version_of_wheel(folder, version);
+		slash = strrchr(folder, '/');
+		if (slash) {
+			*slash = 0;
+			wh_nixl_version_of_wheel(folder, slash + 1, version);
+		}
 	}
-	number = version_number(version);
-	if (number >= OLDEST && number <= NEWEST)
+	if (wh_nixl_version_is_known(version))
 		return true;
 	fprintf(stderr,
-		"wherry: the plug-in of Wherry %s is for NIXL 1.0.0 to 1.5.1, and this is %s%s "
-		"(%s); "
-		"%s\n",
-		wh_version(), *version ? "NIXL " : "no wheel of NIXL", version,
-		given ? "WHERRY_NIXL_VERSION" : file,
+		"wherry: the plug-in of Wherry %s is for NIXL %s, and this is %s%s (%s); %s\n",
+		wh_version(), wh_nixl_versions(known), *version ? "NIXL " : "no wheel of NIXL",
+		version, given ? "WHERRY_NIXL_VERSION" : file,
 		*version ?
 			"update Wherry, or take one of these" :
 			"if it was built from the source of one of these, set WHERRY_NIXL_VERSION");
