@@ -16,7 +16,6 @@
 
 #include "util/text.h"
 
-#define INFO_MAGIC "\x7fwherry-nixl "
 #define INFO_VERSION 1
 
 void wh_nixl_info_host(char out[64])
@@ -99,12 +98,30 @@ int wh_nixl_info_of(const struct wh_engine *engine, struct wh_nixl_info *info)
 	return 0;
 }
 
+void wh_nixl_info_begin(char out[WH_NIXL_INFO_BEGIN])
+{
+	/* Version 1 (0), with an identity (0x20) and an owner's name (0x10); the identity; the
+	 * length of the name, as large as it gets: for a UCX that skips the name, this byte is the
+	 * next one, and says that there are no transports. Then the name, of which errors show 31
+	 * bytes. */
+	static const char text[] = "\x30"
+				   "wherry-n"
+				   "\xff"
+				   "Wherry (both sides need it)";
+
+	memset(out, ' ', WH_NIXL_INFO_BEGIN);
+	memcpy(out, text, sizeof(text) - 1);
+	out[WH_NIXL_INFO_BEGIN - 1] = (char)0xff; /* no transports */
+}
+
 size_t wh_nixl_info_encode(const struct wh_nixl_info *info, char out[WH_NIXL_INFO_MAX])
 {
-	int length = snprintf(out, WH_NIXL_INFO_MAX,
-			      INFO_MAGIC "%d\nname=%s\nepoch=%016" PRIx64 "\nhost=%s\n",
-			      INFO_VERSION, info->name, info->epoch, info->host);
+	int length = WH_NIXL_INFO_BEGIN;
 
+	wh_nixl_info_begin(out);
+	length += snprintf(out + length, WH_NIXL_INFO_MAX - (size_t)length,
+			   "%d\nname=%s\nepoch=%016" PRIx64 "\nhost=%s\n", INFO_VERSION, info->name,
+			   info->epoch, info->host);
 	for (unsigned i = 0; i < info->url_count; i++)
 		length += snprintf(out + length, WH_NIXL_INFO_MAX - (size_t)length, "url=%s\n",
 				   info->url[i]);
@@ -150,10 +167,12 @@ static bool info_take_line(struct wh_nixl_info *info, const char *line, size_t l
 
 int wh_nixl_info_decode(const char *text, size_t length, struct wh_nixl_info *info)
 {
-	const char *end = text + length, *line = text + sizeof(INFO_MAGIC) - 1;
+	const char *end = text + length, *line = text + WH_NIXL_INFO_BEGIN;
+	char begin[WH_NIXL_INFO_BEGIN];
 
 	memset(info, 0, sizeof(*info));
-	if (length < sizeof(INFO_MAGIC) || memcmp(text, INFO_MAGIC, sizeof(INFO_MAGIC) - 1))
+	wh_nixl_info_begin(begin);
+	if (length <= sizeof(begin) || memcmp(text, begin, sizeof(begin)) != 0)
 		return -EPROTO;
 	if (end - line < 2 || line[0] != '0' + INFO_VERSION || line[1] != '\n')
 		return -EPROTONOSUPPORT;

@@ -302,7 +302,7 @@ class Metadata(Pair):
         self.assertEqual(fresh.read("m"), self.source[:4096])
 
     def test_connection_info_of_another_backend_is_told_apart(self):
-        metadata = self.alice.metadata().replace(b"\x7fwherry-nixl", b"\x27worker-nixl")
+        metadata = self.alice.metadata().replace(b"0wherry-n", b"\x27worker-n")
         fresh = self.start("fresh")
         with self.assertRaisesRegex(Failed, "Mismatch"):
             fresh.load(metadata)
@@ -311,7 +311,7 @@ class Metadata(Pair):
     def test_a_newer_version_is_told_apart(self):
         fresh = self.start("fresh")
         with self.assertRaisesRegex(Failed, "Mismatch"):
-            fresh.load(self.alice.metadata().replace(b"wherry-nixl 1\n", b"wherry-nixl 2\n"))
+            fresh.load(self.alice.metadata().replace(b"1\nname=", b"2\nname="))
         self.assertIn("newer version", fresh.said())
 
     def test_of_one_memory(self):

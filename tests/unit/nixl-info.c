@@ -83,21 +83,23 @@ static void info__of_an_engine_without_a_listener_has_no_url(void **state)
 
 static void decode__tells_foreign_from_newer_from_damaged(void **state)
 {
-	static const char good[] = "\x7fwherry-nixl 1\nname=a\nepoch=0000000000000001\nhost=h\n";
+	static const char lines[] = "1\nname=a\nepoch=0000000000000001\nhost=h\n";
+	char good[WH_NIXL_INFO_BEGIN + sizeof(lines)], text[sizeof(good)];
 	struct wh_nixl_info info;
-	char text[sizeof(good)];
 
 	(void)state;
+	wh_nixl_info_begin(good);
+	memcpy(good + WH_NIXL_INFO_BEGIN, lines, sizeof(lines));
 	assert_int_equal(wh_nixl_info_decode(good, sizeof(good) - 1, &info), 0);
 	assert_int_equal(wh_nixl_info_decode("", 0, &info), -EPROTO);
 	memcpy(text, good, sizeof(good));
 	text[0] = 0x27;
 	assert_int_equal(wh_nixl_info_decode(text, sizeof(good) - 1, &info), -EPROTO);
 	memcpy(text, good, sizeof(good));
-	text[13] = '2';
+	text[WH_NIXL_INFO_BEGIN] = '2';
 	assert_int_equal(wh_nixl_info_decode(text, sizeof(good) - 1, &info), -EPROTONOSUPPORT);
 	/* Every beginning of it lacks something. */
-	for (size_t length = 15; length < sizeof(good) - 1; length++) {
+	for (size_t length = WH_NIXL_INFO_BEGIN + 2; length < sizeof(good) - 1; length++) {
 		uint8_t *cut = exact_copy(good, length);
 
 		assert_int_equal(wh_nixl_info_decode((char *)cut, length, &info), -EBADMSG);
