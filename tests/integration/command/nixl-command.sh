@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # wherry nixl with folders of packages that look like those of pip, Debian and others: what it finds,
-# where it writes, what it refuses, what it notices. NIXL itself is in nixl-real.sh.
+# where it writes, what it refuses, what it notices. NIXL itself is in
+# tests/nixl/test_command.py.
 set -u
 # shellcheck source=tests/cases.sh
 . "$(dirname "$0")/../../cases.sh" || exit
