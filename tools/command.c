@@ -418,17 +418,13 @@ const char *argument_next(const struct arguments *arguments, const char *name, i
 	return NULL;
 }
 
-int check_choice(const struct arguments *arguments, const char *name)
+/* Check that `value`, which stands behind `where` in messages, is one of some words. */
+static int check_word(const char *where, const char *value, const char *words)
 {
-	int row = row_by_name(arguments->command, name, strlen(name));
-	const char *value = row < 0 ? NULL : arguments->value[row], *words, *at;
 	struct suggestion suggestion = { .word = value };
 	char word[WORD_MAX + 1] = "", best[WORD_MAX + 1] = "";
 
-	if (!value)
-		return 0;
-	words = arguments->command->options[row].complete;
-	for (at = words; *at; at += strcspn(at, " "), at += strspn(at, " ")) {
+	for (const char *at = words; *at; at += strcspn(at, " "), at += strspn(at, " ")) {
 		size_t before = suggestion.best ? suggestion.distance : SIZE_MAX;
 
 		snprintf(word, sizeof(word), "%.*s", (int)strcspn(at, " "), at);
@@ -439,8 +435,25 @@ int check_choice(const struct arguments *arguments, const char *name)
 			memcpy(best, word, sizeof(best));
 	}
 	if (suggestion.best)
-		return usage_error("--%s: no '%s'; did you mean '%s'?", name, value, best);
-	return usage_error("--%s: no '%s'; write one of: %s", name, value, words);
+		return usage_error("%sno '%s'; did you mean '%s'?", where, value, best);
+	return usage_error("%sno '%s'; write one of: %s", where, value, words);
+}
+
+int check_choice(const struct arguments *arguments, const char *name)
+{
+	int row = row_by_name(arguments->command, name, strlen(name));
+	const char *value = row < 0 ? NULL : arguments->value[row];
+	char where[80];
+
+	if (!value)
+		return 0;
+	snprintf(where, sizeof(where), "--%s: ", name);
+	return check_word(where, value, arguments->command->options[row].complete);
+}
+
+int check_subcommand(const struct arguments *arguments)
+{
+	return check_word("", arguments->operands[0], arguments->command->complete);
 }
 
 /* ---- sizes and counts ------------------------------------------------------------------------ */

@@ -81,6 +81,9 @@ const char *argument_next(const struct arguments *arguments, const char *name, i
  * (also if the option is not given), or EXIT_USAGE after a usage error. */
 int check_choice(const struct arguments *arguments, const char *name);
 
+/* The same for the first operand of a command, whose words are in its `complete`. */
+int check_subcommand(const struct arguments *arguments);
+
 /* Parse "64KiB", "1MiB", "2GiB", "64K", "8": integers with an optional binary suffix. 0, or -1
  * after a usage error that names `what`. */
 int parse_size(const char *text, const char *what, uint64_t *out);

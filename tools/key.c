@@ -78,23 +78,18 @@ static const struct subcommand {
 	int (*run)(const char *path, const struct arguments *arguments);
 } subcommands[] = { { "make", key_make }, { "show", key_show }, { "check", key_check } };
 
-#define SUBCOMMANDS (sizeof(subcommands) / sizeof(subcommands[0]))
-
 static int key_run(const struct arguments *arguments)
 {
-	const char *name = arguments->operands[0];
-	struct suggestion suggestion = { .word = name };
+	const struct subcommand *subcommand = subcommands;
+	int code = check_subcommand(arguments);
 
-	for (size_t i = 0; i < SUBCOMMANDS; i++) {
-		if (strcmp(subcommands[i].name, name) == 0) {
-			if (argument(arguments, "json") && subcommands[i].run != key_show)
-				return usage_error("--json works with wherry key show only");
-			return subcommands[i].run(arguments->operands[1], arguments);
-		}
-		suggest(&suggestion, subcommands[i].name);
-	}
-	return suggestion.best ? usage_error("no '%s'; did you mean '%s'?", name, suggestion.best) :
-				 usage_error("no '%s'; write make, show or check", name);
+	if (code)
+		return code;
+	while (strcmp(subcommand->name, arguments->operands[0]) != 0)
+		subcommand++;
+	if (argument(arguments, "json") && subcommand->run != key_show)
+		return usage_error("--json works with wherry key show only");
+	return subcommand->run(arguments->operands[1], arguments);
 }
 
 static const struct command_option options[] = {

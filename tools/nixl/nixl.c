@@ -257,24 +257,6 @@ static const struct subcommand {
 	{ "status", status, false },
 };
 
-#define SUBCOMMANDS (sizeof(subcommands) / sizeof(subcommands[0]))
-
-static const struct subcommand *subcommand_find(const char *name)
-{
-	struct suggestion suggestion = { .word = name };
-
-	for (size_t i = 0; i < SUBCOMMANDS; i++) {
-		if (!strcmp(subcommands[i].name, name))
-			return &subcommands[i];
-		suggest(&suggestion, subcommands[i].name);
-	}
-	if (suggestion.best)
-		usage_error("no '%s'; did you mean '%s'?", name, suggestion.best);
-	else
-		usage_error("no '%s'; write install, remove or status", name);
-	return NULL;
-}
-
 static int choices_parse(const struct arguments *arguments, const struct subcommand *subcommand,
 			 struct choices *out)
 {
@@ -298,12 +280,14 @@ static int choices_parse(const struct arguments *arguments, const struct subcomm
 
 static int nixl_run(const struct arguments *arguments)
 {
-	const struct subcommand *subcommand = subcommand_find(arguments->operands[0]);
+	const struct subcommand *subcommand = subcommands;
+	int code = check_subcommand(arguments);
 	struct work *work;
-	int code;
 
-	if (!subcommand)
-		return EXIT_USAGE;
+	if (code)
+		return code;
+	while (strcmp(subcommand->name, arguments->operands[0]) != 0)
+		subcommand++;
 	work = calloc(1, sizeof(*work));
 	if (!work)
 		return fail(ENOMEM, "not enough memory");

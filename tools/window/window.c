@@ -30,19 +30,13 @@ static const struct subcommand {
 
 /* ---- the command line ------------------------------------------------------------------------ */
 
-static const struct subcommand *subcommand_find(const char *name)
+static const struct subcommand *subcommand_find(const struct arguments *arguments)
 {
-	struct suggestion suggestion = { .word = name };
-
-	for (size_t i = 0; i < SUBCOMMANDS; i++) {
-		if (!strcmp(subcommands[i].name, name))
+	if (check_subcommand(arguments))
+		return NULL;
+	for (size_t i = 0; i < SUBCOMMANDS; i++)
+		if (!strcmp(subcommands[i].name, arguments->operands[0]))
 			return &subcommands[i];
-		suggest(&suggestion, subcommands[i].name);
-	}
-	if (suggestion.best)
-		usage_error("no '%s'; did you mean '%s'?", name, suggestion.best);
-	else
-		usage_error("no '%s'", name);
 	return NULL;
 }
 
@@ -193,7 +187,7 @@ static int window_run(const struct arguments *arguments)
 {
 	struct window_choices choices = { .arguments = arguments };
 	struct output_file file = { .fd = -1 };
-	const struct subcommand *subcommand = subcommand_find(arguments->operands[0]);
+	const struct subcommand *subcommand = subcommand_find(arguments);
 	struct bench_gpus gpus = { .count = 0 };
 	int code, written = 0;
 

@@ -347,7 +347,7 @@ verdict "--as-ucx with an unknown NIXL writes nothing" $?
 
 # ---- the command line --------------------------------------------------------------------------
 
-says 64 "did you mean 'install'" instal && says 64 "write install, remove or status" x &&
+says 64 "did you mean 'install'" instal && says 64 "write one of: install remove status" x &&
 	says 64 "--json works with" install --json -p other
 verdict "words that are wrong" $?
 
