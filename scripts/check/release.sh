@@ -5,7 +5,7 @@
 #
 # A step is a function release_NAME; release_steps lists the names. A new step is one more of each.
 
-release_steps=(mooncake nixl deb python hosts driver races repeat fuzz)
+release_steps=(mooncake nixl vllm deb python hosts driver races repeat fuzz)
 
 # Mooncake's transfer engine, the last release of each minor version that tests/integration knows
 # how to call.
@@ -50,6 +50,12 @@ release_nixl()
 				"$version" $cuda
 		done
 	done
+}
+
+# The plug-in under vLLM's own connector. The first time it downloads 5 GB.
+release_vllm()
+{
+	step_command vllm 3600 "$top/tests/nixl/server/run" "$build/compat/libplugin_WHERRY.so"
 }
 
 # The Debian packages, in a clean root.

@@ -150,6 +150,14 @@ class Tensors:
         self.agent = None
 
 
+class TensorSide(Side):
+    def __init__(self, folder, name, options, device):
+        self.name = name
+        arguments = (name, "WHERRY", options, device)
+        self.begin(folder, {"NIXL_PLUGIN_DIR": folder}, Tensors, arguments)
+        self.call("open")
+
+
 # ---- what is transferred
 
 
@@ -198,14 +206,7 @@ class Cases:
         self.seed = 0
 
     def side(self, name, options=None):
-        return Side(
-            self.folder,
-            name,
-            options=options,
-            kind=Tensors,
-            extra=(self.options.device,),
-            NIXL_PLUGIN_DIR=self.folder,
-        )
+        return TensorSide(self.folder, name, options, self.options.device)
 
     def run(self, name, function, *arguments):
         if self.options.only not in name:

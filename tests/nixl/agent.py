@@ -279,7 +279,7 @@ class Agent:
         self.agent = self.handle = None
 
 
-def serve(pipe, log, environment, kind, arguments):
+def serve(pipe, log, environment, make, arguments):
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(descriptor, 2)
     os.environ.update(environment)
@@ -291,7 +291,7 @@ def serve(pipe, log, environment, kind, arguments):
             os._exit(0)
         try:
             if what == "open":
-                agent = kind(*arguments)
+                agent = make(*arguments)
                 answer = None
             else:
                 answer = getattr(agent, what)(*given, **named)
@@ -317,20 +317,23 @@ class Failed(Exception):
 
 
 class Side:
-    """A process with an agent, an object of the class `kind`; `extra` are more arguments of it."""
+    """A process with an agent."""
 
-    def __init__(
-        self, folder, name, backend="WHERRY", options=None, kind=Agent, extra=(False,), **environment
-    ):
-        self.name = name
+    def __init__(self, folder, name, backend="WHERRY", options=None, threads=False, **environment):
+        self.begin(folder, environment, Agent, (name, backend, options, threads))
+        self.call("open")
+
+    def begin(self, folder, environment, make, arguments):
+        """Start the process, in which make(*arguments) is what answers. It makes it when it is told
+        to "open"."""
         self.log = os.path.join(folder, f"log-{len(os.listdir(folder))}")
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
-        arguments = (theirs, self.log, environment, kind, (name, backend, options, *extra))
-        self.process = context.Process(target=serve, args=arguments)
+        self.process = context.Process(
+            target=serve, args=(theirs, self.log, environment, make, arguments)
+        )
         self.process.start()
         theirs.close()
-        self.call("open")
 
     def send(self, what, *given, **named):
         self.pipe.send((what, given, named))

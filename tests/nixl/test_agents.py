@@ -133,7 +133,7 @@ class Transfers(Pair):
             )
 
     def test_threads(self):
-        busy = self.start("busy", extra=(True,))
+        busy = self.start("busy", threads=True)
         busy.register("m", self.length)
         busy.load(self.alice.metadata())
         for i in range(8):
