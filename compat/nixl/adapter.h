@@ -82,7 +82,8 @@ int wh_nixl_peer_disconnect(struct wh_nixl_agent *agent, const char *name, size_
  */
 
 /* Register memory. `gpu` is the number of the GPU that the caller says it is on; -1: host memory.
- * Memory of another kind or GPU is refused. */
+ * Memory of another kind or GPU is refused. The very same range, registered twice, is one object,
+ * which is unregistered twice. */
 int wh_nixl_memory_register(struct wh_nixl_agent *agent, uintptr_t address, size_t length, int gpu,
 			    struct wh_nixl_memory **out);
 
@@ -145,8 +146,8 @@ int wh_nixl_request_prepare(struct wh_nixl_agent *agent, bool write, bool notifi
 int wh_nixl_request_post(struct wh_nixl_request *request, const char *notification,
 			 size_t notification_length);
 
-/* How is it going? Helps with it: may copy or receive up to about a MiB. Several threads may ask about
- * different requests. */
+/* How is it going? Helps with it: may copy or receive up to about a MiB. Several threads may ask
+ * about different requests. */
 int wh_nixl_request_check(struct wh_nixl_request *request);
 
 /* Free it. If it is under way it is cancelled first, which blocks for a round trip. */

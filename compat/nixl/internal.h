@@ -56,6 +56,10 @@ struct wh_nixl_memory {
 	uint64_t length;
 	uint32_t kind; /* enum wh_memory_kind */
 	struct wh_region *region; /* NULL: not local */
+	/* Of a local one: */
+	unsigned registrations; /* agent->lock; NIXL's, of the very same memory */
+	const void *base; /* of the allocation that it is in */
+	uint64_t base_length;
 	/* Of a remote one: */
 	struct wh_nixl_peer *peer;
 	uint64_t id; /* of the peer's region */

@@ -61,6 +61,30 @@ static bool memory_fits(const struct wh_nixl_agent *agent, const struct wh_memor
 	return false;
 }
 
+/* Register the very same memory once more: it shares the region, because NIXL refuses an agent's
+ * metadata in which a range has two keys. NULL: it is not registered, or another allocation has
+ * taken its place. */
+static struct wh_nixl_memory *memory_share(struct wh_nixl_agent *agent, uintptr_t address,
+					   size_t length, const struct wh_memory_info *found)
+{
+	struct wh_nixl_memory *same = NULL;
+
+	pthread_mutex_lock(&agent->lock);
+	for (struct wh_list *link = agent->memories.next; link != &agent->memories && !same;
+	     link = link->next) {
+		struct wh_nixl_memory *memory = wh_container(link, struct wh_nixl_memory, link);
+
+		if (memory->registrations && memory->address == address &&
+		    memory->length == length && memory->kind == found->kind &&
+		    memory->base == found->base && memory->base_length == found->length)
+			same = memory;
+	}
+	if (same)
+		same->registrations++;
+	pthread_mutex_unlock(&agent->lock);
+	return same;
+}
+
 int wh_nixl_memory_register(struct wh_nixl_agent *agent, uintptr_t address, size_t length, int gpu,
 			    struct wh_nixl_memory **out)
 {
@@ -74,6 +98,9 @@ int wh_nixl_memory_register(struct wh_nixl_agent *agent, uintptr_t address, size
 		return wh_nixl_fail(agent, error, "cannot register memory");
 	if (!memory_fits(agent, &found, address, gpu))
 		return WH_NIXL_INVALID;
+	*out = memory_share(agent, address, length, &found);
+	if (*out)
+		return WH_NIXL_OK;
 	memory = calloc(1, sizeof(*memory));
 	if (!memory)
 		return WH_NIXL_BACKEND;
@@ -87,6 +114,9 @@ int wh_nixl_memory_register(struct wh_nixl_agent *agent, uintptr_t address, size
 	memory->address = address;
 	memory->length = length;
 	memory->kind = found.kind;
+	memory->registrations = 1;
+	memory->base = found.base;
+	memory->base_length = found.length;
 	pthread_mutex_lock(&agent->lock);
 	wh_list_append(&agent->memories, &memory->link);
 	pthread_mutex_unlock(&agent->lock);
@@ -97,8 +127,15 @@ int wh_nixl_memory_register(struct wh_nixl_agent *agent, uintptr_t address, size
 int wh_nixl_memory_unregister(struct wh_nixl_memory *memory)
 {
 	struct wh_nixl_agent *agent = memory->agent;
-	int error = wh_region_unregister(memory->region);
+	unsigned left;
+	int error;
 
+	pthread_mutex_lock(&agent->lock);
+	left = --memory->registrations; /* with none it is not shared any more */
+	pthread_mutex_unlock(&agent->lock);
+	if (left)
+		return WH_NIXL_OK;
+	error = wh_region_unregister(memory->region);
 	/* NIXL takes no "not yet" here, and never calls again. */
 	if (error)
 		return wh_nixl_fail(

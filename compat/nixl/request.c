@@ -287,8 +287,8 @@ int wh_nixl_request_check(struct wh_nixl_request *request)
 {
 	if (!request->posted)
 		return WH_NIXL_NOT_POSTED;
-	/* It helps: it copies along, or reads the socket. Who asks in a loop has a processor busy, and
-	 * without that help host memory went at half the speed on two processors. */
+	/* It helps: it copies along, or reads the socket. Who asks in a loop has a processor busy,
+	 * and without that help host memory went at half the speed on two processors. */
 	if (wh_batch_test(request->posted) == -EAGAIN)
 		return WH_NIXL_IN_PROGRESS;
 	return request_outcome(request);
