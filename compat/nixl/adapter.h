@@ -49,9 +49,9 @@ struct wh_nixl_option {
 };
 
 /* Open the engine of an agent. `name` is the agent's, and need not end with a NUL. The options are
- * settings (wh_config_row); one that is none is refused, unless `foreign`: then it was meant for
- * the backend whose name this plug-in has taken, and is mentioned and left out. Everything is
- * copied. */
+ * settings (wh_config_row), of which those with their defaults do not count; one that is none is
+ * refused, unless `foreign`: then it was meant for the backend whose name this plug-in has taken,
+ * and is mentioned and left out. Everything is copied. */
 int wh_nixl_agent_open(const char *name, size_t name_length, const struct wh_nixl_option *options,
 		       size_t option_count, bool foreign, struct wh_nixl_agent **out);
 

@@ -93,14 +93,15 @@ int wh_nixl_fail(const struct wh_nixl_agent *agent, int error, const char *what)
 /* ---- opening and closing -----------------------------------------------------------------------
  */
 
-static bool option_is_setting(const char *name)
+/* NULL: it is none. */
+static const struct wh_config_row *option_setting(const char *name)
 {
 	const struct wh_config_row *row;
 
 	for (size_t i = 0; (row = wh_config_row(i)); i++)
 		if (!strcmp(row->name, name))
-			return true;
-	return false;
+			return row;
+	return NULL;
 }
 
 static void say_of(const char *name, size_t length, const char *format, ...)
@@ -114,7 +115,9 @@ static void say_of(const char *name, size_t length, const char *format, ...)
 	va_end(arguments);
 }
 
-/* "name=value" for each setting. NULL: an option is none, or there is no memory, which is said. */
+/* "name=value" for each setting. Those that have their default are left out: many programs ask NIXL
+ * for a plug-in's defaults and give all of them back, and would override the environment. NULL: an
+ * option is none, or there is no memory, which is said. */
 static char **settings_new(const char *name, size_t name_length,
 			   const struct wh_nixl_option *options, size_t count, bool foreign)
 {
@@ -122,7 +125,11 @@ static char **settings_new(const char *name, size_t name_length,
 	size_t used = 0;
 
 	for (size_t i = 0; settings && i < count; i++) {
-		if (option_is_setting(options[i].name)) {
+		const struct wh_config_row *row = option_setting(options[i].name);
+
+		if (row) {
+			if (!strcmp(options[i].value, row->fallback))
+				continue;
 			if (asprintf(&settings[used], "%s=%s", options[i].name, options[i].value) >=
 			    0) {
 				used++;

@@ -342,6 +342,14 @@ class Interface(Pair):
         with self.assertRaises(Failed):
             self.start("carol", options={"num_workers": "4"})
 
+    def test_defaults_do_not_override_the_environment(self):
+        """Dynamo, and others, give the plug-in's own defaults back."""
+        defaults, _ = self.bob.parameters()
+        carol = self.start("carol", options=defaults, WHERRY_LISTEN="none")
+        with self.assertRaises(Failed):
+            self.bob.load(carol.metadata())
+        self.assertIn("does not listen", self.bob.said())
+
     def test_a_required_transport_is_held_to(self):
         carol = self.start("carol", options={"require": "shm", "cma": "0"})
         here = carol.register("m", 4096)
