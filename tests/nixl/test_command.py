@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`wherry nixl` with NIXL's wheel: its agents find what the command installs, and under the name
-UCX it and NIXL's own UCX tell each other apart.
+"""The command with NIXL's wheel: its agents find what `wherry nixl` installs, under the name UCX it
+and NIXL's own UCX tell each other apart, and `wherry top` counts the bytes of each route.
 
 TESTS_NIXL_COMMAND is the command. The wheel is not changed: the test installs into a copy.
 """
 
 import glob
+import json
 import os
 import shutil
 import subprocess
@@ -133,6 +134,33 @@ class AsUcx(Case):
             one.load(other.metadata())
             one.move("read", name, [(local, 4096)], [(remote, 4096)])
             self.assertEqual(one.read("n"), data)
+
+
+class Observed(Case):
+    def routes(self, folder, agent, peer):
+        """Bytes read by the agent from the peer, by transport, as `wherry top` shows them."""
+        done = subprocess.run(
+            [os.environ["TESTS_NIXL_COMMAND"], "top", "--once", "--json", "--observe", folder],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        (engine,) = [one for one in json.loads(done.stdout)["engines"] if one["name"] == agent]
+        (other,) = [one for one in engine["peers"] if one["name"] == peer]
+        return {one["transport"]: one["read_bytes"] for one in other["routes"]}
+
+    def test_each_transfers_route_is_counted(self):
+        for require, expected in (("", "shm"), ("tcp", "tcp")):
+            with tempfile.TemporaryDirectory() as folder:
+                environment = {"WHERRY_OBSERVE": folder, "WHERRY_REQUIRE": require}
+                alice, bob = (Side(self.folder.name, name, **environment) for name in ("alice", "bob"))
+                for side in (alice, bob):
+                    self.addCleanup(side.end)
+                self.moves(alice, bob)
+                self.assertEqual(self.routes(folder, "bob", "alice"), {expected: MIB})
+                self.assertEqual(self.routes(folder, "alice", "bob"), {expected: MIB})
+                alice.end()
+                bob.end()
 
 
 if __name__ == "__main__":
