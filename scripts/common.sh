@@ -116,3 +116,44 @@ configure() # DIRECTORY OPTION...
 		meson setup "$directory" "$top" "$@"
 	fi
 }
+
+# ---- the sources -------------------------------------------------------------------------------
+
+tree_version()
+{
+	sed -n "s/^\tversion: '\(.*\)',/\1/p" "$top/meson.build"
+}
+
+# When the tree was last committed, in seconds; an unpacked tarball's files have that time.
+tree_time()
+{
+	if [ -e "$top/.git" ]; then
+		git -C "$top" log -1 --format=%ct
+	else
+		stat -c %Y "$top/meson.build"
+	fi
+}
+
+# Copy the files that git knows, as they are now, or of an unpacked tarball all but what was built.
+tree_copy() # DIRECTORY
+{
+	mkdir -p "$1"
+	if [ -e "$top/.git" ]; then
+		git -C "$top" ls-files --deduplicate -z
+	else
+		find "$top" -mindepth 1 -path "$top/build*" -prune -o ! -type d -printf '%P\0'
+	fi | (cd "$top" && xargs -0 cp --parents -P -p -t "$1")
+}
+
+# Install PyPI packages NAME==VERSION into a virtual environment, unless they are there.
+python_tools() # DIRECTORY PACKAGE...
+{
+	local directory=$1
+
+	shift
+	[ "$(cat "$directory/versions" 2>/dev/null)" != "$*" ] || return 0
+	rm -rf "$directory"
+	python3 -m venv "$directory" &&
+		"$directory/bin/pip" install --quiet --disable-pip-version-check "$@" &&
+		echo "$*" >"$directory/versions"
+}
