@@ -5,7 +5,7 @@
 #
 # A step is a function release_NAME; release_steps lists the names. A new step is one more of each.
 
-release_steps=(mooncake nixl vllm deb python hosts driver races repeat fuzz)
+release_steps=(mooncake nixl vllm tarball deb container python hosts driver races repeat fuzz)
 
 # Mooncake's transfer engine, the last release of each minor version that tests/integration knows
 # how to call.
@@ -58,14 +58,31 @@ release_vllm()
 	step_command vllm 3600 "$top/tests/nixl/server/run" "$build/compat/libplugin_WHERRY.so"
 }
 
+# The tarball, its bill of materials, and what it builds.
+release_tarball()
+{
+	step_command tarball 1200 "$top/scripts/tarball-test" --build
+}
+
+release_packaged() # STEP SECONDS COMMAND
+{
+	if ! (install_packages package) >"$logs/$1.log" 2>&1; then
+		step_skip "$1" "$(tail -n 1 "$logs/$1.log")"
+		return
+	fi
+	step_command "$@"
+}
+
 # The Debian packages, in a clean root.
 release_deb()
 {
-	if ! (install_packages package) >"$logs/deb.log" 2>&1; then
-		step_skip deb "$(tail -n 1 "$logs/deb.log")"
-		return
-	fi
-	step_command deb 3600 "$top/scripts/deb-test"
+	release_packaged deb 3600 "$top/scripts/deb-test"
+}
+
+# The Containerfile, its steps in clean roots.
+release_container()
+{
+	release_packaged container 3600 "$top/scripts/container-test"
 }
 
 release_lab() # STEP SECONDS-EACH WHAT
