@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "compat/nixl/internal.h"
 #include "util/hash.h"
@@ -88,6 +89,11 @@ int wh_nixl_fail(const struct wh_nixl_agent *agent, int error, const char *what)
 {
 	wh_nixl_say(agent, "%s: %s (%s)", what, wh_error_text(), wh_status_name(error));
 	return wh_nixl_status(error);
+}
+
+bool wh_nixl_agent_is_inherited(const struct wh_nixl_agent *agent)
+{
+	return agent->owner != getpid();
 }
 
 /* ---- opening and closing -----------------------------------------------------------------------
@@ -238,6 +244,7 @@ int wh_nixl_agent_open(const char *name, size_t name_length, const struct wh_nix
 	memcpy(agent->name, name, name_length);
 	agent->name[name_length] = 0;
 	agent->name_length = name_length;
+	agent->owner = getpid();
 	pthread_mutex_init(&agent->lock, NULL);
 	pthread_mutex_init(&agent->taking, NULL);
 	wh_list_init(&agent->peers);
@@ -257,6 +264,8 @@ void wh_nixl_agent_close(struct wh_nixl_agent *agent)
 {
 	int error;
 
+	if (wh_nixl_agent_is_inherited(agent))
+		return;
 	wh_nixl_requests_free(agent);
 	wh_nixl_peers_forget(agent);
 	wh_nixl_memories_free(agent);

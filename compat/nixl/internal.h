@@ -5,6 +5,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <sys/types.h>
 
 #include <wherry/wherry.h>
 
@@ -35,6 +36,7 @@ struct wh_nixl_peer {
 
 struct wh_nixl_agent {
 	struct wh_engine *engine;
+	pid_t owner; /* the process that opened it */
 	char *name; /* NIXL's; at most 63 bytes of it are the engine's */
 	size_t name_length;
 	char info[WH_NIXL_INFO_MAX];
@@ -81,6 +83,10 @@ void wh_nixl_warn(const struct wh_nixl_agent *agent, const char *format, ...)
 
 /* Print what failed, with wh_error_text(), and return NIXL's code of `error`, a negative errno. */
 int wh_nixl_fail(const struct wh_nixl_agent *agent, int error, const char *what);
+
+/* Is this a fork of the process that opened the agent? Its objects are that one's: here they are
+ * left alone when NIXL's agent ends. */
+bool wh_nixl_agent_is_inherited(const struct wh_nixl_agent *agent);
 
 /* NIXL's code of 0 or a negative errno. */
 int wh_nixl_status(int error);

@@ -130,6 +130,8 @@ int wh_nixl_memory_unregister(struct wh_nixl_memory *memory)
 	unsigned left;
 	int error;
 
+	if (wh_nixl_agent_is_inherited(agent))
+		return WH_NIXL_OK;
 	pthread_mutex_lock(&agent->lock);
 	left = --memory->registrations; /* with none it is not shared any more */
 	pthread_mutex_unlock(&agent->lock);

@@ -23,6 +23,8 @@ void wh_nixl_peer_put(struct wh_nixl_peer *peer)
 	bool last;
 	int error;
 
+	if (wh_nixl_agent_is_inherited(agent))
+		return;
 	pthread_mutex_lock(&agent->lock);
 	last = !--peer->references;
 	pthread_mutex_unlock(&agent->lock);

@@ -309,6 +309,8 @@ int wh_nixl_request_release(struct wh_nixl_request *request)
 	struct wh_nixl_agent *agent = request->peer->agent;
 	int error;
 
+	if (wh_nixl_agent_is_inherited(agent))
+		return WH_NIXL_OK;
 	pthread_mutex_lock(&agent->lock);
 	wh_list_remove(&request->link);
 	pthread_mutex_unlock(&agent->lock);

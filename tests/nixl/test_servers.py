@@ -8,6 +8,7 @@ same time and the tokens beside the pages go in a transfer of their own. The res
 agents of servers in the long run.
 """
 
+import os
 import random
 import tempfile
 import threading
@@ -153,6 +154,23 @@ class ServerAgent(Agent):
             self.agent = self.handle = None
             self.another(former)
 
+    def fork(self):
+        """A child ends what it has inherited, and has an agent of its own. Its exit status."""
+        child = os.fork()
+        if not child:
+            status = 1
+            try:
+                self.forget_cache()
+                self.lists.clear()
+                self.close()
+                own = ServerAgent("child", self.backend, None, False)
+                here, there = own.register("here", MIB, b"x" * MIB), own.register("there", MIB)
+                own.move("write", "child", [(here, MIB)], [(there, MIB)])
+                status = own.read("there") != b"x" * MIB
+            finally:
+                os._exit(status)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
     def remember(self):
         """So that another() finds the first agent, too."""
         self.agents[self.name] = (self.agent, self.handle)
@@ -289,6 +307,13 @@ class Pull(Pair):
         self.decode.remember()
         self.decode.reopen(20)
         self.pull([("after", [1], [2])])
+
+    def test_a_fork(self):
+        self.pull([("before", [1], [2])])
+        for side in (self.prefill, self.decode):
+            self.assertEqual(side.fork(), 0, side.said())
+            self.assertNotIn("wherry", side.said())
+        self.pull([("after", [3, 4], [5, 6])])
 
     def test_memory_that_is_registered_twice(self):
         self.prefill.register_cache_again()
