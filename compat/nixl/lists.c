@@ -248,7 +248,7 @@ static bool chosen(const struct choice *choice, uint64_t length)
 /* Move the chosen pieces to the front, from `begin` on, in their order; the others follow. */
 static int group_partition(struct group *group, size_t begin, const struct choice *choice)
 {
-	size_t count = group->count - begin, rest = choice->pieces, front = 0;
+	size_t count = group->count - begin;
 	uint64_t *lists[] = { group->local, group->remote, group->length };
 	uint64_t *sorted = reallocarray(NULL, count, sizeof(*sorted));
 	bool *taken = malloc(count);
@@ -261,8 +261,8 @@ static int group_partition(struct group *group, size_t begin, const struct choic
 	for (size_t i = 0; i < count; i++)
 		taken[i] = chosen(choice, group->length[begin + i]);
 	for (int list = 0; list < 3; list++) {
-		front = 0;
-		rest = choice->pieces;
+		size_t front = 0, rest = choice->pieces;
+
 		for (size_t i = 0; i < count; i++)
 			sorted[taken[i] ? front++ : rest++] = lists[list][begin + i];
 		memcpy(lists[list] + begin, sorted, count * sizeof(*sorted));
