@@ -57,7 +57,7 @@ static bool path_cut_twice(char *path)
 static void site_add_wheel(struct nixl_search *search, const char *site, const char *entry)
 {
 	const char *end = strstr(entry, LIBRARIES_END);
-	struct nixl_wheel *wheel = &search->wheels[search->wheel_count];
+	struct nixl_wheel *wheel;
 	char folder[PATH_MAX];
 
 	if (strncmp(entry, ".nixl", 5) != 0 || !end || end[strlen(LIBRARIES_END)] ||
@@ -67,6 +67,7 @@ static void site_add_wheel(struct nixl_search *search, const char *site, const c
 	if (snprintf(folder, sizeof(folder), "%s/%s/plugins", site, entry) >= PATH_MAX ||
 	    !path_is_folder(folder))
 		return;
+	wheel = &search->wheels[search->wheel_count];
 	snprintf(wheel->name, sizeof(wheel->name), "%.*s", (int)(end - entry - 1), entry + 1);
 	snprintf(wheel->site, sizeof(wheel->site), "%s", site);
 	wh_nixl_version_of_wheel(site, entry, wheel->version);
@@ -76,11 +77,14 @@ static void site_add_wheel(struct nixl_search *search, const char *site, const c
 
 static void search_add_site(struct nixl_search *search, const char *path)
 {
-	char *site = search->sites[search->site_count];
 	struct dirent *entry;
+	char *site;
 	DIR *folder;
 
-	if (search->site_count == NIXL_SITES || !realpath(path, site))
+	if (search->site_count == NIXL_SITES)
+		return;
+	site = search->sites[search->site_count];
+	if (!realpath(path, site))
 		return;
 	for (unsigned i = 0; i < search->site_count; i++)
 		if (!strcmp(search->sites[i], site))

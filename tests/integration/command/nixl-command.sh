@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# wherry nixl with folders of packages that look like those of pip, Debian and others: what it finds,
-# where it writes, what it refuses, what it notices. NIXL itself is in
-# tests/nixl/test_command.py.
+# wherry nixl with folders of packages that look like those of pip, Debian and others: what it
+# finds, where it writes, what it refuses, what it notices. tests/nixl/test_command.py has NIXL.
 set -u
 # shellcheck source=tests/cases.sh
 . "$(dirname "$0")/../../cases.sh" || exit
@@ -244,8 +243,8 @@ done
 verdict "eight at once" $?
 
 echo more >>"$target"
-says 1 "changed" status -p venv && says 2 "not as wherry nixl install wrote it" remove "${root[@]}" \
-	-p venv && [ -e "$target" ]
+says 1 "changed" status -p venv &&
+	says 2 "not as wherry nixl install wrote it" remove "${root[@]}" -p venv && [ -e "$target" ]
 verdict "a plug-in that was changed stays" $?
 put replaced -p venv && is_ours "$target"
 verdict "... or is installed anew" $?
@@ -325,7 +324,8 @@ where=()
 [ -z "${root[*]}" ] || where=(-d "$as_ucx")
 environment other 1.5.1
 put "" --as-ucx "${where[@]}" && is_ours "$as_ucx/libplugin_UCX.so" &&
-	[ "$(bash -c "$(sed -n 's/^Use it: *//p' out); echo \"\$NIXL_PLUGIN_DIR\"")" = "$as_ucx" ] &&
+	line=$(sed -n 's/^Use it: *//p' out) &&
+	[ "$(bash -c "$line; echo \"\$NIXL_PLUGIN_DIR\"")" = "$as_ucx" ] &&
 	[ "$(LC_ALL=C ls -A "$as_ucx")" = $'.UCX.wherry.json\nlibplugin_UCX.so' ]
 verdict "--as-ucx, and the line for the shell" $?
 says 0 "as UCX: installed" status --as-ucx "${where[@]}"
