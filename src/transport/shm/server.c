@@ -39,8 +39,9 @@
  * list and sets FUTEX_OWNER_DIED in the word. The check costs the peer one load. It is also faster
  * than waiting for our sockets to close, which a forked child might even keep open.
  *
- * An engine without threads has no thread to hold it: the word says WH_ALIVE_NO_THREAD instead, and
- * the peer asks the kernel whether this process and the unix socket are still there.
+ * An engine without threads has no thread to hold it, and not every kernel has robust futexes
+ * (emulators of processes do not: qemu-user): the word says WH_ALIVE_NO_THREAD instead, and the
+ * peer asks the kernel whether this process and the unix socket are still there.
  *
  * The C library's robust list of that thread is replaced meanwhile. It would only serve robust
  * mutexes that the thread holds when it dies; only a callback of the application could take one.
@@ -55,7 +56,7 @@ struct wh_alive {
 	struct robust_list entry;
 	void *old_head;
 	size_t old_length;
-	int error;
+	bool armed; /* the kernel has our robust list */
 };
 
 /* On loop 0. */
@@ -63,28 +64,25 @@ static void alive_arm(void *argument)
 {
 	struct wh_alive *alive = argument;
 
-	if (wh_engine_turns(alive->engine)) {
-		atomic_store(alive->word, WH_ALIVE_NO_THREAD);
+	atomic_store(alive->word, WH_ALIVE_NO_THREAD);
+	if (wh_engine_turns(alive->engine) ||
+	    syscall(SYS_get_robust_list, 0, &alive->old_head, &alive->old_length))
 		return;
-	}
 	alive->entry.next = &alive->head.list;
 	alive->head.list.next = &alive->entry;
 	alive->head.futex_offset = (long)((char *)alive->word - (char *)&alive->entry);
 	alive->head.list_op_pending = NULL;
-	if (syscall(SYS_get_robust_list, 0, &alive->old_head, &alive->old_length)) {
-		alive->error = errno;
-		return;
-	}
-	atomic_store(alive->word, (uint32_t)syscall(SYS_gettid));
 	if (syscall(SYS_set_robust_list, &alive->head, sizeof(alive->head)))
-		alive->error = errno;
+		return;
+	alive->armed = true;
+	atomic_store(alive->word, (uint32_t)syscall(SYS_gettid));
 }
 
 static void alive_disarm(void *argument)
 {
 	struct wh_alive *alive = argument;
 
-	if (!wh_engine_turns(alive->engine))
+	if (alive->armed)
 		syscall(SYS_set_robust_list, alive->old_head, alive->old_length);
 	atomic_store(alive->word, 0);
 }
@@ -120,11 +118,6 @@ int wh_shm_alive_open(struct wh_shm *shm)
 		goto err_unmap;
 	}
 	wh_loop_call(wh_engine_first_loop(shm->engine), alive_arm, alive);
-	if (alive->error) {
-		error = wh_fail(alive->error, "shm: loop 0 cannot hold a robust futex: %s",
-				strerror(alive->error));
-		goto err_unmap;
-	}
 	shm->alive = alive;
 	return 0;
 

@@ -4,8 +4,12 @@
 #include "lib/proxy.h"
 
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 
 #define LENGTH (1 * MIB)
@@ -415,6 +419,34 @@ static void death__never_a_success(void **state)
 	}
 }
 
+static const char *missing_filters(void)
+{
+	/* A kernel that knows them wants an address. */
+	return prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, NULL) && errno == EFAULT ?
+		       NULL :
+		       "the kernel has no seccomp filters";
+}
+
+static const struct route needs_filters = { .name = "filters", .missing = missing_filters };
+
+/* The same where a process cannot have robust futexes, as under qemu-user. The filter stays with
+ * this thread, so this is the last test. */
+static void death__without_robust_futexes(void **state)
+{
+	const struct sock_filter code[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_set_robust_list, 0, 1),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+	};
+	const struct sock_fprog program = { sizeof(code) / sizeof(*code),
+					    (struct sock_filter *)(uintptr_t)code };
+
+	want(0, prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
+	want(0, prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program));
+	death__never_a_success(state);
+}
+
 static const struct CMUnitTest tests[] = {
 	TEST(map__whole_allocation),
 	TEST(map__never_a_part),
@@ -428,6 +460,7 @@ static const struct CMUnitTest tests[] = {
 	TEST(gone__after_a_reconnect),
 	TEST_NEEDS(death__seen_without_a_socket, route_vm),
 	TEST(death__never_a_success),
+	TEST_NEEDS(death__without_robust_futexes, needs_filters),
 };
 
 HARNESS_MAIN("shm-memory", tests)
