@@ -551,7 +551,7 @@ static void region_populate(struct wh_shm_peer *shm, uint64_t id, uint32_t op)
 
 	for (uint64_t done = 0; done < length; done += POPULATE_PIECE) {
 		struct wh_region_entry *entry = wh_region_entry_pin(shm->copy.entries, id);
-		uintptr_t map, page = 4095;
+		uintptr_t map, offset = (uintptr_t)sysconf(_SC_PAGESIZE) - 1;
 		uint64_t piece;
 
 		if (!entry)
@@ -560,7 +560,7 @@ static void region_populate(struct wh_shm_peer *shm, uint64_t id, uint32_t op)
 		piece = length - done < POPULATE_PIECE ? length - done : POPULATE_PIECE;
 		map = (uintptr_t)wh_shm_mapped_at(entry, op);
 		if (map)
-			madvise((void *)((map + done) & ~page), piece + ((map + done) & page),
+			madvise((void *)((map + done) & ~offset), piece + ((map + done) & offset),
 				MADV_POPULATE_READ);
 		wh_region_entry_unpin(entry);
 		if (!map)
