@@ -65,6 +65,10 @@ int wh_numa_bind(void *base, size_t length, int node)
 	nodes.bits[node / (int)WORD] = 1UL << node % (int)WORD;
 	if (!syscall(SYS_mbind, base, length, MPOL_BIND, &nodes, (unsigned long)NODES, 0))
 		return 0;
+	/* A kernel without NUMA has one node, which is also the nearest to a GPU. It has already
+	 * refused numa:N, which names one. */
+	if (errno == ENOSYS)
+		return 0;
 	return wh_fail(errno, "wh_memory_alloc: mbind of %zu bytes to NUMA node %d: %s", length,
 		       node, strerror(errno));
 }
