@@ -70,7 +70,11 @@ static int describe_plain(struct wh_memory_domain *domain, const void *address,
 			rc == 1 ? (uint32_t)vma.page_size : (uint32_t)sysconf(_SC_PAGESIZE);
 		info->base = (void *)at;
 	}
-	info->stage = gpus_are_unified(domain->cuda) ? WH_STAGE_UNIFIED : WH_STAGE_SEPARATE;
+	info->stage = WH_STAGE_SEPARATE;
+	if (gpus_are_unified(domain->cuda)) {
+		info->stage = WH_STAGE_UNIFIED;
+		info->device_address = at;
+	}
 	info->host_address = at;
 	info->numa_node = wh_numa_node(address);
 	return 0;

@@ -546,6 +546,48 @@ static void query__memory_of_the_application(void **state)
 }
 
 /* The engine's own memory keeps its kind if the application page-locks it, too. */
+/* Grace: GPUs use the CPU's page tables. The nearest node has the CPUs; the GPU's memory is a node
+ * of its own (NUMA_ID), on which nobody is near. */
+static void query__a_coherent_machine(void **state)
+{
+	int (*set)(int, int) = (int (*)(int, int))fake_symbol("fake_cuda_attribute");
+	const uint32_t kinds[] = { WH_MEMORY_PAGEABLE, WH_MEMORY_HUGE, WH_MEMORY_SHARED };
+	struct wh_memory_info info;
+	char *base;
+
+	(void)state;
+	assert_int_equal(wh_engine_close(engine), 0);
+	assert_int_equal(set(CUDA_DEVICE_PAGEABLE_ACCESS, 1), 0);
+	assert_int_equal(set(CUDA_DEVICE_PAGEABLE_HOST_TABLES, 1), 0);
+	assert_int_equal(set(131 /* NUMA_ID */, 5), 0);
+	engine = engine_with(getenv("TEST_CUDA"));
+	assert_int_equal(wh_cuda_ready(engine->cuda), 0);
+	for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
+		base = must_alloc(MIB, kinds[i], NULL);
+		*base = 1;
+		info = query(base + 9);
+		assert_int_equal(info.stage, WH_STAGE_UNIFIED);
+		assert_int_equal(info.device_address, (uintptr_t)base + 9);
+		assert_int_equal(info.host_address, (uintptr_t)base + 9);
+		must_free(base);
+	}
+	base = must_alloc(MIB, WH_MEMORY_DEVICE, "cuda:1");
+	info = query(base);
+	assert_int_equal(info.stage, WH_STAGE_SEPARATE);
+	assert_int_equal(info.numa_node, 0);
+	must_free(base);
+	/* And without. */
+	assert_int_equal(wh_engine_close(engine), 0);
+	fake_heal();
+	engine = engine_with(getenv("TEST_CUDA"));
+	assert_int_equal(wh_cuda_ready(engine->cuda), 0);
+	base = must_alloc(MIB, WH_MEMORY_PAGEABLE, NULL);
+	info = query(base);
+	assert_int_equal(info.stage, WH_STAGE_SEPARATE);
+	assert_int_equal(info.device_address, 0);
+	must_free(base);
+}
+
 static void query__ours_pinned_by_the_application(void **state)
 {
 	char *shared = must_alloc(MIB, WH_MEMORY_SHARED, NULL);
@@ -666,6 +708,7 @@ int main(void)
 		TEST(every_call__the_device_is_lost),
 		TEST(every_call__switched_off),
 		TEST(query__memory_of_the_application),
+		TEST(query__a_coherent_machine),
 		TEST(query__ours_pinned_by_the_application),
 		TEST(query__several_mappings),
 		TEST(stretches__both_ways),
