@@ -297,18 +297,41 @@ static int mr_file(struct context *context, const struct world_mr *mr, pid_t pid
 	return context->opened;
 }
 
+/* Copy between this process's memory `here` and another's. The bytes copied, or -1 and errno: ESRCH
+ * (it has ended), EFAULT or EIO (no memory there). */
+static ssize_t process_copy(pid_t pid, void *here, const void *there, size_t length, bool write)
+{
+	struct iovec ours = { here, length }, theirs = { (void *)(uintptr_t)there, length };
+	ssize_t got = write ? process_vm_writev(pid, &ours, 1, &theirs, 1, 0) :
+			      process_vm_readv(pid, &ours, 1, &theirs, 1, 0);
+	char path[32];
+	int fd;
+
+	if (got >= 0 || errno != ENOSYS)
+		return got;
+	/* qemu-user lacks the calls; its programs have their processes' own addresses. */
+	snprintf(path, sizeof(path), "/proc/%d/mem", pid);
+	fd = open(path, O_RDWR | O_CLOEXEC);
+	if (fd < 0) {
+		errno = errno == ENOENT ? ESRCH : errno;
+		return -1;
+	}
+	got = write ? pwrite(fd, here, length, (off_t)(uintptr_t)there) :
+		      pread(fd, here, length, (off_t)(uintptr_t)there);
+	close(fd);
+	return got;
+}
+
 /* Copy between a local buffer and a memory region of any process. 0 or an errno. */
 static int mr_access(struct context *context, const struct world_mr *mr, pid_t pid,
 		     uint64_t address, void *buffer, size_t length, bool write)
 {
-	struct iovec here = { buffer, length }, there = { (void *)(uintptr_t)address, length };
 	off_t at = (off_t)(mr->offset + (address - mr->address));
 	ssize_t got;
 	int fd;
 
 	if (mr->fd < 0) {
-		got = write ? process_vm_writev(pid, &here, 1, &there, 1, 0) :
-			      process_vm_readv(pid, &here, 1, &there, 1, 0);
+		got = process_copy(pid, buffer, (void *)(uintptr_t)address, length, write);
 	} else {
 		fd = mr_file(context, mr, pid);
 		if (fd < 0 || kill(pid, 0))
