@@ -466,6 +466,7 @@ static void no_driver(const char *setting, const char *text)
 	struct wh_memory_info info = { .size = sizeof(info) };
 	struct wh_region *region;
 	void *address, *gpu = must_alloc(MIB, WH_MEMORY_DEVICE, NULL);
+	void *plain = calloc(4, MIB);
 
 	engine = engine_with(setting);
 	for (uint32_t kind = WH_MEMORY_PINNED; kind <= WH_MEMORY_POOL; kind++) {
@@ -484,9 +485,10 @@ static void no_driver(const char *setting, const char *text)
 	/* GPU memory of another user in this process is still not host memory. */
 	assert_true(wh_memory_query(engine, gpu, &info) < 0);
 	assert_true(wh_region_register(engine, gpu, MIB, NULL, &region) < 0);
-	assert_int_equal(wh_memory_query(engine, &info, &info), 0);
+	assert_int_equal(wh_memory_query(engine, plain, &info), 0);
 	assert_int_equal(info.kind, WH_MEMORY_PAGEABLE);
 	assert_int_equal(info.stage, WH_STAGE_SEPARATE);
+	free(plain);
 	assert_int_equal(wh_engine_close(engine), 0);
 	engine = with;
 	must_free(gpu);
@@ -643,16 +645,17 @@ static int copy_stretches(void *arg, const struct wh_vma *stretch)
 /* Both queries of the kernel's mappings agree, and are right. */
 static void stretches__both_ways(void **state)
 {
-	char *base = mmap(NULL, 5 * 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	size_t page = (size_t)sysconf(_SC_PAGESIZE);
+	char *base = mmap(NULL, 5 * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	uint64_t start = (uintptr_t)base, bad = 0;
 	struct wh_vma found[2][8], *at[2] = { found[0], found[1] };
 
 	(void)state;
-	assert_int_equal(mprotect(base, 4096, PROT_READ), 0);
-	assert_int_equal(mprotect(base + 2 * 4096, 4096, PROT_READ | PROT_WRITE), 0);
-	assert_int_equal(munmap(base + 3 * 4096, 4096), 0);
-	assert_int_equal(wh_vmas_walk(start, start + 5 * 4096, copy_stretches, &at[0]), 0);
-	assert_int_equal(wh_vmas_walk_text(start, start + 5 * 4096, copy_stretches, &at[1]), 0);
+	assert_int_equal(mprotect(base, page, PROT_READ), 0);
+	assert_int_equal(mprotect(base + 2 * page, page, PROT_READ | PROT_WRITE), 0);
+	assert_int_equal(munmap(base + 3 * page, page), 0);
+	assert_int_equal(wh_vmas_walk(start, start + 5 * page, copy_stretches, &at[0]), 0);
+	assert_int_equal(wh_vmas_walk_text(start, start + 5 * page, copy_stretches, &at[1]), 0);
 	assert_int_equal(at[0] - found[0], 4);
 	assert_int_equal(at[1] - found[1], 4);
 	for (int i = 0; i < 4; i++) {
@@ -660,17 +663,17 @@ static void stretches__both_ways(void **state)
 		assert_int_equal(found[1][i].readable, i % 2 == 0);
 		assert_int_equal(found[1][i].start, found[0][i].start);
 		assert_int_equal(found[1][i].end, found[0][i].end);
-		assert_int_equal(found[0][i].page_size, 4096);
+		assert_int_equal(found[0][i].page_size, page);
 		assert_false(found[0][i].huge || found[1][i].huge);
 	}
-	assert_int_equal(wh_vmas_readable(start, 4096, &bad), 0);
-	assert_int_equal(wh_vmas_readable(start + 1, 4095, &bad), 0);
-	assert_int_equal(wh_vmas_readable(start, 4097, &bad), -EFAULT);
-	assert_int_equal(bad, start + 4096);
-	assert_int_equal(wh_vmas_readable(start + 2 * 4096 + 4095, 2, &bad), -EFAULT);
-	assert_int_equal(bad, start + 3 * 4096);
-	assert_int_equal(wh_vmas_readable(start + 3 * 4096, 1, &bad), -EFAULT);
-	munmap(base, 5 * 4096);
+	assert_int_equal(wh_vmas_readable(start, page, &bad), 0);
+	assert_int_equal(wh_vmas_readable(start + 1, page - 1, &bad), 0);
+	assert_int_equal(wh_vmas_readable(start, page + 1, &bad), -EFAULT);
+	assert_int_equal(bad, start + page);
+	assert_int_equal(wh_vmas_readable(start + 2 * page + page - 1, 2, &bad), -EFAULT);
+	assert_int_equal(bad, start + 3 * page);
+	assert_int_equal(wh_vmas_readable(start + 3 * page, 1, &bad), -EFAULT);
+	munmap(base, 5 * page);
 }
 
 /* An older caller's struct gets the members that it has. */

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <pthread.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "core/region.h"
 
@@ -493,18 +494,19 @@ static void refuse__neighbours(void **state)
 
 static void refuse__unreadable(void **state)
 {
+	size_t page = (size_t)sysconf(_SC_PAGESIZE);
 	char *base =
-		mmap(NULL, 3 * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		mmap(NULL, 3 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	uint64_t at = (uintptr_t)base;
 
 	(void)state;
-	wh_registration_put(get(at, 3 * 4096));
-	assert_int_equal(mprotect(base + 4096, 4096, PROT_NONE), 0);
-	refused(at, 3 * 4096, -EFAULT, "no memory at");
-	wh_registration_put(get(at, 4096));
-	wh_registration_put(get(at + 2 * 4096, 4096));
-	munmap(base, 3 * 4096);
-	refused(at, 4096, -EFAULT, "no memory at");
+	wh_registration_put(get(at, 3 * page));
+	assert_int_equal(mprotect(base + page, page, PROT_NONE), 0);
+	refused(at, 3 * page, -EFAULT, "no memory at");
+	wh_registration_put(get(at, page));
+	wh_registration_put(get(at + 2 * page, page));
+	munmap(base, 3 * page);
+	refused(at, page, -EFAULT, "no memory at");
 }
 
 /* ---- driver errors ----------------------------------------------------- */
