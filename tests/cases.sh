@@ -59,6 +59,16 @@ for i in range(0, 12000, 16):
 PYTHON
 }
 
+# Run a command with libraries preloaded into the programs of this build. An emulator and the shell
+# that starts it could not load them.
+preloaded() # LIBRARIES COMMAND...
+{
+	local -x "${TEST_PRELOAD_BY:-LD_PRELOAD}=$1"
+
+	shift
+	"$@"
+}
+
 verdict() # NAME STATUS
 {
 	if [ "$2" = 0 ]; then

@@ -105,6 +105,34 @@ check_thread()
 	meson_tests thread thread "$build/thread" --timeout-multiplier 3
 }
 
+# What the smoke for aarch64 runs: unit tests of what knows the processor or the page size, and
+# transfers between processes. It builds these, the library and the command.
+aarch64_unit=(core-region memory-allocate memory-region-table transport-copier transport-shm
+	util-crc32c util-hash util-loop wire-extents wire-frame wire-record)
+aarch64_integration=(api-transfers command-file command-notification memory-model rdma-faults
+	shm-memory transfer-estimate)
+aarch64_targets=() # of ninja; none: all
+
+# Have `build aarch64` build no more than the smoke needs.
+aarch64_smoke()
+{
+	aarch64_targets=(tools/wherry tests/fake/libcuda.so.1 tests/fake/nvml/libnvidia-ml.so.1
+		tests/fake/verbs/libibverbs.so.1 "${aarch64_unit[@]/#/tests/unit/}"
+		"${aarch64_integration[@]/#/tests/integration/}")
+}
+
+# aarch64 under qemu-user, which is about ten times slower.
+aarch64_tests() # NAME MESON-TEST-OPTION...
+{
+	meson_tests "$1" aarch64 "$build/aarch64/build" --timeout-multiplier 10 "${@:2}"
+}
+
+check_aarch64()
+{
+	build aarch64
+	aarch64_tests aarch64 "${aarch64_unit[@]}" "${aarch64_integration[@]}"
+}
+
 check_valgrind()
 {
 	meson_tests valgrind plain "$build" --setup valgrind --suite unit

@@ -5,7 +5,8 @@
 #
 # A step is a function release_NAME; release_steps lists the names. A new step is one more of each.
 
-release_steps=(mooncake nixl vllm tarball deb container python hosts driver races repeat fuzz)
+release_steps=(mooncake nixl vllm tarball deb container python aarch64 hosts driver races repeat
+	fuzz)
 
 # Mooncake's transfer engine, the last release of each minor version that tests/integration knows
 # how to call.
@@ -123,6 +124,17 @@ release_repeat()
 release_fuzz()
 {
 	check_fuzz 600
+}
+
+# The library, the command and their tests for aarch64 under qemu-user: on pages of 4 KiB, and on
+# pages of 64 KiB, which kernels for Grace have.
+release_aarch64()
+{
+	local suites=(--suite unit --suite integration --suite fuzz --suite fake)
+
+	build aarch64
+	TESTS_LIMIT=14400 aarch64_tests aarch64 "${suites[@]}"
+	QEMU_PAGESIZE=65536 TESTS_LIMIT=14400 aarch64_tests aarch64-64k "${suites[@]}"
 }
 
 # Python's source package, and the wheel of aarch64 under qemu-user.

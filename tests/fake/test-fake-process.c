@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of the fake CUDA driver that need more than one process: memory shared between processes,
  * and environment variables, which a driver reads only once. */
+#include "../self.h"
 #include "test-fake.h"
 
 #include <spawn.h>
@@ -76,8 +77,7 @@ static pid_t start_child(const char *what, int socket)
 	posix_spawn_file_actions_init(&actions);
 	if (socket >= 0)
 		posix_spawn_file_actions_adddup2(&actions, socket, 3);
-	assert_int_equal(posix_spawn(&child, "/proc/self/exe", &actions, NULL, arguments, environ),
-			 0);
+	assert_int_equal(posix_spawn(&child, self_path(), &actions, NULL, arguments, environ), 0);
 	posix_spawn_file_actions_destroy(&actions);
 	return child;
 }

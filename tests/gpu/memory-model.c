@@ -12,6 +12,7 @@
 
 #include <wherry/wherry.h>
 
+#include "../self.h"
 #include "gpu.h"
 
 #define KIB ((size_t)1 << 10)
@@ -260,7 +261,7 @@ static bool child_start(struct child *child, const char *url, const char *requir
 {
 	char number[12];
 	char *const arguments[] = {
-		"/proc/self/exe",    "write", (char *)url, (char *)require, number,
+		(char *)self_path(), "write", (char *)url, (char *)require, number,
 		(char *)driver_path, NULL
 	};
 	posix_spawn_file_actions_t actions;

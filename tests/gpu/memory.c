@@ -12,6 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "../self.h"
 #include "core/engine.h"
 #include "core/region.h"
 #include "gpu.h"
@@ -359,7 +360,7 @@ static void import_case(void)
 
 static void imported(void)
 {
-	char *const arguments[] = { "/proc/self/exe", "import", (char *)driver_path, NULL };
+	char *const arguments[] = { (char *)self_path(), "import", (char *)driver_path, NULL };
 	const struct wh_memory_options options = { .size = sizeof(options),
 						   .kind = WH_MEMORY_DEVICE };
 	posix_spawn_file_actions_t actions;

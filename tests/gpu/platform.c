@@ -10,6 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "../self.h"
 #include "gpu.h"
 #include "gpu/kernel-images.h"
 
@@ -439,7 +440,7 @@ int main(int count, char **arguments)
 {
 	bool importing = count > 1 && !strcmp(arguments[1], "import");
 
-	own_path = "/proc/self/exe";
+	own_path = self_path();
 	driver_path = count > (importing ? 2 : 1) ? arguments[importing ? 2 : 1] : NULL;
 	gpu_open(driver_path);
 	if (importing) {

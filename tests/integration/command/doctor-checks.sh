@@ -791,10 +791,11 @@ DIR *opendir(const char *path)
 	return next(path);
 }
 CODE
-cc -shared -fPIC -o hang.so hang.c || failed=1
+# shellcheck disable=SC2086 # a compiler and its options
+${TEST_CC:-cc} -shared -fPIC -o hang.so hang.c || failed=1
 sanitizer=$(ldd "$wherry" | grep -o '/[^ ]*/lib[at]san[^ ]*' | head -n 1)
 begun=$(quiet_seconds)
-FAKE_NVML=$PWD/tree/nvml.txt LD_PRELOAD=${sanitizer:+$sanitizer:}$PWD/hang.so timeout 100 \
+FAKE_NVML=$PWD/tree/nvml.txt preloaded "${sanitizer:+$sanitizer:}$PWD/hang.so" timeout 100 \
 	"$wherry" doctor --root tree \
 	>out 2>err && [ $(($(quiet_seconds) - begun)) -le 5 ] &&
 	grep -q '^UNKNOWN mem.huge *no answer within 3 s$' out &&

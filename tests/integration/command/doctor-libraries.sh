@@ -217,12 +217,12 @@ verdict "--only pci.link starts CUDA for a link that is slow" $?
 # Doctor opens a window, and reports the reason of a failure.
 sanitizer=$(ldd "$wherry" | grep -o '/[^ ]*/lib[at]san[^ ]*' | head -n 1)
 windows=${sanitizer:+$sanitizer:}$TEST_BUILD/tests/fake/libfake-nvidia.so
-FAKE_NVML=$TEST_SOURCE/tests/fake/nvml/broken.txt FAKE_NVIDIA_CUDA=$TEST_CUDA LD_PRELOAD=$windows \
+FAKE_NVML=$TEST_SOURCE/tests/fake/nvml/broken.txt FAKE_NVIDIA_CUDA=$TEST_CUDA preloaded "$windows" \
 	doctor --only window.ways && tr -s ' \n' ' ' <out |
 	grep -q '^PASS window.ways driver: .*/dev/gdrdrv.* dmabuf: .*; rm: opens' &&
 	grep -q '^window rm error=0 why=$' record/windows.txt
 verdict "a window opens" $?
-FAKE_NVIDIA_VERSION=999.1 FAKE_NVIDIA_FAIL=3:0:1 FAKE_NVIDIA_CUDA=$TEST_CUDA LD_PRELOAD=$windows \
+FAKE_NVIDIA_VERSION=999.1 FAKE_NVIDIA_FAIL=3:0:1 FAKE_NVIDIA_CUDA=$TEST_CUDA preloaded "$windows" \
 	doctor --only window.ways
 [ $status = 1 ] && tr -s ' \n' ' ' <out |
 	grep -q 'WARN window.ways .*rm: .*999.1, not seen working before, failed a trial'

@@ -37,7 +37,7 @@ json()
 {
 	python3 -c '
 import json, os, sys
-slow = "TEST_SANITIZED" in os.environ # under a sanitizer too few rounds run to compare times
+slow = "TEST_SLOW" in os.environ # under a sanitizer too few rounds run to compare times
 j = json.load(open("j.json"))
 rows = j.get("results", [])
 good = eval("(" + sys.argv[1] + ")")
@@ -95,7 +95,7 @@ windows() # NAME TEXT OPTIONS...: receive a file over TCP; the server's log must
 	shift 2
 	rm -f url
 	ASAN_OPTIONS=${ASAN_OPTIONS-}:verify_asan_link_order=0 FAKE_NVIDIA_CUDA=$TEST_CUDA \
-		LD_PRELOAD=$(dirname "$TEST_CUDA")/libfake-nvidia.so \
+		env "${TEST_PRELOAD_BY:-LD_PRELOAD}=$(dirname "$TEST_CUDA")/libfake-nvidia.so" \
 		"$wherry" serve -m cuda:0:8MiB --verbose "$@" >url 2>log &
 	server=$!
 	for ((i = 0; i < 200; i++)); do

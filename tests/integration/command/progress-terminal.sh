@@ -21,7 +21,7 @@ import fcntl, os, pty, re, select, struct, subprocess, sys, termios, time
 ours, theirs = pty.openpty()
 fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, int(sys.argv[1]), 0, 0))
 with open("out", "wb") as out:
-    more = {"LD_PRELOAD": os.environ["preload"]} if "preload" in os.environ else {}
+    more = {os.environ.get("TEST_PRELOAD_BY", "LD_PRELOAD"): os.environ["preload"]} if "preload" in os.environ else {}
     process = subprocess.Popen([os.environ["wherry"]] + sys.argv[2:], stdout=out, stderr=theirs,
                                env={**os.environ, **more})
 os.close(theirs)
@@ -279,6 +279,6 @@ shows "window check: its table on the terminal, too" '^cuda:0: [a-z-]+ \[.* of 1
 	check -m cuda:0 --json -
 [ $status = 0 ] && [ "$(grep -c -E '^  (passed|waived)  [a-z-]+ +[^[]*$' left)" = 16 ]
 verdict "window check: each of its lines is whole" $?
-LD_PRELOAD=$preload "$wherry" window check -m cuda:0 >out 2>err && [ ! -s err ]
+preloaded "$preload" "$wherry" window check -m cuda:0 >out 2>err && [ ! -s err ]
 verdict "window: no terminal" $?
 exit $failed

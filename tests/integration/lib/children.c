@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 #include <sys/wait.h>
 
+#include "../../self.h"
 #include "driven.h"
 #include "harness.h"
 
@@ -134,7 +135,7 @@ struct child *child_start(const struct child_options *options)
 		fail_msg("fork: %s", strerror(errno));
 	if (child->pid == 0) {
 		snprintf(number, sizeof(number), "%d", dup(pair[1]));
-		execve("/proc/self/exe", argv, environment);
+		execve(self_path(), argv, environment);
 		_exit(127);
 	}
 	close(pair[1]);

@@ -32,7 +32,8 @@
 #include "outcome.h"
 #include "pattern.h"
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#ifdef HARNESS_SLOW /* -DHARNESS_SLOW=1: programs run under an emulator */
+#elif defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define HARNESS_SLOW 1
 #elif defined(__has_feature)
 #if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
@@ -62,7 +63,7 @@
 void hidden_begin(void);
 void hidden_end(void);
 
-/* `normal` in a normal build, `slow` under a sanitizer. */
+/* `normal` in a normal build, `slow` under a sanitizer or an emulator. */
 #define SCALE(normal, slow) (HARNESS_SLOW ? (slow) : (normal))
 
 #define MS 1000000LL
@@ -88,6 +89,9 @@ struct route {
 
 extern const struct route route_self; /* within one engine */
 extern const struct route route_shm; /* mapping of the target's memfd */
+/* The same for a test with regions that are parts of an allocation: those are never mapped, but
+ * copied by process_vm. */
+extern const struct route route_shm_parts;
 extern const struct route route_vm; /* process_vm_readv/writev: CHILD_FOREIGN memory */
 extern const struct route route_tcp4;
 extern const struct route route_tcp6;
@@ -115,6 +119,9 @@ extern const struct route needs_root; /* not a route: the test changes its user 
 #define TEST_EVERY_ROUTE(function) TEST_HOST_ROUTES(function), TEST_OVER(function, gpu_rdma)
 #define TEST_REMOTE_ROUTES(function)                                                               \
 	TEST_OVER(function, shm), TEST_OVER(function, vm), TEST_OVER(function, tcp4),              \
+		TEST_OVER(function, rdma)
+#define TEST_PARTS_ROUTES(function)                                                                \
+	TEST_OVER(function, shm_parts), TEST_OVER(function, vm), TEST_OVER(function, tcp4),        \
 		TEST_OVER(function, rdma)
 
 int harness_begin(void **state);

@@ -7,8 +7,8 @@ if ! command -v valgrind >/dev/null; then
 	echo "no valgrind"
 	exit 77
 fi
-if [ -n "${TEST_SANITIZED-}" ]; then
-	echo "valgrind does not run what is sanitized"
+if [ -n "${TEST_SLOW-}" ]; then
+	echo "valgrind runs neither what is sanitized nor what is emulated"
 	exit 77
 fi
 directory=$(mktemp -d) || exit 1
