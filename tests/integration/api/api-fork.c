@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <sys/wait.h>
 
+#include "../../wipe.h"
 #include "lib/fixture.h"
 
 #define LENGTH (64 * KIB)
@@ -130,6 +131,7 @@ static void fork__every_call(void **state)
 	struct opened opened = { .f = &f };
 	struct wh_base base;
 
+	skip_without_wipe();
 	fixture_open(&f, *state, LENGTH);
 	base = (struct wh_base){ .local = f.region, .remote = f.remote.id };
 	desc.bases = &base;
@@ -200,7 +202,9 @@ static void fork__child_outlives_the_engine(void **state)
 
 static const struct CMUnitTest tests[] = {
 	TEST_EVERY_ROUTE(fork__every_call),
-	TEST_REMOTE_ROUTES(fork__child_outlives_the_engine),
+	TEST_OVER(fork__child_outlives_the_engine, vm), /* memory that shm cannot map */
+	TEST_OVER(fork__child_outlives_the_engine, tcp4),
+	TEST_OVER(fork__child_outlives_the_engine, rdma),
 };
 
 HARNESS_MAIN("api-fork", tests)

@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <sys/wait.h>
 
+#include "../../wipe.h"
 #include "lib/small.h"
 #include "lib/windows.h"
 #include "platform/rm-abi.h"
@@ -174,6 +175,7 @@ static void going__fork(void **state)
 	pid_t pid;
 
 	(void)state;
+	skip_without_wipe();
 	small_open(&s, WH_MEMORY_PAGEABLE, WH_MEMORY_VMM);
 	small_move(&s, WH_WRITE, 1, 2, 8);
 	one = small_transfer(&s, WH_WRITE, 0, 0, 8);

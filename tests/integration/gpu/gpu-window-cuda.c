@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "../../wipe.h"
 #include "lib/gpu.h"
 #include "lib/windows.h"
 
@@ -209,6 +210,7 @@ static void few__fork(void **state)
 	pid_t pid;
 
 	(void)state;
+	skip_without_wipe();
 	few_open(&f, WH_MEMORY_PAGEABLE, WH_MEMORY_DEVICE);
 	few_move(&f, WH_WRITE, 1, 2, 8, true);
 	one.local = f.p.region;

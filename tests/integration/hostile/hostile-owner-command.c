@@ -101,6 +101,11 @@ static void command__interrupted(void **state)
 {
 	(void)state;
 	want_no_file_after(SIGTERM, NULL);
+}
+
+static void command__interrupted_named(void **state)
+{
+	(void)state;
 	command_refused = (struct command_refused){ .unnamed = EOPNOTSUPP };
 	want_no_file_after(SIGTERM, command_refuse);
 }
@@ -131,6 +136,7 @@ static const struct CMUnitTest tests[] = {
 	TEST_NEEDS(command__nothing_moves, needs_command),
 	TEST_NEEDS(command__region_too_large, needs_command),
 	TEST_NEEDS(command__interrupted, needs_command),
+	TEST_NEEDS(command__interrupted_named, needs_refusals),
 	TEST_NEEDS(command__killed, needs_unnamed),
 };
 

@@ -82,6 +82,16 @@ int command_run(struct command *command, const char *directory, void (*before)(v
 
 struct command_refused command_refused;
 
+static const char *refusals_missing(void)
+{
+	/* A kernel that knows them wants an address. */
+	if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, NULL) && errno == EFAULT)
+		return command_missing();
+	return "the kernel has no seccomp filters";
+}
+
+const struct route needs_refusals = { .name = "refusals", .missing = refusals_missing };
+
 static uint32_t refusal_of(unsigned error)
 {
 	return error ? SECCOMP_RET_ERRNO | error : SECCOMP_RET_ALLOW;

@@ -31,6 +31,9 @@ int command_run(struct command *command, const char *directory, void (*before)(v
 		const char *const *arguments);
 #define ARGUMENTS(...) ((const char *const[]){ __VA_ARGS__, NULL })
 
+/* Condition: $TEST_COMMAND, and command_refuse() works: the kernel has seccomp filters. */
+extern const struct route needs_refusals;
+
 /* command_refuse() is for `before`: the kernel then refuses to create unnamed files (`unnamed`) and
  * to link them (`linked`) with these errnos (0: allows it), like file systems that cannot do so. */
 struct command_refused {

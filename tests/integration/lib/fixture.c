@@ -97,7 +97,7 @@ void fixture_open_with(struct fixture *f, const struct route *route, uint64_t le
 	memset(f, 0, sizeof(*f));
 	f->route = route;
 	f->length = length;
-	f->guard = route == &route_shm ? 0 : GUARD;
+	f->guard = route == &route_shm || route == &route_shm_parts ? 0 : GUARD;
 	f->engine = engine_open_with(route->require, "none", config, driven_flags("initiator"));
 	driven_set(f->engine);
 	if (route == &route_self)

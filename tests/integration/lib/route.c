@@ -61,6 +61,13 @@ const struct route route_shm = {
 	.detail = "memfd",
 	.kind = WH_MEMORY_SHARED,
 };
+const struct route route_shm_parts = {
+	.name = "shm",
+	.require = "shm",
+	.detail = "memfd",
+	.kind = WH_MEMORY_SHARED,
+	.missing = missing_vm,
+};
 const struct route route_vm = {
 	.name = "shm",
 	.require = "shm",

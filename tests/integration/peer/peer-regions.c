@@ -432,15 +432,15 @@ static void list__is_granted(void **state)
 }
 
 static const struct CMUnitTest tests[] = {
-	TEST_REMOTE_ROUTES(ask__by_ids),
-	TEST_REMOTE_ROUTES(ask__by_blocks),
-	TEST_REMOTE_ROUTES(ask__by_addresses),
+	TEST_PARTS_ROUTES(ask__by_ids),
+	TEST_PARTS_ROUTES(ask__by_blocks),
+	TEST_PARTS_ROUTES(ask__by_addresses),
 	TEST_REMOTE_ROUTES(ask__wrong),
-	TEST_REMOTE_ROUTES(ask__cancelled),
+	TEST_PARTS_ROUTES(ask__cancelled),
 	TEST_REMOTE_ROUTES(ask__lost),
-	TEST_REMOTE_ROUTES(ask__with_a_notification),
+	TEST_PARTS_ROUTES(ask__with_a_notification),
 	TEST_OVER(ask__again_after_a_loss, tcp4),
-	TEST_REMOTE_ROUTES(ask__by_many_threads),
+	TEST_PARTS_ROUTES(ask__by_many_threads),
 	TEST_REMOTE_ROUTES(ask__by_a_key),
 	TEST_REMOTE_ROUTES(list__is_granted),
 };
