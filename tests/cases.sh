@@ -69,6 +69,19 @@ preloaded() # LIBRARIES COMMAND...
 	"$@"
 }
 
+# Does the kernel do what madvise() asks for? Windows are kept from children by it. qemu-user accepts
+# every advice and does nothing.
+heeds_madvise()
+{
+	printf '%s\n' '#include <sys/mman.h>' 'static char pages[1 << 17];' \
+		'int main(void)' \
+		'{ return madvise((void *)(((unsigned long)pages + 65535) & -65536UL), 1, 9999); }' \
+		>"$directory/madvise.c"
+	# shellcheck disable=SC2086 # a compiler and its options, and what starts its programs
+	${TEST_CC:-cc} -D_GNU_SOURCE -o "$directory/madvise" "$directory/madvise.c" &&
+		! ${TEST_START-} "$directory/madvise"
+}
+
 verdict() # NAME STATUS
 {
 	if [ "$2" = 0 ]; then

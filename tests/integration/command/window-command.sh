@@ -8,12 +8,7 @@ fakes=${TEST_BUILD:?the build directory}/tests/fake
 # shellcheck source=tests/cases.sh
 . "${BASH_SOURCE[0]%/*}/../../cases.sh" || exit
 cd "$directory" || exit 1
-# Windows are kept from children by madvise(), which qemu-user does nothing about: it accepts all.
-printf '%s\n' '#include <sys/mman.h>' 'static char page[8192];' \
-	'int main(void) { return madvise((void *)(((unsigned long)page + 4095) & -4096UL), 1, 9999) != 0; }' \
-	>madvise.c
-# shellcheck disable=SC2086 # a compiler and its options, and what starts its programs
-if ${TEST_CC:-cc} -D_GNU_SOURCE -o madvise madvise.c && ${TEST_START-} ./madvise; then
+if ! heeds_madvise; then
 	echo "this kernel ignores madvise(): children of a fork would inherit windows"
 	exit 77
 fi
