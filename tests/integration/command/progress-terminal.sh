@@ -150,7 +150,8 @@ int listen(int fd, int backlog)
 	return next(fd, backlog);
 }
 CODE
-cc -shared -fPIC -o late.so late.c || failed=1
+# shellcheck disable=SC2086 # a compiler and its options
+${TEST_CC:-cc} -shared -fPIC -o late.so late.c || failed=1
 preload=${sanitizer:+$sanitizer:}$PWD/late.so shows "bench --footprint" \
 	'^measuring the memory of an engine and its peers \[=*>? *\] +0%  0 of 5' 80 bench \
 	--footprint
