@@ -490,10 +490,10 @@ static void silence__target_notices(void **state)
 static void timeouts__differ(void **state)
 {
 	static const char *const patient[] = { "timeout=20000", NULL };
-	struct child_options options = { .config = { "timeout=100" } };
+	struct child_options options = { .config = { SCALE("timeout=100", "timeout=500") } };
 	struct wh_peer_info info = { .size = sizeof(info) };
 	struct fixture f;
-	int64_t end = now() + SECOND;
+	int64_t end = now() + SCALE(1, 5) * SECOND;
 
 	(void)state;
 	fixture_open_with(&f, &route_tcp4, MIB, patient, &options);
