@@ -91,8 +91,8 @@ root_boot() # ROOT
 
 in_booted() # COMMAND...
 {
-	[ -n "$booted_init" ] && nsenter --target "$booted_init" --mount --uts --ipc --net --pid --cgroup \
-		--root --wd env -i LC_ALL=C.UTF-8 PATH=/usr/sbin:/usr/bin:/sbin:/bin "$@"
+	[ -n "$booted_init" ] && nsenter --target "$booted_init" --mount --uts --ipc --net --pid \
+		--cgroup --root --wd env -i LC_ALL=C.UTF-8 PATH=/usr/sbin:/usr/bin:/sbin:/bin "$@"
 }
 
 # End all of it.

@@ -69,8 +69,8 @@ preloaded() # LIBRARIES COMMAND...
 	"$@"
 }
 
-# Does the kernel do what madvise() asks for? Windows are kept from children by it. qemu-user accepts
-# every advice and does nothing.
+# Does the kernel do what madvise() asks for? Windows are kept from children by it. qemu-user
+# accepts every advice and does nothing.
 heeds_madvise()
 {
 	printf '%s\n' '#include <sys/mman.h>' 'static char pages[1 << 17];' \

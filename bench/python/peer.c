@@ -10,8 +10,8 @@
  *   {"do": "row", ...}               prepare a transfer: op, count, block, memory, name (a region
  * of the peer), require, indices, source (files)
  *   {"do": "clear"}                  the target of a read
- *   {"do": "go", "loops": N}         transfer N times, for 0.7 s at most: "us" of each, and "post_us"
- *                                    of submitting each
+ *   {"do": "go", "loops": N}         transfer N times, for 0.7 s at most: "us" of each;
+ *                                    "post_us": of submitting each
  *   {"do": "check"}                  is every byte of the target right?
  *   {"do": "explain"}                the routes
  */

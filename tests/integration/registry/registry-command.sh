@@ -363,8 +363,8 @@ if nm -D alone/libwherry.so.0 | grep -q '__[at]san_'; then
 	echo "the library is one of a sanitizer's: without its module it is not tried"
 else
 	# shellcheck disable=SC2086 # a compiler and its options
-	${TEST_CC:-cc} -I "${TEST_SOURCE:?}/include" -I "${TEST_BUILD:?}/include" alone.c alone/libwherry.so.0 \
-		-o alone/program &&
+	${TEST_CC:-cc} -I "${TEST_SOURCE:?}/include" -I "${TEST_BUILD:?}/include" \
+		alone.c alone/libwherry.so.0 -o alone/program &&
 		LD_LIBRARY_PATH=alone ${TEST_START-} alone/program >out && grep -q 'libcurl4' out
 	verdict "without the module it is said which packages are missing" $?
 fi
