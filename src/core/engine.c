@@ -77,8 +77,9 @@ static int engine_random_bytes(void *out, size_t size)
 		       wh_fail(EIO, "wh_engine_open: no random numbers from the kernel");
 }
 
-/* Derive engine.host from the boot id and the network namespace: engines that have the same can
- * reach each other's abstract unix sockets. */
+/* Derive identity.host from the boot id and the network namespace: engines that have the same can
+ * reach each other's abstract unix sockets. The namespace is in the first half only, so that the
+ * second half says which machine it is. */
 static void engine_learn_host(struct wh_engine *engine)
 {
 	char text[64] = "";

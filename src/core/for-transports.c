@@ -61,9 +61,13 @@ struct wh_turns *wh_engine_turns(const struct wh_engine *engine)
 	return engine->turns;
 }
 
-const uint8_t *wh_engine_host(const struct wh_engine *engine)
+enum wh_nearness wh_engine_nearness(const struct wh_engine *engine, const struct wh_hello *other)
 {
-	return engine->identity.host;
+	const uint8_t *here = engine->identity.host;
+
+	if (memcmp(other->host + 8, here + 8, 8) != 0)
+		return WH_ELSEWHERE;
+	return memcmp(other->host, here, 8) ? WH_SAME_MACHINE : WH_SAME_NETWORK;
 }
 
 struct wh_tls_context *wh_engine_tls(const struct wh_engine *engine)
@@ -71,9 +75,13 @@ struct wh_tls_context *wh_engine_tls(const struct wh_engine *engine)
 	return engine->trust.tls;
 }
 
-bool wh_engine_has_socket(const struct wh_engine *engine)
+bool wh_engine_is_met(const struct wh_engine *engine, const struct wh_hello *other)
 {
-	return *engine->identity.socket;
+	enum wh_nearness near = wh_engine_nearness(engine, other);
+
+	return *engine->identity.socket &&
+	       (near == WH_SAME_NETWORK ||
+		(near == WH_SAME_MACHINE && engine->identity.capabilities & WH_CAPABLE_MEET));
 }
 
 void wh_engine_hold_regions(struct wh_engine *engine)

@@ -8,7 +8,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -16,9 +15,11 @@
 #include "net/acceptor.h"
 #include "net/control.h"
 #include "net/handshake.h"
+#include "net/meet.h"
 #include "net/quota.h"
 #include "net/tls.h"
 #include "net/trust.h"
+#include "platform/owner.h"
 #include "rendezvous/rendezvous.h"
 #include "util/address.h"
 #include "util/clock.h"
@@ -39,12 +40,21 @@
 struct acceptor_socket {
 	struct wh_listener listener;
 	struct wh_acceptor *acceptor;
-	bool local; /* the unix socket */
+	bool local; /* a unix socket */
+};
+
+/* By TCP; by the abstract unix socket; by one in each folder where engines meet. */
+enum {
+	NETWORK,
+	ABSTRACT,
+	FOLDERS,
+	SOCKETS = FOLDERS + WH_MEET_FOLDERS,
 };
 
 struct wh_acceptor {
 	struct wh_acceptor_options given;
-	struct acceptor_socket network, local;
+	struct acceptor_socket sockets[SOCKETS];
+	struct wh_meet meet[WH_MEET_FOLDERS];
 	struct wh_list handshakes; /* in the order of arrival */
 	unsigned handshake_count;
 	struct wh_timer expiry; /* fires at the deadline of the oldest handshake */
@@ -118,19 +128,20 @@ static void handshake_refuse(struct handshake *handshake, int error, const char 
 /* Does the process at the other end of a unix socket belong to this user, or to root? */
 static bool acceptor_check_user(int fd, char *why, size_t size)
 {
-	struct ucred user;
-	socklen_t length = sizeof(user);
+	uid_t user;
+	int error = wh_unix_owner(fd, &user);
 
-	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &user, &length)) {
+	if (error == -EACCES)
+		snprintf(why, size, "user %u does not share memory with user %u",
+			 (unsigned)geteuid(), (unsigned)user);
+	else if (error == -EOVERFLOW)
+		snprintf(why, size,
+			 "the connecting process is in another user namespace, whose "
+			 "users have no number here");
+	else if (error)
 		snprintf(why, size, "cannot find out the user of the connecting process: %s",
-			 strerror(errno));
-		return false;
-	}
-	if (user.uid == geteuid() || user.uid == 0)
-		return true;
-	snprintf(why, size, "user %u does not share memory with user %u", (unsigned)geteuid(),
-		 (unsigned)user.uid);
-	return false;
+			 strerror(-error));
+	return !error;
 }
 
 /* The key that the initiator has to prove; sets handshake->session. NULL: the connection has been
@@ -189,6 +200,8 @@ static void handshake_welcome(struct handshake *handshake)
 		return;
 	if (wh_channel_bind(handshake->channel, &given->self->trust->crypto, proved, key,
 			    sizeof(key)) ||
+	    (handshake->local &&
+	     wh_meet_bind(&given->self->trust->crypto, handshake->source.fd, true, key)) ||
 	    wh_welcome_make(given->self, &handshake->received, &handshake->hello,
 			    handshake->session, key, &welcome, &handshake->proofs)) {
 		handshake_refuse(handshake, EPROTO,
@@ -486,8 +499,8 @@ static void acceptor_waits(struct wh_listener *listener, int error)
 }
 
 /* Listen on the address that the setting names, and set the URL. Returns the descriptor, or a
- * negative errno. */
-static int acceptor_listen_network(const struct wh_acceptor_options *given)
+ * negative errno. *loopback: only this network namespace reaches it. */
+static int acceptor_listen_network(const struct wh_acceptor_options *given, bool *loopback)
 {
 	struct sockaddr_storage address[ADDRESSES];
 	const char *where = given->listen;
@@ -523,24 +536,18 @@ static int acceptor_listen_network(const struct wh_acceptor_options *given)
 	}
 	wh_address_format(text, sizeof(text), &bound);
 	snprintf(given->url, WH_URL_MAX, "wherry://%s", text);
+	*loopback = wh_address_is_loopback(&bound);
 	return fd;
 }
 
-/* Listen on an abstract unix socket, for shm. Its name is random, and only WELCOME frames carry it.
- * -1: no socket; the engine then runs without shm from other processes, and the reason is logged.
- */
-static int acceptor_listen_local(const struct wh_acceptor_options *given)
+/* Listen on an abstract unix socket, which processes of this network namespace reach. -1: no
+ * socket, and the reason is logged. */
+static int acceptor_listen_abstract(const struct wh_acceptor_options *given)
 {
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
-	char *name = given->self->socket;
-	uint64_t number[2];
-	int fd;
+	const char *name = given->self->socket;
+	int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 
-	if (getrandom(number, sizeof(number), 0) != sizeof(number))
-		return -1;
-	snprintf(name, sizeof(given->self->socket), "wherry-%016llx%016llx",
-		 (unsigned long long)number[0], (unsigned long long)number[1]);
-	fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	memcpy(address.sun_path + 1, name, strlen(name));
 	if (fd >= 0 &&
 	    !bind(fd, (struct sockaddr *)&address,
@@ -550,40 +557,105 @@ static int acceptor_listen_local(const struct wh_acceptor_options *given)
 	wh_log_line(given->log, WH_LOG_WARN, "net",
 		    "cannot open a unix socket; other processes cannot use shm: %s",
 		    strerror(errno));
-	*name = 0;
 	if (fd >= 0)
 		close(fd);
 	return -1;
 }
 
+/* Listen in each folder where engines of other network namespaces may look. A folder of the
+ * defaults may be missing; one that the setting names should be there. */
+static unsigned acceptor_listen_folders(struct wh_acceptor *acceptor)
+{
+	const struct wh_acceptor_options *given = &acceptor->given;
+	struct wh_meet_folders folders;
+	char why[WH_REFUSAL];
+	unsigned count = 0;
+	int fd;
+
+	wh_meet_folders(given->config->text[WH_SETTING_MEET], &folders);
+	for (unsigned i = 0; i < folders.count; i++) {
+		fd = wh_meet_listen(folders.path[i], given->self->socket, &acceptor->meet[i], why);
+		acceptor->sockets[FOLDERS + i].listener.source.fd = fd < 0 ? -1 : fd;
+		count += fd >= 0;
+		if (fd < 0)
+			wh_log_line(given->log, folders.given ? WH_LOG_WARN : WH_LOG_INFO, "net",
+				    "no socket for other containers of this machine: %s", why);
+	}
+	return count;
+}
+
+/* Open the unix sockets. All have one name, which is random; only WELCOME frames carry it. Without
+ * a socket the engine runs without shm from other processes. On loopback nobody from another
+ * network namespace connects, so that nobody meets it in a folder, unless it is told to be there.
+ */
+static void acceptor_listen_local(struct wh_acceptor *acceptor, bool loopback)
+{
+	const struct wh_acceptor_options *given = &acceptor->given;
+	int *abstract = &acceptor->sockets[ABSTRACT].listener.source.fd;
+	unsigned met = 0;
+
+	if (wh_meet_name(given->self->socket)) {
+		*given->self->socket = 0;
+		return;
+	}
+	*abstract = acceptor_listen_abstract(given);
+	if (!loopback || *given->config->text[WH_SETTING_MEET])
+		met = acceptor_listen_folders(acceptor);
+	if (met)
+		given->self->capabilities |= WH_CAPABLE_MEET;
+	if (!met && *abstract < 0)
+		*given->self->socket = 0;
+}
+
+static struct wh_acceptor *acceptor_new(const struct wh_acceptor_options *given)
+{
+	struct wh_acceptor *acceptor = calloc(1, sizeof(*acceptor));
+
+	if (!acceptor)
+		return NULL;
+	acceptor->given = *given;
+	wh_list_init(&acceptor->handshakes);
+	acceptor->expiry.fire = acceptor_expire;
+	for (unsigned i = 0; i < SOCKETS; i++) {
+		struct acceptor_socket *socket = &acceptor->sockets[i];
+
+		socket->acceptor = acceptor;
+		socket->local = i != NETWORK;
+		socket->listener.source.fd = -1;
+		socket->listener.accepted = acceptor_accepted;
+		socket->listener.waits = acceptor_waits;
+	}
+	for (unsigned i = 0; i < WH_MEET_FOLDERS; i++)
+		acceptor->meet[i].directory = -1;
+	return acceptor;
+}
+
 int wh_acceptor_open(const struct wh_acceptor_options *given, struct wh_acceptor **out)
 {
 	struct wh_acceptor *acceptor;
-	int fd, local, error;
+	bool loopback = false;
+	int fd, error = 0;
 
 	*out = NULL;
 	if (!strcmp(given->listen, "none"))
 		return 0;
-	fd = acceptor_listen_network(given);
+	fd = acceptor_listen_network(given, &loopback);
 	if (fd < 0)
 		return fd;
-	acceptor = calloc(1, sizeof(*acceptor));
+	acceptor = acceptor_new(given);
 	if (!acceptor) {
 		close(fd);
 		return wh_fail(ENOMEM, "wh_engine_open: no memory");
 	}
-	acceptor->given = *given;
-	wh_list_init(&acceptor->handshakes);
-	acceptor->expiry.fire = acceptor_expire;
-	acceptor->network.acceptor = acceptor->local.acceptor = acceptor;
-	acceptor->network.listener.accepted = acceptor->local.listener.accepted = acceptor_accepted;
-	acceptor->network.listener.waits = acceptor->local.listener.waits = acceptor_waits;
-	acceptor->local.local = true;
-	local = given->local ? acceptor_listen_local(given) : -1;
-	acceptor->local.listener.source.fd = local;
-	if (local >= 0)
-		wh_listener_open(&acceptor->local.listener, given->loop, local);
-	error = wh_listener_open(&acceptor->network.listener, given->loop, fd);
+	acceptor->sockets[NETWORK].listener.source.fd = fd;
+	if (given->local)
+		acceptor_listen_local(acceptor, loopback);
+	/* The network's last: what connects there has all unix sockets. */
+	for (unsigned i = SOCKETS; i-- > 0 && !error;) {
+		fd = acceptor->sockets[i].listener.source.fd;
+		if (fd >= 0)
+			error = wh_listener_open(&acceptor->sockets[i].listener, given->loop, fd);
+	}
 	if (error)
 		wh_acceptor_close(acceptor);
 	else
@@ -594,14 +666,15 @@ int wh_acceptor_open(const struct wh_acceptor_options *given, struct wh_acceptor
 static void acceptor_stop(void *argument)
 {
 	struct wh_acceptor *acceptor = argument;
-	struct wh_listener *listeners[] = { &acceptor->network.listener,
-					    &acceptor->local.listener };
 
-	for (int i = 0; i < 2; i++) {
-		if (listeners[i]->source.fd < 0)
+	for (unsigned i = 0; i < SOCKETS; i++) {
+		struct wh_listener *listener = &acceptor->sockets[i].listener;
+
+		if (listener->source.fd < 0)
 			continue;
-		wh_listener_close(listeners[i]);
-		wh_socket_close(listeners[i]->source.fd);
+		if (listener->loop)
+			wh_listener_close(listener);
+		wh_socket_close(listener->source.fd);
 	}
 	while (!wh_list_empty(&acceptor->handshakes))
 		handshake_end(wh_container(acceptor->handshakes.next, struct handshake, link),
@@ -613,6 +686,8 @@ void wh_acceptor_close(struct wh_acceptor *acceptor)
 {
 	if (!acceptor)
 		return;
+	for (unsigned i = 0; i < WH_MEET_FOLDERS; i++)
+		wh_meet_leave(&acceptor->meet[i]);
 	wh_loop_call(acceptor->given.loop, acceptor_stop, acceptor);
 	free(acceptor);
 }

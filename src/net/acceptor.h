@@ -40,10 +40,11 @@ struct wh_acceptor_options {
 	struct wh_loop *loop;
 	const struct wh_config *config;
 	const struct wh_log *log;
-	struct wh_identity *self; /* `socket` is set before the first connection is accepted */
+	/* `socket`, and the capability to meet, are set before the first connection is accepted */
+	struct wh_identity *self;
 	char *url; /* set likewise: WH_URL_MAX bytes */
 	const char *listen; /* the setting of that name; "none": do not listen */
-	bool local; /* listen on a unix socket, too, for WH_ROLE_LOCAL */
+	bool local; /* listen on unix sockets, too, for WH_ROLE_LOCAL */
 };
 
 /* Listen, and start accepting on the loop. Not on the loop. 0, or a negative errno with a text:

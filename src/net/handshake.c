@@ -9,6 +9,7 @@
 
 #include "net/channel.h"
 #include "net/handshake.h"
+#include "net/meet.h"
 #include "net/records.h"
 #include "net/trust.h"
 #include "util/error.h"
@@ -78,6 +79,8 @@ int wh_prove_make(const struct wh_trust *trust, uint16_t role, int fd,
 	for (unsigned i = 0; !error && !proved && i < keys.count; i++) {
 		error = wh_channel_bind(channel, &trust->crypto, keys.key[i], keys.key[i],
 					WH_KEY_SIZE);
+		if (!error && role == WH_ROLE_LOCAL)
+			error = wh_meet_bind(&trust->crypto, fd, false, keys.key[i]);
 		if (!error)
 			error = wh_proofs_make(
 				&trust->crypto, keys.key[i], hello->bytes + WH_FRAME_HEADER,

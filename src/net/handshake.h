@@ -29,8 +29,8 @@ struct wh_greeting {
 struct wh_identity {
 	char name[WH_NAME_MAX];
 	uint64_t epoch;
-	uint8_t host[16]; /* equal bytes: same host and same network namespace */
-	char socket[WH_NAME_MAX]; /* of the abstract unix socket that it listens on; "": none */
+	uint8_t host[16]; /* equal: one network namespace of a machine; the last 8: one machine */
+	char socket[WH_NAME_MAX]; /* name of the unix socket that it listens on; "": none */
 	uint32_t capabilities; /* WH_CAPABLE_... */
 	const struct wh_trust *trust;
 };

@@ -1,12 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Asking the kernel (NETLINK_SOCK_DIAG) for the user of a loopback connection's other end. */
+/* Asking the kernel for the user of a connection's other end: over loopback by NETLINK_SOCK_DIAG,
+ * of a unix socket by SO_PEERCRED. */
 #include "platform/owner.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <linux/inet_diag.h>
 #include <linux/netlink.h>
 #include <linux/sock_diag.h>
 #include <netinet/in.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -96,4 +100,49 @@ int wh_socket_owner(int fd, uid_t *user)
 	error = owner_query(netlink, &question, user);
 	close(netlink);
 	return error;
+}
+
+/* ---- unix sockets --------------------------------------------------------------------------- */
+
+/* Read a small file of /proc. False: it cannot be read. */
+static bool proc_read(const char *path, char *out, size_t size)
+{
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	ssize_t got = fd >= 0 ? read(fd, out, size - 1) : -1;
+
+	if (fd >= 0)
+		close(fd);
+	if (got <= 0)
+		return false;
+	out[got] = 0;
+	return true;
+}
+
+bool wh_user_is_known(uid_t user)
+{
+	char text[128];
+	unsigned inside, outside, count;
+	unsigned long overflow = 65534; /* the kernel's default */
+
+	if (proc_read("/proc/sys/kernel/overflowuid", text, sizeof(text)))
+		overflow = strtoul(text, NULL, 10);
+	if (user != overflow)
+		return true;
+	/* Where every user has a number, it is that of the user "nobody". */
+	return proc_read("/proc/self/uid_map", text, sizeof(text)) &&
+	       sscanf(text, "%u %u %u", &inside, &outside, &count) == 3 && !inside &&
+	       count == UINT32_MAX;
+}
+
+int wh_unix_owner(int fd, uid_t *user)
+{
+	struct ucred other;
+	socklen_t length = sizeof(other);
+
+	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &other, &length))
+		return -errno;
+	*user = other.uid;
+	if (!wh_user_is_known(other.uid))
+		return -EOVERFLOW;
+	return other.uid == geteuid() || other.uid == 0 ? 0 : -EACCES;
 }

@@ -66,14 +66,21 @@ bool wh_engine_inside(const struct wh_engine *engine);
 /* NULL: the engine has threads. Otherwise it starts none, and neither do its transports: what waits
  * gives turns (util/turns.h), and work that raises no event is a poller. */
 struct wh_turns *wh_engine_turns(const struct wh_engine *engine);
-/* 16 bytes, as in wh_hello.host: engines with equal ones run in one network namespace of one host,
- * where unix sockets work. */
-const uint8_t *wh_engine_host(const struct wh_engine *engine);
+/* How near is the engine that has said `other` of itself? By the boot id, which containers of one
+ * machine have in common; that they can share memory is known once they have met. */
+enum wh_nearness {
+	WH_ELSEWHERE, /* another machine */
+	WH_SAME_MACHINE, /* this one, in another network namespace: another container, perhaps */
+	WH_SAME_NETWORK, /* and in this network namespace, where abstract unix sockets are found */
+};
+enum wh_nearness wh_engine_nearness(const struct wh_engine *engine, const struct wh_hello *other);
 /* For wh_tls_channel_new(), if the setting `tls` is on: what leaves the host is encrypted. NULL: it
  * is not. */
 struct wh_tls_context *wh_engine_tls(const struct wh_engine *engine);
-/* Does the engine accept connections over its unix socket, for the role WH_ROLE_LOCAL? */
-bool wh_engine_has_socket(const struct wh_engine *engine);
+/* Can the engine that has said `other` of itself find the unix socket of this one, for the role
+ * WH_ROLE_LOCAL? In another container it has to look into the same folder, which is not known yet.
+ */
+bool wh_engine_is_met(const struct wh_engine *engine, const struct wh_hello *other);
 /* What the peer of this name may do with a region of the engine: enum wh_access. entry.access is
  * the union over all peers. Inside the entry, or between the next two. */
 uint8_t wh_region_access(const struct wh_region *region, const char *name);

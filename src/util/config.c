@@ -183,6 +183,22 @@ static bool check_path(const char *text)
 	return true;
 }
 
+/* Absolute paths with commas between, at most as many as net/meet.h takes. */
+static bool check_folders(const char *text)
+{
+	unsigned count = 0;
+
+	if (!*text || !strcmp(text, "off"))
+		return true;
+	for (const char *at = text;; at++) {
+		if (*at != '/' || ++count > 4)
+			return false;
+		at += strcspn(at, ",");
+		if (!*at)
+			return check_path(text);
+	}
+}
+
 /* A key has 32 bytes: too many to guess. */
 static bool check_key(const char *text)
 {
@@ -455,6 +471,13 @@ static const struct setting settings[WH_SETTING_COUNT] = {
 			 "certificates" },
 		.text = check_path,
 		.wants = "the path of a PEM file",
+	},
+	[WH_SETTING_MEET] = {
+		.row = { "meet", "WHERRY_MEET", "", "text",
+			 "folders shared with other containers of this machine; empty: "
+			 "XDG_RUNTIME_DIR, /run/wherry, /dev/shm; off: none" },
+		.text = check_folders,
+		.wants = "one to four absolute paths with commas between, or off",
 	},
 	[WH_SETTING_INTEGRITY] = {
 		.row = { "integrity", "WHERRY_INTEGRITY", "none", "text",

@@ -55,6 +55,9 @@ enum wh_setting {
 	WH_SETTING_TLS_CERT, /* text: PEM files; all three "": the cluster key */
 	WH_SETTING_TLS_KEY,
 	WH_SETTING_TLS_CA,
+	/* text: folders where engines of other containers meet this one, "/run/wherry"; "": the
+	 * defaults; "off": none */
+	WH_SETTING_MEET,
 	WH_SETTING_INTEGRITY, /* text: checksums of TCP connections, "none" or "crc32c" */
 	WH_SETTING_COUNT,
 };

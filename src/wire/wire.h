@@ -85,6 +85,8 @@ enum wh_role {
  * on its TCP connections (setting `integrity`). */
 #define WH_CAPABLE_RECORDS 4u
 #define WH_WANTS_RECORDS 8u
+/* MEET: the unix socket that WELCOME names is in a folder, too, for the setting `meet` of others */
+#define WH_CAPABLE_MEET 16u
 
 #define WH_NAME_MAX 64 /* with the NUL */
 #define WH_HELLO_MAX 1024
@@ -103,9 +105,9 @@ struct wh_hello {
 	uint64_t epoch; /* of the sending engine */
 	uint64_t expected; /* the epoch of the engine that it expects to reach; 0: any */
 	uint64_t session; /* WELCOME of control: the assigned id; HELLO of data and shm: that id */
-	uint8_t host[16]; /* equal bytes: same host and same network namespace */
+	uint8_t host[16]; /* equal: one network namespace of a machine; the last 8: one machine */
 	char name[WH_NAME_MAX];
-	char socket[WH_NAME_MAX]; /* WELCOME: the abstract unix socket for shm; "": none */
+	char socket[WH_NAME_MAX]; /* WELCOME: name of the unix socket for shm; "": none */
 	uint16_t auth_length; /* HELLO: nonce; WELCOME: nonce and owner's proof */
 	uint8_t auth[256];
 };

@@ -428,13 +428,10 @@ static bool cuda_estimate(struct wh_peer *peer, enum wh_transport_id id,
 	return batch_walk(peer, wh_peer_transport(peer, id), batch, &walk);
 }
 
-/* On the same host GPUs reach each other's memory, if the unix socket is there to share it. */
+/* On the same machine GPUs reach each other's memory, if the unix socket is there to share it. */
 static bool cuda_session_reaches_gpus(const struct wh_session *session)
 {
-	const struct wh_engine *engine = wh_session_engine(session);
-
-	return wh_engine_has_socket(engine) &&
-	       !memcmp(wh_session_hello(session)->host, wh_engine_host(engine), 16);
+	return wh_engine_is_met(wh_session_engine(session), wh_session_hello(session));
 }
 
 const struct wh_transport wh_transport_cuda = {

@@ -21,6 +21,8 @@
 #include "memory/region-table.h"
 #include "memory/region.h"
 #include "net/handshake.h"
+#include "net/meet.h"
+#include "platform/owner.h"
 #include "transport/blocks.h"
 #include "transport/core.h"
 #include "transport/fragment.h"
@@ -187,35 +189,76 @@ int wh_shm_fail_disconnect(struct wh_shm_peer *shm, int error, const char *what)
 	return wh_shm_fail(shm, error, what);
 }
 
-static int peer_dial(struct wh_shm_peer *shm, const char *name)
+/* Within the network namespace. */
+static int peer_dial_abstract(int socket, const char *name)
 {
-	struct timeval patience = { .tv_sec = ANSWER_TIMEOUT / WH_SECOND };
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
-	struct ucred user;
-	socklen_t length = sizeof(user);
+
+	/* The first byte stays 0: the name is abstract. */
+	memcpy(address.sun_path + 1, name, strlen(name));
+	return connect(socket, (struct sockaddr *)&address,
+		       (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + strlen(name))) ?
+		       -errno :
+		       0;
+}
+
+/* In a folder that both mount. A sandbox may forbid abstract sockets also within the namespace. */
+static int peer_dial_path(struct wh_shm_peer *shm, const char *name)
+{
+	int found = wh_meet_find(&shm->shm->folders, name, shm->why), error;
+
+	if (found < 0)
+		return found;
+	error = wh_meet_connect(shm->fd, found);
+	close(found);
+	return error ? wh_shm_fail(shm, error == -EAGAIN ? -ETIMEDOUT : error,
+				   "connecting to the peer's unix socket in a shared folder") :
+		       0;
+}
+
+/* Does the owner's process belong to this user, or to root, whoever else proves the key? */
+static int peer_check_user(struct wh_shm_peer *shm)
+{
+	uid_t user;
+	int error = wh_unix_owner(shm->fd, &user);
+
+	if (error == -EACCES)
+		snprintf(shm->why, sizeof(shm->why),
+			 "the peer's unix socket belongs to user %u, this process to user %u",
+			 (unsigned)user, (unsigned)geteuid());
+	else if (error == -EOVERFLOW)
+		snprintf(shm->why, sizeof(shm->why),
+			 "the peer is in a user namespace whose users have no number here: run "
+			 "both in one (hostUsers: true), or with the same mapping");
+	else if (error)
+		wh_shm_fail(shm, error, "SO_PEERCRED");
+	return error;
+}
+
+static int peer_dial(struct wh_shm_peer *shm)
+{
+	const struct wh_hello *welcome = wh_peer_welcome(shm->peer);
+	struct timeval patience = { .tv_sec = ANSWER_TIMEOUT / WH_SECOND };
+	bool inside = wh_engine_nearness(shm->shm->engine, welcome) == WH_SAME_NETWORK;
+	int error = -ENOENT;
 
 	shm->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
 	if (shm->fd < 0)
 		return wh_shm_fail(shm, -errno, "socket");
 	setsockopt(shm->fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
 	setsockopt(shm->fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
-	/* The first byte stays 0: the name is abstract. */
-	memcpy(address.sun_path + 1, name, strlen(name));
-	if (connect(shm->fd, (struct sockaddr *)&address,
-		    (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + strlen(name))))
-		return wh_shm_fail(shm, errno == EAGAIN ? -ETIMEDOUT : -errno,
+	if (inside)
+		error = peer_dial_abstract(shm->fd, welcome->socket);
+	if (inside && error && !(welcome->capabilities & WH_CAPABLE_MEET))
+		return wh_shm_fail(shm, error == -EAGAIN ? -ETIMEDOUT : error,
 				   "connecting to the peer's unix socket");
-	if (getsockopt(shm->fd, SOL_SOCKET, SO_PEERCRED, &user, &length))
-		return wh_shm_fail(shm, -errno, "SO_PEERCRED");
-	if (user.uid != geteuid() && user.uid != 0) {
-		snprintf(shm->why, sizeof(shm->why),
-			 "the peer's unix socket belongs to user %u, this process to user %u",
-			 (unsigned)user.uid, (unsigned)geteuid());
-		return -EACCES;
-	}
-	if (shm->pidfd < 0 && atomic_load(&shm->vm) == WH_VM_UNKNOWN)
-		wh_shm_vm_meet(shm, user.uid);
-	return 0;
+	if (error)
+		error = peer_dial_path(shm, welcome->socket);
+	if (!error)
+		error = peer_check_user(shm);
+	if (!error && shm->pidfd < 0 && atomic_load(&shm->vm) == WH_VM_UNKNOWN)
+		wh_shm_vm_meet(shm);
+	return error;
 }
 
 int wh_shm_check_file(int fd, uint64_t least)
@@ -316,7 +359,7 @@ int wh_shm_connect(struct wh_shm_peer *shm)
 	if (shm->retry_at && shm->generation == current && wh_now() < shm->retry_at)
 		return -EAGAIN;
 	shm->generation = current;
-	error = peer_dial(shm, wh_peer_welcome(shm->peer)->socket);
+	error = peer_dial(shm);
 	if (!error)
 		error = peer_shake_hands(shm);
 	if (!error) {
@@ -336,42 +379,75 @@ static void host_text(char out[33], const uint8_t host[16])
 		snprintf(out + 2 * i, 3, "%02x", host[i]);
 }
 
-static int shm_peer_open(struct wh_peer *peer, void **state, char why[WH_REFUSAL])
+/* Is there a place where the peer can be met? It is another thing whether the meeting succeeds; but
+ * a missing folder is the administrator's mistake, of which he learns when the peer is opened. */
+static int peer_find_place(const struct wh_shm *shm, struct wh_peer *peer, char why[WH_REFUSAL])
 {
-	struct wh_engine *engine = wh_peer_engine(peer);
-	char here[33], there[33];
-	struct wh_shm_peer *shm;
+	const struct wh_hello *welcome = wh_peer_welcome(peer);
+	int found;
+
+	if (!(welcome->capabilities & WH_CAPABLE_MEET)) {
+		snprintf(why, WH_REFUSAL,
+			 "it is in another network namespace and listens in no folder: mount one "
+			 "folder into both containers, at /run/wherry or as the setting meet says");
+		return -EOPNOTSUPP;
+	}
+	if (!shm->folders.count) {
+		snprintf(why, WH_REFUSAL,
+			 "it is in another network namespace, and the setting "
+			 "meet is off");
+		return -EOPNOTSUPP;
+	}
+	found = wh_meet_find(&shm->folders, welcome->socket, why);
+	if (found < 0)
+		return -EOPNOTSUPP;
+	close(found);
+	return 0;
+}
+
+/* -ENXIO: shm does not apply to such a peer. -EOPNOTSUPP: it would, and is worth a report. */
+static int peer_check_place(const struct wh_shm *shm, struct wh_peer *peer, char why[WH_REFUSAL])
+{
+	const struct wh_hello *welcome = wh_peer_welcome(peer);
+	enum wh_nearness near = wh_engine_nearness(shm->engine, welcome);
+	char there[33];
 
 	if (wh_peer_is_self(peer)) {
 		snprintf(why, WH_REFUSAL, "%.63s is this engine itself, not another process",
-			 wh_engine_name(engine));
+			 wh_engine_name(shm->engine));
 		return -ENXIO;
 	}
-	if (memcmp(wh_peer_welcome(peer)->host, wh_engine_host(engine), 16)) {
-		host_text(here, wh_engine_host(engine));
-		host_text(there, wh_peer_welcome(peer)->host);
-		snprintf(why, WH_REFUSAL,
-			 "another host or network namespace: this engine is on %s, %.63s on %s",
-			 here, wh_peer_name(peer), there);
-		/* The second half identifies the boot. Different: another host, to which shm does
-		 * not apply. The same: another network namespace here, which is worth a report. */
-		return memcmp(wh_peer_welcome(peer)->host + 8, wh_engine_host(engine) + 8, 8) ?
-			       -ENXIO :
-			       -EOPNOTSUPP;
+	if (near == WH_ELSEWHERE) {
+		host_text(there, welcome->host);
+		snprintf(why, WH_REFUSAL, "another machine: %.63s is on %s", wh_peer_name(peer),
+			 there);
+		return -ENXIO;
 	}
-	if (!wh_peer_welcome(peer)->socket[0]) {
+	if (!welcome->socket[0]) {
 		snprintf(why, WH_REFUSAL,
 			 "%.63s has no unix socket: shm is switched off or "
 			 "could not be opened there",
 			 wh_peer_name(peer));
 		return -EOPNOTSUPP;
 	}
+	return near == WH_SAME_NETWORK ? 0 : peer_find_place(shm, peer, why);
+}
+
+static int shm_peer_open(struct wh_peer *peer, void **state, char why[WH_REFUSAL])
+{
+	struct wh_engine *engine = wh_peer_engine(peer);
+	struct wh_shm *here = wh_engine_transport(engine, WH_TRANSPORT_SHM);
+	struct wh_shm_peer *shm;
+	int error = peer_check_place(here, peer, why);
+
+	if (error)
+		return error;
 	shm = calloc(1, sizeof(*shm));
 	if (!shm) {
 		snprintf(why, WH_REFUSAL, "no memory");
 		return -ENOMEM;
 	}
-	shm->shm = wh_engine_transport(engine, WH_TRANSPORT_SHM);
+	shm->shm = here;
 	shm->peer = peer;
 	shm->copy.copier = &shm->shm->copier;
 	shm->copy.entries = wh_peer_regions(peer);
@@ -518,6 +594,7 @@ static int shm_engine_open(struct wh_engine *engine, void **state)
 	if (!shm)
 		return wh_fail(ENOMEM, "shm: no memory");
 	shm->engine = engine;
+	wh_meet_folders(wh_engine_config(engine)->text[WH_SETTING_MEET], &shm->folders);
 	wh_copier_init(&shm->copier, wh_engine_turns(engine));
 	error = wh_shm_alive_open(shm);
 	if (error) {

@@ -6,7 +6,8 @@
  * vm.c copies memory that cannot be mapped. The owner: server.c answers; grant.c decides what a
  * peer may map.
  *
- * They speak over the owner's unix socket: the handshake, which proves the key of the control
+ * They speak over the owner's unix socket, which is an abstract one within a network namespace and
+ * else one by path (net/meet.h): the handshake, which proves the key of the control
  * connection's session; ALIVE, with the descriptor of the alive page; then a MAP for each region.
  * MAPPED answers it with the descriptor of the region's memory, or the reason why there is none.
  */
@@ -18,6 +19,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "net/meet.h"
 #include "transport/copier.h"
 #include "transport/shm/wire.h"
 #include "transport/transport.h"
@@ -37,6 +39,7 @@ struct wh_shm {
 	struct wh_engine *engine;
 	struct wh_copier copier;
 	struct wh_alive *alive; /* server.c */
+	struct wh_meet_folders folders; /* where peers in other containers are looked for */
 };
 
 /* ---- the owner ----------------------------------------------------------------------------- */
@@ -189,9 +192,10 @@ int wh_shm_exports(struct wh_shm_peer *shm, struct wh_remote_region *region, boo
  * a system call. */
 bool wh_shm_owner_lives(const struct wh_shm_peer *shm);
 
-/* Get what process_vm needs: the number and a pidfd of the process at the other end of the socket.
- * `uid` is that process's user. A failure is stored in shm.vm_refused. Under shm.lock. */
-void wh_shm_vm_meet(struct wh_shm_peer *shm, uid_t uid);
+/* Get a pidfd of the process at the other end of the socket, and its number, which process_vm
+ * needs: a process has one only in PID namespaces that contain it. A failure is stored in
+ * shm.vm_refused. Under shm.lock. */
+void wh_shm_vm_meet(struct wh_shm_peer *shm);
 /* Does the kernel allow process_vm on the owner? 0, or a negative errno with the reason in `why`.
  */
 int wh_shm_vm_probe(struct wh_shm_peer *shm, char why[WH_REFUSAL]);

@@ -60,26 +60,24 @@ static bool vm_owner_lives(const struct wh_shm_peer *shm)
  * the number is known, and pidfd_open() might find another process that has it now. Then
  * vm_owner_lives(), called after the handshake, says whether it is the owner: the owner has
  * answered since, so it still had its number when the pidfd was opened. */
-void wh_shm_vm_meet(struct wh_shm_peer *shm, uid_t uid)
+void wh_shm_vm_meet(struct wh_shm_peer *shm)
 {
 	socklen_t length = sizeof(struct ucred);
 	char why[WH_REFUSAL];
-	struct ucred user;
+	struct ucred user = { .pid = 0 };
 
-	if (!wh_engine_config(wh_peer_engine(shm->peer))->number[WH_SETTING_CMA]) {
-		vm_refuse(shm, "process_vm is switched off by the setting cma");
-		return;
-	}
-	if (getsockopt(shm->fd, SOL_SOCKET, SO_PEERCRED, &user, &length) || user.uid != uid ||
-	    user.pid <= 0) {
-		vm_refuse(shm, "process_vm: the peer is in another pid namespace");
-		return;
-	}
-	shm->pid = user.pid;
+	if (getsockopt(shm->fd, SOL_SOCKET, SO_PEERCRED, &user, &length) || user.pid < 0)
+		user.pid = 0;
 	length = sizeof(shm->pidfd);
 	if (getsockopt(shm->fd, SOL_SOCKET, SO_PEERPIDFD, &shm->pidfd, &length))
-		shm->pidfd = (int)syscall(SYS_pidfd_open, user.pid, 0);
-	if (shm->pidfd < 0) {
+		shm->pidfd = user.pid ? (int)syscall(SYS_pidfd_open, user.pid, 0) : -1;
+	shm->pid = user.pid;
+	if (!wh_engine_config(wh_peer_engine(shm->peer))->number[WH_SETTING_CMA]) {
+		vm_refuse(shm, "process_vm is switched off by the setting cma");
+	} else if (!user.pid) {
+		vm_refuse(shm, "process_vm: it is in another PID namespace: use wh_memory_alloc() "
+			       "there, or run both in one PID namespace");
+	} else if (shm->pidfd < 0) {
 		snprintf(why, sizeof(why), "process_vm: no pidfd of process %d: %s", (int)user.pid,
 			 strerror(errno));
 		vm_refuse(shm, why);

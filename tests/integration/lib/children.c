@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 
 #include "../../self.h"
+#include "container.h"
 #include "driven.h"
 #include "harness.h"
 
@@ -130,7 +131,7 @@ struct child *child_start(const struct child_options *options)
 	environment = child_environment(setting, sizeof(setting));
 	/* Another thread may hold the allocator's lock at this moment, for ever in the child: so it
 	 * allocates nothing before it is another program. */
-	child->pid = fork();
+	child->pid = options && options->container ? container_fork(options->container) : fork();
 	if (child->pid < 0)
 		fail_msg("fork: %s", strerror(errno));
 	if (child->pid == 0) {

@@ -189,7 +189,10 @@ int send_all(int fd, const void *in, size_t length);
 /* A setting with a cluster key: by default the engines of two users refuse each other. */
 #define SHARED_KEY "key=6b65792066726f6d2074686520746573747320206b65792066726f6d20746865"
 
+struct container; /* container.h */
+
 struct child_options {
+	const struct container *container; /* run in it; NULL: in this process's namespaces */
 	const char *listen; /* NULL: the default */
 	const char *name;
 	const char *config[6]; /* "name=value" */

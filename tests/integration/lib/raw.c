@@ -64,6 +64,16 @@ int raw_unix(const char *name)
 				  offsetof(struct sockaddr_un, sun_path) + 1 + length);
 }
 
+int raw_meet(const char *folder, const char *name)
+{
+	struct sockaddr_un address = { .sun_family = AF_UNIX };
+
+	snprintf(address.sun_path, sizeof(address.sun_path), "%s/wherry-%u/%s", folder,
+		 (unsigned)geteuid(), name);
+	return raw_finish_connect(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0),
+				  (struct sockaddr *)&address, sizeof(address));
+}
+
 int raw_send_frame(int fd, uint16_t type, uint16_t flags, const void *payload, size_t length)
 {
 	uint8_t header[WH_FRAME_HEADER];
@@ -197,6 +207,13 @@ static const uint8_t *key_of(const struct wh_hello *hello, uint64_t epoch)
 		    sessions[(i - 1) % 64].epoch == epoch)
 			return sessions[(i - 1) % 64].key;
 	return raw_key();
+}
+
+const uint8_t *raw_session_key(const struct wh_hello *welcome)
+{
+	struct wh_hello hello = raw_hello_of(WH_ROLE_LOCAL, welcome);
+
+	return key_of(&hello, welcome->epoch);
 }
 
 static void keep_key(const struct wh_hello *welcome, const struct wh_proofs *proofs)

@@ -13,6 +13,8 @@
 /* A connected socket with a time-out of some seconds for each read and write, or -1. */
 int raw_connect(const char *url);
 int raw_unix(const char *name);
+/* By path, in a folder of the setting `meet`. */
+int raw_meet(const char *folder, const char *name);
 
 /* Send a frame: 0, or -1 if the other side has closed the connection. send_all() and read_all() of
  * harness.h move plain bytes. */
@@ -52,6 +54,9 @@ int raw_greet(int fd, const struct wh_hello *hello, struct wh_hello *welcome);
  * above), and compute the proofs that must follow. Returns the length of the payload, or -1. */
 int raw_welcome(const uint8_t *hello, size_t length, const struct wh_hello *welcome,
 		const uint8_t *key, uint8_t out[WH_HELLO_MAX], struct wh_proofs *proofs);
+
+/* The key of the session of a control connection that raw_greet() has made. */
+const uint8_t *raw_session_key(const struct wh_hello *welcome);
 
 /* This user's crypto functions and key. */
 const struct wh_crypto *raw_crypto(void);

@@ -8,7 +8,7 @@
 #   <!-- with: NIC -->      each machine has one: that of the libibverbs in $TEST_VERBS
 #
 # "$" is this machine. "north$" and "south$" are two, at 10.0.0.1 and 10.0.0.2: network namespaces
-# of their own. A command with "&" at its end goes on; `kill %N` is for the N-th of them on that
+# of their own, of which the second one was also booted at another time. A command with "&" at its end goes on; `kill %N` is for the N-th of them on that
 # machine.
 # Takes the command's path as $1 or in $TEST_COMMAND, and the CUDA driver to use in $TEST_CUDA.
 # Without "with" there is no NIC.
@@ -18,8 +18,8 @@ tests=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 page=${2:-$tests/../docs/walkthrough.md}
 
 if [ "${WALK_INSIDE-}" = "" ]; then
-	alone=(unshare --net)
-	[ "$(id -u)" = 0 ] || alone=(unshare --user --map-root-user --net)
+	alone=(unshare --net --mount)
+	[ "$(id -u)" = 0 ] || alone=(unshare --user --map-root-user --net --mount)
 	if ! why=$("${alone[@]}" ip link add type veth 2>&1); then
 		echo "no network namespaces of our own here: $why"
 		exit 77
@@ -46,15 +46,16 @@ cp -a node4 there && mkdir there/lib &&
 
 # ---- two machines ------------------------------------------------------------------------------
 
-unshare --net sleep 1000 &
+printf '%s\n' 0a1b2c3d-4e5f-4a6b-8c7d-9e0f1a2b3c4d >boot_id
+unshare --net --mount sh -c 'mount --bind boot_id /proc/sys/kernel/random/boot_id && exec sleep 1000' &
 south=$!
 for _ in {1..100}; do
-	[ "$(readlink "/proc/$south/ns/net")" = "$(readlink /proc/self/ns/net)" ] || break
+	[ "$(cat "/proc/$south/comm")" != sleep ] || break
 	sleep 0.05
 done
 in_south()
 {
-	nsenter --net="/proc/$south/ns/net" -- "$@"
+	nsenter --target "$south" --net --mount --wd="$directory" -- "$@"
 }
 {
 	ip link set lo up &&
@@ -106,7 +107,7 @@ start() # MACHINE COMMAND
 
 	shift
 	if [ "$machine" = south ]; then
-		exec nsenter --net="/proc/$south/ns/net" -- bash -c "$*"
+		exec nsenter --target "$south" --net --mount --wd="$directory" -- bash -c "$*"
 	else
 		exec bash -c "$*"
 	fi
