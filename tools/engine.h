@@ -17,8 +17,8 @@
 	  .many = true },                                                                          \
 		{ .name = "require",                                                               \
 		  .argument = "TRANSPORT",                                                         \
-		  .complete = "self cuda shm rdma tcp",                                            \
-		  .help = "fail rather than take another route" },                                 \
+		  .complete = "self cuda shm rdma tcp local",                                      \
+		  .help = "allow no other route; local: no network" },                             \
 		{ .name = "spin", .help = "spin instead of sleeping: lower latency, busy CPUs" },  \
 	{                                                                                          \
 		.name = "verbose", .letter = 'v', .help = "log what the engine does, on stderr"    \

@@ -192,9 +192,10 @@ struct wh_batch_options {
 	uint64_t user; /* returned in completions */
 	uint32_t priority; /* enum wh_priority */
 	uint32_t reserved;
-	/* The only transport that this batch may use ("shm"). If that is impossible,
-	 * wh_batch_submit() fails instead of falling back. NULL: the setting `require`, by default
-	 * any. */
+	/* The only transport that this batch may use ("shm"), or "local": between engines of one
+	 * machine none that takes a network (tcp, rdma); peers elsewhere are not concerned. If that
+	 * is impossible, wh_batch_submit() fails instead of falling back. NULL: the setting
+	 * `require`, by default any. */
 	const char *require;
 };
 

@@ -22,6 +22,7 @@
 #include "core/region.h"
 #include "core/resolve.h"
 #include "core/stream.h"
+#include "core/warning.h"
 #include "gpu/stream.h"
 #include "transport/blocks.h"
 #include "transport/fragment.h"
@@ -495,6 +496,7 @@ void wh_fragment_reroute(struct wh_fragment *fragment, int error, const char *wh
 	batch->share[to].bytes += fragment->bytes;
 	batch->share[to].transfers += fragment->transfers;
 	pthread_mutex_unlock(&batch->text_lock);
+	wh_warning_networked(batch);
 	if (fragment_change_transport(fragment, to))
 		wh_transport(to)->submit(peer, peer->transport[to], fragment);
 	else

@@ -12,6 +12,7 @@
 #include "core/counters.h"
 #include "core/engine.h"
 #include "core/peer.h"
+#include "core/plan.h"
 #include "core/progress.h"
 #include "core/queue.h"
 #include "core/region.h"
@@ -67,8 +68,9 @@ int wh_batch_new(struct wh_peer *peer, const struct wh_batch_options *given, str
 			       options.reserved ? "reserved" : "priority",
 			       options.reserved ? options.reserved : options.priority);
 	require = options.require ? options.require : peer->engine->config.text[WH_SETTING_REQUIRE];
-	if (*require && wh_transport_by_name(require) == WH_TRANSPORT_COUNT)
-		return wh_fail(EINVAL, "wh_batch_new: options.require is \"%s\"; known are %s",
+	if (!wh_require_is_known(require))
+		return wh_fail(EINVAL,
+			       "wh_batch_new: options.require is \"%s\"; known are %s, and local",
 			       require, wh_transport_names());
 	if (options.queue && wh_queue_engine(options.queue) != peer->engine)
 		return wh_fail(EINVAL, "wh_batch_new: options.queue belongs to another engine");
@@ -84,7 +86,8 @@ int wh_batch_new(struct wh_peer *peer, const struct wh_batch_options *given, str
 	batch->callback_arg = options.callback_arg;
 	batch->queued = (struct wh_queue_entry){ .batch = batch, .user = options.user };
 	batch->priority = options.priority;
-	batch->require = *require ? wh_transport_by_name(require) : WH_TRANSPORT_COUNT;
+	batch->require = wh_transport_by_name(require); /* "", "local": WH_TRANSPORT_COUNT */
+	batch->local = !strcmp(require, WH_REQUIRE_LOCAL);
 	pthread_mutex_init(&batch->text_lock, NULL);
 	pthread_mutex_init(&batch->route_lock, NULL);
 	if (batch->queue)

@@ -60,6 +60,8 @@ struct wh_batch {
 	/* stream.c: the stream it follows, or streams that follow it; NULL: neither */
 	struct wh_stream_dependency *_Atomic dependency;
 	uint32_t require; /* enum wh_transport_id; WH_TRANSPORT_COUNT: any */
+	/* required is "local": no networked transport between engines of one machine */
+	bool local;
 
 	struct wh_item *items;
 	size_t item_count, item_room;

@@ -17,6 +17,7 @@
 #include "core/notification.h"
 #include "core/observer.h"
 #include "core/peer.h"
+#include "core/plan.h"
 #include "core/progress.h"
 #include "core/region.h"
 #include "core/session.h"
@@ -207,8 +208,10 @@ static int engine_check_transports(const struct wh_config *config)
 				       name, wh_transport_names());
 		list += span + (list[span] == ',');
 	}
-	if (*require && wh_transport_by_name(require) == WH_TRANSPORT_COUNT)
-		return wh_fail(EINVAL, "require: there is no transport \"%s\"; known are %s",
+	if (!wh_require_is_known(require))
+		return wh_fail(EINVAL,
+			       "require: there is no transport \"%s\"; known are %s, and local for "
+			       "those that need no network",
 			       require, wh_transport_names());
 	return 0;
 }

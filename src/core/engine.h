@@ -26,6 +26,7 @@
 
 #include "core/callbacks.h"
 #include "core/counters.h"
+#include "core/warning.h"
 #include "core/worker.h"
 #include "gpu/region-window.h"
 #include "memory/memory.h"
@@ -60,9 +61,9 @@ struct wh_engine {
 	/* 1 in the process that opened the engine; the page is wiped in a forked child. */
 	volatile unsigned char *ours;
 	struct wh_log log;
-	/* warning.c: a peer of this host is not reached through its memory, which was said once;
-	 * TLS has switched a transport off that this machine could use. */
-	atomic_bool warned_local;
+	/* warning.c: hashes of the reasons that were said why a peer of this machine is reached by
+	 * the network; TLS has switched a transport off that this machine could use. */
+	_Atomic uint64_t warned[WH_WARNINGS];
 	bool plaintext[WH_TRANSPORT_COUNT];
 
 	struct wh_turns *turns; /* WH_ENGINE_NO_THREADS: what runs the loops; NULL: threads do */

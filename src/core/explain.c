@@ -317,9 +317,10 @@ static void explain_add_route(struct explanation *to, const struct wh_route *rou
 }
 
 /* What a transport with these routes makes slower than it could be. */
-static void explain_add_warnings(struct explanation *to, struct wh_peer *peer,
+static void explain_add_warnings(struct explanation *to, struct wh_batch *batch,
 				 const struct wh_route *routes, unsigned count)
 {
+	struct wh_peer *peer = batch->peer;
 	char warning[WH_WARNING_MAX];
 	bool networked = false;
 
@@ -332,6 +333,10 @@ static void explain_add_warnings(struct explanation *to, struct wh_peer *peer,
 		    !wh_warning_of(peer, wh_transport_by_name(routes[i].transport), networked,
 				   warning))
 			continue;
+		explain_add(to, "warning: ");
+		explain_add_line(to, warning);
+	}
+	if (wh_warning_of_batch(batch, warning)) {
 		explain_add(to, "warning: ");
 		explain_add_line(to, warning);
 	}
@@ -363,7 +368,7 @@ static int explain_text(struct wh_batch *batch, char *text, size_t length)
 		if (routes[i].bytes && *said[i].memory)
 			explain_add_line(&to, said[i].memory);
 	free(said);
-	explain_add_warnings(&to, batch->peer, routes, count);
+	explain_add_warnings(&to, batch, routes, count);
 	if (explain_window(batch, line, sizeof(line)))
 		explain_add_line(&to, line);
 	if (explain_notification(batch, line, sizeof(line)))

@@ -72,6 +72,11 @@ void wh_peer_refuse(struct wh_peer *peer, enum wh_transport_id id, const char *w
 
 /* ---- transports and state -------------------------------------------------------------------- */
 
+bool wh_peer_is_near(const struct wh_peer *peer)
+{
+	return !peer->self && wh_engine_nearness(peer->engine, &peer->welcome) != WH_ELSEWHERE;
+}
+
 void wh_peer_open_transports(struct wh_peer *peer)
 {
 	struct wh_engine *engine = peer->engine;

@@ -154,6 +154,8 @@ void wh_blocks_leave(struct wh_peer *peer);
 void wh_blocks_release(struct wh_blocks *blocks);
 /* Set the state (0: keep it), the error of the last try and its text, and wake waiting threads. */
 void wh_peer_set_state(struct wh_peer *peer, uint32_t state, int error, const char *text);
+/* Is the peer another engine of this machine, whatever the transports say? */
+bool wh_peer_is_near(const struct wh_peer *peer);
 void wh_peer_open_transports(struct wh_peer *peer);
 void wh_peer_connect_init(struct wh_peer *peer);
 /* Start connecting to a struct wh_peer; the state and connect_error tell how that ends. */

@@ -17,6 +17,7 @@
 #include "core/region.h"
 #include "core/resolve.h"
 #include "core/traffic.h"
+#include "core/warning.h"
 #include "memory/region-table.h"
 #include "transport/blocks.h"
 #include "transport/fragment.h"
@@ -74,6 +75,27 @@ static void plan_refuse(struct wh_batch *batch, uint32_t id, const char *why, bo
 	share->inapplicable = inapplicable;
 }
 
+bool wh_require_is_known(const char *require)
+{
+	return !*require || !strcmp(require, WH_REQUIRE_LOCAL) ||
+	       wh_transport_by_name(require) != WH_TRANSPORT_COUNT;
+}
+
+/* Does what the batch requires forbid the transport? If so, the batch has the reason. */
+static bool plan_is_forbidden(struct wh_batch *batch, uint32_t id)
+{
+	const char *why = NULL;
+
+	if (batch->require != WH_TRANSPORT_COUNT && id != batch->require)
+		why = "another transport is required";
+	else if (batch->local && wh_transport(id)->capabilities & WH_IS_NETWORKED &&
+		 wh_peer_is_near(batch->peer))
+		why = "local is required, and it takes the network";
+	if (why)
+		plan_refuse(batch, id, why, true);
+	return why;
+}
+
 /* The best transport for two regions, after those up to and including `after`. */
 static uint32_t plan_choose(struct wh_batch *batch, const struct wh_region *local, uint64_t remote,
 			    uint32_t op, uint32_t after, char gone[WH_REFUSAL])
@@ -91,9 +113,9 @@ static uint32_t plan_choose(struct wh_batch *batch, const struct wh_region *loca
 		}
 		why[0] = 0;
 		inapplicable = false;
-		if (batch->require != WH_TRANSPORT_COUNT && id != batch->require)
-			plan_refuse(batch, id, "another transport is required", true);
-		else if (plan_can_serve(batch, id, local, remote, op, why, &inapplicable, gone))
+		if (plan_is_forbidden(batch, id))
+			continue;
+		if (plan_can_serve(batch, id, local, remote, op, why, &inapplicable, gone))
 			return id;
 		else if (*why)
 			plan_refuse(batch, id, why, inapplicable);
@@ -126,8 +148,11 @@ static int plan_nothing_serves(struct wh_batch *batch, const char *what, uint64_
 			at += (size_t)snprintf(all + at, sizeof(all) - at, "%s%s: %.190s",
 					       at ? "; " : "", wh_transport(id)->name, why);
 	}
-	return wh_fail(EOPNOTSUPP, "%s %llu: no transport reaches %s: %s", what,
-		       (unsigned long long)index, batch->peer->welcome.name, all);
+	return wh_fail(EOPNOTSUPP, "%s %llu: %sno transport reaches %s: %s", what,
+		       (unsigned long long)index,
+		       batch->local && wh_peer_is_near(batch->peer) ? "local is required, and " :
+								      "",
+		       batch->peer->welcome.name, all);
 }
 
 static int plan_gone_region(struct wh_batch *batch, const char *what, uint64_t index,
@@ -316,6 +341,7 @@ int wh_plan(struct wh_batch *batch)
 		share->transfers += batch->fragments[i].transfers;
 	}
 	plan_forget_worse(batch);
+	wh_warning_networked(batch);
 	batch->planned = version;
 	return 0;
 }

@@ -21,4 +21,10 @@ int wh_plan(struct wh_batch *batch);
  */
 uint32_t wh_plan_again(const struct wh_fragment *fragment);
 
+/* What the setting and the option `require` may say besides the name of a transport: bytes for an
+ * engine of this machine go by no network; those for other machines are not concerned. */
+#define WH_REQUIRE_LOCAL "local"
+/* Is it "", "local" or the name of a transport? */
+bool wh_require_is_known(const char *require);
+
 #endif

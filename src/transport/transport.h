@@ -51,6 +51,8 @@ enum wh_transport_capability {
 	WH_USES_STAGING = 64, /* sessions use staging buffers for our GPUs' memory from the start */
 	/* its bytes leave the host unencrypted, so the setting `tls` switches it off */
 	WH_IS_PLAINTEXT = 128,
+	/* its bytes go by a network, also to an engine of this machine */
+	WH_IS_NETWORKED = 256,
 };
 
 /* How a transport moves a batch. "" where there is nothing to say. */

@@ -218,9 +218,10 @@ static const struct setting settings[WH_SETTING_COUNT] = {
 	},
 	[WH_SETTING_REQUIRE] = {
 		.row = { "require", "WHERRY_REQUIRE", "", "text",
-			 "the only transport allowed; others are an error; empty: any" },
+			 "the only transport allowed, or local: no network within a machine; "
+			 "others are an error; empty: any" },
 		.text = check_word,
-		.wants = "the name of one transport, such as shm",
+		.wants = "the name of one transport, such as shm, or local",
 	},
 	[WH_SETTING_LISTEN] = {
 		.row = { "listen", "WHERRY_LISTEN", "127.0.0.1:0", "text",

@@ -12,7 +12,8 @@
 enum wh_setting {
 	/* text: the transports that may be used, best first, "self,cuda,shm,rdma,tcp" */
 	WH_SETTING_TRANSPORTS,
-	WH_SETTING_REQUIRE, /* text: the only transport allowed; "": any */
+	/* text: the only transport allowed; "local": no network within a machine; "": any */
+	WH_SETTING_REQUIRE,
 	WH_SETTING_LISTEN, /* text: ADDRESS:PORT, or "none" */
 	WH_SETTING_CONNECTIONS, /* count: TCP data connections to a peer */
 	WH_SETTING_THREADS, /* count: progress threads; 0: by the number of CPUs */

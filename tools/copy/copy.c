@@ -439,7 +439,7 @@ static const struct command_option options[] = {
 	{ .name = "transport",
 	  .letter = 't',
 	  .argument = "TRANSPORT",
-	  .complete = "self cuda shm rdma tcp",
+	  .complete = "self cuda shm rdma tcp local",
 	  .help = "the same as --require" },
 	{ .name = "connections", .argument = "N", .help = "TCP connections to each peer" },
 	{ .name = "chunk", .argument = "SIZE", .help = "bytes a chunk; by default 4MiB" },

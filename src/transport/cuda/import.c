@@ -35,9 +35,21 @@ struct import {
 	uint32_t count, segments;
 };
 
+/* As nvidia-smi and CUDA_VISIBLE_DEVICES write it. */
+static void uuid_text(char out[sizeof("GPU-") + 36], const uint8_t uuid[16])
+{
+	const size_t size = sizeof("GPU-") + 36;
+	size_t at = (size_t)snprintf(out, size, "GPU-");
+
+	for (int i = 0; i < 16; i++)
+		at += (size_t)snprintf(out + at, size - at, "%s%02x",
+				       i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", uuid[i]);
+}
+
 static int import_find_device(struct import *import, const uint8_t uuid[16], char why[WH_REFUSAL])
 {
 	struct wh_cuda *cuda = wh_gpus_cuda(import->mappings->gpus);
+	char text[sizeof("GPU-") + 36];
 	struct wh_cuda_uuid known;
 
 	for (unsigned i = 0; i < cuda->device_count; i++) {
@@ -51,9 +63,11 @@ static int import_find_device(struct import *import, const uint8_t uuid[16], cha
 		import->device = &cuda->devices[i];
 		return 0;
 	}
+	uuid_text(text, uuid);
 	snprintf(why, WH_REFUSAL,
-		 "GPU-%02x%02x%02x%02x-... is not visible here (CUDA_VISIBLE_DEVICES?)", uuid[0],
-		 uuid[1], uuid[2], uuid[3]);
+		 "%s is not visible here: give this process, or its container, the GPU, too "
+		 "(CUDA_VISIBLE_DEVICES, NVIDIA_VISIBLE_DEVICES)",
+		 text);
 	return -ENODEV;
 }
 

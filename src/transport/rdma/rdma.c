@@ -511,7 +511,7 @@ static bool session_reaches_gpus(const struct wh_session *session)
 const struct wh_transport wh_transport_rdma = {
 	.name = "rdma",
 	.capabilities = WH_CAN_READ | WH_CAN_WRITE | WH_CAN_PROGRESS | WH_CAN_ABORT |
-			WH_CAN_NOTIFY | WH_IS_PLAINTEXT,
+			WH_CAN_NOTIFY | WH_IS_PLAINTEXT | WH_IS_NETWORKED,
 	.frame_first = WH_FRAME_RDMA_CONNECT,
 	.frame_end = WH_FRAME_RDMA_END,
 	.hello = WH_CAPABLE_RDMA | WH_CAPABLE_RDMA_NOTIFY,

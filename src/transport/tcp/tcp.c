@@ -712,7 +712,7 @@ static int tcp_prepare(struct wh_peer *peer, void *state, const struct wh_batch 
 const struct wh_transport wh_transport_tcp = {
 	.name = "tcp",
 	.capabilities = WH_CAN_READ | WH_CAN_WRITE | WH_CAN_ACCEPT | WH_CAN_PROGRESS |
-			WH_CAN_ABORT | WH_USES_STAGING,
+			WH_CAN_ABORT | WH_USES_STAGING | WH_IS_NETWORKED,
 	.role = WH_ROLE_DATA,
 	.peer_open = tcp_peer_open,
 	.peer_close = tcp_peer_close,

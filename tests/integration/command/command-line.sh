@@ -263,7 +263,7 @@ completion()
 		completes wherry serve --re '--read-only --require' &&
 		completes wherry copy --transport t tcp &&
 		completes wherry copy --transport = t tcp &&
-		completes wherry copy --transport = 'self cuda shm rdma tcp' &&
+		completes wherry copy --transport = 'self cuda shm rdma tcp local' &&
 		completes wherry serve --config conn connections= &&
 		completes wherry copy o out &&
 		completes wherry window ch check &&

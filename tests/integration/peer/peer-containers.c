@@ -139,6 +139,23 @@ static void want_word(const struct child_result *result, const char *word)
 	want_true(strstr(result->explain, word), "no \"%s\" in:\n%s", word, result->explain);
 }
 
+/* With require=local it is an error to take the network. */
+static void want_not_local(struct pair *pair)
+{
+	struct child_transfer transfer = { .peer = pair->peer,
+					   .region = pair->local_region,
+					   .remote = "target",
+					   .op = WH_WRITE,
+					   .length = LENGTH,
+					   .require = "local" };
+	struct child_result result;
+
+	want(-EOPNOTSUPP, child_transfer(pair->initiator, &transfer, &result));
+	want_true(strstr(result.text, "local is required, and no transport reaches ") &&
+			  strstr(result.text, "shm: "),
+		  "%s", result.text);
+}
+
 /* ---- what they share ----------------------------------------------------------------------------
  */
 
@@ -169,7 +186,8 @@ static void containers__share(void **state)
 		}
 		reach(&pair);
 		owner_publish(&pair, WH_MEMORY_SHARED);
-		exchange(&pair, "shm", &result);
+		exchange(&pair, "local", &result);
+		want_word(&result, "shm: ");
 		want_word(&result, "mapped memfd");
 		owner_withdraw(&pair);
 		owner_publish(&pair, CHILD_FOREIGN);
@@ -177,6 +195,8 @@ static void containers__share(void **state)
 		if (pair.right.namespaces & CLONE_NEWPID) {
 			assert_string_equal(result.transport, "tcp");
 			want_word(&result, "another PID namespace: use wh_memory_alloc()");
+			want_word(&result, " is on this host, but bytes go there by tcp: shm: ");
+			want_not_local(&pair);
 		} else if (!route_vm.missing || !route_vm.missing()) {
 			assert_string_equal(result.transport, "shm");
 			want_word(&result, "process_vm");
@@ -340,6 +360,7 @@ static void want_apart(struct pair *pair, const char *why)
 	transfer.require = "shm";
 	want(-EOPNOTSUPP, child_transfer(pair->initiator, &transfer, &result));
 	want_true(strstr(result.text, "shm is required and cannot be used: "), "%s", result.text);
+	want_not_local(pair);
 	owner_withdraw(pair);
 }
 
@@ -476,6 +497,97 @@ static void containers__stranger(void **state)
 	pair_close(&pair);
 }
 
+struct said {
+	unsigned warnings;
+	char text[512];
+};
+
+static void keep_warning(void *arg, const struct wh_log_record *record)
+{
+	struct said *said = arg;
+
+	if (record->level != WH_LOG_WARN)
+		return;
+	said->warnings++;
+	snprintf(said->text, sizeof(said->text), "%s", record->text);
+}
+
+/* Write to the owner's region from this process. Returns the status of submission. */
+static int write_from_here(struct wh_engine *engine, const char *url, const char *require)
+{
+	struct wh_batch_options options = { .size = sizeof(options), .require = require };
+	unsigned char *page = pages_new(LENGTH);
+	struct wh_transfer transfer = { .length = LENGTH, .op = WH_WRITE };
+	struct wh_region *region;
+	struct wh_remote remote;
+	struct wh_batch *batch;
+	struct wh_peer *peer;
+	int error;
+
+	want(0, wh_peer_open(engine, url, NULL, &peer));
+	want(0, wh_peer_find(peer, "target", PATIENCE, &remote));
+	want(0, wh_region_register(engine, page, LENGTH, NULL, &region));
+	transfer.local = region;
+	transfer.remote = remote.id;
+	want(0, wh_batch_new(peer, &options, &batch));
+	want(0, wh_batch_add(batch, &transfer, 1));
+	error = wh_batch_submit(batch);
+	if (!error) {
+		want(0, wh_batch_wait_for(batch, PATIENCE));
+		want(0, wh_batch_status(batch));
+	}
+	want(0, wh_batch_free(batch));
+	want(0, wh_peer_close(peer));
+	want(0, wh_region_unregister(region));
+	pages_free(page, LENGTH);
+	return error;
+}
+
+/* Two containers, and one line for both: it names what is missing. With require=local an error in
+ * its place; a peer on another machine would not be concerned. */
+static void containers__one_warning(void **state)
+{
+	struct pair pair = pair_new(CONTAINER_ALL), other = pair_new(CONTAINER_ALL);
+	static const char *const config[] = { SHARED_KEY, "meet=/run/nothing", NULL };
+	static const char *const local[] = { SHARED_KEY, "meet=/run/nothing", "require=local",
+					     NULL };
+	struct said said = { .warnings = 0 };
+	struct wh_engine_options options = { .size = sizeof(options),
+					     .listen = "none",
+					     .config = config,
+					     .log = keep_warning,
+					     .log_arg = &said,
+					     .log_level = WH_LOG_WARN };
+	struct wh_engine *engine;
+
+	(void)state;
+	pair_open(&pair);
+	other.cable = pair.cable;
+	other.right.volume = pair.volume;
+	owner_start(&other, NULL);
+	owner_publish(&pair, WH_MEMORY_SHARED);
+	owner_publish(&other, WH_MEMORY_SHARED);
+	want(0, wh_engine_open(&options, &engine));
+	for (int turn = 0; turn < 2; turn++) {
+		want(0, write_from_here(engine, pair.owner->url, NULL));
+		want(0, write_from_here(engine, other.owner->url, NULL));
+	}
+	want(1, said.warnings);
+	want_true(strstr(said.text, "/run/nothing") && strstr(said.text, "mount one folder"), "%s",
+		  said.text);
+	want_text(-EOPNOTSUPP, "local is required",
+		  write_from_here(engine, pair.owner->url, "local"));
+	want(0, wh_engine_close(engine));
+	options.config = local;
+	want(0, wh_engine_open(&options, &engine));
+	want_text(-EOPNOTSUPP, "shm: its socket is not in /run/nothing here",
+		  write_from_here(engine, pair.owner->url, NULL));
+	want(0, write_from_here(engine, pair.owner->url, "tcp"));
+	want(0, wh_engine_close(engine));
+	child_exit(other.owner);
+	pair_close(&pair);
+}
+
 static const struct CMUnitTest tests[] = {
 	TEST_NEEDS(containers__share, needs_containers),
 	TEST_NEEDS(containers__outside, needs_containers),
@@ -484,6 +596,7 @@ static const struct CMUnitTest tests[] = {
 	TEST_NEEDS(containers__killed, needs_containers),
 	TEST_NEEDS(containers__closed, needs_containers),
 	TEST_NEEDS(containers__no_folder, needs_containers),
+	TEST_NEEDS(containers__one_warning, needs_containers),
 	TEST_NEEDS(containers__other_users, needs_containers),
 	TEST_NEEDS(containers__squatted, needs_containers),
 	TEST_NEEDS(containers__stranger, needs_containers),
