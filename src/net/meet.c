@@ -285,7 +285,7 @@ static int socket_open(int directory, const char *folder, const char *name, char
 
 int wh_meet_find(const struct wh_meet_folders *folders, const char *name, char why[WH_REFUSAL])
 {
-	char reason[WH_REFUSAL], text[96];
+	char reason[WH_REFUSAL], text[80];
 	bool refused = false;
 	int directory, fd;
 

@@ -374,7 +374,7 @@ static const struct meaning meanings[] = {
 	{ CUDA_JIT_COMPILER_NOT_FOUND, ENOEXEC, "libnvidia-ptxjitcompiler.so.1 is missing" },
 	{ CUDA_UNSUPPORTED_PTX_VERSION, ENOEXEC, "the driver is too old" },
 	{ CUDA_JIT_COMPILATION_DISABLED, ENOEXEC, "unset CUDA_DISABLE_PTX_JIT" },
-	{ CUDA_OPERATING_SYSTEM, EIO, "an operating system call failed inside the driver" },
+	{ CUDA_OPERATING_SYSTEM, EIO, "in a container it needs the /proc of its PID namespace" },
 	{ CUDA_INVALID_HANDLE, EINVAL, NULL },
 	{ CUDA_NOT_FOUND, ENOENT, NULL },
 	{ CUDA_NOT_READY, EAGAIN, NULL },

@@ -72,6 +72,7 @@ static void read_settings(void)
 	settings.attributes = getenv("FAKE_CUDA_ATTRIBUTES");
 	settings.visible = getenv("CUDA_VISIBLE_DEVICES");
 	settings.bar = getenv("FAKE_CUDA_BAR");
+	settings.world = getenv("FAKE_CUDA_WORLD");
 	delay = settings.delay;
 	process = getpid();
 	faults_from(getenv("FAKE_CUDA_FAIL"));

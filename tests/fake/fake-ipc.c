@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Memory for other processes: legacy IPC handles, and fake dma-bufs. */
+#include <dirent.h>
 #include <fcntl.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -90,6 +91,23 @@ FAKE_API int cuIpcGetMemHandle(struct fake_ipc_handle *out, uint64_t address)
 	return error;
 }
 
+/* The same in FAKE_CUDA_WORLD, for a process in a PID namespace from which the one that exported it
+ * is not seen: the real driver looks the object up in the kernel. */
+static int ipc_open_in_world(const struct handle *handle)
+{
+	const char *world = fake_settings()->world;
+	DIR *list = world ? opendir(world) : NULL;
+	const struct dirent *entry;
+	int fd = -1;
+
+	while (list && fd < 0 && (entry = readdir(list)))
+		if (entry->d_ino == handle->inode)
+			fd = openat(dirfd(list), entry->d_name, O_RDWR | O_CLOEXEC);
+	if (list)
+		closedir(list);
+	return fd;
+}
+
 /* Open the memory's descriptor in the process that exported it. -1: that process has ended or has
  * freed the memory. */
 static int ipc_open_memory(const struct handle *handle)
@@ -104,7 +122,7 @@ static int ipc_open_memory(const struct handle *handle)
 		close(fd);
 		fd = -1;
 	}
-	return fd;
+	return fd < 0 ? ipc_open_in_world(handle) : fd;
 }
 
 /* Has this context opened the memory already? */

@@ -6,6 +6,8 @@
  * mapping (the alias). Protections never change, so a load or store by the CPU to device memory
  * always faults.
  */
+#include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -303,6 +305,33 @@ static int memory_on_bar(struct fake_device *device, uint64_t base, size_t size,
 	return FAKE_OK;
 }
 
+/* A memfd; or, so that processes find it which do not see this one, a file of the same name. */
+static int memory_file(const char *name)
+{
+	const char *world = fake_settings()->world;
+	char path[PATH_MAX];
+
+	if (!world)
+		return memfd_create(name, MFD_CLOEXEC);
+	snprintf(path, sizeof(path), "%s/memfd:%s #%d-%llx", world, name, (int)getpid(),
+		 (unsigned long long)next_id);
+	return open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+}
+
+/* Remove the name of memory that no process uses under it any more. */
+static void memory_file_remove(const struct fake_memory *memory)
+{
+	char link[64], path[PATH_MAX];
+	ssize_t length;
+
+	snprintf(link, sizeof(link), "/proc/self/fd/%d", memory->fd);
+	length = readlink(link, path, sizeof(path) - 1);
+	if (length <= 0)
+		return;
+	path[length] = 0;
+	unlink(path);
+}
+
 int fake_memory_new(struct fake_device *device, size_t size, unsigned handle_types,
 		    struct fake_memory **out)
 {
@@ -313,7 +342,7 @@ int fake_memory_new(struct fake_device *device, size_t size, unsigned handle_typ
 	if (size > device->memory || device->used > device->memory - size)
 		return FAKE_OUT_OF_MEMORY;
 	snprintf(name, sizeof(name), NAME_FORMAT, device->physical, size, handle_types);
-	fd = memfd_create(name, MFD_CLOEXEC);
+	fd = memory_file(name);
 	if (fd < 0)
 		return FAKE_OUT_OF_MEMORY;
 	memory = ftruncate(fd, (off_t)size) ? NULL : map_memory(fd, size);
@@ -404,6 +433,8 @@ void fake_memory_drop(struct fake_memory *memory)
 	if (memory->bar)
 		fake_bar_unmap(memory->bar, memory->fd);
 	munmap(memory->alias, memory->size);
+	if (memory->charged && fake_settings()->world)
+		memory_file_remove(memory);
 	close(memory->fd);
 	free(memory);
 }

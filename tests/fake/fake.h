@@ -38,6 +38,7 @@ enum fake_error {
 	FAKE_INVALID_PTX = 218,
 	FAKE_UNSUPPORTED_PTX = 222,
 	FAKE_INVALID_HANDLE = 400,
+	FAKE_OPERATING_SYSTEM = 304,
 	FAKE_NOT_FOUND = 500,
 	FAKE_NOT_READY = 600,
 	FAKE_ILLEGAL_ADDRESS = 700,
@@ -134,6 +135,7 @@ struct fake_settings {
 	int driver;
 	bool reuse, peer, share;
 	const char *attributes, *visible, *bar;
+	const char *world; /* a directory; NULL: none */
 };
 
 const struct fake_settings *fake_settings(void);

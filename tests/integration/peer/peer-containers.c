@@ -25,6 +25,14 @@ struct pair {
 	int peer;
 };
 
+static const char *missing_gpus(void)
+{
+	return getenv("TEST_CUDA") ? needs_containers.missing() :
+				     "there is no CUDA driver to test with";
+}
+
+static const struct route needs_gpus = { .name = "GPUs", .missing = missing_gpus };
+
 static struct child *start(struct pair *pair, const struct container *container,
 			   const char *address, int network, const char *meet, uid_t user)
 {
@@ -270,6 +278,73 @@ static void containers__full(void **state)
 	owner_publish(&pair, WH_MEMORY_SHARED);
 	exchange(&pair, "shm", &result);
 	pair_close(&pair);
+}
+
+/* ---- GPU memory ---------------------------------------------------------------------------------
+ */
+
+/* Both kinds: cuMemAlloc, by a legacy handle, and cuMemCreate, by a descriptor. The fake driver
+ * takes a legacy handle with its own process's number for its own, and two containers both have a
+ * process 1, so the initiator is not in a PID namespace of its own for that kind. */
+static void containers__gpu(void **state)
+{
+	static const uint32_t kinds[] = { WH_MEMORY_DEVICE, WH_MEMORY_VMM };
+	char world[64];
+
+	(void)state;
+	directory_make(world);
+	want(0, chmod(world, 0777));
+	setenv("FAKE_CUDA_WORLD", world, 1);
+	for (int i = 0; i < 2; i++) {
+		struct pair pair = pair_new(CONTAINER_ALL);
+		struct child_result result;
+
+		if (i == 0)
+			pair.left.namespaces &= ~CLONE_NEWPID;
+		pair_open(&pair);
+		reach(&pair);
+		owner_publish(&pair, kinds[i]);
+		exchange(&pair, "local", &result);
+		assert_string_equal(result.transport, "cuda");
+		owner_withdraw(&pair);
+		pair_close(&pair);
+	}
+	unsetenv("FAKE_CUDA_WORLD");
+	directory_remove(world);
+}
+
+/* A GPU that the other container does not see is named by its UUID; a container without a /proc of
+ * its own is told that the driver does not start there. Both go by TCP. */
+static void containers__gpu_not_there(void **state)
+{
+	struct child_result result;
+
+	(void)state;
+	for (int i = 0; i < 2; i++) {
+		struct pair pair = pair_new(CONTAINER_ALL);
+
+		if (i == 0)
+			setenv("CUDA_VISIBLE_DEVICES", "1", 1);
+		else
+			pair.left.old_proc = true;
+		pair_open(&pair);
+		unsetenv("CUDA_VISIBLE_DEVICES");
+		if (i == 0) { /* the owner sees the first GPU, the initiator the second */
+			child_exit(pair.owner);
+			setenv("CUDA_VISIBLE_DEVICES", "0", 1);
+			owner_start(&pair, NULL);
+			unsetenv("CUDA_VISIBLE_DEVICES");
+		}
+		reach(&pair);
+		owner_publish(&pair, WH_MEMORY_VMM);
+		exchange(&pair, NULL, &result);
+		assert_string_equal(result.transport, "tcp");
+		want_word(&result,
+			  i == 0 ? "cuda: refused: GPU-fa0b1c2d-3e4f-6071-8293-a4b5c6d7e8f9 is "
+				   "not visible here" :
+				   "it needs the /proc of its PID namespace");
+		pair_close(&pair);
+	}
 }
 
 /* ---- ends and restarts --------------------------------------------------------------------------
@@ -593,6 +668,8 @@ static const struct CMUnitTest tests[] = {
 	TEST_NEEDS(containers__outside, needs_containers),
 	TEST_NEEDS(containers__read_only, needs_containers),
 	TEST_NEEDS(containers__full, needs_containers),
+	TEST_NEEDS(containers__gpu, needs_gpus),
+	TEST_NEEDS(containers__gpu_not_there, needs_gpus),
 	TEST_NEEDS(containers__killed, needs_containers),
 	TEST_NEEDS(containers__closed, needs_containers),
 	TEST_NEEDS(containers__no_folder, needs_containers),
