@@ -27,6 +27,7 @@
 #include "memory/region-table.h"
 #include "net/acceptor.h"
 #include "net/trust.h"
+#include "platform/machine.h"
 #include "rendezvous/registry.h"
 #include "rendezvous/rendezvous.h"
 #include "transport/transport.h"
@@ -78,36 +79,6 @@ static int engine_random_bytes(void *out, size_t size)
 		       wh_fail(EIO, "wh_engine_open: no random numbers from the kernel");
 }
 
-/* Derive identity.host from the boot id and the network namespace: engines that have the same can
- * reach each other's abstract unix sockets. The namespace is in the first half only, so that the
- * second half says which machine it is. */
-static void engine_learn_host(struct wh_engine *engine)
-{
-	char text[64] = "";
-	struct stat space;
-	unsigned byte, at = 0;
-	int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
-	ssize_t got = fd >= 0 ? read(fd, text, sizeof(text) - 1) : -1;
-
-	if (fd >= 0)
-		close(fd);
-	if (got < 36 || stat("/proc/self/ns/net", &space)) {
-		/* Unknown: random, so equal to no other engine. */
-		if (getrandom(engine->identity.host, sizeof(engine->identity.host), 0) < 0)
-			memcpy(engine->identity.host, &engine->identity.epoch,
-			       sizeof(engine->identity.epoch));
-		return;
-	}
-	for (const char *c = text; at < sizeof(engine->identity.host) && *c; c++) {
-		if (*c == '-' || sscanf(c, "%2x", &byte) != 1)
-			continue;
-		engine->identity.host[at++] = (uint8_t)byte;
-		c++;
-	}
-	for (unsigned i = 0; i < 8; i++)
-		engine->identity.host[i] ^= (uint8_t)(space.st_ino >> (8 * i));
-}
-
 static int engine_learn_identity(struct wh_engine *engine, const char *name)
 {
 	char host[40] = "host";
@@ -119,7 +90,8 @@ static int engine_learn_identity(struct wh_engine *engine, const char *name)
 		if (error)
 			return error;
 	} while (!engine->identity.epoch);
-	engine_learn_host(engine);
+	/* Unknown: equal to no other engine's. */
+	wh_machine_identify(engine->identity.host);
 	if (name && strlen(name) >= WH_NAME_MAX)
 		return wh_fail(EINVAL, "wh_engine_open: options.name has more than %d bytes",
 			       WH_NAME_MAX - 1);

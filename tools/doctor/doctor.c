@@ -21,7 +21,8 @@
 #define CHECKS_MOST 64
 
 static const struct check *const tables[] = { doctor_gpu_checks, doctor_pci_checks,
-					      doctor_nic_checks, doctor_host_checks };
+					      doctor_nic_checks, doctor_host_checks,
+					      doctor_container_checks };
 
 static const char *const words[] = {
 	[PASS] = "PASS", [INFO] = "INFO", [UNKNOWN] = "UNKNOWN", [WARN] = "WARN", [FAIL] = "FAIL"
@@ -280,6 +281,9 @@ static size_t checks_choose(const struct arguments *arguments, const struct chec
 			if (count < CHECKS_MOST && (!only || id_is_listed(only, check->id)) &&
 			    (!skip || !id_is_listed(skip, check->id)))
 				out[count++] = check;
+	/* Whoever names a peer wants to hear of it. */
+	if (argument(arguments, "peer") && count < CHECKS_MOST)
+		out[count++] = &doctor_peer_check;
 	return count;
 }
 
@@ -462,6 +466,7 @@ static int doctor_examine(const struct arguments *arguments, const struct wh_tre
 	if (!inquiry || !doctor)
 		exit(fail(ENOMEM, "out of memory"));
 	inquiry->tree = doctor->tree = *tree;
+	doctor->peer = argument(arguments, "peer");
 	for (size_t i = 0; i < count; i++)
 		inquiry->needs |= checks[i]->needs;
 	ended = inquiry_gather(doctor, inquiry);
@@ -517,6 +522,9 @@ static const struct command_option options[] = {
 	{ .name = "errno",
 	  .argument = "N",
 	  .help = "explain the errno of a failed registration with a NIC" },
+	{ .name = "peer",
+	  .argument = "URL",
+	  .help = "also say what is shared with the container of that engine" },
 	{ .name = "json", .letter = 'j', .help = "print JSON" },
 	TOPO_ROOT_OPTION("DIR/sys, DIR/proc and DIR/dev"),
 	TOPO_RECORD_OPTION,

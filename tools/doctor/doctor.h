@@ -8,6 +8,7 @@
 
 #include <jansson.h>
 
+#include "net/meet.h"
 #include "topo/topo.h"
 
 /* ---- findings -------------------------------------------------------------------------------- */
@@ -133,6 +134,7 @@ struct doctor {
 	const char *nvml_why; /* why it has not */
 	int nvml_error;
 	bool late; /* NVML did not answer in time */
+	const char *peer; /* --peer; NULL: none */
 	bool cuda_late; /* a check needs CUDA, which did not answer in time */
 	struct cuda_facts cuda;
 	struct verbs_facts verbs;
@@ -235,7 +237,9 @@ struct check {
 
 /* Each table ends with a zero row. */
 extern const struct check doctor_gpu_checks[], doctor_pci_checks[], doctor_nic_checks[],
-	doctor_host_checks[];
+	doctor_host_checks[], doctor_container_checks[];
+/* Only with --peer. */
+extern const struct check doctor_peer_check;
 
 /* Run one check: fill in all of `finding` but the seconds. */
 void doctor_check(const struct doctor *doctor, const struct check *check, struct finding *finding);
@@ -252,6 +256,13 @@ void doctor_no_device(const struct doctor *doctor, struct finding *finding);
 /* How many NVIDIA GPUs, and NICs with RDMA, the machine has. */
 size_t doctor_gpus(const struct doctor *doctor);
 size_t doctor_rdma(const struct doctor *doctor);
+
+/* Read a variable of this process's environment, or of ROOT/environment. False: it is not set, and
+ * `out` is "". */
+bool doctor_environment(const struct doctor *doctor, const char *name, char *out, size_t size);
+
+/* The folders of the setting `meet`. */
+void doctor_folders(const struct doctor *doctor, struct wh_meet_folders *out);
 
 /* A NIC's facts by its name; NULL: unknown to libibverbs. */
 const struct verbs_fact *doctor_verbs(const struct doctor *doctor, const char *name);

@@ -222,13 +222,13 @@ static void gpu_direct(const struct doctor *doctor, struct finding *finding)
 	}
 }
 
-/* Read a variable of this process's environment, or of ROOT/environment. False: it is not set. */
-static bool environment_get(const struct doctor *doctor, const char *name, char *out, size_t size)
+bool doctor_environment(const struct doctor *doctor, const char *name, char *out, size_t size)
 {
 	char text[4096], *next = text, *line;
 	const char *value;
 	size_t length = strlen(name);
 
+	*out = 0;
 	if (wh_tree_is_live(&doctor->tree)) {
 		value = getenv(name);
 		snprintf(out, size, "%s", value ? value : "");
@@ -285,10 +285,10 @@ static void visible_check(const struct doctor *doctor, char *list, bool by_bus,
 static void cuda_order(const struct doctor *doctor, struct finding *finding)
 {
 	char visible[512], order[64] = "";
-	bool by_bus = environment_get(doctor, "CUDA_DEVICE_ORDER", order, sizeof(order)) &&
+	bool by_bus = doctor_environment(doctor, "CUDA_DEVICE_ORDER", order, sizeof(order)) &&
 		      strcmp(order, "PCI_BUS_ID") == 0;
 
-	if (!environment_get(doctor, "CUDA_VISIBLE_DEVICES", visible, sizeof(visible))) {
+	if (!doctor_environment(doctor, "CUDA_VISIBLE_DEVICES", visible, sizeof(visible))) {
 		finding_add(finding, PASS, "CUDA_VISIBLE_DEVICES is not set");
 	} else if (!*visible) {
 		finding_add(finding, WARN, "CUDA_VISIBLE_DEVICES is empty: CUDA sees no GPU");
@@ -333,7 +333,8 @@ static void gpu_imex(const struct doctor *doctor, struct finding *finding)
 			finding_advise(
 				finding,
 				"in a multi-node NVLink domain: nvidia-modprobe -c 0, and start "
-				"the nvidia-imex service");
+				"the nvidia-imex service; a pod: resources: {claims: [{name: "
+				"imex}]} of a ComputeDomain of NVIDIA's DRA driver");
 	}
 	wh_tree_names_free(&names);
 }

@@ -158,7 +158,8 @@ static void limit_memlock(const struct doctor *doctor, struct finding *finding)
 	if (doctor_rdma(doctor))
 		finding_advise(finding,
 			       "ulimit -l unlimited; LimitMEMLOCK=infinity in systemd; docker run "
-			       "--ulimit memlock=-1");
+			       "--ulimit memlock=-1; a pod: securityContext: {capabilities: {add: "
+			       "[IPC_LOCK]}}");
 }
 
 static void host_ptrace(const struct doctor *doctor, struct finding *finding)
@@ -179,8 +180,11 @@ static void host_ptrace(const struct doctor *doctor, struct finding *finding)
 			"kernel.yama.ptrace_scope is %lld: unshared memory of other processes is "
 			"reached over TCP only",
 			(long long)scope);
-		finding_advise(finding, "sysctl kernel.yama.ptrace_scope=0, or use shared memory "
-					"(wherry serve --memory host:SIZE)");
+		finding_advise(finding,
+			       "sysctl kernel.yama.ptrace_scope=0, or use shared memory "
+			       "(wherry serve --memory host:SIZE); a pod: securityContext: "
+			       "{capabilities: {add: [SYS_PTRACE]}} and spec: "
+			       "{shareProcessNamespace: true}");
 	}
 }
 

@@ -456,7 +456,9 @@ static void nic_files(const struct doctor *doctor, struct finding *finding)
 	} else if (!devices) {
 		finding_add(finding, FAIL, "an RDMA NIC, but no /dev/infiniband/uverbs*");
 		finding_advise(finding,
-			       "modprobe ib_uverbs; in a container --device=/dev/infiniband");
+			       "modprobe ib_uverbs; docker run --device=/dev/infiniband; a pod: "
+			       "resources: {limits: {rdma/hca: 1}}, or as the RDMA device plugin "
+			       "of the cluster names it");
 	}
 }
 

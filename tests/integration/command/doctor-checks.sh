@@ -124,6 +124,24 @@ make_nic()
 	mkdir -p tree/sys/module/nvidia_peermem
 }
 
+# The machine's first namespaces.
+of_pid_1()
+{
+	local name number=4026531833
+
+	for name in net pid ipc mnt uts user; do
+		mkdir -p tree/proc/self/ns tree/proc/1/ns
+		case $name in
+		pid) number=4026531836 ;;
+		ipc) number=4026531839 ;;
+		uts) number=4026531838 ;;
+		user) number=4026531837 ;;
+		esac
+		ln -sfn "$name:[$number]" "tree/proc/1/ns/$name"
+		ln -sfn "$name:[$number]" "tree/proc/self/ns/$name"
+	done
+}
+
 make_host()
 {
 	put /proc/driver/nvidia/version "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64"
@@ -132,6 +150,9 @@ make_host()
 240 gdrdrv"
 	put /proc/self/status "CapEff:	0000000000000000
 Cpus_allowed_list:	0-7"
+	put /proc/self/mounts "tmpfs /dev/shm tmpfs rw,nosuid,nodev,size=8388608k 0 0"
+	mkdir -p tree/dev/shm
+	of_pid_1
 	put /proc/self/limits "Max locked memory     unlimited     unlimited     bytes"
 	put /proc/self/cgroup 0::/pod
 	put /proc/sys/kernel/yama/ptrace_scope 0
@@ -237,6 +258,7 @@ no_gpu()
 {
 	remove "$gpu" "/sys/bus/pci/devices/0000:11:00.0" /lib /nvml.txt /cuda.txt /dev \
 		/proc/driver /verbs.txt
+	mkdir -p tree/dev/shm
 }
 
 no_nic()
@@ -269,9 +291,9 @@ doctor --color never
 [ $status = 0 ]
 verdict "a machine without GPU and NIC" $?
 # Missing hardware is reported once, with the checks that it concerns.
-absent=$(grep -c -E '^(driver|gpu|pci|numa|nic|window)\.|^cgroup.rdma$' <<<"$checks")
+absent=$(grep -c -E '^(driver|gpu|pci|numa|nic|window)\.|^cgroup.rdma$|^container.gpu$' <<<"$checks")
 tr -s ' \n' ' ' <out | grep \
-	-q -F "INFO $absent checks no NVIDIA GPU here; no RDMA NIC here (driver, gpu, pci, numa, nic, window, cgroup.rdma)" &&
+	-q -F "INFO $absent checks no NVIDIA GPU here; no RDMA NIC here (driver, gpu, pci, numa, nic, window, cgroup.rdma, container.gpu)" &&
 	! grep -q -E '^INFO +(driver|gpu|pci|numa|nic|window)\.' out &&
 	grep -q '^PASS *cgroup.memory' out &&
 	grep -q -E '^[0-9]+ passed, [0-9]+ informational, 0 warnings, 0 failed, [0-9]+ unknown$' out
@@ -607,6 +629,26 @@ capable()
 }
 case_of limit.memlock PASS "CAP_IPC_LOCK" capable
 case_of limit.memlock UNKNOWN "limits: No such file" remove /proc/self/limits
+in_a_container()
+{
+	of_pid_1
+	ln -sfn "pid:[4026532999]" tree/proc/self/ns/pid
+	ln -sfn "pid:[4026532999]" tree/proc/1/ns/pid
+	ln -sfn "net:[4026532998]" tree/proc/self/ns/net
+}
+case_of container.namespaces INFO "others than PID 1's: net; a container, with its own: pid" in_a_container
+case_of container.namespaces UNKNOWN "/proc/1/ns/ipc: No such file" remove /proc/1/ns/ipc
+case_of container.meet WARN "none of /run/wherry, /dev/shm is there" remove /dev/shm
+case_of container.meet WARN "the setting meet is off" put /environment WHERRY_MEET=off
+case_of container.meet PASS "/mnt/met is there" eval 'mkdir -p tree/mnt/met && put /environment WHERRY_MEET=/mnt/met'
+case_of container.meet UNKNOWN "Too many levels" spoil /dev/shm
+case_of container.shm INFO "has 64 MiB" put /proc/self/mounts \
+	"shm /dev/shm tmpfs rw,nosuid,nodev,noexec,relatime,size=65536k 0 0"
+case_of container.shm UNKNOWN "is not a mount" put /proc/self/mounts "proc /proc proc rw 0 0"
+case_of container.gpu WARN "is utility: without compute" put /environment \
+	NVIDIA_DRIVER_CAPABILITIES=utility
+case_of container.gpu FAIL "another PID namespace: cuInit fails" put /proc/self/status "NSpid:	77	1"
+case_of container.gpu UNKNOWN "status: No such file" remove /proc/self/status
 case_of host.ptrace WARN "is 2" put /proc/sys/kernel/yama/ptrace_scope 2
 case_of host.ptrace UNKNOWN "Invalid argument" put /proc/sys/kernel/yama/ptrace_scope x
 pool() # RESERVED FREE OVERCOMMIT TRANSPARENT
