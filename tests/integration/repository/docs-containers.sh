@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# The manifests of examples/containers: Kubernetes and Compose accept them, their variables are
+# settings of this version, the command has the options that they use, and docs/containers.md
+# explains them.
+set -u
+wherry=$TEST_COMMAND
+source=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
+# shellcheck source=tests/cases.sh
+. "$source/tests/cases.sh" || exit
+manifests=$source/examples/containers
+
+"$wherry" config >"$directory/settings" || exit 1
+while read -r variable; do
+	grep -q -w "$variable" "$directory/settings" && grep -q "$variable" "$source/docs/containers.md"
+	verdict "$variable is a setting, and explained" $?
+done < <(grep -h -o 'WHERRY_[A-Z_]*' "$manifests"/* | sort -u)
+
+# "--memory", "host:1GiB:cache" in YAML, --memory host:1GiB:cache in the script.
+for command in serve registry bench ls; do
+	"$wherry" "$command" --help >"$directory/help" || exit 1
+	for option in $(tr -d '",[]' <"$manifests/kubernetes.yaml" |
+		cat - <(tr -d '",[]' <"$manifests/compose.yaml") "$manifests/job.slurm" |
+		grep -o "wherry $command .*" | grep -o -e '--[a-z]*' | sort -u); do
+		grep -q -e "$option" "$directory/help"
+		verdict "wherry $command $option" $?
+	done
+done
+
+for file in "$manifests"/*; do
+	grep -q "examples/containers/${file##*/}" "$source/docs/containers.md"
+	verdict "${file##*/} is explained" $?
+done
+
+missing=
+if command -v kubernetes-validate >/dev/null; then
+	kubernetes-validate "$manifests/kubernetes.yaml"
+	verdict "kubernetes.yaml" $?
+else
+	missing="kubernetes-validate"
+fi
+if command -v check-jsonschema >/dev/null; then
+	check-jsonschema --builtin-schema vendor.compose-spec "$manifests/compose.yaml"
+	verdict "compose.yaml" $?
+else
+	missing="${missing:+$missing and }check-jsonschema"
+fi
+[ "$failed" = 0 ] || exit 1
+if [ -n "$missing" ]; then
+	echo "no $missing here: pip install kubernetes-validate check-jsonschema"
+	exit 77
+fi
