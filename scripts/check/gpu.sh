@@ -51,6 +51,8 @@ check_gpu()
 	[ -e "$bundle/bin/wherry" ] || return
 	step_command command-line 600 env -u TEST_CUDA LD_LIBRARY_PATH="$bundle/src" \
 		"$top/tests/integration/command/gpu-command-line.sh" "$bundle/bin/wherry"
+	step_command containers 300 env -u TEST_CUDA LD_LIBRARY_PATH="$bundle/src" \
+		"$top/tests/gpu/containers.sh" "$bundle/bin/wherry"
 	step_command window-check 600 env LD_LIBRARY_PATH="$bundle/src" "$bundle/bin/wherry" \
 		window check
 }

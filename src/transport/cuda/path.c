@@ -45,6 +45,25 @@ void wh_path_choose(const struct wh_device_mapping *local, const struct wh_devic
 		path->way = by == source ? WH_BLOCKS_PUSH : WH_BLOCKS_PULL;
 }
 
+/* In a scope of the device. */
+static int legacy_ask_driver(struct wh_cuda *cuda, const struct wh_device_mapping *mapping,
+			     const struct wh_cuda_device *device, CUdeviceptr *base)
+{
+	int result;
+
+	if (!cuda->cuIpcOpenMemHandle)
+		return wh_cuda_missing(cuda, "cuIpcOpenMemHandle");
+	result = cuda->cuIpcOpenMemHandle(base, mapping->legacy->handle, CUDA_IPC_LAZY_PEER);
+	/* The handle has its exporter's number. Two containers often both have a process 1. */
+	if (result == CUDA_INVALID_CONTEXT)
+		return wh_fail(EINVAL,
+			       "CUDA takes the handle for this process's own, as if both had "
+			       "one PID: run one under an init (tini, docker --init), or use "
+			       "memory of the kind vmm");
+	return wh_cuda_check(cuda, result, "cuIpcOpenMemHandle", "memory of %s on cuda:%d",
+			     mapping->device->text, device->ordinal);
+}
+
 /* Open a legacy handle for the device, if it is not open. If the memory lies on another device,
  * peer access is switched on. */
 static int legacy_open(struct wh_device_mappings *mappings, struct wh_device_mapping *mapping,
@@ -61,13 +80,7 @@ static int legacy_open(struct wh_device_mappings *mappings, struct wh_device_map
 	error = wh_cuda_enter(cuda, device, &scope);
 	if (error)
 		return error;
-	error = !cuda->cuIpcOpenMemHandle ?
-			wh_cuda_missing(cuda, "cuIpcOpenMemHandle") :
-			wh_cuda_check(cuda,
-				      cuda->cuIpcOpenMemHandle(&base, mapping->legacy->handle,
-							       CUDA_IPC_LAZY_PEER),
-				      "cuIpcOpenMemHandle", "memory of %s on cuda:%d",
-				      mapping->device->text, device->ordinal);
+	error = legacy_ask_driver(cuda, mapping, device, &base);
 	/* A wrong size from the owner must not lead a kernel past the end. */
 	if (!error && !cuda->cuMemGetAddressRange(NULL, &size, base) &&
 	    size < mapping->legacy->size) {

@@ -295,7 +295,7 @@ static void containers__gpu(void **state)
 	directory_make(world);
 	want(0, chmod(world, 0777));
 	setenv("FAKE_CUDA_WORLD", world, 1);
-	for (int i = 0; i < 2; i++) {
+	for (int i = 0; i < 3; i++) {
 		struct pair pair = pair_new(CONTAINER_ALL);
 		struct child_result result;
 
@@ -303,9 +303,11 @@ static void containers__gpu(void **state)
 			pair.left.namespaces &= ~CLONE_NEWPID;
 		pair_open(&pair);
 		reach(&pair);
-		owner_publish(&pair, kinds[i]);
-		exchange(&pair, "local", &result);
-		assert_string_equal(result.transport, "cuda");
+		owner_publish(&pair, kinds[i % 2]);
+		exchange(&pair, i < 2 ? "local" : NULL, &result);
+		assert_string_equal(result.transport, i < 2 ? "cuda" : "tcp");
+		if (i == 2)
+			want_word(&result, "as if both had one PID: run one under an init");
 		owner_withdraw(&pair);
 		pair_close(&pair);
 	}
