@@ -90,8 +90,11 @@ static int engine_learn_identity(struct wh_engine *engine, const char *name)
 		if (error)
 			return error;
 	} while (!engine->identity.epoch);
-	/* Unknown: equal to no other engine's. */
-	wh_machine_identify(engine->identity.host);
+	if (wh_machine_identify(engine->identity.host))
+		wh_log_line(&engine->log, WH_LOG_WARN, "engine",
+			    "/proc does not say which machine this is (boot_id, ns/net), so that "
+			    "other engines of this machine are taken for remote ones: bytes go by "
+			    "the network");
 	if (name && strlen(name) >= WH_NAME_MAX)
 		return wh_fail(EINVAL, "wh_engine_open: options.name has more than %d bytes",
 			       WH_NAME_MAX - 1);

@@ -186,29 +186,43 @@ static const uint8_t *handshake_key(struct handshake *handshake)
 	return key;
 }
 
+/* Make the WELCOME, with the proof of a key. 0; -EACCES with a text: the kernel does not say which
+ * process is at the other end of the unix socket; -EPROTO: any other reason. */
+static int handshake_make_welcome(struct handshake *handshake, const uint8_t *proved,
+				  struct wh_greeting *out)
+{
+	const struct wh_identity *self = handshake->acceptor->given.self;
+	const struct wh_crypto *crypto = &self->trust->crypto;
+	uint8_t key[WH_KEY_SIZE];
+	int error = wh_channel_bind(handshake->channel, crypto, proved, key, sizeof(key));
+
+	if (!error && handshake->local)
+		error = wh_meet_bind(crypto, handshake->source.fd, true, key);
+	if (!error && wh_welcome_make(self, &handshake->received, &handshake->hello,
+				      handshake->session, key, out, &handshake->proofs))
+		error = -EPROTO;
+	explicit_bzero(key, sizeof(key));
+	return error && error != -EACCES ? -EPROTO : error;
+}
+
 static void handshake_welcome(struct handshake *handshake)
 {
-	const struct wh_acceptor_options *given = &handshake->acceptor->given;
 	const uint8_t *proved = handshake_key(handshake);
 	struct wh_greeting welcome;
 	struct wh_channel *records = NULL;
-	uint8_t key[WH_KEY_SIZE];
 	struct iovec part;
 	int error;
 
 	if (!proved)
 		return;
-	if (wh_channel_bind(handshake->channel, &given->self->trust->crypto, proved, key,
-			    sizeof(key)) ||
-	    (handshake->local &&
-	     wh_meet_bind(&given->self->trust->crypto, handshake->source.fd, true, key)) ||
-	    wh_welcome_make(given->self, &handshake->received, &handshake->hello,
-			    handshake->session, key, &welcome, &handshake->proofs)) {
-		handshake_refuse(handshake, EPROTO,
-				 "the HELLO has no nonce, or this engine cannot compute proofs");
+	error = handshake_make_welcome(handshake, proved, &welcome);
+	if (error) {
+		handshake_refuse(handshake, -error,
+				 error == -EACCES ? wh_error_text() :
+						    "the HELLO has no nonce, or this engine cannot "
+						    "compute proofs");
 		return;
 	}
-	explicit_bzero(key, sizeof(key));
 	/* The unix socket does not leave the host. */
 	error = handshake->local ?
 			0 :

@@ -24,18 +24,8 @@ mkdir meet
 "$wherry" key make key >out || exit 1
 export WHERRY_KEYFILE=$PWD/key WHERRY_CUDA=off WHERRY_RDMA=off
 
-unshare --net sleep 1000 &
-other=$!
-for _ in {1..100}; do
-	[ "$(readlink "/proc/$other/ns/net")" = "$(readlink /proc/self/ns/net)" ] || break
-	sleep 0.05
-done
-{
-	ip link set lo up && ip link add c0 type veth peer name c1 netns "$other" &&
-		ip address add 10.79.0.1/24 dev c0 && ip link set c0 up &&
-		nsenter --net="/proc/$other/ns/net" sh -ec \
-			'ip link set lo up; ip address add 10.79.0.2/24 dev c1; ip link set c1 up'
-} || exit 1
+# shellcheck source=tests/two-networks.sh
+. "$tests/two-networks.sh"
 
 serve() # SETTINGS...
 {
