@@ -102,26 +102,44 @@ static int device_alloc(struct wh_cuda *cuda, struct wh_allocation *memory, CUst
 
 /* ---- cuMemCreate ------------------------------------------------------- */
 
+/* For the fabric as well, where the driver allows that: it needs an IMEX channel, so that the first
+ * attempt decides for the device. Returns the driver's result. */
+static int vmm_create(struct wh_cuda *cuda, size_t length, struct wh_cuda_device *device,
+		      const struct wh_cuda_properties *properties, CUallocation *out)
+{
+	struct wh_cuda_properties both = *properties;
+	int result;
+
+	if (!device->fabric || atomic_load(&device->fabric_refused))
+		return cuda->cuMemCreate(out, length, properties, 0);
+	both.handle_types |= CUDA_HANDLE_FABRIC;
+	result = cuda->cuMemCreate(out, length, &both, 0);
+	if (!result || wh_cuda_errno(result) == ENOMEM)
+		return result;
+	atomic_store(&device->fabric_refused, true);
+	return cuda->cuMemCreate(out, length, properties, 0);
+}
+
 /* Create memory and map it at reserved addresses, with access for its device. */
 static int vmm_map(struct wh_cuda *cuda, uint64_t address, size_t length,
-		   const struct wh_cuda_properties *properties, const char *where)
+		   struct wh_cuda_device *device, const struct wh_cuda_properties *properties)
 {
 	struct wh_cuda_access access = { properties->location, 3 };
 	CUallocation handle;
-	int error = wh_cuda_check(cuda, cuda->cuMemCreate(&handle, length, properties, 0),
-				  "cuMemCreate", "%zu bytes on %s", length, where);
+	int error = wh_cuda_check(cuda, vmm_create(cuda, length, device, properties, &handle),
+				  "cuMemCreate", "%zu bytes on %s", length, device->text);
 
 	if (error)
 		return error;
 	error = wh_cuda_check(cuda, cuda->cuMemMap(address, length, 0, handle, 0), "cuMemMap",
-			      "%zu bytes at 0x%llx on %s", length, (ull)address, where);
+			      "%zu bytes at 0x%llx on %s", length, (ull)address, device->text);
 	/* The mapping keeps the memory alive, and yields the handle again when it is exported. */
 	cuda->cuMemRelease(handle);
 	if (error)
 		return error;
 	error = wh_cuda_check(cuda, cuda->cuMemSetAccess(address, length, &access, 1),
 			      "cuMemSetAccess", "%zu bytes at 0x%llx on %s", length, (ull)address,
-			      where);
+			      device->text);
 	if (error)
 		cuda->cuMemUnmap(address, length);
 	return error;
@@ -129,7 +147,7 @@ static int vmm_map(struct wh_cuda *cuda, uint64_t address, size_t length,
 
 static int vmm_alloc(struct wh_cuda *cuda, struct wh_allocation *memory, CUstream stream)
 {
-	const struct wh_cuda_device *device = memory->device;
+	struct wh_cuda_device *device = memory->device;
 	struct wh_cuda_properties properties = {
 		.type = CUDA_ALLOCATION_PINNED,
 		.handle_types = device->posix_fd ? CUDA_HANDLE_FD : CUDA_HANDLE_NONE,
@@ -159,7 +177,7 @@ static int vmm_alloc(struct wh_cuda *cuda, struct wh_allocation *memory, CUstrea
 			      "cuMemAddressReserve", "%zu bytes", memory->length);
 	if (error)
 		return error;
-	error = vmm_map(cuda, address, memory->length, &properties, device->text);
+	error = vmm_map(cuda, address, memory->length, device, &properties);
 	if (error)
 		goto err_addresses;
 	error = device_zero(cuda, address, memory->length, stream);

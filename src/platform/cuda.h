@@ -53,7 +53,9 @@ struct wh_cuda_device {
 	bool rdma_vmm; /* GPUDirect RDMA for memory of cuMemCreate, too */
 	bool vmm;
 	bool posix_fd; /* cuMemCreate's memory can become a file descriptor */
-	bool fabric;
+	bool fabric; /* ... or be shared over NVLink's fabric, as far as the GPU is concerned */
+	/* the driver has refused memory for the fabric, as it does without an IMEX channel */
+	_Atomic bool fabric_refused;
 	bool managed;
 	bool concurrent_managed; /* CPU and GPU may use managed memory at the same time */
 	bool pageable; /* the GPU can access ordinary host memory */

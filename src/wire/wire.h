@@ -58,6 +58,7 @@ enum wh_frame_type {
 #define WH_FRAME_LAST 1 /* flag of REGIONS: the answer ends */
 #define WH_MAP_SIZE 12 /* payload bytes of MAP */
 #define WH_MAP_OBJECTS (UINT32_C(1) << 31)
+#define WH_MAP_FABRIC (UINT32_C(1) << 30) /* fabric handles are taken, too */
 
 /* A frame header. On the wire: u32 length of the payload, u16 type, u16 flags. */
 struct wh_frame {
@@ -87,6 +88,8 @@ enum wh_role {
 #define WH_WANTS_RECORDS 8u
 /* MEET: the unix socket that WELCOME names is in a folder, too, for the setting `meet` of others */
 #define WH_CAPABLE_MEET 16u
+/* FABRIC: a MAP with WH_MAP_FABRIC is understood */
+#define WH_CAPABLE_FABRIC 32u
 
 #define WH_NAME_MAX 64 /* with the NUL */
 #define WH_HELLO_MAX 1024

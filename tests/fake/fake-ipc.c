@@ -91,9 +91,7 @@ FAKE_API int cuIpcGetMemHandle(struct fake_ipc_handle *out, uint64_t address)
 	return error;
 }
 
-/* The same in FAKE_CUDA_WORLD, for a process in a PID namespace from which the one that exported it
- * is not seen: the real driver looks the object up in the kernel. */
-static int ipc_open_in_world(const struct handle *handle)
+int fake_world_open(uint64_t inode)
 {
 	const char *world = fake_settings()->world;
 	DIR *list = world ? opendir(world) : NULL;
@@ -101,7 +99,7 @@ static int ipc_open_in_world(const struct handle *handle)
 	int fd = -1;
 
 	while (list && fd < 0 && (entry = readdir(list)))
-		if (entry->d_ino == handle->inode)
+		if (entry->d_ino == inode)
 			fd = openat(dirfd(list), entry->d_name, O_RDWR | O_CLOEXEC);
 	if (list)
 		closedir(list);
@@ -122,7 +120,7 @@ static int ipc_open_memory(const struct handle *handle)
 		close(fd);
 		fd = -1;
 	}
-	return fd < 0 ? ipc_open_in_world(handle) : fd;
+	return fd < 0 ? fake_world_open(handle->inode) : fd;
 }
 
 /* Has this context opened the memory already? */

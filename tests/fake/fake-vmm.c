@@ -3,6 +3,7 @@
  * descriptors. */
 #include <fcntl.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "fake.h"
@@ -60,9 +61,11 @@ static int check_properties(const struct fake_properties *properties)
 		return FAKE_INVALID_VALUE;
 	if (!fake_device(properties->location.id))
 		return FAKE_INVALID_DEVICE;
-	if (properties->handle_types & FAKE_HANDLE_FABRIC) /* would need an IMEX channel */
-		return FAKE_NOT_PERMITTED;
-	return properties->handle_types & ~FAKE_HANDLE_FD ? FAKE_INVALID_VALUE : FAKE_OK;
+	if (properties->handle_types & FAKE_HANDLE_FABRIC && !fake_settings()->fabric)
+		return FAKE_NOT_PERMITTED; /* would need an IMEX channel */
+	return properties->handle_types & ~(FAKE_HANDLE_FD | FAKE_HANDLE_FABRIC) ?
+		       FAKE_INVALID_VALUE :
+		       FAKE_OK;
 }
 
 FAKE_API int cuMemGetAllocationGranularity(size_t *out, const struct fake_properties *properties,
@@ -307,6 +310,37 @@ FAKE_API int cuMemGetAccess(unsigned long long *flags, const struct fake_locatio
 
 /* ---- descriptors ----------------------------------------------------------------------------- */
 
+/* What a fabric handle holds: 64 bytes, by which any process of the world finds the memory. */
+struct fabric_handle {
+	char magic[8];
+	uint64_t inode;
+	uint64_t pad[6];
+};
+static const char fabric_magic[8] = "fakeFAB1";
+
+static int export_fabric(const struct fake_memory *memory, void *out)
+{
+	struct fabric_handle handle = { .inode = 0 };
+	struct stat is;
+
+	if (fstat(memory->fd, &is))
+		return FAKE_UNKNOWN;
+	memcpy(handle.magic, fabric_magic, sizeof(handle.magic));
+	handle.inode = is.st_ino;
+	memcpy(out, &handle, sizeof(handle));
+	return FAKE_OK;
+}
+
+static int import_fabric(const void *given)
+{
+	struct fabric_handle handle;
+
+	memcpy(&handle, given, sizeof(handle));
+	return memcmp(handle.magic, fabric_magic, sizeof(handle.magic)) ?
+		       -1 :
+		       fake_world_open(handle.inode);
+}
+
 FAKE_API int cuMemExportToShareableHandle(void *out, uint64_t handle, int type,
 					  unsigned long long flags)
 {
@@ -318,8 +352,11 @@ FAKE_API int cuMemExportToShareableHandle(void *out, uint64_t handle, int type,
 		return FAKE_INVALID_VALUE;
 	pthread_rwlock_rdlock(&fake_map_lock);
 	memory = fake_memory_known(handle);
-	if (!memory || type != FAKE_HANDLE_FD || !(memory->handle_types & FAKE_HANDLE_FD)) {
+	if (!memory || (type != FAKE_HANDLE_FD && type != FAKE_HANDLE_FABRIC) ||
+	    !(memory->handle_types & (unsigned)type)) {
 		error = FAKE_INVALID_VALUE;
+	} else if (type == FAKE_HANDLE_FABRIC) {
+		error = export_fabric(memory, out);
 	} else {
 		fd = fcntl(memory->fd, F_DUPFD_CLOEXEC, 0);
 		if (fd < 0)
@@ -339,14 +376,18 @@ FAKE_API int cuMemImportFromShareableHandle(uint64_t *out, void *descriptor, int
 	FAKE_ENTER();
 	if (!out)
 		return FAKE_INVALID_VALUE;
-	if (type != FAKE_HANDLE_FD)
-		return type == FAKE_HANDLE_FABRIC ? FAKE_NOT_PERMITTED : FAKE_INVALID_VALUE;
-	fd = fcntl((int)(intptr_t)descriptor, F_DUPFD_CLOEXEC, 0); /* the caller keeps its own */
+	if (type == FAKE_HANDLE_FABRIC && !fake_settings()->fabric)
+		return FAKE_NOT_PERMITTED;
+	if (type != FAKE_HANDLE_FD && type != FAKE_HANDLE_FABRIC)
+		return FAKE_INVALID_VALUE;
+	fd = type == FAKE_HANDLE_FABRIC ? import_fabric(descriptor) :
+					  fcntl((int)(intptr_t)descriptor, F_DUPFD_CLOEXEC,
+						0); /* the caller keeps its own */
 	if (fd < 0)
-		return FAKE_UNKNOWN;
+		return type == FAKE_HANDLE_FABRIC ? FAKE_INVALID_VALUE : FAKE_UNKNOWN;
 	pthread_rwlock_wrlock(&fake_map_lock);
 	error = fake_memory_import(fd, &memory);
-	if (!error && !(memory->handle_types & FAKE_HANDLE_FD)) {
+	if (!error && !(memory->handle_types & (unsigned)type)) {
 		fake_memory_drop(memory); /* closes the descriptor */
 		pthread_rwlock_unlock(&fake_map_lock);
 		return FAKE_INVALID_VALUE;

@@ -136,6 +136,7 @@ struct fake_settings {
 	bool reuse, peer, share;
 	const char *attributes, *visible, *bar;
 	const char *world; /* a directory; NULL: none */
+	bool fabric; /* an IMEX channel: memory is shared over the fabric, which is `world` */
 };
 
 const struct fake_settings *fake_settings(void);
@@ -269,6 +270,9 @@ int fake_memory_new(struct fake_device *device, size_t size, unsigned handle_typ
 		    struct fake_memory **out);
 /* Map the memory behind a descriptor that any process exported. Takes the descriptor over on
  * success. */
+/* Open the memory with this inode in FAKE_CUDA_WORLD, for a process which does not see the one that
+ * exported it: the real driver looks the object up in the kernel, or asks IMEX. -1: none. */
+int fake_world_open(uint64_t inode);
 int fake_memory_import(int fd, struct fake_memory **out);
 /* The memory that a cuMemCreate() handle names, or NULL. */
 struct fake_memory *fake_memory_known(uint64_t handle);

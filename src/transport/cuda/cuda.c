@@ -437,6 +437,7 @@ static bool cuda_session_reaches_gpus(const struct wh_session *session)
 const struct wh_transport wh_transport_cuda = {
 	.name = "cuda",
 	.capabilities = WH_CAN_READ | WH_CAN_WRITE | WH_CAN_PROGRESS,
+	.hello = WH_CAPABLE_FABRIC,
 	.engine_open = cuda_engine_open,
 	.engine_close = cuda_engine_close,
 	.region_closed = cuda_region_closed,

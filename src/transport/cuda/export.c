@@ -40,6 +40,27 @@ static int exported_refuse_driver(struct wh_exported *e, int error)
 	return exported_refuse(e, -error, wh_error_text());
 }
 
+/* For memory that has no descriptor: one that its maker meant for the fabric alone. */
+static int export_fabric(struct wh_cuda *cuda, const struct wh_segment *segment,
+			 struct wh_exported *e)
+{
+	CUallocation memory = 0;
+	struct wh_cuda_scope scope;
+	int error;
+
+	e->type = WH_HANDLE_FABRIC;
+	wh_cuda_relax(cuda, &scope);
+	error = wh_cuda_call_on(cuda, segment->device, cuMemRetainAllocationHandle, &memory,
+				(void *)(uintptr_t)segment->start);
+	if (!error) {
+		error = wh_cuda_call_on(cuda, segment->device, cuMemExportToShareableHandle,
+					e->handle, memory, CUDA_HANDLE_FABRIC, 0);
+		cuda->cuMemRelease(memory);
+	}
+	wh_cuda_leave(&scope);
+	return error ? exported_refuse_driver(e, error) : -1;
+}
+
 static int export_fd(struct wh_cuda *cuda, const struct wh_segment *segment, struct wh_exported *e)
 {
 	CUallocation memory = 0;
@@ -101,7 +122,7 @@ static int export_legacy(struct wh_cuda *cuda, const struct wh_segment *segment,
 }
 
 /* Returns a descriptor to be sent and closed, or -1. */
-static int export_segment(const struct wh_region *region, uint32_t index, bool objects,
+static int export_segment(const struct wh_region *region, uint32_t index, uint32_t how,
 			  struct wh_exported *e)
 {
 	const struct wh_registration *registration = region->registration;
@@ -129,8 +150,10 @@ static int export_segment(const struct wh_region *region, uint32_t index, bool o
 	memcpy(e->device, uuid.bytes, sizeof(e->device));
 	if (segment->exports & WH_CUDA_EXPORT_FD)
 		return export_fd(cuda, segment, e);
-	if (objects)
+	if (how & WH_MAP_OBJECTS)
 		return export_object(region, segment, e);
+	if (how & WH_MAP_FABRIC && segment->exports & WH_CUDA_EXPORT_FABRIC)
+		return export_fabric(cuda, segment, e);
 	if (segment->exports & WH_CUDA_EXPORT_IPC)
 		return export_legacy(cuda, segment, e);
 	return exported_refuse(
@@ -144,11 +167,11 @@ static int export_segment(const struct wh_region *region, uint32_t index, bool o
 int wh_cuda_export(struct wh_region *region, uint32_t index, int socket)
 {
 	uint8_t bytes[WH_FRAME_HEADER + WH_EXPORTED_MAX];
-	bool objects = index & WH_MAP_OBJECTS;
+	uint32_t how = index & (WH_MAP_OBJECTS | WH_MAP_FABRIC);
 	struct wh_exported e;
 	int fd, sent = 0;
 
-	index &= ~WH_MAP_OBJECTS;
+	index &= ~(WH_MAP_OBJECTS | WH_MAP_FABRIC);
 	for (uint32_t n = 0; !sent && n < WH_EXPORTS; n++, index++) {
 		size_t length;
 
@@ -161,7 +184,7 @@ int wh_cuda_export(struct wh_region *region, uint32_t index, int socket)
 		else if (wh_registration_check(region->registration))
 			fd = exported_refuse(&e, ESTALE, wh_error_text());
 		else
-			fd = export_segment(region, index, objects, &e);
+			fd = export_segment(region, index, how, &e);
 		length = wh_exported_encode(bytes + WH_FRAME_HEADER, &e);
 		wh_frame_encode(bytes,
 				&(struct wh_frame){ (uint32_t)length, WH_FRAME_EXPORTED, 0 });

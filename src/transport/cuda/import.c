@@ -79,7 +79,7 @@ static int import_check_order(struct import *import, const struct wh_exported *e
 	bool first = !e->index;
 	uint64_t at = first ? entry->address : import->covered;
 
-	if (e->type > WH_HANDLE_LEGACY || e->address != at ||
+	if (e->type == WH_HANDLE_OBJECT || e->address != at ||
 	    e->length > entry->address + entry->length - at ||
 	    (!first &&
 	     (e->type != import->type || e->base != import->owner_base + import->mapped)) ||
@@ -111,14 +111,18 @@ static int import_keep_legacy(struct import *import, const struct wh_exported *e
 	return 0;
 }
 
-static int import_fd(struct import *import, const struct wh_exported *e, int fd,
-		     char why[WH_REFUSAL])
+/* cuMemCreate memory, by a descriptor or by a fabric handle. */
+static int import_handle(struct import *import, const struct wh_exported *e, int fd,
+			 char why[WH_REFUSAL])
 {
 	struct wh_cuda *cuda = wh_gpus_cuda(import->mappings->gpus);
+	bool fabric = e->type == WH_HANDLE_FABRIC;
+	uint8_t handle[sizeof(e->handle)];
 	struct wh_cuda_scope scope;
 	int error;
 
-	if (fd < 0) {
+	memcpy(handle, e->handle, sizeof(handle));
+	if (!fabric && fd < 0) {
 		snprintf(why, WH_REFUSAL,
 			 "no descriptor came with the peer's answer; is the limit of open files "
 			 "reached (ulimit -n)?");
@@ -135,8 +139,9 @@ static int import_fd(struct import *import, const struct wh_exported *e, int fd,
 	}
 	wh_cuda_relax(cuda, &scope);
 	error = wh_cuda_call_on(cuda, import->device, cuMemImportFromShareableHandle,
-				&import->memory[import->count], (void *)(intptr_t)fd,
-				CUDA_HANDLE_FD);
+				&import->memory[import->count],
+				fabric ? (void *)handle : (void *)(intptr_t)fd,
+				fabric ? CUDA_HANDLE_FABRIC : CUDA_HANDLE_FD);
 	wh_cuda_leave(&scope);
 	if (error)
 		return wh_cuda_refuse(why, error);
@@ -159,8 +164,8 @@ static int import_segment(void *argument, const struct wh_exported *e, int *fd,
 		return error;
 	import->covered = e->address + e->length;
 	import->mapped += e->size;
-	return e->type == WH_HANDLE_FD ? import_fd(import, e, *fd, why) :
-					 import_keep_legacy(import, e, why);
+	return e->type == WH_HANDLE_LEGACY ? import_keep_legacy(import, e, why) :
+					     import_handle(import, e, *fd, why);
 }
 
 /* Give the device, and every device that reaches it, access to a range of address space. */
@@ -227,7 +232,7 @@ static int import_region(struct import *import, struct wh_shm_peer *shm, char wh
 	import->mapping->device = import->device;
 	if (!error)
 		wh_gpus_pinning_device(import->mappings->gpus, import->device, NULL);
-	if (!error && import->type == WH_HANDLE_FD) {
+	if (!error && import->type != WH_HANDLE_LEGACY) {
 		error = wh_cuda_enter(cuda, import->device, &scope);
 		if (!error) {
 			error = import_map_segments(import);

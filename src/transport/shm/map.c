@@ -536,12 +536,14 @@ static int ask_exports(struct wh_shm_peer *shm, const struct wh_remote_region *r
 	int64_t deadline = wh_deadline(EXPORTS_TIMEOUT);
 	struct wh_exported exported = { .segments = 1 };
 	uint32_t count = 1;
+	uint32_t how = objects ? WH_MAP_OBJECTS :
+		       wh_peer_welcome(shm->peer)->capabilities & WH_CAPABLE_FABRIC ?
+				 WH_MAP_FABRIC :
+				 0;
 	int error, fd = -1;
 
 	for (uint32_t index = 0; index < count; index++) {
-		error = index % WH_EXPORTS ?
-				0 :
-				ask_send(shm, id, index | (objects ? WH_MAP_OBJECTS : 0));
+		error = index % WH_EXPORTS ? 0 : ask_send(shm, id, index | how);
 		if (!error)
 			error = ask_receive_export(shm, id, &exported, &fd);
 		if (!error && !exported.error &&

@@ -7,6 +7,12 @@
 
 #include "wire/bytes.h"
 
+/* Are the handle's bytes part of the frame? Else a descriptor comes with it. */
+static bool exported_has_bytes(const struct wh_exported *e)
+{
+	return e->type == WH_HANDLE_LEGACY || e->type == WH_HANDLE_FABRIC;
+}
+
 size_t wh_exported_encode(uint8_t *out, const struct wh_exported *e)
 {
 	uint8_t *at = wh_put64(out, e->id);
@@ -24,7 +30,7 @@ size_t wh_exported_encode(uint8_t *out, const struct wh_exported *e)
 	at = wh_put64(at, e->length);
 	at = wh_put64(at, e->base);
 	at = wh_put64(at, e->size);
-	if (e->type == WH_HANDLE_LEGACY)
+	if (exported_has_bytes(e))
 		at = wh_put_bytes(at, e->handle, sizeof(e->handle));
 	return (size_t)(at - out);
 }
@@ -32,7 +38,7 @@ size_t wh_exported_encode(uint8_t *out, const struct wh_exported *e)
 /* The segment lies within its allocation, which does not wrap. */
 static bool exported_is_valid(const struct wh_exported *e)
 {
-	return e->index < e->segments && e->type >= WH_HANDLE_FD && e->type <= WH_HANDLE_OBJECT &&
+	return e->index < e->segments && e->type >= WH_HANDLE_FD && e->type <= WH_HANDLE_FABRIC &&
 	       e->length && e->size && e->base <= UINT64_MAX - e->size && e->address >= e->base &&
 	       e->length <= e->size && e->address - e->base <= e->size - e->length;
 }
@@ -65,7 +71,7 @@ int wh_exported_decode(const uint8_t *in, size_t length, struct wh_exported *exp
 		e.length = wh_take64(&bytes);
 		e.base = wh_take64(&bytes);
 		e.size = wh_take64(&bytes);
-		if (e.type == WH_HANDLE_LEGACY)
+		if (exported_has_bytes(&e))
 			wh_take_bytes(&bytes, e.handle, sizeof(e.handle));
 		if (bytes.cut || bytes.at != bytes.end || !exported_is_valid(&e))
 			return -EPROTO;

@@ -45,11 +45,14 @@ enum wh_handle_type {
 	WH_HANDLE_LEGACY = 2, /* bytes from cuIpcGetMemHandle */
 	WH_HANDLE_OBJECT =
 		3, /* an object of the NVIDIA kernel driver; its descriptor is sent along */
+	/* 64 bytes of cuMemCreate memory that is shared over NVLink's fabric (IMEX); only to those
+	 * that ask for it */
+	WH_HANDLE_FABRIC = 4,
 };
 
 /* On the wire: u64 id, u32 errno; if that is 0: u32 segments, u32 index, u8 type, u8 device[16]
- * (UUID), u64 address, u64 length, u64 base, u64 size, and for LEGACY u8 handle[64]; else the
- * reason as text. */
+ * (UUID), u64 address, u64 length, u64 base, u64 size, and for LEGACY and FABRIC u8
+ * handle[64]; else the reason as text. */
 struct wh_exported {
 	uint64_t id; /* the region */
 	int error; /* 0, or a negative errno: only `text` is set */

@@ -61,18 +61,19 @@ unsigned int bytes_gpus(void)
 
 bool bytes_on_gpu(uint32_t kind)
 {
-	return kind == CHILD_SEGMENTED || (kind >= WH_MEMORY_DEVICE && kind <= WH_MEMORY_POOL);
+	return kind == CHILD_SEGMENTED || kind == CHILD_FABRIC ||
+	       (kind >= WH_MEMORY_DEVICE && kind <= WH_MEMORY_POOL);
 }
 
 #define SEGMENT (2 * MIB)
 
-void *bytes_segmented(int device, size_t length)
+void *bytes_segmented(int device, size_t length, bool fabric)
 {
 	struct {
 		int type, handles, location, id;
 		void *none;
 		unsigned char flags[8];
-	} properties = { .type = 1, .handles = 1, .location = 1, .id = device };
+	} properties = { .type = 1, .handles = fabric ? 8 : 1, .location = 1, .id = device };
 	struct {
 		int location, id, flags;
 	} access = { 1, device, 3 };

@@ -93,8 +93,9 @@ static int memory_allocate(const struct child_command *command, struct child_ans
 		base = mmap(NULL, command->length, PROT_READ | PROT_WRITE,
 			    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 		error = base == MAP_FAILED ? -errno : 0;
-	} else if (command->kind == CHILD_SEGMENTED) {
-		base = bytes_segmented(atoi(command->text + strlen("cuda:")), command->length);
+	} else if (command->kind == CHILD_SEGMENTED || command->kind == CHILD_FABRIC) {
+		base = bytes_segmented(*command->text ? atoi(command->text + strlen("cuda:")) : 0,
+				       command->length, command->kind == CHILD_FABRIC);
 		error = base ? 0 : -ENOMEM;
 	} else {
 		error = wh_memory_alloc(engine, command->length, &options, &base);
@@ -112,7 +113,7 @@ static int memory_release(struct memory *memory)
 
 	if (memory->kind == CHILD_FOREIGN)
 		munmap(memory->base, memory->length);
-	else if (memory->kind != CHILD_SEGMENTED)
+	else if (memory->kind != CHILD_SEGMENTED && memory->kind != CHILD_FABRIC)
 		error = wh_memory_free(engine, memory->base);
 	if (!error)
 		memory->base = NULL;

@@ -185,6 +185,8 @@ int send_all(int fd, const void *in, size_t length);
 #define CHILD_FOREIGN 0x100u /* mapped by the process with mmap, not by the engine */
 /* GPU memory in mappings of 2 MiB, like PyTorch's expandable segments */
 #define CHILD_SEGMENTED 0x101u
+/* the same, to be shared over NVLink's fabric alone, not by descriptors */
+#define CHILD_FABRIC 0x102u
 
 /* A setting with a cluster key: by default the engines of two users refuse each other. */
 #define SHARED_KEY "key=6b65792066726f6d2074686520746573747320206b65792066726f6d20746865"
@@ -293,7 +295,7 @@ void bytes_get(void *to, const void *from, size_t length, uint32_t kind);
 void bytes_put(void *to, const void *from, size_t length, uint32_t kind);
 /* Map GPU memory, one mapping per 2 MiB; `length` is a multiple of that. The memory stays mapped
  * until the process ends. NULL: none available. */
-void *bytes_segmented(int device, size_t length);
+void *bytes_segmented(int device, size_t length, bool fabric);
 /* The number of GPUs of the driver: the fake one in $TEST_CUDA, or the machine's. */
 unsigned int bytes_gpus(void);
 

@@ -11,7 +11,7 @@
 #include "lib/fixture.h"
 #include "lib/network.h"
 
-#define LENGTH (256 * KIB)
+#define LENGTH (2 * MIB) /* a mapping of cuMemCreate */
 #define AT "/run/wherry" /* where the settings look */
 
 /* An owner on the right and an initiator on the left, each in a container. */
@@ -311,6 +311,39 @@ static void containers__gpu(void **state)
 		owner_withdraw(&pair);
 		pair_close(&pair);
 	}
+	unsetenv("FAKE_CUDA_WORLD");
+	directory_remove(world);
+}
+
+/* Memory that its maker shares over NVLink's fabric alone, which has no descriptor: by a fabric
+ * handle. Where the driver allows the fabric, memory of the kind VMM can do both, and a descriptor
+ * is taken. */
+static void containers__gpu_fabric(void **state)
+{
+	static const uint32_t kinds[] = { CHILD_FABRIC, WH_MEMORY_VMM };
+	char world[64];
+
+	(void)state;
+	directory_make(world);
+	want(0, chmod(world, 0777));
+	setenv("FAKE_CUDA_WORLD", world, 1);
+	setenv("FAKE_CUDA_FABRIC", "1", 1);
+	for (int i = 0; i < 2; i++) {
+		struct pair pair = pair_new(CONTAINER_ALL);
+		struct child_result result;
+
+		pair_open(&pair);
+		reach(&pair);
+		owner_publish(&pair, kinds[i]);
+		exchange(&pair, "local", &result);
+		assert_string_equal(result.transport, "cuda");
+		if (kinds[i] == CHILD_FABRIC) /* it cannot be freed */
+			want(0, child_unregister(pair.owner, pair.region));
+		else
+			owner_withdraw(&pair);
+		pair_close(&pair);
+	}
+	unsetenv("FAKE_CUDA_FABRIC");
 	unsetenv("FAKE_CUDA_WORLD");
 	directory_remove(world);
 }
@@ -671,6 +704,7 @@ static const struct CMUnitTest tests[] = {
 	TEST_NEEDS(containers__read_only, needs_containers),
 	TEST_NEEDS(containers__full, needs_containers),
 	TEST_NEEDS(containers__gpu, needs_gpus),
+	TEST_NEEDS(containers__gpu_fabric, needs_gpus),
 	TEST_NEEDS(containers__gpu_not_there, needs_gpus),
 	TEST_NEEDS(containers__killed, needs_containers),
 	TEST_NEEDS(containers__closed, needs_containers),
