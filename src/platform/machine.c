@@ -8,11 +8,13 @@
 #include <string.h>
 #include <sys/random.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 int wh_machine_identify(uint8_t out[WH_MACHINE_SIZE])
 {
 	char text[64] = "";
+	struct timespec now;
 	struct stat space;
 	unsigned byte, at = 0;
 	int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
@@ -22,8 +24,11 @@ int wh_machine_identify(uint8_t out[WH_MACHINE_SIZE])
 		close(fd);
 	memset(out, 0, WH_MACHINE_SIZE);
 	if (got < 36 || stat("/proc/self/ns/net", &space)) {
-		if (getrandom(out, WH_MACHINE_SIZE, 0) != WH_MACHINE_SIZE)
-			snprintf((char *)out, WH_MACHINE_SIZE, "%p %d", (void *)out, (int)getpid());
+		if (getrandom(out, WH_MACHINE_SIZE, 0) != WH_MACHINE_SIZE) {
+			clock_gettime(CLOCK_REALTIME, &now);
+			memcpy(out, &now.tv_sec, 8);
+			memcpy(out + 8, &now.tv_nsec, 8);
+		}
 		return -ENOENT;
 	}
 	for (const char *c = text; at < WH_MACHINE_SIZE && *c; c++) {

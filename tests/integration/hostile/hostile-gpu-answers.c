@@ -37,6 +37,7 @@ enum lie {
 	LIE_DEVICE,
 	LIE_TYPE,
 	LIE_OBJECT, /* an object that was not requested */
+	LIE_FABRIC, /* a fabric handle of nothing, to an engine that did not ask for one */
 	LIE_CHANGES_TYPE,
 	LIE_HUGE,
 	LIE_FRAME,
@@ -141,6 +142,9 @@ static void impostor_lie(struct impostor *me, int fd, uint64_t id)
 	case LIE_OBJECT:
 		e.type = WH_HANDLE_OBJECT;
 		sent = file;
+		break;
+	case LIE_FABRIC:
+		e.type = WH_HANDLE_FABRIC;
 		break;
 	case LIE_CHANGES_TYPE:
 		e.segments = 2;
