@@ -84,6 +84,15 @@ static void load__key(void **state)
 	assert_null(strstr(wh_error_text(), "1111"));
 	assert_int_equal(load(&config, "keyfile=/etc/wherry/key"), 0);
 	assert_int_equal(load(&config, "keyfile=a\nb"), -EINVAL);
+	assert_int_equal(load(&config, "meet=/run/wherry,/dev/shm"), 0);
+	assert_int_equal(load(&config, "meet=off"), 0);
+	assert_int_equal(load(&config, "meet=/1,/2,/3,/4"), 0);
+	assert_int_equal(load(&config, "meet=/1,/2,/3,/4,/5"), -EINVAL);
+	assert_int_equal(load(&config, "meet=relative"), -EINVAL);
+	assert_int_equal(load(&config, "meet=/a,"), -EINVAL);
+	assert_int_equal(load(&config, "meet=/a,b"), -EINVAL);
+	assert_int_equal(load(&config, "meet=/a\nb"), -EINVAL);
+	assert_int_equal(load(&config, "require=local"), 0);
 }
 
 static void load__cuda(void **state)

@@ -21,6 +21,13 @@ static const struct {
 	{ "mnt", NULL }, { "uts", "uts:[4026531838]" }, { "user", "user:[4026531837]" },
 };
 
+static void list_add(char *list, size_t size, const char *name)
+{
+	size_t used = strlen(list);
+
+	snprintf(list + used, size - used, " %s", name);
+}
+
 /* What is shared with PID 1. In a container PID 1 is the container's own, so also: is the namespace
  * the machine's first one? */
 static void container_namespaces(const struct doctor *doctor, struct finding *finding)
@@ -29,32 +36,35 @@ static void container_namespaces(const struct doctor *doctor, struct finding *fi
 
 	for (size_t i = 0; i < sizeof(namespaces) / sizeof(*namespaces); i++) {
 		const char *name = namespaces[i].name;
-		char *list;
 		int error;
 
 		snprintf(path, sizeof(path), "/proc/self/ns/%s", name);
 		error = wh_tree_link(&doctor->tree, path, mine, sizeof(mine));
+		if (!error && namespaces[i].first && strcmp(mine, namespaces[i].first) != 0)
+			list_add(inside, sizeof(inside), name);
 		if (!error) {
 			snprintf(path, sizeof(path), "/proc/1/ns/%s", name);
 			error = wh_tree_link(&doctor->tree, path, first, sizeof(first));
 		}
-		if (error) {
+		/* One is enough: it is the same for the others, which may still say something. */
+		if (error && finding->verdict != UNKNOWN) {
 			finding_add(finding, UNKNOWN, "%s: %s", path, strerror(-error));
-			finding_advise(finding, "run it as root of the container");
-			return;
+			finding_advise(finding, "run it as root, with CAP_SYS_PTRACE");
+		} else if (!error && strcmp(mine, first) != 0) {
+			list_add(own, sizeof(own), name);
+		} else if (!error) {
+			list_add(shared, sizeof(shared), name);
 		}
-		list = strcmp(mine, first) ? own : shared;
-		snprintf(list + strlen(list), sizeof(own) - strlen(list), " %s", name);
-		if (namespaces[i].first && strcmp(mine, namespaces[i].first) != 0)
-			snprintf(inside + strlen(inside), sizeof(inside) - strlen(inside), " %s",
-				 name);
 	}
-	finding_add(finding, *own || *inside ? INFO : PASS, "shared with PID 1:%s",
-		    *shared ? shared : " none");
+	if (finding->verdict != UNKNOWN)
+		finding_add(finding, *own || *inside ? INFO : PASS, "shared with PID 1:%s",
+			    *shared ? shared : " none");
 	if (*own)
 		finding_add(finding, INFO, "others than PID 1's:%s", own);
 	if (*inside)
 		finding_add(finding, INFO, "a container, with its own:%s", inside);
+	else if (finding->verdict == UNKNOWN)
+		finding_add(finding, UNKNOWN, "PID, IPC, UTS and user namespace are the machine's");
 }
 
 /* Is /proc that of this PID namespace? NSpid has a number for each namespace from that of /proc
