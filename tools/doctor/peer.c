@@ -205,7 +205,7 @@ static void container_peer(const struct doctor *doctor, struct finding *finding)
 
 		finding_add(finding, PASS, "%s is on this machine, in %s network namespace",
 			    welcome.name, inside ? "this" : "another");
-		if (*welcome.socket)
+		if (wh_meet_name_valid(welcome.socket))
 			peer_meet(doctor, &welcome, inside, finding);
 		else
 			finding_add(finding, WARN, "it has no unix socket: shm is off there");

@@ -430,6 +430,13 @@ static int peer_check_place(const struct wh_shm *shm, struct wh_peer *peer, char
 			 wh_peer_name(peer));
 		return -EOPNOTSUPP;
 	}
+	/* Nothing else that the peer might name, such as the socket of another program. */
+	if (!wh_meet_name_valid(welcome->socket)) {
+		snprintf(why, WH_REFUSAL,
+			 "%.63s names its unix socket otherwise than an engine does",
+			 wh_peer_name(peer));
+		return -EOPNOTSUPP;
+	}
 	return near == WH_SAME_NETWORK ? 0 : peer_find_place(shm, peer, why);
 }
 

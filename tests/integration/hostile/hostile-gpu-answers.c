@@ -51,7 +51,7 @@ enum lie {
 struct impostor {
 	pthread_t thread;
 	int listener, unix_listener, alive;
-	char url[64], name[32];
+	char url[64], name[64];
 	enum lie lie;
 	struct wh_exported honest; /* an honest owner's segment, for LIE_SIZE */
 	uint8_t device[16];
@@ -280,7 +280,7 @@ static void impostor_start(struct impostor *me)
 	want(0, listen(me->listener, 16));
 	want(0, getsockname(me->listener, (struct sockaddr *)&address, &length));
 	snprintf(me->url, sizeof(me->url), "wherry://127.0.0.1:%d", ntohs(address.sin_port));
-	snprintf(me->name, sizeof(me->name), "impostor-%d", (int)getpid());
+	snprintf(me->name, sizeof(me->name), "wherry-%032x", (unsigned)getpid());
 	me->unix_listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
 	memcpy(local.sun_path + 1, me->name, strlen(me->name));
 	want(0, bind(me->unix_listener, (struct sockaddr *)&local,
