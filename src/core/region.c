@@ -170,8 +170,7 @@ void wh_region_record(const struct wh_region *region, struct wh_region_record *r
 
 /* ---- register ------------------------------------------------------------------------------- */
 
-static int region_check_arguments(const void *address, size_t length,
-				  const struct wh_region_options *options)
+static int region_check_range(const void *address, size_t length)
 {
 	static const char call[] = "wh_region_register";
 
@@ -182,6 +181,27 @@ static int region_check_arguments(const void *address, size_t length,
 			EINVAL,
 			"%s: %p and a length of %zu bytes reach past the end of the address space",
 			call, address, length);
+	return 0;
+}
+
+void wh_region_request_drop(struct wh_region_request *request)
+{
+	free(request->name);
+	free(request->rights);
+	request->name = NULL;
+	request->rights = NULL;
+}
+
+int wh_region_request_parse(struct wh_region_request *request,
+			    const struct wh_region_options *given, const char *call)
+{
+	struct wh_region_options *options = &request->options;
+	int error = wh_options_copy(options, sizeof(*options), given, sizeof(size_t), call);
+
+	request->rights = NULL;
+	request->name = NULL;
+	if (error)
+		return error;
 	if (!region_access_is_valid(options->access))
 		return wh_fail(EINVAL, "%s: options.access is %#x; READ, WRITE and LIST, or 0",
 			       call, options->access);
@@ -189,6 +209,16 @@ static int region_check_arguments(const void *address, size_t length,
 		return wh_fail(EINVAL,
 			       "%s: options.name \"%.70s\" is not 1 to %d of A-Z a-z 0-9 . _ -",
 			       call, options->name, WH_NAME_MAX - 1);
+	error = rights_parse(options, &request->rights);
+	if (error)
+		return error;
+	request->access =
+		request->rights ? rights_union(request->rights) : (uint8_t)options->access;
+	request->name = options->name ? strdup(options->name) : NULL;
+	if (options->name && !request->name) {
+		wh_region_request_drop(request);
+		return wh_fail(ENOMEM, "%s: no memory", call);
+	}
 	return 0;
 }
 
@@ -285,54 +315,50 @@ static int region_add(struct wh_engine *engine, struct wh_registration *registra
 	return 0;
 }
 
+int wh_region_add(struct wh_engine *engine, struct wh_region_request *request,
+		  struct wh_registration *registration, int64_t begun, struct wh_region **out)
+{
+	int error;
+
+	pthread_mutex_lock(&engine->lock);
+	error = region_add(engine, registration, &request->options, request->rights, request->name,
+			   out);
+	pthread_mutex_unlock(&engine->lock);
+	request->name = NULL; /* region_add() has taken it, or freed it */
+	if (error) {
+		wh_registration_put(registration);
+		wh_region_request_drop(request);
+		return error;
+	}
+	wh_count_add(&engine->statistics.region_bytes, registration->length);
+	wh_count_add(&engine->statistics.registrations, 1);
+	wh_count_add(&engine->statistics.registration_time, (uint64_t)(wh_now() - begun));
+	return 0;
+}
+
 static int region_try_register(struct wh_engine *engine, void *address, size_t length,
 			       const struct wh_region_options *given, struct wh_region **out)
 {
 	struct wh_registration *registration;
-	struct wh_region_options options;
-	struct wh_rights *rights = NULL;
-	char *name = NULL;
-	int64_t begun;
+	struct wh_region_request request;
+	int64_t begun = wh_now();
 	int error = wh_engine_guard(engine, "wh_region_register");
 
 	if (error)
 		return error;
 	if (!out)
 		return wh_fail(EINVAL, "wh_region_register: out is NULL");
-	error = wh_options_copy(&options, sizeof(options), given, sizeof(size_t),
-				"wh_region_register");
-	if (!error)
-		error = region_check_arguments(address, length, &options);
-	if (!error)
-		error = rights_parse(&options, &rights);
+	error = wh_region_request_parse(&request, given, "wh_region_register");
 	if (error)
 		return error;
-	if (options.name) {
-		name = strdup(options.name);
-		if (!name) {
-			free(rights);
-			return wh_fail(ENOMEM, "wh_region_register: no memory");
-		}
-	}
-	begun = wh_now();
-	error = wh_registration_get(&engine->memory, address, length, &registration);
+	error = region_check_range(address, length);
+	if (!error)
+		error = wh_registration_get(&engine->memory, address, length, &registration);
 	if (error) {
-		free(name);
-		free(rights);
+		wh_region_request_drop(&request);
 		return error;
 	}
-	pthread_mutex_lock(&engine->lock);
-	error = region_add(engine, registration, &options, rights, name, out);
-	pthread_mutex_unlock(&engine->lock);
-	if (error) {
-		wh_registration_put(registration);
-		free(rights);
-		return error;
-	}
-	wh_count_add(&engine->statistics.region_bytes, length);
-	wh_count_add(&engine->statistics.registrations, 1);
-	wh_count_add(&engine->statistics.registration_time, (uint64_t)(wh_now() - begun));
-	return 0;
+	return wh_region_add(engine, &request, registration, begun, out);
 }
 
 int wh_region_register(struct wh_engine *engine, void *address, size_t length,
