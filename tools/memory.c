@@ -16,6 +16,7 @@ static const struct {
 	{ "huge", WH_MEMORY_HUGE },       { "mapped", WH_MEMORY_MAPPED },
 	{ "device", WH_MEMORY_DEVICE },   { "vmm", WH_MEMORY_VMM },
 	{ "managed", WH_MEMORY_MANAGED }, { "pool", WH_MEMORY_POOL },
+	{ "file", WH_MEMORY_FILE },
 };
 
 const char *memory_kind_name(uint32_t kind)
@@ -73,7 +74,8 @@ static size_t location_length(const char *text)
 static uint32_t kind_of(const char *text, size_t length)
 {
 	for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++)
-		if (strlen(kinds[i].name) == length && memcmp(kinds[i].name, text, length) == 0)
+		if (kinds[i].kind != WH_MEMORY_FILE && strlen(kinds[i].name) == length &&
+		    memcmp(kinds[i].name, text, length) == 0)
 			return kinds[i].kind;
 	return 0;
 }

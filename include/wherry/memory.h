@@ -28,6 +28,7 @@ enum wh_memory_kind {
 	WH_MEMORY_VMM = 7, /* GPU memory (cuMemCreate); exportable as a file descriptor */
 	WH_MEMORY_MANAGED = 8, /* migrates between host and GPU (cuMemAllocManaged) */
 	WH_MEMORY_POOL = 9, /* GPU memory from the GPU's pool (cuMemAllocAsync) */
+	WH_MEMORY_FILE = 10, /* a range of a file; wherry/file.h. Not for wh_memory_alloc(). */
 };
 
 enum wh_memory_flag {

@@ -33,6 +33,7 @@
 
 #include <wherry/engine.h>
 #include <wherry/error.h>
+#include <wherry/file.h>
 #include <wherry/memory.h>
 #include <wherry/metrics.h>
 #include <wherry/transfer.h>

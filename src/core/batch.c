@@ -239,9 +239,11 @@ int wh_batch_check_overlap(struct wh_peer *peer, const char *what, uint64_t inde
 	if (!distance || (distance >= length && -distance >= length))
 		return 0;
 	return wh_fail(EINVAL,
-		       "%s %llu: source and target overlap in GPU memory: %llu bytes move by only "
+		       "%s %llu: source and target overlap in %s: %llu bytes move by only "
 		       "%llu bytes",
-		       what, (unsigned long long)index, (unsigned long long)length,
+		       what, (unsigned long long)index,
+		       region->entry.kind == WH_MEMORY_FILE ? "a file" : "GPU memory",
+		       (unsigned long long)length,
 		       (unsigned long long)(distance < length ? distance : -distance));
 }
 

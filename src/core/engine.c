@@ -24,6 +24,7 @@
 #include "core/warning.h"
 #include "gpu/staging.h"
 #include "gpu/stream.h"
+#include "memory/file.h"
 #include "memory/region-table.h"
 #include "net/acceptor.h"
 #include "net/trust.h"
@@ -663,7 +664,8 @@ static int engine_try_close(struct wh_engine *engine)
 	engine_close_transports(engine);
 	wh_inbox_close(engine);
 	wh_warm_up_stop(engine->early);
-	/* Before the loops: it may still wake the loop to which it posted last. */
+	/* Before the loops: they may still wake the loop to which they posted last. */
+	wh_file_threads_close(engine->memory.file_threads);
 	wh_gpus_stop(engine->gpus);
 	engine_stop_loops(engine);
 	wh_region_table_destroy(&engine->regions);

@@ -46,6 +46,11 @@ struct wh_region_windows *wh_engine_region_windows(struct wh_engine *engine)
 	return &engine->region_windows;
 }
 
+struct wh_file_threads *wh_engine_file_threads(const struct wh_engine *engine)
+{
+	return atomic_load_explicit(&engine->memory.file_threads, memory_order_acquire);
+}
+
 void *wh_engine_transport(const struct wh_engine *engine, enum wh_transport_id id)
 {
 	return engine->transport[id];

@@ -210,9 +210,13 @@ static int probe_make_scratch(struct wh_engine *engine, const struct wh_region *
 {
 	struct wh_memory_options options = { .size = sizeof(options), .kind = like->entry.kind };
 	struct wh_memory_info info = { .size = sizeof(info) };
-	int error = wh_memory_query(engine, (void *)(uintptr_t)like->entry.address, &info);
+	bool file = like->entry.kind == WH_MEMORY_FILE; /* what it takes to reach the peer */
+	int error =
+		file ? 0 : wh_memory_query(engine, (void *)(uintptr_t)like->entry.address, &info);
 
-	if (!error && !wh_kind_on_host(like->entry.kind))
+	if (file)
+		options.kind = WH_MEMORY_PAGEABLE;
+	if (!error && !file && !wh_kind_on_host(like->entry.kind))
 		options.location = info.uuid;
 	if (!error)
 		error = wh_memory_alloc(engine, length, &options, address);
@@ -247,7 +251,7 @@ static int probe_run(struct wh_peer *peer, enum wh_transport_id id, const struct
 	if (error)
 		return error;
 	/* Fault the pages in: that is not what is measured. */
-	if (wh_kind_on_host(local->entry.kind))
+	if (!wh_kind_on_gpu(local->entry.kind))
 		memset(address, 0, trial.length);
 	error = trial_measure(&trial, out);
 	if (!wh_region_unregister(trial.scratch))

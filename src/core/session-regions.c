@@ -49,7 +49,7 @@ int wh_session_learn(struct wh_session *session, const struct wh_region_entry *e
 		session->learned_words = words;
 	}
 	session->learned[word] |= UINT64_C(1) << entry->index % 64;
-	if (session->stages && !wh_kind_on_host(entry->kind))
+	if (session->stages && wh_kind_on_gpu(entry->kind))
 		wh_warm_up_region(session->engine->early, wh_region_entry_id(entry));
 	return 0;
 }

@@ -135,7 +135,7 @@ void wh_session_stages(struct wh_session *session)
 	if (!session->stages) {
 		session->stages = true;
 		while (wh_region_table_next(&engine->regions, &cursor, &copy, name)) {
-			if (!wh_kind_on_host(copy.kind) && wh_session_knows(session, &copy))
+			if (wh_kind_on_gpu(copy.kind) && wh_session_knows(session, &copy))
 				wh_warm_up_region(engine->early, wh_region_entry_id(&copy));
 		}
 	}

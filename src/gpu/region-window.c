@@ -294,6 +294,8 @@ static void window_close(struct wh_region_windows *windows,
 
 const struct wh_region_window *wh_region_window_get(struct wh_region *region)
 {
+	if (region->entry.kind == WH_MEMORY_FILE)
+		return NULL;
 	return window_get(&region->window,
 			  &(struct window_spec){ .windows = region->windows,
 						 .entry = &region->entry,

@@ -18,6 +18,8 @@
 #include "util/list.h"
 
 struct wh_cuda;
+struct wh_file;
+struct wh_file_threads;
 
 /* ---- the memory domain ------------------------------------------------- */
 
@@ -31,6 +33,8 @@ struct wh_memory_domain {
 	/* taken with no other lock held; held during calls of the driver */
 	pthread_mutex_t registrations_lock;
 	void *registrations; /* tsearch() tree; only of memory that CUDA knows */
+	/* NULL: no file has been registered. Set once, under engine.lock. */
+	struct wh_file_threads *_Atomic file_threads;
 };
 
 /* The caller then sets `cuda` before calling anything else, and closes it itself. */
@@ -83,10 +87,16 @@ int wh_allocation_acquire(struct wh_memory_domain *domain, const void *address, 
 /* Count a region less. NULL is allowed. */
 void wh_allocation_release(struct wh_memory_domain *domain, struct wh_allocation *allocation);
 
-/* May the CPU access memory of this kind at any time? Not that of a GPU, and not managed memory. */
+/* May the CPU access memory of this kind at any time? Not that of a GPU, not managed memory, and no
+ * file. */
 static inline bool wh_kind_on_host(uint32_t kind)
 {
 	return kind >= WH_MEMORY_PAGEABLE && kind <= WH_MEMORY_MAPPED;
+}
+
+static inline bool wh_kind_on_gpu(uint32_t kind)
+{
+	return kind >= WH_MEMORY_DEVICE && kind <= WH_MEMORY_POOL;
 }
 
 /* Allocate memory->asked bytes, zeroed, of a kind that takes the CUDA driver, except PINNED. The
@@ -161,6 +171,7 @@ struct wh_registration {
 	uint64_t address, length;
 	uint32_t kind; /* enum wh_memory_kind, as far as CUDA knows it */
 	struct wh_cuda_device *device; /* of the whole range; MANAGED: its owner; NULL: the host */
+	struct wh_file *file; /* WH_MEMORY_FILE: without segments. NULL: memory */
 	struct wh_segment *segments; /* in order; they cover the range */
 	size_t segment_count;
 	uint32_t references; /* under domain.registrations_lock, like `known` */

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "memory/file.h"
 #include "memory/memory.h"
 #include "util/error.h"
 
@@ -201,6 +202,7 @@ static uint32_t registration_kind(const struct wh_registration *registration)
 
 static void registration_free(struct wh_registration *registration)
 {
+	wh_file_close(registration->file);
 	free(registration->segments);
 	free(registration);
 }

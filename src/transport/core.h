@@ -28,6 +28,7 @@ struct wh_control;
 struct wh_cuda;
 struct wh_engine;
 struct wh_estimate;
+struct wh_file_threads;
 struct wh_fragment;
 struct wh_gpus;
 struct wh_greeting;
@@ -55,6 +56,8 @@ struct wh_cuda *wh_engine_cuda(const struct wh_engine *engine);
 /* What moves GPU memory, for all transports. */
 struct wh_gpus *wh_engine_gpus(const struct wh_engine *engine);
 struct wh_region_windows *wh_engine_region_windows(struct wh_engine *engine);
+/* What reads and writes the engine's files; NULL: it has never registered one. */
+struct wh_file_threads *wh_engine_file_threads(const struct wh_engine *engine);
 /* The state that the transport's engine_open has made; NULL: none, or the transport is off. */
 void *wh_engine_transport(const struct wh_engine *engine, enum wh_transport_id id);
 /* Loop 0, which control connections, peers and sessions use. */

@@ -331,6 +331,13 @@ static const struct setting settings[WH_SETTING_COUNT] = {
 		.least = 0,
 		.most = 65536,
 	},
+	[WH_SETTING_FILE_THREADS] = {
+		.row = { "file_threads", "WHERRY_FILE_THREADS", "8", "count",
+			 "threads that read and write files, for each transport that does" },
+		.number = parse_count,
+		.least = 1,
+		.most = 64,
+	},
 	[WH_SETTING_RDMA] = {
 		.row = { "rdma", "WHERRY_RDMA", "", "text",
 			 "NICs to use, NAME[:PORT[:GID INDEX]], best first; empty: all; off or "

@@ -70,7 +70,7 @@ int wh_region_decode(const uint8_t **in, const uint8_t *end, struct wh_region_re
 	wh_take_bytes(&bytes, got.name, length);
 	if (bytes.cut || !got.length || got.address > UINT64_MAX - got.length ||
 	    !access_is_valid(got.access) || got.kind < WH_MEMORY_PAGEABLE ||
-	    got.kind > WH_MEMORY_POOL)
+	    got.kind > WH_MEMORY_FILE)
 		return -EPROTO;
 	if (!name_is_valid(got.name, length))
 		return -EPROTO;

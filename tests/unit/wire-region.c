@@ -158,7 +158,7 @@ static void decode__every_byte_value(void **state)
 	(void)state;
 	for (int value = 0; value < 256; value++) {
 		bool access = value >= 1 && value <= 3;
-		bool kind = value >= WH_MEMORY_PAGEABLE && value <= WH_MEMORY_POOL;
+		bool kind = value >= WH_MEMORY_PAGEABLE && value <= WH_MEMORY_FILE;
 		bool name = (value >= 'a' && value <= 'z') || (value >= 'A' && value <= 'Z') ||
 			    (value >= '0' && value <= '9') || value == '.' || value == '_' ||
 			    value == '-';

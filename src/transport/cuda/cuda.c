@@ -180,6 +180,10 @@ static int cuda_is_reachable(struct wh_peer *peer, void *state,
 		snprintf(why, WH_REFUSAL, "neither side is a GPU's memory");
 		return -ENXIO;
 	}
+	if (local_region->entry.kind == WH_MEMORY_FILE || entry->kind == WH_MEMORY_FILE) {
+		snprintf(why, WH_REFUSAL, "files go through pinned memory");
+		return -ENXIO;
+	}
 	/* The GPU's side first: it decides in which GPU's context host memory is pinned. */
 	error = wh_kind_on_host(entry->kind) ? 0 : wh_cuda_remote(cuda, entry, &remote, why);
 	if (!error)

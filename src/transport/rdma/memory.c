@@ -188,6 +188,11 @@ int rdma_memory_register(struct rdma_nic *nic, struct wh_region *region, struct 
 	struct rdma_memory *memory = rdma_memory_find(region, nic);
 	int error = 0;
 
+	if (region->entry.kind == WH_MEMORY_FILE) {
+		snprintf(why, WH_REFUSAL, "region %#llx is a file, which no NIC reads or writes",
+			 (unsigned long long)wh_region_entry_id(&region->entry));
+		return -EOPNOTSUPP;
+	}
 	/* The memory may have been freed, and reused, since it was registered. */
 	if (!wh_kind_on_host(region->entry.kind))
 		error = wh_registration_check(region->registration);

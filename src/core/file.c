@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* core/file.c: registering files: the public calls of wherry/file.h */
+#include <errno.h>
+
+#include <wherry/file.h>
+
+#include "core/engine.h"
+#include "core/region.h"
+#include "memory/file.h"
+#include "memory/memory.h"
+#include "util/clock.h"
+#include "util/error.h"
+#include "util/options.h"
+
+static const char call[] = "wh_file_register";
+
+/* The threads that wait for files start with the first file. */
+static int engine_open_files(struct wh_engine *engine)
+{
+	struct wh_file_threads *threads = NULL;
+	int error = 0;
+
+	pthread_mutex_lock(&engine->lock);
+	if (!atomic_load(&engine->memory.file_threads))
+		error = wh_file_threads_open(
+			(unsigned)engine->config.number[WH_SETTING_FILE_THREADS], engine->turns,
+			&threads);
+	if (threads)
+		atomic_store(&engine->memory.file_threads, threads);
+	pthread_mutex_unlock(&engine->lock);
+	return error;
+}
+
+static int file_try_register(struct wh_engine *engine, const char *path, int fd,
+			     const struct wh_file_options *given, struct wh_region **out)
+{
+	struct wh_registration *registration;
+	struct wh_region_request request;
+	struct wh_file_options options;
+	int64_t begun = wh_now();
+	int error = wh_engine_guard(engine, call);
+
+	if (error)
+		return error;
+	if (!out)
+		return wh_fail(EINVAL, "%s: out is NULL", call);
+	error = wh_options_copy(&options, sizeof(options), given, sizeof(size_t), call);
+	if (!error)
+		error = wh_region_request_parse(&request, options.region, call);
+	if (error)
+		return error;
+	if (request.access & WH_ACCESS_WRITE && !(options.flags & WH_FILE_WRITE))
+		error = wh_fail(EACCES, "%s: access WRITE takes WH_FILE_WRITE in options.flags",
+				call);
+	if (!error)
+		error = engine_open_files(engine);
+	if (!error)
+		error = wh_file_registration(&engine->memory, path, fd, &options, &registration);
+	if (error) {
+		wh_region_request_drop(&request);
+		return error;
+	}
+	return wh_region_add(engine, &request, registration, begun, out);
+}
+
+int wh_file_register(struct wh_engine *engine, const char *path,
+		     const struct wh_file_options *options, struct wh_region **out)
+{
+	if (!path)
+		return wh_fail(EINVAL, "%s: path is NULL", call);
+	wh_fail_begin();
+	return wh_fail_end(file_try_register(engine, path, -1, options, out));
+}
+
+int wh_file_register_fd(struct wh_engine *engine, int fd, const struct wh_file_options *options,
+			struct wh_region **out)
+{
+	wh_fail_begin();
+	return wh_fail_end(file_try_register(engine, NULL, fd, options, out));
+}

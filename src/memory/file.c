@@ -1,0 +1,231 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* memory/file.c: opening a range of a file as memory, and the errors of that */
+#include "memory/file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <libgen.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <wherry/memory.h>
+
+#include "memory/memory.h"
+#include "util/error.h"
+
+typedef unsigned long long ull;
+
+static const char call[] = "wh_file_register";
+
+#define FLAGS ((uint32_t)(WH_FILE_WRITE | WH_FILE_CREATE | WH_FILE_GROW))
+
+static int options_check(const struct wh_file_options *options, bool path)
+{
+	bool writes = options->flags & WH_FILE_WRITE;
+
+	if (options->flags & ~FLAGS)
+		return wh_fail(EINVAL, "%s: options.flags is %#x; WRITE, CREATE and GROW", call,
+			       options->flags);
+	if (options->flags & ~(uint32_t)WH_FILE_WRITE && !writes)
+		return wh_fail(EINVAL, "%s: CREATE and GROW take WH_FILE_WRITE", call);
+	if (options->flags & WH_FILE_CREATE && !path)
+		return wh_fail(EINVAL, "%s: an open file cannot be created", call);
+	if (options->durable > WH_FILE_DURABLE_ALL)
+		return wh_fail(EINVAL, "%s: options.durable is %u; NONE, DATA or ALL", call,
+			       options->durable);
+	if (options->flags & WH_FILE_GROW && !options->length)
+		return wh_fail(EINVAL,
+			       "%s: options.length is 0; with WH_FILE_GROW it says how long the "
+			       "range may become",
+			       call);
+	if (options->offset > INT64_MAX || options->length > INT64_MAX - options->offset)
+		return wh_fail(EINVAL, "%s: no file has offset %llu and %llu bytes behind it", call,
+			       (ull)options->offset, (ull)options->length);
+	return 0;
+}
+
+/* ---- opening --------------------------------------------------------------------------------- */
+
+/* A file that was created survives a crash only if its directory is written, too. */
+static int created_sync(const char *path)
+{
+	char *copy = strdup(path);
+	int fd = copy ? open(dirname(copy), O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
+	int error = !copy ? ENOMEM : fd < 0 || fsync(fd) ? errno : 0;
+
+	if (fd >= 0)
+		close(fd);
+	free(copy);
+	return error ? wh_fail(error, "%s: fsync of the directory of %.120s: %s", call, path,
+			       strerror(error)) :
+		       0;
+}
+
+/* O_NONBLOCK: of a FIFO without a writer, open() would wait; it is refused below. */
+static int file_open_path(struct wh_file *file, const char *path,
+			  const struct wh_file_options *options)
+{
+	int how = (file->writable ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
+	bool create = options->flags & WH_FILE_CREATE;
+
+	file->fd = open(path, how);
+	if (file->fd < 0 && errno == ENOENT && create) {
+		file->fd = open(path, how | O_CREAT | O_EXCL, 0666);
+		if (file->fd < 0 && errno == EEXIST)
+			file->fd = open(path, how);
+		else if (file->fd >= 0 && file->durable == WH_FILE_DURABLE_ALL)
+			return created_sync(path);
+	}
+	if (file->fd < 0)
+		return wh_fail(errno, "%s: open %.150s: %s", call, path, strerror(errno));
+	return 0;
+}
+
+static int file_duplicate(struct wh_file *file, int fd)
+{
+	int flags = fcntl(fd, F_GETFL);
+
+	if (flags < 0 || flags & O_PATH)
+		return wh_fail(EBADF, "%s: descriptor %d is not an open file", call, fd);
+	if (flags & O_APPEND)
+		return wh_fail(EINVAL,
+			       "%s: descriptor %d is open with O_APPEND, which ignores offsets",
+			       call, fd);
+	if ((flags & O_ACCMODE) == O_WRONLY ||
+	    (file->writable && (flags & O_ACCMODE) == O_RDONLY))
+		return wh_fail(EACCES, "%s: descriptor %d is not open for %s", call, fd,
+			       file->writable && (flags & O_ACCMODE) == O_RDONLY ? "writing" :
+										   "reading");
+	file->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+	return file->fd < 0 ? wh_fail(errno, "%s: descriptor %d: %s", call, fd, strerror(errno)) :
+			      0;
+}
+
+/* Check that it is a regular file that holds the range; the length of the range, if it is 0. */
+static int file_measure(struct wh_file *file)
+{
+	struct stat stat;
+	uint64_t size;
+
+	if (fstat(file->fd, &stat))
+		return wh_fail(errno, "%s: fstat of %s: %s", call, file->name, strerror(errno));
+	if (!S_ISREG(stat.st_mode))
+		return wh_fail(EINVAL, "%s: %s is not a regular file", call, file->name);
+	size = (uint64_t)stat.st_size;
+	if (!file->length && size > file->start)
+		file->length = size - file->start;
+	if (!file->length)
+		return wh_fail(EINVAL, "%s: %s has %llu bytes: none from offset %llu on", call,
+			       file->name, (ull)size, (ull)file->start);
+	if (!file->grows && file->start + file->length > size)
+		return wh_fail(ERANGE,
+			       "%s: offset %llu + length %llu is behind the end of %s, which has "
+			       "%llu bytes; WH_FILE_GROW allows that",
+			       call, (ull)file->start, (ull)file->length, file->name, (ull)size);
+	return 0;
+}
+
+static size_t file_pages(const struct wh_file *file)
+{
+	size_t page = (size_t)sysconf(_SC_PAGESIZE);
+
+	return (file->length + page - 1) / page * page;
+}
+
+static int file_reserve(struct wh_file *file)
+{
+	void *at = mmap(NULL, file_pages(file), PROT_NONE,
+			MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+	if (at == MAP_FAILED)
+		return wh_fail(ENOMEM, "%s: no %llu bytes of address space for %s: %s", call,
+			       (ull)file->length, file->name, strerror(errno));
+	file->addresses = at;
+	return 0;
+}
+
+/* Texts show the end of a long path, which says more than its beginning. */
+static void file_name(struct wh_file *file, const char *path, int fd)
+{
+	size_t length = path ? strlen(path) : 0, most = sizeof(file->name) - 1;
+
+	if (!path)
+		snprintf(file->name, sizeof(file->name), "descriptor %d", fd);
+	else if (length <= most)
+		snprintf(file->name, sizeof(file->name), "%s", path);
+	else
+		snprintf(file->name, sizeof(file->name), "...%s", path + length - (most - 3));
+}
+
+static int file_open(const char *path, int fd, const struct wh_file_options *options,
+		     struct wh_file **out)
+{
+	struct wh_file *file = calloc(1, sizeof(*file));
+	int error;
+
+	if (!file)
+		return wh_fail(ENOMEM, "%s: no memory", call);
+	file->fd = -1;
+	file->start = options->offset;
+	file->length = options->length;
+	file->writable = options->flags & WH_FILE_WRITE;
+	file->grows = options->flags & WH_FILE_GROW;
+	file->durable = options->durable;
+	file->sync_next = 1;
+	pthread_mutex_init(&file->lock, NULL);
+	pthread_cond_init(&file->synced, NULL);
+	file_name(file, path, fd);
+	error = path ? file_open_path(file, path, options) : file_duplicate(file, fd);
+	if (!error)
+		error = file_measure(file);
+	if (!error)
+		error = file_reserve(file);
+	if (error)
+		wh_file_close(file);
+	else
+		*out = file;
+	return error;
+}
+
+void wh_file_close(struct wh_file *file)
+{
+	if (!file)
+		return;
+	if (file->addresses)
+		munmap(file->addresses, file_pages(file));
+	if (file->fd >= 0)
+		close(file->fd);
+	pthread_cond_destroy(&file->synced);
+	pthread_mutex_destroy(&file->lock);
+	free(file);
+}
+
+int wh_file_registration(struct wh_memory_domain *domain, const char *path, int fd,
+			 const struct wh_file_options *options, struct wh_registration **out)
+{
+	struct wh_registration *registration;
+	int error = options_check(options, path);
+
+	if (error)
+		return error;
+	registration = calloc(1, sizeof(*registration));
+	if (!registration)
+		return wh_fail(ENOMEM, "%s: no memory", call);
+	error = file_open(path, fd, options, &registration->file);
+	if (error) {
+		free(registration);
+		return error;
+	}
+	registration->domain = domain;
+	registration->address = (uintptr_t)registration->file->addresses;
+	registration->length = registration->file->length;
+	registration->kind = WH_MEMORY_FILE;
+	registration->references = 1;
+	*out = registration;
+	return 0;
+}

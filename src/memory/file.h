@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * file.h: a range of a file as memory (docs/files.md)
+ *
+ * A file's registration has a struct wh_file, and an address range that is reserved (PROT_NONE) so
+ * that regions of files are found by address like all others. Nobody loads or stores there: bytes
+ * go through wh_file_move(), on threads that may wait for a disk: those of struct wh_file_threads,
+ * or the copier's.
+ */
+#ifndef WH_MEMORY_FILE_H
+#define WH_MEMORY_FILE_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include <wherry/file.h>
+
+#include "util/list.h"
+#include "util/turns.h"
+
+struct wh_memory_domain;
+struct wh_registration;
+
+/* ---- files ----------------------------------------------------------------------------------- */
+
+struct wh_file {
+	int fd;
+	uint64_t start, length; /* of the range; bytes */
+	bool writable, grows;
+	uint32_t durable; /* enum wh_file_durable */
+	char name[128]; /* the path, or the end of it, or "descriptor 7"; for texts */
+	void *addresses; /* reserved; whole pages */
+	/* One thread at a time calls fdatasync() or fsync(), for all writes that ended before it
+	 * began. */
+	pthread_mutex_t lock; /* of what follows */
+	pthread_cond_t synced;
+	bool syncing;
+	uint64_t sync_next, sync_done; /* the number of the next sync, of the last one that ended */
+	int sync_error; /* negative errno of the first that failed; stays */
+};
+
+/* Bytes between a file and memory. */
+struct wh_file_extent {
+	uint64_t offset; /* in the range */
+	char *memory;
+	uint64_t length;
+};
+
+/* Register a range of a file. Of `path` and `fd` one is used: the path, unless it is NULL. The
+ * options have been copied and belong to the caller. 0, or an error of wh_file_register(). */
+int wh_file_registration(struct wh_memory_domain *domain, const char *path, int fd,
+			 const struct wh_file_options *options, struct wh_registration **out);
+/* Close the file and free its addresses. NULL is allowed. */
+void wh_file_close(struct wh_file *file);
+
+/* Move the extents one after the other, op WH_READ from the file, WH_WRITE into it; they lie in the
+ * range. Waits for the file system. 0, or a negative errno with a text: *moved extents are whole;
+ * the bytes of the next one are undefined in their target, and the others untouched. */
+int wh_file_move(struct wh_file *file, uint32_t op, const struct wh_file_extent *extents,
+		 uint32_t count, uint32_t *moved);
+/* Make what wh_file_move() has written as durable as the file's options say. Waits. 0, or a
+ * negative errno with a text. */
+int wh_file_sync(struct wh_file *file);
+
+/* ---- threads that may wait for files --------------------------------------------------------- */
+
+/* Work for them. The caller keeps it until `run` is called, once. */
+struct wh_file_job {
+	struct wh_list link;
+	void (*run)(struct wh_file_job *job);
+};
+
+/* They start when there is work. In an engine without threads a poller runs one job in each turn.
+ */
+struct wh_file_threads {
+	pthread_mutex_t lock; /* of all below */
+	pthread_cond_t work;
+	struct wh_list jobs;
+	pthread_t *thread; /* `most` of them */
+	unsigned most, count, idle;
+	unsigned queued; /* length of `jobs` */
+	bool stop;
+	struct wh_turns *turns; /* NULL: there are threads */
+	struct wh_poller poller;
+};
+
+/* `most`: the number of threads, at most. 0 or -ENOMEM. */
+int wh_file_threads_open(unsigned most, struct wh_turns *turns, struct wh_file_threads **out);
+/* Run what is queued, and join the threads. NULL is allowed. */
+void wh_file_threads_close(struct wh_file_threads *threads);
+/* Queue work. Any thread; does not wait, unless no thread can be started: then it runs at once. */
+void wh_file_threads_run(struct wh_file_threads *threads, struct wh_file_job *job);
+
+/* In an engine without threads: run one job. False: there is none, or there are threads. NULL is
+ * allowed. */
+bool wh_file_threads_poll(struct wh_file_threads *threads);
+
+#endif
