@@ -13,6 +13,7 @@
 #endif
 
 #include "memory/region-table.h"
+#include "transport/copier-file.h"
 #include "transport/core.h"
 #include "transport/fragment.h"
 #include "transport/transport.h"
@@ -353,6 +354,35 @@ out:
 	return error;
 }
 
+/* ---- extents of files ---------------------------------------------------------------------- */
+
+/* Move the `left` bytes from the cursor on, of which one side is a file. As copier_move(). A
+ * function of its own because of its large stack frame. */
+static __attribute__((noinline)) int move_files(struct wh_copier_peer *peer,
+						struct wh_fragment *fragment, struct wh_cursor *at)
+{
+	struct current_region current = { 0 };
+	struct wh_file_mover mover;
+	struct wh_extent_pair pair;
+
+	wh_file_mover_init(&mover, peer, fragment);
+	while (wh_fragment_next(fragment, at, at->left, &pair)) {
+		if (pair.remote != current.id) /* move all that is pending before leaving it */
+			wh_file_mover_flush(&mover);
+		if (!current_enter(peer, fragment, &pair, &current))
+			continue;
+		if (!current.map) { /* nothing but files and mapped memory */
+			current_leave(&current);
+			return -EOPNOTSUPP;
+		}
+		if (pair_fits(fragment, &pair, current.entry))
+			wh_file_mover_add(&mover, &pair, current.entry, current.map + pair.offset);
+	}
+	wh_file_mover_flush(&mover);
+	current_leave(&current);
+	return 0;
+}
+
 /* Complete the fragment; nothing of it is in flight. `refused`: negative errno, reroute it instead.
  * Afterwards the fragment and the peer may be freed. */
 static void copier_finish(struct wh_copier_peer *peer, struct wh_fragment *fragment, int refused)
@@ -397,6 +427,7 @@ static bool pair_must_be_whole(struct wh_copier_peer *peer, const struct wh_exte
 static void chunk_take(struct wh_copier_peer *peer, struct wh_fragment *fragment,
 		       struct chunk *chunk)
 {
+	const uint64_t most = peer->copier->chunk;
 	struct wh_cursor next = fragment->cursor;
 	struct wh_extent_pair pair;
 
@@ -404,12 +435,12 @@ static void chunk_take(struct wh_copier_peer *peer, struct wh_fragment *fragment
 	chunk->bytes = 0;
 	for (unsigned count = 0; count < WH_CHUNK_EXTENTS && next.left; count++) {
 		wh_fragment_next(fragment, &next, UINT64_MAX, &pair);
-		if (chunk->bytes + pair.length > WH_CHUNK_BYTES) {
+		if (chunk->bytes + pair.length > most) {
 			if (chunk->bytes)
 				break;
 			if (!pair_must_be_whole(peer, &pair)) {
 				next = fragment->cursor;
-				wh_fragment_next(fragment, &next, WH_CHUNK_BYTES, &pair);
+				wh_fragment_next(fragment, &next, most, &pair);
 			}
 			count = WH_CHUNK_EXTENTS;
 		}
@@ -453,7 +484,8 @@ static bool chunk_copy(struct wh_copier *copier, struct wh_fragment *fragment)
 	if (copier->idle && (!wh_list_empty(&copier->latency) || !wh_list_empty(&copier->bulk)))
 		pthread_cond_signal(&copier->work);
 	pthread_mutex_unlock(&copier->lock);
-	error = copier_move(peer, fragment, &chunk.at);
+	error = peer->ops->files ? move_files(peer, fragment, &chunk.at) :
+				   copier_move(peer, fragment, &chunk.at);
 	pthread_mutex_lock(&copier->lock);
 	if (error) /* even if all chunks have been taken, so that the error is stored */
 		fragment_stop(fragment, error);
@@ -525,24 +557,21 @@ static void *copier_main(void *argument)
 	return NULL;
 }
 
-/* On a small machine one thread and the waiter use most of the memory bandwidth, and a second
- * thread would only take a CPU away from the program. */
 static void copier_start_threads(struct wh_copier *copier)
 {
-	unsigned wanted = WH_COPIER_THREADS;
-	cpu_set_t cpus;
-
-	if (!sched_getaffinity(0, sizeof(cpus), &cpus) && CPU_COUNT(&cpus) <= 4)
-		wanted = 1;
-	while (copier->threads < wanted && !wh_thread_start(&copier->thread[copier->threads],
-							    "wherry/copy", copier_main, copier))
+	while (copier->threads < copier->most &&
+	       !wh_thread_start(&copier->thread[copier->threads], "wherry/copy", copier_main,
+				copier))
 		copier->threads++;
 }
 
-void wh_copier_init(struct wh_copier *copier, struct wh_turns *turns)
+static void copier_init(struct wh_copier *copier, struct wh_turns *turns, unsigned most,
+			uint64_t chunk)
 {
 	*copier = (struct wh_copier){
 		.turns = turns,
+		.most = most,
+		.chunk = chunk,
 		.poller = { .poll = copier_poll, .next = copier_next },
 	};
 	pthread_mutex_init(&copier->lock, NULL);
@@ -551,6 +580,21 @@ void wh_copier_init(struct wh_copier *copier, struct wh_turns *turns)
 	wh_list_init(&copier->bulk);
 	if (turns)
 		wh_turns_add_poller(turns, &copier->poller);
+}
+
+/* On a small machine one thread and the waiter use most of the memory bandwidth, and a second
+ * thread would only take a CPU away from the program. */
+void wh_copier_init(struct wh_copier *copier, struct wh_turns *turns)
+{
+	cpu_set_t cpus;
+	bool small = !sched_getaffinity(0, sizeof(cpus), &cpus) && CPU_COUNT(&cpus) <= 4;
+
+	copier_init(copier, turns, small ? 1 : WH_COPIER_THREADS, WH_CHUNK_BYTES);
+}
+
+void wh_copier_init_files(struct wh_copier *copier, struct wh_turns *turns, unsigned threads)
+{
+	copier_init(copier, turns, threads, WH_FILE_CHUNK_BYTES);
 }
 
 void wh_copier_destroy(struct wh_copier *copier)
@@ -618,7 +662,9 @@ void wh_copier_submit(struct wh_copier_peer *peer, struct wh_fragment *fragment)
 	if (fragment->bytes > peer->at_once && copier_submit_large(peer, fragment))
 		return;
 	wh_fragment_start(fragment, &at);
-	copier_finish(peer, fragment, copier_move(peer, fragment, &at));
+	copier_finish(peer, fragment,
+		      peer->ops->files ? move_files(peer, fragment, &at) :
+					 copier_move(peer, fragment, &at));
 }
 
 /* A queued fragment of this batch. */

@@ -23,8 +23,10 @@
 /* The most that one chunk holds: bytes, and extents. */
 #define WH_CHUNK_BYTES (256u << 10)
 #define WH_CHUNK_EXTENTS 1024u
+#define WH_FILE_CHUNK_BYTES (1u << 20)
 
 #define WH_COPIER_THREADS 2
+#define WH_COPIER_THREADS_MAX 64
 
 /* Threads of one transport in one engine. They start when the first fragment is queued. In an
  * engine without threads a poller copies, in the turns of the program's threads. */
@@ -32,8 +34,10 @@ struct wh_copier {
 	pthread_mutex_t lock; /* of all below, and of the cursors of queued fragments */
 	pthread_cond_t work;
 	struct wh_list latency, bulk; /* fragments with bytes that no thread has taken yet */
-	pthread_t thread[WH_COPIER_THREADS];
+	pthread_t thread[WH_COPIER_THREADS_MAX];
 	unsigned threads, idle;
+	unsigned most; /* threads; constant, as the next */
+	uint64_t chunk; /* bytes, at most */
 	bool stop;
 	struct wh_turns *turns; /* NULL: it has threads */
 	struct wh_poller poller;
@@ -63,12 +67,16 @@ struct wh_copier_ops {
 	 * is rerouted. */
 	int (*move_unmapped)(struct wh_copier_peer *peer, struct wh_unmapped *unmapped);
 	void (*refusal)(struct wh_copier_peer *peer, char why[WH_REFUSAL]);
-	/* All bytes have been moved. Fail the fragment if the owner of the memory died before. */
+	/* All bytes have been moved. Fail the fragment if the owner of the memory died before, or
+	 * if a file cannot be made durable. */
 	void (*verify)(struct wh_copier_peer *peer, struct wh_fragment *fragment);
 	/* Both sides are in this process, so they may overlap. */
 	bool overlaps;
 	/* A mapping may end before its region does, so a copy pins the region. */
 	bool pins;
+	/* One side of each fragment is a file, or both are: copier-file.h. `map` returns addresses
+	 * that are not mapped where the region is one. */
+	bool files;
 	/* The regions are this engine's own: whatever their access, they may be read and written.
 	 */
 	bool own;
@@ -87,6 +95,8 @@ struct wh_copier_peer {
 
 /* `turns`: what runs the engine instead of threads; NULL: threads do. */
 void wh_copier_init(struct wh_copier *copier, struct wh_turns *turns);
+/* For files: as many threads, at most, which may wait for a disk. */
+void wh_copier_init_files(struct wh_copier *copier, struct wh_turns *turns, unsigned threads);
 /* Joins the threads. No fragment may be queued. */
 void wh_copier_destroy(struct wh_copier *copier);
 

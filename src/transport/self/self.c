@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* transport/self/self.c: the transport self, for two regions of this engine
  *
- * The copier moves the bytes; a peer that is this engine itself has no connection. */
+ * The copier moves the bytes; a peer that is this engine itself has no connection. Files have a
+ * copier of their own, whose threads may wait for a disk: nobody else waits for them. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,6 +11,7 @@
 #include "memory/memory.h"
 #include "memory/region-table.h"
 #include "memory/region.h"
+#include "transport/copier-file.h"
 #include "transport/copier.h"
 #include "transport/core.h"
 #include "transport/fragment.h"
@@ -29,44 +31,78 @@ static const struct wh_copier_ops self_copy = {
 	.own = true,
 };
 
+static const struct wh_copier_ops self_copy_files = {
+	.map = self_map,
+	.verify = wh_copier_sync_files,
+	.files = true,
+	.own = true,
+};
+
+struct self {
+	struct wh_copier memory, files;
+};
+
+struct self_peer {
+	struct wh_copier_peer memory, files;
+};
+
+/* What self keeps in a fragment. */
+struct self_fragment {
+	bool files; /* it goes to the copier for files */
+};
+
+static struct self_fragment *self_of(struct wh_fragment *fragment)
+{
+	_Static_assert(sizeof(struct self_fragment) <= WH_FRAGMENT_STATE, "it fits");
+	return (struct self_fragment *)fragment->state;
+}
+
 static int self_engine_open(struct wh_engine *engine, void **state)
 {
-	struct wh_copier *copier = malloc(sizeof(*copier));
+	struct self *self = malloc(sizeof(*self));
 
-	if (!copier)
+	if (!self)
 		return wh_fail(ENOMEM, "self: no memory");
-	wh_copier_init(copier, wh_engine_turns(engine));
-	*state = copier;
+	wh_copier_init(&self->memory, wh_engine_turns(engine));
+	wh_copier_init_files(&self->files, wh_engine_turns(engine),
+			     (unsigned)wh_engine_config(engine)->number[WH_SETTING_FILE_THREADS]);
+	*state = self;
 	return 0;
 }
 
 static void self_engine_close(struct wh_engine *engine, void *state)
 {
+	struct self *self = state;
+
 	(void)engine;
-	wh_copier_destroy(state);
-	free(state);
+	wh_copier_destroy(&self->memory);
+	wh_copier_destroy(&self->files);
+	free(self);
 }
 
 static int self_peer_open(struct wh_peer *peer, void **state, char why[WH_REFUSAL])
 {
 	struct wh_engine *engine = wh_peer_engine(peer);
-	struct wh_copier_peer *copier_peer;
+	struct self *self = wh_engine_transport(engine, WH_TRANSPORT_SELF);
+	struct self_peer *self_peer;
 
 	if (!wh_peer_is_self(peer)) {
 		snprintf(why, WH_REFUSAL, "%.63s is another engine than %.63s", wh_peer_name(peer),
 			 wh_engine_name(engine));
 		return -ENXIO;
 	}
-	copier_peer = calloc(1, sizeof(*copier_peer));
-	if (!copier_peer) {
+	self_peer = calloc(1, sizeof(*self_peer));
+	if (!self_peer) {
 		snprintf(why, WH_REFUSAL, "no memory");
 		return -ENOMEM;
 	}
-	copier_peer->copier = wh_engine_transport(engine, WH_TRANSPORT_SELF);
-	copier_peer->entries = wh_engine_regions(engine);
-	copier_peer->ops = &self_copy;
-	copier_peer->at_once = (uint64_t)wh_engine_config(engine)->number[WH_SETTING_INLINE];
-	*state = copier_peer;
+	self_peer->memory.copier = &self->memory;
+	self_peer->memory.ops = &self_copy;
+	self_peer->memory.at_once = (uint64_t)wh_engine_config(engine)->number[WH_SETTING_INLINE];
+	self_peer->files.copier = &self->files;
+	self_peer->files.ops = &self_copy_files;
+	self_peer->memory.entries = self_peer->files.entries = wh_engine_regions(engine);
+	*state = self_peer;
 	return 0;
 }
 
@@ -78,16 +114,27 @@ static void self_peer_close(struct wh_peer *peer, void *state)
 
 static void self_peer_lost(struct wh_peer *peer, void *state, int error, const char *text)
 {
+	struct self_peer *self_peer = state;
+
 	(void)peer;
-	wh_copier_lost(state, error, text);
+	wh_copier_lost(&self_peer->memory, error, text);
+	wh_copier_lost(&self_peer->files, error, text);
 }
 
 static int self_peer_again(struct wh_peer *peer, void *state, char why[WH_REFUSAL])
 {
+	struct self_peer *self_peer = state;
+
 	(void)peer;
 	(void)why;
-	wh_copier_again(state);
+	wh_copier_again(&self_peer->memory);
+	wh_copier_again(&self_peer->files);
 	return 0;
+}
+
+static bool self_can_copy(uint32_t kind)
+{
+	return wh_kind_on_host(kind) || kind == WH_MEMORY_FILE;
 }
 
 static int self_is_reachable(struct wh_peer *peer, void *state, const struct wh_region *local,
@@ -96,38 +143,60 @@ static int self_is_reachable(struct wh_peer *peer, void *state, const struct wh_
 	(void)peer;
 	(void)state;
 	(void)op;
-	if (wh_kind_on_host(local->entry.kind) && wh_kind_on_host(remote->kind))
+	if (self_can_copy(local->entry.kind) && self_can_copy(remote->kind))
 		return 0;
 	snprintf(why, WH_REFUSAL, "the CPU does not copy GPU memory");
 	return -ENXIO;
 }
 
+static bool self_has_file(struct wh_peer *peer, const struct wh_fragment *fragment)
+{
+	struct wh_engine *engine = wh_peer_engine(peer);
+
+	return wh_engine_file_threads(engine) &&
+	       wh_fragment_has_file(fragment, wh_engine_regions(engine));
+}
+
 static void self_submit(struct wh_peer *peer, void *state, struct wh_fragment *fragment)
 {
-	(void)peer;
-	wh_copier_submit(state, fragment);
+	struct self_peer *self_peer = state;
+
+	self_of(fragment)->files = self_has_file(peer, fragment);
+	wh_copier_submit(self_of(fragment)->files ? &self_peer->files : &self_peer->memory,
+			 fragment);
 }
 
 static void self_progress(struct wh_peer *peer, void *state, struct wh_batch *batch,
 			  int64_t deadline)
 {
+	struct self_peer *self_peer = state;
+
 	(void)peer;
-	wh_copier_progress(state, batch, deadline);
+	wh_copier_progress(&self_peer->memory, batch, deadline);
 }
 
 static void self_cancel(struct wh_peer *peer, void *state, struct wh_fragment *fragment)
 {
+	struct self_peer *self_peer = state;
+
 	(void)peer;
-	wh_copier_cancel(state, fragment);
+	wh_copier_cancel(self_of(fragment)->files ? &self_peer->files : &self_peer->memory,
+			 fragment);
 }
 
 static void self_describe(struct wh_peer *peer, void *state, const struct wh_batch *batch,
 			  struct wh_description *out)
 {
-	(void)peer;
-	(void)batch;
-	(void)state;
-	snprintf(out->how, sizeof(out->how), "memory copy");
+	const struct self_peer *self_peer = state;
+	const struct wh_fragment *fragment = NULL;
+	bool files = false;
+
+	while (!files && (fragment = wh_batch_fragment(batch, WH_TRANSPORT_SELF, fragment)))
+		files = self_has_file(peer, fragment);
+	if (files)
+		wh_copier_describe_files(self_peer->files.copier, out->how, sizeof(out->how));
+	else
+		snprintf(out->how, sizeof(out->how), "memory copy");
 }
 
 const struct wh_transport wh_transport_self = {

@@ -443,6 +443,23 @@ static int region_reach(struct wh_shm_peer *shm, struct wh_remote_region *region
 	return error;
 }
 
+/* A file of ours and memory of the peer, which has to be mapped: the kernel copies between a file
+ * and this process only. */
+static int file_reach(struct wh_shm_peer *shm, struct wh_remote_region *region, uint32_t op,
+		      char why[WH_REFUSAL])
+{
+	int error = 0;
+
+	pthread_mutex_lock(&shm->lock);
+	if (!wh_shm_mapped_at(&region->entry, op))
+		error = region_reach(shm, region, op, why);
+	pthread_mutex_unlock(&shm->lock);
+	if (error || wh_shm_mapped_at(&region->entry, op))
+		return error;
+	snprintf(why, WH_REFUSAL, "%s", WH_SHM_FILE_UNMAPPED);
+	return -EOPNOTSUPP;
+}
+
 /* Called with the remote region entered, so it stays registered meanwhile. */
 int wh_shm_is_reachable(struct wh_peer *peer, void *state, const struct wh_region *local,
 			struct wh_region_entry *remote, uint32_t op, char why[WH_REFUSAL])
@@ -453,10 +470,18 @@ int wh_shm_is_reachable(struct wh_peer *peer, void *state, const struct wh_regio
 	int error;
 
 	(void)peer;
-	if (!wh_kind_on_host(local->entry.kind) || !wh_kind_on_host(remote->kind)) {
+	if (wh_kind_on_gpu(local->entry.kind) || wh_kind_on_gpu(remote->kind)) {
 		snprintf(why, WH_REFUSAL, "the CPU does not copy GPU memory");
 		return -ENXIO;
 	}
+	if (remote->kind == WH_MEMORY_FILE) {
+		snprintf(why, WH_REFUSAL,
+			 "region %#llx is a file, which only its owner reads and writes",
+			 (unsigned long long)wh_region_entry_id(remote));
+		return -EOPNOTSUPP;
+	}
+	if (local->entry.kind == WH_MEMORY_FILE)
+		return file_reach(shm, region, op, why);
 	if ((known == MAPPED && wh_shm_mapped_at(remote, op)) ||
 	    (known != NOT_ASKED && atomic_load(&shm->vm) == WH_VM_WORKS))
 		return 0;

@@ -24,6 +24,7 @@
 #include "net/meet.h"
 #include "platform/owner.h"
 #include "transport/blocks.h"
+#include "transport/copier-file.h"
 #include "transport/core.h"
 #include "transport/fragment.h"
 #include "transport/transport.h"
@@ -78,14 +79,17 @@ static int peer_watch_line(struct wh_shm_peer *shm)
 }
 
 /* Leaving the region has ordered all copies before this load of the alive page. */
-static void shm_verify(struct wh_copier_peer *copy, struct wh_fragment *fragment)
+static void peer_verify(const struct wh_shm_peer *shm, struct wh_fragment *fragment)
 {
-	struct wh_shm_peer *shm = (struct wh_shm_peer *)copy;
-
 	if (!wh_shm_owner_lives(shm))
 		wh_fragment_fail(fragment, UINT64_MAX, -ECONNRESET, "%s has %s",
 				 wh_peer_name(shm->peer),
 				 atomic_load(shm->alive) ? "died" : "closed its engine");
+}
+
+static void shm_verify(struct wh_copier_peer *copy, struct wh_fragment *fragment)
+{
+	peer_verify((struct wh_shm_peer *)copy, fragment);
 }
 
 static const struct wh_copier_ops shm_copy = {
@@ -95,6 +99,40 @@ static const struct wh_copier_ops shm_copy = {
 	.verify = shm_verify,
 	.pins = true,
 };
+
+/* ---- files of this engine ------------------------------------------------------------------ */
+
+/* The peer's first: a file keeps what has been written. */
+static void files_verify(struct wh_copier_peer *files, struct wh_fragment *fragment)
+{
+	peer_verify(wh_container(files, struct wh_shm_peer, files), fragment);
+	wh_copier_sync_files(files, fragment);
+}
+
+static void files_refusal(struct wh_copier_peer *files, char why[WH_REFUSAL])
+{
+	(void)files;
+	snprintf(why, WH_REFUSAL, "%s", WH_SHM_FILE_UNMAPPED);
+}
+
+static const struct wh_copier_ops shm_copy_files = {
+	.map = wh_shm_mapped_at,
+	.refusal = files_refusal,
+	.verify = files_verify,
+	.files = true,
+	.pins = true,
+};
+
+/* What shm keeps in a fragment. */
+struct shm_fragment {
+	bool files; /* it goes to the copier for files */
+};
+
+static struct shm_fragment *shm_of(struct wh_fragment *fragment)
+{
+	_Static_assert(sizeof(struct shm_fragment) <= WH_FRAGMENT_STATE, "it fits");
+	return (struct shm_fragment *)fragment->state;
+}
 
 /* ---- receiving ----------------------------------------------------------------------------- */
 
@@ -460,6 +498,9 @@ static int shm_peer_open(struct wh_peer *peer, void **state, char why[WH_REFUSAL
 	shm->copy.entries = wh_peer_regions(peer);
 	shm->copy.ops = &shm_copy;
 	shm->copy.at_once = (uint64_t)wh_engine_config(engine)->number[WH_SETTING_INLINE];
+	shm->files.copier = &shm->shm->files;
+	shm->files.entries = wh_peer_regions(peer);
+	shm->files.ops = &shm_copy_files;
 	pthread_mutex_init(&shm->lock, NULL);
 	pthread_mutex_init(&shm->vm_lock, NULL);
 	pthread_mutex_init(&shm->maps_lock, NULL);
@@ -490,8 +531,11 @@ static void shm_peer_close(struct wh_peer *peer, void *state)
 
 static void shm_peer_lost(struct wh_peer *peer, void *state, int error, const char *text)
 {
+	struct wh_shm_peer *shm = state;
+
 	(void)peer;
-	wh_copier_lost(state, error, text);
+	wh_copier_lost(&shm->copy, error, text);
+	wh_copier_lost(&shm->files, error, text);
 }
 
 /* The same engine, over a new control connection, so with a new session there. Mappings stay. The
@@ -509,13 +553,18 @@ static int shm_peer_again(struct wh_peer *peer, void *state, char why[WH_REFUSAL
 	}
 	atomic_fetch_add(&shm->current, 1);
 	wh_copier_again(&shm->copy);
+	wh_copier_again(&shm->files);
 	return 0;
 }
 
 static void shm_submit(struct wh_peer *peer, void *state, struct wh_fragment *fragment)
 {
-	(void)peer;
-	wh_copier_submit(state, fragment);
+	struct wh_shm_peer *shm = state;
+	bool files = wh_engine_file_threads(wh_peer_engine(peer)) &&
+		     wh_fragment_has_file(fragment, NULL);
+
+	shm_of(fragment)->files = files;
+	wh_copier_submit(files ? &shm->files : &shm->copy, fragment);
 }
 
 static void shm_progress(struct wh_peer *peer, void *state, struct wh_batch *batch,
@@ -527,13 +576,15 @@ static void shm_progress(struct wh_peer *peer, void *state, struct wh_batch *bat
 
 static void shm_cancel(struct wh_peer *peer, void *state, struct wh_fragment *fragment)
 {
+	struct wh_shm_peer *shm = state;
+
 	(void)peer;
-	wh_copier_cancel(state, fragment);
+	wh_copier_cancel(shm_of(fragment)->files ? &shm->files : &shm->copy, fragment);
 }
 
 /* How the fragments' regions are reached. */
 struct shm_routes {
-	bool mapped, process_vm;
+	bool mapped, process_vm, files;
 	char refused[WH_REFUSAL]; /* why the first unmapped region is not mapped */
 };
 
@@ -543,6 +594,7 @@ static void fragment_routes(struct wh_peer *peer, struct wh_shm_peer *shm,
 {
 	uint64_t last = 0;
 
+	routes->files |= wh_fragment_has_file(fragment, NULL);
 	for (uint64_t i = fragment->first; i < fragment->first + fragment->count; i++) {
 		uint64_t id = wh_fragment_remote(fragment, i);
 		struct wh_region_entry *entry =
@@ -580,7 +632,8 @@ static void shm_describe(struct wh_peer *peer, void *state, const struct wh_batc
 {
 	struct shm_routes routes = batch_routes(peer, state, batch);
 
-	snprintf(out->how, sizeof(out->how), "%s%s%s", routes.mapped ? "mapped memfd" : "",
+	snprintf(out->how, sizeof(out->how), "%s%s%s%s", routes.files ? "file, " : "",
+		 routes.mapped ? "mapped memfd" : "",
 		 routes.mapped && routes.process_vm ? " and " : "",
 		 routes.process_vm ? "process_vm" : "");
 	/* A mapping would have been faster, had the region been allocated or published
@@ -603,9 +656,12 @@ static int shm_engine_open(struct wh_engine *engine, void **state)
 	shm->engine = engine;
 	wh_meet_folders(wh_engine_config(engine)->text[WH_SETTING_MEET], &shm->folders);
 	wh_copier_init(&shm->copier, wh_engine_turns(engine));
+	wh_copier_init_files(&shm->files, wh_engine_turns(engine),
+			     (unsigned)wh_engine_config(engine)->number[WH_SETTING_FILE_THREADS]);
 	error = wh_shm_alive_open(shm);
 	if (error) {
 		wh_copier_destroy(&shm->copier);
+		wh_copier_destroy(&shm->files);
 		free(shm);
 		return error;
 	}
@@ -619,6 +675,7 @@ static void shm_engine_close(struct wh_engine *engine, void *state)
 
 	(void)engine;
 	wh_copier_destroy(&shm->copier);
+	wh_copier_destroy(&shm->files);
 	wh_shm_alive_close(shm);
 	free(shm);
 }

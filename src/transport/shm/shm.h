@@ -38,6 +38,7 @@ int wh_shm_send(int socket, const void *bytes, size_t length, int fd, int flags)
 struct wh_shm {
 	struct wh_engine *engine;
 	struct wh_copier copier;
+	struct wh_copier files; /* copies between files of ours and mapped memory */
 	struct wh_alive *alive; /* server.c */
 	struct wh_meet_folders folders; /* where peers in other containers are looked for */
 };
@@ -82,6 +83,7 @@ enum wh_shm_vm {
 
 struct wh_shm_peer {
 	struct wh_copier_peer copy; /* first: it is the transport's state for the peer */
+	struct wh_copier_peer files;
 	struct wh_shm *shm;
 	struct wh_peer *peer;
 
@@ -154,6 +156,10 @@ struct wh_shm_memory {
 	bool writable;
 	bool ending; /* hidden from all regions; unmapped when no copy pins one of them */
 };
+
+/* Why a file of ours and memory of the peer do not go together. */
+#define WH_SHM_FILE_UNMAPPED                                                                       \
+	"a file is read into, and written from, mapped memory only, and the peer's is not mapped"
 
 /* wh_copier_ops.map */
 char *wh_shm_mapped_at(const struct wh_region_entry *entry, uint32_t op);
