@@ -18,7 +18,8 @@
 struct wh_pinned {
 	struct wh_pinned *next;
 	char *memory;
-	uint64_t address; /* by which GPUs know it */
+	uint64_t address; /* by which GPUs know it; 0: it is plain memory */
+	size_t length; /* of plain memory */
 	void *entries; /* array of struct wh_semaphore or struct wh_slot */
 };
 
@@ -50,7 +51,8 @@ struct wh_gpus {
 	struct wh_list events; /* struct wh_event_wait */
 	struct wh_slot_pool pools[WH_SLOT_USES];
 	struct wh_list semaphores_free;
-	struct wh_pinned *pinned; /* all allocations, freed by wh_gpus_pinned_free() */
+	/* all allocations, and those of plain memory; freed by wh_gpus_pinned_free() */
+	struct wh_pinned *pinned, *plain;
 
 	_Atomic unsigned jobs; /* jobs in flight and events waited for */
 	_Atomic unsigned event_count;

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "gpu/gpus.h"
 #include "util/error.h"
@@ -71,6 +72,42 @@ err_free:
 	return error;
 }
 
+/* The same of plain memory, which no GPU addresses. Under list_lock. */
+static int plain_new(struct wh_gpus *gpus, size_t bytes, size_t entries, struct wh_pinned **out)
+{
+	struct wh_pinned *block = calloc(1, sizeof(*block));
+
+	if (block)
+		block->entries = calloc(1, entries);
+	if (block && block->entries)
+		block->memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+				     MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (!block || !block->entries || block->memory == MAP_FAILED) {
+		if (block)
+			free(block->entries);
+		free(block);
+		return wh_fail(ENOMEM, "no memory for slots of files");
+	}
+	madvise(block->memory, bytes, MADV_HUGEPAGE);
+	block->length = bytes;
+	block->next = gpus->plain;
+	gpus->plain = block;
+	*out = block;
+	return 0;
+}
+
+static void plain_free(struct wh_gpus *gpus)
+{
+	struct wh_pinned *block;
+
+	while ((block = gpus->plain)) {
+		gpus->plain = block->next;
+		munmap(block->memory, block->length);
+		free(block->entries);
+		free(block);
+	}
+}
+
 void wh_gpus_pinned_free(struct wh_gpus *gpus)
 {
 	struct wh_cuda *cuda = gpus->cuda;
@@ -79,6 +116,7 @@ void wh_gpus_pinned_free(struct wh_gpus *gpus)
 	struct wh_cuda_scope scope;
 	bool entered;
 
+	plain_free(gpus);
 	if (!gpus->pinned)
 		return;
 	entered = !wh_gpus_pinning_device(gpus, NULL, &device) &&
@@ -144,7 +182,7 @@ static void slots_lay_out(struct wh_slot *slots, unsigned count, const struct wh
 {
 	for (unsigned i = 0; i < count; i++) {
 		slots[i].host = block->memory + i * WH_SLOT;
-		slots[i].address = block->address + i * WH_SLOT;
+		slots[i].address = block->address ? block->address + i * WH_SLOT : 0;
 	}
 }
 
@@ -164,10 +202,12 @@ int wh_slots_contiguous(struct wh_gpus *gpus, unsigned count, struct wh_slot *ou
 /* Allocate SLOTS_AT_ONCE more. Under list_lock. */
 static int pinned_add_slots(struct wh_gpus *gpus, enum wh_slot_use use)
 {
+	size_t bytes = SLOTS_AT_ONCE * WH_SLOT, entries = SLOTS_AT_ONCE * sizeof(struct wh_slot);
 	struct wh_pinned *block;
-	int error = pinned_new(gpus, SLOTS_AT_ONCE * WH_SLOT,
-			       SLOTS_AT_ONCE * sizeof(struct wh_slot), &block);
 	struct wh_slot *slots;
+	int error = use == WH_SLOT_FILE_INITIATOR || use == WH_SLOT_FILE_OWNER ?
+			    plain_new(gpus, bytes, entries, &block) :
+			    pinned_new(gpus, bytes, entries, &block);
 
 	if (error)
 		return error;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* pinned.h: pinned host memory that all GPUs of an engine can address, divided into semaphores and
- * into slots (bounce buffers) for staging. It stays allocated until the engine is closed. */
+ * into slots (bounce buffers) for staging; slots for files are not pinned. It stays allocated until
+ * the engine is closed. */
 #ifndef WH_GPU_PINNED_H
 #define WH_GPU_PINNED_H
 
@@ -43,6 +44,10 @@ void wh_semaphore_release(struct wh_gpus *gpus, struct wh_semaphore *semaphore);
 enum wh_slot_use {
 	WH_SLOT_INITIATOR, /* as initiator */
 	WH_SLOT_OWNER, /* as owner */
+	/* The same for files and host memory alone. These are plain memory, so that they need no
+	 * GPU; and a file system that does not answer keeps none that GPUs need. */
+	WH_SLOT_FILE_INITIATOR,
+	WH_SLOT_FILE_OWNER,
 	WH_SLOT_USES,
 };
 
@@ -50,7 +55,7 @@ struct wh_slot {
 	struct wh_list link;
 	enum wh_slot_use use;
 	char *host;
-	uint64_t address; /* by which GPUs know it */
+	uint64_t address; /* by which GPUs know it; WH_SLOT_FILE_*: 0 */
 };
 
 /* A wait for a slot. The caller zeroes it and keeps it until `ready` is called, on the thread that

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* staging.c: gathers extents of regions into a slot and scatters a slot to extents: GPU memory by
- * streams, host memory by the CPU, a few bytes of GPU memory through region windows. */
+ * streams, host memory by the CPU, files by their threads, a few bytes of GPU memory through region
+ * windows. */
 #include "gpu/staging.h"
 
 #include <errno.h>
@@ -9,11 +10,13 @@
 #include <string.h>
 
 #include "gpu/region-window.h"
+#include "memory/file.h"
 #include "memory/memory.h"
 #include "memory/region.h"
 #include "util/list.h"
 
 #define PAIRS 256 /* submitted at a time */
+#define FILE_EXTENTS 256 /* moved by one call */
 
 void wh_staging_clear(struct wh_staging *staging)
 {
@@ -130,7 +133,7 @@ static uint64_t staging_pairs(const struct wh_staging *staging,
 }
 
 /* Submit the next extents, as many as one stream and its ring take, as one job. */
-static int staging_submit(struct wh_staging *staging)
+static int staging_submit_gpu(struct wh_staging *staging)
 {
 	const struct wh_region *region = staging->extents[staging->next].region;
 	struct wh_pair pairs[PAIRS];
@@ -157,6 +160,62 @@ static int staging_submit(struct wh_staging *staging)
 	return 0;
 }
 
+static struct wh_file *extent_file(const struct wh_staged_extent *extent)
+{
+	return extent->region->entry.kind == WH_MEMORY_FILE ? extent->region->registration->file :
+							      NULL;
+}
+
+/* Move the next extents that are all of the file. On a thread that may wait. */
+static int staging_move_file(struct wh_staging *staging, struct wh_file *file)
+{
+	struct wh_file_extent extents[FILE_EXTENTS];
+	uint32_t count = 0, moved;
+
+	while (staging->next + count < staging->count && count < FILE_EXTENTS) {
+		const struct wh_staged_extent *extent = &staging->extents[staging->next + count];
+
+		if (extent_file(extent) != file)
+			break;
+		extents[count++] = (struct wh_file_extent){
+			.offset = extent->address - extent->region->entry.address,
+			.memory = staging->slot->host + extent->offset,
+			.length = extent->length,
+		};
+	}
+	staging->next += count;
+	return wh_file_move(file, staging->into ? WH_READ : WH_WRITE, extents, count, &moved);
+}
+
+static void staging_continue(struct wh_staging *staging);
+
+static void staging_run_file(struct wh_file_job *job)
+{
+	struct wh_staging *staging = wh_container(job, struct wh_staging, file_job);
+	struct wh_file *file = extent_file(&staging->extents[staging->next]);
+	int error;
+
+	wh_fail_begin();
+	do
+		error = staging_move_file(staging, file);
+	while (!error && staging->next < staging->count &&
+	       extent_file(&staging->extents[staging->next]) == file);
+	if (!error && !staging->into)
+		error = wh_file_sync(file);
+	if (error) {
+		staging->error = error;
+		snprintf(staging->text, sizeof(staging->text), "%s", wh_error_text());
+	}
+	wh_fail_end(0);
+	staging_continue(staging);
+}
+
+static void staging_submit_file(struct wh_staging *staging, const struct wh_region *region)
+{
+	staging->file_job.run = staging_run_file;
+	wh_file_threads_run(region->registration->domain->file_threads, &staging->file_job);
+}
+
 static void staging_continue(struct wh_staging *staging)
 {
 	int error;
@@ -166,7 +225,12 @@ static void staging_continue(struct wh_staging *staging)
 			staging->next++;
 			continue;
 		}
-		error = staging_submit(staging);
+		if (extent_file(&staging->extents[staging->next])) {
+			/* staging_run_file() continues; `staging` may be freed by now */
+			staging_submit_file(staging, staging->extents[staging->next].region);
+			return;
+		}
+		error = staging_submit_gpu(staging);
 		if (!error)
 			return; /* staging_job_done() continues; `staging` may be freed by now */
 		staging->error = error;
@@ -207,6 +271,8 @@ static bool staging_is_small(const struct wh_staging *staging, bool open)
 
 		if (wh_kind_on_host(extent->region->entry.kind))
 			continue;
+		if (extent_file(extent))
+			return false;
 		window =
 			open ? wh_region_window_get((struct wh_region *)(uintptr_t)extent->region) :
 			       extent_window(extent);

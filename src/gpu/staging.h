@@ -6,7 +6,8 @@
  * A staging is a list of extents, which follow one another in the slot. The caller adds them, then
  * starts the copy in one direction: into the slot before it sends, out of it after it has received.
  * Copy engines and kernels gather and scatter extents of GPU memory; the CPU copies those of host
- * memory.
+ * memory; threads that may wait for a disk read and write those of files, and make what they have
+ * written durable before `done`.
  */
 #ifndef WH_GPU_STAGING_H
 #define WH_GPU_STAGING_H
@@ -15,6 +16,7 @@
 #include <stdint.h>
 
 #include "gpu/stream.h"
+#include "memory/file.h"
 
 struct wh_log;
 struct wh_region;
@@ -30,6 +32,7 @@ struct wh_staged_extent {
 
 struct wh_staging {
 	struct wh_gpu_stream_job job;
+	struct wh_file_job file_job;
 	struct wh_gpus *gpus;
 	struct wh_slot *slot; /* the caller takes it and gives it back */
 	struct wh_staged_extent *extents;

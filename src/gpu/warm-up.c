@@ -60,7 +60,9 @@ int wh_staging_prepare_region(struct wh_region_table *regions, struct wh_gpus *g
 
 	if (!entry)
 		return 0;
-	if (wh_kind_on_host(entry->kind))
+	if (entry->kind == WH_MEMORY_FILE)
+		error = wh_slots_prepare(gpus, WH_SLOT_FILE_INITIATOR);
+	else if (wh_kind_on_host(entry->kind))
 		error = wh_slots_prepare(gpus, WH_SLOT_INITIATOR);
 	/* If the memory has been freed, the fragment reports it. */
 	else if (!wh_registration_check(region->registration))

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The initiator's GPU memory through slots of pinned memory. A write's bytes are gathered into
- * slots before they are sent, a few requests ahead. A read's bytes are received into slots and
- * scattered from there. When a GPU has finished a copy, or a slot is free, a task on the
+ * The initiator's GPU memory and files, through slots of pinned memory. A write's bytes are
+ * gathered into slots before they are sent, a few requests ahead. A read's bytes are received into
+ * slots and scattered from there. When a GPU has finished a copy, or a slot is free, a task on the
  * connection's loop takes client.lock and continues the request.
  */
 #include <errno.h>
@@ -15,7 +15,7 @@
 /* States of a stage. */
 enum {
 	STAGE_WAITS, /* for a slot */
-	STAGE_COPIES, /* a GPU copies its bytes */
+	STAGE_COPIES, /* a GPU copies its bytes, or a file is read or written */
 	STAGE_READY, /* write: its bytes are in the slot; read: the slot can receive them */
 };
 
@@ -154,7 +154,8 @@ int tcp_stage_begin(struct tcp_client *client, struct tcp_request *request)
 	request->stage = stage;
 	/* Take the reference before stage_slot_ready() may run, whose task drops it. */
 	atomic_fetch_add(&client->users, 1);
-	stage->staging.slot = wh_slot_acquire(client_gpus(client), WH_SLOT_INITIATOR, &stage->wait);
+	stage->staging.slot = wh_slot_acquire(client_gpus(client), tcp_of(request->fragment)->slots,
+					      &stage->wait);
 	if (!stage->staging.slot)
 		return 0;
 	atomic_fetch_sub(&client->users, 1);

@@ -47,6 +47,7 @@ static int request_take_extents(struct tcp_server *server, const uint8_t *meta)
 static int request_take(struct tcp_server *server)
 {
 	struct tcp_in *in = &server->in;
+	enum wh_slot_use slots;
 	int error;
 
 	if (in->length < WH_REQUEST_SIZE)
@@ -68,10 +69,11 @@ static int request_take(struct tcp_server *server)
 	server->at = 0;
 	server->skip = 0;
 	server->left = server->request.bytes;
-	if (!tcp_extents_on_gpu(server, server->extents, server->request.count))
+	slots = tcp_extents_slots(server, server->extents, server->request.count);
+	if (slots == WH_SLOT_USES)
 		return 0;
-	server->windowed = tcp_window_can_receive(server);
-	return server->windowed ? 0 : tcp_stage_write(server);
+	server->windowed = slots == WH_SLOT_OWNER && tcp_window_can_receive(server);
+	return server->windowed ? 0 : tcp_stage_write(server, slots);
 }
 
 /* Fill a vector with the memory for the next payload bytes. Returns its length in bytes. */

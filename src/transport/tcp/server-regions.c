@@ -112,12 +112,13 @@ void tcp_extents_advance(const struct tcp_extent *extents, uint32_t *at, uint64_
 	}
 }
 
-bool tcp_extents_on_gpu(struct tcp_server *server, const struct tcp_extent *extents, uint32_t count)
+enum wh_slot_use tcp_extents_slots(struct tcp_server *server, const struct tcp_extent *extents,
+				   uint32_t count)
 {
+	enum wh_slot_use slots = WH_SLOT_USES;
 	uint64_t last = 0;
-	bool gpu = false;
 
-	for (uint32_t i = 0; i < count && !gpu; i++) {
+	for (uint32_t i = 0; i < count && slots != WH_SLOT_OWNER; i++) {
 		struct wh_region_entry *entry;
 
 		if (extents[i].error || extents[i].region == last)
@@ -126,8 +127,11 @@ bool tcp_extents_on_gpu(struct tcp_server *server, const struct tcp_extent *exte
 		entry = wh_region_entry_enter(wh_engine_regions(server->engine), last);
 		if (!entry)
 			continue;
-		gpu = !wh_kind_on_host(entry->kind);
+		if (wh_kind_on_gpu(entry->kind))
+			slots = WH_SLOT_OWNER;
+		else if (entry->kind == WH_MEMORY_FILE)
+			slots = WH_SLOT_FILE_OWNER;
 		wh_region_entry_leave(entry);
 	}
-	return gpu;
+	return slots;
 }

@@ -102,10 +102,14 @@ int tcp_answer_read(struct tcp_server *server)
 	const struct wh_request *request = &server->request;
 	uint32_t errors = extents_count_errors(server->extents, request->count);
 	size_t list = request->count * sizeof(struct tcp_extent), size;
+	enum wh_slot_use slots = tcp_extents_slots(server, server->extents, request->count);
+	bool staged = slots != WH_SLOT_USES;
 	struct tcp_job *job;
 	uint64_t bytes = 0;
 
-	size = sizeof(*job) + list + WH_RESPONSE_SIZE + errors * WH_RESPONSE_ERROR_SIZE;
+	/* Staged: any extent may fail yet. */
+	size = sizeof(*job) + list + WH_RESPONSE_SIZE +
+	       (staged ? request->count : errors) * WH_RESPONSE_ERROR_SIZE;
 	job = malloc(size);
 	if (!job)
 		return -ENOMEM;
@@ -123,11 +127,33 @@ int tcp_answer_read(struct tcp_server *server)
 	answer_count(server, WH_READ, bytes);
 	job->left = job->ungathered = bytes;
 	wh_list_init(&job->chunks);
-	job->staged = tcp_extents_on_gpu(server, job->extents, job->count);
+	job->staged = staged;
+	job->slots = slots;
+	job->request = *request;
 	job->head_length = answer_encode(job->head, request, server->extents, errors, bytes);
 	wh_list_append(&server->jobs, &job->link);
 	server->job_count++;
 	return 0;
+}
+
+bool tcp_answer_refuse_read(struct tcp_server *server, struct tcp_job *job, int error)
+{
+	uint32_t count = job->request.count;
+	struct tcp_extent *extents;
+
+	if (job->head_sent)
+		return false;
+	extents = calloc(count, sizeof(*extents));
+	if (!extents)
+		return false;
+	for (uint32_t i = 0; i < count; i++)
+		extents[i].error = error;
+	tcp_stage_drop_read(server, job);
+	job->head_length = answer_encode(job->head, &job->request, extents, count, 0);
+	job->left = job->ungathered = 0;
+	job->at = job->count;
+	free(extents);
+	return true;
 }
 
 /* Append the next bytes of a read to a vector, and enter their regions. Returns the bytes, or a
@@ -182,13 +208,14 @@ static int job_send(struct tcp_server *server, struct tcp_job *job)
 
 	while (job->head_sent < job->head_length || job->left) {
 		count = 0;
+		/* First: it changes the header if bytes cannot be read. */
+		error = job->staged && job->left ? tcp_stage_read(server) : 0;
+		if (error)
+			return error;
 		head = job->head_length - job->head_sent;
 		if (head)
 			vector[count++] = (struct iovec){ job->head + job->head_sent, head };
 		if (job->staged && job->left) {
-			error = tcp_stage_read(server);
-			if (error)
-				return error;
 			payload = (ssize_t)tcp_stage_out_of(job, &vector[count]);
 			server->stalled = !payload;
 			if (!payload) /* the header waits for the payload */

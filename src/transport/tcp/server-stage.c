@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The owner's GPU memory through slots of pinned memory. Writes are received into slots and
- * scattered from there; reads are gathered into slots and sent from there. Several slots are in use
- * at a time, so that GPU and socket work in parallel. Everything runs on the connection's loop,
- * except chunk_gpu_done() and chunk_slot_ready().
+ * The owner's GPU memory and files, through slots of pinned memory. Writes are received into slots
+ * and scattered from there; reads are gathered into slots and sent from there. Several slots are in
+ * use at a time, so that GPU, disk and socket work in parallel. Everything runs on the connection's
+ * loop, except chunk_copied() and chunk_slot_ready().
  */
 #include <errno.h>
 #include <sched.h>
@@ -12,8 +12,10 @@
 
 #include "memory/memory.h"
 #include "transport/tcp/server.h"
+#include "util/clock.h"
 
-/* One slot of bytes between the socket and a GPU. Freed when they have arrived or are discarded. */
+/* One slot of bytes between the socket and a GPU or a file. Freed when they have arrived or are
+ * discarded. */
 struct tcp_chunk {
 	struct wh_staging staging;
 	struct wh_slot_wait wait;
@@ -24,7 +26,8 @@ struct tcp_chunk {
 	struct tcp_write *write; /* the write; NULL: the chunk belongs to a read */
 	struct tcp_job *job; /* the read; NULL: dropped, or a write */
 	uint32_t first, end; /* write: the extents [first, end) have bytes in it */
-	bool moved; /* the GPU has finished */
+	bool moved; /* the GPU, or the file, has finished */
+	bool counted; /* in server.in_flight */
 	uint64_t sent; /* bytes sent (read) or received (write) */
 	struct wh_region_entry **entries; /* entered while the GPU copies */
 	uint32_t entry_count, entry_room;
@@ -52,16 +55,19 @@ static void chunk_free(struct tcp_chunk *chunk)
 		tcp_server_post_free(server);
 }
 
-/* A GPU has finished, with or without an error. On any thread. */
-static void chunk_gpu_done(struct wh_staging *staging, int error, const char *text)
+/* The copy has finished, with or without an error. On any thread. */
+static void chunk_copied(struct wh_staging *staging, int error, const char *text)
 {
 	struct tcp_chunk *chunk = wh_container(staging, struct tcp_chunk, staging);
 	struct tcp_server *server = chunk->server;
 
+	bool counted = chunk->counted;
+
 	(void)error; /* chunk->staging.error has it, too */
 	(void)text;
 	wh_loop_post(server->loop, &chunk->task);
-	atomic_fetch_sub(&server->in_flight, 1);
+	if (counted)
+		atomic_fetch_sub(&server->in_flight, 1);
 }
 
 static void chunk_back(struct wh_task *task);
@@ -77,11 +83,11 @@ static void chunk_slot_ready(struct wh_slot_wait *wait, struct wh_slot *slot)
 
 /* Allocate a chunk. If no slot is free, it waits for one and continues in chunk_back(). NULL: no
  * memory. */
-static struct tcp_chunk *chunk_new(struct tcp_server *server)
+static struct tcp_chunk *chunk_new(struct tcp_server *server, enum wh_slot_use slots)
 {
 	struct tcp_chunk *chunk;
 
-	if (wh_slots_prepare(wh_engine_gpus(server->engine), WH_SLOT_OWNER))
+	if (wh_slots_prepare(wh_engine_gpus(server->engine), slots))
 		return NULL;
 	chunk = calloc(1, sizeof(*chunk));
 	if (!chunk)
@@ -90,10 +96,9 @@ static struct tcp_chunk *chunk_new(struct tcp_server *server)
 	chunk->task.run = chunk_back;
 	chunk->wait.ready = chunk_slot_ready;
 	wh_staging_init(&chunk->staging, wh_engine_gpus(server->engine), false);
-	chunk->staging.done = chunk_gpu_done;
+	chunk->staging.done = chunk_copied;
 	server->chunk_count++;
-	chunk->staging.slot =
-		wh_slot_acquire(wh_engine_gpus(server->engine), WH_SLOT_OWNER, &chunk->wait);
+	chunk->staging.slot = wh_slot_acquire(wh_engine_gpus(server->engine), slots, &chunk->wait);
 	return chunk;
 }
 
@@ -120,16 +125,19 @@ static const struct wh_region *chunk_enter_region(struct tcp_chunk *chunk, uint6
 	return wh_container(entry, struct wh_region, entry);
 }
 
+/* Reading a file touches nothing that somebody else has to wait for. */
 static void chunk_start_copy(struct tcp_chunk *chunk, bool into)
 {
-	atomic_fetch_add(&chunk->server->in_flight, 1);
+	chunk->counted = !into || chunk->staging.slot->use == WH_SLOT_OWNER;
+	if (chunk->counted)
+		atomic_fetch_add(&chunk->server->in_flight, 1);
 	wh_engine_count_staged(chunk->server->engine, chunk->staging.bytes);
 	wh_staging_start(&chunk->staging, into);
 }
 
 /* ---- writes ------------------------------------------------------------ */
 
-int tcp_stage_write(struct tcp_server *server)
+int tcp_stage_write(struct tcp_server *server, enum wh_slot_use slots)
 {
 	size_t list = server->request.count * sizeof(struct tcp_extent);
 	struct tcp_write *write = malloc(sizeof(*write) + list);
@@ -139,6 +147,7 @@ int tcp_stage_write(struct tcp_server *server)
 	memset(write, 0, sizeof(*write));
 	memcpy(write->extents, server->extents, list);
 	write->request = server->request;
+	write->slots = slots;
 	write->chunks = 1;
 	server->write = write;
 	server->extents = write->extents;
@@ -159,7 +168,7 @@ size_t tcp_stage_into(struct tcp_server *server, struct iovec *vector)
 	uint64_t room;
 
 	if (!chunk) {
-		chunk = server->chunk = chunk_new(server);
+		chunk = server->chunk = chunk_new(server, server->write->slots);
 		server->wants_slot = chunk && !chunk->staging.slot;
 		if (!chunk) {
 			/* Nothing more can be received: close the connection. */
@@ -227,7 +236,7 @@ void tcp_stage_end_write(struct tcp_server *server)
 	write_chunk_done(server, write);
 }
 
-/* A chunk of a write has arrived on the GPU, or has failed. */
+/* A chunk of a write has arrived, or has failed. */
 static void chunk_end_write(struct tcp_chunk *chunk)
 {
 	struct tcp_server *server = chunk->server;
@@ -239,8 +248,7 @@ static void chunk_end_write(struct tcp_chunk *chunk)
 	}
 	if (chunk->staging.error)
 		wh_log_line(wh_engine_log(server->engine), WH_LOG_INFO, "tcp",
-			    "cannot copy bytes received from a peer to a GPU: %s",
-			    chunk->staging.text);
+			    "cannot store bytes received from a peer: %s", chunk->staging.text);
 	write_chunk_done(server, write);
 	chunk_free(chunk);
 }
@@ -276,6 +284,17 @@ static int chunk_gather(struct tcp_job *job, struct tcp_chunk *chunk)
 	return 0;
 }
 
+/* The first bytes of a read could not be gathered: say so, unless a part of the response has been
+ * sent. 0, or the error that ends the connection. */
+static int job_fail(struct tcp_server *server, struct tcp_job *job, const struct tcp_chunk *chunk)
+{
+	int error = chunk->staging.error;
+
+	wh_log_line(wh_engine_log(server->engine), WH_LOG_INFO, "tcp",
+		    "cannot read bytes that a peer asks for: %s", chunk->staging.text);
+	return tcp_answer_refuse_read(server, job, -error) ? 0 : error;
+}
+
 /* Gather the next bytes of one read. 0: all are assigned to chunks. 1: no more can be gathered on
  * this connection for now. Or a negative errno. */
 static int job_gather(struct tcp_server *server, struct tcp_job *job)
@@ -286,13 +305,13 @@ static int job_gather(struct tcp_server *server, struct tcp_job *job)
 	if (!wh_list_empty(&job->chunks)) {
 		last = wh_container(job->chunks.next, struct tcp_chunk, link);
 		if (last->moved && last->staging.error)
-			return last->staging.error;
+			return job_fail(server, job, last);
 		last = wh_container(job->chunks.prev, struct tcp_chunk, link);
 	}
 	/* Only the last chunk can wait for a slot, and no other is added until it has one. */
 	while (job->ungathered && server->read_chunks < TCP_CHUNKS && !error &&
 	       !(last && !last->staging.slot)) {
-		last = chunk_new(server);
+		last = chunk_new(server, job->slots);
 		if (!last)
 			return -ENOMEM;
 		wh_list_append(&job->chunks, &last->link);
@@ -411,14 +430,21 @@ static void chunk_back(struct wh_task *task)
 
 void tcp_stage_stop(struct tcp_server *server)
 {
+	const struct wh_config *config = wh_engine_config(server->engine);
+	int64_t deadline = wh_deadline(config->number[WH_SETTING_TIMEOUT] * WH_MS);
+	struct wh_file_threads *files = wh_engine_file_threads(server->engine);
 	struct wh_gpus *gpus = wh_engine_gpus(server->engine);
 	struct tcp_chunk *chunk = server->chunk;
 
-	/* This ends soon: copies wait for nothing. */
-	while (atomic_load(&server->in_flight)) {
-		if (!wh_gpus_poll(gpus))
+	/* This ends soon: copies wait for nothing. A file system may hang. */
+	while (atomic_load(&server->in_flight) && wh_now() < deadline) {
+		if (!wh_gpus_poll(gpus) && !wh_file_threads_poll(files))
 			sched_yield();
 	}
+	if (atomic_load(&server->in_flight))
+		wh_log_line(wh_engine_log(server->engine), WH_LOG_WARN, "tcp",
+			    "a file system does not answer: bytes that a peer has sent may still "
+			    "be written although its connection is closed");
 	if (server->write)
 		write_drop(server->write);
 	server->write = NULL;

@@ -2,7 +2,7 @@
 /*
  * The owner's side of a data connection: what server.c (the connection), server-receive.c
  * (requests), server-send.c (responses), server-regions.c (the regions that requests name),
- * server-stage.c (GPU memory through slots of pinned memory) and window.c (GPU memory through
+ * server-stage.c (GPU memory and files through slots) and window.c (GPU memory through
  * region windows) share. Each connection belongs to one loop. Every function here runs on that
  * loop, takes no lock and does not block, except where a comment says otherwise.
  */
@@ -34,16 +34,20 @@ struct tcp_job {
 	uint64_t skip, left; /* bytes of extent `at` that are done; payload bytes not yet sent */
 	uint64_t ungathered; /* staged: bytes not yet assigned to a chunk */
 	bool staged;
+	enum wh_slot_use slots; /* staged: through these */
+	struct wh_request request; /* staged: to answer it anew if its bytes cannot be read */
 	struct wh_list chunks; /* staged: struct tcp_chunk, in order */
 	uint32_t head_length, head_sent;
 	uint8_t *head; /* response and errors, behind the extents in this allocation */
 	struct tcp_extent extents[]; /* those without an error */
 };
 
-/* A staged write to GPU memory. The response is sent when its last chunk has reached the GPU. */
+/* A staged write, to GPU memory or a file. The response is sent when its last chunk has reached
+ * these. */
 struct tcp_write {
 	struct wh_list link; /* server.arrived, when all chunks have arrived */
 	struct wh_request request;
+	enum wh_slot_use slots; /* it goes through these */
 	uint32_t chunks; /* chunks that have not arrived, plus one while receiving */
 	struct tcp_extent extents[];
 };
@@ -108,14 +112,15 @@ struct tcp_server {
 	/* Staging. */
 	struct tcp_write *write; /* being received; NULL: no staged write is */
 	struct tcp_chunk *chunk; /* receives its next bytes; NULL: not allocated yet */
-	struct wh_list arrived; /* struct tcp_write whose bytes the GPU has; to be answered */
+	struct wh_list arrived; /* struct tcp_write whose bytes are in place; to be answered */
 	uint32_t write_count; /* staged writes without a response */
 	uint32_t chunk_count; /* all chunks; the connection is freed after the last one */
 	uint32_t read_chunks; /* those of reads */
 	bool wants_slot; /* `chunk` waits for a slot; until then nothing is received */
 	bool failed; /* out of memory: the connection must be closed */
-	bool stalled; /* the next bytes to send are still on the GPU */
-	_Atomic uint32_t in_flight; /* chunks that a GPU is copying */
+	bool stalled; /* the next bytes to send are not in a slot yet */
+	/* chunks that a GPU is copying, or that are being written to a file */
+	_Atomic uint32_t in_flight;
 };
 
 /* ---- server.c ---------------------------------------------------------- */
@@ -144,6 +149,9 @@ bool tcp_server_full(const struct tcp_server *server);
 
 /* Queue a read, with the header of its response. 0 or -ENOMEM. */
 int tcp_answer_read(struct tcp_server *server);
+/* Instead of its bytes, send the initiator of a read the error (positive) for all extents. False: a
+ * part of the response has been sent. */
+bool tcp_answer_refuse_read(struct tcp_server *server, struct tcp_job *job, int error);
 /* Append the response to a write, and count its bytes. */
 void tcp_answer_write(struct tcp_server *server, const struct wh_request *request,
 		      const struct tcp_extent *extents);
@@ -169,9 +177,10 @@ int tcp_extent_check(struct tcp_server *server, struct tcp_checked *last,
 /* Advance a position, extent *at and *skip bytes of it, by `bytes`. */
 void tcp_extents_advance(const struct tcp_extent *extents, uint32_t *at, uint64_t *skip,
 			 uint64_t bytes);
-/* Does any extent without an error lie in GPU memory? */
-bool tcp_extents_on_gpu(struct tcp_server *server, const struct tcp_extent *extents,
-			uint32_t count);
+/* Through which slots do the extents without an error have to go? Those of a GPU if any lies in its
+ * memory, else those for files if any lies in one, else none: WH_SLOT_USES. */
+enum wh_slot_use tcp_extents_slots(struct tcp_server *server, const struct tcp_extent *extents,
+				   uint32_t count);
 
 /* ---- window.c ---------------------------------------------------------- */
 
@@ -184,7 +193,7 @@ void tcp_window_end(struct tcp_server *server);
 /* ---- server-stage.c ---------------------------------------------------- */
 
 /* Start receiving the payload of the current write through slots. 0 or -ENOMEM. */
-int tcp_stage_write(struct tcp_server *server);
+int tcp_stage_write(struct tcp_server *server, enum wh_slot_use slots);
 /* Set *vector to the room for the next payload bytes. Returns its length. 0: no slot is free, and
  * the connection continues when it gets one (`wants_slot`), or there is no memory (`failed`). */
 size_t tcp_stage_into(struct tcp_server *server, struct iovec *vector);
@@ -203,7 +212,8 @@ void tcp_stage_sent(struct tcp_server *server, struct tcp_job *job, size_t bytes
 /* Free the chunks of a read, or leave them to be freed when the GPU has finished with them. */
 void tcp_stage_drop_read(struct tcp_server *server, struct tcp_job *job);
 
-/* The connection ends. Blocks until no GPU copies for it; soon, as copies wait for nothing. */
+/* The connection ends. Blocks until no GPU copies for it; soon, as copies wait for nothing. Also
+ * until what is being written to files has been written, or for the setting `timeout`. */
 void tcp_stage_stop(struct tcp_server *server);
 
 #endif

@@ -253,18 +253,27 @@ static bool fragment_enqueue(struct tcp_peer *tcp, struct wh_fragment *fragment,
 	return waiting;
 }
 
-/* Does any local memory of the fragment belong to a GPU? */
-static bool fragment_on_gpu(const struct wh_fragment *fragment)
+/* Through which slots does the fragment's local memory have to go? Those of a GPU if any belongs to
+ * one, else those for files if any is one, else none: WH_SLOT_USES. */
+static enum wh_slot_use fragment_slots(const struct wh_fragment *fragment)
 {
 	const struct wh_region *last = NULL, *local;
+	enum wh_slot_use slots = WH_SLOT_USES;
 
 	for (uint64_t i = fragment->first; i < fragment->first + fragment->count; i++) {
 		local = wh_fragment_local(fragment, i);
-		if (local != last && !wh_kind_on_host(local->entry.kind))
-			return true;
+		if (local != last && wh_kind_on_gpu(local->entry.kind))
+			return WH_SLOT_INITIATOR;
+		if (local != last && local->entry.kind == WH_MEMORY_FILE)
+			slots = WH_SLOT_FILE_INITIATOR;
 		last = local;
 	}
-	return false;
+	return slots;
+}
+
+static bool fragment_on_gpu(const struct wh_fragment *fragment)
+{
+	return fragment_slots(fragment) == WH_SLOT_INITIATOR;
 }
 
 static void client_start(struct tcp_client *client, bool send, bool watched, bool now)
@@ -315,12 +324,15 @@ static void tcp_submit_fragment(struct wh_peer *peer, void *state, struct wh_fra
 		       wh_batch_has_waiter(fragment->batch);
 	struct tcp_client *client;
 
-	tcp_of(fragment)->staged = fragment_on_gpu(fragment);
+	enum wh_slot_use slots = fragment_slots(fragment);
+
+	tcp_of(fragment)->staged = slots != WH_SLOT_USES;
+	tcp_of(fragment)->slots = (uint8_t)slots;
 	tcp_of(fragment)->windowed = false;
-	if (tcp_of(fragment)->staged &&
+	if (slots == WH_SLOT_INITIATOR &&
 	    (fragment->op == WH_READ || fragment->bytes <= WH_REGION_WINDOW_FEW))
 		tcp_window_open(fragment);
-	if (tcp_of(fragment)->staged && tcp_window_of(fragment, request) &&
+	if (slots == WH_SLOT_INITIATOR && tcp_window_of(fragment, request) &&
 	    tcp_window_current(fragment)) {
 		tcp_of(fragment)->windowed = true;
 		tcp_of(fragment)->staged = false;
@@ -531,7 +543,7 @@ static int tcp_peer_again(struct wh_peer *peer, void *state, char why[WH_REFUSAL
 	return peer_learn_address(tcp, why);
 }
 
-/* Describe how local GPU memory is moved. Returns the length of the text; 0 without GPU memory. */
+/* Describe how local GPU memory or files are moved. Returns the length of the text; 0 without. */
 static size_t batch_describe_gpu(struct wh_peer *peer, const struct tcp_peer *tcp,
 				 const struct wh_batch *batch, char *out, size_t size)
 {
@@ -545,6 +557,8 @@ static size_t batch_describe_gpu(struct wh_peer *peer, const struct tcp_peer *tc
 		bool latency = fragment->priority == WH_PRIORITY_LATENCY;
 		const struct wh_region_window *window;
 
+		if (fragment_slots(fragment) == WH_SLOT_FILE_INITIATOR)
+			used = (size_t)snprintf(out, size, "file, ");
 		if (!fragment_on_gpu(fragment))
 			continue;
 		window = fragment->op == WH_READ ?
@@ -569,6 +583,7 @@ static bool region_describe_gpu(struct wh_engine *engine, const struct wh_region
 	if (!entry)
 		return false;
 	described =
+		region->registration->device &&
 		wh_gpus_describe(wh_engine_gpus(engine), region->registration->device, line, size);
 	wh_region_entry_leave(entry);
 	return described;
@@ -642,10 +657,11 @@ static int tcp_is_reachable(struct wh_peer *peer, void *state, const struct wh_r
 	int error;
 
 	(void)state;
-	(void)remote; /* the owner stages its own GPU memory */
+	(void)remote; /* the owner stages its own GPU memory and files */
 	if (wh_kind_on_host(local->entry.kind))
 		return 0;
-	if (op == WH_READ) /* so that wh_batch_explain() knows the window before the transfer */
+	if (op == WH_READ && wh_kind_on_gpu(local->entry.kind)) /* so that wh_batch_explain() knows
+								   the window before the transfer */
 		region_open_window(wh_peer_engine(peer), local);
 	error = wh_staging_prepare_region(wh_engine_regions(wh_peer_engine(peer)),
 					  wh_engine_gpus(wh_peer_engine(peer)), local, op);

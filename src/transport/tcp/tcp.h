@@ -5,12 +5,12 @@
  *   tcp.c             the operations table, a peer's state, fragments that wait to be sent
  *   client.c          the initiator's connections: open, own, break, reconnect
  *   flow.c            their bytes: requests out, responses in
- *   client-stage.c    the initiator's GPU memory, through slots of pinned memory
+ *   client-stage.c    the initiator's GPU memory and files, through slots
  *   server.c          the owner's connections: accept, turns of work, close
  *   server-receive.c  their requests: decode, check, receive the bytes of writes
  *   server-send.c     their responses, with the bytes of reads
  *   server-regions.c  the regions that requests name: check, enter, leave
- *   server-stage.c    the owner's GPU memory, through slots of pinned memory
+ *   server-stage.c    the owner's GPU memory and files, through slots
  *   window.c          GPU memory without slots, through region windows, on both sides
  *
  * A fragment is split into requests, each on one connection. A fragment that fits one request is
@@ -92,8 +92,10 @@ int tcp_connect(struct wh_engine *engine, const struct sockaddr_storage *address
 /* What tcp keeps in a fragment. */
 struct tcp_fragment {
 	bool alone; /* pinned to one connection (`owner`); not shared */
-	bool staged; /* some local memory is a GPU's, and goes through staging slots */
-	bool windowed; /* ... and is written by the CPU, through windows */
+	/* some local memory is a GPU's, or a file, and goes through staging slots ... */
+	bool staged;
+	uint8_t slots; /* ... of this enum wh_slot_use */
+	bool windowed; /* it is a GPU's, and is written by the CPU, through windows */
 };
 
 static inline struct tcp_fragment *tcp_of(const struct wh_fragment *fragment)
