@@ -6,6 +6,7 @@
 #include <sys/prctl.h>
 
 #include "driven.h"
+#include "files.h"
 #include "harness.h"
 #include "yama.h"
 
@@ -18,6 +19,7 @@ struct memory {
 	unsigned char *base;
 	size_t length;
 	uint32_t kind;
+	int fd; /* CHILD_FILE */
 };
 
 static struct wh_engine *engine;
@@ -82,7 +84,7 @@ static int memory_allocate(const struct child_command *command, struct child_ans
 	struct wh_memory_options options = { .size = sizeof(options),
 					     .kind = command->kind,
 					     .location = command->text[0] ? command->text : NULL };
-	int i = 0, error = 0;
+	int i = 0, error = 0, fd = -1;
 	void *base;
 
 	while (i < MEMORIES && memories[i].base)
@@ -93,6 +95,12 @@ static int memory_allocate(const struct child_command *command, struct child_ans
 		base = mmap(NULL, command->length, PROT_READ | PROT_WRITE,
 			    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 		error = base == MAP_FAILED ? -errno : 0;
+	} else if (command->kind == CHILD_FILE) {
+		fd = file_new(command->length);
+		base = fd < 0 ? NULL : file_map(fd, command->length);
+		error = fd < 0 ? fd : base ? 0 : -errno;
+		if (error && fd >= 0)
+			close(fd);
 	} else if (command->kind == CHILD_SEGMENTED || command->kind == CHILD_FABRIC) {
 		base = bytes_segmented(*command->text ? atoi(command->text + strlen("cuda:")) : 0,
 				       command->length, command->kind == CHILD_FABRIC);
@@ -102,7 +110,7 @@ static int memory_allocate(const struct child_command *command, struct child_ans
 	}
 	if (error)
 		return error;
-	memories[i] = (struct memory){ base, command->length, command->kind };
+	memories[i] = (struct memory){ base, command->length, command->kind, fd };
 	answer->value = (uint64_t)i;
 	return 0;
 }
@@ -111,9 +119,12 @@ static int memory_release(struct memory *memory)
 {
 	int error = 0;
 
-	if (memory->kind == CHILD_FOREIGN)
+	if (memory->kind == CHILD_FOREIGN || memory->kind == CHILD_FILE)
 		munmap(memory->base, memory->length);
-	else if (memory->kind != CHILD_SEGMENTED && memory->kind != CHILD_FABRIC)
+	if (memory->kind == CHILD_FILE)
+		close(memory->fd);
+	else if (memory->kind != CHILD_FOREIGN && memory->kind != CHILD_SEGMENTED &&
+		 memory->kind != CHILD_FABRIC)
 		error = wh_memory_free(engine, memory->base);
 	if (!error)
 		memory->base = NULL;
@@ -126,6 +137,7 @@ static int add_region(const struct child_command *command, uint64_t offset, uint
 	struct wh_region_options options = { .size = sizeof(options),
 					     .name = name,
 					     .access = command->access };
+	const struct memory *memory;
 	struct wh_region *region;
 	int error;
 
@@ -138,8 +150,11 @@ static int add_region(const struct child_command *command, uint64_t offset, uint
 		regions = more;
 		region_room = room;
 	}
-	error = wh_region_register(engine, memories[command->index].base + offset, length, &options,
-				   &region);
+	memory = &memories[command->index];
+	error = memory->kind == CHILD_FILE ?
+			file_region(engine, memory->fd, offset, length, &options, &region) :
+			wh_region_register(engine, memory->base + offset, length, &options,
+					   &region);
 	if (error)
 		return error;
 	regions[region_count] = region;

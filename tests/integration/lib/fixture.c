@@ -2,9 +2,11 @@
 /* fixture.c: an engine, a target over one of the routes, and transfers between them */
 #include "fixture.h"
 
+#include <string.h>
 #include <sys/mman.h>
 
 #include "driven.h"
+#include "files.h"
 
 static void log_line(void *arg, const struct wh_log_record *record)
 {
@@ -64,6 +66,15 @@ static void open_target(struct fixture *f)
 					   .access = ACCESS_BOTH };
 	void *memory;
 
+	if (f->route->kind == CHILD_FILE) {
+		f->file = file_new(f->length + 2 * f->guard);
+		want_true(f->file >= 0, "no file: %s", strerror(-f->file));
+		f->target = file_map(f->file, f->length + 2 * f->guard);
+		want_true(f->target, "mmap: %s", strerror(errno));
+		want(0, file_region(f->engine, f->file, f->guard, f->length, &named,
+				    &f->target_region));
+		return;
+	}
 	want(0, wh_memory_alloc(f->engine, f->length + 2 * f->guard, &kind, &memory));
 	f->target = memory;
 	want(0, wh_region_register(f->engine, f->target + f->guard, f->length, &named,
@@ -100,7 +111,7 @@ void fixture_open_with(struct fixture *f, const struct route *route, uint64_t le
 	f->guard = route == &route_shm || route == &route_shm_parts ? 0 : GUARD;
 	f->engine = engine_open_with(route->require, "none", config, driven_flags("initiator"));
 	driven_set(f->engine);
-	if (route == &route_self)
+	if (route == &route_self || route == &route_file)
 		open_target(f);
 	else
 		fixture_start_target(f, options);
@@ -121,7 +132,12 @@ void fixture_close_initiator(struct fixture *f)
 	want(0, wh_region_unregister(f->region));
 	if (f->target) {
 		want(0, wh_region_unregister(f->target_region));
-		want(0, wh_memory_free(f->engine, f->target));
+		if (f->route->kind == CHILD_FILE) {
+			munmap(f->target, f->length + 2 * f->guard);
+			close(f->file);
+		} else {
+			want(0, wh_memory_free(f->engine, f->target));
+		}
 	}
 	driven_set(NULL);
 	want(0, wh_engine_close(f->engine));

@@ -22,7 +22,8 @@ struct fixture {
 	/* The target. */
 	struct child *child; /* NULL: the target is this process */
 	int memory; /* the child's number of the memory */
-	unsigned char *target; /* the allocation, if in this process */
+	unsigned char *target; /* the allocation, or the mapping of `file`, if in this process */
+	int file; /* its descriptor, if that is a file */
 	struct wh_region *target_region; /* if in this process */
 	struct wh_remote remote; /* the target's region, named "target" */
 	/* Our side: a region of twice the target's length. The second half receives reads. */

@@ -97,6 +97,8 @@ extern const struct route route_tcp4;
 extern const struct route route_tcp6;
 extern const struct route route_rdma; /* real devices or the fake library's */
 extern const struct route route_gpu_rdma; /* the same to GPU memory of the fake driver */
+extern const struct route route_file; /* a file of this engine: CHILD_FILE */
+extern const struct route route_file_tcp; /* a file of another process */
 extern const struct route needs_root; /* not a route: the test changes its user */
 
 /* Entries of a test array: a test, a test over one route, a test with a condition. The
@@ -116,7 +118,9 @@ extern const struct route needs_root; /* not a route: the test changes its user 
 #define TEST_HOST_ROUTES(function)                                                                 \
 	TEST_OVER(function, self), TEST_OVER(function, shm), TEST_OVER(function, vm),              \
 		TEST_OVER(function, tcp4), TEST_OVER(function, tcp6), TEST_OVER(function, rdma)
-#define TEST_EVERY_ROUTE(function) TEST_HOST_ROUTES(function), TEST_OVER(function, gpu_rdma)
+#define TEST_FILE_ROUTES(function) TEST_OVER(function, file), TEST_OVER(function, file_tcp)
+#define TEST_EVERY_ROUTE(function)                                                                 \
+	TEST_HOST_ROUTES(function), TEST_OVER(function, gpu_rdma), TEST_FILE_ROUTES(function)
 #define TEST_REMOTE_ROUTES(function)                                                               \
 	TEST_OVER(function, shm), TEST_OVER(function, vm), TEST_OVER(function, tcp4),              \
 		TEST_OVER(function, rdma)
@@ -187,6 +191,8 @@ int send_all(int fd, const void *in, size_t length);
 #define CHILD_SEGMENTED 0x101u
 /* the same, to be shared over NVLink's fabric alone, not by descriptors */
 #define CHILD_FABRIC 0x102u
+/* a file without a name, which the process maps as well to look at its bytes */
+#define CHILD_FILE 0x103u
 
 /* A setting with a cluster key: by default the engines of two users refuse each other. */
 #define SHARED_KEY "key=6b65792066726f6d2074686520746573747320206b65792066726f6d20746865"

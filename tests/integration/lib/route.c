@@ -122,4 +122,17 @@ const struct route route_gpu_rdma = {
 	.devices = true,
 	.missing = missing_gpu_rdma,
 };
+const struct route route_file = {
+	.name = "self",
+	.require = "self",
+	.detail = "file",
+	.kind = CHILD_FILE,
+};
+const struct route route_file_tcp = {
+	.name = "tcp",
+	.require = "tcp",
+	.listen = "127.0.0.1:0",
+	.detail = "connection",
+	.kind = CHILD_FILE,
+};
 const struct route needs_root = { .name = "root", .missing = missing_root };
