@@ -42,7 +42,8 @@ enum wh_file_durable {
 struct wh_file_options {
 	size_t size; /* set by the caller */
 	uint64_t offset; /* of the region's first byte in the file */
-	uint64_t length; /* of the region; 0: up to the file's end, which is not allowed with GROW */
+	uint64_t
+		length; /* of the region; 0: up to the file's end, which is not allowed with GROW */
 	uint32_t flags; /* enum wh_file_flag, or-ed */
 	uint32_t durable; /* enum wh_file_durable */
 	/* Its name, and what peers may do. NULL: a region for this engine's own use. Access WRITE

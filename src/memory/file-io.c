@@ -49,8 +49,8 @@ static int file_check_end(const struct wh_file *file, uint32_t op, uint64_t end)
 	return (uint64_t)stat.st_size < end ? move_cut(file, op, end) : 0;
 }
 
-/* Before a write of the file's bytes up to `end`. The kernel would send SIGXFSZ beyond the process's
- * limit, which ends a program that does not expect it. */
+/* Before a write of the file's bytes up to `end`. The kernel would send SIGXFSZ beyond the
+ * process's limit, which ends a program that does not expect it. */
 static int file_check_write(const struct wh_file *file, uint64_t end)
 {
 	struct rlimit limit;
@@ -98,9 +98,8 @@ static int run_move(const struct wh_file *file, uint32_t op, struct run *run)
 	ssize_t got;
 
 	while (!error && run->bytes) {
-		got = op == WH_READ ?
-			      preadv(file->fd, run->vector, run->count, (off_t)run->at) :
-			      pwritev(file->fd, run->vector, run->count, (off_t)run->at);
+		got = op == WH_READ ? preadv(file->fd, run->vector, run->count, (off_t)run->at) :
+				      pwritev(file->fd, run->vector, run->count, (off_t)run->at);
 		if (got > 0)
 			run_advance(run, (uint64_t)got);
 		else if (!got && op == WH_READ)

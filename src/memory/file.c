@@ -96,8 +96,7 @@ static int file_duplicate(struct wh_file *file, int fd)
 		return wh_fail(EINVAL,
 			       "%s: descriptor %d is open with O_APPEND, which ignores offsets",
 			       call, fd);
-	if ((flags & O_ACCMODE) == O_WRONLY ||
-	    (file->writable && (flags & O_ACCMODE) == O_RDONLY))
+	if ((flags & O_ACCMODE) == O_WRONLY || (file->writable && (flags & O_ACCMODE) == O_RDONLY))
 		return wh_fail(EACCES, "%s: descriptor %d is not open for %s", call, fd,
 			       file->writable && (flags & O_ACCMODE) == O_RDONLY ? "writing" :
 										   "reading");

@@ -135,9 +135,10 @@ static void cuda_region_gone(struct wh_peer *peer, void *state, struct wh_remote
 /* Can this process copy between the mapping and pinned memory? */
 static bool mapping_is_stageable(const struct wh_device_mapping *mapping)
 {
-	return mapping->host || (mapping->device &&
-				 (mapping->managed || mapping->context ||
-				  atomic_load(&mapping->reached) >> mapping->device->ordinal & 1));
+	return mapping->host || mapping->file ||
+	       (mapping->device &&
+		(mapping->managed || mapping->context ||
+		 atomic_load(&mapping->reached) >> mapping->device->ordinal & 1));
 }
 
 /* Make what work between the two needs, and measure it, before the first fragment comes.
@@ -176,16 +177,18 @@ static int cuda_is_reachable(struct wh_peer *peer, void *state,
 	uint64_t readable = wh_remote_access(peer, entry) & WH_ACCESS_READ ? entry->length : 0;
 	int error;
 
-	if (wh_kind_on_host(local_region->entry.kind) && wh_kind_on_host(entry->kind)) {
+	if (!wh_kind_on_gpu(local_region->entry.kind) && !wh_kind_on_gpu(entry->kind)) {
 		snprintf(why, WH_REFUSAL, "neither side is a GPU's memory");
 		return -ENXIO;
 	}
-	if (local_region->entry.kind == WH_MEMORY_FILE || entry->kind == WH_MEMORY_FILE) {
-		snprintf(why, WH_REFUSAL, "files go through pinned memory");
-		return -ENXIO;
+	if (entry->kind == WH_MEMORY_FILE && !wh_peer_is_self(peer)) {
+		snprintf(why, WH_REFUSAL,
+			 "region %#llx is a file, which only its owner reads and writes",
+			 (unsigned long long)wh_region_entry_id(entry));
+		return -EOPNOTSUPP;
 	}
 	/* The GPU's side first: it decides in which GPU's context host memory is pinned. */
-	error = wh_kind_on_host(entry->kind) ? 0 : wh_cuda_remote(cuda, entry, &remote, why);
+	error = wh_kind_on_gpu(entry->kind) ? wh_cuda_remote(cuda, entry, &remote, why) : 0;
 	if (!error)
 		error = wh_device_mapping_local(cuda->mappings, region, &local, why);
 	if (!error)
@@ -273,7 +276,9 @@ static void describe_fragment(const struct wh_fragment *fragment,
 
 	if (staged) {
 		snprintf(out, size, "staged: %.*s", (int)size - 9,
-			 *local->why ? local->why :
+			 local->file  ? local->why :
+			 remote->file ? remote->why :
+			 *local->why  ? local->why :
 			 *remote->why ?
 				       remote->why :
 			 local->context || remote->context ?

@@ -50,6 +50,7 @@ struct wh_device_mapping {
 	 * wh_device_mapping_address() */
 	uint64_t address;
 	char *host; /* the same for the CPU; NULL: the CPU does not reach it */
+	struct wh_file *file; /* a file of ours, which is staged; NULL: memory */
 	/* bit n: work in device n's primary context reaches `address` */
 	_Atomic uint64_t reached;
 	/* `reached` was decided when the memory was mapped; else peer access can be switched on */

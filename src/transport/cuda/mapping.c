@@ -38,6 +38,12 @@ static void mapping_map_host(struct wh_device_mappings *mappings, struct wh_devi
 	}
 }
 
+static void mapping_map_file(struct wh_device_mapping *mapping, const struct wh_region *region)
+{
+	mapping->file = region->registration->file;
+	snprintf(mapping->why, sizeof(mapping->why), "file, by threads");
+}
+
 /* ---- a GPU's memory -------------------------------------------------------------------------- */
 
 /* Find out which devices have access to memory of cuMemCreate(). */
@@ -103,7 +109,9 @@ int wh_device_mapping_local(struct wh_device_mappings *mappings, struct wh_regio
 		if (!mapping)
 			mapping = wh_device_mapping_new(why);
 		if (mapping && !atomic_load(&region->transport[WH_TRANSPORT_CUDA])) {
-			if (wh_kind_on_host(region->entry.kind))
+			if (region->entry.kind == WH_MEMORY_FILE)
+				mapping_map_file(mapping, region);
+			else if (wh_kind_on_host(region->entry.kind))
 				mapping_map_host(mappings, mapping, region);
 			else
 				mapping_map_gpu(mappings, mapping, region);

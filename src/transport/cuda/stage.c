@@ -2,12 +2,14 @@
 /*
  * The transport cuda: stage the parts whose two sides no GPU reaches. Their bytes go through slots
  * of pinned memory, a few slots at a time. A GPU copies between a slot and GPU memory, the CPU
- * between a slot and host memory.
+ * between a slot and host memory; threads that may wait for a disk read files into slots, and write
+ * slots into files.
  */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "memory/file.h"
 #include "memory/region.h"
 #include "transport/blocks.h"
 #include "transport/copier.h"
@@ -15,14 +17,16 @@
 #include "transport/cuda/cuda.h"
 #include "transport/fragment.h"
 #include "util/clock.h"
+#include "util/error.h"
 #include "util/list.h"
 
 #define SLOTS 4 /* of one part at a time */
+#define FILE_SLOTS 8 /* the same if one side is a file: each keeps a thread busy */
 #define EXTENTS 256u /* of one slot */
 
 struct side {
 	const struct wh_device_mapping *mapping;
-	struct wh_gpu_stream *stream; /* NULL: the CPU */
+	struct wh_gpu_stream *stream; /* NULL: the CPU, or a file's threads */
 	uint64_t base; /* see extent_at() */
 };
 
@@ -39,6 +43,7 @@ enum step { IDLE, INTO, OUT_OF };
 /* A slot, and the extent pairs that go through it. */
 struct work {
 	struct wh_gpu_stream_job job;
+	struct wh_file_job file_job;
 	struct wh_slot_wait wait;
 	struct stage *stage;
 	struct wh_slot *slot;
@@ -59,12 +64,14 @@ static uint64_t extent_at(const struct stage *stage, const struct side *side,
 	return side->base + (local ? (uint64_t)(uintptr_t)extent->local : extent->offset);
 }
 
-/* What extent_at() adds to an extent's local address, or to its offset in the remote region. */
+/* What extent_at() adds to an extent's local address, or to its offset in the remote region. Of a
+ * file the result is the offset in the region. */
 static uint64_t side_base(const struct wh_device_mapping *mapping, const struct wh_region *local)
 {
-	uint64_t first = mapping->host && !mapping->device ?
-				 (uint64_t)(uintptr_t)mapping->host :
-				 wh_device_mapping_address(mapping, mapping->device);
+	uint64_t first = mapping->file ? 0 :
+			 mapping->host && !mapping->device ?
+					 (uint64_t)(uintptr_t)mapping->host :
+					 wh_device_mapping_address(mapping, mapping->device);
 
 	return local ? first - local->entry.address : first;
 }
@@ -145,6 +152,45 @@ static void work_copy_by_gpu(struct work *work, const struct side *side)
 	wh_gpu_stream_end(&turn, &work->job);
 }
 
+/* Move the whole step. On a thread that may wait. 0, or an error with its text. */
+static int work_copy_file(struct work *work)
+{
+	struct stage *stage = work->stage;
+	const struct side *side = work->step == INTO ? &stage->source : &stage->target;
+	const struct wh_fragment *fragment = stage->part->op->fragment;
+	struct wh_file_extent extents[EXTENTS];
+	struct wh_extent_pair extent;
+	char *slot = work->slot->host;
+	uint32_t count = 0, moved;
+	int error;
+
+	for (; wh_fragment_next(fragment, &work->at, work->at.left, &extent); count++) {
+		extents[count] = (struct wh_file_extent){ extent_at(stage, side, &extent), slot,
+							  extent.length };
+		slot += extent.length;
+	}
+	error = wh_file_move(side->mapping->file, work->step == INTO ? WH_READ : WH_WRITE, extents,
+			     count, &moved);
+	return error || work->step == INTO ? error : wh_file_sync(side->mapping->file);
+}
+
+static void work_continue(struct work *work);
+
+static void work_run_file(struct wh_file_job *job)
+{
+	struct work *work = wh_container(job, struct work, file_job);
+	int error;
+
+	wh_fail_begin();
+	error = work_copy_file(work);
+	if (error) {
+		wh_cuda_part_fail(work->stage->part, error, wh_error_text());
+		work->step = IDLE; /* and the part has no more bytes */
+	}
+	wh_fail_end(0);
+	work_continue(work);
+}
+
 static void work_end(struct work *work)
 {
 	struct stage *stage = work->stage;
@@ -182,6 +228,12 @@ static void work_continue(struct work *work)
 			}
 			work_begin(work, INTO);
 			continue;
+		}
+		if (work->at.left && side->mapping->file) {
+			wh_file_threads_run(
+				wh_engine_file_threads(stage->part->op->cuda->mappings->engine),
+				&work->file_job);
+			return;
 		}
 		if (work->at.left && side->stream) {
 			work_copy_by_gpu(work, side);
@@ -225,6 +277,7 @@ static void work_start(struct stage *stage)
 		return;
 	work->stage = stage;
 	work->job.done = work_done;
+	work->file_job.run = work_run_file;
 	work->wait.ready = work_slot_ready;
 	atomic_fetch_add(&stage->works, 1);
 	work->slot = wh_slot_acquire(stage->part->op->cuda->mappings->gpus, WH_SLOT_INITIATOR,
@@ -235,7 +288,7 @@ static void work_start(struct stage *stage)
 
 static int side_open(struct wh_gpus *gpus, struct side *side, enum wh_blocks_way way, bool urgent)
 {
-	if (side->mapping->host && !side->mapping->device)
+	if (side->mapping->file || (side->mapping->host && !side->mapping->device))
 		return 0;
 	return wh_gpus_stream(gpus, side->mapping->device, side->mapping->context, way, urgent,
 			      &side->stream);
@@ -249,7 +302,7 @@ void wh_cuda_stage(struct wh_cuda_part *part)
 	struct stage *stage = calloc(1, sizeof(*stage));
 	struct wh_device_mapping *local, *remote;
 	const struct wh_region *region;
-	uint64_t slots;
+	uint64_t slots, most;
 	int error;
 
 	if (!stage) {
@@ -276,7 +329,8 @@ void wh_cuda_stage(struct wh_cuda_part *part)
 	/* One more than there are works, so that the part does not end while they are started. */
 	atomic_store(&stage->works, 1);
 	slots = part->at.left / WH_SLOT + 1;
-	for (uint64_t i = 0; !error && i < slots && i < SLOTS; i++)
+	most = local->file || remote->file ? FILE_SLOTS : SLOTS;
+	for (uint64_t i = 0; !error && i < slots && i < most; i++)
 		work_start(stage);
 	if (!error && atomic_load(&stage->works) == 1 && part->at.left)
 		wh_cuda_part_fail(part, -ENOMEM, "no memory");
@@ -351,6 +405,8 @@ bool wh_cuda_stage_time(const struct wh_fragment *fragment, const struct wh_devi
 	bool write = fragment->op == WH_WRITE;
 	struct side source, target;
 
+	if (local->file || remote->file)
+		return false;
 	if (!side_find(gpus, write ? local : remote, WH_BLOCKS_TO_HOST, &source) ||
 	    !side_find(gpus, write ? remote : local, WH_BLOCKS_FROM_HOST, &target))
 		return false;

@@ -13,7 +13,8 @@
 #define LENGTH (3 * MIB + 4097)
 #define START 4099 /* of the region in the file: unaligned */
 
-/* ---- what the library calls, counted ---------------------------------------------------------- */
+/* ---- what the library calls, counted ----------------------------------------------------------
+ */
 
 static atomic_int data_syncs, all_syncs, sync_error;
 
@@ -32,7 +33,8 @@ int fsync(int fd)
 	return errno ? -1 : (int)syscall(SYS_fsync, fd);
 }
 
-/* ---- a file beside a fixture ------------------------------------------------------------------ */
+/* ---- a file beside a fixture ------------------------------------------------------------------
+ */
 
 struct ours {
 	int fd;
@@ -89,7 +91,8 @@ static int move_region(const struct fixture *f, struct wh_region *region, uint32
 	return status;
 }
 
-/* ---- the initiator's file --------------------------------------------------------------------- */
+/* ---- the initiator's file ---------------------------------------------------------------------
+ */
 
 /* The file's bytes go to the target, of memory or a file too, and come back into it. */
 static void local__both_directions(void **state)
@@ -210,7 +213,8 @@ static void local__explained(void **state)
 	fixture_close(&f);
 }
 
-/* ---- registering ------------------------------------------------------------------------------ */
+/* ---- registering ------------------------------------------------------------------------------
+ */
 
 static void register__arguments(void **state)
 {
@@ -337,7 +341,8 @@ static void register__thousands(void **state)
 	want(0, wh_engine_close(engine));
 }
 
-/* ---- rights, growth, durability --------------------------------------------------------------- */
+/* ---- rights, growth, durability ---------------------------------------------------------------
+ */
 
 static void rights__read_only(void **state)
 {
