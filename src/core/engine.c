@@ -14,6 +14,7 @@
 
 #include "core/batch.h"
 #include "core/engine.h"
+#include "core/file.h"
 #include "core/notification.h"
 #include "core/observer.h"
 #include "core/peer.h"
@@ -528,6 +529,8 @@ static int engine_configure(struct wh_engine *engine, const struct wh_engine_opt
 		error = engine_check_transports(&engine->config);
 	if (!error)
 		error = engine_check_windows(&engine->config);
+	if (!error)
+		error = wh_engine_check_files(&engine->config);
 	if (!error)
 		error = engine_open_cuda(engine);
 	if (!error)

@@ -1,11 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* core/file.c: registering files: the public calls of wherry/file.h */
 #include <errno.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include <wherry/file.h>
 
 #include "core/engine.h"
+#include "core/file.h"
 #include "core/region.h"
+#include "memory/file-ring.h"
 #include "memory/file.h"
 #include "memory/memory.h"
 #include "util/clock.h"
@@ -14,19 +18,51 @@
 
 static const char call[] = "wh_file_register";
 
-/* The threads that wait for files start with the first file. */
+int wh_engine_check_files(const struct wh_config *config)
+{
+	const char *cold = config->text[WH_SETTING_FILE_COLD];
+
+	return !strcmp(cold, "direct") || !strcmp(cold, "ring") || !strcmp(cold, "pread") ?
+		       0 :
+		       wh_fail(EINVAL, "file_cold=%s: known are direct, ring and pread", cold);
+}
+
+/* Under engine.lock. */
+static int engine_make_files(struct wh_engine *engine)
+{
+	const char *cold = engine->config.text[WH_SETTING_FILE_COLD];
+	struct wh_memory_domain *domain = &engine->memory;
+	struct wh_file_threads *threads;
+	int error;
+
+	if (strcmp(cold, "pread") != 0) {
+		domain->file_rings = malloc(sizeof(*domain->file_rings));
+		if (!domain->file_rings)
+			return wh_fail(ENOMEM, "%s: no memory", call);
+		wh_file_rings_init(domain->file_rings);
+		domain->file_direct = !strcmp(cold, "direct");
+	}
+	error = wh_file_threads_open((unsigned)engine->config.number[WH_SETTING_FILE_THREADS],
+				     engine->turns, &threads);
+	if (!error) {
+		atomic_store(&domain->file_threads, threads);
+		return 0;
+	}
+	if (domain->file_rings)
+		wh_file_rings_destroy(domain->file_rings);
+	free(domain->file_rings);
+	domain->file_rings = NULL;
+	return error;
+}
+
+/* What reads and writes files is made for the first one. */
 static int engine_open_files(struct wh_engine *engine)
 {
-	struct wh_file_threads *threads = NULL;
 	int error = 0;
 
 	pthread_mutex_lock(&engine->lock);
 	if (!atomic_load(&engine->memory.file_threads))
-		error = wh_file_threads_open(
-			(unsigned)engine->config.number[WH_SETTING_FILE_THREADS], engine->turns,
-			&threads);
-	if (threads)
-		atomic_store(&engine->memory.file_threads, threads);
+		error = engine_make_files(engine);
 	pthread_mutex_unlock(&engine->lock);
 	return error;
 }

@@ -15,6 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "memory/file-ring.h"
 #include "memory/memory.h"
 #include "util/error.h"
 #include "util/list.h"
@@ -385,6 +386,9 @@ void wh_memory_domain_init(struct wh_memory_domain *domain)
 
 void wh_memory_domain_destroy(struct wh_memory_domain *domain)
 {
+	if (domain->file_rings)
+		wh_file_rings_destroy(domain->file_rings);
+	free(domain->file_rings);
 	pthread_mutex_destroy(&domain->lock);
 	pthread_mutex_destroy(&domain->registrations_lock);
 }

@@ -2,6 +2,9 @@
 /*
  * memory/file-io.c: reads and writes of files, and making them durable
  *
+ * What is in the page cache is copied at once. What is not is read by io_uring, many requests at a
+ * time, which is what disks want, and past the page cache where memory and file are aligned alike.
+ *
  * A file may become shorter at any time. A read past its end returns fewer bytes, and that is an
  * error here. A write past its end would make it longer again, so its length is looked at before
  * and after each.
@@ -11,21 +14,32 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
 #include <wherry/transfer.h>
 
+#include "memory/file-ring.h"
 #include "memory/file.h"
 #include "util/error.h"
 
 typedef unsigned long long ull;
+
+#ifndef SYS_cachestat
+#define SYS_cachestat 451 /* x86-64 and arm64 */
+#endif
 
 /* Extents in one system call: those that follow one another in the file. */
 #define VECTOR 64
 /* Bytes in one: the kernel moves no more than 2 GiB at a time, and a disk must not keep a thread
  * from noticing that the file has been cut for long. */
 #define CALL_BYTES (8u << 20)
+
+/* Of what is not in the page cache: bytes read by one request, and requests that are gathered
+ * before they are submitted. */
+#define COLD_BYTES ((uint64_t)128 << 10)
+#define COLD_PARTS 256u
 
 static int move_fail(const struct wh_file *file, uint32_t op, uint64_t at, int error)
 {
@@ -71,6 +85,7 @@ static int file_check_write(const struct wh_file *file, uint64_t end)
 struct run {
 	struct iovec vector[VECTOR];
 	int count;
+	uint32_t extent; /* of vector[0]; each element is a part of the next one */
 	uint64_t at, bytes; /* in the file */
 };
 
@@ -84,6 +99,7 @@ static void run_advance(struct run *run, uint64_t bytes)
 	while (done < run->count && bytes >= run->vector[done].iov_len)
 		bytes -= run->vector[done++].iov_len;
 	run->count -= done;
+	run->extent += (uint32_t)done;
 	memmove(run->vector, run->vector + done, (size_t)run->count * sizeof(run->vector[0]));
 	if (bytes) {
 		run->vector[0].iov_base = (char *)run->vector[0].iov_base + bytes;
@@ -112,38 +128,228 @@ static int run_move(const struct wh_file *file, uint32_t op, struct run *run)
 	return !error && op == WH_WRITE ? file_check_end(file, op, end) : error;
 }
 
-int wh_file_move(struct wh_file *file, uint32_t op, const struct wh_file_extent *extents,
-		 uint32_t count, uint32_t *moved)
+/* ---- what is not in the page cache ------------------------------------------------------------
+ */
+
+/* Parts of a read that wait for the ring. */
+struct cold {
+	struct wh_file *file;
+	struct wh_file_ring *ring;
+	int direct; /* descriptor; negative: none */
+	uint32_t count;
+	struct wh_file_part parts[COLD_PARTS];
+	uint32_t failed; /* the first extent that cannot be read; UINT32_MAX: none */
+	int error;
+};
+
+static void cold_fail(struct cold *cold, uint32_t extent, int error)
 {
-	uint32_t next = 0;
-	uint64_t skip = 0; /* bytes of extent `next` */
+	if (extent >= cold->failed)
+		return;
+	cold->failed = extent;
+	cold->error = error;
+}
+
+/* Read the parts. What the ring does not read to its end is read once more, by a plain call: that
+ * finds out what is wrong, if anything is. */
+static void cold_flush(struct cold *cold)
+{
+	wh_file_ring_read(cold->ring, cold->parts, cold->count);
+	for (uint32_t i = 0; i < cold->count; i++) {
+		const struct wh_file_part *part = &cold->parts[i];
+		uint32_t done = part->done > 0 ? (uint32_t)part->done : 0;
+		struct run rest;
+		int error;
+
+		if (done == part->length)
+			continue;
+		rest.at = part->at + done;
+		rest.bytes = part->length - done;
+		rest.extent = part->extent;
+		rest.vector[0] = (struct iovec){ part->memory + done, rest.bytes };
+		rest.count = 1;
+		error = run_move(cold->file, WH_READ, &rest);
+		if (error)
+			cold_fail(cold, part->extent, error);
+	}
+	cold->count = 0;
+}
+
+static void cold_put(struct cold *cold, int fd, uint32_t extent, uint64_t at, char *memory,
+		     uint64_t length)
+{
+	for (uint64_t done = 0; done < length; done += COLD_BYTES) {
+		uint64_t part = length - done < COLD_BYTES ? length - done : COLD_BYTES;
+
+		if (cold->count == COLD_PARTS)
+			cold_flush(cold);
+		cold->parts[cold->count++] = (struct wh_file_part){ .fd = fd,
+								    .extent = extent,
+								    .at = at + done,
+								    .memory = memory + done,
+								    .length = (uint32_t)part };
+	}
+}
+
+/* Add bytes that are contiguous on both sides: past the page cache as far as they are aligned, the
+ * rest through it. */
+static void cold_add(struct cold *cold, uint32_t extent, uint64_t at, char *memory, uint64_t length)
+{
+	uint64_t align = cold->direct >= 0 ? cold->file->alignment : 0, head, middle;
+
+	if (!align || (at ^ (uintptr_t)memory) & (align - 1)) {
+		cold_put(cold, cold->file->fd, extent, at, memory, length);
+		return;
+	}
+	head = -at & (align - 1);
+	head = head < length ? head : length;
+	middle = (length - head) & ~(align - 1);
+	cold_put(cold, cold->file->fd, extent, at, memory, head);
+	cold_put(cold, cold->direct, extent, at + head, memory + head, middle);
+	cold_put(cold, cold->file->fd, extent, at + head + middle, memory + head + middle,
+		 length - head - middle);
+}
+
+enum residency { RESIDENT, COLD, UNKNOWN };
+
+/* Is most of it in the page cache? The kernel knows from Linux 6.5 on; of files that belong to
+ * others it may not tell. */
+static enum residency run_residency(const struct wh_file *file, const struct run *run)
+{
+	const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+	struct {
+		uint64_t offset, length;
+	} range = { run->at, run->bytes };
+	struct {
+		uint64_t cached, dirty, writeback, evicted, recently_evicted;
+	} found;
+	uint64_t pages = (run->at + run->bytes - 1) / page - run->at / page + 1;
+
+	if (syscall(SYS_cachestat, file->fd, &range, &found, 0))
+		return UNKNOWN;
+	return found.cached >= pages - pages / 8 ? RESIDENT : COLD;
+}
+
+/* Read what is in the page cache, from the start of the run; the run is the rest then. 0, or an
+ * error. */
+static int run_read_resident(const struct wh_file *file, struct run *run)
+{
+	ssize_t got;
+
+	while (run->bytes) {
+		got = preadv2(file->fd, run->vector, run->count, (off_t)run->at, RWF_NOWAIT);
+		if (got > 0)
+			run_advance(run, (uint64_t)got);
+		else if (got < 0 && errno == EAGAIN)
+			return 0;
+		else if (got >= 0 || errno != EINTR) /* the end, or no such way to read */
+			return run_move(file, WH_READ, run);
+	}
+	return 0;
+}
+
+static void run_put_cold(struct cold *cold, const struct run *run)
+{
+	uint64_t at = run->at;
+
+	for (int i = 0; i < run->count; i++) {
+		cold_add(cold, run->extent + (uint32_t)i, at, run->vector[i].iov_base,
+			 run->vector[i].iov_len);
+		at += run->vector[i].iov_len;
+	}
+}
+
+/* ---- extents ----------------------------------------------------------------------------------
+ */
+
+/* A position in a list of extents. */
+struct walk {
+	const struct wh_file_extent *extents;
+	uint32_t count, next;
+	uint64_t skip; /* bytes of extent `next` */
+};
+
+/* Take the extents that follow one another in the file. */
+static void walk_take(const struct wh_file *file, struct walk *walk, struct run *run)
+{
+	const struct wh_file_extent *extents = walk->extents;
+
+	run->at = file->start + extents[walk->next].offset + walk->skip;
+	run->extent = walk->next;
+	run->bytes = 0;
+	run->count = 0;
+	while (walk->next < walk->count && run->count < VECTOR && run->bytes < CALL_BYTES &&
+	       file->start + extents[walk->next].offset + walk->skip == run->at + run->bytes) {
+		uint64_t length = extents[walk->next].length - walk->skip;
+
+		if (length > CALL_BYTES - run->bytes)
+			length = CALL_BYTES - run->bytes;
+		run->vector[run->count++] =
+			(struct iovec){ extents[walk->next].memory + walk->skip, length };
+		run->bytes += length;
+		walk->skip += length;
+		if (walk->skip == extents[walk->next].length) {
+			walk->next++;
+			walk->skip = 0;
+		}
+	}
+}
+
+static int move_plain(const struct wh_file *file, uint32_t op, struct walk *walk, uint32_t *moved)
+{
 	struct run run;
 	int error = 0;
 
-	*moved = 0;
-	while (!error && next < count) {
-		run.at = file->start + extents[next].offset + skip;
-		run.bytes = 0;
-		run.count = 0;
-		while (next < count && run.count < VECTOR && run.bytes < CALL_BYTES &&
-		       file->start + extents[next].offset + skip == run.at + run.bytes) {
-			uint64_t length = extents[next].length - skip;
-
-			if (length > CALL_BYTES - run.bytes)
-				length = CALL_BYTES - run.bytes;
-			run.vector[run.count++] =
-				(struct iovec){ extents[next].memory + skip, length };
-			run.bytes += length;
-			skip += length;
-			if (skip == extents[next].length) {
-				next++;
-				skip = 0;
-			}
-		}
+	while (!error && walk->next < walk->count) {
+		walk_take(file, walk, &run);
 		error = run_move(file, op, &run);
 		if (!error)
-			*moved = next;
+			*moved = walk->next;
 	}
+	return error;
+}
+
+/* Read what is in the page cache, and then the rest, as many parts at once as the ring takes. A
+ * function of its own because of its large stack frame. */
+static __attribute__((noinline)) int read_by_ring(struct wh_file *file, struct wh_file_ring *ring,
+						  struct walk *walk, uint32_t *moved)
+{
+	struct cold cold = { .file = file, .ring = ring, .failed = UINT32_MAX };
+	enum residency residency;
+	struct run run;
+	int error;
+
+	cold.direct = wh_file_open_direct(file);
+	while (walk->next < walk->count && cold.failed == UINT32_MAX) {
+		walk_take(file, walk, &run);
+		residency = run_residency(file, &run);
+		error = residency == RESIDENT ? run_move(file, WH_READ, &run) :
+			residency == UNKNOWN  ? run_read_resident(file, &run) :
+						0;
+		/* run.extent is the first one that is not whole. */
+		if (error)
+			cold_fail(&cold, run.extent, error);
+		else if (run.bytes)
+			run_put_cold(&cold, &run);
+	}
+	cold_flush(&cold);
+	*moved = cold.failed == UINT32_MAX ? walk->count : cold.failed;
+	return cold.failed == UINT32_MAX ? 0 : cold.error;
+}
+
+int wh_file_move(struct wh_file *file, uint32_t op, const struct wh_file_extent *extents,
+		 uint32_t count, uint32_t *moved)
+{
+	struct walk walk = { .extents = extents, .count = count };
+	struct wh_file_ring *ring =
+		op == WH_READ && file->rings ? wh_file_ring_take(file->rings) : NULL;
+	int error;
+
+	*moved = 0;
+	if (!ring)
+		return move_plain(file, op, &walk, moved);
+	error = read_by_ring(file, ring, &walk, moved);
+	wh_file_ring_give(file->rings, ring);
 	return error;
 }
 

@@ -22,6 +22,9 @@ typedef unsigned long long ull;
 
 static const char call[] = "wh_file_register";
 
+/* Of reads past the page cache, where the kernel (before 6.1) or the file system does not say. */
+#define DIRECT_ALIGNMENT 4096
+
 #define FLAGS ((uint32_t)(WH_FILE_WRITE | WH_FILE_CREATE | WH_FILE_GROW))
 
 static int options_check(const struct wh_file_options *options, bool path)
@@ -176,6 +179,7 @@ static int file_open(const char *path, int fd, const struct wh_file_options *opt
 	file->grows = options->flags & WH_FILE_GROW;
 	file->durable = options->durable;
 	file->sync_next = 1;
+	file->direct = WH_FILE_DIRECT_UNKNOWN;
 	pthread_mutex_init(&file->lock, NULL);
 	pthread_cond_init(&file->synced, NULL);
 	file_name(file, path, fd);
@@ -191,6 +195,49 @@ static int file_open(const char *path, int fd, const struct wh_file_options *opt
 	return error;
 }
 
+/* An open file of its own, of the same file. */
+static int direct_open(struct wh_file *file)
+{
+	struct statx is = { 0 };
+	char path[40];
+	int fd;
+
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", file->fd);
+	fd = open(path, O_RDONLY | O_DIRECT | O_CLOEXEC | O_NONBLOCK);
+	if (fd < 0)
+		return WH_FILE_DIRECT_NONE;
+	file->alignment = DIRECT_ALIGNMENT;
+#ifdef STATX_DIOALIGN
+	if (!statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &is) && is.stx_mask & STATX_DIOALIGN) {
+		file->alignment = is.stx_dio_mem_align > is.stx_dio_offset_align ?
+					  is.stx_dio_mem_align :
+					  is.stx_dio_offset_align;
+		if (!file->alignment || file->alignment & (file->alignment - 1)) {
+			close(fd);
+			return WH_FILE_DIRECT_NONE;
+		}
+	}
+#endif
+	(void)is;
+	return fd;
+}
+
+int wh_file_open_direct(struct wh_file *file)
+{
+	int fd = atomic_load_explicit(&file->direct, memory_order_acquire);
+
+	if (!file->wants_direct || fd != WH_FILE_DIRECT_UNKNOWN)
+		return file->wants_direct ? fd : WH_FILE_DIRECT_NONE;
+	pthread_mutex_lock(&file->lock);
+	fd = atomic_load(&file->direct);
+	if (fd == WH_FILE_DIRECT_UNKNOWN) {
+		fd = direct_open(file);
+		atomic_store_explicit(&file->direct, fd, memory_order_release);
+	}
+	pthread_mutex_unlock(&file->lock);
+	return fd;
+}
+
 void wh_file_close(struct wh_file *file)
 {
 	if (!file)
@@ -199,6 +246,8 @@ void wh_file_close(struct wh_file *file)
 		munmap(file->addresses, file_pages(file));
 	if (file->fd >= 0)
 		close(file->fd);
+	if (atomic_load(&file->direct) >= 0)
+		close(atomic_load(&file->direct));
 	pthread_cond_destroy(&file->synced);
 	pthread_mutex_destroy(&file->lock);
 	free(file);
@@ -220,6 +269,8 @@ int wh_file_registration(struct wh_memory_domain *domain, const char *path, int 
 		free(registration);
 		return error;
 	}
+	registration->file->rings = domain->file_rings;
+	registration->file->wants_direct = domain->file_direct;
 	registration->domain = domain;
 	registration->address = (uintptr_t)registration->file->addresses;
 	registration->length = registration->file->length;

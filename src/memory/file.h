@@ -11,6 +11,7 @@
 #define WH_MEMORY_FILE_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -24,6 +25,10 @@ struct wh_registration;
 
 /* ---- files ----------------------------------------------------------------------------------- */
 
+/* wh_file.direct, if it is no descriptor */
+#define WH_FILE_DIRECT_UNKNOWN (-1) /* not tried yet */
+#define WH_FILE_DIRECT_NONE (-2) /* the file system has none */
+
 struct wh_file {
 	int fd;
 	uint64_t start, length; /* of the range; bytes */
@@ -31,6 +36,10 @@ struct wh_file {
 	uint32_t durable; /* enum wh_file_durable */
 	char name[128]; /* the path, or the end of it, or "descriptor 7"; for texts */
 	void *addresses; /* reserved; whole pages */
+	struct wh_file_rings *rings; /* the domain's, for what is not in the page cache; or NULL */
+	bool wants_direct; /* then past the page cache, where memory and file are aligned alike */
+	_Atomic int direct; /* the descriptor for that; WH_FILE_DIRECT_...: none */
+	uint32_t alignment; /* set before `direct`: of memory and file; a power of two */
 	/* One thread at a time calls fdatasync() or fsync(), for all writes that ended before it
 	 * began. */
 	pthread_mutex_t lock; /* of what follows */
@@ -54,11 +63,15 @@ int wh_file_registration(struct wh_memory_domain *domain, const char *path, int 
 /* Close the file and free its addresses. NULL is allowed. */
 void wh_file_close(struct wh_file *file);
 
-/* Move the extents one after the other, op WH_READ from the file, WH_WRITE into it; they lie in the
- * range. Waits for the file system. 0, or a negative errno with a text: *moved extents are whole;
- * the bytes of the next one are undefined in their target, and the others untouched. */
+/* Move the extents, op WH_READ from the file, WH_WRITE into it; they lie in the range. What is in
+ * the page cache is read one after the other; the rest at once, by io_uring where there is one.
+ * Waits for the file system. 0, or a negative errno with a text: *moved extents from the first on
+ * are whole, the next one failed, and the bytes of those behind it are undefined in their targets.
+ */
 int wh_file_move(struct wh_file *file, uint32_t op, const struct wh_file_extent *extents,
 		 uint32_t count, uint32_t *moved);
+/* The descriptor for reads past the page cache, and file->alignment; negative: none. */
+int wh_file_open_direct(struct wh_file *file);
 /* Make what wh_file_move() has written as durable as the file's options say. Waits. 0, or a
  * negative errno with a text. */
 int wh_file_sync(struct wh_file *file);

@@ -19,6 +19,7 @@
 
 struct wh_cuda;
 struct wh_file;
+struct wh_file_rings;
 struct wh_file_threads;
 
 /* ---- the memory domain ------------------------------------------------- */
@@ -33,8 +34,10 @@ struct wh_memory_domain {
 	/* taken with no other lock held; held during calls of the driver */
 	pthread_mutex_t registrations_lock;
 	void *registrations; /* tsearch() tree; only of memory that CUDA knows */
-	/* NULL: no file has been registered. Set once, under engine.lock. */
+	/* NULL: no file has been registered. Set once, under engine.lock, behind the next two. */
 	struct wh_file_threads *_Atomic file_threads;
+	struct wh_file_rings *file_rings; /* NULL: no io_uring; see enum wh_file_cold */
+	bool file_direct;
 };
 
 /* The caller then sets `cuda` before calling anything else, and closes it itself. */

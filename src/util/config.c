@@ -338,6 +338,13 @@ static const struct setting settings[WH_SETTING_COUNT] = {
 		.least = 1,
 		.most = 64,
 	},
+	[WH_SETTING_FILE_COLD] = {
+		.row = { "file_cold", "WHERRY_FILE_COLD", "direct", "text",
+			 "how bytes of files that are not in the page cache are read: direct "
+			 "(io_uring, past the cache), ring (through it), pread" },
+		.text = check_words,
+		.wants = "direct, ring or pread",
+	},
 	[WH_SETTING_RDMA] = {
 		.row = { "rdma", "WHERRY_RDMA", "", "text",
 			 "NICs to use, NAME[:PORT[:GID INDEX]], best first; empty: all; off or "

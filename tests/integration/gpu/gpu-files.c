@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gpu-files.c: between files and GPU memory, of one engine and of two processes, in any direction */
+/* gpu-files.c: between files and GPU memory, of one engine and of two processes, in any direction
+ */
 #include <sys/mman.h>
 
 #include "lib/files.h"

@@ -70,7 +70,8 @@ struct pair {
 	uint64_t start; /* of the region in the file */
 };
 
-static void pair_open_file(struct pair *pair, bool self, int fd, uint64_t start, uint32_t flags)
+static void pair_open_file(struct pair *pair, bool self, int fd, uint64_t start, uint32_t flags,
+			   bool plain)
 {
 	struct wh_region_options access = { .size = sizeof(access),
 					    .name = "file",
@@ -80,10 +81,14 @@ static void pair_open_file(struct pair *pair, bool self, int fd, uint64_t start,
 					   .length = LENGTH,
 					   .flags = WH_FILE_WRITE | flags,
 					   .region = &access };
+	/* Calls that hang are those of this file, and none of io_uring. */
+	const char *config[] = { "file_cold=pread", NULL };
 
 	*pair = (struct pair){ .fd = fd, .start = start };
-	pair->engine = engine_open(self ? "self" : "tcp", "none", NULL);
-	pair->owner = self ? pair->engine : engine_open(NULL, "127.0.0.1:0", NULL);
+	if (!plain)
+		config[0] = NULL;
+	pair->engine = engine_open(self ? "self" : "tcp", "none", config);
+	pair->owner = self ? pair->engine : engine_open(NULL, "127.0.0.1:0", config);
 	want(0, wh_file_register_fd(pair->owner, fd, &options, &pair->file));
 	want(0, wh_peer_open(pair->engine, self ? "self" : wh_engine_url(pair->owner), NULL,
 			     &pair->peer));
@@ -91,12 +96,12 @@ static void pair_open_file(struct pair *pair, bool self, int fd, uint64_t start,
 	want(0, wh_region_register(pair->engine, pair->local, 2 * LENGTH, NULL, &pair->region));
 }
 
-static void pair_open(struct pair *pair, bool self)
+static void pair_open(struct pair *pair, bool self, bool plain)
 {
 	int fd = file_new(LENGTH + 1000);
 
 	want_true(fd >= 0, "no file: %s", strerror(-fd));
-	pair_open_file(pair, self, fd, 300, 0);
+	pair_open_file(pair, self, fd, 300, 0, plain);
 }
 
 static void pair_close(struct pair *pair)
@@ -160,7 +165,7 @@ static void cut_between_batches(bool self)
 	struct pair pair;
 	int32_t status;
 
-	pair_open(&pair, self);
+	pair_open(&pair, self, false);
 	pattern_fill(pair.local, 2 * LENGTH, 0, 1);
 	want(0, pair_move(&pair, WH_WRITE, 0, LENGTH));
 	want(0, ftruncate(pair.fd, (off_t)(pair.start + left)));
@@ -232,7 +237,7 @@ static void cut_under_way(bool self)
 	struct pair pair;
 
 	harness_limit(60);
-	pair_open(&pair, self);
+	pair_open(&pair, self, false);
 	want(0, pthread_create(&thread, NULL, cut_and_mend, &pair));
 	while (pthread_tryjoin_np(thread, NULL)) {
 		int status = pair_move(&pair, (good + bad) % 2 ? WH_READ : WH_WRITE, 0, LENGTH);
@@ -273,7 +278,7 @@ static void room__limit_of_the_process(void **state)
 	struct pair pair;
 
 	(void)state;
-	pair_open_file(&pair, true, file_new(1000), 0, WH_FILE_GROW);
+	pair_open_file(&pair, true, file_new(1000), 0, WH_FILE_GROW, false);
 	want(0, getrlimit(RLIMIT_FSIZE, &before));
 	limit = before;
 	limit.rlim_cur = MIB;
@@ -303,7 +308,7 @@ static void full_disk(bool self)
 	umount2(directory, MNT_DETACH);
 	rmdir(directory);
 	want_true(fd >= 0, "no file");
-	pair_open_file(&pair, self, fd, 0, WH_FILE_GROW);
+	pair_open_file(&pair, self, fd, 0, WH_FILE_GROW, false);
 	pattern_fill(pair.local, LENGTH, 0, 7);
 	want(0, pair_move(&pair, WH_WRITE, 0, 64 * KIB));
 	want(-ENOSPC, pair_move(&pair, WH_WRITE, 64 * KIB, LENGTH - 64 * KIB));
@@ -344,7 +349,7 @@ static void hangs_and_comes_back(bool self, uint32_t op)
 	int64_t begun;
 
 	harness_limit(60);
-	pair_open(&pair, self);
+	pair_open(&pair, self, true);
 	hung_fd = pair.fd;
 	want(0, wh_region_register(pair.owner, there, MIB, &access, &memory));
 	want(0, wh_peer_find(pair.peer, "memory", PATIENCE, &remote));
@@ -405,7 +410,7 @@ static void hang__cancel(void **state)
 
 	(void)state;
 	harness_limit(60);
-	pair_open(&pair, false);
+	pair_open(&pair, false, true);
 	hung_fd = pair.fd;
 	batch = pair_batch(&pair, WH_READ, 0, LENGTH);
 	atomic_store(&hangs, 1);
