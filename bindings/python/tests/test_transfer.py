@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import unittest
 import weakref
@@ -639,6 +640,78 @@ class BlockLists(Case):
             self.peer.read(7, self.region)
         with self.assertRaises(TypeError):
             self.peer.read("pool", self.region, stream="stream")
+
+
+class Files(Case):
+    def setUp(self):
+        super().setUp()
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.path = os.path.join(folder.name, "weights")
+        self.bytes = bytes(range(251)) * 500
+        with open(self.path, "wb") as file:
+            file.write(self.bytes)
+        self.peer = self.engine.connect("self")
+
+    def content(self):
+        with open(self.path, "rb") as file:
+            return file.read()
+
+    def test_read(self):
+        self.engine.register_file(self.path, name="weights", access="r")
+        memory = bytearray(1000)
+        remote = self.peer.find("weights")
+        self.peer.read(remote[777:1777], self.engine.register(memory)).wait()
+        self.assertEqual(memory, self.bytes[777:1777])
+        self.assertEqual(self.peer.find("weights").kind, "file")
+        self.assertEqual(len(self.peer.find("weights")), len(self.bytes))
+
+    def test_write(self):
+        region = self.engine.register(bytearray(b"ferry" * 100))
+        with open(self.path, "rb+") as file:
+            with self.engine.register_file(file, name="part", access="rw", offset=10, length=500):
+                self.peer.write("part", region).wait()
+        expected = self.bytes[:10] + b"ferry" * 100 + self.bytes[510:]
+        self.assertEqual(self.content(), expected)
+
+    def test_create_and_grow(self):
+        self.path += "-new"
+        region = self.engine.register(bytearray(b"ferry" * 100))
+        file = self.engine.register_file(
+            self.path, name="new", create=True, grow=True, length=1 << 20, durable="all"
+        )
+        self.assertEqual(self.content(), b"")
+        remote = self.peer.find("new")
+        self.peer.write(remote[4:504], region).wait()
+        self.assertEqual(self.content(), bytes(4) + b"ferry" * 100)
+        file.unregister()
+
+    def test_into_another_process(self):
+        owner = self.own()
+        file = self.engine.register_file(self.path)
+        with self.engine.connect(owner.url) as peer:
+            peer.write("kv", file).wait()
+        self.assertEqual(owner.end(), self.bytes[:16])
+
+    def test_errors(self):
+        with self.raises(errno.ENOENT, "nothing"):
+            self.engine.register_file(self.path + "-nothing")
+        with self.raises(errno.EINVAL, "durable"):
+            self.engine.register_file(self.path, durable="perhaps")
+        with self.raises(errno.ERANGE, "WH_FILE_GROW"):
+            self.engine.register_file(self.path, length=1 << 20)
+        with self.raises(errno.EINVAL, "none from offset"):
+            self.engine.register_file(self.path, offset=1 << 20)
+        file = self.engine.register_file(self.path, name="weights")
+        memory = self.engine.register(bytearray(100))
+        with self.raises(errno.EACCES, "WH_FILE_WRITE"):
+            self.peer.write("weights", memory).wait()
+        os.truncate(self.path, 50)
+        with self.raises(errno.EIO, "shorter"):
+            self.peer.read("weights", memory).wait()
+        file.unregister()
+        with self.raises(errno.EINVAL, "allocate"):
+            self.engine.allocate(100, "file")
 
 
 class NoImports(unittest.TestCase):

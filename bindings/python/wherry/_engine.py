@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import ctypes
 import errno
 import itertools
@@ -48,7 +49,7 @@ _KINDS = {
     if name.startswith("WH_MEMORY_")
 }
 _KIND_NAMES = {number: name for name, number in _KINDS.items()}
-_GPU_KINDS = ("device", "vmm", "pool")
+_NOT_ALLOCATED = ("device", "vmm", "pool", "file")
 CLOSED = "the engine is closed"
 _LEVELS = {1: logging.WARNING, 2: logging.INFO, 3: logging.DEBUG}
 
@@ -468,6 +469,28 @@ class Notification(NamedTuple):
     epoch: int  # of the sending engine
 
 
+def _region_options(
+    name: Optional[str], access: str, listed: bool, grants: Optional[Dict[str, str]]
+) -> native.RegionOptions:
+    kept = [
+        native.Grant(peer=peer.encode(), access=_access(rights))
+        for peer, rights in (grants or {}).items()
+    ]
+    array = (native.Grant * len(kept))(*kept)
+    return native.RegionOptions(
+        size=sizeof(native.RegionOptions),
+        name=name.encode() if name is not None else None,
+        access=_access(access) | (native.CONSTANTS["WH_ACCESS_LIST"] if listed else 0),
+        grant_count=len(kept),
+        grants=array if kept else None,
+    )
+
+
+_DURABLE = {
+    word: native.CONSTANTS[f"WH_FILE_DURABLE_{word.upper()}"] for word in ("none", "data", "all")
+}
+
+
 class Engine:
     """An engine: its listener, its threads, its transports. One per process is usually enough.
 
@@ -547,19 +570,7 @@ class Engine:
             )
         if about.readonly and "w" in access:
             raise invalid("the memory is read-only, but access allows writing")
-        kept = [
-            native.Grant(peer=peer.encode(), access=_access(rights))
-            for peer, rights in (grants or {}).items()
-        ]
-        array = (native.Grant * len(kept))(*kept)
-        flags = _access(access) | (native.CONSTANTS["WH_ACCESS_LIST"] if listed else 0)
-        options = native.RegionOptions(
-            size=sizeof(native.RegionOptions),
-            name=name.encode() if name is not None else None,
-            access=flags,
-            grant_count=len(kept),
-            grants=array if kept else None,
-        )
+        options = _region_options(name, access, listed, grants)
         out = c_void_p()
         with core.calls:
             check(
@@ -571,13 +582,73 @@ class Engine:
             core.regions[handle] = about.keeper
         return Region(core, handle, about, name or "", access)
 
+    def register_file(
+        self,
+        file: Any,
+        name: Optional[str] = None,
+        access: str = "",
+        *,
+        offset: int = 0,
+        length: int = 0,
+        write: bool = False,
+        create: bool = False,
+        grow: bool = False,
+        durable: str = "none",
+        listed: bool = False,
+        grants: Optional[Dict[str, str]] = None,
+    ) -> Region:
+        """Register a range of a regular file for transfers (docs/files.md).
+
+        file     a path, an open file, or a descriptor, which is duplicated
+        offset   of the region's first byte in the file
+        length   of the region in bytes; 0: up to the file's end
+        write    transfers may write to it; implied by an access with "w", create and grow
+        create   create the file if it is not there
+        grow     the range may reach past the file's end: writes make the file longer
+        durable  what a crash of the machine cannot undo when a transfer into the file has
+                 completed: "none", "data" (fdatasync), "all" (fsync)
+        name, access, listed, grants  as for register()
+        """
+        core = self._core
+        if durable not in _DURABLE:
+            raise invalid(f"durable is one of {', '.join(_DURABLE)}, not {durable!r}")
+        rights = [access, *(grants or {}).values()]
+        write = write or create or grow or any("w" in right for right in rights)
+        region = _region_options(name, access, listed, grants)
+        options = native.FileOptions(
+            size=sizeof(native.FileOptions),
+            offset=offset,
+            length=length,
+            flags=(native.CONSTANTS["WH_FILE_WRITE"] if write else 0)
+            | (native.CONSTANTS["WH_FILE_CREATE"] if create else 0)
+            | (native.CONSTANTS["WH_FILE_GROW"] if grow else 0),
+            durable=_DURABLE[durable],
+            region=ctypes.pointer(region),
+        )
+        out = c_void_p()
+        with core.calls:
+            if hasattr(file, "fileno"):
+                file = file.fileno()
+            if not length:  # as long as the file is now
+                with contextlib.suppress(OSError):  # the library says what is wrong with it
+                    options.length = max(os.stat(file).st_size - offset, 0)
+            if isinstance(file, int):
+                check(lib.wh_file_register_fd(core.handle, file, byref(options), byref(out)))
+            else:
+                path = os.fsencode(file)
+                check(lib.wh_file_register(core.handle, path, byref(options), byref(out)))
+            handle = out.value or 0
+            core.regions[handle] = None
+        about = Layout(0, 1, options.length, options.length, None, not write, (options.length,))
+        return Region(core, handle, about, name or "", access)
+
     def allocate(
         self, length: int, kind: str = "shared", location: Optional[str] = None
     ) -> "Memory[Any]":
         """Allocate `length` zeroed bytes: kind "shared" (engines of this host can map it),
         "pageable", "huge", "pinned", "mapped", "managed". location: "cuda:0", "numa:1"."""
-        if kind not in _KINDS or kind in _GPU_KINDS:
-            known = ", ".join(name for name in _KINDS if name not in _GPU_KINDS)
+        if kind not in _KINDS or kind in _NOT_ALLOCATED:
+            known = ", ".join(name for name in _KINDS if name not in _NOT_ALLOCATED)
             raise invalid(f"kind is one of {known}, not {kind!r}: allocate GPU memory with torch")
         options = native.MemoryOptions(
             size=sizeof(native.MemoryOptions),

@@ -40,6 +40,12 @@ CONSTANTS = {
     "WH_MEMORY_MANAGED": 8,
     "WH_MEMORY_POOL": 9,
     "WH_MEMORY_FILE": 10,
+    "WH_FILE_WRITE": 1,
+    "WH_FILE_CREATE": 2,
+    "WH_FILE_GROW": 4,
+    "WH_FILE_DURABLE_NONE": 0,
+    "WH_FILE_DURABLE_DATA": 1,
+    "WH_FILE_DURABLE_ALL": 2,
     "WH_KEY_MAX": 128,
     "WH_NOTIFICATION_MAX": 65536,
     "WH_ANSWER": -1,
@@ -150,6 +156,17 @@ class RegionOptions(Structure):
     ]
 
 
+class FileOptions(Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("offset", c_uint64),
+        ("length", c_uint64),
+        ("flags", c_uint32),
+        ("durable", c_uint32),
+        ("region", POINTER(RegionOptions)),
+    ]
+
+
 class RemoteInfo(Structure):
     _fields_ = [
         ("id", c_uint64),
@@ -245,6 +262,7 @@ STRUCTS: dict[str, type[Structure]] = {
     "wh_memory_options": MemoryOptions,
     "wh_grant": Grant,
     "wh_region_options": RegionOptions,
+    "wh_file_options": FileOptions,
     "wh_remote": RemoteInfo,
     "wh_transfer": TransferItem,
     "wh_base": Base,
@@ -292,6 +310,8 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "wh_memory_alloc": (c_int, [_P, c_size_t, POINTER(MemoryOptions), _OUT]),
     "wh_memory_free": (c_int, [_P, _P]),
     "wh_region_register": (c_int, [_P, _P, c_size_t, POINTER(RegionOptions), _OUT]),
+    "wh_file_register": (c_int, [_P, c_char_p, POINTER(FileOptions), _OUT]),
+    "wh_file_register_fd": (c_int, [_P, c_int, POINTER(FileOptions), _OUT]),
     "wh_region_unregister": (c_int, [_P]),
     "wh_region_id": (c_uint64, [_P]),
     "wh_region_lookup": (c_int, [_P, _P, c_size_t, _OUT, POINTER(c_uint64)]),
