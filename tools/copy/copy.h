@@ -113,6 +113,8 @@ struct pipeline {
 	uint64_t chunk;
 	unsigned char *staging;
 	struct wh_region *region;
+	/* the source file itself, whose bytes go to the target without a slot; NULL: they do not */
+	struct wh_region *file;
 	struct slot slots[COPY_SLOTS];
 	/* copy from the last chunk to the first, because the target overlaps the end of the
 	 * source */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Chunks go from the source into staging buffers and from there to the target. A remote end works
- * in the background while a file is read or written, so both overlap. */
+ * in the background while a file is read or written, so both overlap. The bytes of a source file
+ * need no buffer of ours where the engine can send them from the page cache. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -33,6 +34,57 @@ static int get_staging(struct pipeline *pipeline, uint64_t length, void **out)
 	return wh_memory_alloc(pipeline->engine, length, NULL, out);
 }
 
+/* Which transport would move bytes from the region to the target? "": none would. */
+static void find_transport(const struct pipeline *pipeline, struct wh_region *region, char out[16])
+{
+	struct wh_batch *batch = pipeline->slots[0].batch[TARGET];
+	uint64_t length = pipeline->end[SOURCE]->length;
+	struct wh_transfer transfer = {
+		.local = region,
+		.remote = pipeline->end[TARGET]->remote.id,
+		.remote_offset = pipeline->end[TARGET]->offset,
+		.length = length < pipeline->chunk ? length : pipeline->chunk,
+		.op = WH_WRITE,
+	};
+	struct wh_route routes[COPY_ROUTES];
+	size_t count = COPY_ROUTES;
+
+	out[0] = 0;
+	if (wh_batch_add(batch, &transfer, 1) || wh_batch_routes(batch, routes, &count))
+		count = 0;
+	for (size_t i = 0; i < count; i++)
+		if (routes[i].bytes)
+			memcpy(out, routes[i].transport, sizeof(routes[i].transport));
+	wh_batch_clear(batch);
+}
+
+/* Let the engine read the file, unless the bytes would go by another transport than those of memory:
+ * a NIC sends memory only, and other processes' memory is not always mapped. */
+static void open_source_file(struct pipeline *pipeline)
+{
+	const struct end *source = pipeline->end[SOURCE];
+	struct wh_file_options options = {
+		.size = sizeof(options),
+		.offset = source->offset,
+		.length = source->length,
+	};
+	char memory[16], file[16];
+
+	if (source->kind != END_FILE || pipeline->end[TARGET]->kind != END_REMOTE ||
+	    !source->length)
+		return;
+	if (wh_file_register_fd(pipeline->engine, source->fd, &options, &pipeline->file)) {
+		pipeline->file = NULL; /* a block device; its bytes go through slots */
+		return;
+	}
+	find_transport(pipeline, pipeline->region, memory);
+	find_transport(pipeline, pipeline->file, file);
+	if (*file && strcmp(memory, file) == 0)
+		return;
+	wh_region_unregister(pipeline->file);
+	pipeline->file = NULL;
+}
+
 int pipeline_open(struct pipeline *pipeline, struct wh_engine *engine, struct end *source,
 		  struct end *target, uint64_t chunk)
 {
@@ -63,6 +115,7 @@ int pipeline_open(struct pipeline *pipeline, struct wh_engine *engine, struct en
 				return engine_fail(error, "cannot create a batch");
 		}
 	}
+	open_source_file(pipeline);
 	return 0;
 }
 
@@ -84,9 +137,10 @@ static int slot_submit(struct pipeline *pipeline, struct slot *slot, int side, u
 {
 	struct end *end = pipeline->end[side];
 	struct wh_batch *batch = slot->batch[side];
+	bool file = pipeline->file && op == WH_WRITE;
 	struct wh_transfer transfer = {
-		.local = pipeline->region,
-		.local_offset = slot->offset,
+		.local = file ? pipeline->file : pipeline->region,
+		.local_offset = file ? position : slot->offset,
 		.remote = end->remote.id,
 		.remote_offset = end->offset + position,
 		.length = slot->length,
@@ -173,6 +227,8 @@ static int slot_fetch(struct pipeline *pipeline, struct slot *slot, int side, ui
 	slot->length = length;
 	if (end_is_remote(end))
 		return slot_submit(pipeline, slot, side, WH_READ, position);
+	if (side == SOURCE && pipeline->file && !pipeline->verifying)
+		return 0; /* slot_store() names the file's bytes */
 	code = file_read(end, pipeline->staging + slot->offset, length, position, &slot->length);
 	if (!code && end->kind == END_FILE && slot->length < length)
 		code = fail(EIO, "%s has become shorter while it was read", end->name);
@@ -368,6 +424,8 @@ int pipeline_close(struct pipeline *pipeline, int code)
 			wh_batch_cancel(batch);
 		code = engine_undo(code, wh_batch_free(batch), "cannot free a batch");
 	}
+	error = pipeline->file ? wh_region_unregister(pipeline->file) : 0;
+	code = engine_undo(code, error, "cannot let go of the file");
 	error = pipeline->region ? wh_region_unregister(pipeline->region) : 0;
 	if (!error && pipeline->staging)
 		error = wh_memory_free(pipeline->engine, pipeline->staging);

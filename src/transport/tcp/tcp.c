@@ -543,7 +543,7 @@ static int tcp_peer_again(struct wh_peer *peer, void *state, char why[WH_REFUSAL
 	return peer_learn_address(tcp, why);
 }
 
-/* Describe how local GPU memory or files are moved. Returns the length of the text; 0 without. */
+/* Describe how local GPU memory is moved. Returns the length of the text; 0 without GPU memory. */
 static size_t batch_describe_gpu(struct wh_peer *peer, const struct tcp_peer *tcp,
 				 const struct wh_batch *batch, char *out, size_t size)
 {
@@ -557,8 +557,6 @@ static size_t batch_describe_gpu(struct wh_peer *peer, const struct tcp_peer *tc
 		bool latency = fragment->priority == WH_PRIORITY_LATENCY;
 		const struct wh_region_window *window;
 
-		if (fragment_slots(fragment) == WH_SLOT_FILE_INITIATOR)
-			used = (size_t)snprintf(out, size, "file, ");
 		if (!fragment_on_gpu(fragment))
 			continue;
 		window = fragment->op == WH_READ ?
@@ -608,6 +606,16 @@ static void batch_describe_memory(struct wh_peer *peer, const struct wh_batch *b
 	}
 }
 
+static bool batch_has_file(const struct wh_batch *batch)
+{
+	const struct wh_fragment *fragment = NULL;
+	bool file = false;
+
+	while (!file && (fragment = wh_batch_fragment(batch, WH_TRANSPORT_TCP, fragment)))
+		file = fragment_slots(fragment) == WH_SLOT_FILE_INITIATOR;
+	return file;
+}
+
 static void tcp_describe(struct wh_peer *peer, void *state, const struct wh_batch *batch,
 			 struct wh_description *out)
 {
@@ -628,6 +636,8 @@ static void tcp_describe(struct wh_peer *peer, void *state, const struct wh_batc
 		snprintf(secure, sizeof(secure), "encrypted: TLS 1.3");
 	else if (!*secure && wh_peer_has_records(peer))
 		snprintf(secure, sizeof(secure), "integrity: crc32c");
+	if (!used && !*secure && batch_has_file(batch)) /* there is no room for all of it */
+		used = (size_t)snprintf(out->how, size, "file, ");
 	if (open)
 		used += (size_t)snprintf(out->how + used, size - used, "%u connection%s", open,
 					 open == 1 ? "" : "s");
