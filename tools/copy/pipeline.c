@@ -58,8 +58,8 @@ static void find_transport(const struct pipeline *pipeline, struct wh_region *re
 	wh_batch_clear(batch);
 }
 
-/* Let the engine read the file, unless the bytes would go by another transport than those of memory:
- * a NIC sends memory only, and other processes' memory is not always mapped. */
+/* Let the engine read the file, unless the bytes would go by another transport than those of
+ * memory: a NIC sends memory only, and other processes' memory is not always mapped. */
 static void open_source_file(struct pipeline *pipeline)
 {
 	const struct end *source = pipeline->end[SOURCE];

@@ -13,6 +13,7 @@
 #include "exporter/metrics.h"
 #include "memory.h"
 #include "progress.h"
+#include "serve/file.h"
 #include "serve/mooncake.h"
 #include "service.h"
 
@@ -30,6 +31,8 @@ struct server {
 	struct wh_engine *engine;
 	struct served *memories;
 	size_t count;
+	struct served_file *files;
+	size_t file_count;
 	struct mooncake_offer *offers; /* the same memory, for Mooncake */
 	struct mooncake *mooncake;
 };
@@ -73,6 +76,9 @@ static bool is_taken(const struct server *server, const char *name, const struct
 	for (size_t i = 0; i < server->count; i++)
 		if (&server->memories[i] != except && strcmp(server->memories[i].name, name) == 0)
 			return true;
+	for (size_t i = 0; i < server->file_count; i++)
+		if (strcmp(server->files[i].name, name) == 0)
+			return true;
 	return false;
 }
 
@@ -94,6 +100,12 @@ static int name_memories(struct server *server)
 		if (memory->name[0] && is_taken(server, memory->name, memory))
 			return usage_error("--memory: two regions are named '%s'", memory->name);
 	}
+	for (size_t i = 0; i < server->file_count; i++)
+		for (size_t k = 0; k < i; k++)
+			if (strcmp(server->files[i].name, server->files[k].name) == 0)
+				return usage_error("--file: two regions are named '%s'; add "
+						   ":name=NAME",
+						   server->files[i].name);
 	for (size_t i = 0; i < server->count; i++) {
 		struct served *memory = &server->memories[i];
 
@@ -132,6 +144,20 @@ static int check_room(const struct server *server)
 	return fail(ENOMEM, "cannot serve that much: %s", text);
 }
 
+static int parse_files(struct server *server)
+{
+	bool read_only = argument(server->arguments, "read-only");
+	const char *text;
+	int cursor = 0, error = 0;
+
+	server->files = calloc((size_t)server->arguments->all_count + 1, sizeof(*server->files));
+	if (!server->files)
+		return fail(ENOMEM, "out of memory");
+	while (!error && (text = argument_next(server->arguments, "file", &cursor)))
+		error = served_file_parse(text, read_only, &server->files[server->file_count++]);
+	return error;
+}
+
 static int serve_parse(struct server *server)
 {
 	const char *listen = argument(server->arguments, "listen"), *text;
@@ -152,8 +178,13 @@ static int serve_parse(struct server *server)
 			return error;
 		server->count++;
 	}
-	if (!server->count)
+	error = parse_files(server);
+	if (error)
+		return error;
+	if (!server->count && !server->file_count)
 		return usage_error("nothing to serve; use --memory host:1GiB");
+	if (!server->count && mooncake_wanted(server->arguments))
+		return usage_error("--mooncake offers memory, and there is none: use --memory");
 	error = name_memories(server);
 	return error ? error : check_room(server);
 }
@@ -194,6 +225,8 @@ static int serve_publish(struct server *server)
 		progress_move(&progress, i + 1);
 	}
 	progress_end(&progress);
+	for (size_t i = 0; !code && i < server->file_count; i++)
+		code = served_file_publish(server->engine, &server->files[i]);
 	return code;
 }
 
@@ -208,6 +241,10 @@ static int serve_withdraw(struct server *server, int code)
 		if (!error && memory->address)
 			error = wh_memory_free(server->engine, memory->address);
 		code = engine_undo(code, error, "cannot withdraw the memory");
+	}
+	for (size_t i = 0; i < server->file_count; i++) {
+		error = server->files[i].region ? wh_region_unregister(server->files[i].region) : 0;
+		code = engine_undo(code, error, "cannot withdraw a file");
 	}
 	return code;
 }
@@ -440,6 +477,7 @@ static int serve_run(const struct arguments *arguments)
 	code = engine_close(server.engine, code);
 end:
 	free(server.memories);
+	free(server.files);
 	free(server.offers);
 	return code;
 }
@@ -449,7 +487,12 @@ static const struct command_option options[] = {
 	  .letter = 'm',
 	  .argument = "MEM:SIZE[:NAME]",
 	  .many = true,
-	  .help = "host, pinned, pageable, huge, cuda:0, vmm:cuda:0 ..." },
+	  .help = "host, pinned, pageable, cuda:0 ..." },
+	{ .name = "file",
+	  .letter = 'f',
+	  .argument = "PATH[:rw][:grow=MAX]",
+	  .many = true,
+	  .help = "a regular file, as a region of its name" },
 	{ .name = "listen",
 	  .letter = 'l',
 	  .argument = "ADDR:PORT",
@@ -500,6 +543,13 @@ const struct command command_serve = {
 		   "host map host memory and GPU memory. Pages of host memory are taken when "
 		   "they are first touched.\n"
 		   "\n"
+		   "Each --file is one region, too, named after the file. Peers may read it, and "
+		   "with :rw write it; this server alone reads and writes it. With :grow=MAX, "
+		   "such as :grow=10GiB, writes make it longer, up to that, and it is created if "
+		   "it is not there. :durable=data, or all, answers a write when its bytes "
+		   "survive a crash of this machine. :name=NAME names the region. Symbolic links "
+		   "are refused.\n"
+		   "\n"
 		   "With --notifications each notification is one line, SENDER TAG LENGTH BYTES. "
 		   "Bytes that are not printable ASCII are \\xNN, and a backslash is \\\\. "
 		   "SENDER is one word with \\x20 for spaces; a sender without a name is a "
@@ -513,8 +563,8 @@ const struct command command_serve = {
 		   "reaches the port can do what the regions allow.",
 	.examples = "wherry serve --memory host:1GiB\n"
 		    "wherry serve -m cuda:0:8GiB:weights -m host:1GiB:cache --read-only\n"
-		    "wherry serve -m host:1GiB -l 0.0.0.0:7000 -c keyfile=/etc/wherry.key\n"
-		    "wherry serve -m host:1GiB --mooncake\n",
+		    "wherry serve --file model.bin --file cache.bin:rw:grow=10GiB\n"
+		    "wherry serve -m host:1GiB -l 0.0.0.0:7000 -c keyfile=/etc/wherry.key\n",
 	.options = options,
 	.least = 0,
 	.most = 0,
