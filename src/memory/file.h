@@ -39,6 +39,7 @@ struct wh_file {
 	struct wh_file_rings *rings; /* the domain's, for what is not in the page cache; or NULL */
 	bool wants_direct; /* then past the page cache, where memory and file are aligned alike */
 	_Atomic int direct; /* the descriptor for that; WH_FILE_DIRECT_...: none */
+	_Atomic bool warm; /* what was looked at last was in the page cache */
 	uint32_t alignment; /* set before `direct`: of memory and file; a power of two */
 	/* One thread at a time calls fdatasync() or fsync(), for all writes that ended before it
 	 * began. */
