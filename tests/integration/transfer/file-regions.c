@@ -468,6 +468,98 @@ static void durable__as_asked(void **state)
 	fixture_close(&f);
 }
 
+/* An owner with a file of 1 MiB, in this process, and a region of as much memory. */
+struct owner {
+	struct wh_engine *owner, *engine;
+	struct wh_peer *peer;
+	struct wh_region *file, *region;
+	unsigned char *memory;
+	int fd;
+};
+
+static void owner_open(struct owner *o, uint32_t durable)
+{
+	struct wh_region_options access = { .size = sizeof(access),
+					    .name = "file",
+					    .access = ACCESS_BOTH };
+	struct wh_file_options options = { .size = sizeof(options),
+					   .flags = WH_FILE_WRITE,
+					   .durable = durable,
+					   .region = &access };
+
+	o->fd = file_new(MIB);
+	o->owner = engine_open(NULL, "127.0.0.1:0", NULL);
+	want(0, wh_file_register_fd(o->owner, o->fd, &options, &o->file));
+	o->engine = engine_open(NULL, "none", NULL);
+	o->memory = pages_new(MIB);
+	want(0, wh_region_register(o->engine, o->memory, MIB, NULL, &o->region));
+	want(0, wh_peer_open(o->engine, wh_engine_url(o->owner), NULL, &o->peer));
+}
+
+static int owner_move(const struct owner *o, uint32_t op, const char *require, char text[4096])
+{
+	struct wh_batch_options options = { .size = sizeof(options), .require = require };
+	struct wh_transfer transfer = { .op = op, .local = o->region, .length = MIB };
+	struct wh_remote remote;
+	struct wh_batch *batch;
+	int status;
+
+	want(0, wh_peer_find(o->peer, "file", PATIENCE, &remote));
+	transfer.remote = remote.id;
+	want(0, wh_batch_new(o->peer, &options, &batch));
+	want(0, wh_batch_add(batch, &transfer, 1));
+	status = batch_run(batch);
+	wh_batch_explain(batch, text, 4096);
+	want(0, wh_batch_free(batch));
+	return status;
+}
+
+static void owner_close(struct owner *o)
+{
+	want(0, wh_peer_close(o->peer));
+	want(0, wh_region_unregister(o->region));
+	want(0, wh_region_unregister(o->file));
+	want(0, wh_engine_close(o->engine));
+	want(0, wh_engine_close(o->owner));
+	pages_free(o->memory, MIB);
+	close(o->fd);
+}
+
+/* The owner answers a write when its bytes are durable. */
+static void durable__of_a_peer(void **state)
+{
+	char text[4096];
+	struct owner o;
+
+	(void)state;
+	owner_open(&o, WH_FILE_DURABLE_DATA);
+	atomic_store(&data_syncs, 0);
+	want(0, owner_move(&o, WH_READ, NULL, text));
+	want(0, atomic_load(&data_syncs));
+	want(0, owner_move(&o, WH_WRITE, NULL, text));
+	want_true(atomic_load(&data_syncs), "there was no fdatasync");
+	atomic_store(&sync_error, EIO);
+	want(-EIO, owner_move(&o, WH_WRITE, NULL, text));
+	atomic_store(&sync_error, 0);
+	want(-EIO, owner_move(&o, WH_WRITE, NULL, text));
+	owner_close(&o);
+}
+
+/* On one host as well: nobody but the owner touches the file, and the explanation says so. */
+static void owner__alone(void **state)
+{
+	char text[4096];
+	struct owner o;
+
+	(void)state;
+	owner_open(&o, WH_FILE_DURABLE_NONE);
+	want(0, owner_move(&o, WH_READ, NULL, text));
+	want_true(strstr(text, "tcp") && strstr(text, "only its owner reads and writes"),
+		  "it says: %s", text);
+	want_text(-EOPNOTSUPP, "only its owner", owner_move(&o, WH_READ, "shm", text));
+	owner_close(&o);
+}
+
 static void overlap__in_one_file(void **state)
 {
 	struct fixture f;
@@ -659,6 +751,8 @@ static const struct CMUnitTest tests[] = {
 	TEST_LOCAL(rights__read_only),
 	TEST_LOCAL(grow__as_far_as_written),
 	TEST_LOCAL(durable__as_asked),
+	TEST(durable__of_a_peer),
+	TEST(owner__alone),
 	TEST_OVER(overlap__in_one_file, file),
 	TEST(cold__direct),
 	TEST(cold__ring),
