@@ -241,7 +241,7 @@ static void container_gpu(const struct doctor *doctor, struct finding *finding)
 }
 
 const struct check doctor_container_checks[] = {
-	{ .id = "container.namespaces",
+	{ .id = "container.ns",
 	  .title = "namespaces that are shared with PID 1",
 	  .machine = container_namespaces },
 	{ .id = "container.meet",

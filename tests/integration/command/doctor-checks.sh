@@ -636,8 +636,8 @@ in_a_container()
 	ln -sfn "pid:[4026532999]" tree/proc/1/ns/pid
 	ln -sfn "net:[4026532998]" tree/proc/self/ns/net
 }
-case_of container.namespaces INFO "others than PID 1's: net; a container, with its own: pid" in_a_container
-case_of container.namespaces UNKNOWN "/proc/1/ns/ipc: No such file" remove /proc/1/ns/ipc
+case_of container.ns INFO "others than PID 1's: net; a container, with its own: pid" in_a_container
+case_of container.ns UNKNOWN "/proc/1/ns/ipc: No such file" remove /proc/1/ns/ipc
 case_of container.meet WARN "none of /run/wherry, /dev/shm is there" remove /dev/shm
 case_of container.meet WARN "the setting meet is off" put /environment WHERRY_MEET=off
 case_of container.meet PASS "/mnt/met is there" eval 'mkdir -p tree/mnt/met && put /environment WHERRY_MEET=/mnt/met'
