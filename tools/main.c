@@ -12,9 +12,10 @@
 #include "util/error.h"
 
 static const struct command *const commands[] = {
-	&command_serve,    &command_copy, &command_ls,     &command_bench,  &command_explain,
-	&command_registry, &command_topo, &command_doctor, &command_top,    &command_exporter,
-	&command_window,   &command_nixl, &command_key,    &command_config, NULL,
+	&command_serve,   &command_copy,     &command_ls,     &command_bench,
+	&command_explain, &command_registry, &command_topo,   &command_doctor,
+	&command_top,     &command_exporter, &command_plan,   &command_window,
+	&command_nixl,    &command_key,      &command_config, NULL,
 };
 
 static void print_program(FILE *out)
@@ -22,7 +23,6 @@ static void print_program(FILE *out)
 	fputs("Usage: wherry COMMAND [options] ...\n"
 	      "Moves bytes between any two memories over the fastest path, and says which "
 	      "one.\n"
-	      "\n"
 	      "Commands:\n",
 	      out);
 	for (size_t i = 0; commands[i]; i++)
