@@ -48,6 +48,10 @@ check_gpu()
 	step_command python-torch 1200 env WHERRY_LIBRARY="$bundle/src/libwherry.so.0" \
 		PYTHONPATH="$top/bindings/python" PYTHONDONTWRITEBYTECODE=1 \
 		python3 "$top/tests/gpu/python-torch.py"
+	# NIXL's agents with tensors; skipped without NIXL, of which NIXL_ARCHIVE may be an archive.
+	step_command nixl-torch 600 python3 "$top/tests/gpu/nixl-torch.py" \
+		--plugin "$bundle/nixl/libplugin_WHERRY.so" \
+		${NIXL_ARCHIVE:+--unpack "$NIXL_ARCHIVE"}
 	[ -e "$bundle/bin/wherry" ] || return
 	step_command command-line 600 env -u TEST_CUDA LD_LIBRARY_PATH="$bundle/src" \
 		"$top/tests/integration/command/gpu-command-line.sh" "$bundle/bin/wherry"

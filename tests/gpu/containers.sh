@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # GPU memory between two containers of this machine: in network, PID, IPC, mount and UTS namespaces
-# of their own, which meet in a folder. Host bytes go to each kind of memory of the other container's
-# GPU, and back; all must go by cuda, and be right.
+# of their own, which meet in a folder. Host bytes go to each kind of memory of the other
+# container's GPU, and back; all must go by cuda, and be right.
 #
 #   containers.sh WHERRY
 #

@@ -647,7 +647,8 @@ case_of container.shm INFO "has 64 MiB" put /proc/self/mounts \
 case_of container.shm UNKNOWN "is not a mount" put /proc/self/mounts "proc /proc proc rw 0 0"
 case_of container.gpu WARN "is utility: without compute" put /environment \
 	NVIDIA_DRIVER_CAPABILITIES=utility
-case_of container.gpu FAIL "another PID namespace: cuInit fails" put /proc/self/status "NSpid:	77	1"
+case_of container.gpu FAIL "another PID namespace: cuInit fails" put /proc/self/status \
+	"NSpid:	77	1"
 case_of container.gpu UNKNOWN "status: No such file" remove /proc/self/status
 case_of host.ptrace WARN "is 2" put /proc/sys/kernel/yama/ptrace_scope 2
 case_of host.ptrace UNKNOWN "Invalid argument" put /proc/sys/kernel/yama/ptrace_scope x

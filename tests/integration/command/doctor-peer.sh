@@ -8,7 +8,8 @@ tests=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 
 if [ "${PEER_INSIDE-}" = "" ]; then
 	if [ "$(id -u)" != 0 ] ||
-		! why=$(unshare --net --mount --pid --fork --mount-proc ip link add type veth 2>&1); then
+		! why=$(unshare --net --mount --pid --fork --mount-proc \
+			ip link add type veth 2>&1); then
 		echo "no namespaces of our own here: ${why-only root makes them}"
 		exit 77
 	fi
@@ -47,7 +48,8 @@ expect() # VERDICT TEXT...; the command is in `command`
 	local word=$1 text good=0
 
 	shift
-	"${command[@]}" doctor --only lib.crypto --peer wherry://10.79.0.2:7000 --color never >out 2>&1
+	"${command[@]}" doctor --only lib.crypto --peer wherry://10.79.0.2:7000 --color never \
+		>out 2>&1
 	grep -q "^$word *container.peer" out || good=1
 	for text; do
 		tr -s ' \n' ' ' <out | grep -q -F -e "$text" || good=1

@@ -12,7 +12,8 @@ manifests=$source/examples/containers
 
 "$wherry" config >"$directory/settings" || exit 1
 while read -r variable; do
-	grep -q -w "$variable" "$directory/settings" && grep -q "$variable" "$source/docs/containers.md"
+	grep -q -w "$variable" "$directory/settings" &&
+		grep -q "$variable" "$source/docs/containers.md"
 	verdict "$variable is a setting, and explained" $?
 done < <(grep -h -o 'WHERRY_[A-Z_]*' "$manifests"/* | sort -u)
 

@@ -8,8 +8,8 @@
 #   <!-- with: NIC -->      each machine has one: that of the libibverbs in $TEST_VERBS
 #
 # "$" is this machine. "north$" and "south$" are two, at 10.0.0.1 and 10.0.0.2: network namespaces
-# of their own, of which the second one was also booted at another time. A command with "&" at its end goes on; `kill %N` is for the N-th of them on that
-# machine.
+# of their own, of which the second one was also booted at another time. A command with "&" at its
+# end goes on; `kill %N` is for the N-th of them on that machine.
 # Takes the command's path as $1 or in $TEST_COMMAND, and the CUDA driver to use in $TEST_CUDA.
 # Without "with" there is no NIC.
 set -u
