@@ -640,7 +640,12 @@ case_of container.ns INFO "others than PID 1's: net; a container, with its own: 
 case_of container.ns UNKNOWN "/proc/1/ns/ipc: No such file" remove /proc/1/ns/ipc
 case_of container.meet WARN "none of /run/wherry, /dev/shm is there" remove /dev/shm
 case_of container.meet WARN "the setting meet is off" put /environment WHERRY_MEET=off
-case_of container.meet PASS "/mnt/met is there" eval 'mkdir -p tree/mnt/met && put /environment WHERRY_MEET=/mnt/met'
+met_elsewhere()
+{
+	mkdir -p tree/mnt/met
+	put /environment WHERRY_MEET=/mnt/met
+}
+case_of container.meet PASS "/mnt/met is there" met_elsewhere
 case_of container.meet UNKNOWN "Too many levels" spoil /dev/shm
 case_of container.shm INFO "has 64 MiB" put /proc/self/mounts \
 	"shm /dev/shm tmpfs rw,nosuid,nodev,noexec,relatime,size=65536k 0 0"

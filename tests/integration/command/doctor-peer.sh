@@ -61,7 +61,8 @@ expect() # VERDICT TEXT...; the command is in `command`
 serve WHERRY_MEET="$PWD/meet" || exit 1
 command=(env WHERRY_MEET="$PWD/meet" "$wherry")
 expect PASS "over-there is on this machine, in another network namespace" \
-	"its unix socket is reached in a folder that both mount" "its PID namespace is seen from here"
+	"its unix socket is reached in a folder that both mount" \
+	"its PID namespace is seen from here"
 command=(env WHERRY_MEET="$PWD/meet" unshare --pid --fork --mount-proc "$wherry")
 expect INFO "its PID namespace is not seen from here" "wh_memory_alloc()"
 command=(env WHERRY_MEET=/nowhere "$wherry")

@@ -399,8 +399,8 @@ static const struct route needs_fake_in_container = { .name = "fake in a contain
 						      .missing = missing_fake_in_container };
 
 /* The owner is in a PID namespace of its own. Descriptors of cuMemCreate memory work both ways;
- * legacy handles, whose process the fake driver does not find (without FAKE_CUDA_WORLD), do not, and
- * another way is taken. */
+ * legacy handles, whose process the fake driver does not find (without FAKE_CUDA_WORLD), do not,
+ * and another way is taken. */
 static void reach__pid_namespace(void **state)
 {
 	static const struct container container = { .namespaces = CLONE_NEWPID | CLONE_NEWNS };
