@@ -9,6 +9,7 @@ source=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
 # shellcheck source=tests/cases.sh
 . "$source/tests/cases.sh" || exit
 manifests=$source/examples/containers
+validators=(check-jsonschema==0.39.0 kubernetes-validate==1.37.0)
 
 "$wherry" config >"$directory/settings" || exit 1
 while read -r variable; do
@@ -33,21 +34,17 @@ for file in "$manifests"/*; do
 	verdict "${file##*/} is explained" $?
 done
 
-missing=
-if command -v kubernetes-validate >/dev/null; then
-	kubernetes-validate "$manifests/kubernetes.yaml"
-	verdict "kubernetes.yaml" $?
-else
-	missing="kubernetes-validate"
-fi
-if command -v check-jsonschema >/dev/null; then
-	check-jsonschema --builtin-schema vendor.compose-spec "$manifests/compose.yaml"
-	verdict "compose.yaml" $?
-else
-	missing="${missing:+$missing and }check-jsonschema"
-fi
 [ "$failed" = 0 ] || exit 1
-if [ -n "$missing" ]; then
-	echo "no $missing here: pip install kubernetes-validate check-jsonschema"
+# shellcheck source=scripts/common.sh
+. "$source/scripts/common.sh"
+tools=${XDG_CACHE_HOME:-$HOME/.cache}/wherry/manifests
+if ! mkdir -p "${tools%/*}" || ! exec 9>"$tools.lock" || ! flock 9 ||
+	! python_tools "$tools" "${validators[@]}" 2>&1; then
+	echo "${validators[*]} cannot be installed from PyPI"
 	exit 77
 fi
+"$tools/bin/kubernetes-validate" "$manifests/kubernetes.yaml"
+verdict "kubernetes.yaml" $?
+"$tools/bin/check-jsonschema" --builtin-schema vendor.compose-spec "$manifests/compose.yaml"
+verdict "compose.yaml" $?
+exit "$failed"
