@@ -27,9 +27,8 @@ int wh_registry_module_load(const void *beside, const char *name, void **out)
 	handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
 	if (!handle)
 		return wh_fail(ELIBACC,
-			       "cannot open " MODULE ": %.100s; Debian's package of it is "
-			       "libwherry0-registry; it needs libcurl4, libjansson4 and "
-			       "libhiredis0.14",
+			       "cannot open " MODULE ": %.100s; install libwherry0-registry, or "
+			       "what it needs: libcurl4, libjansson4 and libhiredis0.14",
 			       dlerror());
 	*out = dlsym(handle, name);
 	return *out ? 0 : wh_fail(ELIBACC, MODULE " is from another version of Wherry");
