@@ -15,14 +15,13 @@
 /* ---- what is said ------------------------------------------------------------------------------
  */
 
-static void say(uint32_t level, const char *name, size_t length, const char *format,
-		va_list arguments)
+static void say(const char *name, size_t length, const char *format, va_list arguments)
 {
 	char line[1024];
 	int begun = snprintf(line, sizeof(line), "agent %.*s: ", (int)(length < 63 ? length : 63),
 			     name);
 	struct wh_log_record record = {
-		.size = sizeof(record), .level = level, .area = "nixl", .text = line
+		.size = sizeof(record), .level = WH_LOG_INFO, .area = "nixl", .text = line
 	};
 
 	vsnprintf(line + begun, sizeof(line) - (size_t)begun, format, arguments);
@@ -35,16 +34,7 @@ void wh_nixl_say(const struct wh_nixl_agent *agent, const char *format, ...)
 	va_list arguments;
 
 	va_start(arguments, format);
-	say(WH_LOG_INFO, agent->name, agent->name_length, format, arguments);
-	va_end(arguments);
-}
-
-void wh_nixl_warn(const struct wh_nixl_agent *agent, const char *format, ...)
-{
-	va_list arguments;
-
-	va_start(arguments, format);
-	say(WH_LOG_WARN, agent->name, agent->name_length, format, arguments);
+	say(agent->name, agent->name_length, format, arguments);
 	va_end(arguments);
 }
 
@@ -117,7 +107,7 @@ static void say_of(const char *name, size_t length, const char *format, ...)
 	va_list arguments;
 
 	va_start(arguments, format);
-	say(WH_LOG_INFO, name, length, format, arguments);
+	say(name, length, format, arguments);
 	va_end(arguments);
 }
 

@@ -27,8 +27,6 @@ struct wh_nixl_peer {
 	char *name; /* NIXL's name of it */
 	size_t info_length; /* as loaded; 0: this agent itself */
 	char *info;
-	bool near; /* another agent on this host */
-	atomic_bool warned; /* of a slow path to it */
 	/* Batches that sent a notification alone. A completed one sends the next. */
 	pthread_mutex_t lock; /* of the next member */
 	struct wh_list notes;
@@ -75,10 +73,8 @@ struct wh_nixl_memory {
 /* ---- agent.c ------------------------------------------------------------------------------------
  */
 
-/* Print a line, "wherry: nixl: agent NAME: text", and the same as a warning. */
+/* Print a line, "wherry: nixl: agent NAME: text". */
 void wh_nixl_say(const struct wh_nixl_agent *agent, const char *format, ...)
-	__attribute__((format(printf, 2, 3)));
-void wh_nixl_warn(const struct wh_nixl_agent *agent, const char *format, ...)
 	__attribute__((format(printf, 2, 3)));
 
 /* Print what failed, with wh_error_text(), and return NIXL's code of `error`, a negative errno. */

@@ -75,8 +75,8 @@ static char *copy_of(const char *bytes, size_t length)
 /* Make the object of a connected peer, which it owns now, and let it be found. Another thread may
  * have made it at the same time: then that one is returned. With a reference. */
 static struct wh_nixl_peer *peer_add(struct wh_nixl_agent *agent, struct wh_peer *connected,
-				     bool near, const char *name, size_t name_length,
-				     const char *info, size_t info_length)
+				     const char *name, size_t name_length, const char *info,
+				     size_t info_length)
 {
 	struct wh_nixl_peer *peer = calloc(1, sizeof(*peer)), *found, *former = NULL;
 
@@ -98,7 +98,6 @@ static struct wh_nixl_peer *peer_add(struct wh_nixl_agent *agent, struct wh_peer
 	peer->peer = connected;
 	peer->name_length = name_length;
 	peer->info_length = info_length;
-	peer->near = near;
 	peer->references = 2;
 	pthread_mutex_init(&peer->lock, NULL);
 	wh_list_init(&peer->notes);
@@ -201,8 +200,7 @@ int wh_nixl_peer_load(struct wh_nixl_agent *agent, const char *name, size_t name
 	error = peer_open(agent, &info, &connected);
 	if (error)
 		return wh_nixl_status(error);
-	peer = peer_add(agent, connected, wh_nixl_info_is_near(&info), name, name_length, text,
-			length);
+	peer = peer_add(agent, connected, name, name_length, text, length);
 	if (!peer)
 		return WH_NIXL_BACKEND;
 	wh_nixl_peer_put(peer);
@@ -234,7 +232,7 @@ struct wh_nixl_peer *wh_nixl_peer_get(struct wh_nixl_agent *agent, const char *n
 		wh_nixl_fail(agent, error, "cannot reach the agent itself");
 		return NULL;
 	}
-	return peer_add(agent, self, false, name, length, NULL, 0);
+	return peer_add(agent, self, name, length, NULL, 0);
 }
 
 int wh_nixl_peer_connect(struct wh_nixl_agent *agent, const char *name, size_t name_length)

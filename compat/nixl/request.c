@@ -72,19 +72,17 @@ static int pairs_ask(struct wh_nixl_peer *peer, const struct wh_nixl_lists *list
 }
 
 /* Ask for what is used here for the first time, and open the way to it, so that posting is quick.
- * *fresh: there was something. */
-static int pairs_prepare(struct wh_nixl_peer *peer, const struct wh_nixl_lists *lists, bool *fresh)
+ */
+static int pairs_prepare(struct wh_nixl_peer *peer, const struct wh_nixl_lists *lists)
 {
 	int error = pairs_ask(peer, lists);
 
-	*fresh = false;
 	for (size_t i = 0; i < lists->pair_count && !error; i++) {
 		const struct wh_nixl_pair *pair = &lists->pairs[i];
 		struct wh_nixl_memory *remote = pair->remote;
 
 		if (remote->prepared == pair->local)
 			continue;
-		*fresh = true;
 		if (on_gpu(remote) || on_gpu(pair->local) || remote->length <= PREPARED_MAX)
 			error = wh_peer_prepare(peer->peer, &pair->local->region, 1, &remote->id, 1,
 						PREPARE_TIMEOUT);
@@ -160,30 +158,6 @@ static void request_free(struct wh_nixl_request *request)
 	free(request);
 }
 
-/* Say once for a peer of this host that bytes go by the network all the same, and why. What the
- * user has switched off is no surprise. */
-static void request_warn(struct wh_nixl_request *request, struct wh_batch *batch)
-{
-	struct wh_nixl_peer *peer = request->peer;
-	struct wh_route routes[16];
-	size_t count = sizeof(routes) / sizeof(routes[0]);
-	bool networked = false;
-
-	if (!peer->near || peer->warned || wh_batch_routes(batch, routes, &count))
-		return;
-	for (size_t i = 0; i < count; i++)
-		networked |= routes[i].bytes && !strcmp(routes[i].transport, "tcp");
-	for (size_t i = 0; i < count && networked; i++)
-		if (*routes[i].refused && !routes[i].inapplicable &&
-		    !atomic_exchange(&peer->warned, true))
-			wh_nixl_warn(
-				peer->agent,
-				"bytes of agent %.*s, which is on this host, go by tcp, because %s "
-				"does not reach them: %s",
-				(int)peer->name_length, peer->name, routes[i].transport,
-				routes[i].refused);
-}
-
 static int prepare_fail(const struct wh_nixl_agent *agent, int error, size_t wrong)
 {
 	if (error != -EINVAL)
@@ -201,7 +175,6 @@ int wh_nixl_request_prepare(struct wh_nixl_agent *agent, bool write, bool notifi
 {
 	struct wh_nixl_request *request;
 	struct wh_nixl_lists lists;
-	bool fresh;
 	size_t wrong;
 	int error = wh_nixl_lists_sort(local, remote, write, &lists, &wrong);
 
@@ -224,7 +197,7 @@ int wh_nixl_request_prepare(struct wh_nixl_agent *agent, bool write, bool notifi
 		free(request);
 		return WH_NIXL_NOT_FOUND;
 	}
-	error = pairs_prepare(request->peer, &lists, &fresh);
+	error = pairs_prepare(request->peer, &lists);
 	if (!error)
 		error = request_take(request, &lists, write);
 	wh_nixl_lists_free(&lists);
@@ -236,8 +209,6 @@ int wh_nixl_request_prepare(struct wh_nixl_agent *agent, bool write, bool notifi
 		request_free(request);
 		return error;
 	}
-	if (fresh)
-		request_warn(request, request->batch[notifies]);
 	pthread_mutex_lock(&agent->lock);
 	wh_list_append(&agent->requests, &request->link);
 	pthread_mutex_unlock(&agent->lock);

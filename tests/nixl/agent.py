@@ -20,6 +20,7 @@ import traceback
 import types
 
 LIMIT = 60  # s, for what should take far less
+POLLS, PAUSE = 100, 0.001  # asking without a pause, then with one (s), beside other tests
 
 
 def bindings():
@@ -151,10 +152,13 @@ class Agent:
         return self.agent.getXferStatus(self.requests[name]) != self.b.NIXL_IN_PROG
 
     def finish(self, name):
-        ends = time.monotonic() + LIMIT
+        ends, polls = time.monotonic() + LIMIT, 0
         while self.agent.getXferStatus(self.requests[name]) == self.b.NIXL_IN_PROG:
             if time.monotonic() > ends:
                 raise TimeoutError(name)
+            polls += 1
+            if polls > POLLS:
+                time.sleep(PAUSE)
 
     def transfer(self, name, notification=b""):
         if self.post(name, notification):
@@ -190,6 +194,7 @@ class Agent:
                 found.setdefault(agent, []).extend(messages)
             if time.monotonic() > ends:
                 raise TimeoutError(f"{count} notifications: {found}")
+            time.sleep(PAUSE)
         return found
 
     # ---- several at once
