@@ -76,8 +76,8 @@ static void name__nothing_else(void **state)
 		"",
 		"wherry-",
 		"wherry-0123456789abcdef0123456789abcde", /* one less */
-		GOOD "0",
-		GOOD ".new",
+		(GOOD "0"),
+		(GOOD ".new"),
 		"wherry-0123456789ABCDEF0123456789abcdef",
 		"wherry-../../../../etc/passwd1234567890",
 		"../rry-0123456789abcdef0123456789abcdef",
