@@ -178,10 +178,11 @@ static int sorter_add_blocks(struct wh_nixl_sorter *sorter, const struct wh_nixl
 			     const struct wh_nixl_blocks *blocks)
 {
 	struct wh_base base = { .local = pair->local->region, .remote = pair->remote->id };
-	struct wh_nixl_blocks *last = sorter->blocks + sorter->block_count - 1;
+	size_t count = sorter->block_count;
+	struct wh_nixl_blocks *last = count ? &sorter->blocks[count - 1] : NULL;
 	struct wh_base *grown;
 
-	if (!sorter->block_count || !same_blocks(last, blocks)) {
+	if (!last || !same_blocks(last, blocks)) {
 		if (!array_grow(&sorter->blocks, sorter->block_count, &sorter->block_room,
 				sizeof(*sorter->blocks)))
 			return -ENOMEM;

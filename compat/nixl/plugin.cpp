@@ -51,10 +51,8 @@ wh_nixl_list list_of(const TransferList &list)
 
 	out.descriptors = reinterpret_cast<const wh_nixl_descriptor *>(list.descriptors.data());
 	out.count = list.descriptors.size();
-	out.memory_offset =
-		static_cast<size_t>(reinterpret_cast<const char *>(&example.memory) -
-				    reinterpret_cast<const char *>(
-					    static_cast<const Metadata *>(&example)));
+	out.memory_offset = reinterpret_cast<uintptr_t>(&example.memory) -
+			    reinterpret_cast<uintptr_t>(static_cast<const Metadata *>(&example));
 	return out;
 }
 

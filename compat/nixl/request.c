@@ -125,23 +125,30 @@ static int request_take(struct wh_nixl_request *request, struct wh_nixl_lists *l
 	return 0;
 }
 
+static int batch_make(const struct wh_nixl_request *request, struct wh_batch **out)
+{
+	struct wh_batch *batch;
+	int error = wh_batch_new(request->peer->peer, NULL, &batch);
+
+	if (error)
+		return error;
+	for (size_t i = 0; i < request->block_count && !error; i++)
+		error = wh_batch_add_blocks(batch, request->blocks[i]);
+	if (request->single_count && !error)
+		error = wh_batch_add(batch, request->singles, request->single_count);
+	if (error)
+		wh_batch_free(batch);
+	else
+		*out = batch;
+	return error;
+}
+
 /* The batch with a notification or the one without. NULL: *error. */
 static struct wh_batch *request_batch(struct wh_nixl_request *request, bool notifies, int *error)
 {
 	struct wh_batch **batch = &request->batch[notifies];
 
-	*error = 0;
-	if (*batch)
-		return *batch;
-	*error = wh_batch_new(request->peer->peer, NULL, batch);
-	for (size_t i = 0; i < request->block_count && !*error; i++)
-		*error = wh_batch_add_blocks(*batch, request->blocks[i]);
-	if (request->single_count && !*error)
-		*error = wh_batch_add(*batch, request->singles, request->single_count);
-	if (*error && *batch) {
-		wh_batch_free(*batch);
-		*batch = NULL;
-	}
+	*error = *batch ? 0 : batch_make(request, batch);
 	return *batch;
 }
 
