@@ -16,6 +16,7 @@
 struct wh_file_ring {
 	struct wh_list link; /* rings.free */
 	int fd;
+	int error; /* negative errno: the kernel takes nothing from it */
 	uint32_t *submit_tail, *submit_mask, *submit_array;
 	uint32_t *complete_head, *complete_tail, *complete_mask;
 	struct io_uring_cqe *completions;
@@ -153,8 +154,13 @@ struct wh_file_ring *wh_file_ring_take(struct wh_file_rings *rings)
 void wh_file_ring_give(struct wh_file_rings *rings, struct wh_file_ring *ring)
 {
 	pthread_mutex_lock(&rings->lock);
-	wh_list_push(&rings->free, &ring->link);
+	if (ring->error)
+		rings->error = ring->error;
+	else
+		wh_list_push(&rings->free, &ring->link);
 	pthread_mutex_unlock(&rings->lock);
+	if (ring->error)
+		ring_free(ring);
 }
 
 /* ---- reading --------------------------------------------------------------------------------- */
@@ -196,19 +202,25 @@ void wh_file_ring_read(struct wh_file_ring *ring, struct wh_file_part *parts, ui
 	uint32_t put = 0, entered = 0, done = 0;
 	long got;
 
-	while (done < count) {
-		while (put < count && put - done < WH_FILE_RING_DEPTH) {
+	for (uint32_t i = 0; i < count; i++)
+		parts[i].done = 0;
+	/* After an error that stays, only what the kernel has taken already is waited for. */
+	while (done < (ring->error ? entered : count)) {
+		while (!ring->error && put < count && put - done < WH_FILE_RING_DEPTH) {
 			ring_put(ring, &parts[put], put);
 			put++;
 		}
-		got = syscall(SYS_io_uring_enter, ring->fd, put - entered, 1,
+		got = syscall(SYS_io_uring_enter, ring->fd, ring->error ? 0 : put - entered, 1,
 			      IORING_ENTER_GETEVENTS, NULL, 0);
 		if (got > 0)
 			entered += (uint32_t)got;
 		/* EINTR, and EAGAIN or EBUSY where the kernel is short of something for a moment:
 		 * what has been put stays, and is entered by the next call. */
-		else if (got < 0 && errno != EINTR)
+		else if (got < 0 && errno != EINTR) {
+			if (errno != EAGAIN && errno != EBUSY)
+				ring->error = -errno;
 			sched_yield();
+		}
 		done += ring_take_completions(ring, parts);
 	}
 }

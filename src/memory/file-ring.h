@@ -41,9 +41,11 @@ void wh_file_rings_init(struct wh_file_rings *rings);
 void wh_file_rings_destroy(struct wh_file_rings *rings);
 /* Take a ring, or make one. NULL: the kernel allows none, or is out of memory. */
 struct wh_file_ring *wh_file_ring_take(struct wh_file_rings *rings);
+/* Keep it for the next one; if the kernel has refused to use it, free it, and make no more. */
 void wh_file_ring_give(struct wh_file_rings *rings, struct wh_file_ring *ring);
 /* Read all parts, WH_FILE_RING_DEPTH at a time, and wait for them. Each part's `done` says how far
- * it came. On return the kernel uses none of the memory. */
+ * it came: 0 for all that the kernel refuses to take (a sandbox may allow rings and forbid their
+ * use). On return the kernel uses none of the memory. */
 void wh_file_ring_read(struct wh_file_ring *ring, struct wh_file_part *parts, uint32_t count);
 
 #endif

@@ -60,8 +60,7 @@ static void chunk_copied(struct wh_staging *staging, int error, const char *text
 {
 	struct tcp_chunk *chunk = wh_container(staging, struct tcp_chunk, staging);
 	struct tcp_server *server = chunk->server;
-
-	bool counted = chunk->counted;
+	bool counted = chunk->counted; /* the chunk may be gone once it is posted */
 
 	(void)error; /* chunk->staging.error has it, too */
 	(void)text;

@@ -7,6 +7,7 @@
  * exists, are received and discarded, and the response has the error.
  */
 #include <errno.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -147,6 +148,10 @@ static void server_stop(void *argument)
 
 void tcp_server_post_free(struct tcp_server *server)
 {
+	/* All chunks are back, but where tcp_stage_stop() has not waited for a file, its thread may
+	 * be between posting the chunk and counting it. */
+	while (atomic_load(&server->in_flight))
+		sched_yield();
 	wh_loop_post(wh_engine_first_loop(server->engine), &server->free_task);
 }
 

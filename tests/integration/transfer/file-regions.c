@@ -726,6 +726,15 @@ static void cold__no_io_uring(void **state)
 	atomic_store(&missing_call, 0);
 }
 
+/* A sandbox may allow rings and then no use of them. */
+static void cold__no_io_uring_enter(void **state)
+{
+	(void)state;
+	atomic_store(&missing_call, SYS_io_uring_enter);
+	cold_read("file_cold=direct", false);
+	atomic_store(&missing_call, 0);
+}
+
 static void cold__no_such_way(void **state)
 {
 	const char *config[] = { "file_cold=fast", NULL };
@@ -759,6 +768,7 @@ static const struct CMUnitTest tests[] = {
 	TEST(cold__pread),
 	TEST(cold__no_cachestat),
 	TEST(cold__no_io_uring),
+	TEST(cold__no_io_uring_enter),
 	TEST(cold__no_such_way),
 };
 
