@@ -82,11 +82,11 @@ class Handles(unittest.TestCase):
             (Protocol(5), None),
             (5, None),
         ):
-            found = _transfer._stream(stream)
+            found = _transfer.native_stream(stream)
             self.assertEqual((found.stream, found.device), (5, device))
-        self.assertIsNone(_transfer._stream(Torch(0)).stream)
+        self.assertIsNone(_transfer.native_stream(Torch(0)).stream)
         with self.assertRaises(TypeError):
-            _transfer._stream("stream")
+            _transfer.native_stream("stream")
 
 
 @unittest.skipUnless(CUDA, "TEST_CUDA does not name the fake driver")

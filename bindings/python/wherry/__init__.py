@@ -23,7 +23,8 @@ from ._engine import (
 )
 from ._errors import Cancelled, Error, Timeout
 from ._native import lib as _lib
-from ._transfer import Blocks, Peer, Plan, Route, Transfer
+from ._peer import Blocks, Peer, Plan
+from ._transfer import Route, Transfer
 
 __version__: str = _lib.wh_version().decode()
 __all__ = [

@@ -33,7 +33,7 @@ from ._memory import Layout, layout
 from ._native import lib
 
 if TYPE_CHECKING:
-    from ._transfer import Peer
+    from ._peer import Peer
 
 # How long one wait in the library lasts at most, in s: Python sees signals between two of them.
 SLICE = 0.05
@@ -667,7 +667,7 @@ class Engine:
     def connect(self, url: str, timeout: float = 5.0) -> "Peer":
         """Connect to another engine: "wherry://HOST:PORT", "HOST:PORT", with a registry its name,
         or "self". Waits up to `timeout` s."""
-        from ._transfer import Peer
+        from ._peer import Peer
 
         core = self._core
         options = native.PeerOptions(
