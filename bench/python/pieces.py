@@ -8,8 +8,8 @@ places (4.9 GB), as a server with vLLM was reported to read for one long prompt.
 
 Two processes, each with a tensor of torch: on GPU 0 both, or on GPUs 0 and 1 where there are two.
 For each backend and round the initiator makes a request, posts it and asks until it is done. Every
-byte is compared, on the GPU. --nixl is what PYTHONPATH needs to import NIXL. --c, build/bench/python-peer,
-describes the machine.
+byte is compared, on the GPU. --nixl is what PYTHONPATH needs to import NIXL. --c is
+build/bench/python-peer, which describes the machine.
 """
 
 import argparse

@@ -5,9 +5,9 @@ have, in both directions, one piece and lists of pieces, every byte compared.
 
     nixl-torch.py --plugin FILE.so [--unpack FILE.tar.xz] [--only WORD] [--device cpu]
 
-NIXL is what Python finds, or the folder nixl/ of an archive, as bench/python/peers.py has it. With two
-GPUs or more, memory of another GPU is one more kind. Exits with 77 where there is no torch, no GPU or
-no NIXL. --device cpu does without a GPU what can be done there.
+NIXL is what Python finds, or the folder nixl/ of an archive, as bench/python/peers.py has it. With
+two GPUs or more, memory of another GPU is one more kind. Exits with 77 where there is no torch, no
+GPU or no NIXL. --device cpu does without a GPU what can be done there.
 """
 
 import argparse

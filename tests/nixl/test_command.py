@@ -117,7 +117,8 @@ class AsUcx(Case):
         self.moves(alice, self.start("bob", "UCX", self.ours))
 
     def test_ucx_itself_and_the_plug_in_refuse_each_other(self):
-        ours, theirs = self.start("ours", "UCX", self.ours), self.start("theirs", "UCX", self.theirs)
+        ours = self.start("ours", "UCX", self.ours)
+        theirs = self.start("theirs", "UCX", self.theirs)
         for side in (ours, theirs):
             side.register("m", MIB)
         with self.assertRaisesRegex(Failed, "Mismatch"):
@@ -153,7 +154,9 @@ class Observed(Case):
         for require, expected in (("", "shm"), ("tcp", "tcp")):
             with tempfile.TemporaryDirectory() as folder:
                 environment = {"WHERRY_OBSERVE": folder, "WHERRY_REQUIRE": require}
-                alice, bob = (Side(self.folder.name, name, **environment) for name in ("alice", "bob"))
+                alice, bob = (
+                    Side(self.folder.name, name, **environment) for name in ("alice", "bob")
+                )
                 for side in (alice, bob):
                     self.addCleanup(side.end)
                 self.moves(alice, bob)

@@ -238,8 +238,8 @@ class Peer:
         return info
 
     def close(self) -> None:
-        """Close the connections. Calls of other threads end with an error. Error EBUSY: transfers or
-        plans of this peer exist."""
+        """Close the connections. Calls of other threads end with an error. Error EBUSY: transfers
+        or plans of this peer exist."""
         core = self._core
         with core.lock:
             if self.closed or core.closed:
