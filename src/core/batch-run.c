@@ -645,10 +645,12 @@ static bool batch_wait_done(struct wh_batch *batch, int64_t deadline)
 		batch_progress(batch, threads ? deadline : 0);
 		if (!wh_batch_running(batch))
 			break;
-		if (deadline != INT64_MAX && wh_now() >= deadline)
-			return false;
+		/* Before looking at the time: nobody else gives the turn that may end it, and this
+		 * thread may not have run for longer than the deadline. */
 		if (!threads)
 			batch_turn(batch, spin ? 0 : deadline);
+		if (deadline != INT64_MAX && wh_batch_running(batch) && wh_now() >= deadline)
+			return false;
 		if (spin || !threads)
 			continue;
 		running = WH_BATCH_RUNNING;
