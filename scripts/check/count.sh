@@ -67,9 +67,31 @@ leave_out() # TEXT
 	left_out+=("$1")
 }
 
-# Print what the logs of failed cases say, the counts, and "N passed, N failed, N skipped" as the
-# last line.
+# Print the skipped cases, the failed ones and what their logs say, the counts, and
+# "N passed, N failed, N skipped" as the last line. Failures come last: whoever sees only the end of
+# a long output sees them.
 summary()
+{
+	printf '\n'
+	summary_cases 'skipped: '
+	summary_cases 'failed:  '
+	summary_logs
+	printf '\n%s in all; logs are in %s\n' "$(since "$begun")" "$logs"
+	summary_left_out
+	echo "$passed passed, $failed failed, $skipped skipped"
+}
+
+summary_cases() # PREFIX
+{
+	local line
+
+	for line in "${notable[@]}"; do
+		[[ $line != "$1"* ]] || printf '%s\n' "$line"
+	done
+}
+
+# What the logs of failed cases say.
+summary_logs()
 {
 	local log pattern
 
@@ -81,10 +103,6 @@ summary()
 			grep -aE -A 2 --no-group-separator "$pattern" "$log" || tail -n 30 "$log"
 		} | tail -n 60 | cut -c 1-400
 	done
-	printf '\n%s in all; logs are in %s\n' "$(since "$begun")" "$logs"
-	[ ${#notable[@]} = 0 ] || printf '%s\n' "${notable[@]}"
-	summary_left_out
-	echo "$passed passed, $failed failed, $skipped skipped"
 }
 
 summary_left_out()
