@@ -699,7 +699,7 @@ int wh_batch_cancel(struct wh_batch *batch)
 {
 	int error = wh_batch_guard(batch, "wh_batch_cancel");
 	struct wh_peer *peer;
-	int64_t deadline;
+	int64_t timeout;
 
 	if (error)
 		return error;
@@ -723,13 +723,19 @@ int wh_batch_cancel(struct wh_batch *batch)
 		wh_batch_settle(batch);
 		return 0;
 	}
-	deadline = wh_deadline(peer->engine->config.number[WH_SETTING_TIMEOUT] * WH_MS);
+	timeout = peer->engine->config.number[WH_SETTING_TIMEOUT] * WH_MS;
 	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++)
 		if (peer->opened[id] && !error)
-			error = wh_transport(id)->abort(peer, peer->transport[id], batch, deadline);
-	if (!batch_wait_done(batch,
-			     wh_deadline(peer->engine->config.number[WH_SETTING_TIMEOUT] * WH_MS)))
+			error = wh_transport(id)->abort(peer, peer->transport[id], batch,
+							wh_deadline(timeout));
+	if (!batch_wait_done(batch, wh_deadline(timeout))) {
 		error = -ETIMEDOUT;
+		/* Silence is noticed later than this, by up to the time between two pings, and
+		 * never if the peer still answers those. */
+		wh_peer_cut(peer);
+		/* It ends at once, unless a file system of this machine does not answer. */
+		batch_wait_done(batch, wh_deadline(timeout));
+	}
 	wh_batch_settle(batch);
 	if (error)
 		return wh_fail(ETIMEDOUT,

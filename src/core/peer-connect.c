@@ -190,6 +190,25 @@ static int64_t peer_beat_interval(const struct wh_peer *peer)
 	return peer_timeout(peer) / 3 < WH_SECOND ? peer_timeout(peer) / 3 : WH_SECOND;
 }
 
+static void peer_silent(struct wh_peer *peer)
+{
+	wh_control_close(&peer->control);
+	peer_gone(&peer->control, -ETIMEDOUT, "does not answer");
+}
+
+static void peer_cut(void *argument)
+{
+	struct wh_peer *peer = argument;
+
+	if (atomic_load(&peer->state) == WH_PEER_CONNECTED && peer->listed)
+		peer_silent(peer);
+}
+
+void wh_peer_cut(struct wh_peer *peer)
+{
+	wh_loop_call(peer_loop(peer), peer_cut, peer);
+}
+
 /* Send a ping; a peer that was silent for the whole timeout is lost. */
 static void peer_beat(struct wh_timer *timer)
 {
@@ -198,8 +217,7 @@ static void peer_beat(struct wh_timer *timer)
 	int64_t now = wh_now();
 
 	if (now - peer->heard > peer_timeout(peer)) {
-		wh_control_close(&peer->control);
-		peer_gone(&peer->control, -ETIMEDOUT, "does not answer");
+		peer_silent(peer);
 		return;
 	}
 	wh_put64(bytes, (uint64_t)now);

@@ -162,6 +162,9 @@ void wh_peer_connect_init(struct wh_peer *peer);
 void wh_peer_connect(void *peer);
 /* The regions known before are known again: the peer is connected. */
 void wh_peer_connected(struct wh_peer *peer);
+/* Take a connected peer that does not answer a request for lost, without waiting for its silence:
+ * all that is under way to it ends. Blocks until loop 0 has done it; not from a callback. */
+void wh_peer_cut(struct wh_peer *peer);
 /* Give up the handshake with an error, without trying other addresses. */
 void wh_peer_give_up(struct wh_peer *peer, int error, const char *why);
 /* Close the connection, and do not connect again. */
