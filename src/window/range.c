@@ -42,6 +42,7 @@ static uint64_t range_min(uint64_t a, uint64_t b)
 struct finding {
 	struct wh_view *view;
 	bool foreign;
+	bool oldest; /* identify a page by its oldest allocation, not by the first that is found */
 };
 
 static int range_not_a_gpus(struct wh_cuda *cuda, uint64_t address)
@@ -161,27 +162,45 @@ static int range_query(struct wh_cuda *cuda, uint64_t at, struct wh_cuda_pointer
 	}
 }
 
-/* Find an address of GPU memory in [from, to), a part of one page; *p is plain if there is none.
- * Starts with large steps, which find large allocations at once. */
-static int range_probe(struct wh_cuda *cuda, uint64_t from, uint64_t to, uint64_t *at,
-		       struct wh_cuda_pointer *p)
-{
-	int error = range_query(cuda, from, p);
+/* What range_probe() has found. */
+struct probe {
+	bool oldest; /* look at all of the page, for the allocation that has been there longest */
+	uint64_t at;
+	struct wh_cuda_pointer p; /* plain: nothing yet */
+	int error; /* of an address that could not be queried */
+};
 
-	*at = from;
-	for (uint64_t step = WH_WINDOW_PAGE / 2; step >= ALIGNMENT; step /= 2) {
+/* True: that was enough. */
+static bool probe_look(struct probe *probe, struct wh_cuda *cuda, uint64_t at)
+{
+	struct wh_cuda_pointer p;
+	int error = range_query(cuda, at, &p);
+
+	if (error)
+		probe->error = error;
+	if (error || p.memory == WH_CUDA_PLAIN)
+		return false;
+	/* CUDA counts its allocations upward. */
+	if (probe->p.memory == WH_CUDA_PLAIN || p.buffer_id < probe->p.buffer_id) {
+		probe->p = p;
+		probe->at = at;
+	}
+	return !probe->oldest;
+}
+
+/* Find an address of GPU memory in [from, to), a part of one page; probe->p is plain if there is
+ * none. Starts with large steps, which find large allocations at once. */
+static int range_probe(struct wh_cuda *cuda, uint64_t from, uint64_t to, struct probe *probe)
+{
+	bool enough = probe_look(probe, cuda, from);
+
+	for (uint64_t step = WH_WINDOW_PAGE / 2; !enough && step >= ALIGNMENT; step /= 2) {
 		/* Multiples of twice the step were queried before, except the page's start, which
 		 * is at or before `from`. */
-		for (uint64_t next = page_of(from) + step; next < to; next += 2 * step) {
-			if (error || p->memory != WH_CUDA_PLAIN)
-				return error;
-			if (next <= from)
-				continue;
-			error = range_query(cuda, next, p);
-			*at = next;
-		}
+		for (uint64_t next = page_of(from) + step; !enough && next < to; next += 2 * step)
+			enough = next > from && probe_look(probe, cuda, next);
 	}
-	return error;
+	return probe->p.memory == WH_CUDA_PLAIN ? probe->error : 0;
 }
 
 /* As wh_cuda_walk(), but each page of the range needs only one byte of the range that is allocated.
@@ -189,19 +208,19 @@ static int range_probe(struct wh_cuda *cuda, uint64_t from, uint64_t to, uint64_
 static int range_walk_pages(struct finding *finding, uint64_t start, uint64_t end)
 {
 	struct wh_cuda *cuda = finding->view->windows->cuda;
-	struct wh_cuda_pointer p;
-	uint64_t found, allocated;
+	uint64_t allocated;
 
 	while (start < end) {
-		int error =
-			range_probe(cuda, start, range_min(end, page_end(start + 1)), &found, &p);
+		struct probe probe = { .oldest = finding->oldest,
+				       .p = { .memory = WH_CUDA_PLAIN } };
+		int error = range_probe(cuda, start, range_min(end, page_end(start + 1)), &probe);
 
 		if (error)
 			return error;
-		if (p.memory == WH_CUDA_PLAIN)
+		if (probe.p.memory == WH_CUDA_PLAIN)
 			return range_not_a_gpus(cuda, start);
-		allocated = range_min(p.base + p.length, end);
-		error = range_add(finding, &p, found, allocated - found);
+		allocated = range_min(probe.p.base + probe.p.length, end);
+		error = range_add(finding, &probe.p, probe.at, allocated - probe.at);
 		if (error)
 			return error;
 		start = page_end(allocated);
@@ -226,9 +245,9 @@ static void range_hand(struct wh_view *view, const struct wh_view_request *reque
 	}
 }
 
-int wh_view_find(struct wh_view *view, const struct wh_view_request *request)
+int wh_view_find(struct wh_view *view, const struct wh_view_request *request, bool again)
 {
-	struct finding finding = { view, request->foreign };
+	struct finding finding = { view, request->foreign, again };
 	uint64_t end;
 	int error;
 

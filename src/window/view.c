@@ -280,11 +280,11 @@ static struct wh_view *find_view(struct wh_windows *windows, const struct wh_vie
 }
 
 /* A partly allocated page may begin with other code's memory, which may be freed before the page is
- * pinned. Then try again: another allocation identifies the page. */
+ * pinned. Then try again: the oldest allocation of the page identifies it. */
 static int view_fill(struct wh_view *view, const struct wh_view_request *request)
 {
 	for (int attempt = 1;; attempt++) {
-		int error = wh_view_find(view, request);
+		int error = wh_view_find(view, request, attempt > 1);
 
 		if (!error)
 			error = view_open_any(view, request);

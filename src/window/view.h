@@ -172,8 +172,9 @@ int wh_windows_new(struct wh_cuda *cuda, struct wh_windows **out);
 void wh_windows_free(struct wh_windows *windows);
 
 /* Find the spans, the parts, the pages and the device of a new view (range.c). 0, or -EINVAL,
- * -EFAULT, -EOPNOTSUPP as of wh_view_open(), or CUDA's error. */
-int wh_view_find(struct wh_view *view, const struct wh_view_request *request);
+ * -EFAULT, -EOPNOTSUPP as of wh_view_open(), or CUDA's error. `again`: an allocation that it found
+ * before has been freed meanwhile; it looks longer for ones that stay. */
+int wh_view_find(struct wh_view *view, const struct wh_view_request *request, bool again);
 
 /* Is `order` a list of backends that wh_view_open() accepts? */
 bool wh_window_order_valid(const char *order);

@@ -359,12 +359,13 @@ static void *come_and_go(void *arg)
  * one. */
 static void threads__neighbours_come_and_go(void **state)
 {
-	pthread_t thread;
+	pthread_t threads[3];
 	void *why;
 
 	(void)state;
 	stop = false;
-	assert_int_equal(pthread_create(&thread, NULL, come_and_go, NULL), 0);
+	for (unsigned i = 0; i < 3; i++)
+		assert_int_equal(pthread_create(&threads[i], NULL, come_and_go, NULL), 0);
 	for (int i = 0; i < 300; i++) {
 		uint64_t before, buffer;
 
@@ -376,10 +377,12 @@ static void threads__neighbours_come_and_go(void **state)
 		assert_int_equal(cu.free(buffer), 0);
 	}
 	stop = true;
-	pthread_join(thread, &why);
-	if (why)
-		print_message("%s\n", (char *)why);
-	assert_null(why);
+	for (unsigned i = 0; i < 3; i++) {
+		pthread_join(threads[i], &why);
+		if (why)
+			print_message("%s\n", (char *)why);
+		assert_null(why);
+	}
 }
 
 /* A window of Wherry's own must be allocated completely; two allocations may meet within a page. */
