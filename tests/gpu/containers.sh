@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # GPU memory between two containers of this machine: in network, PID, IPC, mount and UTS namespaces
 # of their own, which meet in a folder. Host bytes go to each kind of memory of the other
-# container's GPU, and back; all must go by cuda, and be right.
+# container's GPU, and back; all must go by cuda, and be right. A few bytes go through a window.
 #
 #   containers.sh WHERRY
 #
-# Needs root, unshare and ip; 77 without. On the fake driver, with WHERRY_CUDA and FAKE_CUDA_WORLD.
+# Needs root, unshare and ip; 77 without. On the fake driver where TEST_CUDA names it.
 set -u
 wherry=$(realpath "$1")
 tests=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -24,7 +24,11 @@ fi
 . "$tests/cases.sh" || exit
 cd "$directory" || exit 1
 unset "${!WHERRY_@}" XDG_RUNTIME_DIR
-[ -z "${TEST_CUDA-}" ] || export WHERRY_CUDA=$TEST_CUDA FAKE_CUDA_WORLD=$directory/world
+if [ -n "${TEST_CUDA-}" ]; then
+	export WHERRY_CUDA=$TEST_CUDA FAKE_CUDA_WORLD=$directory/world FAKE_NVIDIA_CUDA=$TEST_CUDA
+	# The stand-in for the NVIDIA kernel driver, for windows.
+	export "${TEST_PRELOAD_BY:-LD_PRELOAD}=$(dirname "$TEST_CUDA")/libfake-nvidia.so"
+fi
 mkdir meet world
 "$wherry" key make key >out || exit 1
 export WHERRY_KEYFILE=$PWD/key WHERRY_MEET=$PWD/meet WHERRY_RDMA=off
@@ -80,4 +84,11 @@ for as in init one; do
 		verdict "$memory, as $as" $status
 	done
 done
+
+# A few bytes go through a window that the CPU has onto the other container's GPU memory.
+inside init "$wherry" bench --peer wherry://10.79.0.2:7000/vmm --transport cuda --size 8 --op both \
+	--verify --seconds 0.2 >out 2>err && [ "$(grep -c "^[rw].* window" out)" = 2 ]
+status=$?
+[ $status = 0 ] || cat out err
+verdict "8 bytes through a window" $status
 exit "$failed"
