@@ -53,6 +53,10 @@ void fake_cuda_heal(void);
 
 void fake_cuda_delay(unsigned microseconds);
 
+/* From now until fake_cuda_heal() each launch of a kernel takes `kernel` us longer and each copy
+ * `copy` us; and of two of them one takes up to `noise` us more, the next one by chance. */
+void fake_cuda_slow(unsigned kernel, unsigned copy, unsigned noise);
+
 /* cuStreamIsCapturing() returns true for this stream; NULL: for none. */
 void fake_cuda_capture(void *stream);
 

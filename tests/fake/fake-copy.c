@@ -134,6 +134,7 @@ static int do_copy(struct fake_op *op)
 	struct copy_op *copy = (struct copy_op *)op;
 	size_t done = 0, piece = 1;
 
+	fake_take_time(false);
 	pthread_rwlock_rdlock(&fake_map_lock);
 	while (done < copy->length && piece) {
 		piece = copy_piece(copy, done);

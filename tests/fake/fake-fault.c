@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The environment's settings, what every call does first, and faults that tests ask for. */
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "fake.h"
@@ -83,6 +85,25 @@ const struct fake_settings *fake_settings(void)
 {
 	pthread_once(&settings_once, read_settings);
 	return &settings;
+}
+
+static _Atomic unsigned slow_kernel, slow_copy, slow_noise, slow_random = 1;
+
+void fake_pause(unsigned microseconds)
+{
+	struct timespec t = { microseconds / 1000000, microseconds % 1000000 * 1000L };
+
+	while (microseconds && nanosleep(&t, &t) && errno == EINTR)
+		;
+}
+
+void fake_take_time(bool kernel)
+{
+	unsigned noise = slow_noise, random = slow_random * 1103515245u + 12345u;
+
+	slow_random = random;
+	fake_pause((kernel ? slow_kernel : slow_copy) +
+		   (noise && random >> 16 & 1 ? (random >> 17) % noise : 0));
 }
 
 unsigned fake_delay(void)
@@ -262,6 +283,7 @@ FAKE_API void fake_cuda_heal(void)
 	fault_count = 0;
 	pthread_mutex_unlock(&lock);
 	delay = fake_settings()->delay;
+	slow_kernel = slow_copy = slow_noise = 0;
 	fake_attributes_forget();
 	for (unsigned i = 0; i < fake_device_count(); i++) {
 		struct fake_device *d = fake_device((int)i);
@@ -280,6 +302,13 @@ FAKE_API void fake_cuda_delay(unsigned microseconds)
 {
 	fake_settings();
 	delay = microseconds;
+}
+
+FAKE_API void fake_cuda_slow(unsigned kernel, unsigned copy, unsigned noise)
+{
+	slow_kernel = kernel;
+	slow_copy = copy;
+	slow_noise = noise;
 }
 
 FAKE_API void fake_cuda_memory(int device, size_t bytes)

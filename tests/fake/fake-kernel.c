@@ -526,6 +526,7 @@ static int do_launch(struct fake_op *op)
 	uint64_t blocks = (uint64_t)launch->grid[0] * launch->grid[1] * launch->grid[2];
 	int error = 0;
 
+	fake_take_time(true);
 	launch->context = op->context;
 	pthread_rwlock_rdlock(&fake_map_lock);
 	for (uint64_t i = 0; i < blocks && !error; i++) {

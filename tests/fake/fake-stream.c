@@ -5,9 +5,7 @@
  * default stream) gets, at submission, a list of these streams and of the number of operations that
  * each must have completed.
  */
-#include <errno.h>
 #include <stdlib.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "fake.h"
@@ -123,14 +121,6 @@ int fake_stream_context(void *handle, struct fake_context **out)
 
 /* ---- running operations ---------------------------------------------------------------------- */
 
-static void pause_for(unsigned microseconds)
-{
-	struct timespec t = { microseconds / 1000000, microseconds % 1000000 * 1000L };
-
-	while (microseconds && nanosleep(&t, &t) && errno == EINTR)
-		;
-}
-
 /* Count an operation that begins, and lose the device if fake_cuda_lose() asked for that. */
 static void count_operation(struct fake_device *device)
 {
@@ -144,7 +134,7 @@ static void do_op(struct fake_op *op)
 {
 	int error = 0, none = 0;
 
-	pause_for(fake_delay());
+	fake_pause(fake_delay());
 	count_operation(op->context->device);
 	if (!fake_health(op->context))
 		error = op->run(op);

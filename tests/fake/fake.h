@@ -141,6 +141,9 @@ struct fake_settings {
 
 const struct fake_settings *fake_settings(void);
 unsigned fake_delay(void);
+void fake_pause(unsigned microseconds);
+/* Take the time of fake_cuda_slow(). */
+void fake_take_time(bool kernel);
 /* Apply FAKE_CUDA_LOSE; call it once the devices exist. */
 void fake_lose_from_environment(void);
 /* True while this thread runs a host function, which must not call CUDA. */
