@@ -39,22 +39,89 @@ const char *wh_gpu_stream_no_kernels(const struct wh_gpu_stream *stream)
 	return *stream->gpu->no_kernels ? stream->gpu->no_kernels : NULL;
 }
 
-bool wh_gpu_stream_prefers_kernel(const struct wh_gpu_stream *stream, uint64_t count,
-				  uint64_t length)
+/* ---- choosing -------------------------------------------------------------------------------- */
+
+/* Shorter work that is not behind other work is not used to try a mover: somebody may count its
+ * microseconds. */
+#define TRY_BYTES ((uint64_t)64 << 10)
+
+static void cost_times(const struct wh_gpu_stream *stream, uint64_t count, uint64_t length,
+		       struct wh_lesson_times *out)
 {
 	const struct wh_gpu_stream_cost *cost = atomic_load(&stream->cost);
 
-	return !wh_gpu_stream_no_kernels(stream) &&
-	       cost_by_kernel(cost, count, length) < cost_by_copies(cost, count, length);
+	out->typical[WH_MOVER_KERNEL] = cost_by_kernel(&stream->guessed, count, length);
+	out->typical[WH_MOVER_COPIES] = cost_by_copies(&stream->guessed, count, length);
+	out->first[WH_MOVER_KERNEL] = cost_by_kernel(cost, count, length);
+	out->first[WH_MOVER_COPIES] = cost_by_copies(cost, count, length);
+}
+
+static struct wh_lesson *cost_lesson(const struct wh_gpu_stream *stream, uint64_t count,
+				     uint64_t length)
+{
+	return &stream->gpu->lessons[stream->way][wh_lesson_class(count, length)];
+}
+
+bool wh_gpu_stream_prefers_kernel(const struct wh_gpu_stream *stream, uint64_t count,
+				  uint64_t length)
+{
+	struct wh_lesson_times times;
+
+	if (wh_gpu_stream_no_kernels(stream))
+		return false;
+	cost_times(stream, count, length, &times);
+	return wh_lesson_faster(cost_lesson(stream, count, length), &times) == WH_MOVER_KERNEL;
+}
+
+enum wh_mover wh_gpu_stream_choose(struct wh_gpu_stream *stream, uint64_t count, uint64_t length)
+{
+	struct wh_lesson *lesson = cost_lesson(stream, count, length);
+	struct wh_lesson_times times;
+
+	if (wh_gpu_stream_no_kernels(stream))
+		return WH_MOVER_COPIES;
+	cost_times(stream, count, length, &times);
+	if (stream->urgent || (count * length < TRY_BYTES &&
+			       !atomic_load_explicit(&stream->pending, memory_order_relaxed)))
+		return wh_lesson_faster(lesson, &times);
+	return wh_lesson_choose(lesson, &times, wh_now());
+}
+
+void wh_gpu_stream_look(const struct wh_gpu_stream *stream, uint64_t count, uint64_t length,
+			struct wh_lesson_view view[WH_MOVERS])
+{
+	struct wh_lesson_times times;
+
+	cost_times(stream, count, length, &times);
+	wh_lesson_look(cost_lesson(stream, count, length), &times, view);
+	if (wh_gpu_stream_no_kernels(stream))
+		view[WH_MOVER_KERNEL] = (struct wh_lesson_view){ 0 };
+}
+
+void wh_gpu_stream_teaches(struct wh_gpu_stream *stream, const struct wh_gpu_stream_work *work,
+			   struct wh_gpu_stream_lesson *out)
+{
+	enum wh_mover mover = work->count[WH_MOVER_KERNEL] ? WH_MOVER_KERNEL : WH_MOVER_COPIES;
+	uint64_t count = work->count[mover], length;
+
+	out->lesson = NULL;
+	if (work->other || !count || work->count[!mover] || wh_gpu_stream_no_kernels(stream))
+		return;
+	length = work->bytes[mover] / count;
+	out->lesson = cost_lesson(stream, count, length);
+	out->mover = mover;
+	out->typical = (mover == WH_MOVER_KERNEL ? cost_by_kernel :
+						   cost_by_copies)(&stream->guessed, count, length);
 }
 
 void wh_gpu_stream_times(const struct wh_gpu_stream *stream, uint64_t count, uint64_t length,
 			 double *kernel, double *copies)
 {
-	const struct wh_gpu_stream_cost *cost = atomic_load(&stream->cost);
+	struct wh_lesson_view view[WH_MOVERS];
 
-	*kernel = wh_gpu_stream_no_kernels(stream) ? 0 : cost_by_kernel(cost, count, length);
-	*copies = cost_by_copies(cost, count, length);
+	wh_gpu_stream_look(stream, count, length, view);
+	*kernel = view[WH_MOVER_KERNEL].time;
+	*copies = view[WH_MOVER_COPIES].time;
 }
 
 /* ---- measuring ------------------------------------------------------------------------------- */

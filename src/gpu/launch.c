@@ -41,7 +41,10 @@ void wh_gpu_stream_begin(struct wh_gpu_stream *stream, struct wh_gpu_stream_turn
 	turn->grid = 0;
 	turn->text[0] = 0;
 	turn->scope = (struct wh_cuda_scope){ .cuda = cuda };
+	turn->work = (struct wh_gpu_stream_work){ 0 };
+	turn->by_copies = false;
 	pthread_mutex_lock(&stream->lock);
+	turn->begun = wh_now();
 	if (stream->error) {
 		turn->error = stream->error;
 		memcpy(turn->text, stream->text, sizeof(turn->text));
@@ -73,8 +76,14 @@ static void turn_launch(struct wh_gpu_stream_turn *turn, bool flagged)
 	turn->grid = 0;
 }
 
-void wh_gpu_stream_copy(struct wh_gpu_stream_turn *turn, uint64_t to, uint64_t from,
-			uint64_t length)
+static void turn_count(struct wh_gpu_stream_turn *turn, enum wh_mover mover, uint64_t count,
+		       uint64_t bytes)
+{
+	turn->work.count[mover] += count;
+	turn->work.bytes[mover] += bytes;
+}
+
+static void turn_copy(struct wh_gpu_stream_turn *turn, uint64_t to, uint64_t from, uint64_t length)
 {
 	struct wh_cuda *cuda = wh_gpus_cuda(turn->stream->gpu->gpus);
 
@@ -86,6 +95,13 @@ void wh_gpu_stream_copy(struct wh_gpu_stream_turn *turn, uint64_t to, uint64_t f
 				"cuMemcpyAsync", "%llu bytes from 0x%llx to 0x%llx on %s",
 				(unsigned long long)length, (unsigned long long)from,
 				(unsigned long long)to, turn->stream->gpu->device->text));
+}
+
+void wh_gpu_stream_copy(struct wh_gpu_stream_turn *turn, uint64_t to, uint64_t from,
+			uint64_t length)
+{
+	turn->work.other = true;
+	turn_copy(turn, to, from, length);
 }
 
 void wh_gpu_stream_end(struct wh_gpu_stream_turn *turn, struct wh_gpu_stream_job *job)
@@ -118,8 +134,15 @@ void wh_gpu_stream_end(struct wh_gpu_stream_turn *turn, struct wh_gpu_stream_job
 	wh_cuda_leave(&turn->scope);
 	job->number = stream->number;
 	job->ring = stream->head;
-	if (wh_list_empty(&stream->jobs))
+	job->begun = turn->begun;
+	if (turn->error)
+		job->lesson.lesson = NULL;
+	else
+		wh_gpu_stream_teaches(stream, &turn->work, &job->lesson);
+	if (wh_list_empty(&stream->jobs)) {
 		stream->last_progress = wh_now();
+		stream->oldest_since = turn->begun;
+	}
 	wh_list_append(&stream->jobs, &job->link);
 	atomic_fetch_add_explicit(&stream->pending, 1, memory_order_relaxed);
 	/* Before unlocking: until then no poll can collect the job and discount it. */
@@ -282,6 +305,8 @@ uint64_t wh_gpu_stream_blocks(struct wh_gpu_stream_turn *turn,
 	turn->job = job;
 	turn->variant = variant;
 	turn->grid = grid;
+	turn_count(turn, WH_MOVER_KERNEL, count * job.base_count,
+		   count * job.base_count * job.block_length);
 	return count;
 }
 
@@ -398,36 +423,77 @@ static void pairs_launch(struct wh_gpu_stream_turn *turn, const struct short_pai
 	}
 }
 
-uint64_t wh_gpu_stream_pairs(struct wh_gpu_stream_turn *turn, const struct wh_pair *pairs,
+/* From which length on the copy engine moves pairs, where their lengths differ: where its higher
+ * rate outweighs its cost for each copy. */
+static uint64_t pairs_divide(const struct wh_gpu_stream *stream, const struct wh_pair *pairs,
 			     uint64_t count)
 {
-	struct short_pairs short_pairs = { pairs, count, UINT64_MAX };
-	uint64_t blocks[CLASSES + 1], equal, short_count = 0, bytes = 0;
-	const struct wh_gpu_stream_cost *cost = atomic_load(&turn->stream->cost);
-	/* From this length on the copy engine's higher rate outweighs its cost for each copy. */
+	const struct wh_gpu_stream_cost *cost = atomic_load(&stream->cost);
 	double gain = 1 / cost->kernel_rate - 1 / cost->copy_rate;
 	double long_from = gain > 0 ? cost->copy / gain : 1e18;
+	uint64_t from = long_from < 1e18 ? (uint64_t)long_from + 1 : UINT64_MAX;
+	uint64_t short_count = 0, bytes = 0;
 
-	if (turn->error)
-		return count;
-	short_pairs.long_from = long_from < 1e18 ? (uint64_t)long_from + 1 : UINT64_MAX;
 	for (uint64_t i = 0; i < count; i++) {
-		if (pairs[i].length >= short_pairs.long_from)
+		if (pairs[i].length >= from)
 			continue;
 		short_count++;
 		bytes += pairs[i].length;
 	}
-	if (short_count &&
-	    !wh_gpu_stream_prefers_kernel(turn->stream, short_count, bytes / short_count))
-		short_pairs.long_from = 0;
-	if (short_pairs.long_from && short_count) {
+	if (short_count && !wh_gpu_stream_prefers_kernel(stream, short_count, bytes / short_count))
+		return 0;
+	return from;
+}
+
+/* The same for all pairs. Where their lengths are alike, one mover takes all, so that the turn's
+ * time can be its lesson. */
+static uint64_t pairs_long_from(struct wh_gpu_stream_turn *turn, const struct wh_pair *pairs,
+				uint64_t count)
+{
+	uint64_t least = UINT64_MAX, most = 0, bytes = 0;
+	struct wh_gpu_stream_work *work = &turn->work;
+	unsigned class;
+
+	if (turn->by_copies)
+		return 0;
+	for (uint64_t i = 0; i < count; i++) {
+		least = pairs[i].length < least ? pairs[i].length : least;
+		most = pairs[i].length > most ? pairs[i].length : most;
+		bytes += pairs[i].length;
+	}
+	if (!count || wh_lesson_class(1, least) != wh_lesson_class(1, most)) {
+		work->other = true;
+		return pairs_divide(turn->stream, pairs, count);
+	}
+	class = wh_lesson_class(1, most) + 1;
+	if (work->class != class) {
+		work->other = work->other || work->class;
+		work->class = class;
+		work->mover = wh_gpu_stream_choose(turn->stream, count, bytes / count);
+	}
+	return work->mover == WH_MOVER_KERNEL ? UINT64_MAX : 0;
+}
+
+uint64_t wh_gpu_stream_pairs(struct wh_gpu_stream_turn *turn, const struct wh_pair *pairs,
+			     uint64_t count)
+{
+	struct short_pairs short_pairs = { pairs, count, 0 };
+	uint64_t blocks[CLASSES + 1], equal;
+
+	if (turn->error)
+		return count;
+	short_pairs.long_from = pairs_long_from(turn, pairs, count);
+	if (short_pairs.long_from) {
 		short_pairs.count = pairs_fit(turn->stream, &short_pairs, blocks, &equal);
 		if (blocks[CLASSES])
 			pairs_launch(turn, &short_pairs, blocks, equal);
 	}
 	for (uint64_t i = 0; i < short_pairs.count; i++) {
-		if (pairs[i].length >= short_pairs.long_from)
-			wh_gpu_stream_copy(turn, pairs[i].to, pairs[i].from, pairs[i].length);
+		bool long_one = pairs[i].length >= short_pairs.long_from;
+
+		turn_count(turn, long_one ? WH_MOVER_COPIES : WH_MOVER_KERNEL, 1, pairs[i].length);
+		if (long_one)
+			turn_copy(turn, pairs[i].to, pairs[i].from, pairs[i].length);
 	}
 	return short_pairs.count;
 }

@@ -20,6 +20,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "gpu/lesson.h"
 #include "gpu/pinned.h"
 #include "kernels/blocks.h"
 #include "platform/cuda.h"
@@ -48,6 +49,7 @@ struct wh_gpu_context {
 	char no_kernels[WH_TEXT_MAX];
 	uint64_t counters; /* device memory: wh_blocks_job.counter of each stream, 4 bytes each */
 	struct wh_gpu_stream *stream[WH_BLOCKS_WAYS][2]; /* under gpus.lock */
+	struct wh_lesson lessons[WH_BLOCKS_WAYS][WH_LESSONS]; /* of both streams of a way */
 };
 
 #define WH_GPU_STREAM_RING ((uint64_t)2 << 20) /* bytes of address lists in flight */
@@ -71,6 +73,8 @@ struct wh_gpu_stream {
 	struct wh_list jobs; /* in flight, oldest first */
 	_Atomic uint32_t pending; /* length of `jobs`; may be read without the lock */
 	int64_t last_progress; /* ns; when a job last ended or the stream was last queried */
+	int64_t seen_busy; /* ns; when a poll last found the oldest job unfinished */
+	int64_t oldest_since; /* ns; not after the oldest job began to run, as far as is known */
 	int error; /* not 0: the context has failed, see `text`; no job is accepted any more */
 	char text[WH_TEXT_MAX];
 	/* &guessed, then &measured; may be read without the lock. */
@@ -79,12 +83,21 @@ struct wh_gpu_stream {
 	bool probed;
 };
 
+/* What the time of a turn will teach. */
+struct wh_gpu_stream_lesson {
+	struct wh_lesson *lesson; /* NULL: nothing */
+	enum wh_mover mover;
+	double typical; /* ns; its time by typical costs */
+};
+
 /* The completion of a turn. The caller zeroes it, sets `done` and keeps it until `done` is called,
  * on any thread, with no lock held. */
 struct wh_gpu_stream_job {
 	struct wh_list link;
 	uint32_t number;
 	uint64_t ring; /* the stream's `head` at the end of the turn */
+	int64_t begun; /* ns; when the turn began */
+	struct wh_gpu_stream_lesson lesson;
 	int error;
 	char text[WH_TEXT_MAX];
 	void (*done)(struct wh_gpu_stream_job *job, int error, const char *text);
@@ -104,8 +117,19 @@ struct wh_gpu_stream_blocks {
 	uint64_t bits; /* all addresses, offsets and strides in use and the block length, or-ed */
 };
 
+/* What a turn has submitted so far, as far as a lesson can come of it. */
+struct wh_gpu_stream_work {
+	uint64_t count[WH_MOVERS], bytes[WH_MOVERS]; /* copies of each mover */
+	unsigned class; /* of the copies chosen for last, plus 1; 0: none */
+	enum wh_mover mover; /* chosen for that class */
+	bool other; /* some work is of no class: it teaches nothing */
+};
+
 struct wh_gpu_stream_turn {
 	struct wh_gpu_stream *stream;
+	int64_t begun; /* ns */
+	struct wh_gpu_stream_work work;
+	bool by_copies; /* set after begin: pairs go by the copy engine, as was chosen before */
 	struct wh_cuda_scope scope;
 	int error;
 	char text[WH_TEXT_MAX];
@@ -190,10 +214,21 @@ const char *wh_gpu_stream_no_kernels(const struct wh_gpu_stream *stream);
  * False: it has not, or no context has loaded them yet. `device` may be NULL. */
 bool wh_gpus_describe(struct wh_gpus *gpus, const struct wh_cuda_device *device, char *line,
 		      size_t size);
-/* Is the kernel faster than the copy engine for `count` copies of `length` bytes each? */
+/* Is the kernel faster than the copy engine for `count` copies of `length` bytes each, by what
+ * turns have taught, else by the stream's cost? */
 bool wh_gpu_stream_prefers_kernel(const struct wh_gpu_stream *stream, uint64_t count,
 				  uint64_t length);
-/* Estimate both, in ns, without the latency of an idle stream. *kernel is 0 without kernels. */
+/* The mover for such copies, which are about to be submitted: mostly the faster one. The other is
+ * tried now and then (lesson.h), by work that is not urgent and is long or has to wait anyway. */
+enum wh_mover wh_gpu_stream_choose(struct wh_gpu_stream *stream, uint64_t count, uint64_t length);
+/* What the choice is made by. The kernel's time is 0 without kernels. */
+void wh_gpu_stream_look(const struct wh_gpu_stream *stream, uint64_t count, uint64_t length,
+			struct wh_lesson_view view[WH_MOVERS]);
+/* What a turn's work teaches; for launch.c. */
+void wh_gpu_stream_teaches(struct wh_gpu_stream *stream, const struct wh_gpu_stream_work *work,
+			   struct wh_gpu_stream_lesson *out);
+/* Estimate both, in ns: by what turns have taught, else by the stream's cost without the latency of
+ * an idle stream. *kernel is 0 without kernels. */
 void wh_gpu_stream_times(const struct wh_gpu_stream *stream, uint64_t count, uint64_t length,
 			 double *kernel, double *copies);
 /* How many CTAs a launch of the kernel would use if all addresses are aligned as the length is; 0:

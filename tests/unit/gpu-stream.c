@@ -99,6 +99,7 @@ static void set_costs(struct wh_gpu_stream *stream, enum costs costs)
 
 	stream->measured = all[costs];
 	atomic_store(&stream->cost, &stream->measured);
+	memset(stream->gpu->lessons, 0, sizeof(stream->gpu->lessons));
 }
 
 /* ---- pairs ------------------------------------------------------------- */
@@ -407,6 +408,117 @@ static void costs__probe(void **state)
 	free(b);
 }
 
+/* ---- lessons -----------------------------------------------------------------------------------
+ */
+
+#define LESSON_BYTES ((uint64_t)4 << 20)
+
+/* One pair, or as many strided blocks, as one turn. */
+static void lesson_turn(struct bench *b, bool blocks)
+{
+	struct wh_gpu_stream_blocks work = { .job = { .block_length = LESSON_BYTES / 4,
+						      .base_count = 1,
+						      .source_stride = LESSON_BYTES / 4,
+						      .target_stride = LESSON_BYTES / 4 } };
+	struct wh_pair pair = { (uintptr_t)b->from, (uintptr_t)b->to, LESSON_BYTES };
+	struct wh_pair four[4];
+	struct turn turn = { .job.done = ended };
+	struct wh_gpu_stream_turn doing;
+	bool kernel =
+		blocks && wh_gpu_stream_choose(b->stream, 4, LESSON_BYTES / 4) == WH_MOVER_KERNEL;
+
+	for (unsigned i = 0; i < 4; i++)
+		four[i] = (struct wh_pair){ pair.from + i * LESSON_BYTES / 4,
+					    pair.to + i * LESSON_BYTES / 4, LESSON_BYTES / 4 };
+	work.job.source_base[0] = pair.from;
+	work.job.target_base[0] = pair.to;
+	work.bits = pair.from | pair.to | LESSON_BYTES / 4;
+	wh_gpu_stream_begin(b->stream, &doing);
+	doing.by_copies = blocks && !kernel;
+	if (kernel)
+		assert_int_equal(wh_gpu_stream_blocks(&doing, &work, 0, 4), 4);
+	else if (blocks)
+		assert_int_equal(wh_gpu_stream_pairs(&doing, four, 4), 4);
+	else
+		assert_int_equal(wh_gpu_stream_pairs(&doing, &pair, 1), 1);
+	wh_gpu_stream_end(&doing, &turn.job);
+	wait_for(b, &turn);
+}
+
+/* The first look was beside other work: it shows the better mover as 30 ms slower. Half of the
+ * turns afterwards take up to 3 ms more, by chance. */
+static void lesson_once(enum wh_blocks_way way, enum wh_mover better, bool blocks)
+{
+	void (*slow)(unsigned, unsigned, unsigned) = fake_symbol("fake_cuda_slow");
+	uint64_t count = blocks ? 4 : 1, length = LESSON_BYTES / count, copies;
+	struct bench *b = malloc(sizeof(*b));
+	const unsigned last = 40;
+	bool kernel = better == WH_MOVER_KERNEL;
+
+	assert_non_null(b);
+	set_up(b, way);
+	slow(kernel ? 30000 : 0, kernel ? 0 : 30000, 0);
+	wh_gpu_stream_probe(b->stream, (uintptr_t)b->from, ROOM);
+	assert_true(atomic_load(&b->stream->cost)->measured);
+	assert_int_equal(wh_gpu_stream_prefers_kernel(b->stream, count, length), !kernel);
+	slow(kernel ? 0 : 4000, kernel ? 4000 : 0, 3000);
+	for (unsigned i = 0; i < 100; i++)
+		lesson_turn(b, blocks);
+	assert_int_equal(wh_gpu_stream_prefers_kernel(b->stream, count, length), kernel);
+	copies = fake_calls("cuMemcpyAsync");
+	for (unsigned i = 0; i < last; i++)
+		lesson_turn(b, blocks);
+	copies = (fake_calls("cuMemcpyAsync") - copies) / count;
+	/* The others try the slower mover again. */
+	assert_true(kernel ? copies <= 5 : copies >= last - 5);
+	memcpy(b->expected, b->source, LESSON_BYTES);
+	compare(b);
+	slow(0, 0, 0);
+	tear_down(b);
+	free(b);
+}
+
+static void lessons__pairs_after_a_noisy_look(void **state)
+{
+	(void)state;
+	lesson_once(WH_BLOCKS_WITHIN, WH_MOVER_COPIES, false);
+	lesson_once(WH_BLOCKS_WITHIN, WH_MOVER_KERNEL, false);
+}
+
+static void lessons__blocks_after_a_noisy_look(void **state)
+{
+	(void)state;
+	lesson_once(WH_BLOCKS_PUSH, WH_MOVER_COPIES, true);
+	lesson_once(WH_BLOCKS_PUSH, WH_MOVER_KERNEL, true);
+}
+
+/* Urgent work never tries, nor does short work with nothing before it. */
+static void lessons__never_at_the_cost_of_latency(void **state)
+{
+	struct bench *b = malloc(sizeof(*b));
+	struct wh_lesson *lessons;
+
+	(void)state;
+	assert_non_null(b);
+	set_up(b, WH_BLOCKS_WITHIN);
+	lessons = b->stream->gpu->lessons[WH_BLOCKS_WITHIN];
+	for (unsigned i = 0; i < 100; i++)
+		assert_int_equal(wh_gpu_stream_choose(b->stream, 1, 4096),
+				 wh_gpu_stream_prefers_kernel(b->stream, 1, 4096) ?
+					 WH_MOVER_KERNEL :
+					 WH_MOVER_COPIES);
+	assert_int_equal(atomic_load(&lessons[wh_lesson_class(1, 4096)].since), 0);
+	wh_gpu_stream_choose(b->stream, 1, LESSON_BYTES);
+	assert_int_equal(atomic_load(&lessons[wh_lesson_class(1, LESSON_BYTES)].since), 1);
+	assert_int_equal(wh_gpus_stream(b->engine->gpus, &b->engine->cuda->devices[0], NULL,
+					WH_BLOCKS_WITHIN, true, &b->stream),
+			 0);
+	wh_gpu_stream_choose(b->stream, 1, LESSON_BYTES);
+	assert_int_equal(atomic_load(&lessons[wh_lesson_class(1, LESSON_BYTES)].since), 1);
+	tear_down(b);
+	free(b);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -416,6 +528,9 @@ int main(void)
 		cmocka_unit_test(blocks__against_a_model),
 		cmocka_unit_test(costs__choice),
 		cmocka_unit_test(costs__probe),
+		cmocka_unit_test(lessons__pairs_after_a_noisy_look),
+		cmocka_unit_test(lessons__blocks_after_a_noisy_look),
+		cmocka_unit_test(lessons__never_at_the_cost_of_latency),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

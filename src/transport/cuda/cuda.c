@@ -375,6 +375,41 @@ static bool walk_describe_kernels(struct mapping_walk *walk, const struct wh_fra
 	       !wh_gpus_describe(walk->gpus, remote->device, walk->text, walk->size);
 }
 
+static void describe_figure(char *out, size_t size, const char *mover,
+			    const struct wh_lesson_view *view, bool measured)
+{
+	char source[48];
+
+	if (view->turns)
+		snprintf(source, sizeof(source), "fastest of %u", (unsigned)view->turns);
+	else
+		snprintf(source, sizeof(source), measured ? "measured at first use" : "typical");
+	snprintf(out, size, "%s %.1f us (%s)", mover, view->time / 1e3, source);
+}
+
+/* The figures by which kernel or copy engine was chosen for the first fragment that a GPU moves. */
+static bool walk_describe_choice(struct mapping_walk *walk, const struct wh_fragment *fragment,
+				 const struct wh_device_mapping *local,
+				 const struct wh_device_mapping *remote)
+{
+	bool staged, measured;
+	struct wh_gpu_stream *stream =
+		fragment_stream(fragment, local, remote, walk->gpus, &staged);
+	struct wh_lesson_view view[WH_MOVERS];
+	char kernel[96], copies[96];
+
+	if (!stream || !fragment->transfers || wh_gpu_stream_no_kernels(stream))
+		return true;
+	measured = atomic_load(&stream->cost)->measured;
+	wh_gpu_stream_look(stream, fragment->transfers, fragment->bytes / fragment->transfers,
+			   view);
+	describe_figure(kernel, sizeof(kernel), "kernel", &view[WH_MOVER_KERNEL], measured);
+	describe_figure(copies, sizeof(copies), "copy engine", &view[WH_MOVER_COPIES], measured);
+	snprintf(walk->text, walk->size, "cuda:%d: chosen by time: %s, %s",
+		 stream->gpu->device->ordinal, kernel, copies);
+	return false;
+}
+
 static void cuda_describe(struct wh_peer *peer, void *state, const struct wh_batch *batch,
 			  struct wh_description *out)
 {
@@ -385,6 +420,9 @@ static void cuda_describe(struct wh_peer *peer, void *state, const struct wh_bat
 
 	cuda_describe_how(peer, state, batch, out->how, sizeof(out->how));
 	batch_walk(peer, state, batch, &walk);
+	walk.each = walk_describe_choice;
+	if (!*out->memory && strncmp(out->how, "CPU window", 10))
+		batch_walk(peer, state, batch, &walk);
 }
 
 static bool walk_estimate(struct mapping_walk *walk, const struct wh_fragment *fragment,

@@ -279,6 +279,7 @@ static void part_put(struct wh_cuda_part *part)
 	struct wh_gpu_stream_turn turn;
 
 	wh_gpu_stream_begin(part->stream, &turn);
+	turn.by_copies = part->op->fragment->blocks && !part->kernel;
 	if (part->kernel ? part_put_blocks(part, &turn) : part_put_pairs(part, &turn))
 		part->at.left = 0;
 	wh_gpu_stream_end(&turn, &part->job);
@@ -379,8 +380,9 @@ static void part_close(struct wh_cuda_part *part, uint64_t end)
 		uint64_t count = blocks->count * (end - part->first);
 
 		part->at.left = count * blocks->block_length;
-		part->kernel = part->stream && wh_gpu_stream_prefers_kernel(part->stream, count,
-									    blocks->block_length);
+		part->kernel = part->stream &&
+			       wh_gpu_stream_choose(part->stream, count, blocks->block_length) ==
+				       WH_MOVER_KERNEL;
 		return;
 	}
 	for (uint64_t i = part->first; i < end; i++)

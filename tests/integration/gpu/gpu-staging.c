@@ -145,7 +145,25 @@ static void kernels__none_here(void **state)
 	}
 }
 
-/* The same on the owner's side of writes and reads over TCP. */
+/* With kernels the explanation says by which figures one of the two was chosen: those of the first
+ * use, and what batches took once there were any. */
+static void kernels__chosen_by_time(void **state)
+{
+	char text[2048];
+	struct gpu_pair p;
+
+	(void)state;
+	gpu_pair_open(&p, WH_MEMORY_PINNED, "cuda:0", WH_MEMORY_DEVICE, "cuda:0", LENGTH, false);
+	move_all(&p, "cuda", text);
+	want_word(text, "cuda:0: chosen by time: kernel ");
+	want_word(text, "copy engine ");
+	want_word(text, "(measured at first use)");
+	move_all(&p, "cuda", text);
+	want_word(text, "(fastest of ");
+	gpu_pair_close(&p);
+}
+
+/* The same without kernels on the owner's side of writes and reads over TCP. */
 static void kernels__none_there(void **state)
 {
 	struct child *owner;
@@ -611,6 +629,7 @@ static void captures__are_left_alone(void **state)
 }
 
 static const struct CMUnitTest tests[] = {
+	TEST_NEEDS(kernels__chosen_by_time, needs_fake),
 	TEST_NEEDS(kernels__none_here, needs_fake),
 	TEST_NEEDS(kernels__none_there, needs_fake),
 	TEST_NEEDS(kernels__other_errors, needs_fake),
