@@ -154,6 +154,12 @@ bool bench_layout_check(const struct bench_layout *layout, const void *target, u
 
 /* ---- one row ------------------------------------------------------------------------------ */
 
+/* What a limit of blocks that a GPU moves is the better one of, GB/s. NAN: not measured. */
+struct bench_limit_parts {
+	double kernel; /* the bare kernel, with the same blocks */
+	double copy; /* the driver's contiguous copy of as many bytes */
+};
+
 enum bench_form {
 	BENCH_FORM_SINGLE, /* one transfer a batch */
 	BENCH_FORM_BLOCKS, /* one blocks descriptor a batch */
@@ -187,6 +193,8 @@ struct bench_result {
 	int verified; /* 1, 0; -1: not checked */
 	char limit_name[24];
 	uint64_t limit_call; /* bytes; 0: unknown */
+	uint32_t limit_threads; /* 0: no copies by the CPU */
+	struct bench_limit_parts limit_parts;
 	double limit_bandwidth, limit_latency, ratio, latency_ratio;
 	double cache_line; /* ns to hand a cache line over, just before the row */
 	bool skipped; /* the route is not available */
@@ -296,6 +304,7 @@ struct bench_answer {
 	int64_t ns;
 	double submit; /* ns a transfer */
 	double first[2]; /* ns to the first byte: of a new list, of a prepared one */
+	struct bench_limit_parts parts; /* BENCH_LIMIT_BANDWIDTH */
 	char transport[16], detail[48];
 	char text[BENCH_TEXT];
 };
@@ -372,7 +381,9 @@ struct bench_gpu_setup {
 int bench_gpu_row(struct bench_gpu_limit **at, const struct bench_gpu_setup *setup,
 		  const struct bench_row *row, void *const lent[BENCH_SIDES],
 		  char text[BENCH_TEXT]);
-int bench_gpu_bandwidth(struct bench_gpu_limit *limit, int64_t duration, double *out);
+/* GB/s; for blocks the better of *parts. */
+int bench_gpu_bandwidth(struct bench_gpu_limit *limit, int64_t duration,
+			struct bench_limit_parts *parts, double *out);
 int bench_gpu_latency(struct bench_gpu_limit *limit, int64_t duration, uint64_t *samples,
 		      size_t *count);
 void bench_gpu_close(struct bench_gpu_limit *limit);
@@ -472,6 +483,7 @@ struct bench_limit {
 	struct bench_walk walk;
 	uint64_t next; /* batch of the walk */
 	uint64_t call; /* bytes of a send() and recv(), at most: the best for this row */
+	struct bench_limit_parts parts; /* of the last bandwidth */
 	double rate; /* bytes a ns, as far as known */
 	double ping; /* ns, as far as known */
 };
@@ -480,6 +492,8 @@ struct bench_limit {
  * no limit for such a row: 0, with the name "". */
 int bench_limit_row(struct bench_limit *limit, const struct bench_row *row, const char *transport,
 		    const char *detail, char text[BENCH_TEXT]);
+/* Threads that copy at once for the bandwidth of memcpy: one for each CPU that near may use. */
+uint32_t bench_limit_threads(const struct bench_limit *limit);
 /* Near does the copying, so it must not be stopped meanwhile. */
 bool bench_limit_by_near(const struct bench_limit *limit);
 /* GB/s, over about `duration` ns. */

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The limits of rows with GPU memory: the driver's own copy (cuMemcpyAsync) of the whole batch, and
- * for blocks the bare kernel with its lists on the GPU already. Near measures them, on the test's
- * own memory where this process has it, otherwise on memory of the same kind. */
+ * for blocks the better of that and the bare kernel with its lists on the GPU already. Near
+ * measures them, on the test's own memory where this process has it, otherwise on memory of the
+ * same kind. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -38,6 +39,8 @@ struct bench_gpu_limit {
 	struct bench_row row;
 	int ordinal; /* of the GPU that works */
 	bool kernel, synchronous;
+	bool contiguous; /* for the moment, instead of the kernel: the driver copies as many bytes
+			  */
 	struct way way[2];
 	int ways;
 	void *twin[4];
@@ -239,7 +242,11 @@ static struct way *batch_start(struct bench_gpu_limit *limit, int *error)
 	uint64_t bytes = bench_layout_bytes(layout);
 
 	limit->next++;
-	if (limit->kernel)
+	if (limit->contiguous)
+		*error = gpu_call(
+			limit->gpu, cuMemcpyAsync, (uint64_t)(uintptr_t)way->to + batch * bytes,
+			(uint64_t)(uintptr_t)way->from + batch * bytes, bytes, way->stream);
+	else if (limit->kernel)
 		*error = kernel_launch(limit, way, batch);
 	else
 		*error = gpu_call(limit->gpu, cuMemcpyAsync,
@@ -263,7 +270,7 @@ static int batches_drain(struct bench_gpu_limit *limit)
 }
 
 /* As many batches in flight as the test has, or somewhat more where they are small. */
-int bench_gpu_bandwidth(struct bench_gpu_limit *limit, int64_t duration, double *out)
+static int batches_bandwidth(struct bench_gpu_limit *limit, int64_t duration, double *out)
 {
 	uint64_t group = bench_layout_bytes(&limit->row.layout) < SMALL ? SMALL_GROUP : 1;
 	uint64_t depth = limit->row.depth < 2 ? 2 : limit->row.depth, done = 0, groups = 0;
@@ -291,6 +298,23 @@ int bench_gpu_bandwidth(struct bench_gpu_limit *limit, int64_t duration, double 
 	       (double)(bench_now() - begin);
 	gpu_leave(limit->gpu);
 	return error ? error : end;
+}
+
+int bench_gpu_bandwidth(struct bench_gpu_limit *limit, int64_t duration,
+			struct bench_limit_parts *parts, double *out)
+{
+	int error;
+
+	*parts = (struct bench_limit_parts){ NAN, NAN };
+	if (!limit->kernel)
+		return batches_bandwidth(limit, duration, out);
+	error = batches_bandwidth(limit, duration / 2, &parts->kernel);
+	limit->contiguous = true;
+	if (!error)
+		error = batches_bandwidth(limit, duration / 2, &parts->copy);
+	limit->contiguous = false;
+	*out = fmax(parts->kernel, parts->copy);
+	return error;
 }
 
 /* Start one batch and wait for it. Between host and GPU the driver's synchronous copy is fastest;

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The raw limit of a row: the same bytes, walked in the same way, by the plainest code possible. */
 #include <errno.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/uio.h>
@@ -8,6 +11,7 @@
 #include "bench/bench.h"
 
 #define VECTORS 512 /* blocks in one process_vm call */
+#define COPIERS 256 /* threads, at most */
 
 static int limit_fail(int error, const char *what, char text[BENCH_TEXT])
 {
@@ -219,7 +223,7 @@ static int one_batch(struct bench_limit *limit)
 	return 0;
 }
 
-static int copy_bandwidth(struct bench_limit *limit, int64_t duration, double *out)
+static int vm_bandwidth(struct bench_limit *limit, int64_t duration, double *out)
 {
 	int64_t start = bench_now();
 	struct bench_pace pace = { .deadline = start + duration, .last = start };
@@ -232,6 +236,61 @@ static int copy_bandwidth(struct bench_limit *limit, int64_t duration, double *o
 	} while (!error && !bench_pace_over(&pace));
 	*out = (double)(done * bench_layout_bytes(&limit->row.layout)) /
 	       (double)(bench_now() - start);
+	return error;
+}
+
+/* Threads that copy batches of the walk, each the next one that no other has taken. */
+struct copiers {
+	const struct bench_limit *limit;
+	_Atomic uint64_t next;
+	int64_t start, duration;
+};
+
+static void *copiers_run(void *arg)
+{
+	struct copiers *copiers = arg;
+	const struct bench_limit *limit = copiers->limit;
+	struct bench_pace pace = { .deadline = copiers->start + copiers->duration,
+				   .last = copiers->start };
+
+	do
+		copy_batch(limit, atomic_fetch_add(&copiers->next, 1) % limit->row.layout.batches);
+	while (!bench_pace_over(&pace));
+	return NULL;
+}
+
+uint32_t bench_limit_threads(const struct bench_limit *limit)
+{
+	cpu_set_t cpus;
+	int count = sched_getaffinity(limit->near ? limit->near->pid : 0, sizeof(cpus), &cpus) ?
+			    1 :
+			    CPU_COUNT(&cpus);
+
+	if (limit->kind != BENCH_LIMIT_MEMCPY)
+		return 0;
+	return count < 1 ? 1 : count > COPIERS ? COPIERS : (uint32_t)count;
+}
+
+/* By as many threads as there are CPUs: what the machine can do, not what one thread can. */
+static int copy_bandwidth(struct bench_limit *limit, int64_t duration, double *out)
+{
+	struct copiers copiers = {
+		.limit = limit, .next = limit->next, .start = bench_now(), .duration = duration
+	};
+	uint32_t threads = bench_limit_threads(limit), started = 1;
+	pthread_t thread[COPIERS];
+	int error = 0;
+
+	while (!error && started < threads) {
+		error = -pthread_create(&thread[started], NULL, copiers_run, &copiers);
+		started += !error;
+	}
+	copiers_run(&copiers);
+	for (uint32_t i = 1; i < started; i++)
+		pthread_join(thread[i], NULL);
+	*out = (double)((copiers.next - limit->next) * bench_layout_bytes(&limit->row.layout)) /
+	       (double)(bench_now() - copiers.start);
+	limit->next = copiers.next % limit->row.layout.batches;
 	return error;
 }
 
@@ -365,6 +424,7 @@ static int near_bandwidth(struct bench_limit *limit, int64_t duration, double *o
 
 	if (!error)
 		*out = (double)answer.bytes / (double)answer.ns;
+	limit->parts = answer.parts;
 	return error;
 }
 
@@ -477,9 +537,10 @@ int bench_limit_bandwidth(struct bench_limit *limit, int64_t duration, double *o
 	if (bench_limit_by_near(limit))
 		return near_bandwidth(limit, duration, out);
 	if (by_driver(limit))
-		return bench_gpu_bandwidth(limit->gpu, duration, out);
+		return bench_gpu_bandwidth(limit->gpu, duration, &limit->parts, out);
 	return limit->kind == BENCH_LIMIT_STREAM ? stream_bandwidth(limit, duration, out) :
-						   copy_bandwidth(limit, duration, out);
+	       limit->kind == BENCH_LIMIT_MEMCPY ? copy_bandwidth(limit, duration, out) :
+						   vm_bandwidth(limit, duration, out);
 }
 
 int bench_limit_latency(struct bench_limit *limit, int64_t duration, uint64_t *samples,

@@ -230,6 +230,7 @@ struct rounds {
 	int64_t slice; /* ns */
 	struct bench_pairs bandwidth, latency;
 	double submit[BENCH_ROUNDS];
+	double kernel[BENCH_ROUNDS], copy[BENCH_ROUNDS]; /* the limit's parts */
 	size_t samples; /* collected in session->samples */
 	double test, limit; /* of the current pair */
 };
@@ -301,11 +302,16 @@ static int limit_slice(struct rounds *rounds, bool latency)
 /* Measure the limit and the test; they alternate in which is first. */
 static int run_pair(struct rounds *rounds, size_t round, bool latency)
 {
+	const struct bench_session *session = rounds->session;
 	int error = round % 2 ? test_slice(rounds, round, latency) : limit_slice(rounds, latency);
 
 	if (!error)
 		error = round % 2 ? limit_slice(rounds, latency) :
 				    test_slice(rounds, round, latency);
+	if (!error && !latency) {
+		rounds->kernel[round] = session->limit.parts.kernel;
+		rounds->copy[round] = session->limit.parts.copy;
+	}
 	if (!error)
 		bench_pairs_add(latency ? &rounds->latency : &rounds->bandwidth, rounds->test,
 				rounds->limit);
@@ -341,6 +347,19 @@ static int first_byte(struct bench_session *session, struct bench_result *result
 	return error;
 }
 
+/* Of blocks that a GPU moves the limit is the better one of two: say which it was. */
+static void take_parts(struct rounds *rounds, size_t count)
+{
+	struct bench_result *result = rounds->result;
+
+	if (!rounds->session->limits || rounds->session->limit.kind != BENCH_LIMIT_KERNEL)
+		return;
+	result->limit_parts.kernel = bench_median(rounds->kernel, count);
+	result->limit_parts.copy = bench_median(rounds->copy, count);
+	if (result->limit_parts.copy > result->limit_parts.kernel)
+		snprintf(result->limit_name, sizeof(result->limit_name), "cuMemcpy, contiguous");
+}
+
 static int run_rounds(struct bench_session *session, const struct bench_row *row,
 		      struct bench_result *result)
 {
@@ -370,6 +389,7 @@ static int run_rounds(struct bench_session *session, const struct bench_row *row
 	if (error)
 		return error;
 	result->rounds = round;
+	take_parts(&rounds, round);
 	bench_sort(session->samples, rounds.samples);
 	result->samples = rounds.samples;
 	result->p50 = (double)bench_percentile(session->samples, rounds.samples, 0.5) / 1e3;
@@ -478,6 +498,7 @@ static int row_measure(struct bench_session *session, struct bench_result *resul
 		snprintf(result->limit_name, sizeof(result->limit_name), "%s", session->limit.name);
 		if (session->limit.kind == BENCH_LIMIT_STREAM)
 			result->limit_call = session->limit.call;
+		result->limit_threads = bench_limit_threads(&session->limit);
 	}
 	if (error)
 		return error;
@@ -507,6 +528,7 @@ int bench_measure(struct bench_session *session, const struct bench_row *row,
 		.p99 = NAN,
 		.p999 = NAN,
 		.submit = NAN,
+		.limit_parts = { NAN, NAN },
 		.limit_bandwidth = NAN,
 		.limit_latency = NAN,
 		.ratio = NAN,

@@ -388,6 +388,7 @@ static int member_limit(struct member *m, const struct bench_order *order,
 		error = bench_limit_bandwidth(&m->limit, order->duration, &bandwidth);
 		answer->ns = bench_now() - start;
 		answer->bytes = (uint64_t)(bandwidth * (double)answer->ns);
+		answer->parts = m->limit.parts;
 	}
 	return error ? answer_error(answer, error, "%s: %s", m->limit.name,
 				    m->gpu && m->gpu->text[0] ? m->gpu->text : strerror(-error)) :

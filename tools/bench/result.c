@@ -324,6 +324,11 @@ json_t *bench_json_result(const struct bench_result *result)
 	json_object_set_new(json, "limit_call_bytes",
 			    result->limit_call ? json_integer((json_int_t)result->limit_call) :
 						 json_null());
+	json_object_set_new(json, "limit_threads",
+			    result->limit_threads ? json_integer(result->limit_threads) :
+						    json_null());
+	json_object_set_new(json, "limit_kernel_GBps", json_rounded(result->limit_parts.kernel));
+	json_object_set_new(json, "limit_copy_GBps", json_rounded(result->limit_parts.copy));
 	json_object_set_new(json, "limit_GBps", json_rounded(result->limit_bandwidth));
 	json_object_set_new(json, "limit_us", json_rounded(result->limit_latency));
 	json_object_set_new(json, "ratio", json_rounded(result->ratio));

@@ -691,6 +691,11 @@ check "bench of another process" 0 "tcp" bench "${quick[@]}" --peer "$url" --tra
 	--blocks 16 --json bench.json
 measured bench.json '{"op": ["write"], "size_bytes": [8, 4096], "blocks": [16], "transport": ["tcp"]}'
 verdict "... and its JSON" $?
+check "bench against memcpy" 0 "shm" bench "${quick[@]}" --transport shm --op write --limits \
+	--json bench.json
+measured bench.json '{"op": ["write"], "size_bytes": [8, 4096], "transport": ["shm"],
+	"limit_name": ["memcpy"], "limit_threads": ['"$(nproc)"'], "limit_copy_GBps": [null]}'
+verdict "... by a thread on each CPU" $?
 check "bench of a process that is not there" 69 "refused" bench "${quick[@]}" \
 	--peer wherry://127.0.0.1:1
 if [ -e /dev/full ]; then

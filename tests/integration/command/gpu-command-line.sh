@@ -131,11 +131,14 @@ json "names, processes and limits" 'len(rows) == 8 and
 	    r["limit_name"] == "cuMemcpy" and r["ratio"] > 0 and r["limit_us"] > 0 for r in rows)'
 json "which GPUs" 'j["environment"]["gpus"][0]["uuid"].startswith("GPU-") and
 	j["environment"]["gpus"][0]["pci"].count(":") == 2'
-check "blocks against the bare kernel" 0 "of 4 rows reached the limit, 4 verified" bench \
+check "blocks against the better limit" 0 "of 4 rows reached the limit, 4 verified" bench \
 	"${fast[@]}" --limits -t cuda \
 	--source "cuda:0,vmm:cuda:0" --target pinned -s 4KiB -b 256 --processes 2 --json j.json
-json "the bare kernel" 'all(r["limit_name"] == "bare kernel" and r["form"] == "blocks" and
-	r["ratio"] > 0 and r["route_detail"].split(" of ")[0] in ("kernel", "copy engine")
+json "the better of the bare kernel and the driver" 'all(r["form"] == "blocks" and
+	r["limit_name"] == ("cuMemcpy, contiguous" if r["limit_copy_GBps"] > r["limit_kernel_GBps"]
+		else "bare kernel") and r["limit_kernel_GBps"] > 0 and
+	r["limit_GBps"] >= 0.99 * max(r["limit_copy_GBps"], r["limit_kernel_GBps"]) and
+	r["limit_threads"] is None and r["ratio"] > 0 and r["route_detail"].split(" of ")[0] in ("kernel", "copy engine")
 	for r in rows)'
 json "the first byte" 'all((r["first_byte_us"]["new"] > 0 and
 	0 < r["first_byte_us"]["prepared"] < r["latency_us"]["p999"] * (10 if slow else 1)) if r["op"] == "read" else
