@@ -61,6 +61,20 @@ static int parse_peer(struct bench *bench)
 	return 0;
 }
 
+/* After the rows are planned. */
+static int parse_beside(struct bench *bench)
+{
+	const char *text = argument(bench->arguments, "beside");
+	struct bench_session *session = &bench->session;
+	int error = text ? bench_beside_parse(text, session->loads, &session->load_count) : 0;
+
+	for (unsigned i = 0; !error && i < session->load_count; i++)
+		if (bench_load_on_gpu(session->loads[i]) && !bench->plan.gpus)
+			error = usage_error(
+				"--beside gemm: no row uses a GPU; add --source cuda:0");
+	return error;
+}
+
 static int bench_parse(struct bench *bench)
 {
 	const struct arguments *arguments = bench->arguments;
@@ -89,6 +103,9 @@ static int bench_parse(struct bench *bench)
 		      argument(arguments, "size") || argument(arguments, "transport");
 	session->limits = argument(arguments, "limits");
 	session->verify = argument(arguments, "verify");
+	error = parse_beside(bench);
+	if (error)
+		return error;
 	session->pinned = argument(arguments, "pin");
 	session->spinning =
 		argument(arguments, "spin") || is_true(bench_setting(arguments, "spin"));
@@ -252,6 +269,9 @@ static int start_processes(struct bench *bench)
 	if (!error)
 		error = bench_process_start(&session->near, "near", near, bench_member_serve,
 					    &bench->near);
+	if (!error && session->load_count)
+		error = bench_process_start(&session->beside, "beside", BENCH_ANY_CPU,
+					    bench_beside_serve, &bench->near);
 	if (!error && session->limits && !session->peer) {
 		error = bench_process_start(&session->raw, "raw", far, bench_raw_serve, NULL);
 		session->limit.process = &session->raw;
@@ -331,7 +351,8 @@ static int measure_row(struct bench *bench, const struct bench_row *row)
 		snprintf(result->text, sizeof(result->text), "%s", strerror(-error));
 	result->skipped = error == -EOPNOTSUPP || (bench->session.peer && error == -EACCES);
 	if (result->skipped) {
-		bench->unavailable = bench->unavailable || bench->plan.chosen;
+		bench->unavailable =
+			bench->unavailable || bench->plan.chosen || bench->session.load_count;
 		report_skipped(bench, result);
 		return 0;
 	}
@@ -452,6 +473,7 @@ static int bench_run(const struct arguments *arguments)
 		code = bench_measure_all(&bench);
 	bench_process_end(&bench.session.near);
 	bench_process_end(&bench.session.far);
+	bench_process_end(&bench.session.beside);
 	bench_limit_close(&bench.session.limit);
 	bench_process_end(&bench.session.raw);
 	files_drop(&bench);
@@ -518,6 +540,11 @@ static const struct command_option options[] = {
 	  .help = "for each row; default " SECONDS,
 	  .rare = true },
 	{ .name = "limits", .letter = 'l', .help = "measure the raw limit in the same run" },
+	{ .name = "beside",
+	  .argument = "LOADS",
+	  .complete = "cpu gemm",
+	  .help = "what other work costs the transfers, and they it: cpu, gemm",
+	  .rare = true },
 	{ .name = "verify", .help = "check every byte, and guard bytes around them" },
 	{ .name = "footprint",
 	  .letter = 'f',
@@ -571,62 +598,69 @@ const struct command command_bench = {
 	.name = "bench",
 	.usage = "",
 	.summary = "Measure how fast bytes move, by which route, against what limit",
-	.details = "Starts a second process and moves bytes between the two, or to and from the "
-		   "engine that --peer names (wherry://HOST:PORT[/REGION]; without REGION its "
-		   "longest one). The region's bytes are overwritten.\n"
-		   "\n" MEMORY_HELP " MEMS are several, separated by commas.\n"
-		   "\n"
-		   "The table has one row for each combination of the options' values (SIZES: "
-		   "8,64KiB,1MiB). GB/s is 10^9 bytes a second, with several batches in flight "
-		   "that walk through the working set (\"set\"). p50 is the median time from "
-		   "submission to completion of an isolated batch. With GPU memory the routes "
-		   "are cuda, in two processes and in one (--processes), and tcp. rdma is "
-		   "measured only if it is named: -t rdma.\n"
-		   "\n"
-		   "--matrix measures every pair of pageable and pinned host memory and each "
-		   "GPU, or of what --memory lists: 64 MiB contiguous, moved by copy engines, "
-		   "and 1,024 blocks of 16 KiB, moved by the kernel (or what --size and "
-		   "--blocks say); in two processes and in one; one way, and both ways at "
-		   "once.\n"
-		   "\n"
-		   "--limits measures, in turns with Wherry, what plain code reaches with the "
-		   "same kind of memory, walked in the same way: memcpy, by a thread on each CPU, "
-		   "for shared memory; process_vm calls where the route uses them; otherwise "
-		   "blocking send and "
-		   "recv on as many TCP connections (SSL_write and SSL_read where the setting "
-		   "tls is on). The limit's latency is that of a ping-pong: the same bytes one "
-		   "way and one byte back. For GPUs the limit is the driver's own copy of the "
-		   "whole, and for blocks the better of that and the bare kernel. The share of the "
-		   "limit (\"of it\") "
-		   "is the median of the rounds' own shares. Both halves of a round meet the "
-		   "same state of the machine, so the share need not be GB/s over limit. "
-		   "Batches below 1 MiB are graded by latency: \"1.05x\" is 1.05 times the "
-		   "limit's p50. A row reaches the limit with 95 % of its bandwidth, or with a "
-		   "p50 of at most 1.3 times the limit's, or of 0.5 us.\n"
-		   "\n"
-		   "--verify fills the source with a pattern that differs at every position and "
-		   "in every round, moves everything, and lets the process that owns the target "
-		   "compare it, with guard bytes around every block, before and after the "
-		   "measurement. The CUDA driver alone copies a GPU's bytes to the host for "
-		   "that.\n"
-		   "\n"
-		   "The scheduler may or may not put both ends of a connection on one CPU, and "
-		   "may change that at any time: --pin gives each side, of Wherry and of the "
-		   "limit, one half of the CPUs.\n"
-		   "\n"
-		   "--report writes one page that needs no other file and no network: matrices, "
-		   "curves against size with the limit drawn in, verdicts, routes, environment. "
-		   "--from makes the page from files that --json has written, separated by "
-		   "commas, without measuring. --baseline compares with such files: a row is "
-		   "better or worse if its speed and, where both have a limit, its share of the "
-		   "limit differ by more than 10 %; the exit code is 1 if a row is worse.\n"
-		   "\n"
-		   "--footprint and --handshake alone measure no speeds. The exit code is 2 if "
-		   "bytes were wrong, a transfer failed, the footprint exceeds its bounds or "
-		   "half of the peers take more than 1 ms (without TLS), and 69 if a named "
-		   "--transport is not available.",
+	.details =
+		"Starts a second process and moves bytes between the two, or to and from the "
+		"engine that --peer names (wherry://HOST:PORT[/REGION]; without REGION its "
+		"longest one). The region's bytes are overwritten.\n"
+		"\n" MEMORY_HELP " MEMS are several, separated by commas.\n"
+		"\n"
+		"The table has one row for each combination of the options' values (SIZES: "
+		"8,64KiB,1MiB). GB/s is 10^9 bytes a second, with several batches in flight "
+		"that walk through the working set (\"set\"). p50 is the median time from "
+		"submission to completion of an isolated batch. With GPU memory the routes "
+		"are cuda, in two processes and in one (--processes), and tcp. rdma is "
+		"measured only if it is named: -t rdma.\n"
+		"\n"
+		"--matrix measures every pair of pageable and pinned host memory and each "
+		"GPU, or of what --memory lists: 64 MiB contiguous, moved by copy engines, "
+		"and 1,024 blocks of 16 KiB, moved by the kernel (or what --size and "
+		"--blocks say); in two processes and in one; one way, and both ways at "
+		"once.\n"
+		"\n"
+		"--limits measures, in turns with Wherry, what plain code reaches with the "
+		"same kind of memory, walked in the same way: memcpy, by a thread on each CPU, "
+		"for shared memory; process_vm calls where the route uses them; otherwise "
+		"blocking send and "
+		"recv on as many TCP connections (SSL_write and SSL_read where the setting "
+		"tls is on). The limit's latency is that of a ping-pong: the same bytes one "
+		"way and one byte back. For GPUs the limit is the driver's own copy of the "
+		"whole, and for blocks the better of that and the bare kernel. The share of the "
+		"limit (\"of it\") "
+		"is the median of the rounds' own shares. Both halves of a round meet the "
+		"same state of the machine, so the share need not be GB/s over limit. "
+		"Batches below 1 MiB are graded by latency: \"1.05x\" is 1.05 times the "
+		"limit's p50. A row reaches the limit with 95 % of its bandwidth, or with a "
+		"p50 of at most 1.3 times the limit's, or of 0.5 us.\n"
+		"\n"
+		"--beside measures each row again beside other work, and that work beside it, in "
+		"turns with both alone. cpu: by a thread on each CPU in a process of its own, "
+		"memory (a triad over arrays beyond the caches) and compute (arithmetic in "
+		"registers). gemm: products of bf16 matrices, 8192 cubed, by cuBLAS on the row's "
+		"GPU, in the process that submits (gemm-inside) and in another (gemm-apart). "
+		"Where cuBLAS is missing the row is not available; gemm=FILE names its file.\n"
+		"\n"
+		"--verify fills the source with a pattern that differs at every position and "
+		"in every round, moves everything, and lets the process that owns the target "
+		"compare it, with guard bytes around every block, before and after the "
+		"measurement. The CUDA driver alone copies a GPU's bytes to the host for "
+		"that.\n"
+		"\n"
+		"The scheduler may or may not put both ends of a connection on one CPU, and "
+		"may change that at any time: --pin gives each side, of Wherry and of the "
+		"limit, one half of the CPUs.\n"
+		"\n"
+		"--report writes one page that needs no other file and no network: matrices, "
+		"curves against size with the limit drawn in, verdicts, routes, environment. "
+		"--from makes the page from files that --json has written, separated by "
+		"commas, without measuring. --baseline compares with such files: a row is "
+		"better or worse if its speed and, where both have a limit, its share of the "
+		"limit differ by more than 10 %; the exit code is 1 if a row is worse.\n"
+		"\n"
+		"--footprint and --handshake alone measure no speeds. The exit code is 2 if "
+		"bytes were wrong, a transfer failed, the footprint exceeds its bounds or "
+		"half of the peers take more than 1 ms (without TLS), and 69 if a named "
+		"--transport is not available.",
 	.examples = "wherry bench --limits --verify --report bench.html\n"
-		    "wherry bench -l -t tcp -s 8,1MiB -n 1,4 --json tcp.json\n"
 		    "wherry bench -l --source cuda:0 --target cuda:1 -s 4KiB -b 16384\n",
 	.options = options,
 	.least = 0,

@@ -27,6 +27,7 @@
 
 #include <wherry/wherry.h>
 
+#include "bench/beside.h"
 #include "command.h"
 #include "gpu.h"
 #include "memory.h"
@@ -197,6 +198,8 @@ struct bench_result {
 	struct bench_limit_parts limit_parts;
 	double limit_bandwidth, limit_latency, ratio, latency_ratio;
 	double cache_line; /* ns to hand a cache line over, just before the row */
+	struct bench_beside beside[BENCH_BESIDE_MOST];
+	unsigned beside_count;
 	bool skipped; /* the route is not available */
 	char text[BENCH_TEXT]; /* why it failed or was skipped; "": neither */
 };
@@ -267,6 +270,9 @@ enum bench_what {
 			address: the other process's memory, if there is one */
 	BENCH_LIMIT_BANDWIDTH, /* as BENCH_BANDWIDTH and BENCH_LATENCY, by memcpy or the driver */
 	BENCH_LIMIT_LATENCY,
+	/* For near and beside: a load (beside.h). */
+	BENCH_BESIDE_START, /* kind: enum bench_load_kind, length: the GPU */
+	BENCH_BESIDE_STOP, /* answers bytes, ns, count */
 	/* For raw (raw.c). */
 	BENCH_RAW_MEMORY, /* kind, length; answers address */
 	BENCH_RAW_WALK, /* row */
@@ -509,7 +515,9 @@ void *bench_find_mapping(pid_t pid, uint64_t address, uint64_t length);
 /* ---- measuring (measure.c) ---------------------------------------------------------- */
 
 struct bench_session {
-	struct bench_process near, far, raw;
+	struct bench_process near, far, raw, beside;
+	enum bench_load_kind loads[BENCH_BESIDE_MOST]; /* --beside */
+	unsigned load_count;
 	bool limits, verify, spinning, pinned;
 	const char *peer; /* URL; NULL: far */
 	char url[128]; /* of far, or of the peer */

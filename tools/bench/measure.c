@@ -2,6 +2,7 @@
 /* Measure a row: Wherry's processes and the raw limit in turns, round by round. */
 #include <errno.h>
 #include <inttypes.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "bench/bench.h"
@@ -404,6 +405,106 @@ static int run_rounds(struct bench_session *session, const struct bench_row *row
 	return 0;
 }
 
+/* ---- beside other work ----------------------------------------------------------------------- */
+
+/* The GPU on which a row's bytes are. -1: none. */
+static int row_gpu(const struct bench_row *row)
+{
+	const struct memory *memory = memory_on_gpu(row->source.kind) ? &row->source : &row->target;
+
+	return memory_on_gpu(memory->kind) && !strncmp(memory->location, "cuda:", 5) ?
+		       atoi(memory->location + 5) :
+		       -1;
+}
+
+struct beside_round {
+	double load, transfer; /* work or bytes a ns; NAN: did not run */
+	uint32_t threads;
+};
+
+/* Run the load, the transfer, or both at once, for a slice. */
+static int beside_slice(struct bench_session *session, struct bench_result *result,
+			enum bench_load_kind kind, bool load, bool transfer,
+			struct beside_round *out)
+{
+	struct bench_process *process = kind == BENCH_LOAD_GEMM ? &session->near : &session->beside;
+	int64_t slice = session->duration / BENCH_BESIDE_ROUNDS / 2;
+	struct bench_order start = { .what = BENCH_BESIDE_START,
+				     .kind = kind,
+				     .length = (uint64_t)row_gpu(&result->row) };
+	struct bench_order stop = { .what = BENCH_BESIDE_STOP };
+	struct bench_order run = { .what = BENCH_BANDWIDTH, .duration = slice };
+	const struct timespec pause = { slice / 1000000000, slice % 1000000000 };
+	struct bench_answer answer, ended;
+	int error = load ? row_ask(process, &start, &answer, result->text) : 0, end = 0;
+
+	if (error)
+		return error;
+	if (transfer)
+		error = row_ask(&session->near, &run, &answer, result->text);
+	else
+		nanosleep(&pause, NULL);
+	if (load)
+		end = row_ask(process, &stop, &ended, result->text);
+	if (error || end)
+		return error ? error : end;
+	if (transfer)
+		out->transfer = (double)answer.bytes / (double)answer.ns;
+	if (load) {
+		out->load = (double)ended.bytes / (double)ended.ns;
+		out->threads = (uint32_t)ended.count;
+	}
+	return 0;
+}
+
+/* Both alone and both at once, in turns; the order changes from round to round. */
+static int beside_measure(struct bench_session *session, struct bench_result *result,
+			  enum bench_load_kind kind)
+{
+	struct bench_beside *beside = &result->beside[result->beside_count];
+	struct bench_pairs load = { .count = 0 }, transfer = { .count = 0 };
+	double work;
+	int error = 0;
+
+	bench_load_unit(kind, &work);
+	for (unsigned round = 0; !error && round < BENCH_BESIDE_ROUNDS; round++) {
+		struct beside_round alone = { NAN, NAN, 0 }, both = alone;
+
+		for (unsigned step = 0; !error && step < 3; step++) {
+			unsigned what = (round + step) % 3;
+
+			error = beside_slice(session, result, kind, what != 1, what != 0,
+					     what == 2 ? &both : &alone);
+		}
+		bench_pairs_add(&load, both.load * 1e9 / work, alone.load * 1e9 / work);
+		bench_pairs_add(&transfer, both.transfer, alone.transfer);
+		beside->threads = bench_load_on_gpu(kind) ? 0 : both.threads;
+	}
+	if (error)
+		return error;
+	beside->kind = kind;
+	beside->alone = bench_pairs_limit(&load);
+	beside->beside = bench_pairs_test(&load);
+	beside->share = bench_pairs_ratio(&load);
+	beside->transfer_alone = bench_pairs_limit(&transfer);
+	beside->transfer_beside = bench_pairs_test(&transfer);
+	beside->transfer_share = bench_pairs_ratio(&transfer);
+	result->beside_count++;
+	return 0;
+}
+
+static int run_beside(struct bench_session *session, struct bench_result *result)
+{
+	int error = 0;
+
+	for (unsigned i = 0; !error && i < session->load_count; i++) {
+		if (bench_load_on_gpu(session->loads[i]) && row_gpu(&result->row) < 0)
+			continue;
+		error = beside_measure(session, result, session->loads[i]);
+	}
+	return error;
+}
+
 /* ---- a row -------------------------------------------------------------------------------- */
 
 /* Fit the walk into the peer's region. */
@@ -506,6 +607,8 @@ static int row_measure(struct bench_session *session, struct bench_result *resul
 	error = run_rounds(session, row, result);
 	if (!error)
 		error = first_byte(session, result);
+	if (!error)
+		error = run_beside(session, result);
 	if (!error && session->verify)
 		error = row_verify(session, row, ++iteration, result);
 	return error;

@@ -443,6 +443,10 @@ static int member_obey(struct member *m, const struct bench_order *order,
 	case BENCH_LIMIT_BANDWIDTH:
 	case BENCH_LIMIT_LATENCY:
 		return member_limit(m, order, answer);
+	case BENCH_BESIDE_START:
+		return bench_load_start(&m->load, m->setup->arguments, order, answer);
+	case BENCH_BESIDE_STOP:
+		return bench_load_stop(m->load, answer);
 	default:
 		return answer_error(answer, -EINVAL, "unknown order");
 	}
@@ -463,5 +467,6 @@ void bench_member_serve(int fd, void *arg)
 	}
 	member_close(&m, &answer);
 	bench_limit_close(&m.limit);
+	bench_load_free(m.load);
 	gpu_close(m.gpu);
 }

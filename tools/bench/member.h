@@ -45,6 +45,7 @@ struct member {
 	struct bench_limit limit; /* by memcpy or a GPU's driver */
 	/* for checking GPU memory and for its limits; NULL: not opened yet */
 	struct gpu *gpu;
+	struct bench_load *load; /* --beside; NULL: none was started */
 };
 
 /* Write an error and its text into the answer. Returns `error`. */

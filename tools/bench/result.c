@@ -61,6 +61,27 @@ static void print_legend(FILE *out)
 	      out);
 }
 
+/* A line for each load: what it and the transfer keep of their rates. */
+static void print_beside(FILE *out, const struct bench_result *result)
+{
+	for (unsigned i = 0; i < result->beside_count; i++) {
+		const struct bench_beside *beside = &result->beside[i];
+		char alone[32], both[32], share[32], transfer[32], transfer_share[32];
+		double work;
+
+		fprintf(out,
+			"       beside %s: it has %s of %s %s (%s), the transfer %s GB/s (%s)\n",
+			bench_load_name(beside->kind),
+			format_number(both, sizeof(both), beside->beside),
+			format_number(alone, sizeof(alone), beside->alone),
+			bench_load_unit(beside->kind, &work),
+			format_percent(share, sizeof(share), beside->share),
+			format_number(transfer, sizeof(transfer), beside->transfer_beside),
+			format_percent(transfer_share, sizeof(transfer_share),
+				       beside->transfer_share));
+	}
+}
+
 void bench_table_row(FILE *out, const struct bench_result *result, bool limits)
 {
 	const struct bench_row *row = &result->row;
@@ -83,6 +104,7 @@ void bench_table_row(FILE *out, const struct bench_result *result, bool limits)
 	if (limits)
 		fprintf(out, "  %8s", format_number(number, sizeof(number), result->limit_latency));
 	fprintf(out, "  %s\n", result->verified < 0 ? "-" : result->verified ? "yes" : "NO");
+	print_beside(out, result);
 	fflush(out);
 }
 
@@ -293,6 +315,33 @@ static json_t *start_result(const struct bench_result *result)
 	return json;
 }
 
+static json_t *json_beside(const struct bench_result *result)
+{
+	json_t *list = json_array();
+
+	for (unsigned i = 0; i < result->beside_count; i++) {
+		const struct bench_beside *beside = &result->beside[i];
+		json_t *json = json_object();
+		double work;
+
+		json_object_set_new(json, "load", json_string(bench_load_name(beside->kind)));
+		json_object_set_new(json, "unit",
+				    json_string(bench_load_unit(beside->kind, &work)));
+		json_object_set_new(json, "threads",
+				    beside->threads ? json_integer(beside->threads) : json_null());
+		json_object_set_new(json, "alone", json_rounded(beside->alone));
+		json_object_set_new(json, "beside", json_rounded(beside->beside));
+		json_object_set_new(json, "share", json_rounded(beside->share));
+		json_object_set_new(json, "transfer_alone_GBps",
+				    json_rounded(beside->transfer_alone));
+		json_object_set_new(json, "transfer_beside_GBps",
+				    json_rounded(beside->transfer_beside));
+		json_object_set_new(json, "transfer_share", json_rounded(beside->transfer_share));
+		json_array_append_new(list, json);
+	}
+	return list;
+}
+
 json_t *bench_json_result(const struct bench_result *result)
 {
 	const struct bench_row *row = &result->row;
@@ -334,6 +383,7 @@ json_t *bench_json_result(const struct bench_result *result)
 	json_object_set_new(json, "ratio", json_rounded(result->ratio));
 	json_object_set_new(json, "latency_ratio", json_rounded(result->latency_ratio));
 	json_object_set_new(json, "cache_line_ns", json_rounded(result->cache_line));
+	json_object_set_new(json, "beside", json_beside(result));
 	if (result->text[0])
 		json_object_set_new(json, "error", json_string(result->text));
 	return json;

@@ -696,6 +696,20 @@ check "bench against memcpy" 0 "shm" bench "${quick[@]}" --transport shm --op wr
 measured bench.json '{"op": ["write"], "size_bytes": [8, 4096], "transport": ["shm"],
 	"limit_name": ["memcpy"], "limit_threads": ['"$(nproc)"'], "limit_copy_GBps": [null]}'
 verdict "... by a thread on each CPU" $?
+check "bench beside other work" 0 "beside compute: it has" bench --seconds 0.2 -s 64KiB -t shm \
+	--op write --beside cpu --json bench.json
+python3 - <<'END'
+import json, os
+row, = json.load(open("bench.json"))["results"]
+assert [b["load"] for b in row["beside"]] == ["memory", "compute"], row
+for b in row["beside"]:
+    assert b["threads"] == len(os.sched_getaffinity(0)) and b["alone"] > 0 and b["beside"] > 0, b
+    assert b["share"] > 0 and b["transfer_alone_GBps"] > 0 and b["transfer_beside_GBps"] > 0, b
+END
+verdict "... and its JSON" $?
+check "bench beside what it does not know" 64 "no 'disk'" bench --beside cpu,disk
+check "bench beside a library that it does not need" 64 "no 'cpu=x'" bench --beside cpu=x
+check "bench beside too much" 64 "each load once" bench --beside cpu,cpu,cpu
 check "bench of a process that is not there" 69 "refused" bench "${quick[@]}" \
 	--peer wherry://127.0.0.1:1
 if [ -e /dev/full ]; then

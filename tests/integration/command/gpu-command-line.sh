@@ -175,6 +175,26 @@ check "a matrix of chosen memories" 0 "blocks of 4 KiB, one process" bench --mat
 check "a matrix without a GPU" 0 "no GPU" bench --matrix "${fast[@]}" -s 64KiB --processes 1 \
 	-c cuda=off
 
+# ---- beside other work ---------------------------------------------------------------------------
+
+beside=(bench --seconds 0.2 -t cuda --source pinned --target cuda:0 -s 64KiB -o write --processes 2)
+check "no cuBLAS" 69 "no cuBLAS" "${beside[@]}" --beside gemm=/nonexistent/libcublas.so
+check "a library that is none" 69 "has no cublasCreate_v2" "${beside[@]}" \
+	--beside gemm-apart=libc.so.6
+check "gemm without a GPU" 64 "no row uses a GPU" bench -t shm --beside gemm
+if [ -n "${TEST_CUDA-}" ]; then
+	export FAKE_CUBLAS_US=2000
+	check "beside products of matrices" 0 "beside gemm-apart: it has" "${beside[@]}" \
+		--beside "gemm=${TEST_CUDA%/*}/libcublas.so.12" --json j.json
+	# The fake's product takes 2 ms and moves no byte of the transfer's.
+	json "both have their rates" 'len(rows) == 1 and
+		[b["load"] for b in rows[0]["beside"]] == ["gemm", "gemm-apart"] and all(
+		0 < b["beside"] and 0 < b["alone"] <= 2 * 8192 ** 3 / 2e9 * 1.01 and
+		b["unit"] == "TFLOP/s" and b["threads"] is None and b["share"] > 0 and
+		b["transfer_alone_GBps"] > 0 and b["transfer_beside_GBps"] > 0
+		for b in rows[0]["beside"])'
+fi
+
 check "a size behind a memory" 64 "takes none here" bench --source cuda:0:1MiB
 check "no such kind" 64 "no kind of memory" bench --target gpu
 check "one or the other" 64 "either that or --source" bench -m host --source cuda:0
