@@ -361,6 +361,7 @@ int wh_batch_submit(struct wh_batch *batch)
 
 	if (todo <= 0)
 		return todo;
+	wh_batch_is_unseen(batch);
 	atomic_store_explicit(&batch->state, WH_BATCH_RUNNING, memory_order_release);
 	batch_start_fragments(batch);
 	return 0;
@@ -588,6 +589,16 @@ static void batch_progress(struct wh_batch *batch, int64_t deadline)
 	wh_fail_end(0);
 }
 
+void wh_batch_count_unseen(const struct wh_batch *batch, int more)
+{
+	atomic_fetch_add_explicit(&batch->peer->unseen, (uint32_t)more, memory_order_relaxed);
+}
+
+uint32_t wh_batch_unseen(const struct wh_batch *batch)
+{
+	return atomic_load_explicit(&batch->peer->unseen, memory_order_relaxed);
+}
+
 /* In an engine without threads: give a turn, unless the batch has ended since `seen`. */
 static void batch_turn(struct wh_batch *batch, int64_t deadline)
 {
@@ -609,6 +620,7 @@ int wh_batch_status(struct wh_batch *batch)
 		return status;
 	if (atomic_load_explicit(&batch->state, memory_order_acquire) != WH_BATCH_DONE)
 		return -EINPROGRESS;
+	wh_batch_is_seen(batch);
 	status = atomic_load(&batch->status);
 	if (status)
 		wh_fail(-status, "%s", batch->text);
@@ -630,6 +642,7 @@ int wh_batch_test(struct wh_batch *batch)
 		return -EAGAIN;
 	if (atomic_load(&batch->state) == WH_BATCH_NEW)
 		return wh_fail(EINVAL, "wh_batch_test: the batch was never submitted");
+	wh_batch_is_seen(batch);
 	return 0;
 }
 
@@ -673,11 +686,13 @@ int wh_batch_wait_for(struct wh_batch *batch, int64_t timeout)
 			"wh_batch_wait_for: timeout is negative; WH_FOREVER waits without limit");
 	if (wh_engine_inside(batch->peer->engine))
 		return wh_fail(EDEADLK, "wh_batch_wait_for: a callback must not wait");
-	if (atomic_load_explicit(&batch->state, memory_order_acquire) == WH_BATCH_DONE)
-		return 0;
 	if (atomic_load(&batch->state) == WH_BATCH_NEW)
 		return wh_fail(EINVAL, "wh_batch_wait_for: the batch was never submitted");
-	return batch_wait_done(batch, wh_deadline(timeout)) ? 0 : -EAGAIN;
+	if (atomic_load_explicit(&batch->state, memory_order_acquire) != WH_BATCH_DONE &&
+	    !batch_wait_done(batch, wh_deadline(timeout)))
+		return -EAGAIN;
+	wh_batch_is_seen(batch);
+	return 0;
 }
 
 static void fragment_cancel(struct wh_fragment *fragment)

@@ -151,6 +151,7 @@ int wh_batch_free(struct wh_batch *batch)
 		wh_queue_forget(batch->queue, &batch->queued);
 		wh_queue_hold(batch->queue, -1);
 	}
+	wh_batch_is_seen(batch);
 	batch_empty(batch);
 	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++)
 		if (batch->transport[id])
@@ -563,6 +564,7 @@ int wh_batch_transfer_status(struct wh_batch *batch, size_t index, int *status)
 			status ? "no such transfer" : "status is NULL", index, batch->item_count);
 	if (atomic_load_explicit(&batch->state, memory_order_acquire) != WH_BATCH_DONE)
 		return -EAGAIN;
+	wh_batch_is_seen(batch);
 	*status = atomic_load(&batch->items[index].status);
 	return 0;
 }

@@ -123,7 +123,30 @@ struct wh_batch {
 	uint32_t way; /* wh_traffic_way() of all that the plan moves */
 	bool probing; /* of wh_peer_measure(), which keeps the result itself */
 	struct wh_list count_link; /* peer.pending */
+	/* It is counted in peer.unseen: the program has not seen its latest submission end. */
+	_Atomic bool unseen;
 };
+
+/* Batches of at least so many bytes are counted in peer.unseen: for shorter ones other threads do
+ * not pay. */
+#define WH_UNSEEN_LEAST ((uint64_t)32 << 10)
+void wh_batch_count_unseen(const struct wh_batch *batch, int more);
+
+/* The batch is about to start. */
+static inline void wh_batch_is_unseen(struct wh_batch *batch)
+{
+	if (batch->fragment_count && batch->fragments[0].bytes >= WH_UNSEEN_LEAST &&
+	    !atomic_exchange_explicit(&batch->unseen, true, memory_order_relaxed))
+		wh_batch_count_unseen(batch, 1);
+}
+
+/* The program learns that the batch has ended, or frees it. */
+static inline void wh_batch_is_seen(struct wh_batch *batch)
+{
+	if (atomic_load_explicit(&batch->unseen, memory_order_relaxed) &&
+	    atomic_exchange_explicit(&batch->unseen, false, memory_order_relaxed))
+		wh_batch_count_unseen(batch, -1);
+}
 
 /* Add its submissions to the peer's statistics, before its plan changes or it is freed. */
 static inline void wh_batch_flush_counts(struct wh_batch *batch)

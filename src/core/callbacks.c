@@ -22,6 +22,7 @@ static void callbacks_run(struct wh_work *work)
 		wh_list_append(&callbacks->due, &work->link);
 	pthread_mutex_unlock(&callbacks->lock);
 	wh_batch_settle(batch);
+	wh_batch_is_seen(batch);
 	batch->callback(batch, status, batch->callback_arg);
 	atomic_fetch_sub(&batch->delivering, 1); /* the batch may be gone from here on */
 }

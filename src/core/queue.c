@@ -4,6 +4,7 @@
 #include <limits.h>
 #include <stdlib.h>
 
+#include "core/batch.h"
 #include "core/engine.h"
 #include "core/progress.h"
 #include "core/queue.h"
@@ -153,6 +154,8 @@ static int queue_take_now(struct wh_queue *queue, struct wh_completion *out, siz
 			wh_container(queue->done.next, struct wh_queue_entry, link);
 
 		queue_unlink(queue, entry);
+		if (entry->batch)
+			wh_batch_is_seen(entry->batch);
 		out[taken++] = (struct wh_completion){
 			.batch = entry->batch,
 			.peer = entry->peer,

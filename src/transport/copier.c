@@ -37,6 +37,21 @@
 #define PREFETCH_MAX 16u
 #define PREFETCH_BYTES 256u
 
+/* Without the setting `copy_threads`: a thread for four CPUs, within these bounds. */
+#define FEW_CPUS 4
+#define THREADS_LEAST 2
+#define THREADS_MOST 8
+
+/* If more batches than these are in flight to a peer, as the program sees it, the threads copy
+ * their middling fragments, from `shared_from` bytes on. A program that waits for each batch before
+ * it submits the next has one in flight, and hands nothing over. */
+#define MANY_IN_FLIGHT 2
+/* Without the setting `copy_from`. On two busy CPUs fragments of 1 MiB gained a third, those of
+ * 512 KiB nothing, and those of 64 KiB lost a third: handing over costs some us. With more CPUs it
+ * was not measured. */
+#define SHARED_FROM_FEW_CPUS ((uint64_t)1 << 20)
+#define SHARED_FROM ((uint64_t)256 << 10)
+
 /* How long a waiter polls for the end of chunks that other threads copy, before it sleeps: about
  * the time of one chunk. */
 #define SPIN_TIME (30 * WH_MS / 1000)
@@ -584,12 +599,25 @@ static void copier_init(struct wh_copier *copier, struct wh_turns *turns, unsign
 
 /* On a small machine one thread and the waiter use most of the memory bandwidth, and a second
  * thread would only take a CPU away from the program. */
-void wh_copier_init(struct wh_copier *copier, struct wh_turns *turns)
+static unsigned copier_threads(int count)
+{
+	if (count <= FEW_CPUS)
+		return 1;
+	return count < 4 * THREADS_LEAST ? THREADS_LEAST :
+	       count > 4 * THREADS_MOST  ? THREADS_MOST :
+					   (unsigned)count / 4;
+}
+
+void wh_copier_init(struct wh_copier *copier, struct wh_turns *turns, unsigned threads,
+		    uint64_t shared_from)
 {
 	cpu_set_t cpus;
-	bool small = !sched_getaffinity(0, sizeof(cpus), &cpus) && CPU_COUNT(&cpus) <= 4;
+	int count = sched_getaffinity(0, sizeof(cpus), &cpus) ? FEW_CPUS + 1 : CPU_COUNT(&cpus);
 
-	copier_init(copier, turns, small ? 1 : WH_COPIER_THREADS, WH_CHUNK_BYTES);
+	copier_init(copier, turns, threads ? threads : copier_threads(count), WH_CHUNK_BYTES);
+	copier->shared_from = shared_from       ? shared_from :
+			      count <= FEW_CPUS ? SHARED_FROM_FEW_CPUS :
+						  SHARED_FROM;
 }
 
 void wh_copier_init_files(struct wh_copier *copier, struct wh_turns *turns, unsigned threads)
@@ -655,11 +683,18 @@ static bool copier_submit_large(struct wh_copier_peer *peer, struct wh_fragment 
 	return taken;
 }
 
+static bool copier_has_many(const struct wh_copier_peer *peer, const struct wh_fragment *fragment)
+{
+	return peer->copier->shared_from && fragment->bytes >= peer->copier->shared_from &&
+	       !peer->copier->turns && wh_batch_unseen(fragment->batch) > MANY_IN_FLIGHT;
+}
+
 void wh_copier_submit(struct wh_copier_peer *peer, struct wh_fragment *fragment)
 {
 	struct wh_cursor at;
 
-	if (fragment->bytes > peer->at_once && copier_submit_large(peer, fragment))
+	if ((fragment->bytes > peer->at_once || copier_has_many(peer, fragment)) &&
+	    copier_submit_large(peer, fragment))
 		return;
 	wh_fragment_start(fragment, &at);
 	copier_finish(peer, fragment,

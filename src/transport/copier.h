@@ -2,7 +2,8 @@
 /*
  * transport/copier.h: copies by the CPU, for the transports self and shm
  *
- * The submitting thread copies a small fragment at once. A larger one is queued to the copier's
+ * The submitting thread copies a small fragment at once, and a middling one unless several are in
+ * flight: one thread does not fill the memory's paths. A larger one is queued to the copier's
  * threads, and a thread that waits for its batch helps them: each takes a chunk, copies it, and
  * takes the next. The thread that copies the last chunk completes the fragment.
  */
@@ -25,7 +26,6 @@
 #define WH_CHUNK_EXTENTS 1024u
 #define WH_FILE_CHUNK_BYTES (1u << 20)
 
-#define WH_COPIER_THREADS 2
 #define WH_COPIER_THREADS_MAX 64
 
 /* Threads of one transport in one engine. They start when the first fragment is queued. In an
@@ -38,6 +38,7 @@ struct wh_copier {
 	unsigned threads, idle;
 	unsigned most; /* threads; constant, as the next */
 	uint64_t chunk; /* bytes, at most */
+	uint64_t shared_from; /* constant; 0: never (files) */
 	bool stop;
 	struct wh_turns *turns; /* NULL: it has threads */
 	struct wh_poller poller;
@@ -93,8 +94,11 @@ struct wh_copier_peer {
 	char lost_text[WH_TEXT_MAX];
 };
 
-/* `turns`: what runs the engine instead of threads; NULL: threads do. */
-void wh_copier_init(struct wh_copier *copier, struct wh_turns *turns);
+/* `turns`: what runs the engine instead of threads; NULL: threads do. `threads`: at most; 0: by the
+ * number of CPUs. `shared_from`: bytes of a fragment that they take, where the submitter would copy
+ * it, if the program has several batches in flight; 0: by the number of CPUs. */
+void wh_copier_init(struct wh_copier *copier, struct wh_turns *turns, unsigned threads,
+		    uint64_t shared_from);
 /* For files: as many threads, at most, which may wait for a disk. */
 void wh_copier_init_files(struct wh_copier *copier, struct wh_turns *turns, unsigned threads);
 /* Joins the threads. No fragment may be queued. */

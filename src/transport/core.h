@@ -204,6 +204,9 @@ bool wh_batch_is_running(const void *batch);
 /* False: it ends in a callback, a queue or a stream, so that no thread is expected to wait for it
  * or to poll it. */
 bool wh_batch_has_waiter(const struct wh_batch *batch);
+/* How many batches to its peer are in flight as the program sees it, this one included: submitted,
+ * and the program has not learned that they have ended. Only those of 32 KiB or more count. */
+uint32_t wh_batch_unseen(const struct wh_batch *batch);
 /* enum wh_priority, as in each of its fragments. */
 uint32_t wh_batch_priority(const struct wh_batch *batch);
 /* The bytes of its notification, maybe 0 of them; NULL: it has none. And its tag. */

@@ -331,6 +331,22 @@ static const struct setting settings[WH_SETTING_COUNT] = {
 		.least = 0,
 		.most = 65536,
 	},
+	[WH_SETTING_COPY_THREADS] = {
+		.row = { "copy_threads", "WHERRY_COPY_THREADS", "0", "count",
+			 "threads that copy memory, for self and for shm; 0: by the number of "
+			 "CPUs" },
+		.number = parse_count,
+		.least = 0,
+		.most = 64,
+	},
+	[WH_SETTING_COPY_FROM] = {
+		.row = { "copy_from", "WHERRY_COPY_FROM", "0", "bytes",
+			 "with several batches in flight these threads copy those of so many "
+			 "bytes; 0: 1 MiB, with more than 4 CPUs 256 KiB" },
+		.number = parse_bytes,
+		.least = 0,
+		.most = GIB,
+	},
 	[WH_SETTING_FILE_THREADS] = {
 		.row = { "file_threads", "WHERRY_FILE_THREADS", "8", "count",
 			 "threads that read and write files, for each transport that does" },

@@ -29,6 +29,9 @@ enum wh_setting {
 	/* text: the CUDA driver's library; "": libcuda.so.1; "off" or "no": none */
 	WH_SETTING_CUDA,
 	WH_SETTING_CTAS, /* count: CTAs of the gather-scatter kernel; 0: chosen per route */
+	WH_SETTING_COPY_THREADS, /* count: threads that copy memory; 0: by the number of CPUs */
+	WH_SETTING_COPY_FROM, /* bytes: what they take if several batches are in flight; 0: by CPUs
+			       */
 	WH_SETTING_FILE_THREADS, /* count: threads that read and write files */
 	/* text: how bytes of files are read that are not in the page cache */
 	WH_SETTING_FILE_COLD,

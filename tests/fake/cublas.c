@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A libcublas.so.12 on the fake CUDA driver, with what wherry bench calls of it: a product of bf16
- * matrices reads one word of each of its matrices and takes FAKE_CUBLAS_US (1,000) us in its stream.
- * Its arguments are checked as a real one would. */
+ * matrices reads one word of each of its matrices and takes FAKE_CUBLAS_US (1,000) us in its
+ * stream. Its arguments are checked as a real one would. */
 #include <dlfcn.h>
 #include <stdint.h>
 #include <stdlib.h>

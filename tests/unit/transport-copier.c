@@ -64,6 +64,14 @@ void wh_fragment_reroute(struct wh_fragment *fragment, int error, const char *wh
 	atomic_store(&job->batch.state, WH_BATCH_DONE);
 }
 
+static _Atomic uint32_t unseen;
+
+uint32_t wh_batch_unseen(const struct wh_batch *batch)
+{
+	(void)batch;
+	return atomic_load(&unseen);
+}
+
 /* ---- local and remote memory ------------------------------------------- */
 
 #define REGIONS 4
@@ -144,7 +152,7 @@ static int setup(void **state)
 	struct test *test = calloc(1, sizeof(*test));
 
 	assert_non_null(test);
-	wh_copier_init(&test->copier, NULL);
+	wh_copier_init(&test->copier, NULL, 3, 40000);
 	assert_int_equal(wh_region_table_init(&test->entries, sizeof(struct wh_region)), 0);
 	test->local = malloc(REGIONS * REGION_SIZE);
 	assert_non_null(test->local);
@@ -167,6 +175,7 @@ static int setup(void **state)
 	test->copy.at_once = 1u << 20;
 	memset(far_regions, 0, sizeof(far_regions));
 	far_error = far_after = far_calls = verified = 0;
+	unseen = 1;
 	*state = test;
 	return 0;
 }
@@ -308,6 +317,23 @@ static void copy__queued(void **state)
 	move_all(*state, 100000, 64, WH_WRITE);
 	assert_true(((struct test *)*state)->copier.threads > 0);
 	assert_int_equal(verified, 5);
+}
+
+/* Middling fragments go to the threads if the program has several in flight; short ones never. */
+static void copy__many_in_flight(void **state)
+{
+	struct test *test = *state;
+
+	unseen = 2;
+	move_all(test, 1, 100000, WH_WRITE);
+	unseen = 100;
+	move_all(test, 1, 30000, WH_READ);
+	assert_int_equal(test->copier.threads, 0);
+	move_all(test, 1, 100000, WH_WRITE);
+	assert_int_equal(test->copier.threads, 3);
+	move_all(test, 7, 140000, WH_READ);
+	unseen = 1;
+	assert_int_equal(verified, 4);
 }
 
 static void copy__queued_without_a_waiter(void **state)
@@ -774,6 +800,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		TEST(copy__at_once),
+		TEST(copy__many_in_flight),
 		TEST(copy__queued),
 		TEST(copy__queued_without_a_waiter),
 		TEST(copy__part_of_a_batch),

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What a transfer costs the work beside it, and that work the transfer: a load that runs while the
- * test does (--beside). A load counts its work, in a process of its own or, of GPU loads, in near's.
+ * test does (--beside). A load counts its work, in a process of its own or, of GPU loads, in
+ * near's.
  */
 #ifndef TOOLS_BENCH_BESIDE_H
 #define TOOLS_BENCH_BESIDE_H
@@ -12,7 +13,8 @@
 #include "command.h"
 
 enum bench_load_kind {
-	BENCH_LOAD_MEMORY, /* a[i] = b[i] + s * c[i] on a thread of each CPU, far beyond the caches */
+	BENCH_LOAD_MEMORY, /* a[i] = b[i] + s * c[i] on a thread of each CPU, far beyond the caches
+			    */
 	BENCH_LOAD_COMPUTE, /* multiplications and additions in registers, the same */
 	BENCH_LOAD_GEMM, /* cuBLAS: products of matrices of bf16, 8192 cubed, in near's process */
 	BENCH_LOAD_GEMM_APART, /* the same in a process of its own */
@@ -50,8 +52,8 @@ struct bench_order;
 struct bench_answer;
 
 /* Start the load order->kind; one that uses a GPU on GPU order->length, with the library that
- * --beside names and the driver of the setting cuda. Returns when it runs at speed. 0, or -errno with a text in the
- * answer: -EOPNOTSUPP if there is no cuBLAS. */
+ * --beside names and the driver of the setting cuda. Returns when it runs at speed. 0, or -errno
+ * with a text in the answer: -EOPNOTSUPP if there is no cuBLAS. */
 int bench_load_start(struct bench_load **at, const struct arguments *arguments,
 		     const struct bench_order *order, struct bench_answer *answer);
 /* End it: answers bytes, the work since it was started, ns, and count, its threads. What a GPU's
@@ -70,8 +72,8 @@ struct bench_gemm;
 /* `library`: NULL: the usual names; `driver`: as for gpu_open(). */
 int bench_gemm_open(const char *library, const char *driver, int ordinal, struct bench_gemm **out,
 		    char *text, size_t size);
-/* Submit one product and wait until the one before the last has ended. On one thread. 0 or -EIO with
- * a text. */
+/* Submit one product and wait until the one before the last has ended. On one thread. 0 or -EIO
+ * with a text. */
 int bench_gemm_step(struct bench_gemm *gemm, char *text, size_t size);
 /* Floating-point operations of one product. */
 uint64_t bench_gemm_work(void);

@@ -61,8 +61,9 @@ static int blas_open(const char *library, struct blas *out, char *text, size_t s
 	for (size_t i = 0; !library && !handle && i < sizeof(names) / sizeof(names[0]); i++)
 		handle = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
 	if (!handle) {
-		snprintf(text, size, "no cuBLAS: %s; name its file: --beside gemm="
-				     ".../nvidia/cublas/lib/libcublas.so.12",
+		snprintf(text, size,
+			 "no cuBLAS: %s; name its file: --beside gemm="
+			 ".../nvidia/cublas/lib/libcublas.so.12",
 			 library ? dlerror() : "the loader finds no libcublas.so");
 		return -EOPNOTSUPP;
 	}

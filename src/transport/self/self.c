@@ -63,7 +63,9 @@ static int self_engine_open(struct wh_engine *engine, void **state)
 
 	if (!self)
 		return wh_fail(ENOMEM, "self: no memory");
-	wh_copier_init(&self->memory, wh_engine_turns(engine));
+	wh_copier_init(&self->memory, wh_engine_turns(engine),
+		       (unsigned)wh_engine_config(engine)->number[WH_SETTING_COPY_THREADS],
+		       (uint64_t)wh_engine_config(engine)->number[WH_SETTING_COPY_FROM]);
 	wh_copier_init_files(&self->files, wh_engine_turns(engine),
 			     (unsigned)wh_engine_config(engine)->number[WH_SETTING_FILE_THREADS]);
 	*state = self;

@@ -655,7 +655,9 @@ static int shm_engine_open(struct wh_engine *engine, void **state)
 		return wh_fail(ENOMEM, "shm: no memory");
 	shm->engine = engine;
 	wh_meet_folders(wh_engine_config(engine)->text[WH_SETTING_MEET], &shm->folders);
-	wh_copier_init(&shm->copier, wh_engine_turns(engine));
+	wh_copier_init(&shm->copier, wh_engine_turns(engine),
+		       (unsigned)wh_engine_config(engine)->number[WH_SETTING_COPY_THREADS],
+		       (uint64_t)wh_engine_config(engine)->number[WH_SETTING_COPY_FROM]);
 	wh_copier_init_files(&shm->files, wh_engine_turns(engine),
 			     (unsigned)wh_engine_config(engine)->number[WH_SETTING_FILE_THREADS]);
 	error = wh_shm_alive_open(shm);

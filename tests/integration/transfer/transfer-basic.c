@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* transfer-basic.c: single transfers over every transport, of all small sizes and some large
  * ones */
+#include <dirent.h>
+#include <stdio.h>
+
 #include "lib/fixture.h"
 
 #define SMALL 4097
@@ -107,6 +110,76 @@ static void again__new_bytes_each_time(void **state)
 	fixture_close(&f);
 }
 
+/* Copy threads of this process. */
+static unsigned copy_threads(void)
+{
+	DIR *tasks = opendir("/proc/self/task");
+	unsigned count = 0;
+
+	want_true(tasks != NULL, "no /proc/self/task");
+	for (struct dirent *task = readdir(tasks); task; task = readdir(tasks)) {
+		char path[300], name[32] = "";
+		FILE *file;
+
+		snprintf(path, sizeof(path), "/proc/self/task/%s/comm", task->d_name);
+		file = fopen(path, "re");
+		if (!file)
+			continue;
+		if (!fgets(name, sizeof(name), file))
+			name[0] = 0;
+		fclose(file);
+		count += !strcmp(name, "wherry/copy\n");
+	}
+	closedir(tasks);
+	return count;
+}
+
+/* A new thread names itself, in its time. */
+static void want_copy_threads(unsigned wanted)
+{
+	int64_t end = now() + PATIENCE;
+
+	while (copy_threads() < wanted && now() < end)
+		sched_yield();
+	want_true(copy_threads() == wanted, "%u copy threads, not %u", copy_threads(), wanted);
+}
+
+/* Several middling batches in flight: by shm and self, copy threads take them, as many as the
+ * setting allows. A program that waits for each batch starts none. */
+static void many__in_flight(void **state)
+{
+	enum { BATCHES = 12, EACH = 300001 };
+	static const char *const config[] = { "copy_threads=3", "copy_from=256KiB", NULL };
+	struct wh_batch *batch[BATCHES];
+	struct fixture f;
+	bool copies;
+
+	fixture_open_with(&f, *state, BATCHES * EACH, config, NULL);
+	copies = f.route == &route_self || f.route == &route_shm || f.route == &route_vm;
+	for (unsigned turn = 0; turn < 4; turn++) {
+		pattern_fill(f.local, BATCHES * EACH, 0, turn);
+		for (unsigned i = 0; i < BATCHES; i++) {
+			struct wh_transfer transfer =
+				transfer_of(&f, WH_WRITE, i * EACH, i * EACH, EACH);
+
+			if (!turn)
+				batch[i] = batch_of(&f, &transfer, 1);
+			want(0, wh_batch_submit(batch[i]));
+			if (!turn)
+				want(0, wh_batch_wait_for(batch[i], WH_FOREVER));
+		}
+		if (copies)
+			want_copy_threads(turn ? 3 : 0);
+		for (unsigned i = 0; i < BATCHES; i++)
+			want(0, wh_batch_wait_for(batch[i], WH_FOREVER));
+		want_true(target_check(&f, 0, BATCHES * EACH, 0, turn) == PATTERN_GOOD,
+			  "turn %u: wrong bytes", turn);
+	}
+	for (unsigned i = 0; i < BATCHES; i++)
+		want(0, wh_batch_free(batch[i]));
+	fixture_close(&f);
+}
+
 /* The initiator's memory may be of any kind, too. */
 static void kinds__initiator(void **state)
 {
@@ -174,6 +247,7 @@ static const struct CMUnitTest tests[] = {
 	TEST_EVERY_ROUTE(edges__first_and_last_byte),
 	TEST_EVERY_ROUTE(list__neighbours),
 	TEST_EVERY_ROUTE(again__new_bytes_each_time),
+	TEST_EVERY_ROUTE(many__in_flight),
 	TEST_EVERY_ROUTE(kinds__initiator),
 	TEST_OVER(self__overlap, self),
 };
