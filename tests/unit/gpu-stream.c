@@ -461,7 +461,7 @@ static void lesson_once(enum wh_blocks_way way, enum wh_mover better, bool block
 	wh_gpu_stream_probe(b->stream, (uintptr_t)b->from, ROOM);
 	assert_true(atomic_load(&b->stream->cost)->measured);
 	assert_int_equal(wh_gpu_stream_prefers_kernel(b->stream, count, length), !kernel);
-	slow(kernel ? 0 : 4000, kernel ? 4000 : 0, 3000);
+	slow(kernel ? 0 : 12000, kernel ? 12000 : 0, 3000);
 	for (unsigned i = 0; i < 100; i++)
 		lesson_turn(b, blocks);
 	assert_int_equal(wh_gpu_stream_prefers_kernel(b->stream, count, length), kernel);
