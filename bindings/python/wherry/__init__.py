@@ -24,6 +24,7 @@ from ._engine import (
 from ._errors import Cancelled, Error, Timeout
 from ._native import lib as _lib
 from ._peer import Blocks, Peer, Plan
+from ._safetensors import load_safetensors
 from ._transfer import Route, Transfer
 
 __version__: str = _lib.wh_version().decode()
@@ -42,5 +43,6 @@ __all__ = [
     "Route",
     "Timeout",
     "Transfer",
+    "load_safetensors",
     "settings",
 ]

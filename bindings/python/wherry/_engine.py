@@ -556,12 +556,15 @@ class Engine:
 
         memory  a torch tensor, what has __cuda_array_interface__ or __dlpack__, or a buffer
                 (numpy, bytearray, mmap, Memory): one range without gaps. It lives, and a buffer
-                cannot be resized, until the region is unregistered.
+                cannot be resized, until the region is unregistered. Text or a pathlib.Path is the
+                path of a file, as for register_file().
         name    by which peers find it
         access  what peers may do: "r", "w", "rw"; "" for this engine's own use
         listed  peers see it in Peer.regions()
         grants  for the peers of these names their rights instead
         """
+        if isinstance(memory, (str, os.PathLike)):
+            return self.register_file(memory, name, access, listed=listed, grants=grants)
         core = self._core
         about = layout(memory, any_order=True)
         if about.rows != 1:
