@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* wherry copy: the command line, the transfer from one end to the other, the result. */
 #include <errno.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,6 +10,7 @@
 #include <openssl/evp.h>
 
 #include "copy/copy.h"
+#include "copy/tree.h"
 #include "engine.h"
 #include "output.h"
 
@@ -338,7 +340,7 @@ static double copy_rate(const struct copy *copy)
 }
 
 /* Refusals that no user would wonder about are shown by --verbose only. */
-static void print_routes(FILE *out, const struct end *end, const char *verb, bool verbose)
+void end_print_routes(FILE *out, const struct end *end, const char *verb, bool verbose)
 {
 	for (size_t i = 0; i < end->route_count; i++) {
 		const struct wh_route *route = &end->routes[i];
@@ -365,13 +367,13 @@ static void print_text(const struct copy *copy)
 	if (copy->copied >= 1 << 20)
 		fprintf(out, " (%.1f MiB)", (double)copy->copied / 0x1p20);
 	fprintf(out, " in %.3f s, %.2f GB/s\n", copy->seconds, copy_rate(copy));
-	print_routes(out, &copy->source, "read", verbose);
-	print_routes(out, &copy->target, "written", verbose);
+	end_print_routes(out, &copy->source, "read", verbose);
+	end_print_routes(out, &copy->target, "written", verbose);
 	if (copy->verify)
 		fprintf(out, "verified: read back, sha256 %s\n", copy->digest);
 }
 
-static void add_routes(json_t *list, const struct end *end, const char *op)
+void end_add_routes(struct json_t *list, const struct end *end, const char *op)
 {
 	for (size_t i = 0; i < end->route_count; i++) {
 		const struct wh_route *route = &end->routes[i];
@@ -395,8 +397,8 @@ static int print_json(const struct copy *copy)
 	json_object_set_new(object, "size_bytes", json_integer((json_int_t)copy->copied));
 	json_object_set_new(object, "duration_seconds", json_real(copy->seconds));
 	json_object_set_new(object, "bandwidth_GBps", json_real(copy_rate(copy)));
-	add_routes(routes, &copy->source, "read");
-	add_routes(routes, &copy->target, "write");
+	end_add_routes(routes, &copy->source, "read");
+	end_add_routes(routes, &copy->target, "write");
 	json_object_set_new(object, "routes", routes);
 	json_object_set_new(object, "verified", copy->verify ? json_true() : json_null());
 	json_object_set_new(object, "sha256", output_text(copy->digest));
@@ -406,8 +408,11 @@ static int print_json(const struct copy *copy)
 static int copy_run(const struct arguments *arguments)
 {
 	struct copy copy = { .arguments = arguments };
-	int code = copy_parse(&copy);
+	int code;
 
+	if (tree_wanted(arguments))
+		return tree_run(arguments);
+	code = copy_parse(&copy);
 	if (!code)
 		code = open_engine(&copy);
 	if (code)
@@ -434,6 +439,8 @@ static int copy_run(const struct arguments *arguments)
 }
 
 static const struct command_option options[] = {
+	{ .name = "recursive", .letter = 'r', .help = "copy directories, from or to a server's" },
+	{ .name = "resume", .help = "go on with a copy that was interrupted" },
 	{ .name = "length", .argument = "SIZE", .help = "how many bytes to copy; by default all" },
 	{ .name = "offset", .argument = "SIZE", .help = "where to start in the file" },
 	{ .name = "transport",
@@ -442,7 +449,10 @@ static const struct command_option options[] = {
 	  .complete = "self cuda shm rdma tcp local",
 	  .help = "the same as --require" },
 	{ .name = "connections", .argument = "N", .help = "TCP connections to each peer" },
-	{ .name = "chunk", .argument = "SIZE", .help = "bytes a chunk; by default 4MiB" },
+	{ .name = "chunk",
+	  .argument = "SIZE",
+	  .rare = true,
+	  .help = "bytes a chunk; by default 4MiB" },
 	{ .name = "mooncake-metadata",
 	  .argument = "URL",
 	  .rare = true,
@@ -459,7 +469,7 @@ static const struct command_option options[] = {
 
 const struct command command_copy = {
 	.name = "copy",
-	.usage = "SRC DST",
+	.usage = "SRC... DST",
 	.summary = "Copy bytes from a file or a region to another",
 	.details = "SRC and DST are files, - (standard input, output) or regions. A region is "
 		   "wherry://HOST:PORT/REGION[+OFFSET], which may be GPU memory, or memory of a "
@@ -477,6 +487,17 @@ const struct command command_copy = {
 		   "have files without a name; on others kill -9 leaves .NAME.XXXXXX). With "
 		   "--offset the other bytes of the file are kept.\n"
 		   "\n"
+		   "Files of a directory that wherry serve --dir offers are "
+		   "wherry://HOST:PORT/NAME/PATH; SRC or DST may be one. With --recursive what is "
+		   "in the directory SRC goes into the directory DST, which is created if it is "
+		   "missing; of several SRC each gets its own name in DST. Modes, times of change "
+		   "and holes are kept. Symbolic links and special files are left out, with a line "
+		   "on stderr and status 1. A file that is being written is .NAME.wherry-part, and "
+		   "gets its name once it is complete and on the disk. --resume leaves files as "
+		   "they are that have the length and the checksums (SHA-256 of each 8 MiB) of "
+		   "their source, and copies of unfinished ones the blocks that differ; it reads "
+		   "all bytes on both sides.\n"
+		   "\n"
 		   "If an engine answers but moves nothing for --stall-timeout, the copy ends "
 		   "with status 69.\n"
 		   "\n"
@@ -485,10 +506,10 @@ const struct command command_copy = {
 		   "that of the bytes sent.",
 	.examples = "wherry copy model.bin wherry://127.0.0.1:7000/host --verify\n"
 		    "wherry copy wherry://127.0.0.1:7000/cuda-0 weights.bin\n"
-		    "wherry copy wherry://node7:7000/host+1GiB part.bin --length 64MiB\n"
+		    "wherry copy --recursive models wherry://node7:7000/models\n"
 		    "wherry copy mooncake://node7:12345/0x7f2a40000000 kv.bin --length 64MiB\n",
 	.options = options,
 	.least = 2,
-	.most = 2,
+	.most = INT_MAX,
 	.run = copy_run,
 };

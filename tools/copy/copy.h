@@ -6,6 +6,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include <wherry/wherry.h>
 
@@ -81,6 +82,11 @@ void file_close(struct end *end);
 int remote_open(struct end *end, struct wh_engine *engine, uint32_t access, bool quiet);
 /* Close. Takes the exit code so far and returns it, or its own if that is 0. */
 int remote_close(struct end *end, int code);
+
+/* Refusals that no user would wonder about are shown by `verbose` only. */
+void end_print_routes(FILE *out, const struct end *end, const char *verb, bool verbose);
+struct json_t;
+void end_add_routes(struct json_t *list, const struct end *end, const char *op);
 
 /* Add the routes of a completed batch. */
 void remote_count(struct end *end, struct wh_batch *batch);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "copy/copy.h"
+#include "copy/tree.h"
 #include "engine.h"
 
 /* List "host, host1, cache", cut off where it gets long. */
@@ -46,6 +47,8 @@ static int no_region(struct end *end)
 
 int remote_open(struct end *end, struct wh_engine *engine, uint32_t access, bool quiet)
 {
+	uint64_t directory;
+	uint32_t flags;
 	int error;
 
 	error = engine_connect(engine, end->url.engine, quiet, &end->peer);
@@ -56,6 +59,9 @@ int remote_open(struct end *end, struct wh_engine *engine, uint32_t access, bool
 		return no_region(end);
 	if (error)
 		return fail(error, "%s: %s", end->url.engine, wh_error_text());
+	if (dir_head_is(engine, end->peer, &end->remote, &flags, &directory))
+		return fail(EISDIR, "%s is a directory: name a file in it, or use --recursive",
+			    end->name);
 	if ((end->remote.access & access) != access)
 		return fail(EACCES, "%s: the region may not be %s", end->name,
 			    access & ~end->remote.access & WH_ACCESS_WRITE ? "written" : "read");

@@ -20,18 +20,20 @@ static bool name_is_valid(const char *name)
 	return *name;
 }
 
-static int take_name(const char *text, const char *name, struct served_file *out)
+static int take_name(const char *option, const char *text, const char *name,
+		     struct served_file *out)
 {
 	if (strlen(name) >= sizeof(out->name) || !name_is_valid(name))
-		return usage_error("--file: '%s': '%.80s' is not 1 to 63 of A-Z a-z 0-9 . _ -; "
+		return usage_error("%s: '%s': '%.80s' is not 1 to 63 of A-Z a-z 0-9 . _ -; "
 				   "add :name=NAME",
-				   text, name);
+				   option, text, name);
 	snprintf(out->name, sizeof(out->name), "%s", name);
 	return 0;
 }
 
 /* Take one word behind the path. *known: it is one. */
-static int take_word(const char *text, const char *word, struct served_file *out, bool *known)
+static int take_word(const char *option, const char *text, const char *word,
+		     struct served_file *out, bool *known)
 {
 	static const char *const durable[] = { "none", "data", "all" };
 
@@ -43,7 +45,7 @@ static int take_word(const char *text, const char *word, struct served_file *out
 	if (strncmp(word, "grow=", 5) == 0) {
 		if (parse_size(word + 5, "--file: grow", &out->grow))
 			return EXIT_USAGE;
-		return out->grow ? 0 : usage_error("--file: '%s': grow is 0", text);
+		return out->grow ? 0 : usage_error("%s: '%s': grow is 0", option, text);
 	}
 	for (uint32_t i = 0; i < 3 && strncmp(word, "durable=", 8) == 0; i++)
 		if (strcmp(word + 8, durable[i]) == 0) {
@@ -51,14 +53,14 @@ static int take_word(const char *text, const char *word, struct served_file *out
 			return 0;
 		}
 	if (strncmp(word, "durable=", 8) == 0)
-		return usage_error("--file: '%s': durable is none, data or all", text);
+		return usage_error("%s: '%s': durable is none, data or all", option, text);
 	if (strncmp(word, "name=", 5) == 0)
-		return take_name(text, word + 5, out);
+		return take_name(option, text, word + 5, out);
 	*known = false;
 	return 0;
 }
 
-int served_file_parse(const char *text, bool read_only, struct served_file *out)
+int served_file_parse(const char *option, const char *text, bool read_only, struct served_file *out)
 {
 	char *colon, *slash;
 	bool known = true;
@@ -66,23 +68,26 @@ int served_file_parse(const char *text, bool read_only, struct served_file *out)
 
 	*out = (struct served_file){ .writable = false };
 	if ((size_t)snprintf(out->path, sizeof(out->path), "%s", text) >= sizeof(out->path))
-		return usage_error("--file: the path is too long");
+		return usage_error("%s: the path is too long", option);
 	/* From the end, because a path may have colons. */
 	while (!code && known && (colon = strrchr(out->path, ':'))) {
-		code = take_word(text, colon + 1, out, &known);
+		code = take_word(option, text, colon + 1, out, &known);
 		if (known)
 			*colon = 0;
 	}
 	if (code)
 		return code;
+	for (size_t n = strlen(out->path); n > 1 && out->path[n - 1] == '/'; n--)
+		out->path[n - 1] = 0;
 	if (!out->path[0])
-		return usage_error("--file: '%s' has no path", text);
+		return usage_error("%s: '%s' has no path", option, text);
 	if (out->grow && !out->writable)
-		return usage_error("--file: '%s': a file that grows is written: add :rw", text);
+		return usage_error("%s: '%s': a file that grows is written: add :rw", option, text);
 	if (out->writable && read_only)
-		return usage_error("--file: '%s': --read-only and :rw contradict each other", text);
+		return usage_error("%s: '%s': --read-only and :rw contradict each other", option,
+				   text);
 	slash = strrchr(out->path, '/');
-	return out->name[0] ? 0 : take_name(text, slash ? slash + 1 : out->path, out);
+	return out->name[0] ? 0 : take_name(option, text, slash ? slash + 1 : out->path, out);
 }
 
 /* Without following a link: who may write to the directory could make the server offer any file. */

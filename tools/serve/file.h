@@ -18,8 +18,9 @@ struct served_file {
 	struct wh_region *region;
 };
 
-/* Read the argument. 0, or an exit code. */
-int served_file_parse(const char *text, bool read_only, struct served_file *out);
+/* Read the argument of `option`. 0, or an exit code. */
+int served_file_parse(const char *option, const char *text, bool read_only,
+		      struct served_file *out);
 /* Open the file and publish it. 0, or an exit code. */
 int served_file_publish(struct wh_engine *engine, struct served_file *file);
 

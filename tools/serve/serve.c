@@ -9,10 +9,12 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
+#include "dir/message.h"
 #include "engine.h"
 #include "exporter/metrics.h"
 #include "memory.h"
 #include "progress.h"
+#include "serve/dir.h"
 #include "serve/file.h"
 #include "serve/mooncake.h"
 #include "service.h"
@@ -33,6 +35,9 @@ struct server {
 	size_t count;
 	struct served_file *files;
 	size_t file_count;
+	struct served_file *dirs;
+	size_t dir_count;
+	struct dir_server *dir_server;
 	struct mooncake_offer *offers; /* the same memory, for Mooncake */
 	struct mooncake *mooncake;
 };
@@ -79,6 +84,9 @@ static bool is_taken(const struct server *server, const char *name, const struct
 	for (size_t i = 0; i < server->file_count; i++)
 		if (strcmp(server->files[i].name, name) == 0)
 			return true;
+	for (size_t i = 0; i < server->dir_count; i++)
+		if (strcmp(server->dirs[i].name, name) == 0)
+			return true;
 	return false;
 }
 
@@ -91,6 +99,13 @@ static void usual_name(const struct served *served, char *out, size_t size)
 			*c = '-';
 }
 
+/* The name of file `i`, or of a directory behind the last file. */
+static const char *path_name(const struct server *server, size_t i)
+{
+	return i < server->file_count ? server->files[i].name :
+					server->dirs[i - server->file_count].name;
+}
+
 /* Name the unnamed: the memory, then the memory with a number. */
 static int name_memories(struct server *server)
 {
@@ -100,12 +115,12 @@ static int name_memories(struct server *server)
 		if (memory->name[0] && is_taken(server, memory->name, memory))
 			return usage_error("--memory: two regions are named '%s'", memory->name);
 	}
-	for (size_t i = 0; i < server->file_count; i++)
+	for (size_t i = 0; i < server->file_count + server->dir_count; i++)
 		for (size_t k = 0; k < i; k++)
-			if (strcmp(server->files[i].name, server->files[k].name) == 0)
-				return usage_error("--file: two regions are named '%s'; add "
-						   ":name=NAME",
-						   server->files[i].name);
+			if (strcmp(path_name(server, i), path_name(server, k)) == 0)
+				return usage_error("%s: two regions are named '%s'; add :name=NAME",
+						   i < server->file_count ? "--file" : "--dir",
+						   path_name(server, i));
 	for (size_t i = 0; i < server->count; i++) {
 		struct served *memory = &server->memories[i];
 
@@ -154,7 +169,14 @@ static int parse_files(struct server *server)
 	if (!server->files)
 		return fail(ENOMEM, "out of memory");
 	while (!error && (text = argument_next(server->arguments, "file", &cursor)))
-		error = served_file_parse(text, read_only, &server->files[server->file_count++]);
+		error = served_file_parse("--file", text, read_only,
+					  &server->files[server->file_count++]);
+	server->dirs = calloc((size_t)server->arguments->all_count + 1, sizeof(*server->dirs));
+	if (!server->dirs)
+		return fail(ENOMEM, "out of memory");
+	cursor = 0;
+	while (!error && (text = argument_next(server->arguments, "dir", &cursor)))
+		error = served_dir_parse(text, read_only, &server->dirs[server->dir_count++]);
 	return error;
 }
 
@@ -181,7 +203,7 @@ static int serve_parse(struct server *server)
 	error = parse_files(server);
 	if (error)
 		return error;
-	if (!server->count && !server->file_count)
+	if (!server->count && !server->file_count && !server->dir_count)
 		return usage_error("nothing to serve; use --memory host:1GiB");
 	if (!server->count && mooncake_wanted(server->arguments))
 		return usage_error("--mooncake offers memory, and there is none: use --memory");
@@ -227,6 +249,9 @@ static int serve_publish(struct server *server)
 	progress_end(&progress);
 	for (size_t i = 0; !code && i < server->file_count; i++)
 		code = served_file_publish(server->engine, &server->files[i]);
+	if (!code)
+		code = dir_server_start(server->engine, server->dirs, server->dir_count,
+					&server->dir_server);
 	return code;
 }
 
@@ -234,6 +259,7 @@ static int serve_withdraw(struct server *server, int code)
 {
 	int error;
 
+	code = dir_server_stop(server->dir_server, code);
 	for (size_t i = 0; i < server->count; i++) {
 		struct served *memory = &server->memories[i];
 
@@ -331,7 +357,9 @@ static int take_notifications(struct server *server)
 	int error;
 
 	while (!(error = wh_engine_notification(server->engine, NULL, &notification, 0)))
-		if (show)
+		if (notification.tag == DIR_TAG && server->dir_server)
+			dir_server_take(server->dir_server, bytes, notification.length);
+		else if (show)
 			print_notification(notification.sender, notification.tag, bytes,
 					   notification.length);
 	return error == -EAGAIN ? 0 : engine_fail(error, "cannot receive notifications");
@@ -478,6 +506,7 @@ static int serve_run(const struct arguments *arguments)
 end:
 	free(server.memories);
 	free(server.files);
+	free(server.dirs);
 	free(server.offers);
 	return code;
 }
@@ -493,6 +522,11 @@ static const struct command_option options[] = {
 	  .argument = "PATH[:rw][:grow=MAX]",
 	  .many = true,
 	  .help = "a regular file, as a region of its name" },
+	{ .name = "dir",
+	  .letter = 'd',
+	  .argument = "PATH[:rw]",
+	  .many = true,
+	  .help = "a directory, for wherry copy" },
 	{ .name = "listen",
 	  .letter = 'l',
 	  .argument = "ADDR:PORT",
@@ -505,6 +539,7 @@ static const struct command_option options[] = {
 	{ .name = "notifications", .help = "print notifications: SENDER TAG LENGTH BYTES" },
 	{ .name = "metrics",
 	  .argument = "ADDR:PORT",
+	  .rare = true,
 	  .help = "counters for Prometheus, at /metrics" },
 	{ .name = "mooncake", .help = "also offer the memory to Mooncake engines" },
 	{ .name = "mooncake-listen",
@@ -550,6 +585,13 @@ const struct command command_serve = {
 		   "survive a crash of this machine. :name=NAME names the region. Symbolic links "
 		   "are refused.\n"
 		   "\n"
+		   "Each --dir offers the regular files below a directory to wherry copy, as "
+		   "wherry://ADDR:PORT/NAME/PATH; NAME is the directory's, or :name=NAME. With :rw "
+		   "files and directories can be created and replaced, too; none is removed. Names "
+		   "that are absolute or contain .., and symbolic links, are refused. A file that "
+		   "is being written is .NAME.wherry-part, and gets its name once it is complete "
+		   "and on the disk.\n"
+		   "\n"
 		   "With --notifications each notification is one line, SENDER TAG LENGTH BYTES. "
 		   "Bytes that are not printable ASCII are \\xNN, and a backslash is \\\\. "
 		   "SENDER is one word with \\x20 for spaces; a sender without a name is a "
@@ -561,9 +603,9 @@ const struct command command_serve = {
 		   "P2PHANDSHAKE, protocol tcp) and ADDRESS as the target's offset. Every "
 		   "request is checked, but Mooncake's protocol has no keys: anybody who "
 		   "reaches the port can do what the regions allow.",
-	.examples = "wherry serve --memory host:1GiB\n"
-		    "wherry serve -m cuda:0:8GiB:weights -m host:1GiB:cache --read-only\n"
+	.examples = "wherry serve -m cuda:0:8GiB:weights -m host:1GiB:cache --read-only\n"
 		    "wherry serve --file model.bin --file cache.bin:rw:grow=10GiB\n"
+		    "wherry serve --dir models --dir results:rw\n"
 		    "wherry serve -m host:1GiB -l 0.0.0.0:7000 -c keyfile=/etc/wherry.key\n",
 	.options = options,
 	.least = 0,

@@ -121,8 +121,8 @@ wrong_lines()
 		has no value|serve --memory host:1MiB --config spin
 		connections=many|serve --memory host:1MiB --config connections=many
 		did you mean 'shm'?|serve --memory host:1MiB --require shn
-		operands are missing: write SRC DST (only one is given)|copy a
-		'c' is one operand too many|copy a b c
+		operands are missing: write SRC... DST (only one is given)|copy a
+		between files use cp|copy a b c
 		which copies without an engine|copy a b
 		names no region|copy a wherry://127.0.0.1:7000
 		names no port|copy a wherry://127.0.0.1/host

@@ -1,0 +1,237 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# wherry serve --dir and wherry copy: files by name, as users see them; a server that is killed and a
+# copy that is resumed. The command's path is $1 or $TEST_COMMAND.
+set -u
+wherry=${1:-${TEST_COMMAND:?the path of wherry}}
+# shellcheck source=tests/cases.sh
+. "${BASH_SOURCE[0]%/*}/../../cases.sh" || exit
+cd "$directory" || exit 1
+unset "${!WHERRY_@}"
+
+# Start a server: $url is its address, $server its process id.
+serve() # ARGUMENTS...
+{
+	rm -f ready
+	mkfifo ready
+	"$wherry" serve "$@" >ready 2>serve.err &
+	server=$!
+	read -r url <ready
+	if [ -z "$url" ]; then
+		cat serve.err
+		verdict "wherry serve $*" 1
+		exit 1
+	fi
+}
+
+stop()
+{
+	kill -TERM "$server"
+	wait "$server"
+}
+
+# The command fails with STATUS, and stderr contains TEXT.
+refused() # STATUS TEXT ARGUMENTS...
+{
+	local want=$1 text=$2 status
+
+	shift 2
+	timeout 60 "$wherry" "$@" >out 2>err
+	status=$?
+	[ "$status" = "$want" ] && grep -q -F -e "$text" err && return
+	echo "wherry $*: status $status"
+	cat err
+	return 1
+}
+
+# A number of the JSON in `out`.
+number() # NAME
+{
+	sed -n "s/^ *\"$1\": \([0-9]*\),*$/\1/p" out
+}
+
+mkdir -p tree/a/b "tree/name with space" tree/empty writable outside
+head -c 3000017 /dev/urandom >tree/big
+head -c 100 /dev/urandom >tree/a/small
+head -c 70000 /dev/urandom >"tree/name with space/+x:y"
+: >tree/a/b/none
+truncate -s 30M tree/holes
+printf hello | dd of=tree/holes bs=1 seek=9000000 conv=notrunc status=none
+chmod 640 tree/a/small
+touch -d '2001-02-03 04:05:06.789' tree/a/small
+echo secret >outside/secret
+for number in $(seq 200); do echo "$number" >"tree/a/b/f$number"; done
+
+# Does the file system keep holes?
+[ "$(stat -c %b tree/holes)" -lt 20000 ] && sparse=1 || sparse=
+
+# ---- wrong arguments ----------------------------------------------------------------------------
+
+ln -s tree link
+refused 64 "has no path" serve --dir :rw &&
+	refused 64 "takes :rw" serve --dir tree:rw:grow=1MiB &&
+	refused 64 "contradict" serve --dir tree:rw --read-only &&
+	refused 64 "two regions are named 'tree'" serve --dir tree --dir tree/ &&
+	refused 64 "two regions are named 'tree'" serve --dir tree --memory host:1MiB:tree &&
+	refused 2 "no directory, or a symbolic link" serve --dir link &&
+	refused 2 "No such file" serve --dir nothing &&
+	refused 2 "no directory" serve --dir tree/big
+verdict "wrong directories are refused" $?
+
+serve --dir tree --dir writable:rw --memory host:1MiB
+refused 64 "relative, without" copy "$url/tree/../outside/secret" x &&
+	refused 64 "relative, without" copy "$url/tree//a" x &&
+	refused 64 "relative, without" copy "$url/tree/.big.wherry-part" x &&
+	refused 64 "between files use cp" copy --recursive tree writable &&
+	refused 64 "is for regions" copy -r tree "$url/writable" --offset 4096 &&
+	refused 64 "standard input" copy -r - "$url/writable" &&
+	refused 2 "is a directory" copy "$url/tree" x &&
+	refused 2 "use --recursive" copy "$url/tree/a" x &&
+	refused 2 "there is no such file" copy "$url/tree/none" x &&
+	refused 2 "No such file" copy tree/nothing tree/big "$url/writable"
+verdict "wrong names are refused" $?
+refused 2 "may not be written" copy -r tree "$url/tree/copy" &&
+	refused 2 "not a directory of" copy -r tree "$url/host" &&
+	refused 2 "offers no directory" copy -r tree "$url/other"
+verdict "what is not writable, or no directory, is refused" $?
+[ ! -e x ]
+verdict "and nothing was created" $?
+
+# ---- trees --------------------------------------------------------------------------------------
+
+"$wherry" copy --recursive tree "$url/writable" >out 2>err && diff -r tree writable
+verdict "a tree goes to the server" $?
+"$wherry" copy -r "$url/tree" back --verify >out 2>err && diff -r tree back && grep -q verified out
+verdict "a tree comes from the server" $?
+[ "$(stat -c %a.%Y back/a/small)" = "$(stat -c %a.%Y tree/a/small)" ] &&
+	[ "$(stat -c %a.%Y writable/a/small)" = "$(stat -c %a.%Y tree/a/small)" ]
+verdict "modes and times are kept" $?
+if [ "$sparse" ]; then
+	[ "$(stat -c %b back/holes)" -lt 20000 ] && [ "$(stat -c %b writable/holes)" -lt 20000 ]
+	verdict "holes are kept" $?
+fi
+[ -z "$(find writable back -name '.*wherry-part')" ]
+verdict "nothing unfinished is left" $?
+
+"$wherry" copy tree/big tree/a/small "$url/writable/new" >out && cmp tree/big writable/new/big &&
+	cmp tree/a/small writable/new/small
+verdict "several files go into a directory" $?
+"$wherry" copy "$url/tree/big" "$url/tree/a/small" back/new/ >out && cmp tree/big back/new/big &&
+	cmp tree/a/small back/new/small
+verdict "and come from one" $?
+"$wherry" copy "$url/tree/name with space/+x:y" one >out && cmp "tree/name with space/+x:y" one &&
+	"$wherry" copy one "$url/writable/a/other" >out && cmp one writable/a/other
+verdict "one file, under another name" $?
+"$wherry" copy -r tree/a "$url/tree/b" "$url/writable" 2>/dev/null
+[ $? = 64 ]
+verdict "sources of both kinds are refused" $?
+
+"$wherry" copy -r --resume tree "$url/writable" --json >out && [ "$(number copied_bytes)" = 0 ] &&
+	[ "$(number unchanged_files)" = "$(number files)" ]
+verdict "--resume leaves what is there" $?
+printf x | dd of=writable/big bs=1 seek=77 conv=notrunc status=none
+"$wherry" copy -r --resume tree "$url/writable" --json >out && cmp tree/big writable/big &&
+	[ "$(number copied_bytes)" = 3000017 ]
+verdict "but a file of the same length with another byte" $?
+
+# ---- links --------------------------------------------------------------------------------------
+
+ln -s ../outside tree/out
+ln -s ../outside/secret tree/secret
+ln -s ../outside writable/out
+ln -s ../outside/secret writable/secret
+mkfifo tree/pipe
+refused 2 "symbolic link" copy "$url/tree/out/secret" x &&
+	refused 2 "neither a regular file" copy "$url/tree/secret" x &&
+	refused 2 "neither a regular file" copy "$url/tree/pipe" x &&
+	refused 2 "symbolic link" copy one "$url/writable/out/new" &&
+	refused 2 "symbolic link" copy one "$url/writable/secret" &&
+	refused 2 "symbolic link" copy -r tree/empty "$url/writable/out/deep" &&
+	[ "$(cat outside/secret)" = secret ] && [ "$(ls outside)" = secret ]
+verdict "symbolic links of the server are refused" $?
+rm -r back
+refused 1 "3 symbolic links and special files were left out" copy -r "$url/tree" back &&
+	[ ! -e back/out ] && [ ! -L back/out ] && [ ! -e back/pipe ] && cmp tree/big back/big
+verdict "links and pipes in a tree are left out, and said" $?
+rm tree/out tree/secret tree/pipe writable/out writable/secret
+
+if [ "$(id -u)" = 0 ]; then
+	mkdir small
+	if mount -t tmpfs -o size=2m tmpfs small 2>/dev/null; then
+		refused 2 "No space left" copy -r "$url/tree" small
+		bad=$?
+		[ -z "$(find small -type f -name big)" ] || bad=1
+		umount small
+		verdict "a full disk: an error, and no half file has its name" $bad
+	else
+		echo "skipped: a full disk (mount is not allowed)"
+	fi
+fi
+stop
+verdict "the server ends" $?
+
+# ---- a server that is killed --------------------------------------------------------------------
+
+mkdir large got
+for number in $(seq 10 33); do head -c 8M /dev/urandom >"large/$number"; done
+
+# Kill the server while the copy's target has at least 40 MB, but not all files their names.
+kill_meanwhile() # TARGET
+{
+	while [ "$(du -sk "$1" | cut -f1)" -lt 40000 ]; do
+		kill -0 "$copy" 2>/dev/null || break
+	done
+	kill -KILL "$server"
+	wait "$server" 2>/dev/null
+	wait "$copy"
+	status=$?
+	cat err
+	# What has its name is whole.
+	for file in "$1"/*; do
+		[ ! -e "$file" ] || cmp "$file" "large/${file##*/}" || return 1
+	done
+	[ "$status" = 69 ] || [ "$status" = 2 ] ||
+		{ [ "$status" = 0 ] && echo "the copy was faster than its killer"; }
+}
+
+mkdir target
+serve --dir target:rw
+"$wherry" copy -r large "$url/target" >out 2>err &
+copy=$!
+kill_meanwhile target
+verdict "a copy to a server that is killed fails, and names no half file" $?
+serve --dir target:rw
+# A part of the same length with other bytes must not be believed.
+part=$(find target -name '.*wherry-part' | head -n 1)
+[ -z "$part" ] || printf 'wrong' | dd of="$part" bs=1 seek=5000 conv=notrunc status=none
+"$wherry" copy -r --resume large "$url/target" --json >out 2>err && diff -r large target &&
+	[ "$(number copied_bytes)" -lt "$(number size_bytes)" ] &&
+	[ -z "$(find target -name '.*wherry-part')" ]
+verdict "--resume completes it, and does not copy all of it again" $?
+stop
+
+serve --dir large
+"$wherry" copy -r "$url/large" got >out 2>err &
+copy=$!
+kill_meanwhile got
+verdict "a copy from a server that is killed fails, and names no half file" $?
+serve --dir large
+"$wherry" copy -r --resume "$url/large" got --json >out 2>err && diff -r large got &&
+	[ "$(number copied_bytes)" -lt "$(number size_bytes)" ]
+verdict "--resume completes it, too" $?
+
+# A client that is killed leaves its file open at the server: the next one takes it over.
+rm -r target
+mkdir target
+stop
+serve --dir target:rw
+"$wherry" copy -r large "$url/target" >out 2>err &
+copy=$!
+while [ "$(du -sk target | cut -f1)" -lt 20000 ] && kill -0 "$copy" 2>/dev/null; do :; done
+kill -KILL "$copy"
+wait "$copy" 2>/dev/null
+"$wherry" copy -r --resume large "$url/target" >out 2>err && diff -r large target
+verdict "a copy goes on that another process began and did not end" $?
+stop
+verdict "the server ends with files open" $?
+exit "$failed"

@@ -1,0 +1,251 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "../../tools/dir/beneath.c"
+#include "../../tools/dir/message.c"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+static char folder[] = "/tmp/wherry-beneath-XXXXXX";
+static int root = -1;
+
+static void make(const char *path, const char *text)
+{
+	char full[256];
+	FILE *file;
+
+	snprintf(full, sizeof(full), "%s/%s", folder, path);
+	file = fopen(full, "w");
+	assert_non_null(file);
+	fputs(text, file);
+	fclose(file);
+}
+
+static int set_up(void **state)
+{
+	char path[256];
+
+	(void)state;
+	assert_non_null(mkdtemp(folder));
+	snprintf(path, sizeof(path), "%s/root", folder);
+	assert_int_equal(mkdir(path, 0700), 0);
+	if (beneath_open_root(path, true, &root) == -ENOSYS) {
+		fprintf(stderr, "openat2 is missing\n");
+		exit(77);
+	}
+	make("outside", "secret");
+	make("root/file", "bytes");
+	assert_int_equal(mkdirat(root, "sub", 0700), 0);
+	assert_int_equal(symlinkat("../outside", root, "link"), 0);
+	assert_int_equal(symlinkat("sub", root, "inner"), 0);
+	assert_int_equal(symlinkat("/", root, "slash"), 0);
+	assert_int_equal(mkfifoat(root, "pipe", 0600), 0);
+	return 0;
+}
+
+static int tear_down(void **state)
+{
+	char command[256];
+
+	(void)state;
+	close(root);
+	snprintf(command, sizeof(command), "rm -r %s", folder);
+	return system(command);
+}
+
+static void path_valid(void **state)
+{
+	static const char *const good[] = { "a", "a/b", "...", "..a", ".a", "a.wherry-part",
+					    "-", "a b", "\xff", ".wherry-part" };
+	static const char *const bad[] = { "", "/", "/a", "a/", "a//b", ".", "..", "a/..", "../a",
+					   "a/../b", "./a", ".a.wherry-part",
+					   "a/.b.wherry-part/c" };
+	char longest[300];
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(good) / sizeof(good[0]); i++)
+		assert_true(dir_path_valid(good[i], strlen(good[i])));
+	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
+		assert_false(dir_path_valid(bad[i], strlen(bad[i])));
+	assert_false(dir_path_valid("a\0b", 3));
+	memset(longest, 'x', sizeof(longest));
+	assert_true(dir_path_valid(longest, 255));
+	assert_false(dir_path_valid(longest, 256));
+}
+
+static void open__refused(void **state)
+{
+	static const struct {
+		const char *path;
+		int error;
+	} rows[] = {
+		{ "link", -ELOOP },	   { "inner/x", -ELOOP }, { "slash/etc/passwd", -ELOOP },
+		{ "../outside", -EINVAL }, { "/etc", -EINVAL },	  { "pipe", -EINVAL },
+		{ "sub", -EISDIR },	   { "none", -ENOENT },	  { "file/x", -ENOTDIR },
+		{ "", -EISDIR },
+	};
+	struct stat status;
+	int fd = -7;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++)
+		assert_int_equal(beneath_open_file(root, rows[i].path, &fd, &status),
+				 rows[i].error);
+	assert_int_equal(fd, -7);
+	assert_int_equal(beneath_open_file(root, "file", &fd, &status), 0);
+	assert_int_equal(status.st_size, 5);
+	close(fd);
+}
+
+static void part__refused(void **state)
+{
+	bool kept;
+	int fd = -1;
+
+	(void)state;
+	assert_int_equal(beneath_open_part(root, "link", 5, false, &fd, &kept), -ELOOP);
+	assert_int_equal(beneath_open_part(root, "inner/x", 5, false, &fd, &kept), -ELOOP);
+	assert_int_equal(beneath_open_part(root, "sub", 5, false, &fd, &kept), -EISDIR);
+	assert_int_equal(beneath_open_part(root, "pipe", 5, false, &fd, &kept), -EINVAL);
+	assert_int_equal(beneath_open_part(root, "../x", 5, false, &fd, &kept), -EINVAL);
+	assert_int_equal(beneath_open_part(root, "x", UINT64_MAX, false, &fd, &kept), -EFBIG);
+	/* The part itself may not be a link that somebody put there. */
+	assert_int_equal(symlinkat("../outside", root, ".trap.wherry-part"), 0);
+	assert_int_equal(beneath_open_part(root, "trap", 5, true, &fd, &kept), -ELOOP);
+	assert_int_equal(beneath_open_part(root, "trap", 5, false, &fd, &kept), 0);
+	close(fd);
+	assert_int_equal(unlinkat(root, ".trap.wherry-part", 0), 0);
+}
+
+static void part__kept_and_committed(void **state)
+{
+	struct stat status;
+	bool kept = true;
+	char text[6] = "";
+	int fd = -1;
+
+	(void)state;
+	assert_int_equal(beneath_open_part(root, "sub/new", 5, true, &fd, &kept), 0);
+	assert_false(kept);
+	assert_int_equal(pwrite(fd, "12345", 5, 0), 5);
+	close(fd);
+	assert_int_equal(beneath_stat(root, "sub/new", &status), -ENOENT);
+	/* Another length is another file. */
+	assert_int_equal(beneath_open_part(root, "sub/new", 5, true, &fd, &kept), 0);
+	assert_true(kept);
+	assert_int_equal(beneath_commit(root, "sub/new", fd, 0640, -1500000000), 0);
+	assert_int_equal(pread(fd, text, 5, 0), 5);
+	assert_string_equal(text, "12345");
+	close(fd);
+	assert_int_equal(beneath_stat(root, "sub/new", &status), 0);
+	assert_int_equal(status.st_mode & 0777, 0640);
+	assert_int_equal(status.st_mtim.tv_sec, -2);
+	assert_int_equal(status.st_mtim.tv_nsec, 500000000);
+	assert_int_equal(beneath_open_part(root, "sub/new", 6, true, &fd, &kept), 0);
+	assert_false(kept);
+	close(fd);
+	assert_int_equal(beneath_stat(root, "sub/new", &status), 0); /* the old one is there */
+	assert_int_equal(status.st_size, 5);
+	assert_int_equal(unlinkat(root, "sub/.new.wherry-part", 0), 0);
+}
+
+static void make_directory(void **state)
+{
+	struct stat status;
+
+	(void)state;
+	assert_int_equal(beneath_make_directory(root, "one/two/three"), 0);
+	assert_int_equal(beneath_make_directory(root, "one/two/three"), 0);
+	assert_int_equal(beneath_stat(root, "one/two/three", &status), 0);
+	assert_true(S_ISDIR(status.st_mode));
+	assert_int_equal(beneath_make_directory(root, "file"), -ENOTDIR);
+	assert_int_equal(beneath_make_directory(root, "file/x"), -ENOTDIR);
+	assert_int_equal(beneath_make_directory(root, "slash/tmp/x"), -ELOOP);
+	assert_int_equal(beneath_make_directory(root, "a/../b"), -EINVAL);
+}
+
+static int count_found(void *arg, const char *name, const struct stat *status)
+{
+	size_t *counts = arg;
+
+	assert_true(dir_path_valid(name, strlen(name)));
+	counts[S_ISLNK(status->st_mode) ? 1 : 0]++;
+	return 0;
+}
+
+static void list__follows_no_link(void **state)
+{
+	size_t counts[2] = { 0 };
+
+	(void)state;
+	make("root/sub/.x.wherry-part", "");
+	assert_int_equal(beneath_list(root, "", count_found, counts), 0);
+	assert_int_equal(counts[1], 3);
+	assert_int_equal(counts[0], 7); /* file, sub, sub/new, pipe, one, one/two, three */
+	assert_int_equal(beneath_list(root, "inner", count_found, counts), -ELOOP);
+	assert_int_equal(beneath_list(root, "file", count_found, counts), -ENOTDIR);
+}
+
+static void extents(void **state)
+{
+	struct dir_extent out[DIR_EXTENTS_MAX];
+	uint64_t data = 0;
+	size_t count;
+	int fd = openat(root, "sparse", O_CREAT | O_RDWR | O_EXCL, 0600);
+
+	(void)state;
+	assert_int_equal(ftruncate(fd, 64 << 20), 0);
+	beneath_extents(fd, 64 << 20, out, &count);
+	if (!count)
+		assert_int_equal(pwrite(fd, "x", 1, 32 << 20), 1);
+	beneath_extents(fd, 64 << 20, out, &count);
+	assert_int_equal(count, 1); /* on a file system without holes it is all of it */
+	assert_true(out[0].offset <= 32 << 20 && out[0].offset + out[0].length > 32 << 20);
+	/* More than fit: the last one reaches to the end. */
+	for (off_t i = 0; i < DIR_EXTENTS_MAX + 100; i++)
+		assert_int_equal(pwrite(fd, "x", 1, i * 32768), 1);
+	beneath_extents(fd, 64 << 20, out, &count);
+	for (size_t i = 0; i < count; i++) {
+		assert_true(!i || out[i].offset >= out[i - 1].offset + out[i - 1].length);
+		data = out[i].offset + out[i].length;
+	}
+	assert_true(count == 1 || count == DIR_EXTENTS_MAX);
+	assert_int_equal(data, 64 << 20);
+	close(fd);
+}
+
+static void sum(void **state)
+{
+	/* of "bytes" */
+	static const uint8_t first[4] = { 0x27, 0x70, 0x89, 0xd9 };
+	uint8_t out[DIR_DIGEST], part[DIR_DIGEST];
+	struct stat status;
+	int fd = -1;
+
+	(void)state;
+	assert_int_equal(beneath_open_file(root, "file", &fd, &status), 0);
+	assert_int_equal(beneath_sum(fd, 0, 5, out), 0);
+	assert_int_equal(beneath_sum(fd, 1, 4, part), 0);
+	assert_memory_equal(out, first, sizeof(first));
+	assert_memory_not_equal(out, part, DIR_DIGEST);
+	assert_int_equal(beneath_sum(fd, 1, 5, out), -EIO);
+	close(fd);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(path_valid),
+		cmocka_unit_test(open__refused),
+		cmocka_unit_test(part__refused),
+		cmocka_unit_test(part__kept_and_committed),
+		cmocka_unit_test(make_directory),
+		cmocka_unit_test(list__follows_no_link),
+		cmocka_unit_test(extents),
+		cmocka_unit_test(sum),
+	};
+
+	return cmocka_run_group_tests_name("tools-dir-beneath", tests, set_up, tear_down);
+}

@@ -1,0 +1,370 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Files below a directory. The kernel resolves the names (openat2), so that no renaming or linking
+ * by others in between leads elsewhere. */
+#include "dir/beneath.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <linux/openat2.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <openssl/evp.h>
+
+/* Without a controlling terminal, and without waiting for the other end of a pipe. */
+#define SAFE (O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY)
+
+static int open_beneath(int root, const char *path, int flags)
+{
+	struct open_how how = {
+		/* A link at the end is found with O_PATH alone, and else refused: ELOOP. */
+		.flags = (uint64_t)(flags & O_PATH ? flags | O_CLOEXEC | O_NOFOLLOW :
+						     flags | (SAFE & ~O_NOFOLLOW)),
+		.resolve = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS,
+	};
+	long fd;
+
+	if (*path && !dir_path_valid(path, strlen(path)))
+		return -EINVAL;
+	do
+		fd = syscall(SYS_openat2, root, *path ? path : ".", &how, sizeof(how));
+	while (fd < 0 && errno == EAGAIN); /* something was renamed meanwhile */
+	return fd < 0 ? -errno : (int)fd;
+}
+
+/* Open the directory that holds `path`, and find the last part of it. */
+static int open_parent(int root, const char *path, const char **leaf)
+{
+	const char *slash = strrchr(path, '/');
+	char folder[DIR_PATH_MAX + 1];
+
+	if (!dir_path_valid(path, strlen(path)))
+		return -EINVAL;
+	*leaf = slash ? slash + 1 : path;
+	snprintf(folder, sizeof(folder), "%.*s", slash ? (int)(slash - path) : 0, path);
+	return open_beneath(root, folder, O_RDONLY | O_DIRECTORY);
+}
+
+int beneath_open_root(const char *path, bool nofollow, int *out)
+{
+	int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC | (nofollow ? O_NOFOLLOW : 0));
+	int probe;
+
+	if (fd < 0)
+		return -errno;
+	probe = open_beneath(fd, "", O_RDONLY | O_DIRECTORY);
+	if (probe < 0) {
+		close(fd);
+		/* seccomp answers EPERM where it knows no such call */
+		return probe == -EPERM ? -ENOSYS : probe;
+	}
+	close(probe);
+	*out = fd;
+	return 0;
+}
+
+int beneath_stat(int root, const char *path, struct stat *out)
+{
+	int fd = open_beneath(root, path, O_PATH), error;
+
+	if (fd < 0)
+		return fd;
+	error = fstat(fd, out) ? -errno : 0;
+	close(fd);
+	return error;
+}
+
+/* -EISDIR or -EINVAL if it is no regular file; then it is closed. */
+static int check_file(int fd, struct stat *status)
+{
+	int error = fstat(fd, status) ? -errno : 0;
+
+	if (!error && S_ISDIR(status->st_mode))
+		error = -EISDIR;
+	else if (!error && !S_ISREG(status->st_mode))
+		error = -EINVAL;
+	if (error)
+		close(fd);
+	return error;
+}
+
+int beneath_open_file(int root, const char *path, int *out, struct stat *status)
+{
+	int fd = open_beneath(root, path, O_RDONLY), error;
+
+	if (fd < 0)
+		return fd;
+	error = check_file(fd, status);
+	if (!error)
+		*out = fd;
+	return error;
+}
+
+int beneath_make_directory(int root, const char *path)
+{
+	char part[DIR_PATH_MAX + 1];
+	const char *leaf, *slash = path;
+	struct stat status;
+	int fd, error = 0;
+
+	if (!dir_path_valid(path, strlen(path)))
+		return -EINVAL;
+	while (!error && slash) {
+		slash = strchr(slash + (slash != path), '/');
+		snprintf(part, sizeof(part), "%.*s", slash ? (int)(slash - path) : DIR_PATH_MAX,
+			 path);
+		fd = open_parent(root, part, &leaf);
+		if (fd < 0)
+			return fd;
+		if (mkdirat(fd, leaf, 0777) && errno != EEXIST)
+			error = -errno;
+		close(fd);
+	}
+	if (!error)
+		error = beneath_stat(root, path, &status);
+	return !error && !S_ISDIR(status.st_mode) ? -ENOTDIR : error;
+}
+
+/* ---- files that are written ------------------------------------------------------------------ */
+
+static int part_name(const char *leaf, char out[NAME_MAX + 1])
+{
+	return snprintf(out, NAME_MAX + 1, ".%s" BENEATH_PART_SUFFIX, leaf) > NAME_MAX ?
+		       -ENAMETOOLONG :
+		       0;
+}
+
+/* Only a regular file is replaced. */
+static int check_target(int folder, const char *leaf)
+{
+	struct stat status;
+
+	if (fstatat(folder, leaf, &status, AT_SYMLINK_NOFOLLOW))
+		return errno == ENOENT ? 0 : -errno;
+	if (S_ISREG(status.st_mode))
+		return 0;
+	return S_ISDIR(status.st_mode) ? -EISDIR : S_ISLNK(status.st_mode) ? -ELOOP : -EINVAL;
+}
+
+static int open_part(int folder, const char *name, bool keep)
+{
+	int fd;
+
+	if (!keep && unlinkat(folder, name, 0) && errno != ENOENT)
+		return -errno;
+	fd = openat(folder, name, O_RDWR | O_CREAT | SAFE | (keep ? 0 : O_EXCL), 0600);
+	return fd < 0 ? -errno : fd;
+}
+
+int beneath_open_part(int root, const char *path, uint64_t length, bool keep, int *out, bool *kept)
+{
+	char name[NAME_MAX + 1];
+	const char *leaf;
+	struct stat status;
+	int folder, fd = -1, error;
+
+	if (length > INT64_MAX)
+		return -EFBIG;
+	folder = open_parent(root, path, &leaf);
+	if (folder < 0)
+		return folder;
+	error = part_name(leaf, name);
+	if (!error)
+		error = check_target(folder, leaf);
+	if (!error) {
+		fd = open_part(folder, name, keep);
+		error = fd < 0 ? fd : check_file(fd, &status);
+	}
+	close(folder);
+	if (error)
+		return error;
+	*kept = keep && length && (uint64_t)status.st_size == length;
+	/* As one hole: what is not written costs nothing and reads as zeros. */
+	if (!*kept && (ftruncate(fd, 0) || ftruncate(fd, (off_t)length))) {
+		error = -errno;
+		close(fd);
+		return error;
+	}
+	*out = fd;
+	return 0;
+}
+
+int beneath_commit(int root, const char *path, int fd, uint32_t mode, int64_t mtime)
+{
+	struct timespec times[2] = {
+		{ .tv_nsec = UTIME_OMIT },
+		{ .tv_sec = mtime / 1000000000, .tv_nsec = mtime % 1000000000 },
+	};
+	char name[NAME_MAX + 1];
+	const char *leaf;
+	int folder, error;
+
+	if (times[1].tv_nsec < 0) {
+		times[1].tv_sec--;
+		times[1].tv_nsec += 1000000000;
+	}
+	folder = open_parent(root, path, &leaf);
+	if (folder < 0)
+		return folder;
+	error = part_name(leaf, name);
+	if (!error)
+		error = check_target(folder, leaf);
+	/* On the disk before it has its name: a crash must not leave a name with half a file. */
+	if (!error && (fchmod(fd, mode & 0777) || futimens(fd, times) || fsync(fd) ||
+		       renameat(folder, name, folder, leaf)))
+		error = -errno;
+	close(folder);
+	return error;
+}
+
+/* ---- listing --------------------------------------------------------------------------------- */
+
+struct walk {
+	int root;
+	char path[2 * DIR_PATH_MAX + 2]; /* from the root */
+	size_t base; /* where the name that is reported begins in it */
+	int (*found)(void *arg, const char *name, const struct stat *status);
+	void *arg;
+};
+
+static int walk_directory(struct walk *walk);
+
+static int walk_entry(struct walk *walk, int folder, const char *leaf)
+{
+	size_t length = strlen(walk->path), more = strlen(leaf);
+	struct stat status;
+	int error;
+
+	if (length + 1 + more > DIR_PATH_MAX)
+		return -ENAMETOOLONG;
+	snprintf(walk->path + length, sizeof(walk->path) - length, "%s%s", length ? "/" : "", leaf);
+	if (!dir_path_valid(leaf, more) || fstatat(folder, leaf, &status, AT_SYMLINK_NOFOLLOW)) {
+		walk->path[length] = 0; /* not ours to give, or gone by now */
+		return 0;
+	}
+	error = walk->found(walk->arg, walk->path + walk->base, &status);
+	if (!error && S_ISDIR(status.st_mode))
+		error = walk_directory(walk);
+	walk->path[length] = 0;
+	return error;
+}
+
+static int walk_directory(struct walk *walk)
+{
+	int fd = open_beneath(walk->root, walk->path, O_RDONLY | O_DIRECTORY), error = 0;
+	struct dirent *entry;
+	DIR *folder;
+
+	if (fd < 0)
+		return fd;
+	folder = fdopendir(fd);
+	if (!folder) {
+		close(fd);
+		return -ENOMEM;
+	}
+	while (!error && (errno = 0, entry = readdir(folder)))
+		error = walk_entry(walk, fd, entry->d_name);
+	if (!error)
+		error = -errno;
+	closedir(folder);
+	return error;
+}
+
+int beneath_list(int root, const char *path,
+		 int (*found)(void *arg, const char *name, const struct stat *status), void *arg)
+{
+	struct walk *walk;
+	int error;
+
+	if (*path && !dir_path_valid(path, strlen(path)))
+		return -EINVAL;
+	walk = calloc(1, sizeof(*walk));
+	if (!walk)
+		return -ENOMEM;
+	walk->root = root;
+	walk->found = found;
+	walk->arg = arg;
+	walk->base = *path ? strlen(path) + 1 : 0;
+	snprintf(walk->path, sizeof(walk->path), "%s", path);
+	error = walk_directory(walk);
+	free(walk);
+	return error;
+}
+
+/* ---- content --------------------------------------------------------------------------------- */
+
+void beneath_extents(int fd, uint64_t length, struct dir_extent *out, size_t *count)
+{
+	uint64_t at = 0;
+	size_t number = 0;
+
+	while (at < length) {
+		off_t data = lseek(fd, (off_t)at, SEEK_DATA), hole;
+
+		if (data < 0 && errno == ENXIO) /* the rest is a hole */
+			break;
+		hole = data < 0 ? -1 : lseek(fd, data, SEEK_HOLE);
+		/* A file system that does not know, or too many: all of the rest. */
+		if (data < 0 || hole <= data || number == DIR_EXTENTS_MAX - 1) {
+			data = data < 0 ? (off_t)at : data;
+			hole = (off_t)length;
+		}
+		if ((uint64_t)data >= length)
+			break;
+		at = (uint64_t)hole < length ? (uint64_t)hole : length;
+		out[number++] = (struct dir_extent){ (uint64_t)data, at - (uint64_t)data };
+	}
+	*count = number;
+}
+
+int beneath_sum(int fd, uint64_t offset, uint64_t length, uint8_t out[DIR_DIGEST])
+{
+	EVP_MD_CTX *context = EVP_MD_CTX_new();
+	size_t room = 1 << 20;
+	uint8_t *buffer = malloc(room);
+	int error = -ENOMEM;
+
+	if (!context || !buffer || !EVP_DigestInit_ex(context, EVP_sha256(), NULL))
+		goto end;
+	for (error = 0; length && !error;) {
+		ssize_t got =
+			pread(fd, buffer, length < room ? length : room, (off_t)offset);
+
+		if (got < 0 && errno == EINTR)
+			continue;
+		if (got <= 0)
+			error = got ? -errno : -EIO;
+		else if (!EVP_DigestUpdate(context, buffer, (size_t)got))
+			error = -ENOMEM;
+		else {
+			offset += (uint64_t)got;
+			length -= (uint64_t)got;
+		}
+	}
+	if (!error && !EVP_DigestFinal_ex(context, out, NULL))
+		error = -ENOMEM;
+end:
+	EVP_MD_CTX_free(context);
+	free(buffer);
+	return error;
+}
+
+const char *beneath_text(int error)
+{
+	switch (error < 0 ? -error : error) {
+	case ELOOP:
+	case EXDEV:
+		return "a symbolic link, or a way out of the directory: neither is followed";
+	case ENOSYS:
+		return "directories need openat2(2), which this system lacks or forbids (Linux 5.6)";
+	case EINVAL:
+		return "neither a regular file nor a directory, or not a relative name without ..";
+	default:
+		return strerror(error < 0 ? -error : error);
+	}
+}

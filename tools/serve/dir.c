@@ -1,0 +1,698 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* wherry serve --dir: answer what wherry copy asks. One thread does it, in the order of the
+ * requests, as it waits for disks: the bytes of files are moved by the engine's threads. */
+#include "serve/dir.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include "command.h"
+#include "dir/beneath.h"
+#include "dir/message.h"
+#include "engine.h"
+#include "util/clock.h"
+
+#define REQUESTS_MAX 256
+#define HANDLES_MAX 1024
+#define ANSWERS_MAX 256
+#define ANSWERS_BYTES (UINT64_C(256) << 20)
+/* What a client that was killed has left open is closed after so long without a sign of it. */
+#define HANDLE_IDLE (900 * WH_SECOND)
+#define ANSWER_IDLE (600 * WH_SECOND)
+#define TICK (5 * WH_SECOND)
+
+struct request {
+	struct request *next;
+	size_t size;
+	uint8_t data[];
+};
+
+/* A file that is open for a client. */
+struct handle {
+	struct handle *next;
+	const struct directory *directory;
+	uint64_t number;
+	int fd;
+	struct wh_region *region; /* NULL: an empty file */
+	char *path; /* of a file that is written; else NULL */
+	int64_t used;
+};
+
+/* An answer that is waiting to be read. */
+struct answer {
+	struct answer *next;
+	uint8_t token[DIR_TOKEN];
+	uint8_t *data;
+	size_t size;
+	struct wh_region *region;
+	int64_t made;
+};
+
+struct directory {
+	const struct served_file *served;
+	uint64_t number;
+	int root;
+	uint8_t *head;
+	struct wh_region *region;
+};
+
+struct dir_server {
+	struct wh_engine *engine;
+	struct directory *directories;
+	size_t count;
+	struct handle *handles;
+	size_t handle_count;
+	struct answer *answers;
+	size_t answer_count;
+	uint64_t answer_bytes;
+	pthread_t thread;
+	bool started;
+	pthread_mutex_t lock; /* of what follows */
+	pthread_cond_t changed;
+	struct request *first, **last;
+	size_t request_count;
+	bool ending;
+};
+
+int served_dir_parse(const char *text, bool read_only, struct served_file *out)
+{
+	int code = served_file_parse("--dir", text, read_only, out);
+
+	if (!code && (out->grow || out->durable))
+		return usage_error("--dir: '%s': a directory takes :rw and :name=NAME", text);
+	return code;
+}
+
+static uint64_t random_number(void)
+{
+	uint64_t number = 0;
+
+	while (!number && getrandom(&number, sizeof(number), 0) != sizeof(number))
+		number = 0;
+	return number;
+}
+
+/* ---- files that are open --------------------------------------------------------------------- */
+
+/* False: a copy by this engine still uses it, and it stays. */
+static bool handle_close(struct dir_server *server, struct handle **link)
+{
+	struct handle *handle = *link;
+
+	if (handle->region && wh_region_unregister(handle->region))
+		return false;
+	*link = handle->next;
+	server->handle_count--;
+	close(handle->fd);
+	free(handle->path);
+	free(handle);
+	return true;
+}
+
+static struct handle **handle_find(struct dir_server *server, const struct directory *directory,
+				   uint64_t number)
+{
+	struct handle **link = &server->handles;
+
+	while (*link && ((*link)->number != number || (*link)->directory != directory))
+		link = &(*link)->next;
+	if (*link)
+		(*link)->used = wh_now();
+	return link;
+}
+
+/* Close those that nobody has mentioned for so long. */
+static void close_idle(struct dir_server *server, int64_t idle)
+{
+	struct handle **link = &server->handles;
+	int64_t now = wh_now();
+
+	while (*link)
+		if (now - (*link)->used < idle || !handle_close(server, link))
+			link = &(*link)->next;
+}
+
+/* The newer writer of a file takes it over: the other one may be a client that was killed. */
+static int close_writer(struct dir_server *server, const struct directory *directory,
+			const char *path)
+{
+	struct handle **link = &server->handles;
+
+	while (*link) {
+		if ((*link)->path && (*link)->directory == directory &&
+		    !strcmp((*link)->path, path))
+			return handle_close(server, link) ? 0 : -EBUSY;
+		link = &(*link)->next;
+	}
+	return 0;
+}
+
+/* Publish an open file under a new handle; `path` NULL: to read. Takes the descriptor only on
+ * success. */
+static int handle_open(struct dir_server *server, const struct directory *directory, int fd,
+		       uint64_t length, const char *path, uint64_t *number)
+{
+	char name[DIR_NAME_ROOM];
+	struct wh_region_options region = {
+		.size = sizeof(region),
+		.name = name,
+		.access = WH_ACCESS_READ | (path ? WH_ACCESS_WRITE : 0),
+	};
+	struct wh_file_options options = {
+		.size = sizeof(options),
+		.length = length,
+		.flags = path ? WH_FILE_WRITE : 0,
+		.region = &region,
+	};
+	struct handle *handle;
+	int error = 0;
+
+	if (server->handle_count >= HANDLES_MAX)
+		close_idle(server, 60 * WH_SECOND);
+	if (server->handle_count >= HANDLES_MAX)
+		return -EMFILE;
+	handle = calloc(1, sizeof(*handle));
+	if (!handle)
+		return -ENOMEM;
+	handle->number = random_number();
+	dir_file_name(handle->number, name);
+	if (path && !(handle->path = strdup(path)))
+		error = -ENOMEM;
+	if (!error && length)
+		error = wh_file_register_fd(server->engine, fd, &options, &handle->region);
+	if (error) {
+		free(handle->path);
+		free(handle);
+		return error;
+	}
+	handle->directory = directory;
+	handle->fd = fd;
+	handle->used = wh_now();
+	handle->next = server->handles;
+	server->handles = handle;
+	server->handle_count++;
+	*number = handle->number;
+	return 0;
+}
+
+/* ---- what is asked --------------------------------------------------------------------------- */
+
+/* What one request works with. */
+struct work {
+	struct dir_server *server;
+	const struct directory *directory;
+	const struct dir_message *request;
+	struct dir_writer *answer;
+	uint64_t summed; /* bytes */
+};
+
+/* The path of an item; false: it is none. */
+static bool item_path(const struct dir_item *item, bool root, char out[DIR_PATH_MAX + 1])
+{
+	if (item->size > DIR_PATH_MAX || (!item->size && !root) ||
+	    (item->size && !dir_path_valid((const char *)item->bytes, item->size)))
+		return false;
+	memcpy(out, item->bytes, item->size);
+	out[item->size] = 0;
+	return true;
+}
+
+static void describe(const struct stat *status, struct dir_item *out)
+{
+	out->mode = status->st_mode;
+	out->length = S_ISREG(status->st_mode) ? (uint64_t)status->st_size : 0;
+	out->mtime = (int64_t)status->st_mtim.tv_sec * 1000000000 + status->st_mtim.tv_nsec;
+}
+
+static int add_found(void *arg, const char *name, const struct stat *status)
+{
+	struct dir_writer *answer = arg;
+	struct dir_item item = { .bytes = (const uint8_t *)name, .size = (uint32_t)strlen(name) };
+
+	describe(status, &item);
+	dir_writer_add(answer, &item);
+	return answer->failed ? -ENOMEM : answer->size > DIR_ANSWER_MAX ? -E2BIG : 0;
+}
+
+static int do_list(struct work *work, const struct dir_item *item, struct dir_item *out)
+{
+	char path[DIR_PATH_MAX + 1];
+	struct stat status;
+	int error;
+
+	if (!item_path(item, true, path))
+		return -EINVAL;
+	error = beneath_stat(work->directory->root, path, &status);
+	if (error)
+		return error;
+	describe(&status, out);
+	if (!item->handle || !S_ISDIR(status.st_mode))
+		return 0;
+	return beneath_list(work->directory->root, path, add_found, work->answer);
+}
+
+static int do_open(struct work *work, const struct dir_item *item, struct dir_item *out,
+		   uint8_t *extra)
+{
+	struct dir_extent extents[DIR_EXTENTS_MAX];
+	char path[DIR_PATH_MAX + 1];
+	struct stat status;
+	size_t count;
+	int fd, error;
+
+	if (!item_path(item, false, path))
+		return -EINVAL;
+	error = beneath_open_file(work->directory->root, path, &fd, &status);
+	if (error)
+		return error;
+	describe(&status, out);
+	error = handle_open(work->server, work->directory, fd, out->length, NULL, &out->handle);
+	if (error) {
+		close(fd);
+		return error;
+	}
+	beneath_extents(fd, out->length, extents, &count);
+	dir_extents_encode(extents, count, extra);
+	out->bytes = extra;
+	out->size = (uint32_t)(count * 16);
+	return 0;
+}
+
+static int do_create(struct work *work, const struct dir_item *item, struct dir_item *out)
+{
+	char path[DIR_PATH_MAX + 1];
+	bool kept = false;
+	int fd, error;
+
+	if (!work->directory->served->writable)
+		return -EROFS;
+	if (!item_path(item, false, path))
+		return -EINVAL;
+	error = close_writer(work->server, work->directory, path);
+	if (!error)
+		error = beneath_open_part(work->directory->root, path, item->length,
+					  item->offset == 1, &fd, &kept);
+	if (error)
+		return error;
+	error = handle_open(work->server, work->directory, fd, item->length, path, &out->handle);
+	if (error)
+		close(fd);
+	out->offset = kept;
+	return error;
+}
+
+static int do_sum(struct work *work, const struct dir_item *item, struct dir_item *out,
+		  uint8_t *extra)
+{
+	struct handle *handle = *handle_find(work->server, work->directory, item->handle);
+	int error;
+
+	if (!handle)
+		return -EBADF;
+	if (item->length > DIR_SUM_MOST - work->summed || item->offset > INT64_MAX)
+		return -EINVAL;
+	work->summed += item->length;
+	error = beneath_sum(handle->fd, item->offset, item->length, extra);
+	out->bytes = extra;
+	out->size = error ? 0 : DIR_DIGEST;
+	return error;
+}
+
+static int do_commit(struct work *work, const struct dir_item *item)
+{
+	struct handle **link = handle_find(work->server, work->directory, item->handle);
+	struct handle *handle = *link;
+	int error;
+
+	if (!handle || !handle->path)
+		return -EBADF;
+	/* Nobody may write to it once it has its name. */
+	error = handle->region ? wh_region_unregister(handle->region) : 0;
+	if (error)
+		return error;
+	handle->region = NULL;
+	error = beneath_commit(work->directory->root, handle->path, handle->fd, item->mode,
+			       item->mtime);
+	handle_close(work->server, link);
+	return error;
+}
+
+static int do_make_directory(struct work *work, const struct dir_item *item)
+{
+	char path[DIR_PATH_MAX + 1];
+
+	if (!work->directory->served->writable)
+		return -EROFS;
+	if (!item_path(item, false, path))
+		return -EINVAL;
+	return beneath_make_directory(work->directory->root, path);
+}
+
+static void forget(struct dir_server *server, const struct dir_item *item);
+
+/* 0, or a negative errno; the answer is in `out`. */
+static int do_item(struct work *work, const struct dir_item *item, struct dir_item *out,
+		   uint8_t *extra)
+{
+	struct handle **link;
+
+	switch (work->request->op) {
+	case DIR_LIST:
+		return do_list(work, item, out);
+	case DIR_OPEN:
+		return do_open(work, item, out, extra);
+	case DIR_CREATE:
+		return do_create(work, item, out);
+	case DIR_SUM:
+		return do_sum(work, item, out, extra);
+	case DIR_COMMIT:
+		return do_commit(work, item);
+	case DIR_MKDIR:
+		return do_make_directory(work, item);
+	case DIR_CLOSE:
+		link = handle_find(work->server, work->directory, item->handle);
+		return !*link || handle_close(work->server, link) ? 0 : -EBUSY;
+	case DIR_KEEP:
+		return *handle_find(work->server, work->directory, item->handle) ? 0 : -EBADF;
+	default:
+		forget(work->server, item);
+		return 0;
+	}
+}
+
+/* ---- answers --------------------------------------------------------------------------------- */
+
+static bool answer_drop(struct dir_server *server, struct answer **link)
+{
+	struct answer *answer = *link;
+
+	if (wh_region_unregister(answer->region))
+		return false;
+	*link = answer->next;
+	server->answer_count--;
+	server->answer_bytes -= answer->size;
+	free(answer->data);
+	free(answer);
+	return true;
+}
+
+static void forget(struct dir_server *server, const struct dir_item *item)
+{
+	struct answer **link = &server->answers;
+
+	if (item->size != DIR_TOKEN)
+		return;
+	while (*link && memcmp((*link)->token, item->bytes, DIR_TOKEN) != 0)
+		link = &(*link)->next;
+	if (*link)
+		answer_drop(server, link);
+}
+
+static void drop_old(struct dir_server *server, int64_t idle)
+{
+	struct answer **link = &server->answers;
+	int64_t now = wh_now();
+
+	while (*link)
+		if (now - (*link)->made < idle || !answer_drop(server, link))
+			link = &(*link)->next;
+}
+
+/* Publish the answer, which it takes. */
+static int publish(struct dir_server *server, const struct dir_message *request,
+		   struct dir_writer *written)
+{
+	char name[DIR_NAME_ROOM];
+	struct wh_region_options options = {
+		.size = sizeof(options),
+		.name = name,
+		.access = WH_ACCESS_READ,
+	};
+	struct answer *answer;
+	int error;
+
+	if (server->answer_count >= ANSWERS_MAX ||
+	    server->answer_bytes + written->size > ANSWERS_BYTES)
+		drop_old(server, 60 * WH_SECOND);
+	if (server->answer_count >= ANSWERS_MAX ||
+	    server->answer_bytes + written->size > ANSWERS_BYTES)
+		return -ENOBUFS;
+	answer = calloc(1, sizeof(*answer));
+	if (!answer)
+		return -ENOMEM;
+	dir_answer_name(request->token, name);
+	error = wh_region_register(server->engine, written->data, written->size, &options,
+				   &answer->region);
+	if (error) {
+		free(answer);
+		return error;
+	}
+	memcpy(answer->token, request->token, DIR_TOKEN);
+	answer->data = written->data;
+	answer->size = written->size;
+	answer->made = wh_now();
+	answer->next = server->answers;
+	server->answers = answer;
+	server->answer_count++;
+	server->answer_bytes += written->size;
+	written->data = NULL;
+	return 0;
+}
+
+static const struct directory *find_directory(const struct dir_server *server, uint64_t number)
+{
+	for (size_t i = 0; i < server->count; i++)
+		if (server->directories[i].number == number)
+			return &server->directories[i];
+	return NULL;
+}
+
+/* Do all items, and write what came of each. */
+static void fill(struct work *work)
+{
+	static uint8_t extra[DIR_EXTENTS_MAX * 16]; /* of this thread alone */
+	const struct dir_message *request = work->request;
+
+	dir_writer_begin(work->answer, request);
+	for (uint32_t i = 0; i < request->count; i++) {
+		struct dir_item out = { .handle = request->items[i].handle };
+		int error = do_item(work, &request->items[i], &out, extra);
+
+		if (request->op == DIR_LIST && work->answer->count && !error)
+			return; /* the names in it are the answer */
+		if (request->op == DIR_LIST && work->answer->count) {
+			free(work->answer->data);
+			dir_writer_begin(work->answer, request);
+		}
+		/* What can be listed, and is empty, is told apart by its mode. */
+		out.status = (uint32_t)-error;
+		dir_writer_add(work->answer, &out);
+		if (request->op == DIR_LIST)
+			return;
+	}
+}
+
+static void handle_request(struct dir_server *server, const struct request *bytes)
+{
+	static const uint8_t none[DIR_TOKEN];
+	struct dir_writer answer = { 0 };
+	struct dir_message request;
+	struct work work = { .server = server, .request = &request, .answer = &answer };
+	int error;
+
+	if (dir_message_decode(bytes->data, bytes->size, &request))
+		return;
+	work.directory = find_directory(server, request.directory);
+	if (work.directory) {
+		fill(&work);
+		error = answer.failed ? -ENOMEM : 0;
+		if (!error && memcmp(request.token, none, DIR_TOKEN) != 0)
+			error = publish(server, &request, &answer);
+		if (error)
+			note("cannot answer a request for %s: %s", work.directory->served->path,
+			     strerror(-error));
+	}
+	free(answer.data);
+	free(request.items);
+}
+
+/* ---- the thread ------------------------------------------------------------------------------ */
+
+static struct request *next_request(struct dir_server *server)
+{
+	struct request *request = NULL;
+	struct timespec until;
+
+	clock_gettime(CLOCK_REALTIME, &until);
+	until.tv_sec += TICK / WH_SECOND;
+	pthread_mutex_lock(&server->lock);
+	if (!server->first && !server->ending)
+		pthread_cond_timedwait(&server->changed, &server->lock, &until);
+	if (server->first && !server->ending) {
+		request = server->first;
+		server->first = request->next;
+		server->request_count--;
+		if (!server->first)
+			server->last = &server->first;
+	}
+	pthread_mutex_unlock(&server->lock);
+	return request;
+}
+
+static bool is_ending(struct dir_server *server)
+{
+	bool ending;
+
+	pthread_mutex_lock(&server->lock);
+	ending = server->ending;
+	pthread_mutex_unlock(&server->lock);
+	return ending;
+}
+
+static void *serve(void *arg)
+{
+	struct dir_server *server = arg;
+
+	while (!is_ending(server)) {
+		struct request *request = next_request(server);
+
+		if (request)
+			handle_request(server, request);
+		free(request);
+		close_idle(server, HANDLE_IDLE);
+		drop_old(server, ANSWER_IDLE);
+	}
+	return NULL;
+}
+
+void dir_server_take(struct dir_server *server, const void *data, size_t size)
+{
+	struct request *request = server ? malloc(sizeof(*request) + size) : NULL;
+
+	if (!request)
+		return;
+	*request = (struct request){ .size = size };
+	memcpy(request->data, data, size);
+	pthread_mutex_lock(&server->lock);
+	if (server->request_count < REQUESTS_MAX) {
+		*server->last = request;
+		server->last = &request->next;
+		server->request_count++;
+		request = NULL;
+		pthread_cond_signal(&server->changed);
+	}
+	pthread_mutex_unlock(&server->lock);
+	free(request);
+}
+
+/* ---- start and stop -------------------------------------------------------------------------- */
+
+static int publish_directory(struct dir_server *server, struct served_file *served,
+			     struct directory *directory)
+{
+	struct wh_region_options region = {
+		.size = sizeof(region),
+		.name = served->name,
+		.access = WH_ACCESS_READ | WH_ACCESS_LIST,
+	};
+	char what[160];
+	int error;
+
+	directory->served = served;
+	error = beneath_open_root(served->path, true, &directory->root);
+	if (error)
+		return fail(error, "cannot serve %s: %s", served->path,
+			    error == -ENOTDIR ? "it is no directory, or a symbolic link" :
+						beneath_text(error));
+	directory->number = random_number();
+	directory->head = malloc(DIR_HEAD_SIZE);
+	if (!directory->head)
+		return fail(ENOMEM, "out of memory");
+	dir_head_encode(directory->head, served->writable ? DIR_FLAG_WRITABLE : 0,
+			directory->number);
+	snprintf(what, sizeof(what), "cannot serve %.128s", served->path);
+	error = wh_region_register(server->engine, directory->head, DIR_HEAD_SIZE, &region,
+				   &directory->region);
+	return error ? engine_fail(error, what) : 0;
+}
+
+int dir_server_start(struct wh_engine *engine, struct served_file *dirs, size_t count,
+		     struct dir_server **out)
+{
+	struct dir_server *server;
+	int code = 0;
+
+	if (!count)
+		return 0;
+	server = calloc(1, sizeof(*server));
+	if (!server)
+		return fail(ENOMEM, "out of memory");
+	server->engine = engine;
+	server->last = &server->first;
+	pthread_mutex_init(&server->lock, NULL);
+	pthread_cond_init(&server->changed, NULL);
+	*out = server;
+	server->directories = calloc(count, sizeof(*server->directories));
+	if (!server->directories)
+		return fail(ENOMEM, "out of memory");
+	for (; !code && server->count < count; server->count++) {
+		server->directories[server->count].root = -1;
+		code = publish_directory(server, &dirs[server->count],
+					 &server->directories[server->count]);
+	}
+	if (code)
+		return code;
+	if (pthread_create(&server->thread, NULL, serve, server))
+		return fail(ENOMEM, "cannot start a thread");
+	server->started = true;
+	return 0;
+}
+
+static int withdraw(struct dir_server *server, int code)
+{
+	int error;
+
+	close_idle(server, 0);
+	drop_old(server, 0);
+	if (server->handles || server->answers)
+		code = engine_undo(code, -EBUSY, "cannot withdraw the files of a directory");
+	for (size_t i = 0; i < server->count; i++) {
+		struct directory *directory = &server->directories[i];
+
+		error = directory->region ? wh_region_unregister(directory->region) : 0;
+		code = engine_undo(code, error, "cannot withdraw a directory");
+		if (directory->root >= 0)
+			close(directory->root);
+		free(directory->head);
+	}
+	return code;
+}
+
+int dir_server_stop(struct dir_server *server, int code)
+{
+	if (!server)
+		return code;
+	pthread_mutex_lock(&server->lock);
+	server->ending = true;
+	pthread_cond_signal(&server->changed);
+	pthread_mutex_unlock(&server->lock);
+	if (server->started)
+		pthread_join(server->thread, NULL);
+	code = withdraw(server, code);
+	while (server->first) {
+		struct request *request = server->first;
+
+		server->first = request->next;
+		free(request);
+	}
+	pthread_cond_destroy(&server->changed);
+	pthread_mutex_destroy(&server->lock);
+	free(server->directories);
+	free(server);
+	return code;
+}
