@@ -57,10 +57,21 @@ static int tear_down(void **state)
 
 static void path_valid(void **state)
 {
-	static const char *const good[] = { "a", "a/b", "...", "..a", ".a", "a.wherry-part",
-					    "-", "a b", "\xff", ".wherry-part" };
-	static const char *const bad[] = { "", "/", "/a", "a/", "a//b", ".", "..", "a/..", "../a",
-					   "a/../b", "./a", ".a.wherry-part",
+	static const char *const good[] = { "a",    "a/b",           "...", "..a",
+					    ".a",   "a.wherry-part", "-",   "a b",
+					    "\xff", ".wherry-part" };
+	static const char *const bad[] = { "",
+					   "/",
+					   "/a",
+					   "a/",
+					   "a//b",
+					   ".",
+					   "..",
+					   "a/..",
+					   "../a",
+					   "a/../b",
+					   "./a",
+					   ".a.wherry-part",
 					   "a/.b.wherry-part/c" };
 	char longest[300];
 
@@ -81,9 +92,9 @@ static void open__refused(void **state)
 		const char *path;
 		int error;
 	} rows[] = {
-		{ "link", -ELOOP },	   { "inner/x", -ELOOP }, { "slash/etc/passwd", -ELOOP },
-		{ "../outside", -EINVAL }, { "/etc", -EINVAL },	  { "pipe", -EINVAL },
-		{ "sub", -EISDIR },	   { "none", -ENOENT },	  { "file/x", -ENOTDIR },
+		{ "link", -ELOOP },        { "inner/x", -ELOOP }, { "slash/etc/passwd", -ELOOP },
+		{ "../outside", -EINVAL }, { "/etc", -EINVAL },   { "pipe", -EINVAL },
+		{ "sub", -EISDIR },        { "none", -ENOENT },   { "file/x", -ENOTDIR },
 		{ "", -EISDIR },
 	};
 	struct stat status;
@@ -237,14 +248,10 @@ static void sum(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(path_valid),
-		cmocka_unit_test(open__refused),
-		cmocka_unit_test(part__refused),
-		cmocka_unit_test(part__kept_and_committed),
-		cmocka_unit_test(make_directory),
-		cmocka_unit_test(list__follows_no_link),
-		cmocka_unit_test(extents),
-		cmocka_unit_test(sum),
+		cmocka_unit_test(path_valid),     cmocka_unit_test(open__refused),
+		cmocka_unit_test(part__refused),  cmocka_unit_test(part__kept_and_committed),
+		cmocka_unit_test(make_directory), cmocka_unit_test(list__follows_no_link),
+		cmocka_unit_test(extents),        cmocka_unit_test(sum),
 	};
 
 	return cmocka_run_group_tests_name("tools-dir-beneath", tests, set_up, tear_down);

@@ -166,9 +166,9 @@ int dir_ask(struct dir_client *client, enum dir_op op, const struct dir_item *it
 	error = send_request(client, op, token, items, count);
 	if (!error)
 		error = fetch_answer(client, token, out);
-	if (!error && (out->message.op != op ||
-		       memcmp(out->message.token, token, sizeof(token)) != 0 ||
-		       (op != DIR_LIST && out->message.count != count))) {
+	if (!error &&
+	    (out->message.op != op || memcmp(out->message.token, token, sizeof(token)) != 0 ||
+	     (op != DIR_LIST && out->message.count != count))) {
 		dir_answer_free(out);
 		error = -EPROTO;
 	}

@@ -523,7 +523,7 @@ int side_sum(struct side *side, const struct tree_file *file, uint64_t first, si
 		const struct dir_item *item = &answer.message.items[i];
 
 		error = item->size == DIR_DIGEST ? (int)item->status :
-			item->status		 ? (int)item->status :
+			item->status             ? (int)item->status :
 						   -EPROTO;
 		if (!error)
 			memcpy(out[i], item->bytes, DIR_DIGEST);

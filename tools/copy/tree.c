@@ -411,8 +411,8 @@ static int leave_unchanged(struct tree *tree)
 	int code = side_open_files(&tree->target, tree->to, tree->count, true);
 
 	for (size_t i = 0; i < tree->count; i++) {
-		bool same = !code && !tree->to[i].error &&
-			    tree->to[i].length == tree->from[i].length;
+		bool same =
+			!code && !tree->to[i].error && tree->to[i].length == tree->from[i].length;
 
 		if (same) {
 			int answer = compare(tree, i, note_block);

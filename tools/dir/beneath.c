@@ -332,8 +332,7 @@ int beneath_sum(int fd, uint64_t offset, uint64_t length, uint8_t out[DIR_DIGEST
 	if (!context || !buffer || !EVP_DigestInit_ex(context, EVP_sha256(), NULL))
 		goto end;
 	for (error = 0; length && !error;) {
-		ssize_t got =
-			pread(fd, buffer, length < room ? length : room, (off_t)offset);
+		ssize_t got = pread(fd, buffer, length < room ? length : room, (off_t)offset);
 
 		if (got < 0 && errno == EINTR)
 			continue;
@@ -361,7 +360,8 @@ const char *beneath_text(int error)
 	case EXDEV:
 		return "a symbolic link, or a way out of the directory: neither is followed";
 	case ENOSYS:
-		return "directories need openat2(2), which this system lacks or forbids (Linux 5.6)";
+		return "directories need openat2(2), which this system lacks or forbids (Linux "
+		       "5.6)";
 	case EINVAL:
 		return "neither a regular file nor a directory, or not a relative name without ..";
 	default:
