@@ -37,6 +37,7 @@ check_lab()
 		"$build"
 	is_built plain lab-network && step_command lab-network 300 "$top/tests/lab/check" network \
 		"$build"
+	is_built plain lab-files && step_command lab-files 300 "$top/tests/lab/check" files "$build"
 	is_built plain lab-rdma && step_command lab-rdma 1300 "$top/tests/lab/check" rdma "$build"
 }
 
