@@ -423,6 +423,21 @@ static void drop_old(struct dir_server *server, int64_t idle)
 			link = &(*link)->next;
 }
 
+/* The oldest answers make room: who asked for them has them by now, or has gone. */
+static bool make_room(struct dir_server *server, uint64_t bytes)
+{
+	while (server->answers && (server->answer_count >= ANSWERS_MAX ||
+				   server->answer_bytes + bytes > ANSWERS_BYTES)) {
+		struct answer **link = &server->answers;
+
+		while ((*link)->next)
+			link = &(*link)->next;
+		if (!answer_drop(server, link))
+			return false;
+	}
+	return true;
+}
+
 /* Publish the answer, which it takes. */
 static int publish(struct dir_server *server, const struct dir_message *request,
 		   struct dir_writer *written)
@@ -436,11 +451,7 @@ static int publish(struct dir_server *server, const struct dir_message *request,
 	struct answer *answer;
 	int error;
 
-	if (server->answer_count >= ANSWERS_MAX ||
-	    server->answer_bytes + written->size > ANSWERS_BYTES)
-		drop_old(server, 60 * WH_SECOND);
-	if (server->answer_count >= ANSWERS_MAX ||
-	    server->answer_bytes + written->size > ANSWERS_BYTES)
+	if (!make_room(server, written->size))
 		return -ENOBUFS;
 	answer = calloc(1, sizeof(*answer));
 	if (!answer)

@@ -7,6 +7,8 @@ import json
 import os
 import pathlib
 import random
+import struct
+import subprocess
 import sys
 import tempfile
 import time
@@ -390,6 +392,122 @@ class Register(Case):
                     peer.close()
                 self.assertEqual(memory, bytes(range(5, 15)))
             self.refused(errno.ENOENT, "nothing", engine.register, "nothing-there")
+
+
+COMMAND = os.environ.get("TEST_COMMAND", "")
+TAG = 0x7269642D79727265
+LIST, OPEN, CREATE, SUM, COMMIT, MKDIR = 1, 2, 3, 4, 5, 6
+
+
+@unittest.skipUnless(COMMAND and os.path.exists(COMMAND), "the command is not built")
+class Directory(unittest.TestCase):
+    """What a client of its own making can ask `wherry serve --dir` for (tools/dir/message.h)."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = folder.name
+        for name in "served", "writable", "outside":
+            os.mkdir(os.path.join(self.folder, name))
+        for name in "served/file", "outside/secret":
+            with open(os.path.join(self.folder, name), "w", encoding="ascii") as file:
+                file.write("bytes")
+        os.symlink("../outside", os.path.join(self.folder, "served", "link"))
+        os.symlink("../outside", os.path.join(self.folder, "writable", "link"))
+        server = subprocess.Popen(
+            [COMMAND, "serve", "--dir", self.folder + "/served",
+             "--dir", self.folder + "/writable:rw"], stdout=subprocess.PIPE
+        )  # fmt: skip
+        self.addCleanup(server.stdout.close)
+        self.addCleanup(server.wait)
+        self.addCleanup(server.terminate)
+        self.server = server
+        self.numbers = {}
+        engine = wherry.Engine(listen="none")
+        self.addCleanup(engine.close)
+        self.engine = engine
+        self.peer = engine.connect(server.stdout.readline().decode().strip())
+
+    def fetch(self, remote):
+        memory = bytearray(len(remote))
+        with self.engine.register(memory) as region:
+            self.peer.read(remote, region).wait()
+        return bytes(memory)
+
+    def send(self, name, op, items, token):
+        if name not in self.numbers:
+            head = self.fetch(self.peer.find(name))
+            self.numbers[name] = struct.unpack("<16xQ", head)[0]
+        number = self.numbers[name]
+        body = b"".join(
+            struct.pack("<QQQqIIII", handle, offset, length, 0, 0o600, 0, len(path), 0) + path
+            for handle, offset, length, path in items
+        )
+        head = struct.pack("<IHHQ16sII", 0x52494457, 1, op, number, token, len(items), 0)
+        self.peer.notify(TAG, head + body).wait()
+
+    def ask(self, name, op, *items):
+        """(status, handle) of each item."""
+        token = os.urandom(16)
+        self.send(name, op, items, token)
+        answer = self.fetch(self.peer.find("dir." + token.hex(), timeout=20))
+        at, found = 40, []
+        while at < len(answer):
+            item = struct.unpack_from("<QQQqIIII", answer, at)
+            found.append((item[5], item[0]))
+            at += 48 + item[6]
+        return found
+
+    def test_names(self):
+        good = self.ask("served", OPEN, (0, 0, 0, b"file"))
+        self.assertEqual(good[0][0], 0)
+        self.assertEqual(self.fetch(self.peer.find(f"dir.{good[0][1]:016x}")), b"bytes")
+        for path in (b"../outside/secret", b"/etc/passwd", b"link/secret", b"link", b"a/../file",
+                     b"", b"file\0", b".file.wherry-part", b"x" * 5000):  # fmt: skip
+            with self.subTest(path=path[:20]):
+                self.assertNotEqual(self.ask("served", OPEN, (0, 0, 0, path))[0][0], 0)
+                self.assertNotEqual(self.ask("writable", CREATE, (0, 0, 5, path))[0][0], 0)
+                self.assertNotEqual(self.ask("writable", MKDIR, (0, 0, 0, path))[0][0], 0)
+        self.assertEqual(os.listdir(self.folder + "/outside"), ["secret"])
+
+    def test_rights_and_handles(self):
+        for op in CREATE, MKDIR:
+            self.assertEqual(self.ask("served", op, (0, 0, 5, b"new"))[0][0], errno.EROFS)
+        handle = self.ask("served", OPEN, (0, 0, 0, b"file"))[0][1]
+        for name, op in ("served", COMMIT), ("writable", COMMIT), ("writable", SUM):
+            self.assertEqual(self.ask(name, op, (handle, 0, 5, b""))[0][0], errno.EBADF)
+        self.assertEqual(self.ask("served", SUM, (handle, 0, 5, b""))[0][0], 0)
+        self.assertEqual(self.ask("served", SUM, (handle, 0, 6, b""))[0][0], errno.EIO)
+        self.assertEqual(self.ask("served", SUM, (handle, 0, 2**63, b""))[0][0], errno.EINVAL)
+        remote = self.peer.find(f"dir.{handle:016x}")
+        self.assertEqual(remote.access, "r")
+
+    def test_two_writers(self):
+        """The second one takes the file over; the first one's handle is gone."""
+        first = self.ask("writable", CREATE, (0, 0, 5, b"new"))[0]
+        second = self.ask("writable", CREATE, (0, 0, 5, b"new"))[0]
+        self.assertEqual((first[0], second[0]), (0, 0))
+        self.assertEqual(self.ask("writable", COMMIT, (first[1], 0, 0, b""))[0][0], errno.EBADF)
+        self.assertEqual(self.ask("writable", COMMIT, (second[1], 0, 0, b""))[0][0], 0)
+        self.assertEqual(os.path.getsize(self.folder + "/writable/new"), 5)
+
+    def test_noise(self):
+        """Messages that are none, and more than the server keeps: it goes on."""
+        rng = random.Random(3)
+        for _ in range(300):
+            self.peer.notify(TAG, rng.randbytes(rng.randrange(200))).wait()
+        for _ in range(300):
+            self.send("served", OPEN, [(0, 0, 0, b"file")] * 5, os.urandom(16))
+        deadline = time.monotonic() + 30
+        while True:  # requests too many are dropped
+            try:
+                self.assertIn(
+                    self.ask("served", OPEN, (0, 0, 0, b"file"))[0][0], (0, errno.EMFILE)
+                )
+                break
+            except wherry.Error:
+                self.assertLess(time.monotonic(), deadline)
+        self.assertIsNone(self.server.poll())
 
 
 if __name__ == "__main__":

@@ -44,6 +44,12 @@ if address=$(url "$directory/serve" "$server"); then
 			grep -q "$route" "$directory/loop"
 		verdict "an event loop by $route" $?
 	done
+	"$examples/example-write" "$address" host "into a file" >"$directory/out" &&
+		"$examples/example-file" "$address" host "$directory/saved" >"$directory/out" &&
+		grep -q 'tcp\|shm\|self' "$directory/out" &&
+		[ "$(stat -c %s "$directory/saved")" = $((64 << 20)) ] &&
+		[ "$(head -c 11 "$directory/saved")" = "into a file" ]
+	verdict "a region into a file and back" $?
 	"$examples/example-write" "$address" nowhere "text"
 	[ $? = 1 ]
 	verdict "write to a region that is not there" $?

@@ -95,7 +95,7 @@ static void evict(int fd)
  * same and one more than what O_DIRECT wants. What lies beside is untouched. */
 static void edges(const char *setting)
 {
-	static const uint64_t places[] = { 0,	 1,    511,  512,   513,
+	static const uint64_t places[] = { 0,    1,    511,  512,   513,
 					   4095, 4096, 4097, 65535, LENGTH - 70000 };
 	static const uint64_t lengths[] = { 1, 511, 512, 513, 4095, 4096, 4097, 8191, 65537 };
 	const size_t place_count = sizeof(places) / sizeof(places[0]);
@@ -126,7 +126,8 @@ static void edges(const char *setting)
 	/* The file's last bytes, which no sector has to itself. */
 	evict(kinds.fd);
 	want(0, kinds_move(&kinds, WH_READ, 3, LENGTH - 777, 777));
-	want_true(pattern_check(kinds.memory + 3, 777, LENGTH - 777, 9) == PATTERN_GOOD, "the tail");
+	want_true(pattern_check(kinds.memory + 3, 777, LENGTH - 777, 9) == PATTERN_GOOD,
+		  "the tail");
 	kinds_close(&kinds);
 }
 
@@ -324,9 +325,8 @@ static void many__ten_thousand(void **state)
 }
 
 static const struct CMUnitTest tests[] = {
-	TEST(edges__direct),	     TEST(edges__ring),	   TEST(edges__pread),
-	TEST(edges__direct_refused), TEST(holes__direct),  TEST(holes__pread),
-	TEST(grow__backwards),	     TEST(many__ten_thousand),
+	TEST(edges__direct), TEST(edges__ring),  TEST(edges__pread),    TEST(edges__direct_refused),
+	TEST(holes__direct), TEST(holes__pread), TEST(grow__backwards), TEST(many__ten_thousand),
 };
 
 HARNESS_MAIN("file-kinds", tests)
