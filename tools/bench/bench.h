@@ -598,4 +598,14 @@ json_t *bench_json_skipped(const struct bench_result *result);
 json_t *bench_json_footprint(const struct bench_footprint *footprint);
 json_t *bench_json_handshake(const struct bench_handshake *handshake);
 
+/* ---- a file as the source (file.c) ----------------------------------------------------------- */
+
+/* Is --source a file? Then bench_file_measure() does it all. */
+bool bench_file_wanted(const struct arguments *arguments);
+
+/* Measure the file in the page cache, and when it is not there, into results[0] and [1]; *count of
+ * them are set. 0, or an exit code. */
+int bench_file_measure(const struct arguments *arguments, FILE *table, struct bench_result *results,
+		       size_t *count);
+
 #endif
