@@ -155,18 +155,11 @@ void tree_list_free(struct tree_list *list)
 	*list = (struct tree_list){ 0 };
 }
 
-static void describe(const struct stat *status, struct dir_item *out)
-{
-	out->mode = status->st_mode;
-	out->length = S_ISREG(status->st_mode) ? (uint64_t)status->st_size : 0;
-	out->mtime = (int64_t)status->st_mtim.tv_sec * 1000000000 + status->st_mtim.tv_nsec;
-}
-
 static int add_found(void *arg, const char *name, const struct stat *status)
 {
 	struct dir_item about = { 0 };
 
-	describe(status, &about);
+	beneath_describe(status, &about);
 	return tree_list_add(arg, name, strlen(name), &about);
 }
 
@@ -243,7 +236,7 @@ int side_stat(struct side *side, struct tree_entry *out)
 	} else {
 		error = beneath_stat(side->root, side->base, &status);
 		if (!error)
-			describe(&status, &about);
+			beneath_describe(&status, &about);
 	}
 	if (code || (error && error != -ENOENT))
 		return code ? code : side_fail(side, "find", side->base, error);
@@ -331,7 +324,7 @@ static int open_one(struct side *side, struct tree_file *file)
 		file->fd = -1;
 		return error;
 	}
-	describe(&status, &about);
+	beneath_describe(&status, &about);
 	file->mode = about.mode;
 	file->length = about.length;
 	file->mtime = about.mtime;

@@ -79,6 +79,13 @@ int beneath_stat(int root, const char *path, struct stat *out)
 	return error;
 }
 
+void beneath_describe(const struct stat *status, struct dir_item *out)
+{
+	out->mode = status->st_mode;
+	out->length = S_ISREG(status->st_mode) ? (uint64_t)status->st_size : 0;
+	out->mtime = (int64_t)status->st_mtim.tv_sec * 1000000000 + status->st_mtim.tv_nsec;
+}
+
 /* -EISDIR or -EINVAL if it is no regular file; then it is closed. */
 static int check_file(int fd, struct stat *status)
 {

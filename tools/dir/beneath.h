@@ -24,6 +24,9 @@ int beneath_open_root(const char *path, bool nofollow, int *out);
 /* What is there: symbolic links are not followed. */
 int beneath_stat(int root, const char *path, struct stat *out);
 
+/* Mode, length (of a regular file) and time of change, as messages have them. */
+void beneath_describe(const struct stat *status, struct dir_item *out);
+
 /* Open a regular file to read. -EISDIR, or -EINVAL: neither a file nor a directory. */
 int beneath_open_file(int root, const char *path, int *out, struct stat *status);
 

@@ -222,19 +222,12 @@ static bool item_path(const struct dir_item *item, bool root, char out[DIR_PATH_
 	return true;
 }
 
-static void describe(const struct stat *status, struct dir_item *out)
-{
-	out->mode = status->st_mode;
-	out->length = S_ISREG(status->st_mode) ? (uint64_t)status->st_size : 0;
-	out->mtime = (int64_t)status->st_mtim.tv_sec * 1000000000 + status->st_mtim.tv_nsec;
-}
-
 static int add_found(void *arg, const char *name, const struct stat *status)
 {
 	struct dir_writer *answer = arg;
 	struct dir_item item = { .bytes = (const uint8_t *)name, .size = (uint32_t)strlen(name) };
 
-	describe(status, &item);
+	beneath_describe(status, &item);
 	dir_writer_add(answer, &item);
 	return answer->failed ? -ENOMEM : answer->size > DIR_ANSWER_MAX ? -E2BIG : 0;
 }
@@ -250,7 +243,7 @@ static int do_list(struct work *work, const struct dir_item *item, struct dir_it
 	error = beneath_stat(work->directory->root, path, &status);
 	if (error)
 		return error;
-	describe(&status, out);
+	beneath_describe(&status, out);
 	if (!item->handle || !S_ISDIR(status.st_mode))
 		return 0;
 	return beneath_list(work->directory->root, path, add_found, work->answer);
@@ -270,7 +263,7 @@ static int do_open(struct work *work, const struct dir_item *item, struct dir_it
 	error = beneath_open_file(work->directory->root, path, &fd, &status);
 	if (error)
 		return error;
-	describe(&status, out);
+	beneath_describe(&status, out);
 	error = handle_open(work->server, work->directory, fd, out->length, NULL, &out->handle);
 	if (error) {
 		close(fd);
