@@ -1,0 +1,313 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files beside the other ways to read them, on a machine without a GPU: parallel pread, fio,
+kvikio, the package safetensors, and host memory on the same route over TCP. Each comparison runs in
+turns, in one run; what is not installed is left out, by name.
+
+    PYTHONPATH=bindings/python WHERRY_LIBRARY=build/src/libwherry.so.0 \\
+        python3 bench/python/files.py [--directory DIR] [--mib N] [--rounds N] [--json FILE]
+
+--directory is where the files are made (4 times --mib); on tmpfs nothing is cold, and those rows
+are left out.
+"""
+import argparse
+import ctypes
+import json
+import mmap
+import multiprocessing
+import os
+import platform
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+import wherry
+
+THREADS = int(wherry.settings()["file_threads"][1])
+PIECE = 4 << 20
+
+
+def load(name):
+    """The module, or None with a line."""
+    try:
+        return __import__(name, fromlist=["x"])
+    except Exception as error:  # some fail for want of a driver
+        print(f"left out: {name}: {str(error).splitlines()[0] if str(error) else error!r}")
+        return None
+
+
+# ---- the page cache
+
+
+def resident(path):
+    """The share of the file's pages that are in the page cache."""
+    length = os.path.getsize(path)
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
+    pages = (length + mmap.PAGESIZE - 1) // mmap.PAGESIZE
+    state = (ctypes.c_ubyte * pages)()
+    with open(path, "rb") as file:
+        at = libc.mmap(None, length, mmap.PROT_READ, mmap.MAP_SHARED, file.fileno(), 0)
+    if at == ctypes.c_void_p(-1).value:
+        raise OSError(ctypes.get_errno(), "mmap")
+    if libc.mincore(ctypes.c_void_p(at), ctypes.c_size_t(length), state):
+        raise OSError(ctypes.get_errno(), "mincore")
+    libc.munmap(ctypes.c_void_p(at), ctypes.c_size_t(length))
+    return sum(byte & 1 for byte in bytes(state)) / pages
+
+
+def warm(path):
+    with open(path, "rb") as file:
+        while file.read(PIECE):
+            pass
+    return resident(path) == 1
+
+
+def cold(path):
+    with open(path, "rb") as file:
+        os.fdatasync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return resident(path) == 0
+
+
+# ---- the ways
+
+
+def pread_into(path, memory):
+    view, lock, at = memoryview(memory), threading.Lock(), [0]
+    with open(path, "rb") as file:
+
+        def work():
+            while True:
+                with lock:
+                    first = at[0]
+                    at[0] += PIECE
+                if first >= len(view):
+                    return
+                os.preadv(file.fileno(), [view[first : first + PIECE]], first)
+
+        threads = [threading.Thread(target=work) for _ in range(THREADS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+
+class Fio:
+    """Reads the file once past the page cache, and says how long that took by itself."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __call__(self):
+        run = subprocess.run(
+            ["fio", "--name=read", f"--filename={self.path}", "--rw=read", "--bs=128k",
+             "--ioengine=io_uring", "--iodepth=64", "--direct=1", "--readonly",
+             "--output-format=json"],
+            check=True, capture_output=True,
+        )  # fmt: skip
+        return json.loads(run.stdout)["jobs"][0]["read"]["runtime"] / 1e3
+
+
+def serve(pipe, length):
+    """The other process of the rows over TCP."""
+    with wherry.Engine(require="tcp") as engine:
+        memory = engine.allocate(length)
+        engine.register(memory, name="memory", access="rw")
+        pipe.send(engine.url)
+        pipe.recv()
+
+
+# ---- comparing
+
+
+def seconds(call):
+    begin = time.perf_counter()
+    own = call()
+    return own if isinstance(own, float) else time.perf_counter() - begin
+
+
+def compare(results, rounds, what, cache, size, ours, others, ready):
+    """Run all in turns. The ratio is the median of the rounds' own: each meets the same machine."""
+    times = {name: [] for name in ["wherry", *others]}
+    calls = {"wherry": ours, **others}
+    for number in range(rounds + 1):
+        for name in list(calls) if number % 2 else reversed(list(calls)):
+            if ready is not None and not ready():
+                print(f"left out: {what}, {cache}: the page cache cannot be made so")
+                return
+            taken = seconds(calls[name])
+            if number:  # the first round warms up
+                times[name].append(taken)
+    gbps = {name: size / statistics.median(taken) / 1e9 for name, taken in times.items()}
+    for other in others:
+        ratio = statistics.median(b / a for a, b in zip(times["wherry"], times[other]))
+        results.append(
+            {
+                "what": what,
+                "cache": cache,
+                "bytes": size,
+                "rounds": rounds,
+                "gbps": round(gbps["wherry"], 3),
+                "other": other,
+                "other_gbps": round(gbps[other], 3),
+                "ratio": round(ratio, 3),
+            }
+        )
+        print(f"{what:28} {cache:5} {gbps['wherry']:7.2f} GB/s   {other:24} "
+              f"{gbps[other]:7.2f}   {ratio:5.2f} x", flush=True)  # fmt: skip
+
+
+def host_rows(results, arguments, path, size):
+    kvikio = load("kvikio")
+    numpy = load("numpy")
+    with wherry.Engine(listen="none") as engine, engine.connect("self") as peer:
+        target = mmap.mmap(-1, size)
+        region, file = engine.register(target), engine.register(path, name="file", access="r")
+        remote = peer.find("file")
+
+        def ours():
+            peer.read(remote, region).wait()
+
+        plain = mmap.mmap(-1, size)
+        others = {f"pread, {THREADS} threads": lambda: pread_into(path, plain)}
+        if kvikio and numpy:
+            array = numpy.frombuffer(mmap.mmap(-1, size), dtype="u1")
+
+            def by_kvikio():
+                with kvikio.CuFile(path, "r") as handle:
+                    handle.read(array)
+
+            try:
+                by_kvikio()
+                others["kvikio"] = by_kvikio
+            except RuntimeError as error:  # it wants libcuda for host memory, too
+                print(f"left out: kvikio: {error}")
+        rows = (results, arguments.rounds, "file to host")
+        compare(*rows, "warm", size, ours, others, lambda: warm(path))
+        if shutil.which("fio"):
+            others["fio, io_uring, depth 64"] = Fio(path)
+        else:
+            print("left out: fio is not installed")
+        compare(*rows, "cold", size, ours, others, lambda: cold(path))
+        region.unregister()
+        file.unregister()
+
+
+def tcp_rows(results, arguments, path, size):
+    context = multiprocessing.get_context("spawn")
+    pipe, theirs = context.Pipe()
+    process = context.Process(target=serve, args=(theirs, size))
+    process.start()
+    with wherry.Engine(listen="none", require="tcp") as engine:
+        memory = engine.allocate(size)
+        with open(path, "rb") as file:
+            file.readinto(memory)
+        region, file = engine.register(memory), engine.register(path)
+        with engine.connect(pipe.recv()) as peer:
+            remote = peer.find("memory")
+            compare(
+                results, arguments.rounds, "file to a peer over TCP", "warm", size,
+                lambda: peer.write(remote, file).wait() and None,
+                {"host memory": lambda: peer.write(remote, region).wait() and None},
+                lambda: warm(path),
+            )  # fmt: skip
+        region.unregister()
+        file.unregister()
+    pipe.send(None)
+    process.join()
+
+
+def make_model(path, size):
+    """A safetensors file of many tensors at odd offsets."""
+    rng, header, at = random.Random(1), {"odd": {}}, 3
+    header["odd"] = {"dtype": "U8", "shape": [3], "data_offsets": [0, 3]}
+    while at < size:
+        rows = rng.choice([1, 64, 1024, 4096])
+        length = rows * 1024 * 4
+        header[f"layer.{len(header)}.weight"] = {
+            "dtype": "F32", "shape": [rows, 1024], "data_offsets": [at, at + length],
+        }  # fmt: skip
+        at += length
+    text = json.dumps(header).encode()
+    with open(path, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _ in range(0, at, PIECE):
+            file.write(os.urandom(PIECE)[: max(0, 8 + len(text) + at - file.tell())])
+    return os.path.getsize(path)
+
+
+def model_rows(results, arguments, path):
+    safetensors = load("safetensors.numpy")
+    if not safetensors:
+        return
+    size = make_model(path, arguments.mib << 20)
+
+    def touch(tensors):
+        """A byte of each page, as tensors may be views of a mapping."""
+        for tensor in tensors.values():
+            tensor.reshape(-1).view("u1")[::4096].sum()
+
+    for cache, ready in ("warm", warm), ("cold", cold):
+        compare(
+            results, arguments.rounds, "safetensors to numpy", cache, size,
+            lambda: touch(wherry.load_safetensors(path, framework="numpy")),
+            {"safetensors": lambda: touch(safetensors.load_file(path))}, lambda ready=ready: ready(path),
+        )  # fmt: skip
+
+
+def revision():
+    run = subprocess.run(
+        ["git", "-C", os.path.dirname(os.path.abspath(__file__)), "describe", "--always",
+         "--dirty", "--abbrev=12", "--exclude=*"], capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return run.stdout.strip()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n", maxsplit=1)[0])
+    parser.add_argument("--directory", default="/tmp")
+    parser.add_argument("--mib", type=int, default=512)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json")
+    arguments = parser.parse_args()
+    results = []
+    with tempfile.TemporaryDirectory(dir=arguments.directory) as folder:
+        path = os.path.join(folder, "file")
+        size = arguments.mib << 20
+        with open(path, "wb") as file:
+            for _ in range(0, size, PIECE):
+                file.write(os.urandom(PIECE))
+            file.truncate(size)
+        host_rows(results, arguments, path, size)
+        tcp_rows(results, arguments, path, size)
+        os.unlink(path)
+        model_rows(results, arguments, os.path.join(folder, "model.safetensors"))
+    if arguments.json:
+        document = {
+            "schema": 1,
+            "environment": {
+                "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                "wherry": wherry.__version__,
+                "revision": revision(),
+                "kernel": platform.release(),
+                "architecture": platform.machine(),
+                "cores": os.cpu_count(),
+                "program": "bench/python/files.py",
+                "threads": THREADS,
+            },
+            "results": results,
+        }
+        with open(arguments.json, "w", encoding="utf-8") as out:
+            json.dump(document, out, indent=1)
+            out.write("\n")
+    return 0 if results else 69
+
+
+if __name__ == "__main__":
+    sys.exit(main())
