@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck shell=bash
-# The tests of ./check in a virtual machine: the kernel module, networks, RDMA.
+# The tests of ./check in a virtual machine: the kernel module, networks, files, RDMA.
 
 lacks_lab=   # why there is no virtual machine
 lacks_debug= # why there is no debug kernel for it
