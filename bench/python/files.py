@@ -257,7 +257,8 @@ def model_rows(results, arguments, path):
         compare(
             results, arguments.rounds, "safetensors to numpy", cache, size,
             lambda: touch(wherry.load_safetensors(path, framework="numpy")),
-            {"safetensors": lambda: touch(safetensors.load_file(path))}, lambda ready=ready: ready(path),
+            {"safetensors": lambda: touch(safetensors.load_file(path))},
+            lambda ready=ready: ready(path),
         )  # fmt: skip
 
 
