@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# wherry serve --dir and wherry copy: files by name, as users see them; a server that is killed and a
-# copy that is resumed. The command's path is $1 or $TEST_COMMAND.
+# wherry serve --dir and wherry copy: files by name, as users see them; a server that is killed and
+# a copy that is resumed. The command's path is $1 or $TEST_COMMAND.
 set -u
 wherry=${1:-${TEST_COMMAND:?the path of wherry}}
 # shellcheck source=tests/cases.sh
