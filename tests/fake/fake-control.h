@@ -30,6 +30,9 @@
  *   then on.
  * - After fork() every call returns 3 if the parent had called cuInit().
  *
+ * Page-locked memory of a file that the file has lost meanwhile reads as bytes 0xee to streams,
+ * where a real GPU would still read what was there.
+ *
  * Exporting a dma-buf works within one mapping only (else 801; a real driver allows several). The
  * descriptor is a memfd of the whole allocation; its file position is the start of the range.
  */

@@ -361,7 +361,7 @@ static bool attribute_overridden(int attribute, int *value)
 }
 
 /* An attribute that has the same value on all devices. */
-static int attribute_of_all(int attribute)
+int fake_attribute(int attribute)
 {
 	int value;
 
@@ -375,7 +375,7 @@ static int attribute_of_all(int attribute)
 
 int fake_capability(void)
 {
-	return 10 * attribute_of_all(75) + attribute_of_all(76);
+	return 10 * fake_attribute(75) + fake_attribute(76);
 }
 
 FAKE_API int cuDeviceGetAttribute(int *value, int attribute, int device)
@@ -385,7 +385,7 @@ FAKE_API int cuDeviceGetAttribute(int *value, int attribute, int device)
 		return FAKE_INVALID_VALUE;
 	if (!fake_device(device))
 		return FAKE_INVALID_DEVICE;
-	*value = attribute == 33 ? device_bus(&devices[device]) : attribute_of_all(attribute);
+	*value = attribute == 33 ? device_bus(&devices[device]) : fake_attribute(attribute);
 	return FAKE_OK;
 }
 

@@ -350,6 +350,8 @@ FAKE_API int cuMemHostRegister_v2(void *address, size_t size, unsigned flags)
 		return error;
 	if (!address || !size || base + size < base || flags & ~15U)
 		return FAKE_INVALID_VALUE;
+	if (flags & 8 && !fake_attribute(113)) /* READ_ONLY_HOST_REGISTER_SUPPORTED */
+		return FAKE_NOT_SUPPORTED;
 	if (flags & 4) /* IOMEMORY: needs memory that a kernel driver has mapped; there is none */
 		return FAKE_INVALID_VALUE;
 	pthread_rwlock_rdlock(&fake_map_lock);
@@ -360,7 +362,11 @@ FAKE_API int cuMemHostRegister_v2(void *address, size_t size, unsigned flags)
 		return FAKE_HOST_REGISTERED;
 	if (other || device || !is_mapped(base, size))
 		return FAKE_INVALID_VALUE;
-	return add_host(context, address, size, FAKE_REGISTERED, flags | 2);
+	if (flags & 8)
+		error = fake_pages_lock(base, size);
+	else if (!fake_pages_writable(base, size))
+		error = FAKE_INVALID_VALUE;
+	return error ? error : add_host(context, address, size, FAKE_REGISTERED, flags | 2);
 }
 
 FAKE_API int cuMemHostUnregister(void *address)

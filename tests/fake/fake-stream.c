@@ -136,8 +136,11 @@ static void do_op(struct fake_op *op)
 
 	fake_pause(fake_delay());
 	count_operation(op->context->device);
-	if (!fake_health(op->context))
+	if (!fake_health(op->context)) {
+		fake_pages_operation(true);
 		error = op->run(op);
+		fake_pages_operation(false);
+	}
 	if (error)
 		atomic_compare_exchange_strong(&op->context->error, &none, error);
 }

@@ -22,6 +22,7 @@
 #define FAKE_API __attribute__((visibility("default")))
 #define FAKE_DEVICES 8
 #define FAKE_GRANULARITY ((size_t)2 << 20)
+#define FAKE_STALE 0xee /* what GPUs read in page-locked pages that a file has lost */
 #define FAKE_BAR_PAGE ((size_t)64 << 10)
 
 enum fake_error {
@@ -301,6 +302,16 @@ int fake_range_allocate(struct fake_context *context, size_t size, enum fake_kin
 			uint64_t *out);
 /* Free a range of any kind but FAKE_MAPPED, and its memory. */
 void fake_range_free(struct fake_range *range);
+/* An attribute that all devices have. */
+int fake_attribute(int attribute);
+
+/* fake-pages.c: what cuMemHostRegister() does to memory that is only read. 0, or an error. */
+int fake_pages_lock(uint64_t base, size_t size);
+/* Is no page of it mapped without the right to write? */
+bool fake_pages_writable(uint64_t base, size_t size);
+/* The calling thread begins or ends an operation of a stream. */
+void fake_pages_operation(bool begins);
+
 /* Free all ranges of a context that is destroyed. Takes fake_map_lock. */
 void fake_ranges_drop(const struct fake_context *context);
 

@@ -5,6 +5,7 @@
 
 #include <fcntl.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -280,6 +281,42 @@ static void host__register(void **state)
 	ok(cu.MemFree(address));
 }
 
+/* A file that is mapped for reading takes READ_ONLY; pages that it loses later are stale, and no
+ * signal comes. */
+static void host__register_file(void **state)
+{
+	char path[] = "/tmp/wherry-fake-XXXXXX", *map, bytes[8192];
+	int fd = mkstemp(path);
+	uint64_t address, there;
+
+	(void)state;
+	assert_true(fd >= 0);
+	unlink(path);
+	memset(bytes, 7, sizeof(bytes));
+	assert_int_equal(write(fd, bytes, sizeof(bytes)), sizeof(bytes));
+	map = mmap(NULL, 16384, PROT_READ, MAP_SHARED, fd, 0);
+	assert_ptr_not_equal(map, MAP_FAILED);
+	assert_int_equal(cu.MemHostRegister(map, 8192, 0), 1);
+	assert_int_equal(cu.MemHostRegister(map, 16384, 8), 1); /* behind the end */
+	fake.attribute(113, 0);
+	assert_int_equal(cu.MemHostRegister(map, 8192, 8), 801);
+	fake.heal();
+	ok(cu.MemHostRegister(map, 8192, 3 | 8));
+	ok(cu.MemHostGetDevicePointer(&there, map, 0));
+	ok(cu.MemAlloc(&address, 8192));
+	assert_int_equal(ftruncate(fd, 4096), 0);
+	ok(cu.MemcpyAsync(address, there, 8192, NULL));
+	ok(cu.CtxSynchronize());
+	ok(cu.MemcpyDtoH(bytes, address, 8192));
+	assert_int_equal(bytes[4095], 7);
+	assert_int_equal((unsigned char)bytes[4096], 0xee);
+	assert_int_equal(cu.MemcpyAsync(there, address, 4096, NULL), 1);
+	ok(cu.MemFree(address));
+	ok(cu.MemHostUnregister(map));
+	munmap(map, 16384);
+	close(fd);
+}
+
 static void managed__is_reached_by_both(void **state)
 {
 	uint64_t address;
@@ -460,6 +497,7 @@ int test_memory(void)
 		cmocka_unit_test_setup(attributes__buffer_ids_never_recur, test_setup),
 		cmocka_unit_test_setup(attributes__host, test_setup),
 		cmocka_unit_test_setup(host__register, test_setup),
+		cmocka_unit_test_setup(host__register_file, test_setup),
 		cmocka_unit_test_setup(managed__is_reached_by_both, test_setup),
 		cmocka_unit_test_setup(vmm__several_mappings_in_a_range, test_setup),
 		cmocka_unit_test_setup(vmm__access, test_setup),

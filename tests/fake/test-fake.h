@@ -157,6 +157,7 @@ struct ipc_handle {
 	X(void, lose, int, int, unsigned)                                                          \
 	X(void, heal, void)                                                                        \
 	X(void, delay, unsigned)                                                                   \
+	X(int, attribute, int, int)                                                                \
 	X(void, memory, int, size_t)                                                               \
 	X(uint64_t, calls, const char *)                                                           \
 	X(void *, alias, uint64_t)
