@@ -21,10 +21,13 @@ static const char call[] = "wh_file_register";
 int wh_engine_check_files(const struct wh_config *config)
 {
 	const char *cold = config->text[WH_SETTING_FILE_COLD];
+	const char *pages = config->text[WH_SETTING_FILE_PAGES];
 
-	return !strcmp(cold, "direct") || !strcmp(cold, "ring") || !strcmp(cold, "pread") ?
-		       0 :
-		       wh_fail(EINVAL, "file_cold=%s: known are direct, ring and pread", cold);
+	if (strcmp(cold, "direct") != 0 && strcmp(cold, "ring") != 0 && strcmp(cold, "pread") != 0)
+		return wh_fail(EINVAL, "file_cold=%s: known are direct, ring and pread", cold);
+	if (strcmp(pages, "keep") != 0 && strcmp(pages, "once") != 0 && strcmp(pages, "off") != 0)
+		return wh_fail(EINVAL, "file_pages=%s: known are keep, once and off", pages);
+	return 0;
 }
 
 /* Under engine.lock. */

@@ -41,6 +41,10 @@ typedef unsigned long long ull;
 #define COLD_BYTES ((uint64_t)128 << 10)
 #define COLD_PARTS 256u
 
+/* Bytes that are read to find out whether a range is in the page cache, if the kernel does not say.
+ */
+#define SAMPLES 16u
+
 static int move_fail(const struct wh_file *file, uint32_t op, uint64_t at, int error)
 {
 	return wh_fail(error, "%s %s at offset %llu: %s", op == WH_READ ? "reading" : "writing",
@@ -214,20 +218,34 @@ enum residency { RESIDENT, COLD, UNKNOWN };
 
 /* Is most of it in the page cache? The kernel knows from Linux 6.5 on; of files that belong to
  * others it may not tell. */
-static enum residency run_residency(const struct wh_file *file, const struct run *run)
+static enum residency file_residency(const struct wh_file *file, uint64_t at, uint64_t bytes)
 {
 	const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
 	struct {
 		uint64_t offset, length;
-	} range = { run->at, run->bytes };
+	} range = { at, bytes };
 	struct {
 		uint64_t cached, dirty, writeback, evicted, recently_evicted;
 	} found;
-	uint64_t pages = (run->at + run->bytes - 1) / page - run->at / page + 1;
+	uint64_t pages = (at + bytes - 1) / page - at / page + 1;
 
 	if (syscall(SYS_cachestat, file->fd, &range, &found, 0))
 		return UNKNOWN;
 	return found.cached >= pages - pages / 8 ? RESIDENT : COLD;
+}
+
+bool wh_file_is_resident(const struct wh_file *file, uint64_t at, uint64_t length)
+{
+	enum residency residency = file_residency(file, at, length);
+	struct iovec byte = { &(char){ 0 }, 1 };
+	unsigned there = 0;
+
+	if (residency != UNKNOWN)
+		return residency == RESIDENT;
+	for (unsigned i = 0; i < SAMPLES; i++)
+		there += preadv2(file->fd, &byte, 1, (off_t)(at + i * (length / SAMPLES)),
+				 RWF_NOWAIT) == 1;
+	return there >= SAMPLES - SAMPLES / 8;
 }
 
 /* Read what is in the page cache, from the start of the run; the run is the rest then. 0, or an
@@ -326,7 +344,7 @@ static __attribute__((noinline)) int read_by_ring(struct wh_file *file, struct w
 		 * the kernel read ahead, and then the disk reads twice. */
 		residency = atomic_load_explicit(&file->warm, memory_order_relaxed) ?
 				    UNKNOWN :
-				    run_residency(file, &run);
+				    file_residency(file, run.at, run.bytes);
 		error = residency == RESIDENT ? run_move(file, WH_READ, &run) :
 			residency == UNKNOWN  ? run_read_resident(file, &run) :
 						0;

@@ -71,6 +71,8 @@ void wh_file_close(struct wh_file *file);
  */
 int wh_file_move(struct wh_file *file, uint32_t op, const struct wh_file_extent *extents,
 		 uint32_t count, uint32_t *moved);
+/* Is most of [at, at + length) of the file (not of the range) in the page cache? May wait. */
+bool wh_file_is_resident(const struct wh_file *file, uint64_t at, uint64_t length);
 /* The descriptor for reads past the page cache, and file->alignment; negative: none. */
 int wh_file_open_direct(struct wh_file *file);
 /* Make what wh_file_move() has written as durable as the file's options say. Waits. 0, or a

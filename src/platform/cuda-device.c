@@ -33,6 +33,7 @@ static void read_attributes(struct wh_cuda *cuda, struct wh_cuda_device *device)
 		{ CUDA_DEVICE_PAGEABLE_HOST_TABLES, &device->coherent },
 		{ CUDA_DEVICE_CONCURRENT_MANAGED, &device->concurrent_managed },
 		{ CUDA_DEVICE_HOST_REGISTER, &device->host_register },
+		{ CUDA_DEVICE_READ_ONLY_REGISTER, &device->read_only_register },
 		{ CUDA_DEVICE_VMM, &device->vmm },
 		{ CUDA_DEVICE_POSIX_FD, &device->posix_fd },
 		{ CUDA_DEVICE_RDMA_VMM, &device->rdma_vmm },

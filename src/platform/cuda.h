@@ -61,6 +61,7 @@ struct wh_cuda_device {
 	bool pageable; /* the GPU can access ordinary host memory */
 	bool coherent; /* ... through the host's page tables: the link to the CPU is not PCIe */
 	bool host_register;
+	bool read_only_register; /* cuMemHostRegister takes memory that is mapped read-only */
 	bool pools;
 	uint64_t peers; /* bit n: this device can access the memory of device n */
 

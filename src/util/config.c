@@ -361,6 +361,14 @@ static const struct setting settings[WH_SETTING_COUNT] = {
 		.text = check_words,
 		.wants = "direct, ring or pread",
 	},
+	[WH_SETTING_FILE_PAGES] = {
+		.row = { "file_pages", "WHERRY_FILE_PAGES", "keep", "text",
+			 "page-lock a file's pages in the page cache so that GPUs read them: keep "
+			 "(until the file is unregistered or changes), once (let go when no batch "
+			 "reads them), off" },
+		.text = check_words,
+		.wants = "keep, once or off",
+	},
 	[WH_SETTING_RDMA] = {
 		.row = { "rdma", "WHERRY_RDMA", "", "text",
 			 "NICs to use, NAME[:PORT[:GID INDEX]], best first; empty: all; off or "

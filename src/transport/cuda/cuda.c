@@ -13,6 +13,7 @@
 #include "memory/region.h"
 #include "transport/blocks.h"
 #include "transport/core.h"
+#include "transport/cuda/pages.h"
 #include "transport/fragment.h"
 #include "transport/transport.h"
 #include "util/error.h"
@@ -264,6 +265,21 @@ static struct wh_gpu_stream *fragment_stream(const struct wh_fragment *fragment,
 	return stream;
 }
 
+/* Staged between a file of ours and a GPU. */
+static void describe_file(const struct wh_fragment *fragment, const struct wh_device_mapping *local,
+			  const struct wh_device_mapping *remote, char *out, size_t size)
+{
+	const struct wh_device_mapping *source = fragment->op == WH_WRITE ? local : remote;
+	char why[WH_REFUSAL] = "";
+
+	if (source->pages)
+		wh_file_pages_describe(source->pages, why, sizeof(why));
+	if (source->pages && !*why)
+		snprintf(out, size, "file, out of the page cache");
+	else
+		snprintf(out, size, "staged: %s", local->file ? local->why : remote->why);
+}
+
 static void describe_fragment(const struct wh_fragment *fragment,
 			      const struct wh_device_mapping *local,
 			      const struct wh_device_mapping *remote, struct wh_gpus *gpus,
@@ -274,11 +290,13 @@ static void describe_fragment(const struct wh_fragment *fragment,
 	bool staged, kernel;
 	struct wh_gpu_stream *stream = fragment_stream(fragment, local, remote, gpus, &staged);
 
+	if (local->file || remote->file) {
+		describe_file(fragment, local, remote, out, size);
+		return;
+	}
 	if (staged) {
 		snprintf(out, size, "staged: %.*s", (int)size - 9,
-			 local->file  ? local->why :
-			 remote->file ? remote->why :
-			 *local->why  ? local->why :
+			 *local->why ? local->why :
 			 *remote->why ?
 				       remote->why :
 			 local->context || remote->context ?
@@ -366,11 +384,19 @@ static void cuda_describe_how(struct wh_peer *peer, void *state, const struct wh
 	batch_walk(peer, state, batch, &walk);
 }
 
-static bool walk_describe_kernels(struct mapping_walk *walk, const struct wh_fragment *fragment,
-				  const struct wh_device_mapping *local,
-				  const struct wh_device_mapping *remote)
+static bool walk_describe_memory(struct mapping_walk *walk, const struct wh_fragment *fragment,
+				 const struct wh_device_mapping *local,
+				 const struct wh_device_mapping *remote)
 {
-	(void)fragment;
+	const struct wh_device_mapping *source = fragment->op == WH_WRITE ? local : remote;
+	char why[WH_REFUSAL] = "";
+
+	if (source->pages)
+		wh_file_pages_describe(source->pages, why, sizeof(why));
+	if (*why) {
+		snprintf(walk->text, walk->size, "file: GPUs do not read its page cache: %s", why);
+		return false;
+	}
 	return !wh_gpus_describe(walk->gpus, local->device, walk->text, walk->size) &&
 	       !wh_gpus_describe(walk->gpus, remote->device, walk->text, walk->size);
 }
@@ -413,8 +439,8 @@ static bool walk_describe_choice(struct mapping_walk *walk, const struct wh_frag
 static void cuda_describe(struct wh_peer *peer, void *state, const struct wh_batch *batch,
 			  struct wh_description *out)
 {
-	/* Why there is no kernel, where one would be better. */
-	struct mapping_walk walk = { .each = walk_describe_kernels,
+	/* Why a file is read by threads, or why there is no kernel, where one would be better. */
+	struct mapping_walk walk = { .each = walk_describe_memory,
 				     .text = out->memory,
 				     .size = sizeof(out->memory) };
 

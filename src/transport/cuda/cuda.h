@@ -5,7 +5,8 @@
  * cuda.c: the transport's functions. mapping.c: how GPUs see our regions; import.c: how they see a
  * peer's; pin.c: page-locking; path.c: which GPU moves. export.c: the side whose memory is mapped
  * by others. move.c: fragments to streams. stage.c: fragments that no GPU reaches both sides of,
- * through pinned memory. window.c: those of a few bytes, by the CPU.
+ * through pinned memory; pages.c: or out of the page cache. window.c: those of a few bytes, by the
+ * CPU.
  */
 #ifndef WH_TRANSPORT_CUDA_CUDA_H
 #define WH_TRANSPORT_CUDA_CUDA_H
@@ -51,6 +52,7 @@ struct wh_device_mapping {
 	uint64_t address;
 	char *host; /* the same for the CPU; NULL: the CPU does not reach it */
 	struct wh_file *file; /* a file of ours, which is staged; NULL: memory */
+	struct wh_file_pages *pages; /* its page cache, for GPUs; NULL: never page-locked */
 	/* bit n: work in device n's primary context reaches `address` */
 	_Atomic uint64_t reached;
 	/* `reached` was decided when the memory was mapped; else peer access can be switched on */
@@ -118,6 +120,7 @@ struct wh_device_mappings {
 	pthread_mutex_t lock; /* making and undoing mappings; taken before engine.regions.lock */
 	/* page-locked memory that has outlived its region; written under the lock */
 	struct wh_pin *_Atomic pins;
+	_Atomic uint64_t file_pages; /* bytes of page caches that are page-locked */
 };
 
 /* NULL: no memory; `why` says so. */

@@ -4,12 +4,15 @@
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 
 #include "memory/memory.h"
 #include "memory/region.h"
 #include "transport/cuda/cuda.h"
+#include "transport/cuda/pages.h"
 #include "transport/transport.h"
+#include "util/config.h"
 #include "util/error.h"
 
 struct wh_device_mapping *wh_device_mapping_new(char why[WH_REFUSAL])
@@ -38,9 +41,14 @@ static void mapping_map_host(struct wh_device_mappings *mappings, struct wh_devi
 	}
 }
 
-static void mapping_map_file(struct wh_device_mapping *mapping, const struct wh_region *region)
+static void mapping_map_file(struct wh_device_mappings *mappings, struct wh_device_mapping *mapping,
+			     const struct wh_region *region)
 {
+	const char *pages = wh_engine_config(mappings->engine)->text[WH_SETTING_FILE_PAGES];
+
 	mapping->file = region->registration->file;
+	if (strcmp(pages, "off") != 0)
+		mapping->pages = wh_file_pages_new(mappings, mapping->file);
 	snprintf(mapping->why, sizeof(mapping->why), "file, by threads");
 }
 
@@ -110,7 +118,7 @@ int wh_device_mapping_local(struct wh_device_mappings *mappings, struct wh_regio
 			mapping = wh_device_mapping_new(why);
 		if (mapping && !atomic_load(&region->transport[WH_TRANSPORT_CUDA])) {
 			if (region->entry.kind == WH_MEMORY_FILE)
-				mapping_map_file(mapping, region);
+				mapping_map_file(mappings, mapping, region);
 			else if (wh_kind_on_host(region->entry.kind))
 				mapping_map_host(mappings, mapping, region);
 			else
@@ -142,6 +150,7 @@ void wh_device_mapping_free(struct wh_device_mappings *mappings, struct wh_devic
 	struct wh_cuda *cuda = wh_gpus_cuda(mappings->gpus);
 	struct wh_cuda_scope scope;
 
+	wh_file_pages_close(mapping->pages);
 	if (mapping->legacy)
 		legacy_close(cuda, mapping->legacy);
 	if (mapping->pinned)

@@ -4,6 +4,10 @@
  * of pinned memory, a few slots at a time. A GPU copies between a slot and GPU memory, the CPU
  * between a slot and host memory; threads that may wait for a disk read files into slots, and write
  * slots into files.
+ *
+ * A GPU reads a file's bytes out of the page cache instead, where that can be page-locked
+ * (pages.h): the threads for files lock pages ahead of the copies. Ranges of which that cannot be
+ * said go through slots; so does the whole part once more if its pages turn out to be stale.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -15,6 +19,7 @@
 #include "transport/copier.h"
 #include "transport/core.h"
 #include "transport/cuda/cuda.h"
+#include "transport/cuda/pages.h"
 #include "transport/fragment.h"
 #include "util/clock.h"
 #include "util/error.h"
@@ -23,6 +28,10 @@
 #define SLOTS 4 /* of one part at a time */
 #define FILE_SLOTS 8 /* the same if one side is a file: each keeps a thread busy */
 #define EXTENTS 256u /* of one slot */
+/* What is read out of the page cache by one turn of a stream. An extent may lie in two chunks. */
+#define PAGES_BYTES ((uint64_t)8 << 20)
+#define PAGES_EXTENTS 1024u
+#define PAGES_PAIRS (2 * PAGES_EXTENTS)
 
 struct side {
 	const struct wh_device_mapping *mapping;
@@ -34,11 +43,16 @@ struct stage {
 	struct wh_cuda_part *part;
 	struct side source, target;
 	bool write;
-	pthread_mutex_t lock; /* part->at */
+	pthread_mutex_t lock; /* part->at, and what follows */
 	_Atomic uint32_t works;
+	/* A file's pages, if the GPU may read them; changed by threads for files only. */
+	enum { PAGES_NEVER, PAGES_UNTRIED, PAGES_USED, PAGES_REFUSED } pages;
+	struct wh_file_use use;
+	struct wh_cursor start; /* of the part */
+	struct wh_file_job file_job;
 };
 
-enum step { IDLE, INTO, OUT_OF };
+enum step { IDLE, INTO, OUT_OF, LOCK_PAGES, READ_PAGES };
 
 /* A slot, and the extent pairs that go through it. */
 struct work {
@@ -48,9 +62,13 @@ struct work {
 	struct stage *stage;
 	struct wh_slot *slot;
 	enum step step;
+	struct wh_cursor rest; /* taken from the part, and not started yet */
 	/* the extent pairs in the slot; those of them that this step has not submitted yet */
 	struct wh_cursor start, at;
 	uint64_t filled; /* bytes that this step has submitted */
+	/* From the page cache: `put` of `count` pairs have been submitted. */
+	struct wh_pair *pairs;
+	uint32_t count, put;
 };
 
 /* ---- addresses ------------------------------------------------------------------------------- */
@@ -78,28 +96,57 @@ static uint64_t side_base(const struct wh_device_mapping *mapping, const struct 
 
 /* ---- steps ----------------------------------------------------------------------------------- */
 
-/* Take the next extent pairs of the part for a slot. False: there are no more. */
-static bool work_take(struct work *work)
+/* Take the next extent pairs of `from`, at most so many and so many bytes. */
+static void range_take(const struct wh_fragment *fragment, struct wh_cursor *from, uint64_t most,
+		       uint32_t extents, struct wh_cursor *out)
 {
-	struct wh_cuda_part *part = work->stage->part;
-	const struct wh_fragment *fragment = part->op->fragment;
-	uint64_t bytes = 0;
+	struct wh_cursor taken = *from;
 	struct wh_extent_pair extent;
-	bool any;
+	uint64_t bytes = 0;
 
-	pthread_mutex_lock(&work->stage->lock);
-	if (atomic_load(&fragment->cancelled) && part->at.left)
-		wh_cuda_part_fail(part, -ECANCELED, "cancelled");
-	any = part->at.left && !atomic_load(&part->error);
-	work->start = part->at;
-	for (unsigned i = 0; any && i < EXTENTS && bytes < WH_SLOT && part->at.left; i++) {
-		wh_fragment_next(fragment, &part->at, WH_SLOT - bytes, &extent);
+	for (uint32_t i = 0; i < extents && bytes < most && from->left; i++) {
+		wh_fragment_next(fragment, from, most - bytes, &extent);
 		bytes += extent.length;
 	}
-	pthread_mutex_unlock(&work->stage->lock);
-	wh_engine_count_staged(part->op->cuda->mappings->engine, bytes);
-	work->start.left = bytes;
-	return any;
+	taken.left = bytes;
+	*out = taken;
+}
+
+static void work_begin(struct work *work, enum step step)
+{
+	work->step = step;
+	work->at = work->start;
+	work->filled = 0;
+}
+
+/* Begin the next range, or slot. False: there are no more. */
+static bool work_next(struct work *work)
+{
+	struct stage *stage = work->stage;
+	struct wh_cuda_part *part = stage->part;
+	const struct wh_fragment *fragment = part->op->fragment;
+	bool any, pages = false;
+
+	pthread_mutex_lock(&stage->lock);
+	if (atomic_load(&fragment->cancelled) && (part->at.left || work->rest.left))
+		wh_cuda_part_fail(part, -ECANCELED, "cancelled");
+	if (!work->rest.left && part->at.left) {
+		pages = stage->pages == PAGES_UNTRIED || stage->pages == PAGES_USED;
+		range_take(fragment, &part->at, pages ? PAGES_BYTES : WH_SLOT,
+			   pages ? PAGES_EXTENTS : EXTENTS, &work->rest);
+	}
+	any = work->rest.left && !atomic_load(&part->error);
+	pthread_mutex_unlock(&stage->lock);
+	if (!any)
+		return false;
+	if (pages) {
+		work->step = LOCK_PAGES;
+		return true;
+	}
+	range_take(fragment, &work->rest, WH_SLOT, EXTENTS, &work->start);
+	wh_engine_count_staged(part->op->cuda->mappings->engine, work->start.left);
+	work_begin(work, INTO);
+	return true;
 }
 
 static void work_copy_by_cpu(struct work *work, const struct side *side)
@@ -118,6 +165,18 @@ static void work_copy_by_cpu(struct work *work, const struct side *side)
 			memcpy(there, slot, extent.length);
 		slot += extent.length;
 	}
+}
+
+/* Submit copies of the side's memory. Returns how many of the first ones: the stream's ring may be
+ * full. */
+static uint64_t side_submit(const struct side *side, struct wh_gpu_stream_turn *turn,
+			    const struct wh_pair *pairs, uint64_t count)
+{
+	if (!side->mapping->managed)
+		return wh_gpu_stream_pairs(turn, pairs, count);
+	for (uint64_t i = 0; i < count; i++)
+		wh_gpu_stream_copy(turn, pairs[i].to, pairs[i].from, pairs[i].length);
+	return count;
 }
 
 /* Submit as much of the step as the side's stream has room for. */
@@ -140,13 +199,7 @@ static void work_copy_by_gpu(struct work *work, const struct side *side)
 		slot += extent.length;
 	}
 	wh_gpu_stream_begin(side->stream, &turn);
-	if (side->mapping->managed) {
-		for (put = 0; put < n; put++)
-			wh_gpu_stream_copy(&turn, pairs[put].to, pairs[put].from,
-					   pairs[put].length);
-	} else {
-		put = wh_gpu_stream_pairs(&turn, pairs, n);
-	}
+	put = side_submit(side, &turn, pairs, n);
 	while (put-- && wh_fragment_next(fragment, &work->at, work->at.left, &extent))
 		work->filled += extent.length;
 	wh_gpu_stream_end(&turn, &work->job);
@@ -174,15 +227,84 @@ static int work_copy_file(struct work *work)
 	return error || work->step == INTO ? error : wh_file_sync(side->mapping->file);
 }
 
+/* ---- out of the page cache ------------------------------------------------------------------- */
+
+/* Begin the part's use of the file's pages, unless that is done. */
+static bool stage_use_pages(struct stage *stage)
+{
+	bool used;
+
+	pthread_mutex_lock(&stage->lock);
+	if (stage->pages == PAGES_UNTRIED)
+		stage->pages = wh_file_pages_enter(stage->source.mapping->pages, stage->start.left,
+						   &stage->use) ?
+				       PAGES_USED :
+				       PAGES_REFUSED;
+	used = stage->pages == PAGES_USED;
+	pthread_mutex_unlock(&stage->lock);
+	return used;
+}
+
+/* Page-lock the range's bytes, and list the copies. False: they must go through slots. */
+static bool work_lock_pages(struct work *work)
+{
+	struct stage *stage = work->stage;
+	const struct wh_fragment *fragment = stage->part->op->fragment;
+	struct wh_cursor at = work->rest;
+	struct wh_extent_pair extent;
+
+	if (!work->pairs)
+		work->pairs = malloc(PAGES_PAIRS * sizeof(work->pairs[0]));
+	if (!work->pairs || !stage_use_pages(stage))
+		return false;
+	work->count = work->put = 0;
+	while (wh_fragment_next(fragment, &at, at.left, &extent)) {
+		uint64_t offset = extent_at(stage, &stage->source, &extent), length;
+		uint64_t to = extent_at(stage, &stage->target, &extent);
+
+		for (uint64_t done = 0; done < extent.length; done += length) {
+			struct wh_pair *pair = &work->pairs[work->count];
+
+			length = extent.length - done;
+			if (work->count == PAGES_PAIRS ||
+			    !wh_file_pages_get(&stage->use, offset + done, &length, &pair->from))
+				return false;
+			pair->to = to + done;
+			pair->length = length;
+			work->count++;
+		}
+	}
+	return true;
+}
+
+/* Submit as many of the copies as the stream has room for. */
+static void work_read_pages(struct work *work)
+{
+	const struct side *target = &work->stage->target;
+	const struct wh_pair *pairs = work->pairs + work->put;
+	uint64_t count = work->count - work->put;
+	struct wh_gpu_stream_turn turn;
+
+	wh_gpu_stream_begin(target->stream, &turn);
+	work->put += (uint32_t)side_submit(target, &turn, pairs, count);
+	wh_gpu_stream_end(&turn, &work->job);
+}
+
+/* ---- files ----------------------------------------------------------------------------------- */
+
 static void work_continue(struct work *work);
 
 static void work_run_file(struct wh_file_job *job)
 {
 	struct work *work = wh_container(job, struct work, file_job);
-	int error;
+	int error = 0;
 
 	wh_fail_begin();
-	error = work_copy_file(work);
+	if (work->step == LOCK_PAGES)
+		/* What cannot be locked is what work_next() takes next. */
+		work->step = work_lock_pages(work) ? READ_PAGES : IDLE;
+	else
+		error = work_copy_file(work);
 	if (error) {
 		wh_cuda_part_fail(work->stage->part, error, wh_error_text());
 		work->step = IDLE; /* and the part has no more bytes */
@@ -191,48 +313,103 @@ static void work_run_file(struct wh_file_job *job)
 	work_continue(work);
 }
 
-static void work_end(struct work *work)
+static void stage_free(struct stage *stage)
 {
-	struct stage *stage = work->stage;
-	struct wh_cuda_part *part = stage->part;
-
-	if (work->slot)
-		wh_slot_release(part->op->cuda->mappings->gpus, work->slot);
-	free(work);
-	if (atomic_fetch_sub_explicit(&stage->works, 1, memory_order_acq_rel) != 1)
-		return;
 	pthread_mutex_destroy(&stage->lock);
 	free(stage);
+}
+
+static void stage_start_works(struct stage *stage);
+
+/* No copy of the part is under way. */
+static void stage_run_file(struct wh_file_job *job)
+{
+	struct stage *stage = wh_container(job, struct stage, file_job);
+	struct wh_cuda_part *part = stage->part;
+	bool once = wh_file_pages_once(stage->use.pages);
+
+	wh_fail_begin();
+	if (!atomic_load(&part->error) && !wh_file_pages_check(&stage->use)) {
+		wh_file_pages_leave(&stage->use);
+		stage->pages = PAGES_REFUSED;
+		part->at = stage->start;
+		wh_fail_end(0);
+		stage_start_works(stage);
+		return;
+	}
+	/* Letting pages go takes time that the batch does not wait for. Kept ones are free for the
+	 * next batch as soon as this one has ended. */
+	if (!once)
+		wh_file_pages_leave(&stage->use);
+	wh_cuda_part_done(part);
+	if (once)
+		wh_file_pages_leave(&stage->use);
+	wh_fail_end(0);
+	stage_free(stage);
+}
+
+static void stage_end_work(struct stage *stage)
+{
+	struct wh_cuda_part *part = stage->part;
+
+	if (atomic_fetch_sub_explicit(&stage->works, 1, memory_order_acq_rel) != 1)
+		return;
+	if (stage->use.pages) {
+		wh_file_threads_run(wh_engine_file_threads(part->op->cuda->mappings->engine),
+				    &stage->file_job);
+		return;
+	}
+	stage_free(stage);
 	wh_cuda_part_done(part);
 }
 
-static void work_begin(struct work *work, enum step step)
-{
-	work->step = step;
-	work->at = work->start;
-	work->filled = 0;
-}
-
-/* Continue until a GPU is working for this slot, or the part has no more bytes. */
-static void work_continue(struct work *work)
+static void work_end(struct work *work)
 {
 	struct stage *stage = work->stage;
 
-	for (;;) {
-		const struct side *side = work->step == INTO ? &stage->source : &stage->target;
+	if (work->slot)
+		wh_slot_release(stage->part->op->cuda->mappings->gpus, work->slot);
+	free(work->pairs);
+	free(work);
+	stage_end_work(stage);
+}
 
-		if (work->step == IDLE) {
-			if (!work_take(work)) {
-				work_end(work);
-				return;
-			}
-			work_begin(work, INTO);
-			continue;
+/* Continue until a GPU or a file's thread is working, a slot is waited for, or the part has no more
+ * bytes. */
+static void work_continue(struct work *work)
+{
+	struct stage *stage = work->stage;
+	struct wh_device_mappings *mappings = stage->part->op->cuda->mappings;
+
+	for (;;) {
+		const struct side *side;
+
+		if (work->step == READ_PAGES && work->put == work->count) {
+			work->rest.left = 0;
+			work->step = IDLE;
 		}
+		if (work->step == IDLE && !work_next(work)) {
+			work_end(work);
+			return;
+		}
+		if (work->step == READ_PAGES) {
+			work_read_pages(work);
+			return;
+		}
+		if (work->step == LOCK_PAGES) {
+			wh_file_threads_run(wh_engine_file_threads(mappings->engine),
+					    &work->file_job);
+			return;
+		}
+		side = work->step == INTO ? &stage->source : &stage->target;
+		if (!work->slot)
+			work->slot =
+				wh_slot_acquire(mappings->gpus, WH_SLOT_INITIATOR, &work->wait);
+		if (!work->slot)
+			return; /* work_slot_ready() continues; `work` may be freed by now */
 		if (work->at.left && side->mapping->file) {
-			wh_file_threads_run(
-				wh_engine_file_threads(stage->part->op->cuda->mappings->engine),
-				&work->file_job);
+			wh_file_threads_run(wh_engine_file_threads(mappings->engine),
+					    &work->file_job);
 			return;
 		}
 		if (work->at.left && side->stream) {
@@ -280,10 +457,22 @@ static void work_start(struct stage *stage)
 	work->file_job.run = work_run_file;
 	work->wait.ready = work_slot_ready;
 	atomic_fetch_add(&stage->works, 1);
-	work->slot = wh_slot_acquire(stage->part->op->cuda->mappings->gpus, WH_SLOT_INITIATOR,
-				     &work->wait);
-	if (work->slot)
-		work_continue(work);
+	work_continue(work);
+}
+
+/* As many as the part's bytes keep busy. */
+static void stage_start_works(struct stage *stage)
+{
+	bool file = stage->source.mapping->file || stage->target.mapping->file;
+	uint64_t slots = stage->start.left / WH_SLOT + 1, most = file ? FILE_SLOTS : SLOTS;
+
+	/* One more than there are works, so that the part does not end while they are started. */
+	atomic_store(&stage->works, 1);
+	for (uint64_t i = 0; i < slots && i < most; i++)
+		work_start(stage);
+	if (atomic_load(&stage->works) == 1 && stage->part->at.left)
+		wh_cuda_part_fail(stage->part, -ENOMEM, "no memory");
+	stage_end_work(stage);
 }
 
 static int side_open(struct wh_gpus *gpus, struct side *side, enum wh_blocks_way way, bool urgent)
@@ -302,7 +491,6 @@ void wh_cuda_stage(struct wh_cuda_part *part)
 	struct stage *stage = calloc(1, sizeof(*stage));
 	struct wh_device_mapping *local, *remote;
 	const struct wh_region *region;
-	uint64_t slots, most;
 	int error;
 
 	if (!stage) {
@@ -313,6 +501,8 @@ void wh_cuda_stage(struct wh_cuda_part *part)
 	wh_cuda_mappings(part->op, part->first, &local, &remote);
 	region = wh_fragment_local(fragment, part->first);
 	stage->part = part;
+	stage->start = part->at;
+	stage->file_job.run = stage_run_file;
 	stage->write = fragment->op == WH_WRITE;
 	stage->source.mapping = stage->write ? local : remote;
 	stage->target.mapping = stage->write ? remote : local;
@@ -324,21 +514,15 @@ void wh_cuda_stage(struct wh_cuda_part *part)
 		error = side_open(gpus, &stage->target, WH_BLOCKS_FROM_HOST, urgent);
 	if (!error)
 		error = wh_slots_prepare(gpus, WH_SLOT_INITIATOR);
-	if (error)
+	if (stage->source.mapping->pages && stage->target.stream)
+		stage->pages = PAGES_UNTRIED;
+	if (error) {
 		wh_cuda_part_fail(part, error, wh_error_text());
-	/* One more than there are works, so that the part does not end while they are started. */
-	atomic_store(&stage->works, 1);
-	slots = part->at.left / WH_SLOT + 1;
-	most = local->file || remote->file ? FILE_SLOTS : SLOTS;
-	for (uint64_t i = 0; !error && i < slots && i < most; i++)
-		work_start(stage);
-	if (!error && atomic_load(&stage->works) == 1 && part->at.left)
-		wh_cuda_part_fail(part, -ENOMEM, "no memory");
-	if (atomic_fetch_sub_explicit(&stage->works, 1, memory_order_acq_rel) != 1)
+		stage_free(stage);
+		wh_cuda_part_done(part);
 		return;
-	pthread_mutex_destroy(&stage->lock);
-	free(stage);
-	wh_cuda_part_done(part);
+	}
+	stage_start_works(stage);
 }
 
 /* ---- what it takes --------------------------------------------------------------------------- */
