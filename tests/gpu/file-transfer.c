@@ -103,24 +103,25 @@ static void close_all(void)
 }
 
 /* `local` to the file (WH_WRITE) or from it; in blocks of so many bytes at random places of the
- * file, or as one. Returns the batch. */
+ * file, or as one; 0: one page. Returns the batch. */
 static struct wh_batch *batch_make(struct wh_region *local, uint32_t op, size_t block)
 {
 	struct wh_base base = { .local = local, .remote = wh_region_id(all.file) };
+	size_t each = block ? block : 4096;
 	struct wh_blocks_desc desc = { .size = sizeof(desc),
 				       .op = op,
-				       .block_length = block,
-				       .count = length / block,
+				       .block_length = each,
+				       .count = block ? length / block : 1,
 				       .bases = &base,
 				       .base_count = 1 };
-	uint64_t *offsets = calloc(length / block, sizeof(*offsets)), swap;
+	uint64_t *offsets = calloc(desc.count, sizeof(*offsets)), swap;
 	struct wh_blocks *blocks = NULL;
 	struct wh_batch *batch = NULL;
 
 	if (!CHECK(offsets))
 		return NULL;
 	for (size_t i = 0; i < desc.count; i++)
-		offsets[i] = i * block;
+		offsets[i] = i * each;
 	for (size_t i = desc.count - 1; i > 0; i--) {
 		size_t k = gpu_random() % (i + 1);
 
@@ -240,6 +241,15 @@ static double limit_back(void)
 	return limit_copy(false);
 }
 
+static void row_print(const char *what, bool cold, size_t block, double seconds, double limit)
+{
+	printf("{\"what\": \"%s\", \"cache\": \"%s\", \"bytes\": %zu, \"block_bytes\": %zu, "
+	       "\"gbps\": %.2f, \"limit_gbps\": %.2f}\n",
+	       what, cold ? "cold" : "warm", length, block, 1e-9 * (double)length / seconds,
+	       1e-9 * (double)length / limit);
+	fflush(stdout);
+}
+
 static void row(const char *what, struct wh_region *local, uint32_t op, size_t block, bool cold,
 		double (*limit)(void))
 {
@@ -258,17 +268,73 @@ static void row(const char *what, struct wh_region *local, uint32_t op, size_t b
 		seconds = batch_seconds(batch);
 		best = !best || seconds < best ? seconds : best;
 	}
-	printf("{\"what\": \"%s\", \"cache\": \"%s\", \"bytes\": %zu, \"block_bytes\": %zu, "
-	       "\"gbps\": %.2f, \"limit_gbps\": %.2f}\n",
-	       what, cold ? "cold" : "warm", length, block, 1e-9 * (double)length / best,
-	       1e-9 * (double)length / best_limit);
-	fflush(stdout);
+	row_print(what, cold, block, best, best_limit);
 	CALL(wh_batch_free(batch));
+}
+
+/* The whole file into the GPU by an engine and a registration of its own, page-locking included,
+ * and again by the same one. `threads`: file_threads. */
+static void row_once(const char *pages, const char *threads)
+{
+	char cuda[300], file_pages[40], file_threads[40], what[100];
+	const char *config[] = { file_pages, file_threads, driver_path ? cuda : NULL, NULL };
+	struct wh_engine_options options = { .size = sizeof(options),
+					     .listen = "none",
+					     .config = config };
+	struct wh_engine *engine = all.engine;
+	struct wh_peer *peer = all.peer;
+	struct wh_region *file = all.file, *memory = all.memory;
+	double first = 0, again = 0, limit = 0;
+
+	snprintf(cuda, sizeof(cuda), "cuda=%s", driver_path ? driver_path : "");
+	snprintf(file_pages, sizeof(file_pages), "file_pages=%s", pages);
+	snprintf(file_threads, sizeof(file_threads), "file_threads=%s", threads);
+	for (int run = 0; run < RUNS; run++) {
+		struct wh_batch *batch;
+		double seconds = limit_copy(true);
+
+		limit = !limit || seconds < limit ? seconds : limit;
+		if (!CALL(wh_engine_open(&options, &all.engine)))
+			break;
+		CALL(wh_peer_open(all.engine, "self", NULL, &all.peer));
+		CALL(wh_region_register(all.engine, all.gpu, length, NULL, &all.memory));
+		CALL(wh_file_register_fd(all.engine, all.fd, NULL, &all.file));
+		/* A GPU's streams, which are measured once, are not the file's: a few bytes first.
+		 */
+		batch = batch_make(all.memory, WH_READ, 0);
+		batch_seconds(batch);
+		CALL(wh_batch_free(batch));
+		batch = batch_make(all.memory, WH_READ, length);
+		seconds = batch_seconds(batch);
+		first = !first || seconds < first ? seconds : first;
+		seconds = batch_seconds(batch);
+		again = !again || seconds < again ? seconds : again;
+		CALL(wh_batch_free(batch));
+		CALL(wh_region_unregister(all.file));
+		CALL(wh_region_unregister(all.memory));
+		CALL(wh_peer_close(all.peer));
+		CALL(wh_engine_close(all.engine));
+	}
+	all.engine = engine;
+	all.peer = peer;
+	all.file = file;
+	all.memory = memory;
+	snprintf(what, sizeof(what), "file to gpu, first, file_pages=%s, file_threads=%s", pages,
+		 threads);
+	row_print(what, false, length, first, limit);
+	snprintf(what, sizeof(what), "file to gpu, again, file_pages=%s, file_threads=%s", pages,
+		 threads);
+	row_print(what, false, length, again, limit);
 }
 
 static void speeds(void)
 {
 	limit_pread(); /* it is in the page cache now */
+	for (int i = 0; i < 2; i++) {
+		row_once("keep", i ? "8" : "1");
+		row_once("once", i ? "8" : "1");
+		row_once("off", i ? "8" : "1");
+	}
 	row("file to gpu", all.memory, WH_READ, length, false, limit_slower);
 	row("file to gpu", all.memory, WH_READ, 16384, false, limit_slower);
 	row("file to gpu", all.memory, WH_READ, 4096, false, limit_slower);
