@@ -63,8 +63,8 @@ bool fake_pages_writable(uint64_t base, size_t size)
 	bool writable = true;
 
 	while (maps && fgets(line, sizeof(line), maps))
-		if (sscanf(line, "%llx-%llx %7s", &start, &end, rights) == 3 && start < base + size &&
-		    base < end && rights[1] != 'w')
+		if (sscanf(line, "%llx-%llx %7s", &start, &end, rights) == 3 &&
+		    start < base + size && base < end && rights[1] != 'w')
 			writable = false;
 	if (maps)
 		fclose(maps);

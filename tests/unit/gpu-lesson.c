@@ -95,7 +95,9 @@ static void choose__tries_are_rare(void **state)
 	struct world w = misjudged(WH_MOVER_KERNEL, 1, 1);
 
 	(void)state;
-	for (double slower = 1.1; slower < 3; slower += 0.3) {
+	for (int tenths = 11; tenths < 30; tenths += 3) {
+		double slower = tenths / 10.0;
+
 		w = misjudged(WH_MOVER_KERNEL, 1, 1);
 		w.takes[WH_MOVER_KERNEL] = slower * w.takes[WH_MOVER_COPIES];
 		world_turns(&w, 100);

@@ -304,7 +304,8 @@ static void atomic_most(_Atomic uint64_t *value, uint64_t other)
 		;
 }
 
-bool wh_file_pages_get(struct wh_file_use *use, uint64_t offset, uint64_t *length, uint64_t *address)
+bool wh_file_pages_get(struct wh_file_use *use, uint64_t offset, uint64_t *length,
+		       uint64_t *address)
 {
 	struct wh_file_pages *pages = use->pages;
 	uint64_t at = pages->file->start + offset - pages->base, room;

@@ -48,7 +48,8 @@ bool wh_file_pages_enter(struct wh_file_pages *pages, uint64_t bytes, struct wh_
 /* The address by which GPUs read the byte at `offset` of the region; the next *length bytes follow
  * it (*length is made smaller if need be). Page-locks the chunk if it is in the page cache. False:
  * it is not, or cannot be locked. Thread-safe. */
-bool wh_file_pages_get(struct wh_file_use *use, uint64_t offset, uint64_t *length, uint64_t *address);
+bool wh_file_pages_get(struct wh_file_use *use, uint64_t offset, uint64_t *length,
+		       uint64_t *address);
 /* All copies of the use have ended. False: they may have read bytes that the file did not have. */
 bool wh_file_pages_check(struct wh_file_use *use);
 /* End a use. No copy may be under way. With file_pages=once the last one lets all pages go. */

@@ -40,7 +40,8 @@ int fstat(int fd, struct stat *out)
 	return error;
 }
 
-/* ---- an engine with a file and a GPU ---------------------------------------------------------- */
+/* ---- an engine with a file and a GPU ----------------------------------------------------------
+ */
 
 struct ours {
 	struct wh_engine *engine;
@@ -299,7 +300,8 @@ static void pages__of_a_peers_gpu(void **state)
 	child_exit(child);
 }
 
-/* ---- refused ----------------------------------------------------------------------------------- */
+/* ---- refused -----------------------------------------------------------------------------------
+ */
 
 static void want_refused(const char *setting, const char *why)
 {
@@ -365,7 +367,8 @@ static void refused__not_in_the_page_cache(void **state)
 	ours_close(&ours);
 }
 
-/* ---- files that change ------------------------------------------------------------------------- */
+/* ---- files that change -------------------------------------------------------------------------
+ */
 
 static void put(const struct ours *ours, uint64_t at, uint64_t length, uint64_t seed)
 {
