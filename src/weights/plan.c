@@ -55,6 +55,7 @@ struct planner {
 	struct ends holders, wanters;
 	struct heap far, near;
 	uint32_t tensor; /* that is cut now */
+	uint32_t counted; /* cells, before any is planned */
 	size_t cell_room, step_room, number_room;
 };
 
@@ -269,6 +270,11 @@ static int serve_host(struct planner *planner, size_t begin, size_t end)
 
 /* ---- cells ----------------------------------------------------------------------------------- */
 
+static int too_many_cells(void)
+{
+	return wh_fail(E2BIG, "the tensors are cut into more than %d parts", CHUNKS_MOST);
+}
+
 static int cell_add(struct planner *planner, const uint64_t *box, uint32_t dims, uint64_t bytes)
 {
 	struct wh_plan *plan = planner->plan;
@@ -288,7 +294,7 @@ static int cell_add(struct planner *planner, const uint64_t *box, uint32_t dims,
 		plan->numbers = numbers;
 	}
 	if (plan->cell_count >= CHUNKS_MOST)
-		return wh_fail(E2BIG, "the tensors are cut into more than %d parts", CHUNKS_MOST);
+		return too_many_cells();
 	pieces = bytes / planner->piece + (bytes % planner->piece != 0);
 	pieces = pieces < most ? pieces : most;
 	cells[plan->cell_count++] = (struct wh_cell){
@@ -452,6 +458,17 @@ static int planner_cell(void *arg, const uint64_t *box, const struct wh_same_box
 	return serve_box(planner, box, dims);
 }
 
+static int count_cell(void *arg, const uint64_t *box, const struct wh_same_box *const *boxes,
+		      size_t count)
+{
+	struct planner *planner = arg;
+
+	(void)box;
+	(void)boxes;
+	(void)count;
+	return ++planner->counted > CHUNKS_MOST ? too_many_cells() : 0;
+}
+
 /* ---- tensors --------------------------------------------------------------------------------- */
 
 static const uint64_t *reference_box(const struct wh_plan *plan, uint32_t reference)
@@ -480,11 +497,14 @@ static int reference_order(const void *left, const void *right, void *arg)
 	return order ? order : (*a > *b) - (*a < *b);
 }
 
-static int plan_tensor(struct planner *planner, struct wh_same_box *boxes)
+/* Call `cell` for each cell of the tensor. */
+static int cut_tensor(struct planner *planner, struct wh_same_box *boxes,
+		      int (*cell)(void *arg, const uint64_t *box,
+				  const struct wh_same_box *const *boxes, size_t count))
 {
 	uint32_t dims = planner->plan->targets->tensors[planner->tensor].dims;
 	size_t begin = planner->first[planner->tensor], end = planner->first[planner->tensor + 1];
-	struct wh_cut cut = { .dims = dims, .cell = planner_cell, .arg = planner };
+	struct wh_cut cut = { .dims = dims, .cell = cell, .arg = planner };
 	size_t count = 0;
 
 	qsort_r(planner->order + begin, end - begin, sizeof(*planner->order), reference_order,
@@ -567,6 +587,20 @@ static void planner_sizes(struct planner *planner, const struct wh_plan_options 
 		planner->piece = options->piece;
 }
 
+/* Could there be too many cells? Of one tensor there are at most as many as pairs of its slices,
+ * unless they are cut along several dimensions. */
+static bool may_be_many(const struct planner *planner)
+{
+	double pairs = 0;
+
+	for (uint32_t i = 0; i < planner->plan->targets->tensor_count; i++) {
+		double slices = (double)(planner->first[i + 1] - planner->first[i]);
+
+		pairs += slices * slices;
+	}
+	return pairs > CHUNKS_MOST;
+}
+
 static int plan_all(struct planner *planner, const struct wh_plan_options *options,
 		    const uint32_t *of_source)
 {
@@ -592,10 +626,12 @@ static int plan_all(struct planner *planner, const struct wh_plan_options *optio
 	boxes = calloc(most + 1, sizeof(*boxes));
 	if (!boxes)
 		return no_memory();
-	for (uint32_t i = 0; !error && i < plan->targets->tensor_count; i++) {
-		planner->tensor = i;
-		error = plan_tensor(planner, boxes);
-	}
+	/* Counting takes a small part of the time and memory that planning does. */
+	for (int pass = may_be_many(planner) ? 0 : 1; !error && pass < 2; pass++)
+		for (uint32_t i = 0; !error && i < plan->targets->tensor_count; i++) {
+			planner->tensor = i;
+			error = cut_tensor(planner, boxes, pass ? planner_cell : count_cell);
+		}
 	free(boxes);
 	return error;
 }

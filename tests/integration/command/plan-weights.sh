@@ -83,34 +83,55 @@ fails 2 "tensor 'w': a.json has f32 of 4 bytes [32, 750000], type.json has i32 o
 verdict "errors, each in one line with both sides" $?
 
 # Run it, and print the seconds of processors and MiB that it took: seconds by the clock would be
-# those of other programs, too.
-cost() # LAYOUT LAYOUT
+# those of other programs, too. It must exit with STATUS.
+cost() # STATUS LAYOUT LAYOUT
 {
-	python3 - "$wherry" plan "$@" <<'PYTHON'
+	python3 - "$1" "$wherry" plan "${@:2}" <<'PYTHON'
 import resource, subprocess, sys
-output = subprocess.run(sys.argv[1:], check=True, capture_output=True, text=True).stdout
+run = subprocess.run(sys.argv[2:], capture_output=True, text=True)
 usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-print(*output.split("\n")[:5], sep="\n", file=sys.stderr)
+print(*run.stdout.split("\n")[:5], run.stderr, sep="\n", file=sys.stderr)
 print(round(usage.ru_utime + usage.ru_stime + 0.5), usage.ru_maxrss // 1024)
+sys.exit(run.returncode != int(sys.argv[1]))
 PYTHON
 }
 
-at_most() # SECONDS MIB LAYOUT LAYOUT
+at_most() # SECONDS MIB STATUS LAYOUT LAYOUT
 {
-	local seconds memory
+	local figures
 
-	read -r seconds memory < <(cost "$3" "$4") && echo "$seconds s, $memory MiB" || return
+	figures=$(cost "${@:3}") || return
+	echo "${figures/ / s, } MiB"
 	# A sanitizer takes many times both.
-	[ -n "${TEST_SLOW-}" ] || { [ "$seconds" -le "$1" ] && [ "$memory" -le "$2" ]; }
+	[ -n "${TEST_SLOW-}" ] || { [ "${figures% *}" -le "$1" ] && [ "${figures#* }" -le "$2" ]; }
 }
 
 python3 "$layouts" 200x1024x512x8 fsdp 520 --name trainer >a.json &&
 	python3 "$layouts" 200x1024x512x8 fsdp 480 --name server >b.json &&
-	[ "$(cat a.json b.json | grep -c '@[a-z]*+')" -ge 1000000 ] && at_most 5 1024 a.json b.json
+	[ "$(cat a.json b.json | grep -c '@[a-z]*+')" -ge 1000000 ] && at_most 5 1024 0 a.json b.json
 verdict "1,000 engines with a million slices, in 5 s and 1 GiB" $?
 
 python3 "$layouts" 16x1024x512x8 tp 2048 --group 8 --name trainer >a.json &&
 	python3 "$layouts" 16x1024x512x8 tp 2048 --group 8 --name server >b.json &&
-	at_most 5 1024 a.json b.json
+	at_most 5 1024 0 a.json b.json
 verdict "4,096 GPUs with replicas" $?
+
+# Row shards of 500 trainers, of which each has a part of what each of 500 servers wants in columns.
+python3 - <<'PYTHON'
+import json
+tensors = {f"w{i}": {"dtype": "f32", "shape": [500, 500]} for i in range(70)}
+for name, part in ("a", "{}:{},:"), ("b", ":,{}:{}"):
+    engines = {
+        f"{name}{e}": {
+            "host": f"{name}{e}",
+            "regions": {f"r{e}": 140000},
+            "slices": [f"w{i}[{part.format(e, e + 1)}]@r{e}+{2000 * i}" for i in range(70)],
+        }
+        for e in range(500)
+    }
+    with open(f"{name}.json", "w") as file:
+        json.dump({"schema": 1, "tensors": tensors, "engines": engines}, file)
+PYTHON
+at_most 8 256 2 a.json b.json 2>err && grep -q "cut into more than" err
+verdict "rows to columns, 17.5 million parts, are refused before they are planned" $?
 exit $failed
