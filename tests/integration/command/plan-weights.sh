@@ -108,7 +108,8 @@ at_most() # SECONDS MIB STATUS LAYOUT LAYOUT
 
 python3 "$layouts" 200x1024x512x8 fsdp 520 --name trainer >a.json &&
 	python3 "$layouts" 200x1024x512x8 fsdp 480 --name server >b.json &&
-	[ "$(cat a.json b.json | grep -c '@[a-z]*+')" -ge 1000000 ] && at_most 5 1024 0 a.json b.json
+	[ "$(cat a.json b.json | grep -c '@[a-z]*+')" -ge 1000000 ] &&
+	at_most 5 1024 0 a.json b.json
 verdict "1,000 engines with a million slices, in 5 s and 1 GiB" $?
 
 python3 "$layouts" 16x1024x512x8 tp 2048 --group 8 --name trainer >a.json &&
@@ -116,7 +117,8 @@ python3 "$layouts" 16x1024x512x8 tp 2048 --group 8 --name trainer >a.json &&
 	at_most 5 1024 0 a.json b.json
 verdict "4,096 GPUs with replicas" $?
 
-# Row shards of 500 trainers, of which each has a part of what each of 500 servers wants in columns.
+# Row shards of 500 trainers, of which each has a part of what each of 500 servers wants in
+# columns.
 python3 - <<'PYTHON'
 import json
 tensors = {f"w{i}": {"dtype": "f32", "shape": [500, 500]} for i in range(70)}
