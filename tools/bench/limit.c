@@ -11,6 +11,7 @@
 #include "bench/bench.h"
 
 #define VECTORS 512 /* blocks in one process_vm call */
+#define UNIT ((uint64_t)256 << 10) /* bytes that a thread copies before it looks at the time */
 #define COPIERS 256 /* threads, at most */
 
 static int limit_fail(int error, const char *what, char text[BENCH_TEXT])
@@ -239,23 +240,55 @@ static int vm_bandwidth(struct bench_limit *limit, int64_t duration, double *out
 	return error;
 }
 
-/* Threads that copy batches of the walk, each the next one that no other has taken. */
+/* Threads that share the walk: each has units of its own, so that no two write the same memory at
+ * the same time. */
 struct copiers {
 	const struct bench_limit *limit;
-	_Atomic uint64_t next;
+	uint64_t units; /* of a batch */
+	uint64_t first, every; /* unit `first` of the walk, and each `every`th from there on */
 	int64_t start, duration;
+	uint64_t done; /* units */
 };
+
+/* How many units a batch has: parts of long blocks, groups of short ones. */
+static uint64_t batch_units(const struct bench_layout *layout)
+{
+	uint64_t group = layout->size < UNIT ? UNIT / layout->size : 1;
+
+	return layout->size > UNIT ? layout->blocks * ((layout->size + UNIT - 1) / UNIT) :
+				     (layout->blocks + group - 1) / group;
+}
+
+static void copy_unit(const struct bench_limit *limit, uint64_t batch, uint64_t unit)
+{
+	uint64_t size = limit->row.layout.size, blocks = limit->row.layout.blocks;
+	uint64_t parts = size > UNIT ? (size + UNIT - 1) / UNIT : 1;
+	uint64_t group = size < UNIT ? UNIT / size : 1;
+	uint64_t block = unit / parts * group, offset = unit % parts * UNIT;
+	uint64_t end = block + group < blocks ? block + group : blocks;
+	uint64_t length = size - offset < UNIT ? size - offset : UNIT;
+	const uint64_t *source = limit->walk.source + batch * blocks;
+	const uint64_t *target = limit->walk.target + batch * blocks;
+	const char *from = limit->map[BENCH_SOURCE];
+	char *to = limit->map[BENCH_TARGET];
+
+	for (; block < end; block++)
+		memcpy(to + target[block] + offset, from + source[block] + offset, length);
+}
 
 static void *copiers_run(void *arg)
 {
 	struct copiers *copiers = arg;
 	const struct bench_limit *limit = copiers->limit;
+	uint64_t all = copiers->units * limit->row.layout.batches, at = copiers->first;
 	struct bench_pace pace = { .deadline = copiers->start + copiers->duration,
 				   .last = copiers->start };
 
-	do
-		copy_batch(limit, atomic_fetch_add(&copiers->next, 1) % limit->row.layout.batches);
-	while (!bench_pace_over(&pace));
+	do {
+		copy_unit(limit, at / copiers->units, at % copiers->units);
+		copiers->done++;
+		at = at + copiers->every < all ? at + copiers->every : copiers->first;
+	} while (!bench_pace_over(&pace));
 	return NULL;
 }
 
@@ -274,23 +307,32 @@ uint32_t bench_limit_threads(const struct bench_limit *limit)
 /* By as many threads as there are CPUs: what the machine can do, not what one thread can. */
 static int copy_bandwidth(struct bench_limit *limit, int64_t duration, double *out)
 {
-	struct copiers copiers = {
-		.limit = limit, .next = limit->next, .start = bench_now(), .duration = duration
-	};
-	uint32_t threads = bench_limit_threads(limit), started = 1;
+	const struct bench_layout *layout = &limit->row.layout;
+	uint64_t units = batch_units(layout), all = units * layout->batches, done = 0;
+	uint32_t threads = bench_limit_threads(limit), started = 0;
+	struct copiers copiers[COPIERS];
 	pthread_t thread[COPIERS];
+	int64_t start = bench_now();
 	int error = 0;
 
-	while (!error && started < threads) {
-		error = -pthread_create(&thread[started], NULL, copiers_run, &copiers);
-		started += !error;
-	}
-	copiers_run(&copiers);
+	threads = threads < all ? threads : (uint32_t)all;
+	for (uint32_t i = 0; i < threads; i++)
+		copiers[i] = (struct copiers){ .limit = limit,
+					       .units = units,
+					       .first = i,
+					       .every = threads,
+					       .start = start,
+					       .duration = duration };
+	while (!error && ++started < threads)
+		error = -pthread_create(&thread[started], NULL, copiers_run, &copiers[started]);
+	started -= error != 0;
+	copiers_run(&copiers[0]);
 	for (uint32_t i = 1; i < started; i++)
 		pthread_join(thread[i], NULL);
-	*out = (double)((copiers.next - limit->next) * bench_layout_bytes(&limit->row.layout)) /
-	       (double)(bench_now() - copiers.start);
-	limit->next = copiers.next % limit->row.layout.batches;
+	for (uint32_t i = 0; i < started; i++)
+		done += copiers[i].done;
+	*out = (double)done / (double)units * (double)bench_layout_bytes(layout) /
+	       (double)(bench_now() - start);
 	return error;
 }
 

@@ -124,7 +124,7 @@ verdict "a copy: no terminal" $?
 
 shows "bench: what, rate, how far, time left" \
 	'^host -> host (read|write) 1 MiB  [0-9.]+ GB/s \[=*>? *\] +[0-9]+%  [0-9]+ of 36  [0-9]:[0-9]+ left' \
-	120 bench -t shm --processes 2 -s 8,1MiB --working-set 1MiB --seconds 1 --json run.json
+	120 bench -t shm --processes 2 -s 8,1MiB --working-set 8MiB --seconds 1 --json run.json
 [ "$(grep -c '^write\|^read' out)" = 4 ] && [ -s run.json ] && [ ! -s left ]
 verdict "bench: and then its table" $?
 python3 - <<'PYTHON'
