@@ -18,7 +18,7 @@
 #define ARRAY ((size_t)16 << 20) /* bytes; each thread has three */
 #define PART ((size_t)256 << 10) /* bytes of an array between two looks at `stop` */
 #define STEPS 65536u /* of the arithmetic, the same */
-#define LANES 16u
+#define SUMS 16u
 #define WARM INT64_C(20000000) /* ns before a load's work counts */
 
 /* ---- names ----------------------------------------------------------------------------------- */
@@ -146,17 +146,17 @@ static void *load_memory(void *arg)
 static void *load_compute(void *arg)
 {
 	struct bench_load *load = arg;
-	double lane[LANES];
+	double sum[SUMS];
 	bool first = true;
 
-	for (unsigned i = 0; i < LANES; i++)
-		lane[i] = 1.0 + i;
+	for (unsigned i = 0; i < SUMS; i++)
+		sum[i] = 1.0 + i;
 	while (!atomic_load(&load->stop)) {
 		for (unsigned step = 0; step < STEPS; step++)
-			for (unsigned i = 0; i < LANES; i++)
-				lane[i] = lane[i] * 0.999999 + 1e-6;
-		__asm__ volatile("" : : "r"(lane) : "memory");
-		atomic_fetch_add(&load->work, 2ull * STEPS * LANES);
+			for (unsigned i = 0; i < SUMS; i++)
+				sum[i] = sum[i] * 0.999999 + 1e-6;
+		__asm__ volatile("" : : "r"(sum) : "memory");
+		atomic_fetch_add(&load->work, 2ull * STEPS * SUMS);
 		if (first)
 			atomic_fetch_add(&load->running, 1);
 		first = false;

@@ -6,43 +6,10 @@ set -u
 wherry=${1:-${TEST_COMMAND:?the path of wherry}}
 # shellcheck source=tests/cases.sh
 . "${BASH_SOURCE[0]%/*}/../../cases.sh" || exit
+# shellcheck source=tests/serving.sh
+. "${BASH_SOURCE[0]%/*}/../../serving.sh" || exit
 cd "$directory" || exit 1
 unset "${!WHERRY_@}"
-
-# Start a server: $url is its address, $server its process id.
-serve() # ARGUMENTS...
-{
-	rm -f ready
-	mkfifo ready
-	"$wherry" serve "$@" >ready 2>serve.err &
-	server=$!
-	read -r url <ready
-	if [ -z "$url" ]; then
-		cat serve.err
-		verdict "wherry serve $*" 1
-		exit 1
-	fi
-}
-
-stop()
-{
-	kill -TERM "$server"
-	wait "$server"
-}
-
-# The command fails with STATUS, and stderr contains TEXT.
-refused() # STATUS TEXT ARGUMENTS...
-{
-	local want=$1 text=$2 status
-
-	shift 2
-	timeout 60 "$wherry" "$@" >out 2>err
-	status=$?
-	[ "$status" = "$want" ] && grep -q -F -e "$text" err && return
-	echo "wherry $*: status $status"
-	cat err
-	return 1
-}
 
 # A number of the JSON in `out`.
 number() # NAME
@@ -172,10 +139,11 @@ verdict "the server ends" $?
 
 # ---- a server that is killed --------------------------------------------------------------------
 
-mkdir large got
+mkdir large
 for number in $(seq 10 33); do head -c 8M /dev/urandom >"large/$number"; done
 
-# Kill the server while the copy's target has at least 40 MB, but not all files their names.
+# Kill the server while the copy's target has at least 40 MB, but not all files their names. 3: the
+# copy was faster.
 kill_meanwhile() # TARGET
 {
 	while [ "$(du -sk "$1" | cut -f1)" -lt 40000 ]; do
@@ -190,15 +158,56 @@ kill_meanwhile() # TARGET
 	for file in "$1"/*; do
 		[ ! -e "$file" ] || cmp "$file" "large/${file##*/}" || return 1
 	done
-	[ "$status" = 69 ] || [ "$status" = 2 ] ||
-		{ [ "$status" = 0 ] && echo "the copy was faster than its killer"; }
+	[ "$status" != 0 ] || return 3
+	[ "$status" = 69 ] || [ "$status" = 2 ]
 }
 
-mkdir target
-serve --dir target:rw
-"$wherry" copy -r large "$url/target" >out 2>err &
-copy=$!
-kill_meanwhile target
+# Kill the client instead.
+kill_client() # TARGET
+{
+	while [ "$(du -sk "$1" | cut -f1)" -lt 20000 ] && kill -0 "$copy" 2>/dev/null; do :; done
+	kill -KILL "$copy"
+	wait "$copy" 2>/dev/null
+	status=$?
+	[ "$status" = 137 ] && return
+	stop
+	return 3
+}
+
+copy_there()
+{
+	serve --dir target:rw
+	"$wherry" copy -r large "$url/target" >out 2>err &
+	copy=$!
+}
+
+copy_back()
+{
+	serve --dir large
+	"$wherry" copy -r "$url/large" got >out 2>err &
+	copy=$!
+}
+
+# Begin a copy and kill one side in its middle; anew if it was too fast.
+cut_off() # BEGIN KILL TARGET
+{
+	local try
+
+	for try in {1..10}; do
+		rm -rf "$3"
+		mkdir "$3"
+		"$1"
+		"$2" "$3"
+		case $? in
+		0) return 0 ;;
+		3) echo "try $try: the copy was faster than its killer" ;;
+		*) return 1 ;;
+		esac
+	done
+	return 1
+}
+
+cut_off copy_there kill_meanwhile target
 verdict "a copy to a server that is killed fails, and names no half file" $?
 serve --dir target:rw
 # A part of the same length with other bytes must not be believed.
@@ -210,10 +219,7 @@ part=$(find target -name '.*wherry-part' | head -n 1)
 verdict "--resume completes it, and does not copy all of it again" $?
 stop
 
-serve --dir large
-"$wherry" copy -r "$url/large" got >out 2>err &
-copy=$!
-kill_meanwhile got
+cut_off copy_back kill_meanwhile got
 verdict "a copy from a server that is killed fails, and names no half file" $?
 serve --dir large
 "$wherry" copy -r --resume "$url/large" got --json >out 2>err && diff -r large got &&
@@ -221,15 +227,8 @@ serve --dir large
 verdict "--resume completes it, too" $?
 
 # A client that is killed leaves its file open at the server: the next one takes it over.
-rm -r target
-mkdir target
 stop
-serve --dir target:rw
-"$wherry" copy -r large "$url/target" >out 2>err &
-copy=$!
-while [ "$(du -sk target | cut -f1)" -lt 20000 ] && kill -0 "$copy" 2>/dev/null; do :; done
-kill -KILL "$copy"
-wait "$copy" 2>/dev/null
+cut_off copy_there kill_client target || verdict "a client is killed in the middle" 1
 "$wherry" copy -r --resume large "$url/target" >out 2>err && diff -r large target
 verdict "a copy goes on that another process began and did not end" $?
 stop

@@ -6,43 +6,10 @@ set -u
 wherry=${1:-${TEST_COMMAND:?the path of wherry}}
 # shellcheck source=tests/cases.sh
 . "${BASH_SOURCE[0]%/*}/../../cases.sh" || exit
+# shellcheck source=tests/serving.sh
+. "${BASH_SOURCE[0]%/*}/../../serving.sh" || exit
 cd "$directory" || exit 1
 unset "${!WHERRY_@}"
-
-# Start a server: $url is its address, $server its process id.
-serve() # ARGUMENTS...
-{
-	mkfifo ready
-	"$wherry" serve "$@" >ready 2>serve.err &
-	server=$!
-	read -r url <ready
-	rm ready
-	if [ -z "$url" ]; then
-		cat serve.err
-		verdict "wherry serve $*" 1
-		exit 1
-	fi
-}
-
-stop()
-{
-	kill -TERM "$server"
-	wait "$server"
-}
-
-# The command fails with STATUS, and stderr contains TEXT.
-refused() # STATUS TEXT ARGUMENTS...
-{
-	local want=$1 text=$2 status
-
-	shift 2
-	timeout 60 "$wherry" "$@" >out 2>err
-	status=$?
-	[ "$status" = "$want" ] && grep -q -F -e "$text" err && return
-	echo "wherry $*: status $status"
-	cat err
-	return 1
-}
 
 head -c 3000017 /dev/urandom >weights.bin
 head -c 5000 /dev/urandom >cache
