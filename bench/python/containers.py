@@ -8,8 +8,9 @@ Two pairs of processes: in common namespaces, and each process in network, PID, 
 namespaces of its own, with a cable between the two networks and a folder where they meet. Every
 round measures both pairs twice, in turns, so that both see the same state of the CPUs, and takes
 the better of each; the ratios are medians over the rounds of a round's ratio. --wherry is the
-command (build/tools/wherry), --nixl an interpreter that has NIXL with its UCX; without it, Wherry is
-measured alone. --gpu: GPU memory of both processes on GPU 0 instead of host memory, with blocks.
+command (build/tools/wherry), --nixl an interpreter that has NIXL with its UCX; without it, Wherry
+is measured alone. --gpu: GPU memory of both processes on GPU 0 instead of host memory, with blocks.
+What one pair alone could do has no ratio.
 
 Needs root, unshare, nsenter and ip.
 """
@@ -232,9 +233,7 @@ class Bench:
         for (package, op, block, blocks), found in self.rows.items():
             common, apart = (found["values"].get(pair.name, {}) for pair in self.pairs)
             ratios = [apart[number] / common[number] for number in apart if number in common]
-            if not ratios:
-                continue
-            ratio = statistics.median(ratios)
+            ratio = statistics.median(ratios) if ratios else None
             small = block == 8
             row = {
                 "package": package,
@@ -242,13 +241,13 @@ class Bench:
                 "block_bytes": block,
                 "blocks": blocks,
                 "unit": "us" if small else "GBps",
-                "common": round(statistics.median(common.values()), 4),
-                "apart": round(statistics.median(apart.values()), 4),
-                "ratio": round(ratio, 4),
+                "common": round(statistics.median(common.values()), 4) if common else None,
+                "apart": round(statistics.median(apart.values()), 4) if apart else None,
+                "ratio": round(ratio, 4) if ratios else None,
                 "ratios": [round(each, 3) for each in ratios],
                 "routes": found["routes"],
             }
-            if package == "wherry":
+            if package == "wherry" and ratios:
                 row["limit"] = LATENCY if small else RATE
                 row["met"] = ratio <= LATENCY if small else ratio >= RATE
             out.append(row)
@@ -258,13 +257,12 @@ class Bench:
 def show(rows):
     print(f"{'':32s}{'common':>12s}{'apart':>12s}{'ratio':>8s}")
     for row in rows:
-        size = row["block_bytes"]
-        what = f"{row['package']} {row['op']} {size} B x {row['blocks']}"
-        print(
-            f"{what:32s}{row['common']:9.2f} {'us' if size == 8 else 'GB'}"
-            f"{row['apart']:9.2f} {'us' if size == 8 else 'GB'}{row['ratio']:8.3f}"
-            + ("" if row.get("met", True) else "  missed")
-        )
+        unit = "us" if row["block_bytes"] == 8 else "GB"
+        text = f"{row['package']} {row['op']} {row['block_bytes']} B x {row['blocks']}".ljust(32)
+        for name in ("common", "apart"):
+            text += "-".rjust(12) if row[name] is None else f"{row[name]:9.2f} {unit}"
+        text += "-".rjust(8) if row["ratio"] is None else f"{row['ratio']:8.3f}"
+        print(text + ("" if row.get("met", True) else "  missed"))
 
 
 def main():

@@ -46,8 +46,9 @@
  * their middling fragments, from `shared_from` bytes on. A program that waits for each batch before
  * it submits the next has one in flight, and hands nothing over. */
 #define MANY_IN_FLIGHT 2
-/* Without the setting `copy_from`. On two busy CPUs fragments of 1 MiB gained a third, those of
- * 512 KiB nothing, and those of 64 KiB lost a third: handing over costs some us. With more CPUs it
+/* Without the setting `copy_from`. On two CPUs, of memcpy by both of them: fragments of 1 MiB have
+ * 0.98 by the threads and 0.85 by the submitter, those of 64 KiB 0.75 and 0.87, because handing
+ * over costs some us (bench/results/2026-11-26-2cpu-x86_64-shm-in-flight*.json). With more CPUs it
  * was not measured. */
 #define SHARED_FROM_FEW_CPUS ((uint64_t)1 << 20)
 #define SHARED_FROM ((uint64_t)256 << 10)

@@ -138,7 +138,8 @@ json "the better of the bare kernel and the driver" 'all(r["form"] == "blocks" a
 	r["limit_name"] == ("cuMemcpy, contiguous" if r["limit_copy_GBps"] > r["limit_kernel_GBps"]
 		else "bare kernel") and r["limit_kernel_GBps"] > 0 and
 	r["limit_GBps"] >= 0.99 * max(r["limit_copy_GBps"], r["limit_kernel_GBps"]) and
-	r["limit_threads"] is None and r["ratio"] > 0 and r["route_detail"].split(" of ")[0] in ("kernel", "copy engine")
+	r["limit_threads"] is None and r["ratio"] > 0
+	and r["route_detail"].split(" of ")[0] in ("kernel", "copy engine")
 	for r in rows)'
 json "the first byte" 'all((r["first_byte_us"]["new"] > 0 and
 	0 < r["first_byte_us"]["prepared"] < r["latency_us"]["p999"] * (10 if slow else 1)) if r["op"] == "read" else
