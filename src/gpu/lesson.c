@@ -11,7 +11,8 @@
 #define TRY_EVERY 8u /* turns, for the first tries */
 #define TRY_LATER 64u
 #define TRY_MOST 3 /* a mover that takes more times as long as the other is not tried */
-#define TRY_NO_MORE 8 /* nor again if its first turns took more times as long */
+#define TRY_NO_MORE 8 /* nor again if the fastest of its first turns took more times as long */
+#define TRY_AT_LEAST 3u /* turns: one of them may meet what else the machine does */
 
 /* bytes; the last class takes what is longer. 48 MiB exceed the caches of the GPUs that we know. */
 static const uint64_t longest[WH_LESSON_LENGTHS - 1] = {
@@ -111,8 +112,10 @@ static uint32_t try_every(const struct wh_lesson_view view[WH_MOVERS],
 		 * for it, too. */
 		double ratio = times->typical[other] / times->typical[faster];
 
-		if (view[other].turns)
+		if (view[other].turns >= TRY_AT_LEAST)
 			return slower <= TRY_NO_MORE ? TRY_EVERY : 0;
+		if (view[other].turns)
+			return TRY_EVERY;
 		return slower <= TRY_MOST || ratio <= TRY_MOST ? TRY_EVERY : 0;
 	}
 	if (!view[other].turns || slower > TRY_MOST)

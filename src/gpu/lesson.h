@@ -15,8 +15,8 @@
  * Trying: the mover that seems slower gets every 8th turn until it has had eight, and then every
  * 64th, or as much more rarely as keeps the loss below a 64th of the time. It gets none if both the
  * typical costs and those of the first look say that it takes over three times as long, if its
- * figure of eight turns says so, or if an earlier figure says over eight times as long. What looked
- * bad is tried again when its figure is forgotten, after a minute.
+ * figure of eight turns says so, or if an earlier figure, of three turns or more, says over eight
+ * times as long. What looked bad is tried again when its figure is forgotten, after a minute.
  *
  * Thread-safe without a lock: two threads that teach at the same time may lose one turn.
  */
