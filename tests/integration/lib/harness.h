@@ -171,9 +171,11 @@ int64_t now(void);
 int64_t quiet_now(void);
 void sleep_ms(unsigned int ms);
 
-/* Counts for this process. */
+/* Counts for this process. Thread stacks, the C library's arenas and what a sanitizer keeps are
+ * mappings without a file; memfds and the rings of io_uring have one. */
+enum harness_maps { MAPS_ALL, MAPS_OF_FILES };
 unsigned int count_fds(void);
-unsigned int count_maps(void);
+unsigned int count_maps(enum harness_maps which);
 uint64_t resident(void); /* bytes */
 
 /* Wait until at most `most` descriptors are open. False: `patience` (ns) has passed. */
