@@ -653,7 +653,7 @@ check "ls lists the regions" 0 "plain" ls "$url"
 grep -q -E "^0x[0-9a-f]{16} 0x[0-9a-f]{16} 1 MiB +pageable  rw +plain$" out
 verdict "ls shows id, address, size, kind, rights and name" $?
 check "ls as JSON" 0 '"name": "plain"' ls "$url" --json
-check "ls of a region" 64 "names a region" ls "$url/plain"
+check "ls of a region" 2 "is a region, not a directory" ls "$url/plain"
 check "ls of nobody" 69 "cannot reach" ls wherry://127.0.0.1:1
 
 # ---- bench ---------------------------------------------------------------------------------------

@@ -64,6 +64,29 @@ verdict "what is not writable, or no directory, is refused" $?
 [ ! -e x ]
 verdict "and nothing was created" $?
 
+# ---- ls -----------------------------------------------------------------------------------------
+
+"$wherry" ls "$url" >out 2>err && grep -q '^0x.* 24 bytes  *directory r-  *tree$' out &&
+	grep -q '^0x.* 1 MiB  *host  *rw  *host$' out
+verdict "ls tells directories from regions" $?
+"$wherry" ls "$url/tree" >out 2>err &&
+	[ "$(sed -n 's/.*Z  *//p' out)" = "$(find tree -mindepth 1 -maxdepth 1 \
+		\( -type d -printf '%f/\n' -o -printf '%f\n' \) | LC_ALL=C sort)" ]
+verdict "ls lists what a directory holds" $?
+"$wherry" ls "$url/tree/a/small" >out 2>err && [ "$(wc -l <out)" = 2 ] &&
+	grep -q "^0640 100 bytes  *$(date -u -r tree/a/small +%FT%TZ)  *small$" out
+verdict "ls shows one file" $?
+"$wherry" ls -r --json "$url/tree/" >out 2>err &&
+	[ "$(grep -c '"kind": "file"' out)" = "$(find tree -type f | wc -l)" ] &&
+	[ "$(grep -c '"kind": "directory"' out)" = "$(find tree -mindepth 1 -type d | wc -l)" ]
+verdict "ls --recursive --json lists all" $?
+refused 2 "there is no such file" ls "$url/tree/none" &&
+	refused 2 "not a directory of" ls "$url/host" &&
+	refused 2 "offers no directory" ls "$url/other" &&
+	refused 64 "relative, without" ls "$url/tree/../x" &&
+	refused 64 "is for directories" ls -r "$url"
+verdict "ls refuses what is not there" $?
+
 # ---- trees --------------------------------------------------------------------------------------
 
 "$wherry" copy --recursive tree "$url/writable" >out 2>err && diff -r tree writable
