@@ -19,6 +19,8 @@
 
 #define REQUESTS_MAX 256
 #define HANDLES_MAX 1024
+/* Of one client, so that none keeps the others from opening files. wherry copy has 32 at once. */
+#define HANDLES_OF_CLIENT 256
 #define ANSWERS_MAX 256
 #define ANSWERS_BYTES (UINT64_C(256) << 20)
 /* What a client that was killed has left open is closed after so long without a sign of it. */
@@ -28,6 +30,7 @@
 
 struct request {
 	struct request *next;
+	uint64_t client; /* the epoch of its engine */
 	size_t size;
 	uint8_t data[];
 };
@@ -36,6 +39,7 @@ struct request {
 struct handle {
 	struct handle *next;
 	const struct directory *directory;
+	uint64_t client;
 	uint64_t number;
 	int fd;
 	struct wh_region *region; /* NULL: an empty file */
@@ -114,18 +118,6 @@ static bool handle_close(struct dir_server *server, struct handle **link)
 	return true;
 }
 
-static struct handle **handle_find(struct dir_server *server, const struct directory *directory,
-				   uint64_t number)
-{
-	struct handle **link = &server->handles;
-
-	while (*link && ((*link)->number != number || (*link)->directory != directory))
-		link = &(*link)->next;
-	if (*link)
-		(*link)->used = wh_now();
-	return link;
-}
-
 /* Close those that nobody has mentioned for so long. */
 static void close_idle(struct dir_server *server, int64_t idle)
 {
@@ -135,6 +127,40 @@ static void close_idle(struct dir_server *server, int64_t idle)
 	while (*link)
 		if (now - (*link)->used < idle || !handle_close(server, link))
 			link = &(*link)->next;
+}
+
+/* What one request works with. */
+struct work {
+	struct dir_server *server;
+	const struct directory *directory;
+	uint64_t client;
+	const struct dir_message *request;
+	struct dir_writer *answer;
+	uint64_t summed; /* bytes */
+};
+
+static struct handle **handle_find(const struct work *work, uint64_t number)
+{
+	struct handle **link = &work->server->handles;
+
+	while (*link && ((*link)->number != number || (*link)->directory != work->directory ||
+			 (*link)->client != work->client))
+		link = &(*link)->next;
+	if (*link)
+		(*link)->used = wh_now();
+	return link;
+}
+
+/* May this client open one more? 0 or -EMFILE. */
+static int handle_room(struct dir_server *server, uint64_t client)
+{
+	size_t own = 0;
+
+	if (server->handle_count >= HANDLES_MAX)
+		close_idle(server, 60 * WH_SECOND);
+	for (const struct handle *handle = server->handles; handle; handle = handle->next)
+		own += handle->client == client;
+	return own < HANDLES_OF_CLIENT && server->handle_count < HANDLES_MAX ? 0 : -EMFILE;
 }
 
 /* The newer writer of a file takes it over: the other one may be a client that was killed. */
@@ -154,9 +180,10 @@ static int close_writer(struct dir_server *server, const struct directory *direc
 
 /* Publish an open file under a new handle; `path` NULL: to read. Takes the descriptor only on
  * success. */
-static int handle_open(struct dir_server *server, const struct directory *directory, int fd,
-		       uint64_t length, const char *path, uint64_t *number)
+static int handle_open(const struct work *work, int fd, uint64_t length, const char *path,
+		       uint64_t *number)
 {
+	struct dir_server *server = work->server;
 	char name[DIR_NAME_ROOM];
 	struct wh_region_options region = {
 		.size = sizeof(region),
@@ -170,12 +197,10 @@ static int handle_open(struct dir_server *server, const struct directory *direct
 		.region = &region,
 	};
 	struct handle *handle;
-	int error = 0;
+	int error = handle_room(server, work->client);
 
-	if (server->handle_count >= HANDLES_MAX)
-		close_idle(server, 60 * WH_SECOND);
-	if (server->handle_count >= HANDLES_MAX)
-		return -EMFILE;
+	if (error)
+		return error;
 	handle = calloc(1, sizeof(*handle));
 	if (!handle)
 		return -ENOMEM;
@@ -190,7 +215,8 @@ static int handle_open(struct dir_server *server, const struct directory *direct
 		free(handle);
 		return error;
 	}
-	handle->directory = directory;
+	handle->directory = work->directory;
+	handle->client = work->client;
 	handle->fd = fd;
 	handle->used = wh_now();
 	handle->next = server->handles;
@@ -201,15 +227,6 @@ static int handle_open(struct dir_server *server, const struct directory *direct
 }
 
 /* ---- what is asked --------------------------------------------------------------------------- */
-
-/* What one request works with. */
-struct work {
-	struct dir_server *server;
-	const struct directory *directory;
-	const struct dir_message *request;
-	struct dir_writer *answer;
-	uint64_t summed; /* bytes */
-};
 
 /* The path of an item; false: it is none. */
 static bool item_path(const struct dir_item *item, bool root, char out[DIR_PATH_MAX + 1])
@@ -264,7 +281,7 @@ static int do_open(struct work *work, const struct dir_item *item, struct dir_it
 	if (error)
 		return error;
 	beneath_describe(&status, out);
-	error = handle_open(work->server, work->directory, fd, out->length, NULL, &out->handle);
+	error = handle_open(work, fd, out->length, NULL, &out->handle);
 	if (error) {
 		close(fd);
 		return error;
@@ -292,7 +309,7 @@ static int do_create(struct work *work, const struct dir_item *item, struct dir_
 					  item->offset == 1, &fd, &kept);
 	if (error)
 		return error;
-	error = handle_open(work->server, work->directory, fd, item->length, path, &out->handle);
+	error = handle_open(work, fd, item->length, path, &out->handle);
 	if (error)
 		close(fd);
 	out->offset = kept;
@@ -302,7 +319,7 @@ static int do_create(struct work *work, const struct dir_item *item, struct dir_
 static int do_sum(struct work *work, const struct dir_item *item, struct dir_item *out,
 		  uint8_t *extra)
 {
-	struct handle *handle = *handle_find(work->server, work->directory, item->handle);
+	struct handle *handle = *handle_find(work, item->handle);
 	int error;
 
 	if (!handle)
@@ -318,7 +335,7 @@ static int do_sum(struct work *work, const struct dir_item *item, struct dir_ite
 
 static int do_commit(struct work *work, const struct dir_item *item)
 {
-	struct handle **link = handle_find(work->server, work->directory, item->handle);
+	struct handle **link = handle_find(work, item->handle);
 	struct handle *handle = *link;
 	int error;
 
@@ -368,10 +385,10 @@ static int do_item(struct work *work, const struct dir_item *item, struct dir_it
 	case DIR_MKDIR:
 		return do_make_directory(work, item);
 	case DIR_CLOSE:
-		link = handle_find(work->server, work->directory, item->handle);
+		link = handle_find(work, item->handle);
 		return !*link || handle_close(work->server, link) ? 0 : -EBUSY;
 	case DIR_KEEP:
-		return *handle_find(work->server, work->directory, item->handle) ? 0 : -EBADF;
+		return *handle_find(work, item->handle) ? 0 : -EBADF;
 	default:
 		forget(work->server, item);
 		return 0;
@@ -506,7 +523,12 @@ static void handle_request(struct dir_server *server, const struct request *byte
 	static const uint8_t none[DIR_TOKEN];
 	struct dir_writer answer = { 0 };
 	struct dir_message request;
-	struct work work = { .server = server, .request = &request, .answer = &answer };
+	struct work work = {
+		.server = server,
+		.client = bytes->client,
+		.request = &request,
+		.answer = &answer,
+	};
 	int error;
 
 	if (dir_message_decode(bytes->data, bytes->size, &request))
@@ -574,13 +596,13 @@ static void *serve(void *arg)
 	return NULL;
 }
 
-void dir_server_take(struct dir_server *server, const void *data, size_t size)
+void dir_server_take(struct dir_server *server, uint64_t client, const void *data, size_t size)
 {
 	struct request *request = server ? malloc(sizeof(*request) + size) : NULL;
 
 	if (!request)
 		return;
-	*request = (struct request){ .size = size };
+	*request = (struct request){ .client = client, .size = size };
 	memcpy(request->data, data, size);
 	pthread_mutex_lock(&server->lock);
 	if (server->request_count < REQUESTS_MAX) {

@@ -358,7 +358,8 @@ static int take_notifications(struct server *server)
 
 	while (!(error = wh_engine_notification(server->engine, NULL, &notification, 0)))
 		if (notification.tag == DIR_TAG && server->dir_server)
-			dir_server_take(server->dir_server, bytes, notification.length);
+			dir_server_take(server->dir_server, notification.epoch, bytes,
+					notification.length);
 		else if (show)
 			print_notification(notification.sender, notification.tag, bytes,
 					   notification.length);

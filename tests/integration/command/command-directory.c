@@ -1,0 +1,166 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* command-directory.c: a client of `wherry serve --dir` that opens files without end, as the
+ * protocol of tools/dir/message.h lets it, keeps no other client from opening one */
+#include <fcntl.h>
+#include <signal.h>
+
+#include "lib/command.h"
+#include "lib/outcome.h"
+#include "wire/bytes.h"
+
+enum { OPEN = 2, CLOSE = 7, KEEP = 8 };
+
+#define TAG UINT64_C(0x7269642d79727265)
+#define HEAD 40
+#define ITEM 48
+#define MOST 64 /* items of a request */
+#define OF_ONE 256 /* files that one client may have open */
+
+struct client {
+	struct wh_engine *engine;
+	struct wh_peer *peer;
+	struct wh_batch *batch;
+	uint64_t directory;
+	uint64_t tokens;
+};
+
+struct item {
+	uint64_t handle;
+	uint32_t status;
+};
+
+static void client_read(struct client *c, const struct wh_remote *remote, void *out)
+{
+	struct wh_transfer transfer = { .remote = remote->id,
+					.length = remote->length,
+					.op = WH_READ };
+
+	want(0, wh_region_register(c->engine, out, remote->length, NULL, &transfer.local));
+	want(0, wh_batch_clear(c->batch));
+	want(0, wh_batch_add(c->batch, &transfer, 1));
+	want(0, wh_batch_submit(c->batch));
+	want(0, batch_end(c->batch, PATIENCE));
+	want(0, wh_batch_clear(c->batch));
+	want(0, wh_region_unregister(transfer.local));
+}
+
+static void client_open(struct client *c, const char *url, const char *name)
+{
+	struct wh_engine_options options = { .size = sizeof(options), .listen = "none" };
+	struct wh_remote remote;
+	uint8_t head[24];
+
+	*c = (struct client){ 0 };
+	want(0, wh_engine_open(&options, &c->engine));
+	want(0, wh_peer_open(c->engine, url, NULL, &c->peer));
+	want(0, wh_batch_new(c->peer, NULL, &c->batch));
+	want(0, wh_peer_find(c->peer, name, PATIENCE, &remote));
+	want(sizeof(head), remote.length);
+	client_read(c, &remote, head);
+	want_true(wh_get64(head) == TAG, "the region is no directory's");
+	c->directory = wh_get64(head + 16);
+}
+
+static void client_close(struct client *c)
+{
+	want(0, wh_batch_free(c->batch));
+	want(0, wh_peer_close(c->peer));
+	want(0, wh_engine_close(c->engine));
+}
+
+/* Send `count` items, each with a handle or, of OPEN, the file's name; read what came of them. */
+static void client_ask(struct client *c, uint32_t op, struct item *items, uint32_t count)
+{
+	static const char file[] = "file";
+	uint32_t path = op == OPEN ? sizeof(file) - 1 : 0;
+	uint8_t request[HEAD + MOST * (ITEM + sizeof(file))] = { 0 }, *at = request + HEAD;
+	char name[64] = "dir.";
+	struct wh_remote remote;
+	uint8_t *answer;
+
+	wh_put32(request, 0x52494457);
+	wh_put32(request + 4, 1 | op << 16);
+	wh_put64(request + 8, c->directory);
+	wh_put64(request + 16, (uint64_t)getpid());
+	wh_put64(request + 24, (uintptr_t)c + ++c->tokens);
+	wh_put32(request + 32, count);
+	for (uint32_t i = 0; i < count; i++, at += ITEM + path) {
+		wh_put64(at, items[i].handle);
+		wh_put32(at + 40, path);
+		memcpy(at + ITEM, file, path);
+	}
+	for (int i = 0; i < 16; i++)
+		sprintf(name + 4 + 2 * i, "%02x", request[16 + i]);
+	want(0, wh_batch_clear(c->batch));
+	want(0, wh_batch_notify(c->batch, TAG, request, (uint64_t)(at - request)));
+	want(0, wh_batch_submit(c->batch));
+	want(0, batch_end(c->batch, PATIENCE));
+	want(0, wh_peer_find(c->peer, name, PATIENCE, &remote));
+	answer = malloc(remote.length);
+	assert_non_null(answer);
+	client_read(c, &remote, answer);
+	want(count, wh_get32(answer + 32));
+	at = answer + HEAD;
+	for (uint32_t i = 0; i < count; i++, at += ITEM + wh_get32(at + 40))
+		items[i] = (struct item){ wh_get64(at), wh_get32(at + 36) };
+	free(answer);
+}
+
+static void directory__a_client_that_opens_without_end(void **state)
+{
+	static struct item items[MOST], all[OF_ONE];
+	struct client greedy, other;
+	struct command command;
+	char url[128], path[64], name[96];
+	int fd;
+
+	(void)state;
+	directory_make(path);
+	snprintf(name, sizeof(name), "%s/file", path);
+	fd = open(name, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+	want(5, write(fd, "bytes", 5));
+	want(0, close(fd));
+	snprintf(name, sizeof(name), "%s:name=d", path);
+	command_start(&command, NULL, NULL, ARGUMENTS("serve", "--dir", name));
+	command_line(&command, url, sizeof(url));
+	client_open(&greedy, url, "d");
+	client_open(&other, url, "d");
+	for (uint32_t i = 0; i < OF_ONE + 2 * MOST; i += MOST) {
+		memset(items, 0, sizeof(items));
+		client_ask(&greedy, OPEN, items, MOST);
+		for (uint32_t k = 0; k < MOST; k++)
+			want(i < OF_ONE ? 0 : EMFILE, items[k].status);
+		if (i < OF_ONE)
+			memcpy(all + i, items, sizeof(items));
+	}
+	items[0].handle = 0;
+	client_ask(&other, OPEN, items, 1);
+	want(0, items[0].status);
+	want_true(items[0].handle != 0, "an open file has no handle");
+
+	/* A handle is its client's alone; closing one makes room. */
+	items[0] = all[7];
+	client_ask(&other, KEEP, items, 1);
+	want(EBADF, items[0].status);
+	items[0] = all[7];
+	client_ask(&other, CLOSE, items, 1);
+	items[0] = all[7];
+	client_ask(&greedy, KEEP, items, 1);
+	want(0, items[0].status);
+	client_ask(&greedy, CLOSE, items, 1);
+	items[0].handle = 0;
+	client_ask(&greedy, OPEN, items, 1);
+	want(0, items[0].status);
+
+	client_close(&greedy);
+	client_close(&other);
+	want(0, kill(command.pid, SIGTERM));
+	want(0, command_wait(&command));
+	directory_remove(path);
+}
+
+static const struct CMUnitTest tests[] = {
+	TEST_NEEDS(directory__a_client_that_opens_without_end, needs_command),
+};
+
+HARNESS_MAIN("command-directory", tests)
