@@ -112,11 +112,9 @@ static uint32_t try_every(const struct wh_lesson_view view[WH_MOVERS],
 		 * for it, too. */
 		double ratio = times->typical[other] / times->typical[faster];
 
-		if (view[other].turns >= TRY_AT_LEAST)
-			return slower <= TRY_NO_MORE ? TRY_EVERY : 0;
-		if (view[other].turns)
-			return TRY_EVERY;
-		return slower <= TRY_MOST || ratio <= TRY_MOST ? TRY_EVERY : 0;
+		if (!view[other].turns)
+			return slower <= TRY_MOST || ratio <= TRY_MOST ? TRY_EVERY : 0;
+		return view[other].turns < TRY_AT_LEAST || slower <= TRY_NO_MORE ? TRY_EVERY : 0;
 	}
 	if (!view[other].turns || slower > TRY_MOST)
 		return 0;
