@@ -17,6 +17,7 @@
 #include "program.h"
 #include "url.h"
 #include "util/clock.h"
+#include "util/text.h"
 
 /* ---- regions --------------------------------------------------------------------------------- */
 
@@ -140,14 +141,6 @@ static void format_entry(const struct tree_entry *entry, char mode[8], char modi
 		strftime(modified, 32, "%Y-%m-%dT%H:%M:%SZ", &utc);
 }
 
-/* A name may hold any byte; those that would command the terminal are shown as '?'. */
-static void print_name(const char *name, bool directory)
-{
-	for (const unsigned char *c = (const unsigned char *)name; *c; c++)
-		putchar(*c < ' ' || *c == 127 ? '?' : *c);
-	puts(directory ? "/" : "");
-}
-
 static void print_files(const struct tree_list *list)
 {
 	if (list->count)
@@ -160,7 +153,8 @@ static void print_files(const struct tree_list *list)
 		if (!S_ISDIR(entry->mode))
 			format_size(size, sizeof(size), entry->length);
 		printf("%s %-14s %-20s ", mode, size, modified);
-		print_name(entry->path, S_ISDIR(entry->mode));
+		wh_text_clean(entry->path); /* a name may hold any byte */
+		printf("%s%s\n", entry->path, S_ISDIR(entry->mode) ? "/" : "");
 	}
 }
 
@@ -183,20 +177,6 @@ static int print_files_json(const struct tree_list *list)
 	return output_print(object);
 }
 
-/* Leave what lies in the directory itself. */
-static void keep_top(struct tree_list *list)
-{
-	size_t kept = 0;
-
-	for (size_t i = 0; i < list->count; i++) {
-		if (strchr(list->entries[i].path, '/'))
-			free(list->entries[i].path);
-		else
-			list->entries[kept++] = list->entries[i];
-	}
-	list->count = kept;
-}
-
 /* What is at a path: a directory's content, or the file itself, by its last name. */
 static int files_fetch(struct side *side, bool all, struct tree_list *list)
 {
@@ -217,10 +197,7 @@ static int files_fetch(struct side *side, bool all, struct tree_list *list)
 			       fail(ENOMEM, "out of memory") :
 			       0;
 	}
-	code = side_list(side, list);
-	if (!code && !all)
-		keep_top(list);
-	return code;
+	return side_list(side, all, list);
 }
 
 static int list_files(struct wh_engine *engine, const struct arguments *arguments)

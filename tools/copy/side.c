@@ -20,10 +20,16 @@
 
 static int side_fail(const struct side *side, const char *verb, const char *path, int error)
 {
+	const char *text =
+		side->remote && (error == EMFILE || error == -EMFILE) ?
+			"the server has as many files open as it may, for all clients or "
+			"for this one: try again in a minute" :
+			beneath_text(error);
+
 	/* Whatever a file's errno is, its exit code must not be one that is about peers. */
 	return fail(EIO, "cannot %s %s%s%s: %s", verb, side->remote ? side->name : "",
 		    side->remote && *path ? ": " : "", *path || side->remote ? path : side->name,
-		    beneath_text(error));
+		    text);
 }
 
 /* ---- opening --------------------------------------------------------------------------------- */
@@ -189,10 +195,10 @@ static int take_list(struct side *side, const struct dir_answer *answer, struct 
 	return 0;
 }
 
-int side_list(struct side *side, struct tree_list *out)
+int side_list(struct side *side, bool all, struct tree_list *out)
 {
 	struct dir_item item = {
-		.handle = 1,
+		.handle = all ? DIR_ALL_BELOW : DIR_TOP_ONLY,
 		.bytes = (const uint8_t *)side->base,
 		.size = (uint32_t)strlen(side->base),
 	};
@@ -201,7 +207,7 @@ int side_list(struct side *side, struct tree_list *out)
 
 	*out = (struct tree_list){ 0 };
 	if (!side->remote) {
-		error = beneath_list(side->root, side->base, add_found, out);
+		error = beneath_list(side->root, side->base, all, add_found, out);
 		if (error)
 			code = side_fail(side, "list", side->base, error);
 	} else {

@@ -167,7 +167,7 @@ static int add_directory(struct tree *tree, const char *path)
 static int plan_directory(struct tree *tree, struct side *source, const char *prefix)
 {
 	struct tree_list list;
-	int code = side_list(source, &list);
+	int code = side_list(source, true, &list);
 
 	if (!code)
 		code = add_directory(tree, prefix);

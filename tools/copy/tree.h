@@ -101,8 +101,8 @@ int side_close(struct side *side, int code);
 
 /* What is at the base; mode 0: nothing. */
 int side_stat(struct side *side, struct tree_entry *out);
-/* All that is below the base, sorted. tree_list_free() it, also on failure. */
-int side_list(struct side *side, struct tree_list *out);
+/* What the base holds, or all that is below it, sorted. tree_list_free() it, also on failure. */
+int side_list(struct side *side, bool all, struct tree_list *out);
 int tree_list_add(struct tree_list *list, const char *path, size_t length,
 		  const struct dir_item *about);
 void tree_list_free(struct tree_list *list);

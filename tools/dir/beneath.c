@@ -233,6 +233,7 @@ int beneath_commit(int root, const char *path, int fd, uint32_t mode, int64_t mt
 
 struct walk {
 	int root;
+	bool all;
 	char path[2 * DIR_PATH_MAX + 2]; /* from the root */
 	size_t base; /* where the name that is reported begins in it */
 	int (*found)(void *arg, const char *name, const struct stat *status);
@@ -255,7 +256,7 @@ static int walk_entry(struct walk *walk, int folder, const char *leaf)
 		return 0;
 	}
 	error = walk->found(walk->arg, walk->path + walk->base, &status);
-	if (!error && S_ISDIR(status.st_mode))
+	if (!error && walk->all && S_ISDIR(status.st_mode))
 		error = walk_directory(walk);
 	walk->path[length] = 0;
 	return error;
@@ -282,7 +283,7 @@ static int walk_directory(struct walk *walk)
 	return error;
 }
 
-int beneath_list(int root, const char *path,
+int beneath_list(int root, const char *path, bool all,
 		 int (*found)(void *arg, const char *name, const struct stat *status), void *arg)
 {
 	struct walk *walk;
@@ -294,6 +295,7 @@ int beneath_list(int root, const char *path,
 	if (!walk)
 		return -ENOMEM;
 	walk->root = root;
+	walk->all = all;
 	walk->found = found;
 	walk->arg = arg;
 	walk->base = *path ? strlen(path) + 1 : 0;

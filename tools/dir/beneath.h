@@ -41,10 +41,10 @@ int beneath_open_part(int root, const char *path, uint64_t length, bool keep, in
  * replaced. */
 int beneath_commit(int root, const char *path, int fd, uint32_t mode, int64_t mtime);
 
-/* Call `found` for everything below the directory, by names relative to it; it returns 0 or an
- * error that ends the listing. Symbolic links are reported, not followed; names that
- * dir_path_valid() refuses are left out. */
-int beneath_list(int root, const char *path,
+/* Call `found` for what the directory holds, or with `all` for everything below it, by names
+ * relative to it; it returns 0 or an error that ends the listing. Symbolic links are reported, not
+ * followed; names that dir_path_valid() refuses are left out. */
+int beneath_list(int root, const char *path, bool all,
 		 int (*found)(void *arg, const char *name, const struct stat *status), void *arg);
 
 /* Where a file of `length` bytes has bytes; the rest are holes. At most DIR_EXTENTS_MAX: from the

@@ -29,8 +29,8 @@
 #define DIR_ANSWER_MAX (UINT64_C(64) << 20)
 
 enum dir_op {
-	/* Bytes: a path. What is there: mode, length, mtime. With `handle` 1 and a directory,
-	 * everything in it instead, by names relative to it. */
+	/* Bytes: a path. What is there: mode, length, mtime. With `handle` and a directory, what is
+	 * in it instead, by names relative to it: DIR_ALL_BELOW or DIR_TOP_ONLY. */
 	DIR_LIST = 1,
 	/* Bytes: a path, to read. Answer: handle, mode, length, mtime; bytes: up to
 	 * DIR_EXTENTS_MAX pairs (offset u64, length u64), outside of which the file has holes. */
@@ -54,6 +54,8 @@ enum dir_op {
 };
 
 #define DIR_EXTENTS_MAX 1024
+#define DIR_ALL_BELOW 1
+#define DIR_TOP_ONLY 2 /* not what its directories hold */
 #define DIR_FLAG_WRITABLE 1
 
 struct dir_item {

@@ -263,7 +263,8 @@ static int do_list(struct work *work, const struct dir_item *item, struct dir_it
 	beneath_describe(&status, out);
 	if (!item->handle || !S_ISDIR(status.st_mode))
 		return 0;
-	return beneath_list(work->directory->root, path, add_found, work->answer);
+	return beneath_list(work->directory->root, path, item->handle != DIR_TOP_ONLY, add_found,
+			    work->answer);
 }
 
 static int do_open(struct work *work, const struct dir_item *item, struct dir_item *out,

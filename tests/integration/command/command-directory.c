@@ -15,6 +15,7 @@ enum { OPEN = 2, CLOSE = 7, KEEP = 8 };
 #define ITEM 48
 #define MOST 64 /* items of a request */
 #define OF_ONE 256 /* files that one client may have open */
+#define CLIENTS 3 /* that hold, with the first, the 1,024 of all */
 
 struct client {
 	struct wh_engine *engine;
@@ -109,9 +110,9 @@ static void client_ask(struct client *c, uint32_t op, struct item *items, uint32
 static void directory__a_client_that_opens_without_end(void **state)
 {
 	static struct item items[MOST], all[OF_ONE];
-	struct client greedy, other;
-	struct command command;
-	char url[128], path[64], name[96];
+	struct client greedy, other, more[CLIENTS];
+	struct command command, copy;
+	char url[128], path[64], name[160];
 	int fd;
 
 	(void)state;
@@ -152,6 +153,21 @@ static void directory__a_client_that_opens_without_end(void **state)
 	client_ask(&greedy, OPEN, items, 1);
 	want(0, items[0].status);
 
+	/* Several such clients hold all; whoever comes then reads why. */
+	for (int i = 0; i < CLIENTS; i++) {
+		client_open(&more[i], url, "d");
+		for (uint32_t k = 0; k < OF_ONE; k += MOST) {
+			memset(items, 0, sizeof(items));
+			client_ask(&more[i], OPEN, items, MOST);
+		}
+	}
+	want(EMFILE, items[MOST - 1].status);
+	snprintf(name, sizeof(name), "%s/d/file", url);
+	want(2, command_run(&copy, path, NULL, ARGUMENTS("copy", name, "copied")));
+	want_true(strstr(copy.text, "as many files open as it may"), "it says: %s", copy.text);
+
+	for (int i = 0; i < CLIENTS; i++)
+		client_close(&more[i]);
 	client_close(&greedy);
 	client_close(&other);
 	want(0, kill(command.pid, SIGTERM));

@@ -73,6 +73,10 @@ verdict "ls tells directories from regions" $?
 	[ "$(sed -n 's/.*Z  *//p' out)" = "$(find tree -mindepth 1 -maxdepth 1 \
 		\( -type d -printf '%f/\n' -o -printf '%f\n' \) | LC_ALL=C sort)" ]
 verdict "ls lists what a directory holds" $?
+printf x >"$(printf 'writable/\033[2J\302\233x')"
+"$wherry" ls "$url/writable" >out 2>err && grep -q -F ' ?[2J?x' out
+verdict "ls shows no character that commands a terminal" $?
+rm writable/*
 "$wherry" ls "$url/tree/a/small" >out 2>err && [ "$(wc -l <out)" = 2 ] &&
 	grep -q "^0640 100 bytes  *$(date -u -r tree/a/small +%FT%TZ)  *small$" out
 verdict "ls shows one file" $?
