@@ -3,6 +3,7 @@
 #include "unit.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <stdio.h>
 #include <unistd.h>
 
@@ -91,10 +92,13 @@ static bool far_regions[REGIONS];
 static _Atomic int far_error; /* result of move_unmapped() from call number far_after on */
 static _Atomic int far_after, far_calls;
 static _Atomic int verified;
+static _Atomic bool held; /* no chunk is copied until it is false */
 
 static char *map(const struct wh_region_entry *entry, uint32_t op)
 {
 	(void)op;
+	while (atomic_load(&held))
+		sched_yield();
 	return far_regions[entry->index] ? NULL : (char *)(uintptr_t)entry->address;
 }
 
@@ -175,6 +179,7 @@ static int setup(void **state)
 	test->copy.at_once = 1u << 20;
 	memset(far_regions, 0, sizeof(far_regions));
 	far_error = far_after = far_calls = verified = 0;
+	held = false;
 	unseen = 1;
 	*state = test;
 	return 0;
@@ -610,10 +615,11 @@ static void cancel__queued(void **state)
 	struct job jobs[8];
 	int cut = 0;
 
+	/* Each job has memory of its own: several of them can be in flight at once. */
 	make_items(test, 8, 4000000, WH_WRITE);
 	for (int round = 0; round < 20; round++) {
 		for (int i = 0; i < 8; i++) {
-			job_items(&jobs[i], &test->items[0], 8, WH_WRITE);
+			job_items(&jobs[i], &test->items[i], 1, WH_WRITE);
 			wh_copier_submit(&test->copy, &jobs[i].fragment);
 		}
 		for (int i = 7; i >= 0; i--) {
@@ -651,15 +657,18 @@ static void lost__and_again(void **state)
 	struct wh_copier_peer other = test->copy; /* another peer */
 	struct job jobs[4], others, late;
 
+	/* Each job has memory of its own: several of them can be in flight at once. */
 	make_items(test, 8, 4000000, WH_WRITE);
+	atomic_store(&held, true);
 	for (int i = 0; i < 4; i++) {
-		job_items(&jobs[i], test->items, 8, WH_WRITE);
+		job_items(&jobs[i], &test->items[i], 1, WH_WRITE);
 		wh_copier_submit(&test->copy, &jobs[i].fragment);
 	}
-	job_items(&others, test->items, 8, WH_WRITE);
+	job_items(&others, &test->items[4], 4, WH_WRITE);
 	others.batch.priority = others.fragment.priority = WH_PRIORITY_LATENCY;
 	wh_copier_submit(&other, &others.fragment);
 	wh_copier_lost(&test->copy, -ECONNRESET, "it is gone");
+	atomic_store(&held, false);
 	for (int i = 0; i < 4; i++) {
 		await(&jobs[i]);
 		assert_int_equal(jobs[i].done, 1);
