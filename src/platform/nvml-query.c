@@ -3,6 +3,7 @@
 #include "platform/nvml-query.h"
 
 #include <dlfcn.h>
+#include <endian.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <string.h>
@@ -426,11 +427,40 @@ int wh_nvml_fabric(struct wh_nvml *nvml, unsigned device, struct wh_nvml_fabric 
 {
 	struct nvml_fabric fabric = { .version = VERSIONED(struct nvml_fabric, 2) };
 	struct nvml_query q = { .function = NULL };
+	uint64_t halves[2];
 
 	if (nvml_query_begin(nvml, &q, "nvmlDeviceGetGpuFabricInfoV", 1, device, -1, -1))
 		q.result =
 			((int (*)(nvml_device, struct nvml_fabric *))q.function)(q.device, &fabric);
-	if (!q.result)
-		*out = (struct wh_nvml_fabric){ fabric.state, fabric.status, fabric.clique };
-	return nvml_query_end(nvml, &q, "%u %u %u", fabric.state, fabric.status, fabric.clique);
+	if (!q.result) {
+		*out = (struct wh_nvml_fabric){ fabric.state, fabric.status, fabric.clique, { 0 } };
+		memcpy(out->cluster, fabric.cluster, sizeof(out->cluster));
+	}
+	/* As two numbers, which recordings of an older Wherry lack. */
+	memcpy(halves, fabric.cluster, sizeof(halves));
+	return nvml_query_end(nvml, &q, "%u %u %u %#llx %#llx", fabric.state, fabric.status,
+			      fabric.clique, (unsigned long long)be64toh(halves[0]),
+			      (unsigned long long)be64toh(halves[1]));
+}
+
+bool wh_nvml_fabric_spans(const struct wh_nvml_fabric *fabric)
+{
+	static const uint8_t none[sizeof(fabric->cluster)];
+
+	return fabric->state == WH_NVML_FABRIC_COMPLETED && !fabric->status &&
+	       memcmp(fabric->cluster, none, sizeof(none));
+}
+
+void wh_nvml_domain_text(const struct wh_nvml_fabric *fabric, char out[WH_NVML_DOMAIN])
+{
+	size_t at = 0;
+
+	*out = '\0';
+	if (!wh_nvml_fabric_spans(fabric))
+		return;
+	for (int i = 0; i < 16; i++)
+		at += (size_t)snprintf(out + at, WH_NVML_DOMAIN - at, "%s%02x",
+				       i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "",
+				       fabric->cluster[i]);
+	snprintf(out + at, WH_NVML_DOMAIN - at, "/%u", fabric->clique);
 }

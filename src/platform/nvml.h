@@ -194,8 +194,16 @@ enum wh_nvml_fabric_state {
 struct wh_nvml_fabric {
 	uint32_t state;
 	uint32_t status; /* once completed: NVML's result, 0 for success */
+	/* GPUs of the same cluster and clique reach each other's memory, also those of other hosts.
+	 * Cluster 0: the fabric ends at this host. */
 	uint32_t clique;
+	uint8_t cluster[16]; /* a UUID */
 };
 int wh_nvml_fabric(struct wh_nvml *nvml, unsigned device, struct wh_nvml_fabric *out);
+/* Does the fabric join GPUs of several hosts? */
+bool wh_nvml_fabric_spans(const struct wh_nvml_fabric *fabric);
+/* "CLUSTER/CLIQUE"; "": the GPU is in no fabric that joins several hosts. */
+#define WH_NVML_DOMAIN 48
+void wh_nvml_domain_text(const struct wh_nvml_fabric *fabric, char out[WH_NVML_DOMAIN]);
 
 #endif

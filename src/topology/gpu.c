@@ -125,8 +125,10 @@ static void query_gpu(struct wh_nvml *nvml, unsigned device, struct wh_gpu *gpu,
 	gpu->pcie_width = query_number(nvml, WH_NVML_PCIE_WIDTH, device, "lanes", missing);
 	gpu->pcie_width_most =
 		query_number(nvml, WH_NVML_PCIE_WIDTH_MOST, device, "lanes at most", missing);
-	if (!wh_nvml_fabric(nvml, device, &fabric) && fabric.state <= INT32_MAX)
+	if (!wh_nvml_fabric(nvml, device, &fabric) && fabric.state <= INT32_MAX) {
 		gpu->fabric = (int)fabric.state;
+		wh_nvml_domain_text(&fabric, gpu->domain);
+	}
 	if (!wh_nvml_mig(nvml, device, &mig))
 		gpu->mig = mig;
 	if (!wh_nvml_field(nvml, device, WH_NVML_FIELD_RECOVERY, UINT32_MAX, &recovery) &&

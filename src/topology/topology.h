@@ -74,6 +74,9 @@ struct wh_gpu {
 	int pcie_generation, pcie_generation_most;
 	int pcie_width, pcie_width_most;
 	int fabric; /* enum wh_nvml_fabric_state */
+	/* the NVLink domain, "CLUSTER/CLIQUE", whose GPUs of all hosts reach each other's memory;
+	 * "": none beyond this host */
+	char domain[WH_NAME];
 	int mig; /* 1: partitioned into instances */
 	enum wh_said dma_buf; /* does the driver export its memory as a dma-buf? */
 	int recovery; /* action it needs: 0 none, 1 a reset, 2 a reboot, others: draining */

@@ -112,6 +112,9 @@ static void ask__pcie(void **state)
 static void ask__broken(void **state)
 {
 	struct wh_nvml *nvml = machine("broken");
+	static const uint8_t cluster[16] = { 0x11, 0x22, 0x33, 0x44, 0x55, 0x66, 0x77, 0x88,
+					     0x99, 0xaa, 0xbb, 0xcc, 0xdd, 0xee, 0xff, 0x00 };
+	static const uint8_t none[16];
 	struct wh_nvml_fabric fabric;
 	char text[WH_NVML_TEXT];
 	uint64_t big;
@@ -146,8 +149,11 @@ static void ask__broken(void **state)
 	assert_int_equal(big, 1);
 	assert_int_equal(wh_nvml_fabric(nvml, 0, &fabric), 0);
 	assert_int_equal(fabric.state, WH_NVML_FABRIC_COMPLETED);
+	assert_int_equal(fabric.clique, 2);
+	assert_memory_equal(fabric.cluster, cluster, sizeof(cluster));
 	assert_int_equal(wh_nvml_fabric(nvml, 3, &fabric), 0);
 	assert_int_equal(fabric.state, WH_NVML_FABRIC_IN_PROGRESS);
+	assert_memory_equal(fabric.cluster, none, sizeof(none));
 	wh_nvml_close(nvml);
 }
 

@@ -101,6 +101,7 @@ static const struct column gpu_columns[] = {
 	COLUMN("pcie_width", NUMBER, wh_gpu, pcie_width),
 	COLUMN("pcie_width_most", NUMBER, wh_gpu, pcie_width_most),
 	COLUMN("fabric_state", NUMBER, wh_gpu, fabric),
+	COLUMN("nvlink_domain", TEXT, wh_gpu, domain),
 	COLUMN("mig", FLAG, wh_gpu, mig),
 	COLUMN("dma_buf", SAID, wh_gpu, dma_buf),
 	COLUMN("recovery_action", NUMBER, wh_gpu, recovery),

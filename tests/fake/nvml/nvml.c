@@ -15,6 +15,7 @@
  * and none of the later ones.
  */
 #include <dlfcn.h>
+#include <endian.h>
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdarg.h>
@@ -652,10 +653,20 @@ EXPORT int nvmlDeviceGetGpuFabricInfoV(void *device, struct fabric *out)
 {
 	char values[512];
 	int result = answer(values, "nvmlDeviceGetGpuFabricInfoV %u", index_of(device));
+	char *at = values;
 
 	if (out->version != (sizeof(*out) | 2U << 24))
 		return ARGUMENT_VERSION_MISMATCH;
-	return answer_numbers(values, result, 3, &out->state, &out->status, &out->clique);
+	result = answer_numbers(values, result, 3, &out->state, &out->status, &out->clique);
+	/* The cluster's UUID follows as two numbers. */
+	for (int i = 0; i < 3 && !result; i++)
+		strtoul(at, &at, 0);
+	for (int i = 0; i < 2 && !result; i++) {
+		uint64_t half = htobe64(strtoull(at, &at, 0));
+
+		memcpy(out->cluster + 8 * i, &half, sizeof(half));
+	}
+	return result;
 }
 
 #endif
