@@ -6,6 +6,7 @@
  * kernels, and invalidate a capture in progress.
  */
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "memory/memory.h"
@@ -102,6 +103,18 @@ static int device_alloc(struct wh_cuda *cuda, struct wh_allocation *memory, CUst
 
 /* ---- cuMemCreate ------------------------------------------------------- */
 
+/* For explanations: why memory of this device has no fabric handles. */
+static void fabric_keep_reason(struct wh_cuda *cuda, struct wh_cuda_device *device, int result)
+{
+	wh_cuda_check(cuda, result, "cuMemCreate for NVLink's fabric", NULL);
+	pthread_mutex_lock(&device->lock);
+	if (!atomic_load(&device->fabric_refused))
+		snprintf(device->fabric_why, sizeof(device->fabric_why), "%.*s",
+			 (int)sizeof(device->fabric_why) - 1, wh_error_text());
+	atomic_store(&device->fabric_refused, true);
+	pthread_mutex_unlock(&device->lock);
+}
+
 /* For the fabric as well, where the driver allows that: it needs an IMEX channel, so that the first
  * attempt decides for the device. Returns the driver's result. */
 static int vmm_create(struct wh_cuda *cuda, size_t length, struct wh_cuda_device *device,
@@ -116,7 +129,7 @@ static int vmm_create(struct wh_cuda *cuda, size_t length, struct wh_cuda_device
 	result = cuda->cuMemCreate(out, length, &both, 0);
 	if (!result || wh_cuda_errno(result) == ENOMEM)
 		return result;
-	atomic_store(&device->fabric_refused, true);
+	fabric_keep_reason(cuda, device, result);
 	return cuda->cuMemCreate(out, length, properties, 0);
 }
 

@@ -54,8 +54,10 @@ struct wh_cuda_device {
 	bool vmm;
 	bool posix_fd; /* cuMemCreate's memory can become a file descriptor */
 	bool fabric; /* ... or be shared over NVLink's fabric, as far as the GPU is concerned */
-	/* the driver has refused memory for the fabric, as it does without an IMEX channel */
+	/* the driver has refused memory for the fabric, as it does without an IMEX channel; its
+	 * error, written before */
 	_Atomic bool fabric_refused;
+	char fabric_why[160];
 	bool managed;
 	bool concurrent_managed; /* CPU and GPU may use managed memory at the same time */
 	bool pageable; /* the GPU can access ordinary host memory */
