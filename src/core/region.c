@@ -320,6 +320,11 @@ int wh_region_add(struct wh_engine *engine, struct wh_region_request *request,
 {
 	int error;
 
+	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++) {
+		if (!engine->transport_off[id][0])
+			wh_transport(id)->region_coming(engine, engine->transport[id],
+							registration);
+	}
 	pthread_mutex_lock(&engine->lock);
 	error = region_add(engine, registration, &request->options, request->rights, request->name,
 			   out);

@@ -28,6 +28,14 @@ static void no_engine_close(struct wh_engine *engine, void *state)
 	(void)state;
 }
 
+static void no_region_coming(struct wh_engine *engine, void *state,
+			     const struct wh_registration *registration)
+{
+	(void)engine;
+	(void)state;
+	(void)registration;
+}
+
 static void no_region_closed(struct wh_engine *engine, void *state, struct wh_region *region)
 {
 	(void)engine;
@@ -231,6 +239,7 @@ static int no_session_frame(struct wh_session *session, const struct wh_frame *f
 static const struct wh_transport defaults = {
 	.engine_open = no_engine_open,
 	.engine_close = no_engine_close,
+	.region_coming = no_region_coming,
 	.region_closed = no_region_closed,
 	.region_export = no_region_export,
 	.peer_open = no_peer_open,
@@ -292,6 +301,7 @@ static void make_list(void)
 		*full = *given[id];
 		FILL(engine_open);
 		FILL(engine_close);
+		FILL(region_coming);
 		FILL(region_closed);
 		FILL(region_export);
 		FILL(peer_open);

@@ -30,6 +30,7 @@ struct wh_peer;
 struct wh_fragment;
 struct wh_region_entry;
 struct wh_region;
+struct wh_registration;
 struct wh_remote_region;
 struct wh_session;
 struct wh_channel;
@@ -78,6 +79,9 @@ struct wh_transport {
 	int (*engine_open)(struct wh_engine *engine, void **state);
 	/* Free it. No peer, session or region is left. */
 	void (*engine_close)(struct wh_engine *engine, void *state);
+	/* Memory of ours is being registered. On the thread that does so, which may wait. */
+	void (*region_coming)(struct wh_engine *engine, void *state,
+			      const struct wh_registration *registration);
 	/* A region of ours is unregistered: neither a batch nor a peer uses it any more. Free what
 	 * the transport keeps for it. */
 	void (*region_closed)(struct wh_engine *engine, void *state, struct wh_region *region);

@@ -160,6 +160,7 @@ static void defaults__do_nothing(void **state)
 	assert_int_equal(self->is_reachable(NULL, NULL, &local, &remote, WH_READ, why), 0);
 	assert_int_equal(self->abort(NULL, NULL, NULL, 0), 0);
 	self->region_gone(NULL, NULL, NULL);
+	self->region_coming(NULL, NULL, NULL);
 	self->region_closed(NULL, NULL, NULL);
 	self->session_close(NULL);
 	self->session_abort(NULL, 7);
