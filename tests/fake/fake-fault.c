@@ -75,7 +75,7 @@ static void read_settings(void)
 	settings.visible = getenv("CUDA_VISIBLE_DEVICES");
 	settings.bar = getenv("FAKE_CUDA_BAR");
 	settings.world = getenv("FAKE_CUDA_WORLD");
-	settings.fabric = settings.world && setting_number("FAKE_CUDA_FABRIC", 0);
+	settings.fabric = settings.world ? (unsigned)setting_number("FAKE_CUDA_FABRIC", 0) : 0;
 	delay = settings.delay;
 	process = getpid();
 	faults_from(getenv("FAKE_CUDA_FAIL"));

@@ -314,7 +314,8 @@ FAKE_API int cuMemGetAccess(unsigned long long *flags, const struct fake_locatio
 struct fabric_handle {
 	char magic[8];
 	uint64_t inode;
-	uint64_t pad[6];
+	uint64_t clique;
+	uint64_t pad[5];
 };
 static const char fabric_magic[8] = "fakeFAB1";
 
@@ -327,6 +328,7 @@ static int export_fabric(const struct fake_memory *memory, void *out)
 		return FAKE_UNKNOWN;
 	memcpy(handle.magic, fabric_magic, sizeof(handle.magic));
 	handle.inode = is.st_ino;
+	handle.clique = fake_settings()->fabric;
 	memcpy(out, &handle, sizeof(handle));
 	return FAKE_OK;
 }
@@ -336,7 +338,8 @@ static int import_fabric(const void *given)
 	struct fabric_handle handle;
 
 	memcpy(&handle, given, sizeof(handle));
-	return memcmp(handle.magic, fabric_magic, sizeof(handle.magic)) ?
+	return memcmp(handle.magic, fabric_magic, sizeof(handle.magic)) ||
+			       handle.clique != fake_settings()->fabric ?
 		       -1 :
 		       fake_world_open(handle.inode);
 }

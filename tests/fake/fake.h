@@ -137,7 +137,9 @@ struct fake_settings {
 	bool reuse, peer, share;
 	const char *attributes, *visible, *bar;
 	const char *world; /* a directory; NULL: none */
-	bool fabric; /* an IMEX channel: memory is shared over the fabric, which is `world` */
+	/* Memory is shared over the fabric, which is `world`, within the clique of this number; 0:
+	 * there is no IMEX channel. */
+	unsigned fabric;
 };
 
 const struct fake_settings *fake_settings(void);

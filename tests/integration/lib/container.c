@@ -54,6 +54,9 @@ static bool mount_all(const struct container *container)
 	    (container->namespaces & CLONE_NEWPID && !container->old_proc &&
 	     mount("proc", "/proc", "proc", 0, NULL)))
 		return false;
+	if (container->boot &&
+	    mount(container->boot, "/proc/sys/kernel/random/boot_id", NULL, MS_BIND, NULL))
+		return false;
 	return !mount("tmpfs", "/run", "tmpfs", 0, "mode=755") &&
 	       !mount("tmpfs", "/dev/shm", "tmpfs", 0, shm) && mount_volume(container);
 }

@@ -25,7 +25,11 @@ struct container {
 	bool read_only;
 	bool full; /* /dev/shm has no room for one more file */
 	bool old_proc;
+	/* With CLONE_NEWNS: a file with another boot id, so that it is another machine; NULL: it is
+	 * this one. */
+	const char *boot;
 };
+#define CONTAINER_BOOT "0a1b2c3d-4e5f-4a6b-8c7d-9e0f1a2b3c4d\n" /* such a file's bytes */
 #define CONTAINER_USERS 100000u
 
 /* As fork(). The child must do nothing but exec(). Fails the test if there is no such process; one
