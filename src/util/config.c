@@ -158,6 +158,11 @@ static bool check_integrity(const char *text)
 	return !strcmp(text, "none") || !strcmp(text, "crc32c");
 }
 
+static bool check_fabric(const char *text)
+{
+	return !strcmp(text, "tls") || !strcmp(text, "on") || !strcmp(text, "off");
+}
+
 static bool check_level(const char *text)
 {
 	return !*text || wh_config_log_level(text);
@@ -517,6 +522,14 @@ static const struct setting settings[WH_SETTING_COUNT] = {
 			 "XDG_RUNTIME_DIR, /run/wherry, /dev/shm; off: none" },
 		.text = check_folders,
 		.wants = "one to four absolute paths with commas between, or off",
+	},
+	[WH_SETTING_FABRIC] = {
+		.row = { "fabric", "WHERRY_FABRIC", "tls", "text",
+			 "share GPU memory with other machines of the NVLink domain, where NVLink "
+			 "carries its bytes unencrypted: tls (send its handles over TLS only), on, "
+			 "off" },
+		.text = check_fabric,
+		.wants = "tls, on or off",
 	},
 	[WH_SETTING_INTEGRITY] = {
 		.row = { "integrity", "WHERRY_INTEGRITY", "none", "text",

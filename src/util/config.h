@@ -67,6 +67,8 @@ enum wh_setting {
 	/* text: folders where engines of other containers meet this one, "/run/wherry"; "": the
 	 * defaults; "off": none */
 	WH_SETTING_MEET,
+	WH_SETTING_FABRIC, /* text: fabric handles of GPU memory between hosts: "tls", "on", "off"
+			    */
 	WH_SETTING_INTEGRITY, /* text: checksums of TCP connections, "none" or "crc32c" */
 	WH_SETTING_COUNT,
 };

@@ -51,7 +51,7 @@ enum wh_frame_type {
 	/* the owner has registered a region that answers a LOOKUP which found none; empty */
 	WH_FRAME_REGISTERED,
 	/* The frames of transports begin here: each names its types in its own wire.h, and their
-	 * range in its table (transport/transport.h). rdma has 20 to 32. */
+	 * range in its table (transport/transport.h). rdma has 20 to 32, cuda 40 and 41. */
 	WH_FRAME_TRANSPORTS,
 	WH_FRAME_TYPE_END = 64,
 };
@@ -90,6 +90,8 @@ enum wh_role {
 #define WH_CAPABLE_MEET 16u
 /* FABRIC: a MAP with WH_MAP_FABRIC is understood */
 #define WH_CAPABLE_FABRIC 32u
+/* FABRIC_HOSTS: the frame FABRIC_ASK is understood, over the control connection */
+#define WH_CAPABLE_FABRIC_HOSTS 64u
 
 #define WH_NAME_MAX 64 /* with the NUL */
 #define WH_HELLO_MAX 1024

@@ -29,6 +29,7 @@ static int cuda_engine_open(struct wh_engine *engine, void **state)
 	mappings->engine = engine;
 	mappings->gpus = wh_engine_gpus(engine);
 	pthread_mutex_init(&mappings->lock, NULL);
+	wh_fabric_domains_init(&mappings->domains);
 	*state = mappings;
 	return 0;
 }
@@ -38,6 +39,7 @@ static void cuda_engine_close(struct wh_engine *engine, void *state)
 	struct wh_device_mappings *mappings = state;
 
 	(void)engine;
+	wh_fabric_domains_destroy(&mappings->domains);
 	pthread_mutex_destroy(&mappings->lock);
 	free(mappings);
 }
@@ -75,6 +77,7 @@ static int cuda_peer_open(struct wh_peer *peer, void **state, char why[WH_REFUSA
 	cuda->mappings = wh_engine_transport(wh_peer_engine(peer), WH_TRANSPORT_CUDA);
 	cuda->peer = peer;
 	pthread_mutex_init(&cuda->lock, NULL);
+	wh_fabric_peer_open(cuda);
 	*state = cuda;
 	return 0;
 }
@@ -84,6 +87,7 @@ static void cuda_peer_close(struct wh_peer *peer, void *state)
 	struct wh_cuda_peer *cuda = state;
 
 	(void)peer;
+	wh_fabric_peer_close(cuda);
 	pthread_mutex_destroy(&cuda->lock);
 	free(cuda);
 }
@@ -99,6 +103,7 @@ static void cuda_peer_lost(struct wh_peer *peer, void *state, int error, const c
 	cuda->lost = error;
 	snprintf(cuda->lost_text, sizeof(cuda->lost_text), "%s", text);
 	pthread_mutex_unlock(&cuda->lock);
+	wh_fabric_peer_lost(cuda);
 }
 
 static int cuda_peer_again(struct wh_peer *peer, void *state, char why[WH_REFUSAL])
@@ -107,6 +112,7 @@ static int cuda_peer_again(struct wh_peer *peer, void *state, char why[WH_REFUSA
 
 	(void)peer;
 	(void)why;
+	wh_fabric_peer_again(cuda);
 	pthread_mutex_lock(&cuda->lock);
 	cuda->lost = 0;
 	pthread_mutex_unlock(&cuda->lock);
@@ -159,7 +165,7 @@ static int path_prepare(struct wh_device_mappings *mappings, const struct wh_gpu
 			return error;
 		}
 		wh_gpu_stream_probe(stream,
-				    path->device != remote->device && readable ?
+				    (path->device != remote->device || remote->fabric) && readable ?
 					    wh_device_mapping_address(remote, path->device) :
 					    0,
 				    readable);
@@ -188,8 +194,14 @@ static int cuda_is_reachable(struct wh_peer *peer, void *state,
 			 (unsigned long long)wh_region_entry_id(entry));
 		return -EOPNOTSUPP;
 	}
-	/* The GPU's side first: it decides in which GPU's context host memory is pinned. */
-	error = wh_kind_on_gpu(entry->kind) ? wh_cuda_remote(cuda, entry, &remote, why) : 0;
+	/* The GPU's side first: it decides in which GPU's context host memory is pinned. That of
+	 * another host does not. */
+	if (!wh_kind_on_gpu(entry->kind))
+		error = 0;
+	else if (wh_kind_on_gpu(local_region->entry.kind) && wh_fabric_is_apart(peer))
+		error = wh_device_mapping_local(cuda->mappings, region, &local, why);
+	else
+		error = wh_cuda_remote(cuda, entry, &remote, why);
 	if (!error)
 		error = wh_device_mapping_local(cuda->mappings, region, &local, why);
 	if (!error)
@@ -309,8 +321,9 @@ static void describe_fragment(const struct wh_fragment *fragment,
 	kernel = wh_gpu_stream_prefers_kernel(
 		stream, fragment->transfers,
 		fragment->transfers ? fragment->bytes / fragment->transfers : 0);
-	snprintf(out, size, "%s of cuda:%d, %s", kernel ? "kernel" : "copy engine",
-		 stream->gpu->device->ordinal, ways[stream->way]);
+	snprintf(out, size, "%s of cuda:%d, %s%s", kernel ? "kernel" : "copy engine",
+		 stream->gpu->device->ordinal, ways[stream->way],
+		 remote->fabric ? ", NVLink domain" : "");
 }
 
 /* A walk over a batch's fragments, with the mappings of each one's first transfer or base. */
@@ -507,18 +520,28 @@ static bool cuda_session_reaches_gpus(const struct wh_session *session)
 	return wh_engine_is_met(wh_session_engine(session), wh_session_hello(session));
 }
 
+/* What was exported to the session is not the transport's to close. */
+static void cuda_session_close(struct wh_session *session)
+{
+	(void)session;
+}
+
 const struct wh_transport wh_transport_cuda = {
 	.name = "cuda",
 	.capabilities = WH_CAN_READ | WH_CAN_WRITE | WH_CAN_PROGRESS,
-	.hello = WH_CAPABLE_FABRIC,
+	.frame_first = WH_FRAME_FABRIC_ASK,
+	.frame_end = WH_FRAME_FABRIC_END,
+	.hello = WH_CAPABLE_FABRIC | WH_CAPABLE_FABRIC_HOSTS,
 	.engine_open = cuda_engine_open,
 	.engine_close = cuda_engine_close,
+	.region_coming = wh_fabric_region_coming,
 	.region_closed = cuda_region_closed,
 	.peer_open = cuda_peer_open,
 	.peer_close = cuda_peer_close,
 	.peer_lost = cuda_peer_lost,
 	.peer_again = cuda_peer_again,
 	.region_gone = cuda_region_gone,
+	.peer_frame = wh_fabric_peer_frame,
 	.region_export = wh_cuda_export,
 	.is_reachable = cuda_is_reachable,
 	.prepare = cuda_prepare,
@@ -528,4 +551,6 @@ const struct wh_transport wh_transport_cuda = {
 	.describe = cuda_describe,
 	.estimate = cuda_estimate,
 	.session_reaches_gpus = cuda_session_reaches_gpus,
+	.session_frame = wh_fabric_session_frame,
+	.session_close = cuda_session_close,
 };

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The transport cuda: a GPU's memory on one side or on both, on one host.
+ * The transport cuda: a GPU's memory on one side or on both, on one host or in one NVLink domain.
  *
  * cuda.c: the transport's functions. mapping.c: how GPUs see our regions; import.c: how they see a
  * peer's; pin.c: page-locking; path.c: which GPU moves. export.c: the side whose memory is mapped
  * by others. move.c: fragments to streams. stage.c: fragments that no GPU reaches both sides of,
  * through pinned memory; pages.c: or out of the page cache. window.c: those of a few bytes, by the
- * CPU.
+ * CPU. fabric.h: GPU memory of another host.
  */
 #ifndef WH_TRANSPORT_CUDA_CUDA_H
 #define WH_TRANSPORT_CUDA_CUDA_H
@@ -26,10 +26,12 @@
 #include "memory/region.h"
 #include "platform/cuda.h"
 #include "transport/core.h"
+#include "transport/cuda/fabric.h"
 #include "transport/fragment.h"
 #include "transport/transport.h"
 #include "util/error.h"
 
+struct wh_exported;
 struct wh_remote_region;
 struct wh_segment;
 
@@ -59,6 +61,9 @@ struct wh_device_mapping {
 	bool fixed;
 	bool every; /* every context of every device reaches it: pinned host memory */
 	bool managed; /* only the driver's copies may access it */
+	/* It lies on a GPU of another host, in our NVLink domain: `device` is a GPU of ours that
+	 * copies where no other one does. CPUs do not reach it. */
+	bool fabric;
 	char why[WH_REFUSAL]; /* why it is staged; "": it is not */
 
 	/* For undoing the mapping: */
@@ -66,6 +71,10 @@ struct wh_device_mapping {
 	uint64_t pinned_length;
 	uint64_t reserved, reserved_length; /* address space for memory of a peer */
 	uint64_t size; /* bytes of it that are mapped */
+	struct wh_list link; /* fabric: wh_fabric_peer.imports */
+	struct wh_remote_region *region; /* fabric: the one that is mapped */
+	/* fabric: the control connection over which the owner last confirmed the region */
+	_Atomic uint32_t generation;
 	struct wh_legacy *legacy; /* memory of a peer, by cuIpcOpenMemHandle */
 	void *mapped; /* host memory of a peer, mapped for this mapping alone */
 	size_t mapped_length;
@@ -120,6 +129,7 @@ struct wh_device_mappings {
 	pthread_mutex_t lock; /* making and undoing mappings; taken before engine.regions.lock */
 	/* page-locked memory that has outlived its region; written under the lock */
 	struct wh_pin *_Atomic pins;
+	struct wh_fabric_domains domains;
 	_Atomic uint64_t file_pages; /* bytes of page caches that are page-locked */
 };
 
@@ -161,6 +171,13 @@ void wh_path_choose(const struct wh_device_mapping *local, const struct wh_devic
 
 /* ---- the owner: handles of our memory -------------------------------------------------------- */
 
+/* Answer with a refusal (errno, positive), always -1. */
+int wh_exported_refuse(struct wh_exported *e, int error, const char *why);
+/* Say where a segment of a registered region lies. 0, or -1: it is refused. */
+int wh_exported_begin(const struct wh_region *region, uint32_t index, struct wh_exported *e);
+/* Add a fabric handle of the segment, or refuse. Always -1: there is no descriptor. */
+int wh_exported_fabric(struct wh_cuda *cuda, const struct wh_segment *segment,
+		       struct wh_exported *e);
 /* The transport's region_export. */
 int wh_cuda_export(struct wh_region *region, uint32_t index, int socket);
 
@@ -178,6 +195,7 @@ struct wh_cuda_peer {
 	pthread_mutex_t lock;
 	int lost; /* 0, or the error with which everything in flight fails */
 	char lost_text[WH_TEXT_MAX];
+	struct wh_fabric_peer fabric;
 };
 
 /* Ask the owner for the objects of a region, for a CPU window. Blocks for the answers. 0, or a

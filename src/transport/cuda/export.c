@@ -27,7 +27,7 @@ _Static_assert(WH_EXPORTED_TEXT == WH_REFUSAL, "a reason fits");
 
 /* ---- exporting ------------------------------------------------------------------------------- */
 
-static int exported_refuse(struct wh_exported *e, int error, const char *why)
+int wh_exported_refuse(struct wh_exported *e, int error, const char *why)
 {
 	e->error = -error;
 	snprintf(e->text, sizeof(e->text), "%s", why);
@@ -37,12 +37,11 @@ static int exported_refuse(struct wh_exported *e, int error, const char *why)
 /* Refuse with the text of the driver's error. */
 static int exported_refuse_driver(struct wh_exported *e, int error)
 {
-	return exported_refuse(e, -error, wh_error_text());
+	return wh_exported_refuse(e, -error, wh_error_text());
 }
 
-/* For memory that has no descriptor: one that its maker meant for the fabric alone. */
-static int export_fabric(struct wh_cuda *cuda, const struct wh_segment *segment,
-			 struct wh_exported *e)
+int wh_exported_fabric(struct wh_cuda *cuda, const struct wh_segment *segment,
+		       struct wh_exported *e)
 {
 	CUallocation memory = 0;
 	struct wh_cuda_scope scope;
@@ -94,8 +93,8 @@ static int export_object(const struct wh_region *region, const struct wh_segment
 		return exported_refuse_driver(e, error);
 	if (offset > segment->start) {
 		close(fd);
-		return exported_refuse(e, EOPNOTSUPP,
-				       "its object is longer than the address space before it");
+		return wh_exported_refuse(e, EOPNOTSUPP,
+					  "its object is longer than the address space before it");
 	}
 	e->base = segment->start - offset;
 	e->size = offset + segment->length;
@@ -121,9 +120,7 @@ static int export_legacy(struct wh_cuda *cuda, const struct wh_segment *segment,
 	return -1;
 }
 
-/* Returns a descriptor to be sent and closed, or -1. */
-static int export_segment(const struct wh_region *region, uint32_t index, uint32_t how,
-			  struct wh_exported *e)
+int wh_exported_begin(const struct wh_region *region, uint32_t index, struct wh_exported *e)
 {
 	const struct wh_registration *registration = region->registration;
 	const struct wh_segment *segment = &registration->segments[index];
@@ -138,25 +135,38 @@ static int export_segment(const struct wh_region *region, uint32_t index, uint32
 	e->base = segment->base;
 	e->size = segment->size;
 	if (segment->memory == WH_CUDA_MANAGED)
-		return exported_refuse(e, EOPNOTSUPP,
-				       "managed memory, which cannot be mapped by another process");
+		return wh_exported_refuse(
+			e, EOPNOTSUPP, "managed memory, which cannot be mapped by another process");
 	if (segment->imported)
-		return exported_refuse(
+		return wh_exported_refuse(
 			e, EOPNOTSUPP,
 			"its memory belongs to a third process; only that one can share it");
 	error = wh_cuda_call(cuda, cuDeviceGetUuid, &uuid, segment->device->handle);
 	if (error)
 		return exported_refuse_driver(e, error);
 	memcpy(e->device, uuid.bytes, sizeof(e->device));
+	return 0;
+}
+
+/* Returns a descriptor to be sent and closed, or -1. */
+static int export_segment(const struct wh_region *region, uint32_t index, uint32_t how,
+			  struct wh_exported *e)
+{
+	const struct wh_segment *segment = &region->registration->segments[index];
+	struct wh_cuda *cuda = wh_engine_cuda(region->engine);
+
+	if (wh_exported_begin(region, index, e))
+		return -1;
 	if (segment->exports & WH_CUDA_EXPORT_FD)
 		return export_fd(cuda, segment, e);
 	if (how & WH_MAP_OBJECTS)
 		return export_object(region, segment, e);
+	/* Memory that has no descriptor: its maker meant it for the fabric alone. */
 	if (how & WH_MAP_FABRIC && segment->exports & WH_CUDA_EXPORT_FABRIC)
-		return export_fabric(cuda, segment, e);
+		return wh_exported_fabric(cuda, segment, e);
 	if (segment->exports & WH_CUDA_EXPORT_IPC)
 		return export_legacy(cuda, segment, e);
-	return exported_refuse(
+	return wh_exported_refuse(
 		e, EOPNOTSUPP,
 		segment->pool ? "memory of a pool (cuMemAllocAsync), which is not shared" :
 		segment->vmm  ? "memory of cuMemCreate that was not made exportable as a file "
@@ -180,9 +190,9 @@ int wh_cuda_export(struct wh_region *region, uint32_t index, int socket)
 		if (n && index == region->registration->segment_count)
 			break;
 		if (index >= region->registration->segment_count)
-			fd = exported_refuse(&e, ERANGE, "the region has fewer segments");
+			fd = wh_exported_refuse(&e, ERANGE, "the region has fewer segments");
 		else if (wh_registration_check(region->registration))
-			fd = exported_refuse(&e, ESTALE, wh_error_text());
+			fd = wh_exported_refuse(&e, ESTALE, wh_error_text());
 		else
 			fd = export_segment(region, index, how, &e);
 		length = wh_exported_encode(bytes + WH_FRAME_HEADER, &e);

@@ -26,6 +26,8 @@ struct import {
 	struct wh_remote_region *region;
 	struct wh_device_mapping *mapping;
 	struct wh_cuda_device *device;
+	bool apart; /* from a GPU of another host, in this domain */
+	struct wh_fabric_domain domain;
 	uint8_t type;
 	uint64_t owner_base; /* in the owner's address space: where the first mapping begins */
 	uint64_t mapped; /* bytes that are mapped, from owner_base on */
@@ -69,6 +71,25 @@ static int import_find_device(struct import *import, const uint8_t uuid[16], cha
 		 "(CUDA_VISIBLE_DEVICES, NVIDIA_VISIBLE_DEVICES)",
 		 text);
 	return -ENODEV;
+}
+
+/* A GPU of ours that reaches those of another host, to stand for them. */
+static int import_find_stand_in(struct import *import, char why[WH_REFUSAL])
+{
+	struct wh_cuda *cuda = wh_gpus_cuda(import->mappings->gpus);
+	struct wh_cuda_device *device;
+
+	/* The one that host memory is pinned for, if it can be. */
+	if (!wh_gpus_pinning_device(import->mappings->gpus, NULL, &device) &&
+	    wh_fabric_domain_has(import->mappings, device, &import->domain))
+		import->device = device;
+	for (unsigned i = 0; i < cuda->device_count && !import->device; i++) {
+		if (wh_fabric_domain_has(import->mappings, &cuda->devices[i], &import->domain))
+			import->device = &cuda->devices[i];
+	}
+	if (!import->device)
+		snprintf(why, WH_REFUSAL, "no GPU here is in the NVLink domain of the peer's");
+	return import->device ? 0 : -ENODEV;
 }
 
 /* Check that the segments are contiguous, in the region and in the mappings, and of one kind. */
@@ -156,7 +177,8 @@ static int import_segment(void *argument, const struct wh_exported *e, int *fd,
 	int error = import_check_order(import, e, why);
 
 	if (!error && !e->index) {
-		error = import_find_device(import, e->device, why);
+		error = import->apart ? import_find_stand_in(import, why) :
+					import_find_device(import, e->device, why);
 		import->owner_base = e->base;
 		import->type = e->type;
 	}
@@ -169,7 +191,8 @@ static int import_segment(void *argument, const struct wh_exported *e, int *fd,
 }
 
 /* Give the device, and every device that reaches it, access to a range of address space. */
-static int import_admit(struct wh_cuda *cuda, struct wh_device_mapping *mapping)
+static int import_admit(struct import *import, struct wh_cuda *cuda,
+			struct wh_device_mapping *mapping)
 {
 	struct wh_cuda_access access[WH_CUDA_DEVICES];
 	uint64_t all = 0;
@@ -179,7 +202,10 @@ static int import_admit(struct wh_cuda *cuda, struct wh_device_mapping *mapping)
 	for (unsigned d = 0; d < cuda->device_count; d++) {
 		struct wh_cuda_device *device = &cuda->devices[d];
 
-		if (device != mapping->device && !wh_cuda_device_peers(device, mapping->device))
+		if (import->apart ?
+			    !wh_fabric_domain_has(import->mappings, device, &import->domain) :
+			    device != mapping->device &&
+				    !wh_cuda_device_peers(device, mapping->device))
 			continue;
 		access[count++] = (struct wh_cuda_access){
 			.location = { CUDA_LOCATION_DEVICE, device->handle }, .flags = 3
@@ -220,14 +246,14 @@ static int import_map_segments(struct import *import)
 		mapping->size += import->sizes[i];
 	}
 	mapping->address = mapping->reserved + (import->region->entry.address - import->owner_base);
-	return import_admit(cuda, mapping);
+	return import_admit(import, cuda, mapping);
 }
 
-static int import_region(struct import *import, struct wh_shm_peer *shm, char why[WH_REFUSAL])
+/* All segments have come, or `error`. */
+static int import_finish(struct import *import, int error, char why[WH_REFUSAL])
 {
 	struct wh_cuda *cuda = wh_gpus_cuda(import->mappings->gpus);
 	struct wh_cuda_scope scope;
-	int error = wh_shm_exports(shm, import->region, false, import_segment, import, why);
 
 	import->mapping->device = import->device;
 	if (!error)
@@ -251,6 +277,44 @@ static int import_region(struct import *import, struct wh_shm_peer *shm, char wh
 	free(import->sizes);
 	return error;
 }
+
+/* ---- from another host ----------------------------------------------------------------------- */
+
+static int import_fabric_segment(void *argument, const struct wh_exported *e,
+				 const struct wh_fabric_domain *domain, char why[WH_REFUSAL])
+{
+	struct import *import = argument;
+	int none = -1;
+
+	if (!e->index)
+		import->domain = *domain;
+	return import_segment(import, e, &none, why);
+}
+
+int wh_fabric_import(struct wh_cuda_peer *cuda, struct wh_remote_region *region,
+		     struct wh_device_mapping **out, char why[WH_REFUSAL])
+{
+	struct import import = { .mappings = cuda->mappings, .region = region, .apart = true };
+	int error = -ENOMEM;
+
+	import.mapping = wh_device_mapping_new(why);
+	if (!import.mapping)
+		return error;
+	import.mapping->fabric = true;
+	import.mapping->region = region;
+	error = wh_fabric_exports(cuda, region, import_fabric_segment, &import, why);
+	error = import_finish(&import, error, why);
+	if (!error) {
+		*out = import.mapping;
+		return 0;
+	}
+	pthread_mutex_lock(&cuda->mappings->lock);
+	wh_device_mapping_free(cuda->mappings, import.mapping);
+	pthread_mutex_unlock(&cuda->mappings->lock);
+	return error;
+}
+
+/* ---- from a process of this host ------------------------------------------------------------- */
 
 /* The memory is mapped already: tell the owner on the new connection. */
 static int import_forget_segment(void *argument, const struct wh_exported *e, int *fd,
@@ -285,7 +349,8 @@ static int mapping_make_remote(struct wh_device_mappings *mappings, struct wh_sh
 					 .region = region,
 					 .mapping = mapping };
 
-		error = import_region(&import, shm, why);
+		error = wh_shm_exports(shm, region, false, import_segment, &import, why);
+		error = import_finish(&import, error, why);
 	}
 	if (error)
 		wh_device_mapping_free(mappings, mapping);
@@ -335,6 +400,8 @@ int wh_cuda_remote(struct wh_cuda_peer *cuda, struct wh_region_entry *entry,
 			cuda->mappings, wh_container(entry, struct wh_region, entry), out, why);
 	/* shm is opened after this transport, and stays open as long as the engine. */
 	shm = wh_peer_transport(peer, WH_TRANSPORT_SHM);
+	if (!shm && wh_fabric_is_apart(peer))
+		return wh_fabric_remote(cuda, entry, out, why);
 	if (!shm) {
 		snprintf(why, WH_REFUSAL,
 			 "shm, over which handles of GPU memory are sent, is refused");

@@ -150,6 +150,7 @@ void wh_device_mapping_free(struct wh_device_mappings *mappings, struct wh_devic
 	struct wh_cuda *cuda = wh_gpus_cuda(mappings->gpus);
 	struct wh_cuda_scope scope;
 
+	wh_list_remove(&mapping->link);
 	wh_file_pages_close(mapping->pages);
 	if (mapping->legacy)
 		legacy_close(cuda, mapping->legacy);

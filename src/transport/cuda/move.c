@@ -111,6 +111,7 @@ bool wh_cuda_lost(struct wh_cuda_peer *cuda)
 /* A copy into mapped memory succeeds also after the owner's process has ended. */
 void wh_cuda_verify(struct wh_cuda_peer *cuda, struct wh_fragment *fragment)
 {
+	const struct wh_shm_peer *shm = wh_peer_transport(cuda->peer, WH_TRANSPORT_SHM);
 	char text[WH_TEXT_MAX];
 	int lost;
 
@@ -118,8 +119,8 @@ void wh_cuda_verify(struct wh_cuda_peer *cuda, struct wh_fragment *fragment)
 	lost = cuda->lost;
 	memcpy(text, cuda->lost_text, sizeof(text));
 	pthread_mutex_unlock(&cuda->lock);
-	if (!lost && !wh_peer_is_self(cuda->peer) &&
-	    !wh_shm_owner_lives(wh_peer_transport(cuda->peer, WH_TRANSPORT_SHM))) {
+	/* Of an owner on another host the control connection alone tells. */
+	if (!lost && shm && !wh_shm_owner_lives(shm)) {
 		lost = -ECONNRESET;
 		snprintf(text, sizeof(text), "%s has ended", wh_peer_name(cuda->peer));
 	}

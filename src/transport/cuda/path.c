@@ -39,7 +39,7 @@ void wh_path_choose(const struct wh_device_mapping *local, const struct wh_devic
 	path->context = by->context;
 	if (!local->device || !remote->device)
 		path->way = by == source ? WH_BLOCKS_TO_HOST : WH_BLOCKS_FROM_HOST;
-	else if (local->device == remote->device)
+	else if (local->device == remote->device && !local->fabric && !remote->fabric)
 		path->way = WH_BLOCKS_WITHIN;
 	else
 		path->way = by == source ? WH_BLOCKS_PUSH : WH_BLOCKS_PULL;

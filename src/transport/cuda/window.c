@@ -111,6 +111,8 @@ static bool end_find_remote(struct wh_cuda_peer *cuda, struct end *end, uint64_t
 		return false;
 	if (!mapping)
 		return false;
+	if (mapping->fabric)
+		return false;
 	if (mapping->host) {
 		end->at = mapping->host + offset;
 		return true;
