@@ -98,8 +98,12 @@ static void fabric_joined(const struct doctor *doctor, size_t index, const char 
 
 	if (*gpu->problem) {
 		finding_add(finding, UNKNOWN, "%s cannot be asked", name);
+	} else if (gpu->fabric == WH_NVML_FABRIC_COMPLETED && *gpu->domain) {
+		finding_add(finding, PASS, "%s is in the NVLink domain %s (cluster/clique)", name,
+			    gpu->domain);
 	} else if (gpu->fabric == WH_NVML_FABRIC_COMPLETED) {
-		finding_add(finding, PASS, "%s has joined its fabric", name);
+		finding_add(finding, PASS, "%s has joined its fabric, which ends at this host",
+			    name);
 	} else if (gpu->fabric == WH_NVML_FABRIC_NOT_STARTED ||
 		   gpu->fabric == WH_NVML_FABRIC_IN_PROGRESS) {
 		finding_add(finding, FAIL, "%s has not joined its fabric (state %d)", name,
@@ -306,11 +310,13 @@ static void gpu_imex(const struct doctor *doctor, struct finding *finding)
 {
 	static const char folder[] = "/dev/nvidia-caps-imex-channels";
 	struct wh_tree_names names;
-	bool fabric = false;
+	bool fabric = false, spans = false;
 	int error = wh_tree_list(&doctor->tree, folder, &names);
 
 	for (int i = 0; i < doctor->cuda.count; i++)
 		fabric |= doctor->cuda.gpus[i].fabric == 1;
+	for (size_t i = 0; doctor->nvml && i < doctor->topology->gpu_count; i++)
+		spans |= *doctor->topology->gpus[i].domain != '\0';
 	if (!error && names.count) {
 		char path[WH_TREE_PATH];
 
@@ -325,11 +331,13 @@ static void gpu_imex(const struct doctor *doctor, struct finding *finding)
 	} else if (!doctor_gpus(doctor)) {
 		finding_add_absent(finding, ABSENT_GPU);
 	} else {
-		finding_add(finding, INFO,
+		finding_add(finding, spans ? WARN : INFO,
 			    "no IMEX channel: memory cannot be shared with other hosts over "
 			    "NVLink%s",
-			    fabric ? ", although this GPU supports it" : "");
-		if (fabric)
+			    spans  ? ", although a GPU is in a domain of several" :
+			    fabric ? ", although this GPU supports it" :
+				     "");
+		if (fabric || spans)
 			finding_advise(
 				finding,
 				"in a multi-node NVLink domain: nvidia-modprobe -c 0, and start "

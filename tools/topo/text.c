@@ -241,6 +241,9 @@ static void print_gpu(const struct wh_topology *topology, size_t index, const st
 			gpu->mig == 1 ? ", MIG" : "");
 	print_path(topology, gpu->pci, screen, out);
 	print_links(topology, index, out);
+	if (*gpu->domain)
+		fprintf(out, "           NVLink domain %s (cluster/clique), with other hosts\n",
+			gpu->domain);
 	if (nic < 0)
 		return;
 	distance = wh_topology_distance(topology, (struct wh_end){ WH_END_GPU, index },

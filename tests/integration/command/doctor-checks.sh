@@ -363,6 +363,20 @@ case_of gpu.nvlink INFO "no NVLinks" nvml 'nvmlDeviceGetNvLinkState 0 0' \
 	'nvmlDeviceGetNvLinkState 0 0 : 3'
 case_of gpu.fabric FAIL "has not joined" nvml 'nvmlDeviceGetGpuFabricInfoV 0' \
 	'nvmlDeviceGetGpuFabricInfoV 0 : 0 2 0 0'
+case_of gpu.fabric PASS "which ends at this host" true
+domain()
+{
+	nvml 'nvmlDeviceGetGpuFabricInfoV 0' \
+		'nvmlDeviceGetGpuFabricInfoV 0 : 0 3 0 4 0x11 0x8000000000000000'
+}
+case_of gpu.fabric PASS \
+	"is in the NVLink domain 00000000-0000-0011-8000-000000000000/4 (cluster/clique)" domain
+domain_without_channel()
+{
+	domain
+	remove /dev/nvidia-caps-imex-channels
+}
+case_of gpu.imex WARN "although a GPU is in a domain of several" domain_without_channel
 case_of gpu.fabric FAIL "802" put /cuda.txt "error 19 cuInit: CUDA_ERROR_SYSTEM_NOT_READY (802)"
 case_of gpu.fabric UNKNOWN "cannot be asked" lost
 case_of gpu.imex INFO "no IMEX channel" remove /dev/nvidia-caps-imex-channels

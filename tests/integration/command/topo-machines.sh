@@ -85,6 +85,12 @@ done
 grep -q 'L2 60 MiB' h200x4.out && grep -q '18 NVLinks of 26.6 GB/s' h200x4.out &&
 	grep -q 'memory 140 GiB, BAR1 256 GiB' h200x4.out && grep -q ' 397 ' h200x4.out
 verdict "h200x4: memory, caches, links, expectation" $?
+cp -r h200x4 domain && sed -i 's/^\(nvmlDeviceGetGpuFabricInfoV 0\) : .*/\1 : 0 3 0 2 0x11 0x22/' domain/nvml.txt
+topo domain --color never >domain.out && topo domain --json >domain.json &&
+	[ "$(grep -c NVLink.domain domain.out)" = 1 ] && ! grep -q NVLink.domain h200x4.out &&
+	grep -q 'NVLink domain 00000000-0000-0011-0000-000000000022/2 (cl' domain.out &&
+	grep -q '"nvlink_domain": *"00000000-0000-0011-0000-000000000022/2"' domain.json
+verdict "a GPU in an NVLink domain with other hosts" $?
 
 # ---- eight GPUs -------------------------------------------------------------------------------
 
