@@ -12,6 +12,8 @@
 #include "lib/fixture.h"
 #include "lib/gpu.h"
 #include "lib/proxy.h"
+#include "lib/raw.h"
+#include "transport/cuda/wire.h"
 
 #define LENGTH (2 * MIB)
 
@@ -170,6 +172,12 @@ static void exchange(struct gpu_pair *p, const char *transport, const char *word
 	free(bytes);
 }
 
+/* us: what each operation of this process's GPUs takes longer. */
+static void fake_delay(unsigned delay)
+{
+	((void (*)(unsigned int))gpu_symbol("fake_cuda_delay"))(delay);
+}
+
 static void fabric_on(void)
 {
 	setenv("WHERRY_FABRIC", "on", 1);
@@ -287,7 +295,8 @@ static void fabric__owner_killed(void **state)
 	for (int i = 0; i < 2; i++) {
 		struct wh_batch *batch;
 		struct gpu_pair p;
-		int64_t end;
+		int64_t begun, end;
+		bool late;
 		int status;
 		pid_t owner;
 
@@ -296,17 +305,21 @@ static void fabric__owner_killed(void **state)
 		exchange(&p, "cuda", ", NVLink domain");
 		want_true(mappings_of(owner), "nothing was mapped");
 		batch = gpu_pair_batch(&p, WH_WRITE);
+		begun = now();
 		if (i) {
-			((void (*)(unsigned int))gpu_symbol("fake_cuda_delay"))(50000);
+			fake_delay(2000000);
 			want(0, wh_batch_submit(batch));
 		}
 		child_kill(p.child);
 		p.child = NULL;
 		if (i) {
-			/* The copy may have ended before the connection told of it. */
+			while (!wh_peer_find(p.peer, "target", WH_ANSWER, &p.remote))
+				sleep_ms(2);
+			/* Or the copy may have ended before the connection told of it. */
+			late = now() - begun > SECOND;
 			status = batch_end(batch, 3 * PATIENCE);
-			want_true(!status || status == -ECONNRESET, "%d", status);
-			fake_heal();
+			want_true(status == -ECONNRESET || (late && !status), "%d", status);
+			fake_delay(0);
 		}
 		end = now() + 3 * PATIENCE;
 		while (!(status = gpu_run(batch)) && now() < end)
@@ -362,13 +375,13 @@ static void fabric__unregistered(void **state)
 		exchange(&p, "cuda", ", NVLink domain");
 		batch = gpu_pair_batch(&p, WH_WRITE);
 		if (i)
-			((void (*)(unsigned int))gpu_symbol("fake_cuda_delay"))(20000);
+			fake_delay(500000);
 		want(0, wh_batch_submit(batch));
 		want(0, child_unregister(p.child, p.child_region));
 		want(0, mappings_of(p.child->pid));
 		want(0, child_free(p.child, p.memory));
 		want(0, batch_end(batch, 3 * PATIENCE));
-		fake_heal();
+		fake_delay(0);
 		status = gpu_run(batch);
 		want_true(status == -ESTALE || status == -ENOENT, "%d", status);
 		want(0, wh_batch_free(batch));
@@ -406,7 +419,7 @@ static void fabric__reconnected(void **state)
 	struct proxy *proxy;
 	struct wh_batch *batch;
 	struct gpu_pair p;
-	char path[96], url[96];
+	char path[96];
 	int64_t end = now() + 3 * PATIENCE;
 	int status;
 
@@ -416,7 +429,6 @@ static void fabric__reconnected(void **state)
 	nvml_say(&good, "here", path);
 	proxy = proxy_start(child->url);
 	want_true(proxy != NULL, "no proxy");
-	snprintf(url, sizeof(url), "%s", child->url);
 	snprintf(child->url, sizeof(child->url), "%s", proxy_url(proxy));
 	gpu_pair_open_with(&p, WH_MEMORY_VMM, "cuda:1", WH_MEMORY_VMM, "cuda:0", LENGTH, child);
 	for (int i = 0; i < 3; i++) {
@@ -441,6 +453,180 @@ static void fabric__reconnected(void **state)
 	want(0, mappings_of(p.child->pid));
 	gpu_pair_close(&p);
 	proxy_stop(proxy);
+	fabric_default();
+}
+
+/* The same while a copy uses the mapping, so that it outlives the connection: the owner learns in
+ * the new session that it is used, and waits for its end before the memory is freed. */
+static void fabric__reconnected_busy(void **state)
+{
+	int64_t end = now() + 3 * PATIENCE;
+	struct child *child;
+	struct proxy *proxy;
+	struct wh_batch *batch, *second;
+	struct gpu_pair p;
+	unsigned accepted;
+	char path[96];
+	int status;
+
+	(void)state;
+	fabric_on();
+	child = far_start(&good);
+	nvml_say(&good, "here", path);
+	proxy = proxy_start(child->url);
+	want_true(proxy != NULL, "no proxy");
+	snprintf(child->url, sizeof(child->url), "%s", proxy_url(proxy));
+	gpu_pair_open_with(&p, WH_MEMORY_VMM, "cuda:1", WH_MEMORY_VMM, "cuda:0", LENGTH, child);
+	exchange(&p, "cuda", ", NVLink domain");
+	batch = gpu_pair_batch(&p, WH_WRITE);
+	second = gpu_pair_batch(&p, WH_WRITE);
+	fake_delay(1000000);
+	want(0, wh_batch_submit(batch));
+	accepted = proxy_accepted(proxy);
+	proxy_cut(proxy, PROXY_CONTROL);
+	while (proxy_accepted(proxy) == accepted && now() < end)
+		sleep_ms(2);
+	fake_delay(0);
+	do {
+		status = gpu_run(second);
+		sleep_ms(2);
+	} while (status == -ECONNRESET && now() < end);
+	want(0, status);
+	status = batch_end(batch, 3 * PATIENCE);
+	want_true(!status || status == -ECONNRESET, "%d", status);
+	fake_delay(1000000);
+	want(0, wh_batch_submit(second));
+	want(0, child_unregister(child, p.child_region));
+	want(0, mappings_of(child->pid));
+	fake_delay(0);
+	want(0, child_free(child, p.memory));
+	want(0, batch_end(second, 3 * PATIENCE));
+	want(0, wh_batch_free(batch));
+	want(0, wh_batch_free(second));
+	gpu_pair_close(&p);
+	proxy_stop(proxy);
+	fabric_default();
+}
+
+/* ---- hostile initiators ------------------------------------------------------------------------
+ */
+
+/* Ask by hand, and return the error of the answer; -EPIPE: there is none. */
+static int ask(int control, const struct wh_fabric_ask *question)
+{
+	uint8_t bytes[WH_FABRIC_ASK_MAX];
+	struct wh_fabric_answer answer;
+	uint8_t payload[1024];
+	struct wh_frame frame;
+	int length;
+
+	if (raw_send_frame(control, WH_FRAME_FABRIC_ASK, 0, bytes,
+			   wh_fabric_ask_encode(bytes, question)))
+		return -EPIPE;
+	do
+		length = raw_receive_frame(control, &frame, payload, sizeof(payload));
+	while (length >= 0 && frame.type != WH_FRAME_FABRIC_ANSWER);
+	if (length < 0)
+		return -EPIPE;
+	want(0, wh_fabric_answer_decode(payload, (size_t)length, &answer));
+	want(question->token, answer.token);
+	want(question->id, answer.exported.id);
+	return answer.exported.error;
+}
+
+static struct wh_fabric_ask asks_for(uint64_t id)
+{
+	struct wh_fabric_ask question = { .token = 77, .id = id, .domain_count = 1 };
+	static const uint8_t cluster[16] = { 0x00, 0x11, 0x22, 0x33, 0x44, 0x55, 0x66, 0x77,
+					     0x88, 0x99, 0xaa, 0xbb, 0xcc, 0xdd, 0xee, 0xff };
+
+	memcpy(question.domains[0].cluster, cluster, sizeof(cluster));
+	question.domains[0].clique = good.clique;
+	return question;
+}
+
+/* Nobody gets a handle of what is not published to him, and what cannot be decoded ends the
+ * session. */
+static void fabric__hostile_asks(void **state)
+{
+	struct host far = good;
+	struct wh_hello welcome;
+	struct wh_fabric_ask question;
+	uint8_t bytes[WH_FABRIC_ASK_MAX];
+	struct gpu_pair p;
+	uint64_t none, part;
+	size_t length;
+	int control;
+
+	(void)state;
+	fabric_on();
+	far.config[0] = "timeout=30000";
+	hosts_open(&p, WH_MEMORY_VMM, WH_MEMORY_VMM, &good, &far);
+	child_region(p.child, p.memory, 0, LENGTH, "none", 0, &none);
+	child_region(p.child, p.memory, 0, 4096, "part", ACCESS_BOTH, &part);
+	control = raw_control(p.child->url, &welcome);
+	want_true(control >= 0, "no connection");
+	question = asks_for(p.remote.id);
+	want(0, ask(control, &question));
+	for (uint32_t shift = 0; shift < 32; shift++) {
+		question.segment = UINT32_C(1) << shift;
+		want(-ERANGE, ask(control, &question));
+	}
+	question = asks_for(none);
+	want(-ESTALE, ask(control, &question));
+	question = asks_for(part);
+	want(-EOPNOTSUPP, ask(control, &question));
+	question = asks_for(UINT64_MAX);
+	want(-ESTALE, ask(control, &question));
+	question = asks_for(p.remote.id);
+	question.domains[0].clique++;
+	want(-EOPNOTSUPP, ask(control, &question));
+	exchange(&p, "cuda", ", NVLink domain");
+	question = asks_for(p.remote.id);
+	length = wh_fabric_ask_encode(bytes, &question);
+	/* Of the owner's type; too short; too short for its count. */
+	for (int i = 0; i < 3; i++) {
+		bytes[20] = i == 2 ? 2 : 1;
+		raw_send_frame(control, i ? WH_FRAME_FABRIC_ASK : WH_FRAME_FABRIC_ANSWER, 0, bytes,
+			       i == 1 ? length - 1 : length);
+		want_true(raw_closes(control, SCALE(30000, 60000)), "it takes frame %d", i);
+		close(control);
+		control = raw_control(p.child->url, &welcome);
+	}
+	close(control);
+	exchange(&p, "cuda", ", NVLink domain");
+	gpu_pair_close(&p);
+	fabric_default();
+}
+
+/* A session has a handle, and never confirms that it has let go: the owner says so, and is free
+ * once that session has ended. */
+static void fabric__not_let_go(void **state)
+{
+	struct host far = good;
+	struct wh_fabric_ask question;
+	struct wh_hello welcome;
+	struct child *owner;
+	int memory, region, control, status;
+	int64_t end = now() + 3 * PATIENCE;
+	uint64_t id;
+
+	(void)state;
+	fabric_on();
+	far.config[0] = "timeout=1000";
+	owner = far_start(&far);
+	memory = child_memory(owner, WH_MEMORY_VMM, LENGTH);
+	region = child_region(owner, memory, 0, LENGTH, "target", ACCESS_BOTH, &id);
+	control = raw_control(owner->url, &welcome);
+	question = asks_for(id);
+	want(0, ask(control, &question));
+	want(-EBUSY, child_unregister(owner, region));
+	close(control);
+	while ((status = child_unregister(owner, region)) && now() < end)
+		sleep_ms(20);
+	want(0, status);
+	want(0, child_free(owner, memory));
+	child_exit(owner);
 	fabric_default();
 }
 
@@ -597,6 +783,9 @@ static const struct CMUnitTest tests[] = {
 	TEST_NEEDS(fabric__unregistered, needs_fabric),
 	TEST_NEEDS(fabric__own_unregistered, needs_fabric),
 	TEST_NEEDS(fabric__reconnected, needs_fabric),
+	TEST_NEEDS(fabric__reconnected_busy, needs_fabric),
+	TEST_NEEDS(fabric__hostile_asks, needs_fabric),
+	TEST_NEEDS(fabric__not_let_go, needs_fabric),
 	TEST_NEEDS(fabric__other_domain, needs_fabric),
 	TEST_NEEDS(fabric__no_manager, needs_fabric),
 	TEST_NEEDS(fabric__driver_refuses, needs_fabric),
