@@ -7,6 +7,7 @@
  *   memory.h    allocating memory and registering it as regions
  *   transfer.h  batches of transfers and blocks: submit, wait, cancel, explain
  *   metrics.h   an engine's counters
+ *   weights.h   the weights of a model, from their holders to many
  *   window.h    CPU loads and stores to a GPU's memory
  *   error.h     error texts, the version
  *
@@ -37,6 +38,7 @@
 #include <wherry/memory.h>
 #include <wherry/metrics.h>
 #include <wherry/transfer.h>
+#include <wherry/weights.h>
 #include <wherry/window.h>
 
 #endif

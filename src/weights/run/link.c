@@ -1,0 +1,512 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A link to another member: its connection, what the other says of itself, and looking at its
+ * control block. */
+#include <endian.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "util/clock.h"
+#include "weights/run/run.h"
+
+#define AGAIN_FIRST (50 * WH_MS)
+#define AGAIN_LAST (2 * WH_SECOND)
+
+static const char *link_name(const struct wh_link_to *link)
+{
+	return link->weights->plan->cluster.nodes[link->node].name;
+}
+
+static bool link_is_self(const struct wh_link_to *link)
+{
+	return link->node == link->weights->me;
+}
+
+void wh_link_fail(struct wh_link_to *link, const char *text)
+{
+	snprintf(link->error, sizeof(link->error), "%s", text);
+	/* Who waits may have to hear of it. */
+	pthread_cond_broadcast(&link->weights->changed);
+}
+
+/* ---- batches -------------------------------------------------------------------------------------
+ */
+
+int wh_link_job_batch(struct wh_link_job *job)
+{
+	struct wh_batch_options options = {
+		.size = sizeof(options),
+		.queue = job->link->weights->queue,
+		.user = (uintptr_t)job,
+		.priority = job->kind == WH_JOB_DATA ? WH_PRIORITY_BULK : WH_PRIORITY_LATENCY,
+	};
+
+	if (job->batch)
+		return wh_batch_clear(job->batch);
+	return wh_batch_new(job->link->peer, &options, &job->batch);
+}
+
+void wh_link_job_submit(struct wh_link_job *job)
+{
+	int error;
+
+	job->running = true;
+	job->link->running++;
+	error = wh_batch_submit(job->batch);
+	if (error)
+		wh_link_job_done(job, error);
+}
+
+static void greeting_done(struct wh_link_to *link, int status)
+{
+	/* A lost peer is greeted when it is back. */
+	if (status)
+		link->kick = true;
+}
+
+/* ---- looking -------------------------------------------------------------------------------------
+ */
+
+static int look_add(struct wh_link_to *link, uint64_t remote, uint64_t offset, uint64_t length)
+{
+	struct wh_transfer transfer = {
+		.local = link->weights->mirror_region,
+		.local_offset = link->mirror_offset + offset,
+		.remote = remote,
+		.remote_offset = offset,
+		.length = length,
+		.op = WH_READ,
+	};
+
+	return wh_batch_add(link->looker.batch, &transfer, 1);
+}
+
+/* Before blocks of a region can be prepared, the engine must know the region. So a byte of each is
+ * read, which also says whether this member may. */
+static int know_add(struct wh_link_to *link)
+{
+	const struct wh_weights *weights = link->weights;
+	uint64_t at = wh_weights_control_bytes(weights, link->node);
+	uint32_t ids = weights->node_regions[0][link->node] +
+		       2 * weights->node_regions[1][link->node];
+	const uint64_t *id = (const void *)(link->mirror + WH_HEAD_BYTES);
+	int error = 0;
+
+	for (uint32_t i = 0; !error && i < ids; i++) {
+		struct wh_transfer transfer = { .local = weights->mirror_region,
+						.local_offset = link->mirror_offset + at + i,
+						.remote = le64toh(id[i]),
+						.length = 1,
+						.op = WH_READ };
+
+		error = wh_batch_add(link->looker.batch, &transfer, 1);
+	}
+	return error;
+}
+
+static int pieces_add(struct wh_link_to *link)
+{
+	const struct wh_weights *weights = link->weights;
+	uint64_t steps = weights->node_steps[link->node];
+	uint64_t end = wh_weights_control_bytes(weights, link->node);
+
+	return look_add(link, link->hello.control,
+			end - 4 * steps * (link->pieces_slot == WH_COPY_FIRST ? 2 : 1), 4 * steps);
+}
+
+static int text_add(struct wh_link_to *link)
+{
+	uint64_t length = link->hello.text_bytes;
+	struct wh_transfer transfer = { .remote = link->hello.text,
+					.length = length,
+					.op = WH_READ };
+	int error;
+
+	if (!length || length > WH_TEXT_KEPT)
+		return -EPROTO;
+	link->text = malloc(length);
+	if (!link->text)
+		return -ENOMEM;
+	error = wh_region_register(link->weights->engine, link->text, length, NULL,
+				   &link->text_region);
+	transfer.local = link->text_region;
+	return error ? error : wh_batch_add(link->looker.batch, &transfer, 1);
+}
+
+static void look_start(struct wh_link_to *link, enum wh_look what)
+{
+	const struct wh_weights *weights = link->weights;
+	uint64_t ids = weights->node_regions[0][link->node] +
+		       2 * (uint64_t)weights->node_regions[1][link->node];
+	int error;
+
+	link->looking = what;
+	error = wh_link_job_batch(&link->looker);
+	if (!error && what == WH_LOOK_HEAD)
+		error = look_add(link, link->hello.control, 0,
+				 WH_HEAD_BYTES + (link->known ? 0 : 8 * ids));
+	else if (!error && what == WH_LOOK_KNOW)
+		error = know_add(link);
+	else if (!error && what == WH_LOOK_PIECES)
+		error = pieces_add(link);
+	else if (!error)
+		error = text_add(link);
+	if (!error) {
+		wh_link_job_submit(&link->looker);
+		return;
+	}
+	link->looker.running = true;
+	link->running++;
+	wh_link_job_done(&link->looker, error);
+}
+
+static void text_drop(struct wh_link_to *link)
+{
+	/* Of this engine's own use: only a running batch could keep it. */
+	wh_region_unregister(link->text_region);
+	free(link->text);
+	link->text_region = NULL;
+	link->text = NULL;
+}
+
+static bool wants_pieces(const struct wh_link_to *link, enum wh_copy_slot *out)
+{
+	const struct wh_attempt *attempt = &link->weights->attempt;
+
+	return attempt->version && !attempt->aborting && link->first != WH_NO_STEP &&
+	       wh_link_slot(link, attempt->version, false, out) &&
+	       link->head.slots[*out].state == WH_COPY_FILLING;
+}
+
+static void link_known(struct wh_link_to *link)
+{
+	link->known = link->ever = true;
+	link->error[0] = 0;
+}
+
+/* The head has come. */
+static void head_done(struct wh_link_to *link)
+{
+	struct wh_weights *weights = link->weights;
+	uint32_t ids = weights->node_regions[0][link->node] +
+		       2 * weights->node_regions[1][link->node];
+	bool read = wh_weights_head_decode((const void *)link->mirror, ids,
+					   weights->node_steps[link->node], &link->head);
+
+	if (!read) {
+		memset(&link->head, 0, sizeof(link->head));
+		wh_link_fail(link, "its control block is of another kind");
+		link->refused = -EPROTO;
+	}
+	link->pieces_version = 0;
+	wh_link_checked(link, read);
+	/* Who is no target reads nothing else, and may not. */
+	if (read && !weights->is[1])
+		link_known(link);
+	else if (read && !link->known)
+		look_start(link, WH_LOOK_KNOW);
+	else if (read && wants_pieces(link, &link->pieces_slot)) {
+		link->pieces_for = weights->attempt.version;
+		look_start(link, WH_LOOK_PIECES);
+	}
+	pthread_cond_broadcast(&weights->changed);
+}
+
+static void look_failed(struct wh_link_to *link, int status)
+{
+	char text[WH_TEXT_MAX];
+	const char *why = wh_batch_error_text(link->looker.batch);
+
+	memset(&link->head, 0, sizeof(link->head));
+	link->known = false;
+	link->pieces_version = 0;
+	wh_link_checked(link, false);
+	/* The region may be gone with the weights that it was of: they say hello when they are
+	 * back. */
+	if (status == -EACCES || status == -ENOENT) {
+		snprintf(text, sizeof(text), "engine '%.40s' does not let '%.40s' read its %s: %.99s",
+			 link_name(link), wh_engine_name(link->weights->engine),
+			 link->looking == WH_LOOK_KNOW ? "weights" : "control block", why);
+		link->refused = -EACCES;
+		wh_link_fail(link, text);
+	}
+}
+
+static void look_done(struct wh_link_to *link, int status)
+{
+	if (link->looking == WH_LOOK_TEXT) {
+		wh_weights_differ(link, status ? NULL : link->text, link->hello.text_bytes);
+		text_drop(link);
+	} else if (status) {
+		look_failed(link, status);
+	} else if (link->looking == WH_LOOK_HEAD) {
+		head_done(link);
+	} else if (link->looking == WH_LOOK_KNOW) {
+		link_known(link);
+		link->look = true;
+	} else {
+		link->pieces_version = link->pieces_for;
+	}
+}
+
+/* ---- what it has ---------------------------------------------------------------------------------
+ */
+
+uint64_t wh_link_whole(const struct wh_link_to *link)
+{
+	uint64_t version = 0;
+
+	for (int i = WH_COPY_FIRST; i < WH_COPY_SLOTS; i++)
+		if (link->head.slots[i].state == WH_COPY_WHOLE &&
+		    link->head.slots[i].version > version)
+			version = link->head.slots[i].version;
+	return version;
+}
+
+bool wh_link_slot(const struct wh_link_to *link, uint64_t version, bool source, enum wh_copy_slot *out)
+{
+	for (int i = source ? WH_COPY_SOURCE : WH_COPY_FIRST; i < (source ? 1 : WH_COPY_SLOTS); i++)
+		if (link->head.slots[i].state && link->head.slots[i].version == version) {
+			*out = (enum wh_copy_slot)i;
+			return true;
+		}
+	return false;
+}
+
+void wh_link_job_done(struct wh_link_job *job, int status)
+{
+	struct wh_link_to *link = job->link;
+
+	job->running = false;
+	link->running--;
+	if (job->kind == WH_JOB_HELLO)
+		greeting_done(link, status);
+	else if (job->kind == WH_JOB_LOOK)
+		look_done(link, status);
+	else
+		wh_fetch_landed((struct wh_fetch *)(void *)job, status);
+}
+
+/* ---- the connection ------------------------------------------------------------------------------
+ */
+
+static void link_later(struct wh_link_to *link, int64_t now)
+{
+	int64_t wait = AGAIN_FIRST << (link->failures < 6 ? link->failures : 6);
+
+	link->failures++;
+	link->again = now + (wait < AGAIN_LAST ? wait : AGAIN_LAST);
+}
+
+static void link_open(struct wh_link_to *link, int64_t now)
+{
+	struct wh_peer_options options = { .size = sizeof(options),
+					   .queue = link->weights->queue,
+					   .user = link->node };
+	char url[16 + 64];
+
+	snprintf(url, sizeof(url), "wherry://%.63s", link_name(link));
+	if (!wh_peer_open(link->weights->engine,
+			  link_is_self(link) ? "self" :
+			  link->url[0]	     ? link->url :
+					       url,
+			  &options, &link->peer)) {
+		link->state = WH_LINK_OPENING;
+		return;
+	}
+	/* Without a registry a name is no URL: the other has to come. */
+	wh_link_fail(link, wh_error_text());
+	link_later(link, now);
+}
+
+void wh_link_opened(struct wh_link_to *link, int status)
+{
+	struct wh_peer_info info = { .size = sizeof(info) };
+	char text[WH_TEXT_MAX];
+
+	if (!status)
+		status = wh_peer_info(link->peer, &info);
+	if (!status && !link_is_self(link) && strcmp(info.name, link_name(link)) != 0) {
+		snprintf(text, sizeof(text), "engine '%.60s' answers at %.60s, not '%.60s'",
+			 info.name, info.address, link_name(link));
+		wh_link_fail(link, text);
+		status = -ESTALE;
+	} else if (status) {
+		wh_peer_status(link->peer);
+		wh_link_fail(link, wh_error_text());
+	}
+	if (status) {
+		wh_peer_close(link->peer);
+		link->peer = NULL;
+		link->state = WH_LINK_IDLE;
+		link_later(link, wh_now());
+		return;
+	}
+	link->state = WH_LINK_OPEN;
+	link->epoch = info.epoch;
+	link->failures = 0;
+	link->kick = true;
+	if (link_is_self(link)) {
+		link->hello.control = wh_region_id(link->weights->control_region);
+		link->hello_epoch = link->epoch;
+		link->look = true;
+	}
+}
+
+static void link_forget(struct wh_link_to *link)
+{
+	link->connected = link->known = false;
+	memset(&link->head, 0, sizeof(link->head));
+	link->pieces_version = 0;
+}
+
+void wh_link_heard(struct wh_link_to *link, const struct wh_weights_hello *hello, uint64_t epoch)
+{
+	const struct wh_weights *weights = link->weights;
+	bool fits = hello->digest[0] == weights->digest[0] &&
+		    hello->digest[1] == weights->digest[1] &&
+		    hello->control_bytes == wh_weights_control_bytes(weights, link->node);
+
+	/* Where it listens it knows best; who is there is checked when it answers. */
+	if (hello->url[0])
+		memcpy(link->url, hello->url, sizeof(link->url));
+	if (epoch != link->hello_epoch || hello->control != link->hello.control) {
+		/* It was started anew, or its weights were. */
+		link_forget(link);
+		link->refused = 0;
+		link->error[0] = 0;
+		link->hello_epoch = epoch;
+		link->kick = true;
+		link->again = 0;
+	}
+	link->hello = *hello;
+	link->wanted = true;
+	link->look = true;
+	if (!fits && !link->refused) {
+		link->refused = -EINVAL;
+		link->compare = true;
+	}
+}
+
+/* Nothing will be looked at: what has landed cannot be checked. */
+static void link_flush(struct wh_link_to *link)
+{
+	if (link->request_count && !link->looker.running)
+		wh_link_checked(link, false);
+}
+
+static void link_leave(struct wh_link_to *link, int64_t now)
+{
+	struct wh_link_job *jobs[WH_FETCHES + 2] = { &link->greeting, &link->looker };
+
+	link->leaving = true;
+	link_forget(link);
+	link_flush(link);
+	if (link->running || link->request_count)
+		return;
+	for (int i = 0; i < WH_FETCHES; i++)
+		jobs[i + 2] = &link->requests[i].job;
+	for (int i = 0; i < WH_FETCHES + 2; i++) {
+		wh_batch_free(jobs[i]->batch);
+		jobs[i]->batch = NULL;
+	}
+	wh_peer_close(link->peer);
+	link->peer = NULL;
+	link->leaving = false;
+	link->state = WH_LINK_IDLE;
+	link_later(link, now);
+}
+
+/* Tell the other that this member is there, or has something new. */
+static void greeting_send(struct wh_link_to *link)
+{
+	const struct wh_weights *weights = link->weights;
+	struct wh_weights_hello hello = { .digest = { weights->digest[0], weights->digest[1] },
+					  .control = wh_region_id(weights->control_region),
+					  .control_bytes = weights->control_bytes,
+					  .text = wh_region_id(weights->text_region),
+					  .text_bytes = weights->text_bytes };
+	uint8_t bytes[WH_HELLO_BYTES];
+
+	link->kick = false;
+	if (link_is_self(link)) {
+		link->look = true;
+		return;
+	}
+	if (strlen(wh_engine_url(weights->engine)) < sizeof(hello.url))
+		snprintf(hello.url, sizeof(hello.url), "%s", wh_engine_url(weights->engine));
+	wh_weights_hello_encode(&hello, bytes);
+	if (!wh_link_job_batch(&link->greeting) &&
+	    !wh_batch_notify(link->greeting.batch, weights->tag, bytes, sizeof(bytes)))
+		wh_link_job_submit(&link->greeting);
+	else
+		link->kick = true;
+}
+
+void wh_link_drive(struct wh_link_to *link, int64_t now)
+{
+	int status;
+
+	if (link->state == WH_LINK_IDLE && link->wanted && now >= link->again)
+		link_open(link, now);
+	if (link->state != WH_LINK_OPEN)
+		return;
+	status = wh_peer_status(link->peer);
+	if (link->leaving || (status && status != -ECONNRESET) ||
+	    (link->hello_epoch && link->hello_epoch != link->epoch)) {
+		link_leave(link, now);
+		return;
+	}
+	if (status) {
+		/* The engine connects again. */
+		if (link->connected)
+			wh_link_fail(link, wh_error_text());
+		link_forget(link);
+		link_flush(link);
+		return;
+	}
+	if (!link->connected) {
+		link->connected = link->look = link->kick = true;
+		link->known = false;
+	}
+	if (link->kick && !link->greeting.running)
+		greeting_send(link);
+	if (link->refused)
+		link_flush(link);
+	if (!link->look || link->looker.running || !link->hello_epoch)
+		return;
+	link->look = false;
+	if (!link->refused) {
+		for (uint32_t i = 0; i < link->request_count; i++) {
+			struct wh_fetch *request =
+				&link->requests[(link->head_request + i) % WH_FETCHES];
+
+			if (request->state == WH_FETCH_LANDED)
+				request->state = WH_FETCH_CHECKING;
+		}
+		look_start(link, WH_LOOK_HEAD);
+	} else if (link->compare) {
+		link->compare = false;
+		look_start(link, WH_LOOK_TEXT);
+	}
+}
+
+void wh_link_close(struct wh_link_to *link)
+{
+	struct wh_link_job *jobs[WH_FETCHES + 2] = { &link->greeting, &link->looker };
+
+	for (int i = 0; i < WH_FETCHES; i++)
+		jobs[i + 2] = &link->requests[i].job;
+	for (int i = 0; i < WH_FETCHES + 2; i++)
+		if (jobs[i]->batch) {
+			if (jobs[i]->running)
+				wh_batch_cancel(jobs[i]->batch);
+			wh_batch_free(jobs[i]->batch);
+		}
+	if (link->text)
+		text_drop(link);
+	if (link->peer)
+		wh_peer_close(link->peer);
+}

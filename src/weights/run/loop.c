@@ -1,0 +1,266 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The two threads of a member: the loop does the work, the ear takes notifications. */
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "util/clock.h"
+#include "util/ready.h"
+#include "util/thread.h"
+#include "weights/run/run.h"
+
+#define TICK_BUSY (20 * WH_MS) /* while something is being received */
+#define TICK_IDLE (200 * WH_MS)
+#define COMPLETIONS 64
+
+void wh_weights_wake(struct wh_weights *weights)
+{
+	wh_ready_set(weights->wake);
+}
+
+void wh_weights_tell(struct wh_weights *weights)
+{
+	for (uint32_t i = 0; i < weights->plan->cluster.node_count; i++)
+		weights->links[i].kick = true;
+}
+
+/* ---- the ear ------------------------------------------------------------------------------------- */
+
+static void ear_put(struct wh_weights *weights, const struct wh_notification *note)
+{
+	struct wh_heard *heard = calloc(1, sizeof(*heard));
+
+	/* Without memory it is as if it had been lost: the tick looks, too. */
+	if (!heard || !wh_weights_hello_decode(note->buffer, note->length, &heard->hello)) {
+		free(heard);
+		return;
+	}
+	heard->epoch = note->epoch;
+	memcpy(heard->sender, note->sender, sizeof(heard->sender));
+	pthread_mutex_lock(&weights->lock);
+	*weights->heard_end = heard;
+	weights->heard_end = &heard->next;
+	pthread_mutex_unlock(&weights->lock);
+	wh_weights_wake(weights);
+}
+
+static void *ear_run(void *argument)
+{
+	struct wh_weights *weights = argument;
+	struct wh_notification_filter filter = { .size = sizeof(filter),
+						 .tag = weights->tag,
+						 .tag_mask = UINT64_MAX };
+	uint8_t bytes[WH_HELLO_BYTES];
+
+	for (;;) {
+		struct wh_notification note = { .size = sizeof(note),
+						.buffer = bytes,
+						.capacity = sizeof(bytes) };
+		int error = wh_engine_notification(weights->engine, &filter, &note, WH_FOREVER);
+		bool stop;
+
+		if (error == -EMSGSIZE) {
+			/* Longer than any hello: take it out of the way. */
+			void *all = malloc(note.length);
+
+			note.buffer = all;
+			note.capacity = all ? note.length : 0;
+			wh_engine_notification(weights->engine, &filter, &note, 0);
+			free(all);
+			continue;
+		}
+		pthread_mutex_lock(&weights->lock);
+		stop = weights->stop;
+		pthread_mutex_unlock(&weights->lock);
+		if (stop || (error && error != -EAGAIN))
+			return NULL;
+		if (!error)
+			ear_put(weights, &note);
+	}
+}
+
+/* Wake the ear by a notification of its own. */
+static void ear_stop(struct wh_weights *weights)
+{
+	struct wh_batch *batch;
+	int error = wh_batch_new(weights->self, NULL, &batch);
+
+	if (!error) {
+		error = wh_batch_notify(batch, weights->tag, NULL, 0);
+		if (!error)
+			error = wh_batch_submit(batch);
+		if (!error)
+			wh_batch_wait_for(batch, WH_FOREVER);
+		wh_batch_free(batch);
+	}
+	pthread_join(weights->ear, NULL);
+}
+
+/* ---- the loop ------------------------------------------------------------------------------------ */
+
+static void heard_handle(struct wh_weights *weights)
+{
+	while (weights->heard) {
+		struct wh_heard *heard = weights->heard;
+		size_t length = strlen(heard->sender);
+		uint32_t engine;
+
+		weights->heard = heard->next;
+		if (!weights->heard)
+			weights->heard_end = &weights->heard;
+		for (int side = 0; side < 2; side++)
+			if (wh_layout_find_engine(weights->layouts[side], heard->sender, length,
+						  &engine)) {
+				uint32_t node = weights->plan->cluster.of_engine[side][engine];
+
+				if (node != weights->me)
+					wh_link_heard(&weights->links[node], &heard->hello,
+						      heard->epoch);
+				break;
+			}
+		free(heard);
+	}
+}
+
+static void completions_take(struct wh_weights *weights)
+{
+	struct wh_completion done[COMPLETIONS];
+	int count;
+
+	do {
+		count = wh_queue_take(weights->queue, done, COMPLETIONS, 0);
+		for (int i = 0; i < count; i++)
+			if (done[i].batch)
+				wh_link_job_done((struct wh_link_job *)(uintptr_t)done[i].user,
+					    done[i].status);
+			else
+				wh_link_opened(&weights->links[done[i].user], done[i].status);
+	} while (count == COMPLETIONS);
+}
+
+/* Look at those that may have something new, though no hello has come; and, as a source, how far the
+ * targets are. */
+static void links_look(struct wh_weights *weights)
+{
+	for (uint32_t i = 0; i < weights->plan->cluster.node_count; i++) {
+		struct wh_link_to *link = &weights->links[i];
+		bool behind = weights->is[0] && weights->node_regions[1][i] &&
+			      wh_link_whole(link) < weights->published;
+
+		link->look = link->look || link->planned || behind;
+	}
+}
+
+/* All that can be done now. Returns when to look again. */
+static int64_t loop_turn(struct wh_weights *weights, int64_t *tick, int64_t *idle)
+{
+	uint32_t nodes = weights->plan->cluster.node_count;
+	int64_t now;
+
+	heard_handle(weights);
+	completions_take(weights);
+	now = wh_now();
+	if (now >= *tick) {
+		wh_weights_tick(weights, now);
+		*tick = now + TICK_BUSY;
+	}
+	if (now >= *idle) {
+		links_look(weights);
+		*idle = now + TICK_IDLE;
+	}
+	wh_weights_receive(weights, now);
+	for (uint32_t i = 0; i < nodes; i++)
+		wh_link_fetch(&weights->links[i]);
+	for (uint32_t i = 0; i < nodes; i++)
+		wh_link_drive(&weights->links[i], now);
+	return weights->attempt.version && *tick < *idle ? *tick : *idle;
+}
+
+static void *loop_run(void *argument)
+{
+	struct wh_weights *weights = argument;
+	struct pollfd fds[2] = { { .fd = weights->wake, .events = POLLIN },
+				 { .fd = wh_queue_fd(weights->queue), .events = POLLIN } };
+	int64_t tick = 0, idle = 0;
+
+	pthread_mutex_lock(&weights->lock);
+	while (!weights->stop) {
+		int64_t until = loop_turn(weights, &tick, &idle), left;
+		struct timespec time;
+
+		pthread_mutex_unlock(&weights->lock);
+		left = until - wh_now();
+		left = left > 0 ? left : 0;
+		time = (struct timespec){ left / WH_SECOND, left % WH_SECOND };
+		if (ppoll(fds, 2, &time, NULL) > 0 && fds[0].revents)
+			wh_ready_clear(weights->wake);
+		pthread_mutex_lock(&weights->lock);
+	}
+	pthread_mutex_unlock(&weights->lock);
+	return NULL;
+}
+
+/* ---- start and end ------------------------------------------------------------------------------- */
+
+/* Whom this member connects to: who holds what it wants, and who may want what it holds. Others
+ * come by themselves. */
+static void links_want(struct wh_weights *weights)
+{
+	for (uint32_t i = 0; i < weights->plan->cluster.node_count; i++) {
+		struct wh_link_to *link = &weights->links[i];
+		bool source = weights->node_regions[0][i] != 0;
+		bool target = weights->node_regions[1][i] != 0;
+
+		link->wanted = link->planned || (weights->is[1] && source) ||
+			       (weights->is[0] && target);
+	}
+}
+
+int wh_weights_start(struct wh_weights *weights)
+{
+	int error = wh_peer_open(weights->engine, "self", NULL, &weights->self);
+
+	if (!error)
+		error = wh_queue_new(weights->engine, &weights->queue);
+	if (error)
+		return error;
+	links_want(weights);
+	if (wh_thread_start(&weights->ear, "wh-weights-ear", ear_run, weights))
+		return wh_fail(EAGAIN, "wh_weights_open: cannot start a thread");
+	weights->ear_started = true;
+	if (wh_thread_start(&weights->loop, "wh-weights", loop_run, weights))
+		return wh_fail(EAGAIN, "wh_weights_open: cannot start a thread");
+	weights->loop_started = true;
+	return 0;
+}
+
+void wh_weights_stop(struct wh_weights *weights)
+{
+	struct wh_completion done;
+
+	pthread_mutex_lock(&weights->lock);
+	weights->stop = true;
+	pthread_mutex_unlock(&weights->lock);
+	if (weights->loop_started) {
+		wh_weights_wake(weights);
+		pthread_join(weights->loop, NULL);
+	}
+	if (weights->ear_started)
+		ear_stop(weights);
+	weights->loop_started = weights->ear_started = false;
+	while (weights->heard) {
+		struct wh_heard *next = weights->heard->next;
+
+		free(weights->heard);
+		weights->heard = next;
+	}
+	for (uint32_t i = 0; weights->links && i < weights->plan->cluster.node_count; i++)
+		wh_link_close(&weights->links[i]);
+	while (weights->queue && wh_queue_take(weights->queue, &done, 1, 0) > 0)
+		;
+	wh_queue_free(weights->queue);
+	wh_peer_close(weights->self);
+	weights->queue = NULL;
+	weights->self = NULL;
+}

@@ -1,0 +1,288 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Running a plan: the insides of wherry/weights.h.
+ *
+ * Members read; nobody writes to another's memory. Each has a control block (message.h), which
+ * says what it has, and a link to each member that it reads from or that may read from it. A link
+ * looks at the other's control block when a hello comes: first the head, then, if a buffer is
+ * being filled, the list of its pieces. Bytes that were read count when the head, read once more,
+ * still has the version; then they are announced in this member's own control block, so that others
+ * may read them here.
+ *
+ * One thread (loop.c) does all of that, under `lock`; it never waits for a single member. The ear,
+ * another thread, takes the notifications. Public functions take `lock`, and wake the loop.
+ */
+#ifndef WH_WEIGHTS_RUN_RUN_H
+#define WH_WEIGHTS_RUN_RUN_H
+
+#include <pthread.h>
+
+#include <wherry/wherry.h>
+
+#include "util/error.h"
+#include "weights/plan.h"
+#include "weights/run/message.h"
+
+#define WH_FETCHES 6 /* that a link has under way at once */
+#define WH_FETCH_RANGES 64
+#define WH_FETCH_BYTES (UINT64_C(4) << 20) /* about */
+#define WH_NO_STEP UINT32_MAX
+
+struct wh_weights;
+struct wh_link_to;
+
+/* A batch of a link. */
+enum wh_link_job_kind { WH_JOB_HELLO, WH_JOB_LOOK, WH_JOB_DATA };
+
+struct wh_link_job {
+	struct wh_link_to *link;
+	struct wh_batch *batch; /* NULL: not made yet */
+	enum wh_link_job_kind kind;
+	bool running;
+};
+
+/* Pieces [piece, piece + count) of a step. */
+struct wh_pieces {
+	uint32_t own, piece, count;
+};
+
+enum wh_fetch_state {
+	WH_FETCH_RUNNING,
+	WH_FETCH_LANDED, /* the bytes are here; were they of the version? */
+	WH_FETCH_CHECKING, /* the head is being read once more */
+	WH_FETCH_GOOD,
+	WH_FETCH_FAILED,
+};
+
+struct wh_fetch {
+	struct wh_link_job job;
+	enum wh_fetch_state state;
+	enum wh_copy_slot slot; /* that it reads */
+	uint32_t count;
+	struct wh_pieces ranges[WH_FETCH_RANGES];
+};
+
+/* What the running look reads. */
+enum wh_look { WH_LOOK_HEAD, WH_LOOK_KNOW, WH_LOOK_PIECES, WH_LOOK_TEXT };
+
+enum wh_link_to_state { WH_LINK_IDLE, WH_LINK_OPENING, WH_LINK_OPEN };
+
+/* Another member, or this one itself. */
+struct wh_link_to {
+	struct wh_weights *weights;
+	uint32_t node;
+	bool wanted, leaving; /* leaving: close it when nothing runs */
+	bool connected, ever; /* now; and whether it was once known */
+	int refused; /* 0, or why, with `error`: -EINVAL: other layouts; -EACCES; -EPROTO */
+	bool compare; /* find out where its layouts differ */
+	bool planned; /* this member's plan reads from it */
+	enum wh_link_to_state state;
+	char url[WH_HELLO_URL];
+	struct wh_peer *peer;
+	uint64_t epoch; /* of the peer that was opened */
+	int64_t again; /* when to try again, monotonic ns */
+	int64_t pause; /* nothing is requested before */
+	uint32_t failures;
+	uint32_t running; /* jobs */
+	char error[WH_TEXT_MAX];
+
+	/* What it said of itself. */
+	struct wh_weights_hello hello;
+	uint64_t hello_epoch; /* 0: nothing yet */
+	bool kick; /* a hello is due */
+	struct wh_link_job greeting;
+
+	/* What it has. */
+	bool look; /* its control block must be looked at */
+	bool known; /* the ids are here, and its regions known to the engine */
+	enum wh_look looking;
+	struct wh_link_job looker;
+	uint8_t *mirror; /* of its control block, in weights.mirror_region */
+	uint64_t mirror_offset;
+	struct wh_weights_head head;
+	uint64_t pieces_version; /* the mirror has its pieces of this version; 0: of none */
+	uint64_t pieces_for; /* the same for those that are being read */
+	enum wh_copy_slot pieces_slot;
+	struct wh_region *text_region;
+	char *text;
+
+	/* What is read from it. */
+	uint32_t first; /* own steps that are not all requested yet, by own.next */
+	struct wh_fetch requests[WH_FETCHES]; /* a ring */
+	uint32_t head_request, request_count;
+	uint64_t bytes; /* read and checked */
+	char route[72];
+};
+
+/* A step of the plan that brings bytes to this member. */
+struct wh_own {
+	uint32_t step; /* of the plan */
+	uint32_t from, before; /* as struct wh_step: where it is read now */
+	uint32_t node; /* whose link */
+	uint32_t next; /* own step; WH_NO_STEP */
+	uint32_t pieces;
+	uint32_t requested, done, flying; /* pieces, pieces, requests */
+	bool listed;
+};
+
+struct wh_own_region {
+	uint32_t index; /* of its layout */
+	void *address[2];
+	struct wh_region *region[2];
+	bool allocated;
+};
+
+/* The version that is being received. */
+struct wh_attempt {
+	uint64_t version; /* 0: none */
+	uint32_t buffer, left; /* left: steps that are not done */
+	uint32_t flying; /* requests */
+	bool aborting;
+	uint64_t bytes;
+	int64_t since;
+};
+
+/* What the ear has heard. */
+struct wh_heard {
+	struct wh_heard *next;
+	uint64_t epoch;
+	char sender[64];
+	struct wh_weights_hello hello;
+};
+
+struct wh_weights {
+	struct wh_engine *engine;
+	char name[32];
+	uint64_t tag;
+	struct wh_layout *layouts[2]; /* sources, targets */
+	struct wh_plan *plan;
+	uint32_t me; /* a node of the plan's cluster */
+	bool is[2]; /* a source, a target */
+	char *text; /* both layouts */
+	uint64_t text_bytes, digest[2];
+	struct wh_region *text_region;
+
+	/* Who has what, by node; and where a region, or a step, is in its engine's lists. */
+	uint32_t *node_regions[2], *node_steps;
+	uint32_t *region_position[2];
+	uint32_t *step_position;
+
+	struct wh_own_region *regions[2];
+	uint32_t region_count[2];
+	void **addresses[2]; /* of the target's regions, by buffer */
+
+	uint64_t *control;
+	uint64_t *control_ids;
+	uint32_t *control_pieces[2];
+	uint64_t control_bytes;
+	struct wh_region *control_region;
+	uint8_t *mirror;
+	struct wh_region *mirror_region;
+
+	struct wh_own *own;
+	uint32_t own_count;
+	uint32_t *followers, *follower_first; /* nodes; of own step i: from first[i] on */
+	uint64_t own_bytes;
+	uint32_t *holders, *holder_first; /* slices of the sources; by tensor of the targets */
+
+	struct wh_link_to *links; /* by node */
+	struct wh_queue *queue;
+	struct wh_peer *self; /* to wake the ear */
+	struct wh_attempt attempt;
+	uint64_t published, current, total;
+	uint64_t cancelled; /* this version and those before are not received */
+	uint32_t current_buffer, pins[2];
+	bool offered; /* published and not retracted */
+
+	pthread_mutex_t lock;
+	pthread_cond_t changed;
+	int wake;
+	bool stop, stopped;
+	pthread_t loop, ear;
+	bool loop_started, ear_started;
+	struct wh_heard *heard, **heard_end; /* under `lock` */
+};
+
+/* ---- layouts.c -------------------------------------------------------------------------------- */
+
+/* A layout from what a program gives. */
+int wh_weights_layout_make(const struct wh_weights_layout *desc, const char *label,
+			   struct wh_layout **out);
+
+/* Both layouts as lines of text, the same on all members that have the same layouts; at most
+ * WH_TEXT_KEPT bytes are kept, the digest is of all. 0, or -ENOMEM. */
+#define WH_TEXT_KEPT (UINT64_C(1) << 20)
+int wh_weights_describe(struct wh_weights *weights, uint64_t chunk, uint64_t piece);
+
+/* Say in link->error where the other's text differs; NULL: it could not be read. */
+void wh_weights_differ(struct wh_link_to *link, const char *theirs, uint64_t length);
+
+/* ---- part.c: this member's part of the plan ----------------------------------------------------- */
+
+int wh_weights_part(struct wh_weights *weights);
+void wh_weights_part_free(struct wh_weights *weights);
+
+/* Bytes of a node's control block. */
+uint64_t wh_weights_control_bytes(const struct wh_weights *weights, uint32_t node);
+
+/* Another one that has a step's cell, by the layouts. Zeroed before the first call. */
+struct wh_candidate {
+	uint32_t source, step; /* where to go on */
+	bool steps;
+	uint32_t from, before, node; /* as in struct wh_own */
+};
+bool wh_weights_candidate(const struct wh_weights *weights, const struct wh_own *own,
+			  struct wh_candidate *out);
+
+/* Put pieces of an own step into a batch. */
+int wh_weights_fill(struct wh_weights *weights, struct wh_fetch *request,
+		    const struct wh_pieces *range);
+
+/* ---- memory.c: regions -------------------------------------------------------------------------- */
+
+int wh_weights_memory(struct wh_weights *weights, const struct wh_weights_options *options);
+/* 0, or -EBUSY: call again. */
+int wh_weights_memory_free(struct wh_weights *weights);
+
+/* ---- link.c ------------------------------------------------------------------------------------- */
+
+/* Connected, and its head and ids are known. */
+static inline bool wh_link_usable(const struct wh_link_to *link)
+{
+	return link->connected && link->known && !link->leaving && !link->refused;
+}
+
+void wh_link_drive(struct wh_link_to *link, int64_t now);
+void wh_link_heard(struct wh_link_to *link, const struct wh_weights_hello *hello, uint64_t epoch);
+void wh_link_opened(struct wh_link_to *link, int status);
+void wh_link_close(struct wh_link_to *link); /* waits: cancels what runs */
+void wh_link_job_done(struct wh_link_job *job, int status);
+/* Start a job's batch; if that fails, it is done with the error. */
+void wh_link_job_submit(struct wh_link_job *job);
+/* Make or empty a job's batch. */
+int wh_link_job_batch(struct wh_link_job *job);
+void wh_link_fail(struct wh_link_to *link, const char *text);
+
+/* The newest version that a target has whole. */
+uint64_t wh_link_whole(const struct wh_link_to *link);
+/* Where the link has, or receives, this version. False: nowhere. */
+bool wh_link_slot(const struct wh_link_to *link, uint64_t version, bool source, enum wh_copy_slot *out);
+
+/* ---- receive.c ---------------------------------------------------------------------------------- */
+
+void wh_weights_receive(struct wh_weights *weights, int64_t now); /* choose, begin, finish */
+void wh_weights_abort(struct wh_weights *weights); /* throw away what is being received */
+void wh_weights_tick(struct wh_weights *weights, int64_t now); /* what waits goes elsewhere */
+void wh_link_fetch(struct wh_link_to *link);
+void wh_link_checked(struct wh_link_to *link, bool read); /* the head has been read once more */
+void wh_fetch_landed(struct wh_fetch *request, int status);
+
+/* ---- loop.c ------------------------------------------------------------------------------------- */
+
+int wh_weights_start(struct wh_weights *weights);
+void wh_weights_stop(struct wh_weights *weights);
+void wh_weights_wake(struct wh_weights *weights);
+/* Hellos to all who are connected: this member's control block has changed. */
+void wh_weights_tell(struct wh_weights *weights);
+
+#endif
