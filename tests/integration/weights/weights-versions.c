@@ -1,0 +1,272 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* weights-versions.c: versions of weights reach all targets, whole, and are never seen mixed */
+#include "lib/member.h"
+
+static const struct model small = { .sources = 2,
+				    .targets = 3,
+				    .wants = WANTS_ALL,
+				    .rows = 64,
+				    .columns = 16 * KIB,
+				    .piece = 64 * KIB,
+				    .chunk = 256 * KIB };
+
+/* All sources publish; all targets get exactly that. */
+static void version_pass(struct group *group, uint64_t version)
+{
+	struct member_answer answer;
+
+	for (uint32_t i = 0; i < group->model.sources; i++)
+		want(0, member_call(group_source(group, i), MEMBER_PUBLISH, version, 0, NULL));
+	for (uint32_t i = 0; i < group->model.sources; i++)
+		want(0, member_call(group_source(group, i), MEMBER_WAIT, version, PATIENCE, NULL));
+	for (uint32_t i = 0; i < group->model.targets; i++) {
+		want(0, member_call(group_target(group, i), MEMBER_CHECK, version - 1, 0, &answer));
+		want(version, answer.value);
+	}
+	for (uint32_t i = 0; i < group->model.sources; i++)
+		want(0, member_call(group_source(group, i), MEMBER_RETRACT, 99, 0, NULL));
+}
+
+static void versions_pass(const struct model *model)
+{
+	static struct group group;
+
+	group_start(&group, model, true);
+	for (uint64_t version = 1; version <= 4; version++)
+		version_pass(&group, version);
+	group_end(&group);
+}
+
+static void versions__replicas(void **state)
+{
+	(void)state;
+	versions_pass(&small);
+}
+
+/* Rows to columns: blocks with strides. */
+static void versions__resharded(void **state)
+{
+	struct model model = small;
+
+	(void)state;
+	model.wants = WANTS_COLUMNS;
+	model.sources = 3;
+	model.rows = 61;
+	versions_pass(&model);
+}
+
+static void versions__rows(void **state)
+{
+	struct model model = small;
+
+	(void)state;
+	model.wants = WANTS_ROWS;
+	model.rows = 67;
+	versions_pass(&model);
+}
+
+/* Each on a host of its own, by the plan: bytes enter one target and are handed on. */
+static void versions__handed_on(void **state)
+{
+	struct member_answer answer;
+	struct model model = small;
+	static struct group group;
+	uint64_t handed = 0;
+
+	(void)state;
+	model.sources = 1;
+	model.targets = 4;
+	model.separate_hosts = true;
+	group_start(&group, &model, true);
+	for (uint64_t version = 1; version <= 3; version++)
+		version_pass(&group, version);
+	for (uint32_t i = 0; i < 4; i++) {
+		char *line, *rest = answer.text;
+
+		want(0, member_call(group_target(&group, i), MEMBER_EXPLAIN, 0, 0, &answer));
+		while ((line = strtok_r(rest, "\n", &rest)))
+			handed += !strncmp(line, "target", 6) &&
+				  strstr(line, "bytes read from it by shm");
+	}
+	want_true(handed > 1, "%d targets read from another target", (int)handed);
+	group_end(&group);
+}
+
+static void versions__tcp(void **state)
+{
+	struct model model = small;
+
+	(void)state;
+	model.wants = WANTS_COLUMNS;
+	model.config[0] = "require=tcp";
+	versions_pass(&model);
+}
+
+/* Readers look at every byte all the time, while versions follow each other. */
+static void versions__never_mixed(void **state)
+{
+	enum { VERSIONS = 25 };
+	struct model model = small;
+	struct member_answer answer;
+	static struct group group;
+
+	(void)state;
+	model.rows = 16;
+	group_start(&group, &model, true);
+	for (uint32_t i = 0; i < 3; i++)
+		want(0, member_call(group_target(&group, i), MEMBER_READ, 0, 0, NULL));
+	for (uint64_t version = 1; version <= VERSIONS; version++) {
+		for (uint32_t i = 0; i < 2; i++)
+			want(0, member_call(group_source(&group, i), MEMBER_PUBLISH, version, 0,
+					    NULL));
+		/* Mostly without waiting for anybody: the memory changes while it is read. */
+		if (version % 5 == 0)
+			for (uint32_t i = 0; i < 2; i++)
+				want(0, member_call(group_source(&group, i), MEMBER_WAIT, version,
+						    PATIENCE, NULL));
+		for (uint32_t i = 0; i < 2; i++)
+			want(0, member_call(group_source(&group, i), MEMBER_RETRACT, 1000 + version,
+					    0, NULL));
+	}
+	for (uint32_t i = 0; i < 3; i++) {
+		want(0, member_call(group_target(&group, i), MEMBER_READ_END, 0, 0, &answer));
+		/* A slow reader sees few of them. */
+		want_true(answer.value >= 2, "%s saw %d versions in %d views",
+			  group_target(&group, i)->name, (int)answer.value, (int)answer.more);
+	}
+	group_end(&group);
+}
+
+/* A reader keeps a view: it does not change, and one version may come meanwhile. */
+static void view__does_not_change(void **state)
+{
+	struct member_answer answer;
+	static struct group group;
+
+	(void)state;
+	group_start(&group, &small, true);
+	version_pass(&group, 1);
+	want(0, member_call(group_target(&group, 0), MEMBER_HOLD, 0, 0, &answer));
+	want(1, answer.value);
+	version_pass(&group, 2);
+	for (uint32_t i = 0; i < 2; i++)
+		want(0, member_call(group_source(&group, i), MEMBER_PUBLISH, 3, 0, NULL));
+	/* The others have it, and this one when its reader lets go. */
+	for (uint32_t i = 1; i < 3; i++)
+		want(0, member_call(group_target(&group, i), MEMBER_CHECK, 2, PATIENCE, NULL));
+	want(-EAGAIN, member_call(group_target(&group, 0), MEMBER_WAIT, 3, 0, NULL));
+	want(0, member_call(group_target(&group, 0), MEMBER_DROP, 0, 0, NULL));
+	want(0, member_call(group_target(&group, 0), MEMBER_CHECK, 2, PATIENCE, &answer));
+	want(3, answer.value);
+	group_end(&group);
+}
+
+/* What a target gives up does not come, even if it is there; the next version does. */
+static void cancel__then_the_next(void **state)
+{
+	struct member_answer answer;
+	static struct group group;
+
+	(void)state;
+	group_start(&group, &small, true);
+	version_pass(&group, 1);
+	want(0, member_call(group_target(&group, 0), MEMBER_CANCEL, 2, 0, NULL));
+	for (uint32_t i = 0; i < 2; i++)
+		want(0, member_call(group_source(&group, i), MEMBER_PUBLISH, 2, 0, NULL));
+	/* In its middle, or before, or behind it: then it has version 2 whole. */
+	want(0, member_call(group_target(&group, 1), MEMBER_CANCEL, 2, 0, NULL));
+	want(0, member_call(group_target(&group, 2), MEMBER_CHECK, 1, PATIENCE, NULL));
+	want(0, member_call(group_target(&group, 0), MEMBER_CHECK, 0, 0, &answer));
+	want(1, answer.value);
+	want(-EAGAIN, member_call(group_target(&group, 0), MEMBER_CHECK, 1, SECOND / 4, NULL));
+	for (uint32_t i = 0; i < 2; i++)
+		want(0, member_call(group_source(&group, i), MEMBER_RETRACT, 2, 0, NULL));
+	version_pass(&group, 3);
+	want(-EACCES, member_call(group_source(&group, 0), MEMBER_CANCEL, 3, 0, NULL));
+	group_end(&group);
+}
+
+/* One engine that holds the old weights and wants the new ones, and no other. */
+static void versions__own_part(void **state)
+{
+	struct wh_engine_options named = { .size = sizeof(named), .name = "both" };
+	struct wh_weights_engine engine = { .name = "both" };
+	uint64_t shape[2] = { 100, 40 }, begin[2] = { 0, 10 }, end[2] = { 100, 30 };
+	struct wh_weights_tensor tensor = {
+		.name = "w", .type = "u16", .shape = shape, .dims = 2
+	};
+	struct wh_weights_region regions[2] = { { .name = "old", .bytes = 8000 },
+						{ .name = "new", .bytes = 4000 } };
+	struct wh_weights_slice slices[2] = { { 0 }, { .begin = begin, .end = end } };
+	struct wh_weights_layout layouts[2];
+	unsigned char *old = calloc(1, 8000);
+	struct wh_weights_memory memory = { .region = "old", .address = { old } };
+	struct wh_weights_options options = { .size = sizeof(options),
+					      .sources = &layouts[0],
+					      .targets = &layouts[1],
+					      .memory = &memory,
+					      .memory_count = 1 };
+	struct wh_weights_view view = { .size = sizeof(view) };
+	struct wh_weights *weights, *twice;
+	struct wh_engine *opened;
+
+	(void)state;
+	for (int side = 0; side < 2; side++)
+		layouts[side] = (struct wh_weights_layout){ .size = sizeof(layouts[side]),
+							    .tensors = &tensor,
+							    .engines = &engine,
+							    .regions = &regions[side],
+							    .slices = &slices[side],
+							    .tensor_count = 1,
+							    .engine_count = 1,
+							    .region_count = 1,
+							    .slice_count = 1 };
+	want(0, wh_engine_open(&named, &opened));
+	want(0, wh_weights_open(opened, &options, &weights));
+	want(-EEXIST, wh_weights_open(opened, &options, &twice));
+	pattern_fill(old, 8000, 0, 1);
+	want(0, wh_weights_publish(weights, 1));
+	want(0, wh_weights_acquire(weights, 0, PATIENCE, &view));
+	for (uint64_t row = 0; row < 100; row++)
+		want(PATTERN_GOOD, pattern_check((unsigned char *)view.addresses[0] + row * 40, 40,
+						 row * 80 + 20, 1));
+	want(-EBUSY, wh_weights_close(weights));
+	want(0, wh_weights_release(weights, &view));
+	want(0, wh_weights_wait(weights, 1, 0));
+	want(0, wh_weights_close(weights));
+	memory.region = "older";
+	want_text(-ENOENT, "older", wh_weights_open(opened, &options, &weights));
+	engine.name = "neither";
+	want_text(-ENOENT, "both", wh_weights_open(opened, &options, &weights));
+	want(0, wh_engine_close(opened));
+	free(old);
+}
+
+static void calls__wrong(void **state)
+{
+	struct member_answer answer;
+	static struct group group;
+
+	(void)state;
+	group_start(&group, &small, true);
+	for (uint32_t i = 0; i < group.count; i++) {
+		want(0, member_call(&group.members[i], MEMBER_BAD, 0, 0, &answer));
+		want(0, answer.value);
+	}
+	want(0, member_call(group_source(&group, 0), MEMBER_PUBLISH, 7, 0, NULL));
+	want(-EALREADY, member_call(group_source(&group, 0), MEMBER_PUBLISH, 8, 0, NULL));
+	want(0, member_call(group_source(&group, 0), MEMBER_RETRACT, 7, 0, NULL));
+	want(-EINVAL, member_call(group_source(&group, 0), MEMBER_PUBLISH, 7, 0, NULL));
+	want(-EACCES, member_call(group_target(&group, 0), MEMBER_RETRACT, 0, 0, NULL));
+	group_end(&group);
+}
+
+static const struct CMUnitTest tests[] = {
+	MEMBER_TEST(versions__replicas),   MEMBER_TEST(versions__resharded),
+	MEMBER_TEST(versions__rows),       MEMBER_TEST(versions__handed_on),
+	MEMBER_TEST(versions__tcp),        MEMBER_TEST(versions__never_mixed),
+	MEMBER_TEST(view__does_not_change), MEMBER_TEST(cancel__then_the_next),
+	MEMBER_TEST(versions__own_part), MEMBER_TEST(calls__wrong),
+};
+
+MEMBER_MAIN("weights-versions", tests)
