@@ -6,21 +6,13 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "core/engine.h"
 #include "util/options.h"
 #include "weights/run/run.h"
-
-static int weights_guard(const struct wh_weights *weights, const char *call)
-{
-	if (!weights)
-		return wh_fail(EINVAL, "%s: weights is NULL", call);
-	return wh_engine_guard(weights->engine, call);
-}
 
 int wh_weights_info(struct wh_weights *weights, struct wh_weights_info *info)
 {
 	struct wh_weights_info now = { .size = sizeof(now) };
-	int error = weights_guard(weights, "wh_weights_info");
+	int error = wh_weights_guard(weights, "wh_weights_info");
 
 	if (error)
 		return error;
@@ -51,7 +43,7 @@ static uint32_t link_report_state(const struct wh_link_to *link)
 int wh_weights_member(struct wh_weights *weights, uint32_t index, struct wh_weights_member *out)
 {
 	struct wh_weights_member member = { .size = sizeof(member) };
-	int error = weights_guard(weights, "wh_weights_member");
+	int error = wh_weights_guard(weights, "wh_weights_member");
 	const struct wh_link_to *link;
 
 	if (error)
@@ -131,7 +123,7 @@ static void explain_link(struct writer *out, const struct wh_link_to *link)
 int wh_weights_explain(struct wh_weights *weights, char *text, size_t length)
 {
 	struct writer out = { .text = text, .room = text ? length : 0 };
-	int error = weights_guard(weights, "wh_weights_explain");
+	int error = wh_weights_guard(weights, "wh_weights_explain");
 
 	if (error)
 		return error;

@@ -277,6 +277,11 @@ void wh_link_fetch(struct wh_link_to *link);
 void wh_link_checked(struct wh_link_to *link, bool read); /* the head has been read once more */
 void wh_fetch_landed(struct wh_fetch *request, int status);
 
+/* ---- weights.c ---------------------------------------------------------------------------------- */
+
+/* At the top of every public function: -EINVAL for NULL, -EPERM in a forked child, else 0. */
+int wh_weights_guard(const struct wh_weights *weights, const char *call);
+
 /* ---- loop.c ------------------------------------------------------------------------------------- */
 
 int wh_weights_start(struct wh_weights *weights);

@@ -12,7 +12,7 @@
 #include "util/ready.h"
 #include "weights/run/run.h"
 
-static int weights_guard(const struct wh_weights *weights, const char *call)
+int wh_weights_guard(const struct wh_weights *weights, const char *call)
 {
 	if (!weights)
 		return wh_fail(EINVAL, "%s: weights is NULL", call);
@@ -181,7 +181,7 @@ int wh_weights_close(struct wh_weights *weights)
 
 	if (!weights)
 		return 0;
-	error = weights_guard(weights, "wh_weights_close");
+	error = wh_weights_guard(weights, "wh_weights_close");
 	if (error)
 		return error;
 	if (wh_engine_inside(weights->engine))
@@ -207,7 +207,7 @@ int wh_weights_close(struct wh_weights *weights)
 
 int wh_weights_publish(struct wh_weights *weights, uint64_t version)
 {
-	int error = weights_guard(weights, "wh_weights_publish");
+	int error = wh_weights_guard(weights, "wh_weights_publish");
 
 	if (error)
 		return error;
@@ -239,7 +239,7 @@ int wh_weights_publish(struct wh_weights *weights, uint64_t version)
 
 int wh_weights_retract(struct wh_weights *weights)
 {
-	int error = weights_guard(weights, "wh_weights_retract");
+	int error = wh_weights_guard(weights, "wh_weights_retract");
 
 	if (error)
 		return error;
@@ -297,7 +297,7 @@ static bool weights_sleep(struct wh_weights *weights, int64_t deadline)
 int wh_weights_wait(struct wh_weights *weights, uint64_t version, int64_t timeout)
 {
 	int64_t deadline = wh_deadline(timeout);
-	int error = weights_guard(weights, "wh_weights_wait");
+	int error = wh_weights_guard(weights, "wh_weights_wait");
 
 	if (error)
 		return error;
@@ -327,7 +327,7 @@ int wh_weights_acquire(struct wh_weights *weights, uint64_t after, int64_t timeo
 {
 	struct wh_weights_view view = { .size = sizeof(view) };
 	int64_t deadline = wh_deadline(timeout);
-	int error = weights_guard(weights, "wh_weights_acquire");
+	int error = wh_weights_guard(weights, "wh_weights_acquire");
 
 	if (error)
 		return error;
@@ -362,7 +362,7 @@ int wh_weights_acquire(struct wh_weights *weights, uint64_t after, int64_t timeo
 
 int wh_weights_release(struct wh_weights *weights, const struct wh_weights_view *view)
 {
-	int error = weights_guard(weights, "wh_weights_release");
+	int error = wh_weights_guard(weights, "wh_weights_release");
 
 	if (error)
 		return error;
@@ -380,7 +380,7 @@ int wh_weights_release(struct wh_weights *weights, const struct wh_weights_view 
 
 int wh_weights_cancel(struct wh_weights *weights, uint64_t version)
 {
-	int error = weights_guard(weights, "wh_weights_cancel");
+	int error = wh_weights_guard(weights, "wh_weights_cancel");
 
 	if (error)
 		return error;
