@@ -59,6 +59,20 @@ struct wh_weights_tensor {
 	uint64_t reserved[2]; /* 0 */
 };
 
+/* What the plan assumes of a host; 0: a typical value (docs/weights.md). Rates are GB/s (10^9) in
+ * each direction, latencies us. */
+struct wh_weights_host {
+	const char *name; /* as in wh_weights_engine.host */
+	uint32_t nics; /* at most 1,024; GPU n uses NIC n modulo that */
+	uint32_t reserved0; /* 0 */
+	double nic_rate, nic_latency; /* of one NIC */
+	double uplink_rate; /* of its NICs together; 0: no limit */
+	double gpu_rate, gpu_latency; /* of one GPU to others of the host */
+	double copy_rate; /* within one GPU's memory */
+	double memory_rate; /* of the host's memory */
+	uint64_t reserved[2]; /* 0 */
+};
+
 struct wh_weights_engine {
 	const char *name; /* as wh_engine_name() */
 	/* Engines with the same text are on one host: bytes enter it once. NULL: a host of its own
@@ -97,11 +111,13 @@ struct wh_weights_slice {
 struct wh_weights_layout {
 	size_t size;
 	const char *label; /* for errors: where it comes from. NULL: "sources", "targets" */
+	const struct wh_weights_host *hosts; /* those that are not typical */
 	const struct wh_weights_tensor *tensors;
 	const struct wh_weights_engine *engines;
 	const struct wh_weights_region *regions;
 	const struct wh_weights_slice *slices;
-	uint32_t tensor_count, engine_count, region_count, slice_count;
+	uint32_t host_count, tensor_count, engine_count, region_count, slice_count;
+	uint32_t reserved; /* 0 */
 };
 
 /* ---- members ------------------------------------------------------------------------------ */

@@ -39,6 +39,30 @@ static int tensor_add(struct wh_layout *layout, const struct wh_weights_tensor *
 	return wh_layout_add_tensor(layout, desc->name, &tensor, NULL);
 }
 
+static double or_typical(double given, double typical)
+{
+	return given != 0 ? given : typical;
+}
+
+static int host_add(struct wh_layout *layout, const struct wh_weights_host *desc, uint32_t index)
+{
+	const struct wh_host *usual = &wh_host_typical;
+	struct wh_host host = {
+		.nics = desc->nics ? desc->nics : usual->nics,
+		.nic_rate = or_typical(desc->nic_rate, usual->nic_rate),
+		.nic_latency = or_typical(desc->nic_latency, usual->nic_latency),
+		.uplink_rate = desc->uplink_rate,
+		.gpu_rate = or_typical(desc->gpu_rate, usual->gpu_rate),
+		.gpu_latency = or_typical(desc->gpu_latency, usual->gpu_latency),
+		.copy_rate = or_typical(desc->copy_rate, usual->copy_rate),
+		.memory_rate = or_typical(desc->memory_rate, usual->memory_rate),
+	};
+
+	if (!desc->name || desc->reserved0 || desc->reserved[0] || desc->reserved[1])
+		return refuse(layout, "host", index, "has no name, or a reserved member");
+	return wh_layout_add_host(layout, desc->name, &host, NULL);
+}
+
 /* The number of "cuda:3" or "cuda:3,..."; none for the host. False: it is neither. */
 static bool take_location(const char *location, int32_t *gpu)
 {
@@ -71,8 +95,8 @@ static int engine_add(struct wh_layout *layout, const struct wh_weights_engine *
 		return refuse(layout, "engine", index, "has a location that is not host or cuda:N");
 	if (!wh_layout_find_host(layout, host, strlen(host), &engine.host))
 		error = wh_layout_add_host(layout, host, &wh_host_typical, &engine.host);
-	if (engine.gpu > 0)
-		engine.nic = (uint32_t)engine.gpu % wh_host_typical.nics;
+	if (!error && engine.gpu > 0)
+		engine.nic = (uint32_t)engine.gpu % layout->hosts[engine.host].nics;
 	return error ? error : wh_layout_add_engine(layout, desc->name, &engine, NULL);
 }
 
@@ -103,9 +127,14 @@ static int layout_fill(struct wh_layout *layout, const struct wh_weights_layout 
 {
 	int error = 0;
 
-	if ((desc->tensor_count && !desc->tensors) || (desc->engine_count && !desc->engines) ||
+	if (desc->reserved || (desc->host_count && !desc->hosts) ||
+	    (desc->tensor_count && !desc->tensors) || (desc->engine_count && !desc->engines) ||
 	    (desc->region_count && !desc->regions) || (desc->slice_count && !desc->slices))
-		return wh_fail(EINVAL, "wh_weights_open: %s: a list is NULL", layout->label);
+		return wh_fail(EINVAL,
+			       "wh_weights_open: %s: a list is NULL, or a reserved member not 0",
+			       layout->label);
+	for (uint32_t i = 0; !error && i < desc->host_count; i++)
+		error = host_add(layout, &desc->hosts[i], i);
 	for (uint32_t i = 0; !error && i < desc->tensor_count; i++)
 		error = tensor_add(layout, &desc->tensors[i], i);
 	for (uint32_t i = 0; !error && i < desc->engine_count; i++)
@@ -149,7 +178,8 @@ int wh_weights_layout_make(const struct wh_weights_layout *desc, const char *lab
 	return error;
 }
 
-/* ---- as text ---------------------------------------------------------------------------------- */
+/* ---- as text ----------------------------------------------------------------------------------
+ */
 
 struct describer {
 	struct wh_weights *weights;
@@ -213,6 +243,16 @@ static int slices_describe(struct describer *out, const struct wh_layout *layout
 	char line[2048];
 	int error = 0;
 
+	for (uint32_t i = 0; !error && i < layout->host_count; i++) {
+		const struct wh_host *host = &layout->hosts[i];
+
+		snprintf(line, sizeof(line),
+			 "%s: host '%s': %" PRIu32 " NICs, %g %g %g %g %g %g %g", side,
+			 host->name.text, host->nics, host->nic_rate, host->nic_latency,
+			 host->uplink_rate, host->gpu_rate, host->gpu_latency, host->copy_rate,
+			 host->memory_rate);
+		error = line_add(out, line);
+	}
 	for (uint32_t i = 0; !error && i < layout->engine_count; i++) {
 		const struct wh_layout_engine *engine = &layout->engines[i];
 

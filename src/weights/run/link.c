@@ -31,7 +31,8 @@ void wh_link_fail(struct wh_link_to *link, const char *text)
 	pthread_cond_broadcast(&link->weights->changed);
 }
 
-/* ---- batches -------------------------------------------------------------------------------------
+/* ---- batches
+ * -------------------------------------------------------------------------------------
  */
 
 int wh_link_job_batch(struct wh_link_job *job)
@@ -66,7 +67,8 @@ static void greeting_done(struct wh_link_to *link, int status)
 		link->kick = true;
 }
 
-/* ---- looking -------------------------------------------------------------------------------------
+/* ---- looking
+ * -------------------------------------------------------------------------------------
  */
 
 static int look_add(struct wh_link_to *link, uint64_t remote, uint64_t offset, uint64_t length)
@@ -89,8 +91,8 @@ static int know_add(struct wh_link_to *link)
 {
 	const struct wh_weights *weights = link->weights;
 	uint64_t at = wh_weights_control_bytes(weights, link->node);
-	uint32_t ids = weights->node_regions[0][link->node] +
-		       2 * weights->node_regions[1][link->node];
+	uint32_t ids =
+		weights->node_regions[0][link->node] + 2 * weights->node_regions[1][link->node];
 	const uint64_t *id = (const void *)(link->mirror + WH_HEAD_BYTES);
 	int error = 0;
 
@@ -182,7 +184,7 @@ static bool wants_pieces(const struct wh_link_to *link, enum wh_copy_slot *out)
 
 static void link_known(struct wh_link_to *link)
 {
-	link->known = link->ever = true;
+	link->known = link->ever = link->met = true;
 	link->error[0] = 0;
 }
 
@@ -190,8 +192,8 @@ static void link_known(struct wh_link_to *link)
 static void head_done(struct wh_link_to *link)
 {
 	struct wh_weights *weights = link->weights;
-	uint32_t ids = weights->node_regions[0][link->node] +
-		       2 * weights->node_regions[1][link->node];
+	uint32_t ids =
+		weights->node_regions[0][link->node] + 2 * weights->node_regions[1][link->node];
 	bool read = wh_weights_head_decode((const void *)link->mirror, ids,
 					   weights->node_steps[link->node], &link->head);
 
@@ -223,11 +225,11 @@ static void look_failed(struct wh_link_to *link, int status)
 	link->known = false;
 	link->pieces_version = 0;
 	wh_link_checked(link, false);
-	/* The region may be gone with the weights that it was of: they say hello when they are
-	 * back. */
-	if (status == -EACCES || status == -ENOENT) {
-		snprintf(text, sizeof(text), "engine '%.40s' does not let '%.40s' read its %s: %.99s",
-			 link_name(link), wh_engine_name(link->weights->engine),
+	/* Later it means that its weights are closed: they say hello when they are back. */
+	if ((status == -EACCES || status == -ENOENT) && !link->met) {
+		snprintf(text, sizeof(text),
+			 "engine '%.40s' does not let '%.40s' read its %s: %.99s", link_name(link),
+			 wh_engine_name(link->weights->engine),
 			 link->looking == WH_LOOK_KNOW ? "weights" : "control block", why);
 		link->refused = -EACCES;
 		wh_link_fail(link, text);
@@ -251,7 +253,8 @@ static void look_done(struct wh_link_to *link, int status)
 	}
 }
 
-/* ---- what it has ---------------------------------------------------------------------------------
+/* ---- what it has
+ * ---------------------------------------------------------------------------------
  */
 
 uint64_t wh_link_whole(const struct wh_link_to *link)
@@ -265,7 +268,8 @@ uint64_t wh_link_whole(const struct wh_link_to *link)
 	return version;
 }
 
-bool wh_link_slot(const struct wh_link_to *link, uint64_t version, bool source, enum wh_copy_slot *out)
+bool wh_link_slot(const struct wh_link_to *link, uint64_t version, bool source,
+		  enum wh_copy_slot *out)
 {
 	for (int i = source ? WH_COPY_SOURCE : WH_COPY_FIRST; i < (source ? 1 : WH_COPY_SLOTS); i++)
 		if (link->head.slots[i].state && link->head.slots[i].version == version) {
@@ -289,7 +293,8 @@ void wh_link_job_done(struct wh_link_job *job, int status)
 		wh_fetch_landed((struct wh_fetch *)(void *)job, status);
 }
 
-/* ---- the connection ------------------------------------------------------------------------------
+/* ---- the connection
+ * ------------------------------------------------------------------------------
  */
 
 static void link_later(struct wh_link_to *link, int64_t now)
@@ -310,7 +315,7 @@ static void link_open(struct wh_link_to *link, int64_t now)
 	snprintf(url, sizeof(url), "wherry://%.63s", link_name(link));
 	if (!wh_peer_open(link->weights->engine,
 			  link_is_self(link) ? "self" :
-			  link->url[0]	     ? link->url :
+			  link->url[0]       ? link->url :
 					       url,
 			  &options, &link->peer)) {
 		link->state = WH_LINK_OPENING;
@@ -376,6 +381,7 @@ void wh_link_heard(struct wh_link_to *link, const struct wh_weights_hello *hello
 		/* It was started anew, or its weights were. */
 		link_forget(link);
 		link->refused = 0;
+		link->met = false;
 		link->error[0] = 0;
 		link->hello_epoch = epoch;
 		link->kick = true;

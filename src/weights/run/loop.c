@@ -25,7 +25,8 @@ void wh_weights_tell(struct wh_weights *weights)
 		weights->links[i].kick = true;
 }
 
-/* ---- the ear ------------------------------------------------------------------------------------- */
+/* ---- the ear
+ * ------------------------------------------------------------------------------------- */
 
 static void ear_put(struct wh_weights *weights, const struct wh_notification *note)
 {
@@ -97,7 +98,8 @@ static void ear_stop(struct wh_weights *weights)
 	pthread_join(weights->ear, NULL);
 }
 
-/* ---- the loop ------------------------------------------------------------------------------------ */
+/* ---- the loop
+ * ------------------------------------------------------------------------------------ */
 
 static void heard_handle(struct wh_weights *weights)
 {
@@ -133,14 +135,14 @@ static void completions_take(struct wh_weights *weights)
 		for (int i = 0; i < count; i++)
 			if (done[i].batch)
 				wh_link_job_done((struct wh_link_job *)(uintptr_t)done[i].user,
-					    done[i].status);
+						 done[i].status);
 			else
 				wh_link_opened(&weights->links[done[i].user], done[i].status);
 	} while (count == COMPLETIONS);
 }
 
-/* Look at those that may have something new, though no hello has come; and, as a source, how far the
- * targets are. */
+/* Look at those that may have something new, though no hello has come; and, as a source, how far
+ * the targets are. */
 static void links_look(struct wh_weights *weights)
 {
 	for (uint32_t i = 0; i < weights->plan->cluster.node_count; i++) {
@@ -201,7 +203,8 @@ static void *loop_run(void *argument)
 	return NULL;
 }
 
-/* ---- start and end ------------------------------------------------------------------------------- */
+/* ---- start and end
+ * ------------------------------------------------------------------------------- */
 
 /* Whom this member connects to: who holds what it wants, and who may want what it holds. Others
  * come by themselves. */
@@ -212,8 +215,8 @@ static void links_want(struct wh_weights *weights)
 		bool source = weights->node_regions[0][i] != 0;
 		bool target = weights->node_regions[1][i] != 0;
 
-		link->wanted = link->planned || (weights->is[1] && source) ||
-			       (weights->is[0] && target);
+		link->wanted =
+			link->planned || (weights->is[1] && source) || (weights->is[0] && target);
 	}
 }
 

@@ -97,8 +97,7 @@ static int memory_take(struct wh_weights *weights, const struct wh_weights_memor
 	for (int side = 0; side < 2; side++)
 		for (uint32_t i = 0; i < weights->region_count[side]; i++) {
 			struct wh_own_region *own = &weights->regions[side][i];
-			const char *name =
-				weights->layouts[side]->regions[own->index].name.text;
+			const char *name = weights->layouts[side]->regions[own->index].name.text;
 
 			if (strcmp(name, given->region) != 0)
 				continue;
@@ -141,8 +140,7 @@ static int control_new(struct wh_weights *weights, const struct readers *readers
 	weights->control_pieces[0] = (void *)(weights->control_ids + sources + 2 * targets);
 	weights->control_pieces[1] = weights->control_pieces[0] + weights->own_count;
 	for (uint32_t i = 0; i < sources; i++)
-		weights->control_ids[i] =
-			htole64(wh_region_id(weights->regions[0][i].region[0]));
+		weights->control_ids[i] = htole64(wh_region_id(weights->regions[0][i].region[0]));
 	for (uint32_t i = 0; i < 2 * targets; i++)
 		weights->control_ids[sources + i] =
 			htole64(wh_region_id(weights->regions[1][i % targets].region[i / targets]));

@@ -55,11 +55,11 @@ bool wh_weights_hello_decode(const void *bytes, size_t length, struct wh_weights
 		.text_bytes = get(at, 48),
 	};
 	memcpy(out->url, at + 56, WH_HELLO_URL);
-	return memchr(out->url, 0, WH_HELLO_URL) &&
-	       wh_text_is_clean(out->url, strlen(out->url));
+	return memchr(out->url, 0, WH_HELLO_URL) && wh_text_is_clean(out->url, strlen(out->url));
 }
 
-/* ---- the control block ------------------------------------------------------------------------ */
+/* ---- the control block ------------------------------------------------------------------------
+ */
 
 /* Peers may read it at this moment, by a system call of another thread, which the thread sanitizer
  * takes for a race. They find out that it has changed. */
@@ -109,7 +109,7 @@ void wh_weights_head_received(uint64_t *words, uint64_t bytes)
 }
 
 __attribute__((no_sanitize("thread"))) void wh_weights_pieces_set(uint32_t *pieces, size_t at,
-								 uint32_t count)
+								  uint32_t count)
 {
 	__atomic_store_n(&pieces[at], htole32(count), __ATOMIC_RELEASE);
 }

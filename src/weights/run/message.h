@@ -34,7 +34,8 @@ void wh_weights_hello_encode(const struct wh_weights_hello *hello, uint8_t out[W
 /* False: it is no hello, or of another format. The URL is text that may be shown. */
 bool wh_weights_hello_decode(const void *bytes, size_t length, struct wh_weights_hello *out);
 
-/* ---- the control block ------------------------------------------------------------------------ */
+/* ---- the control block ------------------------------------------------------------------------
+ */
 
 /* A source's memory, and a target's two buffers. */
 enum wh_copy_slot { WH_COPY_SOURCE, WH_COPY_FIRST, WH_COPY_SECOND, WH_COPY_SLOTS };

@@ -173,12 +173,14 @@ void wh_weights_part_free(struct wh_weights *weights)
 
 uint64_t wh_weights_control_bytes(const struct wh_weights *weights, uint32_t node)
 {
-	uint64_t ids = weights->node_regions[0][node] + 2 * (uint64_t)weights->node_regions[1][node];
+	uint64_t ids =
+		weights->node_regions[0][node] + 2 * (uint64_t)weights->node_regions[1][node];
 
 	return WH_HEAD_BYTES + 8 * ids + 8 * (uint64_t)weights->node_steps[node];
 }
 
-/* ---- who else has it ---------------------------------------------------------------------------- */
+/* ---- who else has it ----------------------------------------------------------------------------
+ */
 
 static bool slice_holds(const struct wh_layout *layout, const struct wh_slice *slice,
 			const uint64_t *box, uint32_t dims)
@@ -199,9 +201,10 @@ bool wh_weights_candidate(const struct wh_weights *weights, const struct wh_own 
 	uint32_t dims = plan->targets->tensors[cell->tensor].dims;
 	const struct wh_layout *sources = plan->sources;
 
-	/* Of the sources' slices, by tensor; then the steps of this cell, which are side by side. */
-	for (; out->source < weights->holder_first[cell->tensor + 1] -
-				     weights->holder_first[cell->tensor];) {
+	/* Of the sources' slices, by tensor; then the steps of this cell, which are side by side.
+	 */
+	for (; out->source <
+	       weights->holder_first[cell->tensor + 1] - weights->holder_first[cell->tensor];) {
 		uint32_t slice =
 			weights->holders[weights->holder_first[cell->tensor] + out->source++];
 
@@ -214,8 +217,7 @@ bool wh_weights_candidate(const struct wh_weights *weights, const struct wh_own 
 	}
 	if (!out->steps) {
 		out->step = own->step;
-		while (out->step &&
-		       plan->steps[out->step - 1].cell == plan->steps[own->step].cell)
+		while (out->step && plan->steps[out->step - 1].cell == plan->steps[own->step].cell)
 			out->step--;
 		out->steps = true;
 	}
@@ -233,7 +235,8 @@ bool wh_weights_candidate(const struct wh_weights *weights, const struct wh_own 
 	return false;
 }
 
-/* ---- blocks ------------------------------------------------------------------------------------- */
+/* ---- blocks -------------------------------------------------------------------------------------
+ */
 
 static int blocks_add(struct wh_fetch *request, const struct wh_strided *strided,
 		      const struct wh_base *base)

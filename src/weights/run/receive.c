@@ -12,7 +12,8 @@
 /* How long a live member that the plan names may take before its bytes are taken elsewhere. */
 #define GRACE (500 * WH_MS)
 
-/* ---- which steps a link has yet to request ------------------------------------------------------ */
+/* ---- which steps a link has yet to request ------------------------------------------------------
+ */
 
 static void own_list(struct wh_weights *weights, uint32_t index)
 {
@@ -45,7 +46,8 @@ static uint32_t own_pieces_there(const struct wh_link_to *link, const struct wh_
 }
 
 /* Where the step's bytes are, or will be, on this link. */
-static bool own_slot(const struct wh_link_to *link, const struct wh_own *own, enum wh_copy_slot *slot)
+static bool own_slot(const struct wh_link_to *link, const struct wh_own *own,
+		     enum wh_copy_slot *slot)
 {
 	return wh_link_usable(link) && wh_link_slot(link, link->weights->attempt.version,
 						    own->before == WH_PLAN_FIRST, slot);
@@ -56,7 +58,8 @@ static uint64_t own_piece_bytes(const struct wh_weights *weights, const struct w
 	return weights->plan->cells[weights->plan->steps[own->step].cell].bytes / own->pieces;
 }
 
-/* ---- requests ------------------------------------------------------------------------------------
+/* ---- requests
+ * ------------------------------------------------------------------------------------
  */
 
 /* Take what is there from the link's list, in order. All of a request is from one slot. */
@@ -143,8 +146,8 @@ static void request_route(struct wh_link_to *link, struct wh_batch *batch)
 		return;
 	for (size_t i = 0; i < count; i++)
 		if (routes[i].bytes)
-			snprintf(link->route, sizeof(link->route), "%.15s, %.47s", routes[i].transport,
-				 routes[i].detail);
+			snprintf(link->route, sizeof(link->route), "%.15s, %.47s",
+				 routes[i].transport, routes[i].detail);
 }
 
 void wh_fetch_landed(struct wh_fetch *request, int status)
@@ -225,8 +228,7 @@ static void requests_end(struct wh_link_to *link)
 void wh_link_checked(struct wh_link_to *link, bool read)
 {
 	for (uint32_t i = 0; i < link->request_count; i++) {
-		struct wh_fetch *request =
-			&link->requests[(link->head_request + i) % WH_FETCHES];
+		struct wh_fetch *request = &link->requests[(link->head_request + i) % WH_FETCHES];
 		uint64_t version = link->head.slots[request->slot].version;
 
 		/* A landed one was not there yet when the head was read. */
@@ -240,7 +242,8 @@ void wh_link_checked(struct wh_link_to *link, bool read)
 	requests_end(link);
 }
 
-/* ---- which version -------------------------------------------------------------------------------
+/* ---- which version
+ * -------------------------------------------------------------------------------
  */
 
 /* The newest version after `after` that can be received now; 0: none. One that some target has
@@ -272,17 +275,16 @@ static uint64_t version_choose(const struct wh_weights *weights, uint64_t after)
 static bool attempt_begin(struct wh_weights *weights, int64_t now)
 {
 	struct wh_attempt *attempt = &weights->attempt;
-	uint64_t after = weights->current > weights->cancelled ? weights->current :
-								 weights->cancelled;
+	uint64_t after =
+		weights->current > weights->cancelled ? weights->current : weights->cancelled;
 	uint64_t version = version_choose(weights, after);
 	uint32_t buffer = weights->current ? 1 - weights->current_buffer : 0;
 
 	if (!version || weights->pins[buffer])
 		return false;
-	*attempt = (struct wh_attempt){ .version = version,
-					.buffer = buffer,
-					.left = weights->own_count,
-					.since = now };
+	*attempt = (struct wh_attempt){
+		.version = version, .buffer = buffer, .left = weights->own_count, .since = now
+	};
 	wh_weights_head_clear(weights->control, WH_COPY_FIRST + buffer);
 	wh_weights_head_received(weights->control, 0);
 	for (uint32_t i = 0; i < weights->plan->cluster.node_count; i++)
@@ -342,7 +344,8 @@ void wh_weights_receive(struct wh_weights *weights, int64_t now)
 		attempt_begin(weights, now);
 }
 
-/* ---- elsewhere -----------------------------------------------------------------------------------
+/* ---- elsewhere
+ * -----------------------------------------------------------------------------------
  */
 
 /* Move a step to another member that has what comes next. */
@@ -383,7 +386,10 @@ static bool own_waits(const struct wh_weights *weights, const struct wh_own *own
 
 	if (own_slot(link, own, &slot))
 		return false;
-	return (!link->connected && link->ever) || link->refused ||
+	/* It had the version, and has it no more; or it is not there. */
+	return (own->before == WH_PLAN_FIRST ? link->head.published : wh_link_whole(link)) >=
+		       weights->attempt.version ||
+	       (!link->connected && link->ever) || link->refused ||
 	       now - weights->attempt.since > GRACE;
 }
 

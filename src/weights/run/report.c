@@ -33,11 +33,11 @@ int wh_weights_info(struct wh_weights *weights, struct wh_weights_info *info)
 
 static uint32_t link_report_state(const struct wh_link_to *link)
 {
-	return link->refused	      ? WH_WEIGHTS_REFUSED :
-	       wh_link_usable(link)   ? WH_WEIGHTS_CONNECTED :
-	       link->ever	      ? WH_WEIGHTS_LOST :
-	       link->wanted	      ? WH_WEIGHTS_CONNECTING :
-					WH_WEIGHTS_UNUSED;
+	return link->refused        ? WH_WEIGHTS_REFUSED :
+	       wh_link_usable(link) ? WH_WEIGHTS_CONNECTED :
+	       link->ever           ? WH_WEIGHTS_LOST :
+	       link->wanted         ? WH_WEIGHTS_CONNECTING :
+				      WH_WEIGHTS_UNUSED;
 }
 
 int wh_weights_member(struct wh_weights *weights, uint32_t index, struct wh_weights_member *out)
@@ -55,8 +55,7 @@ int wh_weights_member(struct wh_weights *weights, uint32_t index, struct wh_weig
 			       weights->plan->cluster.node_count);
 	pthread_mutex_lock(&weights->lock);
 	link = &weights->links[index];
-	snprintf(member.name, sizeof(member.name), "%s",
-		 weights->plan->cluster.nodes[index].name);
+	snprintf(member.name, sizeof(member.name), "%s", weights->plan->cluster.nodes[index].name);
 	member.state = link_report_state(link);
 	for (int side = 0; side < 2; side++)
 		member.roles |= weights->node_regions[side][index] ? 1u << side : 0;
@@ -74,7 +73,8 @@ int wh_weights_member(struct wh_weights *weights, uint32_t index, struct wh_weig
 	return wh_options_return(out, &member, sizeof(member), "wh_weights_member");
 }
 
-/* ---- for people ---------------------------------------------------------------------------------- */
+/* ---- for people
+ * ---------------------------------------------------------------------------------- */
 
 struct writer {
 	char *text;
@@ -133,7 +133,9 @@ int wh_weights_explain(struct wh_weights *weights, char *text, size_t length)
 	put(&out, "%s:", wh_engine_name(weights->engine));
 	if (weights->is[0])
 		put(&out, " source, version %" PRIu64 "%s", weights->published,
-		    weights->offered ? "" : weights->published ? " retracted" : "");
+		    weights->offered   ? "" :
+		    weights->published ? " retracted" :
+					 "");
 	if (weights->is[1])
 		put(&out, "%s target, version %" PRIu64, weights->is[0] ? ";" : "",
 		    weights->current);

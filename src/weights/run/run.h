@@ -89,6 +89,7 @@ struct wh_link_to {
 	/* What it said of itself. */
 	struct wh_weights_hello hello;
 	uint64_t hello_epoch; /* 0: nothing yet */
+	bool met; /* known, since it said so */
 	bool kick; /* a hello is due */
 	struct wh_link_job greeting;
 
@@ -203,7 +204,8 @@ struct wh_weights {
 	struct wh_heard *heard, **heard_end; /* under `lock` */
 };
 
-/* ---- layouts.c -------------------------------------------------------------------------------- */
+/* ---- layouts.c --------------------------------------------------------------------------------
+ */
 
 /* A layout from what a program gives. */
 int wh_weights_layout_make(const struct wh_weights_layout *desc, const char *label,
@@ -217,7 +219,8 @@ int wh_weights_describe(struct wh_weights *weights, uint64_t chunk, uint64_t pie
 /* Say in link->error where the other's text differs; NULL: it could not be read. */
 void wh_weights_differ(struct wh_link_to *link, const char *theirs, uint64_t length);
 
-/* ---- part.c: this member's part of the plan ----------------------------------------------------- */
+/* ---- part.c: this member's part of the plan -----------------------------------------------------
+ */
 
 int wh_weights_part(struct wh_weights *weights);
 void wh_weights_part_free(struct wh_weights *weights);
@@ -238,13 +241,15 @@ bool wh_weights_candidate(const struct wh_weights *weights, const struct wh_own 
 int wh_weights_fill(struct wh_weights *weights, struct wh_fetch *request,
 		    const struct wh_pieces *range);
 
-/* ---- memory.c: regions -------------------------------------------------------------------------- */
+/* ---- memory.c: regions --------------------------------------------------------------------------
+ */
 
 int wh_weights_memory(struct wh_weights *weights, const struct wh_weights_options *options);
 /* 0, or -EBUSY: call again. */
 int wh_weights_memory_free(struct wh_weights *weights);
 
-/* ---- link.c ------------------------------------------------------------------------------------- */
+/* ---- link.c -------------------------------------------------------------------------------------
+ */
 
 /* Connected, and its head and ids are known. */
 static inline bool wh_link_usable(const struct wh_link_to *link)
@@ -266,9 +271,11 @@ void wh_link_fail(struct wh_link_to *link, const char *text);
 /* The newest version that a target has whole. */
 uint64_t wh_link_whole(const struct wh_link_to *link);
 /* Where the link has, or receives, this version. False: nowhere. */
-bool wh_link_slot(const struct wh_link_to *link, uint64_t version, bool source, enum wh_copy_slot *out);
+bool wh_link_slot(const struct wh_link_to *link, uint64_t version, bool source,
+		  enum wh_copy_slot *out);
 
-/* ---- receive.c ---------------------------------------------------------------------------------- */
+/* ---- receive.c ----------------------------------------------------------------------------------
+ */
 
 void wh_weights_receive(struct wh_weights *weights, int64_t now); /* choose, begin, finish */
 void wh_weights_abort(struct wh_weights *weights); /* throw away what is being received */
@@ -277,12 +284,14 @@ void wh_link_fetch(struct wh_link_to *link);
 void wh_link_checked(struct wh_link_to *link, bool read); /* the head has been read once more */
 void wh_fetch_landed(struct wh_fetch *request, int status);
 
-/* ---- weights.c ---------------------------------------------------------------------------------- */
+/* ---- weights.c ----------------------------------------------------------------------------------
+ */
 
 /* At the top of every public function: -EINVAL for NULL, -EPERM in a forked child, else 0. */
 int wh_weights_guard(const struct wh_weights *weights, const char *call);
 
-/* ---- loop.c ------------------------------------------------------------------------------------- */
+/* ---- loop.c -------------------------------------------------------------------------------------
+ */
 
 int wh_weights_start(struct wh_weights *weights);
 void wh_weights_stop(struct wh_weights *weights);

@@ -19,7 +19,8 @@ int wh_weights_guard(const struct wh_weights *weights, const char *call)
 	return wh_engine_guard(weights->engine, call);
 }
 
-/* ---- open and close ------------------------------------------------------------------------------ */
+/* ---- open and close
+ * ------------------------------------------------------------------------------ */
 
 static int name_take(struct wh_weights *weights, const char *name)
 {
@@ -28,11 +29,9 @@ static int name_take(struct wh_weights *weights, const char *name)
 	uint32_t hash = 0x811c9dc5u;
 
 	name = name ? name : "weights";
-	if (!*name || strlen(name) >= sizeof(weights->name) ||
-	    name[strspn(name, allowed)] != '\0')
-		return wh_fail(EINVAL,
-			       "wh_weights_open: options: the name is not 1 to 31 of the "
-			       "characters A-Z a-z 0-9 . _ -");
+	if (!*name || strlen(name) >= sizeof(weights->name) || name[strspn(name, allowed)] != '\0')
+		return wh_fail(EINVAL, "wh_weights_open: options: the name is not 1 to 31 of the "
+				       "characters A-Z a-z 0-9 . _ -");
 	snprintf(weights->name, sizeof(weights->name), "%s", name);
 	for (; *name; name++)
 		hash = (hash ^ (uint8_t)*name) * 0x01000193u;
@@ -47,13 +46,14 @@ static int me_find(struct wh_weights *weights)
 
 	weights->me = UINT32_MAX;
 	for (int side = 0; side < 2; side++) {
-		weights->is[side] = wh_layout_find_engine(weights->layouts[side], name,
-							  strlen(name), &engine);
+		weights->is[side] =
+			wh_layout_find_engine(weights->layouts[side], name, strlen(name), &engine);
 		if (weights->is[side])
 			weights->me = weights->plan->cluster.of_engine[side][engine];
 	}
 	if (weights->me == UINT32_MAX)
-		return wh_fail(ENOENT, "wh_weights_open: engine '%.63s' is in neither %.60s nor %.60s",
+		return wh_fail(ENOENT,
+			       "wh_weights_open: engine '%.63s' is in neither %.60s nor %.60s",
 			       name, weights->layouts[0]->label, weights->layouts[1]->label);
 	return 0;
 }
@@ -203,7 +203,8 @@ int wh_weights_close(struct wh_weights *weights)
 	return error;
 }
 
-/* ---- versions ------------------------------------------------------------------------------------ */
+/* ---- versions
+ * ------------------------------------------------------------------------------------ */
 
 int wh_weights_publish(struct wh_weights *weights, uint64_t version)
 {
@@ -255,7 +256,8 @@ int wh_weights_retract(struct wh_weights *weights)
 	return 0;
 }
 
-/* Whether a member of this side (0: a source, 1: a target) refuses this one, or has other layouts. */
+/* Whether a member of this side (0: a source, 1: a target) refuses this one, or has other layouts.
+ */
 static int weights_refused(const struct wh_weights *weights, int side, const char *call)
 {
 	for (uint32_t i = 0; i < weights->plan->cluster.node_count; i++) {

@@ -59,17 +59,23 @@ static uint64_t bytes_of(uint32_t index)
 	return BIAS + (end[0] - begin[0]) * (end[1] - begin[1]);
 }
 
-static void model_fill(unsigned char *at, uint64_t version)
+static void model_fill(unsigned char *memory_at, uint64_t version)
 {
 	uint64_t begin[2], end[2], row;
+	unsigned char *bytes = bytes_on_gpu(model.kind) ? malloc(bytes_of(me)) : memory_at;
+	unsigned char *at = bytes;
 
 	box_of(me, begin, end);
 	pattern_fill(at, BIAS, 0, ~version);
 	for (at += BIAS, row = begin[0]; row < end[0]; row++, at += end[1] - begin[1])
 		pattern_fill(at, end[1] - begin[1], row * model.columns + begin[1], version);
+	if (bytes == memory_at)
+		return;
+	bytes_put(memory_at, bytes, bytes_of(me), model.kind);
+	free(bytes);
 }
 
-static bool model_check(const unsigned char *at, uint64_t version)
+static bool host_check(const unsigned char *at, uint64_t version)
 {
 	uint64_t begin[2], end[2], row;
 
@@ -77,10 +83,24 @@ static bool model_check(const unsigned char *at, uint64_t version)
 	if (pattern_check(at, BIAS, 0, ~version) != PATTERN_GOOD)
 		return false;
 	for (at += BIAS, row = begin[0]; row < end[0]; row++, at += end[1] - begin[1])
-		if (pattern_check(at, end[1] - begin[1], row * model.columns + begin[1],
-				  version) != PATTERN_GOOD)
+		if (pattern_check(at, end[1] - begin[1], row * model.columns + begin[1], version) !=
+		    PATTERN_GOOD)
 			return false;
 	return true;
+}
+
+static bool model_check(const unsigned char *at, uint64_t version)
+{
+	unsigned char *copy;
+	bool good;
+
+	if (!bytes_on_gpu(model.kind))
+		return host_check(at, version);
+	copy = malloc(bytes_of(me));
+	bytes_get(copy, at, bytes_of(me), model.kind);
+	good = host_check(copy, version);
+	free(copy);
+	return good;
 }
 
 /* ---- calls ------------------------------------------------------------- */
@@ -120,7 +140,9 @@ static int weights_open(const struct member_command *command)
 	uint64_t begin[MEMBERS][2], end[MEMBERS][2];
 	struct wh_weights_layout layouts[2];
 	struct wh_weights_memory given = { .region = "weights" };
+	struct wh_memory_options allocate = { .size = sizeof(allocate) };
 	struct wh_weights_options options = { .size = sizeof(options),
+					      .allocate = &allocate,
 					      .sources = &layouts[0],
 					      .targets = &layouts[1],
 					      .memory = &given,
@@ -141,17 +163,15 @@ static int weights_open(const struct member_command *command)
 
 		engines[i].name = command->names[i];
 		engines[i].host = model.separate_hosts ? NULL : "here";
-		engines[i].url = command->urls[i];
+		engines[i].url = model.by_name ? NULL : command->urls[i];
 		regions[i] = (struct wh_weights_region){ .name = "weights",
 							 .bytes = bytes_of(i),
 							 .engine = at };
 		box_of(i, begin[i], end[i]);
 		slices[2 * i] = (struct wh_weights_slice){ .tensor = 0, .region = at };
-		slices[2 * i + 1] = (struct wh_weights_slice){ .tensor = 1,
-							       .region = at,
-							       .offset = BIAS,
-							       .begin = begin[i],
-							       .end = end[i] };
+		slices[2 * i + 1] = (struct wh_weights_slice){
+			.tensor = 1, .region = at, .offset = BIAS, .begin = begin[i], .end = end[i]
+		};
 	}
 	for (int side = 0; side < 2; side++) {
 		uint32_t first = side ? model.sources : 0;
@@ -167,10 +187,12 @@ static int weights_open(const struct member_command *command)
 							    .region_count = count,
 							    .slice_count = 2 * count };
 	}
+	allocate.kind = model.kind;
 	options.chunk = model.chunk;
 	options.piece = model.piece;
 	for (int i = 0; i < (is_source(me) ? 1 : 2); i++) {
-		if (!memory[i] && wh_memory_alloc(engine, bytes_of(me), NULL, (void **)&memory[i]))
+		if (!memory[i] &&
+		    wh_memory_alloc(engine, bytes_of(me), &allocate, (void **)&memory[i]))
 			return -ENOMEM;
 		given.address[i] = memory[i];
 	}

@@ -23,6 +23,8 @@ struct model {
 	uint32_t wants; /* enum member_wants */
 	uint64_t rows, columns, piece, chunk;
 	uint32_t separate_hosts; /* of the plan */
+	uint32_t kind; /* of the memory: enum wh_memory_kind; 0: WH_MEMORY_SHARED */
+	uint32_t by_name; /* no member is told the others' URLs */
 	const char *config[4]; /* settings of all engines */
 };
 
@@ -99,6 +101,11 @@ int member_receive(struct member *member, struct member_answer *answer);
 
 int member_open(struct group *group, struct member *member, uint64_t how,
 		struct member_answer *answer);
+
+/* All sources publish; all targets get exactly that; then all sources retract it. */
+void group_pass(struct group *group, uint64_t version);
+/* The same for four versions, in a group of its own. */
+void group_versions(const struct model *model);
 
 int member_main(int fd);
 int member_end(void **state);

@@ -147,8 +147,8 @@ void group_end(struct group *group)
 	for (int step = 0; step < 2; step++) {
 		for (uint32_t i = 0; i < group->count; i++)
 			if (group->members[i].running)
-				member_send(&group->members[i], step ? MEMBER_EXIT : MEMBER_CLOSE, 0,
-					    0);
+				member_send(&group->members[i], step ? MEMBER_EXIT : MEMBER_CLOSE,
+					    0, 0);
 		for (uint32_t i = 0; i < group->count; i++)
 			if (group->members[i].running)
 				want(0, member_receive(&group->members[i], NULL));
@@ -183,4 +183,32 @@ struct member *group_source(struct group *group, uint32_t index)
 struct member *group_target(struct group *group, uint32_t index)
 {
 	return &group->members[group->model.sources + index];
+}
+
+/* ---- versions ---------------------------------------------------------- */
+
+void group_pass(struct group *group, uint64_t version)
+{
+	struct member_answer answer;
+
+	for (uint32_t i = 0; i < group->model.sources; i++)
+		want(0, member_call(group_source(group, i), MEMBER_PUBLISH, version, 0, NULL));
+	for (uint32_t i = 0; i < group->model.sources; i++)
+		want(0, member_call(group_source(group, i), MEMBER_WAIT, version, PATIENCE, NULL));
+	for (uint32_t i = 0; i < group->model.targets; i++) {
+		want(0, member_call(group_target(group, i), MEMBER_CHECK, version - 1, 0, &answer));
+		want(version, answer.value);
+	}
+	for (uint32_t i = 0; i < group->model.sources; i++)
+		want(0, member_call(group_source(group, i), MEMBER_RETRACT, 99, 0, NULL));
+}
+
+void group_versions(const struct model *model)
+{
+	static struct group group;
+
+	group_start(&group, model, true);
+	for (uint64_t version = 1; version <= 4; version++)
+		group_pass(&group, version);
+	group_end(&group);
 }

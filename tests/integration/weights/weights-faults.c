@@ -17,8 +17,8 @@ static void publish(struct group *group, uint64_t version)
 {
 	for (uint32_t i = 0; i < group->model.sources; i++)
 		if (group_source(group, i)->running)
-			want(0, member_call(group_source(group, i), MEMBER_PUBLISH, version, 0,
-					    NULL));
+			want(0,
+			     member_call(group_source(group, i), MEMBER_PUBLISH, version, 0, NULL));
 }
 
 static void retract(struct group *group)
@@ -44,10 +44,10 @@ static void source__dies(void **state)
 
 	(void)state;
 	harness_limit(100);
-	for (uint64_t delay = 0; delay < 4; delay++) {
+	for (unsigned int delay = 0; delay <= 10; delay += 10) {
 		group_start(&group, &twice, true);
 		publish(&group, 1);
-		sleep_ms((unsigned int)(delay * delay * 3));
+		sleep_ms(delay);
 		member_kill(group_source(&group, 0));
 		for (uint32_t i = 0; i < 3; i++)
 			want_version(group_target(&group, i), 1);
@@ -68,10 +68,10 @@ static void target__dies(void **state)
 
 	(void)state;
 	harness_limit(100);
-	for (uint64_t delay = 0; delay < 4; delay++) {
+	for (unsigned int delay = 0; delay <= 10; delay += 10) {
 		group_start(&group, &twice, true);
 		publish(&group, 1);
-		sleep_ms((unsigned int)(delay * delay * 3));
+		sleep_ms(delay);
 		member_kill(group_target(&group, 1));
 		want_version(group_target(&group, 0), 1);
 		want_version(group_target(&group, 2), 1);
@@ -161,6 +161,28 @@ static void target__comes_late(void **state)
 	group_end(&group);
 }
 
+/* One that leaves, while its engine lives on, is as one that died: nobody waits for it. */
+static void target__leaves(void **state)
+{
+	static struct group group;
+
+	(void)state;
+	group_start(&group, &twice, true);
+	publish(&group, 1);
+	for (uint32_t i = 0; i < 3; i++)
+		want_version(group_target(&group, i), 1);
+	want(0, member_call(group_target(&group, 1), MEMBER_CLOSE, 0, 0, NULL));
+	retract(&group);
+	publish(&group, 2);
+	for (uint32_t i = 0; i < 2; i++)
+		want(0, member_call(group_source(&group, i), MEMBER_WAIT, 2, PATIENCE, NULL));
+	want_version(group_target(&group, 0), 2);
+	want_version(group_target(&group, 2), 2);
+	want(0, member_open(&group, group_target(&group, 1), 0, NULL));
+	want_version(group_target(&group, 1), 2);
+	group_end(&group);
+}
+
 /* Both sides in one line, before a byte moves. */
 static void layouts__differ(void **state)
 {
@@ -229,10 +251,10 @@ static void rights__strangers(void **state)
 }
 
 static const struct CMUnitTest tests[] = {
-	MEMBER_TEST(source__dies),	   MEMBER_TEST(target__dies),
-	MEMBER_TEST(source__dies_alone),   MEMBER_TEST(target__stands_still),
-	MEMBER_TEST(target__comes_late),   MEMBER_TEST(layouts__differ),
-	MEMBER_TEST(rights__strangers),
+	MEMBER_TEST(source__dies),       MEMBER_TEST(target__dies),
+	MEMBER_TEST(source__dies_alone), MEMBER_TEST(target__stands_still),
+	MEMBER_TEST(target__comes_late), MEMBER_TEST(target__leaves),
+	MEMBER_TEST(layouts__differ),    MEMBER_TEST(rights__strangers),
 };
 
 MEMBER_MAIN("weights-faults", tests)

@@ -10,37 +10,10 @@ static const struct model small = { .sources = 2,
 				    .piece = 64 * KIB,
 				    .chunk = 256 * KIB };
 
-/* All sources publish; all targets get exactly that. */
-static void version_pass(struct group *group, uint64_t version)
-{
-	struct member_answer answer;
-
-	for (uint32_t i = 0; i < group->model.sources; i++)
-		want(0, member_call(group_source(group, i), MEMBER_PUBLISH, version, 0, NULL));
-	for (uint32_t i = 0; i < group->model.sources; i++)
-		want(0, member_call(group_source(group, i), MEMBER_WAIT, version, PATIENCE, NULL));
-	for (uint32_t i = 0; i < group->model.targets; i++) {
-		want(0, member_call(group_target(group, i), MEMBER_CHECK, version - 1, 0, &answer));
-		want(version, answer.value);
-	}
-	for (uint32_t i = 0; i < group->model.sources; i++)
-		want(0, member_call(group_source(group, i), MEMBER_RETRACT, 99, 0, NULL));
-}
-
-static void versions_pass(const struct model *model)
-{
-	static struct group group;
-
-	group_start(&group, model, true);
-	for (uint64_t version = 1; version <= 4; version++)
-		version_pass(&group, version);
-	group_end(&group);
-}
-
 static void versions__replicas(void **state)
 {
 	(void)state;
-	versions_pass(&small);
+	group_versions(&small);
 }
 
 /* Rows to columns: blocks with strides. */
@@ -52,7 +25,7 @@ static void versions__resharded(void **state)
 	model.wants = WANTS_COLUMNS;
 	model.sources = 3;
 	model.rows = 61;
-	versions_pass(&model);
+	group_versions(&model);
 }
 
 static void versions__rows(void **state)
@@ -62,7 +35,7 @@ static void versions__rows(void **state)
 	(void)state;
 	model.wants = WANTS_ROWS;
 	model.rows = 67;
-	versions_pass(&model);
+	group_versions(&model);
 }
 
 /* Each on a host of its own, by the plan: bytes enter one target and are handed on. */
@@ -79,7 +52,7 @@ static void versions__handed_on(void **state)
 	model.separate_hosts = true;
 	group_start(&group, &model, true);
 	for (uint64_t version = 1; version <= 3; version++)
-		version_pass(&group, version);
+		group_pass(&group, version);
 	for (uint32_t i = 0; i < 4; i++) {
 		char *line, *rest = answer.text;
 
@@ -99,7 +72,7 @@ static void versions__tcp(void **state)
 	(void)state;
 	model.wants = WANTS_COLUMNS;
 	model.config[0] = "require=tcp";
-	versions_pass(&model);
+	group_versions(&model);
 }
 
 /* Readers look at every byte all the time, while versions follow each other. */
@@ -145,10 +118,10 @@ static void view__does_not_change(void **state)
 
 	(void)state;
 	group_start(&group, &small, true);
-	version_pass(&group, 1);
+	group_pass(&group, 1);
 	want(0, member_call(group_target(&group, 0), MEMBER_HOLD, 0, 0, &answer));
 	want(1, answer.value);
-	version_pass(&group, 2);
+	group_pass(&group, 2);
 	for (uint32_t i = 0; i < 2; i++)
 		want(0, member_call(group_source(&group, i), MEMBER_PUBLISH, 3, 0, NULL));
 	/* The others have it, and this one when its reader lets go. */
@@ -169,7 +142,7 @@ static void cancel__then_the_next(void **state)
 
 	(void)state;
 	group_start(&group, &small, true);
-	version_pass(&group, 1);
+	group_pass(&group, 1);
 	want(0, member_call(group_target(&group, 0), MEMBER_CANCEL, 2, 0, NULL));
 	for (uint32_t i = 0; i < 2; i++)
 		want(0, member_call(group_source(&group, i), MEMBER_PUBLISH, 2, 0, NULL));
@@ -181,7 +154,7 @@ static void cancel__then_the_next(void **state)
 	want(-EAGAIN, member_call(group_target(&group, 0), MEMBER_CHECK, 1, SECOND / 4, NULL));
 	for (uint32_t i = 0; i < 2; i++)
 		want(0, member_call(group_source(&group, i), MEMBER_RETRACT, 2, 0, NULL));
-	version_pass(&group, 3);
+	group_pass(&group, 3);
 	want(-EACCES, member_call(group_source(&group, 0), MEMBER_CANCEL, 3, 0, NULL));
 	group_end(&group);
 }
@@ -192,9 +165,7 @@ static void versions__own_part(void **state)
 	struct wh_engine_options named = { .size = sizeof(named), .name = "both" };
 	struct wh_weights_engine engine = { .name = "both" };
 	uint64_t shape[2] = { 100, 40 }, begin[2] = { 0, 10 }, end[2] = { 100, 30 };
-	struct wh_weights_tensor tensor = {
-		.name = "w", .type = "u16", .shape = shape, .dims = 2
-	};
+	struct wh_weights_tensor tensor = { .name = "w", .type = "u16", .shape = shape, .dims = 2 };
 	struct wh_weights_region regions[2] = { { .name = "old", .bytes = 8000 },
 						{ .name = "new", .bytes = 4000 } };
 	struct wh_weights_slice slices[2] = { { 0 }, { .begin = begin, .end = end } };
@@ -262,11 +233,11 @@ static void calls__wrong(void **state)
 }
 
 static const struct CMUnitTest tests[] = {
-	MEMBER_TEST(versions__replicas),   MEMBER_TEST(versions__resharded),
-	MEMBER_TEST(versions__rows),       MEMBER_TEST(versions__handed_on),
-	MEMBER_TEST(versions__tcp),        MEMBER_TEST(versions__never_mixed),
+	MEMBER_TEST(versions__replicas),    MEMBER_TEST(versions__resharded),
+	MEMBER_TEST(versions__rows),        MEMBER_TEST(versions__handed_on),
+	MEMBER_TEST(versions__tcp),         MEMBER_TEST(versions__never_mixed),
 	MEMBER_TEST(view__does_not_change), MEMBER_TEST(cancel__then_the_next),
-	MEMBER_TEST(versions__own_part), MEMBER_TEST(calls__wrong),
+	MEMBER_TEST(versions__own_part),    MEMBER_TEST(calls__wrong),
 };
 
 MEMBER_MAIN("weights-versions", tests)
