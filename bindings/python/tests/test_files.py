@@ -11,9 +11,11 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import types
 import unittest
+import unittest.mock
 
 import wherry
 from wherry import _safetensors
@@ -320,6 +322,42 @@ class Load(Case):
         self.refused(
             errno.ENOENT, "no tensor 'c'", wherry.load_safetensors, self.path, names=["a", "c"]
         )
+
+    def test_engine_is_kept(self):
+        """Calls that name no engine share one, on any thread; a forked child has another."""
+        self.write(pack({"a": about()}, b"1234"))
+        opened, kept = [], _safetensors.Engine
+
+        class Counted(kept):
+            def __init__(self, **settings):
+                opened.append(self)
+                super().__init__(**settings)
+
+        def load():
+            self.assertEqual(wherry.load_safetensors(self.path)["a"].bytes(), b"1234")
+
+        with unittest.mock.patch.multiple(_safetensors, Engine=Counted, _own=None):
+            threads = [threading.Thread(target=load) for _ in range(8)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            load()
+            self.assertEqual(len(opened), 1)
+            self.assertIn("0 regions, 0 peers", repr(opened[0]))
+            child = os.fork()
+            if not child:
+                status = 1
+                try:
+                    load()
+                    status = 0 if len(opened) == 2 else 2
+                finally:
+                    os._exit(status)
+            self.assertEqual(os.waitpid(child, 0)[1], 0)
+            opened[0].close()  # as a program could by mistake: no call uses it any more
+            load()
+            self.assertEqual(len(opened), 2)
+            opened[1].close()
 
     def test_errors(self):
         load = wherry.load_safetensors

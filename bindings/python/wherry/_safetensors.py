@@ -7,6 +7,7 @@ import errno
 import importlib
 import json
 import os
+import threading
 from typing import Any, Dict, Iterable, List, NamedTuple, NoReturn, Optional, Tuple
 
 from ._engine import Engine, Remote
@@ -159,6 +160,27 @@ def _read_header(fd: int) -> Tuple[Dict[str, Entry], Dict[str, str]]:
 
 # ---- tensors
 
+_own: Optional[Tuple[int, Engine]] = None  # process id; a forked child cannot use its parent's
+_own_lock = threading.Lock()
+
+
+def _own_engine() -> Engine:
+    """The engine of calls that name none. It is kept: opening one takes milliseconds, and with a
+    GPU seconds, and models have many files. It is closed when the interpreter exits."""
+    global _own, _own_lock
+    with _own_lock:
+        if _own is None or _own[0] != os.getpid() or _own[1].closed:
+            _own = os.getpid(), Engine(listen="none")
+        return _own[1]
+
+
+def _own_forked() -> None:
+    global _own_lock
+    _own_lock = threading.Lock()  # another thread may have held it
+
+
+os.register_at_fork(after_in_child=_own_forked)
+
 
 def _choose(framework: Optional[str], device: str) -> Tuple[str, Any]:
     if framework not in (None, "torch", "numpy"):
@@ -231,7 +253,8 @@ def load_safetensors(
     device     "cpu", or with torch "cuda:0"
     framework  "torch" or "numpy"; None: torch, or numpy where torch is missing
     names      only these tensors
-    engine     the engine that reads; None: one of its own, for this call
+    engine     the engine that reads; None: one that is opened by the first such call and kept until
+               the process ends
 
     Error EINVAL: the file is not valid; EOPNOTSUPP: the framework lacks a type; ENOENT: there is no
     such file or tensor; EIO: the file has become shorter meanwhile."""
@@ -255,11 +278,7 @@ def load_safetensors(
             entries = {name: entries[name] for name in names}
         empty = _empty_torch if kind == "torch" else _empty_numpy
         tensors = {name: empty(module, name, entry, device) for name, entry in entries.items()}
-        if engine is not None:
-            _read(engine, fd, entries, tensors)
-        else:
-            with Engine(listen="none") as own:
-                _read(own, fd, entries, tensors)
+        _read(engine if engine is not None else _own_engine(), fd, entries, tensors)
         return tensors
     finally:
         os.close(fd)
