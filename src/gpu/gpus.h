@@ -34,7 +34,7 @@ struct wh_gpus {
 	const struct wh_config *config;
 	const struct wh_log *log;
 	struct wh_cuda *cuda;
-	bool many_cpus; /* the GPU thread may spin */
+	bool many_cpus; /* the GPU thread may spin; threads of their own read files */
 	int64_t spin_for; /* ns; the most that wh_gpus_progress() polls */
 
 	pthread_mutex_t lock; /* guards what follows, and creating contexts and streams */

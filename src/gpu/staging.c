@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "gpu/gpus.h"
 #include "gpu/region-window.h"
 #include "memory/file.h"
 #include "memory/memory.h"
@@ -17,6 +18,8 @@
 
 #define PAIRS 256 /* submitted at a time */
 #define FILE_EXTENTS 256 /* moved by one call */
+/* Of a file, read at once in any case: up to this, waking a thread takes longer. */
+#define CACHED_BYTES ((uint64_t)64 << 10)
 
 void wh_staging_clear(struct wh_staging *staging)
 {
@@ -166,14 +169,15 @@ static struct wh_file *extent_file(const struct wh_staged_extent *extent)
 							      NULL;
 }
 
-/* Move the next extents that are all of the file. On a thread that may wait. */
-static int staging_move_file(struct wh_staging *staging, struct wh_file *file)
+/* Fill extents[] with those from `first` on that are all of the file. Returns how many. */
+static uint32_t staging_file_extents(const struct wh_staging *staging, uint32_t first,
+				     const struct wh_file *file,
+				     struct wh_file_extent extents[FILE_EXTENTS])
 {
-	struct wh_file_extent extents[FILE_EXTENTS];
-	uint32_t count = 0, moved;
+	uint32_t count = 0;
 
-	while (staging->next + count < staging->count && count < FILE_EXTENTS) {
-		const struct wh_staged_extent *extent = &staging->extents[staging->next + count];
+	while (first + count < staging->count && count < FILE_EXTENTS) {
+		const struct wh_staged_extent *extent = &staging->extents[first + count];
 
 		if (extent_file(extent) != file)
 			break;
@@ -183,6 +187,15 @@ static int staging_move_file(struct wh_staging *staging, struct wh_file *file)
 			.length = extent->length,
 		};
 	}
+	return count;
+}
+
+/* Move the next extents that are all of the file. On a thread that may wait. */
+static int staging_move_file(struct wh_staging *staging, struct wh_file *file)
+{
+	struct wh_file_extent extents[FILE_EXTENTS];
+	uint32_t count = staging_file_extents(staging, staging->next, file, extents), moved;
+
 	staging->next += count;
 	return wh_file_move(file, staging->into ? WH_READ : WH_WRITE, extents, count, &moved);
 }
@@ -284,7 +297,7 @@ static bool staging_is_small(const struct wh_staging *staging, bool open)
 	return sum <= most;
 }
 
-bool wh_staging_gather_few(struct wh_staging *staging, bool open)
+static bool staging_gather_few(struct wh_staging *staging, bool open)
 {
 	if (staging->bytes > WH_REGION_WINDOW_FEW || !staging_is_small(staging, open))
 		return false;
@@ -301,6 +314,35 @@ bool wh_staging_gather_few(struct wh_staging *staging, bool open)
 			staging_copy_by_cpu(staging, extent);
 	}
 	return true;
+}
+
+/* ---- files in the page cache ----------------------------------------------------------------- */
+
+/* Read files by the calling thread, into a slot that its cache still holds when it is sent: where
+ * CPUs are few, handing the bytes from thread to thread costs more than the reading. Where there
+ * are many, other threads read ahead of this one, which only sends. */
+static bool staging_gather_cached(struct wh_staging *staging)
+{
+	struct wh_file_extent extents[FILE_EXTENTS];
+	uint32_t count;
+
+	if (staging->bytes > CACHED_BYTES && staging->gpus->many_cpus)
+		return false;
+	for (uint32_t i = 0; i < staging->count; i += count) {
+		struct wh_file *file = extent_file(&staging->extents[i]);
+
+		if (!file)
+			return false;
+		count = staging_file_extents(staging, i, file, extents);
+		if (!wh_file_read_cached(file, extents, count))
+			return false;
+	}
+	return true;
+}
+
+bool wh_staging_gather_at_once(struct wh_staging *staging, bool open)
+{
+	return staging_gather_cached(staging) || staging_gather_few(staging, open);
 }
 
 void wh_staging_init(struct wh_staging *staging, struct wh_gpus *gpus, bool urgent)

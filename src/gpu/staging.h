@@ -62,10 +62,11 @@ uint64_t wh_staging_add(struct wh_staging *staging, const struct wh_region *regi
 uint64_t wh_staging_skip(struct wh_staging *staging, uint64_t length);
 /* Copy all extents into the slot, or out of it, and call `done`. Does not wait. */
 void wh_staging_start(struct wh_staging *staging, bool into);
-/* Instead of wh_staging_start(staging, true): the CPU copies all extents into the slot at once,
- * through region windows; `done` is not called. False: too many bytes, or a region has no window.
- * `open`: open missing windows; then no lock may be held. */
-bool wh_staging_gather_few(struct wh_staging *staging, bool open);
+/* Instead of wh_staging_start(staging, true): the calling thread copies all extents into the slot,
+ * if that does not wait and is worth it: a few bytes of GPU memory, through region windows; bytes
+ * of files that are in the page cache. `done` is not called. False: nothing has been done, but the
+ * slot may have been written to. `open`: open missing windows; then no lock may be held. */
+bool wh_staging_gather_at_once(struct wh_staging *staging, bool open);
 
 /* ---- preparing and warm-up ------------------------------------------------------------------- */
 

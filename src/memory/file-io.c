@@ -248,9 +248,9 @@ bool wh_file_is_resident(const struct wh_file *file, uint64_t at, uint64_t lengt
 	return there >= SAMPLES - SAMPLES / 8;
 }
 
-/* Read what is in the page cache, from the start of the run; the run is the rest then. 0, or an
- * error. */
-static int run_read_resident(const struct wh_file *file, struct run *run)
+/* Read what is in the page cache, from the start of the run; the run is the rest then. 0: the rest
+ * is not in it; else why the kernel does not say, a positive errno; ENODATA: the file ends. */
+static int run_read_cached(const struct wh_file *file, struct run *run)
 {
 	ssize_t got;
 
@@ -258,12 +258,18 @@ static int run_read_resident(const struct wh_file *file, struct run *run)
 		got = preadv2(file->fd, run->vector, run->count, (off_t)run->at, RWF_NOWAIT);
 		if (got > 0)
 			run_advance(run, (uint64_t)got);
-		else if (got < 0 && errno == EAGAIN)
-			return 0;
-		else if (got >= 0 || errno != EINTR) /* the end, or no such way to read */
-			return run_move(file, WH_READ, run);
+		else if (!got)
+			return ENODATA;
+		else if (errno != EINTR)
+			return errno == EAGAIN ? 0 : errno;
 	}
 	return 0;
+}
+
+/* The same; where the kernel does not say, read all. 0, or an error. */
+static int run_read_resident(const struct wh_file *file, struct run *run)
+{
+	return run_read_cached(file, run) ? run_move(file, WH_READ, run) : 0;
 }
 
 static void run_put_cold(struct cold *cold, const struct run *run)
@@ -374,6 +380,22 @@ int wh_file_move(struct wh_file *file, uint32_t op, const struct wh_file_extent 
 	error = read_by_ring(file, ring, &walk, moved);
 	wh_file_ring_give(file->rings, ring);
 	return error;
+}
+
+bool wh_file_read_cached(struct wh_file *file, const struct wh_file_extent *extents, uint32_t count)
+{
+	bool warm = atomic_load_explicit(&file->warm, memory_order_relaxed), whole = !file->waits;
+	struct walk walk = { .extents = extents, .count = count };
+	struct run run;
+
+	while (whole && walk.next < count) {
+		walk_take(file, &walk, &run);
+		whole = (warm || file_residency(file, run.at, run.bytes) == RESIDENT) &&
+			!run_read_cached(file, &run) && !run.bytes;
+	}
+	if (!whole)
+		atomic_store_explicit(&file->warm, false, memory_order_relaxed);
+	return whole;
 }
 
 /* ---- durability ------------------------------------------------------------------------------ */

@@ -6,11 +6,13 @@
 #include <fcntl.h>
 #include <libgen.h>
 #include <limits.h>
+#include <linux/magic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
 #include <unistd.h>
 
 #include <wherry/memory.h>
@@ -108,6 +110,15 @@ static int file_duplicate(struct wh_file *file, int fd)
 			      0;
 }
 
+/* FUSE asks its server for the file's length even when the bytes are there. Others that may do such
+ * things refuse reads that must not wait. */
+static bool file_may_wait(int fd)
+{
+	struct statfs system;
+
+	return fstatfs(fd, &system) || system.f_type == FUSE_SUPER_MAGIC;
+}
+
 /* Check that it is a regular file that holds the range; the length of the range, if it is 0. */
 static int file_measure(struct wh_file *file)
 {
@@ -188,6 +199,7 @@ static int file_open(const char *path, int fd, const struct wh_file_options *opt
 		error = file_measure(file);
 	if (!error)
 		error = file_reserve(file);
+	file->waits = error || file_may_wait(file->fd);
 	if (error)
 		wh_file_close(file);
 	else

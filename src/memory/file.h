@@ -33,6 +33,7 @@ struct wh_file {
 	int fd;
 	uint64_t start, length; /* of the range; bytes */
 	bool writable, grows;
+	bool waits; /* even a read of the page cache may wait, for a server of the file system */
 	uint32_t durable; /* enum wh_file_durable */
 	char name[128]; /* the path, or the end of it, or "descriptor 7"; for texts */
 	void *addresses; /* reserved; whole pages */
@@ -71,6 +72,11 @@ void wh_file_close(struct wh_file *file);
  */
 int wh_file_move(struct wh_file *file, uint32_t op, const struct wh_file_extent *extents,
 		 uint32_t count, uint32_t *moved);
+/* Read the extents if all of them are in the page cache, without waiting for the file system.
+ * False: they are not, or the kernel does not say; the bytes of their memory are undefined then,
+ * and wh_file_move() reads them or says what is wrong. */
+bool wh_file_read_cached(struct wh_file *file, const struct wh_file_extent *extents,
+			 uint32_t count);
 /* Is most of [at, at + length) of the file (not of the range) in the page cache? May wait. */
 bool wh_file_is_resident(const struct wh_file *file, uint64_t at, uint64_t length);
 /* The descriptor for reads past the page cache, and file->alignment; negative: none. */

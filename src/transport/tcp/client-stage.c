@@ -125,7 +125,7 @@ static bool stage_have_slot(struct tcp_client *client, struct tcp_stage *stage)
 	bool read = stage->request->fragment->op == WH_READ;
 	int error = read ? 0 : stage_map(client, stage, false);
 
-	if (read || (!error && wh_staging_gather_few(&stage->staging, false))) {
+	if (read || (!error && wh_staging_gather_at_once(&stage->staging, false))) {
 		stage->state = STAGE_READY;
 		return true;
 	}

@@ -27,6 +27,7 @@ struct tcp_chunk {
 	struct tcp_job *job; /* the read; NULL: dropped, or a write */
 	uint32_t first, end; /* write: the extents [first, end) have bytes in it */
 	bool moved; /* the GPU, or the file, has finished */
+	bool at_once; /* this thread has gathered it: none is gathered ahead of it */
 	bool counted; /* in server.in_flight */
 	uint64_t sent; /* bytes sent (read) or received (write) */
 	struct wh_region_entry **entries; /* entered while the GPU copies */
@@ -274,9 +275,9 @@ static int chunk_gather(struct tcp_job *job, struct tcp_chunk *chunk)
 		job->ungathered -= taken;
 		tcp_extents_advance(job->extents, &job->at, &job->skip, taken);
 	}
-	if (wh_staging_gather_few(&chunk->staging, true)) {
+	if (wh_staging_gather_at_once(&chunk->staging, true)) {
 		chunk_leave_regions(chunk);
-		chunk->moved = true;
+		chunk->moved = chunk->at_once = true;
 	} else {
 		chunk_start_copy(chunk, true);
 	}
@@ -294,6 +295,13 @@ static int job_fail(struct tcp_server *server, struct tcp_job *job, const struct
 	return tcp_answer_refuse_read(server, job, -error) ? 0 : error;
 }
 
+/* Nothing is gathered behind this chunk, the last one, for now: it waits for a slot, or this thread
+ * has gathered it and is about to send it, while it is in the CPU's cache. */
+static bool chunk_is_last(const struct tcp_chunk *last)
+{
+	return last && (!last->staging.slot || last->at_once);
+}
+
 /* Gather the next bytes of one read. 0: all are assigned to chunks. 1: no more can be gathered on
  * this connection for now. Or a negative errno. */
 static int job_gather(struct tcp_server *server, struct tcp_job *job)
@@ -307,9 +315,8 @@ static int job_gather(struct tcp_server *server, struct tcp_job *job)
 			return job_fail(server, job, last);
 		last = wh_container(job->chunks.prev, struct tcp_chunk, link);
 	}
-	/* Only the last chunk can wait for a slot, and no other is added until it has one. */
 	while (job->ungathered && server->read_chunks < TCP_CHUNKS && !error &&
-	       !(last && !last->staging.slot)) {
+	       !chunk_is_last(last)) {
 		last = chunk_new(server, job->slots);
 		if (!last)
 			return -ENOMEM;
@@ -319,7 +326,7 @@ static int job_gather(struct tcp_server *server, struct tcp_job *job)
 		if (last->staging.slot)
 			error = chunk_gather(job, last);
 	}
-	return error ? error : job->ungathered || (last && !last->staging.slot);
+	return error ? error : job->ungathered || chunk_is_last(last);
 }
 
 /* Reads are sent one after the other. Meanwhile the following reads are gathered, so that the GPU

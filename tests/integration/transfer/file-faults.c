@@ -20,14 +20,21 @@
  */
 
 static atomic_int hangs, hanging; /* calls wait; how many do */
+static atomic_int cached; /* ... but not those that read what is in the page cache */
+static atomic_int cuts; /* reads of the page cache before which the file is emptied */
 static int hung_fd = -1; /* of the device and inode that this descriptor has */
 
-static void hang(int fd)
+static bool is_hung(int fd)
 {
 	struct stat ours, theirs;
 
-	if (!atomic_load(&hangs) || fstat(fd, &ours) || fstat(hung_fd, &theirs) ||
-	    ours.st_ino != theirs.st_ino || ours.st_dev != theirs.st_dev)
+	return hung_fd >= 0 && !fstat(fd, &ours) && !fstat(hung_fd, &theirs) &&
+	       ours.st_ino == theirs.st_ino && ours.st_dev == theirs.st_dev;
+}
+
+static void hang(int fd)
+{
+	if (!atomic_load(&hangs) || !is_hung(fd))
 		return;
 	atomic_fetch_add(&hanging, 1);
 	while (atomic_load(&hangs))
@@ -40,6 +47,19 @@ ssize_t preadv(int fd, const struct iovec *vector, int count, off_t offset)
 {
 	hang(fd);
 	return syscall(SYS_preadv, fd, vector, count, offset, 0);
+}
+
+ssize_t preadv2(int fd, const struct iovec *vector, int count, off_t offset, int flags)
+{
+	if (flags & RWF_NOWAIT && is_hung(fd)) {
+		if (atomic_load(&cuts) && atomic_fetch_sub(&cuts, 1) == 1)
+			want(0, ftruncate(hung_fd, 0));
+		if (atomic_load(&hangs) && !atomic_load(&cached)) {
+			errno = EAGAIN;
+			return -1;
+		}
+	}
+	return syscall(SYS_preadv2, fd, vector, count, offset, 0, flags);
 }
 
 ssize_t pwritev(int fd, const struct iovec *vector, int count, off_t offset)
@@ -426,6 +446,176 @@ static void hang__cancel(void **state)
 	pair_close(&pair);
 }
 
+/* ---- what is in the page cache ------------------------------------------------------------------
+ */
+
+/* A file of the initiator is written to the owner's memory, or one of the owner is read. */
+struct cached {
+	struct pair pair;
+	bool own; /* the initiator's */
+	struct wh_region *file, *memory; /* own: the file again, the owner's memory */
+	unsigned char *there;
+};
+
+static bool kernel_knows_cache(int fd)
+{
+	uint64_t range[2] = { 0, 4096 }, found[5];
+
+	return !syscall(451 /* cachestat */, fd, range, found, 0);
+}
+
+static void cached_open(struct cached *test, bool own)
+{
+	struct wh_region_options access = { .size = sizeof(access),
+					    .name = "memory",
+					    .access = ACCESS_BOTH };
+
+	harness_limit(60);
+	*test = (struct cached){ .own = own, .there = pages_new(LENGTH) };
+	pair_open(&test->pair, false, true);
+	if (!kernel_knows_cache(test->pair.fd)) {
+		print_message("cachestat: %s\n", strerror(errno));
+		skip();
+	}
+	pattern_fill(test->pair.local, LENGTH, 0, 3);
+	want(LENGTH, pwrite(test->pair.fd, test->pair.local, LENGTH, (off_t)test->pair.start));
+	memset(test->pair.local, 0, LENGTH);
+	want(0, file_region(test->pair.engine, test->pair.fd, test->pair.start, LENGTH, NULL,
+			    &test->file));
+	want(0, wh_region_register(test->pair.owner, test->there, LENGTH, &access, &test->memory));
+	hung_fd = test->pair.fd;
+}
+
+static struct wh_batch *cached_batch(struct cached *test, uint64_t length)
+{
+	struct wh_transfer transfer = { .op = WH_WRITE, .local = test->file, .length = length };
+	struct wh_remote remote;
+	struct wh_batch *batch;
+
+	if (!test->own)
+		return pair_batch(&test->pair, WH_READ, 0, length);
+	want(0, wh_peer_find(test->pair.peer, "memory", PATIENCE, &remote));
+	transfer.remote = remote.id;
+	want(0, wh_batch_new(test->pair.peer, NULL, &batch));
+	want(0, wh_batch_add(batch, &transfer, 1));
+	return batch;
+}
+
+static int cached_move(struct cached *test, uint64_t length)
+{
+	struct wh_batch *batch = cached_batch(test, length);
+	int status = batch_run(batch);
+
+	want(0, wh_batch_free(batch));
+	return status;
+}
+
+static void cached_check(struct cached *test, uint64_t length)
+{
+	unsigned char *to = test->own ? test->there : test->pair.local;
+
+	want_true(pattern_check(to, length, 0, 3) == PATTERN_GOOD, "the bytes");
+	memset(to, 0, length);
+}
+
+static void cached_close(struct cached *test)
+{
+	hung_fd = -1;
+	want(0, wh_region_unregister(test->file));
+	want(0, wh_region_unregister(test->memory));
+	pair_close(&test->pair);
+	pages_free(test->there, LENGTH);
+}
+
+/* Small reads wake no thread that could wait for the file system. */
+static void cached_at_once(bool own)
+{
+	struct cached test;
+
+	cached_open(&test, own);
+	atomic_store(&cached, 1);
+	atomic_store(&hangs, 1);
+	want(0, cached_move(&test, 64 * KIB));
+	cached_check(&test, 64 * KIB);
+	want(0, cached_move(&test, 999));
+	cached_check(&test, 999);
+	want(0, atomic_load(&hanging));
+	atomic_store(&hangs, 0);
+	atomic_store(&cached, 0);
+	/* Large ones do, if there are many CPUs. */
+	want(0, cached_move(&test, LENGTH));
+	cached_check(&test, LENGTH);
+	cached_close(&test);
+}
+
+static void cached__file_written_at_once(void **state)
+{
+	(void)state;
+	cached_at_once(true);
+}
+
+static void cached__file_of_a_peer_read_at_once(void **state)
+{
+	(void)state;
+	cached_at_once(false);
+}
+
+/* Of what has left the page cache since, the file system is waited for as ever. */
+static void cached_no_more(bool own)
+{
+	struct wh_batch *batch;
+	struct cached test;
+
+	cached_open(&test, own);
+	atomic_store(&hangs, 1);
+	batch = cached_batch(&test, LENGTH);
+	want(0, wh_batch_submit(batch));
+	await_hanging();
+	want(-EAGAIN, wh_batch_wait_for(batch, 20 * MS));
+	atomic_store(&hangs, 0);
+	want(0, batch_end(batch, PATIENCE));
+	want(0, wh_batch_free(batch));
+	cached_check(&test, LENGTH);
+	cached_close(&test);
+}
+
+static void cached__no_more(void **state)
+{
+	(void)state;
+	cached_no_more(true);
+}
+
+static void cached__no_more_of_a_peer(void **state)
+{
+	(void)state;
+	cached_no_more(false);
+}
+
+/* A file that is cut at the worst moment is an error, and no bytes that it does not have. */
+static void cached_cut(bool own)
+{
+	struct cached test;
+
+	cached_open(&test, own);
+	atomic_store(&cuts, 1);
+	want(-EIO, cached_move(&test, 64 * KIB));
+	want(0, atomic_load(&cuts));
+	want(0, pair_size(&test.pair));
+	cached_close(&test);
+}
+
+static void cached__cut(void **state)
+{
+	(void)state;
+	cached_cut(true);
+}
+
+static void cached__cut_of_a_peer(void **state)
+{
+	(void)state;
+	cached_cut(false);
+}
+
 static const struct CMUnitTest tests[] = {
 	TEST(cut__between_batches),
 	TEST(cut__between_batches_of_a_peer),
@@ -439,6 +629,12 @@ static const struct CMUnitTest tests[] = {
 	TEST(hang__read_of_a_peer),
 	TEST(hang__write_of_a_peer),
 	TEST(hang__cancel),
+	TEST(cached__file_written_at_once),
+	TEST(cached__file_of_a_peer_read_at_once),
+	TEST(cached__no_more),
+	TEST(cached__no_more_of_a_peer),
+	TEST(cached__cut),
+	TEST(cached__cut_of_a_peer),
 };
 
 HARNESS_MAIN("file-faults", tests)
