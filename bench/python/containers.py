@@ -109,7 +109,7 @@ class Bench:
     # ---- Wherry ----
 
     def serve(self, pair):
-        memory = "gpu:cuda:0:64MiB:vmm" if self.options.gpu else "host:64MiB:shared"
+        memory = "vmm:cuda:0:64MiB:target" if self.options.gpu else "host:64MiB:target"
         told = os.path.join(self.folder, f"served-{pair.name}")
         with open(told, "w", encoding="utf-8") as out:
             server = subprocess.Popen(
