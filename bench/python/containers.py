@@ -40,8 +40,8 @@ RATE, LATENCY = 0.98, 1.1  # what docs/containers.md promises
 # Of Wherry: arguments of `wherry bench`, bytes of a block.
 HOST = [([], (8, MIB, 64 * MIB))]
 GPU = [
-    (["--source", "cuda:0", "--target", "cuda:0"], (8, 64 * MIB)),
-    (["--source", "cuda:0", "--target", "cuda:0", "--blocks", "8192"], (4 * KIB,)),
+    (["--source", "cuda:0"], (8, 64 * MIB)),
+    (["--source", "cuda:0", "--blocks", "8192"], (4 * KIB,)),
 ]
 
 

@@ -54,6 +54,8 @@ void fake_cuda_lose(int device, int error, unsigned after);
 /* Cancel all faults: devices and contexts work again; the delay is that of the environment. */
 void fake_cuda_heal(void);
 
+/* From now on each operation in a stream takes that much longer: until it is set anew or healed,
+ * which ends the wait of those that have begun, too. */
 void fake_cuda_delay(unsigned microseconds);
 
 /* From now until fake_cuda_heal() each launch of a kernel takes `kernel` us longer and each copy

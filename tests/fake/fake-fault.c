@@ -106,9 +106,14 @@ void fake_take_time(bool kernel)
 		   (noise && random >> 16 & 1 ? (random >> 17) % noise : 0));
 }
 
-unsigned fake_delay(void)
+void fake_take_delay(void)
 {
-	return delay;
+	const unsigned asked = delay;
+
+	for (unsigned left = asked, part; left && delay == asked; left -= part) {
+		part = left < 1000 ? left : 1000;
+		fake_pause(part);
+	}
 }
 
 /* Parse DEVICE:ERROR:AFTER. */

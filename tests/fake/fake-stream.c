@@ -134,7 +134,7 @@ static void do_op(struct fake_op *op)
 {
 	int error = 0, none = 0;
 
-	fake_pause(fake_delay());
+	fake_take_delay();
 	count_operation(op->context->device);
 	if (!fake_health(op->context)) {
 		fake_pages_operation(true);

@@ -143,7 +143,8 @@ struct fake_settings {
 };
 
 const struct fake_settings *fake_settings(void);
-unsigned fake_delay(void);
+/* Take the time of fake_cuda_delay(). */
+void fake_take_delay(void);
 void fake_pause(unsigned microseconds);
 /* Take the time of fake_cuda_slow(). */
 void fake_take_time(bool kernel);

@@ -333,6 +333,15 @@ static double median(double *values)
 	return values[ROUNDS / 2];
 }
 
+static double least(const double *values)
+{
+	double found = values[0];
+
+	for (int i = 1; i < ROUNDS; i++)
+		found = values[i] < found ? values[i] : found;
+	return found;
+}
+
 /* Seconds that each of `times` pins takes; with a window that is written to, if wanted. */
 static double pin_time(int fd, uint64_t address, int times, bool window)
 {
@@ -374,11 +383,12 @@ static bool measure_pins(int fd, int gpu, uint64_t address)
 		pinned[round] = pin_time(fd, address, (int)request.flags, false);
 		whole[round] = pin_time(fd, address, (int)request.flags, true);
 	}
-	added = median(whole) - median(bare);
+	/* The least of the rounds: other work on the machine only adds to it. */
+	added = least(whole) - least(bare);
 	printf("64 KiB, get and put by the provider: %.1f us; pin and unpin: %.1f us; with map, a "
 	       "write and "
 	       "unmap: %.1f us; added: %.1f us, %.1f %% of 2,030\n",
-	       median(bare) * 1e6, median(pinned) * 1e6, median(whole) * 1e6, added * 1e6,
+	       least(bare) * 1e6, least(pinned) * 1e6, least(whole) * 1e6, added * 1e6,
 	       added / 2030e-6 * 100);
 	return added < 0.1 * 2030e-6;
 }

@@ -22,6 +22,7 @@ static void peer__killed(void **state)
 		size_t before[2] = { gpu_free_memory(0), gpu_free_memory(1) };
 		struct wh_batch *batch;
 		struct gpu_pair p;
+		int64_t end = now() + PATIENCE;
 		int status;
 
 		gpu_pair_open(&p, WH_MEMORY_DEVICE, "cuda:0", kinds[i % 3],
@@ -29,14 +30,17 @@ static void peer__killed(void **state)
 		batch = gpu_pair_batch(&p, i % 2 ? WH_WRITE : WH_READ);
 		want(0, gpu_run(batch));
 		if (i < 3) {
-			((void (*)(unsigned int))gpu_symbol("fake_cuda_delay"))(50000);
+			((void (*)(unsigned int))gpu_symbol("fake_cuda_delay"))(100000000);
 			want(0, wh_batch_submit(batch));
 		}
 		child_kill(p.child);
 		p.child = NULL;
+		/* The copies that are under way end after the peer is known to be lost. */
+		while (i < 3 && !wh_peer_status(p.peer) && now() < end)
+			sleep_ms(1);
+		fake_heal();
 		if (i < 3)
 			want(-ECONNRESET, batch_end(batch, PATIENCE));
-		fake_heal();
 		status = gpu_run(batch);
 		want_true(status == -ECONNRESET, "%s: %s", strerrorname_np(-status),
 			  wh_error_text());

@@ -54,7 +54,11 @@ static void pair_open(struct pair *p, const struct side *here, const struct side
 	struct wh_region_options named = { .size = sizeof(named),
 					   .name = "target",
 					   .access = ACCESS_BOTH };
-	struct wh_engine_options options = { .size = sizeof(options), .listen = "none" };
+	/* Nothing here is lost, however busy the machine is. */
+	static const char *const patient[] = { "timeout=60000", NULL };
+	struct wh_engine_options options = { .size = sizeof(options),
+					     .listen = "none",
+					     .config = patient };
 
 	*p = (struct pair){ .here = here, .there = there, .child = child, .length = length };
 	want(0, wh_engine_open(&options, &p->engine));

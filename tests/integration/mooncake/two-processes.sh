@@ -10,6 +10,8 @@ peer=$1
 . "${BASH_SOURCE[0]%/*}/serve.sh" || exit
 cd "$directory" || exit 1
 unset "${!WHERRY_@}"
+# Nothing here is lost, however busy the machine is.
+export WHERRY_TIMEOUT=60000
 export WHERRY_CUDA=${TEST_CUDA:?the path of a libcuda} \
 	WHERRY_VERBS=${TEST_VERBS:?the path of a libibverbs}
 export FAKE_VERBS_WORLD=$directory/world
