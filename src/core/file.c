@@ -22,11 +22,14 @@ int wh_engine_check_files(const struct wh_config *config)
 {
 	const char *cold = config->text[WH_SETTING_FILE_COLD];
 	const char *pages = config->text[WH_SETTING_FILE_PAGES];
+	const char *writes = config->text[WH_SETTING_FILE_WRITES];
 
 	if (strcmp(cold, "direct") != 0 && strcmp(cold, "ring") != 0 && strcmp(cold, "pread") != 0)
 		return wh_fail(EINVAL, "file_cold=%s: known are direct, ring and pread", cold);
 	if (strcmp(pages, "keep") != 0 && strcmp(pages, "once") != 0 && strcmp(pages, "off") != 0)
 		return wh_fail(EINVAL, "file_pages=%s: known are keep, once and off", pages);
+	if (strcmp(writes, "cached") != 0 && strcmp(writes, "direct") != 0)
+		return wh_fail(EINVAL, "file_writes=%s: known are cached and direct", writes);
 	return 0;
 }
 
@@ -38,6 +41,7 @@ static int engine_make_files(struct wh_engine *engine)
 	struct wh_file_threads *threads;
 	int error;
 
+	domain->file_writes_direct = !strcmp(engine->config.text[WH_SETTING_FILE_WRITES], "direct");
 	if (strcmp(cold, "pread") != 0) {
 		domain->file_rings = malloc(sizeof(*domain->file_rings));
 		if (!domain->file_rings)

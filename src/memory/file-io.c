@@ -5,6 +5,8 @@
  * What is in the page cache is copied at once. What is not is read by io_uring, many requests at a
  * time, which is what disks want, and past the page cache where memory and file are aligned alike.
  *
+ * Writes go through the page cache, or (setting file_writes) past it where that is possible.
+ *
  * A file may become shorter at any time. A read past its end returns fewer bytes, and that is an
  * error here. A write past its end would make it longer again, so its length is looked at before
  * and after each.
@@ -36,8 +38,8 @@ typedef unsigned long long ull;
  * from noticing that the file has been cut for long. */
 #define CALL_BYTES (8u << 20)
 
-/* Of what is not in the page cache: bytes read by one request, and requests that are gathered
- * before they are submitted. */
+/* Past the page cache, and of what is not in it: bytes moved by one request, and requests that are
+ * gathered before they are submitted. */
 #define COLD_BYTES ((uint64_t)128 << 10)
 #define COLD_PARTS 256u
 
@@ -132,87 +134,149 @@ static int run_move(const struct wh_file *file, uint32_t op, struct run *run)
 	return !error && op == WH_WRITE ? file_check_end(file, op, end) : error;
 }
 
-/* ---- what is not in the page cache ------------------------------------------------------------
+/* ---- past the page cache ----------------------------------------------------------------------
  */
 
-/* Parts of a read that wait for the ring. */
-struct cold {
+/* Parts of reads or writes, many of which are under way at once. */
+struct parts {
 	struct wh_file *file;
-	struct wh_file_ring *ring;
+	uint32_t op;
+	struct wh_file_ring *ring; /* NULL: one after the other, which only writes do */
 	int direct; /* descriptor; negative: none */
 	uint32_t count;
 	struct wh_file_part parts[COLD_PARTS];
-	uint32_t failed; /* the first extent that cannot be read; UINT32_MAX: none */
+	uint32_t failed; /* the first extent that cannot be moved; UINT32_MAX: none */
 	int error;
 };
 
-static void cold_fail(struct cold *cold, uint32_t extent, int error)
+static void parts_fail(struct parts *parts, uint32_t extent, int error)
 {
-	if (extent >= cold->failed)
+	if (extent >= parts->failed)
 		return;
-	cold->failed = extent;
-	cold->error = error;
+	parts->failed = extent;
+	parts->error = error;
 }
 
-/* Read the parts. What the ring does not read to its end is read once more, by a plain call: that
- * finds out what is wrong, if anything is. */
-static void cold_flush(struct cold *cold)
+/* Write through the page cache. Where others write past it, not at the same time: a page that is
+ * dirty again when a direct write wants to drop it makes the kernel report EIO. */
+static int run_write(struct wh_file *file, struct run *run)
 {
-	wh_file_ring_read(cold->ring, cold->parts, cold->count);
-	for (uint32_t i = 0; i < cold->count; i++) {
-		const struct wh_file_part *part = &cold->parts[i];
-		uint32_t done = part->done > 0 ? (uint32_t)part->done : 0;
-		struct run rest;
-		int error;
+	int error;
 
-		if (done == part->length)
-			continue;
-		rest.at = part->at + done;
-		rest.bytes = part->length - done;
-		rest.extent = part->extent;
-		rest.vector[0] = (struct iovec){ part->memory + done, rest.bytes };
-		rest.count = 1;
-		error = run_move(cold->file, WH_READ, &rest);
-		if (error)
-			cold_fail(cold, part->extent, error);
-	}
-	cold->count = 0;
+	pthread_rwlock_wrlock(&file->cache);
+	error = run_move(file, WH_WRITE, run);
+	pthread_rwlock_unlock(&file->cache);
+	return error;
 }
 
-static void cold_put(struct cold *cold, int fd, uint32_t extent, uint64_t at, char *memory,
+static int part_move(struct wh_file *file, uint32_t op, uint32_t extent, uint64_t at, char *memory,
 		     uint64_t length)
+{
+	struct run run = { .count = 1, .extent = extent, .at = at, .bytes = length };
+
+	run.vector[0] = (struct iovec){ memory, length };
+	return op == WH_READ ? run_move(file, op, &run) : run_write(file, &run);
+}
+
+static void parts_move(struct parts *parts)
+{
+	if (parts->ring) {
+		wh_file_ring_move(parts->ring, parts->op, parts->parts, parts->count);
+		return;
+	}
+	for (uint32_t i = 0; i < parts->count; i++) {
+		struct wh_file_part *part = &parts->parts[i];
+
+		part->done = (int32_t)pwrite(part->fd, part->memory, part->length, (off_t)part->at);
+	}
+}
+
+/* What is not moved to its end is moved once more, by a plain call: that finds out what is wrong,
+ * if anything is. `size`: how long the file is behind a write. */
+static int part_end(struct parts *parts, const struct wh_file_part *part, uint64_t size)
+{
+	uint32_t done = part->done > 0 ? (uint32_t)part->done : 0;
+
+	if (done < part->length)
+		return part_move(parts->file, parts->op, part->extent, part->at + done,
+				 part->memory + done, part->length - done);
+	if (part->at + part->length > size)
+		return move_cut(parts->file, parts->op, part->at + part->length);
+	return 0;
+}
+
+static void parts_flush(struct parts *parts)
+{
+	uint64_t size = UINT64_MAX;
+	struct stat is;
+	int error;
+
+	if (parts->count && parts->op == WH_WRITE) {
+		pthread_rwlock_rdlock(&parts->file->cache);
+		parts_move(parts);
+		pthread_rwlock_unlock(&parts->file->cache);
+		size = fstat(parts->file->fd, &is) ? 0 : (uint64_t)is.st_size;
+	} else if (parts->count) {
+		parts_move(parts);
+	}
+	for (uint32_t i = 0; i < parts->count; i++) {
+		error = part_end(parts, &parts->parts[i], size);
+		if (error)
+			parts_fail(parts, parts->parts[i].extent, error);
+	}
+	parts->count = 0;
+}
+
+static void parts_put(struct parts *parts, int fd, uint32_t extent, uint64_t at, char *memory,
+		      uint64_t length)
 {
 	for (uint64_t done = 0; done < length; done += COLD_BYTES) {
 		uint64_t part = length - done < COLD_BYTES ? length - done : COLD_BYTES;
 
-		if (cold->count == COLD_PARTS)
-			cold_flush(cold);
-		cold->parts[cold->count++] = (struct wh_file_part){ .fd = fd,
-								    .extent = extent,
-								    .at = at + done,
-								    .memory = memory + done,
-								    .length = (uint32_t)part };
+		if (parts->count == COLD_PARTS)
+			parts_flush(parts);
+		parts->parts[parts->count++] = (struct wh_file_part){ .fd = fd,
+								      .extent = extent,
+								      .at = at + done,
+								      .memory = memory + done,
+								      .length = (uint32_t)part };
 	}
 }
 
-/* Add bytes that are contiguous on both sides: past the page cache as far as they are aligned, the
- * rest through it. */
-static void cold_add(struct cold *cold, uint32_t extent, uint64_t at, char *memory, uint64_t length)
+/* Bytes that are contiguous on both sides: `head` and `tail` of them go through the page cache,
+ * what is between past it. */
+struct edges {
+	uint64_t head, middle, tail;
+};
+
+static struct edges edges_of(uint64_t align, uint64_t at, const char *memory, uint64_t length)
 {
-	uint64_t align = cold->direct >= 0 ? cold->file->alignment : 0, head, middle;
+	struct edges edges = { .head = length };
 
-	if (!align || (at ^ (uintptr_t)memory) & (align - 1)) {
-		cold_put(cold, cold->file->fd, extent, at, memory, length);
-		return;
-	}
-	head = -at & (align - 1);
-	head = head < length ? head : length;
-	middle = (length - head) & ~(align - 1);
-	cold_put(cold, cold->file->fd, extent, at, memory, head);
-	cold_put(cold, cold->direct, extent, at + head, memory + head, middle);
-	cold_put(cold, cold->file->fd, extent, at + head + middle, memory + head + middle,
-		 length - head - middle);
+	if (!align || (at ^ (uintptr_t)memory) & (align - 1))
+		return edges;
+	edges.head = -at & (align - 1);
+	edges.head = edges.head < length ? edges.head : length;
+	edges.middle = (length - edges.head) & ~(align - 1);
+	edges.tail = length - edges.head - edges.middle;
+	return edges;
 }
+
+/* Add bytes of a read that are contiguous on both sides. */
+static void parts_add(struct parts *parts, uint32_t extent, uint64_t at, char *memory,
+		      uint64_t length)
+{
+	uint64_t align = parts->direct >= 0 ? parts->file->alignment : 0;
+	struct edges edges = edges_of(align, at, memory, length);
+	uint64_t behind = edges.head + edges.middle;
+
+	parts_put(parts, parts->file->fd, extent, at, memory, edges.head);
+	parts_put(parts, parts->direct, extent, at + edges.head, memory + edges.head, edges.middle);
+	parts_put(parts, parts->file->fd, extent, at + behind, memory + behind, edges.tail);
+}
+
+/* ---- what is in the page cache ----------------------------------------------------------------
+ */
 
 enum residency { RESIDENT, COLD, UNKNOWN };
 
@@ -272,13 +336,13 @@ static int run_read_resident(const struct wh_file *file, struct run *run)
 	return run_read_cached(file, run) ? run_move(file, WH_READ, run) : 0;
 }
 
-static void run_put_cold(struct cold *cold, const struct run *run)
+static void run_put_cold(struct parts *parts, const struct run *run)
 {
 	uint64_t at = run->at;
 
 	for (int i = 0; i < run->count; i++) {
-		cold_add(cold, run->extent + (uint32_t)i, at, run->vector[i].iov_base,
-			 run->vector[i].iov_len);
+		parts_add(parts, run->extent + (uint32_t)i, at, run->vector[i].iov_base,
+			  run->vector[i].iov_len);
 		at += run->vector[i].iov_len;
 	}
 }
@@ -319,7 +383,7 @@ static void walk_take(const struct wh_file *file, struct walk *walk, struct run 
 	}
 }
 
-static int move_plain(const struct wh_file *file, uint32_t op, struct walk *walk, uint32_t *moved)
+static int move_plain(struct wh_file *file, uint32_t op, struct walk *walk, uint32_t *moved)
 {
 	struct run run;
 	int error = 0;
@@ -333,18 +397,97 @@ static int move_plain(const struct wh_file *file, uint32_t op, struct walk *walk
 	return error;
 }
 
+static int parts_end(struct parts *parts, const struct walk *walk, uint32_t *moved)
+{
+	parts_flush(parts);
+	*moved = parts->failed == UINT32_MAX ? walk->count : parts->failed;
+	return parts->failed == UINT32_MAX ? 0 : parts->error;
+}
+
+/* Write heads and tails of the run, behind what went past the page cache. */
+static void run_write_edges(struct parts *parts, const struct run *run, uint64_t align)
+{
+	uint64_t at = run->at;
+
+	for (int i = 0; i < run->count; at += run->vector[i++].iov_len) {
+		char *memory = run->vector[i].iov_base;
+		struct edges edges = edges_of(align, at, memory, run->vector[i].iov_len);
+		uint64_t behind = edges.head + edges.middle;
+		uint32_t extent = run->extent + (uint32_t)i;
+		int error = edges.head ? part_move(parts->file, WH_WRITE, extent, at, memory,
+						   edges.head) :
+					 0;
+
+		if (!error && edges.tail)
+			error = part_move(parts->file, WH_WRITE, extent, at + behind,
+					  memory + behind, edges.tail);
+		if (error)
+			parts_fail(parts, extent, error);
+	}
+}
+
+/* Put what can go past the page cache. Returns how many bytes that are. */
+static uint64_t run_put_direct(struct parts *parts, const struct run *run, uint64_t align)
+{
+	uint64_t at = run->at, bytes = 0;
+
+	for (int i = 0; i < run->count; at += run->vector[i++].iov_len) {
+		char *memory = run->vector[i].iov_base;
+		struct edges edges = edges_of(align, at, memory, run->vector[i].iov_len);
+
+		parts_put(parts, parts->direct, run->extent + (uint32_t)i, at + edges.head,
+			  memory + edges.head, edges.middle);
+		bytes += edges.middle;
+	}
+	return bytes;
+}
+
+/* Write past the page cache what is aligned alike in memory and in the file, the rest through it:
+ * whole pages of both, because direct writes drop pages of the cache. A function of its own because
+ * of its large stack frame. */
+static __attribute__((noinline)) int write_direct(struct wh_file *file, struct wh_file_ring *ring,
+						  struct walk *walk, uint32_t *moved)
+{
+	struct parts parts = { .file = file,
+			       .op = WH_WRITE,
+			       .ring = ring,
+			       .direct = wh_file_open_direct(file),
+			       .failed = UINT32_MAX };
+	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), align, direct;
+	struct run run;
+	int error;
+
+	align = file->alignment > page ? file->alignment : page;
+	while (walk->next < walk->count && parts.failed == UINT32_MAX) {
+		walk_take(file, walk, &run);
+		error = file_check_write(file, run.at + run.bytes);
+		direct = error ? 0 : run_put_direct(&parts, &run, align);
+		if (!error && direct < run.bytes) {
+			parts_flush(&parts);
+			if (direct)
+				run_write_edges(&parts, &run, align);
+			else
+				error = run_write(file, &run);
+		}
+		/* run.extent is the first one that is not whole. */
+		if (error)
+			parts_fail(&parts, run.extent, error);
+	}
+	return parts_end(&parts, walk, moved);
+}
+
 /* Read what is in the page cache, and then the rest, as many parts at once as the ring takes. A
  * function of its own because of its large stack frame. */
 static __attribute__((noinline)) int read_by_ring(struct wh_file *file, struct wh_file_ring *ring,
 						  struct walk *walk, uint32_t *moved)
 {
-	struct cold cold = { .file = file, .ring = ring, .failed = UINT32_MAX };
+	struct parts parts = { .file = file, .op = WH_READ, .ring = ring, .failed = UINT32_MAX };
 	enum residency residency;
 	struct run run;
 	int error;
 
-	cold.direct = wh_file_open_direct(file);
-	while (walk->next < walk->count && cold.failed == UINT32_MAX) {
+	parts.direct = file->wants_direct ? wh_file_open_direct(file) : WH_FILE_DIRECT_NONE;
+	while (walk->next < walk->count && parts.failed == UINT32_MAX) {
 		walk_take(file, walk, &run);
 		/* A read that does not wait is one call less, but where it finds nothing it makes
 		 * the kernel read ahead, and then the disk reads twice. */
@@ -356,29 +499,32 @@ static __attribute__((noinline)) int read_by_ring(struct wh_file *file, struct w
 						0;
 		/* run.extent is the first one that is not whole. */
 		if (error)
-			cold_fail(&cold, run.extent, error);
+			parts_fail(&parts, run.extent, error);
 		else if (run.bytes)
-			run_put_cold(&cold, &run);
+			run_put_cold(&parts, &run);
 		atomic_store_explicit(&file->warm, !run.bytes, memory_order_relaxed);
 	}
-	cold_flush(&cold);
-	*moved = cold.failed == UINT32_MAX ? walk->count : cold.failed;
-	return cold.failed == UINT32_MAX ? 0 : cold.error;
+	return parts_end(&parts, walk, moved);
 }
 
 int wh_file_move(struct wh_file *file, uint32_t op, const struct wh_file_extent *extents,
 		 uint32_t count, uint32_t *moved)
 {
 	struct walk walk = { .extents = extents, .count = count };
+	bool direct = op == WH_WRITE && file->writes_direct && wh_file_open_direct(file) >= 0;
 	struct wh_file_ring *ring =
-		op == WH_READ && file->rings ? wh_file_ring_take(file->rings) : NULL;
+		(op == WH_READ || direct) && file->rings ? wh_file_ring_take(file->rings) : NULL;
 	int error;
 
 	*moved = 0;
-	if (!ring)
-		return move_plain(file, op, &walk, moved);
-	error = read_by_ring(file, ring, &walk, moved);
-	wh_file_ring_give(file->rings, ring);
+	if (direct)
+		error = write_direct(file, ring, &walk, moved);
+	else if (ring)
+		error = read_by_ring(file, ring, &walk, moved);
+	else
+		error = move_plain(file, op, &walk, moved);
+	if (ring)
+		wh_file_ring_give(file->rings, ring);
 	return error;
 }
 

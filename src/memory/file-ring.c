@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* memory/file-ring.c: many reads of files at once, by io_uring */
+/* memory/file-ring.c: many reads and writes of files at once, by io_uring */
 #include "memory/file-ring.h"
 
 #include <errno.h>
@@ -10,6 +10,8 @@
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+
+#include <wherry/transfer.h>
 
 /* The rings that are shared with the kernel. It writes the head of the submissions and the tail of
  * the completions. */
@@ -73,8 +75,8 @@ static int ring_map_all(struct wh_file_ring *ring, const struct io_uring_params 
 	return 0;
 }
 
-/* Does the kernel know reads without a list of buffers (from Linux 5.6 on)? */
-static bool ring_can_read(const struct wh_file_ring *ring)
+/* Does the kernel know reads and writes without a list of buffers (from Linux 5.6 on)? */
+static bool ring_can_move(const struct wh_file_ring *ring)
 {
 	size_t size = sizeof(struct io_uring_probe) + 64 * sizeof(struct io_uring_probe_op);
 	struct io_uring_probe *probe = calloc(1, size);
@@ -83,8 +85,9 @@ static bool ring_can_read(const struct wh_file_ring *ring)
 	if (!probe)
 		return false;
 	can = !syscall(SYS_io_uring_register, ring->fd, IORING_REGISTER_PROBE, probe, 64) &&
-	      probe->last_op >= IORING_OP_READ &&
-	      probe->ops[IORING_OP_READ].flags & IO_URING_OP_SUPPORTED;
+	      probe->last_op >= IORING_OP_WRITE &&
+	      probe->ops[IORING_OP_READ].flags & IO_URING_OP_SUPPORTED &&
+	      probe->ops[IORING_OP_WRITE].flags & IO_URING_OP_SUPPORTED;
 	free(probe);
 	return can;
 }
@@ -100,7 +103,7 @@ static int ring_new(struct wh_file_ring **out)
 	ring->fd = (int)syscall(SYS_io_uring_setup, WH_FILE_RING_DEPTH, &params);
 	if (ring->fd < 0)
 		error = -errno;
-	else if (!(params.features & IORING_FEAT_SINGLE_MMAP) || !ring_can_read(ring))
+	else if (!(params.features & IORING_FEAT_SINGLE_MMAP) || !ring_can_move(ring))
 		error = -ENOSYS;
 	else
 		error = ring_map_all(ring, &params);
@@ -125,6 +128,16 @@ void wh_file_rings_destroy(struct wh_file_rings *rings)
 	while ((link = wh_list_take(&rings->free)))
 		ring_free(wh_container(link, struct wh_file_ring, link));
 	pthread_mutex_destroy(&rings->lock);
+}
+
+int wh_file_rings_error(struct wh_file_rings *rings)
+{
+	int error;
+
+	pthread_mutex_lock(&rings->lock);
+	error = rings->error;
+	pthread_mutex_unlock(&rings->lock);
+	return error;
 }
 
 struct wh_file_ring *wh_file_ring_take(struct wh_file_rings *rings)
@@ -163,14 +176,15 @@ void wh_file_ring_give(struct wh_file_rings *rings, struct wh_file_ring *ring)
 		ring_free(ring);
 }
 
-/* ---- reading --------------------------------------------------------------------------------- */
+/* ---- moving ---------------------------------------------------------------------------------- */
 
-static void ring_put(struct wh_file_ring *ring, const struct wh_file_part *part, uint32_t index)
+static void ring_put(struct wh_file_ring *ring, uint32_t op, const struct wh_file_part *part,
+		     uint32_t index)
 {
 	uint32_t tail = *ring->submit_tail, slot = tail & *ring->submit_mask;
 
 	ring->submissions[slot] = (struct io_uring_sqe){
-		.opcode = IORING_OP_READ,
+		.opcode = op == WH_READ ? IORING_OP_READ : IORING_OP_WRITE,
 		.fd = part->fd,
 		.off = part->at,
 		.addr = (uint64_t)(uintptr_t)part->memory,
@@ -196,7 +210,8 @@ static uint32_t ring_take_completions(struct wh_file_ring *ring, struct wh_file_
 	return count;
 }
 
-void wh_file_ring_read(struct wh_file_ring *ring, struct wh_file_part *parts, uint32_t count)
+void wh_file_ring_move(struct wh_file_ring *ring, uint32_t op, struct wh_file_part *parts,
+		       uint32_t count)
 {
 	/* put: into the ring; entered: of them those that the kernel has taken */
 	uint32_t put = 0, entered = 0, done = 0;
@@ -207,7 +222,7 @@ void wh_file_ring_read(struct wh_file_ring *ring, struct wh_file_part *parts, ui
 	/* After an error that stays, only what the kernel has taken already is waited for. */
 	while (done < (ring->error ? entered : count)) {
 		while (!ring->error && put < count && put - done < WH_FILE_RING_DEPTH) {
-			ring_put(ring, &parts[put], put);
+			ring_put(ring, op, &parts[put], put);
 			put++;
 		}
 		got = syscall(SYS_io_uring_enter, ring->fd, ring->error ? 0 : put - entered, 1,

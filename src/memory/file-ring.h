@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * file-ring.h: many reads of files at once, by io_uring
+ * file-ring.h: many reads and writes of files at once, by io_uring
  *
  * One thread at a time uses a ring: it submits parts, and waits for all of them. Rings are kept for
  * the next one. The system calls are made directly, because a library is not worth its place for
@@ -15,7 +15,7 @@
 
 #include "util/list.h"
 
-#define WH_FILE_RING_DEPTH 64u /* reads in flight in one ring */
+#define WH_FILE_RING_DEPTH 64u /* requests in flight in one ring */
 
 struct wh_file_ring;
 
@@ -33,19 +33,22 @@ struct wh_file_part {
 	uint64_t at; /* in the file */
 	char *memory;
 	uint32_t length;
-	int32_t done; /* bytes read, maybe fewer than `length`; or a negative errno */
+	int32_t done; /* bytes moved, maybe fewer than `length`; or a negative errno */
 };
 
 void wh_file_rings_init(struct wh_file_rings *rings);
 /* No ring is in use. */
 void wh_file_rings_destroy(struct wh_file_rings *rings);
+/* Why the kernel gives none: a negative errno; 0: it does, or nobody has asked yet. */
+int wh_file_rings_error(struct wh_file_rings *rings);
 /* Take a ring, or make one. NULL: the kernel allows none, or is out of memory. */
 struct wh_file_ring *wh_file_ring_take(struct wh_file_rings *rings);
 /* Keep it for the next one; if the kernel has refused to use it, free it, and make no more. */
 void wh_file_ring_give(struct wh_file_rings *rings, struct wh_file_ring *ring);
-/* Read all parts, WH_FILE_RING_DEPTH at a time, and wait for them. Each part's `done` says how far
- * it came: 0 for all that the kernel refuses to take (a sandbox may allow rings and forbid their
- * use). On return the kernel uses none of the memory. */
-void wh_file_ring_read(struct wh_file_ring *ring, struct wh_file_part *parts, uint32_t count);
+/* Read (op WH_READ) or write all parts, WH_FILE_RING_DEPTH at a time, and wait for them. Each
+ * part's `done` says how far it came: 0 for all that the kernel refuses to take (a sandbox may
+ * allow rings and forbid their use). On return the kernel uses none of the memory. */
+void wh_file_ring_move(struct wh_file_ring *ring, uint32_t op, struct wh_file_part *parts,
+		       uint32_t count);
 
 #endif

@@ -17,6 +17,7 @@
 
 #include <wherry/memory.h>
 
+#include "memory/file-ring.h"
 #include "memory/memory.h"
 #include "util/error.h"
 
@@ -24,7 +25,7 @@ typedef unsigned long long ull;
 
 static const char call[] = "wh_file_register";
 
-/* Of reads past the page cache, where the kernel (before 6.1) or the file system does not say. */
+/* Past the page cache, where the kernel (before 6.1) or the file system does not say. */
 #define DIRECT_ALIGNMENT 4096
 
 #define FLAGS ((uint32_t)(WH_FILE_WRITE | WH_FILE_CREATE | WH_FILE_GROW))
@@ -179,6 +180,7 @@ static int file_open(const char *path, int fd, const struct wh_file_options *opt
 		     struct wh_file **out)
 {
 	struct wh_file *file = calloc(1, sizeof(*file));
+	pthread_rwlockattr_t fair;
 	int error;
 
 	if (!file)
@@ -193,6 +195,11 @@ static int file_open(const char *path, int fd, const struct wh_file_options *opt
 	file->direct = WH_FILE_DIRECT_UNKNOWN;
 	pthread_mutex_init(&file->lock, NULL);
 	pthread_cond_init(&file->synced, NULL);
+	pthread_rwlockattr_init(&fair);
+	/* Otherwise writes past the cache could keep those through it waiting for ever. */
+	pthread_rwlockattr_setkind_np(&fair, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
+	pthread_rwlock_init(&file->cache, &fair);
+	pthread_rwlockattr_destroy(&fair);
 	file_name(file, path, fd);
 	error = path ? file_open_path(file, path, options) : file_duplicate(file, fd);
 	if (!error)
@@ -215,7 +222,8 @@ static int direct_open(struct wh_file *file)
 	int fd;
 
 	snprintf(path, sizeof(path), "/proc/self/fd/%d", file->fd);
-	fd = open(path, O_RDONLY | O_DIRECT | O_CLOEXEC | O_NONBLOCK);
+	/* Without O_NONBLOCK, with which io_uring of Linux before 5.12 ends what has to wait. */
+	fd = open(path, (file->writes_direct ? O_RDWR : O_RDONLY) | O_DIRECT | O_CLOEXEC);
 	if (fd < 0)
 		return WH_FILE_DIRECT_NONE;
 	file->alignment = DIRECT_ALIGNMENT;
@@ -238,8 +246,8 @@ int wh_file_open_direct(struct wh_file *file)
 {
 	int fd = atomic_load_explicit(&file->direct, memory_order_acquire);
 
-	if (!file->wants_direct || fd != WH_FILE_DIRECT_UNKNOWN)
-		return file->wants_direct ? fd : WH_FILE_DIRECT_NONE;
+	if (fd != WH_FILE_DIRECT_UNKNOWN)
+		return fd;
 	pthread_mutex_lock(&file->lock);
 	fd = atomic_load(&file->direct);
 	if (fd == WH_FILE_DIRECT_UNKNOWN) {
@@ -248,6 +256,32 @@ int wh_file_open_direct(struct wh_file *file)
 	}
 	pthread_mutex_unlock(&file->lock);
 	return fd;
+}
+
+bool wh_file_describe_writes(struct wh_file *file, char *out, size_t size)
+{
+	int error = file->rings ? wh_file_rings_error(file->rings) : 0;
+
+	if (!file->writes_direct)
+		return false;
+	if (atomic_load(&file->direct) == WH_FILE_DIRECT_NONE)
+		snprintf(out, size,
+			 "file: writes go through the page cache: its file system refuses O_DIRECT "
+			 "for reading and writing");
+	else if (!file->rings)
+		snprintf(out, size,
+			 "file: writes go past the page cache where they are aligned, "
+			 "by threads (file_cold=pread)");
+	else if (error)
+		snprintf(out, size,
+			 "file: writes go past the page cache where they are aligned, by threads "
+			 "(no io_uring: %s)",
+			 strerror(-error));
+	else
+		snprintf(out, size,
+			 "file: writes go past the page cache where they are aligned, "
+			 "by io_uring");
+	return true;
 }
 
 void wh_file_close(struct wh_file *file)
@@ -260,6 +294,7 @@ void wh_file_close(struct wh_file *file)
 		close(file->fd);
 	if (atomic_load(&file->direct) >= 0)
 		close(atomic_load(&file->direct));
+	pthread_rwlock_destroy(&file->cache);
 	pthread_cond_destroy(&file->synced);
 	pthread_mutex_destroy(&file->lock);
 	free(file);
@@ -283,6 +318,8 @@ int wh_file_registration(struct wh_memory_domain *domain, const char *path, int 
 	}
 	registration->file->rings = domain->file_rings;
 	registration->file->wants_direct = domain->file_direct;
+	registration->file->writes_direct =
+		domain->file_writes_direct && registration->file->writable;
 	registration->domain = domain;
 	registration->address = (uintptr_t)registration->file->addresses;
 	registration->length = registration->file->length;

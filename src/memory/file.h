@@ -38,9 +38,13 @@ struct wh_file {
 	char name[128]; /* the path, or the end of it, or "descriptor 7"; for texts */
 	void *addresses; /* reserved; whole pages */
 	struct wh_file_rings *rings; /* the domain's, for what is not in the page cache; or NULL */
-	bool wants_direct; /* then past the page cache, where memory and file are aligned alike */
+	/* past the page cache, where memory and file are aligned alike: reads of what is not in it,
+	 * writes */
+	bool wants_direct, writes_direct;
 	_Atomic int direct; /* the descriptor for that; WH_FILE_DIRECT_...: none */
 	_Atomic bool warm; /* what was looked at last was in the page cache */
+	/* of writes: held exclusively through the page cache, shared past it (`writes_direct`) */
+	pthread_rwlock_t cache;
 	uint32_t alignment; /* set before `direct`: of memory and file; a power of two */
 	/* One thread at a time calls fdatasync() or fsync(), for all writes that ended before it
 	 * began. */
@@ -79,8 +83,11 @@ bool wh_file_read_cached(struct wh_file *file, const struct wh_file_extent *exte
 			 uint32_t count);
 /* Is most of [at, at + length) of the file (not of the range) in the page cache? May wait. */
 bool wh_file_is_resident(const struct wh_file *file, uint64_t at, uint64_t length);
-/* The descriptor for reads past the page cache, and file->alignment; negative: none. */
+/* The descriptor for reads and writes past the page cache, and file->alignment; negative: none. */
 int wh_file_open_direct(struct wh_file *file);
+/* For explanations: how it is written, and why not past the page cache if that was asked for.
+ * False: it was not. */
+bool wh_file_describe_writes(struct wh_file *file, char *out, size_t size);
 /* Make what wh_file_move() has written as durable as the file's options say. Waits. 0, or a
  * negative errno with a text. */
 int wh_file_sync(struct wh_file *file);

@@ -37,7 +37,7 @@ struct wh_memory_domain {
 	/* NULL: no file has been registered. Set once, under engine.lock, behind the next two. */
 	struct wh_file_threads *_Atomic file_threads;
 	struct wh_file_rings *file_rings; /* NULL: no io_uring; see enum wh_file_cold */
-	bool file_direct;
+	bool file_direct, file_writes_direct;
 };
 
 /* The caller then sets `cuda` before calling anything else, and closes it itself. */

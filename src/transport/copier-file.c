@@ -193,6 +193,24 @@ bool wh_fragment_has_file(const struct wh_fragment *fragment, struct wh_region_t
 	return false;
 }
 
+bool wh_copier_describe_writes(struct wh_copier_peer *peer, const struct wh_fragment *fragment,
+			       char *out, size_t size)
+{
+	const struct wh_region *local = wh_fragment_local(fragment, fragment->first);
+	struct wh_region_entry *entry;
+	struct wh_file *file;
+	bool said;
+
+	if (fragment->op == WH_READ)
+		return region_file(local) && wh_file_describe_writes(region_file(local), out, size);
+	entry = wh_region_entry_enter(peer->entries, wh_fragment_remote(fragment, fragment->first));
+	file = entry ? entry_file(peer, entry) : NULL;
+	said = file && wh_file_describe_writes(file, out, size);
+	if (entry)
+		wh_region_entry_leave(entry);
+	return said;
+}
+
 void wh_copier_describe_files(const struct wh_copier *copier, char *out, size_t size)
 {
 	if (copier->turns)

@@ -44,6 +44,10 @@ void wh_copier_sync_files(struct wh_copier_peer *peer, struct wh_fragment *fragm
  * looked at. */
 bool wh_fragment_has_file(const struct wh_fragment *fragment, struct wh_region_table *entries);
 
+/* For wh_description.memory: how the fragment's first file is written, if it writes to one. False:
+ * there is nothing to say. */
+bool wh_copier_describe_writes(struct wh_copier_peer *peer, const struct wh_fragment *fragment,
+			       char *out, size_t size);
 /* For wh_description.how: how files are moved by the copier. */
 void wh_copier_describe_files(const struct wh_copier *copier, char *out, size_t size);
 

@@ -366,6 +366,14 @@ static const struct setting settings[WH_SETTING_COUNT] = {
 		.text = check_words,
 		.wants = "direct, ring or pread",
 	},
+	[WH_SETTING_FILE_WRITES] = {
+		.row = { "file_writes", "WHERRY_FILE_WRITES", "cached", "text",
+			 "how files are written: cached (through the page cache) or direct (past "
+			 "it, by io_uring where it is allowed, as far as memory and file are "
+			 "aligned alike)" },
+		.text = check_words,
+		.wants = "cached or direct",
+	},
 	[WH_SETTING_FILE_PAGES] = {
 		.row = { "file_pages", "WHERRY_FILE_PAGES", "keep", "text",
 			 "page-lock a file's pages in the page cache so that GPUs read them: keep "

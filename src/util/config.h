@@ -35,6 +35,7 @@ enum wh_setting {
 	WH_SETTING_FILE_THREADS, /* count: threads that read and write files */
 	/* text: how bytes of files are read that are not in the page cache */
 	WH_SETTING_FILE_COLD,
+	WH_SETTING_FILE_WRITES, /* text: how files are written: cached, direct */
 	/* text: how long page-locked pages of files stay so: keep, once, off */
 	WH_SETTING_FILE_PAGES,
 	WH_SETTING_PIN, /* bool: page-lock host memory that GPUs read or write */

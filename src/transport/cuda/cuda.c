@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "gpu/region-window.h"
+#include "memory/file.h"
 #include "memory/memory.h"
 #include "memory/region-table.h"
 #include "memory/region.h"
@@ -402,8 +403,11 @@ static bool walk_describe_memory(struct mapping_walk *walk, const struct wh_frag
 				 const struct wh_device_mapping *remote)
 {
 	const struct wh_device_mapping *source = fragment->op == WH_WRITE ? local : remote;
+	const struct wh_device_mapping *target = fragment->op == WH_WRITE ? remote : local;
 	char why[WH_REFUSAL] = "";
 
+	if (target->file && wh_file_describe_writes(target->file, walk->text, walk->size))
+		return false;
 	if (source->pages)
 		wh_file_pages_describe(source->pages, why, sizeof(why));
 	if (*why) {

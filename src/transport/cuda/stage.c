@@ -12,6 +12,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "memory/file.h"
 #include "memory/region.h"
@@ -61,6 +62,7 @@ struct work {
 	struct wh_slot_wait wait;
 	struct stage *stage;
 	struct wh_slot *slot;
+	uint64_t skew; /* bytes of the slot in front of the first pair */
 	enum step step;
 	struct wh_cursor rest; /* taken from the part, and not started yet */
 	/* the extent pairs in the slot; those of them that this step has not submitted yet */
@@ -105,7 +107,8 @@ static void range_take(const struct wh_fragment *fragment, struct wh_cursor *fro
 	uint64_t bytes = 0;
 
 	for (uint32_t i = 0; i < extents && bytes < most && from->left; i++) {
-		wh_fragment_next(fragment, from, most - bytes, &extent);
+		wh_fragment_next(fragment, from,
+				 most - bytes < from->left ? most - bytes : from->left, &extent);
 		bytes += extent.length;
 	}
 	taken.left = bytes;
@@ -117,6 +120,26 @@ static void work_begin(struct work *work, enum step step)
 	work->step = step;
 	work->at = work->start;
 	work->filled = 0;
+}
+
+/* What is read from a file past the page cache, or written to it, has to be aligned alike in
+ * memory. So the first pair begins as far from a page's start in the slot as in the file. */
+static uint64_t stage_skew(const struct stage *stage, const struct wh_cursor *from)
+{
+	const struct side *side = stage->source.mapping->file ? &stage->source : &stage->target;
+	struct wh_cursor at = *from;
+	struct wh_extent_pair extent;
+
+	if (!side->mapping->file ||
+	    !wh_fragment_next(stage->part->op->fragment, &at, at.left, &extent))
+		return 0;
+	return (side->mapping->file->start + extent_at(stage, side, &extent)) %
+	       (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+static char *work_slot(const struct work *work)
+{
+	return work->slot->host + work->skew;
 }
 
 /* Begin the next range, or slot. False: there are no more. */
@@ -132,7 +155,8 @@ static bool work_next(struct work *work)
 		wh_cuda_part_fail(part, -ECANCELED, "cancelled");
 	if (!work->rest.left && part->at.left) {
 		pages = stage->pages == PAGES_UNTRIED || stage->pages == PAGES_USED;
-		range_take(fragment, &part->at, pages ? PAGES_BYTES : WH_SLOT,
+		range_take(fragment, &part->at,
+			   pages ? PAGES_BYTES : WH_SLOT - stage_skew(stage, &part->at),
 			   pages ? PAGES_EXTENTS : EXTENTS, &work->rest);
 	}
 	any = work->rest.left && !atomic_load(&part->error);
@@ -143,7 +167,8 @@ static bool work_next(struct work *work)
 		work->step = LOCK_PAGES;
 		return true;
 	}
-	range_take(fragment, &work->rest, WH_SLOT, EXTENTS, &work->start);
+	work->skew = stage_skew(stage, &work->rest);
+	range_take(fragment, &work->rest, WH_SLOT - work->skew, EXTENTS, &work->start);
 	wh_engine_count_staged(part->op->cuda->mappings->engine, work->start.left);
 	work_begin(work, INTO);
 	return true;
@@ -153,7 +178,7 @@ static void work_copy_by_cpu(struct work *work, const struct side *side)
 {
 	struct stage *stage = work->stage;
 	const struct wh_fragment *fragment = stage->part->op->fragment;
-	char *slot = work->slot->host;
+	char *slot = work_slot(work);
 	struct wh_extent_pair extent;
 
 	while (wh_fragment_next(fragment, &work->at, work->at.left, &extent)) {
@@ -185,7 +210,7 @@ static void work_copy_by_gpu(struct work *work, const struct side *side)
 	struct stage *stage = work->stage;
 	const struct wh_fragment *fragment = stage->part->op->fragment;
 	struct wh_pair pairs[EXTENTS];
-	uint64_t slot = work->slot->address + work->filled, put, n = 0;
+	uint64_t slot = work->slot->address + work->skew + work->filled, put, n = 0;
 	struct wh_cursor at = work->at;
 	struct wh_gpu_stream_turn turn;
 	struct wh_extent_pair extent;
@@ -213,7 +238,7 @@ static int work_copy_file(struct work *work)
 	const struct wh_fragment *fragment = stage->part->op->fragment;
 	struct wh_file_extent extents[EXTENTS];
 	struct wh_extent_pair extent;
-	char *slot = work->slot->host;
+	char *slot = work_slot(work);
 	uint32_t count = 0, moved;
 	int error;
 

@@ -189,16 +189,18 @@ static void self_cancel(struct wh_peer *peer, void *state, struct wh_fragment *f
 static void self_describe(struct wh_peer *peer, void *state, const struct wh_batch *batch,
 			  struct wh_description *out)
 {
-	const struct self_peer *self_peer = state;
 	const struct wh_fragment *fragment = NULL;
+	struct self_peer *self_peer = state;
 	bool files = false;
 
 	while (!files && (fragment = wh_batch_fragment(batch, WH_TRANSPORT_SELF, fragment)))
 		files = self_has_file(peer, fragment);
-	if (files)
-		wh_copier_describe_files(self_peer->files.copier, out->how, sizeof(out->how));
-	else
+	if (!files) {
 		snprintf(out->how, sizeof(out->how), "memory copy");
+		return;
+	}
+	wh_copier_describe_files(self_peer->files.copier, out->how, sizeof(out->how));
+	wh_copier_describe_writes(&self_peer->files, fragment, out->memory, sizeof(out->memory));
 }
 
 const struct wh_transport wh_transport_self = {

@@ -21,6 +21,8 @@ struct ours {
 	struct wh_region *file, *memory;
 };
 
+static const char *setting; /* of the initiator, or NULL */
+
 static void ours_open(struct ours *ours, uint32_t kind, const char *require, const char *url)
 {
 	struct wh_memory_options options = { .size = sizeof(options),
@@ -28,8 +30,9 @@ static void ours_open(struct ours *ours, uint32_t kind, const char *require, con
 					     .location = "cuda:0" };
 	struct wh_region_options file = { .size = sizeof(file), .name = "file" };
 	struct wh_region_options memory = { .size = sizeof(memory), .name = "memory" };
+	const char *config[] = { setting, NULL };
 
-	*ours = (struct ours){ .kind = kind, .engine = engine_open(require, "none", NULL) };
+	*ours = (struct ours){ .kind = kind, .engine = engine_open(require, "none", config) };
 	ours->fd = file_new(START + LENGTH + START);
 	want_true(ours->fd >= 0, "no file");
 	ours->map = file_map(ours->fd, START + LENGTH + START);
@@ -159,6 +162,28 @@ static void self__managed(void **state)
 	within_engine(WH_MEMORY_MANAGED);
 }
 
+/* The region begins at byte 777: what lies between whole pages goes past the page cache, although
+ * this process has mapped them, the rest through it. */
+static void self__written_directly(void **state)
+{
+	char text[4096];
+	struct ours ours;
+
+	(void)state;
+	setting = "file_writes=direct";
+	within_engine(WH_MEMORY_DEVICE);
+	ours_open(&ours, WH_MEMORY_DEVICE, NULL, "self");
+	setting = NULL;
+	pattern_fill(ours.map, START + LENGTH + START, 0, 5);
+	gpu_fill(&ours, 6);
+	want(0, run(&ours, ours.file, "memory", WH_READ, 4096, 4096, 3 * MIB, text));
+	want_true(strstr(text, "file: writes go "), "it says: %s", text);
+	want_file(&ours, 4096, 3 * MIB, 4096, 6);
+	want_true(pattern_check(ours.map, START + 4096, 0, 5) == PATTERN_GOOD,
+		  "bytes before it have changed");
+	ours_close(&ours);
+}
+
 /* Pages of a file into pages on the GPU, one descriptor. */
 static void self__pages(void **state)
 {
@@ -270,6 +295,7 @@ static const struct CMUnitTest tests[] = {
 	TEST(self__device),
 	TEST(self__vmm),
 	TEST(self__managed),
+	TEST(self__written_directly),
 	TEST(self__pages),
 	TEST(self__cut),
 	TEST(peer__their_file_our_gpu),

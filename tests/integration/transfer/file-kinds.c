@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* file-kinds.c: what files are like: cut anywhere, with holes, where O_DIRECT is refused, and very
  * many of them. With TEST_FILES=DIRECTORY on the file system of that directory. */
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -12,6 +13,7 @@
 
 #define LENGTH (MIB + 777)
 
+static const char *writing; /* a setting for all engines, or NULL */
 static atomic_bool direct_refused;
 static atomic_int direct_asked;
 
@@ -34,6 +36,31 @@ int open(const char *path, int flags, ...)
 	return (int)syscall(SYS_openat, AT_FDCWD, path, flags, mode);
 }
 
+/* The most requests that one call has given to io_uring. */
+static atomic_int ring_most;
+
+long syscall(long number, ...)
+{
+	static long (*_Atomic real)(long, ...);
+	long (*function)(long, ...) = atomic_load(&real), argument[6];
+	va_list list;
+
+	if (!function) {
+		void *found = dlsym(RTLD_NEXT, "syscall");
+
+		memcpy(&function, &found, sizeof(found));
+		atomic_store(&real, function);
+	}
+	va_start(list, number);
+	for (int i = 0; i < 6; i++)
+		argument[i] = va_arg(list, long);
+	va_end(list);
+	if (number == SYS_io_uring_enter && argument[1] > atomic_load(&ring_most))
+		atomic_store(&ring_most, (int)argument[1]);
+	return function(number, argument[0], argument[1], argument[2], argument[3], argument[4],
+			argument[5]);
+}
+
 /* An engine with one file and one memory. */
 struct kinds {
 	struct wh_engine *engine;
@@ -46,7 +73,7 @@ struct kinds {
 
 static void kinds_open(struct kinds *kinds, const char *setting, uint64_t length)
 {
-	const char *config[] = { setting, NULL };
+	const char *config[] = { setting, writing, NULL };
 
 	*kinds = (struct kinds){ .engine = engine_open("self", "none", config),
 				 .fd = file_new(length) };
@@ -197,6 +224,198 @@ static void holes(const char *setting)
 	kinds_close(&kinds);
 }
 
+/* ---- writes past the page cache -------------------------------------------------------------- */
+
+#define WRITE_PIECES 24
+#define SYS_CACHESTAT 451 /* newer than some headers */
+
+/* Disjoint pieces in the order of the file: some end where the next one begins. */
+static uint32_t pieces(struct wh_transfer *transfers, const struct kinds *kinds, uint64_t *random)
+{
+	uint64_t at = 0;
+	uint32_t count = 0;
+
+	while (count < WRITE_PIECES) {
+		uint64_t gap = pattern_random(random) % 3 ? 0 : pattern_random(random) % 9000;
+		uint64_t length = pattern_random(random) % 4 ?
+					  1 + pattern_random(random) % 70000 :
+					  4096 * (1 + pattern_random(random) % 9);
+
+		at += gap;
+		if (!(pattern_random(random) % 4))
+			at = (at + 4095) / 4096 * 4096;
+		if (at + length > LENGTH)
+			break;
+		transfers[count++] = (struct wh_transfer){ .op = WH_WRITE,
+							   .local = kinds->region,
+							   .local_offset = at,
+							   .remote = wh_region_id(kinds->file),
+							   .remote_offset = at,
+							   .length = length };
+		at += length;
+	}
+	return count;
+}
+
+/* Write pieces and look at the whole file, as the disk has it, each time. Those that the engine's
+ * threads write at the same time have heads and tails in the same pages. */
+static void write_pieces(const char *setting, const char *expected)
+{
+	struct wh_transfer transfers[WRITE_PIECES];
+	uint64_t seed = (uint64_t)now(), random = seed;
+	unsigned char *model = pages_new(LENGTH), *found = pages_new(LENGTH);
+	char text[4096];
+	struct kinds kinds;
+
+	print_message("seed %llu\n", (unsigned long long)seed);
+	writing = "file_writes=direct";
+	kinds_open(&kinds, setting, LENGTH);
+	writing = NULL;
+	for (int round = 0; round < SCALE(40, 10); round++) {
+		uint32_t count = pieces(transfers, &kinds, &random);
+
+		pattern_fill(kinds.memory, LENGTH, 0, (uint64_t)round + 1);
+		for (uint32_t i = 0; i < count; i++)
+			memcpy(model + transfers[i].local_offset,
+			       kinds.memory + transfers[i].local_offset, transfers[i].length);
+		want(0, wh_batch_clear(kinds.batch));
+		want(0, wh_batch_add(kinds.batch, transfers, count));
+		want(0, batch_run(kinds.batch));
+		evict(kinds.fd);
+		want(LENGTH, pread(kinds.fd, found, LENGTH, 0));
+		want_true(!memcmp(found, model, LENGTH), "round %d: the file differs", round);
+	}
+	want_true(wh_batch_explain(kinds.batch, text, sizeof(text)) > 0, "no explanation");
+	want_true(strstr(text, expected), "'%s' is not in %s", expected, text);
+	kinds_close(&kinds);
+	pages_free(model, LENGTH);
+	pages_free(found, LENGTH);
+}
+
+/* Does O_DIRECT work for writing here? */
+static bool direct_is_possible(int fd)
+{
+	char path[40];
+	int direct;
+
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	direct = open(path, O_RDWR | O_DIRECT | O_CLOEXEC);
+	if (direct >= 0)
+		close(direct);
+	return direct >= 0;
+}
+
+static const char *direct_expected(void)
+{
+	int fd = file_new(LENGTH);
+	bool possible = direct_is_possible(fd);
+
+	close(fd);
+	return possible ? "past the page cache where they are aligned, by" : "refuses O_DIRECT";
+}
+
+static void writes__direct(void **state)
+{
+	(void)state;
+	write_pieces("file_cold=direct", direct_expected());
+}
+
+static void writes__direct_by_threads(void **state)
+{
+	(void)state;
+	write_pieces("file_cold=pread", direct_expected());
+}
+
+static void writes__direct_refused(void **state)
+{
+	(void)state;
+	atomic_store(&direct_refused, true);
+	write_pieces("file_cold=direct", "refuses O_DIRECT");
+	atomic_store(&direct_refused, false);
+}
+
+/* Whole pages that do not follow one another are under way at once. */
+static void writes__direct_scattered(void **state)
+{
+	struct wh_transfer transfers[MIB / 4096];
+	struct kinds kinds;
+	char text[4096];
+
+	(void)state;
+	writing = "file_writes=direct";
+	kinds_open(&kinds, "file_threads=1", LENGTH);
+	writing = NULL;
+	pattern_fill(kinds.memory, LENGTH, 0, 8);
+	for (uint64_t i = 0; i < MIB / 4096; i++) {
+		uint64_t at = i * 37 % (MIB / 4096) * 4096;
+
+		transfers[i] = (struct wh_transfer){ .op = WH_WRITE,
+						     .local = kinds.region,
+						     .local_offset = at,
+						     .remote = wh_region_id(kinds.file),
+						     .remote_offset = at,
+						     .length = 4096 };
+	}
+	atomic_store(&ring_most, 0);
+	want(0, wh_batch_add(kinds.batch, transfers, MIB / 4096));
+	want(0, batch_run(kinds.batch));
+	want_true(wh_batch_explain(kinds.batch, text, sizeof(text)) > 0, "no explanation");
+	if (strstr(text, "aligned, by io_uring"))
+		want_true(atomic_load(&ring_most) >= 32, "at most %d requests at once",
+			  atomic_load(&ring_most));
+	else
+		print_message("not by io_uring: %s\n", text);
+	evict(kinds.fd);
+	memset(kinds.memory, 0, LENGTH);
+	want(0, kinds_move(&kinds, WH_READ, 0, 0, LENGTH));
+	want_true(pattern_check(kinds.memory, MIB, 0, 8) == PATTERN_GOOD, "the bytes");
+	kinds_close(&kinds);
+}
+
+/* Nothing of an aligned write stays in the page cache; it grows the file; a file without room for
+ * it says so, and one that may not grow stays as long as it is. */
+static void writes__direct_grow(void **state)
+{
+	struct wh_file_options options = { .size = sizeof(options),
+					   .length = LENGTH,
+					   .durable = WH_FILE_DURABLE_DATA,
+					   .flags = WH_FILE_WRITE | WH_FILE_GROW };
+	const uint64_t range[2] = { 0, LENGTH };
+	uint64_t cached[5] = { 0 }, left[5] = { 0 };
+	struct kinds kinds;
+	struct stat is;
+	bool known;
+
+	(void)state;
+	writing = "file_writes=direct";
+	kinds_open(&kinds, "file_cold=direct", LENGTH);
+	writing = NULL;
+	pattern_fill(kinds.memory, LENGTH, 0, 8);
+	want(0, ftruncate(kinds.fd, MIB / 2));
+	want(-EIO, kinds_move(&kinds, WH_WRITE, 0, 0, MIB));
+	want(0, fstat(kinds.fd, &is));
+	want(MIB / 2, is.st_size);
+	want(0, wh_region_unregister(kinds.file));
+	want(0, ftruncate(kinds.fd, 0));
+	want(0, wh_file_register_fd(kinds.engine, kinds.fd, &options, &kinds.file));
+	want(0, kinds_move(&kinds, WH_WRITE, 0, 0, MIB));
+	want(0, fstat(kinds.fd, &is));
+	want(MIB, is.st_size);
+	known = direct_is_possible(kinds.fd) && !syscall(SYS_CACHESTAT, kinds.fd, range, cached, 0);
+	evict(kinds.fd);
+	if (known && !syscall(SYS_CACHESTAT, kinds.fd, range, left, 0) && !left[0])
+		want_true(cached[0] < MIB / 4096 / 8, "%d pages are in the page cache",
+			  (int)cached[0]);
+	else
+		print_message("what is in the page cache is not known, or cannot be evicted\n");
+	want(0, kinds_move(&kinds, WH_WRITE, MIB, MIB, 777));
+	evict(kinds.fd);
+	memset(kinds.memory, 0, LENGTH);
+	want(0, kinds_move(&kinds, WH_READ, 0, 0, LENGTH));
+	want_true(pattern_check(kinds.memory, LENGTH, 0, 8) == PATTERN_GOOD, "the bytes");
+	kinds_close(&kinds);
+}
+
 static void holes__direct(void **state)
 {
 	(void)state;
@@ -325,8 +544,19 @@ static void many__ten_thousand(void **state)
 }
 
 static const struct CMUnitTest tests[] = {
-	TEST(edges__direct), TEST(edges__ring),  TEST(edges__pread),    TEST(edges__direct_refused),
-	TEST(holes__direct), TEST(holes__pread), TEST(grow__backwards), TEST(many__ten_thousand),
+	TEST(writes__direct),
+	TEST(writes__direct_by_threads),
+	TEST(writes__direct_refused),
+	TEST(writes__direct_grow),
+	TEST(writes__direct_scattered),
+	TEST(edges__direct),
+	TEST(edges__ring),
+	TEST(edges__pread),
+	TEST(edges__direct_refused),
+	TEST(holes__direct),
+	TEST(holes__pread),
+	TEST(grow__backwards),
+	TEST(many__ten_thousand),
 };
 
 HARNESS_MAIN("file-kinds", tests)
