@@ -476,6 +476,21 @@ static __attribute__((noinline)) int write_direct(struct wh_file *file, struct w
 	return parts_end(&parts, walk, moved);
 }
 
+int wh_file_begin_direct(struct wh_file *file, uint64_t end)
+{
+	int error = file_check_write(file, end);
+
+	if (!error)
+		pthread_rwlock_rdlock(&file->cache);
+	return error;
+}
+
+int wh_file_end_direct(struct wh_file *file, uint64_t end, int error)
+{
+	pthread_rwlock_unlock(&file->cache);
+	return error ? error : file_check_end(file, WH_WRITE, end);
+}
+
 /* Read what is in the page cache, and then the rest, as many parts at once as the ring takes. A
  * function of its own because of its large stack frame. */
 static __attribute__((noinline)) int read_by_ring(struct wh_file *file, struct wh_file_ring *ring,

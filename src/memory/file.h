@@ -85,6 +85,13 @@ bool wh_file_read_cached(struct wh_file *file, const struct wh_file_extent *exte
 bool wh_file_is_resident(const struct wh_file *file, uint64_t at, uint64_t length);
 /* The descriptor for reads and writes past the page cache, and file->alignment; negative: none. */
 int wh_file_open_direct(struct wh_file *file);
+/* Around a write past the page cache, up to byte `end` of the file, that does not go through
+ * wh_file_move(); file->writes_direct is set. 0: the caller writes, and then calls the other one;
+ * or a negative errno with a text. */
+int wh_file_begin_direct(struct wh_file *file, uint64_t end);
+/* `error`: of the write, 0 or a negative errno. Returns it, or that the file has been made shorter.
+ */
+int wh_file_end_direct(struct wh_file *file, uint64_t end, int error);
 /* For explanations: how it is written, and why not past the page cache if that was asked for.
  * False: it was not. */
 bool wh_file_describe_writes(struct wh_file *file, char *out, size_t size);

@@ -321,6 +321,14 @@ static const struct setting settings[WH_SETTING_COUNT] = {
 		.text = check_path,
 		.wants = "the path of the CUDA driver's library, or off",
 	},
+	[WH_SETTING_CUFILE] = {
+		.row = { "cufile", "WHERRY_CUFILE", "off", "text",
+			 "move bytes between files and GPUs by GPUDirect Storage where it is not "
+			 "in compatibility mode: off, auto (libcufile.so.0), or the library's "
+			 "path" },
+		.text = check_path,
+		.wants = "off, auto or the path of libcufile",
+	},
 	[WH_SETTING_PIN] = {
 		.row = { "pin", "WHERRY_PIN", "1", "bool",
 			 "page-lock regions of host memory that GPUs read or write" },

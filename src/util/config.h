@@ -28,6 +28,7 @@ enum wh_setting {
 	WH_SETTING_NOTIFICATION_BYTES, /* bytes: of all of them together */
 	/* text: the CUDA driver's library; "": libcuda.so.1; "off" or "no": none */
 	WH_SETTING_CUDA,
+	WH_SETTING_CUFILE, /* text: libcufile: off, auto, a path */
 	WH_SETTING_CTAS, /* count: CTAs of the gather-scatter kernel; 0: chosen per route */
 	WH_SETTING_COPY_THREADS, /* count: threads that copy memory; 0: by the number of CPUs */
 	WH_SETTING_COPY_FROM, /* bytes: what they take if several batches are in flight; 0: by CPUs

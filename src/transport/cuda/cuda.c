@@ -14,6 +14,7 @@
 #include "memory/region.h"
 #include "transport/blocks.h"
 #include "transport/core.h"
+#include "transport/cuda/gds.h"
 #include "transport/cuda/pages.h"
 #include "transport/fragment.h"
 #include "transport/transport.h"
@@ -29,6 +30,7 @@ static int cuda_engine_open(struct wh_engine *engine, void **state)
 		return wh_fail(ENOMEM, "cuda: no memory");
 	mappings->engine = engine;
 	mappings->gpus = wh_engine_gpus(engine);
+	mappings->gds = wh_gds_new(mappings);
 	pthread_mutex_init(&mappings->lock, NULL);
 	wh_fabric_domains_init(&mappings->domains);
 	*state = mappings;
@@ -41,6 +43,7 @@ static void cuda_engine_close(struct wh_engine *engine, void *state)
 
 	(void)engine;
 	wh_fabric_domains_destroy(&mappings->domains);
+	wh_gds_free(mappings->gds);
 	pthread_mutex_destroy(&mappings->lock);
 	free(mappings);
 }
@@ -278,6 +281,13 @@ static struct wh_gpu_stream *fragment_stream(const struct wh_fragment *fragment,
 	return stream;
 }
 
+static bool mapping_uses_gds(const struct wh_device_mapping *mapping)
+{
+	char why[WH_REFUSAL];
+
+	return mapping->gds && wh_file_gds_describe(mapping->gds, why, sizeof(why));
+}
+
 /* Staged between a file of ours and a GPU. */
 static void describe_file(const struct wh_fragment *fragment, const struct wh_device_mapping *local,
 			  const struct wh_device_mapping *remote, char *out, size_t size)
@@ -287,7 +297,9 @@ static void describe_file(const struct wh_fragment *fragment, const struct wh_de
 
 	if (source->pages)
 		wh_file_pages_describe(source->pages, why, sizeof(why));
-	if (source->pages && !*why)
+	if (mapping_uses_gds(local) || mapping_uses_gds(remote))
+		snprintf(out, size, "file, by GPUDirect Storage");
+	else if (source->pages && !*why)
 		snprintf(out, size, "file, out of the page cache");
 	else
 		snprintf(out, size, "staged: %s", local->file ? local->why : remote->why);
@@ -404,8 +416,14 @@ static bool walk_describe_memory(struct mapping_walk *walk, const struct wh_frag
 {
 	const struct wh_device_mapping *source = fragment->op == WH_WRITE ? local : remote;
 	const struct wh_device_mapping *target = fragment->op == WH_WRITE ? remote : local;
+	struct wh_file_gds *gds = source->gds ? source->gds : target->gds;
 	char why[WH_REFUSAL] = "";
 
+	if (gds && !wh_file_gds_describe(gds, why, sizeof(why)) && *why) {
+		snprintf(walk->text, walk->size, "file: not by GPUDirect Storage: %s", why);
+		return false;
+	}
+	*why = 0;
 	if (target->file && wh_file_describe_writes(target->file, walk->text, walk->size))
 		return false;
 	if (source->pages)

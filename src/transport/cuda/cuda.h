@@ -54,6 +54,7 @@ struct wh_device_mapping {
 	uint64_t address;
 	char *host; /* the same for the CPU; NULL: the CPU does not reach it */
 	struct wh_file *file; /* a file of ours, which is staged; NULL: memory */
+	struct wh_file_gds *gds; /* GPUDirect Storage for it; NULL: not asked for */
 	struct wh_file_pages *pages; /* its page cache, for GPUs; NULL: never page-locked */
 	/* bit n: work in device n's primary context reaches `address` */
 	_Atomic uint64_t reached;
@@ -130,6 +131,7 @@ struct wh_device_mappings {
 	/* page-locked memory that has outlived its region; written under the lock */
 	struct wh_pin *_Atomic pins;
 	struct wh_fabric_domains domains;
+	struct wh_gds *gds; /* NULL: no GPUDirect Storage */
 	_Atomic uint64_t file_pages; /* bytes of page caches that are page-locked */
 };
 

@@ -10,6 +10,7 @@
 #include "memory/memory.h"
 #include "memory/region.h"
 #include "transport/cuda/cuda.h"
+#include "transport/cuda/gds.h"
 #include "transport/cuda/pages.h"
 #include "transport/transport.h"
 #include "util/config.h"
@@ -49,6 +50,7 @@ static void mapping_map_file(struct wh_device_mappings *mappings, struct wh_devi
 	mapping->file = region->registration->file;
 	if (strcmp(pages, "off") != 0)
 		mapping->pages = wh_file_pages_new(mappings, mapping->file);
+	mapping->gds = wh_file_gds_new(mappings->gds, mapping->file);
 	snprintf(mapping->why, sizeof(mapping->why), "file, by threads");
 }
 
@@ -151,6 +153,7 @@ void wh_device_mapping_free(struct wh_device_mappings *mappings, struct wh_devic
 	struct wh_cuda_scope scope;
 
 	wh_list_remove(&mapping->link);
+	wh_file_gds_close(mapping->gds);
 	wh_file_pages_close(mapping->pages);
 	if (mapping->legacy)
 		legacy_close(cuda, mapping->legacy);

@@ -20,6 +20,7 @@
 #include "transport/copier.h"
 #include "transport/core.h"
 #include "transport/cuda/cuda.h"
+#include "transport/cuda/gds.h"
 #include "transport/cuda/pages.h"
 #include "transport/fragment.h"
 #include "util/clock.h"
@@ -46,6 +47,7 @@ struct stage {
 	bool write;
 	pthread_mutex_t lock; /* part->at, and what follows */
 	_Atomic uint32_t works;
+	struct wh_file_gds *gds; /* for whole pages; NULL: not asked for, or not for this memory */
 	/* A file's pages, if the GPU may read them; changed by threads for files only. */
 	enum { PAGES_NEVER, PAGES_UNTRIED, PAGES_USED, PAGES_REFUSED } pages;
 	struct wh_file_use use;
@@ -53,7 +55,7 @@ struct stage {
 	struct wh_file_job file_job;
 };
 
-enum step { IDLE, INTO, OUT_OF, LOCK_PAGES, READ_PAGES };
+enum step { IDLE, INTO, OUT_OF, LOCK_PAGES, READ_PAGES, DIRECT };
 
 /* A slot, and the extent pairs that go through it. */
 struct work {
@@ -137,9 +139,59 @@ static uint64_t stage_skew(const struct stage *stage, const struct wh_cursor *fr
 	       (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
+/* What comes next: *most bytes of *extents extents. True: whole pages that are aligned on both
+ * sides, for GPUDirect Storage. False: what slots take, up to where such pages begin. */
+static bool stage_find_whole_pages(const struct stage *stage, const struct wh_cursor *from,
+				   uint64_t *most, uint32_t *extents)
+{
+	bool reads = stage->source.mapping->file, direct = false;
+	const struct side *file = reads ? &stage->source : &stage->target;
+	const struct side *memory = reads ? &stage->target : &stage->source;
+	const uint64_t inside = WH_GDS_PAGE - 1;
+	struct wh_cursor at = *from;
+	struct wh_extent_pair extent;
+	uint64_t bytes = 0, part;
+	uint32_t count = 0;
+
+	while (count < EXTENTS && bytes < *most && at.left) {
+		uint64_t room = *most - bytes, there, here, whole = 0;
+
+		wh_fragment_next(stage->part->op->fragment, &at, room < at.left ? room : at.left,
+				 &extent);
+		there = file->mapping->file->start + extent_at(stage, file, &extent);
+		here = extent_at(stage, memory, &extent);
+		part = extent.length;
+		if (!((there ^ here) & inside)) {
+			uint64_t head = -there & inside;
+
+			whole = head < part ? (part - head) & ~inside : 0;
+			part = !whole ? part : head ? head : whole;
+			/* Slots take the head, or what comes before, and then these pages begin. */
+			if (whole && count && (head || !direct))
+				break;
+			direct |= whole && !head;
+		}
+		if (direct && !whole)
+			break;
+		bytes += part;
+		count++;
+		if (part < extent.length)
+			break;
+	}
+	*most = bytes;
+	*extents = count;
+	return direct;
+}
+
 static char *work_slot(const struct work *work)
 {
 	return work->slot->host + work->skew;
+}
+
+static void work_begin_slot(struct work *work)
+{
+	wh_engine_count_staged(work->stage->part->op->cuda->mappings->engine, work->start.left);
+	work_begin(work, INTO);
 }
 
 /* Begin the next range, or slot. False: there are no more. */
@@ -148,7 +200,9 @@ static bool work_next(struct work *work)
 	struct stage *stage = work->stage;
 	struct wh_cuda_part *part = stage->part;
 	const struct wh_fragment *fragment = part->op->fragment;
-	bool any, pages = false;
+	bool any, pages = false, direct;
+	uint32_t extents = EXTENTS;
+	uint64_t most;
 
 	pthread_mutex_lock(&stage->lock);
 	if (atomic_load(&fragment->cancelled) && (part->at.left || work->rest.left))
@@ -168,9 +222,13 @@ static bool work_next(struct work *work)
 		return true;
 	}
 	work->skew = stage_skew(stage, &work->rest);
-	range_take(fragment, &work->rest, WH_SLOT - work->skew, EXTENTS, &work->start);
-	wh_engine_count_staged(part->op->cuda->mappings->engine, work->start.left);
-	work_begin(work, INTO);
+	most = WH_SLOT - work->skew;
+	direct = stage->gds && stage_find_whole_pages(stage, &work->rest, &most, &extents);
+	range_take(fragment, &work->rest, most, extents, &work->start);
+	if (direct)
+		work_begin(work, DIRECT);
+	else
+		work_begin_slot(work);
 	return true;
 }
 
@@ -252,6 +310,39 @@ static int work_copy_file(struct work *work)
 	return error || work->step == INTO ? error : wh_file_sync(side->mapping->file);
 }
 
+/* ---- GPUDirect Storage ----------------------------------------------------------------------- */
+
+/* Move the range between the file and the GPU's memory. False: slots have to, which are faster for
+ * what is in the page cache, and find out what is wrong with a file. */
+static bool work_move_directly(struct work *work, int *error)
+{
+	struct stage *stage = work->stage;
+	const struct wh_fragment *fragment = stage->part->op->fragment;
+	bool reads = stage->source.mapping->file;
+	const struct side *side = reads ? &stage->source : &stage->target;
+	const struct side *memory = reads ? &stage->target : &stage->source;
+	struct wh_file *file = side->mapping->file;
+	struct wh_cursor at = work->at;
+	struct wh_extent_pair extent;
+
+	if (!wh_file_gds_ready(stage->gds))
+		return false;
+	while (wh_fragment_next(fragment, &at, at.left, &extent)) {
+		uint64_t offset = extent_at(stage, side, &extent);
+
+		if (reads && wh_file_is_resident(file, file->start + offset, extent.length)) {
+			wh_file_gds_skip(stage->gds, "the bytes are in the page cache");
+			return false;
+		}
+		if (wh_file_gds_move(stage->gds, reads ? WH_READ : WH_WRITE, offset,
+				     memory->mapping, extent_at(stage, memory, &extent),
+				     extent.length))
+			return false;
+	}
+	*error = reads ? 0 : wh_file_sync(file);
+	return true;
+}
+
 /* ---- out of the page cache ------------------------------------------------------------------- */
 
 /* Begin the part's use of the file's pages, unless that is done. */
@@ -325,7 +416,11 @@ static void work_run_file(struct wh_file_job *job)
 	int error = 0;
 
 	wh_fail_begin();
-	if (work->step == LOCK_PAGES)
+	if (work->step == DIRECT && work_move_directly(work, &error))
+		work->step = IDLE;
+	else if (work->step == DIRECT)
+		work_begin_slot(work);
+	else if (work->step == LOCK_PAGES)
 		/* What cannot be locked is what work_next() takes next. */
 		work->step = work_lock_pages(work) ? READ_PAGES : IDLE;
 	else
@@ -421,7 +516,7 @@ static void work_continue(struct work *work)
 			work_read_pages(work);
 			return;
 		}
-		if (work->step == LOCK_PAGES) {
+		if (work->step == LOCK_PAGES || work->step == DIRECT) {
 			wh_file_threads_run(wh_engine_file_threads(mappings->engine),
 					    &work->file_job);
 			return;
@@ -508,6 +603,21 @@ static int side_open(struct wh_gpus *gpus, struct side *side, enum wh_blocks_way
 			      &side->stream);
 }
 
+/* For memory of this process on a GPU. Writes go past the page cache only where that is asked for.
+ */
+static struct wh_file_gds *stage_gds(const struct stage *stage)
+{
+	const struct wh_device_mapping *source = stage->source.mapping,
+				       *target = stage->target.mapping;
+	const struct wh_device_mapping *memory = source->file ? target : source;
+
+	if (!memory->device || memory->managed || memory->legacy || memory->reserved)
+		return NULL;
+	if (source->file)
+		return source->gds;
+	return target->file && target->file->writes_direct ? target->gds : NULL;
+}
+
 void wh_cuda_stage(struct wh_cuda_part *part)
 {
 	const struct wh_fragment *fragment = part->op->fragment;
@@ -539,6 +649,7 @@ void wh_cuda_stage(struct wh_cuda_part *part)
 		error = side_open(gpus, &stage->target, WH_BLOCKS_FROM_HOST, urgent);
 	if (!error)
 		error = wh_slots_prepare(gpus, WH_SLOT_INITIATOR);
+	stage->gds = stage_gds(stage);
 	if (stage->source.mapping->pages && stage->target.stream)
 		stage->pages = PAGES_UNTRIED;
 	if (error) {
