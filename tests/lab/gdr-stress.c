@@ -327,12 +327,6 @@ static int by_value(const void *a, const void *b)
 
 enum { ROUNDS = 21 };
 
-static double median(double *values)
-{
-	qsort(values, ROUNDS, sizeof(*values), by_value);
-	return values[ROUNDS / 2];
-}
-
 static double least(const double *values)
 {
 	double found = values[0];
