@@ -125,9 +125,9 @@ struct wh_weights_layout {
 /* The memory behind a region that the layouts give to this engine. */
 struct wh_weights_memory {
 	const char *region; /* its name */
-	/* A source's memory is the first. A target has two buffers. All NULL: the library
-	 * allocates, with wh_weights_options.allocate. The caller keeps its own memory until
-	 * wh_weights_close(). */
+	/* A source's memory is the first. A target has two buffers; if both are the same address,
+	 * it has one, and receives one version and no other. All NULL: the library allocates, with
+	 * wh_weights_options.allocate. The caller keeps its own memory until wh_weights_close(). */
 	void *address[2];
 	uint64_t reserved[2]; /* 0 */
 };
@@ -252,6 +252,7 @@ struct wh_weights_member {
 	uint64_t receiving, received; /* the version that it receives, and its bytes so far */
 	uint64_t sent; /* bytes that this member has read from it */
 	char error[256]; /* why it is not connected; "": no reason is known */
+	char route[72]; /* by which those bytes came: "tcp, 4 connections"; "": none has come */
 };
 
 /* Describe member `index`, from 0; the sources come first. Does not block. 0, or -ENOENT (past the

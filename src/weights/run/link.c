@@ -425,6 +425,16 @@ static void link_leave(struct wh_link_to *link, int64_t now)
 	link_later(link, now);
 }
 
+/* Where others reach this member, as far as it knows: one that listens on all addresses has to be
+ * found by the address that the others know. */
+static const char *link_own_url(const struct wh_link_to *link)
+{
+	const char *url = wh_engine_url(link->weights->engine);
+	bool any = !strncmp(url, "wherry://0.0.0.0:", 17) || !strncmp(url, "wherry://[::]:", 14);
+
+	return any || strlen(url) >= WH_HELLO_URL ? "" : url;
+}
+
 /* Tell the other that this member is there, or has something new. */
 static void greeting_send(struct wh_link_to *link)
 {
@@ -441,8 +451,7 @@ static void greeting_send(struct wh_link_to *link)
 		link->look = true;
 		return;
 	}
-	if (strlen(wh_engine_url(weights->engine)) < sizeof(hello.url))
-		snprintf(hello.url, sizeof(hello.url), "%s", wh_engine_url(weights->engine));
+	snprintf(hello.url, sizeof(hello.url), "%s", link_own_url(link));
 	wh_weights_hello_encode(&hello, bytes);
 	if (!wh_link_job_batch(&link->greeting) &&
 	    !wh_batch_notify(link->greeting.batch, weights->tag, bytes, sizeof(bytes)))

@@ -72,6 +72,7 @@ static int own_region_new(struct wh_weights *weights, int side, struct wh_own_re
 			       "target two",
 			       weights->layouts[side]->regions[own->index].name.text);
 	own->allocated = !given;
+	weights->single = weights->single || (side && given && own->address[0] == own->address[1]);
 	for (int i = 0; !error && i <= side; i++) {
 		char what[32];
 

@@ -280,7 +280,7 @@ static bool attempt_begin(struct wh_weights *weights, int64_t now)
 	uint64_t version = version_choose(weights, after);
 	uint32_t buffer = weights->current ? 1 - weights->current_buffer : 0;
 
-	if (!version || weights->pins[buffer])
+	if (!version || weights->pins[buffer] || (weights->single && weights->current))
 		return false;
 	*attempt = (struct wh_attempt){
 		.version = version, .buffer = buffer, .left = weights->own_count, .since = now

@@ -67,6 +67,7 @@ int wh_weights_member(struct wh_weights *weights, uint32_t index, struct wh_weig
 			member.received = link->head.received;
 		}
 	member.sent = link->bytes;
+	snprintf(member.route, sizeof(member.route), "%s", link->route);
 	if (!wh_link_usable(link))
 		snprintf(member.error, sizeof(member.error), "%s", link->error);
 	pthread_mutex_unlock(&weights->lock);

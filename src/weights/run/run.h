@@ -170,6 +170,7 @@ struct wh_weights {
 
 	struct wh_own_region *regions[2];
 	uint32_t region_count[2];
+	bool single; /* a region of the target has one buffer: one version, and no other */
 	void **addresses[2]; /* of the target's regions, by buffer */
 
 	uint64_t *control;

@@ -159,58 +159,117 @@ static void cancel__then_the_next(void **state)
 	group_end(&group);
 }
 
-/* One engine that holds the old weights and wants the new ones, and no other. */
-static void versions__own_part(void **state)
+/* One engine that holds the old weights and wants the new ones, and no other: the columns 10 to 30
+ * of 100 rows of 40. */
+static struct own {
+	struct wh_weights_engine engine;
+	uint64_t shape[2], begin[2], end[2];
+	struct wh_weights_tensor tensor;
+	struct wh_weights_region regions[2];
+	struct wh_weights_slice slices[2];
+	struct wh_weights_layout layouts[2];
+	struct wh_weights_memory memory[2];
+	struct wh_weights_options options;
+	struct wh_engine *opened;
+	unsigned char old[8000];
+} own;
+
+static void own_start(void)
 {
 	struct wh_engine_options named = { .size = sizeof(named), .name = "both" };
-	struct wh_weights_engine engine = { .name = "both" };
-	uint64_t shape[2] = { 100, 40 }, begin[2] = { 0, 10 }, end[2] = { 100, 30 };
-	struct wh_weights_tensor tensor = { .name = "w", .type = "u16", .shape = shape, .dims = 2 };
-	struct wh_weights_region regions[2] = { { .name = "old", .bytes = 8000 },
-						{ .name = "new", .bytes = 4000 } };
-	struct wh_weights_slice slices[2] = { { 0 }, { .begin = begin, .end = end } };
-	struct wh_weights_layout layouts[2];
-	unsigned char *old = calloc(1, 8000);
-	struct wh_weights_memory memory = { .region = "old", .address = { old } };
-	struct wh_weights_options options = { .size = sizeof(options),
-					      .sources = &layouts[0],
-					      .targets = &layouts[1],
-					      .memory = &memory,
-					      .memory_count = 1 };
+
+	own = (struct own){
+		.engine = { .name = "both" },
+		.shape = { 100, 40 },
+		.begin = { 0, 10 },
+		.end = { 100, 30 },
+		.tensor = { .name = "w", .type = "u16", .shape = own.shape, .dims = 2 },
+		.regions = { { .name = "old", .bytes = 8000 }, { .name = "new", .bytes = 4000 } },
+		.slices = { { 0 }, { .begin = own.begin, .end = own.end } },
+		.memory = { { .region = "old", .address = { own.old } }, { .region = "new" } },
+		.options = { .size = sizeof(own.options),
+			     .sources = &own.layouts[0],
+			     .targets = &own.layouts[1],
+			     .memory = own.memory,
+			     .memory_count = 1 }
+	};
+	for (int side = 0; side < 2; side++)
+		own.layouts[side] = (struct wh_weights_layout){ .size = sizeof(own.layouts[side]),
+								.tensors = &own.tensor,
+								.engines = &own.engine,
+								.regions = &own.regions[side],
+								.slices = &own.slices[side],
+								.tensor_count = 1,
+								.engine_count = 1,
+								.region_count = 1,
+								.slice_count = 1 };
+	want(0, wh_engine_open(&named, &own.opened));
+}
+
+static void own_check(const struct wh_weights_view *view, uint64_t version)
+{
+	for (uint64_t row = 0; row < 100; row++)
+		want(PATTERN_GOOD, pattern_check((unsigned char *)view->addresses[0] + row * 40, 40,
+						 row * 80 + 20, version));
+}
+
+static void versions__own_part(void **state)
+{
 	struct wh_weights_view view = { .size = sizeof(view) };
 	struct wh_weights *weights, *twice;
-	struct wh_engine *opened;
 
 	(void)state;
-	for (int side = 0; side < 2; side++)
-		layouts[side] = (struct wh_weights_layout){ .size = sizeof(layouts[side]),
-							    .tensors = &tensor,
-							    .engines = &engine,
-							    .regions = &regions[side],
-							    .slices = &slices[side],
-							    .tensor_count = 1,
-							    .engine_count = 1,
-							    .region_count = 1,
-							    .slice_count = 1 };
-	want(0, wh_engine_open(&named, &opened));
-	want(0, wh_weights_open(opened, &options, &weights));
-	want(-EEXIST, wh_weights_open(opened, &options, &twice));
-	pattern_fill(old, 8000, 0, 1);
+	own_start();
+	want(0, wh_weights_open(own.opened, &own.options, &weights));
+	want(-EEXIST, wh_weights_open(own.opened, &own.options, &twice));
+	pattern_fill(own.old, sizeof(own.old), 0, 1);
 	want(0, wh_weights_publish(weights, 1));
 	want(0, wh_weights_acquire(weights, 0, PATIENCE, &view));
-	for (uint64_t row = 0; row < 100; row++)
-		want(PATTERN_GOOD, pattern_check((unsigned char *)view.addresses[0] + row * 40, 40,
-						 row * 80 + 20, 1));
+	own_check(&view, 1);
 	want(-EBUSY, wh_weights_close(weights));
 	want(0, wh_weights_release(weights, &view));
 	want(0, wh_weights_wait(weights, 1, 0));
 	want(0, wh_weights_close(weights));
-	memory.region = "older";
-	want_text(-ENOENT, "older", wh_weights_open(opened, &options, &weights));
-	engine.name = "neither";
-	want_text(-ENOENT, "both", wh_weights_open(opened, &options, &weights));
-	want(0, wh_engine_close(opened));
-	free(old);
+	own.memory[0].region = "older";
+	want_text(-ENOENT, "older", wh_weights_open(own.opened, &own.options, &weights));
+	own.engine.name = "neither";
+	want_text(-ENOENT, "both", wh_weights_open(own.opened, &own.options, &weights));
+	want(0, wh_engine_close(own.opened));
+}
+
+/* A target with one buffer receives one version; the next one cannot come, as readers would see it
+ * half-done. */
+static void versions__one_buffer(void **state)
+{
+	struct wh_weights_view view = { .size = sizeof(view) };
+	struct wh_weights_member member = { .size = sizeof(member) };
+	static unsigned char only[4000];
+	struct wh_weights *weights;
+
+	(void)state;
+	own_start();
+	own.memory[1].address[0] = own.memory[1].address[1] = only;
+	own.options.memory_count = 2;
+	want(0, wh_weights_open(own.opened, &own.options, &weights));
+	pattern_fill(own.old, sizeof(own.old), 0, 1);
+	want(0, wh_weights_publish(weights, 1));
+	want(0, wh_weights_acquire(weights, 0, PATIENCE, &view));
+	own_check(&view, 1);
+	want_true(view.addresses[0] == only, "another buffer");
+	want(0, wh_weights_release(weights, &view));
+	want(0, wh_weights_member(weights, 0, &member));
+	want(4000, member.sent);
+	want_true(!strncmp(member.route, "self", 4), "by %s", member.route);
+	want(0, wh_weights_retract(weights));
+	pattern_fill(own.old, sizeof(own.old), 0, 2);
+	want(0, wh_weights_publish(weights, 2));
+	want(-EAGAIN, wh_weights_acquire(weights, 1, SECOND / 2, &view));
+	want(0, wh_weights_acquire(weights, 0, 0, &view));
+	want(1, view.version);
+	own_check(&view, 1);
+	want(0, wh_weights_release(weights, &view));
+	want(0, wh_weights_close(weights));
+	want(0, wh_engine_close(own.opened));
 }
 
 static void calls__wrong(void **state)
@@ -237,7 +296,8 @@ static const struct CMUnitTest tests[] = {
 	MEMBER_TEST(versions__rows),        MEMBER_TEST(versions__handed_on),
 	MEMBER_TEST(versions__tcp),         MEMBER_TEST(versions__never_mixed),
 	MEMBER_TEST(view__does_not_change), MEMBER_TEST(cancel__then_the_next),
-	MEMBER_TEST(versions__own_part),    MEMBER_TEST(calls__wrong),
+	MEMBER_TEST(versions__own_part),    MEMBER_TEST(versions__one_buffer),
+	MEMBER_TEST(calls__wrong),
 };
 
 MEMBER_MAIN("weights-versions", tests)
