@@ -132,6 +132,8 @@ struct wh_weights_memory {
 	uint64_t reserved[2]; /* 0 */
 };
 
+#define WH_WEIGHTS_TAG UINT64_C(0x5754475700000000)
+
 struct wh_weights_options {
 	size_t size;
 	/* Who holds what before, and who wants what. Copied. An engine may be in both. */
@@ -154,8 +156,8 @@ struct wh_weights_options {
  * the members that the plan names, and moves their bytes. Blocks while the plan is computed and
  * memory is allocated, not on other members: they may come and go at any time.
  *
- * The members talk by notifications, with tags whose upper 32 bits are 0x57544757. A program that
- * takes notifications of the same engine uses a filter for its own.
+ * The members talk by notifications, with tags whose upper 32 bits are those of WH_WEIGHTS_TAG. A
+ * program that takes notifications of the same engine uses a filter for its own.
  *
  * 0, or -EINVAL (options; a layout contradicts itself, or the other one: the text has both sides in
  * one line), -ENOENT (a target wants what no source holds; no layout names this engine; memory is

@@ -18,7 +18,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define WH_HELLO_TAG 0x5754475700000000u /* the upper half; the lower one: of which weights */
 #define WH_HELLO_BYTES 176
 #define WH_HELLO_URL 96
 

@@ -35,7 +35,7 @@ static int name_take(struct wh_weights *weights, const char *name)
 	snprintf(weights->name, sizeof(weights->name), "%s", name);
 	for (; *name; name++)
 		hash = (hash ^ (uint8_t)*name) * 0x01000193u;
-	weights->tag = WH_HELLO_TAG | hash;
+	weights->tag = WH_WEIGHTS_TAG | hash;
 	return 0;
 }
 
