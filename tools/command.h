@@ -110,6 +110,6 @@ void note(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 extern const struct command command_serve, command_copy, command_bench, command_explain, command_ls,
 	command_config, command_registry, command_topo, command_doctor, command_top,
-	command_exporter, command_window, command_key, command_nixl, command_plan;
+	command_exporter, command_window, command_key, command_nixl, command_plan, command_spread;
 
 #endif

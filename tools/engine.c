@@ -132,6 +132,19 @@ end:
 	return error;
 }
 
+const char *engine_setting(const struct arguments *arguments, const char *variable,
+			   const char *name)
+{
+	const char *value = secure_getenv(variable), *setting;
+	size_t length = strlen(name);
+	int cursor = 0;
+
+	while ((setting = argument_next(arguments, "config", &cursor)))
+		if (strncmp(setting, name, length) == 0 && setting[length] == '=')
+			value = setting + length + 1;
+	return value ? value : "";
+}
+
 /* ---- waiting --------------------------------------------------------------------------------- */
 
 /* A process runs one command. */

@@ -65,6 +65,10 @@ struct engine_setup {
 int engine_open(const struct arguments *arguments, const struct engine_setup *setup,
 		struct wh_engine **out);
 
+/* A setting as the engine reads it: the value of --config, or of the variable; "": neither. */
+const char *engine_setting(const struct arguments *arguments, const char *variable,
+			   const char *name);
+
 /* Connect to the engine at `url`; show progress on a terminal if that takes long. Returns as
  * wh_peer_open(), errors through reach_error(). */
 int engine_connect(struct wh_engine *engine, const char *url, bool quiet, struct wh_peer **out);

@@ -12,10 +12,23 @@
 #include "util/error.h"
 
 static const struct command *const commands[] = {
-	&command_serve,   &command_copy,     &command_ls,     &command_bench,
-	&command_explain, &command_registry, &command_topo,   &command_doctor,
-	&command_top,     &command_exporter, &command_plan,   &command_window,
-	&command_nixl,    &command_key,      &command_config, NULL,
+	&command_serve,
+	&command_copy,
+	&command_spread,
+	&command_ls,
+	&command_bench,
+	&command_explain,
+	&command_registry,
+	&command_topo,
+	&command_doctor,
+	&command_top,
+	&command_exporter,
+	&command_plan,
+	&command_window,
+	&command_nixl,
+	&command_key,
+	&command_config,
+	NULL,
 };
 
 static void print_program(FILE *out)
@@ -29,11 +42,8 @@ static void print_program(FILE *out)
 		fprintf(out, "  %-9s %s\n", commands[i]->name, commands[i]->summary);
 	fputs("\n"
 	      "wherry help COMMAND explains a command; wherry --version shows the version.\n"
-	      "Examples:\n"
-	      "  wherry serve --memory host:1GiB           # prints "
-	      "wherry://127.0.0.1:PORT\n"
-	      "  wherry copy FILE wherry://127.0.0.1:7000/host    # a file into its "
-	      "memory\n"
+	      "Example: wherry serve --memory host:1GiB    # prints wherry://127.0.0.1:PORT\n"
+	      "         wherry copy FILE wherry://127.0.0.1:7000/host # a file into its memory\n"
 	      "Exit codes: 0 done; 1 a warning; 2 failed; 64 usage; 69 not available.\n",
 	      out);
 }

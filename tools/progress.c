@@ -13,9 +13,11 @@
 #define INTERVAL 100000000 /* ns between two drawings */
 #define PATIENCE 500000000 /* ns before a thread draws for the first time */
 #define BAR_MAX 40
+#define LINE 256
 
-/* A line is on the terminal. There is one terminal; the thread that holds stderr's lock draws. */
-static atomic_bool drawn;
+/* How many lines are on the terminal. There is one terminal; the thread that holds stderr's lock
+ * draws. */
+static atomic_int drawn;
 
 static int64_t progress_now(void)
 {
@@ -116,9 +118,10 @@ void progress_line(const struct progress *progress, uint64_t done, char *out, in
 	snprintf(out, (size_t)columns, "%s [%s] %s", progress->label, bar, right);
 }
 
-static void progress_draw(struct progress *progress, int64_t time, uint64_t done)
+/* The line for `done` at this time. */
+static void progress_text(struct progress *progress, int64_t time, uint64_t done, char *out,
+			  size_t size)
 {
-	char line[256];
 	double rate;
 
 	rate = (double)(done - progress->last_done) * 1e9 / (double)(time - progress->last);
@@ -126,14 +129,56 @@ static void progress_draw(struct progress *progress, int64_t time, uint64_t done
 	progress->rate = progress->rate > 0 ? 0.9 * progress->rate + 0.1 * rate : rate;
 	progress->last = time;
 	progress->last_done = done;
-	progress_line(progress, done, line,
-		      progress->width < (int)sizeof(line) ? (int)progress->width :
-							    (int)sizeof(line));
-	flockfile(stderr);
+	progress_line(progress, done, out,
+		      progress->width < (int)size ? (int)progress->width : (int)size);
+}
+
+static void progress_print(const struct progress *progress, const char *line)
+{
 	fprintf(stderr, "\r%s%s%s\033[K", progress->color ? "\033[32m" : "", line,
 		progress->color ? "\033[0m" : "");
+}
+
+static void progress_draw(struct progress *progress, int64_t time, uint64_t done)
+{
+	char line[LINE];
+
+	progress_text(progress, time, done, line, sizeof(line));
+	flockfile(stderr);
+	progress_print(progress, line);
 	fflush(stderr);
-	drawn = true;
+	drawn = 1;
+	funlockfile(stderr);
+}
+
+void progress_block(struct progress *const *lines, const uint64_t *done, size_t count)
+{
+	int64_t time = progress_now();
+	struct winsize window;
+	size_t rows = 24, shown;
+	char line[LINE];
+
+	if (!count || !lines[0]->shown || time - lines[0]->last < INTERVAL)
+		return;
+	if (ioctl(STDERR_FILENO, TIOCGWINSZ, &window) == 0 && window.ws_row)
+		rows = window.ws_row;
+	shown = count < rows || rows < 2 ? count : rows - 2;
+	if (rows < 2)
+		shown = 1;
+	flockfile(stderr);
+	progress_wipe();
+	for (size_t i = 0; i < count; i++) {
+		progress_text(lines[i], time, done[i], line, sizeof(line));
+		if (i >= shown)
+			continue;
+		if (i)
+			fputc('\n', stderr);
+		progress_print(lines[i], line);
+	}
+	if (shown < count && rows >= 2)
+		fprintf(stderr, "\n... and %zu more", count - shown);
+	fflush(stderr);
+	drawn = (int)shown + (shown < count && rows >= 2);
 	funlockfile(stderr);
 }
 
@@ -208,8 +253,13 @@ void progress_end(struct progress *progress)
 
 void progress_wipe(void)
 {
-	if (!atomic_exchange(&drawn, false))
+	int lines = atomic_exchange(&drawn, 0);
+
+	if (!lines)
 		return;
-	fputs("\r\033[K", stderr);
+	if (lines > 1)
+		fprintf(stderr, "\r\033[%dA\033[J", lines - 1);
+	else
+		fputs("\r\033[K", stderr);
 	fflush(stderr);
 }

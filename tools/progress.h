@@ -7,6 +7,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 struct progress {
@@ -39,11 +40,16 @@ void progress_watch(struct progress *progress);
  * progress_watch(). */
 void progress_move(struct progress *progress, uint64_t done);
 
+/* Several lines at once, which progress_start() has started: set how many bytes of each are done.
+ * Cheap until a redraw is due. If there are more than the terminal has rows, the last ones are
+ * counted only. */
+void progress_block(struct progress *const *lines, const uint64_t *done, size_t count);
+
 /* Erase the line for good. May be called twice. */
 void progress_end(struct progress *progress);
 
-/* Erase the line if one is shown, to make room for a message. While stderr is locked (flockfile) no
- * new line is drawn. */
+/* Erase the line, or the lines, if shown, to make room for a message. While stderr is locked
+ * (flockfile) no new line is drawn. */
 void progress_wipe(void);
 
 /* The text of the line, without colour and cursor movement; for progress.c and its test. */

@@ -17,9 +17,11 @@
 #include "serve/dir.h"
 #include "serve/file.h"
 #include "serve/mooncake.h"
+#include "serve/weights.h"
 #include "service.h"
+#include "spread/message.h"
 
-/* One --memory MEM:SIZE[:NAME]. */
+/* One --memory MEM:SIZE[:NAME], or --weights. */
 struct served {
 	struct memory memory;
 	uint64_t size;
@@ -38,40 +40,42 @@ struct server {
 	struct served_file *dirs;
 	size_t dir_count;
 	struct dir_server *dir_server;
+	struct served *weights; /* only what was said: their memory comes later */
+	size_t weights_count;
+	struct weights_server *weights_server;
 	struct mooncake_offer *offers; /* the same memory, for Mooncake */
 	struct mooncake *mooncake;
 };
 
 /* ---- the command line ------------------------------------------------------------------------ */
 
-static int parse_memory(const char *text, struct served *out)
+static int parse_memory(const char *option, const char *text, struct served *out)
 {
 	const char *size, *name, *wrong = memory_parse(text, &out->memory, &size);
 	char number[32];
 
 	if (wrong)
-		return usage_error("--memory: '%s' %s", text, wrong);
+		return usage_error("%s: '%s' %s", option, text, wrong);
 	if (!*size)
 		return usage_error(
-			"--memory: '%s' has no size; write MEM:SIZE, such as host:1GiB or "
-			"cuda:0:1GiB",
-			text);
+			"%s: '%s' has no size; write MEM:SIZE, such as host:1GiB or cuda:0:1GiB",
+			option, text);
 	snprintf(number, sizeof(number), "%.*s", (int)strcspn(size, ":"), size);
-	if (parse_size(number, "--memory", &out->size))
+	if (parse_size(number, option, &out->size))
 		return EXIT_USAGE;
 	if (!out->size)
-		return usage_error("--memory: '%s' has a size of 0", text);
+		return usage_error("%s: '%s' has a size of 0", option, text);
 	name = strchr(size, ':');
 	if (!name)
 		return 0;
 	name++;
 	if (!*name || strlen(name) >= sizeof(out->name))
-		return usage_error("--memory: '%s': a name must have 1 to 63 bytes", text);
+		return usage_error("%s: '%s': a name must have 1 to 63 bytes", option, text);
 	for (const char *c = name; *c; c++)
 		if (!isalnum((unsigned char)*c) && !strchr("._-", *c))
-			return usage_error("--memory: the name '%s' has other characters than A-Z "
+			return usage_error("%s: the name '%s' has other characters than A-Z "
 					   "a-z 0-9 . _ -",
-					   name);
+					   option, name);
 	snprintf(out->name, sizeof(out->name), "%s", name);
 	return 0;
 }
@@ -86,6 +90,9 @@ static bool is_taken(const struct server *server, const char *name, const struct
 			return true;
 	for (size_t i = 0; i < server->dir_count; i++)
 		if (strcmp(server->dirs[i].name, name) == 0)
+			return true;
+	for (size_t i = 0; i < server->weights_count; i++)
+		if (&server->weights[i] != except && strcmp(server->weights[i].name, name) == 0)
 			return true;
 	return false;
 }
@@ -121,6 +128,10 @@ static int name_memories(struct server *server)
 				return usage_error("%s: two regions are named '%s'; add :name=NAME",
 						   i < server->file_count ? "--file" : "--dir",
 						   path_name(server, i));
+	for (size_t i = 0; i < server->weights_count; i++)
+		if (is_taken(server, server->weights[i].name, &server->weights[i]))
+			return usage_error("--weights: two regions are named '%s'",
+					   server->weights[i].name);
 	for (size_t i = 0; i < server->count; i++) {
 		struct served *memory = &server->memories[i];
 
@@ -180,6 +191,32 @@ static int parse_files(struct server *server)
 	return error;
 }
 
+static int parse_weights(struct server *server)
+{
+	const char *text;
+	int cursor = 0, error;
+
+	server->weights =
+		calloc((size_t)server->arguments->all_count + 1, sizeof(*server->weights));
+	if (!server->weights)
+		return fail(ENOMEM, "out of memory");
+	while ((text = argument_next(server->arguments, "weights", &cursor))) {
+		struct served *weights = &server->weights[server->weights_count];
+
+		error = parse_memory("--weights", text, weights);
+		if (error)
+			return error;
+		if (!weights->name[0])
+			snprintf(weights->name, sizeof(weights->name), "weights");
+		server->weights_count++;
+	}
+	if (server->weights_count && argument(server->arguments, "read-only"))
+		return usage_error("--weights: they are received, and --read-only forbids it");
+	if (!server->weights_count && argument_next(server->arguments, "weights-from", &(int){ 0 }))
+		return usage_error("--weights-from says who may send, and there is no --weights");
+	return 0;
+}
+
 static int serve_parse(struct server *server)
 {
 	const char *listen = argument(server->arguments, "listen"), *text;
@@ -195,15 +232,17 @@ static int serve_parse(struct server *server)
 	if (!server->memories)
 		return fail(ENOMEM, "out of memory");
 	while ((text = argument_next(server->arguments, "memory", &cursor))) {
-		error = parse_memory(text, &server->memories[server->count]);
+		error = parse_memory("--memory", text, &server->memories[server->count]);
 		if (error)
 			return error;
 		server->count++;
 	}
-	error = parse_files(server);
+	error = parse_weights(server);
+	if (!error)
+		error = parse_files(server);
 	if (error)
 		return error;
-	if (!server->count && !server->file_count && !server->dir_count)
+	if (!server->count && !server->file_count && !server->dir_count && !server->weights_count)
 		return usage_error("nothing to serve; use --memory host:1GiB");
 	if (!server->count && mooncake_wanted(server->arguments))
 		return usage_error("--mooncake offers memory, and there is none: use --memory");
@@ -234,6 +273,23 @@ static int publish_one(struct server *server, struct served *memory)
 	return error ? engine_fail(error, what) : 0;
 }
 
+static int start_weights(struct server *server)
+{
+	struct weights_offer *offers = calloc(server->weights_count + 1, sizeof(*offers));
+	int code;
+
+	if (!offers)
+		return fail(ENOMEM, "out of memory");
+	for (size_t i = 0; i < server->weights_count; i++)
+		offers[i] = (struct weights_offer){ .memory = server->weights[i].memory,
+						    .limit = server->weights[i].size,
+						    .name = server->weights[i].name };
+	code = weights_server_start(server->engine, server->arguments, offers,
+				    server->weights_count, &server->weights_server);
+	free(offers);
+	return code;
+}
+
 /* Pinning takes a while, and so does the first call of a GPU's driver. */
 static int serve_publish(struct server *server)
 {
@@ -252,6 +308,8 @@ static int serve_publish(struct server *server)
 	if (!code)
 		code = dir_server_start(server->engine, server->dirs, server->dir_count,
 					&server->dir_server);
+	if (!code && server->weights_count)
+		code = start_weights(server);
 	return code;
 }
 
@@ -260,6 +318,7 @@ static int serve_withdraw(struct server *server, int code)
 	int error;
 
 	code = dir_server_stop(server->dir_server, code);
+	code = weights_server_stop(server->weights_server, code);
 	for (size_t i = 0; i < server->count; i++) {
 		struct served *memory = &server->memories[i];
 
@@ -346,6 +405,33 @@ static void print_notification(const char *sender, uint64_t tag, const unsigned 
 	funlockfile(stdout);
 }
 
+/* Take any notification but hellos of weights, which the library takes itself: those whose tags
+ * differ from theirs first in one bit of the upper half, bit by bit. */
+static int take_one(struct server *server, struct wh_notification *notification)
+{
+	struct wh_notification_filter filter = { .size = sizeof(filter) };
+	int error = -EAGAIN;
+
+	if (!server->weights_count)
+		return wh_engine_notification(server->engine, NULL, notification, 0);
+	for (int bit = 63; bit >= 32 && error == -EAGAIN; bit--) {
+		filter.tag = WH_WEIGHTS_TAG ^ UINT64_C(1) << bit;
+		filter.tag_mask = UINT64_MAX << bit;
+		error = wh_engine_notification(server->engine, &filter, notification, 0);
+	}
+	return error;
+}
+
+/* Also without --weights: then the answer is that it takes none. */
+static int take_spread(struct server *server, const struct wh_notification *notification)
+{
+	int code = server->weights_server ? 0 : start_weights(server);
+
+	if (!code)
+		weights_server_take(server->weights_server, notification);
+	return code;
+}
+
 /* Receive notifications even if they are not shown: otherwise senders would wait for ever. */
 static int take_notifications(struct server *server)
 {
@@ -354,15 +440,19 @@ static int take_notifications(struct server *server)
 	struct wh_notification notification = { .size = sizeof(notification),
 						.buffer = bytes,
 						.capacity = sizeof(bytes) };
-	int error;
+	int error, code = 0;
 
-	while (!(error = wh_engine_notification(server->engine, NULL, &notification, 0)))
-		if (notification.tag == DIR_TAG && server->dir_server)
+	while (!code && !(error = take_one(server, &notification)))
+		if (notification.tag == SPREAD_TAG)
+			code = take_spread(server, &notification);
+		else if (notification.tag == DIR_TAG && server->dir_server)
 			dir_server_take(server->dir_server, notification.epoch, bytes,
 					notification.length);
 		else if (show)
 			print_notification(notification.sender, notification.tag, bytes,
 					   notification.length);
+	if (code)
+		return code;
 	return error == -EAGAIN ? 0 : engine_fail(error, "cannot receive notifications");
 }
 
@@ -432,23 +522,9 @@ static int serve_loop(struct server *server, int signals)
 	}
 }
 
-/* A setting as the engine has read it; the engine has accepted its value. */
-static const char *setting_value(const struct arguments *arguments, const char *variable,
-				 const char *name)
-{
-	const char *value = secure_getenv(variable), *setting;
-	size_t length = strlen(name);
-	int cursor = 0;
-
-	while ((setting = argument_next(arguments, "config", &cursor)))
-		if (strncmp(setting, name, length) == 0 && setting[length] == '=')
-			value = setting + length + 1;
-	return value ? value : "";
-}
-
 static bool is_encrypted(const struct arguments *arguments)
 {
-	const char *value = setting_value(arguments, "WHERRY_TLS", "tls");
+	const char *value = engine_setting(arguments, "WHERRY_TLS", "tls");
 
 	return strcmp(value, "1") == 0 || strcmp(value, "yes") == 0 || strcmp(value, "on") == 0 ||
 	       strcmp(value, "true") == 0;
@@ -461,7 +537,7 @@ static void warn_if_open(const struct wh_engine *engine, const struct arguments 
 
 	if (strncmp(host, "127.", 4) != 0 && strncmp(host, "[::1]", 5) != 0)
 		note("%s is open to everybody who has %s; transfers are %sencrypted", host,
-		     encrypted && *setting_value(arguments, "WHERRY_TLS_CERT", "tls_cert") ?
+		     encrypted && *engine_setting(arguments, "WHERRY_TLS_CERT", "tls_cert") ?
 			     "a certificate of tls_ca" :
 			     "the key",
 		     encrypted ? "" : "not ");
@@ -506,6 +582,7 @@ static int serve_run(const struct arguments *arguments)
 	code = engine_close(server.engine, code);
 end:
 	free(server.memories);
+	free(server.weights);
 	free(server.files);
 	free(server.dirs);
 	free(server.offers);
@@ -528,6 +605,17 @@ static const struct command_option options[] = {
 	  .argument = "PATH[:rw]",
 	  .many = true,
 	  .help = "a directory, for wherry copy" },
+	{ .name = "weights",
+	  .letter = 'w',
+	  .argument = "MEM:SIZE[:NAME]",
+	  .many = true,
+	  .help = "receive files of up to SIZE from wherry spread" },
+	{ .name = "weights-from",
+	  .argument = "NAME",
+	  .many = true,
+	  .rare = true,
+	  .help = "take such files from the engine NAME only; by default from all who have the "
+		  "key" },
 	{ .name = "listen",
 	  .letter = 'l',
 	  .argument = "ADDR:PORT",
@@ -542,7 +630,7 @@ static const struct command_option options[] = {
 	  .argument = "ADDR:PORT",
 	  .rare = true,
 	  .help = "counters for Prometheus, at /metrics" },
-	{ .name = "mooncake", .help = "also offer the memory to Mooncake engines" },
+	{ .name = "mooncake", .rare = true, .help = "also offer the memory to Mooncake engines" },
 	{ .name = "mooncake-listen",
 	  .argument = "ADDR:PORT",
 	  .rare = true,
@@ -593,6 +681,14 @@ const struct command command_serve = {
 		   "is being written is .NAME.wherry-part, and gets its name once it is complete "
 		   "and on the disk.\n"
 		   "\n"
+		   "Each --weights receives the files that wherry spread brings, one after the "
+		   "other, as the region NAME (by default weights), which peers may read. The "
+		   "region is there once a file is complete, and has that file's size; readers "
+		   "find the former file or the new one, never both mixed. SIZE is the most that "
+		   "a file may have. Memory is taken when a file comes: while one replaces "
+		   "another, there are both. Anybody who has the key may send, or with "
+		   "--weights-from the engines that it names.\n"
+		   "\n"
 		   "With --notifications each notification is one line, SENDER TAG LENGTH BYTES. "
 		   "Bytes that are not printable ASCII are \\xNN, and a backslash is \\\\. "
 		   "SENDER is one word with \\x20 for spaces; a sender without a name is a "
@@ -605,9 +701,9 @@ const struct command command_serve = {
 		   "request is checked, but Mooncake's protocol has no keys: anybody who "
 		   "reaches the port can do what the regions allow.",
 	.examples = "wherry serve -m cuda:0:8GiB:weights -m host:1GiB:cache --read-only\n"
-		    "wherry serve --file model.bin --file cache.bin:rw:grow=10GiB\n"
-		    "wherry serve --dir models --dir results:rw\n"
-		    "wherry serve -m host:1GiB -l 0.0.0.0:7000 -c keyfile=/etc/wherry.key\n",
+		    "wherry serve --dir models --file cache.bin:rw:grow=10GiB\n"
+		    "wherry serve -w host:20GiB:model -l 0.0.0.0:7000 -c "
+		    "keyfile=/etc/wherry.key\n",
 	.options = options,
 	.least = 0,
 	.most = 0,

@@ -1,0 +1,336 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# wherry spread and wherry serve --weights: a file to several processes, which hand it on to each
+# other; receivers that refuse, die or stand still; readers; cancelling.
+set -u
+wherry=${1:-${TEST_COMMAND:?the path of wherry}}
+# shellcheck source=tests/cases.sh
+. "${BASH_SOURCE[0]%/*}/../../cases.sh" || exit
+# shellcheck source=tests/serving.sh
+. "${BASH_SOURCE[0]%/*}/../../serving.sh" || exit
+cd "$directory" || exit 1
+unset "${!WHERRY_@}"
+
+# A value of the JSON in `out`: value .receivers[0].engine
+value()
+{
+	python3 -c 'import json, sys
+at = json.load(open("out"))
+for key in sys.argv[1:]:
+    at = at[int(key) if key.isdigit() else key]
+print(at)' "$@"
+}
+
+# Wait up to two minutes until a command succeeds.
+until_so() # COMMAND...
+{
+	for _ in $(seq 1200); do
+		"$@" && return
+		sleep 0.1
+	done
+	echo "not so in time: $*"
+	return 1
+}
+
+# All of these regions are FILE.
+all_have() # FILE URL...
+{
+	local file=$1 at
+
+	shift
+	for at; do
+		rm -f back
+		timeout 100 "$wherry" copy --quiet "$at" back && cmp "$file" back || return 1
+	done
+}
+
+# Start receivers with these names: ${urls[@]}, ${receivers[@]}.
+start() # ARGUMENTS... -- NAME...
+{
+	local arguments=() name
+
+	while [ "$1" != -- ]; do
+		arguments+=("$1")
+		shift
+	done
+	shift
+	urls=() receivers=()
+	for name; do
+		serve --name "$name" "${arguments[@]}"
+		mv serve.err "$name.err"
+		urls+=("$url")
+		receivers+=("$server")
+	done
+}
+
+end() # they end well
+{
+	local process status=0
+
+	kill -TERM "${receivers[@]}" 2>/dev/null
+	for process in "${receivers[@]}"; do
+		wait "$process" || status=1
+	done
+	return $status
+}
+
+# So small pieces that a file of some MB has many.
+spread()
+{
+	timeout 100 "$wherry" spread "$@" >out 2>err
+}
+hand_on=(--separate-hosts --chunk 512KiB --piece 128KiB)
+
+head -c 12000017 /dev/urandom >one
+head -c 11000000 /dev/urandom >two
+head -c 3000000 /dev/urandom >small
+
+# ---- wrong arguments ----------------------------------------------------------------------------
+
+: >empty
+refused 64 "Usage: wherry spread" spread one &&
+	refused 64 "'b' is no address" spread one b &&
+	refused 64 "no offset" spread one wherry://127.0.0.1:1/a+5 &&
+	refused 64 "--piece is 0" spread one wherry://127.0.0.1:1 --piece 0 &&
+	refused 2 "is empty" spread empty wherry://127.0.0.1:1 &&
+	refused 2 "No such file" spread none wherry://127.0.0.1:1 &&
+	refused 2 "no regular file" spread . wherry://127.0.0.1:1 &&
+	refused 64 "has no size" serve --weights host &&
+	refused 64 "has a size of 0" serve --weights host:0 &&
+	refused 64 "two regions are named 'weights'" serve --weights host:1 --weights host:1 &&
+	refused 64 "two regions are named 'a'" serve --memory host:1:a --weights host:1:a &&
+	refused 64 "--read-only forbids" serve --weights host:1MiB --read-only &&
+	refused 64 "there is no --weights" serve --memory host:1 --weights-from a
+verdict "wrong arguments are refused" $?
+
+# ---- one file, four receivers -------------------------------------------------------------------
+
+start --weights host:64MiB:model -- r1 r2 r3 r4
+
+spread one "${urls[@]}" --dry-run && grep -q "'r4' on .* would take 12000017 bytes as 'model'" out
+verdict "a dry run says who would take the file" $?
+spread one "${urls[@]}" --dry-run --json && [ "$(value moved)" = False ] &&
+	[ "$(value receivers_done)" = 0 ] && [ "$(value receivers 3 region)" = model ]
+verdict "also as JSON" $?
+spread one "${urls[@]}" "${hand_on[@]}" --plan && grep -q '^expected .*simulated' out &&
+	grep -q '^bottleneck' out && grep -q '^r[1-4] *r[1-4] *network' out
+verdict "a plan shows who would hand on what to whom" $?
+spread one "${urls[@]}" "${hand_on[@]}" --plan --json && [ "$(value measured)" = False ] &&
+	[ "$(value pair_count)" -ge 4 ]
+verdict "also as JSON" $?
+refused 2 "no region 'model'" copy "${urls[0]}/model" back
+verdict "and nothing has moved" $?
+
+spread one "${urls[@]}" "${hand_on[@]}" --json
+status=$?
+[ $status = 0 ] && all_have one "${urls[@]/%//model}"
+verdict "four receivers have the file" $?
+# Each received it once; this process sent about one copy, and the others handed the rest on.
+[ "$(value receivers_done)" = 4 ] && python3 - <<'PYTHON'
+import json
+out = json.load(open("out"))
+size = out["size_bytes"]
+assert size == 12000017 and out["moved"] and out["duration_seconds"] > 0, out
+for receiver in out["receivers"]:
+    assert receiver["done"] and receiver["error"] is None, receiver
+    assert receiver["region"] == "model" and receiver["bandwidth_GBps"] > 0, receiver
+    assert sum(part["size_bytes"] for part in receiver["from"]) == size, receiver
+    assert all(part["transport"] in ("shm", "tcp") for part in receiver["from"]), receiver
+senders = {part["engine"] for receiver in out["receivers"] for part in receiver["from"]}
+assert len(senders & {"r1", "r2", "r3", "r4"}) > 1, senders
+# Who is late takes from others what its place in the plan has not got yet.
+assert size <= out["sent_bytes"] < 2.5 * size, out["sent_bytes"]
+PYTHON
+verdict "each of them once, handed on by the receivers" $?
+
+spread two "${urls[@]}" "${hand_on[@]}" && all_have two "${urls[@]/%//model}" &&
+	grep -q '^spread 11000000 bytes to 4 of 4 receivers' out &&
+	grep -q "^${urls[2]}: 'model' in .* GB/s; [0-9]* bytes from" out
+verdict "another file replaces it, and the text says how" $?
+
+spread small "${urls[@]}" --quiet && [ ! -s out ] && [ ! -s err ] &&
+	all_have small "${urls[@]/%//model}"
+verdict "a third one, which is smaller, quietly" $?
+
+# ---- a reader, while files come -----------------------------------------------------------------
+
+# Copies until `enough` is there: each is one of the files, whole. A copy in whose middle the file is
+# replaced may fail, and then leaves nothing.
+reader()
+{
+	local copies=0
+
+	until [ -e enough ]; do
+		rm -f seen
+		if timeout 100 "$wherry" copy --quiet "$1" seen 2>/dev/null; then
+			cmp -s one seen || cmp -s two seen || cmp -s small seen || return 1
+			copies=$((copies + 1))
+		elif [ -e seen ]; then
+			return 1
+		fi
+		echo $copies >copies
+	done
+	[ $copies -gt 0 ]
+}
+
+reader "${urls[3]}/model" &
+reading=$!
+status=0
+for file in one two one two one; do
+	spread $file "${urls[@]}" "${hand_on[@]}" || { status=1 && cat err; }
+done
+until_so test -s copies && until_so grep -q -v '^0$' copies || status=1
+: >enough
+wait $reading && [ $status = 0 ] && all_have one "${urls[@]/%//model}"
+verdict "a reader sees one file or another, never both" $?
+
+# ---- refusals -----------------------------------------------------------------------------------
+
+head -c 70000000 /dev/zero >large
+before=$(sha256sum <one)
+serve --weights host:64MiB:other --name other
+other=$url
+serve --weights host:1MiB:model --name narrow
+narrow=$url
+refused 2 "$narrow: 'model' takes files of up to 1 MiB, not 3000000 bytes" \
+	spread small "${urls[@]}" "$narrow" && [ "$(wc -l <err)" = 1 ] && [ ! -s out ] &&
+	refused 2 "takes files of up to 64 MiB" spread large "${urls[@]}" --dry-run &&
+	[ "$(wc -l <err)" = 4 ] && all_have one "${urls[@]/%//model}"
+verdict "a bound that is too small, at one or at all: nothing moves" $?
+refused 2 "it receives no 'model', but other" spread small "${urls[0]}" "$other/model" &&
+	refused 2 "it receives no 'none', but model" spread small "${urls[0]}/none" &&
+	all_have one "${urls[0]}/model"
+verdict "weights of another name" $?
+serve --memory host:1MiB
+refused 2 "it receives no files: start it with wherry serve --weights" spread small "$url"
+verdict "a server without weights says so" $?
+refused 2 "is there twice" spread small "${urls[0]}" "${urls[0]}/model"
+verdict "a receiver that is named twice" $?
+refused 69 "wherry://127.0.0.1:1: " spread small "${urls[0]}" wherry://127.0.0.1:1
+verdict "a receiver that is not there" $?
+serve --weights host:4MiB:a --weights host:4MiB:b --weights-from chief --name two
+refused 2 "it takes no files from " spread small "$url/a" &&
+	refused 2 "which of a, b?" spread small "$url" --name chief &&
+	spread small "$url/b" --name chief && all_have small "$url/b" &&
+	refused 2 "no region 'a'" copy "$url/a" back
+verdict "the right to send is a right, by name" $?
+"$wherry" key make key >/dev/null
+serve --weights host:4MiB -c keyfile=key
+refused 2 "" spread small "$url" &&
+	spread small "$url" -c keyfile=key --json && [ "$(value receivers 0 region)" = weights ]
+verdict "who has no key has no right" $?
+[ "$before" = "$(sha256sum <one)" ]
+verdict "the file is only read" $?
+
+# ---- failures in the middle ---------------------------------------------------------------------
+
+# So slow that there is a middle: 100 MB in small pieces, over TCP.
+head -c 100000000 /dev/zero >long
+printf x | dd of=long bs=1 seek=99999999 conv=notrunc status=none
+slow=(--chunk 256KiB --piece 32KiB --separate-hosts --json)
+end
+start --weights host:400MiB:model --require tcp -- r1 r2 r3 r4
+spread one "${urls[@]}" --json && [ "$(value receivers 2 from 0 transport)" = tcp ] &&
+	all_have one "${urls[@]/%//model}"
+verdict "the same by TCP" $?
+
+# The background process is the command itself, so that signals reach it; a shell ignores SIGINT for
+# what it starts there.
+begin() # ARGUMENTS...
+{
+	env --default-signal=INT "$wherry" spread "$@" >out 2>err &
+	spreading=$!
+}
+
+is_member() # PROCESS: it has opened the weights, so bytes come, or are about to
+{
+	grep -q -s wh-weights "/proc/$1/task/"*/comm || ! kill -0 "$spreading"
+}
+
+# Beside load it may have ended when the signal comes: then once more.
+for _ in $(seq 10); do
+	begin long "${urls[@]}" "${slow[@]}"
+	until_so is_member "${receivers[1]}"
+	kill -KILL "${receivers[1]}"
+	wait $spreading
+	status=$?
+	[ $status != 0 ] && break
+	end
+	start --weights host:400MiB:model --require tcp -- r1 r2 r3 r4
+	spread one "${urls[@]}"
+done
+if [ $status = 69 ] && [ "$(grep -c '^wherry spread: wherry' err)" = 1 ] &&
+	grep -q "^wherry spread: ${urls[1]}: " err; then
+	result=0
+else
+	result=1
+	echo "status $status"
+	cat err out
+fi
+if [ -s out ]; then # it was in the middle: the others have the file
+	[ "$(value receivers_done)" = 3 ] && [ "$(value receivers 1 "done")" = False ] &&
+		all_have long "${urls[0]}/model" "${urls[2]}/model" "${urls[3]}/model" || result=1
+else # it was before: nobody has
+	all_have one "${urls[0]}/model" "${urls[2]}/model" "${urls[3]}/model" || result=1
+fi
+verdict "a receiver that is killed delays nobody" $result
+end
+
+start --weights host:400MiB:model --require tcp -- r1 r2 r3 r4
+for _ in $(seq 10); do
+	spread one "${urls[@]}"
+	begin long "${urls[@]}" "${slow[@]}"
+	until_so is_member $spreading
+	kill -INT $spreading
+	wait $spreading
+	status=$?
+	[ $status != 0 ] && break
+done
+[ $status = 130 ] && grep -q "^wherry spread: cancelled: [0-4] of 4 receivers have the file" err
+verdict "SIGINT cancels" $?
+# Each has one file or the other, and takes the next.
+result=0
+for at in "${urls[@]}"; do
+	all_have one "$at/model" >/dev/null || all_have long "$at/model" || result=1
+done
+[ $result = 0 ] && spread two "${urls[@]}" && all_have two "${urls[@]/%//model}"
+verdict "the receivers keep whole files, and take the next one" $?
+
+# The sender dies: the receivers notice, and let go.
+begin long "${urls[@]}" "${slow[@]}"
+until_so is_member $spreading
+kill -KILL $spreading
+wait $spreading 2>/dev/null
+until_so spread one "${urls[@]}" && all_have one "${urls[@]/%//model}"
+verdict "after a sender that was killed, the next one succeeds" $?
+
+# Two at once: one of them is refused, or comes behind the other.
+begin long "${urls[@]}" "${slow[@]}"
+until_so is_member "${receivers[0]}"
+timeout 100 "$wherry" spread two "${urls[@]}" >out2 2>err2
+second=$?
+wait $spreading
+first=$?
+if [ $second != 0 ]; then
+	[ $second = 2 ] && grep -q "'model' is receiving a file from" err2 && [ $first = 0 ] &&
+		all_have long "${urls[@]/%//model}"
+else
+	[ $first = 0 ] && all_have two "${urls[@]/%//model}"
+fi
+verdict "two senders at once do not mix their files" $?
+
+# The file changes while it is read.
+cp one changing
+begin changing "${urls[@]}" --chunk 256KiB --piece 32KiB
+until_so is_member $spreading
+touch -d '2001-02-03' changing
+wait $spreading
+status=$?
+# It may have been read before.
+[ $status = 0 ] || { [ $status = 2 ] && grep -q "changing was changed meanwhile" err; }
+verdict "a file that changes is reported" $?
+
+end && ! grep -e "cannot free" -e "cannot withdraw" -e "cannot leave" ./*.err
+verdict "the receivers end well" $?
+
+exit $failed

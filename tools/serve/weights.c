@@ -1,0 +1,662 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * wherry serve --weights: files that wherry spread brings.
+ *
+ * A thread answers the sender's messages, and looks after what is being received: the library's
+ * weights (wherry/weights.h) move the bytes, into memory of their own. When all are there, that
+ * memory becomes the region of the name, and the memory of the file before is freed, on a thread of
+ * its own, because it waits for its readers. So a reader finds one file or the other, whole.
+ */
+#include "serve/weights.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "engine.h"
+#include "platform/machine.h"
+#include "spread/layout.h"
+#include "util/clock.h"
+#include "util/text.h"
+
+#define REQUESTS_MAX 64 /* that wait for the thread */
+#define TICK_BUSY (10 * WH_MS)
+#define TICK_IDLE WH_SECOND
+#define LOST (5 * WH_SECOND) /* without a connection to the sender */
+#define SEND (10 * WH_SECOND)
+#define FROM_MOST 32 /* members in a report */
+
+struct copy {
+	void *address;
+	uint64_t bytes;
+	struct wh_region *region;
+};
+
+struct request {
+	struct request *next;
+	uint64_t epoch;
+	char sender[64];
+	size_t size;
+	uint8_t data[];
+};
+
+struct weights_set {
+	struct weights_server *server;
+	struct weights_offer offer;
+	struct copy current; /* what readers get */
+	struct copy former; /* `retiring` frees it */
+	pthread_t retiring;
+	bool has_former;
+	_Atomic bool retired; /* `retiring` has ended */
+
+	/* What is being received. */
+	struct wh_weights *weights; /* NULL: nothing */
+	struct wh_peer *sender;
+	char sender_name[64];
+	uint8_t token[SPREAD_TOKEN];
+	struct copy coming; /* its address is NULL once it is published */
+	bool leaving, reported;
+	int64_t lost; /* since when; 0: it is connected */
+};
+
+struct weights_server {
+	struct wh_engine *engine;
+	const struct arguments *arguments;
+	struct weights_set *sets;
+	size_t count;
+	char machine[2 * WH_MACHINE_SIZE + 1];
+	pthread_t thread;
+	bool started;
+	pthread_mutex_t lock;
+	pthread_cond_t changed;
+	bool ending; /* under `lock`, as all below */
+	struct request *first, **last;
+	size_t request_count;
+};
+
+/* ---- telling the sender ---------------------------------------------------------------------- */
+
+/* To a peer that this thread alone uses. 0, or a negative errno. */
+static int send_message(struct wh_peer *peer, const struct spread_message *message)
+{
+	uint8_t *bytes = malloc(WH_NOTIFICATION_MAX);
+	struct wh_batch *batch = NULL;
+	size_t length = bytes ? spread_message_encode(message, bytes, WH_NOTIFICATION_MAX) : 0;
+	int error = length ? wh_batch_new(peer, NULL, &batch) : -ENOMEM;
+
+	if (!error)
+		error = wh_batch_notify(batch, SPREAD_TAG, bytes, length);
+	if (!error)
+		error = wh_batch_submit(batch);
+	if (!error) {
+		error = wh_batch_wait_for(batch, SEND);
+		if (error)
+			wh_batch_cancel(batch);
+		else
+			error = wh_batch_status(batch);
+	}
+	wh_batch_free(batch);
+	free(bytes);
+	return error;
+}
+
+/* Connect to the engine that sent a message, at the URL that the message says. */
+static int sender_open(struct weights_server *server, const struct request *request,
+		       const char *url, struct wh_peer **out)
+{
+	struct wh_peer_info info = { .size = sizeof(info) };
+	int error = wh_peer_open(server->engine, url, NULL, out);
+
+	if (!error && !wh_peer_info(*out, &info) && info.epoch == request->epoch)
+		return 0;
+	if (error) {
+		note("cannot answer '%s', which spreads a file, at %s: %s", request->sender, url,
+		     wh_error_text());
+		return error;
+	}
+	note("'%s', which spreads a file, is not at %s: '%s' is", request->sender, url, info.name);
+	wh_peer_close(*out);
+	return -ESTALE;
+}
+
+/* Leave the spread. May have to be called again: others may still hold the memory. */
+static void set_leave(struct weights_set *set)
+{
+	set->leaving = true;
+	if (wh_weights_close(set->weights))
+		return;
+	set->weights = NULL;
+	set->leaving = false;
+	if (set->coming.address)
+		wh_memory_free(set->server->engine, set->coming.address);
+	set->coming = (struct copy){ 0 };
+	wh_peer_close(set->sender);
+	set->sender = NULL;
+}
+
+/* ---- may it come? ---------------------------------------------------------------------------- */
+
+/* Why not, for the sender. */
+struct refusal {
+	int error;
+	char text[sizeof(((struct spread_item *)NULL)->text)];
+};
+
+__attribute__((format(printf, 3, 4))) static bool refuse(struct refusal *out, int error,
+							 const char *format, ...)
+{
+	va_list arguments;
+
+	out->error = error;
+	va_start(arguments, format);
+	vsnprintf(out->text, sizeof(out->text), format, arguments);
+	va_end(arguments);
+	return false;
+}
+
+static bool sender_may(const struct weights_server *server, const char *sender)
+{
+	const char *name = argument_next(server->arguments, "weights-from", &(int){ 0 });
+	int cursor = 0;
+
+	if (!name)
+		return true;
+	while ((name = argument_next(server->arguments, "weights-from", &cursor)))
+		if (strcmp(name, sender) == 0)
+			return true;
+	return false;
+}
+
+static struct weights_set *set_find(struct weights_server *server, const char *name,
+				    struct refusal *why)
+{
+	char names[160] = "";
+	size_t used = 0;
+
+	for (size_t i = 0; i < server->count; i++) {
+		if (strcmp(server->sets[i].offer.name, name) == 0 || (!*name && server->count == 1))
+			return &server->sets[i];
+		if (used < sizeof(names) - 1)
+			used += (size_t)snprintf(names + used, sizeof(names) - used, "%s%s",
+						 i ? ", " : "", server->sets[i].offer.name);
+	}
+	if (!server->count)
+		refuse(why, ENOENT, "it receives no files: start it with wherry serve --weights");
+	else if (*name)
+		refuse(why, ENOENT, "it receives no '%s', but %s", name, names);
+	else
+		refuse(why, ENOENT, "which of %s? Write wherry://HOST:PORT/NAME", names);
+	return NULL;
+}
+
+static bool size_fits(const struct weights_set *set, uint64_t size, struct refusal *why)
+{
+	char wanted[32], limit[32], text[MEMORY_TEXT];
+
+	format_size(wanted, sizeof(wanted), size);
+	format_size(limit, sizeof(limit), set->offer.limit);
+	if (!size || size > set->offer.limit)
+		return refuse(why, EFBIG, "'%s' takes files of up to %s, not %s", set->offer.name,
+			      limit, wanted);
+	if (!memory_on_gpu(set->offer.memory.kind) &&
+	    !memory_fits("", size, memory_needs_gpu(set->offer.memory.kind), text))
+		return refuse(why, ENOMEM, "there is no room for '%s': %s", set->offer.name, text);
+	return true;
+}
+
+/* The set that the file goes to; NULL: see *why. */
+static struct weights_set *set_choose(struct weights_server *server, const char *sender,
+				      const char *name, uint64_t size, struct refusal *why)
+{
+	struct weights_set *set;
+
+	if (!sender_may(server, sender)) {
+		refuse(why, EACCES, "it takes no files from '%s': --weights-from names who may",
+		       sender);
+		return NULL;
+	}
+	set = set_find(server, name, why);
+	/* The one before has ended; it may take a moment to let go. */
+	for (int64_t until = wh_now() + SEND; set && set->leaving && wh_now() < until;) {
+		set_leave(set);
+		usleep(1000);
+	}
+	if (!set || !size_fits(set, size, why))
+		return NULL;
+	if (set->weights) {
+		refuse(why, EBUSY, "'%s' is receiving a file from '%s'", set->offer.name,
+		       set->sender_name);
+		return NULL;
+	}
+	return set;
+}
+
+/* For the plan only: which of this machine's GPUs. */
+static void location_text(const struct memory *memory, char out[32])
+{
+	const char *gpu = strstr(memory->location, "cuda:");
+	size_t digits = gpu ? strspn(gpu + 5, "0123456789") : 0;
+
+	out[0] = 0;
+	if (memory_on_gpu(memory->kind))
+		snprintf(out, 32, "cuda:%.*s",
+			 digits && digits < 5 && !gpu[5 + digits] ? (int)digits : 1,
+			 digits && digits < 5 && !gpu[5 + digits] ? gpu + 5 : "0");
+}
+
+static void ask(struct weights_server *server, const struct request *request,
+		const struct spread_message *message)
+{
+	const struct spread_item *from = &message->items[0];
+	struct refusal why = { 0 };
+	struct weights_set *set =
+		set_choose(server, request->sender, from->text, message->size, &why);
+	struct spread_item item = { 0 };
+	struct spread_message answer = {
+		.op = SPREAD_ANSWER, .status = (uint32_t)why.error, .count = 1, .items = &item
+	};
+	struct wh_peer *peer;
+
+	memcpy(answer.token, message->token, sizeof(answer.token));
+	if (set) {
+		answer.size = set->offer.limit;
+		snprintf(item.name, sizeof(item.name), "%s", set->offer.name);
+		snprintf(item.host, sizeof(item.host), "%s", server->machine);
+		location_text(&set->offer.memory, item.location);
+		gethostname(item.text, sizeof(item.text) - 1);
+	} else {
+		memcpy(item.text, why.text, sizeof(item.text));
+	}
+	if (sender_open(server, request, from->url, &peer))
+		return;
+	send_message(peer, &answer);
+	wh_peer_close(peer);
+}
+
+/* ---- receiving ------------------------------------------------------------------------------- */
+
+/* This engine's own place in the offer; NULL: it has none. */
+static const struct spread_item *offer_own(const struct weights_server *server,
+					   const struct spread_message *offer)
+{
+	for (uint32_t i = 1; i < offer->count; i++)
+		if (strcmp(offer->items[i].name, wh_engine_name(server->engine)) == 0)
+			return &offer->items[i];
+	return NULL;
+}
+
+/* Make room, and become a member. */
+static bool coming_open(struct weights_server *server, struct weights_set *set,
+			const struct spread_message *offer, struct refusal *why)
+{
+	int error;
+
+	for (int64_t until = wh_now() + SEND; set->has_former && !set->retired;) {
+		if (wh_now() > until)
+			return refuse(why, EBUSY,
+				      "readers of '%s' have not let go of the file before",
+				      set->offer.name);
+		usleep(1000);
+	}
+	if (set->has_former)
+		pthread_join(set->retiring, NULL);
+	set->has_former = false;
+	error = memory_alloc(server->engine, &set->offer.memory, offer->size, &set->coming.address);
+	if (error)
+		return refuse(why, -error, "%s", wh_error_text());
+	set->coming.bytes = offer->size;
+	error = spread_weights_open(server->engine, offer, set->coming.address, &set->weights);
+	if (!error)
+		return true;
+	refuse(why, -error, "%s", wh_error_text());
+	wh_memory_free(server->engine, set->coming.address);
+	set->coming = (struct copy){ 0 };
+	return false;
+}
+
+static void take_offer(struct weights_server *server, const struct request *request,
+		       const struct spread_message *offer)
+{
+	const struct spread_item *own = offer_own(server, offer);
+	struct spread_item item = { 0 };
+	struct spread_message ready = { .op = SPREAD_READY, .count = 1, .items = &item };
+	struct refusal why = { 0 };
+	struct weights_set *set = NULL;
+	struct wh_peer *peer;
+
+	/* The first is the sender, whose name the engine has proved. */
+	if (offer->count < 2 || strcmp(offer->items[0].name, request->sender) != 0 || !own) {
+		note("'%s' offers a file, and its list of engines does not have it and this one",
+		     request->sender);
+		return;
+	}
+	if (sender_open(server, request, offer->items[0].url, &peer))
+		return;
+	memcpy(ready.token, offer->token, sizeof(ready.token));
+	set = set_choose(server, request->sender, own->text, offer->size, &why);
+	if (set && !coming_open(server, set, offer, &why))
+		set = NULL;
+	ready.status = (uint32_t)why.error;
+	memcpy(item.text, why.text, sizeof(item.text));
+	if (set) {
+		set->sender = peer;
+		set->lost = 0;
+		set->leaving = set->reported = false;
+		memcpy(set->token, offer->token, sizeof(set->token));
+		snprintf(set->sender_name, sizeof(set->sender_name), "%s", request->sender);
+	}
+	send_message(peer, &ready);
+	if (!set)
+		wh_peer_close(peer);
+}
+
+/* Free what readers had before. They may take a while to let go. */
+static void *retire(void *arg)
+{
+	struct weights_set *set = arg;
+	int error;
+
+	do {
+		error = wh_region_unregister(set->former.region);
+	} while (error == -EBUSY);
+	if (!error)
+		error = wh_memory_free(set->server->engine, set->former.address);
+	if (error)
+		note("cannot free the former '%s': %s", set->offer.name, wh_error_text());
+	set->retired = true;
+	return NULL;
+}
+
+/* The name is free as soon as the former region begins to be withdrawn. */
+static int region_publish(struct weights_set *set)
+{
+	struct wh_region_options options = {
+		.size = sizeof(options),
+		.name = set->offer.name,
+		.access = WH_ACCESS_READ | WH_ACCESS_LIST,
+	};
+	int64_t deadline = wh_now() + SEND;
+	int error;
+
+	if (set->current.region) {
+		set->former = set->current;
+		set->retired = false;
+		if (pthread_create(&set->retiring, NULL, retire, set))
+			return -EAGAIN;
+		set->has_former = true;
+	}
+	do {
+		error = wh_region_register(set->server->engine, set->coming.address,
+					   set->coming.bytes, &options, &set->coming.region);
+		if (error == -EEXIST)
+			usleep(100);
+	} while (error == -EEXIST && wh_now() < deadline);
+	set->current = error ? (struct copy){ 0 } : set->coming;
+	return error;
+}
+
+/* From whom the bytes came. */
+static uint32_t sources_list(const struct weights_set *set, struct spread_item items[FROM_MOST])
+{
+	struct wh_weights_member member = { .size = sizeof(member) };
+	uint32_t count = 0;
+
+	for (uint32_t i = 0; count < FROM_MOST && !wh_weights_member(set->weights, i, &member);
+	     i++) {
+		if (!member.sent)
+			continue;
+		items[count].bytes = member.sent;
+		snprintf(items[count].name, sizeof(items[count].name), "%s", member.name);
+		snprintf(items[count++].text, sizeof(items->text), "%s", member.route);
+	}
+	return count;
+}
+
+/* Everything is here, or never will be. */
+static void report(struct weights_set *set, int error)
+{
+	struct spread_item *items = calloc(FROM_MOST, sizeof(*items));
+	struct spread_message message = { .op = SPREAD_REPORT,
+					  .size = set->coming.bytes,
+					  .items = items };
+	char size[32];
+
+	set->reported = true;
+	format_size(size, sizeof(size), set->coming.bytes);
+	if (!items)
+		return;
+	memcpy(message.token, set->token, sizeof(message.token));
+	if (!error)
+		error = region_publish(set);
+	if (error) {
+		snprintf(items[0].text, sizeof(items[0].text), "%s", wh_error_text());
+		message.status = (uint32_t)-error;
+		message.count = 1;
+		note("'%s' does not get the file from '%s': %s", set->offer.name, set->sender_name,
+		     wh_error_text());
+	} else {
+		message.count = sources_list(set, items);
+		set->coming.address = NULL;
+		note("'%s' has a file of %s from '%s'", set->offer.name, size, set->sender_name);
+	}
+	send_message(set->sender, &message);
+	free(items);
+}
+
+static void set_tick(struct weights_set *set)
+{
+	int64_t now = wh_now();
+	int error, status;
+
+	if (!set->weights)
+		return;
+	if (set->leaving) {
+		set_leave(set);
+		return;
+	}
+	error = set->reported ? -EAGAIN : wh_weights_wait(set->weights, 1, 0);
+	if (error != -EAGAIN)
+		report(set, error);
+	status = wh_peer_status(set->sender);
+	if (!status)
+		set->lost = 0;
+	else if (!set->lost)
+		set->lost = now;
+	if (status != -ESTALE && (!set->lost || now - set->lost < LOST))
+		return;
+	if (!set->reported)
+		note("'%s' lost the sender of its file, '%s'; readers keep what they had",
+		     set->offer.name, set->sender_name);
+	set_leave(set);
+}
+
+static void take_end(struct weights_server *server, const struct request *request,
+		     const struct spread_message *message)
+{
+	for (size_t i = 0; i < server->count; i++) {
+		struct weights_set *set = &server->sets[i];
+
+		if (!set->weights || memcmp(set->token, message->token, SPREAD_TOKEN) != 0 ||
+		    strcmp(set->sender_name, request->sender) != 0)
+			continue;
+		if (!set->reported)
+			note("'%s' gives up its file: '%s' %s", set->offer.name, set->sender_name,
+			     message->status ? "has cancelled it" : "has ended");
+		set_leave(set);
+	}
+}
+
+static void request_handle(struct weights_server *server, const struct request *request)
+{
+	struct spread_message message;
+
+	if (spread_message_decode(request->data, request->size, &message))
+		return;
+	if (message.op == SPREAD_ASK && message.count)
+		ask(server, request, &message);
+	else if (message.op == SPREAD_OFFER)
+		take_offer(server, request, &message);
+	else if (message.op == SPREAD_END)
+		take_end(server, request, &message);
+	free(message.items);
+}
+
+/* ---- the thread ------------------------------------------------------------------------------ */
+
+/* The next request, or NULL after a while. False: the server ends. */
+static bool request_next(struct weights_server *server, struct request **out)
+{
+	int64_t until = TICK_IDLE;
+	struct timespec time;
+	bool ending;
+
+	for (size_t i = 0; i < server->count; i++)
+		if (server->sets[i].weights)
+			until = TICK_BUSY;
+	until += wh_now();
+	time = (struct timespec){ until / WH_SECOND, until % WH_SECOND };
+	*out = NULL;
+	pthread_mutex_lock(&server->lock);
+	if (!server->first && !server->ending)
+		pthread_cond_timedwait(&server->changed, &server->lock, &time);
+	ending = server->ending;
+	if (server->first && !ending) {
+		*out = server->first;
+		server->first = (*out)->next;
+		server->request_count--;
+		if (!server->first)
+			server->last = &server->first;
+	}
+	pthread_mutex_unlock(&server->lock);
+	return !ending;
+}
+
+static void *serve(void *arg)
+{
+	struct weights_server *server = arg;
+	struct request *request;
+
+	while (request_next(server, &request)) {
+		if (request)
+			request_handle(server, request);
+		free(request);
+		for (size_t i = 0; i < server->count; i++)
+			set_tick(&server->sets[i]);
+	}
+	return NULL;
+}
+
+void weights_server_take(struct weights_server *server, const struct wh_notification *note)
+{
+	struct request *request = malloc(sizeof(*request) + note->length);
+
+	if (!request)
+		return;
+	*request = (struct request){ .epoch = note->epoch, .size = note->length };
+	memcpy(request->sender, note->sender, sizeof(request->sender));
+	wh_text_clean(request->sender);
+	memcpy(request->data, note->buffer, note->length);
+	pthread_mutex_lock(&server->lock);
+	if (server->request_count < REQUESTS_MAX) {
+		*server->last = request;
+		server->last = &request->next;
+		server->request_count++;
+		request = NULL;
+		pthread_cond_signal(&server->changed);
+	}
+	pthread_mutex_unlock(&server->lock);
+	free(request);
+}
+
+/* ---- start and stop -------------------------------------------------------------------------- */
+
+static int server_init(struct weights_server *server, const struct weights_offer *offers,
+		       size_t count)
+{
+	uint8_t machine[WH_MACHINE_SIZE];
+	pthread_condattr_t attributes;
+
+	server->last = &server->first;
+	pthread_mutex_init(&server->lock, NULL);
+	pthread_condattr_init(&attributes);
+	pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+	pthread_cond_init(&server->changed, &attributes);
+	pthread_condattr_destroy(&attributes);
+	/* The second half is the same in all containers of a machine. */
+	wh_machine_identify(machine);
+	for (int i = WH_MACHINE_SIZE / 2; i < WH_MACHINE_SIZE; i++)
+		snprintf(server->machine + 2 * (i - WH_MACHINE_SIZE / 2), 3, "%02x", machine[i]);
+	server->sets = calloc(count + 1, sizeof(*server->sets));
+	if (!server->sets)
+		return fail(ENOMEM, "out of memory");
+	for (size_t i = 0; i < count; i++) {
+		server->sets[i].server = server;
+		server->sets[i].offer = offers[i];
+	}
+	server->count = count;
+	if (pthread_create(&server->thread, NULL, serve, server))
+		return fail(EAGAIN, "cannot start a thread");
+	server->started = true;
+	return 0;
+}
+
+int weights_server_start(struct wh_engine *engine, const struct arguments *arguments,
+			 const struct weights_offer *offers, size_t count,
+			 struct weights_server **out)
+{
+	struct weights_server *server = calloc(1, sizeof(*server));
+
+	if (!server)
+		return fail(ENOMEM, "out of memory");
+	server->engine = engine;
+	server->arguments = arguments;
+	*out = server;
+	return server_init(server, offers, count);
+}
+
+static int set_stop(struct weights_set *set, int code)
+{
+	int error;
+
+	if (set->weights)
+		set_leave(set);
+	if (set->weights)
+		set_leave(set);
+	if (set->weights)
+		code = engine_undo(code, -EBUSY, "cannot leave a spread");
+	if (set->has_former)
+		pthread_join(set->retiring, NULL);
+	error = set->current.region ? wh_region_unregister(set->current.region) : 0;
+	if (!error && set->current.region)
+		error = wh_memory_free(set->server->engine, set->current.address);
+	return engine_undo(code, error, "cannot withdraw weights");
+}
+
+int weights_server_stop(struct weights_server *server, int code)
+{
+	if (!server)
+		return code;
+	pthread_mutex_lock(&server->lock);
+	server->ending = true;
+	pthread_cond_signal(&server->changed);
+	pthread_mutex_unlock(&server->lock);
+	if (server->started)
+		pthread_join(server->thread, NULL);
+	for (size_t i = 0; i < server->count; i++)
+		code = set_stop(&server->sets[i], code);
+	while (server->first) {
+		struct request *request = server->first;
+
+		server->first = request->next;
+		free(request);
+	}
+	pthread_cond_destroy(&server->changed);
+	pthread_mutex_destroy(&server->lock);
+	free(server->sets);
+	free(server);
+	return code;
+}
