@@ -507,6 +507,17 @@ int parse_size(const char *text, const char *what, uint64_t *out)
 	return -1;
 }
 
+int parse_size_option(const struct arguments *arguments, const char *name, uint64_t *out)
+{
+	const char *text = argument(arguments, name);
+
+	if (!text)
+		return 0;
+	if (parse_size(text, name, out))
+		return EXIT_USAGE;
+	return *out ? 0 : usage_error("--%s is 0", name);
+}
+
 int parse_count(const char *text, const char *what, uint64_t lowest, uint64_t most, uint64_t *out)
 {
 	const char *at = text;

@@ -89,6 +89,10 @@ int check_subcommand(const struct arguments *arguments);
 int parse_size(const char *text, const char *what, uint64_t *out);
 int parse_count(const char *text, const char *what, uint64_t least, uint64_t most, uint64_t *out);
 
+/* The same for the value of an option, which is not 0; *out stays as it is if the option is not
+ * given. 0, or EXIT_USAGE after a usage error. */
+int parse_size_option(const struct arguments *arguments, const char *name, uint64_t *out);
+
 /* As parse_size(), without a message. False: `text` is not a size. */
 bool read_size(const char *text, uint64_t *out);
 

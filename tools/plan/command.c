@@ -37,26 +37,15 @@ static int plan_show(const struct arguments *arguments, const struct wh_plan *pl
 	return code;
 }
 
-static int size_option(const struct arguments *arguments, const char *name, uint64_t *out)
-{
-	const char *text = argument(arguments, name);
-
-	if (!text)
-		return 0;
-	if (parse_size(text, name, out))
-		return EXIT_USAGE;
-	return *out ? 0 : usage_error("--%s is 0", name);
-}
-
 static int plan_run(const struct arguments *arguments)
 {
 	struct wh_layout *layouts[2] = { NULL, NULL };
 	struct wh_plan_options options = { 0 };
 	struct wh_plan *plan;
-	int error = 0, code = size_option(arguments, "chunk", &options.chunk);
+	int error = 0, code = parse_size_option(arguments, "chunk", &options.chunk);
 
 	if (!code)
-		code = size_option(arguments, "piece", &options.piece);
+		code = parse_size_option(arguments, "piece", &options.piece);
 	if (code)
 		return code;
 	for (int side = 0; side < 2 && !error; side++)

@@ -395,7 +395,9 @@ static int region_publish(struct weights_set *set)
 		if (error == -EEXIST)
 			usleep(100);
 	} while (error == -EEXIST && wh_now() < deadline);
-	set->current = error ? (struct copy){ 0 } : set->coming;
+	set->current = set->coming;
+	if (error)
+		memset(&set->current, 0, sizeof(set->current));
 	return error;
 }
 

@@ -30,17 +30,6 @@
 
 /* ---- the command line ------------------------------------------------------------------------ */
 
-static int size_option(const struct arguments *arguments, const char *name, uint64_t *out)
-{
-	const char *text = argument(arguments, name);
-
-	if (!text)
-		return 0;
-	if (parse_size(text, name, out))
-		return EXIT_USAGE;
-	return *out ? 0 : usage_error("--%s is 0", name);
-}
-
 static int receivers_parse(struct spread *spread)
 {
 	const struct arguments *arguments = spread->arguments;
@@ -70,9 +59,9 @@ static int spread_parse(struct spread *spread)
 	int code = engine_parse_stall(arguments);
 
 	if (!code)
-		code = size_option(arguments, "chunk", &spread->chunk);
+		code = parse_size_option(arguments, "chunk", &spread->chunk);
 	if (!code)
-		code = size_option(arguments, "piece", &spread->piece);
+		code = parse_size_option(arguments, "piece", &spread->piece);
 	spread->path = arguments->operands[0];
 	spread->quiet = argument(arguments, "quiet");
 	spread->json = argument(arguments, "json");
