@@ -83,7 +83,7 @@ hand_on=(--separate-hosts --chunk 512KiB --piece 128KiB)
 
 head -c 12000017 /dev/urandom >one
 head -c 11000000 /dev/urandom >two
-head -c 3000000 /dev/urandom >small
+head -c 1500000 /dev/urandom >small
 
 # ---- wrong arguments ----------------------------------------------------------------------------
 
@@ -192,7 +192,7 @@ serve --weights host:64MiB:other --name other
 other=$url
 serve --weights host:1MiB:model --name narrow
 narrow=$url
-refused 2 "$narrow: 'model' takes files of up to 1 MiB, not 3000000 bytes" \
+refused 2 "$narrow: 'model' takes files of up to 1 MiB, not 1500000 bytes" \
 	spread small "${urls[@]}" "$narrow" && [ "$(wc -l <err)" = 1 ] && [ ! -s out ] &&
 	refused 2 "takes files of up to 64 MiB" spread large "${urls[@]}" --dry-run &&
 	[ "$(wc -l <err)" = 4 ] && all_have one "${urls[@]/%//model}"
@@ -221,6 +221,18 @@ refused 2 "" spread small "$url" &&
 verdict "who has no key has no right" $?
 [ "$before" = "$(sha256sum <one)" ]
 verdict "the file is only read" $?
+
+# ---- GPU memory ---------------------------------------------------------------------------------
+
+if [ -n "${TEST_CUDA-}" ]; then
+	end
+	export WHERRY_CUDA=$TEST_CUDA
+	start --weights cuda:0:8MiB:model -- g1 g2
+	spread small "${urls[@]}" "${hand_on[@]}" --json && all_have small "${urls[@]/%//model}" &&
+		"$wherry" ls "${urls[0]}" | grep -q '1500000 bytes *device *r- *model'
+	verdict "to the memory of GPUs" $?
+	unset WHERRY_CUDA
+fi
 
 # ---- failures in the middle ---------------------------------------------------------------------
 
