@@ -73,6 +73,8 @@ void wh_gpus_pinned_free(struct wh_gpus *gpus);
 void wh_gpus_job_added(struct wh_gpus *gpus);
 /* Setting `ctas`: CTAs of each launch; 0: chosen for each launch. */
 uint32_t wh_gpus_ctas(const struct wh_gpus *gpus);
+/* Setting `model_first`: do transfers yield to other kernels? */
+bool wh_gpus_yield(const struct wh_gpus *gpus);
 /* Reserve contiguous bytes of the ring for the turn's job, at offset *at of `ring`, ring_host and
  * ring_device. False: the ring has no room, or the turn has failed. */
 bool wh_gpu_stream_reserve(struct wh_gpu_stream_turn *turn, uint64_t bytes, uint64_t *at);

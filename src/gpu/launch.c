@@ -213,7 +213,8 @@ static uint32_t stream_ctas(const struct wh_gpu_stream *stream, int variant, uin
 
 	return wanted ? (uint32_t)wanted :
 			wh_blocks_ctas((enum wh_blocks_variant)variant, stream->way, block_length,
-				       (uint32_t)stream->gpu->device->processors);
+				       (uint32_t)stream->gpu->device->processors,
+				       wh_gpus_yield(stream->gpu->gpus));
 }
 
 uint32_t wh_gpu_stream_ctas(const struct wh_gpu_stream *stream, uint64_t count, uint64_t length)

@@ -31,6 +31,11 @@ uint32_t wh_gpus_ctas(const struct wh_gpus *gpus)
 	return (uint32_t)gpus->config->number[WH_SETTING_CTAS];
 }
 
+bool wh_gpus_yield(const struct wh_gpus *gpus)
+{
+	return gpus->config->number[WH_SETTING_MODEL_FIRST];
+}
+
 /* Everything in flight has ended or never will. A failed context accepts no work any more, and the
  * driver creates no other in its place while the process lives. */
 void wh_gpu_stream_fail(struct wh_gpu_stream *stream, int error, const char *text)
@@ -105,17 +110,20 @@ err_free:
 	return error;
 }
 
+/* A lower priority is a greater number. On today's GPUs the lowest is that of an ordinary stream.
+ */
 static int stream_create_handle(struct wh_cuda *cuda, const struct wh_gpu_stream *stream,
 				CUstream *out)
 {
 	const struct wh_cuda_device *device = stream->gpu->device;
+	bool last = wh_gpus_yield(stream->gpu->gpus) && !stream->urgent;
 	int least = 0, greatest = 0;
 
 	if (!cuda->cuStreamCreateWithPriority || !cuda->cuCtxGetStreamPriorityRange)
 		return wh_cuda_call_on(cuda, device, cuStreamCreate, out, CUDA_STREAM_NON_BLOCKING);
 	cuda->cuCtxGetStreamPriorityRange(&least, &greatest);
 	return wh_cuda_call_on(cuda, device, cuStreamCreateWithPriority, out,
-			       CUDA_STREAM_NON_BLOCKING, stream->urgent ? greatest : least);
+			       CUDA_STREAM_NON_BLOCKING, last ? least : greatest);
 }
 
 /* Inside a scope of the stream's context. */

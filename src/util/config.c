@@ -344,6 +344,15 @@ static const struct setting settings[WH_SETTING_COUNT] = {
 		.least = 0,
 		.most = 65536,
 	},
+	[WH_SETTING_MODEL_FIRST] = {
+		.row = { "model_first", "WHERRY_MODEL_FIRST", "1", "bool",
+			 "a GPU's other kernels, such as a model's, go first: transfers have the "
+			 "lowest stream priority and fewer CTAs; 0: the highest, and more" },
+		.number = parse_bool,
+		.least = 0,
+		.most = 1,
+		.wants = "0 or 1",
+	},
 	[WH_SETTING_COPY_THREADS] = {
 		.row = { "copy_threads", "WHERRY_COPY_THREADS", "0", "count",
 			 "threads that copy memory, for self and for shm; 0: by the number of "

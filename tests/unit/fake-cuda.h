@@ -15,11 +15,12 @@
 
 #define MIB ((size_t)1 << 20)
 
-/* An engine that uses the driver at `path`. */
-static inline struct wh_engine *engine_with(const char *path)
+/* An engine that uses the driver at `path`, with two more settings (NULL: none). */
+static inline struct wh_engine *engine_with_settings(const char *path, const char *first,
+						     const char *second)
 {
 	struct wh_engine_options options = { .size = sizeof(options), .listen = "none" };
-	const char *config[2] = { NULL };
+	const char *config[] = { NULL, first, second, NULL };
 	struct wh_engine *engine;
 	char text[300];
 
@@ -28,6 +29,11 @@ static inline struct wh_engine *engine_with(const char *path)
 	options.config = config;
 	assert_int_equal(wh_engine_open(&options, &engine), 0);
 	return engine;
+}
+
+static inline struct wh_engine *engine_with(const char *path)
+{
+	return engine_with_settings(path, NULL, NULL);
 }
 
 /* A function of the fake driver: tests/fake/fake-control.h. */

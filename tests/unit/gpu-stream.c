@@ -391,6 +391,43 @@ static void costs__choice(void **state)
 	assert_int_equal(wh_gpu_stream_ctas(&stream, 1000, 8), 0);
 }
 
+/* A stream's priority, and the CTAs of a launch of many blocks of 4 KiB. */
+static void first_check(const char *first, const char *second, enum wh_blocks_way way, bool urgent,
+			int priority, uint32_t ctas)
+{
+	int (*priority_of)(void *, int *) = fake_symbol("cuStreamGetPriority");
+	struct wh_engine *engine = engine_with_settings(getenv("TEST_CUDA"), first, second);
+	struct wh_gpu_stream *stream;
+	int found = 1;
+
+	AS_APPLICATION(engine, 0, (void)0);
+	assert_int_equal(
+		wh_gpus_stream(engine->gpus, &engine->cuda->devices[0], NULL, way, urgent, &stream),
+		0);
+	assert_int_equal(priority_of(stream->handle, &found), 0);
+	assert_int_equal(found, priority);
+	assert_int_equal(wh_gpu_stream_ctas(stream, 100000, 4096), ctas);
+	assert_int_equal(wh_engine_close(engine), 0);
+}
+
+/* The fake driver's priorities are 0, the lowest, to -5. */
+static void streams__who_goes_first(void **state)
+{
+	(void)state;
+	/* By default the model. */
+	first_check(NULL, NULL, WH_BLOCKS_TO_HOST, false, 0, 2);
+	first_check(NULL, NULL, WH_BLOCKS_FROM_HOST, false, 0, 8);
+	first_check("model_first=1", NULL, WH_BLOCKS_TO_HOST, false, 0, 2);
+	first_check("model_first=0", NULL, WH_BLOCKS_TO_HOST, false, -5, 8);
+	first_check("model_first=0", NULL, WH_BLOCKS_FROM_HOST, false, -5, 8);
+	/* Batches of the priority `latency` never wait behind others. */
+	first_check(NULL, NULL, WH_BLOCKS_TO_HOST, true, -5, 2);
+	/* A number that is set holds for every way. */
+	first_check("ctas=5", NULL, WH_BLOCKS_TO_HOST, false, 0, 5);
+	first_check("ctas=5", "model_first=0", WH_BLOCKS_TO_HOST, false, -5, 5);
+	first_check("ctas=5", NULL, WH_BLOCKS_FROM_HOST, false, 0, 5);
+}
+
 static void costs__probe(void **state)
 {
 	struct bench *b = malloc(sizeof(*b));
@@ -554,6 +591,7 @@ int main(void)
 		cmocka_unit_test(pairs__long_ones),
 		cmocka_unit_test(blocks__against_a_model),
 		cmocka_unit_test(costs__choice),
+		cmocka_unit_test(streams__who_goes_first),
 		cmocka_unit_test(costs__probe),
 		cmocka_unit_test(lessons__pairs_after_a_noisy_look),
 		cmocka_unit_test(lessons__blocks_after_a_noisy_look),

@@ -313,20 +313,35 @@ static void shape__variants(void **state)
 static void ctas__defaults(void **state)
 {
 	(void)state;
-	assert_int_equal(wh_blocks_ctas(WH_BLOCKS_16, WH_BLOCKS_PUSH, 4096, 132), 32);
-	assert_int_equal(wh_blocks_ctas(WH_BLOCKS_16, WH_BLOCKS_PUSH, 65536, 132), 64);
-	assert_int_equal(wh_blocks_ctas(WH_BLOCKS_4, WH_BLOCKS_PUSH, 65536, 132), 132);
-	assert_int_equal(wh_blocks_ctas(WH_BLOCKS_16, WH_BLOCKS_PULL, 4096, 132), 16);
-	assert_int_equal(wh_blocks_ctas(WH_BLOCKS_16, WH_BLOCKS_TO_HOST, 4096, 132), 8);
-	assert_int_equal(wh_blocks_ctas(WH_BLOCKS_16, WH_BLOCKS_FROM_HOST, 4096, 132), 8);
-	assert_int_equal(wh_blocks_ctas(WH_BLOCKS_16, WH_BLOCKS_WITHIN, 4096, 132), 132);
+	assert_int_equal(wh_blocks_ctas(WH_BLOCKS_16, WH_BLOCKS_PUSH, 4096, 132, false), 32);
+	assert_int_equal(wh_blocks_ctas(WH_BLOCKS_16, WH_BLOCKS_PUSH, 65536, 132, false), 64);
+	assert_int_equal(wh_blocks_ctas(WH_BLOCKS_4, WH_BLOCKS_PUSH, 65536, 132, false), 132);
+	assert_int_equal(wh_blocks_ctas(WH_BLOCKS_16, WH_BLOCKS_PULL, 4096, 132, false), 16);
+	assert_int_equal(wh_blocks_ctas(WH_BLOCKS_16, WH_BLOCKS_TO_HOST, 4096, 132, false), 8);
+	assert_int_equal(wh_blocks_ctas(WH_BLOCKS_16, WH_BLOCKS_FROM_HOST, 4096, 132, false), 8);
+	assert_int_equal(wh_blocks_ctas(WH_BLOCKS_16, WH_BLOCKS_WITHIN, 4096, 132, false), 132);
 	/* Never more than one for each multiprocessor, and never none. */
-	assert_int_equal(wh_blocks_ctas(WH_BLOCKS_16, WH_BLOCKS_PUSH, 4096, 14), 14);
-	assert_int_equal(wh_blocks_ctas(WH_BLOCKS_16, WH_BLOCKS_WITHIN, 4096, 0), 1);
+	assert_int_equal(wh_blocks_ctas(WH_BLOCKS_16, WH_BLOCKS_PUSH, 4096, 14, false), 14);
+	assert_int_equal(wh_blocks_ctas(WH_BLOCKS_16, WH_BLOCKS_WITHIN, 4096, 0, false), 1);
 	for (int variant = WH_BLOCKS_8; variant < WH_BLOCKS_VARIANTS; variant++)
 		assert_int_equal(wh_blocks_ctas((enum wh_blocks_variant)variant, WH_BLOCKS_TO_HOST,
-						4096, 108),
+						4096, 108, false),
 				 108);
+}
+
+static void ctas__yield(void **state)
+{
+	(void)state;
+	assert_int_equal(wh_blocks_ctas(WH_BLOCKS_16, WH_BLOCKS_TO_HOST, 4096, 132, true), 2);
+	assert_int_equal(wh_blocks_ctas(WH_BLOCKS_16, WH_BLOCKS_TO_HOST, 1 << 20, 132, true), 2);
+	assert_int_equal(wh_blocks_ctas(WH_BLOCKS_16, WH_BLOCKS_TO_HOST, 4096, 1, true), 1);
+	/* What was not measured, or gains nothing, stays. */
+	assert_int_equal(wh_blocks_ctas(WH_BLOCKS_16, WH_BLOCKS_TO_HOST, 4080, 132, true), 8);
+	assert_int_equal(wh_blocks_ctas(WH_BLOCKS_8, WH_BLOCKS_TO_HOST, 4096, 132, true), 132);
+	for (enum wh_blocks_way way = 0; way < WH_BLOCKS_WAYS; way++)
+		if (way != WH_BLOCKS_TO_HOST)
+			assert_int_equal(wh_blocks_ctas(WH_BLOCKS_16, way, 65536, 132, true),
+					 wh_blocks_ctas(WH_BLOCKS_16, way, 65536, 132, false));
 }
 
 static void shape__covers(void **state)
@@ -383,7 +398,8 @@ int main(void)
 		cmocka_unit_test(walk__plain),        cmocka_unit_test(check__errnos),
 		cmocka_unit_test(check__text),        cmocka_unit_test(images__embedded),
 		cmocka_unit_test(shape__variants),    cmocka_unit_test(ctas__defaults),
-		cmocka_unit_test(shape__covers),      cmocka_unit_test(shape__too_much),
+		cmocka_unit_test(ctas__yield),        cmocka_unit_test(shape__covers),
+		cmocka_unit_test(shape__too_much),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -200,7 +200,7 @@ static int kernel_prepare(struct bench_gpu_limit *limit, uint32_t ctas)
 		limit->way[i].ctas = ctas ? ctas :
 					    wh_blocks_ctas(wh_blocks_widest(limit->row.layout.size),
 							   way_of(limit, i), limit->row.layout.size,
-							   (uint32_t)processors);
+							   (uint32_t)processors, false);
 		error = lists_upload(limit, &limit->way[i]);
 	}
 	return error;
