@@ -2,7 +2,6 @@
 /* The engine: opening and closing it, with its threads, identity, transports and registry. */
 #include <errno.h>
 #include <fcntl.h>
-#include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,6 +34,7 @@
 #include "transport/transport.h"
 #include "util/clock.h"
 #include "util/config.h"
+#include "util/cpus.h"
 #include "util/error.h"
 #include "util/list.h"
 #include "util/loop.h"
@@ -120,20 +120,14 @@ static int engine_start_loops(struct wh_engine *engine)
 	int64_t wanted = engine->config.number[WH_SETTING_THREADS];
 	bool spin = engine->config.number[WH_SETTING_SPIN] != 0;
 	struct wh_turns *turns = engine->turns;
-	long cpus = sysconf(_SC_NPROCESSORS_ONLN);
-	cpu_set_t may;
 	char name[24];
 	int error;
 
-	/* The CPUs that this process may use. */
-	if (!sched_getaffinity(0, sizeof(may), &may))
-		cpus = CPU_COUNT(&may);
 	if (turns)
 		wanted = 1;
-	/* One thread cannot keep up with several connections, even on two CPUs, nor four threads
-	 * with 16 connections. Spinning threads occupy their CPUs, so have fewer. */
 	if (!wanted)
-		wanted = cpus < 2 ? 1 : cpus < 4 ? 2 : cpus < 16 || spin ? 4 : 8;
+		wanted = wh_cpus_threads(
+			wh_cpus(), (unsigned)engine->config.number[WH_SETTING_CONNECTIONS], spin);
 	engine->loops = calloc((size_t)wanted, sizeof(*engine->loops));
 	if (!engine->loops)
 		return wh_fail(ENOMEM, "wh_engine_open: no memory");

@@ -4,7 +4,6 @@
 #include "gpu/stream.h"
 
 #include <errno.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,6 +11,7 @@
 #include "gpu/gpus.h"
 #include "util/clock.h"
 #include "util/config.h"
+#include "util/cpus.h"
 #include "util/error.h"
 #include "util/list.h"
 #include "util/log.h"
@@ -246,7 +246,6 @@ int wh_gpus_open(struct wh_cuda *cuda, const struct wh_config *config, const str
 		 struct wh_turns *turns, struct wh_gpus **out)
 {
 	struct wh_gpus *gpus = calloc(1, sizeof(*gpus));
-	cpu_set_t cpus;
 
 	if (!gpus)
 		return wh_fail(ENOMEM, "no memory for the engine's GPUs");
@@ -261,7 +260,7 @@ int wh_gpus_open(struct wh_cuda *cuda, const struct wh_config *config, const str
 		wh_list_init(&gpus->pools[i].slots);
 		wh_list_init(&gpus->pools[i].waiters);
 	}
-	gpus->many_cpus = sched_getaffinity(0, sizeof(cpus), &cpus) || CPU_COUNT(&cpus) > 4;
+	gpus->many_cpus = wh_cpus() > 4;
 	gpus->spin_for = gpus->many_cpus ? SPIN_FOR : SPIN_FOR_FEW_CPUS;
 	gpus->turns = turns;
 	gpus->poller = (struct wh_poller){ .poll = wh_gpus_poll_turn, .next = wh_gpus_next_turn };

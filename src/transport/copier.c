@@ -5,7 +5,6 @@
 #include "transport/copier.h"
 
 #include <errno.h>
-#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 #ifdef __SSE2__
@@ -18,6 +17,7 @@
 #include "transport/fragment.h"
 #include "transport/transport.h"
 #include "util/clock.h"
+#include "util/cpus.h"
 #include "util/futex.h"
 #include "util/list.h"
 #include "util/thread.h"
@@ -600,20 +600,19 @@ static void copier_init(struct wh_copier *copier, struct wh_turns *turns, unsign
 
 /* On a small machine one thread and the waiter use most of the memory bandwidth, and a second
  * thread would only take a CPU away from the program. */
-static unsigned copier_threads(int count)
+static unsigned copier_threads(unsigned count)
 {
 	if (count <= FEW_CPUS)
 		return 1;
 	return count < 4 * THREADS_LEAST ? THREADS_LEAST :
 	       count > 4 * THREADS_MOST  ? THREADS_MOST :
-					   (unsigned)count / 4;
+					   count / 4;
 }
 
 void wh_copier_init(struct wh_copier *copier, struct wh_turns *turns, unsigned threads,
 		    uint64_t shared_from)
 {
-	cpu_set_t cpus;
-	int count = sched_getaffinity(0, sizeof(cpus), &cpus) ? FEW_CPUS + 1 : CPU_COUNT(&cpus);
+	unsigned count = wh_cpus();
 
 	copier_init(copier, turns, threads ? threads : copier_threads(count), WH_CHUNK_BYTES);
 	copier->shared_from = shared_from       ? shared_from :

@@ -243,7 +243,7 @@ static const struct setting settings[WH_SETTING_COUNT] = {
 	},
 	[WH_SETTING_THREADS] = {
 		.row = { "threads", "WHERRY_THREADS", "0", "count",
-			 "progress threads; 0: by the number of CPUs" },
+			 "progress threads; 0: by the number of CPUs and of connections" },
 		.number = parse_count,
 		.least = 0,
 		.most = 256,

@@ -16,7 +16,7 @@ enum wh_setting {
 	WH_SETTING_REQUIRE,
 	WH_SETTING_LISTEN, /* text: ADDRESS:PORT, or "none" */
 	WH_SETTING_CONNECTIONS, /* count: TCP data connections to a peer */
-	WH_SETTING_THREADS, /* count: progress threads; 0: by the number of CPUs */
+	WH_SETTING_THREADS, /* count: progress threads; 0: by CPUs and connections */
 	WH_SETTING_SPIN, /* bool: progress threads and waiters spin instead of sleeping */
 	WH_SETTING_TIMEOUT, /* ms: a peer that does not answer within this time is lost */
 	WH_SETTING_IDLE, /* ms: data connections that are idle for this long are closed */
