@@ -594,6 +594,11 @@ void wh_batch_count_unseen(const struct wh_batch *batch, int more)
 	atomic_fetch_add_explicit(&batch->peer->unseen, (uint32_t)more, memory_order_relaxed);
 }
 
+bool wh_batch_is_waited(const struct wh_batch *batch)
+{
+	return atomic_load_explicit(&batch->state, memory_order_relaxed) == WH_BATCH_WAITED;
+}
+
 uint32_t wh_batch_unseen(const struct wh_batch *batch)
 {
 	return atomic_load_explicit(&batch->peer->unseen, memory_order_relaxed);

@@ -72,6 +72,11 @@ struct wh_loop *wh_engine_loop(struct wh_engine *engine)
 	return &engine->loops[atomic_fetch_add(&engine->next_loop, 1) % engine->loop_count];
 }
 
+unsigned wh_engine_loops(const struct wh_engine *engine)
+{
+	return engine->loop_count;
+}
+
 /* ---- identity ------------------------------------------------------------------------------- */
 
 static int engine_random_bytes(void *out, size_t size)

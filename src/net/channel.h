@@ -8,6 +8,8 @@
 #ifndef WH_NET_CHANNEL_H
 #define WH_NET_CHANNEL_H
 
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -79,6 +81,21 @@ static inline ssize_t wh_channel_send(int fd, struct wh_channel *channel, struct
 
 	return channel ? channel->ops->send(channel, parts, count) :
 			 sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
+/* The same on a socket without a channel, if more bytes follow at once: the last of these may wait
+ * for them, so that they share a packet. If nothing follows, call wh_socket_push(). */
+static inline ssize_t wh_socket_send_more(int fd, struct iovec *parts, int count)
+{
+	struct msghdr message = { .msg_iov = parts, .msg_iovlen = (size_t)count };
+
+	return sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL | MSG_MORE);
+}
+
+/* Send what waits in the socket for more bytes. */
+static inline void wh_socket_push(int fd)
+{
+	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &(int){ 1 }, sizeof(int));
 }
 
 static inline ssize_t wh_channel_receive(int fd, struct wh_channel *channel, struct iovec *parts,

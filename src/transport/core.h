@@ -64,6 +64,8 @@ void *wh_engine_transport(const struct wh_engine *engine, enum wh_transport_id i
 struct wh_loop *wh_engine_first_loop(const struct wh_engine *engine);
 /* The loop for the next data connection, in turns. */
 struct wh_loop *wh_engine_loop(struct wh_engine *engine);
+/* How many loops there are: one where the engine has no threads. */
+unsigned wh_engine_loops(const struct wh_engine *engine);
 /* True on the engine's own threads, where waiting for the engine would never end. */
 bool wh_engine_inside(const struct wh_engine *engine);
 /* NULL: the engine has threads. Otherwise it starts none, and neither do its transports: what waits
@@ -204,6 +206,8 @@ bool wh_batch_is_running(const void *batch);
 /* False: it ends in a callback, a queue or a stream, so that no thread is expected to wait for it
  * or to poll it. */
 bool wh_batch_has_waiter(const struct wh_batch *batch);
+/* Does a thread sleep until the batch has ended? It may begin or stop at any time. */
+bool wh_batch_is_waited(const struct wh_batch *batch);
 /* How many batches to its peer are in flight as the program sees it, this one included: submitted,
  * and the program has not learned that they have ended. Only those of 32 KiB or more count. */
 uint32_t wh_batch_unseen(const struct wh_batch *batch);

@@ -147,9 +147,20 @@ void tcp_request_end(struct tcp_client *client, struct tcp_request *request, str
 
 void tcp_fragments_done(struct wh_list *done)
 {
-	struct wh_list *link;
+	struct wh_list *link, waited;
 
-	while ((link = wh_list_take(done)))
+	/* Whom this wakes may take this thread's CPU at once: let it find all of them done, instead
+	 * of sleeping again for each. */
+	wh_list_init(&waited);
+	while ((link = wh_list_take(done))) {
+		struct wh_fragment *fragment = wh_container(link, struct wh_fragment, link);
+
+		if (wh_batch_is_waited(fragment->batch))
+			wh_list_append(&waited, link);
+		else
+			wh_fragment_done(fragment);
+	}
+	while ((link = wh_list_take(&waited)))
 		wh_fragment_done(wh_container(link, struct wh_fragment, link));
 }
 
@@ -252,6 +263,24 @@ static int flow_next_request(struct tcp_client *client)
 	return 0;
 }
 
+/* Does another request follow the one that is being sent? A guess: it may be cancelled meanwhile.
+ */
+static bool flow_continues(const struct tcp_client *client)
+{
+	return !client->channel && client->out_left &&
+	       (client->queue_count ||
+		atomic_load_explicit(&client->waiting, memory_order_relaxed)) &&
+	       atomic_load_explicit(&client->outstanding, memory_order_relaxed) < TCP_WINDOW;
+}
+
+/* Nothing follows, for now. */
+static void flow_push(struct tcp_client *client)
+{
+	if (client->corked)
+		wh_socket_push(client->source.fd);
+	client->corked = false;
+}
+
 int tcp_flow_send(struct tcp_client *client, bool owner)
 {
 	struct iovec vector[TCP_VECTOR];
@@ -265,8 +294,10 @@ int tcp_flow_send(struct tcp_client *client, bool owner)
 	for (;;) {
 		if (!client->sending) {
 			error = flow_next_request(client);
-			if (error)
+			if (error) {
+				flow_push(client);
 				return error;
+			}
 		}
 		/* A waiter wants the lock: let it continue, without a hand-over later. */
 		if (!owner && atomic_load_explicit(&client->claimed, memory_order_relaxed))
@@ -280,7 +311,12 @@ int tcp_flow_send(struct tcp_client *client, bool owner)
 		if (client->out_left)
 			bytes += walk_vector(client, &client->out, client->sending, false, vector,
 					     &count);
-		got = wh_channel_send(client->source.fd, client->channel, vector, count);
+		/* With 64 KiB in each the end of a request would be a second packet, which takes
+		 * the kernel as long as a full one. */
+		client->corked = flow_continues(client);
+		got = client->corked ?
+			      wh_socket_send_more(client->source.fd, vector, count) :
+			      wh_channel_send(client->source.fd, client->channel, vector, count);
 		if (got < 0 && errno == EFAULT)
 			return request_note_fault(client->sending, &client->out);
 		if (got < 0)
@@ -504,4 +540,5 @@ void tcp_flow_reset(struct tcp_client *client)
 	client->out_left = client->into_left = 0;
 	client->head_length = client->head_sent = 0;
 	client->queue_count = 0;
+	client->corked = false;
 }

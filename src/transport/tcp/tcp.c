@@ -276,6 +276,15 @@ static bool fragment_on_gpu(const struct wh_fragment *fragment)
 	return fragment_slots(fragment) == WH_SLOT_INITIATOR;
 }
 
+/* Should the loops send the fragment? If the program has many batches in flight, the thread that
+ * submits them would send the bytes of all, one after the other, however many connections there
+ * are. Reads are left alone: their bytes are sent by the peer's loops in any case. */
+static bool fragment_hand_over(const struct tcp_peer *tcp, const struct wh_fragment *fragment)
+{
+	return fragment->op == WH_WRITE && fragment->priority != WH_PRIORITY_LATENCY &&
+	       fragment->bytes >= TCP_HANDED && wh_batch_unseen(fragment->batch) > tcp->inline_most;
+}
+
 static void client_start(struct tcp_client *client, bool send, bool watched, bool now)
 {
 	if (send)
@@ -318,13 +327,13 @@ static void tcp_submit_fragment(struct wh_peer *peer, void *state, struct wh_fra
 	bool latency = fragment->priority == WH_PRIORITY_LATENCY;
 	uint64_t request = request_bytes(tcp, fragment->bytes, latency);
 	uint64_t requests = (fragment->bytes + request - 1) / request;
-	bool small = fragment->bytes <= TCP_INLINE || fragment->op == WH_READ, alone;
+	bool spin = wh_engine_config(wh_peer_engine(peer))->number[WH_SETTING_SPIN];
+	bool handed = fragment_hand_over(tcp, fragment), alone;
+	bool small = (fragment->bytes <= TCP_INLINE && !handed) || fragment->op == WH_READ;
 	/* In spin mode a batch progresses in the thread that waits for it, if there is one. */
-	bool watched = wh_engine_config(wh_peer_engine(peer))->number[WH_SETTING_SPIN] &&
-		       wh_batch_has_waiter(fragment->batch);
-	struct tcp_client *client;
-
+	bool watched = spin && wh_batch_has_waiter(fragment->batch);
 	enum wh_slot_use slots = fragment_slots(fragment);
+	struct tcp_client *client;
 
 	tcp_of(fragment)->staged = slots != WH_SLOT_USES;
 	tcp_of(fragment)->slots = (uint8_t)slots;
@@ -398,7 +407,8 @@ static void tcp_progress(struct wh_peer *peer, void *state, struct wh_batch *bat
 		/* A staged fragment is completed by a GPU, not by a socket. */
 		several |= tcp_of(fragment)->staged || fragment->owner == SEVERAL ||
 			   (owner && owner != fragment->owner);
-		large |= fragment->bytes > TCP_INLINE && !spin;
+		large |= (fragment->bytes > TCP_INLINE && !spin) ||
+			 fragment_hand_over(tcp, fragment);
 		owner = fragment->owner;
 	}
 	pthread_mutex_unlock(&tcp->lock);
@@ -472,10 +482,21 @@ static int peer_learn_address(struct tcp_peer *tcp, char why[WH_REFUSAL])
 	return -EOPNOTSUPP;
 }
 
+/* How many batches in flight the submitting thread sends by itself: fragment_hand_over(). */
+static uint32_t peer_inline_most(struct wh_peer *peer, unsigned connections)
+{
+	const struct wh_engine *engine = wh_peer_engine(peer);
+	unsigned loops = wh_engine_loops(engine);
+
+	if (loops < 2 || connections < 2 || wh_engine_config(engine)->number[WH_SETTING_SPIN])
+		return UINT32_MAX; /* nobody to hand over to, or the waiters do it */
+	return loops < TCP_FEW_LOOPS ? TCP_INLINE_FEW : TCP_INLINE_MANY;
+}
+
 static int tcp_peer_open(struct wh_peer *peer, void **state, char why[WH_REFUSAL])
 {
-	unsigned count =
-		(unsigned)wh_engine_config(wh_peer_engine(peer))->number[WH_SETTING_CONNECTIONS];
+	const struct wh_config *config = wh_engine_config(wh_peer_engine(peer));
+	unsigned count = (unsigned)config->number[WH_SETTING_CONNECTIONS];
 	struct tcp_peer *tcp = calloc(1, sizeof(*tcp) + (count + 1) * sizeof(tcp->clients[0]));
 	int error;
 
@@ -485,6 +506,7 @@ static int tcp_peer_open(struct wh_peer *peer, void **state, char why[WH_REFUSAL
 	}
 	tcp->peer = peer;
 	tcp->count = count;
+	tcp->inline_most = peer_inline_most(peer, count);
 	error = peer_learn_address(tcp, why);
 	if (error) {
 		free(tcp);

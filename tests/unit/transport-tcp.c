@@ -1,0 +1,211 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* transport-tcp.c: which threads send the bytes of batches, and that none of them stay in a socket
+ * for others to follow */
+#include "unit.h"
+
+#include <dlfcn.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <sys/socket.h>
+
+#include <wherry/wherry.h>
+
+#define BLOCK ((size_t)64 << 10)
+#define MANY 32
+#define ROUNDS 20
+#define PAYLOAD (8u << 10) /* bytes; a shorter send has no payload of a batch, or its end */
+#define SOCKETS 1024
+
+static pthread_t program; /* the thread that submits and waits */
+static _Atomic uint64_t by_program, by_others; /* bytes sent */
+static _Atomic bool held[SOCKETS]; /* the socket may hold bytes back until others follow */
+static _Atomic unsigned holds;
+
+/* ---- between the library and the system ----------------------------------------------------- */
+
+ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
+{
+	static ssize_t (*_Atomic real)(int, const struct msghdr *, int);
+	ssize_t got;
+
+	if (!atomic_load(&real))
+		atomic_store(&real, (ssize_t(*)(int, const struct msghdr *, int))dlsym(RTLD_NEXT,
+										       "sendmsg"));
+	got = atomic_load(&real)(fd, message, flags);
+	if (got > 0 && fd < SOCKETS) {
+		atomic_store(&held[fd], flags & MSG_MORE);
+		atomic_fetch_add(&holds, flags & MSG_MORE ? 1 : 0);
+	}
+	if (got >= (ssize_t)PAYLOAD)
+		atomic_fetch_add(pthread_equal(pthread_self(), program) ? &by_program : &by_others,
+				 (uint64_t)got);
+	return got;
+}
+
+int setsockopt(int fd, int level, int name, const void *value, socklen_t length)
+{
+	static int (*_Atomic real)(int, int, int, const void *, socklen_t);
+
+	if (!atomic_load(&real))
+		atomic_store(&real, (int (*)(int, int, int, const void *, socklen_t))dlsym(
+					    RTLD_NEXT, "setsockopt"));
+	if (level == IPPROTO_TCP && name == TCP_NODELAY && fd < SOCKETS)
+		atomic_store(&held[fd], false);
+	return atomic_load(&real)(fd, level, name, value, length);
+}
+
+/* ---- two engines ---------------------------------------------------------------------------- */
+
+struct pair {
+	struct wh_engine *owner, *engine;
+	struct wh_peer *peer;
+	struct wh_region *target, *source;
+	struct wh_batch *batch[MANY];
+	uint8_t *to, *from;
+};
+
+static void pair_open(struct pair *pair, const char *threads)
+{
+	const char *const config[] = { "transports=tcp", "connections=4", threads, NULL };
+	struct wh_engine_options options = { .size = sizeof(options), .config = config };
+	struct wh_region_options access = { .size = sizeof(access),
+					    .name = "target",
+					    .access = WH_ACCESS_WRITE };
+	struct wh_remote remote;
+
+	pair->to = calloc(MANY, BLOCK);
+	pair->from = calloc(MANY, BLOCK);
+	assert_true(pair->to && pair->from);
+	options.listen = "127.0.0.1:0";
+	assert_int_equal(wh_engine_open(&options, &pair->owner), 0);
+	options.listen = "none";
+	assert_int_equal(wh_engine_open(&options, &pair->engine), 0);
+	assert_int_equal(
+		wh_region_register(pair->owner, pair->to, MANY * BLOCK, &access, &pair->target), 0);
+	assert_int_equal(
+		wh_region_register(pair->engine, pair->from, MANY * BLOCK, NULL, &pair->source), 0);
+	assert_int_equal(wh_peer_open(pair->engine, wh_engine_url(pair->owner), NULL, &pair->peer),
+			 0);
+	assert_int_equal(wh_peer_find(pair->peer, "target", WH_FOREVER, &remote), 0);
+	for (size_t i = 0; i < MANY; i++) {
+		struct wh_transfer transfer = { .local = pair->source,
+						.local_offset = i * BLOCK,
+						.remote = remote.id,
+						.remote_offset = i * BLOCK,
+						.length = BLOCK,
+						.op = WH_WRITE };
+
+		assert_int_equal(wh_batch_new(pair->peer, NULL, &pair->batch[i]), 0);
+		assert_int_equal(wh_batch_add(pair->batch[i], &transfer, 1), 0);
+	}
+}
+
+static void pair_close(struct pair *pair)
+{
+	for (size_t i = 0; i < MANY; i++)
+		assert_int_equal(wh_batch_free(pair->batch[i]), 0);
+	assert_int_equal(wh_region_unregister(pair->source), 0);
+	assert_int_equal(wh_peer_close(pair->peer), 0);
+	assert_int_equal(wh_engine_close(pair->engine), 0);
+	assert_int_equal(wh_region_unregister(pair->target), 0);
+	assert_int_equal(wh_engine_close(pair->owner), 0);
+	free(pair->to);
+	free(pair->from);
+}
+
+static void finish(struct wh_batch *batch)
+{
+	assert_int_equal(wh_batch_wait_for(batch, WH_FOREVER), 0);
+	assert_int_equal(wh_batch_status(batch), 0);
+}
+
+/* Move all blocks, `flight` at a time, so often, and count who sends them. */
+static void move(struct pair *pair, size_t flight)
+{
+	for (size_t i = 0; i < MANY; i++) { /* opens the connections */
+		assert_int_equal(wh_batch_submit(pair->batch[i]), 0);
+		finish(pair->batch[i]);
+	}
+	atomic_store(&by_program, 0);
+	atomic_store(&by_others, 0);
+	for (unsigned round = 1; round <= ROUNDS; round++) {
+		memset(pair->from, (int)round, MANY * BLOCK);
+		for (size_t first = 0; first < MANY; first += flight) {
+			for (size_t i = first; i < first + flight; i++)
+				assert_int_equal(wh_batch_submit(pair->batch[i]), 0);
+			for (size_t i = first; i < first + flight; i++)
+				finish(pair->batch[i]);
+		}
+		assert_memory_equal(pair->to, pair->from, MANY * BLOCK);
+		/* Whatever was to follow has followed, or the socket was told that it will not. */
+		for (size_t fd = 0; fd < SOCKETS; fd++)
+			assert_false(atomic_load(&held[fd]));
+	}
+}
+
+/* ---- who sends ------------------------------------------------------------------------------ */
+
+/* The thread that submits a batch and waits for it needs no other. */
+static void write__one_in_flight(void **state)
+{
+	struct pair pair;
+
+	(void)state;
+	pair_open(&pair, "threads=4");
+	move(&pair, 1);
+	assert_true(atomic_load(&by_program) > atomic_load(&by_others));
+	pair_close(&pair);
+}
+
+/* One thread would send all of them, one after the other. */
+static void write__many_in_flight(void **state)
+{
+	struct pair pair;
+
+	(void)state;
+	pair_open(&pair, "threads=4");
+	move(&pair, MANY);
+	assert_true(atomic_load(&by_others) > atomic_load(&by_program));
+	pair_close(&pair);
+}
+
+/* Nobody to hand over to: everything arrives all the same. */
+static void write__one_loop(void **state)
+{
+	struct pair pair;
+
+	(void)state;
+	pair_open(&pair, "threads=1");
+	move(&pair, MANY);
+	pair_close(&pair);
+}
+
+/* Bytes that wait for others share a packet with these. Until a connection's thread finds two
+ * requests at once, which is a matter of luck. */
+static void write__follows(void **state)
+{
+	struct pair pair;
+
+	(void)state;
+	pair_open(&pair, "threads=2");
+	atomic_store(&holds, 0);
+	while (!atomic_load(&holds))
+		move(&pair, MANY);
+	pair_close(&pair);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(write__one_in_flight),
+		cmocka_unit_test(write__many_in_flight),
+		cmocka_unit_test(write__one_loop),
+		cmocka_unit_test(write__follows),
+	};
+
+	program = pthread_self();
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
