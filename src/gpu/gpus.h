@@ -75,6 +75,9 @@ void wh_gpus_job_added(struct wh_gpus *gpus);
 uint32_t wh_gpus_ctas(const struct wh_gpus *gpus);
 /* Setting `model_first`: do transfers yield to other kernels? */
 bool wh_gpus_yield(const struct wh_gpus *gpus);
+/* Have the GPU store the semaphore when it has done all jobs submitted so far. Under stream.lock,
+ * inside a scope of its context. If the driver refuses, the stream has failed. */
+void wh_gpu_stream_store(struct wh_gpu_stream *stream);
 /* Reserve contiguous bytes of the ring for the turn's job, at offset *at of `ring`, ring_host and
  * ring_device. False: the ring has no room, or the turn has failed. */
 bool wh_gpu_stream_reserve(struct wh_gpu_stream_turn *turn, uint64_t bytes, uint64_t *at);

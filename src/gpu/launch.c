@@ -19,6 +19,9 @@
  * would cost more than it saves. */
 #define READ_IN_PLACE 4096u
 
+/* Of so many jobs in flight one may be without a store of the semaphore: turn_store_later(). */
+#define STORE_SHARE 8
+
 #define CLASSES 5
 static const uint64_t class_length[CLASSES] = { 65536, 4096, 256, 16, 1 };
 
@@ -104,11 +107,36 @@ void wh_gpu_stream_copy(struct wh_gpu_stream_turn *turn, uint64_t to, uint64_t f
 	turn_copy(turn, to, from, length);
 }
 
+void wh_gpu_stream_store(struct wh_gpu_stream *stream)
+{
+	struct wh_cuda *cuda = wh_gpus_cuda(stream->gpu->gpus);
+	int error = wh_cuda_call_on(cuda, stream->gpu->device, cuStreamWriteValue32, stream->handle,
+				    stream->semaphore->address, stream->number, 0);
+
+	stream->stored = stream->number;
+	/* A stream that refuses even this store has failed for good. */
+	if (error) {
+		wh_gpu_stream_fail(stream, error, wh_error_text());
+		cuda->cuStreamSynchronize(stream->handle);
+	}
+}
+
+/* May the turn's job leave storing the semaphore to a later one? A store is a call of the driver
+ * and work for the GPU, as a copy is. If many jobs are in flight, one store for several of them
+ * keeps their ends from the program only while the GPU works on an eighth of what it has. */
+static bool turn_store_later(const struct wh_gpu_stream_turn *turn)
+{
+	const struct wh_gpu_stream *stream = turn->stream;
+	uint32_t done = atomic_load_explicit(stream->semaphore->value, memory_order_relaxed);
+
+	return !turn->error && !stream->urgent &&
+	       stream->number - stream->stored <= (stream->number - done) / STORE_SHARE;
+}
+
 void wh_gpu_stream_end(struct wh_gpu_stream_turn *turn, struct wh_gpu_stream_job *job)
 {
 	struct wh_gpu_stream *stream = turn->stream;
 	struct wh_gpus *gpus = stream->gpu->gpus;
-	struct wh_cuda *cuda = wh_gpus_cuda(gpus);
 	bool flagged = turn->grid && !turn->error;
 
 	turn_launch(turn, true);
@@ -117,20 +145,12 @@ void wh_gpu_stream_end(struct wh_gpu_stream_turn *turn, struct wh_gpu_stream_job
 	memcpy(job->text, turn->text, sizeof(job->text));
 	/* The stream stores the semaphore if no kernel does; after a failure as well, since the
 	 * work submitted before it has to end first. */
-	if (!stream->error && (!flagged || turn->error)) {
-		int error = turn->scope.context ?
-				    wh_cuda_call_on(cuda, stream->gpu->device, cuStreamWriteValue32,
-						    stream->handle, stream->semaphore->address,
-						    stream->number, 0) :
-				    turn->error;
-
-		/* A stream that refuses even this store has failed for good. */
-		if (error) {
-			wh_gpu_stream_fail(stream, error, wh_error_text());
-			if (turn->scope.context)
-				cuda->cuStreamSynchronize(stream->handle);
-		}
-	}
+	if (flagged && !turn->error)
+		stream->stored = stream->number;
+	else if (!stream->error && !turn->scope.context)
+		wh_gpu_stream_fail(stream, turn->error, turn->text);
+	else if (!stream->error && !turn_store_later(turn))
+		wh_gpu_stream_store(stream);
 	wh_cuda_leave(&turn->scope);
 	job->number = stream->number;
 	job->ring = stream->head;

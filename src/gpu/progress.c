@@ -20,6 +20,9 @@
 #define SPIN_AFTER_JOB (100 * WH_MS / 1000)
 /* If a semaphore does not change for so long, ask the driver whether the stream has failed. */
 #define QUERY_AFTER (20 * WH_MS)
+/* Jobs that end without a store get one when the GPU has fewer jobs in front of them than this:
+ * early enough to be submitted meanwhile. */
+#define STORE_BEFORE 4u
 
 /* ---- jobs ------------------------------------------------------------------------------------ */
 
@@ -41,6 +44,27 @@ static void progress_query_stream(struct wh_gpu_stream *stream, int64_t now)
 	}
 	if (error)
 		wh_gpu_stream_fail(stream, error, wh_error_text());
+}
+
+/* See that the GPU stores the semaphore for the last jobs, too, if no later turn has done so. Under
+ * stream.lock. */
+static void progress_store(struct wh_gpu_stream *stream, uint32_t last_done)
+{
+	struct wh_gpus *gpus = stream->gpu->gpus;
+	struct wh_cuda_scope scope;
+	int error;
+
+	if (stream->error || stream->stored == stream->number ||
+	    (int32_t)(stream->stored - last_done) >= (int32_t)STORE_BEFORE)
+		return;
+	error = wh_cuda_enter_context(gpus->cuda, stream->gpu->device, stream->gpu->context,
+				      &scope);
+	if (error) {
+		wh_gpu_stream_fail(stream, error, wh_error_text());
+		return;
+	}
+	wh_gpu_stream_store(stream);
+	wh_cuda_leave(&scope);
 }
 
 /* What the jobs that ended by one poll took together. They teach if one mover did all of them. */
@@ -118,6 +142,7 @@ static void progress_collect_jobs(struct wh_gpu_stream *stream, struct wh_list *
 	}
 	progress_learn(stream, &jobs, now);
 	if (!wh_list_empty(&stream->jobs)) {
+		progress_store(stream, last_done);
 		if (jobs.count)
 			stream->last_progress = now;
 		else if (now - stream->last_progress > QUERY_AFTER)

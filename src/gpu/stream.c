@@ -160,7 +160,7 @@ static int stream_allocate(struct wh_gpus *gpus, struct wh_gpu_stream *stream)
 	error = wh_semaphore_acquire(gpus, &stream->semaphore);
 	if (error)
 		goto err_lists;
-	stream->number = atomic_load(stream->semaphore->value);
+	stream->number = stream->stored = atomic_load(stream->semaphore->value);
 	return 0;
 
 err_lists:

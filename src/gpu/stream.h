@@ -69,6 +69,9 @@ struct wh_gpu_stream {
 
 	pthread_mutex_t lock; /* guards what follows, and submitting */
 	uint32_t number; /* of the last submitted job */
+	/* of the last job for which the GPU will store the semaphore; polls see that of later ones
+	 * stored: wh_gpu_stream_store() */
+	uint32_t stored;
 	uint64_t head, tail; /* of the ring, in bytes; never wrapped */
 	struct wh_list jobs; /* in flight, oldest first */
 	_Atomic uint32_t pending; /* length of `jobs`; may be read without the lock */

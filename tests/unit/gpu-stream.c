@@ -450,6 +450,131 @@ static void costs__probe(void **state)
 	free(b);
 }
 
+/* ---- storing the semaphore --------------------------------------------------------------------
+ */
+
+#define FLIGHT 64
+#define PIECE ((uint64_t)4096)
+#define STORE "cuStreamWriteValue32_v2"
+
+static void piece_submit(struct bench *b, unsigned index, struct turn *turn)
+{
+	struct wh_pair pair = { (uintptr_t)b->from + index * PIECE,
+				(uintptr_t)b->to + index * PIECE, PIECE };
+	struct wh_gpu_stream_turn doing;
+
+	*turn = (struct turn){ .job.done = ended };
+	wh_gpu_stream_begin(b->stream, &doing);
+	doing.by_copies = true; /* nor is the kernel tried, which stores by itself */
+	assert_int_equal(wh_gpu_stream_pairs(&doing, &pair, 1), 1);
+	wh_gpu_stream_end(&doing, &turn->job);
+	memcpy(b->expected + index * PIECE, b->source + index * PIECE, PIECE);
+}
+
+/* The GPU waits until it is told to go on: meanwhile all that is submitted is in flight. */
+static struct wh_semaphore *gpu_hold(struct bench *b)
+{
+	struct wh_semaphore *gate;
+
+	assert_int_equal(wh_semaphore_acquire(b->engine->gpus, &gate), 0);
+	AS_APPLICATION(b->engine, 0,
+		       CU(b->engine, cuStreamWaitValue32, b->stream->handle, gate->address,
+			  atomic_load(gate->value) + 1, 0));
+	return gate;
+}
+
+static void gpu_go_on(struct bench *b, struct wh_semaphore *gate)
+{
+	atomic_fetch_add(gate->value, 1);
+	wh_semaphore_release(b->engine->gpus, gate);
+}
+
+/* Alone, each batch has its end stored at once. */
+static void stores__alone(void **state)
+{
+	struct bench *b = malloc(sizeof(*b));
+	uint64_t copies, stores;
+	struct turn turn;
+
+	(void)state;
+	assert_non_null(b);
+	set_up(b, WH_BLOCKS_WITHIN);
+	copies = fake_calls("cuMemcpyAsync");
+	stores = fake_calls(STORE);
+	for (unsigned i = 0; i < FLIGHT; i++) {
+		piece_submit(b, i, &turn);
+		wait_for(b, &turn);
+		assert_int_equal(fake_calls(STORE) - stores, i + 1);
+	}
+	assert_int_equal(fake_calls("cuMemcpyAsync") - copies, FLIGHT);
+	compare(b);
+	tear_down(b);
+	free(b);
+}
+
+/* The more are in flight, the fewer have a store of their own. */
+static void stores__many_in_flight(void **state)
+{
+	struct bench *b = malloc(sizeof(*b));
+	struct turn turns[FLIGHT];
+	struct wh_semaphore *gate;
+	uint64_t copies, stores;
+
+	(void)state;
+	assert_non_null(b);
+	set_up(b, WH_BLOCKS_WITHIN);
+	for (unsigned round = 0; round < 20; round++) {
+		gate = gpu_hold(b);
+		copies = fake_calls("cuMemcpyAsync");
+		stores = fake_calls(STORE);
+		for (unsigned i = 0; i < FLIGHT; i++)
+			piece_submit(b, i, &turns[i]);
+		stores = fake_calls(STORE) - stores;
+		copies = fake_calls("cuMemcpyAsync") - copies;
+		gpu_go_on(b, gate);
+		/* Nothing follows: polls see to the last ones. */
+		for (unsigned i = 0; i < FLIGHT; i++)
+			wait_for(b, &turns[i]);
+		/* Each of the first 7, then each second one, and so on to each ninth. Polls add
+		 * none, as there is enough before the GPU. */
+		assert_in_range(stores, FLIGHT / 9, 20);
+		assert_int_equal(copies, FLIGHT);
+	}
+	compare(b);
+	tear_down(b);
+	free(b);
+}
+
+/* The driver refuses a store that a poll asks for: all that was in flight fails, nothing hangs. */
+static void stores__refused_to_a_poll(void **state)
+{
+	struct bench *b = malloc(sizeof(*b));
+	struct turn turns[FLIGHT];
+	struct wh_semaphore *gate;
+	unsigned failed = 0;
+
+	(void)state;
+	assert_non_null(b);
+	set_up(b, WH_BLOCKS_WITHIN);
+	gate = gpu_hold(b);
+	for (unsigned i = 0; i < FLIGHT; i++)
+		piece_submit(b, i, &turns[i]);
+	fake_fail(STORE, 1, 999); /* the last jobs have none yet */
+	gpu_go_on(b, gate);
+	for (unsigned i = 0; i < FLIGHT; i++) {
+		while (!atomic_load(&turns[i].done)) {
+			wh_gpus_poll(b->engine->gpus);
+			sched_yield();
+		}
+		failed += turns[i].error != 0;
+	}
+	assert_in_range(failed, 1, FLIGHT);
+	assert_int_not_equal(turns[FLIGHT - 1].error, 0);
+	fake_heal();
+	tear_down(b);
+	free(b);
+}
+
 /* ---- lessons -----------------------------------------------------------------------------------
  */
 
@@ -593,6 +718,9 @@ int main(void)
 		cmocka_unit_test(costs__choice),
 		cmocka_unit_test(streams__who_goes_first),
 		cmocka_unit_test(costs__probe),
+		cmocka_unit_test(stores__alone),
+		cmocka_unit_test(stores__many_in_flight),
+		cmocka_unit_test(stores__refused_to_a_poll),
 		cmocka_unit_test(lessons__pairs_after_a_noisy_look),
 		cmocka_unit_test(lessons__blocks_after_a_noisy_look),
 		cmocka_unit_test(lessons__never_at_the_cost_of_latency),
