@@ -28,11 +28,13 @@
 #include "util/options.h"
 
 /* Ask transport `id` how it moves the batch. */
-static void explain_describe(const struct wh_batch *batch, unsigned id, struct wh_description *out)
+static void explain_describe(const struct wh_batch *batch, unsigned id, bool briefly,
+			     struct wh_description *out)
 {
 	struct wh_peer *peer = batch->peer;
 
-	out->how[0] = out->parts[0] = out->memory[0] = 0;
+	out->briefly = briefly;
+	out->how[0] = out->parts[0] = out->memory[0] = out->sharing[0] = 0;
 	if (peer->opened[id])
 		wh_transport(id)->describe(peer, peer->transport[id], batch, out);
 }
@@ -67,7 +69,7 @@ static unsigned explain_collect(struct wh_batch *batch, struct wh_route out[WH_T
 		memcpy(route->refused, share->refused, sizeof(route->refused));
 		route->inapplicable = share->refused[0] && share->inapplicable;
 		if (share->bytes || said)
-			explain_describe(batch, id, &description);
+			explain_describe(batch, id, !said, &description);
 		if (share->bytes)
 			memcpy(route->detail, description.how, sizeof(route->detail));
 		if (said)
@@ -367,8 +369,14 @@ static int explain_text(struct wh_batch *batch, char *text, size_t length)
 	for (unsigned i = 0; i < count; i++)
 		if (routes[i].bytes && *said[i].memory)
 			explain_add_line(&to, said[i].memory);
-	free(said);
 	explain_add_warnings(&to, batch, routes, count);
+	for (unsigned i = 0; i < count; i++) {
+		if (!routes[i].bytes || !*said[i].sharing)
+			continue;
+		explain_add(&to, "warning: ");
+		explain_add_line(&to, said[i].sharing);
+	}
+	free(said);
 	if (explain_window(batch, line, sizeof(line)))
 		explain_add_line(&to, line);
 	if (explain_notification(batch, line, sizeof(line)))

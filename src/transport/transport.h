@@ -58,11 +58,13 @@ enum wh_transport_capability {
 
 /* How a transport moves a batch. "" where there is nothing to say. */
 struct wh_description {
+	bool briefly; /* set by the core: nothing but `how` is wanted */
 	char how[48]; /* in a few words, as wh_route.detail: "2 connections" */
 	/* lines, each with two blanks in front and a newline: what each of several parts did, as "
 	 * mlx5_0:1 to mlx5_1:1: 4096 bytes" */
 	char parts[4096];
 	char memory[1200]; /* a line: how the batch's memory is reached, and why not better */
+	char sharing[400]; /* a warning: who else uses the device that moves the bytes */
 };
 
 struct wh_transport {

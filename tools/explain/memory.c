@@ -30,6 +30,7 @@ struct question {
 	struct wh_batch *batch;
 	struct explain_routes routes; /* the answer */
 	char window[320];
+	struct explain_warnings warnings;
 };
 
 static uint64_t bytes_of(const struct question *q)
@@ -138,6 +139,7 @@ static int question_ask(struct question *q)
 	if (error && error != -EOPNOTSUPP)
 		return engine_fail(error, "cannot estimate the time");
 	explain_window(q->batch, q->window, sizeof(q->window));
+	explain_collect_warnings(q->batch, &q->warnings);
 	return 0;
 }
 
@@ -221,6 +223,7 @@ static void print_text(const struct question *q)
 		if (q->routes.list[i].refused[0])
 			printf("not by %s: %s\n", q->routes.list[i].transport,
 			       q->routes.list[i].refused);
+	explain_print_warnings(&q->warnings);
 }
 
 static json_t *json_memory(const struct question *q, int side)
@@ -260,6 +263,7 @@ static int print_json(const struct question *q)
 	json_object_set_new(object, "copy_engine_us", explain_us_json(estimate->copies));
 	json_object_set_new(object, "window", output_text(*q->window ? q->window : NULL));
 	explain_refused_json(object, &q->routes);
+	json_object_set_new(object, "warnings", explain_warnings_json(&q->warnings));
 	return output_print(object);
 }
 

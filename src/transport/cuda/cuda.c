@@ -33,6 +33,7 @@ static int cuda_engine_open(struct wh_engine *engine, void **state)
 	mappings->gds = wh_gds_new(mappings);
 	pthread_mutex_init(&mappings->lock, NULL);
 	wh_fabric_domains_init(&mappings->domains);
+	wh_gpu_sharing_init(&mappings->sharing);
 	*state = mappings;
 	return 0;
 }
@@ -42,6 +43,7 @@ static void cuda_engine_close(struct wh_engine *engine, void *state)
 	struct wh_device_mappings *mappings = state;
 
 	(void)engine;
+	wh_gpu_sharing_destroy(&mappings->sharing);
 	wh_fabric_domains_destroy(&mappings->domains);
 	wh_gds_free(mappings->gds);
 	pthread_mutex_destroy(&mappings->lock);
@@ -349,6 +351,7 @@ struct mapping_walk {
 	char *text;
 	size_t size;
 	struct wh_estimate *estimate;
+	const struct wh_cuda_device *device; /* of the stream that was found */
 };
 
 /* True: no `each` has stopped the walk. */
@@ -471,6 +474,18 @@ static bool walk_describe_choice(struct mapping_walk *walk, const struct wh_frag
 	return false;
 }
 
+static bool walk_find_device(struct mapping_walk *walk, const struct wh_fragment *fragment,
+			     const struct wh_device_mapping *local,
+			     const struct wh_device_mapping *remote)
+{
+	bool staged;
+	struct wh_gpu_stream *stream =
+		fragment_stream(fragment, local, remote, walk->gpus, &staged);
+
+	walk->device = stream ? stream->gpu->device : NULL;
+	return !stream;
+}
+
 static void cuda_describe(struct wh_peer *peer, void *state, const struct wh_batch *batch,
 			  struct wh_description *out)
 {
@@ -480,10 +495,19 @@ static void cuda_describe(struct wh_peer *peer, void *state, const struct wh_bat
 				     .size = sizeof(out->memory) };
 
 	cuda_describe_how(peer, state, batch, out->how, sizeof(out->how));
+	if (out->briefly)
+		return;
 	batch_walk(peer, state, batch, &walk);
 	walk.each = walk_describe_choice;
-	if (!*out->memory && strncmp(out->how, "CPU window", 10))
+	if (strncmp(out->how, "CPU window", 10) == 0)
+		return;
+	if (!*out->memory)
 		batch_walk(peer, state, batch, &walk);
+	walk.each = walk_find_device;
+	/* Outside of the walk's lock, as NVML may block. */
+	if (!batch_walk(peer, state, batch, &walk))
+		wh_gpu_sharing_describe(walk.cuda->mappings, walk.device, out->sharing,
+					sizeof(out->sharing));
 }
 
 static bool walk_estimate(struct mapping_walk *walk, const struct wh_fragment *fragment,

@@ -6,7 +6,7 @@
  * peer's; pin.c: page-locking; path.c: which GPU moves. export.c: the side whose memory is mapped
  * by others. move.c: fragments to streams. stage.c: fragments that no GPU reaches both sides of,
  * through pinned memory; pages.c: or out of the page cache. window.c: those of a few bytes, by the
- * CPU. fabric.h: GPU memory of another host.
+ * CPU. sharing.c: who else computes on a GPU. fabric.h: GPU memory of another host.
  */
 #ifndef WH_TRANSPORT_CUDA_CUDA_H
 #define WH_TRANSPORT_CUDA_CUDA_H
@@ -124,6 +124,18 @@ struct wh_gpu_path {
 	enum wh_blocks_way way;
 };
 
+/* The processes besides this one that compute on a GPU. */
+struct wh_gpu_others {
+	uint32_t count;
+	uint32_t pid; /* of the first; 0: not known */
+};
+
+struct wh_gpu_sharing {
+	pthread_mutex_t lock; /* guards what follows; held while NVML is asked */
+	int64_t looked_at; /* ns; 0: never */
+	struct wh_gpu_others of[WH_CUDA_DEVICES];
+};
+
 struct wh_device_mappings {
 	struct wh_engine *engine;
 	struct wh_gpus *gpus;
@@ -132,6 +144,7 @@ struct wh_device_mappings {
 	struct wh_pin *_Atomic pins;
 	struct wh_fabric_domains domains;
 	struct wh_gds *gds; /* NULL: no GPUDirect Storage */
+	struct wh_gpu_sharing sharing;
 	_Atomic uint64_t file_pages; /* bytes of page caches that are page-locked */
 };
 
@@ -260,6 +273,17 @@ void wh_cuda_few_prepare(struct wh_cuda_peer *cuda, const struct wh_fragment *fr
  * (may be NULL) to how long it takes. `open`: open the windows for that. */
 bool wh_cuda_few_describe(struct wh_cuda_peer *cuda, const struct wh_fragment *fragment, bool open,
 			  const char **backend, struct wh_cuda_time *time);
+/* Find NVML's index of a device. NVML counts all GPUs, CUDA those that this process sees: they are
+ * found by UUID. False: NVML does not know it, as an instance of MIG. */
+struct wh_nvml;
+bool wh_cuda_nvml_find(struct wh_nvml *nvml, const struct wh_cuda_device *device, unsigned *out);
+void wh_gpu_sharing_init(struct wh_gpu_sharing *sharing);
+void wh_gpu_sharing_destroy(struct wh_gpu_sharing *sharing);
+/* Write to `line` who else computes on the device, which this process uses, and what kernels cost
+ * there. False: nobody, or it is not known. Asks NVML, at most every 10 s, which may block; on the
+ * engine's own threads it does not ask. */
+bool wh_gpu_sharing_describe(struct wh_device_mappings *mappings,
+			     const struct wh_cuda_device *device, char *line, size_t size);
 /* Is the peer lost? */
 bool wh_cuda_lost(struct wh_cuda_peer *cuda);
 /* Let the fragment fail if the peer is lost or its process has ended: its bytes may not have

@@ -27,9 +27,7 @@ void wh_fabric_domains_destroy(struct wh_fabric_domains *domains)
 	pthread_mutex_destroy(&domains->lock);
 }
 
-/* NVML counts all GPUs, CUDA those that this process sees: they are found by UUID. False: NVML does
- * not know it, as an instance of MIG. */
-static bool nvml_find(struct wh_nvml *nvml, const struct wh_cuda_device *device, unsigned *out)
+bool wh_cuda_nvml_find(struct wh_nvml *nvml, const struct wh_cuda_device *device, unsigned *out)
 {
 	char uuid[WH_NVML_TEXT];
 
@@ -69,8 +67,9 @@ static void domains_ask(struct wh_fabric_domains *domains, struct wh_cuda *cuda,
 		const struct wh_cuda_device *device = &cuda->devices[d];
 		struct wh_nvml_fabric fabric = { .state = WH_NVML_FABRIC_NONE };
 		unsigned index = 0;
-		int error = nvml_find(nvml, device, &index) ? wh_nvml_fabric(nvml, index, &fabric) :
-							      -ENODEV;
+		int error = wh_cuda_nvml_find(nvml, device, &index) ?
+				    wh_nvml_fabric(nvml, index, &fabric) :
+				    -ENODEV;
 
 		if (!error && wh_nvml_fabric_spans(&fabric)) {
 			domains->of[d].clique = fabric.clique;

@@ -211,6 +211,22 @@ check "explain as JSON" 0 '"expected_GBps"' explain pinned cuda:0 --json
 cp out j.json
 json "it is JSON" 'j["schema"] == 1 and j["transport"] == "cuda" and j["expected_us"] > 0 and
 	j["target"]["gpu_uuid"].startswith("GPU-") and j["refused"] == []'
+# The fake NVML lists no process by itself, and a real one would list those of this machine.
+if [ -n "${TEST_NVML:-}" ]; then
+	uuid=$(python3 -c 'import json; print(json.load(open("j.json"))["target"]["gpu_uuid"])')
+	printf '%s\n' "nvmlDeviceGetCount : 0 1" "nvmlDeviceGetHandleByIndex 0 : 0" \
+		"nvmlDeviceGetUUID 0 : 0 $uuid" \
+		"nvmlDeviceGetComputeRunningProcesses 0 : 0 4711001 1 4711002 1 4711003 1" >nvml.txt
+	shared()
+	{
+		FAKE_NVML=$PWD/nvml.txt LD_LIBRARY_PATH=${TEST_NVML%/*}:${LD_LIBRARY_PATH:-} \
+			check "$@"
+	}
+	shared "who else computes on the GPU" 0 \
+		"warning: cuda:0: shared by time slices (no MPS): 2 other processes compute on it" \
+		explain pinned cuda:0
+	shared "... as JSON" 0 '"cuda:0: shared by time slices' explain pinned cuda:0 --json
+fi
 check "what is staged" 0 "staged: managed memory" explain managed:cuda:0 pinned
 has "what it takes has been measured" 'expected from what was measured'
 has "... by the slower side" 'all of it +[0-9.]+ us +[0-9.]+ GB/s$'
