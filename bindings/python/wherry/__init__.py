@@ -26,6 +26,7 @@ from ._native import lib as _lib
 from ._peer import Blocks, Peer, Plan
 from ._safetensors import load_safetensors
 from ._transfer import Route, Transfer
+from . import weights
 
 __version__: str = _lib.wh_version().decode()
 __all__ = [
@@ -45,4 +46,5 @@ __all__ = [
     "Transfer",
     "load_safetensors",
     "settings",
+    "weights",
 ]

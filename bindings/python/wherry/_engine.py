@@ -136,6 +136,8 @@ class Core:
         self.blocks: Dict[int, None] = {}
         self.peers: Dict[int, None] = {}
         self.regions: Dict[int, Any] = {}  # native region: what keeps its memory
+        # Native weights: what releases their views and closes them.
+        self.weights: Dict[int, Callable[[], int]] = {}
         self.memories: Dict[int, None] = {}  # addresses of wh_memory_alloc()
         self.orphans: "collections.deque[int]" = collections.deque()
         # As many as there are calls in progress: close() lets them end. Adding and taking away are
@@ -301,6 +303,8 @@ class Core:
         for batch in list(self.batches):
             if lib.wh_batch_free(batch) == 0:
                 del self.batches[batch]
+        for end in list(self.weights.values()):
+            end()
         for blocks in self.blocks:
             lib.wh_blocks_free(blocks)
         self.blocks.clear()
@@ -322,7 +326,8 @@ class Core:
 
     def end(self) -> None:
         """Close the engine, once the last memory that it has allocated is free."""
-        if self.closed and not self.memories and not self.regions and self.handle:
+        held = self.memories or self.regions or self.weights
+        if self.closed and not held and self.handle:
             if lib.wh_engine_close(self.handle) == 0:
                 self.handle = 0
                 _live.discard(self)

@@ -143,37 +143,44 @@ def _fold(
     return Layout(address, rows, row, stride, keeper, readonly, shape)
 
 
-def layout(thing: Any, any_order: bool = False) -> Layout:
+class Strided(NamedTuple):
+    """An array as it lies in memory."""
+
+    address: int  # of its first element
+    shape: Tuple[int, ...]
+    strides: Optional[Tuple[int, ...]]  # bytes; None: in one run, the last axis fastest
+    item: int  # bytes
+    keeper: Any  # the memory lives as long as this object
+    readonly: bool
+
+    def steps(self) -> Tuple[int, ...]:
+        """The strides, also where it says None."""
+        return _contiguous(self.shape, self.item) if self.strides is None else self.strides
+
+
+def strided(thing: Any) -> Strided:
     """Where the bytes of an object are: a torch tensor, what has __cuda_array_interface__ or
     __array_interface__, a buffer (bytearray, mmap, array.array), what has __dlpack__, or a capsule
-    of DLPack, which stays unused.
-    any_order: the order of the axes does not matter."""
+    of DLPack, which stays unused."""
     if hasattr(thing, "data_ptr") and hasattr(thing, "element_size"):
         item = int(thing.element_size())
         shape = tuple(int(size) for size in thing.shape)
         strides = tuple(int(step) * item for step in thing.stride())
-        return _fold(int(thing.data_ptr()), shape, strides, item, thing, False, any_order)
+        return Strided(int(thing.data_ptr()), shape, strides, item, thing, False)
     for name in ("__cuda_array_interface__", "__array_interface__"):
         about = getattr(thing, name, None)
         if about is not None and about.get("data") is not None:
             address, readonly = about["data"]
             item = _item_size(about["typestr"])
-            return _fold(
-                int(address),
-                tuple(about["shape"]),
-                about.get("strides"),
-                item,
-                thing,
-                bool(readonly),
-                any_order,
-            )
+            shape, steps = tuple(about["shape"]), about.get("strides")
+            return Strided(int(address), shape, steps, item, thing, bool(readonly))
     try:
         export = Export(thing)
     except (TypeError, BufferError):
         if hasattr(thing, "__dlpack__"):
-            return _from_dlpack(thing.__dlpack__(), thing, any_order)
+            return _from_dlpack(thing.__dlpack__(), thing)
         if type(thing).__name__ == "PyCapsule":
-            return _from_dlpack(thing, None, any_order)
+            return _from_dlpack(thing, None)
         raise TypeError(
             f"{type(thing).__name__} is neither a tensor nor a buffer: it has no __dlpack__, no "
             f"__cuda_array_interface__ and no buffer protocol"
@@ -181,17 +188,22 @@ def layout(thing: Any, any_order: bool = False) -> Layout:
     view = export.view
     shape = tuple(view.shape[: view.ndim]) if view.shape else (view.len // view.itemsize,)
     steps = tuple(view.strides[: view.ndim]) if view.strides else None
-    return _fold(
-        view.buf or 0, shape, steps, view.itemsize, export, bool(view.readonly), any_order
-    )
+    return Strided(view.buf or 0, shape, steps, view.itemsize, export, bool(view.readonly))
+
+
+def layout(thing: Any, any_order: bool = False) -> Layout:
+    """What strided() takes, as rows. any_order: the order of the axes does not matter."""
+    return _fold(*strided(thing), any_order)
 
 
 def _item_size(typestr: str) -> int:
+    if not typestr[2:].isdigit():
+        raise invalid(f"elements of type {typestr!r} are no bytes")
     number = int(typestr[2:])
     return number * 4 if typestr[1] == "U" else number
 
 
-def _from_dlpack(capsule: Any, owner: Any, any_order: bool) -> Layout:
+def _from_dlpack(capsule: Any, owner: Any) -> Strided:
     name = _capsule_name(capsule)
     if name not in _CAPSULES:
         raise TypeError(f"a capsule {name!r}: one of DLPack that nobody has used is 'dltensor'")
@@ -204,7 +216,7 @@ def _from_dlpack(capsule: Any, owner: Any, any_order: bool) -> Layout:
     address = (tensor.data or 0) + tensor.byte_offset
     # The capsule that nobody has taken calls the exporter's deleter when it goes.
     readonly = bool(flags & _READ_ONLY)
-    return _fold(address, shape, strides, item, (owner, capsule), readonly, any_order)
+    return Strided(address, shape, strides, item, (owner, capsule), readonly)
 
 
 _TOO_LARGE = "a block number is negative or above 2**31 - 1"

@@ -12,6 +12,7 @@ from ctypes import (
     Structure,
     c_char,
     c_char_p,
+    c_double,
     c_int,
     c_int32,
     c_int64,
@@ -50,6 +51,11 @@ CONSTANTS = {
     "WH_NOTIFICATION_MAX": 65536,
     "WH_ANSWER": -1,
     "WH_FOREVER": 2**63 - 1,
+    "WH_WEIGHTS_UNUSED": 0,
+    "WH_WEIGHTS_CONNECTING": 1,
+    "WH_WEIGHTS_CONNECTED": 2,
+    "WH_WEIGHTS_LOST": 3,
+    "WH_WEIGHTS_REFUSED": 4,
 }
 READ, WRITE = CONSTANTS["WH_READ"], CONSTANTS["WH_WRITE"]
 FOREVER, ANSWER = CONSTANTS["WH_FOREVER"], CONSTANTS["WH_ANSWER"]
@@ -250,6 +256,142 @@ class Route(Structure):
     ]
 
 
+class WeightsTensor(Structure):
+    _fields_ = [
+        ("name", c_char_p),
+        ("type", c_char_p),
+        ("shape", POINTER(c_uint64)),
+        ("dims", c_uint32),
+        ("item_bytes", c_uint32),
+        ("reserved", c_uint64 * 2),
+    ]
+
+
+class WeightsHost(Structure):
+    _fields_ = [
+        ("name", c_char_p),
+        ("nics", c_uint32),
+        ("reserved0", c_uint32),
+        ("nic_rate", c_double),
+        ("nic_latency", c_double),
+        ("uplink_rate", c_double),
+        ("gpu_rate", c_double),
+        ("gpu_latency", c_double),
+        ("copy_rate", c_double),
+        ("memory_rate", c_double),
+        ("reserved", c_uint64 * 2),
+    ]
+
+
+class WeightsEngine(Structure):
+    _fields_ = [
+        ("name", c_char_p),
+        ("host", c_char_p),
+        ("location", c_char_p),
+        ("url", c_char_p),
+        ("reserved", c_uint64 * 2),
+    ]
+
+
+class WeightsRegion(Structure):
+    _fields_ = [
+        ("name", c_char_p),
+        ("bytes", c_uint64),
+        ("engine", c_uint32),
+        ("reserved0", c_uint32),
+        ("reserved", c_uint64 * 2),
+    ]
+
+
+class WeightsSlice(Structure):
+    # The last three are addresses of numbers: POINTER costs a conversion for each of many slices.
+    _fields_ = [
+        ("tensor", c_uint32),
+        ("region", c_uint32),
+        ("offset", c_uint64),
+        ("begin", c_void_p),
+        ("end", c_void_p),
+        ("stride", c_void_p),
+        ("reserved", c_uint64 * 2),
+    ]
+
+
+class WeightsLayout(Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("label", c_char_p),
+        ("hosts", POINTER(WeightsHost)),
+        ("tensors", POINTER(WeightsTensor)),
+        ("engines", POINTER(WeightsEngine)),
+        ("regions", POINTER(WeightsRegion)),
+        ("slices", POINTER(WeightsSlice)),
+        ("host_count", c_uint32),
+        ("tensor_count", c_uint32),
+        ("engine_count", c_uint32),
+        ("region_count", c_uint32),
+        ("slice_count", c_uint32),
+        ("reserved", c_uint32),
+    ]
+
+
+class WeightsMemory(Structure):
+    _fields_ = [("region", c_char_p), ("address", c_void_p * 2), ("reserved", c_uint64 * 2)]
+
+
+class WeightsOptions(Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("sources", POINTER(WeightsLayout)),
+        ("targets", POINTER(WeightsLayout)),
+        ("memory", POINTER(WeightsMemory)),
+        ("memory_count", c_uint32),
+        ("reserved", c_uint32),
+        ("allocate", POINTER(MemoryOptions)),
+        ("name", c_char_p),
+        ("chunk", c_uint64),
+        ("piece", c_uint64),
+    ]
+
+
+class WeightsView(Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("version", c_uint64),
+        ("addresses", POINTER(c_void_p)),
+        ("count", c_uint32),
+        ("buffer", c_uint32),
+    ]
+
+
+class WeightsInfo(Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("published", c_uint64),
+        ("current", c_uint64),
+        ("receiving", c_uint64),
+        ("bytes", c_uint64),
+        ("received", c_uint64),
+        ("total", c_uint64),
+        ("steps", c_uint32),
+        ("members", c_uint32),
+    ]
+
+
+class WeightsMember(Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("name", c_char * 64),
+        ("state", c_uint32),
+        ("roles", c_uint32),
+        ("published", c_uint64),
+        ("current", c_uint64),
+        ("receiving", c_uint64),
+        ("received", c_uint64),
+        ("sent", c_uint64),
+        ("error", c_char * 256),
+    ]
+
+
 # The names of the structs in C.
 STRUCTS: dict[str, type[Structure]] = {
     "wh_config_row": ConfigRow,
@@ -270,6 +412,17 @@ STRUCTS: dict[str, type[Structure]] = {
     "wh_batch_options": BatchOptions,
     "wh_stream": Stream,
     "wh_route": Route,
+    "wh_weights_tensor": WeightsTensor,
+    "wh_weights_host": WeightsHost,
+    "wh_weights_engine": WeightsEngine,
+    "wh_weights_region": WeightsRegion,
+    "wh_weights_slice": WeightsSlice,
+    "wh_weights_layout": WeightsLayout,
+    "wh_weights_memory": WeightsMemory,
+    "wh_weights_options": WeightsOptions,
+    "wh_weights_view": WeightsView,
+    "wh_weights_info": WeightsInfo,
+    "wh_weights_member": WeightsMember,
 }
 
 _P, _OUT = c_void_p, POINTER(c_void_p)
@@ -335,6 +488,17 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "wh_batch_error_text": (c_char_p, [_P]),
     "wh_batch_routes": (c_int, [_P, POINTER(Route), POINTER(c_size_t)]),
     "wh_batch_explain": (c_int, [_P, c_char_p, c_size_t]),
+    "wh_weights_open": (c_int, [_P, POINTER(WeightsOptions), _OUT]),
+    "wh_weights_close": (c_int, [_P]),
+    "wh_weights_publish": (c_int, [_P, c_uint64]),
+    "wh_weights_retract": (c_int, [_P]),
+    "wh_weights_wait": (c_int, [_P, c_uint64, c_int64]),
+    "wh_weights_acquire": (c_int, [_P, c_uint64, c_int64, POINTER(WeightsView)]),
+    "wh_weights_release": (c_int, [_P, POINTER(WeightsView)]),
+    "wh_weights_cancel": (c_int, [_P, c_uint64]),
+    "wh_weights_info": (c_int, [_P, POINTER(WeightsInfo)]),
+    "wh_weights_member": (c_int, [_P, c_uint32, POINTER(WeightsMember)]),
+    "wh_weights_explain": (c_int, [_P, c_char_p, c_size_t]),
 }
 
 
