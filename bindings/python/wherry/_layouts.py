@@ -83,7 +83,7 @@ def is_torch(thing: Any) -> bool:
 
 def device_of(thing: Any) -> str:
     """ "cuda:0", "meta"; "cpu" for all that is not on a GPU."""
-    device = getattr(thing, "device", None)
+    device: Any = getattr(thing, "device", None)
     if hasattr(thing, "__cuda_array_interface__") and not is_torch(thing):  # cupy
         return f"cuda:{int(getattr(device, 'id', 0))}"
     kind = getattr(device, "type", "cpu")
@@ -197,7 +197,9 @@ def as_source(pieces: List[Piece]) -> Tuple[Dict[str, Any], Dict[str, Tuple[int,
         for index, (first, _, inside) in enumerate(groups)
         for piece in sorted(inside, key=lambda piece: piece.name)
     ]  # fmt: skip
-    addresses = {f"s{index}": (group[0],) for index, group in enumerate(groups)}
+    addresses: Dict[str, Tuple[int, ...]] = {
+        f"s{index}": (group[0],) for index, group in enumerate(groups)
+    }
     return _side(pieces, regions, slices), addresses
 
 

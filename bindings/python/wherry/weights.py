@@ -29,7 +29,6 @@ from ._engine import SLICE, Engine, Guard, in_slices
 from ._errors import Error, Timeout, check, invalid, make
 from ._layouts import (
     BUFFER,
-    Layout,
     Part,
     Piece,
     Slice,

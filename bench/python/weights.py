@@ -1,0 +1,438 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Weights from one source to several targets: over shared memory beside memcpy, and over links of
+one rate beside one receiver and torch's broadcast; and what `wherry plan` expects of both.
+
+    weights.py --json FILE [--mib N] [--processes 1,2,4,8] [--receivers N] [--rate MBIT]
+               [--link-mib N] [--rounds N] [--wherry PROGRAM] [--skip shm,links]
+
+shm    one source and 1 to 8 targets on this host, each with all --mib MiB. Every round also copies
+       as much by memcpy, in as many processes at once as there are CPUs: the limit. Its rate per
+       process is what the plan takes as the host's memory.
+links  each member in a network namespace behind a link of --rate Mbit/s in both directions (veth
+       and tbf, at a bridge). Time for --receivers targets, for one, and for torch.distributed's
+       broadcast by gloo from rank 0 to as many. Needs root, ip and tc; the last one torch. What
+       is not there is left out, by name. The plan takes each member as a host with one such NIC.
+
+A time is the median over the rounds, from publish() until all targets have all. It needs a quiet
+machine: the JSON has the load before and after. Every byte is compared.
+0: done; 2: a process failed; 69: nothing could be measured.
+"""
+import argparse
+import contextlib
+import ctypes
+import datetime
+import json
+import mmap
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+import wherry
+
+MIB = 1 << 20
+TENSORS = 16  # that the bytes are divided into
+PATIENCE = 600
+LINK_MBIT_TO_GBPS = 1 / 8000
+TCP_SHARE = 1448 / 1514  # of a link's bits that are payload: Ethernet, IP, TCP with timestamps
+
+
+# ---- members
+
+
+def state_dict(size):
+    # Pages that nobody touches take no memory: a target's state_dict only describes.
+    return {f"layer{i}": mmap.mmap(-1, size // TENSORS) for i in range(TENSORS)}
+
+
+def say(**what):
+    print(json.dumps(what), flush=True)
+
+
+def gather(part):
+    say(part=part)
+    return json.loads(sys.stdin.readline())["parts"]
+
+
+def member(options):
+    """A process of its own: told what to do by lines on stdin."""
+    listen = f"{options.address}:0" if options.address else None
+    settings = {"require": options.require} if options.require else {}
+    state = state_dict(options.size)
+    join = wherry.weights.publish if options.role == "source" else wherry.weights.receive
+    with wherry.Engine(options.name, listen=listen, **settings) as engine:
+        topology = json.loads(options.topology)
+        with join(state, engine=engine, gather=gather, host=options.host, topology=topology) as us:
+            for line in sys.stdin:
+                version = json.loads(line)["version"]
+                if options.role == "source":
+                    for memory in state.values():
+                        memory[:] = bytes([version % 251]) * len(memory)
+                    say(ready=version)
+                    sys.stdin.readline()
+                    began = time.perf_counter()
+                    with us.publish(version) as publication:
+                        publication.wait(PATIENCE)
+                        say(seconds=time.perf_counter() - began, bytes=us.info().total)
+                    continue
+                with us.acquire(version - 1, PATIENCE) as view:
+                    sys.stdin.readline()  # all have it: comparing takes CPU time
+                    for memory in view.tensors.values():
+                        if bytes(memory).count(version % 251) != len(memory):
+                            sys.exit(f"{options.name}: version {version} has wrong bytes")
+                say(there=version, explain=us.explain())
+
+
+class Process:
+    def __init__(self, stack, command, **environment):
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env={**os.environ, **environment},
+        )  # fmt: skip
+        stack.callback(self.process.wait)
+        stack.callback(self.process.kill)
+
+    def tell(self, **what):
+        self.process.stdin.write(json.dumps(what) + "\n")
+        self.process.stdin.flush()
+
+    def hear(self):
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{' '.join(self.process.args)}: ended with {self.process.wait()}")
+        return json.loads(line)
+
+
+def this(*arguments):
+    return [sys.executable, os.path.abspath(__file__), *arguments]
+
+
+def expect(options, parts, topology):
+    """What `wherry plan` expects, in seconds; None: there is no command."""
+    if not options.wherry:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [os.path.join(folder, name) for name in ("sources.json", "targets.json")]
+        for path, layout in zip(paths, wherry.weights.plan_files(parts, topology)):
+            with open(path, "w", encoding="utf-8") as file:
+                json.dump(layout, file)
+        done = subprocess.run(
+            [options.wherry, "plan", "--json", *paths], stdout=subprocess.PIPE, check=True
+        )
+    return json.loads(done.stdout)["expected_us"] / 1e6
+
+
+def spread(options, size, targets, topology, places, require=""):
+    """One source and `targets` others. places(i): what is put before member i's command, its
+    address and its host. Returns a row."""
+    with contextlib.ExitStack() as stack:
+        members = []
+        for index in range(targets + 1):
+            before, address, host = places(index)
+            role = "target" if index else "source"
+            members.append(
+                Process(
+                    stack,
+                    [*before, *this("--member", "--role", role, "--name", f"member{index}")]
+                    + ["--size", str(size), "--address", address, "--host", host]
+                    + ["--require", require, "--topology", json.dumps(topology)],
+                )
+            )
+        parts = [one.hear()["part"] for one in members]
+        for one in members:
+            one.tell(parts=parts)
+        seconds, told = [], ""
+        for version in range(1, options.rounds + 3):
+            for one in members:
+                one.tell(version=version)
+            members[0].hear()
+            members[0].tell(go=version)
+            took = members[0].hear()["seconds"]
+            for one in members[1:]:
+                one.tell(compare=version)
+            told = [one.hear()["explain"] for one in members[1:]][-1]
+            if version > 2:  # the first one connects, and both touch the pages of a buffer first
+                seconds.append(took)
+        for one in members:
+            one.process.stdin.close()
+            if one.process.wait(PATIENCE):
+                raise RuntimeError("a member failed")
+    expected = expect(options, parts, topology)
+    took = statistics.median(seconds)
+    return {
+        "targets": targets, "bytes": size, "seconds": took, "all_seconds": seconds,
+        "GBps": targets * size / took / 1e9, "expected_seconds": expected,
+        "run_of_expected": took / expected if expected else None, "explain": told,
+    }  # fmt: skip
+
+
+# ---- shared memory beside memcpy
+
+
+def copier(size):
+    """A process that copies by memcpy when it is told."""
+    source, target = ctypes.create_string_buffer(size), ctypes.create_string_buffer(size)
+    ctypes.memset(source, 1, size)
+    ctypes.memset(target, 2, size)
+    for _ in sys.stdin:
+        began = time.perf_counter()
+        ctypes.memmove(target, source, size)
+        say(seconds=time.perf_counter() - began)
+
+
+def memcpy(options, size):
+    """GB/s of all CPUs together: each copies its share of `size`, at the same time."""
+    count, rates = os.cpu_count(), []
+    with contextlib.ExitStack() as stack:
+        copiers = [
+            Process(stack, this("--copier", "--size", str(size // count))) for _ in range(count)
+        ]
+        for _ in range(options.rounds + 1):
+            for one in copiers:
+                one.tell()
+            slowest = max(one.hear()["seconds"] for one in copiers)
+            rates.append(size // count * count / slowest / 1e9)
+    return statistics.median(rates[1:])
+
+
+def shm(options):
+    size, rows = options.mib * MIB, []
+    for targets in options.processes:
+        limit = memcpy(options, size)
+        topology = {"here": {"memory_GBps": limit / os.cpu_count()}}
+        row = spread(options, size, targets, topology, lambda _: ([], "", "here"), "local")
+        rows.append({**row, "memcpy_GBps": limit, "of_memcpy": row["GBps"] / limit})
+        print(
+            f"shm    {targets} targets  {row['seconds']:8.3f} s  {row['GBps']:7.3f} GB/s  "
+            f"memcpy {limit:.3f} GB/s  of it {100 * row['GBps'] / limit:.0f} %  "
+            f"{planned(row)}"
+        )
+    return rows
+
+
+def planned(row):
+    if not row["expected_seconds"]:
+        return "no plan"
+    return f"plan {row['expected_seconds']:.3f} s, run {100 * row['run_of_expected']:.0f} % of it"
+
+
+# ---- links
+
+
+def call(*command):
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
+class Network:
+    """Namespaces at a bridge in a namespace of its own, behind links of one rate."""
+
+    def __init__(self, stack, count, mbit):
+        self.stack = stack
+        self.middle = self.namespace()
+        inside = self.inside(self.middle)
+        call(*inside, "ip", "link", "add", "middle", "type", "bridge")
+        call(*inside, "ip", "link", "set", "middle", "up")
+        self.members = [self.namespace() for _ in range(count)]
+        for index, one in enumerate(self.members):
+            port = f"p{index}"
+            call(*inside, "ip", "link", "add", port, "type", "veth", "peer", "name", "l0",
+                 "netns", str(one.pid))  # fmt: skip
+            call(*inside, "ip", "link", "set", port, "master", "middle", "up")
+            there, address = self.inside(one), f"{self.address(index)}/16"
+            call(*there, "ip", "link", "set", "lo", "up")
+            call(*there, "ip", "address", "add", address, "dev", "l0")
+            call(*there, "ip", "link", "set", "l0", "up")
+            for where, device in ((inside, port), (there, "l0")):
+                call(*where, "tc", "qdisc", "add", "dev", device, "root", "tbf", "rate",
+                     f"{mbit}mbit", "burst", "256kb", "latency", "50ms")  # fmt: skip
+
+    def namespace(self):
+        ours = os.readlink("/proc/self/ns/net")
+        process = subprocess.Popen(["unshare", "--net", "sleep", "7200"])
+        self.stack.callback(process.wait)
+        self.stack.callback(process.kill)
+        until = time.monotonic() + PATIENCE
+        while os.readlink(f"/proc/{process.pid}/ns/net") == ours:
+            if process.poll() is not None or time.monotonic() > until:
+                raise RuntimeError("unshare --net does not work here")
+            time.sleep(0.02)
+        return process
+
+    @staticmethod
+    def inside(process):
+        return ["nsenter", f"--net=/proc/{process.pid}/ns/net"]
+
+    @staticmethod
+    def address(index):
+        return f"10.81.0.{index + 1}"
+
+
+def broadcast(options):
+    """A rank of torch's broadcast from rank 0."""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group(
+        "gloo", init_method=f"tcp://{options.address}:7100", rank=options.rank,
+        world_size=options.world, timeout=datetime.timedelta(seconds=PATIENCE),
+    )  # fmt: skip
+    data = [torch.zeros(options.size // TENSORS, dtype=torch.uint8) for _ in range(TENSORS)]
+    for number in range(options.rounds + 1):
+        if options.rank == 0:
+            for one in data:
+                one.fill_(number)
+        dist.barrier()
+        began = time.perf_counter()
+        for one in data:
+            dist.broadcast(one, 0)
+        dist.barrier()
+        if any(int(one[0]) != number for one in data):
+            sys.exit("the broadcast has wrong bytes")
+        say(seconds=time.perf_counter() - began)
+    dist.destroy_process_group()
+
+
+def gloo(options, network, size, receivers):
+    with contextlib.ExitStack() as stack:
+        ranks = [
+            Process(
+                stack,
+                [*network.inside(network.members[rank]), *this("--broadcast", "--rank", str(rank))]
+                + ["--world", str(receivers + 1), "--size", str(size)]
+                + ["--rounds", str(options.rounds), "--address", network.address(0)],
+                GLOO_SOCKET_IFNAME="l0",
+            )
+            for rank in range(receivers + 1)
+        ]
+        rounds = [max(one.hear()["seconds"] for one in ranks) for _ in range(options.rounds + 1)]
+    return {"targets": receivers, "bytes": size, "seconds": statistics.median(rounds[1:]),
+            "all_seconds": rounds[1:]}  # fmt: skip
+
+
+def links(options):
+    size, found = options.link_mib * MIB, {}
+    rate = options.rate * LINK_MBIT_TO_GBPS * TCP_SHARE
+    hosts = [f"host{index}" for index in range(options.receivers + 1)]
+    topology = {host: {"nics": 1, "nic_GBps": rate, "nic_us": 100} for host in hosts}
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        os.environ["WHERRY_KEYFILE"] = os.path.join(folder, "key")
+        stack.callback(os.environ.pop, "WHERRY_KEYFILE")
+        call(options.wherry, "key", "make", os.environ["WHERRY_KEYFILE"])
+        network = Network(stack, options.receivers + 1, options.rate)
+
+        def place(index):
+            inside = network.inside(network.members[index])
+            return inside, network.address(index), hosts[index]
+
+        for key, targets in (("one", 1), ("all", options.receivers)):
+            row = found[key] = spread(options, size, targets, topology, place, "tcp")
+            print(f"links  {targets} targets  {row['seconds']:8.3f} s  {planned(row)}")
+        found["all_of_one"] = found["all"]["seconds"] / found["one"]["seconds"]
+        print(f"links  {options.receivers} targets take {found['all_of_one']:.2f} times as long")
+        if has_torch():
+            found["gloo"] = gloo(options, network, size, options.receivers)
+            found["gloo_of_all"] = found["gloo"]["seconds"] / found["all"]["seconds"]
+            print(f"gloo   {options.receivers} targets  {found['gloo']['seconds']:8.3f} s, "
+                  f"{found['gloo_of_all']:.2f} times as long")  # fmt: skip
+        else:
+            print("left out: torch's broadcast: torch is not installed")
+    return {"rate_Mbit": options.rate, "payload_GBps": rate, **found}
+
+
+def has_torch():
+    with contextlib.suppress(ImportError):
+        import torch.distributed as dist
+
+        return dist.is_available() and dist.is_gloo_available()
+    return False
+
+
+def cannot_link(options):
+    """Why there are no links here; "": there are."""
+    if not options.wherry:
+        return "no command wherry, which makes a key; give --wherry"
+    missing = [name for name in ("ip", "tc", "unshare", "nsenter") if not shutil.which(name)]
+    if missing:
+        return f"{', '.join(missing)}: not installed"
+    return "" if os.geteuid() == 0 else "not root"
+
+
+# ---- the report
+
+
+def environment():
+    with open("/proc/cpuinfo", encoding="utf-8") as file:
+        model = next((line.split(":")[1].strip() for line in file if "model name" in line), "")
+    return {
+        "host_cpus": os.cpu_count(), "cpu": model, "kernel": platform.release(),
+        "python": platform.python_version(), "wherry": wherry.__version__,
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "load_before": os.getloadavg(),
+    }  # fmt: skip
+
+
+def numbers(text):
+    return [int(word) for word in text.split(",")]
+
+
+def arguments():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json")
+    parser.add_argument("--mib", type=int, default=2048)
+    parser.add_argument("--processes", type=numbers, default=[1, 2, 4, 8])
+    parser.add_argument("--receivers", type=int, default=8)
+    parser.add_argument("--rate", type=int, default=1000)
+    parser.add_argument("--link-mib", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--wherry", default=shutil.which("wherry"))
+    parser.add_argument("--skip", default="")
+    for flag in ("--member", "--copier", "--broadcast"):  # its own processes
+        parser.add_argument(flag, action="store_true", help=argparse.SUPPRESS)
+    for text in ("--role", "--name", "--host", "--address", "--require", "--topology"):
+        parser.add_argument(text, default="", help=argparse.SUPPRESS)
+    for number in ("--size", "--rank", "--world"):
+        parser.add_argument(number, type=int, default=0, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def main():
+    options = arguments()
+    if options.member:
+        return member(options)
+    if options.copier:
+        return copier(options.size)
+    if options.broadcast:
+        return broadcast(options)
+    found = {"schema": 1, "benchmark": "weights", "environment": environment()}
+    skip = options.skip.split(",")
+    if not options.wherry:
+        print("left out: the plan: no command wherry; give --wherry")
+    if "shm" not in skip:
+        found["shm"] = shm(options)
+    why = cannot_link(options)
+    if "links" not in skip and why:
+        print(f"left out: links: {why}")
+    elif "links" not in skip:
+        found["links"] = links(options)
+    found["environment"]["load_after"] = os.getloadavg()
+    if options.json:
+        with open(options.json, "w", encoding="utf-8") as file:
+            json.dump(found, file, indent=1)
+            file.write("\n")
+    return 0 if "shm" in found or "links" in found else 69
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except (RuntimeError, subprocess.CalledProcessError) as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
