@@ -154,8 +154,8 @@ verdict "a third one, which is smaller, quietly" $?
 
 # ---- a reader, while files come -----------------------------------------------------------------
 
-# Copies until `enough` is there: each is one of the files, whole. A copy in whose middle the file is
-# replaced may fail, and then leaves nothing.
+# Copies until `enough` is there: each is one of the files, whole. A copy in whose middle the file
+# is replaced may fail, and then leaves nothing.
 reader()
 {
 	local copies=0
