@@ -106,6 +106,7 @@ class Versions(Together):
         (source,) = self.target.members()
         self.assertEqual((source.name, source.state, source.source), ("s", "connected", True))
         self.assertEqual(source.sent, 9 << 20)
+        self.assertIn(source.route.split(",")[0], ("shm", "cuda", "tcp"))
         self.assertIn("9437184 bytes read from it by", self.target.explain())
         self.assertIn("has version 3", publication.explain())
         self.assertIn("'s' publishes", repr(self.source).replace(",", ""))

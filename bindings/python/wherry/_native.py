@@ -389,6 +389,7 @@ class WeightsMember(Structure):
         ("received", c_uint64),
         ("sent", c_uint64),
         ("error", c_char * 256),
+        ("route", c_char * 72),
     ]
 
 

@@ -86,6 +86,7 @@ class MemberInfo(NamedTuple):
     received: int  # bytes of that
     sent: int  # bytes that this member has read from it
     error: str  # why it is not connected; "": no reason is known
+    route: str  # by which those bytes came: "tcp, 4 connections"; "": none has come
 
 
 class Progress(NamedTuple):
@@ -448,6 +449,7 @@ class Member:
                         name, _STATES[one.state], bool(one.roles & 1), bool(one.roles & 2),
                         one.published, one.current, one.receiving, one.received, one.sent,
                         one.error.decode("utf-8", "replace"),
+                        one.route.decode("utf-8", "replace"),
                     )
                 )  # fmt: skip
         return found

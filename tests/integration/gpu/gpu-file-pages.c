@@ -54,9 +54,15 @@ struct ours {
 	bool uncounted; /* some that locked have failed */
 };
 
+/* Only the fake driver counts its calls. */
+static bool counted(void)
+{
+	return getenv("TEST_CUDA");
+}
+
 static uint64_t calls(const char *name)
 {
-	return getenv("TEST_CUDA") ? fake_calls(name) : 0;
+	return counted() ? fake_calls(name) : 0;
 }
 
 static void ours_open(struct ours *ours, const char *setting, const char *url)
@@ -158,7 +164,7 @@ static void pages__kept(void **state)
 	ours_open(&ours, "file_pages=keep", "self");
 	want_reads(&ours, LENGTH, 1);
 	locked = calls(registers);
-	want(2, locked - ours.locked);
+	want(counted() ? 2 : 0, locked - ours.locked);
 	/* Once more, and a few bytes: nothing is locked for them. */
 	want_reads(&ours, LENGTH, 1);
 	want_reads(&ours, 5000, 1);
@@ -177,11 +183,11 @@ static void pages__let_go(void **state)
 	for (uint64_t i = 1; i < 3; i++) {
 		want_reads(&ours, LENGTH, 1);
 		until = now() + PATIENCE;
-		while (calls(unregisters) - ours.let_go < 2 * i) {
+		while (counted() && calls(unregisters) - ours.let_go < 2 * i) {
 			want_true(now() < until, "they are not let go");
 			sleep_ms(1);
 		}
-		want(2 * i, calls(registers) - ours.locked);
+		want(counted() ? 2 * i : 0, calls(registers) - ours.locked);
 	}
 	ours_close(&ours);
 }
