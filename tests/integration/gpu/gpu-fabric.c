@@ -181,11 +181,13 @@ static void fake_delay(unsigned delay)
 static void fabric_on(void)
 {
 	setenv("WHERRY_FABRIC", "on", 1);
+	setenv("WHERRY_TIMEOUT", "60000", 1); /* nobody is lost because the machine is busy */
 }
 
 static void fabric_default(void)
 {
 	unsetenv("WHERRY_FABRIC");
+	unsetenv("WHERRY_TIMEOUT");
 	unsetenv("WHERRY_TLS");
 }
 
