@@ -8,18 +8,29 @@
 #include "util/clock.h"
 #include "util/list.h"
 
+/* One H100, 64 KiB each: 0.4 us a copy to the host and 0.8 us to the GPU, where single calls
+ * take 2. Within a GPU such a call is no faster than single ones. */
+bool wh_gpu_stream_batches_copies(const struct wh_gpu_stream *stream)
+{
+	return stream->way != WH_BLOCKS_WITHIN &&
+	       wh_gpus_cuda(stream->gpu->gpus)->cuMemcpyBatchAsync &&
+	       !atomic_load_explicit(&stream->gpu->no_copy_call, memory_order_relaxed);
+}
+
 void wh_gpu_stream_guess_cost(struct wh_gpu_stream *stream)
 {
 	/* An H200 and its NVLinks on PCIe 5: bench/results/2026-11-20-h200x2-blocks-kernel.json. */
 	static const struct wh_gpu_stream_cost typical[WH_BLOCKS_WAYS] = {
-		[WH_BLOCKS_PUSH] = { 6000, 2500, 350, 390, false },
-		[WH_BLOCKS_PULL] = { 6000, 2500, 360, 390, false },
-		[WH_BLOCKS_TO_HOST] = { 6000, 2500, 52, 55, false },
-		[WH_BLOCKS_FROM_HOST] = { 6000, 2500, 51, 55, false },
-		[WH_BLOCKS_WITHIN] = { 6000, 2500, 1500, 2000, false },
+		[WH_BLOCKS_PUSH] = { 6000, 2500, 1000, 350, 390, false },
+		[WH_BLOCKS_PULL] = { 6000, 2500, 1000, 360, 390, false },
+		[WH_BLOCKS_TO_HOST] = { 6000, 2500, 400, 52, 55, false },
+		[WH_BLOCKS_FROM_HOST] = { 6000, 2500, 800, 51, 55, false },
+		[WH_BLOCKS_WITHIN] = { 6000, 2500, 2500, 1500, 2000, false },
 	};
 
 	stream->guessed = typical[stream->way];
+	if (!wh_gpu_stream_batches_copies(stream))
+		stream->guessed.next_copy = stream->guessed.copy;
 	atomic_store(&stream->cost, &stream->guessed);
 }
 
@@ -31,7 +42,9 @@ static double cost_by_kernel(const struct wh_gpu_stream_cost *cost, uint64_t cou
 
 static double cost_by_copies(const struct wh_gpu_stream_cost *cost, uint64_t count, uint64_t length)
 {
-	return (double)count * (cost->copy + (double)length / cost->copy_rate);
+	return count ? cost->copy + (double)(count - 1) * cost->next_copy +
+			       (double)count * ((double)length / cost->copy_rate) :
+		       0;
 }
 
 const char *wh_gpu_stream_no_kernels(const struct wh_gpu_stream *stream)
@@ -45,6 +58,24 @@ const char *wh_gpu_stream_no_kernels(const struct wh_gpu_stream *stream)
  * microseconds. */
 #define TRY_BYTES ((uint64_t)64 << 10)
 
+/* Beside a product of matrices on one H100, a kernel to the host kept 21 of 50 GB/s, or took a
+ * quarter of the product; copies of 64 KiB kept 48 and took nothing. */
+#define TO_HOST_BURDEN 0.15
+/* A kernel beside another process's takes turns with it, and nearly half of its speed, while that
+ * computes; it may be idle. */
+#define SHARED_BURDEN 0.5
+
+double wh_gpu_stream_burden(const struct wh_gpu_stream *stream)
+{
+	if (stream->urgent || stream->way == WH_BLOCKS_WITHIN || !wh_gpus_yield(stream->gpu->gpus))
+		return 0;
+	if (atomic_load_explicit(&stream->gpu->gpus->shared, memory_order_relaxed) >>
+		    stream->gpu->device->ordinal &
+	    1)
+		return SHARED_BURDEN;
+	return stream->way == WH_BLOCKS_TO_HOST ? TO_HOST_BURDEN : 0;
+}
+
 static void cost_times(const struct wh_gpu_stream *stream, uint64_t count, uint64_t length,
 		       struct wh_lesson_times *out)
 {
@@ -54,6 +85,7 @@ static void cost_times(const struct wh_gpu_stream *stream, uint64_t count, uint6
 	out->typical[WH_MOVER_COPIES] = cost_by_copies(&stream->guessed, count, length);
 	out->first[WH_MOVER_KERNEL] = cost_by_kernel(cost, count, length);
 	out->first[WH_MOVER_COPIES] = cost_by_copies(cost, count, length);
+	out->burden = wh_gpu_stream_burden(stream);
 }
 
 static struct wh_lesson *cost_lesson(const struct wh_gpu_stream *stream, uint64_t count,
@@ -170,6 +202,7 @@ static void probe_kernel(struct wh_gpu_stream_turn *turn, uint64_t to, uint64_t 
  * because others may use the stream meanwhile. False: the ring has no room. */
 static bool probe_submit(struct probe *probe, unsigned copies, uint64_t length)
 {
+	struct wh_pair pairs[1 + PROBE_COPIES];
 	struct wh_gpu_stream_turn turn;
 	uint64_t from, to, at = 0;
 	bool room;
@@ -178,9 +211,12 @@ static bool probe_submit(struct probe *probe, unsigned copies, uint64_t length)
 	room = !probe->ring || wh_gpu_stream_reserve(&turn, probe->ring, &at);
 	from = probe->from + (probe->from_ring ? at : 0);
 	to = probe->to + (probe->to_ring ? at : 0);
-	for (unsigned c = 0; room && c < copies; c++)
-		wh_gpu_stream_copy(&turn, to, from, length);
-	if (room && !copies)
+	for (unsigned c = 0; c < copies; c++)
+		pairs[c] = (struct wh_pair){ from, to, length };
+	turn.by_copies = turn.work.other = true; /* an idle stream teaches nothing */
+	if (room && copies)
+		wh_gpu_stream_pairs(&turn, pairs, copies);
+	else if (room)
 		probe_kernel(&turn, to, from, length);
 	wh_gpu_stream_end(&turn, &probe->job);
 	return room;
@@ -240,10 +276,13 @@ static void probe_measure(struct probe *probe)
 		cost.kernel_rate =
 			probe_rate(cost.kernel_rate, kernel, kernel_large, length - PROBE_SHORT);
 	}
-	/* The cost of one more copy; and how much longer a kernel takes than a copy. The times of
-	 * both include one round trip to the GPU. */
-	cost.copy = (many - one) / PROBE_COPIES - (double)PROBE_SHORT / cost.copy_rate;
-	cost.copy = cost.copy > 200 ? cost.copy : 200;
+	/* The cost of one more copy, as that of the first where each takes a call of its own; and
+	 * how much longer a kernel takes than a copy. The times of both include one round trip to
+	 * the GPU. */
+	cost.next_copy = (many - one) / PROBE_COPIES - (double)PROBE_SHORT / cost.copy_rate;
+	cost.next_copy = cost.next_copy > 200 ? cost.next_copy : 200;
+	if (!wh_gpu_stream_batches_copies(probe->stream) || cost.copy < cost.next_copy)
+		cost.copy = cost.next_copy;
 	cost.launch = kernel - one + cost.copy + (double)PROBE_SHORT / cost.copy_rate -
 		      (double)PROBE_SHORT / cost.kernel_rate;
 	cost.launch = cost.launch > 200 ? cost.launch : 200;

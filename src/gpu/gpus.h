@@ -54,6 +54,7 @@ struct wh_gpus {
 	/* all allocations, and those of plain memory; freed by wh_gpus_pinned_free() */
 	struct wh_pinned *pinned, *plain;
 
+	_Atomic uint64_t shared; /* bits of the devices on which other processes compute */
 	_Atomic unsigned jobs; /* jobs in flight and events waited for */
 	_Atomic unsigned event_count;
 	_Atomic bool stop;
@@ -78,6 +79,8 @@ bool wh_gpus_yield(const struct wh_gpus *gpus);
 /* Have the GPU store the semaphore when it has done all jobs submitted so far. Under stream.lock,
  * inside a scope of its context. If the driver refuses, the stream has failed. */
 void wh_gpu_stream_store(struct wh_gpu_stream *stream);
+/* Does the driver take many copies of this stream in one call, at less cost than one by one? */
+bool wh_gpu_stream_batches_copies(const struct wh_gpu_stream *stream);
 /* Reserve contiguous bytes of the ring for the turn's job, at offset *at of `ring`, ring_host and
  * ring_device. False: the ring has no room, or the turn has failed. */
 bool wh_gpu_stream_reserve(struct wh_gpu_stream_turn *turn, uint64_t bytes, uint64_t *at);

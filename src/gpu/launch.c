@@ -19,6 +19,9 @@
  * would cost more than it saves. */
 #define READ_IN_PLACE 4096u
 
+/* At most so many copies go to the driver in one call: its arguments are on the stack. */
+#define CALL_COPIES 128u
+
 /* Of so many jobs in flight one may be without a store of the semaphore: turn_store_later(). */
 #define STORE_SHARE 8
 
@@ -98,6 +101,35 @@ static void turn_copy(struct wh_gpu_stream_turn *turn, uint64_t to, uint64_t fro
 				"cuMemcpyAsync", "%llu bytes from 0x%llx to 0x%llx on %s",
 				(unsigned long long)length, (unsigned long long)from,
 				(unsigned long long)to, turn->stream->gpu->device->text));
+}
+
+/* Copies that wait for one call of the driver. */
+struct copy_call {
+	CUdeviceptr to[CALL_COPIES], from[CALL_COPIES];
+	size_t length[CALL_COPIES];
+	unsigned count;
+};
+
+/* Submit them, one by one where the driver has no such call or refuses it: a copy that it took
+ * before it refused another is made twice, which does no harm before the turn has ended. */
+static void turn_copies(struct wh_gpu_stream_turn *turn, struct copy_call *call)
+{
+	struct wh_cuda_copy_attributes attributes = { .order = CUDA_COPY_IN_STREAM_ORDER };
+	struct wh_cuda *cuda = wh_gpus_cuda(turn->stream->gpu->gpus);
+	unsigned count = call->count;
+	size_t first = 0;
+
+	call->count = 0;
+	if (count > 1 && wh_gpu_stream_batches_copies(turn->stream)) {
+		turn_launch(turn, false);
+		if (turn->error ||
+		    !cuda->cuMemcpyBatchAsync(call->to, call->from, call->length, count,
+					      &attributes, &first, 1, turn->stream->handle))
+			return;
+		atomic_store_explicit(&turn->stream->gpu->no_copy_call, true, memory_order_relaxed);
+	}
+	for (unsigned i = 0; i < count; i++)
+		turn_copy(turn, call->to[i], call->from[i], call->length[i]);
 }
 
 void wh_gpu_stream_copy(struct wh_gpu_stream_turn *turn, uint64_t to, uint64_t from,
@@ -451,7 +483,7 @@ static uint64_t pairs_divide(const struct wh_gpu_stream *stream, const struct wh
 {
 	const struct wh_gpu_stream_cost *cost = atomic_load(&stream->cost);
 	double gain = 1 / cost->kernel_rate - 1 / cost->copy_rate;
-	double long_from = gain > 0 ? cost->copy / gain : 1e18;
+	double long_from = gain > 0 ? cost->next_copy / gain : 1e18;
 	uint64_t from = long_from < 1e18 ? (uint64_t)long_from + 1 : UINT64_MAX;
 	uint64_t short_count = 0, bytes = 0;
 
@@ -500,9 +532,11 @@ uint64_t wh_gpu_stream_pairs(struct wh_gpu_stream_turn *turn, const struct wh_pa
 {
 	struct short_pairs short_pairs = { pairs, count, 0 };
 	uint64_t blocks[CLASSES + 1], equal;
+	struct copy_call call;
 
 	if (turn->error)
 		return count;
+	call.count = 0;
 	short_pairs.long_from = pairs_long_from(turn, pairs, count);
 	if (short_pairs.long_from) {
 		short_pairs.count = pairs_fit(turn->stream, &short_pairs, blocks, &equal);
@@ -513,8 +547,14 @@ uint64_t wh_gpu_stream_pairs(struct wh_gpu_stream_turn *turn, const struct wh_pa
 		bool long_one = pairs[i].length >= short_pairs.long_from;
 
 		turn_count(turn, long_one ? WH_MOVER_COPIES : WH_MOVER_KERNEL, 1, pairs[i].length);
-		if (long_one)
-			turn_copy(turn, pairs[i].to, pairs[i].from, pairs[i].length);
+		if (!long_one || !pairs[i].length)
+			continue;
+		call.to[call.count] = pairs[i].to;
+		call.from[call.count] = pairs[i].from;
+		call.length[call.count++] = pairs[i].length;
+		if (call.count == CALL_COPIES)
+			turn_copies(turn, &call);
 	}
+	turn_copies(turn, &call);
 	return short_pairs.count;
 }

@@ -84,10 +84,11 @@ void wh_lesson_look(const struct wh_lesson *lesson, const struct wh_lesson_times
 	}
 }
 
-static enum wh_mover view_faster(const struct wh_lesson_view view[WH_MOVERS])
+static enum wh_mover view_faster(const struct wh_lesson_view view[WH_MOVERS], double burden)
 {
-	return view[WH_MOVER_KERNEL].time < view[WH_MOVER_COPIES].time ? WH_MOVER_KERNEL :
-									 WH_MOVER_COPIES;
+	return view[WH_MOVER_KERNEL].time * (1 + burden) < view[WH_MOVER_COPIES].time ?
+		       WH_MOVER_KERNEL :
+		       WH_MOVER_COPIES;
 }
 
 enum wh_mover wh_lesson_faster(const struct wh_lesson *lesson, const struct wh_lesson_times *times)
@@ -95,7 +96,7 @@ enum wh_mover wh_lesson_faster(const struct wh_lesson *lesson, const struct wh_l
 	struct wh_lesson_view view[WH_MOVERS];
 
 	wh_lesson_look(lesson, times, view);
-	return view_faster(view);
+	return view_faster(view, times->burden);
 }
 
 /* After how many turns is the other mover to be tried? 0: never. */
@@ -129,7 +130,7 @@ enum wh_mover wh_lesson_choose(struct wh_lesson *lesson, const struct wh_lesson_
 	enum wh_mover faster;
 
 	wh_lesson_look(lesson, times, view);
-	faster = view_faster(view);
+	faster = view_faster(view, times->burden);
 	since = atomic_fetch_add_explicit(&lesson->since, 1, memory_order_relaxed) + 1;
 	tries = atomic_load_explicit(&lesson->tries, memory_order_relaxed);
 	if (tries &&

@@ -52,6 +52,9 @@ struct wh_lesson_times {
 	double typical[WH_MOVERS]; /* by typical costs */
 	double first[WH_MOVERS]; /* by the costs of the first look; typical ones if there was none
 				  */
+	/* What the kernel takes from other work on the GPU, as a share of its own time: the copy
+	 * engine is chosen unless it is slower by more than this. */
+	double burden;
 };
 
 /* What is known about one mover's time for a turn. */
@@ -65,7 +68,7 @@ unsigned wh_lesson_class(uint64_t count, uint64_t length);
 /* A turn took `took` ns, which is at least what the mover needed for it. `now`: ns, as wh_now(). */
 void wh_lesson_learn(struct wh_lesson *lesson, enum wh_mover mover, double typical, double took,
 		     int64_t now);
-/* The mover that should be faster. */
+/* The mover that should be faster, or whose burden on other work makes up for it. */
 enum wh_mover wh_lesson_faster(const struct wh_lesson *lesson, const struct wh_lesson_times *times);
 /* The mover for a turn that is about to be submitted: the faster one, or the other to try it. */
 enum wh_mover wh_lesson_choose(struct wh_lesson *lesson, const struct wh_lesson_times *times,

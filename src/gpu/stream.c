@@ -36,6 +36,16 @@ bool wh_gpus_yield(const struct wh_gpus *gpus)
 	return gpus->config->number[WH_SETTING_MODEL_FIRST];
 }
 
+void wh_gpus_share(struct wh_gpus *gpus, const struct wh_cuda_device *device, bool shared)
+{
+	uint64_t bit = UINT64_C(1) << device->ordinal;
+
+	if (shared)
+		atomic_fetch_or(&gpus->shared, bit);
+	else
+		atomic_fetch_and(&gpus->shared, ~bit);
+}
+
 /* Everything in flight has ended or never will. A failed context accepts no work any more, and the
  * driver creates no other in its place while the process lives. */
 void wh_gpu_stream_fail(struct wh_gpu_stream *stream, int error, const char *text)

@@ -33,7 +33,8 @@ struct wh_turns;
 /* What work on a stream costs: typical values, or measured by wh_gpu_stream_probe(). */
 struct wh_gpu_stream_cost {
 	double launch; /* ns for each kernel, besides its bytes */
-	double copy; /* ns for each copy by a copy engine, besides its bytes */
+	double copy; /* ns for the first copy by a copy engine, besides its bytes */
+	double next_copy; /* ns for each further one of the turn */
 	double kernel_rate, copy_rate; /* bytes/ns, GB/s */
 	bool measured;
 };
@@ -47,6 +48,7 @@ struct wh_gpu_context {
 	struct wh_cuda_kernels kernels;
 	/* why the kernels could not be loaded, so that copy engines move everything; "": loaded */
 	char no_kernels[WH_TEXT_MAX];
+	_Atomic bool no_copy_call; /* the driver has refused cuMemcpyBatchAsync */
 	uint64_t counters; /* device memory: wh_blocks_job.counter of each stream, 4 bytes each */
 	struct wh_gpu_stream *stream[WH_BLOCKS_WAYS][2]; /* under gpus.lock */
 	struct wh_lesson lessons[WH_BLOCKS_WAYS][WH_LESSONS]; /* of both streams of a way */
@@ -179,7 +181,8 @@ void wh_gpu_stream_begin(struct wh_gpu_stream *stream, struct wh_gpu_stream_turn
 /* Submit one contiguous copy, by the copy engine. */
 void wh_gpu_stream_copy(struct wh_gpu_stream_turn *turn, uint64_t to, uint64_t from,
 			uint64_t length);
-/* Submit pairs, each by copy engine or kernel, whichever is available and faster. Returns how many
+/* Submit pairs, each by copy engine or kernel, whichever is available and faster; the copies of one
+ * call of this go to the driver together where it can take them so. Returns how many
  * of the first pairs were submitted: fewer than `count` if the ring is full; submit the rest when a
  * job of the stream has ended. `pairs` may be freed when it returns. */
 uint64_t wh_gpu_stream_pairs(struct wh_gpu_stream_turn *turn, const struct wh_pair *pairs,
@@ -227,6 +230,11 @@ enum wh_mover wh_gpu_stream_choose(struct wh_gpu_stream *stream, uint64_t count,
 /* What the choice is made by. The kernel's time is 0 without kernels. */
 void wh_gpu_stream_look(const struct wh_gpu_stream *stream, uint64_t count, uint64_t length,
 			struct wh_lesson_view view[WH_MOVERS]);
+/* What a kernel takes from other work on the GPU by setting `model_first`, as a share of its time.
+ */
+double wh_gpu_stream_burden(const struct wh_gpu_stream *stream);
+/* Other processes compute on the device, or do not. Thread-safe. */
+void wh_gpus_share(struct wh_gpus *gpus, const struct wh_cuda_device *device, bool shared);
 /* What a turn's work teaches; for launch.c. */
 void wh_gpu_stream_teaches(struct wh_gpu_stream *stream, const struct wh_gpu_stream_work *work,
 			   struct wh_gpu_stream_lesson *out);

@@ -191,11 +191,13 @@ struct wh_cuda_ipc_handle { /* CUipcMemHandle and CUipcEventHandle */
 };
 
 struct wh_cuda_copy_attributes { /* CUmemcpyAttributes */
-	int order; /* when the source is read: 1 in stream order, 2 during the call, 3 at any time
-		    */
+	/* when the source is read: CUDA_COPY_IN_STREAM_ORDER, 2 during the call, 3 at any time */
+	int order;
 	struct wh_cuda_location from, to;
 	unsigned flags;
 };
+
+enum { CUDA_COPY_IN_STREAM_ORDER = 1 };
 
 _Static_assert(sizeof(struct wh_cuda_properties) == 32, "CUmemAllocationProp");
 _Static_assert(sizeof(struct wh_cuda_access) == 12, "CUmemAccessDesc");

@@ -146,7 +146,7 @@ static void learn__forgets_after_a_minute(void **state)
 static void learn__one_slow_turn(void **state)
 {
 	struct wh_lesson lesson = { 0 };
-	struct wh_lesson_times times = { { 1000, 1000 }, { 1000, 1000 } };
+	struct wh_lesson_times times = { { 1000, 1000 }, { 1000, 1000 }, 0 };
 	struct wh_lesson_view view[WH_MOVERS];
 
 	(void)state;
@@ -167,6 +167,24 @@ static void learn__one_slow_turn(void **state)
 	wh_lesson_learn(&lesson, WH_MOVER_COPIES, 1000, 0, 4);
 	wh_lesson_look(&lesson, &times, view);
 	assert_int_equal(view[WH_MOVER_COPIES].turns, 0);
+}
+
+/* A kernel that takes from other work has to be so much faster; but it is shown as it is. */
+static void choose__burden(void **state)
+{
+	struct wh_lesson lesson = { 0 };
+	struct wh_lesson_times times = { { 1000, 1100 }, { 1000, 1100 }, 0 };
+	struct wh_lesson_view view[WH_MOVERS];
+
+	(void)state;
+	assert_int_equal(wh_lesson_faster(&lesson, &times), WH_MOVER_KERNEL);
+	times.burden = 0.15;
+	assert_int_equal(wh_lesson_faster(&lesson, &times), WH_MOVER_COPIES);
+	assert_int_equal(wh_lesson_choose(&lesson, &times, 1), WH_MOVER_COPIES);
+	wh_lesson_look(&lesson, &times, view);
+	assert_true(view[WH_MOVER_KERNEL].time < view[WH_MOVER_COPIES].time);
+	times.typical[WH_MOVER_COPIES] = times.first[WH_MOVER_COPIES] = 1200;
+	assert_int_equal(wh_lesson_faster(&lesson, &times), WH_MOVER_KERNEL);
 }
 
 static void class__all_sizes(void **state)
@@ -195,6 +213,7 @@ int main(void)
 		cmocka_unit_test(choose__tries_are_rare),
 		cmocka_unit_test(learn__forgets_after_a_minute),
 		cmocka_unit_test(learn__one_slow_turn),
+		cmocka_unit_test(choose__burden),
 		cmocka_unit_test(class__all_sizes),
 	};
 

@@ -97,9 +97,9 @@ enum costs { ALL_KERNEL, ALL_COPIES, MIXED, COSTS };
 static void set_costs(struct wh_gpu_stream *stream, enum costs costs)
 {
 	static const struct wh_gpu_stream_cost all[COSTS] = {
-		[ALL_KERNEL] = { 1, 1e6, 100, 100, true },
-		[ALL_COPIES] = { 1e12, 1, 100, 100, true },
-		[MIXED] = { 10, 1000, 50, 100, true }, /* copy engine from 100,000 bytes on */
+		[ALL_KERNEL] = { 1, 1e6, 1e6, 100, 100, true },
+		[ALL_COPIES] = { 1e12, 1, 1, 100, 100, true },
+		[MIXED] = { 10, 1000, 1000, 50, 100, true }, /* copy engine from 100,000 bytes on */
 	};
 
 	stream->measured = all[costs];
@@ -354,12 +354,14 @@ static double estimate(const struct wh_gpu_stream *stream, uint64_t count, uint6
 
 static void costs__choice(void **state)
 {
-	static struct wh_gpu_context gpu;
-	struct wh_gpu_stream stream = { .way = WH_BLOCKS_PUSH, .gpu = &gpu };
+	struct bench *b = malloc(sizeof(*b));
 	double kernel_takes, copies_take;
+	struct wh_gpu_stream stream;
 
 	(void)state;
-	gpu.no_kernels[0] = 0;
+	assert_non_null(b);
+	set_up(b, WH_BLOCKS_PUSH);
+	stream = *b->stream;
 	wh_gpu_stream_guess_cost(&stream);
 	/* One large fragment: the copy engine. Many small ones: the kernel. */
 	assert_false(wh_gpu_stream_prefers_kernel(&stream, 1, UINT64_C(1) << 30));
@@ -384,11 +386,128 @@ static void costs__choice(void **state)
 	/* No fragments and no bytes: no division by zero. */
 	assert_true(estimate(&stream, 0, 0) >= 0);
 	/* A missing kernel is never preferred. */
-	strcpy(gpu.no_kernels, "why");
+	strcpy(stream.gpu->no_kernels, "why");
 	assert_false(wh_gpu_stream_prefers_kernel(&stream, 1, 8));
 	wh_gpu_stream_times(&stream, 1000, 8, &kernel_takes, &copies_take);
 	assert_true(kernel_takes < 1e-9 && copies_take > 0);
 	assert_int_equal(wh_gpu_stream_ctas(&stream, 1000, 8), 0);
+	stream.gpu->no_kernels[0] = 0;
+	tear_down(b);
+	free(b);
+}
+
+/* What a kernel takes from a model counts, unless the work goes first. */
+static void costs__burden(void **state)
+{
+	const struct wh_cuda_device *device;
+	struct bench *b = malloc(sizeof(*b));
+	struct wh_gpu_stream *from_host, *urgent;
+	struct wh_gpus *gpus;
+
+	(void)state;
+	assert_non_null(b);
+	set_up(b, WH_BLOCKS_TO_HOST);
+	gpus = b->engine->gpus;
+	device = b->stream->gpu->device;
+	assert_int_equal(wh_gpus_stream(gpus, &b->engine->cuda->devices[0], NULL,
+					WH_BLOCKS_FROM_HOST, false, &from_host),
+			 0);
+	assert_int_equal(wh_gpus_stream(gpus, &b->engine->cuda->devices[0], NULL, WH_BLOCKS_TO_HOST,
+					true, &urgent),
+			 0);
+	assert_true(wh_gpu_stream_burden(b->stream) > 0.1);
+	assert_true(wh_gpu_stream_burden(from_host) < 0.01);
+	wh_gpus_share(gpus, device, true);
+	assert_true(wh_gpu_stream_burden(b->stream) > 0.4);
+	assert_true(wh_gpu_stream_burden(from_host) > 0.4);
+	assert_true(wh_gpu_stream_burden(urgent) < 0.01);
+	wh_gpus_share(gpus, device, false);
+	assert_true(wh_gpu_stream_burden(from_host) < 0.01);
+	tear_down(b);
+	free(b);
+}
+
+/* ---- many copies in one call ------------------------------------------------------------------
+ */
+
+#define COPY_CALL "cuMemcpyBatchAsync_v2"
+
+/* `count` pairs of different lengths by copies; how many single copies and how many calls that
+ * takes. */
+static void copies_submit(struct bench *b, uint64_t count, uint64_t *single, uint64_t *calls)
+{
+	struct turn turn = { .job.done = ended };
+	struct wh_gpu_stream_turn doing;
+	uint8_t *before = malloc(ROOM);
+	uint64_t random = 5;
+
+	assert_non_null(before);
+	memcpy(before, b->expected, ROOM);
+	assert_true(make_pairs(b, &random, 2) >= count);
+	memcpy(b->expected, before, ROOM);
+	free(before);
+	for (uint64_t i = 0; i < count; i++)
+		memcpy(b->expected + (b->pairs[i].to - (uintptr_t)b->to),
+		       b->source + (b->pairs[i].from - (uintptr_t)b->from), b->pairs[i].length);
+	*single = fake_calls("cuMemcpyAsync");
+	*calls = fake_calls(COPY_CALL);
+	wh_gpu_stream_begin(b->stream, &doing);
+	doing.by_copies = true;
+	assert_int_equal(wh_gpu_stream_pairs(&doing, b->pairs, count), count);
+	wh_gpu_stream_end(&doing, &turn.job);
+	wait_for(b, &turn);
+	*single = fake_calls("cuMemcpyAsync") - *single;
+	*calls = fake_calls(COPY_CALL) - *calls;
+	compare(b);
+}
+
+static void copies__many_in_one_call(void **state)
+{
+	static const enum wh_blocks_way ways[] = { WH_BLOCKS_TO_HOST, WH_BLOCKS_FROM_HOST,
+						   WH_BLOCKS_PUSH };
+	struct bench *b = malloc(sizeof(*b));
+	uint64_t single, calls;
+
+	(void)state;
+	assert_non_null(b);
+	for (unsigned i = 0; i < sizeof(ways) / sizeof(ways[0]); i++) {
+		set_up(b, ways[i]);
+		copies_submit(b, 60, &single, &calls);
+		assert_int_equal(single, 0);
+		assert_int_equal(calls, 1);
+		copies_submit(b, 1, &single, &calls);
+		assert_int_equal(single, 1);
+		assert_int_equal(calls, 0);
+		tear_down(b);
+	}
+	/* Within a GPU it would not be faster. */
+	set_up(b, WH_BLOCKS_WITHIN);
+	copies_submit(b, 60, &single, &calls);
+	assert_int_equal(single, 60);
+	assert_int_equal(calls, 0);
+	tear_down(b);
+	free(b);
+}
+
+/* What the driver refuses to take together it gets one by one, and is not asked again. */
+static void copies__refused_together(void **state)
+{
+	struct bench *b = malloc(sizeof(*b));
+	uint64_t single, calls;
+
+	(void)state;
+	assert_non_null(b);
+	set_up(b, WH_BLOCKS_TO_HOST);
+	fake_fail(COPY_CALL, 1, 801);
+	copies_submit(b, 60, &single, &calls);
+	fake_heal();
+	assert_int_equal(single, 60);
+	assert_int_equal(calls, 1);
+	copies_submit(b, 60, &single, &calls);
+	assert_int_equal(single, 60);
+	assert_int_equal(calls, 0);
+	tear_down(b);
+	free(b);
 }
 
 /* A stream's priority, and the CTAs of a launch of many blocks of 4 KiB. */
@@ -654,10 +773,11 @@ static void lesson_once(enum wh_blocks_way way, enum wh_mover better, bool block
 	for (unsigned i = 0; i < 100; i++)
 		lesson_turn(b, blocks, false);
 	assert_int_equal(wh_gpu_stream_prefers_kernel(b->stream, count, length), kernel);
-	copies = fake_calls("cuMemcpyAsync");
+	/* The four go in one call. */
+	copies = fake_calls(blocks ? COPY_CALL : "cuMemcpyAsync");
 	for (unsigned i = 0; i < last; i++)
 		lesson_turn(b, blocks, false);
-	copies = (fake_calls("cuMemcpyAsync") - copies) / count;
+	copies = fake_calls(blocks ? COPY_CALL : "cuMemcpyAsync") - copies;
 	/* The others try the slower mover again. */
 	assert_true(kernel ? copies <= 5 : copies >= last - 5);
 	memcpy(b->expected, b->source, LESSON_BYTES);
@@ -716,6 +836,9 @@ int main(void)
 		cmocka_unit_test(pairs__long_ones),
 		cmocka_unit_test(blocks__against_a_model),
 		cmocka_unit_test(costs__choice),
+		cmocka_unit_test(costs__burden),
+		cmocka_unit_test(copies__many_in_one_call),
+		cmocka_unit_test(copies__refused_together),
 		cmocka_unit_test(streams__who_goes_first),
 		cmocka_unit_test(costs__probe),
 		cmocka_unit_test(stores__alone),

@@ -176,6 +176,7 @@ static int path_prepare(struct wh_device_mappings *mappings, const struct wh_gpu
 					    0,
 				    readable);
 	}
+	wh_gpu_sharing_first(mappings);
 	return 0;
 }
 
@@ -460,7 +461,8 @@ static bool walk_describe_choice(struct mapping_walk *walk, const struct wh_frag
 	struct wh_gpu_stream *stream =
 		fragment_stream(fragment, local, remote, walk->gpus, &staged);
 	struct wh_lesson_view view[WH_MOVERS];
-	char kernel[96], copies[96];
+	char kernel[96], copies[96], rule[64] = "";
+	double burden;
 
 	if (!stream || !fragment->transfers || wh_gpu_stream_no_kernels(stream))
 		return true;
@@ -469,8 +471,12 @@ static bool walk_describe_choice(struct mapping_walk *walk, const struct wh_frag
 			   view);
 	describe_figure(kernel, sizeof(kernel), "kernel", &view[WH_MOVER_KERNEL], measured);
 	describe_figure(copies, sizeof(copies), "copy engine", &view[WH_MOVER_COPIES], measured);
-	snprintf(walk->text, walk->size, "cuda:%d: chosen by time: %s, %s",
-		 stream->gpu->device->ordinal, kernel, copies);
+	burden = wh_gpu_stream_burden(stream);
+	if (burden > 0)
+		snprintf(rule, sizeof(rule), "; a kernel counts as %.0f %% slower (model_first)",
+			 100 * burden);
+	snprintf(walk->text, walk->size, "cuda:%d: chosen by time: %s, %s%s",
+		 stream->gpu->device->ordinal, kernel, copies, rule);
 	return false;
 }
 

@@ -279,6 +279,9 @@ struct wh_nvml;
 bool wh_cuda_nvml_find(struct wh_nvml *nvml, const struct wh_cuda_device *device, unsigned *out);
 void wh_gpu_sharing_init(struct wh_gpu_sharing *sharing);
 void wh_gpu_sharing_destroy(struct wh_gpu_sharing *sharing);
+/* Ask NVML once who else computes on the GPUs: the choice between kernel and copy engine depends on
+ * it. May block; does nothing on the engine's own threads. */
+void wh_gpu_sharing_first(struct wh_device_mappings *mappings);
 /* Write to `line` who else computes on the device, which this process uses, and what kernels cost
  * there. False: nobody, or it is not known. Asks NVML, at most every 10 s, which may block; on the
  * engine's own threads it does not ask. */

@@ -71,8 +71,9 @@ static void sharing_count(struct wh_nvml *nvml, unsigned index, struct wh_gpu_ot
 }
 
 /* Under the lock. Without NVML nothing is known. */
-static void sharing_look(struct wh_gpu_sharing *sharing, struct wh_cuda *cuda)
+static void sharing_look(struct wh_gpu_sharing *sharing, struct wh_gpus *gpus)
 {
+	struct wh_cuda *cuda = wh_gpus_cuda(gpus);
 	struct wh_nvml *nvml;
 	unsigned index;
 
@@ -83,7 +84,19 @@ static void sharing_look(struct wh_gpu_sharing *sharing, struct wh_cuda *cuda)
 				sharing_count(nvml, index, &sharing->of[d]);
 		wh_nvml_close(nvml);
 	}
+	for (unsigned d = 0; d < cuda->device_count; d++)
+		wh_gpus_share(gpus, &cuda->devices[d], sharing->of[d].count);
 	sharing->looked_at = wh_now();
+}
+
+void wh_gpu_sharing_first(struct wh_device_mappings *mappings)
+{
+	struct wh_gpu_sharing *sharing = &mappings->sharing;
+
+	pthread_mutex_lock(&sharing->lock);
+	if (!sharing->looked_at && !wh_engine_inside(mappings->engine))
+		sharing_look(sharing, mappings->gpus);
+	pthread_mutex_unlock(&sharing->lock);
 }
 
 bool wh_gpu_sharing_describe(struct wh_device_mappings *mappings,
@@ -97,7 +110,7 @@ bool wh_gpu_sharing_describe(struct wh_device_mappings *mappings,
 	/* NVML may block: not on the engine's own threads. */
 	if (!wh_engine_inside(mappings->engine) &&
 	    (!sharing->looked_at || wh_now() - sharing->looked_at > LOOK_AGAIN))
-		sharing_look(sharing, wh_gpus_cuda(mappings->gpus));
+		sharing_look(sharing, mappings->gpus);
 	others = sharing->of[device->ordinal];
 	pthread_mutex_unlock(&sharing->lock);
 	if (!others.count)
@@ -112,8 +125,8 @@ bool wh_gpu_sharing_describe(struct wh_device_mappings *mappings,
 		line, size,
 		"cuda:%d: shared by time slices (no MPS): %s on it, too. While a kernel moves "
 		"blocks, a model there loses 40 to 46 %% of its speed (one H100, both busy all the "
-		"time), and nothing while copy engines do; move them in the model's own process, "
-		"or start MPS",
+		"time), and nothing while copy engines do, which therefore move long ones between "
+		"it and the host; move them in the model's own process, or start MPS",
 		device->ordinal, who);
 	return true;
 }
