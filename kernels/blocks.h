@@ -110,8 +110,7 @@ static inline uint32_t wh_blocks_flight(enum wh_blocks_variant variant)
  * upload of the lists; 0 means one for each multiprocessor. Measured on an H200 with 132
  * multiprocessors: bench/results/2026-11-20-h200x2-blocks-kernel.json. The narrower variants were
  * measured with 132 CTAs only. Pushes of blocks of 64 KiB and more get twice as many CTAs, which is
- * 3 % faster. Within one GPU four for each multiprocessor, two of which run at a time, are 1 to 3 %
- * faster than one on an H100, and blocks of 64 KiB divide evenly among them.
+ * 3 % faster.
  *
  * `yield`: another kernel, of a model say, goes first. On one H100, blocks of 4 KiB to the host
  * reached 51.7 GB/s with 2 CTAs and 50 to 52 with 8, and a matrix product beside them kept 96 % of
@@ -136,8 +135,6 @@ static inline uint32_t wh_blocks_ctas(enum wh_blocks_variant variant, enum wh_bl
 		ctas = ctas < 2 ? ctas : 2;
 	if (!processors)
 		processors = 1;
-	if (way == WH_BLOCKS_WITHIN && variant == WH_BLOCKS_16)
-		return 4 * processors;
 	return ctas && ctas < processors ? ctas : processors;
 }
 

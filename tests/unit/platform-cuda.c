@@ -319,10 +319,10 @@ static void ctas__defaults(void **state)
 	assert_int_equal(wh_blocks_ctas(WH_BLOCKS_16, WH_BLOCKS_PULL, 4096, 132, false), 16);
 	assert_int_equal(wh_blocks_ctas(WH_BLOCKS_16, WH_BLOCKS_TO_HOST, 4096, 132, false), 8);
 	assert_int_equal(wh_blocks_ctas(WH_BLOCKS_16, WH_BLOCKS_FROM_HOST, 4096, 132, false), 8);
-	assert_int_equal(wh_blocks_ctas(WH_BLOCKS_16, WH_BLOCKS_WITHIN, 4096, 132, false), 528);
+	assert_int_equal(wh_blocks_ctas(WH_BLOCKS_16, WH_BLOCKS_WITHIN, 4096, 132, false), 132);
 	/* Never more than one for each multiprocessor, and never none. */
 	assert_int_equal(wh_blocks_ctas(WH_BLOCKS_16, WH_BLOCKS_PUSH, 4096, 14, false), 14);
-	assert_int_equal(wh_blocks_ctas(WH_BLOCKS_16, WH_BLOCKS_WITHIN, 4096, 0, false), 4);
+	assert_int_equal(wh_blocks_ctas(WH_BLOCKS_16, WH_BLOCKS_WITHIN, 4096, 0, false), 1);
 	for (int variant = WH_BLOCKS_8; variant < WH_BLOCKS_VARIANTS; variant++)
 		assert_int_equal(wh_blocks_ctas((enum wh_blocks_variant)variant, WH_BLOCKS_TO_HOST,
 						4096, 108, false),
