@@ -230,6 +230,8 @@ enum wh_mover wh_gpu_stream_choose(struct wh_gpu_stream *stream, uint64_t count,
 /* What the choice is made by. The kernel's time is 0 without kernels. */
 void wh_gpu_stream_look(const struct wh_gpu_stream *stream, uint64_t count, uint64_t length,
 			struct wh_lesson_view view[WH_MOVERS]);
+/* Are two GPUs' links busy the other way, as far as this engine has work on its streams? */
+bool wh_gpu_stream_is_opposed(const struct wh_gpu_stream *stream);
 /* What a kernel takes from other work on the GPU by setting `model_first`, as a share of its time.
  */
 double wh_gpu_stream_burden(const struct wh_gpu_stream *stream);

@@ -427,6 +427,35 @@ static void costs__burden(void **state)
 	free(b);
 }
 
+/* Between two GPUs that both send a launch gets more CTAs. */
+static void streams__opposed(void **state)
+{
+	struct bench *b = malloc(sizeof(*b));
+	struct wh_gpu_stream *other[2];
+
+	(void)state;
+	assert_non_null(b);
+	set_up(b, WH_BLOCKS_PUSH);
+	for (int i = 0; i < 2; i++)
+		assert_int_equal(wh_gpus_stream(b->engine->gpus, &b->engine->cuda->devices[i], NULL,
+						i ? WH_BLOCKS_PUSH : WH_BLOCKS_PULL, false,
+						&other[i]),
+				 0);
+	assert_false(wh_gpu_stream_is_opposed(b->stream));
+	assert_int_equal(wh_gpu_stream_ctas(b->stream, 100000, 4096), 32);
+	for (int i = 0; i < 2; i++) { /* into this GPU; out of the other */
+		atomic_fetch_add(&other[i]->pending, 1);
+		assert_true(wh_gpu_stream_is_opposed(b->stream));
+		assert_int_equal(wh_gpu_stream_ctas(b->stream, 100000, 4096), 64);
+		atomic_fetch_sub(&other[i]->pending, 1);
+	}
+	atomic_fetch_add(&b->stream->pending, 1); /* more of the same */
+	assert_false(wh_gpu_stream_is_opposed(b->stream));
+	atomic_fetch_sub(&b->stream->pending, 1);
+	tear_down(b);
+	free(b);
+}
+
 /* ---- many copies in one call ------------------------------------------------------------------
  */
 
@@ -837,6 +866,7 @@ int main(void)
 		cmocka_unit_test(blocks__against_a_model),
 		cmocka_unit_test(costs__choice),
 		cmocka_unit_test(costs__burden),
+		cmocka_unit_test(streams__opposed),
 		cmocka_unit_test(copies__many_in_one_call),
 		cmocka_unit_test(copies__refused_together),
 		cmocka_unit_test(streams__who_goes_first),

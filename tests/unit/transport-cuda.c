@@ -247,6 +247,99 @@ static void sharing__asked_rarely(void **state)
 	assert_in_range(nvml_calls() - before, 1, b->engine->cuda->device_count);
 }
 
+/* ---- two GPUs, both ways at once --------------------------------------------------------------
+ */
+
+#define LONG ((size_t)4 << 20)
+
+struct two {
+	struct wh_engine *engine;
+	void *memory[2];
+	struct wh_region *region[2];
+	struct wh_peer *peer;
+	struct wh_batch *batch[2]; /* [i] writes from GPU i to the other */
+};
+
+static void two_open(struct two *t)
+{
+	struct wh_memory_options options = { .size = sizeof(options), .kind = WH_MEMORY_DEVICE };
+	struct wh_transfer transfer = { .op = WH_WRITE, .length = LONG };
+	char location[8];
+
+	t->engine = engine_with(getenv("TEST_CUDA"));
+	assert_int_equal(wh_peer_open(t->engine, "self", NULL, &t->peer), 0);
+	for (int i = 0; i < 2; i++) {
+		snprintf(location, sizeof(location), "cuda:%d", i);
+		options.location = location;
+		assert_int_equal(wh_memory_alloc(t->engine, LONG, &options, &t->memory[i]), 0);
+		assert_int_equal(
+			wh_region_register(t->engine, t->memory[i], LONG, NULL, &t->region[i]), 0);
+	}
+	for (int i = 0; i < 2; i++) {
+		transfer.local = t->region[i];
+		transfer.remote = wh_region_id(t->region[!i]);
+		assert_int_equal(wh_batch_new(t->peer, NULL, &t->batch[i]), 0);
+		assert_int_equal(wh_batch_add(t->batch[i], &transfer, 1), 0);
+	}
+}
+
+static void two_close(struct two *t)
+{
+	for (int i = 0; i < 2; i++)
+		assert_int_equal(wh_batch_free(t->batch[i]), 0);
+	assert_int_equal(wh_peer_close(t->peer), 0);
+	for (int i = 0; i < 2; i++) {
+		assert_int_equal(wh_region_unregister(t->region[i]), 0);
+		assert_int_equal(wh_memory_free(t->engine, t->memory[i]), 0);
+	}
+	assert_int_equal(wh_engine_close(t->engine), 0);
+}
+
+static unsigned two_pending(struct two *t, int gpu, enum wh_blocks_way way)
+{
+	struct wh_gpu_stream *stream;
+
+	assert_int_equal(wh_gpus_stream(t->engine->gpus, &t->engine->cuda->devices[gpu], NULL, way,
+					false, &stream),
+			 0);
+	return atomic_load(&stream->pending);
+}
+
+static void two_wait(struct two *t, int i)
+{
+	assert_int_equal(wh_batch_wait_for(t->batch[i], WH_FOREVER), 0);
+	assert_int_equal(wh_batch_status(t->batch[i]), 0);
+}
+
+/* Alone, each GPU sends by its own copy engine. What meets the other way is pulled. */
+static void both_ways__pulled(void **state)
+{
+	void (*delay)(unsigned) = fake_symbol("fake_cuda_delay");
+	struct two t;
+
+	(void)state;
+	two_open(&t);
+	for (int i = 0; i < 2; i++) {
+		assert_int_equal(wh_batch_submit(t.batch[i]), 0);
+		two_wait(&t, i);
+	}
+	delay(600000000); /* until it is set anew */
+	assert_int_equal(wh_batch_submit(t.batch[0]), 0);
+	assert_int_equal(two_pending(&t, 0, WH_BLOCKS_PUSH), 1);
+	assert_int_equal(wh_batch_submit(t.batch[1]), 0);
+	assert_int_equal(two_pending(&t, 1, WH_BLOCKS_PUSH), 0);
+	assert_int_equal(two_pending(&t, 0, WH_BLOCKS_PULL), 1);
+	delay(0);
+	two_wait(&t, 0);
+	two_wait(&t, 1);
+	delay(600000000);
+	assert_int_equal(wh_batch_submit(t.batch[1]), 0);
+	assert_int_equal(two_pending(&t, 1, WH_BLOCKS_PUSH), 1);
+	delay(0);
+	two_wait(&t, 1);
+	two_close(&t);
+}
+
 #define ON_A_GPU(test) cmocka_unit_test_setup_teardown(test, set_up, tear_down)
 
 int main(void)
@@ -260,6 +353,7 @@ int main(void)
 		ON_A_GPU(sharing__mps),
 		ON_A_GPU(sharing__not_known),
 		ON_A_GPU(sharing__asked_rarely),
+		cmocka_unit_test(both_ways__pulled),
 	};
 
 	if (!getenv("TEST_CUDA") || !getenv("TEST_NVML")) {

@@ -215,8 +215,12 @@ static int cuda_is_reachable(struct wh_peer *peer, void *state,
 		error = wh_cuda_remote(cuda, entry, &remote, why);
 	if (error)
 		return error;
-	if (wh_path_make(cuda->mappings, local, remote, op, &path, why))
+	if (wh_path_make(cuda->mappings, local, remote, op, &path, why)) {
+		/* Of another process the other GPU is none of this one's. */
+		if (wh_peer_is_self(peer))
+			wh_path_make_pull(cuda->mappings, local, remote, &path);
 		return path_prepare(cuda->mappings, &path, remote, readable, why);
+	}
 	if (!mapping_is_stageable(local) || !mapping_is_stageable(remote))
 		return -EOPNOTSUPP;
 	wh_cuda_stage_prepare(cuda->mappings->gpus, local, remote, op);

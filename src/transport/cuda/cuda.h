@@ -184,6 +184,15 @@ bool wh_path_make(struct wh_device_mappings *mappings, struct wh_device_mapping 
 void wh_path_choose(const struct wh_device_mapping *local, const struct wh_device_mapping *remote,
 		    uint32_t op, struct wh_gpu_path *path);
 
+/* Both ways at once, two GPUs that both push reach half of what they reach when both pull. Let a
+ * path that pushes be pulled by the other GPU, which has to be in use by this process anyway.
+ * False: it stays. */
+bool wh_path_choose_pull(const struct wh_device_mapping *local,
+			 const struct wh_device_mapping *remote, struct wh_gpu_path *path);
+/* Switch on what that takes, as wh_path_make(). */
+void wh_path_make_pull(struct wh_device_mappings *mappings, struct wh_device_mapping *local,
+		       struct wh_device_mapping *remote, const struct wh_gpu_path *path);
+
 /* ---- the owner: handles of our memory -------------------------------------------------------- */
 
 /* Answer with a refusal (errno, positive), always -1. */

@@ -22,6 +22,7 @@
 #include "util/list.h"
 
 #define PAIRS 512 /* made at a time */
+#define PULL_FROM ((uint64_t)1 << 20) /* bytes of a transfer: op_is_long() */
 
 /* ---- the sides of a transfer ----------------------------------------------------------------- */
 
@@ -326,6 +327,15 @@ static int op_enter(struct wh_cuda_op *op, uint64_t id, struct wh_region_entry *
 	return 0;
 }
 
+/* Do the rates of copy engines count, more than what it costs to begin? Kernels push as fast both
+ * ways as they pull. */
+static bool op_is_long(const struct wh_cuda_op *op)
+{
+	const struct wh_fragment *fragment = op->fragment;
+
+	return !fragment->blocks && fragment->bytes >= PULL_FROM * fragment->transfers;
+}
+
 /* By which stream goes this transfer, or base? NULL: it is staged. The text of an error is
  * wh_error_text(). */
 static int op_find_stream(struct wh_cuda_op *op, uint64_t index, struct wh_gpu_stream **out)
@@ -335,6 +345,7 @@ static int op_find_stream(struct wh_cuda_op *op, uint64_t index, struct wh_gpu_s
 	struct wh_device_mapping *local, *remote;
 	struct wh_gpu_path path;
 	char why[WH_REFUSAL];
+	bool urgent = op->fragment->priority == WH_PRIORITY_LATENCY;
 	struct wh_region_entry *entry = NULL;
 	int error = op_enter(op, sides.remote, &entry);
 
@@ -349,8 +360,12 @@ static int op_find_stream(struct wh_cuda_op *op, uint64_t index, struct wh_gpu_s
 	*out = NULL;
 	if (!path.device)
 		return 0;
-	return wh_gpus_stream(mappings->gpus, path.device, path.context, path.way,
-			      op->fragment->priority == WH_PRIORITY_LATENCY, out);
+	error = wh_gpus_stream(mappings->gpus, path.device, path.context, path.way, urgent, out);
+	if (!error && !urgent && op_is_long(op) && wh_gpu_stream_is_opposed(*out) &&
+	    wh_peer_is_self(op->cuda->peer) && wh_path_choose_pull(local, remote, &path))
+		error = wh_gpus_stream(mappings->gpus, path.device, path.context, path.way, urgent,
+				       out);
+	return error;
 }
 
 static struct wh_cuda_part *part_new(struct wh_cuda_op *op, struct wh_gpu_stream *stream,

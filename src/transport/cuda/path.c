@@ -45,6 +45,21 @@ void wh_path_choose(const struct wh_device_mapping *local, const struct wh_devic
 		path->way = by == source ? WH_BLOCKS_PUSH : WH_BLOCKS_PULL;
 }
 
+bool wh_path_choose_pull(const struct wh_device_mapping *local,
+			 const struct wh_device_mapping *remote, struct wh_gpu_path *path)
+{
+	const struct wh_device_mapping *by = path->device == local->device ? remote : local;
+	const struct wh_device_mapping *to = by == local ? remote : local;
+
+	if (path->way != WH_BLOCKS_PUSH || local->fabric || remote->fabric ||
+	    !path_reaches(by, by) || !path_reaches(by, to))
+		return false;
+	path->device = by->device;
+	path->context = by->context;
+	path->way = WH_BLOCKS_PULL;
+	return true;
+}
+
 /* In a scope of the device. */
 static int legacy_ask_driver(struct wh_cuda *cuda, const struct wh_device_mapping *mapping,
 			     const struct wh_cuda_device *device, CUdeviceptr *base)
@@ -156,4 +171,19 @@ bool wh_path_make(struct wh_device_mappings *mappings, struct wh_device_mapping 
 	}
 	pthread_mutex_unlock(&mappings->lock);
 	return path->device;
+}
+
+void wh_path_make_pull(struct wh_device_mappings *mappings, struct wh_device_mapping *local,
+		       struct wh_device_mapping *remote, const struct wh_gpu_path *path)
+{
+	struct wh_device_mapping *by = path->device == local->device ? remote : local;
+	char why[WH_REFUSAL];
+
+	if (path->way != WH_BLOCKS_PUSH || !path_reaches(by, by))
+		return;
+	pthread_mutex_lock(&mappings->lock);
+	wh_fail_begin(); /* without it both sides push */
+	path_try(mappings, by, by == local ? remote : local, why);
+	wh_fail_end(0);
+	pthread_mutex_unlock(&mappings->lock);
 }
