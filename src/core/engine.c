@@ -487,9 +487,10 @@ static void engine_free(struct wh_engine *engine)
 	wh_worker_close(&engine->callbacks);
 	wh_region_windows_close(&engine->region_windows);
 	wh_warm_up_close(engine->early);
+	/* Its rings have registered slots of the GPUs' pinned memory. */
+	wh_memory_domain_destroy(&engine->memory);
 	wh_gpus_close(engine->gpus);
 	wh_quota_table_free(&engine->quotas);
-	wh_memory_domain_destroy(&engine->memory);
 	wh_cuda_close(engine->cuda);
 	wh_trust_close(&engine->trust);
 	wh_turns_close(engine->turns);

@@ -9,6 +9,7 @@
 #include "core/engine.h"
 #include "core/file.h"
 #include "core/region.h"
+#include "gpu/pinned.h"
 #include "memory/file-ring.h"
 #include "memory/file.h"
 #include "memory/memory.h"
@@ -46,7 +47,7 @@ static int engine_make_files(struct wh_engine *engine)
 		domain->file_rings = malloc(sizeof(*domain->file_rings));
 		if (!domain->file_rings)
 			return wh_fail(ENOMEM, "%s: no memory", call);
-		wh_file_rings_init(domain->file_rings);
+		wh_file_rings_init(domain->file_rings, wh_gpus_file_buffers(engine->gpus));
 		domain->file_direct = !strcmp(cold, "direct");
 	}
 	error = wh_file_threads_open((unsigned)engine->config.number[WH_SETTING_FILE_THREADS],

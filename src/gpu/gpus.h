@@ -10,6 +10,7 @@
 #include <stdint.h>
 
 #include "gpu/stream.h"
+#include "memory/file-ring.h"
 #include "util/list.h"
 #include "util/turns.h"
 
@@ -53,6 +54,7 @@ struct wh_gpus {
 	struct wh_list semaphores_free;
 	/* all allocations, and those of plain memory; freed by wh_gpus_pinned_free() */
 	struct wh_pinned *pinned, *plain;
+	struct wh_file_buffers file_buffers; /* slots of the uses that files have */
 
 	_Atomic uint64_t shared; /* bits of the devices on which other processes compute */
 	_Atomic unsigned jobs; /* jobs in flight and events waited for */

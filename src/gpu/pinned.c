@@ -218,7 +218,16 @@ static int pinned_add_slots(struct wh_gpus *gpus, enum wh_slot_use use)
 		wh_list_append(&gpus->pools[use].slots, &slots[i].link);
 	}
 	gpus->pools[use].count += SLOTS_AT_ONCE;
+	/* A file's bytes go through those of WH_SLOT_OWNER only if one request has GPU memory, too.
+	 */
+	if (use != WH_SLOT_OWNER)
+		wh_file_buffers_add(&gpus->file_buffers, block->memory, bytes);
 	return 0;
+}
+
+struct wh_file_buffers *wh_gpus_file_buffers(struct wh_gpus *gpus)
+{
+	return &gpus->file_buffers;
 }
 
 int wh_slots_prepare(struct wh_gpus *gpus, enum wh_slot_use use)

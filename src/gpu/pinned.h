@@ -12,6 +12,7 @@
 #include "platform/cuda.h"
 #include "util/list.h"
 
+struct wh_file_buffers;
 struct wh_gpus;
 
 /* The device in whose primary context host memory is pinned: the first one that the engine uses, so
@@ -76,6 +77,8 @@ bool wh_slot_cancel_wait(struct wh_gpus *gpus, struct wh_slot_wait *wait);
 /* Fill out[] with `count` contiguous slots that belong to no use. They are never given back; their
  * memory stays until the engine is closed. 0, or the driver's error. */
 int wh_slots_contiguous(struct wh_gpus *gpus, unsigned count, struct wh_slot *out);
+/* The slots through which files are read and written, for wh_file_rings_init(). */
+struct wh_file_buffers *wh_gpus_file_buffers(struct wh_gpus *gpus);
 /* Give a slot back. May call the `ready` of waiters; no lock may be held. */
 void wh_slot_release(struct wh_gpus *gpus, struct wh_slot *slot);
 

@@ -17,6 +17,8 @@
  * the completions. */
 struct wh_file_ring {
 	struct wh_list link; /* rings.free */
+	struct wh_file_rings *rings;
+	uint32_t registered; /* of rings->buffers, the first ones */
 	int fd;
 	int error; /* negative errno: the kernel takes nothing from it */
 	uint32_t *submit_tail, *submit_mask, *submit_array;
@@ -92,7 +94,7 @@ static bool ring_can_move(const struct wh_file_ring *ring)
 	return can;
 }
 
-static int ring_new(struct wh_file_ring **out)
+static int ring_new(struct wh_file_rings *rings, struct wh_file_ring **out)
 {
 	struct wh_file_ring *ring = calloc(1, sizeof(*ring));
 	struct io_uring_params params = { 0 };
@@ -100,6 +102,7 @@ static int ring_new(struct wh_file_ring **out)
 
 	if (!ring)
 		return -ENOMEM;
+	ring->rings = rings;
 	ring->fd = (int)syscall(SYS_io_uring_setup, WH_FILE_RING_DEPTH, &params);
 	if (ring->fd < 0)
 		error = -errno;
@@ -114,11 +117,14 @@ static int ring_new(struct wh_file_ring **out)
 	return error;
 }
 
-void wh_file_rings_init(struct wh_file_rings *rings)
+void wh_file_rings_init(struct wh_file_rings *rings, struct wh_file_buffers *buffers)
 {
+	rings->buffers = buffers;
+	atomic_init(&rings->buffers_error, 0);
 	pthread_mutex_init(&rings->lock, NULL);
 	wh_list_init(&rings->free);
 	rings->error = 0;
+	rings->never = false;
 }
 
 void wh_file_rings_destroy(struct wh_file_rings *rings)
@@ -144,36 +150,107 @@ struct wh_file_ring *wh_file_ring_take(struct wh_file_rings *rings)
 {
 	struct wh_file_ring *ring = NULL;
 	struct wh_list *link;
+	bool never;
 	int error;
 
 	pthread_mutex_lock(&rings->lock);
 	link = wh_list_take(&rings->free);
-	error = rings->error;
+	never = rings->never;
 	pthread_mutex_unlock(&rings->lock);
 	if (link)
 		return wh_container(link, struct wh_file_ring, link);
-	if (error)
+	if (never)
 		return NULL;
-	error = ring_new(&ring);
-	/* What is short now may be there later. */
-	if (error && error != -ENOMEM && error != -EMFILE && error != -ENFILE) {
-		pthread_mutex_lock(&rings->lock);
+	error = ring_new(rings, &ring);
+	pthread_mutex_lock(&rings->lock);
+	if (!rings->never)
 		rings->error = error;
-		pthread_mutex_unlock(&rings->lock);
-	}
+	/* What is short now may be there later. */
+	if (error && error != -ENOMEM && error != -EMFILE && error != -ENFILE)
+		rings->never = true;
+	pthread_mutex_unlock(&rings->lock);
 	return ring;
 }
 
 void wh_file_ring_give(struct wh_file_rings *rings, struct wh_file_ring *ring)
 {
 	pthread_mutex_lock(&rings->lock);
-	if (ring->error)
+	if (ring->error) {
 		rings->error = ring->error;
-	else
+		rings->never = true;
+	} else {
 		wh_list_push(&rings->free, &ring->link);
+	}
 	pthread_mutex_unlock(&rings->lock);
 	if (ring->error)
 		ring_free(ring);
+}
+
+/* ---- registered buffers ---------------------------------------------------------------------- */
+
+void wh_file_buffers_add(struct wh_file_buffers *buffers, void *memory, size_t length)
+{
+	uint32_t count = atomic_load_explicit(&buffers->count, memory_order_relaxed);
+
+	if (count == WH_FILE_BUFFERS)
+		return;
+	/* Before Linux 5.12 a fork could leave the registered pages to the child, and give the
+	 * parent copies at its next store. */
+	madvise(memory, length, MADV_DONTFORK);
+	buffers->block[count] = (struct iovec){ memory, length };
+	atomic_store_explicit(&buffers->count, count + 1, memory_order_release);
+}
+
+int wh_file_rings_buffers_error(struct wh_file_rings *rings)
+{
+	return atomic_load(&rings->buffers_error);
+}
+
+/* The block that holds the bytes, of [first, count). Negative: none does. */
+static int buffers_find(const struct wh_file_buffers *buffers, uint32_t first, uint32_t count,
+			const char *memory, size_t length)
+{
+	for (uint32_t i = first; i < count; i++) {
+		uintptr_t base = (uintptr_t)buffers->block[i].iov_base;
+		uintptr_t skip = (uintptr_t)memory - base;
+
+		if ((uintptr_t)memory >= base && skip < buffers->block[i].iov_len &&
+		    length <= buffers->block[i].iov_len - skip)
+			return (int)i;
+	}
+	return -1;
+}
+
+static int ring_register(struct wh_file_ring *ring, uint32_t count)
+{
+	if (ring->registered)
+		syscall(SYS_io_uring_register, ring->fd, IORING_UNREGISTER_BUFFERS, NULL, 0);
+	ring->registered = 0;
+	if (count && syscall(SYS_io_uring_register, ring->fd, IORING_REGISTER_BUFFERS,
+			     ring->rings->buffers->block, count))
+		return -errno;
+	ring->registered = count;
+	return 0;
+}
+
+/* Register all blocks if the part lies in one that the ring does not have. Nothing is under way in
+ * the ring. Where the kernel refuses, the ring keeps what it had: requests need no registered
+ * memory. */
+static void ring_update_buffers(struct wh_file_ring *ring, const struct wh_file_part *part)
+{
+	struct wh_file_rings *rings = ring->rings;
+	uint32_t count = atomic_load_explicit(&rings->buffers->count, memory_order_acquire);
+	uint32_t had = ring->registered;
+	int error;
+
+	if (atomic_load_explicit(&rings->buffers_error, memory_order_relaxed) ||
+	    buffers_find(rings->buffers, had, count, part->memory, part->length) < 0)
+		return;
+	error = ring_register(ring, count);
+	if (error) {
+		atomic_store(&rings->buffers_error, error);
+		ring_register(ring, had);
+	}
 }
 
 /* ---- moving ---------------------------------------------------------------------------------- */
@@ -182,9 +259,14 @@ static void ring_put(struct wh_file_ring *ring, uint32_t op, const struct wh_fil
 		     uint32_t index)
 {
 	uint32_t tail = *ring->submit_tail, slot = tail & *ring->submit_mask;
+	int buffer =
+		buffers_find(ring->rings->buffers, 0, ring->registered, part->memory, part->length);
+	uint8_t reads = buffer < 0 ? IORING_OP_READ : IORING_OP_READ_FIXED;
+	uint8_t writes = buffer < 0 ? IORING_OP_WRITE : IORING_OP_WRITE_FIXED;
 
 	ring->submissions[slot] = (struct io_uring_sqe){
-		.opcode = op == WH_READ ? IORING_OP_READ : IORING_OP_WRITE,
+		.opcode = op == WH_READ ? reads : writes,
+		.buf_index = (uint16_t)(buffer < 0 ? 0 : buffer),
 		.fd = part->fd,
 		.off = part->at,
 		.addr = (uint64_t)(uintptr_t)part->memory,
@@ -219,6 +301,8 @@ void wh_file_ring_move(struct wh_file_ring *ring, uint32_t op, struct wh_file_pa
 
 	for (uint32_t i = 0; i < count; i++)
 		parts[i].done = 0;
+	/* The parts of one call are all of one slot, or of memory that is not registered. */
+	ring_update_buffers(ring, &parts[0]);
 	/* After an error that stays, only what the kernel has taken already is waited for. */
 	while (done < (ring->error ? entered : count)) {
 		while (!ring->error && put < count && put - done < WH_FILE_RING_DEPTH) {

@@ -11,11 +11,13 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statfs.h>
 #include <unistd.h>
 
 #include <wherry/memory.h>
+#include <wherry/transfer.h>
 
 #include "memory/file-ring.h"
 #include "memory/memory.h"
@@ -258,9 +260,23 @@ int wh_file_open_direct(struct wh_file *file)
 	return fd;
 }
 
+/* Of an error of io_uring: which limit that may be. */
+static const char *ring_limit(int error, char out[48])
+{
+	struct rlimit limit;
+
+	*out = 0;
+	if (error == -ENOMEM && !getrlimit(RLIMIT_MEMLOCK, &limit) &&
+	    limit.rlim_cur != RLIM_INFINITY)
+		snprintf(out, 48, " (RLIMIT_MEMLOCK is %llu KiB)",
+			 (unsigned long long)limit.rlim_cur >> 10);
+	return out;
+}
+
 bool wh_file_describe_writes(struct wh_file *file, char *out, size_t size)
 {
 	int error = file->rings ? wh_file_rings_error(file->rings) : 0;
+	char limit[48];
 
 	if (!file->writes_direct)
 		return false;
@@ -275,12 +291,30 @@ bool wh_file_describe_writes(struct wh_file *file, char *out, size_t size)
 	else if (error)
 		snprintf(out, size,
 			 "file: writes go past the page cache where they are aligned, by threads "
-			 "(no io_uring: %s)",
-			 strerror(-error));
+			 "(no io_uring: %s%s)",
+			 strerror(-error), ring_limit(error, limit));
 	else
 		snprintf(out, size,
 			 "file: writes go past the page cache where they are aligned, "
 			 "by io_uring");
+	return true;
+}
+
+bool wh_file_describe_staged(struct wh_file *file, uint32_t op, char *line, size_t size)
+{
+	int none = file->rings ? wh_file_rings_error(file->rings) : 0, error;
+	char limit[48];
+	size_t used;
+
+	if (op == WH_WRITE && !wh_file_describe_writes(file, line, size))
+		return *line;
+	error = none || !file->rings ? none : wh_file_rings_buffers_error(file->rings);
+	if (!error || (none && op == WH_WRITE))
+		return *line;
+	used = strlen(line);
+	snprintf(line + used, size - used, "%s %s: %s%s", used ? ";" : "file:",
+		 none ? "no io_uring" : "io_uring goes without registered buffers",
+		 strerror(-error), ring_limit(error, limit));
 	return true;
 }
 

@@ -95,6 +95,10 @@ int wh_file_end_direct(struct wh_file *file, uint64_t end, int error);
 /* For explanations: how it is written, and why not past the page cache if that was asked for.
  * False: it was not. */
 bool wh_file_describe_writes(struct wh_file *file, char *out, size_t size);
+/* For explanations of a file that goes through slots, op WH_READ into them: add to the line how it
+ * is written, and why io_uring is not used or goes without registered buffers, if that is so.
+ * False: the line is empty. */
+bool wh_file_describe_staged(struct wh_file *file, uint32_t op, char *line, size_t size);
 /* Make what wh_file_move() has written as durable as the file's options say. Waits. 0, or a
  * negative errno with a text. */
 int wh_file_sync(struct wh_file *file);

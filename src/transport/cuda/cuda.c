@@ -432,15 +432,16 @@ static bool walk_describe_memory(struct mapping_walk *walk, const struct wh_frag
 		return false;
 	}
 	*why = 0;
-	if (target->file && wh_file_describe_writes(target->file, walk->text, walk->size))
-		return false;
 	if (source->pages)
 		wh_file_pages_describe(source->pages, why, sizeof(why));
-	if (*why) {
+	if (*why)
 		snprintf(walk->text, walk->size, "file: GPUs do not read its page cache: %s", why);
-		return false;
-	}
-	return !wh_gpus_describe(walk->gpus, local->device, walk->text, walk->size) &&
+	if (source->file)
+		wh_file_describe_staged(source->file, WH_READ, walk->text, walk->size);
+	else if (target->file)
+		wh_file_describe_staged(target->file, WH_WRITE, walk->text, walk->size);
+	return !*walk->text &&
+	       !wh_gpus_describe(walk->gpus, local->device, walk->text, walk->size) &&
 	       !wh_gpus_describe(walk->gpus, remote->device, walk->text, walk->size);
 }
 

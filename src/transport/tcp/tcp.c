@@ -592,9 +592,10 @@ static size_t batch_describe_gpu(struct wh_peer *peer, const struct tcp_peer *tc
 	return used < size ? used : 0;
 }
 
-/* Describe a region's GPU. Another thread may unregister the region meanwhile. */
-static bool region_describe_gpu(struct wh_engine *engine, const struct wh_region *region,
-				char *line, size_t size)
+/* Describe a region's GPU, or how its file is moved, which is the target if `op` is WH_READ.
+ * Another thread may unregister the region meanwhile. */
+static bool region_describe(struct wh_engine *engine, const struct wh_region *region, uint32_t op,
+			    char *line, size_t size)
 {
 	struct wh_region_entry *entry = wh_region_entry_enter(wh_engine_regions(engine),
 							      wh_region_entry_id(&region->entry));
@@ -602,14 +603,19 @@ static bool region_describe_gpu(struct wh_engine *engine, const struct wh_region
 
 	if (!entry)
 		return false;
-	described =
-		region->registration->device &&
-		wh_gpus_describe(wh_engine_gpus(engine), region->registration->device, line, size);
+	if (region->registration->file)
+		described = wh_file_describe_staged(region->registration->file,
+						    op == WH_READ ? WH_WRITE : WH_READ, line, size);
+	else
+		described = region->registration->device &&
+			    wh_gpus_describe(wh_engine_gpus(engine), region->registration->device,
+					     line, size);
 	wh_region_entry_leave(entry);
 	return described;
 }
 
-/* Explain why extents of local GPU memory are copied one by one into pinned memory, if they are. */
+/* Explain why extents of local GPU memory are copied one by one into pinned memory, if they are,
+ * and how local files are moved. */
 static void batch_describe_memory(struct wh_peer *peer, const struct wh_batch *batch, char *line,
 				  size_t size)
 {
@@ -621,8 +627,8 @@ static void batch_describe_memory(struct wh_peer *peer, const struct wh_batch *b
 		for (uint64_t k = fragment->first;
 		     k < fragment->first + fragment->count && !described; k++) {
 			local = wh_fragment_local(fragment, k);
-			described = local != last &&
-				    region_describe_gpu(wh_peer_engine(peer), local, line, size);
+			described = local != last && region_describe(wh_peer_engine(peer), local,
+								     fragment->op, line, size);
 			last = local;
 		}
 	}
