@@ -305,6 +305,10 @@ void wh_cuda_verify(struct wh_cuda_peer *cuda, struct wh_fragment *fragment);
 
 /* Move a part through staging slots. wh_cuda_part_done() follows. */
 void wh_cuda_stage(struct wh_cuda_part *part);
+/* The stream by which a GPU copies between this memory and slots. *out stays as it is for host
+ * memory, which the CPU copies, and for files. 0, or the driver's error. */
+int wh_cuda_stage_stream(struct wh_gpus *gpus, const struct wh_device_mapping *mapping,
+			 enum wh_blocks_way way, bool urgent, struct wh_gpu_stream **out);
 /* Make and measure the streams for staging between these two, unless that is done: call it while
  * planning. */
 void wh_cuda_stage_prepare(struct wh_gpus *gpus, struct wh_device_mapping *local,
