@@ -399,6 +399,14 @@ static const struct setting settings[WH_SETTING_COUNT] = {
 		.text = check_words,
 		.wants = "keep, once or off",
 	},
+	[WH_SETTING_FILE_READERS] = {
+		.row = { "file_readers", "WHERRY_FILE_READERS", "0", "count",
+			 "threads that read a file for a GPU while another one page-locks its "
+			 "pages; 0: one less than file_threads, or than half of the CPUs" },
+		.number = parse_count,
+		.least = 0,
+		.most = 63,
+	},
 	[WH_SETTING_RDMA] = {
 		.row = { "rdma", "WHERRY_RDMA", "", "text",
 			 "NICs to use, NAME[:PORT[:GID INDEX]], best first; empty: all; off or "

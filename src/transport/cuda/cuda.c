@@ -18,9 +18,26 @@
 #include "transport/cuda/pages.h"
 #include "transport/fragment.h"
 #include "transport/transport.h"
+#include "util/config.h"
+#include "util/cpus.h"
 #include "util/error.h"
 
 /* ---- engine ---------------------------------------------------------------------------------- */
+
+/* How many threads for files may read beside the one that page-locks. Half of the CPUs are left to
+ * the program. */
+static unsigned engine_file_readers(struct wh_engine *engine)
+{
+	const int64_t *number = wh_engine_config(engine)->number;
+	unsigned others = (unsigned)number[WH_SETTING_FILE_THREADS] - 1;
+	unsigned most = (unsigned)number[WH_SETTING_FILE_READERS], cpus = wh_cpus() / 2;
+
+	if (wh_engine_turns(engine))
+		return 0;
+	if (!most)
+		most = cpus ? cpus - 1 : 0;
+	return most < others ? most : others;
+}
 
 static int cuda_engine_open(struct wh_engine *engine, void **state)
 {
@@ -31,6 +48,7 @@ static int cuda_engine_open(struct wh_engine *engine, void **state)
 	mappings->engine = engine;
 	mappings->gpus = wh_engine_gpus(engine);
 	mappings->gds = wh_gds_new(mappings);
+	mappings->file_readers = engine_file_readers(engine);
 	pthread_mutex_init(&mappings->lock, NULL);
 	wh_fabric_domains_init(&mappings->domains);
 	wh_gpu_sharing_init(&mappings->sharing);
@@ -418,6 +436,20 @@ static void cuda_describe_how(struct wh_peer *peer, void *state, const struct wh
 	batch_walk(peer, state, batch, &walk);
 }
 
+/* A file's pages that have been read out of the page cache and by threads. */
+static void describe_shares(const struct wh_file_pages *pages, char *line, size_t size)
+{
+	uint64_t by_gpu, by_threads;
+
+	wh_file_pages_shares(pages, &by_gpu, &by_threads);
+	if (by_gpu && by_threads)
+		snprintf(line, size,
+			 "file: %.0f%% out of the page cache by the GPU, %.0f%% by threads while "
+			 "pages were page-locked",
+			 100 * (double)by_gpu / (double)(by_gpu + by_threads),
+			 100 * (double)by_threads / (double)(by_gpu + by_threads));
+}
+
 static bool walk_describe_memory(struct mapping_walk *walk, const struct wh_fragment *fragment,
 				 const struct wh_device_mapping *local,
 				 const struct wh_device_mapping *remote)
@@ -436,6 +468,8 @@ static bool walk_describe_memory(struct mapping_walk *walk, const struct wh_frag
 		wh_file_pages_describe(source->pages, why, sizeof(why));
 	if (*why)
 		snprintf(walk->text, walk->size, "file: GPUs do not read its page cache: %s", why);
+	else if (source->pages)
+		describe_shares(source->pages, walk->text, walk->size);
 	if (source->file)
 		wh_file_describe_staged(source->file, WH_READ, walk->text, walk->size);
 	else if (target->file)

@@ -146,6 +146,7 @@ struct wh_device_mappings {
 	struct wh_gds *gds; /* NULL: no GPUDirect Storage */
 	struct wh_gpu_sharing sharing;
 	_Atomic uint64_t file_pages; /* bytes of page caches that are page-locked */
+	unsigned file_readers; /* threads that may read a file while one page-locks it */
 };
 
 /* NULL: no memory; `why` says so. */

@@ -74,6 +74,8 @@ struct wh_file_pages {
 	bool refused; /* the driver takes no pages of this file as it is; `why` */
 	struct stamp stamp; /* of all chunks; stays while there are users */
 
+	/* of the last use: bytes that a GPU has read out of these pages, and threads beside it */
+	_Atomic uint64_t by_gpu, by_threads;
 	pthread_mutex_t why_lock; /* never held while the file system is waited for */
 	char why[WH_REFUSAL];
 };
@@ -304,12 +306,18 @@ static void atomic_most(_Atomic uint64_t *value, uint64_t other)
 		;
 }
 
+/* The chunk of a byte of the region. */
+static size_t chunk_of(const struct wh_file_pages *pages, uint64_t offset)
+{
+	return (size_t)((pages->file->start + offset - pages->base) / WH_FILE_CHUNK);
+}
+
 bool wh_file_pages_get(struct wh_file_use *use, uint64_t offset, uint64_t *length,
 		       uint64_t *address)
 {
 	struct wh_file_pages *pages = use->pages;
 	uint64_t at = pages->file->start + offset - pages->base, room;
-	size_t index = at / WH_FILE_CHUNK;
+	size_t index = chunk_of(pages, offset);
 	struct chunk *chunk = &pages->chunks[index];
 	bool good = true;
 
@@ -332,6 +340,18 @@ bool wh_file_pages_get(struct wh_file_use *use, uint64_t offset, uint64_t *lengt
 	atomic_least(&use->first, at);
 	atomic_most(&use->end, at + *length);
 	return true;
+}
+
+bool wh_file_pages_locked(const struct wh_file_use *use, uint64_t offset)
+{
+	const struct wh_file_pages *pages = use->pages;
+
+	return atomic_load(&pages->chunks[chunk_of(pages, offset)].address);
+}
+
+uint64_t wh_file_pages_room(const struct wh_file_pages *pages, uint64_t offset)
+{
+	return WH_FILE_CHUNK - (pages->file->start + offset - pages->base) % WH_FILE_CHUNK;
 }
 
 /* Why this machine has no such pages, if so. */
@@ -382,6 +402,10 @@ bool wh_file_pages_enter(struct wh_file_pages *pages, uint64_t bytes, struct wh_
 	pthread_mutex_lock(&pages->lock);
 	good = pages_prepare(pages, bytes, &use->age);
 	if (good) {
+		if (!pages->users) {
+			atomic_store(&pages->by_gpu, 0);
+			atomic_store(&pages->by_threads, 0);
+		}
 		pages->users++;
 		use->pages = pages;
 		use->number = ++pages->uses ? pages->uses : ++pages->uses;
@@ -439,6 +463,18 @@ void wh_file_pages_leave(struct wh_file_use *use)
 	pthread_cond_broadcast(&pages->left);
 	pthread_mutex_unlock(&pages->lock);
 	use->pages = NULL;
+}
+
+void wh_file_pages_count(struct wh_file_use *use, uint64_t by_gpu, uint64_t by_threads)
+{
+	atomic_fetch_add(&use->pages->by_gpu, by_gpu);
+	atomic_fetch_add(&use->pages->by_threads, by_threads);
+}
+
+void wh_file_pages_shares(const struct wh_file_pages *pages, uint64_t *by_gpu, uint64_t *by_threads)
+{
+	*by_gpu = atomic_load(&pages->by_gpu);
+	*by_threads = atomic_load(&pages->by_threads);
 }
 
 bool wh_file_pages_once(const struct wh_file_pages *pages)

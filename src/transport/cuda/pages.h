@@ -50,6 +50,12 @@ bool wh_file_pages_enter(struct wh_file_pages *pages, uint64_t bytes, struct wh_
  * it is not, or cannot be locked. Thread-safe. */
 bool wh_file_pages_get(struct wh_file_use *use, uint64_t offset, uint64_t *length,
 		       uint64_t *address);
+/* Is the chunk of the byte at `offset` of the region page-locked already? Any thread. */
+bool wh_file_pages_locked(const struct wh_file_use *use, uint64_t offset);
+/* Bytes from `offset` of the region to the end of its chunk. Any thread. */
+uint64_t wh_file_pages_room(const struct wh_file_pages *pages, uint64_t offset);
+/* For explanations: so many bytes more have been read by a GPU, or by threads. Any thread. */
+void wh_file_pages_count(struct wh_file_use *use, uint64_t by_gpu, uint64_t by_threads);
 /* All copies of the use have ended. False: they may have read bytes that the file did not have. */
 bool wh_file_pages_check(struct wh_file_use *use);
 /* End a use. No copy may be under way. With file_pages=once the last one lets all pages go. */
@@ -60,5 +66,8 @@ bool wh_file_pages_once(const struct wh_file_pages *pages);
 /* For explanations: why the last use did not read page-locked pages; "": it did, or there was none.
  * Any thread. */
 void wh_file_pages_describe(struct wh_file_pages *pages, char *why, size_t size);
+/* The same: bytes that the last use has read by a GPU and by threads. Any thread. */
+void wh_file_pages_shares(const struct wh_file_pages *pages, uint64_t *by_gpu,
+			  uint64_t *by_threads);
 
 #endif

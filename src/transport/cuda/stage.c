@@ -6,8 +6,9 @@
  * slots into files.
  *
  * A GPU reads a file's bytes out of the page cache instead, where that can be page-locked
- * (pages.h): the threads for files lock pages ahead of the copies. Ranges of which that cannot be
- * said go through slots; so does the whole part once more if its pages turn out to be stale.
+ * (pages.h): the threads for files lock pages ahead of the copies, and read beside that
+ * (stage-queue.c). Ranges that cannot be locked go through slots; so does the whole part once more
+ * if its pages turn out to be stale.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -19,74 +20,19 @@
 #include "transport/blocks.h"
 #include "transport/copier.h"
 #include "transport/core.h"
-#include "transport/cuda/cuda.h"
 #include "transport/cuda/gds.h"
-#include "transport/cuda/pages.h"
+#include "transport/cuda/stage.h"
 #include "transport/fragment.h"
 #include "util/error.h"
 #include "util/list.h"
 
 #define SLOTS 4 /* of one part at a time */
 #define FILE_SLOTS 8 /* the same if one side is a file: each keeps a thread busy */
-#define EXTENTS 256u /* of one slot */
-/* What is read out of the page cache by one turn of a stream. An extent may lie in two chunks. */
-#define PAGES_BYTES ((uint64_t)8 << 20)
-#define PAGES_EXTENTS 1024u
-#define PAGES_PAIRS (2 * PAGES_EXTENTS)
-
-struct side {
-	const struct wh_device_mapping *mapping;
-	struct wh_gpu_stream *stream; /* NULL: the CPU, or a file's threads */
-	uint64_t base; /* see extent_at() */
-};
-
-struct stage {
-	struct wh_cuda_part *part;
-	struct side source, target;
-	bool write;
-	pthread_mutex_t lock; /* part->at, and what follows */
-	_Atomic uint32_t works;
-	struct wh_file_gds *gds; /* for whole pages; NULL: not asked for, or not for this memory */
-	/* A file's pages, if the GPU may read them; changed by threads for files only. */
-	enum { PAGES_NEVER, PAGES_UNTRIED, PAGES_USED, PAGES_REFUSED } pages;
-	struct wh_file_use use;
-	struct wh_cursor start; /* of the part */
-	struct wh_file_job file_job;
-};
-
-enum step { IDLE, INTO, OUT_OF, LOCK_PAGES, READ_PAGES, DIRECT };
-
-/* A slot, and the extent pairs that go through it. */
-struct work {
-	struct wh_gpu_stream_job job;
-	struct wh_file_job file_job;
-	struct wh_slot_wait wait;
-	struct stage *stage;
-	struct wh_slot *slot;
-	uint64_t skew; /* bytes of the slot in front of the first pair */
-	enum step step;
-	struct wh_cursor rest; /* taken from the part, and not started yet */
-	/* the extent pairs in the slot; those of them that this step has not submitted yet */
-	struct wh_cursor start, at;
-	uint64_t filled; /* bytes that this step has submitted */
-	/* From the page cache: `put` of `count` pairs have been submitted. */
-	struct wh_pair *pairs;
-	uint32_t count, put;
-};
 
 /* ---- addresses ------------------------------------------------------------------------------- */
 
-/* The address of an extent on one side, as the GPU or CPU that copies it uses it. */
-static uint64_t extent_at(const struct stage *stage, const struct side *side,
-			  const struct wh_extent_pair *extent)
-{
-	bool local = (side == &stage->source) == stage->write;
-
-	return side->base + (local ? (uint64_t)(uintptr_t)extent->local : extent->offset);
-}
-
-/* What extent_at() adds to an extent's local address, or to its offset in the remote region. Of a
- * file the result is the offset in the region. */
+/* What wh_stage_extent_at() adds to an extent's local address, or to its offset in the remote
+ * region. Of a file the result is the offset in the region. */
 static uint64_t side_base(const struct wh_device_mapping *mapping, const struct wh_region *local)
 {
 	uint64_t first = mapping->file ? 0 :
@@ -97,68 +43,37 @@ static uint64_t side_base(const struct wh_device_mapping *mapping, const struct 
 	return local ? first - local->entry.address : first;
 }
 
-/* ---- steps ----------------------------------------------------------------------------------- */
+/* ---- ranges -----------------------------------------------------------------------------------
+ */
 
-/* Take the next extent pairs of `from`, at most so many and so many bytes. */
-static void range_take(const struct wh_fragment *fragment, struct wh_cursor *from, uint64_t most,
-		       uint32_t extents, struct wh_cursor *out)
-{
-	struct wh_cursor taken = *from;
-	struct wh_extent_pair extent;
-	uint64_t bytes = 0;
-
-	for (uint32_t i = 0; i < extents && bytes < most && from->left; i++) {
-		wh_fragment_next(fragment, from,
-				 most - bytes < from->left ? most - bytes : from->left, &extent);
-		bytes += extent.length;
-	}
-	taken.left = bytes;
-	*out = taken;
-}
-
-static void work_begin(struct work *work, enum step step)
+static void work_begin(struct wh_stage_work *work, enum wh_stage_step step)
 {
 	work->step = step;
 	work->at = work->start;
 	work->filled = 0;
 }
 
-/* What is read from a file past the page cache, or written to it, has to be aligned alike in
- * memory. So the first pair begins as far from a page's start in the slot as in the file. */
-static uint64_t stage_skew(const struct stage *stage, const struct wh_cursor *from)
-{
-	const struct side *side = stage->source.mapping->file ? &stage->source : &stage->target;
-	struct wh_cursor at = *from;
-	struct wh_extent_pair extent;
-
-	if (!side->mapping->file ||
-	    !wh_fragment_next(stage->part->op->fragment, &at, at.left, &extent))
-		return 0;
-	return (side->mapping->file->start + extent_at(stage, side, &extent)) %
-	       (uint64_t)sysconf(_SC_PAGESIZE);
-}
-
 /* What comes next: *most bytes of *extents extents. True: whole pages that are aligned on both
  * sides, for GPUDirect Storage. False: what slots take, up to where such pages begin. */
-static bool stage_find_whole_pages(const struct stage *stage, const struct wh_cursor *from,
+static bool stage_find_whole_pages(const struct wh_stage *stage, const struct wh_cursor *from,
 				   uint64_t *most, uint32_t *extents)
 {
 	bool reads = stage->source.mapping->file, direct = false;
-	const struct side *file = reads ? &stage->source : &stage->target;
-	const struct side *memory = reads ? &stage->target : &stage->source;
+	const struct wh_stage_side *file = reads ? &stage->source : &stage->target;
+	const struct wh_stage_side *memory = reads ? &stage->target : &stage->source;
 	const uint64_t inside = WH_GDS_PAGE - 1;
 	struct wh_cursor at = *from;
 	struct wh_extent_pair extent;
 	uint64_t bytes = 0, part;
 	uint32_t count = 0;
 
-	while (count < EXTENTS && bytes < *most && at.left) {
+	while (count < WH_STAGE_EXTENTS && bytes < *most && at.left) {
 		uint64_t room = *most - bytes, there, here, whole = 0;
 
 		wh_fragment_next(stage->part->op->fragment, &at, room < at.left ? room : at.left,
 				 &extent);
-		there = file->mapping->file->start + extent_at(stage, file, &extent);
-		here = extent_at(stage, memory, &extent);
+		there = file->mapping->file->start + wh_stage_extent_at(stage, file, &extent);
+		here = wh_stage_extent_at(stage, memory, &extent);
 		part = extent.length;
 		if (!((there ^ here) & inside)) {
 			uint64_t head = -there & inside;
@@ -182,64 +97,95 @@ static bool stage_find_whole_pages(const struct stage *stage, const struct wh_cu
 	return direct;
 }
 
-static char *work_slot(const struct work *work)
+static char *work_slot(const struct wh_stage_work *work)
 {
 	return work->slot->host + work->skew;
 }
 
-static void work_begin_slot(struct work *work)
+static void work_begin_slot(struct wh_stage_work *work)
 {
 	wh_engine_count_staged(work->stage->part->op->cuda->mappings->engine, work->start.left);
-	work_begin(work, INTO);
+	work_begin(work, WH_STAGE_INTO);
 }
 
-/* Begin the next range, or slot. False: there are no more. */
-static bool work_next(struct work *work)
+static void work_continue(struct wh_stage_work *work);
+
+/* Something has changed for those that wait. The caller's own work has not ended. */
+static void stage_wake(struct wh_stage *stage)
 {
-	struct stage *stage = work->stage;
+	struct wh_stage_work *work;
+
+	while ((work = wh_stage_take_idle(stage)))
+		work_continue(work);
+}
+
+/* The work reads no more into its slot. */
+static void work_end_reading(struct wh_stage_work *work)
+{
+	if (!work->reads)
+		return;
+	work->reads = false;
+	pthread_mutex_lock(&work->stage->lock);
+	work->stage->readers--;
+	pthread_mutex_unlock(&work->stage->lock);
+	stage_wake(work->stage);
+}
+
+/* The work copies no more out of page-locked pages. */
+static void work_end_pages(struct wh_stage_work *work)
+{
+	work->rest.left = 0;
+	work->step = WH_STAGE_IDLE;
+	pthread_mutex_lock(&work->stage->lock);
+	work->stage->copying--;
+	pthread_mutex_unlock(&work->stage->lock);
+	stage_wake(work->stage);
+}
+
+/* ---- steps ----------------------------------------------------------------------------------- */
+
+/* Begin the next range, or slot. Anything but WH_TAKEN_CHUNK and WH_TAKEN_SLOT: the work is not the
+ * caller's any more, or there are no more. */
+static enum wh_stage_taken work_next(struct wh_stage_work *work)
+{
+	struct wh_stage *stage = work->stage;
 	struct wh_cuda_part *part = stage->part;
 	const struct wh_fragment *fragment = part->op->fragment;
-	bool any, pages = false, direct;
-	uint32_t extents = EXTENTS;
+	uint32_t extents = WH_STAGE_EXTENTS;
+	enum wh_stage_taken taken;
 	uint64_t most;
+	bool direct;
 
 	pthread_mutex_lock(&stage->lock);
-	if (atomic_load(&fragment->cancelled) && (part->at.left || work->rest.left))
+	if (atomic_load(&fragment->cancelled) &&
+	    (part->at.left || stage->shared.left || work->rest.left))
 		wh_cuda_part_fail(part, -ECANCELED, "cancelled");
-	if (!work->rest.left && part->at.left) {
-		pages = stage->pages == PAGES_UNTRIED || stage->pages == PAGES_USED;
-		range_take(fragment, &part->at,
-			   pages ? PAGES_BYTES : WH_SLOT - stage_skew(stage, &part->at),
-			   pages ? PAGES_EXTENTS : EXTENTS, &work->rest);
-	}
-	any = work->rest.left && !atomic_load(&part->error);
+	taken = wh_stage_take(work);
 	pthread_mutex_unlock(&stage->lock);
-	if (!any)
-		return false;
-	if (pages) {
-		work->step = LOCK_PAGES;
-		return true;
-	}
-	work->skew = stage_skew(stage, &work->rest);
+	if (taken == WH_TAKEN_CHUNK)
+		work->step = WH_STAGE_LOCK_PAGES;
+	if (taken != WH_TAKEN_SLOT)
+		return taken;
+	work->skew = wh_stage_skew(stage, &work->rest);
 	most = WH_SLOT - work->skew;
 	direct = stage->gds && stage_find_whole_pages(stage, &work->rest, &most, &extents);
-	range_take(fragment, &work->rest, most, extents, &work->start);
+	wh_stage_range_take(fragment, &work->rest, most, extents, &work->start);
 	if (direct)
-		work_begin(work, DIRECT);
+		work_begin(work, WH_STAGE_DIRECT);
 	else
 		work_begin_slot(work);
-	return true;
+	return taken;
 }
 
-static void work_copy_by_cpu(struct work *work, const struct side *side)
+static void work_copy_by_cpu(struct wh_stage_work *work, const struct wh_stage_side *side)
 {
-	struct stage *stage = work->stage;
+	struct wh_stage *stage = work->stage;
 	const struct wh_fragment *fragment = stage->part->op->fragment;
 	char *slot = work_slot(work);
 	struct wh_extent_pair extent;
 
 	while (wh_fragment_next(fragment, &work->at, work->at.left, &extent)) {
-		char *there = (char *)(uintptr_t)extent_at(stage, side, &extent);
+		char *there = (char *)(uintptr_t)wh_stage_extent_at(stage, side, &extent);
 
 		if (side == &stage->source)
 			memcpy(slot, there, extent.length);
@@ -251,7 +197,7 @@ static void work_copy_by_cpu(struct work *work, const struct side *side)
 
 /* Submit copies of the side's memory. Returns how many of the first ones: the stream's ring may be
  * full. */
-static uint64_t side_submit(const struct side *side, struct wh_gpu_stream_turn *turn,
+static uint64_t side_submit(const struct wh_stage_side *side, struct wh_gpu_stream_turn *turn,
 			    const struct wh_pair *pairs, uint64_t count)
 {
 	if (!side->mapping->managed)
@@ -262,18 +208,18 @@ static uint64_t side_submit(const struct side *side, struct wh_gpu_stream_turn *
 }
 
 /* Submit as much of the step as the side's stream has room for. */
-static void work_copy_by_gpu(struct work *work, const struct side *side)
+static void work_copy_by_gpu(struct wh_stage_work *work, const struct wh_stage_side *side)
 {
-	struct stage *stage = work->stage;
+	struct wh_stage *stage = work->stage;
 	const struct wh_fragment *fragment = stage->part->op->fragment;
-	struct wh_pair pairs[EXTENTS];
+	struct wh_pair pairs[WH_STAGE_EXTENTS];
 	uint64_t slot = work->slot->address + work->skew + work->filled, put, n = 0;
 	struct wh_cursor at = work->at;
 	struct wh_gpu_stream_turn turn;
 	struct wh_extent_pair extent;
 
 	while (wh_fragment_next(fragment, &at, at.left, &extent)) {
-		uint64_t there = extent_at(stage, side, &extent);
+		uint64_t there = wh_stage_extent_at(stage, side, &extent);
 
 		pairs[n].from = side == &stage->source ? there : slot;
 		pairs[n].to = side == &stage->source ? slot : there;
@@ -288,38 +234,39 @@ static void work_copy_by_gpu(struct work *work, const struct side *side)
 }
 
 /* Move the whole step. On a thread that may wait. 0, or an error with its text. */
-static int work_copy_file(struct work *work)
+static int work_copy_file(struct wh_stage_work *work)
 {
-	struct stage *stage = work->stage;
-	const struct side *side = work->step == INTO ? &stage->source : &stage->target;
+	struct wh_stage *stage = work->stage;
+	const struct wh_stage_side *side =
+		work->step == WH_STAGE_INTO ? &stage->source : &stage->target;
 	const struct wh_fragment *fragment = stage->part->op->fragment;
-	struct wh_file_extent extents[EXTENTS];
+	struct wh_file_extent extents[WH_STAGE_EXTENTS];
 	struct wh_extent_pair extent;
 	char *slot = work_slot(work);
 	uint32_t count = 0, moved;
 	int error;
 
 	for (; wh_fragment_next(fragment, &work->at, work->at.left, &extent); count++) {
-		extents[count] = (struct wh_file_extent){ extent_at(stage, side, &extent), slot,
-							  extent.length };
+		extents[count] = (struct wh_file_extent){ wh_stage_extent_at(stage, side, &extent),
+							  slot, extent.length };
 		slot += extent.length;
 	}
-	error = wh_file_move(side->mapping->file, work->step == INTO ? WH_READ : WH_WRITE, extents,
-			     count, &moved);
-	return error || work->step == INTO ? error : wh_file_sync(side->mapping->file);
+	error = wh_file_move(side->mapping->file, work->step == WH_STAGE_INTO ? WH_READ : WH_WRITE,
+			     extents, count, &moved);
+	return error || work->step == WH_STAGE_INTO ? error : wh_file_sync(side->mapping->file);
 }
 
 /* ---- GPUDirect Storage ----------------------------------------------------------------------- */
 
 /* Move the range between the file and the GPU's memory. False: slots have to, which are faster for
  * what is in the page cache, and find out what is wrong with a file. */
-static bool work_move_directly(struct work *work, int *error)
+static bool work_move_directly(struct wh_stage_work *work, int *error)
 {
-	struct stage *stage = work->stage;
+	struct wh_stage *stage = work->stage;
 	const struct wh_fragment *fragment = stage->part->op->fragment;
 	bool reads = stage->source.mapping->file;
-	const struct side *side = reads ? &stage->source : &stage->target;
-	const struct side *memory = reads ? &stage->target : &stage->source;
+	const struct wh_stage_side *side = reads ? &stage->source : &stage->target;
+	const struct wh_stage_side *memory = reads ? &stage->target : &stage->source;
 	struct wh_file *file = side->mapping->file;
 	struct wh_cursor at = work->at;
 	struct wh_extent_pair extent;
@@ -327,14 +274,14 @@ static bool work_move_directly(struct work *work, int *error)
 	if (!wh_file_gds_ready(stage->gds))
 		return false;
 	while (wh_fragment_next(fragment, &at, at.left, &extent)) {
-		uint64_t offset = extent_at(stage, side, &extent);
+		uint64_t offset = wh_stage_extent_at(stage, side, &extent);
 
 		if (reads && wh_file_is_resident(file, file->start + offset, extent.length)) {
 			wh_file_gds_skip(stage->gds, "the bytes are in the page cache");
 			return false;
 		}
 		if (wh_file_gds_move(stage->gds, reads ? WH_READ : WH_WRITE, offset,
-				     memory->mapping, extent_at(stage, memory, &extent),
+				     memory->mapping, wh_stage_extent_at(stage, memory, &extent),
 				     extent.length))
 			return false;
 	}
@@ -345,43 +292,60 @@ static bool work_move_directly(struct work *work, int *error)
 /* ---- out of the page cache ------------------------------------------------------------------- */
 
 /* Begin the part's use of the file's pages, unless that is done. */
-static bool stage_use_pages(struct stage *stage)
+static bool stage_use_pages(struct wh_stage *stage)
 {
 	bool used;
 
 	pthread_mutex_lock(&stage->lock);
-	if (stage->pages == PAGES_UNTRIED)
+	if (stage->pages == WH_PAGES_UNTRIED)
 		stage->pages = wh_file_pages_enter(stage->source.mapping->pages, stage->start.left,
 						   &stage->use) ?
-				       PAGES_USED :
-				       PAGES_REFUSED;
-	used = stage->pages == PAGES_USED;
+				       WH_PAGES_USED :
+				       WH_PAGES_REFUSED;
+	used = stage->pages == WH_PAGES_USED;
 	pthread_mutex_unlock(&stage->lock);
 	return used;
 }
 
-/* Page-lock the range's bytes, and list the copies. False: they must go through slots. */
-static bool work_lock_pages(struct work *work)
+/* Find out whether the range's pages are locked already, and so what others may do meanwhile. */
+static void stage_look(struct wh_stage *stage, const struct wh_cursor *range)
 {
-	struct stage *stage = work->stage;
+	struct wh_cursor at = *range;
+	struct wh_extent_pair extent;
+	bool kept = wh_fragment_next(stage->part->op->fragment, &at, at.left, &extent) &&
+		    wh_file_pages_locked(&stage->use,
+					 wh_stage_extent_at(stage, &stage->source, &extent));
+
+	pthread_mutex_lock(&stage->lock);
+	stage->kept = kept;
+	stage->help = !kept;
+	pthread_mutex_unlock(&stage->lock);
+	stage_wake(stage);
+}
+
+/* Page-lock the range's bytes, and list the copies. False: they must go through slots. */
+static bool work_lock_pages(struct wh_stage_work *work)
+{
+	struct wh_stage *stage = work->stage;
 	const struct wh_fragment *fragment = stage->part->op->fragment;
 	struct wh_cursor at = work->rest;
 	struct wh_extent_pair extent;
 
 	if (!work->pairs)
-		work->pairs = malloc(PAGES_PAIRS * sizeof(work->pairs[0]));
+		work->pairs = malloc(WH_PAGES_PAIRS * sizeof(work->pairs[0]));
 	if (!work->pairs || !stage_use_pages(stage))
 		return false;
 	work->count = work->put = 0;
+	stage_look(stage, &work->rest);
 	while (wh_fragment_next(fragment, &at, at.left, &extent)) {
-		uint64_t offset = extent_at(stage, &stage->source, &extent), length;
-		uint64_t to = extent_at(stage, &stage->target, &extent);
+		uint64_t offset = wh_stage_extent_at(stage, &stage->source, &extent), length;
+		uint64_t to = wh_stage_extent_at(stage, &stage->target, &extent);
 
 		for (uint64_t done = 0; done < extent.length; done += length) {
 			struct wh_pair *pair = &work->pairs[work->count];
 
 			length = extent.length - done;
-			if (work->count == PAGES_PAIRS ||
+			if (work->count == WH_PAGES_PAIRS ||
 			    !wh_file_pages_get(&stage->use, offset + done, &length, &pair->from))
 				return false;
 			pair->to = to + done;
@@ -392,10 +356,32 @@ static bool work_lock_pages(struct work *work)
 	return true;
 }
 
-/* Submit as many of the copies as the stream has room for. */
-static void work_read_pages(struct work *work)
+/* The step WH_STAGE_LOCK_PAGES. */
+static void work_run_pages(struct wh_stage_work *work)
 {
-	const struct side *target = &work->stage->target;
+	struct wh_stage *stage = work->stage;
+	bool locked = work_lock_pages(work);
+
+	pthread_mutex_lock(&stage->lock);
+	stage->locking--;
+	stage->missed = !locked;
+	if (locked) {
+		stage->copying++;
+	} else if (!stage->shared.left) {
+		stage->shared = work->rest;
+		work->rest.left = 0;
+	}
+	pthread_mutex_unlock(&stage->lock);
+	if (locked)
+		wh_file_pages_count(&stage->use, work->rest.left, 0);
+	work->step = locked ? WH_STAGE_READ_PAGES : WH_STAGE_IDLE;
+	stage_wake(stage);
+}
+
+/* Submit as many of the copies as the stream has room for. */
+static void work_read_pages(struct wh_stage_work *work)
+{
+	const struct wh_stage_side *target = &work->stage->target;
 	const struct wh_pair *pairs = work->pairs + work->put;
 	uint64_t count = work->count - work->put;
 	struct wh_gpu_stream_turn turn;
@@ -407,50 +393,52 @@ static void work_read_pages(struct work *work)
 
 /* ---- files ----------------------------------------------------------------------------------- */
 
-static void work_continue(struct work *work);
-
 static void work_run_file(struct wh_file_job *job)
 {
-	struct work *work = wh_container(job, struct work, file_job);
+	struct wh_stage_work *work = wh_container(job, struct wh_stage_work, file_job);
 	int error = 0;
 
 	wh_fail_begin();
-	if (work->step == DIRECT && work_move_directly(work, &error))
-		work->step = IDLE;
-	else if (work->step == DIRECT)
+	if (work->step == WH_STAGE_DIRECT && work_move_directly(work, &error))
+		work->step = WH_STAGE_IDLE;
+	else if (work->step == WH_STAGE_DIRECT)
 		work_begin_slot(work);
-	else if (work->step == LOCK_PAGES)
-		/* What cannot be locked is what work_next() takes next. */
-		work->step = work_lock_pages(work) ? READ_PAGES : IDLE;
+	else if (work->step == WH_STAGE_LOCK_PAGES)
+		work_run_pages(work);
 	else
 		error = work_copy_file(work);
+	if (!error && work->step == WH_STAGE_INTO && work->stage->use.pages)
+		wh_file_pages_count(&work->stage->use, 0, work->start.left);
 	if (error) {
 		wh_cuda_part_fail(work->stage->part, error, wh_error_text());
-		work->step = IDLE; /* and the part has no more bytes */
+		work->step = WH_STAGE_IDLE; /* and the part has no more bytes */
 	}
 	wh_fail_end(0);
+	if (work->step != WH_STAGE_INTO || !work->at.left)
+		work_end_reading(work);
 	work_continue(work);
 }
 
-static void stage_free(struct stage *stage)
+static void stage_free(struct wh_stage *stage)
 {
 	pthread_mutex_destroy(&stage->lock);
 	free(stage);
 }
 
-static void stage_start_works(struct stage *stage);
+static void stage_start_works(struct wh_stage *stage);
 
 /* No copy of the part is under way. */
 static void stage_run_file(struct wh_file_job *job)
 {
-	struct stage *stage = wh_container(job, struct stage, file_job);
+	struct wh_stage *stage = wh_container(job, struct wh_stage, file_job);
 	struct wh_cuda_part *part = stage->part;
 	bool once = wh_file_pages_once(stage->use.pages);
 
 	wh_fail_begin();
 	if (!atomic_load(&part->error) && !wh_file_pages_check(&stage->use)) {
 		wh_file_pages_leave(&stage->use);
-		stage->pages = PAGES_REFUSED;
+		stage->pages = WH_PAGES_REFUSED;
+		stage->missed = false;
 		part->at = stage->start;
 		wh_fail_end(0);
 		stage_start_works(stage);
@@ -467,7 +455,7 @@ static void stage_run_file(struct wh_file_job *job)
 	stage_free(stage);
 }
 
-static void stage_end_work(struct stage *stage)
+static void stage_end_work(struct wh_stage *stage)
 {
 	struct wh_cuda_part *part = stage->part;
 
@@ -482,9 +470,9 @@ static void stage_end_work(struct stage *stage)
 	wh_cuda_part_done(part);
 }
 
-static void work_end(struct work *work)
+static void work_end(struct wh_stage_work *work)
 {
-	struct stage *stage = work->stage;
+	struct wh_stage *stage = work->stage;
 
 	if (work->slot)
 		wh_slot_release(stage->part->op->cuda->mappings->gpus, work->slot);
@@ -493,34 +481,48 @@ static void work_end(struct work *work)
 	stage_end_work(stage);
 }
 
+/* Begin the next range, with or without the slot: others may need it longer. */
+static enum wh_stage_taken work_begin_next(struct wh_stage_work *work)
+{
+	struct wh_slot *slot = work->slot;
+
+	if (slot && work->stage->most) {
+		work->slot = NULL;
+		wh_slot_release(work->stage->part->op->cuda->mappings->gpus, slot);
+	}
+	return work_next(work);
+}
+
 /* Continue until a GPU or a file's thread is working, a slot is waited for, or the part has no more
  * bytes. */
-static void work_continue(struct work *work)
+static void work_continue(struct wh_stage_work *work)
 {
-	struct stage *stage = work->stage;
+	struct wh_stage *stage = work->stage;
 	struct wh_device_mappings *mappings = stage->part->op->cuda->mappings;
 
 	for (;;) {
-		const struct side *side;
+		const struct wh_stage_side *side;
 
-		if (work->step == READ_PAGES && work->put == work->count) {
-			work->rest.left = 0;
-			work->step = IDLE;
+		if (work->step == WH_STAGE_READ_PAGES && work->put == work->count)
+			work_end_pages(work);
+		if (work->step == WH_STAGE_IDLE) {
+			enum wh_stage_taken taken = work_begin_next(work);
+
+			if (taken == WH_TAKEN_NOTHING)
+				work_end(work);
+			if (taken == WH_TAKEN_NOTHING || taken == WH_TAKEN_LATER)
+				return;
 		}
-		if (work->step == IDLE && !work_next(work)) {
-			work_end(work);
-			return;
-		}
-		if (work->step == READ_PAGES) {
+		if (work->step == WH_STAGE_READ_PAGES) {
 			work_read_pages(work);
 			return;
 		}
-		if (work->step == LOCK_PAGES || work->step == DIRECT) {
+		if (work->step == WH_STAGE_LOCK_PAGES || work->step == WH_STAGE_DIRECT) {
 			wh_file_threads_run(wh_engine_file_threads(mappings->engine),
 					    &work->file_job);
 			return;
 		}
-		side = work->step == INTO ? &stage->source : &stage->target;
+		side = work->step == WH_STAGE_INTO ? &stage->source : &stage->target;
 		if (!work->slot)
 			work->slot =
 				wh_slot_acquire(mappings->gpus, WH_SLOT_INITIATOR, &work->wait);
@@ -537,20 +539,22 @@ static void work_continue(struct work *work)
 		}
 		if (work->at.left)
 			work_copy_by_cpu(work, side);
-		if (work->step == INTO)
-			work_begin(work, OUT_OF);
+		if (work->step == WH_STAGE_INTO)
+			work_begin(work, WH_STAGE_OUT_OF);
 		else
-			work->step = IDLE;
+			work->step = WH_STAGE_IDLE;
 	}
 }
 
 static void work_done(struct wh_gpu_stream_job *job, int error, const char *text)
 {
-	struct work *work = wh_container(job, struct work, job);
+	struct wh_stage_work *work = wh_container(job, struct wh_stage_work, job);
 
 	if (error) {
 		wh_cuda_part_fail(work->stage->part, error, text);
-		work->step = IDLE; /* and the part has no more bytes */
+		if (work->step == WH_STAGE_READ_PAGES)
+			work_end_pages(work);
+		work->step = WH_STAGE_IDLE; /* and the part has no more bytes */
 	}
 	work_continue(work);
 }
@@ -559,15 +563,16 @@ static void work_done(struct wh_gpu_stream_job *job, int error, const char *text
 
 static void work_slot_ready(struct wh_slot_wait *wait, struct wh_slot *slot)
 {
-	struct work *work = wh_container(wait, struct work, wait);
+	struct wh_stage_work *work = wh_container(wait, struct wh_stage_work, wait);
 
 	work->slot = slot;
 	work_continue(work);
 }
 
-static void work_start(struct stage *stage)
+/* Nothing runs yet that looks at stage.idle. */
+static void work_new(struct wh_stage *stage)
 {
-	struct work *work = calloc(1, sizeof(*work));
+	struct wh_stage_work *work = calloc(1, sizeof(*work));
 
 	if (!work)
 		return;
@@ -576,21 +581,26 @@ static void work_start(struct stage *stage)
 	work->file_job.run = work_run_file;
 	work->wait.ready = work_slot_ready;
 	atomic_fetch_add(&stage->works, 1);
-	work_continue(work);
+	wh_list_append(&stage->idle, &work->link);
 }
 
 /* As many as the part's bytes keep busy. */
-static void stage_start_works(struct stage *stage)
+static void stage_start_works(struct wh_stage *stage)
 {
 	bool file = stage->source.mapping->file || stage->target.mapping->file;
 	uint64_t slots = stage->start.left / WH_SLOT + 1, most = file ? FILE_SLOTS : SLOTS;
 
+	/* What a reader has read waits for the GPU while it reads the next. */
+	if (stage->most)
+		most = 2 * stage->most + 1 + WH_PAGES_COPIES;
+
 	/* One more than there are works, so that the part does not end while they are started. */
 	atomic_store(&stage->works, 1);
 	for (uint64_t i = 0; i < slots && i < most; i++)
-		work_start(stage);
+		work_new(stage);
 	if (atomic_load(&stage->works) == 1 && stage->part->at.left)
 		wh_cuda_part_fail(stage->part, -ENOMEM, "no memory");
+	stage_wake(stage);
 	stage_end_work(stage);
 }
 
@@ -604,7 +614,7 @@ int wh_cuda_stage_stream(struct wh_gpus *gpus, const struct wh_device_mapping *m
 
 /* For memory of this process on a GPU. Writes go past the page cache only where that is asked for.
  */
-static struct wh_file_gds *stage_gds(const struct stage *stage)
+static struct wh_file_gds *stage_gds(const struct wh_stage *stage)
 {
 	const struct wh_device_mapping *source = stage->source.mapping,
 				       *target = stage->target.mapping;
@@ -622,7 +632,7 @@ void wh_cuda_stage(struct wh_cuda_part *part)
 	const struct wh_fragment *fragment = part->op->fragment;
 	bool urgent = fragment->priority == WH_PRIORITY_LATENCY;
 	struct wh_gpus *gpus = part->op->cuda->mappings->gpus;
-	struct stage *stage = calloc(1, sizeof(*stage));
+	struct wh_stage *stage = calloc(1, sizeof(*stage));
 	struct wh_device_mapping *local, *remote;
 	const struct wh_region *region;
 	int error;
@@ -651,8 +661,11 @@ void wh_cuda_stage(struct wh_cuda_part *part)
 	if (!error)
 		error = wh_slots_prepare(gpus, WH_SLOT_INITIATOR);
 	stage->gds = stage_gds(stage);
-	if (stage->source.mapping->pages && stage->target.stream)
-		stage->pages = PAGES_UNTRIED;
+	wh_list_init(&stage->idle);
+	if (stage->source.mapping->pages && stage->target.stream) {
+		stage->pages = WH_PAGES_UNTRIED;
+		stage->most = part->op->cuda->mappings->file_readers;
+	}
 	if (error) {
 		wh_cuda_part_fail(part, error, wh_error_text());
 		stage_free(stage);
