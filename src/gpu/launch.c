@@ -418,8 +418,11 @@ static void pairs_launch_class(struct wh_gpu_stream_turn *turn,
 	struct wh_blocks_job job = { .block_length = length,
 				     .count = (uint32_t)blocks,
 				     .base_count = 1 };
-	uint64_t at = ring_take(stream, 16 * blocks), bits = length, n = 0, list;
-	uint64_t *from = (uint64_t *)(void *)(stream->ring + at), *to = from + blocks;
+	/* A few addresses travel with the launch: the kernel need not fetch them from the host. */
+	bool here = blocks <= WH_BLOCKS_INLINE;
+	uint64_t at = here ? 0 : ring_take(stream, 16 * blocks), bits = length, n = 0, list;
+	uint64_t *from = here ? job.source_base : (uint64_t *)(void *)(stream->ring + at);
+	uint64_t *to = here ? job.target_base : from + blocks;
 	int variant;
 
 	for (uint64_t i = 0; i < short_pairs->count; i++) {
@@ -440,9 +443,14 @@ static void pairs_launch_class(struct wh_gpu_stream_turn *turn,
 	}
 	turn_launch(turn, false);
 	variant = wh_blocks_widest(bits);
-	list = ring_upload(turn, at, 16 * blocks);
-	job.source_offsets = list;
-	job.target_offsets = list + 8 * blocks;
+	if (here) {
+		job.base_count = (uint32_t)blocks;
+		job.count = 1;
+	} else {
+		list = ring_upload(turn, at, 16 * blocks);
+		job.source_offsets = list;
+		job.target_offsets = list + 8 * blocks;
+	}
 	turn->grid = wh_blocks_shape(&job, (enum wh_blocks_variant)variant,
 				     stream_ctas(stream, variant, length));
 	turn->job = job;
