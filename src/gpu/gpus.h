@@ -60,6 +60,7 @@ struct wh_gpus {
 	_Atomic unsigned jobs; /* jobs in flight and events waited for */
 	_Atomic unsigned event_count;
 	_Atomic bool stop;
+	_Atomic int64_t polled_at; /* ns; when a thread that waits last polled */
 	_Atomic uint32_t sleeping; /* futex; 1: the GPU thread sleeps, or is about to */
 };
 

@@ -217,20 +217,23 @@ bool wh_gpus_poll(struct wh_gpus *gpus)
 void wh_gpus_progress(struct wh_gpus *gpus, bool (*is_running)(const void *arg), const void *arg,
 		      int64_t deadline)
 {
-	int64_t until;
+	int64_t until, now = wh_now();
 
+	atomic_store_explicit(&gpus->polled_at, now, memory_order_relaxed);
 	wh_gpus_poll(gpus);
 	if (!deadline || !is_running(arg))
 		return;
-	until = wh_now() + gpus->spin_for;
+	until = now + gpus->spin_for;
 	if (deadline > until)
 		deadline = until;
 	do {
+		atomic_store_explicit(&gpus->polled_at, now, memory_order_relaxed);
 		for (int i = 0; i < 16 && is_running(arg); i++) {
 			if (!wh_gpus_poll(gpus))
 				wh_cpu_relax();
 		}
-	} while (is_running(arg) && wh_now() < deadline);
+		now = wh_now();
+	} while (is_running(arg) && now < deadline);
 }
 
 /* ---- events ---------------------------------------------------------------------------------- */
@@ -302,6 +305,13 @@ static void progress_sleep(struct wh_gpus *gpus)
 	atomic_store(&gpus->sleeping, 0);
 }
 
+/* A thread that waits polls all streams. Two threads that do so at once take turns at their locks,
+ * and hand the batches' memory to and fro between their caches. */
+static bool progress_is_helped(const struct wh_gpus *gpus, int64_t now)
+{
+	return now - atomic_load_explicit(&gpus->polled_at, memory_order_relaxed) < POLL_INTERVAL;
+}
+
 static void *progress_thread(void *argument)
 {
 	const struct timespec pause = { .tv_nsec = POLL_INTERVAL };
@@ -318,12 +328,16 @@ static void *progress_thread(void *argument)
 			worked = now;
 		else if (now - worked > SLEEP_AFTER)
 			progress_sleep(gpus);
-		if (wh_gpus_poll(gpus) || (busy && !was))
+		if (busy && progress_is_helped(gpus, now)) {
 			found = now;
-		else if (busy && gpus->many_cpus && now - found < SPIN_AFTER_JOB)
-			wh_cpu_relax();
-		else
 			nanosleep(&pause, NULL);
+		} else if (wh_gpus_poll(gpus) || (busy && !was)) {
+			found = now;
+		} else if (busy && gpus->many_cpus && now - found < SPIN_AFTER_JOB) {
+			wh_cpu_relax();
+		} else {
+			nanosleep(&pause, NULL);
+		}
 	}
 	return NULL;
 }
