@@ -84,6 +84,20 @@ bool wh_gpus_yield(const struct wh_gpus *gpus);
 void wh_gpu_stream_store(struct wh_gpu_stream *stream);
 /* Does the driver take many copies of this stream in one call, at less cost than one by one? */
 bool wh_gpu_stream_batches_copies(const struct wh_gpu_stream *stream);
+/* The most turns in flight while small jobs start turns of their own; 0: they always do. */
+uint32_t wh_gpus_turns(const struct wh_gpus *gpus);
+/* Begin a turn, submit what it has left and count it, end it for a job (`follows`: not its first
+ * one). wh_gpu_stream_end() does the last two. Under stream.lock. */
+void wh_gpu_stream_open(struct wh_gpu_stream *stream, struct wh_gpu_stream_turn *turn);
+void wh_gpu_stream_close(struct wh_gpu_stream_turn *turn);
+void wh_gpu_stream_attach(struct wh_gpu_stream_turn *turn, struct wh_gpu_stream_job *job,
+			  bool follows);
+/* Submit the jobs that wait, as long as few turns are in flight. No lock may be held. */
+void wh_gpu_stream_pump(struct wh_gpu_stream *stream);
+/* Submit all that wait, however many turns are in flight. Under stream.lock. */
+void wh_gpu_stream_flush(struct wh_gpu_stream *stream);
+/* Can the ring take the lists of a shared turn? Under stream.lock. */
+bool wh_gpu_stream_ring_has(const struct wh_gpu_stream *stream, uint64_t bytes);
 /* Reserve contiguous bytes of the ring for the turn's job, at offset *at of `ring`, ring_host and
  * ring_device. False: the ring has no room, or the turn has failed. */
 bool wh_gpu_stream_reserve(struct wh_gpu_stream_turn *turn, uint64_t bytes, uint64_t *at);

@@ -42,7 +42,7 @@ static void turn_fail(struct wh_gpu_stream_turn *turn, int error)
 	snprintf(turn->text, sizeof(turn->text), "%s", wh_error_text());
 }
 
-void wh_gpu_stream_begin(struct wh_gpu_stream *stream, struct wh_gpu_stream_turn *turn)
+void wh_gpu_stream_open(struct wh_gpu_stream *stream, struct wh_gpu_stream_turn *turn)
 {
 	struct wh_cuda *cuda = wh_gpus_cuda(stream->gpu->gpus);
 
@@ -53,7 +53,6 @@ void wh_gpu_stream_begin(struct wh_gpu_stream *stream, struct wh_gpu_stream_turn
 	turn->scope = (struct wh_cuda_scope){ .cuda = cuda };
 	turn->work = (struct wh_gpu_stream_work){ 0 };
 	turn->by_copies = false;
-	pthread_mutex_lock(&stream->lock);
 	turn->begun = wh_now();
 	if (stream->error) {
 		turn->error = stream->error;
@@ -62,6 +61,13 @@ void wh_gpu_stream_begin(struct wh_gpu_stream *stream, struct wh_gpu_stream_turn
 	}
 	turn_fail(turn, wh_cuda_enter_context(cuda, stream->gpu->device, stream->gpu->context,
 					      &turn->scope));
+}
+
+void wh_gpu_stream_begin(struct wh_gpu_stream *stream, struct wh_gpu_stream_turn *turn)
+{
+	pthread_mutex_lock(&stream->lock);
+	wh_gpu_stream_flush(stream); /* what came before goes before */
+	wh_gpu_stream_open(stream, turn);
 }
 
 /* Submit the deferred launch. `flagged`: it is the last of the turn, and stores the semaphore. */
@@ -147,7 +153,7 @@ void wh_gpu_stream_store(struct wh_gpu_stream *stream)
 {
 	struct wh_cuda *cuda = wh_gpus_cuda(stream->gpu->gpus);
 	int error = wh_cuda_call_on(cuda, stream->gpu->device, cuStreamWriteValue32, stream->handle,
-				    stream->semaphore->address, stream->number, 0);
+				    stream->semaphore->address, (uint32_t)stream->number, 0);
 
 	stream->stored = stream->number;
 	/* A stream that refuses even this store has failed for good. */
@@ -169,16 +175,13 @@ static bool turn_store_later(const struct wh_gpu_stream_turn *turn)
 	       stream->number - stream->stored <= (stream->number - done) / STORE_SHARE;
 }
 
-void wh_gpu_stream_end(struct wh_gpu_stream_turn *turn, struct wh_gpu_stream_job *job)
+void wh_gpu_stream_close(struct wh_gpu_stream_turn *turn)
 {
 	struct wh_gpu_stream *stream = turn->stream;
-	struct wh_gpus *gpus = stream->gpu->gpus;
 	bool flagged = turn->grid && !turn->error;
 
 	turn_launch(turn, true);
-	stream->number++;
-	job->error = turn->error;
-	memcpy(job->text, turn->text, sizeof(job->text));
+	atomic_fetch_add_explicit(&stream->number, 1, memory_order_relaxed);
 	/* The stream stores the semaphore if no kernel does; after a failure as well, since the
 	 * work submitted before it has to end first. */
 	if (flagged && !turn->error)
@@ -188,12 +191,22 @@ void wh_gpu_stream_end(struct wh_gpu_stream_turn *turn, struct wh_gpu_stream_job
 	else if (!stream->error && !turn_store_later(turn))
 		wh_gpu_stream_store(stream);
 	wh_cuda_leave(&turn->scope);
+}
+
+void wh_gpu_stream_attach(struct wh_gpu_stream_turn *turn, struct wh_gpu_stream_job *job,
+			  bool follows)
+{
+	struct wh_gpu_stream *stream = turn->stream;
+
+	job->error = turn->error;
+	if (turn->error)
+		memcpy(job->text, turn->text, sizeof(job->text));
 	job->number = stream->number;
+	job->follows = follows;
 	job->ring = stream->head;
 	job->begun = turn->begun;
-	if (turn->error)
-		job->lesson.lesson = NULL;
-	else
+	job->lesson.lesson = NULL;
+	if (!turn->error && !follows)
 		wh_gpu_stream_teaches(stream, &turn->work, &job->lesson);
 	if (wh_list_empty(&stream->jobs)) {
 		stream->last_progress = wh_now();
@@ -201,8 +214,16 @@ void wh_gpu_stream_end(struct wh_gpu_stream_turn *turn, struct wh_gpu_stream_job
 	}
 	wh_list_append(&stream->jobs, &job->link);
 	atomic_fetch_add_explicit(&stream->pending, 1, memory_order_relaxed);
+}
+
+void wh_gpu_stream_end(struct wh_gpu_stream_turn *turn, struct wh_gpu_stream_job *job)
+{
+	struct wh_gpu_stream *stream = turn->stream;
+
+	wh_gpu_stream_close(turn);
+	wh_gpu_stream_attach(turn, job, false);
 	/* Before unlocking: until then no poll can collect the job and discount it. */
-	wh_gpus_job_added(gpus);
+	wh_gpus_job_added(stream->gpu->gpus);
 	pthread_mutex_unlock(&stream->lock);
 }
 
@@ -235,6 +256,11 @@ static uint64_t ring_take(struct wh_gpu_stream *stream, uint64_t bytes)
 	}
 	stream->head += bytes;
 	return at;
+}
+
+bool wh_gpu_stream_ring_has(const struct wh_gpu_stream *stream, uint64_t bytes)
+{
+	return ring_room(stream) >= bytes;
 }
 
 bool wh_gpu_stream_reserve(struct wh_gpu_stream_turn *turn, uint64_t bytes, uint64_t *at)

@@ -78,6 +78,10 @@ static void ended_add(struct ended_jobs *jobs, const struct wh_gpu_stream_job *j
 {
 	const struct wh_gpu_stream_lesson *lesson = &job->lesson;
 
+	if (job->follows) {
+		jobs->alike = jobs->alike && !job->error;
+		return;
+	}
 	if (!jobs->count++) {
 		jobs->lesson = *lesson;
 		jobs->alike = lesson->lesson && !job->error;
@@ -148,7 +152,10 @@ static void progress_collect_jobs(struct wh_gpu_stream *stream, struct wh_list *
 		else if (now - stream->last_progress > QUERY_AFTER)
 			progress_query_stream(stream, now);
 	}
+	if (stream->error)
+		wh_gpu_stream_flush(stream); /* a later poll collects them, failed */
 	pthread_mutex_unlock(&stream->lock);
+	wh_gpu_stream_pump(stream);
 }
 
 /* 1: the event has occurred; 0: not yet; negative: it never will. */
@@ -201,7 +208,8 @@ bool wh_gpus_poll(struct wh_gpus *gpus)
 		any = progress_poll_events(gpus);
 	wh_list_init(&ended);
 	for (; stream; stream = atomic_load_explicit(&stream->next, memory_order_acquire)) {
-		if (atomic_load_explicit(&stream->pending, memory_order_relaxed))
+		if (atomic_load_explicit(&stream->pending, memory_order_relaxed) ||
+		    atomic_load_explicit(&stream->waiting_count, memory_order_relaxed))
 			progress_collect_jobs(stream, &ended);
 	}
 	while ((link = wh_list_take(&ended))) {

@@ -31,6 +31,12 @@ uint32_t wh_gpus_ctas(const struct wh_gpus *gpus)
 	return (uint32_t)gpus->config->number[WH_SETTING_CTAS];
 }
 
+uint32_t wh_gpus_turns(const struct wh_gpus *gpus)
+{
+	/* Without the GPU thread nobody submits what waits while the program is elsewhere. */
+	return gpus->turns ? 0 : (uint32_t)gpus->config->number[WH_SETTING_GPU_TURNS];
+}
+
 bool wh_gpus_yield(const struct wh_gpus *gpus)
 {
 	return gpus->config->number[WH_SETTING_MODEL_FIRST];
@@ -170,7 +176,8 @@ static int stream_allocate(struct wh_gpus *gpus, struct wh_gpu_stream *stream)
 	error = wh_semaphore_acquire(gpus, &stream->semaphore);
 	if (error)
 		goto err_lists;
-	stream->number = stream->stored = atomic_load(stream->semaphore->value);
+	stream->stored = atomic_load(stream->semaphore->value);
+	atomic_store(&stream->number, stream->stored);
 	return 0;
 
 err_lists:
@@ -197,7 +204,9 @@ static int stream_new(struct wh_gpu_context *gpu, enum wh_blocks_way way, bool u
 	stream->way = way;
 	stream->urgent = urgent;
 	pthread_mutex_init(&stream->lock, NULL);
+	pthread_mutex_init(&stream->waiting_lock, NULL);
 	wh_list_init(&stream->jobs);
+	wh_list_init(&stream->waiting);
 	error = wh_gpus_thread_start(gpus);
 	if (!error)
 		error = wh_cuda_enter_context(gpus->cuda, gpu->device, gpu->context, &scope);
@@ -206,6 +215,7 @@ static int stream_new(struct wh_gpu_context *gpu, enum wh_blocks_way way, bool u
 		wh_cuda_leave(&scope);
 	}
 	if (error) {
+		pthread_mutex_destroy(&stream->waiting_lock);
 		pthread_mutex_destroy(&stream->lock);
 		free(stream);
 		return error;
@@ -298,6 +308,7 @@ static void context_close(struct wh_gpu_context *gpu)
 			cuda->cuMemFree(stream->ring_device);
 			cuda->cuMemFreeHost(stream->ring);
 		}
+		pthread_mutex_destroy(&stream->waiting_lock);
 		pthread_mutex_destroy(&stream->lock);
 		free(stream);
 	}

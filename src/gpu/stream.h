@@ -63,15 +63,20 @@ struct wh_gpu_stream {
 	bool urgent;
 	CUstream handle;
 	uint64_t counter; /* address in gpu->counters */
-	struct wh_semaphore *semaphore; /* number of the last finished job */
+	struct wh_semaphore *semaphore; /* number of the last finished turn */
 	/* The CPU writes lists to pinned memory: `ring`, which the GPU reads at ring_host. Long
 	 * lists are copied to the same offset of ring_device first. */
 	char *ring;
 	uint64_t ring_host, ring_device;
 
+	pthread_mutex_t waiting_lock; /* taken after `lock` */
+	struct wh_list
+		waiting; /* jobs of wh_gpu_stream_put() that are in no turn yet, oldest first */
+	_Atomic uint32_t waiting_count; /* its length; may be read without the lock */
+
 	pthread_mutex_t lock; /* guards what follows, and submitting */
-	uint32_t number; /* of the last submitted job */
-	/* of the last job for which the GPU will store the semaphore; polls see that of later ones
+	_Atomic uint32_t number; /* of the last submitted turn; may be read without the lock */
+	/* of the last turn for which the GPU will store the semaphore; polls see that of later ones
 	 * stored: wh_gpu_stream_store() */
 	uint32_t stored;
 	uint64_t head, tail; /* of the ring, in bytes; never wrapped */
@@ -95,11 +100,16 @@ struct wh_gpu_stream_lesson {
 	double typical; /* ns; its time by typical costs */
 };
 
-/* The completion of a turn. The caller zeroes it, sets `done` and keeps it until `done` is called,
- * on any thread, with no lock held. */
+/* The completion of a turn, or of what one of several has in it. The caller zeroes it, sets `done`
+ * and keeps it until `done` is called, on any thread, with no lock held. */
 struct wh_gpu_stream_job {
 	struct wh_list link;
-	uint32_t number;
+	/* for wh_gpu_stream_put(); the caller keeps the pairs, too */
+	const struct wh_pair *pairs;
+	uint64_t count;
+	const void *owner; /* for wh_gpus_withdraw() */
+	uint32_t number; /* of its turn */
+	bool follows; /* its turn is also that of the job before it, which has the lesson */
 	uint64_t ring; /* the stream's `head` at the end of the turn */
 	int64_t begun; /* ns; when the turn began */
 	struct wh_gpu_stream_lesson lesson;
@@ -213,6 +223,15 @@ void wh_cached_lists_free(struct wh_cached_lists *cached);
 void wh_gpu_stream_end(struct wh_gpu_stream_turn *turn, struct wh_gpu_stream_job *job);
 /* Fail all jobs of the stream, and all later turns. Under stream.lock. */
 void wh_gpu_stream_fail(struct wh_gpu_stream *stream, int error, const char *text);
+
+/* May jobs of so many pairs and bytes wait for a turn that they share? */
+bool wh_gpu_stream_shares(const struct wh_gpu_stream *stream, uint64_t count, uint64_t bytes);
+/* Submit the pairs of a job for which wh_gpu_stream_shares(). If few turns are in flight it starts
+ * at once; else it waits behind these, and goes in one turn with all that wait then. Its error is
+ * its own. Any thread; no lock may be held. `done` is called by a poll, as of other jobs. */
+void wh_gpu_stream_put(struct wh_gpu_stream *stream, struct wh_gpu_stream_job *job);
+/* End the jobs of this owner that still wait, with this error: `done` is called from here. */
+void wh_gpus_withdraw(struct wh_gpus *gpus, const void *owner, int error, const char *text);
 
 /* Why the stream's context has no kernels, with the output of CUDA's compiler; NULL: it has. */
 const char *wh_gpu_stream_no_kernels(const struct wh_gpu_stream *stream);

@@ -353,6 +353,14 @@ static const struct setting settings[WH_SETTING_COUNT] = {
 		.most = 1,
 		.wants = "0 or 1",
 	},
+	[WH_SETTING_GPU_TURNS] = {
+		.row = { "gpu_turns", "WHERRY_GPU_TURNS", "2", "count",
+			 "turns of a GPU stream in flight before more small batches wait for each "
+			 "other to share one; 0: none wait" },
+		.number = parse_count,
+		.least = 0,
+		.most = 64,
+	},
 	[WH_SETTING_COPY_THREADS] = {
 		.row = { "copy_threads", "WHERRY_COPY_THREADS", "0", "count",
 			 "threads that copy memory, for self and for shm; 0: by the number of "

@@ -31,6 +31,7 @@ enum wh_setting {
 	WH_SETTING_CUFILE, /* text: libcufile: off, auto, a path */
 	WH_SETTING_CTAS, /* count: CTAs of the gather-scatter kernel; 0: chosen per route */
 	WH_SETTING_MODEL_FIRST, /* bool: other kernels go before those that move bytes */
+	WH_SETTING_GPU_TURNS, /* count: turns in flight, beyond which small batches share one */
 	WH_SETTING_COPY_THREADS, /* count: threads that copy memory; 0: by the number of CPUs */
 	WH_SETTING_COPY_FROM, /* bytes: what they take if several batches are in flight; 0: by CPUs
 			       */
