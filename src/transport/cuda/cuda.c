@@ -280,12 +280,12 @@ static void cuda_progress(struct wh_peer *peer, void *state, struct wh_batch *ba
 			 deadline);
 }
 
-/* fragment.cancelled is set already: parts that are not on a stream yet look at it. */
+/* fragment.cancelled is set already: parts that are not started yet look at it. Those that wait at
+ * a stream end here. */
 static void cuda_cancel(struct wh_peer *peer, void *state, struct wh_fragment *fragment)
 {
-	(void)peer;
 	(void)state;
-	(void)fragment;
+	wh_gpus_withdraw(wh_engine_gpus(wh_peer_engine(peer)), fragment, -ECANCELED, "cancelled");
 }
 
 /* ---- explaining ------------------------------------------------------------------------------ */

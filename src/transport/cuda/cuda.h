@@ -254,6 +254,12 @@ struct wh_cuda_op {
 	struct wh_cuda_part *parts;
 	struct wh_region_entry **entries; /* remote regions that it has entered */
 	size_t entry_count, entry_room;
+	/* The first of each, so that a small fragment is one allocation. */
+	struct wh_cuda_part part;
+	struct wh_region_entry *entry[4];
+	/* one for each transfer, for parts that share turns; 0: there is no room for them */
+	uint64_t pair_room;
+	struct wh_pair pairs[];
 };
 
 /* Start a fragment. Any thread. */

@@ -23,6 +23,7 @@
 
 #define PAIRS 512 /* made at a time */
 #define PULL_FROM ((uint64_t)1 << 20) /* bytes of a transfer: op_is_long() */
+#define SHARED 16u /* transfers of a fragment whose parts may share turns */
 
 /* ---- the sides of a transfer ----------------------------------------------------------------- */
 
@@ -83,6 +84,22 @@ void wh_cuda_part_fail(struct wh_cuda_part *part, int error, const char *text)
 		wh_fragment_fail(fragment, UINT64_MAX, error, "%s", text);
 }
 
+static struct wh_cuda_op *op_new(struct wh_cuda_peer *cuda, struct wh_fragment *fragment)
+{
+	uint64_t pairs = fragment->blocks || fragment->count > SHARED ? 0 : fragment->count;
+	struct wh_cuda_op *op = calloc(1, sizeof(*op) + pairs * sizeof(*op->pairs));
+
+	if (!op)
+		return NULL;
+	op->cuda = cuda;
+	op->fragment = fragment;
+	op->pair_room = pairs;
+	op->entries = op->entry;
+	op->entry_room = sizeof(op->entry) / sizeof(op->entry[0]);
+	atomic_init(&op->left, 1);
+	return op;
+}
+
 static void op_free(struct wh_cuda_op *op)
 {
 	struct wh_cuda_part *part, *next;
@@ -93,9 +110,11 @@ static void op_free(struct wh_cuda_op *op)
 		next = part->next;
 		if (part->loses)
 			wh_cached_lists_free(part->keeps);
-		free(part);
+		if (part != &op->part)
+			free(part);
 	}
-	free(op->entries);
+	if (op->entries != op->entry)
+		free(op->entries);
 	free(op);
 }
 
@@ -157,30 +176,41 @@ static void pair_make(const struct wh_fragment *fragment, uint64_t from_local, u
 	pair->length = length;
 }
 
+/* Make the next pairs, `most` or what is left. Returns how many. */
+static uint64_t part_gather_pairs(const struct wh_cuda_part *part, struct wh_cursor *at,
+				  struct wh_pair *pairs, uint64_t most)
+{
+	struct wh_device_mapping *local = NULL, *remote = NULL;
+	const struct wh_fragment *fragment = part->op->fragment;
+	uint64_t mapped_index = UINT64_MAX, n;
+	struct wh_extent_pair run;
+
+	for (n = 0; n < most && wh_fragment_next(fragment, at, UINT64_MAX, &run); n++) {
+		struct transfer_sides sides = fragment_sides(fragment, run.index);
+
+		if (run.index != mapped_index)
+			wh_cuda_mappings(part->op, run.index, &local, &remote);
+		mapped_index = run.index;
+		pair_make(fragment, wh_device_mapping_at(local, sides.local, run.local),
+			  wh_device_mapping_address(remote, part->stream->gpu->device) + run.offset,
+			  run.length, &pairs[n]);
+	}
+	return n;
+}
+
 /* Submit transfers; or blocks one by one, where copy engines are faster than the kernel. False: the
  * ring is full. */
 static bool part_put_pairs(struct wh_cuda_part *part, struct wh_gpu_stream_turn *turn)
 {
-	struct wh_device_mapping *local = NULL, *remote = NULL;
 	const struct wh_fragment *fragment = part->op->fragment;
 	struct wh_pair pairs[PAIRS];
-	uint64_t mapped_index = UINT64_MAX, n, put;
-	struct wh_cursor at;
 	struct wh_extent_pair run;
+	struct wh_cursor at;
+	uint64_t n, put;
 
 	while (part->at.left) {
 		at = part->at;
-		for (n = 0; n < PAIRS && wh_fragment_next(fragment, &at, UINT64_MAX, &run); n++) {
-			struct transfer_sides sides = fragment_sides(fragment, run.index);
-
-			if (run.index != mapped_index)
-				wh_cuda_mappings(part->op, run.index, &local, &remote);
-			mapped_index = run.index;
-			pair_make(fragment, wh_device_mapping_at(local, sides.local, run.local),
-				  wh_device_mapping_address(remote, part->stream->gpu->device) +
-					  run.offset,
-				  run.length, &pairs[n]);
-		}
+		n = part_gather_pairs(part, &at, pairs, PAIRS);
 		put = wh_gpu_stream_pairs(turn, pairs, n);
 		if (put == n) {
 			part->at = at;
@@ -276,10 +306,28 @@ static bool part_put_blocks(struct wh_cuda_part *part, struct wh_gpu_stream_turn
 	return true;
 }
 
+/* Few bytes, which may share a turn with other fragments. False: they need turns of their own. */
+static bool part_share(struct wh_cuda_part *part)
+{
+	struct wh_cuda_op *op = part->op;
+	uint64_t first = part->first - op->fragment->first, count = part->end - part->first;
+
+	if (!op->pair_room || !wh_gpu_stream_shares(part->stream, count, part->at.left))
+		return false;
+	part_gather_pairs(part, &part->at, op->pairs + first, count);
+	part->job.pairs = op->pairs + first;
+	part->job.count = count;
+	part->job.owner = op->fragment;
+	wh_gpu_stream_put(part->stream, &part->job);
+	return true;
+}
+
 static void part_put(struct wh_cuda_part *part)
 {
 	struct wh_gpu_stream_turn turn;
 
+	if (part_share(part))
+		return;
 	wh_gpu_stream_begin(part->stream, &turn);
 	turn.by_copies = part->op->fragment->blocks && !part->kernel;
 	if (part->kernel ? part_put_blocks(part, &turn) : part_put_pairs(part, &turn))
@@ -311,11 +359,14 @@ static int op_enter(struct wh_cuda_op *op, uint64_t id, struct wh_region_entry *
 	struct wh_region_entry *entry;
 
 	if (op->entry_count == op->entry_room) {
-		size_t room = op->entry_room ? 2 * op->entry_room : 8;
-		struct wh_region_entry **grown = realloc(op->entries, room * sizeof(*grown));
+		size_t room = 2 * op->entry_room;
+		struct wh_region_entry **old = op->entries == op->entry ? NULL : op->entries;
+		struct wh_region_entry **grown = realloc(old, room * sizeof(*grown));
 
 		if (!grown)
 			return wh_fail(ENOMEM, "no memory");
+		if (!old)
+			memcpy(grown, op->entry, sizeof(op->entry));
 		op->entries = grown;
 		op->entry_room = room;
 	}
@@ -371,7 +422,7 @@ static int op_find_stream(struct wh_cuda_op *op, uint64_t index, struct wh_gpu_s
 static struct wh_cuda_part *part_new(struct wh_cuda_op *op, struct wh_gpu_stream *stream,
 				     uint64_t first)
 {
-	struct wh_cuda_part *part = calloc(1, sizeof(*part));
+	struct wh_cuda_part *part = op->parts ? calloc(1, sizeof(*part)) : &op->part;
 
 	if (!part)
 		return NULL;
@@ -440,7 +491,7 @@ static int op_cut(struct wh_cuda_op *op, uint64_t *index)
 
 void wh_cuda_move(struct wh_cuda_peer *cuda, struct wh_fragment *fragment)
 {
-	struct wh_cuda_op *op = calloc(1, sizeof(*op));
+	struct wh_cuda_op *op = op_new(cuda, fragment);
 	struct wh_cuda_part *part, *next;
 	uint64_t index = 0;
 	int error;
@@ -450,9 +501,6 @@ void wh_cuda_move(struct wh_cuda_peer *cuda, struct wh_fragment *fragment)
 		wh_fragment_done(fragment);
 		return;
 	}
-	op->cuda = cuda;
-	op->fragment = fragment;
-	atomic_init(&op->left, 1);
 	error = wh_cuda_lost(cuda) ? 0 : op_cut(op, &index);
 	if (error) {
 		/* Nothing has been started, so all of the fragment fails. */
