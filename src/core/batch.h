@@ -127,9 +127,9 @@ struct wh_batch {
 	_Atomic bool unseen;
 };
 
-/* Batches of at least so many bytes are counted in peer.unseen: for shorter ones other threads do
- * not pay. */
-#define WH_UNSEEN_LEAST ((uint64_t)32 << 10)
+/* Batches of at least so many bytes are counted in peer.unseen: shorter ones are moved in the time
+ * that anything else would take to begin. */
+#define WH_UNSEEN_LEAST ((uint64_t)4 << 10)
 void wh_batch_count_unseen(const struct wh_batch *batch, int more);
 
 /* The batch is about to start. */

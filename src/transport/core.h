@@ -209,7 +209,7 @@ bool wh_batch_has_waiter(const struct wh_batch *batch);
 /* Does a thread sleep until the batch has ended? It may begin or stop at any time. */
 bool wh_batch_is_waited(const struct wh_batch *batch);
 /* How many batches to its peer are in flight as the program sees it, this one included: submitted,
- * and the program has not learned that they have ended. Only those of 32 KiB or more count. */
+ * and the program has not learned that they have ended. Only those of 4 KiB or more count. */
 uint32_t wh_batch_unseen(const struct wh_batch *batch);
 /* enum wh_priority, as in each of its fragments. */
 uint32_t wh_batch_priority(const struct wh_batch *batch);

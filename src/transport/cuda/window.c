@@ -3,8 +3,10 @@
  * The transport cuda: a few bytes to or from GPU memory of this process, or of another one on this
  * host. The CPU moves them through the region's window in less time than a copy engine takes to
  * start, so the fragment is done when submit returns. It can set flags, too: 8 aligned bytes are
- * one store, and bytes that an earlier batch has moved are visible before them.
+ * one store, and bytes that an earlier batch has moved are visible before them. Where many are in
+ * flight and the window is slow, as it is to read, they go by the GPU all the same.
  */
+#include <assert.h>
 #include <errno.h>
 #include <string.h>
 
@@ -214,6 +216,42 @@ static void crossings_add_time(const struct crossing *crossing, struct wh_cuda_t
 	}
 }
 
+/* Many in flight, as the program sees it: the CPU would move one after the other, while by the GPU
+ * they share turns, and each takes the CPU no longer than this (ns). */
+#define MANY 2
+#define SHARED_NS 2000
+
+static double crossings_time(const struct crossings *crossings, bool *measured)
+{
+	struct wh_cuda_time time = { .measured = true };
+
+	for (unsigned i = 0; i < crossings->count; i++)
+		crossings_add_time(&crossings->of[i], &time);
+	*measured = time.measured;
+	return time.ns;
+}
+
+/* Would the CPU hold up many others for longer than the GPU needs for all? */
+static bool crossings_hold_up(const struct wh_fragment *fragment, const struct crossings *crossings)
+{
+	bool measured;
+
+	return fragment->priority != WH_PRIORITY_LATENCY &&
+	       wh_batch_unseen(fragment->batch) > MANY &&
+	       crossings_time(crossings, &measured) > SHARED_NS;
+}
+
+/* What moved the fragment last, in its state: for describing it. */
+struct moved {
+	_Atomic bool by_gpu; /* although the CPU reaches both sides */
+};
+
+static struct moved *fragment_moved(const struct wh_fragment *fragment)
+{
+	static_assert(sizeof(struct moved) <= WH_FRAGMENT_STATE, "the state is too small");
+	return (struct moved *)(uintptr_t)fragment->state;
+}
+
 /* Does the CPU move all of the fragment? If so, all its regions are entered. */
 static bool crossings_decide(struct wh_cuda_peer *cuda, const struct wh_fragment *fragment,
 			     bool open, struct crossings *crossings)
@@ -249,14 +287,12 @@ bool wh_cuda_few_describe(struct wh_cuda_peer *cuda, const struct wh_fragment *f
 	struct crossings crossings;
 	const struct crossing *first = &crossings.of[0];
 
-	if (!crossings_decide(cuda, fragment, open, &crossings))
+	if (atomic_load_explicit(&fragment_moved(fragment)->by_gpu, memory_order_relaxed) ||
+	    !crossings_decide(cuda, fragment, open, &crossings))
 		return false;
 	*backend = (first->to.window ? first->to.window : first->from.window)->view->backend->name;
-	if (time) {
-		*time = (struct wh_cuda_time){ .measured = true };
-		for (unsigned i = 0; i < crossings.count; i++)
-			crossings_add_time(&crossings.of[i], time);
-	}
+	if (time)
+		time->ns = crossings_time(&crossings, &time->measured);
 	crossings_leave(&crossings);
 	return true;
 }
@@ -295,10 +331,17 @@ bool wh_cuda_few(struct wh_cuda_peer *cuda, struct wh_fragment *fragment)
 {
 	struct wh_region_window_flushed flushed = { 0 };
 	struct crossings crossings;
+	bool by_gpu;
 
 	if (atomic_load(&fragment->cancelled) || wh_cuda_lost(cuda) ||
 	    !crossings_decide(cuda, fragment, true, &crossings))
 		return false;
+	by_gpu = crossings_hold_up(fragment, &crossings);
+	atomic_store_explicit(&fragment_moved(fragment)->by_gpu, by_gpu, memory_order_relaxed);
+	if (by_gpu) {
+		crossings_leave(&crossings);
+		return false;
+	}
 	for (unsigned i = 0; i < crossings.count; i++)
 		crossings_move(&crossings.of[i]);
 	wh_region_window_fence();

@@ -47,7 +47,7 @@
 /* The loops send writes of TCP_HANDED bytes and more if more batches are in flight than the
  * submitting thread sends by itself: TCP_INLINE_FEW where there are fewer loops than TCP_FEW_LOOPS.
  * On two CPUs handing over costs a tenth of the speed with 8 in flight, and gains one with 16. */
-#define TCP_HANDED (32u << 10) /* bytes; shorter batches are not counted by wh_batch_unseen() */
+#define TCP_HANDED (32u << 10) /* bytes; shorter batches are not handed over */
 #define TCP_FEW_LOOPS 4
 #define TCP_INLINE_FEW 8
 #define TCP_INLINE_MANY 4

@@ -229,10 +229,67 @@ static void few__fork(void **state)
 	few_close(&f);
 }
 
+static bool explained_by_window(struct wh_batch *batch)
+{
+	char text[1024];
+
+	want_true(wh_batch_explain(batch, text, sizeof(text)) > 0, "no explanation");
+	return strstr(text, "(CPU window (");
+}
+
+/* A window reads slowly: one of many in flight goes by the GPU, which has them in one turn. Writing
+ * is quick. Nothing that is on the GPU ends meanwhile, and what went through a window has ended. */
+static void few__many_in_flight(void **state)
+{
+	enum { MANY = 6 };
+	static const uint32_t ops[] = { WH_READ, WH_WRITE };
+	void (*delay)(unsigned int) = gpu_symbol("fake_cuda_delay");
+
+	(void)state;
+	for (unsigned int k = 0; k < 2; k++) {
+		struct wh_transfer one = { .op = ops[k], .length = k ? 4096 : FEW };
+		struct wh_batch *batch[MANY];
+		struct few f;
+		bool alone;
+
+		few_open(&f, WH_MEMORY_PINNED, WH_MEMORY_DEVICE);
+		one.local = f.p.region;
+		one.remote = f.p.remote.id;
+		for (unsigned int i = 0; i < MANY; i++) {
+			want(0, wh_batch_new(f.p.peer, NULL, &batch[i]));
+			want(0, wh_batch_add(batch[i], &one, 1));
+		}
+		want(0, gpu_run(batch[0]));
+		alone = explained_by_window(batch[0]);
+		want_true(alone || ops[k] == WH_READ, "a write did not use a window");
+		delay(1000000000);
+		/* All of them first: wh_batch_status() sees that one has ended. */
+		for (unsigned int i = 0; i < MANY; i++)
+			want(0, wh_batch_submit(batch[i]));
+		for (unsigned int i = 0; i < MANY; i++) {
+			bool window = explained_by_window(batch[i]);
+
+			want(window ? 0 : -EINPROGRESS, wh_batch_status(batch[i]));
+			if (ops[k] == WH_WRITE || i >= 2)
+				want(ops[k] == WH_WRITE, window);
+		}
+		fake_heal();
+		for (unsigned int i = 0; i < MANY; i++)
+			want(0, batch_end(batch[i], 60 * SECOND));
+		want(0, gpu_run(batch[1]));
+		want(alone, explained_by_window(batch[1]));
+		for (unsigned int i = 0; i < MANY; i++)
+			want(0, wh_batch_free(batch[i]));
+		memcpy(k ? f.theirs : f.ours, k ? f.ours : f.theirs, one.length);
+		few_same(&f, "many", one.length);
+		few_close(&f);
+	}
+}
+
 static const struct CMUnitTest tests[] = {
 	TEST_NEEDS(few__every_length, needs_fake), TEST_NEEDS(few__empty_and_wrong, needs_fake),
 	TEST_NEEDS(few__several, needs_fake),      TEST_NEEDS(few__prepared, needs_stand_in),
-	TEST_NEEDS(few__fork, needs_fake),
+	TEST_NEEDS(few__fork, needs_fake),         TEST_NEEDS(few__many_in_flight, needs_fake),
 };
 
 HARNESS_MAIN("gpu-window-cuda", tests)
