@@ -19,20 +19,21 @@
 #define PAIRS WH_BLOCKS_INLINE
 /* The most pairs of a job. */
 #define JOB_PAIRS 16u
-/* Free bytes of the ring with which the pairs of any turn fit, whatever their lengths: at most 256
- * blocks of the longest class and 15 of each other one for each pair, of 16 bytes each, in half of
- * it. */
+/* Free bytes of the ring with which the pairs of any turn fit, whatever their lengths: at most
+ * 1,024 blocks of the longest class, and 15 of each other one for each pair, of 16 bytes each, in
+ * half of it. */
 #define RING ((uint64_t)128 << 10)
 #define MIB ((uint64_t)1 << 20)
 
-/* The most bytes of a job, and of a turn: some ten times what the calls for it take, so that the
- * stream does not run dry; and little enough for its jobs to end soon after each other. */
+/* The most bytes of a job, and of a turn: some ten times what the calls for it take (50 to 80 us),
+ * so that the stream does not run dry; and little enough for its jobs to end soon after each other.
+ */
 static const struct {
 	uint64_t job, turn;
 } most[WH_BLOCKS_WAYS] = {
-	[WH_BLOCKS_PUSH] = { 2 * MIB, 8 * MIB },    [WH_BLOCKS_PULL] = { 2 * MIB, 8 * MIB },
-	[WH_BLOCKS_TO_HOST] = { 1 * MIB, 4 * MIB }, [WH_BLOCKS_FROM_HOST] = { 1 * MIB, 4 * MIB },
-	[WH_BLOCKS_WITHIN] = { 4 * MIB, 16 * MIB },
+	[WH_BLOCKS_PUSH] = { 2 * MIB, 8 * MIB },     [WH_BLOCKS_PULL] = { 2 * MIB, 8 * MIB },
+	[WH_BLOCKS_TO_HOST] = { 1 * MIB, 4 * MIB },  [WH_BLOCKS_FROM_HOST] = { 1 * MIB, 4 * MIB },
+	[WH_BLOCKS_WITHIN] = { 16 * MIB, 64 * MIB },
 };
 
 bool wh_gpu_stream_shares(const struct wh_gpu_stream *stream, uint64_t count, uint64_t bytes)

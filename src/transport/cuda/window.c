@@ -219,7 +219,7 @@ static void crossings_add_time(const struct crossing *crossing, struct wh_cuda_t
 /* Many in flight, as the program sees it: the CPU would move one after the other, while by the GPU
  * they share turns, and each takes the CPU no longer than this (ns). */
 #define MANY 2
-#define SHARED_NS 2000
+#define SHARED_NS 1700
 
 static double crossings_time(const struct crossings *crossings, bool *measured)
 {
