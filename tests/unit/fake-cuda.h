@@ -11,6 +11,8 @@
 #include <wherry/wherry.h>
 
 #include "core/engine.h"
+#include "gpu/pinned.h"
+#include "gpu/stream.h"
 #include "memory/memory.h"
 
 #define MIB ((size_t)1 << 20)
@@ -81,6 +83,26 @@ static inline void fake_heal(void)
 		wh_cuda_leave(&inside_);                                                           \
 	} while (0)
 #define CU(engine, name, ...) assert_int_equal((engine)->cuda->name(__VA_ARGS__), 0)
+
+/* A stream of cuda:0 waits until it is told to go on: meanwhile all that is submitted to it is in
+ * flight. */
+static inline struct wh_semaphore *stream_hold(struct wh_engine *engine,
+					       const struct wh_gpu_stream *stream)
+{
+	struct wh_semaphore *gate;
+
+	assert_int_equal(wh_semaphore_acquire(engine->gpus, &gate), 0);
+	AS_APPLICATION(engine, 0,
+		       CU(engine, cuStreamWaitValue32, stream->handle, gate->address,
+			  atomic_load(gate->value) + 1, 0));
+	return gate;
+}
+
+static inline void stream_go_on(struct wh_engine *engine, struct wh_semaphore *gate)
+{
+	atomic_fetch_add(gate->value, 1);
+	wh_semaphore_release(engine->gpus, gate);
+}
 
 /* Memory of cuMemCreate on a device, mapped at `address`; the mapping holds it. */
 static inline void map_vmm(struct wh_engine *engine, uint64_t address, size_t size, int device)

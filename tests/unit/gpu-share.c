@@ -58,8 +58,8 @@ static struct bench *set_up(enum wh_blocks_way way, const char *setting)
 	b->engine = engine_with_settings(getenv("TEST_CUDA"), setting, NULL);
 	assert_int_equal(wh_memory_alloc(b->engine, ROOM, &options, &b->from), 0);
 	assert_int_equal(wh_memory_alloc(b->engine, ROOM, &options, &b->to), 0);
-	for (uint64_t i = 0; i < ROOM; i += 8)
-		memcpy(b->source + i, &(uint64_t){ next_random(&b->random) }, 8);
+	for (uint64_t i = 0; i < ROOM; i++)
+		b->source[i] = (uint8_t)next_random(&b->random);
 	AS_APPLICATION(b->engine, 0,
 		       CU(b->engine, cuMemcpyHtoD, (uintptr_t)b->from, b->source, ROOM);
 		       CU(b->engine, cuMemcpyHtoD, (uintptr_t)b->to, b->expected, ROOM);
@@ -143,24 +143,6 @@ static uint32_t turn_of(const struct bench *b, unsigned index)
 	return b->jobs[index].job.number - b->jobs[0].job.number;
 }
 
-/* The GPU waits until it is told to go on: meanwhile all that is submitted is in flight. */
-static struct wh_semaphore *gpu_hold(struct bench *b)
-{
-	struct wh_semaphore *gate;
-
-	assert_int_equal(wh_semaphore_acquire(b->engine->gpus, &gate), 0);
-	AS_APPLICATION(b->engine, 0,
-		       CU(b->engine, cuStreamWaitValue32, b->stream->handle, gate->address,
-			  atomic_load(gate->value) + 1, 0));
-	return gate;
-}
-
-static void gpu_go_on(struct bench *b, struct wh_semaphore *gate)
-{
-	atomic_fetch_add(gate->value, 1);
-	wh_semaphore_release(b->engine->gpus, gate);
-}
-
 /* ---- calls of the driver ------------------------------------------------ */
 
 #define LAUNCH "cuLaunchKernel"
@@ -188,13 +170,13 @@ static void calls_check(bool kernel, unsigned count, unsigned turns)
 	struct wh_semaphore *gate;
 
 	set_costs(b, kernel);
-	gate = gpu_hold(b);
+	gate = stream_hold(b->engine, b->stream);
 	calls_now(before);
 	jobs_put(b, count, 16 << 10);
 	calls_now(after);
 	/* Two turns in flight, of one job each. */
 	assert_int_equal(after[!kernel] - before[!kernel], count < 2 ? count : 2);
-	gpu_go_on(b, gate);
+	stream_go_on(b->engine, gate);
 	jobs_wait(b, count);
 	calls_now(after);
 	/* Only if this machine paused for long is the driver asked how the stream is. */
@@ -278,7 +260,7 @@ static void calls__of_their_own(void **state)
 static void order__before_the_next_turn(void **state)
 {
 	struct bench *b = set_up(WH_BLOCKS_WITHIN, NULL);
-	struct wh_semaphore *gate = gpu_hold(b);
+	struct wh_semaphore *gate = stream_hold(b->engine, b->stream);
 	struct wh_gpu_stream_turn turn;
 	struct job *last;
 
@@ -290,7 +272,7 @@ static void order__before_the_next_turn(void **state)
 	assert_int_equal(atomic_load(&b->stream->waiting_count), 0);
 	assert_int_equal(wh_gpu_stream_pairs(&turn, last->pairs, 1), 1);
 	wh_gpu_stream_end(&turn, &last->job);
-	gpu_go_on(b, gate);
+	stream_go_on(b->engine, gate);
 	jobs_wait(b, 6);
 	for (unsigned i = 0; i < 6; i++) {
 		assert_int_equal(turn_of(b, i), i < 2 ? i : i < 5 ? 2 : 3);
@@ -384,7 +366,7 @@ static void bytes__with_little_of_the_ring(void **state)
 {
 	const uint64_t left = (uint64_t)128 << 10, length = 65535;
 	struct bench *b = set_up(WH_BLOCKS_WITHIN, NULL);
-	struct wh_semaphore *gate = gpu_hold(b);
+	struct wh_semaphore *gate = stream_hold(b->engine, b->stream);
 	struct wh_gpu_stream_turn turn;
 	uint64_t at;
 
@@ -401,14 +383,14 @@ static void bytes__with_little_of_the_ring(void **state)
 			job_expect(b, i, i + round, length - i);
 			wh_gpu_stream_put(b->stream, &b->jobs[i].job);
 		}
-		gpu_go_on(b, gate);
+		stream_go_on(b->engine, gate);
 		jobs_wait(b, 34);
 		while (!atomic_load(&b->jobs[40].done))
 			wh_gpus_poll(b->engine->gpus);
 		compare(b);
-		gate = gpu_hold(b);
+		gate = stream_hold(b->engine, b->stream);
 	}
-	gpu_go_on(b, gate);
+	stream_go_on(b->engine, gate);
 	tear_down(b);
 }
 
@@ -423,7 +405,7 @@ static void errors__of_one(void **state)
 
 	(void)state;
 	set_costs(b, false);
-	gate = gpu_hold(b);
+	gate = stream_hold(b->engine, b->stream);
 	for (unsigned i = 0; i < 20; i++) {
 		job_make(b, i, i, 2, 4096);
 		if (i == bad)
@@ -433,7 +415,7 @@ static void errors__of_one(void **state)
 		wh_gpu_stream_put(b->stream, &b->jobs[i].job);
 	}
 	job_expect(b, bad, bad, 4096);
-	gpu_go_on(b, gate);
+	stream_go_on(b->engine, gate);
 	jobs_wait(b, 20);
 	for (unsigned i = 0; i < 20; i++)
 		assert_int_equal(b->jobs[i].error != 0, i == bad);
@@ -449,14 +431,14 @@ static void errors__of_one(void **state)
 static void errors__of_the_launch(void **state)
 {
 	struct bench *b = set_up(WH_BLOCKS_WITHIN, NULL);
-	struct wh_semaphore *gate = gpu_hold(b);
+	struct wh_semaphore *gate = stream_hold(b->engine, b->stream);
 	uint64_t launches;
 
 	(void)state;
 	jobs_put(b, 12, 4096);
 	launches = fake_calls(LAUNCH);
 	fake_fail(LAUNCH, 1, 701);
-	gpu_go_on(b, gate);
+	stream_go_on(b->engine, gate);
 	jobs_wait(b, 12);
 	assert_int_equal(fake_calls(LAUNCH) - launches, 1 + 10);
 	for (unsigned i = 0; i < 12; i++) {
@@ -473,12 +455,12 @@ static void errors__lost_device(void **state)
 {
 	void (*lose)(int, int, unsigned) = fake_symbol("fake_cuda_lose");
 	struct bench *b = set_up(WH_BLOCKS_WITHIN, NULL);
-	struct wh_semaphore *gate = gpu_hold(b);
+	struct wh_semaphore *gate = stream_hold(b->engine, b->stream);
 
 	(void)state;
 	jobs_put(b, 40, 4096);
 	lose(0, 719, 0);
-	gpu_go_on(b, gate);
+	stream_go_on(b->engine, gate);
 	jobs_wait(b, 40);
 	for (unsigned i = 0; i < 40; i++)
 		assert_int_not_equal(b->jobs[i].error, 0);
@@ -494,7 +476,7 @@ static void errors__lost_device(void **state)
 static void withdraw__one_of_many(void **state)
 {
 	struct bench *b = set_up(WH_BLOCKS_WITHIN, NULL);
-	struct wh_semaphore *gate = gpu_hold(b);
+	struct wh_semaphore *gate = stream_hold(b->engine, b->stream);
 
 	(void)state;
 	jobs_put(b, 10, 4096);
@@ -503,7 +485,7 @@ static void withdraw__one_of_many(void **state)
 	for (unsigned i = 0; i < 10; i++)
 		assert_int_equal(atomic_load(&b->jobs[i].done), i == 6);
 	assert_int_equal(b->jobs[6].error, -ECANCELED);
-	gpu_go_on(b, gate);
+	stream_go_on(b->engine, gate);
 	jobs_wait(b, 10);
 	for (unsigned i = 0; i < 10; i++) {
 		assert_int_equal(b->jobs[i].error, i == 6 ? -ECANCELED : 0);

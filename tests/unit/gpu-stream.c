@@ -619,24 +619,6 @@ static void piece_submit(struct bench *b, unsigned index, struct turn *turn)
 	memcpy(b->expected + index * PIECE, b->source + index * PIECE, PIECE);
 }
 
-/* The GPU waits until it is told to go on: meanwhile all that is submitted is in flight. */
-static struct wh_semaphore *gpu_hold(struct bench *b)
-{
-	struct wh_semaphore *gate;
-
-	assert_int_equal(wh_semaphore_acquire(b->engine->gpus, &gate), 0);
-	AS_APPLICATION(b->engine, 0,
-		       CU(b->engine, cuStreamWaitValue32, b->stream->handle, gate->address,
-			  atomic_load(gate->value) + 1, 0));
-	return gate;
-}
-
-static void gpu_go_on(struct bench *b, struct wh_semaphore *gate)
-{
-	atomic_fetch_add(gate->value, 1);
-	wh_semaphore_release(b->engine->gpus, gate);
-}
-
 /* Alone, each batch has its end stored at once. */
 static void stores__alone(void **state)
 {
@@ -672,14 +654,14 @@ static void stores__many_in_flight(void **state)
 	assert_non_null(b);
 	set_up(b, WH_BLOCKS_WITHIN);
 	for (unsigned round = 0; round < 20; round++) {
-		gate = gpu_hold(b);
+		gate = stream_hold(b->engine, b->stream);
 		copies = fake_calls("cuMemcpyAsync");
 		stores = fake_calls(STORE);
 		for (unsigned i = 0; i < FLIGHT; i++)
 			piece_submit(b, i, &turns[i]);
 		stores = fake_calls(STORE) - stores;
 		copies = fake_calls("cuMemcpyAsync") - copies;
-		gpu_go_on(b, gate);
+		stream_go_on(b->engine, gate);
 		/* Nothing follows: polls see to the last ones. */
 		for (unsigned i = 0; i < FLIGHT; i++)
 			wait_for(b, &turns[i]);
@@ -704,11 +686,11 @@ static void stores__refused_to_a_poll(void **state)
 	(void)state;
 	assert_non_null(b);
 	set_up(b, WH_BLOCKS_WITHIN);
-	gate = gpu_hold(b);
+	gate = stream_hold(b->engine, b->stream);
 	for (unsigned i = 0; i < FLIGHT; i++)
 		piece_submit(b, i, &turns[i]);
 	fake_fail(STORE, 1, 999); /* the last jobs have none yet */
-	gpu_go_on(b, gate);
+	stream_go_on(b->engine, gate);
 	for (unsigned i = 0; i < FLIGHT; i++) {
 		while (!atomic_load(&turns[i].done)) {
 			wh_gpus_poll(b->engine->gpus);
