@@ -10,6 +10,7 @@ static const struct wh_weights_hello sample = {
 	.text = 5,
 	.text_bytes = 6,
 	.url = "wherry://127.0.0.1:7000",
+	.flags = 7,
 };
 
 static void hello__there_and_back(void **state)
@@ -25,6 +26,7 @@ static void hello__there_and_back(void **state)
 	assert_int_equal(bytes[8], 0x88);
 	assert_int_equal(bytes[24], 3);
 	assert_memory_equal(bytes + 56, sample.url, strlen(sample.url));
+	assert_int_equal(bytes[152], 7);
 }
 
 static void hello__others_are_refused(void **state)

@@ -13,6 +13,8 @@
 
 #define AGAIN_FIRST (50 * WH_MS)
 #define AGAIN_LAST (2 * WH_SECOND)
+/* How long a member may take to say that it is still there. */
+#define DOUBT_MOST (2 * WH_SECOND)
 
 static const char *link_name(const struct wh_link_to *link)
 {
@@ -63,8 +65,10 @@ void wh_link_job_submit(struct wh_link_job *job)
 static void greeting_done(struct wh_link_to *link, int status)
 {
 	/* A lost peer is greeted when it is back. */
-	if (status)
-		link->kick = true;
+	if (!status)
+		return;
+	link->kick = true;
+	link->ask = link->doubt != 0;
 }
 
 /* ---- looking
@@ -188,6 +192,17 @@ static void link_known(struct wh_link_to *link)
 	link->error[0] = 0;
 }
 
+/* It has no control block any more: until it says hello again, nobody waits for it. */
+static void link_gone(struct wh_link_to *link)
+{
+	link->gone = link->ever = true;
+	link->known = false;
+	link->doubt = 0;
+	memset(&link->head, 0, sizeof(link->head));
+	link->pieces_version = 0;
+	wh_link_fail(link, "it has left");
+}
+
 /* The head has come. */
 static void head_done(struct wh_link_to *link)
 {
@@ -225,14 +240,16 @@ static void look_failed(struct wh_link_to *link, int status)
 	link->known = false;
 	link->pieces_version = 0;
 	wh_link_checked(link, false);
-	/* Later it means that its weights are closed: they say hello when they are back. */
+	/* Later it means that its weights are closed: they say hello when they are back. Now it
+	 * may mean that, too; then no answer comes. */
 	if ((status == -EACCES || status == -ENOENT) && !link->met) {
 		snprintf(text, sizeof(text),
 			 "engine '%.40s' does not let '%.40s' read its %s: %.99s", link_name(link),
 			 wh_engine_name(link->weights->engine),
 			 link->looking == WH_LOOK_KNOW ? "weights" : "control block", why);
-		link->refused = -EACCES;
 		wh_link_fail(link, text);
+		link->doubt = wh_now();
+		link->ask = link->kick = true;
 	}
 }
 
@@ -343,6 +360,8 @@ void wh_link_opened(struct wh_link_to *link, int status)
 		wh_link_fail(link, wh_error_text());
 	}
 	if (status) {
+		/* It said hello, and nobody listens there any more. */
+		link->ever = link->ever || (status == -ECONNREFUSED && link->hello_epoch);
 		wh_peer_close(link->peer);
 		link->peer = NULL;
 		link->state = WH_LINK_IDLE;
@@ -362,6 +381,9 @@ void wh_link_opened(struct wh_link_to *link, int status)
 
 static void link_forget(struct wh_link_to *link)
 {
+	/* Who said hello and is lost counts as one that was here. */
+	link->ever = link->ever || (link->connected && link->hello_epoch && !link->refused);
+	link->doubt = 0;
 	link->connected = link->known = false;
 	memset(&link->head, 0, sizeof(link->head));
 	link->pieces_version = 0;
@@ -387,12 +409,23 @@ void wh_link_heard(struct wh_link_to *link, const struct wh_weights_hello *hello
 		link->kick = true;
 		link->again = 0;
 	}
+	link->gone = false;
 	link->hello = *hello;
 	link->wanted = true;
 	link->look = true;
 	if (!fits && !link->refused) {
 		link->refused = -EINVAL;
 		link->compare = true;
+	}
+	if (hello->flags & WH_HELLO_ASKS)
+		link->answer = link->kick = true;
+	if (hello->flags & WH_HELLO_LEAVES && !link->refused) {
+		link_gone(link);
+	} else if (hello->flags & WH_HELLO_ANSWERS && link->doubt) {
+		/* It was there before the look, and is there still: it does not grant it. */
+		link->doubt = 0;
+		link->refused = -EACCES;
+		pthread_cond_broadcast(&link->weights->changed);
 	}
 }
 
@@ -435,29 +468,58 @@ static const char *link_own_url(const struct wh_link_to *link)
 	return any || strlen(url) >= WH_HELLO_URL ? "" : url;
 }
 
-/* Tell the other that this member is there, or has something new. */
-static void greeting_send(struct wh_link_to *link)
+static int greeting_start(struct wh_link_to *link, uint64_t flags)
 {
 	const struct wh_weights *weights = link->weights;
 	struct wh_weights_hello hello = { .digest = { weights->digest[0], weights->digest[1] },
 					  .control = wh_region_id(weights->control_region),
 					  .control_bytes = weights->control_bytes,
 					  .text = wh_region_id(weights->text_region),
-					  .text_bytes = weights->text_bytes };
+					  .text_bytes = weights->text_bytes,
+					  .flags = flags };
 	uint8_t bytes[WH_HELLO_BYTES];
+	int error = wh_link_job_batch(&link->greeting);
+
+	snprintf(hello.url, sizeof(hello.url), "%s", link_own_url(link));
+	wh_weights_hello_encode(&hello, bytes);
+	return error ? error :
+		       wh_batch_notify(link->greeting.batch, weights->tag, bytes, sizeof(bytes));
+}
+
+/* Tell the other that this member is there, or has something new. */
+static void greeting_send(struct wh_link_to *link)
+{
+	uint64_t flags = (link->ask ? WH_HELLO_ASKS : 0) | (link->answer ? WH_HELLO_ANSWERS : 0);
 
 	link->kick = false;
 	if (link_is_self(link)) {
 		link->look = true;
-		return;
-	}
-	snprintf(hello.url, sizeof(hello.url), "%s", link_own_url(link));
-	wh_weights_hello_encode(&hello, bytes);
-	if (!wh_link_job_batch(&link->greeting) &&
-	    !wh_batch_notify(link->greeting.batch, weights->tag, bytes, sizeof(bytes)))
-		wh_link_job_submit(&link->greeting);
-	else
+	} else if (greeting_start(link, flags)) {
 		link->kick = true;
+	} else {
+		link->ask = link->answer = false;
+		wh_link_job_submit(&link->greeting);
+	}
+}
+
+void wh_link_bye(struct wh_link_to *link, int64_t deadline)
+{
+	int64_t left = deadline - wh_now();
+
+	if (link->state != WH_LINK_OPEN || !link->connected || link_is_self(link))
+		return;
+	if (link->greeting.running && (left <= 0 || wh_batch_wait_for(link->greeting.batch, left)))
+		return;
+	link->greeting.running =
+		!greeting_start(link, WH_HELLO_LEAVES) && !wh_batch_submit(link->greeting.batch);
+}
+
+void wh_link_bye_wait(struct wh_link_to *link, int64_t deadline)
+{
+	int64_t left = deadline - wh_now();
+
+	if (link->greeting.running)
+		wh_batch_wait_for(link->greeting.batch, left > 0 ? left : 0);
 }
 
 void wh_link_drive(struct wh_link_to *link, int64_t now)
@@ -488,9 +550,11 @@ void wh_link_drive(struct wh_link_to *link, int64_t now)
 	}
 	if (link->kick && !link->greeting.running)
 		greeting_send(link);
-	if (link->refused)
+	if (link->doubt && now - link->doubt > DOUBT_MOST)
+		link_gone(link);
+	if (link->refused || link->gone)
 		link_flush(link);
-	if (!link->look || link->looker.running || !link->hello_epoch)
+	if (!link->look || link->looker.running || !link->hello_epoch || link->gone || link->doubt)
 		return;
 	link->look = false;
 	if (!link->refused) {

@@ -13,6 +13,7 @@
 #define TICK_BUSY (20 * WH_MS) /* while something is being received */
 #define TICK_IDLE (200 * WH_MS)
 #define COMPLETIONS 64
+#define BYE_MOST WH_SECOND /* for all last hellos together */
 
 void wh_weights_wake(struct wh_weights *weights)
 {
@@ -238,6 +239,17 @@ int wh_weights_start(struct wh_weights *weights)
 	return 0;
 }
 
+/* Before the regions go, so that who finds them no more knows why. */
+static void links_bye(struct wh_weights *weights)
+{
+	int64_t deadline = wh_now() + BYE_MOST;
+
+	for (uint32_t i = 0; i < weights->plan->cluster.node_count; i++)
+		wh_link_bye(&weights->links[i], deadline);
+	for (uint32_t i = 0; i < weights->plan->cluster.node_count; i++)
+		wh_link_bye_wait(&weights->links[i], deadline);
+}
+
 void wh_weights_stop(struct wh_weights *weights)
 {
 	struct wh_completion done;
@@ -248,6 +260,7 @@ void wh_weights_stop(struct wh_weights *weights)
 	if (weights->loop_started) {
 		wh_weights_wake(weights);
 		pthread_join(weights->loop, NULL);
+		links_bye(weights);
 	}
 	if (weights->ear_started)
 		ear_stop(weights);

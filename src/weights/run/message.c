@@ -39,6 +39,7 @@ void wh_weights_hello_encode(const struct wh_weights_hello *hello, uint8_t out[W
 	put(out, 40, hello->text);
 	put(out, 48, hello->text_bytes);
 	memcpy(out + 56, hello->url, WH_HELLO_URL);
+	put(out, 56 + WH_HELLO_URL, hello->flags);
 }
 
 bool wh_weights_hello_decode(const void *bytes, size_t length, struct wh_weights_hello *out)
@@ -53,6 +54,7 @@ bool wh_weights_hello_decode(const void *bytes, size_t length, struct wh_weights
 		.control_bytes = get(at, 32),
 		.text = get(at, 40),
 		.text_bytes = get(at, 48),
+		.flags = get(at, 56 + WH_HELLO_URL),
 	};
 	memcpy(out->url, at + 56, WH_HELLO_URL);
 	return memchr(out->url, 0, WH_HELLO_URL) && wh_text_is_clean(out->url, strlen(out->url));

@@ -7,6 +7,10 @@
  * concern the other. Hellos that are lost or come twice do no harm: what counts is in the control
  * block, which others read.
  *
+ * A region that has gone and one that is not granted look the same to others. So who leaves says so
+ * in a last hello, before its regions go; and who cannot read the control block of a member that it
+ * has not met yet asks it for an answer, which only a member that is still there gives.
+ *
  * The head of a control block says which version each buffer has. A buffer's version is cleared
  * before the first byte of the buffer changes, so who has read bytes, and then finds the version
  * unchanged, has read bytes of that version.
@@ -21,11 +25,17 @@
 #define WH_HELLO_BYTES 176
 #define WH_HELLO_URL 96
 
+/* Flags of a hello. Who does not know them takes it for an ordinary one. */
+#define WH_HELLO_ASKS 1u /* for an answer */
+#define WH_HELLO_ANSWERS 2u /* the control block is still there */
+#define WH_HELLO_LEAVES 4u /* the regions go now */
+
 struct wh_weights_hello {
 	uint64_t digest[2]; /* of both layouts */
 	uint64_t control, control_bytes; /* a region's id; its length */
 	uint64_t text, text_bytes; /* the layouts as text: the same */
 	char url[WH_HELLO_URL]; /* of the sender; "": it does not listen */
+	uint64_t flags;
 };
 
 void wh_weights_hello_encode(const struct wh_weights_hello *hello, uint8_t out[WH_HELLO_BYTES]);

@@ -90,7 +90,10 @@ struct wh_link_to {
 	struct wh_weights_hello hello;
 	uint64_t hello_epoch; /* 0: nothing yet */
 	bool met; /* known, since it said so */
+	bool gone; /* it has left, and not said hello since */
+	int64_t doubt; /* since when it is not known whether it has left or refuses; 0: it is */
 	bool kick; /* a hello is due */
+	bool ask, answer; /* in that hello */
 	struct wh_link_job greeting;
 
 	/* What it has. */
@@ -261,6 +264,9 @@ static inline bool wh_link_usable(const struct wh_link_to *link)
 void wh_link_drive(struct wh_link_to *link, int64_t now);
 void wh_link_heard(struct wh_link_to *link, const struct wh_weights_hello *hello, uint64_t epoch);
 void wh_link_opened(struct wh_link_to *link, int status);
+/* A last hello, when the loop has ended; wh_link_close() waits for nothing, so wait for this. */
+void wh_link_bye(struct wh_link_to *link, int64_t deadline);
+void wh_link_bye_wait(struct wh_link_to *link, int64_t deadline);
 void wh_link_close(struct wh_link_to *link); /* waits: cancels what runs */
 void wh_link_job_done(struct wh_link_job *job, int status);
 /* Start a job's batch; if that fails, it is done with the error. */
