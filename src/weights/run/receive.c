@@ -247,10 +247,11 @@ void wh_link_checked(struct wh_link_to *link, bool read)
  */
 
 /* The newest version after `after` that can be received now; 0: none. One that some target has
- * whole can be; another one if all sources that this member reads from have published it. */
+ * whole can be; another one if all sources that this member reads from have published it. If one of
+ * them has retracted it since, an older one that is whole somewhere is better. */
 static uint64_t version_choose(const struct wh_weights *weights, uint64_t after)
 {
-	uint64_t whole = 0, offered = 0, published = UINT64_MAX;
+	uint64_t whole = 0, offered = 0, published = UINT64_MAX, there = UINT64_MAX;
 
 	for (uint32_t i = 0; i < weights->plan->cluster.node_count; i++) {
 		const struct wh_link_to *link = &weights->links[i];
@@ -263,11 +264,14 @@ static uint64_t version_choose(const struct wh_weights *weights, uint64_t after)
 			if ((i != weights->me || j == WH_COPY_SOURCE) &&
 			    link->head.slots[j].version > offered)
 				offered = link->head.slots[j].version;
-		if (link->planned && weights->node_regions[0][i] &&
-		    link->head.published < published)
+		if (!link->planned || !weights->node_regions[0][i])
+			continue;
+		if (link->head.published < published)
 			published = link->head.published;
+		if (link->head.slots[WH_COPY_SOURCE].version < there)
+			there = link->head.slots[WH_COPY_SOURCE].version;
 	}
-	if (offered > whole && published < offered)
+	if (offered > whole && (published < offered || (there < offered && whole > after)))
 		offered = whole;
 	return offered > after ? offered : 0;
 }
@@ -328,6 +332,69 @@ void wh_weights_abort(struct wh_weights *weights)
 	wh_weights_tell(weights);
 }
 
+/* ---- whom else to ask
+ * ----------------------------------------------------------------------------
+ */
+
+#define SEEK_MOST (10 * WH_SECOND)
+#define SEEK_STEPS 64 /* that are looked through at a time */
+#define SEEK_OPENINGS 4
+
+/* Whether there may be a version that no source has. *known: there is one. */
+static bool sources_lack(const struct wh_weights *weights, bool *known)
+{
+	bool reached = false;
+
+	*known = false;
+	for (uint32_t i = 0; i < weights->plan->cluster.node_count; i++) {
+		const struct wh_link_to *link = &weights->links[i];
+
+		if (!weights->node_regions[0][i] || !wh_link_usable(link))
+			continue;
+		reached = true;
+		*known = *known || (link->head.published > weights->current &&
+				    link->head.published > weights->cancelled &&
+				    !link->head.slots[WH_COPY_SOURCE].version);
+	}
+	return *known || !reached;
+}
+
+/* Connect to some targets that want the same parts as this one: they may have a version that the
+ * sources have retracted or taken with them. More rarely the longer nobody has one. */
+static void holders_seek(struct wh_weights *weights, int64_t now)
+{
+	uint32_t openings = SEEK_OPENINGS;
+	bool known;
+
+	if (!sources_lack(weights, &known)) {
+		weights->seek_pause = 0;
+		return;
+	}
+	if (!weights->seek_pause) {
+		weights->seek_pause = GRACE;
+		weights->seek_at = now + (known ? 0 : GRACE);
+	}
+	if (now < weights->seek_at)
+		return;
+	for (uint32_t i = 0; i < weights->own_count && i < SEEK_STEPS && openings; i++) {
+		struct wh_candidate candidate = { 0 };
+
+		weights->seek_own = (weights->seek_own + 1) % weights->own_count;
+		while (openings && wh_weights_candidate(weights, &weights->own[weights->seek_own],
+							&candidate)) {
+			struct wh_link_to *link = &weights->links[candidate.node];
+
+			if (candidate.before == WH_PLAN_FIRST || link->wanted)
+				continue;
+			link->wanted = true;
+			openings--;
+		}
+	}
+	weights->seek_at = now + weights->seek_pause;
+	weights->seek_pause =
+		2 * weights->seek_pause < SEEK_MOST ? 2 * weights->seek_pause : SEEK_MOST;
+}
+
 void wh_weights_receive(struct wh_weights *weights, int64_t now)
 {
 	struct wh_attempt *attempt = &weights->attempt;
@@ -340,8 +407,8 @@ void wh_weights_receive(struct wh_weights *weights, int64_t now)
 	}
 	if (attempt->version && !attempt->aborting && !attempt->left && !attempt->flying)
 		attempt_commit(weights);
-	if (!attempt->version)
-		attempt_begin(weights, now);
+	if (!attempt->version && !attempt_begin(weights, now))
+		holders_seek(weights, now);
 }
 
 /* ---- elsewhere

@@ -194,6 +194,8 @@ struct wh_weights {
 	struct wh_queue *queue;
 	struct wh_peer *self; /* to wake the ear */
 	struct wh_attempt attempt;
+	int64_t seek_at, seek_pause; /* for targets that have what the sources have no more */
+	uint32_t seek_own; /* step */
 	uint64_t published, current, total;
 	uint64_t cancelled; /* this version and those before are not received */
 	uint32_t current_buffer, pins[2];

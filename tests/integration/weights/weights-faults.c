@@ -183,6 +183,29 @@ static void target__leaves(void **state)
 	group_end(&group);
 }
 
+/* By the plan all targets read from the source. One that is back when the source has retracted the
+ * version, or has gone, takes it from a target that it has never heard of. */
+static void target__catches_up_from_a_stranger(void **state)
+{
+	struct model model = twice;
+	static struct group group;
+
+	(void)state;
+	harness_limit(100);
+	model.sources = model.copies = 1;
+	model.separate_hosts = 0;
+	group_start(&group, &model, true);
+	group_pass(&group, 1);
+	member_kill(group_target(&group, 0));
+	member_again(&group, group_target(&group, 0));
+	want_version(group_target(&group, 0), 1);
+	member_kill(group_source(&group, 0));
+	member_kill(group_target(&group, 1));
+	member_again(&group, group_target(&group, 1));
+	want_version(group_target(&group, 1), 1);
+	group_end(&group);
+}
+
 /* Both sides in one line, before a byte moves. */
 static void layouts__differ(void **state)
 {
@@ -251,10 +274,15 @@ static void rights__strangers(void **state)
 }
 
 static const struct CMUnitTest tests[] = {
-	MEMBER_TEST(source__dies),       MEMBER_TEST(target__dies),
-	MEMBER_TEST(source__dies_alone), MEMBER_TEST(target__stands_still),
-	MEMBER_TEST(target__comes_late), MEMBER_TEST(target__leaves),
-	MEMBER_TEST(layouts__differ),    MEMBER_TEST(rights__strangers),
+	MEMBER_TEST(source__dies),
+	MEMBER_TEST(target__dies),
+	MEMBER_TEST(source__dies_alone),
+	MEMBER_TEST(target__stands_still),
+	MEMBER_TEST(target__comes_late),
+	MEMBER_TEST(target__leaves),
+	MEMBER_TEST(layouts__differ),
+	MEMBER_TEST(rights__strangers),
+	MEMBER_TEST(target__catches_up_from_a_stranger),
 };
 
 MEMBER_MAIN("weights-faults", tests)
