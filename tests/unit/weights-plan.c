@@ -9,13 +9,11 @@
 
 #include <wherry/error.h>
 
+#include "../layouts.h"
 #include "weights/plan.h"
 #include "weights/simulate.h"
 
 #define PAIRS 10000
-#define HOSTS 4
-#define ENGINES 7
-#define REGION 65536
 
 static uint64_t seed = 0x2545f4914f6cdd1d;
 
@@ -24,197 +22,14 @@ static uint64_t below(uint64_t limit)
 	return next_random(&seed) % limit;
 }
 
-/* ---- random layouts -------------------------------------------------------------------------- */
-
-static void add_hosts_and_engines(struct wh_layout *layout, bool targets, uint32_t shared)
-{
-	struct wh_host host = wh_host_typical;
-	char name[16];
-
-	for (unsigned i = 0; i < HOSTS; i++) {
-		snprintf(name, sizeof(name), "h%u", i);
-		host.nics = 1 + i;
-		host.uplink_rate = i == 2 ? 60 : 0;
-		assert_int_equal(wh_layout_add_host(layout, name, &host, NULL), 0);
-	}
-	for (unsigned i = 0; i < ENGINES; i++) {
-		/* Those that are shared have the same name in both, and other regions. */
-		uint64_t at = i < shared ? 3 * i : below(1000);
-		struct wh_layout_engine engine = {
-			.host = (uint32_t)(at % HOSTS),
-			.gpu = (int32_t)(at % 3) - 1,
-			.nic = (uint32_t)(at % (1 + at % HOSTS)),
-		};
-
-		snprintf(name, sizeof(name), "%s%u", i < shared ? "e" : targets ? "t" : "s", i);
-		assert_int_equal(wh_layout_add_engine(layout, name, &engine, NULL), 0);
-		assert_int_equal(
-			wh_layout_add_region(layout, i, targets ? "new" : "old", REGION, NULL), 0);
-	}
-}
-
-/* Put a box into an engine's region, behind what is there: in one run, or with gaps, or with its
- * dimensions in another order. False: it has no room, or 8 slices. */
-static bool add_box(struct wh_layout *layout, uint32_t tensor, uint32_t engine,
-		    const uint64_t *begin, const uint64_t *end, uint64_t *used)
-{
-	const struct wh_tensor *said = &layout->tensors[tensor];
-	struct wh_slice_desc desc = { .tensor = tensor, .engine = engine, .region = engine };
-	uint64_t stride = said->item, bytes = stride;
-	uint32_t turn = (uint32_t)below(said->dims + 1);
-
-	desc.strided = below(2);
-	for (uint32_t i = 0; i < said->dims; i++) {
-		uint32_t at = said->dims - 1 - (i + (desc.strided ? turn : 0)) % said->dims;
-
-		desc.begin[at] = begin[at];
-		desc.end[at] = end[at];
-		desc.stride[at] = stride;
-		bytes += (end[at] - begin[at] - 1) * stride;
-		stride *= end[at] - begin[at];
-		if (desc.strided && !below(3))
-			stride += said->item * below(3) + below(2);
-	}
-	desc.offset = used[engine] + below(5);
-	if (desc.offset + bytes > REGION)
-		return false;
-	used[engine] = desc.offset + bytes;
-	assert_int_equal(wh_layout_add_slice(layout, &desc, NULL), 0);
-	return true;
-}
-
-/* Cut the box into parts at random, and give each to one to three engines. */
-static bool add_parts(struct wh_layout *layout, uint32_t tensor, uint64_t *begin, uint64_t *end,
-		      int cuts, uint64_t *used)
-{
-	uint32_t dims = layout->tensors[tensor].dims;
-	uint32_t dim = dims ? (uint32_t)below(dims) : 0;
-
-	if (cuts && dims && end[dim] - begin[dim] > 1) {
-		uint64_t kept = end[dim], at = begin[dim] + 1 + below(kept - begin[dim] - 1);
-		bool fits;
-
-		end[dim] = at;
-		fits = add_parts(layout, tensor, begin, end, cuts - 1, used);
-		end[dim] = kept;
-		kept = begin[dim];
-		begin[dim] = at;
-		fits = fits && add_parts(layout, tensor, begin, end, cuts - 1, used);
-		begin[dim] = kept;
-		return fits;
-	}
-	for (uint64_t copies = 1 + below(3); copies; copies--)
-		if (!add_box(layout, tensor, (uint32_t)below(ENGINES), begin, end, used))
-			return false;
-	return true;
-}
-
-/* Besides: boxes at any place, which overlap others in the tensor. */
-static bool add_boxes(struct wh_layout *layout, uint32_t tensor, uint64_t *used)
-{
-	const struct wh_tensor *said = &layout->tensors[tensor];
-	uint64_t begin[WH_LAYOUT_DIMS], end[WH_LAYOUT_DIMS];
-
-	for (uint64_t count = below(4); count; count--) {
-		for (uint32_t i = 0; i < said->dims; i++) {
-			begin[i] = below(said->shape[i]);
-			end[i] = begin[i] + 1 + below(said->shape[i] - begin[i]);
-		}
-		if (!add_box(layout, tensor, (uint32_t)below(ENGINES), begin, end, used))
-			return false;
-	}
-	return true;
-}
-
-static void random_tensor(struct wh_tensor *out)
-{
-	static const uint32_t items[] = { 1, 2, 4, 8, 3 };
-	uint64_t elements = 1;
-
-	memset(out, 0, sizeof(*out));
-	out->item = items[below(5)];
-	snprintf(out->type, sizeof(out->type), "x%u", out->item);
-	out->dims = (uint32_t)below(WH_LAYOUT_DIMS + 1);
-	for (uint32_t i = 0; i < out->dims; i++) {
-		out->shape[i] = 1 + below(out->dims < 3 ? 40 : 5);
-		if (elements * out->shape[i] > 1500)
-			out->shape[i] = 1;
-		elements *= out->shape[i];
-	}
-}
-
-/* *out[0] and [1]; both NULL if the slices found no room. */
-static void random_pair(struct wh_layout *out[2])
-{
-	uint32_t shared = (uint32_t)below(ENGINES + 1);
-	uint64_t tensors = 1 + below(3), used[2][ENGINES] = { 0 };
-	bool fits = true;
-
-	for (int side = 0; side < 2; side++) {
-		out[side] = wh_layout_new(side ? "B" : "A");
-		add_hosts_and_engines(out[side], side, shared);
-	}
-	for (uint32_t i = 0; i < tensors; i++) {
-		uint64_t begin[WH_LAYOUT_DIMS] = { 0 }, end[WH_LAYOUT_DIMS];
-		struct wh_tensor tensor;
-		char name[8];
-
-		random_tensor(&tensor);
-		snprintf(name, sizeof(name), "w%u", i);
-		memcpy(end, tensor.shape, sizeof(end));
-		for (int side = 0; side < 2; side++) {
-			uint32_t index;
-
-			assert_int_equal(wh_layout_add_tensor(out[side], name, &tensor, &index), 0);
-			/* Sources hold everything; targets may want parts only. */
-			if (!side || below(3))
-				fits = fits && add_parts(out[side], index, begin, end,
-							 (int)below(5), used[side]);
-			fits = fits && add_boxes(out[side], index, used[side]);
-		}
-	}
-	if (!fits)
-		for (int side = 0; side < 2; side++) {
-			wh_layout_free(out[side]);
-			out[side] = NULL;
-		}
-}
-
 /* ---- executing --------------------------------------------------------------------------------
  */
 
 /* `written`: 0 no slice has it, 1 is to be written, 2 is there; sources are 2 from the start. */
 struct memory {
-	uint8_t bytes[ENGINES][REGION], state[ENGINES][REGION];
+	uint8_t bytes[LAYOUTS_ENGINES][LAYOUTS_REGION], state[LAYOUTS_ENGINES][LAYOUTS_REGION];
 };
 static struct memory memories[2];
-
-/* Call for each element of the box: its index in the tensor, and its offset in the region. */
-static void each_element(const struct wh_layout *layout, const struct wh_slice *slice,
-			 void (*call)(void *arg, uint64_t element, uint64_t offset), void *arg)
-{
-	const struct wh_tensor *tensor = &layout->tensors[slice->tensor];
-	const uint64_t *box = wh_slice_box(layout, slice);
-	uint64_t at[WH_LAYOUT_DIMS], strides[WH_LAYOUT_DIMS];
-	uint32_t dims = tensor->dims, dim;
-
-	wh_slice_strides(layout, slice, strides);
-	memcpy(at, box, dims * sizeof(*at));
-	do {
-		uint64_t element = 0, offset = slice->offset;
-
-		for (uint32_t i = 0; i < dims; i++) {
-			element = element * tensor->shape[i] + at[i];
-			offset += (at[i] - box[i]) * strides[i];
-		}
-		call(arg, element, offset);
-		for (dim = dims; dim-- > 0;) {
-			if (++at[dim] < box[dims + dim])
-				break;
-			at[dim] = box[dim];
-		}
-	} while (dim != UINT32_MAX);
-}
 
 struct element_call {
 	const struct wh_layout *layout;
@@ -222,17 +37,12 @@ struct element_call {
 	uint8_t *bytes, *state;
 };
 
-static uint8_t value_of(uint32_t tensor, uint64_t element, uint32_t byte)
-{
-	return (uint8_t)((tensor * 7919 + element * 31 + byte * 101 + element / 251) % 255 + 1);
-}
-
 static void fill(void *arg, uint64_t element, uint64_t offset)
 {
 	struct element_call *call = arg;
 
 	for (uint32_t i = 0; i < call->layout->tensors[call->slice->tensor].item; i++) {
-		call->bytes[offset + i] = value_of(call->slice->tensor, element, i);
+		call->bytes[offset + i] = layouts_value(call->slice->tensor, element, i, 0);
 		call->state[offset + i] = 2;
 	}
 }
@@ -255,7 +65,7 @@ static void compare(void *arg, uint64_t element, uint64_t offset)
 	for (uint32_t i = 0; i < call->layout->tensors[call->slice->tensor].item; i++) {
 		assert_int_equal(call->state[offset + i], 2);
 		assert_int_equal(call->bytes[offset + i],
-				 value_of(call->slice->tensor, element, i));
+				 layouts_value(call->slice->tensor, element, i, 0));
 	}
 }
 
@@ -267,7 +77,7 @@ static void each_slice(const struct wh_layout *layout, struct memory *memory,
 		struct element_call arg = { layout, slice, memory->bytes[slice->engine],
 					    memory->state[slice->engine] };
 
-		each_element(layout, slice, call, &arg);
+		layouts_each_element(layout, slice, call, &arg);
 	}
 }
 
@@ -284,8 +94,8 @@ static void run_step(const struct wh_plan *plan, const struct wh_step *step)
 		wh_step_blocks(plan, step, piece, &strided);
 		for (uint64_t i = 0; i < wh_strided_blocks(&strided); i++) {
 			wh_strided_block(&strided, i, &from_at, &to_at);
-			assert_true(from_at + strided.block_length <= REGION);
-			assert_true(to_at + strided.block_length <= REGION);
+			assert_true(from_at + strided.block_length <= LAYOUTS_REGION);
+			assert_true(to_at + strided.block_length <= LAYOUTS_REGION);
 			for (uint64_t j = 0; j < strided.block_length; j++) {
 				/* It has the byte, and writes it for the first time. */
 				assert_int_equal(source->state[from->engine][from_at + j], 2);
@@ -312,7 +122,7 @@ static bool box_has(const uint64_t *outer, const uint64_t *inner, uint32_t dims)
  * it, and never to a host that holds it. */
 static void check_crossings(const struct wh_plan *plan)
 {
-	uint8_t *crossed = calloc((size_t)plan->cell_count * HOSTS + 1, 1);
+	uint8_t *crossed = calloc((size_t)plan->cell_count * LAYOUTS_HOSTS + 1, 1);
 
 	assert_non_null(crossed);
 	for (uint32_t i = 0; i < plan->step_count; i++) {
@@ -321,7 +131,7 @@ static void check_crossings(const struct wh_plan *plan)
 		const struct wh_node *to = &plan->cluster.nodes[wh_step_receiver(plan, step)];
 
 		if (from->host != to->host)
-			assert_int_equal(crossed[step->cell * HOSTS + to->host]++, 0);
+			assert_int_equal(crossed[step->cell * LAYOUTS_HOSTS + to->host]++, 0);
 		if (step->before == WH_PLAN_FIRST)
 			continue;
 		assert_true(step->before < i);
@@ -341,7 +151,8 @@ static void check_crossings(const struct wh_plan *plan)
 			    box_has(wh_slice_box(plan->sources, slice), plan->numbers + cell->box,
 				    tensor->dims))
 				assert_int_equal(
-					crossed[i * HOSTS + plan->cluster.nodes[node].host], 0);
+					crossed[i * LAYOUTS_HOSTS + plan->cluster.nodes[node].host],
+					0);
 		}
 		for (uint32_t j = 0; j < i; j++) {
 			const uint64_t *a = plan->numbers + cell->box;
@@ -400,7 +211,7 @@ static void plan__random_pairs(void **state)
 						   .piece = 1 + below(500) };
 		struct wh_layout *layouts[2];
 
-		random_pair(layouts);
+		layouts_random_pair(&seed, layouts);
 		if (!layouts[0])
 			continue;
 		check_plan(layouts, done % 4 ? &options : NULL);
