@@ -231,6 +231,15 @@ static void head_done(struct wh_link_to *link)
 	pthread_cond_broadcast(&weights->changed);
 }
 
+/* A region of one that has just said hello cannot be read; `error` says what it means if it is
+ * still there. */
+static void link_doubt(struct wh_link_to *link, int refusal)
+{
+	link->doubt = wh_now();
+	link->refusal = refusal;
+	link->ask = link->kick = true;
+}
+
 static void look_failed(struct wh_link_to *link, int status)
 {
 	char text[WH_TEXT_MAX];
@@ -248,14 +257,18 @@ static void look_failed(struct wh_link_to *link, int status)
 			 wh_engine_name(link->weights->engine),
 			 link->looking == WH_LOOK_KNOW ? "weights" : "control block", why);
 		wh_link_fail(link, text);
-		link->doubt = wh_now();
-		link->ask = link->kick = true;
+		link_doubt(link, -EACCES);
 	}
 }
 
 static void look_done(struct wh_link_to *link, int status)
 {
 	if (link->looking == WH_LOOK_TEXT) {
+		/* Weights that this engine has opened anew hear hellos to those before. */
+		if (status == -EACCES || status == -ENOENT) {
+			link_doubt(link, link->refused);
+			link->refused = 0;
+		}
 		wh_weights_differ(link, status ? NULL : link->text, link->hello.text_bytes);
 		text_drop(link);
 	} else if (status) {
@@ -395,11 +408,17 @@ void wh_link_heard(struct wh_link_to *link, const struct wh_weights_hello *hello
 	bool fits = hello->digest[0] == weights->digest[0] &&
 		    hello->digest[1] == weights->digest[1] &&
 		    hello->control_bytes == wh_weights_control_bytes(weights, link->node);
+	bool same = epoch == link->hello_epoch && hello->control == link->hello.control;
 
+	if (hello->flags & WH_HELLO_LEAVES) {
+		if (same && !link->refused)
+			link_gone(link);
+		return;
+	}
 	/* Where it listens it knows best; who is there is checked when it answers. */
 	if (hello->url[0])
 		memcpy(link->url, hello->url, sizeof(link->url));
-	if (epoch != link->hello_epoch || hello->control != link->hello.control) {
+	if (!same) {
 		/* It was started anew, or its weights were. */
 		link_forget(link);
 		link->refused = 0;
@@ -413,18 +432,16 @@ void wh_link_heard(struct wh_link_to *link, const struct wh_weights_hello *hello
 	link->hello = *hello;
 	link->wanted = true;
 	link->look = true;
-	if (!fits && !link->refused) {
+	if (!fits && !link->refused && !link->doubt) {
 		link->refused = -EINVAL;
 		link->compare = true;
 	}
 	if (hello->flags & WH_HELLO_ASKS)
 		link->answer = link->kick = true;
-	if (hello->flags & WH_HELLO_LEAVES && !link->refused) {
-		link_gone(link);
-	} else if (hello->flags & WH_HELLO_ANSWERS && link->doubt) {
+	if (hello->flags & WH_HELLO_ANSWERS && link->doubt) {
 		/* It was there before the look, and is there still: it does not grant it. */
 		link->doubt = 0;
-		link->refused = -EACCES;
+		link->refused = link->refusal;
 		pthread_cond_broadcast(&link->weights->changed);
 	}
 }

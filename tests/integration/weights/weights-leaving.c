@@ -60,8 +60,8 @@ static void say(struct wh_weights_hello hello, uint64_t flags)
 	want(0, wh_batch_free(batch));
 }
 
-/* The source has published; its hello comes back. */
-static struct wh_weights_hello start(void)
+/* The source has published; its hello comes back, with another digest if `changes`. */
+static struct wh_weights_hello start(uint64_t changes)
 {
 	struct wh_engine_options options = { .size = sizeof(options), .name = "target0" };
 	struct wh_weights_hello hello;
@@ -76,6 +76,7 @@ static struct wh_weights_hello start(void)
 	want(0, member_call(group_source(&us.group, 0), MEMBER_PUBLISH, 1, 0, NULL));
 	want(0, wh_peer_open(us.engine, group_source(&us.group, 0)->url, NULL, &us.peer));
 	hello = hear(0);
+	hello.digest[0] ^= changes;
 	say(hello, 0);
 	/* It has tried to read, and asks. */
 	hear(WH_HELLO_ASKS);
@@ -98,7 +99,7 @@ static void target__has_left(void **state)
 	struct member_answer answer;
 
 	(void)state;
-	hello = start();
+	hello = start(0);
 	want(-EAGAIN, member_call(group_source(&us.group, 0), MEMBER_WAIT, 1, 0, NULL));
 	say(hello, WH_HELLO_LEAVES);
 	want(0, member_call(group_source(&us.group, 0), MEMBER_WAIT, 1, PATIENCE, NULL));
@@ -111,7 +112,7 @@ static void target__has_left(void **state)
 static void target__is_lost(void **state)
 {
 	(void)state;
-	start();
+	start(0);
 	want(0, wh_peer_close(us.peer));
 	want(0, wh_region_unregister(us.region));
 	want(0, wh_engine_close(us.engine));
@@ -124,7 +125,7 @@ static void target__is_lost(void **state)
 static void target__does_not_answer(void **state)
 {
 	(void)state;
-	start();
+	start(0);
 	want(0, member_call(group_source(&us.group, 0), MEMBER_WAIT, 1, PATIENCE, NULL));
 	finish();
 }
@@ -135,11 +136,38 @@ static void target__refuses(void **state)
 	struct member_answer answer;
 
 	(void)state;
-	say(start(), WH_HELLO_ANSWERS);
+	say(start(0), WH_HELLO_ANSWERS);
 	want(-EACCES, member_call(group_source(&us.group, 0), MEMBER_WAIT, 1, PATIENCE, &answer));
 	want_true(strstr(answer.text, "engine 'target0' does not let 'source0' read its control "
 				      "block"),
 		  "%s", answer.text);
+	finish();
+}
+
+/* A hello with other layouts, whose text has gone, is one to the weights that this engine had open
+ * before: it does not differ, it has gone. */
+static void target__said_so_before(void **state)
+{
+	struct wh_weights_hello hello;
+
+	(void)state;
+	hello = start(1);
+	want(-EAGAIN, member_call(group_source(&us.group, 0), MEMBER_WAIT, 1, 0, NULL));
+	say(hello, WH_HELLO_LEAVES);
+	want(0, member_call(group_source(&us.group, 0), MEMBER_WAIT, 1, PATIENCE, NULL));
+	finish();
+}
+
+/* The same, and it is still there. */
+static void target__has_other_layouts(void **state)
+{
+	struct member_answer answer;
+
+	(void)state;
+	say(start(1), WH_HELLO_ANSWERS);
+	want(-EINVAL, member_call(group_source(&us.group, 0), MEMBER_WAIT, 1, PATIENCE, &answer));
+	want_true(strstr(answer.text, "engine 'target0' has other layouts than 'source0'"), "%s",
+		  answer.text);
 	finish();
 }
 
@@ -149,7 +177,7 @@ static void target__is_asked(void **state)
 	struct wh_weights_hello hello;
 
 	(void)state;
-	hello = start();
+	hello = start(0);
 	say(hello, WH_HELLO_ASKS);
 	hear(WH_HELLO_ANSWERS);
 	want(0, member_call(group_source(&us.group, 0), MEMBER_CLOSE, 0, 0, NULL));
@@ -161,6 +189,7 @@ static void target__is_asked(void **state)
 static const struct CMUnitTest tests[] = {
 	MEMBER_TEST(target__has_left),        MEMBER_TEST(target__is_lost),
 	MEMBER_TEST(target__does_not_answer), MEMBER_TEST(target__refuses),
+	MEMBER_TEST(target__said_so_before),  MEMBER_TEST(target__has_other_layouts),
 	MEMBER_TEST(target__is_asked),
 };
 
