@@ -5,8 +5,8 @@
 #
 # A step is a function release_NAME; release_steps lists the names. A new step is one more of each.
 
-release_steps=(mooncake nixl vllm tarball deb container python aarch64 hosts driver races repeat
-	fuzz)
+release_steps=(mooncake nixl vllm tarball deb container python aarch64 hosts driver races weights
+	repeat fuzz)
 
 # Mooncake's transfer engine, the last release of each minor version that tests/integration knows
 # how to call.
@@ -112,6 +112,14 @@ release_driver()
 release_races()
 {
 	release_lab lab-races 600 races
+}
+
+# Random pairs of layouts, run by engines of one process and by processes; in some of them one is
+# killed.
+release_weights()
+{
+	step_command weights 7200 env TESTS_PAIRS=5000 TESTS_FAULTS=500 \
+		"$build/tests/integration/weights-random"
 }
 
 # Every test ten times.
