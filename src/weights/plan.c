@@ -560,8 +560,22 @@ static size_t references_sort(struct planner *planner, const uint32_t *of_source
 	return most;
 }
 
+/* What the slowest NIC moves in a piece's time. */
+static double slowest_piece(const struct wh_cluster *cluster)
+{
+	double slowest = 1e18;
+
+	for (uint32_t i = 0; cluster->host_count > 1 && i < cluster->host_count; i++) {
+		double bytes = cluster->hosts[i]->nic_rate * WH_PLAN_PIECE_NS;
+
+		slowest = bytes < slowest ? bytes : slowest;
+	}
+	return slowest > (double)WH_PLAN_PIECE_LEAST ? slowest : (double)WH_PLAN_PIECE_LEAST;
+}
+
 static void planner_sizes(struct planner *planner, const struct wh_plan_options *options)
 {
+	double slowest = slowest_piece(&planner->plan->cluster);
 	const struct wh_layout *targets = planner->plan->targets;
 	double wanted = 0;
 
@@ -580,6 +594,8 @@ static void planner_sizes(struct planner *planner, const struct wh_plan_options 
 		planner->chunk = wanted / CHUNKS_USUAL < 1e18 ? (uint64_t)(wanted / CHUNKS_USUAL) :
 								UINT64_C(1) << 60;
 		planner->piece = planner->chunk / (CHUNK / PIECE);
+	} else if (slowest < PIECE) {
+		planner->piece = (uint64_t)slowest;
 	}
 	if (options && options->chunk)
 		planner->chunk = options->chunk;

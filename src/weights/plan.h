@@ -23,6 +23,8 @@
 #include "weights/layout.h"
 
 #define WH_PLAN_FIRST UINT32_MAX /* a step from a source: no other precedes it */
+#define WH_PLAN_PIECE_NS 5e6 /* that a piece takes on the slowest NIC, at most */
+#define WH_PLAN_PIECE_LEAST (UINT64_C(64) << 10) /* but no less than so many bytes */
 
 struct wh_cell {
 	uint64_t bytes;
@@ -51,7 +53,9 @@ struct wh_plan {
 
 struct wh_plan_options {
 	uint64_t chunk; /* bytes of a cell, at most if it can be cut; 0: 64 MiB */
-	uint64_t piece; /* bytes of a piece, about; 0: 4 MiB */
+	/* Bytes of a piece, about; 0: 4 MiB, or less between hosts if the slowest NIC takes more
+	 * than 5 ms for that: a chain of n hosts is filled in the time of n pieces. */
+	uint64_t piece;
 };
 
 /* Make a plan. options may be NULL. 0, or -EINVAL (a tensor differs between the layouts, or engines

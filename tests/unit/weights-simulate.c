@@ -197,6 +197,63 @@ static void time__one_copy_for_a_host(void **state)
 	assert_time(outcome.busy, 8 * MB);
 }
 
+/* 16 tensors of 16 MiB, all on each of `count` hosts behind a NIC of 1 Gbit/s. */
+static struct wh_layout *layers_of(const char *label, uint32_t count)
+{
+	struct wh_layout *layout = wh_layout_new(label);
+	struct wh_tensor tensor = { .type = "u8", .item = 1, .dims = 1, .shape = { 1 << 24 } };
+	struct wh_host host = slow;
+	char name[32];
+
+	host.nics = 1;
+	host.nic_rate = 0.125;
+	for (uint32_t i = 0; i < 16; i++) {
+		snprintf(name, sizeof(name), "w%u", i);
+		assert_int_equal(wh_layout_add_tensor(layout, name, &tensor, NULL), 0);
+	}
+	for (uint32_t i = 0; i < count; i++) {
+		snprintf(name, sizeof(name), "%s%u", label, i);
+		assert_int_equal(wh_layout_add_host(layout, name, &host, NULL), 0);
+		assert_int_equal(wh_layout_add_engine(layout, name,
+						      &(struct wh_layout_engine){ .host = i },
+						      NULL),
+				 0);
+		assert_int_equal(wh_layout_add_region(layout, i, "r", 16 << 24, NULL), 0);
+		for (uint32_t j = 0; j < 16; j++) {
+			struct wh_slice_desc slice = { .tensor = j, .engine = i, .region = i };
+
+			slice.offset = (uint64_t)j << 24;
+			slice.end[0] = 1 << 24;
+			assert_int_equal(wh_layout_add_slice(layout, &slice, NULL), 0);
+		}
+	}
+	return layout;
+}
+
+static double layers_time(uint32_t targets)
+{
+	struct wh_layout *a = layers_of("a", 1), *b = layers_of("b", targets);
+	struct wh_simulation simulation;
+	struct wh_plan *plan;
+	double time;
+
+	assert_int_equal(wh_plan_new(a, b, NULL, &plan), 0);
+	assert_int_equal(wh_simulate(plan, &simulation), 0);
+	time = simulation.duration;
+	wh_simulation_free(&simulation);
+	wh_plan_free(plan);
+	wh_layout_free(a);
+	wh_layout_free(b);
+	return time;
+}
+
+/* Over slow links pieces are small, so that filling the chains takes a small part of the time. */
+static void time__slow_chains(void **state)
+{
+	(void)state;
+	assert_true(layers_time(8) < 1.1 * layers_time(1));
+}
+
 int main(void)
 {
 	static const struct CMUnitTest tests[] = {
@@ -208,6 +265,7 @@ int main(void)
 		cmocka_unit_test(time__uplink),
 		cmocka_unit_test(time__two_holders),
 		cmocka_unit_test(time__one_copy_for_a_host),
+		cmocka_unit_test(time__slow_chains),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
