@@ -61,9 +61,11 @@ static void head__says_what_slots_have(void **state)
 		assert_int_equal(head.slots[i].state, WH_COPY_EMPTY);
 	wh_weights_head_published(words, 12);
 	wh_weights_head_received(words, 34);
+	wh_weights_head_begin(words);
+	wh_weights_head_begin(words);
 	wh_weights_head_set(words, WH_COPY_SECOND, 5, WH_COPY_FILLING);
 	assert_true(wh_weights_head_decode(words, 7, 9, &head));
-	assert_true(head.published == 12 && head.received == 34 &&
+	assert_true(head.published == 12 && head.received == 34 && head.begun == 2 &&
 		    head.digest[0] == sample.digest[0] && head.digest[1] == sample.digest[1]);
 	assert_true(head.slots[WH_COPY_SECOND].version == 5 &&
 		    head.slots[WH_COPY_SECOND].state == WH_COPY_FILLING);

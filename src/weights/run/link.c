@@ -141,6 +141,15 @@ static int text_add(struct wh_link_to *link)
 	return error ? error : wh_batch_add(link->looker.batch, &transfer, 1);
 }
 
+static bool wants_pieces(const struct wh_link_to *link, enum wh_copy_slot *out)
+{
+	const struct wh_attempt *attempt = &link->weights->attempt;
+
+	return attempt->version && !attempt->aborting && link->first != WH_NO_STEP &&
+	       wh_link_slot(link, attempt->version, false, out) &&
+	       link->head.slots[*out].state == WH_COPY_FILLING;
+}
+
 static void look_start(struct wh_link_to *link, enum wh_look what)
 {
 	const struct wh_weights *weights = link->weights;
@@ -149,15 +158,20 @@ static void look_start(struct wh_link_to *link, enum wh_look what)
 	int error;
 
 	link->looking = what;
+	link->pieces_too =
+		what == WH_LOOK_HEAD && link->known && wants_pieces(link, &link->pieces_slot);
+	if (link->pieces_too || what == WH_LOOK_PIECES)
+		link->pieces_for = weights->attempt.version;
+	link->pieces_version = 0;
 	error = wh_link_job_batch(&link->looker);
 	if (!error && what == WH_LOOK_HEAD)
 		error = look_add(link, link->hello.control, 0,
 				 WH_HEAD_BYTES + (link->known ? 0 : 8 * ids));
-	else if (!error && what == WH_LOOK_KNOW)
-		error = know_add(link);
-	else if (!error && what == WH_LOOK_PIECES)
+	if (!error && (link->pieces_too || what == WH_LOOK_PIECES))
 		error = pieces_add(link);
-	else if (!error)
+	if (!error && what == WH_LOOK_KNOW)
+		error = know_add(link);
+	if (!error && what == WH_LOOK_TEXT)
 		error = text_add(link);
 	if (!error) {
 		wh_link_job_submit(&link->looker);
@@ -175,15 +189,6 @@ static void text_drop(struct wh_link_to *link)
 	free(link->text);
 	link->text_region = NULL;
 	link->text = NULL;
-}
-
-static bool wants_pieces(const struct wh_link_to *link, enum wh_copy_slot *out)
-{
-	const struct wh_attempt *attempt = &link->weights->attempt;
-
-	return attempt->version && !attempt->aborting && link->first != WH_NO_STEP &&
-	       wh_link_slot(link, attempt->version, false, out) &&
-	       link->head.slots[*out].state == WH_COPY_FILLING;
 }
 
 static void link_known(struct wh_link_to *link)
@@ -209,6 +214,8 @@ static void head_done(struct wh_link_to *link)
 	struct wh_weights *weights = link->weights;
 	uint32_t ids =
 		weights->node_regions[0][link->node] + 2 * weights->node_regions[1][link->node];
+	uint64_t begun = link->head.begun;
+	enum wh_copy_slot slot;
 	bool read = wh_weights_head_decode((const void *)link->mirror, ids,
 					   weights->node_steps[link->node], &link->head);
 
@@ -217,16 +224,22 @@ static void head_done(struct wh_link_to *link)
 		wh_link_fail(link, "its control block is of another kind");
 		link->refused = -EPROTO;
 	}
-	link->pieces_version = 0;
 	wh_link_checked(link, read);
 	/* Who is no target reads nothing else, and may not. */
 	if (read && !weights->is[1])
 		link_known(link);
 	else if (read && !link->known)
 		look_start(link, WH_LOOK_KNOW);
-	else if (read && wants_pieces(link, &link->pieces_slot)) {
-		link->pieces_for = weights->attempt.version;
-		look_start(link, WH_LOOK_PIECES);
+	else if (read && wants_pieces(link, &slot)) {
+		/* Read before or after the head, the list is of the version that both heads have,
+		 * and no later one: counts that are too high could be of a former attempt. */
+		if (link->pieces_too && begun == link->head.begun && slot == link->pieces_slot &&
+		    link->pieces_for == weights->attempt.version) {
+			link->pieces_version = link->pieces_for;
+		} else {
+			link->pieces_slot = slot;
+			look_start(link, WH_LOOK_PIECES);
+		}
 	}
 	pthread_cond_broadcast(&weights->changed);
 }

@@ -12,7 +12,15 @@
 
 /* Words of a head. Slots have two each: the version, and a number that depends on it and on the
  * state, because other engines may read the two while they change. */
-enum { HEAD_KIND, HEAD_LISTS, HEAD_DIGEST, HEAD_PUBLISHED = 4, HEAD_RECEIVED, HEAD_SLOTS };
+enum {
+	HEAD_KIND,
+	HEAD_LISTS,
+	HEAD_DIGEST,
+	HEAD_PUBLISHED = 4,
+	HEAD_RECEIVED,
+	HEAD_SLOTS,
+	HEAD_BEGUN = 12
+};
 
 static void put(uint8_t *out, size_t at, uint64_t value)
 {
@@ -110,6 +118,11 @@ void wh_weights_head_received(uint64_t *words, uint64_t bytes)
 	word_store(words, HEAD_RECEIVED, bytes);
 }
 
+void wh_weights_head_begin(uint64_t *words)
+{
+	word_store(words, HEAD_BEGUN, le64toh(words[HEAD_BEGUN]) + 1);
+}
+
 __attribute__((no_sanitize("thread"))) void wh_weights_pieces_set(uint32_t *pieces, size_t at,
 								  uint32_t count)
 {
@@ -127,6 +140,7 @@ bool wh_weights_head_decode(const uint64_t *words, uint32_t ids, uint32_t steps,
 	out->digest[1] = le64toh(words[HEAD_DIGEST + 1]);
 	out->published = le64toh(words[HEAD_PUBLISHED]);
 	out->received = le64toh(words[HEAD_RECEIVED]);
+	out->begun = le64toh(words[HEAD_BEGUN]);
 	for (size_t i = 0; i < WH_COPY_SLOTS; i++) {
 		uint64_t version = le64toh(words[HEAD_SLOTS + 2 * i]);
 		uint64_t check = le64toh(words[HEAD_SLOTS + 2 * i + 1]);

@@ -62,6 +62,7 @@ struct wh_weights_head {
 	uint64_t digest[2];
 	uint64_t published; /* by the source: the last version, also if it was retracted */
 	uint64_t received; /* bytes of the version that is being received */
+	uint64_t begun; /* how often it has begun to receive a version */
 	struct {
 		uint64_t version; /* 0: none */
 		enum wh_copy_state state;
@@ -78,6 +79,7 @@ void wh_weights_head_set(uint64_t *words, enum wh_copy_slot slot, uint64_t versi
 void wh_weights_head_clear(uint64_t *words, enum wh_copy_slot slot);
 void wh_weights_head_published(uint64_t *words, uint64_t version);
 void wh_weights_head_received(uint64_t *words, uint64_t bytes);
+void wh_weights_head_begin(uint64_t *words); /* before the slot is said to be filling */
 
 /* How many pieces of a step there are, in a list behind the head. */
 void wh_weights_pieces_set(uint32_t *pieces, size_t at, uint32_t count);

@@ -93,6 +93,56 @@ static void followers_list(struct wh_weights *weights)
 	first[0] = 0;
 }
 
+/* Requests that wait in a sender's queue hold up what it says to others: looks, hellos, and the
+ * first pieces of chains. So all that read from one NIC share a queue of a few pieces. Within a
+ * host there is no such queue. */
+#define QUEUE_NS (4 * WH_PLAN_PIECE_NS)
+
+static int windows_set(struct wh_weights *weights)
+{
+	const struct wh_plan *plan = weights->plan;
+	const struct wh_cluster *cluster = &plan->cluster;
+	double *sent = calloc(cluster->node_count, 2 * sizeof(*sent));
+	double *here = sent + cluster->node_count;
+
+	if (!sent)
+		return no_memory();
+	for (uint32_t i = 0; i < plan->step_count; i++) {
+		const struct wh_step *step = &plan->steps[i];
+		uint32_t sender = wh_step_sender(plan, step);
+		double bytes = (double)plan->cells[step->cell].bytes;
+
+		sent[sender] += bytes;
+		if (wh_step_receiver(plan, step) == weights->me)
+			here[sender] += bytes;
+	}
+	for (uint32_t i = 0; i < cluster->node_count; i++) {
+		struct wh_link_to *link = &weights->links[i];
+		double share = sent[i] > 0 && here[i] > 0 ? here[i] / sent[i] : 0.5;
+		double rate = 1e9, bytes, requests;
+		struct wh_path path;
+
+		link->request_bytes = WH_FETCH_BYTES;
+		link->window = WH_FETCHES;
+		wh_cluster_path(cluster, i, weights->me, &path);
+		for (uint32_t j = 0; j < path.count; j++)
+			if (cluster->links[path.links[j]].rate < rate)
+				rate = cluster->links[path.links[j]].rate;
+		bytes = rate * WH_PLAN_PIECE_NS;
+		if (cluster->nodes[i].host == cluster->nodes[weights->me].host ||
+		    bytes > (double)WH_FETCH_BYTES)
+			continue;
+		link->request_bytes =
+			bytes > (double)WH_PLAN_PIECE_LEAST ? (uint64_t)bytes : WH_PLAN_PIECE_LEAST;
+		requests = rate * QUEUE_NS * share / (double)link->request_bytes;
+		link->window = requests < 1          ? 1 :
+			       requests < WH_FETCHES ? (uint32_t)requests :
+						       WH_FETCHES;
+	}
+	free(sent);
+	return 0;
+}
+
 /* The sources' slices by tensor of the targets: count, add up, put. */
 static int holders_list(struct wh_weights *weights)
 {
@@ -150,6 +200,8 @@ int wh_weights_part(struct wh_weights *weights)
 		error = own_list(weights);
 	if (!error)
 		followers_list(weights);
+	if (!error)
+		error = windows_set(weights);
 	if (!error)
 		error = holders_list(weights);
 	return error;

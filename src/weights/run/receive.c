@@ -80,7 +80,9 @@ static void request_collect(struct wh_link_to *link, struct wh_fetch *request)
 			at = &own->next;
 			continue;
 		}
-		most = each < WH_FETCH_BYTES ? (uint32_t)(WH_FETCH_BYTES / (each + 1)) + 1 : 1;
+		most = each < link->request_bytes ?
+			       (uint32_t)(link->request_bytes / (each + 1)) + 1 :
+			       1;
 		there = there - own->requested < most ? there : own->requested + most;
 		request->slot = slot;
 		request->ranges[request->count++] = (struct wh_pieces){
@@ -95,7 +97,7 @@ static void request_collect(struct wh_link_to *link, struct wh_fetch *request)
 		} else {
 			at = &own->next;
 		}
-		if (request->count == WH_FETCH_RANGES || bytes >= WH_FETCH_BYTES)
+		if (request->count == WH_FETCH_RANGES || bytes >= link->request_bytes)
 			return;
 	}
 }
@@ -126,7 +128,7 @@ void wh_link_fetch(struct wh_link_to *link)
 	if (!attempt->version || attempt->aborting || link->first == WH_NO_STEP ||
 	    !wh_link_usable(link) || wh_now() < link->pause)
 		return;
-	while (link->request_count < WH_FETCHES && wh_link_usable(link)) {
+	while (link->request_count < link->window && wh_link_usable(link)) {
 		struct wh_fetch *request =
 			&link->requests[(link->head_request + link->request_count) % WH_FETCHES];
 
@@ -305,6 +307,7 @@ static bool attempt_begin(struct wh_weights *weights, int64_t now)
 		own->listed = false;
 		own_list(weights, i);
 	}
+	wh_weights_head_begin(weights->control);
 	wh_weights_head_set(weights->control, WH_COPY_FIRST + buffer, version, WH_COPY_FILLING);
 	wh_weights_tell(weights);
 	return true;

@@ -25,7 +25,7 @@
 
 #define WH_FETCHES 6 /* that a link has under way at once */
 #define WH_FETCH_RANGES 64
-#define WH_FETCH_BYTES (UINT64_C(4) << 20) /* about */
+#define WH_FETCH_BYTES (UINT64_C(4) << 20) /* about, at most */
 #define WH_NO_STEP UINT32_MAX
 
 struct wh_weights;
@@ -107,11 +107,14 @@ struct wh_link_to {
 	struct wh_weights_head head;
 	uint64_t pieces_version; /* the mirror has its pieces of this version; 0: of none */
 	uint64_t pieces_for; /* the same for those that are being read */
+	bool pieces_too; /* they are read together with the head */
 	enum wh_copy_slot pieces_slot;
 	struct wh_region *text_region;
 	char *text;
 
 	/* What is read from it. */
+	uint64_t request_bytes; /* of one request, about */
+	uint32_t window; /* requests at once */
 	uint32_t first; /* own steps that are not all requested yet, by own.next */
 	struct wh_fetch requests[WH_FETCHES]; /* a ring */
 	uint32_t head_request, request_count;
