@@ -200,7 +200,8 @@ static void link_known(struct wh_link_to *link)
 /* It has no control block any more: until it says hello again, nobody waits for it. */
 static void link_gone(struct wh_link_to *link)
 {
-	link->gone = link->ever = true;
+	link->gone = true;
+	link->ever = link->ever || !link->differs;
 	link->known = false;
 	link->doubt = 0;
 	memset(&link->head, 0, sizeof(link->head));
@@ -274,15 +275,22 @@ static void look_failed(struct wh_link_to *link, int status)
 	}
 }
 
+static void link_differs(struct wh_link_to *link, const char *text)
+{
+	link->refused = -EINVAL;
+	wh_weights_differ(link, text, link->hello.text_bytes);
+}
+
 static void look_done(struct wh_link_to *link, int status)
 {
 	if (link->looking == WH_LOOK_TEXT) {
 		/* Weights that this engine has opened anew hear hellos to those before. */
-		if (status == -EACCES || status == -ENOENT) {
-			link_doubt(link, link->refused);
-			link->refused = 0;
-		}
-		wh_weights_differ(link, status ? NULL : link->text, link->hello.text_bytes);
+		if (status == -EACCES || status == -ENOENT)
+			link_doubt(link, -EINVAL);
+		else if (status == -ECONNRESET || status == -ECANCELED || status == -ESTALE)
+			link->compare = link->look = true;
+		else
+			link_differs(link, status ? NULL : link->text);
 		text_drop(link);
 	} else if (status) {
 		look_failed(link, status);
@@ -340,6 +348,12 @@ void wh_link_job_done(struct wh_link_job *job, int status)
  * ------------------------------------------------------------------------------
  */
 
+/* It has said hello, with the layouts that this member has. */
+static bool link_is_ours(const struct wh_link_to *link)
+{
+	return link->hello_epoch && !link->refused && !link->differs;
+}
+
 static void link_later(struct wh_link_to *link, int64_t now)
 {
 	int64_t wait = AGAIN_FIRST << (link->failures < 6 ? link->failures : 6);
@@ -387,7 +401,7 @@ void wh_link_opened(struct wh_link_to *link, int status)
 	}
 	if (status) {
 		/* It said hello, and nobody listens there any more. */
-		link->ever = link->ever || (status == -ECONNREFUSED && link->hello_epoch);
+		link->ever = link->ever || (status == -ECONNREFUSED && link_is_ours(link));
 		wh_peer_close(link->peer);
 		link->peer = NULL;
 		link->state = WH_LINK_IDLE;
@@ -408,7 +422,7 @@ void wh_link_opened(struct wh_link_to *link, int status)
 static void link_forget(struct wh_link_to *link)
 {
 	/* Who said hello and is lost counts as one that was here. */
-	link->ever = link->ever || (link->connected && link->hello_epoch && !link->refused);
+	link->ever = link->ever || (link->connected && link_is_ours(link));
 	link->doubt = 0;
 	link->connected = link->known = false;
 	memset(&link->head, 0, sizeof(link->head));
@@ -435,7 +449,7 @@ void wh_link_heard(struct wh_link_to *link, const struct wh_weights_hello *hello
 		/* It was started anew, or its weights were. */
 		link_forget(link);
 		link->refused = 0;
-		link->met = false;
+		link->met = link->differs = link->compare = false;
 		link->error[0] = 0;
 		link->hello_epoch = epoch;
 		link->kick = true;
@@ -445,16 +459,16 @@ void wh_link_heard(struct wh_link_to *link, const struct wh_weights_hello *hello
 	link->hello = *hello;
 	link->wanted = true;
 	link->look = true;
-	if (!fits && !link->refused && !link->doubt) {
-		link->refused = -EINVAL;
-		link->compare = true;
-	}
+	if (!fits && !link->refused && !link->doubt)
+		link->differs = link->compare = true;
 	if (hello->flags & WH_HELLO_ASKS)
 		link->answer = link->kick = true;
 	if (hello->flags & WH_HELLO_ANSWERS && link->doubt) {
 		/* It was there before the look, and is there still: it does not grant it. */
 		link->doubt = 0;
 		link->refused = link->refusal;
+		if (link->differs)
+			link_differs(link, NULL);
 		pthread_cond_broadcast(&link->weights->changed);
 	}
 }
@@ -582,12 +596,12 @@ void wh_link_drive(struct wh_link_to *link, int64_t now)
 		greeting_send(link);
 	if (link->doubt && now - link->doubt > DOUBT_MOST)
 		link_gone(link);
-	if (link->refused || link->gone)
+	if (link->refused || link->differs || link->gone)
 		link_flush(link);
 	if (!link->look || link->looker.running || !link->hello_epoch || link->gone || link->doubt)
 		return;
 	link->look = false;
-	if (!link->refused) {
+	if (!link->refused && !link->differs) {
 		for (uint32_t i = 0; i < link->request_count; i++) {
 			struct wh_fetch *request =
 				&link->requests[(link->head_request + i) % WH_FETCHES];

@@ -459,7 +459,7 @@ static bool own_waits(const struct wh_weights *weights, const struct wh_own *own
 	/* It had the version, and has it no more; or it is not there. */
 	return (own->before == WH_PLAN_FIRST ? link->head.published : wh_link_whole(link)) >=
 		       weights->attempt.version ||
-	       (!link->connected && link->ever) || link->gone || link->refused ||
+	       (!link->connected && link->ever) || link->gone || link->refused || link->differs ||
 	       now - weights->attempt.since > GRACE;
 }
 

@@ -74,7 +74,8 @@ struct wh_link_to {
 	bool wanted, leaving; /* leaving: close it when nothing runs */
 	bool connected, ever; /* now; and whether it was once known */
 	int refused; /* 0, or why, with `error`: -EINVAL: other layouts; -EACCES; -EPROTO */
-	bool compare; /* find out where its layouts differ */
+	bool differs; /* it says that it has other layouts */
+	bool compare; /* find out where */
 	bool planned; /* this member's plan reads from it */
 	enum wh_link_to_state state;
 	char url[WH_HELLO_URL];

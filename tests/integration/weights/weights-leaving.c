@@ -21,6 +21,7 @@ static struct {
 	struct wh_region *region; /* that nobody may read */
 	uint64_t tag;
 	unsigned char bytes[CONTROL_BYTES];
+	const char *url; /* to say; NULL: the engine's */
 } us;
 
 /* What the source says, until a hello has one of these flags; 0: any. */
@@ -50,7 +51,7 @@ static void say(struct wh_weights_hello hello, uint64_t flags)
 	hello.control = wh_region_id(us.region);
 	hello.control_bytes = CONTROL_BYTES;
 	hello.flags = flags;
-	snprintf(hello.url, sizeof(hello.url), "%s", wh_engine_url(us.engine));
+	snprintf(hello.url, sizeof(hello.url), "%s", us.url ? us.url : wh_engine_url(us.engine));
 	wh_weights_hello_encode(&hello, bytes);
 	want(0, wh_batch_new(us.peer, NULL, &batch));
 	want(0, wh_batch_notify(batch, us.tag, bytes, sizeof(bytes)));
@@ -154,7 +155,25 @@ static void target__said_so_before(void **state)
 	hello = start(1);
 	want(-EAGAIN, member_call(group_source(&us.group, 0), MEMBER_WAIT, 1, 0, NULL));
 	say(hello, WH_HELLO_LEAVES);
-	want(0, member_call(group_source(&us.group, 0), MEMBER_WAIT, 1, PATIENCE, NULL));
+	want(-EAGAIN, member_call(group_source(&us.group, 0), MEMBER_WAIT, 1, SECOND / 2, NULL));
+	finish();
+}
+
+/* The same, and it cannot be reached: so nobody knows yet whether it differs. */
+static void target__cannot_be_asked(void **state)
+{
+	struct wh_weights_hello hello;
+
+	(void)state;
+	hello = start(0);
+	want(0, member_call(group_source(&us.group, 0), MEMBER_CLOSE, 0, 0, NULL));
+	us.url = "wherry://127.0.0.1:1";
+	snprintf(us.group.members[1].url, sizeof(us.group.members[1].url), "%s", us.url);
+	want(0, member_open(&us.group, group_source(&us.group, 0), 0, NULL));
+	hello.digest[0] ^= 1;
+	say(hello, 0);
+	want(-EAGAIN, member_call(group_source(&us.group, 0), MEMBER_WAIT, 1, SECOND / 2, NULL));
+	us.url = NULL;
 	finish();
 }
 
@@ -190,7 +209,7 @@ static const struct CMUnitTest tests[] = {
 	MEMBER_TEST(target__has_left),        MEMBER_TEST(target__is_lost),
 	MEMBER_TEST(target__does_not_answer), MEMBER_TEST(target__refuses),
 	MEMBER_TEST(target__said_so_before),  MEMBER_TEST(target__has_other_layouts),
-	MEMBER_TEST(target__is_asked),
+	MEMBER_TEST(target__cannot_be_asked), MEMBER_TEST(target__is_asked),
 };
 
 MEMBER_MAIN("weights-leaving", tests)
