@@ -23,6 +23,8 @@ struct run {
 	size_t count, room;
 	double *free; /* of each link: when it is idle again */
 	uint32_t *first_child, *next_child; /* of each step */
+	uint32_t
+		*behind; /* of each step from a source: the next one from it to the same receiver */
 };
 
 static bool is_before(const struct event *a, const struct event *b)
@@ -96,6 +98,18 @@ static int piece_done(struct run *run, const struct event *event, double time)
 	return error;
 }
 
+/* What the receiver reads next from the same source. */
+static int source_next(struct run *run, const struct event *event, double time)
+{
+	const struct wh_plan *plan = run->plan;
+	bool more = event->piece + 1 < plan->cells[plan->steps[event->step].cell].pieces;
+	uint32_t step = more ? event->step : run->behind[event->step];
+
+	if (step == NO_STEP)
+		return 0;
+	return event_put(run, (struct event){ time, time, step, more ? event->piece + 1 : 0, 0 });
+}
+
 static int piece_move(struct run *run, const struct event *event)
 {
 	const struct wh_plan *plan = run->plan;
@@ -117,10 +131,9 @@ static int piece_move(struct run *run, const struct event *event)
 	run->free[link] = end;
 	run->out->link_busy[link] += takes;
 	run->out->link_bytes[link] += bytes;
-	/* A source's next piece stands behind this one. */
-	if (!event->hop && step->before == WH_PLAN_FIRST && event->piece + 1 < cell->pieces)
-		error = event_put(run, (struct event){ event->time, event->time, event->step,
-						       event->piece + 1, 0 });
+	/* Whoever reads from a source has one piece in its queue. */
+	if (!event->hop && step->before == WH_PLAN_FIRST)
+		error = source_next(run, event, end);
 	if (error)
 		return error;
 	if (event->hop + 1 < path.count)
@@ -129,12 +142,56 @@ static int piece_move(struct run *run, const struct event *event)
 	return piece_done(run, event, end + path.latency);
 }
 
-/* Steps that wait for another are its children, in the plan's order; the others start. Their first
- * events are in order of time and step already, and so is the heap. */
+static int first_order(const void *left, const void *right, void *arg)
+{
+	const struct wh_plan *plan = arg;
+	uint32_t a = *(const uint32_t *)left, b = *(const uint32_t *)right;
+	uint32_t from[2] = { wh_step_sender(plan, &plan->steps[a]),
+			     wh_step_sender(plan, &plan->steps[b]) };
+	uint32_t to[2] = { wh_step_receiver(plan, &plan->steps[a]),
+			   wh_step_receiver(plan, &plan->steps[b]) };
+
+	if (from[0] != from[1])
+		return from[0] < from[1] ? -1 : 1;
+	if (to[0] != to[1])
+		return to[0] < to[1] ? -1 : 1;
+	return (a > b) - (a < b);
+}
+
+static bool is_same_pair(const struct wh_plan *plan, uint32_t a, uint32_t b)
+{
+	return wh_step_sender(plan, &plan->steps[a]) == wh_step_sender(plan, &plan->steps[b]) &&
+	       wh_step_receiver(plan, &plan->steps[a]) == wh_step_receiver(plan, &plan->steps[b]);
+}
+
+/* Each receiver reads from each source in the plan's order, and from all sources at once. */
+static int sources_start(struct run *run)
+{
+	const struct wh_plan *plan = run->plan;
+	uint32_t *first = calloc((size_t)plan->step_count + 1, sizeof(*first)), count = 0;
+	int error = 0;
+
+	if (!first)
+		return wh_fail(ENOMEM, "no memory to simulate the plan");
+	for (uint32_t i = 0; i < plan->step_count; i++)
+		if (plan->steps[i].before == WH_PLAN_FIRST)
+			first[count++] = i;
+	qsort_r(first, count, sizeof(*first), first_order, (void *)plan);
+	for (uint32_t i = 0; !error && i < count; i++) {
+		run->behind[first[i]] =
+			i + 1 < count && is_same_pair(plan, first[i], first[i + 1]) ? first[i + 1] :
+										      NO_STEP;
+		if (!i || !is_same_pair(plan, first[i - 1], first[i]))
+			error = event_put(run, (struct event){ .step = first[i] });
+	}
+	free(first);
+	return error;
+}
+
+/* Steps that wait for another are its children, in the plan's order; the others are sources'. */
 static int run_start(struct run *run)
 {
 	const struct wh_plan *plan = run->plan;
-	int error = 0;
 
 	memset(run->first_child, 0xff, plan->step_count * sizeof(*run->first_child));
 	for (uint32_t i = plan->step_count; i-- > 0;) {
@@ -145,10 +202,7 @@ static int run_start(struct run *run)
 			run->first_child[before] = i;
 		}
 	}
-	for (uint32_t i = 0; !error && i < plan->step_count; i++)
-		if (plan->steps[i].before == WH_PLAN_FIRST)
-			error = event_put(run, (struct event){ .step = i });
-	return error;
+	return sources_start(run);
 }
 
 int wh_simulate(const struct wh_plan *plan, struct wh_simulation *out)
@@ -164,8 +218,9 @@ int wh_simulate(const struct wh_plan *plan, struct wh_simulation *out)
 	run.free = calloc(links, sizeof(double));
 	run.first_child = calloc(steps, sizeof(uint32_t));
 	run.next_child = calloc(steps, sizeof(uint32_t));
+	run.behind = calloc(steps, sizeof(uint32_t));
 	if (!out->link_busy || !out->link_bytes || !out->step_done || !run.free ||
-	    !run.first_child || !run.next_child)
+	    !run.first_child || !run.next_child || !run.behind)
 		error = wh_fail(ENOMEM, "no memory to simulate the plan");
 	if (!error)
 		error = run_start(&run);
@@ -183,6 +238,7 @@ int wh_simulate(const struct wh_plan *plan, struct wh_simulation *out)
 	free(run.free);
 	free(run.first_child);
 	free(run.next_child);
+	free(run.behind);
 	if (error)
 		wh_simulation_free(out);
 	return error;

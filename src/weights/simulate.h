@@ -6,7 +6,9 @@
  * arrive; of those that arrive at once, the earlier step's first. A piece begins to enter the next
  * link of its path when it begins to leave the former one, and leaves no earlier than it has left
  * that. At the end of its path its latency passes; then the piece is there, and steps that wait for
- * it may send it on. Sources have all their pieces at the start, and send them in the plan's order.
+ * it may send it on. Sources have all their pieces at the start. Each receiver reads from each
+ * source in the plan's order, one piece after the other; so receivers share a source's links
+ * evenly.
  *
  * What this leaves out: time to post and complete transfers, blocks that are too small for a link's
  * rate, what a network does when senders collide (it is taken to queue without loss), and other
