@@ -69,8 +69,9 @@ struct wh_weights_host {
 	double uplink_rate; /* of its NICs together; 0: no limit */
 	double gpu_rate, gpu_latency; /* of one GPU to others of the host */
 	double copy_rate; /* within one GPU's memory */
-	double memory_rate; /* of the host's memory */
-	uint64_t reserved[2]; /* 0 */
+	double memory_rate; /* of the host's memory: all copies within it together */
+	double engine_rate; /* that one engine copies within it; 0: no limit but that */
+	uint64_t reserved; /* 0 */
 };
 
 struct wh_weights_engine {
@@ -148,8 +149,8 @@ struct wh_weights_options {
 	 * . _ -. The members' regions have names that begin with it. NULL: "weights". */
 	const char *name;
 	/* Parts of tensors that may take different ways, and pieces that are handed on, in bytes.
-	 * The same for all members. 0: 64 MiB; 4 MiB, or what the slowest NIC of several hosts moves
-	 * in 5 ms. */
+	 * The same for all members. 0: 64 MiB; 4 MiB, or what the slowest NIC of several hosts
+	 * moves in 5 ms. */
 	uint64_t chunk, piece;
 };
 

@@ -15,7 +15,8 @@ static bool host_same(const struct wh_host *a, const struct wh_host *b)
 	return a->nics == b->nics && a->nic_rate == b->nic_rate &&
 	       a->nic_latency == b->nic_latency && a->uplink_rate == b->uplink_rate &&
 	       a->gpu_rate == b->gpu_rate && a->gpu_latency == b->gpu_latency &&
-	       a->copy_rate == b->copy_rate && a->memory_rate == b->memory_rate;
+	       a->copy_rate == b->copy_rate && a->memory_rate == b->memory_rate &&
+	       a->engine_rate == b->engine_rate;
 }
 
 static int no_memory(void)
@@ -89,6 +90,25 @@ static void devices_number(struct wh_cluster *cluster, struct device_key *keys)
 			cluster->device_count++;
 		}
 		cluster->nodes[keys[i].node].device = cluster->device_count - 1;
+	}
+}
+
+/* Who copies within a host's memory uses CPUs of its own, up to a rate. */
+static void copiers_number(struct wh_cluster *cluster)
+{
+	for (uint32_t i = 0; i < cluster->node_count; i++) {
+		struct wh_node *node = &cluster->nodes[i];
+		double rate = cluster->hosts[node->host]->engine_rate;
+
+		if (rate <= 0 || cluster->links[3 * node->device].number != WH_LAYOUT_NO_GPU)
+			continue;
+		node->copies = cluster->link_count;
+		cluster->links[cluster->link_count++] = (struct wh_link){
+			.rate = rate,
+			.kind = WH_LINK_ENGINE,
+			.host = node->host,
+			.number = (int32_t)i,
+		};
 	}
 }
 
@@ -176,7 +196,7 @@ int wh_cluster_init(struct wh_cluster *cluster, const struct wh_layout *sources,
 {
 	const struct wh_layout *const layouts[2] = { sources, targets };
 	size_t engines = (size_t)sources->engine_count + targets->engine_count;
-	size_t hosts = (size_t)sources->host_count + targets->host_count, links = 3 * engines;
+	size_t hosts = (size_t)sources->host_count + targets->host_count, links = 4 * engines;
 	struct device_key *keys = calloc(engines + 1, sizeof(*keys));
 	uint32_t *of_host[2];
 	int error;
@@ -201,6 +221,7 @@ int wh_cluster_init(struct wh_cluster *cluster, const struct wh_layout *sources,
 		error = engines_join(cluster, layouts, of_host, keys);
 	if (!error) {
 		devices_number(cluster, keys);
+		copiers_number(cluster);
 		error = nics_number(cluster);
 	}
 	free(keys);
@@ -231,6 +252,8 @@ void wh_cluster_path(const struct wh_cluster *cluster, uint32_t from, uint32_t t
 	out->count = 0;
 	if (source->device == target->device) {
 		out->links[out->count++] = 3 * source->device + WH_LINK_COPY;
+		if (target->copies)
+			out->links[out->count++] = target->copies;
 		out->latency = 1e3 * host->gpu_latency;
 	} else if (source->host == target->host) {
 		out->links[out->count++] = 3 * source->device + WH_LINK_DEVICE_OUT;
@@ -256,6 +279,10 @@ const char *wh_link_text(const struct wh_cluster *cluster, uint32_t link, char *
 	const struct wh_link *said = &cluster->links[link];
 	char what[32];
 
+	if (said->kind == WH_LINK_ENGINE) {
+		snprintf(out, size, "engine '%s', copies", cluster->nodes[said->number].name);
+		return out;
+	}
 	if (said->kind >= WH_LINK_UPLINK_OUT)
 		snprintf(what, sizeof(what), "uplink");
 	else if (said->kind >= WH_LINK_NIC_OUT)

@@ -6,6 +6,7 @@
  * some. Nodes at the same GPU, or in the memory of the same host, share a device. A link moves
  * bytes in one direction, at its rate:
  *   - of each device: out and in, to other devices of its host; and copy, within its memory;
+ *   - of each engine in host memory whose host has such a rate: what it copies from others there;
  *   - of each NIC: out and in; of each host with an uplink rate: out and in.
  */
 #ifndef WH_WEIGHTS_CLUSTER_H
@@ -21,13 +22,14 @@ enum wh_link_kind {
 	WH_LINK_NIC_IN,
 	WH_LINK_UPLINK_OUT,
 	WH_LINK_UPLINK_IN,
+	WH_LINK_ENGINE,
 };
 
 struct wh_link {
 	double rate; /* GB/s: bytes per ns */
 	enum wh_link_kind kind;
 	uint32_t host; /* cluster.hosts */
-	int32_t number; /* of the GPU or NIC; WH_LAYOUT_NO_GPU: the host's memory */
+	int32_t number; /* of the GPU, NIC or node; WH_LAYOUT_NO_GPU: the host's memory */
 };
 
 struct wh_node {
@@ -35,6 +37,7 @@ struct wh_node {
 	uint32_t host;
 	uint32_t device; /* its links out, in, copy: 3 * device and the two behind it */
 	uint32_t nic_out; /* a link; nic_out + 1 is in */
+	uint32_t copies; /* a link; 0: there is none */
 };
 
 struct wh_cluster {

@@ -282,7 +282,9 @@ int wh_layout_add_host(struct wh_layout *layout, const char *name, const struct 
 		return wh_fail(EINVAL, "%s: host '%.99s' has %" PRIu32 " NICs, not 1 to 1024",
 			       layout->label, name, desc->nics);
 	if (!is_rate(desc->nic_rate) || !is_rate(desc->gpu_rate) || !is_rate(desc->copy_rate) ||
-	    !is_rate(desc->memory_rate) || (desc->uplink_rate != 0 && !is_rate(desc->uplink_rate)))
+	    !is_rate(desc->memory_rate) ||
+	    (desc->uplink_rate != 0 && !is_rate(desc->uplink_rate)) ||
+	    (desc->engine_rate != 0 && !is_rate(desc->engine_rate)))
 		return wh_fail(EINVAL, "%s: host '%.99s': a rate is not 1e-6 to 1e6 GB/s",
 			       layout->label, name);
 	if (!is_latency(desc->nic_latency) || !is_latency(desc->gpu_latency))

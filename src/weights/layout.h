@@ -45,7 +45,8 @@ struct wh_host {
 	double uplink_rate; /* of the host's NICs together; 0: no limit */
 	double gpu_rate, gpu_latency; /* of one GPU to others of its host */
 	double copy_rate; /* within one GPU's memory */
-	double memory_rate; /* of the host's memory: engines without a GPU */
+	double memory_rate; /* of the host's memory, by all engines without a GPU together */
+	double engine_rate; /* that one of them copies within it; 0: no limit */
 };
 
 struct wh_layout_engine {

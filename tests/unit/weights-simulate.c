@@ -21,6 +21,7 @@ static const struct wh_host slow = {
 	.gpu_latency = 1,
 	.copy_rate = 8,
 	.memory_rate = 2,
+	.engine_rate = 1,
 };
 
 /* An engine at host `host`, and the rows [begin, end) of the tensor of 8 rows that it has; its NIC
@@ -254,6 +255,24 @@ static void time__slow_chains(void **state)
 	assert_true(layers_time(8) < 1.1 * layers_time(1));
 }
 
+/* Within a host's memory one copies 1 GB/s, as many as want 2 GB/s together. */
+static void time__within_memory(void **state)
+{
+	static const struct place from[] = { { 0, -1, 0, 8 } };
+	static const struct place to[] = {
+		{ 0, -1, 0, 8 }, { 0, -1, 0, 8 }, { 0, -1, 0, 8 }, { 0, -1, 0, 8 }
+	};
+	struct outcome outcome = simulate(from, 1, to, 1, MB, 0);
+
+	(void)state;
+	assert_time(outcome.duration, 8 * MB + 1000);
+	assert_string_equal(outcome.busiest, "engine 'b0', copies");
+	outcome = simulate(from, 1, to, 4, MB, 0);
+	/* The last one's last piece has 1 GB/s for itself alone. */
+	assert_time(outcome.duration, 16.5 * MB + 1000);
+	assert_string_equal(outcome.busiest, "memory of host 'h0', copies");
+}
+
 int main(void)
 {
 	static const struct CMUnitTest tests[] = {
@@ -266,6 +285,7 @@ int main(void)
 		cmocka_unit_test(time__two_holders),
 		cmocka_unit_test(time__one_copy_for_a_host),
 		cmocka_unit_test(time__slow_chains),
+		cmocka_unit_test(time__within_memory),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -157,11 +157,11 @@ static int host_read(const struct wh_layout *layout, json_t *object, const char 
 	int nics = (int)host->nics;
 
 	if (json_unpack_ex(object, &error, JSON_STRICT,
-			   "{s?i, s?F, s?F, s?F, s?F, s?F, s?F, s?F, s?o}", "nics", &nics,
+			   "{s?i, s?F, s?F, s?F, s?F, s?F, s?F, s?F, s?F, s?o}", "nics", &nics,
 			   "nic_GBps", &host->nic_rate, "nic_us", &host->nic_latency, "uplink_GBps",
 			   &host->uplink_rate, "gpu_GBps", &host->gpu_rate, "gpu_us",
 			   &host->gpu_latency, "copy_GBps", &host->copy_rate, "memory_GBps",
-			   &host->memory_rate, "hosts", hosts))
+			   &host->memory_rate, "engine_GBps", &host->engine_rate, "hosts", hosts))
 		return refuse(layout, "topology of", name, error.text);
 	host->nics = nics < 0 ? 0 : (uint32_t)nics;
 	return 0;

@@ -31,7 +31,7 @@ _FORMATS = {
 _RATES = {
     "nics": "nics", "nic_GBps": "nic_rate", "nic_us": "nic_latency", "uplink_GBps": "uplink_rate",
     "gpu_GBps": "gpu_rate", "gpu_us": "gpu_latency", "copy_GBps": "copy_rate",
-    "memory_GBps": "memory_rate",
+    "memory_GBps": "memory_rate", "engine_GBps": "engine_rate",
 }  # fmt: skip
 
 

@@ -279,7 +279,8 @@ class WeightsHost(Structure):
         ("gpu_latency", c_double),
         ("copy_rate", c_double),
         ("memory_rate", c_double),
-        ("reserved", c_uint64 * 2),
+        ("engine_rate", c_double),
+        ("reserved", c_uint64),
     ]
 
 

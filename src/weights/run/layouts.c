@@ -56,9 +56,10 @@ static int host_add(struct wh_layout *layout, const struct wh_weights_host *desc
 		.gpu_latency = or_typical(desc->gpu_latency, usual->gpu_latency),
 		.copy_rate = or_typical(desc->copy_rate, usual->copy_rate),
 		.memory_rate = or_typical(desc->memory_rate, usual->memory_rate),
+		.engine_rate = desc->engine_rate,
 	};
 
-	if (!desc->name || desc->reserved0 || desc->reserved[0] || desc->reserved[1])
+	if (!desc->name || desc->reserved0 || desc->reserved)
 		return refuse(layout, "host", index, "has no name, or a reserved member");
 	return wh_layout_add_host(layout, desc->name, &host, NULL);
 }
@@ -247,10 +248,10 @@ static int slices_describe(struct describer *out, const struct wh_layout *layout
 		const struct wh_host *host = &layout->hosts[i];
 
 		snprintf(line, sizeof(line),
-			 "%s: host '%s': %" PRIu32 " NICs, %g %g %g %g %g %g %g", side,
+			 "%s: host '%s': %" PRIu32 " NICs, %g %g %g %g %g %g %g %g", side,
 			 host->name.text, host->nics, host->nic_rate, host->nic_latency,
 			 host->uplink_rate, host->gpu_rate, host->gpu_latency, host->copy_rate,
-			 host->memory_rate);
+			 host->memory_rate, host->engine_rate);
 		error = line_add(out, line);
 	}
 	for (uint32_t i = 0; !error && i < layout->engine_count; i++) {
