@@ -95,18 +95,50 @@ static void followers_list(struct wh_weights *weights)
 
 /* Requests that wait in a sender's queue hold up what it says to others: looks, hellos, and the
  * first pieces of chains. So all that read from one NIC share a queue of a few pieces. Within a
- * host there is no such queue. */
+ * host there is no such queue; but what moves 4 MiB in less time than a request costs gets larger
+ * ones. */
 #define QUEUE_NS (4 * WH_PLAN_PIECE_NS)
+#define REQUEST_NS 1e5
+#define REQUEST_MOST (UINT64_C(64) << 20)
+
+static uint64_t bytes_within(double bytes, uint64_t least, uint64_t most)
+{
+	return bytes < (double)least ? least : bytes > (double)most ? most : (uint64_t)bytes;
+}
+
+/* `share`: the part of what the other sends that comes here. */
+static void window_set(struct wh_link_to *link, double share)
+{
+	const struct wh_cluster *cluster = &link->weights->plan->cluster;
+	uint32_t me = link->weights->me;
+	double rate = 1e9, requests;
+	struct wh_path path;
+
+	wh_cluster_path(cluster, link->node, me, &path);
+	for (uint32_t i = 0; i < path.count; i++)
+		if (cluster->links[path.links[i]].rate < rate)
+			rate = cluster->links[path.links[i]].rate;
+	link->window = WH_FETCHES;
+	if (cluster->nodes[link->node].host == cluster->nodes[me].host) {
+		link->request_bytes = bytes_within(rate * REQUEST_NS, WH_FETCH_BYTES, REQUEST_MOST);
+		return;
+	}
+	link->request_bytes =
+		bytes_within(rate * WH_PLAN_PIECE_NS, WH_PLAN_PIECE_LEAST, WH_FETCH_BYTES);
+	requests = rate * QUEUE_NS * share / (double)link->request_bytes;
+	if (requests < WH_FETCHES)
+		link->window = requests < 1 ? 1 : (uint32_t)requests;
+}
 
 static int windows_set(struct wh_weights *weights)
 {
 	const struct wh_plan *plan = weights->plan;
-	const struct wh_cluster *cluster = &plan->cluster;
-	double *sent = calloc(cluster->node_count, 2 * sizeof(*sent));
-	double *here = sent + cluster->node_count;
+	uint32_t nodes = plan->cluster.node_count;
+	double *sent = calloc(nodes, 2 * sizeof(*sent)), *here;
 
 	if (!sent)
 		return no_memory();
+	here = sent + nodes;
 	for (uint32_t i = 0; i < plan->step_count; i++) {
 		const struct wh_step *step = &plan->steps[i];
 		uint32_t sender = wh_step_sender(plan, step);
@@ -116,29 +148,8 @@ static int windows_set(struct wh_weights *weights)
 		if (wh_step_receiver(plan, step) == weights->me)
 			here[sender] += bytes;
 	}
-	for (uint32_t i = 0; i < cluster->node_count; i++) {
-		struct wh_link_to *link = &weights->links[i];
-		double share = sent[i] > 0 && here[i] > 0 ? here[i] / sent[i] : 0.5;
-		double rate = 1e9, bytes, requests;
-		struct wh_path path;
-
-		link->request_bytes = WH_FETCH_BYTES;
-		link->window = WH_FETCHES;
-		wh_cluster_path(cluster, i, weights->me, &path);
-		for (uint32_t j = 0; j < path.count; j++)
-			if (cluster->links[path.links[j]].rate < rate)
-				rate = cluster->links[path.links[j]].rate;
-		bytes = rate * WH_PLAN_PIECE_NS;
-		if (cluster->nodes[i].host == cluster->nodes[weights->me].host ||
-		    bytes > (double)WH_FETCH_BYTES)
-			continue;
-		link->request_bytes =
-			bytes > (double)WH_PLAN_PIECE_LEAST ? (uint64_t)bytes : WH_PLAN_PIECE_LEAST;
-		requests = rate * QUEUE_NS * share / (double)link->request_bytes;
-		link->window = requests < 1          ? 1 :
-			       requests < WH_FETCHES ? (uint32_t)requests :
-						       WH_FETCHES;
-	}
+	for (uint32_t i = 0; i < nodes; i++)
+		window_set(&weights->links[i], here[i] > 0 ? here[i] / sent[i] : 0.5);
 	free(sent);
 	return 0;
 }

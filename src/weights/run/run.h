@@ -25,7 +25,7 @@
 
 #define WH_FETCHES 6 /* that a link has under way at once */
 #define WH_FETCH_RANGES 64
-#define WH_FETCH_BYTES (UINT64_C(4) << 20) /* about, at most */
+#define WH_FETCH_BYTES (UINT64_C(4) << 20) /* about; part.c has other sizes for other links */
 #define WH_NO_STEP UINT32_MAX
 
 struct wh_weights;
