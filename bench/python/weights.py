@@ -3,22 +3,33 @@
 """Weights from one source to several targets: over shared memory beside memcpy, and over links of
 one rate beside one receiver and torch's broadcast; and what `wherry plan` expects of both.
 
-    weights.py --json FILE [--mib N] [--processes 1,2,4,8] [--receivers N] [--rate MBIT]
-               [--link-mib N] [--rounds N] [--wherry PROGRAM] [--skip shm,links]
+    weights.py --json FILE [--mib N] [--total-mib N] [--processes 1,2,4,8,16,32] [--receivers N]
+               [--rate MBIT] [--link-mib N] [--gpu-mib N] [--devices cuda:0] [--rounds N]
+               [--wherry PROGRAM] [--skip shm,links,gpu]
 
-shm    one source and 1 to 8 targets on this host, each with all --mib MiB. Every round also copies
-       as much by memcpy, in as many processes at once as there are CPUs: the limit. Its rate per
-       process is what the plan takes as the host's memory.
+shm    one source and 1 to 32 targets on this host, each with all --mib MiB, or less if all targets
+       together would have more than --total-mib. Before each, as much is copied by memcpy, in as
+       many processes at once as there are CPUs: the limit, and what the plan takes as the rate of
+       the host's memory. What one engine copies, the plan's other rate, is measured by one process
+       that reads the memory of another, without weights. The JSON has what the plan expects beside
+       what the run took.
 links  each member in a network namespace behind a link of --rate Mbit/s in both directions (veth
        and tbf, at a bridge). Time for --receivers targets, for one, and for torch.distributed's
        broadcast by gloo from rank 0 to as many. Needs root, ip and tc; the last one torch. What
        is not there is left out, by name. The plan takes each member as a host with one such NIC.
+
+gpu    two trainers with the rows of --gpu-mib MiB of bf16, and two servers that want the columns,
+       four processes on one GPU, or the servers on the last of --devices. Beside it a copy of one
+       tensor from the first of --devices to the last, by torch: the limit; and torch.distributed's
+       broadcast to three others, by NCCL where there are four GPUs, else by gloo in host memory.
+       Needs torch, and three times --gpu-mib of memory ("cpu": of the host, to try it).
 
 A time is the median over the rounds, from publish() until all targets have all. It needs a quiet
 machine: the JSON has the load before and after. Every byte is compared.
 0: done; 2: a process failed; 69: nothing could be measured.
 """
 import argparse
+import collections
 import contextlib
 import ctypes
 import datetime
@@ -36,6 +47,8 @@ import time
 import wherry
 
 MIB = 1 << 20
+PIECE = 4 * MIB  # that weights are read in,
+REQUESTS = 6  # so many at once from each member
 TENSORS = 16  # that the bytes are divided into
 PATIENCE = 600
 LINK_MBIT_TO_GBPS = 1 / 8000
@@ -200,19 +213,66 @@ def memcpy(options, size):
     return statistics.median(rates[1:])
 
 
+def pair(options):
+    """A process that shows its memory, or reads another's when it is told."""
+    size = options.size
+    with wherry.Engine(require="local") as engine:
+        if not options.address:
+            memory = mmap.mmap(-1, size)
+            memory[:] = b"\1" * size
+            engine.register(memory, name="block", access="r")
+            say(url=engine.url)
+            sys.stdin.readline()
+            return
+        peer = engine.connect(options.address)
+        block, here = peer.find("block"), engine.register(engine.allocate(size))
+        for _ in sys.stdin:
+            began, reads = time.perf_counter(), collections.deque()
+            for at in range(0, size, PIECE):
+                if len(reads) == REQUESTS:
+                    reads.popleft().wait()
+                reads.append(peer.read(block[at : at + PIECE], into=here[at : at + PIECE]))
+            for one in reads:
+                one.wait()
+            say(seconds=time.perf_counter() - began)
+
+
+def engine_rate(options, size):
+    """GB/s that one engine copies from another process."""
+    rates = []
+    with contextlib.ExitStack() as stack:
+        owner = Process(stack, this("--pair", "--size", str(size)))
+        reader = Process(
+            stack, this("--pair", "--size", str(size), "--address", owner.hear()["url"])
+        )
+        for _ in range(options.rounds + 1):
+            reader.tell()
+            rates.append(size / reader.hear()["seconds"] / 1e9)
+    return statistics.median(rates[1:])
+
+
 def shm(options):
-    size, rows = options.mib * MIB, []
+    rows, most = [], options.total_mib or memory_mib() // 4
+    engine = engine_rate(options, min(options.mib, most // 2) * MIB)
+    print(f"shm    one engine copies {engine:.3f} GB/s")
     for targets in options.processes:
+        size = max(TENSORS, min(options.mib, most // targets) // TENSORS * TENSORS) * MIB
         limit = memcpy(options, size)
-        topology = {"here": {"memory_GBps": limit / os.cpu_count()}}
+        topology = {"here": {"memory_GBps": limit, "engine_GBps": min(engine, limit)}}
         row = spread(options, size, targets, topology, lambda _: ([], "", "here"), "local")
-        rows.append({**row, "memcpy_GBps": limit, "of_memcpy": row["GBps"] / limit})
+        rows.append({**row, "memcpy_GBps": limit, "engine_GBps": engine,
+                     "of_memcpy": row["GBps"] / limit})  # fmt: skip
         print(
-            f"shm    {targets} targets  {row['seconds']:8.3f} s  {row['GBps']:7.3f} GB/s  "
-            f"memcpy {limit:.3f} GB/s  of it {100 * row['GBps'] / limit:.0f} %  "
-            f"{planned(row)}"
+            f"shm    {targets} targets  {size // MIB} MiB  {row['seconds']:8.3f} s  "
+            f"{row['GBps']:7.3f} GB/s  memcpy {limit:.3f} GB/s  "
+            f"of it {100 * row['GBps'] / limit:.0f} %  {planned(row)}"
         )
     return rows
+
+
+def memory_mib():
+    with open("/proc/meminfo", encoding="utf-8") as file:
+        return next(int(line.split()[1]) >> 10 for line in file if "MemAvailable" in line)
 
 
 def planned(row):
@@ -277,11 +337,16 @@ def broadcast(options):
     import torch
     import torch.distributed as dist
 
+    backend = "nccl" if options.role == "nccl" else "gloo"
+    device = f"cuda:{options.rank}" if backend == "nccl" else "cpu"
     dist.init_process_group(
-        "gloo", init_method=f"tcp://{options.address}:7100", rank=options.rank,
+        backend, init_method=f"tcp://{options.address}:7100", rank=options.rank,
         world_size=options.world, timeout=datetime.timedelta(seconds=PATIENCE),
     )  # fmt: skip
-    data = [torch.zeros(options.size // TENSORS, dtype=torch.uint8) for _ in range(TENSORS)]
+    data = [
+        torch.zeros(options.size // TENSORS, dtype=torch.uint8, device=device)
+        for _ in range(TENSORS)
+    ]
     for number in range(options.rounds + 1):
         if options.rank == 0:
             for one in data:
@@ -290,6 +355,7 @@ def broadcast(options):
         began = time.perf_counter()
         for one in data:
             dist.broadcast(one, 0)
+        wait_for_gpu(torch, device)
         dist.barrier()
         if any(int(one[0]) != number for one in data):
             sys.exit("the broadcast has wrong bytes")
@@ -345,6 +411,194 @@ def links(options):
     return {"rate_Mbit": options.rate, "payload_GBps": rate, **found}
 
 
+# ---- one GPU
+
+TRAINERS = SERVERS = 2
+COLUMNS = 16384  # of each matrix
+ROWS_AT_ONCE = 1024  # that are filled or compared
+
+
+def shard(options, index):
+    """The box of each matrix that a trainer holds or a server wants: rows, columns."""
+    rows = options.size // (TENSORS * 2 * COLUMNS)
+    if options.role == "source":
+        return (rows * index // TRAINERS, rows * (index + 1) // TRAINERS), (0, COLUMNS), rows
+    return (0, rows), (COLUMNS * index // SERVERS, COLUMNS * (index + 1) // SERVERS), rows
+
+
+def values(torch, rows, columns, number, device):
+    """What a matrix has there: 16 bits that depend on the place and on `number`."""
+    down = torch.arange(*rows, dtype=torch.int32, device=device)[:, None]
+    across = torch.arange(*columns, dtype=torch.int32, device=device)[None, :]
+    return (down * 31 + across * 17 + number * 7919).to(torch.int16)
+
+
+def each_part(torch, tensor, box, number, call):
+    (top, bottom), columns, _ = box
+    for at in range(top, bottom, ROWS_AT_ONCE):
+        end = min(at + ROWS_AT_ONCE, bottom)
+        part = tensor[at - top : end - top].view(torch.int16)
+        call(part, values(torch, (at, end), columns, number, tensor.device))
+
+
+def wait_for_gpu(torch, device):
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)
+
+
+def gpu_member(options):
+    """A trainer or a server, told what to do by lines on stdin."""
+    import torch
+
+    trains, index = options.role == "source", options.rank
+    box = shard(options, index)
+    size, shape = [end - begin for begin, end in box[:2]], (box[2], COLUMNS)
+    begin = (box[0][0], box[1][0])
+    made = {
+        f"layer{i}": torch.empty(size, dtype=torch.bfloat16,
+                                 device=options.address if trains else "meta")
+        for i in range(TENSORS)
+    }  # fmt: skip
+    state = {name: wherry.weights.Slice(one, shape, begin) for name, one in made.items()}
+    join = wherry.weights.publish if trains else wherry.weights.receive
+    more = {} if trains else {"device": options.address}
+    with wherry.Engine(options.name, require="local") as engine:
+        with join(state, engine=engine, gather=gather, host="here", **more) as us:
+            for line in sys.stdin:
+                version = json.loads(line)["version"]
+                if trains:
+                    for i, one in enumerate(made.values()):
+                        each_part(torch, one, box, version * TENSORS + i, torch.Tensor.copy_)
+                    say(ready=version)
+                    sys.stdin.readline()
+                    began = time.perf_counter()
+                    with us.publish(version) as publication:
+                        publication.wait(PATIENCE)
+                        say(seconds=time.perf_counter() - began)
+                        sys.stdin.readline()
+                    continue
+                wrong = []
+                with us.acquire(version - 1, PATIENCE) as view:
+                    sys.stdin.readline()
+                    for i in range(TENSORS):
+                        each_part(torch, view.tensors[f"layer{i}"], box, version * TENSORS + i,
+                                  lambda is_, want: wrong.append((is_ != want).any()))  # fmt: skip
+                if any(bool(one) for one in wrong):
+                    sys.exit(f"{options.name}: version {version} has wrong bytes")
+                say(there=version, explain=us.explain())
+
+
+def gpu_copy(options):
+    """GB/s of torch's copy of one tensor, when it is told."""
+    import torch
+
+    first, last = options.address.split(",")
+    source = torch.ones(options.size, dtype=torch.uint8, device=first)
+    target = torch.zeros(options.size, dtype=torch.uint8, device=last)
+    for _ in sys.stdin:
+        began = time.perf_counter()
+        target.copy_(source)
+        wait_for_gpu(torch, first)
+        wait_for_gpu(torch, last)
+        say(GBps=options.size / (time.perf_counter() - began) / 1e9)
+
+
+def gpu_limit(options, size, first, last):
+    with contextlib.ExitStack() as stack:
+        one = Process(
+            stack, this("--gpu-copy", "--size", str(size), "--address", f"{first},{last}")
+        )
+        rates = []
+        for _ in range(options.rounds + 1):
+            one.tell()
+            rates.append(one.hear()["GBps"])
+    return statistics.median(rates[1:])
+
+
+def gpu_spread(options, size, first, last):
+    with contextlib.ExitStack() as stack:
+        members = [
+            Process(stack, this("--gpu-member", "--role", role, "--name", f"{role}{rank}",
+                                "--rank", str(rank), "--size", str(size), "--address", device))
+            for role, count, device in (("source", TRAINERS, first), ("target", SERVERS, last))
+            for rank in range(count)
+        ]  # fmt: skip
+        parts = [one.hear()["part"] for one in members]
+        for one in members:
+            one.tell(parts=parts)
+        trainers, servers, seconds = members[:TRAINERS], members[TRAINERS:], []
+        for version in range(1, options.rounds + 3):
+            for one in members:
+                one.tell(version=version)
+            for one in trainers:
+                one.hear()
+            for one in trainers:
+                one.tell(go=version)
+            took = max(one.hear()["seconds"] for one in trainers)
+            for one in members:
+                one.tell(all_have=version)
+            told = [one.hear()["explain"] for one in servers]
+            if version > 2:
+                seconds.append(took)
+        for one in members:
+            one.process.stdin.close()
+            if one.process.wait(PATIENCE):
+                raise RuntimeError("a member failed")
+    return {"seconds": statistics.median(seconds), "all_seconds": seconds, "explain": told}
+
+
+def gpu_broadcast(options, size):
+    import torch
+
+    nccl = torch.cuda.device_count() >= 4
+    if not nccl:
+        size = min(size, options.broadcast_mib * MIB)
+    with contextlib.ExitStack() as stack:
+        ranks = [
+            Process(stack, this("--broadcast", "--rank", str(rank), "--world", "4")
+                    + ["--size", str(size), "--rounds", str(options.rounds)]
+                    + ["--address", "127.0.0.1", "--role", "nccl" if nccl else "gloo"],
+                    GLOO_SOCKET_IFNAME="lo")
+            for rank in range(4)
+        ]  # fmt: skip
+        rounds = [max(one.hear()["seconds"] for one in ranks) for _ in range(options.rounds + 1)]
+    took = statistics.median(rounds[1:])
+    return {"backend": "nccl" if nccl else "gloo", "bytes": size, "receivers": 3,
+            "seconds": took, "GBps": size / took / 1e9}  # fmt: skip
+
+
+def gpu(options):
+    devices = options.devices.split(",")
+    first, last, size = devices[0], devices[-1], options.gpu_mib * MIB
+    limit = gpu_limit(options, max(size // TENSORS, 64 * MIB), first, last)
+    row = gpu_spread(options, size, first, last)
+    row = {"devices": devices, "trainers": TRAINERS, "servers": SERVERS, "bytes": size, **row,
+           "GBps": size / row["seconds"] / 1e9, "copy_GBps": limit}  # fmt: skip
+    row["of_copy"] = row["GBps"] / limit
+    print(f"gpu    {size // MIB} MiB by rows to {size // MIB} MiB by columns  "
+          f"{row['seconds']:8.3f} s  {row['GBps']:7.3f} GB/s  copy {limit:.3f} GB/s  "
+          f"of it {100 * row['of_copy']:.0f} % (aim 90)")  # fmt: skip
+    if has_torch():
+        row["broadcast"] = told = gpu_broadcast(options, size)
+        print(f"{told['backend']:6} broadcast of {told['bytes'] // MIB} MiB to 3 others  "
+              f"{told['seconds']:8.3f} s  {told['GBps']:7.3f} GB/s")  # fmt: skip
+    else:
+        print("left out: torch's broadcast: this torch has no gloo")
+    return row
+
+
+def cannot_gpu(options):
+    """Why there is no GPU for that here; "": there is."""
+    try:
+        import torch
+    except ImportError:
+        return "torch is not installed"
+    there = torch.cuda.device_count()
+    lacks = [one for one in options.devices.split(",")
+             if one.startswith("cuda") and int(one.partition(":")[2] or 0) >= there]  # fmt: skip
+    return f"torch finds no {', '.join(lacks)}" if lacks else ""
+
+
 def has_torch():
     with contextlib.suppress(ImportError):
         import torch.distributed as dist
@@ -387,15 +641,19 @@ def arguments():
     )
     parser.add_argument("--json")
     parser.add_argument("--mib", type=int, default=2048)
-    parser.add_argument("--processes", type=numbers, default=[1, 2, 4, 8])
+    parser.add_argument("--total-mib", type=int, default=0, help="0: a quarter of the memory")
+    parser.add_argument("--processes", type=numbers, default=[1, 2, 4, 8, 16, 32])
     parser.add_argument("--receivers", type=int, default=8)
     parser.add_argument("--rate", type=int, default=1000)
     parser.add_argument("--link-mib", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--wherry", default=shutil.which("wherry"))
     parser.add_argument("--skip", default="")
-    for flag in ("--member", "--copier", "--broadcast"):  # its own processes
-        parser.add_argument(flag, action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--gpu-mib", type=int, default=16384)
+    parser.add_argument("--devices", default="cuda:0")
+    parser.add_argument("--broadcast-mib", type=int, default=2048, help="by gloo, at most")
+    for flag in ("--member", "--copier", "--pair", "--broadcast", "--gpu-member", "--gpu-copy"):
+        parser.add_argument(flag, action="store_true", help=argparse.SUPPRESS)  # its own processes
     for text in ("--role", "--name", "--host", "--address", "--require", "--topology"):
         parser.add_argument(text, default="", help=argparse.SUPPRESS)
     for number in ("--size", "--rank", "--world"):
@@ -409,6 +667,12 @@ def main():
         return member(options)
     if options.copier:
         return copier(options.size)
+    if options.pair:
+        return pair(options)
+    if options.gpu_member:
+        return gpu_member(options)
+    if options.gpu_copy:
+        return gpu_copy(options)
     if options.broadcast:
         return broadcast(options)
     found = {"schema": 1, "benchmark": "weights", "environment": environment()}
@@ -422,12 +686,17 @@ def main():
         print(f"left out: links: {why}")
     elif "links" not in skip:
         found["links"] = links(options)
+    why = cannot_gpu(options)
+    if "gpu" not in skip and why:
+        print(f"left out: gpu: {why}")
+    elif "gpu" not in skip:
+        found["gpu"] = gpu(options)
     found["environment"]["load_after"] = os.getloadavg()
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:
             json.dump(found, file, indent=1)
             file.write("\n")
-    return 0 if "shm" in found or "links" in found else 69
+    return 0 if {"shm", "links", "gpu"} & set(found) else 69
 
 
 if __name__ == "__main__":
