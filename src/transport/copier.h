@@ -16,6 +16,7 @@
 #include <sys/uio.h>
 
 #include "memory/region-table.h"
+#include "transport/fragment.h"
 #include "transport/transport.h"
 #include "util/error.h"
 #include "util/list.h"
@@ -110,6 +111,10 @@ void wh_copier_progress(struct wh_copier_peer *peer, struct wh_batch *batch, int
 void wh_copier_cancel(struct wh_copier_peer *peer, struct wh_fragment *fragment);
 void wh_copier_lost(struct wh_copier_peer *peer, int error, const char *text);
 void wh_copier_again(struct wh_copier_peer *peer);
+
+/* Move the `left` bytes from the cursor on: copier-move.c. 0, or a negative errno: this transport
+ * cannot move the fragment. No region stays entered. */
+int wh_copier_move(struct wh_copier_peer *peer, struct wh_fragment *fragment, struct wh_cursor *at);
 
 /* Copy memory that may overlap. `non_temporal`: with stores that bypass the caches, for copies
  * larger than these. The copied bytes are visible before whatever the thread stores next. 1, 2, 4
