@@ -5,6 +5,7 @@
 #include "transport/copier.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <stdio.h>
 
 #include "memory/region-table.h"
@@ -17,25 +18,28 @@
 #include "util/list.h"
 #include "util/thread.h"
 
-/* Without the setting `copy_threads`: a thread for four CPUs, within these bounds. */
+/* Without the setting `copy_threads`: one thread on a few CPUs, else three for four CPUs. */
 #define FEW_CPUS 4
-#define THREADS_LEAST 2
-#define THREADS_MOST 8
+#define THREADS_MOST 24
 
 /* If more batches than these are in flight to a peer, as the program sees it, the threads copy
  * their middling fragments, from `shared_from` bytes on. A program that waits for each batch before
  * it submits the next has one in flight, and hands nothing over. */
 #define MANY_IN_FLIGHT 2
-/* Without the setting `copy_from`. On two CPUs, of memcpy by both of them: fragments of 1 MiB have
- * 0.98 by the threads and 0.85 by the submitter, those of 64 KiB 0.75 and 0.87, because handing
- * over costs some us (bench/results/2026-11-26-2cpu-x86_64-shm-in-flight*.json). With more CPUs it
- * was not measured. */
+/* Without the setting `copy_from`. */
 #define SHARED_FROM_FEW_CPUS ((uint64_t)1 << 20)
-#define SHARED_FROM ((uint64_t)256 << 10)
+#define SHARED_FROM ((uint64_t)64 << 10)
 
 /* How long a waiter polls for the end of chunks that other threads copy, before it sleeps: about
- * the time of one chunk. */
+ * the time of one chunk. An idle thread polls as long for work: about what waking it costs. */
 #define SPIN_TIME (30 * WH_MS / 1000)
+/* Polls of a word between two calls of sched_yield(), which lets others have the CPU. */
+#define SPIN_POLLS 16
+
+/* For how many bytes in the queue a thread is called that polls, and one that sleeps: calling the
+ * latter is a system call, and it comes some 20 us later. */
+#define CALL_STEP ((uint64_t)64 << 10)
+#define WAKE_STEP ((uint64_t)256 << 10)
 
 /* In an engine without threads: how many chunks a turn copies, a MiB, before it looks after the
  * connections again. */
@@ -57,12 +61,86 @@ static void copier_finish(struct wh_copier_peer *peer, struct wh_fragment *fragm
 	wh_fragment_done(fragment);
 }
 
+/* ---- idle threads; under copier.lock ------------------------------------------------------- */
+
+/* struct wh_copier_thread.call */
+enum {
+	CALL_NONE, /* the thread polls */
+	CALL_ASLEEP, /* it sleeps on the word */
+	CALLED,
+};
+
+/* Call an idle thread if the queue has work for one more. The thread to be woken once the lock is
+ * released, by copier_wake(); NULL: none. */
+static struct wh_copier_thread *copier_call(struct wh_copier *copier)
+{
+	struct wh_copier_thread *thread = copier->idle;
+	bool asleep;
+
+	if (!thread)
+		return NULL;
+	asleep = atomic_load_explicit(&thread->call, memory_order_relaxed) == CALL_ASLEEP;
+	if (copier->backlog <= copier->coming * (asleep ? copier->wake_step : copier->call_step))
+		return NULL;
+	copier->idle = thread->next;
+	copier->coming++;
+	atomic_fetch_add_explicit(&copier->busy, 1, memory_order_relaxed);
+	asleep = atomic_exchange(&thread->call, CALLED) == CALL_ASLEEP;
+	return asleep ? thread : NULL;
+}
+
+static void copier_wake(struct wh_copier_thread *thread)
+{
+	if (thread)
+		wh_futex_wake(&thread->call);
+}
+
+/* Be idle until called; releases the lock meanwhile. */
+static void copier_rest(struct wh_copier *copier, struct wh_copier_thread *thread)
+{
+	uint32_t none = CALL_NONE;
+	int64_t until;
+
+	thread->next = copier->idle;
+	copier->idle = thread;
+	atomic_store(&thread->call, CALL_NONE);
+	atomic_fetch_sub_explicit(&copier->busy, 1, memory_order_relaxed);
+	pthread_mutex_unlock(&copier->lock);
+	until = copier->spin ? wh_now() + copier->spin : 0;
+	for (unsigned polls = 0; atomic_load(&thread->call) == CALL_NONE; polls++) {
+		if (polls % SPIN_POLLS) {
+			wh_cpu_relax();
+			continue;
+		}
+		if (wh_now() >= until)
+			break;
+		sched_yield();
+	}
+	if (atomic_compare_exchange_strong(&thread->call, &none, CALL_ASLEEP))
+		while (atomic_load(&thread->call) == CALL_ASLEEP)
+			wh_futex_wait(&thread->call, CALL_ASLEEP, INT64_MAX);
+	pthread_mutex_lock(&copier->lock);
+	copier->coming--;
+}
+
 /* ---- the queue; under copier.lock ---------------------------------------------------------- */
 
 struct chunk {
 	struct wh_cursor at;
 	uint64_t bytes;
 };
+
+static void fragment_unlink(struct wh_fragment *fragment)
+{
+	wh_list_remove(&fragment->link);
+	atomic_store_explicit(&fragment->copier, NULL, memory_order_relaxed);
+}
+
+/* Does the fragment have chunks that no thread has taken yet? */
+static bool copier_has(const struct wh_copier *copier, const struct wh_fragment *fragment)
+{
+	return atomic_load_explicit(&fragment->copier, memory_order_relaxed) == copier;
+}
 
 /* An extent whose two sides overlap must be copied by one memmove(). */
 static bool pair_must_be_whole(struct wh_copier_peer *peer, const struct wh_extent_pair *pair)
@@ -106,20 +184,22 @@ static void chunk_take(struct wh_copier_peer *peer, struct wh_fragment *fragment
 		chunk->bytes += pair.length;
 	}
 	chunk->at.left = chunk->bytes;
+	peer->copier->backlog -= chunk->bytes;
 	if (!fragment->cursor.left)
-		wh_list_remove(&fragment->link);
+		fragment_unlink(fragment);
 }
 
 /* Take a fragment out of the queue: nobody copies the rest of it. True: nothing is in flight
  * either, and the caller completes it. `refused`: 0, or the negative errno that
  * fragment_refused() returns later; kept in the cursor, which is not needed any more. */
-static bool fragment_stop(struct wh_fragment *fragment, int refused)
+static bool fragment_stop(struct wh_copier *copier, struct wh_fragment *fragment, int refused)
 {
 	uint64_t rest = fragment->cursor.left;
 
-	wh_list_remove(&fragment->link);
+	fragment_unlink(fragment);
+	copier->backlog -= rest;
 	fragment->cursor = (struct wh_cursor){ .skip = (uint64_t)-refused };
-	return atomic_fetch_sub_explicit(&fragment->left, rest, memory_order_relaxed) == rest;
+	return atomic_fetch_sub(&fragment->left, rest) == rest;
 }
 
 /* The errno that fragment_stop() stored; 0 if the fragment was not stopped: then its cursor has
@@ -129,31 +209,28 @@ static int fragment_refused(const struct wh_fragment *fragment)
 	return fragment->cursor.left ? 0 : -(int)fragment->cursor.skip;
 }
 
-/* Copy one chunk of a queued fragment; releases the lock meanwhile. False: it has no chunk left,
- * and may be freed. */
-static bool chunk_copy(struct wh_copier *copier, struct wh_fragment *fragment)
+/* Copy one chunk of a queued fragment, and release the lock. The fragment may be gone on return. */
+static void chunk_copy(struct wh_copier *copier, struct wh_fragment *fragment)
 {
 	struct wh_copier_peer *peer = fragment->owner;
+	struct wh_copier_thread *called;
 	struct chunk chunk;
-	uint64_t left;
 	int error;
 
 	chunk_take(peer, fragment, &chunk);
-	if (copier->idle && (!wh_list_empty(&copier->latency) || !wh_list_empty(&copier->bulk)))
-		pthread_cond_signal(&copier->work);
+	called = copier_call(copier);
 	pthread_mutex_unlock(&copier->lock);
+	copier_wake(called);
 	error = wh_copier_move(peer, fragment, &chunk.at);
-	pthread_mutex_lock(&copier->lock);
-	if (error) /* even if all chunks have been taken, so that the error is stored */
-		fragment_stop(fragment, error);
-	left = atomic_fetch_sub_explicit(&fragment->left, chunk.bytes, memory_order_relaxed);
-	if (left != chunk.bytes)
-		return fragment->cursor.left > 0;
-	error = fragment_refused(fragment);
-	pthread_mutex_unlock(&copier->lock);
-	copier_finish(peer, fragment, error);
-	pthread_mutex_lock(&copier->lock);
-	return false;
+	if (error) { /* even if all chunks have been taken, so that the error is stored */
+		pthread_mutex_lock(&copier->lock);
+		fragment_stop(copier, fragment, error);
+		pthread_mutex_unlock(&copier->lock);
+	}
+	/* Whoever takes `left` to 0 is alone with the fragment, and sees what the others have
+	 * written to its cursor and its target. */
+	if (atomic_fetch_sub(&fragment->left, chunk.bytes) == chunk.bytes)
+		copier_finish(peer, fragment, fragment_refused(fragment));
 }
 
 /* The queue that comes next; empty if both are. Under the lock. */
@@ -169,15 +246,17 @@ static bool copier_poll(struct wh_poller *poller)
 	struct wh_copier *copier = wh_container(poller, struct wh_copier, poller);
 	unsigned chunks = 0;
 
-	pthread_mutex_lock(&copier->lock);
 	for (; chunks < TURN_CHUNKS; chunks++) {
-		struct wh_list *queue = copier_next_queue(copier);
+		struct wh_list *queue;
 
-		if (wh_list_empty(queue))
+		pthread_mutex_lock(&copier->lock);
+		queue = copier_next_queue(copier);
+		if (wh_list_empty(queue)) {
+			pthread_mutex_unlock(&copier->lock);
 			break;
+		}
 		chunk_copy(copier, wh_container(queue->next, struct wh_fragment, link));
 	}
-	pthread_mutex_unlock(&copier->lock);
 	return chunks;
 }
 
@@ -194,21 +273,21 @@ static int64_t copier_next(struct wh_poller *poller)
 
 static void *copier_main(void *argument)
 {
-	struct wh_copier *copier = argument;
+	struct wh_copier_thread *thread = argument;
+	struct wh_copier *copier = thread->copier;
 
 	pthread_mutex_lock(&copier->lock);
 	while (!copier->stop) {
 		struct wh_list *queue = copier_next_queue(copier);
 
 		if (wh_list_empty(queue)) {
-			copier->idle++;
-			pthread_cond_wait(&copier->work, &copier->lock);
-			copier->idle--;
+			copier_rest(copier, thread);
 			continue;
 		}
 		/* Choose the queue anew after each chunk: a latency fragment waits for one bulk
 		 * chunk at most. */
 		chunk_copy(copier, wh_container(queue->next, struct wh_fragment, link));
+		pthread_mutex_lock(&copier->lock);
 	}
 	pthread_mutex_unlock(&copier->lock);
 	return NULL;
@@ -216,23 +295,32 @@ static void *copier_main(void *argument)
 
 static void copier_start_threads(struct wh_copier *copier)
 {
-	while (copier->threads < copier->most &&
-	       !wh_thread_start(&copier->thread[copier->threads], "wherry/copy", copier_main,
-				copier))
+	while (copier->threads < copier->most) {
+		struct wh_copier_thread *thread = &copier->thread[copier->threads];
+
+		thread->copier = copier;
+		if (wh_thread_start(&thread->thread, "wherry/copy", copier_main, thread))
+			break;
 		copier->threads++;
+		atomic_fetch_add_explicit(&copier->busy, 1, memory_order_relaxed);
+	}
 }
 
-static void copier_init(struct wh_copier *copier, struct wh_turns *turns, unsigned most,
-			uint64_t chunk)
+static void copier_init(struct wh_copier *copier, struct wh_turns *turns)
 {
+	pthread_mutexattr_t attributes;
+
 	*copier = (struct wh_copier){
 		.turns = turns,
-		.most = most,
-		.chunk = chunk,
 		.poller = { .poll = copier_poll, .next = copier_next },
 	};
-	pthread_mutex_init(&copier->lock, NULL);
-	pthread_cond_init(&copier->work, NULL);
+	pthread_mutexattr_init(&attributes);
+#ifdef __GLIBC__
+	/* It is held for less time than sleeping takes. */
+	pthread_mutexattr_settype(&attributes, PTHREAD_MUTEX_ADAPTIVE_NP);
+#endif
+	pthread_mutex_init(&copier->lock, &attributes);
+	pthread_mutexattr_destroy(&attributes);
 	wh_list_init(&copier->latency);
 	wh_list_init(&copier->bulk);
 	if (turns)
@@ -243,11 +331,9 @@ static void copier_init(struct wh_copier *copier, struct wh_turns *turns, unsign
  * thread would only take a CPU away from the program. */
 static unsigned copier_threads(unsigned count)
 {
-	if (count <= FEW_CPUS)
-		return 1;
-	return count < 4 * THREADS_LEAST ? THREADS_LEAST :
-	       count > 4 * THREADS_MOST  ? THREADS_MOST :
-					   count / 4;
+	unsigned threads = count - count / 4;
+
+	return count <= FEW_CPUS ? 1 : threads < THREADS_MOST ? threads : THREADS_MOST;
 }
 
 void wh_copier_init(struct wh_copier *copier, struct wh_turns *turns, unsigned threads,
@@ -255,15 +341,24 @@ void wh_copier_init(struct wh_copier *copier, struct wh_turns *turns, unsigned t
 {
 	unsigned count = wh_cpus();
 
-	copier_init(copier, turns, threads ? threads : copier_threads(count), WH_CHUNK_BYTES);
+	copier_init(copier, turns);
+	copier->most = threads ? threads : copier_threads(count);
+	copier->chunk = WH_CHUNK_BYTES;
 	copier->shared_from = shared_from       ? shared_from :
 			      count <= FEW_CPUS ? SHARED_FROM_FEW_CPUS :
 						  SHARED_FROM;
+	copier->spin = SPIN_TIME;
+	copier->call_step = CALL_STEP;
+	copier->wake_step = WAKE_STEP;
 }
 
+/* A thread that reads or writes a file mostly waits for it: there is one for each chunk. */
 void wh_copier_init_files(struct wh_copier *copier, struct wh_turns *turns, unsigned threads)
 {
-	copier_init(copier, turns, threads, WH_FILE_CHUNK_BYTES);
+	copier_init(copier, turns);
+	copier->most = threads;
+	copier->chunk = WH_FILE_CHUNK_BYTES;
+	copier->call_step = copier->wake_step = 1;
 }
 
 void wh_copier_destroy(struct wh_copier *copier)
@@ -272,18 +367,22 @@ void wh_copier_destroy(struct wh_copier *copier)
 		wh_turns_remove_poller(copier->turns, &copier->poller);
 	pthread_mutex_lock(&copier->lock);
 	copier->stop = true;
-	pthread_cond_broadcast(&copier->work);
+	for (struct wh_copier_thread *idle = copier->idle; idle; idle = idle->next) {
+		atomic_store(&idle->call, CALLED);
+		copier->coming++;
+		copier_wake(idle);
+	}
 	pthread_mutex_unlock(&copier->lock);
 	for (unsigned i = 0; i < copier->threads; i++)
-		pthread_join(copier->thread[i], NULL);
-	pthread_cond_destroy(&copier->work);
+		pthread_join(copier->thread[i].thread, NULL);
 	pthread_mutex_destroy(&copier->lock);
 }
 
 /* ---- transport functions ------------------------------------------------------------------- */
 
-/* Under the lock. False: no thread could be started. */
-static bool copier_enqueue(struct wh_copier *copier, struct wh_fragment *fragment)
+/* Under the lock. False: no thread could be started. *called: see copier_call(). */
+static bool copier_enqueue(struct wh_copier *copier, struct wh_fragment *fragment,
+			   struct wh_copier_thread **called)
 {
 	bool latency = fragment->priority == WH_PRIORITY_LATENCY;
 
@@ -292,8 +391,9 @@ static bool copier_enqueue(struct wh_copier *copier, struct wh_fragment *fragmen
 	if (!copier->threads && !copier->turns)
 		return false;
 	wh_list_append(latency ? &copier->latency : &copier->bulk, &fragment->link);
-	if (copier->idle)
-		pthread_cond_signal(&copier->work);
+	atomic_store_explicit(&fragment->copier, copier, memory_order_relaxed);
+	copier->backlog += fragment->bytes;
+	*called = copier_call(copier);
 	wh_turns_ready(copier->turns);
 	return true;
 }
@@ -302,6 +402,7 @@ static bool copier_enqueue(struct wh_copier *copier, struct wh_fragment *fragmen
 static bool copier_submit_large(struct wh_copier_peer *peer, struct wh_fragment *fragment)
 {
 	struct wh_copier *copier = peer->copier;
+	struct wh_copier_thread *called = NULL;
 	bool ended = false, taken = true;
 
 	fragment->owner = peer;
@@ -316,9 +417,10 @@ static bool copier_submit_large(struct wh_copier_peer *peer, struct wh_fragment 
 		wh_fragment_fail(fragment, UINT64_MAX, -ECANCELED, "cancelled");
 		ended = true;
 	} else {
-		taken = copier_enqueue(copier, fragment);
+		taken = copier_enqueue(copier, fragment, &called);
 	}
 	pthread_mutex_unlock(&copier->lock);
+	copier_wake(called);
 	if (ended)
 		wh_fragment_done(fragment);
 	return taken;
@@ -341,43 +443,40 @@ void wh_copier_submit(struct wh_copier_peer *peer, struct wh_fragment *fragment)
 	copier_finish(peer, fragment, wh_copier_move(peer, fragment, &at));
 }
 
-/* A queued fragment of this batch. */
-static struct wh_fragment *copier_find_fragment(struct wh_copier *copier,
-						const struct wh_batch *batch)
+/* Copy a chunk of the fragment, if it has one that no thread has taken. */
+static bool copier_help(struct wh_copier *copier, struct wh_fragment *fragment)
 {
-	struct wh_list *queue =
-		wh_batch_priority(batch) == WH_PRIORITY_LATENCY ? &copier->latency : &copier->bulk;
-
-	for (struct wh_list *l = queue->next; l != queue; l = l->next) {
-		struct wh_fragment *fragment = wh_container(l, struct wh_fragment, link);
-
-		if (fragment->batch == batch)
-			return fragment;
+	if (!copier_has(copier, fragment))
+		return false;
+	pthread_mutex_lock(&copier->lock);
+	if (!copier_has(copier, fragment)) {
+		pthread_mutex_unlock(&copier->lock);
+		return false;
 	}
-	return NULL;
+	chunk_copy(copier, fragment);
+	return true;
 }
 
 void wh_copier_progress(struct wh_copier_peer *peer, struct wh_batch *batch, int64_t deadline)
 {
 	struct wh_copier *copier = peer->copier;
-	struct wh_fragment *fragment;
+	struct wh_fragment *fragment = NULL;
 	bool has_helped = false;
 	int64_t now = 0;
 
-	pthread_mutex_lock(&copier->lock);
-	while (now < deadline || !has_helped) {
-		fragment = copier_find_fragment(copier, batch);
-		if (!fragment)
-			break;
-		has_helped = true;
-		do
+	while (wh_batch_is_running(batch) &&
+	       (fragment = wh_batch_fragment(batch, WH_TRANSPORT_COUNT, fragment))) {
+		while ((now < deadline || !has_helped) && copier_help(copier, fragment)) {
+			has_helped = true;
 			now = deadline == INT64_MAX ? 0 : wh_now();
-		while (chunk_copy(copier, fragment) && now < deadline);
+			if (!wh_batch_is_running(batch))
+				break;
+		}
 	}
-	pthread_mutex_unlock(&copier->lock);
-	if (!has_helped || !deadline)
-		return;
 	/* Other threads copy the last chunks and are about to finish. */
+	if (!deadline ||
+	    (!has_helped && !atomic_load_explicit(&copier->busy, memory_order_relaxed)))
+		return;
 	now = wh_now();
 	if (deadline > now + SPIN_TIME)
 		deadline = now + SPIN_TIME;
@@ -392,9 +491,9 @@ void wh_copier_cancel(struct wh_copier_peer *peer, struct wh_fragment *fragment)
 
 	pthread_mutex_lock(&copier->lock);
 	/* A fragment in no queue has no chunk left to take and is about to end. */
-	if (fragment->link.next) {
+	if (copier_has(copier, fragment)) {
 		wh_fragment_fail(fragment, UINT64_MAX, -ECANCELED, "cancelled");
-		ended = fragment_stop(fragment, 0);
+		ended = fragment_stop(copier, fragment, 0);
 	}
 	pthread_mutex_unlock(&copier->lock);
 	if (ended)
@@ -414,7 +513,7 @@ static void copier_stop_fragments(struct wh_copier_peer *peer, struct wh_list *q
 		if (fragment->owner != peer)
 			continue;
 		wh_fragment_fail(fragment, UINT64_MAX, peer->lost, "%s", peer->lost_text);
-		if (fragment_stop(fragment, 0))
+		if (fragment_stop(peer->copier, fragment, 0))
 			wh_list_append(ended, &fragment->link);
 	}
 }

@@ -6,6 +6,11 @@
  * flight: one thread does not fill the memory's paths. A larger one is queued to the copier's
  * threads, and a thread that waits for its batch helps them: each takes a chunk, copies it, and
  * takes the next. The thread that copies the last chunk completes the fragment.
+ *
+ * A thread that finds the queue empty becomes idle: it polls a word of its own for about as long as
+ * waking it would take, then it sleeps on that word. Whoever queues or takes a chunk calls idle
+ * threads, the one that became idle last first, as many as the bytes in the queue are worth. So a
+ * steady flow of middling fragments costs no system calls, and one fragment wakes one thread.
  */
 #ifndef WH_TRANSPORT_COPIER_H
 #define WH_TRANSPORT_COPIER_H
@@ -28,21 +33,43 @@
 #define WH_FILE_CHUNK_BYTES (1u << 20)
 
 #define WH_COPIER_THREADS_MAX 64
+#define WH_COPIER_LINE 64 /* bytes; what different threads write lies this far apart */
+
+struct wh_copier;
+
+/* A thread of the copier. */
+struct wh_copier_thread {
+	_Atomic uint32_t call; /* enum in copier.c; a futex */
+	struct wh_copier_thread *next; /* in copier.idle */
+	struct wh_copier *copier;
+	pthread_t thread;
+	char apart[WH_COPIER_LINE];
+};
 
 /* Threads of one transport in one engine. They start when the first fragment is queued. In an
  * engine without threads a poller copies, in the turns of the program's threads. */
 struct wh_copier {
-	pthread_mutex_t lock; /* of all below, and of the cursors of queued fragments */
-	pthread_cond_t work;
-	struct wh_list latency, bulk; /* fragments with bytes that no thread has taken yet */
-	pthread_t thread[WH_COPIER_THREADS_MAX];
-	unsigned threads, idle;
-	unsigned most; /* threads; constant, as the next */
+	/* Constant: */
+	unsigned most; /* threads */
 	uint64_t chunk; /* bytes, at most */
-	uint64_t shared_from; /* constant; 0: never (files) */
-	bool stop;
+	uint64_t shared_from; /* 0: never (files) */
+	int64_t spin; /* ns that an idle thread polls before it sleeps */
+	/* Bytes in the queue for each thread that has been called and has not come yet: where the
+	 * next one polls, and where it sleeps. */
+	uint64_t call_step, wake_step;
 	struct wh_turns *turns; /* NULL: it has threads */
 	struct wh_poller poller;
+
+	char apart[WH_COPIER_LINE];
+	pthread_mutex_t lock; /* of all below, and of the cursors of queued fragments */
+	struct wh_list latency, bulk; /* fragments with bytes that no thread has taken yet */
+	uint64_t backlog; /* those bytes */
+	struct wh_copier_thread *idle; /* the last to become so first */
+	unsigned threads;
+	unsigned coming; /* threads that have been called and do not hold the lock yet */
+	_Atomic unsigned busy; /* threads that are not in `idle`; read without the lock */
+	bool stop;
+	struct wh_copier_thread thread[WH_COPIER_THREADS_MAX];
 };
 
 /* Extents of one fragment whose remote memory is not mapped in this process. Their regions stay
@@ -96,8 +123,9 @@ struct wh_copier_peer {
 };
 
 /* `turns`: what runs the engine instead of threads; NULL: threads do. `threads`: at most; 0: by the
- * number of CPUs. `shared_from`: bytes of a fragment that they take, where the submitter would copy
- * it, if the program has several batches in flight; 0: by the number of CPUs. */
+ * number of CPUs. `shared_from`: bytes of a fragment that
+ * they take, where the submitter would copy it, if the program has several batches in flight; 0: by
+ * the number of CPUs. */
 void wh_copier_init(struct wh_copier *copier, struct wh_turns *turns, unsigned threads,
 		    uint64_t shared_from);
 /* For files: as many threads, at most, which may wait for a disk. */

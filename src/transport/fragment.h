@@ -17,6 +17,7 @@
 #include "util/list.h"
 
 struct wh_batch;
+struct wh_copier;
 struct wh_peer;
 struct wh_region;
 
@@ -69,6 +70,8 @@ struct wh_fragment {
 		cursor; /* the bytes before it have been started; the core sets it to all */
 	_Atomic uint64_t left; /* bytes not finished yet; the core sets it to `bytes` */
 	void *owner; /* NULL at submit */
+	/* The copier whose queue it is in, NULL: none. Written under that copier's lock. */
+	_Atomic(struct wh_copier *) copier;
 	/* A structure of the transport's. It is zero when the fragment comes to the transport
 	 * first, and kept when the batch is submitted again. */
 	_Alignas(uint64_t) unsigned char state[WH_FRAGMENT_STATE];

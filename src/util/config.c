@@ -363,8 +363,8 @@ static const struct setting settings[WH_SETTING_COUNT] = {
 	},
 	[WH_SETTING_COPY_THREADS] = {
 		.row = { "copy_threads", "WHERRY_COPY_THREADS", "0", "count",
-			 "threads that copy memory, for self and for shm; 0: by the number of "
-			 "CPUs" },
+			 "threads that copy memory, for self and for shm, at most; 0: one, with "
+			 "more than 4 CPUs three for four CPUs" },
 		.number = parse_count,
 		.least = 0,
 		.most = 64,
@@ -372,7 +372,7 @@ static const struct setting settings[WH_SETTING_COUNT] = {
 	[WH_SETTING_COPY_FROM] = {
 		.row = { "copy_from", "WHERRY_COPY_FROM", "0", "bytes",
 			 "with several batches in flight these threads copy those of so many "
-			 "bytes; 0: 1 MiB, with more than 4 CPUs 256 KiB" },
+			 "bytes; 0: 1 MiB, with more than 4 CPUs 64 KiB" },
 		.number = parse_bytes,
 		.least = 0,
 		.most = GIB,

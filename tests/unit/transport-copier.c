@@ -202,13 +202,21 @@ static int teardown(void **state)
 	return 0;
 }
 
-static void job_items(struct job *job, struct wh_item *items, size_t count, uint32_t op)
+/* A running batch of one fragment. */
+static void job_batch(struct job *job)
 {
 	memset(job, 0, sizeof(*job));
+	job->batch.fragments = &job->fragment;
+	job->batch.fragment_count = 1;
+	job->fragment.batch = &job->batch;
+	atomic_store(&job->batch.state, WH_BATCH_RUNNING);
+}
+
+static void job_items(struct job *job, struct wh_item *items, size_t count, uint32_t op)
+{
+	job_batch(job);
 	job->batch.items = items;
 	job->batch.item_count = count;
-	atomic_store(&job->batch.state, WH_BATCH_RUNNING);
-	job->fragment.batch = &job->batch;
 	job->fragment.items = items;
 	job->fragment.op = op;
 	job->fragment.count = job->fragment.transfers = count;
@@ -218,9 +226,7 @@ static void job_items(struct job *job, struct wh_item *items, size_t count, uint
 
 static void job_blocks(struct job *job, struct wh_blocks *blocks)
 {
-	memset(job, 0, sizeof(*job));
-	atomic_store(&job->batch.state, WH_BATCH_RUNNING);
-	job->fragment.batch = &job->batch;
+	job_batch(job);
 	job->fragment.blocks = blocks;
 	job->fragment.op = blocks->op;
 	job->fragment.count = blocks->base_count;
@@ -339,6 +345,41 @@ static void copy__many_in_flight(void **state)
 	move_all(test, 7, 140000, WH_READ);
 	unseen = 1;
 	assert_int_equal(verified, 4);
+}
+
+/* As many fragments as there are threads, while each thread is held by the first that it takes: all
+ * are called, those that still poll and those that sleep by then, and none is forgotten. */
+static void call__every_thread(void **state)
+{
+	struct test *test = *state;
+	struct job jobs[3];
+
+	make_items(test, 3, 100000, WH_WRITE);
+	unseen = 100;
+	for (int round = 0; round < 200; round++) {
+		int64_t end = wh_now() + PATIENCE;
+
+		atomic_store(&held, true);
+		for (int i = 0; i < 3; i++) {
+			job_items(&jobs[i], &test->items[i], 1, WH_WRITE);
+			wh_copier_submit(&test->copy, &jobs[i].fragment);
+		}
+		/* The third has no waiter and no thread that has finished another fragment. */
+		for (int i = 0; i < 3; i++) {
+			while (atomic_load(&jobs[i].fragment.copier)) {
+				assert_true(wh_now() < end);
+				sched_yield();
+			}
+		}
+		assert_int_equal(atomic_load(&test->copier.busy), 3);
+		atomic_store(&held, false);
+		for (int i = 0; i < 3; i++)
+			await(&jobs[i]);
+		if (round % 2)
+			usleep((useconds_t)round);
+	}
+	unseen = 1;
+	check_items(test, 3);
 }
 
 static void copy__queued_without_a_waiter(void **state)
@@ -828,6 +869,7 @@ int main(void)
 		TEST(copy__at_once),
 		TEST(copy__many_in_flight),
 		TEST(copy__queued),
+		TEST(call__every_thread),
 		TEST(copy__queued_without_a_waiter),
 		TEST(copy__part_of_a_batch),
 		TEST(blocks__lists_and_strides),
