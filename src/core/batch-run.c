@@ -3,8 +3,8 @@
  * Running a batch: submitting, completing, rerouting, waiting and cancelling. batch.c fills it.
  *
  * `left` counts the fragments that have not ended, plus one for the submission itself. Whoever
- * takes it to 0 sends the notification, if there is one, and then calls wh_batch_finish(). The
- * state goes NEW or DONE, RUNNING (WAITED while a thread sleeps on it), DONE.
+ * ends the last of these sends the notification, if there is one, and then calls wh_batch_finish().
+ * The state goes NEW or DONE, RUNNING (WAITED while a thread sleeps on it), DONE.
  */
 #include <errno.h>
 #include <stdarg.h>
@@ -126,7 +126,9 @@ static void batch_fragments_ended(struct wh_batch *batch)
 
 static void batch_part_ended(struct wh_batch *batch)
 {
-	if (atomic_fetch_sub_explicit(&batch->left, 1, memory_order_acq_rel) == 1)
+	/* Only those that hold a part take one away: nobody else changes the last. */
+	if (atomic_load_explicit(&batch->left, memory_order_acquire) == 1 ||
+	    atomic_fetch_sub_explicit(&batch->left, 1, memory_order_acq_rel) == 1)
 		batch_fragments_ended(batch);
 }
 
@@ -209,6 +211,7 @@ static void batch_reset_fragments(struct wh_batch *batch)
 		atomic_store_explicit(&fragment->cancelled, false, memory_order_relaxed);
 		atomic_store_explicit(&fragment->done, false, memory_order_relaxed);
 		fragment->owner = NULL;
+		fragment->rerouted = false;
 	}
 	if (atomic_load_explicit(&batch->kept, memory_order_relaxed))
 		batch_transports_again(batch);
@@ -433,6 +436,21 @@ void wh_fragment_done(struct wh_fragment *fragment)
 	batch_part_ended(fragment->batch);
 }
 
+void wh_fragment_done_at_once(struct wh_fragment *fragment)
+{
+	struct wh_batch *batch = fragment->batch;
+
+	/* Two parts are left, this one and that of whoever starts the fragments, which is this
+	 * thread: no other counts down now. After a reroute it may be another thread. */
+	if (fragment->whole || fragment->rerouted ||
+	    atomic_load_explicit(&batch->left, memory_order_acquire) != 2) {
+		wh_fragment_done(fragment);
+		return;
+	}
+	atomic_store_explicit(&fragment->done, true, memory_order_release);
+	atomic_store_explicit(&batch->left, 1, memory_order_relaxed);
+}
+
 static void fragment_end_cancelled(struct wh_fragment *fragment)
 {
 	wh_fragment_fail(fragment, UINT64_MAX, -ECANCELED, "cancelled");
@@ -452,6 +470,7 @@ static bool fragment_change_transport(struct wh_fragment *fragment, uint32_t to)
 		wh_fragment_start(fragment, &fragment->cursor);
 		atomic_store(&fragment->left, fragment->bytes);
 		fragment->owner = NULL;
+		fragment->rerouted = true;
 		memset(fragment->state, 0, sizeof(fragment->state));
 		atomic_store(&fragment->transport, to);
 	}

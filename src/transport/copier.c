@@ -45,20 +45,20 @@
  * connections again. */
 #define TURN_CHUNKS 4u
 
-/* Complete the fragment; nothing of it is in flight. `refused`: negative errno, reroute it instead.
- * Afterwards the fragment and the peer may be freed. */
-static void copier_finish(struct wh_copier_peer *peer, struct wh_fragment *fragment, int refused)
+/* Verify the fragment, of which nothing is in flight any more. False: it was not moved, but
+ * rerouted, and may be gone with its peer. `refused`: negative errno, why it is rerouted. */
+static bool copier_verify(struct wh_copier_peer *peer, struct wh_fragment *fragment, int refused)
 {
 	char why[WH_REFUSAL] = "";
 
 	if (refused) {
 		peer->ops->refusal(peer, why);
 		wh_fragment_reroute(fragment, refused, why);
-		return;
+		return false;
 	}
 	if (peer->ops->verify)
 		peer->ops->verify(peer, fragment);
-	wh_fragment_done(fragment);
+	return true;
 }
 
 /* ---- idle threads; under copier.lock ------------------------------------------------------- */
@@ -229,8 +229,9 @@ static void chunk_copy(struct wh_copier *copier, struct wh_fragment *fragment)
 	}
 	/* Whoever takes `left` to 0 is alone with the fragment, and sees what the others have
 	 * written to its cursor and its target. */
-	if (atomic_fetch_sub(&fragment->left, chunk.bytes) == chunk.bytes)
-		copier_finish(peer, fragment, fragment_refused(fragment));
+	if (atomic_fetch_sub(&fragment->left, chunk.bytes) == chunk.bytes &&
+	    copier_verify(peer, fragment, fragment_refused(fragment)))
+		wh_fragment_done(fragment);
 }
 
 /* The queue that comes next; empty if both are. Under the lock. */
@@ -440,7 +441,8 @@ void wh_copier_submit(struct wh_copier_peer *peer, struct wh_fragment *fragment)
 	    copier_submit_large(peer, fragment))
 		return;
 	wh_fragment_start(fragment, &at);
-	copier_finish(peer, fragment, wh_copier_move(peer, fragment, &at));
+	if (copier_verify(peer, fragment, wh_copier_move(peer, fragment, &at)))
+		wh_fragment_done_at_once(fragment);
 }
 
 /* Copy a chunk of the fragment, if it has one that no thread has taken. */

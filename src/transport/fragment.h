@@ -63,6 +63,7 @@ struct wh_fragment {
 	_Atomic uint32_t transport; /* enum wh_transport_id; a reroute changes it */
 	_Atomic bool cancelled; /* set before the transport's cancel is called */
 	_Atomic bool done; /* it has ended */
+	bool rerouted; /* since it was submitted; for the core */
 	_Atomic int32_t failed; /* the errno of its first failure; 0: none */
 	/* For the transport's use, from submit to the end: */
 	struct wh_list link;
@@ -85,6 +86,9 @@ struct wh_fragment {
 /* For transports: the fragment has ended, well or not. Once for each submit; no memory of it may be
  * touched any more. Any thread. The batch may be gone on return. */
 void wh_fragment_done(struct wh_fragment *fragment);
+/* The same, faster, for a transport's submit() that has moved the fragment itself: on the thread
+ * that called it, before it returns. */
+void wh_fragment_done_at_once(struct wh_fragment *fragment);
 /* For transports: record that item `index` of the batch, or all of the fragment (UINT64_MAX), has
  * failed. `error` is negative. Before wh_fragment_done(). Any thread. */
 void wh_fragment_fail(struct wh_fragment *fragment, uint64_t index, int error, const char *format,

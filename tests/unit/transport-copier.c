@@ -43,6 +43,11 @@ void wh_fragment_done(struct wh_fragment *fragment)
 	atomic_store(&job->batch.state, WH_BATCH_DONE);
 }
 
+void wh_fragment_done_at_once(struct wh_fragment *fragment)
+{
+	wh_fragment_done(fragment);
+}
+
 void wh_fragment_fail(struct wh_fragment *fragment, uint64_t index, int error, const char *format,
 		      ...)
 {
