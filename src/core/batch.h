@@ -86,11 +86,20 @@ struct wh_batch {
 	_Atomic(void *) transport[WH_TRANSPORT_COUNT];
 	_Atomic bool kept;
 
+	/* Written for each submission by the thread that submits and by the one that finishes: side
+	 * by side, so that few cache lines go to and fro. */
 	_Atomic uint32_t state; /* enum wh_batch_state; a futex */
 	_Atomic uint32_t left; /* unfinished fragments, plus one for wh_batch_submit() itself */
 	_Atomic int32_t status;
 	_Atomic bool cancelled;
 	_Atomic bool waiting_for_stream; /* submitted, but not started: an event is outstanding */
+	_Atomic bool finishing; /* done, but the finishing thread still uses it */
+	bool listed; /* in peer.pending; written under peer.count_lock */
+	/* Statistics, as `listed`; counters.h explains them. */
+	_Atomic uint32_t watch; /* WH_STATISTICS_... */
+	uint32_t timed_in; /* submissions until one is timed */
+	wh_count submissions; /* completed without error while listed */
+
 	/* Keeps fragment.transport while a fragment is cancelled. Taken before the transports'
 	 * locks and text_lock. */
 	pthread_mutex_t route_lock;
@@ -107,14 +116,9 @@ struct wh_batch {
 	_Atomic uint8_t notify_by; /* enum wh_transport_id, if a transport sent it */
 	int notify_error; /* why it could not be sent */
 	struct wh_batch *notify_next; /* the next batch whose notification could not be sent */
-	_Atomic bool finishing; /* done, but the finishing thread still uses it */
 	_Atomic uint32_t delivering; /* callbacks that are due or running */
 
-	/* Statistics; counters.h explains them. */
-	_Atomic uint32_t watch; /* WH_STATISTICS_... */
-	uint32_t timed_in; /* submissions until one is timed */
-	bool listed; /* in peer.pending; written under peer.count_lock */
-	wh_count submissions; /* completed without error while listed */
+	/* More statistics. */
 	uint64_t flushed_submissions; /* in the peer's statistics; under peer.count_lock */
 	int64_t begun; /* WH_STATISTICS_TIMED: when it was submitted */
 	uint64_t in_flight; /* WH_STATISTICS_IN_FLIGHT: its bytes */
