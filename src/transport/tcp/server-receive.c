@@ -224,8 +224,8 @@ static size_t receive_room(const struct tcp_server *server, size_t want)
 	if (server->receiving)
 		return want == server->left ? TCP_TAIL : 0;
 	/* A large write usually follows a large write: leave its payload for payload_fill_vector().
-	 */
-	return server->request.op == WH_WRITE && server->request.bytes > TCP_SERVER_IN ?
+	 * Another system call costs less than to copy the bytes once more. */
+	return server->request.op == WH_WRITE && server->request.bytes >= TCP_SERVER_DIRECT ?
 		       TCP_TAIL :
 		       TCP_SERVER_IN;
 }

@@ -58,6 +58,7 @@
 #define TCP_VECTOR 272
 #define TCP_IN (16u << 10) /* bytes of the initiator's receive buffer: headers, small payloads */
 #define TCP_SERVER_IN (64u << 10) /* bytes of the owner's receive buffer */
+#define TCP_SERVER_DIRECT (32u << 10) /* bytes of a write that should not go through it */
 #define TCP_TAIL 4096 /* bytes behind a payload that are read in the same system call, at most */
 
 /* ---- both sides -------------------------------------------------------- */
