@@ -127,6 +127,7 @@ static void turn_copies(struct wh_gpu_stream_turn *turn, struct copy_call *call)
 	struct wh_cuda_copy_attributes attributes = { .order = CUDA_COPY_IN_STREAM_ORDER };
 	struct wh_cuda *cuda = wh_gpus_cuda(turn->stream->gpu->gpus);
 	unsigned count = call->count;
+	bool refused = false;
 	size_t first = 0;
 
 	call->count = 0;
@@ -136,10 +137,13 @@ static void turn_copies(struct wh_gpu_stream_turn *turn, struct copy_call *call)
 		    !cuda->cuMemcpyBatchAsync(call->to, call->from, call->length, count,
 					      &attributes, &first, 1, turn->stream->handle))
 			return;
-		atomic_store_explicit(&turn->stream->gpu->no_copy_call, true, memory_order_relaxed);
+		refused = true;
 	}
 	for (unsigned i = 0; i < count; i++)
 		turn_copy(turn, call->to[i], call->from[i], call->length[i]);
+	/* It was no copy's fault: the driver does not take them together. */
+	if (refused && !turn->error)
+		atomic_store_explicit(&turn->stream->gpu->no_copy_call, true, memory_order_relaxed);
 }
 
 void wh_gpu_stream_copy(struct wh_gpu_stream_turn *turn, uint64_t to, uint64_t from,

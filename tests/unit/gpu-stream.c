@@ -518,6 +518,39 @@ static void copies__many_in_one_call(void **state)
 	free(b);
 }
 
+/* A bad copy among many is not taken for a driver that refuses the call. */
+static void copies__one_is_bad(void **state)
+{
+	struct bench *b = malloc(sizeof(*b));
+	struct turn turn = { .job.done = ended };
+	struct wh_gpu_stream_turn doing;
+	uint64_t single, calls;
+
+	(void)state;
+	assert_non_null(b);
+	set_up(b, WH_BLOCKS_TO_HOST);
+	for (unsigned i = 0; i < 2; i++)
+		b->pairs[i] = (struct wh_pair){ (uintptr_t)b->from, (uintptr_t)b->to, 64 };
+	fake_fail(COPY_CALL, 1, 1);
+	fake_fail("cuMemcpyAsync", 2, 1);
+	wh_gpu_stream_begin(b->stream, &doing);
+	doing.by_copies = true;
+	wh_gpu_stream_pairs(&doing, b->pairs, 2);
+	wh_gpu_stream_end(&doing, &turn.job);
+	fake_heal();
+	memcpy(b->expected, b->source, 64);
+	while (!atomic_load(&turn.done)) {
+		wh_gpus_poll(b->engine->gpus);
+		sched_yield();
+	}
+	assert_int_not_equal(turn.error, 0);
+	copies_submit(b, 60, &single, &calls);
+	assert_int_equal(single, 0);
+	assert_int_equal(calls, 1);
+	tear_down(b);
+	free(b);
+}
+
 /* What the driver refuses to take together it gets one by one, and is not asked again. */
 static void copies__refused_together(void **state)
 {
@@ -850,6 +883,7 @@ int main(void)
 		cmocka_unit_test(costs__burden),
 		cmocka_unit_test(streams__opposed),
 		cmocka_unit_test(copies__many_in_one_call),
+		cmocka_unit_test(copies__one_is_bad),
 		cmocka_unit_test(copies__refused_together),
 		cmocka_unit_test(streams__who_goes_first),
 		cmocka_unit_test(costs__probe),
