@@ -123,7 +123,7 @@ class Publication:
 
     @property
     def progress(self) -> Progress:
-        """How much has arrived at the others. Does not block."""
+        """How much has arrived at the others; who has left does not count. Does not block."""
         return self._member._progress(self.version)
 
     def cancel(self) -> None:
