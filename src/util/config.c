@@ -347,7 +347,8 @@ static const struct setting settings[WH_SETTING_COUNT] = {
 	[WH_SETTING_MODEL_FIRST] = {
 		.row = { "model_first", "WHERRY_MODEL_FIRST", "1", "bool",
 			 "a GPU's other kernels, such as a model's, go first: transfers have the "
-			 "lowest stream priority and fewer CTAs; 0: the highest, and more" },
+			 "lowest stream priority and fewer CTAs, and prefer copy engines to a "
+			 "kernel that is little faster; 0: the highest, and more" },
 		.number = parse_bool,
 		.least = 0,
 		.most = 1,
