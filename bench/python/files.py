@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files beside the other ways to read them, on a machine without a GPU: parallel pread, fio,
-kvikio, the package safetensors, and host memory on the same route over TCP. Each comparison runs in
-turns, in one run; what is not installed is left out, by name.
+"""Files beside the other ways to read them: parallel pread, fio, kvikio, the packages safetensors
+and fastsafetensors, and host memory on the same route over TCP. Each comparison runs in turns, in
+one run; what is not installed is left out, by name.
 
     PYTHONPATH=bindings/python WHERRY_LIBRARY=build/src/libwherry.so.0 \\
         python3 bench/python/files.py [--directory DIR] [--mib N] [--rounds N] [--json FILE]
+                                      [--gpu DEVICE]
 
 --directory is where the files are made (4 times --mib); on tmpfs nothing is cold, and those rows
-are left out.
+are left out. With --gpu (cuda:0) only a safetensors file of --mib is read, out of the page cache
+into tensors of torch on that GPU.
 """
 import argparse
 import ctypes
@@ -224,7 +226,7 @@ def tcp_rows(results, arguments, path, size):
 
 
 def make_model(path, size):
-    """A safetensors file of many tensors at odd offsets."""
+    """A safetensors file of many tensors at odd offsets. Its bytes repeat each 64 MiB."""
     rng, header, at = random.Random(1), {"odd": {}}, 3
     header["odd"] = {"dtype": "U8", "shape": [3], "data_offsets": [0, 3]}
     while at < size:
@@ -237,8 +239,9 @@ def make_model(path, size):
     text = json.dumps(header).encode()
     with open(path, "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        for _ in range(0, at, PIECE):
-            file.write(os.urandom(PIECE)[: max(0, 8 + len(text) + at - file.tell())])
+        some = os.urandom(16 * PIECE)
+        for _ in range(0, at, len(some)):
+            file.write(some[: max(0, 8 + len(text) + at - file.tell())])
     return os.path.getsize(path)
 
 
@@ -262,6 +265,78 @@ def model_rows(results, arguments, path):
         )  # fmt: skip
 
 
+def rows_without_gpu(results, arguments, folder):
+    path, size = os.path.join(folder, "file"), arguments.mib << 20
+    with open(path, "wb") as file:
+        for _ in range(0, size, PIECE):
+            file.write(os.urandom(PIECE))
+        file.truncate(size)
+    host_rows(results, arguments, path, size)
+    tcp_rows(results, arguments, path, size)
+    os.unlink(path)
+    model_rows(results, arguments, os.path.join(folder, "model.safetensors"))
+
+
+def gpu_rows(results, arguments, path):
+    """Out of the page cache to the last byte on the GPU, tensors made."""
+    torch = load("torch")
+    safetensors, fast = load("safetensors.torch"), load("fastsafetensors")
+    size = make_model(path, arguments.mib << 20)
+
+    def finish(tensors):
+        torch.cuda.synchronize()
+        return sum(tensor.nbytes for tensor in tensors.values())
+
+    def ours():
+        tensors = wherry.load_safetensors(path, device=arguments.gpu)
+        assert finish(tensors) > size - (1 << 20)
+
+    def by_safetensors():
+        finish(safetensors.load_file(path, device=arguments.gpu))
+
+    def by_fastsafetensors():
+        loader = fast.SafeTensorsFileLoader(fast.SingleGroup(), arguments.gpu, nogds=True)
+        loader.add_filenames({0: [path]})
+        buffer = loader.copy_files_to_device()
+        finish({name: buffer.get_tensor(name) for name in buffer.key_to_rank_lidx})
+        buffer.close()
+        loader.close()
+
+    others = {}
+    torch.ones(1, device=arguments.gpu)
+    for name, module, call in (
+        ("safetensors", safetensors, by_safetensors),
+        ("fastsafetensors, nogds", fast, by_fastsafetensors),
+    ):
+        try:
+            if module:
+                call()
+                others[name] = call
+        except Exception as error:  # it wants libraries that are not here
+            print(f"left out: {name}: {error!r}")
+        torch.cuda.empty_cache()
+    host = torch.empty(1 << 30, dtype=torch.uint8, pin_memory=True)
+    there = torch.empty(1 << 30, dtype=torch.uint8, device=arguments.gpu)
+
+    def pinned():
+        begin = time.perf_counter()
+        for _ in range(4):
+            there.copy_(host, non_blocking=True)
+        torch.cuda.synchronize()
+        return (time.perf_counter() - begin) * size / (4 << 30)
+
+    others["pinned memory, contiguous"] = pinned
+    warm(path)
+    first = seconds(ours)
+    gbps = round(size / first / 1e9, 3)
+    results.append({"what": "safetensors to GPU, first", "cache": "warm", "bytes": size,
+                    "rounds": 1, "gbps": gbps})  # fmt: skip
+    print(f"{'safetensors to GPU, first':28} warm  {gbps:7.2f} GB/s")
+    compare(results, arguments.rounds, "safetensors to GPU", "warm", size, ours, others, None)
+    a, b = wherry.load_safetensors(path, device=arguments.gpu), safetensors.load_file(path)
+    assert all(torch.equal(a[name].cpu(), b[name]) for name in b)
+
+
 def revision():
     run = subprocess.run(
         ["git", "-C", os.path.dirname(os.path.abspath(__file__)), "describe", "--always",
@@ -276,19 +351,14 @@ def main():
     parser.add_argument("--mib", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json")
+    parser.add_argument("--gpu", metavar="DEVICE")
     arguments = parser.parse_args()
     results = []
     with tempfile.TemporaryDirectory(dir=arguments.directory) as folder:
-        path = os.path.join(folder, "file")
-        size = arguments.mib << 20
-        with open(path, "wb") as file:
-            for _ in range(0, size, PIECE):
-                file.write(os.urandom(PIECE))
-            file.truncate(size)
-        host_rows(results, arguments, path, size)
-        tcp_rows(results, arguments, path, size)
-        os.unlink(path)
-        model_rows(results, arguments, os.path.join(folder, "model.safetensors"))
+        if arguments.gpu:
+            gpu_rows(results, arguments, os.path.join(folder, "model.safetensors"))
+        else:
+            rows_without_gpu(results, arguments, folder)
     if arguments.json:
         document = {
             "schema": 1,
