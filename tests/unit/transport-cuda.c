@@ -315,6 +315,7 @@ static void two_wait(struct two *t, int i)
 static void both_ways__pulled(void **state)
 {
 	void (*delay)(unsigned) = fake_symbol("fake_cuda_delay");
+	char text[4096];
 	struct two t;
 
 	(void)state;
@@ -323,6 +324,9 @@ static void both_ways__pulled(void **state)
 		assert_int_equal(wh_batch_submit(t.batch[i]), 0);
 		two_wait(&t, i);
 	}
+	assert_true(wh_batch_explain(t.batch[0], text, sizeof(text)) > 0);
+	if (!strstr(text, "of cuda:0, push; both ways: pull"))
+		fail_msg("%s", text);
 	delay(600000000); /* until it is set anew */
 	assert_int_equal(wh_batch_submit(t.batch[0]), 0);
 	assert_int_equal(two_pending(&t, 0, WH_BLOCKS_PUSH), 1);

@@ -234,7 +234,6 @@ static int cuda_is_reachable(struct wh_peer *peer, void *state,
 	if (error)
 		return error;
 	if (wh_path_make(cuda->mappings, local, remote, op, &path, why)) {
-		/* Of another process the other GPU is none of this one's. */
 		if (wh_peer_is_self(peer))
 			wh_path_make_pull(cuda->mappings, local, remote, &path);
 		return path_prepare(cuda->mappings, &path, remote, readable, why);
@@ -414,8 +413,15 @@ static bool walk_describe_first(struct mapping_walk *walk, const struct wh_fragm
 				const struct wh_device_mapping *local,
 				const struct wh_device_mapping *remote)
 {
+	size_t length;
+	struct wh_gpu_path path;
+
 	describe_fragment(fragment, local, remote, walk->gpus, walk->text, walk->size);
-	return !*walk->text;
+	length = strlen(walk->text);
+	wh_path_choose(local, remote, fragment->op, &path);
+	if (wh_path_choose_pull(walk->cuda->peer, fragment, local, remote, &path))
+		snprintf(walk->text + length, walk->size - length, "; both ways: pull");
+	return length == 0;
 }
 
 /* What moves the first fragment. */

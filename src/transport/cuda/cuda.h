@@ -185,10 +185,11 @@ bool wh_path_make(struct wh_device_mappings *mappings, struct wh_device_mapping 
 void wh_path_choose(const struct wh_device_mapping *local, const struct wh_device_mapping *remote,
 		    uint32_t op, struct wh_gpu_path *path);
 
-/* Both ways at once, two GPUs that both push reach half of what they reach when both pull. Let a
- * path that pushes be pulled by the other GPU, which has to be in use by this process anyway.
- * False: it stays. */
-bool wh_path_choose_pull(const struct wh_device_mapping *local,
+/* Both ways at once, two GPUs that both push by copy engines reach half of what they reach when
+ * both pull. Let a path that pushes be pulled by the other GPU, which has to be in use by this
+ * process anyway. False: it stays. */
+bool wh_path_choose_pull(const struct wh_peer *peer, const struct wh_fragment *fragment,
+			 const struct wh_device_mapping *local,
 			 const struct wh_device_mapping *remote, struct wh_gpu_path *path);
 /* Switch on what that takes, as wh_path_make(). */
 void wh_path_make_pull(struct wh_device_mappings *mappings, struct wh_device_mapping *local,

@@ -22,7 +22,6 @@
 #include "util/list.h"
 
 #define PAIRS 512 /* made at a time */
-#define PULL_FROM ((uint64_t)1 << 20) /* bytes of a transfer: op_is_long() */
 #define SHARED 16u /* transfers of a fragment whose parts may share turns */
 
 /* ---- the sides of a transfer ----------------------------------------------------------------- */
@@ -378,15 +377,6 @@ static int op_enter(struct wh_cuda_op *op, uint64_t id, struct wh_region_entry *
 	return 0;
 }
 
-/* Do the rates of copy engines count, more than what it costs to begin? Kernels push as fast both
- * ways as they pull. */
-static bool op_is_long(const struct wh_cuda_op *op)
-{
-	const struct wh_fragment *fragment = op->fragment;
-
-	return !fragment->blocks && fragment->bytes >= PULL_FROM * fragment->transfers;
-}
-
 /* By which stream goes this transfer, or base? NULL: it is staged. The text of an error is
  * wh_error_text(). */
 static int op_find_stream(struct wh_cuda_op *op, uint64_t index, struct wh_gpu_stream **out)
@@ -412,8 +402,8 @@ static int op_find_stream(struct wh_cuda_op *op, uint64_t index, struct wh_gpu_s
 	if (!path.device)
 		return 0;
 	error = wh_gpus_stream(mappings->gpus, path.device, path.context, path.way, urgent, out);
-	if (!error && !urgent && op_is_long(op) && wh_gpu_stream_is_opposed(*out) &&
-	    wh_peer_is_self(op->cuda->peer) && wh_path_choose_pull(local, remote, &path))
+	if (!error && !urgent && wh_gpu_stream_is_opposed(*out) &&
+	    wh_path_choose_pull(op->cuda->peer, op->fragment, local, remote, &path))
 		error = wh_gpus_stream(mappings->gpus, path.device, path.context, path.way, urgent,
 				       out);
 	return error;

@@ -5,10 +5,14 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "transport/core.h"
 #include "transport/cuda/cuda.h"
+#include "transport/transport.h"
 #include "util/error.h"
 
 typedef unsigned long long ull;
+
+#define PULL_FROM ((uint64_t)1 << 20) /* bytes of a transfer: wh_path_choose_pull() */
 
 static bool path_reaches(const struct wh_device_mapping *by, const struct wh_device_mapping *to)
 {
@@ -45,12 +49,18 @@ void wh_path_choose(const struct wh_device_mapping *local, const struct wh_devic
 		path->way = by == source ? WH_BLOCKS_PUSH : WH_BLOCKS_PULL;
 }
 
-bool wh_path_choose_pull(const struct wh_device_mapping *local,
+bool wh_path_choose_pull(const struct wh_peer *peer, const struct wh_fragment *fragment,
+			 const struct wh_device_mapping *local,
 			 const struct wh_device_mapping *remote, struct wh_gpu_path *path)
 {
 	const struct wh_device_mapping *by = path->device == local->device ? remote : local;
 	const struct wh_device_mapping *to = by == local ? remote : local;
 
+	/* Of another process the other GPU is none of this one's. Shorter transfers depend on what
+	 * it costs to begin, and kernels push both ways as fast as they pull. */
+	if (!wh_peer_is_self(peer) || fragment->blocks ||
+	    fragment->bytes < PULL_FROM * fragment->transfers)
+		return false;
 	if (path->way != WH_BLOCKS_PUSH || local->fabric || remote->fabric ||
 	    !path_reaches(by, by) || !path_reaches(by, to))
 		return false;
