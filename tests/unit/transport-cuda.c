@@ -251,6 +251,7 @@ static void sharing__asked_rarely(void **state)
  */
 
 #define LONG ((size_t)4 << 20)
+#define BOTH (2 * LONG) /* of a GPU's memory: its bytes, and behind them the other's */
 
 struct two {
 	struct wh_engine *engine;
@@ -263,7 +264,7 @@ struct two {
 static void two_open(struct two *t)
 {
 	struct wh_memory_options options = { .size = sizeof(options), .kind = WH_MEMORY_DEVICE };
-	struct wh_transfer transfer = { .op = WH_WRITE, .length = LONG };
+	struct wh_transfer transfer = { .op = WH_WRITE, .remote_offset = LONG, .length = LONG };
 	char location[8];
 
 	t->engine = engine_with(getenv("TEST_CUDA"));
@@ -271,9 +272,9 @@ static void two_open(struct two *t)
 	for (int i = 0; i < 2; i++) {
 		snprintf(location, sizeof(location), "cuda:%d", i);
 		options.location = location;
-		assert_int_equal(wh_memory_alloc(t->engine, LONG, &options, &t->memory[i]), 0);
+		assert_int_equal(wh_memory_alloc(t->engine, BOTH, &options, &t->memory[i]), 0);
 		assert_int_equal(
-			wh_region_register(t->engine, t->memory[i], LONG, NULL, &t->region[i]), 0);
+			wh_region_register(t->engine, t->memory[i], BOTH, NULL, &t->region[i]), 0);
 	}
 	for (int i = 0; i < 2; i++) {
 		transfer.local = t->region[i];
