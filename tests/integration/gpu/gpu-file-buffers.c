@@ -7,7 +7,6 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
-#include <sys/syscall.h>
 
 #include "lib/files.h"
 #include "lib/fixture.h"
@@ -71,18 +70,6 @@ static struct registered count_registered(void)
 	return out;
 }
 
-static bool ring_is_allowed(void)
-{
-	struct {
-		char bytes[120];
-	} params = { { 0 } };
-	long fd = syscall(SYS_io_uring_setup, 8, &params);
-
-	if (fd >= 0)
-		close((int)fd);
-	return fd >= 0;
-}
-
 /* ---- an engine with a file, and a peer --------------------------------------------------------
  */
 
@@ -115,7 +102,7 @@ static const char *missing_cold(void)
 	close(fd);
 	if (resident)
 		return "this file system keeps its files in memory";
-	return ring_is_allowed() ? NULL : "io_uring is not allowed here";
+	return file_ring_is_allowed() ? NULL : "io_uring is not allowed here";
 }
 
 static const struct route needs_cold = { .name = "a file that is not in memory",

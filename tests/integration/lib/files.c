@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 int file_new(uint64_t length)
@@ -46,4 +47,16 @@ int file_region(struct wh_engine *engine, int fd, uint64_t offset, uint64_t leng
 					.region = options };
 
 	return wh_file_register_fd(engine, fd, &file, out);
+}
+
+bool file_ring_is_allowed(void)
+{
+	struct {
+		char bytes[120];
+	} params = { { 0 } };
+	long fd = syscall(SYS_io_uring_setup, 8, &params);
+
+	if (fd >= 0)
+		close((int)fd);
+	return fd >= 0;
 }

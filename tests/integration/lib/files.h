@@ -3,6 +3,7 @@
 #ifndef TESTS_INTEGRATION_LIB_FILES_H
 #define TESTS_INTEGRATION_LIB_FILES_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -16,5 +17,7 @@ void *file_map(int fd, uint64_t length);
 /* Register [offset, offset + length) of an open file, for writing as well. */
 int file_region(struct wh_engine *engine, int fd, uint64_t offset, uint64_t length,
 		const struct wh_region_options *options, struct wh_region **out);
+/* May this process have an io_uring? */
+bool file_ring_is_allowed(void);
 
 #endif

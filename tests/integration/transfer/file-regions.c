@@ -675,22 +675,10 @@ static void cold_read(const char *setting, bool direct)
 	close(fd);
 }
 
-static bool ring_is_allowed(void)
-{
-	struct {
-		char bytes[120];
-	} params = { { 0 } };
-	long fd = syscall(SYS_io_uring_setup, 8, &params);
-
-	if (fd >= 0)
-		close((int)fd);
-	return fd >= 0;
-}
-
 static void cold__direct(void **state)
 {
 	(void)state;
-	cold_read("file_cold=direct", ring_is_allowed());
+	cold_read("file_cold=direct", file_ring_is_allowed());
 }
 
 static void cold__ring(void **state)
