@@ -59,7 +59,7 @@ const char *wh_gpu_stream_no_kernels(const struct wh_gpu_stream *stream)
 #define TRY_BYTES ((uint64_t)64 << 10)
 
 /* Beside a product of matrices on one H100, a kernel to the host kept 21 of 50 GB/s, or took a
- * quarter of the product; copies of 64 KiB kept 48 and took nothing. */
+ * quarter of the product; copies of 64 KiB kept 46 and took nothing. */
 #define TO_HOST_BURDEN 0.15
 /* A kernel beside another process's takes turns with it, and nearly half of its speed, while that
  * computes; it may be idle. */
