@@ -357,7 +357,7 @@ static void stall__lost_and_back(void **state)
 
 	(void)state;
 	harness_limit(60);
-	served_open(&s, "timeout=300");
+	served_open(&s, SCALE("timeout=300", "timeout=2000"));
 	transfer = served_read(&s, "tcp");
 	want(0, child_transfer(s.child, &transfer, &result));
 	driven_set(NULL);

@@ -58,7 +58,7 @@ struct meeting {
 static void meeting_open(struct meeting *m)
 {
 	char meet[96];
-	struct child_options options = { .config = { meet, "timeout=300" } };
+	struct child_options options = { .config = { meet, SCALE("timeout=300", "timeout=3000") } };
 
 	directory_make(m->folder);
 	snprintf(meet, sizeof(meet), "meet=%s", m->folder);

@@ -208,7 +208,8 @@ static void handshake__is_us(void **state)
  * change, and completed bytes must be those sent. */
 static void try_answer(enum answer kind, uint32_t op)
 {
-	static const char *const config[] = { "timeout=500", "connections=2", NULL };
+	static const char *const config[] = { SCALE("timeout=500", "timeout=3000"), "connections=2",
+					      NULL };
 	struct impostor me = { .answer = kind };
 	struct fixture f = { .route = &route_tcp4, .length = LENGTH };
 	struct wh_transfer transfer;

@@ -8,7 +8,7 @@
 #define TIMES (HARNESS_TURNS ? 1 : 64)
 
 /* Settings that give up a silent peer soon. */
-static const char *const impatient[] = { "timeout=500", NULL };
+static const char *const impatient[] = { SCALE("timeout=500", "timeout=2000"), NULL };
 
 static struct wh_batch *bulk_new(const struct fixture *f, uint32_t op, size_t times)
 {
@@ -456,7 +456,7 @@ static void silence__without_a_batch(void **state)
 /* The target drops an initiator that vanishes without closing its connections. */
 static void silence__target_notices(void **state)
 {
-	struct child_options options = { .config = { "timeout=300" } };
+	struct child_options options = { .config = { SCALE("timeout=300", "timeout=2000") } };
 	unsigned int before, after = 0;
 	struct proxy *proxy;
 	struct fixture f;
@@ -620,7 +620,7 @@ static void stop_and_cancel(void *route, int64_t after)
 	before = quiet_now();
 	error = wh_batch_cancel(batch);
 	want_true(error == 0 || error == -ETIMEDOUT, "it is %d", error);
-	want_true(quiet_now() - before < 5 * SECOND, "it took %lld ms",
+	want_true(quiet_now() - before < SCALE(5, 20) * SECOND, "it took %lld ms",
 		  (long long)((quiet_now() - before) / MS));
 	want_true(batch_now(batch) != -EAGAIN, "it is still running");
 	want(0, wh_batch_free(batch));
@@ -651,7 +651,7 @@ static void stopped__peer_close(void **state)
 	child_stop(f.child);
 	before = quiet_now();
 	fixture_close_initiator(&f);
-	want_true(quiet_now() - before < 5 * SECOND, "it took %lld ms",
+	want_true(quiet_now() - before < SCALE(5, 20) * SECOND, "it took %lld ms",
 		  (long long)((quiet_now() - before) / MS));
 	child_continue(f.child);
 	child_exit(f.child);

@@ -125,7 +125,7 @@ static void target__stands_still(void **state)
 
 	(void)state;
 	harness_limit(100);
-	model.config[0] = "timeout=500";
+	model.config[0] = SCALE("timeout=500", "timeout=3000");
 	group_start(&group, &model, true);
 	publish(&group, 1);
 	for (uint32_t i = 0; i < 3; i++)
