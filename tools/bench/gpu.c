@@ -14,8 +14,7 @@
 #include "gpu.h"
 
 #define FLIGHTS 64 /* events */
-#define SMALL (256u << 10) /* batches below that share an event */
-#define SMALL_GROUP 16
+#define SMALL (256u << 10) /* batches below that share events */
 #define STREAM_NON_BLOCKING 1
 #define EVENT_DISABLE_TIMING 2
 #define ATTRIBUTE_PROCESSORS 16
@@ -269,18 +268,21 @@ static int batches_drain(struct bench_gpu_limit *limit)
 	return error;
 }
 
-/* As many batches in flight as the test has, or somewhat more where they are small. */
+/* As many batches in flight as the test has. Small ones share events, a quarter of them each, since
+ * recording one costs as much as starting a copy; with two ways it is the last one's. */
 static int batches_bandwidth(struct bench_gpu_limit *limit, int64_t duration, double *out)
 {
-	uint64_t group = bench_layout_bytes(&limit->row.layout) < SMALL ? SMALL_GROUP : 1;
-	uint64_t depth = limit->row.depth < 2 ? 2 : limit->row.depth, done = 0, groups = 0;
+	uint64_t most = limit->row.depth * (uint64_t)limit->ways, done = 0, groups = 0;
+	uint64_t share = bench_layout_bytes(&limit->row.layout) < SMALL ? 4 : most;
+	uint64_t group = most > share ? most / share : 1, depth = most / group;
 	int64_t begin = bench_now();
 	struct bench_pace pace = { .deadline = begin + duration, .last = begin };
 	int error = gpu_enter(limit->gpu, limit->ordinal), end;
 
 	if (error)
 		return error;
-	depth = depth * (uint64_t)limit->ways > FLIGHTS ? FLIGHTS : depth * (uint64_t)limit->ways;
+	if (depth > FLIGHTS)
+		depth = FLIGHTS;
 	do {
 		void *event = limit->event[groups % depth];
 		struct way *way = NULL;
