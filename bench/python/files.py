@@ -302,11 +302,19 @@ def gpu_rows(results, arguments, path):
         buffer.close()
         loader.close()
 
+    def by_kvikio():
+        with kvikio.CuFile(path, "r") as handle:
+            assert handle.read(whole) == size
+
     others = {}
-    torch.ones(1, device=arguments.gpu)
+    os.environ.setdefault("KVIKIO_COMPAT_MODE", "ON")
+    os.environ.setdefault("KVIKIO_NTHREADS", str(THREADS))
+    kvikio = load("kvikio")
+    whole = torch.empty(size, dtype=torch.uint8, device=arguments.gpu)
     for name, module, call in (
         ("safetensors", safetensors, by_safetensors),
         ("fastsafetensors, nogds", fast, by_fastsafetensors),
+        ("kvikio, the bytes alone", kvikio, by_kvikio),
     ):
         try:
             if module:
