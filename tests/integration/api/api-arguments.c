@@ -177,9 +177,11 @@ static void engine__environment(void **state)
 {
 	static const char *const config[] = { "timeout=100", NULL };
 	struct wh_engine_options o = { .size = sizeof(o), .config = config };
+	char *usual = strdup(getenv("WHERRY_TIMEOUT"));
 	struct wh_engine *engine;
 
 	(void)state;
+	assert_non_null(usual);
 	setenv("WHERRY_TIMEOUT", "never", 1);
 	want_text(-EINVAL, "WHERRY_TIMEOUT", wh_engine_open(NULL, &engine));
 	want(0, wh_engine_open(&o, &engine));
@@ -187,7 +189,8 @@ static void engine__environment(void **state)
 	setenv("WHERRY_TIMEOUT", "250ms", 1);
 	want(0, wh_engine_open(NULL, &engine));
 	want(0, wh_engine_close(engine));
-	unsetenv("WHERRY_TIMEOUT");
+	setenv("WHERRY_TIMEOUT", usual, 1);
+	free(usual);
 }
 
 static void engine__close_while_busy(void **state)

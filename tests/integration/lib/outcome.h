@@ -5,14 +5,27 @@
 
 #include <errno.h>
 #include <stdint.h>
+#include <time.h>
 
 #include <wherry/wherry.h>
 
-/* Wait up to `timeout` ns. The batch's status; -EAGAIN: it has not ended in that time. */
+static inline int64_t outcome_now(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
+}
+
+/* Wait up to `timeout` ns. The batch's status; -EAGAIN: it has not ended in that time; -ETIME: it
+ * has ended, but this thread slept until a long time-out: nobody woke it. */
 static inline int batch_end(struct wh_batch *batch, int64_t timeout)
 {
+	int64_t begun = outcome_now();
 	int error = wh_batch_wait_for(batch, timeout);
 
+	if (!error && timeout >= INT64_C(10000000000) && outcome_now() - begun >= timeout)
+		return -ETIME;
 	return error ? error : wh_batch_status(batch);
 }
 
