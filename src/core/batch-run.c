@@ -241,15 +241,14 @@ static int batch_prepare(struct wh_batch *batch)
 	return 0;
 }
 
-/* Start the fragments when the event has happened. The batch may be gone on return. */
+/* Start the fragments of a batch that runs and is `waiting_for_stream` when the event has happened.
+ * The batch may be gone on return. */
 static void batch_start_when(struct wh_batch *batch, struct wh_event_wait *wait)
 {
 	int error;
 
 	/* Do not time it: the stream's own work would be in the figure. */
 	atomic_fetch_and(&batch->watch, ~(uint32_t)WH_STATISTICS_TIMED);
-	atomic_store_explicit(&batch->waiting_for_stream, true, memory_order_relaxed);
-	atomic_store_explicit(&batch->state, WH_BATCH_RUNNING, memory_order_release);
 	error = wh_gpus_wait_event(batch->peer->engine->gpus, wait);
 	if (error)
 		wh_batch_start(batch, error, wh_error_text());
@@ -332,6 +331,8 @@ void wh_batch_run_resolved(struct wh_batch *batch, struct wh_event_wait *wait, i
 			      memory_order_relaxed);
 	if (!--batch->timed_in)
 		wh_count_begin(batch);
+	/* `state` stays: a thread may wait already, and whoever ends the batch has to wake it. */
+	atomic_store_explicit(&batch->waiting_for_stream, wait != NULL, memory_order_relaxed);
 	if (wait)
 		batch_start_when(batch, wait);
 	else
@@ -376,6 +377,8 @@ int wh_batch_submit_when(struct wh_batch *batch, struct wh_event_wait *wait)
 
 	if (todo <= 0)
 		return todo;
+	atomic_store_explicit(&batch->waiting_for_stream, true, memory_order_relaxed);
+	atomic_store_explicit(&batch->state, WH_BATCH_RUNNING, memory_order_release);
 	batch_start_when(batch, wait);
 	return 0;
 }
