@@ -352,7 +352,6 @@ static void initiator__told_lies(void **state)
 	int control, fd;
 
 	(void)state;
-	harness_limit(100);
 	gpu_pair_open(&p, WH_MEMORY_DEVICE, "cuda:0", WH_MEMORY_DEVICE, "cuda:0", LENGTH, true);
 	control = raw_control(p.child->url, &welcome);
 	want(1, raw_count_regions(control));
@@ -444,7 +443,6 @@ static void initiator__forged_handles(void **state)
 	int control, fd;
 
 	(void)state;
-	harness_limit(100);
 	gpu_pair_open(&p, WH_MEMORY_DEVICE, "cuda:0", WH_MEMORY_DEVICE, "cuda:0", LENGTH, true);
 	gpu_pair_open(&q, WH_MEMORY_DEVICE, "cuda:0", WH_MEMORY_DEVICE, "cuda:0", LENGTH, true);
 	control = raw_control(q.child->url, &welcome);

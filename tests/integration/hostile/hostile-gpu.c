@@ -16,10 +16,9 @@ static void keep_alive(int control)
 static void owner__asked_for_nonsense(void **state)
 {
 	static const uint32_t kinds[] = { WH_MEMORY_DEVICE, WH_MEMORY_VMM };
-	static const struct child_options patient = { .config = { "timeout=30000" } };
+	static const struct child_options patient = { .config = { "timeout=60000" } };
 
 	(void)state;
-	harness_limit(60);
 	for (unsigned int k = 0; k < 2; k++) {
 		struct wh_exported exported;
 		struct wh_hello welcome;
@@ -84,7 +83,7 @@ static void owner__asked_for_nonsense(void **state)
 			keep_alive(control);
 			pattern_fill(garbage, sizeof(garbage), 0, i);
 			raw_send_frame(other, types[i], 0, garbage, i ? 40 : 8);
-			want_true(raw_closes(other, SCALE(3000, 10000)), "it took frame %u", i);
+			want_true(raw_closes(other, (int)(PATIENCE / MS)), "it took frame %u", i);
 			close(other);
 		}
 		gpu_pair_want_well(&p);
@@ -107,10 +106,10 @@ static void owner__asked_for_nonsense(void **state)
 static void owner__not_let_go(void **state)
 {
 	static const uint32_t kinds[] = { WH_MEMORY_DEVICE, WH_MEMORY_VMM };
-	static const struct child_options hasty = { .config = { "timeout=1000" } };
+	static const struct child_options hasty = { .config = { SCALE("timeout=1000",
+								      "timeout=4000") } };
 
 	(void)state;
-	harness_limit(60);
 	for (unsigned int k = 0; k < 2; k++) {
 		struct wh_exported exported;
 		struct wh_hello welcome;

@@ -11,7 +11,7 @@
 #include "transport/rdma/wire.h"
 #include "wire/bytes.h"
 
-#define SOON 5000
+#define SOON 60000 /* ms; ends a test that hangs */
 #define NUMBER 0x80000001u
 
 static struct side owner;
@@ -412,7 +412,8 @@ static void mailbox__nic_removed(void **state)
 	sleep_ms(20);
 	before = worked();
 	sleep_ms(300);
-	want_true(worked() - before < 20 * MS, "it takes %lld ms of 300", (worked() - before) / MS);
+	want_true(worked() - before < 100 * MS, "it takes %lld ms of 300",
+		  (worked() - before) / MS);
 	want_alive(&end);
 	session_end(&end);
 	side_close(&owner);

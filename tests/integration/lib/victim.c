@@ -25,7 +25,6 @@ uint64_t victim_offset(const struct victim *v, uint64_t region)
 void victim_open(struct victim *v, unsigned int timeout_ms)
 {
 	static char setting[32];
-	const char *const config[] = { setting, NULL };
 	/* Other tests' observers (wherry top) would hold descriptors, which tests count. */
 	struct child_options options = { .config = { setting, "observe=off" } };
 	struct child *child;
@@ -34,7 +33,7 @@ void victim_open(struct victim *v, unsigned int timeout_ms)
 	memset(v, 0, sizeof(*v));
 	v->control = v->data = -1;
 	snprintf(setting, sizeof(setting), "timeout=%u", timeout_ms * SCALE(1, 4));
-	fixture_open_with(&v->f, &route_tcp4, 256 * KIB, config, &options);
+	fixture_open_with(&v->f, &route_tcp4, 256 * KIB, NULL, &options);
 	child = v->f.child;
 	v->memory = child_memory(child, WH_MEMORY_SHARED, TOTAL);
 	child_fill(child, v->memory, 0, TOTAL, 0, SEED);
