@@ -172,22 +172,14 @@ static void exchange(struct gpu_pair *p, const char *transport, const char *word
 	free(bytes);
 }
 
-/* us: what each operation of this process's GPUs takes longer. */
-static void fake_delay(unsigned delay)
-{
-	((void (*)(unsigned int))gpu_symbol("fake_cuda_delay"))(delay);
-}
-
 static void fabric_on(void)
 {
 	setenv("WHERRY_FABRIC", "on", 1);
-	setenv("WHERRY_TIMEOUT", "60000", 1); /* nobody is lost because the machine is busy */
 }
 
 static void fabric_default(void)
 {
 	unsetenv("WHERRY_FABRIC");
-	unsetenv("WHERRY_TIMEOUT");
 	unsetenv("WHERRY_TLS");
 }
 
@@ -562,7 +554,7 @@ static void fabric__hostile_asks(void **state)
 
 	(void)state;
 	fabric_on();
-	far.config[0] = "timeout=30000";
+	far.config[0] = "timeout=60000";
 	hosts_open(&p, WH_MEMORY_VMM, WH_MEMORY_VMM, &good, &far);
 	child_region(p.child, p.memory, 0, LENGTH, "none", 0, &none);
 	child_region(p.child, p.memory, 0, 4096, "part", ACCESS_BOTH, &part);
@@ -615,7 +607,7 @@ static void fabric__not_let_go(void **state)
 
 	(void)state;
 	fabric_on();
-	far.config[0] = "timeout=1000";
+	far.config[0] = SCALE("timeout=1000", "timeout=4000");
 	owner = far_start(&far);
 	memory = child_memory(owner, WH_MEMORY_VMM, LENGTH);
 	region = child_region(owner, memory, 0, LENGTH, "target", ACCESS_BOTH, &id);

@@ -376,7 +376,7 @@ static void lost__while_batches_run(void **state)
 		gpu_enter(0);
 		want(0, ((int (*)(void))gpu_symbol("cuCtxSynchronize"))());
 		gpu_leave();
-		((void (*)(unsigned int))gpu_symbol("fake_cuda_delay"))(20000);
+		fake_delay(20000);
 		for (unsigned int b = 0; b < 4; b++)
 			want(0, wh_batch_submit(batches[b]));
 		((void (*)(int, int, unsigned int))gpu_symbol("fake_cuda_lose"))(0, 999, i & 2);

@@ -446,10 +446,11 @@ static void *cut_then_mend(void *argument)
 
 	while (calls(registers) == mender->calls)
 		usleep(100);
-	usleep(20000); /* they are locked, and the copies begin later still */
+	usleep(20000); /* they are locked by now */
 	ftruncate(mender->ours->fd, START + MIB);
 	if (mender->mend)
 		ftruncate(mender->ours->fd, SIZE);
+	fake_delay(0); /* the copies begin */
 	return NULL;
 }
 
@@ -469,8 +470,8 @@ static void cut_before_the_copy(bool mend)
 	mender.ours = &ours;
 	mender.calls = calls(registers);
 	munmap(ours.map, SIZE);
+	fake_delay(100000000); /* until the thread has done its work */
 	want(0, pthread_create(&thread, NULL, cut_then_mend, &mender));
-	((void (*)(unsigned int))gpu_symbol("fake_cuda_delay"))(100000);
 	/* Of one chunk: no thread reads what could not be locked, unless the file is cut at once.
 	 */
 	status = ours_read(&ours, 9 * MIB, text);

@@ -116,7 +116,6 @@ static void within_engine(uint32_t kind)
 	char text[4096];
 	struct ours ours;
 
-	harness_limit(60);
 	ours_open(&ours, kind, NULL, "self");
 	/* File to GPU, named either way; then GPU to file. */
 	for (uint64_t i = 0; i < 4; i++) {
@@ -204,7 +203,6 @@ static void self__pages(void **state)
 	struct ours ours;
 
 	(void)state;
-	harness_limit(60);
 	ours_open(&ours, WH_MEMORY_DEVICE, NULL, "self");
 	pattern_fill(ours.map, START + LENGTH + START, 0, 8);
 	pattern_shuffle(here, PAGES, 4096, 1);
@@ -252,7 +250,6 @@ static void between_processes(uint32_t there, const char *require, bool file_loc
 	char text[4096];
 	struct ours ours;
 
-	harness_limit(60);
 	child_region(child, memory, 0, LENGTH, "target", ACCESS_BOTH, NULL);
 	ours_open(&ours, WH_MEMORY_DEVICE, require, child->url);
 	local = file_local ? ours.file : ours.memory;

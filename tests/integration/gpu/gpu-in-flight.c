@@ -17,7 +17,7 @@
 
 static void hold_gpus(void)
 {
-	((void (*)(unsigned int))gpu_symbol("fake_cuda_delay"))(FOR_EVER);
+	fake_delay(FOR_EVER);
 }
 
 /* Write `length` bytes of slot `index`, in `parts` transfers. */

@@ -68,7 +68,6 @@ static void blocks__hundred_thousand(void **state)
 		      { WH_MEMORY_DEVICE, WH_MEMORY_MANAGED, "cuda:0", false } };
 
 	(void)state;
-	harness_limit(60);
 	assert_true(from && to);
 	for (unsigned int c = 0; c < 4; c++) {
 		struct wh_blocks_desc desc = { .size = sizeof(desc),
@@ -155,7 +154,6 @@ static void blocks__beyond_4_gib(void **state)
 	struct gpu_pair p;
 
 	(void)state;
-	harness_limit(60);
 	assert_non_null(offsets);
 	for (uint64_t i = 0; i < count; i++)
 		offsets[i] = i % PLACES * block;
@@ -222,7 +220,6 @@ static void segments__of_another_process(void **state)
 	int memory, region;
 
 	(void)state;
-	harness_limit(60);
 	gpu_pair_open(&p, WH_MEMORY_DEVICE, "cuda:0", WH_MEMORY_VMM, "cuda:0", length, true);
 	memory = child_memory_at(p.child, CHILD_SEGMENTED, length, "cuda:1");
 	for (unsigned int i = 0; i < 2; i++) {
@@ -325,7 +322,7 @@ static void batch__cancelled_in_the_middle(void **state)
 			      WH_MEMORY_DEVICE, "cuda:1", SCALE(40, 16) * MIB, false);
 		batch = gpu_pair_batch(&p, WH_WRITE);
 		want(0, gpu_run(batch));
-		((void (*)(unsigned int))gpu_symbol("fake_cuda_delay"))(1000);
+		fake_delay(1000);
 		want(0, wh_batch_submit(batch));
 		sleep_ms(i);
 		want(0, wh_batch_cancel(batch));
@@ -353,7 +350,6 @@ static void batch__many_staged_parts(void **state)
 	int status;
 
 	(void)state;
-	harness_limit(60);
 	assert_non_null(t);
 	gpu_pair_open(&p, WH_MEMORY_MANAGED, "cuda:0", WH_MEMORY_DEVICE, "cuda:1", LENGTH, false);
 	want(0, wh_region_register(p.engine, p.local, LENGTH, NULL, &second));
@@ -452,7 +448,6 @@ static void threads__eight_at_once(void **state)
 	static const uint32_t there[] = { WH_MEMORY_DEVICE, WH_MEMORY_PINNED, WH_MEMORY_MANAGED };
 
 	(void)state;
-	harness_limit(60);
 	for (unsigned int round = 0; round < SCALE(9, 3); round++) {
 		struct worker workers[8];
 		_Atomic bool go = false;

@@ -30,7 +30,7 @@ static void peer__killed(void **state)
 		batch = gpu_pair_batch(&p, i % 2 ? WH_WRITE : WH_READ);
 		want(0, gpu_run(batch));
 		if (i < 3) {
-			((void (*)(unsigned int))gpu_symbol("fake_cuda_delay"))(100000000);
+			fake_delay(100000000);
 			want(0, wh_batch_submit(batch));
 		}
 		child_kill(p.child);
@@ -148,7 +148,7 @@ static void peer__takes_its_memory_back(void **state)
 		batch = gpu_pair_batch(&p, WH_WRITE);
 		want(0, gpu_run(batch));
 		if (i >= 2) {
-			((void (*)(unsigned int))gpu_symbol("fake_cuda_delay"))(100000);
+			fake_delay(100000);
 			want(0, wh_batch_submit(batch));
 		}
 		before = now();

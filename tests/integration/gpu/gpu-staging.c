@@ -331,6 +331,7 @@ static void first_request__makes_nothing(void **state)
 		uint32_t op = i & 1 ? WH_READ : WH_WRITE;
 		uint64_t before[MAKERS], after[MAKERS];
 		struct wh_route routes[5];
+		struct wh_remote none;
 		struct wh_batch *batch;
 		size_t count = 5;
 		struct pair p = { .length = LENGTH };
@@ -349,6 +350,8 @@ static void first_request__makes_nothing(void **state)
 		pair_fill_side(&p, op == WH_READ, i);
 		batch = pair_batch(&p, op);
 		want(0, wh_batch_routes(batch, routes, &count)); /* plans the batch */
+		/* What the plan has told the owner comes before this question. */
+		want(-ENOENT, wh_peer_find(p.peer, "none", WH_ANSWER, &none));
 		gpu_settled(0);
 		count_all(before);
 		want(0, gpu_run(batch));
@@ -463,7 +466,6 @@ static void pinned__bounded(void **state)
 	struct pair p = { .length = count * share };
 
 	(void)state;
-	harness_limit(60);
 	p.owner = engine_new("127.0.0.1:0", "transports=tcp");
 	p.asker = engine_new("none", "transports=tcp");
 	have_local(&p, WH_MEMORY_DEVICE);
@@ -483,7 +485,7 @@ static void pinned__bounded(void **state)
 		want(0, wh_batch_new(p.peer, &options, &batches[i]));
 		want(0, wh_batch_add(batches[i], &part, 1));
 	}
-	((void (*)(unsigned int))gpu_symbol("fake_cuda_delay"))(2000);
+	fake_delay(2000);
 	for (unsigned int i = 0; i < count; i++)
 		want(0, wh_batch_submit(batches[i]));
 	for (unsigned int i = 0; i < count; i++) {

@@ -452,7 +452,6 @@ static void many__threads(void **state)
 	struct gpu_pair p;
 
 	(void)state;
-	harness_limit(60);
 	open_device(&p);
 	gpu_pair_fill(&p, 1);
 	for (unsigned int i = 0; i < 8; i++) {

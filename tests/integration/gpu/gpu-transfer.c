@@ -286,7 +286,6 @@ static bool side_pair_usable(const struct side *a, const struct side *b)
 static void every_pair__one_process(void **state)
 {
 	(void)state;
-	harness_limit(100);
 	for (size_t a = 0; a < SIDES; a++) {
 		for (size_t b = 0; b < SIDES; b++) {
 			struct pair p;
@@ -310,7 +309,6 @@ static bool side_shareable(const struct side *side)
 static void every_pair__two_processes(void **state)
 {
 	(void)state;
-	harness_limit(100);
 	for (size_t b = 0; b < SIDES; b++) {
 		for (size_t a = 0; a < SIDES; a++) {
 			struct child *child;
@@ -333,7 +331,6 @@ static void every_pair__tcp(void **state)
 	static const size_t here[] = { 0, 2, 4, 5, 6, 9 };
 
 	(void)state;
-	harness_limit(100);
 	for (size_t b = 0; b < SIDES; b++) {
 		for (size_t a = 0; a < sizeof(here) / sizeof(here[0]); a++) {
 			struct child *child;
@@ -357,7 +354,6 @@ static void every_pair_by_rdma(const char *ways)
 {
 	static const size_t here[] = { 0, 4, 6, 8, 9 };
 
-	harness_limit(100);
 	for (size_t b = 0; b < SIDES; b++) {
 		for (size_t a = 0; a < sizeof(here) / sizeof(here[0]); a++) {
 			struct child_options options = { .config = { "rdma=fake1" } };

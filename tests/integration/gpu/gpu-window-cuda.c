@@ -90,7 +90,6 @@ static void few__every_length(void **state)
 					     { WH_MEMORY_MAPPED, WH_MEMORY_POOL } };
 
 	(void)state;
-	harness_limit(100);
 	for (size_t k = 0; k < sizeof(kinds) / sizeof(*kinds); k++) {
 		struct few f;
 

@@ -46,6 +46,11 @@ void fake_heal(void)
 	((void (*)(void))gpu_symbol("fake_cuda_heal"))();
 }
 
+void fake_delay(unsigned int microseconds)
+{
+	((void (*)(unsigned int))gpu_symbol("fake_cuda_delay"))(microseconds);
+}
+
 uint64_t fake_calls(const char *function)
 {
 	return ((uint64_t(*)(const char *))gpu_symbol("fake_cuda_calls"))(function);
@@ -79,13 +84,17 @@ static bool is_running(pid_t process, const char *name)
 void gpu_settled(pid_t process)
 {
 	int64_t end = now() + PATIENCE, since = now();
+	unsigned int looks = 0;
 
 	/* The target may start its warm-up after the initiator has finished: wait until neither has
-	 * run for 100 ms. */
-	while (now() - since < 100 * MS) {
+	 * run for 100 ms. On a busy machine that may be the time between two looks. */
+	while (now() - since < 100 * MS || looks < 50) {
 		want_true(now() < end, "it does not get ready");
-		if (is_running(process ? process : getpid(), "wherry/warm-up"))
+		looks++;
+		if (is_running(process ? process : getpid(), "wherry/warm-up")) {
 			since = now();
+			looks = 0;
+		}
 		sleep_ms(1);
 	}
 }

@@ -19,6 +19,8 @@ extern const struct route needs_two_gpus;
 
 void fake_fail(const char *function, unsigned int nth, int error);
 void fake_heal(void);
+/* What each operation of this process's GPUs takes longer. A new delay ends those under way. */
+void fake_delay(unsigned int microseconds);
 uint64_t fake_calls(const char *function);
 
 /* Wait until the process (0: this one) has finished preparing its GPUs for its peers' requests, so
