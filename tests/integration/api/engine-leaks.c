@@ -40,7 +40,6 @@ static void engines__open_and_close(void **state)
 	struct usage before = { 0 };
 
 	(void)state;
-	harness_limit(60);
 	for (int i = 0; i < TIMES + 10; i++) {
 		struct wh_engine *engine;
 
@@ -60,7 +59,6 @@ static void peers__open_and_close(void **state)
 	struct fixture f;
 	int64_t end;
 
-	harness_limit(60);
 	fixture_open(&f, *state, MIB);
 	want(0, wh_peer_close(f.peer));
 	for (int i = 0; i < TIMES + 10; i++) {
@@ -87,7 +85,6 @@ static void regions__register_and_unregister(void **state)
 	struct usage before = { 0 };
 	struct fixture f;
 
-	harness_limit(60);
 	fixture_open(&f, *state, MIB);
 	for (int i = 0; i < 5 * TIMES + 10; i++) {
 		struct wh_region *region;
@@ -114,7 +111,6 @@ static void mappings__of_the_peer(void **state)
 	struct wh_batch *batch;
 	struct fixture f;
 
-	harness_limit(60);
 	fixture_open(&f, *state, MIB);
 	batch = batch_of(&f, NULL, 0);
 	for (int i = 0; i < TIMES + 10; i++) {
@@ -149,7 +145,6 @@ static void batches__new_and_free(void **state)
 	struct wh_base base;
 	struct fixture f;
 
-	harness_limit(60);
 	fixture_open(&f, *state, MIB);
 	base = (struct wh_base){ .local = f.region, .remote = f.remote.id };
 	desc.bases = &base;

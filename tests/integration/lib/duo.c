@@ -186,7 +186,6 @@ void expect_cancelled(uint32_t here, uint32_t there, const char *way)
 	struct wh_batch *batch;
 	struct duo duo;
 
-	harness_limit(60);
 	for (uint32_t op = WH_READ; op <= WH_WRITE; op++) {
 		duo_open(&duo, here, there, "staged");
 		settle(&duo, "rdma", way);

@@ -14,7 +14,6 @@ void rails_fixture_with(struct fixture *f, const char *ours, const char *theirs,
 	const struct child_options options = { .config = { "transports=rdma,tcp", "timeout=5000",
 							   others } };
 
-	harness_limit(60);
 	rails_fake_nics();
 	snprintf(mine, sizeof(mine), "rdma=%s", ours);
 	snprintf(others, sizeof(others), "rdma=%s", theirs);

@@ -201,7 +201,7 @@ static void failure__is_counted_once(void **state)
 	struct wh_counters counters;
 	struct wh_transfer transfers[2];
 	struct wh_batch *batch, *large;
-	const char *const hurry[] = { SCALE("timeout=500", "timeout=2000"), NULL };
+	const char *const hurry[] = { SCALE("timeout=1000", "timeout=5000"), NULL };
 	struct fixture f;
 
 	fixture_open_with(&f, *state, 256 * KIB, hurry, NULL);

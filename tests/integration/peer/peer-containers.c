@@ -175,7 +175,6 @@ static void containers__share(void **state)
 	static const int kinds[] = { CLONE_NEWPID, CLONE_NEWIPC, CLONE_NEWNS, CLONE_NEWUTS };
 
 	(void)state;
-	harness_limit(SCALE(60, 120));
 	for (unsigned set = 0; set < 16; set++) {
 		struct child_result result;
 		struct pair pair = pair_new(0);

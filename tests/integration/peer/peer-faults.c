@@ -7,8 +7,8 @@
 #define LENGTH (16 * MIB)
 #define TIMES (HARNESS_TURNS ? 1 : 64)
 
-/* Settings that give up a silent peer soon. */
-static const char *const impatient[] = { SCALE("timeout=500", "timeout=2000"), NULL };
+/* Settings that give up a silent peer soon, but no peer that has to wait for a CPU. */
+static const char *const impatient[] = { SCALE("timeout=1000", "timeout=5000"), NULL };
 
 static struct wh_batch *bulk_new(const struct fixture *f, uint32_t op, size_t times)
 {
@@ -38,11 +38,11 @@ static void want_state(struct wh_peer *peer, uint32_t state)
 	want(state, state_of(peer));
 }
 
-/* Wait for the end of a batch, at most so many seconds. Its status, never -EINPROGRESS. */
-static int end_of(struct wh_batch *batch, int64_t seconds)
+/* Wait for the end of a batch. Its status, never -EINPROGRESS. */
+static int end_of(struct wh_batch *batch)
 {
-	batch_end(batch, seconds * SCALE(1, 4) * SECOND);
-	want_true(batch_now(batch) != -EAGAIN, "it has not ended in %d s", (int)seconds);
+	batch_end(batch, PATIENCE);
+	want_true(batch_now(batch) != -EAGAIN, "it does not end");
 	return batch_now(batch);
 }
 
@@ -67,20 +67,24 @@ static void want_works_again(struct fixture *f)
 
 static void kill_target(const struct route *route, uint32_t op)
 {
+	bool in_flight = false;
 	struct fixture f;
 
-	for (unsigned int round = 0; round < SCALE(4, 2); round++) {
+	/* A batch may be done before the kill; not each of them. */
+	for (unsigned int round = 0; round < SCALE(4, 2) || !in_flight; round++) {
 		struct wh_batch *batch;
 		int status;
 
+		want_true(round < 50, "each batch had been moved already");
 		fixture_open(&f, route, LENGTH);
 		batch = bulk_new(&f, op, TIMES);
 		want(0, wh_batch_submit(batch));
-		sleep_ms(1 + 10 * round);
+		if (round % 4)
+			sleep_ms(10 * (round % 4));
 		child_kill(f.child);
 		f.child = NULL;
-		status = end_of(batch, 5);
-		want_true(status < 0 || round > 0, "all of it had been moved already");
+		status = end_of(batch);
+		in_flight |= status < 0;
 		want_true(status == 0 || wh_batch_error_text(batch)[0], "there is no text");
 		want(0, wh_batch_cancel(batch));
 		want_state(f.peer, WH_PEER_LOST);
@@ -119,7 +123,7 @@ static void kill__before_a_small_write(void **state)
 		f.child = NULL;
 		status = wh_batch_submit(batch);
 		if (!status)
-			status = end_of(batch, 5);
+			status = end_of(batch);
 		want_true(status < 0, "8 bytes for a dead process were said to have arrived");
 		want(0, wh_batch_free(batch));
 		fixture_close_initiator(&f);
@@ -216,7 +220,6 @@ static void kill__initiator(void **state)
 	struct child *child;
 	size_t bad;
 
-	harness_limit(30);
 	owner_open(&owner, route);
 	/* The first connection may open descriptors that the engine keeps. */
 	child = initiator_start(&owner, &transfer);
@@ -235,8 +238,8 @@ static void kill__initiator(void **state)
 		transfer.times = 1;
 		sleep_ms(3 * round);
 		child_kill(child);
-		want_true(fds_back_to(fds, 5 * SECOND), "round %u: %u descriptors, before: %u",
-			  round, count_fds(), fds);
+		want_true(fds_back_to(fds, PATIENCE), "round %u: %u descriptors, before: %u", round,
+			  count_fds(), fds);
 		hidden_begin();
 		pattern_fill(owner.memory, LENGTH, 0, 2);
 		sleep_ms(30);
@@ -269,12 +272,12 @@ static void kill__initiator_with_notifications(void **state)
 	transfer.peer = child_peer(child, wh_engine_url(engine), NULL);
 	for (int i = 0; i < 8; i++)
 		want(0, child_transfer(child, &transfer, NULL));
-	sleep_ms(20);
+	for (; taken < 2; taken++)
+		want(0, note_take(engine, got, PATIENCE));
 	child_kill(child);
-	sleep_ms(50);
 	while (note_take(engine, got, 50 * MS) == 0)
 		taken++;
-	want_true(taken >= 2 && taken <= 8, "%d were taken", taken);
+	want_true(taken <= 8, "%d were taken", taken);
 	want(0, wh_engine_close(engine));
 	free(got);
 }
@@ -421,7 +424,7 @@ static void silence__initiator_notices(void **state)
 	batch = bulk_new(&f, WH_READ, TIMES);
 	proxy_freeze(proxy, true);
 	want(0, wh_batch_submit(batch));
-	status = end_of(batch, 5);
+	status = end_of(batch);
 	want_true(status < 0, "it came to an end without a network");
 	want_true(wh_batch_error_text(batch)[0], "there is no text");
 	want_state(f.peer, WH_PEER_LOST);
@@ -475,7 +478,6 @@ static void silence__target_notices(void **state)
 	want_true(child_fds(f.child) > before, "there is no connection");
 	proxy_freeze(proxy, true);
 	/* An engine waits at least 10 s. */
-	harness_limit(40);
 	end = now() + 10 * SECOND + PATIENCE;
 	while ((after = child_fds(f.child)) > before && now() < end)
 		sleep_ms(50);
@@ -514,7 +516,6 @@ static void cut_connections(unsigned int role, uint32_t op)
 	struct proxy *proxy;
 	struct fixture f;
 
-	harness_limit(40);
 	proxy = through_proxy(&f, NULL, NULL);
 	batch = bulk_new(&f, op, TIMES > 8 ? 8 : TIMES);
 	for (uint64_t round = 0; round < SCALE(5, 2); round++) {
@@ -527,7 +528,7 @@ static void cut_connections(unsigned int role, uint32_t op)
 		want(0, wh_batch_submit(batch));
 		sleep_ms(5);
 		want_true(proxy_cut(proxy, role) > 0, "there was nothing to cut");
-		status = end_of(batch, 15);
+		status = end_of(batch);
 		want_true(status == 0 || wh_batch_error_text(batch)[0], "there is no text");
 		if (status == 0)
 			want_true((op == WH_WRITE ? target_check(&f, 0, LENGTH, 0, round) :
@@ -598,6 +599,9 @@ static void cut__regions_meanwhile(void **state)
 
 /* ---- a stopped peer ---------------------------------------------------- */
 
+/* Within this time a wait for a peer that never answers ends. */
+#define BOUND (30 * SECOND)
+
 /* The peer was last heard `after` ns after the connection was made, and stops. */
 static void stop_and_cancel(void *route, int64_t after)
 {
@@ -620,7 +624,7 @@ static void stop_and_cancel(void *route, int64_t after)
 	before = quiet_now();
 	error = wh_batch_cancel(batch);
 	want_true(error == 0 || error == -ETIMEDOUT, "it is %d", error);
-	want_true(quiet_now() - before < SCALE(5, 20) * SECOND, "it took %lld ms",
+	want_true(quiet_now() - before < BOUND, "it took %lld ms",
 		  (long long)((quiet_now() - before) / MS));
 	want_true(batch_now(batch) != -EAGAIN, "it is still running");
 	want(0, wh_batch_free(batch));
@@ -637,7 +641,9 @@ static void stop_and_cancel(void *route, int64_t after)
  * heard. What a cancel promises must not depend on that. */
 static void stopped__cancel(void **state)
 {
-	for (int64_t after = 0; after < 170 * MS; after += 30 * MS)
+	const int64_t third = SCALE(333, 1667) * MS;
+
+	for (int64_t after = 0; after <= third; after += third / 5)
 		stop_and_cancel(*state, after);
 }
 
@@ -651,7 +657,7 @@ static void stopped__peer_close(void **state)
 	child_stop(f.child);
 	before = quiet_now();
 	fixture_close_initiator(&f);
-	want_true(quiet_now() - before < SCALE(5, 20) * SECOND, "it took %lld ms",
+	want_true(quiet_now() - before < BOUND, "it took %lld ms",
 		  (long long)((quiet_now() - before) / MS));
 	child_continue(f.child);
 	child_exit(f.child);

@@ -99,7 +99,6 @@ static void mesh_run(const struct route *route, int size)
 {
 	struct mesh mesh;
 
-	harness_limit(40);
 	mesh_open(&mesh, route, size);
 	for (uint64_t round = 0; round < SCALE(3, 1); round++) {
 		mesh_round(&mesh, route, WH_WRITE, 100 * round + 10);
@@ -184,7 +183,6 @@ static void threads__one_peer(void **state)
 	struct worker workers[THREADS];
 	struct fixture f;
 
-	harness_limit(30);
 	fixture_open_with(&f, *state, THREADS * PART, NULL, &options);
 	for (uint64_t i = 0; i < THREADS; i++) {
 		workers[i] = (struct worker){ .f = &f, .number = i };
@@ -365,7 +363,6 @@ static void regions__hundred_thousand(void **state)
 	int64_t start;
 
 	(void)state;
-	harness_limit(40);
 	child_regions(child, memory, length, count, "the.last-one");
 	address = child_address(child, memory);
 	proxy = proxy_start(child->url);
@@ -475,7 +472,6 @@ static void regions__gone_in_mid_transfer(void **state)
 	struct fixture f;
 	const uint64_t length = 16 * MIB;
 
-	harness_limit(30);
 	fixture_open(&f, *state, length);
 	for (int round = 0; round < 4; round++) {
 		int status, region;

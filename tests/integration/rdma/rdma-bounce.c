@@ -152,7 +152,6 @@ static void rails__last_breaks(void **state)
 	struct duo duo;
 
 	(void)state;
-	harness_limit(60);
 	for (uint32_t kind = 0; kind < 2; kind++) {
 		duo_open(&duo, kind ? WH_MEMORY_DEVICE : WH_MEMORY_PAGEABLE, WH_MEMORY_DEVICE,
 			 "staged");

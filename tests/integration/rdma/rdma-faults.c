@@ -167,7 +167,6 @@ static void queue_pair_broken(int status, unsigned after, const char *word)
 	struct wh_batch *batch;
 	struct fixture f;
 
-	harness_limit(40);
 	open_both(&f);
 	pattern_fill(f.local, LENGTH, 0, 7);
 	batch = blocks_of(&f, WH_WRITE, 1);
@@ -210,7 +209,6 @@ static void silent__goes_by_tcp(void **state)
 	struct fixture f;
 
 	(void)state;
-	harness_limit(40);
 	open_both(&f);
 	batch = blocks_of(&f, WH_WRITE, 1);
 	want(0, batch_run(batch));
@@ -234,7 +232,6 @@ static void silent__cancel(void **state)
 	struct fixture f;
 
 	(void)state;
-	harness_limit(40);
 	open_both(&f);
 	batch = blocks_of(&f, WH_WRITE, 1);
 	other = blocks_of(&f, WH_WRITE, 1);
@@ -263,7 +260,6 @@ static void broken__cancelled_meanwhile(void **state)
 	struct fixture f;
 
 	(void)state;
-	harness_limit(60);
 	open_both(&f);
 	batch = fragments_of(&f, WH_WRITE, 64);
 	for (unsigned int round = 0; round < 20; round++) {
@@ -298,7 +294,6 @@ static void silent__region_taken_back(void **state)
 	int status;
 
 	(void)state;
-	harness_limit(40);
 	open_both(&f);
 	batch = blocks_of(&f, WH_WRITE, 1);
 	want(0, batch_run(batch));
@@ -325,7 +320,6 @@ static void port__down_in_mid_batch(void **state)
 	struct fixture f;
 
 	(void)state;
-	harness_limit(60);
 	open_both(&f);
 	batch = blocks_of(&f, WH_WRITE, times);
 	want(0, batch_run(batch));

@@ -77,7 +77,6 @@ static void run_until(struct fixture *f, const char *way)
 
 static void open_with(struct fixture *f, const struct child_options *options)
 {
-	harness_limit(60);
 	fixture_open_with(f, &needs_nics, LENGTH, ways, options);
 	run_until(f, BEHIND);
 }
@@ -138,7 +137,6 @@ static void many__at_once(void **state)
 	bool came[BATCHES];
 	struct fixture f;
 
-	harness_limit(100);
 	fixture_open(&f, *state, LENGTH);
 	for (uint32_t i = 0; i < BATCHES; i++) {
 		struct wh_transfer transfer = transfer_of(&f, WH_WRITE, i * EACH, i * EACH, EACH);
@@ -183,7 +181,6 @@ static void many__in_order(void **state)
 	unsigned by_nic = 0;
 	struct fixture f;
 
-	harness_limit(100);
 	fixture_open_with(&f, *state, LENGTH, ways, &small);
 	run_until(&f, "notification: by rdma");
 	for (uint32_t i = 0; i < BATCHES; i++)

@@ -211,7 +211,6 @@ static void bounded__answers(void **state)
 	struct fixture f;
 
 	(void)state;
-	harness_limit(60);
 	rails_fake_nics();
 	fixture_open_with(&f, &needs_nics, RAILS_LENGTH, ours, &one);
 	engine = engine_open(NULL, "none", ours);
@@ -386,7 +385,6 @@ static void cable__speed(void **state)
 	double faster = 0;
 
 	(void)state;
-	harness_limit(90);
 	open_cables(&one, false);
 	open_cables(&two, true);
 	transfer_one = transfer_of(&one, WH_WRITE, 0, 0, TIMED);
@@ -438,7 +436,6 @@ static void cable__pulled(void **state)
 	struct fixture f;
 
 	(void)state;
-	harness_limit(60);
 	open_cables(&f, true);
 	batch = rails_batch(&f, WH_WRITE);
 	want_in_time(batch, "2 rails, RoCE v2");

@@ -118,7 +118,6 @@ static void clock__jumps(void **state)
 	int64_t begun;
 	int memory;
 
-	harness_limit(90);
 	atomic_store(&lost, 0);
 	server_start(&server, *state, NULL);
 	node.config[2] = server.setting;

@@ -212,7 +212,6 @@ static void member__killed(void **state)
 	unsigned leader;
 
 	(void)state;
-	harness_limit(90);
 	server_start_cluster(c.member);
 	leader = leader_of(&c);
 	one_killed(&c, leader, leader); /* the leader, which engines are connected to */

@@ -78,7 +78,6 @@ static void partition__longer_than_the_timeout(void **state)
 	int status;
 
 	(void)state;
-	harness_limit(100);
 	open_pair(&pair, &f, "timeout=1000");
 	want(0, wh_peer_info(f.peer, &before));
 	round_trip(&f, 64, 64, LENGTH - 128, 1);
@@ -123,7 +122,6 @@ static void partition__shorter_than_the_timeout(void **state)
 	struct fixture f;
 
 	(void)state;
-	harness_limit(100);
 	open_pair(&pair, &f, "timeout=20000");
 	pattern_fill(f.local, LENGTH, 0, 4);
 	transfer = transfer_of(&f, WH_WRITE, 0, 0, LENGTH);
@@ -151,7 +149,6 @@ static void network__bad(void **state)
 	struct fixture f;
 
 	(void)state;
-	harness_limit(100);
 	open_pair(&pair, &f, "timeout=20000");
 	for (unsigned i = 0; i < sizeof(ways) / sizeof(ways[0]); i++) {
 		network_pair_disturb(&pair, ways[i]);

@@ -338,9 +338,10 @@ static void damage__stands_still(void **state)
 	(void)state;
 	harness_limit(120);
 	for (int i = 0; i < 2; i++) {
-		const char *const config[] = { settings[i], "idle=1000", NULL };
+		const char *const config[] = { settings[i], "idle=1000", "timeout=5000", NULL };
 
 		options.config[0] = settings[i];
+		options.config[1] = "timeout=5000";
 		fixture_open_with(&f[i], &route_tcp4, LENGTH, config, &options);
 		want(0, wh_peer_close(f[i].peer));
 		proxy[i] = proxy_start(f[i].child->url);

@@ -55,7 +55,6 @@ static void cancel_in_mid_transfer(const struct route *route, uint32_t op)
 	struct fixture f;
 	int canceled = 0;
 
-	harness_limit(40);
 	fixture_open(&f, route, LENGTH);
 	batch = bulk_new(&f, op, 16, NULL);
 	/* If this thread does not run until all is done: once more, without a pause. */
@@ -242,9 +241,8 @@ static void priority__overtakes_bulk(void **state)
 	struct wh_transfer transfer;
 	struct wh_batch *bulk, *small;
 	struct fixture f, less;
-	int overtaken = 0;
+	int overtaken = 0, early = 0;
 
-	harness_limit(40);
 	/* If the bytes can be moved only once, more of them are needed to take some time. */
 	fixture_open(&f, *state, HARNESS_TURNS ? 128 * MIB : LENGTH);
 	less = f; /* concurrent reads and writes do not overlap */
@@ -254,16 +252,22 @@ static void priority__overtakes_bulk(void **state)
 	want(0, wh_batch_new(f.peer, &urgent, &small));
 	want(0, wh_batch_add(small, &transfer, 1));
 	want(0, batch_run(small));
-	want(0, wh_batch_submit(bulk));
-	for (int i = 0; i < 5; i++) {
-		pause_us(2000);
-		want(0, wh_batch_submit(small));
-		want(0, batch_end(small, PATIENCE));
-		overtaken += batch_now(bulk) == -EAGAIN;
+	/* The bulk may end while this thread has no CPU; then once more. Of those that were
+	 * submitted before its end, the last may end after it. */
+	for (int round = 0; round < 20 && !overtaken; round++) {
+		early = 0;
+		want(0, wh_batch_submit(bulk));
+		for (int i = 0; i < 5; i++) {
+			pause_us(2000);
+			early += batch_now(bulk) == -EAGAIN;
+			want(0, wh_batch_submit(small));
+			want(0, batch_end(small, PATIENCE));
+			overtaken += batch_now(bulk) == -EAGAIN;
+		}
+		want(0, batch_end(bulk, 3 * PATIENCE));
 	}
-	want(0, batch_end(bulk, 3 * PATIENCE));
-	want_true(overtaken >= (HARNESS_TURNS ? 1 : 5), "the bulk was overtaken %d times of 5",
-		  overtaken);
+	want_true(overtaken && overtaken >= early - 1, "the bulk was overtaken %d times of %d",
+		  overtaken, early);
 	want(0, wh_batch_free(bulk));
 	want(0, wh_batch_free(small));
 	fixture_close(&f);

@@ -256,7 +256,6 @@ static void cut_under_way(bool self)
 	pthread_t thread;
 	struct pair pair;
 
-	harness_limit(60);
 	pair_open(&pair, self, false);
 	want(0, pthread_create(&thread, NULL, cut_and_mend, &pair));
 	while (pthread_tryjoin_np(thread, NULL)) {
@@ -368,7 +367,6 @@ static void hangs_and_comes_back(bool self, uint32_t op)
 	struct pair pair;
 	int64_t begun;
 
-	harness_limit(60);
 	pair_open(&pair, self, true);
 	hung_fd = pair.fd;
 	want(0, wh_region_register(pair.owner, there, MIB, &access, &memory));
@@ -429,7 +427,6 @@ static void hang__cancel(void **state)
 	int64_t begun;
 
 	(void)state;
-	harness_limit(60);
 	pair_open(&pair, false, true);
 	hung_fd = pair.fd;
 	batch = pair_batch(&pair, WH_READ, 0, LENGTH);
@@ -470,7 +467,6 @@ static void cached_open(struct cached *test, bool own)
 					    .name = "memory",
 					    .access = ACCESS_BOTH };
 
-	harness_limit(60);
 	*test = (struct cached){ .own = own, .there = pages_new(LENGTH) };
 	pair_open(&test->pair, false, true);
 	if (!kernel_knows_cache(test->pair.fd)) {

@@ -129,7 +129,6 @@ static void local__both_directions(void **state)
 	struct fixture f;
 	struct ours ours;
 
-	harness_limit(60);
 	fixture_open(&f, *state, LENGTH);
 	ours_open(&ours, f.engine);
 	for (uint64_t i = 0; i < 3; i++) {
@@ -170,7 +169,6 @@ static void local__pages(void **state)
 	struct fixture f;
 	struct ours ours;
 
-	harness_limit(60);
 	fixture_open(&f, *state, LENGTH);
 	ours_open(&ours, f.engine);
 	ours_fill(&ours, 3);

@@ -326,7 +326,6 @@ static void stale__never_over_newer(void **state)
 	struct fixture f;
 	size_t kept = 0;
 
-	harness_limit(60);
 	fixture_open_with(&f, *state, LENGTH, one, NULL);
 	want(0, wh_peer_close(f.peer));
 	proxy = proxy_start(f.child->url);

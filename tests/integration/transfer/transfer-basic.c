@@ -16,7 +16,6 @@ static void small__odd_sizes(void **state)
 	struct fixture f;
 	uint64_t step = SCALE(2, 18);
 
-	harness_limit(40);
 	fixture_open(&f, *state, 64 * KIB);
 	for (uint64_t size = 1; size <= SMALL; size += step)
 		round_trip(&f, 64 + size * 61 % 4096, 128 + size * 37 % 8192, size, size);
@@ -48,7 +47,6 @@ static void large__whole_region(void **state)
 {
 	struct fixture f;
 
-	harness_limit(40);
 	fixture_open(&f, *state, LARGE);
 	round_trip(&f, 0, 0, LARGE, 21);
 	fixture_close(&f);

@@ -130,7 +130,6 @@ static void random__pages(void **state)
 	struct shape shape = { .count = SCALE(16384, 4096), .block = 4096 };
 	struct fixture f;
 
-	harness_limit(30);
 	shape.local_offsets = offsets_new(shape.count, 4096, 3);
 	shape.remote_offsets = offsets_new(shape.count, 4096, 4);
 	fixture_open(&f, *state, 4096 * shape.count);

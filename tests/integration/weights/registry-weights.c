@@ -15,7 +15,6 @@ static void versions__by_name(void **state)
 	static struct server server;
 
 	(void)state;
-	harness_limit(100);
 	server_start(&server, &server_wherry, NULL);
 	model.config[0] = server.setting;
 	group_versions(&model);
