@@ -157,7 +157,7 @@ int wh_engine_fd(const struct wh_engine *engine);
 
 struct wh_peer_options {
 	size_t size;
-	/* How long to try to connect, in ns; 0: 5 s. */
+	/* How long to try to connect, in ns; 0: 5 s, or the setting `timeout` if that is longer. */
 	int64_t timeout;
 	/* A queue: the call returns without waiting, and the queue receives one completion with
 	 * `peer` when the peer is connected, or cannot be reached. NULL: the call waits. */

@@ -243,6 +243,17 @@ static int peer_open_by_queue(struct wh_peer *peer, const struct wh_peer_options
 	return 0;
 }
 
+/* How long to try to connect, in ns. A program that waits long for a peer which it has waits as
+ * long for a new one. */
+static int64_t peer_patience(const struct wh_engine *engine, const struct wh_peer_options *options)
+{
+	int64_t silence = engine->config.number[WH_SETTING_TIMEOUT] * WH_MS;
+
+	if (options->timeout)
+		return options->timeout;
+	return silence > 5 * WH_SECOND ? silence : 5 * WH_SECOND;
+}
+
 static int peer_try_open(struct wh_engine *engine, const char *url,
 			 const struct wh_peer_options *given, struct wh_peer **out)
 {
@@ -261,7 +272,7 @@ static int peer_try_open(struct wh_engine *engine, const char *url,
 		error = wh_peer_new(engine, url, &peer);
 	if (error)
 		return error;
-	peer->connect_deadline = wh_deadline(options.timeout ? options.timeout : 5 * WH_SECOND);
+	peer->connect_deadline = wh_deadline(peer_patience(engine, &options));
 	error = options.queue ? peer_open_by_queue(peer, &options, out) :
 				peer_open_and_wait(peer, out);
 	if (error)

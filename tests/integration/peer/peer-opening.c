@@ -394,11 +394,30 @@ static void warning__no_shared_memory(void **state)
 	child_exit(child[1]);
 }
 
+/* Without a time of its own an opening takes as long as the setting `timeout` allows. */
+static void opening__as_long_as_the_setting(void **state)
+{
+	const char *const config[] = { "timeout=6000", NULL };
+	struct wh_engine *engine = engine_open(NULL, "none", config);
+	int64_t begun = now();
+	struct wh_peer *peer;
+	char url[64];
+	int fd = silent_server(url);
+
+	(void)state;
+	want_text(-ETIMEDOUT, "does not answer", wh_peer_open(engine, url, NULL, &peer));
+	want_true(now() - begun >= 6 * SECOND, "it gave up after %lld ms",
+		  (long long)((now() - begun) / MS));
+	want(0, wh_engine_close(engine));
+	close(fd);
+}
+
 static const struct CMUnitTest tests[] = {
 	TEST(warning__no_shared_memory),
 	TEST(opening__succeeds),
 	TEST(opening__fails),
 	TEST(opening__times_out),
+	TEST(opening__as_long_as_the_setting),
 	TEST(opening__closed),
 	TEST(opening__many),
 	TEST(opening__in_a_callback),
