@@ -4,7 +4,6 @@
 #include "serve/dir.h"
 
 #include <errno.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +14,7 @@
 #include "dir/beneath.h"
 #include "dir/message.h"
 #include "engine.h"
+#include "serve/requests.h"
 #include "util/clock.h"
 
 #define REQUESTS_MAX 256
@@ -27,13 +27,6 @@
 #define HANDLE_IDLE (900 * WH_SECOND)
 #define ANSWER_IDLE (600 * WH_SECOND)
 #define TICK (5 * WH_SECOND)
-
-struct request {
-	struct request *next;
-	uint64_t client; /* the epoch of its engine */
-	size_t size;
-	uint8_t data[];
-};
 
 /* A file that is open for a client. */
 struct handle {
@@ -74,13 +67,7 @@ struct dir_server {
 	struct answer *answers;
 	size_t answer_count;
 	uint64_t answer_bytes;
-	pthread_t thread;
-	bool started;
-	pthread_mutex_t lock; /* of what follows */
-	pthread_cond_t changed;
-	struct request *first, **last;
-	size_t request_count;
-	bool ending;
+	struct requests requests;
 };
 
 int served_dir_parse(const char *text, bool read_only, struct served_file *out)
@@ -519,14 +506,15 @@ static void fill(struct work *work)
 	}
 }
 
-static void handle_request(struct dir_server *server, const struct request *bytes)
+static void handle_request(void *owner, const struct request *bytes)
 {
+	struct dir_server *server = owner;
 	static const uint8_t none[DIR_TOKEN];
 	struct dir_writer answer = { 0 };
 	struct dir_message request;
 	struct work work = {
 		.server = server,
-		.client = bytes->client,
+		.client = bytes->epoch,
 		.request = &request,
 		.answer = &answer,
 	};
@@ -550,71 +538,16 @@ static void handle_request(struct dir_server *server, const struct request *byte
 
 /* ---- the thread ------------------------------------------------------------------------------ */
 
-static struct request *next_request(struct dir_server *server)
+static int64_t server_tick(void *owner)
 {
-	struct request *request = NULL;
-	struct timespec until;
-
-	clock_gettime(CLOCK_REALTIME, &until);
-	until.tv_sec += TICK / WH_SECOND;
-	pthread_mutex_lock(&server->lock);
-	if (!server->first && !server->ending)
-		pthread_cond_timedwait(&server->changed, &server->lock, &until);
-	if (server->first && !server->ending) {
-		request = server->first;
-		server->first = request->next;
-		server->request_count--;
-		if (!server->first)
-			server->last = &server->first;
-	}
-	pthread_mutex_unlock(&server->lock);
-	return request;
+	close_idle(owner, HANDLE_IDLE);
+	drop_old(owner, ANSWER_IDLE);
+	return TICK;
 }
 
-static bool is_ending(struct dir_server *server)
+void dir_server_take(struct dir_server *server, const struct wh_notification *note)
 {
-	bool ending;
-
-	pthread_mutex_lock(&server->lock);
-	ending = server->ending;
-	pthread_mutex_unlock(&server->lock);
-	return ending;
-}
-
-static void *serve(void *arg)
-{
-	struct dir_server *server = arg;
-
-	while (!is_ending(server)) {
-		struct request *request = next_request(server);
-
-		if (request)
-			handle_request(server, request);
-		free(request);
-		close_idle(server, HANDLE_IDLE);
-		drop_old(server, ANSWER_IDLE);
-	}
-	return NULL;
-}
-
-void dir_server_take(struct dir_server *server, uint64_t client, const void *data, size_t size)
-{
-	struct request *request = server ? malloc(sizeof(*request) + size) : NULL;
-
-	if (!request)
-		return;
-	*request = (struct request){ .client = client, .size = size };
-	memcpy(request->data, data, size);
-	pthread_mutex_lock(&server->lock);
-	if (server->request_count < REQUESTS_MAX) {
-		*server->last = request;
-		server->last = &request->next;
-		server->request_count++;
-		request = NULL;
-		pthread_cond_signal(&server->changed);
-	}
-	pthread_mutex_unlock(&server->lock);
-	free(request);
+	requests_take(&server->requests, note);
 }
 
 /* ---- start and stop -------------------------------------------------------------------------- */
@@ -660,9 +593,10 @@ int dir_server_start(struct wh_engine *engine, struct served_file *dirs, size_t 
 	if (!server)
 		return fail(ENOMEM, "out of memory");
 	server->engine = engine;
-	server->last = &server->first;
-	pthread_mutex_init(&server->lock, NULL);
-	pthread_cond_init(&server->changed, NULL);
+	server->requests = (struct requests){
+		.handle = handle_request, .tick = server_tick, .owner = server, .most = REQUESTS_MAX
+	};
+	requests_init(&server->requests);
 	*out = server;
 	server->directories = calloc(count, sizeof(*server->directories));
 	if (!server->directories)
@@ -674,10 +608,7 @@ int dir_server_start(struct wh_engine *engine, struct served_file *dirs, size_t 
 	}
 	if (code)
 		return code;
-	if (pthread_create(&server->thread, NULL, serve, server))
-		return fail(ENOMEM, "cannot start a thread");
-	server->started = true;
-	return 0;
+	return requests_start(&server->requests);
 }
 
 static int withdraw(struct dir_server *server, int code)
@@ -704,21 +635,8 @@ int dir_server_stop(struct dir_server *server, int code)
 {
 	if (!server)
 		return code;
-	pthread_mutex_lock(&server->lock);
-	server->ending = true;
-	pthread_cond_signal(&server->changed);
-	pthread_mutex_unlock(&server->lock);
-	if (server->started)
-		pthread_join(server->thread, NULL);
+	requests_stop(&server->requests);
 	code = withdraw(server, code);
-	while (server->first) {
-		struct request *request = server->first;
-
-		server->first = request->next;
-		free(request);
-	}
-	pthread_cond_destroy(&server->changed);
-	pthread_mutex_destroy(&server->lock);
 	free(server->directories);
 	free(server);
 	return code;

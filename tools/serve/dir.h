@@ -17,9 +17,9 @@ int served_dir_parse(const char *text, bool read_only, struct served_file *out);
 int dir_server_start(struct wh_engine *engine, struct served_file *dirs, size_t count,
 		     struct dir_server **out);
 
-/* Take a notification whose tag is DIR_TAG, of the client with this epoch. Does not block; a
- * request too many is dropped, and its sender sees no answer. */
-void dir_server_take(struct dir_server *server, uint64_t client, const void *data, size_t size);
+/* Take a notification whose tag is DIR_TAG. Does not block; one too many is dropped, and its sender
+ * sees no answer. */
+void dir_server_take(struct dir_server *server, const struct wh_notification *note);
 
 /* Withdraw everything. Takes the exit code so far and returns it, or its own if that is 0. NULL is
  * no server. */

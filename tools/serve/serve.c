@@ -446,8 +446,7 @@ static int take_notifications(struct server *server)
 		if (notification.tag == SPREAD_TAG)
 			code = take_spread(server, &notification);
 		else if (notification.tag == DIR_TAG && server->dir_server)
-			dir_server_take(server->dir_server, notification.epoch, bytes,
-					notification.length);
+			dir_server_take(server->dir_server, &notification);
 		else if (show)
 			print_notification(notification.sender, notification.tag, bytes,
 					   notification.length);

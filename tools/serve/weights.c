@@ -19,6 +19,7 @@
 
 #include "engine.h"
 #include "platform/machine.h"
+#include "serve/requests.h"
 #include "spread/layout.h"
 #include "util/clock.h"
 #include "util/text.h"
@@ -34,14 +35,6 @@ struct copy {
 	void *address;
 	uint64_t bytes;
 	struct wh_region *region;
-};
-
-struct request {
-	struct request *next;
-	uint64_t epoch;
-	char sender[64];
-	size_t size;
-	uint8_t data[];
 };
 
 struct weights_set {
@@ -69,13 +62,7 @@ struct weights_server {
 	struct weights_set *sets;
 	size_t count;
 	char machine[2 * WH_MACHINE_SIZE + 1];
-	pthread_t thread;
-	bool started;
-	pthread_mutex_t lock;
-	pthread_cond_t changed;
-	bool ending; /* under `lock`, as all below */
-	struct request *first, **last;
-	size_t request_count;
+	struct requests requests;
 };
 
 /* ---- telling the sender ---------------------------------------------------------------------- */
@@ -492,8 +479,9 @@ static void take_end(struct weights_server *server, const struct request *reques
 	}
 }
 
-static void request_handle(struct weights_server *server, const struct request *request)
+static void request_handle(void *owner, const struct request *request)
 {
+	struct weights_server *server = owner;
 	struct spread_message message;
 
 	if (spread_message_decode(request->data, request->size, &message))
@@ -509,69 +497,22 @@ static void request_handle(struct weights_server *server, const struct request *
 
 /* ---- the thread ------------------------------------------------------------------------------ */
 
-/* The next request, or NULL after a while. False: the server ends. */
-static bool request_next(struct weights_server *server, struct request **out)
+static int64_t server_tick(void *owner)
 {
-	int64_t until = TICK_IDLE;
-	struct timespec time;
-	bool ending;
+	struct weights_server *server = owner;
+	int64_t wait = TICK_IDLE;
 
-	for (size_t i = 0; i < server->count; i++)
+	for (size_t i = 0; i < server->count; i++) {
+		set_tick(&server->sets[i]);
 		if (server->sets[i].weights)
-			until = TICK_BUSY;
-	until += wh_now();
-	time = (struct timespec){ until / WH_SECOND, until % WH_SECOND };
-	*out = NULL;
-	pthread_mutex_lock(&server->lock);
-	if (!server->first && !server->ending)
-		pthread_cond_timedwait(&server->changed, &server->lock, &time);
-	ending = server->ending;
-	if (server->first && !ending) {
-		*out = server->first;
-		server->first = (*out)->next;
-		server->request_count--;
-		if (!server->first)
-			server->last = &server->first;
+			wait = TICK_BUSY;
 	}
-	pthread_mutex_unlock(&server->lock);
-	return !ending;
-}
-
-static void *serve(void *arg)
-{
-	struct weights_server *server = arg;
-	struct request *request;
-
-	while (request_next(server, &request)) {
-		if (request)
-			request_handle(server, request);
-		free(request);
-		for (size_t i = 0; i < server->count; i++)
-			set_tick(&server->sets[i]);
-	}
-	return NULL;
+	return wait;
 }
 
 void weights_server_take(struct weights_server *server, const struct wh_notification *note)
 {
-	struct request *request = malloc(sizeof(*request) + note->length);
-
-	if (!request)
-		return;
-	*request = (struct request){ .epoch = note->epoch, .size = note->length };
-	memcpy(request->sender, note->sender, sizeof(request->sender));
-	wh_text_clean(request->sender);
-	memcpy(request->data, note->buffer, note->length);
-	pthread_mutex_lock(&server->lock);
-	if (server->request_count < REQUESTS_MAX) {
-		*server->last = request;
-		server->last = &request->next;
-		server->request_count++;
-		request = NULL;
-		pthread_cond_signal(&server->changed);
-	}
-	pthread_mutex_unlock(&server->lock);
-	free(request);
+	requests_take(&server->requests, note);
 }
 
 /* ---- start and stop -------------------------------------------------------------------------- */
@@ -580,14 +521,7 @@ static int server_init(struct weights_server *server, const struct weights_offer
 		       size_t count)
 {
 	uint8_t machine[WH_MACHINE_SIZE];
-	pthread_condattr_t attributes;
 
-	server->last = &server->first;
-	pthread_mutex_init(&server->lock, NULL);
-	pthread_condattr_init(&attributes);
-	pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-	pthread_cond_init(&server->changed, &attributes);
-	pthread_condattr_destroy(&attributes);
 	/* The second half is the same in all containers of a machine. */
 	wh_machine_identify(machine);
 	for (int i = WH_MACHINE_SIZE / 2; i < WH_MACHINE_SIZE; i++)
@@ -600,10 +534,7 @@ static int server_init(struct weights_server *server, const struct weights_offer
 		server->sets[i].offer = offers[i];
 	}
 	server->count = count;
-	if (pthread_create(&server->thread, NULL, serve, server))
-		return fail(EAGAIN, "cannot start a thread");
-	server->started = true;
-	return 0;
+	return requests_start(&server->requests);
 }
 
 int weights_server_start(struct wh_engine *engine, const struct arguments *arguments,
@@ -616,6 +547,10 @@ int weights_server_start(struct wh_engine *engine, const struct arguments *argum
 		return fail(ENOMEM, "out of memory");
 	server->engine = engine;
 	server->arguments = arguments;
+	server->requests = (struct requests){
+		.handle = request_handle, .tick = server_tick, .owner = server, .most = REQUESTS_MAX
+	};
+	requests_init(&server->requests);
 	*out = server;
 	return server_init(server, offers, count);
 }
@@ -642,22 +577,9 @@ int weights_server_stop(struct weights_server *server, int code)
 {
 	if (!server)
 		return code;
-	pthread_mutex_lock(&server->lock);
-	server->ending = true;
-	pthread_cond_signal(&server->changed);
-	pthread_mutex_unlock(&server->lock);
-	if (server->started)
-		pthread_join(server->thread, NULL);
+	requests_stop(&server->requests);
 	for (size_t i = 0; i < server->count; i++)
 		code = set_stop(&server->sets[i], code);
-	while (server->first) {
-		struct request *request = server->first;
-
-		server->first = request->next;
-		free(request);
-	}
-	pthread_cond_destroy(&server->changed);
-	pthread_mutex_destroy(&server->lock);
 	free(server->sets);
 	free(server);
 	return code;

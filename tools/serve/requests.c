@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "serve/requests.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "command.h"
+#include "util/clock.h"
+#include "util/text.h"
+
+/* The next request, or NULL after `wait` ns. False: the thread ends. */
+static bool request_next(struct requests *requests, int64_t wait, struct request **out)
+{
+	int64_t until = wh_now() + wait;
+	struct timespec time = { until / WH_SECOND, until % WH_SECOND };
+	bool ending;
+
+	*out = NULL;
+	pthread_mutex_lock(&requests->lock);
+	if (!requests->first && !requests->ending)
+		pthread_cond_timedwait(&requests->changed, &requests->lock, &time);
+	ending = requests->ending;
+	if (requests->first && !ending) {
+		*out = requests->first;
+		requests->first = (*out)->next;
+		requests->count--;
+		if (!requests->first)
+			requests->last = &requests->first;
+	}
+	pthread_mutex_unlock(&requests->lock);
+	return !ending;
+}
+
+static void *requests_run(void *argument)
+{
+	struct requests *requests = argument;
+	struct request *request;
+
+	while (request_next(requests, requests->tick(requests->owner), &request)) {
+		if (request)
+			requests->handle(requests->owner, request);
+		free(request);
+	}
+	return NULL;
+}
+
+void requests_init(struct requests *requests)
+{
+	pthread_condattr_t attributes;
+
+	requests->last = &requests->first;
+	pthread_mutex_init(&requests->lock, NULL);
+	pthread_condattr_init(&attributes);
+	pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+	pthread_cond_init(&requests->changed, &attributes);
+	pthread_condattr_destroy(&attributes);
+}
+
+int requests_start(struct requests *requests)
+{
+	if (pthread_create(&requests->thread, NULL, requests_run, requests))
+		return fail(EAGAIN, "cannot start a thread");
+	requests->started = true;
+	return 0;
+}
+
+void requests_take(struct requests *requests, const struct wh_notification *note)
+{
+	struct request *request = malloc(sizeof(*request) + note->length);
+
+	if (!request)
+		return;
+	*request = (struct request){ .epoch = note->epoch, .size = note->length };
+	memcpy(request->sender, note->sender, sizeof(request->sender));
+	wh_text_clean(request->sender);
+	memcpy(request->data, note->buffer, note->length);
+	pthread_mutex_lock(&requests->lock);
+	if (requests->count < requests->most) {
+		*requests->last = request;
+		requests->last = &request->next;
+		requests->count++;
+		request = NULL;
+		pthread_cond_signal(&requests->changed);
+	}
+	pthread_mutex_unlock(&requests->lock);
+	free(request);
+}
+
+void requests_stop(struct requests *requests)
+{
+	pthread_mutex_lock(&requests->lock);
+	requests->ending = true;
+	pthread_cond_signal(&requests->changed);
+	pthread_mutex_unlock(&requests->lock);
+	if (requests->started)
+		pthread_join(requests->thread, NULL);
+	while (requests->first) {
+		struct request *request = requests->first;
+
+		requests->first = request->next;
+		free(request);
+	}
+	pthread_cond_destroy(&requests->changed);
+	pthread_mutex_destroy(&requests->lock);
+}

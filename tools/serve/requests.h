@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A thread of wherry serve that answers what others ask by notifications, in their order: it may
+ * wait for disks and peers, while the thread that receives notifications goes on. */
+#ifndef TOOLS_SERVE_REQUESTS_H
+#define TOOLS_SERVE_REQUESTS_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <wherry/wherry.h>
+
+/* What one notification holds. */
+struct request {
+	struct request *next;
+	uint64_t epoch; /* the sender's engine */
+	char sender[64]; /* its name, fit to be printed */
+	size_t size;
+	uint8_t data[];
+};
+
+struct requests {
+	/* Both on the thread. `handle` answers a request. `tick` does what is due without one: at
+	 * the start, after each request, and after as many ns without one as it returned. */
+	void (*handle)(void *owner, const struct request *request);
+	int64_t (*tick)(void *owner);
+	void *owner;
+	size_t most; /* that wait for the thread */
+
+	/* The thread's own. */
+	pthread_t thread;
+	bool started;
+	pthread_mutex_t lock; /* of what follows */
+	pthread_cond_t changed;
+	struct request *first, **last;
+	size_t count;
+	bool ending;
+};
+
+/* Prepare; the caller has set the first four members. requests_stop() undoes it. */
+void requests_init(struct requests *requests);
+
+/* Start the thread. 0, or an exit code. */
+int requests_start(struct requests *requests);
+
+/* Copy a notification for the thread. Does not block; one too many is dropped, and its sender hears
+ * nothing. */
+void requests_take(struct requests *requests, const struct wh_notification *note);
+
+/* Return when the thread has ended. Requests that wait are dropped. */
+void requests_stop(struct requests *requests);
+
+#endif
