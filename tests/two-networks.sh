@@ -4,7 +4,7 @@
 # shellcheck shell=bash
 unshare --net sleep 1000 &
 other=$!
-for _ in {1..100}; do
+for _ in {1..1200}; do
 	[ "$(readlink "/proc/$other/ns/net")" = "$(readlink /proc/self/ns/net)" ] || break
 	sleep 0.05
 done

@@ -16,7 +16,7 @@ refused() # STATUS TEXT ARGUMENTS...
 	local want=$1 text=$2 status
 
 	shift 2
-	timeout 60 "$wherry" bench "$@" >out 2>err
+	timeout 200 "$wherry" bench "$@" >out 2>err
 	status=$?
 	[ "$status" = "$want" ] && grep -q -F -e "$text" err && return
 	echo "wherry bench $*: status $status"

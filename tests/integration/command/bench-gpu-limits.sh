@@ -10,7 +10,7 @@ script=${TEST_SOURCE:?}/bench/gpu-limits
 [ -n "${TEST_CUDA-}" ] || { echo "it takes the fake CUDA driver"; exit 77; }
 export FAKE_CUBLAS_US=1000
 
-timeout 100 "$script" --wherry "${TEST_COMMAND:?}" --out found --seconds 0.02 \
+timeout 200 "$script" --wherry "${TEST_COMMAND:?}" --out found --seconds 0.02 \
 	--only processes,blocks >out 2>&1
 status=$?
 [ "$status" = 0 ] && python3 - <<'END'
@@ -30,7 +30,7 @@ code=$?
 verdict "rows and files" "$code"
 
 # Whatever is left out is said, and no file pretends otherwise.
-timeout 100 "$script" --wherry "$TEST_COMMAND" --out late --seconds 0.02 --within -1 \
+timeout 200 "$script" --wherry "$TEST_COMMAND" --out late --seconds 0.02 --within -1 \
 	--only within >out 2>&1
 [ $? = 1 ] && [ "$(grep -c 'left out, no time: within' out)" = 3 ] && [ ! -e late/within.json ]
 verdict "no time left" $?

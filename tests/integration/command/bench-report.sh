@@ -13,7 +13,7 @@ unset TEST_CUDA
 # Run wherry bench: its exit status is stored in $status, its output in the files out and err.
 bench()
 {
-	timeout 100 "$wherry" bench "$@" >out 2>err
+	timeout 200 "$wherry" bench "$@" >out 2>err
 	status=$?
 }
 

@@ -13,7 +13,7 @@ unset "${!WHERRY_@}"
 # Run wherry bench, which must succeed. The file json gets its JSON, one value per line.
 measured() # ARGUMENTS...
 {
-	timeout 100 "$wherry" bench "$@" --json json >out 2>err && return
+	timeout 200 "$wherry" bench "$@" --json json >out 2>err && return
 	echo "wherry bench $* ends with $?"
 	cat out err
 	return 1
@@ -70,7 +70,7 @@ timed() # TRUST LIMIT ARGUMENTS...
 	local trust=$1 limit=$2
 
 	shift 2
-	timeout 100 "$wherry" bench --handshake --seconds 0.1 -c transports=tcp "$@" --json json \
+	timeout 200 "$wherry" bench --handshake --seconds 0.1 -c transports=tcp "$@" --json json \
 		>out 2>err
 	case $? in
 	0 | 2) ;;
@@ -90,7 +90,7 @@ verdict "connecting with a key and TLS" $?
 timed "certificates, TLS 1.3" null -c tls=1 "${few[@]: -6}"
 verdict "connecting with certificates" $?
 
-timeout 60 "$wherry" bench --handshake -c tls=1 -c tls_cert=me.pem >out 2>err
+timeout 200 "$wherry" bench --handshake -c tls=1 -c tls_cert=me.pem >out 2>err
 { [ $? = 64 ] && grep -q "tls_key is not set" err; } || { cat out err && false; }
 verdict "certificates of which a part is not named" $?
 exit $failed

@@ -12,7 +12,7 @@ unset "${!WHERRY_@}"
 # Run wherry: its exit status is stored in $status, its output in the files out and err.
 run()
 {
-	timeout 60 "$wherry" "$@" >out 2>err
+	timeout 200 "$wherry" "$@" >out 2>err
 	status=$?
 }
 
@@ -63,7 +63,7 @@ serve() # ARGUMENTS...
 	rm -f serve.out
 	"$wherry" serve "$@" >serve.out 2>serve.err &
 	server=$!
-	for ((i = 0; i < 200; i++)); do
+	for ((i = 0; i < 1200; i++)); do
 		[ -s serve.out ] && break
 		sleep 0.05
 	done
@@ -326,7 +326,7 @@ notify=${TEST_BUILD:-.}/examples/example-notify
 if [ -x "$notify" ]; then
 	serve --memory host:8MiB:mailbox --notifications
 	"$notify" send "$url"
-	for _ in $(seq 200); do # it has arrived, but another thread prints it
+	for _ in $(seq 1200); do # it has arrived, but another thread prints it
 		[ "$(wc -l <serve.out)" = 1 ] || break
 		sleep 0.05
 	done
@@ -526,7 +526,7 @@ while True:
     c.sendall(struct.pack("<IHH", len(body), 3 if sys.argv[1] == "refused" else 2, 0) + body)
     c.close()' "$2" >port 2>/dev/null &
 	server=$!
-	for _ in $(seq 200); do
+	for _ in $(seq 1200); do
 		[ -s port ] && break
 		sleep 0.05
 	done

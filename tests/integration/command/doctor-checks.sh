@@ -216,7 +216,7 @@ change() # FILE PATTERN LINE
 
 doctor() # ARGUMENTS...: run it on the case's tree
 {
-	env -u CUDA_VISIBLE_DEVICES FAKE_NVML="$PWD/tree/nvml.txt" timeout 30 "$wherry" doctor \
+	env -u CUDA_VISIBLE_DEVICES FAKE_NVML="$PWD/tree/nvml.txt" timeout 200 "$wherry" doctor \
 		--root tree "$@" >out 2>err
 	status=$?
 }

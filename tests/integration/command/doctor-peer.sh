@@ -34,7 +34,7 @@ serve() # SETTINGS...
 	env "$@" nsenter --net="/proc/$other/ns/net" "$wherry" serve --memory host:1MiB \
 		--name over-there --listen 10.79.0.2:7000 >served 2>&1 &
 	server=$!
-	for _ in {1..200}; do
+	for _ in {1..1200}; do
 		grep -q '^wherry://' served && return 0
 		sleep 0.05
 	done

@@ -14,7 +14,7 @@ refused() # STATUS TEXT COMMAND...
 	local want=$1 text=$2 status
 
 	shift 2
-	timeout 60 "$@" >"$directory/out" 2>"$directory/err"
+	timeout 200 "$@" >"$directory/out" 2>"$directory/err"
 	status=$?
 	[ $status = "$want" ] && grep -q -F -e "$text" "$directory/out" "$directory/err" && return
 	echo "$*: $status"

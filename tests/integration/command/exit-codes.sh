@@ -19,7 +19,7 @@ ends() # STATUS TEXT COMMAND...
 	local want=$1 text=$2 status lines=1
 
 	shift 2
-	timeout 60 "$@" >out 2>err
+	timeout 200 "$@" >out 2>err
 	status=$?
 	[ "$want" = 64 ] && lines=2
 	[ $status = "$want" ] && [ "$(wc -l <err)" = $lines ] && [ ! -s out ] &&
@@ -47,7 +47,7 @@ start() # COMMAND...
 	rm -f served
 	"$@" >served 2>log &
 	server=$!
-	for _ in $(seq 400); do
+	for _ in $(seq 1200); do
 		[ -s served ] && break
 		sleep 0.05
 	done
@@ -128,7 +128,7 @@ start "$wherry" serve -m host:1MiB -c keyfile=key --read-only
 ends 2 "may not be written" "$wherry" copy data "$url/host" -c keyfile=key
 verdict "2: a right that is not granted" $?
 # The name could belong to a dead engine, so serve waits for the lease to end, and says so.
-timeout 60 "$wherry" serve -m host:1MiB -n node1 -c "registry=$registry" >out 2>err
+timeout 200 "$wherry" serve -m host:1MiB -n node1 -c "registry=$registry" >out 2>err
 [ $? = 2 ] && [ ! -s out ] && grep -q "at most [0-9]* s more" err && tail -n 1 err |
 	grep -q "is taken by a live engine"
 verdict "2: a name that is taken" $?
@@ -147,7 +147,7 @@ verdict "64: a wrong variable" $?
 for command in "copy data $plain/host" "explain $plain" \
 	"bench -s 8 --seconds 0.01 --peer $plain"; do
 	# shellcheck disable=SC2086 # words
-	timeout 60 "$wherry" $command -c keyfile=key >out 2>err ||
+	timeout 200 "$wherry" $command -c keyfile=key >out 2>err ||
 		{ cat err; verdict "0: $command" 1; }
 done
 verdict "0: done" 0

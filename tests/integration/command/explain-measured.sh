@@ -55,7 +55,7 @@ python3 compare.py "$wherry" self
 verdict "of two memories" $?
 
 "$wherry" serve -m host:64MiB:large -m host:1MiB:small >served &
-for _ in $(seq 400); do
+for _ in $(seq 1200); do
 	[ -s served ] && break
 	sleep 0.05
 done

@@ -16,7 +16,7 @@ check() # NAME STATUS TEXT ARGUMENTS...
 	local name=$1 want=$2 text=$3 status
 
 	shift 3
-	timeout 100 "$wherry" "$@" >out 2>err
+	timeout 200 "$wherry" "$@" >out 2>err
 	status=$?
 	if [ "$status" != "$want" ] || ! cat out err | grep -q -F -e "$text"; then
 		echo "wherry $*: status $status, not $want with '$text'"
@@ -56,7 +56,7 @@ other=cuda:$((gpus - 1))
 "$wherry" serve -m cuda:0:8MiB -m cuda:0:4MiB -m "vmm:$other:8MiB:vmm" -m pinned:8MiB \
 	-m managed:cuda:0:8MiB >url &
 server=$!
-for ((i = 0; i < 200; i++)); do
+for ((i = 0; i < 1200; i++)); do
 	grep -q wherry:// url 2>/dev/null && break
 	sleep 0.1
 done
@@ -98,7 +98,7 @@ windows() # NAME TEXT OPTIONS...: receive a file over TCP; the server's log must
 		env "${TEST_PRELOAD_BY:-LD_PRELOAD}=$(dirname "$TEST_CUDA")/libfake-nvidia.so" \
 		"$wherry" serve -m cuda:0:8MiB --verbose "$@" >url 2>log &
 	server=$!
-	for ((i = 0; i < 200; i++)); do
+	for ((i = 0; i < 1200; i++)); do
 		grep -q wherry:// url 2>/dev/null && break
 		sleep 0.1
 	done

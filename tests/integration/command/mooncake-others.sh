@@ -63,7 +63,7 @@ copies() # NAME TEXT ARGUMENTS...
 	local name=$1 text=$2
 
 	shift 2
-	if ! timeout 60 "$wherry" copy "$@" >out 2>&1 || ! grep -q -F -e "$text" out; then
+	if ! timeout 200 "$wherry" copy "$@" >out 2>&1 || ! grep -q -F -e "$text" out; then
 		cat out
 		false
 	fi
@@ -123,7 +123,7 @@ in_a_store() # NAME METADATA
 # Wait until a server listens on PORT.
 listens() # PORT
 {
-	for _ in $(seq 600); do
+	for _ in $(seq 1200); do
 		(: <"/dev/tcp/127.0.0.1/$1") 2>/dev/null && return
 		sleep 0.1
 	done

@@ -24,7 +24,7 @@ start() # LINES COMMAND...
 	rm -f ready
 	"$@" >ready 2>log &
 	started=$!
-	for _ in $(seq 600); do
+	for _ in $(seq 1200); do
 		[ -e ready ] && [ "$(wc -l <ready)" -ge "$lines" ] && return
 		kill -0 "$started" 2>/dev/null || break
 		sleep 0.05
@@ -46,7 +46,7 @@ says() # NAME STATUS TEXT ARGUMENTS...
 	local name=$1 want=$2 text=$3 status
 
 	shift 3
-	timeout 60 "$wherry" "$@" >out 2>err
+	timeout 200 "$wherry" "$@" >out 2>err
 	status=$?
 	if [ "$status" != "$want" ] || ! cat out err | grep -q -F -e "$text"; then
 		echo "wherry $*: status $status, not $want with '$text'"

@@ -29,7 +29,7 @@ copies() # NAME TEXT ARGUMENTS...
 	local name=$1 text=$2
 
 	shift 2
-	if ! timeout 60 "$wherry" copy "$@" >out 2>&1 || ! grep -q -F -e "$text" out; then
+	if ! timeout 200 "$wherry" copy "$@" >out 2>&1 || ! grep -q -F -e "$text" out; then
 		cat out
 		false
 	fi

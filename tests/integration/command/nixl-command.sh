@@ -54,7 +54,7 @@ says() # STATUS TEXT ARGUMENTS...
 	local want=$1 text=$2 status
 
 	shift 2
-	timeout 60 "${as[@]}" "$wherry" nixl "$@" >out 2>err </dev/null
+	timeout 200 "${as[@]}" "$wherry" nixl "$@" >out 2>err </dev/null
 	status=$?
 	[ $status = "$want" ] && cat out err | grep -q -F -e "$text" && return
 	echo "wherry nixl $*: status $status, wanted $want with '$text'"

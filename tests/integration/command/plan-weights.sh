@@ -13,7 +13,7 @@ fails() # STATUS TEXT ARGUMENT...
 	local want=$1 text=$2 status
 
 	shift 2
-	timeout 60 "$wherry" plan "$@" >out 2>err
+	timeout 200 "$wherry" plan "$@" >out 2>err
 	status=$?
 	[ $status = "$want" ] && [ "$(wc -l <err)" -le 2 ] && grep -q -F -e "$text" err && return
 	echo "plan $*: $status"

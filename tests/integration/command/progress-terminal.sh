@@ -77,7 +77,7 @@ shows() # NAME PATTERN COLUMNS ARGUMENT...
 # ---- copy -------------------------------------------------------------------------------------
 
 "$wherry" serve -m host:1GiB >url &
-for ((i = 0; i < 100; i++)); do
+for ((i = 0; i < 1200; i++)); do
 	[ -s url ] && break
 	sleep 0.1
 done
@@ -197,7 +197,7 @@ with socket.create_server(("127.0.0.1", 0)) as server:
     print(f"wherry://127.0.0.1:{server.getsockname()[1]}", flush=True)
     time.sleep(60)
 PYTHON
-for ((i = 0; i < 100; i++)); do
+for ((i = 0; i < 1200; i++)); do
 	[ -s silent ] && break
 	sleep 0.1
 done
@@ -228,7 +228,7 @@ PYTHON
 cat >ended <<'SHELL'
 #!/usr/bin/env bash
 "$ended" "$@" &
-for ((i = 0; i < 500; i++)); do
+for ((i = 0; i < 1200; i++)); do
 	[ -s out ] && break
 	sleep 0.1
 done
@@ -242,7 +242,7 @@ wherry=$PWD/ended shows "registry: a long log" \
 grep -q '^http://127.0.0.1:[0-9]*$' out && [ ! -s left ]
 verdict "registry: and then its address" $?
 "$wherry" registry --file long.log -l 127.0.0.1:0 >ready 2>err &
-for ((i = 0; i < 100; i++)); do
+for ((i = 0; i < 1200; i++)); do
 	[ -s ready ] && break
 	sleep 0.1
 done

@@ -50,7 +50,7 @@ for kind in path abstract; do
 done
 
 # systemd would wait for a word that does not come.
-timeout 60 env NOTIFY_SOCKET="$directory/nobody" "$command" registry --listen 127.0.0.1:0 \
+timeout 200 env NOTIFY_SOCKET="$directory/nobody" "$command" registry --listen 127.0.0.1:0 \
 	>"$directory/out" 2>&1
 status=$?
 cat "$directory/out"

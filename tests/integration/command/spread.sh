@@ -40,7 +40,7 @@ all_have() # FILE URL...
 	shift
 	for at; do
 		rm -f back
-		timeout 100 "$wherry" copy --quiet "$at" back && cmp "$file" back || return 1
+		timeout 200 "$wherry" copy --quiet "$at" back && cmp "$file" back || return 1
 	done
 }
 
@@ -77,7 +77,7 @@ end() # they end well
 # So small pieces that a file of some MB has many.
 spread()
 {
-	timeout 100 "$wherry" spread "$@" >out 2>err
+	timeout 200 "$wherry" spread "$@" >out 2>err
 }
 hand_on=(--separate-hosts --chunk 512KiB --piece 128KiB)
 
@@ -162,7 +162,7 @@ reader()
 
 	until [ -e enough ]; do
 		rm -f seen
-		if timeout 100 "$wherry" copy --quiet "$1" seen 2>/dev/null; then
+		if timeout 200 "$wherry" copy --quiet "$1" seen 2>/dev/null; then
 			cmp -s one seen || cmp -s two seen || cmp -s small seen || return 1
 			copies=$((copies + 1))
 		elif [ -e seen ]; then
@@ -319,7 +319,7 @@ verdict "after a sender that was killed, the next one succeeds" $?
 # Two at once: one of them is refused, or comes behind the other.
 begin long "${urls[@]}" "${slow[@]}"
 until_so is_member "${receivers[0]}"
-timeout 100 "$wherry" spread two "${urls[@]}" >out2 2>err2
+timeout 200 "$wherry" spread two "${urls[@]}" >out2 2>err2
 second=$?
 wait $spreading
 first=$?

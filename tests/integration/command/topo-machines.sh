@@ -22,7 +22,7 @@ topo() # MACHINE ARGUMENTS...
 	local machine=$1
 
 	shift
-	FAKE_NVML=$machine/nvml.txt timeout 30 "$wherry" topo --root "$machine" "$@"
+	FAKE_NVML=$machine/nvml.txt timeout 200 "$wherry" topo --root "$machine" "$@"
 }
 
 # ---- against nvidia-smi -----------------------------------------------------------------------

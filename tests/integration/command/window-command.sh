@@ -25,7 +25,7 @@ expect() # STATUS TEXT ARGUMENTS...
 	local want=$1 text=$2 status
 
 	shift 2
-	preloaded "$preload" timeout 100 "$wherry" window "$@" >out 2>err
+	preloaded "$preload" timeout 200 "$wherry" window "$@" >out 2>err
 	status=$?
 	if [ "$status" != "$want" ] || ! cat out err | grep -q -F -e "$text"; then
 		echo "wherry window $*: status $status, not $want with '$text'"

@@ -15,7 +15,7 @@ mkdir -m 700 "$places" && export WHERRY_OBSERVE=$places
 first_line() # FILE PATTERN
 {
 	: >>"$1"
-	for _ in $(seq 600); do
+	for _ in $(seq 1200); do
 		grep -m 1 -o -- "$2" "$1" && return
 		sleep 0.05
 	done

@@ -21,7 +21,7 @@ start() # NAME COMMAND...
 	shift
 	"$@" >"$name.out" 2>"$name.err" &
 	process=$!
-	for ((i = 0; i < 400; i++)); do
+	for ((i = 0; i < 1200; i++)); do
 		[ -s "$name.out" ] && break
 		kill -0 "$process" 2>/dev/null || break
 		sleep 0.05
@@ -121,7 +121,7 @@ if "$wherry" exporter --metrics 127.0.0.1:0x 2>&1 | grep -q 'without libmicrohtt
 fi
 while IFS='|' read -r words text; do
 	read -r -a arguments <<<"$words"
-	! timeout 20 "$wherry" "${arguments[@]}" >out 2>err && grep -q -F -e "$text" err
+	! timeout 200 "$wherry" "${arguments[@]}" >out 2>err && grep -q -F -e "$text" err
 	verdict "wherry $words" $?
 done <<'LINES'
 exporter --metrics 127.0.0.1|is not ADDR:PORT
@@ -157,7 +157,7 @@ told() # PATTERN
 {
 	local i
 
-	for ((i = 0; i < 100; i++)); do
+	for ((i = 0; i < 1200; i++)); do
 		fetch "$machine" out && lint out && grep -q -- "$1" out && return
 		sleep 0.1
 	done
@@ -220,7 +220,7 @@ verdict "wherry exporter tells the same" $?
 	WHERRY_TRANSPORTS=tcp "$wherry" bench -t tcp -o write -s 64KiB,1MiB --seconds 2 >bench.out \
 		2>&1 &
 	process=$!
-	for ((i = 0; i < 100; i++)); do
+	for ((i = 0; i < 1200; i++)); do
 		sleep 0.1
 		fetch "$all" out
 		[ "$(value out 'wherry_peer_transfer_bytes_total.*transport="tcp",op="write"')" != \

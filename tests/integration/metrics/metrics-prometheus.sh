@@ -21,7 +21,7 @@ start() # NAME COMMAND...
 
 	shift
 	"$@" >"$name.out" 2>"$name.err" &
-	for ((i = 0; i < 400; i++)); do
+	for ((i = 0; i < 1200; i++)); do
 		[ -s "$name.out" ] && break
 		sleep 0.05
 	done

@@ -57,7 +57,7 @@ put /sys/class/net/ens1/statistics/rx_bytes 5
 
 top() # ARGUMENTS...
 {
-	FAKE_NVML=hgx/nvml.txt timeout 60 "$wherry" top --root hgx "$@"
+	FAKE_NVML=hgx/nvml.txt timeout 200 "$wherry" top --root hgx "$@"
 }
 
 # ---- text, CSV, JSON --------------------------------------------------------------------------
@@ -210,7 +210,7 @@ for result in 15 16; do
 	{
 		local i
 
-		for ((i = 0; i < 200 && $(wc -l <out) < $1; i++)); do
+		for ((i = 0; i < 1200 && $(wc -l <out) < $1; i++)); do
 			sleep 0.05
 		done
 	}
@@ -255,7 +255,7 @@ made() # NAME PEERS HOW
 
 	python3 "$TEST_SOURCE/tests/integration/lib/metrics_engine.py" "engines/$1.observe" "$2" \
 		"$3" >"$1.out" &
-	for ((i = 0; i < 200; i++)); do
+	for ((i = 0; i < 1200; i++)); do
 		[ -s "$1.out" ] && break
 		sleep 0.05
 	done
@@ -571,7 +571,7 @@ verdict "a terminal that is not known" $?
 # time; of the live view, which runs until a key is pressed, from what 11 s more take. Other work on
 # the machine makes the times longer, hardly the CPU's part of it.
 if [ -z "${TEST_SLOW-}" ]; then
-	FAKE_NVML=hgx/nvml.txt timeout 100 python3 - "$wherry" <<'PYTHON'
+	FAKE_NVML=hgx/nvml.txt timeout 200 python3 - "$wherry" <<'PYTHON'
 import fcntl, itertools, os, pty, select, struct, subprocess, sys, termios, time
 
 COMMAND = [sys.argv[1], "top", "--root", "hgx"]

@@ -18,7 +18,7 @@ export WHERRY_CUDA=off WHERRY_RDMA=off
 same() # NAME METADATA SEGMENT
 {
 	ask sum
-	[ "$reply" = "$(timeout 100 "$peer" sum "$2" "client$RANDOM" host "$3" "$address" \
+	[ "$reply" = "$(timeout 200 "$peer" sum "$2" "client$RANDOM" host "$3" "$address" \
 		"$length")" ]
 	verdict "$1" $?
 }
@@ -26,7 +26,7 @@ same() # NAME METADATA SEGMENT
 # It is not found there.
 same_fails() # METADATA SEGMENT
 {
-	! timeout 100 "$peer" sum "$1" "client$RANDOM" host "$2" "$address" "$length" >out 2>&1 &&
+	! timeout 200 "$peer" sum "$1" "client$RANDOM" host "$2" "$address" "$length" >out 2>&1 &&
 		grep -q 'no engine has the name' out
 	verdict "redis: another cluster does not find it" $?
 }
@@ -37,7 +37,7 @@ with()
 	serve "$2" prefill-7 host
 	[ "$name" != "" ]
 	verdict "$1: a server" $?
-	timeout 100 "$peer" client "$2" decode-3 host prefill-7 "$address" "$length" shm >out 2>err
+	timeout 200 "$peer" client "$2" decode-3 host prefill-7 "$address" "$length" shm >out 2>err
 	verdict "$1: a client that knows the name" $?
 	grep -F -e FAILED out
 	cat err
@@ -47,10 +47,10 @@ with()
 	verdict "$1: the name is taken" $?
 	ask more
 	address=$reply
-	timeout 100 "$peer" client "$2" decode-3 host prefill-7 "$address" "$length" shm >out 2>err
+	timeout 200 "$peer" client "$2" decode-3 host prefill-7 "$address" "$length" shm >out 2>err
 	verdict "$1: memory that was registered later" $?
 	ask less
-	! timeout 100 "$peer" sum "$2" decode-4 host prefill-7 "$address" "$length" >out 2>&1
+	! timeout 200 "$peer" sum "$2" decode-4 host prefill-7 "$address" "$length" >out 2>&1
 	verdict "$1: and is gone" $?
 	finish "$1"
 	! "$peer" sum "$2" decode-5 host prefill-7 "$address" "$length" >out 2>&1 &&

@@ -36,7 +36,7 @@ ours_to() # NAME METADATA OWN-NAME PLACE
 		sleep 0.05
 	done
 	read -r name address <ready
-	timeout 100 "$peer" client "${2:-P2PHANDSHAKE}" "$3" "$4" "$name" "$address" 4194304 \
+	timeout 200 "$peer" client "${2:-P2PHANDSHAKE}" "$3" "$4" "$name" "$address" 4194304 \
 		mooncake >out 2>err
 	local status=$?
 	cat err

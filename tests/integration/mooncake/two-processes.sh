@@ -21,7 +21,7 @@ export FAKE_VERBS_WORLD=$directory/world
 by() # ROUTE PLACE PLACE
 {
 	serve P2PHANDSHAKE 127.0.0.1:0 "$3"
-	timeout 100 "$peer" client P2PHANDSHAKE 127.0.0.1 "$2" "$name" "$address" "$length" "$1" \
+	timeout 200 "$peer" client P2PHANDSHAKE 127.0.0.1 "$2" "$name" "$address" "$length" "$1" \
 		>out 2>err
 	local status=$?
 	sed "s/\] /&$1, $2 to $3: /" out
@@ -31,7 +31,7 @@ by() # ROUTE PLACE PLACE
 	[ "$reply" = '2 [client: two "blocks"] [client: alone]' ]
 	verdict "$1, $2 to $3: notifications" $?
 	ask sum
-	[ "$reply" = "$(timeout 100 "$peer" sum P2PHANDSHAKE 127.0.0.1 "$2" "$name" "$address" \
+	[ "$reply" = "$(timeout 200 "$peer" sum P2PHANDSHAKE 127.0.0.1 "$2" "$name" "$address" \
 		"$length")" ]
 	verdict "$1, $2 to $3: what the client reads is what the server has" $?
 	finish "$1, $2 to $3"

@@ -16,7 +16,7 @@ start() # OPTIONS...
 	: >url
 	"$wherry" registry --listen 127.0.0.1:0 "$@" >url 2>err &
 	server=$!
-	for _ in $(seq 600); do
+	for _ in $(seq 1200); do
 		url=$(cat url)
 		[ -n "$url" ] && return
 		kill -0 "$server" 2>/dev/null || break
@@ -72,7 +72,7 @@ refused() # STATUS TEXT ARGUMENTS...
 	local want=$1 text=$2 status
 
 	shift 2
-	timeout 20 "$wherry" "$@" >out 2>err
+	timeout 200 "$wherry" "$@" >out 2>err
 	status=$?
 	[ "$status" = "$want" ] && grep -q -F -- "$text" err && [ "$(wc -l <err)" -le 2 ] && return
 	echo "wherry $*: status $status, wanted $want with: $text"
@@ -169,7 +169,7 @@ for round in 1 2 3 4; do
 	[ "$round" = 1 ] || python3 reader.py "$url" written || code=1
 	python3 writer.py "$url" written "${round}000000" &
 	writer=$!
-	for _ in $(seq 600); do
+	for _ in $(seq 1200); do
 		[ "$(wc -l <written)" -ge $((round * 60)) ] && break
 		sleep 0.05
 	done
@@ -194,7 +194,7 @@ stop TERM
 
 started() # FILE
 {
-	for _ in $(seq 400); do
+	for _ in $(seq 1200); do
 		grep -q wherry:// "$1" && return
 		sleep 0.05
 	done
@@ -261,7 +261,7 @@ for registry in "${url/:\/\//://me:sesame@}" http://me:sesame@127.0.0.1:1 \
 done >out 2>&1
 WHERRY_REGISTRY=${url/:\/\//://me:sesame@} "$wherry" serve -m host:4KiB -n node7 >name 2>&1 &
 other=$!
-for _ in $(seq 200); do
+for _ in $(seq 1200); do
 	grep -q wherry:// name && break
 	sleep 0.05
 done
@@ -312,13 +312,13 @@ for status in 200 400 401 500; do
 	for form in text error token cut; do
 		python3 echo.py "$status" "$form" >port &
 		server=$!
-		for _ in $(seq 200); do
+		for _ in $(seq 1200); do
 			[ -s port ] && break
 			sleep 0.05
 		done
 		for kind in etcd http; do
 			[ "$kind $status" = "http 200" ] && continue # that says that it is done
-			timeout 20 "$wherry" serve -m host:4KiB -n node7 -c timeout=1000 \
+			timeout 200 "$wherry" serve -m host:4KiB -n node7 -c timeout=1000 \
 				-c "registry=$kind://me:sesame@127.0.0.1:$(cat port)" >out 2>&1
 			if ! grep -q registry out || grep -e sesame -e bWU6c2VzYW1l out; then
 				echo "$kind, status $status, $form: $(cat out)"

@@ -13,7 +13,7 @@ unset "${!WHERRY_@}"
 wait_for() # FILE PATTERN
 {
 	: >>"$1"
-	for _ in $(seq 600); do
+	for _ in $(seq 1200); do
 		grep -q -- "$2" "$1" && return
 		sleep 0.05
 	done
@@ -293,7 +293,7 @@ busy() # COUNT
 
 busy 2
 : >serve.out # the other server's URL is still in it
-timeout 60 "$wherry" serve -v -m host:64KiB -n node7 -l 127.0.0.1:0 -c "registry=$url" \
+timeout 200 "$wherry" serve -v -m host:64KiB -n node7 -l 127.0.0.1:0 -c "registry=$url" \
 	-c lease=1500ms >serve.out 2>serve.err &
 wait_for serve.out wherry:// && { [ "$(grep -c busy busy.out)" = 2 ] || { cat busy.out serve.err &&
 	false; }; }
@@ -302,7 +302,7 @@ head -c 1000 /dev/urandom >file
 {
 	touch busy
 	(sleep 1; rm busy) &
-	timeout 30 "$wherry" copy file wherry://node7/host -c "registry=$url"
+	timeout 200 "$wherry" copy file wherry://node7/host -c "registry=$url"
 }
 verdict "and so does who looks for it" $?
 # For longer than a lease: it is said once, and later that it answers again.
@@ -312,7 +312,7 @@ wait_for serve.err '503' && grep -q 'busy' serve.err && before=$(grep -c put bus
 	[ "$(grep -c 503 serve.err)" = 1 ]
 verdict "a lease is renewed once it is not busy any more" $?
 touch busy
-timeout 30 "$wherry" serve -m host:64KiB -n node8 -l 127.0.0.1:0 -c "registry=$url" \
+timeout 200 "$wherry" serve -m host:64KiB -n node8 -l 127.0.0.1:0 -c "registry=$url" \
 	-c timeout=1500 >out 2>late.err
 [ $? = 69 ] && grep -q 'busy (HTTP status 503)' late.err && [ "$(wc -l <late.err)" = 1 ]
 verdict "one that is busy for ever is named" $?

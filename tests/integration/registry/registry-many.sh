@@ -14,7 +14,7 @@ unset "${!WHERRY_@}"
 unset MALLOC_PERTURB_ # it touches pages that a peer never does, and these are counted
 
 "$wherry" registry --listen 127.0.0.1:0 --file log >url 2>err &
-for _ in $(seq 600); do
+for _ in $(seq 1200); do
 	url=$(cat url)
 	[ -n "$url" ] && break
 	sleep 0.05

@@ -39,7 +39,7 @@ served() # NAME: a server of that member, whose address goes to $url
 		exec "$wherry" serve -v -m host:64KiB -l 127.0.0.1:0
 	} >served 2>said &
 	server=$!
-	for _ in $(seq 600); do
+	for _ in $(seq 1200); do
 		url=$(grep -m 1 '^wherry://' served) && return
 		kill -0 "$server" 2>/dev/null || break
 		sleep 0.05
@@ -67,7 +67,7 @@ settings() # NAME COMMAND...
 
 reaches() # NAME
 {
-	settings "$1" timeout 20 "$wherry" explain "$url" >out 2>&1
+	settings "$1" timeout 200 "$wherry" explain "$url" >out 2>&1
 }
 
 # Nobody says anything unless it went wrong.
@@ -106,10 +106,10 @@ verdict "their certificates are good, for 30 days" $?
 served node7 && encrypted node8
 verdict "two engines talk TLS by them" $?
 head -c 5000 /dev/urandom >file
-quietly settings node8 timeout 20 "$wherry" copy file "$url/host" &&
-	quietly settings node8 timeout 20 "$wherry" copy "$url/host" back && cmp -n 5000 file back
+quietly settings node8 timeout 200 "$wherry" copy file "$url/host" &&
+	quietly settings node8 timeout 200 "$wherry" copy "$url/host" back && cmp -n 5000 file back
 verdict "and move bytes" $?
-! timeout 20 "$wherry" explain "$url" >out 2>&1 && ! grep -q encrypted out
+! timeout 200 "$wherry" explain "$url" >out 2>&1 && ! grep -q encrypted out
 verdict "who has no certificate is not let in" $?
 # Another authority, and a member of the same name; the engine's own is known there.
 mkdir next && cp ca.pem next/known.pem
@@ -117,7 +117,7 @@ mkdir next && cp ca.pem next/known.pem
 	cd next && quietly bash -e -c "${authority//authority 1/authority 2}" &&
 		quietly bash -e -c "$member" &&
 		mv ca.pem own.pem && cp known.pem ca.pem && ! reaches node7
-) && for _ in $(seq 200); do
+) && for _ in $(seq 1200); do
 	grep -q 'connection refused' said && break
 	sleep 0.05
 done && grep -q 'connection refused' said

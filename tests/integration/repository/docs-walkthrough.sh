@@ -49,7 +49,7 @@ cp -a node4 there && mkdir there/lib &&
 printf '%s\n' 0a1b2c3d-4e5f-4a6b-8c7d-9e0f1a2b3c4d >boot_id
 unshare --net --mount sh -c 'mount --bind boot_id /proc/sys/kernel/random/boot_id && exec sleep 1000' &
 south=$!
-for _ in {1..100}; do
+for _ in {1..1200}; do
 	[ "$(cat "/proc/$south/comm")" != sleep ] || break
 	sleep 0.05
 done
@@ -119,7 +119,7 @@ in_background() # MACHINE COMMAND LINES
 	: >out
 	start "$1" "$2" >out 2>&1 &
 	background+=("$1 $!")
-	for _ in {1..200}; do
+	for _ in {1..1200}; do
 		[ "$(wc -l <out)" -ge "$3" ] && return 0
 		kill -0 $! 2>/dev/null || return 1
 		sleep 0.05
@@ -150,9 +150,9 @@ execute() # MACHINE COMMAND LINES
 	'kill %'*) stop "$1" "${2#kill %}" >out 2>&1 ;;
 	*)
 		if [ "$1" = south ]; then
-			in_south timeout 60 bash -c "$2" >out 2>&1 </dev/null
+			in_south timeout 200 bash -c "$2" >out 2>&1 </dev/null
 		else
-			timeout 60 bash -c "$2" >out 2>&1 </dev/null
+			timeout 200 bash -c "$2" >out 2>&1 </dev/null
 		fi
 		;;
 	esac

@@ -33,7 +33,7 @@ serve() # ARGUMENTS...
 	: >"$directory/served"
 	"$wherry" serve -v -m host:64KiB:memory "$@" >"$directory/served" 2>"$directory/said" &
 	server=$!
-	for _ in {1..200}; do
+	for _ in {1..1200}; do
 		url=$(grep -m 1 '^wherry://' "$directory/served") && return 0
 		kill -0 "$server" 2>/dev/null || return 1
 		sleep 0.05
@@ -44,7 +44,7 @@ serve() # ARGUMENTS...
 # Do both sides shake hands?
 reach()
 {
-	timeout 20 "$wherry" explain "$url" >"$directory/out" 2>"$directory/err"
+	timeout 200 "$wherry" explain "$url" >"$directory/out" 2>"$directory/err"
 }
 
 says() # WORD
@@ -107,13 +107,13 @@ judge "another key, another user's as it were, is refused" $?
 mv "$directory/cache/wherry.key" "$directory/run/wherry.key" && ! reach && says "does not hold"
 judge "a key that has been changed is read by those that start" $?
 
-! timeout 20 "$wherry" serve -m host:64KiB --listen 0.0.0.0:0 >"$directory/out" \
+! timeout 200 "$wherry" serve -m host:64KiB --listen 0.0.0.0:0 >"$directory/out" \
 	2>"$directory/err" &&
 	says "wherry key make" && says "WHERRY_KEYFILE"
 judge "more than loopback takes a key, and it is said how to make one" $?
 
 chmod 640 "$directory/run/wherry.key"
-! timeout 20 "$wherry" serve -m host:64KiB >"$directory/out" 2>"$directory/err" && says "chmod 600"
+! timeout 200 "$wherry" serve -m host:64KiB >"$directory/out" 2>"$directory/err" && says "chmod 600"
 judge "one that others can read is not used" $?
 rm "$directory/run/wherry.key"
 
@@ -124,7 +124,7 @@ export WHERRY_KEYFILE=$directory/file
 serve --listen 0.0.0.0:0 && url=${url/0.0.0.0/127.0.0.1} && reach
 judge "a key from a file" $?
 
-env -u WHERRY_KEYFILE WHERRY_KEY="$key" timeout 20 "$wherry" explain "$url" \
+env -u WHERRY_KEYFILE WHERRY_KEY="$key" timeout 200 "$wherry" explain "$url" \
 	>"$directory/out" 2>"$directory/err"
 judge "the same key from the environment" $?
 
@@ -154,7 +154,7 @@ unset WHERRY_KEY
 
 # The loader takes these for the libraries, and goes no further.
 mkdir "$directory/lib" && : >"$directory/lib/libcrypto.so.3" && : >"$directory/lib/libcrypto.so.1.1"
-! LD_LIBRARY_PATH=$directory/lib:$TEST_BUILD/src timeout 20 "$TEST_BUILD/examples/example-write" \
+! LD_LIBRARY_PATH=$directory/lib:$TEST_BUILD/src timeout 200 "$TEST_BUILD/examples/example-write" \
 	127.0.0.1:9 memory text >"$directory/out" 2>"$directory/err" &&
 	says "no OpenSSL" && says "libssl3"
 judge "without OpenSSL it is said what to install" $?
