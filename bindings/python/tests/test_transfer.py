@@ -454,6 +454,12 @@ class Transfers(Case):
         self.stopped(interrupted)
 
     def test_close_wakes_waiters(self):
+        # Closing waits for the stopped peer as long as the setting says.
+        self.engine.close()
+        self.engine = wherry.Engine(name="impatient", timeout="2s")
+        self.addCleanup(self.engine.close)
+        self.region = self.engine.register(self.memory)
+
         def close(transfer):
             seen = []
 

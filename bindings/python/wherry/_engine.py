@@ -672,9 +672,9 @@ class Engine:
         weakref.finalize(memory, self._core.free_memory, address).atexit = False
         return memory
 
-    def connect(self, url: str, timeout: float = 5.0) -> "Peer":
+    def connect(self, url: str, timeout: float = 0.0) -> "Peer":
         """Connect to another engine: "wherry://HOST:PORT", "HOST:PORT", with a registry its name,
-        or "self". Waits up to `timeout` s."""
+        or "self". Waits up to `timeout` s; 0: 5 s, or the setting `timeout` if that is longer."""
         from ._peer import Peer
 
         core = self._core
@@ -698,7 +698,7 @@ class Engine:
                 raise
         return Peer(self, core, handle, url)
 
-    async def connect_async(self, url: str, timeout: float = 5.0) -> "Peer":
+    async def connect_async(self, url: str, timeout: float = 0.0) -> "Peer":
         """connect() without blocking the event loop."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(None, self.connect, url, timeout)
