@@ -67,9 +67,14 @@ bool wh_engine_inside(const struct wh_engine *engine)
 	       (loop >= engine->loops && loop < engine->loops + engine->loop_count);
 }
 
-struct wh_loop *wh_engine_loop(struct wh_engine *engine)
+unsigned wh_engine_next_loop(struct wh_engine *engine)
 {
-	return &engine->loops[atomic_fetch_add(&engine->next_loop, 1) % engine->loop_count];
+	return atomic_fetch_add(&engine->next_loop, 1) % engine->loop_count;
+}
+
+struct wh_loop *wh_engine_loop(const struct wh_engine *engine, unsigned number)
+{
+	return &engine->loops[number % engine->loop_count];
 }
 
 unsigned wh_engine_loops(const struct wh_engine *engine)

@@ -62,8 +62,11 @@ struct wh_file_threads *wh_engine_file_threads(const struct wh_engine *engine);
 void *wh_engine_transport(const struct wh_engine *engine, enum wh_transport_id id);
 /* Loop 0, which control connections, peers and sessions use. */
 struct wh_loop *wh_engine_first_loop(const struct wh_engine *engine);
-/* The loop for the next data connection, in turns. */
-struct wh_loop *wh_engine_loop(struct wh_engine *engine);
+/* Where the data connections of one more peer or session begin among the loops: in turns, since
+ * most use few connections. */
+unsigned wh_engine_next_loop(struct wh_engine *engine);
+/* A loop by its number, which may exceed how many there are: it starts over then. */
+struct wh_loop *wh_engine_loop(const struct wh_engine *engine, unsigned number);
 /* How many loops there are: one where the engine has no threads. */
 unsigned wh_engine_loops(const struct wh_engine *engine);
 /* True on the engine's own threads, where waiting for the engine would never end. */

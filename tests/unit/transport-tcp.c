@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* transport-tcp.c: which threads send the bytes of batches, and that none of them stay in a socket
- * for others to follow */
+/* transport-tcp.c: which threads send and receive the bytes of batches, and that none of them stay
+ * in a socket for others to follow */
 #include "unit.h"
 
+#include <arpa/inet.h>
 #include <dlfcn.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -10,6 +11,8 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <wherry/wherry.h>
 
@@ -18,13 +21,43 @@
 #define ROUNDS 20
 #define PAYLOAD (8u << 10) /* bytes; a shorter send has no payload of a batch, or its end */
 #define SOCKETS 1024
+#define PORTS 65536
+#define LOOPS 2
+#define PAIRS 8 /* of engines, since connections may be accepted in the order of their making */
 
 static pthread_t program; /* the thread that submits and waits */
 static _Atomic uint64_t by_program, by_others; /* bytes sent */
 static _Atomic bool held[SOCKETS]; /* the socket may hold bytes back until others follow */
 static _Atomic unsigned holds;
+/* By the port at the initiator: the threads (tid), not the program's, that have sent and received
+ * last. */
+static _Atomic pid_t senders[PORTS], receivers[PORTS];
 
 /* ---- between the library and the system ----------------------------------------------------- */
+
+static void note(_Atomic pid_t *threads, int fd, int (*end)(int, struct sockaddr *, socklen_t *))
+{
+	struct sockaddr_in address;
+	socklen_t length = sizeof(address);
+
+	if (!pthread_equal(pthread_self(), program) &&
+	    !end(fd, (struct sockaddr *)&address, &length))
+		atomic_store(&threads[ntohs(address.sin_port)], (pid_t)syscall(SYS_gettid));
+}
+
+ssize_t recvmsg(int fd, struct msghdr *message, int flags)
+{
+	static ssize_t (*_Atomic real)(int, struct msghdr *, int);
+	ssize_t got;
+
+	if (!atomic_load(&real))
+		atomic_store(&real,
+			     (ssize_t(*)(int, struct msghdr *, int))dlsym(RTLD_NEXT, "recvmsg"));
+	got = atomic_load(&real)(fd, message, flags);
+	if (got >= (ssize_t)PAYLOAD)
+		note(receivers, fd, getpeername);
+	return got;
+}
 
 ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
 {
@@ -39,6 +72,8 @@ ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
 		atomic_store(&held[fd], flags & MSG_MORE);
 		atomic_fetch_add(&holds, flags & MSG_MORE ? 1 : 0);
 	}
+	if (got >= (ssize_t)PAYLOAD)
+		note(senders, fd, getsockname);
 	if (got >= (ssize_t)PAYLOAD)
 		atomic_fetch_add(pthread_equal(pthread_self(), program) ? &by_program : &by_others,
 				 (uint64_t)got);
@@ -197,13 +232,50 @@ static void write__follows(void **state)
 	pair_close(&pair);
 }
 
+/* Connections that share a loop here share one at the owner, in whatever order they were made. */
+static void write__loops_in_pairs(void **state)
+{
+	unsigned shared = 0;
+	struct pair pair;
+
+	(void)state;
+	for (unsigned i = 0; i < PAIRS; i++) {
+		pid_t sender[LOOPS] = { 0 }, receiver[LOOPS] = { 0 };
+
+		for (size_t port = 0; port < PORTS; port++) {
+			atomic_store(&senders[port], 0);
+			atomic_store(&receivers[port], 0);
+		}
+		pair_open(&pair, "threads=2");
+		move(&pair, MANY);
+		pair_close(&pair);
+		for (size_t port = 0; port < PORTS; port++) {
+			pid_t from = atomic_load(&senders[port]),
+			      to = atomic_load(&receivers[port]);
+			unsigned loop = 0;
+
+			if (!from || !to)
+				continue;
+			while (loop < LOOPS && sender[loop] && sender[loop] != from)
+				loop++;
+			assert_true(loop < LOOPS);
+			assert_true(!sender[loop] || receiver[loop] == to);
+			shared += sender[loop] != 0;
+			sender[loop] = from;
+			receiver[loop] = to;
+		}
+		assert_true(!receiver[0] || receiver[0] != receiver[1]);
+	}
+	/* On a busy machine a connection may have had the program's own sends alone. */
+	assert_true(shared > 0);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(write__one_in_flight),
-		cmocka_unit_test(write__many_in_flight),
-		cmocka_unit_test(write__one_loop),
-		cmocka_unit_test(write__follows),
+		cmocka_unit_test(write__one_in_flight),  cmocka_unit_test(write__many_in_flight),
+		cmocka_unit_test(write__one_loop),       cmocka_unit_test(write__follows),
+		cmocka_unit_test(write__loops_in_pairs),
 	};
 
 	program = pthread_self();

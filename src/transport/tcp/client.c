@@ -240,7 +240,7 @@ static int client_open(struct tcp_client *client)
 			return -ENOMEM;
 		}
 	}
-	client->number = atomic_fetch_add(&tcp->numbers, 1);
+	client->number = tcp_number_next(client->number);
 	client->in.start = client->in.length = 0;
 	fd = tcp_connect(wh_peer_engine(tcp->peer), &tcp->address);
 	if (fd < 0)
@@ -737,17 +737,18 @@ static uint32_t client_gather_most(const struct tcp_peer *tcp)
 	return share < 1 ? 1 : share < TCP_GATHER_AHEAD ? share : TCP_GATHER_AHEAD;
 }
 
-struct tcp_client *tcp_client_new(struct tcp_peer *tcp, bool latency)
+struct tcp_client *tcp_client_new(struct tcp_peer *tcp, unsigned index)
 {
 	struct tcp_client *client = calloc(1, sizeof(*client));
 
 	if (!client)
 		return NULL;
 	client->tcp = tcp;
-	client->latency = latency;
+	client->latency = index == tcp->count;
+	client->number = index;
 	client->gather_most = client_gather_most(tcp);
 	wh_list_init(&client->mine);
-	client->loop = wh_engine_loop(wh_peer_engine(tcp->peer));
+	client->loop = wh_engine_loop(wh_peer_engine(tcp->peer), tcp->first_loop + index);
 	client->source.fd = -1;
 	client->source.ready = client_ready;
 	client->cleanup.run = client_cleanup;

@@ -31,6 +31,7 @@
 struct servers {
 	struct wh_list list;
 	unsigned count;
+	unsigned first_loop; /* of index 0: tcp_number_index() */
 };
 
 void tcp_server_charge(struct tcp_server *server, int64_t bytes)
@@ -233,7 +234,7 @@ static void server_begin(void *argument)
 }
 
 static struct tcp_server *server_new(struct wh_session *session, int fd, struct wh_channel *channel,
-				     const struct wh_hello *hello)
+				     const struct wh_hello *hello, unsigned first_loop)
 {
 	struct tcp_server *server = calloc(1, sizeof(*server));
 
@@ -249,7 +250,8 @@ static struct tcp_server *server_new(struct wh_session *session, int fd, struct 
 	server->session = session;
 	server->quota = wh_session_quota(session);
 	server->number = hello->connection;
-	server->loop = wh_engine_loop(wh_session_engine(session));
+	server->loop = wh_engine_loop(wh_session_engine(session),
+				      first_loop + tcp_number_index(hello->connection));
 	server->in.room = TCP_SERVER_IN;
 	server->in.bytes = malloc(TCP_SERVER_IN);
 	server->own = malloc(WH_REQUEST_EXTENTS * sizeof(*server->own));
@@ -275,14 +277,16 @@ int tcp_session_accept(struct wh_session *session, int fd, struct wh_channel *ch
 
 	if (!servers) {
 		servers = calloc(1, sizeof(*servers));
-		if (servers)
+		if (servers) {
 			wh_list_init(&servers->list);
+			servers->first_loop = wh_engine_next_loop(wh_session_engine(session));
+		}
 		wh_session_set_transport(session, WH_TRANSPORT_TCP, servers);
 	}
 	/* No frame follows PROVE, so the initiator cannot be sent the reason. */
 	if (servers && servers->count < CONNECTIONS_MAX &&
 	    !wh_quota_is_full(wh_session_quota(session)))
-		server = server_new(session, fd, channel, hello);
+		server = server_new(session, fd, channel, hello, servers->first_loop);
 	if (!server) {
 		wh_log_line(
 			wh_engine_log(wh_session_engine(session)), WH_LOG_INFO, "tcp",

@@ -197,7 +197,7 @@ static struct tcp_client *peer_client(struct tcp_peer *tcp, unsigned index)
 	pthread_mutex_lock(&tcp->lock);
 	client = atomic_load(&tcp->clients[index]);
 	if (!client) {
-		client = tcp_client_new(tcp, index == tcp->count);
+		client = tcp_client_new(tcp, index);
 		atomic_store(&tcp->clients[index], client);
 	}
 	pthread_mutex_unlock(&tcp->lock);
@@ -514,7 +514,7 @@ static int tcp_peer_open(struct wh_peer *peer, void **state, char why[WH_REFUSAL
 	}
 	pthread_mutex_init(&tcp->lock, NULL);
 	wh_list_init(&tcp->shared);
-	atomic_store(&tcp->numbers, 1);
+	tcp->first_loop = wh_engine_next_loop(wh_peer_engine(peer));
 	tcp->look.fire = peer_look;
 	peer_look(&tcp->look);
 	*state = tcp;

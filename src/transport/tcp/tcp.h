@@ -91,6 +91,22 @@ static inline bool tcp_vector_add(struct iovec *vector, int *count, int most, vo
 ssize_t tcp_receive(int fd, struct wh_channel *channel, struct iovec *vector, int count,
 		    size_t want, struct tcp_in *in, size_t tail);
 
+/* A connection's number, by which ABORT names it: the lower bits are its index at the initiator,
+ * the upper ones count its connects. The owner gives connections whose indices share a loop at the
+ * initiator a common loop, too, if both have as many loops. Then both ends of a connection can have
+ * one CPU, where CPUs are few; otherwise each loop would need the CPUs of several. */
+#define TCP_INDEX_BITS 8
+
+static inline uint32_t tcp_number_next(uint32_t number)
+{
+	return number + (1u << TCP_INDEX_BITS);
+}
+
+static inline unsigned tcp_number_index(uint32_t number)
+{
+	return number & ((1u << TCP_INDEX_BITS) - 1);
+}
+
 /* Start connecting, without waiting. Returns a descriptor that the caller owns, or a negative
  * errno. */
 int tcp_connect(struct wh_engine *engine, const struct sockaddr_storage *address);
@@ -165,7 +181,7 @@ struct tcp_client {
 	_Atomic bool wanted; /* to be opened, though there is nothing to send yet */
 	uint32_t state; /* enum tcp_state */
 	struct wh_channel *channel; /* NULL: plain */
-	uint32_t number; /* chosen here at each connect, for ABORT */
+	uint32_t number; /* tcp_number_next() of it at each connect; at first its index */
 	int error; /* why it broke */
 	uint32_t armed; /* epoll events, with EPOLLONESHOT; 0: none */
 	int64_t failing_since; /* when connecting began to fail; 0: it does not */
@@ -211,7 +227,7 @@ struct tcp_peer {
 	struct wh_list shared; /* large fragments, whose requests all bulk connections pull */
 	struct sockaddr_storage address;
 	_Atomic bool lost;
-	_Atomic uint32_t numbers; /* the next connection's number */
+	unsigned first_loop; /* of clients[0]; the others' loops follow */
 	_Atomic uint32_t changed; /* a futex: wanted connections that were opened, or given up */
 	_Atomic uint32_t turn; /* the connection that the next shared fragment starts first */
 	struct wh_timer look; /* closes idle connections, breaks those that stand still */
@@ -221,7 +237,7 @@ struct tcp_peer {
 };
 
 /* NULL: no memory. The connection opens when it has something to send. */
-struct tcp_client *tcp_client_new(struct tcp_peer *tcp, bool latency);
+struct tcp_client *tcp_client_new(struct tcp_peer *tcp, unsigned index);
 /* Free it. On loop 0, with nothing outstanding; blocks until its loop and all users leave it. */
 void tcp_client_free(struct tcp_client *client);
 /* Connect, pull, send and receive as far as possible without waiting. On any thread; if another one
