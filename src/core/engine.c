@@ -77,6 +77,14 @@ struct wh_loop *wh_engine_loop(const struct wh_engine *engine, unsigned number)
 	return &engine->loops[number % engine->loop_count];
 }
 
+void wh_engine_place_loop(struct wh_engine *engine, const struct wh_loop *loop, uint64_t bytes,
+			  int fd, bool follow)
+{
+	if (!loop->spin && wh_loop_here(loop))
+		wh_placement_moved(engine->places, engine->loop_count,
+				   (unsigned)(loop - engine->loops), bytes, fd, follow);
+}
+
 unsigned wh_engine_loops(const struct wh_engine *engine)
 {
 	return engine->loop_count;
@@ -139,7 +147,8 @@ static int engine_start_loops(struct wh_engine *engine)
 		wanted = wh_cpus_threads(
 			wh_cpus(), (unsigned)engine->config.number[WH_SETTING_CONNECTIONS], spin);
 	engine->loops = calloc((size_t)wanted, sizeof(*engine->loops));
-	if (!engine->loops)
+	engine->places = calloc((size_t)wanted, sizeof(*engine->places));
+	if (!engine->loops || !engine->places)
 		return wh_fail(ENOMEM, "wh_engine_open: no memory");
 	while (engine->loop_count < (unsigned)wanted) {
 		snprintf(name, sizeof(name), "wherry/%u", engine->loop_count);
@@ -156,6 +165,7 @@ static void engine_stop_loops(struct wh_engine *engine)
 	while (engine->loop_count)
 		wh_loop_stop(&engine->loops[--engine->loop_count]);
 	free(engine->loops);
+	free(engine->places);
 }
 
 /* Is `name` one of the comma-separated names in `list`? */

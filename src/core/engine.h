@@ -43,6 +43,7 @@
 #include "util/list.h"
 #include "util/log.h"
 #include "util/loop.h"
+#include "util/placement.h"
 #include "wire/wire.h"
 
 struct wh_cuda;
@@ -68,6 +69,7 @@ struct wh_engine {
 
 	struct wh_turns *turns; /* WH_ENGINE_NO_THREADS: what runs the loops; NULL: threads do */
 	struct wh_loop *loops;
+	struct wh_place *places; /* where each of the loops runs */
 	unsigned loop_count;
 	_Atomic unsigned next_loop;
 

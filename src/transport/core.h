@@ -67,6 +67,10 @@ struct wh_loop *wh_engine_first_loop(const struct wh_engine *engine);
 unsigned wh_engine_next_loop(struct wh_engine *engine);
 /* A loop by its number, which may exceed how many there are: it starts over then. */
 struct wh_loop *wh_engine_loop(const struct wh_engine *engine, unsigned number);
+/* The loop has moved `bytes` on the socket fd, whose other end is on this machine; `follow`: the
+ * other end has opened the connection. See util/placement.h; ignored on other threads. */
+void wh_engine_place_loop(struct wh_engine *engine, const struct wh_loop *loop, uint64_t bytes,
+			  int fd, bool follow);
 /* How many loops there are: one where the engine has no threads. */
 unsigned wh_engine_loops(const struct wh_engine *engine);
 /* True on the engine's own threads, where waiting for the engine would never end. */

@@ -337,6 +337,9 @@ static void client_pump(struct tcp_client *client, enum who who)
 		moved = client->moved - moved;
 		pthread_mutex_unlock(&client->lock);
 		wh_loop_moved(client->loop, moved);
+		if (moved && client->tcp->near)
+			wh_engine_place_loop(wh_peer_engine(client->tcp->peer), client->loop, moved,
+					     -1, false);
 		tcp_fragments_done(&done);
 	}
 	atomic_fetch_sub(&client->users, 1);

@@ -165,6 +165,9 @@ void tcp_server_turn(struct tcp_server *server, bool readable)
 	if (server->dead)
 		return;
 	wh_loop_moved(server->loop, server->moved - moved);
+	if (server->near)
+		wh_engine_place_loop(server->engine, server->loop, server->moved - moved,
+				     server->source.fd, true);
 	if (server->failed)
 		error = -ENOMEM;
 	if (error && error != -EAGAIN) {
@@ -250,6 +253,8 @@ static struct tcp_server *server_new(struct wh_session *session, int fd, struct 
 	server->session = session;
 	server->quota = wh_session_quota(session);
 	server->number = hello->connection;
+	server->near =
+		wh_engine_nearness(server->engine, wh_session_hello(session)) != WH_ELSEWHERE;
 	server->loop = wh_engine_loop(wh_session_engine(session),
 				      first_loop + tcp_number_index(hello->connection));
 	server->in.room = TCP_SERVER_IN;

@@ -90,6 +90,7 @@ struct tcp_server {
 	struct wh_task free_task; /* server_free(); on loop 0 */
 	bool dead; /* closed; chunks may still have to come back */
 	uint32_t number; /* chosen by the initiator, for ABORT */
+	bool near; /* the initiator is on this machine */
 	uint32_t events; /* registered with epoll */
 	uint64_t moved; /* bytes received and sent */
 

@@ -473,9 +473,11 @@ static void peer_look(struct wh_timer *timer)
 	wh_timer_set(wh_engine_first_loop(engine), timer, now + pause + WH_MS);
 }
 
-/* Connect to the address of the control connection. On loop 0. */
+/* Connect to the address of the control connection, and know whether that is near. On loop 0. */
 static int peer_learn_address(struct tcp_peer *tcp, char why[WH_REFUSAL])
 {
+	atomic_store(&tcp->near, wh_engine_nearness(wh_peer_engine(tcp->peer),
+						    wh_peer_welcome(tcp->peer)) != WH_ELSEWHERE);
 	if (wh_peer_address(tcp->peer, &tcp->address))
 		return 0;
 	snprintf(why, WH_REFUSAL, "the peer is this engine itself, opened as \"self\"");

@@ -228,6 +228,7 @@ struct tcp_peer {
 	struct sockaddr_storage address;
 	_Atomic bool lost;
 	unsigned first_loop; /* of clients[0]; the others' loops follow */
+	_Atomic bool near; /* the peer is on this machine */
 	_Atomic uint32_t changed; /* a futex: wanted connections that were opened, or given up */
 	_Atomic uint32_t turn; /* the connection that the next shared fragment starts first */
 	struct wh_timer look; /* closes idle connections, breaks those that stand still */
