@@ -22,6 +22,7 @@
 #include "core/region.h"
 #include "core/resolve.h"
 #include "core/stream.h"
+#include "core/wait.h"
 #include "core/warning.h"
 #include "gpu/stream.h"
 #include "transport/blocks.h"
@@ -678,7 +679,6 @@ static bool batch_wait_done(struct wh_batch *batch, int64_t deadline)
 {
 	bool spin = batch->peer->engine->config.number[WH_SETTING_SPIN];
 	bool threads = !batch->peer->engine->turns;
-	uint32_t running;
 
 	while (wh_batch_running(batch)) {
 		/* Without threads nobody serves the rest of the engine while a transport sleeps. */
@@ -691,12 +691,8 @@ static bool batch_wait_done(struct wh_batch *batch, int64_t deadline)
 			batch_turn(batch, spin ? 0 : deadline);
 		if (deadline != INT64_MAX && wh_batch_running(batch) && wh_now() >= deadline)
 			return false;
-		if (spin || !threads)
-			continue;
-		running = WH_BATCH_RUNNING;
-		if (atomic_compare_exchange_strong(&batch->state, &running, WH_BATCH_WAITED) ||
-		    running == WH_BATCH_WAITED)
-			wh_futex_wait(&batch->state, WH_BATCH_WAITED, deadline);
+		if (!spin && threads)
+			wh_wait_for_batch(batch, deadline);
 	}
 	return true;
 }

@@ -60,6 +60,7 @@ struct wh_peer {
 	_Atomic uint32_t state; /* enum wh_peer_state */
 	_Atomic uint32_t plan_version; /* incremented when plans may have become wrong */
 	_Atomic uint32_t unseen; /* batches whose end the program has not seen: wh_batch_unseen() */
+	_Atomic int64_t patience; /* ns that who waits for one of them polls: wait.h */
 	wh_count batches; /* WH_BATCHES() gives how many exist */
 	struct wh_region_table regions; /* of struct wh_remote_region */
 	_Atomic bool usable[WH_TRANSPORT_COUNT];
