@@ -127,7 +127,13 @@ unsigned wh_cpus_threads(unsigned cpus, unsigned connections, bool spin)
 	unsigned threads = cpus < 2 ? 1 : cpus < 4 ? 2 : cpus < 16 ? 4 : cpus / 2;
 	/* An owner does not know how many connections will come, and idle threads cost little. */
 	unsigned most = connections > THREADS_USUAL ? connections : THREADS_USUAL;
+	unsigned all = connections < cpus ? connections : cpus;
 
+	/* Who asks for more connections than that wants their speed: sending takes nearly twice the
+	 * CPU time of receiving, so with half as many threads as CPUs on both sides of one machine
+	 * the senders' half is the limit. */
+	if (threads < all)
+		threads = all;
 	if (spin) /* these keep their CPUs */
 		most = THREADS_SPINNING;
 	return threads < most ? threads : most;
