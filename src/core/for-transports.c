@@ -193,6 +193,19 @@ struct wh_quota *wh_session_quota(const struct wh_session *session)
 	return session->quota;
 }
 
+struct wh_lent *wh_session_lent(const struct wh_session *session)
+{
+	return atomic_load(&session->lent);
+}
+
+int wh_session_lend(struct wh_session *session, struct wh_lent *lent)
+{
+	if (atomic_load(&session->lent))
+		return -EALREADY;
+	atomic_store(&session->lent, lent);
+	return 0;
+}
+
 struct wh_control *wh_session_control(struct wh_session *session)
 {
 	return &session->control;

@@ -19,6 +19,7 @@
 #include "net/control.h"
 #include "net/handshake.h"
 #include "net/quota.h"
+#include "transport/lent.h"
 #include "transport/transport.h"
 #include "util/clock.h"
 #include "util/config.h"
@@ -233,6 +234,7 @@ void wh_session_end(struct wh_session *session, int error, const char *text)
 	pthread_mutex_lock(&engine->lock);
 	wh_count_session_left(session);
 	pthread_mutex_unlock(&engine->lock);
+	wh_lent_release(atomic_load(&session->lent));
 	wh_session_notifications_drop(session);
 	wh_timer_clear(&session->watchdog);
 	wh_control_destroy(&session->control);

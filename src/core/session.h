@@ -47,6 +47,7 @@ struct wh_session {
 	struct wh_timer watchdog; /* ends a session whose initiator has fallen silent */
 	int64_t heard; /* when the last frame came */
 	void *transport[WH_TRANSPORT_COUNT]; /* private to each transport */
+	_Atomic(struct wh_lent *) lent; /* the initiator's slots; NULL: none; set on loop 0 */
 	struct wh_list notifications; /* for which the inbox has no room yet, the oldest first */
 	unsigned notify_count; /* of them */
 	uint64_t notify_bytes; /* of them */

@@ -32,6 +32,7 @@ struct wh_file_threads;
 struct wh_fragment;
 struct wh_gpus;
 struct wh_greeting;
+struct wh_lent;
 struct wh_log;
 struct wh_loop;
 struct wh_peer;
@@ -171,6 +172,11 @@ struct wh_control *wh_session_control(struct wh_session *session);
 /* The transport's own pointer; NULL at first. Any thread may read it. */
 void *wh_session_transport(const struct wh_session *session, enum wh_transport_id id);
 void wh_session_set_transport(struct wh_session *session, enum wh_transport_id id, void *state);
+/* The slots that the initiator has lent (transport/lent.h), for as long as the session is open;
+ * NULL: none. Any thread. */
+struct wh_lent *wh_session_lent(const struct wh_session *session);
+/* Take them over. 0; -EALREADY: it has lent some before, and these stay the caller's. */
+int wh_session_lend(struct wh_session *session, struct wh_lent *lent);
 /* What the session may do with a region: enum wh_access. Inside the entry, or between
  * wh_engine_hold_regions() and its end; any thread. */
 uint8_t wh_session_access(const struct wh_session *session, const struct wh_region_entry *entry);

@@ -29,7 +29,7 @@ void wh_request_encode(uint8_t out[WH_REQUEST_SIZE], const struct wh_request *re
 	out = op_put(out, request->op);
 	out = wh_put32(out, request->meta);
 	out = wh_put32(out, request->count);
-	out = wh_put32(out, 0);
+	out = wh_put32(out, request->slot);
 	out = wh_put64(out, request->id);
 	wh_put64(out, request->bytes);
 }
@@ -38,15 +38,14 @@ int wh_request_decode(const uint8_t in[WH_REQUEST_SIZE], struct wh_request *requ
 {
 	struct wh_bytes bytes = { .at = in, .end = in + WH_REQUEST_SIZE };
 	struct wh_request got;
-	uint32_t reserved;
 
 	got.op = op_take(&bytes);
 	got.meta = wh_take32(&bytes);
 	got.count = wh_take32(&bytes);
-	reserved = wh_take32(&bytes);
+	got.slot = wh_take32(&bytes);
 	got.id = wh_take64(&bytes);
 	got.bytes = wh_take64(&bytes);
-	if (!got.op || reserved)
+	if (!got.op || got.slot > WH_REQUEST_SLOTS)
 		return -EPROTO;
 	/* Every extent has at least one byte of payload, and `count` extents some bytes of meta. */
 	if (!got.meta || got.meta > WH_REQUEST_META)

@@ -51,7 +51,8 @@ enum wh_frame_type {
 	/* the owner has registered a region that answers a LOOKUP which found none; empty */
 	WH_FRAME_REGISTERED,
 	/* The frames of transports begin here: each names its types in its own wire.h, and their
-	 * range in its table (transport/transport.h). rdma has 20 to 32, cuda 40 and 41. */
+	 * range in its table (transport/transport.h). rdma has 20 to 32, cuda 40 and 41; shm has 42
+	 * and 43 over its own connection. */
 	WH_FRAME_TRANSPORTS,
 	WH_FRAME_TYPE_END = 64,
 };
@@ -92,6 +93,8 @@ enum wh_role {
 #define WH_CAPABLE_FABRIC 32u
 /* FABRIC_HOSTS: the frame FABRIC_ASK is understood, over the control connection */
 #define WH_CAPABLE_FABRIC_HOSTS 64u
+/* LEND: the frame LEND is understood over the unix socket, and then slots in requests */
+#define WH_CAPABLE_LEND 128u
 
 #define WH_NAME_MAX 64 /* with the NUL */
 #define WH_HELLO_MAX 1024
@@ -217,12 +220,18 @@ int wh_key_decode(const uint8_t *in, size_t length, uint64_t *epoch,
 #define WH_REQUEST_META (32u << 10) /* bytes of encoded extents, at most */
 #define WH_REQUEST_BYTES (UINT64_C(1) << 30) /* payload bytes, at most */
 
-/* On the wire: u8 op, u8[3] 0, u32 meta, u32 count, u32 0, u64 id, u64 bytes. Then come `meta`
- * bytes of encoded extents and, for a write, `bytes` of payload. */
+#define WH_REQUEST_SLOTS 64u /* the highest number of a slot */
+
+/* On the wire: u8 op, u8[3] 0, u32 meta, u32 count, u32 slot, u64 id, u64 bytes. Then come `meta`
+ * bytes of encoded extents and, for a write without a slot, `bytes` of payload. */
 struct wh_request {
 	uint8_t op; /* WH_READ, WH_WRITE */
 	uint32_t meta; /* bytes of encoded extents */
 	uint32_t count; /* extents */
+	/* 0; or the payload, of a read or a write, lies in this slot of memory that the initiator
+	 * has lent, from 1 on, and does not follow on the socket. Only to engines with
+	 * WH_CAPABLE_LEND, and for files only. */
+	uint32_t slot;
 	uint64_t id; /* chosen by the initiator; the response repeats it */
 	uint64_t bytes; /* the sum of the extents' lengths */
 };

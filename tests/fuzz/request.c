@@ -22,6 +22,7 @@ static void try_request(const uint8_t *data)
 	check(request.meta && request.meta <= WH_REQUEST_META);
 	check(request.count && request.count <= WH_REQUEST_EXTENTS);
 	check(request.bytes >= request.count && request.bytes <= WH_REQUEST_BYTES);
+	check(request.slot <= WH_REQUEST_SLOTS);
 	wh_request_encode(bytes, &request);
 	check(!memcmp(bytes, data, sizeof(bytes)));
 }

@@ -12,6 +12,7 @@ static const struct wh_request request_sample = {
 	.op = WH_WRITE,
 	.meta = 0x1234,
 	.count = 3,
+	.slot = 9,
 	.id = UINT64_C(0x8877665544332211),
 	.bytes = 4096,
 };
@@ -34,6 +35,7 @@ static int request_round(struct wh_request request)
 		assert_int_equal(got.op, request.op);
 		assert_int_equal(got.meta, request.meta);
 		assert_int_equal(got.count, request.count);
+		assert_int_equal(got.slot, request.slot);
 		assert_true(got.id == request.id && got.bytes == request.bytes);
 	} else {
 		assert_int_equal(rc, -EPROTO);
@@ -64,7 +66,7 @@ static int response_round(struct wh_response response)
 static void encode__layout(void **state)
 {
 	static const uint8_t request[WH_REQUEST_SIZE] = {
-		2,    0,    0,    0,    0x34, 0x12, 0,    0,    3, 0,    0, 0, 0, 0, 0, 0,
+		2,    0,    0,    0,    0x34, 0x12, 0,    0,    3, 0,    0, 0, 9, 0, 0, 0,
 		0x11, 0x22, 0x33, 0x44, 0x55, 0x66, 0x77, 0x88, 0, 0x10, 0, 0, 0, 0, 0, 0,
 	};
 	static const uint8_t response[WH_RESPONSE_SIZE] = {
@@ -116,6 +118,11 @@ static void request__limits(void **state)
 	request.bytes = 1;
 	assert_int_equal(request_round(request), 0);
 	request.count = 2; /* one of them would be empty */
+	assert_int_equal(request_round(request), -EPROTO);
+	request.count = 1;
+	request.slot = WH_REQUEST_SLOTS;
+	assert_int_equal(request_round(request), 0);
+	request.slot++;
 	assert_int_equal(request_round(request), -EPROTO);
 }
 

@@ -478,7 +478,9 @@ int wh_shm_is_reachable(struct wh_peer *peer, void *state, const struct wh_regio
 		snprintf(why, WH_REFUSAL,
 			 "region %#llx is a file, which only its owner reads and writes",
 			 (unsigned long long)wh_region_entry_id(remote));
-		return -EOPNOTSUPP;
+		/* Its bytes go through memory that tcp has this transport lend: lend.c. */
+		return wh_kind_on_host(local->entry.kind) && wh_shm_may_lend(shm) ? -ENXIO :
+										    -EOPNOTSUPP;
 	}
 	if (local->entry.kind == WH_MEMORY_FILE)
 		return file_reach(shm, region, op, why);

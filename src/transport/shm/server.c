@@ -2,8 +2,8 @@
 /*
  * transport/shm/server.c: the owner's side of the unix socket
  *
- * Keeps the alive page, and answers the MAP of an authenticated peer with a descriptor of the
- * region's memory. Everything here runs on loop 0.
+ * Keeps the alive page, and answers the MAP and LEND of an authenticated peer with a descriptor of
+ * the region's memory. Everything here runs on loop 0.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -169,9 +169,38 @@ int wh_shm_send(int socket, const void *bytes, size_t length, int fd, int flags)
 	return (size_t)sent == length ? 0 : -EPIPE;
 }
 
+ssize_t wh_shm_receive(int socket, void *out, size_t length, int *fd, int flags)
+{
+	union {
+		struct cmsghdr header;
+		char room[CMSG_SPACE(sizeof(int))];
+	} control;
+	struct iovec iov = { out, length };
+	struct msghdr message = {
+		.msg_iov = &iov,
+		.msg_iovlen = 1,
+		.msg_control = &control,
+		.msg_controllen = sizeof(control),
+	};
+	ssize_t got = recvmsg(socket, &message, flags | MSG_CMSG_CLOEXEC);
+	struct cmsghdr *header = got >= 0 ? CMSG_FIRSTHDR(&message) : NULL;
+	int received;
+
+	/* There is room for one descriptor; the kernel closes any others. */
+	if (header && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS &&
+	    header->cmsg_len == CMSG_LEN(sizeof(int))) {
+		memcpy(&received, CMSG_DATA(header), sizeof(int));
+		if (*fd < 0)
+			*fd = received;
+		else
+			close(received);
+	}
+	return got;
+}
+
 /* ---- granting ------------------------------------------------------------------------------ */
 
-/* A MAP: a frame header, a region's id and a segment's number. */
+/* A MAP: a frame header, a region's id and a segment's number. A LEND is as long. */
 #define REQUEST_SIZE (WH_FRAME_HEADER + WH_MAP_SIZE)
 
 struct connection {
@@ -179,7 +208,8 @@ struct connection {
 	struct wh_session *session;
 	struct wh_shm_verdicts verdicts;
 	size_t length; /* bytes of `request` that have arrived */
-	uint8_t request[REQUEST_SIZE]; /* one MAP at a time */
+	uint8_t request[REQUEST_SIZE]; /* one MAP or LEND at a time */
+	int fd; /* the descriptor that came with it; -1: none */
 };
 
 /* `access` is 0, or `entry` is entered. Under engine.lock, so that no region is
@@ -252,18 +282,33 @@ static int connection_answer(struct connection *connection, uint64_t id, uint32_
 	return error;
 }
 
+static void connection_close_descriptor(struct connection *connection)
+{
+	if (connection->fd >= 0)
+		close(connection->fd);
+	connection->fd = -1;
+}
+
 static int connection_parse(struct connection *connection)
 {
+	const uint8_t *payload = connection->request + WH_FRAME_HEADER;
 	struct wh_frame frame;
+	int error;
 
-	if (wh_frame_decode(connection->request, &frame) || frame.type != WH_FRAME_MAP ||
+	if (wh_frame_decode(connection->request, &frame) ||
+	    (frame.type != WH_FRAME_MAP && frame.type != WH_FRAME_LEND) ||
 	    frame.length != REQUEST_SIZE - WH_FRAME_HEADER)
 		return -EPROTO;
 	if (connection->length < REQUEST_SIZE)
 		return 0;
 	connection->length = 0;
-	return connection_answer(connection, wh_get64(connection->request + WH_FRAME_HEADER),
-				 wh_get32(connection->request + WH_FRAME_HEADER + 8));
+	if (frame.type == WH_FRAME_MAP)
+		error = connection_answer(connection, wh_get64(payload), wh_get32(payload + 8));
+	else
+		error = wh_shm_lend_accept(connection->session, connection->source.fd, payload,
+					   connection->fd);
+	connection_close_descriptor(connection);
+	return error;
 }
 
 static void connection_drop(struct connection *connection)
@@ -273,6 +318,7 @@ static void connection_drop(struct connection *connection)
 	wh_session_set_transport(session, WH_TRANSPORT_SHM, NULL);
 	wh_loop_remove(wh_engine_first_loop(wh_session_engine(session)), &connection->source);
 	close(connection->source.fd);
+	connection_close_descriptor(connection);
 	free(connection);
 }
 
@@ -283,9 +329,9 @@ static void connection_ready(struct wh_source *source, uint32_t events)
 
 	(void)events;
 	for (int turn = 0; turn < 64; turn++) {
-		/* recv() takes no descriptors: the kernel closes any that the peer sends. */
-		got = recv(source->fd, connection->request + connection->length,
-			   REQUEST_SIZE - connection->length, MSG_DONTWAIT);
+		got = wh_shm_receive(source->fd, connection->request + connection->length,
+				     REQUEST_SIZE - connection->length, &connection->fd,
+				     MSG_DONTWAIT);
 		if (got < 0 && (errno == EAGAIN || errno == EINTR))
 			return;
 		if (got > 0)
@@ -318,6 +364,7 @@ int wh_shm_session_accept(struct wh_session *session, int fd, struct wh_channel 
 	}
 	/* A session has one connection; a new one replaces the old one. */
 	wh_shm_session_close(session);
+	connection->fd = -1;
 	connection->source.fd = fd;
 	connection->source.ready = connection_ready;
 	connection->session = session;

@@ -144,35 +144,11 @@ static int socket_receive(int socket, void *out, size_t length, int *fd, int64_t
 			  struct wh_turns *turns)
 {
 	/* The owner may be waiting for an answer of ours. */
-	int flags = turns ? MSG_CMSG_CLOEXEC | MSG_DONTWAIT : MSG_CMSG_CLOEXEC;
-	union {
-		struct cmsghdr header;
-		char room[CMSG_SPACE(sizeof(int))];
-	} control;
 	char *at = out;
 
 	while (length) {
-		struct iovec iov = { at, length };
-		struct msghdr message = {
-			.msg_iov = &iov,
-			.msg_iovlen = 1,
-			.msg_control = &control,
-			.msg_controllen = sizeof(control),
-		};
-		struct cmsghdr *header;
-		ssize_t got = recvmsg(socket, &message, flags);
-		int received;
+		ssize_t got = wh_shm_receive(socket, at, length, fd, turns ? MSG_DONTWAIT : 0);
 
-		header = got >= 0 ? CMSG_FIRSTHDR(&message) : NULL;
-		/* There is room for one descriptor; the kernel closes any others. */
-		if (header && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS &&
-		    header->cmsg_len == CMSG_LEN(sizeof(int))) {
-			memcpy(&received, CMSG_DATA(header), sizeof(int));
-			if (*fd < 0)
-				*fd = received;
-			else
-				close(received);
-		}
 		if (got < 0 && errno == EAGAIN && turns)
 			wh_turns_pause(turns, ANSWER_PAUSE);
 		else if (got < 0 && errno != EINTR)
@@ -735,6 +711,7 @@ const struct wh_transport wh_transport_shm = {
 	.name = "shm",
 	.capabilities = WH_CAN_READ | WH_CAN_WRITE | WH_CAN_ACCEPT | WH_CAN_PROGRESS,
 	.role = WH_ROLE_LOCAL,
+	.hello = WH_CAPABLE_LEND,
 	.engine_open = shm_engine_open,
 	.engine_close = shm_engine_close,
 	.peer_open = shm_peer_open,

@@ -10,6 +10,7 @@
  * else one by path (net/meet.h): the handshake, which proves the key of the control
  * connection's session; ALIVE, with the descriptor of the alive page; then a MAP for each region.
  * MAPPED answers it with the descriptor of the region's memory, or the reason why there is none.
+ * lend.c has LEND, which goes the other way.
  */
 #ifndef WH_TRANSPORT_SHM_SHM_H
 #define WH_TRANSPORT_SHM_SHM_H
@@ -21,6 +22,7 @@
 
 #include "net/meet.h"
 #include "transport/copier.h"
+#include "transport/lent.h"
 #include "transport/shm/wire.h"
 #include "transport/transport.h"
 
@@ -29,6 +31,9 @@
 /* Send all bytes by one sendmsg(), with a descriptor unless fd is -1. `flags` are MSG_*.
  * 0, -ETIMEDOUT, -EPIPE or another negative errno. */
 int wh_shm_send(int socket, const void *bytes, size_t length, int fd, int flags);
+/* recv(), that also puts a descriptor which comes along into *fd, for the caller, if that is -1,
+ * and closes any others. */
+ssize_t wh_shm_receive(int socket, void *out, size_t length, int *fd, int flags);
 
 /* In the alive page of an engine without threads. No thread id has this bit, and neither have
  * FUTEX_WAITERS and FUTEX_OWNER_DIED. */
@@ -197,6 +202,18 @@ int wh_shm_exports(struct wh_shm_peer *shm, struct wh_remote_region *region, boo
 /* Does the owner's process live, with its engine open? One load; if the owner has no threads, also
  * a system call. */
 bool wh_shm_owner_lives(const struct wh_shm_peer *shm);
+
+/* ---- lending memory: lend.c ---------------------------------------------------------------- */
+
+/* Does the owner take LEND? */
+bool wh_shm_may_lend(const struct wh_shm_peer *shm);
+/* Lend the slots to the owner, for requests of the tcp transport. Blocks for the answer. 0, or a
+ * negative errno with the reason in `why`. */
+int wh_shm_lend(struct wh_shm_peer *shm, const struct wh_lender *lender, char why[WH_REFUSAL]);
+/* The owner: answer a LEND that came with this descriptor, which stays the caller's; -1: none. On
+ * loop 0. 0, or a negative errno, which ends the connection. */
+int wh_shm_lend_accept(struct wh_session *session, int socket, const uint8_t payload[WH_LEND_SIZE],
+		       int fd);
 
 /* Get a pidfd of the process at the other end of the socket, and its number, which process_vm
  * needs: a process has one only in PID namespaces that contain it. A failure is stored in

@@ -123,3 +123,34 @@ int wh_mapped_decode(const uint8_t *in, size_t length, struct wh_mapped *mapped)
 	*mapped = decoded;
 	return 0;
 }
+
+void wh_lend_encode(uint8_t out[WH_LEND_SIZE], uint32_t count)
+{
+	wh_put64(wh_put32(out, count), 0);
+}
+
+int wh_lend_decode(const uint8_t *in, size_t length, uint32_t *count)
+{
+	uint32_t slots;
+
+	if (length != WH_LEND_SIZE)
+		return -EPROTO;
+	slots = wh_get32(in);
+	if (!slots || slots > WH_REQUEST_SLOTS || wh_get64(in + 4))
+		return -EPROTO;
+	*count = slots;
+	return 0;
+}
+
+void wh_lent_encode(uint8_t out[WH_LENT_SIZE], int error)
+{
+	wh_put32(out, (uint32_t)-error);
+}
+
+int wh_lent_decode(const uint8_t *in, size_t length, int *error)
+{
+	if (length != WH_LENT_SIZE || wh_get32(in) > 4095)
+		return -EPROTO;
+	*error = -(int)wh_get32(in);
+	return 0;
+}

@@ -10,6 +10,7 @@
 #include <stdint.h>
 
 #include "util/error.h"
+#include "wire/wire.h"
 
 /* ---- host memory --------------------------------------------------------------------------- */
 
@@ -32,6 +33,25 @@ struct wh_mapped {
 size_t wh_mapped_encode(uint8_t *out, const struct wh_mapped *mapped);
 /* 0 or -EPROTO. */
 int wh_mapped_decode(const uint8_t *in, size_t length, struct wh_mapped *mapped);
+
+/* ---- memory for the bytes of files: transport/lent.h ---------------------------------------- */
+
+/* The types 42 and 43 of the frames that belong to transports; over the unix socket only. */
+enum {
+	WH_FRAME_LEND = 42, /* with the descriptor of the initiator's slots */
+	WH_FRAME_LENT = 43, /* the answer */
+};
+/* Payload of LEND: u32 number of slots, of WH_SLOT bytes each, then u64 0: as long as a MAP. */
+#define WH_LEND_SIZE WH_MAP_SIZE
+void wh_lend_encode(uint8_t out[WH_LEND_SIZE], uint32_t count);
+/* 0; -EPROTO: another length, no slots, or more than WH_REQUEST_SLOTS. */
+int wh_lend_decode(const uint8_t *in, size_t length, uint32_t *count);
+/* Payload of LENT: u32 errno (positive); 0: requests may name the slots. `error` is not positive.
+ */
+#define WH_LENT_SIZE 4
+void wh_lent_encode(uint8_t out[WH_LENT_SIZE], int error);
+/* 0 or -EPROTO. */
+int wh_lent_decode(const uint8_t *in, size_t length, int *error);
 
 /* ---- GPU memory ---------------------------------------------------------------------------- */
 

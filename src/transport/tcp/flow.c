@@ -172,6 +172,7 @@ static int flow_encode(struct tcp_client *client, struct tcp_request *request)
 	struct wh_request header = {
 		.op = (uint8_t)request->fragment->op,
 		.count = request->count,
+		.slot = request->slot,
 		.id = request->id,
 		.bytes = request->start.left,
 	};
@@ -214,6 +215,7 @@ static int flow_pull(struct tcp_client *client, struct tcp_request **out)
 		request->attempts = 0;
 		request->sent = request->fault = false;
 		request->stage = NULL;
+		request->slot = 0;
 		if (request->fragment->op == WH_READ)
 			client->read_bytes += request->start.left;
 		ready = tcp_of(request->fragment)->staged ? tcp_stage_begin(client, request) : 1;
@@ -243,6 +245,22 @@ static int flow_take_queued(struct tcp_client *client, struct tcp_request **out)
 	return ready < 0 ? ready : 0;
 }
 
+/* Copy the bytes of a write to its slot. 0 or -EFAULT. */
+static int flow_fill_slot(struct tcp_client *client, struct tcp_request *request)
+{
+	char *to = wh_lender_slot(&client->tcp->lender, request->slot);
+	const struct wh_region *seen = NULL;
+	struct tcp_walk walk;
+
+	walk_start(&walk, request);
+	do {
+		if (!pair_is_mapped(request->fragment, &walk.pair, &seen))
+			return request_note_fault(request, &walk);
+		memcpy(to + walk.before, walk.pair.local, walk.pair.length);
+	} while (walk_step(&walk, request->fragment));
+	return 0;
+}
+
 /* Start sending the next request. */
 static int flow_next_request(struct tcp_client *client)
 {
@@ -253,12 +271,16 @@ static int flow_next_request(struct tcp_client *client)
 		return error;
 	request->id = client->sequence++ * TCP_WINDOW + (uint64_t)(request - client->requests);
 	request->sent = false;
+	tcp_lent_begin(client->tcp, request);
 	error = flow_encode(client, request);
+	if (!error && request->slot && request->fragment->op == WH_WRITE)
+		error = flow_fill_slot(client, request);
 	if (error)
 		return error;
 	client->sending = request;
 	client->used = wh_now();
-	client->out_left = request->fragment->op == WH_WRITE ? request->start.left : 0;
+	client->out_left =
+		request->fragment->op == WH_WRITE && !request->slot ? request->start.left : 0;
 	walk_start(&client->out, request);
 	return 0;
 }
@@ -429,14 +451,14 @@ static int flow_take_head(struct tcp_client *client)
 	return client->into_left == client->response.bytes ? 0 : -EPROTO;
 }
 
-/* Copy payload that arrived in the buffer, together with a header. 0 or -EFAULT. */
-static int flow_take_payload(struct tcp_client *client)
+/* Copy payload to where it belongs: up to `most` bytes at `from`. Returns how many, or -EFAULT. */
+static ssize_t flow_put_payload(struct tcp_client *client, const uint8_t *from, size_t most)
 {
 	const struct wh_region *seen = NULL;
-	struct tcp_in *in = &client->in;
 	bool errors = client->response.errors;
+	size_t put = 0;
 
-	while (in->length && client->into_left) {
+	while (put < most && client->into_left) {
 		struct tcp_walk *walk = &client->into;
 		uint64_t length = walk->pair.length - walk->done;
 
@@ -444,23 +466,44 @@ static int flow_take_payload(struct tcp_client *client)
 			walk_step(walk, client->receiving->fragment);
 			continue;
 		}
-		if (length > in->length)
-			length = in->length;
+		if (length > most - put)
+			length = most - put;
 		if (!pair_is_mapped(client->receiving->fragment, &walk->pair, &seen))
 			return request_note_fault(client->receiving, walk);
 		if (tcp_of(client->receiving->fragment)->windowed)
 			tcp_window_put(client->receiving->fragment, &walk->pair,
-				       walk_at(walk, client->receiving), in->bytes + in->start,
-				       length);
+				       walk_at(walk, client->receiving), from + put, length);
 		else
-			memcpy(walk_at(walk, client->receiving), in->bytes + in->start, length);
-		in->start += (uint32_t)length;
-		in->length -= (uint32_t)length;
+			memcpy(walk_at(walk, client->receiving), from + put, length);
+		put += length;
 		client->into_left -= length;
 		walk_advance(client, walk, client->receiving->fragment, errors, length);
 	}
 	if (tcp_of(client->receiving->fragment)->windowed)
 		wh_copy_issued();
+	return (ssize_t)put;
+}
+
+/* Copy payload that arrived in the buffer, together with a header, or that lies in the request's
+ * slot. 0 or -EFAULT. */
+static int flow_take_payload(struct tcp_client *client)
+{
+	const struct tcp_request *request = client->receiving;
+	struct tcp_in *in = &client->in;
+	ssize_t put;
+
+	if (request->slot)
+		put = flow_put_payload(
+			client, (uint8_t *)wh_lender_slot(&client->tcp->lender, request->slot),
+			client->into_left);
+	else
+		put = flow_put_payload(client, in->bytes + in->start, in->length);
+	if (put < 0)
+		return (int)put;
+	if (!request->slot) {
+		in->start += (uint32_t)put;
+		in->length -= (uint32_t)put;
+	}
 	return 0;
 }
 
@@ -480,6 +523,7 @@ static int flow_consume(struct tcp_client *client, struct wh_list *done)
 			return error;
 		if (client->into_left)
 			return -EAGAIN;
+		tcp_lent_end(client->tcp, client->receiving);
 		if (client->receiving->stage && client->receiving->fragment->op == WH_READ)
 			tcp_stage_scatter(client, client->receiving);
 		else

@@ -60,6 +60,8 @@ static int request_take(struct tcp_server *server)
 	error = request_take_extents(server, in->bytes + in->start + WH_REQUEST_SIZE);
 	if (error)
 		return error;
+	if (server->request.slot && !tcp_lent_check(server))
+		return -EPROTO;
 	in->start += WH_REQUEST_SIZE + server->request.meta;
 	in->length -= WH_REQUEST_SIZE + server->request.meta;
 	if (server->request.op == WH_READ)
@@ -69,9 +71,16 @@ static int request_take(struct tcp_server *server)
 	server->at = 0;
 	server->skip = 0;
 	server->left = server->request.bytes;
-	slots = tcp_extents_slots(server, server->extents, server->request.count);
-	if (slots == WH_SLOT_USES)
+	slots = tcp_request_slots(server);
+	if (slots == WH_SLOT_USES) {
+		if (server->request.slot) /* all of its extents have errors */
+			server->left = 0;
 		return 0;
+	}
+	if (server->request.slot) {
+		error = tcp_stage_write(server, slots);
+		return error ? error : tcp_stage_lent_write(server);
+	}
 	server->windowed = slots == WH_SLOT_OWNER && tcp_window_can_receive(server);
 	return server->windowed ? 0 : tcp_stage_write(server, slots);
 }

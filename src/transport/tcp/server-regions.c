@@ -7,6 +7,7 @@
 
 #include "gpu/region-window.h"
 #include "memory/memory.h"
+#include "transport/lent.h"
 #include "transport/tcp/server.h"
 
 /* ---- entering ---------------------------------------------------------- */
@@ -112,14 +113,44 @@ void tcp_extents_advance(const struct tcp_extent *extents, uint32_t *at, uint64_
 	}
 }
 
-enum wh_slot_use tcp_extents_slots(struct tcp_server *server, const struct tcp_extent *extents,
-				   uint32_t count)
+bool tcp_lent_check(struct tcp_server *server)
 {
+	const struct wh_request *request = &server->request;
+	const struct wh_lent *lent = wh_session_lent(server->session);
+	int error = 0;
+	uint64_t last = 0;
+
+	if (!lent || request->slot > lent->count || request->bytes > WH_SLOT)
+		return false;
+	for (uint32_t i = 0; i < request->count; i++) {
+		struct tcp_extent *extent = &server->extents[i];
+		struct wh_region_entry *entry;
+
+		if (extent->error)
+			continue;
+		if (extent->region != last) {
+			last = extent->region;
+			entry = wh_region_entry_enter(wh_engine_regions(server->engine), last);
+			error = !entry ? ESTALE : entry->kind == WH_MEMORY_FILE ? 0 : EOPNOTSUPP;
+			if (entry)
+				wh_region_entry_leave(entry);
+		}
+		extent->error = error;
+	}
+	return true;
+}
+
+enum wh_slot_use tcp_request_slots(struct tcp_server *server)
+{
+	const struct tcp_extent *extents = server->extents;
 	enum wh_slot_use slots = WH_SLOT_USES;
 	uint64_t last = 0;
 
-	for (uint32_t i = 0; i < count && slots != WH_SLOT_OWNER; i++) {
+	for (uint32_t i = 0; i < server->request.count && slots != WH_SLOT_OWNER; i++) {
 		struct wh_region_entry *entry;
+
+		if (server->request.slot && !extents[i].error) /* tcp_lent_check() */
+			return WH_SLOT_FILE_OWNER;
 
 		if (extents[i].error || extents[i].region == last)
 			continue;

@@ -102,7 +102,7 @@ int tcp_answer_read(struct tcp_server *server)
 	const struct wh_request *request = &server->request;
 	uint32_t errors = extents_count_errors(server->extents, request->count);
 	size_t list = request->count * sizeof(struct tcp_extent), size;
-	enum wh_slot_use slots = tcp_extents_slots(server, server->extents, request->count);
+	enum wh_slot_use slots = tcp_request_slots(server);
 	bool staged = slots != WH_SLOT_USES;
 	struct tcp_job *job;
 	uint64_t bytes = 0;
@@ -212,6 +212,10 @@ static int job_send(struct tcp_server *server, struct tcp_job *job)
 		error = job->staged && job->left ? tcp_stage_read(server) : 0;
 		if (error)
 			return error;
+		if (job->request.slot && job->left && !tcp_stage_landed(server, job)) {
+			server->stalled = true;
+			return -EAGAIN;
+		}
 		head = job->head_length - job->head_sent;
 		if (head)
 			vector[count++] = (struct iovec){ job->head + job->head_sent, head };

@@ -3,7 +3,9 @@
  * The owner's GPU memory and files, through slots of pinned memory. Writes are received into slots
  * and scattered from there; reads are gathered into slots and sent from there. Several slots are in
  * use at a time, so that GPU, disk and socket work in parallel. Everything runs on the connection's
- * loop, except chunk_copied() and chunk_slot_ready().
+ * loop, except chunk_copied() and chunk_slot_ready(). Where the initiator has lent slots of memory
+ * (transport/lent.h) and a request for files names one, that one takes the place of ours, and
+ * nothing is received or sent.
  */
 #include <errno.h>
 #include <sched.h>
@@ -11,6 +13,7 @@
 #include <string.h>
 
 #include "memory/memory.h"
+#include "transport/lent.h"
 #include "transport/tcp/server.h"
 #include "util/clock.h"
 
@@ -22,6 +25,8 @@ struct tcp_chunk {
 	struct wh_list link; /* job.chunks */
 	struct wh_task task; /* chunk_back(), on the loop */
 	struct wh_slot *given; /* the slot that it waited for, until the loop takes it */
+	struct wh_lent *lent; /* its slot is one of these, held; NULL: it is ours */
+	struct wh_slot lent_slot;
 	struct tcp_server *server;
 	struct tcp_write *write; /* the write; NULL: the chunk belongs to a read */
 	struct tcp_job *job; /* the read; NULL: dropped, or a write */
@@ -47,8 +52,9 @@ static void chunk_free(struct tcp_chunk *chunk)
 	struct tcp_server *server = chunk->server;
 
 	chunk_leave_regions(chunk);
-	if (chunk->staging.slot)
+	if (chunk->staging.slot && !chunk->lent)
 		wh_slot_release(wh_engine_gpus(server->engine), chunk->staging.slot);
+	wh_lent_release(chunk->lent);
 	wh_staging_destroy(&chunk->staging);
 	free(chunk->entries);
 	free(chunk);
@@ -81,15 +87,10 @@ static void chunk_slot_ready(struct wh_slot_wait *wait, struct wh_slot *slot)
 	wh_loop_post(chunk->server->loop, &chunk->task);
 }
 
-/* Allocate a chunk. If no slot is free, it waits for one and continues in chunk_back(). NULL: no
- * memory. */
-static struct tcp_chunk *chunk_new(struct tcp_server *server, enum wh_slot_use slots)
+static struct tcp_chunk *chunk_make(struct tcp_server *server)
 {
-	struct tcp_chunk *chunk;
+	struct tcp_chunk *chunk = calloc(1, sizeof(*chunk));
 
-	if (wh_slots_prepare(wh_engine_gpus(server->engine), slots))
-		return NULL;
-	chunk = calloc(1, sizeof(*chunk));
 	if (!chunk)
 		return NULL;
 	chunk->server = server;
@@ -98,7 +99,36 @@ static struct tcp_chunk *chunk_new(struct tcp_server *server, enum wh_slot_use s
 	wh_staging_init(&chunk->staging, wh_engine_gpus(server->engine), false);
 	chunk->staging.done = chunk_copied;
 	server->chunk_count++;
-	chunk->staging.slot = wh_slot_acquire(wh_engine_gpus(server->engine), slots, &chunk->wait);
+	return chunk;
+}
+
+/* Allocate a chunk. If no slot is free, it waits for one and continues in chunk_back(). NULL: no
+ * memory. */
+static struct tcp_chunk *chunk_new(struct tcp_server *server, enum wh_slot_use slots)
+{
+	struct tcp_chunk *chunk;
+
+	if (wh_slots_prepare(wh_engine_gpus(server->engine), slots))
+		return NULL;
+	chunk = chunk_make(server);
+	if (chunk)
+		chunk->staging.slot =
+			wh_slot_acquire(wh_engine_gpus(server->engine), slots, &chunk->wait);
+	return chunk;
+}
+
+/* The same with a slot that the initiator has lent; tcp_lent_check() has found it. */
+static struct tcp_chunk *chunk_new_lent(struct tcp_server *server, uint32_t slot)
+{
+	struct tcp_chunk *chunk = chunk_make(server);
+
+	if (!chunk)
+		return NULL;
+	chunk->lent = wh_session_lent(server->session);
+	wh_lent_hold(chunk->lent);
+	chunk->lent_slot.use = WH_SLOT_FILE_OWNER;
+	chunk->lent_slot.host = wh_lent_slot(chunk->lent, slot);
+	chunk->staging.slot = &chunk->lent_slot;
 	return chunk;
 }
 
@@ -227,6 +257,21 @@ void tcp_stage_received(struct tcp_server *server, size_t bytes)
 	chunk_start_copy(chunk, false);
 }
 
+int tcp_stage_lent_write(struct tcp_server *server)
+{
+	struct tcp_chunk *chunk = chunk_new_lent(server, server->request.slot);
+
+	if (!chunk)
+		return -ENOMEM;
+	chunk->write = server->write;
+	chunk->sent = server->left;
+	server->left = 0;
+	chunk_map_to_extents(server, chunk);
+	server->write->chunks++;
+	chunk_start_copy(chunk, false);
+	return 0;
+}
+
 void tcp_stage_end_write(struct tcp_server *server)
 {
 	struct tcp_write *write = server->write;
@@ -317,7 +362,8 @@ static int job_gather(struct tcp_server *server, struct tcp_job *job)
 	}
 	while (job->ungathered && server->read_chunks < TCP_CHUNKS && !error &&
 	       !chunk_is_last(last)) {
-		last = chunk_new(server, job->slots);
+		last = job->request.slot ? chunk_new_lent(server, job->request.slot) :
+					   chunk_new(server, job->slots);
 		if (!last)
 			return -ENOMEM;
 		wh_list_append(&job->chunks, &last->link);
@@ -355,6 +401,17 @@ size_t tcp_stage_out_of(struct tcp_job *job, struct iovec *vector)
 	*vector = (struct iovec){ chunk->staging.slot->host + chunk->sent,
 				  chunk->staging.bytes - chunk->sent };
 	return vector->iov_len;
+}
+
+bool tcp_stage_landed(struct tcp_server *server, struct tcp_job *job)
+{
+	struct tcp_chunk *chunk = wh_container(job->chunks.next, struct tcp_chunk, link);
+
+	if (wh_list_empty(&job->chunks) || !chunk->moved)
+		return false;
+	tcp_stage_sent(server, job, chunk->staging.bytes);
+	job->left = 0;
+	return true;
 }
 
 static void job_remove_chunk(struct tcp_server *server, struct tcp_chunk *chunk)

@@ -34,7 +34,8 @@ struct tcp_job {
 	uint64_t skip, left; /* bytes of extent `at` that are done; payload bytes not yet sent */
 	uint64_t ungathered; /* staged: bytes not yet assigned to a chunk */
 	bool staged;
-	enum wh_slot_use slots; /* staged: through these */
+	enum wh_slot_use
+		slots; /* staged: through these, unless the request has a slot of its own */
 	struct wh_request request; /* staged: to answer it anew if its bytes cannot be read */
 	struct wh_list chunks; /* staged: struct tcp_chunk, in order */
 	uint32_t head_length, head_sent;
@@ -178,10 +179,13 @@ int tcp_extent_check(struct tcp_server *server, struct tcp_checked *last,
 /* Advance a position, extent *at and *skip bytes of it, by `bytes`. */
 void tcp_extents_advance(const struct tcp_extent *extents, uint32_t *at, uint64_t *skip,
 			 uint64_t bytes);
-/* Through which slots do the extents without an error have to go? Those of a GPU if any lies in its
- * memory, else those for files if any lies in one, else none: WH_SLOT_USES. */
-enum wh_slot_use tcp_extents_slots(struct tcp_server *server, const struct tcp_extent *extents,
-				   uint32_t count);
+/* A request names a slot that the initiator has lent: extents that are no files of ours get an
+ * error, since only system calls may touch the slot. False: there is no such slot, or it is too
+ * small. */
+bool tcp_lent_check(struct tcp_server *server);
+/* Through which slots do the extents of the request without an error have to go? Those of a GPU if
+ * any lies in its memory, else those for files if any lies in one, else none: WH_SLOT_USES. */
+enum wh_slot_use tcp_request_slots(struct tcp_server *server);
 
 /* ---- window.c ---------------------------------------------------------- */
 
@@ -200,6 +204,8 @@ int tcp_stage_write(struct tcp_server *server, enum wh_slot_use slots);
 size_t tcp_stage_into(struct tcp_server *server, struct iovec *vector);
 /* Account for bytes received into that room; copy a full chunk to the GPU. */
 void tcp_stage_received(struct tcp_server *server, size_t bytes);
+/* Instead: the whole payload lies in the slot of the request. 0, or a negative errno. */
+int tcp_stage_lent_write(struct tcp_server *server);
 /* The whole payload has been received. The response follows when the GPU has it. */
 void tcp_stage_end_write(struct tcp_server *server);
 
@@ -208,6 +214,9 @@ void tcp_stage_end_write(struct tcp_server *server);
 int tcp_stage_read(struct tcp_server *server);
 /* Set *vector to the bytes of a read that can be sent now. Returns its length; 0: none yet. */
 size_t tcp_stage_out_of(struct tcp_job *job, struct iovec *vector);
+/* Of a read into a slot that the initiator has lent: are all bytes there? Then nothing of them is
+ * left to send. */
+bool tcp_stage_landed(struct tcp_server *server, struct tcp_job *job);
 /* Account for sent bytes; free a chunk that has been sent whole. */
 void tcp_stage_sent(struct tcp_server *server, struct tcp_job *job, size_t bytes);
 /* Free the chunks of a read, or leave them to be freed when the GPU has finished with them. */

@@ -161,7 +161,7 @@ bool tcp_pull(struct tcp_client *client, struct tcp_request *request)
 	most = request_bytes(tcp, fragment->bytes, tcp_of(fragment)->alone);
 	if (fragment->op == WH_READ && client->read_bytes >= TCP_READ_AHEAD * most)
 		goto out;
-	if (tcp_of(fragment)->staged && most > WH_SLOT)
+	if ((tcp_of(fragment)->staged || tcp_of(fragment)->lent) && most > WH_SLOT)
 		most = WH_SLOT;
 	if (list == &tcp->shared && client_is_ahead(tcp, client))
 		goto out;
@@ -338,6 +338,7 @@ static void tcp_submit_fragment(struct wh_peer *peer, void *state, struct wh_fra
 	tcp_of(fragment)->staged = slots != WH_SLOT_USES;
 	tcp_of(fragment)->slots = (uint8_t)slots;
 	tcp_of(fragment)->windowed = false;
+	tcp_of(fragment)->lent = slots == WH_SLOT_USES && tcp_lent_fits(tcp, fragment);
 	if (slots == WH_SLOT_INITIATOR &&
 	    (fragment->op == WH_READ || fragment->bytes <= WH_REGION_WINDOW_FEW))
 		tcp_window_open(fragment);
@@ -515,6 +516,7 @@ static int tcp_peer_open(struct wh_peer *peer, void **state, char why[WH_REFUSAL
 		return error;
 	}
 	pthread_mutex_init(&tcp->lock, NULL);
+	pthread_mutex_init(&tcp->lend_lock, NULL);
 	wh_list_init(&tcp->shared);
 	tcp->first_loop = wh_engine_next_loop(wh_peer_engine(peer));
 	tcp->look.fire = peer_look;
@@ -535,6 +537,8 @@ static void tcp_peer_close(struct wh_peer *peer, void *state)
 		if (client)
 			tcp_client_free(client);
 	}
+	wh_lender_close(&tcp->lender);
+	pthread_mutex_destroy(&tcp->lend_lock);
 	pthread_mutex_destroy(&tcp->lock);
 	free(tcp);
 }
@@ -546,6 +550,7 @@ static void tcp_peer_lost(struct wh_peer *peer, void *state, int error, const ch
 	(void)peer;
 	pthread_mutex_lock(&tcp->lock);
 	atomic_store(&tcp->lost, true);
+	atomic_fetch_add(&tcp->losses, 1);
 	pthread_mutex_unlock(&tcp->lock);
 	tcp_fail_waiting(tcp, NULL, error, text);
 	for (unsigned i = 0; i <= tcp->count; i++) {
@@ -651,6 +656,7 @@ static void tcp_describe(struct wh_peer *peer, void *state, const struct wh_batc
 {
 	struct tcp_peer *tcp = state;
 	char secure[96] = "";
+	bool lent = false;
 	unsigned open = 0;
 	size_t used, size = sizeof(out->how);
 
@@ -666,7 +672,10 @@ static void tcp_describe(struct wh_peer *peer, void *state, const struct wh_batc
 		snprintf(secure, sizeof(secure), "encrypted: TLS 1.3");
 	else if (!*secure && wh_peer_has_records(peer))
 		snprintf(secure, sizeof(secure), "integrity: crc32c");
-	if (!used && !*secure && batch_has_file(batch)) /* there is no room for all of it */
+	tcp_lent_describe(tcp, batch, &lent, out->memory, sizeof(out->memory));
+	if (!used && lent)
+		used = (size_t)snprintf(out->how, size, "shared memory, ");
+	else if (!used && !*secure && batch_has_file(batch)) /* there is no room for all of it */
 		used = (size_t)snprintf(out->how, size, "file, ");
 	if (open)
 		used += (size_t)snprintf(out->how + used, size - used, "%u connection%s", open,
@@ -676,7 +685,8 @@ static void tcp_describe(struct wh_peer *peer, void *state, const struct wh_batc
 					 tcp->count);
 	if (*secure && used < size)
 		snprintf(out->how + used, size - used, ", %s", secure);
-	batch_describe_memory(peer, batch, out->memory, sizeof(out->memory));
+	if (!*out->memory)
+		batch_describe_memory(peer, batch, out->memory, sizeof(out->memory));
 }
 
 /* Unlike the regions of a submitted batch, those of a plan may be unregistered meanwhile. */
@@ -696,8 +706,9 @@ static int tcp_is_reachable(struct wh_peer *peer, void *state, const struct wh_r
 {
 	int error;
 
-	(void)state;
-	(void)remote; /* the owner stages its own GPU memory and files */
+	/* The owner stages its own GPU memory, and its files, but for those on this host. */
+	if (remote->kind == WH_MEMORY_FILE && wh_kind_on_host(local->entry.kind))
+		tcp_lend(state);
 	if (wh_kind_on_host(local->entry.kind))
 		return 0;
 	if (op == WH_READ && wh_kind_on_gpu(local->entry.kind)) /* so that wh_batch_explain() knows

@@ -5,6 +5,7 @@
  *   tcp.c             the operations table, a peer's state, fragments that wait to be sent
  *   client.c          the initiator's connections: open, own, break, reconnect
  *   flow.c            their bytes: requests out, responses in
+ *   client-lent.c     the initiator's slots that it lends to the owner of files on its host
  *   client-stage.c    the initiator's GPU memory and files, through slots
  *   server.c          the owner's connections: accept, turns of work, close
  *   server-receive.c  their requests: decode, check, receive the bytes of writes
@@ -33,6 +34,7 @@
 #include "net/quota.h"
 #include "transport/core.h"
 #include "transport/fragment.h"
+#include "transport/lent.h"
 #include "transport/transport.h"
 #include "util/config.h"
 #include "util/list.h"
@@ -120,6 +122,7 @@ struct tcp_fragment {
 	bool staged;
 	uint8_t slots; /* ... of this enum wh_slot_use */
 	bool windowed; /* it is a GPU's, and is written by the CPU, through windows */
+	bool lent; /* from or to files of the peer, through slots that it was lent */
 };
 
 static inline struct tcp_fragment *tcp_of(const struct wh_fragment *fragment)
@@ -144,6 +147,7 @@ struct tcp_request {
 	uint64_t id;
 	uint32_t count; /* extents */
 	uint8_t attempts;
+	uint8_t slot; /* its bytes go through this slot, from 1; 0: through the socket */
 	bool sent; /* whole; a response is expected */
 	/* the kernel could not access local memory: item `fault_index`, address `fault_at` */
 	bool fault;
@@ -233,6 +237,13 @@ struct tcp_peer {
 	_Atomic uint32_t turn; /* the connection that the next shared fragment starts first */
 	struct wh_timer look; /* closes idle connections, breaks those that stand still */
 	uint32_t inline_most; /* batches; see fragment_hand_over() */
+	/* Slots for the bytes of the peer's files: client-lent.c. */
+	pthread_mutex_t lend_lock; /* of what is not atomic; held while the peer is asked */
+	struct wh_lender lender; /* constant once `lent` is not 0 */
+	_Atomic uint32_t losses; /* counts tcp_peer_lost() */
+	_Atomic uint32_t lent; /* `losses` + 1 when the peer took the slots; 0: never */
+	int64_t lend_at; /* ns of wh_now(): no new attempt before */
+	char lend_refused[WH_REFUSAL]; /* why the last attempt has failed */
 	unsigned count; /* bulk connections; clients[count] is the latency connection */
 	_Atomic(struct tcp_client *) clients[]; /* NULL: not used yet */
 };
@@ -309,6 +320,23 @@ void tcp_stage_scatter(struct tcp_client *client, struct tcp_request *request);
 bool tcp_stage_busy(struct tcp_request *request, bool fail);
 /* Return the request's slot, if it has one. */
 void tcp_stage_free(struct tcp_client *client, struct tcp_request *request);
+
+/* In client-lent.c. */
+
+/* Lend the peer slots for its files, if it is on this host and has none yet. May wait for the peer.
+ */
+void tcp_lend(struct tcp_peer *tcp);
+/* May requests of this fragment, whose local side is host memory, name slots? */
+bool tcp_lent_fits(struct tcp_peer *tcp, const struct wh_fragment *fragment);
+/* Give the request a slot, if that is worth it and one is free. What it had before, on a connection
+ * that is closed, is not used again: the peer may still write to it. */
+void tcp_lent_begin(struct tcp_peer *tcp, struct tcp_request *request);
+/* The peer has answered the request. */
+void tcp_lent_end(struct tcp_peer *tcp, struct tcp_request *request);
+/* Describe, for the batch's fragments that have ended or run, how the bytes of the peer's files go.
+ * False: no fragment concerns one. */
+bool tcp_lent_describe(struct tcp_peer *tcp, const struct wh_batch *batch, bool *lent, char *line,
+		       size_t size);
 
 /* In window.c. */
 

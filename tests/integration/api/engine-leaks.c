@@ -257,6 +257,7 @@ static void idle__connections_are_closed(void **state)
 static const struct CMUnitTest tests[] = {
 	TEST(engines__open_and_close),
 	TEST_EVERY_ROUTE(peers__open_and_close),
+	TEST_OVER(peers__open_and_close, file_lent),
 	TEST_OVER(regions__register_and_unregister, tcp4),
 	TEST_OVER(regions__register_and_unregister, shm),
 	TEST_OVER(mappings__of_the_peer, shm),

@@ -492,6 +492,7 @@ int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 		TEST_EVERY_ROUTE(threads__none),
+		TEST_OVER(threads__none, file_lent),
 		TEST_OVER(callback__in_the_driving_call, self),
 		TEST_OVER(callback__in_the_driving_call, shm),
 		TEST_OVER(callback__in_the_driving_call, tcp4),

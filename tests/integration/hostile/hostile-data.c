@@ -276,8 +276,11 @@ static void malformed__extents(void **state)
 	open_data(&v);
 	for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++)
 		for (uint8_t op = WH_READ; op <= WH_WRITE; op++) {
-			struct wh_request request = { op, cases[i].length, cases[i].count, 1,
-						      cases[i].bytes };
+			struct wh_request request = { .op = op,
+						      .meta = cases[i].length,
+						      .count = cases[i].count,
+						      .id = 1,
+						      .bytes = cases[i].bytes };
 			size_t length =
 				request_bytes(bytes, &request, cases[i].meta, cases[i].length);
 

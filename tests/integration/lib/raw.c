@@ -386,24 +386,38 @@ int raw_lookup(int fd, uint64_t id)
 	return raw_ask(fd, &question, bytes, sizeof(bytes)) ? -1 : raw_answered(fd, &next);
 }
 
-int raw_request(int fd, uint8_t op, uint64_t id, const struct wh_extent *extents, size_t count,
-		const void *payload, size_t length)
+static int request_send(int fd, struct wh_request *request, const struct wh_extent *extents)
 {
 	uint8_t bytes[WH_REQUEST_SIZE + WH_REQUEST_META];
-	struct wh_request request = { .op = op, .id = id, .count = (uint32_t)count };
 	struct wh_extent_writer writer;
 
 	wh_extents_start(&writer, bytes + WH_REQUEST_SIZE, WH_REQUEST_META);
-	for (size_t i = 0; i < count; i++) {
+	for (size_t i = 0; i < request->count; i++) {
 		if (wh_extents_put(&writer, &extents[i]))
 			return -1;
-		request.bytes += extents[i].length;
+		request->bytes += extents[i].length;
 	}
-	request.meta = (uint32_t)wh_extents_end(&writer);
-	wh_request_encode(bytes, &request);
-	if (send_all(fd, bytes, WH_REQUEST_SIZE + request.meta))
+	request->meta = (uint32_t)wh_extents_end(&writer);
+	wh_request_encode(bytes, request);
+	return send_all(fd, bytes, WH_REQUEST_SIZE + request->meta);
+}
+
+int raw_request(int fd, uint8_t op, uint64_t id, const struct wh_extent *extents, size_t count,
+		const void *payload, size_t length)
+{
+	struct wh_request request = { .op = op, .id = id, .count = (uint32_t)count };
+
+	if (request_send(fd, &request, extents))
 		return -1;
 	return payload ? send_all(fd, payload, length) : 0;
+}
+
+int raw_request_slot(int fd, uint8_t op, uint32_t slot, const struct wh_extent *extents,
+		     size_t count)
+{
+	struct wh_request request = { .op = op, .slot = slot, .count = (uint32_t)count };
+
+	return request_send(fd, &request, extents);
 }
 
 int raw_response(int fd, struct wh_response *response, struct raw_error *errors, uint32_t most,

@@ -79,6 +79,9 @@ int raw_count_regions(int fd);
 /* Send a request for these extents, then `length` bytes of `payload` (NULL: none). */
 int raw_request(int fd, uint8_t op, uint64_t id, const struct wh_extent *extents, size_t count,
 		const void *payload, size_t length);
+/* The same for a slot that was lent, without payload. */
+int raw_request_slot(int fd, uint8_t op, uint32_t slot, const struct wh_extent *extents,
+		     size_t count);
 
 struct raw_error {
 	uint32_t extent;

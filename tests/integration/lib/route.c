@@ -135,4 +135,9 @@ const struct route route_file_tcp = {
 	.detail = "connection",
 	.kind = CHILD_FILE,
 };
+const struct route route_file_lent = {
+	.name = "tcp",
+	.detail = "shared memory",
+	.kind = CHILD_FILE,
+};
 const struct route needs_root = { .name = "root", .missing = missing_root };

@@ -280,7 +280,9 @@ static const struct CMUnitTest tests[] = {
 	TEST_EVERY_ROUTE(cancel__reported_once),
 	TEST_EVERY_ROUTE(cancel__while_another_waits),
 	TEST_EVERY_ROUTE(cancel__others_go_on),
+	TEST_OVER(cancel__others_go_on, file_lent),
 	TEST_EVERY_ROUTE(cancel__at_once_and_often),
+	TEST_OVER(cancel__at_once_and_often, file_lent),
 	TEST_EVERY_ROUTE(priority__overtakes_bulk),
 };
 

@@ -90,6 +90,9 @@ struct pair {
 	uint64_t start; /* of the region in the file */
 };
 
+/* How a peer's file is reached: by TCP, or with NULL through memory that is lent to the owner. */
+static const char *way = "tcp";
+
 static void pair_open_file(struct pair *pair, bool self, int fd, uint64_t start, uint32_t flags,
 			   bool plain)
 {
@@ -107,7 +110,7 @@ static void pair_open_file(struct pair *pair, bool self, int fd, uint64_t start,
 	*pair = (struct pair){ .fd = fd, .start = start };
 	if (!plain)
 		config[0] = NULL;
-	pair->engine = engine_open(self ? "self" : "tcp", "none", config);
+	pair->engine = engine_open(self ? "self" : way, "none", config);
 	pair->owner = self ? pair->engine : engine_open(NULL, "127.0.0.1:0", config);
 	want(0, wh_file_register_fd(pair->owner, fd, &options, &pair->file));
 	want(0, wh_peer_open(pair->engine, self ? "self" : wh_engine_url(pair->owner), NULL,
@@ -443,6 +446,108 @@ static void hang__cancel(void **state)
 	pair_close(&pair);
 }
 
+/* ---- the same through memory that is lent to the owner ------------------------------------------
+ */
+
+static int lent_begin(void **state)
+{
+	way = NULL;
+	return harness_begin(state);
+}
+
+static int lent_end(void **state)
+{
+	way = "tcp";
+	return harness_end(state);
+}
+
+static void lent__cut(void **state)
+{
+	(void)state;
+	cut_between_batches(false);
+	cut_under_way(false);
+}
+
+static void lent__full_disk(void **state)
+{
+	(void)state;
+	full_disk(false);
+}
+
+static void lent__hang(void **state)
+{
+	(void)state;
+	hangs_and_comes_back(false, WH_READ);
+	hangs_and_comes_back(false, WH_WRITE);
+}
+
+/* What the owner still reads after a cancel stays in the slot, which nobody uses again: neither the
+ * cancelled batch's memory nor another batch's bytes change. */
+static void lent__cancel(void **state)
+{
+	unsigned char *before = pages_new(LENGTH);
+	struct wh_batch *batch;
+	struct pair pair;
+	char text[4096];
+	int64_t begun;
+
+	(void)state;
+	harness_limit(120);
+	pair_open(&pair, false, true);
+	hung_fd = pair.fd;
+	pattern_fill(before, LENGTH, 0, 5);
+	want(LENGTH, pwrite(pair.fd, before, LENGTH, (off_t)pair.start));
+	batch = pair_batch(&pair, WH_READ, 0, LENGTH);
+	atomic_store(&hangs, 1);
+	want(0, wh_batch_submit(batch));
+	await_hanging();
+	begun = now();
+	want(0, wh_batch_cancel(batch));
+	want_true(now() - begun < PATIENCE, "it waited for the file");
+	want(-ECANCELED, wh_batch_status(batch));
+	memset(pair.local, 0xee, LENGTH);
+	want(0, wh_batch_free(batch));
+	atomic_store(&hangs, 0);
+	while (atomic_load(&hanging))
+		sleep_ms(1);
+	for (size_t i = 0; i < LENGTH; i++)
+		want_true(pair.local[i] == 0xee, "byte %zu has changed after the cancel", i);
+	batch = pair_batch(&pair, WH_READ, 0, LENGTH);
+	want(0, batch_run(batch));
+	want_true(wh_batch_explain(batch, text, sizeof(text)) > 0 && strstr(text, "shared memory"),
+		  "it says: %s", text);
+	want_true(pattern_check(pair.local, LENGTH, 0, 5) == PATTERN_GOOD, "wrong bytes");
+	want(0, wh_batch_free(batch));
+	pair_close(&pair);
+	pages_free(before, LENGTH);
+}
+
+/* The owner's engine closes; another one with the same file has a session, and slots, of its own.
+ */
+static void lent__owner_closes(void **state)
+{
+	struct pair pair, next;
+	struct wh_batch *batch;
+
+	(void)state;
+	pair_open(&pair, false, false);
+	want(0, pair_move(&pair, WH_WRITE, 0, LENGTH));
+	batch = pair_batch(&pair, WH_READ, 0, LENGTH);
+	pair_open(&next, false, false);
+	want(0, pair_move(&next, WH_WRITE, 0, LENGTH));
+	want(0, wh_region_unregister(pair.file));
+	want(0, wh_engine_close(pair.owner));
+	want_true(batch_run(batch) < 0, "it reads from a closed engine");
+	want(0, wh_batch_free(batch));
+	want(0, pair_move(&next, WH_READ, 0, LENGTH));
+	pair_close(&next);
+	want(0, wh_peer_close(pair.peer));
+	want(0, wh_region_unregister(pair.region));
+	want(0, wh_engine_close(pair.engine));
+	pages_free(pair.local, 2 * LENGTH);
+	close(pair.fd);
+}
+
 /* ---- what is in the page cache ------------------------------------------------------------------
  */
 
@@ -612,6 +717,11 @@ static void cached__cut_of_a_peer(void **state)
 	cached_cut(false);
 }
 
+#define TEST_LENT(function, needs)                                                                 \
+	{                                                                                          \
+#function, function, lent_begin, lent_end, needs                                   \
+	}
+
 static const struct CMUnitTest tests[] = {
 	TEST(cut__between_batches),
 	TEST(cut__between_batches_of_a_peer),
@@ -625,6 +735,11 @@ static const struct CMUnitTest tests[] = {
 	TEST(hang__read_of_a_peer),
 	TEST(hang__write_of_a_peer),
 	TEST(hang__cancel),
+	TEST_LENT(lent__cut, NULL),
+	TEST_LENT(lent__full_disk, (void *)&needs_root),
+	TEST_LENT(lent__hang, NULL),
+	TEST_LENT(lent__cancel, NULL),
+	TEST_LENT(lent__owner_closes, NULL),
 	TEST(cached__file_written_at_once),
 	TEST(cached__file_of_a_peer_read_at_once),
 	TEST(cached__no_more),

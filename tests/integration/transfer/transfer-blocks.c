@@ -429,6 +429,7 @@ static void mixed__blocks_and_transfers(void **state)
 
 static const struct CMUnitTest tests[] = {
 	TEST_EVERY_ROUTE(random__both_sides),
+	TEST_OVER(random__both_sides, file_lent),
 	TEST_EVERY_ROUTE(random__pages),
 	TEST_EVERY_ROUTE(gather__one_side),
 	TEST_EVERY_ROUTE(strided__both_sides),
