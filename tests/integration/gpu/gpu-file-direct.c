@@ -3,6 +3,7 @@
  * it moves, what it is kept from, and why it is refused */
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <sys/mount.h>
 
 #include "lib/files.h"
 #include "lib/fixture.h"
@@ -256,6 +257,54 @@ static void fails__shorter(void **state)
 	direct_close(&direct);
 }
 
+/* Open one on a file system that has room for a MiB. False: it cannot be mounted here. */
+static bool direct_open_on_full_disk(struct direct *direct)
+{
+	const char *before = getenv("TEST_FILES");
+	char directory[] = "/tmp/wherry-full-XXXXXX";
+
+	want_true(mkdtemp(directory), "no directory");
+	if (mount("wherry-full", directory, "tmpfs", 0, "size=1m")) {
+		rmdir(directory);
+		return false;
+	}
+	setenv("TEST_FILES", directory, 1);
+	direct_open(direct, "", NULL);
+	if (before)
+		setenv("TEST_FILES", before, 1);
+	else
+		unsetenv("TEST_FILES");
+	umount2(directory, MNT_DETACH);
+	rmdir(directory);
+	return true;
+}
+
+/* The batch fails, and cuFile is used again when there is room. */
+static void fails__full_disk(void **state)
+{
+	const struct wh_transfer all = { .local_offset = START, .length = LENGTH };
+	const struct wh_transfer few = { .local_offset = START, .length = 256 * KIB };
+	struct direct direct;
+	char text[4096];
+	uint64_t before;
+
+	(void)state;
+	if (!direct_open_on_full_disk(&direct)) {
+		print_message("tmpfs cannot be mounted here: %s\n", strerror(errno));
+		skip();
+	}
+	gpu_fill(&direct, 1);
+	want(-ENOSPC, direct_move(&direct, WH_WRITE, &all, 1, text));
+	want(0, fallocate(direct.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, FILE_LENGTH));
+	before = moved();
+	want(0, direct_move(&direct, WH_WRITE, &few, 1, text));
+	want_true(moved() > before, "cuFile moves nothing any more: %s", text);
+	want(FILE_LENGTH, pread(direct.fd, direct.bytes, FILE_LENGTH, 0));
+	want_true(pattern_check(direct.bytes + START, 256 * KIB, START, 1) == PATTERN_GOOD,
+		  "wrong bytes");
+	direct_close(&direct);
+}
+
 /* ---- refusals -------------------------------------------------------------------------------- */
 
 /* Then slots move all of it, and the explanation has the reason. */
@@ -343,6 +392,7 @@ static const struct CMUnitTest tests[] = {
 	TEST_NEEDS(moves__in_parts, needs_fake),
 	TEST_NEEDS(moves__blocks, needs_fake),
 	TEST_NEEDS(fails__shorter, needs_fake),
+	TEST_NEEDS(fails__full_disk, needs_fake),
 	TEST_NEEDS(refused__compatibility_mode, needs_fake),
 	TEST_NEEDS(refused__no_driver, needs_fake),
 	TEST_NEEDS(refused__file, needs_fake),
