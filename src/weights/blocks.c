@@ -75,8 +75,20 @@ static void swap(uint64_t *a, uint64_t *b)
 	*b = kept;
 }
 
+/* Pieces are cut along one dimension: those side by side have the first one's begin and the last
+ * one's end. */
+static void box_pieces(const uint64_t *box, uint32_t dims, const struct wh_cell *cell,
+		       uint32_t piece, uint32_t count, uint64_t out[2 * WH_LAYOUT_DIMS])
+{
+	uint64_t last[2 * WH_LAYOUT_DIMS];
+
+	wh_box_piece(box, dims, piece, cell->pieces, out);
+	wh_box_piece(box, dims, piece + count - 1, cell->pieces, last);
+	memcpy(out + dims, last + dims, dims * sizeof(*out));
+}
+
 void wh_step_blocks(const struct wh_plan *plan, const struct wh_step *step, uint32_t piece,
-		    struct wh_strided *out)
+		    uint32_t count, struct wh_strided *out)
 {
 	const struct wh_cell *cell = &plan->cells[step->cell];
 	const struct wh_tensor *tensor = &plan->targets->tensors[cell->tensor];
@@ -88,7 +100,7 @@ void wh_step_blocks(const struct wh_plan *plan, const struct wh_step *step, uint
 	from = wh_step_from(plan, step, &layout);
 	wh_slice_strides(layout, from, from_strides);
 	wh_slice_strides(plan->targets, to, to_strides);
-	wh_box_piece(plan->numbers + cell->box, tensor->dims, piece, cell->pieces, box);
+	box_pieces(plan->numbers + cell->box, tensor->dims, cell, piece, count, box);
 	out->block_length = tensor->item;
 	out->dims = 0;
 	out->from_offset = box_offset(layout, from, box, from_strides);

@@ -88,9 +88,9 @@ struct wh_strided {
 	uint32_t dims; /* 0: one block */
 };
 
-/* Piece `piece` of a step, which is less than its cell's `pieces`. */
+/* Pieces [piece, piece + count) of a step's cell, which are one box. count: at least 1. */
 void wh_step_blocks(const struct wh_plan *plan, const struct wh_step *step, uint32_t piece,
-		    struct wh_strided *out);
+		    uint32_t count, struct wh_strided *out);
 
 /* The number of blocks; and the offsets of block `index`, in order. */
 uint64_t wh_strided_blocks(const struct wh_strided *strided);

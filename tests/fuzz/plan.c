@@ -36,7 +36,7 @@ static void check_step(const struct wh_plan *plan, const struct wh_step *step)
 	uint64_t from_at, to_at, blocks;
 	struct wh_strided strided;
 
-	wh_step_blocks(plan, step, plan->cells[step->cell].pieces - 1, &strided);
+	wh_step_blocks(plan, step, plan->cells[step->cell].pieces - 1, 1, &strided);
 	blocks = wh_strided_blocks(&strided);
 	wh_strided_block(&strided, blocks - 1, &from_at, &to_at);
 	check(blocks * strided.block_length <= plan->cells[step->cell].bytes);

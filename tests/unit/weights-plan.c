@@ -88,10 +88,13 @@ static void run_step(const struct wh_plan *plan, const struct wh_step *step)
 	struct memory *source = &memories[layout == plan->targets];
 	uint32_t to = plan->targets->slices[step->to].engine;
 	uint64_t from_at, to_at, moved = 0;
+	uint32_t pieces = plan->cells[step->cell].pieces, count;
 	struct wh_strided strided;
 
-	for (uint32_t piece = 0; piece < plan->cells[step->cell].pieces; piece++) {
-		wh_step_blocks(plan, step, piece, &strided);
+	/* Some pieces at a time, as members read them. */
+	for (uint32_t piece = 0; piece < pieces; piece += count) {
+		count = 1 + (uint32_t)below(pieces - piece);
+		wh_step_blocks(plan, step, piece, count, &strided);
 		for (uint64_t i = 0; i < wh_strided_blocks(&strided); i++) {
 			wh_strided_block(&strided, i, &from_at, &to_at);
 			assert_true(from_at + strided.block_length <= LAYOUTS_REGION);

@@ -45,7 +45,7 @@ static uint64_t step_block_count(const struct wh_plan *plan, const struct wh_ste
 	uint64_t blocks = 0;
 
 	for (uint32_t piece = 0; piece < plan->cells[step->cell].pieces; piece++) {
-		wh_step_blocks(plan, step, piece, &strided);
+		wh_step_blocks(plan, step, piece, 1, &strided);
 		blocks += wh_strided_blocks(&strided);
 	}
 	return blocks;

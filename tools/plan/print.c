@@ -143,7 +143,7 @@ static json_t *piece_json(const struct wh_plan *plan, const struct wh_step *step
 {
 	struct wh_strided strided;
 
-	wh_step_blocks(plan, step, piece, &strided);
+	wh_step_blocks(plan, step, piece, 1, &strided);
 	return json_pack(
 		"{s:I, s:I, s:I, s:o, s:o, s:o}", "block_bytes", (json_int_t)strided.block_length,
 		"from_offset", (json_int_t)strided.from_offset, "to_offset",

@@ -98,7 +98,7 @@ static void followers_list(struct wh_weights *weights)
  * host there is no such queue; but what moves 4 MiB in less time than a request costs gets larger
  * ones. */
 #define QUEUE_NS (4 * WH_PLAN_PIECE_NS)
-#define REQUEST_NS 1e5
+#define REQUEST_NS 2e5
 #define REQUEST_MOST (UINT64_C(64) << 20)
 
 static uint64_t bytes_within(double bytes, uint64_t least, uint64_t most)
@@ -301,15 +301,32 @@ bool wh_weights_candidate(const struct wh_weights *weights, const struct wh_own 
 /* ---- blocks -------------------------------------------------------------------------------------
  */
 
+/* Pieces of a step that are side by side: in both regions, and as blocks. */
+struct run {
+	struct wh_base base;
+	struct wh_strided blocks;
+};
+
+static bool blocks_alike(const struct wh_strided *a, const struct wh_strided *b)
+{
+	if (a->block_length != b->block_length || a->dims != b->dims)
+		return false;
+	for (uint32_t i = 0; i < a->dims; i++)
+		if (a->count[i] != b->count[i] || a->from_stride[i] != b->from_stride[i] ||
+		    a->to_stride[i] != b->to_stride[i])
+			return false;
+	return true;
+}
+
 static int blocks_add(struct wh_fetch *request, const struct wh_strided *strided,
-		      const struct wh_base *base)
+		      const struct wh_base *bases, uint64_t count)
 {
 	struct wh_blocks_desc desc = { .size = sizeof(desc),
 				       .op = WH_READ,
 				       .block_length = strided->block_length,
 				       .count = wh_strided_blocks(strided),
-				       .bases = base,
-				       .base_count = 1 };
+				       .bases = bases,
+				       .base_count = count };
 	uint64_t *offsets = NULL;
 	struct wh_blocks *blocks;
 	int error;
@@ -338,8 +355,8 @@ static int blocks_add(struct wh_fetch *request, const struct wh_strided *strided
 	return error;
 }
 
-int wh_weights_fill(struct wh_weights *weights, struct wh_fetch *request,
-		    const struct wh_pieces *range)
+static void run_make(const struct wh_weights *weights, const struct wh_fetch *request,
+		     const struct wh_pieces *range, struct run *out)
 {
 	const struct wh_own *own = &weights->own[range->own];
 	struct wh_step step = weights->plan->steps[own->step];
@@ -348,31 +365,62 @@ int wh_weights_fill(struct wh_weights *weights, struct wh_fetch *request,
 	const struct wh_slice *from = &weights->layouts[!source]->slices[own->from];
 	const struct wh_slice *to = &weights->layouts[1]->slices[step.to];
 	uint32_t position = weights->region_position[!source][from->region];
-	const struct wh_link_to *link = request->job.link;
-	const uint64_t *remotes = (const void *)(link->mirror + WH_HEAD_BYTES);
-	struct wh_base base = {
-		.local = weights->regions[1][weights->region_position[1][to->region]]
-				 .region[weights->attempt.buffer],
-	};
-	int error = 0;
+	const uint64_t *remotes = (const void *)(request->job.link->mirror + WH_HEAD_BYTES);
 
 	if (!source)
 		position += ids + (request->slot - WH_COPY_FIRST) * weights->node_regions[1][node];
-	base.remote = le64toh(remotes[position]);
 	step.from = own->from;
 	step.before = own->before;
-	for (uint32_t i = 0; !error && i < range->count; i++) {
-		struct wh_strided strided;
-		struct wh_transfer transfer = { .local = base.local,
-						.remote = base.remote,
-						.op = WH_READ };
+	wh_step_blocks(weights->plan, &step, range->piece, range->count, &out->blocks);
+	out->base = (struct wh_base){
+		.local = weights->regions[1][weights->region_position[1][to->region]]
+				 .region[weights->attempt.buffer],
+		.local_offset = out->blocks.to_offset,
+		.remote = le64toh(remotes[position]),
+		.remote_offset = out->blocks.from_offset,
+	};
+}
 
-		wh_step_blocks(weights->plan, &step, range->piece + i, &strided);
-		transfer.local_offset = base.local_offset = strided.to_offset;
-		transfer.remote_offset = base.remote_offset = strided.from_offset;
-		transfer.length = strided.block_length;
-		error = strided.dims ? blocks_add(request, &strided, &base) :
-				       wh_batch_add(request->job.batch, &transfer, 1);
+static int transfer_add(struct wh_fetch *request, const struct run *run)
+{
+	struct wh_transfer transfer = { .local = run->base.local,
+					.local_offset = run->base.local_offset,
+					.remote = run->base.remote,
+					.remote_offset = run->base.remote_offset,
+					.length = run->blocks.block_length,
+					.op = WH_READ };
+
+	return wh_batch_add(request->job.batch, &transfer, 1);
+}
+
+/* A GPU needs a launch for each descriptor, and some microseconds for each launch. So what lies
+ * side by side is one run, and runs of one shape, as the layers of a model have, are bases of one
+ * descriptor. */
+int wh_weights_fill(struct wh_weights *weights, struct wh_fetch *request)
+{
+	struct run runs[WH_FETCH_RANGES];
+	bool added[WH_FETCH_RANGES] = { false };
+	int error = 0;
+
+	for (uint32_t i = 0; i < request->count; i++)
+		run_make(weights, request, &request->ranges[i], &runs[i]);
+	for (uint32_t i = 0; !error && i < request->count; i++) {
+		struct wh_base bases[WH_FETCH_RANGES];
+		uint64_t count = 0;
+
+		if (added[i])
+			continue;
+		if (!runs[i].blocks.dims) {
+			error = transfer_add(request, &runs[i]);
+			continue;
+		}
+		for (uint32_t j = i; j < request->count; j++) {
+			if (added[j] || !blocks_alike(&runs[i].blocks, &runs[j].blocks))
+				continue;
+			added[j] = true;
+			bases[count++] = runs[j].base;
+		}
+		error = blocks_add(request, &runs[i].blocks, bases, count);
 	}
 	return error;
 }

@@ -106,8 +106,8 @@ static void request_start(struct wh_link_to *link, struct wh_fetch *request)
 {
 	int error = wh_link_job_batch(&request->job);
 
-	for (uint32_t i = 0; !error && i < request->count; i++)
-		error = wh_weights_fill(link->weights, request, &request->ranges[i]);
+	if (!error)
+		error = wh_weights_fill(link->weights, request);
 	link->request_count++;
 	link->weights->attempt.flying++;
 	request->state = WH_FETCH_RUNNING;

@@ -248,9 +248,8 @@ struct wh_candidate {
 bool wh_weights_candidate(const struct wh_weights *weights, const struct wh_own *own,
 			  struct wh_candidate *out);
 
-/* Put pieces of an own step into a batch. */
-int wh_weights_fill(struct wh_weights *weights, struct wh_fetch *request,
-		    const struct wh_pieces *range);
+/* Put what a request reads into its batch. */
+int wh_weights_fill(struct wh_weights *weights, struct wh_fetch *request);
 
 /* ---- memory.c: regions --------------------------------------------------------------------------
  */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* member.c: a member of a set of weights, as a process */
 #include "member.h"
+#include "gpu.h"
 
 #include <pthread.h>
 #include <signal.h>
@@ -342,6 +343,9 @@ static int execute(const struct member_command *command, struct member_answer *a
 		answer->value = info.current;
 		answer->more = info.total;
 		return error;
+	case MEMBER_LAUNCHES:
+		answer->value = fake_calls("cuLaunchKernel");
+		return 0;
 	case MEMBER_CANCEL:
 		return wh_weights_cancel(weights, command->value);
 	case MEMBER_EXPLAIN:

@@ -70,6 +70,7 @@ enum member_op {
 	MEMBER_READ, /* a thread acquires, checks and releases until MEMBER_READ_END */
 	MEMBER_READ_END, /* value: how many different versions it saw, more: how many views */
 	MEMBER_INFO, /* value: current, more: total bytes received */
+	MEMBER_LAUNCHES, /* value: kernels that this member has had the fake GPU run */
 	MEMBER_CANCEL, /* versions up to `value` */
 	MEMBER_EXPLAIN,
 	MEMBER_CLOSE, /* the weights; then MEMBER_OPEN may follow */
@@ -113,6 +114,10 @@ int member_end(void **state);
 #define MEMBER_TEST(function)                                                                      \
 	{                                                                                          \
 #function, function, harness_begin, member_end, NULL                               \
+	}
+#define MEMBER_TEST_NEEDS(function, what)                                                          \
+	{                                                                                          \
+#function, function, harness_begin, member_end, (void *)&(what)                    \
 	}
 #define MEMBER_MAIN(group, tests)                                                                  \
 	int main(int argc, char **argv)                                                            \
