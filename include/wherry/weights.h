@@ -264,8 +264,8 @@ struct wh_weights_member {
 int wh_weights_member(struct wh_weights *weights, uint32_t index, struct wh_weights_member *out);
 
 /* Write text for people to `text`: what this member has and receives, from whom, by which route,
- * and what is missing; truncated to `length` bytes with the NUL. Returns the length of the whole
- * text without the NUL, or a negative errno. */
+ * what is missing, and where the time of the last version that came went; truncated to `length`
+ * bytes with the NUL. Returns the length of the whole text without the NUL, or a negative errno. */
 int wh_weights_explain(struct wh_weights *weights, char *text, size_t length);
 
 #ifdef __cplusplus

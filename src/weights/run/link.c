@@ -158,6 +158,7 @@ static void look_start(struct wh_link_to *link, enum wh_look what)
 	int error;
 
 	link->looking = what;
+	link->look_since = wh_now();
 	link->pieces_too =
 		what == WH_LOOK_HEAD && link->known && wants_pieces(link, &link->pieces_slot);
 	if (link->pieces_too || what == WH_LOOK_PIECES)
@@ -283,6 +284,8 @@ static void link_differs(struct wh_link_to *link, const char *text)
 
 static void look_done(struct wh_link_to *link, int status)
 {
+	if (link->weights->attempt.version)
+		wh_phases_looked(&link->weights->phases, wh_now() - link->look_since);
 	if (link->looking == WH_LOOK_TEXT) {
 		/* Weights that this engine has opened anew hear hellos to those before. */
 		if (status == -EACCES || status == -ENOENT)

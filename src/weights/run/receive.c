@@ -66,9 +66,9 @@ static uint64_t own_piece_bytes(const struct wh_weights *weights, const struct w
 static void request_collect(struct wh_link_to *link, struct wh_fetch *request)
 {
 	struct wh_weights *weights = link->weights;
-	uint64_t bytes = 0;
 
 	request->count = 0;
+	request->bytes = 0;
 	for (uint32_t *at = &link->first; *at != WH_NO_STEP;) {
 		struct wh_own *own = &weights->own[*at];
 		uint64_t each = own_piece_bytes(weights, own);
@@ -88,7 +88,7 @@ static void request_collect(struct wh_link_to *link, struct wh_fetch *request)
 		request->ranges[request->count++] = (struct wh_pieces){
 			.own = *at, .piece = own->requested, .count = there - own->requested
 		};
-		bytes += (there - own->requested) * each;
+		request->bytes += (there - own->requested) * each;
 		own->requested = there;
 		own->flying++;
 		if (own->requested == own->pieces) {
@@ -97,7 +97,7 @@ static void request_collect(struct wh_link_to *link, struct wh_fetch *request)
 		} else {
 			at = &own->next;
 		}
-		if (request->count == WH_FETCH_RANGES || bytes >= link->request_bytes)
+		if (request->count == WH_FETCH_RANGES || request->bytes >= link->request_bytes)
 			return;
 	}
 }
@@ -111,6 +111,7 @@ static void request_start(struct wh_link_to *link, struct wh_fetch *request)
 	link->request_count++;
 	link->weights->attempt.flying++;
 	request->state = WH_FETCH_RUNNING;
+	wh_phases_read(&link->weights->phases, request->bytes, wh_now());
 	if (!error) {
 		wh_link_job_submit(&request->job);
 		return;
@@ -156,6 +157,7 @@ void wh_fetch_landed(struct wh_fetch *request, int status)
 {
 	struct wh_link_to *link = request->job.link;
 
+	wh_phases_landed(&link->weights->phases, wh_now());
 	request->state = status ? WH_FETCH_FAILED : WH_FETCH_LANDED;
 	link->look = true;
 	if (!status) {
@@ -278,6 +280,15 @@ static uint64_t version_choose(const struct wh_weights *weights, uint64_t after)
 	return offered > after ? offered : 0;
 }
 
+/* Somebody has a version that this member may want. */
+static void version_hear(struct wh_weights *weights, uint64_t after, int64_t now)
+{
+	for (uint32_t i = 0; !weights->heard_at && i < weights->plan->cluster.node_count; i++)
+		if (i != weights->me && wh_link_usable(&weights->links[i]) &&
+		    weights->links[i].head.published > after)
+			weights->heard_at = now;
+}
+
 static bool attempt_begin(struct wh_weights *weights, int64_t now)
 {
 	struct wh_attempt *attempt = &weights->attempt;
@@ -286,8 +297,11 @@ static bool attempt_begin(struct wh_weights *weights, int64_t now)
 	uint64_t version = version_choose(weights, after);
 	uint32_t buffer = weights->current ? 1 - weights->current_buffer : 0;
 
+	version_hear(weights, after, now);
 	if (!version || weights->pins[buffer] || (weights->single && weights->current))
 		return false;
+	wh_phases_begin(&weights->phases, version, weights->heard_at, now);
+	weights->heard_at = 0;
 	*attempt = (struct wh_attempt){
 		.version = version, .buffer = buffer, .left = weights->own_count, .since = now
 	};
@@ -319,6 +333,7 @@ static void attempt_commit(struct wh_weights *weights)
 
 	wh_weights_head_set(weights->control, WH_COPY_FIRST + attempt->buffer, attempt->version,
 			    WH_COPY_WHOLE);
+	wh_phases_whole(&weights->phases, wh_now());
 	weights->current = attempt->version;
 	weights->current_buffer = attempt->buffer;
 	attempt->version = 0;

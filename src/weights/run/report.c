@@ -125,6 +125,7 @@ int wh_weights_explain(struct wh_weights *weights, char *text, size_t length)
 {
 	struct writer out = { .text = text, .room = text ? length : 0 };
 	int error = wh_weights_guard(weights, "wh_weights_explain");
+	char phases[512];
 
 	if (error)
 		return error;
@@ -146,6 +147,13 @@ int wh_weights_explain(struct wh_weights *weights, char *text, size_t length)
 	else if (weights->is[1] && weights->current && weights->pins[1 - weights->current_buffer])
 		put(&out, ", readers keep the version before: the next one waits");
 	put(&out, "\n");
+	wh_phases_text(&weights->phases, phases, sizeof(phases));
+	put(&out, "%s", phases);
+	if (weights->arrived_after)
+		put(&out,
+		    "all targets were seen to have version %" PRIu64
+		    " %.3f ms after it was published\n",
+		    weights->published, (double)weights->arrived_after / 1e6);
 	for (uint32_t i = 0; i < weights->plan->cluster.node_count; i++)
 		explain_link(&out, &weights->links[i]);
 	pthread_mutex_unlock(&weights->lock);

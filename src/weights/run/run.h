@@ -22,6 +22,7 @@
 #include "util/error.h"
 #include "weights/plan.h"
 #include "weights/run/message.h"
+#include "weights/run/phases.h"
 
 #define WH_FETCHES 6 /* that a link has under way at once */
 #define WH_FETCH_RANGES 64
@@ -59,6 +60,7 @@ struct wh_fetch {
 	enum wh_fetch_state state;
 	enum wh_copy_slot slot; /* that it reads */
 	uint32_t count;
+	uint64_t bytes; /* about */
 	struct wh_pieces ranges[WH_FETCH_RANGES];
 };
 
@@ -102,6 +104,7 @@ struct wh_link_to {
 	bool look; /* its control block must be looked at */
 	bool known; /* the ids are here, and its regions known to the engine */
 	enum wh_look looking;
+	int64_t look_since; /* when the running look began */
 	struct wh_link_job looker;
 	uint8_t *mirror; /* of its control block, in weights.mirror_region */
 	uint64_t mirror_offset;
@@ -199,6 +202,9 @@ struct wh_weights {
 	struct wh_queue *queue;
 	struct wh_peer *self; /* to wake the ear */
 	struct wh_attempt attempt;
+	int64_t heard_at; /* when somebody was first seen to have a newer version; 0: nobody has */
+	struct wh_phases phases; /* of the version that is being received, or was last */
+	int64_t published_at, arrived_after; /* when; ns until wait() saw it at all, 0: not yet */
 	int64_t seek_at, seek_pause; /* for targets that have what the sources have no more */
 	uint32_t seek_own; /* step */
 	uint64_t published, current, total;

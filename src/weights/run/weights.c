@@ -228,6 +228,8 @@ int wh_weights_publish(struct wh_weights *weights, uint64_t version)
 				version, weights->published);
 	} else {
 		weights->published = version;
+		weights->published_at = wh_now();
+		weights->arrived_after = 0;
 		weights->offered = true;
 		wh_weights_head_set(weights->control, WH_COPY_SOURCE, version, WH_COPY_WHOLE);
 		wh_weights_head_published(weights->control, version);
@@ -285,6 +287,13 @@ static bool weights_arrived(const struct wh_weights *weights, uint64_t version)
 	return true;
 }
 
+/* For explanations: when a program that waits saw the last target have it. */
+static void weights_note_arrival(struct wh_weights *weights, uint64_t version)
+{
+	if (weights->is[0] && version == weights->published && !weights->arrived_after)
+		weights->arrived_after = wh_now() - weights->published_at;
+}
+
 /* Wait for a change. False: the deadline has come. */
 static bool weights_sleep(struct wh_weights *weights, int64_t deadline)
 {
@@ -316,6 +325,8 @@ int wh_weights_wait(struct wh_weights *weights, uint64_t version, int64_t timeou
 			continue;
 		break;
 	}
+	if (!error)
+		weights_note_arrival(weights, version);
 	pthread_mutex_unlock(&weights->lock);
 	return error == -EAGAIN ? wh_fail(EAGAIN,
 					  "wh_weights_wait: not all have version %" PRIu64

@@ -57,6 +57,8 @@ static void versions__handed_on(void **state)
 		char *line, *rest = answer.text;
 
 		want(0, member_call(group_target(&group, i), MEMBER_EXPLAIN, 0, 0, &answer));
+		want_true(strstr(answer.text, " took ") && strstr(answer.text, " reads of "), "%s",
+			  answer.text);
 		while ((line = strtok_r(rest, "\n", &rest)))
 			handed += !strncmp(line, "target", 6) &&
 				  strstr(line, "bytes read from it by shm");
