@@ -5,7 +5,7 @@ one rate beside one receiver and torch's broadcast; and what `wherry plan` expec
 
     weights.py --json FILE [--mib N] [--total-mib N] [--processes 1,2,4,8,16,32] [--receivers N]
                [--rate MBIT] [--link-mib N] [--gpu-mib N] [--devices cuda:0] [--rounds N]
-               [--wherry PROGRAM] [--skip shm,links,gpu]
+               [--source-memory shared|plain] [--wherry PROGRAM] [--skip shm,links,gpu]
 
 shm    one source and 1 to 32 targets on this host, each with all --mib MiB, or less if all targets
        together would have more than --total-mib. Before each, as much is copied by memcpy, in as
@@ -13,6 +13,8 @@ shm    one source and 1 to 32 targets on this host, each with all --mib MiB, or 
        the host's memory. What one engine copies, the plan's other rate, is measured by one process
        that reads the memory of another, without weights. The JSON has what the plan expects beside
        what the run took.
+       The source's memory is the engine's, which others map; with --source-memory plain it is
+       the program's own, out of which the kernel copies (process_vm_readv).
 links  each member in a network namespace behind a link of --rate Mbit/s in both directions (veth
        and tbf, at a bridge). Time for --receivers targets, for one, and for torch.distributed's
        broadcast by gloo from rank 0 to as many. Needs root, ip and tc; the last one torch. What
@@ -37,6 +39,7 @@ import json
 import mmap
 import os
 import platform
+import re
 import shutil
 import statistics
 import subprocess
@@ -63,6 +66,12 @@ def state_dict(size):
     return {f"layer{i}": mmap.mmap(-1, size // TENSORS) for i in range(TENSORS)}
 
 
+def source_memory(options, engine, size):
+    if options.source_memory == "plain":
+        return mmap.mmap(-1, size)
+    return memoryview(engine.allocate(size)).cast("B")
+
+
 def say(**what):
     print(json.dumps(what), flush=True)
 
@@ -76,10 +85,14 @@ def member(options):
     """A process of its own: told what to do by lines on stdin."""
     listen = f"{options.address}:0" if options.address else None
     settings = {"require": options.require} if options.require else {}
-    state = state_dict(options.size)
     join = wherry.weights.publish if options.role == "source" else wherry.weights.receive
     with wherry.Engine(options.name, listen=listen, **settings) as engine:
         topology = json.loads(options.topology)
+        state = state_dict(options.size)
+        if options.role == "source":
+            state = {
+                name: source_memory(options, engine, len(one)) for name, one in state.items()
+            }
         with join(state, engine=engine, gather=gather, host=options.host, topology=topology) as us:
             for line in sys.stdin:
                 version = json.loads(line)["version"]
@@ -99,6 +112,25 @@ def member(options):
                         if bytes(memory).count(version % 251) != len(memory):
                             sys.exit(f"{options.name}: version {version} has wrong bytes")
                 say(there=version, explain=us.explain())
+
+
+# As src/weights/run/phases.c says it; "#" stands for a number.
+PHASES = re.compile(
+    (
+        r"version \d+ took # ms: # ms from .*?, # ms to the first read, # ms reading "
+        r"\(none under way for # of them\), # ms for the last check; # reads of # MiB, "
+        r"# under way at once, # at most; # looks of # ms"
+    ).replace("#", r"([0-9.]+)")
+)
+PHASE_NAMES = ("ms", "until_published_ms", "to_first_read_ms", "reading_ms", "idle_ms",
+               "last_check_ms", "reads", "MiB_per_read", "mean_reads", "most_reads", "looks",
+               "look_ms")  # fmt: skip
+
+
+def phases(told):
+    """Where the last version's time went, from a target's explanation."""
+    found = PHASES.search(told)
+    return dict(zip(PHASE_NAMES, map(float, found.groups()))) if found else None
 
 
 class Process:
@@ -153,7 +185,8 @@ def spread(options, size, targets, topology, places, require=""):
                     stack,
                     [*before, *this("--member", "--role", role, "--name", f"member{index}")]
                     + ["--size", str(size), "--address", address, "--host", host]
-                    + ["--require", require, "--topology", json.dumps(topology)],
+                    + ["--require", require, "--topology", json.dumps(topology)]
+                    + ["--source-memory", options.source_memory],
                 )
             )
         parts = [one.hear()["part"] for one in members]
@@ -178,9 +211,11 @@ def spread(options, size, targets, topology, places, require=""):
     expected = expect(options, parts, topology)
     took = statistics.median(seconds)
     return {
-        "targets": targets, "bytes": size, "seconds": took, "all_seconds": seconds,
+        "targets": targets, "source_memory": options.source_memory, "bytes": size,
+        "seconds": took, "all_seconds": seconds,
         "GBps": targets * size / took / 1e9, "expected_seconds": expected,
         "run_of_expected": took / expected if expected else None, "explain": told,
+        "phases": phases(told),
     }  # fmt: skip
 
 
@@ -218,7 +253,7 @@ def pair(options):
     size = options.size
     with wherry.Engine(require="local") as engine:
         if not options.address:
-            memory = mmap.mmap(-1, size)
+            memory = source_memory(options, engine, size)
             memory[:] = b"\1" * size
             engine.register(memory, name="block", access="r")
             say(url=engine.url)
@@ -241,7 +276,8 @@ def engine_rate(options, size):
     """GB/s that one engine copies from another process."""
     rates = []
     with contextlib.ExitStack() as stack:
-        owner = Process(stack, this("--pair", "--size", str(size)))
+        owner = Process(stack, this("--pair", "--size", str(size),
+                                    "--source-memory", options.source_memory))  # fmt: skip
         reader = Process(
             stack, this("--pair", "--size", str(size), "--address", owner.hear()["url"])
         )
@@ -544,7 +580,8 @@ def gpu_spread(options, size, first, last):
             one.process.stdin.close()
             if one.process.wait(PATIENCE):
                 raise RuntimeError("a member failed")
-    return {"seconds": statistics.median(seconds), "all_seconds": seconds, "explain": told}
+    return {"seconds": statistics.median(seconds), "all_seconds": seconds, "explain": told,
+            "phases": [phases(one) for one in told]}  # fmt: skip
 
 
 def gpu_broadcast(options, size):
@@ -647,6 +684,7 @@ def arguments():
     parser.add_argument("--rate", type=int, default=1000)
     parser.add_argument("--link-mib", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--source-memory", choices=("shared", "plain"), default="shared")
     parser.add_argument("--wherry", default=shutil.which("wherry"))
     parser.add_argument("--skip", default="")
     parser.add_argument("--gpu-mib", type=int, default=16384)
