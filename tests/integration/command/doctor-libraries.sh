@@ -123,8 +123,8 @@ FAKE_VERBS=one FAKE_CUDA_ATTRIBUTES=118=0 FAKE_CUDA_FAIL=cuFlushGPUDirectRDMAWri
 	grep -q "^gpu 0000:2b:00.0 $well\$" record/verbs.txt
 verdict "a pair that fails says nothing of the next" $?
 
-# 64 pairs, as on a machine with eight GPUs and eight NICs. The doctor asks them for a limited time: on
-# a machine that is too busy for that, once more.
+# 64 pairs, as on a machine with eight GPUs and eight NICs. The doctor asks them for a limited time:
+# on a machine that is too busy for that, once more.
 eight=a,b,c,d,e,f,g,h
 eight_in_time() # WHAT-HANGS PAIRS-BY-RECORD...
 {
