@@ -99,7 +99,7 @@ static void followers_list(struct wh_weights *weights)
  * ones. */
 #define QUEUE_NS (4 * WH_PLAN_PIECE_NS)
 #define REQUEST_NS 2e5
-#define REQUEST_MOST (UINT64_C(64) << 20)
+#define REQUEST_MOST (UINT64_C(256) << 20)
 
 static uint64_t bytes_within(double bytes, uint64_t least, uint64_t most)
 {

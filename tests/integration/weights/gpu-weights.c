@@ -31,8 +31,9 @@ static void versions__gpu_chain(void **state)
 	group_versions(&model);
 }
 
-/* A target reads its columns of two sources' rows, in 16 pieces each, and the small tensor. What is
- * read together is one launch, not one for each piece; or none, if copy engines are faster. */
+/* A target reads its columns of two sources' rows, in four parts of four pieces each, and the small
+ * tensor. What is read together from a source is one launch, not one for each piece or part; or
+ * none, if copy engines are faster. */
 static void launches__of_a_version(void **state)
 {
 	struct member_answer before, after;
@@ -43,7 +44,7 @@ static void launches__of_a_version(void **state)
 	(void)state;
 	model.rows = 4096;
 	model.columns = 2 * KIB;
-	model.chunk = 4096 * KIB;
+	model.chunk = 512 * KIB;
 	model.piece = 128 * KIB;
 	group_start(&group, &model, true);
 	target = group_target(&group, 0);
