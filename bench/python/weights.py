@@ -66,6 +66,18 @@ def state_dict(size):
     return {f"layer{i}": mmap.mmap(-1, size // TENSORS) for i in range(TENSORS)}
 
 
+def cpu_times():
+    """Of all CPUs since the start: idle, and all, in ticks."""
+    with open("/proc/stat", encoding="utf-8") as file:
+        ticks = [int(one) for one in file.readline().split()[1:9]]
+    return ticks[3], sum(ticks)
+
+
+def idle_share(before, after):
+    """How much of all CPUs nobody used: if there is none, they are the limit."""
+    return (after[0] - before[0]) / max(1, after[1] - before[1])
+
+
 def source_memory(options, engine, size):
     if options.source_memory == "plain":
         return mmap.mmap(-1, size)
@@ -192,13 +204,15 @@ def spread(options, size, targets, topology, places, require=""):
         parts = [one.hear()["part"] for one in members]
         for one in members:
             one.tell(parts=parts)
-        seconds, told = [], ""
+        seconds, idle, told = [], [], ""
         for version in range(1, options.rounds + 3):
             for one in members:
                 one.tell(version=version)
             members[0].hear()
+            before = cpu_times()
             members[0].tell(go=version)
             took = members[0].hear()["seconds"]
+            idle.append(idle_share(before, cpu_times()))
             for one in members[1:]:
                 one.tell(compare=version)
             told = [one.hear()["explain"] for one in members[1:]][-1]
@@ -215,7 +229,7 @@ def spread(options, size, targets, topology, places, require=""):
         "seconds": took, "all_seconds": seconds,
         "GBps": targets * size / took / 1e9, "expected_seconds": expected,
         "run_of_expected": took / expected if expected else None, "explain": told,
-        "phases": phases(told),
+        "phases": phases(told), "cpu_idle": statistics.median(idle[2:]),
     }  # fmt: skip
 
 
@@ -434,7 +448,10 @@ def links(options):
 
         for key, targets in (("one", 1), ("all", options.receivers)):
             row = found[key] = spread(options, size, targets, topology, place, "tcp")
-            print(f"links  {targets} targets  {row['seconds']:8.3f} s  {planned(row)}")
+            print(
+                f"links  {targets} targets  {row['seconds']:8.3f} s  {planned(row)}  "
+                f"CPUs idle {100 * row['cpu_idle']:.0f} %"
+            )
         found["all_of_one"] = found["all"]["seconds"] / found["one"]["seconds"]
         print(f"links  {options.receivers} targets take {found['all_of_one']:.2f} times as long")
         if has_torch():
