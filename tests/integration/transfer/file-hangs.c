@@ -1,0 +1,352 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* file-hangs.c: a real file system that stops answering: FUSE, whose server is a child of this
+ * test. (file-faults.c has hanging calls for each way that bytes go.) */
+#include <fcntl.h>
+#include <linux/fuse.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <sys/mman.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "lib/files.h"
+#include "lib/fixture.h"
+
+#define LENGTH (2 * MIB)
+#define FILE_NODE 2
+
+/* ---- the server ------------------------------------------------------------------------------ */
+
+/* Shared with the child. */
+struct orders {
+	atomic_int hangs; /* requests for bytes are not answered ... */
+	atomic_int hanging; /* ... and so many wait */
+};
+
+static struct orders *orders;
+
+union request {
+	struct {
+		struct fuse_in_header in;
+		char body[1];
+	};
+	char bytes[FUSE_MIN_READ_BUFFER + 256 * 1024];
+};
+
+static void answer(int device, uint64_t unique, int error, const void *body, size_t length)
+{
+	struct fuse_out_header out = { .len = (uint32_t)(sizeof(out) + length),
+				       .error = error,
+				       .unique = unique };
+	struct iovec parts[] = { { &out, sizeof(out) }, { (void *)(uintptr_t)body, length } };
+
+	if (writev(device, parts, length ? 2 : 1) < 0 && errno != ENOENT)
+		_exit(1);
+}
+
+static struct fuse_attr attributes(uint64_t node)
+{
+	return (struct fuse_attr){ .ino = node,
+				   .size = node == FILE_NODE ? LENGTH : 0,
+				   .blocks = LENGTH / 512,
+				   .mode = node == FILE_NODE ? S_IFREG | 0600 : S_IFDIR | 0700,
+				   .nlink = 1,
+				   .blksize = 4096 };
+}
+
+/* The file's bytes: nothing is kept of what is written. */
+static void answer_read(int device, const union request *request)
+{
+	const struct fuse_read_in *in = (const void *)request->body;
+	static unsigned char bytes[LENGTH];
+	uint64_t left = in->offset < LENGTH ? LENGTH - in->offset : 0;
+
+	pattern_fill(bytes, in->size < left ? in->size : left, in->offset, 1);
+	answer(device, request->in.unique, 0, bytes, in->size < left ? in->size : left);
+}
+
+static void answer_request(int device, const union request *request)
+{
+	struct fuse_init_out init = { .major = FUSE_KERNEL_VERSION,
+				      .minor = 31,
+				      .max_write = 128 * 1024 };
+	struct fuse_entry_out entry = { .nodeid = FILE_NODE, .attr = attributes(FILE_NODE) };
+	struct fuse_attr_out attr = { .attr = attributes(request->in.nodeid) };
+	/* Every read asks this server. */
+	struct fuse_open_out open = { .open_flags = FOPEN_DIRECT_IO };
+	struct fuse_write_out written = { 0 };
+
+	switch (request->in.opcode) {
+	case FUSE_INIT:
+		answer(device, request->in.unique, 0, &init, sizeof(init));
+		return;
+	case FUSE_LOOKUP:
+		answer(device, request->in.unique, 0, &entry, sizeof(entry));
+		return;
+	case FUSE_GETATTR:
+		answer(device, request->in.unique, 0, &attr, sizeof(attr));
+		return;
+	case FUSE_OPEN:
+		answer(device, request->in.unique, 0, &open, sizeof(open));
+		return;
+	case FUSE_READ:
+		answer_read(device, request);
+		return;
+	case FUSE_WRITE:
+		written.size = ((const struct fuse_write_in *)(const void *)request->body)->size;
+		answer(device, request->in.unique, 0, &written, sizeof(written));
+		return;
+	case FUSE_RELEASE:
+	case FUSE_FLUSH:
+		answer(device, request->in.unique, 0, NULL, 0);
+		return;
+	case FUSE_FORGET:
+	case FUSE_BATCH_FORGET:
+	case FUSE_INTERRUPT:
+		return;
+	default:
+		answer(device, request->in.unique, -ENOSYS, NULL, 0);
+	}
+}
+
+/* One request after the other, so all of the file system stands still. */
+static void serve(int device)
+{
+	static union request request;
+
+	while (read(device, request.bytes, sizeof(request.bytes)) > 0) {
+		if (request.in.opcode == FUSE_READ || request.in.opcode == FUSE_WRITE) {
+			atomic_fetch_add(&orders->hanging, 1);
+			while (atomic_load(&orders->hangs))
+				sleep_ms(1);
+			atomic_fetch_sub(&orders->hanging, 1);
+		}
+		answer_request(device, &request);
+	}
+	_exit(0);
+}
+
+/* ---- a pair of engines ------------------------------------------------------------------------
+ */
+
+struct hung {
+	pid_t server;
+	struct wh_engine *engine, *owner; /* the same if the file is this engine's */
+	struct wh_peer *peer;
+	struct wh_region *region, *file, *other;
+	unsigned char *local; /* 2 * LENGTH bytes */
+	int fd, other_fd;
+};
+
+/* Mount it, and open its file. */
+static void hung_mount(struct hung *hung)
+{
+	char directory[] = "/tmp/wherry-fuse-XXXXXX", options[128], path[64];
+	int device = open("/dev/fuse", O_RDWR | O_CLOEXEC);
+
+	if (device < 0) {
+		print_message("no FUSE here: %s\n", strerror(errno));
+		skip();
+	}
+	want_true(mkdtemp(directory), "no directory");
+	orders = mmap(NULL, sizeof(*orders), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1,
+		      0);
+	want_true(orders != MAP_FAILED, "no memory");
+	snprintf(options, sizeof(options), "fd=%d,rootmode=40000,user_id=0,group_id=0", device);
+	if (mount("wherry", directory, "fuse", MS_NOSUID | MS_NODEV, options)) {
+		rmdir(directory);
+		close(device);
+		munmap(orders, sizeof(*orders));
+		print_message("FUSE cannot be mounted here: %s\n", strerror(errno));
+		skip();
+	}
+	hung->server = fork();
+	want_true(hung->server >= 0, "fork: %s", strerror(errno));
+	if (!hung->server)
+		serve(device);
+	close(device);
+	snprintf(path, sizeof(path), "%s/file", directory);
+	hung->fd = open(path, O_RDWR | O_CLOEXEC);
+	want_true(hung->fd >= 0, "open: %s", strerror(errno));
+	umount2(directory, MNT_DETACH);
+	rmdir(directory);
+}
+
+static void hung_open(struct hung *hung, const char *way)
+{
+	struct wh_region_options access = { .size = sizeof(access),
+					    .name = "hung",
+					    .access = ACCESS_BOTH };
+	bool self = way && !strcmp(way, "self");
+
+	harness_limit(SCALE(60, 300));
+	*hung = (struct hung){ 0 };
+	hung_mount(hung);
+	hung->other_fd = file_new(LENGTH);
+	hung->engine = engine_open(way, "none", NULL);
+	hung->owner = self ? hung->engine : engine_open(NULL, "127.0.0.1:0", NULL);
+	want(0, file_region(hung->owner, hung->fd, 0, LENGTH, &access, &hung->file));
+	access.name = "other";
+	want(0, file_region(hung->owner, hung->other_fd, 0, LENGTH, &access, &hung->other));
+	want(0, wh_peer_open(hung->engine, self ? "self" : wh_engine_url(hung->owner), NULL,
+			     &hung->peer));
+	hung->local = pages_new(2 * LENGTH);
+	want(0, wh_region_register(hung->engine, hung->local, 2 * LENGTH, NULL, &hung->region));
+}
+
+static void hung_close(struct hung *hung)
+{
+	want(0, wh_peer_close(hung->peer));
+	want(0, wh_region_unregister(hung->region));
+	want(0, wh_region_unregister(hung->file));
+	want(0, wh_region_unregister(hung->other));
+	want(0, wh_engine_close(hung->engine));
+	if (hung->owner != hung->engine)
+		want(0, wh_engine_close(hung->owner));
+	pages_free(hung->local, 2 * LENGTH);
+	close(hung->other_fd);
+	close(hung->fd);
+	kill(hung->server, SIGKILL);
+	waitpid(hung->server, NULL, 0);
+	munmap(orders, sizeof(*orders));
+}
+
+static struct wh_batch *hung_batch(const struct hung *hung, const char *name, uint32_t op,
+				   uint64_t at)
+{
+	struct wh_transfer transfer = {
+		.op = op, .local = hung->region, .local_offset = at, .length = LENGTH
+	};
+	struct wh_batch *batch;
+	struct wh_remote remote;
+
+	want(0, wh_peer_find(hung->peer, name, PATIENCE, &remote));
+	transfer.remote = remote.id;
+	want(0, wh_batch_new(hung->peer, NULL, &batch));
+	want(0, wh_batch_add(batch, &transfer, 1));
+	return batch;
+}
+
+static void await_hanging(void)
+{
+	int64_t until = now() + PATIENCE;
+
+	while (!atomic_load(&orders->hanging)) {
+		want_true(now() < until, "nobody asks the file system");
+		sleep_ms(1);
+	}
+}
+
+/* The batch waits, waits end in time, another file is written, and the batch goes on when the file
+ * system answers again. (Reads by TCP may stand behind others of the same connection.) */
+static void hangs(const char *way, uint32_t op)
+{
+	struct wh_batch *batch, *other;
+	struct hung hung;
+
+	hung_open(&hung, way);
+	batch = hung_batch(&hung, "hung", op, 0);
+	other = hung_batch(&hung, "other", WH_WRITE, LENGTH);
+	atomic_store(&orders->hangs, 1);
+	want(0, wh_batch_submit(batch));
+	await_hanging();
+	want(-EAGAIN, wh_batch_wait_for(batch, 20 * MS));
+	want(0, batch_run(other));
+	want(-EAGAIN, wh_batch_wait_for(batch, 0));
+	atomic_store(&orders->hangs, 0);
+	want(0, batch_end(batch, PATIENCE));
+	if (op == WH_READ)
+		want_true(pattern_check(hung.local, LENGTH, 0, 1) == PATTERN_GOOD, "wrong bytes");
+	want(0, wh_batch_free(batch));
+	want(0, wh_batch_free(other));
+	hung_close(&hung);
+}
+
+static void self__read(void **state)
+{
+	(void)state;
+	hangs("self", WH_READ);
+}
+
+static void self__write(void **state)
+{
+	(void)state;
+	hangs("self", WH_WRITE);
+}
+
+static void tcp__read(void **state)
+{
+	(void)state;
+	hangs("tcp", WH_READ);
+}
+
+static void tcp__write(void **state)
+{
+	(void)state;
+	hangs("tcp", WH_WRITE);
+}
+
+static void lent__read(void **state)
+{
+	(void)state;
+	hangs(NULL, WH_READ);
+}
+
+static void lent__write(void **state)
+{
+	(void)state;
+	hangs(NULL, WH_WRITE);
+}
+
+/* A cancelled read of a peer's file does not wait for the file system, and neither does closing the
+ * peer. */
+static void cancel(const char *way)
+{
+	struct wh_batch *batch;
+	struct hung hung;
+
+	hung_open(&hung, way);
+	batch = hung_batch(&hung, "hung", WH_READ, 0);
+	atomic_store(&orders->hangs, 1);
+	want(0, wh_batch_submit(batch));
+	await_hanging();
+	want(0, wh_batch_cancel(batch));
+	want(-ECANCELED, wh_batch_status(batch));
+	want(0, wh_batch_free(batch));
+	memset(hung.local, 0xee, LENGTH);
+	batch = hung_batch(&hung, "other", WH_WRITE, LENGTH);
+	want(0, batch_run(batch));
+	want(0, wh_batch_free(batch));
+	atomic_store(&orders->hangs, 0);
+	batch = hung_batch(&hung, "hung", WH_READ, LENGTH);
+	want(0, batch_run(batch));
+	want_true(pattern_check(hung.local + LENGTH, LENGTH, 0, 1) == PATTERN_GOOD, "wrong bytes");
+	for (size_t i = 0; i < LENGTH; i++)
+		want_true(hung.local[i] == 0xee, "byte %zu has changed after the cancel", i);
+	want(0, wh_batch_free(batch));
+	hung_close(&hung);
+}
+
+static void tcp__cancel(void **state)
+{
+	(void)state;
+	cancel("tcp");
+}
+
+static void lent__cancel(void **state)
+{
+	(void)state;
+	cancel(NULL);
+}
+
+static const struct CMUnitTest tests[] = {
+	TEST_NEEDS(self__read, needs_root),  TEST_NEEDS(self__write, needs_root),
+	TEST_NEEDS(tcp__read, needs_root),   TEST_NEEDS(tcp__write, needs_root),
+	TEST_NEEDS(lent__read, needs_root),  TEST_NEEDS(lent__write, needs_root),
+	TEST_NEEDS(tcp__cancel, needs_root), TEST_NEEDS(lent__cancel, needs_root),
+};
+
+HARNESS_MAIN("file-hangs", tests)
