@@ -26,7 +26,8 @@
 #define PAIRS 8 /* of engines, since connections may be accepted in the order of their making */
 
 static pthread_t program; /* the thread that submits and waits */
-static _Atomic uint64_t by_program, by_others; /* bytes sent */
+static _Atomic uint64_t by_program, by_others; /* bytes sent, or received while it reads */
+static _Atomic bool reading;
 static _Atomic bool held[SOCKETS]; /* the socket may hold bytes back until others follow */
 static _Atomic unsigned holds;
 /* By the port at the initiator: the threads (tid), not the program's, that have sent and received
@@ -45,6 +46,12 @@ static void note(_Atomic pid_t *threads, int fd, int (*end)(int, struct sockaddr
 		atomic_store(&threads[ntohs(address.sin_port)], (pid_t)syscall(SYS_gettid));
 }
 
+static void count(ssize_t bytes)
+{
+	atomic_fetch_add(pthread_equal(pthread_self(), program) ? &by_program : &by_others,
+			 (uint64_t)bytes);
+}
+
 ssize_t recvmsg(int fd, struct msghdr *message, int flags)
 {
 	static ssize_t (*_Atomic real)(int, struct msghdr *, int);
@@ -56,6 +63,8 @@ ssize_t recvmsg(int fd, struct msghdr *message, int flags)
 	got = atomic_load(&real)(fd, message, flags);
 	if (got >= (ssize_t)PAYLOAD)
 		note(receivers, fd, getpeername);
+	if (got >= (ssize_t)PAYLOAD && atomic_load(&reading))
+		count(got);
 	return got;
 }
 
@@ -74,9 +83,8 @@ ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
 	}
 	if (got >= (ssize_t)PAYLOAD)
 		note(senders, fd, getsockname);
-	if (got >= (ssize_t)PAYLOAD)
-		atomic_fetch_add(pthread_equal(pthread_self(), program) ? &by_program : &by_others,
-				 (uint64_t)got);
+	if (got >= (ssize_t)PAYLOAD && !atomic_load(&reading))
+		count(got);
 	return got;
 }
 
@@ -102,18 +110,20 @@ struct pair {
 	uint8_t *to, *from;
 };
 
-static void pair_open(struct pair *pair, const char *threads)
+static void pair_open(struct pair *pair, const char *threads, uint32_t op)
 {
 	const char *const config[] = { "transports=tcp", "connections=4", threads, NULL };
 	struct wh_engine_options options = { .size = sizeof(options), .config = config };
 	struct wh_region_options access = { .size = sizeof(access),
 					    .name = "target",
-					    .access = WH_ACCESS_WRITE };
+					    .access = WH_ACCESS_READ | WH_ACCESS_WRITE };
 	struct wh_remote remote;
 
+	atomic_store(&reading, op == WH_READ);
 	pair->to = calloc(MANY, BLOCK);
 	pair->from = calloc(MANY, BLOCK);
 	assert_true(pair->to && pair->from);
+	memset(pair->to, 0xa5, MANY * BLOCK); /* what reads find; no round has that */
 	options.listen = "127.0.0.1:0";
 	assert_int_equal(wh_engine_open(&options, &pair->owner), 0);
 	options.listen = "none";
@@ -131,7 +141,7 @@ static void pair_open(struct pair *pair, const char *threads)
 						.remote = remote.id,
 						.remote_offset = i * BLOCK,
 						.length = BLOCK,
-						.op = WH_WRITE };
+						.op = op };
 
 		assert_int_equal(wh_batch_new(pair->peer, NULL, &pair->batch[i]), 0);
 		assert_int_equal(wh_batch_add(pair->batch[i], &transfer, 1), 0);
@@ -189,7 +199,7 @@ static void write__one_in_flight(void **state)
 	struct pair pair;
 
 	(void)state;
-	pair_open(&pair, "threads=4");
+	pair_open(&pair, "threads=4", WH_WRITE);
 	move(&pair, 1);
 	assert_true(atomic_load(&by_program) > atomic_load(&by_others));
 	pair_close(&pair);
@@ -201,7 +211,20 @@ static void write__many_in_flight(void **state)
 	struct pair pair;
 
 	(void)state;
-	pair_open(&pair, "threads=4");
+	pair_open(&pair, "threads=4", WH_WRITE);
+	move(&pair, MANY);
+	assert_true(atomic_load(&by_others) > atomic_load(&by_program));
+	pair_close(&pair);
+}
+
+/* The waiter leaves the connections to their loops, which have the requests of several batches to
+ * send and their bytes to receive. */
+static void read__many_in_flight(void **state)
+{
+	struct pair pair;
+
+	(void)state;
+	pair_open(&pair, "threads=4", WH_READ);
 	move(&pair, MANY);
 	assert_true(atomic_load(&by_others) > atomic_load(&by_program));
 	pair_close(&pair);
@@ -213,7 +236,7 @@ static void write__one_loop(void **state)
 	struct pair pair;
 
 	(void)state;
-	pair_open(&pair, "threads=1");
+	pair_open(&pair, "threads=1", WH_WRITE);
 	move(&pair, MANY);
 	pair_close(&pair);
 }
@@ -225,7 +248,7 @@ static void write__follows(void **state)
 	struct pair pair;
 
 	(void)state;
-	pair_open(&pair, "threads=2");
+	pair_open(&pair, "threads=2", WH_WRITE);
 	atomic_store(&holds, 0);
 	while (!atomic_load(&holds))
 		move(&pair, MANY);
@@ -246,7 +269,7 @@ static void write__loops_in_pairs(void **state)
 			atomic_store(&senders[port], 0);
 			atomic_store(&receivers[port], 0);
 		}
-		pair_open(&pair, "threads=2");
+		pair_open(&pair, "threads=2", WH_WRITE);
 		move(&pair, MANY);
 		pair_close(&pair);
 		for (size_t port = 0; port < PORTS; port++) {
@@ -273,9 +296,9 @@ static void write__loops_in_pairs(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(write__one_in_flight),  cmocka_unit_test(write__many_in_flight),
-		cmocka_unit_test(write__one_loop),       cmocka_unit_test(write__follows),
-		cmocka_unit_test(write__loops_in_pairs),
+		cmocka_unit_test(write__one_in_flight), cmocka_unit_test(write__many_in_flight),
+		cmocka_unit_test(read__many_in_flight), cmocka_unit_test(write__one_loop),
+		cmocka_unit_test(write__follows),       cmocka_unit_test(write__loops_in_pairs),
 	};
 
 	program = pthread_self();

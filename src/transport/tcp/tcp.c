@@ -276,13 +276,13 @@ static bool fragment_on_gpu(const struct wh_fragment *fragment)
 	return fragment_slots(fragment) == WH_SLOT_INITIATOR;
 }
 
-/* Should the loops send the fragment? If the program has many batches in flight, the thread that
- * submits them would send the bytes of all, one after the other, however many connections there
- * are. Reads are left alone: their bytes are sent by the peer's loops in any case. */
+/* Should the loops move the fragment's bytes? If the program has many batches in flight, the thread
+ * that submits and waits would move the bytes of all, one after the other, however many connections
+ * there are. */
 static bool fragment_hand_over(const struct tcp_peer *tcp, const struct wh_fragment *fragment)
 {
-	return fragment->op == WH_WRITE && fragment->priority != WH_PRIORITY_LATENCY &&
-	       fragment->bytes >= TCP_HANDED && wh_batch_unseen(fragment->batch) > tcp->inline_most;
+	return fragment->priority != WH_PRIORITY_LATENCY && fragment->bytes >= TCP_HANDED &&
+	       wh_batch_unseen(fragment->batch) > tcp->inline_most;
 }
 
 static void client_start(struct tcp_client *client, bool send, bool watched, bool now)
@@ -329,7 +329,7 @@ static void tcp_submit_fragment(struct wh_peer *peer, void *state, struct wh_fra
 	uint64_t requests = (fragment->bytes + request - 1) / request;
 	bool spin = wh_engine_config(wh_peer_engine(peer))->number[WH_SETTING_SPIN];
 	bool handed = fragment_hand_over(tcp, fragment), alone;
-	bool small = (fragment->bytes <= TCP_INLINE && !handed) || fragment->op == WH_READ;
+	bool small = !handed && (fragment->bytes <= TCP_INLINE || fragment->op == WH_READ);
 	/* In spin mode a batch progresses in the thread that waits for it, if there is one. */
 	bool watched = spin && wh_batch_has_waiter(fragment->batch);
 	enum wh_slot_use slots = fragment_slots(fragment);

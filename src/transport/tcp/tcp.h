@@ -46,8 +46,8 @@
 #define TCP_READ_AHEAD 4 /* of them reads: bytes, in units of the largest request */
 #define TCP_GATHER_AHEAD 4 /* of them writes that are being gathered into slots, at most */
 #define TCP_INLINE (64u << 10) /* bytes; up to this the submitting thread sends a fragment */
-/* The loops send writes of TCP_HANDED bytes and more if more batches are in flight than the
- * submitting thread sends by itself: TCP_INLINE_FEW where there are fewer loops than TCP_FEW_LOOPS.
+/* The loops move fragments of TCP_HANDED bytes and more if more batches are in flight than the
+ * submitting thread moves by itself: TCP_INLINE_FEW where there are fewer loops than TCP_FEW_LOOPS.
  * On two CPUs handing over costs a tenth of the speed with 8 in flight, and gains one with 16. */
 #define TCP_HANDED (32u << 10) /* bytes; shorter batches are not handed over */
 #define TCP_FEW_LOOPS 4
