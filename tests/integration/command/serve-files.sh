@@ -62,8 +62,11 @@ verdict "a file of the server is read" $?
 "$wherry" copy "$url/weights.bin+1000003" back --length 77 >out &&
 	cmp <(tail -c +1000004 weights.bin | head -c 77) back
 verdict "a part of it is read" $?
-"$wherry" copy "$url/weights.bin" back -v >out 2>&1 && grep -q 'only its owner reads' out
-verdict "and it is said why not through shared memory" $?
+"$wherry" copy "$url/weights.bin" back -v >out 2>&1 && grep -q 'read by tcp (shared memory' out
+verdict "and it is said that its bytes go through shared memory" $?
+"$wherry" copy "$url/weights.bin" back -v -c transports=tcp >out 2>&1 && cmp weights.bin back &&
+	grep -q 'read by tcp (.*connection' out && ! grep -q 'read by tcp (shared memory' out
+verdict "or through the socket, where that is not used" $?
 
 refused 2 "may not be written" copy cache "$url/weights.bin"
 verdict "a file that is not :rw cannot be written" $?
