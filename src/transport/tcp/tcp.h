@@ -50,6 +50,7 @@
  * submitting thread moves by itself: TCP_INLINE_FEW where there are fewer loops than TCP_FEW_LOOPS.
  * On two CPUs handing over costs a tenth of the speed with 8 in flight, and gains one with 16. */
 #define TCP_HANDED (32u << 10) /* bytes; shorter batches are not handed over */
+#define TCP_HANDED_READ (128u << 10) /* bytes; nor are longer reads */
 #define TCP_FEW_LOOPS 4
 #define TCP_INLINE_FEW 8
 #define TCP_INLINE_MANY 4
