@@ -110,16 +110,17 @@ bool tcp_lent_describe(struct tcp_peer *tcp, const struct wh_batch *batch, bool 
 		       size_t size)
 {
 	const struct wh_fragment *fragment = NULL;
-	bool files = false;
+	bool files = false, current;
 
 	while (!files && (fragment = wh_batch_fragment(batch, WH_TRANSPORT_TCP, fragment)))
 		files = fragment_is_of_files(tcp->peer, fragment) &&
 			wh_kind_on_host(wh_fragment_local(fragment, fragment->first)->entry.kind);
 	if (!files || !wh_peer_transport(tcp->peer, WH_TRANSPORT_SHM))
 		return false;
-	*lent = lender_is_current(tcp);
+	current = lender_is_current(tcp);
+	*lent = current && fragment->bytes >= LENT_LEAST;
 	pthread_mutex_lock(&tcp->lend_lock);
-	if (*lent)
+	if (current)
 		snprintf(line, size,
 			 "tcp: %s moves its file through shared memory; sockets carry requests and "
 			 "answers, and less than %u KiB",
@@ -127,7 +128,9 @@ bool tcp_lent_describe(struct tcp_peer *tcp, const struct wh_batch *batch, bool 
 	else
 		snprintf(line, size,
 			 "tcp: the bytes of the file of %s go by sockets, not by shared memory: %s",
-			 wh_peer_name(tcp->peer), tcp->lend_refused);
+			 wh_peer_name(tcp->peer),
+			 *tcp->lend_refused ? tcp->lend_refused :
+					      "it has not been lent any since it was lost");
 	pthread_mutex_unlock(&tcp->lend_lock);
 	return true;
 }

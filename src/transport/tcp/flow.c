@@ -275,8 +275,10 @@ static int flow_next_request(struct tcp_client *client)
 	error = flow_encode(client, request);
 	if (!error && request->slot && request->fragment->op == WH_WRITE)
 		error = flow_fill_slot(client, request);
-	if (error)
+	if (error) {
+		tcp_lent_end(client->tcp, request); /* the peer has not heard of it */
 		return error;
+	}
 	client->sending = request;
 	client->used = wh_now();
 	client->out_left =

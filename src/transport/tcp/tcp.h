@@ -332,7 +332,7 @@ bool tcp_lent_fits(struct tcp_peer *tcp, const struct wh_fragment *fragment);
 /* Give the request a slot, if that is worth it and one is free. What it had before, on a connection
  * that is closed, is not used again: the peer may still write to it. */
 void tcp_lent_begin(struct tcp_peer *tcp, struct tcp_request *request);
-/* The peer has answered the request. */
+/* The peer has answered the request, or never hears of it. */
 void tcp_lent_end(struct tcp_peer *tcp, struct tcp_request *request);
 /* Describe, for the batch's fragments that have ended or run, how the bytes of the peer's files go.
  * False: no fragment concerns one. */

@@ -246,8 +246,10 @@ void want_route(const struct fixture *f, struct wh_batch *batch, uint64_t bytes)
 		want_true(routes[i].bytes == bytes, "%llu of %llu bytes by %s",
 			  (unsigned long long)routes[i].bytes, (unsigned long long)bytes,
 			  routes[i].transport);
-		want_true(strstr(routes[i].detail, f->route->detail), "by \"%s\", not by \"%s\"",
-			  routes[i].detail, f->route->detail);
+		want_true(!strstr(routes[i].detail, f->route->detail) == (bytes < f->route->few),
+			  "%llu bytes by \"%s\"; \"%s\" is for %llu and more",
+			  (unsigned long long)bytes, routes[i].detail, f->route->detail,
+			  (unsigned long long)f->route->few);
 		return;
 	}
 	fail_msg("no route has moved a byte");

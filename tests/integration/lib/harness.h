@@ -83,6 +83,7 @@ struct route {
 	const char *require; /* the initiator's setting `require` */
 	const char *listen; /* the target's; NULL: the default */
 	const char *detail; /* expected in wh_route.detail */
+	uint64_t few; /* bytes; a batch of fewer goes another way, without `detail` */
 	uint32_t kind; /* the target's memory: enum wh_memory_kind or CHILD_FOREIGN */
 	bool devices; /* the test sees the RDMA devices */
 	const char *(*missing)(void);

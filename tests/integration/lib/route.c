@@ -138,6 +138,7 @@ const struct route route_file_tcp = {
 const struct route route_file_lent = {
 	.name = "tcp",
 	.detail = "shared memory",
+	.few = 16 * KIB, /* through the socket */
 	.kind = CHILD_FILE,
 };
 const struct route needs_root = { .name = "root", .missing = missing_root };
