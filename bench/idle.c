@@ -26,6 +26,7 @@
 #include <wherry/wherry.h>
 
 #include "bench/machine.h"
+#include "copying.h"
 #include "timing.h"
 
 #define PIECE ((uint64_t)64 << 10)
@@ -111,14 +112,6 @@ static double loads_done(void)
 
 /* ---- one slice ------------------------------------------------------------------------------ */
 
-static double cpu_now(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-	return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
-}
-
 static void sleep_until(double when)
 {
 	struct timespec t = { (time_t)(when / 1e9), 0 };
@@ -142,7 +135,7 @@ static void burst_copy(unsigned way, uint64_t first)
 
 static struct cost measure(unsigned way, unsigned rate)
 {
-	double begun = timing_now(), cpu = cpu_now(), work = loads_done(), next = begun, took;
+	double begun = timing_now(), cpu = timing_cpu(), work = loads_done(), next = begun, took;
 	uint64_t pieces = 0;
 
 	while (next < begun + SLICE) {
@@ -153,52 +146,26 @@ static struct cost measure(unsigned way, unsigned rate)
 		sleep_until(next);
 	}
 	took = timing_now() - begun;
-	return (struct cost){ (cpu_now() - cpu) / 1e3 / (double)pieces,
+	return (struct cost){ (timing_cpu() - cpu) / 1e3 / (double)pieces,
 			      (loads_done() - work) / took * 1e9 };
 }
 
 /* ---- the run -------------------------------------------------------------------------------- */
 
-static struct {
-	struct wh_engine *engine;
-	struct wh_region *from, *to;
-	struct wh_peer *self;
-} copying;
+static struct copying copying = { .name = "idle" };
 
 static void engine_open(const char *const *settings)
 {
-	struct wh_engine_options options = { .size = sizeof(options),
-					     .listen = "none",
-					     .config = settings };
-
-	if (wh_engine_open(&options, &copying.engine) ||
-	    wh_region_register(copying.engine, source, BYTES, NULL, &copying.from) ||
-	    wh_region_register(copying.engine, target, BYTES, NULL, &copying.to) ||
-	    wh_peer_open(copying.engine, "self", NULL, &copying.self))
-		timing_die("idle", "the engine");
-	for (uint64_t i = 0; i < PIECES; i++) {
-		struct wh_transfer transfer = { .op = WH_WRITE,
-						.local = copying.from,
-						.remote = wh_region_id(copying.to),
-						.local_offset = i * PIECE,
-						.remote_offset = i * PIECE,
-						.length = PIECE };
-
-		if (wh_batch_new(copying.self, NULL, &batches[i]) ||
-		    wh_batch_add(batches[i], &transfer, 1))
-			timing_die("idle", "a batch");
-	}
+	copying_open(&copying, settings, source, target, BYTES);
+	for (uint64_t i = 0; i < PIECES; i++)
+		batches[i] = copying_batch(&copying, i * PIECE, PIECE);
 }
 
 static void engine_close(void)
 {
 	for (uint64_t i = 0; i < PIECES; i++)
 		wh_batch_free(batches[i]);
-	wh_peer_close(copying.self);
-	wh_region_unregister(copying.from);
-	wh_region_unregister(copying.to);
-	if (wh_engine_close(copying.engine))
-		timing_die("idle", "wh_engine_close");
+	copying_close(&copying);
 }
 
 static double median_of(const struct cost (*ways)[MOST], unsigned way, bool load, unsigned turns)

@@ -20,6 +20,7 @@
 #include <wherry/wherry.h>
 
 #include "bench/machine.h"
+#include "copying.h"
 #include "timing.h"
 
 #define BYTES (UINT64_C(64) << 20) /* of the memory on each side */
@@ -49,20 +50,12 @@ struct meter {
 	long sleeps;
 };
 
-static double cpu_now(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-	return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
-}
-
 static struct meter meter_start(void)
 {
 	struct rusage usage;
 
 	getrusage(RUSAGE_SELF, &usage);
-	return (struct meter){ timing_now(), cpu_now(), usage.ru_nvcsw };
+	return (struct meter){ timing_now(), timing_cpu(), usage.ru_nvcsw };
 }
 
 static struct cost meter_read(const struct meter *meter, uint64_t pieces, uint64_t size)
@@ -72,7 +65,7 @@ static struct cost meter_read(const struct meter *meter, uint64_t pieces, uint64
 
 	getrusage(RUSAGE_SELF, &usage);
 	return (struct cost){ bytes / (timing_now() - meter->begun),
-			      (cpu_now() - meter->cpu) / (double)pieces,
+			      (timing_cpu() - meter->cpu) / (double)pieces,
 			      (double)(usage.ru_nvcsw - meter->sleeps) / (double)pieces };
 }
 
@@ -139,52 +132,26 @@ static struct cost measure_memcpy(unsigned threads, uint64_t size)
 
 /* ---- the run -------------------------------------------------------------------------------- */
 
-static struct engine {
-	struct wh_engine *engine;
-	struct wh_region *from, *to;
-	struct wh_peer *self;
-	struct wh_batch *batches[SIZES][BATCHES];
-	uint64_t counts[SIZES];
-} copying;
+static struct copying copying = { .name = "pieces" };
+static struct wh_batch *batches[SIZES][BATCHES];
+static uint64_t counts[SIZES];
 
 static void engine_open(const char *const *settings)
 {
-	struct wh_engine_options options = { .size = sizeof(options),
-					     .listen = "none",
-					     .config = settings };
-
-	if (wh_engine_open(&options, &copying.engine) ||
-	    wh_region_register(copying.engine, source, BYTES, NULL, &copying.from) ||
-	    wh_region_register(copying.engine, target, BYTES, NULL, &copying.to) ||
-	    wh_peer_open(copying.engine, "self", NULL, &copying.self))
-		timing_die("pieces", "the engine");
+	copying_open(&copying, settings, source, target, BYTES);
 	for (unsigned s = 0; s < SIZES; s++) {
-		copying.counts[s] = BYTES / sizes[s] < BATCHES ? BYTES / sizes[s] : BATCHES;
-		for (uint64_t i = 0; i < copying.counts[s]; i++) {
-			struct wh_transfer transfer = { .op = WH_WRITE,
-							.local = copying.from,
-							.remote = wh_region_id(copying.to),
-							.local_offset = i * sizes[s],
-							.remote_offset = i * sizes[s],
-							.length = sizes[s] };
-
-			if (wh_batch_new(copying.self, NULL, &copying.batches[s][i]) ||
-			    wh_batch_add(copying.batches[s][i], &transfer, 1))
-				timing_die("pieces", "a batch");
-		}
+		counts[s] = BYTES / sizes[s] < BATCHES ? BYTES / sizes[s] : BATCHES;
+		for (uint64_t i = 0; i < counts[s]; i++)
+			batches[s][i] = copying_batch(&copying, i * sizes[s], sizes[s]);
 	}
 }
 
 static void engine_close(void)
 {
 	for (unsigned s = 0; s < SIZES; s++)
-		for (uint64_t i = 0; i < copying.counts[s]; i++)
-			wh_batch_free(copying.batches[s][i]);
-	wh_peer_close(copying.self);
-	wh_region_unregister(copying.from);
-	wh_region_unregister(copying.to);
-	if (wh_engine_close(copying.engine))
-		timing_die("pieces", "wh_engine_close");
+		for (uint64_t i = 0; i < counts[s]; i++)
+			wh_batch_free(batches[s][i]);
+	copying_close(&copying);
 }
 
 /* The medians of all turns. */
@@ -254,8 +221,7 @@ int main(int argc, char **argv)
 	engine_open(settings);
 	for (unsigned turn = 0; turn < turns; turn++)
 		for (unsigned s = 0; s < SIZES; s++) {
-			ours[s][turn] =
-				measure_batches(copying.batches[s], copying.counts[s], sizes[s]);
+			ours[s][turn] = measure_batches(batches[s], counts[s], sizes[s]);
 			plain[s][turn] = measure_memcpy(threads, sizes[s]);
 		}
 	engine_close();

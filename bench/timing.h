@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* timing.h: the clock, the median and the end of the small benchmarks */
+/* timing.h: the clocks, the median and the end of the small benchmarks */
 #ifndef BENCH_TIMING_H
 #define BENCH_TIMING_H
 
@@ -22,6 +22,15 @@ static inline double timing_now(void)
 	struct timespec t;
 
 	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
+}
+
+/* ns of CPU time that this process has taken. */
+static inline double timing_cpu(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
 	return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
 }
 
