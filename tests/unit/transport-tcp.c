@@ -205,29 +205,29 @@ static void write__one_in_flight(void **state)
 	pair_close(&pair);
 }
 
-/* One thread would send all of them, one after the other. */
-static void write__many_in_flight(void **state)
+static void many_in_flight(uint32_t op)
 {
 	struct pair pair;
 
-	(void)state;
-	pair_open(&pair, "threads=4", WH_WRITE);
+	pair_open(&pair, "threads=4", op);
 	move(&pair, MANY);
 	assert_true(atomic_load(&by_others) > atomic_load(&by_program));
 	pair_close(&pair);
+}
+
+/* One thread would send all of them, one after the other. */
+static void write__many_in_flight(void **state)
+{
+	(void)state;
+	many_in_flight(WH_WRITE);
 }
 
 /* The waiter leaves the connections to their loops, which have the requests of several batches to
  * send and their bytes to receive. */
 static void read__many_in_flight(void **state)
 {
-	struct pair pair;
-
 	(void)state;
-	pair_open(&pair, "threads=4", WH_READ);
-	move(&pair, MANY);
-	assert_true(atomic_load(&by_others) > atomic_load(&by_program));
-	pair_close(&pair);
+	many_in_flight(WH_READ);
 }
 
 /* Nobody to hand over to: everything arrives all the same. */

@@ -421,18 +421,12 @@ static void hang__write_of_a_peer(void **state)
 	hangs_and_comes_back(false, WH_WRITE);
 }
 
-/* A cancel does not wait for an owner that cannot read its file; the connection is cut. The file's
- * region cannot be unregistered meanwhile. */
-static void hang__cancel(void **state)
+/* A read whose file hangs is cancelled, and freed. */
+static void cancel_while_it_hangs(const struct pair *pair)
 {
-	struct wh_batch *batch;
-	struct pair pair;
+	struct wh_batch *batch = pair_batch(pair, WH_READ, 0, LENGTH);
 	int64_t begun;
 
-	(void)state;
-	pair_open(&pair, false, true);
-	hung_fd = pair.fd;
-	batch = pair_batch(&pair, WH_READ, 0, LENGTH);
 	atomic_store(&hangs, 1);
 	want(0, wh_batch_submit(batch));
 	await_hanging();
@@ -441,6 +435,18 @@ static void hang__cancel(void **state)
 	want_true(now() - begun < PATIENCE, "it waited for the file");
 	want(-ECANCELED, wh_batch_status(batch));
 	want(0, wh_batch_free(batch));
+}
+
+/* A cancel does not wait for an owner that cannot read its file; the connection is cut. The file's
+ * region cannot be unregistered meanwhile. */
+static void hang__cancel(void **state)
+{
+	struct pair pair;
+
+	(void)state;
+	pair_open(&pair, false, true);
+	hung_fd = pair.fd;
+	cancel_while_it_hangs(&pair);
 	atomic_store(&hangs, 0);
 	want(0, pair_move(&pair, WH_READ, 0, LENGTH));
 	pair_close(&pair);
@@ -489,7 +495,6 @@ static void lent__cancel(void **state)
 	struct wh_batch *batch;
 	struct pair pair;
 	char text[4096];
-	int64_t begun;
 
 	(void)state;
 	harness_limit(120);
@@ -497,16 +502,8 @@ static void lent__cancel(void **state)
 	hung_fd = pair.fd;
 	pattern_fill(before, LENGTH, 0, 5);
 	want(LENGTH, pwrite(pair.fd, before, LENGTH, (off_t)pair.start));
-	batch = pair_batch(&pair, WH_READ, 0, LENGTH);
-	atomic_store(&hangs, 1);
-	want(0, wh_batch_submit(batch));
-	await_hanging();
-	begun = now();
-	want(0, wh_batch_cancel(batch));
-	want_true(now() - begun < PATIENCE, "it waited for the file");
-	want(-ECANCELED, wh_batch_status(batch));
+	cancel_while_it_hangs(&pair);
 	memset(pair.local, 0xee, LENGTH);
-	want(0, wh_batch_free(batch));
 	atomic_store(&hangs, 0);
 	while (atomic_load(&hanging))
 		sleep_ms(1);
