@@ -10,7 +10,7 @@
 
 #include "gpu/pinned.h"
 
-_Static_assert(WH_LENT_SLOTS <= WH_LENT_SLOTS_MAX && WH_LENT_SLOTS_MAX <= 64, "a bit for each");
+_Static_assert(WH_LENT_SLOTS <= WH_REQUEST_SLOTS && WH_REQUEST_SLOTS <= 64, "a bit for each");
 
 /* ---- the owner ------------------------------------------------------------------------------ */
 

@@ -21,8 +21,8 @@
 
 #include "wire/wire.h"
 
-#define WH_LENT_SLOTS 16u /* of a peer that this engine lends to */
-#define WH_LENT_SLOTS_MAX WH_REQUEST_SLOTS /* that an owner accepts */
+/* Of a peer that this engine lends to. An owner accepts up to WH_REQUEST_SLOTS. */
+#define WH_LENT_SLOTS 16u
 
 /* ---- the owner ------------------------------------------------------------------------------ */
 

@@ -2,8 +2,8 @@
 /*
  * transport/shm/server.c: the owner's side of the unix socket
  *
- * Keeps the alive page, and answers the MAP and LEND of an authenticated peer with a descriptor of
- * the region's memory. Everything here runs on loop 0.
+ * Keeps the alive page, answers the MAP of an authenticated peer with a descriptor of the region's
+ * memory, and takes the memory that comes with a LEND. Everything here runs on loop 0.
  */
 #include <errno.h>
 #include <fcntl.h>

@@ -34,8 +34,8 @@ struct tcp_job {
 	uint64_t skip, left; /* bytes of extent `at` that are done; payload bytes not yet sent */
 	uint64_t ungathered; /* staged: bytes not yet assigned to a chunk */
 	bool staged;
-	enum wh_slot_use
-		slots; /* staged: through these, unless the request has a slot of its own */
+	/* staged: through these, unless the request has a slot of its own */
+	enum wh_slot_use slots;
 	struct wh_request request; /* staged: to answer it anew if its bytes cannot be read */
 	struct wh_list chunks; /* staged: struct tcp_chunk, in order */
 	uint32_t head_length, head_sent;
