@@ -125,6 +125,15 @@ def serve(pipe, length):
         pipe.recv()
 
 
+def serve_file(pipe, path):
+    """The owner of a file that another process reads and writes."""
+    with wherry.Engine() as engine:
+        region = engine.register(path, name="file", access="rw")
+        pipe.send(engine.url)
+        pipe.recv()
+        region.unregister()
+
+
 # ---- comparing
 
 
@@ -225,6 +234,46 @@ def tcp_rows(results, arguments, path, size):
     process.join()
 
 
+def peer_rows(results, arguments, path, size):
+    """A file of another process on this host: through shared memory, and through sockets alone."""
+    context = multiprocessing.get_context("spawn")
+    pipe, theirs = context.Pipe()
+    process = context.Process(target=serve_file, args=(theirs, path))
+    process.start()
+    url = pipe.recv()
+    with wherry.Engine(listen="none") as engine, wherry.Engine(
+        listen="none", transports="tcp"
+    ) as sockets:
+        memory, plain = mmap.mmap(-1, size), memoryview(mmap.mmap(-1, size))
+        ways = []
+        for one in engine, sockets:
+            peer = one.connect(url)
+            ways.append((peer, peer.find("file"), one.register(memory)))
+        with open(path, "r+b") as file:
+
+            def each(call):
+                for at in range(0, size, PIECE):
+                    call(file.fileno(), [plain[at : at + PIECE]], at)
+
+            for what, op, call in (("a peer's file read", "read", os.preadv),
+                                   ("a peer's file written", "write", os.pwritev)):  # fmt: skip
+                moves = [
+                    lambda way=way, op=op: getattr(way[0], op)(way[1], way[2]).wait() and None
+                    for way in ways
+                ]
+                compare(
+                    results, arguments.rounds, what, "warm", size, moves[0],
+                    {"sockets alone": moves[1],
+                     f"{call.__name__}, one thread": lambda call=call: each(call)},
+                    lambda: warm(path),
+                )  # fmt: skip
+        for peer, _, region in ways:
+            peer.close()
+            region.unregister()
+    pipe.send(None)
+    process.join()
+
+
 def make_model(path, size):
     """A safetensors file of many tensors at odd offsets. Its bytes repeat each 64 MiB."""
     rng, header, at = random.Random(1), {"odd": {}}, 3
@@ -273,6 +322,7 @@ def rows_without_gpu(results, arguments, folder):
         file.truncate(size)
     host_rows(results, arguments, path, size)
     tcp_rows(results, arguments, path, size)
+    peer_rows(results, arguments, path, size)
     os.unlink(path)
     model_rows(results, arguments, os.path.join(folder, "model.safetensors"))
 
