@@ -192,10 +192,20 @@ static void text_drop(struct wh_link_to *link)
 	link->text = NULL;
 }
 
+/* What steps wait for may have gone, or somebody has what they can go to. */
+static void link_strays(struct wh_link_to *link)
+{
+	struct wh_weights *weights = link->weights;
+
+	if (weights->attempt.version && (weights->attempt.stuck || link->first != WH_NO_STEP))
+		weights->stray = true;
+}
+
 static void link_known(struct wh_link_to *link)
 {
 	link->known = link->ever = link->met = true;
 	link->error[0] = 0;
+	link_strays(link);
 }
 
 /* It has no control block any more: until it says hello again, nobody waits for it. */
@@ -207,7 +217,18 @@ static void link_gone(struct wh_link_to *link)
 	link->doubt = 0;
 	memset(&link->head, 0, sizeof(link->head));
 	link->pieces_version = 0;
+	link_strays(link);
 	wh_link_fail(link, "it has left");
+}
+
+/* Whether both have the same versions. */
+static bool head_is(const struct wh_weights_head *a, const struct wh_weights_head *b)
+{
+	for (int i = 0; i < WH_COPY_SLOTS; i++)
+		if (a->slots[i].version != b->slots[i].version ||
+		    a->slots[i].state != b->slots[i].state)
+			return false;
+	return a->published == b->published;
 }
 
 /* The head has come. */
@@ -216,7 +237,7 @@ static void head_done(struct wh_link_to *link)
 	struct wh_weights *weights = link->weights;
 	uint32_t ids =
 		weights->node_regions[0][link->node] + 2 * weights->node_regions[1][link->node];
-	uint64_t begun = link->head.begun;
+	struct wh_weights_head before = link->head;
 	enum wh_copy_slot slot;
 	bool read = wh_weights_head_decode((const void *)link->mirror, ids,
 					   weights->node_steps[link->node], &link->head);
@@ -227,6 +248,8 @@ static void head_done(struct wh_link_to *link)
 		link->refused = -EPROTO;
 	}
 	wh_link_checked(link, read);
+	if (link->known && !head_is(&before, &link->head))
+		link_strays(link);
 	/* Who is no target reads nothing else, and may not. */
 	if (read && !weights->is[1])
 		link_known(link);
@@ -235,8 +258,8 @@ static void head_done(struct wh_link_to *link)
 	else if (read && wants_pieces(link, &slot)) {
 		/* Read before or after the head, the list is of the version that both heads have,
 		 * and no later one: counts that are too high could be of a former attempt. */
-		if (link->pieces_too && begun == link->head.begun && slot == link->pieces_slot &&
-		    link->pieces_for == weights->attempt.version) {
+		if (link->pieces_too && before.begun == link->head.begun &&
+		    slot == link->pieces_slot && link->pieces_for == weights->attempt.version) {
 			link->pieces_version = link->pieces_for;
 		} else {
 			link->pieces_slot = slot;
@@ -264,6 +287,7 @@ static void look_failed(struct wh_link_to *link, int status)
 	link->known = false;
 	link->pieces_version = 0;
 	wh_link_checked(link, false);
+	link_strays(link);
 	/* Later it means that its weights are closed: they say hello when they are back. Now it
 	 * may mean that, too; then no answer comes. */
 	if ((status == -EACCES || status == -ENOENT) && !link->met) {
@@ -372,6 +396,7 @@ static void link_open(struct wh_link_to *link, int64_t now)
 					   .user = link->node };
 	char url[16 + 64];
 
+	link->weights->work++;
 	snprintf(url, sizeof(url), "wherry://%.63s", link_name(link));
 	if (!wh_peer_open(link->weights->engine,
 			  link_is_self(link) ? "self" :
@@ -424,8 +449,13 @@ void wh_link_opened(struct wh_link_to *link, int status)
 
 static void link_forget(struct wh_link_to *link)
 {
-	/* Who said hello and is lost counts as one that was here. */
+	/* Who said hello and is lost counts as one that was here, and nobody waits for it. */
 	link->ever = link->ever || (link->connected && link_is_ours(link));
+	if (link->connected) {
+		link_strays(link);
+		link->weights->work++;
+		pthread_cond_broadcast(&link->weights->changed);
+	}
 	link->doubt = 0;
 	link->connected = link->known = false;
 	memset(&link->head, 0, sizeof(link->head));
@@ -592,12 +622,13 @@ void wh_link_drive(struct wh_link_to *link, int64_t now)
 		return;
 	}
 	if (!link->connected) {
+		link->weights->work++;
 		link->connected = link->look = link->kick = true;
 		link->known = false;
 	}
 	if (link->kick && !link->greeting.running)
 		greeting_send(link);
-	if (link->doubt && now - link->doubt > DOUBT_MOST)
+	if (link->doubt && now - link->doubt >= DOUBT_MOST)
 		link_gone(link);
 	if (link->refused || link->differs || link->gone)
 		link_flush(link);
@@ -617,6 +648,19 @@ void wh_link_drive(struct wh_link_to *link, int64_t now)
 		link->compare = false;
 		look_start(link, WH_LOOK_TEXT);
 	}
+}
+
+int64_t wh_link_due(const struct wh_link_to *link, int64_t now)
+{
+	int64_t due = INT64_MAX;
+
+	if (link->state == WH_LINK_IDLE && link->wanted)
+		due = wh_time_next(due, link->again, now);
+	if (link->doubt)
+		due = wh_time_next(due, link->doubt + DOUBT_MOST, now);
+	if (link->first != WH_NO_STEP)
+		due = wh_time_next(due, link->pause, now);
+	return due;
 }
 
 void wh_link_close(struct wh_link_to *link)

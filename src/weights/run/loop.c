@@ -126,9 +126,11 @@ static void heard_handle(struct wh_weights *weights)
 	}
 }
 
-static void completions_take(struct wh_weights *weights)
+/* Whether there were some. */
+static bool completions_take(struct wh_weights *weights)
 {
 	struct wh_completion done[COMPLETIONS];
+	bool some = false;
 	int count;
 
 	do {
@@ -139,7 +141,9 @@ static void completions_take(struct wh_weights *weights)
 						 done[i].status);
 			else
 				wh_link_opened(&weights->links[done[i].user], done[i].status);
+		some = some || count > 0;
 	} while (count == COMPLETIONS);
+	return some;
 }
 
 /* Look at those that may have something new, though no hello has come; and, as a source, how far
@@ -155,29 +159,55 @@ static void links_look(struct wh_weights *weights)
 	}
 }
 
-/* All that can be done now. Returns when to look again. */
-static int64_t loop_turn(struct wh_weights *weights, int64_t *tick, int64_t *idle)
+/* When the loop wakes though nothing has happened, monotonic ns. */
+struct clocks {
+	int64_t tick, idle; /* to look whether something got lost */
+	int64_t due; /* the first timer of those that links and versions have */
+};
+
+static void clocks_set(struct clocks *clocks, const struct wh_weights *weights, int64_t now)
+{
+	clocks->due = wh_weights_due(weights, now);
+	for (uint32_t i = 0; i < weights->plan->cluster.node_count; i++)
+		clocks->due = wh_time_next(clocks->due, wh_link_due(&weights->links[i], now), now);
+}
+
+/* All that can be done now. Returns when the next turn is. */
+static int64_t loop_turn(struct wh_weights *weights, struct clocks *clocks, bool woken)
 {
 	uint32_t nodes = weights->plan->cluster.node_count;
-	int64_t now;
+	uint64_t work = weights->work;
+	int64_t now, until;
 
+	woken = woken || weights->heard;
 	heard_handle(weights);
-	completions_take(weights);
+	woken = completions_take(weights) || woken;
 	now = wh_now();
-	if (now >= *tick) {
+	if (now >= clocks->tick) {
 		wh_weights_tick(weights, now);
-		*tick = now + TICK_BUSY;
+		clocks->tick = now + TICK_BUSY;
+	} else if (weights->stray) {
+		wh_weights_elsewhere(weights, now);
 	}
-	if (now >= *idle) {
+	if (now >= clocks->idle) {
 		links_look(weights);
-		*idle = now + TICK_IDLE;
+		clocks->idle = now + TICK_IDLE;
 	}
 	wh_weights_receive(weights, now);
 	for (uint32_t i = 0; i < nodes; i++)
 		wh_link_fetch(&weights->links[i]);
 	for (uint32_t i = 0; i < nodes; i++)
 		wh_link_drive(&weights->links[i], now);
-	return weights->attempt.version && *tick < *idle ? *tick : *idle;
+	if (!woken && now < clocks->due) {
+		weights->ticks++;
+		weights->ticks_found += weights->work != work;
+	}
+	clocks_set(clocks, weights, now);
+	/* What a link's turn has ended or lost comes before that in a turn. */
+	if (weights->ended || weights->stray)
+		return now;
+	until = clocks->due < clocks->idle ? clocks->due : clocks->idle;
+	return weights->attempt.version && clocks->tick < until ? clocks->tick : until;
 }
 
 static void *loop_run(void *argument)
@@ -185,18 +215,23 @@ static void *loop_run(void *argument)
 	struct wh_weights *weights = argument;
 	struct pollfd fds[2] = { { .fd = weights->wake, .events = POLLIN },
 				 { .fd = wh_queue_fd(weights->queue), .events = POLLIN } };
-	int64_t tick = 0, idle = 0;
+	struct clocks clocks = { 0 };
+	bool woken = true;
 
 	pthread_mutex_lock(&weights->lock);
 	while (!weights->stop) {
-		int64_t until = loop_turn(weights, &tick, &idle), left;
+		int64_t until = loop_turn(weights, &clocks, woken), left;
 		struct timespec time;
+		int count;
 
 		pthread_mutex_unlock(&weights->lock);
 		left = until - wh_now();
+		woken = left <= 0;
 		left = left > 0 ? left : 0;
 		time = (struct timespec){ left / WH_SECOND, left % WH_SECOND };
-		if (ppoll(fds, 2, &time, NULL) > 0 && fds[0].revents)
+		count = ppoll(fds, 2, &time, NULL);
+		woken = woken || count != 0;
+		if (count > 0 && fds[0].revents)
 			wh_ready_clear(weights->wake);
 		pthread_mutex_lock(&weights->lock);
 	}

@@ -109,6 +109,7 @@ static void request_start(struct wh_link_to *link, struct wh_fetch *request)
 	if (!error)
 		error = wh_weights_fill(link->weights, request);
 	link->request_count++;
+	link->weights->work++;
 	link->weights->attempt.flying++;
 	request->state = WH_FETCH_RUNNING;
 	wh_phases_read(&link->weights->phases, request->bytes, wh_now());
@@ -205,6 +206,8 @@ static void range_end(struct wh_weights *weights, struct wh_link_to *link,
 	if (!own->flying && own->done < own->requested) {
 		own->requested = own->done;
 		own_list(weights, range->own);
+		/* One that is connected, and not known, is being looked at afresh. */
+		weights->stray = weights->stray || link->known || link->gone || !link->connected;
 	}
 }
 
@@ -222,6 +225,8 @@ static void requests_end(struct wh_link_to *link)
 		link->head_request = (link->head_request + 1) % WH_FETCHES;
 		link->request_count--;
 		weights->attempt.flying--;
+		weights->ended = true;
+		weights->work++;
 		for (uint32_t i = 0; i < request->count; i++)
 			range_end(weights, link, &request->ranges[i],
 				  good && !weights->attempt.aborting);
@@ -302,9 +307,12 @@ static bool attempt_begin(struct wh_weights *weights, int64_t now)
 		return false;
 	wh_phases_begin(&weights->phases, version, weights->heard_at, now);
 	weights->heard_at = 0;
-	*attempt = (struct wh_attempt){
-		.version = version, .buffer = buffer, .left = weights->own_count, .since = now
-	};
+	weights->work++;
+	*attempt = (struct wh_attempt){ .version = version,
+					.buffer = buffer,
+					.left = weights->own_count,
+					.since = now,
+					.grace = now + GRACE };
 	wh_weights_head_clear(weights->control, WH_COPY_FIRST + buffer);
 	wh_weights_head_received(weights->control, 0);
 	for (uint32_t i = 0; i < weights->plan->cluster.node_count; i++)
@@ -321,6 +329,7 @@ static bool attempt_begin(struct wh_weights *weights, int64_t now)
 		own->listed = false;
 		own_list(weights, i);
 	}
+	weights->stray = true;
 	wh_weights_head_begin(weights->control);
 	wh_weights_head_set(weights->control, WH_COPY_FIRST + buffer, version, WH_COPY_FILLING);
 	wh_weights_tell(weights);
@@ -334,6 +343,7 @@ static void attempt_commit(struct wh_weights *weights)
 	wh_weights_head_set(weights->control, WH_COPY_FIRST + attempt->buffer, attempt->version,
 			    WH_COPY_WHOLE);
 	wh_phases_whole(&weights->phases, wh_now());
+	weights->work++;
 	weights->current = attempt->version;
 	weights->current_buffer = attempt->buffer;
 	attempt->version = 0;
@@ -345,6 +355,7 @@ static void attempt_commit(struct wh_weights *weights)
 
 void wh_weights_abort(struct wh_weights *weights)
 {
+	weights->work++;
 	weights->attempt.aborting = true;
 	wh_weights_head_clear(weights->control, WH_COPY_FIRST + weights->attempt.buffer);
 	wh_weights_tell(weights);
@@ -419,6 +430,11 @@ void wh_weights_receive(struct wh_weights *weights, int64_t now)
 
 	if (!weights->is[1])
 		return;
+	weights->ended = false;
+	if (attempt->version && attempt->grace && now >= attempt->grace) {
+		attempt->grace = 0;
+		weights->stray = true;
+	}
 	if (attempt->version && attempt->aborting && !attempt->flying) {
 		attempt->version = 0;
 		pthread_cond_broadcast(&weights->changed);
@@ -475,15 +491,16 @@ static bool own_waits(const struct wh_weights *weights, const struct wh_own *own
 	return (own->before == WH_PLAN_FIRST ? link->head.published : wh_link_whole(link)) >=
 		       weights->attempt.version ||
 	       (!link->connected && link->ever) || link->gone || link->refused || link->differs ||
-	       now - weights->attempt.since > GRACE;
+	       now - weights->attempt.since >= GRACE;
 }
 
-void wh_weights_tick(struct wh_weights *weights, int64_t now)
+void wh_weights_elsewhere(struct wh_weights *weights, int64_t now)
 {
 	struct wh_attempt *attempt = &weights->attempt;
 	uint32_t openings = 4; /* new connections at a time */
 	bool stuck = false;
 
+	weights->stray = false;
 	if (!attempt->version || attempt->aborting)
 		return;
 	for (uint32_t i = 0; i < weights->own_count; i++) {
@@ -496,6 +513,7 @@ void wh_weights_tick(struct wh_weights *weights, int64_t now)
 			stuck = true;
 			continue;
 		}
+		weights->work++;
 		/* Out of the list that it was in, into the other's. */
 		for (uint32_t *at = &weights->links[node].first; *at != WH_NO_STEP;
 		     at = &weights->own[*at].next)
@@ -507,9 +525,26 @@ void wh_weights_tick(struct wh_weights *weights, int64_t now)
 		own->requested = own->done;
 		own_list(weights, i);
 	}
+	attempt->stuck = stuck;
+	if (stuck && version_choose(weights, attempt->version))
+		wh_weights_abort(weights);
+}
+
+void wh_weights_tick(struct wh_weights *weights, int64_t now)
+{
+	wh_weights_elsewhere(weights, now);
+	if (!weights->attempt.version || weights->attempt.aborting)
+		return;
 	for (uint32_t i = 0; i < weights->plan->cluster.node_count; i++)
 		if (weights->links[i].first != WH_NO_STEP)
 			weights->links[i].look = true;
-	if (stuck && version_choose(weights, attempt->version))
-		wh_weights_abort(weights);
+}
+
+int64_t wh_weights_due(const struct wh_weights *weights, int64_t now)
+{
+	if (!weights->is[1])
+		return INT64_MAX;
+	if (weights->attempt.version)
+		return wh_time_next(INT64_MAX, weights->attempt.grace, now);
+	return weights->seek_pause ? wh_time_next(INT64_MAX, weights->seek_at, now) : INT64_MAX;
 }

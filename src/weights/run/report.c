@@ -149,6 +149,10 @@ int wh_weights_explain(struct wh_weights *weights, char *text, size_t length)
 	put(&out, "\n");
 	wh_phases_text(&weights->phases, phases, sizeof(phases));
 	put(&out, "%s", phases);
+	put(&out,
+	    "woken %" PRIu64 " times by the tick alone, which found something to do %" PRIu64
+	    " times\n",
+	    weights->ticks, weights->ticks_found);
 	if (weights->arrived_after)
 		put(&out,
 		    "all targets were seen to have version %" PRIu64

@@ -150,8 +150,10 @@ struct wh_attempt {
 	uint32_t buffer, left; /* left: steps that are not done */
 	uint32_t flying; /* requests */
 	bool aborting;
+	bool stuck; /* a step waits for a member that has it no more, and nobody else has it */
 	uint64_t bytes;
-	int64_t since;
+	int64_t since; /* monotonic ns */
+	int64_t grace; /* when steps stop waiting for those that have not got it; 0: they have */
 };
 
 /* What the ear has heard. */
@@ -211,6 +213,13 @@ struct wh_weights {
 	uint64_t cancelled; /* this version and those before are not received */
 	uint32_t current_buffer, pins[2];
 	bool offered; /* published and not retracted */
+
+	bool ended; /* reads have ended since wh_weights_receive() looked at what is left */
+	bool stray; /* steps may have to go elsewhere, or could now */
+	/* For explanations. A tick is a turn of the loop that neither an event nor a timer has
+	 * asked for: it looks whether something got lost. */
+	uint64_t work; /* reads, versions and connections begun, ended or lost; steps moved */
+	uint64_t ticks, ticks_found; /* found: that did work which nothing had woken the loop for */
 
 	pthread_mutex_t lock;
 	pthread_cond_t changed;
@@ -274,6 +283,9 @@ static inline bool wh_link_usable(const struct wh_link_to *link)
 }
 
 void wh_link_drive(struct wh_link_to *link, int64_t now);
+/* When the link has something to do though nothing happens; INT64_MAX: never. Times up to `now`
+ * have been seen to. */
+int64_t wh_link_due(const struct wh_link_to *link, int64_t now);
 void wh_link_heard(struct wh_link_to *link, const struct wh_weights_hello *hello, uint64_t epoch);
 void wh_link_opened(struct wh_link_to *link, int status);
 /* A last hello, when the loop has ended; wh_link_close() waits for nothing, so wait for this. */
@@ -298,7 +310,11 @@ bool wh_link_slot(const struct wh_link_to *link, uint64_t version, bool source,
 
 void wh_weights_receive(struct wh_weights *weights, int64_t now); /* choose, begin, finish */
 void wh_weights_abort(struct wh_weights *weights); /* throw away what is being received */
-void wh_weights_tick(struct wh_weights *weights, int64_t now); /* what waits goes elsewhere */
+/* What waits in vain goes elsewhere. */
+void wh_weights_elsewhere(struct wh_weights *weights, int64_t now);
+/* The same, and look at all from whom something is missing. */
+void wh_weights_tick(struct wh_weights *weights, int64_t now);
+int64_t wh_weights_due(const struct wh_weights *weights, int64_t now); /* as wh_link_due() */
 void wh_link_fetch(struct wh_link_to *link);
 void wh_link_checked(struct wh_link_to *link, bool read); /* the head has been read once more */
 void wh_fetch_landed(struct wh_fetch *request, int status);
@@ -311,6 +327,12 @@ int wh_weights_guard(const struct wh_weights *weights, const char *call);
 
 /* ---- loop.c -------------------------------------------------------------------------------------
  */
+
+/* The sooner of two times; one that has come already is none. */
+static inline int64_t wh_time_next(int64_t due, int64_t time, int64_t now)
+{
+	return time > now && time < due ? time : due;
+}
 
 int wh_weights_start(struct wh_weights *weights);
 void wh_weights_stop(struct wh_weights *weights);

@@ -274,6 +274,64 @@ static void versions__one_buffer(void **state)
 	want(0, wh_engine_close(own.opened));
 }
 
+/* What the loop's tick, which is for what gets lost, had to do: see run.h. */
+static uint64_t ticks_count(struct member *member, bool found)
+{
+	static const char *const before[] = { "woken ", "found something to do " };
+	struct member_answer answer;
+	const char *at;
+
+	want(0, member_call(member, MEMBER_EXPLAIN, 0, 0, &answer));
+	at = strstr(answer.text, before[found]);
+	want_true(at, "%s", answer.text);
+	return strtoull(at + strlen(before[found]), NULL, 10);
+}
+
+/* Nobody listens where the source was: each attempt to connect has its time, and the version comes
+ * when the source is back. The tick has nothing to do with it. */
+static void ticks__retries(void **state)
+{
+	int64_t end = now() + PATIENCE;
+	struct model model = small;
+	static struct group group;
+	struct member *target;
+
+	(void)state;
+	model.sources = model.targets = 1;
+	group_start(&group, &model, false);
+	target = group_target(&group, 0);
+	member_kill(group_source(&group, 0));
+	want(0, member_open(&group, target, 0, NULL));
+	while (ticks_count(target, false) < 4)
+		want_true(now() < end, "it does not tick");
+	member_again(&group, group_source(&group, 0));
+	want(0, member_call(group_source(&group, 0), MEMBER_PUBLISH, 1, 0, NULL));
+	want(0, member_call(target, MEMBER_CHECK, 0, PATIENCE, NULL));
+	want(0, ticks_count(target, true));
+	group_end(&group);
+}
+
+/* Versions that their sources take back while they are read: the target gives each up when it sees
+ * that, and begins the next. */
+static void ticks__taken_back(void **state)
+{
+	enum { VERSIONS = 20 };
+	struct model model = small;
+	static struct group group;
+
+	(void)state;
+	model.targets = 1;
+	group_start(&group, &model, true);
+	for (uint64_t version = 1; version <= VERSIONS; version++)
+		for (uint32_t op = MEMBER_PUBLISH; op <= MEMBER_RETRACT; op++)
+			for (uint32_t i = 0; (op == MEMBER_PUBLISH || version < VERSIONS) && i < 2;
+			     i++)
+				want(0, member_call(group_source(&group, i), op, version, 0, NULL));
+	want(0, member_call(group_target(&group, 0), MEMBER_CHECK, VERSIONS - 1, PATIENCE, NULL));
+	want(0, ticks_count(group_target(&group, 0), true));
+	group_end(&group);
+}
+
 static void calls__wrong(void **state)
 {
 	struct member_answer answer;
@@ -299,6 +357,7 @@ static const struct CMUnitTest tests[] = {
 	MEMBER_TEST(versions__tcp),         MEMBER_TEST(versions__never_mixed),
 	MEMBER_TEST(view__does_not_change), MEMBER_TEST(cancel__then_the_next),
 	MEMBER_TEST(versions__own_part),    MEMBER_TEST(versions__one_buffer),
+	MEMBER_TEST(ticks__retries),        MEMBER_TEST(ticks__taken_back),
 	MEMBER_TEST(calls__wrong),
 };
 
