@@ -518,6 +518,48 @@ int parse_size_option(const struct arguments *arguments, const char *name, uint6
 	return *out ? 0 : usage_error("--%s is 0", name);
 }
 
+bool read_rate(const char *text, uint64_t *out)
+{
+	static const struct {
+		const char *name;
+		double bytes;
+	} units[] = { { "kbit", 125 },   { "Mbit", 125e3 }, { "Gbit", 125e6 },
+		      { "Tbit", 125e9 }, { "MB", 1e6 },     { "GB", 1e9 } };
+	uint64_t whole;
+	double value, part = 1;
+
+	if (!read_digits(&text, &whole))
+		return false;
+	value = (double)whole;
+	if (*text == '.')
+		for (text++; *text >= '0' && *text <= '9'; text++)
+			value += (*text - '0') * (part /= 10);
+	for (size_t i = 0; i < sizeof(units) / sizeof(*units); i++) {
+		size_t length = strlen(units[i].name);
+
+		if (strncmp(text, units[i].name, length) != 0 ||
+		    (text[length] && strcmp(text + length, "/s") != 0))
+			continue;
+		value *= units[i].bytes;
+		if (value < 1e3 || value > 1e15)
+			return false;
+		*out = (uint64_t)(value + 0.5);
+		return true;
+	}
+	return false;
+}
+
+int parse_rate_option(const struct arguments *arguments, const char *name, uint64_t *out)
+{
+	const char *text = argument(arguments, name);
+
+	if (!text || read_rate(text, out))
+		return 0;
+	return usage_error("--%s: '%s' is not a rate; write a number with kbit, Mbit, Gbit, Tbit, "
+			   "MB or GB (per second)",
+			   name, text);
+}
+
 int parse_count(const char *text, const char *what, uint64_t lowest, uint64_t most, uint64_t *out)
 {
 	const char *at = text;

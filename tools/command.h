@@ -93,6 +93,14 @@ int parse_count(const char *text, const char *what, uint64_t least, uint64_t mos
  * given. 0, or EXIT_USAGE after a usage error. */
 int parse_size_option(const struct arguments *arguments, const char *name, uint64_t *out);
 
+/* The value of an option, "10Gbit", "2.5Gbit/s", "1.25GB": decimal units, per second. *out is in
+ * bytes per second, 1,000 to 10^15, and stays as it is if the option is not given. 0, or EXIT_USAGE
+ * after a usage error. */
+int parse_rate_option(const struct arguments *arguments, const char *name, uint64_t *out);
+
+/* The same for a text, without a message. False: it is no such rate. */
+bool read_rate(const char *text, uint64_t *out);
+
 /* As parse_size(), without a message. False: `text` is not a size. */
 bool read_size(const char *text, uint64_t *out);
 

@@ -235,6 +235,47 @@ static void size__wrong(void **state)
 	assert_int_equal(bytes, 42);
 }
 
+static void rate__good(void **state)
+{
+	static const struct {
+		const char *text;
+		uint64_t bytes;
+	} rows[] = {
+		{ "1Gbit", 125000000 },
+		{ "8kbit", 1000 },
+		{ "2.5Gbit/s", 312500000 },
+		{ "0.1Mbit", 12500 },
+		{ "400Gbit", 50000000000 },
+		{ "1.25GB", 1250000000 },
+		{ "100MB/s", 100000000 },
+		{ "1Tbit", 125000000000 },
+		{ "1000000GB", UINT64_C(1000000000000000) },
+	};
+	uint64_t bytes;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+		assert_true(read_rate(rows[i].text, &bytes));
+		assert_int_equal(bytes, rows[i].bytes);
+	}
+}
+
+static void rate__wrong(void **state)
+{
+	static const char *const rows[] = {
+		"",       "1",     "Gbit",    "-1Gbit",    "+1Gbit",  " 1Gbit",  "1 Gbit",
+		"1Gb",    "1gbit", "1Gbit/",  "1Gbit/m",   "1e3Mbit", "0Gbit",   "7kbit",
+		".1Gbit", "1GiB",  "1.1.1GB", "1000001GB", "nan",     "infGbit", "0x1Gbit",
+	};
+	uint64_t bytes = 42;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++)
+		if (read_rate(rows[i], &bytes))
+			fail_msg("'%s' was taken", rows[i]);
+	assert_int_equal(bytes, 42);
+}
+
 static void size__format(void **state)
 {
 	static const struct {
@@ -374,6 +415,8 @@ int main(void)
 		cmocka_unit_test(choice__words),
 		cmocka_unit_test(size__good),
 		cmocka_unit_test(size__wrong),
+		cmocka_unit_test(rate__good),
+		cmocka_unit_test(rate__wrong),
 		cmocka_unit_test(size__format),
 		cmocka_unit_test(help__fits_and_wraps),
 		cmocka_unit_test(progress__line),

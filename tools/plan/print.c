@@ -39,6 +39,22 @@ static const char *time_text(char out[TEXT], double ns)
 	return out;
 }
 
+/* The most bytes of a piece: cells are cut into rows. */
+static uint64_t piece_most(const struct wh_plan *plan)
+{
+	uint64_t most = 0;
+
+	for (uint32_t i = 0; i < plan->cell_count; i++) {
+		const struct wh_cell *cell = &plan->cells[i];
+		uint64_t rows = wh_box_pieces_most(plan->numbers + cell->box,
+						   plan->targets->tensors[cell->tensor].dims);
+		uint64_t bytes = cell->bytes / rows * ((rows + cell->pieces - 1) / cell->pieces);
+
+		most = bytes > most ? bytes : most;
+	}
+	return most;
+}
+
 static double share_busy(const struct plan_view *view)
 {
 	return view->simulation->busy / view->simulation->duration;
@@ -65,8 +81,10 @@ static void print_totals(const struct plan_view *view)
 	printf("within hosts %s, within a GPU or memory %s\n",
 	       bytes_text(text[0], view->summary->bytes[PLAN_HOST]),
 	       bytes_text(text[1], view->summary->bytes[PLAN_COPY]));
-	printf("in          %" PRIu32 " steps of %" PRIu32 " cells, between %zu pairs of engines\n",
-	       plan->step_count, plan->cell_count, view->summary->count);
+	printf("in          %" PRIu32 " steps of %" PRIu32 " cells, between %zu pairs of engines; "
+	       "pieces of up to %s\n",
+	       plan->step_count, plan->cell_count, view->summary->count,
+	       bytes_text(text[0], piece_most(plan)));
 	if (!plan->step_count)
 		return;
 	printf("expected    %s, %s GB/s over all (simulated, not measured)\n",
@@ -221,6 +239,7 @@ int plan_print_json(const struct plan_view *view)
 		json_object_set_new(object, key, json_integer((json_int_t)summary->bytes[way]));
 	}
 	json_object_set_new(object, "cells", json_integer(plan->cell_count));
+	json_object_set_new(object, "piece_bytes", json_integer((json_int_t)piece_most(plan)));
 	json_object_set_new(object, "step_count", json_integer(plan->step_count));
 	json_object_set_new(object, "pair_count", json_integer((json_int_t)summary->count));
 	for (size_t i = 0; i < most; i++)

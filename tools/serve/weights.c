@@ -251,6 +251,7 @@ static void ask(struct weights_server *server, const struct request *request,
 	memcpy(answer.token, message->token, sizeof(answer.token));
 	if (set) {
 		answer.size = set->offer.limit;
+		item.bytes = SPREAD_KNOWS_LINK;
 		snprintf(item.name, sizeof(item.name), "%s", set->offer.name);
 		snprintf(item.host, sizeof(item.host), "%s", server->machine);
 		location_text(&set->offer.memory, item.location);

@@ -22,6 +22,33 @@ static void offer_name(const struct spread_message *offer, char out[32])
 		used += snprintf(out + used, 32 - (size_t)used, "%02x", offer->token[i]);
 }
 
+/* Bytes per second, of each host; 0: typical NICs. */
+static uint64_t offer_link(const struct spread_message *offer)
+{
+	return offer->items[0].bytes;
+}
+
+/* The hosts of an offer that says what their links carry. Returns how many. */
+static uint32_t hosts_list(const struct spread_message *offer, struct wh_weights_host *hosts)
+{
+	uint32_t count = 0;
+
+	for (uint32_t i = 0; offer_link(offer) && i < offer->count; i++) {
+		const char *name = offer->items[i].host;
+		uint32_t at = 0;
+
+		while (at < count && strcmp(hosts[at].name, name) != 0)
+			at++;
+		if (at == count)
+			hosts[count++] = (struct wh_weights_host){
+				.name = name,
+				.nics = 1,
+				.nic_rate = (double)offer_link(offer) / 1e9,
+			};
+	}
+	return count;
+}
+
 int spread_weights_open(struct wh_engine *engine, const struct spread_message *offer, void *address,
 			struct wh_weights **out)
 {
@@ -31,9 +58,12 @@ int spread_weights_open(struct wh_engine *engine, const struct spread_message *o
 	struct wh_weights_engine *engines = calloc(offer->count, sizeof(*engines));
 	struct wh_weights_region *regions = calloc(offer->count, sizeof(*regions));
 	struct wh_weights_slice *slices = calloc(offer->count, sizeof(*slices));
+	struct wh_weights_host *hosts = calloc(offer->count, sizeof(*hosts));
+	bool room = engines && regions && slices && hosts;
 	/* One buffer: a member has this one version, and no other. */
 	struct wh_weights_memory memory = { .region = REGION, .address = { address, address } };
 	struct wh_weights_layout layouts[2];
+	uint32_t host_count = room ? hosts_list(offer, hosts) : 0;
 	char name[32];
 	struct wh_weights_options options = { .size = sizeof(options),
 					      .sources = &layouts[0],
@@ -46,7 +76,7 @@ int spread_weights_open(struct wh_engine *engine, const struct spread_message *o
 	int error = -ENOMEM;
 
 	offer_name(offer, name);
-	for (uint32_t i = 0; engines && regions && slices && i < offer->count; i++) {
+	for (uint32_t i = 0; room && i < offer->count; i++) {
 		const struct spread_item *item = &offer->items[i];
 		uint32_t at = i ? i - 1 : 0;
 
@@ -61,14 +91,16 @@ int spread_weights_open(struct wh_engine *engine, const struct spread_message *o
 							 .engine = at };
 		slices[i] = (struct wh_weights_slice){ .region = at };
 	}
-	for (uint32_t side = 0; engines && regions && slices && side < 2; side++) {
+	for (uint32_t side = 0; room && side < 2; side++) {
 		uint32_t count = side ? offer->count - 1 : 1;
 
 		layouts[side] = (struct wh_weights_layout){ .size = sizeof(layouts[side]),
+							    .hosts = hosts,
 							    .tensors = &tensor,
 							    .engines = engines + side,
 							    .regions = regions + side,
 							    .slices = slices + side,
+							    .host_count = host_count,
 							    .tensor_count = 1,
 							    .engine_count = count,
 							    .region_count = count,
@@ -80,6 +112,7 @@ int spread_weights_open(struct wh_engine *engine, const struct spread_message *o
 	free(engines);
 	free(regions);
 	free(slices);
+	free(hosts);
 	return error;
 }
 
@@ -95,10 +128,15 @@ static int member_add(struct wh_layout *layout, const struct spread_message *off
 	const struct spread_item *item = &offer->items[index];
 	struct wh_layout_engine engine = { .gpu = location_gpu(item->location) };
 	struct wh_slice_desc slice = { .end = { offer->size } };
+	struct wh_host host = wh_host_typical;
 	int error = 0;
 
+	if (offer_link(offer)) {
+		host.nics = 1;
+		host.nic_rate = (double)offer_link(offer) / 1e9;
+	}
 	if (!wh_layout_find_host(layout, item->host, strlen(item->host), &engine.host))
-		error = wh_layout_add_host(layout, item->host, &wh_host_typical, &engine.host);
+		error = wh_layout_add_host(layout, item->host, &host, &engine.host);
 	if (!error && engine.gpu > 0)
 		engine.nic = (uint32_t)engine.gpu % layout->hosts[engine.host].nics;
 	if (!error)

@@ -22,10 +22,12 @@ enum spread_op {
 	 * text: the name of the weights, "" if there is only one. Nothing changes by it. */
 	SPREAD_ASK = 1,
 	/* `status`, and with an error item.text. Else the weights' name, location, and in `host`
-	 * which machine it is; text: what people call the machine. `size`: at most. */
+	 * which machine it is; text: what people call the machine. `size`: at most. `bytes`: what
+	 * it knows of this, bits of enum spread_knows; 0 from a receiver before those. */
 	SPREAD_ANSWER,
 	/* Take it: the sender, then all receivers, as the layouts name them; text: of each, the
-	 * name of its weights. */
+	 * name of its weights. `bytes` of the first: bytes per second of each host's link, for the
+	 * plan; 0: typical NICs. */
 	SPREAD_OFFER,
 	SPREAD_READY, /* `status`, and with an error item.text */
 	/* The receiver has published all bytes; or `status`, with item.text. Items: the members
@@ -35,6 +37,8 @@ enum spread_op {
 	SPREAD_END,
 	SPREAD_OP_END,
 };
+
+enum spread_knows { SPREAD_KNOWS_LINK = 1 }; /* the link of an offer */
 
 struct spread_item {
 	uint64_t bytes;

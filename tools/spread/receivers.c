@@ -112,6 +112,10 @@ static void receiver_take(struct spread *spread, struct receiver *receiver,
 	if (message->status) {
 		receiver_fail(spread, receiver, -(int)(message->status & 0xfff), "%s", text);
 	} else if (message->op == SPREAD_ANSWER && receiver->state == RECEIVER_ASKED &&
+		   message->count && spread->link && !(item->bytes & SPREAD_KNOWS_LINK)) {
+		receiver_fail(spread, receiver, -EOPNOTSUPP,
+			      "its wherry is older than --link: update it, or leave --link out");
+	} else if (message->op == SPREAD_ANSWER && receiver->state == RECEIVER_ASKED &&
 		   message->count) {
 		snprintf(receiver->region, sizeof(receiver->region), "%s", item->name);
 		snprintf(receiver->machine, sizeof(receiver->machine), "%s", item->host);
@@ -356,6 +360,7 @@ int receivers_list(struct spread *spread)
 		 wh_engine_name(spread->engine));
 	snprintf(offer->items[0].url, sizeof(offer->items[0].url), "%s",
 		 wh_engine_url(spread->engine));
+	offer->items[0].bytes = spread->link;
 	sender_host(spread, offer->items[0].host);
 	return 0;
 }

@@ -62,6 +62,8 @@ static int spread_parse(struct spread *spread)
 		code = parse_size_option(arguments, "chunk", &spread->chunk);
 	if (!code)
 		code = parse_size_option(arguments, "piece", &spread->piece);
+	if (!code)
+		code = parse_rate_option(arguments, "link", &spread->link);
 	spread->path = arguments->operands[0];
 	spread->quiet = argument(arguments, "quiet");
 	spread->json = argument(arguments, "json");
@@ -416,6 +418,10 @@ static const struct command_option options[] = {
 	{ .name = "separate-hosts",
 	  .rare = true,
 	  .help = "plan as if each receiver were on a host of its own" },
+	{ .name = "link",
+	  .argument = "RATE",
+	  .help = "each host's link, such as 10Gbit; if not given, 8 NICs of 400Gbit are "
+		  "assumed" },
 	{ .name = "chunk",
 	  .argument = "SIZE",
 	  .rare = true,
@@ -423,7 +429,8 @@ static const struct command_option options[] = {
 	{ .name = "piece",
 	  .argument = "SIZE",
 	  .rare = true,
-	  .help = "what is handed on as soon as it has come; by default 4MiB" },
+	  .help = "what is handed on as soon as it has come; by default 4MiB, or what a slower "
+		  "--link moves in 5 ms" },
 	STALL_OPTION,
 	{ .name = "quiet", .letter = 'q', .help = "print errors only" },
 	{ .name = "json", .letter = 'j', .help = "print the result, or the plan, as JSON" },
@@ -454,10 +461,13 @@ const struct command command_spread = {
 		"\n"
 		"The receivers read: by which transports, their own settings say. FILE must not "
 		"change meanwhile; if it did, the command says so and fails. The "
-		"plan's times are simulated from typical rates (docs/weights.md); nothing is "
-		"measured for them.",
+		"plan's times are simulated from typical rates (docs/weights.md), or with one link "
+		"of --link for each host; nothing is measured for them. Between hosts whose links "
+		"are slower than 6 Gbit/s say --link: then the pieces that receivers hand on are "
+		"smaller, and the last receiver waits less for its first one.",
 	.examples = "wherry spread model.safetensors wherry://node1:7000 wherry://node2:7000\n"
-		    "wherry spread model.safetensors wherry://node{1..8}:7000 --plan\n"
+		    "wherry spread model.safetensors wherry://node{1..8}:7000 --link 1Gbit "
+		    "--plan\n"
 		    "wherry spread model.safetensors wherry://node1:7000/draft --dry-run\n",
 	.options = options,
 	.least = 2,

@@ -49,6 +49,7 @@ struct spread {
 	int file;
 	void *address; /* the file, mapped */
 	uint64_t size, chunk, piece;
+	uint64_t link; /* bytes per second, of each host; 0: not said */
 	struct timespec changed; /* the file, before it was read */
 	bool quiet, json, plan, dry_run, separate;
 	struct wh_engine *engine;

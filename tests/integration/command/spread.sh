@@ -92,6 +92,7 @@ refused 64 "Usage: wherry spread" spread one &&
 	refused 64 "'b' is no address" spread one b &&
 	refused 64 "no offset" spread one wherry://127.0.0.1:1/a+5 &&
 	refused 64 "--piece is 0" spread one wherry://127.0.0.1:1 --piece 0 &&
+	refused 64 "'1Gib' is not a rate" spread one wherry://127.0.0.1:1 --link 1Gib &&
 	refused 2 "is empty" spread empty wherry://127.0.0.1:1 &&
 	refused 2 "No such file" spread none wherry://127.0.0.1:1 &&
 	refused 2 "no regular file" spread . wherry://127.0.0.1:1 &&
@@ -147,6 +148,19 @@ spread two "${urls[@]}" "${hand_on[@]}" && all_have two "${urls[@]/%//model}" &&
 	grep -q '^spread 11000000 bytes to 4 of 4 receivers' out &&
 	grep -q "^${urls[2]}: 'model' in .* GB/s; [0-9]* bytes from" out
 verdict "another file replaces it, and the text says how" $?
+
+# A piece of 4 MiB takes 35 ms at 1 Gbit/s: the plan's own rule is 5 ms. All make the same plan, or
+# refuse each other.
+spread one "${urls[@]}" --separate-hosts --plan --json && [ "$(value piece_bytes)" -gt 1048576 ] &&
+	spread one "${urls[@]}" --separate-hosts --link 1Gbit --plan --json &&
+	[ "$(value piece_bytes)" -lt 1048576 ] && [ "$(value bottleneck GBps)" = 0.125 ] &&
+	spread one "${urls[@]}" --separate-hosts --link 1Gbit --plan &&
+	grep -q 'pieces of up to [0-9.]* KiB' out
+verdict "a plan for slow links has smaller pieces" $?
+spread one "${urls[@]}" --separate-hosts --link 1Gbit --json &&
+	[ "$(value receivers_done)" = 4 ] && all_have one "${urls[@]/%//model}" &&
+	spread two "${urls[@]}" --link 2.5GB/s --quiet && all_have two "${urls[@]/%//model}"
+verdict "and the receivers follow it" $?
 
 spread small "${urls[@]}" --quiet && [ ! -s out ] && [ ! -s err ] &&
 	all_have small "${urls[@]/%//model}"

@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* command-spread.c: wherry spread to a receiver that is older than --link, which the test plays:
+ * with --link it is refused before anything is offered, as its plan would be another one */
+#include <signal.h>
+
+#include "lib/command.h"
+#include "lib/outcome.h"
+#include "wire/bytes.h"
+
+/* See tools/spread/message.h. */
+#define TAG UINT64_C(0x6461657270732d79)
+#define HEAD 56
+#define ITEM 18
+
+enum { ASK = 1, ANSWER = 2, OFFER = 3 };
+
+static struct {
+	struct wh_engine *engine;
+	struct wh_peer *sender;
+	struct wh_batch *batch;
+} us;
+
+/* The next message of the sender. */
+static void hear(uint8_t *out, size_t size)
+{
+	struct wh_notification_filter filter = { .size = sizeof(filter),
+						 .tag = TAG,
+						 .tag_mask = UINT64_MAX };
+	struct wh_notification note = { .size = sizeof(note), .buffer = out, .capacity = size };
+
+	memset(out, 0, size);
+	want(0, wh_engine_notification(us.engine, &filter, &note, PATIENCE));
+}
+
+/* Answer the question: one item without texts, whose `bytes`, what the receiver knows, are 0. */
+static void answer(const uint8_t *question)
+{
+	uint8_t bytes[HEAD + ITEM] = { 0 };
+	char url[96] = "";
+	/* The item's texts: its name, then its URL. */
+	const uint8_t *at = question + HEAD + 8;
+
+	at += 2 + at[0];
+	want_true(at[0] < sizeof(url), "a URL of %d bytes", at[0]);
+	memcpy(url, at + 2, at[0]);
+	memcpy(bytes, question, HEAD);
+	bytes[6] = ANSWER;
+	want(0, wh_peer_open(us.engine, url, NULL, &us.sender));
+	want(0, wh_batch_new(us.sender, NULL, &us.batch));
+	want(0, wh_batch_notify(us.batch, TAG, bytes, sizeof(bytes)));
+	want(0, wh_batch_submit(us.batch));
+	want(0, batch_end(us.batch, PATIENCE));
+}
+
+/* Start the command, and answer it as a receiver that knows nothing of this. */
+static void spread(struct command *command, const char *link)
+{
+	struct wh_engine_options options = { .size = sizeof(options), .name = "before" };
+	uint8_t question[1024];
+
+	want(0, wh_engine_open(&options, &us.engine));
+	command_start(command, NULL, NULL,
+		      ARGUMENTS("spread", getenv("TEST_COMMAND"), wh_engine_url(us.engine), link));
+	hear(question, sizeof(question));
+	want(ASK, question[6]);
+	answer(question);
+}
+
+static void finish(void)
+{
+	want(0, wh_batch_free(us.batch));
+	want(0, wh_peer_close(us.sender));
+	want(0, wh_engine_close(us.engine));
+}
+
+static void older__is_refused(void **state)
+{
+	struct command command;
+
+	(void)state;
+	spread(&command, "--link=1Gbit");
+	want_true(command_wait(&command) != 0, "it goes on: %s", command.text);
+	want_true(strstr(command.text, "its wherry is older than --link"), "%s", command.text);
+	finish();
+}
+
+/* Without --link an offer is what it was. */
+static void older__is_offered(void **state)
+{
+	uint8_t offer[1024];
+	struct command command;
+
+	(void)state;
+	spread(&command, NULL);
+	hear(offer, sizeof(offer));
+	want(OFFER, offer[6]);
+	want(2, wh_get32(offer + 52));
+	want(0, wh_get64(offer + HEAD));
+	want(0, kill(command.pid, SIGTERM));
+	want(-SIGTERM, command_wait(&command));
+	finish();
+}
+
+static const struct CMUnitTest tests[] = {
+	TEST_NEEDS(older__is_refused, needs_command),
+	TEST_NEEDS(older__is_offered, needs_command),
+};
+
+HARNESS_MAIN("command-spread", tests)
