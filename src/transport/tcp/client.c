@@ -32,6 +32,9 @@
 #define RETRY_PAUSE (50 * WH_MS)
 /* How often a waiter wakes to check for completions that do not come through its socket. */
 #define LOOK_UP (50 * WH_MS)
+/* After a request, its response, or another one, is expected for this long; else peer_look() of
+ * tcp.c sends what waits. */
+#define RESPONSE_SOON WH_MS
 
 /* Which thread does a turn of work. */
 enum who {
@@ -371,8 +374,10 @@ void tcp_client_kick(struct tcp_client *client, bool now)
 	if (client->state == TCP_OPEN && !atomic_load(&client->owned)) {
 		atomic_store(&client->again, false);
 		/* Waking a thread costs as much as sending a request, and takes a CPU from threads
-		 * that move bytes. If a response is outstanding, the loop wakes for that anyway. */
-		if (now || !client->armed || !atomic_load(&client->outstanding)) {
+		 * that move bytes. If a response is outstanding, the loop wakes for that anyway;
+		 * but what it is of may hang, such as a file system: then it would never wake. */
+		if (now || !client->armed || !atomic_load(&client->outstanding) ||
+		    wh_now() - client->used > RESPONSE_SOON) {
 			client->armed = EPOLLIN | EPOLLOUT;
 			wh_loop_modify(client->loop, &client->source,
 				       EPOLLIN | EPOLLOUT | EPOLLONESHOT);

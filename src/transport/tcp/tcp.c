@@ -455,7 +455,8 @@ static int64_t peer_patience(const struct wh_config *config)
 	return 2 * timeout > PATIENCE_LEAST ? 2 * timeout : PATIENCE_LEAST;
 }
 
-/* Close idle connections, and break those that stand still. */
+/* Close idle connections, break those that stand still, and send what waits for a response of
+ * others that does not come. */
 static void peer_look(struct wh_timer *timer)
 {
 	struct tcp_peer *tcp = wh_container(timer, struct tcp_peer, look);
@@ -468,9 +469,13 @@ static void peer_look(struct wh_timer *timer)
 	for (unsigned i = 0; i <= tcp->count; i++) {
 		struct tcp_client *client = atomic_load(&tcp->clients[i]);
 
-		if (client)
-			tcp_client_retire(client, now - idle);
-		busy |= client && tcp_client_watch(client, patience);
+		if (!client)
+			continue;
+		tcp_client_retire(client, now - idle);
+		if (!tcp_client_watch(client, patience))
+			continue;
+		busy = true;
+		tcp_client_kick(client, true);
 	}
 	if (pause > (busy ? patience / 4 : LOOK_PAUSE))
 		pause = busy ? patience / 4 : LOOK_PAUSE;
