@@ -209,7 +209,7 @@ static int job_send(struct tcp_server *server, struct tcp_job *job)
 	while (job->head_sent < job->head_length || job->left) {
 		count = 0;
 		/* First: it changes the header if bytes cannot be read. */
-		error = job->staged && job->left ? tcp_stage_read(server) : 0;
+		error = job->staged && job->left ? tcp_stage_read(server, false) : 0;
 		if (error)
 			return error;
 		if (job->request.slot && job->left && !tcp_stage_landed(server, job)) {
@@ -243,6 +243,29 @@ static int job_send(struct tcp_server *server, struct tcp_job *job)
 	return 0;
 }
 
+/* The first read waits for its bytes, and nothing of its response has been sent. Let the first one
+ * that can be sent whole take its place: a read that waited after its header would again delay
+ * all. 0; -EAGAIN: there is none; or a fatal error. */
+static int jobs_overtake(struct tcp_server *server)
+{
+	int error = tcp_stage_read(server, true);
+	struct wh_list *link = server->jobs.next;
+
+	if (error)
+		return error;
+	while ((link = link->next) != &server->jobs) {
+		struct tcp_job *job = wh_container(link, struct tcp_job, link);
+
+		if (job->staged && !tcp_stage_is_whole(job))
+			continue;
+		wh_list_remove(link);
+		wh_list_push(&server->jobs, link);
+		server->stalled = false;
+		return 0;
+	}
+	return -EAGAIN;
+}
+
 int tcp_server_flush(struct tcp_server *server)
 {
 	ssize_t got;
@@ -272,6 +295,11 @@ int tcp_server_flush(struct tcp_server *server)
 		if (!job)
 			return 0;
 		error = job_send(server, job);
+		if (error == -EAGAIN && server->stalled && !job->head_sent) {
+			error = jobs_overtake(server);
+			if (!error)
+				continue;
+		}
 		if (error)
 			return error;
 		wh_list_remove(&job->link);

@@ -347,9 +347,36 @@ static bool chunk_is_last(const struct tcp_chunk *last)
 	return last && (!last->staging.slot || last->at_once);
 }
 
-/* Gather the next bytes of one read. 0: all are assigned to chunks. 1: no more can be gathered on
- * this connection for now. Or a negative errno. */
-static int job_gather(struct tcp_server *server, struct tcp_job *job)
+/* The chunks of the reads that begin in the same region. */
+static uint32_t job_count_alike(const struct tcp_server *server, const struct tcp_job *job)
+{
+	const struct wh_list *link, *chunk;
+	uint32_t count = 0;
+
+	for (link = server->jobs.next; link != &server->jobs; link = link->next) {
+		const struct tcp_job *other = wh_container(link, struct tcp_job, link);
+
+		if (!other->staged || other->extents[0].region != job->extents[0].region)
+			continue;
+		for (chunk = other->chunks.next; chunk != &other->chunks; chunk = chunk->next)
+			count++;
+	}
+	return count;
+}
+
+/* May the read use one more chunk? Those of a file that does not answer never use them all. */
+static bool job_may_gather(const struct tcp_server *server, const struct tcp_job *job,
+			   bool overtake)
+{
+	if (server->read_chunks < TCP_CHUNKS)
+		return true;
+	return overtake && server->read_chunks < TCP_CHUNKS_OVERTAKING &&
+	       job_count_alike(server, job) < TCP_CHUNKS;
+}
+
+/* Gather the next bytes of one read. 0: all are assigned to chunks. 1: no more can be gathered for
+ * it for now. Or a negative errno. */
+static int job_gather(struct tcp_server *server, struct tcp_job *job, bool overtake)
 {
 	struct tcp_chunk *last = NULL;
 	int error = 0;
@@ -360,7 +387,7 @@ static int job_gather(struct tcp_server *server, struct tcp_job *job)
 			return job_fail(server, job, last);
 		last = wh_container(job->chunks.prev, struct tcp_chunk, link);
 	}
-	while (job->ungathered && server->read_chunks < TCP_CHUNKS && !error &&
+	while (job->ungathered && job_may_gather(server, job, overtake) && !error &&
 	       !chunk_is_last(last)) {
 		last = job->request.slot ? chunk_new_lent(server, job->request.slot) :
 					   chunk_new(server, job->slots);
@@ -377,19 +404,43 @@ static int job_gather(struct tcp_server *server, struct tcp_job *job)
 
 /* Reads are sent one after the other. Meanwhile the following reads are gathered, so that the GPU
  * is not idle. No read gets a slot while an earlier one waits for a slot: otherwise they could wait
- * for each other. */
-int tcp_stage_read(struct tcp_server *server)
+ * for each other. For the same reason only reads of one slot overtake, and only such: what they
+ * have they give back without needing another. */
+int tcp_stage_read(struct tcp_server *server, bool overtake)
 {
+	bool passed = false; /* an earlier read has to wait until one of its region is sent */
 	struct wh_list *link;
-	int error = 0;
+	int error;
 
-	for (link = server->jobs.next; link != &server->jobs && !error; link = link->next) {
+	for (link = server->jobs.next; link != &server->jobs; link = link->next) {
 		struct tcp_job *job = wh_container(link, struct tcp_job, link);
+		bool single = job->request.bytes <= WH_SLOT;
 
-		if (job->staged)
-			error = job_gather(server, job);
+		if (!job->staged)
+			continue;
+		if (passed && !single)
+			break;
+		error = job_gather(server, job, overtake);
+		if (error < 0)
+			return error;
+		if (error && !(overtake && single && wh_list_empty(&job->chunks)))
+			break;
+		passed = passed || error;
 	}
-	return error < 0 ? error : 0;
+	return 0;
+}
+
+bool tcp_stage_is_whole(const struct tcp_job *job)
+{
+	const struct wh_list *link;
+
+	if (job->ungathered)
+		return false;
+	for (link = job->chunks.next; link != &job->chunks; link = link->next) {
+		if (!wh_container(link, struct tcp_chunk, link)->moved)
+			return false;
+	}
+	return true;
 }
 
 size_t tcp_stage_out_of(struct tcp_job *job, struct iovec *vector)

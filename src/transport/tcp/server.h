@@ -14,7 +14,10 @@
 #include "transport/tcp/tcp.h"
 
 #define TCP_JOBS_MAX TCP_WINDOW /* unanswered reads, and staged writes, of one connection */
-#define TCP_CHUNKS 4 /* chunks that the staged reads of one connection use at a time */
+/* chunks that the staged reads of one connection use at a time ... */
+#define TCP_CHUNKS 4
+/* ... and with those of reads that overtake others, which are of other regions */
+#define TCP_CHUNKS_OVERTAKING (2 * TCP_CHUNKS)
 /* bytes of unsent responses to writes; when full, receiving pauses */
 #define TCP_SERVER_OUT (64u << 10)
 #define TCP_SERVER_TRASH (64u << 10) /* bytes of the buffer for discarded payload */
@@ -28,7 +31,7 @@ struct tcp_extent {
 
 /* A read until its response is sent. The connection owns it. */
 struct tcp_job {
-	struct wh_list link; /* server.jobs, in the order of the requests */
+	struct wh_list link; /* server.jobs */
 	uint32_t size; /* bytes of this allocation, charged to the quota */
 	uint32_t count, at; /* extents, and the next to send; staged: the next to gather */
 	uint64_t skip, left; /* bytes of extent `at` that are done; payload bytes not yet sent */
@@ -108,7 +111,9 @@ struct tcp_server {
 
 	uint8_t *out; /* responses to writes, to be sent */
 	uint32_t out_start, out_length;
-	struct wh_list jobs; /* struct tcp_job; the first one is being sent */
+	/* struct tcp_job, in the order of the requests, except that one which has overtaken others
+	 * is the first; the first one is being sent */
+	struct wh_list jobs;
 	uint32_t job_count;
 
 	/* Staging. */
@@ -160,7 +165,9 @@ void tcp_answer_write(struct tcp_server *server, const struct wh_request *reques
 /* Is there too little room for the largest response to a write? */
 bool tcp_answers_full(const struct tcp_server *server);
 /* Send as much as possible. A read is never interrupted; between reads, responses to writes go
- * first. 0: all is sent; -EAGAIN; or the error that ends the connection. */
+ * first. Reads are answered in the order of their requests, but one whose bytes are not there yet,
+ * such as of a file system that does not answer, is overtaken by those that can be sent whole.
+ * 0: all is sent; -EAGAIN; or the error that ends the connection. */
 int tcp_server_flush(struct tcp_server *server);
 
 /* ---- server-regions.c -------------------------------------------------- */
@@ -209,9 +216,13 @@ int tcp_stage_lent_write(struct tcp_server *server);
 /* The whole payload has been received. The response follows when the GPU has it. */
 void tcp_stage_end_write(struct tcp_server *server);
 
-/* Start gathering the next bytes of the staged reads, as far as slots are free. 0, or a negative
- * errno that ends the connection: -ENOMEM, -ESTALE (a region was unregistered), or the GPU's. */
-int tcp_stage_read(struct tcp_server *server);
+/* Start gathering the next bytes of the staged reads, as far as slots are free. `overtake`: the
+ * first read does not get ahead, so also of reads behind those that may use no more chunks. 0, or a
+ * negative errno that ends the connection: -ENOMEM, -ESTALE (a region was unregistered), or the
+ * GPU's. */
+int tcp_stage_read(struct tcp_server *server, bool overtake);
+/* Can the whole read be sent without waiting for anything but the socket? */
+bool tcp_stage_is_whole(const struct tcp_job *job);
 /* Set *vector to the bytes of a read that can be sent now. Returns its length; 0: none yet. */
 size_t tcp_stage_out_of(struct tcp_job *job, struct iovec *vector);
 /* Of a read into a slot that the initiator has lent: are all bytes there? Then nothing of them is

@@ -180,13 +180,15 @@ static void hung_open(struct hung *hung, const char *way)
 	struct wh_region_options access = { .size = sizeof(access),
 					    .name = "hung",
 					    .access = ACCESS_BOTH };
+	/* All by one connection, so that what can go by another one does not hide who waits. */
+	const char *const config[] = { "connections=1", NULL };
 	bool self = way && !strcmp(way, "self");
 
 	harness_limit(SCALE(60, 300));
 	*hung = (struct hung){ 0 };
 	hung_mount(hung);
 	hung->other_fd = file_new(LENGTH);
-	hung->engine = engine_open(way, "none", NULL);
+	hung->engine = engine_open(way, "none", config);
 	hung->owner = self ? hung->engine : engine_open(NULL, "127.0.0.1:0", NULL);
 	want(0, file_region(hung->owner, hung->fd, 0, LENGTH, &access, &hung->file));
 	access.name = "other";
@@ -240,21 +242,27 @@ static void await_hanging(void)
 	}
 }
 
-/* The batch waits, waits end in time, another file is written, and the batch goes on when the file
- * system answers again. (Reads by TCP may stand behind others of the same connection.) */
+/* The batch waits, waits end in time, another file is read and written meanwhile, and the batch
+ * goes on when the file system answers again. */
 static void hangs(const char *way, uint32_t op)
 {
-	struct wh_batch *batch, *other;
+	struct wh_batch *batch, *other, *read;
 	struct hung hung;
 
 	hung_open(&hung, way);
 	batch = hung_batch(&hung, "hung", op, 0);
 	other = hung_batch(&hung, "other", WH_WRITE, LENGTH);
+	read = hung_batch(&hung, "other", WH_READ, LENGTH);
+	pattern_fill(hung.local + LENGTH, LENGTH, 0, 2);
 	atomic_store(&orders->hangs, 1);
 	want(0, wh_batch_submit(batch));
 	await_hanging();
 	want(-EAGAIN, wh_batch_wait_for(batch, 20 * MS));
 	want(0, batch_run(other));
+	memset(hung.local + LENGTH, 0, LENGTH);
+	want(0, batch_run(read));
+	want_true(pattern_check(hung.local + LENGTH, LENGTH, 0, 2) == PATTERN_GOOD,
+		  "wrong bytes of the other file");
 	want(-EAGAIN, wh_batch_wait_for(batch, 0));
 	atomic_store(&orders->hangs, 0);
 	want(0, batch_end(batch, PATIENCE));
@@ -262,6 +270,7 @@ static void hangs(const char *way, uint32_t op)
 		want_true(pattern_check(hung.local, LENGTH, 0, 1) == PATTERN_GOOD, "wrong bytes");
 	want(0, wh_batch_free(batch));
 	want(0, wh_batch_free(other));
+	want(0, wh_batch_free(read));
 	hung_close(&hung);
 }
 
