@@ -185,6 +185,24 @@ struct unaligned {
 
 /* ---- the kernels ----------------------------------------------------------------------------- */
 
+/* A launch may begin before the one in front of it in the stream has ended: when all CTAs of that
+ * have come to their last chunk. Sooner, both would be slow together and end together, and then
+ * nothing would be in flight. Before it ends it waits until the one in front has ended, so that
+ * launches end in order and share a counter. */
+static __device__ __forceinline__ void blocks_let_next_begin(void)
+{
+#if __CUDA_ARCH__ >= 900
+	asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+static __device__ __forceinline__ void blocks_wait_for_last(void)
+{
+#if __CUDA_ARCH__ >= 900
+	asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 /* The last CTA to finish stores the flag. Each CTA's fence follows its barrier, so it orders the
  * writes of all its threads, to peers and to the host as well, before its increment of the counter.
  * The last CTA sees all increments, and its own fence orders them before the flag. */
@@ -192,6 +210,7 @@ static __device__ __forceinline__ void blocks_finish(job_t &job)
 {
 	unsigned *counter = (unsigned *)job.counter;
 
+	blocks_wait_for_last();
 	if (!job.flag)
 		return;
 	__syncthreads();
@@ -219,6 +238,8 @@ template <typename HOW> static __device__ __forceinline__ void blocks_run(job_t 
 		find_one = item < job.items;
 		if (find_one)
 			next = chunk_find(job, item);
+		else
+			blocks_let_next_begin();
 		item += step;
 		if (found) {
 			uint64_t left = job.block_length - now.at;

@@ -65,7 +65,7 @@ struct wh_blocks_job {
 	/* Once all bytes are visible to this GPU, its peers and the host, the kernel stores
 	 * `flag_value` at the address `flag`, 4-byte aligned, usually in mapped host memory; 0:
 	 * no flag. With a flag, `counter` is the address of a 32-bit word in this GPU's memory
-	 * that is 0 before and after each launch; launches that overlap need different ones. */
+	 * that is 0 before and after each launch; the launches of one stream may share it. */
 	uint64_t flag, counter;
 	uint32_t flag_value;
 

@@ -15,6 +15,8 @@
 #include "util/error.h"
 
 #define LOG_SIZE 8192 /* bytes of the compiler's output */
+/* From which machine code on a kernel waits for the one in front of it by itself: see blocks.cu. */
+#define OVERLAP_CAPABILITY 90
 
 _Static_assert(WH_BLOCKS_VARIANTS <=
 		       sizeof(((struct wh_cuda_kernels *)0)->blocks) / sizeof(CUfunction),
@@ -114,6 +116,8 @@ int wh_cuda_kernels_load(struct wh_cuda *cuda, struct wh_cuda_device *device,
 	}
 	if (!error) {
 		kernels.image = wh_cuda_images[image].name;
+		kernels.overlap = image != WH_CUDA_IMAGES - 1 && cuda->cuLaunchKernelEx &&
+				  wh_cuda_images[image].capability >= OVERLAP_CAPABILITY;
 		error = kernels_find_functions(cuda, &kernels);
 		if (error)
 			cuda->cuModuleUnload(kernels.module);
@@ -131,14 +135,25 @@ void wh_cuda_kernels_unload(struct wh_cuda *cuda, struct wh_cuda_kernels *kernel
 }
 
 int wh_cuda_blocks_launch(struct wh_cuda *cuda, const struct wh_cuda_kernels *kernels, int variant,
-			  const struct wh_blocks_job *job, uint32_t ctas, CUstream stream)
+			  const struct wh_blocks_job *job, uint32_t ctas, bool overlap,
+			  CUstream stream)
 {
+	struct wh_cuda_launch_attribute early = { .id = CUDA_LAUNCH_PROGRAMMATIC_SERIALIZATION,
+						  .value.number = 1 };
+	struct wh_cuda_launch launch = { .grid = { ctas, 1, 1 },
+					 .block = { WH_BLOCKS_THREADS, 1, 1 },
+					 .stream = stream,
+					 .attributes = &early,
+					 .count = 1 };
 	void *parameters[] = { (void *)(uintptr_t)job };
+	CUfunction function = kernels->blocks[variant];
+	int result;
 
-	return wh_cuda_check(cuda,
-			     cuda->cuLaunchKernel(kernels->blocks[variant], ctas, 1, 1,
-						  WH_BLOCKS_THREADS, 1, 1, 0, stream, parameters,
-						  NULL),
-			     "cuLaunchKernel", "%u blocks of %llu bytes, %u CTAs", job->count,
+	overlap = overlap && kernels->overlap;
+	result = overlap ? cuda->cuLaunchKernelEx(&launch, function, parameters, NULL) :
+			   cuda->cuLaunchKernel(function, ctas, 1, 1, WH_BLOCKS_THREADS, 1, 1, 0,
+						stream, parameters, NULL);
+	return wh_cuda_check(cuda, result, overlap ? "cuLaunchKernelEx" : "cuLaunchKernel",
+			     "%u blocks of %llu bytes, %u CTAs", job->count,
 			     (unsigned long long)job->block_length, ctas);
 }

@@ -199,6 +199,27 @@ struct wh_cuda_copy_attributes { /* CUmemcpyAttributes */
 
 enum { CUDA_COPY_IN_STREAM_ORDER = 1 };
 
+struct wh_cuda_launch_attribute { /* CUlaunchAttribute */
+	int id;
+	int unused;
+	union {
+		int number;
+		char bytes[64];
+	} value;
+};
+
+enum { CUDA_LAUNCH_PROGRAMMATIC_SERIALIZATION = 6 };
+
+struct wh_cuda_launch { /* CUlaunchConfig */
+	unsigned grid[3], block[3];
+	unsigned shared; /* bytes */
+	CUstream stream;
+	struct wh_cuda_launch_attribute *attributes;
+	unsigned count;
+};
+
+_Static_assert(sizeof(struct wh_cuda_launch_attribute) == 72, "CUlaunchAttribute");
+_Static_assert(sizeof(struct wh_cuda_launch) == 56, "CUlaunchConfig");
 _Static_assert(sizeof(struct wh_cuda_properties) == 32, "CUmemAllocationProp");
 _Static_assert(sizeof(struct wh_cuda_access) == 12, "CUmemAccessDesc");
 _Static_assert(sizeof(struct wh_cuda_copy_attributes) == 24, "CUmemcpyAttributes");
@@ -400,6 +421,10 @@ enum { CUDA_FUNCTION_BINARY_VERSION = 6 };
 	  (CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,                 \
 	   unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared, CUstream stream, \
 	   void **parameters, void **extra),                                                       \
-	  "cuLaunchKernel")
+	  "cuLaunchKernel")                                                                        \
+	X(OPTIONAL, 11060, cuLaunchKernelEx,                                                       \
+	  (const struct wh_cuda_launch *launch, CUfunction function, void **parameters,            \
+	   void **extra),                                                                          \
+	  "cuLaunchKernelEx")
 
 #endif

@@ -259,6 +259,7 @@ struct wh_cuda_kernels {
 	CUmodule module;
 	CUfunction blocks[8]; /* by enum wh_blocks_variant */
 	const char *image; /* which image was loaded: "sm_90" or "ptx" */
+	bool overlap; /* a launch can begin before the last one of its stream has ended */
 };
 
 /* Load the kernels into the current context, inside a scope of the device, completely: the first
@@ -272,9 +273,11 @@ void wh_cuda_kernels_unload(struct wh_cuda *cuda, struct wh_cuda_kernels *kernel
  * The error text contains `name` and the output of CUDA's compiler. */
 int wh_cuda_image_load(struct wh_cuda *cuda, const void *image, const char *name, CUmodule *out);
 /* Launch a job that wh_blocks_shape() has divided among `ctas` CTAs. Inside a scope of the device.
- * Does not wait. */
+ * Does not wait. `overlap`: it may begin before the last one of the stream has ended, if the
+ * kernels can; it ends after it. */
 int wh_cuda_blocks_launch(struct wh_cuda *cuda, const struct wh_cuda_kernels *kernels, int variant,
-			  const struct wh_blocks_job *job, uint32_t ctas, CUstream stream);
+			  const struct wh_blocks_job *job, uint32_t ctas, bool overlap,
+			  CUstream stream);
 
 /* ---- between the parts of the binding -------------------------------------------------------- */
 

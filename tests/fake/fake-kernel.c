@@ -580,45 +580,80 @@ static int take_parameters(struct launch_op *l, void **pointers, void **extra)
 	return FAKE_OK;
 }
 
-FAKE_API int cuLaunchKernel(struct fake_function *function, unsigned grid_x, unsigned grid_y,
-			    unsigned grid_z, unsigned block_x, unsigned block_y, unsigned block_z,
-			    unsigned shared, void *stream, void **parameters, void **extra)
+/* CUlaunchConfig */
+struct launch_config {
+	unsigned grid[3], block[3], shared;
+	void *stream;
+	const struct {
+		int id, unused;
+		char value[64];
+	} * attributes;
+	unsigned count;
+};
+
+static int launch_submit(struct fake_function *function, const struct launch_config *config,
+			 void **parameters, void **extra)
 {
+	const unsigned *grid = config->grid, *block = config->block;
 	struct fake_context *context = NULL, *owner = NULL;
 	struct launch_op *l;
 	int error;
 
-	FAKE_ENTER();
-	if (!grid_x || grid_x > INT32_MAX || !grid_y || grid_y > 65535 || !grid_z ||
-	    grid_z > 65535 || !block_x || !block_y || !block_z || block_z > 64 ||
-	    block_x > MAX_THREADS || block_y > MAX_THREADS ||
-	    block_x * block_y * block_z > MAX_THREADS || shared > 49152)
+	if (!grid[0] || grid[0] > INT32_MAX || !grid[1] || grid[1] > 65535 || !grid[2] ||
+	    grid[2] > 65535 || !block[0] || !block[1] || !block[2] || block[2] > 64 ||
+	    block[0] > MAX_THREADS || block[1] > MAX_THREADS ||
+	    block[0] * block[1] * block[2] > MAX_THREADS || config->shared > 49152)
 		return FAKE_INVALID_VALUE;
 	l = calloc(1, sizeof(*l));
 	if (!l)
 		return FAKE_OUT_OF_MEMORY;
 	l->op.run = do_launch;
 	l->op.end = end_launch;
-	l->launch.grid[0] = grid_x;
-	l->launch.grid[1] = grid_y;
-	l->launch.grid[2] = grid_z;
-	l->launch.block[0] = block_x;
-	l->launch.block[1] = block_y;
-	l->launch.block[2] = block_z;
+	memcpy(l->launch.grid, grid, sizeof(l->launch.grid));
+	memcpy(l->launch.block, block, sizeof(l->launch.block));
 	pthread_mutex_lock(&fake_lock);
 	if (known_function(function)) {
 		l->twin = function->twin;
 		owner = function->module->context;
 	}
 	pthread_mutex_unlock(&fake_lock);
-	error = owner ? fake_stream_context(stream, &context) : FAKE_INVALID_HANDLE;
+	error = owner ? fake_stream_context(config->stream, &context) : FAKE_INVALID_HANDLE;
 	if (!error && context != owner) /* a function runs in streams of its own context */
 		error = FAKE_INVALID_HANDLE;
 	if (!error)
 		error = take_parameters(l, parameters, extra);
 	if (!error)
-		return fake_submit(stream, &l->op, false);
+		return fake_submit(config->stream, &l->op, false);
 	free(l->values);
 	free(l);
 	return error;
+}
+
+FAKE_API int cuLaunchKernel(struct fake_function *function, unsigned grid_x, unsigned grid_y,
+			    unsigned grid_z, unsigned block_x, unsigned block_y, unsigned block_z,
+			    unsigned shared, void *stream, void **parameters, void **extra)
+{
+	const struct launch_config config = { .grid = { grid_x, grid_y, grid_z },
+					      .block = { block_x, block_y, block_z },
+					      .shared = shared,
+					      .stream = stream };
+
+	FAKE_ENTER();
+	return launch_submit(function, &config, parameters, extra);
+}
+
+/* Launches run one after the other all the same. It fails and is counted as cuLaunchKernel, so that
+ * tests need not know which of them the library calls. */
+FAKE_API int cuLaunchKernelEx(const struct launch_config *config, struct fake_function *function,
+			      void **parameters, void **extra)
+{
+	static struct fake_call as;
+	int error = fake_enter(&as, "cuLaunchKernel");
+
+	if (error)
+		return error;
+	for (unsigned i = 0; i < config->count; i++)
+		if (config->attributes[i].id != 6) /* PROGRAMMATIC_STREAM_SERIALIZATION */
+			return FAKE_NOT_SUPPORTED;
+	return launch_submit(function, config, parameters, extra);
 }

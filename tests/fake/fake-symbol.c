@@ -99,6 +99,7 @@ static const struct {
 	{ "cuFlushGPUDirectRDMAWrites", "", 11030 },
 	{ "cuGetProcAddress", "_v2", 12000 },
 	{ "cuIpcOpenMemHandle", "_v2", 11000 },
+	{ "cuLaunchKernelEx", "", 11060 },
 	{ "cuMemAddressFree", "", 10020 },
 	{ "cuMemAddressReserve", "", 10020 },
 	{ "cuMemAlloc", "_v2", 3020 },

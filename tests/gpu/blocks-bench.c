@@ -123,7 +123,7 @@ static void kernel(struct bench *b, int variant, const char *how, uint64_t block
 		job.flag = 0;
 		CU(cuEventRecord, b->start, b->stream);
 		CALL(wh_cuda_blocks_launch(gpu, &kernels[b->by->ordinal], variant, &job, grid,
-					   b->stream));
+					   false, b->stream));
 		CU(cuEventRecord, b->end, b->stream);
 		CU(cuEventSynchronize, b->end);
 		if (run >= 0)
@@ -133,7 +133,7 @@ static void kernel(struct bench *b, int variant, const char *how, uint64_t block
 		begin = now();
 		CU(cuMemcpyHtoDAsync, b->offsets.address, b->staged.host, 16 * count, b->stream);
 		CALL(wh_cuda_blocks_launch(gpu, &kernels[b->by->ordinal], variant, &job, grid,
-					   b->stream));
+					   false, b->stream));
 		while (*flag != job.flag_value) {
 			if (now() - begin > 20) {
 				CHECK(!"the flag does not come");

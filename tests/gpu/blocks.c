@@ -156,7 +156,7 @@ static bool run_plan(struct plan *plan, int variant, uint32_t ctas, uint32_t val
 	grid = wh_blocks_shape(&plan->job, variant, ctas);
 	if (!CHECK(grid && grid <= ctas) ||
 	    !CALL(wh_cuda_blocks_launch(gpu, &kernels[runner->ordinal], variant, &plan->job, grid,
-					NULL)))
+					gpu_random() >> 8 & 1, NULL)))
 		return false;
 	if (value)
 		wait_flag(value);
@@ -421,7 +421,8 @@ static void fault(bool beyond)
 		if (beyond)
 			plan.job.source_base[0] = MIB;
 		grid = wh_blocks_shape(&plan.job, WH_BLOCKS_16, 8);
-		CALL(wh_cuda_blocks_launch(gpu, &kernels[0], WH_BLOCKS_16, &plan.job, grid, NULL));
+		CALL(wh_cuda_blocks_launch(gpu, &kernels[0], WH_BLOCKS_16, &plan.job, grid, false,
+					   NULL));
 		CU(cuCtxSynchronize);
 		wh_cuda_leave(&scope);
 	}
