@@ -27,8 +27,9 @@ int wh_engine_check_files(const struct wh_config *config)
 
 	if (strcmp(cold, "direct") != 0 && strcmp(cold, "ring") != 0 && strcmp(cold, "pread") != 0)
 		return wh_fail(EINVAL, "file_cold=%s: known are direct, ring and pread", cold);
-	if (strcmp(pages, "keep") != 0 && strcmp(pages, "once") != 0 && strcmp(pages, "off") != 0)
-		return wh_fail(EINVAL, "file_pages=%s: known are keep, once and off", pages);
+	if (strcmp(pages, "auto") != 0 && strcmp(pages, "keep") != 0 &&
+	    strcmp(pages, "once") != 0 && strcmp(pages, "off") != 0)
+		return wh_fail(EINVAL, "file_pages=%s: known are auto, keep, once and off", pages);
 	if (strcmp(writes, "cached") != 0 && strcmp(writes, "direct") != 0)
 		return wh_fail(EINVAL, "file_writes=%s: known are cached and direct", writes);
 	return 0;

@@ -17,8 +17,6 @@
 
 /* The most pairs of a turn: so many addresses travel with the launch. */
 #define PAIRS WH_BLOCKS_INLINE
-/* The most pairs of a job. */
-#define JOB_PAIRS 16u
 /* Free bytes of the ring with which the pairs of any turn fit, whatever their lengths: at most
  * 1,024 blocks of the longest class, and 15 of each other one for each pair, of 16 bytes each, in
  * half of it. */
@@ -38,7 +36,7 @@ static const struct {
 
 bool wh_gpu_stream_shares(const struct wh_gpu_stream *stream, uint64_t count, uint64_t bytes)
 {
-	return !stream->urgent && count <= JOB_PAIRS && bytes <= most[stream->way].job &&
+	return !stream->urgent && count <= WH_GPU_SHARED_PAIRS && bytes <= most[stream->way].job &&
 	       wh_gpus_turns(stream->gpu->gpus);
 }
 

@@ -224,6 +224,7 @@ void wh_gpu_stream_end(struct wh_gpu_stream_turn *turn, struct wh_gpu_stream_job
 /* Fail all jobs of the stream, and all later turns. Under stream.lock. */
 void wh_gpu_stream_fail(struct wh_gpu_stream *stream, int error, const char *text);
 
+#define WH_GPU_SHARED_PAIRS 16u /* the most pairs of such a job */
 /* May jobs of so many pairs and bytes wait for a turn that they share? */
 bool wh_gpu_stream_shares(const struct wh_gpu_stream *stream, uint64_t count, uint64_t bytes);
 /* Submit the pairs of a job for which wh_gpu_stream_shares(). If few turns are in flight it starts

@@ -401,20 +401,13 @@ static const struct setting settings[WH_SETTING_COUNT] = {
 		.wants = "cached or direct",
 	},
 	[WH_SETTING_FILE_PAGES] = {
-		.row = { "file_pages", "WHERRY_FILE_PAGES", "keep", "text",
+		.row = { "file_pages", "WHERRY_FILE_PAGES", "auto", "text",
 			 "page-lock a file's pages in the page cache so that GPUs read them: keep "
 			 "(until the file is unregistered or changes), once (let go when no batch "
-			 "reads them), off" },
+			 "reads them), off, auto (keep, but if threads are faster, only when it "
+			 "is read a second time)" },
 		.text = check_words,
-		.wants = "keep, once or off",
-	},
-	[WH_SETTING_FILE_READERS] = {
-		.row = { "file_readers", "WHERRY_FILE_READERS", "0", "count",
-			 "threads that read a file for a GPU while another one page-locks its "
-			 "pages; 0: one less than file_threads, or than half of the CPUs" },
-		.number = parse_count,
-		.least = 0,
-		.most = 63,
+		.wants = "auto, keep, once or off",
 	},
 	[WH_SETTING_RDMA] = {
 		.row = { "rdma", "WHERRY_RDMA", "", "text",

@@ -41,7 +41,6 @@ enum wh_setting {
 	WH_SETTING_FILE_WRITES, /* text: how files are written: cached, direct */
 	/* text: how long page-locked pages of files stay so: keep, once, off */
 	WH_SETTING_FILE_PAGES,
-	WH_SETTING_FILE_READERS,
 	WH_SETTING_PIN, /* bool: page-lock host memory that GPUs read or write */
 	/* text: ports of NICs to use, "mlx5_0,mlx5_1:2:3"; "": all; "off" or "no": none */
 	WH_SETTING_RDMA,

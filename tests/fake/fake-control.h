@@ -62,6 +62,9 @@ void fake_cuda_delay(unsigned microseconds);
  * `copy` us; and of two of them one takes up to `noise` us more, the next one by chance. */
 void fake_cuda_slow(unsigned kernel, unsigned copy, unsigned noise);
 
+/* From now until fake_cuda_heal() page-locking takes so many us longer. */
+void fake_cuda_slow_locking(unsigned microseconds);
+
 /* cuStreamIsCapturing() returns true for this stream; NULL: for none. */
 void fake_cuda_capture(void *stream);
 

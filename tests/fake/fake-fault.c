@@ -87,7 +87,7 @@ const struct fake_settings *fake_settings(void)
 	return &settings;
 }
 
-static _Atomic unsigned slow_kernel, slow_copy, slow_noise, slow_random = 1;
+static _Atomic unsigned slow_kernel, slow_copy, slow_noise, slow_locking, slow_random = 1;
 
 void fake_pause(unsigned microseconds)
 {
@@ -112,6 +112,11 @@ void fake_take_time(bool kernel)
 	slow_random = random;
 	fake_pause((kernel ? slow_kernel : slow_copy) +
 		   (noise && random >> 16 & 1 ? (random >> 17) % noise : 0));
+}
+
+void fake_take_locking(void)
+{
+	fake_pause(slow_locking);
 }
 
 void fake_take_delay(void)
@@ -296,7 +301,7 @@ FAKE_API void fake_cuda_heal(void)
 	fault_count = 0;
 	pthread_mutex_unlock(&lock);
 	delay = fake_settings()->delay;
-	slow_kernel = slow_copy = slow_noise = 0;
+	slow_kernel = slow_copy = slow_noise = slow_locking = 0;
 	fake_attributes_forget();
 	for (unsigned i = 0; i < fake_device_count(); i++) {
 		struct fake_device *d = fake_device((int)i);
@@ -322,6 +327,11 @@ FAKE_API void fake_cuda_slow(unsigned kernel, unsigned copy, unsigned noise)
 	slow_kernel = kernel;
 	slow_copy = copy;
 	slow_noise = noise;
+}
+
+FAKE_API void fake_cuda_slow_locking(unsigned microseconds)
+{
+	slow_locking = microseconds;
 }
 
 FAKE_API void fake_cuda_memory(int device, size_t bytes)

@@ -362,6 +362,7 @@ FAKE_API int cuMemHostRegister_v2(void *address, size_t size, unsigned flags)
 		return FAKE_HOST_REGISTERED;
 	if (other || device || !is_mapped(base, size))
 		return FAKE_INVALID_VALUE;
+	fake_take_locking();
 	if (flags & 8)
 		error = fake_pages_lock(base, size);
 	else if (!fake_pages_writable(base, size))

@@ -148,6 +148,8 @@ void fake_take_delay(void);
 void fake_pause(unsigned microseconds);
 /* Take the time of fake_cuda_slow(). */
 void fake_take_time(bool kernel);
+/* Take the time of fake_cuda_slow_locking(). */
+void fake_take_locking(void);
 /* Apply FAKE_CUDA_LOSE; call it once the devices exist. */
 void fake_lose_from_environment(void);
 /* True while this thread runs a host function, which must not call CUDA. */

@@ -19,25 +19,9 @@
 #include "transport/fragment.h"
 #include "transport/transport.h"
 #include "util/config.h"
-#include "util/cpus.h"
 #include "util/error.h"
 
 /* ---- engine ---------------------------------------------------------------------------------- */
-
-/* How many threads for files may read beside the one that page-locks. Half of the CPUs are left to
- * the program. */
-static unsigned engine_file_readers(struct wh_engine *engine)
-{
-	const int64_t *number = wh_engine_config(engine)->number;
-	unsigned others = (unsigned)number[WH_SETTING_FILE_THREADS] - 1;
-	unsigned most = (unsigned)number[WH_SETTING_FILE_READERS], cpus = wh_cpus() / 2;
-
-	if (wh_engine_turns(engine))
-		return 0;
-	if (!most)
-		most = cpus ? cpus - 1 : 0;
-	return most < others ? most : others;
-}
 
 static int cuda_engine_open(struct wh_engine *engine, void **state)
 {
@@ -48,7 +32,7 @@ static int cuda_engine_open(struct wh_engine *engine, void **state)
 	mappings->engine = engine;
 	mappings->gpus = wh_engine_gpus(engine);
 	mappings->gds = wh_gds_new(mappings);
-	mappings->file_readers = engine_file_readers(engine);
+	wh_page_rates_init(&mappings->page_rates);
 	pthread_mutex_init(&mappings->lock, NULL);
 	wh_fabric_domains_init(&mappings->domains);
 	wh_gpu_sharing_init(&mappings->sharing);
@@ -61,6 +45,7 @@ static void cuda_engine_close(struct wh_engine *engine, void *state)
 	struct wh_device_mappings *mappings = state;
 
 	(void)engine;
+	wh_page_rates_free(&mappings->page_rates);
 	wh_gpu_sharing_destroy(&mappings->sharing);
 	wh_fabric_domains_destroy(&mappings->domains);
 	wh_gds_free(mappings->gds);
@@ -450,8 +435,7 @@ static void describe_shares(const struct wh_file_pages *pages, char *line, size_
 	wh_file_pages_shares(pages, &by_gpu, &by_threads);
 	if (by_gpu && by_threads)
 		snprintf(line, size,
-			 "file: %.0f%% out of the page cache by the GPU, %.0f%% by threads while "
-			 "pages were page-locked",
+			 "file: %.0f%% out of the page cache by the GPU, %.0f%% by threads",
 			 100 * (double)by_gpu / (double)(by_gpu + by_threads),
 			 100 * (double)by_threads / (double)(by_gpu + by_threads));
 }

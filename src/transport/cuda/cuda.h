@@ -27,6 +27,7 @@
 #include "platform/cuda.h"
 #include "transport/core.h"
 #include "transport/cuda/fabric.h"
+#include "transport/cuda/page-rates.h"
 #include "transport/fragment.h"
 #include "transport/transport.h"
 #include "util/error.h"
@@ -146,7 +147,7 @@ struct wh_device_mappings {
 	struct wh_gds *gds; /* NULL: no GPUDirect Storage */
 	struct wh_gpu_sharing sharing;
 	_Atomic uint64_t file_pages; /* bytes of page caches that are page-locked */
-	unsigned file_readers; /* threads that may read a file while one page-locks it */
+	struct wh_page_rates page_rates;
 };
 
 /* NULL: no memory; `why` says so. */

@@ -25,7 +25,9 @@
 #include "memory/file.h"
 #include "transport/core.h"
 #include "transport/cuda/cuda.h"
+#include "util/clock.h"
 #include "util/config.h"
+#include "util/cpus.h"
 #include "util/error.h"
 
 /* A use of fewer bytes page-locks nothing: reading them takes less time. */
@@ -59,6 +61,7 @@ struct wh_file_pages {
 	struct wh_device_mappings *mappings;
 	struct wh_file *file;
 	bool once;
+	bool chooses; /* threads read it first where they are faster */
 	uint64_t limit; /* bytes that all files of the engine may have page-locked */
 	uint64_t base; /* of the mapping in the file; a multiple of the page size */
 	uint64_t span; /* bytes of the mapping */
@@ -73,19 +76,31 @@ struct wh_file_pages {
 	bool stale; /* pages are to be let go as soon as nobody uses them */
 	bool refused; /* the driver takes no pages of this file as it is; `why` */
 	struct stamp stamp; /* of all chunks; stays while there are users */
+	dev_t device; /* of the file's system; with the first stamp */
+	uint64_t read; /* bytes that uses left to threads, because these are faster */
+	/* bytes that were page-locked since a use last ended, and ns that this took */
+	uint64_t locked;
+	int64_t locking;
 
 	/* of the last use: bytes that a GPU has read out of these pages, and threads beside it */
 	_Atomic uint64_t by_gpu, by_threads;
-	pthread_mutex_t why_lock; /* never held while the file system is waited for */
+	pthread_mutex_t
+		why_lock; /* of what follows; never held while the file system is waited for */
 	char why[WH_REFUSAL];
+	/* uses under way that threads read, since when (ns), and bytes of those that have ended */
+	unsigned reading;
+	int64_t reading_since;
+	uint64_t reading_bytes;
+	bool reading_cold; /* not all was in the page cache: that teaches nothing */
 };
 
-static bool stamp_take(const struct wh_file *file, struct stamp *out)
+static bool stamp_take(const struct wh_file *file, struct stamp *out, dev_t *device)
 {
 	struct stat is;
 
 	if (fstat(file->fd, &is))
 		return false;
+	*device = is.st_dev;
 	*out = (struct stamp){ .size = (uint64_t)is.st_size,
 			       .inode = is.st_ino,
 			       .modified = is.st_mtim,
@@ -244,6 +259,7 @@ static int chunk_register(struct wh_file_pages *pages, size_t index, uint64_t le
 static bool chunk_lock(struct wh_file_pages *pages, size_t index, struct wh_file_use *use)
 {
 	uint64_t length = chunk_length(pages, index);
+	int64_t start = wh_now();
 	struct wh_cuda_scope scope;
 	int error;
 
@@ -270,11 +286,14 @@ static bool chunk_lock(struct wh_file_pages *pages, size_t index, struct wh_file
 			pages_refuse(pages, "%s", wh_error_text());
 		}
 	}
-	if (error)
+	if (error) {
 		atomic_fetch_sub(&pages->mappings->file_pages, length);
-	else
-		atomic_fetch_sub(&use->budget, (int64_t)length);
-	return !error;
+		return false;
+	}
+	atomic_fetch_sub(&use->budget, (int64_t)length);
+	pages->locked += length;
+	pages->locking += wh_now() - start;
+	return true;
 }
 
 /* Of a chunk that an earlier use has locked: is it the page cache's still? */
@@ -369,7 +388,60 @@ static bool pages_find_device(struct wh_file_pages *pages)
 	return true;
 }
 
-static bool pages_prepare(struct wh_file_pages *pages, uint64_t bytes, int64_t *age)
+static void pages_begin_reading(struct wh_file_pages *pages, uint64_t offset, uint64_t bytes)
+{
+	bool warm = wh_file_is_resident(pages->file, pages->file->start + offset, bytes);
+
+	pthread_mutex_lock(&pages->why_lock);
+	if (!pages->reading++) {
+		pages->reading_since = wh_now();
+		pages->reading_bytes = 0;
+		pages->reading_cold = false;
+	}
+	pages->reading_cold = pages->reading_cold || !warm;
+	pthread_mutex_unlock(&pages->why_lock);
+}
+
+void wh_file_pages_read(struct wh_file_pages *pages, uint64_t bytes, bool failed)
+{
+	uint64_t all = 0;
+	int64_t since;
+
+	pthread_mutex_lock(&pages->why_lock);
+	pages->reading_bytes += bytes;
+	pages->reading_cold = pages->reading_cold || failed;
+	since = pages->reading_since;
+	if (!--pages->reading && !pages->reading_cold)
+		all = pages->reading_bytes;
+	pthread_mutex_unlock(&pages->why_lock);
+	wh_page_rates_learn(&pages->mappings->page_rates, pages->device, WH_PAGE_BY_THREADS, all,
+			    wh_now() - since);
+}
+
+/* Do threads read these bytes faster than they could be page-locked? Not what is read a second
+ * time: from the third time on, page-locked pages are the fastest, and take no CPU. */
+static bool pages_prefer_threads(struct wh_file_pages *pages, uint64_t offset, uint64_t bytes,
+				 struct wh_file_use *use)
+{
+	struct wh_engine *engine = pages->mappings->engine;
+	unsigned threads = (unsigned)wh_engine_config(engine)->number[WH_SETTING_FILE_THREADS];
+	char why[WH_REFUSAL];
+
+	if (!pages->chooses || pages->map || pages->read >= pages->file->length)
+		return false;
+	threads = wh_engine_turns(engine) ? 1 : threads < wh_cpus() ? threads : wh_cpus();
+	if (!wh_page_rates_prefer_threads(&pages->mappings->page_rates, pages->device, threads, why,
+					  sizeof(why)))
+		return false;
+	pages->read += bytes;
+	pages_refuse(pages, "%s", why);
+	use->by_threads = true;
+	pages_begin_reading(pages, offset, bytes);
+	return true;
+}
+
+static bool pages_prepare(struct wh_file_pages *pages, uint64_t offset, uint64_t bytes,
+			  struct wh_file_use *use)
 {
 	struct stamp stamp;
 
@@ -377,7 +449,7 @@ static bool pages_prepare(struct wh_file_pages *pages, uint64_t bytes, int64_t *
 		return pages_refuse(pages, "the setting pin is off");
 	if (!pages_find_device(pages))
 		return false;
-	if (!stamp_take(pages->file, &stamp))
+	if (!stamp_take(pages->file, &stamp, &pages->device))
 		return pages_refuse(pages, "fstat fails");
 	if (!stamps_equal(&stamp, &pages->stamp) || pages->stale) {
 		if (pages->users)
@@ -390,17 +462,20 @@ static bool pages_prepare(struct wh_file_pages *pages, uint64_t bytes, int64_t *
 		return false;
 	if (bytes < LEAST && !pages->map)
 		return pages_refuse(pages, "few bytes");
-	*age = stamp_age(&stamp);
+	if (pages_prefer_threads(pages, offset, bytes, use))
+		return false;
+	use->age = stamp_age(&stamp);
 	pages_refuse(pages, "%s", "");
 	return true;
 }
 
-bool wh_file_pages_enter(struct wh_file_pages *pages, uint64_t bytes, struct wh_file_use *use)
+bool wh_file_pages_enter(struct wh_file_pages *pages, uint64_t offset, uint64_t bytes,
+			 struct wh_file_use *use)
 {
 	bool good;
 
 	pthread_mutex_lock(&pages->lock);
-	good = pages_prepare(pages, bytes, &use->age);
+	good = pages_prepare(pages, offset, bytes, use);
 	if (good) {
 		if (!pages->users) {
 			atomic_store(&pages->by_gpu, 0);
@@ -437,12 +512,13 @@ bool wh_file_pages_check(struct wh_file_use *use)
 	struct wh_file_pages *pages = use->pages;
 	uint64_t end = atomic_load(&use->end);
 	struct stamp stamp;
+	dev_t device;
 	bool good;
 
 	if (!end)
 		return true;
 	pthread_mutex_lock(&pages->lock);
-	good = stamp_take(pages->file, &stamp) && stamp.size >= pages->base + end;
+	good = stamp_take(pages->file, &stamp, &device) && stamp.size >= pages->base + end;
 	if (good && (!stamps_equal(&stamp, &pages->stamp) || use->age < TICKS))
 		good = use_check_mapped(use);
 	if (!good) {
@@ -458,6 +534,10 @@ void wh_file_pages_leave(struct wh_file_use *use)
 	struct wh_file_pages *pages = use->pages;
 
 	pthread_mutex_lock(&pages->lock);
+	wh_page_rates_learn(&pages->mappings->page_rates, pages->device, WH_PAGE_BY_LOCKING,
+			    pages->locked, pages->locking);
+	pages->locked = 0;
+	pages->locking = 0;
 	if (!--pages->users && (pages->once || pages->stale))
 		pages_let_go(pages);
 	pthread_cond_broadcast(&pages->left);
@@ -502,6 +582,7 @@ struct wh_file_pages *wh_file_pages_new(struct wh_device_mappings *mappings, str
 	pages->mappings = mappings;
 	pages->file = file;
 	pages->once = !strcmp(how, "once");
+	pages->chooses = !strcmp(how, "auto");
 	pages->limit = (uint64_t)sysconf(_SC_PHYS_PAGES) / 4 * page;
 	pages->base = file->start / page * page;
 	pages->span = file->start - pages->base + file->length;

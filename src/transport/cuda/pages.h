@@ -32,6 +32,7 @@ struct wh_file_use {
 	_Atomic int64_t budget; /* bytes that it may still page-lock */
 	/* the bytes of the file that it reads are in [first, end); UINT64_MAX, 0: none */
 	_Atomic uint64_t first, end;
+	bool by_threads; /* wh_file_pages_enter() has chosen these */
 };
 
 /* The pages of a file that is registered. Nothing is mapped before the first use. NULL: no memory.
@@ -42,9 +43,13 @@ void wh_file_pages_close(struct wh_file_pages *pages);
 
 /* The calls below may wait for the file system: from threads for files only. */
 
-/* Begin a use that reads `bytes`. Kept pages of a file that has changed are let go. False: this use
- * cannot be; wh_file_pages_describe() says why. */
-bool wh_file_pages_enter(struct wh_file_pages *pages, uint64_t bytes, struct wh_file_use *use);
+/* Begin a use that reads `bytes`, the first of them at `offset` of the region. Kept pages of a file
+ * that has changed are let go. False: this use cannot be, or threads are faster;
+ * wh_file_pages_describe() says why. */
+bool wh_file_pages_enter(struct wh_file_pages *pages, uint64_t offset, uint64_t bytes,
+			 struct wh_file_use *use);
+/* Threads have read all of a use that has `by_threads`, or have failed. Any thread. */
+void wh_file_pages_read(struct wh_file_pages *pages, uint64_t bytes, bool failed);
 /* The address by which GPUs read the byte at `offset` of the region; the next *length bytes follow
  * it (*length is made smaller if need be). Page-locks the chunk if it is in the page cache. False:
  * it is not, or cannot be locked. Thread-safe. */

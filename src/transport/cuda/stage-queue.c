@@ -4,10 +4,10 @@
  * who takes them.
  *
  * One thread at a time page-locks chunks of a file: the driver takes one such call at a time, and
- * several that wait for each other are slower than one. That is slower than the copies of what is
- * locked. So other threads read beside it into slots, where CPUs are many. Both take ranges of the
- * part, each the next one when it is free. No two ranges are in one chunk if that can be helped: a
- * chunk is locked for all of its bytes, or for none.
+ * several that wait for each other are slower than one. Nobody reads into slots beside it, either:
+ * the copies out of these wait for the same lock of the driver's, so that both together are slower
+ * than each alone. No two ranges are in one chunk if that can be helped: a chunk is locked for all
+ * of its bytes, or for none.
  */
 #include "transport/cuda/stage.h"
 
@@ -86,13 +86,6 @@ static void stage_take_chunk(struct wh_stage *stage, struct wh_cursor *out)
 	out->left = bytes;
 }
 
-/* May one more work read beside the one that page-locks? */
-static bool stage_wants_reader(const struct wh_stage *stage)
-{
-	return stage->help && stage->readers < stage->most && stage->copying < WH_PAGES_COPIES &&
-	       (stage->shared.left || stage->part->at.left >= WH_FILE_CHUNK);
-}
-
 /* Take a slot's bytes. */
 static void work_take_slot(struct wh_stage_work *work)
 {
@@ -105,8 +98,6 @@ static void work_take_slot(struct wh_stage_work *work)
 		from = &stage->shared;
 	wh_stage_range_take(stage->part->op->fragment, from, WH_SLOT - wh_stage_skew(stage, from),
 			    WH_STAGE_EXTENTS, &work->rest);
-	work->reads = stage->most;
-	stage->readers += work->reads;
 }
 
 enum wh_stage_taken wh_stage_take(struct wh_stage_work *work)
@@ -126,7 +117,7 @@ enum wh_stage_taken wh_stage_take(struct wh_stage_work *work)
 			stage_take_chunk(stage, &work->rest);
 			return WH_TAKEN_CHUNK;
 		}
-		if (stage->locking && !stage_wants_reader(stage)) {
+		if (stage->locking) {
 			wh_list_append(&stage->idle, &work->link);
 			return WH_TAKEN_LATER;
 		}
@@ -140,7 +131,7 @@ struct wh_stage_work *wh_stage_take_idle(struct wh_stage *stage)
 	struct wh_list *link = NULL;
 
 	pthread_mutex_lock(&stage->lock);
-	if (!stage->locking || (stage->kept && stage->part->at.left) || stage_wants_reader(stage))
+	if (!stage->locking || (stage->kept && stage->part->at.left))
 		link = wh_list_take(&stage->idle);
 	pthread_mutex_unlock(&stage->lock);
 	return link ? wh_container(link, struct wh_stage_work, link) : NULL;

@@ -6,9 +6,9 @@
  * slots into files.
  *
  * A GPU reads a file's bytes out of the page cache instead, where that can be page-locked
- * (pages.h): the threads for files lock pages ahead of the copies, and read beside that
- * (stage-queue.c). Ranges that cannot be locked go through slots; so does the whole part once more
- * if its pages turn out to be stale.
+ * (pages.h): a thread for files locks pages ahead of the copies (stage-queue.c), unless all of them
+ * are faster through slots. Ranges that cannot be locked go through slots; so does the whole part
+ * once more if its pages turn out to be stale.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -23,11 +23,16 @@
 #include "transport/cuda/gds.h"
 #include "transport/cuda/stage.h"
 #include "transport/fragment.h"
+#include "util/config.h"
 #include "util/error.h"
 #include "util/list.h"
 
 #define SLOTS 4 /* of one part at a time */
-#define FILE_SLOTS 8 /* the same if one side is a file: each keeps a thread busy */
+/* The same for each thread for files, if one side is a file: while one slot's bytes wait for the
+ * GPU, the thread has others. With one slot for each, eight threads read at 26 GB/s instead of 45.
+ */
+#define THREAD_SLOTS 3
+#define FILE_SLOTS 24 /* of one part at most: others need some, too */
 
 /* ---- addresses ------------------------------------------------------------------------------- */
 
@@ -108,6 +113,11 @@ static void work_begin_slot(struct wh_stage_work *work)
 	work_begin(work, WH_STAGE_INTO);
 }
 
+static bool stage_has_file(const struct wh_stage *stage)
+{
+	return stage->source.mapping->file || stage->target.mapping->file;
+}
+
 static void work_continue(struct wh_stage_work *work);
 
 /* Something has changed for those that wait. The caller's own work has not ended. */
@@ -117,29 +127,6 @@ static void stage_wake(struct wh_stage *stage)
 
 	while ((work = wh_stage_take_idle(stage)))
 		work_continue(work);
-}
-
-/* The work reads no more into its slot. */
-static void work_end_reading(struct wh_stage_work *work)
-{
-	if (!work->reads)
-		return;
-	work->reads = false;
-	pthread_mutex_lock(&work->stage->lock);
-	work->stage->readers--;
-	pthread_mutex_unlock(&work->stage->lock);
-	stage_wake(work->stage);
-}
-
-/* The work copies no more out of page-locked pages. */
-static void work_end_pages(struct wh_stage_work *work)
-{
-	work->rest.left = 0;
-	work->step = WH_STAGE_IDLE;
-	pthread_mutex_lock(&work->stage->lock);
-	work->stage->copying--;
-	pthread_mutex_unlock(&work->stage->lock);
-	stage_wake(work->stage);
 }
 
 /* ---- steps ----------------------------------------------------------------------------------- */
@@ -226,6 +213,14 @@ static void work_copy_by_gpu(struct wh_stage_work *work, const struct wh_stage_s
 		pairs[n++].length = extent.length;
 		slot += extent.length;
 	}
+	if (!side->mapping->managed && wh_gpu_stream_shares(side->stream, n, work->at.left)) {
+		memcpy(work->few, pairs, n * sizeof(pairs[0]));
+		work->job.pairs = work->few;
+		work->job.count = n;
+		work->at = at;
+		wh_gpu_stream_put(side->stream, &work->job);
+		return;
+	}
 	wh_gpu_stream_begin(side->stream, &turn);
 	put = side_submit(side, &turn, pairs, n);
 	while (put-- && wh_fragment_next(fragment, &work->at, work->at.left, &extent))
@@ -291,15 +286,26 @@ static bool work_move_directly(struct wh_stage_work *work, int *error)
 
 /* ---- out of the page cache ------------------------------------------------------------------- */
 
-/* Begin the part's use of the file's pages, unless that is done. */
-static bool stage_use_pages(struct wh_stage *stage)
+/* Where in the file's region the range begins. */
+static uint64_t stage_range_start(const struct wh_stage *stage, const struct wh_cursor *range)
+{
+	struct wh_extent_pair extent = { 0 };
+	struct wh_cursor at = *range;
+
+	wh_fragment_next(stage->part->op->fragment, &at, at.left, &extent);
+	return wh_stage_extent_at(stage, &stage->source, &extent);
+}
+
+/* Begin the part's use of the file's pages with the range, unless that is done. */
+static bool stage_use_pages(struct wh_stage *stage, const struct wh_cursor *range)
 {
 	bool used;
 
 	pthread_mutex_lock(&stage->lock);
 	if (stage->pages == WH_PAGES_UNTRIED)
-		stage->pages = wh_file_pages_enter(stage->source.mapping->pages, stage->start.left,
-						   &stage->use) ?
+		stage->pages = wh_file_pages_enter(stage->source.mapping->pages,
+						   stage_range_start(stage, range),
+						   stage->start.left, &stage->use) ?
 				       WH_PAGES_USED :
 				       WH_PAGES_REFUSED;
 	used = stage->pages == WH_PAGES_USED;
@@ -310,15 +316,10 @@ static bool stage_use_pages(struct wh_stage *stage)
 /* Find out whether the range's pages are locked already, and so what others may do meanwhile. */
 static void stage_look(struct wh_stage *stage, const struct wh_cursor *range)
 {
-	struct wh_cursor at = *range;
-	struct wh_extent_pair extent;
-	bool kept = wh_fragment_next(stage->part->op->fragment, &at, at.left, &extent) &&
-		    wh_file_pages_locked(&stage->use,
-					 wh_stage_extent_at(stage, &stage->source, &extent));
+	bool kept = wh_file_pages_locked(&stage->use, stage_range_start(stage, range));
 
 	pthread_mutex_lock(&stage->lock);
 	stage->kept = kept;
-	stage->help = !kept;
 	pthread_mutex_unlock(&stage->lock);
 	stage_wake(stage);
 }
@@ -333,7 +334,7 @@ static bool work_lock_pages(struct wh_stage_work *work)
 
 	if (!work->pairs)
 		work->pairs = malloc(WH_PAGES_PAIRS * sizeof(work->pairs[0]));
-	if (!work->pairs || !stage_use_pages(stage))
+	if (!work->pairs || !stage_use_pages(stage, &work->rest))
 		return false;
 	work->count = work->put = 0;
 	stage_look(stage, &work->rest);
@@ -365,9 +366,7 @@ static void work_run_pages(struct wh_stage_work *work)
 	pthread_mutex_lock(&stage->lock);
 	stage->locking--;
 	stage->missed = !locked;
-	if (locked) {
-		stage->copying++;
-	} else if (!stage->shared.left) {
+	if (!locked && !stage->shared.left) {
 		stage->shared = work->rest;
 		work->rest.left = 0;
 	}
@@ -414,8 +413,6 @@ static void work_run_file(struct wh_file_job *job)
 		work->step = WH_STAGE_IDLE; /* and the part has no more bytes */
 	}
 	wh_fail_end(0);
-	if (work->step != WH_STAGE_INTO || !work->at.left)
-		work_end_reading(work);
 	work_continue(work);
 }
 
@@ -466,6 +463,9 @@ static void stage_end_work(struct wh_stage *stage)
 				    &stage->file_job);
 		return;
 	}
+	if (stage->use.by_threads)
+		wh_file_pages_read(stage->source.mapping->pages, stage->start.left,
+				   atomic_load(&part->error));
 	stage_free(stage);
 	wh_cuda_part_done(part);
 }
@@ -481,12 +481,12 @@ static void work_end(struct wh_stage_work *work)
 	stage_end_work(stage);
 }
 
-/* Begin the next range, with or without the slot: others may need it longer. */
+/* Begin the next range. The slot of a file goes to others that need one; else it is taken again. */
 static enum wh_stage_taken work_begin_next(struct wh_stage_work *work)
 {
 	struct wh_slot *slot = work->slot;
 
-	if (slot && work->stage->most) {
+	if (slot && stage_has_file(work->stage)) {
 		work->slot = NULL;
 		wh_slot_release(work->stage->part->op->cuda->mappings->gpus, slot);
 	}
@@ -503,8 +503,10 @@ static void work_continue(struct wh_stage_work *work)
 	for (;;) {
 		const struct wh_stage_side *side;
 
-		if (work->step == WH_STAGE_READ_PAGES && work->put == work->count)
-			work_end_pages(work);
+		if (work->step == WH_STAGE_READ_PAGES && work->put == work->count) {
+			work->rest.left = 0;
+			work->step = WH_STAGE_IDLE;
+		}
 		if (work->step == WH_STAGE_IDLE) {
 			enum wh_stage_taken taken = work_begin_next(work);
 
@@ -553,7 +555,7 @@ static void work_done(struct wh_gpu_stream_job *job, int error, const char *text
 	if (error) {
 		wh_cuda_part_fail(work->stage->part, error, text);
 		if (work->step == WH_STAGE_READ_PAGES)
-			work_end_pages(work);
+			work->rest.left = 0;
 		work->step = WH_STAGE_IDLE; /* and the part has no more bytes */
 	}
 	work_continue(work);
@@ -584,15 +586,21 @@ static void work_new(struct wh_stage *stage)
 	wh_list_append(&stage->idle, &work->link);
 }
 
+/* How many slots one part may have. */
+static uint64_t stage_most_slots(const struct wh_stage *stage)
+{
+	struct wh_engine *engine = stage->part->op->cuda->mappings->engine;
+	uint64_t threads = (uint64_t)wh_engine_config(engine)->number[WH_SETTING_FILE_THREADS];
+
+	if (!stage_has_file(stage))
+		return SLOTS;
+	return THREAD_SLOTS * threads < FILE_SLOTS ? THREAD_SLOTS * threads : FILE_SLOTS;
+}
+
 /* As many as the part's bytes keep busy. */
 static void stage_start_works(struct wh_stage *stage)
 {
-	bool file = stage->source.mapping->file || stage->target.mapping->file;
-	uint64_t slots = stage->start.left / WH_SLOT + 1, most = file ? FILE_SLOTS : SLOTS;
-
-	/* What a reader has read waits for the GPU while it reads the next. */
-	if (stage->most)
-		most = 2 * stage->most + 1 + WH_PAGES_COPIES;
+	uint64_t slots = stage->start.left / WH_SLOT + 1, most = stage_most_slots(stage);
 
 	/* One more than there are works, so that the part does not end while they are started. */
 	atomic_store(&stage->works, 1);
@@ -662,10 +670,8 @@ void wh_cuda_stage(struct wh_cuda_part *part)
 		error = wh_slots_prepare(gpus, WH_SLOT_INITIATOR);
 	stage->gds = stage_gds(stage);
 	wh_list_init(&stage->idle);
-	if (stage->source.mapping->pages && stage->target.stream) {
+	if (stage->source.mapping->pages && stage->target.stream)
 		stage->pages = WH_PAGES_UNTRIED;
-		stage->most = part->op->cuda->mappings->file_readers;
-	}
 	if (error) {
 		wh_cuda_part_fail(part, error, wh_error_text());
 		stage_free(stage);

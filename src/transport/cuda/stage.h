@@ -21,8 +21,6 @@
 /* What is read out of the page cache by one turn of a stream. An extent may lie in two chunks. */
 #define WH_PAGES_EXTENTS 1024u
 #define WH_PAGES_PAIRS (2 * WH_PAGES_EXTENTS)
-/* Works that copy out of page-locked pages keep the GPU busy: nobody needs to read beside them. */
-#define WH_PAGES_COPIES 2u
 
 struct wh_stage_side {
 	const struct wh_device_mapping *mapping;
@@ -34,7 +32,7 @@ struct wh_stage {
 	struct wh_cuda_part *part;
 	struct wh_stage_side source, target;
 	bool write;
-	pthread_mutex_t lock; /* part->at, and what follows, but for `works`, `gds` and `most` */
+	pthread_mutex_t lock; /* part->at, and what follows, but for `works` and `gds` */
 	_Atomic uint32_t works;
 	struct wh_file_gds *gds; /* for whole pages; NULL: not asked for, or not for this memory */
 	/* A file's pages, if the GPU may read them; changed by threads for files only. */
@@ -43,11 +41,9 @@ struct wh_stage {
 	struct wh_cursor shared; /* taken from the part to go through slots */
 	unsigned locking; /* works that page-lock, or find that it is done */
 	/* what the last one of these has found: done, so that more of them may, which takes no lock
-	 * of the driver's; or not, so that others may read beside it */
-	bool kept, help;
+	 * of the driver's */
+	bool kept;
 	bool missed; /* the last that were tried could not be locked: `shared` has them */
-	unsigned readers, most; /* works that read into slots; how many may, beside page-locking */
-	unsigned copying; /* works that copy out of page-locked pages */
 	struct wh_list idle; /* works that wait until one of these changes */
 	struct wh_cursor start; /* of the part */
 	struct wh_file_job file_job;
@@ -72,11 +68,11 @@ struct wh_stage_work {
 	struct wh_slot *slot;
 	uint64_t skew; /* bytes of the slot in front of the first pair */
 	enum wh_stage_step step;
-	bool reads; /* it is one of stage.readers */
 	struct wh_cursor rest; /* taken from the part, and not started yet */
 	/* the extent pairs in the slot; those of them that this step has not submitted yet */
 	struct wh_cursor start, at;
 	uint64_t filled; /* bytes that this step has submitted */
+	struct wh_pair few[WH_GPU_SHARED_PAIRS]; /* for wh_gpu_stream_put() */
 	/* From the page cache: `put` of `count` pairs have been submitted. */
 	struct wh_pair *pairs;
 	uint32_t count, put;

@@ -51,6 +51,11 @@ void fake_delay(unsigned int microseconds)
 	((void (*)(unsigned int))gpu_symbol("fake_cuda_delay"))(microseconds);
 }
 
+void fake_slow_locking(unsigned int microseconds)
+{
+	((void (*)(unsigned int))gpu_symbol("fake_cuda_slow_locking"))(microseconds);
+}
+
 uint64_t fake_calls(const char *function)
 {
 	return ((uint64_t(*)(const char *))gpu_symbol("fake_cuda_calls"))(function);

@@ -21,6 +21,8 @@ void fake_fail(const char *function, unsigned int nth, int error);
 void fake_heal(void);
 /* What each operation of this process's GPUs takes longer. A new delay ends those under way. */
 void fake_delay(unsigned int microseconds);
+/* What page-locking takes longer from now on. */
+void fake_slow_locking(unsigned int microseconds);
 uint64_t fake_calls(const char *function);
 
 /* Wait until the process (0: this one) has finished preparing its GPUs for its peers' requests, so
