@@ -522,6 +522,7 @@ def gpu_member(options):
                 if trains:
                     for i, one in enumerate(made.values()):
                         each_part(torch, one, box, version * TENSORS + i, torch.Tensor.copy_)
+                    wait_for_gpu(torch, options.address)  # a training step is no part of this
                     say(ready=version)
                     sys.stdin.readline()
                     began = time.perf_counter()

@@ -313,6 +313,78 @@ class Load(Case):
         self.write(content)
         self.compare(content, wherry.load_safetensors(pathlib.Path(self.path), "cpu"))
 
+    def test_groups(self):
+        """Several transfers at once, of tensors whose order in the header is not the file's."""
+        rng = random.Random(2)
+        sizes = [0, 5_000, 1, 70_000, 0, 999, 70_000, 1_000, 4_001, 3]
+        places = [sum(sizes[:i]) for i in range(len(sizes) + 1)]
+        header = {
+            f"layer.{i}": about("U8", (sizes[i],), (places[i], places[i + 1]))
+            for i in rng.sample(range(len(sizes)), len(sizes))
+        }
+        content = pack(header, rng.randbytes(places[-1]))
+        self.write(content)
+        for group in (1, 5_000, 6_000, 1 << 20):
+            with unittest.mock.patch.object(_safetensors, "_GROUP", group):
+                self.compare(content, wherry.load_safetensors(self.path))
+
+    def test_pack(self):
+        """Tensors in one memory of a GPU: aligned, apart, and with as few runs as can be."""
+        pack_ = _safetensors._pack
+
+        def entry(first, last):
+            return _safetensors.Entry("U8", (), first, last)
+
+        self.assertEqual(pack_([entry(7, 10)]), ([0], 3, [(7, 0, 3)]))
+        self.assertEqual(
+            pack_([entry(8, 520), entry(520, 1544), entry(1544, 1545), entry(1545, 1550)]),
+            ([0, 512, 1536, 2048], 2053, [(8, 0, 1537), (1545, 2048, 5)]),
+        )
+        # Some of the file's tensors are left out.
+        self.assertEqual(
+            pack_([entry(0, 512), entry(1024, 1536)]),
+            ([0, 512], 1024, [(0, 0, 512), (1024, 512, 512)]),
+        )
+        rng = random.Random(4)
+        for _ in range(200):
+            entries, at = [], rng.randrange(100)
+            for _ in range(rng.randrange(1, 30)):
+                last = at + rng.choice([1, 3, 512, 1024, 4096, rng.randrange(1, 5000)])
+                entries.append(entry(at, last))
+                at = last + rng.choice([0, 0, 0, 5])
+            file = rng.randbytes(at)
+            places, length, runs = pack_(entries)
+            memory = bytearray(length)
+            for first, place, count in runs:
+                memory[place : place + count] = file[first : first + count]
+            read = sum(count for _, _, count in runs)
+            self.assertEqual(read, sum(e.last - e.first for e in entries))
+            for place, e in zip(places, entries):
+                self.assertEqual(place % 512, 0)
+                self.assertEqual(memory[place : place + e.last - e.first], file[e.first : e.last])
+
+    def test_no_memory_meanwhile(self):
+        """No memory for a later tensor, while earlier ones are read: an error, and no tensors."""
+        size = 8 << 20
+        header = {f"a{i}": about("U8", (size,), (i * size, (i + 1) * size)) for i in range(3)}
+        self.write(pack(header, bytes(3 * size)))
+        torch, made = sys.modules["torch"], []
+        kept = torch.empty
+
+        def empty(*arguments, **more):
+            made.append(1)
+            if len(made) == 3:
+                raise MemoryError
+            return kept(*arguments, **more)
+
+        torch.empty = empty
+        with wherry.Engine(listen="none") as engine:
+            with unittest.mock.patch.object(_safetensors, "_GROUP", size):
+                self.assertRaises(
+                    MemoryError, wherry.load_safetensors, self.path, engine=engine
+                )
+            self.assertIn("0 regions, 0 peers", repr(engine))
+
     def test_names(self):
         content = pack({"a": about(), "b": about(offsets=(4, 8))}, b"12345678")
         self.write(content)
@@ -385,6 +457,23 @@ class Load(Case):
                 wherry.load_safetensors(self.path, engine=engine)
             self.assertIn(caught.exception.errno, (errno.EIO, errno.ERANGE))
             self.assertIn("0 regions, 0 peers", repr(engine))
+
+    def test_block_ends_with_its_own_error(self):
+        """`with engine.connect()`: the error of a transfer inside is what the block raises, and not
+        that the peer cannot be closed while the transfer exists."""
+        self.write(bytes(1 << 20))
+        with wherry.Engine(listen="none") as engine:
+            file = engine.register_file(self.path, name="file")
+            os.truncate(self.path, 100)
+            with self.assertRaises(wherry.Error) as caught:
+                with engine.connect("self") as peer:
+                    transfer = peer.read("file", engine.register(bytearray(1 << 20)))
+                    transfer.wait()
+            self.assertEqual(caught.exception.errno, errno.EIO)
+            with self.assertRaises(wherry.Error) as caught, engine.connect("self") as peer:
+                transfer = peer.read("file", engine.register(bytearray(100)))
+            self.assertEqual(caught.exception.errno, errno.EBUSY)  # nothing else went wrong
+            del transfer, file
 
     @unittest.skipIf(numpy is None, "numpy is not installed")
     def test_numpy(self):

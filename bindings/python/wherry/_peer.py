@@ -263,8 +263,13 @@ class Peer:
     def __enter__(self) -> "Peer":
         return self
 
-    def __exit__(self, *_: Any) -> None:
-        self.close()
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        try:
+            self.close()
+        except Error:
+            if kind is None:
+                raise
+            # What has ended the block says more. The peer is closed with the engine.
 
     def __repr__(self) -> str:
         if self.closed or self._core.closed:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Load a safetensors file: its header is checked here, its bytes go into the tensors by one
-transfer."""
+"""Load a safetensors file: its header is checked here, its bytes go into the tensors by transfers
+of some hundred MiB."""
 from __future__ import annotations
 
 import errno
@@ -8,7 +8,8 @@ import importlib
 import json
 import os
 import threading
-from typing import Any, Dict, Iterable, List, NamedTuple, NoReturn, Optional, Tuple
+import traceback
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, NoReturn, Optional, Tuple
 
 from ._engine import Engine, Remote
 from ._errors import Error, invalid, make
@@ -16,6 +17,8 @@ from ._native import RemoteInfo
 
 # The format's own limit.
 HEADER_MAX = 100_000_000
+_GROUP = 128 << 20  # bytes of tensors that one transfer reads
+_ALIGNED = 512  # bytes: where torch begins what it allocates
 _DIMENSIONS_MAX = 64  # as many as torch and numpy take
 _BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8,
@@ -182,7 +185,7 @@ def _own_forked() -> None:
 os.register_at_fork(after_in_child=_own_forked)
 
 
-def _choose(framework: Optional[str], device: str) -> Tuple[str, Any]:
+def _choose(framework: Optional[str], device: str) -> Any:
     if framework not in (None, "torch", "numpy"):
         raise invalid(f'framework is "torch" or "numpy", not {framework!r}')
     for name in (framework,) if framework else ("torch", "numpy"):
@@ -192,7 +195,7 @@ def _choose(framework: Optional[str], device: str) -> Tuple[str, Any]:
             continue
         if name == "numpy" and device != "cpu":
             raise invalid(f"numpy has no memory on {device!r}: install torch")
-        return name, module
+        return module
     raise make(-errno.ELIBACC, f"{framework or 'neither torch nor numpy'} cannot be imported")
 
 
@@ -200,43 +203,141 @@ def _lacks(name: str, entry: Entry, framework: str) -> Error:
     return make(-errno.EOPNOTSUPP, f"{name[:80]!r}: {framework} here has no type {entry.dtype}")
 
 
-def _empty_torch(torch: Any, name: str, entry: Entry, device: str) -> Any:
+def _torch_type(torch: Any, name: str, entry: Entry) -> Any:
     dtype = getattr(torch, _TORCH.get(entry.dtype, ""), None)
     if dtype is None:
         raise _lacks(name, entry, "torch")
-    return torch.empty(entry.shape, dtype=dtype, device=device)
+    return dtype
 
 
-def _empty_numpy(numpy: Any, name: str, entry: Entry, device: str) -> Any:
+def _empty_torch(torch: Any, name: str, entry: Entry, device: str) -> Any:
+    return torch.empty(entry.shape, dtype=_torch_type(torch, name, entry), device=device)
+
+
+def _empty_numpy(numpy: Any, name: str, entry: Entry, _: str) -> Any:
     if entry.dtype not in _NUMPY:
         raise _lacks(name, entry, "numpy")
     return numpy.empty(entry.shape, dtype=_NUMPY[entry.dtype])
 
 
-def _read(engine: Engine, fd: int, entries: Dict[str, Entry], tensors: Dict[str, Any]) -> None:
-    """One transfer from the file into the memory of all tensors."""
-    wanted = [name for name, entry in entries.items() if entry.last > entry.first]
-    if not wanted:
-        return
-    regions: List[Any] = []
-    end = max(entries[name].last for name in wanted)
-    file = engine.register_file(fd, length=end)
-    try:
-        for name in wanted:
-            regions.append(engine.register(tensors[name]))
-        with engine.connect("self") as peer:
-            source = Remote(RemoteInfo(id=file.id, length=end))
-            parts = [source[entries[name].first : entries[name].last] for name in wanted]
-            transfer = peer.read(parts, regions)
-            try:
-                transfer.wait()
-            finally:
-                transfer.cancel()  # Ctrl-C: nothing may be written into memory that is let go
-                del transfer
-    finally:
-        for region in regions:
-            region.unregister()
-        file.unregister()
+def _groups(entries: Dict[str, Entry]) -> Iterator[List[str]]:
+    """The names of tensors that have bytes, in the file's order, _GROUP bytes at a time."""
+    group: List[str] = []
+    left = _GROUP
+    for name in sorted(entries, key=lambda name: entries[name].first):
+        if entries[name].last == entries[name].first:
+            continue
+        group.append(name)
+        left -= entries[name].last - entries[name].first
+        if left <= 0:
+            yield group
+            group, left = [], _GROUP
+    if group:
+        yield group
+
+
+def _pack(entries: List[Entry]) -> Tuple[List[int], int, List[Tuple[int, int, int]]]:
+    """Tensors in one memory, in this order: the offset of each, the length of all, and what is to
+    be read: (first byte in the file, in the memory, length)."""
+    places: List[int] = []
+    runs: List[Tuple[int, int, int]] = []
+    end = 0
+    for entry in entries:
+        place = -(-end // _ALIGNED) * _ALIGNED
+        length = entry.last - entry.first
+        places.append(place)
+        end = place + length
+        if runs:
+            first, there, before = runs[-1]
+            if (first + before, there + before) == (entry.first, place):
+                runs[-1] = (first, there, before + length)
+                continue
+        runs.append((entry.first, place, length))
+    return places, end, runs
+
+
+class _Loader:
+    """Makes tensors, registers their memory, and reads them."""
+
+    def __init__(self, engine: Engine, module: Any, device: str, entries: Dict[str, Entry]) -> None:
+        self._engine = engine
+        self._module = module
+        self._device = device
+        self._entries = entries
+        self._regions: List[Any] = []
+        self.tensors: Dict[str, Any] = dict.fromkeys(entries)  # in the header's order
+
+    def _empty(self, name: str) -> Any:
+        empty = _empty_numpy if self._module.__name__ == "numpy" else _empty_torch
+        return empty(self._module, name, self._entries[name], self._device)
+
+    def _register(self, memory: Any) -> Any:
+        self._regions.append(self._engine.register(memory))
+        return self._regions[-1]
+
+    def _make_each(self, group: List[str]) -> Tuple[List[Any], List[Tuple[int, int]]]:
+        """Where to read the group's bytes to, and which these are."""
+        into = []
+        for name in group:
+            self.tensors[name] = self._empty(name)
+            into.append(self._register(self.tensors[name]))
+        return into, [(self._entries[name].first, self._entries[name].last) for name in group]
+
+    def _make_packed(self, group: List[str]) -> Tuple[List[Any], List[Tuple[int, int]]]:
+        """The same in one memory of torch. Registering memory of a GPU takes tens of microseconds,
+        beside copies more."""
+        torch = self._module
+        entries = [self._entries[name] for name in group]
+        types = [_torch_type(torch, *pair) for pair in zip(group, entries)]
+        places, length, runs = _pack(entries)
+        memory = torch.empty((length,), dtype=torch.uint8, device=self._device)
+        for name, entry, type_, place in zip(group, entries, types, places):
+            part = memory[place : place + entry.last - entry.first]
+            self.tensors[name] = part.view(type_).view(entry.shape)
+        # torch hands out memory while work of its current stream still uses it.
+        torch.cuda.current_stream(self._device).synchronize()
+        region = self._register(memory)
+        return (
+            [region[there : there + length] for _, there, length in runs],
+            [(first, first + length) for first, _, length in runs],
+        )
+
+    def read(self, fd: int) -> None:
+        """Read all tensors. Each group of them is a transfer, which runs while memory for the next
+        ones is allocated and registered."""
+        make = self._make_packed if self._device.startswith("cuda") else self._make_each
+        entries = self._entries
+        transfers: List[Any] = []
+        for name, entry in entries.items():
+            if entry.last == entry.first:
+                self.tensors[name] = self._empty(name)
+        end = max((entry.last for entry in entries.values()), default=0)
+        groups = list(_groups(entries))
+        if not groups:
+            return
+        file = self._engine.register_file(fd, length=end)
+        try:
+            with self._engine.connect("self") as peer:
+                source = Remote(RemoteInfo(id=file.id, length=end))
+                try:
+                    for group in groups:
+                        into, places = make(group)
+                        parts = [source[first:last] for first, last in places]
+                        transfers.append(peer.read(parts, into))
+                    while transfers:  # no name for one: the peer closes when none is left
+                        transfers[0].wait()
+                        del transfers[0]
+                except BaseException as error:
+                    traceback.clear_frames(error.__traceback__)  # wait()'s has a transfer
+                    raise
+                finally:
+                    # After an error or Ctrl-C: nothing may be written into memory that is let go.
+                    while transfers:
+                        transfers.pop().cancel()
+        finally:
+            for region in self._regions:
+                region.unregister()
+            file.unregister()
 
 
 def load_safetensors(
@@ -247,8 +348,9 @@ def load_safetensors(
     names: Optional[Iterable[str]] = None,
     engine: Optional[Engine] = None,
 ) -> Dict[str, Any]:
-    """The tensors of a safetensors file, by name. Their bytes go from the file into their memory by
-    one transfer; no other copy of the file is made.
+    """The tensors of a safetensors file, by name. Their bytes go from the file straight into their
+    memory; no other copy of the file is made. On a GPU tensors share memory, some 128 MiB at a
+    time: it is free again when all of those that share it are gone.
 
     device     "cpu", or with torch "cuda:0"
     framework  "torch" or "numpy"; None: torch, or numpy where torch is missing
@@ -259,7 +361,7 @@ def load_safetensors(
     Error EINVAL: the file is not valid; EOPNOTSUPP: the framework lacks a type; ENOENT: there is no
     such file or tensor; EIO: the file has become shorter meanwhile."""
     device = str(device)
-    kind, module = _choose(framework, device)
+    module = _choose(framework, device)
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
@@ -276,9 +378,8 @@ def load_safetensors(
             if missing:
                 raise make(-errno.ENOENT, f"{os.fsdecode(path)} has no tensor {missing[0]!r}")
             entries = {name: entries[name] for name in names}
-        empty = _empty_torch if kind == "torch" else _empty_numpy
-        tensors = {name: empty(module, name, entry, device) for name, entry in entries.items()}
-        _read(engine if engine is not None else _own_engine(), fd, entries, tensors)
-        return tensors
+        loader = _Loader(engine if engine is not None else _own_engine(), module, device, entries)
+        loader.read(fd)
+        return loader.tensors
     finally:
         os.close(fd)
