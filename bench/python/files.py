@@ -101,19 +101,22 @@ def pread_into(path, memory):
 
 
 class Fio:
-    """Reads the file once past the page cache, and says how long that took by itself."""
+    """Reads or writes `total` bytes past the page cache, in blocks of `size` bytes that follow one
+    another or, with "rand", do not; and says how long that took by itself."""
 
-    def __init__(self, path):
-        self.path = path
+    def __init__(self, path, total, how="read", size=128 << 10, depth=64):
+        self.ways = [f"--filename={path}", f"--rw={how}", f"--bs={size}", f"--io_size={total}",
+                     f"--iodepth={depth}",
+                     "--readonly" if how.endswith("read") else "--overwrite=1"]  # fmt: skip
+        self.op = "read" if how.endswith("read") else "write"
 
     def __call__(self):
         run = subprocess.run(
-            ["fio", "--name=read", f"--filename={self.path}", "--rw=read", "--bs=128k",
-             "--ioengine=io_uring", "--iodepth=64", "--direct=1", "--readonly",
-             "--output-format=json"],
+            ["fio", "--name=job", *self.ways, "--ioengine=io_uring", "--direct=1",
+             "--randrepeat=0", "--allow_file_create=0", "--output-format=json"],
             check=True, capture_output=True,
         )  # fmt: skip
-        return json.loads(run.stdout)["jobs"][0]["read"]["runtime"] / 1e3
+        return json.loads(run.stdout)["jobs"][0][self.op]["runtime"] / 1e3
 
 
 def serve(pipe, length):
@@ -202,12 +205,51 @@ def host_rows(results, arguments, path, size):
         rows = (results, arguments.rounds, "file to host")
         compare(*rows, "warm", size, ours, others, lambda: warm(path))
         if shutil.which("fio"):
-            others["fio, io_uring, depth 64"] = Fio(path)
+            others["fio, io_uring, depth 64"] = Fio(path, size)
         else:
             print("left out: fio is not installed")
         compare(*rows, "cold", size, ours, others, lambda: cold(path))
         region.unregister()
         file.unregister()
+
+
+# Bytes of a block, how many fio has in flight, and bytes in all. One batch of Wherry's is all.
+DEPTHS = ((4 << 10, 256, 64 << 20), (64 << 10, 64, 256 << 20), (1 << 20, 32, 512 << 20),
+          (64 << 20, 4, 512 << 20))  # fmt: skip
+
+
+def depth_rows(results, arguments, path, size):
+    """Random blocks past the page cache beside fio, read and written."""
+    if not shutil.which("fio"):
+        return
+    rng = random.Random(2)
+    with wherry.Engine(listen="none", file_writes="direct") as engine:
+        with engine.connect("self") as peer:
+            memory = mmap.mmap(-1, size)
+            region, file = engine.register(memory), engine.register(path, name="file", access="rw")
+            for block, depth, total in DEPTHS:
+                count = min(total, size) // block
+                name = f"{block >> 10} KiB x {depth}"
+
+                def blocks(block=block, count=count):
+                    places = rng.sample(range(size // block), count)
+                    return places, list(range(count)), block
+
+                def read(blocks=blocks):
+                    peer.read("file", region, blocks=blocks()).wait()
+
+                def write(blocks=blocks):
+                    places, there, block = blocks()
+                    peer.write("file", region, blocks=(there, places, block)).wait()
+
+                for how, ours in (("read", read), ("write", write)):
+                    others = {
+                        "fio, io_uring": Fio(path, count * block, "rand" + how, block, depth)
+                    }
+                    compare(results, arguments.rounds, f"{how} {name}", "cold", count * block,
+                            ours, others, lambda: cold(path))  # fmt: skip
+            region.unregister()
+            file.unregister()
 
 
 def tcp_rows(results, arguments, path, size):
@@ -321,6 +363,7 @@ def rows_without_gpu(results, arguments, folder):
             file.write(os.urandom(PIECE))
         file.truncate(size)
     host_rows(results, arguments, path, size)
+    depth_rows(results, arguments, path, size)
     tcp_rows(results, arguments, path, size)
     peer_rows(results, arguments, path, size)
     os.unlink(path)
