@@ -19,9 +19,18 @@
 #include "transport/fragment.h"
 #include "transport/transport.h"
 #include "util/config.h"
+#include "util/cpus.h"
 #include "util/error.h"
 
 /* ---- engine ---------------------------------------------------------------------------------- */
+
+static unsigned engine_file_threads(struct wh_engine *engine)
+{
+	unsigned most = (unsigned)wh_engine_config(engine)->number[WH_SETTING_FILE_THREADS];
+	unsigned cpus = wh_cpus();
+
+	return wh_engine_turns(engine) ? 1 : most < cpus ? most : cpus;
+}
 
 static int cuda_engine_open(struct wh_engine *engine, void **state)
 {
@@ -32,6 +41,7 @@ static int cuda_engine_open(struct wh_engine *engine, void **state)
 	mappings->engine = engine;
 	mappings->gpus = wh_engine_gpus(engine);
 	mappings->gds = wh_gds_new(mappings);
+	mappings->file_threads = engine_file_threads(engine);
 	wh_page_rates_init(&mappings->page_rates);
 	pthread_mutex_init(&mappings->lock, NULL);
 	wh_fabric_domains_init(&mappings->domains);

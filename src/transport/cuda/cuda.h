@@ -147,6 +147,7 @@ struct wh_device_mappings {
 	struct wh_gds *gds; /* NULL: no GPUDirect Storage */
 	struct wh_gpu_sharing sharing;
 	_Atomic uint64_t file_pages; /* bytes of page caches that are page-locked */
+	unsigned file_threads; /* threads for files that have a CPU each */
 	struct wh_page_rates page_rates;
 };
 

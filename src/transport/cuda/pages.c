@@ -27,13 +27,15 @@
 #include "transport/cuda/cuda.h"
 #include "util/clock.h"
 #include "util/config.h"
-#include "util/cpus.h"
 #include "util/error.h"
 
 /* A use of fewer bytes page-locks nothing: reading them takes less time. */
 #define LEAST ((uint64_t)4 << 20)
 /* A use page-locks at most so many times what it reads. */
 #define EXCESS 4
+/* How much of a use is looked at to see whether it is in the page cache: so many times so much. */
+#define SAMPLES 4
+#define SAMPLE ((uint64_t)8 << 20)
 /* Times of a file advance in ticks of at most 10 ms. */
 #define TICKS ((int64_t)50 * 1000000)
 /* No write past the page cache that began before the file's last change is still under way. */
@@ -67,6 +69,7 @@ struct wh_file_pages {
 	uint64_t span; /* bytes of the mapping */
 	size_t count;
 	struct chunk *chunks;
+	dev_t device; /* of the file's system */
 
 	pthread_mutex_t lock; /* of what follows, and page-locking */
 	pthread_cond_t left;
@@ -76,7 +79,6 @@ struct wh_file_pages {
 	bool stale; /* pages are to be let go as soon as nobody uses them */
 	bool refused; /* the driver takes no pages of this file as it is; `why` */
 	struct stamp stamp; /* of all chunks; stays while there are users */
-	dev_t device; /* of the file's system; with the first stamp */
 	uint64_t read; /* bytes that uses left to threads, because these are faster */
 	/* bytes that were page-locked since a use last ended, and ns that this took */
 	uint64_t locked;
@@ -84,8 +86,7 @@ struct wh_file_pages {
 
 	/* of the last use: bytes that a GPU has read out of these pages, and threads beside it */
 	_Atomic uint64_t by_gpu, by_threads;
-	pthread_mutex_t
-		why_lock; /* of what follows; never held while the file system is waited for */
+	pthread_mutex_t why_lock; /* of what follows; nobody waits for the file system under it */
 	char why[WH_REFUSAL];
 	/* uses under way that threads read, since when (ns), and bytes of those that have ended */
 	unsigned reading;
@@ -94,13 +95,12 @@ struct wh_file_pages {
 	bool reading_cold; /* not all was in the page cache: that teaches nothing */
 };
 
-static bool stamp_take(const struct wh_file *file, struct stamp *out, dev_t *device)
+static bool stamp_take(const struct wh_file *file, struct stamp *out)
 {
 	struct stat is;
 
 	if (fstat(file->fd, &is))
 		return false;
-	*device = is.st_dev;
 	*out = (struct stamp){ .size = (uint64_t)is.st_size,
 			       .inode = is.st_ino,
 			       .modified = is.st_mtim,
@@ -388,9 +388,23 @@ static bool pages_find_device(struct wh_file_pages *pages)
 	return true;
 }
 
+/* Is it in the page cache, by the look of some of it? */
+static bool pages_are_warm(const struct wh_file_pages *pages, uint64_t offset, uint64_t bytes)
+{
+	uint64_t part = bytes < SAMPLE ? bytes : SAMPLE;
+
+	for (uint64_t i = 0; i < SAMPLES; i++) {
+		uint64_t at = offset + (bytes - part) / (SAMPLES - 1) * i;
+
+		if (!wh_file_is_resident(pages->file, pages->file->start + at, part))
+			return false;
+	}
+	return true;
+}
+
 static void pages_begin_reading(struct wh_file_pages *pages, uint64_t offset, uint64_t bytes)
 {
-	bool warm = wh_file_is_resident(pages->file, pages->file->start + offset, bytes);
+	bool warm = pages_are_warm(pages, offset, bytes);
 
 	pthread_mutex_lock(&pages->why_lock);
 	if (!pages->reading++) {
@@ -423,15 +437,13 @@ void wh_file_pages_read(struct wh_file_pages *pages, uint64_t bytes, bool failed
 static bool pages_prefer_threads(struct wh_file_pages *pages, uint64_t offset, uint64_t bytes,
 				 struct wh_file_use *use)
 {
-	struct wh_engine *engine = pages->mappings->engine;
-	unsigned threads = (unsigned)wh_engine_config(engine)->number[WH_SETTING_FILE_THREADS];
+	struct wh_device_mappings *mappings = pages->mappings;
 	char why[WH_REFUSAL];
 
 	if (!pages->chooses || pages->map || pages->read >= pages->file->length)
 		return false;
-	threads = wh_engine_turns(engine) ? 1 : threads < wh_cpus() ? threads : wh_cpus();
-	if (!wh_page_rates_prefer_threads(&pages->mappings->page_rates, pages->device, threads, why,
-					  sizeof(why)))
+	if (!wh_page_rates_prefer_threads(&mappings->page_rates, pages->device,
+					  mappings->file_threads, why, sizeof(why)))
 		return false;
 	pages->read += bytes;
 	pages_refuse(pages, "%s", why);
@@ -449,7 +461,7 @@ static bool pages_prepare(struct wh_file_pages *pages, uint64_t offset, uint64_t
 		return pages_refuse(pages, "the setting pin is off");
 	if (!pages_find_device(pages))
 		return false;
-	if (!stamp_take(pages->file, &stamp, &pages->device))
+	if (!stamp_take(pages->file, &stamp))
 		return pages_refuse(pages, "fstat fails");
 	if (!stamps_equal(&stamp, &pages->stamp) || pages->stale) {
 		if (pages->users)
@@ -512,13 +524,12 @@ bool wh_file_pages_check(struct wh_file_use *use)
 	struct wh_file_pages *pages = use->pages;
 	uint64_t end = atomic_load(&use->end);
 	struct stamp stamp;
-	dev_t device;
 	bool good;
 
 	if (!end)
 		return true;
 	pthread_mutex_lock(&pages->lock);
-	good = stamp_take(pages->file, &stamp, &device) && stamp.size >= pages->base + end;
+	good = stamp_take(pages->file, &stamp) && stamp.size >= pages->base + end;
 	if (good && (!stamps_equal(&stamp, &pages->stamp) || use->age < TICKS))
 		good = use_check_mapped(use);
 	if (!good) {
@@ -576,9 +587,11 @@ struct wh_file_pages *wh_file_pages_new(struct wh_device_mappings *mappings, str
 	const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
 	const char *how = wh_engine_config(mappings->engine)->text[WH_SETTING_FILE_PAGES];
 	struct wh_file_pages *pages = calloc(1, sizeof(*pages));
+	struct stat is;
 
 	if (!pages)
 		return NULL;
+	pages->device = fstat(file->fd, &is) ? 0 : is.st_dev;
 	pages->mappings = mappings;
 	pages->file = file;
 	pages->once = !strcmp(how, "once");

@@ -6,8 +6,8 @@
  * One thread at a time page-locks chunks of a file: the driver takes one such call at a time, and
  * several that wait for each other are slower than one. Nobody reads into slots beside it, either:
  * the copies out of these seem to wait for the same lock of the driver's, and nothing is gained. No
- * two ranges are in one chunk if that can be helped: a chunk is locked for all
- * of its bytes, or for none.
+ * two ranges are in one chunk if that can be helped: a chunk is locked for all of its bytes, or for
+ * none.
  */
 #include "transport/cuda/stage.h"
 
