@@ -7,7 +7,8 @@
  * bytes in flight. Each thread therefore issues several loads before its first store, and looks up
  * the offsets of its next chunk before it moves the current one.
  *
- * Use PTX ISA 7.0 only: no .L1::no_allocate, no cvta.param, no multimem.
+ * Use PTX ISA 7.0 only: no .L1::no_allocate, no cvta.param, no multimem. What is newer stands
+ * behind __CUDA_ARCH__.
  */
 #include "blocks.h"
 

@@ -642,14 +642,16 @@ FAKE_API int cuLaunchKernel(struct fake_function *function, unsigned grid_x, uns
 	return launch_submit(function, &config, parameters, extra);
 }
 
-/* Launches run one after the other all the same. It fails and is counted as cuLaunchKernel, so that
- * tests need not know which of them the library calls. */
+/* Launches run one after the other all the same. It also fails and is counted as cuLaunchKernel, so
+ * that tests need not know which of them the library calls. */
 FAKE_API int cuLaunchKernelEx(const struct launch_config *config, struct fake_function *function,
 			      void **parameters, void **extra)
 {
 	static struct fake_call as;
-	int error = fake_enter(&as, "cuLaunchKernel");
+	int error;
 
+	FAKE_ENTER();
+	error = fake_enter(&as, "cuLaunchKernel");
 	if (error)
 		return error;
 	for (unsigned i = 0; i < config->count; i++)

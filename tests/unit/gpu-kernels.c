@@ -36,6 +36,9 @@ static const char *loaded_as(bool newer, int *out)
 		image = kernels.image;
 		for (int i = 0; i < WH_BLOCKS_VARIANTS; i++)
 			assert_non_null(kernels.blocks[i]);
+		/* Only this machine code waits for the launch in front of it. */
+		assert_int_equal(kernels.overlap,
+				 !strncmp(image, "sm_", 3) && atoi(image + 3) >= 90);
 		wh_cuda_kernels_unload(cuda, &kernels);
 	}
 	wh_cuda_leave(&scope);

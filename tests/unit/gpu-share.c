@@ -250,6 +250,28 @@ static void calls__one_in_flight(void **state)
 	tear_down(b);
 }
 
+/* Launches may begin before the last one has ended within a GPU, and nowhere else: elsewhere they
+ * would take more from a model beside them. */
+static void calls__overlap_within_a_gpu(void **state)
+{
+	static const enum wh_blocks_way ways[] = { WH_BLOCKS_WITHIN, WH_BLOCKS_TO_HOST,
+						   WH_BLOCKS_FROM_HOST };
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(ways) / sizeof(ways[0]); i++) {
+		struct bench *b = set_up(ways[i], NULL);
+		uint64_t all = fake_calls(LAUNCH), overlap = fake_calls("cuLaunchKernelEx");
+
+		job_make(b, 0, 0, 1, 4096);
+		wh_gpu_stream_put(b->stream, &b->jobs[0].job);
+		jobs_wait(b, 1);
+		assert_int_equal(fake_calls(LAUNCH) - all, 1);
+		assert_int_equal(fake_calls("cuLaunchKernelEx") - overlap,
+				 ways[i] == WH_BLOCKS_WITHIN);
+		tear_down(b);
+	}
+}
+
 /* What shares nothing: urgent streams, long jobs, many pairs, the setting. */
 static void calls__of_their_own(void **state)
 {
@@ -517,6 +539,7 @@ int main(void)
 		cmocka_unit_test(calls__by_kernel),
 		cmocka_unit_test(calls__by_copies),
 		cmocka_unit_test(calls__one_in_flight),
+		cmocka_unit_test(calls__overlap_within_a_gpu),
 		cmocka_unit_test(calls__of_their_own),
 		cmocka_unit_test(order__before_the_next_turn),
 		cmocka_unit_test(bytes__random_mixes),

@@ -5,9 +5,8 @@
 
 #include <stdio.h>
 
-/* GB/s, until something has been measured: those of an H100 with ext4 and Linux 6.8
- * (docs/files.md), where one thread page-locks at 36 to 46 and lets pages go at 115 to 170, and
- * eight threads read at 45. */
+/* GB/s, until something has been measured: those of an H100 with ext4 and Linux 6.18
+ * (docs/files.md), where one thread page-locks at 36 to 46, and eight threads read at 45. */
 #define GUESS_LOCKING 38.0
 #define GUESS_THREAD 5.6 /* of each thread */
 /* Letting the pages go again takes a quarter of the time that locking them takes. */

@@ -29,7 +29,7 @@
 
 #define SLOTS 4 /* of one part at a time */
 /* The same for each thread for files, if one side is a file: while one slot's bytes wait for the
- * GPU, the thread has others. With one slot for each, eight threads read at 26 GB/s instead of 45.
+ * GPU, the thread has others. With one slot for each, eight threads read at 26 GB/s instead of 40.
  */
 #define THREAD_SLOTS 3
 #define FILE_SLOTS 24 /* of one part at most: others need some, too */
