@@ -187,9 +187,8 @@ struct unaligned {
 /* ---- the kernels ----------------------------------------------------------------------------- */
 
 /* A launch may begin before the one in front of it in the stream has ended: when all CTAs of that
- * have come to the last quarter of their chunks. Sooner, two launches that are all there is would
- * end together (blocks of 4 KiB: 1,275 GB/s; at the half 1,229). Before it ends it waits until the
- * one in front has ended, so that launches end in order and share a counter. */
+ * have come to chunk `let_next`. Before it ends it waits until the one in front has ended, so that
+ * launches end in order and share a counter. */
 static __device__ __forceinline__ void blocks_let_next_begin(void)
 {
 #if __CUDA_ARCH__ >= 900
@@ -231,7 +230,7 @@ template <typename HOW> static __device__ __forceinline__ void blocks_run(job_t 
 	uint32_t group = 1U << job.group_shift, lane = threadIdx.x & (group - 1);
 	uint32_t step = gridDim.x * (WH_BLOCKS_THREADS >> job.group_shift);
 	uint32_t item = (blockIdx.x * WH_BLOCKS_THREADS + threadIdx.x) >> job.group_shift;
-	uint32_t let_next = job.items / 4 * 3;
+	uint32_t let_next = job.let_next;
 	bool found = false, find_one;
 	chunk now, next = {};
 

@@ -74,7 +74,8 @@ struct wh_blocks_job {
 	uint32_t chunk_length; /* bytes; the last chunk of a block may be shorter */
 	uint32_t chunks; /* of a block */
 	uint32_t items; /* chunks in all; at most WH_BLOCKS_ITEMS */
-	uint32_t reserved;
+	/* From which chunk on the next launch in the stream may begin; see wh_blocks_let_next(). */
+	uint32_t let_next;
 
 	uint64_t source_base[WH_BLOCKS_INLINE];
 	uint64_t target_base[WH_BLOCKS_INLINE];
@@ -138,6 +139,18 @@ static inline uint32_t wh_blocks_ctas(enum wh_blocks_variant variant, enum wh_bl
 	return ctas && ctas < processors ? ctas : processors;
 }
 
+/*
+ * From which chunk on the next launch in the stream may begin, where launches may overlap: from the
+ * last quarter, or from the half where `many` are in flight. Two launches that share the GPU also
+ * end together, and if there is no third one, nothing is in flight then. On one H100, blocks of
+ * 4 KiB within it had 1,276 GB/s at the last quarter and 1,229 at the half with two batches in
+ * flight, 1,337 and 1,389 with four: bench/results/2026-11-26-h100-16cpu-launch-early.json.
+ */
+static inline uint32_t wh_blocks_let_next(uint32_t items, bool many)
+{
+	return many ? items / 2 : items / 4 * 3;
+}
+
 /* Divide the work among at most `ctas` CTAs (1 to 65,536) and set the fields above. Returns how
  * many to launch, at least 1; 0: too much for one launch, so use fewer or smaller blocks, or fewer
  * bases. */
@@ -169,6 +182,7 @@ static inline uint32_t wh_blocks_shape(struct wh_blocks_job *job, enum wh_blocks
 	job->chunk_length = (uint32_t)chunk;
 	job->chunks = (uint32_t)items;
 	job->items = (uint32_t)(items * blocks);
+	job->let_next = wh_blocks_let_next(job->items, false);
 	groups = ((job->items - 1) >> (9 - shift)) + 1; /* CTAs that get any chunk */
 	return groups < ctas ? (uint32_t)groups : ctas;
 }

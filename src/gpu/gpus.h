@@ -84,6 +84,12 @@ bool wh_gpus_yield(const struct wh_gpus *gpus);
 void wh_gpu_stream_store(struct wh_gpu_stream *stream);
 /* Does the driver take many copies of this stream in one call, at less cost than one by one? */
 bool wh_gpu_stream_batches_copies(const struct wh_gpu_stream *stream);
+/* Turns of the stream that have been submitted and that the GPU has not reported ended. */
+static inline uint32_t wh_gpu_stream_in_flight(const struct wh_gpu_stream *stream)
+{
+	return atomic_load_explicit(&stream->number, memory_order_relaxed) -
+	       atomic_load_explicit(stream->semaphore->value, memory_order_relaxed);
+}
 /* The most turns in flight while small jobs start turns of their own; 0: they always do. */
 uint32_t wh_gpus_turns(const struct wh_gpus *gpus);
 /* Begin a turn, submit what it has left and count it, end it for a job (`follows`: not its first

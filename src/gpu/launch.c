@@ -23,6 +23,10 @@
  * fewer, and 500 with 132. */
 #define OPPOSED_CTAS 64u
 
+/* With so many turns of a stream in front, launches are in flight all the time: the next one begins
+ * sooner. */
+#define MANY_TURNS 2u
+
 /* At most so many copies go to the driver in one call: its arguments are on the stack. */
 #define CALL_COPIES 128u
 
@@ -84,6 +88,8 @@ static void turn_launch(struct wh_gpu_stream_turn *turn, bool flagged)
 		turn->job.flag_value = stream->number + 1;
 		turn->job.counter = stream->counter;
 	}
+	turn->job.let_next =
+		wh_blocks_let_next(turn->job.items, wh_gpu_stream_in_flight(stream) >= MANY_TURNS);
 	/* Within a GPU a launch and its end are a tenth of what 64 MiB take. Over PCIe they are
 	 * nothing, and CTAs of two launches would take twice as much from the model beside them. */
 	error = wh_cuda_blocks_launch(cuda, &stream->gpu->kernels, turn->variant, &turn->job,
@@ -175,10 +181,9 @@ void wh_gpu_stream_store(struct wh_gpu_stream *stream)
 static bool turn_store_later(const struct wh_gpu_stream_turn *turn)
 {
 	const struct wh_gpu_stream *stream = turn->stream;
-	uint32_t done = atomic_load_explicit(stream->semaphore->value, memory_order_relaxed);
 
 	return !turn->error && !stream->urgent &&
-	       stream->number - stream->stored <= (stream->number - done) / STORE_SHARE;
+	       stream->number - stream->stored <= wh_gpu_stream_in_flight(stream) / STORE_SHARE;
 }
 
 void wh_gpu_stream_close(struct wh_gpu_stream_turn *turn)

@@ -135,15 +135,9 @@ void wh_gpu_stream_flush(struct wh_gpu_stream *stream)
 
 /* ---- when ------------------------------------------------------------------------------------ */
 
-static uint32_t stream_in_flight(const struct wh_gpu_stream *stream)
-{
-	return atomic_load_explicit(&stream->number, memory_order_relaxed) -
-	       atomic_load_explicit(stream->semaphore->value, memory_order_relaxed);
-}
-
 static bool stream_has_room(const struct wh_gpu_stream *stream)
 {
-	return stream_in_flight(stream) < wh_gpus_turns(stream->gpu->gpus);
+	return wh_gpu_stream_in_flight(stream) < wh_gpus_turns(stream->gpu->gpus);
 }
 
 void wh_gpu_stream_pump(struct wh_gpu_stream *stream)
@@ -173,7 +167,7 @@ void wh_gpu_stream_put(struct wh_gpu_stream *stream, struct wh_gpu_stream_job *j
 	/* Alone it starts at once. With others in flight it waits for company, as much as there is
 	 * before it; polls wait for none. */
 	flying = atomic_load_explicit(&stream->pending, memory_order_relaxed);
-	if (!stream_in_flight(stream) || waiting >= flying)
+	if (!wh_gpu_stream_in_flight(stream) || waiting >= flying)
 		wh_gpu_stream_pump(stream);
 }
 
