@@ -9,7 +9,7 @@ one run; what is not installed is left out, by name.
 
 --directory is where the files are made (4 times --mib); on tmpfs nothing is cold, and those rows
 are left out. With --gpu (cuda:0) only a safetensors file of --mib is read, out of the page cache
-into tensors of torch on that GPU.
+into tensors of torch on that GPU, and sent over TCP into memory of that GPU of another process.
 """
 import argparse
 import ctypes
@@ -119,10 +119,14 @@ class Fio:
         return json.loads(run.stdout)["jobs"][0][self.op]["runtime"] / 1e3
 
 
-def serve(pipe, length):
-    """The other process of the rows over TCP."""
+def serve(pipe, length, device):
+    """The other process of the rows over TCP, with memory of a GPU or of its own."""
     with wherry.Engine(require="tcp") as engine:
-        memory = engine.allocate(length)
+        if device:
+            torch = load("torch")
+            memory = torch.empty(length, dtype=torch.uint8, device=device)
+        else:
+            memory = engine.allocate(length)
         engine.register(memory, name="memory", access="rw")
         pipe.send(engine.url)
         pipe.recv()
@@ -253,9 +257,10 @@ def depth_rows(results, arguments, path, size):
 
 
 def tcp_rows(results, arguments, path, size):
+    what = "file to a peer over TCP" + (f", {arguments.gpu}" if arguments.gpu else "")
     context = multiprocessing.get_context("spawn")
     pipe, theirs = context.Pipe()
-    process = context.Process(target=serve, args=(theirs, size))
+    process = context.Process(target=serve, args=(theirs, size, arguments.gpu))
     process.start()
     with wherry.Engine(listen="none", require="tcp") as engine:
         memory = engine.allocate(size)
@@ -265,7 +270,7 @@ def tcp_rows(results, arguments, path, size):
         with engine.connect(pipe.recv()) as peer:
             remote = peer.find("memory")
             compare(
-                results, arguments.rounds, "file to a peer over TCP", "warm", size,
+                results, arguments.rounds, what, "warm", size,
                 lambda: peer.write(remote, file).wait() and None,
                 {"host memory": lambda: peer.write(remote, region).wait() and None},
                 lambda: warm(path),
@@ -434,6 +439,8 @@ def gpu_rows(results, arguments, path):
                     "rounds": 1, "gbps": gbps})  # fmt: skip
     print(f"{'safetensors to GPU, first':28} warm  {gbps:7.2f} GB/s")
     compare(results, arguments.rounds, "safetensors to GPU", "warm", size, ours, others, None)
+    if not safetensors:
+        return
     a, b = wherry.load_safetensors(path, device=arguments.gpu), safetensors.load_file(path)
     # Bit for bit: random bytes have values that equal nothing, not even themselves.
     for name in b:
@@ -459,7 +466,10 @@ def main():
     results = []
     with tempfile.TemporaryDirectory(dir=arguments.directory) as folder:
         if arguments.gpu:
-            gpu_rows(results, arguments, os.path.join(folder, "model.safetensors"))
+            path = os.path.join(folder, "model.safetensors")
+            gpu_rows(results, arguments, path)
+            load("torch").cuda.empty_cache()
+            tcp_rows(results, arguments, path, os.path.getsize(path))
         else:
             rows_without_gpu(results, arguments, folder)
     if arguments.json:

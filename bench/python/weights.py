@@ -528,7 +528,7 @@ def gpu_member(options):
                     began = time.perf_counter()
                     with us.publish(version) as publication:
                         publication.wait(PATIENCE)
-                        say(seconds=time.perf_counter() - began)
+                        say(seconds=time.perf_counter() - began, explain=us.explain())
                         sys.stdin.readline()
                     continue
                 wrong = []
@@ -588,7 +588,8 @@ def gpu_spread(options, size, first, last):
                 one.hear()
             for one in trainers:
                 one.tell(go=version)
-            took = max(one.hear()["seconds"] for one in trainers)
+            heard = [one.hear() for one in trainers]
+            took = max(one["seconds"] for one in heard)
             for one in members:
                 one.tell(all_have=version)
             told = [one.hear()["explain"] for one in servers]
@@ -599,7 +600,9 @@ def gpu_spread(options, size, first, last):
             if one.process.wait(PATIENCE):
                 raise RuntimeError("a member failed")
     return {"seconds": statistics.median(seconds), "all_seconds": seconds, "explain": told,
-            "phases": [phases(one) for one in told]}  # fmt: skip
+            "phases": [phases(one) for one in told],
+            "trainers_explain": [one["explain"] for one in heard],
+            "trainers_seconds": [one["seconds"] for one in heard]}  # fmt: skip
 
 
 def gpu_broadcast(options, size):
