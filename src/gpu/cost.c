@@ -64,6 +64,9 @@ const char *wh_gpu_stream_no_kernels(const struct wh_gpu_stream *stream)
 /* A kernel beside another process's takes turns with it, and nearly half of its speed, while that
  * computes; it may be idle. */
 #define SHARED_BURDEN 0.5
+/* By the first look one mover may take so many times longer, compared with the other, than by
+ * typical costs; what lies beyond is noise. */
+#define BELIEVED 8
 
 double wh_gpu_stream_burden(const struct wh_gpu_stream *stream)
 {
@@ -76,6 +79,20 @@ double wh_gpu_stream_burden(const struct wh_gpu_stream *stream)
 	return stream->way == WH_BLOCKS_TO_HOST ? TO_HOST_BURDEN : 0;
 }
 
+/* Believe the first look as far as it can be true: it takes some us, and another process that works
+ * on the GPU just then makes one mover wait for ms. */
+static void cost_believe(struct wh_lesson_times *times)
+{
+	double *first = times->first, *typical = times->typical;
+
+	for (enum wh_mover m = 0; m < WH_MOVERS; m++) {
+		double most = BELIEVED * typical[m] / typical[!m] * first[!m];
+
+		if (typical[!m] > 0 && first[m] > most)
+			first[m] = most;
+	}
+}
+
 static void cost_times(const struct wh_gpu_stream *stream, uint64_t count, uint64_t length,
 		       struct wh_lesson_times *out)
 {
@@ -85,6 +102,7 @@ static void cost_times(const struct wh_gpu_stream *stream, uint64_t count, uint6
 	out->typical[WH_MOVER_COPIES] = cost_by_copies(&stream->guessed, count, length);
 	out->first[WH_MOVER_KERNEL] = cost_by_kernel(cost, count, length);
 	out->first[WH_MOVER_COPIES] = cost_by_copies(cost, count, length);
+	cost_believe(out);
 	out->burden = wh_gpu_stream_burden(stream);
 }
 

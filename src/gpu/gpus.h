@@ -98,6 +98,9 @@ void wh_gpu_stream_open(struct wh_gpu_stream *stream, struct wh_gpu_stream_turn 
 void wh_gpu_stream_close(struct wh_gpu_stream_turn *turn);
 void wh_gpu_stream_attach(struct wh_gpu_stream_turn *turn, struct wh_gpu_stream_job *job,
 			  bool follows);
+/* See which jobs have ended, so that what they took does not count the time until the next poll:
+ * for who holds the lock for long. Under stream.lock. */
+void wh_gpu_stream_glance(struct wh_gpu_stream *stream);
 /* Submit the jobs that wait, as long as few turns are in flight. No lock may be held. */
 void wh_gpu_stream_pump(struct wh_gpu_stream *stream);
 /* Submit all that wait, however many turns are in flight. Under stream.lock. */

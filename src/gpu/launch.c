@@ -139,6 +139,7 @@ static void turn_copies(struct wh_gpu_stream_turn *turn, struct copy_call *call)
 	size_t first = 0;
 
 	call->count = 0;
+	wh_gpu_stream_glance(turn->stream);
 	if (count > 1 && wh_gpu_stream_batches_copies(turn->stream)) {
 		turn_launch(turn, false);
 		if (turn->error ||

@@ -115,18 +115,12 @@ static void progress_learn(struct wh_gpu_stream *stream, const struct ended_jobs
 	stream->seen_busy = before;
 }
 
-/* Move the stream's finished jobs to `ended`. */
-static void progress_collect_jobs(struct wh_gpu_stream *stream, struct wh_list *ended)
+/* Move the stream's finished jobs to stream.ended, and learn from what they took. Returns how many
+ * turns have ended. Under stream.lock. */
+static unsigned progress_see_ended(struct wh_gpu_stream *stream, uint32_t last_done, int64_t now)
 {
 	struct ended_jobs jobs = { .count = 0 };
-	uint32_t last_done;
-	int64_t now;
 
-	/* Busy: another thread submits work or polls. A later poll collects the jobs. */
-	if (pthread_mutex_trylock(&stream->lock))
-		return;
-	now = wh_now();
-	last_done = atomic_load_explicit(stream->semaphore->value, memory_order_acquire);
 	while (!wh_list_empty(&stream->jobs)) {
 		struct wh_gpu_stream_job *job =
 			wh_container(stream->jobs.next, struct wh_gpu_stream_job, link);
@@ -135,19 +129,49 @@ static void progress_collect_jobs(struct wh_gpu_stream *stream, struct wh_list *
 			break;
 		wh_list_remove(&job->link);
 		ended_add(&jobs, job);
-		atomic_fetch_sub_explicit(&stream->pending, 1, memory_order_relaxed);
 		if ((int64_t)(job->ring - stream->tail) > 0)
 			stream->tail = job->ring;
 		if (stream->error && !job->error) {
 			job->error = stream->error;
 			memcpy(job->text, stream->text, sizeof(job->text));
 		}
-		wh_list_append(ended, &job->link);
+		wh_list_append(&stream->ended, &job->link);
 	}
 	progress_learn(stream, &jobs, now);
+	return jobs.count;
+}
+
+void wh_gpu_stream_glance(struct wh_gpu_stream *stream)
+{
+	int64_t now = wh_now();
+
+	if (!wh_list_empty(&stream->jobs))
+		progress_see_ended(
+			stream,
+			atomic_load_explicit(stream->semaphore->value, memory_order_acquire), now);
+}
+
+/* Move the stream's finished jobs to `ended`. */
+static void progress_collect_jobs(struct wh_gpu_stream *stream, struct wh_list *ended)
+{
+	uint32_t last_done;
+	struct wh_list *link;
+	unsigned count;
+	int64_t now;
+
+	/* Busy: another thread submits work or polls. A later poll collects the jobs. */
+	if (pthread_mutex_trylock(&stream->lock))
+		return;
+	now = wh_now();
+	last_done = atomic_load_explicit(stream->semaphore->value, memory_order_acquire);
+	count = progress_see_ended(stream, last_done, now);
+	while ((link = wh_list_take(&stream->ended))) {
+		wh_list_append(ended, link);
+		atomic_fetch_sub_explicit(&stream->pending, 1, memory_order_relaxed);
+	}
 	if (!wh_list_empty(&stream->jobs)) {
 		progress_store(stream, last_done);
-		if (jobs.count)
+		if (count)
 			stream->last_progress = now;
 		else if (now - stream->last_progress > QUERY_AFTER)
 			progress_query_stream(stream, now);

@@ -206,6 +206,7 @@ static int stream_new(struct wh_gpu_context *gpu, enum wh_blocks_way way, bool u
 	pthread_mutex_init(&stream->lock, NULL);
 	pthread_mutex_init(&stream->waiting_lock, NULL);
 	wh_list_init(&stream->jobs);
+	wh_list_init(&stream->ended);
 	wh_list_init(&stream->waiting);
 	error = wh_gpus_thread_start(gpus);
 	if (!error)

@@ -81,7 +81,8 @@ struct wh_gpu_stream {
 	uint32_t stored;
 	uint64_t head, tail; /* of the ring, in bytes; never wrapped */
 	struct wh_list jobs; /* in flight, oldest first */
-	_Atomic uint32_t pending; /* length of `jobs`; may be read without the lock */
+	struct wh_list ended; /* jobs that have been seen to have ended; the next poll says so */
+	_Atomic uint32_t pending; /* length of both; may be read without the lock */
 	int64_t last_progress; /* ns; when a job last ended or the stream was last queried */
 	int64_t seen_busy; /* ns; when a poll last found the oldest job unfinished */
 	int64_t oldest_since; /* ns; not after the oldest job began to run, as far as is known */

@@ -41,7 +41,7 @@ static void set_costs(struct bench *b, bool kernel)
 						 .copy_rate = 100,
 						 .measured = true };
 
-	b->stream->measured = cost;
+	b->stream->guessed = b->stream->measured = cost;
 	atomic_store(&b->stream->cost, &b->stream->measured);
 	memset(b->stream->gpu->lessons, 0, sizeof(b->stream->gpu->lessons));
 }

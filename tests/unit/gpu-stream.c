@@ -5,6 +5,7 @@
 
 #include "fake-cuda.h"
 
+#include "gpu/gpus.h"
 #include "gpu/stream.h"
 #include "util/clock.h"
 
@@ -380,7 +381,9 @@ static void costs__choice(void **state)
 		}
 	}
 	set_costs(&stream, ALL_COPIES);
-	assert_false(wh_gpu_stream_prefers_kernel(&stream, 1000, 8));
+	assert_false(wh_gpu_stream_prefers_kernel(&stream, 10, 8));
+	/* They would take 150 times as long, typically: no first look is believed that much. */
+	assert_true(wh_gpu_stream_prefers_kernel(&stream, 1000, 8));
 	set_costs(&stream, ALL_KERNEL);
 	assert_true(wh_gpu_stream_prefers_kernel(&stream, 1, 8));
 	/* No fragments and no bytes: no division by zero. */
@@ -452,6 +455,52 @@ static void streams__opposed(void **state)
 	atomic_fetch_add(&b->stream->pending, 1); /* more of the same */
 	assert_false(wh_gpu_stream_is_opposed(b->stream));
 	atomic_fetch_sub(&b->stream->pending, 1);
+	tear_down(b);
+	free(b);
+}
+
+/* A turn of many copies takes its time to submit. Meanwhile nobody polls; what the turn before it
+ * took is what the GPU needed for that all the same. */
+static void lessons__behind_a_long_submission(void **state)
+{
+	struct turn first = { .job.done = ended }, second = { .job.done = ended };
+	struct bench *b = malloc(sizeof(*b));
+	struct wh_gpu_stream_turn doing;
+	const struct wh_figure *figure;
+	int64_t begun, seen;
+	double took;
+
+	(void)state;
+	assert_non_null(b);
+	set_up(b, WH_BLOCKS_FROM_HOST);
+	set_costs(b->stream, ALL_KERNEL);
+	for (uint64_t i = 0; i < PAIRS; i++)
+		b->pairs[i] = (struct wh_pair){ (uintptr_t)b->from + 4096 * i,
+						(uintptr_t)b->to + 4096 * i, 4096 };
+	begun = wh_now();
+	wh_gpu_stream_begin(b->stream, &doing);
+	assert_int_equal(wh_gpu_stream_pairs(&doing, b->pairs, 8), 8);
+	wh_gpu_stream_close(&doing);
+	wh_gpu_stream_attach(&doing, &first.job, false);
+	wh_gpus_job_added(b->engine->gpus);
+	/* The lock stays, so no poll sees that it has ended. */
+	while (wh_gpu_stream_in_flight(b->stream))
+		sched_yield();
+	wh_gpu_stream_open(b->stream, &doing);
+	doing.by_copies = true;
+	wh_gpu_stream_pairs(&doing, b->pairs, PAIRS / 2);
+	seen = wh_now();
+	while (wh_now() < seen + 20 * WH_MS)
+		sched_yield();
+	wh_gpu_stream_pairs(&doing, b->pairs + PAIRS / 2, PAIRS / 2);
+	assert_int_equal(first.done, 0);
+	wh_gpu_stream_end(&doing, &second.job);
+	wait_for(b, &first);
+	wait_for(b, &second);
+	figure = &first.job.lesson.lesson->by[WH_MOVER_KERNEL];
+	assert_int_equal(figure->turns, 1);
+	took = figure->factor * first.job.lesson.typical;
+	assert_true(took > 0 && took <= (double)(seen - begun));
 	tear_down(b);
 	free(b);
 }
@@ -882,6 +931,7 @@ int main(void)
 		cmocka_unit_test(costs__choice),
 		cmocka_unit_test(costs__burden),
 		cmocka_unit_test(streams__opposed),
+		cmocka_unit_test(lessons__behind_a_long_submission),
 		cmocka_unit_test(copies__many_in_one_call),
 		cmocka_unit_test(copies__one_is_bad),
 		cmocka_unit_test(copies__refused_together),
