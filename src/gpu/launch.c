@@ -22,6 +22,9 @@
 /* CTAs between two GPUs that both send: two H100s reached 622 GB/s with 64 each, 405 to 449 with
  * fewer, and 500 with 132. */
 #define OPPOSED_CTAS 64u
+/* Who submits both ways in turns finds the other one's last work done now and then: for so long it
+ * still counts. */
+#define OPPOSED_FOR (10 * WH_MS)
 
 /* With so many turns of a stream in front, launches are in flight all the time: the next one begins
  * sooner. */
@@ -301,26 +304,31 @@ static uint64_t ring_upload(struct wh_gpu_stream_turn *turn, uint64_t at, uint64
 
 /* ---- blocks ---------------------------------------------------------------------------------- */
 
-bool wh_gpu_stream_is_opposed(const struct wh_gpu_stream *stream)
+bool wh_gpu_stream_is_opposed(struct wh_gpu_stream *stream)
 {
 	struct wh_gpu_stream *other =
 		atomic_load_explicit(&stream->gpu->gpus->streams, memory_order_acquire);
+	int64_t now;
 
 	if (stream->way != WH_BLOCKS_PUSH && stream->way != WH_BLOCKS_PULL)
 		return false;
+	now = wh_now();
 	for (; other; other = atomic_load_explicit(&other->next, memory_order_acquire)) {
 		bool same_way = other->way == stream->way;
 		bool same_gpu = other->gpu->device == stream->gpu->device;
 
 		if ((other->way == WH_BLOCKS_PUSH || other->way == WH_BLOCKS_PULL) &&
 		    same_way != same_gpu &&
-		    atomic_load_explicit(&other->pending, memory_order_relaxed))
+		    atomic_load_explicit(&other->pending, memory_order_relaxed)) {
+			atomic_store_explicit(&stream->opposed_at, now, memory_order_relaxed);
+			atomic_store_explicit(&other->opposed_at, now, memory_order_relaxed);
 			return true;
+		}
 	}
-	return false;
+	return now - atomic_load_explicit(&stream->opposed_at, memory_order_relaxed) < OPPOSED_FOR;
 }
 
-static uint32_t stream_ctas(const struct wh_gpu_stream *stream, int variant, uint64_t block_length)
+static uint32_t stream_ctas(struct wh_gpu_stream *stream, int variant, uint64_t block_length)
 {
 	uint32_t processors = (uint32_t)stream->gpu->device->processors, ctas;
 	int64_t wanted = wh_gpus_ctas(stream->gpu->gpus);
@@ -334,7 +342,7 @@ static uint32_t stream_ctas(const struct wh_gpu_stream *stream, int variant, uin
 	return ctas;
 }
 
-uint32_t wh_gpu_stream_ctas(const struct wh_gpu_stream *stream, uint64_t count, uint64_t length)
+uint32_t wh_gpu_stream_ctas(struct wh_gpu_stream *stream, uint64_t count, uint64_t length)
 {
 	enum wh_blocks_variant variant = wh_blocks_widest(length);
 	struct wh_blocks_job job = { .block_length = length, .base_count = 1 };

@@ -91,6 +91,8 @@ struct wh_gpu_stream {
 	/* &guessed, then &measured; may be read without the lock. */
 	const struct wh_gpu_stream_cost *_Atomic cost;
 	struct wh_gpu_stream_cost guessed, measured;
+	/* ns; when it last was in flight together with work between the same GPUs the other way */
+	int64_t _Atomic opposed_at;
 	bool probed;
 };
 
@@ -251,8 +253,9 @@ enum wh_mover wh_gpu_stream_choose(struct wh_gpu_stream *stream, uint64_t count,
 /* What the choice is made by. The kernel's time is 0 without kernels. */
 void wh_gpu_stream_look(const struct wh_gpu_stream *stream, uint64_t count, uint64_t length,
 			struct wh_lesson_view view[WH_MOVERS]);
-/* Are two GPUs' links busy the other way, as far as this engine has work on its streams? */
-bool wh_gpu_stream_is_opposed(const struct wh_gpu_stream *stream);
+/* Are two GPUs' links busy the other way, or were they until some ms ago, as far as this engine has
+ * work on its streams? */
+bool wh_gpu_stream_is_opposed(struct wh_gpu_stream *stream);
 /* What a kernel takes from other work on the GPU by setting `model_first`, as a share of its time.
  */
 double wh_gpu_stream_burden(const struct wh_gpu_stream *stream);
@@ -267,7 +270,7 @@ void wh_gpu_stream_times(const struct wh_gpu_stream *stream, uint64_t count, uin
 			 double *kernel, double *copies);
 /* How many CTAs a launch of the kernel would use if all addresses are aligned as the length is; 0:
  * no kernels. */
-uint32_t wh_gpu_stream_ctas(const struct wh_gpu_stream *stream, uint64_t count, uint64_t length);
+uint32_t wh_gpu_stream_ctas(struct wh_gpu_stream *stream, uint64_t count, uint64_t length);
 
 /* Set the cost to typical values. */
 void wh_gpu_stream_guess_cost(struct wh_gpu_stream *stream);

@@ -452,6 +452,12 @@ static void streams__opposed(void **state)
 		assert_int_equal(wh_gpu_stream_ctas(b->stream, 100000, 4096), 64);
 		atomic_fetch_sub(&other[i]->pending, 1);
 	}
+	/* Who submits both ways in turns finds the other one idle now and then. */
+	assert_true(atomic_load(&b->stream->opposed_at) && atomic_load(&other[1]->opposed_at));
+	atomic_store(&b->stream->opposed_at, wh_now() + WH_SECOND);
+	assert_true(wh_gpu_stream_is_opposed(b->stream));
+	atomic_store(&b->stream->opposed_at, wh_now() - WH_SECOND);
+	assert_false(wh_gpu_stream_is_opposed(b->stream));
 	atomic_fetch_add(&b->stream->pending, 1); /* more of the same */
 	assert_false(wh_gpu_stream_is_opposed(b->stream));
 	atomic_fetch_sub(&b->stream->pending, 1);
