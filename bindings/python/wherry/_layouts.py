@@ -164,6 +164,17 @@ def pieces_of(state_dict: Mapping[str, Any]) -> List[Piece]:
     return [piece for piece in found if piece is not None and piece.bytes]
 
 
+def has_moved(piece: Piece, value: Any) -> bool:
+    """Has the tensor other memory than when the piece was made of it? Each version asks this of each
+    tensor, so torch's own ones are asked for no more than their address and strides."""
+    local = value.tensor if isinstance(value, Slice) else value
+    if local is piece.local and is_torch(local) and local.data_ptr() == piece.address:
+        if tuple(step * piece.item for step in local.stride()) == piece.strides:
+            return False
+    now = _piece(piece.name, value)
+    return now is None or (now.address, now.strides) != (piece.address, piece.strides)
+
+
 # ---- what one process has, or wants
 
 

@@ -36,6 +36,7 @@ from ._layouts import (
     as_target,
     both,
     device_of,
+    has_moved,
     is_torch,
     pieces_of,
     this_host,
@@ -312,10 +313,8 @@ class Member:
         is cancelled or retract() is called. Waits for the current streams of torch on the GPUs of
         the tensors, for nothing else. Error EALREADY: the version before was not retracted; EACCES:
         this process receives only."""
-        moved = {piece.name: piece for piece in pieces_of(self._source_dict)}
         for piece in self._held:
-            now = moved.get(piece.name)
-            if now is None or (now.address, now.strides) != (piece.address, piece.strides):
+            if has_moved(piece, self._source_dict[piece.name]):
                 raise invalid(f"tensor {piece.name[:80]!r} has other memory than when it was opened"
                               f": close this and publish the state_dict anew")  # fmt: skip
         _synchronize(self._held)
