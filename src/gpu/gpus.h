@@ -61,6 +61,7 @@ struct wh_gpus {
 	_Atomic unsigned event_count;
 	_Atomic bool stop;
 	_Atomic int64_t polled_at; /* ns; when a thread that waits last polled */
+	_Atomic int64_t put_at; /* ns; when a small job was last put */
 	_Atomic uint32_t sleeping; /* futex; 1: the GPU thread sleeps, or is about to */
 };
 

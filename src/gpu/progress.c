@@ -15,6 +15,8 @@
  * before it sleeps until the next job. */
 #define POLL_INTERVAL 20000
 #define SLEEP_AFTER (2 * WH_MS)
+/* A thread that has polled so long ago may still be about to poll, if it puts jobs meanwhile. */
+#define HELP_LATEST (200 * WH_MS / 1000)
 /* With CPUs to spare the GPU thread spins for so long after a job instead of sleeping for an
  * interval: in a pipeline of slots each pause would delay the next slot. */
 #define SPIN_AFTER_JOB (100 * WH_MS / 1000)
@@ -338,10 +340,14 @@ static void progress_sleep(struct wh_gpus *gpus)
 }
 
 /* A thread that waits polls all streams. Two threads that do so at once take turns at their locks,
- * and hand the batches' memory to and fro between their caches. */
+ * and hand the batches' memory to and fro between their caches. Between two polls such a thread may
+ * put many jobs; it is not waited for longer than HELP_LATEST. */
 static bool progress_is_helped(const struct wh_gpus *gpus, int64_t now)
 {
-	return now - atomic_load_explicit(&gpus->polled_at, memory_order_relaxed) < POLL_INTERVAL;
+	int64_t polled = now - atomic_load_explicit(&gpus->polled_at, memory_order_relaxed);
+	int64_t put = now - atomic_load_explicit(&gpus->put_at, memory_order_relaxed);
+
+	return polled < POLL_INTERVAL || (put < POLL_INTERVAL && polled < HELP_LATEST);
 }
 
 static void *progress_thread(void *argument)

@@ -13,6 +13,7 @@
  * fails is repeated job by job, which writes some bytes a second time.
  */
 #include "gpu/gpus.h"
+#include "util/clock.h"
 #include "util/list.h"
 
 /* The most pairs of a turn: so many addresses travel with the launch. */
@@ -54,7 +55,7 @@ static uint64_t job_bytes(const struct wh_gpu_stream_job *job)
 /* Move waiting jobs to `jobs`, oldest first, as many as fit into one turn. False: none waits. */
 static bool share_take(struct wh_gpu_stream *stream, struct wh_list *jobs)
 {
-	uint64_t pairs = 0, bytes = 0;
+	uint64_t pairs = 0, bytes = 0, all = 0;
 	uint32_t taken = 0;
 
 	pthread_mutex_lock(&stream->waiting_lock);
@@ -70,8 +71,10 @@ static bool share_take(struct wh_gpu_stream *stream, struct wh_list *jobs)
 		wh_list_remove(link);
 		wh_list_append(jobs, link);
 		taken++;
+		all = bytes;
 	}
 	atomic_fetch_sub(&stream->waiting_count, taken);
+	atomic_fetch_sub(&stream->waiting_bytes, all);
 	pthread_mutex_unlock(&stream->waiting_lock);
 	return taken;
 }
@@ -135,9 +138,22 @@ void wh_gpu_stream_flush(struct wh_gpu_stream *stream)
 
 /* ---- when ------------------------------------------------------------------------------------ */
 
+/* Is what waits worth a turn while others are in flight? Few turns are cheap, so it should be as
+ * many jobs as are in flight, or so many bytes that the GPU would wait for them. */
+static bool stream_has_company(const struct wh_gpu_stream *stream)
+{
+	return atomic_load_explicit(&stream->waiting_count, memory_order_relaxed) >=
+		       atomic_load_explicit(&stream->pending, memory_order_relaxed) ||
+	       atomic_load_explicit(&stream->waiting_bytes, memory_order_relaxed) >=
+		       most[stream->way].job;
+}
+
+/* May what waits be submitted? A job alone starts at once. */
 static bool stream_has_room(const struct wh_gpu_stream *stream)
 {
-	return wh_gpu_stream_in_flight(stream) < wh_gpus_turns(stream->gpu->gpus);
+	uint32_t turns = wh_gpu_stream_in_flight(stream);
+
+	return !turns || (turns < wh_gpus_turns(stream->gpu->gpus) && stream_has_company(stream));
 }
 
 void wh_gpu_stream_pump(struct wh_gpu_stream *stream)
@@ -156,19 +172,15 @@ void wh_gpu_stream_pump(struct wh_gpu_stream *stream)
 
 void wh_gpu_stream_put(struct wh_gpu_stream *stream, struct wh_gpu_stream_job *job)
 {
-	uint32_t waiting, flying;
-
+	atomic_store_explicit(&stream->gpu->gpus->put_at, wh_now(), memory_order_relaxed);
 	/* Before any poll can collect it. */
 	wh_gpus_job_added(stream->gpu->gpus);
 	pthread_mutex_lock(&stream->waiting_lock);
 	wh_list_append(&stream->waiting, &job->link);
-	waiting = atomic_fetch_add(&stream->waiting_count, 1) + 1;
+	atomic_fetch_add(&stream->waiting_count, 1);
+	atomic_fetch_add(&stream->waiting_bytes, job_bytes(job));
 	pthread_mutex_unlock(&stream->waiting_lock);
-	/* Alone it starts at once. With others in flight it waits for company, as much as there is
-	 * before it; polls wait for none. */
-	flying = atomic_load_explicit(&stream->pending, memory_order_relaxed);
-	if (!wh_gpu_stream_in_flight(stream) || waiting >= flying)
-		wh_gpu_stream_pump(stream);
+	wh_gpu_stream_pump(stream);
 }
 
 void wh_gpus_withdraw(struct wh_gpus *gpus, const void *owner, int error, const char *text)
@@ -189,6 +201,9 @@ void wh_gpus_withdraw(struct wh_gpus *gpus, const void *owner, int error, const 
 			wh_list_remove(l);
 			wh_list_append(&jobs, l);
 			atomic_fetch_sub(&stream->waiting_count, 1);
+			atomic_fetch_sub(
+				&stream->waiting_bytes,
+				job_bytes(wh_container(l, struct wh_gpu_stream_job, link)));
 		}
 		pthread_mutex_unlock(&stream->waiting_lock);
 	}

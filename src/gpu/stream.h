@@ -73,6 +73,7 @@ struct wh_gpu_stream {
 	struct wh_list
 		waiting; /* jobs of wh_gpu_stream_put() that are in no turn yet, oldest first */
 	_Atomic uint32_t waiting_count; /* its length; may be read without the lock */
+	_Atomic uint64_t waiting_bytes; /* that these move; the same */
 
 	pthread_mutex_t lock; /* guards what follows, and submitting */
 	_Atomic uint32_t number; /* of the last submitted turn; may be read without the lock */
