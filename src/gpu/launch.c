@@ -221,6 +221,7 @@ void wh_gpu_stream_attach(struct wh_gpu_stream_turn *turn, struct wh_gpu_stream_
 	job->ring = stream->head;
 	job->begun = turn->begun;
 	job->lesson.lesson = NULL;
+	job->lesson.submitted = wh_now() - turn->begun;
 	if (!turn->error && !follows)
 		wh_gpu_stream_teaches(stream, &turn->work, &job->lesson);
 	if (wh_list_empty(&stream->jobs)) {

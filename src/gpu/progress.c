@@ -71,7 +71,7 @@ static void progress_store(struct wh_gpu_stream *stream, uint32_t last_done)
 
 /* What the jobs that ended by one poll took together. They teach if one mover did all of them. */
 struct ended_jobs {
-	struct wh_gpu_stream_lesson lesson; /* of the first; `typical`: of all */
+	struct wh_gpu_stream_lesson lesson; /* of the first; `typical` and `submitted`: of all */
 	unsigned count;
 	bool alike;
 };
@@ -92,21 +92,26 @@ static void ended_add(struct ended_jobs *jobs, const struct wh_gpu_stream_job *j
 	jobs->alike = jobs->alike && !job->error && lesson->lesson == jobs->lesson.lesson &&
 		      lesson->mover == jobs->lesson.mover;
 	jobs->lesson.typical += lesson->typical;
+	jobs->lesson.submitted += lesson->submitted;
 }
 
 /* Under stream.lock. A job's time starts no later than the job does: when its predecessor was last
  * seen unfinished, or when its turn began. So times are never too short, however late a poll comes,
- * and the fastest of many is near the truth. `before`: ns, from before the poll looked. */
+ * and the fastest of many is near the truth. What submitting took counts although the GPU was busy
+ * with the predecessor meanwhile: one after the other, turns are no faster than they are submitted.
+ * `before`: ns, from before the poll looked. */
 static void progress_learn(struct wh_gpu_stream *stream, const struct ended_jobs *ended,
 			   int64_t before)
 {
+	const struct wh_gpu_stream_lesson *lesson = &ended->lesson;
 	const struct wh_gpu_stream_job *next;
-	int64_t now;
+	int64_t now, took;
 
 	if (ended->count && ended->alike && !stream->error) {
 		now = wh_now();
-		wh_lesson_learn(ended->lesson.lesson, ended->lesson.mover, ended->lesson.typical,
-				(double)(now - stream->oldest_since), now);
+		took = now - stream->oldest_since;
+		took = took > lesson->submitted ? took : lesson->submitted;
+		wh_lesson_learn(lesson->lesson, lesson->mover, lesson->typical, (double)took, now);
 	}
 	if (wh_list_empty(&stream->jobs))
 		return;

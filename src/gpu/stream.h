@@ -102,6 +102,7 @@ struct wh_gpu_stream_lesson {
 	struct wh_lesson *lesson; /* NULL: nothing */
 	enum wh_mover mover;
 	double typical; /* ns; its time by typical costs */
+	int64_t submitted; /* ns that submitting it took: it counts as at least that */
 };
 
 /* The completion of a turn, or of what one of several has in it. The caller zeroes it, sets `done`

@@ -511,6 +511,47 @@ static void lessons__behind_a_long_submission(void **state)
 	free(b);
 }
 
+/* Copies are submitted while the GPU is busy with another turn, and end soon after that. They count
+ * as what submitting them took: turns of their like, one after the other, are no faster. */
+static void lessons__a_long_submission(void **state)
+{
+	struct turn first = { .job.done = ended }, second = { .job.done = ended };
+	struct bench *b = malloc(sizeof(*b));
+	struct wh_gpu_stream_turn doing;
+	const struct wh_figure *figure;
+	struct wh_semaphore *gate, *second_gate;
+	int64_t until;
+
+	(void)state;
+	assert_non_null(b);
+	set_up(b, WH_BLOCKS_FROM_HOST);
+	set_costs(b->stream, ALL_KERNEL);
+	for (uint64_t i = 0; i < 8; i++)
+		b->pairs[i] = (struct wh_pair){ (uintptr_t)b->from + 4096 * i,
+						(uintptr_t)b->to + 4096 * i, 4096 };
+	gate = stream_hold(b->engine, b->stream);
+	wh_gpu_stream_begin(b->stream, &doing);
+	assert_int_equal(wh_gpu_stream_pairs(&doing, b->pairs, 8), 8);
+	wh_gpu_stream_end(&doing, &first.job);
+	second_gate = stream_hold(b->engine, b->stream); /* no poll sees both end */
+	wh_gpu_stream_begin(b->stream, &doing);
+	doing.by_copies = true;
+	until = wh_now() + 50 * WH_MS;
+	assert_int_equal(wh_gpu_stream_pairs(&doing, b->pairs, 8), 8);
+	while (wh_now() < until)
+		sched_yield();
+	wh_gpu_stream_end(&doing, &second.job);
+	stream_go_on(b->engine, gate);
+	wait_for(b, &first);
+	stream_go_on(b->engine, second_gate);
+	wait_for(b, &second);
+	figure = &second.job.lesson.lesson->by[WH_MOVER_COPIES];
+	assert_int_equal(figure->turns, 1);
+	assert_true(figure->factor * second.job.lesson.typical >= 50.0 * WH_MS);
+	tear_down(b);
+	free(b);
+}
+
 /* ---- many copies in one call ------------------------------------------------------------------
  */
 
@@ -938,6 +979,7 @@ int main(void)
 		cmocka_unit_test(costs__burden),
 		cmocka_unit_test(streams__opposed),
 		cmocka_unit_test(lessons__behind_a_long_submission),
+		cmocka_unit_test(lessons__a_long_submission),
 		cmocka_unit_test(copies__many_in_one_call),
 		cmocka_unit_test(copies__one_is_bad),
 		cmocka_unit_test(copies__refused_together),
