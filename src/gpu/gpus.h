@@ -25,6 +25,9 @@ struct wh_pinned {
 };
 
 struct wh_slot_pool {
+	struct wh_list link; /* gpus.file_pools */
+	enum wh_slot_use use;
+	const struct wh_file_system *system; /* NULL: for no file in particular */
 	struct wh_list slots; /* the free ones */
 	struct wh_list waiters; /* struct wh_slot_wait */
 	unsigned count; /* slots that have been made */
@@ -51,6 +54,7 @@ struct wh_gpus {
 	pthread_mutex_t list_lock; /* guards what follows; taken after `lock` */
 	struct wh_list events; /* struct wh_event_wait */
 	struct wh_slot_pool pools[WH_SLOT_USES];
+	struct wh_list file_pools; /* one for each use and file system */
 	struct wh_list semaphores_free;
 	/* all allocations, and those of plain memory; freed by wh_gpus_pinned_free() */
 	struct wh_pinned *pinned, *plain;

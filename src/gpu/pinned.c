@@ -114,9 +114,12 @@ void wh_gpus_pinned_free(struct wh_gpus *gpus)
 	struct wh_cuda_device *device;
 	struct wh_pinned *block, *next;
 	struct wh_cuda_scope scope;
+	struct wh_list *link;
 	bool entered;
 
 	plain_free(gpus);
+	while ((link = wh_list_take(&gpus->file_pools)))
+		free(wh_container(link, struct wh_slot_pool, link));
 	if (!gpus->pinned)
 		return;
 	entered = !wh_gpus_pinning_device(gpus, NULL, &device) &&
@@ -200,12 +203,12 @@ int wh_slots_contiguous(struct wh_gpus *gpus, unsigned count, struct wh_slot *ou
 }
 
 /* Allocate SLOTS_AT_ONCE more. Under list_lock. */
-static int pinned_add_slots(struct wh_gpus *gpus, enum wh_slot_use use)
+static int pool_add_slots(struct wh_gpus *gpus, struct wh_slot_pool *pool)
 {
 	size_t bytes = SLOTS_AT_ONCE * WH_SLOT, entries = SLOTS_AT_ONCE * sizeof(struct wh_slot);
 	struct wh_pinned *block;
 	struct wh_slot *slots;
-	int error = use == WH_SLOT_FILE_INITIATOR || use == WH_SLOT_FILE_OWNER ?
+	int error = pool->use == WH_SLOT_FILE_INITIATOR || pool->use == WH_SLOT_FILE_OWNER ?
 			    plain_new(gpus, bytes, entries, &block) :
 			    pinned_new(gpus, bytes, entries, &block);
 
@@ -214,13 +217,14 @@ static int pinned_add_slots(struct wh_gpus *gpus, enum wh_slot_use use)
 	slots = block->entries;
 	slots_lay_out(slots, SLOTS_AT_ONCE, block);
 	for (unsigned i = 0; i < SLOTS_AT_ONCE; i++) {
-		slots[i].use = use;
-		wh_list_append(&gpus->pools[use].slots, &slots[i].link);
+		slots[i].use = pool->use;
+		slots[i].pool = pool;
+		wh_list_append(&pool->slots, &slots[i].link);
 	}
-	gpus->pools[use].count += SLOTS_AT_ONCE;
+	pool->count += SLOTS_AT_ONCE;
 	/* A file's bytes go through those of WH_SLOT_OWNER only if one request has GPU memory, too.
 	 */
-	if (use != WH_SLOT_OWNER)
+	if (pool->use != WH_SLOT_OWNER)
 		wh_file_buffers_add(&gpus->file_buffers, block->memory, bytes);
 	return 0;
 }
@@ -230,31 +234,70 @@ struct wh_file_buffers *wh_gpus_file_buffers(struct wh_gpus *gpus)
 	return &gpus->file_buffers;
 }
 
-int wh_slots_prepare(struct wh_gpus *gpus, enum wh_slot_use use)
+/* Without memory for another pool, that for no file in particular. Under list_lock. */
+static struct wh_slot_pool *pool_of(struct wh_gpus *gpus, enum wh_slot_use use,
+				    const struct wh_file_system *system)
 {
+	struct wh_slot_pool *pool;
+
+	if (!system)
+		return &gpus->pools[use];
+	for (struct wh_list *l = gpus->file_pools.next; l != &gpus->file_pools; l = l->next) {
+		pool = wh_container(l, struct wh_slot_pool, link);
+		if (pool->system == system && pool->use == use)
+			return pool;
+	}
+	pool = calloc(1, sizeof(*pool));
+	if (!pool)
+		return &gpus->pools[use];
+	pool->use = use;
+	pool->system = system;
+	wh_list_init(&pool->slots);
+	wh_list_init(&pool->waiters);
+	wh_list_append(&gpus->file_pools, &pool->link);
+	return pool;
+}
+
+int wh_slots_prepare_file(struct wh_gpus *gpus, enum wh_slot_use use,
+			  const struct wh_file_system *system)
+{
+	struct wh_slot_pool *pool;
 	int error = 0;
 
 	pthread_mutex_lock(&gpus->list_lock);
-	if (!gpus->pools[use].count)
-		error = pinned_add_slots(gpus, use);
+	pool = pool_of(gpus, use, system);
+	if (!pool->count)
+		error = pool_add_slots(gpus, pool);
 	pthread_mutex_unlock(&gpus->list_lock);
 	return error;
 }
 
-struct wh_slot *wh_slot_acquire(struct wh_gpus *gpus, enum wh_slot_use use,
-				struct wh_slot_wait *wait)
+int wh_slots_prepare(struct wh_gpus *gpus, enum wh_slot_use use)
 {
-	struct wh_slot_pool *pool = &gpus->pools[use];
+	return wh_slots_prepare_file(gpus, use, NULL);
+}
+
+struct wh_slot *wh_slot_acquire_file(struct wh_gpus *gpus, enum wh_slot_use use,
+				     const struct wh_file_system *system, struct wh_slot_wait *wait)
+{
+	struct wh_slot_pool *pool;
 	struct wh_list *link;
 
 	pthread_mutex_lock(&gpus->list_lock);
+	pool = pool_of(gpus, use, system);
 	if (wh_list_empty(&pool->slots) && pool->count < WH_SLOTS)
-		pinned_add_slots(gpus, use); /* on failure: as if none were free */
+		pool_add_slots(gpus, pool); /* on failure: as if none were free */
 	link = wh_list_take(&pool->slots);
 	if (!link && wait)
 		wh_list_append(&pool->waiters, &wait->link);
 	pthread_mutex_unlock(&gpus->list_lock);
 	return link ? wh_container(link, struct wh_slot, link) : NULL;
+}
+
+struct wh_slot *wh_slot_acquire(struct wh_gpus *gpus, enum wh_slot_use use,
+				struct wh_slot_wait *wait)
+{
+	return wh_slot_acquire_file(gpus, use, NULL, wait);
 }
 
 bool wh_slot_cancel_wait(struct wh_gpus *gpus, struct wh_slot_wait *wait)
@@ -273,7 +316,7 @@ bool wh_slot_cancel_wait(struct wh_gpus *gpus, struct wh_slot_wait *wait)
  * waiter or no slot is left; the others only add their slot to the list. */
 void wh_slot_release(struct wh_gpus *gpus, struct wh_slot *slot)
 {
-	struct wh_slot_pool *pool = &gpus->pools[slot->use];
+	struct wh_slot_pool *pool = slot->pool;
 	struct wh_slot_wait *wait;
 
 	pthread_mutex_lock(&gpus->list_lock);

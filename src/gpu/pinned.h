@@ -13,7 +13,9 @@
 #include "util/list.h"
 
 struct wh_file_buffers;
+struct wh_file_system;
 struct wh_gpus;
+struct wh_slot_pool;
 
 /* The device in whose primary context host memory is pinned: the first one that the engine uses, so
  * that pinning creates no context elsewhere. `device` becomes it if none is chosen yet; NULL: then
@@ -38,7 +40,7 @@ void wh_semaphore_release(struct wh_gpus *gpus, struct wh_semaphore *semaphore);
 /* ---- slots ----------------------------------------------------------------------------------- */
 
 #define WH_SLOT ((uint64_t)1 << 20) /* bytes of a slot */
-#define WH_SLOTS 32 /* most slots of an engine, for each use */
+#define WH_SLOTS 32 /* most slots of an engine, for each use; and of each file system, again */
 
 /* Initiators keep a slot until their peer answers. Owners, which answer, have slots of their own:
  * otherwise two engines could wait for each other for ever. */
@@ -46,7 +48,7 @@ enum wh_slot_use {
 	WH_SLOT_INITIATOR, /* as initiator */
 	WH_SLOT_OWNER, /* as owner */
 	/* The same for files and host memory alone. These are plain memory, so that they need no
-	 * GPU; and a file system that does not answer keeps none that GPUs need. */
+	 * GPU. */
 	WH_SLOT_FILE_INITIATOR,
 	WH_SLOT_FILE_OWNER,
 	WH_SLOT_USES,
@@ -55,6 +57,7 @@ enum wh_slot_use {
 struct wh_slot {
 	struct wh_list link;
 	enum wh_slot_use use;
+	struct wh_slot_pool *pool; /* that it goes back to */
 	char *host;
 	uint64_t address; /* by which GPUs know it; WH_SLOT_FILE_*: 0 */
 };
@@ -72,6 +75,13 @@ int wh_slots_prepare(struct wh_gpus *gpus, enum wh_slot_use use);
  * with one later. `wait` may be NULL. */
 struct wh_slot *wh_slot_acquire(struct wh_gpus *gpus, enum wh_slot_use use,
 				struct wh_slot_wait *wait);
+/* The same of the slots that a file system has to itself, so that one that does not answer keeps
+ * none that others need. `system` NULL: as above. */
+int wh_slots_prepare_file(struct wh_gpus *gpus, enum wh_slot_use use,
+			  const struct wh_file_system *system);
+struct wh_slot *wh_slot_acquire_file(struct wh_gpus *gpus, enum wh_slot_use use,
+				     const struct wh_file_system *system,
+				     struct wh_slot_wait *wait);
 /* Cancel a wait; `ready` will not be called. False: `ready` has been called or is about to be. */
 bool wh_slot_cancel_wait(struct wh_gpus *gpus, struct wh_slot_wait *wait);
 /* Fill out[] with `count` contiguous slots that belong to no use. They are never given back; their

@@ -226,7 +226,7 @@ static void staging_run_file(struct wh_file_job *job)
 static void staging_submit_file(struct wh_staging *staging, const struct wh_region *region)
 {
 	staging->file_job.run = staging_run_file;
-	wh_file_threads_run(region->registration->domain->file_threads, &staging->file_job);
+	wh_file_system_run(region->registration->file->system, &staging->file_job);
 }
 
 static void staging_continue(struct wh_staging *staging)

@@ -278,9 +278,11 @@ int wh_gpus_open(struct wh_cuda *cuda, const struct wh_config *config, const str
 	wh_list_init(&gpus->events);
 	wh_list_init(&gpus->semaphores_free);
 	for (int i = 0; i < WH_SLOT_USES; i++) {
+		gpus->pools[i].use = (enum wh_slot_use)i;
 		wh_list_init(&gpus->pools[i].slots);
 		wh_list_init(&gpus->pools[i].waiters);
 	}
+	wh_list_init(&gpus->file_pools);
 	gpus->many_cpus = wh_cpus() > 4;
 	gpus->spin_for = gpus->many_cpus ? SPIN_FOR : SPIN_FOR_FEW_CPUS;
 	gpus->turns = turns;

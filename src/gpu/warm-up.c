@@ -61,7 +61,8 @@ int wh_staging_prepare_region(struct wh_region_table *regions, struct wh_gpus *g
 	if (!entry)
 		return 0;
 	if (entry->kind == WH_MEMORY_FILE)
-		error = wh_slots_prepare(gpus, WH_SLOT_FILE_INITIATOR);
+		error = wh_slots_prepare_file(gpus, WH_SLOT_FILE_INITIATOR,
+					      region->registration->file->system);
 	else if (wh_kind_on_host(entry->kind))
 		error = wh_slots_prepare(gpus, WH_SLOT_INITIATOR);
 	/* If the memory has been freed, the fragment reports it. */

@@ -19,7 +19,7 @@
 #include "util/list.h"
 
 #define WH_FILE_RING_DEPTH 64u /* requests in flight in one ring */
-#define WH_FILE_BUFFERS 16u
+#define WH_FILE_BUFFERS 32u
 
 struct wh_file_ring;
 

@@ -123,7 +123,7 @@ static bool file_may_wait(int fd)
 }
 
 /* Check that it is a regular file that holds the range; the length of the range, if it is 0. */
-static int file_measure(struct wh_file *file)
+static int file_measure(struct wh_file *file, uint64_t *device)
 {
 	struct stat stat;
 	uint64_t size;
@@ -132,6 +132,7 @@ static int file_measure(struct wh_file *file)
 		return wh_fail(errno, "%s: fstat of %s: %s", call, file->name, strerror(errno));
 	if (!S_ISREG(stat.st_mode))
 		return wh_fail(EINVAL, "%s: %s is not a regular file", call, file->name);
+	*device = stat.st_dev;
 	size = (uint64_t)stat.st_size;
 	if (!file->length && size > file->start)
 		file->length = size - file->start;
@@ -178,11 +179,12 @@ static void file_name(struct wh_file *file, const char *path, int fd)
 		snprintf(file->name, sizeof(file->name), "...%s", path + length - (most - 3));
 }
 
-static int file_open(const char *path, int fd, const struct wh_file_options *options,
-		     struct wh_file **out)
+static int file_open(struct wh_file_threads *threads, const char *path, int fd,
+		     const struct wh_file_options *options, struct wh_file **out)
 {
 	struct wh_file *file = calloc(1, sizeof(*file));
 	pthread_rwlockattr_t fair;
+	uint64_t device = 0;
 	int error;
 
 	if (!file)
@@ -205,7 +207,9 @@ static int file_open(const char *path, int fd, const struct wh_file_options *opt
 	file_name(file, path, fd);
 	error = path ? file_open_path(file, path, options) : file_duplicate(file, fd);
 	if (!error)
-		error = file_measure(file);
+		error = file_measure(file, &device);
+	if (!error)
+		error = wh_file_threads_system(threads, device, &file->system);
 	if (!error)
 		error = file_reserve(file);
 	file->waits = error || file_may_wait(file->fd);
@@ -345,7 +349,8 @@ int wh_file_registration(struct wh_memory_domain *domain, const char *path, int 
 	registration = calloc(1, sizeof(*registration));
 	if (!registration)
 		return wh_fail(ENOMEM, "%s: no memory", call);
-	error = file_open(path, fd, options, &registration->file);
+	error = file_open(atomic_load(&domain->file_threads), path, fd, options,
+			  &registration->file);
 	if (error) {
 		free(registration);
 		return error;

@@ -4,8 +4,7 @@
  *
  * A file's registration has a struct wh_file, and an address range that is reserved (PROT_NONE) so
  * that regions of files are found by address like all others. Nobody loads or stores there: bytes
- * go through wh_file_move(), on threads that may wait for a disk: those of struct wh_file_threads,
- * or the copier's.
+ * go through wh_file_move(), on threads that may wait for a disk: those of its file system.
  */
 #ifndef WH_MEMORY_FILE_H
 #define WH_MEMORY_FILE_H
@@ -20,6 +19,8 @@
 #include "util/list.h"
 #include "util/turns.h"
 
+struct wh_file_system;
+struct wh_file_threads;
 struct wh_memory_domain;
 struct wh_registration;
 
@@ -37,6 +38,7 @@ struct wh_file {
 	uint32_t durable; /* enum wh_file_durable */
 	char name[128]; /* the path, or the end of it, or "descriptor 7"; for texts */
 	void *addresses; /* reserved; whole pages */
+	struct wh_file_system *system; /* whose threads read and write it */
 	struct wh_file_rings *rings; /* the domain's, for what is not in the page cache; or NULL */
 	/* past the page cache, where memory and file are aligned alike: reads of what is not in it,
 	 * writes */
@@ -105,35 +107,67 @@ int wh_file_sync(struct wh_file *file);
 
 /* ---- threads that may wait for files --------------------------------------------------------- */
 
+/*
+ * Each file system (st_dev) has a queue and threads of its own. One that does not answer holds its
+ * own threads, and nobody else's: no clock has to tell that it hangs, and nothing has to be taken
+ * from it. Jobs that touch several file systems have a queue of their own, too.
+ */
+
 /* Work for them. The caller keeps it until `run` is called, once. */
 struct wh_file_job {
 	struct wh_list link;
 	void (*run)(struct wh_file_job *job);
+	struct wh_file_system *system; /* where it was queued last */
+	bool urgent; /* before those that are not */
 };
 
-/* They start when there is work. In an engine without threads a poller runs one job in each turn.
- */
-struct wh_file_threads {
+/* The queue and the threads of one file system. The threads start when there is work, and stay. In
+ * an engine without threads a poller runs one job of each file system in each turn. */
+struct wh_file_system {
+	struct wh_file_system *next;
+	struct wh_file_threads *threads;
+	uint64_t device;
 	pthread_mutex_t lock; /* of all below */
 	pthread_cond_t work;
-	struct wh_list jobs;
-	pthread_t *thread; /* `most` of them */
-	unsigned most, count, idle;
-	unsigned queued; /* length of `jobs` */
+	struct wh_list urgent, jobs;
+	pthread_t *thread; /* threads->most of them */
+	unsigned count, idle;
+	unsigned queued; /* length of both lists */
 	bool stop;
-	struct wh_turns *turns; /* NULL: there are threads */
-	struct wh_poller poller;
 };
 
-/* `most`: the number of threads, at most. 0 or -ENOMEM. */
+/* Those of an engine. */
+struct wh_file_threads {
+	unsigned most; /* threads of each file system */
+	struct wh_turns *turns; /* NULL: there are threads */
+	struct wh_poller poller;
+	struct wh_file_system *several; /* for jobs that touch more than one */
+	pthread_mutex_t lock; /* of adding to what follows */
+	struct wh_file_system *_Atomic systems; /* grows at its head only */
+};
+
+/* `most`: the number of threads of a file system, at most. 0 or -ENOMEM. */
 int wh_file_threads_open(unsigned most, struct wh_turns *turns, struct wh_file_threads **out);
 /* Run what is queued, and join the threads. NULL is allowed. */
 void wh_file_threads_close(struct wh_file_threads *threads);
-/* Queue work. Any thread; does not wait, unless no thread can be started: then it runs at once. */
-void wh_file_threads_run(struct wh_file_threads *threads, struct wh_file_job *job);
+/* The file system with that st_dev; it stays until the threads are closed. 0 or -ENOMEM. */
+int wh_file_threads_system(struct wh_file_threads *threads, uint64_t device,
+			   struct wh_file_system **out);
 
-/* In an engine without threads: run one job. False: there is none, or there are threads. NULL is
- * allowed. */
+/* Add the file's to *system, which is NULL at first: then it is the file's, or threads->several if
+ * others have been added. `file` may be NULL. */
+void wh_file_system_add(struct wh_file_system **system, const struct wh_file *file);
+
+/* Queue work. Any thread; does not wait, unless no thread can be started: then it runs at once. */
+void wh_file_system_run(struct wh_file_system *system, struct wh_file_job *job);
+/* Queue work, `first`: before the rest. Any lock may be held that no job takes while it queues.
+ * False: no thread can be started; the caller runs it. */
+bool wh_file_system_queue(struct wh_file_system *system, struct wh_file_job *job, bool first);
+/* Take back what was queued. False: `run` has been called or is about to be. */
+bool wh_file_job_take_back(struct wh_file_job *job);
+
+/* In an engine without threads: run one job of each file system. False: there is none, or there are
+ * threads. NULL is allowed. */
 bool wh_file_threads_poll(struct wh_file_threads *threads);
 
 #endif

@@ -168,6 +168,33 @@ void wh_copier_sync_files(struct wh_copier_peer *peer, struct wh_fragment *fragm
 
 /* ---- looking at fragments -------------------------------------------------------------------- */
 
+struct wh_file_system *wh_fragment_file_system(const struct wh_fragment *fragment,
+					       struct wh_region_table *entries)
+{
+	const struct wh_region *last = NULL, *local;
+	struct wh_file_system *system = NULL;
+	struct wh_region_entry *entry;
+	uint64_t last_id = 0, id;
+
+	for (uint64_t i = fragment->first; i < fragment->first + fragment->count; i++) {
+		local = wh_fragment_local(fragment, i);
+		if (local != last)
+			wh_file_system_add(&system, region_file(local));
+		last = local;
+		id = wh_fragment_remote(fragment, i);
+		if (!entries || id == last_id)
+			continue;
+		last_id = id;
+		entry = wh_region_entry_enter(entries, id);
+		if (!entry)
+			continue;
+		wh_file_system_add(&system,
+				   region_file(wh_container(entry, struct wh_region, entry)));
+		wh_region_entry_leave(entry);
+	}
+	return system;
+}
+
 static bool remote_is_file(struct wh_region_table *entries, uint64_t id)
 {
 	struct wh_region_entry *entry = wh_region_entry_enter(entries, id);

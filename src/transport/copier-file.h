@@ -40,6 +40,10 @@ void wh_file_mover_flush(struct wh_file_mover *mover);
 /* For `verify`: make what the fragment has written as durable as its files are to be. Waits. */
 void wh_copier_sync_files(struct wh_copier_peer *peer, struct wh_fragment *fragment);
 
+/* The file system of the fragment's files; that for several if they are of more than one; NULL: no
+ * region is a file. `entries` as below. */
+struct wh_file_system *wh_fragment_file_system(const struct wh_fragment *fragment,
+					       struct wh_region_table *entries);
 /* Is a region of the fragment a file? `entries`: of the remote regions; NULL: only local ones are
  * looked at. */
 bool wh_fragment_has_file(const struct wh_fragment *fragment, struct wh_region_table *entries);

@@ -130,6 +130,9 @@ struct chunk {
 	uint64_t bytes;
 };
 
+/* What the job of a fragment with a file adds to wh_fragment.left, besides bytes. */
+#define JOB_HOLD ((uint64_t)1)
+
 static void fragment_unlink(struct wh_fragment *fragment)
 {
 	wh_list_remove(&fragment->link);
@@ -191,13 +194,17 @@ static void chunk_take(struct wh_copier_peer *peer, struct wh_fragment *fragment
 
 /* Take a fragment out of the queue: nobody copies the rest of it. True: nothing is in flight
  * either, and the caller completes it. `refused`: 0, or the negative errno that
- * fragment_refused() returns later; kept in the cursor, which is not needed any more. */
+ * fragment_refused() returns later; kept in the cursor, which is not needed any more. Its job holds
+ * the fragment, unless nobody runs it. */
 static bool fragment_stop(struct wh_copier *copier, struct wh_fragment *fragment, int refused)
 {
 	uint64_t rest = fragment->cursor.left;
 
-	fragment_unlink(fragment);
 	copier->backlog -= rest;
+	if (copier->files && copier_has(copier, fragment) &&
+	    wh_file_job_take_back(wh_copier_job(fragment)))
+		rest += JOB_HOLD;
+	fragment_unlink(fragment);
 	fragment->cursor = (struct wh_cursor){ .skip = (uint64_t)-refused };
 	return atomic_fetch_sub(&fragment->left, rest) == rest;
 }
@@ -209,29 +216,70 @@ static int fragment_refused(const struct wh_fragment *fragment)
 	return fragment->cursor.left ? 0 : -(int)fragment->cursor.skip;
 }
 
+/* Give up a hold of the fragment, which may be gone on return. */
+static void fragment_release(struct wh_copier_peer *peer, struct wh_fragment *fragment,
+			     uint64_t hold)
+{
+	/* Whoever takes `left` to 0 is alone with the fragment, and sees what the others have
+	 * written to its cursor and its target. */
+	if (atomic_fetch_sub(&fragment->left, hold) == hold &&
+	    copier_verify(peer, fragment, fragment_refused(fragment)))
+		wh_fragment_done(fragment);
+}
+
+/* Copy a chunk that has been taken. */
+static void chunk_move(struct wh_copier_peer *peer, struct wh_fragment *fragment,
+		       struct chunk *chunk)
+{
+	struct wh_copier *copier = peer->copier;
+	int error = wh_copier_move(peer, fragment, &chunk->at);
+
+	if (!error)
+		return;
+	/* Even if all chunks have been taken, so that the error is stored. */
+	pthread_mutex_lock(&copier->lock);
+	fragment_stop(copier, fragment, error);
+	pthread_mutex_unlock(&copier->lock);
+}
+
 /* Copy one chunk of a queued fragment, and release the lock. The fragment may be gone on return. */
 static void chunk_copy(struct wh_copier *copier, struct wh_fragment *fragment)
 {
 	struct wh_copier_peer *peer = fragment->owner;
 	struct wh_copier_thread *called;
 	struct chunk chunk;
-	int error;
 
 	chunk_take(peer, fragment, &chunk);
 	called = copier_call(copier);
 	pthread_mutex_unlock(&copier->lock);
 	copier_wake(called);
-	error = wh_copier_move(peer, fragment, &chunk.at);
-	if (error) { /* even if all chunks have been taken, so that the error is stored */
+	chunk_move(peer, fragment, &chunk);
+	fragment_release(peer, fragment, chunk.bytes);
+}
+
+/* The job of a fragment with a file, on a thread of its file system. While it is queued or runs it
+ * holds the fragment. */
+static void copier_run_job(struct wh_file_job *job)
+{
+	struct wh_fragment *fragment = wh_container(
+		(unsigned char(*)[WH_FRAGMENT_STATE])(void *)job, struct wh_fragment, state);
+	struct wh_copier_peer *peer = fragment->owner;
+	struct wh_copier *copier = peer->copier;
+	bool more, queued;
+
+	do {
+		struct chunk chunk = { .bytes = 0 };
+
 		pthread_mutex_lock(&copier->lock);
-		fragment_stop(copier, fragment, error);
+		if (copier_has(copier, fragment))
+			chunk_take(peer, fragment, &chunk);
+		more = copier_has(copier, fragment);
+		queued = more && wh_file_system_queue(job->system, job, true);
 		pthread_mutex_unlock(&copier->lock);
-	}
-	/* Whoever takes `left` to 0 is alone with the fragment, and sees what the others have
-	 * written to its cursor and its target. */
-	if (atomic_fetch_sub(&fragment->left, chunk.bytes) == chunk.bytes &&
-	    copier_verify(peer, fragment, fragment_refused(fragment)))
-		wh_fragment_done(fragment);
+		if (chunk.bytes)
+			chunk_move(peer, fragment, &chunk);
+		fragment_release(peer, fragment, chunk.bytes + (more ? 0 : JOB_HOLD));
+	} while (more && !queued);
 }
 
 /* The queue that comes next; empty if both are. Under the lock. */
@@ -324,8 +372,6 @@ static void copier_init(struct wh_copier *copier, struct wh_turns *turns)
 	pthread_mutexattr_destroy(&attributes);
 	wh_list_init(&copier->latency);
 	wh_list_init(&copier->bulk);
-	if (turns)
-		wh_turns_add_poller(turns, &copier->poller);
 }
 
 /* On a small machine one thread and the waiter use most of the memory bandwidth, and a second
@@ -343,6 +389,8 @@ void wh_copier_init(struct wh_copier *copier, struct wh_turns *turns, unsigned t
 	unsigned count = wh_cpus();
 
 	copier_init(copier, turns);
+	if (turns)
+		wh_turns_add_poller(turns, &copier->poller);
 	copier->most = threads ? threads : copier_threads(count);
 	copier->chunk = WH_CHUNK_BYTES;
 	copier->shared_from = shared_from       ? shared_from :
@@ -353,18 +401,17 @@ void wh_copier_init(struct wh_copier *copier, struct wh_turns *turns, unsigned t
 	copier->wake_step = WAKE_STEP;
 }
 
-/* A thread that reads or writes a file mostly waits for it: there is one for each chunk. */
 void wh_copier_init_files(struct wh_copier *copier, struct wh_turns *turns, unsigned threads)
 {
 	copier_init(copier, turns);
+	copier->files = true;
 	copier->most = threads;
 	copier->chunk = WH_FILE_CHUNK_BYTES;
-	copier->call_step = copier->wake_step = 1;
 }
 
 void wh_copier_destroy(struct wh_copier *copier)
 {
-	if (copier->turns)
+	if (copier->turns && !copier->files)
 		wh_turns_remove_poller(copier->turns, &copier->poller);
 	pthread_mutex_lock(&copier->lock);
 	copier->stop = true;
@@ -381,15 +428,26 @@ void wh_copier_destroy(struct wh_copier *copier)
 
 /* ---- transport functions ------------------------------------------------------------------- */
 
+/* Queue the job of a fragment with a file. False: no thread could be started. */
+static bool copier_queue_job(struct wh_fragment *fragment)
+{
+	struct wh_file_job *job = wh_copier_job(fragment);
+
+	job->run = copier_run_job;
+	job->urgent = fragment->priority == WH_PRIORITY_LATENCY;
+	atomic_fetch_add_explicit(&fragment->left, JOB_HOLD, memory_order_relaxed);
+	return wh_file_system_queue(job->system, job, false);
+}
+
 /* Under the lock. False: no thread could be started. *called: see copier_call(). */
 static bool copier_enqueue(struct wh_copier *copier, struct wh_fragment *fragment,
 			   struct wh_copier_thread **called)
 {
 	bool latency = fragment->priority == WH_PRIORITY_LATENCY;
 
-	if (!copier->threads && !copier->turns)
+	if (!copier->files && !copier->threads && !copier->turns)
 		copier_start_threads(copier);
-	if (!copier->threads && !copier->turns)
+	if (copier->files ? !copier_queue_job(fragment) : !copier->threads && !copier->turns)
 		return false;
 	wh_list_append(latency ? &copier->latency : &copier->bulk, &fragment->link);
 	atomic_store_explicit(&fragment->copier, copier, memory_order_relaxed);

@@ -11,6 +11,10 @@
  * waking it would take, then it sleeps on that word. Whoever queues or takes a chunk calls idle
  * threads, the one that became idle last first, as many as the bytes in the queue are worth. So a
  * steady flow of middling fragments costs no system calls, and one fragment wakes one thread.
+ *
+ * A copier for files has no threads. A fragment with a file is a job of the file system's threads
+ * (memory/file.h), which queues itself again before it moves a chunk, so that several threads are
+ * at it.
  */
 #ifndef WH_TRANSPORT_COPIER_H
 #define WH_TRANSPORT_COPIER_H
@@ -20,6 +24,7 @@
 #include <stdint.h>
 #include <sys/uio.h>
 
+#include "memory/file.h"
 #include "memory/region-table.h"
 #include "transport/fragment.h"
 #include "transport/transport.h"
@@ -46,10 +51,18 @@ struct wh_copier_thread {
 	char apart[WH_COPIER_LINE];
 };
 
+/* What a copier keeps in a fragment: its job, if one side is a file; else job.system is NULL. */
+static inline struct wh_file_job *wh_copier_job(const struct wh_fragment *fragment)
+{
+	_Static_assert(sizeof(struct wh_file_job) <= WH_FRAGMENT_STATE, "it fits");
+	return (struct wh_file_job *)(uintptr_t)fragment->state;
+}
+
 /* Threads of one transport in one engine. They start when the first fragment is queued. In an
  * engine without threads a poller copies, in the turns of the program's threads. */
 struct wh_copier {
 	/* Constant: */
+	bool files; /* the fragments are jobs of file systems' threads */
 	unsigned most; /* threads */
 	uint64_t chunk; /* bytes, at most */
 	uint64_t shared_from; /* 0: never (files) */
@@ -128,7 +141,8 @@ struct wh_copier_peer {
  * the number of CPUs. */
 void wh_copier_init(struct wh_copier *copier, struct wh_turns *turns, unsigned threads,
 		    uint64_t shared_from);
-/* For files: as many threads, at most, which may wait for a disk. */
+/* For files: `threads`, for explanations, of each file system. The transport sets the system of
+ * wh_copier_job() before it submits a fragment. */
 void wh_copier_init_files(struct wh_copier *copier, struct wh_turns *turns, unsigned threads);
 /* Joins the threads. No fragment may be queued. */
 void wh_copier_destroy(struct wh_copier *copier);

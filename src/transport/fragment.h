@@ -47,7 +47,7 @@ struct wh_extent_pair {
 	uint64_t index; /* of the transfer; blocks: of the base */
 };
 
-#define WH_FRAGMENT_STATE 24 /* bytes */
+#define WH_FRAGMENT_STATE 40 /* bytes */
 
 /* Either items [first, first + count) of the batch, all of one op, or bases [first, first + count)
  * of a blocks descriptor. Constant from submit to the end, up to `bytes` and `transfers`. */

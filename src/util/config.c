@@ -380,7 +380,7 @@ static const struct setting settings[WH_SETTING_COUNT] = {
 	},
 	[WH_SETTING_FILE_THREADS] = {
 		.row = { "file_threads", "WHERRY_FILE_THREADS", "8", "count",
-			 "threads that read and write files, for each transport that does" },
+			 "threads that read and write files, for each file system" },
 		.number = parse_count,
 		.least = 1,
 		.most = 64,

@@ -113,9 +113,16 @@ static void work_begin_slot(struct wh_stage_work *work)
 	work_begin(work, WH_STAGE_INTO);
 }
 
-static bool stage_has_file(const struct wh_stage *stage)
+/* The file on one side; NULL: both are memory. */
+static struct wh_file *stage_file(const struct wh_stage *stage)
 {
-	return stage->source.mapping->file || stage->target.mapping->file;
+	return stage->source.mapping->file ? stage->source.mapping->file :
+					     stage->target.mapping->file;
+}
+
+static struct wh_file_system *stage_file_system(const struct wh_stage *stage)
+{
+	return stage_file(stage) ? stage_file(stage)->system : NULL;
 }
 
 static void work_continue(struct wh_stage_work *work);
@@ -459,8 +466,7 @@ static void stage_end_work(struct wh_stage *stage)
 	if (atomic_fetch_sub_explicit(&stage->works, 1, memory_order_acq_rel) != 1)
 		return;
 	if (stage->use.pages) {
-		wh_file_threads_run(wh_engine_file_threads(part->op->cuda->mappings->engine),
-				    &stage->file_job);
+		wh_file_system_run(stage_file_system(stage), &stage->file_job);
 		return;
 	}
 	if (stage->use.by_threads)
@@ -486,7 +492,7 @@ static enum wh_stage_taken work_begin_next(struct wh_stage_work *work)
 {
 	struct wh_slot *slot = work->slot;
 
-	if (slot && stage_has_file(work->stage)) {
+	if (slot && stage_file(work->stage)) {
 		work->slot = NULL;
 		wh_slot_release(work->stage->part->op->cuda->mappings->gpus, slot);
 	}
@@ -520,19 +526,17 @@ static void work_continue(struct wh_stage_work *work)
 			return;
 		}
 		if (work->step == WH_STAGE_LOCK_PAGES || work->step == WH_STAGE_DIRECT) {
-			wh_file_threads_run(wh_engine_file_threads(mappings->engine),
-					    &work->file_job);
+			wh_file_system_run(stage_file_system(stage), &work->file_job);
 			return;
 		}
 		side = work->step == WH_STAGE_INTO ? &stage->source : &stage->target;
 		if (!work->slot)
-			work->slot =
-				wh_slot_acquire(mappings->gpus, WH_SLOT_INITIATOR, &work->wait);
+			work->slot = wh_slot_acquire_file(mappings->gpus, WH_SLOT_INITIATOR,
+							  stage_file_system(stage), &work->wait);
 		if (!work->slot)
 			return; /* work_slot_ready() continues; `work` may be freed by now */
 		if (work->at.left && side->mapping->file) {
-			wh_file_threads_run(wh_engine_file_threads(mappings->engine),
-					    &work->file_job);
+			wh_file_system_run(stage_file_system(stage), &work->file_job);
 			return;
 		}
 		if (work->at.left && side->stream) {
@@ -592,7 +596,7 @@ static uint64_t stage_most_slots(const struct wh_stage *stage)
 	struct wh_engine *engine = stage->part->op->cuda->mappings->engine;
 	uint64_t threads = (uint64_t)wh_engine_config(engine)->number[WH_SETTING_FILE_THREADS];
 
-	if (!stage_has_file(stage))
+	if (!stage_file(stage))
 		return SLOTS;
 	return THREAD_SLOTS * threads < FILE_SLOTS ? THREAD_SLOTS * threads : FILE_SLOTS;
 }
@@ -667,7 +671,7 @@ void wh_cuda_stage(struct wh_cuda_part *part)
 		error = wh_cuda_stage_stream(gpus, stage->target.mapping, WH_BLOCKS_FROM_HOST,
 					     urgent, &stage->target.stream);
 	if (!error)
-		error = wh_slots_prepare(gpus, WH_SLOT_INITIATOR);
+		error = wh_slots_prepare_file(gpus, WH_SLOT_INITIATOR, stage_file_system(stage));
 	stage->gds = stage_gds(stage);
 	wh_list_init(&stage->idle);
 	if (stage->source.mapping->pages && stage->target.stream)

@@ -46,17 +46,6 @@ struct self_peer {
 	struct wh_copier_peer memory, files;
 };
 
-/* What self keeps in a fragment. */
-struct self_fragment {
-	bool files; /* it goes to the copier for files */
-};
-
-static struct self_fragment *self_of(struct wh_fragment *fragment)
-{
-	_Static_assert(sizeof(struct self_fragment) <= WH_FRAGMENT_STATE, "it fits");
-	return (struct self_fragment *)fragment->state;
-}
-
 static int self_engine_open(struct wh_engine *engine, void **state)
 {
 	struct self *self = malloc(sizeof(*self));
@@ -163,8 +152,11 @@ static void self_submit(struct wh_peer *peer, void *state, struct wh_fragment *f
 {
 	struct self_peer *self_peer = state;
 
-	self_of(fragment)->files = self_has_file(peer, fragment);
-	wh_copier_submit(self_of(fragment)->files ? &self_peer->files : &self_peer->memory,
+	wh_copier_job(fragment)->system =
+		wh_engine_file_threads(wh_peer_engine(peer)) ?
+			wh_fragment_file_system(fragment, self_peer->memory.entries) :
+			NULL;
+	wh_copier_submit(wh_copier_job(fragment)->system ? &self_peer->files : &self_peer->memory,
 			 fragment);
 }
 
@@ -182,7 +174,7 @@ static void self_cancel(struct wh_peer *peer, void *state, struct wh_fragment *f
 	struct self_peer *self_peer = state;
 
 	(void)peer;
-	wh_copier_cancel(self_of(fragment)->files ? &self_peer->files : &self_peer->memory,
+	wh_copier_cancel(wh_copier_job(fragment)->system ? &self_peer->files : &self_peer->memory,
 			 fragment);
 }
 

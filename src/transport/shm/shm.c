@@ -123,17 +123,6 @@ static const struct wh_copier_ops shm_copy_files = {
 	.pins = true,
 };
 
-/* What shm keeps in a fragment. */
-struct shm_fragment {
-	bool files; /* it goes to the copier for files */
-};
-
-static struct shm_fragment *shm_of(struct wh_fragment *fragment)
-{
-	_Static_assert(sizeof(struct shm_fragment) <= WH_FRAGMENT_STATE, "it fits");
-	return (struct shm_fragment *)fragment->state;
-}
-
 /* ---- receiving ----------------------------------------------------------------------------- */
 
 /* How often an engine without threads looks for an answer. */
@@ -536,11 +525,12 @@ static int shm_peer_again(struct wh_peer *peer, void *state, char why[WH_REFUSAL
 static void shm_submit(struct wh_peer *peer, void *state, struct wh_fragment *fragment)
 {
 	struct wh_shm_peer *shm = state;
-	bool files = wh_engine_file_threads(wh_peer_engine(peer)) &&
-		     wh_fragment_has_file(fragment, NULL);
+	struct wh_file_system *system = wh_engine_file_threads(wh_peer_engine(peer)) ?
+						wh_fragment_file_system(fragment, NULL) :
+						NULL;
 
-	shm_of(fragment)->files = files;
-	wh_copier_submit(files ? &shm->files : &shm->copy, fragment);
+	wh_copier_job(fragment)->system = system;
+	wh_copier_submit(system ? &shm->files : &shm->copy, fragment);
 }
 
 static void shm_progress(struct wh_peer *peer, void *state, struct wh_batch *batch,
@@ -555,7 +545,7 @@ static void shm_cancel(struct wh_peer *peer, void *state, struct wh_fragment *fr
 	struct wh_shm_peer *shm = state;
 
 	(void)peer;
-	wh_copier_cancel(shm_of(fragment)->files ? &shm->files : &shm->copy, fragment);
+	wh_copier_cancel(wh_copier_job(fragment)->system ? &shm->files : &shm->copy, fragment);
 }
 
 /* How the fragments' regions are reached. */

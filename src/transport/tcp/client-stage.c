@@ -62,6 +62,48 @@ void tcp_stage_free(struct tcp_client *client, struct tcp_request *request)
 	free(stage);
 }
 
+/* ---- choosing ---------------------------------------------------------- */
+
+/* How many of the connection's writes wait for the file system. */
+static uint32_t client_count_alike(struct tcp_client *client, const struct wh_file_system *system)
+{
+	uint32_t count = 0;
+
+	for (unsigned i = 0; i < TCP_WINDOW; i++) {
+		struct tcp_request *request = &client->requests[i];
+
+		count += request->fragment && request->fragment->op == WH_WRITE &&
+			 tcp_of(request->fragment)->system == system &&
+			 tcp_stage_busy(request, false);
+	}
+	return count;
+}
+
+/* May the connection pull from the fragment, although as many writes are being gathered as should
+ * be, some of them from files? What does not wait for the same file system may. */
+static bool client_may_overtake(struct tcp_client *client, const struct wh_fragment *fragment)
+{
+	if (!tcp_of(fragment)->staged || fragment->op == WH_READ)
+		return true;
+	return tcp_of(fragment)->system && client->gathering < 2 * client->gather_most &&
+	       client_count_alike(client, tcp_of(fragment)->system) < client->gather_most;
+}
+
+struct wh_fragment *tcp_stage_choose(struct tcp_client *client, const struct wh_list *list)
+{
+	bool full = client->gathering >= client->gather_most;
+	const struct wh_list *link = list->next;
+	struct wh_fragment *fragment;
+
+	for (unsigned i = 0; link != list && i < TCP_WINDOW; link = link->next, i++) {
+		fragment =
+			wh_container((struct wh_list *)(uintptr_t)link, struct wh_fragment, link);
+		if (!full || client_may_overtake(client, fragment))
+			return fragment;
+	}
+	return NULL;
+}
+
 /* ---- moving ------------------------------------------------------------ */
 
 /* A GPU has finished. On any thread; client.users holds a reference until the task has run. */
@@ -130,6 +172,7 @@ static bool stage_have_slot(struct tcp_client *client, struct tcp_stage *stage)
 		return true;
 	}
 	client->gathering++;
+	client->gathering_files += tcp_of(stage->request->fragment)->system != NULL;
 	stage_start_copy(client, stage, error, true);
 	return false;
 }
@@ -154,8 +197,9 @@ int tcp_stage_begin(struct tcp_client *client, struct tcp_request *request)
 	request->stage = stage;
 	/* Take the reference before stage_slot_ready() may run, whose task drops it. */
 	atomic_fetch_add(&client->users, 1);
-	stage->staging.slot = wh_slot_acquire(client_gpus(client), tcp_of(request->fragment)->slots,
-					      &stage->wait);
+	stage->staging.slot =
+		wh_slot_acquire_file(client_gpus(client), tcp_of(request->fragment)->slots,
+				     tcp_of(request->fragment)->system, &stage->wait);
 	if (!stage->staging.slot)
 		return 0;
 	atomic_fetch_sub(&client->users, 1);
@@ -167,6 +211,11 @@ void tcp_stage_scatter(struct tcp_client *client, struct tcp_request *request)
 	struct tcp_stage *stage = request->stage;
 
 	request->sent = false; /* reject a second response */
+	/* What a file system does not take yet keeps no other read from being sent. */
+	if (tcp_of(request->fragment)->system) {
+		client->read_bytes -= request->start.left;
+		request->landed = true;
+	}
 	stage_start_copy(client, stage, stage_map(client, stage, client->response.errors), false);
 }
 
@@ -186,6 +235,7 @@ static void stage_settle(struct tcp_client *client, struct tcp_stage *stage, str
 			return;
 	} else if (write) {
 		client->gathering--;
+		client->gathering_files -= tcp_of(fragment)->system != NULL;
 	}
 	stage->state = STAGE_READY;
 	if (error)

@@ -133,7 +133,7 @@ void tcp_request_end(struct tcp_client *client, struct tcp_request *request, str
 	struct wh_fragment *fragment = request->fragment;
 	uint64_t bytes = request->start.left;
 
-	if (fragment->op == WH_READ)
+	if (fragment->op == WH_READ && !request->landed)
 		client->read_bytes -= bytes;
 	/* A failed request, too: none of its bytes may arrive later. */
 	if (tcp_of(fragment)->windowed)
@@ -205,7 +205,7 @@ static int flow_pull(struct tcp_client *client, struct tcp_request **out)
 	do {
 		if (atomic_load_explicit(&client->outstanding, memory_order_relaxed) >=
 			    TCP_WINDOW ||
-		    client->gathering >= client->gather_most)
+		    (client->gathering >= client->gather_most && !client->gathering_files))
 			return -EAGAIN;
 		for (request = client->requests; request->fragment;)
 			request++;
@@ -213,7 +213,7 @@ static int flow_pull(struct tcp_client *client, struct tcp_request **out)
 			return -EAGAIN;
 		atomic_fetch_add(&client->outstanding, 1);
 		request->attempts = 0;
-		request->sent = request->fault = false;
+		request->sent = request->fault = request->landed = false;
 		request->stage = NULL;
 		request->slot = 0;
 		if (request->fragment->op == WH_READ)

@@ -47,6 +47,7 @@ static int request_take_extents(struct tcp_server *server, const uint8_t *meta)
 static int request_take(struct tcp_server *server)
 {
 	struct tcp_in *in = &server->in;
+	struct wh_file_system *system;
 	enum wh_slot_use slots;
 	int error;
 
@@ -71,18 +72,18 @@ static int request_take(struct tcp_server *server)
 	server->at = 0;
 	server->skip = 0;
 	server->left = server->request.bytes;
-	slots = tcp_request_slots(server);
+	slots = tcp_request_slots(server, &system);
 	if (slots == WH_SLOT_USES) {
 		if (server->request.slot) /* all of its extents have errors */
 			server->left = 0;
 		return 0;
 	}
 	if (server->request.slot) {
-		error = tcp_stage_write(server, slots);
+		error = tcp_stage_write(server, slots, system);
 		return error ? error : tcp_stage_lent_write(server);
 	}
 	server->windowed = slots == WH_SLOT_OWNER && tcp_window_can_receive(server);
-	return server->windowed ? 0 : tcp_stage_write(server, slots);
+	return server->windowed ? 0 : tcp_stage_write(server, slots, system);
 }
 
 /* Fill a vector with the memory for the next payload bytes. Returns its length in bytes. */

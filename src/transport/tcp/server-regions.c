@@ -140,20 +140,20 @@ bool tcp_lent_check(struct tcp_server *server)
 	return true;
 }
 
-enum wh_slot_use tcp_request_slots(struct tcp_server *server)
+enum wh_slot_use tcp_request_slots(struct tcp_server *server, struct wh_file_system **system)
 {
 	const struct tcp_extent *extents = server->extents;
 	enum wh_slot_use slots = WH_SLOT_USES;
 	uint64_t last = 0;
 
+	*system = NULL;
 	for (uint32_t i = 0; i < server->request.count && slots != WH_SLOT_OWNER; i++) {
 		struct wh_region_entry *entry;
 
-		if (server->request.slot && !extents[i].error) /* tcp_lent_check() */
-			return WH_SLOT_FILE_OWNER;
-
 		if (extents[i].error || extents[i].region == last)
 			continue;
+		if (server->request.slot) /* tcp_lent_check(); it may be gone since */
+			slots = WH_SLOT_FILE_OWNER;
 		last = extents[i].region;
 		entry = wh_region_entry_enter(wh_engine_regions(server->engine), last);
 		if (!entry)
@@ -162,6 +162,10 @@ enum wh_slot_use tcp_request_slots(struct tcp_server *server)
 			slots = WH_SLOT_OWNER;
 		else if (entry->kind == WH_MEMORY_FILE)
 			slots = WH_SLOT_FILE_OWNER;
+		if (entry->kind == WH_MEMORY_FILE)
+			wh_file_system_add(
+				system,
+				wh_container(entry, struct wh_region, entry)->registration->file);
 		wh_region_entry_leave(entry);
 	}
 	return slots;

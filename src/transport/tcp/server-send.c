@@ -102,7 +102,8 @@ int tcp_answer_read(struct tcp_server *server)
 	const struct wh_request *request = &server->request;
 	uint32_t errors = extents_count_errors(server->extents, request->count);
 	size_t list = request->count * sizeof(struct tcp_extent), size;
-	enum wh_slot_use slots = tcp_request_slots(server);
+	struct wh_file_system *system;
+	enum wh_slot_use slots = tcp_request_slots(server, &system);
 	bool staged = slots != WH_SLOT_USES;
 	struct tcp_job *job;
 	uint64_t bytes = 0;
@@ -129,6 +130,7 @@ int tcp_answer_read(struct tcp_server *server)
 	wh_list_init(&job->chunks);
 	job->staged = staged;
 	job->slots = slots;
+	job->system = system;
 	job->request = *request;
 	job->head_length = answer_encode(job->head, request, server->extents, errors, bytes);
 	wh_list_append(&server->jobs, &job->link);

@@ -104,16 +104,17 @@ static struct tcp_chunk *chunk_make(struct tcp_server *server)
 
 /* Allocate a chunk. If no slot is free, it waits for one and continues in chunk_back(). NULL: no
  * memory. */
-static struct tcp_chunk *chunk_new(struct tcp_server *server, enum wh_slot_use slots)
+static struct tcp_chunk *chunk_new(struct tcp_server *server, enum wh_slot_use slots,
+				   const struct wh_file_system *system)
 {
 	struct tcp_chunk *chunk;
 
-	if (wh_slots_prepare(wh_engine_gpus(server->engine), slots))
+	if (wh_slots_prepare_file(wh_engine_gpus(server->engine), slots, system))
 		return NULL;
 	chunk = chunk_make(server);
 	if (chunk)
-		chunk->staging.slot =
-			wh_slot_acquire(wh_engine_gpus(server->engine), slots, &chunk->wait);
+		chunk->staging.slot = wh_slot_acquire_file(wh_engine_gpus(server->engine), slots,
+							   system, &chunk->wait);
 	return chunk;
 }
 
@@ -167,7 +168,8 @@ static void chunk_start_copy(struct tcp_chunk *chunk, bool into)
 
 /* ---- writes ------------------------------------------------------------ */
 
-int tcp_stage_write(struct tcp_server *server, enum wh_slot_use slots)
+int tcp_stage_write(struct tcp_server *server, enum wh_slot_use slots,
+		    struct wh_file_system *system)
 {
 	size_t list = server->request.count * sizeof(struct tcp_extent);
 	struct tcp_write *write = malloc(sizeof(*write) + list);
@@ -178,6 +180,7 @@ int tcp_stage_write(struct tcp_server *server, enum wh_slot_use slots)
 	memcpy(write->extents, server->extents, list);
 	write->request = server->request;
 	write->slots = slots;
+	write->system = system;
 	write->chunks = 1;
 	server->write = write;
 	server->extents = write->extents;
@@ -198,7 +201,8 @@ size_t tcp_stage_into(struct tcp_server *server, struct iovec *vector)
 	uint64_t room;
 
 	if (!chunk) {
-		chunk = server->chunk = chunk_new(server, server->write->slots);
+		chunk = server->chunk =
+			chunk_new(server, server->write->slots, server->write->system);
 		server->wants_slot = chunk && !chunk->staging.slot;
 		if (!chunk) {
 			/* Nothing more can be received: close the connection. */
@@ -347,7 +351,14 @@ static bool chunk_is_last(const struct tcp_chunk *last)
 	return last && (!last->staging.slot || last->at_once);
 }
 
-/* The chunks of the reads that begin in the same region. */
+/* Do both wait for the same? */
+static bool job_is_alike(const struct tcp_job *one, const struct tcp_job *other)
+{
+	return one->system == other->system &&
+	       (one->system || one->extents[0].region == other->extents[0].region);
+}
+
+/* The chunks of the reads that wait for the same. */
 static uint32_t job_count_alike(const struct tcp_server *server, const struct tcp_job *job)
 {
 	const struct wh_list *link, *chunk;
@@ -356,7 +367,7 @@ static uint32_t job_count_alike(const struct tcp_server *server, const struct tc
 	for (link = server->jobs.next; link != &server->jobs; link = link->next) {
 		const struct tcp_job *other = wh_container(link, struct tcp_job, link);
 
-		if (!other->staged || other->extents[0].region != job->extents[0].region)
+		if (!other->staged || !job_is_alike(other, job))
 			continue;
 		for (chunk = other->chunks.next; chunk != &other->chunks; chunk = chunk->next)
 			count++;
@@ -390,7 +401,7 @@ static int job_gather(struct tcp_server *server, struct tcp_job *job, bool overt
 	while (job->ungathered && job_may_gather(server, job, overtake) && !error &&
 	       !chunk_is_last(last)) {
 		last = job->request.slot ? chunk_new_lent(server, job->request.slot) :
-					   chunk_new(server, job->slots);
+					   chunk_new(server, job->slots, job->system);
 		if (!last)
 			return -ENOMEM;
 		wh_list_append(&job->chunks, &last->link);

@@ -16,7 +16,7 @@
 #define TCP_JOBS_MAX TCP_WINDOW /* unanswered reads, and staged writes, of one connection */
 /* chunks that the staged reads of one connection use at a time ... */
 #define TCP_CHUNKS 4
-/* ... and with those of reads that overtake others, which are of other regions */
+/* ... and with those of reads that overtake others, which are of other file systems */
 #define TCP_CHUNKS_OVERTAKING (2 * TCP_CHUNKS)
 /* bytes of unsent responses to writes; when full, receiving pauses */
 #define TCP_SERVER_OUT (64u << 10)
@@ -39,6 +39,7 @@ struct tcp_job {
 	bool staged;
 	/* staged: through these, unless the request has a slot of its own */
 	enum wh_slot_use slots;
+	struct wh_file_system *system; /* of its files; NULL: none */
 	struct wh_request request; /* staged: to answer it anew if its bytes cannot be read */
 	struct wh_list chunks; /* staged: struct tcp_chunk, in order */
 	uint32_t head_length, head_sent;
@@ -52,6 +53,7 @@ struct tcp_write {
 	struct wh_list link; /* server.arrived, when all chunks have arrived */
 	struct wh_request request;
 	enum wh_slot_use slots; /* it goes through these */
+	struct wh_file_system *system; /* of its files; NULL: none */
 	uint32_t chunks; /* chunks that have not arrived, plus one while receiving */
 	struct tcp_extent extents[];
 };
@@ -192,7 +194,7 @@ void tcp_extents_advance(const struct tcp_extent *extents, uint32_t *at, uint64_
 bool tcp_lent_check(struct tcp_server *server);
 /* Through which slots do the extents of the request without an error have to go? Those of a GPU if
  * any lies in its memory, else those for files if any lies in one, else none: WH_SLOT_USES. */
-enum wh_slot_use tcp_request_slots(struct tcp_server *server);
+enum wh_slot_use tcp_request_slots(struct tcp_server *server, struct wh_file_system **system);
 
 /* ---- window.c ---------------------------------------------------------- */
 
@@ -205,7 +207,8 @@ void tcp_window_end(struct tcp_server *server);
 /* ---- server-stage.c ---------------------------------------------------- */
 
 /* Start receiving the payload of the current write through slots. 0 or -ENOMEM. */
-int tcp_stage_write(struct tcp_server *server, enum wh_slot_use slots);
+int tcp_stage_write(struct tcp_server *server, enum wh_slot_use slots,
+		    struct wh_file_system *system);
 /* Set *vector to the room for the next payload bytes. Returns its length. 0: no slot is free, and
  * the connection continues when it gets one (`wants_slot`), or there is no memory (`failed`). */
 size_t tcp_stage_into(struct tcp_server *server, struct iovec *vector);

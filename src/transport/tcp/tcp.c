@@ -14,6 +14,7 @@
 #include "gpu/staging.h"
 #include "gpu/stream.h"
 #include "memory/memory.h"
+#include "transport/copier-file.h"
 #include "transport/tcp/tcp.h"
 #include "util/clock.h"
 #include "util/futex.h"
@@ -155,9 +156,9 @@ bool tcp_pull(struct tcp_client *client, struct tcp_request *request)
 
 	pthread_mutex_lock(&tcp->lock);
 	list = wh_list_empty(&client->mine) && !client->latency ? &tcp->shared : &client->mine;
-	if (wh_list_empty(list))
+	fragment = tcp_stage_choose(client, list);
+	if (!fragment)
 		goto out;
-	fragment = wh_container(list->next, struct wh_fragment, link);
 	most = request_bytes(tcp, fragment->bytes, tcp_of(fragment)->alone);
 	if (fragment->op == WH_READ && client->read_bytes >= TCP_READ_AHEAD * most)
 		goto out;
@@ -340,6 +341,8 @@ static void tcp_submit_fragment(struct wh_peer *peer, void *state, struct wh_fra
 
 	tcp_of(fragment)->staged = slots != WH_SLOT_USES;
 	tcp_of(fragment)->slots = (uint8_t)slots;
+	tcp_of(fragment)->system =
+		slots == WH_SLOT_FILE_INITIATOR ? wh_fragment_file_system(fragment, NULL) : NULL;
 	tcp_of(fragment)->windowed = false;
 	tcp_of(fragment)->lent = slots == WH_SLOT_USES && tcp_lent_fits(tcp, fragment);
 	if (slots == WH_SLOT_INITIATOR &&

@@ -44,7 +44,9 @@
 
 #define TCP_WINDOW 64 /* unanswered requests of one connection */
 #define TCP_READ_AHEAD 4 /* of them reads: bytes, in units of the largest request */
-#define TCP_GATHER_AHEAD 4 /* of them writes that are being gathered into slots, at most */
+/* Of them writes that are being gathered into slots, at most; if other file systems do not answer,
+ * twice as many. */
+#define TCP_GATHER_AHEAD 4
 #define TCP_INLINE (64u << 10) /* bytes; up to this the submitting thread sends a fragment */
 /* The loops move fragments of TCP_HANDED bytes and more if more batches are in flight than the
  * submitting thread moves by itself: TCP_INLINE_FEW where there are fewer loops than TCP_FEW_LOOPS.
@@ -121,7 +123,8 @@ struct tcp_fragment {
 	bool alone; /* pinned to one connection (`owner`); not shared */
 	/* some local memory is a GPU's, or a file, and goes through staging slots ... */
 	bool staged;
-	uint8_t slots; /* ... of this enum wh_slot_use */
+	uint8_t slots; /* ... of this enum wh_slot_use ... */
+	struct wh_file_system *system; /* ... which this file system has to itself, if not NULL */
 	bool windowed; /* it is a GPU's, and is written by the CPU, through windows */
 	bool lent; /* from or to files of the peer, through slots that it was lent */
 };
@@ -150,6 +153,7 @@ struct tcp_request {
 	uint8_t attempts;
 	uint8_t slot; /* its bytes go through this slot, from 1; 0: through the socket */
 	bool sent; /* whole; a response is expected */
+	bool landed; /* a read: its bytes are here, and count in client.read_bytes no more */
 	/* the kernel could not access local memory: item `fault_index`, address `fault_at` */
 	bool fault;
 	uint64_t fault_index;
@@ -206,6 +210,7 @@ struct tcp_client {
 	uint64_t sequence;
 	uint64_t read_bytes; /* of outstanding reads */
 	uint32_t gathering, gather_most; /* writes being gathered into slots, and their limit */
+	uint32_t gathering_files; /* of them writes from files */
 	/* Sending. */
 	uint8_t queue[TCP_WINDOW]; /* indices of requests to send (again), a ring */
 	uint32_t queue_start, queue_count;
@@ -308,6 +313,9 @@ void tcp_fragments_done(struct wh_list *done);
 
 /* In client-stage.c; under client.lock. */
 
+/* The fragment of the list from which the connection pulls next; NULL: none. What waits for a file
+ * system is overtaken by what does not. Under tcp.lock, too. */
+struct wh_fragment *tcp_stage_choose(struct tcp_client *client, const struct wh_list *list);
 /* Get a slot for a request of GPU memory and, for a write, gather its bytes. 1: it can be sent now;
  * 0: the connection's loop queues it later; or a negative errno. */
 int tcp_stage_begin(struct tcp_client *client, struct tcp_request *request);

@@ -351,11 +351,175 @@ static void lent__cancel(void **state)
 	cancel(NULL);
 }
 
+/* ---- more of them than there are threads and slots ------------------------------------------- */
+
+#define MANY 48 /* less than a connection has requests, more than WH_SLOTS and `file_threads` */
+#define PIECE ((uint64_t)32 << 10)
+
+/* Which engine has the files: the one that submits, or its peer. */
+enum files_of { MINE, THEIRS };
+
+/* Both files of one engine, and memory of the other. */
+struct many {
+	pid_t server;
+	struct wh_engine *engine, *owner; /* the same by `self` */
+	struct wh_peer *peer;
+	struct wh_region *hung, *other, *memory;
+	void *bytes; /* of the memory: 2 * LENGTH */
+	enum files_of files;
+	int fd, other_fd;
+};
+
+static void many_open(struct many *many, const char *way, enum files_of files)
+{
+	struct wh_region_options access = { .size = sizeof(access), .access = ACCESS_BOTH };
+	const char *const config[] = { "connections=1", NULL };
+	bool self = way && !strcmp(way, "self");
+	struct wh_engine *theirs, *ours;
+	struct hung hung = { 0 };
+
+	harness_limit(SCALE(60, 300));
+	*many = (struct many){ .files = files };
+	hung_mount(&hung);
+	many->server = hung.server;
+	many->fd = hung.fd;
+	many->other_fd = file_new(LENGTH);
+	many->engine = engine_open(way, "none", config);
+	many->owner = self ? many->engine : engine_open(NULL, "127.0.0.1:0", NULL);
+	theirs = files == MINE ? many->owner : many->engine;
+	ours = files == MINE ? many->engine : many->owner;
+	access.name = "hung";
+	want(0, file_region(ours, many->fd, 0, LENGTH, &access, &many->hung));
+	access.name = "other";
+	want(0, file_region(ours, many->other_fd, 0, LENGTH, &access, &many->other));
+	access.name = "memory";
+	want(0, wh_memory_alloc(theirs, 2 * LENGTH, NULL, &many->bytes));
+	want(0, wh_region_register(theirs, many->bytes, 2 * LENGTH, &access, &many->memory));
+	want(0, wh_peer_open(many->engine, self ? "self" : wh_engine_url(many->owner), NULL,
+			     &many->peer));
+}
+
+static void many_close(struct many *many)
+{
+	want(0, wh_peer_close(many->peer));
+	want(0, wh_region_unregister(many->memory));
+	want(0, wh_region_unregister(many->hung));
+	want(0, wh_region_unregister(many->other));
+	want(0, wh_memory_free(many->files == MINE ? many->owner : many->engine, many->bytes));
+	want(0, wh_engine_close(many->engine));
+	if (many->owner != many->engine)
+		want(0, wh_engine_close(many->owner));
+	close(many->other_fd);
+	close(many->fd);
+	kill(many->server, SIGKILL);
+	waitpid(many->server, NULL, 0);
+	munmap(orders, sizeof(*orders));
+}
+
+/* Between the file, from `at` on, and the same place of the memory, behind `behind`; into the file
+ * if `store`. */
+static struct wh_batch *many_batch(const struct many *many, const char *name, bool store,
+				   uint64_t at, uint64_t behind, uint64_t length)
+{
+	bool mine = many->files == MINE, hung = !strcmp(name, "hung");
+	struct wh_region *file = hung ? many->hung : many->other;
+	struct wh_transfer transfer = { .op = store == mine ? WH_READ : WH_WRITE,
+					.local = mine ? file : many->memory,
+					.local_offset = mine ? at : behind + at,
+					.remote_offset = mine ? behind + at : at,
+					.length = length };
+	struct wh_batch *batch;
+	struct wh_remote remote;
+
+	want(0, wh_peer_find(many->peer, mine ? "memory" : name, PATIENCE, &remote));
+	transfer.remote = remote.id;
+	want(0, wh_batch_new(many->peer, NULL, &batch));
+	want(0, wh_batch_add(batch, &transfer, 1));
+	return batch;
+}
+
+/* Write the other file and read it back. */
+static void many_use_other(const struct many *many)
+{
+	struct wh_batch *write = many_batch(many, "other", true, 0, LENGTH, LENGTH);
+	struct wh_batch *read = many_batch(many, "other", false, 0, LENGTH, LENGTH);
+	unsigned char *bytes = (unsigned char *)many->bytes + LENGTH;
+
+	pattern_fill(bytes, LENGTH, 0, 2);
+	want(0, wh_batch_submit(write));
+	want(0, batch_end(write, PATIENCE));
+	memset(bytes, 0, LENGTH);
+	want(0, wh_batch_submit(read));
+	want(0, batch_end(read, PATIENCE));
+	want_true(pattern_check(bytes, LENGTH, 0, 2) == PATTERN_GOOD,
+		  "wrong bytes of the other file");
+	want(0, wh_batch_free(write));
+	want(0, wh_batch_free(read));
+}
+
+static void hang_many(const char *way, enum files_of files, bool store)
+{
+	struct wh_batch *batch[MANY];
+	struct many many;
+
+	many_open(&many, way, files);
+	for (unsigned i = 0; i < MANY; i++)
+		batch[i] = many_batch(&many, "hung", store, i * PIECE, 0, PIECE);
+	atomic_store(&orders->hangs, 1);
+	for (unsigned i = 0; i < MANY; i++)
+		want(0, wh_batch_submit(batch[i]));
+	await_hanging();
+	many_use_other(&many);
+	for (unsigned i = 0; i < MANY; i++)
+		want(-EAGAIN, wh_batch_wait_for(batch[i], 0));
+	atomic_store(&orders->hangs, 0);
+	for (unsigned i = 0; i < MANY; i++) {
+		want(0, batch_end(batch[i], PATIENCE));
+		want(0, wh_batch_free(batch[i]));
+	}
+	if (!store)
+		want_true(pattern_check(many.bytes, MANY * PIECE, 0, 1) == PATTERN_GOOD,
+			  "wrong bytes");
+	many_close(&many);
+}
+
+#define MANY_TESTS(way, require, files)                                                            \
+	static void way##__many_reads(void **state)                                                \
+	{                                                                                          \
+		(void)state;                                                                       \
+		hang_many(require, files, false);                                                  \
+	}                                                                                          \
+	static void way##__many_writes(void **state)                                               \
+	{                                                                                          \
+		(void)state;                                                                       \
+		hang_many(require, files, true);                                                   \
+	}
+
+MANY_TESTS(self, "self", THEIRS)
+MANY_TESTS(shm, "shm", MINE)
+MANY_TESTS(tcp_mine, "tcp", MINE)
+MANY_TESTS(tcp_theirs, "tcp", THEIRS)
+MANY_TESTS(lent, NULL, THEIRS)
+
 static const struct CMUnitTest tests[] = {
-	TEST_NEEDS(self__read, needs_root),  TEST_NEEDS(self__write, needs_root),
-	TEST_NEEDS(tcp__read, needs_root),   TEST_NEEDS(tcp__write, needs_root),
-	TEST_NEEDS(lent__read, needs_root),  TEST_NEEDS(lent__write, needs_root),
-	TEST_NEEDS(tcp__cancel, needs_root), TEST_NEEDS(lent__cancel, needs_root),
+	TEST_NEEDS(self__read, needs_root),
+	TEST_NEEDS(self__write, needs_root),
+	TEST_NEEDS(tcp__read, needs_root),
+	TEST_NEEDS(tcp__write, needs_root),
+	TEST_NEEDS(lent__read, needs_root),
+	TEST_NEEDS(lent__write, needs_root),
+	TEST_NEEDS(tcp__cancel, needs_root),
+	TEST_NEEDS(lent__cancel, needs_root),
+	TEST_NEEDS(self__many_reads, needs_root),
+	TEST_NEEDS(self__many_writes, needs_root),
+	TEST_NEEDS(shm__many_reads, needs_root),
+	TEST_NEEDS(shm__many_writes, needs_root),
+	TEST_NEEDS(tcp_mine__many_reads, needs_root),
+	TEST_NEEDS(tcp_mine__many_writes, needs_root),
+	TEST_NEEDS(tcp_theirs__many_reads, needs_root),
+	TEST_NEEDS(tcp_theirs__many_writes, needs_root),
+	TEST_NEEDS(lent__many_reads, needs_root),
+	TEST_NEEDS(lent__many_writes, needs_root),
 };
 
 HARNESS_MAIN("file-hangs", tests)
