@@ -106,6 +106,19 @@ int wh_engine_open(const struct wh_engine_options *options, struct wh_engine **o
 
 /* Close the engine. First close its peers, free its batches, queues and memory, and unregister its
  * regions. Engines that are connected to it see it leave. Blocks until its threads have ended.
+ *
+ * A file system that does not answer is waited for as long as the setting `timeout`, and again as
+ * long where a peer's bytes are being written. Then a line of the log names a file, the call
+ * returns 0, and a thread of the library waits on: until the file system answers, the files that
+ * hang stay open, bytes that a peer has sent before may still be written to them, and the engine's
+ * threads and memory stay, so the library must not be unloaded. They touch no memory of the
+ * program's and do not call its log. The program may exit meanwhile. Regions of files that
+ * wh_region_unregister() has refused with -EBUSY for a peer's request are not open any more; this
+ * call frees them.
+ *
+ * A batch of this engine that waits for a file of its own cannot be freed, because the kernel may
+ * still read or write the batch's memory, and keeps its peer open, so this call is -EBUSY. With
+ * WH_ENGINE_NO_THREADS this call waits for file systems without a bound.
  * 0, or -EBUSY (the text says what is still open). */
 int wh_engine_close(struct wh_engine *engine);
 

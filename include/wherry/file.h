@@ -64,6 +64,11 @@ struct wh_file_options {
  * and unchanged elsewhere. If an fdatasync or fsync fails, the kernel may have dropped bytes, so
  * all later writes with `durable` to this region fail, too: register the file anew.
  *
+ * A batch whose file system does not answer waits for it, however long that takes;
+ * wh_batch_wait_for() returns in time. Of a file of this engine wh_batch_cancel() returns
+ * -ETIMEDOUT then, and wh_batch_free() -EBUSY: until the file system answers, the kernel may read
+ * and write the batch's memory, which has to stay.
+ *
  * The engine keeps a descriptor of its own until wh_region_unregister(): the path may be renamed or
  * removed. May block on the file system. Symbolic links in the path are followed.
  *

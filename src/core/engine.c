@@ -40,6 +40,7 @@
 #include "util/loop.h"
 #include "util/options.h"
 #include "util/text.h"
+#include "util/thread.h"
 #include "util/turns.h"
 #include "window/view.h"
 #include "wire/wire.h"
@@ -651,44 +652,92 @@ int wh_engine_open(const struct wh_engine_options *given, struct wh_engine **out
 
 /* ---- close ---------------------------------------------------------------------------------- */
 
-static int engine_try_close(struct wh_engine *engine)
+/* Regions of files that are leaving do not count: a file system may never let them go. */
+static int engine_check_closed(struct wh_engine *engine)
 {
 	unsigned memory, peers = 0;
+	uint32_t regions;
+	int error = 0;
+
+	pthread_mutex_lock(&engine->lock);
+	regions = engine->regions.count - wh_regions_leaving(engine, NULL);
+	memory = wh_memory_domain_count(&engine->memory);
+	for (struct wh_list *l = engine->peers.next; l != &engine->peers; l = l->next)
+		peers++;
+	if (memory || peers || engine->queue_count || regions || engine->window_count)
+		error = wh_fail(
+			EBUSY,
+			"wh_engine_close: still open are %u peers, %u queues, %u regions, %u "
+			"windows and %u allocations of memory; close them first",
+			peers, engine->queue_count, regions, engine->window_count, memory);
+	pthread_mutex_unlock(&engine->lock);
+	return error;
+}
+
+/* End the threads for files, which may wait for a file system, and those to which they post, and
+ * free the engine. */
+static void engine_end(struct wh_engine *engine)
+{
+	/* Before the loops: they may still wake the loop to which they posted last. */
+	wh_file_threads_close(engine->memory.file_threads);
+	wh_gpus_stop(engine->gpus);
+	engine_stop_loops(engine);
+	wh_regions_free_leaving(engine);
+	wh_region_table_destroy(&engine->regions);
+	munmap((void *)engine->ours, (size_t)sysconf(_SC_PAGESIZE));
+	engine_free(engine);
+}
+
+static void *engine_end_late(void *engine)
+{
+	engine_end(engine);
+	return NULL;
+}
+
+/* A file system does not answer: a thread waits for it and ends the engine. The program's log
+ * belongs to the program from now on. False: there is no thread. */
+static bool engine_leave(struct wh_engine *engine)
+{
+	const char *name = "a file";
+	uint32_t count = wh_regions_leaving(engine, &name);
+	pthread_t thread;
+
+	wh_log_line(&engine->log, WH_LOG_WARN, "engine",
+		    "wh_engine_close: the file system of %s does not answer; %u files stay open "
+		    "until it does, and with them the engine's memory and threads",
+		    name, count);
+	engine->log.write = NULL;
+	if (wh_thread_start(&thread, "wherry/close", engine_end_late, engine))
+		return false;
+	pthread_detach(thread);
+	return true;
+}
+
+static int engine_try_close(struct wh_engine *engine)
+{
 	int error = wh_engine_guard(engine, "wh_engine_close");
+	int64_t patience;
 
 	if (error)
 		return error;
 	if (wh_engine_inside(engine))
 		return wh_fail(EDEADLK,
 			       "wh_engine_close: called from one of the engine's own threads");
-	pthread_mutex_lock(&engine->lock);
-	memory = wh_memory_domain_count(&engine->memory);
-	for (struct wh_list *l = engine->peers.next; l != &engine->peers; l = l->next)
-		peers++;
-	if (memory || peers || engine->queue_count || engine->regions.count || engine->window_count)
-		error = wh_fail(
-			EBUSY,
-			"wh_engine_close: still open are %u peers, %u queues, %u regions, %u "
-			"windows and %u allocations of memory; close them first",
-			peers, engine->queue_count, engine->regions.count, engine->window_count,
-			memory);
-	pthread_mutex_unlock(&engine->lock);
+	error = engine_check_closed(engine);
 	if (error)
 		return error;
+	patience = engine->config.number[WH_SETTING_TIMEOUT] * WH_MS;
 	wh_registry_close(engine->registry);
 	wh_observer_close(engine);
 	wh_acceptor_close(engine->acceptor);
 	wh_loop_call(&engine->loops[0], engine_end_sessions, engine);
+	wh_regions_leave_transports(engine);
 	engine_close_transports(engine);
 	wh_inbox_close(engine);
 	wh_warm_up_stop(engine->early);
-	/* Before the loops: they may still wake the loop to which they posted last. */
-	wh_file_threads_close(engine->memory.file_threads);
-	wh_gpus_stop(engine->gpus);
-	engine_stop_loops(engine);
-	wh_region_table_destroy(&engine->regions);
-	munmap((void *)engine->ours, (size_t)sysconf(_SC_PAGESIZE));
-	engine_free(engine);
+	if (wh_file_threads_end(engine->memory.file_threads, wh_deadline(patience)) ||
+	    !engine_leave(engine))
+		engine_end(engine);
 	return 0;
 }
 

@@ -17,6 +17,7 @@
 #include "core/remote.h"
 #include "core/session.h"
 #include "gpu/region-window.h"
+#include "memory/file.h"
 #include "memory/memory.h"
 #include "memory/region-table.h"
 #include "transport/transport.h"
@@ -419,10 +420,33 @@ static bool region_left(struct wh_engine *engine, struct wh_region_entry *entry,
 	return wh_region_entry_left(entry, deadline);
 }
 
+static void region_leave_transports(struct wh_engine *engine, struct wh_region *region)
+{
+	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++) {
+		if (!engine->transport_off[id][0])
+			wh_transport(id)->region_closed(engine, engine->transport[id], region);
+	}
+}
+
+/* Nobody uses the region any more, and no transport knows it. */
+static void region_free(struct wh_engine *engine, struct wh_region *region)
+{
+	struct wh_registration *registration;
+
+	pthread_mutex_lock(&engine->lock);
+	wh_allocation_release(&engine->memory, region->memory);
+	registration = region->registration;
+	free(region->rights);
+	region->rights = NULL;
+	wh_count_add(&engine->statistics.region_bytes, -region->entry.length);
+	wh_region_table_free(&engine->regions, &region->entry);
+	pthread_mutex_unlock(&engine->lock);
+	wh_registration_put(registration);
+}
+
 static int region_try_unregister(struct wh_region *region)
 {
 	int error = region_guard(region, "wh_region_unregister");
-	struct wh_registration *registration;
 	struct wh_engine *engine;
 	struct wh_region_entry *entry;
 	int64_t deadline;
@@ -451,20 +475,9 @@ static int region_try_unregister(struct wh_region *region)
 		error = wh_sessions_released(engine, wh_region_entry_id(entry), deadline);
 	if (error)
 		return error;
-	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++) {
-		if (!engine->transport_off[id][0])
-			wh_transport(id)->region_closed(engine, engine->transport[id], region);
-	}
+	region_leave_transports(engine, region);
 	wh_region_window_close(region);
-	pthread_mutex_lock(&engine->lock);
-	wh_allocation_release(&engine->memory, region->memory);
-	registration = region->registration;
-	free(region->rights);
-	region->rights = NULL;
-	wh_count_add(&engine->statistics.region_bytes, -entry->length);
-	wh_region_table_free(&engine->regions, entry);
-	pthread_mutex_unlock(&engine->lock);
-	wh_registration_put(registration);
+	region_free(engine, region);
 	return 0;
 }
 
@@ -474,6 +487,58 @@ int wh_region_unregister(struct wh_region *region)
 		return 0;
 	wh_fail_begin();
 	return wh_fail_end(region_try_unregister(region));
+}
+
+/* ---- files that hang ------------------------------------------------------------------------ */
+
+/* The next one that is leaving, from *at on. NULL: no more. */
+static struct wh_region *next_leaving(struct wh_engine *engine, uint32_t *at)
+{
+	struct wh_region_table *table = &engine->regions;
+	uint32_t high;
+
+	pthread_mutex_lock(&table->lock);
+	high = table->high;
+	pthread_mutex_unlock(&table->lock);
+	while (*at < high) {
+		struct wh_region_entry *entry = wh_region_table_at(table, (*at)++);
+
+		if (entry && entry->used && !atomic_load(&entry->id) &&
+		    entry->kind == WH_MEMORY_FILE)
+			return wh_container(entry, struct wh_region, entry);
+	}
+	return NULL;
+}
+
+uint32_t wh_regions_leaving(struct wh_engine *engine, const char **name)
+{
+	const struct wh_region *region;
+	uint32_t at = 0, count = 0;
+
+	while ((region = next_leaving(engine, &at))) {
+		if (name && !count)
+			*name = region->registration->file->name;
+		count++;
+	}
+	return count;
+}
+
+void wh_regions_leave_transports(struct wh_engine *engine)
+{
+	struct wh_region *region;
+	uint32_t at = 0;
+
+	while ((region = next_leaving(engine, &at)))
+		region_leave_transports(engine, region);
+}
+
+void wh_regions_free_leaving(struct wh_engine *engine)
+{
+	struct wh_region *region;
+	uint32_t at = 0;
+
+	while ((region = next_leaving(engine, &at)))
+		region_free(engine, region);
 }
 
 /* ---- looking at them ------------------------------------------------------------------------ */

@@ -31,6 +31,14 @@ int wh_region_add(struct wh_engine *engine, struct wh_region_request *request,
 		  struct wh_registration *registration, int64_t begun, struct wh_region **out);
 /* 1 to WH_NAME_MAX - 1 of A-Z a-z 0-9 . _ - */
 bool wh_region_name_is_valid(const char *name);
+/* Regions of files that wh_region_unregister() has withdrawn, while a peer's request still waits
+ * for the file system. How many; of the first, the file's name, if `name` is not NULL. Under
+ * engine.lock. */
+uint32_t wh_regions_leaving(struct wh_engine *engine, const char **name);
+/* For wh_engine_close(): have the transports forget these, and when nobody uses them any more, free
+ * them. */
+void wh_regions_leave_transports(struct wh_engine *engine);
+void wh_regions_free_leaving(struct wh_engine *engine);
 /* Fill the record that describes the region to peers; access is entry.access. */
 void wh_region_record(const struct wh_region *region, struct wh_region_record *record);
 /* May the peer of this name list the region? */

@@ -2,6 +2,7 @@
 /* memory/file-threads.c: the threads that may wait for a file system, so that nobody else has to */
 #include <errno.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "memory/file.h"
 #include "util/error.h"
@@ -55,6 +56,8 @@ static void *system_main(void *argument)
 		job->run(job);
 		pthread_mutex_lock(&system->lock);
 	}
+	system->ended++;
+	pthread_cond_broadcast(&system->work);
 	pthread_mutex_unlock(&system->lock);
 	return NULL;
 }
@@ -62,6 +65,7 @@ static void *system_main(void *argument)
 static struct wh_file_system *system_new(struct wh_file_threads *threads, uint64_t device)
 {
 	struct wh_file_system *system = calloc(1, sizeof(*system));
+	pthread_condattr_t clock;
 
 	if (system)
 		system->thread = calloc(threads->most, sizeof(system->thread[0]));
@@ -72,20 +76,35 @@ static struct wh_file_system *system_new(struct wh_file_threads *threads, uint64
 	system->threads = threads;
 	system->device = device;
 	pthread_mutex_init(&system->lock, NULL);
-	pthread_cond_init(&system->work, NULL);
+	pthread_condattr_init(&clock);
+	pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+	pthread_cond_init(&system->work, &clock);
+	pthread_condattr_destroy(&clock);
 	wh_list_init(&system->urgent);
 	wh_list_init(&system->jobs);
 	return system;
 }
 
-static void system_free(struct wh_file_system *system)
+/* Have the threads end. False: some have not at the deadline. */
+static bool system_end(struct wh_file_system *system, int64_t deadline)
 {
+	bool ended;
+
 	while (system->threads->turns && system_turn(system))
 		;
 	pthread_mutex_lock(&system->lock);
 	system->stop = true;
 	pthread_cond_broadcast(&system->work);
+	while (system->ended < system->count &&
+	       !wh_turns_cond_wait(NULL, &system->work, &system->lock, deadline))
+		;
+	ended = system->ended == system->count;
 	pthread_mutex_unlock(&system->lock);
+	return ended;
+}
+
+static void system_free(struct wh_file_system *system)
+{
 	for (unsigned i = 0; i < system->count; i++)
 		pthread_join(system->thread[i], NULL);
 	pthread_cond_destroy(&system->work);
@@ -205,12 +224,23 @@ int wh_file_threads_open(unsigned most, struct wh_turns *turns, struct wh_file_t
 	return 0;
 }
 
+bool wh_file_threads_end(struct wh_file_threads *threads, int64_t deadline)
+{
+	struct wh_file_system *system = threads ? atomic_load(&threads->systems) : NULL;
+	bool ended = true;
+
+	for (; system; system = system->next)
+		ended &= system_end(system, deadline);
+	return ended;
+}
+
 void wh_file_threads_close(struct wh_file_threads *threads)
 {
 	struct wh_file_system *system, *next;
 
 	if (!threads)
 		return;
+	wh_file_threads_end(threads, INT64_MAX);
 	if (threads->turns)
 		wh_turns_remove_poller(threads->turns, &threads->poller);
 	for (system = atomic_load(&threads->systems); system; system = next) {

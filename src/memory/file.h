@@ -128,10 +128,10 @@ struct wh_file_system {
 	struct wh_file_threads *threads;
 	uint64_t device;
 	pthread_mutex_t lock; /* of all below */
-	pthread_cond_t work;
+	pthread_cond_t work; /* or a thread has ended; by the monotonic clock */
 	struct wh_list urgent, jobs;
 	pthread_t *thread; /* threads->most of them */
-	unsigned count, idle;
+	unsigned count, ended, idle; /* threads: started, of these ended, waiting for work */
 	unsigned queued; /* length of both lists */
 	bool stop;
 };
@@ -148,7 +148,10 @@ struct wh_file_threads {
 
 /* `most`: the number of threads of a file system, at most. 0 or -ENOMEM. */
 int wh_file_threads_open(unsigned most, struct wh_turns *turns, struct wh_file_threads **out);
-/* Run what is queued, and join the threads. NULL is allowed. */
+/* Have the threads end when they have run what is queued. False: the deadline has passed, and some
+ * have not. In an engine without threads it waits for the file systems. NULL is allowed. */
+bool wh_file_threads_end(struct wh_file_threads *threads, int64_t deadline);
+/* The same without a deadline, and free them. NULL is allowed. */
 void wh_file_threads_close(struct wh_file_threads *threads);
 /* The file system with that st_dev; it stays until the threads are closed. 0 or -ENOMEM. */
 int wh_file_threads_system(struct wh_file_threads *threads, uint64_t device,

@@ -11,7 +11,7 @@
 #include <cmocka.h>
 
 #define PAGE ((size_t)4096)
-#define PAGES 16u /* of memory, and of the file */
+#define PAGES WH_FILE_BUFFERS /* of memory, and of the file */
 
 struct bench {
 	struct wh_file_buffers buffers;

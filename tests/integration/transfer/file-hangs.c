@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* file-hangs.c: a real file system that stops answering: FUSE, whose server is a child of this
  * test. (file-faults.c has hanging calls for each way that bytes go.) */
+#include <dirent.h>
 #include <fcntl.h>
 #include <linux/fuse.h>
 #include <signal.h>
@@ -351,6 +352,45 @@ static void lent__cancel(void **state)
 	cancel(NULL);
 }
 
+/* Of a file of this engine the memory is not free before the file system answers, and all calls say
+ * so in time. */
+static void self__cancel(void **state)
+{
+	const char *const config[] = { "timeout=500", NULL };
+	struct wh_batch *batch;
+	struct hung hung = { 0 };
+
+	(void)state;
+	harness_limit(SCALE(60, 300));
+	hung_mount(&hung);
+	hung.engine = hung.owner = engine_open("self", "none", config);
+	hung.other_fd = file_new(LENGTH);
+	want(0, file_region(hung.engine, hung.fd, 0, LENGTH, NULL, &hung.file));
+	want(0, file_region(hung.engine, hung.other_fd, 0, LENGTH, NULL, &hung.other));
+	want(0, wh_peer_open(hung.engine, "self", NULL, &hung.peer));
+	hung.local = pages_new(2 * LENGTH);
+	want(0, wh_region_register(hung.engine, hung.local, 2 * LENGTH, NULL, &hung.region));
+	want(0, wh_batch_new(hung.peer, NULL, &batch));
+	want(0, wh_batch_add(batch,
+			     &(struct wh_transfer){ .op = WH_READ,
+						    .local = hung.region,
+						    .remote = wh_region_id(hung.file),
+						    .length = LENGTH },
+			     1));
+	atomic_store(&orders->hangs, 1);
+	want(0, wh_batch_submit(batch));
+	await_hanging();
+	want(-ETIMEDOUT, wh_batch_cancel(batch));
+	want(-EBUSY, wh_batch_free(batch));
+	want(-EBUSY, wh_region_unregister(hung.file));
+	want(-EBUSY, wh_peer_close(hung.peer));
+	want(-EBUSY, wh_engine_close(hung.engine));
+	atomic_store(&orders->hangs, 0);
+	want(0, batch_end(batch, PATIENCE)); /* all of it was in flight */
+	want(0, wh_batch_free(batch));
+	hung_close(&hung);
+}
+
 /* ---- more of them than there are threads and slots ------------------------------------------- */
 
 #define MANY 48 /* less than a connection has requests, more than WH_SLOTS and `file_threads` */
@@ -373,7 +413,7 @@ struct many {
 static void many_open(struct many *many, const char *way, enum files_of files)
 {
 	struct wh_region_options access = { .size = sizeof(access), .access = ACCESS_BOTH };
-	const char *const config[] = { "connections=1", NULL };
+	const char *const config[] = { "connections=1", "file_threads=4", NULL };
 	bool self = way && !strcmp(way, "self");
 	struct wh_engine *theirs, *ours;
 	struct hung hung = { 0 };
@@ -385,7 +425,7 @@ static void many_open(struct many *many, const char *way, enum files_of files)
 	many->fd = hung.fd;
 	many->other_fd = file_new(LENGTH);
 	many->engine = engine_open(way, "none", config);
-	many->owner = self ? many->engine : engine_open(NULL, "127.0.0.1:0", NULL);
+	many->owner = self ? many->engine : engine_open(NULL, "127.0.0.1:0", config);
 	theirs = files == MINE ? many->owner : many->engine;
 	ours = files == MINE ? many->engine : many->owner;
 	access.name = "hung";
@@ -501,6 +541,98 @@ MANY_TESTS(tcp_mine, "tcp", MINE)
 MANY_TESTS(tcp_theirs, "tcp", THEIRS)
 MANY_TESTS(lent, NULL, THEIRS)
 
+/* ---- closing --------------------------------------------------------------------------------- */
+
+/* How many threads of this process have the name? */
+static unsigned threads_named(const char *name)
+{
+	DIR *tasks = opendir("/proc/self/task");
+	const struct dirent *task;
+	unsigned count = 0;
+
+	want_true(tasks, "no /proc/self/task");
+	while ((task = readdir(tasks))) {
+		char path[300], is[32] = "";
+		FILE *file;
+
+		snprintf(path, sizeof(path), "/proc/self/task/%s/comm", task->d_name);
+		file = fopen(path, "r");
+		if (file && fgets(is, sizeof(is), file))
+			count += !strncmp(is, name, strlen(name));
+		if (file)
+			fclose(file);
+	}
+	closedir(tasks);
+	return count;
+}
+
+/* The owner leaves while a peer's request waits for the file system: closing returns, and when the
+ * file system answers, nothing is left. */
+static void close_owner(const char *way, uint32_t op)
+{
+	const char *const config[] = { "timeout=1000", NULL };
+	struct wh_region_options access = { .size = sizeof(access),
+					    .name = "hung",
+					    .access = ACCESS_BOTH };
+	int64_t until;
+	struct wh_batch *batch;
+	struct hung hung = { 0 };
+
+	harness_limit(SCALE(60, 300));
+	hung_mount(&hung);
+	hung.engine = engine_open(way, "none", NULL);
+	hung.owner = engine_open(NULL, "127.0.0.1:0", config);
+	want(0, file_region(hung.owner, hung.fd, 0, LENGTH, &access, &hung.file));
+	want(0, wh_peer_open(hung.engine, wh_engine_url(hung.owner), NULL, &hung.peer));
+	hung.local = pages_new(2 * LENGTH);
+	want(0, wh_region_register(hung.engine, hung.local, 2 * LENGTH, NULL, &hung.region));
+	batch = hung_batch(&hung, "hung", op, 0);
+	atomic_store(&orders->hangs, 1);
+	want(0, wh_batch_submit(batch));
+	await_hanging();
+	want(-EBUSY, wh_region_unregister(hung.file));
+	want(0, wh_engine_close(hung.owner));
+	want_true(atomic_load(&orders->hanging), "the file system has answered");
+	want(1, (int)threads_named("wherry/close"));
+	want(0, wh_batch_cancel(batch));
+	want(0, wh_batch_free(batch));
+	want(0, wh_peer_close(hung.peer));
+	want(0, wh_region_unregister(hung.region));
+	want(0, wh_engine_close(hung.engine));
+	pages_free(hung.local, 2 * LENGTH);
+	atomic_store(&orders->hangs, 0);
+	for (until = now() + PATIENCE; threads_named("wherry/"); sleep_ms(1))
+		want_true(now() < until, "the engine's threads have not ended");
+	close(hung.fd);
+	kill(hung.server, SIGKILL);
+	waitpid(hung.server, NULL, 0);
+	munmap(orders, sizeof(*orders));
+}
+
+static void tcp__close_read(void **state)
+{
+	(void)state;
+	close_owner("tcp", WH_READ);
+}
+
+static void tcp__close_write(void **state)
+{
+	(void)state;
+	close_owner("tcp", WH_WRITE);
+}
+
+static void lent__close_read(void **state)
+{
+	(void)state;
+	close_owner(NULL, WH_READ);
+}
+
+static void lent__close_write(void **state)
+{
+	(void)state;
+	close_owner(NULL, WH_WRITE);
+}
+
 static const struct CMUnitTest tests[] = {
 	TEST_NEEDS(self__read, needs_root),
 	TEST_NEEDS(self__write, needs_root),
@@ -518,6 +650,11 @@ static const struct CMUnitTest tests[] = {
 	TEST_NEEDS(tcp_mine__many_writes, needs_root),
 	TEST_NEEDS(tcp_theirs__many_reads, needs_root),
 	TEST_NEEDS(tcp_theirs__many_writes, needs_root),
+	TEST_NEEDS(self__cancel, needs_root),
+	TEST_NEEDS(tcp__close_read, needs_root),
+	TEST_NEEDS(tcp__close_write, needs_root),
+	TEST_NEEDS(lent__close_read, needs_root),
+	TEST_NEEDS(lent__close_write, needs_root),
 	TEST_NEEDS(lent__many_reads, needs_root),
 	TEST_NEEDS(lent__many_writes, needs_root),
 };
