@@ -523,6 +523,45 @@ static void hang_many(const char *way, enum files_of files, bool store)
 	many_close(&many);
 }
 
+/* What waits in a queue for the file system can be cancelled at once, and batches that mix file
+ * systems hold up neither. */
+static void self__many_mixed(void **state)
+{
+	struct wh_batch *batch[MANY], *queued;
+	struct many many;
+
+	(void)state;
+	many_open(&many, "self", THEIRS);
+	for (unsigned i = 0; i < MANY; i++) {
+		struct wh_transfer transfer = { .op = WH_READ,
+						.local = many.memory,
+						.local_offset = (2 * i + 1) * PIECE / 2,
+						.remote = wh_region_id(many.other),
+						.length = PIECE / 2 };
+
+		batch[i] = many_batch(&many, "hung", false, i * PIECE, 0, PIECE / 2);
+		want(0, wh_batch_add(batch[i], &transfer, 1));
+	}
+	queued = many_batch(&many, "hung", false, MANY * PIECE, 0, PIECE);
+	atomic_store(&orders->hangs, 1);
+	for (unsigned i = 0; i < MANY; i++)
+		want(0, wh_batch_submit(batch[i]));
+	await_hanging();
+	many_use_other(&many);
+	want(0, wh_batch_cancel(batch[MANY - 1]));
+	want(-ECANCELED, wh_batch_status(batch[MANY - 1]));
+	want(0, wh_batch_submit(queued)); /* on the file system's own threads */
+	want(-EAGAIN, wh_batch_wait_for(queued, 20 * MS));
+	atomic_store(&orders->hangs, 0);
+	want(0, batch_end(queued, PATIENCE));
+	want(0, wh_batch_free(queued));
+	for (unsigned i = 0; i < MANY; i++) {
+		want(i < MANY - 1 ? 0 : -ECANCELED, batch_end(batch[i], PATIENCE));
+		want(0, wh_batch_free(batch[i]));
+	}
+	many_close(&many);
+}
+
 #define MANY_TESTS(way, require, files)                                                            \
 	static void way##__many_reads(void **state)                                                \
 	{                                                                                          \
@@ -650,6 +689,7 @@ static const struct CMUnitTest tests[] = {
 	TEST_NEEDS(tcp_mine__many_writes, needs_root),
 	TEST_NEEDS(tcp_theirs__many_reads, needs_root),
 	TEST_NEEDS(tcp_theirs__many_writes, needs_root),
+	TEST_NEEDS(self__many_mixed, needs_root),
 	TEST_NEEDS(self__cancel, needs_root),
 	TEST_NEEDS(tcp__close_read, needs_root),
 	TEST_NEEDS(tcp__close_write, needs_root),
