@@ -113,8 +113,9 @@ static void system_free(struct wh_file_system *system)
 	free(system);
 }
 
-bool wh_file_system_queue(struct wh_file_system *system, struct wh_file_job *job, bool first)
+bool wh_file_job_queue(struct wh_file_job *job, bool first)
 {
+	struct wh_file_system *system = job->system;
 	/* Once it is queued the job may run, and the engine may be closed. */
 	struct wh_turns *turns = system->threads->turns;
 	struct wh_list *list = job->urgent ? &system->urgent : &system->jobs;
@@ -127,7 +128,6 @@ bool wh_file_system_queue(struct wh_file_system *system, struct wh_file_job *job
 		system->count++;
 	taken = turns || system->count;
 	if (taken) {
-		job->system = system;
 		if (first)
 			wh_list_push(list, &job->link);
 		else
@@ -144,7 +144,8 @@ bool wh_file_system_queue(struct wh_file_system *system, struct wh_file_job *job
 
 void wh_file_system_run(struct wh_file_system *system, struct wh_file_job *job)
 {
-	if (!wh_file_system_queue(system, job, false))
+	job->system = system;
+	if (!wh_file_job_queue(job, false))
 		job->run(job);
 }
 

@@ -117,7 +117,7 @@ int wh_file_sync(struct wh_file *file);
 struct wh_file_job {
 	struct wh_list link;
 	void (*run)(struct wh_file_job *job);
-	struct wh_file_system *system; /* where it was queued last */
+	struct wh_file_system *system; /* where it is queued */
 	bool urgent; /* before those that are not */
 };
 
@@ -163,9 +163,9 @@ void wh_file_system_add(struct wh_file_system **system, const struct wh_file *fi
 
 /* Queue work. Any thread; does not wait, unless no thread can be started: then it runs at once. */
 void wh_file_system_run(struct wh_file_system *system, struct wh_file_job *job);
-/* Queue work, `first`: before the rest. Any lock may be held that no job takes while it queues.
- * False: no thread can be started; the caller runs it. */
-bool wh_file_system_queue(struct wh_file_system *system, struct wh_file_job *job, bool first);
+/* Queue work at job->system, `first`: before the rest. A lock may be held. False: no thread can be
+ * started; the caller runs it. */
+bool wh_file_job_queue(struct wh_file_job *job, bool first);
 /* Take back what was queued. False: `run` has been called or is about to be. */
 bool wh_file_job_take_back(struct wh_file_job *job);
 

@@ -274,7 +274,7 @@ static void copier_run_job(struct wh_file_job *job)
 		if (copier_has(copier, fragment))
 			chunk_take(peer, fragment, &chunk);
 		more = copier_has(copier, fragment);
-		queued = more && wh_file_system_queue(job->system, job, true);
+		queued = more && wh_file_job_queue(job, true);
 		pthread_mutex_unlock(&copier->lock);
 		if (chunk.bytes)
 			chunk_move(peer, fragment, &chunk);
@@ -436,7 +436,7 @@ static bool copier_queue_job(struct wh_fragment *fragment)
 	job->run = copier_run_job;
 	job->urgent = fragment->priority == WH_PRIORITY_LATENCY;
 	atomic_fetch_add_explicit(&fragment->left, JOB_HOLD, memory_order_relaxed);
-	return wh_file_system_queue(job->system, job, false);
+	return wh_file_job_queue(job, false);
 }
 
 /* Under the lock. False: no thread could be started. *called: see copier_call(). */
