@@ -62,8 +62,7 @@ void tcp_lend(struct tcp_peer *tcp)
 	pthread_mutex_unlock(&tcp->lend_lock);
 }
 
-/* Are all remote regions of the fragment files? One that is gone is none. */
-static bool fragment_is_of_files(struct wh_peer *peer, const struct wh_fragment *fragment)
+bool tcp_is_of_files(struct wh_peer *peer, const struct wh_fragment *fragment, bool all)
 {
 	uint64_t last = 0;
 
@@ -76,19 +75,18 @@ static bool fragment_is_of_files(struct wh_peer *peer, const struct wh_fragment 
 			continue;
 		last = id;
 		entry = wh_region_entry_enter(wh_peer_regions(peer), id);
-		if (!entry)
-			return false;
-		file = entry->kind == WH_MEMORY_FILE;
-		wh_region_entry_leave(entry);
-		if (!file)
-			return false;
+		file = entry && entry->kind == WH_MEMORY_FILE;
+		if (entry)
+			wh_region_entry_leave(entry);
+		if (file != all)
+			return !all;
 	}
-	return true;
+	return all;
 }
 
 bool tcp_lent_fits(struct tcp_peer *tcp, const struct wh_fragment *fragment)
 {
-	return lender_is_current(tcp) && fragment_is_of_files(tcp->peer, fragment);
+	return lender_is_current(tcp) && tcp_is_of_files(tcp->peer, fragment, true);
 }
 
 void tcp_lent_begin(struct tcp_peer *tcp, struct tcp_request *request)
@@ -113,7 +111,7 @@ bool tcp_lent_describe(struct tcp_peer *tcp, const struct wh_batch *batch, bool 
 	bool files = false, current;
 
 	while (!files && (fragment = wh_batch_fragment(batch, WH_TRANSPORT_TCP, fragment)))
-		files = fragment_is_of_files(tcp->peer, fragment) &&
+		files = tcp_is_of_files(tcp->peer, fragment, true) &&
 			wh_kind_on_host(wh_fragment_local(fragment, fragment->first)->entry.kind);
 	if (!files || !wh_peer_transport(tcp->peer, WH_TRANSPORT_SHM))
 		return false;

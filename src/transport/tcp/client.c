@@ -376,7 +376,7 @@ void tcp_client_kick(struct tcp_client *client, bool now)
 		/* Waking a thread costs as much as sending a request, and takes a CPU from threads
 		 * that move bytes. If a response is outstanding, the loop wakes for that anyway;
 		 * but what it is of may hang, such as a file system: then it would never wake. */
-		if (now || !client->armed || !atomic_load(&client->outstanding) ||
+		if (now || !client->armed || !atomic_load(&client->outstanding) || client->waits ||
 		    wh_now() - client->used > RESPONSE_SOON) {
 			client->armed = EPOLLIN | EPOLLOUT;
 			wh_loop_modify(client->loop, &client->source,

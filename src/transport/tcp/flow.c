@@ -135,6 +135,7 @@ void tcp_request_end(struct tcp_client *client, struct tcp_request *request, str
 
 	if (fragment->op == WH_READ && !request->landed)
 		client->read_bytes -= bytes;
+	client->waits -= tcp_of(fragment)->waits;
 	/* A failed request, too: none of its bytes may arrive later. */
 	if (tcp_of(fragment)->windowed)
 		tcp_window_request_end(request);
@@ -218,6 +219,7 @@ static int flow_pull(struct tcp_client *client, struct tcp_request **out)
 		request->slot = 0;
 		if (request->fragment->op == WH_READ)
 			client->read_bytes += request->start.left;
+		client->waits += tcp_of(request->fragment)->waits;
 		ready = tcp_of(request->fragment)->staged ? tcp_stage_begin(client, request) : 1;
 	} while (!ready);
 	*out = request;

@@ -344,7 +344,10 @@ static void tcp_submit_fragment(struct wh_peer *peer, void *state, struct wh_fra
 	tcp_of(fragment)->system =
 		slots == WH_SLOT_FILE_INITIATOR ? wh_fragment_file_system(fragment, NULL) : NULL;
 	tcp_of(fragment)->windowed = false;
-	tcp_of(fragment)->lent = slots == WH_SLOT_USES && tcp_lent_fits(tcp, fragment);
+	tcp_of(fragment)->waits = tcp_is_of_files(peer, fragment, false);
+	tcp_of(fragment)->lent =
+		slots == WH_SLOT_USES && tcp_of(fragment)->waits && tcp_lent_fits(tcp, fragment);
+	tcp_of(fragment)->waits |= slots == WH_SLOT_FILE_INITIATOR;
 	if (slots == WH_SLOT_INITIATOR &&
 	    (fragment->op == WH_READ || fragment->bytes <= WH_REGION_WINDOW_FEW))
 		tcp_window_open(fragment);

@@ -127,6 +127,7 @@ struct tcp_fragment {
 	struct wh_file_system *system; /* ... which this file system has to itself, if not NULL */
 	bool windowed; /* it is a GPU's, and is written by the CPU, through windows */
 	bool lent; /* from or to files of the peer, through slots that it was lent */
+	bool waits; /* for a file system, of either side, which may hang */
 };
 
 static inline struct tcp_fragment *tcp_of(const struct wh_fragment *fragment)
@@ -211,6 +212,7 @@ struct tcp_client {
 	uint64_t read_bytes; /* of outstanding reads */
 	uint32_t gathering, gather_most; /* writes being gathered into slots, and their limit */
 	uint32_t gathering_files; /* of them writes from files */
+	uint32_t waits; /* requests that wait for a file system, or their responses do */
 	/* Sending. */
 	uint8_t queue[TCP_WINDOW]; /* indices of requests to send (again), a ring */
 	uint32_t queue_start, queue_count;
@@ -335,6 +337,8 @@ void tcp_stage_free(struct tcp_client *client, struct tcp_request *request);
 /* Lend the peer slots for its files, if it is on this host and has none yet. May wait for the peer.
  */
 void tcp_lend(struct tcp_peer *tcp);
+/* Is any remote region of the fragment a file, or are `all`? One that is gone is none. */
+bool tcp_is_of_files(struct wh_peer *peer, const struct wh_fragment *fragment, bool all);
 /* May requests of this fragment, whose local side is host memory, name slots? */
 bool tcp_lent_fits(struct tcp_peer *tcp, const struct wh_fragment *fragment);
 /* Give the request a slot, if that is worth it and one is free. What it had before, on a connection
