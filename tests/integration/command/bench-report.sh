@@ -179,7 +179,7 @@ check "several working sets" 0 "12 rows" --report sets.html \
 holds sets.html 'marks beside a line: smaller working sets'
 verdict "are told from the line's" $?
 check "one working set" 0 "4 rows" --report set.html \
-	--from "$TEST_SOURCE/bench/results/2026-11-22-h200x2-32cpu-cuda.json"
+	--from "$TEST_SOURCE/bench/results/2026-11-27-h200x2-32cpu-cuda.json"
 ! holds set.html 'marks beside a line'
 verdict "has none beside it" $?
 printf '{"schema": 1, "results": []}' >empty.json
