@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The explanation of a batch: how NICs reach its GPU memory at both sides, and why not better. */
+/* The explanation of a batch: how NICs reach its GPU memory at both sides, and its files, and why
+ * not better. */
 #include <stdio.h>
 #include <string.h>
 
 #include "transport/rdma/flow.h"
 #include "transport/rdma/rdma.h"
 
-/* How the endpoints' NICs reach the first GPU memory of one side, local or remote. */
+/* How the endpoints' NICs reach the first GPU memory, or file, of one side, local or remote. */
 struct side_methods {
 	bool known;
+	bool file;
 	unsigned count;
 	struct {
 		bool used; /* for some bytes of this batch */
@@ -68,13 +70,15 @@ static void side_look_local(struct side_methods *side, const struct rdma_peer *r
 		const struct rdma_endpoint *endpoint = rdma->endpoints[i];
 		const struct rdma_memory *memory = rdma_memory_find(region, endpoint->rail->nic);
 
-		if (memory && endpoint->path[0])
+		if (memory && endpoint->path[0]) {
+			side->file = entry->kind == WH_MEMORY_FILE;
 			side_add(side, endpoint->rail->name, rdma_batch_bytes(batch, i) != 0,
 				 memory->mrs ? memory->mrs->method : WH_RDMA_STAGED,
 				 !memory->mrs                    ? "" :
 				 rdma_region_needs_flush(region) ? ", flushed" :
 								   ", ordered",
 				 memory->why);
+		}
 	}
 	if (entry)
 		wh_region_entry_leave(entry);
@@ -134,7 +138,8 @@ static size_t side_print(const struct side_methods *side, const char *whose, cha
 
 	if (!side->known)
 		return 0;
-	used = (size_t)snprintf(line, size, "%s GPU memory: %s%s%s%s%s", whose,
+	used = (size_t)snprintf(line, size, "%s %s: %s%s%s%s%s", whose,
+				side->file ? "file" : "GPU memory",
 				rdma_method_name(side->nics[best].method), side->nics[best].writes,
 				*side->nics[best].why ? " (" : "", side->nics[best].why,
 				*side->nics[best].why ? ")" : "");

@@ -459,8 +459,7 @@ static bool flow_stage_instead(struct rdma_peer *rdma, struct wh_fragment *fragm
 	pthread_mutex_lock(&rdma->lock);
 	sides = rdma_stage_sides(rdma, fragment);
 	pthread_mutex_unlock(&rdma->lock);
-	if (!sides || (sides & RDMA_STAGE_LOCAL &&
-		       wh_slots_prepare(wh_engine_gpus(rdma->rdma->engine), WH_SLOT_INITIATOR)))
+	if (!sides || rdma_stage_prepare(rdma, fragment, sides))
 		return false;
 	pthread_mutex_lock(&rdma->lock); /* rdma_cancel() may run at the same time */
 	again = !atomic_load(&fragment->cancelled);

@@ -155,13 +155,15 @@ static int memory_register_now(struct rdma_nic *nic, struct wh_region *region,
 			       struct rdma_memory **out, char why[WH_REFUSAL])
 {
 	struct rdma_memory *memory = calloc(1, sizeof(*memory));
-	int rights = memory_rights(nic, region), error;
+	int rights = memory_rights(nic, region), error = 0;
 
 	if (!memory)
 		return memory_refuse(nic, region, ENOMEM, why);
 	memory->nic = nic;
 	memory->writable = true;
-	if (wh_kind_on_host(region->entry.kind)) {
+	if (region->entry.kind == WH_MEMORY_FILE) {
+		snprintf(memory->why, sizeof(memory->why), "no NIC reads or writes a file");
+	} else if (wh_kind_on_host(region->entry.kind)) {
 		error = memory_register_host(memory, region, rights);
 		if (error)
 			error = memory_refuse(nic, region, error, why);
@@ -188,11 +190,6 @@ int rdma_memory_register(struct rdma_nic *nic, struct wh_region *region, struct 
 	struct rdma_memory *memory = rdma_memory_find(region, nic);
 	int error = 0;
 
-	if (region->entry.kind == WH_MEMORY_FILE) {
-		snprintf(why, WH_REFUSAL, "region %#llx is a file, which no NIC reads or writes",
-			 (unsigned long long)wh_region_entry_id(&region->entry));
-		return -EOPNOTSUPP;
-	}
 	/* The memory may have been freed, and reused, since it was registered. */
 	if (!wh_kind_on_host(region->entry.kind))
 		error = wh_registration_check(region->registration);

@@ -79,10 +79,9 @@ struct rdma {
 	pthread_mutex_t register_lock; /* held while memory is pinned */
 	uint8_t methods[4]; /* enum wh_rdma_method for GPU memory, best first */
 	unsigned method_count;
-	/* Slots of pinned memory that staging has used, as regions. Set under register_lock before
-	 * slot_count grows. */
-	struct wh_region *slots[RDMA_SLOTS];
-	_Atomic unsigned slot_count;
+	/* Slots of host memory that staging has used, as regions. Under register_lock. */
+	struct wh_region **slots;
+	unsigned slot_count;
 	_Atomic bool flushes; /* some local memory that NICs write needs a flush */
 
 	/* The owner's bounce buffers. */

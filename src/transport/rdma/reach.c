@@ -311,8 +311,8 @@ int rdma_is_reachable(struct wh_peer *peer, void *state, const struct wh_region 
 	int error = 0, trouble;
 
 	(void)peer;
-	if (local->entry.kind == WH_MEMORY_FILE || entry->kind == WH_MEMORY_FILE) {
-		snprintf(why, WH_REFUSAL, "no NIC reads or writes a file");
+	if (entry->kind == WH_MEMORY_FILE) {
+		snprintf(why, WH_REFUSAL, "no NIC reads or writes a file of the peer");
 		return -EOPNOTSUPP;
 	}
 	if (!wh_kind_on_host(local->entry.kind) && wh_registration_check(local->registration)) {

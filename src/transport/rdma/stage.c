@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rdma: stage GPU memory that no endpoint's NIC reaches. Its bytes go through slots of pinned
- * memory, a few at a time, so that GPU and NICs work at the same time. For local memory these are
- * slots of our own, registered with the NICs of all endpoints; for the peer's memory they are slots
- * of its bounce buffer, leased (bounce-client.c).
+/* rdma: stage GPU memory that no endpoint's NIC reaches, and files of this engine. The bytes go
+ * through slots of pinned memory, of files through plain memory, a few at a time, so that GPU, file
+ * system and NICs work at the same time. For the local side these are slots of our own, registered
+ * with the NICs of all endpoints; for the peer's memory they are slots of its bounce buffer, leased
+ * (bounce-client.c).
  *
  * A pass moves one slot's bytes by a fragment of its own, a part of the whole, between the slot and
  * the other side's memory or slot; the rest of the transport treats parts as any fragment. For a
@@ -15,14 +16,13 @@
 
 #include "gpu/staging.h"
 #include "memory/memory.h"
+#include "transport/copier-file.h"
 #include "transport/rdma/flow.h"
 #include "transport/rdma/rdma.h"
 
 #define PASSES 4u /* of one fragment at a time */
 #define EXTENTS WH_RDMA_COPY_EXTENTS /* of one slot */
 #define EXTENT_BYTES 64u /* most bytes of an encoded extent */
-
-_Static_assert(RDMA_SLOTS == WH_SLOTS, "one region for each slot");
 
 /* A fragment that is staged. */
 struct stage {
@@ -31,6 +31,8 @@ struct stage {
 	struct rdma_peer *rdma;
 	struct wh_fragment *fragment;
 	bool local, remote; /* the sides that are staged */
+	enum wh_slot_use slots; /* of the local side ... */
+	struct wh_file_system *system; /* ... which this file system has to itself, if not NULL */
 	unsigned works; /* passes, and one while they are started */
 	bool stop; /* start no more passes */
 	bool failed; /* all of the fragment has failed */
@@ -50,7 +52,7 @@ struct pass {
 	void (*then)(struct pass *pass);
 	struct wh_region *slot;
 	uint64_t bytes; /* in its slots */
-	bool by_gpu; /* some local memory is on a GPU */
+	bool by_gpu; /* a GPU ends it, on a thread that may go on; else it goes on on rdma.loop */
 	struct wh_fragment part;
 	struct wh_item items[EXTENTS]; /* of the part */
 	size_t item_count;
@@ -96,22 +98,23 @@ unsigned rdma_stage_sides(struct rdma_peer *rdma, struct wh_fragment *fragment)
 static struct wh_region *stage_slot_region(struct rdma *rdma, const struct wh_slot *slot)
 {
 	struct wh_region *found = NULL;
-	unsigned count;
+	struct wh_region **grown;
 
 	pthread_mutex_lock(&rdma->register_lock);
-	count = atomic_load(&rdma->slot_count);
-	for (unsigned i = 0; i < count && !found; i++)
+	for (unsigned i = 0; i < rdma->slot_count && !found; i++)
 		if (rdma->slots[i]->entry.address == (uintptr_t)slot->host)
 			found = rdma->slots[i];
-	if (!found && count < WH_SLOTS)
+	grown = found ? NULL : realloc(rdma->slots, (rdma->slot_count + 1) * sizeof(*grown));
+	if (grown) {
+		rdma->slots = grown;
 		found = calloc(1, sizeof(*found));
+	}
 	if (found && !found->engine) {
 		found->engine = rdma->engine;
 		found->entry.address = (uintptr_t)slot->host;
 		found->entry.length = WH_SLOT;
 		found->entry.kind = WH_MEMORY_PINNED;
-		rdma->slots[count] = found;
-		atomic_store(&rdma->slot_count, count + 1);
+		rdma->slots[rdma->slot_count++] = found;
 	}
 	pthread_mutex_unlock(&rdma->register_lock);
 	return found;
@@ -119,12 +122,14 @@ static struct wh_region *stage_slot_region(struct rdma *rdma, const struct wh_sl
 
 void rdma_stage_close(struct rdma *rdma)
 {
-	unsigned count = atomic_exchange(&rdma->slot_count, 0);
+	while (rdma->slot_count) {
+		struct wh_region *slot = rdma->slots[--rdma->slot_count];
 
-	while (count--) {
-		rdma_region_closed(rdma->engine, rdma, rdma->slots[count]);
-		free(rdma->slots[count]);
+		rdma_region_closed(rdma->engine, rdma, slot);
+		free(slot);
 	}
+	free(rdma->slots);
+	rdma->slots = NULL;
 }
 
 /* ---- the fragment ---------------------------------------------------------------------------- */
@@ -218,6 +223,7 @@ static bool pass_plan(struct pass *pass)
 	struct wh_fragment *fragment = stage->fragment;
 	uint64_t bounce = (uint64_t)pass->lease.slot * WH_RDMA_BOUNCE_SLOT;
 	struct wh_extent_writer writer;
+	bool files = false;
 	uint32_t n = 0;
 	struct wh_extent_pair extent;
 
@@ -242,7 +248,8 @@ static bool pass_plan(struct pass *pass)
 		}
 		wh_extents_put(&writer,
 			       &(struct wh_extent){ extent.remote, extent.offset, extent.length });
-		pass->by_gpu |= stage->local && !wh_kind_on_host(local->entry.kind);
+		pass->by_gpu |= stage->local && wh_kind_on_gpu(local->entry.kind);
+		files |= local->entry.kind == WH_MEMORY_FILE;
 		pass->items[n++] = (struct wh_item){
 			.address = stage->local ? pass->staging.slot->host + pass->bytes :
 						  extent.local,
@@ -255,6 +262,7 @@ static bool pass_plan(struct pass *pass)
 		};
 		pass->bytes += extent.length;
 	}
+	pass->by_gpu = pass->by_gpu && !files;
 	pass->copy_length = WH_RDMA_COPY_HEAD + wh_extents_end(&writer);
 	pass->item_count = n;
 	return n != 0;
@@ -356,7 +364,7 @@ static void pass_copied(struct rdma_lease *lease, int error, const char *why)
 	}
 }
 
-/* The GPU has copied a slot's bytes. */
+/* The GPU, or a thread for files, has copied a slot's bytes. */
 static void pass_moved(struct pass *pass)
 {
 	struct stage *stage = pass->stage;
@@ -378,7 +386,7 @@ static void pass_staged(struct wh_staging *staging, int error, const char *text)
 	(void)error; /* it is in `staging` */
 	(void)text;
 	/* Work done by the CPU completes inside the call: continue on the loop, or the stack grows
-	 * with every slot. */
+	 * with every slot. A thread for files is needed for files. */
 	if (pass->by_gpu)
 		pass_moved(pass);
 	else
@@ -481,7 +489,8 @@ static void pass_leased(struct pass *pass)
 		pass_next(pass);
 		return;
 	}
-	slot = wh_slot_acquire(gpus_of(pass->stage), WH_SLOT_INITIATOR, &pass->wait);
+	slot = wh_slot_acquire_file(gpus_of(pass->stage), pass->stage->slots, pass->stage->system,
+				    &pass->wait);
 	if (slot)
 		pass_have_slot(pass, slot);
 }
@@ -517,6 +526,28 @@ static void pass_start(struct stage *stage)
 		pass_leased(pass);
 }
 
+/* Through which slots the local side goes: a GPU needs pinned ones; files alone have their own, so
+ * that a file system that hangs holds none that others need. */
+static enum wh_slot_use stage_slots(const struct wh_fragment *fragment,
+				    struct wh_file_system **system)
+{
+	*system = wh_fragment_file_system(fragment, NULL);
+	for (uint64_t i = fragment->first; *system && i < fragment->first + fragment->count; i++)
+		if (wh_kind_on_gpu(wh_fragment_local(fragment, i)->entry.kind))
+			*system = NULL;
+	return *system ? WH_SLOT_FILE_INITIATOR : WH_SLOT_INITIATOR;
+}
+
+int rdma_stage_prepare(struct rdma_peer *rdma, const struct wh_fragment *fragment, unsigned sides)
+{
+	struct wh_file_system *system;
+	enum wh_slot_use slots = stage_slots(fragment, &system);
+
+	return sides & RDMA_STAGE_LOCAL ?
+		       wh_slots_prepare_file(wh_engine_gpus(rdma->rdma->engine), slots, system) :
+		       0;
+}
+
 void rdma_stage_start(struct rdma_peer *rdma, struct wh_fragment *fragment, unsigned sides)
 {
 	struct stage *stage = calloc(1, sizeof(*stage));
@@ -531,6 +562,7 @@ void rdma_stage_start(struct rdma_peer *rdma, struct wh_fragment *fragment, unsi
 	stage->fragment = fragment;
 	stage->local = sides & RDMA_STAGE_LOCAL;
 	stage->remote = sides & RDMA_STAGE_REMOTE;
+	stage->slots = stage_slots(fragment, &stage->system);
 	stage->works = 1;
 	wh_list_init(&stage->passes);
 	pthread_mutex_lock(&rdma->lock);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Staging: GPU memory that no NIC reaches is copied through pinned memory, of ours, of the peer's
- * (bounce.h), or both. And flushing: what NICs have written is made visible to GPUs. */
+ * (bounce.h), or both; and this engine's files are read and written through slots of ours. And
+ * flushing: what NICs have written is made visible to GPUs. */
 #ifndef WH_TRANSPORT_RDMA_STAGE_H
 #define WH_TRANSPORT_RDMA_STAGE_H
 
@@ -21,8 +22,6 @@ struct wh_peer;
 struct wh_region;
 struct wh_remote_region;
 
-#define RDMA_SLOTS 32 /* WH_SLOTS of gpu/pinned.h, which not every file here includes */
-
 /* How endpoints reach the memory of a fragment at both sides. */
 struct rdma_sides {
 	/* Endpoints that reach it, a bit each. The caller starts with all endpoints that it asks
@@ -40,13 +39,16 @@ void rdma_sides_add(const struct rdma_peer *rdma, uint32_t endpoints, const stru
  * none, or staging does not help. */
 unsigned rdma_sides_to_stage(const struct rdma_sides *sides);
 unsigned rdma_stage_sides(struct rdma_peer *rdma, struct wh_fragment *fragment);
+/* Make the slots that staging these sides needs, if there are none yet. 0 or a negative errno. May
+ * allocate; without the lock. */
+int rdma_stage_prepare(struct rdma_peer *rdma, const struct wh_fragment *fragment, unsigned sides);
 /* Move the fragment by staging these sides. Without the lock. */
 void rdma_stage_start(struct rdma_peer *rdma, struct wh_fragment *fragment, unsigned sides);
 /* Start nothing more of the fragment, if it is staged; false if not. Parts that have ended go to
  * `done`. Under rdma_peer.lock. */
 bool rdma_stage_cancel(struct rdma_peer *rdma, const struct wh_fragment *fragment,
 		       struct wh_list *done);
-/* Deregister the slots of pinned memory. */
+/* Deregister the slots. */
 void rdma_stage_close(struct rdma *rdma);
 
 /* ---- flush.c --------------------------------------------------------------------------------- */

@@ -122,6 +122,10 @@ static int worker_serve(struct worker_request *job, char why[WH_REFUSAL])
 		snprintf(why, WH_REFUSAL, "region %#llx is no longer published",
 			 (unsigned long long)job->id);
 		error = -ESTALE;
+	} else if (entry->kind == WH_MEMORY_FILE) {
+		snprintf(why, WH_REFUSAL, "region %#llx is a file, which no NIC reads or writes",
+			 (unsigned long long)job->id);
+		error = -EOPNOTSUPP;
 	} else if (access != entry->access && !job->flush) {
 		/* A region has one key for all peers. */
 		snprintf(why, WH_REFUSAL,

@@ -2,7 +2,9 @@
 /* duo.c: two engines in one process, over the fake CUDA driver and the fake NICs */
 #include "duo.h"
 
-#define OFFSET 4099 /* of each region in its memory; unaligned */
+#include <unistd.h>
+
+#include "files.h"
 
 void side_open(struct side *side, uint32_t kind, const char *name, const char *listen,
 	       const char *const *config)
@@ -15,16 +17,25 @@ void side_open(struct side *side, uint32_t kind, const char *name, const char *l
 
 	side->kind = kind;
 	side->engine = engine_open(NULL, listen, config);
-	want(0, wh_memory_alloc(side->engine, LENGTH + 2 * OFFSET, &options, &memory));
+	if (kind == WH_MEMORY_FILE) {
+		side->fd = file_new(LENGTH + 2 * DUO_OFFSET);
+		want(0, file_region(side->engine, side->fd, DUO_OFFSET, LENGTH, &named,
+				    &side->region));
+		return;
+	}
+	want(0, wh_memory_alloc(side->engine, LENGTH + 2 * DUO_OFFSET, &options, &memory));
 	side->memory = memory;
-	side->start = side->memory + OFFSET;
+	side->start = side->memory + DUO_OFFSET;
 	want(0, wh_region_register(side->engine, side->start, LENGTH, &named, &side->region));
 }
 
 void side_close(struct side *side)
 {
 	want(0, wh_region_unregister(side->region));
-	want(0, wh_memory_free(side->engine, side->memory));
+	if (side->kind == WH_MEMORY_FILE)
+		close(side->fd);
+	else
+		want(0, wh_memory_free(side->engine, side->memory));
 	want(0, wh_engine_close(side->engine));
 }
 
@@ -80,7 +91,10 @@ void fill(const struct side *side, uint64_t seed)
 
 	assert_non_null(image);
 	pattern_fill(image, LENGTH, 0, seed);
-	bytes_put(side->start, image, LENGTH, side->kind);
+	if (side->kind == WH_MEMORY_FILE)
+		want((int)LENGTH, (int)pwrite(side->fd, image, LENGTH, DUO_OFFSET));
+	else
+		bytes_put(side->start, image, LENGTH, side->kind);
 	free(image);
 }
 
@@ -90,7 +104,10 @@ bool holds(const struct side *side, uint64_t seed)
 	bool good;
 
 	assert_non_null(image);
-	bytes_get(image, side->start, LENGTH, side->kind);
+	if (side->kind == WH_MEMORY_FILE)
+		want((int)LENGTH, (int)pread(side->fd, image, LENGTH, DUO_OFFSET));
+	else
+		bytes_get(image, side->start, LENGTH, side->kind);
 	good = pattern_check(image, LENGTH, 0, seed) == PATTERN_GOOD;
 	free(image);
 	return good;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* duo.h: two engines in one process, over the fake CUDA driver and the fake NICs, each with one
- * region in GPU or host memory */
+ * region in GPU or host memory, or of a file */
 #ifndef TESTS_INTEGRATION_LIB_DUO_H
 #define TESTS_INTEGRATION_LIB_DUO_H
 
@@ -8,12 +8,14 @@
 #include "nics.h"
 
 #define LENGTH (3 * MIB + 4097)
+#define DUO_OFFSET 4099 /* of each region in its memory, or file; unaligned */
 #define PATIENT "timeout=20000" /* long: these tests have no silent peers */
 
 struct side {
 	struct wh_engine *engine;
 	uint32_t kind;
-	unsigned char *memory, *start; /* start: of the region; unaligned */
+	unsigned char *memory, *start; /* start: of the region; unaligned. A file: NULL ... */
+	int fd; /* ... which the region is of, from DUO_OFFSET on */
 	struct wh_region *region; /* LENGTH bytes */
 };
 

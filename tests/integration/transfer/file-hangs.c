@@ -585,6 +585,17 @@ MANY_TESTS(shm, "shm", MINE)
 MANY_TESTS(tcp_mine, "tcp", MINE)
 MANY_TESTS(tcp_theirs, "tcp", THEIRS)
 MANY_TESTS(lent, NULL, THEIRS)
+MANY_TESTS(rdma_mine, "rdma", MINE)
+
+static const char *missing_root_or_nics(void)
+{
+	const char *why = needs_root.missing();
+
+	return why ? why : route_rdma.missing();
+}
+
+static const struct route needs_root_and_nics = { .devices = true,
+						  .missing = missing_root_or_nics };
 
 /* ---- closing --------------------------------------------------------------------------------- */
 
@@ -703,6 +714,8 @@ static const struct CMUnitTest tests[] = {
 	TEST_NEEDS(lent__close_write, needs_root),
 	TEST_NEEDS(lent__many_reads, needs_root),
 	TEST_NEEDS(lent__many_writes, needs_root),
+	TEST_NEEDS(rdma_mine__many_reads, needs_root_and_nics),
+	TEST_NEEDS(rdma_mine__many_writes, needs_root_and_nics),
 };
 
 HARNESS_MAIN("file-hangs", tests)
