@@ -471,6 +471,7 @@ static void lessons__behind_a_long_submission(void **state)
 {
 	struct turn first = { .job.done = ended }, second = { .job.done = ended };
 	struct bench *b = malloc(sizeof(*b));
+	const uint64_t pairs = 2048; /* several calls of the driver */
 	struct wh_gpu_stream_turn doing;
 	const struct wh_figure *figure;
 	int64_t begun, seen;
@@ -480,7 +481,7 @@ static void lessons__behind_a_long_submission(void **state)
 	assert_non_null(b);
 	set_up(b, WH_BLOCKS_FROM_HOST);
 	set_costs(b->stream, ALL_KERNEL);
-	for (uint64_t i = 0; i < PAIRS; i++)
+	for (uint64_t i = 0; i < pairs; i++)
 		b->pairs[i] = (struct wh_pair){ (uintptr_t)b->from + 4096 * i,
 						(uintptr_t)b->to + 4096 * i, 4096 };
 	begun = wh_now();
@@ -494,11 +495,11 @@ static void lessons__behind_a_long_submission(void **state)
 		sched_yield();
 	wh_gpu_stream_open(b->stream, &doing);
 	doing.by_copies = true;
-	wh_gpu_stream_pairs(&doing, b->pairs, PAIRS / 2);
+	wh_gpu_stream_pairs(&doing, b->pairs, pairs / 2);
 	seen = wh_now();
 	while (wh_now() < seen + 20 * WH_MS)
 		sched_yield();
-	wh_gpu_stream_pairs(&doing, b->pairs + PAIRS / 2, PAIRS / 2);
+	wh_gpu_stream_pairs(&doing, b->pairs + pairs / 2, pairs / 2);
 	assert_int_equal(first.done, 0);
 	wh_gpu_stream_end(&doing, &second.job);
 	wait_for(b, &first);
