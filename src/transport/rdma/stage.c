@@ -563,6 +563,12 @@ void rdma_stage_start(struct rdma_peer *rdma, struct wh_fragment *fragment, unsi
 	stage->local = sides & RDMA_STAGE_LOCAL;
 	stage->remote = sides & RDMA_STAGE_REMOTE;
 	stage->slots = stage_slots(fragment, &stage->system);
+	if (stage->local && wh_slots_prepare_file(gpus_of(stage), stage->slots, stage->system)) {
+		free(stage);
+		wh_fragment_fail(fragment, UINT64_MAX, -ENOMEM, "staging: %s", wh_error_text());
+		wh_fragment_done(fragment);
+		return;
+	}
 	stage->works = 1;
 	wh_list_init(&stage->passes);
 	pthread_mutex_lock(&rdma->lock);
