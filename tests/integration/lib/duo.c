@@ -98,16 +98,21 @@ void fill(const struct side *side, uint64_t seed)
 	free(image);
 }
 
+static void side_get(const struct side *side, unsigned char *image)
+{
+	if (side->kind == WH_MEMORY_FILE)
+		want((int)LENGTH, (int)pread(side->fd, image, LENGTH, DUO_OFFSET));
+	else
+		bytes_get(image, side->start, LENGTH, side->kind);
+}
+
 bool holds(const struct side *side, uint64_t seed)
 {
 	unsigned char *image = malloc(LENGTH);
 	bool good;
 
 	assert_non_null(image);
-	if (side->kind == WH_MEMORY_FILE)
-		want((int)LENGTH, (int)pread(side->fd, image, LENGTH, DUO_OFFSET));
-	else
-		bytes_get(image, side->start, LENGTH, side->kind);
+	side_get(side, image);
 	good = pattern_check(image, LENGTH, 0, seed) == PATTERN_GOOD;
 	free(image);
 	return good;
@@ -186,6 +191,52 @@ void exchange(struct duo *duo, const char *transport, const char *first, const c
 		want_way(batch, transport, first, second);
 		want(0, wh_batch_free(batch));
 	}
+}
+
+void expect_blocks(uint32_t here, uint32_t there, const char *ways, uint32_t op, size_t each,
+		   size_t step, const char *way)
+{
+	enum { COUNT = 3000 };
+	struct wh_base base = { 0 };
+	struct wh_blocks_desc desc = { .size = sizeof(desc),
+				       .op = op,
+				       .block_length = each,
+				       .count = COUNT,
+				       .bases = &base,
+				       .base_count = 1,
+				       .local_stride = op == WH_READ ? step : 2 * each,
+				       .remote_stride = op == WH_READ ? 2 * each : step };
+	unsigned char *source = malloc(LENGTH), *target = malloc(LENGTH);
+	struct wh_blocks *blocks;
+	struct wh_batch *batch;
+	struct duo duo;
+
+	assert_true(source && target);
+	duo_open(&duo, here, there, ways);
+	settle(&duo, "rdma", way);
+	base.local = duo.ours.region;
+	base.remote = duo.remote.id;
+	want(0, wh_blocks_new(duo.peer, &desc, &blocks));
+	want(0, wh_batch_new(duo.peer, NULL, &batch));
+	want(0, wh_batch_add_blocks(batch, blocks));
+	wh_blocks_free(blocks);
+	fill(&duo.ours, op == WH_READ ? 6 : 5);
+	fill(&duo.theirs, op == WH_READ ? 5 : 6);
+	want(0, batch_run(batch));
+	want_by(batch, "rdma", COUNT * each);
+	side_get(op == WH_READ ? &duo.theirs : &duo.ours, source);
+	side_get(op == WH_READ ? &duo.ours : &duo.theirs, target);
+	for (size_t i = 0; i < COUNT; i++) {
+		want_true(!memcmp(source + i * 2 * each, target + i * step, each),
+			  "block %zu is wrong", i);
+		want_true(pattern_check(target + i * step + each, step - each, i * step + each,
+					6) == PATTERN_GOOD,
+			  "something is written behind block %zu", i);
+	}
+	want(0, wh_batch_free(batch));
+	duo_close(&duo);
+	free(source);
+	free(target);
 }
 
 void expect(uint32_t here, uint32_t there, const char *ways, const char *transport,

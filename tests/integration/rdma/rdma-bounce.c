@@ -70,51 +70,11 @@ static void way__two_rails(void **state)
 	duo_close(&duo);
 }
 
-/* Blocks that lie apart on both sides: every block arrives, and nothing between them is written. */
 static void way__blocks(void **state)
 {
-	enum { COUNT = 3000, EACH = 100, STEP = 1000 };
-	struct wh_base base = { 0 };
-	struct wh_blocks_desc desc = { .size = sizeof(desc),
-				       .op = WH_WRITE,
-				       .block_length = EACH,
-				       .count = COUNT,
-				       .bases = &base,
-				       .base_count = 1,
-				       .local_stride = 2 * EACH,
-				       .remote_stride = STEP };
-	unsigned char *here = malloc(LENGTH), *there = malloc(LENGTH);
-	struct wh_blocks *blocks;
-	struct wh_batch *batch;
-	struct duo duo;
-
 	(void)state;
-	assert_true(here && there);
-	duo_open(&duo, WH_MEMORY_DEVICE, WH_MEMORY_DEVICE, "staged");
-	settle(&duo, "rdma", STAGED_THERE);
-	base.local = duo.ours.region;
-	base.remote = duo.remote.id;
-	want(0, wh_blocks_new(duo.peer, &desc, &blocks));
-	want(0, wh_batch_new(duo.peer, NULL, &batch));
-	want(0, wh_batch_add_blocks(batch, blocks));
-	wh_blocks_free(blocks);
-	fill(&duo.ours, 5);
-	fill(&duo.theirs, 6);
-	want(0, batch_run(batch));
-	want_by(batch, "rdma", COUNT * EACH);
-	bytes_get(here, duo.ours.start, LENGTH, duo.ours.kind);
-	bytes_get(there, duo.theirs.start, LENGTH, duo.theirs.kind);
-	for (size_t i = 0; i < COUNT; i++) {
-		want_true(!memcmp(here + i * 2 * EACH, there + i * STEP, EACH),
-			  "block %zu is wrong", i);
-		want_true(pattern_check(there + i * STEP + EACH, STEP - EACH, i * STEP + EACH, 6) ==
-				  PATTERN_GOOD,
-			  "something is written behind block %zu", i);
-	}
-	want(0, wh_batch_free(batch));
-	duo_close(&duo);
-	free(here);
-	free(there);
+	expect_blocks(WH_MEMORY_DEVICE, WH_MEMORY_DEVICE, "staged", WH_WRITE, 100, 1000,
+		      STAGED_THERE);
 }
 
 /* ---- rails that break ------------------------------------------------------------------------ */

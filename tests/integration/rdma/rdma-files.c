@@ -98,51 +98,12 @@ static void way__mixed(void **state)
 	duo_close(&duo);
 }
 
-/* Blocks of odd lengths at odd places: every block arrives, and nothing between them is written. */
+/* Blocks of odd lengths at odd places, into a file and out of one. */
 static void way__blocks(void **state)
 {
-	enum { COUNT = 3000, EACH = 99, STEP = 1001 };
-	struct wh_base base = { 0 };
-	struct wh_blocks_desc desc = { .size = sizeof(desc),
-				       .op = WH_READ,
-				       .block_length = EACH,
-				       .count = COUNT,
-				       .bases = &base,
-				       .base_count = 1,
-				       .local_stride = STEP,
-				       .remote_stride = EACH };
-	unsigned char *here = malloc(LENGTH), *there = malloc(LENGTH);
-	struct wh_blocks *blocks;
-	struct wh_batch *batch;
-	struct duo duo;
-
 	(void)state;
-	assert_true(here && there);
-	duo_open(&duo, WH_MEMORY_FILE, WH_MEMORY_PAGEABLE, "");
-	settle(&duo, "rdma", OURS);
-	base.local = duo.ours.region;
-	base.remote = duo.remote.id;
-	want(0, wh_blocks_new(duo.peer, &desc, &blocks));
-	want(0, wh_batch_new(duo.peer, NULL, &batch));
-	want(0, wh_batch_add_blocks(batch, blocks));
-	wh_blocks_free(blocks);
-	fill(&duo.ours, 5);
-	fill(&duo.theirs, 6);
-	want(0, batch_run(batch));
-	want_by(batch, "rdma", COUNT * EACH);
-	want((int)LENGTH, (int)pread(duo.ours.fd, here, LENGTH, DUO_OFFSET));
-	bytes_get(there, duo.theirs.start, LENGTH, duo.theirs.kind);
-	for (size_t i = 0; i < COUNT; i++) {
-		want_true(!memcmp(here + i * STEP, there + i * EACH, EACH), "block %zu is wrong",
-			  i);
-		want_true(pattern_check(here + i * STEP + EACH, STEP - EACH, i * STEP + EACH, 5) ==
-				  PATTERN_GOOD,
-			  "something is written behind block %zu", i);
-	}
-	want(0, wh_batch_free(batch));
-	duo_close(&duo);
-	free(here);
-	free(there);
+	expect_blocks(WH_MEMORY_FILE, WH_MEMORY_PAGEABLE, "", WH_READ, 99, 1001, OURS);
+	expect_blocks(WH_MEMORY_FILE, WH_MEMORY_DEVICE, "staged", WH_WRITE, 99, 1001, OURS);
 }
 
 /* ---- what goes wrong ------------------------------------------------------------------------- */
@@ -162,6 +123,7 @@ static void fault__truncated(void **state)
 		batch = whole(&duo, op);
 		want(-EIO, batch_run(batch));
 		want_explained(batch, OURS);
+		want_by(batch, "tcp", 0);
 		want(0, wh_batch_free(batch));
 	}
 	assert_int_equal(fstat(duo.ours.fd, &stat), 0);
