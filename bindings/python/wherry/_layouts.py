@@ -165,8 +165,8 @@ def pieces_of(state_dict: Mapping[str, Any]) -> List[Piece]:
 
 
 def has_moved(piece: Piece, value: Any) -> bool:
-    """Has the tensor other memory than when the piece was made of it? Each version asks this of each
-    tensor, so torch's own ones are asked for no more than their address and strides."""
+    """Has the tensor other memory than when the piece was made of it? Each version asks this of
+    each tensor, so torch's own ones are asked for no more than their address and strides."""
     local = value.tensor if isinstance(value, Slice) else value
     if local is piece.local and is_torch(local) and local.data_ptr() == piece.address:
         if tuple(step * piece.item for step in local.stride()) == piece.strides:
