@@ -11,7 +11,7 @@
 
 #define PATH 1024
 #define GROUPS 4096 /* bytes of /proc/self/cgroup */
-#define THREADS_USUAL 16 /* at most, with no more connections than that */
+#define THREADS_USUAL 16 /* from as many CPUs on, with no more connections than that */
 #define THREADS_SPINNING 4
 
 /* ---- control groups ------------------------------------------------------------------------- */
@@ -126,12 +126,10 @@ unsigned wh_cpus_threads(unsigned cpus, unsigned connections, bool spin)
 	 * threads cost little: on 16 CPUs 16 connections wrote at 0.64 and 0.70 of raw streams with
 	 * 16 threads on both sides, at 0.59 and 0.52 where the owner had 8. */
 	unsigned threads = cpus < 2 ? 1 : cpus < 4 ? 2 : cpus < 16 ? 4 : THREADS_USUAL;
-	unsigned most = connections > THREADS_USUAL ? connections : THREADS_USUAL;
 	unsigned all = connections < cpus ? connections : cpus;
 
 	if (threads < all)
 		threads = all;
-	if (spin) /* these keep their CPUs */
-		most = THREADS_SPINNING;
-	return threads < most ? threads : most;
+	/* Spinning ones keep their CPUs. */
+	return spin && threads > THREADS_SPINNING ? THREADS_SPINNING : threads;
 }
