@@ -61,8 +61,9 @@ void want_rails(struct wh_batch *batch, bool first, bool second);
 void settle(const struct duo *duo, const char *transport, const char *first);
 /* Move the whole region there and back, twice, and check the bytes. */
 void exchange(struct duo *duo, const char *transport, const char *first, const char *second);
-/* Blocks of `each` bytes that lie apart: by 2 * each at the source (op WH_READ: theirs), by `step`
- * at the target: every block arrives, and nothing between them is written. `way`: as in settle().
+/* Over rdma, blocks of `each` bytes that lie apart: by 2 * each at the source (op WH_READ: theirs),
+ * by `step` at the target: every block arrives, and nothing between them is written. `way`: as in
+ * settle().
  */
 void expect_blocks(uint32_t here, uint32_t there, const char *ways, uint32_t op, size_t each,
 		   size_t step, const char *way);
