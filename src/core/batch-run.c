@@ -763,9 +763,11 @@ int wh_batch_cancel(struct wh_batch *batch)
 	}
 	timeout = peer->engine->config.number[WH_SETTING_TIMEOUT] * WH_MS;
 	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++)
-		if (peer->opened[id] && !error)
+		if (peer->opened[id])
 			error = wh_transport(id)->abort(peer, peer->transport[id], batch,
-							wh_deadline(timeout));
+							wh_deadline(timeout)) ?
+					-ETIMEDOUT :
+					error;
 	if (!batch_wait_done(batch, wh_deadline(timeout))) {
 		error = -ETIMEDOUT;
 		/* Silence is noticed later than this, by up to the time between two pings, and

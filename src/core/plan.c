@@ -31,12 +31,18 @@ struct choice {
 	uint32_t op, transport;
 };
 
-/* Can transport `id` move bytes between these regions? If not, `why` gets the reason, or "" where
- * it is not worth telling. `gone` gets it, too, if a region or its memory no longer exists.
+enum service {
+	SERVES,
+	SERVES_LAST, /* as WH_REACHED_LAST */
+	SERVES_NOT,
+};
+
+/* Can transport `id` move bytes between these regions? Unless it SERVES, `why` gets the reason, or
+ * "" where it is not worth telling. `gone` gets it, too, if a region or its memory no longer exists.
  * *inapplicable: the transport does not apply to such a peer. */
-static bool plan_can_serve(struct wh_batch *batch, uint32_t id, const struct wh_region *local,
-			   uint64_t remote, uint32_t op, char why[WH_REFUSAL], bool *inapplicable,
-			   char gone[WH_REFUSAL])
+static enum service plan_ask(struct wh_batch *batch, uint32_t id, const struct wh_region *local,
+			     uint64_t remote, uint32_t op, char why[WH_REFUSAL], bool *inapplicable,
+			     char gone[WH_REFUSAL])
 {
 	struct wh_peer *peer = batch->peer;
 	struct wh_region_entry *entry;
@@ -47,12 +53,12 @@ static bool plan_can_serve(struct wh_batch *batch, uint32_t id, const struct wh_
 		memcpy(why, peer->refused[id], WH_REFUSAL);
 		*inapplicable = peer->not_for[id];
 		pthread_mutex_unlock(&peer->lock);
-		return false;
+		return SERVES_NOT;
 	}
 	entry = wh_region_entry_enter(peer->self ? &peer->engine->regions : &peer->regions, remote);
 	if (!entry) {
 		snprintf(why, WH_REFUSAL, "region %#llx is gone", (unsigned long long)remote);
-		return false;
+		return SERVES_NOT;
 	}
 	error = wh_transport(id)->is_reachable(peer, peer->transport[id], local, entry, op, why);
 	wh_region_entry_leave(entry);
@@ -61,7 +67,7 @@ static bool plan_can_serve(struct wh_batch *batch, uint32_t id, const struct wh_
 		why[0] = 0;
 	if (error == -ESTALE)
 		memcpy(gone, why, WH_REFUSAL);
-	return !error;
+	return error == WH_REACHED_LAST ? SERVES_LAST : error ? SERVES_NOT : SERVES;
 }
 
 /* Keep the first reason why a transport was not taken. */
@@ -102,7 +108,9 @@ static uint32_t plan_choose(struct wh_batch *batch, const struct wh_region *loca
 {
 	struct wh_engine *engine = batch->peer->engine;
 	bool past = after == WH_TRANSPORT_COUNT, inapplicable;
-	char why[WH_REFUSAL];
+	char why[WH_REFUSAL], why_last[WH_REFUSAL];
+	uint32_t last = WH_TRANSPORT_COUNT;
+	enum service service;
 
 	for (unsigned i = 0; i < engine->order_count; i++) {
 		uint32_t id = engine->order[i];
@@ -115,12 +123,20 @@ static uint32_t plan_choose(struct wh_batch *batch, const struct wh_region *loca
 		inapplicable = false;
 		if (plan_is_forbidden(batch, id))
 			continue;
-		if (plan_can_serve(batch, id, local, remote, op, why, &inapplicable, gone))
+		service = plan_ask(batch, id, local, remote, op, why, &inapplicable, gone);
+		if (service == SERVES) {
+			if (last != WH_TRANSPORT_COUNT)
+				plan_refuse(batch, last, why_last, false);
 			return id;
-		else if (*why)
+		}
+		if (service == SERVES_LAST && last == WH_TRANSPORT_COUNT) {
+			last = id;
+			memcpy(why_last, why, WH_REFUSAL);
+		} else if (service == SERVES_NOT && *why) {
 			plan_refuse(batch, id, why, inapplicable);
+		}
 	}
-	return WH_TRANSPORT_COUNT;
+	return last;
 }
 
 static int plan_nothing_serves(struct wh_batch *batch, const char *what, uint64_t index)

@@ -42,6 +42,10 @@ enum wh_transport_id {
 #undef WH_TRANSPORT_ID
 _Static_assert(WH_TRANSPORT_COUNT <= WH_REGION_TRANSPORTS, "regions have a pointer for each");
 
+/* Of is_reachable: it can, but whichever of the following transports can is better, for the reason
+ * in `why`. */
+#define WH_REACHED_LAST 1
+
 enum wh_transport_capability {
 	WH_CAN_READ = 1,
 	WH_CAN_WRITE = 2,
@@ -126,8 +130,8 @@ struct wh_transport {
 	/* Can the transport move bytes between these regions? The caller has entered `remote`: the
 	 * entry of a struct wh_remote_region or, where the peer is this engine itself, of a struct
 	 * wh_region. Runs on the submitter's thread while it plans a batch; may ask the peer once,
-	 * and wait for the answer. 0, or a negative errno with the reason in `why`; -ENXIO: does
-	 * not apply to these kinds of memory; left out of explanations. */
+	 * and wait for the answer. 0; WH_REACHED_LAST; or a negative errno with the reason in
+	 * `why`; -ENXIO: does not apply to these kinds of memory; left out of explanations. */
 	int (*is_reachable)(struct wh_peer *peer, void *state, const struct wh_region *local,
 			    struct wh_region_entry *remote, uint32_t op, char why[WH_REFUSAL]);
 	/* Do what the first submission of this batch would do otherwise for the transport's

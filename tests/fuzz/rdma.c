@@ -56,7 +56,9 @@ static void try_keyed(const uint8_t *data, size_t size)
 	check(strnlen(keyed.text, sizeof(keyed.text)) < sizeof(keyed.text));
 	if (!keyed.error) {
 		check(keyed.count && keyed.count <= WH_RDMA_KEYS_MAX &&
-		      keyed.method <= WH_RDMA_PEERMEM);
+		      keyed.method <= WH_RDMA_STAGED);
+		check((keyed.method == WH_RDMA_STAGED) == (keyed.bounce != 0));
+		check(keyed.bounce < WH_RDMA_BOUNCES && (!keyed.bounce || keyed.address));
 		for (uint32_t i = 0; i < keyed.count; i++)
 			check(wh_get64(keyed.keys + (size_t)i * WH_RDMA_KEY_SIZE));
 	}
@@ -102,7 +104,7 @@ static void try_copy(const uint8_t *data, size_t size)
 
 	if (wh_rdma_copy_decode(data, size, &copy))
 		return;
-	check(copy.slot < WH_RDMA_BOUNCE_SLOTS && (copy.op == WH_READ || copy.op == WH_WRITE));
+	check(copy.slot < WH_RDMA_SLOTS && (copy.op == WH_READ || copy.op == WH_WRITE));
 	check(copy.length && copy.extents + copy.length == data + size);
 	check(wh_rdma_copy_encode(bytes, copy.slot, copy.op) == bytes + sizeof(bytes));
 	check(!memcmp(bytes, data, sizeof(bytes)));

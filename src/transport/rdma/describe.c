@@ -96,13 +96,15 @@ static void side_look_remote(struct side_methods *side, const struct rdma_peer *
 		const struct rdma_keys *keys = rdma_keys_find(
 			wh_container(entry, struct wh_remote_region, entry), endpoint->remote_nic);
 
-		if (keys && endpoint->path[0])
+		if (keys && endpoint->path[0]) {
+			side->file = entry->kind == WH_MEMORY_FILE;
 			side_add(side, endpoint->remote_end.name, rdma_batch_bytes(batch, i) != 0,
 				 keys->error ? WH_RDMA_STAGED : keys->method,
 				 keys->error ? "" :
 				 keys->flush ? ", flushed" :
 					       ", ordered",
 				 keys->why);
+		}
 	}
 	/* No NIC reaches it, and it was not staged: another transport moved it. */
 	if (side->known && side->nics[side_best(side)].method == WH_RDMA_STAGED &&

@@ -273,7 +273,8 @@ static int keys_add(struct wh_remote_region *region, const struct wh_rdma_keyed 
 	keys->error = keyed->error;
 	memcpy(keys->why, keyed->text, strnlen(keyed->text, sizeof(keys->why) - 1));
 	/* A staged region stays staged. */
-	keys->until = keyed->error == -WH_RDMA_STAGED_BY_OWNER ? INT64_MAX : wh_now() + ASK_AGAIN;
+	keys->until = keys->error == -WH_RDMA_STAGED_BY_OWNER ? INT64_MAX : wh_now() + ASK_AGAIN;
+	keys->bounce = keyed->bounce;
 	keys->method = keyed->method;
 	keys->flush = keyed->flush;
 	keys->distance = keyed->distance;
@@ -300,21 +301,42 @@ static uint64_t keyed_length(const struct wh_rdma_keyed *keyed)
 	return sum;
 }
 
+/* The keys of the bounce buffer that a file goes through. */
+static int keys_add_staged(struct rdma_peer *rdma, struct wh_remote_region *file,
+			   const struct wh_rdma_keyed *keyed)
+{
+	struct wh_remote_region *bounce = &rdma->bounces[keyed->bounce].region;
+	struct wh_rdma_keyed keys = *keyed, none = *keyed;
+	int error = rdma_bounce_opened_for_files(rdma, keyed->bounce, keyed->address,
+						 keyed_length(keyed));
+
+	keys.method = WH_RDMA_HOST;
+	keys.bounce = 0;
+	if (!error && !rdma_keys_find(bounce, keyed->nic))
+		error = keys_add(bounce, &keys);
+	none.error = -WH_RDMA_STAGED_BY_OWNER;
+	none.count = 0;
+	return error ? error : keys_add(file, &none);
+}
+
 int rdma_keys_received(struct wh_peer *peer, const struct wh_rdma_keyed *keyed)
 {
-	struct wh_remote_region *region =
-		rdma_remote_enter(wh_peer_transport(peer, WH_TRANSPORT_RDMA), keyed->id);
+	struct rdma_peer *rdma = wh_peer_transport(peer, WH_TRANSPORT_RDMA);
+	struct wh_remote_region *region = rdma_remote_enter(rdma, keyed->id);
+	bool staged = !keyed->error && keyed->method == WH_RDMA_STAGED;
 	struct rdma_keys *known;
 	int error = 0;
 
 	if (!region)
 		return 0; /* it is gone */
 	known = rdma_keys_find(region, keyed->nic);
-	if (!keyed->error && keyed_length(keyed) != region->entry.length)
+	if (!keyed->error && staged != (region->entry.kind == WH_MEMORY_FILE))
 		error = -EPROTO;
-	else if (!known ||
-		 (known->error && wh_now() > known->until)) /* several KEYS may have been sent */
-		error = keys_add(region, keyed);
+	else if (!keyed->error && !staged && keyed_length(keyed) != region->entry.length)
+		error = -EPROTO;
+	/* Several KEYS may have been sent. */
+	else if (!known || (known->error && wh_now() > known->until))
+		error = staged ? keys_add_staged(rdma, region, keyed) : keys_add(region, keyed);
 	wh_region_entry_leave(&region->entry);
 	return error;
 }

@@ -73,6 +73,7 @@ struct rdma_keys {
 	enum wh_rdma_method method;
 	bool flush; /* the peer must flush what NICs write, by FLUSH, before its GPU sees it */
 	uint8_t distance; /* from the peer's NIC to its memory */
+	uint8_t bounce; /* error -WH_RDMA_STAGED_BY_OWNER: number of the bounce buffer */
 	uint32_t count;
 	struct rdma_chunk chunks[];
 };

@@ -207,16 +207,18 @@ static int rdma_wait_abort(struct wh_peer *peer, void *state, struct wh_batch *b
 			   int64_t deadline)
 {
 	struct rdma_peer *rdma = state;
+	int error;
 
 	(void)peer;
 	(void)deadline;
 	rdma_flush_abort(rdma, batch, -ECANCELED, "cancelled");
 	pthread_mutex_lock(&rdma->lock);
+	error = rdma_stage_abort(rdma, batch);
 	for (unsigned i = 0; i < rdma->endpoint_count; i++)
 		if (endpoint_carries(rdma->endpoints[i], batch))
 			rdma_endpoint_break(rdma->endpoints[i], true, "cut off to cancel a batch");
 	pthread_mutex_unlock(&rdma->lock);
-	return 0;
+	return error;
 }
 
 /* ---- the explanation ------------------------------------------------------------------------- */
@@ -296,7 +298,8 @@ static void peer_free(struct rdma_peer *rdma)
 {
 	rdma_polling_close(rdma);
 	rdma_client_close(rdma);
-	rdma_region_gone(rdma->peer, rdma, &rdma->bounce);
+	for (unsigned i = 0; i < WH_RDMA_BOUNCES; i++)
+		rdma_region_gone(rdma->peer, rdma, &rdma->bounces[i].region);
 	pthread_cond_destroy(&rdma->changed);
 	pthread_mutex_destroy(&rdma->lock);
 	free(rdma);
@@ -336,7 +339,7 @@ static int peer_open(struct wh_peer *peer, void **state, char why[WH_REFUSAL])
 	wh_list_init(&rdma->resend);
 	wh_list_init(&rdma->stages);
 	wh_list_init(&rdma->flushes);
-	wh_list_init(&rdma->bounce_waits);
+	rdma_bounces_init(rdma);
 	rdma_polling_open(rdma);
 	if (rdma_client_open(rdma)) {
 		snprintf(why, WH_REFUSAL, "no memory");
@@ -474,6 +477,7 @@ static int engine_open(struct wh_engine *engine, void **state)
 	wh_list_init(&rdma->peers);
 	wh_list_init(&rdma->jobs);
 	wh_list_init(&rdma->bounces_free);
+	wh_list_init(&rdma->file_bounces);
 	wh_list_init(&rdma->responders);
 	error = rdma_methods_parse(rdma);
 	if (!error)

@@ -9,8 +9,8 @@
  * memory.h       memory.c (MRs of local regions, keys of remote ones), gpu.c (GPU memory)
  * endpoint.h     the initiator's queue pairs: client.c connects, breaks and reconnects them
  * flow.h         striping.c (which endpoint carries what), flow.c (post, poll), polling.c
- * stage.h        stage.c (GPU memory through pinned memory), flush.c, describe.c
- * bounce.h       the owner's pinned memory for staging: bounce-client.c, bounce-server.c
+ * stage.h        stage.c (GPU memory and files through slots of memory), flush.c, describe.c
+ * bounce.h       the owner's memory for staging: bounce-client.c, bounce-server.c
  * notify.h       notifications by NIC: notify.c (initiator), receive-ring.c (owner)
  * server.h       the owner's side: server.c (queue pairs), worker.c (registering, flushing)
  * wire.h         frames on the control connection; wire.c
@@ -85,8 +85,10 @@ struct rdma {
 	_Atomic bool flushes; /* some local memory that NICs write needs a flush */
 
 	/* The owner's bounce buffers. */
-	struct wh_list bounces_free; /* on loop 0 */
-	_Atomic unsigned bounces_used;
+	struct wh_list bounces_free; /* for GPU memory; on loop 0, as the next three */
+	struct wh_list file_bounces;
+	unsigned gpu_bounce_count, file_bounce_count;
+	_Atomic unsigned bounces_used; /* that NICs may know */
 
 	/* The worker. */
 	pthread_mutex_t jobs_lock; /* all below */
@@ -108,7 +110,7 @@ struct rdma_peer {
 	struct rdma_endpoint *endpoints[RDMA_ENDPOINTS];
 
 	pthread_mutex_t lock; /* all below */
-	pthread_cond_t changed; /* states of endpoints, keys, the bounce buffer */
+	pthread_cond_t changed; /* states of endpoints, keys, bounce buffer 0 */
 	char why[WH_REFUSAL]; /* why an endpoint broke or failed last */
 	struct wh_list urgent, bulk; /* fragments that are not all posted */
 	struct wh_list sent; /* fragments that are */
@@ -117,14 +119,11 @@ struct rdma_peer {
 	struct wh_list stages;
 	struct wh_list flushes; /* fragments that wait for FLUSHED */
 	uint32_t flush_number; /* of the next FLUSH */
-	struct wh_remote_region bounce; /* the owner's bounce buffer; length 0: there is none */
-	bool bounce_asked;
+	struct rdma_remote_bounce bounces[WH_RDMA_BOUNCES]; /* the owner's */
+	bool bounce_asked; /* for number 0 */
 	int bounce_error;
 	char bounce_why[WH_REFUSAL];
 	int64_t bounce_until; /* refused: do not ask again before (ns) */
-	uint32_t bounce_free; /* slots, a bit each */
-	struct wh_list bounce_waits; /* struct rdma_lease */
-	struct rdma_lease *leases[WH_RDMA_BOUNCE_SLOTS];
 	struct rdma_notify notify;
 	uint64_t queued; /* bytes that are not posted, or are to be sent again */
 	uint32_t polled, unpolled; /* fragments (and notifications): see polling.c */

@@ -58,7 +58,8 @@ static int keys_state(const struct wh_remote_region *region, uint32_t nic, char 
 	if (!keys || (keys->error && wh_now() > keys->until))
 		return -EAGAIN;
 	if (keys->error == -WH_RDMA_STAGED_BY_OWNER)
-		snprintf(why, WH_REFUSAL, "the owner stages its GPU memory: %.150s", keys->why);
+		snprintf(why, WH_REFUSAL, "the owner stages its %s: %.150s",
+			 region->entry.kind == WH_MEMORY_FILE ? "file" : "GPU memory", keys->why);
 	else if (keys->error)
 		memcpy(why, keys->why, WH_REFUSAL);
 	return keys->error;
@@ -248,35 +249,41 @@ static int reach_prepare_local(struct rdma_peer *rdma, const struct wh_region *l
 	return error ? -ENOMEM : 0;
 }
 
-bool rdma_bounce_is_reachable(const struct rdma_peer *rdma)
+bool rdma_bounce_is_reachable(const struct rdma_peer *rdma, unsigned number)
 {
+	const struct wh_remote_region *bounce = &rdma->bounces[number].region;
 	uint32_t ready = rdma_endpoints_ready(rdma);
 	bool has_keys = false;
 
 	for (unsigned i = 0; i < rdma->endpoint_count; i++) {
 		const struct rdma_keys *keys =
-			rdma_keys_find(&rdma->bounce, rdma->endpoints[i]->remote_nic);
+			rdma_keys_find(bounce, rdma->endpoints[i]->remote_nic);
 
 		has_keys |= ready & 1u << i && keys && !keys->error;
 	}
-	return rdma->bounce.entry.length && has_keys;
+	return bounce->entry.length && has_keys;
 }
 
-/* Wait for the owner's bounce buffer and its keys. Under the lock. */
-static int reach_prepare_remote(struct rdma_peer *rdma, char why[WH_REFUSAL])
+/* Wait for the owner's bounce buffer for this region, and its keys. Under the lock. */
+static int reach_prepare_remote(struct rdma_peer *rdma, const struct wh_remote_region *remote,
+				char why[WH_REFUSAL])
 {
+	int number = rdma_bounce_of(remote);
 	bool waits = !wh_engine_inside(rdma->rdma->engine) && !wh_loop_here(&rdma->rdma->loop);
 	int64_t deadline = waits ? wh_now() + RDMA_PATIENCE : 0;
 	int error;
 
+	/* What is needed for files came with the answer that they are staged. */
+	if (number > 0)
+		return rdma_bounce_is_reachable(rdma, (unsigned)number) ? 0 : -EIO;
 	while ((error = rdma_bounce_request(rdma, why)) == -EAGAIN && wh_now() < deadline)
 		reach_wait(rdma);
 	if (error == -EAGAIN)
 		snprintf(why, WH_REFUSAL, "%.63s is still pinning memory for staging",
 			 wh_peer_name(rdma->peer));
 	if (!error)
-		error = reach_await_keys(rdma, &rdma->bounce, deadline, why);
-	return !error && !rdma_bounce_is_reachable(rdma) ? -EIO : error;
+		error = reach_await_keys(rdma, &rdma->bounces[0].region, deadline, why);
+	return !error && !rdma_bounce_is_reachable(rdma, 0) ? -EIO : error;
 }
 
 /* Stage what no endpoint moves directly. Under the lock. */
@@ -295,11 +302,20 @@ static int reach_stage(struct rdma_peer *rdma, const struct wh_region *local,
 	if (wanted & RDMA_STAGE_LOCAL)
 		error = reach_prepare_local(rdma, local, op, why);
 	if (!error && wanted & RDMA_STAGE_REMOTE)
-		error = reach_prepare_remote(rdma, why);
+		error = reach_prepare_remote(rdma, remote, why);
 	return error;
 }
 
 /* ---- is_reachable ---------------------------------------------------------------------------- */
+
+/* Does the transport tcp lend the peer memory for the bytes of its files? Then they pass neither a
+ * NIC nor a socket. */
+static bool peer_borrows(struct wh_peer *peer)
+{
+	return wh_peer_transport(peer, WH_TRANSPORT_SHM) &&
+	       wh_peer_transport(peer, WH_TRANSPORT_TCP) &&
+	       wh_peer_welcome(peer)->capabilities & WH_CAPABLE_LEND;
+}
 
 int rdma_is_reachable(struct wh_peer *peer, void *state, const struct wh_region *local,
 		      struct wh_region_entry *entry, uint32_t op, char why[WH_REFUSAL])
@@ -310,11 +326,6 @@ int rdma_is_reachable(struct wh_peer *peer, void *state, const struct wh_region 
 	uint32_t near;
 	int error = 0, trouble;
 
-	(void)peer;
-	if (entry->kind == WH_MEMORY_FILE) {
-		snprintf(why, WH_REFUSAL, "no NIC reads or writes a file of the peer");
-		return -EOPNOTSUPP;
-	}
 	if (!wh_kind_on_host(local->entry.kind) && wh_registration_check(local->registration)) {
 		snprintf(why, WH_REFUSAL, "%s", wh_error_text());
 		return -ESTALE;
@@ -335,5 +346,11 @@ int rdma_is_reachable(struct wh_peer *peer, void *state, const struct wh_region 
 		}
 	}
 	pthread_mutex_unlock(&rdma->lock);
+	if (!error && entry->kind == WH_MEMORY_FILE && wh_kind_on_host(local->entry.kind) &&
+	    peer_borrows(peer)) {
+		snprintf(why, WH_REFUSAL,
+			 "on this host the bytes of a file go through memory that is lent");
+		error = WH_REACHED_LAST;
+	}
 	return error;
 }

@@ -29,7 +29,7 @@ struct responder {
 struct rdma_session {
 	struct wh_list responders;
 	unsigned count;
-	struct rdma_bounce *bounce; /* NULL: not requested */
+	struct rdma_bounce *bounces[WH_RDMA_BOUNCES]; /* NULL: not opened */
 	struct rdma_receive_ring *ring; /* NULL: not requested */
 	bool keyed; /* it has, or had, a queue pair and may ask for keys */
 };
@@ -300,16 +300,16 @@ int rdma_session_frame(struct wh_session *session, const struct wh_frame *frame,
 	if (!state || !state->keyed)
 		return -EPROTO;
 	if (frame->type == WH_FRAME_RDMA_BOUNCE_OPEN)
-		return frame->length ? -EPROTO : rdma_bounce_open_frame(session, &state->bounce);
+		return frame->length ? -EPROTO : rdma_bounce_open_frame(session, &state->bounces[0]);
 	if (frame->type == WH_FRAME_RDMA_RING_OPEN)
 		return frame->length ? -EPROTO : rdma_receive_ring_open(session, &state->ring);
 	if (frame->type == WH_FRAME_RDMA_COPY)
-		return rdma_bounce_copy_frame(session, state->bounce, payload, frame->length);
+		return rdma_bounce_copy_frame(session, state->bounces, payload, frame->length);
 	_Static_assert(WH_RDMA_KEYS_SIZE == WH_RDMA_FLUSH_SIZE, "both are a number and a region");
 	if (frame->length != WH_RDMA_KEYS_SIZE)
 		return -EPROTO;
 	if (frame->type == WH_FRAME_RDMA_KEYS)
-		return rdma_worker_keys(session, state->bounce, wh_get32(payload),
+		return rdma_worker_keys(session, state->bounces, wh_get32(payload),
 					wh_get64(payload + 4));
 	return rdma_worker_flush(session, wh_get32(payload), wh_get64(payload + 4));
 }
@@ -340,8 +340,9 @@ void rdma_session_close(struct wh_session *session)
 		responder_free(state, wh_container(state->responders.next, struct responder, link));
 	if (state)
 		rdma_receive_ring_close(state->ring);
-	if (state && state->bounce)
-		rdma_bounce_close(state->bounce);
+	for (unsigned i = 0; state && i < WH_RDMA_BOUNCES; i++)
+		if (state->bounces[i])
+			rdma_bounce_close(state->bounces[i]);
 	free(state);
 	wh_session_set_transport(session, WH_TRANSPORT_RDMA, NULL);
 }

@@ -31,9 +31,10 @@ struct rdma_job {
 
 /* Queue a job; starts the thread. From any thread. False: the queue is full. */
 bool rdma_worker_add(struct rdma *rdma, struct rdma_job *job);
-/* KEYS has arrived: the worker registers the region, or `bounce` for id 0, then loop 0 sends KEYED.
- * FLUSH likewise. On loop 0; 0, or a negative errno that ends the session. */
-int rdma_worker_keys(struct wh_session *session, struct rdma_bounce *bounce, uint32_t nic,
+/* KEYS has arrived: the worker registers the region, for id 0 bounces[0], for a file the bounce
+ * buffer of its file system, then loop 0 sends KEYED. FLUSH likewise. On loop 0; 0, or a negative
+ * errno that ends the session. */
+int rdma_worker_keys(struct wh_session *session, struct rdma_bounce **bounces, uint32_t nic,
 		     uint64_t id);
 int rdma_worker_flush(struct wh_session *session, uint32_t number, uint64_t id);
 /* Run what is queued, and end the thread. */

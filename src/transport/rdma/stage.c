@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rdma: stage GPU memory that no endpoint's NIC reaches, and files of this engine. The bytes go
- * through slots of pinned memory, of files through plain memory, a few at a time, so that GPU, file
- * system and NICs work at the same time. For the local side these are slots of our own, registered
- * with the NICs of all endpoints; for the peer's memory they are slots of its bounce buffer, leased
- * (bounce-client.c).
+/* rdma: stage GPU memory that no endpoint's NIC reaches, and files. The bytes go through slots of
+ * pinned memory, of files through plain memory, a few at a time, so that GPU, file system and NICs
+ * work at the same time. For the local side these are slots of our own, registered with the NICs of
+ * all endpoints; for the peer's memory they are slots of its bounce buffers, leased
+ * (bounce-client.c). A slot holds bytes of one bounce buffer only: a fragment with memory of
+ * several, or with some that the NICs reach as well, moves them slot by slot.
  *
  * A pass moves one slot's bytes by a fragment of its own, a part of the whole, between the slot and
  * the other side's memory or slot; the rest of the transport treats parts as any fragment. For a
@@ -23,6 +24,7 @@
 #define PASSES 4u /* of one fragment at a time */
 #define EXTENTS WH_RDMA_COPY_EXTENTS /* of one slot */
 #define EXTENT_BYTES 64u /* most bytes of an encoded extent */
+#define DIRECT (-1) /* instead of the number of a bounce buffer: NICs reach the memory itself */
 
 /* A fragment that is staged. */
 struct stage {
@@ -31,6 +33,8 @@ struct stage {
 	struct rdma_peer *rdma;
 	struct wh_fragment *fragment;
 	bool local, remote; /* the sides that are staged */
+	bool mixed; /* not all of the remote side goes the way `bounce` */
+	int bounce; /* number of the bounce buffer of the remote side, or DIRECT */
 	enum wh_slot_use slots; /* of the local side ... */
 	struct wh_file_system *system; /* ... which this file system has to itself, if not NULL */
 	unsigned works; /* passes, and one while they are started */
@@ -47,7 +51,7 @@ struct pass {
 	struct wh_staging staging; /* into, and out of, the local slot */
 	struct wh_slot_wait wait;
 	struct wh_slot *given; /* a slot that it waited for, until rdma.loop runs */
-	struct rdma_lease lease; /* of the remote slot */
+	struct rdma_lease lease; /* of the remote slot; without a buffer: DIRECT */
 	struct wh_task task; /* on rdma.loop: calls `then` */
 	void (*then)(struct pass *pass);
 	struct wh_region *slot;
@@ -76,8 +80,10 @@ unsigned rdma_stage_sides(struct rdma_peer *rdma, struct wh_fragment *fragment)
 {
 	struct rdma_region_pairs pairs = { .fragment = fragment };
 	struct rdma_sides sides = { 0 };
+	bool reachable = true;
 	uint32_t endpoints;
 	unsigned wanted;
+	int bounce;
 
 	/* A part of a staged fragment is not staged again; nor is what a ready endpoint reaches. */
 	if (fragment->whole || rdma_striping_rails(rdma, fragment))
@@ -86,10 +92,68 @@ unsigned rdma_stage_sides(struct rdma_peer *rdma, struct wh_fragment *fragment)
 	for (unsigned i = 0; !rdma_endpoints_ready(rdma) && i < rdma->endpoint_count; i++)
 		endpoints |= (uint32_t)rdma_endpoint_usable(rdma->endpoints[i]) << i;
 	sides.local = sides.remote = endpoints;
-	while (rdma_region_pairs_next(rdma, &pairs))
+	while (rdma_region_pairs_next(rdma, &pairs)) {
 		rdma_sides_add(rdma, endpoints, pairs.local, pairs.remote, fragment->op, &sides);
+		bounce = rdma_bounce_of(pairs.remote);
+		reachable &= bounce < 0 || rdma_bounce_is_reachable(rdma, (unsigned)bounce);
+	}
 	wanted = rdma_sides_to_stage(&sides);
-	return wanted & RDMA_STAGE_REMOTE && !rdma_bounce_is_reachable(rdma) ? 0 : wanted;
+	return wanted & RDMA_STAGE_REMOTE && !reachable ? 0 : wanted;
+}
+
+/* ---- which bounce buffer --------------------------------------------------------------------- */
+
+/* Under rdma_peer.lock, as all here. The caller has entered the region. */
+static int remote_bounce(const struct rdma_peer *rdma, const struct wh_remote_region *remote)
+{
+	int bounce = rdma_bounce_of(remote);
+
+	/* Where GPU memory is staged at all, the rest of the fragment goes with it. */
+	if (bounce == DIRECT && rdma_bounce_is_reachable(rdma, 0))
+		bounce = 0;
+	return bounce;
+}
+
+/* Set stage->bounce and stage->mixed. */
+static void stage_choose_bounce(struct stage *stage)
+{
+	struct rdma_region_pairs pairs = { .fragment = stage->fragment };
+	bool first = true;
+	int bounce;
+
+	stage->bounce = DIRECT;
+	while (stage->remote && rdma_region_pairs_next(stage->rdma, &pairs)) {
+		bounce = remote_bounce(stage->rdma, pairs.remote);
+		if (first)
+			stage->bounce = bounce;
+		stage->mixed |= bounce != stage->bounce;
+		first = false;
+	}
+}
+
+/* Of the bytes at a cursor of a mixed fragment; where there are none, or their region is gone:
+ * DIRECT. */
+static int stage_bounce_at(const struct stage *stage, struct wh_cursor at)
+{
+	struct wh_remote_region *remote = NULL;
+	struct wh_extent_pair extent;
+	int bounce = DIRECT;
+
+	if (wh_fragment_next(stage->fragment, &at, 1, &extent))
+		remote = rdma_remote_enter(stage->rdma, extent.remote);
+	if (remote) {
+		bounce = remote_bounce(stage->rdma, remote);
+		wh_region_entry_leave(&remote->entry);
+	}
+	return bounce;
+}
+
+/* What the next bytes of the fragment need; NULL: DIRECT. */
+static struct rdma_remote_bounce *stage_next_bounce(const struct stage *stage)
+{
+	int bounce = stage->mixed ? stage_bounce_at(stage, stage->fragment->cursor) : stage->bounce;
+
+	return bounce == DIRECT ? NULL : &stage->rdma->bounces[bounce];
 }
 
 /* ---- local slots as regions ------------------------------------------------------------------ */
@@ -164,7 +228,7 @@ static void stage_put(struct stage *stage, struct pass *pass)
 		wh_slot_release(gpus_of(stage), pass->staging.slot);
 	pthread_mutex_lock(&rdma->lock);
 	if (pass) {
-		rdma_lease_release(rdma, &pass->lease);
+		rdma_lease_release(&pass->lease);
 		wh_list_remove(&pass->link);
 	}
 	last = !--stage->works;
@@ -221,7 +285,10 @@ static bool pass_plan(struct pass *pass)
 {
 	struct stage *stage = pass->stage;
 	struct wh_fragment *fragment = stage->fragment;
-	uint64_t bounce = (uint64_t)pass->lease.slot * WH_RDMA_BOUNCE_SLOT;
+	const struct rdma_remote_bounce *bounce = pass->lease.bounce;
+	unsigned slot = bounce ? pass->lease.slot : 0;
+	uint32_t number = bounce ? bounce->region.entry.index : 0;
+	uint64_t start = (uint64_t)slot * WH_RDMA_BOUNCE_SLOT;
 	struct wh_extent_writer writer;
 	bool files = false;
 	uint32_t n = 0;
@@ -233,9 +300,11 @@ static bool pass_plan(struct pass *pass)
 	if (stage->stop || rdma_endpoints_lost(stage->rdma) || pass->lease.lost ||
 	    atomic_load(&fragment->cancelled))
 		return false;
-	wh_extents_start(&writer, wh_rdma_copy_encode(pass->copy, pass->lease.slot, fragment->op),
+	slot += number * WH_RDMA_BOUNCE_SLOTS;
+	wh_extents_start(&writer, wh_rdma_copy_encode(pass->copy, slot, fragment->op),
 			 sizeof(pass->copy) - WH_RDMA_COPY_HEAD);
 	while (n < EXTENTS && pass->bytes < WH_SLOT &&
+	       (!stage->mixed || stage_next_bounce(stage) == bounce) &&
 	       wh_fragment_next(fragment, &fragment->cursor, WH_SLOT - pass->bytes, &extent)) {
 		const struct wh_region *local = stage_local_of(fragment, extent.index);
 
@@ -255,8 +324,8 @@ static bool pass_plan(struct pass *pass)
 						  extent.local,
 			.local = stage->local ? pass->slot : (struct wh_region *)(uintptr_t)local,
 			.local_id = extent.index,
-			.remote = stage->remote ? 0 : extent.remote,
-			.offset = stage->remote ? bounce + pass->bytes : extent.offset,
+			.remote = bounce ? number : extent.remote,
+			.offset = bounce ? start + pass->bytes : extent.offset,
 			.length = extent.length,
 			.op = fragment->op,
 		};
@@ -304,11 +373,11 @@ static void pass_part_ended(struct wh_fragment *part, int error, const char *why
 	if (error) {
 		stage_give_up(stage, error, why);
 		stage_put(stage, pass);
-	} else if (failed && stage->remote) {
+	} else if (failed && pass->lease.bounce) {
 		/* What arrived is in the bounce buffer only. */
 		stage_fail(stage, failed, "not all bytes reached the owner's bounce buffer");
 		stage_put(stage, pass);
-	} else if (fragment->op == WH_WRITE && stage->remote) {
+	} else if (fragment->op == WH_WRITE && pass->lease.bounce) {
 		pass_ask_copy(pass);
 	} else if (fragment->op == WH_WRITE || !stage->local || (failed && fragment->blocks)) {
 		pass_next(pass);
@@ -350,7 +419,9 @@ static void pass_copied(struct rdma_lease *lease, int error, const char *why)
 	struct pass *pass = wh_container(lease, struct pass, lease);
 	struct stage *stage = pass->stage;
 
-	if (error == -ECONNRESET) {
+	/* What a file system says of a file is the end of the batch. */
+	if (error == -ECONNRESET || error == -ECANCELED ||
+	    (error && lease->bounce->region.entry.index)) {
 		stage_fail(stage, error, why);
 		stage_put(stage, pass);
 	} else if (error) {
@@ -416,21 +487,41 @@ static int stage_register_slot(struct stage *stage, struct wh_region *slot, char
 	return error;
 }
 
+static void pass_begin(struct pass *pass);
+
+/* The next bytes need another bounce buffer: give back what the pass has, and begin again. */
+static void pass_switch(struct pass *pass)
+{
+	if (pass->staging.slot)
+		wh_slot_release(gpus_of(pass->stage), pass->staging.slot);
+	pass->staging.slot = NULL;
+	pass_resume(pass, pass_begin);
+}
+
 /* Fill the slots again. */
 static void pass_next(struct pass *pass)
 {
 	struct stage *stage = pass->stage;
 	struct rdma_peer *rdma = stage->rdma;
+	bool more = false, passed = false, switches;
 	char why[WH_REFUSAL];
-	bool more, passed;
 	int error;
 
 	pthread_mutex_lock(&rdma->lock);
+	switches = stage->mixed && !pass->lease.lost && stage->fragment->cursor.left &&
+		   !atomic_load(&stage->fragment->cancelled) &&
+		   stage_next_bounce(stage) != pass->lease.bounce;
+	if (switches && pass->lease.bounce)
+		rdma_lease_release(&pass->lease);
 	/* Never yield with a local slot held: other passes may be waiting for it. */
-	passed = stage->remote && !stage->local && rdma_lease_yield(rdma, &pass->lease);
-	more = !passed && pass_plan(pass);
+	else if (pass->lease.bounce && !stage->local)
+		passed = rdma_lease_yield(&pass->lease);
+	if (!switches && !passed)
+		more = pass_plan(pass);
 	pthread_mutex_unlock(&rdma->lock);
-	if (passed)
+	if (switches)
+		pass_switch(pass);
+	if (switches || passed)
 		return;
 	if (!more) {
 		stage_put(stage, pass);
@@ -445,7 +536,7 @@ static void pass_next(struct pass *pass)
 	wh_engine_count_staged(rdma->rdma->engine, pass->bytes);
 	if (stage->fragment->op == WH_WRITE && stage->local)
 		wh_staging_start(&pass->staging, true);
-	else if (stage->fragment->op == WH_READ && stage->remote)
+	else if (stage->fragment->op == WH_READ && pass->lease.bounce)
 		pass_ask_copy(pass);
 	else
 		pass_submit_part(pass);
@@ -500,10 +591,29 @@ static void pass_lease_ready(struct rdma_lease *lease)
 	pass_resume(wh_container(lease, struct pass, lease), pass_leased);
 }
 
+static void pass_begin(struct pass *pass)
+{
+	struct stage *stage = pass->stage;
+	bool has;
+
+	pthread_mutex_lock(&stage->rdma->lock);
+	pass->lease.bounce = stage_next_bounce(stage);
+	has = !pass->lease.bounce || rdma_lease_acquire(&pass->lease);
+	pthread_mutex_unlock(&stage->rdma->lock);
+	if (has)
+		pass_leased(pass);
+}
+
+/* Its batch is cancelled, and the lease has ended. */
+static void pass_abandoned(struct pass *pass)
+{
+	stage_fail(pass->stage, -ECANCELED, "cancelled");
+	stage_put(pass->stage, pass);
+}
+
 static void pass_start(struct stage *stage)
 {
 	struct pass *pass = calloc(1, sizeof(*pass));
-	bool has;
 
 	if (!pass) {
 		stage_fail(stage, -ENOMEM, "no memory for staging");
@@ -520,10 +630,8 @@ static void pass_start(struct stage *stage)
 	pthread_mutex_lock(&stage->rdma->lock);
 	wh_list_append(&stage->passes, &pass->link);
 	stage->works++;
-	has = !stage->remote || rdma_lease_acquire(stage->rdma, &pass->lease);
 	pthread_mutex_unlock(&stage->rdma->lock);
-	if (has)
-		pass_leased(pass);
+	pass_begin(pass);
 }
 
 /* Through which slots the local side goes: a GPU needs pinned ones; files alone have their own, so
@@ -572,11 +680,23 @@ void rdma_stage_start(struct rdma_peer *rdma, struct wh_fragment *fragment, unsi
 	stage->works = 1;
 	wh_list_init(&stage->passes);
 	pthread_mutex_lock(&rdma->lock);
+	stage_choose_bounce(stage);
 	wh_list_append(&rdma->stages, &stage->link);
 	pthread_mutex_unlock(&rdma->lock);
 	for (uint64_t i = 0; i < passes && i < PASSES; i++)
 		pass_start(stage);
 	stage_put(stage, NULL);
+}
+
+/* Wait for no slot; if `asked`, neither for what a file system answers. True: it waited. */
+static bool pass_abandon(struct pass *pass, bool asked)
+{
+	bool waited = pass->lease.bounce && rdma_lease_abandon(&pass->lease, asked);
+
+	pass->lease.cancelled = true;
+	if (waited)
+		pass_resume(pass, pass_abandoned);
+	return waited;
 }
 
 bool rdma_stage_cancel(struct rdma_peer *rdma, const struct wh_fragment *fragment,
@@ -592,8 +712,26 @@ bool rdma_stage_cancel(struct rdma_peer *rdma, const struct wh_fragment *fragmen
 
 			atomic_store(&pass->part.cancelled, true);
 			rdma_cancel(rdma, &pass->part, done);
+			/* The owner reads into its own memory: nobody has to wait for that. */
+			pass_abandon(pass, fragment->op == WH_READ);
 		}
 		return true;
 	}
 	return false;
+}
+
+int rdma_stage_abort(struct rdma_peer *rdma, const struct wh_batch *batch)
+{
+	int error = 0;
+
+	for (struct wh_list *l = rdma->stages.next; l != &rdma->stages; l = l->next) {
+		struct stage *stage = wh_container(l, struct stage, link);
+
+		if (stage->fragment->batch != batch)
+			continue;
+		for (struct wh_list *s = stage->passes.next; s != &stage->passes; s = s->next)
+			if (pass_abandon(wh_container(s, struct pass, link), true))
+				error = -ETIMEDOUT;
+	}
+	return error;
 }

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Staging: GPU memory that no NIC reaches is copied through pinned memory, of ours, of the peer's
- * (bounce.h), or both; and this engine's files are read and written through slots of ours. And
- * flushing: what NICs have written is made visible to GPUs. */
+/* Staging: GPU memory that no NIC reaches, and files, are copied through memory of ours, of the
+ * peer's (bounce.h), or both. And flushing: what NICs have written is made visible to GPUs. */
 #ifndef WH_TRANSPORT_RDMA_STAGE_H
 #define WH_TRANSPORT_RDMA_STAGE_H
 
@@ -48,6 +47,9 @@ void rdma_stage_start(struct rdma_peer *rdma, struct wh_fragment *fragment, unsi
  * `done`. Under rdma_peer.lock. */
 bool rdma_stage_cancel(struct rdma_peer *rdma, const struct wh_fragment *fragment,
 		       struct wh_list *done);
+/* The cancelled batch does not end: wait no more for what the owner's file systems answer. 0, or
+ * -ETIMEDOUT: they may still write bytes of it. Under rdma_peer.lock. */
+int rdma_stage_abort(struct rdma_peer *rdma, const struct wh_batch *batch);
 /* Deregister the slots. */
 void rdma_stage_close(struct rdma *rdma);
 

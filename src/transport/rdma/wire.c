@@ -170,12 +170,23 @@ size_t wh_rdma_keyed_encode(uint8_t *out, const struct wh_rdma_keyed *keyed)
 		at = wh_put8(at, keyed->method);
 		at = wh_put8(at, keyed->flush);
 		at = wh_put8(at, keyed->distance);
-		at = wh_put8(at, 0);
+		at = wh_put8(at, keyed->bounce);
 		at = wh_put32(at, keyed->count);
 		at = wh_put_bytes(at, keyed->keys, (size_t)keyed->count * WH_RDMA_KEY_SIZE);
+		if (keyed->method == WH_RDMA_STAGED)
+			at = wh_put64(at, keyed->address);
 		at = text_put(at, keyed->text);
 	}
 	return (size_t)(at - out);
+}
+
+/* Do the keys, for `length` bytes, belong to whole slots at an address? */
+static bool keyed_is_bounce(const struct wh_rdma_keyed *keyed, uint64_t length)
+{
+	return keyed->bounce && keyed->bounce < WH_RDMA_BOUNCES && !keyed->flush &&
+	       length % WH_RDMA_BOUNCE_SLOT == 0 &&
+	       length <= (uint64_t)WH_RDMA_BOUNCE_SLOTS * WH_RDMA_BOUNCE_SLOT && keyed->address &&
+	       keyed->address <= UINT64_MAX - length;
 }
 
 /* No key is for 0 bytes, and the sum of their bytes does not wrap. */
@@ -186,7 +197,8 @@ static int keys_take(struct wh_bytes *in, struct wh_rdma_keyed *keyed)
 	keyed->method = wh_take8(in);
 	keyed->flush = wh_take8(in);
 	keyed->distance = wh_take8(in);
-	if (wh_take8(in) || keyed->method > WH_RDMA_PEERMEM || keyed->flush > 1)
+	keyed->bounce = wh_take8(in);
+	if (keyed->method > WH_RDMA_STAGED || keyed->flush > 1)
 		return -EPROTO;
 	keyed->count = wh_take32(in);
 	if (in->cut || !keyed->count || keyed->count > WH_RDMA_KEYS_MAX ||
@@ -199,7 +211,10 @@ static int keys_take(struct wh_bytes *in, struct wh_rdma_keyed *keyed)
 		if (!length || __builtin_add_overflow(sum, length, &sum))
 			return -EPROTO;
 	}
-	return 0;
+	if (keyed->method != WH_RDMA_STAGED)
+		return keyed->bounce ? -EPROTO : 0;
+	keyed->address = wh_take64(in);
+	return in->cut || !keyed_is_bounce(keyed, sum) ? -EPROTO : 0;
 }
 
 int wh_rdma_keyed_decode(const uint8_t *in, size_t length, struct wh_rdma_keyed *keyed)
@@ -278,7 +293,7 @@ int wh_rdma_copy_decode(const uint8_t *in, size_t length, struct wh_rdma_copy *c
 	struct wh_rdma_copy got = { .slot = wh_take32(&bytes) };
 
 	got.op = wh_take32(&bytes);
-	if (bytes.cut || got.slot >= WH_RDMA_BOUNCE_SLOTS ||
+	if (bytes.cut || got.slot >= WH_RDMA_SLOTS ||
 	    (got.op != WH_READ && got.op != WH_WRITE) || bytes.at == bytes.end)
 		return -EPROTO;
 	got.extents = bytes.at;

@@ -92,33 +92,43 @@ enum wh_rdma_method {
 	WH_RDMA_HOST, /* host memory, registered by its address */
 	WH_RDMA_DMA_BUF, /* GPU memory, registered as a dma-buf */
 	WH_RDMA_PEERMEM, /* GPU memory, registered by its address; a kernel module translates */
-	WH_RDMA_STAGED, /* GPU memory that the NIC does not reach: copied through pinned memory */
+	/* GPU memory that the NIC does not reach, or a file: copied through a bounce buffer */
+	WH_RDMA_STAGED,
 };
 
-/* KEYS, on the wire: u32 nic, u64 region id; region 0 is the bounce buffer. */
+/* Bounce buffers of a session: number 0 for GPU memory, each other one for the files of one file
+ * system. */
+#define WH_RDMA_BOUNCES 8u
+
+/* KEYS, on the wire: u32 nic, u64 region id; region 0 is bounce buffer 0. */
 #define WH_RDMA_KEYS_SIZE 12
 
-/* On the wire: u64 id, u32 nic, u32 errno; if that is 0: u8 method, u8 flush, u8 distance, u8 0,
- * u32 count, and `count` keys, each {u64 bytes, u32 key} for the bytes after those of the key
- * before; in both cases the text. */
+/* On the wire: u64 id, u32 nic, u32 errno; if that is 0: u8 method, u8 flush, u8 distance, u8
+ * bounce, u32 count, `count` keys, each {u64 bytes, u32 key} for the bytes after those of the key
+ * before, and for method STAGED u64 address; in both cases the text.
+ *
+ * Method STAGED says that the region is a file: the keys are those of bounce buffer `bounce`, which
+ * begins at `address` and has whole slots. */
 #define WH_RDMA_KEYS_MAX 16384
 #define WH_RDMA_KEY_SIZE 12
 struct wh_rdma_keyed {
 	uint64_t id;
 	uint32_t nic;
 	int error; /* 0 or a negative errno */
-	uint8_t method; /* enum wh_rdma_method, not STAGED */
+	uint8_t method; /* enum wh_rdma_method */
 	uint8_t flush; /* 1: the owner must flush what NICs write before the GPU sees it */
 	uint8_t distance; /* from the NIC to the memory; only for comparing: smaller is nearer */
+	uint8_t bounce; /* STAGED: 1 to WH_RDMA_BOUNCES - 1; else 0 */
+	uint64_t address; /* STAGED: of that bounce buffer */
 	uint32_t count;
 	const uint8_t *keys; /* in wire format */
 	char text[WH_REFUSAL_MAX]; /* the error's reason; or why no better method was used */
 };
-#define WH_RDMA_KEYED_HEAD 24
+#define WH_RDMA_KEYED_HEAD 32 /* bytes besides the keys and the text, at most */
 size_t wh_rdma_keyed_encode(uint8_t *out, const struct wh_rdma_keyed *keyed);
 int wh_rdma_keyed_decode(const uint8_t *in, size_t length, struct wh_rdma_keyed *keyed);
 
-/* The errno in KEYED if no NIC of the owner reaches the memory and the owner stages it, by
+/* The errno in KEYED if no NIC of the owner reaches the GPU memory and the owner stages it, by
  * BOUNCE_OPEN and COPY. */
 #define WH_RDMA_STAGED_BY_OWNER EREMOTEIO
 
@@ -129,7 +139,7 @@ int wh_rdma_keyed_decode(const uint8_t *in, size_t length, struct wh_rdma_keyed 
 
 /* FLUSHED and COPIED. On the wire: u32 number, u32 errno, and with an errno the text. */
 struct wh_rdma_flushed {
-	uint32_t number; /* from FLUSH; in COPIED the slot */
+	uint32_t number; /* from FLUSH; in COPIED the slot, as in COPY */
 	int error; /* 0 or a negative errno */
 	char text[WH_REFUSAL_MAX];
 };
@@ -139,8 +149,8 @@ int wh_rdma_flushed_decode(const uint8_t *in, size_t length, struct wh_rdma_flus
 
 /* ---- bounce buffers: BOUNCE_OPEN, BOUNCE_OPENED, COPY, COPIED -------------------------------- */
 
-/* The owner's pinned memory that one session stages through: adjacent slots of this many bytes.
- * KEYS for region 0 returns its keys. */
+/* The owner's memory that one session stages through: adjacent slots of this many bytes. KEYS for
+ * region 0 returns the keys of bounce buffer 0, KEYS for a file those of the file system's. */
 #define WH_RDMA_BOUNCE_SLOT (1u << 20)
 #define WH_RDMA_BOUNCE_SLOTS 4u /* at most */
 
@@ -157,9 +167,11 @@ int wh_rdma_bounce_opened_decode(const uint8_t *in, size_t length,
 				 struct wh_rdma_bounce_opened *opened);
 
 /* On the wire: u32 slot, u32 op, extents. The bytes of the extents are adjacent in the slot, from
- * its start. */
+ * its start. Slots of all bounce buffers are numbered through: number of the buffer *
+ * WH_RDMA_BOUNCE_SLOTS + slot of the buffer. */
+#define WH_RDMA_SLOTS (WH_RDMA_BOUNCES * WH_RDMA_BOUNCE_SLOTS)
 struct wh_rdma_copy {
-	uint32_t slot;
+	uint32_t slot; /* less than WH_RDMA_SLOTS */
 	uint32_t op; /* enum wh_op: WRITE copies out of the slot, READ into it */
 	const uint8_t *extents; /* in wire format */
 	size_t length; /* bytes of `extents` */

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "memory/file.h"
 #include "memory/memory.h"
 #include "transport/rdma/rdma.h"
 #include "transport/rdma/server.h"
@@ -21,7 +22,7 @@ struct worker_request {
 	struct wh_task answer;
 	struct rdma *rdma;
 	uint64_t session, id;
-	struct rdma_bounce *bounce; /* KEYS of the bounce buffer: one reference to it; else NULL */
+	struct rdma_bounce *bounce; /* KEYS of a bounce buffer: one reference to it; else NULL */
 	char peer[WH_NAME_MAX]; /* name of the session's peer */
 	bool flush;
 	uint32_t nic;
@@ -102,6 +103,16 @@ static int worker_fill_keyed(struct worker_request *job, const struct wh_region 
 	return 0;
 }
 
+/* The keys are those of the bounce buffer through which a file goes. */
+static void worker_say_staged(struct worker_request *job, const struct wh_region *bounce,
+			      char why[WH_REFUSAL])
+{
+	job->keyed.method = WH_RDMA_STAGED;
+	job->keyed.bounce = (uint8_t)rdma_bounce_number(job->bounce);
+	job->keyed.address = bounce->entry.address;
+	snprintf(why, WH_REFUSAL, "no NIC reads or writes a file");
+}
+
 /* 0, or a negative errno with the reason; on success `why` says why no better method is used. */
 static int worker_serve(struct worker_request *job, char why[WH_REFUSAL])
 {
@@ -118,14 +129,12 @@ static int worker_serve(struct worker_request *job, char why[WH_REFUSAL])
 		error = rdma_memory_register(job->rdma->nics[job->nic], region, &memory, why);
 		if (!error)
 			error = worker_fill_keyed(job, region, memory, why);
-	} else if (!entry || !access) {
+		if (!error && job->id)
+			worker_say_staged(job, region, why);
+	} else if (!entry || !access || entry->kind == WH_MEMORY_FILE) {
 		snprintf(why, WH_REFUSAL, "region %#llx is no longer published",
 			 (unsigned long long)job->id);
 		error = -ESTALE;
-	} else if (entry->kind == WH_MEMORY_FILE) {
-		snprintf(why, WH_REFUSAL, "region %#llx is a file, which no NIC reads or writes",
-			 (unsigned long long)job->id);
-		error = -EOPNOTSUPP;
 	} else if (access != entry->access && !job->flush) {
 		/* A region has one key for all peers. */
 		snprintf(why, WH_REFUSAL,
@@ -213,35 +222,63 @@ bool rdma_worker_add(struct rdma *rdma, struct rdma_job *job)
 	return takes;
 }
 
-static int worker_add_request(struct wh_session *session, struct worker_request *job)
+/* `error`: it is refused already, for the reason `why`. */
+static int worker_add_request(struct wh_session *session, struct worker_request *job, int error,
+			      const char *why)
 {
 	job->rdma = wh_engine_transport(wh_session_engine(session), WH_TRANSPORT_RDMA);
 	job->session = wh_session_id(session);
 	memcpy(job->peer, wh_session_hello(session)->name, sizeof(job->peer));
 	job->answer.run = worker_answer;
 	job->job.run = worker_run;
-	if (!rdma_worker_add(job->rdma, &job->job))
+	if (error)
+		worker_served(job, error, why);
+	else if (!rdma_worker_add(job->rdma, &job->job))
 		worker_served(job, -EBUSY, "too many requests are queued");
 	return 0;
 }
 
-int rdma_worker_keys(struct wh_session *session, struct rdma_bounce *bounce, uint32_t nic,
+/* If the region is a file that the peer may use, find its bounce buffer. 0, or a negative errno
+ * with the reason. */
+static int worker_find_bounce(struct wh_session *session, struct rdma_bounce **bounces, uint64_t id,
+			      struct rdma_bounce **out, char why[WH_REFUSAL])
+{
+	struct wh_region_entry *entry =
+		wh_region_entry_enter(wh_engine_regions(wh_session_engine(session)), id);
+	const struct wh_region *region = wh_container(entry, struct wh_region, entry);
+	int error = 0;
+
+	if (!entry)
+		return 0;
+	if (entry->kind == WH_MEMORY_FILE && wh_session_access(session, entry))
+		error = rdma_bounce_for_files(session, bounces, region->registration->file->system,
+					      out, why);
+	wh_region_entry_leave(entry);
+	return error;
+}
+
+int rdma_worker_keys(struct wh_session *session, struct rdma_bounce **bounces, uint32_t nic,
 		     uint64_t id)
 {
 	struct rdma *rdma = wh_engine_transport(wh_session_engine(session), WH_TRANSPORT_RDMA);
 	struct worker_request *job;
+	char why[WH_REFUSAL] = "";
+	int error = 0;
 
-	if (nic >= rdma->nic_count || (!id && !rdma_bounce_is_open(bounce)))
+	if (nic >= rdma->nic_count || (!id && !rdma_bounce_is_open(bounces[0])))
 		return -EPROTO;
 	job = calloc(1, sizeof(*job));
 	if (!job)
 		return -ENOMEM;
-	if (!id)
-		rdma_bounce_get(bounce);
 	job->id = job->keyed.id = id;
 	job->nic = job->keyed.nic = nic;
-	job->bounce = id ? NULL : bounce;
-	return worker_add_request(session, job);
+	if (id)
+		error = worker_find_bounce(session, bounces, id, &job->bounce, why);
+	else
+		job->bounce = bounces[0];
+	if (job->bounce)
+		rdma_bounce_get(job->bounce);
+	return worker_add_request(session, job, error, why);
 }
 
 int rdma_worker_flush(struct wh_session *session, uint32_t number, uint64_t id)
@@ -253,7 +290,7 @@ int rdma_worker_flush(struct wh_session *session, uint32_t number, uint64_t id)
 	job->id = id;
 	job->flush = true;
 	job->flushed.number = number;
-	return worker_add_request(session, job);
+	return worker_add_request(session, job, 0, "");
 }
 
 static void worker_pass_loop(void *argument)

@@ -103,6 +103,7 @@ extern const struct route route_file; /* a file of this engine: CHILD_FILE */
 extern const struct route route_file_tcp; /* a file of another process */
 extern const struct route route_file_lent; /* the same, through memory that is lent to it */
 extern const struct route needs_root; /* not a route: the test changes its user */
+extern const struct route needs_root_and_nics;
 
 /* Entries of a test array: a test, a test over one route, a test with a condition. The
  * `initial_state` is a struct route or NULL. */

@@ -142,3 +142,14 @@ const struct route route_file_lent = {
 	.kind = CHILD_FILE,
 };
 const struct route needs_root = { .name = "root", .missing = missing_root };
+
+static const char *missing_root_or_nics(void)
+{
+	const char *why = missing_root();
+
+	return why ? why : missing_rdma();
+}
+
+const struct route needs_root_and_nics = { .name = "root and NICs",
+					   .devices = true,
+					   .missing = missing_root_or_nics };

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rdma-files.c: files of this engine over NICs, which see slots of memory only */
+/* rdma-files.c: files over NICs, which see slots of memory only, of this engine or of the peer */
 #include <errno.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "lib/duo.h"
+#include "lib/files.h"
 
 #define OURS "our file: staged (no NIC reads or writes a file)"
+#define THEIRS "their file: staged (no NIC reads or writes a file)"
 
 /* ---- ways ------------------------------------------------------------------------------------ */
 
@@ -30,12 +32,24 @@ static void way__a_staged_gpu(void **state)
 	       "their GPU memory: staged");
 }
 
-/* The owner's NIC would have to wait for a disk. */
 static void way__their_file(void **state)
 {
 	(void)state;
-	expect(WH_MEMORY_PAGEABLE, WH_MEMORY_FILE, "", "tcp",
-	       "no NIC reads or writes a file of the peer", NULL);
+	expect(WH_MEMORY_PAGEABLE, WH_MEMORY_FILE, "", "rdma", THEIRS, "RoCE v2, staged)");
+}
+
+static void way__their_file_and_a_gpu(void **state)
+{
+	(void)state;
+	expect(WH_MEMORY_DEVICE, WH_MEMORY_FILE, "", "rdma", THEIRS, "our GPU memory: dmabuf");
+	expect(WH_MEMORY_DEVICE, WH_MEMORY_FILE, "staged", "rdma", THEIRS,
+	       "our GPU memory: staged");
+}
+
+static void way__both_files(void **state)
+{
+	(void)state;
+	expect(WH_MEMORY_FILE, WH_MEMORY_FILE, "", "rdma", OURS, THEIRS);
 }
 
 static void way__two_rails(void **state)
@@ -98,46 +112,134 @@ static void way__mixed(void **state)
 	duo_close(&duo);
 }
 
+/* A batch whose remote side is a file, GPU memory and host memory. What is staged goes through two
+ * bounce buffers of the owner's; host memory, and GPU memory that NICs reach, does not have to. */
+static void mixed_there(const char *ways, const char *how)
+{
+	struct wh_region *region[2], *local;
+	struct wh_transfer parts[6];
+	struct wh_batch *batch;
+	struct side memory[2];
+	struct wh_remote remote;
+	unsigned char *bytes = pages_new(3 * LENGTH);
+	struct duo duo;
+
+	duo_open(&duo, WH_MEMORY_PAGEABLE, WH_MEMORY_FILE, ways);
+	want(0, wh_region_register(duo.ours.engine, bytes, 3 * LENGTH, NULL, &local));
+	for (unsigned i = 0; i < 2; i++) {
+		const char *const names[] = { "host", "gpu" };
+		struct wh_region_options access = { .size = sizeof(access),
+						    .name = names[i],
+						    .access = ACCESS_BOTH };
+		struct wh_memory_options options = { .size = sizeof(options),
+						     .kind = i ? WH_MEMORY_DEVICE :
+								 WH_MEMORY_PAGEABLE };
+		void *there;
+
+		want(0, wh_memory_alloc(duo.theirs.engine, LENGTH, &options, &there));
+		memory[i] = (struct side){ .kind = options.kind, .start = there };
+		fill(&memory[i], i);
+		want(0, wh_region_register(duo.theirs.engine, there, LENGTH, &access, &region[i]));
+	}
+	settle(&duo, "rdma", THEIRS);
+	fill(&duo.theirs, 7);
+	for (unsigned i = 0; i < 6; i++) { /* a half of each in turn: the way changes every time */
+		const char *const names[] = { "host", "target", "gpu" };
+
+		want(0, wh_peer_find(duo.peer, names[i % 3], PATIENCE, &remote));
+		parts[i] = (struct wh_transfer){ .local = local,
+						 .local_offset =
+							 i % 3 * LENGTH + i / 3 * (LENGTH / 2),
+						 .remote = remote.id,
+						 .remote_offset = i / 3 * (LENGTH / 2),
+						 .length = i < 3 ? LENGTH / 2 : LENGTH - LENGTH / 2,
+						 .op = WH_READ };
+	}
+	want(0, wh_batch_new(duo.peer, NULL, &batch));
+	want(0, wh_batch_add(batch, parts, 6));
+	for (unsigned round = 0; round < 2; round++) {
+		memset(bytes, 0, 3 * LENGTH);
+		want(0, batch_run(batch));
+	}
+	want_by(batch, "rdma", 3 * LENGTH);
+	want_explained(batch, how);
+	for (unsigned i = 0; i < 3; i++) {
+		const uint64_t seeds[] = { 0, 7, 1 };
+		size_t wrong = pattern_check(bytes + i * LENGTH, LENGTH, 0, seeds[i]);
+
+		want_true(wrong == PATTERN_GOOD, "byte %zu of side %u is wrong", wrong, i);
+	}
+	want(0, wh_batch_free(batch));
+	want(0, wh_region_unregister(local));
+	for (unsigned i = 0; i < 2; i++) {
+		want(0, wh_region_unregister(region[i]));
+		want(0, wh_memory_free(duo.theirs.engine, memory[i].start));
+	}
+	duo_close(&duo);
+	pages_free(bytes, 3 * LENGTH);
+}
+
+static void way__mixed_there(void **state)
+{
+	(void)state;
+	mixed_there("staged", "staged");
+	mixed_there("", "staged");
+}
+
 /* Blocks of odd lengths at odd places, into a file and out of one. */
 static void way__blocks(void **state)
 {
 	(void)state;
 	expect_blocks(WH_MEMORY_FILE, WH_MEMORY_PAGEABLE, "", WH_READ, 99, 1001, OURS);
 	expect_blocks(WH_MEMORY_FILE, WH_MEMORY_DEVICE, "staged", WH_WRITE, 99, 1001, OURS);
+	expect_blocks(WH_MEMORY_PAGEABLE, WH_MEMORY_FILE, "", WH_READ, 99, 1001, THEIRS);
+	expect_blocks(WH_MEMORY_FILE, WH_MEMORY_FILE, "", WH_WRITE, 99, 1001, OURS);
 }
 
 /* ---- what goes wrong ------------------------------------------------------------------------- */
 
 /* The file is too short: the batch has EIO, from this transport, and the file stays as it is. */
-static void fault__truncated(void **state)
+static void truncated(bool ours)
 {
+	uint32_t here = ours ? WH_MEMORY_FILE : WH_MEMORY_PAGEABLE;
+	uint32_t there = ours ? WH_MEMORY_PAGEABLE : WH_MEMORY_FILE;
+	const char *way = ours ? OURS : THEIRS;
 	struct wh_batch *batch;
 	struct duo duo;
 	struct stat stat;
+	int fd;
 
-	(void)state;
-	duo_open(&duo, WH_MEMORY_FILE, WH_MEMORY_PAGEABLE, "");
-	settle(&duo, "rdma", OURS);
-	assert_int_equal(ftruncate(duo.ours.fd, DUO_OFFSET + 2 * MIB), 0);
+	duo_open(&duo, here, there, "");
+	fd = ours ? duo.ours.fd : duo.theirs.fd;
+	settle(&duo, "rdma", way);
+	assert_int_equal(ftruncate(fd, DUO_OFFSET + 2 * MIB), 0);
 	for (uint32_t op = WH_READ; op <= WH_WRITE; op++) {
 		batch = whole(&duo, op);
 		want(-EIO, batch_run(batch));
-		want_explained(batch, OURS);
+		want_explained(batch, way);
 		want_by(batch, "tcp", 0);
 		want(0, wh_batch_free(batch));
 	}
-	assert_int_equal(fstat(duo.ours.fd, &stat), 0);
+	assert_int_equal(fstat(fd, &stat), 0);
 	assert_int_equal(stat.st_size, DUO_OFFSET + 2 * MIB);
 	/* It goes on with what is there. */
-	assert_int_equal(ftruncate(duo.ours.fd, DUO_OFFSET + LENGTH), 0);
-	exchange(&duo, "rdma", OURS, NULL);
+	assert_int_equal(ftruncate(fd, DUO_OFFSET + LENGTH), 0);
+	exchange(&duo, "rdma", way, NULL);
 	duo_close(&duo);
+}
+
+static void fault__truncated(void **state)
+{
+	(void)state;
+	truncated(true);
+	truncated(false);
 }
 
 static void fault__cancelled(void **state)
 {
 	(void)state;
 	expect_cancelled(WH_MEMORY_FILE, WH_MEMORY_PAGEABLE, OURS);
+	expect_cancelled(WH_MEMORY_PAGEABLE, WH_MEMORY_FILE, THEIRS);
 }
 
 static void fault__connection_breaks(void **state)
@@ -145,21 +247,75 @@ static void fault__connection_breaks(void **state)
 	struct duo duo;
 
 	(void)state;
-	for (uint32_t op = WH_READ; op <= WH_WRITE; op++) {
-		duo_open(&duo, WH_MEMORY_FILE, WH_MEMORY_PAGEABLE, "");
-		settle(&duo, "rdma", OURS);
-		expect_tcp_after_break(&duo, op, OURS, op);
+	for (uint32_t i = 0; i < 4; i++) {
+		uint32_t op = i % 2 ? WH_WRITE : WH_READ;
+
+		if (i < 2)
+			duo_open(&duo, WH_MEMORY_FILE, WH_MEMORY_PAGEABLE, "");
+		else
+			duo_open(&duo, WH_MEMORY_PAGEABLE, WH_MEMORY_FILE, "");
+		settle(&duo, "rdma", i < 2 ? OURS : THEIRS);
+		expect_tcp_after_break(&duo, op, i < 2 ? OURS : THEIRS, i);
+		exchange(&duo, "rdma", i < 2 ? OURS : THEIRS, NULL);
 		duo_close(&duo);
 	}
+}
+
+/* The owner takes its file back while the bytes are in flight to the bounce buffer. */
+static void fault__taken_back(void **state)
+{
+	struct wh_batch *batch;
+	struct duo duo;
+
+	(void)state;
+	duo_open(&duo, WH_MEMORY_PAGEABLE, WH_MEMORY_FILE, "");
+	settle(&duo, "rdma", THEIRS);
+	batch = whole(&duo, WH_WRITE);
+	fill(&duo.theirs, 40);
+	fill(&duo.ours, 41);
+	nics_hold(true);
+	want(0, wh_batch_submit(batch));
+	want(0, wh_region_unregister(duo.theirs.region));
+	nics_hold(false);
+	want(-ESTALE, batch_end(batch, PATIENCE));
+	want_true(holds(&duo.theirs, 40), "bytes have got into it");
+	want(0, wh_batch_free(batch));
+	want(0, file_region(duo.theirs.engine, duo.theirs.fd, DUO_OFFSET, LENGTH,
+			    &(struct wh_region_options){ .size = sizeof(struct wh_region_options),
+							 .name = "target",
+							 .access = ACCESS_BOTH },
+			    &duo.theirs.region));
+	want(0, wh_peer_find(duo.peer, "target", PATIENCE, &duo.remote));
+	exchange(&duo, "rdma", THEIRS, NULL);
+	duo_close(&duo);
+}
+
+/* The session ends and another one begins: the bounce buffers are opened anew. */
+static void fault__peer_again(void **state)
+{
+	struct duo duo;
+
+	(void)state;
+	duo_open(&duo, WH_MEMORY_PAGEABLE, WH_MEMORY_FILE, "");
+	for (unsigned i = 0; i < 20; i++) { /* more than FILE_BOUNCES */
+		settle(&duo, "rdma", THEIRS);
+		want(0, wh_peer_close(duo.peer));
+		duo_connect(&duo);
+	}
+	exchange(&duo, "rdma", THEIRS, NULL);
+	duo_close(&duo);
 }
 
 static const struct CMUnitTest tests[] = {
 	/* This test comes first: the fake library reads its list of NICs once. */
 	ON_FAKES(way__two_rails),   ON_FAKES(way__host_memory),
 	ON_FAKES(way__a_gpu),       ON_FAKES(way__a_staged_gpu),
-	ON_FAKES(way__their_file),  ON_FAKES(way__mixed),
-	ON_FAKES(way__blocks),      ON_FAKES(fault__truncated),
-	ON_FAKES(fault__cancelled), ON_FAKES(fault__connection_breaks),
+	ON_FAKES(way__their_file),  ON_FAKES(way__their_file_and_a_gpu),
+	ON_FAKES(way__both_files),  ON_FAKES(way__mixed),
+	ON_FAKES(way__mixed_there), ON_FAKES(way__blocks),
+	ON_FAKES(fault__truncated), ON_FAKES(fault__cancelled),
+	ON_FAKES(fault__connection_breaks), ON_FAKES(fault__taken_back),
+	ON_FAKES(fault__peer_again),
 };
 
 HARNESS_MAIN("rdma-files", tests)

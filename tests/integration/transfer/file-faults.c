@@ -461,7 +461,7 @@ static int lent_begin(void **state)
 	return harness_begin(state);
 }
 
-static int lent_end(void **state)
+static int way_end(void **state)
 {
 	way = "tcp";
 	return harness_end(state);
@@ -543,6 +543,52 @@ static void lent__owner_closes(void **state)
 	want(0, wh_engine_close(pair.engine));
 	pages_free(pair.local, 2 * LENGTH);
 	close(pair.fd);
+}
+
+/* ---- the same through bounce buffers that NICs reach --------------------------------------------
+ */
+
+static int rdma_begin(void **state)
+{
+	way = "rdma";
+	return harness_begin(state);
+}
+
+static void rdma__cut(void **state)
+{
+	(void)state;
+	cut_between_batches(false);
+	cut_under_way(false);
+}
+
+static void rdma__full_disk(void **state)
+{
+	(void)state;
+	full_disk(false);
+}
+
+static void rdma__hang(void **state)
+{
+	(void)state;
+	hangs_and_comes_back(false, WH_READ);
+	hangs_and_comes_back(false, WH_WRITE);
+}
+
+/* What the owner still reads after a cancel stays in its bounce buffer, and the slot is used again
+ * when it has. */
+static void rdma__cancel(void **state)
+{
+	struct pair pair;
+
+	(void)state;
+	pair_open(&pair, false, true);
+	hung_fd = pair.fd;
+	for (unsigned i = 0; i < 4; i++) {
+		cancel_while_it_hangs(&pair);
+		atomic_store(&hangs, 0);
+		want(0, pair_move(&pair, WH_READ, 0, LENGTH));
+	}
+	pair_close(&pair);
 }
 
 /* ---- what is in the page cache ------------------------------------------------------------------
@@ -716,7 +762,11 @@ static void cached__cut_of_a_peer(void **state)
 
 #define TEST_LENT(function, needs)                                                                 \
 	{                                                                                          \
-#function, function, lent_begin, lent_end, needs                                   \
+#function, function, lent_begin, way_end, needs                                   \
+	}
+#define TEST_RDMA(function, needs)                                                                 \
+	{                                                                                          \
+#function, function, rdma_begin, way_end, (void *)&needs                          \
 	}
 
 static const struct CMUnitTest tests[] = {
@@ -737,6 +787,10 @@ static const struct CMUnitTest tests[] = {
 	TEST_LENT(lent__hang, NULL),
 	TEST_LENT(lent__cancel, NULL),
 	TEST_LENT(lent__owner_closes, NULL),
+	TEST_RDMA(rdma__cut, route_rdma),
+	TEST_RDMA(rdma__full_disk, needs_root_and_nics),
+	TEST_RDMA(rdma__hang, route_rdma),
+	TEST_RDMA(rdma__cancel, route_rdma),
 	TEST(cached__file_written_at_once),
 	TEST(cached__file_of_a_peer_read_at_once),
 	TEST(cached__no_more),

@@ -176,13 +176,11 @@ static void hung_mount(struct hung *hung)
 	rmdir(directory);
 }
 
-static void hung_open(struct hung *hung, const char *way)
+static void hung_open_by(struct hung *hung, const char *way, const char *const *config)
 {
 	struct wh_region_options access = { .size = sizeof(access),
 					    .name = "hung",
 					    .access = ACCESS_BOTH };
-	/* All by one connection, so that what can go by another one does not hide who waits. */
-	const char *const config[] = { "connections=1", NULL };
 	bool self = way && !strcmp(way, "self");
 
 	harness_limit(SCALE(60, 300));
@@ -198,6 +196,14 @@ static void hung_open(struct hung *hung, const char *way)
 			     &hung->peer));
 	hung->local = pages_new(2 * LENGTH);
 	want(0, wh_region_register(hung->engine, hung->local, 2 * LENGTH, NULL, &hung->region));
+}
+
+static void hung_open(struct hung *hung, const char *way)
+{
+	/* All by one connection, so that what can go by another one does not hide who waits. */
+	const char *const config[] = { "connections=1", NULL };
+
+	hung_open_by(hung, way, config);
 }
 
 static void hung_close(struct hung *hung)
@@ -311,6 +317,18 @@ static void lent__write(void **state)
 	hangs(NULL, WH_WRITE);
 }
 
+static void rdma__read(void **state)
+{
+	(void)state;
+	hangs("rdma", WH_READ);
+}
+
+static void rdma__write(void **state)
+{
+	(void)state;
+	hangs("rdma", WH_WRITE);
+}
+
 /* A cancelled read of a peer's file does not wait for the file system, and neither does closing the
  * peer. */
 static void cancel(const char *way)
@@ -350,6 +368,39 @@ static void lent__cancel(void **state)
 {
 	(void)state;
 	cancel(NULL);
+}
+
+static void rdma__cancel(void **state)
+{
+	(void)state;
+	cancel("rdma");
+}
+
+/* The owner may still write what it has of a cancelled write, and the call says so in time. Another
+ * file goes on, and the hung one when it answers. */
+static void rdma__cancel_write(void **state)
+{
+	const char *const config[] = { "transports=rdma", "timeout=500", NULL };
+	struct wh_batch *batch;
+	struct hung hung;
+
+	(void)state;
+	hung_open_by(&hung, NULL, config);
+	batch = hung_batch(&hung, "hung", WH_WRITE, 0);
+	atomic_store(&orders->hangs, 1);
+	want(0, wh_batch_submit(batch));
+	await_hanging();
+	want(-ETIMEDOUT, wh_batch_cancel(batch));
+	want(-ECANCELED, wh_batch_status(batch));
+	want(0, wh_batch_free(batch));
+	batch = hung_batch(&hung, "other", WH_WRITE, LENGTH);
+	want(0, batch_run(batch));
+	want(0, wh_batch_free(batch));
+	atomic_store(&orders->hangs, 0);
+	batch = hung_batch(&hung, "hung", WH_WRITE, 0);
+	want(0, batch_run(batch));
+	want(0, wh_batch_free(batch));
+	hung_close(&hung);
 }
 
 /* Of a file of this engine the memory is not free before the file system answers, and all calls say
@@ -589,16 +640,7 @@ MANY_TESTS(tcp_mine, "tcp", MINE)
 MANY_TESTS(tcp_theirs, "tcp", THEIRS)
 MANY_TESTS(lent, NULL, THEIRS)
 MANY_TESTS(rdma_mine, "rdma", MINE)
-
-static const char *missing_root_or_nics(void)
-{
-	const char *why = needs_root.missing();
-
-	return why ? why : route_rdma.missing();
-}
-
-static const struct route needs_root_and_nics = { .devices = true,
-						  .missing = missing_root_or_nics };
+MANY_TESTS(rdma_theirs, "rdma", THEIRS)
 
 /* ---- closing --------------------------------------------------------------------------------- */
 
@@ -692,6 +734,18 @@ static void lent__close_write(void **state)
 	close_owner(NULL, WH_WRITE);
 }
 
+static void rdma__close_read(void **state)
+{
+	(void)state;
+	close_owner("rdma", WH_READ);
+}
+
+static void rdma__close_write(void **state)
+{
+	(void)state;
+	close_owner("rdma", WH_WRITE);
+}
+
 static const struct CMUnitTest tests[] = {
 	TEST_NEEDS(self__read, needs_root),
 	TEST_NEEDS(self__write, needs_root),
@@ -719,6 +773,14 @@ static const struct CMUnitTest tests[] = {
 	TEST_NEEDS(lent__many_writes, needs_root),
 	TEST_NEEDS(rdma_mine__many_reads, needs_root_and_nics),
 	TEST_NEEDS(rdma_mine__many_writes, needs_root_and_nics),
+	TEST_NEEDS(rdma__read, needs_root_and_nics),
+	TEST_NEEDS(rdma__write, needs_root_and_nics),
+	TEST_NEEDS(rdma__cancel, needs_root_and_nics),
+	TEST_NEEDS(rdma__cancel_write, needs_root_and_nics),
+	TEST_NEEDS(rdma_theirs__many_reads, needs_root_and_nics),
+	TEST_NEEDS(rdma_theirs__many_writes, needs_root_and_nics),
+	TEST_NEEDS(rdma__close_read, needs_root_and_nics),
+	TEST_NEEDS(rdma__close_write, needs_root_and_nics),
 };
 
 HARNESS_MAIN("file-hangs", tests)
