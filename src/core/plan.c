@@ -38,8 +38,8 @@ enum service {
 };
 
 /* Can transport `id` move bytes between these regions? Unless it SERVES, `why` gets the reason, or
- * "" where it is not worth telling. `gone` gets it, too, if a region or its memory no longer exists.
- * *inapplicable: the transport does not apply to such a peer. */
+ * "" where it is not worth telling. `gone` gets it, too, if a region or its memory no longer
+ * exists. *inapplicable: the transport does not apply to such a peer. */
 static enum service plan_ask(struct wh_batch *batch, uint32_t id, const struct wh_region *local,
 			     uint64_t remote, uint32_t op, char why[WH_REFUSAL], bool *inapplicable,
 			     char gone[WH_REFUSAL])

@@ -285,8 +285,8 @@ int rdma_bounce_open_frame(struct wh_session *session, struct rdma_bounce **out)
 static struct rdma_bounce *bounce_new_for_files(struct rdma *rdma, struct wh_file_system *system)
 {
 	struct rdma_bounce *bounce = calloc(1, sizeof(*bounce));
-	char *memory = mmap(NULL, BOUNCE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
-			    0);
+	char *memory =
+		mmap(NULL, BOUNCE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
 	if (!bounce || memory == MAP_FAILED) {
 		if (memory != MAP_FAILED)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Bounce buffers: the owner's memory, of one session, through which the owner's GPU memory and files
- * are staged: one buffer, pinned, for all GPUs, and one for each file system, so that one that does
- * not answer holds up nothing else. The initiator's half (bounce-client.c) leases slots to what it
- * stages; the owner's half (bounce-server.c) copies between slots and regions. */
+/* Bounce buffers: the owner's memory, of one session, through which the owner's GPU memory and
+ * files are staged: one buffer, pinned, for all GPUs, and one for each file system, so that one
+ * that does not answer holds up nothing else. The initiator's half (bounce-client.c) leases slots
+ * to what it stages; the owner's half (bounce-server.c) copies between slots and regions. */
 #ifndef WH_TRANSPORT_RDMA_BOUNCE_H
 #define WH_TRANSPORT_RDMA_BOUNCE_H
 

@@ -330,9 +330,8 @@ int rdma_keys_received(struct wh_peer *peer, const struct wh_rdma_keyed *keyed)
 	if (!region)
 		return 0; /* it is gone */
 	known = rdma_keys_find(region, keyed->nic);
-	if (!keyed->error && staged != (region->entry.kind == WH_MEMORY_FILE))
-		error = -EPROTO;
-	else if (!keyed->error && !staged && keyed_length(keyed) != region->entry.length)
+	if (!keyed->error && (staged != (region->entry.kind == WH_MEMORY_FILE) ||
+			      (!staged && keyed_length(keyed) != region->entry.length)))
 		error = -EPROTO;
 	/* Several KEYS may have been sent. */
 	else if (!known || (known->error && wh_now() > known->until))

@@ -300,7 +300,8 @@ int rdma_session_frame(struct wh_session *session, const struct wh_frame *frame,
 	if (!state || !state->keyed)
 		return -EPROTO;
 	if (frame->type == WH_FRAME_RDMA_BOUNCE_OPEN)
-		return frame->length ? -EPROTO : rdma_bounce_open_frame(session, &state->bounces[0]);
+		return frame->length ? -EPROTO :
+				       rdma_bounce_open_frame(session, &state->bounces[0]);
 	if (frame->type == WH_FRAME_RDMA_RING_OPEN)
 		return frame->length ? -EPROTO : rdma_receive_ring_open(session, &state->ring);
 	if (frame->type == WH_FRAME_RDMA_COPY)

@@ -293,8 +293,8 @@ int wh_rdma_copy_decode(const uint8_t *in, size_t length, struct wh_rdma_copy *c
 	struct wh_rdma_copy got = { .slot = wh_take32(&bytes) };
 
 	got.op = wh_take32(&bytes);
-	if (bytes.cut || got.slot >= WH_RDMA_SLOTS ||
-	    (got.op != WH_READ && got.op != WH_WRITE) || bytes.at == bytes.end)
+	if (bytes.cut || got.slot >= WH_RDMA_SLOTS || (got.op != WH_READ && got.op != WH_WRITE) ||
+	    bytes.at == bytes.end)
 		return -EPROTO;
 	got.extents = bytes.at;
 	got.length = (size_t)(bytes.end - bytes.at);

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* hostile-bounce.c: a hostile peer uses an owner's bounce buffer by hand
+/* hostile-bounce.c: a hostile peer uses an owner's bounce buffers by hand
  *
  * It cannot reach memory without a right to it, never sees the bytes of another session, and cannot
  * exhaust the owner's memory. */
 #include "lib/duo.h"
+#include "lib/files.h"
 #include "lib/raw.h"
 #include "transport/rdma/wire.h"
 #include "wire/bytes.h"
@@ -219,6 +220,127 @@ static void copy__without_the_right(void **state)
 	side_close(&owner);
 }
 
+/* ---- files ------------------------------------------------------------- */
+
+#define FILE_SLOT WH_RDMA_BOUNCE_SLOTS /* the first one of bounce buffer 1 */
+
+static int file_fd;
+static struct wh_region *file;
+
+static void file_open(uint32_t access)
+{
+	struct wh_region_options options = { .size = sizeof(options), .access = access };
+
+	owner_open();
+	file_fd = file_new(LENGTH);
+	want(0, file_region(owner.engine, file_fd, 0, LENGTH, &options, &file));
+}
+
+static void file_close(void)
+{
+	want(0, wh_region_unregister(file));
+	close(file_fd);
+	want_true(holds(&owner, 1), "its memory was touched");
+	side_close(&owner);
+}
+
+/* Ask for the keys of a region of which there is one NIC. Returns the error. */
+static int request_keys(int fd, uint64_t id, struct wh_rdma_keyed *keyed)
+{
+	static uint8_t bytes[4096];
+	uint8_t keys[WH_RDMA_KEYS_SIZE];
+	int length;
+
+	wh_put64(wh_put32(keys, 0), id);
+	want(0, raw_send_frame(fd, WH_FRAME_RDMA_KEYS, 0, keys, sizeof(keys)));
+	length = receive_frame(fd, WH_FRAME_RDMA_KEYED, bytes, sizeof(bytes));
+	want(0, wh_rdma_keyed_decode(bytes, (size_t)length, keyed));
+	return keyed->error;
+}
+
+static int session_with_file(struct wh_rdma_keyed *keyed)
+{
+	int fd = session_open();
+
+	connect_pair(fd);
+	want(0, request_keys(fd, wh_region_id(file), keyed));
+	want(WH_RDMA_STAGED, keyed->method);
+	want(1, keyed->bounce);
+	return fd;
+}
+
+/* Each buffer takes what it is for, and the rights count as for memory. */
+static void file__through_another_buffer(void **state)
+{
+	struct wh_extent of_file = { .length = 64 }, of_gpu = { .length = 64 };
+	struct wh_rdma_keyed keyed;
+	unsigned char *memory;
+	int fd;
+
+	(void)state;
+	file_open(WH_ACCESS_READ);
+	of_file.region = wh_region_id(file);
+	of_gpu.region = wh_region_id(owner.region);
+	fd = session_with_file(&keyed);
+	want(0, request_copy(fd, FILE_SLOT, WH_READ, of_file));
+	want(-EACCES, request_copy(fd, FILE_SLOT, WH_WRITE, of_file));
+	send_copy(fd, FILE_SLOT, WH_READ, &of_gpu, 1);
+	want_closed(fd);
+	fd = session_with_file(&keyed);
+	send_copy(fd, 2 * FILE_SLOT, WH_READ, &of_file, 1); /* buffer 2 is not open */
+	want_closed(fd);
+	fd = session_with_bounce(&memory);
+	send_copy(fd, 0, WH_READ, &of_file, 1);
+	want_closed(fd);
+	fd = session_with_bounce(&memory);
+	send_copy(fd, FILE_SLOT, WH_READ, &of_file, 1); /* no keys were asked for */
+	want_closed(fd);
+	file_close();
+}
+
+/* A peer without any right to the file gets no buffer. */
+static void file__without_the_right(void **state)
+{
+	struct wh_rdma_keyed keyed;
+	int fd;
+
+	(void)state;
+	file_open(0);
+	fd = session_open();
+	connect_pair(fd);
+	want(-ESTALE, request_keys(fd, wh_region_id(file), &keyed));
+	close(fd);
+	file_close();
+}
+
+/* More sessions than there are buffers are refused, until one of them ends. */
+static void file__memory_is_bounded(void **state)
+{
+	int64_t end = now() + PATIENCE;
+	struct wh_rdma_keyed keyed;
+	int fds[DESKS], fd, error;
+
+	(void)state;
+	file_open(WH_ACCESS_READ);
+	for (unsigned i = 0; i < DESKS; i++)
+		fds[i] = session_with_file(&keyed);
+	fd = session_open();
+	connect_pair(fd);
+	want(-EBUSY, request_keys(fd, wh_region_id(file), &keyed));
+	close(fds[3]);
+	do {
+		error = request_keys(fd, wh_region_id(file), &keyed);
+		want_true(now() < end, "none is given back");
+		sleep_ms(10);
+	} while (error == -EBUSY);
+	want(0, error);
+	close(fd);
+	for (unsigned i = 0; i < DESKS; i++)
+		if (i != 3)
+			close(fds[i]);
+	file_close();
+}
+
 /* ---- after the session ------------------------------------------------- */
 
 /* The next session gets the same memory, cleared. */
@@ -278,6 +400,9 @@ static const struct CMUnitTest tests[] = {
 	ON_FAKES(order__wrong),
 	ON_FAKES(copy__of_nonsense),
 	ON_FAKES(copy__without_the_right),
+	ON_FAKES(file__through_another_buffer),
+	ON_FAKES(file__without_the_right),
+	ON_FAKES(file__memory_is_bounded),
 	ON_FAKES(memory__is_cleared),
 	ON_FAKES(memory__is_bounded),
 };

@@ -147,13 +147,13 @@ static void mixed_there(const char *ways, const char *how)
 		const char *const names[] = { "host", "target", "gpu" };
 
 		want(0, wh_peer_find(duo.peer, names[i % 3], PATIENCE, &remote));
-		parts[i] = (struct wh_transfer){ .local = local,
-						 .local_offset =
-							 i % 3 * LENGTH + i / 3 * (LENGTH / 2),
-						 .remote = remote.id,
-						 .remote_offset = i / 3 * (LENGTH / 2),
-						 .length = i < 3 ? LENGTH / 2 : LENGTH - LENGTH / 2,
-						 .op = WH_READ };
+		parts[i] =
+			(struct wh_transfer){ .local = local,
+					      .local_offset = i % 3 * LENGTH + i / 3 * (LENGTH / 2),
+					      .remote = remote.id,
+					      .remote_offset = i / 3 * (LENGTH / 2),
+					      .length = i < 3 ? LENGTH / 2 : LENGTH - LENGTH / 2,
+					      .op = WH_READ };
 	}
 	want(0, wh_batch_new(duo.peer, NULL, &batch));
 	want(0, wh_batch_add(batch, parts, 6));
@@ -308,13 +308,20 @@ static void fault__peer_again(void **state)
 
 static const struct CMUnitTest tests[] = {
 	/* This test comes first: the fake library reads its list of NICs once. */
-	ON_FAKES(way__two_rails),   ON_FAKES(way__host_memory),
-	ON_FAKES(way__a_gpu),       ON_FAKES(way__a_staged_gpu),
-	ON_FAKES(way__their_file),  ON_FAKES(way__their_file_and_a_gpu),
-	ON_FAKES(way__both_files),  ON_FAKES(way__mixed),
-	ON_FAKES(way__mixed_there), ON_FAKES(way__blocks),
-	ON_FAKES(fault__truncated), ON_FAKES(fault__cancelled),
-	ON_FAKES(fault__connection_breaks), ON_FAKES(fault__taken_back),
+	ON_FAKES(way__two_rails),
+	ON_FAKES(way__host_memory),
+	ON_FAKES(way__a_gpu),
+	ON_FAKES(way__a_staged_gpu),
+	ON_FAKES(way__their_file),
+	ON_FAKES(way__their_file_and_a_gpu),
+	ON_FAKES(way__both_files),
+	ON_FAKES(way__mixed),
+	ON_FAKES(way__mixed_there),
+	ON_FAKES(way__blocks),
+	ON_FAKES(fault__truncated),
+	ON_FAKES(fault__cancelled),
+	ON_FAKES(fault__connection_breaks),
+	ON_FAKES(fault__taken_back),
 	ON_FAKES(fault__peer_again),
 };
 

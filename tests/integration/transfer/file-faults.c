@@ -762,11 +762,11 @@ static void cached__cut_of_a_peer(void **state)
 
 #define TEST_LENT(function, needs)                                                                 \
 	{                                                                                          \
-#function, function, lent_begin, way_end, needs                                   \
+#function, function, lent_begin, way_end, needs                                    \
 	}
 #define TEST_RDMA(function, needs)                                                                 \
 	{                                                                                          \
-#function, function, rdma_begin, way_end, (void *)&needs                          \
+#function, function, rdma_begin, way_end, (void *)&needs                           \
 	}
 
 static const struct CMUnitTest tests[] = {
