@@ -37,6 +37,9 @@ struct wh_blocks {
 	uint64_t remote_span; /* bytes from a base to the end of the last block */
 	_Atomic bool unresolved; /* the region of a base was not known: submitting asks for it */
 	uint64_t local_bits, remote_bits; /* all offsets or-ed, or the stride: shows alignment */
+	/* For src/transport/cuda: the source's blocks lie in [source_first, source_end) from each
+	 * base; 0: not looked for yet, so source_end is written last */
+	_Atomic uint64_t source_first, source_end;
 	/* For src/gpu: */
 	_Atomic bool gpu_moved; /* a GPU has moved it before */
 	struct wh_cached_lists *_Atomic gpu_lists; /* its offsets on a GPU; NULL: not there */

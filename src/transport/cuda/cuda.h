@@ -232,6 +232,7 @@ int wh_cuda_objects(struct wh_cuda_peer *cuda, struct wh_region_entry *entry,
 		    struct wh_window_objects *out);
 
 struct wh_cuda_op;
+struct wh_stage;
 
 /* Consecutive transfers, or bases, of a fragment that one stream moves; or that are staged. */
 struct wh_cuda_part {
@@ -246,6 +247,10 @@ struct wh_cuda_part {
 	bool kernel; /* blocks: the kernel moves them, not copy engines */
 	struct wh_cached_lists *keeps; /* lists of offsets that this part has uploaded to be kept */
 	bool loses; /* another part has uploaded the same: free `keeps` with the part */
+	/* blocks out of a file's page-locked pages (wh_cuda_part_read()): who is told of the end,
+	 * and the GPU's address of the first byte of the file's region; NULL, 0: anything else */
+	struct wh_stage *stage;
+	uint64_t pages;
 	_Atomic int error;
 };
 
@@ -271,6 +276,12 @@ void wh_cuda_move(struct wh_cuda_peer *cuda, struct wh_fragment *fragment);
 void wh_cuda_part_fail(struct wh_cuda_part *part, int error, const char *text);
 /* Nothing of the part is in flight any more. The part may be gone on return. */
 void wh_cuda_part_done(struct wh_cuda_part *part);
+
+/* Let the stream's kernel move the blocks of a staged part out of a file. `pages`: the address at
+ * which the GPU reads the first byte of the file's region. wh_cuda_stage_end() follows, and may
+ * have been called on return. */
+void wh_cuda_part_read(struct wh_cuda_part *part, struct wh_gpu_stream *stream, uint64_t pages,
+		       struct wh_stage *stage);
 
 /* The mappings of both sides of a transfer, or of a base, whose regions are entered. */
 void wh_cuda_mappings(const struct wh_cuda_op *op, uint64_t index, struct wh_device_mapping **local,
@@ -315,6 +326,9 @@ void wh_cuda_verify(struct wh_cuda_peer *cuda, struct wh_fragment *fragment);
 
 /* Move a part through staging slots. wh_cuda_part_done() follows. */
 void wh_cuda_stage(struct wh_cuda_part *part);
+/* Nothing of the stage's part is in flight any more, as far as wh_cuda_part_read() has put it on a
+ * stream. Any thread. */
+void wh_cuda_stage_end(struct wh_stage *stage);
 /* The stream by which a GPU copies between this memory and slots. *out stays as it is for host
  * memory, which the CPU copies, and for files. 0, or the driver's error. */
 int wh_cuda_stage_stream(struct wh_gpus *gpus, const struct wh_device_mapping *mapping,

@@ -244,6 +244,7 @@ static unsigned part_gather_bases(struct wh_cuda_part *part, uint64_t base,
 			  wh_device_mapping_address(remote, part->stream->gpu->device) +
 				  blocks->bases[base].offset,
 			  0, &pair);
+		pair.from += part->pages; /* a file's mapping has no address of its own */
 		out->job.source_base[n] = pair.from;
 		out->job.target_base[n] = pair.to;
 		out->bits |= pair.from | pair.to;
@@ -334,6 +335,16 @@ static void part_put(struct wh_cuda_part *part)
 	wh_gpu_stream_end(&turn, &part->job);
 }
 
+void wh_cuda_part_read(struct wh_cuda_part *part, struct wh_gpu_stream *stream, uint64_t pages,
+		       struct wh_stage *stage)
+{
+	part->stage = stage;
+	part->pages = pages;
+	part->stream = stream;
+	part->kernel = true;
+	part_put(part);
+}
+
 static void part_ended(struct wh_gpu_stream_job *job, int error, const char *text)
 {
 	struct wh_cuda_part *part = wh_container(job, struct wh_cuda_part, job);
@@ -346,6 +357,8 @@ static void part_ended(struct wh_gpu_stream_job *job, int error, const char *tex
 		wh_cuda_part_fail(part, -ECANCELED, "cancelled");
 	if (part->at.left && !atomic_load(&part->error))
 		part_put(part);
+	else if (part->stage)
+		wh_cuda_stage_end(part->stage);
 	else
 		wh_cuda_part_done(part);
 }

@@ -53,7 +53,8 @@ struct stamp {
 
 struct chunk {
 	_Atomic uint64_t address; /* by which GPUs know it; 0: it is not page-locked */
-	/* Its pages were locked when no write could be under way any more. */
+	/* Its pages were locked, or found in the page cache, when no write could be under way any
+	 * more. Under the lock. */
 	bool settled;
 	/* the last use for which it was checked; if it is settled, of no importance */
 	_Atomic uint32_t checked;
@@ -297,12 +298,16 @@ static bool chunk_lock(struct wh_file_pages *pages, size_t index, struct wh_file
 }
 
 /* Of a chunk that an earlier use has locked: is it the page cache's still? */
-static bool chunk_check(struct wh_file_pages *pages, size_t index)
+static bool chunk_check(struct wh_file_pages *pages, size_t index, const struct wh_file_use *use)
 {
-	if (pages->chunks[index].settled)
+	struct chunk *chunk = &pages->chunks[index];
+
+	if (chunk->settled)
 		return true;
-	if (pages_are_mapped(pages->map + index * WH_FILE_CHUNK, chunk_length(pages, index)))
+	if (pages_are_mapped(pages->map + index * WH_FILE_CHUNK, chunk_length(pages, index))) {
+		chunk->settled = use->age >= SETTLED;
 		return true;
+	}
 	pages->stale = true;
 	return pages_refuse(pages, "pages have been taken out of the page cache");
 }
@@ -343,7 +348,7 @@ bool wh_file_pages_get(struct wh_file_use *use, uint64_t offset, uint64_t *lengt
 	if (!atomic_load(&chunk->address) || atomic_load(&chunk->checked) != use->number) {
 		pthread_mutex_lock(&pages->lock);
 		good = !pages->refused && !pages->stale &&
-		       (atomic_load(&chunk->address) ? chunk_check(pages, index) :
+		       (atomic_load(&chunk->address) ? chunk_check(pages, index, use) :
 						       chunk_lock(pages, index, use));
 		if (good)
 			atomic_store(&chunk->checked, use->number);
@@ -358,6 +363,30 @@ bool wh_file_pages_get(struct wh_file_use *use, uint64_t offset, uint64_t *lengt
 	*address = atomic_load(&chunk->address) + at % WH_FILE_CHUNK;
 	atomic_least(&use->first, at);
 	atomic_most(&use->end, at + *length);
+	return true;
+}
+
+bool wh_file_pages_whole(struct wh_file_use *use, uint64_t offset, uint64_t length,
+			 uint64_t *address)
+{
+	struct wh_file_pages *pages = use->pages;
+	uint64_t skip = pages->file->start - pages->base, start = skip + offset, found = 0;
+	bool good;
+
+	pthread_mutex_lock(&pages->lock);
+	good = !pages->stale && pages->base + start + length <= pages->stamp.size;
+	for (size_t i = chunk_of(pages, offset); good && i * WH_FILE_CHUNK < start + length; i++) {
+		uint64_t at = atomic_load(&pages->chunks[i].address), map = at - i * WH_FILE_CHUNK;
+
+		good = at && pages->chunks[i].settled && (!found || map == found);
+		found = map;
+	}
+	pthread_mutex_unlock(&pages->lock);
+	if (!good)
+		return false;
+	*address = found + skip;
+	atomic_least(&use->first, start);
+	atomic_most(&use->end, start + length);
 	return true;
 }
 

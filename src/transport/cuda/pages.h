@@ -55,6 +55,13 @@ void wh_file_pages_read(struct wh_file_pages *pages, uint64_t bytes, bool failed
  * it is not, or cannot be locked. Thread-safe. */
 bool wh_file_pages_get(struct wh_file_use *use, uint64_t offset, uint64_t *length,
 		       uint64_t *address);
+/* Can a GPU read all of [offset, offset + length) of the region, which is not empty, without more
+ * looks at pages? Then *address is that of the region's first byte, whether that is page-locked or
+ * not. False: not all is page-locked; or the file was changed so recently that the page tables have
+ * to be asked, which wh_file_pages_get() does; or GPUs do not see the chunks side by side.
+ * Thread-safe. */
+bool wh_file_pages_whole(struct wh_file_use *use, uint64_t offset, uint64_t length,
+			 uint64_t *address);
 /* Is the chunk of the byte at `offset` of the region page-locked already? Any thread. */
 bool wh_file_pages_locked(const struct wh_file_use *use, uint64_t offset);
 /* Bytes from `offset` of the region to the end of its chunk. Any thread. */

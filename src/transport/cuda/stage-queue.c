@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The transport cuda: which bytes of a part go out of the page cache and which through slots, and
- * who takes them.
+ * who takes them; or whether blocks go out of the page cache all at once, as one descriptor.
  *
  * One thread at a time page-locks chunks of a file: the driver takes one such call at a time, and
  * several that wait for each other are slower than one. Nobody reads into slots beside it, either:
@@ -12,6 +12,8 @@
 #include "transport/cuda/stage.h"
 
 #include <unistd.h>
+
+#include "transport/blocks.h"
 
 /* What is read out of the page cache at a time: up to the end of a chunk, if extents follow one
  * another in the file, or so many bytes. */
@@ -45,6 +47,56 @@ uint64_t wh_stage_skew(const struct wh_stage *stage, const struct wh_cursor *fro
 		return 0;
 	return (side->mapping->file->start + wh_stage_extent_at(stage, side, &extent)) %
 	       (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+/* ---- blocks, all at once -----------------------------------------------------------------------
+ */
+
+/* Where the source's blocks lie, from each base: in [*first, *end). A descriptor's offsets are
+ * looked through once. */
+static void blocks_find(struct wh_blocks *blocks, uint64_t *first, uint64_t *end)
+{
+	bool write = blocks->op == WH_WRITE;
+	const uint64_t *offsets = write ? blocks->local_offsets : blocks->remote_offsets;
+	uint64_t stride = write ? blocks->local_stride : blocks->remote_stride;
+	uint64_t low = offsets ? offsets[0] : 0;
+	uint64_t high = offsets ? offsets[0] : (blocks->count - 1) * stride;
+
+	if (!atomic_load(&blocks->source_end)) {
+		for (uint64_t i = 1; offsets && i < blocks->count; i++) {
+			low = offsets[i] < low ? offsets[i] : low;
+			high = offsets[i] > high ? offsets[i] : high;
+		}
+		atomic_store(&blocks->source_first, low);
+		atomic_store(&blocks->source_end, high + blocks->block_length);
+	}
+	*first = atomic_load(&blocks->source_first);
+	*end = atomic_load(&blocks->source_end);
+}
+
+bool wh_stage_takes_blocks(struct wh_stage *stage, uint64_t *pages)
+{
+	const struct wh_cuda_part *part = stage->part;
+	struct wh_blocks *blocks = part->op->fragment->blocks;
+	uint64_t first, end, address = 0;
+
+	blocks_find(blocks, &first, &end);
+	for (uint64_t i = part->first; i < part->end; i++) {
+		const struct wh_block_base *base = &blocks->bases[i];
+		struct wh_extent_pair start = { .local = base->address, .offset = base->offset };
+		uint64_t at = wh_stage_extent_at(stage, &stage->source, &start) + first, found;
+
+		if (!wh_file_pages_whole(&stage->use, at, end - first, &found) ||
+		    (address && found != address))
+			return false;
+		address = found;
+	}
+	if (!wh_gpu_stream_prefers_kernel(stage->target.stream,
+					  blocks->count * (part->end - part->first),
+					  blocks->block_length))
+		return false;
+	*pages = address;
+	return true;
 }
 
 /* ---- under the stage's lock -------------------------------------------------------------------

@@ -8,7 +8,8 @@
  * A GPU reads a file's bytes out of the page cache instead, where that can be page-locked
  * (pages.h): a thread for files locks pages ahead of the copies (stage-queue.c), unless all of them
  * are faster through slots. Ranges that cannot be locked go through slots; so does the whole part
- * once more if its pages turn out to be stale.
+ * once more if its pages turn out to be stale. Blocks whose pages have been locked before are not
+ * cut into ranges: the kernel takes their descriptor, as that of blocks in host memory (move.c).
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -459,6 +460,32 @@ static void stage_run_file(struct wh_file_job *job)
 	stage_free(stage);
 }
 
+/* Before any work starts: whether blocks need works at all. */
+static void stage_run_blocks(struct wh_file_job *job)
+{
+	struct wh_stage *stage = wh_container(job, struct wh_stage, file_job);
+	struct wh_cuda_part *part = stage->part;
+	uint64_t pages = 0;
+	bool all;
+
+	job->run = stage_run_file;
+	wh_fail_begin();
+	all = stage_use_pages(stage, &stage->start) && wh_stage_takes_blocks(stage, &pages) &&
+	      !atomic_load(&part->op->fragment->cancelled);
+	wh_fail_end(0);
+	if (!all) {
+		stage_start_works(stage);
+		return;
+	}
+	wh_file_pages_count(&stage->use, stage->start.left, 0);
+	wh_cuda_part_read(part, stage->target.stream, pages, stage);
+}
+
+void wh_cuda_stage_end(struct wh_stage *stage)
+{
+	wh_file_system_run(stage_file_system(stage), &stage->file_job);
+}
+
 static void stage_end_work(struct wh_stage *stage)
 {
 	struct wh_cuda_part *part = stage->part;
@@ -466,7 +493,7 @@ static void stage_end_work(struct wh_stage *stage)
 	if (atomic_fetch_sub_explicit(&stage->works, 1, memory_order_acq_rel) != 1)
 		return;
 	if (stage->use.pages) {
-		wh_file_system_run(stage_file_system(stage), &stage->file_job);
+		wh_cuda_stage_end(stage);
 		return;
 	}
 	if (stage->use.by_threads)
@@ -680,7 +707,11 @@ void wh_cuda_stage(struct wh_cuda_part *part)
 		wh_cuda_part_fail(part, error, wh_error_text());
 		stage_free(stage);
 		wh_cuda_part_done(part);
-		return;
+	} else if (stage->pages == WH_PAGES_UNTRIED && fragment->blocks &&
+		   !stage->target.mapping->managed) {
+		stage->file_job.run = stage_run_blocks;
+		wh_file_system_run(stage_file_system(stage), &stage->file_job);
+	} else {
+		stage_start_works(stage);
 	}
-	stage_start_works(stage);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * stage.h: how a part of a fragment is staged (stage.c): its works, and which of them takes what
- * next (stage-queue.c). Of these two files only.
+ * next; or that no work has to (stage-queue.c). Of these two files only.
  */
 #ifndef WH_TRANSPORT_CUDA_STAGE_H
 #define WH_TRANSPORT_CUDA_STAGE_H
@@ -95,6 +95,12 @@ void wh_stage_range_take(const struct wh_fragment *fragment, struct wh_cursor *f
  * memory. So the first pair begins as far from a page's start in the slot as in the file. Returns
  * how far. */
 uint64_t wh_stage_skew(const struct wh_stage *stage, const struct wh_cursor *from);
+
+/* Blocks that the target's GPU can read out of the page cache all at once, without a CPU that looks
+ * at each: those of a file whose pages have been locked before, where the kernel is faster. Sets
+ * *pages to the address of the file's region. On a thread for files, within the use of the pages.
+ */
+bool wh_stage_takes_blocks(struct wh_stage *stage, uint64_t *pages);
 
 enum wh_stage_taken {
 	WH_TAKEN_NOTHING, /* there are no more bytes */

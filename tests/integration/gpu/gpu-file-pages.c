@@ -76,49 +76,6 @@ static void pages__off(void **state)
 	gpu_file_close(&ours);
 }
 
-/* Blocks that lie in two chunks, at places of any alignment, in random order. */
-static void pages__blocks(void **state)
-{
-	enum { EACH = 12345, BLOCKS = GPU_FILE_LENGTH / EACH };
-	static uint64_t here[BLOCKS], there[BLOCKS];
-	struct wh_base base = { 0 };
-	struct wh_blocks_desc desc = { .size = sizeof(desc),
-				       .op = WH_READ,
-				       .block_length = EACH,
-				       .count = BLOCKS,
-				       .bases = &base,
-				       .base_count = 1,
-				       .local_offsets = here,
-				       .remote_offsets = there };
-	struct wh_blocks *blocks;
-	struct wh_batch *batch;
-	unsigned char *bytes;
-	char text[4096];
-	struct gpu_file ours;
-
-	(void)state;
-	harness_limit(120);
-	gpu_file_open(&ours, "file_pages=keep", "self");
-	pattern_shuffle(here, BLOCKS, EACH, 1);
-	pattern_shuffle(there, BLOCKS, EACH, 2);
-	base = (struct wh_base){ .local = ours.memory, .remote = wh_region_id(ours.file) };
-	want(0, wh_blocks_new(ours.peer, &desc, &blocks));
-	want(0, wh_batch_new(ours.peer, NULL, &batch));
-	want(0, wh_batch_add_blocks(batch, blocks));
-	wh_blocks_free(blocks);
-	want(0, batch_run(batch));
-	wh_batch_explain(batch, text, sizeof(text));
-	want_true(strstr(text, GPU_FILE_USED), "it says: %s", text);
-	want(0, wh_batch_free(batch));
-	bytes = gpu_file_bytes(&ours);
-	for (size_t i = 0; i < BLOCKS; i++)
-		want_true(pattern_check(bytes + here[i], EACH, GPU_FILE_START + there[i], 1) ==
-				  PATTERN_GOOD,
-			  "block %zu", i);
-	free(bytes);
-	gpu_file_close(&ours);
-}
-
 /* Few bytes of much of a file are not worth page-locking it. */
 static void pages__sparse(void **state)
 {
@@ -408,7 +365,6 @@ static const struct CMUnitTest tests[] = {
 	TEST(pages__kept),
 	TEST(pages__let_go),
 	TEST(pages__off),
-	TEST(pages__blocks),
 	TEST(pages__sparse),
 	TEST(pages__of_a_peers_gpu),
 	TEST_NEEDS(refused__by_the_device, needs_fake),
