@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* rdma-files.c: files over NICs, which see slots of memory only, of this engine or of the peer */
 #include <errno.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -186,6 +187,76 @@ static void way__mixed_there(void **state)
 	mixed_there("", "staged");
 }
 
+/* A batch with files of two file systems of one side, which change with every transfer. */
+static void two_systems(bool ours)
+{
+	enum { PARTS = 8 };
+	const uint64_t part = LENGTH / PARTS;
+	struct wh_region_options access = { .size = sizeof(access),
+					    .name = "second",
+					    .access = ACCESS_BOTH };
+	struct side second = { .kind = WH_MEMORY_FILE, .fd = memfd_create("second", MFD_CLOEXEC) };
+	unsigned char *bytes = pages_new(LENGTH);
+	struct wh_transfer parts[PARTS];
+	struct wh_remote remote = { 0 };
+	struct wh_batch *batch;
+	struct side *files;
+	struct duo duo;
+
+	duo_open(&duo, ours ? WH_MEMORY_FILE : WH_MEMORY_PAGEABLE,
+		 ours ? WH_MEMORY_PAGEABLE : WH_MEMORY_FILE, "");
+	files = ours ? &duo.ours : &duo.theirs;
+	want(0, ftruncate(second.fd, DUO_OFFSET + LENGTH));
+	want(0, file_region(files->engine, second.fd, DUO_OFFSET, LENGTH, &access, &second.region));
+	if (!ours)
+		want(0, wh_peer_find(duo.peer, "second", PATIENCE, &remote));
+	settle(&duo, "rdma", ours ? OURS : THEIRS);
+	for (uint32_t op = WH_READ; op <= WH_WRITE; op++) {
+		bool into = (op == WH_READ) == ours; /* the files are written */
+
+		fill(ours ? &duo.theirs : &duo.ours, 7);
+		fill(files, into ? 8 : 9);
+		fill(&second, into ? 8 : 9);
+		for (unsigned i = 0; i < PARTS; i++)
+			parts[i] = (struct wh_transfer){
+				.local = ours && i % 2 ? second.region : duo.ours.region,
+				.remote = !ours && i % 2 ? remote.id : duo.remote.id,
+				.local_offset = i * part,
+				.remote_offset = i * part,
+				.length = part,
+				.op = op,
+			};
+		want(0, wh_batch_new(duo.peer, NULL, &batch));
+		want(0, wh_batch_add(batch, parts, PARTS));
+		want(0, batch_run(batch));
+		want_by(batch, "rdma", PARTS * part);
+		want(0, wh_batch_free(batch));
+		for (unsigned i = 0; i < PARTS; i++) {
+			const struct side *file = i % 2 ? &second : files;
+			const struct side *memory = ours ? &duo.theirs : &duo.ours;
+
+			want((int)part,
+			     (int)pread(file->fd, bytes, part, (off_t)(DUO_OFFSET + i * part)));
+			want_true(pattern_check(bytes, part, i * part, into ? 7 : 9) ==
+						  PATTERN_GOOD &&
+					  pattern_check(memory->start + i * part, part, i * part,
+							into ? 7 : 9) == PATTERN_GOOD,
+				  "part %u is wrong", i);
+		}
+	}
+	want(0, wh_region_unregister(second.region));
+	close(second.fd);
+	duo_close(&duo);
+	pages_free(bytes, LENGTH);
+}
+
+static void way__two_file_systems(void **state)
+{
+	(void)state;
+	two_systems(true);
+	two_systems(false);
+}
+
 /* Blocks of odd lengths at odd places, into a file and out of one. */
 static void way__blocks(void **state)
 {
@@ -308,21 +379,14 @@ static void fault__peer_again(void **state)
 
 static const struct CMUnitTest tests[] = {
 	/* This test comes first: the fake library reads its list of NICs once. */
-	ON_FAKES(way__two_rails),
-	ON_FAKES(way__host_memory),
-	ON_FAKES(way__a_gpu),
-	ON_FAKES(way__a_staged_gpu),
-	ON_FAKES(way__their_file),
-	ON_FAKES(way__their_file_and_a_gpu),
-	ON_FAKES(way__both_files),
-	ON_FAKES(way__mixed),
-	ON_FAKES(way__mixed_there),
-	ON_FAKES(way__blocks),
-	ON_FAKES(fault__truncated),
-	ON_FAKES(fault__cancelled),
-	ON_FAKES(fault__connection_breaks),
-	ON_FAKES(fault__taken_back),
-	ON_FAKES(fault__peer_again),
+	ON_FAKES(way__two_rails),    ON_FAKES(way__host_memory),
+	ON_FAKES(way__a_gpu),        ON_FAKES(way__a_staged_gpu),
+	ON_FAKES(way__their_file),   ON_FAKES(way__their_file_and_a_gpu),
+	ON_FAKES(way__both_files),   ON_FAKES(way__mixed),
+	ON_FAKES(way__mixed_there),  ON_FAKES(way__two_file_systems),
+	ON_FAKES(way__blocks),       ON_FAKES(fault__truncated),
+	ON_FAKES(fault__cancelled),  ON_FAKES(fault__connection_breaks),
+	ON_FAKES(fault__taken_back), ON_FAKES(fault__peer_again),
 };
 
 HARNESS_MAIN("rdma-files", tests)
