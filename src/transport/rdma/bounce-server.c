@@ -402,13 +402,18 @@ static void copy_ended(struct wh_task *task)
 	struct copy *copy = wh_container(task, struct copy, ended);
 	struct rdma_bounce *bounce = copy->bounce;
 	struct wh_session *session = bounce_session(bounce);
+	char *why = copy->staging.text;
 
 	copy->busy = false;
 	if (copy->staging.error)
 		wh_log_line(wh_engine_log(bounce->engine), WH_LOG_INFO, "rdma",
-			    "rdma: staging for a peer: %s", copy->staging.text);
+			    "rdma: staging for a peer: %s", why);
+	/* No peer is told the names of files. */
+	if (bounce->system)
+		snprintf(why, sizeof(copy->staging.text), "the owner's file cannot be %s: %s",
+			 copy->into ? "read" : "written", strerror(-copy->staging.error));
 	if (session)
-		copy_answer(session, copy, copy->staging.error, copy->staging.text);
+		copy_answer(session, copy, copy->staging.error, why);
 	if (bounce->system) {
 		bounce->copying--;
 		bounce_free_unused(bounce);

@@ -287,6 +287,9 @@ static void truncated(bool ours)
 	for (uint32_t op = WH_READ; op <= WH_WRITE; op++) {
 		batch = whole(&duo, op);
 		want(-EIO, batch_run(batch));
+		/* A peer is not told the file's name. */
+		want_true(ours == !!strstr(wh_batch_error_text(batch), "descriptor"), "it says: %s",
+			  wh_batch_error_text(batch));
 		want_explained(batch, way);
 		want_by(batch, "tcp", 0);
 		want(0, wh_batch_free(batch));
