@@ -84,6 +84,11 @@ def source_memory(options, engine, size):
     return memoryview(engine.allocate(size)).cast("B")
 
 
+def doing(text):
+    """Filling memory takes up to a minute; standard output gets the rows alone."""
+    print(text, file=sys.stderr, flush=True)
+
+
 def say(**what):
     print(json.dumps(what), flush=True)
 
@@ -303,10 +308,12 @@ def engine_rate(options, size):
 
 def shm(options):
     rows, most = [], options.total_mib or memory_mib() // 4
+    doing("shm    filling memory, and copying by one engine")
     engine = engine_rate(options, min(options.mib, most // 2) * MIB)
     print(f"shm    one engine copies {engine:.3f} GB/s")
     for targets in options.processes:
         size = max(TENSORS, min(options.mib, most // targets) // TENSORS * TENSORS) * MIB
+        doing(f"shm    {targets} targets: filling memory, copying by all CPUs, spreading")
         limit = memcpy(options, size)
         topology = {"here": {"memory_GBps": limit, "engine_GBps": min(engine, limit)}}
         row = spread(options, size, targets, topology, lambda _: ([], "", "here"), "local")
@@ -431,6 +438,7 @@ def gloo(options, network, size, receivers):
 
 
 def links(options):
+    doing(f"links  {options.receivers} targets: spreading to one, then to all")
     size, found = options.link_mib * MIB, {}
     rate = options.rate * LINK_MBIT_TO_GBPS * TCP_SHARE
     hosts = [f"host{index}" for index in range(options.receivers + 1)]
@@ -626,6 +634,7 @@ def gpu_broadcast(options, size):
 
 
 def gpu(options):
+    doing(f"gpu    {options.devices}: filling memory, copying, spreading")
     devices = options.devices.split(",")
     first, last, size = devices[0], devices[-1], options.gpu_mib * MIB
     limit = gpu_limit(options, max(size // TENSORS, 64 * MIB), first, last)
@@ -722,6 +731,7 @@ def arguments():
 
 def main():
     options = arguments()
+    sys.stdout.reconfigure(line_buffering=True)
     if options.member:
         return member(options)
     if options.copier:
