@@ -31,7 +31,8 @@ struct tcp_chunk {
 	struct tcp_write *write; /* the write; NULL: the chunk belongs to a read */
 	struct tcp_job *job; /* the read; NULL: dropped, or a write */
 	uint32_t first, end; /* write: the extents [first, end) have bytes in it */
-	bool moved; /* the GPU, or the file, has finished */
+	bool started; /* the GPU, or the file, has begun: chunk_back() follows */
+	bool moved; /* it has finished */
 	bool at_once; /* this thread has gathered it: none is gathered ahead of it */
 	bool counted; /* in server.in_flight */
 	uint64_t sent; /* bytes sent (read) or received (write) */
@@ -162,6 +163,7 @@ static void chunk_start_copy(struct tcp_chunk *chunk, bool into)
 	chunk->counted = !into || chunk->staging.slot->use == WH_SLOT_OWNER;
 	if (chunk->counted)
 		atomic_fetch_add(&chunk->server->in_flight, 1);
+	chunk->started = true;
 	wh_engine_count_staged(chunk->server->engine, chunk->staging.bytes);
 	wh_staging_start(&chunk->staging, into);
 }
@@ -500,8 +502,9 @@ void tcp_stage_drop_read(struct tcp_server *server, struct tcp_job *job)
 
 		job_remove_chunk(server, chunk);
 		chunk->job = NULL;
-		/* Otherwise its task is pending, and chunk_back() frees it. */
-		if (chunk->moved ||
+		/* Its bytes are there, or could not be gathered; or it waits for a slot. Otherwise
+		 * its task is pending, and chunk_back() frees it. */
+		if (chunk->moved || (chunk->staging.slot && !chunk->started) ||
 		    wh_slot_cancel_wait(wh_engine_gpus(chunk->server->engine), &chunk->wait))
 			chunk_free(chunk);
 	}

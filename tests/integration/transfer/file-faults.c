@@ -766,7 +766,7 @@ static void cached__cut_of_a_peer(void **state)
 	}
 #define TEST_RDMA(function, needs)                                                                 \
 	{                                                                                          \
-#function, function, rdma_begin, way_end, (void *)&needs                           \
+#function, function, rdma_begin, way_end, (void *)&(needs)                         \
 	}
 
 static const struct CMUnitTest tests[] = {

@@ -667,26 +667,91 @@ static unsigned threads_named(const char *name)
 	return count;
 }
 
-/* The owner leaves while a peer's request waits for the file system: closing returns, and when the
- * file system answers, nothing is left. */
-static void close_owner(const char *way, uint32_t op)
+/* An owner that soon gives up waiting for its file, without another one. */
+static void impatient_open(struct hung *hung, const char *way)
 {
 	const char *const config[] = { "timeout=1000", NULL };
 	struct wh_region_options access = { .size = sizeof(access),
 					    .name = "hung",
 					    .access = ACCESS_BOTH };
-	int64_t until;
-	struct wh_batch *batch;
-	struct hung hung = { 0 };
 
 	harness_limit(SCALE(60, 300));
-	hung_mount(&hung);
-	hung.engine = engine_open(way, "none", NULL);
-	hung.owner = engine_open(NULL, "127.0.0.1:0", config);
-	want(0, file_region(hung.owner, hung.fd, 0, LENGTH, &access, &hung.file));
-	want(0, wh_peer_open(hung.engine, wh_engine_url(hung.owner), NULL, &hung.peer));
-	hung.local = pages_new(2 * LENGTH);
-	want(0, wh_region_register(hung.engine, hung.local, 2 * LENGTH, NULL, &hung.region));
+	*hung = (struct hung){ 0 };
+	hung_mount(hung);
+	hung->engine = engine_open(way, "none", NULL);
+	hung->owner = engine_open(NULL, "127.0.0.1:0", config);
+	want(0, file_region(hung->owner, hung->fd, 0, LENGTH, &access, &hung->file));
+	want(0, wh_peer_open(hung->engine, wh_engine_url(hung->owner), NULL, &hung->peer));
+	hung->local = pages_new(2 * LENGTH);
+	want(0, wh_region_register(hung->engine, hung->local, 2 * LENGTH, NULL, &hung->region));
+}
+
+/* The owner takes the file back while reads of it wait, and the first of them goes on: those behind
+ * it end with an error, and nothing of them is left (the address sanitizer looks for that). */
+static void taken_back(const char *way)
+{
+	struct wh_batch *batch[MANY];
+	struct wh_transfer transfer = { .op = WH_READ, .length = PIECE };
+	struct wh_remote remote;
+	struct hung hung;
+
+	impatient_open(&hung, way);
+	want(0, wh_peer_find(hung.peer, "hung", PATIENCE, &remote));
+	transfer.remote = remote.id;
+	transfer.local = hung.region;
+	atomic_store(&orders->hangs, 1);
+	for (unsigned i = 0; i < MANY; i++) {
+		transfer.local_offset = transfer.remote_offset = i * PIECE;
+		want(0, wh_batch_new(hung.peer, NULL, &batch[i]));
+		want(0, wh_batch_add(batch[i], &transfer, 1));
+		want(0, wh_batch_submit(batch[i]));
+	}
+	await_hanging();
+	want(-EBUSY, wh_region_unregister(hung.file));
+	atomic_store(&orders->hangs, 0);
+	for (unsigned i = 0; i < MANY; i++) {
+		batch_end(batch[i], PATIENCE);
+		want(0, wh_batch_free(batch[i]));
+	}
+	want(0, wh_peer_close(hung.peer));
+	want(0, wh_region_unregister(hung.region));
+	want(0, wh_region_unregister(hung.file));
+	want(0, wh_engine_close(hung.engine));
+	want(0, wh_engine_close(hung.owner));
+	pages_free(hung.local, 2 * LENGTH);
+	close(hung.fd);
+	kill(hung.server, SIGKILL);
+	waitpid(hung.server, NULL, 0);
+	munmap(orders, sizeof(*orders));
+}
+
+static void tcp__taken_back(void **state)
+{
+	(void)state;
+	taken_back("tcp");
+}
+
+static void lent__taken_back(void **state)
+{
+	(void)state;
+	taken_back(NULL);
+}
+
+static void rdma__taken_back(void **state)
+{
+	(void)state;
+	taken_back("rdma");
+}
+
+/* The owner leaves while a peer's request waits for the file system: closing returns, and when the
+ * file system answers, nothing is left. */
+static void close_owner(const char *way, uint32_t op)
+{
+	int64_t until;
+	struct wh_batch *batch;
+	struct hung hung;
+
+	impatient_open(&hung, way);
 	batch = hung_batch(&hung, "hung", op, 0);
 	atomic_store(&orders->hangs, 1);
 	want(0, wh_batch_submit(batch));
@@ -765,6 +830,9 @@ static const struct CMUnitTest tests[] = {
 	TEST_NEEDS(tcp_theirs__many_writes, needs_root),
 	TEST_NEEDS(self__many_mixed, needs_root),
 	TEST_NEEDS(self__cancel, needs_root),
+	TEST_NEEDS(tcp__taken_back, needs_root),
+	TEST_NEEDS(lent__taken_back, needs_root),
+	TEST_NEEDS(rdma__taken_back, needs_root_and_nics),
 	TEST_NEEDS(tcp__close_read, needs_root),
 	TEST_NEEDS(tcp__close_write, needs_root),
 	TEST_NEEDS(lent__close_read, needs_root),
