@@ -128,6 +128,30 @@ static void want_closed(int fd)
 	close(fd);
 }
 
+/* More sessions than there are buffers are refused, until one of them ends. */
+static void expect_bounded(int (*with_buffer)(void), int (*ask)(int fd))
+{
+	int64_t end = now() + PATIENCE;
+	int fds[DESKS], fd, error;
+
+	for (unsigned i = 0; i < DESKS; i++)
+		fds[i] = with_buffer();
+	fd = session_open();
+	connect_pair(fd);
+	want(-EBUSY, ask(fd));
+	close(fds[3]);
+	do {
+		error = ask(fd);
+		want_true(now() < end, "none is given back");
+		sleep_ms(10);
+	} while (error == -EBUSY);
+	want(0, error);
+	close(fd);
+	for (unsigned i = 0; i < DESKS; i++)
+		if (i != 3)
+			close(fds[i]);
+}
+
 /* ---- order ------------------------------------------------------------- */
 
 static void order__wrong(void **state)
@@ -313,31 +337,25 @@ static void file__without_the_right(void **state)
 	file_close();
 }
 
-/* More sessions than there are buffers are refused, until one of them ends. */
+static int session_of_file(void)
+{
+	struct wh_rdma_keyed keyed;
+
+	return session_with_file(&keyed);
+}
+
+static int ask_for_file(int fd)
+{
+	struct wh_rdma_keyed keyed;
+
+	return request_keys(fd, wh_region_id(file), &keyed);
+}
+
 static void file__memory_is_bounded(void **state)
 {
-	int64_t end = now() + PATIENCE;
-	struct wh_rdma_keyed keyed;
-	int fds[DESKS], fd, error;
-
 	(void)state;
 	file_open(WH_ACCESS_READ);
-	for (unsigned i = 0; i < DESKS; i++)
-		fds[i] = session_with_file(&keyed);
-	fd = session_open();
-	connect_pair(fd);
-	want(-EBUSY, request_keys(fd, wh_region_id(file), &keyed));
-	close(fds[3]);
-	do {
-		error = request_keys(fd, wh_region_id(file), &keyed);
-		want_true(now() < end, "none is given back");
-		sleep_ms(10);
-	} while (error == -EBUSY);
-	want(0, error);
-	close(fd);
-	for (unsigned i = 0; i < DESKS; i++)
-		if (i != 3)
-			close(fds[i]);
+	expect_bounded(session_of_file, ask_for_file);
 	file_close();
 }
 
@@ -369,30 +387,25 @@ static void memory__is_cleared(void **state)
 	side_close(&owner);
 }
 
-static void memory__is_bounded(void **state)
+static int session_of_gpu(void)
 {
 	unsigned char *memory;
-	int fds[DESKS], fd, error;
-	int64_t end = now() + PATIENCE;
 
+	return session_with_bounce(&memory);
+}
+
+static int ask_for_gpu(int fd)
+{
+	unsigned char *memory;
+
+	return open_bounce(fd, &memory);
+}
+
+static void memory__is_bounded(void **state)
+{
 	(void)state;
 	owner_open();
-	for (unsigned i = 0; i < DESKS; i++)
-		fds[i] = session_with_bounce(&memory);
-	fd = session_open();
-	connect_pair(fd);
-	want(-EBUSY, open_bounce(fd, &memory));
-	close(fds[3]);
-	do {
-		error = open_bounce(fd, &memory);
-		want_true(now() < end, "none is given back");
-		sleep_ms(10);
-	} while (error == -EBUSY);
-	want(0, error);
-	close(fd);
-	for (unsigned i = 0; i < DESKS; i++)
-		if (i != 3)
-			close(fds[i]);
+	expect_bounded(session_of_gpu, ask_for_gpu);
 	side_close(&owner);
 }
 

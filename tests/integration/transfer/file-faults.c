@@ -467,20 +467,20 @@ static int way_end(void **state)
 	return harness_end(state);
 }
 
-static void lent__cut(void **state)
+static void way__cut(void **state)
 {
 	(void)state;
 	cut_between_batches(false);
 	cut_under_way(false);
 }
 
-static void lent__full_disk(void **state)
+static void way__full_disk(void **state)
 {
 	(void)state;
 	full_disk(false);
 }
 
-static void lent__hang(void **state)
+static void way__hang(void **state)
 {
 	(void)state;
 	hangs_and_comes_back(false, WH_READ);
@@ -552,26 +552,6 @@ static int rdma_begin(void **state)
 {
 	way = "rdma";
 	return harness_begin(state);
-}
-
-static void rdma__cut(void **state)
-{
-	(void)state;
-	cut_between_batches(false);
-	cut_under_way(false);
-}
-
-static void rdma__full_disk(void **state)
-{
-	(void)state;
-	full_disk(false);
-}
-
-static void rdma__hang(void **state)
-{
-	(void)state;
-	hangs_and_comes_back(false, WH_READ);
-	hangs_and_comes_back(false, WH_WRITE);
 }
 
 /* What the owner still reads after a cancel stays in its bounce buffer, and the slot is used again
@@ -760,13 +740,14 @@ static void cached__cut_of_a_peer(void **state)
 	cached_cut(false);
 }
 
-#define TEST_LENT(function, needs)                                                                 \
+/* A test of one way to a peer's file. */
+#define TEST_LENT(name, function, needs)                                                           \
 	{                                                                                          \
-#function, function, lent_begin, way_end, needs                                    \
+#name, function, lent_begin, way_end, needs                                        \
 	}
-#define TEST_RDMA(function, needs)                                                                 \
+#define TEST_RDMA(name, function, needs)                                                           \
 	{                                                                                          \
-#function, function, rdma_begin, way_end, (void *)&(needs)                         \
+#name, function, rdma_begin, way_end, (void *)&(needs)                             \
 	}
 
 static const struct CMUnitTest tests[] = {
@@ -782,15 +763,15 @@ static const struct CMUnitTest tests[] = {
 	TEST(hang__read_of_a_peer),
 	TEST(hang__write_of_a_peer),
 	TEST(hang__cancel),
-	TEST_LENT(lent__cut, NULL),
-	TEST_LENT(lent__full_disk, (void *)&needs_root),
-	TEST_LENT(lent__hang, NULL),
-	TEST_LENT(lent__cancel, NULL),
-	TEST_LENT(lent__owner_closes, NULL),
-	TEST_RDMA(rdma__cut, route_rdma),
-	TEST_RDMA(rdma__full_disk, needs_root_and_nics),
-	TEST_RDMA(rdma__hang, route_rdma),
-	TEST_RDMA(rdma__cancel, route_rdma),
+	TEST_LENT(lent__cut, way__cut, NULL),
+	TEST_LENT(lent__full_disk, way__full_disk, (void *)&needs_root),
+	TEST_LENT(lent__hang, way__hang, NULL),
+	TEST_LENT(lent__cancel, lent__cancel, NULL),
+	TEST_LENT(lent__owner_closes, lent__owner_closes, NULL),
+	TEST_RDMA(rdma__cut, way__cut, route_rdma),
+	TEST_RDMA(rdma__full_disk, way__full_disk, needs_root_and_nics),
+	TEST_RDMA(rdma__hang, way__hang, route_rdma),
+	TEST_RDMA(rdma__cancel, rdma__cancel, route_rdma),
 	TEST(cached__file_written_at_once),
 	TEST(cached__file_of_a_peer_read_at_once),
 	TEST(cached__no_more),

@@ -142,6 +142,14 @@ struct hung {
 	int fd, other_fd;
 };
 
+static void file_system_end(pid_t server, int fd)
+{
+	close(fd);
+	kill(server, SIGKILL);
+	waitpid(server, NULL, 0);
+	munmap(orders, sizeof(*orders));
+}
+
 /* Mount it, and open its file. */
 static void hung_mount(struct hung *hung)
 {
@@ -217,10 +225,7 @@ static void hung_close(struct hung *hung)
 		want(0, wh_engine_close(hung->owner));
 	pages_free(hung->local, 2 * LENGTH);
 	close(hung->other_fd);
-	close(hung->fd);
-	kill(hung->server, SIGKILL);
-	waitpid(hung->server, NULL, 0);
-	munmap(orders, sizeof(*orders));
+	file_system_end(hung->server, hung->fd);
 }
 
 static struct wh_batch *hung_batch(const struct hung *hung, const char *name, uint32_t op,
@@ -517,10 +522,7 @@ static void many_close(struct many *many)
 	if (many->owner != many->engine)
 		want(0, wh_engine_close(many->owner));
 	close(many->other_fd);
-	close(many->fd);
-	kill(many->server, SIGKILL);
-	waitpid(many->server, NULL, 0);
-	munmap(orders, sizeof(*orders));
+	file_system_end(many->server, many->fd);
 }
 
 /* Between the file, from `at` on, and the same place of the memory, behind `behind`; into the file
@@ -694,6 +696,7 @@ static void taken_back(const char *way)
 	struct wh_transfer transfer = { .op = WH_READ, .length = PIECE };
 	struct wh_remote remote;
 	struct hung hung;
+	int last = 0;
 
 	impatient_open(&hung, way);
 	want(0, wh_peer_find(hung.peer, "hung", PATIENCE, &remote));
@@ -710,19 +713,17 @@ static void taken_back(const char *way)
 	want(-EBUSY, wh_region_unregister(hung.file));
 	atomic_store(&orders->hangs, 0);
 	for (unsigned i = 0; i < MANY; i++) {
-		batch_end(batch[i], PATIENCE);
+		last = batch_end(batch[i], PATIENCE);
 		want(0, wh_batch_free(batch[i]));
 	}
+	want(-ESTALE, last);
 	want(0, wh_peer_close(hung.peer));
 	want(0, wh_region_unregister(hung.region));
 	want(0, wh_region_unregister(hung.file));
 	want(0, wh_engine_close(hung.engine));
 	want(0, wh_engine_close(hung.owner));
 	pages_free(hung.local, 2 * LENGTH);
-	close(hung.fd);
-	kill(hung.server, SIGKILL);
-	waitpid(hung.server, NULL, 0);
-	munmap(orders, sizeof(*orders));
+	file_system_end(hung.server, hung.fd);
 }
 
 static void tcp__taken_back(void **state)
@@ -769,10 +770,7 @@ static void close_owner(const char *way, uint32_t op)
 	atomic_store(&orders->hangs, 0);
 	for (until = now() + PATIENCE; threads_named("wherry/"); sleep_ms(1))
 		want_true(now() < until, "the engine's threads have not ended");
-	close(hung.fd);
-	kill(hung.server, SIGKILL);
-	waitpid(hung.server, NULL, 0);
-	munmap(orders, sizeof(*orders));
+	file_system_end(hung.server, hung.fd);
 }
 
 static void tcp__close_read(void **state)
