@@ -47,6 +47,21 @@ static void way__their_file_and_a_gpu(void **state)
 	       "our GPU memory: staged");
 }
 
+/* On one host the bytes go through memory that is lent to the owner, although NICs are there. */
+static void way__lent_instead(void **state)
+{
+	const char *const config[] = { "transports=rdma,shm,tcp", PATIENT, NULL };
+	struct duo duo = { 0 };
+
+	(void)state;
+	side_open(&duo.theirs, WH_MEMORY_FILE, "target", "127.0.0.1:0", config);
+	side_open(&duo.ours, WH_MEMORY_PAGEABLE, "mine", "none", config);
+	duo_connect(&duo);
+	exchange(&duo, "tcp", "shared memory",
+		 "rdma: refused: on this host the bytes of a file go through memory that is lent");
+	duo_close(&duo);
+}
+
 static void way__both_files(void **state)
 {
 	(void)state;
@@ -382,14 +397,23 @@ static void fault__peer_again(void **state)
 
 static const struct CMUnitTest tests[] = {
 	/* This test comes first: the fake library reads its list of NICs once. */
-	ON_FAKES(way__two_rails),    ON_FAKES(way__host_memory),
-	ON_FAKES(way__a_gpu),        ON_FAKES(way__a_staged_gpu),
-	ON_FAKES(way__their_file),   ON_FAKES(way__their_file_and_a_gpu),
-	ON_FAKES(way__both_files),   ON_FAKES(way__mixed),
-	ON_FAKES(way__mixed_there),  ON_FAKES(way__two_file_systems),
-	ON_FAKES(way__blocks),       ON_FAKES(fault__truncated),
-	ON_FAKES(fault__cancelled),  ON_FAKES(fault__connection_breaks),
-	ON_FAKES(fault__taken_back), ON_FAKES(fault__peer_again),
+	ON_FAKES(way__two_rails),
+	ON_FAKES(way__host_memory),
+	ON_FAKES(way__a_gpu),
+	ON_FAKES(way__a_staged_gpu),
+	ON_FAKES(way__their_file),
+	ON_FAKES(way__their_file_and_a_gpu),
+	ON_FAKES(way__lent_instead),
+	ON_FAKES(way__both_files),
+	ON_FAKES(way__mixed),
+	ON_FAKES(way__mixed_there),
+	ON_FAKES(way__two_file_systems),
+	ON_FAKES(way__blocks),
+	ON_FAKES(fault__truncated),
+	ON_FAKES(fault__cancelled),
+	ON_FAKES(fault__connection_breaks),
+	ON_FAKES(fault__taken_back),
+	ON_FAKES(fault__peer_again),
 };
 
 HARNESS_MAIN("rdma-files", tests)
