@@ -222,7 +222,6 @@ static void peer__connection_cut(void **state)
 	struct wh_batch_options tcp = { .size = sizeof(tcp), .require = "tcp" };
 	struct proxy *proxy;
 	struct gpu_pair p;
-	unsigned int cuts;
 
 	(void)state;
 	gpu_pair_open(&p, WH_MEMORY_DEVICE, "cuda:0", WH_MEMORY_PINNED, NULL, whole.length, true);
@@ -234,18 +233,20 @@ static void peer__connection_cut(void **state)
 	whole.remote = p.remote.id;
 	for (uint64_t round = 0; round < SCALE(6, 2); round++) {
 		struct wh_batch *batch;
+		uint64_t before;
 
 		whole.op = ops[round % 2];
 		want(0, wh_batch_new(p.peer, &tcp, &batch));
 		want(0, wh_batch_add(batch, &whole, 1));
 		gpu_pair_fill(&p, round);
 		proxy_slow(proxy, 16 * MIB);
+		before = proxy_bytes(proxy);
 		want(0, wh_batch_submit(batch));
-		/* Once when hardly anything has been sent, once midway. */
-		sleep_ms(round < 2 ? 20 : 100);
-		cuts = proxy_cut(proxy, PROXY_DATA);
+		/* Once when hardly anything has been sent, then midway. */
+		want_true(proxy_await_bytes(proxy, before + (round < 2 ? 64 * KIB : 6 * MIB)),
+			  "hardly a byte was sent");
+		want_true(proxy_cut(proxy, PROXY_DATA) > 0, "there was nothing to cut");
 		proxy_slow(proxy, 0);
-		want_true(cuts > 0, "there was nothing to cut");
 		want(0, batch_end(batch, PATIENCE));
 		want_true(whole.op == WH_WRITE ? gpu_pair_copied(&p, round) : read_back(&p, round),
 			  "it is wrong in round %llu", (unsigned long long)round);

@@ -16,6 +16,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "harness.h"
+
 #define PAIRS_MAX 64
 #define BUFFER (256u << 10)
 #define TICK_MS 5
@@ -350,6 +352,15 @@ uint64_t proxy_bytes(struct proxy *proxy)
 	bytes = proxy->bytes;
 	pthread_mutex_unlock(&proxy->lock);
 	return bytes;
+}
+
+bool proxy_await_bytes(struct proxy *proxy, uint64_t total)
+{
+	int64_t end = now() + PATIENCE;
+
+	while (proxy_bytes(proxy) < total && now() < end)
+		sleep_ms(1);
+	return proxy_bytes(proxy) >= total;
 }
 
 void proxy_freeze(struct proxy *proxy, bool frozen)

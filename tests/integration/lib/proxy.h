@@ -31,6 +31,9 @@ unsigned int proxy_accepted(struct proxy *proxy);
 /* Bytes forwarded so far, both directions together. */
 uint64_t proxy_bytes(struct proxy *proxy);
 
+/* Wait until proxy_bytes() is `total` or more. False: it was less for as long as PATIENCE. */
+bool proxy_await_bytes(struct proxy *proxy, uint64_t total);
+
 /* Stop forwarding but keep all connections open, new ones too; or resume. */
 void proxy_freeze(struct proxy *proxy, bool frozen);
 

@@ -342,8 +342,7 @@ static void stale__never_over_newer(void **state)
 		/* So slow that sockets are full. */
 		proxy_slow(proxy, 20 * MIB);
 		want(0, wh_batch_submit(batch));
-		while (proxy_bytes(proxy) < before + MIB && now() < end)
-			sleep_ms(1);
+		want_true(proxy_await_bytes(proxy, before + MIB), "hardly a byte was sent");
 		while (!(kept = proxy_strand(proxy, PROXY_DATA)) && now() < end)
 			sleep_ms(1);
 		want_true(kept > 0, "nothing was on its way");
