@@ -194,6 +194,7 @@ void wh_gpu_stream_close(struct wh_gpu_stream_turn *turn)
 {
 	struct wh_gpu_stream *stream = turn->stream;
 	bool flagged = turn->grid && !turn->error;
+	bool failed = stream->error;
 
 	turn_launch(turn, true);
 	atomic_fetch_add_explicit(&stream->number, 1, memory_order_relaxed);
@@ -205,6 +206,11 @@ void wh_gpu_stream_close(struct wh_gpu_stream_turn *turn)
 		wh_gpu_stream_fail(stream, turn->error, turn->text);
 	else if (!stream->error && !turn_store_later(turn))
 		wh_gpu_stream_store(stream);
+	/* The stream has failed for good: the turn's error is the first sign of it. */
+	if (turn->error && stream->error && !failed) {
+		wh_gpu_stream_fail(stream, turn->error, turn->text);
+		memcpy(turn->text, stream->text, sizeof(turn->text));
+	}
 	wh_cuda_leave(&turn->scope);
 }
 

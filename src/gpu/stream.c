@@ -61,7 +61,7 @@ void wh_gpu_stream_fail(struct wh_gpu_stream *stream, int error, const char *tex
 		snprintf(stream->text, sizeof(stream->text), "%s", text);
 	else
 		snprintf(stream->text, sizeof(stream->text),
-			 "%.150s; cuda:%d is out of use until the process is started anew", text,
+			 "%.185s; cuda:%d is out of use until the process is started anew", text,
 			 stream->gpu->device->ordinal);
 }
 

@@ -406,6 +406,29 @@ static void lost__while_batches_run(void **state)
 	}
 }
 
+/* The first call that fails is one that submits, and the error says what that means. */
+static void lost__while_submitting(void **state)
+{
+	struct wh_batch *batch;
+	struct gpu_pair p;
+
+	(void)state;
+	gpu_pair_open(&p, WH_MEMORY_DEVICE, "cuda:0", WH_MEMORY_PINNED, NULL, LENGTH, false);
+	batch = gpu_pair_batch(&p, WH_WRITE);
+	want(0, gpu_run(batch));
+	fake_fail("cuMemcpyAsync|cuLaunchKernel", 0, 999);
+	fake_fail("cuStreamWriteValue32_v2", 0, 999);
+	for (int i = 0; i < 2; i++) {
+		want(-EIO, gpu_run(batch));
+		want_true(strstr(wh_error_text(), "cuMemcpyAsync"), "%s", wh_error_text());
+		want_true(strstr(wh_error_text(), "until the process is started anew"), "%s",
+			  wh_error_text());
+	}
+	fake_heal();
+	want(0, wh_batch_free(batch));
+	gpu_pair_close(&p);
+}
+
 /* ---- host memory shared by several regions ----------------------------- */
 
 /* The first region page-locks pages that the second one shares. */
@@ -446,6 +469,7 @@ static const struct CMUnitTest tests[] = {
 	TEST_NEEDS(calls__staged, needs_fake),
 	TEST_NEEDS(calls__to_another_process, needs_fake),
 	TEST_NEEDS(lost__while_batches_run, needs_fake),
+	TEST_NEEDS(lost__while_submitting, needs_fake),
 	TEST_NEEDS(pinned__overlapping_regions, needs_fake),
 };
 
