@@ -17,7 +17,7 @@
 #define THREADS 256
 #define ARRAY ((size_t)16 << 20) /* bytes; each thread has three */
 #define PART ((size_t)256 << 10) /* bytes of an array between two looks at `stop` */
-#define STEPS 65536u /* of the arithmetic, the same */
+#define STEPS 4096u /* of the arithmetic, the same */
 #define SUMS 16u
 #define WARM INT64_C(20000000) /* ns before a load's work counts */
 
