@@ -12,6 +12,7 @@ are left out. With --gpu (cuda:0) only a safetensors file of --mib is read, out 
 into tensors of torch on that GPU, and sent over TCP into memory of that GPU of another process.
 """
 import argparse
+import array
 import ctypes
 import json
 import mmap
@@ -237,14 +238,20 @@ def depth_rows(results, arguments, path, size):
 
                 def blocks(block=block, count=count):
                     places = rng.sample(range(size // block), count)
-                    return places, list(range(count)), block
+                    return array.array("Q", places), array.array("Q", range(count)), block
 
+                # Only the batch counts: fio draws its places beforehand, too.
                 def read(blocks=blocks):
-                    peer.read("file", region, blocks=blocks()).wait()
+                    places, there, block = blocks()
+                    begin = time.perf_counter()
+                    peer.read("file", region, blocks=(places, there, block)).wait()
+                    return time.perf_counter() - begin
 
                 def write(blocks=blocks):
                     places, there, block = blocks()
+                    begin = time.perf_counter()
                     peer.write("file", region, blocks=(there, places, block)).wait()
+                    return time.perf_counter() - begin
 
                 for how, ours in (("read", read), ("write", write)):
                     others = {

@@ -65,11 +65,14 @@ start() # ARGUMENTS... -- NAME...
 
 end() # they end well
 {
-	local process status=0
+	local process ended status=0
 
 	kill -TERM "${receivers[@]}" 2>/dev/null
 	for process in "${receivers[@]}"; do
-		wait "$process" || status=1
+		wait "$process"
+		ended=$?
+		[ $ended = 0 ] || echo "receiver $process ended with $ended"
+		[ $ended = 0 ] || status=1
 	done
 	return $status
 }
@@ -356,7 +359,12 @@ status=$?
 [ $status = 0 ] || { [ $status = 2 ] && grep -q "changing was changed meanwhile" err; }
 verdict "a file that changes is reported" $?
 
-end && ! grep -e "cannot free" -e "cannot withdraw" -e "cannot leave" ./*.err
-verdict "the receivers end well" $?
+if end && ! grep -e "cannot free" -e "cannot withdraw" -e "cannot leave" ./*.err; then
+	result=0
+else
+	result=1
+	cat r?.err
+fi
+verdict "the receivers end well" $result
 
 exit $failed

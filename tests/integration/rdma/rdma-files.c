@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* rdma-files.c: files over NICs, which see slots of memory only, of this engine or of the peer */
 #include <errno.h>
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -272,6 +274,64 @@ static void way__two_file_systems(void **state)
 	two_systems(false);
 }
 
+/* A file of a file system that no other file is of. -1: none can be mounted here. */
+static int file_of_its_own_system(void)
+{
+	char directory[] = "/tmp/wherry-system-XXXXXX", path[64];
+	int fd = -1;
+
+	want_true(mkdtemp(directory), "no directory");
+	if (!mount("wherry-system", directory, "tmpfs", 0, "size=8m")) {
+		snprintf(path, sizeof(path), "%s/file", directory);
+		fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+		want_true(fd >= 0, "no file: %m");
+		want(0, ftruncate(fd, DUO_OFFSET + LENGTH));
+		umount2(directory, MNT_DETACH);
+	}
+	rmdir(directory);
+	return fd;
+}
+
+/* One more than a session has bounce buffers for goes by sockets, and says why. */
+static void way__eight_file_systems(void **state)
+{
+	enum { SYSTEMS = 7 };
+	struct side files[SYSTEMS + 1], first;
+	struct duo duo;
+	int fd = file_of_its_own_system();
+
+	(void)state;
+	if (fd < 0) {
+		print_message("tmpfs cannot be mounted here: %m\n");
+		skip();
+	}
+	duo_open(&duo, WH_MEMORY_PAGEABLE, WH_MEMORY_FILE, "");
+	first = duo.theirs;
+	for (unsigned i = 0; i <= SYSTEMS; i++) {
+		struct wh_region_options access = { .size = sizeof(access), .access = ACCESS_BOTH };
+		char name[16];
+
+		snprintf(name, sizeof(name), "file%u", i);
+		access.name = name;
+		files[i] = first;
+		files[i].fd = i ? file_of_its_own_system() : fd;
+		want(0, file_region(first.engine, files[i].fd, DUO_OFFSET, LENGTH, &access,
+				    &files[i].region));
+		want(0, wh_peer_find(duo.peer, name, PATIENCE, &duo.remote));
+		duo.theirs = files[i];
+		if (i < SYSTEMS)
+			exchange(&duo, "rdma", THEIRS, NULL);
+		else
+			exchange(&duo, "tcp", "in use by files of other file systems", NULL);
+	}
+	for (unsigned i = 0; i <= SYSTEMS; i++) {
+		want(0, wh_region_unregister(files[i].region));
+		close(files[i].fd);
+	}
+	duo.theirs = first;
+	duo_close(&duo);
+}
+
 /* Blocks of odd lengths at odd places, into a file and out of one. */
 static void way__blocks(void **state)
 {
@@ -408,6 +468,7 @@ static const struct CMUnitTest tests[] = {
 	ON_FAKES(way__mixed),
 	ON_FAKES(way__mixed_there),
 	ON_FAKES(way__two_file_systems),
+	ON_FAKES(way__eight_file_systems),
 	ON_FAKES(way__blocks),
 	ON_FAKES(fault__truncated),
 	ON_FAKES(fault__cancelled),
