@@ -81,6 +81,15 @@ def cold(path):
 # ---- the ways
 
 
+def memory_of(size, huge=False):
+    """Private memory, as fio has. A disk reads and writes several ordinary pages that follow one
+    another at once, which those of shared memory seldom do, and huge pages best."""
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if huge:
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
+
+
 def pread_into(path, memory):
     view, lock, at = memoryview(memory), threading.Lock(), [0]
     with open(path, "rb") as file:
@@ -103,19 +112,22 @@ def pread_into(path, memory):
 
 class Fio:
     """Reads or writes `total` bytes past the page cache, in blocks of `size` bytes that follow one
-    another or, with "rand", do not; and says how long that took by itself."""
+    another or, with "rand", do not; and says how long that took by itself. `huge`: out of, or into,
+    huge pages, which glibc takes from 2.35 on."""
 
-    def __init__(self, path, total, how="read", size=128 << 10, depth=64):
+    def __init__(self, path, total, how="read", size=128 << 10, depth=64, huge=False):
         self.ways = [f"--filename={path}", f"--rw={how}", f"--bs={size}", f"--io_size={total}",
                      f"--iodepth={depth}",
                      "--readonly" if how.endswith("read") else "--overwrite=1"]  # fmt: skip
+        self.environment = dict(os.environ, **({"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+                                               if huge else {}))  # fmt: skip
         self.op = "read" if how.endswith("read") else "write"
 
     def __call__(self):
         run = subprocess.run(
             ["fio", "--name=job", *self.ways, "--ioengine=io_uring", "--direct=1",
              "--randrepeat=0", "--allow_file_create=0", "--output-format=json"],
-            check=True, capture_output=True,
+            check=True, capture_output=True, env=self.environment,
         )  # fmt: skip
         return json.loads(run.stdout)["jobs"][0][self.op]["runtime"] / 1e3
 
@@ -186,17 +198,17 @@ def host_rows(results, arguments, path, size):
     kvikio = load("kvikio")
     numpy = load("numpy")
     with wherry.Engine(listen="none") as engine, engine.connect("self") as peer:
-        target = mmap.mmap(-1, size)
+        target = memory_of(size)
         region, file = engine.register(target), engine.register(path, name="file", access="r")
         remote = peer.find("file")
 
         def ours():
             peer.read(remote, region).wait()
 
-        plain = mmap.mmap(-1, size)
+        plain = memory_of(size)
         others = {f"pread, {THREADS} threads": lambda: pread_into(path, plain)}
         if kvikio and numpy:
-            array = numpy.frombuffer(mmap.mmap(-1, size), dtype="u1")
+            array = numpy.frombuffer(memory_of(size), dtype="u1")
 
             def by_kvikio():
                 with kvikio.CuFile(path, "r") as handle:
@@ -230,36 +242,30 @@ def depth_rows(results, arguments, path, size):
     rng = random.Random(2)
     with wherry.Engine(listen="none", file_writes="direct") as engine:
         with engine.connect("self") as peer:
-            memory = mmap.mmap(-1, size)
-            region, file = engine.register(memory), engine.register(path, name="file", access="rw")
-            for block, depth, total in DEPTHS:
-                count = min(total, size) // block
-                name = f"{block >> 10} KiB x {depth}"
+            file = engine.register(path, name="file", access="rw")
+            for huge in False, True:
+                region = engine.register(memory_of(size, huge))
+                for block, depth, total in DEPTHS:
+                    count = min(total, size) // block
+                    name = f"{block >> 10} KiB x {depth}" + (", huge pages" if huge else "")
 
-                def blocks(block=block, count=count):
-                    places = rng.sample(range(size // block), count)
-                    return array.array("Q", places), array.array("Q", range(count)), block
+                    def move(how, block=block, count=count, region=region):
+                        places = array.array("Q", rng.sample(range(size // block), count))
+                        there = array.array("Q", range(count))
+                        # Only the batch counts: fio draws its places beforehand, too.
+                        begin = time.perf_counter()
+                        if how == "read":
+                            peer.read("file", region, blocks=(places, there, block)).wait()
+                        else:
+                            peer.write("file", region, blocks=(there, places, block)).wait()
+                        return time.perf_counter() - begin
 
-                # Only the batch counts: fio draws its places beforehand, too.
-                def read(blocks=blocks):
-                    places, there, block = blocks()
-                    begin = time.perf_counter()
-                    peer.read("file", region, blocks=(places, there, block)).wait()
-                    return time.perf_counter() - begin
-
-                def write(blocks=blocks):
-                    places, there, block = blocks()
-                    begin = time.perf_counter()
-                    peer.write("file", region, blocks=(there, places, block)).wait()
-                    return time.perf_counter() - begin
-
-                for how, ours in (("read", read), ("write", write)):
-                    others = {
-                        "fio, io_uring": Fio(path, count * block, "rand" + how, block, depth)
-                    }
-                    compare(results, arguments.rounds, f"{how} {name}", "cold", count * block,
-                            ours, others, lambda: cold(path))  # fmt: skip
-            region.unregister()
+                    for how in "read", "write":
+                        fio = Fio(path, count * block, "rand" + how, block, depth, huge)
+                        compare(results, arguments.rounds, f"{how} {name}", "cold", count * block,
+                                lambda how=how, move=move: move(how), {"fio, io_uring": fio},
+                                lambda: cold(path))  # fmt: skip
+                region.unregister()
             file.unregister()
 
 
@@ -298,7 +304,7 @@ def peer_rows(results, arguments, path, size):
     with wherry.Engine(listen="none") as engine, wherry.Engine(
         listen="none", transports="tcp"
     ) as sockets:
-        memory, plain = mmap.mmap(-1, size), memoryview(mmap.mmap(-1, size))
+        memory, plain = memory_of(size), memoryview(memory_of(size))
         ways = []
         for one in engine, sockets:
             peer = one.connect(url)
