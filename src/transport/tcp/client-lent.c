@@ -89,12 +89,14 @@ bool tcp_lent_fits(struct tcp_peer *tcp, const struct wh_fragment *fragment)
 	return lender_is_current(tcp) && tcp_is_of_files(tcp->peer, fragment, true);
 }
 
-void tcp_lent_begin(struct tcp_peer *tcp, struct tcp_request *request)
+bool tcp_lent_begin(struct tcp_peer *tcp, struct tcp_request *request)
 {
 	request->slot = 0;
-	if (tcp_of(request->fragment)->lent && request->start.left >= LENT_LEAST &&
-	    request->start.left <= WH_SLOT && lender_is_current(tcp))
-		request->slot = (uint8_t)wh_lender_take(&tcp->lender);
+	if (!tcp_of(request->fragment)->lent || request->start.left < LENT_LEAST ||
+	    request->start.left > WH_SLOT || !lender_is_current(tcp))
+		return true;
+	request->slot = (uint8_t)wh_lender_take(&tcp->lender);
+	return request->slot;
 }
 
 void tcp_lent_end(struct tcp_peer *tcp, struct tcp_request *request)

@@ -263,17 +263,57 @@ static int flow_fill_slot(struct tcp_client *client, struct tcp_request *request
 	return 0;
 }
 
+/* Does another request of this connection write to the same region through a slot? */
+static bool flow_writes_by_slot(const struct tcp_client *client, const struct tcp_request *request)
+{
+	struct tcp_walk mine, walk;
+
+	walk_start(&mine, request);
+	for (unsigned i = 0; i < TCP_WINDOW; i++) {
+		const struct tcp_request *other = &client->requests[i];
+
+		if (!other->fragment || !other->slot || other->fragment->op != WH_WRITE)
+			continue;
+		walk_start(&walk, other);
+		if (walk.pair.remote == mine.pair.remote)
+			return true;
+	}
+	return false;
+}
+
+/* No slot is free for the request. Keep a write until the next response, if another one to its file
+ * has a slot: the owner writes one after the other, so to send the bytes by the socket meanwhile
+ * costs both processes a copy and gains nothing. Reads gain by it, and what goes to another file
+ * does not wait for this one. */
+static bool flow_park(struct tcp_client *client, const struct tcp_request *request)
+{
+	if (request->fragment->op != WH_WRITE || !flow_writes_by_slot(client, request))
+		return false;
+	client->parked[client->parked_count++] = (uint8_t)(request - client->requests);
+	return true;
+}
+
+static void flow_unpark(struct tcp_client *client)
+{
+	for (uint32_t i = 0; i < client->parked_count; i++)
+		client->queue[(client->queue_start + client->queue_count++) % TCP_WINDOW] =
+			client->parked[i];
+	client->parked_count = 0;
+}
+
 /* Start sending the next request. */
 static int flow_next_request(struct tcp_client *client)
 {
 	struct tcp_request *request = NULL;
-	int error = flow_take_queued(client, &request);
+	int error;
 
-	if (error)
-		return error;
+	do {
+		error = flow_take_queued(client, &request);
+		if (error)
+			return error;
+	} while (!tcp_lent_begin(client->tcp, request) && flow_park(client, request));
 	request->id = client->sequence++ * TCP_WINDOW + (uint64_t)(request - client->requests);
 	request->sent = false;
-	tcp_lent_begin(client->tcp, request);
 	error = flow_encode(client, request);
 	if (!error && request->slot && request->fragment->op == WH_WRITE)
 		error = flow_fill_slot(client, request);
@@ -534,6 +574,7 @@ static int flow_consume(struct tcp_client *client, struct wh_list *done)
 		else
 			tcp_request_end(client, client->receiving, done);
 		client->receiving = NULL;
+		flow_unpark(client);
 	}
 }
 
@@ -588,6 +629,6 @@ void tcp_flow_reset(struct tcp_client *client)
 	client->in.start = client->in.length = 0;
 	client->out_left = client->into_left = 0;
 	client->head_length = client->head_sent = 0;
-	client->queue_count = 0;
+	client->queue_count = client->parked_count = 0;
 	client->corked = false;
 }

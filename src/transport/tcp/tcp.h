@@ -216,6 +216,8 @@ struct tcp_client {
 	/* Sending. */
 	uint8_t queue[TCP_WINDOW]; /* indices of requests to send (again), a ring */
 	uint32_t queue_start, queue_count;
+	uint8_t parked[TCP_WINDOW]; /* indices of requests that flow_park() keeps from the queue */
+	uint32_t parked_count;
 	struct tcp_request *sending;
 	uint8_t *head; /* header and extents of `sending`; before that the HELLO */
 	size_t head_length, head_sent;
@@ -342,8 +344,8 @@ bool tcp_is_of_files(struct wh_peer *peer, const struct wh_fragment *fragment, b
 /* May requests of this fragment, whose local side is host memory, name slots? */
 bool tcp_lent_fits(struct tcp_peer *tcp, const struct wh_fragment *fragment);
 /* Give the request a slot, if that is worth it and one is free. What it had before, on a connection
- * that is closed, is not used again: the peer may still write to it. */
-void tcp_lent_begin(struct tcp_peer *tcp, struct tcp_request *request);
+ * that is closed, is not used again: the peer may still write to it. False: none is free. */
+bool tcp_lent_begin(struct tcp_peer *tcp, struct tcp_request *request);
 /* The peer has answered the request, or never hears of it. */
 void tcp_lent_end(struct tcp_peer *tcp, struct tcp_request *request);
 /* Describe, for the batch's fragments that have ended or run, how the bytes of the peer's files go.
