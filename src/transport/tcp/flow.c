@@ -283,7 +283,7 @@ static bool flow_writes_by_slot(const struct tcp_client *client, const struct tc
 
 /* No slot is free for the request. Keep a write until the next response, if another one to its file
  * has a slot: the owner writes one after the other, so to send the bytes by the socket meanwhile
- * costs both processes a copy and gains nothing. Reads gain by it, and what goes to another file
+ * costs both processes a copy and gains nothing. Reads lose by waiting. What goes to another file
  * does not wait for this one. */
 static bool flow_park(struct tcp_client *client, const struct tcp_request *request)
 {
