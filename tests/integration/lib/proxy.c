@@ -433,11 +433,11 @@ size_t proxy_strand(struct proxy *proxy, unsigned int role)
 	size_t length = 0;
 
 	pthread_mutex_lock(&proxy->lock);
-	for (int i = 0; i < PAIRS_MAX && !pair && bytes && !proxy->stranded.bytes; i++)
-		if (proxy->pairs[i].fd[0] >= 0 && proxy->pairs[i].role == role)
-			pair = &proxy->pairs[i];
-	if (pair)
-		length = pair_take(pair, bytes, STRANDED_MAX);
+	for (int i = 0; i < PAIRS_MAX && !length && bytes && !proxy->stranded.bytes; i++) {
+		pair = &proxy->pairs[i];
+		if (pair->fd[0] >= 0 && pair->role == role)
+			length = pair_take(pair, bytes, STRANDED_MAX);
+	}
 	if (length) {
 		proxy->stranded.fd = fcntl(pair->fd[1], F_DUPFD_CLOEXEC, 0);
 		proxy->stranded.bytes = bytes;
