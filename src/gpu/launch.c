@@ -202,12 +202,11 @@ void wh_gpu_stream_close(struct wh_gpu_stream_turn *turn)
 	 * work submitted before it has to end first. */
 	if (flagged && !turn->error)
 		stream->stored = stream->number;
-	else if (!stream->error && !turn->scope.context)
-		wh_gpu_stream_fail(stream, turn->error, turn->text);
-	else if (!stream->error && !turn_store_later(turn))
+	else if (!stream->error && turn->scope.context && !turn_store_later(turn))
 		wh_gpu_stream_store(stream);
-	/* The stream has failed for good: the turn's error is the first sign of it. */
-	if (turn->error && stream->error && !failed) {
+	/* The context cannot be entered, or refuses even that store: the stream has failed for
+	 * good, and the turn's error was the first sign of it. */
+	if (turn->error && !failed && (stream->error || !turn->scope.context)) {
 		wh_gpu_stream_fail(stream, turn->error, turn->text);
 		memcpy(turn->text, stream->text, sizeof(turn->text));
 	}
