@@ -71,8 +71,9 @@ end() # they end well
 	for process in "${receivers[@]}"; do
 		wait "$process"
 		ended=$?
-		[ $ended = 0 ] || echo "receiver $process ended with $ended"
-		[ $ended = 0 ] || status=1
+		[ $ended = 0 ] && continue
+		echo "receiver $process ended with $ended"
+		status=1
 	done
 	return $status
 }

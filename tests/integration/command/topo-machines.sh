@@ -158,7 +158,7 @@ within() # MILLISECONDS ARGUMENT...
 	echo "$*: $best ms"
 	[ -s out ] && [ $best -lt "$most" ]
 }
-# Under a sanitizer, four seconds.
+# Under a sanitizer or an emulator, four seconds.
 within $((${TEST_SLOW:-0} ? 4000 : 1000)) topo
 verdict "eight GPUs: topo within a second" $?
 within 10000 doctor && grep -q '"evidence": "mlx5_0: 4096 bytes; .*mlx5_7: 4096 bytes"' out

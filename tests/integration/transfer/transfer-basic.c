@@ -277,13 +277,20 @@ static void self__overlap(void **state)
 }
 
 static const struct CMUnitTest tests[] = {
-	TEST_EVERY_ROUTE(small__odd_sizes),          TEST_OVER(small__odd_sizes, file_lent),
-	TEST_EVERY_ROUTE(small__powers_of_two),      TEST_EVERY_ROUTE(large__a_mebibyte_and_three),
-	TEST_EVERY_ROUTE(large__whole_region),       TEST_OVER(large__whole_region, file_lent),
-	TEST_OVER(large__by_slots_alone, file_lent), TEST_EVERY_ROUTE(edges__first_and_last_byte),
-	TEST_EVERY_ROUTE(list__neighbours),          TEST_EVERY_ROUTE(again__new_bytes_each_time),
-	TEST_EVERY_ROUTE(many__in_flight),           TEST_OVER(many__in_flight, file_lent),
-	TEST_EVERY_ROUTE(kinds__initiator),          TEST_OVER(self__overlap, self),
+	TEST_EVERY_ROUTE(small__odd_sizes),
+	TEST_OVER(small__odd_sizes, file_lent),
+	TEST_EVERY_ROUTE(small__powers_of_two),
+	TEST_EVERY_ROUTE(large__a_mebibyte_and_three),
+	TEST_EVERY_ROUTE(large__whole_region),
+	TEST_OVER(large__whole_region, file_lent),
+	TEST_OVER(large__by_slots_alone, file_lent), /* of a peer's file */
+	TEST_EVERY_ROUTE(edges__first_and_last_byte),
+	TEST_EVERY_ROUTE(list__neighbours),
+	TEST_EVERY_ROUTE(again__new_bytes_each_time),
+	TEST_EVERY_ROUTE(many__in_flight),
+	TEST_OVER(many__in_flight, file_lent),
+	TEST_EVERY_ROUTE(kinds__initiator),
+	TEST_OVER(self__overlap, self),
 };
 
 HARNESS_MAIN("transfer-basic", tests)
