@@ -208,11 +208,11 @@ def host_rows(results, arguments, path, size):
         plain = memory_of(size)
         others = {f"pread, {THREADS} threads": lambda: pread_into(path, plain)}
         if kvikio and numpy:
-            array = numpy.frombuffer(memory_of(size), dtype="u1")
+            bytes_of = numpy.frombuffer(memory_of(size), dtype="u1")
 
             def by_kvikio():
                 with kvikio.CuFile(path, "r") as handle:
-                    handle.read(array)
+                    handle.read(bytes_of)
 
             try:
                 by_kvikio()

@@ -294,7 +294,7 @@ static struct rdma_bounce *bounce_new_for_files(struct rdma *rdma, struct wh_fil
 		free(bounce);
 		return NULL;
 	}
-	madvise(memory, BOUNCE, MADV_HUGEPAGE); /* disks fill them twice as fast */
+	madvise(memory, BOUNCE, MADV_HUGEPAGE); /* faster for disks: docs/files.md */
 	bounce_init(bounce, rdma);
 	bounce->system = system;
 	bounce->region.entry.address = (uintptr_t)memory;
