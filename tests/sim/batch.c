@@ -1,0 +1,447 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Batches: filled at random, submitted again and again, waited for, cancelled. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "program.h"
+
+int batch_number(const struct batch *batch)
+{
+	return (int)(batch - batch->program->batches);
+}
+
+/* May bytes of a batch still arrive, although it has ended? Rule 7 of transfer.h. */
+static bool may_come_late(const struct batch *batch, int status)
+{
+	return batch->cancel_late || (status && status != -ECANCELED);
+}
+
+static void count(int status)
+{
+	if (status == -ECANCELED)
+		program_counts.cancelled++;
+	else if (status)
+		program_counts.failed++;
+	else
+		program_counts.succeeded++;
+}
+
+/* What a batch that succeeded says of its way: all bytes by the one transport that leads there. */
+static void check_routes(const struct batch *batch)
+{
+	const char *transport = batch->peer->host == batch->program->host ? "self" : "tcp";
+	struct wh_route routes[8];
+	size_t number = 8;
+	uint64_t bytes = 0, expected = 0;
+	int rc = wh_batch_routes(batch->batch, routes, &number);
+
+	if (rc)
+		sim_fail("explanation", "wh_batch_routes = %d: %s", rc, wh_error_text());
+	for (int i = 0; i < batch->op_count; i++)
+		expected += batch->ops[i].length;
+	for (size_t i = 0; i < number; i++) {
+		if (routes[i].bytes && strcmp(routes[i].transport, transport) != 0)
+			sim_fail("explanation", "%llu bytes went by %s to another host",
+				 (unsigned long long)routes[i].bytes, routes[i].transport);
+		bytes += routes[i].bytes;
+	}
+	if (bytes != expected)
+		sim_fail("explanation", "the routes have %llu bytes, the batch has %llu",
+			 (unsigned long long)bytes, (unsigned long long)expected);
+}
+
+static void settle_op(struct batch *batch, int index, int status)
+{
+	const struct op *op = &batch->ops[index];
+	struct past past = { op->stamp, op->offset, op->length,          batch->submitted,
+			     sim_time,  status,     batch_number(batch), batch->program->node };
+	int each = status, rc;
+
+	if (!batch->blocks) {
+		rc = wh_batch_transfer_status(batch->batch, (size_t)index, &each);
+		if (rc)
+			sim_fail("call", "wh_batch_transfer_status = %d", rc);
+		if (!status && each)
+			sim_fail("status", "transfer %d of a batch that succeeded: %d", index,
+				 each);
+	}
+	model_settle(op, batch->local + op->local, each, may_come_late(batch, status), &past);
+}
+
+void batch_settle(struct batch *batch, int status, const char *how)
+{
+	sim_trace("batch %d ends: %d %s (by %s) after %.6f s", batch_number(batch), status,
+		  status ? wh_batch_error_text(batch->batch) : "", how,
+		  (double)(sim_time - batch->submitted) / 1e9);
+	if (!batch->running)
+		sim_fail("status", "a batch ended that did not run (by %s)", how);
+	if (wh_batch_status(batch->batch) != status)
+		sim_fail("status", "%s says %d, wh_batch_status() %d", how, status,
+			 wh_batch_status(batch->batch));
+	batch->running = false;
+	count(status);
+	for (int i = 0; i < batch->op_count; i++)
+		settle_op(batch, i, status);
+	if (!status && batch->op_count)
+		check_routes(batch);
+	free(batch->after);
+	batch->after = malloc(batch->local_size);
+	memcpy(batch->after, batch->local, batch->local_size);
+	if (batch->note) {
+		batch->note->status = status;
+		batch->note->completed = sim_time;
+		batch->note = NULL;
+	}
+}
+
+static void callback(struct wh_batch *handle, int status, void *arg)
+{
+	struct batch *batch = arg;
+
+	(void)status;
+	if (handle != batch->batch)
+		sim_fail("callback", "a callback for another batch");
+	if (++batch->callbacks > batch->submissions)
+		sim_fail("callback", "%d callbacks for %d submissions", batch->callbacks,
+			 batch->submissions);
+}
+
+void batch_check(const struct batch *batch)
+{
+	if (batch->batch && !batch->running && batch->after &&
+	    memcmp(batch->after, batch->local, batch->local_size) != 0)
+		sim_fail("bytes", "local memory of a batch has changed after its end");
+}
+
+/* ---- submitting ------------------------------------------------------------------------------ */
+
+static void fill_local(struct batch *batch)
+{
+	free(batch->after);
+	batch->after = NULL;
+	for (int i = 0; i < batch->op_count; i++) {
+		struct op *op = &batch->ops[i];
+
+		op->stamp = sim_draw_work(UINT64_MAX);
+		if (op->kind == WH_WRITE)
+			pattern_fill(batch->local + op->local, op->stamp, op->length);
+		else
+			memset(batch->local + op->local, 0xee, op->length);
+	}
+}
+
+/* Wait until no other thread uses it. */
+static void unpin(const struct batch *batch)
+{
+	while (batch->pins)
+		sim_sleep(100000);
+}
+
+static bool may_submit(const struct batch *batch)
+{
+	for (int i = 0; i < batch->op_count; i++) {
+		const struct block *block = target_block(&batch->ops[i]);
+
+		if (batch->ops[i].target->dead || block->busy || block->tainted)
+			return false;
+	}
+	return true;
+}
+
+static void mark_busy(struct batch *batch, bool busy)
+{
+	for (int i = 0; i < batch->op_count; i++) {
+		const struct op *op = &batch->ops[i];
+		struct block *block = target_block(op);
+
+		block->busy = busy;
+		block->offset = op->kind == WH_WRITE ? op->offset : 0;
+		block->length = op->kind == WH_WRITE ? op->length : 0;
+		if (busy)
+			sim_trace("  op %d: %s %s block %d, %zu at %zu", i,
+				  op->kind == WH_WRITE ? "write" : "read", op->target->name,
+				  op->block, op->length, op->offset);
+	}
+}
+
+void batch_submit(struct batch *batch)
+{
+	const struct program *there;
+	int error;
+
+	unpin(batch);
+	if (!may_submit(batch))
+		return;
+	fill_local(batch);
+	/* A batch that had a notification keeps it: give it another one. */
+	if (sim_options.notes && (sim_draw_work(2) || !batch->op_count || batch->noted))
+		note_attach(batch);
+	if ((batch->noted || !batch->op_count) && !batch->note)
+		return;
+	mark_busy(batch, true);
+	batch->cancel_late = false;
+	batch->submitted = sim_time;
+	batch->submissions++;
+	batch->running = true;
+	there = peer_program(batch->peer);
+	if (batch->note) {
+		batch->note->submitted = sim_time;
+		batch->note->to = there ? there->node : -1;
+	}
+	error = wh_batch_submit(batch->batch);
+	sim_trace("submit %d: %d %s, %d ops%s", batch_number(batch), error,
+		  error ? wh_error_text() : "", batch->op_count, batch->note ? ", note" : "");
+	if (!error) {
+		program_counts.batches++;
+		return;
+	}
+	batch->submissions--;
+	batch->running = false;
+	if (batch->note) {
+		batch->note->status = error;
+		batch->note = NULL;
+	}
+	mark_busy(batch, false);
+}
+
+/* ---- making ---------------------------------------------------------------------------------- */
+
+static bool has_block(const struct batch *batch, const struct target *target, int block)
+{
+	for (int i = 0; i < batch->op_count; i++)
+		if (batch->ops[i].target == target && batch->ops[i].block == block)
+			return true;
+	return false;
+}
+
+static void choose_ops(struct batch *batch, const struct program *there)
+{
+	size_t size = (size_t)sim_options.block;
+
+	for (int i = (int)sim_draw_work(PROGRAM_OPS + 1); i > 0; i--) {
+		struct op *op = &batch->ops[batch->op_count];
+		struct target *target = there->targets[sim_draw_work(PROGRAM_TARGETS)];
+		int block =
+			batch->program->host * PROGRAM_BLOCKS + (int)sim_draw_work(PROGRAM_BLOCKS);
+
+		if (!target || target->dead || has_block(batch, target, block))
+			continue;
+		op->target = target;
+		op->block = block;
+		op->length = sim_draw_work(2) ? size : 1 + sim_draw_work(size);
+		op->offset = sim_draw_work(size - op->length + 1);
+		op->kind = sim_draw_work(3) ? WH_WRITE : WH_READ;
+		op->local = batch->local_size;
+		batch->local_size += op->length;
+		batch->op_count++;
+	}
+}
+
+/* One op as eight blocks in another order. */
+static int add_blocks(struct batch *batch)
+{
+	struct op *op = &batch->ops[0];
+	uint64_t piece = op->length / 8, offsets[8];
+	struct wh_base base = { .local = batch->region,
+				.local_offset = op->local,
+				.remote = op->target->remote,
+				.remote_offset = target_offset(op) };
+	struct wh_blocks_desc desc = { .size = sizeof(desc),
+				       .op = op->kind,
+				       .block_length = piece,
+				       .count = 8,
+				       .bases = &base,
+				       .base_count = 1,
+				       .local_offsets = offsets,
+				       .remote_offsets = offsets };
+	struct wh_blocks *list;
+	int error;
+
+	op->length = piece * 8;
+	for (uint64_t i = 0; i < 8; i++)
+		offsets[i] = (i * 3 + 1) % 8 * piece;
+	error = wh_blocks_new(batch->peer->peer, &desc, &list);
+	if (error)
+		return error;
+	error = wh_batch_add_blocks(batch->batch, list);
+	wh_blocks_free(list);
+	batch->blocks = true;
+	return error;
+}
+
+static int add_addresses(struct batch *batch)
+{
+	struct wh_address_transfer transfers[PROGRAM_OPS];
+
+	for (int i = 0; i < batch->op_count; i++) {
+		const struct op *op = &batch->ops[i];
+
+		transfers[i] = (struct wh_address_transfer){
+			.local = batch->local + op->local,
+			.remote = (uint64_t)(uintptr_t)op->target->memory + target_offset(op),
+			.length = op->length,
+			.op = op->kind,
+		};
+	}
+	return wh_batch_add_address(batch->batch, transfers, (size_t)batch->op_count);
+}
+
+static int add_transfers(struct batch *batch)
+{
+	struct wh_transfer transfers[PROGRAM_OPS];
+
+	for (int i = 0; i < batch->op_count; i++) {
+		const struct op *op = &batch->ops[i];
+
+		transfers[i] = (struct wh_transfer){
+			.local = batch->region,
+			.local_offset = op->local,
+			.remote = op->target->remote,
+			.remote_offset = target_offset(op),
+			.length = op->length,
+			.op = op->kind,
+		};
+	}
+	return wh_batch_add(batch->batch, transfers, (size_t)batch->op_count);
+}
+
+static int add(struct batch *batch)
+{
+	uint64_t form = sim_draw_work(4);
+
+	if (!batch->op_count)
+		return 0;
+	if (form == 0 && sim_options.lists && batch->op_count == 1 && batch->ops[0].length >= 16)
+		return add_blocks(batch);
+	if (form == 1 && sim_options.address)
+		return add_addresses(batch);
+	return add_transfers(batch);
+}
+
+/* Its handle and its local memory. */
+static int make(struct batch *batch)
+{
+	struct wh_batch_options options = { .size = sizeof(options) };
+	struct program *program = batch->program;
+	int error;
+
+	batch->local = calloc(1, batch->local_size);
+	error = wh_region_register(program->engine, batch->local, batch->local_size, NULL,
+				   &batch->region);
+	if (error)
+		goto err_free;
+	batch->queued = program->queue && sim_draw_work(2);
+	batch->called = sim_options.callback && sim_draw_work(2);
+	options.queue = batch->queued ? program->queue : NULL;
+	options.user = (uint64_t)batch_number(batch);
+	options.callback = batch->called ? callback : NULL;
+	options.callback_arg = batch;
+	options.priority = sim_draw_work(3) ? WH_PRIORITY_BULK : WH_PRIORITY_LATENCY;
+	error = wh_batch_new(batch->peer->peer, &options, &batch->batch);
+	if (error)
+		goto err_unregister;
+	batch->peer->batches++;
+	return 0;
+
+err_unregister:
+	wh_region_unregister(batch->region);
+err_free:
+	free(batch->local);
+	return error;
+}
+
+void batch_new(struct program *program, struct batch *batch, struct peer *peer)
+{
+	const struct program *there = peer_program(peer);
+	int error;
+
+	if (!there)
+		return;
+	memset(batch, 0, sizeof(*batch));
+	batch->program = program;
+	batch->peer = peer;
+	choose_ops(batch, there);
+	if (!batch->op_count && !sim_options.notes)
+		return;
+	if (!batch->local_size)
+		batch->local_size = 8;
+	if (make(batch)) {
+		memset(batch, 0, sizeof(*batch));
+		return;
+	}
+	error = add(batch);
+	if (error) {
+		sim_trace("add: %d %s", error, wh_error_text());
+		batch_free(batch);
+		return;
+	}
+	batch_submit(batch);
+}
+
+/* ---- ending ---------------------------------------------------------------------------------- */
+
+void batch_test(struct batch *batch)
+{
+	int64_t timeout = sim_draw_work(2) ? 0 : (int64_t)sim_draw_work(20 * SIM_MS);
+	struct call call = call_begin(batch->program);
+	int rc;
+
+	if (!batch->running || batch->queued)
+		return;
+	rc = timeout ? wh_batch_wait_for(batch->batch, timeout) : wh_batch_test(batch->batch);
+	call_end(&call, timeout ? "wh_batch_wait_for" : "wh_batch_test", rc, timeout);
+	if (rc == -EAGAIN)
+		return;
+	if (rc)
+		sim_fail("call", "wh_batch_test = %d: %s", rc, wh_error_text());
+	batch_settle(batch, wh_batch_status(batch->batch), "test");
+}
+
+void batch_cancel(struct batch *batch)
+{
+	struct call call = call_begin(batch->program);
+	int rc;
+
+	if (!batch->running)
+		return;
+	rc = wh_batch_cancel(batch->batch);
+	sim_trace("cancel %d: %d %s", batch_number(batch), rc, rc ? wh_error_text() : "");
+	call_end(&call, "wh_batch_cancel", rc, batch->program->timeout);
+	if (rc == -ETIMEDOUT) {
+		program_counts.cancelled_late++;
+		batch->cancel_late = true;
+	} else if (rc) {
+		sim_fail("call", "wh_batch_cancel = %d: %s", rc, wh_error_text());
+	}
+	if (batch->queued) {
+		for (int i = 0; i < 100 && batch->running; i++)
+			queue_take(batch->program, 10 * SIM_MS);
+		if (batch->running)
+			sim_fail("cancel", "a cancelled batch does not come out of its queue");
+		return;
+	}
+	rc = wh_batch_test(batch->batch);
+	if (rc)
+		sim_fail("cancel", "a cancelled batch still runs: %d", rc);
+	batch_settle(batch, wh_batch_status(batch->batch), "cancel");
+}
+
+void batch_free(struct batch *batch)
+{
+	int rc;
+
+	unpin(batch);
+	batch_check(batch);
+	rc = wh_batch_free(batch->batch);
+	if (rc)
+		sim_fail("call", "wh_batch_free = %d: %s", rc, wh_error_text());
+	rc = wh_region_unregister(batch->region);
+	if (rc)
+		sim_fail("call", "wh_region_unregister of local memory = %d: %s", rc,
+			 wh_error_text());
+	free(batch->local);
+	free(batch->after);
+	batch->peer->batches--;
+	memset(batch, 0, sizeof(*batch));
+}

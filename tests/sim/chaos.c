@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What happens to hosts and the network, as often as the options say. */
+#include <stdio.h>
+
+#include "program.h"
+
+#define STEP_MS 10
+
+static bool due(int mean_ms)
+{
+	return mean_ms > 0 && !sim_draw_chaos((uint64_t)mean_ms / STEP_MS);
+}
+
+static int64_t duration(void)
+{
+	static const int64_t most[] = { 20 * SIM_MS, 300 * SIM_MS, 3 * SIM_SEC, 12 * SIM_SEC,
+					40 * SIM_SEC };
+
+	return 1 + (int64_t)sim_draw_chaos((uint64_t)most[sim_draw_chaos(5)]);
+}
+
+static int any_host(void)
+{
+	return (int)sim_draw_chaos((uint64_t)sim_options.hosts);
+}
+
+static void network_fault(void)
+{
+	if (due(sim_options.cut)) {
+		int a = any_host(), b = any_host();
+		int64_t ns = duration();
+
+		sim_trace("# cut %d -> %d for %.3f s", a, b, (double)ns / 1e9);
+		sim_network_cut(a, b, ns);
+		if (sim_draw_chaos(2))
+			sim_network_cut(b, a, ns);
+	}
+	if (due(sim_options.reset))
+		sim_network_reset_one();
+	if (due(sim_options.black))
+		sim_network_black_one(sim_draw_chaos(3) ? duration() : INT64_MAX);
+	if (due(sim_options.slow))
+		sim_network_slow(duration(), 2 + (int)sim_draw_chaos(50));
+}
+
+static void host_fault(void)
+{
+	struct program *program = program_on(any_host());
+
+	if (!program)
+		return;
+	if (due(sim_options.stall)) {
+		int64_t ns = duration();
+
+		sim_trace("# node %d stands still for %.3f s", program->node, (double)ns / 1e9);
+		sim_node_stall(program->node, ns);
+	}
+	if (due(sim_options.short_descriptors))
+		sim_node_short_descriptors(program->node, duration());
+	if (due(sim_options.short_memory))
+		sim_node_short_memory(program->node, duration());
+	if (due(sim_options.restart))
+		program->leaving = true;
+	if (due(sim_options.crash)) {
+		int host = program->host;
+
+		program_crash(program, sim_draw_chaos(2));
+		sim_sleep((int64_t)sim_draw_chaos(4 * SIM_SEC));
+		program_new(host);
+	}
+}
+
+void *chaos_main(void *arg)
+{
+	int64_t end = sim_time + sim_options.span_ms * SIM_MS;
+
+	(void)arg;
+	while (sim_time < end) {
+		sim_sleep(STEP_MS * SIM_MS);
+		network_fault();
+		host_fault();
+	}
+	swarm_heal();
+	sim_heal();
+	program_healed_at = sim_time;
+	program_phase = PHASE_DRAIN;
+	return NULL;
+}

@@ -1,0 +1,258 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What published memory must hold, byte by byte, by the memory model's rules (transfer.h). */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "program.h"
+
+static size_t block_offset(int block)
+{
+	return PROGRAM_GAP + (size_t)block * ((size_t)sim_options.block + PROGRAM_GAP);
+}
+
+size_t target_offset(const struct op *op)
+{
+	return block_offset(op->block) + op->offset;
+}
+
+struct block *target_block(const struct op *op)
+{
+	return &op->target->block[op->block];
+}
+
+static uint8_t pattern(uint64_t stamp, size_t i)
+{
+	uint64_t word = (stamp + i / 8) * 0x9e3779b97f4a7c15ull;
+
+	return (uint8_t)((word ^ word >> 32) >> 8 * (i % 8));
+}
+
+void pattern_fill(uint8_t *out, uint64_t stamp, size_t length)
+{
+	for (size_t i = 0; i < length; i++)
+		out[i] = pattern(stamp, i);
+}
+
+size_t pattern_differs(const uint8_t *bytes, uint64_t stamp, size_t length)
+{
+	size_t i = 0;
+
+	while (i < length && bytes[i] == pattern(stamp, i))
+		i++;
+	return i;
+}
+
+/* ---- whose bytes ----------------------------------------------------------------------------- */
+
+static void block_print(const struct block *block, const uint8_t *bytes, size_t offset,
+			size_t length)
+{
+	for (int i = block->past_count - 1; i >= 0 && i >= block->past_count - PROGRAM_PAST; i--) {
+		const struct past *p = &block->past[i % PROGRAM_PAST];
+		size_t from = offset > p->offset ? offset : p->offset;
+		size_t end = p->offset + p->length;
+		size_t same = 0, all = 0;
+
+		end = offset + length < end ? offset + length : end;
+		for (size_t j = from; j < end; j++, all++)
+			same += bytes[j - offset] == pattern(p->stamp, j - p->offset);
+		fprintf(stderr,
+			"  batch %d of node %d wrote %zu at %zu, submitted %.6f, ended %.6f with "
+			"%d: %zu of %zu bytes are its\n",
+			p->batch, p->node, p->length, p->offset, (double)p->submitted / 1e9,
+			(double)p->ended / 1e9, p->status, same, all);
+	}
+}
+
+void target_print(const struct op *op, const uint8_t *bytes)
+{
+	block_print(target_block(op), bytes, op->offset, op->length);
+}
+
+/* Bytes that nobody may have written since the shadow was taken. */
+static void compare(const struct target *target, int block, size_t from, size_t length,
+		    const char *what)
+{
+	size_t i = from;
+
+	if (!memcmp(target->memory + from, target->shadow + from, length))
+		return;
+	while (target->memory[i] == target->shadow[i])
+		i++;
+	block_print(&target->block[block], target->memory + block_offset(block), 0,
+		    (size_t)sim_options.block);
+	sim_fail("bytes", "%s: byte %zu of %s has changed: %02x, was %02x", target->name, i, what,
+		 target->memory[i], target->shadow[i]);
+}
+
+void target_check(const struct target *target)
+{
+	size_t size = (size_t)sim_options.block;
+
+	if (target->dead || !target->memory)
+		return;
+	for (int i = 0; i < sim_options.hosts * PROGRAM_BLOCKS; i++) {
+		const struct block *block = &target->block[i];
+		size_t from = block_offset(i), behind = block->offset + block->length;
+
+		compare(target, i, from - PROGRAM_GAP, PROGRAM_GAP, "a gap");
+		if (block->tainted)
+			continue;
+		if (!block->busy) {
+			compare(target, i, from, size, "a block at rest");
+			continue;
+		}
+		compare(target, i, from, block->offset, "a block before the write");
+		compare(target, i, from + behind, size - behind, "a block behind the write");
+	}
+}
+
+void model_check_all(void)
+{
+	for (int i = 0; i < program_count(); i++) {
+		const struct program *program = program_at(i);
+
+		for (int j = 0; j < PROGRAM_TARGETS; j++)
+			if (program->targets[j])
+				target_check(program->targets[j]);
+		for (int j = 0; j < PROGRAM_BATCHES; j++)
+			batch_check(&program->batches[j]);
+	}
+}
+
+/* ---- the end of a transfer ------------------------------------------------------------------- */
+
+static void settle_write(const struct op *op, int status, bool may_come_late)
+{
+	struct target *target = op->target;
+	size_t from = target_offset(op), bad;
+	uint8_t *memory = target->memory + from, *shadow = target->shadow + from;
+
+	if (!status) {
+		bad = pattern_differs(memory, op->stamp, op->length);
+		if (bad < op->length) {
+			target_print(op, memory);
+			sim_fail("bytes",
+				 "%s: byte %zu of %zu that were written with success is not "
+				 "there: %02x, should be %02x; the memory is %s",
+				 target->name, bad, op->length, memory[bad],
+				 pattern(op->stamp, bad),
+				 memcmp(memory, shadow, op->length) ? "other bytes" : "as before");
+		}
+	} else if (may_come_late) {
+		target_block(op)->tainted = true;
+		return;
+	}
+	for (size_t i = 0; i < op->length; i++)
+		if (memory[i] != shadow[i] && memory[i] != pattern(op->stamp, i))
+			sim_fail("bytes",
+				 "%s: byte %zu of a write that ended with %d is neither old nor "
+				 "new",
+				 target->name, i, status);
+	memcpy(shadow, memory, op->length);
+	if (may_come_late)
+		target_block(op)->tainted = true;
+}
+
+static void settle_read(const struct op *op, const uint8_t *local)
+{
+	const struct target *target = op->target;
+	const uint8_t *shadow = target->shadow + target_offset(op);
+
+	if (target_block(op)->tainted || !memcmp(local, shadow, op->length))
+		return;
+	target_print(op, local);
+	sim_fail("bytes", "%s: %zu bytes at %zu that were read with success are others",
+		 target->name, op->length, target_offset(op));
+}
+
+void model_settle(const struct op *op, const uint8_t *local, int status, bool may_come_late,
+		  const struct past *past)
+{
+	struct block *block = target_block(op);
+
+	block->busy = false;
+	if (op->kind == WH_READ) {
+		if (!status)
+			settle_read(op, local);
+		return;
+	}
+	block->past[block->past_count++ % PROGRAM_PAST] = *past;
+	if (!op->target->dead)
+		settle_write(op, status, may_come_late);
+}
+
+/* ---- targets --------------------------------------------------------------------------------- */
+
+static void target_allocate(struct target *target)
+{
+	target->size = PROGRAM_GAP + (size_t)sim_options.hosts * PROGRAM_BLOCKS *
+					     ((size_t)sim_options.block + PROGRAM_GAP);
+	/* Never the same addresses again: a transfer by address would reach the new region. */
+	target->mapped = (target->size + 8191) / 4096 * 4096;
+	target->base = mmap(NULL, target->mapped, PROT_READ | PROT_WRITE,
+			    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	target->memory = target->base + 8 * sim_draw_work((target->mapped - target->size) / 8);
+	target->shadow = malloc(target->size);
+	pattern_fill(target->memory, sim_draw_work(UINT64_MAX), target->size);
+	memcpy(target->shadow, target->memory, target->size);
+}
+
+/* Who touches its memory from now on faults, and its addresses stay taken. */
+static void target_seal(struct target *target)
+{
+	target->dead = true;
+	mmap(target->base, target->mapped, PROT_NONE,
+	     MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
+	target->memory = NULL;
+}
+
+struct target *target_open(struct program *program, int slot, int generation)
+{
+	struct wh_region_options options = {
+		.size = sizeof(options),
+		.access = WH_ACCESS_READ | WH_ACCESS_WRITE | WH_ACCESS_LIST,
+	};
+	struct target *target = calloc(1, sizeof(*target));
+	int error;
+
+	target->host = program->host;
+	target->node = program->node;
+	target->generation = generation;
+	target_allocate(target);
+	snprintf(target->name, sizeof(target->name), "n%d.r%d.g%d", program->node, slot,
+		 generation);
+	options.name = target->name;
+	error = wh_region_register(program->engine, target->memory, target->size, &options,
+				   &target->region);
+	if (error) {
+		sim_trace("register: %d %s", error, wh_error_text());
+		target_seal(target);
+		return NULL;
+	}
+	target->remote = wh_region_id(target->region);
+	program->targets[slot] = target;
+	return target;
+}
+
+bool target_close(struct program *program, int slot, bool must)
+{
+	struct target *target = program->targets[slot];
+	struct call call = call_begin(program);
+	int rc;
+
+	target_check(target);
+	rc = wh_region_unregister(target->region);
+	call_end(&call, "wh_region_unregister", rc, program->timeout);
+	if (rc == -EBUSY && !must)
+		return false;
+	if (rc)
+		sim_fail("call", "wh_region_unregister = %d: %s", rc, wh_error_text());
+	target_check(target);
+	target_seal(target);
+	program->targets[slot] = NULL;
+	return true;
+}

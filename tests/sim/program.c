@@ -1,0 +1,456 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A program: it opens an engine, does one thing after the other at random, and closes it. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "program.h"
+
+#define KEY "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff"
+#define SLACK (500 * SIM_MS) /* what shares a CPU with other threads may be late */
+#define DRAIN_MOST (600 * SIM_SEC)
+#define HEALED_MOST (120 * SIM_SEC) /* for a batch, when all is healed */
+#define LISTEN_ON (10 * SIM_SEC) /* for what others have sent */
+
+enum phase program_phase;
+int64_t program_healed_at;
+struct program_counts program_counts;
+
+static struct program **programs;
+static int count, undrained;
+
+int program_count(void)
+{
+	return count;
+}
+
+struct program *program_at(int index)
+{
+	return programs[index];
+}
+
+struct program *program_on(int host)
+{
+	for (int i = count - 1; i >= 0; i--)
+		if (programs[i]->host == host && !programs[i]->crashed && programs[i]->engine &&
+		    !programs[i]->leaving)
+			return programs[i];
+	return NULL;
+}
+
+/* ---- calls and their bounds ------------------------------------------------------------------ */
+
+struct call call_begin(const struct program *program)
+{
+	return (struct call){ program, sim_time, sim_node_stalled(program->node) };
+}
+
+void call_end(const struct call *call, const char *name, int rc, int64_t limit)
+{
+	int64_t stalled = sim_node_stalled(call->program->node) - call->stalled;
+	int64_t took = sim_time - call->start - stalled;
+
+	if (took > limit + limit / 10 + SLACK)
+		sim_fail("bound", "%s = %d took %.3f s, its bound is %.3f s; %s", name, rc,
+			 (double)took / 1e9, (double)limit / 1e9, wh_error_text());
+}
+
+void program_progress(struct program *program, int64_t timeout)
+{
+	struct call call = call_begin(program);
+	int rc;
+
+	if (sim_options.threads) {
+		sim_sleep(timeout ? timeout : 1000);
+		return;
+	}
+	rc = wh_engine_progress(program->engine, timeout);
+	if (rc < 0)
+		sim_fail("call", "wh_engine_progress = %d: %s", rc, wh_error_text());
+	call_end(&call, "wh_engine_progress", rc, timeout);
+}
+
+/* ---- engines --------------------------------------------------------------------------------- */
+
+static void log_line(void *arg, const struct wh_log_record *record)
+{
+	const struct program *program = arg;
+
+	sim_trace("    log of node %d: %s: %s", program->node, record->area, record->text);
+}
+
+/* A setting as "NAME=NUMBER", in one of the buffers that the caller has for them. */
+static const char *setting(char *out, const char *name, int value)
+{
+	snprintf(out, 48, "%s=%d", name, value);
+	return out;
+}
+
+bool program_engine_open(struct program *program)
+{
+	char numbers[7][48], listen[48];
+	const char *config[] = {
+		"transports=self,tcp",
+		"cuda=off",
+		"rdma=off",
+		"observe=off",
+		"cufile=off",
+		"window=off",
+		"meet=off",
+		"key=" KEY,
+		sim_options.crc32c ? "integrity=crc32c" : "integrity=none",
+		setting(numbers[0], "tls", sim_options.tls),
+		setting(numbers[1], "timeout", sim_options.timeout_ms),
+		setting(numbers[2], "idle", sim_options.idle_ms),
+		setting(numbers[3], "slice", sim_options.slice),
+		setting(numbers[4], "inline", sim_options.inline_bytes),
+		setting(numbers[5], "connections", sim_options.connections),
+		setting(numbers[6], "notifications", sim_options.notifications),
+		NULL,
+	};
+	struct wh_engine_options options = {
+		.size = sizeof(options),
+		.name = program->name,
+		.listen = listen,
+		.config = config,
+		.log = log_line,
+		.log_arg = program,
+		.log_level = WH_LOG_DEBUG,
+		.flags = sim_options.threads ? 0 : WH_ENGINE_NO_THREADS,
+	};
+	int error;
+
+	snprintf(listen, sizeof(listen), sim_options.ipv6 ? "[fd00::%x]:%d" : "10.0.0.%d:%d",
+		 program->host + 1, PROGRAM_PORT);
+	error = wh_engine_open(&options, &program->engine);
+	sim_trace("engine of node %d: %d %s", program->node, error, error ? wh_error_text() : "");
+	if (error) {
+		program->engine = NULL;
+		return false;
+	}
+	program->timeout = sim_options.timeout_ms * SIM_MS;
+	if (sim_options.queue && wh_queue_new(program->engine, &program->queue))
+		program->queue = NULL;
+	for (int i = 0; i < PROGRAM_TARGETS; i++)
+		target_open(program, i, 0);
+	program->epoch = wh_engine_epoch(program->engine);
+	return true;
+}
+
+static void close_queue(struct program *program)
+{
+	struct wh_completion left;
+	int rc;
+
+	if (!program->queue)
+		return;
+	/* A peer that was closed while it was being opened reports nothing. */
+	while (wh_queue_take(program->queue, &left, 1, 0) > 0)
+		sim_fail("queue", "a completion came after the end of what it is of");
+	rc = wh_queue_free(program->queue);
+	if (rc)
+		sim_fail("call", "wh_queue_free = %d: %s", rc, wh_error_text());
+	program->queue = NULL;
+}
+
+void program_engine_close(struct program *program)
+{
+	struct call call;
+	int rc;
+
+	for (int i = 0; i < PROGRAM_PEERS; i++)
+		if (program->peers[i].peer)
+			peer_close(&program->peers[i]);
+	for (int i = 0; i < PROGRAM_TARGETS; i++)
+		for (int j = 0; program->targets[i]; j++)
+			target_close(program, i, j >= 2);
+	close_queue(program);
+	call = call_begin(program);
+	rc = wh_engine_close(program->engine);
+	if (rc)
+		sim_fail("call", "wh_engine_close = %d: %s", rc, wh_error_text());
+	call_end(&call, "wh_engine_close", rc, 2 * program->timeout);
+	if (sim_node_descriptors(program->node))
+		sim_fail("leak", "node %d has %d open descriptors after wh_engine_close()",
+			 program->node, sim_node_descriptors(program->node));
+	program->engine = NULL;
+	program->epoch = 0;
+}
+
+/* ---- one thing after the other --------------------------------------------------------------- */
+
+static void step_peer(struct program *program)
+{
+	struct peer *peer = &program->peers[sim_draw_work(PROGRAM_PEERS)];
+
+	if (!peer->peer)
+		peer_open(program, peer);
+	else if (!sim_draw_work(12))
+		peer_close(peer); /* maybe while it is being opened */
+}
+
+static void step_batch(struct program *program)
+{
+	struct peer *peer = &program->peers[sim_draw_work(PROGRAM_PEERS)];
+	struct batch *batch = &program->batches[sim_draw_work(PROGRAM_BATCHES)];
+
+	if (batch->batch && !batch->running && sim_draw_work(3))
+		batch_submit(batch);
+	else if (batch->batch && !batch->running)
+		batch_free(batch);
+	else if (!batch->batch && peer->peer && !peer->opening && peer->epoch)
+		batch_new(program, batch, peer);
+}
+
+static void step_region(struct program *program)
+{
+	static int generations;
+	int slot = (int)sim_draw_work(PROGRAM_TARGETS);
+
+	if (!sim_options.reregister || sim_draw_work(6))
+		return;
+	if (!program->targets[slot] || target_close(program, slot, false))
+		target_open(program, slot, ++generations);
+}
+
+static void step(struct program *program)
+{
+	struct batch *batch = &program->batches[sim_draw_work(PROGRAM_BATCHES)];
+	struct peer *peer = &program->peers[sim_draw_work(PROGRAM_PEERS)];
+	int64_t wait = sim_draw_work(2) ? 0 : (int64_t)sim_draw_work(20 * SIM_MS);
+	uint64_t what = sim_draw_work(18);
+
+	if (what == 0)
+		step_peer(program);
+	else if (what <= 4)
+		step_batch(program);
+	else if (what <= 7 && batch->batch)
+		batch_test(batch);
+	else if (what == 8 && batch->batch && !sim_draw_work(3))
+		batch_cancel(batch);
+	else if (what == 9)
+		queue_take(program, wait);
+	else if (what == 10)
+		note_take(program, wait);
+	else if (what == 11)
+		step_region(program);
+	else if (what == 12 && peer->peer && !peer->opening && peer->epoch)
+		peer_ask(peer);
+	else if (what == 13 && !sim_draw_work(6))
+		model_check_all();
+	else if (what == 14)
+		sim_sleep((int64_t)sim_draw_work(2 * SIM_MS)); /* it computes, and drives nothing */
+	else if (what >= 15)
+		program_progress(
+			program,
+			sim_draw_work(3) ?
+				(int64_t)sim_draw_work((uint64_t)sim_options.patience_ms * SIM_MS) :
+				0);
+}
+
+/* A second thread of the program: it waits and asks, and drives the engine as well. */
+static void *helper_main(void *arg)
+{
+	struct program *program = arg;
+
+	while (!program->helper_leaves) {
+		struct batch *batch = &program->batches[sim_draw_work(PROGRAM_BATCHES)];
+		uint64_t what = sim_draw_work(3), bytes;
+
+		if (batch->batch && batch->running) {
+			batch->pins++;
+			if (what == 0)
+				wh_batch_wait_for(batch->batch,
+						  (int64_t)sim_draw_work(30 * SIM_MS));
+			else if (what == 1)
+				wh_batch_test(batch->batch);
+			else
+				wh_batch_progress(batch->batch, &bytes);
+			batch->pins--;
+		}
+		if (!sim_draw_work(3))
+			program_progress(program, (int64_t)sim_draw_work(10 * SIM_MS));
+		sim_sleep((int64_t)sim_draw_work(5 * SIM_MS));
+	}
+	program->helper_runs = false;
+	return NULL;
+}
+
+/* ---- the end --------------------------------------------------------------------------------- */
+
+/* What a program still waits for. NULL: nothing. */
+static const char *unsettled(const struct program *program)
+{
+	for (int i = 0; i < PROGRAM_BATCHES; i++)
+		if (program->batches[i].running)
+			return "a batch still runs";
+	for (int i = 0; i < PROGRAM_PEERS; i++) {
+		struct wh_peer_info info = { .size = sizeof(info) };
+
+		if (!program->peers[i].peer)
+			continue;
+		wh_peer_info(program->peers[i].peer, &info);
+		if (program->peers[i].opening || info.state == WH_PEER_CONNECTING)
+			return "a peer is still being opened";
+		if (info.state == WH_PEER_LOST)
+			return "a peer is still lost";
+	}
+	return NULL;
+}
+
+static void print_running(const struct program *program)
+{
+	for (int i = 0; i < PROGRAM_BATCHES; i++) {
+		const struct batch *batch = &program->batches[i];
+
+		if (batch->running)
+			fprintf(stderr,
+				"  batch %d of node %d to host %d runs since %.6f, peer %d\n", i,
+				program->node, batch->peer->host, (double)batch->submitted / 1e9,
+				wh_peer_status(batch->peer->peer));
+	}
+}
+
+static void serve(struct program *program)
+{
+	program_progress(program, 50 * SIM_MS);
+	queue_take(program, 0);
+	for (int i = 0; i < 20 && note_take(program, 0); i++)
+		;
+	for (int i = 0; i < PROGRAM_BATCHES; i++)
+		if (program->batches[i].batch)
+			batch_test(&program->batches[i]);
+}
+
+/* A connected peer has to take a batch now. */
+static void check_peer_works(struct program *program, struct peer *peer)
+{
+	struct batch *batch = &program->batches[0];
+	int64_t start = sim_time;
+
+	for (int i = 0; i < PROGRAM_BATCHES && batch->batch; i++)
+		batch = &program->batches[i];
+	if (batch->batch)
+		batch_free(batch);
+	batch_new(program, batch, peer);
+	while (batch->batch && batch->running) {
+		if (sim_time - start > HEALED_MOST)
+			sim_fail("hang", "a batch in a healed world takes %lld s",
+				 HEALED_MOST / SIM_SEC);
+		serve(program);
+	}
+}
+
+/* The world is healed: everything has to end, and to work. */
+static void drain(struct program *program)
+{
+	const char *why;
+
+	while ((why = unsettled(program))) {
+		if (sim_time - program_healed_at > DRAIN_MOST) {
+			print_running(program);
+			sim_fail("hang", "%lld s after all was healed %s", DRAIN_MOST / SIM_SEC,
+				 why);
+		}
+		serve(program);
+	}
+	for (int i = 0; i < PROGRAM_PEERS; i++)
+		if (program->peers[i].peer && !wh_peer_status(program->peers[i].peer))
+			check_peer_works(program, &program->peers[i]);
+	program->drained = true;
+	undrained--;
+	while (undrained) {
+		program_progress(program, 20 * SIM_MS);
+		note_take(program, 0);
+	}
+	for (int64_t end = sim_time + LISTEN_ON; sim_time < end;) {
+		program_progress(program, 20 * SIM_MS);
+		while (note_take(program, 0))
+			;
+	}
+	note_check_received(program);
+	program->leaving = true;
+}
+
+/* ---- lives ----------------------------------------------------------------------------------- */
+
+/* False: it crashed before its engine was open. */
+static bool open_in_the_end(struct program *program)
+{
+	for (int tries = 0; !program_engine_open(program); tries++) {
+		sim_sleep(50 * SIM_MS);
+		if (tries > 400 && program_phase != PHASE_FAULTS)
+			sim_fail("hang", "the engine cannot be opened: %s", wh_error_text());
+		if (program->crashed)
+			return false;
+	}
+	return true;
+}
+
+static void live(struct program *program)
+{
+	char name[32];
+
+	if (sim_options.helper) {
+		snprintf(name, sizeof(name), "h%d/n%d'", program->host, program->node);
+		program->helper_runs = true;
+		sim_spawn(program->node, name, helper_main, program);
+	}
+	while (program_phase == PHASE_FAULTS && !program->crashed && !program->leaving)
+		step(program);
+	program->helper_leaves = true;
+	while (program->helper_runs)
+		sim_sleep(100000);
+	if (program->crashed || program->leaving)
+		undrained--;
+	else
+		drain(program);
+}
+
+static void *program_main(void *arg)
+{
+	struct program *program = arg;
+
+	if (!open_in_the_end(program)) {
+		undrained--;
+		return NULL;
+	}
+	live(program);
+	model_check_all();
+	program_engine_close(program);
+	if (!program->crashed && !program->drained) {
+		program_counts.restarts++;
+		sim_sleep((int64_t)sim_draw_work(3 * SIM_SEC));
+		program_new(program->host);
+	}
+	return NULL;
+}
+
+void program_new(int host)
+{
+	struct program *program = calloc(1, sizeof(*program));
+	char name[32];
+
+	program->host = host;
+	program->node = sim_node_new(host);
+	if (sim_options.malloc_nth && program_phase == PHASE_FAULTS)
+		sim_node_fail_allocation(program->node,
+					 1 + sim_draw_world((uint64_t)sim_options.malloc_nth));
+	programs = realloc(programs, (size_t)(count + 1) * sizeof(struct program *));
+	programs[count++] = program;
+	undrained++;
+	snprintf(program->name, sizeof(program->name), "host%d", host);
+	snprintf(name, sizeof(name), "h%d/n%d", host, program->node);
+	sim_spawn(program->node, name, program_main, program);
+}
+
+void program_crash(struct program *program, bool silent)
+{
+	program_counts.crashes++;
+	program->crashed = true;
+	program->epoch = 0;
+	for (int i = 0; i < PROGRAM_TARGETS; i++)
+		if (program->targets[i])
+			program->targets[i]->dead = true;
+	sim_node_crash(program->node, silent);
+}

@@ -1,0 +1,227 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The programs that run in the world: each has an engine, regions, peers and batches, and a model
+ * of what these promise. A broken promise ends the run with sim_fail(). */
+#ifndef SIM_PROGRAM_H
+#define SIM_PROGRAM_H
+
+#include <wherry/wherry.h>
+
+#include "sim.h"
+
+#define PROGRAM_PORT 7000
+#define PROGRAM_BLOCKS 3 /* of each initiator in each region */
+#define PROGRAM_GAP 24 /* bytes between blocks, which nobody writes */
+#define PROGRAM_OPS 6 /* of a batch */
+#define PROGRAM_PEERS 5
+#define PROGRAM_BATCHES 10
+#define PROGRAM_TARGETS 3
+#define PROGRAM_PAST 16 /* writes of a block that are remembered */
+
+struct program;
+
+/* ---- the model of a region: model.c ---------------------------------------------------------- */
+
+/* A write of the past. */
+struct past {
+	uint64_t stamp;
+	size_t offset, length;
+	int64_t submitted, ended;
+	int status, batch, node;
+};
+
+/* A block has one initiator, which has one transfer to it in flight. */
+struct block {
+	struct past past[PROGRAM_PAST];
+	int past_count;
+	bool busy;
+	/* Bytes of a write may still arrive (rule 7 of transfer.h): nobody knows what it holds. */
+	bool tainted;
+	size_t offset, length; /* of the write that is in flight, in the block */
+};
+
+/* A published region of some host, with what it must hold. */
+struct target {
+	int host, node, generation;
+	uint8_t *memory, *shadow, *base;
+	size_t size, mapped;
+	bool dead; /* its owner has crashed, or has freed it */
+	char name[48];
+	struct wh_region *region;
+	uint64_t remote;
+	struct block block[SIM_HOSTS * PROGRAM_BLOCKS];
+};
+
+/* One transfer of a batch. */
+struct op {
+	struct target *target;
+	int block;
+	size_t offset, length, local;
+	uint32_t kind; /* enum wh_op */
+	uint64_t stamp; /* of the bytes that it writes */
+};
+
+struct target *target_open(struct program *program, int slot, int generation);
+/* False: -EBUSY, and it is still there. */
+bool target_close(struct program *program, int slot, bool must);
+void target_check(const struct target *target);
+size_t target_offset(const struct op *op);
+struct block *target_block(const struct op *op);
+/* Whose bytes are there? To stderr. */
+void target_print(const struct op *op, const uint8_t *bytes);
+void pattern_fill(uint8_t *out, uint64_t stamp, size_t length);
+/* Where bytes differ first from a pattern; `length`: nowhere. */
+size_t pattern_differs(const uint8_t *bytes, uint64_t stamp, size_t length);
+/* A transfer has ended: `status` is its own, `batch` its batch's. */
+void model_settle(const struct op *op, const uint8_t *local, int status, bool may_come_late,
+		  const struct past *past);
+void model_check_all(void);
+
+/* ---- notifications: note.c ------------------------------------------------------------------- */
+
+struct note {
+	int from, to; /* nodes */
+	int status; /* of its batch; 1: running */
+	int received;
+	int64_t submitted, completed;
+	struct op ops[PROGRAM_OPS];
+	int op_count;
+	uint64_t tag;
+	size_t length;
+};
+
+struct batch;
+void note_attach(struct batch *batch);
+bool note_take(struct program *program, int64_t timeout);
+void note_check_received(const struct program *program);
+
+/* ---- batches: batch.c ------------------------------------------------------------------------ */
+
+struct peer;
+
+struct batch {
+	struct wh_batch *batch;
+	struct program *program;
+	struct peer *peer;
+	struct op ops[PROGRAM_OPS];
+	int op_count;
+	uint8_t *local;
+	size_t local_size;
+	struct wh_region *region;
+	bool running, queued, called, blocks, noted;
+	bool cancel_late; /* a cancel was -ETIMEDOUT */
+	int pins; /* other threads that use the batch */
+	int submissions, callbacks;
+	int64_t submitted;
+	struct note *note;
+	uint8_t *after; /* of the local memory, when the batch had ended: must not change */
+};
+
+void batch_new(struct program *program, struct batch *batch, struct peer *peer);
+void batch_submit(struct batch *batch);
+void batch_test(struct batch *batch);
+void batch_cancel(struct batch *batch);
+void batch_free(struct batch *batch);
+void batch_check(const struct batch *batch);
+void batch_settle(struct batch *batch, int status, const char *how);
+int batch_number(const struct batch *batch);
+
+/* ---- peers and queues: peer.c ---------------------------------------------------------------- */
+
+struct peer {
+	struct wh_peer *peer;
+	struct program *program;
+	int host, batches;
+	bool opening;
+	uint64_t epoch;
+};
+
+void peer_open(struct program *program, struct peer *peer);
+void peer_close(struct peer *peer);
+void peer_ask(struct peer *peer);
+/* The program that is on the other side. NULL: it has ended. */
+struct program *peer_program(const struct peer *peer);
+void queue_take(struct program *program, int64_t timeout);
+
+/* ---- programs: program.c --------------------------------------------------------------------- */
+
+struct program {
+	int host, node;
+	bool crashed, leaving, drained;
+	bool helper_leaves, helper_runs;
+	struct wh_engine *engine;
+	struct wh_queue *queue;
+	struct peer peers[PROGRAM_PEERS];
+	struct batch batches[PROGRAM_BATCHES];
+	struct target *targets[PROGRAM_TARGETS];
+	uint64_t epoch;
+	int64_t timeout; /* ns: the setting */
+	char name[32];
+};
+
+enum phase {
+	PHASE_FAULTS, /* programs work, and faults happen */
+	PHASE_DRAIN, /* all is healed: what runs has to end */
+};
+
+extern enum phase program_phase;
+extern int64_t program_healed_at;
+
+void program_new(int host);
+int program_count(void);
+struct program *program_at(int index);
+/* The one that runs on a host and is neither leaving nor crashed. NULL: none. */
+struct program *program_on(int host);
+void program_crash(struct program *program, bool silent);
+bool program_engine_open(struct program *program);
+void program_engine_close(struct program *program);
+void program_progress(struct program *program, int64_t timeout);
+
+/* The simulated time that a call takes, less what its host stands still. */
+struct call {
+	const struct program *program;
+	int64_t start, stalled;
+};
+
+struct call call_begin(const struct program *program);
+/* Fails if the call took longer than `limit` and a little. */
+void call_end(const struct call *call, const char *name, int rc, int64_t limit);
+
+/* What the run did, for its line at the end. */
+struct program_counts {
+	uint64_t batches, succeeded, failed, cancelled, cancelled_late, notes, crashes, restarts;
+	uint64_t opened;
+};
+
+extern struct program_counts program_counts;
+
+/* ---- one run: chaos.c, swarm.c, worlds.c ----------------------------------------------------- */
+
+/* A thread that makes the faults which the options name, heals all, and ends. */
+void *chaos_main(void *arg);
+
+/* Let the seed choose the options of its world. Each is drawn by its name: a new one leaves the
+ * others as they were. */
+void swarm_choose(uint64_t seed, bool is_long);
+/* Set one option: "NAME=VALUE". False: there is none of that name. */
+bool swarm_set(const char *text);
+void swarm_print(bool all);
+/* The calmest world. */
+void swarm_calm_all(void);
+/* Option `index` as "NAME=VALUE". False: no more. */
+bool swarm_get(int index, char *out, size_t length);
+/* "NAME=VALUE" with the calm value. False: it has it already. */
+bool swarm_calm_of(const char *text, char *out, size_t length);
+/* End the faults of calls that must not go on for ever. */
+void swarm_heal(void);
+
+/* A world that is told what happens in it. */
+struct world {
+	const char *name, *what;
+	void (*run)(void);
+};
+
+const struct world *worlds_find(const char *name);
+void worlds_list(void);
+const struct world *worlds_at(int index); /* NULL: no more */
+
+#endif

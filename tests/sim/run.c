@@ -1,0 +1,219 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One run: from the seed, or a world by name, to its line at the end. */
+#include <errno.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "calls.h"
+#include "run.h"
+
+#define END (3000 * SIM_SEC) /* of a world at the latest */
+#define CPU_MOST 120 /* s: a run that takes more is taken for a livelock */
+
+static struct run_result *own;
+static const struct run *own_run;
+
+/* ---- in the process of a run ----------------------------------------------------------------- */
+
+static double cpu_seconds(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+	return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+}
+
+static void finish(void)
+{
+	own->hash = sim_hash;
+	own->batches = program_counts.batches;
+	own->cpu = cpu_seconds();
+	own->simulated = sim_time - 1000 * SIM_SEC;
+	own->done = true;
+}
+
+void sim_fail(const char *oracle, const char *format, ...)
+{
+	va_list arguments;
+
+	va_start(arguments, format);
+	vsnprintf(own->text, sizeof(own->text), format, arguments);
+	va_end(arguments);
+	snprintf(own->oracle, sizeof(own->oracle), "%s", oracle);
+	own->failed = true;
+	finish();
+	sim_trace("FAIL %s: %s", oracle, own->text);
+	fflush(stdout);
+	if (!own_run->quiet) {
+		fprintf(stderr, "FAIL %s at %.6f in %s: %s\n", oracle, (double)sim_time / 1e9,
+			sim_thread_name(), own->text);
+		if (strcmp(oracle, "hang") == 0)
+			sim_dump();
+	}
+	fflush(stderr);
+	_exit(1);
+}
+
+static void took_too_long(int number)
+{
+	(void)number;
+	sim_fail("livelock", "%d s of CPU time, %llu calls, %llu switches, %llu events", CPU_MOST,
+		 (unsigned long long)sim_counts.calls, (unsigned long long)sim_counts.switches,
+		 (unsigned long long)sim_counts.events);
+}
+
+static void seed_start(void)
+{
+	for (int i = 0; i < sim_options.hosts; i++)
+		program_new(i);
+	sim_spawn(-1, "chaos", chaos_main, NULL);
+}
+
+static void print_line(void)
+{
+	const struct program_counts *p = &program_counts;
+	const struct sim_counts *c = &sim_counts;
+
+	printf("ok hash %016llx, %.1f s in %.2f s, %llu calls, %llu batches (%llu failed, %llu "
+	       "cancelled), %llu notifications, %llu crashes, %llu restarts, %llu connections, "
+	       "%llu broken, %llu spins, %llu failed allocations, %llu bits\n",
+	       (unsigned long long)own->hash, (double)own->simulated / 1e9, own->cpu,
+	       (unsigned long long)c->calls, (unsigned long long)p->batches,
+	       (unsigned long long)p->failed, (unsigned long long)p->cancelled,
+	       (unsigned long long)p->notes, (unsigned long long)p->crashes,
+	       (unsigned long long)p->restarts, (unsigned long long)c->accepts,
+	       (unsigned long long)(c->resets + c->timeouts), (unsigned long long)c->spins,
+	       (unsigned long long)c->failed_allocations, (unsigned long long)c->flipped);
+	fflush(stdout);
+}
+
+static void run_begin(const struct run *run)
+{
+	const struct sim_settings settings = { .seed = run->seed,
+					       .trace = run->trace,
+					       .stop_at = run->stop_at,
+					       .stop_spinning = run->stop_spinning };
+	const struct itimerval limit = { .it_value.tv_sec = CPU_MOST };
+
+	signal(SIGPROF, took_too_long);
+	setitimer(ITIMER_PROF, &limit, NULL);
+	sim_begin(&settings);
+	sim_secrets_setup();
+	if (run->world)
+		swarm_calm_all();
+	else
+		swarm_choose(run->seed, run->is_long);
+	for (int i = 0; i < run->set_count; i++)
+		swarm_set(run->sets[i]);
+	if (run->trace)
+		swarm_print(true);
+}
+
+static void run_here(const struct run *run)
+{
+	int64_t until = run->until ? run->until : sim_time + END;
+
+	run_begin(run);
+	if (run->world)
+		run->world->run();
+	else
+		seed_start();
+	if (!sim_run(until)) {
+		if (run->until)
+			_exit(0);
+		sim_fail("hang", "the world does not end");
+	}
+	if (sim_live_blocks) {
+		sim_memory_report();
+		sim_fail("leak", "%lld allocations are left", (long long)sim_live_blocks);
+	}
+	finish();
+	if (!run->quiet)
+		print_line();
+	_exit(0);
+}
+
+/* ---- in the process that starts runs --------------------------------------------------------- */
+
+struct run_result *run_results(int count)
+{
+	struct run_result *results =
+		mmap(NULL, (size_t)count * sizeof(*results), PROT_READ | PROT_WRITE,
+		     MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+
+	if (results == MAP_FAILED) {
+		perror("sim: mmap");
+		exit(70);
+	}
+	return results;
+}
+
+int run_start(const struct run *run, struct run_result *result)
+{
+	pid_t child;
+
+	memset(result, 0, sizeof(*result));
+	fflush(NULL);
+	child = fork();
+	if (child < 0) {
+		perror("sim: fork");
+		exit(71);
+	}
+	if (!child) {
+		own = result;
+		own_run = run;
+		run_here(run);
+	}
+	return child;
+}
+
+bool run_ended(const struct run *run, struct run_result *result, int status)
+{
+	if (WIFEXITED(status) && WEXITSTATUS(status) == 0)
+		return true;
+	if (!result->failed) {
+		/* A sanitizer's report, an assertion, a signal. */
+		snprintf(result->oracle, sizeof(result->oracle), "crash");
+		if (WIFSIGNALED(status))
+			snprintf(result->text, sizeof(result->text), "killed by signal %d",
+				 WTERMSIG(status));
+		else
+			snprintf(result->text, sizeof(result->text), "ended with status %d",
+				 WEXITSTATUS(status));
+		result->failed = true;
+		if (!run->quiet)
+			fprintf(stderr, "FAIL crash: %s\n", result->text);
+	}
+	return false;
+}
+
+bool run_once(const struct run *run, struct run_result *result)
+{
+	int child = run_start(run, result), status;
+
+	while (waitpid(child, &status, 0) < 0 && errno == EINTR)
+		;
+	return run_ended(run, result, status);
+}
+
+void run_print_command(const struct run *run)
+{
+	if (run->world)
+		printf("build/tests/sim/sim --world %s", run->world->name);
+	else
+		printf("build/tests/sim/sim %llu", (unsigned long long)run->seed);
+	if (run->is_long)
+		printf(" --long");
+	for (int i = 0; i < run->set_count; i++)
+		printf(" --set %s", run->sets[i]);
+	printf("\n");
+	fflush(stdout);
+}

@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A simulated world for engines: hosts, threads, a network, descriptors, memory that runs short and
+ * a clock, in one process and one thread, all of it from one seed. The objects of libwherry call
+ * the functions sim_NAME() instead of NAME() (calls.txt); nothing in src/ knows of it.
+ *
+ * Everything here belongs to the one thread of the process. Times are in ns of the world's clock.
+ */
+#ifndef SIM_H
+#define SIM_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define SIM_HOSTS 8
+#define SIM_MS 1000000LL
+#define SIM_SEC 1000000000LL
+
+/* What the seed chose for this world: features, sizes, limits and faults. swarm.c has a row for
+ * each, with the values that it may have. Rates are per mille where nothing else is said. */
+struct sim_options {
+	/* engines */
+	int hosts;
+	int threads; /* 0: WH_ENGINE_NO_THREADS */
+	int ipv6, tls, crc32c;
+	int connections, timeout_ms, idle_ms, slice, inline_bytes, notifications;
+	/* programs */
+	int block; /* bytes */
+	int span_ms; /* how long faults go on */
+	int patience_ms; /* longest wait for progress */
+	int queue, callback, notes, address, lists, reregister, helper;
+	/* faults of hosts: mean ms between two; 0: none */
+	int cut, reset, black, stall, crash, restart, short_descriptors, short_memory, slow;
+	/* faults of calls */
+	int late; /* sleeps after which a thread does not run for up to 10 ms */
+	int preempt; /* calls at which another thread runs */
+	int eintr, spurious, short_read, short_write, accept_fails, connect_fails, epoll_fails;
+	int malloc_fails; /* of 100,000, on a host that is short of memory */
+	int malloc_nth; /* one allocation of the first so many fails on each host; 0: none */
+	/* network */
+	int latency_us, jitter_us, mbit, segment, sndbuf, rcvbuf;
+	int flip; /* of a million segments, by a bit; 0 without crc32c */
+	int zero_window_kills; /* TCP_USER_TIMEOUT also ends connections whose window is closed */
+};
+
+struct sim_counts {
+	uint64_t calls, switches, events, connects, accepts, refused, resets, timeouts, segments,
+		bytes;
+	uint64_t failed_allocations, flipped, spins;
+};
+
+extern struct sim_options sim_options;
+extern struct sim_counts sim_counts;
+extern uint64_t sim_hash; /* over all calls, their arguments, bytes and times */
+extern int64_t sim_time;
+
+/* ---- the world: world.c ---------------------------------------------------------------------- */
+
+struct sim_settings {
+	uint64_t seed;
+	bool trace; /* a line for each call */
+	int64_t stop_at; /* print the stack of the thread that runs then; 0: never */
+	bool stop_spinning; /* the same at the first busy loop */
+};
+
+void sim_begin(const struct sim_settings *settings);
+/* Run until no thread is left. False: `until` has come, or all threads sleep for ever. */
+bool sim_run(int64_t until);
+/* Start a thread of a node; node -1: of nobody's. Returns its number. */
+int sim_spawn(int node, const char *name, void *(*run)(void *), void *arg);
+void sim_sleep(int64_t ns);
+const char *sim_thread_name(void);
+void sim_trace(const char *format, ...) __attribute__((format(printf, 1, 2)));
+/* Print what every thread waits for. */
+void sim_dump(void);
+/* The run has failed: print why and end the process. `oracle` names the rule that was broken. */
+void sim_fail(const char *oracle, const char *format, ...)
+	__attribute__((format(printf, 2, 3), noreturn));
+
+/* Random numbers below `below`, of streams of their own: what is drawn for one does not change the
+ * others. 0 for a bound of 0. */
+uint64_t sim_draw_world(uint64_t below);
+uint64_t sim_draw_work(uint64_t below);
+uint64_t sim_draw_chaos(uint64_t below);
+void sim_draw_secret(void *out, size_t length);
+bool sim_chance(int per_mille);
+
+/* ---- hosts and nodes: node.c ----------------------------------------------------------------- */
+
+/* A node is one incarnation of a host: a process with its kernel. */
+int sim_node_new(int host);
+int sim_node_host(int node);
+/* Silent: as by a power failure. Else the kernel closes what the process had open. */
+void sim_node_crash(int node, bool silent);
+int sim_node_descriptors(int node);
+int64_t sim_node_stalled(int node); /* how long it has stood still, in all */
+void sim_node_stall(int node, int64_t ns);
+void sim_node_short_descriptors(int node, int64_t ns);
+void sim_node_short_memory(int node, int64_t ns);
+/* Let the n-th allocation of this node from now on fail. */
+void sim_node_fail_allocation(int node, uint64_t nth);
+/* End all faults of hosts and of the network that last. */
+void sim_heal(void);
+
+/* ---- the network: network.c ------------------------------------------------------------------ */
+
+void sim_network_cut(int from_host, int to_host, int64_t ns);
+void sim_network_slow(int64_t ns, int factor);
+void sim_network_heal(void);
+bool sim_network_reset_one(void); /* a connection breaks: RST to both, or to one */
+bool sim_network_black_one(int64_t ns); /* a connection loses what one side sends, or both */
+
+/* A segment that is being sent. `connection` counts the connections that `from_host` or `to_host`
+ * has opened to the other, from 0; `offset` counts the bytes of this direction. */
+struct sim_packet {
+	int from_host, to_host, connection;
+	bool from_initiator;
+	bool fin;
+	uint64_t offset;
+	size_t length;
+	const uint8_t *bytes;
+};
+
+/* Have `delay` say by how many ns each segment comes later. NULL: none. */
+void sim_network_watch(int64_t (*delay)(const struct sim_packet *packet, void *arg), void *arg);
+/* Break the n-th connection between two hosts, at both ends. */
+void sim_network_reset(int from_host, int to_host, int connection);
+
+/* ---- memory: call-memory.c ------------------------------------------------------------------- */
+
+extern int64_t sim_live_blocks; /* allocations of libwherry's that were not freed */
+void sim_memory_report(void);
+
+#endif

@@ -1,0 +1,208 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the parts of the world know of each other: threads, events, nodes, descriptors, streams. */
+#ifndef SIM_WORLD_H
+#define SIM_WORLD_H
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <sys/uio.h>
+
+#include "sim.h"
+
+#define sim_die(...)                                                                               \
+	do {                                                                                       \
+		fprintf(stderr, "the simulation itself: " __VA_ARGS__);                            \
+		fprintf(stderr, "\n");                                                             \
+		sim_dump();                                                                        \
+		abort();                                                                           \
+	} while (0)
+
+/* ---- threads --------------------------------------------------------------------------------- */
+
+/* A thread of a simulated process: a stack of its own, on which the one real thread runs. */
+struct fiber {
+	int id, node;
+	char name[32];
+	void *(*run)(void *);
+	void *arg, *result;
+	bool done;
+	/* while it does not run */
+	void *top, *stack, *fake;
+	char *tls;
+	int saved_errno;
+	/* while it sleeps */
+	bool blocked, timed_out, decided;
+	bool polls; /* `ready` looks at descriptors of its node alone */
+	bool (*ready)(const struct fiber *fiber);
+	const void *on;
+	int64_t value, deadline; /* INT64_MAX: none */
+	bool woken; /* from a condition variable or futex */
+	const char *why;
+	uint64_t version; /* of its node, when `ready` looked last */
+	int64_t late_until; /* its CPU does other things */
+	/* while it runs */
+	int run_length; /* calls since it was switched to */
+	int fruitless; /* polls in a row that found nothing */
+	bool spun;
+};
+
+extern struct fiber *sim_current; /* NULL: the scheduler, and before the world begins */
+
+/* Sleep until `ready` or the deadline. False: the deadline. */
+bool fiber_block(bool (*ready)(const struct fiber *), const void *on, int64_t value,
+		 int64_t deadline, const char *why);
+/* The same for a `ready` that looks at descriptors of the thread's node alone. */
+bool fiber_poll(bool (*ready)(const struct fiber *), const void *on, int64_t value,
+		int64_t deadline, const char *why);
+bool fiber_woken(const struct fiber *fiber);
+void fiber_yield(void);
+/* Wake who sleeps on an address: one, or all. */
+void fiber_wake(const void *on, bool all);
+struct fiber *fiber_find(int id); /* NULL: ended */
+int fiber_self(void);
+void fiber_rename(int id, const char *name);
+void *fiber_join(int id);
+
+/* fiber.c: the switch itself */
+void fiber_setup(void);
+void fiber_prepare(struct fiber *fiber);
+void fiber_enter(struct fiber *fiber);
+void fiber_leave(struct fiber *fiber);
+void fiber_end(struct fiber *fiber);
+void fiber_print_stack(void);
+
+/* ---- events, calls --------------------------------------------------------------------------- */
+
+void event_at(int64_t when, void (*run)(void *), void *arg);
+/* A call of libwherry's: it takes some time, and another thread may run. */
+void call_point(const char *call, uint64_t argument);
+/* What a call returned, or the error with which it failed: kept in the hash and the trace. */
+long call_result(const char *call, int fd, long value);
+long call_failed(const char *call, int fd, int error);
+/* A poll found nothing. Who polls again and again is noted, and lets time pass. */
+void call_fruitless(void);
+void hash_word(uint64_t value);
+void hash_bytes(const void *bytes, size_t length);
+
+/* ---- nodes ----------------------------------------------------------------------------------- */
+
+struct node {
+	int host;
+	bool alive;
+	int64_t stalled_until, stalled_total, descriptors_until, memory_until;
+	int descriptors;
+	int next_port;
+	uint64_t allocations, failing_allocation; /* 0: none */
+	uint64_t version; /* changes with the state of any of its descriptors */
+};
+
+struct node *node_of(int id);
+int node_count(void);
+int node_self(void); /* of the running thread; -1: none */
+int node_at(int host); /* the newest; -1: none */
+bool node_is_down(int host); /* its power has failed */
+bool node_lacks_descriptors(void);
+void node_changed(int id); /* whoever polls there looks again */
+
+/* ---- streams of the network ------------------------------------------------------------------ */
+
+struct segment {
+	struct segment *next;
+	int64_t at;
+	size_t length, done;
+	bool fin;
+	uint8_t bytes[];
+};
+
+struct address {
+	int host; /* -1: any, or none */
+	uint16_t port;
+};
+
+/* One end of a connection, or a socket that is none yet. */
+struct end {
+	enum { END_FRESH, END_CONNECTING, END_OPEN, END_LISTENS } state;
+	int node, number, family;
+	struct address own, other;
+	struct end *peer;
+	struct end *next; /* of all */
+	int ordinal; /* of the connections between the two hosts that this one opened */
+	bool initiator;
+	bool closed; /* by the program, or its node is gone */
+	bool vanished; /* with its node; nothing was sent */
+	/* what has arrived */
+	uint8_t *in;
+	size_t in_start, in_length, in_room, rcvbuf;
+	bool fin, shut_in, shut_out, reset;
+	int error;
+	/* what is on its way to the other end */
+	struct segment *head, **tail;
+	size_t pipe, sndbuf;
+	uint64_t sent;
+	int64_t last, stuck_since, rto, armed, black_until, window_closed_since;
+	bool window_closed;
+	int64_t user_timeout, keepidle;
+	bool keepalive;
+	int syns;
+	/* of a listener: to be accepted */
+	struct end *waiting[64];
+	int waiting_count, backlog;
+	uint32_t edges; /* grows with each change, for EPOLLET */
+};
+
+struct end *end_new(int node, int family);
+void end_connect(struct end *end, struct address to);
+bool end_bind(struct end *end, uint16_t port); /* false: somebody listens there */
+void end_listen(struct end *end, int backlog);
+struct end *end_accept(struct end *listener); /* NULL: ECONNABORTED */
+void end_close(struct end *end);
+void end_shut(struct end *end, bool in, bool out);
+void end_keep_alive(struct end *end);
+uint32_t end_events(const struct end *end);
+/* The number of bytes, or a negative errno. */
+long end_write(struct end *end, const struct iovec *parts, size_t count);
+long end_read(struct end *end, const struct iovec *parts, size_t count, bool peek);
+void end_changed(struct end *end);
+void network_crash(int node, bool silent);
+
+/* ---- descriptors ----------------------------------------------------------------------------- */
+
+#define DESCRIPTOR_FIRST (1 << 20) /* lower ones are the real process's */
+
+struct descriptor;
+
+/* What descriptors of a kind do. */
+struct descriptor_kind {
+	const char *name;
+	uint32_t (*events)(const struct descriptor *descriptor);
+	long (*read)(struct descriptor *descriptor, void *bytes, size_t length);
+	long (*write)(struct descriptor *descriptor, const void *bytes, size_t length);
+	void (*close)(struct descriptor *descriptor);
+};
+
+struct descriptor {
+	const struct descriptor_kind *kind;
+	int fd, node;
+	struct end *end;
+	uint64_t count; /* eventfd */
+	int64_t due; /* timerfd; 0: not armed */
+	struct watch *watches; /* epoll */
+	int watch_count, watch_room;
+	int watched; /* how many watches look at it */
+	uint32_t edges;
+};
+
+extern const struct descriptor_kind kind_stream, kind_event, kind_timer, kind_epoll;
+
+struct descriptor *descriptor_new(const struct descriptor_kind *kind);
+/* NULL: not open, or of the real process: descriptor_is_real(). */
+struct descriptor *descriptor_of(int fd);
+static inline bool descriptor_is_real(int fd)
+{
+	return fd >= 0 && fd < DESCRIPTOR_FIRST;
+}
+void descriptor_changed(struct descriptor *descriptor);
+void descriptor_close(struct descriptor *descriptor);
+
+#endif
