@@ -15,6 +15,7 @@
 #include "core/session.h"
 #include "gpu/staging.h"
 #include "memory/region-table.h"
+#include "net/acceptor.h"
 #include "net/channel.h"
 #include "net/control.h"
 #include "net/handshake.h"
@@ -36,10 +37,14 @@
 
 static int session_aborted(struct wh_session *session, const uint8_t *payload, size_t length)
 {
+	uint32_t number;
+
 	if (length != 8)
 		return -EPROTO;
+	number = (uint32_t)wh_get64(payload);
+	wh_acceptor_abort(session->engine->acceptor, session->id, number);
 	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++)
-		wh_transport(id)->session_abort(session, (uint32_t)wh_get64(payload));
+		wh_transport(id)->session_abort(session, number);
 	return wh_control_send(&session->control, WH_FRAME_ABORTED, 0, payload, length);
 }
 

@@ -492,6 +492,25 @@ static void acceptor_add(struct wh_acceptor *acceptor, int fd, bool local, uint6
 	handshake_ready(&handshake->source, EPOLLIN);
 }
 
+/* The initiator counts a connection as open, and sends requests behind PROVE, as soon as it has
+ * WELCOME: by then the handshake is here, and knows its session. */
+void wh_acceptor_abort(struct wh_acceptor *acceptor, uint64_t session, uint32_t connection)
+{
+	struct wh_list *link, *next;
+
+	if (!acceptor)
+		return;
+	for (link = acceptor->handshakes.next; link != &acceptor->handshakes; link = next) {
+		struct handshake *handshake = wh_container(link, struct handshake, link);
+
+		next = link->next;
+		if (handshake->welcomed && handshake->session == session &&
+		    handshake->hello.role == WH_ROLE_DATA &&
+		    handshake->hello.connection == connection)
+			handshake_end(handshake, NULL);
+	}
+}
+
 /* ---- listeners --------------------------------------------------------- */
 
 static void acceptor_accepted(struct wh_listener *listener, int fd,

@@ -51,6 +51,10 @@ struct wh_acceptor_options {
  * -EINVAL, -EADDRINUSE, -EACCES (beyond loopback without a key), ... *out is NULL on error, and if
  * the engine does not listen. */
 int wh_acceptor_open(const struct wh_acceptor_options *options, struct wh_acceptor **out);
+/* Close the data connection that is number `connection` at the initiator of a session, if its
+ * handshake is not complete: nothing that follows its PROVE will be read. On the loop. Does nothing
+ * for NULL. */
+void wh_acceptor_abort(struct wh_acceptor *acceptor, uint64_t session, uint32_t connection);
 /* Stop listening, and close all connections whose handshake is not complete. Blocks until the loop
  * has done it. Does nothing for NULL. */
 void wh_acceptor_close(struct wh_acceptor *acceptor);

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* transport-tcp.c: which threads send and receive the bytes of batches, and that none of them stay
- * in a socket for others to follow */
+/* transport-tcp.c: which threads send and receive the bytes of batches, that none of them stay in a
+ * socket for others to follow, and that none arrive after a cancel */
 #include "unit.h"
 
 #include <arpa/inet.h>
 #include <dlfcn.h>
+#include <errno.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -15,6 +17,8 @@
 #include <unistd.h>
 
 #include <wherry/wherry.h>
+
+#include "wire/wire.h"
 
 #define BLOCK ((size_t)64 << 10)
 #define MANY 32
@@ -34,7 +38,48 @@ static _Atomic unsigned holds;
  * last. */
 static _Atomic pid_t senders[PORTS], receivers[PORTS];
 
+/* A data connection whose packets from PROVE on are late: they are kept here. */
+static struct {
+	_Atomic bool armed; /* the next PROVE begins it */
+	_Atomic int fd; /* of the library; -1: none */
+	int copy; /* of that descriptor, so that the connection lasts */
+	uint8_t bytes[2 * BLOCK];
+	_Atomic size_t length;
+} late = { .fd = -1 };
+
 /* ---- between the library and the system ----------------------------------------------------- */
+
+/* Keep what is sent by the late connection. -1: it is sent by another one. */
+static ssize_t keep_late(int fd, const struct msghdr *message)
+{
+	size_t before = atomic_load(&late.length), length = before;
+
+	if (message->msg_iovlen == 1 && message->msg_iov->iov_len == WH_PROVE_SIZE &&
+	    atomic_exchange(&late.armed, false)) {
+		late.copy = dup(fd);
+		atomic_store(&late.fd, fd);
+	}
+	if (fd != atomic_load(&late.fd))
+		return -1;
+	for (size_t i = 0; i < message->msg_iovlen; i++) {
+		const struct iovec *part = &message->msg_iov[i];
+
+		assert_true(part->iov_len <= sizeof(late.bytes) - length);
+		memcpy(late.bytes + length, part->iov_base, part->iov_len);
+		length += part->iov_len;
+	}
+	atomic_store(&late.length, length);
+	return (ssize_t)(length - before);
+}
+
+int shutdown(int fd, int how)
+{
+	static int (*_Atomic real)(int, int);
+
+	if (!atomic_load(&real))
+		atomic_store(&real, (int (*)(int, int))dlsym(RTLD_NEXT, "shutdown"));
+	return fd == atomic_load(&late.fd) ? 0 : atomic_load(&real)(fd, how);
+}
 
 static void note(_Atomic pid_t *threads, int fd, int (*end)(int, struct sockaddr *, socklen_t *))
 {
@@ -76,6 +121,9 @@ ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
 	if (!atomic_load(&real))
 		atomic_store(&real, (ssize_t(*)(int, const struct msghdr *, int))dlsym(RTLD_NEXT,
 										       "sendmsg"));
+	got = keep_late(fd, message);
+	if (got >= 0)
+		return got;
 	got = atomic_load(&real)(fd, message, flags);
 	if (got > 0 && fd < SOCKETS) {
 		atomic_store(&held[fd], flags & MSG_MORE);
@@ -293,12 +341,60 @@ static void write__loops_in_pairs(void **state)
 	assert_true(shared > 0);
 }
 
+/* ---- what is late --------------------------------------------------------------------------- */
+
+/* Send what was kept, and wait until the owner responds to it or closes the connection. */
+static void deliver_late(void)
+{
+	struct pollfd look = { .fd = late.copy };
+	size_t sent = 0, length = atomic_load(&late.length);
+	ssize_t got = 0;
+	uint8_t byte;
+
+	while (sent < length && got >= 0) {
+		look.events = POLLOUT;
+		assert_int_equal(poll(&look, 1, -1), 1);
+		got = send(late.copy, late.bytes + sent, length - sent, MSG_NOSIGNAL);
+		sent += got > 0 ? (size_t)got : 0;
+	}
+	look.events = POLLIN;
+	assert_int_equal(poll(&look, 1, -1), 1);
+	got = recv(late.copy, &byte, 1, 0);
+	assert_true(got >= 0 || errno == ECONNRESET || errno == EPIPE);
+	close(late.copy);
+}
+
+/* The initiator sends its requests behind PROVE. If both are late, the owner learns of the cancel
+ * while the connection is in its handshake there. */
+static void cancel__behind_prove(void **state)
+{
+	struct pair pair;
+
+	(void)state;
+	pair_open(&pair, "threads=2", WH_WRITE);
+	memset(pair.from, 'A', BLOCK);
+	atomic_store(&late.armed, true);
+	assert_int_equal(wh_batch_submit(pair.batch[0]), 0);
+	while (atomic_load(&late.length) < WH_PROVE_SIZE + BLOCK)
+		usleep(1000);
+	assert_int_equal(wh_batch_cancel(pair.batch[0]), 0);
+	assert_int_equal(wh_batch_status(pair.batch[0]), -ECANCELED);
+	atomic_store(&late.fd, -1);
+	memset(pair.from, 'B', BLOCK);
+	assert_int_equal(wh_batch_submit(pair.batch[0]), 0);
+	finish(pair.batch[0]);
+	deliver_late();
+	assert_memory_equal(pair.to, pair.from, BLOCK);
+	pair_close(&pair);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(write__one_in_flight), cmocka_unit_test(write__many_in_flight),
 		cmocka_unit_test(read__many_in_flight), cmocka_unit_test(write__one_loop),
 		cmocka_unit_test(write__follows),       cmocka_unit_test(write__loops_in_pairs),
+		cmocka_unit_test(cancel__behind_prove),
 	};
 
 	program = pthread_self();
