@@ -28,8 +28,8 @@
  *     their size, priority and transport. There is no fence: the end of a batch is one.
  *  7. A fragment that changes its transport or connection starts again only when both ends have
  *     given up the former path. So old bytes do not overwrite newer ones after a success, nor after
- *     wh_batch_cancel() returned 0. They may, while the owner keeps the old session, after a
- *     batch failed because the peer was lost, or after wh_batch_cancel() returned -ETIMEDOUT.
+ *     wh_batch_cancel() returned 0. If a batch has failed and its peer was lost while it ran, they
+ *     may, while the owner keeps the old session; wh_batch_cancel() returns -ETIMEDOUT then.
  *  8. Transfers move bytes. There is no remote fetch-and-add, and no compare-and-swap.
  *
  *                               atomic (4)        flag after data (5), seen by
@@ -298,11 +298,13 @@ int wh_batch_wait_for(struct wh_batch *batch, int64_t timeout);
 int wh_batch_status(struct wh_batch *batch);
 
 /* Cancel the batch. When this returns 0, the batch no longer touches the memory of either side, and
- * the buffers may be reused. The batch's status is then -ECANCELED, or unchanged if it had
- * completed. Bytes that were moved already stay moved. Usually blocks for at most a round trip.
- * 0, or -ETIMEDOUT (the peer did not answer within the setting `timeout`, so the connection was
- * cut: the local memory is free, but bytes in flight may still arrive in the peer's), -EINVAL (it
- * was never submitted), -EDEADLK (called from a callback). */
+ * the buffers may be reused, whatever its status is. That is -ECANCELED, or unchanged if it had
+ * completed; a batch that has failed can be cancelled to learn the same of it. Bytes that were
+ * moved already stay moved. Usually blocks for at most a round trip.
+ * 0, or -ETIMEDOUT (the batch has not succeeded, and the peer was lost while it ran, or did not
+ * answer within the setting `timeout`, so the connection was cut: the local memory is free, but
+ * bytes in flight may still arrive in the peer's; so it stays until the batch is submitted again),
+ * -EINVAL (it was never submitted), -EDEADLK (called from a callback). */
 int wh_batch_cancel(struct wh_batch *batch);
 
 /* Free the batch. 0, or -EBUSY (it is running). */

@@ -351,6 +351,7 @@ static inline int batch_begin_submit(struct wh_batch *batch, struct wh_event_wai
 
 	if (error)
 		return error;
+	batch->losses = atomic_load_explicit(&batch->peer->losses, memory_order_acquire);
 	if (batch->unresolved) {
 		error = batch_submit_unresolved(batch, wait);
 		if (error <= 0)
@@ -550,6 +551,14 @@ static inline void batch_count_submission(struct wh_batch *batch)
 	}
 }
 
+/* Was the peer lost since the batch was submitted, or just before? */
+static bool batch_lost_peer(const struct wh_batch *batch)
+{
+	uint32_t losses = atomic_load(&batch->peer->losses);
+
+	return losses % 2 || losses != batch->losses;
+}
+
 void wh_batch_finish(struct wh_batch *batch)
 {
 	struct wh_engine *engine = batch->peer->engine;
@@ -558,6 +567,8 @@ void wh_batch_finish(struct wh_batch *batch)
 
 	atomic_store_explicit(&batch->finishing, true, memory_order_relaxed);
 	batch_count_submission(batch);
+	if (__builtin_expect(status, 0))
+		atomic_store(&batch->may_arrive, batch_lost_peer(batch));
 	if (batch->callback)
 		atomic_fetch_add(&batch->delivering, 1);
 	batch_release_regions(batch);
@@ -733,6 +744,27 @@ static void fragment_cancel(struct wh_fragment *fragment)
 	pthread_mutex_unlock(&batch->route_lock);
 }
 
+/* The batch has ended, or (`error`) the peer does not answer. May bytes of it still arrive? Success
+ * means that all have, and a failure that both ends have given it up, unless the peer was lost:
+ * then nobody could ask it. */
+static int batch_end_cancel(struct wh_batch *batch, int error)
+{
+	const char *name = batch->peer->welcome.name;
+
+	wh_batch_settle(batch);
+	if (error)
+		return wh_fail(ETIMEDOUT,
+			       "wh_batch_cancel: %s does not answer; bytes in flight may still "
+			       "reach it",
+			       name);
+	if (atomic_load(&batch->status) && atomic_load(&batch->may_arrive))
+		return wh_fail(ETIMEDOUT,
+			       "wh_batch_cancel: %s was lost while the batch ran; bytes in flight "
+			       "may still reach it",
+			       name);
+	return 0;
+}
+
 int wh_batch_cancel(struct wh_batch *batch)
 {
 	int error = wh_batch_guard(batch, "wh_batch_cancel");
@@ -757,10 +789,8 @@ int wh_batch_cancel(struct wh_batch *batch)
 		wh_batch_fail(batch, -ECANCELED, "cancelled before its notification was sent");
 		wh_batch_finish(batch);
 	}
-	if (batch_wait_done(batch, wh_deadline(CANCEL_PATIENCE))) {
-		wh_batch_settle(batch);
-		return 0;
-	}
+	if (batch_wait_done(batch, wh_deadline(CANCEL_PATIENCE)))
+		return batch_end_cancel(batch, 0);
 	timeout = peer->engine->config.number[WH_SETTING_TIMEOUT] * WH_MS;
 	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++)
 		if (peer->opened[id])
@@ -776,11 +806,5 @@ int wh_batch_cancel(struct wh_batch *batch)
 		/* It ends at once, unless a file system of this machine does not answer. */
 		batch_wait_done(batch, wh_deadline(timeout));
 	}
-	wh_batch_settle(batch);
-	if (error)
-		return wh_fail(ETIMEDOUT,
-			       "wh_batch_cancel: %s does not answer; bytes in flight may still "
-			       "reach it",
-			       peer->welcome.name);
-	return 0;
+	return batch_end_cancel(batch, error);
 }

@@ -94,6 +94,9 @@ struct wh_batch {
 	_Atomic bool cancelled;
 	_Atomic bool waiting_for_stream; /* submitted, but not started: an event is outstanding */
 	_Atomic bool finishing; /* done, but the finishing thread still uses it */
+	/* It failed, and the peer was lost while it ran: bytes in flight may still arrive there. */
+	_Atomic bool may_arrive;
+	uint32_t losses; /* peer.losses when it was submitted */
 	bool listed; /* in peer.pending; written under peer.count_lock */
 	/* Statistics, as `listed`; counters.h explains them. */
 	_Atomic uint32_t watch; /* WH_STATISTICS_... */

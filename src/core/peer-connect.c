@@ -176,8 +176,10 @@ static void peer_gone(struct wh_control *control, int error, const char *text)
 	wh_log_line(&peer->engine->log, WH_LOG_INFO, "peer", "lost: %s", why);
 	wh_count_add(&peer->lost, 1);
 	wh_count_add(&peer->engine->statistics.peers_lost, 1);
+	atomic_fetch_add(&peer->losses, 1);
 	wh_peer_set_state(peer, WH_PEER_LOST, -ECONNRESET, why);
 	peer_lose_transports(peer, -ECONNRESET, why);
+	atomic_fetch_add(&peer->losses, 1);
 	peer_watch(peer);
 	peer->backoff = BACKOFF_FIRST;
 	wh_timer_set(peer_loop(peer), &peer->retry, wh_now() + peer->backoff);

@@ -59,6 +59,9 @@ struct wh_peer {
 
 	_Atomic uint32_t state; /* enum wh_peer_state */
 	_Atomic uint32_t plan_version; /* incremented when plans may have become wrong */
+	/* Twice the times that the connection broke; odd while the transports learn of it, when
+	 * what is submitted may still be sent by the broken one. */
+	_Atomic uint32_t losses;
 	_Atomic uint32_t unseen; /* batches whose end the program has not seen: wh_batch_unseen() */
 	_Atomic int64_t patience; /* ns that who waits for one of them polls: wait.h */
 	wh_count batches; /* WH_BATCHES() gives how many exist */

@@ -343,6 +343,16 @@ static void write__loops_in_pairs(void **state)
 
 /* ---- what is late --------------------------------------------------------------------------- */
 
+/* Submit a batch whose request is late. */
+static void submit_late(struct wh_batch *batch)
+{
+	atomic_store(&late.length, 0);
+	atomic_store(&late.armed, true);
+	assert_int_equal(wh_batch_submit(batch), 0);
+	while (atomic_load(&late.length) < WH_PROVE_SIZE + BLOCK)
+		usleep(1000);
+}
+
 /* Send what was kept, and wait until the owner responds to it or closes the connection. */
 static void deliver_late(void)
 {
@@ -373,10 +383,7 @@ static void cancel__behind_prove(void **state)
 	(void)state;
 	pair_open(&pair, "threads=2", WH_WRITE);
 	memset(pair.from, 'A', BLOCK);
-	atomic_store(&late.armed, true);
-	assert_int_equal(wh_batch_submit(pair.batch[0]), 0);
-	while (atomic_load(&late.length) < WH_PROVE_SIZE + BLOCK)
-		usleep(1000);
+	submit_late(pair.batch[0]);
 	assert_int_equal(wh_batch_cancel(pair.batch[0]), 0);
 	assert_int_equal(wh_batch_status(pair.batch[0]), -ECANCELED);
 	atomic_store(&late.fd, -1);
@@ -388,13 +395,46 @@ static void cancel__behind_prove(void **state)
 	pair_close(&pair);
 }
 
+/* What ended before the peer was lost has arrived, or was given up by both sides. */
+static void cancel__lost_peer(void **state)
+{
+	struct pair pair;
+
+	(void)state;
+	pair_open(&pair, "threads=2", WH_WRITE);
+	submit_late(pair.batch[0]);
+	assert_int_equal(wh_batch_cancel(pair.batch[0]), 0);
+	close(late.copy);
+	atomic_store(&late.fd, -1);
+	submit_late(pair.batch[2]);
+	assert_int_equal(wh_batch_submit(pair.batch[1]), 0); /* by another connection */
+	finish(pair.batch[1]);
+	assert_int_equal(wh_region_unregister(pair.target), 0);
+	assert_int_equal(wh_engine_close(pair.owner), 0);
+	pair.target = NULL;
+	pair.owner = NULL;
+	assert_int_equal(wh_batch_wait_for(pair.batch[2], WH_FOREVER), 0);
+	assert_int_equal(wh_batch_status(pair.batch[2]), -ECONNRESET);
+	for (unsigned again = 0; again < 2; again++) {
+		assert_int_equal(wh_batch_cancel(pair.batch[0]), 0);
+		assert_int_equal(wh_batch_cancel(pair.batch[1]), 0);
+		assert_int_equal(wh_batch_cancel(pair.batch[2]), -ETIMEDOUT);
+		assert_non_null(strstr(wh_error_text(), "was lost while the batch ran"));
+	}
+	assert_int_equal(wh_batch_status(pair.batch[0]), -ECANCELED);
+	assert_int_equal(wh_batch_status(pair.batch[2]), -ECONNRESET);
+	close(late.copy);
+	atomic_store(&late.fd, -1);
+	pair_close(&pair);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(write__one_in_flight), cmocka_unit_test(write__many_in_flight),
 		cmocka_unit_test(read__many_in_flight), cmocka_unit_test(write__one_loop),
 		cmocka_unit_test(write__follows),       cmocka_unit_test(write__loops_in_pairs),
-		cmocka_unit_test(cancel__behind_prove),
+		cmocka_unit_test(cancel__behind_prove), cmocka_unit_test(cancel__lost_peer),
 	};
 
 	program = pthread_self();

@@ -418,6 +418,22 @@ class Transfers(Case):
             while True:
                 peer.read(remote, self.region, require="tcp").wait(30)
 
+    def test_with_and_lost_peer(self):
+        """Nor does it replace the exception that the peer was lost while the transfer ran."""
+        owner = self.own()
+        peer = self.engine.connect(owner.url)
+        peer.read("kv", self.region, require="tcp").wait()
+        os.kill(owner.process.pid, signal.SIGSTOP)
+        os.waitpid(owner.process.pid, os.WUNTRACED)
+        with self.assertRaises(ZeroDivisionError):
+            with peer.read("kv", self.region, require="tcp") as transfer:
+                owner.process.kill()
+                with self.assertRaises(wherry.Error):
+                    transfer.wait()
+                with self.assertRaises(wherry.Timeout):
+                    transfer.cancel()
+                raise ZeroDivisionError
+
     def stopped(self, call):
         """call(transfer) with a transfer that does not end: its owner is stopped."""
         owner = self.own()

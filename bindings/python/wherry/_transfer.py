@@ -105,11 +105,20 @@ class Transfer:
 
     def cancel(self) -> None:
         """Cancel it. When this returns, it touches the memory of neither side any more. It is then
-        Cancelled, unless it had completed. Blocks for about a round trip."""
+        Cancelled, unless it had completed. Blocks for about a round trip. Raises Timeout if the
+        peer does not answer, or was lost and the transfer has failed: bytes may still arrive in its
+        memory then."""
         try:
             with self._core.transfers:
                 check(lib.wh_batch_cancel(self._batch))
         except Cancelled:  # the engine is closed, which has done it
+            pass
+
+    def _drop(self) -> None:
+        """Cancel it because of an exception, which is not replaced."""
+        try:
+            self.cancel()
+        except Timeout:
             pass
 
     def exception(self) -> Optional[BaseException]:
@@ -208,7 +217,7 @@ class Transfer:
         if kind is None:
             self.wait()
         else:
-            self.cancel()
+            self._drop()
 
     async def __aenter__(self) -> "Transfer":
         return self
@@ -217,7 +226,7 @@ class Transfer:
         if kind is None:
             await self
         else:
-            await asyncio.get_running_loop().run_in_executor(None, self.cancel)
+            await asyncio.get_running_loop().run_in_executor(None, self._drop)
 
     def __del__(self) -> None:
         core, idle = self._core, self._idle

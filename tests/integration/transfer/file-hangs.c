@@ -761,7 +761,7 @@ static void close_owner(const char *way, uint32_t op)
 	want(0, wh_engine_close(hung.owner));
 	want_true(atomic_load(&orders->hanging), "the file system has answered");
 	want(1, (int)threads_named("wherry/close"));
-	want(0, wh_batch_cancel(batch));
+	want(-ETIMEDOUT, wh_batch_cancel(batch)); /* the file may still get its bytes */
 	want(0, wh_batch_free(batch));
 	want(0, wh_peer_close(hung.peer));
 	want(0, wh_region_unregister(hung.region));
