@@ -27,6 +27,7 @@
 #define SOCKETS 1024
 #define PORTS 65536
 #define LOOPS 2
+#define PATIENCE 60000000000 /* ns: for what would never come */
 #define PAIRS 8 /* of engines, since connections may be accepted in the order of their making */
 
 static pthread_t program; /* the thread that submits and waits */
@@ -46,6 +47,9 @@ static struct {
 	uint8_t bytes[2 * BLOCK];
 	_Atomic size_t length;
 } late = { .fd = -1 };
+/* So many calls of socket() have no descriptor left; so many HELLOs meet a connection that breaks.
+ */
+static _Atomic int no_sockets, no_hellos;
 
 /* ---- between the library and the system ----------------------------------------------------- */
 
@@ -70,6 +74,33 @@ static ssize_t keep_late(int fd, const struct msghdr *message)
 	}
 	atomic_store(&late.length, length);
 	return (ssize_t)(length - before);
+}
+
+/* Break the connection instead of sending its HELLO, if one is to break. */
+static bool break_hello(int fd, const struct msghdr *message)
+{
+	struct wh_frame frame;
+
+	if (message->msg_iov->iov_len < WH_FRAME_HEADER ||
+	    wh_frame_decode(message->msg_iov->iov_base, &frame) || frame.type != WH_FRAME_HELLO ||
+	    atomic_load(&no_hellos) <= 0)
+		return false;
+	atomic_fetch_sub(&no_hellos, 1);
+	shutdown(fd, SHUT_RDWR);
+	return true;
+}
+
+int socket(int domain, int type, int protocol)
+{
+	static int (*_Atomic real)(int, int, int);
+
+	if (!atomic_load(&real))
+		atomic_store(&real, (int (*)(int, int, int))dlsym(RTLD_NEXT, "socket"));
+	if (atomic_load(&no_sockets) <= 0)
+		return atomic_load(&real)(domain, type, protocol);
+	atomic_fetch_sub(&no_sockets, 1);
+	errno = EMFILE;
+	return -1;
 }
 
 int shutdown(int fd, int how)
@@ -124,6 +155,8 @@ ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
 	got = keep_late(fd, message);
 	if (got >= 0)
 		return got;
+	if (break_hello(fd, message))
+		return (ssize_t)message->msg_iov->iov_len;
 	got = atomic_load(&real)(fd, message, flags);
 	if (got > 0 && fd < SOCKETS) {
 		atomic_store(&held[fd], flags & MSG_MORE);
@@ -428,13 +461,72 @@ static void cancel__lost_peer(void **state)
 	pair_close(&pair);
 }
 
+/* ---- connections that do not open ----------------------------------------------------------- */
+
+/* Break the late connection, with its request outstanding. */
+static void break_late(void)
+{
+	atomic_store(&late.fd, -1);
+	assert_int_equal(shutdown(late.copy, SHUT_RDWR), 0);
+	close(late.copy);
+}
+
+/* Whatever keeps a connection from being opened, it is tried again. */
+static void reconnect__fails_in_several_ways(void **state)
+{
+	struct pair pair;
+
+	(void)state;
+	pair_open(&pair, "threads=2", WH_WRITE);
+	memset(pair.from, 'A', BLOCK);
+	submit_late(pair.batch[0]);
+	atomic_store(&no_sockets, 1);
+	atomic_store(&no_hellos, 4); /* more than a request may be sent */
+	break_late();
+	assert_int_equal(wh_batch_wait_for(pair.batch[0], PATIENCE), 0);
+	assert_int_equal(wh_batch_status(pair.batch[0]), 0);
+	assert_int_equal(atomic_load(&no_sockets), 0);
+	assert_int_equal(atomic_load(&no_hellos), 0);
+	assert_memory_equal(pair.to, pair.from, BLOCK);
+	pair_close(&pair);
+}
+
+/* What waits for a connection ends at once, and the peer is not cut. */
+static void cancel__cannot_connect(void **state)
+{
+	struct wh_engine_counters counters = { .size = sizeof(counters) };
+	struct pair pair;
+
+	(void)state;
+	pair_open(&pair, "threads=2", WH_WRITE);
+	submit_late(pair.batch[0]);
+	atomic_store(&no_sockets, INT32_MAX);
+	break_late();
+	while (atomic_load(&no_sockets) == INT32_MAX)
+		usleep(1000);
+	assert_int_equal(wh_batch_cancel(pair.batch[0]), 0);
+	assert_int_equal(wh_batch_status(pair.batch[0]), -ECANCELED);
+	assert_int_equal(wh_engine_counters(pair.engine, &counters, NULL), 0);
+	assert_int_equal(counters.peers_lost, 0);
+	atomic_store(&no_sockets, 0);
+	assert_int_equal(wh_batch_submit(pair.batch[0]), 0);
+	finish(pair.batch[0]);
+	pair_close(&pair);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(write__one_in_flight), cmocka_unit_test(write__many_in_flight),
-		cmocka_unit_test(read__many_in_flight), cmocka_unit_test(write__one_loop),
-		cmocka_unit_test(write__follows),       cmocka_unit_test(write__loops_in_pairs),
-		cmocka_unit_test(cancel__behind_prove), cmocka_unit_test(cancel__lost_peer),
+		cmocka_unit_test(write__one_in_flight),
+		cmocka_unit_test(write__many_in_flight),
+		cmocka_unit_test(read__many_in_flight),
+		cmocka_unit_test(write__one_loop),
+		cmocka_unit_test(write__follows),
+		cmocka_unit_test(write__loops_in_pairs),
+		cmocka_unit_test(cancel__behind_prove),
+		cmocka_unit_test(cancel__lost_peer),
+		cmocka_unit_test(reconnect__fails_in_several_ways),
+		cmocka_unit_test(cancel__cannot_connect),
 	};
 
 	program = pthread_self();

@@ -91,6 +91,7 @@ static void client_mark_broken(struct tcp_client *client, int error)
 	if (client->state == TCP_CLOSED || client->state >= TCP_BROKEN)
 		return;
 	client->error = error;
+	client->was_open = client->state == TCP_OPEN;
 	client->state = TCP_BROKEN;
 	/* Wakes a waiter that polls the socket, and stops all sending and receiving. */
 	shutdown(client->source.fd, SHUT_RDWR);
@@ -451,11 +452,13 @@ void tcp_client_own(struct tcp_client *client, struct wh_batch *batch, int64_t d
 
 /* ---- breaking and mending ---------------------------------------------- */
 
-/* Does a request that was on a broken connection count that attempt? Not if it was no fault of its
- * own, or if the peer may merely have been slow: that is repeated for as long as it takes. */
+/* Does a request that was on a broken connection count that attempt? Not if it was not sent, if it
+ * was no fault of its own, or if the peer may merely have been slow: that is repeated for as long
+ * as it takes. */
 static bool client_counts_attempts(const struct tcp_client *client)
 {
-	return client->error != -EFAULT && client->error != -ETIMEDOUT;
+	return client->state == TCP_ABORTING && client->error != -EFAULT &&
+	       client->error != -ETIMEDOUT;
 }
 
 /* End all requests of a closed connection. With an error, all fail. With `error` 0, only those fail
@@ -526,11 +529,8 @@ static void client_abort_done(struct wh_abort *abort, int error)
 
 	wh_list_init(&done);
 	pthread_mutex_lock(&client->lock);
+	client_end_requests(client, error ? -ECONNRESET : 0, "the peer was lost", &done);
 	client->state = TCP_CLOSED;
-	if (error)
-		client_end_requests(client, -ECONNRESET, "the peer was lost", &done);
-	else
-		client_end_requests(client, 0, NULL, &done);
 	pthread_mutex_unlock(&client->lock);
 	tcp_fragments_done(&done);
 	tcp_client_pump(client);
@@ -563,11 +563,14 @@ static void client_cleanup(struct wh_task *task)
 	pthread_mutex_lock(&client->lock);
 	if (client->source.fd >= 0 && client->state == TCP_BROKEN) {
 		client_disconnect(client);
-		/* The peer may still execute its outstanding requests. */
-		ask = !client->idle_close && atomic_load(&client->outstanding);
+		/* The peer may still execute its outstanding requests. It has none of a connection
+		 * that broke before WELCOME: that one is a failed try to connect. */
+		ask = client->was_open && atomic_load(&client->outstanding);
 		client->state = ask ? TCP_ABORTING : TCP_CLOSED;
 		if (!ask && !client->idle_close && !client->failing_since)
 			client->failing_since = wh_now();
+		if (!ask) /* of former connections */
+			client_end_requests(client, 0, NULL, &done);
 		client->idle_close = false;
 		client->abort.number = client->number;
 		client->abort.done = client_abort_done;
@@ -606,9 +609,16 @@ static void client_retry(struct wh_timer *timer)
 
 void tcp_client_break(struct tcp_client *client, int error)
 {
+	struct wh_list done;
+
+	wh_list_init(&done);
 	pthread_mutex_lock(&client->lock);
-	client_mark_broken(client, error);
+	if (client->state == TCP_CLOSED) /* until the next try to connect */
+		client_end_requests(client, 0, NULL, &done);
+	else
+		client_mark_broken(client, error);
 	client_unlock(client);
+	tcp_fragments_done(&done);
 }
 
 void tcp_client_lose(struct tcp_client *client, int error, const char *text)

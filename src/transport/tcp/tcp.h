@@ -204,6 +204,7 @@ struct tcp_client {
 	int progressed_queued;
 	struct wh_task cleanup; /* on the loop: close, or schedule another try */
 	bool idle_close; /* broken because it was idle: no error */
+	bool was_open; /* when it broke: the peer may have requests of it */
 	struct wh_abort abort;
 	struct wh_timer retry;
 
@@ -277,7 +278,8 @@ void tcp_client_want(struct tcp_client *client);
 /* As a waiter: do the connection's work until the batch is done or the deadline passes. Blocks, or
  * spins in spin mode. Deadline 0: do one turn. Returns at once if another waiter owns it. */
 void tcp_client_own(struct tcp_client *client, struct wh_batch *batch, int64_t deadline);
-/* Close the connection; unfinished requests are sent again, or end if they are cancelled. */
+/* Close the connection, if it is not closed; unfinished requests are sent again, or end if they are
+ * cancelled. */
 void tcp_client_break(struct tcp_client *client, int error);
 /* Close the connection; unfinished requests fail with the error and text. */
 void tcp_client_lose(struct tcp_client *client, int error, const char *text);
