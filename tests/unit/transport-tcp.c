@@ -50,6 +50,8 @@ static struct {
 /* So many calls of socket() have no descriptor left; so many HELLOs meet a connection that breaks.
  */
 static _Atomic int no_sockets, no_hellos;
+/* The next shutdown() sets the first and waits for the second. */
+static _Atomic bool shuts, may_shut = true;
 
 /* ---- between the library and the system ----------------------------------------------------- */
 
@@ -109,6 +111,9 @@ int shutdown(int fd, int how)
 
 	if (!atomic_load(&real))
 		atomic_store(&real, (int (*)(int, int))dlsym(RTLD_NEXT, "shutdown"));
+	atomic_store(&shuts, true);
+	while (!atomic_load(&may_shut))
+		usleep(1000);
 	return fd == atomic_load(&late.fd) ? 0 : atomic_load(&real)(fd, how);
 }
 
@@ -187,17 +192,17 @@ struct pair {
 	struct wh_engine *owner, *engine;
 	struct wh_peer *peer;
 	struct wh_region *target, *source;
-	struct wh_batch *batch[MANY];
+	struct wh_batch *batch[MANY], *whole;
 	uint8_t *to, *from;
 };
 
-static void pair_open(struct pair *pair, const char *threads, uint32_t op)
+static void pair_open_with(struct pair *pair, const char *const *config, uint32_t op)
 {
-	const char *const config[] = { "transports=tcp", "connections=4", threads, NULL };
 	struct wh_engine_options options = { .size = sizeof(options), .config = config };
 	struct wh_region_options access = { .size = sizeof(access),
 					    .name = "target",
 					    .access = WH_ACCESS_READ | WH_ACCESS_WRITE };
+	struct wh_transfer all = { .length = MANY * BLOCK, .op = op };
 	struct wh_remote remote;
 
 	atomic_store(&reading, op == WH_READ);
@@ -227,12 +232,24 @@ static void pair_open(struct pair *pair, const char *threads, uint32_t op)
 		assert_int_equal(wh_batch_new(pair->peer, NULL, &pair->batch[i]), 0);
 		assert_int_equal(wh_batch_add(pair->batch[i], &transfer, 1), 0);
 	}
+	all.local = pair->source;
+	all.remote = remote.id;
+	assert_int_equal(wh_batch_new(pair->peer, NULL, &pair->whole), 0);
+	assert_int_equal(wh_batch_add(pair->whole, &all, 1), 0);
+}
+
+static void pair_open(struct pair *pair, const char *threads, uint32_t op)
+{
+	const char *const config[] = { "transports=tcp", "connections=4", threads, NULL };
+
+	pair_open_with(pair, config, op);
 }
 
 static void pair_close(struct pair *pair)
 {
 	for (size_t i = 0; i < MANY; i++)
 		assert_int_equal(wh_batch_free(pair->batch[i]), 0);
+	assert_int_equal(wh_batch_free(pair->whole), 0);
 	assert_int_equal(wh_region_unregister(pair->source), 0);
 	assert_int_equal(wh_peer_close(pair->peer), 0);
 	assert_int_equal(wh_engine_close(pair->engine), 0);
@@ -514,6 +531,29 @@ static void cancel__cannot_connect(void **state)
 	pair_close(&pair);
 }
 
+/* The loop that closes an idle connection finds what was submitted meanwhile. */
+static void submit__while_idle_closes(void **state)
+{
+	const char *const config[] = { "transports=tcp", "connections=1", "idle=10", NULL };
+	struct pair pair;
+
+	(void)state;
+	pair_open_with(&pair, config, WH_WRITE);
+	memset(pair.from, 'A', MANY * BLOCK);
+	atomic_store(&may_shut, false);
+	assert_int_equal(wh_batch_submit(pair.batch[0]), 0);
+	finish(pair.batch[0]);
+	atomic_store(&shuts, false);
+	while (!atomic_load(&shuts))
+		usleep(1000);
+	assert_int_equal(wh_batch_submit(pair.whole), 0); /* left to the loop, being so large */
+	atomic_store(&may_shut, true);
+	assert_int_equal(wh_batch_wait_for(pair.whole, PATIENCE), 0);
+	assert_int_equal(wh_batch_status(pair.whole), 0);
+	assert_memory_equal(pair.to, pair.from, MANY * BLOCK);
+	pair_close(&pair);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -527,6 +567,7 @@ int main(void)
 		cmocka_unit_test(cancel__lost_peer),
 		cmocka_unit_test(reconnect__fails_in_several_ways),
 		cmocka_unit_test(cancel__cannot_connect),
+		cmocka_unit_test(submit__while_idle_closes),
 	};
 
 	program = pthread_self();

@@ -586,6 +586,8 @@ static void client_cleanup(struct wh_task *task)
 	tcp_fragments_done(&done);
 	if (ask)
 		wh_peer_abort(peer, &client->abort);
+	else /* what was submitted while an idle connection was being closed */
+		tcp_client_pump(client);
 }
 
 static void client_retry(struct wh_timer *timer)
@@ -679,8 +681,7 @@ void tcp_client_retire(struct tcp_client *client, int64_t before)
 {
 	if (atomic_load(&client->outstanding) || pthread_mutex_trylock(&client->lock))
 		return;
-	if (client->state == TCP_OPEN && !atomic_load(&client->outstanding) &&
-	    client->used < before) {
+	if (client->state == TCP_OPEN && client->used < before && !client_has_work(client)) {
 		client->idle_close = true;
 		client_mark_broken(client, -ETIMEDOUT);
 	}
