@@ -145,9 +145,9 @@ uint64_t wh_engine_epoch(const struct wh_engine *engine);
  * _cancel() and _free(), wh_queue_take(), wh_engine_notification(), wh_region_unregister() and
  * wh_engine_close(). wh_batch_test(), and wh_queue_take() and wh_engine_notification() with a
  * timeout of 0, serve once what is due if they have nothing to report yet. All other functions do
- * not: wh_batch_submit() starts a batch, and what follows needs progress. Callbacks run inside
- * wh_engine_progress(), the functions of batches, wh_queue_take() and wh_engine_notification(), on
- * the thread that calls them.
+ * not: wh_batch_submit() starts a batch, and what follows needs progress. Callbacks run on the
+ * thread that calls one of these functions, save wh_peer_close(), wh_region_unregister() and
+ * wh_engine_close().
  *
  * Several threads may drive one engine: one of them serves at a time, the others sleep until it has
  * served something, or take over.

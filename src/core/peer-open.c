@@ -11,6 +11,7 @@
 #include "core/counters.h"
 #include "core/engine.h"
 #include "core/peer.h"
+#include "core/progress.h"
 #include "core/queue.h"
 #include "rendezvous/registry.h"
 #include "rendezvous/rendezvous.h"
@@ -20,7 +21,6 @@
 #include "util/loop.h"
 #include "util/options.h"
 #include "util/thread.h"
-#include "util/turns.h"
 
 /* ---- addresses ------------------------------------------------------------------------------ */
 
@@ -63,8 +63,8 @@ static int peer_wait_connected(struct wh_peer *peer)
 
 	pthread_mutex_lock(&peer->lock);
 	while (atomic_load(&peer->state) != WH_PEER_CONNECTED && !peer->connect_error && !late)
-		late = wh_turns_cond_wait(peer->engine->turns, &peer->changed, &peer->lock,
-					  peer->connect_deadline);
+		late = wh_engine_cond_wait(peer->engine, &peer->changed, &peer->lock,
+					   peer->connect_deadline);
 	if (atomic_load(&peer->state) == WH_PEER_CONNECTED)
 		error = 0;
 	else if (peer->connect_error)

@@ -21,16 +21,38 @@ int wh_engine_be_driven(struct wh_engine *engine)
 	return 0;
 }
 
+static bool engine_run_works(struct wh_engine *engine)
+{
+	bool worked = wh_worker_run(&engine->planner);
+
+	return wh_worker_run(&engine->callbacks) || worked;
+}
+
 bool wh_engine_turn(struct wh_engine *engine, uint64_t seen, int64_t deadline)
 {
 	/* What is due already must not wait until the turn has slept. */
-	bool worked = wh_worker_run(&engine->planner);
+	bool worked = engine_run_works(engine);
 
-	worked |= wh_worker_run(&engine->callbacks);
-	worked |= wh_turns_run(engine->turns, seen, worked ? 0 : deadline);
-	worked |= wh_worker_run(&engine->planner);
-	worked |= wh_worker_run(&engine->callbacks);
-	return worked;
+	wh_turns_take(engine->turns, 1);
+	if (worked || wh_worker_is_due(&engine->planner) || wh_worker_is_due(&engine->callbacks))
+		deadline = 0;
+	worked |= wh_turns_run(engine->turns, seen, deadline);
+	wh_turns_take(engine->turns, -1);
+	return engine_run_works(engine) || worked;
+}
+
+int wh_engine_cond_wait(struct wh_engine *engine, pthread_cond_t *cond, pthread_mutex_t *lock,
+			int64_t deadline)
+{
+	uint64_t seen;
+
+	if (!engine->turns)
+		return wh_turns_cond_wait(NULL, cond, lock, deadline);
+	seen = wh_turns_seen(engine->turns);
+	pthread_mutex_unlock(lock);
+	wh_engine_turn(engine, seen, deadline);
+	pthread_mutex_lock(lock);
+	return deadline != INT64_MAX && wh_now() >= deadline ? ETIMEDOUT : 0;
 }
 
 static int progress_guard(const struct wh_engine *engine, const char *call)

@@ -9,6 +9,7 @@
 
 #include "core/engine.h"
 #include "core/peer.h"
+#include "core/progress.h"
 #include "core/question.h"
 #include "core/region.h"
 #include "memory/region-table.h"
@@ -248,8 +249,8 @@ struct patience {
 /* Wait until something about the peer has changed. Under peer.lock. */
 static void remote_wait_change(struct wh_peer *peer, struct patience *patience)
 {
-	patience->late = wh_turns_cond_wait(peer->engine->turns, &peer->changed, &peer->lock,
-					    patience->deadline);
+	patience->late =
+		wh_engine_cond_wait(peer->engine, &peer->changed, &peer->lock, patience->deadline);
 }
 
 /* The region is not known, and the peer is connected: ask for it, or wait. Under peer.lock, which

@@ -70,21 +70,28 @@ static bool worker_poll(struct wh_poller *poller)
 	return false;
 }
 
-static int64_t worker_next(struct wh_poller *poller)
+bool wh_worker_is_due(struct wh_worker *worker)
 {
-	struct wh_worker *worker = wh_container(poller, struct wh_worker, poller);
 	bool due;
 
+	if (!atomic_load_explicit(&worker->started, memory_order_relaxed))
+		return false;
 	pthread_mutex_lock(&worker->lock);
 	due = !worker->busy && !wh_list_empty(&worker->due);
 	pthread_mutex_unlock(&worker->lock);
-	return due ? 0 : INT64_MAX;
+	return due;
+}
+
+static int64_t worker_next(struct wh_poller *poller)
+{
+	return wh_worker_is_due(wh_container(poller, struct wh_worker, poller)) ? 0 : INT64_MAX;
 }
 
 void wh_worker_init(struct wh_worker *worker, struct wh_turns *turns)
 {
 	worker->turns = turns;
-	worker->poller = (struct wh_poller){ .poll = worker_poll, .next = worker_next };
+	worker->poller =
+		(struct wh_poller){ .poll = worker_poll, .next = worker_next, .between = true };
 	pthread_mutex_init(&worker->lock, NULL);
 	pthread_cond_init(&worker->wake, NULL);
 	wh_list_init(&worker->due);

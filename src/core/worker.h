@@ -39,6 +39,8 @@ void wh_worker_signal(struct wh_worker *worker);
 /* Without a thread: run the works that are due now, unless another thread does. The caller holds no
  * lock and gives no turn. True: there were some. */
 bool wh_worker_run(struct wh_worker *worker);
+/* Would wh_worker_run() find works? */
+bool wh_worker_is_due(struct wh_worker *worker);
 /* As wh_worker_here(), where the thread runs. */
 bool wh_worker_is_current(const struct wh_worker *worker);
 

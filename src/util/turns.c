@@ -2,6 +2,7 @@
 /* Progress loops that are run by the threads that call in. */
 #include "util/turns.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <poll.h>
 #include <stdlib.h>
@@ -14,6 +15,8 @@
 #include "util/clock.h"
 #include "util/error.h"
 #include "util/loop.h"
+
+#define LOOPS 4 /* that share turns: an engine's, and one of rdma */
 
 /* Whose turn this thread gives. */
 static _Thread_local const struct wh_turns *current_turns;
@@ -98,37 +101,49 @@ static bool turns_serve(struct wh_turns *turns)
 }
 
 /* From here on, who has work for the loops writes a descriptor. Returns when there is something to
- * do (monotonic ns; 0: now; INT64_MAX: when a descriptor says so). */
-static int64_t turns_rest(struct wh_turns *turns)
+ * do (monotonic ns; 0: now; INT64_MAX: when a descriptor says so), and in *until when this thread
+ * must not sleep any more. */
+static int64_t turns_rest(struct wh_turns *turns, int64_t *until)
 {
 	int64_t next = INT64_MAX, at;
 
 	atomic_store(&turns->resting, true);
+	*until = INT64_MAX;
 	for (struct wh_list *l = turns->loops.next; l != &turns->loops; l = l->next) {
 		struct wh_loop *loop = wh_container(l, struct wh_loop, turns_link);
 
 		at = wh_loop_rest(loop) ? 0 : wh_loop_next_timer(loop);
 		next = at < next ? at : next;
 	}
+	*until = next > 0 ? next : 0;
 	for (struct wh_list *l = turns->pollers.next; l != &turns->pollers; l = l->next) {
 		struct wh_poller *poller = wh_container(l, struct wh_poller, link);
 
 		at = poller->next(poller);
 		at = at <= 0 ? 0 : wh_deadline(at);
 		next = at < next ? at : next;
+		/* After next(): who takes what has just become due is counted by then. */
+		if (at < *until && (!poller->between || atomic_load(&turns->takers)))
+			*until = at;
 	}
 	return next > 0 ? next : 0;
 }
 
-/* Sleep until a descriptor is ready or `until` has come. */
+/* Sleep until a loop has something to do, `wake` is written, or `until` has come. `timer` is not
+ * looked at: it stays readable while something is due that this thread does not do. */
 static void turns_doze(const struct wh_turns *turns, int64_t until)
 {
-	struct pollfd look = { .fd = turns->epoll, .events = POLLIN };
+	struct pollfd look[1 + LOOPS] = { { .fd = turns->wake, .events = POLLIN } };
 	int64_t left = until == INT64_MAX ? 0 : until - wh_now();
 	struct timespec time = { left / WH_SECOND, left % WH_SECOND };
+	nfds_t count = 1;
 
+	for (struct wh_list *l = turns->loops.next; l != &turns->loops; l = l->next)
+		look[count++] =
+			(struct pollfd){ .fd = wh_container(l, struct wh_loop, turns_link)->epoll,
+					 .events = POLLIN };
 	if (until == INT64_MAX || left > 0)
-		ppoll(&look, 1, until == INT64_MAX ? NULL : &time, NULL);
+		ppoll(look, count, until == INT64_MAX ? NULL : &time, NULL);
 }
 
 /* Have `timer` make the descriptor readable at `next`. */
@@ -152,24 +167,29 @@ static void turns_arm(struct wh_turns *turns, int64_t next)
 
 bool wh_turns_run(struct wh_turns *turns, uint64_t seen, int64_t deadline)
 {
-	int64_t next;
+	int64_t next, until;
 	bool worked;
 
 	if (!turns_enter(turns, &seen, deadline))
 		return false;
 	wh_fail_begin();
 	worked = turns_serve(turns);
-	next = turns_rest(turns);
+	next = turns_rest(turns, &until);
 	/* A wake since the caller looked may concern it: return. */
 	if (!worked && deadline && atomic_load(&turns->count) == seen) {
-		turns_doze(turns, deadline < next ? deadline : next);
+		turns_doze(turns, deadline < until ? deadline : until);
 		worked = turns_serve(turns);
-		next = turns_rest(turns);
+		next = turns_rest(turns, &until);
 	}
 	turns_arm(turns, next);
 	wh_fail_end(0);
 	turns_leave(turns);
 	return worked;
+}
+
+void wh_turns_take(struct wh_turns *turns, int more)
+{
+	atomic_fetch_add(&turns->takers, (unsigned)more);
 }
 
 bool wh_turns_wait(struct wh_turns *turns, bool (*done)(void *argument), void *argument,
@@ -310,9 +330,14 @@ void wh_turns_close(struct wh_turns *turns)
 
 int wh_turns_add(struct wh_turns *turns, struct wh_loop *loop)
 {
+	unsigned count = 0;
+
 	if (turns_watch(turns, loop->epoll))
 		return wh_fail(errno, "epoll_ctl: cannot watch a loop: %s", strerror(errno));
 	turns_enter(turns, NULL, INT64_MAX);
+	for (struct wh_list *l = turns->loops.next; l != &turns->loops; l = l->next)
+		count++;
+	assert(count < LOOPS);
 	wh_list_append(&turns->loops, &loop->turns_link);
 	wh_loop_rest(loop);
 	turns_leave(turns);

@@ -25,6 +25,9 @@ struct wh_poller {
 	bool (*poll)(struct wh_poller *poller);
 	/* In how many ns to poll again: 0, at once; INT64_MAX, when wh_turns_ready() is called. */
 	int64_t (*next)(struct wh_poller *poller);
+	/* poll() does nothing: what is due is done between turns, by threads that can do it. Others
+	 * sleep meanwhile, unless one of these waits for their turn to end: wh_turns_take(). */
+	bool between;
 };
 
 struct wh_turns {
@@ -33,6 +36,7 @@ struct wh_turns {
 	bool running; /* a thread gives a turn; under lock */
 	_Atomic uint64_t count; /* of turns that have ended, and of wakes */
 	_Atomic unsigned sleepers; /* threads inside wh_turns_run() */
+	_Atomic unsigned takers; /* of them, those that do what is due between turns */
 	/* No thread looks at the loops and pollers now: whoever has work for them writes `wake`. */
 	atomic_bool resting;
 	atomic_bool written; /* `wake` is readable */
@@ -71,6 +75,10 @@ static inline uint64_t wh_turns_seen(const struct wh_turns *turns)
  * these has ended. Returns at once if the number is not `seen` any more. Not inside a turn. True:
  * this thread found something to do. */
 bool wh_turns_run(struct wh_turns *turns, uint64_t seen, int64_t deadline);
+
+/* This thread (1), or no longer (-1), does what is due between turns. Afterwards it looks whether
+ * something is due, and if so gives a turn without sleeping. */
+void wh_turns_take(struct wh_turns *turns, int more);
 
 /* Give turns until `done` is true. False: `deadline` came first. Without turns (NULL) see the next
  * function. */

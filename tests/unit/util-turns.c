@@ -162,7 +162,7 @@ static void descriptor__says_when(void **state)
 
 struct counter {
 	struct wh_poller poller;
-	atomic_int left;
+	atomic_int left, polls;
 	int64_t pause;
 };
 
@@ -206,6 +206,47 @@ static void poller__is_asked_again(void **state)
 	assert_true(readable((int)(PATIENCE / WH_MS)));
 	assert_true(turn(PATIENCE));
 	assert_int_equal(counter.left, 0);
+	wh_turns_remove_poller(turns, &counter.poller);
+}
+
+/* ---- what is due between turns --------------------------------------------------------------- */
+
+static bool count_polls(struct wh_poller *poller)
+{
+	atomic_fetch_add(&wh_container(poller, struct counter, poller)->polls, 1);
+	return false;
+}
+
+static bool never(void *argument)
+{
+	(void)argument;
+	return false;
+}
+
+/* Who cannot do it sleeps, with the descriptor watched or not; it stays readable for who can. */
+static void between__does_not_spin(void **state)
+{
+	struct counter counter = {
+		.poller = { .poll = count_polls, .next = counter_next, .between = true }
+	};
+
+	(void)state;
+	wh_turns_add_poller(turns, &counter.poller);
+	for (int watched = 0; watched < 2; watched++) {
+		counter.left = 1;
+		wh_turns_ready(turns);
+		turn(0); /* finds that it was told, and sets the timer */
+		counter.polls = 0;
+		assert_false(wh_turns_wait(turns, never, NULL, wh_deadline(50 * WH_MS)));
+		assert_true(counter.polls <= 4); /* two in a turn */
+		assert_true(readable(0));
+		wh_turns_take(turns, 1);
+		turn(INT64_MAX); /* does not sleep */
+		wh_turns_take(turns, -1);
+		counter.left = 0;
+		turn(0);
+		assert_false(readable(0));
+	}
 	wh_turns_remove_poller(turns, &counter.poller);
 }
 
@@ -348,7 +389,7 @@ int main(void)
 		TEST(descriptor__says_when),    TEST(poller__is_asked_again),
 		TEST(threads__share_the_turns), TEST(call__wakes_the_sleeper),
 		TEST(wake__is_never_lost),      TEST(call__inside_a_turn),
-		TEST(deadline__ends_a_wait),
+		TEST(deadline__ends_a_wait),    TEST(between__does_not_spin),
 	};
 
 	return cmocka_run_group_tests_name("util-turns", tests, NULL, NULL);

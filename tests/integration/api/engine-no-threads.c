@@ -145,6 +145,36 @@ static void callback__in_the_driving_call(void **state)
 	fixture_close(&f);
 }
 
+/* Other calls that wait run them, too. */
+static void callback__in_another_call(void **state)
+{
+	struct called seen = { 0 };
+	struct wh_batch_options options = { .size = sizeof(options),
+					    .callback = note_call,
+					    .callback_arg = &seen };
+	struct wh_transfer transfer;
+	struct wh_remote remote;
+	struct wh_batch *batch;
+	struct fixture f;
+	int64_t end;
+
+	open_without("initiator", &f, *state, NULL, NULL);
+	seen.engine = f.engine;
+	transfer = transfer_of(&f, WH_WRITE, 0, 0, 8);
+	want(0, wh_batch_new(f.peer, &options, &batch));
+	want(0, wh_batch_add(batch, &transfer, 1));
+	want(0, wh_batch_submit(batch));
+	want(0, seen.times);
+	end = now() + PATIENCE;
+	while (!seen.times && now() < end)
+		want(-ENOENT, wh_peer_find(f.peer, "nothing", 10000000, &remote));
+	want(1, seen.times);
+	want(-EDEADLK, seen.progress);
+	want_true(pthread_equal(seen.thread, pthread_self()), "it ran on another thread");
+	want(0, wh_batch_free(batch));
+	fixture_close(&f);
+}
+
 static void arguments__refused(void **state)
 {
 	struct wh_engine_options options = { .size = sizeof(options),
@@ -496,6 +526,8 @@ int main(int argc, char **argv)
 		TEST_OVER(callback__in_the_driving_call, self),
 		TEST_OVER(callback__in_the_driving_call, shm),
 		TEST_OVER(callback__in_the_driving_call, tcp4),
+		TEST_OVER(callback__in_another_call, shm),
+		TEST_OVER(callback__in_another_call, tcp4),
 		TEST(arguments__refused),
 		TEST_EVERY_ROUTE(descriptor__is_enough),
 		TEST_HOST_ROUTES(callers__many),
