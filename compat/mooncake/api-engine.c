@@ -42,6 +42,7 @@ static enum te_error errno_to_te(int error)
 		return TE_DEVICE;
 	case EHOSTUNREACH:
 		return TE_HOST;
+	case ECONNABORTED:
 	case ECONNREFUSED:
 	case ECONNRESET:
 	case ETIMEDOUT:

@@ -46,6 +46,7 @@ int wh_nixl_status(int error)
 	case -EINPROGRESS:
 	case -EAGAIN:
 		return WH_NIXL_IN_PROGRESS;
+	case -ECONNABORTED:
 	case -ECONNRESET:
 	case -ECONNREFUSED:
 	case -EHOSTUNREACH:

@@ -182,11 +182,11 @@ struct wh_peer_options {
  * "HOST:PORT" (a name, IPv4 or [IPv6]), or "self" for this engine itself; if this engine has a
  * registry, also "wherry://NAME" or "NAME". options may be NULL. Blocks until connected. Each call
  * makes a separate peer with its own connections.
- * 0, or -EINVAL (a malformed URL), -ECONNREFUSED, -ETIMEDOUT, -EHOSTUNREACH, -EPROTO (the other
- * side is not Wherry), -EPROTONOSUPPORT (another version of the protocol), -EDEADLK (called from a
- * callback); with a name also -ENOENT (no engine has it), -ESTALE (another engine answers at its
- * address), -EHOSTDOWN (the registry did not answer a moment ago), and the registry's errors as for
- * wh_engine_open().
+ * 0, or -EINVAL (a malformed URL), -ECONNREFUSED, -ETIMEDOUT, -EHOSTUNREACH, -ECONNABORTED (the
+ * other side closed the connection during the handshake), -EPROTO (it is not Wherry),
+ * -EPROTONOSUPPORT (another version of the protocol), -EDEADLK (called from a callback); with a
+ * name also -ENOENT (no engine has it), -ESTALE (another engine answers at its address), -EHOSTDOWN
+ * (the registry did not answer a moment ago), and the registry's errors as for wh_engine_open().
  *
  * With options.queue the call does not block, may be called from a callback, and returns 0, or
  * -EINVAL (arguments), -E2BIG, -ENOMEM; all other errors come with the completion, and
@@ -213,9 +213,10 @@ enum wh_peer_state {
  * for any other number. A constant string; never fails. */
 const char *wh_peer_state_name(uint32_t state);
 
-/* Can the peer be used? 0: it is connected; -EINPROGRESS: not yet; -ECONNRESET: it is lost, and the
- * engine tries to connect again; -ESTALE: it was restarted; else the error with which opening it
- * failed. wh_error_text() has the reason. Does not block. */
+/* Can the peer be used? 0: it is connected; -EINPROGRESS: not yet; -ECONNRESET: it was, is lost,
+ * and the engine tries to connect again; all others are final, so close it: -ESTALE: it was
+ * restarted; else the error with which opening it failed, which is never -ECONNRESET.
+ * wh_error_text() has the reason. Does not block. */
 int wh_peer_status(struct wh_peer *peer);
 
 struct wh_peer_info {

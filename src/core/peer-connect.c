@@ -134,7 +134,9 @@ static void peer_try_failed(struct wh_peer *peer, int error, const char *text)
 		return;
 	}
 	if (atomic_load(&peer->state) == WH_PEER_CONNECTING) {
-		wh_peer_set_state(peer, WH_PEER_UNREACHABLE, error, text);
+		/* -ECONNRESET is that of a peer which is tried again. */
+		wh_peer_set_state(peer, WH_PEER_UNREACHABLE,
+				  error == -ECONNRESET ? -ECONNABORTED : error, text);
 		return;
 	}
 	if (error == -ESTALE) {

@@ -45,6 +45,8 @@ static const struct meaning {
 	{ ENETUNREACH, "there is no route to that network", "check the address and ip route" },
 	{ EHOSTUNREACH, "the host cannot be found or reached", "check its name and the firewall" },
 	{ ECONNREFUSED, "nobody listens there", "start wherry serve; check the port" },
+	{ ECONNABORTED, "the other side closed the connection while it was being opened",
+	  "check the port, and what the other side logs" },
 	{ ECONNRESET, "the peer is lost: it ended or closed the connection",
 	  "submit again once it is back" },
 	{ EBADMSG, "bytes were damaged on the way to or from the peer",

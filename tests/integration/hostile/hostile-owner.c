@@ -69,6 +69,33 @@ static void handshake__silence(void **state)
 	want_open(-ETIMEDOUT, (struct impostor){ .list = "", .list_length = 0 });
 }
 
+/* -ECONNRESET would say that the engine tries again. */
+static void handshake__hangs_up(void **state)
+{
+	struct wh_peer_options options = { .size = sizeof(options) };
+	struct impostor me = { .greeting = "", .hangs_up = true };
+	struct wh_engine *engine = engine_open("tcp", "none", NULL);
+	struct wh_peer_info info = { .size = sizeof(info) };
+	struct wh_completion done;
+	struct wh_peer *peer;
+
+	(void)state;
+	want_open(-ECONNABORTED, me);
+	want(0, wh_queue_new(engine, &options.queue));
+	impostor_start(&me);
+	want(0, wh_peer_open(engine, me.url, &options, &peer));
+	want(1, wh_queue_take(options.queue, &done, 1, PATIENCE));
+	want(-ECONNABORTED, done.status);
+	want(-ECONNABORTED, wh_peer_status(peer));
+	want_true(strstr(wh_error_text(), "during the handshake"), "it says: %s", wh_error_text());
+	want(0, wh_peer_info(peer, &info));
+	want(WH_PEER_UNREACHABLE, info.state);
+	want(0, wh_peer_close(peer));
+	want(0, wh_queue_free(options.queue));
+	want(0, wh_engine_close(engine));
+	impostor_stop(&me);
+}
+
 static void handshake__refused(void **state)
 {
 	struct impostor me = { .refusal = EPROTONOSUPPORT };
@@ -272,15 +299,11 @@ static void response__to_writes(void **state)
 }
 
 static const struct CMUnitTest tests[] = {
-	TEST(handshake__not_wherry),
-	TEST(handshake__silence),
-	TEST(handshake__refused),
-	TEST(handshake__welcome_is_wrong),
-	TEST(handshake__regions_are_wrong),
-	TEST(handshake__claims_to_be_us),
-	TEST(handshake__is_us),
-	TEST(response__to_reads),
-	TEST(response__to_writes),
+	TEST(handshake__not_wherry),       TEST(handshake__silence),
+	TEST(handshake__hangs_up),         TEST(handshake__refused),
+	TEST(handshake__welcome_is_wrong), TEST(handshake__regions_are_wrong),
+	TEST(handshake__claims_to_be_us),  TEST(handshake__is_us),
+	TEST(response__to_reads),          TEST(response__to_writes),
 };
 
 HARNESS_MAIN("hostile-owner", tests)
