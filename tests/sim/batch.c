@@ -11,10 +11,18 @@ int batch_number(const struct batch *batch)
 	return (int)(batch - batch->program->batches);
 }
 
-/* May bytes of a batch still arrive, although it has ended? Rule 7 of transfer.h. */
+/* May bytes of a batch still arrive, although it has ended? Cancelling it says so (rule 7 of
+ * transfer.h). */
 static bool may_come_late(const struct batch *batch, int status)
 {
-	return batch->cancel_late || (status && status != -ECANCELED);
+	struct call call = call_begin(batch->program);
+	int rc = batch->cancel_late ? -ETIMEDOUT : wh_batch_cancel(batch->batch);
+
+	call_end(&call, "wh_batch_cancel of an ended batch", rc, 0);
+	if (rc && (rc != -ETIMEDOUT || !status))
+		sim_fail("cancel", "wh_batch_cancel of a batch that ended with %d: %d, %s", status,
+			 rc, wh_error_text());
+	return rc;
 }
 
 static void count(int status)
@@ -51,7 +59,7 @@ static void check_routes(const struct batch *batch)
 			 (unsigned long long)bytes, (unsigned long long)expected);
 }
 
-static void settle_op(struct batch *batch, int index, int status)
+static void settle_op(struct batch *batch, int index, int status, bool late)
 {
 	const struct op *op = &batch->ops[index];
 	struct past past = { op->stamp, op->offset, op->length,          batch->submitted,
@@ -66,11 +74,13 @@ static void settle_op(struct batch *batch, int index, int status)
 			sim_fail("status", "transfer %d of a batch that succeeded: %d", index,
 				 each);
 	}
-	model_settle(op, batch->local + op->local, each, may_come_late(batch, status), &past);
+	model_settle(op, batch->local + op->local, each, late, &past);
 }
 
 void batch_settle(struct batch *batch, int status, const char *how)
 {
+	bool late;
+
 	sim_trace("batch %d ends: %d %s (by %s) after %.6f s", batch_number(batch), status,
 		  status ? wh_batch_error_text(batch->batch) : "", how,
 		  (double)(sim_time - batch->submitted) / 1e9);
@@ -81,8 +91,9 @@ void batch_settle(struct batch *batch, int status, const char *how)
 			 wh_batch_status(batch->batch));
 	batch->running = false;
 	count(status);
+	late = may_come_late(batch, status);
 	for (int i = 0; i < batch->op_count; i++)
-		settle_op(batch, i, status);
+		settle_op(batch, i, status, late);
 	if (!status && batch->op_count)
 		check_routes(batch);
 	free(batch->after);

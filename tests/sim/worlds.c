@@ -1,11 +1,239 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Worlds that are told what happens in them: for what chance rarely hits. */
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "program.h"
+#include "scene.h"
+
+#define DATA 1 /* the first data connection; the one before is the control connection */
+#define LATE (400 * SIM_MS) /* less than the owner waits for the end of a handshake */
+
+static void check_target(const struct scene *scene, uint8_t byte, size_t length)
+{
+	for (size_t i = 0; i < length; i++)
+		if (scene->target->memory[PROGRAM_GAP + i] != byte)
+			sim_fail("bytes", "byte %zu of the target is %02x, should be %02x", i,
+				 scene->target->memory[PROGRAM_GAP + i], byte);
+}
+
+/* ---- a connection whose handshake is late ---------------------------------------------------- */
+
+/* What follows WELCOME on the first data connection comes late. */
+static int64_t delay_prove(const struct sim_packet *packet, void *arg)
+{
+	bool *welcomed = arg;
+
+	if (packet->from_host != (packet->from_initiator ? 0 : SCENE_OWNER) ||
+	    packet->connection != DATA)
+		return 0;
+	if (!packet->from_initiator)
+		*welcomed = true;
+	return packet->from_initiator && *welcomed ? LATE : 0;
+}
+
+/* The initiator counts the connection as open and sends a write behind PROVE, which is late. It
+ * cancels, writes something newer, and that stays. */
+static void act_cancel_in_handshake(struct scene *scene)
+{
+	struct wh_batch *first, *second;
+	bool welcomed = false;
+
+	sim_network_watch(delay_prove, &welcomed);
+	memset(scene->local, 'A', SCENE_LOCAL);
+	first = scene_write(scene, 64);
+	scene_expect("submit", wh_batch_submit(first), 0);
+	scene_pass(scene, 100 * SIM_MS);
+	if (!welcomed)
+		sim_fail("directed", "no data connection was opened");
+	scene_expect("cancel", wh_batch_cancel(first), 0);
+	memset(scene->local, 'B', SCENE_LOCAL);
+	second = scene_write(scene, 64);
+	scene_expect("submit", wh_batch_submit(second), 0);
+	scene_expect("the newer write", scene_end(second, 20 * SIM_SEC), 0);
+	check_target(scene, 'B', 64);
+	scene_pass(scene, 3 * LATE);
+	check_target(scene, 'B', 64);
+	wh_batch_free(first);
+	wh_batch_free(second);
+}
+
+static void world_cancel_in_handshake(void)
+{
+	scene_play(act_cancel_in_handshake);
+}
+
+/* ---- a peer that is lost while a batch runs -------------------------------------------------- */
+
+static int64_t delay_data(const struct sim_packet *packet, void *arg)
+{
+	(void)arg;
+	return packet->connection >= DATA && packet->from_initiator ? 30 * SIM_SEC : 0;
+}
+
+/* The bytes of a write are on their way when the peer is lost: whatever the status of the batch is,
+ * a cancel must not promise that they do not arrive. */
+static void act_cancel_of_lost(struct scene *scene)
+{
+	struct wh_batch *batch = scene_write(scene, 64);
+	int status;
+
+	memset(scene->local, 'A', SCENE_LOCAL);
+	scene_expect("submit", wh_batch_submit(batch), 0);
+	scene_expect("the first write", scene_end(batch, SIM_SEC), 0);
+	sim_network_watch(delay_data, NULL);
+	memset(scene->local, 'B', SCENE_LOCAL);
+	scene_expect("submit", wh_batch_submit(batch), 0);
+	sim_network_cut(0, SCENE_OWNER, 60 * SIM_SEC);
+	sim_network_cut(SCENE_OWNER, 0, 60 * SIM_SEC);
+	status = scene_end(batch, 20 * SIM_SEC);
+	if (!status)
+		sim_fail("directed", "a write succeeded over a network that is cut");
+	scene_expect("cancel after the peer was lost", wh_batch_cancel(batch), -ETIMEDOUT);
+	sim_network_heal();
+	wh_batch_free(batch);
+}
+
+static void world_cancel_of_lost(void)
+{
+	scene_play(act_cancel_of_lost);
+}
+
+/* ---- a data connection that cannot be opened for a while ------------------------------------- */
+
+static int64_t delay_all_data(const struct sim_packet *packet, void *arg)
+{
+	(void)arg;
+	return packet->connection >= DATA ? LATE : 0;
+}
+
+/* It breaks with requests outstanding; the next try fails in connect(), the one after that breaks
+ * before WELCOME. */
+static void act_reopen(struct scene *scene)
+{
+	struct wh_batch *batch = scene_write(scene, 64);
+	uint64_t tries;
+
+	memset(scene->local, 'A', SCENE_LOCAL);
+	scene_expect("submit", wh_batch_submit(batch), 0);
+	scene_expect("the first write", scene_end(batch, SIM_SEC), 0);
+	sim_network_watch(delay_all_data, NULL);
+	memset(scene->local, 'B', SCENE_LOCAL);
+	scene_expect("submit", wh_batch_submit(batch), 0);
+	scene_pass(scene, 10 * SIM_MS);
+	tries = sim_counts.connects;
+	sim_options.connect_fails = 1000;
+	sim_network_reset(0, SCENE_OWNER, DATA);
+	for (int i = 0; sim_counts.connects == tries && i < 10000; i++)
+		scene_pass(scene, SIM_MS);
+	sim_options.connect_fails = 0;
+	/* Each try gets as far as HELLO; WELCOME is late. */
+	for (int i = 0; sim_counts.connects < tries + 2 && i < 10000; i++)
+		scene_pass(scene, SIM_MS);
+	scene_pass(scene, 10 * SIM_MS);
+	sim_network_reset(0, SCENE_OWNER, DATA + 1);
+	sim_network_watch(NULL, NULL);
+	scene_expect("a write whose connection was opened again", scene_end(batch, 20 * SIM_SEC),
+		     0);
+	check_target(scene, 'B', 64);
+	wh_batch_free(batch);
+}
+
+static void world_reopen(void)
+{
+	sim_options.timeout_ms = 20000;
+	scene_play(act_reopen);
+}
+
+/* ---- an idle connection that is being closed ------------------------------------------------- */
+
+/* A large write is submitted at each moment around the end of an idle connection. */
+static void act_idle_close(struct scene *scene)
+{
+	struct wh_batch *batch = scene_write(scene, SCENE_LOCAL);
+
+	for (int i = 0; i < 1000; i++) {
+		scene_expect("submit", wh_batch_submit(batch), 0);
+		scene_expect("a write", scene_end(batch, 10 * SIM_SEC), 0);
+		scene_pass(scene, 9 * SIM_MS + (int64_t)sim_draw_work(9 * SIM_MS));
+	}
+	wh_batch_free(batch);
+}
+
+static void world_idle_close(void)
+{
+	sim_options.idle_ms = 10;
+	sim_options.late = 500;
+	sim_options.preempt = 300;
+	sim_options.inline_bytes = 0;
+	scene_play(act_idle_close);
+}
+
+/* ---- waiting without threads ----------------------------------------------------------------- */
+
+static void on_completion(struct wh_batch *batch, int status, void *arg)
+{
+	(void)batch;
+	(void)status;
+	++*(int *)arg;
+}
+
+/* The answer to a question comes later than the end of the write. */
+static int64_t delay_answers(const struct sim_packet *packet, void *arg)
+{
+	(void)arg;
+	return packet->connection < DATA && !packet->from_initiator ? 4 * LATE :
+	       packet->connection >= DATA                           ? LATE / 4 :
+								      0;
+}
+
+/* A callback is due while the program waits in calls of other kinds: none of them spins. */
+static void act_waits(struct scene *scene)
+{
+	struct wh_batch_options options = { .size = sizeof(options), .callback = on_completion };
+	struct wh_transfer transfer = { .local = scene->region,
+					.remote = scene->target->remote,
+					.remote_offset = PROGRAM_GAP,
+					.length = 64,
+					.op = WH_WRITE };
+	struct wh_remote remote;
+	struct wh_batch *batch;
+	struct wh_peer *other;
+	int calls = 0;
+
+	options.callback_arg = &calls;
+	scene_expect("wh_batch_new", wh_batch_new(scene->peer, &options, &batch), 0);
+	scene_expect("wh_batch_add", wh_batch_add(batch, &transfer, 1), 0);
+	sim_network_watch(delay_answers, NULL);
+	scene_expect("submit", wh_batch_submit(batch), 0);
+	/* It completes, and its callback is due, in the middle of these waits. */
+	scene_expect("wh_peer_find", wh_peer_find(scene->peer, "nobody", 20 * SIM_SEC, &remote),
+		     -ENOENT);
+	scene_expect("wh_peer_open",
+		     wh_peer_open(scene->initiator->engine, "wherry://10.0.0.8:1", NULL, &other),
+		     -EHOSTUNREACH);
+	scene_expect("the write", scene_end(batch, 20 * SIM_SEC), 0);
+	scene_pass(scene, SIM_SEC);
+	scene_expect("callbacks", calls, 1);
+	wh_batch_free(batch);
+	if (sim_counts.spins)
+		sim_fail("spin", "a call that waits polls again and again");
+}
+
+static void world_waits(void)
+{
+	sim_options.threads = 0;
+	sim_options.timeout_ms = 20000;
+	scene_play(act_waits);
+}
 
 static const struct world worlds[] = {
+	{ "cancel-in-handshake", "a write behind a late PROVE is cancelled",
+	  world_cancel_in_handshake },
+	{ "cancel-of-lost", "a peer is lost while a write is on its way", world_cancel_of_lost },
+	{ "reopen", "a data connection fails in two ways in a row", world_reopen },
+	{ "idle-close", "writes meet the end of an idle connection", world_idle_close },
+	{ "waits", "calls wait without threads while a callback is due", world_waits },
 	{ NULL, NULL, NULL },
 };
 
@@ -20,7 +248,7 @@ const struct world *worlds_find(const char *name)
 void worlds_list(void)
 {
 	for (const struct world *world = worlds; world->name; world++)
-		printf("%-28s %s\n", world->name, world->what);
+		printf("%-24s %s\n", world->name, world->what);
 }
 
 const struct world *worlds_at(int index)
