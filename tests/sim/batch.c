@@ -25,14 +25,18 @@ static bool may_come_late(const struct batch *batch, int status)
 	return rc;
 }
 
-static void count(int status)
+static void count(struct program *program, int status)
 {
-	if (status == -ECANCELED)
+	if (status == -ECANCELED) {
 		program_counts.cancelled++;
-	else if (status)
+		program->cancelled++;
+	} else if (status) {
 		program_counts.failed++;
-	else
+		program->failed++;
+	} else {
 		program_counts.succeeded++;
+		program->succeeded++;
+	}
 }
 
 /* What a batch that succeeded says of its way: all bytes by the one transport that leads there. */
@@ -90,7 +94,7 @@ void batch_settle(struct batch *batch, int status, const char *how)
 		sim_fail("status", "%s says %d, wh_batch_status() %d", how, status,
 			 wh_batch_status(batch->batch));
 	batch->running = false;
-	count(status);
+	count(batch->program, status);
 	late = may_come_late(batch, status);
 	for (int i = 0; i < batch->op_count; i++)
 		settle_op(batch, i, status, late);

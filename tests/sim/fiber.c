@@ -3,9 +3,11 @@
  */
 #include <dlfcn.h>
 #include <errno.h>
+#include <execinfo.h>
 #include <link.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "world.h"
 
@@ -46,10 +48,12 @@ static void sanitizer_arrive(void *save, const void **bottom, size_t *size)
 
 void fiber_print_stack(void)
 {
+	void *frames[48];
+
 	if (__sanitizer_print_stack_trace)
 		__sanitizer_print_stack_trace();
 	else
-		fprintf(stderr, "(build with -Db_sanitize=address for the stack, or use gdb)\n");
+		backtrace_symbols_fd(frames, backtrace(frames, 48), STDERR_FILENO);
 }
 
 /* Without system calls, which swapcontext() makes, and without its interceptor of the address

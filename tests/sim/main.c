@@ -32,7 +32,7 @@ static const char usage[] =
 	"  --long               20 times as long a time of faults\n"
 	"  --trace              every call and what it returned\n"
 	"  --until T            stop at that second of the world's clock, which begins with 1000\n"
-	"  --stop-at T          print the stack of the thread that runs then (address sanitizer)\n"
+	"  --stop-at T          print the stack of the thread that runs then (addr2line)\n"
 	"  --stop-spinning      the same at the first busy loop\n"
 	"  --set NAME=VALUE     another value than the seed's; --options SEED lists all\n"
 	"  --twice              run each twice, and compare the hashes over all calls\n"

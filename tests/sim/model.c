@@ -23,16 +23,29 @@ struct block *target_block(const struct op *op)
 	return &op->target->block[op->block];
 }
 
+/* Bytes 8i to 8i+7 of a pattern. */
+static uint64_t pattern_word(uint64_t stamp, size_t i)
+{
+	uint64_t word = (stamp + i) * 0x9e3779b97f4a7c15ull;
+
+	return word ^ word >> 32;
+}
+
 static uint8_t pattern(uint64_t stamp, size_t i)
 {
-	uint64_t word = (stamp + i / 8) * 0x9e3779b97f4a7c15ull;
-
-	return (uint8_t)((word ^ word >> 32) >> 8 * (i % 8));
+	return (uint8_t)(pattern_word(stamp, i / 8) >> 8 * (i % 8));
 }
 
 void pattern_fill(uint8_t *out, uint64_t stamp, size_t length)
 {
-	for (size_t i = 0; i < length; i++)
+	size_t i = 0;
+
+	for (; i + 8 <= length; i += 8) {
+		uint64_t word = pattern_word(stamp, i / 8);
+
+		memcpy(out + i, &word, 8);
+	}
+	for (; i < length; i++)
 		out[i] = pattern(stamp, i);
 }
 
@@ -40,6 +53,12 @@ size_t pattern_differs(const uint8_t *bytes, uint64_t stamp, size_t length)
 {
 	size_t i = 0;
 
+	for (; i + 8 <= length; i += 8) {
+		uint64_t word = pattern_word(stamp, i / 8);
+
+		if (memcmp(bytes + i, &word, 8) != 0)
+			break;
+	}
 	while (i < length && bytes[i] == pattern(stamp, i))
 		i++;
 	return i;
@@ -146,7 +165,7 @@ static void settle_write(const struct op *op, int status, bool may_come_late)
 		target_block(op)->tainted = true;
 		return;
 	}
-	for (size_t i = 0; i < op->length; i++)
+	for (size_t i = 0; status && i < op->length; i++)
 		if (memory[i] != shadow[i] && memory[i] != pattern(op->stamp, i))
 			sim_fail("bytes",
 				 "%s: byte %zu of a write that ended with %d is neither old nor "

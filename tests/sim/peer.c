@@ -151,6 +151,7 @@ static void ask_measure(struct peer *peer, const struct target *target)
 
 	if (!batch || sim_draw_work(8))
 		return;
+	peer->program->measured = true;
 	rc = wh_peer_measure(peer->peer, batch->region, target->remote);
 	call_end(&call, "wh_peer_measure", rc, MEASURE_MOST);
 }

@@ -153,6 +153,29 @@ static void close_queue(struct program *program)
 	program->queue = NULL;
 }
 
+/* The engine has counted what the program has seen. */
+static void check_counters(const struct program *program)
+{
+	struct wh_engine_counters engine = { .size = sizeof(engine) };
+	struct wh_counters total = { .size = sizeof(total) };
+	int rc = wh_engine_counters(program->engine, &engine, &total);
+
+	if (rc)
+		sim_fail("call", "wh_engine_counters = %d: %s", rc, wh_error_text());
+	if (program->measured)
+		return;
+	if (total.batches != program->succeeded || total.failed != program->failed ||
+	    total.cancelled != program->cancelled || total.large_in_flight)
+		sim_fail("counters",
+			 "%llu batches succeeded, %llu failed, %llu were cancelled, counted are "
+			 "%llu, %llu, %llu; %llu bytes in flight",
+			 (unsigned long long)program->succeeded,
+			 (unsigned long long)program->failed,
+			 (unsigned long long)program->cancelled, (unsigned long long)total.batches,
+			 (unsigned long long)total.failed, (unsigned long long)total.cancelled,
+			 (unsigned long long)total.large_in_flight);
+}
+
 void program_engine_close(struct program *program)
 {
 	struct call call;
@@ -161,6 +184,8 @@ void program_engine_close(struct program *program)
 	for (int i = 0; i < PROGRAM_PEERS; i++)
 		if (program->peers[i].peer)
 			peer_close(&program->peers[i]);
+	if (!program->crashed)
+		check_counters(program);
 	for (int i = 0; i < PROGRAM_TARGETS; i++)
 		for (int j = 0; program->targets[i]; j++)
 			target_close(program, i, j >= 2);

@@ -155,6 +155,8 @@ struct program {
 	struct target *targets[PROGRAM_TARGETS];
 	uint64_t epoch;
 	int64_t timeout; /* ns: the setting */
+	uint64_t succeeded, failed, cancelled; /* batches */
+	bool measured; /* the engine has made batches of its own */
 	char name[32];
 };
 

@@ -50,6 +50,7 @@ static struct program *host_new(int host)
 
 	program->host = host;
 	program->node = sim_node_new(host);
+	program->measured = true; /* nobody counts the batches of a scene */
 	snprintf(program->name, sizeof(program->name), "host%d", host);
 	return program;
 }
