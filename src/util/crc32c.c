@@ -6,7 +6,8 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
-#include <immintrin.h>
+#include <nmmintrin.h>
+#include <wmmintrin.h>
 #elif defined(__aarch64__)
 #include <arm_acle.h>
 #include <sys/auxv.h>

@@ -4,6 +4,8 @@
 
 #if defined(__x86_64__)
 
+#include <immintrin.h>
+
 #define TARGET __attribute__((target("avx2")))
 
 TARGET static void put_lines(unsigned char *window, const unsigned char *from, size_t lines)

@@ -4,6 +4,8 @@
 
 #if defined(__x86_64__)
 
+#include <immintrin.h>
+
 #define TARGET __attribute__((target("avx512f")))
 
 TARGET static inline __m512i take(const unsigned char *from)

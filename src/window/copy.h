@@ -17,10 +17,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
 #define WH_COPY_LINE 64
 
 /* How the CPU sees the memory; the numbers are those of libgdrapi. */
@@ -73,7 +69,7 @@ struct wh_copy wh_copy_choose(uint32_t cpu, enum wh_mapping mapping);
 static inline void wh_copy_issued(void)
 {
 #if defined(__x86_64__)
-	_mm_sfence();
+	__asm__ volatile("sfence" ::: "memory");
 #elif defined(__aarch64__)
 	__asm__ volatile("dsb st" ::: "memory");
 #else
@@ -86,7 +82,7 @@ static inline void wh_copy_issued(void)
 static inline void wh_copy_before_get(void)
 {
 #if defined(__x86_64__)
-	_mm_mfence();
+	__asm__ volatile("mfence" ::: "memory");
 #elif defined(__aarch64__)
 	__asm__ volatile("dsb sy" ::: "memory");
 #else
@@ -98,7 +94,7 @@ static inline void wh_copy_before_get(void)
 static inline void wh_copy_after_get(void)
 {
 #if defined(__x86_64__)
-	_mm_lfence();
+	__asm__ volatile("lfence" ::: "memory");
 #elif defined(__aarch64__)
 	__asm__ volatile("dmb oshld" ::: "memory");
 #else
