@@ -382,7 +382,7 @@ verdict "from standard input" $?
 "$wherry" copy "$host" - --length 20000003 2>err | cmp - data && grep -q '^copied' err
 verdict "to standard output" $?
 expect 0 "copied" copy "$host" "$url/host1" && expect 0 copied copy "$url/host1" back &&
-	[ "$(head -c 20000003 back | sha256sum)" = "$(sha256sum <data)" ]
+	cmp <(head -c 20000003 back) data
 verdict "from region to region" $?
 
 # Copy between overlapping ranges of one region: the result is as if the source had been copied to

@@ -237,7 +237,7 @@ serve --weights host:4MiB -c keyfile=key
 refused 2 "" spread small "$url" &&
 	spread small "$url" -c keyfile=key --json && [ "$(value receivers 0 region)" = weights ]
 verdict "who has no key has no right" $?
-[ "$before" = "$(sha256sum <one)" ]
+[ "$before" = "$(sha256sum <one)" ] || { echo "wrong bytes" && false; }
 verdict "the file is only read" $?
 
 # ---- GPU memory ---------------------------------------------------------------------------------

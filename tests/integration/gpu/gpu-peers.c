@@ -209,6 +209,8 @@ static bool read_back(struct gpu_pair *p, uint64_t seed)
 	assert_non_null(image);
 	bytes_get(image, p->local, p->length, p->here);
 	good = pattern_check(image, p->length, 0, seed + 1000) == PATTERN_GOOD;
+	if (!good)
+		tell_bytes("wrong");
 	free(image);
 	return good;
 }

@@ -163,6 +163,8 @@ static bool holds_copy(const unsigned char *there, uint32_t there_kind, uint64_t
 	bytes_get(want_image + at, here + from, length, here_kind);
 	bytes_get(seen, there, LENGTH, there_kind);
 	good = !memcmp(want_image, seen, LENGTH);
+	if (!good)
+		tell_bytes("wrong");
 	free(want_image);
 	free(seen);
 	return good;

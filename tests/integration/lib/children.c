@@ -28,9 +28,11 @@ static void child_lost(struct child *child)
 {
 	int status = 0;
 
-	if (waitpid(child->pid, &status, WNOHANG) == child->pid && WIFSIGNALED(status))
-		fail_msg("child %s died of signal %d", child->name, WTERMSIG(status));
-	fail_msg("child %s has gone", child->name);
+	/* It is ending, or its socket were open. */
+	waitpid(child->pid, &status, 0);
+	child->pid = -1;
+	tell_crash(child->name, status);
+	fail_msg("child %s has gone: status %#x", child->name, (unsigned int)status);
 }
 
 static void child_send(struct child *child, const struct child_command *command)
@@ -166,15 +168,23 @@ void child_exit(struct child *child)
 		fail_msg("child %s could not close its engine: %s: %s", child->name,
 			 strerrorname_np(-error), answer.text);
 	if (waitpid(child->pid, &status, 0) != child->pid || !WIFEXITED(status) ||
-	    WEXITSTATUS(status) != 0)
+	    WEXITSTATUS(status) != 0) {
+		child->pid = -1;
+		tell_crash(child->name, status);
 		fail_msg("child %s ended badly: status %#x", child->name, (unsigned int)status);
+	}
 	child_forget(child);
 }
 
 void child_kill(struct child *child)
 {
-	kill(child->pid, SIGKILL);
-	waitpid(child->pid, NULL, 0);
+	int status = 0;
+
+	if (child->pid > 0) {
+		kill(child->pid, SIGKILL);
+		waitpid(child->pid, &status, 0);
+		tell_crash(child->name, status); /* it may have ended before, of something else */
+	}
 	child_forget(child);
 }
 

@@ -68,6 +68,9 @@ int command_wait(struct command *command)
 	command->text[got] = '\0';
 	want(command->pid, waitpid(command->pid, &status, 0));
 	fclose(command->out);
+	tell_crash("the command", status);
+	if (strstr(command->text, "Sanitizer") || strstr(command->text, ": runtime error: "))
+		print_error("%s\n", command->text);
 	return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
 }
 

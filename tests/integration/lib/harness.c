@@ -11,6 +11,7 @@
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 
 #include "driven.h"
 
@@ -116,6 +117,28 @@ bool fds_back_to(unsigned int most, int64_t patience)
 	return true;
 }
 
+void tell_bytes(const char *said)
+{
+	static const char *const words[] = { "PATTERN_GOOD", "_check(", "_sum(",
+					     "memcmp",       "wrong",   "bytes" };
+
+	for (size_t i = 0; i < sizeof(words) / sizeof(*words); i++) {
+		if (strstr(said, words[i])) {
+			print_error("WRONG BYTES\n");
+			return;
+		}
+	}
+}
+
+void tell_crash(const char *name, int status)
+{
+	int number = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+
+	if (number && number != SIGKILL && number != SIGTERM && number != SIGALRM &&
+	    number != SIGINT && number != SIGHUP && number != SIGPIPE)
+		print_error("CRASHED: %s: %s\n", name, strsignal(number));
+}
+
 static void want_failed(long long value, long long got, const char *call, const char *file,
 			int line)
 {
@@ -126,6 +149,7 @@ static void want_failed(long long value, long long got, const char *call, const 
 		    file, line, call, got, got < 0 && got > -4096 ? " " : "",
 		    got < 0 && got > -4096 ? strerrorname_np((int)-got) : "", value, wanted,
 		    wh_error_text());
+	tell_bytes(call);
 	_fail(file, line);
 }
 

@@ -158,6 +158,12 @@ void want_at(long long value, long long got, const char *call, const char *file,
 void want_text_at(long long value, const char *word, long long got, const char *call,
 		  const char *file, int line);
 
+/* Print a line by which scripts/tally knows that a failure is no accident, so that ./check gives
+ * the test no second chance: if what failed, as the source says it, is about bytes; if a process
+ * ended with a waitpid() `status` of a crash. */
+void tell_bytes(const char *said);
+void tell_crash(const char *name, int status);
+
 /* Fail the test with the formatted message unless the condition holds. */
 #define want_true(condition, ...)                                                                  \
 	do {                                                                                       \
@@ -165,6 +171,7 @@ void want_text_at(long long value, const char *word, long long got, const char *
 			print_error("%s:%d: not so: %s: ", __FILE__, __LINE__, #condition);        \
 			print_error(__VA_ARGS__);                                                  \
 			print_error("\n");                                                         \
+			tell_bytes(#condition " " #__VA_ARGS__);                                   \
 			_fail(__FILE__, __LINE__);                                                 \
 		}                                                                                  \
 	} while (0)

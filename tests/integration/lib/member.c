@@ -95,12 +95,16 @@ static bool model_check(const unsigned char *at, uint64_t version)
 	unsigned char *copy;
 	bool good;
 
-	if (!bytes_on_gpu(model.kind))
-		return host_check(at, version);
-	copy = malloc(bytes_of(me));
-	bytes_get(copy, at, bytes_of(me), model.kind);
-	good = host_check(copy, version);
-	free(copy);
+	if (!bytes_on_gpu(model.kind)) {
+		good = host_check(at, version);
+	} else {
+		copy = malloc(bytes_of(me));
+		bytes_get(copy, at, bytes_of(me), model.kind);
+		good = host_check(copy, version);
+		free(copy);
+	}
+	if (!good)
+		tell_bytes("wrong");
 	return good;
 }
 

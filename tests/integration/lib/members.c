@@ -111,7 +111,10 @@ void group_start(struct group *group, const struct model *model, bool open)
 
 static void member_reap(struct member *member)
 {
-	waitpid(member->pid, NULL, 0);
+	int status = 0;
+
+	waitpid(member->pid, &status, 0);
+	tell_crash(member->name, status);
 	close(member->fd);
 	member->running = false;
 }

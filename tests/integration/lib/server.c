@@ -344,9 +344,12 @@ void server_start_cluster(struct server member[SERVER_MEMBERS])
 
 void server_kill(struct server *server)
 {
+	int status = 0;
+
 	if (server->pid > 0) {
 		kill(server->pid, SIGKILL);
-		waitpid(server->pid, NULL, 0);
+		waitpid(server->pid, &status, 0);
+		tell_crash("a server", status);
 	}
 	server->pid = running[server->slot].pid = 0;
 }

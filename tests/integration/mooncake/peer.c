@@ -226,7 +226,10 @@ static int to_and_back(const struct side *side, size_t length, uint64_t offset)
 		put(side->memory, back, length);
 		good = good && !move(side, OPCODE_READ, 0, side->remote + offset, length);
 		get(back, side->memory, length);
-		good = good && !memcmp(bytes, back, length);
+		if (good && memcmp(bytes, back, length)) {
+			fprintf(stderr, "wrong bytes\n");
+			good = 0;
+		}
 	}
 	free(bytes);
 	free(back);
@@ -258,7 +261,10 @@ static int blocks(const struct side *side)
 			requests[i].opcode = OPCODE_READ;
 		good = good && !run(side, requests, BLOCKS, NULL);
 		get(back, side->memory, BLOCKS * size);
-		good = good && !memcmp(bytes, back, BLOCKS * size);
+		if (good && memcmp(bytes, back, BLOCKS * size)) {
+			fprintf(stderr, "wrong bytes\n");
+			good = 0;
+		}
 	}
 	free(bytes);
 	free(back);

@@ -514,8 +514,11 @@ static void actor_start(uint32_t name)
 
 static void actor_reap(uint32_t name)
 {
+	int status = 0;
+
 	if (actors[name].pid) {
-		waitpid(actors[name].pid, NULL, 0);
+		waitpid(actors[name].pid, &status, 0);
+		tell_crash("an engine's process", status);
 		close(actors[name].fd);
 	}
 	memset(&actors[name], 0, sizeof(actors[name]));

@@ -42,8 +42,8 @@ static void report_failure(const char *what, const char *name, size_t window_at,
 			   size_t length)
 {
 	if (failures++ < 10)
-		printf("%s %s: %zu bytes, window at %zu, other side at %zu: wrong\n", what, name,
-		       length, window_at, host_at);
+		printf("%s %s: %zu bytes, window at %zu, other side at %zu: wrong bytes\n", what,
+		       name, length, window_at, host_at);
 }
 
 /* Check the bytes and the margins around them. The copy cannot have reached the rest of the guards.
