@@ -38,6 +38,102 @@ python3 "$tally" meson testlog.json plain . >out
 	"failed	plain: parts: the name of two tests	./plain-parts.log" ]
 verdict "two tests of one name" $?
 
+# ---- a second run, alone ------------------------------------------------------------------------
+
+# Did it fail without proof of a fault?
+may_run_again() # SUITE RESULT STATUS OUTPUT
+{
+	log "$1-test" "$2" "$3" "$4" "" | sed "s|wherry:x|wherry:$1|" >one.json
+	[ "$(python3 "$tally" again one.json)" = "$1-test" ]
+}
+
+{
+	log good OK 0 "" ""
+	log skipped SKIP 77 "" ""
+	log late FAIL 1 "it took 31 s" ""
+	log hangs TIMEOUT -15 "" ""
+} >testlog.json
+[ "$(python3 "$tally" again testlog.json)" = "late
+hangs" ]
+verdict "who may run once more" $?
+
+status=0
+while read -r text; do
+	! may_run_again integration FAIL 1 "$text" || { echo "again after: $text" && status=1; }
+done <<'TEXT'
+==7==ERROR: AddressSanitizer: heap-use-after-free on address 0x602000000010
+==7==ERROR: LeakSanitizer: detected memory leaks
+WARNING: ThreadSanitizer: data race (pid=7)
+../src/core/batch.c:7:3: runtime error: signed integer overflow
+SUMMARY: UndefinedBehaviorSanitizer: undefined-behavior
+==7== Invalid read of size 8
+TEXT
+for code in 23 66; do
+	! may_run_again integration FAIL $code "" || status=1
+done
+! may_run_again integration ERROR 99 "" || status=1
+verdict "a sanitizer's report is never taken back" $status
+
+status=0
+for code in -4 -6 -7 -8 -11 132 134 135 136 139; do
+	! may_run_again unit FAIL $code "" || { echo "again after: status $code" && status=1; }
+done
+while read -r text; do
+	! may_run_again integration FAIL 1 "$text" || { echo "again after: $text" && status=1; }
+done <<'TEXT'
+Test failed with exception: Segmentation fault(11)
+CRASHED: target: Aborted
+./serve-dirs.sh: line 7: 4711 Segmentation fault
+./serve-dirs.sh: line 7: 4711 Aborted
+wherry: ../src/core/batch.c:7: wh_batch_free: Assertion `batch' failed.
+free(): invalid pointer
+TEXT
+verdict "nor is a crash" $status
+may_run_again integration FAIL 1 "a child was killed by signal 9" &&
+	may_run_again integration FAIL -9 ""
+verdict "what a test or a limit kills has not crashed" $?
+
+status=0
+while read -r text; do
+	! may_run_again integration FAIL 1 "$text" || { echo "again after: $text" && status=1; }
+done <<'TEXT'
+WRONG BYTES
+wrong bytes in round 3
+16 bytes of 0x7ffd5c3c and 0x55d0a8f differ
+tree/big back/big differ: byte 4097, line 12
+cmp: EOF on back after byte 4096, line 12
+Binary files tree/big and back/big differ
+the copy of big is wrong: its SHA-256 from byte 0 on differs
+TEXT
+verdict "nor are wrong bytes" $status
+
+! may_run_again sim FAIL 1 "" && ! may_run_again sim+long TIMEOUT -15 "" &&
+	may_run_again simple FAIL 1 ""
+verdict "nor is the simulation" $?
+
+log late OK 0 "[       OK ] one\\n[       OK ] two\\n" "" >again.json
+log hangs FAIL 1 "still" "" >>again.json
+python3 "$tally" meson testlog.json plain . again.json >out
+[ "$(grep -c ", status " plain-hangs.log)" = 2 ] && grep -q still plain-hangs.log
+verdict "the log of one that fails again holds both runs" $?
+kept=$(sed -n 's/^flaky	plain: late	//p' out)
+[ "$(grep -v ^flaky out)" = "passed	plain: good	./plain-good.log
+skipped	plain: skipped	./plain-skipped.log
+passed	plain: late: one	./plain-late.log
+passed	plain: late: two	./plain-late.log
+failed	plain: hangs	./plain-hangs.log" ] && [ "$(grep -c ^flaky out)" = 1 ] &&
+	grep -q "it took 31 s" "$kept" && ! grep -q "it took" plain-late.log
+verdict "who passes the second time is flaky, and the failure is kept" $?
+# Not even if the second run is there.
+{
+	log late FAIL 1 "WRONG BYTES" ""
+	log broken FAIL -11 "" ""
+} >testlog.json
+log broken OK 0 "" "" >>again.json
+python3 "$tally" meson testlog.json plain . again.json >out
+[ "$(cut -f 1 out | sort -u)" = failed ]
+verdict "a second run takes back no proof" $?
+
 printf 'no virtual machine here\n' >lab.log
 [ "$(python3 "$tally" output 77 lab lab.log)" = \
 	"skipped	lab: no virtual machine here	lab.log" ]
