@@ -124,6 +124,22 @@ tree_version()
 	sed -n "s/^\tversion: '\(.*\)',/\1/p" "$top/meson.build"
 }
 
+# The commit, with a "+" if the tree differs from it, but for the files named; an unpacked tarball
+# has a version only.
+tree_revision() # FILE...
+{
+	local commit
+
+	if [ ! -e "$top/.git" ] ||
+		! commit=$(git -C "$top" rev-parse --short=10 HEAD 2>/dev/null); then
+		tree_version
+	elif git -C "$top" diff --quiet HEAD -- . "${@/#/:(exclude)}"; then
+		echo "$commit"
+	else
+		echo "$commit+"
+	fi
+}
+
 # When the tree was last committed, in seconds; an unpacked tarball's files have that time.
 tree_time()
 {

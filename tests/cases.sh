@@ -90,10 +90,10 @@ verdict() # NAME STATUS
 		echo "[       OK ] $1"
 	else
 		echo "[  FAILED  ] $1"
-		# What a program said to a file that goes with the directory, and no second run takes back.
-		grep -r -h -a -s -A 30 -E \
-			'(Address|Leak|Thread|UndefinedBehavior)Sanitizer|: runtime error: |SHA-256 .* differs' \
-			"$directory"
+		# What a program said to a file that goes with the directory; no second run takes
+		# that back.
+		grep -r -h -a -s -A 30 -e '[a-z]Sanitizer' -e ': runtime error: ' \
+			-e 'SHA-256 .* differs' "$directory"
 		failed=1
 	fi
 }

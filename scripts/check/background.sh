@@ -103,16 +103,11 @@ background_start()
 	local lowest='{ echo 19 >/proc/self/autogroup || :
 		chrt --idle --pid 0 $$ || renice -n 19 $$; } >/dev/null 2>&1; exec "$@"'
 
-	# The kernel of a virtual machine complains if it gets no processor for long.
-	# shellcheck disable=SC2016
-	local low='{ echo 10 >/proc/self/autogroup || :; renice -n 10 $$; } >/dev/null 2>&1; exec "$@"'
-
 	(
 		trap 'exit 143' TERM
 		patience=4
+		launcher=(setsid sh -c "$lowest" sh)
 		for name in "${background[@]}"; do
-			launcher=(setsid sh -c "$lowest" sh)
-			[ "$name" != lab-debug ] || launcher=(setsid sh -c "$low" sh)
 			step_begun=$(now)
 			named_step "$name" >"$records/$name.part"
 			printf 'took\t%s\n' "$(since "$step_begun") behind" >>"$records/$name.part"

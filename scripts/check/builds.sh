@@ -20,11 +20,22 @@ build_verdict() # STEP DIRECTORY MESON-OPTION...
 	*thread) under=("${fixed[@]}") ;;
 	esac
 	if { configure "$directory" "$@" &&
+		build_targets "$name" "$directory" &&
 		run_limited 900 "${under[@]}" ninja -C "$directory" -k 0 "${targets[@]}"; } \
 		>"$log" 2>&1; then
 		verdict=passed
 	fi
 	printf '%s\t%s\t%s\n' $verdict "$name" "$log"
+}
+
+# What ninja makes, into targets of the caller; none: all. The tests of two suites are all that runs
+# under the thread sanitizer.
+build_targets() # STEP DIRECTORY
+{
+	local made
+
+	[[ $1 = *thread ]] || return 0
+	made=$("$top/scripts/test-targets" "$2" unit threaded) && mapfile -t targets <<<"$made"
 }
 
 # A build that fails counts as one failure. The steps that need it are skipped by name.
@@ -44,9 +55,37 @@ is_built() # BUILD STEP
 	is_good "$1" || step_skip "$2" "the build '$1' failed"
 }
 
+# If more tests fail than that, the machine is not to blame.
+most_again=8
+
+# Run the tests of a suite once more that failed without proof of a fault (scripts/tally), alone:
+# one after the other, when all others have ended. `again`, of the caller, becomes their testlog.
+run_again() # DIRECTORY TESTLOG MESON-TEST-OPTION...
+{
+	local directory=$1 testlog=$2 options=() names
+
+	shift 2
+	mapfile -t names < <("$top/scripts/tally" again "$testlog")
+	[ ${#names[@]} -gt 0 ] && [ ${#names[@]} -le $most_again ] || return
+	while [ $# -gt 0 ]; do
+		case $1 in
+		--repeat) return ;; # that is there to find who is flaky
+		--setup | --timeout-multiplier)
+			options+=("$1" "$2")
+			shift
+			;;
+		esac
+		shift
+	done
+	rm -f "$directory"/meson-logs/again*
+	run_limited "${TESTS_LIMIT:-1800}" "${under[@]}" meson test -C "$directory" --no-rebuild \
+		--logbase again --num-processes 1 "${options[@]}" "${names[@]}" >>"$log" 2>&1
+	again=$(find "$directory/meson-logs" -name 'again*.json' -size +0)
+}
+
 meson_tests() # NAME BUILD DIRECTORY MESON-TEST-OPTION...
 {
-	local name=$1 build=$2 directory=$3 log="$logs/tests-$1.log" json under=() more=2
+	local name=$1 build=$2 directory=$3 log="$logs/tests-$1.log" json again='' under=() more=2
 
 	shift 3
 	is_built "$build" "tests $name" || return
@@ -61,27 +100,41 @@ meson_tests() # NAME BUILD DIRECTORY MESON-TEST-OPTION...
 	# The name of the log contains the name of the setup, if there is one.
 	json=$(find "$directory/meson-logs" -name 'testlog*.json' -size +0)
 	if [ -n "$json" ]; then
-		step_end < <("$top/scripts/tally" meson "$json" "$name" "$logs")
+		run_again "$directory" "$json" "$@"
+		step_end < <("$top/scripts/tally" meson "$json" "$name" "$logs" ${again:+"$again"})
 	else
 		step_end <<<"failed"$'\t'"tests $name"$'\t'"$log"
 	fi
 }
 
+# The names of the tests of a suite, or of its part that meson's options select.
+suite_names() # SUITE MESON-TEST-OPTION...
+{
+	meson test -C "$build" --no-rebuild --list --suite "$@" 2>/dev/null | sed 's/.* //' | sort |
+		paste -sd ' '
+}
+
 # The plain suite without the tests of tests/long.txt.
 check_short_tests()
 {
-	local names
-
 	meson_tests plain plain "$build" --no-suite long
-	names=$(meson test -C "$build" --no-rebuild --list --suite long 2>/dev/null |
-		sed 's/.* //' | sort | paste -sd ' ')
-	leave_out "the tests of tests/long.txt ($names)"
+	leave_out all "long tests ($(suite_names long --no-suite release))"
 }
 
 check_address()
 {
 	build address
 	meson_tests address address "$build/address" --timeout-multiplier 3
+}
+
+# Fresh seeds in the simulation for so long, beginning with one that the time of day chooses.
+check_sim() # BUILD SECONDS
+{
+	local directory=$build
+
+	[ "$1" = plain ] || directory=$build/$1
+	is_built "$1" "sim $1" && step_command "sim $1" $(($2 + 120)) "$directory/tests/sim/sim" \
+		--for "$2"
 }
 
 # Find a command that turns the randomness of addresses off. The thread sanitizer needs that where
@@ -102,23 +155,8 @@ check_thread()
 		return
 	fi
 	build thread
-	meson_tests thread thread "$build/thread" --timeout-multiplier 3
-}
-
-# What the smoke for aarch64 runs: unit tests of what knows the processor or the page size, and
-# transfers between processes. It builds these, the library and the command.
-aarch64_unit=(core-region memory-allocate memory-region-table transport-copier transport-shm
-	util-crc32c util-hash util-loop wire-extents wire-frame wire-record)
-aarch64_integration=(api-transfers command-file command-notification memory-model rdma-faults
-	shm-memory transfer-estimate)
-aarch64_targets=() # of ninja; none: all
-
-# Have `build aarch64` build no more than the smoke needs.
-aarch64_smoke()
-{
-	aarch64_targets=(tools/wherry tests/fake/libcuda.so.1 tests/fake/nvml/libnvidia-ml.so.1
-		tests/fake/verbs/libibverbs.so.1 "${aarch64_unit[@]/#/tests/unit/}"
-		"${aarch64_integration[@]/#/tests/integration/}")
+	meson_tests thread thread "$build/thread" --timeout-multiplier 3 --suite unit \
+		--suite threaded
 }
 
 # aarch64 under qemu-user, which is about ten times slower.
@@ -127,41 +165,7 @@ aarch64_tests() # NAME MESON-TEST-OPTION...
 	meson_tests "$1" aarch64 "$build/aarch64/build" --timeout-multiplier 10 "${@:2}"
 }
 
-check_aarch64()
-{
-	build aarch64
-	aarch64_tests aarch64 "${aarch64_unit[@]}" "${aarch64_integration[@]}"
-}
-
-check_valgrind()
-{
-	meson_tests valgrind plain "$build" --setup valgrind --suite unit
-}
-
 check_install()
 {
 	is_built plain install && step_command install 120 "$top/scripts/install-test" "$build"
-}
-
-# Python's wheel for this kind of processor, in the system's Python.
-check_wheel()
-{
-	if [ "$(uname -m)" != x86_64 ]; then
-		step_skip wheel "scripts/wheel builds on x86-64 machines"
-		return
-	fi
-	step_run wheel || return
-	step_command wheel-test 300 "$top/scripts/wheel-test" \
-		"$(tail -n 1 "$logs/wheel.log")"
-}
-
-check_fuzz() # SECONDS-A-TARGET
-{
-	local targets
-
-	build fuzz
-	is_built fuzz fuzz || return
-	targets=$(find "$top/tests/fuzz/corpus" -mindepth 1 -maxdepth 1 -type d | wc -l)
-	step_command fuzz $((600 + targets * ($1 + 2))) "$top/scripts/fuzz" \
-		--all "$build/fuzz/tests/fuzz" "$1"
 }

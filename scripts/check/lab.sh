@@ -3,7 +3,6 @@
 # The tests of ./check in a virtual machine: the kernel module, networks, files, RDMA.
 
 lacks_lab=   # why there is no virtual machine
-lacks_debug= # why there is no debug kernel for it
 
 find_lab()
 {
@@ -11,11 +10,6 @@ find_lab()
 
 	if ! why=$( (install_packages lab) 2>&1) || ! why=$("$top/tests/lab/run" --check 2>&1); then
 		lacks_lab=${why##*$'\n'}
-	# To build a kernel with checkers takes minutes, once; continuous integration does it.
-	elif [ "${CI-}" != true ] && ! "$top/tests/lab/debug-kernel" --check; then
-		lacks_debug="no debug kernel; tests/lab/debug-kernel builds it"
-	elif ! why=$( (install_packages debug) 2>&1); then
-		lacks_debug=${why##*$'\n'}
 	fi
 }
 
@@ -39,13 +33,4 @@ check_lab()
 		"$build"
 	is_built plain lab-files && step_command lab-files 300 "$top/tests/lab/check" files "$build"
 	is_built plain lab-rdma && step_command lab-rdma 1300 "$top/tests/lab/check" rdma "$build"
-}
-
-check_lab_debug()
-{
-	if [ -n "$lacks_debug" ]; then
-		step_lacks lab-debug "$lacks_debug"
-	elif [ -z "$lacks_lab" ] && is_built plain lab-debug; then
-		step_run lab-debug
-	fi
 }

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck shell=bash
-# ./check --release: what is too long for continuous integration. docs/testing.md records its last
-# result.
+# ./check --release: what is too long for continuous integration. It keeps docs/release-results.md.
 #
 # A step is a function release_NAME; release_steps lists the names. A new step is one more of each.
 
-release_steps=(mooncake nixl vllm tarball deb container python aarch64 hosts driver races weights
-	repeat fuzz)
+release_steps=(tests valgrind mooncake nixl vllm tarball deb container python aarch64 debug hosts
+	driver races weights repeat fuzz)
+results=$top/docs/release-results.md
 
 # Mooncake's transfer engine, the last release of each minor version that tests/integration knows
 # how to call.
@@ -16,12 +16,62 @@ check_release()
 {
 	local name
 
+	for name in "${chosen_steps[@]}"; do
+		[[ " ${release_steps[*]} " = *" $name "* ]] ||
+			die 64 "--release has no step '$name', but ${release_steps[*]}"
+	done
+	[ ${#chosen_steps[@]} -gt 0 ] || chosen_steps=("${release_steps[@]}")
 	build plain
 	is_built plain release || return
 	find_lab
-	for name in "${release_steps[@]}"; do
+	on_step=release_record
+	for name in "${chosen_steps[@]}"; do
 		"release_$name"
 	done
+}
+
+# What the other levels leave to this one.
+leave_out_release()
+{
+	leave_out release "the tests that tests/long.txt leaves to it ($(suite_names release))"
+	leave_out release "valgrind"
+	leave_out release "random fuzzing"
+	leave_out release "kernels with checkers, RDMA between machines"
+	leave_out release "Mooncake's and NIXL's versions, vLLM"
+	leave_out release "Python's packages, the tarball, the Debian packages, the container"
+	leave_out release "aarch64 under qemu-user"
+}
+
+# Replace the row of a step in docs/release-results.md, or add one. A failure is recorded as well.
+release_record() # STEP RESULT TIME
+{
+	local row with
+
+	with="gcc $(gcc -dumpfullversion), Linux $(uname -r), $(nproc) CPUs"
+	row="| $1 | $2 | ${3% behind} | $(date -u +%F) | $(release_revision) | $with |"
+	awk -v row="$row" -v start="| $1 |" '
+		index($0, start) == 1 { print row; done = 1; next }
+		{ print }
+		END { if (!done) print row }' "$results" >"$results.new" &&
+		mv "$results.new" "$results"
+}
+
+# The page itself, which earlier steps wrote, is no difference.
+release_revision()
+{
+	tree_revision "${results#"$top"/}"
+}
+
+# The tests that tests/long.txt leaves to this level.
+release_tests()
+{
+	meson_tests release plain "$build" --suite release
+}
+
+# The unit tests under valgrind.
+release_valgrind()
+{
+	meson_tests valgrind plain "$build" --setup valgrind --suite unit
 }
 
 # Copies from and to Mooncake's own engine, each version.
@@ -86,6 +136,16 @@ release_container()
 	release_packaged container 3600 "$top/scripts/container-test"
 }
 
+# The kernel module under a kernel with KASAN, lockdep and others. Builds that the first time.
+release_debug()
+{
+	if ! (install_packages debug) >"$logs/lab-debug.log" 2>&1; then
+		step_skip lab-debug "$(tail -n 1 "$logs/lab-debug.log")"
+		return
+	fi
+	release_lab lab-debug 15 debug
+}
+
 release_lab() # STEP SECONDS-EACH WHAT
 {
 	if [ -n "$lacks_lab" ]; then
@@ -131,7 +191,13 @@ release_repeat()
 # Ten minutes a target.
 release_fuzz()
 {
-	check_fuzz 600
+	local targets
+
+	build fuzz
+	is_built fuzz fuzz || return
+	targets=$(find "$top/tests/fuzz/corpus" -mindepth 1 -maxdepth 1 -type d | wc -l)
+	step_command fuzz $((600 + targets * 602)) "$top/scripts/fuzz" --all \
+		"$build/fuzz/tests/fuzz" 600
 }
 
 # The library, the command and their tests for aarch64 under qemu-user: on pages of 4 KiB, and on
@@ -146,10 +212,16 @@ release_aarch64()
 	QEMU_PAGESIZE=65536 TESTS_LIMIT=14400 aarch64_tests aarch64-64k "${suites[@]}"
 }
 
-# Python's source package, and the wheel of aarch64 under qemu-user.
+# Python's wheel for x86-64, its source package, and the wheel of aarch64 under qemu-user.
 release_python()
 {
-	check_wheel
+	if [ "$(uname -m)" = x86_64 ]; then
+		step_command wheel 600 "$top/scripts/wheel"
+		step_command wheel-test 300 "$top/scripts/wheel-test" \
+			"$(tail -n 1 "$logs/wheel.log")"
+	else
+		step_skip wheel "scripts/wheel builds on x86-64 machines"
+	fi
 	step_command sdist 600 "$top/scripts/sdist-test"
 	step_command wheel-aarch64 900 "$top/scripts/wheel" aarch64
 	step_command wheel-test-aarch64 900 "$top/scripts/wheel-test" \
