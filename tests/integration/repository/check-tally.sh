@@ -40,11 +40,24 @@ verdict "two tests of one name" $?
 
 # ---- a second run, alone ------------------------------------------------------------------------
 
-# Did it fail without proof of a fault?
-may_run_again() # SUITE RESULT STATUS OUTPUT
+# A test that failed, to be judged with others, since each start of Python takes time.
+: >failures.json
+add() # SUITE RESULT STATUS OUTPUT
 {
-	log "$1-test" "$2" "$3" "$4" "" | sed "s|wherry:x|wherry:$1|" >one.json
-	[ "$(python3 "$tally" again one.json)" = "$1-test" ]
+	log "$1 $2 $3 $4" "$2" "$3" "$4" "" | sed "s|wherry:x|wherry:$1|" >>failures.json
+}
+
+# Print who of them may run once more, and forget them.
+who_may()
+{
+	python3 "$tally" again failures.json
+	: >failures.json
+}
+
+none_may()
+{
+	who_may | tee out
+	[ ! -s out ]
 }
 
 {
@@ -57,9 +70,8 @@ may_run_again() # SUITE RESULT STATUS OUTPUT
 hangs" ]
 verdict "who may run once more" $?
 
-status=0
 while read -r text; do
-	! may_run_again integration FAIL 1 "$text" || { echo "again after: $text" && status=1; }
+	add integration FAIL 1 "$text"
 done <<'TEXT'
 ==7==ERROR: AddressSanitizer: heap-use-after-free on address 0x602000000010
 ==7==ERROR: LeakSanitizer: detected memory leaks
@@ -68,18 +80,15 @@ WARNING: ThreadSanitizer: data race (pid=7)
 SUMMARY: UndefinedBehaviorSanitizer: undefined-behavior
 ==7== Invalid read of size 8
 TEXT
-for code in 23 66; do
-	! may_run_again integration FAIL $code "" || status=1
-done
-! may_run_again integration ERROR 99 "" || status=1
-verdict "a sanitizer's report is never taken back" $status
+add integration FAIL 23 "" && add integration FAIL 66 "" && add integration ERROR 99 ""
+none_may
+verdict "a sanitizer's report is never taken back" $?
 
-status=0
 for code in -4 -6 -7 -8 -11 132 134 135 136 139; do
-	! may_run_again unit FAIL $code "" || { echo "again after: status $code" && status=1; }
+	add unit FAIL $code ""
 done
 while read -r text; do
-	! may_run_again integration FAIL 1 "$text" || { echo "again after: $text" && status=1; }
+	add integration FAIL 1 "$text"
 done <<'TEXT'
 Test failed with exception: Segmentation fault(11)
 CRASHED: target: Aborted
@@ -88,14 +97,14 @@ CRASHED: target: Aborted
 wherry: ../src/core/batch.c:7: wh_batch_free: Assertion `batch' failed.
 free(): invalid pointer
 TEXT
-verdict "nor is a crash" $status
-may_run_again integration FAIL 1 "a child was killed by signal 9" &&
-	may_run_again integration FAIL -9 ""
+none_may
+verdict "nor is a crash" $?
+add integration FAIL 1 "a child was killed by signal 9" && add integration FAIL -9 ""
+[ "$(who_may | wc -l)" = 2 ]
 verdict "what a test or a limit kills has not crashed" $?
 
-status=0
 while read -r text; do
-	! may_run_again integration FAIL 1 "$text" || { echo "again after: $text" && status=1; }
+	add integration FAIL 1 "$text"
 done <<'TEXT'
 WRONG BYTES
 wrong bytes in round 3
@@ -105,10 +114,11 @@ cmp: EOF on back after byte 4096, line 12
 Binary files tree/big and back/big differ
 the copy of big is wrong: its SHA-256 from byte 0 on differs
 TEXT
-verdict "nor are wrong bytes" $status
+none_may
+verdict "nor are wrong bytes" $?
 
-! may_run_again sim FAIL 1 "" && ! may_run_again sim+long TIMEOUT -15 "" &&
-	may_run_again simple FAIL 1 ""
+add sim FAIL 1 "" && add sim+long TIMEOUT -15 "" && add simple FAIL 1 ""
+[ "$(who_may)" = "simple FAIL 1 " ]
 verdict "nor is the simulation" $?
 
 log late OK 0 "[       OK ] one\\n[       OK ] two\\n" "" >again.json
