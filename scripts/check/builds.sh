@@ -28,14 +28,27 @@ build_verdict() # STEP DIRECTORY MESON-OPTION...
 	printf '%s\t%s\t%s\n' $verdict "$name" "$log"
 }
 
-# What ninja makes, into targets of the caller; none: all. The tests of two suites are all that runs
-# under the thread sanitizer.
+# The suites that ./check --all runs under a sanitizer; empty: all tests (every_sanitized).
+suites_address=(unit fuzz fake hostile sanitized sim)
+suites_thread=(unit sanitized)
+
+every_sanitized()
+{
+	suites_address=()
+	suites_thread=()
+}
+
+# What ninja makes, into targets of the caller; none: all.
 build_targets() # STEP DIRECTORY
 {
-	local made
+	local made suites=()
 
-	[[ $1 = *thread ]] || return 0
-	made=$("$top/scripts/test-targets" "$2" unit threaded) && mapfile -t targets <<<"$made"
+	case $1 in
+	*address) suites=("${suites_address[@]}") ;;
+	*thread) suites=("${suites_thread[@]}") ;;
+	esac
+	[ ${#suites[@]} -gt 0 ] || return 0
+	made=$("$top/scripts/test-targets" "$2" "${suites[@]}") && mapfile -t targets <<<"$made"
 }
 
 # A build that fails counts as one failure. The steps that need it are skipped by name.
@@ -124,7 +137,8 @@ check_short_tests()
 check_address()
 {
 	build address
-	meson_tests address address "$build/address" --timeout-multiplier 3
+	meson_tests address address "$build/address" --timeout-multiplier 3 --no-suite release \
+		"${suites_address[@]/#/--suite=}"
 }
 
 # Fresh seeds in the simulation for so long, beginning with one that the time of day chooses.
@@ -155,8 +169,8 @@ check_thread()
 		return
 	fi
 	build thread
-	meson_tests thread thread "$build/thread" --timeout-multiplier 3 --suite unit \
-		--suite threaded
+	meson_tests thread thread "$build/thread" --timeout-multiplier 3 --no-suite release \
+		"${suites_thread[@]/#/--suite=}"
 }
 
 # aarch64 under qemu-user, which is about ten times slower.

@@ -4,7 +4,7 @@
 #
 # A step is a function release_NAME; release_steps lists the names. A new step is one more of each.
 
-release_steps=(tests valgrind mooncake nixl vllm tarball deb container python aarch64 debug hosts
+release_steps=(tests address thread valgrind mooncake nixl vllm tarball deb container python aarch64 debug hosts
 	driver races weights repeat fuzz)
 results=$top/docs/release-results.md
 
@@ -34,6 +34,7 @@ check_release()
 leave_out_release()
 {
 	leave_out release "the tests that tests/long.txt leaves to it ($(suite_names release))"
+	leave_out release "every test under the sanitizers"
 	leave_out release "valgrind"
 	leave_out release "random fuzzing"
 	leave_out release "kernels with checkers, RDMA between machines"
@@ -66,6 +67,20 @@ release_revision()
 release_tests()
 {
 	meson_tests release plain "$build" --suite release
+}
+
+# Every test under the address and undefined-behaviour sanitizers.
+release_address()
+{
+	every_sanitized
+	TESTS_LIMIT=7200 check_address
+}
+
+# Every test under the thread sanitizer.
+release_thread()
+{
+	every_sanitized
+	TESTS_LIMIT=7200 check_thread
 }
 
 # The unit tests under valgrind.
