@@ -219,6 +219,15 @@ static inline struct wh_transport *fake_table(unsigned id)
 	return (struct wh_transport *)(uintptr_t)wh_transport(id);
 }
 
+/* fakes_give() opens it. */
+static inline int fake_peer_open(struct wh_peer *peer, void **state, char why[WH_REFUSAL])
+{
+	(void)peer;
+	(void)state;
+	(void)why;
+	return -ENXIO;
+}
+
 static inline void fake_peer_close(struct wh_peer *peer, void *state)
 {
 	(void)peer;
@@ -244,7 +253,7 @@ static inline void fakes_replace(void)
 		table->role = fake_kept[id].role;
 		table->engine_open = NULL;
 		table->engine_close = NULL;
-		table->peer_open = NULL;
+		table->peer_open = fake_peer_open;
 		table->peer_close = fake_peer_close;
 		table->peer_lost = NULL;
 		table->peer_again = NULL;
@@ -318,6 +327,43 @@ static inline int fake_teardown(void **state)
 	memcpy(engine->transport_off, fake_off, sizeof(fake_off));
 	return wh_peer_close(self) || wh_region_unregister(here) || wh_region_unregister(there) ||
 	       wh_engine_close(engine);
+}
+
+/* A peer that is connected, as far as the core knows: another engine of this machine, with a region
+ * of each of the ids that the test opens in it. The transports reach it. */
+static inline struct wh_peer *peer_new(const char *name)
+{
+	struct wh_peer *peer;
+
+	assert_int_equal(wh_peer_new(engine, name, &peer), 0);
+	memcpy(peer->welcome.host, engine->identity.host, sizeof(peer->welcome.host));
+	peer->welcome.epoch = engine->identity.epoch + 1;
+	fakes_give(peer);
+	peer->listed = true;
+	atomic_store(&peer->state, WH_PEER_CONNECTED);
+	return peer;
+}
+
+#define PEER_REGION(n) ((UINT64_C(7) << WH_REGION_TABLE_INDEX_BITS) + (n))
+
+static inline struct wh_region_entry *peer_region(struct wh_peer *peer, unsigned n, uint64_t length,
+						  uint8_t access)
+{
+	struct wh_region_entry *entry = wh_region_table_claim(&peer->regions, PEER_REGION(n));
+
+	assert_non_null(entry);
+	entry->address = (uint64_t)(n + 1) << 32;
+	entry->length = length;
+	entry->access = access;
+	entry->kind = WH_MEMORY_PAGEABLE;
+	assert_int_equal(wh_region_table_publish(&peer->regions, entry, PEER_REGION(n)), 0);
+	return entry;
+}
+
+static inline void peer_drop(struct wh_peer *peer)
+{
+	fakes_take(peer);
+	wh_peer_free(peer);
 }
 
 static inline struct wh_batch *batch_new(void)
