@@ -49,6 +49,7 @@ bool wh_worker_run(struct wh_worker *worker)
 	any = !wh_list_empty(&due);
 	worker->busy |= any;
 	worker_current = any ? worker : before;
+	wh_fail_begin(); /* the caller's own call may succeed */
 	while ((link = wh_list_take(&due))) {
 		struct wh_work *work = wh_container(link, struct wh_work, link);
 
@@ -56,6 +57,7 @@ bool wh_worker_run(struct wh_worker *worker)
 		work->run(work);
 		pthread_mutex_lock(&worker->lock);
 	}
+	wh_fail_end(0);
 	worker_current = before;
 	if (any)
 		worker->busy = false;
