@@ -40,7 +40,8 @@ static void *note(void *address, size_t size, void *from)
 	return address;
 }
 
-static void forget(void *address)
+/* Returns its size. */
+static size_t forget(const void *address)
 {
 	for (struct block **at = bucket_of(address); *at; at = &(*at)->next) {
 		struct block *block = *at;
@@ -51,8 +52,9 @@ static void forget(void *address)
 		block->next = spare;
 		spare = block;
 		sim_live_blocks--;
-		return;
+		return block->size;
 	}
+	return 0;
 }
 
 void sim_memory_report(void)
@@ -125,7 +127,9 @@ char *sim_strdup(const char *text)
 
 void sim_free(void *address)
 {
-	if (address)
-		forget(address);
+	if (!address)
+		return;
+	/* Pointers in it lead nowhere from now on, for who uses it nevertheless. */
+	memset(address, 0xdb, forget(address));
 	free(address);
 }
