@@ -428,6 +428,7 @@ long end_write(struct end *end, const struct iovec *parts, size_t count)
 		room -= part;
 	}
 	sim_counts.bytes += total;
+	sim_current->awake = 0;
 	return (long)total;
 }
 
@@ -438,6 +439,7 @@ static long end_take(struct end *end, const struct iovec *parts, size_t count, b
 	for (size_t i = 0; i < count; i++)
 		total += parts[i].iov_len;
 	total = total < end->in_length ? total : end->in_length;
+	sim_current->awake = 0;
 	if (total > 1 && sim_chance(sim_options.short_read))
 		total = 1 + sim_draw_world(total - 1);
 	for (size_t i = 0; i < count && done < total; i++) {

@@ -54,7 +54,8 @@ bool node_lacks_descriptors(void)
 {
 	int node = node_self();
 
-	return node >= 0 && nodes[node].descriptors_until > sim_time && sim_chance(700);
+	return node >= 0 && nodes[node].descriptors_until > sim_time &&
+	       sim_chance(nodes[node].descriptors_fail);
 }
 
 int sim_node_host(int node)
@@ -65,6 +66,11 @@ int sim_node_host(int node)
 int sim_node_descriptors(int node)
 {
 	return nodes[node].descriptors;
+}
+
+bool sim_node_is_stalled(int node)
+{
+	return nodes[node].stalled_until > sim_time;
 }
 
 int64_t sim_node_stalled(int node)
@@ -83,6 +89,8 @@ void sim_node_stall(int node, int64_t ns)
 void sim_node_short_descriptors(int node, int64_t ns)
 {
 	nodes[node].descriptors_until = sim_time + ns;
+	/* What fails each time is tried for ever by who does not wait. */
+	nodes[node].descriptors_fail = sim_draw_chaos(2) ? 700 : 1000;
 }
 
 void sim_node_short_memory(int node, int64_t ns)

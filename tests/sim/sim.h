@@ -95,6 +95,7 @@ int sim_node_host(int node);
 void sim_node_crash(int node, bool silent);
 int sim_node_descriptors(int node);
 int64_t sim_node_stalled(int node); /* how long it has stood still, in all */
+bool sim_node_is_stalled(int node);
 void sim_node_stall(int node, int64_t ns);
 void sim_node_short_descriptors(int node, int64_t ns);
 void sim_node_short_memory(int node, int64_t ns);

@@ -9,6 +9,8 @@
 
 #define RUN_MOST 40 /* calls, then another thread may run: each host has a CPU of its own */
 #define SPIN 300 /* polls in a row that find nothing */
+/* Calls of a thread, one after the other, that end in nothing: about 20 ms. */
+#define AWAKE_MOST 30000
 
 struct sim_options sim_options;
 struct sim_counts sim_counts;
@@ -122,6 +124,9 @@ void call_point(const char *call, uint64_t argument)
 		  (uint8_t)call[1]);
 	hash_word(argument);
 	hash_word((uint64_t)sim_time);
+	if (++sim_current->awake > AWAKE_MOST)
+		sim_fail("busy", "%s has made %d calls and neither slept nor moved a byte",
+			 sim_current->name, AWAKE_MOST);
 	if (sim_chance(sim_options.preempt) || ++sim_current->run_length > RUN_MOST)
 		fiber_yield();
 }
@@ -290,6 +295,7 @@ static bool block(bool (*ready)(const struct fiber *), const void *on, int64_t v
 	me->why = why;
 	fiber_leave(me);
 	me->blocked = false;
+	me->awake = 0;
 	me->deadline = INT64_MAX;
 	if (ready != never)
 		me->fruitless = 0, me->spun = false;

@@ -44,6 +44,7 @@ struct fiber {
 	/* while it runs */
 	int run_length; /* calls since it was switched to */
 	int fruitless; /* polls in a row that found nothing */
+	int awake; /* calls since it slept, or moved a byte */
 	bool spun;
 };
 
@@ -91,7 +92,7 @@ struct node {
 	int host;
 	bool alive;
 	int64_t stalled_until, stalled_total, descriptors_until, memory_until;
-	int descriptors;
+	int descriptors, descriptors_fail; /* per mille, until then */
 	int next_port;
 	uint64_t allocations, failing_allocation; /* 0: none */
 	uint64_t version; /* changes with the state of any of its descriptors */
