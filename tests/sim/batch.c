@@ -6,6 +6,8 @@
 
 #include "program.h"
 
+#define WAKE_MOST (100 * SIM_MS) /* until a thread runs that was woken */
+
 int batch_number(const struct batch *batch)
 {
 	return (int)(batch - batch->program->batches);
@@ -115,6 +117,8 @@ static void callback(struct wh_batch *handle, int status, void *arg)
 	struct batch *batch = arg;
 
 	(void)status;
+	if (!sim_draw_work(8)) /* the batch may complete again meanwhile */
+		sim_sleep((int64_t)sim_draw_work(30 * SIM_MS));
 	if (handle != batch->batch)
 		sim_fail("callback", "a callback for another batch");
 	if (++batch->callbacks > batch->submissions)
@@ -183,6 +187,7 @@ static void mark_busy(struct batch *batch, bool busy)
 void batch_submit(struct batch *batch)
 {
 	const struct program *there;
+	struct call call;
 	int error;
 
 	unpin(batch);
@@ -200,11 +205,13 @@ void batch_submit(struct batch *batch)
 	batch->submissions++;
 	batch->running = true;
 	there = peer_program(batch->peer);
+	call = call_begin(batch->program);
 	if (batch->note) {
 		batch->note->submitted = sim_time;
 		batch->note->to = there ? there->node : -1;
 	}
 	error = wh_batch_submit(batch->batch);
+	call_end(&call, "wh_batch_submit", error, 0);
 	sim_trace("submit %d: %d %s, %d ops%s", batch_number(batch), error,
 		  error ? wh_error_text() : "", batch->op_count, batch->note ? ", note" : "");
 	if (!error) {
@@ -396,15 +403,39 @@ void batch_new(struct program *program, struct batch *batch, struct peer *peer)
 
 /* ---- ending ---------------------------------------------------------------------------------- */
 
+int batch_wait(struct batch *batch, int64_t timeout)
+{
+	int rc;
+
+	batch->waiters++;
+	rc = wh_batch_wait_for(batch->batch, timeout);
+	batch->waiters--;
+	return rc;
+}
+
+void batch_check_waiters(struct batch *batch)
+{
+	/* Without threads a waiter may be giving another one's turn. */
+	if (!batch->waiters || !sim_options.threads || sim_node_is_stalled(batch->program->node) ||
+	    wh_batch_status(batch->batch) == -EINPROGRESS)
+		batch->overdue = 0;
+	else if (!batch->overdue)
+		batch->overdue = sim_time;
+	else if (sim_time - batch->overdue > WAKE_MOST)
+		sim_fail("wake", "batch %d of node %d has ended, and who waits for it sleeps",
+			 batch_number(batch), batch->program->node);
+}
+
 void batch_test(struct batch *batch)
 {
-	int64_t timeout = sim_draw_work(2) ? 0 : (int64_t)sim_draw_work(20 * SIM_MS);
+	int64_t most = sim_draw_work(8) ? 20 * SIM_MS : 2 * SIM_SEC;
+	int64_t timeout = sim_draw_work(2) ? 0 : (int64_t)sim_draw_work((uint64_t)most);
 	struct call call = call_begin(batch->program);
 	int rc;
 
 	if (!batch->running || batch->queued)
 		return;
-	rc = timeout ? wh_batch_wait_for(batch->batch, timeout) : wh_batch_test(batch->batch);
+	rc = timeout ? batch_wait(batch, timeout) : wh_batch_test(batch->batch);
 	call_end(&call, timeout ? "wh_batch_wait_for" : "wh_batch_test", rc, timeout);
 	if (rc == -EAGAIN)
 		return;
@@ -451,6 +482,9 @@ void batch_free(struct batch *batch)
 	rc = wh_batch_free(batch->batch);
 	if (rc)
 		sim_fail("call", "wh_batch_free = %d: %s", rc, wh_error_text());
+	if (batch->called && batch->callbacks != batch->submissions)
+		sim_fail("callback", "%d callbacks for %d submissions", batch->callbacks,
+			 batch->submissions);
 	rc = wh_region_unregister(batch->region);
 	if (rc)
 		sim_fail("call", "wh_region_unregister of local memory = %d: %s", rc,

@@ -70,6 +70,13 @@ static void host_fault(void)
 	}
 }
 
+static void check_waiters(void)
+{
+	for (int i = 0; i < program_count(); i++)
+		for (int j = 0; j < PROGRAM_BATCHES && !program_at(i)->crashed; j++)
+			batch_check_waiters(&program_at(i)->batches[j]);
+}
+
 void *chaos_main(void *arg)
 {
 	int64_t end = sim_time + sim_options.span_ms * SIM_MS;
@@ -79,6 +86,7 @@ void *chaos_main(void *arg)
 		sim_sleep(STEP_MS * SIM_MS);
 		network_fault();
 		host_fault();
+		check_waiters();
 	}
 	swarm_heal();
 	sim_heal();

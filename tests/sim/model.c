@@ -210,6 +210,8 @@ static void target_allocate(struct target *target)
 {
 	target->size = PROGRAM_GAP + (size_t)sim_options.hosts * PROGRAM_BLOCKS *
 					     ((size_t)sim_options.block + PROGRAM_GAP);
+	if (sim_draw_work(2)) /* the last block ends where the region ends */
+		target->size -= PROGRAM_GAP;
 	/* Never the same addresses again: a transfer by address would reach the new region. */
 	target->mapped = (target->size + 8191) / 4096 * 4096;
 	target->base = mmap(NULL, target->mapped, PROT_READ | PROT_WRITE,

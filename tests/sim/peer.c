@@ -26,6 +26,16 @@ static void peer_opened(struct peer *peer)
 	peer->epoch = info.epoch;
 }
 
+/* Nobody is told that a peer does not answer before its time. */
+static void check_patience(const struct peer *peer, int status)
+{
+	int64_t took = sim_time - peer->begun;
+
+	if (status == -ETIMEDOUT && took < peer->patience)
+		sim_fail("patience", "a peer did not answer for %.3f s, and had %.3f s",
+			 (double)took / 1e9, (double)peer->patience / 1e9);
+}
+
 void peer_open(struct program *program, struct peer *peer)
 {
 	struct wh_peer_options options = { .size = sizeof(options) };
@@ -44,16 +54,20 @@ void peer_open(struct program *program, struct peer *peer)
 		 peer->host + 1, PROGRAM_PORT);
 	if (sim_draw_work(2))
 		limit = options.timeout = 1 * SIM_MS + (int64_t)sim_draw_work(8 * SIM_SEC);
+	/* Who is silent for as long as the setting `timeout` does not answer, either. */
+	peer->patience = limit < program->timeout ? limit : program->timeout;
 	if (program->queue && sim_draw_work(2)) {
 		options.queue = program->queue;
 		options.user = (uint64_t)(peer - program->peers);
 		limit = 0;
 	}
+	peer->begun = sim_time;
 	call = call_begin(program);
 	rc = wh_peer_open(program->engine, url, &options, &peer->peer);
 	sim_trace("open peer %ld at host %d: %d %s", (long)(peer - program->peers), peer->host, rc,
 		  rc ? wh_error_text() : "");
 	call_end(&call, "wh_peer_open", rc, limit);
+	check_patience(peer, rc);
 	if (rc)
 		peer->peer = NULL;
 	else if (options.queue)
@@ -187,6 +201,7 @@ static void completion_of_peer(struct program *program, const struct wh_completi
 		sim_fail("queue", "a completion for a peer that was not being opened");
 	peer->opening = false;
 	sim_trace("peer %d opened: %d", (int)got->user, got->status);
+	check_patience(peer, got->status);
 	if (!got->status)
 		peer_opened(peer);
 }

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "program.h"
 
@@ -42,7 +43,10 @@ struct program *program_on(int host)
 
 struct call call_begin(const struct program *program)
 {
-	return (struct call){ program, sim_time, sim_node_stalled(program->node) };
+	struct call call = { program, sim_time, sim_node_stalled(program->node), "" };
+
+	snprintf(call.text, sizeof(call.text), "%s", wh_error_text());
+	return call;
 }
 
 void call_end(const struct call *call, const char *name, int rc, int64_t limit)
@@ -53,6 +57,9 @@ void call_end(const struct call *call, const char *name, int rc, int64_t limit)
 	if (took > limit + limit / 10 + SLACK)
 		sim_fail("bound", "%s = %d took %.3f s, its bound is %.3f s; %s", name, rc,
 			 (double)took / 1e9, (double)limit / 1e9, wh_error_text());
+	if (rc >= 0 && strncmp(call->text, wh_error_text(), sizeof(call->text) - 1) != 0)
+		sim_fail("text", "%s = %d has changed the text of the last error to: %s", name, rc,
+			 wh_error_text());
 }
 
 void program_progress(struct program *program, int64_t timeout)
@@ -238,6 +245,24 @@ static void step_region(struct program *program)
 		target_open(program, slot, ++generations);
 }
 
+/* What is counted never becomes less. */
+static void check_counters(struct program *program)
+{
+	struct wh_engine_counters now = { .size = sizeof(now) }, *last = &program->counters;
+	int rc = wh_engine_counters(program->engine, &now, NULL);
+
+	if (rc)
+		sim_fail("call", "wh_engine_counters = %d: %s", rc, wh_error_text());
+	if (now.peers_opened < last->peers_opened || now.peers_lost < last->peers_lost ||
+	    now.sessions_opened < last->sessions_opened || now.connections < last->connections ||
+	    now.registrations < last->registrations ||
+	    now.served_read_bytes < last->served_read_bytes ||
+	    now.served_written_bytes < last->served_written_bytes ||
+	    now.served_requests < last->served_requests || now.damaged < last->damaged)
+		sim_fail("counters", "a counter of node %d has decreased", program->node);
+	*last = now;
+}
+
 static void step(struct program *program)
 {
 	struct batch *batch = &program->batches[sim_draw_work(PROGRAM_BATCHES)];
@@ -261,7 +286,9 @@ static void step(struct program *program)
 		step_region(program);
 	else if (what == 12 && peer->peer && !peer->opening && peer->epoch)
 		peer_ask(peer);
-	else if (what == 13 && !sim_draw_work(6))
+	else if (what == 13 && sim_draw_work(6))
+		check_counters(program);
+	else if (what == 13)
 		model_check_all();
 	else if (what == 14)
 		sim_sleep((int64_t)sim_draw_work(2 * SIM_MS)); /* it computes, and drives nothing */
@@ -285,8 +312,7 @@ static void *helper_main(void *arg)
 		if (batch->batch && batch->running) {
 			batch->pins++;
 			if (what == 0)
-				wh_batch_wait_for(batch->batch,
-						  (int64_t)sim_draw_work(30 * SIM_MS));
+				batch_wait(batch, (int64_t)sim_draw_work(30 * SIM_MS));
 			else if (what == 1)
 				wh_batch_test(batch->batch);
 			else

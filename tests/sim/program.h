@@ -110,6 +110,8 @@ struct batch {
 	bool running, queued, called, blocks, noted;
 	bool cancel_late; /* a cancel was -ETIMEDOUT */
 	int pins; /* other threads that use the batch */
+	int waiters; /* threads in wh_batch_wait_for() */
+	int64_t overdue; /* since when they should have returned; 0: they should not */
 	int submissions, callbacks;
 	int64_t submitted;
 	struct note *note;
@@ -122,6 +124,10 @@ void batch_test(struct batch *batch);
 void batch_cancel(struct batch *batch);
 void batch_free(struct batch *batch);
 void batch_check(const struct batch *batch);
+/* Wait for it; wh_batch_wait_for(). */
+int batch_wait(struct batch *batch, int64_t timeout);
+/* Whoever waits for a batch that has ended returns soon: to be called again and again. */
+void batch_check_waiters(struct batch *batch);
 void batch_settle(struct batch *batch, int status, const char *how);
 int batch_number(const struct batch *batch);
 
@@ -132,6 +138,8 @@ struct peer {
 	struct program *program;
 	int host, batches;
 	bool opening;
+	int64_t patience; /* until it is told that nobody answers */
+	int64_t begun; /* opening it */
 	uint64_t epoch;
 };
 
@@ -157,6 +165,7 @@ struct program {
 	int64_t timeout; /* ns: the setting */
 	uint64_t succeeded, failed, cancelled; /* batches */
 	bool measured; /* the engine has made batches of its own */
+	struct wh_engine_counters counters; /* as they were last */
 	char name[32];
 };
 
@@ -182,10 +191,12 @@ void program_progress(struct program *program, int64_t timeout);
 struct call {
 	const struct program *program;
 	int64_t start, stalled;
+	char text[256]; /* of the last error before it */
 };
 
 struct call call_begin(const struct program *program);
-/* Fails if the call took longer than `limit` and a little. */
+/* Fails if the call took longer than `limit` and a little, or has left the text of an error
+ * although it succeeded. */
 void call_end(const struct call *call, const char *name, int rc, int64_t limit);
 
 /* What the run did, for its line at the end. */
