@@ -11,6 +11,8 @@
 #define SPIN 300 /* polls in a row that find nothing */
 /* Calls of a thread, one after the other, that end in nothing: about 20 ms. */
 #define AWAKE_MOST 30000
+#define PAUSE 300000 /* ns, between polls in vain */
+#define PAUSES_MOST 1000 /* a callback may take 30 ms, and whoever waits for it polls */
 
 struct sim_options sim_options;
 struct sim_counts sim_counts;
@@ -168,7 +170,10 @@ void call_fruitless(void)
 			_exit(4);
 		}
 	}
-	fiber_block(never, NULL, 0, sim_time + 300000, "spinning");
+	if (++sim_current->pauses > PAUSES_MOST)
+		sim_fail("busy", "%s polls in vain for %d ms", sim_current->name,
+			 PAUSES_MOST * PAUSE / 1000000);
+	fiber_block(never, NULL, 0, sim_time + PAUSE, "spinning");
 	sim_current->fruitless = SPIN;
 }
 
@@ -298,7 +303,7 @@ static bool block(bool (*ready)(const struct fiber *), const void *on, int64_t v
 	me->awake = 0;
 	me->deadline = INT64_MAX;
 	if (ready != never)
-		me->fruitless = 0, me->spun = false;
+		me->fruitless = me->pauses = 0, me->spun = false;
 	return !me->timed_out;
 }
 

@@ -46,6 +46,7 @@ struct fiber {
 	int fruitless; /* polls in a row that found nothing */
 	int awake; /* calls since it slept, or moved a byte */
 	bool spun;
+	int pauses; /* that were made for it, while it polled in vain */
 };
 
 extern struct fiber *sim_current; /* NULL: the scheduler, and before the world begins */
