@@ -41,10 +41,17 @@ static void count(struct program *program, int status)
 	}
 }
 
-/* What a batch that succeeded says of its way: all bytes by the one transport that leads there. */
+static bool leads_there(const struct batch *batch, const char *transport)
+{
+	if (batch->peer->host == batch->program->host)
+		return !strcmp(transport, "self");
+	return !strcmp(transport, "tcp") || (sim_options.rdma && !strcmp(transport, "rdma"));
+}
+
+/* What a batch that succeeded says of its way: all bytes by transports that lead there, and no more
+ * by NICs than these have moved. */
 static void check_routes(const struct batch *batch)
 {
-	const char *transport = batch->peer->host == batch->program->host ? "self" : "tcp";
 	struct wh_route routes[8];
 	size_t number = 8;
 	uint64_t bytes = 0, expected = 0;
@@ -55,11 +62,17 @@ static void check_routes(const struct batch *batch)
 	for (int i = 0; i < batch->op_count; i++)
 		expected += batch->ops[i].length;
 	for (size_t i = 0; i < number; i++) {
-		if (routes[i].bytes && strcmp(routes[i].transport, transport) != 0)
+		if (!strcmp(routes[i].transport, "rdma"))
+			program_counts.rdma_bytes += routes[i].bytes;
+		if (routes[i].bytes && !leads_there(batch, routes[i].transport))
 			sim_fail("explanation", "%llu bytes went by %s to another host",
 				 (unsigned long long)routes[i].bytes, routes[i].transport);
 		bytes += routes[i].bytes;
 	}
+	if (program_counts.rdma_bytes > sim_counts.nic_bytes)
+		sim_fail("explanation", "batches say that NICs moved %llu bytes, these %llu",
+			 (unsigned long long)program_counts.rdma_bytes,
+			 (unsigned long long)sim_counts.nic_bytes);
 	if (bytes != expected)
 		sim_fail("explanation", "the routes have %llu bytes, the batch has %llu",
 			 (unsigned long long)bytes, (unsigned long long)expected);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What happens to hosts and the network, as often as the options say. */
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "program.h"
 
@@ -41,6 +42,30 @@ static void network_fault(void)
 		sim_network_black_one(sim_draw_chaos(3) ? duration() : INT64_MAX);
 	if (due(sim_options.slow))
 		sim_network_slow(duration(), 2 + (int)sim_draw_chaos(50));
+}
+
+static void port_up(void *arg)
+{
+	const int *which = arg;
+
+	sim_nic_port(which[0], which[1], true);
+	free(arg);
+}
+
+static void nic_fault(void)
+{
+	int host = any_host(), index = (int)sim_draw_chaos((uint64_t)sim_options.rdma);
+
+	if (due(sim_options.nic_port)) {
+		int *which = malloc(2 * sizeof(*which));
+
+		which[0] = host;
+		which[1] = index;
+		sim_nic_port(host, index, false);
+		sim_after(duration(), port_up, which);
+	}
+	if (due(sim_options.nic_black))
+		sim_nic_black(host, index, duration());
 }
 
 static void host_fault(void)
@@ -85,6 +110,8 @@ void *chaos_main(void *arg)
 	while (sim_time < end) {
 		sim_sleep(STEP_MS * SIM_MS);
 		network_fault();
+		if (sim_options.rdma)
+			nic_fault();
 		host_fault();
 		check_waiters();
 	}

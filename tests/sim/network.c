@@ -36,11 +36,15 @@ static int64_t latency(void)
 	return slow_until > sim_time ? ns * slow_factor : ns;
 }
 
+bool network_reaches(int from_host, int to_host)
+{
+	return !node_is_down(from_host) && !node_is_down(to_host) &&
+	       cut_until[from_host][to_host] <= sim_time;
+}
+
 static bool path_is_open(int from, int to)
 {
-	int a = node_of(from)->host, b = node_of(to)->host;
-
-	return !node_is_down(a) && !node_is_down(b) && cut_until[a][b] <= sim_time;
+	return network_reaches(node_of(from)->host, node_of(to)->host);
 }
 
 void sim_network_cut(int from_host, int to_host, int64_t ns)

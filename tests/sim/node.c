@@ -131,5 +131,6 @@ void sim_heal(void)
 {
 	nodes_heal();
 	sim_network_heal();
+	sim_nic_heal();
 	sim_trace("# all is healed");
 }

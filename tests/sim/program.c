@@ -95,11 +95,14 @@ static const char *setting(char *out, const char *name, int value)
 
 bool program_engine_open(struct program *program)
 {
-	char numbers[7][48], listen[48];
+	static const char *const nics[] = { "rdma=nic0", "rdma=nic0,nic1", "rdma=nic0,nic1,nic2",
+					    "rdma=nic0,nic1,nic2,nic3" };
+	char numbers[9][48], listen[48];
 	const char *config[] = {
-		"transports=self,tcp",
+		sim_options.rdma ? "transports=self,rdma,tcp" : "transports=self,tcp",
 		"cuda=off",
-		"rdma=off",
+		sim_options.rdma ? nics[sim_options.rdma - 1] : "rdma=off",
+		"verbs=libibverbs.so.1",
 		"observe=off",
 		"cufile=off",
 		"window=off",
@@ -113,6 +116,8 @@ bool program_engine_open(struct program *program)
 		setting(numbers[4], "inline", sim_options.inline_bytes),
 		setting(numbers[5], "connections", sim_options.connections),
 		setting(numbers[6], "notifications", sim_options.notifications),
+		setting(numbers[7], "rdma_connections", sim_options.nic_connections),
+		setting(numbers[8], "rdma_answers", sim_options.nic_answers),
 		NULL,
 	};
 	struct wh_engine_options options = {
@@ -205,6 +210,9 @@ void program_engine_close(struct program *program)
 	if (sim_node_descriptors(program->node))
 		sim_fail("leak", "node %d has %d open descriptors after wh_engine_close()",
 			 program->node, sim_node_descriptors(program->node));
+	if (sim_nic_objects(program->node))
+		sim_fail("leak", "node %d has %d open objects of NICs after wh_engine_close()",
+			 program->node, sim_nic_objects(program->node));
 	program->engine = NULL;
 	program->epoch = 0;
 }

@@ -202,7 +202,7 @@ void call_end(const struct call *call, const char *name, int rc, int64_t limit);
 /* What the run did, for its line at the end. */
 struct program_counts {
 	uint64_t batches, succeeded, failed, cancelled, cancelled_late, notes, crashes, restarts;
-	uint64_t opened;
+	uint64_t opened, rdma_bytes;
 };
 
 extern struct program_counts program_counts;

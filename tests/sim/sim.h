@@ -41,6 +41,15 @@ struct sim_options {
 	/* network */
 	int latency_us, jitter_us, mbit, segment, sndbuf, rcvbuf;
 	int flip; /* of a million segments, by a bit; 0 without crc32c */
+	/* NICs */
+	int rdma; /* of each host; 0: none */
+	int nic_connections, nic_answers; /* limits of engines */
+	int nic_region; /* most bytes of a memory region */
+	int nic_mbit;
+	int nic_late; /* packets that come up to seconds later */
+	int nic_fails; /* calls that fail for lack of memory */
+	int nic_errors; /* of 10,000 requests: their queue pair fails */
+	int nic_port, nic_black; /* mean ms between two; 0: none */
 	int zero_window_kills; /* TCP_USER_TIMEOUT also ends connections whose window is closed */
 };
 
@@ -48,6 +57,7 @@ struct sim_counts {
 	uint64_t calls, switches, events, connects, accepts, refused, resets, timeouts, segments,
 		bytes;
 	uint64_t failed_allocations, flipped, spins;
+	uint64_t nic_requests, nic_bytes, nic_errors;
 };
 
 extern struct sim_options sim_options;
@@ -70,6 +80,8 @@ bool sim_run(int64_t until);
 /* Start a thread of a node; node -1: of nobody's. Returns its number. */
 int sim_spawn(int node, const char *name, void *(*run)(void *), void *arg);
 void sim_sleep(int64_t ns);
+/* Run something after so long, in no thread. */
+void sim_after(int64_t ns, void (*run)(void *), void *arg);
 const char *sim_thread_name(void);
 void sim_trace(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* Print what every thread waits for. */
@@ -127,6 +139,14 @@ struct sim_packet {
 void sim_network_watch(int64_t (*delay)(const struct sim_packet *packet, void *arg), void *arg);
 /* Break the n-th connection between two hosts, at both ends. */
 void sim_network_reset(int from_host, int to_host, int connection);
+
+/* ---- NICs: nic-verbs.c, nic-wire.c ----------------------------------------------------------- */
+
+void sim_nic_port(int host, int index, bool up);
+/* What its NIC sends and receives gets lost, and nobody is told. */
+void sim_nic_black(int host, int index, int64_t ns);
+void sim_nic_heal(void);
+int sim_nic_objects(int node); /* that are open */
 
 /* ---- memory: call-memory.c ------------------------------------------------------------------- */
 

@@ -79,6 +79,16 @@ static const struct row rows[] = {
 	ROW(rcvbuf, 4 << 20, 4608, 65536, 4 << 20),
 	HEALS(flip, 0, 0, 100, 3000),
 	ROW(zero_window_kills, 0, 0, 1),
+	ROW(rdma, 0, 0, 0, 0, 1, 2, 4),
+	ROW(nic_connections, 1024, 1, 2, 1024, 1024),
+	ROW(nic_answers, 1024, 1, 2, 1024, 1024),
+	ROW(nic_region, 1 << 30, 4096, 65536, 1 << 30, 1 << 30),
+	ROW(nic_mbit, 100000, 100, 10000, 100000),
+	HEALS(nic_late, 0, 0, 5, 50),
+	HEALS(nic_fails, 0, 0, 0, 20),
+	HEALS(nic_errors, 0, 0, 20, 300),
+	HEALS(nic_port, 0, 0, 300, 2000),
+	HEALS(nic_black, 0, 0, 500, 3000),
 };
 
 #define ROWS ((int)(sizeof(rows) / sizeof(*rows)))

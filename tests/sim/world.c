@@ -216,6 +216,11 @@ void event_at(int64_t when, void (*run)(void *), void *arg)
 		heap_swap(i, (i - 1) / 2);
 }
 
+void sim_after(int64_t ns, void (*run)(void *), void *arg)
+{
+	event_at(sim_time + ns, run, arg);
+}
+
 static struct event event_take(void)
 {
 	struct event first = heap[0];

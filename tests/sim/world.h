@@ -167,6 +167,8 @@ long end_write(struct end *end, const struct iovec *parts, size_t count);
 long end_read(struct end *end, const struct iovec *parts, size_t count, bool peek);
 void end_changed(struct end *end);
 void network_crash(int node, bool silent);
+/* Both hosts are up, and packets of one reach the other. */
+bool network_reaches(int from_host, int to_host);
 
 /* ---- descriptors ----------------------------------------------------------------------------- */
 
@@ -187,7 +189,7 @@ struct descriptor {
 	const struct descriptor_kind *kind;
 	int fd, node;
 	struct end *end;
-	uint64_t count; /* eventfd */
+	uint64_t count; /* eventfd; of a NIC: events that wait */
 	int64_t due; /* timerfd; 0: not armed */
 	struct watch *watches; /* epoll */
 	int watch_count, watch_room;
