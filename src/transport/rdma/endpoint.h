@@ -74,7 +74,7 @@ struct rdma_work {
 struct rdma_work_ring {
 	struct wh_list link; /* rdma_peer.resend */
 	uint64_t head, tail;
-	uint64_t arrived; /* requests before this one have arrived for certain: not sent again */
+	uint64_t arrived; /* writes before this one have arrived for certain: not sent again */
 	struct rdma_work works[RDMA_DEPTH];
 };
 

@@ -17,8 +17,9 @@
  * When an endpoint breaks, the owner destroys its queue pair. Until then it confirms each
  * notification that it delivers to the application; afterwards it drops those that it has not
  * delivered. So once both ends are down, the unconfirmed ones have not been delivered and are sent
- * again. A confirmation also means that the bytes before the notification have arrived. They are
- * not sent again: the application may already have used and overwritten them.
+ * again. A confirmation also means that the bytes written before the notification have arrived.
+ * They are not sent again: the application may already have used and overwritten them. Bytes that
+ * were read before it may still be missing.
  *
  * Under wh_notify_lock() and rdma_peer.lock, in this order, unless a function says otherwise. */
 #include <arpa/inet.h>

@@ -229,7 +229,9 @@ void rdma_resend_collect(struct rdma_endpoint *endpoint, struct wh_list *done)
 			continue;
 		atomic_fetch_or(&rdma_batch_of(fragment->batch)->broken, 1u << endpoint->index);
 		rdma_of(fragment)->in_flight--;
-		if (i < ring->arrived) {
+		/* The owner's NIC has answered a read that is before a confirmed notification; the
+		 * answer may have been lost. */
+		if (i < ring->arrived && fragment->op == WH_WRITE) {
 			work->fragment = NULL;
 			rdma_endpoint_count_bytes(endpoint, fragment, work->length);
 			rdma_fragment_ended(rdma, fragment, work->length, done);
