@@ -152,7 +152,9 @@ static void ask_prepare(struct peer *peer, const struct target *target, int64_t 
 	int rc = wh_peer_prepare(peer->peer, batch ? &batch->region : NULL, batch ? 1 : 0,
 				 &target->remote, 1, timeout);
 
-	call_end(&call, "wh_peer_prepare", rc, timeout);
+	/* The timeout is not for what choosing routes waits for, in each direction. */
+	call_end(&call, "wh_peer_prepare", rc,
+		 timeout + (sim_options.rdma ? 2 * PROGRAM_RDMA_PATIENCE : 0));
 	if (batch)
 		wh_batch_explain(batch->batch, text, sizeof(text));
 }

@@ -54,6 +54,9 @@ void call_end(const struct call *call, const char *name, int rc, int64_t limit)
 	int64_t stalled = sim_node_stalled(call->program->node) - call->stalled;
 	int64_t took = sim_time - call->start - stalled;
 
+	/* Planning waits for connections and keys of RDMA, and without threads every call plans. */
+	if (sim_options.rdma && !sim_options.threads)
+		limit += call->program->timeout + PROGRAM_RDMA_PATIENCE;
 	if (took > limit + limit / 10 + SLACK)
 		sim_fail("bound", "%s = %d took %.3f s, its bound is %.3f s; %s", name, rc,
 			 (double)took / 1e9, (double)limit / 1e9, wh_error_text());

@@ -15,6 +15,7 @@
 #define PROGRAM_PEERS 5
 #define PROGRAM_BATCHES 10
 #define PROGRAM_TARGETS 3
+#define PROGRAM_RDMA_PATIENCE (2 * SIM_SEC) /* RDMA_PATIENCE of the transport */
 #define PROGRAM_PAST 16 /* writes of a block that are remembered */
 
 struct program;
