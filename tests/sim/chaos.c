@@ -22,7 +22,7 @@ static int64_t duration(void)
 
 static int any_host(void)
 {
-	return (int)sim_draw_chaos((uint64_t)sim_options.hosts);
+	return (int)sim_draw_chaos((uint64_t)program_hosts());
 }
 
 static void network_fault(void)

@@ -49,9 +49,7 @@ void peer_open(struct program *program, struct peer *peer)
 	peer->host = (int)sim_draw_work((uint64_t)sim_options.hosts);
 	if (peer->host == program->host)
 		return;
-	snprintf(url, sizeof(url),
-		 sim_options.ipv6 ? "wherry://[fd00::%x]:%d" : "wherry://10.0.0.%d:%d",
-		 peer->host + 1, PROGRAM_PORT);
+	program_url(peer->host, url, sizeof(url));
 	if (sim_draw_work(2))
 		limit = options.timeout = 1 * SIM_MS + (int64_t)sim_draw_work(8 * SIM_SEC);
 	/* Who is silent for as long as the setting `timeout` does not answer, either. */

@@ -39,6 +39,22 @@ struct program *program_on(int host)
 	return NULL;
 }
 
+int program_hosts(void)
+{
+	return sim_options.weights ? member_hosts() : sim_options.hosts;
+}
+
+bool program_has_threads(void)
+{
+	return sim_options.threads || sim_options.weights;
+}
+
+void program_url(int host, char *out, size_t length)
+{
+	snprintf(out, length, sim_options.ipv6 ? "wherry://[fd00::%x]:%d" : "wherry://10.0.0.%d:%d",
+		 host + 1, PROGRAM_PORT);
+}
+
 /* ---- calls and their bounds ------------------------------------------------------------------ */
 
 struct call call_begin(const struct program *program)
@@ -70,7 +86,7 @@ void program_progress(struct program *program, int64_t timeout)
 	struct call call = call_begin(program);
 	int rc;
 
-	if (sim_options.threads) {
+	if (program_has_threads()) {
 		sim_sleep(timeout ? timeout : 1000);
 		return;
 	}
@@ -100,7 +116,7 @@ bool program_engine_open(struct program *program)
 {
 	static const char *const nics[] = { "rdma=nic0", "rdma=nic0,nic1", "rdma=nic0,nic1,nic2",
 					    "rdma=nic0,nic1,nic2,nic3" };
-	char numbers[9][48], listen[48];
+	char numbers[9][48], url[64];
 	const char *config[] = {
 		sim_options.rdma ? "transports=self,rdma,tcp" : "transports=self,tcp",
 		"cuda=off",
@@ -126,17 +142,16 @@ bool program_engine_open(struct program *program)
 	struct wh_engine_options options = {
 		.size = sizeof(options),
 		.name = program->name,
-		.listen = listen,
+		.listen = url + strlen("wherry://"),
 		.config = config,
 		.log = log_line,
 		.log_arg = program,
 		.log_level = WH_LOG_DEBUG,
-		.flags = sim_options.threads ? 0 : WH_ENGINE_NO_THREADS,
+		.flags = program_has_threads() ? 0 : WH_ENGINE_NO_THREADS,
 	};
 	int error;
 
-	snprintf(listen, sizeof(listen), sim_options.ipv6 ? "[fd00::%x]:%d" : "10.0.0.%d:%d",
-		 program->host + 1, PROGRAM_PORT);
+	program_url(program->host, url, sizeof(url));
 	error = wh_engine_open(&options, &program->engine);
 	sim_trace("engine of node %d: %d %s", program->node, error, error ? wh_error_text() : "");
 	if (error) {
@@ -146,7 +161,7 @@ bool program_engine_open(struct program *program)
 	program->timeout = sim_options.timeout_ms * SIM_MS;
 	if (sim_options.queue && wh_queue_new(program->engine, &program->queue))
 		program->queue = NULL;
-	for (int i = 0; i < PROGRAM_TARGETS; i++)
+	for (int i = 0; i < PROGRAM_TARGETS && !sim_options.weights; i++)
 		target_open(program, i, 0);
 	program->epoch = wh_engine_epoch(program->engine);
 	return true;
@@ -404,7 +419,7 @@ static void check_peer_works(struct program *program, struct peer *peer)
 }
 
 /* The world is healed: everything has to end, and to work. */
-static void drain(struct program *program)
+static void drain_batches(struct program *program)
 {
 	const char *why;
 
@@ -419,8 +434,11 @@ static void drain(struct program *program)
 	for (int i = 0; i < PROGRAM_PEERS; i++)
 		if (program->peers[i].peer && !wh_peer_status(program->peers[i].peer))
 			check_peer_works(program, &program->peers[i]);
-	program->drained = true;
-	undrained--;
+}
+
+/* When nobody sends any more, every notification has come. */
+static void drain_notes(struct program *program)
+{
 	while (undrained) {
 		program_progress(program, 20 * SIM_MS);
 		note_take(program, 0);
@@ -431,6 +449,27 @@ static void drain(struct program *program)
 			;
 	}
 	note_check_received(program);
+}
+
+/* Nobody waits for this one any more. */
+static void program_settled(struct program *program)
+{
+	if (!program->drained)
+		undrained--;
+	program->drained = true;
+}
+
+static void drain(struct program *program)
+{
+	if (sim_options.weights)
+		member_drain(program);
+	else
+		drain_batches(program);
+	program_settled(program);
+	if (!sim_options.weights)
+		drain_notes(program);
+	while (undrained)
+		sim_sleep(20 * SIM_MS);
 	program->leaving = true;
 }
 
@@ -453,19 +492,17 @@ static void live(struct program *program)
 {
 	char name[32];
 
-	if (sim_options.helper) {
+	if (sim_options.helper && !sim_options.weights) {
 		snprintf(name, sizeof(name), "h%d/n%d'", program->host, program->node);
 		program->helper_runs = true;
 		sim_spawn(program->node, name, helper_main, program);
 	}
 	while (program_phase == PHASE_FAULTS && !program->crashed && !program->leaving)
-		step(program);
+		sim_options.weights ? member_work(program) : step(program);
 	program->helper_leaves = true;
 	while (program->helper_runs)
 		sim_sleep(100000);
-	if (program->crashed || program->leaving)
-		undrained--;
-	else
+	if (!program->crashed && !program->leaving)
 		drain(program);
 }
 
@@ -474,17 +511,21 @@ static void *program_main(void *arg)
 	struct program *program = arg;
 
 	if (!open_in_the_end(program)) {
-		undrained--;
+		program_settled(program);
 		return NULL;
 	}
 	live(program);
+	if (sim_options.weights)
+		member_leave(program);
 	model_check_all();
 	program_engine_close(program);
 	if (!program->crashed && !program->drained) {
 		program_counts.restarts++;
 		sim_sleep((int64_t)sim_draw_work(3 * SIM_SEC));
+		/* Others wait for the next one from now on. */
 		program_new(program->host);
 	}
+	program_settled(program);
 	return NULL;
 }
 

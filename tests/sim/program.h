@@ -151,10 +151,24 @@ void peer_ask(struct peer *peer);
 struct program *peer_program(const struct peer *peer);
 void queue_take(struct program *program, int64_t timeout);
 
+/* ---- members of weights: member.c ------------------------------------------------------------- */
+
+/* In a world with weights every program is a member: the first ones publish, the others receive. */
+int member_hosts(void);
+/* One thing after the other, while faults go on. */
+void member_work(struct program *program);
+/* All is healed: the last version has to come. */
+void member_drain(struct program *program);
+/* Called again until the weights are closed. */
+void member_leave(struct program *program);
+
 /* ---- programs: program.c --------------------------------------------------------------------- */
+
+struct member;
 
 struct program {
 	int host, node;
+	struct member *member; /* NULL: it is none, or its weights are not open */
 	bool crashed, leaving, drained;
 	bool helper_leaves, helper_runs;
 	struct wh_engine *engine;
@@ -184,6 +198,11 @@ struct program *program_at(int index);
 /* The one that runs on a host and is neither leaving nor crashed. NULL: none. */
 struct program *program_on(int host);
 void program_crash(struct program *program, bool silent);
+/* Hosts with programs: 0 to this, exclusive. */
+int program_hosts(void);
+bool program_has_threads(void);
+/* As wherry://. */
+void program_url(int host, char *out, size_t length);
 bool program_engine_open(struct program *program);
 void program_engine_close(struct program *program);
 void program_progress(struct program *program, int64_t timeout);
@@ -204,6 +223,7 @@ void call_end(const struct call *call, const char *name, int rc, int64_t limit);
 struct program_counts {
 	uint64_t batches, succeeded, failed, cancelled, cancelled_late, notes, crashes, restarts;
 	uint64_t opened, rdma_bytes;
+	uint64_t versions; /* that members of weights have seen */
 };
 
 extern struct program_counts program_counts;

@@ -30,6 +30,8 @@ struct sim_options {
 	int span_ms; /* how long faults go on */
 	int patience_ms; /* longest wait for progress */
 	int queue, callback, notes, address, lists, reregister, helper;
+	/* weights: receivers, 0 for none; then all programs are members */
+	int weights, publishers, weights_rows, weights_shape, piece;
 	/* faults of hosts: mean ms between two; 0: none */
 	int cut, reset, black, stall, crash, restart, short_descriptors, short_memory, slow;
 	/* faults of calls */
