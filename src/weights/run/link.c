@@ -404,11 +404,39 @@ static void link_open(struct wh_link_to *link, int64_t now)
 					       url,
 			  &options, &link->peer)) {
 		link->state = WH_LINK_OPENING;
+		link->old_epoch = link->hello_epoch;
 		return;
 	}
 	/* Without a registry a name is no URL: the other has to come. */
 	wh_link_fail(link, wh_error_text());
 	link_later(link, now);
+}
+
+static void link_forget(struct wh_link_to *link)
+{
+	/* Who said hello and is lost counts as one that was here, and nobody waits for it. */
+	link->ever = link->ever || (link->connected && link_is_ours(link));
+	if (link->connected) {
+		link_strays(link);
+		link->weights->work++;
+		pthread_cond_broadcast(&link->weights->changed);
+	}
+	link->doubt = 0;
+	link->connected = link->known = false;
+	memset(&link->head, 0, sizeof(link->head));
+	link->pieces_version = 0;
+}
+
+/* It was started anew, or its weights were. */
+static void link_anew(struct wh_link_to *link, uint64_t epoch)
+{
+	link_forget(link);
+	link->refused = 0;
+	link->met = link->differs = link->compare = link->gone = false;
+	link->error[0] = 0;
+	link->hello_epoch = epoch;
+	link->kick = true;
+	link->again = 0;
 }
 
 void wh_link_opened(struct wh_link_to *link, int status)
@@ -436,6 +464,10 @@ void wh_link_opened(struct wh_link_to *link, int status)
 		link_later(link, wh_now());
 		return;
 	}
+	/* It was started anew since it said hello, and need not know where this member is. */
+	if (link->hello_epoch && link->hello_epoch == link->old_epoch &&
+	    link->hello_epoch != info.epoch)
+		link_anew(link, 0);
 	link->state = WH_LINK_OPEN;
 	link->epoch = info.epoch;
 	link->failures = 0;
@@ -445,21 +477,6 @@ void wh_link_opened(struct wh_link_to *link, int status)
 		link->hello_epoch = link->epoch;
 		link->look = true;
 	}
-}
-
-static void link_forget(struct wh_link_to *link)
-{
-	/* Who said hello and is lost counts as one that was here, and nobody waits for it. */
-	link->ever = link->ever || (link->connected && link_is_ours(link));
-	if (link->connected) {
-		link_strays(link);
-		link->weights->work++;
-		pthread_cond_broadcast(&link->weights->changed);
-	}
-	link->doubt = 0;
-	link->connected = link->known = false;
-	memset(&link->head, 0, sizeof(link->head));
-	link->pieces_version = 0;
 }
 
 void wh_link_heard(struct wh_link_to *link, const struct wh_weights_hello *hello, uint64_t epoch)
@@ -478,16 +495,8 @@ void wh_link_heard(struct wh_link_to *link, const struct wh_weights_hello *hello
 	/* Where it listens it knows best; who is there is checked when it answers. */
 	if (hello->url[0])
 		memcpy(link->url, hello->url, sizeof(link->url));
-	if (!same) {
-		/* It was started anew, or its weights were. */
-		link_forget(link);
-		link->refused = 0;
-		link->met = link->differs = link->compare = false;
-		link->error[0] = 0;
-		link->hello_epoch = epoch;
-		link->kick = true;
-		link->again = 0;
-	}
+	if (!same)
+		link_anew(link, epoch);
 	link->gone = false;
 	link->hello = *hello;
 	link->wanted = true;

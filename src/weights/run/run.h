@@ -83,6 +83,7 @@ struct wh_link_to {
 	char url[WH_HELLO_URL];
 	struct wh_peer *peer;
 	uint64_t epoch; /* of the peer that was opened */
+	uint64_t old_epoch; /* hello_epoch when it began to be opened */
 	int64_t again; /* when to try again, monotonic ns */
 	int64_t pause; /* nothing is requested before */
 	uint32_t failures;
