@@ -15,6 +15,10 @@
 #define AGAIN_LAST (2 * WH_SECOND)
 /* How long a member may take to say that it is still there. */
 #define DOUBT_MOST (2 * WH_SECOND)
+/* Until the next hello to one that has said none: weights that were closed may have taken the last.
+ */
+#define REMIND_FIRST WH_SECOND
+#define REMIND_LAST (30 * WH_SECOND)
 
 static const char *link_name(const struct wh_link_to *link)
 {
@@ -206,6 +210,27 @@ static void link_known(struct wh_link_to *link)
 	link->known = link->ever = link->met = true;
 	link->error[0] = 0;
 	link_strays(link);
+}
+
+/* Whether its weights may be open without knowing of this member. */
+static bool link_is_silent(const struct wh_link_to *link)
+{
+	return link->connected && (!link->hello_epoch || link->gone) && !link_is_self(link);
+}
+
+static void link_remind(struct wh_link_to *link, int64_t now)
+{
+	if (!link_is_silent(link)) {
+		link->remind = link->remind_pause = 0;
+	} else if (!link->remind) {
+		link->remind_pause = REMIND_FIRST;
+		link->remind = now + REMIND_FIRST;
+	} else if (now >= link->remind) {
+		link->ask = link->kick = true;
+		link->remind_pause =
+			2 * link->remind_pause < REMIND_LAST ? 2 * link->remind_pause : REMIND_LAST;
+		link->remind = now + link->remind_pause;
+	}
 }
 
 /* It has no control block any more: until it says hello again, nobody waits for it. */
@@ -635,6 +660,7 @@ void wh_link_drive(struct wh_link_to *link, int64_t now)
 		link->connected = link->look = link->kick = true;
 		link->known = false;
 	}
+	link_remind(link, now);
 	if (link->kick && !link->greeting.running)
 		greeting_send(link);
 	if (link->doubt && now - link->doubt >= DOUBT_MOST)
@@ -667,6 +693,8 @@ int64_t wh_link_due(const struct wh_link_to *link, int64_t now)
 		due = wh_time_next(due, link->again, now);
 	if (link->doubt)
 		due = wh_time_next(due, link->doubt + DOUBT_MOST, now);
+	if (link->remind)
+		due = wh_time_next(due, link->remind, now);
 	if (link->first != WH_NO_STEP)
 		due = wh_time_next(due, link->pause, now);
 	return due;

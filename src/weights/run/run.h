@@ -97,6 +97,7 @@ struct wh_link_to {
 	bool gone; /* it has left, and not said hello since */
 	int64_t doubt; /* since when it is not known whether it has left or refuses; 0: it is */
 	int refusal; /* what `refused` becomes if it is still there */
+	int64_t remind, remind_pause; /* when a hello is due, as none has come; 0: one has */
 	bool kick; /* a hello is due */
 	bool ask, answer; /* in that hello */
 	struct wh_link_job greeting;
