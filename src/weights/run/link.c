@@ -50,6 +50,7 @@ int wh_link_job_batch(struct wh_link_job *job)
 		.priority = job->kind == WH_JOB_DATA ? WH_PRIORITY_BULK : WH_PRIORITY_LATENCY,
 	};
 
+	job->life = job->link->life;
 	if (job->batch)
 		return wh_batch_clear(job->batch);
 	return wh_batch_new(job->link->peer, &options, &job->batch);
@@ -345,6 +346,7 @@ static void look_done(struct wh_link_to *link, int status)
 			link_differs(link, status ? NULL : link->text);
 		text_drop(link);
 	} else if (status) {
+		link->look = link->look || status == -ESTALE;
 		look_failed(link, status);
 	} else if (link->looking == WH_LOOK_HEAD) {
 		head_done(link);
@@ -388,6 +390,9 @@ void wh_link_job_done(struct wh_link_job *job, int status)
 
 	job->running = false;
 	link->running--;
+	/* What was read there is not of the weights that said hello since. */
+	if (job->life != link->life)
+		status = -ESTALE;
 	if (job->kind == WH_JOB_HELLO)
 		greeting_done(link, status);
 	else if (job->kind == WH_JOB_LOOK)
@@ -452,10 +457,19 @@ static void link_forget(struct wh_link_to *link)
 	link->pieces_version = 0;
 }
 
+/* Nothing will be looked at: what has landed cannot be checked. */
+static void link_flush(struct wh_link_to *link)
+{
+	if (link->request_count && !link->looker.running)
+		wh_link_checked(link, false);
+}
+
 /* It was started anew, or its weights were. */
 static void link_anew(struct wh_link_to *link, uint64_t epoch)
 {
+	link->life++;
 	link_forget(link);
+	link_flush(link);
 	link->refused = 0;
 	link->met = link->differs = link->compare = link->gone = false;
 	link->error[0] = 0;
@@ -538,13 +552,6 @@ void wh_link_heard(struct wh_link_to *link, const struct wh_weights_hello *hello
 			link_differs(link, NULL);
 		pthread_cond_broadcast(&link->weights->changed);
 	}
-}
-
-/* Nothing will be looked at: what has landed cannot be checked. */
-static void link_flush(struct wh_link_to *link)
-{
-	if (link->request_count && !link->looker.running)
-		wh_link_checked(link, false);
 }
 
 static void link_leave(struct wh_link_to *link, int64_t now)

@@ -40,6 +40,7 @@ struct wh_link_job {
 	struct wh_batch *batch; /* NULL: not made yet */
 	enum wh_link_job_kind kind;
 	bool running;
+	uint32_t life; /* of the link, when it began */
 };
 
 /* Pieces [piece, piece + count) of a step. */
@@ -93,6 +94,7 @@ struct wh_link_to {
 	/* What it said of itself. */
 	struct wh_weights_hello hello;
 	uint64_t hello_epoch; /* 0: nothing yet */
+	uint32_t life; /* how many weights have said hello */
 	bool met; /* known, since it said so */
 	bool gone; /* it has left, and not said hello since */
 	int64_t doubt; /* since when it is not known whether it has left or refuses; 0: it is */
