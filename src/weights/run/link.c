@@ -314,16 +314,19 @@ static void look_failed(struct wh_link_to *link, int status)
 	link->pieces_version = 0;
 	wh_link_checked(link, false);
 	link_strays(link);
-	/* Later it means that its weights are closed: they say hello when they are back. Now it
-	 * may mean that, too; then no answer comes. */
-	if ((status == -EACCES || status == -ENOENT) && !link->met) {
-		snprintf(text, sizeof(text),
-			 "engine '%.40s' does not let '%.40s' read its %s: %.99s", link_name(link),
-			 wh_engine_name(link->weights->engine),
-			 link->looking == WH_LOOK_KNOW ? "weights" : "control block", why);
-		wh_link_fail(link, text);
-		link_doubt(link, -EACCES);
+	if (status != -EACCES && status != -ENOENT)
+		return;
+	/* Later it means that its weights are closed, and that their last hello is lost. Now it may
+	 * mean that, too; then no answer comes. */
+	if (link->met) {
+		link_gone(link);
+		return;
 	}
+	snprintf(text, sizeof(text), "engine '%.40s' does not let '%.40s' read its %s: %.99s",
+		 link_name(link), wh_engine_name(link->weights->engine),
+		 link->looking == WH_LOOK_KNOW ? "weights" : "control block", why);
+	wh_link_fail(link, text);
+	link_doubt(link, -EACCES);
 }
 
 static void link_differs(struct wh_link_to *link, const char *text)
