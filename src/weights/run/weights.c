@@ -150,7 +150,7 @@ int wh_weights_open(struct wh_engine *engine, const struct wh_weights_options *o
 		return wh_fail(EINVAL,
 			       "wh_weights_open: out or options.memory is NULL, or a reserved "
 			       "member is not 0");
-	if (wh_engine_fd(engine) >= 0)
+	if (engine->turns)
 		return wh_fail(EOPNOTSUPP, "wh_weights_open: the engine has no threads");
 	error = weights_new(engine, &weights);
 	if (error)
@@ -175,7 +175,7 @@ int wh_weights_open(struct wh_engine *engine, const struct wh_weights_options *o
 	return 0;
 }
 
-int wh_weights_close(struct wh_weights *weights)
+static int weights_close(struct wh_weights *weights)
 {
 	int error;
 
@@ -201,6 +201,12 @@ int wh_weights_close(struct wh_weights *weights)
 	if (!error)
 		weights_free(weights);
 	return error;
+}
+
+int wh_weights_close(struct wh_weights *weights)
+{
+	wh_fail_begin(); /* what it gives up may have failed */
+	return wh_fail_end(weights_close(weights));
 }
 
 /* ---- versions
