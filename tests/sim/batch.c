@@ -466,7 +466,10 @@ void batch_cancel(struct batch *batch)
 		return;
 	rc = wh_batch_cancel(batch->batch);
 	sim_trace("cancel %d: %d %s", batch_number(batch), rc, rc ? wh_error_text() : "");
-	call_end(&call, "wh_batch_cancel", rc, batch->program->timeout);
+	/* A batch that is being planned waits for RDMA first, as do those that are planned before.
+	 */
+	call_end(&call, "wh_batch_cancel", rc,
+		 batch->program->timeout + (sim_options.rdma ? 2 * PROGRAM_RDMA_PATIENCE : 0));
 	if (rc == -ETIMEDOUT) {
 		program_counts.cancelled_late++;
 		batch->cancel_late = true;
