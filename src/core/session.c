@@ -38,13 +38,18 @@
 static int session_aborted(struct wh_session *session, const uint8_t *payload, size_t length)
 {
 	uint32_t number;
+	int error = 0;
 
 	if (length != 8)
 		return -EPROTO;
 	number = (uint32_t)wh_get64(payload);
 	wh_acceptor_abort(session->engine->acceptor, session->id, number);
-	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++)
-		wh_transport(id)->session_abort(session, number);
+	for (unsigned id = 0; id < WH_TRANSPORT_COUNT && !error; id++)
+		error = wh_transport(id)->session_abort(session, number);
+	/* This ends the session: a lost peer is all that tells the initiator that bytes may still
+	 * be written. */
+	if (error)
+		return error;
 	return wh_control_send(&session->control, WH_FRAME_ABORTED, 0, payload, length);
 }
 

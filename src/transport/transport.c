@@ -215,10 +215,11 @@ static void no_session_close(struct wh_session *session)
 	(void)session;
 }
 
-static void no_session_abort(struct wh_session *session, uint32_t number)
+static int no_session_abort(struct wh_session *session, uint32_t number)
 {
 	(void)session;
 	(void)number;
+	return 0;
 }
 
 static bool no_session_reach(const struct wh_session *session)

@@ -315,7 +315,7 @@ int rdma_session_frame(struct wh_session *session, const struct wh_frame *frame,
 	return rdma_worker_flush(session, wh_get32(payload), wh_get64(payload + 4));
 }
 
-void rdma_session_abort(struct wh_session *session, uint32_t number)
+int rdma_session_abort(struct wh_session *session, uint32_t number)
 {
 	struct rdma_session *state = wh_session_transport(session, WH_TRANSPORT_RDMA);
 	struct wh_list *link, *next;
@@ -331,6 +331,7 @@ void rdma_session_abort(struct wh_session *session, uint32_t number)
 		/* What arrived by it and is unconfirmed is sent again in another way. */
 		wh_session_notifications_forget(session, number);
 	}
+	return 0;
 }
 
 void rdma_session_close(struct wh_session *session)

@@ -19,7 +19,7 @@ struct wh_source;
 int rdma_session_frame(struct wh_session *session, const struct wh_frame *frame,
 		       const uint8_t *payload);
 void rdma_session_close(struct wh_session *session);
-void rdma_session_abort(struct wh_session *session, uint32_t number);
+int rdma_session_abort(struct wh_session *session, uint32_t number);
 /* A NIC's completion channel of notifications has an event. */
 void rdma_notifications_ready(struct wh_source *source, uint32_t events);
 

@@ -331,16 +331,21 @@ void tcp_session_close(struct wh_session *session)
 	free(servers);
 }
 
-void tcp_session_abort(struct wh_session *session, uint32_t number)
+int tcp_session_abort(struct wh_session *session, uint32_t number)
 {
 	struct servers *servers = wh_session_transport(session, WH_TRANSPORT_TCP);
+	int error = 0;
 
 	if (!servers)
-		return;
+		return 0;
 	for (struct wh_list *l = servers->list.next; l != &servers->list; l = l->next) {
 		struct tcp_server *server = wh_container(l, struct tcp_server, link);
 
-		if (server->number == number)
-			wh_loop_call(server->loop, server_stop, server);
+		if (server->number != number)
+			continue;
+		wh_loop_call(server->loop, server_stop, server);
+		if (atomic_load(&server->in_flight))
+			error = -EBUSY;
 	}
+	return error;
 }

@@ -384,8 +384,8 @@ void tcp_window_request_end(const struct tcp_request *request);
 int tcp_session_accept(struct wh_session *session, int fd, struct wh_channel *channel,
 		       const struct wh_hello *hello);
 /* On loop 0. Close all connections, or the one with the given number; each blocks until the
- * connection's loop has stopped serving it. */
+ * connection's loop has stopped serving it. 0, or -EBUSY: a file system does not answer. */
 void tcp_session_close(struct wh_session *session);
-void tcp_session_abort(struct wh_session *session, uint32_t number);
+int tcp_session_abort(struct wh_session *session, uint32_t number);
 
 #endif

@@ -688,6 +688,43 @@ static void impatient_open(struct hung *hung, const char *way)
 	want(0, wh_region_register(hung->engine, hung->local, 2 * LENGTH, NULL, &hung->region));
 }
 
+/* An owner that has waited for its file as long as it does cannot promise that nothing of a
+ * cancelled write will be written. It does not say so, but ends the session. */
+static void cancel_write(const char *way)
+{
+	struct wh_batch *batch;
+	struct hung hung;
+
+	impatient_open(&hung, way);
+	batch = hung_batch(&hung, "hung", WH_WRITE, 0);
+	atomic_store(&orders->hangs, 1);
+	want(0, wh_batch_submit(batch));
+	await_hanging();
+	want(-ETIMEDOUT, wh_batch_cancel(batch));
+	want_true(wh_batch_status(batch) < 0, "it has succeeded");
+	want(0, wh_batch_free(batch));
+	atomic_store(&orders->hangs, 0);
+	want(0, wh_peer_close(hung.peer));
+	want(0, wh_region_unregister(hung.region));
+	want(0, wh_region_unregister(hung.file));
+	want(0, wh_engine_close(hung.engine));
+	want(0, wh_engine_close(hung.owner));
+	pages_free(hung.local, 2 * LENGTH);
+	file_system_end(hung.server, hung.fd);
+}
+
+static void tcp__cancel_write(void **state)
+{
+	(void)state;
+	cancel_write("tcp");
+}
+
+static void lent__cancel_write(void **state)
+{
+	(void)state;
+	cancel_write(NULL);
+}
+
 /* The owner takes the file back while reads of it wait, and the first of them goes on: those behind
  * it end with an error, and nothing of them is left (the address sanitizer looks for that). */
 static void taken_back(const char *way)
@@ -818,6 +855,8 @@ static const struct CMUnitTest tests[] = {
 	TEST_NEEDS(lent__write, needs_root),
 	TEST_NEEDS(tcp__cancel, needs_root),
 	TEST_NEEDS(lent__cancel, needs_root),
+	TEST_NEEDS(tcp__cancel_write, needs_root),
+	TEST_NEEDS(lent__cancel_write, needs_root),
 	TEST_NEEDS(self__many_reads, needs_root),
 	TEST_NEEDS(self__many_writes, needs_root),
 	TEST_NEEDS(shm__many_reads, needs_root),
