@@ -27,8 +27,16 @@ static bool may_come_late(const struct batch *batch, int status)
 	return rc;
 }
 
+/* The programs ask for nothing that is wrong. */
+static void check_error(const char *call, int error)
+{
+	if (error == -ERANGE || error == -EACCES || error == -EINVAL)
+		sim_fail("status", "%s: %d, %s", call, error, wh_error_text());
+}
+
 static void count(struct program *program, int status)
 {
+	check_error("a batch", status);
 	if (status == -ECANCELED) {
 		program_counts.cancelled++;
 		program->cancelled++;
@@ -130,8 +138,8 @@ static void callback(struct wh_batch *handle, int status, void *arg)
 	struct batch *batch = arg;
 
 	(void)status;
-	if (!sim_draw_work(8)) /* the batch may complete again meanwhile */
-		sim_sleep((int64_t)sim_draw_work(30 * SIM_MS));
+	if (sim_options.threads && !sim_draw_work(8)) /* batches complete again meanwhile */
+		sim_sleep((int64_t)sim_draw_work(200 * SIM_MS));
 	if (handle != batch->batch)
 		sim_fail("callback", "a callback for another batch");
 	if (++batch->callbacks > batch->submissions)
@@ -408,6 +416,7 @@ void batch_new(struct program *program, struct batch *batch, struct peer *peer)
 	error = add(batch);
 	if (error) {
 		sim_trace("add: %d %s", error, wh_error_text());
+		check_error("wh_batch_add", error);
 		batch_free(batch);
 		return;
 	}

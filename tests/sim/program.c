@@ -371,6 +371,9 @@ static const char *unsettled(const struct program *program)
 			return "a peer is still being opened";
 		if (info.state == WH_PEER_LOST)
 			return "a peer is still lost";
+		if (info.state == WH_PEER_UNREACHABLE &&
+		    wh_peer_status(program->peers[i].peer) == -ECONNRESET)
+			sim_fail("status", "a peer that is unreachable counts as lost");
 	}
 	return NULL;
 }

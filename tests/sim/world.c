@@ -12,7 +12,7 @@
 /* Calls of a thread, one after the other, that end in nothing: about 20 ms. */
 #define AWAKE_MOST 30000
 #define PAUSE 300000 /* ns, between polls in vain */
-#define PAUSES_MOST 1000 /* a callback may take 30 ms, and whoever waits for it polls */
+#define PAUSES_MOST 1000 /* a callback may take 200 ms, and whoever waits for it polls */
 
 struct sim_options sim_options;
 struct sim_counts sim_counts;
