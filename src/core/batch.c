@@ -4,7 +4,6 @@
  * batch-run.c runs it.
  */
 #include <errno.h>
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -124,16 +123,17 @@ int wh_batch_clear(struct wh_batch *batch)
 /* How long to give turns before looking again whether another thread has run the callback. */
 #define CALLBACK_PAUSE WH_MS
 
-static void batch_await_callback(struct wh_engine *engine)
+static void batch_await_callback(struct wh_engine *engine, unsigned *round)
 {
 	if (engine->turns)
 		wh_engine_turn(engine, wh_turns_seen(engine->turns), wh_deadline(CALLBACK_PAUSE));
 	else
-		sched_yield();
+		wh_pause(round);
 }
 
 int wh_batch_free(struct wh_batch *batch)
 {
+	unsigned round = 0;
 	int error;
 
 	if (!batch)
@@ -146,7 +146,7 @@ int wh_batch_free(struct wh_batch *batch)
 	wh_batch_settle(batch);
 	/* Its callback is due or running. */
 	while (atomic_load_explicit(&batch->delivering, memory_order_acquire))
-		batch_await_callback(batch->peer->engine);
+		batch_await_callback(batch->peer->engine, &round);
 	if (batch->queue) {
 		wh_queue_forget(batch->queue, &batch->queued);
 		wh_queue_hold(batch->queue, -1);

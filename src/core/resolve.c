@@ -3,7 +3,6 @@
 #include "core/resolve.h"
 
 #include <errno.h>
-#include <sched.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -264,7 +263,7 @@ void wh_resolution_cancel(struct wh_batch *batch)
 	struct wh_peer *peer = batch->peer;
 	struct wh_turns *turns = peer->engine->turns;
 	struct wh_resolution *r;
-	unsigned withdrawn = 0;
+	unsigned withdrawn = 0, round = 0;
 
 	pthread_mutex_lock(&peer->lock);
 	r = batch->resolution;
@@ -284,6 +283,6 @@ void wh_resolution_cancel(struct wh_batch *batch)
 		if (turns)
 			wh_engine_turn(peer->engine, wh_turns_seen(turns), wh_deadline(WH_MS));
 		else
-			sched_yield();
+			wh_pause(&round);
 	}
 }

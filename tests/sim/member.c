@@ -462,7 +462,8 @@ static void ask(struct program *program)
 		sim_fail("call", "wh_weights_info = %d: current %llu, %llu of %llu bytes", rc,
 			 (unsigned long long)info.current, (unsigned long long)info.received,
 			 (unsigned long long)info.bytes);
-	for (uint32_t i = 0; i < info.members && !wh_weights_member(member->weights, i, &other); i++)
+	for (uint32_t i = 0; i < info.members && !wh_weights_member(member->weights, i, &other);
+	     i++)
 		if (other.current > newest || other.published > newest)
 			sim_fail("version", "member '%s' is said to have version %llu", other.name,
 				 (unsigned long long)other.current);

@@ -151,7 +151,8 @@ void peer_ask(struct peer *peer);
 struct program *peer_program(const struct peer *peer);
 void queue_take(struct program *program, int64_t timeout);
 
-/* ---- members of weights: member.c ------------------------------------------------------------- */
+/* ---- members of weights: member.c -------------------------------------------------------------
+ */
 
 /* In a world with weights every program is a member: the first ones publish, the others receive. */
 int member_hosts(void);

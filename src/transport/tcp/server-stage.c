@@ -8,7 +8,6 @@
  * nothing is received or sent.
  */
 #include <errno.h>
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -563,11 +562,12 @@ void tcp_stage_stop(struct tcp_server *server)
 	struct wh_file_threads *files = wh_engine_file_threads(server->engine);
 	struct wh_gpus *gpus = wh_engine_gpus(server->engine);
 	struct tcp_chunk *chunk = server->chunk;
+	unsigned round = 0;
 
 	/* This ends soon: copies wait for nothing. A file system may hang. */
 	while (atomic_load(&server->in_flight) && wh_now() < deadline) {
 		if (!wh_gpus_poll(gpus) && !wh_file_threads_poll(files))
-			sched_yield();
+			wh_pause(&round);
 	}
 	if (atomic_load(&server->in_flight))
 		wh_log_line(wh_engine_log(server->engine), WH_LOG_WARN, "tcp",
