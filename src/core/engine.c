@@ -629,7 +629,7 @@ static int engine_try_open(const struct wh_engine_options *given, struct wh_engi
 err_observer:
 	wh_observer_close(engine);
 err_acceptor:
-	wh_acceptor_close(engine->acceptor);
+	wh_acceptor_close(&engine->acceptor);
 	wh_loop_call(&engine->loops[0], engine_end_sessions, engine);
 err_transports:
 	engine_close_transports(engine);
@@ -729,7 +729,7 @@ static int engine_try_close(struct wh_engine *engine)
 	patience = engine->config.number[WH_SETTING_TIMEOUT] * WH_MS;
 	wh_registry_close(engine->registry);
 	wh_observer_close(engine);
-	wh_acceptor_close(engine->acceptor);
+	wh_acceptor_close(&engine->acceptor);
 	wh_loop_call(&engine->loops[0], engine_end_sessions, engine);
 	wh_regions_leave_transports(engine);
 	engine_close_transports(engine);

@@ -681,6 +681,7 @@ int wh_acceptor_open(const struct wh_acceptor_options *given, struct wh_acceptor
 		return wh_fail(ENOMEM, "wh_engine_open: no memory");
 	}
 	acceptor->sockets[NETWORK].listener.source.fd = fd;
+	*out = acceptor;
 	if (given->local)
 		acceptor_listen_local(acceptor, loopback);
 	/* The network's last: what connects there has all unix sockets. */
@@ -690,16 +691,15 @@ int wh_acceptor_open(const struct wh_acceptor_options *given, struct wh_acceptor
 			error = wh_listener_open(&acceptor->sockets[i].listener, given->loop, fd);
 	}
 	if (error)
-		wh_acceptor_close(acceptor);
-	else
-		*out = acceptor;
+		wh_acceptor_close(out);
 	return error;
 }
 
 static void acceptor_stop(void *argument)
 {
-	struct wh_acceptor *acceptor = argument;
+	struct wh_acceptor **at = argument, *acceptor = *at;
 
+	*at = NULL;
 	for (unsigned i = 0; i < SOCKETS; i++) {
 		struct wh_listener *listener = &acceptor->sockets[i].listener;
 
@@ -715,12 +715,15 @@ static void acceptor_stop(void *argument)
 	wh_timer_clear(&acceptor->expiry);
 }
 
-void wh_acceptor_close(struct wh_acceptor *acceptor)
+void wh_acceptor_close(struct wh_acceptor **at)
 {
+	struct wh_acceptor *acceptor = *at;
+
 	if (!acceptor)
 		return;
 	for (unsigned i = 0; i < WH_MEET_FOLDERS; i++)
 		wh_meet_leave(&acceptor->meet[i]);
-	wh_loop_call(acceptor->given.loop, acceptor_stop, acceptor);
+	/* Sessions that go on for a moment may have a connection aborted. */
+	wh_loop_call(acceptor->given.loop, acceptor_stop, at);
 	free(acceptor);
 }

@@ -49,14 +49,14 @@ struct wh_acceptor_options {
 
 /* Listen, and start accepting on the loop. Not on the loop. 0, or a negative errno with a text:
  * -EINVAL, -EADDRINUSE, -EACCES (beyond loopback without a key), ... *out is NULL on error, and if
- * the engine does not listen. */
+ * the engine does not listen; it is set before the first connection is accepted. */
 int wh_acceptor_open(const struct wh_acceptor_options *options, struct wh_acceptor **out);
 /* Close the data connection that is number `connection` at the initiator of a session, if its
  * handshake is not complete: nothing that follows its PROVE will be read. On the loop. Does nothing
  * for NULL. */
 void wh_acceptor_abort(struct wh_acceptor *acceptor, uint64_t session, uint32_t connection);
-/* Stop listening, and close all connections whose handshake is not complete. Blocks until the loop
- * has done it. Does nothing for NULL. */
-void wh_acceptor_close(struct wh_acceptor *acceptor);
+/* Stop listening, close all connections whose handshake is not complete, and set *acceptor to NULL
+ * on the loop. Blocks until it has done so. Does nothing if that is NULL. */
+void wh_acceptor_close(struct wh_acceptor **acceptor);
 
 #endif

@@ -540,10 +540,10 @@ static void submit__while_idle_closes(void **state)
 	(void)state;
 	pair_open_with(&pair, config, WH_WRITE);
 	memset(pair.from, 'A', MANY * BLOCK);
+	atomic_store(&shuts, false);
 	atomic_store(&may_shut, false);
 	assert_int_equal(wh_batch_submit(pair.batch[0]), 0);
 	finish(pair.batch[0]);
-	atomic_store(&shuts, false);
 	while (!atomic_load(&shuts))
 		usleep(1000);
 	assert_int_equal(wh_batch_submit(pair.whole), 0); /* left to the loop, being so large */
