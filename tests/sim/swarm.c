@@ -122,6 +122,8 @@ void swarm_choose(uint64_t seed, bool is_long)
 		sim_options.rdma = 0;
 	if (!sim_options.crc32c)
 		sim_options.flip = 0;
+	if (sim_options.tls)
+		sim_options.rdma = 0; /* an engine with TLS refuses what does not encrypt */
 }
 
 static const struct row *row_find(const char *text)
