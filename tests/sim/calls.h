@@ -90,7 +90,7 @@ int sim_pthread_setname_np(pthread_t thread, const char *name);
 int sim_pthread_sigmask(int how, const sigset_t *set, sigset_t *old);
 long sim_syscall(long number, ...);
 
-/* nic-verbs.c */
+/* call-library.c */
 void *sim_dlopen(const char *path, int flags);
 void *sim_dlsym(void *handle, const char *name);
 int sim_dlclose(void *handle);

@@ -102,6 +102,18 @@ static void check_waiters(void)
 			batch_check_waiters(&program_at(i)->batches[j]);
 }
 
+static void registry_fault(void)
+{
+	uint64_t what = sim_draw_chaos(5);
+
+	if (what == 0)
+		sim_registry_down(duration());
+	else if (what == 1)
+		sim_registry_forget();
+	else
+		sim_registry_cut(any_host(), duration());
+}
+
 void *chaos_main(void *arg)
 {
 	int64_t end = sim_time + sim_options.span_ms * SIM_MS;
@@ -114,6 +126,8 @@ void *chaos_main(void *arg)
 			nic_fault();
 		host_fault();
 		check_waiters();
+		if (sim_options.registry && due(sim_options.registry_faults))
+			registry_fault();
 	}
 	swarm_heal();
 	sim_heal();

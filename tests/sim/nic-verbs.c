@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* libibverbs, as libwherry finds it by dlsym(): devices, memory, queues, events. */
 #include <arpa/inet.h>
-#include <dlfcn.h>
 #include <errno.h>
-#include <fcntl.h>
-#include <stdarg.h>
 #include <string.h>
 
 #include "calls.h"
@@ -672,38 +669,17 @@ static const struct {
 
 static char library; /* its address is the handle */
 
-void *sim_dlopen(const char *path, int flags)
+void *nic_library(const char *path)
 {
-	return path && !strcmp(path, "libibverbs.so.1") ? &library : dlopen(path, flags);
+	return strcmp(path, "libibverbs.so.1") == 0 ? &library : NULL;
 }
 
-void *sim_dlsym(void *handle, const char *name)
+void *nic_function(const void *handle, const char *name)
 {
 	void *found = NULL;
 
-	if (handle != &library)
-		return dlsym(handle, name);
-	for (size_t i = 0; i < sizeof(functions) / sizeof(*functions); i++)
+	for (size_t i = 0; handle == &library && i < sizeof(functions) / sizeof(*functions); i++)
 		if (!strcmp(functions[i].name, name))
 			memcpy(&found, &functions[i].call, sizeof(found));
 	return found;
-}
-
-int sim_dlclose(void *handle)
-{
-	return handle == &library ? 0 : dlclose(handle);
-}
-
-/* Nothing blocks in the world but what says so. */
-int sim_fcntl(int fd, int command, ...)
-{
-	va_list arguments;
-	long argument;
-
-	va_start(arguments, command);
-	argument = va_arg(arguments, long);
-	va_end(arguments);
-	if (descriptor_is_real(fd))
-		return fcntl(fd, command, argument);
-	return descriptor_of(fd) ? 0 : (int)call_failed("fcntl", fd, EBADF);
 }

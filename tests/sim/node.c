@@ -132,5 +132,6 @@ void sim_heal(void)
 	nodes_heal();
 	sim_network_heal();
 	sim_nic_heal();
+	sim_registry_heal();
 	sim_trace("# all is healed");
 }

@@ -2,11 +2,13 @@
 /* Peers: opened, asked and closed, also while they are being opened; and the queue. */
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "program.h"
 
 #define OPEN_TIMEOUT (5 * SIM_SEC) /* the least that wh_peer_open() waits without an option */
+#define NAMES_MOST (120 * SIM_SEC)
 #define MEASURE_MOST (12 * SIM_SEC)
 
 struct program *peer_program(const struct peer *peer)
@@ -24,6 +26,8 @@ static void peer_opened(struct peer *peer)
 	program_counts.opened++;
 	wh_peer_info(peer->peer, &info);
 	peer->epoch = info.epoch;
+	if (atoi(info.name + strlen("host")) != peer->host)
+		sim_fail("names", "host%d led to %s", peer->host, info.name);
 }
 
 /* Nobody is told that a peer does not answer before its time. */
@@ -95,6 +99,24 @@ void peer_close(struct peer *peer)
 		sim_fail("call", "wh_peer_close = %d: %s", rc, wh_error_text());
 	call_end(&call, "wh_peer_close", rc, program->timeout);
 	memset(peer, 0, sizeof(*peer));
+}
+
+void peer_check_name(struct program *program, int host)
+{
+	struct wh_peer *peer;
+	char url[64];
+	int rc;
+
+	if (host == program->host)
+		return;
+	program_url(host, url, sizeof(url));
+	while ((rc = wh_peer_open(program->engine, url, NULL, &peer))) {
+		if (sim_time - program_healed_at > NAMES_MOST)
+			sim_fail("names", "%lld s after all was healed %s is not found: %d %s",
+				 NAMES_MOST / SIM_SEC, url, rc, wh_error_text());
+		program_progress(program, 100 * SIM_MS);
+	}
+	wh_peer_close(peer);
 }
 
 /* ---- questions ------------------------------------------------------------------------------- */

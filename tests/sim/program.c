@@ -3,7 +3,6 @@
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "program.h"
 
@@ -46,13 +45,17 @@ int program_hosts(void)
 
 bool program_has_threads(void)
 {
-	return sim_options.threads || sim_options.weights;
+	return sim_options.threads || sim_options.weights || sim_options.registry;
 }
 
 void program_url(int host, char *out, size_t length)
 {
-	snprintf(out, length, sim_options.ipv6 ? "wherry://[fd00::%x]:%d" : "wherry://10.0.0.%d:%d",
-		 host + 1, PROGRAM_PORT);
+	if (sim_options.registry)
+		snprintf(out, length, "wherry://host%d", host);
+	else
+		snprintf(out, length,
+			 sim_options.ipv6 ? "wherry://[fd00::%x]:%d" : "wherry://10.0.0.%d:%d",
+			 host + 1, PROGRAM_PORT);
 }
 
 /* ---- calls and their bounds ------------------------------------------------------------------ */
@@ -116,7 +119,7 @@ bool program_engine_open(struct program *program)
 {
 	static const char *const nics[] = { "rdma=nic0", "rdma=nic0,nic1", "rdma=nic0,nic1,nic2",
 					    "rdma=nic0,nic1,nic2,nic3" };
-	char numbers[9][48], url[64];
+	char numbers[10][48], listen[48];
 	const char *config[] = {
 		sim_options.rdma ? "transports=self,rdma,tcp" : "transports=self,tcp",
 		"cuda=off",
@@ -137,12 +140,16 @@ bool program_engine_open(struct program *program)
 		setting(numbers[6], "notifications", sim_options.notifications),
 		setting(numbers[7], "rdma_connections", sim_options.nic_connections),
 		setting(numbers[8], "rdma_answers", sim_options.nic_answers),
+		setting(numbers[9], "lease", sim_options.lease_ms),
 		NULL,
 	};
 	struct wh_engine_options options = {
 		.size = sizeof(options),
 		.name = program->name,
-		.listen = url + strlen("wherry://"),
+		.listen = listen,
+		.registry = sim_options.registry == 0 ? NULL :
+			    sim_options.registry == 1 ? "http://registry:1" :
+							"etcd://registry:1",
 		.config = config,
 		.log = log_line,
 		.log_arg = program,
@@ -151,7 +158,9 @@ bool program_engine_open(struct program *program)
 	};
 	int error;
 
-	program_url(program->host, url, sizeof(url));
+	/* Who is found by name may come back at another port. */
+	snprintf(listen, sizeof(listen), sim_options.ipv6 ? "[fd00::%x]:%d" : "10.0.0.%d:%d",
+		 program->host + 1, PROGRAM_PORT + (sim_options.registry ? program->node % 3 : 0));
 	error = wh_engine_open(&options, &program->engine);
 	sim_trace("engine of node %d: %d %s", program->node, error, error ? wh_error_text() : "");
 	if (error) {
@@ -224,7 +233,7 @@ void program_engine_close(struct program *program)
 	rc = wh_engine_close(program->engine);
 	if (rc)
 		sim_fail("call", "wh_engine_close = %d: %s", rc, wh_error_text());
-	call_end(&call, "wh_engine_close", rc, 2 * program->timeout);
+	call_end(&call, "wh_engine_close", rc, (sim_options.registry ? 3 : 2) * program->timeout);
 	if (sim_node_descriptors(program->node))
 		sim_fail("leak", "node %d has %d open descriptors after wh_engine_close()",
 			 program->node, sim_node_descriptors(program->node));
@@ -437,6 +446,9 @@ static void drain_batches(struct program *program)
 	for (int i = 0; i < PROGRAM_PEERS; i++)
 		if (program->peers[i].peer && !wh_peer_status(program->peers[i].peer))
 			check_peer_works(program, &program->peers[i]);
+	if (sim_options.registry)
+		for (int host = 0; host < sim_options.hosts; host++)
+			peer_check_name(program, host);
 }
 
 /* When nobody sends any more, every notification has come. */

@@ -32,6 +32,9 @@ struct sim_options {
 	int queue, callback, notes, address, lists, reregister, helper;
 	/* weights: receivers, 0 for none; then all programs are members */
 	int weights, publishers, weights_rows, weights_shape, piece;
+	int registry; /* 1: engines find each other by name, 2: and are told of changes */
+	int lease_ms;
+	int registry_faults; /* mean ms between two */
 	/* faults of hosts: mean ms between two; 0: none */
 	int cut, reset, black, stall, crash, restart, short_descriptors, short_memory, slow;
 	/* faults of calls */
@@ -149,6 +152,13 @@ void sim_nic_port(int host, int index, bool up);
 void sim_nic_black(int host, int index, int64_t ns);
 void sim_nic_heal(void);
 int sim_nic_objects(int node); /* that are open */
+
+/* ---- the registry: registry.c ---------------------------------------------------------------- */
+
+void sim_registry_cut(int host, int64_t ns); /* it does not answer this host */
+void sim_registry_down(int64_t ns);
+void sim_registry_forget(void); /* it comes back without what it knew */
+void sim_registry_heal(void);
 
 /* ---- memory: call-memory.c ------------------------------------------------------------------- */
 

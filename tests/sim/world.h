@@ -209,4 +209,13 @@ static inline bool descriptor_is_real(int fd)
 void descriptor_changed(struct descriptor *descriptor);
 void descriptor_close(struct descriptor *descriptor);
 
+/* ---- libraries that the world has: nic-verbs.c, registry.c ----------------------------------- */
+
+/* The handle of a library; NULL: not this one. */
+void *nic_library(const char *path);
+void *registry_library(const char *path);
+/* A function of it; NULL: there is none. */
+void *nic_function(const void *handle, const char *name);
+void *registry_function(const void *handle, const char *name);
+
 #endif
