@@ -82,21 +82,21 @@ static void *ear_run(void *argument)
 	}
 }
 
-/* Wake the ear by a notification of its own. */
+/* Wake the ear by a notification of its own. A hello wakes it as well; then nobody makes room for
+ * this one. */
 static void ear_stop(struct wh_weights *weights)
 {
-	struct wh_batch *batch;
+	struct wh_batch *batch = NULL;
 	int error = wh_batch_new(weights->self, NULL, &batch);
 
-	if (!error) {
+	if (!error)
 		error = wh_batch_notify(batch, weights->tag, NULL, 0);
-		if (!error)
-			error = wh_batch_submit(batch);
-		if (!error)
-			wh_batch_wait_for(batch, WH_FOREVER);
-		wh_batch_free(batch);
-	}
+	if (!error)
+		error = wh_batch_submit(batch);
 	pthread_join(weights->ear, NULL);
+	if (!error)
+		wh_batch_cancel(batch);
+	wh_batch_free(batch);
 }
 
 /* ---- the loop
