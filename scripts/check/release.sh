@@ -4,8 +4,8 @@
 #
 # A step is a function release_NAME; release_steps lists the names. A new step is one more of each.
 
-release_steps=(tests address thread valgrind mooncake nixl vllm tarball deb container python aarch64 debug hosts
-	driver races weights repeat fuzz)
+release_steps=(tests address thread valgrind mooncake nixl vllm tarball deb container
+	python aarch64 debug hosts driver races weights repeat fuzz)
 results=$top/docs/release-results.md
 
 # Mooncake's transfer engine, the last release of each minor version that tests/integration knows

@@ -67,7 +67,7 @@ __asm__(".text\n.globl sim_switch\n.hidden sim_switch\n.type sim_switch,@functio
 	".size sim_switch,.-sim_switch\n");
 #define SAVED 6
 #else
-#error "tests/sim: write the switch for this processor; meson.build leaves the simulation out elsewhere"
+#error "tests/sim: write the switch for this processor; meson.build leaves it out elsewhere"
 #endif
 
 static int find_tls(struct dl_phdr_info *info, size_t size, void *arg)
