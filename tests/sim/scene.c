@@ -67,17 +67,23 @@ static void *owner_main(void *arg)
 	return NULL;
 }
 
-static void stage_open(struct scene *scene)
+struct wh_peer *scene_open(struct scene *scene)
 {
+	struct wh_peer *peer;
 	char url[64];
 
+	snprintf(url, sizeof(url), "wherry://10.0.0.%d:%d", SCENE_OWNER + 1, PROGRAM_PORT);
+	scene_expect("wh_peer_open", wh_peer_open(scene->initiator->engine, url, NULL, &peer), 0);
+	return peer;
+}
+
+static void stage_open(struct scene *scene)
+{
 	while (!scene->owner->epoch)
 		sim_sleep(SIM_MS);
 	if (!program_engine_open(scene->initiator))
 		sim_fail("directed", "the initiator cannot open its engine: %s", wh_error_text());
-	snprintf(url, sizeof(url), "wherry://10.0.0.%d:%d", SCENE_OWNER + 1, PROGRAM_PORT);
-	scene_expect("wh_peer_open",
-		     wh_peer_open(scene->initiator->engine, url, NULL, &scene->peer), 0);
+	scene->peer = scene_open(scene);
 	scene->local = calloc(1, SCENE_LOCAL);
 	scene_expect("wh_region_register",
 		     wh_region_register(scene->initiator->engine, scene->local, SCENE_LOCAL, NULL,

@@ -20,6 +20,8 @@ struct scene {
 
 /* Have `act` play on host 0, with everything open; it is closed afterwards. */
 void scene_play(void (*act)(struct scene *scene));
+/* Open a peer at the owner; the world closes it. */
+struct wh_peer *scene_open(struct scene *scene);
 /* Make a batch of one write of `length` bytes from the start of the local memory to the first
  * block of the target, PROGRAM_GAP bytes from its start. */
 struct wh_batch *scene_write(struct scene *scene, size_t length);

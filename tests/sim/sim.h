@@ -85,6 +85,8 @@ bool sim_run(int64_t until);
 /* Start a thread of a node; node -1: of nobody's. Returns its number. */
 int sim_spawn(int node, const char *name, void *(*run)(void *), void *arg);
 void sim_sleep(int64_t ns);
+/* Let the threads of a node whose name ends in `name` not run for so long. */
+void sim_thread_hold(int node, const char *name, int64_t ns);
 /* Run something after so long, in no thread. */
 void sim_after(int64_t ns, void (*run)(void *), void *arg);
 const char *sim_thread_name(void);

@@ -324,6 +324,19 @@ bool fiber_poll(bool (*ready)(const struct fiber *), const void *on, int64_t val
 	return block(ready, on, value, deadline, why, true);
 }
 
+void sim_thread_hold(int node, const char *name, int64_t ns)
+{
+	size_t length = strlen(name);
+
+	for (int i = 0; i < alive_count; i++) {
+		size_t own = strlen(alive[i]->name);
+
+		if (alive[i]->node == node && own >= length &&
+		    strcmp(alive[i]->name + own - length, name) == 0)
+			alive[i]->late_until = sim_time + ns;
+	}
+}
+
 void sim_sleep(int64_t ns)
 {
 	fiber_block(never, NULL, 0, sim_time + ns, "sleep");

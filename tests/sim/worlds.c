@@ -6,6 +6,7 @@
 
 #include "scene.h"
 
+#define LOOPS 8 /* more than an engine has in the world */
 #define DATA 1 /* the first data connection; the one before is the control connection */
 #define LATE (400 * SIM_MS) /* less than the owner waits for the end of a handshake */
 
@@ -147,25 +148,34 @@ static void world_reopen(void)
 
 /* ---- an idle connection that is being closed ------------------------------------------------- */
 
-/* A large write is submitted at each moment around the end of an idle connection. */
+/* Loop 0 finds the connection idle and breaks it. The loop that has it is late, so a large write is
+ * submitted before it has seen that. The connections of a second peer are on another loop than 0.
+ */
 static void act_idle_close(struct scene *scene)
 {
-	struct wh_batch *batch = scene_write(scene, SCENE_LOCAL);
+	struct wh_peer *first = scene->peer;
+	struct wh_batch *batch;
+	char name[32];
 
-	for (int i = 0; i < 1000; i++) {
+	scene->peer = scene_open(scene);
+	batch = scene_write(scene, SCENE_LOCAL);
+	for (int round = 0; round < 8; round++) {
 		scene_expect("submit", wh_batch_submit(batch), 0);
 		scene_expect("a write", scene_end(batch, 10 * SIM_SEC), 0);
-		scene_pass(scene, 9 * SIM_MS + (int64_t)sim_draw_work(9 * SIM_MS));
+		for (int loop = 1; loop < LOOPS; loop++) {
+			snprintf(name, sizeof(name), "/%d", loop);
+			sim_thread_hold(scene->initiator->node, name, 100 * SIM_MS);
+		}
+		scene_pass(scene, (40 + 5 * round) * SIM_MS);
 	}
 	wh_batch_free(batch);
+	scene_expect("wh_peer_close", wh_peer_close(scene->peer), 0);
+	scene->peer = first;
 }
 
 static void world_idle_close(void)
 {
 	sim_options.idle_ms = 10;
-	sim_options.late = 500;
-	sim_options.preempt = 300;
-	sim_options.inline_bytes = 0;
 	scene_play(act_idle_close);
 }
 
