@@ -5,7 +5,7 @@
 # A step is a function release_NAME; release_steps lists the names. A new step is one more of each.
 
 release_steps=(tests address thread valgrind mooncake nixl vllm tarball deb container
-	python aarch64 debug hosts driver races weights repeat fuzz)
+	python aarch64 debug hosts driver races weights repeat fuzz sim mutants)
 results=$top/docs/release-results.md
 
 # Mooncake's transfer engine, the last release of each minor version that tests/integration knows
@@ -241,4 +241,16 @@ release_python()
 	step_command wheel-aarch64 900 "$top/scripts/wheel" aarch64
 	step_command wheel-test-aarch64 900 "$top/scripts/wheel-test" \
 		"$(tail -n 1 "$logs/wheel-aarch64.log")"
+}
+
+# 20,000 long worlds.
+release_sim()
+{
+	step_command sim-long 36000 "$build/tests/sim/sim" --seeds 1 20000 --long
+}
+
+# Mended faults that are put back, one at a time: the simulation finds each.
+release_mutants()
+{
+	step_command mutants 36000 "$top/tests/sim/mutants/run"
 }
