@@ -36,7 +36,8 @@ static void check_error(const char *call, int error)
 
 static void count(struct program *program, int status)
 {
-	check_error("a batch", status);
+	if (!program->crashed)
+		check_error("a batch", status);
 	if (status == -ECANCELED) {
 		program_counts.cancelled++;
 		program->cancelled++;
@@ -49,11 +50,34 @@ static void count(struct program *program, int status)
 	}
 }
 
-static bool leads_there(const struct batch *batch, const char *transport)
+static void count_route(const struct wh_route *route)
 {
-	if (batch->peer->host == batch->program->host)
-		return !strcmp(transport, "self");
-	return !strcmp(transport, "tcp") || (sim_options.rdma && !strcmp(transport, "rdma"));
+	if (strcmp(route->transport, "self") == 0)
+		program_counts.by_self += route->bytes;
+	else if (strcmp(route->transport, "shm") == 0)
+		program_counts.by_shm += route->bytes;
+	else if (strcmp(route->transport, "rdma") == 0)
+		program_counts.by_rdma += route->bytes;
+	else
+		program_counts.by_tcp += route->bytes;
+}
+
+/* Within a host, bytes that take the network: it says why no better way was taken. */
+static void check_explanation(const struct batch *batch, const struct wh_route *route)
+{
+	int from = batch->program->place, to = batch->peer->place;
+	const char *better = program_may_use("self", from, to) ? "self" :
+			     program_may_use("shm", from, to)  ? "shm" :
+								 NULL;
+	char text[4000] = "";
+
+	if (!better || !route->bytes || strcmp(route->transport, "tcp") != 0)
+		return;
+	if (wh_batch_explain(batch->batch, text, sizeof(text)) < 0)
+		return; /* no memory */
+	if (!strstr(text, better))
+		sim_fail("explanation", "bytes went by tcp, and nothing says why not by %s: %s",
+			 better, text);
 }
 
 /* What a batch that succeeded says of its way: all bytes by transports that lead there, and no more
@@ -70,16 +94,18 @@ static void check_routes(const struct batch *batch)
 	for (int i = 0; i < batch->op_count; i++)
 		expected += batch->ops[i].length;
 	for (size_t i = 0; i < number; i++) {
-		if (!strcmp(routes[i].transport, "rdma"))
-			program_counts.rdma_bytes += routes[i].bytes;
-		if (routes[i].bytes && !leads_there(batch, routes[i].transport))
-			sim_fail("explanation", "%llu bytes went by %s to another host",
-				 (unsigned long long)routes[i].bytes, routes[i].transport);
+		if (routes[i].bytes && !program_may_use(routes[i].transport, batch->program->place,
+							batch->peer->place))
+			sim_fail("explanation", "%llu bytes went by %s to place %d",
+				 (unsigned long long)routes[i].bytes, routes[i].transport,
+				 batch->peer->place);
 		bytes += routes[i].bytes;
+		count_route(&routes[i]);
+		check_explanation(batch, &routes[i]);
 	}
-	if (program_counts.rdma_bytes > sim_counts.nic_bytes)
+	if (program_counts.by_rdma > sim_counts.nic_bytes)
 		sim_fail("explanation", "batches say that NICs moved %llu bytes, these %llu",
-			 (unsigned long long)program_counts.rdma_bytes,
+			 (unsigned long long)program_counts.by_rdma,
 			 (unsigned long long)sim_counts.nic_bytes);
 	if (bytes != expected)
 		sim_fail("explanation", "the routes have %llu bytes, the batch has %llu",
@@ -101,6 +127,11 @@ static void settle_op(struct batch *batch, int index, int status, bool late)
 			sim_fail("status", "transfer %d of a batch that succeeded: %d", index,
 				 each);
 	}
+	if (!status && op->target->dead && op->target->died < batch->submitted)
+		sim_fail("dead", "a batch succeeded with %s, which was gone before",
+			 op->target->name);
+	if (batch->program->crashed && !each)
+		each = -ECONNRESET;
 	model_settle(op, batch->local + op->local, each, late, &past);
 }
 
@@ -116,9 +147,12 @@ void batch_settle(struct batch *batch, int status, const char *how)
 	if (wh_batch_status(batch->batch) != status)
 		sim_fail("status", "%s says %d, wh_batch_status() %d", how, status,
 			 wh_batch_status(batch->batch));
+	/* A crashed program believes what it likes; nobody sees what it does. */
+	if (batch->program->crashed && !status)
+		status = -ECONNRESET;
 	batch->running = false;
 	count(batch->program, status);
-	late = may_come_late(batch, status);
+	late = batch->program->crashed || may_come_late(batch, status);
 	for (int i = 0; i < batch->op_count; i++)
 		settle_op(batch, i, status, late);
 	if (!status && batch->op_count)
@@ -178,12 +212,15 @@ static void unpin(const struct batch *batch)
 		sim_sleep(100000);
 }
 
+/* Sometimes also to what is gone: that must fail. */
 static bool may_submit(const struct batch *batch)
 {
+	bool dead = !sim_draw_work(4);
+
 	for (int i = 0; i < batch->op_count; i++) {
 		const struct block *block = target_block(&batch->ops[i]);
 
-		if (batch->ops[i].target->dead || block->busy || block->tainted)
+		if ((batch->ops[i].target->dead && !dead) || block->busy || block->tainted)
 			return false;
 	}
 	return true;
@@ -266,7 +303,7 @@ static void choose_ops(struct batch *batch, const struct program *there)
 		struct op *op = &batch->ops[batch->op_count];
 		struct target *target = there->targets[sim_draw_work(PROGRAM_TARGETS)];
 		int block =
-			batch->program->host * PROGRAM_BLOCKS + (int)sim_draw_work(PROGRAM_BLOCKS);
+			batch->program->place * PROGRAM_BLOCKS + (int)sim_draw_work(PROGRAM_BLOCKS);
 
 		if (!target || target->dead || has_block(batch, target, block))
 			continue;

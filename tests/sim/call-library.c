@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Libraries that are opened at run time: the world has a libibverbs and a registry's module. */
 #include <dlfcn.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <stdarg.h>
 
 #include "calls.h"
 #include "world.h"
@@ -41,18 +38,4 @@ void *sim_dlsym(void *handle, const char *name)
 int sim_dlclose(void *handle)
 {
 	return is_worlds(handle) ? 0 : dlclose(handle);
-}
-
-/* Nothing blocks in the world but what says so. */
-int sim_fcntl(int fd, int command, ...)
-{
-	va_list arguments;
-	long argument;
-
-	va_start(arguments, command);
-	argument = va_arg(arguments, long);
-	va_end(arguments);
-	if (descriptor_is_real(fd))
-		return fcntl(fd, command, argument);
-	return descriptor_of(fd) ? 0 : (int)call_failed("fcntl", fd, EBADF);
 }

@@ -64,6 +64,8 @@ int sim_socket(int domain, int type, int protocol)
 
 	(void)protocol;
 	call_point("socket", (uint64_t)domain);
+	if (domain == AF_UNIX && (type & 15) == SOCK_STREAM)
+		return local_socket(type);
 	if ((domain != AF_INET && domain != AF_INET6) || (type & 15) != SOCK_STREAM)
 		return (int)call_failed("socket", domain, EAFNOSUPPORT);
 	if (node_lacks_descriptors())
@@ -75,8 +77,11 @@ int sim_socket(int domain, int type, int protocol)
 
 int sim_bind(int fd, const struct sockaddr *address, socklen_t length)
 {
-	struct end *end = end_of("bind", fd);
+	struct end *end;
 
+	if (descriptor_is_local(fd))
+		return local_bind(fd, address, length);
+	end = end_of("bind", fd);
 	(void)length;
 	if (!end)
 		return -1;
@@ -85,8 +90,11 @@ int sim_bind(int fd, const struct sockaddr *address, socklen_t length)
 
 int sim_listen(int fd, int backlog)
 {
-	struct end *end = end_of("listen", fd);
+	struct end *end;
 
+	if (descriptor_is_local(fd))
+		return local_listen(fd, backlog);
+	end = end_of("listen", fd);
 	if (!end)
 		return -1;
 	end_listen(end, backlog);
@@ -95,10 +103,13 @@ int sim_listen(int fd, int backlog)
 
 int sim_accept4(int fd, struct sockaddr *address, socklen_t *length, int flags)
 {
-	struct end *listener = end_of("accept4", fd), *end;
+	struct end *listener, *end;
 	struct descriptor *descriptor;
 
 	(void)flags;
+	if (descriptor_is_local(fd))
+		return local_accept(fd, address, length);
+	listener = end_of("accept4", fd);
 	if (!listener)
 		return -1;
 	if (!listener->waiting_count)
@@ -117,8 +128,11 @@ int sim_accept4(int fd, struct sockaddr *address, socklen_t *length, int flags)
 
 int sim_connect(int fd, const struct sockaddr *address, socklen_t length)
 {
-	struct end *end = end_of("connect", fd);
+	struct end *end;
 
+	if (descriptor_is_local(fd))
+		return local_connect(fd, address, length);
+	end = end_of("connect", fd);
 	(void)length;
 	if (!end)
 		return -1;
@@ -134,8 +148,11 @@ int sim_connect(int fd, const struct sockaddr *address, socklen_t length)
 
 int sim_getsockname(int fd, struct sockaddr *address, socklen_t *length)
 {
-	struct end *end = end_of("getsockname", fd);
+	struct end *end;
 
+	if (descriptor_is_local(fd))
+		return local_name("getsockname", fd, address, length);
+	end = end_of("getsockname", fd);
 	if (!end)
 		return -1;
 	address_write(address, length, end->family, end->own);
@@ -144,8 +161,11 @@ int sim_getsockname(int fd, struct sockaddr *address, socklen_t *length)
 
 int sim_getpeername(int fd, struct sockaddr *address, socklen_t *length)
 {
-	struct end *end = end_of("getpeername", fd);
+	struct end *end;
 
+	if (descriptor_is_local(fd))
+		return local_name("getpeername", fd, address, length);
+	end = end_of("getpeername", fd);
 	if (!end)
 		return -1;
 	if (end->state != END_OPEN || end->reset)
@@ -156,8 +176,11 @@ int sim_getpeername(int fd, struct sockaddr *address, socklen_t *length)
 
 int sim_getsockopt(int fd, int level, int name, void *value, socklen_t *length)
 {
-	struct end *end = end_of("getsockopt", fd);
+	struct end *end;
 
+	if (descriptor_is_local(fd))
+		return local_getsockopt(fd, level, name, value, length);
+	end = end_of("getsockopt", fd);
 	if (!end)
 		return -1;
 	if (level == SOL_SOCKET && name == SO_ERROR) {
@@ -174,8 +197,11 @@ int sim_getsockopt(int fd, int level, int name, void *value, socklen_t *length)
 
 int sim_setsockopt(int fd, int level, int name, const void *value, socklen_t length)
 {
-	struct end *end = end_of("setsockopt", fd);
+	struct end *end;
 
+	if (descriptor_is_local(fd))
+		return local_setsockopt(fd, level, name, value);
+	end = end_of("setsockopt", fd);
 	(void)length;
 	if (!end)
 		return -1;
@@ -206,17 +232,22 @@ int sim_ioctl(int fd, unsigned long request, void *argument)
 ssize_t sim_send(int fd, const void *bytes, size_t length, int flags)
 {
 	struct iovec part = { (void *)bytes, length };
-	struct end *end = end_of("send", fd);
+	struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1 };
+	struct end *end;
 
-	(void)flags;
+	if (descriptor_is_local(fd))
+		return local_send(fd, &message, flags);
+	end = end_of("send", fd);
 	return end ? done("send", fd, end_write(end, &part, 1)) : -1;
 }
 
 ssize_t sim_sendmsg(int fd, const struct msghdr *message, int flags)
 {
-	struct end *end = end_of("sendmsg", fd);
+	struct end *end;
 
-	(void)flags;
+	if (descriptor_is_local(fd))
+		return local_send(fd, message, flags);
+	end = end_of("sendmsg", fd);
 	if (!end)
 		return -1;
 	return done("sendmsg", fd, end_write(end, message->msg_iov, message->msg_iovlen));
@@ -225,15 +256,22 @@ ssize_t sim_sendmsg(int fd, const struct msghdr *message, int flags)
 ssize_t sim_recv(int fd, void *bytes, size_t length, int flags)
 {
 	struct iovec part = { bytes, length };
-	struct end *end = end_of("recv", fd);
+	struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1 };
+	struct end *end;
 
+	if (descriptor_is_local(fd))
+		return local_receive(fd, &message, flags);
+	end = end_of("recv", fd);
 	return end ? done("recv", fd, end_read(end, &part, 1, flags & MSG_PEEK)) : -1;
 }
 
 ssize_t sim_recvmsg(int fd, struct msghdr *message, int flags)
 {
-	struct end *end = end_of("recvmsg", fd);
+	struct end *end;
 
+	if (descriptor_is_local(fd))
+		return local_receive(fd, message, flags);
+	end = end_of("recvmsg", fd);
 	if (!end)
 		return -1;
 	return done("recvmsg", fd,
@@ -242,8 +280,11 @@ ssize_t sim_recvmsg(int fd, struct msghdr *message, int flags)
 
 int sim_shutdown(int fd, int how)
 {
-	struct end *end = end_of("shutdown", fd);
+	struct end *end;
 
+	if (descriptor_is_local(fd))
+		return local_shutdown(fd);
+	end = end_of("shutdown", fd);
 	if (!end)
 		return -1;
 	if (end->state == END_FRESH || end->reset)

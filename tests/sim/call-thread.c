@@ -281,6 +281,43 @@ static long futex(const long *a)
 	return 0;
 }
 
+/* ---- robust futexes -------------------------------------------------------------------------- */
+
+static long robust_list(long number, const long *a)
+{
+	if (number == SYS_set_robust_list) {
+		sim_current->robust = (void *)a[0];
+	} else {
+		*(void **)a[1] = sim_current->robust;
+		*(size_t *)a[2] = sizeof(struct robust_list_head);
+	}
+	return 0;
+}
+
+/* As the kernel does when a thread ends, however it ends. */
+static void robust_mark(const struct fiber *fiber)
+{
+	const struct robust_list_head *head = fiber->robust;
+
+	if (!head)
+		return;
+	for (struct robust_list *entry = head->list.next; entry != &head->list;
+	     entry = entry->next) {
+		uint32_t *word = (uint32_t *)((char *)entry + head->futex_offset);
+
+		if ((*word & FUTEX_TID_MASK) != (uint32_t)fiber->id)
+			continue;
+		*word = (*word & FUTEX_WAITERS) | FUTEX_OWNER_DIED;
+		fiber_wake(word, true);
+	}
+}
+
+void threads_crash(int node)
+{
+	for (struct fiber *fiber = NULL; (fiber = fiber_next(node, fiber));)
+		robust_mark(fiber);
+}
+
 long sim_syscall(long number, ...)
 {
 	long a[6];
@@ -293,6 +330,11 @@ long sim_syscall(long number, ...)
 	switch (number) {
 	case SYS_gettid:
 		return fiber_self();
+	case SYS_set_robust_list:
+	case SYS_get_robust_list:
+		return robust_list(number, a);
+	case SYS_pidfd_open:
+		return process_open_pid((pid_t)a[0]);
 	case SYS_futex:
 		return futex(a);
 	default:

@@ -76,10 +76,9 @@ ssize_t sim_getrandom(void *out, size_t length, unsigned flags)
 	return (ssize_t)length;
 }
 
-/* One process to the library, which refuses calls after a fork. */
 pid_t sim_getpid(void)
 {
-	return 1000;
+	return node_pid(node_self());
 }
 
 int sim_gethostname(char *out, size_t length)

@@ -10,8 +10,10 @@
 #include <signal.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/timerfd.h>
 #include <sys/types.h>
+#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -45,6 +47,23 @@ ssize_t sim_sendmsg(int fd, const struct msghdr *message, int flags);
 ssize_t sim_recv(int fd, void *bytes, size_t length, int flags);
 ssize_t sim_recvmsg(int fd, struct msghdr *message, int flags);
 int sim_shutdown(int fd, int how);
+
+/* shared.c */
+int sim_memfd_create(const char *name, unsigned flags);
+int sim_ftruncate(int fd, off_t length);
+int sim_fchmod(int fd, mode_t mode);
+int sim_fstat(int fd, struct stat *out);
+int sim_fcntl(int fd, int command, ...);
+int sim_dup3(int fd, int at, int flags);
+int sim_open(const char *path, int flags, ...);
+void *sim_mmap(void *at, size_t length, int prot, int flags, int fd, off_t offset);
+int sim_munmap(void *base, size_t length);
+ssize_t sim_process_vm_readv(pid_t pid, const struct iovec *local, unsigned long local_count,
+			     const struct iovec *remote, unsigned long remote_count,
+			     unsigned long flags);
+ssize_t sim_process_vm_writev(pid_t pid, const struct iovec *local, unsigned long local_count,
+			      const struct iovec *remote, unsigned long remote_count,
+			      unsigned long flags);
 
 /* call-time.c */
 int sim_clock_gettime(clockid_t clock, struct timespec *out);
@@ -94,7 +113,6 @@ long sim_syscall(long number, ...);
 void *sim_dlopen(const char *path, int flags);
 void *sim_dlsym(void *handle, const char *name);
 int sim_dlclose(void *handle);
-int sim_fcntl(int fd, int command, ...);
 
 /* call-memory.c */
 void *sim_malloc(size_t size);

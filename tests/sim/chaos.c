@@ -20,6 +20,11 @@ static int64_t duration(void)
 	return 1 + (int64_t)sim_draw_chaos((uint64_t)most[sim_draw_chaos(5)]);
 }
 
+static int any_place(void)
+{
+	return (int)sim_draw_chaos((uint64_t)place_count());
+}
+
 static int any_host(void)
 {
 	return (int)sim_draw_chaos((uint64_t)program_hosts());
@@ -70,7 +75,7 @@ static void nic_fault(void)
 
 static void host_fault(void)
 {
-	struct program *program = program_on(any_host());
+	struct program *program = program_at_place(any_place());
 
 	if (!program)
 		return;
@@ -87,11 +92,12 @@ static void host_fault(void)
 	if (due(sim_options.restart))
 		program->leaving = true;
 	if (due(sim_options.crash)) {
-		int host = program->host;
+		unsigned crashed = program_crash(program, sim_draw_chaos(2));
 
-		program_crash(program, sim_draw_chaos(2));
 		sim_sleep((int64_t)sim_draw_chaos(4 * SIM_SEC));
-		program_new(host);
+		for (int i = 0; i < place_count(); i++)
+			if (crashed & 1u << i)
+				program_new(i);
 	}
 }
 

@@ -90,9 +90,40 @@ void descriptor_close(struct descriptor *descriptor)
 	free(descriptor);
 }
 
+static void descriptor_share(struct descriptor *to, const struct descriptor *from)
+{
+	if (from->local)
+		local_hold(from->local);
+	else if (from->shared)
+		shared_hold(from->shared);
+	else
+		sim_die("a copy of a descriptor of a %s", from->kind->name);
+	to->kind = from->kind;
+	to->local = from->local;
+	to->shared = from->shared;
+}
+
+struct descriptor *descriptor_copy(const struct descriptor *from)
+{
+	struct descriptor *copy = descriptor_new(from->kind);
+
+	descriptor_share(copy, from);
+	return copy;
+}
+
+void descriptor_replace(struct descriptor *to, const struct descriptor *from)
+{
+	descriptor_unwatch(to);
+	if (to->kind->close)
+		to->kind->close(to);
+	descriptor_share(to, from);
+}
+
 static uint32_t edges_of(const struct descriptor *descriptor)
 {
-	return descriptor->end ? descriptor->end->edges : descriptor->edges;
+	return descriptor->end   ? descriptor->end->edges :
+	       descriptor->local ? local_edges(descriptor->local) :
+				   descriptor->edges;
 }
 
 /* ---- kinds ----------------------------------------------------------------------------------- */

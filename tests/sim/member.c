@@ -53,7 +53,7 @@ static struct side sides[2]; /* sources, targets */
 static bool made;
 static uint64_t newest; /* version that some publisher has published */
 static uint64_t last; /* version that all have at the end; 0: not chosen */
-static uint64_t reached[SIM_HOSTS]; /* by host: the newest version that a receiver has ever had */
+static uint64_t reached[SIM_HOSTS]; /* by place: the newest version that a receiver has ever had */
 
 int member_hosts(void)
 {
@@ -62,7 +62,7 @@ int member_hosts(void)
 
 static bool publishes(const struct program *program)
 {
-	return program->host < sim_options.publishers;
+	return program->place < sim_options.publishers;
 }
 
 /* ---- layouts --------------------------------------------------------------------------------- */
@@ -98,7 +98,7 @@ static void side_make(struct side *side, bool source, int first, int count)
 	for (int k = 0; k < count; k++) {
 		size_t offset = sim_draw_work(3) * 8;
 
-		snprintf(side->names[k], sizeof(side->names[k]), "host%d", first + k);
+		snprintf(side->names[k], sizeof(side->names[k]), "place%d", first + k);
 		program_url(first + k, side->urls[k], sizeof(side->urls[k]));
 		side->engines[k].name = side->names[k];
 		side->engines[k].host = together ? "together" : NULL;
@@ -163,7 +163,7 @@ static struct side *side_of(const struct program *program)
 
 static int index_of(const struct program *program)
 {
-	return program->host - side_of(program)->first_host;
+	return program->place - side_of(program)->first_host;
 }
 
 /* ---- bytes ----------------------------------------------------------------------------------- */
@@ -394,8 +394,8 @@ static void view_check(struct program *program, const struct wh_weights_view *vi
 	version_check(program, view->addresses[0], view->version, "a new view");
 	program_counts.versions += view->version > member->seen;
 	member->seen = view->version;
-	if (view->version > reached[program->host])
-		reached[program->host] = view->version;
+	if (view->version > reached[program->place])
+		reached[program->place] = view->version;
 }
 
 static void acquire(struct program *program, int64_t timeout)

@@ -113,7 +113,7 @@ void target_check(const struct target *target)
 
 	if (target->dead || !target->memory)
 		return;
-	for (int i = 0; i < sim_options.hosts * PROGRAM_BLOCKS; i++) {
+	for (int i = 0; i < place_count() * PROGRAM_BLOCKS; i++) {
 		const struct block *block = &target->block[i];
 		size_t from = block_offset(i), behind = block->offset + block->length;
 
@@ -206,29 +206,62 @@ void model_settle(const struct op *op, const uint8_t *local, int status, bool ma
 
 /* ---- targets --------------------------------------------------------------------------------- */
 
-static void target_allocate(struct target *target)
+/* Memory that other processes can map. `rest`: bytes behind the region. False: there is none. */
+static bool target_allocate_shared(struct program *program, struct target *target, size_t rest)
 {
-	target->size = PROGRAM_GAP + (size_t)sim_options.hosts * PROGRAM_BLOCKS *
+	void *base;
+
+	if (wh_memory_alloc(program->engine, target->size + rest, NULL, &base)) {
+		sim_trace("wh_memory_alloc: %s", wh_error_text());
+		return false;
+	}
+	target->allocated = true;
+	target->rest_length = rest;
+	target->mapped = target->size + rest;
+	target->base = target->memory = base;
+	return true;
+}
+
+static void target_allocate(struct program *program, struct target *target)
+{
+	bool shared = sim_options.shared > 1 || (sim_options.shared && sim_draw_work(2));
+	size_t rest = sim_options.shared == 3 ? sim_draw_work(8192) : 0;
+
+	target->size = PROGRAM_GAP + (size_t)place_count() * PROGRAM_BLOCKS *
 					     ((size_t)sim_options.block + PROGRAM_GAP);
 	if (sim_draw_work(2)) /* the last block ends where the region ends */
 		target->size -= PROGRAM_GAP;
-	/* Never the same addresses again: a transfer by address would reach the new region. */
-	target->mapped = (target->size + 8191) / 4096 * 4096;
-	target->base = mmap(NULL, target->mapped, PROT_READ | PROT_WRITE,
-			    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	target->memory = target->base + 8 * sim_draw_work((target->mapped - target->size) / 8);
+	if (!shared || !target_allocate_shared(program, target, rest)) {
+		/* Never the same addresses again: a transfer by address would reach the new region.
+		 */
+		target->mapped = (target->size + 8191) / 4096 * 4096;
+		target->base = mmap(NULL, target->mapped, PROT_READ | PROT_WRITE,
+				    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		target->memory =
+			target->base + 8 * sim_draw_work((target->mapped - target->size) / 8);
+	}
 	target->shadow = malloc(target->size);
 	pattern_fill(target->memory, sim_draw_work(UINT64_MAX), target->size);
 	memcpy(target->shadow, target->memory, target->size);
 }
 
-/* Who touches its memory from now on faults, and its addresses stay taken. */
-static void target_seal(struct target *target)
+/* Who touches its memory from now on faults, and its addresses stay taken: munmap() keeps those
+ * of memory that libwherry has allocated. */
+static void target_seal(struct program *program, struct target *target)
 {
+	int rc;
+
 	target->dead = true;
-	mmap(target->base, target->mapped, PROT_NONE,
-	     MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
+	target->died = sim_time;
 	target->memory = NULL;
+	if (!target->allocated) {
+		mmap(target->base, target->mapped, PROT_NONE,
+		     MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
+		return;
+	}
+	rc = wh_memory_free(program->engine, target->base);
+	if (rc)
+		sim_fail("call", "wh_memory_free = %d: %s", rc, wh_error_text());
 }
 
 struct target *target_open(struct program *program, int slot, int generation)
@@ -240,10 +273,9 @@ struct target *target_open(struct program *program, int slot, int generation)
 	struct target *target = calloc(1, sizeof(*target));
 	int error;
 
-	target->host = program->host;
 	target->node = program->node;
 	target->generation = generation;
-	target_allocate(target);
+	target_allocate(program, target);
 	snprintf(target->name, sizeof(target->name), "n%d.r%d.g%d", program->node, slot,
 		 generation);
 	options.name = target->name;
@@ -251,29 +283,59 @@ struct target *target_open(struct program *program, int slot, int generation)
 				   &target->region);
 	if (error) {
 		sim_trace("register: %d %s", error, wh_error_text());
-		target_seal(target);
+		target_seal(program, target);
 		return NULL;
 	}
 	target->remote = wh_region_id(target->region);
 	program->targets[slot] = target;
+	if (sim_draw_work(2))
+		target_toggle_rest(program, target);
 	return target;
+}
+
+/* False: -EBUSY, and it is still there. */
+static bool withdraw(struct program *program, struct wh_region *region, bool must)
+{
+	struct call call = call_begin(program);
+	int rc = wh_region_unregister(region);
+
+	sim_trace("unregister: %d %s", rc, rc ? wh_error_text() : "");
+	call_end(&call, "wh_region_unregister", rc, program->timeout);
+	if (rc && (rc != -EBUSY || must))
+		sim_fail("call", "wh_region_unregister = %d: %s", rc, wh_error_text());
+	return !rc;
+}
+
+void target_toggle_rest(struct program *program, struct target *target)
+{
+	const struct wh_region_options options = {
+		.size = sizeof(options),
+		.access = WH_ACCESS_READ | WH_ACCESS_WRITE,
+	};
+
+	if (!target->rest_length)
+		return;
+	if (target->rest) {
+		if (withdraw(program, target->rest, false))
+			target->rest = NULL;
+	} else if (wh_region_register(program->engine, target->memory + target->size,
+				      target->rest_length, &options, &target->rest)) {
+		target->rest = NULL;
+	}
 }
 
 bool target_close(struct program *program, int slot, bool must)
 {
 	struct target *target = program->targets[slot];
-	struct call call = call_begin(program);
-	int rc;
 
 	target_check(target);
-	rc = wh_region_unregister(target->region);
-	call_end(&call, "wh_region_unregister", rc, program->timeout);
-	if (rc == -EBUSY && !must)
+	if (target->rest && !withdraw(program, target->rest, must))
 		return false;
-	if (rc)
-		sim_fail("call", "wh_region_unregister = %d: %s", rc, wh_error_text());
+	target->rest = NULL;
+	if (!withdraw(program, target->region, must))
+		return false;
 	target_check(target);
-	target_seal(target);
+	target_seal(program, target);
 	program->targets[slot] = NULL;
 	return true;
 }

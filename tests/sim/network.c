@@ -39,7 +39,7 @@ static int64_t latency(void)
 bool network_reaches(int from_host, int to_host)
 {
 	return !node_is_down(from_host) && !node_is_down(to_host) &&
-	       cut_until[from_host][to_host] <= sim_time;
+	       (from_host == to_host || cut_until[from_host][to_host] <= sim_time);
 }
 
 static bool path_is_open(int from, int to)
@@ -531,13 +531,9 @@ static void connected(void *arg)
 
 static struct end *listener_at(struct address at)
 {
-	int node = node_at(at.host);
-
-	if (node < 0 || !node_of(node)->alive)
-		return NULL;
 	for (int i = 0; i < end_count; i++)
-		if (ends[i]->state == END_LISTENS && ends[i]->node == node &&
-		    ends[i]->own.port == at.port)
+		if (ends[i]->state == END_LISTENS && ends[i]->own.port == at.port &&
+		    node_of(ends[i]->node)->host == at.host && node_of(ends[i]->node)->alive)
 			return ends[i];
 	return NULL;
 }
@@ -772,7 +768,8 @@ bool sim_network_black_one(int64_t ns)
 {
 	struct end *end = random_connection();
 
-	if (!end)
+	/* Within a host nothing is lost. */
+	if (!end || node_of(end->node)->host == node_of(end->peer->node)->host)
 		return false;
 	sim_trace("# end %d (node %d) loses what it sends for %.3f s", end->number, end->node,
 		  (double)ns / 1e9);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Hosts, and the nodes that are their incarnations. */
+/* Hosts, and the nodes that are the processes on them. */
 #include "world.h"
 
 #define NODES 4096
@@ -58,6 +58,25 @@ bool node_lacks_descriptors(void)
 	       sim_chance(nodes[node].descriptors_fail);
 }
 
+int sim_node_mappings(int node)
+{
+	return nodes[node].mappings;
+}
+
+/* Others on the host may watch its pidfd. */
+static void host_changed(int host)
+{
+	for (int i = 0; i < count; i++)
+		if (nodes[i].host == host)
+			node_changed(i);
+}
+
+void sim_node_exit(int node)
+{
+	nodes[node].exited = true;
+	host_changed(nodes[node].host);
+}
+
 int sim_node_host(int node)
 {
 	return nodes[node].host;
@@ -105,10 +124,15 @@ void sim_node_fail_allocation(int node, uint64_t nth)
 
 void sim_node_crash(int node, bool silent)
 {
+	/* First what others see of its death in memory, then it loses the memory. */
+	threads_crash(node);
+	shared_crash(node);
+	local_crash(node);
 	network_crash(node, silent);
 	nodes[node].alive = false;
 	nodes[node].stalled_until = 0;
-	power_failed[nodes[node].host] = silent && node_at(nodes[node].host) == node;
+	power_failed[nodes[node].host] |= silent;
+	host_changed(nodes[node].host);
 	sim_trace("# node %d crashes%s", node, silent ? " silently" : "");
 }
 

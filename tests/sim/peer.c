@@ -50,10 +50,10 @@ void peer_open(struct program *program, struct peer *peer)
 
 	memset(peer, 0, sizeof(*peer));
 	peer->program = program;
-	peer->host = (int)sim_draw_work((uint64_t)sim_options.hosts);
-	if (peer->host == program->host)
+	peer->place = (int)sim_draw_work((uint64_t)place_count());
+	if (peer->place == program->place && !sim_options.self)
 		return;
-	program_url(peer->host, url, sizeof(url));
+	program_url(peer->place, url, sizeof(url));
 	if (sim_draw_work(2))
 		limit = options.timeout = 1 * SIM_MS + (int64_t)sim_draw_work(8 * SIM_SEC);
 	/* Who is silent for as long as the setting `timeout` does not answer, either. */
@@ -66,8 +66,8 @@ void peer_open(struct program *program, struct peer *peer)
 	peer->begun = sim_time;
 	call = call_begin(program);
 	rc = wh_peer_open(program->engine, url, &options, &peer->peer);
-	sim_trace("open peer %ld at host %d: %d %s", (long)(peer - program->peers), peer->host, rc,
-		  rc ? wh_error_text() : "");
+	sim_trace("open peer %ld at place %d: %d %s", (long)(peer - program->peers), peer->place,
+		  rc, rc ? wh_error_text() : "");
 	call_end(&call, "wh_peer_open", rc, limit);
 	check_patience(peer, rc);
 	if (rc)

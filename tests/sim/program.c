@@ -9,9 +9,33 @@
 
 #define KEY "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff"
 #define SLACK (500 * SIM_MS) /* what shares a CPU with other threads may be late */
+/* A known fault: without threads shm meets a peer in the midst of a pass, and waits for each of its
+ * answers, up to 1 s. */
+#define MEETING (4 * SIM_SEC)
 #define DRAIN_MOST (600 * SIM_SEC)
 #define HEALED_MOST (120 * SIM_SEC) /* for a batch, when all is healed */
 #define LISTEN_ON (10 * SIM_SEC) /* for what others have sent */
+
+/* The setting `transports`, by the option of that name. */
+enum {
+	ONLY_TCP,
+	WITH_SELF,
+	WITH_SHM,
+};
+
+static const char *const transports[2][3] = {
+	{
+		[ONLY_TCP] = "transports=tcp",
+		[WITH_SELF] = "transports=self,tcp",
+		[WITH_SHM] = "transports=self,shm,tcp",
+	},
+	/* with NICs */
+	{
+		[ONLY_TCP] = "transports=rdma,tcp",
+		[WITH_SELF] = "transports=self,rdma,tcp",
+		[WITH_SHM] = "transports=self,shm,rdma,tcp",
+	},
+};
 
 enum phase program_phase;
 int64_t program_healed_at;
@@ -30,10 +54,32 @@ struct program *program_at(int index)
 	return programs[index];
 }
 
-struct program *program_on(int host)
+int place_count(void)
+{
+	return sim_options.weights ? member_hosts() : sim_options.hosts * sim_options.programs;
+}
+
+int place_host(int place)
+{
+	return place / sim_options.programs;
+}
+
+bool program_may_use(const char *transport, int from, int to)
+{
+	if (strcmp(transport, "self") == 0)
+		return from == to && sim_options.transports >= WITH_SELF;
+	if (strcmp(transport, "shm") == 0)
+		return from != to && place_host(from) == place_host(to) &&
+		       sim_options.transports == WITH_SHM;
+	if (strcmp(transport, "rdma") == 0)
+		return from != to && sim_options.rdma;
+	return strcmp(transport, "tcp") == 0;
+}
+
+struct program *program_at_place(int place)
 {
 	for (int i = count - 1; i >= 0; i--)
-		if (programs[i]->host == host && !programs[i]->crashed && programs[i]->engine &&
+		if (programs[i]->place == place && !programs[i]->crashed && programs[i]->engine &&
 		    !programs[i]->leaving)
 			return programs[i];
 	return NULL;
@@ -41,7 +87,7 @@ struct program *program_on(int host)
 
 int program_hosts(void)
 {
-	return sim_options.weights ? member_hosts() : sim_options.hosts;
+	return place_count() / sim_options.programs;
 }
 
 bool program_has_threads(void)
@@ -49,14 +95,14 @@ bool program_has_threads(void)
 	return sim_options.threads || sim_options.weights || sim_options.registry;
 }
 
-void program_url(int host, char *out, size_t length)
+void program_url(int place, char *out, size_t length)
 {
 	if (sim_options.registry)
-		snprintf(out, length, "wherry://host%d", host);
+		snprintf(out, length, "wherry://place%d", place);
 	else
 		snprintf(out, length,
 			 sim_options.ipv6 ? "wherry://[fd00::%x]:%d" : "wherry://10.0.0.%d:%d",
-			 host + 1, PROGRAM_PORT);
+			 place_host(place) + 1, PROGRAM_PORT + place % sim_options.programs);
 }
 
 /* ---- calls and their bounds ------------------------------------------------------------------ */
@@ -73,11 +119,15 @@ void call_end(const struct call *call, const char *name, int rc, int64_t limit)
 {
 	int64_t stalled = sim_node_stalled(call->program->node) - call->stalled;
 	int64_t took = sim_time - call->start - stalled;
+	int64_t meeting = !sim_options.threads && sim_options.transports == WITH_SHM &&
+					  sim_options.programs > 1 ?
+				  MEETING :
+				  0;
 
 	/* Planning waits for connections and keys of RDMA, and without threads every call plans. */
 	if (sim_options.rdma && !sim_options.threads)
 		limit += call->program->timeout + PROGRAM_RDMA_PATIENCE;
-	if (took > limit + limit / 10 + SLACK)
+	if (took > limit + limit / 10 + SLACK + meeting)
 		sim_fail("bound", "%s = %d took %.3f s, its bound is %.3f s; %s", name, rc,
 			 (double)took / 1e9, (double)limit / 1e9, wh_error_text());
 	if (rc >= 0 && strncmp(call->text, wh_error_text(), sizeof(call->text) - 1) != 0)
@@ -122,7 +172,7 @@ bool program_engine_open(struct program *program)
 					    "rdma=nic0,nic1,nic2,nic3" };
 	char numbers[10][48], listen[48];
 	const char *config[] = {
-		sim_options.rdma ? "transports=self,rdma,tcp" : "transports=self,tcp",
+		transports[!!sim_options.rdma][sim_options.transports],
 		"cuda=off",
 		sim_options.rdma ? nics[sim_options.rdma - 1] : "rdma=off",
 		"verbs=libibverbs.so.1",
@@ -161,7 +211,9 @@ bool program_engine_open(struct program *program)
 
 	/* Who is found by name may come back at another port. */
 	snprintf(listen, sizeof(listen), sim_options.ipv6 ? "[fd00::%x]:%d" : "10.0.0.%d:%d",
-		 program->host + 1, PROGRAM_PORT + (sim_options.registry ? program->node % 3 : 0));
+		 place_host(program->place) + 1,
+		 PROGRAM_PORT + program->place % sim_options.programs +
+			 (sim_options.registry ? program->node % 3 * SIM_HOSTS : 0));
 	error = wh_engine_open(&options, &program->engine);
 	sim_trace("engine of node %d: %d %s", program->node, error, error ? wh_error_text() : "");
 	if (error) {
@@ -241,6 +293,9 @@ void program_engine_close(struct program *program)
 	if (sim_nic_objects(program->node))
 		sim_fail("leak", "node %d has %d open objects of NICs after wh_engine_close()",
 			 program->node, sim_nic_objects(program->node));
+	if (sim_node_mappings(program->node))
+		sim_fail("leak", "node %d has %d mappings after wh_engine_close()", program->node,
+			 sim_node_mappings(program->node));
 	program->engine = NULL;
 	program->epoch = 0;
 }
@@ -277,7 +332,9 @@ static void step_region(struct program *program)
 
 	if (!sim_options.reregister || sim_draw_work(6))
 		return;
-	if (!program->targets[slot] || target_close(program, slot, false))
+	if (program->targets[slot] && sim_draw_work(2))
+		target_toggle_rest(program, program->targets[slot]);
+	else if (!program->targets[slot] || target_close(program, slot, false))
 		target_open(program, slot, ++generations);
 }
 
@@ -395,8 +452,8 @@ static void print_running(const struct program *program)
 
 		if (batch->running)
 			fprintf(stderr,
-				"  batch %d of node %d to host %d runs since %.6f, peer %d\n", i,
-				program->node, batch->peer->host, (double)batch->submitted / 1e9,
+				"  batch %d of node %d to place %d runs since %.6f, peer %d\n", i,
+				program->node, batch->peer->place, (double)batch->submitted / 1e9,
 				wh_peer_status(batch->peer->peer));
 	}
 }
@@ -509,7 +566,7 @@ static void live(struct program *program)
 	char name[32];
 
 	if (sim_options.helper && !sim_options.weights) {
-		snprintf(name, sizeof(name), "h%d/n%d'", program->host, program->node);
+		snprintf(name, sizeof(name), "p%d/n%d'", program->place, program->node);
 		program->helper_runs = true;
 		sim_spawn(program->node, name, helper_main, program);
 	}
@@ -535,41 +592,62 @@ static void *program_main(void *arg)
 		member_leave(program);
 	model_check_all();
 	program_engine_close(program);
+	sim_node_exit(program->node);
+	program->ended = true;
 	if (!program->crashed && !program->drained) {
 		program_counts.restarts++;
 		sim_sleep((int64_t)sim_draw_work(3 * SIM_SEC));
 		/* Others wait for the next one from now on. */
-		program_new(program->host);
+		program_new(program->place);
 	}
 	program_settled(program);
 	return NULL;
 }
 
-void program_new(int host)
+void program_new(int place)
 {
 	struct program *program = calloc(1, sizeof(*program));
 	char name[32];
 
-	program->host = host;
-	program->node = sim_node_new(host);
+	program->place = place;
+	program->node = sim_node_new(place_host(place));
 	if (sim_options.malloc_nth && program_phase == PHASE_FAULTS)
 		sim_node_fail_allocation(program->node,
 					 1 + sim_draw_world((uint64_t)sim_options.malloc_nth));
 	programs = realloc(programs, (size_t)(count + 1) * sizeof(struct program *));
 	programs[count++] = program;
 	undrained++;
-	snprintf(program->name, sizeof(program->name), "host%d", host);
-	snprintf(name, sizeof(name), "h%d/n%d", host, program->node);
+	snprintf(program->name, sizeof(program->name), "place%d", place);
+	snprintf(name, sizeof(name), "p%d/n%d", place, program->node);
 	sim_spawn(program->node, name, program_main, program);
 }
 
-void program_crash(struct program *program, bool silent)
+static void crash(struct program *program, bool silent)
 {
 	program_counts.crashes++;
 	program->crashed = true;
 	program->epoch = 0;
 	for (int i = 0; i < PROGRAM_TARGETS; i++)
-		if (program->targets[i])
+		if (program->targets[i]) {
 			program->targets[i]->dead = true;
+			program->targets[i]->died = sim_time;
+		}
 	sim_node_crash(program->node, silent);
+}
+
+unsigned program_crash(struct program *program, bool silent)
+{
+	unsigned crashed = 0;
+
+	for (int i = 0; i < count; i++) {
+		struct program *other = programs[i];
+
+		if (other->crashed || other->ended ||
+		    (other != program &&
+		     !(silent && place_host(other->place) == place_host(program->place))))
+			continue;
+		crash(other, silent);
+		crashed |= 1u << other->place;
+	}
+	return crashed;
 }

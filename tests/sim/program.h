@@ -8,7 +8,8 @@
 
 #include "sim.h"
 
-#define PROGRAM_PORT 7000
+#define PROGRAM_PORT 7000 /* of the first program of a host; the next one has the next port */
+#define PROGRAM_PLACES 16 /* programs at a time */
 #define PROGRAM_BLOCKS 3 /* of each initiator in each region */
 #define PROGRAM_GAP 24 /* bytes between blocks, which nobody writes */
 #define PROGRAM_OPS 6 /* of a batch */
@@ -42,14 +43,18 @@ struct block {
 
 /* A published region of some host, with what it must hold. */
 struct target {
-	int host, node, generation;
+	int node, generation;
+	bool allocated; /* by wh_memory_alloc() */
+	size_t rest_length; /* of the allocation, behind the region */
+	struct wh_region *rest; /* NULL: not published */
 	uint8_t *memory, *shadow, *base;
 	size_t size, mapped;
 	bool dead; /* its owner has crashed, or has freed it */
+	int64_t died;
 	char name[48];
 	struct wh_region *region;
 	uint64_t remote;
-	struct block block[SIM_HOSTS * PROGRAM_BLOCKS];
+	struct block block[PROGRAM_PLACES * PROGRAM_BLOCKS];
 };
 
 /* One transfer of a batch. */
@@ -64,6 +69,8 @@ struct op {
 struct target *target_open(struct program *program, int slot, int generation);
 /* False: -EBUSY, and it is still there. */
 bool target_close(struct program *program, int slot, bool must);
+/* Publish the rest of its allocation, or withdraw it. */
+void target_toggle_rest(struct program *program, struct target *target);
 void target_check(const struct target *target);
 size_t target_offset(const struct op *op);
 struct block *target_block(const struct op *op);
@@ -137,7 +144,7 @@ int batch_number(const struct batch *batch);
 struct peer {
 	struct wh_peer *peer;
 	struct program *program;
-	int host, batches;
+	int place, batches;
 	bool opening;
 	int64_t patience; /* until it is told that nobody answers */
 	int64_t begun; /* opening it */
@@ -169,10 +176,14 @@ void member_leave(struct program *program);
 
 struct member;
 
+/* Where programs run: some on each host. Where one has ended another one starts. */
+int place_count(void);
+int place_host(int place);
+
 struct program {
-	int host, node;
+	int place, node;
 	struct member *member; /* NULL: it is none, or its weights are not open */
-	bool crashed, leaving, drained;
+	bool crashed, leaving, drained, ended;
 	bool helper_leaves, helper_runs;
 	struct wh_engine *engine;
 	struct wh_queue *queue;
@@ -195,17 +206,21 @@ enum phase {
 extern enum phase program_phase;
 extern int64_t program_healed_at;
 
-void program_new(int host);
+void program_new(int place);
 int program_count(void);
 struct program *program_at(int index);
-/* The one that runs on a host and is neither leaving nor crashed. NULL: none. */
-struct program *program_on(int host);
-void program_crash(struct program *program, bool silent);
+/* The one that runs at a place and is neither leaving nor crashed. NULL: none. */
+struct program *program_at_place(int place);
+/* Silent: the power of its host fails, so all programs there crash. Sets a bit of the result for
+ * each place whose program has crashed. */
+unsigned program_crash(struct program *program, bool silent);
+/* May bytes from one place to another go by this transport? */
+bool program_may_use(const char *transport, int from, int to);
 /* Hosts with programs: 0 to this, exclusive. */
 int program_hosts(void);
 bool program_has_threads(void);
 /* As wherry://. */
-void program_url(int host, char *out, size_t length);
+void program_url(int place, char *out, size_t length);
 bool program_engine_open(struct program *program);
 void program_engine_close(struct program *program);
 void program_progress(struct program *program, int64_t timeout);
@@ -225,7 +240,8 @@ void call_end(const struct call *call, const char *name, int rc, int64_t limit);
 /* What the run did, for its line at the end. */
 struct program_counts {
 	uint64_t batches, succeeded, failed, cancelled, cancelled_late, notes, crashes, restarts;
-	uint64_t opened, rdma_bytes;
+	uint64_t opened;
+	uint64_t by_self, by_shm, by_rdma, by_tcp; /* bytes of batches that succeeded */
 	uint64_t versions; /* that members of weights have seen */
 };
 

@@ -72,7 +72,7 @@ static void took_too_long(int number)
 
 static void seed_start(void)
 {
-	for (int i = 0; i < program_hosts(); i++)
+	for (int i = 0; i < place_count(); i++)
 		program_new(i);
 	sim_spawn(-1, "chaos", chaos_main, NULL);
 }
@@ -85,7 +85,8 @@ static void print_line(void)
 	printf("ok hash %016llx, %.1f s in %.2f s, %llu calls, %llu batches (%llu failed, %llu "
 	       "cancelled), %llu notifications, %llu crashes, %llu restarts, %llu versions, %llu "
 	       "connections, %llu broken, %llu spins, %llu failed allocations, %llu bits, %llu "
-	       "requests of NICs (%llu queue pairs failed)\n",
+	       "requests of NICs (%llu queue pairs failed), bytes: %llu self, %llu shm, %llu rdma, "
+	       "%llu tcp\n",
 	       (unsigned long long)own->hash, (double)own->simulated / 1e9, own->cpu,
 	       (unsigned long long)c->calls, (unsigned long long)p->batches,
 	       (unsigned long long)p->failed, (unsigned long long)p->cancelled,
@@ -94,7 +95,9 @@ static void print_line(void)
 	       (unsigned long long)c->accepts, (unsigned long long)(c->resets + c->timeouts),
 	       (unsigned long long)c->spins, (unsigned long long)c->failed_allocations,
 	       (unsigned long long)c->flipped, (unsigned long long)c->nic_requests,
-	       (unsigned long long)c->nic_errors);
+	       (unsigned long long)c->nic_errors, (unsigned long long)p->by_self,
+	       (unsigned long long)p->by_shm, (unsigned long long)p->by_rdma,
+	       (unsigned long long)p->by_tcp);
 	fflush(stdout);
 }
 

@@ -48,7 +48,7 @@ static struct program *host_new(int host)
 {
 	struct program *program = calloc(1, sizeof(*program));
 
-	program->host = host;
+	program->place = host;
 	program->node = sim_node_new(host);
 	program->measured = true; /* nobody counts the batches of a scene */
 	snprintf(program->name, sizeof(program->name), "host%d", host);

@@ -21,7 +21,10 @@
  * each, with the values that it may have. Rates are per mille where nothing else is said. */
 struct sim_options {
 	/* engines */
-	int hosts;
+	int hosts, programs; /* programs: on each host */
+	int transports; /* enum in program.c */
+	int shared; /* regions in memory of wh_memory_alloc(): none, some, all, parts of it */
+	int self; /* peers may be the engine itself */
 	int threads; /* 0: WH_ENGINE_NO_THREADS */
 	int ipv6, tls, crc32c;
 	int connections, timeout_ms, idle_ms, slice, inline_bytes, notifications;
@@ -41,6 +44,9 @@ struct sim_options {
 	int late; /* sleeps after which a thread does not run for up to 10 ms */
 	int preempt; /* calls at which another thread runs */
 	int eintr, spurious, short_read, short_write, accept_fails, connect_fails, epoll_fails;
+	int copy_pauses; /* copies of memory during which other threads run */
+	int vm_refused; /* calls of process_vm that the kernel does not allow any more */
+	int old_kernel; /* without SO_PEERPIDFD */
 	int malloc_fails; /* of 100,000, on a host that is short of memory */
 	int malloc_nth; /* one allocation of the first so many fails on each host; 0: none */
 	/* network */
@@ -107,12 +113,15 @@ bool sim_chance(int per_mille);
 
 /* ---- hosts and nodes: node.c ----------------------------------------------------------------- */
 
-/* A node is one incarnation of a host: a process with its kernel. */
+/* A node is a process of a host: one incarnation of a program. */
 int sim_node_new(int host);
 int sim_node_host(int node);
 /* Silent: as by a power failure. Else the kernel closes what the process had open. */
 void sim_node_crash(int node, bool silent);
+/* Its program has ended by itself. */
+void sim_node_exit(int node);
 int sim_node_descriptors(int node);
+int sim_node_mappings(int node); /* of memory that other processes may have as well */
 int64_t sim_node_stalled(int node); /* how long it has stood still, in all */
 bool sim_node_is_stalled(int node);
 void sim_node_stall(int node, int64_t ns);

@@ -9,6 +9,7 @@
 #include "program.h"
 
 #define LONG 20 /* times as long */
+#define PLACES_MOST 6 /* more take long */
 
 struct row {
 	const char *name;
@@ -30,7 +31,11 @@ struct row {
 	}
 
 static const struct row rows[] = {
-	ROW(hosts, 2, 2, 2, 3, 3, 4, 5),
+	ROW(hosts, 2, 1, 2, 2, 2, 3, 3, 4, 5),
+	ROW(programs, 1, 1, 1, 2, 2, 3),
+	ROW(transports, 1, 0, 1, 2, 2, 2),
+	ROW(shared, 0, 0, 1, 2, 3),
+	ROW(self, 0, 0, 0, 1),
 	ROW(threads, 1, 0, 1, 1),
 	ROW(ipv6, 0, 0, 0, 1),
 	ROW(tls, 0, 0, 0, 0, 1),
@@ -77,6 +82,9 @@ static const struct row rows[] = {
 	HEALS(accept_fails, 0, 0, 50),
 	HEALS(connect_fails, 0, 0, 20, 100),
 	HEALS(epoll_fails, 0, 0, 0, 20),
+	ROW(copy_pauses, 0, 0, 0, 50, 500),
+	ROW(vm_refused, 0, 0, 0, 0, 20),
+	ROW(old_kernel, 0, 0, 1),
 	HEALS(malloc_fails, 100, 1000, 10000, 100000),
 	HEALS(malloc_nth, 0, 0, 0, 30, 1000, 10000),
 	ROW(latency_us, 50, 5, 50, 500, 20000),
@@ -120,9 +128,16 @@ void swarm_choose(uint64_t seed, bool is_long)
 		*rows[i].value = rows[i].choices[mixed(seed, rows[i].name) % rows[i].count];
 	if (is_long)
 		sim_options.span_ms *= LONG;
-	/* Not yet: a first connection to a host that stands still delays wh_weights_acquire(). */
-	if (sim_options.weights)
+	if (sim_options.weights) {
+		sim_options.programs = 1; /* each member is on a host of its own */
+		/* Not yet: a first connection to a host that stands still delays
+		 * wh_weights_acquire(). */
 		sim_options.rdma = 0;
+	} else if (sim_options.hosts == 1 && sim_options.programs == 1) {
+		sim_options.programs = 2;
+	}
+	while (sim_options.hosts * sim_options.programs > PLACES_MOST)
+		sim_options.programs--;
 	if (!sim_options.crc32c)
 		sim_options.flip = 0;
 	if (sim_options.tls)

@@ -268,6 +268,18 @@ int fiber_self(void)
 	return sim_current ? sim_current->id : 1 << 30;
 }
 
+struct fiber *fiber_next(int node, const struct fiber *after)
+{
+	bool found = !after;
+
+	for (int i = 0; i < alive_count; i++) {
+		if (found && alive[i]->node == node)
+			return alive[i];
+		found |= alive[i] == after;
+	}
+	return NULL;
+}
+
 void fiber_rename(int id, const char *name)
 {
 	if (id >= 1 && id <= last_id)

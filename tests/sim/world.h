@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
+#include <sys/socket.h>
 #include <sys/uio.h>
 
 #include "sim.h"
@@ -42,6 +43,7 @@ struct fiber {
 	uint64_t version; /* of its node, when `ready` looked last */
 	int64_t late_until; /* its CPU does other things */
 	/* while it runs */
+	void *robust; /* its list of robust futexes: struct robust_list_head */
 	int run_length; /* calls since it was switched to */
 	int fruitless; /* polls in a row that found nothing */
 	int awake; /* calls since it slept, or moved a byte */
@@ -61,6 +63,8 @@ bool fiber_woken(const struct fiber *fiber);
 void fiber_yield(void);
 /* Wake who sleeps on an address: one, or all. */
 void fiber_wake(const void *on, bool all);
+/* The threads of a node, one after the other; NULL first and last. */
+struct fiber *fiber_next(int node, const struct fiber *after);
 struct fiber *fiber_find(int id); /* NULL: ended */
 int fiber_self(void);
 void fiber_rename(int id, const char *name);
@@ -92,8 +96,10 @@ void hash_bytes(const void *bytes, size_t length);
 struct node {
 	int host;
 	bool alive;
+	bool exited; /* its program has ended by itself */
 	int64_t stalled_until, stalled_total, descriptors_until, memory_until;
 	int descriptors, descriptors_fail; /* per mille, until then */
+	int mappings;
 	int next_port;
 	uint64_t allocations, failing_allocation; /* 0: none */
 	uint64_t version; /* changes with the state of any of its descriptors */
@@ -104,6 +110,7 @@ int node_count(void);
 int node_self(void); /* of the running thread; -1: none */
 int node_at(int host); /* the newest; -1: none */
 bool node_is_down(int host); /* its power has failed */
+pid_t node_pid(int node);
 bool node_lacks_descriptors(void);
 void node_changed(int id); /* whoever polls there looks again */
 
@@ -189,6 +196,9 @@ struct descriptor {
 	const struct descriptor_kind *kind;
 	int fd, node;
 	struct end *end;
+	struct local *local;
+	struct shared *shared;
+	int process; /* pidfd: the node */
 	uint64_t count; /* eventfd; of a NIC: events that wait */
 	int64_t due; /* timerfd; 0: not armed */
 	struct watch *watches; /* epoll */
@@ -208,6 +218,55 @@ static inline bool descriptor_is_real(int fd)
 }
 void descriptor_changed(struct descriptor *descriptor);
 void descriptor_close(struct descriptor *descriptor);
+/* Another descriptor of the same unix socket or memfd. */
+struct descriptor *descriptor_copy(const struct descriptor *from);
+/* Close what `to` is and make it the same as `from`. */
+void descriptor_replace(struct descriptor *to, const struct descriptor *from);
+bool descriptor_is_local(int fd);
+
+/* ---- unix sockets: local.c ------------------------------------------------------------------- */
+
+struct sockaddr;
+struct msghdr;
+struct local;
+
+extern const struct descriptor_kind kind_local;
+
+void local_hold(struct local *local);
+void local_release(struct local *local);
+uint32_t local_edges(const struct local *local);
+/* The process has died: its ends hang up, and do nothing any more. */
+void local_crash(int node);
+
+/* Calls on unix sockets. */
+int local_socket(int type);
+int local_bind(int fd, const struct sockaddr *address, socklen_t length);
+int local_listen(int fd, int backlog);
+int local_connect(int fd, const struct sockaddr *address, socklen_t length);
+int local_accept(int fd, struct sockaddr *address, socklen_t *length);
+int local_name(const char *call, int fd, struct sockaddr *address, socklen_t *length);
+int local_getsockopt(int fd, int level, int name, void *value, socklen_t *length);
+int local_setsockopt(int fd, int level, int name, const void *value);
+int local_shutdown(int fd);
+ssize_t local_send(int fd, const struct msghdr *message, int flags);
+ssize_t local_receive(int fd, struct msghdr *out, int flags);
+
+/* ---- shared memory: shared.c ----------------------------------------------------------------- */
+
+/* A memfd. */
+struct shared;
+
+void shared_hold(struct shared *shared);
+void shared_release(struct shared *shared);
+/* A descriptor of it, for the running node. */
+int shared_open(struct shared *shared);
+/* The process has died: its mappings become private. */
+void shared_crash(int node);
+/* A pidfd of a node; -1: errno is set. */
+int process_open(const char *call, int node);
+long process_open_pid(pid_t pid);
+/* The threads of a node have died: mark the robust futexes that they hold. */
+void threads_crash(int node);
 
 /* ---- libraries that the world has: nic-verbs.c, registry.c ----------------------------------- */
 
