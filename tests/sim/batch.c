@@ -50,6 +50,14 @@ static void count(struct program *program, int status)
 	}
 }
 
+static bool has_file(const struct batch *batch)
+{
+	for (int i = 0; i < batch->op_count; i++)
+		if (batch->ops[i].target->file)
+			return true;
+	return false;
+}
+
 static void count_route(const struct wh_route *route)
 {
 	if (strcmp(route->transport, "self") == 0)
@@ -71,7 +79,8 @@ static void check_explanation(const struct batch *batch, const struct wh_route *
 								 NULL;
 	char text[4000] = "";
 
-	if (!better || !route->bytes || strcmp(route->transport, "tcp") != 0)
+	/* Files of a peer go by tcp, through memory that shm lends it. */
+	if (!better || has_file(batch) || !route->bytes || strcmp(route->transport, "tcp") != 0)
 		return;
 	if (wh_batch_explain(batch->batch, text, sizeof(text)) < 0)
 		return; /* no memory */
@@ -394,7 +403,7 @@ static int add(struct batch *batch)
 		return 0;
 	if (form == 0 && sim_options.lists && batch->op_count == 1 && batch->ops[0].length >= 16)
 		return add_blocks(batch);
-	if (form == 1 && sim_options.address)
+	if (form == 1 && sim_options.address && !has_file(batch))
 		return add_addresses(batch);
 	return add_transfers(batch);
 }

@@ -65,6 +65,16 @@ ssize_t sim_process_vm_writev(pid_t pid, const struct iovec *local, unsigned lon
 			      const struct iovec *remote, unsigned long remote_count,
 			      unsigned long flags);
 
+/* disk.c */
+struct statfs;
+int sim_fstatfs(int fd, struct statfs *out);
+ssize_t sim_preadv(int fd, const struct iovec *parts, int count, off_t at);
+ssize_t sim_preadv2(int fd, const struct iovec *parts, int count, off_t at, int flags);
+ssize_t sim_pwritev(int fd, const struct iovec *parts, int count, off_t at);
+ssize_t sim_pwrite(int fd, const void *bytes, size_t length, off_t at);
+int sim_fdatasync(int fd);
+int sim_fsync(int fd);
+
 /* call-time.c */
 int sim_clock_gettime(clockid_t clock, struct timespec *out);
 time_t sim_time_call(time_t *out);

@@ -85,6 +85,8 @@ static void host_fault(void)
 		sim_trace("# node %d stands still for %.3f s", program->node, (double)ns / 1e9);
 		sim_node_stall(program->node, ns);
 	}
+	if (due(sim_options.disk_hangs))
+		sim_disk_hang(place_host(program->place), duration());
 	if (due(sim_options.short_descriptors))
 		sim_node_short_descriptors(program->node, duration());
 	if (due(sim_options.short_memory))

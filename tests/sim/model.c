@@ -231,7 +231,13 @@ static void target_allocate(struct program *program, struct target *target)
 					     ((size_t)sim_options.block + PROGRAM_GAP);
 	if (sim_draw_work(2)) /* the last block ends where the region ends */
 		target->size -= PROGRAM_GAP;
-	if (!shared || !target_allocate_shared(program, target, rest)) {
+	target->file = (int)sim_draw_work(100) < sim_options.files;
+	if (target->file) {
+		char path[64];
+
+		snprintf(path, sizeof(path), "/sim/%s", target->name);
+		target->memory = sim_file_new(place_host(program->place), path, target->size);
+	} else if (!shared || !target_allocate_shared(program, target, rest)) {
 		/* Never the same addresses again: a transfer by address would reach the new region.
 		 */
 		target->mapped = (target->size + 8191) / 4096 * 4096;
@@ -254,6 +260,8 @@ static void target_seal(struct program *program, struct target *target)
 	target->dead = true;
 	target->died = sim_time;
 	target->memory = NULL;
+	if (target->file)
+		return;
 	if (!target->allocated) {
 		mmap(target->base, target->mapped, PROT_NONE,
 		     MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
@@ -262,6 +270,22 @@ static void target_seal(struct program *program, struct target *target)
 	rc = wh_memory_free(program->engine, target->base);
 	if (rc)
 		sim_fail("call", "wh_memory_free = %d: %s", rc, wh_error_text());
+}
+
+static int target_register(struct program *program, struct target *target,
+			   const struct wh_region_options *region)
+{
+	const struct wh_file_options file = { .size = sizeof(file),
+					      .flags = WH_FILE_WRITE,
+					      .durable = (uint32_t)sim_draw_work(2),
+					      .region = region };
+
+	char path[64];
+
+	snprintf(path, sizeof(path), "/sim/%s", target->name);
+	return target->file ? wh_file_register(program->engine, path, &file, &target->region) :
+			      wh_region_register(program->engine, target->memory, target->size,
+						 region, &target->region);
 }
 
 struct target *target_open(struct program *program, int slot, int generation)
@@ -275,12 +299,11 @@ struct target *target_open(struct program *program, int slot, int generation)
 
 	target->node = program->node;
 	target->generation = generation;
-	target_allocate(program, target);
 	snprintf(target->name, sizeof(target->name), "n%d.r%d.g%d", program->node, slot,
 		 generation);
+	target_allocate(program, target);
 	options.name = target->name;
-	error = wh_region_register(program->engine, target->memory, target->size, &options,
-				   &target->region);
+	error = target_register(program, target, &options);
 	if (error) {
 		sim_trace("register: %d %s", error, wh_error_text());
 		target_seal(program, target);
@@ -332,7 +355,8 @@ bool target_close(struct program *program, int slot, bool must)
 	if (target->rest && !withdraw(program, target->rest, must))
 		return false;
 	target->rest = NULL;
-	if (!withdraw(program, target->region, must))
+	/* A disk that hangs keeps it; wh_engine_close() frees it. */
+	if (!withdraw(program, target->region, must && !target->file) && !(must && target->file))
 		return false;
 	target_check(target);
 	target_seal(program, target);

@@ -154,6 +154,7 @@ static void nodes_heal(void)
 void sim_heal(void)
 {
 	nodes_heal();
+	disk_heal();
 	sim_network_heal();
 	sim_nic_heal();
 	sim_registry_heal();

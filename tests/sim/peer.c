@@ -205,7 +205,7 @@ void peer_ask(struct peer *peer)
 		return;
 	else if (what == 1)
 		ask_find(peer, target, timeout);
-	else if (what == 2)
+	else if (what == 2 && !target->file)
 		ask_lookup(peer, target, timeout);
 	else if (what == 3)
 		ask_prepare(peer, target, timeout);

@@ -119,15 +119,15 @@ void call_end(const struct call *call, const char *name, int rc, int64_t limit)
 {
 	int64_t stalled = sim_node_stalled(call->program->node) - call->stalled;
 	int64_t took = sim_time - call->start - stalled;
-	int64_t meeting = !sim_options.threads && sim_options.transports == WITH_SHM &&
-					  sim_options.programs > 1 ?
-				  MEETING :
-				  0;
+	/* Without threads a pass waits for disks. */
+	bool waits = !sim_options.threads &&
+		     (sim_options.files ||
+		      (sim_options.transports == WITH_SHM && sim_options.programs > 1));
 
 	/* Planning waits for connections and keys of RDMA, and without threads every call plans. */
 	if (sim_options.rdma && !sim_options.threads)
 		limit += call->program->timeout + PROGRAM_RDMA_PATIENCE;
-	if (took > limit + limit / 10 + SLACK + meeting)
+	if (took > limit + limit / 10 + SLACK + (waits ? MEETING : 0))
 		sim_fail("bound", "%s = %d took %.3f s, its bound is %.3f s; %s", name, rc,
 			 (double)took / 1e9, (double)limit / 1e9, wh_error_text());
 	if (rc >= 0 && strncmp(call->text, wh_error_text(), sizeof(call->text) - 1) != 0)
@@ -287,7 +287,8 @@ void program_engine_close(struct program *program)
 	if (rc)
 		sim_fail("call", "wh_engine_close = %d: %s", rc, wh_error_text());
 	call_end(&call, "wh_engine_close", rc, (sim_options.registry ? 3 : 2) * program->timeout);
-	if (sim_node_descriptors(program->node))
+	if (sim_node_descriptors(program->node) &&
+	    !(sim_options.files && sim_disk_hung(place_host(program->place), call.start)))
 		sim_fail("leak", "node %d has %d open descriptors after wh_engine_close()",
 			 program->node, sim_node_descriptors(program->node));
 	if (sim_nic_objects(program->node))

@@ -44,6 +44,7 @@ struct block {
 /* A published region of some host, with what it must hold. */
 struct target {
 	int node, generation;
+	bool file; /* `memory` is what the disk has; nobody may write there but the disk */
 	bool allocated; /* by wh_memory_alloc() */
 	size_t rest_length; /* of the allocation, behind the region */
 	struct wh_region *rest; /* NULL: not published */

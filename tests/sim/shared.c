@@ -138,8 +138,12 @@ int sim_fchmod(int fd, mode_t mode)
 
 int sim_fstat(int fd, struct stat *out)
 {
-	int real = real_of("fstat", fd);
+	const struct descriptor *descriptor = descriptor_of(fd);
+	int real;
 
+	if (descriptor && descriptor->file)
+		return disk_stat(descriptor->file, out);
+	real = real_of("fstat", fd);
 	return real < 0 ? -1 : fstat(real, out);
 }
 
@@ -188,6 +192,8 @@ int sim_open(const char *path, int flags, ...)
 	va_start(arguments, flags);
 	mode = flags & (O_CREAT | __O_TMPFILE) ? va_arg(arguments, int) : 0;
 	va_end(arguments);
+	if (strncmp(path, "/sim/", 5) == 0)
+		return disk_open(path, flags);
 	if (strncmp(path, links, sizeof(links) - 1) != 0)
 		return open(path, flags, mode);
 	fd = atoi(path + sizeof(links) - 1);

@@ -44,6 +44,9 @@ struct sim_options {
 	int late; /* sleeps after which a thread does not run for up to 10 ms */
 	int preempt; /* calls at which another thread runs */
 	int eintr, spurious, short_read, short_write, accept_fails, connect_fails, epoll_fails;
+	int files; /* per cent of the regions are files */
+	int disk_us, disk_fails, disk_full; /* time of a call; EIO; ENOSPC */
+	int disk_hangs; /* mean ms between two; 0 without threads, which wait for disks */
 	int copy_pauses; /* copies of memory during which other threads run */
 	int vm_refused; /* calls of process_vm that the kernel does not allow any more */
 	int old_kernel; /* without SO_PEERPIDFD */
@@ -131,6 +134,15 @@ void sim_node_short_memory(int node, int64_t ns);
 void sim_node_fail_allocation(int node, uint64_t nth);
 /* End all faults of hosts and of the network that last. */
 void sim_heal(void);
+
+/* ---- disks: disk.c --------------------------------------------------------------------------- */
+
+/* Make a file on one of the host's disks. Returns its bytes, which stay where they are. */
+uint8_t *sim_file_new(int host, const char *path, size_t size);
+/* One of its disks does not answer for a while. */
+void sim_disk_hang(int host, int64_t ns);
+/* Has one not answered at some time since? */
+bool sim_disk_hung(int host, int64_t since);
 
 /* ---- the network: network.c ------------------------------------------------------------------ */
 

@@ -82,6 +82,11 @@ static const struct row rows[] = {
 	HEALS(accept_fails, 0, 0, 50),
 	HEALS(connect_fails, 0, 0, 20, 100),
 	HEALS(epoll_fails, 0, 0, 0, 20),
+	ROW(files, 0, 0, 0, 0, 30, 100),
+	ROW(disk_us, 0, 0, 100, 20000),
+	HEALS(disk_fails, 0, 0, 10),
+	HEALS(disk_full, 0, 0, 10),
+	HEALS(disk_hangs, 0, 0, 1000),
 	ROW(copy_pauses, 0, 0, 0, 50, 500),
 	ROW(vm_refused, 0, 0, 0, 0, 20),
 	ROW(old_kernel, 0, 0, 1),
@@ -138,6 +143,8 @@ void swarm_choose(uint64_t seed, bool is_long)
 	}
 	while (sim_options.hosts * sim_options.programs > PLACES_MOST)
 		sim_options.programs--;
+	if (!sim_options.threads)
+		sim_options.disk_hangs = 0;
 	if (!sim_options.crc32c)
 		sim_options.flip = 0;
 	if (sim_options.tls)

@@ -198,6 +198,7 @@ struct descriptor {
 	struct end *end;
 	struct local *local;
 	struct shared *shared;
+	struct file *file;
 	int process; /* pidfd: the node */
 	uint64_t count; /* eventfd; of a NIC: events that wait */
 	int64_t due; /* timerfd; 0: not armed */
@@ -265,6 +266,15 @@ void shared_crash(int node);
 /* A pidfd of a node; -1: errno is set. */
 int process_open(const char *call, int node);
 long process_open_pid(pid_t pid);
+/* ---- disks: disk.c --------------------------------------------------------------------------- */
+
+struct file;
+struct stat;
+
+int disk_open(const char *path, int flags);
+int disk_stat(const struct file *file, struct stat *out);
+void disk_heal(void);
+
 /* The threads of a node have died: mark the robust futexes that they hold. */
 void threads_crash(int node);
 

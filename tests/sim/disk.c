@@ -1,0 +1,207 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Files on the disks of hosts, which survive the processes: reads and writes that are slow, short,
+ * or fail, and a disk that does not answer for a while. Two disks for each host. */
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/statfs.h>
+
+#include "calls.h"
+#include "world.h"
+
+#define DISKS 2
+#define DEVICE_FIRST 1000
+#define EXT4 0xef53
+
+struct file {
+	struct file *next;
+	int host, disk;
+	char path[64];
+	uint8_t *bytes;
+	size_t size;
+};
+
+static struct file *files;
+static int64_t hangs_until[SIM_HOSTS][DISKS];
+
+uint8_t *sim_file_new(int host, const char *path, size_t size)
+{
+	struct file *file = calloc(1, sizeof(*file));
+
+	file->next = files;
+	files = file;
+	file->host = host;
+	file->disk = (int)sim_draw_world(DISKS);
+	snprintf(file->path, sizeof(file->path), "%s", path);
+	file->bytes = calloc(1, size);
+	file->size = size;
+	return file->bytes;
+}
+
+void sim_disk_hang(int host, int64_t ns)
+{
+	hangs_until[host][sim_draw_chaos(DISKS)] = sim_time + ns;
+}
+
+bool sim_disk_hung(int host, int64_t since)
+{
+	return hangs_until[host][0] > since || hangs_until[host][1] > since;
+}
+
+void disk_heal(void)
+{
+	for (int i = 0; i < SIM_HOSTS; i++)
+		for (int j = 0; j < DISKS; j++)
+			if (hangs_until[i][j] > sim_time)
+				hangs_until[i][j] = sim_time;
+}
+
+static uint32_t file_events(const struct descriptor *descriptor)
+{
+	(void)descriptor;
+	return EPOLLIN | EPOLLOUT;
+}
+
+static const struct descriptor_kind kind_file = {
+	.name = "file",
+	.events = file_events,
+};
+
+int disk_open(const char *path, int flags)
+{
+	struct descriptor *descriptor;
+	struct file *file = files;
+
+	call_point("open", (uint64_t)flags);
+	while (file && (strcmp(file->path, path) != 0))
+		file = file->next;
+	if (!file || file->host != node_of(node_self())->host)
+		return (int)call_failed("open", -1, ENOENT);
+	if (flags & O_DIRECT)
+		return (int)call_failed("open", -1, EINVAL);
+	if (node_lacks_descriptors())
+		return (int)call_failed("open", -1, EMFILE);
+	descriptor = descriptor_new(&kind_file);
+	descriptor->file = file;
+	return (int)call_result("open", -1, descriptor->fd);
+}
+
+int disk_stat(const struct file *file, struct stat *out)
+{
+	*out = (struct stat){ .st_mode = S_IFREG | 0600,
+			      .st_size = (off_t)file->size,
+			      .st_dev = (dev_t)(DEVICE_FIRST + file->host * DISKS + file->disk),
+			      .st_blksize = 4096 };
+	return 0;
+}
+
+int sim_fstatfs(int fd, struct statfs *out)
+{
+	const struct descriptor *descriptor = descriptor_of(fd);
+
+	if (!descriptor)
+		return fstatfs(fd, out);
+	*out = (struct statfs){ .f_type = EXT4, .f_bsize = 4096 };
+	return 0;
+}
+
+static bool disk_answers(const struct fiber *fiber)
+{
+	const struct file *file = fiber->on;
+
+	return hangs_until[file->host][file->disk] <= sim_time;
+}
+
+/* Wait for the disk. 0, or the error that it reports. A process that has died does nothing. */
+static int disk_wait(const struct file *file, bool writes)
+{
+	if (sim_options.disk_us)
+		sim_sleep((int64_t)sim_draw_world((uint64_t)sim_options.disk_us * 1000));
+	while (hangs_until[file->host][file->disk] > sim_time)
+		fiber_block(disk_answers, file, 0, hangs_until[file->host][file->disk], "a disk");
+	if (!node_of(node_self())->alive || sim_chance(sim_options.disk_fails))
+		return EIO;
+	return writes && sim_chance(sim_options.disk_full) ? ENOSPC : 0;
+}
+
+static ssize_t disk_move(const char *call, int fd, const struct iovec *parts, int count, off_t at,
+			 bool writes)
+{
+	const struct descriptor *descriptor = descriptor_of(fd);
+	struct file *file = descriptor ? descriptor->file : NULL;
+	size_t total = 0, done = 0;
+	int error;
+
+	call_point(call, (uint64_t)at);
+	if (!file)
+		return call_failed(call, fd, EBADF);
+	error = disk_wait(file, writes);
+	if (error)
+		return call_failed(call, fd, error);
+	for (int i = 0; i < count; i++)
+		total += parts[i].iov_len;
+	if ((size_t)at >= file->size)
+		return writes ? call_failed(call, fd, ENOSPC) : call_result(call, fd, 0);
+	total = total < file->size - (size_t)at ? total : file->size - (size_t)at;
+	if (total > 1 && sim_chance(writes ? sim_options.short_write : sim_options.short_read))
+		total = 1 + sim_draw_world(total - 1);
+	for (int i = 0; i < count && done < total; i++) {
+		size_t part = parts[i].iov_len < total - done ? parts[i].iov_len : total - done;
+
+		if (writes)
+			memcpy(file->bytes + at + done, parts[i].iov_base, part);
+		else
+			memcpy(parts[i].iov_base, file->bytes + at + done, part);
+		done += part;
+	}
+	return call_result(call, fd, (long)done);
+}
+
+ssize_t sim_preadv(int fd, const struct iovec *parts, int count, off_t at)
+{
+	return disk_move("preadv", fd, parts, count, at, false);
+}
+
+/* Nothing is in the page cache. */
+ssize_t sim_preadv2(int fd, const struct iovec *parts, int count, off_t at, int flags)
+{
+	(void)parts;
+	(void)count;
+	(void)flags;
+	call_point("preadv2", (uint64_t)at);
+	return call_failed("preadv2", fd, EAGAIN);
+}
+
+ssize_t sim_pwritev(int fd, const struct iovec *parts, int count, off_t at)
+{
+	return disk_move("pwritev", fd, parts, count, at, true);
+}
+
+ssize_t sim_pwrite(int fd, const void *bytes, size_t length, off_t at)
+{
+	struct iovec part = { (void *)bytes, length };
+
+	return disk_move("pwrite", fd, &part, 1, at, true);
+}
+
+static int disk_sync(const char *call, int fd)
+{
+	const struct descriptor *descriptor = descriptor_of(fd);
+	int error;
+
+	call_point(call, (uint64_t)fd);
+	if (!descriptor || !descriptor->file)
+		return (int)call_failed(call, fd, EBADF);
+	error = disk_wait(descriptor->file, false);
+	return error ? (int)call_failed(call, fd, error) : (int)call_result(call, fd, 0);
+}
+
+int sim_fdatasync(int fd)
+{
+	return disk_sync("fdatasync", fd);
+}
+
+int sim_fsync(int fd)
+{
+	return disk_sync("fsync", fd);
+}
