@@ -7,6 +7,7 @@
 #include "program.h"
 
 #define WAKE_MOST (100 * SIM_MS) /* until a thread runs that was woken */
+#define DISK_MOST (60 * SIM_SEC) /* longer than any disk hangs */
 
 int batch_number(const struct batch *batch)
 {
@@ -514,6 +515,8 @@ void batch_test(struct batch *batch)
 
 void batch_cancel(struct batch *batch)
 {
+	/* What a disk of this host has been told to do is waited for (file.h). */
+	bool own_disk = has_file(batch) && batch->peer->place == batch->program->place;
 	struct call call = call_begin(batch->program);
 	int rc;
 
@@ -524,10 +527,13 @@ void batch_cancel(struct batch *batch)
 	/* A batch that is being planned waits for RDMA first, as do those that are planned before.
 	 */
 	call_end(&call, "wh_batch_cancel", rc,
-		 batch->program->timeout + (sim_options.rdma ? 2 * PROGRAM_RDMA_PATIENCE : 0));
+		 batch->program->timeout * (own_disk ? 4 : 1) +
+			 (sim_options.rdma ? 2 * PROGRAM_RDMA_PATIENCE : 0));
 	if (rc == -ETIMEDOUT) {
 		program_counts.cancelled_late++;
-		batch->cancel_late = true;
+		batch->cancel_late = !own_disk;
+		if (own_disk && wh_batch_wait_for(batch->batch, DISK_MOST))
+			sim_fail("hang", "a cancelled batch waits for a disk that answers");
 	} else if (rc) {
 		sim_fail("call", "wh_batch_cancel = %d: %s", rc, wh_error_text());
 	}
