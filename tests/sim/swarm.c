@@ -141,6 +141,13 @@ void swarm_choose(uint64_t seed, bool is_long)
 	} else if (sim_options.hosts == 1 && sim_options.programs == 1) {
 		sim_options.programs = 2;
 	}
+	/* Not yet: a batch with several files of a peer waits for the keys of each in turn. */
+	if (sim_options.rdma)
+		sim_options.files = 0;
+	/* Not yet: while a thread is late that waits in a call, calls of another one poll for it.
+	 */
+	if (!sim_options.threads && sim_options.helper)
+		sim_options.late = 0;
 	while (sim_options.hosts * sim_options.programs > PLACES_MOST)
 		sim_options.programs--;
 	if (!sim_options.threads)
