@@ -26,8 +26,8 @@ static void peer_opened(struct peer *peer)
 	program_counts.opened++;
 	wh_peer_info(peer->peer, &info);
 	peer->epoch = info.epoch;
-	if (atoi(info.name + strlen("host")) != peer->host)
-		sim_fail("names", "host%d led to %s", peer->host, info.name);
+	if (atoi(info.name + strlen("place")) != peer->place)
+		sim_fail("names", "place%d led to %s", peer->place, info.name);
 }
 
 /* Nobody is told that a peer does not answer before its time. */
@@ -101,15 +101,15 @@ void peer_close(struct peer *peer)
 	memset(peer, 0, sizeof(*peer));
 }
 
-void peer_check_name(struct program *program, int host)
+void peer_check_name(struct program *program, int place)
 {
 	struct wh_peer *peer;
 	char url[64];
 	int rc;
 
-	if (host == program->host)
+	if (place == program->place)
 		return;
-	program_url(host, url, sizeof(url));
+	program_url(place, url, sizeof(url));
 	while ((rc = wh_peer_open(program->engine, url, NULL, &peer))) {
 		if (sim_time - program_healed_at > NAMES_MOST)
 			sim_fail("names", "%lld s after all was healed %s is not found: %d %s",

@@ -506,8 +506,8 @@ static void drain_batches(struct program *program)
 		if (program->peers[i].peer && !wh_peer_status(program->peers[i].peer))
 			check_peer_works(program, &program->peers[i]);
 	if (sim_options.registry)
-		for (int host = 0; host < sim_options.hosts; host++)
-			peer_check_name(program, host);
+		for (int place = 0; place < place_count(); place++)
+			peer_check_name(program, place);
 }
 
 /* When nobody sends any more, every notification has come. */

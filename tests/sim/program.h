@@ -155,8 +155,8 @@ struct peer {
 void peer_open(struct program *program, struct peer *peer);
 void peer_close(struct peer *peer);
 void peer_ask(struct peer *peer);
-/* All is healed: the registry finds the engine of this host in time. */
-void peer_check_name(struct program *program, int host);
+/* All is healed: the registry finds the engine of this place in time. */
+void peer_check_name(struct program *program, int place);
 /* The program that is on the other side. NULL: it has ended. */
 struct program *peer_program(const struct peer *peer);
 void queue_take(struct program *program, int64_t timeout);
