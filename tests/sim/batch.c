@@ -279,7 +279,11 @@ void batch_submit(struct batch *batch)
 		batch->note->to = there ? there->node : -1;
 	}
 	error = wh_batch_submit(batch->batch);
-	call_end(&call, "wh_batch_submit", error, sim_options.rdma ? PROGRAM_RDMA_PATIENCE : 0);
+	/* It waits to meet an owner that stands still, for memory to share or for NICs. */
+	call_end(&call, "wh_batch_submit", error,
+		 sim_options.rdma       ? PROGRAM_RDMA_PATIENCE :
+		 sim_options.transports ? 4 * SIM_SEC :
+					  0);
 	sim_trace("submit %d: %d %s, %d ops%s", batch_number(batch), error,
 		  error ? wh_error_text() : "", batch->op_count, batch->note ? ", note" : "");
 	if (!error) {

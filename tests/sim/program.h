@@ -16,7 +16,8 @@
 #define PROGRAM_PEERS 5
 #define PROGRAM_BATCHES 10
 #define PROGRAM_TARGETS 3
-#define PROGRAM_RDMA_PATIENCE (2 * SIM_SEC) /* RDMA_PATIENCE of the transport */
+/* RDMA_PATIENCE of the transport, which a plan waits for each pair of regions anew. */
+#define PROGRAM_RDMA_PATIENCE (PROGRAM_OPS * 2 * SIM_SEC)
 #define PROGRAM_PAST 16 /* writes of a block that are remembered */
 
 struct program;
