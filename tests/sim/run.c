@@ -142,7 +142,7 @@ static void run_here(const struct run *run)
 		sim_fail("leak", "%lld allocations are left", (long long)sim_live_blocks);
 	}
 	/* With threads, who waits for another one to be done yields the CPU to it. */
-	if (!sim_options.threads && sim_counts.spins)
+	if (!program_has_threads() && sim_counts.spins)
 		sim_fail("spin", "a call that waits polled again and again (--stop-spinning)");
 	finish();
 	if (!run->quiet)
