@@ -411,6 +411,7 @@ int main(int argc, char **argv)
 	results = run_results(asked.jobs);
 	if (asked.options) {
 		swarm_choose(asked.run.seed, asked.run.is_long);
+		swarm_agree();
 		swarm_print(true);
 		return 0;
 	}

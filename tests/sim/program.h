@@ -257,6 +257,8 @@ void *chaos_main(void *arg);
 /* Let the seed choose the options of its world. Each is drawn by its name: a new one leaves the
  * others as they were. */
 void swarm_choose(uint64_t seed, bool is_long);
+/* Take out what does not go together. */
+void swarm_agree(void);
 /* Set one option: "NAME=VALUE". False: there is none of that name. */
 bool swarm_set(const char *text);
 void swarm_print(bool all);

@@ -133,6 +133,10 @@ void swarm_choose(uint64_t seed, bool is_long)
 		*rows[i].value = rows[i].choices[mixed(seed, rows[i].name) % rows[i].count];
 	if (is_long)
 		sim_options.span_ms *= LONG;
+}
+
+void swarm_agree(void)
+{
 	if (sim_options.weights) {
 		sim_options.programs = 1; /* each member is on a host of its own */
 		/* Not yet: a first connection to a host that stands still delays
