@@ -485,8 +485,13 @@ static void notified__large_and_small(void **state)
 		want(0, wh_batch_notify(batches[i], 0, &i, sizeof(i)));
 	}
 	for (unsigned round = 0; round < 30 && (round < 5 || !by_nic || !others); round++) {
+		/* Behind a large one that still runs small ones may all go as it does. */
+		bool apart = round >= 5 && !by_nic;
+
 		memset(came, 0, sizeof(came));
 		want(0, wh_batch_submit(all));
+		if (apart)
+			want(0, batch_end(all, PATIENCE));
 		for (uint32_t i = 0; i < SMALL; i++)
 			want(0, wh_batch_submit(batches[i]));
 		for (uint32_t i = 0; i <= SMALL; i++) {
@@ -497,7 +502,8 @@ static void notified__large_and_small(void **state)
 			want_true(which <= SMALL && !came[which], "number %u came again", which);
 			came[which] = true;
 		}
-		want(0, batch_end(all, PATIENCE));
+		if (!apart)
+			want(0, batch_end(all, PATIENCE));
 		for (uint32_t i = 0; i < SMALL; i++) {
 			want(0, batch_end(batches[i], PATIENCE));
 			by_nic += strstr(explained(batches[i]), "right behind the bytes") != NULL;
