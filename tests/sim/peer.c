@@ -191,7 +191,9 @@ static void ask_measure(struct peer *peer, const struct target *target)
 	peer->program->measured = true;
 	rc = wh_peer_measure(peer->peer, batch->region, target->remote);
 	call_end(&call, "wh_peer_measure", rc,
-		 MEASURE_MOST + (sim_options.rdma ? 2 * PROGRAM_RDMA_PATIENCE : 0));
+		 MEASURE_MOST + (sim_options.rdma || sim_options.transports ?
+					 2 * PROGRAM_RDMA_PATIENCE :
+					 0));
 }
 
 void peer_ask(struct peer *peer)
