@@ -324,10 +324,12 @@ static void parse_run(char ***at)
 		asked.run.until = (int64_t)(atof(argument(at)) * 1e9);
 	} else if (strcmp(word, "--stop-at") == 0) {
 		asked.run.stop_at = (int64_t)(atof(argument(at)) * 1e9);
-	} else if (strcmp(word, "--set") == 0) {
-		if (asked.run.set_count == RUN_SETS || !swarm_set(argument(at)))
+	} else if (strncmp(word, "--set", 5) == 0) {
+		const char *set = word[5] == '=' ? word + 6 : argument(at);
+
+		if (asked.run.set_count == RUN_SETS || !swarm_set(set))
 			wrong("no such option of a world");
-		asked.run.sets[asked.run.set_count++] = **at;
+		asked.run.sets[asked.run.set_count++] = set;
 	} else if (strcmp(word, "--world") == 0) {
 		asked.run.world = worlds_find(argument(at));
 		if (!asked.run.world)
