@@ -142,8 +142,8 @@ check_address()
 }
 
 # Fresh seeds in the simulation for so long, beginning with one that the time of day chooses.
-# They have TCP between hosts. One in some hundreds that have more finds a fault that is known and not
-# mended (docs/simulation.md): the kept seeds and ./check --release have all.
+# They have TCP between hosts. One in some hundreds that have more finds a fault that is known and
+# not mended (docs/simulation.md): the kept seeds and ./check --release have all.
 sim_sets=(weights=0 rdma=0 transports=1 files=0 registry=0 programs=1)
 
 check_sim() # BUILD SECONDS
