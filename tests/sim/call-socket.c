@@ -53,11 +53,6 @@ static struct end *end_of(const char *call, int fd)
 	return NULL;
 }
 
-static long done(const char *call, int fd, long value)
-{
-	return value < 0 ? call_failed(call, fd, (int)-value) : call_result(call, fd, value);
-}
-
 int sim_socket(int domain, int type, int protocol)
 {
 	struct descriptor *descriptor;
@@ -85,7 +80,8 @@ int sim_bind(int fd, const struct sockaddr *address, socklen_t length)
 	(void)length;
 	if (!end)
 		return -1;
-	return (int)done("bind", fd, end_bind(end, address_read(address).port) ? 0 : -EADDRINUSE);
+	return (int)call_done("bind", fd,
+			      end_bind(end, address_read(address).port) ? 0 : -EADDRINUSE);
 }
 
 int sim_listen(int fd, int backlog)
@@ -238,7 +234,7 @@ ssize_t sim_send(int fd, const void *bytes, size_t length, int flags)
 	if (descriptor_is_local(fd))
 		return local_send(fd, &message, flags);
 	end = end_of("send", fd);
-	return end ? done("send", fd, end_write(end, &part, 1)) : -1;
+	return end ? call_done("send", fd, end_write(end, &part, 1)) : -1;
 }
 
 ssize_t sim_sendmsg(int fd, const struct msghdr *message, int flags)
@@ -250,7 +246,7 @@ ssize_t sim_sendmsg(int fd, const struct msghdr *message, int flags)
 	end = end_of("sendmsg", fd);
 	if (!end)
 		return -1;
-	return done("sendmsg", fd, end_write(end, message->msg_iov, message->msg_iovlen));
+	return call_done("sendmsg", fd, end_write(end, message->msg_iov, message->msg_iovlen));
 }
 
 ssize_t sim_recv(int fd, void *bytes, size_t length, int flags)
@@ -262,7 +258,7 @@ ssize_t sim_recv(int fd, void *bytes, size_t length, int flags)
 	if (descriptor_is_local(fd))
 		return local_receive(fd, &message, flags);
 	end = end_of("recv", fd);
-	return end ? done("recv", fd, end_read(end, &part, 1, flags & MSG_PEEK)) : -1;
+	return end ? call_done("recv", fd, end_read(end, &part, 1, flags & MSG_PEEK)) : -1;
 }
 
 ssize_t sim_recvmsg(int fd, struct msghdr *message, int flags)
@@ -274,8 +270,8 @@ ssize_t sim_recvmsg(int fd, struct msghdr *message, int flags)
 	end = end_of("recvmsg", fd);
 	if (!end)
 		return -1;
-	return done("recvmsg", fd,
-		    end_read(end, message->msg_iov, message->msg_iovlen, flags & MSG_PEEK));
+	return call_done("recvmsg", fd,
+			 end_read(end, message->msg_iov, message->msg_iovlen, flags & MSG_PEEK));
 }
 
 int sim_shutdown(int fd, int how)

@@ -22,7 +22,7 @@ _Static_assert(sizeof(struct rwlock) <= sizeof(pthread_rwlock_t), "a lock fits")
 
 int sim_pthread_mutexattr_init(pthread_mutexattr_t *attr)
 {
-	memset(attr, 0, sizeof(*attr));
+	memset(attr, 0, sizeof(pthread_mutexattr_t));
 	return 0;
 }
 
@@ -40,7 +40,7 @@ int sim_pthread_mutexattr_destroy(pthread_mutexattr_t *attr)
 
 int sim_pthread_mutex_init(pthread_mutex_t *lock, const pthread_mutexattr_t *attr)
 {
-	memset(lock, 0, sizeof(*lock));
+	memset(lock, 0, sizeof(pthread_mutex_t));
 	((struct mutex *)lock)->recursive = attr ? *(const int *)attr : 0;
 	return 0;
 }
@@ -103,7 +103,7 @@ int sim_pthread_mutex_unlock(pthread_mutex_t *lock)
 int sim_pthread_rwlock_init(pthread_rwlock_t *lock, const pthread_rwlockattr_t *attr)
 {
 	(void)attr;
-	memset(lock, 0, sizeof(*lock));
+	memset(lock, 0, sizeof(pthread_rwlock_t));
 	return 0;
 }
 
@@ -157,7 +157,7 @@ int sim_pthread_rwlock_unlock(pthread_rwlock_t *lock)
 int sim_pthread_cond_init(pthread_cond_t *cond, const pthread_condattr_t *attr)
 {
 	(void)attr;
-	memset(cond, 0, sizeof(*cond));
+	memset(cond, 0, sizeof(pthread_cond_t));
 	return 0;
 }
 

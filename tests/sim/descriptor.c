@@ -284,11 +284,6 @@ int sim_epoll_create1(int flags)
 	return make("epoll_create1", &kind_epoll, 0);
 }
 
-static long done(const char *call, int fd, long count)
-{
-	return count < 0 ? call_failed(call, fd, (int)-count) : call_result(call, fd, count);
-}
-
 ssize_t sim_read(int fd, void *bytes, size_t length)
 {
 	struct descriptor *descriptor = descriptor_of(fd);
@@ -297,9 +292,10 @@ ssize_t sim_read(int fd, void *bytes, size_t length)
 		return descriptor_is_real(fd) ? read(fd, bytes, length) :
 						call_failed("read", fd, EBADF);
 	call_point("read", (uint64_t)fd);
-	return done("read", fd,
-		    descriptor->kind->read ? descriptor->kind->read(descriptor, bytes, length) :
-					     -EINVAL);
+	return call_done("read", fd,
+			 descriptor->kind->read ?
+				 descriptor->kind->read(descriptor, bytes, length) :
+				 -EINVAL);
 }
 
 ssize_t sim_write(int fd, const void *bytes, size_t length)
@@ -310,9 +306,10 @@ ssize_t sim_write(int fd, const void *bytes, size_t length)
 		return descriptor_is_real(fd) ? write(fd, bytes, length) :
 						call_failed("write", fd, EBADF);
 	call_point("write", (uint64_t)fd);
-	return done("write", fd,
-		    descriptor->kind->write ? descriptor->kind->write(descriptor, bytes, length) :
-					      -EINVAL);
+	return call_done("write", fd,
+			 descriptor->kind->write ?
+				 descriptor->kind->write(descriptor, bytes, length) :
+				 -EINVAL);
 }
 
 int sim_close(int fd)

@@ -73,14 +73,11 @@ static void part_cut(struct part *part, bool source, int k, int count)
 	uint64_t n = (uint64_t)count, i = (uint64_t)k;
 
 	*part = (struct part){ .end = { shape[0], shape[1] } };
-	if (source && sim_options.weights_shape) {
-		part->begin[0] = shape[0] * i / n;
-		part->end[0] = shape[0] * (i + 1) / n;
-	} else if (sim_options.weights_shape == 1) {
+	if (!source && sim_options.weights_shape == 1) {
 		/* columns, each of which two members want */
 		part->begin[1] = shape[1] * i / (n + 1);
 		part->end[1] = shape[1] * (i + 2) / (n + 1);
-	} else if (sim_options.weights_shape == 2) {
+	} else if (sim_options.weights_shape && (source || sim_options.weights_shape == 2)) {
 		part->begin[0] = shape[0] * i / n;
 		part->end[0] = shape[0] * (i + 1) / n;
 	}

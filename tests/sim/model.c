@@ -263,8 +263,10 @@ static void target_seal(struct program *program, struct target *target)
 	if (target->file)
 		return;
 	if (!target->allocated) {
-		mmap(target->base, target->mapped, PROT_NONE,
-		     MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
+		if (mmap(target->base, target->mapped, PROT_NONE,
+			 MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1,
+			 0) == MAP_FAILED)
+			abort();
 		return;
 	}
 	rc = wh_memory_free(program->engine, target->base);

@@ -179,7 +179,6 @@ static void reset_arrives(void *arg)
 		end->state = END_FRESH;
 		end->error = ECONNREFUSED;
 		end_changed(end);
-		sim_counts.refused++;
 	} else if (end->state == END_OPEN) {
 		end_break(end, end->fin ? EPIPE : ECONNRESET);
 	}
@@ -212,7 +211,6 @@ static void end_stuck(struct end *end)
 	if (end->rto < RETRANSMIT)
 		end->rto = RETRANSMIT;
 	if (sim_time >= last) {
-		sim_counts.timeouts++;
 		end_break(end, ETIMEDOUT);
 		return;
 	}
@@ -246,7 +244,6 @@ static bool window_is_closed(struct end *end)
 	if (!sim_options.zero_window_kills || !end->user_timeout)
 		return true;
 	if (sim_time - end->window_closed_since >= end->user_timeout) {
-		sim_counts.timeouts++;
 		end_break(end, ETIMEDOUT);
 		return false;
 	}
@@ -393,7 +390,6 @@ static void end_send(struct end *end, const uint8_t *bytes, size_t length, bool 
 		end->sent += part;
 		bytes += part;
 		length -= part;
-		sim_counts.segments++;
 	} while (length);
 	end_arm(end, end->head->at > sim_time ? end->head->at : sim_time + 1);
 }
@@ -431,7 +427,6 @@ long end_write(struct end *end, const struct iovec *parts, size_t count)
 		end_send(end, parts[i].iov_base, part, false);
 		room -= part;
 	}
-	sim_counts.bytes += total;
 	sim_current->awake = 0;
 	return (long)total;
 }
@@ -501,7 +496,6 @@ static void keep_alive(void *arg)
 		end->stuck_since = sim_time;
 	} else if (sim_time - end->stuck_since >=
 		   (end->user_timeout ? end->user_timeout : 4 * end->keepidle)) {
-		sim_counts.timeouts++;
 		end_break(end, ETIMEDOUT);
 	}
 }

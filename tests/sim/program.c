@@ -7,7 +7,7 @@
 
 #include "program.h"
 
-#define KEY "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff"
+#define KEY "key=00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff"
 #define SLACK (500 * SIM_MS) /* what shares a CPU with other threads may be late */
 /* A known fault: without threads shm meets a peer in the midst of a pass, and waits for each of its
  * answers, up to 1 s. */
@@ -180,7 +180,7 @@ bool program_engine_open(struct program *program)
 		"cufile=off",
 		"window=off",
 		"meet=off",
-		"key=" KEY,
+		KEY,
 		sim_options.crc32c ? "integrity=crc32c" : "integrity=none",
 		setting(numbers[0], "tls", sim_options.tls),
 		setting(numbers[1], "timeout", sim_options.timeout_ms),

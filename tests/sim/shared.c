@@ -263,9 +263,9 @@ int sim_munmap(void *base, size_t length)
 void shared_crash(int node)
 {
 	for (struct mapping *m = mappings; m; m = m->next)
-		if (m->node == node)
-			mmap(m->base, m->length, m->prot, MAP_PRIVATE | MAP_FIXED, m->shared->real,
-			     0);
+		if (m->node == node && mmap(m->base, m->length, m->prot, MAP_PRIVATE | MAP_FIXED,
+					    m->shared->real, 0) == MAP_FAILED)
+			sim_die("a mapping of node %d cannot be made private", node);
 }
 
 /* In place of libwherry's own, which calls.txt makes weak: a copy takes time, and others run. What

@@ -9,6 +9,7 @@
 #ifndef SIM_H
 #define SIM_H
 
+#include <signal.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -68,8 +69,7 @@ struct sim_options {
 };
 
 struct sim_counts {
-	uint64_t calls, switches, events, connects, accepts, refused, resets, timeouts, segments,
-		bytes;
+	uint64_t calls, switches, events, connects, accepts, resets;
 	uint64_t failed_allocations, flipped, spins;
 	uint64_t nic_requests, nic_bytes, nic_errors;
 };
@@ -78,6 +78,7 @@ extern struct sim_options sim_options;
 extern struct sim_counts sim_counts;
 extern uint64_t sim_hash; /* over all calls, their arguments, bytes and times */
 extern int64_t sim_time;
+extern volatile sig_atomic_t sim_out_of_time; /* the run has taken too much CPU time */
 
 /* ---- the world: world.c ---------------------------------------------------------------------- */
 

@@ -19,6 +19,7 @@ struct sim_options sim_options;
 struct sim_counts sim_counts;
 uint64_t sim_hash = 14695981039346656037ull;
 int64_t sim_time = 1000 * SIM_SEC;
+volatile sig_atomic_t sim_out_of_time;
 
 static struct sim_settings settings;
 
@@ -114,6 +115,11 @@ void sim_trace(const char *format, ...)
 void call_point(const char *call, uint64_t argument)
 {
 	sim_counts.calls++;
+	if (sim_out_of_time)
+		sim_fail("livelock", "too much CPU time: %llu calls, %llu switches, %llu events",
+			 (unsigned long long)sim_counts.calls,
+			 (unsigned long long)sim_counts.switches,
+			 (unsigned long long)sim_counts.events);
 	if (!sim_current)
 		return;
 	if (settings.stop_at && sim_time >= settings.stop_at) {
@@ -150,6 +156,11 @@ long call_failed(const char *call, int fd, int error)
 {
 	errno = error;
 	return call_result(call, fd, -1);
+}
+
+long call_done(const char *call, int fd, long value)
+{
+	return value < 0 ? call_failed(call, fd, (int)-value) : call_result(call, fd, value);
 }
 
 static bool never(const struct fiber *fiber)

@@ -86,6 +86,7 @@ void call_point(const char *call, uint64_t argument);
 /* What a call returned, or the error with which it failed: kept in the hash and the trace. */
 long call_result(const char *call, int fd, long value);
 long call_failed(const char *call, int fd, int error);
+long call_done(const char *call, int fd, long value); /* value: a result, or a negative errno */
 /* A poll found nothing. Who polls again and again is noted, and lets time pass. */
 void call_fruitless(void);
 void hash_word(uint64_t value);

@@ -72,19 +72,29 @@ static int64_t delay_data(const struct sim_packet *packet, void *arg)
 	return packet->connection >= DATA && packet->from_initiator ? 30 * SIM_SEC : 0;
 }
 
-/* The bytes of a write are on their way when the peer is lost: whatever the status of the batch is,
- * a cancel must not promise that they do not arrive. */
-static void act_cancel_of_lost(struct scene *scene)
+/* Write once, so that all is connected, and begin to write something newer, whose packets `delay`
+ * holds up. */
+static struct wh_batch *begin_late_write(struct scene *scene,
+					 int64_t (*delay)(const struct sim_packet *, void *))
 {
 	struct wh_batch *batch = scene_write(scene, 64);
-	int status;
 
 	memset(scene->local, 'A', SCENE_LOCAL);
 	scene_expect("submit", wh_batch_submit(batch), 0);
 	scene_expect("the first write", scene_end(batch, SIM_SEC), 0);
-	sim_network_watch(delay_data, NULL);
+	sim_network_watch(delay, NULL);
 	memset(scene->local, 'B', SCENE_LOCAL);
 	scene_expect("submit", wh_batch_submit(batch), 0);
+	return batch;
+}
+
+/* The bytes of a write are on their way when the peer is lost: whatever the status of the batch is,
+ * a cancel must not promise that they do not arrive. */
+static void act_cancel_of_lost(struct scene *scene)
+{
+	struct wh_batch *batch = begin_late_write(scene, delay_data);
+	int status;
+
 	sim_network_cut(0, SCENE_OWNER, 60 * SIM_SEC);
 	sim_network_cut(SCENE_OWNER, 0, 60 * SIM_SEC);
 	status = scene_end(batch, 20 * SIM_SEC);
@@ -112,15 +122,9 @@ static int64_t delay_all_data(const struct sim_packet *packet, void *arg)
  * before WELCOME. */
 static void act_reopen(struct scene *scene)
 {
-	struct wh_batch *batch = scene_write(scene, 64);
+	struct wh_batch *batch = begin_late_write(scene, delay_all_data);
 	uint64_t tries;
 
-	memset(scene->local, 'A', SCENE_LOCAL);
-	scene_expect("submit", wh_batch_submit(batch), 0);
-	scene_expect("the first write", scene_end(batch, SIM_SEC), 0);
-	sim_network_watch(delay_all_data, NULL);
-	memset(scene->local, 'B', SCENE_LOCAL);
-	scene_expect("submit", wh_batch_submit(batch), 0);
 	scene_pass(scene, 10 * SIM_MS);
 	tries = sim_counts.connects;
 	sim_options.connect_fails = 1000;
