@@ -688,8 +688,19 @@ static void impatient_open(struct hung *hung, const char *way)
 	want(0, wh_region_register(hung->engine, hung->local, 2 * LENGTH, NULL, &hung->region));
 }
 
-/* An owner that has waited for its file as long as it does cannot promise that nothing of a
- * cancelled write will be written. It does not say so, but ends the session. */
+static void impatient_close(const struct hung *hung)
+{
+	want(0, wh_peer_close(hung->peer));
+	want(0, wh_region_unregister(hung->region));
+	want(0, wh_region_unregister(hung->file));
+	want(0, wh_engine_close(hung->engine));
+	want(0, wh_engine_close(hung->owner));
+	pages_free(hung->local, 2 * LENGTH);
+	file_system_end(hung->server, hung->fd);
+}
+
+/* An owner that has waited for its file as long as its `timeout` says cannot promise that nothing
+ * of a cancelled write will be written. It does not promise it, but ends the session. */
 static void cancel_write(const char *way)
 {
 	struct wh_batch *batch;
@@ -704,13 +715,7 @@ static void cancel_write(const char *way)
 	want_true(wh_batch_status(batch) < 0, "it has succeeded");
 	want(0, wh_batch_free(batch));
 	atomic_store(&orders->hangs, 0);
-	want(0, wh_peer_close(hung.peer));
-	want(0, wh_region_unregister(hung.region));
-	want(0, wh_region_unregister(hung.file));
-	want(0, wh_engine_close(hung.engine));
-	want(0, wh_engine_close(hung.owner));
-	pages_free(hung.local, 2 * LENGTH);
-	file_system_end(hung.server, hung.fd);
+	impatient_close(&hung);
 }
 
 static void tcp__cancel_write(void **state)
@@ -754,13 +759,7 @@ static void taken_back(const char *way)
 		want(0, wh_batch_free(batch[i]));
 	}
 	want(-ESTALE, last);
-	want(0, wh_peer_close(hung.peer));
-	want(0, wh_region_unregister(hung.region));
-	want(0, wh_region_unregister(hung.file));
-	want(0, wh_engine_close(hung.engine));
-	want(0, wh_engine_close(hung.owner));
-	pages_free(hung.local, 2 * LENGTH);
-	file_system_end(hung.server, hung.fd);
+	impatient_close(&hung);
 }
 
 static void tcp__taken_back(void **state)
