@@ -7,12 +7,10 @@
 #include "memory/region-table.h"
 
 #include <errno.h>
-#include <sched.h>
 #include <search.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
-#include <time.h>
 
 #include <wherry/memory.h>
 
@@ -214,23 +212,16 @@ static bool entry_is_pinned(const struct wh_region_entry *entry)
 	return atomic_load(&entry->pins);
 }
 
-/* Wait until a condition is over: yield, then sleep for up to 1 ms at a time. False: the deadline
- * passed. */
+/* Wait until a condition is over. False: the deadline passed. */
 static bool entry_wait_while(bool (*holds)(const struct wh_region_entry *entry),
 			     const struct wh_region_entry *entry, int64_t deadline)
 {
-	struct timespec pause = { 0, 2000 };
+	unsigned round = 0;
 
-	for (unsigned turn = 0; holds(entry); turn++) {
-		if (turn < 64) {
-			sched_yield();
-			continue;
-		}
-		if (wh_now() > deadline)
+	while (holds(entry)) {
+		if (round >= 64 && wh_now() > deadline)
 			return false;
-		nanosleep(&pause, NULL);
-		if (pause.tv_nsec < WH_MS)
-			pause.tv_nsec *= 2;
+		wh_pause(&round);
 	}
 	return true;
 }

@@ -27,16 +27,17 @@ static inline int64_t wh_deadline(int64_t timeout)
 	return timeout > INT64_MAX - now ? INT64_MAX : now + (timeout > 0 ? timeout : 0);
 }
 
-/* Wait a little for what another thread is about to do, and looks at nothing that could wake this
- * one: yield 64 times, then sleep for 50 us each time. *round is 0 at first. */
+/* Pause between two looks at what another thread does, where nothing wakes this one: 64 times it
+ * yields, then it sleeps for 2 us, 4 us, and so on up to 1 ms. *round is 0 at first. */
 static inline void wh_pause(unsigned *round)
 {
-	const struct timespec little = { 0, 50000 };
+	unsigned slept = *round < 64 ? 0 : *round - 64;
+	struct timespec pause = { 0, slept < 9 ? 2000L << slept : WH_MS };
 
 	if (++*round <= 64)
 		sched_yield();
 	else
-		nanosleep(&little, NULL);
+		nanosleep(&pause, NULL);
 }
 
 #endif
