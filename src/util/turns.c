@@ -2,7 +2,6 @@
 /* Progress loops that are run by the threads that call in. */
 #include "util/turns.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <poll.h>
 #include <stdlib.h>
@@ -337,7 +336,10 @@ int wh_turns_add(struct wh_turns *turns, struct wh_loop *loop)
 	turns_enter(turns, NULL, INT64_MAX);
 	for (struct wh_list *l = turns->loops.next; l != &turns->loops; l = l->next)
 		count++;
-	assert(count < LOOPS);
+	if (count == LOOPS) {
+		turns_leave(turns);
+		return wh_fail(ENOSPC, "an engine without threads has room for %d loops", LOOPS);
+	}
 	wh_list_append(&turns->loops, &loop->turns_link);
 	wh_loop_rest(loop);
 	turns_leave(turns);
@@ -351,7 +353,6 @@ void wh_turns_remove(struct wh_turns *turns, struct wh_loop *loop)
 	while (wh_loop_rest(loop))
 		wh_loop_turn(loop);
 	wh_list_remove(&loop->turns_link);
-	epoll_ctl(turns->epoll, EPOLL_CTL_DEL, loop->epoll, NULL);
 	turns_leave(turns);
 }
 
