@@ -30,7 +30,7 @@ struct descriptor *descriptor_new(const struct descriptor_kind *kind)
 	while (i < table_room && table[i])
 		i++;
 	if (i == table_room) {
-		table = realloc(table, (size_t)(table_room + 64) * sizeof(*table));
+		table = sim_grow(table, (size_t)table_room + 64, sizeof(*table));
 		memset(table + table_room, 0, 64 * sizeof(*table));
 		table_room += 64;
 	}
@@ -363,8 +363,8 @@ static struct watch *watch_add(struct descriptor *epoll, struct descriptor *desc
 {
 	if (epoll->watch_count == epoll->watch_room) {
 		epoll->watch_room += 16;
-		epoll->watches = realloc(epoll->watches,
-					 (size_t)epoll->watch_room * sizeof(*epoll->watches));
+		epoll->watches =
+			sim_grow(epoll->watches, epoll->watch_room, sizeof(*epoll->watches));
 	}
 	descriptor->watched++;
 	return &epoll->watches[epoll->watch_count++];

@@ -49,7 +49,7 @@ static struct local *local_new(int node)
 	struct local *local = calloc(1, sizeof(*local));
 
 	if (local_count == local_room)
-		locals = realloc(locals, (size_t)(local_room += 64) * sizeof(struct local *));
+		locals = sim_grow(locals, local_room += 64, sizeof(struct local *));
 	locals[local_count++] = local;
 	local->node = local->other = node;
 	local->references = 1;

@@ -97,7 +97,7 @@ struct end *end_new(int node, int family)
 	struct end *end = calloc(1, sizeof(*end));
 
 	if (end_count == end_room)
-		ends = realloc(ends, (size_t)(end_room += 256) * sizeof(struct end *));
+		ends = sim_grow(ends, end_room += 256, sizeof(struct end *));
 	ends[end_count++] = end;
 	end->number = last_number++;
 	end->node = node;
@@ -228,27 +228,25 @@ static void end_append(struct end *end, const uint8_t *bytes, size_t length)
 	}
 	if (end->in_length + length > end->in_room) {
 		end->in_room = end->in_length + length + 4096;
-		end->in = realloc(end->in, end->in_room);
+		end->in = sim_grow(end->in, end->in_room, 1);
 	}
 	memcpy(end->in + end->in_length, bytes, length);
 	end->in_length += length;
 	end_changed(end);
 }
 
-/* The other side takes nothing. False: the connection is broken. */
-static bool window_is_closed(struct end *end)
+/* The other side takes nothing. The connection may break here. */
+static void window_is_closed(struct end *end)
 {
 	if (!end->window_closed)
 		end->window_closed_since = sim_time;
 	end->window_closed = true;
 	if (!sim_options.zero_window_kills || !end->user_timeout)
-		return true;
-	if (sim_time - end->window_closed_since >= end->user_timeout) {
+		return;
+	if (sim_time - end->window_closed_since >= end->user_timeout)
 		end_break(end, ETIMEDOUT);
-		return false;
-	}
-	end_arm(end, end->window_closed_since + end->user_timeout);
-	return true;
+	else
+		end_arm(end, end->window_closed_since + end->user_timeout);
 }
 
 /* Can the first segment be delivered? False: it was seen to what follows from that. */
@@ -279,7 +277,8 @@ static bool segment_gets_through(struct end *end, const struct segment *segment)
 	return true;
 }
 
-/* Take as much of a segment as there is room for. False: there is some left. */
+/* Take as much of a segment as there is room for. False: there is some left, or the connection is
+ * broken, and the segment gone with it. */
 static bool segment_take(struct end *end, struct segment *segment)
 {
 	struct end *peer = end->peer;
@@ -295,16 +294,17 @@ static bool segment_take(struct end *end, struct segment *segment)
 	room = peer->rcvbuf > peer->in_length ? peer->rcvbuf - peer->in_length : 0;
 	part = segment->length - segment->done;
 	part = part < room ? part : room;
-	if (!part) {
-		window_is_closed(end);
-		return false;
+	if (part) {
+		end->window_closed = false;
+		end_append(peer, segment->bytes + segment->done, part);
+		segment->done += part;
+		end->pipe -= part;
+		end_changed(end);
 	}
-	end->window_closed = false;
-	end_append(peer, segment->bytes + segment->done, part);
-	segment->done += part;
-	end->pipe -= part;
-	end_changed(end);
-	return segment->done == segment->length;
+	if (segment->done == segment->length)
+		return true;
+	window_is_closed(end);
+	return false;
 }
 
 /* Deliver what is due. */
@@ -316,16 +316,9 @@ static void deliver(void *arg)
 	if (end->armed && end->armed <= sim_time)
 		end->armed = 0;
 	while ((segment = end->head)) {
-		size_t done = segment->done;
-
 		if (end->reset || !end->peer || !node_of(end->node)->alive ||
-		    !segment_gets_through(end, segment))
+		    !segment_gets_through(end, segment) || !segment_take(end, segment))
 			return;
-		if (!segment_take(end, segment)) {
-			if (segment->done == done)
-				return;
-			continue;
-		}
 		end->head = segment->next;
 		if (!end->head)
 			end->tail = &end->head;

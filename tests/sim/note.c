@@ -29,7 +29,7 @@ void note_attach(struct batch *batch)
 		return;
 	}
 	if (count == room)
-		notes = realloc(notes, (room += 1024) * sizeof(*notes));
+		notes = sim_grow(notes, room += 1024, sizeof(*notes));
 	notes[count++] = note;
 	batch->note = note;
 	batch->noted = true;

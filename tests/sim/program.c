@@ -615,7 +615,7 @@ void program_new(int place)
 	if (sim_options.malloc_nth && program_phase == PHASE_FAULTS)
 		sim_node_fail_allocation(program->node,
 					 1 + sim_draw_world((uint64_t)sim_options.malloc_nth));
-	programs = realloc(programs, (size_t)(count + 1) * sizeof(struct program *));
+	programs = sim_grow(programs, count + 1, sizeof(struct program *));
 	programs[count++] = program;
 	undrained++;
 	snprintf(program->name, sizeof(program->name), "place%d", place);

@@ -103,6 +103,8 @@ const char *sim_thread_name(void);
 void sim_trace(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* Print what every thread waits for. */
 void sim_dump(void);
+/* An array of the world's own, made larger or new; the real machine has the memory. */
+void *sim_grow(void *array, size_t count, size_t size) __attribute__((returns_nonnull));
 /* The run has failed: print why and end the process. `oracle` names the rule that was broken. */
 void sim_fail(const char *oracle, const char *format, ...)
 	__attribute__((format(printf, 2, 3), noreturn));

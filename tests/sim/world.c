@@ -23,6 +23,15 @@ volatile sig_atomic_t sim_out_of_time;
 
 static struct sim_settings settings;
 
+void *sim_grow(void *array, size_t count, size_t size)
+{
+	void *grown = reallocarray(array, count, size);
+
+	if (!grown)
+		sim_die("no memory for %zu times %zu bytes", count, size);
+	return grown;
+}
+
 /* ---- random numbers -------------------------------------------------------------------------- */
 
 static uint64_t world_state, work_state, chaos_state, secret_state;
@@ -221,7 +230,7 @@ void event_at(int64_t when, void (*run)(void *), void *arg)
 
 	if (heap_count > heap_room) {
 		heap_room = heap_room ? 2 * heap_room : 1024;
-		heap = realloc(heap, heap_room * sizeof(*heap));
+		heap = sim_grow(heap, heap_room, sizeof(*heap));
 	}
 	heap[i] = (struct event){ when, event_number++, run, arg };
 	for (; i && is_earlier(&heap[i], &heap[(i - 1) / 2]); i = (i - 1) / 2)
@@ -262,8 +271,8 @@ int sim_spawn(int node, const char *name, void *(*run)(void *), void *arg)
 	struct fiber *fiber = calloc(1, sizeof(*fiber));
 
 	if (alive_count == alive_room)
-		alive = realloc(alive, (size_t)(alive_room += 64) * sizeof(struct fiber *));
-	ended = realloc(ended, (size_t)(last_id + 1) * sizeof(struct fiber *));
+		alive = sim_grow(alive, alive_room += 64, sizeof(struct fiber *));
+	ended = sim_grow(ended, last_id + 1, sizeof(struct fiber *));
 	alive[alive_count++] = ended[last_id++] = fiber;
 	fiber->id = last_id;
 	fiber->node = node;
