@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck shell=bash
-# How ./check runs a step: with a time limit, in its turn or in the background.
+# How ./check runs a step: with a time limit, in its turn or in a lane beside it.
 #
-# Builds and static analysis need nothing but processors, which most tests leave idle. They run in
-# the background, one after the other, at the lowest priority. When the turn of such a step comes,
-# step_run waits for it and reports it.
+# Most tests wait and leave processors idle. A lane is a process that runs steps one after the other
+# meanwhile. When the turn of such a step comes, step_run waits for it and reports it. Lanes of the
+# kind "idle", for builds and static analysis, have the lowest priority.
 
-records=$logs/steps # a file for each step that ended in the background: its verdicts
-background=()       # the steps that run there
-background_pid=     # the process that runs them
+records=$logs/steps # a file for each step that ended in a lane: its verdicts
+declare -A lane_of  # the process of the lane that runs a step, by the step
+busy_lanes=()       # those of the kind "normal"
 child=              # the command that runs now
-launcher=()         # the command that lowers the priority of background steps
-patience=1          # factor of all time limits: a background step may have to wait
+launcher=()         # the command that lowers the priority of steps in an idle lane
+patience=1          # factor of all time limits: a step in a lane may have to wait
 
 # Run a command with a time limit. An interrupt ends it with all its children.
 run_limited() # SECONDS COMMAND...
@@ -29,14 +29,14 @@ run_limited() # SECONDS COMMAND...
 
 interrupted()
 {
-	local pid
+	local lane pid
 
 	[ -z "$child" ] || kill "$child" 2>/dev/null
-	if [ -n "$background_pid" ]; then
-		for pid in "$background_pid" $(background_children); do
+	for lane in $(printf '%s\n' "${lane_of[@]}" | sort -u); do
+		for pid in "$lane" $(lane_children "$lane"); do
 			kill "$pid" 2>/dev/null
 		done
-	fi
+	done
 	echo
 	exit 130
 }
@@ -61,16 +61,18 @@ step_command() # STEP SECONDS COMMAND...
 	step_report "$1"
 }
 
-# Run a step of named_step now, or wait for it if it is in the background. False: a case failed or
-# was skipped.
+# Run a step of named_step now, or wait for it if it is in a lane. False: a case failed or was
+# skipped.
 step_run() # STEP
 {
+	local lane=${lane_of[$1]-}
+
 	step_begin "$1"
-	if ! background_has "$1"; then
+	if [ -z "$lane" ]; then
 		named_step "$1" >"$records/$1"
 	else
-		while [ ! -e "$records/$1" ] && kill -0 "$background_pid" 2>/dev/null; do
-			background_hurry
+		while [ ! -e "$records/$1" ] && kill -0 "$lane" 2>/dev/null; do
+			lane_hurry "$lane"
 			sleep 0.5
 		done
 		[ -e "$records/$1" ] || printf 'failed\t%s\tit ended early\n' "$1" >"$records/$1"
@@ -84,51 +86,67 @@ step_report() # STEP
 	! grep -q -v -E '^(passed|took)' "$records/$1"
 }
 
-background_has() # STEP
+# Run steps of named_step beside the caller, one after the other.
+lane_start() # idle|normal STEP...
 {
-	local name
+	local kind=$1 name lowest
 
-	for name in "${background[@]}"; do
-		[ "$name" != "$1" ] || return 0
-	done
-	return 1
-}
-
-# Run `background`, one step after the other.
-background_start()
-{
+	shift
 	# The kernel may divide processors between sessions first (autogroup), so a step gets its
 	# own.
 	# shellcheck disable=SC2016 # expanded by the inner shell
-	local lowest='{ echo 19 >/proc/self/autogroup || :
+	lowest='{ echo 19 >/proc/self/autogroup || :
 		chrt --idle --pid 0 $$ || renice -n 19 $$; } >/dev/null 2>&1; exec "$@"'
-
 	(
 		trap 'exit 143' TERM
 		patience=4
-		launcher=(setsid sh -c "$lowest" sh)
-		for name in "${background[@]}"; do
+		[ "$kind" = normal ] || launcher=(setsid sh -c "$lowest" sh)
+		for name; do
 			step_begun=$(now)
 			named_step "$name" >"$records/$name.part"
-			printf 'took\t%s\n' "$(since "$step_begun") behind" >>"$records/$name.part"
+			printf 'took\t%s\n' "$(since "$step_begun") beside" >>"$records/$name.part"
 			mv "$records/$name.part" "$records/$name"
 		done
 	) &
-	background_pid=$!
+	for name; do
+		lane_of[$name]=$!
+	done
+	[ "$kind" = idle ] || busy_lanes+=($!)
 }
 
-# The processes of the background step that runs now.
-background_children()
+# Wait until only idle lanes run.
+lanes_rest()
 {
-	cat "/proc/$background_pid/task/$background_pid/children" 2>/dev/null
+	local lane
+
+	for lane in "${busy_lanes[@]}"; do
+		while kill -0 "$lane" 2>/dev/null; do
+			sleep 0.5
+		done
+	done
 }
 
-# Give the background step that step_run waits for the normal priority.
-background_hurry()
+# Wait for a step of another lane. False: it failed.
+step_await() # STEP
+{
+	while [ ! -e "$records/$1" ] && kill -0 "${lane_of[$1]}" 2>/dev/null; do
+		sleep 0.5
+	done
+	grep -q '^passed' "$records/$1"
+}
+
+# The processes of the step that a lane runs now.
+lane_children() # LANE
+{
+	cat "/proc/$1/task/$1/children" 2>/dev/null
+}
+
+# Give the step that step_run waits for the normal priority.
+lane_hurry() # LANE
 {
 	local leader member
 
-	for leader in $(background_children); do
+	for leader in $(lane_children "$1"); do
 		{ echo 0 >"/proc/$leader/autogroup"; } 2>/dev/null
 		for member in $(pgrep --session "$leader"); do
 			chrt --other --pid 0 "$member"

@@ -90,6 +90,7 @@ run_again() # DIRECTORY TESTLOG MESON-TEST-OPTION...
 		esac
 		shift
 	done
+	lanes_rest
 	rm -f "$directory"/meson-logs/again*
 	run_limited "${TESTS_LIMIT:-1800}" "${under[@]}" meson test -C "$directory" --no-rebuild \
 		--logbase again --num-processes 1 "${options[@]}" "${names[@]}" >>"$log" 2>&1
@@ -146,13 +147,14 @@ check_address()
 # not mended (docs/simulation.md): the kept seeds and ./check --release have all.
 sim_sets=(weights=0 rdma=0 transports=1 files=0 registry=0 programs=1)
 
-check_sim() # BUILD SECONDS
+# One world at a time: this step runs beside tests.
+sim_verdicts() # STEP SECONDS
 {
 	local directory=$build
 
-	[ "$1" = plain ] || directory=$build/$1
-	is_built "$1" "sim $1" && step_command "sim $1" $(($2 + 120)) "$directory/tests/sim/sim" \
-		--for "$2" "${sim_sets[@]/#/--set=}"
+	[ "$1" = "sim plain" ] || directory=$build/${1#sim }
+	command_verdicts "$1" $(($2 + 120)) "$directory/tests/sim/sim" --for "$2" --jobs 1 \
+		"${sim_sets[@]/#/--set=}"
 }
 
 # Find a command that turns the randomness of addresses off. The thread sanitizer needs that where

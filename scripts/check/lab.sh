@@ -13,24 +13,28 @@ find_lab()
 	fi
 }
 
-# The lab itself: a machine starts, ends, and reports what went wrong.
-check_lab_smoke()
+# The lab itself comes first: a machine starts, ends, and reports what went wrong.
+lab_steps=(lab lab-driver lab-network lab-files lab-rdma)
+
+# A step of the lab, and its verdicts.
+lab_verdicts() # STEP
 {
+	case $1 in
+	lab) command_verdicts "$1" 300 "$top/tests/lab/check" self ;;
+	lab-rdma) command_verdicts "$1" 1300 "$top/tests/lab/check" rdma "$build" ;;
+	*) command_verdicts "$1" 600 "$top/tests/lab/check" "${1#lab-}" "$build" ;;
+	esac
+}
+
+check_lab() # STEP...
+{
+	local name
+
 	if [ -n "$lacks_lab" ]; then
 		step_lacks lab "$lacks_lab"
 		return
 	fi
-	step_command lab 300 "$top/tests/lab/check" self
-}
-
-check_lab()
-{
-	check_lab_smoke
-	[ -z "$lacks_lab" ] || return
-	is_built plain lab-driver && step_command lab-driver 600 "$top/tests/lab/check" driver \
-		"$build"
-	is_built plain lab-network && step_command lab-network 300 "$top/tests/lab/check" network \
-		"$build"
-	is_built plain lab-files && step_command lab-files 300 "$top/tests/lab/check" files "$build"
-	is_built plain lab-rdma && step_command lab-rdma 1300 "$top/tests/lab/check" rdma "$build"
+	for name in "$@"; do
+		is_built plain "$name" && step_run "$name"
+	done
 }

@@ -50,7 +50,7 @@ release_record() # STEP RESULT TIME
 	local row with
 
 	with="gcc $(gcc -dumpfullversion), Linux $(uname -r), $(nproc) CPUs"
-	row="| $1 | $2 | ${3% behind} | $(date -u +%F) | $(release_revision) | $with |"
+	row="| $1 | $2 | $3 | $(date -u +%F) | $(release_revision) | $with |"
 	awk -v row="$row" -v start="| $1 |" '
 		index($0, start) == 1 { print row; done = 1; next }
 		{ print }
