@@ -4,7 +4,7 @@
 # page shows: word for word, but for numbers and for what a comment before the block names.
 #
 #   <!-- status: N -->      what the last command of the block ends with; else 0
-#   <!-- varies: REGEX -->  what may be another one or absent
+#   <!-- varies: REGEX -->  what may be another one or absent; so may lines of nothing else
 #   <!-- with: NIC -->      each machine has one: that of the libibverbs in $TEST_VERBS
 #
 # "$" is this machine. "north$" and "south$" are two, at 10.0.0.1 and 10.0.0.2: network namespaces
@@ -71,7 +71,7 @@ in_south()
 # between words.
 plain() # VARIES
 {
-	sed -E ${1:+-e "s#$1##g"} -e "s/\<$(uname -n)\>/HOST/g" -e 's/\<[0-9a-f]{12,}\>/H/g' \
+	sed -E ${1:+-e "s#$1##g" -e '/./!d'} -e "s/\<$(uname -n)\>/HOST/g" -e 's/\<[0-9a-f]{12,}\>/H/g' \
 		-e 's/\<GPU-[0-9a-f-]+/GPU-H/g' -e 's/[0-9]+([.:][0-9a-f]+)*/N/g' \
 		-e 's/\<connections\>/connection/g' -e 's/[ \t]+/ /g' -e 's/ $//'
 }
