@@ -4,7 +4,7 @@
 
 changed_sources=()
 changed_scripts=()
-# Over that ./check takes too long: clang-tidy needs about two seconds of a processor for a file.
+# Over that ./check takes too long: clang-tidy needs up to a second of a processor for a file.
 most_changed=60
 
 # The commit that the change is compared with: where it left the main branch, or the last commit but

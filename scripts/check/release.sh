@@ -4,7 +4,7 @@
 #
 # A step is a function release_NAME; release_steps lists the names. A new step is one more of each.
 
-release_steps=(tests address thread valgrind mooncake nixl vllm tarball deb container
+release_steps=(tests address thread analyzer valgrind mooncake nixl vllm tarball deb container
 	python aarch64 debug hosts driver races weights repeat fuzz sim mutants)
 results=$top/docs/release-results.md
 
@@ -36,6 +36,7 @@ leave_out_release()
 	leave_out release "the tests that tests/long.txt leaves to it ($(suite_names release))"
 	leave_out release "every test under the sanitizers"
 	leave_out release "fresh seeds with RDMA, shared memory, files, registries and weights"
+	leave_out release "clang's analyzer to its own limit"
 	leave_out release "valgrind"
 	leave_out release "random fuzzing"
 	leave_out release "kernels with checkers, RDMA between machines"
@@ -82,6 +83,12 @@ release_thread()
 {
 	every_sanitized
 	TESTS_LIMIT=7200 check_thread
+}
+
+# clang's analyzer, to its own limit.
+release_analyzer()
+{
+	step_command analyzer 7200 "$top/scripts/tidy" --deep "$build"
 }
 
 # The unit tests under valgrind.
