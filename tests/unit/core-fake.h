@@ -407,6 +407,31 @@ static inline void drop_batch(struct wh_batch *batch)
 	assert_int_equal(wh_batch_free(batch), 0);
 }
 
+/* What the library has logged since fake_logs(), a line each. */
+static char fake_log[4096];
+
+static inline void fake_log_line(void *at, const struct wh_log_record *record)
+{
+	size_t used = strlen(fake_log);
+
+	(void)at;
+	snprintf(fake_log + used, sizeof(fake_log) - used, "%u %s: %s\n", record->level,
+		 record->area, record->text);
+}
+
+static inline void fake_logs(void)
+{
+	fake_log[0] = 0;
+	engine->log = (struct wh_log){ fake_log_line, NULL, WH_LOG_DEBUG };
+}
+
+/* It has logged this, as "1 area: text" with the level in front. */
+static inline void logged(const char *text)
+{
+	if (!strstr(fake_log, text))
+		fail_msg("\"%s\" is not in \"%s\"", text, fake_log);
+}
+
 static inline void said(const char *text)
 {
 	if (!strstr(wh_error_text(), text))
