@@ -255,8 +255,10 @@ static void engine_open_transports(struct wh_engine *engine)
 
 		snprintf(name, sizeof(name), "%.*s", (int)strcspn(list, ","), list);
 		id = wh_transport_by_name(name);
-		engine->rank[id] = rank < WH_TRANSPORT_COUNT ? rank++ : rank;
-		if (!engine->transport_off[id][0] && engine->order_count < WH_TRANSPORT_COUNT)
+		if (engine->rank[id] != WH_TRANSPORT_COUNT)
+			continue; /* named before */
+		engine->rank[id] = rank++;
+		if (!engine->transport_off[id][0])
 			engine->order[engine->order_count++] = (uint8_t)id;
 	}
 }

@@ -217,15 +217,16 @@ static struct wh_timer *timer_first(const struct wh_loop *loop)
 }
 
 /* Fire the timers that are due now. A timer set meanwhile waits for the next turn, even if it is
- * due; a timer cleared meanwhile does not fire. */
-static void timers_fire(struct wh_loop *loop)
+ * due; a timer cleared meanwhile does not fire. True: there was one. */
+static bool timers_fire(struct wh_loop *loop)
 {
 	struct wh_timer *timer = timer_first(loop);
 	struct wh_list due, *link;
+	bool fired = false;
 	int64_t now;
 
 	if (!timer)
-		return;
+		return false;
 	now = wh_now();
 	wh_list_init(&due);
 	for (; timer && timer->at <= now; timer = timer_first(loop)) {
@@ -235,7 +236,9 @@ static void timers_fire(struct wh_loop *loop)
 	while ((link = wh_list_take(&due))) {
 		timer = wh_container(link, struct wh_timer, link);
 		timer->fire(timer);
+		fired = true;
 	}
+	return fired;
 }
 
 /* ---- sources ------------------------------------------------------------------------------ */
@@ -447,7 +450,7 @@ bool wh_loop_turn(struct wh_loop *loop)
 	worked |= count > 0 || atomic_load(&loop->posted);
 	loop_deliver(loop, events, count);
 	tasks_run(loop);
-	timers_fire(loop);
+	worked |= timers_fire(loop);
 	current_loop = before;
 	return worked;
 }

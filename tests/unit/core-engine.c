@@ -429,6 +429,35 @@ static void progress__says_what_it_did(void **state)
 	assert_true(wh_now() - start >= 5 * WH_MS);
 }
 
+static void on_timer(struct wh_timer *timer)
+{
+	(void)timer;
+	ran++;
+}
+
+static void set_timer(void *timer)
+{
+	wh_timer_set(&engine->loops[0], timer, START + WH_SECOND);
+}
+
+static void progress__timers(void **state)
+{
+	struct wh_timer timer = { .fire = on_timer };
+
+	(void)state;
+	frozen_now = START;
+	ran = 0;
+	wh_loop_call(&engine->loops[0], set_timer, &timer);
+	settle();
+	frozen_now = START + WH_SECOND - 1;
+	settle();
+	assert_int_equal(ran, 0);
+	frozen_now++;
+	assert_int_equal(wh_engine_progress(engine, 0), 1);
+	assert_int_equal(ran, 1);
+	frozen_now = 0;
+}
+
 /* Works put works: each call runs what was due when it began, and does not sleep if more came. */
 static struct wh_work first, second;
 static unsigned works;
@@ -538,6 +567,7 @@ int main(void)
 		TEST(loops__in_turns),
 		TEST(progress__who_may),
 		TEST(progress__says_what_it_did),
+		TEST(progress__timers),
 		TEST(progress__works),
 		TEST(cond_wait__gives_a_turn),
 		TEST(memory__guards),
