@@ -243,6 +243,25 @@ static void transports__order(void **state)
 	assert_int_equal(wh_engine_close(one), 0);
 }
 
+/* A name counts where it is first: a batch that a transport fails goes on with the next one, and
+ * would come back to one that is twice in the order. */
+static void transports__named_twice(void **state)
+{
+	struct wh_engine *one;
+
+	(void)state;
+	prepare("transports=tcp,self,tcp,tcp,tcp,tcp,shm,self");
+	one = opened();
+	assert_int_equal(one->order_count, 3);
+	assert_int_equal(one->order[0], WH_TRANSPORT_TCP);
+	assert_int_equal(one->order[1], WH_TRANSPORT_SELF);
+	assert_int_equal(one->order[2], WH_TRANSPORT_SHM);
+	assert_int_equal(one->rank[WH_TRANSPORT_TCP], 0);
+	assert_int_equal(one->rank[WH_TRANSPORT_SELF], 1);
+	assert_int_equal(one->rank[WH_TRANSPORT_SHM], 2);
+	assert_int_equal(wh_engine_close(one), 0);
+}
+
 /* Records are what TCP has instead of TLS. */
 static void transports__records(void **state)
 {
@@ -559,6 +578,7 @@ int main(void)
 		cmocka_unit_test(open__no_memory),
 		cmocka_unit_test(open__log_level),
 		cmocka_unit_test(transports__order),
+		cmocka_unit_test(transports__named_twice),
 		cmocka_unit_test(transports__records),
 		TEST(guard__fork),
 		TEST(close__what_is_open),
