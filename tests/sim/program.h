@@ -254,6 +254,8 @@ extern struct program_counts program_counts;
 /* A thread that makes the faults which the options name, heals all, and ends. */
 void *chaos_main(void *arg);
 
+#define SWARM_MOST 128 /* options at the most */
+
 /* Let the seed choose the options of its world. Each is drawn by its name: a new one leaves the
  * others as they were. */
 void swarm_choose(uint64_t seed, bool is_long);

@@ -5,7 +5,7 @@
 
 #include "program.h"
 
-#define RUN_SETS 64
+#define RUN_SETS (SWARM_MOST + 16) /* each option, and some once more */
 
 /* What to run. */
 struct run {

@@ -113,6 +113,7 @@ static const struct row rows[] = {
 };
 
 #define ROWS ((int)(sizeof(rows) / sizeof(*rows)))
+_Static_assert(ROWS <= SWARM_MOST, "there is room for each option");
 
 /* A number for a seed and a name: FNV-1a, then the finaliser of splitmix64. */
 static uint64_t mixed(uint64_t seed, const char *name)
