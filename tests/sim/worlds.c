@@ -241,6 +241,54 @@ static void world_waits(void)
 	scene_play(act_waits);
 }
 
+/* ---- a peer that is closed while queue pairs are being tried --------------------------------- */
+
+#define NICS 4
+#define PAIR_OBJECTS 3 /* queue pair, completion queue, channel */
+
+/* Once the first queue pair is gone, loop 0 is late to take down the others: their probes fail
+ * meanwhile. */
+static void *hold_closing(void *arg)
+{
+	const struct scene *scene = arg;
+	int node = scene->initiator->node, open = sim_nic_objects(node);
+
+	while (sim_nic_objects(node) >= open)
+		sim_sleep(200);
+	sim_thread_hold(node, "/0", 5 * SIM_SEC);
+	return NULL;
+}
+
+/* All NICs of the owner lose packets, so queue pairs connect and fail in turn. */
+static void act_close_probing(struct scene *scene)
+{
+	struct wh_batch *batch = scene_write(scene, 64);
+	int node = scene->initiator->node, idle;
+
+	for (int i = 0; i < NICS; i++)
+		sim_nic_black(SCENE_OWNER, i, 60 * SIM_SEC);
+	scene_expect("submit", wh_batch_submit(batch), 0);
+	scene_expect("a write", scene_end(batch, 20 * SIM_SEC), 0);
+	wh_batch_free(batch);
+	idle = sim_nic_objects(node);
+	for (int i = 0; sim_nic_objects(node) < idle + NICS * PAIR_OBJECTS; i++) {
+		if (i == 10000)
+			sim_fail("directed", "no queue pair is tried again");
+		idle = sim_nic_objects(node) < idle ? sim_nic_objects(node) : idle;
+		scene_pass(scene, SIM_MS);
+	}
+	scene_pass(scene, 5 * SIM_MS);
+	sim_spawn(-1, "hold", hold_closing, scene);
+	scene_expect("wh_peer_close", wh_peer_close(scene->peer), 0);
+	scene->peer = scene_open(scene);
+}
+
+static void world_close_probing(void)
+{
+	sim_options.rdma = NICS;
+	scene_play(act_close_probing);
+}
+
 static const struct world worlds[] = {
 	{ "cancel-in-handshake", "a write behind a late PROVE is cancelled",
 	  world_cancel_in_handshake },
@@ -248,6 +296,7 @@ static const struct world worlds[] = {
 	{ "reopen", "a data connection fails in two ways in a row", world_reopen },
 	{ "idle-close", "writes meet the end of an idle connection", world_idle_close },
 	{ "waits", "calls wait without threads while a callback is due", world_waits },
+	{ "close-probing", "a peer is closed while queue pairs are tried", world_close_probing },
 	{ NULL, NULL, NULL },
 };
 

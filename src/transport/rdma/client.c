@@ -244,16 +244,23 @@ static void client_collect(struct rdma_peer *rdma, struct wh_list *out)
 	rdma->queued = 0;
 }
 
+/* Before any of them stops: completions of one endpoint make progress with all of a peer's that are
+ * connected. Under rdma_peer.lock. */
+static void endpoints_lose(struct rdma_peer *rdma)
+{
+	for (unsigned i = 0; i < rdma->endpoint_count; i++) {
+		rdma->endpoints[i]->state = RDMA_LOST;
+		rdma->endpoints[i]->announced = false;
+	}
+}
+
 void rdma_client_lost(struct rdma_peer *rdma, int error, const char *text)
 {
 	struct wh_list all, *link;
 
 	wh_list_init(&all);
 	pthread_mutex_lock(&rdma->lock);
-	for (unsigned i = 0; i < rdma->endpoint_count; i++) {
-		rdma->endpoints[i]->state = RDMA_LOST;
-		rdma->endpoints[i]->announced = false;
-	}
+	endpoints_lose(rdma);
 	snprintf(rdma->why, sizeof(rdma->why), "%s", text);
 	pthread_mutex_unlock(&rdma->lock);
 	for (unsigned i = 0; i < rdma->endpoint_count; i++)
@@ -284,6 +291,9 @@ void rdma_client_close(struct rdma_peer *rdma)
 	struct wh_list none;
 
 	wh_list_init(&none);
+	pthread_mutex_lock(&rdma->lock);
+	endpoints_lose(rdma);
+	pthread_mutex_unlock(&rdma->lock);
 	for (unsigned i = 0; i < rdma->endpoint_count; i++) {
 		struct rdma_endpoint *endpoint = rdma->endpoints[i];
 

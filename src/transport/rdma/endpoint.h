@@ -43,7 +43,7 @@ struct wh_region_entry;
  *   BREAKING    IDLE        both ends are down, and the endpoint may reconnect at once
  *   BREAKING    FAILED      both ends are down, after a failure
  *   FAILED      WANTED      the timer has fired: `backoff` is over, or the port is up again
- *   any         LOST        rdma_client_lost(): the peer is lost
+ *   any         LOST        rdma_client_lost(): the peer is lost; rdma_client_close()
  *   LOST        IDLE        rdma_client_again(): the peer is back
  *
  * "These three" are CONNECTING, PROBING and READY. "Down" means that the queue pair is destroyed:
