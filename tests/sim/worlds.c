@@ -289,6 +289,124 @@ static void world_close_probing(void)
 	scene_play(act_close_probing);
 }
 
+/* ---- files of the owner ---------------------------------------------------------------------- */
+
+#define PATH "/sim/file"
+
+/* Two regions of the owner, and a thread there that has them. */
+struct store {
+	const struct scene *scene;
+	uint8_t memory[64], *file;
+	uint64_t remote[2]; /* of the memory, of the file */
+	bool withdraw, withdrawn, leave, left;
+};
+
+static void *store_main(void *arg)
+{
+	const struct wh_region_options options = { .size = sizeof(options),
+						   .access = WH_ACCESS_READ | WH_ACCESS_WRITE };
+	const struct wh_file_options file = { .size = sizeof(file),
+					      .flags = WH_FILE_WRITE,
+					      .region = &options };
+	struct store *store = arg;
+	struct wh_engine *engine = store->scene->owner->engine;
+	struct wh_region *regions[2];
+
+	store->file = sim_file_new(SCENE_OWNER, PATH, SCENE_LOCAL);
+	scene_expect("wh_region_register",
+		     wh_region_register(engine, store->memory, sizeof(store->memory), &options,
+					&regions[0]),
+		     0);
+	scene_expect("wh_file_register", wh_file_register(engine, PATH, &file, &regions[1]), 0);
+	store->remote[0] = wh_region_id(regions[0]);
+	store->remote[1] = wh_region_id(regions[1]);
+	while (!store->withdraw)
+		sim_sleep(SIM_MS);
+	scene_expect("wh_region_unregister of memory", wh_region_unregister(regions[0]), 0);
+	store->withdrawn = true;
+	while (!store->leave)
+		sim_sleep(SIM_MS);
+	scene_expect("wh_region_unregister of a file", wh_region_unregister(regions[1]), 0);
+	store->left = true;
+	return NULL;
+}
+
+static void store_open(struct store *store, struct scene *scene)
+{
+	store->scene = scene;
+	sim_spawn(scene->owner->node, "store", store_main, store);
+	while (!store->remote[1])
+		scene_pass(scene, SIM_MS);
+}
+
+static void store_withdraw(struct store *store, struct scene *scene)
+{
+	store->withdraw = true;
+	while (!store->withdrawn)
+		scene_pass(scene, SIM_MS);
+}
+
+static void store_close(struct store *store, struct scene *scene)
+{
+	store->leave = true;
+	while (!store->left)
+		scene_pass(scene, SIM_MS);
+}
+
+/* ---- an owner that is short of memory -------------------------------------------------------- */
+
+#define ALLOCATIONS 60 /* more than a write to a file takes */
+#define WRITTEN 20000 /* bytes: several requests */
+
+/* Bytes of a write are old or new at any time: here never those of another offset. */
+static void *watch_file(void *arg)
+{
+	const struct store *store = arg;
+	const uint8_t *local = store->scene->local;
+
+	while (!store->leave) {
+		for (size_t i = 0; i < WRITTEN; i++)
+			if (store->file[i] && store->file[i] != local[i])
+				sim_fail("bytes", "byte %zu of a file is neither old nor new", i);
+		sim_sleep(100000);
+	}
+	return NULL;
+}
+
+/* Each allocation of the owner fails once. */
+static void act_short_owner(struct scene *scene)
+{
+	struct wh_transfer transfer = { .local = scene->region, .length = WRITTEN, .op = WH_WRITE };
+	struct store store = { .scene = NULL };
+	struct wh_batch *batch;
+
+	pattern_fill(scene->local, 1, WRITTEN);
+	store_open(&store, scene);
+	sim_spawn(-1, "watch", watch_file, &store);
+	transfer.remote = store.remote[1];
+	scene_expect("wh_batch_new", wh_batch_new(scene->peer, NULL, &batch), 0);
+	scene_expect("wh_batch_add", wh_batch_add(batch, &transfer, 1), 0);
+	for (int i = 1; i < ALLOCATIONS; i++) {
+		memset(store.file, 0, WRITTEN);
+		while (wh_peer_status(scene->peer))
+			scene_pass(scene, SIM_MS);
+		sim_node_fail_allocation(scene->owner->node, (uint64_t)i);
+		if (!wh_batch_submit(batch))
+			scene_end(batch, 60 * SIM_SEC);
+	}
+	sim_heal();
+	wh_batch_free(batch);
+	store_withdraw(&store, scene);
+	store_close(&store, scene);
+}
+
+static void world_short_owner(void)
+{
+	sim_options.slice = 4096;
+	sim_options.segment = 1460;
+	scene_play(act_short_owner);
+}
+
 static const struct world worlds[] = {
 	{ "cancel-in-handshake", "a write behind a late PROVE is cancelled",
 	  world_cancel_in_handshake },
@@ -297,6 +415,7 @@ static const struct world worlds[] = {
 	{ "idle-close", "writes meet the end of an idle connection", world_idle_close },
 	{ "waits", "calls wait without threads while a callback is due", world_waits },
 	{ "close-probing", "a peer is closed while queue pairs are tried", world_close_probing },
+	{ "short-owner", "an owner of a file is short of memory", world_short_owner },
 	{ NULL, NULL, NULL },
 };
 

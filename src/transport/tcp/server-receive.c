@@ -215,6 +215,9 @@ int tcp_server_consume(struct tcp_server *server)
 			payload_copy_to_slots(server);
 		else
 			payload_copy_to_regions(server);
+		/* What is in the buffer comes before what the socket has: receive no more. */
+		if (server->failed)
+			return -ENOMEM;
 		if (server->left)
 			return server->wants_slot ? -ENOBUFS : -EAGAIN;
 		server->receiving = false;
@@ -251,7 +254,7 @@ ssize_t tcp_server_receive(struct tcp_server *server, size_t *expected)
 	if (server->receiving && server->write) {
 		want = tcp_stage_into(server, vector);
 		if (!want)
-			return -EAGAIN;
+			return server->failed ? -ENOMEM : -EAGAIN;
 		count = 1;
 	} else {
 		want = server->receiving ? payload_fill_vector(server, &entered, vector, &count) :

@@ -133,8 +133,9 @@ static struct tcp_chunk *chunk_new_lent(struct tcp_server *server, uint32_t slot
 	return chunk;
 }
 
-/* Enter a region until the GPU has finished with the chunk. NULL: unregistered, or no memory. */
-static const struct wh_region *chunk_enter_region(struct tcp_chunk *chunk, uint64_t id)
+/* Enter a region until the GPU has finished with the chunk. NULL: *error is ESTALE (it was
+ * unregistered) or ENOMEM. */
+static const struct wh_region *chunk_enter_region(struct tcp_chunk *chunk, uint64_t id, int *error)
 {
 	struct wh_region_entry *entry, **grown;
 	uint32_t room = chunk->entry_room ? 2 * chunk->entry_room : 4;
@@ -144,12 +145,14 @@ static const struct wh_region *chunk_enter_region(struct tcp_chunk *chunk, uint6
 				    entry);
 	if (chunk->entry_count == chunk->entry_room) {
 		grown = realloc(chunk->entries, room * sizeof(*grown));
+		*error = ENOMEM;
 		if (!grown)
 			return NULL;
 		chunk->entries = grown;
 		chunk->entry_room = room;
 	}
 	entry = wh_region_entry_enter(wh_engine_regions(chunk->server->engine), id);
+	*error = ESTALE;
 	if (!entry)
 		return NULL;
 	chunk->entries[chunk->entry_count++] = entry;
@@ -224,17 +227,18 @@ size_t tcp_stage_into(struct tcp_server *server, struct iovec *vector)
 static void chunk_map_to_extents(struct tcp_server *server, struct tcp_chunk *chunk)
 {
 	uint64_t left = chunk->sent;
+	int error;
 
 	chunk->first = server->at;
 	while (left) {
 		struct tcp_extent *extent = &server->extents[server->at];
 		uint64_t length = extent->length - server->skip, taken = 0;
 		const struct wh_region *region =
-			extent->error ? NULL : chunk_enter_region(chunk, extent->region);
+			extent->error ? NULL : chunk_enter_region(chunk, extent->region, &error);
 
 		length = length < left ? length : left;
 		if (!extent->error && !region)
-			extent->error = ESTALE;
+			extent->error = error;
 		if (region)
 			taken = wh_staging_add(
 				&chunk->staging, region,
@@ -308,15 +312,17 @@ static void chunk_end_write(struct tcp_chunk *chunk)
 /* Start gathering the next bytes of the read into the chunk. 0, -ESTALE or -ENOMEM. */
 static int chunk_gather(struct tcp_job *job, struct tcp_chunk *chunk)
 {
+	int error;
+
 	while (job->ungathered && chunk->staging.bytes < WH_SLOT) {
 		const struct tcp_extent *extent = &job->extents[job->at];
-		const struct wh_region *region = chunk_enter_region(chunk, extent->region);
+		const struct wh_region *region = chunk_enter_region(chunk, extent->region, &error);
 		uint64_t taken;
 
 		/* The response has announced these bytes, but their region was unregistered since:
 		 * only closing the connection tells the peer. */
 		if (!region)
-			return -ESTALE;
+			return -error;
 		taken = wh_staging_add(&chunk->staging, region,
 				       region->entry.address + extent->offset + job->skip,
 				       extent->length - job->skip);

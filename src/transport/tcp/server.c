@@ -159,7 +159,7 @@ void tcp_server_post_free(struct tcp_server *server)
 void tcp_server_turn(struct tcp_server *server, bool readable)
 {
 	uint64_t moved = server->moved;
-	int error = server->dead ? 0 : server_serve(server, readable);
+	int error = server->dead || server->failed ? 0 : server_serve(server, readable);
 	uint32_t events;
 
 	if (server->dead)
