@@ -225,6 +225,8 @@ bool program_has_threads(void);
 void program_url(int place, char *out, size_t length);
 bool program_engine_open(struct program *program);
 void program_engine_close(struct program *program);
+/* The world has ended: what disks kept after wh_engine_close() is free. */
+void program_check_ended(void);
 void program_progress(struct program *program, int64_t timeout);
 
 /* The simulated time that a call takes, less what its host stands still. */

@@ -139,6 +139,7 @@ static void run_here(const struct run *run)
 			_exit(0);
 		sim_fail("hang", "the world does not end");
 	}
+	program_check_ended();
 	if (sim_live_blocks) {
 		sim_memory_report();
 		sim_fail("leak", "%lld allocations are left", (long long)sim_live_blocks);
