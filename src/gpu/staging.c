@@ -234,10 +234,6 @@ static void staging_continue(struct wh_staging *staging)
 	int error;
 
 	while (!staging->error && staging->next < staging->count) {
-		if (staging_copy_by_cpu(staging, &staging->extents[staging->next])) {
-			staging->next++;
-			continue;
-		}
 		if (extent_file(&staging->extents[staging->next])) {
 			/* staging_run_file() continues; `staging` may be freed by now */
 			staging_submit_file(staging, staging->extents[staging->next].region);
@@ -352,11 +348,23 @@ void wh_staging_init(struct wh_staging *staging, struct wh_gpus *gpus, bool urge
 	staging->job.done = staging_job_done;
 }
 
+/* Copy all extents of host memory, and take them from the list. */
+static void staging_copy_host(struct wh_staging *staging)
+{
+	uint32_t left = 0;
+
+	for (uint32_t i = 0; i < staging->count; i++)
+		if (!staging_copy_by_cpu(staging, &staging->extents[i]))
+			staging->extents[left++] = staging->extents[i];
+	staging->count = left;
+}
+
 void wh_staging_start(struct wh_staging *staging, bool into)
 {
 	staging->into = into;
 	staging->next = 0;
 	staging->error = 0;
 	staging->text[0] = 0;
+	staging_copy_host(staging);
 	staging_continue(staging);
 }

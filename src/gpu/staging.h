@@ -24,7 +24,8 @@ struct wh_region_table;
 struct wh_registration;
 
 struct wh_staged_extent {
-	const struct wh_region *region; /* the caller holds or has entered it until `done` */
+	/* the caller holds or has entered it until `done`; host memory until wh_staging_start() */
+	const struct wh_region *region;
 	uint64_t address; /* in the region; of this process */
 	uint64_t length;
 	uint64_t offset; /* in the slot */
@@ -60,7 +61,8 @@ uint64_t wh_staging_add(struct wh_staging *staging, const struct wh_region *regi
 			uint64_t address, uint64_t length);
 /* Leave `length` bytes of the slot unused, or what is left of it. Returns how many. */
 uint64_t wh_staging_skip(struct wh_staging *staging, uint64_t length);
-/* Copy all extents into the slot, or out of it, and call `done`. Does not wait. */
+/* Copy all extents into the slot, or out of it, and call `done`. Does not wait. Those of host
+ * memory are copied on return, so a disk that does not answer holds none. */
 void wh_staging_start(struct wh_staging *staging, bool into);
 /* Instead of wh_staging_start(staging, true): the calling thread copies all extents into the slot,
  * if that does not wait and is worth it: a few bytes of GPU memory, through region windows; bytes

@@ -407,6 +407,43 @@ static void world_short_owner(void)
 	scene_play(act_short_owner);
 }
 
+/* ---- a disk that does not answer ------------------------------------------------------------- */
+
+/* One request writes to memory and to a file whose disk hangs: the memory can be unregistered. */
+static void act_hung_disk(struct scene *scene)
+{
+	struct wh_transfer transfers[2] = {
+		{ .local = scene->region, .length = 64, .op = WH_WRITE },
+		{ .local = scene->region, .local_offset = 64, .length = 64, .op = WH_WRITE },
+	};
+	struct store store = { .scene = NULL };
+	struct wh_batch *batch;
+
+	store_open(&store, scene);
+	memset(scene->local, 'A', SCENE_LOCAL);
+	for (int i = 0; i < 2; i++)
+		transfers[i].remote = store.remote[i];
+	scene_expect("wh_batch_new", wh_batch_new(scene->peer, NULL, &batch), 0);
+	scene_expect("wh_batch_add", wh_batch_add(batch, transfers, 2), 0);
+	for (int i = 0; i < 20; i++) /* each of its disks */
+		sim_disk_hang(SCENE_OWNER, 30 * SIM_SEC);
+	scene_expect("submit", wh_batch_submit(batch), 0);
+	scene_expect("wait for the disk", wh_batch_wait_for(batch, 100 * SIM_MS), -EAGAIN);
+	if (store.memory[63] != 'A')
+		sim_fail("directed", "the request has not come as far as the disk");
+	store_withdraw(&store, scene);
+	scene_expect("wait for the disk", wh_batch_wait_for(batch, 100 * SIM_MS), -EAGAIN);
+	sim_heal();
+	scene_expect("the write", scene_end(batch, 20 * SIM_SEC), 0);
+	wh_batch_free(batch);
+	store_close(&store, scene);
+}
+
+static void world_hung_disk(void)
+{
+	scene_play(act_hung_disk);
+}
+
 static const struct world worlds[] = {
 	{ "cancel-in-handshake", "a write behind a late PROVE is cancelled",
 	  world_cancel_in_handshake },
@@ -416,6 +453,7 @@ static const struct world worlds[] = {
 	{ "waits", "calls wait without threads while a callback is due", world_waits },
 	{ "close-probing", "a peer is closed while queue pairs are tried", world_close_probing },
 	{ "short-owner", "an owner of a file is short of memory", world_short_owner },
+	{ "hung-disk", "memory is unregistered while a disk hangs", world_hung_disk },
 	{ NULL, NULL, NULL },
 };
 

@@ -159,6 +159,21 @@ static const struct wh_region *chunk_enter_region(struct tcp_chunk *chunk, uint6
 	return wh_container(entry, struct wh_region, entry);
 }
 
+/* Leave those of host memory, which wh_staging_start() has copied: a file system that does not
+ * answer must not keep them from being unregistered. */
+static void chunk_leave_host_regions(struct tcp_chunk *chunk)
+{
+	uint32_t left = 0;
+
+	for (uint32_t i = 0; i < chunk->entry_count; i++) {
+		if (wh_kind_on_host(chunk->entries[i]->kind))
+			wh_region_entry_leave(chunk->entries[i]);
+		else
+			chunk->entries[left++] = chunk->entries[i];
+	}
+	chunk->entry_count = left;
+}
+
 /* Reading a file touches nothing that somebody else has to wait for. */
 static void chunk_start_copy(struct tcp_chunk *chunk, bool into)
 {
@@ -168,6 +183,7 @@ static void chunk_start_copy(struct tcp_chunk *chunk, bool into)
 	chunk->started = true;
 	wh_engine_count_staged(chunk->server->engine, chunk->staging.bytes);
 	wh_staging_start(&chunk->staging, into);
+	chunk_leave_host_regions(chunk);
 }
 
 /* ---- writes ------------------------------------------------------------ */
