@@ -14,6 +14,7 @@
 #define MEETING (4 * SIM_SEC)
 #define DRAIN_MOST (600 * SIM_SEC)
 #define HEALED_MOST (120 * SIM_SEC) /* for a batch, when all is healed */
+#define SILENCE (10 * SIM_SEC) /* that ends a session, at least */
 #define LISTEN_ON (10 * SIM_SEC) /* for what others have sent */
 
 /* The setting `transports`, by the option of that name. */
@@ -268,6 +269,19 @@ static void check_counters(const struct program *program)
 			 (unsigned long long)total.large_in_flight);
 }
 
+/* A peer that stands still, or whose connection is cut, may keep memory for as long as its session
+ * may be silent (docs/memory-model.md). */
+static void close_target(struct program *program, int slot)
+{
+	int64_t patience = program->timeout < SILENCE / 2 ? SILENCE : 2 * program->timeout;
+	int64_t begun = sim_time - sim_node_stalled(program->node), waited = 0;
+
+	while (!target_close(program, slot, waited > patience)) {
+		sim_idle(10 * SIM_MS);
+		waited = sim_time - sim_node_stalled(program->node) - begun;
+	}
+}
+
 static void check_leaks(const struct program *program)
 {
 	int descriptors = sim_node_descriptors(program->node);
@@ -298,8 +312,8 @@ void program_engine_close(struct program *program)
 	if (!program->crashed)
 		check_counters(program);
 	for (int i = 0; i < PROGRAM_TARGETS; i++)
-		for (int j = 0; program->targets[i]; j++)
-			target_close(program, i, j >= 2);
+		if (program->targets[i])
+			close_target(program, i);
 	close_queue(program);
 	call = call_begin(program);
 	rc = wh_engine_close(program->engine);

@@ -95,6 +95,8 @@ bool sim_run(int64_t until);
 /* Start a thread of a node; node -1: of nobody's. Returns its number. */
 int sim_spawn(int node, const char *name, void *(*run)(void *), void *arg);
 void sim_sleep(int64_t ns);
+/* The same between calls that wait in vain: what they polled does not add up to a busy loop. */
+void sim_idle(int64_t ns);
 /* Let the threads of a node whose name ends in `name` not run for so long. */
 void sim_thread_hold(int node, const char *name, int64_t ns);
 /* Run something after so long, in no thread. */

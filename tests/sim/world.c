@@ -375,6 +375,17 @@ void sim_sleep(int64_t ns)
 	fiber_block(never, NULL, 0, sim_time + ns, "sleep");
 }
 
+static bool idles(const struct fiber *fiber)
+{
+	(void)fiber;
+	return false;
+}
+
+void sim_idle(int64_t ns)
+{
+	fiber_block(idles, NULL, 0, sim_time + ns, "idle");
+}
+
 void fiber_yield(void)
 {
 	fiber_leave(sim_current);
