@@ -123,10 +123,12 @@ bool wh_file_job_queue(struct wh_file_job *job, bool first)
 
 	pthread_mutex_lock(&system->lock);
 	/* Idle threads may have been woken for what is queued already. */
-	if (!turns && system->queued >= system->idle && system->count < system->threads->most &&
+	if (!turns && !system->stop && system->queued >= system->idle &&
+	    system->count < system->threads->most &&
 	    !wh_thread_start(&system->thread[system->count], "wherry/file", system_main, system))
 		system->count++;
-	taken = turns || system->count;
+	/* A job of several file systems may come here after the threads of this one have ended. */
+	taken = turns || system->count > system->ended;
 	if (taken) {
 		if (first)
 			wh_list_push(list, &job->link);
