@@ -35,22 +35,88 @@
 
 /* ---- frames ------------------------------------------------------------------------- */
 
+/* An ABORT that cannot be confirmed yet, because bytes of its connection are being written. */
+struct unconfirmed {
+	struct wh_list link; /* session.aborts */
+	uint64_t number;
+};
+
+/* Confirm it, unless bytes may still be written: 0, -EAGAIN, or another negative errno, which ends
+ * the session: a lost peer is all that tells the initiator that bytes may still be written. */
+static int session_confirm(struct wh_session *session, uint64_t number)
+{
+	uint8_t bytes[8];
+	int error = 0;
+
+	for (unsigned id = 0; id < WH_TRANSPORT_COUNT && !error; id++)
+		error = wh_transport(id)->session_abort(session, (uint32_t)number);
+	if (error)
+		return error;
+	wh_put64(bytes, number);
+	return wh_control_send(&session->control, WH_FRAME_ABORTED, 0, bytes, sizeof(bytes));
+}
+
+static void session_aborting(struct wh_timer *timer)
+{
+	struct wh_session *session = wh_container(timer, struct wh_session, aborting);
+	struct wh_list *link, *next;
+
+	for (link = session->aborts.next; link != &session->aborts; link = next) {
+		struct unconfirmed *waits = wh_container(link, struct unconfirmed, link);
+		int error = session_confirm(session, waits->number);
+
+		next = link->next;
+		if (error == -EAGAIN)
+			continue;
+		if (error == -EBUSY) {
+			wh_session_end(session, error, "a file system does not answer");
+			return;
+		}
+		/* If it could not be sent, wh_control_send() gives the connection up. */
+		wh_list_remove(link);
+		free(waits);
+	}
+	if (!wh_list_empty(&session->aborts))
+		wh_timer_set(&session->engine->loops[0], timer, wh_now() + WH_MS);
+}
+
+static bool session_has_abort(const struct wh_session *session, uint64_t number)
+{
+	for (struct wh_list *l = session->aborts.next; l != &session->aborts; l = l->next)
+		if (wh_container(l, struct unconfirmed, link)->number == number)
+			return true;
+	return false;
+}
+
 static int session_aborted(struct wh_session *session, const uint8_t *payload, size_t length)
 {
+	struct unconfirmed *waits;
 	uint32_t number;
-	int error = 0;
+	int error;
 
 	if (length != 8)
 		return -EPROTO;
 	number = (uint32_t)wh_get64(payload);
 	wh_acceptor_abort(session->engine->acceptor, session->id, number);
-	for (unsigned id = 0; id < WH_TRANSPORT_COUNT && !error; id++)
-		error = wh_transport(id)->session_abort(session, number);
-	/* This ends the session: a lost peer is all that tells the initiator that bytes may still
-	 * be written. */
-	if (error)
-		return error;
-	return wh_control_send(&session->control, WH_FRAME_ABORTED, 0, payload, length);
+	error = session_confirm(session, wh_get64(payload));
+	if (error != -EAGAIN || session_has_abort(session, wh_get64(payload)))
+		return error == -EAGAIN ? 0 : error;
+	waits = malloc(sizeof(*waits));
+	if (!waits)
+		return -ENOMEM;
+	waits->number = wh_get64(payload);
+	wh_list_append(&session->aborts, &waits->link);
+	wh_timer_set(&session->engine->loops[0], &session->aborting, wh_now() + WH_MS);
+	return 0;
+}
+
+static void session_drop_aborts(struct wh_session *session)
+{
+	struct wh_list *link;
+
+	wh_timer_clear(&session->aborting);
+	while ((link = wh_list_take(&session->aborts)))
+		free(wh_container(link, struct unconfirmed, link));
 }
 
 static int session_transport_frame(struct wh_session *session, const struct wh_frame *frame,
@@ -197,6 +263,8 @@ int wh_session_new(struct wh_engine *engine, int fd, struct wh_channel *channel,
 	session->heard = wh_now();
 	session->watchdog.fire = session_watch;
 	wh_list_init(&session->notifications);
+	wh_list_init(&session->aborts);
+	session->aborting.fire = session_aborting;
 	wh_control_init(&session->control, &engine->loops[0]);
 	session->control.frame = session_frame;
 	session->control.gone = session_gone;
@@ -247,6 +315,7 @@ void wh_session_end(struct wh_session *session, int error, const char *text)
 	wh_lent_release(atomic_load(&session->lent));
 	wh_session_notifications_drop(session);
 	wh_timer_clear(&session->watchdog);
+	session_drop_aborts(session);
 	wh_control_destroy(&session->control);
 	explicit_bzero(session->key, sizeof(session->key));
 	free(session->learned);

@@ -45,6 +45,8 @@ struct wh_session {
 	_Atomic uint64_t removes; /* the number of the last REMOVE sent to it */
 	_Atomic uint64_t removed; /* the number that it has confirmed; written on loop 0 */
 	struct wh_timer watchdog; /* ends a session whose initiator has fallen silent */
+	struct wh_list aborts; /* ABORT frames without an answer, and when to look again */
+	struct wh_timer aborting;
 	int64_t heard; /* when the last frame came */
 	void *transport[WH_TRANSPORT_COUNT]; /* private to each transport */
 	_Atomic(struct wh_lent *) lent; /* the initiator's slots; NULL: none; set on loop 0 */

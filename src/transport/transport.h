@@ -186,8 +186,9 @@ struct wh_transport {
 	/* The session ends: close its connections. When it returns, none touches memory any more.
 	 * On loop 0. */
 	void (*session_close)(struct wh_session *session);
-	/* The initiator wants its data connection `number` closed; as session_close. 0, or -EBUSY:
-	 * a file system does not answer, and bytes that came by it may still be written. */
+	/* The initiator wants its data connection `number` closed; as session_close, but does not
+	 * wait. 0; -EAGAIN: bytes that came by it are being written, call again; -EBUSY: a file
+	 * system does not answer, and they may still be written. */
 	int (*session_abort)(struct wh_session *session, uint32_t number);
 	/* Will the transport probably reach our GPUs' memory for this session without staging
 	 * buffers? If none does, the engine prepares such buffers when the session begins. On loop

@@ -444,6 +444,42 @@ static void world_hung_disk(void)
 	scene_play(act_hung_disk);
 }
 
+/* The connection that has brought bytes of a disk that hangs breaks. Until the owner gives the disk
+ * up, it serves all else. */
+static void act_broken_at_disk(struct scene *scene)
+{
+	struct wh_transfer transfer = { .local = scene->region, .length = 64, .op = WH_WRITE };
+	struct store store = { .scene = NULL };
+	struct wh_remote remotes[8];
+	uint64_t cursor = 0;
+	size_t count = 8;
+	struct wh_batch *batch;
+
+	store_open(&store, scene);
+	transfer.remote = store.remote[1];
+	scene_expect("wh_batch_new", wh_batch_new(scene->peer, NULL, &batch), 0);
+	scene_expect("wh_batch_add", wh_batch_add(batch, &transfer, 1), 0);
+	for (int i = 0; i < 20; i++) /* each of its disks */
+		sim_disk_hang(SCENE_OWNER, 30 * SIM_SEC);
+	scene_expect("submit", wh_batch_submit(batch), 0);
+	scene_expect("wait for the disk", wh_batch_wait_for(batch, 100 * SIM_MS), -EAGAIN);
+	sim_network_reset(0, SCENE_OWNER, DATA);
+	scene_pass(scene, 10 * SIM_MS);
+	scene_expect("wh_peer_list",
+		     wh_peer_list(scene->peer, &cursor, remotes, &count, 100 * SIM_MS), 0);
+	scene_expect("wait for the disk", wh_batch_wait_for(batch, 100 * SIM_MS), -EAGAIN);
+	scene_expect("a write that may still arrive", scene_end(batch, 20 * SIM_SEC), -ECONNRESET);
+	sim_heal();
+	wh_batch_free(batch);
+	store_withdraw(&store, scene);
+	store_close(&store, scene);
+}
+
+static void world_broken_at_disk(void)
+{
+	scene_play(act_broken_at_disk);
+}
+
 static const struct world worlds[] = {
 	{ "cancel-in-handshake", "a write behind a late PROVE is cancelled",
 	  world_cancel_in_handshake },
@@ -454,6 +490,7 @@ static const struct world worlds[] = {
 	{ "close-probing", "a peer is closed while queue pairs are tried", world_close_probing },
 	{ "short-owner", "an owner of a file is short of memory", world_short_owner },
 	{ "hung-disk", "memory is unregistered while a disk hangs", world_hung_disk },
+	{ "broken-at-disk", "a connection breaks whose disk hangs", world_broken_at_disk },
 	{ NULL, NULL, NULL },
 };
 

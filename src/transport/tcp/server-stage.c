@@ -577,24 +577,16 @@ static void chunk_back(struct wh_task *task)
 		tcp_server_turn(server, true);
 }
 
+bool tcp_stage_poll(struct tcp_server *server)
+{
+	return wh_gpus_poll(wh_engine_gpus(server->engine)) ||
+	       wh_file_threads_poll(wh_engine_file_threads(server->engine));
+}
+
 void tcp_stage_stop(struct tcp_server *server)
 {
-	const struct wh_config *config = wh_engine_config(server->engine);
-	int64_t deadline = wh_deadline(config->number[WH_SETTING_TIMEOUT] * WH_MS);
-	struct wh_file_threads *files = wh_engine_file_threads(server->engine);
-	struct wh_gpus *gpus = wh_engine_gpus(server->engine);
 	struct tcp_chunk *chunk = server->chunk;
-	unsigned round = 0;
 
-	/* This ends soon: copies wait for nothing. A file system may hang. */
-	while (atomic_load(&server->in_flight) && wh_now() < deadline) {
-		if (!wh_gpus_poll(gpus) && !wh_file_threads_poll(files))
-			wh_pause(&round);
-	}
-	if (atomic_load(&server->in_flight))
-		wh_log_line(wh_engine_log(server->engine), WH_LOG_WARN, "tcp",
-			    "a file system does not answer: bytes that a peer has sent may still "
-			    "be written although its connection is closed");
 	if (server->write)
 		write_drop(server->write);
 	server->write = NULL;
@@ -602,6 +594,7 @@ void tcp_stage_stop(struct tcp_server *server)
 	if (!chunk)
 		return;
 	chunk->write = NULL;
-	if (chunk->staging.slot || wh_slot_cancel_wait(gpus, &chunk->wait))
+	if (chunk->staging.slot ||
+	    wh_slot_cancel_wait(wh_engine_gpus(server->engine), &chunk->wait))
 		chunk_free(chunk);
 }

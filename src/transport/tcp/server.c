@@ -15,6 +15,7 @@
 
 #include "net/quota.h"
 #include "transport/tcp/server.h"
+#include "util/clock.h"
 
 #define CONNECTIONS_MAX 64 /* per session */
 /* Bytes of memory that every connection holds, charged to the quota. */
@@ -118,15 +119,18 @@ static void server_free(struct wh_task *task)
 	free(server);
 }
 
-/* Close the connection. On its loop; blocks briefly for GPUs. On return it accesses no region. */
+/* Close the connection. On its loop. GPUs and file systems may still have bytes of it: `in_flight`.
+ */
 static void server_stop(void *argument)
 {
 	struct tcp_server *server = argument;
+	const struct wh_config *config = wh_engine_config(server->engine);
 	struct wh_list *link;
 
 	if (server->dead)
 		return;
 	server->dead = true;
+	server->patience = wh_deadline(config->number[WH_SETTING_TIMEOUT] * WH_MS);
 	wh_list_remove(&server->spinner.link);
 	wh_loop_remove(server->loop, &server->source);
 	wh_channel_free(server->channel);
@@ -149,8 +153,7 @@ static void server_stop(void *argument)
 
 void tcp_server_post_free(struct tcp_server *server)
 {
-	/* All chunks are back, but where tcp_stage_stop() has not waited for a file, its thread may
-	 * be between posting the chunk and counting it. */
+	/* All chunks are back, but a thread may be between posting the last one and counting it. */
 	while (atomic_load(&server->in_flight))
 		sched_yield();
 	wh_loop_post(wh_engine_first_loop(server->engine), &server->free_task);
@@ -314,6 +317,26 @@ int tcp_session_accept(struct wh_session *session, int fd, struct wh_channel *ch
 	return 0;
 }
 
+/* Wait for GPUs, which end soon, and for file systems, as long as each may take. On loop 0, and on
+ * return no connection accesses a region, but where a file system does not answer. */
+static void servers_settle(const struct servers *servers)
+{
+	unsigned round = 0;
+
+	for (const struct wh_list *l = servers->list.next; l != &servers->list; l = l->next) {
+		struct tcp_server *server =
+			wh_container((struct wh_list *)(uintptr_t)l, struct tcp_server, link);
+
+		while (atomic_load(&server->in_flight) && wh_now() < server->patience)
+			if (!tcp_stage_poll(server))
+				wh_pause(&round);
+		if (atomic_load(&server->in_flight))
+			wh_log_line(wh_engine_log(server->engine), WH_LOG_WARN, "tcp",
+				    "a file system does not answer: bytes that a peer has sent may "
+				    "still be written although its connection is closed");
+	}
+}
+
 void tcp_session_close(struct wh_session *session)
 {
 	struct servers *servers = wh_session_transport(session, WH_TRANSPORT_TCP);
@@ -321,12 +344,16 @@ void tcp_session_close(struct wh_session *session)
 
 	if (!servers)
 		return;
-	while ((link = wh_list_take(&servers->list))) {
+	/* All of them first, so that they wait for file systems at the same time. */
+	for (link = servers->list.next; link != &servers->list; link = link->next) {
 		struct tcp_server *server = wh_container(link, struct tcp_server, link);
 
 		wh_loop_call(server->loop, server_stop, server);
-		server->session = NULL; /* before server_free(), which runs on this loop, too */
 	}
+	servers_settle(servers);
+	/* Before server_free(), which runs on this loop, too. */
+	while ((link = wh_list_take(&servers->list)))
+		wh_container(link, struct tcp_server, link)->session = NULL;
 	wh_session_set_transport(session, WH_TRANSPORT_TCP, NULL);
 	free(servers);
 }
@@ -345,7 +372,7 @@ int tcp_session_abort(struct wh_session *session, uint32_t number)
 			continue;
 		wh_loop_call(server->loop, server_stop, server);
 		if (atomic_load(&server->in_flight))
-			error = -EBUSY;
+			error = wh_now() < server->patience ? -EAGAIN : -EBUSY;
 	}
 	return error;
 }

@@ -94,7 +94,8 @@ struct tcp_server {
 	int64_t charged; /* bytes, to `quota` */
 	struct wh_list link; /* the session's list of connections; on loop 0 */
 	struct wh_task free_task; /* server_free(); on loop 0 */
-	bool dead; /* closed; chunks may still have to come back */
+	bool dead; /* closed; chunks may still have to come back ... */
+	int64_t patience; /* ... and until then file systems are waited for (ns) */
 	uint32_t number; /* chosen by the initiator, for ABORT */
 	bool near; /* the initiator is on this machine */
 	uint32_t events; /* registered with epoll */
@@ -236,8 +237,10 @@ void tcp_stage_sent(struct tcp_server *server, struct tcp_job *job, size_t bytes
 /* Free the chunks of a read, or leave them to be freed when the GPU has finished with them. */
 void tcp_stage_drop_read(struct tcp_server *server, struct tcp_job *job);
 
-/* The connection ends. Blocks until no GPU copies for it; soon, as copies wait for nothing. Also
- * until what is being written to files has been written, or for the setting `timeout`. */
+/* The connection ends: drop what is being received. What GPUs and file systems have begun goes on.
+ */
 void tcp_stage_stop(struct tcp_server *server);
+/* Help with what has begun. True: something has ended. On any thread. */
+bool tcp_stage_poll(struct tcp_server *server);
 
 #endif

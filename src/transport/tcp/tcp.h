@@ -384,7 +384,8 @@ void tcp_window_request_end(const struct tcp_request *request);
 int tcp_session_accept(struct wh_session *session, int fd, struct wh_channel *channel,
 		       const struct wh_hello *hello);
 /* On loop 0. Close all connections, or the one with the given number; each blocks until the
- * connection's loop has stopped serving it. 0, or -EBUSY: a file system does not answer. */
+ * connection's loop has stopped serving it. The former waits for file systems, up to the setting
+ * `timeout`. The latter does not: see transport.h. */
 void tcp_session_close(struct wh_session *session);
 int tcp_session_abort(struct wh_session *session, uint32_t number);
 
