@@ -12,6 +12,7 @@
 
 #define TICK_BUSY (20 * WH_MS) /* while something is being received */
 #define TICK_IDLE (200 * WH_MS)
+#define TICK_EAR WH_SECOND /* there may be no memory for the notification that stops it */
 #define COMPLETIONS 64
 #define BYE_MOST WH_SECOND /* for all last hellos together */
 
@@ -59,7 +60,7 @@ static void *ear_run(void *argument)
 		struct wh_notification note = { .size = sizeof(note),
 						.buffer = bytes,
 						.capacity = sizeof(bytes) };
-		int error = wh_engine_notification(weights->engine, &filter, &note, WH_FOREVER);
+		int error = wh_engine_notification(weights->engine, &filter, &note, TICK_EAR);
 		bool stop;
 
 		if (error == -EMSGSIZE) {
@@ -82,8 +83,8 @@ static void *ear_run(void *argument)
 	}
 }
 
-/* Wake the ear by a notification of its own. A hello wakes it as well; then nobody makes room for
- * this one. */
+/* Wake the ear by a notification of its own, or wait for its tick. A hello wakes it as well; then
+ * nobody makes room for this one. */
 static void ear_stop(struct wh_weights *weights)
 {
 	struct wh_batch *batch = NULL;
