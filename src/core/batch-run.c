@@ -218,14 +218,16 @@ static void batch_reset_fragments(struct wh_batch *batch)
 		batch_transports_again(batch);
 }
 
-/* All of a submission but starting the fragments. On error the batch is as it was. */
+/* All of a submission but starting the fragments. On error the batch is as it was. -EINPROGRESS: it
+ * has to wait for its plan. */
 static int batch_prepare(struct wh_batch *batch)
 {
 	int error = 0;
 
 	if (batch->planned != atomic_load(&batch->peer->plan_version)) {
 		wh_fail_begin();
-		error = wh_fail_end(wh_plan(batch));
+		error = wh_plan(batch, WH_PLAN_ASKS);
+		wh_fail_end(error == -EINPROGRESS ? 0 : error);
 	}
 	if (!error)
 		error = batch_hold_regions(batch);
@@ -255,6 +257,43 @@ static void batch_start_when(struct wh_batch *batch, struct wh_event_wait *wait)
 		wh_batch_start(batch, error, wh_error_text());
 }
 
+/* Let the batch run before it has a plan. */
+static int batch_run_unplanned(struct wh_batch *batch)
+{
+	int error = wh_worker_start(&batch->peer->engine->planner, "wherry/plan");
+
+	if (!error)
+		error = batch_hold_regions(batch);
+	if (error)
+		return error;
+	batch_reset_status(batch);
+	wh_batch_flush_counts(batch);
+	batch->fragment_count = 0;
+	batch->planned = 0;
+	batch->plan_until = 0;
+	/* Submissions without a plan are counted the slow way. */
+	atomic_fetch_or(&batch->watch, WH_STATISTICS_FRAGMENTS);
+	atomic_store_explicit(&batch->cancelled, false, memory_order_relaxed);
+	atomic_store_explicit(&batch->notify_path, WH_NOTIFY_UNSENT, memory_order_relaxed);
+	atomic_store_explicit(&batch->left, 1, memory_order_relaxed);
+	atomic_store_explicit(&batch->resolving, true, memory_order_relaxed);
+	atomic_store_explicit(&batch->state, WH_BATCH_RUNNING, memory_order_release);
+	return 0;
+}
+
+/* Submit a batch for which a transport has to ask the peer. Apart from wh_batch_submit(), as the
+ * next one. */
+static __attribute__((noinline)) int batch_submit_deferred(struct wh_batch *batch,
+							   struct wh_event_wait *wait)
+{
+	int error = batch_run_unplanned(batch);
+
+	/* At once: the planner may wait for what this thread may not. */
+	if (!error)
+		wh_deferred_put(batch, wait, UINT64_MAX);
+	return error;
+}
+
 /* Submit a batch of which some regions are not known: ask for them. Apart from wh_batch_submit(),
  * which is short. 0; 1: they are known, submit it; or a negative errno. */
 static __attribute__((noinline)) int batch_submit_unresolved(struct wh_batch *batch,
@@ -267,26 +306,12 @@ static __attribute__((noinline)) int batch_submit_unresolved(struct wh_batch *ba
 	error = wh_fail_end(wh_batch_resolve(batch, &asked));
 	if (error || !asked)
 		return error ? error : 1;
-	error = wh_worker_start(&batch->peer->engine->planner, "wherry/plan");
-	if (!error)
-		error = batch_hold_regions(batch);
-	if (error) {
+	error = batch_run_unplanned(batch);
+	if (error)
 		wh_resolution_free(asked);
-		return error;
-	}
-	batch_reset_status(batch);
-	wh_batch_flush_counts(batch);
-	batch->fragment_count = 0;
-	batch->planned = 0;
-	/* Submissions without a plan are counted the slow way. */
-	atomic_fetch_or(&batch->watch, WH_STATISTICS_FRAGMENTS);
-	atomic_store_explicit(&batch->cancelled, false, memory_order_relaxed);
-	atomic_store_explicit(&batch->notify_path, WH_NOTIFY_UNSENT, memory_order_relaxed);
-	atomic_store_explicit(&batch->left, 1, memory_order_relaxed);
-	atomic_store_explicit(&batch->resolving, true, memory_order_relaxed);
-	atomic_store_explicit(&batch->state, WH_BATCH_RUNNING, memory_order_release);
-	wh_resolution_start(asked, wait);
-	return 0;
+	else
+		wh_resolution_start(asked, wait);
+	return error;
 }
 
 /* Wake a thread that sleeps on the batch: its fragments may need it. */
@@ -307,13 +332,31 @@ static void batch_fail_all(struct wh_batch *batch, int error, const char *text)
 	batch_part_ended(batch);
 }
 
+/* On the planner's thread. */
+static int batch_plan_running(struct wh_batch *batch)
+{
+	int error = wh_peer_check(batch->peer);
+	int64_t now = wh_now();
+
+	if (!batch->plan_until)
+		batch->plan_until = now + WH_PLAN_PATIENCE;
+	return error ? error :
+		       wh_plan(batch, now < batch->plan_until ? WH_PLAN_WAITS : WH_PLAN_DECIDES);
+}
+
 void wh_batch_run_resolved(struct wh_batch *batch, struct wh_event_wait *wait, int error,
 			   const char *text)
 {
+	uint64_t changes = atomic_load(&batch->peer->engine->deferred.changes);
+
 	if (!error && !atomic_load(&batch->cancelled)) {
 		wh_fail_begin();
-		error = wh_fail_end(wh_plan(batch));
+		error = wh_fail_end(batch_plan_running(batch));
 		text = wh_error_text();
+	}
+	if (error == -EINPROGRESS) {
+		wh_deferred_put(batch, wait, changes);
+		return;
 	}
 	/* wh_batch_cancel() looks at the fragments once `resolving` is false. */
 	if (atomic_load(&batch->cancelled)) {
@@ -358,6 +401,8 @@ static inline int batch_begin_submit(struct wh_batch *batch, struct wh_event_wai
 			return error;
 	}
 	error = batch_prepare(batch);
+	if (__builtin_expect(error == -EINPROGRESS, 0))
+		return batch_submit_deferred(batch, wait);
 	return error ? error : 1;
 }
 

@@ -491,6 +491,7 @@ static void engine_end_sessions(void *argument)
 {
 	struct wh_engine *engine = argument;
 
+	wh_deferred_end(engine);
 	while (!wh_list_empty(&engine->sessions))
 		wh_session_end(wh_container(engine->sessions.next, struct wh_session, link), 0,
 			       "the engine closes");
@@ -502,6 +503,7 @@ static void engine_free(struct wh_engine *engine)
 	wh_hash_free(&engine->sessions_by_id);
 	pthread_mutex_destroy(&engine->lock);
 	wh_worker_close(&engine->planner);
+	wh_deferred_destroy(engine);
 	wh_worker_close(&engine->callbacks);
 	wh_region_windows_close(&engine->region_windows);
 	wh_warm_up_close(engine->early);
@@ -524,6 +526,7 @@ static struct wh_engine *engine_new(void)
 	pthread_mutex_init(&engine->lock, NULL);
 	wh_worker_init(&engine->callbacks, NULL);
 	wh_worker_init(&engine->planner, NULL);
+	wh_deferred_init(engine);
 	wh_list_init(&engine->peers);
 	wh_list_init(&engine->sessions);
 	wh_memory_domain_init(&engine->memory);

@@ -26,6 +26,7 @@
 
 #include "core/callbacks.h"
 #include "core/counters.h"
+#include "core/deferred.h"
 #include "core/warning.h"
 #include "core/worker.h"
 #include "gpu/region-window.h"
@@ -107,7 +108,8 @@ struct wh_engine {
 	struct wh_observer *observer; /* NULL: off */
 
 	struct wh_worker callbacks; /* runs callbacks: callbacks.h */
-	struct wh_worker planner; /* plans batches whose regions were asked for: resolve.h */
+	struct wh_worker planner; /* plans batches that had to ask: resolve.h, deferred.h */
+	struct wh_deferred deferred;
 };
 
 /* -EPERM in a forked child, -EINVAL for NULL; else 0. At the top of every public function. */

@@ -94,7 +94,7 @@ static int explain_look(struct wh_batch *batch, const char *call,
 	if (atomic_load(&batch->state) == WH_BATCH_NEW && !batch->planned) {
 		error = wh_peer_check(batch->peer);
 		if (!error)
-			error = wh_plan(batch);
+			error = wh_plan_within(batch, INT64_MAX);
 		/* A batch that no transport takes still has reasons to show. */
 		if (error && error != -EOPNOTSUPP)
 			return error;

@@ -163,6 +163,11 @@ void wh_peer_replan(struct wh_peer *peer)
 	atomic_fetch_add(&peer->plan_version, 1);
 }
 
+void wh_peer_reach_again(struct wh_peer *peer)
+{
+	wh_deferred_look(peer->engine);
+}
+
 bool wh_peer_address(const struct wh_peer *peer, struct sockaddr_storage *out)
 {
 	if (!peer->address_next)

@@ -37,12 +37,19 @@ enum service {
 	SERVES_NOT,
 };
 
+static _Thread_local enum wh_planning plan_how; /* WH_PLAN_WAITS outside of plans */
+
+enum wh_planning wh_plan_how(void)
+{
+	return plan_how;
+}
+
 /* Can transport `id` move bytes between these regions? Unless it SERVES, `why` gets the reason, or
  * "" where it is not worth telling. `gone` gets it, too, if a region or its memory no longer
  * exists. *inapplicable: the transport does not apply to such a peer. */
-static enum service plan_ask(struct wh_batch *batch, uint32_t id, const struct wh_region *local,
-			     uint64_t remote, uint32_t op, char why[WH_REFUSAL], bool *inapplicable,
-			     char gone[WH_REFUSAL])
+static enum service plan_ask(struct wh_batch *batch, enum wh_planning how, uint32_t id,
+			     const struct wh_region *local, uint64_t remote, uint32_t op,
+			     char why[WH_REFUSAL], bool *inapplicable, char gone[WH_REFUSAL])
 {
 	struct wh_peer *peer = batch->peer;
 	struct wh_region_entry *entry;
@@ -60,8 +67,12 @@ static enum service plan_ask(struct wh_batch *batch, uint32_t id, const struct w
 		snprintf(why, WH_REFUSAL, "region %#llx is gone", (unsigned long long)remote);
 		return SERVES_NOT;
 	}
+	plan_how = how;
 	error = wh_transport(id)->is_reachable(peer, peer->transport[id], local, entry, op, why);
+	plan_how = WH_PLAN_WAITS;
 	wh_region_entry_leave(entry);
+	if (error == -EINPROGRESS && how != WH_PLAN_DECIDES)
+		batch->unready = true;
 	/* Report "does not apply to such memory" only if this transport was required. */
 	if (error == -ENXIO && batch->require != id)
 		why[0] = 0;
@@ -103,8 +114,9 @@ static bool plan_is_forbidden(struct wh_batch *batch, uint32_t id)
 }
 
 /* The best transport for two regions, after those up to and including `after`. */
-static uint32_t plan_choose(struct wh_batch *batch, const struct wh_region *local, uint64_t remote,
-			    uint32_t op, uint32_t after, char gone[WH_REFUSAL])
+static uint32_t plan_choose(struct wh_batch *batch, enum wh_planning how,
+			    const struct wh_region *local, uint64_t remote, uint32_t op,
+			    uint32_t after, char gone[WH_REFUSAL])
 {
 	struct wh_engine *engine = batch->peer->engine;
 	bool past = after == WH_TRANSPORT_COUNT, inapplicable;
@@ -123,7 +135,7 @@ static uint32_t plan_choose(struct wh_batch *batch, const struct wh_region *loca
 		inapplicable = false;
 		if (plan_is_forbidden(batch, id))
 			continue;
-		service = plan_ask(batch, id, local, remote, op, why, &inapplicable, gone);
+		service = plan_ask(batch, how, id, local, remote, op, why, &inapplicable, gone);
 		if (service == SERVES) {
 			if (last != WH_TRANSPORT_COUNT)
 				plan_refuse(batch, last, why_last, false);
@@ -220,8 +232,8 @@ static struct wh_fragment *plan_new_fragment(struct wh_batch *batch)
 }
 
 /* Choose a transport for two regions, unless it is the same choice as the last one. */
-static int plan_decide(struct wh_batch *batch, const char *what, uint64_t index,
-		       const struct wh_region *local, uint64_t remote, uint32_t op,
+static int plan_decide(struct wh_batch *batch, enum wh_planning how, const char *what,
+		       uint64_t index, const struct wh_region *local, uint64_t remote, uint32_t op,
 		       struct choice *choice)
 {
 	char gone[WH_REFUSAL] = "";
@@ -234,7 +246,9 @@ static int plan_decide(struct wh_batch *batch, const char *what, uint64_t index,
 	error = plan_check_region(batch, what, index, remote, &kind);
 	if (error)
 		return error;
-	choice->transport = plan_choose(batch, local, remote, op, WH_TRANSPORT_COUNT, gone);
+	choice->transport = plan_choose(batch, how, local, remote, op, WH_TRANSPORT_COUNT, gone);
+	if (choice->transport == WH_TRANSPORT_COUNT && batch->unready)
+		return -EINPROGRESS;
 	if (choice->transport == WH_TRANSPORT_COUNT) {
 		/* If the region has gone in the meantime, that is the reason. */
 		error = *gone ? wh_fail(ESTALE, "%s %llu: %s", what, (unsigned long long)index,
@@ -250,7 +264,7 @@ static int plan_decide(struct wh_batch *batch, const char *what, uint64_t index,
 	return 0;
 }
 
-static int plan_items(struct wh_batch *batch)
+static int plan_items(struct wh_batch *batch, enum wh_planning how)
 {
 	struct choice choice = { 0 };
 	struct wh_fragment *fragment = NULL;
@@ -259,7 +273,7 @@ static int plan_items(struct wh_batch *batch)
 	for (size_t i = 0; i < batch->item_count; i++) {
 		const struct wh_item *item = &batch->items[i];
 
-		error = plan_decide(batch, "transfer", i, item->local, item->remote, item->op,
+		error = plan_decide(batch, how, "transfer", i, item->local, item->remote, item->op,
 				    &choice);
 		if (error)
 			return error;
@@ -279,7 +293,7 @@ static int plan_items(struct wh_batch *batch)
 	return 0;
 }
 
-static int plan_blocks(struct wh_batch *batch, struct wh_blocks *blocks)
+static int plan_blocks(struct wh_batch *batch, enum wh_planning how, struct wh_blocks *blocks)
 {
 	struct choice choice = { 0 };
 	struct wh_fragment *fragment = NULL;
@@ -288,7 +302,7 @@ static int plan_blocks(struct wh_batch *batch, struct wh_blocks *blocks)
 	for (uint64_t b = 0; b < blocks->base_count; b++) {
 		const struct wh_block_base *base = &blocks->bases[b];
 
-		error = plan_decide(batch, "base", b, base->local, base->remote, blocks->op,
+		error = plan_decide(batch, how, "base", b, base->local, base->remote, blocks->op,
 				    &choice);
 		if (error)
 			return error;
@@ -323,7 +337,7 @@ static void plan_forget_worse(struct wh_batch *batch)
 			batch->share[id].refused[0] = 0;
 }
 
-int wh_plan(struct wh_batch *batch)
+int wh_plan(struct wh_batch *batch, enum wh_planning how)
 {
 	struct wh_engine *engine = batch->peer->engine;
 	uint32_t version = atomic_load(&batch->peer->plan_version);
@@ -336,6 +350,7 @@ int wh_plan(struct wh_batch *batch)
 	}
 	wh_batch_flush_counts(batch);
 	batch->planned = 0;
+	batch->unready = false;
 	batch->way = WH_TRAFFIC_NONE;
 	batch->fragment_count = 0;
 	memset(batch->share, 0, sizeof(batch->share));
@@ -343,9 +358,11 @@ int wh_plan(struct wh_batch *batch)
 		memcpy(batch->share[id].refused, engine->transport_off[id], WH_REFUSAL);
 		batch->share[id].inapplicable = engine->not_here[id];
 	}
-	error = plan_items(batch);
+	error = plan_items(batch, how);
 	for (size_t i = 0; !error && i < batch->blocks_count; i++)
-		error = plan_blocks(batch, batch->blocks[i]);
+		error = plan_blocks(batch, how, batch->blocks[i]);
+	if (!error && batch->unready)
+		error = -EINPROGRESS;
 	if (error)
 		return error;
 	for (size_t i = 0; i < batch->fragment_count; i++) {
@@ -386,7 +403,8 @@ uint32_t wh_plan_again(const struct wh_fragment *fragment)
 			continue;
 		local_before = local;
 		remote_before = remote;
-		id = plan_choose(batch, local, remote, fragment->op, fragment->transport, gone);
+		id = plan_choose(batch, WH_PLAN_DECIDES, local, remote, fragment->op,
+				 fragment->transport, gone);
 		if (id == WH_TRANSPORT_COUNT)
 			return id;
 		for (entry = 0; batch->peer->engine->order[entry] != id;)

@@ -13,10 +13,11 @@ struct wh_estimate;
 struct wh_fragment;
 struct wh_peer;
 
-/* Choose a transport for everything in the batch; fills its fragments and shares. On the
- * submitter's thread, while the batch is not running. May ask the peer, and wait for the answer. 0,
- * -EOPNOTSUPP (the shares have the reasons), -ESTALE (a region is gone), -ENOMEM. */
-int wh_plan(struct wh_batch *batch);
+/* Choose a transport for everything in the batch; fills its fragments and shares. While no fragment
+ * has started. 0, -EINPROGRESS (unless it decides: a better transport is being set up, so plan
+ * again; core/deferred.h), -EOPNOTSUPP (the shares have the reasons), -ESTALE (a region is gone),
+ * -ENOMEM. */
+int wh_plan(struct wh_batch *batch, enum wh_planning how);
 /* The next best transport for a fragment whose transport cannot move it; WH_TRANSPORT_COUNT: none.
  */
 uint32_t wh_plan_again(const struct wh_fragment *fragment);

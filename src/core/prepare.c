@@ -69,7 +69,7 @@ static int preparation_make(struct preparation *p, struct wh_region *const *loca
 	if (!error)
 		error = wh_peer_check(p->peer);
 	if (!error)
-		error = wh_plan(p->batch);
+		error = wh_plan_within(p->batch, p->deadline);
 	return error ? error : preparation_run(p);
 }
 

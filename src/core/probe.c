@@ -314,7 +314,7 @@ static int probe_measure(struct wh_peer *peer, struct wh_region *local, uint64_t
 		error = wh_batch_add(batch, &transfer, 1);
 	}
 	if (!error)
-		error = wh_plan(batch);
+		error = wh_plan_within(batch, INT64_MAX);
 	if (!error) {
 		enum wh_transport_id id = batch->fragments[0].transport;
 

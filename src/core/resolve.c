@@ -278,6 +278,7 @@ void wh_resolution_cancel(struct wh_batch *batch)
 	pthread_mutex_unlock(&peer->lock);
 	while (withdrawn--)
 		resolution_part_ended(r, -ECANCELED);
+	wh_deferred_look(peer->engine);
 	while (atomic_load_explicit(&batch->resolving, memory_order_acquire) &&
 	       wh_batch_running(batch)) {
 		if (turns)

@@ -129,6 +129,16 @@ struct wh_control *wh_peer_control(struct wh_peer *peer);
 void *wh_peer_transport(const struct wh_peer *peer, enum wh_transport_id id);
 /* Plans of batches may have become wrong: later submissions ask is_reachable again. */
 void wh_peer_replan(struct wh_peer *peer);
+/* Something has changed for which is_reachable returned -EINPROGRESS. Any thread. */
+void wh_peer_reach_again(struct wh_peer *peer);
+
+/* What is_reachable may do on this thread now. */
+enum wh_planning {
+	WH_PLAN_WAITS, /* wait for the peer, about a second; outside of plans, too */
+	WH_PLAN_ASKS, /* ask it, without waiting: -EINPROGRESS */
+	WH_PLAN_DECIDES, /* the same; it is not asked again, and what is not ready is not taken */
+};
+enum wh_planning wh_plan_how(void);
 /* 0 if the peer is connected; else -ECONNRESET or -ESTALE with its text. */
 int wh_peer_check(struct wh_peer *peer);
 /* `id` no longer works for this peer. Later plans avoid it and say `why`. */

@@ -129,9 +129,11 @@ struct wh_transport {
 
 	/* Can the transport move bytes between these regions? The caller has entered `remote`: the
 	 * entry of a struct wh_remote_region or, where the peer is this engine itself, of a struct
-	 * wh_region. Runs on the submitter's thread while it plans a batch; may ask the peer once,
-	 * and wait for the answer. 0; WH_REACHED_LAST; or a negative errno with the reason in
-	 * `why`; -ENXIO: does not apply to these kinds of memory; left out of explanations. */
+	 * wh_region. Any thread, while it plans a batch; wh_plan_how() says whether it may wait
+	 * for the peer. 0; WH_REACHED_LAST; -EINPROGRESS: the peer has to be asked, or has been;
+	 * the core calls it again after wh_peer_reach_again(), and now and then; or another
+	 * negative errno with the reason in `why`; -ENXIO: does not apply to these kinds of memory;
+	 * left out of explanations. */
 	int (*is_reachable)(struct wh_peer *peer, void *state, const struct wh_region *local,
 			    struct wh_region_entry *remote, uint32_t op, char why[WH_REFUSAL]);
 	/* Do what the first submission of this batch would do otherwise for the transport's

@@ -31,7 +31,7 @@ static void plan__the_first_that_reaches(void **state)
 
 	(void)state;
 	refuse(RDMA, -EOPNOTSUPP, "no rail");
-	assert_int_equal(wh_plan(batch), 0);
+	assert_int_equal(wh_plan(batch, WH_PLAN_ASKS), 0);
 	assert_int_equal(bytes_of(batch, WH_TRANSPORT_SHM), 100);
 	assert_string_equal(refused(batch, WH_TRANSPORT_RDMA), "no rail");
 	assert_int_equal(TCP->asked, 0);
@@ -39,7 +39,7 @@ static void plan__the_first_that_reaches(void **state)
 	assert_int_equal(batch->planned, atomic_load(&self->plan_version));
 	/* The next plan forgets what the last one has found. */
 	refuse(RDMA, 0, NULL);
-	assert_int_equal(wh_plan(batch), 0);
+	assert_int_equal(wh_plan(batch, WH_PLAN_ASKS), 0);
 	assert_int_equal(bytes_of(batch, WH_TRANSPORT_RDMA), 100);
 	assert_int_equal(bytes_of(batch, WH_TRANSPORT_SHM), 0);
 	assert_string_equal(refused(batch, WH_TRANSPORT_RDMA), "");
@@ -54,18 +54,81 @@ static void plan__the_last_resort(void **state)
 	(void)state;
 	refuse(RDMA, WH_REACHED_LAST, "by staging");
 	refuse(SHM, -EOPNOTSUPP, "not mapped");
-	assert_int_equal(wh_plan(batch), 0);
+	assert_int_equal(wh_plan(batch, WH_PLAN_ASKS), 0);
 	assert_int_equal(bytes_of(batch, WH_TRANSPORT_TCP), 100);
 	assert_string_equal(refused(batch, WH_TRANSPORT_RDMA), "by staging");
 	refuse(TCP, -EOPNOTSUPP, "no socket");
-	assert_int_equal(wh_plan(batch), 0);
+	assert_int_equal(wh_plan(batch, WH_PLAN_ASKS), 0);
 	assert_int_equal(bytes_of(batch, WH_TRANSPORT_RDMA), 100);
 	assert_string_equal(refused(batch, WH_TRANSPORT_RDMA), "");
 	assert_string_equal(refused(batch, WH_TRANSPORT_SHM), "not mapped");
 	/* Of two such, the better one. */
 	refuse(TCP, WH_REACHED_LAST, "slowly");
-	assert_int_equal(wh_plan(batch), 0);
+	assert_int_equal(wh_plan(batch, WH_PLAN_ASKS), 0);
 	assert_int_equal(bytes_of(batch, WH_TRANSPORT_RDMA), 100);
+	drop_batch(batch);
+}
+
+/* While a better one is being set up there is no plan, unless it has to be made now. */
+static void plan__one_that_is_being_set_up(void **state)
+{
+	struct wh_batch *batch = batch_of(100);
+
+	(void)state;
+	refuse(RDMA, -EINPROGRESS, "connecting");
+	assert_int_equal(wh_plan(batch, WH_PLAN_ASKS), -EINPROGRESS);
+	assert_int_equal(wh_plan(batch, WH_PLAN_WAITS), -EINPROGRESS);
+	assert_int_equal(batch->planned, 0);
+	assert_int_equal(wh_plan(batch, WH_PLAN_DECIDES), 0);
+	assert_int_equal(bytes_of(batch, WH_TRANSPORT_SHM), 100);
+	assert_string_equal(refused(batch, WH_TRANSPORT_RDMA), "connecting");
+	/* Also if nothing else reaches. */
+	refuse(SHM, -EOPNOTSUPP, "not mapped");
+	refuse(TCP, -EOPNOTSUPP, "no socket");
+	assert_int_equal(wh_plan(batch, WH_PLAN_ASKS), -EINPROGRESS);
+	assert_int_equal(wh_plan(batch, WH_PLAN_DECIDES), -EOPNOTSUPP);
+	drop_batch(batch);
+}
+
+/* It is submitted all the same, and planned when the transport says so. */
+static void plan__is_made_later(void **state)
+{
+	struct wh_batch *batch = batch_of(100);
+
+	(void)state;
+	RDMA->on_submit = SHM->on_submit = FAKE_ENDS;
+	refuse(RDMA, -EINPROGRESS, "connecting");
+	assert_int_equal(wh_batch_submit(batch), 0);
+	assert_int_equal(wh_batch_status(batch), -EINPROGRESS);
+	assert_true(wh_engine_progress(engine, 0) >= 0);
+	assert_int_equal(wh_batch_status(batch), -EINPROGRESS);
+	assert_int_equal(SHM->submitted, 0);
+	refuse(RDMA, 0, NULL);
+	wh_peer_reach_again(self);
+	assert_int_equal(wh_batch_wait_for(batch, WH_FOREVER), 0);
+	assert_int_equal(wh_batch_status(batch), 0);
+	assert_int_equal(RDMA->submitted, 1);
+	/* Nobody says anything: it takes what there is. */
+	wh_peer_replan(self);
+	refuse(RDMA, -EINPROGRESS, "connecting");
+	assert_int_equal(wh_batch_submit(batch), 0);
+	assert_int_equal(wh_batch_wait_for(batch, WH_FOREVER), 0);
+	assert_int_equal(SHM->submitted, 1);
+	/* It is cancelled meanwhile. */
+	wh_peer_replan(self);
+	assert_int_equal(wh_batch_submit(batch), 0);
+	assert_int_equal(wh_batch_cancel(batch), 0);
+	assert_int_equal(wh_batch_status(batch), -ECANCELED);
+	/* No transport serves it. */
+	wh_peer_replan(self);
+	refuse(RDMA, -EINPROGRESS, "connecting");
+	refuse(SHM, -EOPNOTSUPP, "not mapped");
+	refuse(TCP, -EOPNOTSUPP, "no socket");
+	assert_int_equal(wh_batch_submit(batch), 0);
+	refuse(RDMA, -EOPNOTSUPP, "no rail");
+	assert_int_equal(wh_batch_wait_for(batch, WH_FOREVER), 0);
+	assert_int_equal(wh_batch_status(batch), -EOPNOTSUPP);
+	said("rdma: no rail; shm: not mapped; tcp: no socket");
 	drop_batch(batch);
 }
 
@@ -75,13 +138,13 @@ static void plan__a_peer_that_refused(void **state)
 
 	(void)state;
 	wh_peer_refuse(self, WH_TRANSPORT_RDMA, "broke twice");
-	assert_int_equal(wh_plan(batch), 0);
+	assert_int_equal(wh_plan(batch, WH_PLAN_ASKS), 0);
 	assert_int_equal(RDMA->asked, 0);
 	assert_int_equal(bytes_of(batch, WH_TRANSPORT_SHM), 100);
 	assert_string_equal(refused(batch, WH_TRANSPORT_RDMA), "broke twice");
 	assert_false(batch->share[WH_TRANSPORT_RDMA].inapplicable);
 	self->not_for[WH_TRANSPORT_RDMA] = true;
-	assert_int_equal(wh_plan(batch), 0);
+	assert_int_equal(wh_plan(batch, WH_PLAN_ASKS), 0);
 	assert_true(batch->share[WH_TRANSPORT_RDMA].inapplicable);
 	drop_batch(batch);
 }
@@ -95,11 +158,11 @@ static void plan__does_not_apply(void **state)
 
 	(void)state;
 	refuse(RDMA, -ENXIO, "not for such memory");
-	assert_int_equal(wh_plan(batch), 0);
+	assert_int_equal(wh_plan(batch, WH_PLAN_ASKS), 0);
 	assert_string_equal(refused(batch, WH_TRANSPORT_RDMA), "");
 	assert_int_equal(wh_batch_new(self, &options, &insists), 0);
 	assert_int_equal(wh_batch_add(insists, &transfer, 1), 0);
-	assert_int_equal(wh_plan(insists), -EOPNOTSUPP);
+	assert_int_equal(wh_plan(insists, WH_PLAN_ASKS), -EOPNOTSUPP);
 	said("transfer 0: rdma is required and cannot be used: not for such memory");
 	assert_int_equal(SHM->asked, 1);
 	assert_string_equal(refused(insists, WH_TRANSPORT_SHM), "another transport is required");
@@ -109,7 +172,7 @@ static void plan__does_not_apply(void **state)
 	engine->order[1] = WH_TRANSPORT_TCP;
 	engine->order_count = 2;
 	snprintf(engine->transport_off[WH_TRANSPORT_RDMA], WH_REFUSAL, "there is no device");
-	assert_int_equal(wh_plan(insists), -EOPNOTSUPP);
+	assert_int_equal(wh_plan(insists, WH_PLAN_ASKS), -EOPNOTSUPP);
 	said("rdma is required and cannot be used: there is no device");
 	drop_batch(batch);
 	drop_batch(insists);
@@ -207,7 +270,7 @@ static void plan__splits_where_the_choice_changes(void **state)
 	add_to(batch, WH_READ, here);
 	add_to(batch, WH_READ, there);
 	add_to(batch, WH_WRITE, there);
-	assert_int_equal(wh_plan(batch), 0);
+	assert_int_equal(wh_plan(batch, WH_PLAN_ASKS), 0);
 	assert_int_equal(batch->fragment_count, 5);
 	for (unsigned i = 0; i < 5; i++) {
 		const struct wh_fragment *fragment = &batch->fragments[i];
@@ -262,7 +325,7 @@ static void plan__splits_blocks_between_bases(void **state)
 	RDMA->only = wh_region_id(there);
 	assert_int_equal(wh_batch_add_blocks(batch, blocks), 0);
 	assert_int_equal(wh_batch_add_blocks(batch, blocks), 0);
-	assert_int_equal(wh_plan(batch), 0);
+	assert_int_equal(wh_plan(batch, WH_PLAN_ASKS), 0);
 	assert_int_equal(batch->fragment_count, 5);
 	for (unsigned i = 1; i < 5; i++) {
 		const struct wh_fragment *fragment = &batch->fragments[i];
@@ -288,7 +351,7 @@ static int plan_anew(void)
 
 	for (unsigned i = 0; i < 6; i++)
 		add_to(batch, i % 2 ? WH_READ : WH_WRITE, there);
-	error = wh_plan(batch);
+	error = wh_plan(batch, WH_PLAN_ASKS);
 	assert_int_equal(!batch->planned, !!error);
 	assert_int_equal(error ? 6 : batch->fragment_count, 6);
 	drop_batch(batch);
@@ -305,11 +368,11 @@ static void plan__no_memory(void **state)
 	/* Room for 1, 4 and 16 fragments. */
 	for (unsigned n = 1; n <= 3; n++) {
 		allocation_fails = 1;
-		assert_int_equal(wh_plan(batch), -ENOMEM);
+		assert_int_equal(wh_plan(batch, WH_PLAN_ASKS), -ENOMEM);
 		assert_int_equal(batch->planned, 0);
 		assert_int_equal(batch->fragment_room, n == 1 ? 0 : n == 2 ? 1 : 4);
 		allocation_fails = 2;
-		assert_int_equal(wh_plan(batch), n == 3 ? 0 : -ENOMEM);
+		assert_int_equal(wh_plan(batch, WH_PLAN_ASKS), n == 3 ? 0 : -ENOMEM);
 		allocation_fails = 0;
 	}
 	drop_batch(batch);
@@ -323,9 +386,9 @@ static void plan__times_large_ones(void **state)
 
 	(void)state;
 	small->timed_in = large->timed_in = 50;
-	assert_int_equal(wh_plan(small), 0);
+	assert_int_equal(wh_plan(small, WH_PLAN_ASKS), 0);
 	assert_int_equal(small->timed_in, 50);
-	assert_int_equal(wh_plan(large), 0);
+	assert_int_equal(wh_plan(large, WH_PLAN_ASKS), 0);
 	assert_int_equal(large->timed_in, 1);
 	drop_batch(small);
 	drop_batch(large);
@@ -345,7 +408,7 @@ static void plan__explains_what_is_off(void **state)
 	snprintf(engine->transport_off[WH_TRANSPORT_TCP], WH_REFUSAL, "off");
 	snprintf(engine->transport_off[WH_TRANSPORT_CUDA], WH_REFUSAL, "not in the setting");
 	engine->not_here[WH_TRANSPORT_RDMA] = true;
-	assert_int_equal(wh_plan(batch), 0);
+	assert_int_equal(wh_plan(batch, WH_PLAN_ASKS), 0);
 	assert_string_equal(refused(batch, WH_TRANSPORT_RDMA), "off");
 	assert_true(batch->share[WH_TRANSPORT_RDMA].inapplicable);
 	assert_string_equal(refused(batch, WH_TRANSPORT_TCP), "");
@@ -368,17 +431,17 @@ static void plan__local_takes_no_network(void **state)
 	transfer.remote = PEER_REGION(0);
 	assert_int_equal(wh_batch_new(peer, &options, &batch), 0);
 	assert_int_equal(wh_batch_add(batch, &transfer, 1), 0);
-	assert_int_equal(wh_plan(batch), 0);
+	assert_int_equal(wh_plan(batch, WH_PLAN_ASKS), 0);
 	assert_int_equal(bytes_of(batch, WH_TRANSPORT_SHM), 8);
 	assert_int_equal(RDMA->asked, 0);
 	assert_string_equal(refused(batch, WH_TRANSPORT_RDMA),
 			    "local is required, and it takes the network");
 	refuse(SHM, -EOPNOTSUPP, "no memfd");
-	assert_int_equal(wh_plan(batch), -EOPNOTSUPP);
+	assert_int_equal(wh_plan(batch, WH_PLAN_ASKS), -EOPNOTSUPP);
 	said("local is required, and no transport reaches near: shm: no memfd");
 	/* Another machine is not concerned. */
 	peer->welcome.host[15] ^= 1;
-	assert_int_equal(wh_plan(batch), 0);
+	assert_int_equal(wh_plan(batch, WH_PLAN_ASKS), 0);
 	assert_int_equal(bytes_of(batch, WH_TRANSPORT_RDMA), 8);
 	drop_batch(batch);
 	peer_drop(peer);
@@ -395,7 +458,7 @@ static void again__the_lowest_serves_all(void **state)
 	add_to(batch, WH_WRITE, there);
 	add_to(batch, WH_WRITE, there);
 	add_to(batch, WH_WRITE, here);
-	assert_int_equal(wh_plan(batch), 0);
+	assert_int_equal(wh_plan(batch, WH_PLAN_ASKS), 0);
 	assert_int_equal(batch->fragment_count, 1);
 	assert_int_equal(wh_plan_again(&batch->fragments[0]), WH_TRANSPORT_SHM);
 	assert_int_equal(SHM->asked, 2);
@@ -428,6 +491,8 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		TEST(plan__the_first_that_reaches),
 		TEST(plan__the_last_resort),
+		TEST(plan__one_that_is_being_set_up),
+		TEST(plan__is_made_later),
 		TEST(plan__a_peer_that_refused),
 		TEST(plan__does_not_apply),
 		TEST(plan__nobody_reaches),

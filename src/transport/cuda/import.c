@@ -372,6 +372,10 @@ static int mapping_remote(struct wh_device_mappings *mappings, struct wh_shm_pee
 		error = wh_cuda_ready(wh_gpus_cuda(mappings->gpus));
 		if (error)
 			return wh_cuda_refuse(why, error);
+		if (wh_plan_how() != WH_PLAN_WAITS) {
+			snprintf(why, WH_REFUSAL, "the peer is still to be asked for its memory");
+			return -EINPROGRESS;
+		}
 		pthread_mutex_lock(&mappings->lock);
 		if (!atomic_load(&region->transport[WH_TRANSPORT_CUDA]))
 			error = mapping_make_remote(mappings, shm, region, why);

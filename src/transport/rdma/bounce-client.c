@@ -73,7 +73,7 @@ void rdma_bounce_opened(struct rdma_peer *rdma, const struct wh_rdma_bounce_open
 	snprintf(rdma->bounce_why, sizeof(rdma->bounce_why), "%.180s", opened->text);
 	if (!opened->error && !rdma->bounces[0].region.entry.length)
 		bounce_open(&rdma->bounces[0], opened->address, opened->slots);
-	pthread_cond_broadcast(&rdma->changed);
+	wh_peer_reach_again(rdma->peer);
 	pthread_mutex_unlock(&rdma->lock);
 }
 

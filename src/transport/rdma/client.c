@@ -56,7 +56,7 @@ bool rdma_endpoints_lost(const struct rdma_peer *rdma)
 	return rdma->endpoint_count && rdma->endpoints[0]->state == RDMA_LOST;
 }
 
-/* What endpoints can move has changed: sort, continue, wake waiters. Enter with rdma_peer.lock;
+/* What endpoints can move has changed: sort, continue, plan again. Enter with rdma_peer.lock;
  * drops it. */
 static void client_changed(struct rdma_peer *rdma, struct wh_list *done)
 {
@@ -65,7 +65,7 @@ static void client_changed(struct rdma_peer *rdma, struct wh_list *done)
 	wh_list_init(&reroute);
 	rdma->version++;
 	rdma_progress(rdma, done, &reroute);
-	pthread_cond_broadcast(&rdma->changed);
+	wh_peer_reach_again(rdma->peer);
 	pthread_mutex_unlock(&rdma->lock);
 	rdma_fragments_done(done);
 	rdma_fragments_reroute(rdma, &reroute);
@@ -268,7 +268,7 @@ void rdma_client_lost(struct rdma_peer *rdma, int error, const char *text)
 	pthread_mutex_lock(&rdma->lock);
 	client_collect(rdma, &all);
 	rdma_notify_lost(rdma);
-	pthread_cond_broadcast(&rdma->changed);
+	wh_peer_reach_again(rdma->peer);
 	pthread_mutex_unlock(&rdma->lock);
 	while ((link = wh_list_take(&all))) {
 		struct wh_fragment *fragment = wh_container(link, struct wh_fragment, link);
@@ -283,6 +283,7 @@ void rdma_client_again(struct rdma_peer *rdma)
 	pthread_mutex_lock(&rdma->lock);
 	for (unsigned i = 0; i < rdma->endpoint_count; i++)
 		rdma->endpoints[i]->state = RDMA_IDLE;
+	memset(rdma->asked, 0, sizeof(rdma->asked));
 	pthread_mutex_unlock(&rdma->lock);
 }
 

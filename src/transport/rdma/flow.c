@@ -317,12 +317,14 @@ static void flow_retire(struct rdma_endpoint *endpoint, struct wh_list *done)
 		return;
 	}
 	if (!fragment) { /* the probe: packets get through */
+		if (!rdma_endpoints_ready(rdma))
+			rdma->ready_at = wh_now();
 		endpoint->state = RDMA_READY;
 		endpoint->verified = true;
 		endpoint->backoff = RDMA_BACKOFF_FIRST;
 		rdma->version++;
-		pthread_cond_broadcast(&rdma->changed);
 		wh_peer_replan(rdma->peer);
+		wh_peer_reach_again(rdma->peer);
 		return;
 	}
 	wh_region_entry_leave(work->entry);

@@ -300,7 +300,6 @@ static void peer_free(struct rdma_peer *rdma)
 	rdma_client_close(rdma);
 	for (unsigned i = 0; i < WH_RDMA_BOUNCES; i++)
 		rdma_region_gone(rdma->peer, rdma, &rdma->bounces[i].region);
-	pthread_cond_destroy(&rdma->changed);
 	pthread_mutex_destroy(&rdma->lock);
 	free(rdma);
 }
@@ -308,7 +307,6 @@ static void peer_free(struct rdma_peer *rdma)
 static int peer_open(struct wh_peer *peer, void **state, char why[WH_REFUSAL])
 {
 	struct wh_engine *engine = wh_peer_engine(peer);
-	pthread_condattr_t clock;
 	struct rdma_peer *rdma;
 
 	if (wh_peer_is_self(peer)) {
@@ -329,10 +327,6 @@ static int peer_open(struct wh_peer *peer, void **state, char why[WH_REFUSAL])
 	rdma->rdma = wh_engine_transport(engine, WH_TRANSPORT_RDMA);
 	rdma->peer = peer;
 	pthread_mutex_init(&rdma->lock, NULL);
-	pthread_condattr_init(&clock);
-	pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
-	pthread_cond_init(&rdma->changed, &clock);
-	pthread_condattr_destroy(&clock);
 	wh_list_init(&rdma->urgent);
 	wh_list_init(&rdma->bulk);
 	wh_list_init(&rdma->sent);
@@ -398,12 +392,12 @@ static int peer_keyed_frame(struct rdma_peer *rdma, const struct wh_frame *frame
 			rdma->endpoints[i]->path[0] && keyed.nic == rdma->endpoints[i]->remote_nic;
 	pthread_mutex_unlock(&rdma->lock);
 	error = current ? rdma_keys_received(peer, &keyed) : 0;
-	/* Submitters that did not wait this long plan anew. */
-	wh_peer_replan(peer);
 	pthread_mutex_lock(&rdma->lock);
 	rdma->version++;
-	pthread_cond_broadcast(&rdma->changed);
 	pthread_mutex_unlock(&rdma->lock);
+	/* Batches that did not wait this long are planned anew. */
+	wh_peer_replan(peer);
+	wh_peer_reach_again(peer);
 	return error;
 }
 

@@ -4,7 +4,7 @@
  * the state of an engine and of a peer; each of its parts has a header of its own.
  *
  * rdma.c         the transport's table, incoming fragments, frames of peers
- * reach.c        is_reachable: can two regions be joined? Waits for connections and keys
+ * reach.c        is_reachable: can two regions be joined? Begins to connect, and asks for keys
  * rail.h         NICs and their ports: rail.c, queue-pair.c, affinity.c (distances to memory)
  * memory.h       memory.c (MRs of local regions, keys of remote ones), gpu.c (GPU memory)
  * endpoint.h     the initiator's queue pairs: client.c connects, breaks and reconnects them
@@ -55,8 +55,7 @@
 #include "util/loop.h"
 
 #define RDMA_SPIN (50 * 1000) /* ns that a waiter polls before it sleeps */
-/* ns that a submission waits for a connection, keys and the bounce buffer */
-#define RDMA_PATIENCE (2 * INT64_C(1000000000))
+#define RDMA_ASKED 64 /* questions for keys that are remembered */
 
 /* Of an engine. */
 struct rdma {
@@ -110,7 +109,14 @@ struct rdma_peer {
 	struct rdma_endpoint *endpoints[RDMA_ENDPOINTS];
 
 	pthread_mutex_t lock; /* all below */
-	pthread_cond_t changed; /* states of endpoints, keys, bounce buffer 0 */
+	int64_t ready_at; /* when an endpoint became ready while no other was (ns) */
+	/* Keys that the peer was asked for; a ring. */
+	struct rdma_asked {
+		uint64_t id;
+		uint32_t nic;
+		int64_t at; /* ns */
+	} asked[RDMA_ASKED];
+	unsigned asked_next;
 	char why[WH_REFUSAL]; /* why an endpoint broke or failed last */
 	struct wh_list urgent, bulk; /* fragments that are not all posted */
 	struct wh_list sent; /* fragments that are */
@@ -140,7 +146,7 @@ void rdma_submit(struct rdma_peer *rdma, struct wh_fragment *fragment);
 /* Post nothing more of the fragment; if it has ended by that, it goes to `done`. Under the lock. */
 void rdma_cancel(struct rdma_peer *rdma, struct wh_fragment *fragment, struct wh_list *done);
 
-/* The transport's is_reachable; may wait for RDMA_PATIENCE. */
+/* The transport's is_reachable; waits for nobody. */
 int rdma_is_reachable(struct wh_peer *peer, void *state, const struct wh_region *local,
 		      struct wh_region_entry *entry, uint32_t op, char why[WH_REFUSAL]);
 

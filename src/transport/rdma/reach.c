@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rdma: is_reachable, can bytes move between two regions? Called while a batch is planned, on the
- * submitter's thread, which waits for what is missing: connections, registrations, the owner's
- * keys. "Under the lock" means rdma_peer.lock. */
+/* rdma: is_reachable, can bytes move between two regions? Called while a batch is planned: it
+ * registers local memory, and begins to connect and asks for the owner's keys without waiting.
+ * "Under the lock" means rdma_peer.lock. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -11,43 +11,30 @@
 #include "transport/rdma/flow.h"
 #include "transport/rdma/rdma.h"
 #include "util/clock.h"
-#include "util/turns.h"
 #include "wire/bytes.h"
 
-/* How often a waiter checks whether the region is gone. */
-#define WAIT_SLICE (20 * WH_MS)
 /* How long the first endpoint waits for the others. An endpoint without a path would need the
  * setting `timeout` to fail. */
 #define OTHERS (200 * WH_MS)
+/* Until a question for keys is asked again, which may have been lost with the connection. */
+#define ASK_AGAIN (500 * WH_MS)
 
-static void reach_wait(struct rdma_peer *rdma)
+/* 0; -EINPROGRESS: endpoints are being connected. Under the lock. */
+static int reach_endpoints(struct rdma_peer *rdma, char why[WH_REFUSAL])
 {
-	wh_turns_cond_wait(wh_engine_turns(rdma->rdma->engine), &rdma->changed, &rdma->lock,
-			   wh_now() + WAIT_SLICE);
-}
+	uint32_t ready = rdma_endpoints_ready(rdma);
 
-/* Wait until endpoints are ready. Under the lock. */
-static int reach_await_endpoints(struct rdma_peer *rdma, int64_t deadline, char why[WH_REFUSAL])
-{
-	int64_t others = deadline - RDMA_PATIENCE + OTHERS;
-
-	while (!rdma_endpoints_ready(rdma) || (rdma_endpoints_pending(rdma) && wh_now() < others)) {
-		/* In every turn: an endpoint that is being given back can be connected only
-		 * afterwards. */
-		if (!rdma_endpoints_ready(rdma))
-			rdma_endpoints_connect(rdma);
-		if (rdma_endpoints_failed(rdma)) {
-			snprintf(why, WH_REFUSAL, "%s", rdma->why);
-			return -EIO;
-		}
-		if (wh_now() >= deadline) {
-			snprintf(why, WH_REFUSAL, "%.63s is still being connected to",
-				 wh_peer_name(rdma->peer));
-			return -EAGAIN;
-		}
-		reach_wait(rdma);
+	/* Each time: an endpoint that is being given back can be connected only afterwards. */
+	if (!ready)
+		rdma_endpoints_connect(rdma);
+	if (rdma_endpoints_failed(rdma)) {
+		snprintf(why, WH_REFUSAL, "%s", rdma->why);
+		return -EIO;
 	}
-	return 0;
+	if (ready && (!rdma_endpoints_pending(rdma) || wh_now() >= rdma->ready_at + OTHERS))
+		return 0;
+	snprintf(why, WH_REFUSAL, "%.63s is still being connected to", wh_peer_name(rdma->peer));
+	return -EINPROGRESS;
 }
 
 /* The state of the region's keys: 0, -EAGAIN (not answered yet) or the refusal. */
@@ -82,10 +69,24 @@ static void reach_register(struct rdma_peer *rdma, struct wh_region *local, char
 	}
 }
 
-/* Send KEYS for the NICs at the other ends of `endpoints`, unless they are known. */
+/* Has the peer not been asked for these keys lately? Then note that it is. */
+static bool reach_note_asked(struct rdma_peer *rdma, uint64_t id, uint32_t nic)
+{
+	int64_t now = wh_now();
+
+	for (unsigned i = 0; i < RDMA_ASKED; i++)
+		if (rdma->asked[i].id == id && rdma->asked[i].nic == nic && rdma->asked[i].at &&
+		    now < rdma->asked[i].at + ASK_AGAIN)
+			return false;
+	rdma->asked[rdma->asked_next++ % RDMA_ASKED] = (struct rdma_asked){ id, nic, now };
+	return true;
+}
+
+/* Send KEYS for the NICs at the other ends of `endpoints`, unless they are known or asked for. */
 static int reach_ask_keys(struct rdma_peer *rdma, const struct wh_remote_region *region,
 			  uint32_t endpoints, char why[WH_REFUSAL])
 {
+	uint64_t id = wh_region_entry_id(&region->entry);
 	uint8_t bytes[WH_RDMA_KEYS_SIZE];
 
 	for (unsigned i = 0; i < rdma->endpoint_count; i++) {
@@ -94,9 +95,10 @@ static int reach_ask_keys(struct rdma_peer *rdma, const struct wh_remote_region 
 
 		for (unsigned n = 0; n < i; n++)
 			asked |= endpoints & 1u << n && rdma->endpoints[n]->remote_nic == nic;
-		if (!(endpoints & 1u << i) || asked || keys_state(region, nic, why) != -EAGAIN)
+		if (!(endpoints & 1u << i) || asked || keys_state(region, nic, why) != -EAGAIN ||
+		    !reach_note_asked(rdma, id, nic))
 			continue;
-		wh_put64(wh_put32(bytes, nic), wh_region_entry_id(&region->entry));
+		wh_put64(wh_put32(bytes, nic), id);
 		if (wh_control_send(wh_peer_control(rdma->peer), WH_FRAME_RDMA_KEYS, 0, bytes,
 				    sizeof(bytes))) {
 			snprintf(why, WH_REFUSAL, "the peer is lost");
@@ -119,48 +121,29 @@ static bool reach_keys_missing(const struct rdma_peer *rdma, const struct wh_rem
 	return wait;
 }
 
-/* Wait for the keys of a region, for all ready endpoints. Under the lock. */
-static int reach_await_keys(struct rdma_peer *rdma, struct wh_remote_region *region,
-			    int64_t deadline, char why[WH_REFUSAL])
+/* Ask for the keys of a region, for all ready endpoints. Under the lock. */
+static int reach_keys(struct rdma_peer *rdma, const struct wh_remote_region *region,
+		      char why[WH_REFUSAL])
 {
-	uint64_t id = wh_region_entry_id(&region->entry);
 	uint32_t endpoints = rdma_endpoints_ready(rdma);
 	int error = reach_ask_keys(rdma, region, endpoints, why);
 
-	while (!error && reach_keys_missing(rdma, region, endpoints, why)) {
-		/* The peer is removing the region, and waits until we leave it. */
-		if (atomic_load(&region->entry.id) != id) {
-			snprintf(why, WH_REFUSAL, "region %#llx is gone", (unsigned long long)id);
-			return -ESTALE;
-		}
-		if (wh_now() >= deadline) {
-			snprintf(why, WH_REFUSAL, "%.63s is still registering region %#llx",
-				 wh_peer_name(rdma->peer), (unsigned long long)id);
-			return -EAGAIN;
-		}
-		reach_wait(rdma);
-	}
-	return error;
+	if (error || !reach_keys_missing(rdma, region, endpoints, why))
+		return error;
+	snprintf(why, WH_REFUSAL, "%.63s is still registering region %#llx",
+		 wh_peer_name(rdma->peer), (unsigned long long)wh_region_entry_id(&region->entry));
+	return -EINPROGRESS;
 }
 
 static int reach_prepare(struct rdma_peer *rdma, struct wh_region *local,
-			 struct wh_remote_region *remote, char why[WH_REFUSAL])
+			 const struct wh_remote_region *remote, char why[WH_REFUSAL])
 {
-	int64_t deadline = wh_now() + RDMA_PATIENCE;
-	int error;
+	int error = reach_endpoints(rdma, why);
 
-	if (wh_engine_inside(rdma->rdma->engine) || wh_loop_here(&rdma->rdma->loop)) {
-		/* The answers arrive on the engine's own threads. */
-		rdma_endpoints_connect(rdma);
-		snprintf(why, WH_REFUSAL,
-			 "it is still being set up, and a callback does not wait for that");
-		return -EAGAIN;
-	}
-	error = reach_await_endpoints(rdma, deadline, why);
 	if (error)
 		return error;
 	reach_register(rdma, local, why);
-	error = reach_await_keys(rdma, remote, deadline, why);
+	error = reach_keys(rdma, remote, why);
 	if (!error && !rdma_endpoints_ready(rdma))
 		snprintf(why, WH_REFUSAL, "%s", rdma->why);
 	return error;
@@ -264,25 +247,24 @@ bool rdma_bounce_is_reachable(const struct rdma_peer *rdma, unsigned number)
 	return bounce->entry.length && has_keys;
 }
 
-/* Wait for the owner's bounce buffer for this region, and its keys. Under the lock. */
+/* Ask for the owner's bounce buffer for this region, and its keys. Under the lock. */
 static int reach_prepare_remote(struct rdma_peer *rdma, const struct wh_remote_region *remote,
 				char why[WH_REFUSAL])
 {
 	int number = rdma_bounce_of(remote);
-	bool waits = !wh_engine_inside(rdma->rdma->engine) && !wh_loop_here(&rdma->rdma->loop);
-	int64_t deadline = waits ? wh_now() + RDMA_PATIENCE : 0;
 	int error;
 
 	/* What is needed for files came with the answer that they are staged. */
 	if (number > 0)
 		return rdma_bounce_is_reachable(rdma, (unsigned)number) ? 0 : -EIO;
-	while ((error = rdma_bounce_request(rdma, why)) == -EAGAIN && wh_now() < deadline)
-		reach_wait(rdma);
-	if (error == -EAGAIN)
+	error = rdma_bounce_request(rdma, why);
+	if (error == -EAGAIN) {
 		snprintf(why, WH_REFUSAL, "%.63s is still pinning memory for staging",
 			 wh_peer_name(rdma->peer));
+		return -EINPROGRESS;
+	}
 	if (!error)
-		error = reach_await_keys(rdma, &rdma->bounces[0].region, deadline, why);
+		error = reach_keys(rdma, &rdma->bounces[0].region, why);
 	return !error && !rdma_bounce_is_reachable(rdma, 0) ? -EIO : error;
 }
 
@@ -333,6 +315,9 @@ int rdma_is_reachable(struct wh_peer *peer, void *state, const struct wh_region 
 	pthread_mutex_lock(&rdma->lock);
 	if (!reach_is_known(rdma, local, remote, why))
 		error = reach_prepare(rdma, (struct wh_region *)local, remote, why);
+	/* What all can do is known soon. */
+	if (error == -EINPROGRESS && wh_plan_how() != WH_PLAN_DECIDES)
+		goto out;
 	/* One endpoint is enough; the refusals of others are not reported then. */
 	if (error != -ESTALE && rdma_striping_able(rdma, local, remote, op, &near)) {
 		error = 0;
@@ -345,6 +330,7 @@ int rdma_is_reachable(struct wh_peer *peer, void *state, const struct wh_region 
 			error = -EACCES;
 		}
 	}
+out:
 	pthread_mutex_unlock(&rdma->lock);
 	if (!error && entry->kind == WH_MEMORY_FILE && wh_kind_on_host(local->entry.kind) &&
 	    peer_borrows(peer)) {

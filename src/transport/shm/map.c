@@ -369,6 +369,11 @@ static int ask_region(struct wh_shm_peer *shm, struct wh_remote_region *region,
 		snprintf(why, WH_REFUSAL, "no memory");
 		return -ENOMEM;
 	}
+	if (wh_plan_how() != WH_PLAN_WAITS) {
+		snprintf(why, WH_REFUSAL, "the peer is still to be asked for region %#llx",
+			 (unsigned long long)id);
+		return -EINPROGRESS;
+	}
 	for (unsigned turn = 0; again && turn < ASK_MAX; turn++) {
 		if (*fd >= 0)
 			close(*fd);
@@ -405,6 +410,16 @@ void wh_shm_refused(struct wh_shm_peer *shm, const struct wh_remote_region *regi
 		 map && map->refused                  ? map->refused :
 				       "a region of its allocation was unregistered");
 	pthread_mutex_unlock(&shm->maps_lock);
+}
+
+int wh_shm_lock(struct wh_shm_peer *shm, char why[WH_REFUSAL])
+{
+	if (wh_plan_how() == WH_PLAN_WAITS)
+		return pthread_mutex_lock(&shm->lock);
+	if (!pthread_mutex_trylock(&shm->lock))
+		return 0;
+	snprintf(why, WH_REFUSAL, "the peer is still being asked for memory");
+	return -EINPROGRESS;
 }
 
 static int region_reach(struct wh_shm_peer *shm, struct wh_remote_region *region, uint32_t op,
@@ -448,9 +463,10 @@ static int region_reach(struct wh_shm_peer *shm, struct wh_remote_region *region
 static int file_reach(struct wh_shm_peer *shm, struct wh_remote_region *region, uint32_t op,
 		      char why[WH_REFUSAL])
 {
-	int error = 0;
+	int error = wh_shm_lock(shm, why);
 
-	pthread_mutex_lock(&shm->lock);
+	if (error)
+		return error;
 	if (!wh_shm_mapped_at(&region->entry, op))
 		error = region_reach(shm, region, op, why);
 	pthread_mutex_unlock(&shm->lock);
@@ -487,7 +503,9 @@ int wh_shm_is_reachable(struct wh_peer *peer, void *state, const struct wh_regio
 	if ((known == MAPPED && wh_shm_mapped_at(remote, op)) ||
 	    (known != NOT_ASKED && atomic_load(&shm->vm) == WH_VM_WORKS))
 		return 0;
-	pthread_mutex_lock(&shm->lock);
+	error = wh_shm_lock(shm, why);
+	if (error)
+		return error;
 	error = region_reach(shm, region, op, why);
 	pthread_mutex_unlock(&shm->lock);
 	return error;

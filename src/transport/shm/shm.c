@@ -361,6 +361,8 @@ int wh_shm_connect(struct wh_shm_peer *shm)
 	wh_shm_disconnect(shm);
 	if (shm->retry_at && shm->generation == current && wh_now() < shm->retry_at)
 		return -EAGAIN;
+	if (wh_plan_how() != WH_PLAN_WAITS)
+		return wh_shm_fail(shm, -EINPROGRESS, "connecting to the peer's unix socket");
 	shm->generation = current;
 	error = peer_dial(shm);
 	if (!error)

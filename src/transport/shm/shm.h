@@ -141,6 +141,9 @@ int wh_shm_check_file(int fd, uint64_t least);
 /* Connect and shake hands, unless this was done since the last control connection was made. Blocks
  * for the owner's answers. 0, or a negative errno with the reason in shm.why. */
 int wh_shm_connect(struct wh_shm_peer *shm);
+/* For is_reachable: take shm.lock, which whoever asks the owner has while it waits. 0;
+ * -EINPROGRESS, without it: a plan that must not wait. */
+int wh_shm_lock(struct wh_shm_peer *shm, char why[WH_REFUSAL]);
 void wh_shm_disconnect(struct wh_shm_peer *shm);
 /* Store "<what>: <error>" in shm.why and return `error`. wh_shm_fail_disconnect() also closes the
  * connection and allows no new one for 5 s. */

@@ -40,12 +40,28 @@ static int lend_try(struct tcp_peer *tcp)
 			   tcp->lend_refused);
 }
 
-void tcp_lend(struct tcp_peer *tcp)
+/* Has a plan that must not wait to be made again? */
+static bool lend_is_due(struct tcp_peer *tcp)
+{
+	bool due;
+
+	if (wh_plan_how() == WH_PLAN_DECIDES)
+		return false;
+	if (pthread_mutex_trylock(&tcp->lend_lock))
+		return true;
+	due = wh_now() >= tcp->lend_at;
+	pthread_mutex_unlock(&tcp->lend_lock);
+	return due;
+}
+
+int tcp_lend(struct tcp_peer *tcp)
 {
 	uint32_t losses;
 
 	if (lender_is_current(tcp) || !wh_peer_transport(tcp->peer, WH_TRANSPORT_SHM))
-		return; /* it has them, or is on another host, or shm is not used */
+		return 0; /* it has them, or is on another host, or shm is not used */
+	if (wh_plan_how() != WH_PLAN_WAITS)
+		return lend_is_due(tcp) ? -EINPROGRESS : 0;
 	pthread_mutex_lock(&tcp->lend_lock);
 	/* Before asking: if the peer is lost meanwhile, its next session has no slots. */
 	losses = atomic_load(&tcp->losses);
@@ -60,6 +76,7 @@ void tcp_lend(struct tcp_peer *tcp)
 		}
 	}
 	pthread_mutex_unlock(&tcp->lend_lock);
+	return 0;
 }
 
 bool tcp_is_of_files(struct wh_peer *peer, const struct wh_fragment *fragment, bool all)

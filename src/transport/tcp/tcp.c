@@ -718,13 +718,15 @@ static void region_open_window(struct wh_engine *engine, const struct wh_region 
 static int tcp_is_reachable(struct wh_peer *peer, void *state, const struct wh_region *local,
 			    struct wh_region_entry *remote, uint32_t op, char why[WH_REFUSAL])
 {
-	int error;
+	int error = 0;
 
 	/* The owner stages its own GPU memory, and its files, but for those on this host. */
 	if (remote->kind == WH_MEMORY_FILE && wh_kind_on_host(local->entry.kind))
-		tcp_lend(state);
+		error = tcp_lend(state);
+	if (error)
+		snprintf(why, WH_REFUSAL, "memory is still to be lent to the peer");
 	if (wh_kind_on_host(local->entry.kind))
-		return 0;
+		return error;
 	if (op == WH_READ && wh_kind_on_gpu(local->entry.kind)) /* so that wh_batch_explain() knows
 								   the window before the transfer */
 		region_open_window(wh_peer_engine(peer), local);

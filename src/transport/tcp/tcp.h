@@ -338,9 +338,9 @@ void tcp_stage_free(struct tcp_client *client, struct tcp_request *request);
 
 /* In client-lent.c. */
 
-/* Lend the peer slots for its files, if it is on this host and has none yet. May wait for the peer.
- */
-void tcp_lend(struct tcp_peer *tcp);
+/* Lend the peer slots for its files, if it is on this host and has none yet. Waits for the peer. 0,
+ * or -EINPROGRESS in a plan that must not wait. */
+int tcp_lend(struct tcp_peer *tcp);
 /* Is any remote region of the fragment a file, or are `all`? One that is gone is none. */
 bool tcp_is_of_files(struct wh_peer *peer, const struct wh_fragment *fragment, bool all);
 /* May requests of this fragment, whose local side is host memory, name slots? */
