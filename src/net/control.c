@@ -332,6 +332,9 @@ static void control_flush(struct wh_control *control)
 		struct iovec part = { control->out + control->out_start, control->out_length };
 
 		got = wh_channel_send(control->source.fd, control->channel, &part, 1);
+		/* A channel that has failed fails again, and the socket stays writable. */
+		if (got < 0 && errno != EAGAIN && errno != EINTR)
+			shutdown(control->source.fd, SHUT_RDWR);
 		if (got <= 0)
 			break;
 		control->out_start += (size_t)got;
