@@ -21,7 +21,7 @@
 #include "wire/bytes.h"
 #include "wire/wire.h"
 
-/* How long to wait for copies before going on by the timer; most end sooner. */
+/* How long to wait for copies before going on by the timer, which only looks; most end sooner. */
 #define WAIT WH_MS
 #define PAUSE WH_MS
 /* More removals than this do not wait, whatever the peer sends. */
@@ -34,9 +34,8 @@ struct pending {
 };
 
 /* 0; -EBUSY: the region is still used. */
-static int removal_try(struct wh_peer *peer, const struct wh_removal *removal)
+static int removal_try(struct wh_peer *peer, const struct wh_removal *removal, int64_t deadline)
 {
-	int64_t deadline = peer->engine->turns ? 0 : wh_deadline(WAIT);
 	uint8_t number[8];
 	int error =
 		wh_remote_remove(peer, removal->id, removal->address, removal->length, deadline);
@@ -66,7 +65,7 @@ static void removals_go_on(struct wh_timer *timer)
 	while (!error && !wh_list_empty(&peer->removals)) {
 		struct pending *pending = wh_container(peer->removals.next, struct pending, link);
 
-		error = removal_try(peer, &pending->removal);
+		error = removal_try(peer, &pending->removal, 0);
 		if (error == -EBUSY && wh_now() < pending->deadline)
 			break;
 		if (error)
@@ -102,11 +101,13 @@ static int removal_defer(struct wh_peer *peer, const struct wh_removal *removal)
 
 int wh_removal_received(struct wh_peer *peer, const uint8_t *payload, size_t length)
 {
+	int64_t deadline = peer->engine->turns ? 0 : wh_deadline(WAIT);
 	struct wh_removal removal;
 	int error = wh_removal_decode(payload, length, &removal);
 
 	if (!error)
-		error = wh_list_empty(&peer->removals) ? removal_try(peer, &removal) : -EBUSY;
+		error = wh_list_empty(&peer->removals) ? removal_try(peer, &removal, deadline) :
+							 -EBUSY;
 	return error == -EBUSY ? removal_defer(peer, &removal) : error;
 }
 

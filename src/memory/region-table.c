@@ -212,14 +212,14 @@ static bool entry_is_pinned(const struct wh_region_entry *entry)
 	return atomic_load(&entry->pins);
 }
 
-/* Wait until a condition is over. False: the deadline passed. */
+/* Wait until a condition is over. False: the deadline (0: look once) passed. */
 static bool entry_wait_while(bool (*holds)(const struct wh_region_entry *entry),
 			     const struct wh_region_entry *entry, int64_t deadline)
 {
 	unsigned round = 0;
 
 	while (holds(entry)) {
-		if (round >= 64 && wh_now() > deadline)
+		if (!deadline || (round >= 64 && wh_now() > deadline))
 			return false;
 		wh_pause(&round);
 	}
