@@ -47,7 +47,7 @@ static int64_t peer_timeout(const struct wh_peer *peer)
 	return peer->engine->config.number[WH_SETTING_TIMEOUT] * WH_MS;
 }
 
-static void peer_lose_transports(struct wh_peer *peer, int error, const char *text)
+void wh_peer_lose_transports(struct wh_peer *peer, int error, const char *text)
 {
 	atomic_fetch_add(&peer->plan_version, 1);
 	wh_peer_aborts_fail(peer, error);
@@ -180,7 +180,7 @@ static void peer_gone(struct wh_control *control, int error, const char *text)
 	wh_count_add(&peer->engine->statistics.peers_lost, 1);
 	atomic_fetch_add(&peer->losses, 1);
 	wh_peer_set_state(peer, WH_PEER_LOST, -ECONNRESET, why);
-	peer_lose_transports(peer, -ECONNRESET, why);
+	wh_peer_lose_transports(peer, -ECONNRESET, why);
 	atomic_fetch_add(&peer->losses, 1);
 	peer_watch(peer);
 	peer->backoff = BACKOFF_FIRST;

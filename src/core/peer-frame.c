@@ -228,7 +228,13 @@ static int peer_regions(struct wh_peer *peer, const struct wh_frame *frame, cons
 	if (got != 1)
 		return got;
 	peer_drop_unlisted(peer);
-	wh_peer_open_transports(peer);
+	/* A transport that is refused now would be as long as the connection lasts. */
+	if (wh_peer_open_transports(peer)) {
+		peer->control.queue_refused = "has sent its regions, but there is no memory for a "
+					      "transport to it";
+		wh_peer_lose_transports(peer, -ENOMEM, "there is no memory for a transport");
+		return -ENOMEM;
+	}
 	wh_peer_connected(peer);
 	return 0;
 }

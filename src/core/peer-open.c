@@ -85,7 +85,7 @@ static int peer_open_waiting(struct wh_peer *peer)
 
 	if (!strcmp(peer->url, "self")) {
 		wh_loop_call(loop, wh_peer_be_self, peer);
-		return 0;
+		return peer_wait_connected(peer);
 	}
 	error = peer_resolve(peer);
 	if (error) {

@@ -77,9 +77,10 @@ bool wh_peer_is_near(const struct wh_peer *peer)
 	return !peer->self && wh_engine_nearness(peer->engine, &peer->welcome) != WH_ELSEWHERE;
 }
 
-void wh_peer_open_transports(struct wh_peer *peer)
+int wh_peer_open_transports(struct wh_peer *peer)
 {
 	struct wh_engine *engine = peer->engine;
+	int short_of = 0;
 
 	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++) {
 		const struct wh_transport *transport = wh_transport(id);
@@ -95,7 +96,9 @@ void wh_peer_open_transports(struct wh_peer *peer)
 			error = transport->peer_open(peer, &peer->transport[id], why);
 			peer->opened[id] = !error;
 		}
-		if (error && error != -ENXIO)
+		if (error == -ENOMEM)
+			short_of = error;
+		else if (error && error != -ENXIO)
 			wh_warning_refused(peer, id, why);
 		pthread_mutex_lock(&peer->lock);
 		memcpy(peer->refused[id], why, sizeof(why));
@@ -104,6 +107,7 @@ void wh_peer_open_transports(struct wh_peer *peer)
 		pthread_mutex_unlock(&peer->lock);
 	}
 	atomic_fetch_add(&peer->plan_version, 1);
+	return short_of;
 }
 
 void wh_peer_set_state(struct wh_peer *peer, uint32_t state, int error, const char *text)
@@ -219,7 +223,10 @@ void wh_peer_be_self(void *argument)
 	memcpy(peer->welcome.name, peer->engine->identity.name, sizeof(peer->welcome.name));
 	memcpy(peer->welcome.socket, peer->engine->identity.socket, sizeof(peer->welcome.socket));
 	snprintf(peer->address_text, sizeof(peer->address_text), "self");
-	wh_peer_open_transports(peer);
+	if (wh_peer_open_transports(peer)) {
+		wh_peer_set_state(peer, WH_PEER_UNREACHABLE, -ENOMEM, "self: no memory");
+		return;
+	}
 	peer->listed = true;
 	wh_peer_set_state(peer, WH_PEER_CONNECTED, 0, "");
 }

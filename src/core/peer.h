@@ -161,7 +161,10 @@ void wh_blocks_release(struct wh_blocks *blocks);
 void wh_peer_set_state(struct wh_peer *peer, uint32_t state, int error, const char *text);
 /* Is the peer another engine of this machine, whatever the transports say? */
 bool wh_peer_is_near(const struct wh_peer *peer);
-void wh_peer_open_transports(struct wh_peer *peer);
+/* 0, or -ENOMEM: some transport needs more memory than there is. */
+int wh_peer_open_transports(struct wh_peer *peer);
+/* The peer is lost, or as good as lost: end all that is under way to it. */
+void wh_peer_lose_transports(struct wh_peer *peer, int error, const char *text);
 void wh_peer_connect_init(struct wh_peer *peer);
 /* Start connecting to a struct wh_peer; the state and connect_error tell how that ends. */
 void wh_peer_connect(void *peer);
