@@ -83,7 +83,7 @@ static int peer_confirm_abort(struct wh_peer *peer, const uint8_t *payload, size
 {
 	struct wh_abort *abort;
 
-	if (length != 8)
+	if (length != 8 || wh_get64(payload) >= UINT32_MAX)
 		return -EPROTO;
 	abort = peer_take_abort(peer, (uint32_t)wh_get64(payload));
 	if (abort)

@@ -87,6 +87,9 @@ static void abort__by_number(void **state)
 		link_number(&link, WH_FRAME_ABORT, aborts[i].number);
 	}
 	assert_int_equal(give_number(&link, WH_FRAME_ABORTED, 3, 8), 0);
+	/* None that has such a number, and no other in its place. */
+	assert_int_equal(give_number(&link, WH_FRAME_ABORTED, UINT64_C(1) << 32 | 1, 8), -EPROTO);
+	assert_int_equal(give_number(&link, WH_FRAME_ABORTED, UINT32_MAX, 8), -EPROTO);
 	assert_int_equal(done.count, 0);
 	assert_int_equal(give_number(&link, WH_FRAME_ABORTED, 1, 8), 0);
 	assert_ptr_equal(done.abort, &aborts[0]);
