@@ -76,16 +76,21 @@ static int resolution_want_range(struct wh_resolution *r, const struct wh_item *
 	return 0;
 }
 
-/* Find the region of an item that has an address of the peer's. */
-static int item_find(struct wh_batch_addresses *addresses, struct wh_item *item, size_t index,
-		     bool last)
+/* Find the region of an item, if it has an address of the peer's, and check it. */
+static int item_resolve(struct wh_batch_addresses *addresses, struct wh_item *item, size_t index,
+			bool last)
 {
-	uint64_t id, offset;
-	int error = wh_batch_find_remote(addresses, "transfer", index, item->op, item->offset,
-					 item->length, last, &id, &offset);
+	uint64_t id = item->remote, offset = item->offset;
+	int error = id ? 0 :
+			 wh_batch_find_remote(addresses, "transfer", index, item->op, item->offset,
+					      item->length, last, &id, &offset);
 
+	if (!error)
+		error = wh_batch_check_remote(addresses->peer, "transfer", index, item->op, id,
+					      offset, item->length);
 	if (error)
 		return error;
+	/* Only now: one that fails keeps its address, which the next submission asks for. */
 	item->remote = id;
 	item->offset = offset;
 	return 0;
@@ -101,16 +106,11 @@ static int resolve_items(struct wh_batch *batch, struct wh_resolution *r)
 	wh_batch_addresses_begin(&addresses, batch->peer);
 	for (size_t i = 0; i < batch->item_count && !error; i++) {
 		struct wh_item *item = &batch->items[i];
-		bool by_address = !item->remote;
 
-		if (by_address)
-			error = item_find(&addresses, item, i, !r);
-		if (!error)
-			error = wh_batch_check_remote(batch->peer, "transfer", i, item->op,
-						      item->remote, item->offset, item->length);
+		error = item_resolve(&addresses, item, i, !r);
 		if (error == -ENOENT && r)
-			error = by_address ? resolution_want_range(r, item) :
-					     resolution_want_id(r, item->remote);
+			error = item->remote ? resolution_want_id(r, item->remote) :
+					       resolution_want_range(r, item);
 	}
 	wh_batch_addresses_end(&addresses);
 	return error;

@@ -137,6 +137,29 @@ static void submit__what_cannot_be(void **state)
 	link_close(&link);
 }
 
+/* A region at its address that may not be used leaves the item its address. */
+static void submit__keeps_the_address(void **state)
+{
+	struct link link = peer_link("far");
+	struct wh_batch *batch = batch_to(&link);
+	struct wh_question question;
+
+	(void)state;
+	add_address(batch, ADDRESS(1) + 40, WH_WRITE);
+	assert_int_equal(wh_batch_submit(batch), 0);
+	question = lookup(&link, WH_ASK_ADDRESSES, 1);
+	answer(&link, question.token, 1, WH_ACCESS_READ);
+	assert_int_equal(wh_batch_status(batch), -EACCES);
+	assert_int_equal(batch->items[0].remote, 0);
+	assert_int_equal(batch->items[0].offset, ADDRESS(1) + 40);
+	assert_int_equal(wh_batch_submit(batch), 0);
+	question = lookup(&link, WH_ASK_ADDRESSES, 1);
+	answer(&link, question.token, -1, 0);
+	assert_int_equal(wh_batch_status(batch), -EACCES);
+	drop_batch(batch);
+	link_close(&link);
+}
+
 static void submit__lost_meanwhile(void **state)
 {
 	struct link link = peer_link("far");
@@ -228,8 +251,8 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		TEST(submit__asks_once),      TEST(submit__what_cannot_be),
-		TEST(submit__lost_meanwhile), TEST(cancel__before_the_answer),
-		TEST(resolve__no_memory),
+		TEST(submit__lost_meanwhile), TEST(submit__keeps_the_address),
+		TEST(resolve__no_memory),     TEST(cancel__before_the_answer),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
