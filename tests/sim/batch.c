@@ -279,11 +279,7 @@ void batch_submit(struct batch *batch)
 		batch->note->to = there ? there->node : -1;
 	}
 	error = wh_batch_submit(batch->batch);
-	/* It waits to meet an owner that stands still, for memory to share or for NICs. */
-	call_end(&call, "wh_batch_submit", error,
-		 sim_options.rdma       ? PROGRAM_RDMA_PATIENCE :
-		 sim_options.transports ? 4 * SIM_SEC :
-					  0);
+	call_end(&call, "wh_batch_submit", error, 0);
 	sim_trace("submit %d: %d %s, %d ops%s", batch_number(batch), error,
 		  error ? wh_error_text() : "", batch->op_count, batch->note ? ", note" : "");
 	if (!error) {
@@ -528,11 +524,9 @@ void batch_cancel(struct batch *batch)
 		return;
 	rc = wh_batch_cancel(batch->batch);
 	sim_trace("cancel %d: %d %s", batch_number(batch), rc, rc ? wh_error_text() : "");
-	/* A batch that is being planned waits for RDMA first, as do those that are planned before.
-	 */
+	/* It may be the planner's. */
 	call_end(&call, "wh_batch_cancel", rc,
-		 batch->program->timeout * (own_disk ? 4 : 1) +
-			 (sim_options.rdma ? 2 * PROGRAM_RDMA_PATIENCE : 0));
+		 batch->program->timeout * (own_disk ? 4 : 1) + program_meeting());
 	if (rc == -ETIMEDOUT) {
 		program_counts.cancelled_late++;
 		batch->cancel_late = !own_disk;

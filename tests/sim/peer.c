@@ -173,9 +173,7 @@ static void ask_prepare(struct peer *peer, const struct target *target, int64_t 
 	int rc = wh_peer_prepare(peer->peer, batch ? &batch->region : NULL, batch ? 1 : 0,
 				 &target->remote, 1, timeout);
 
-	/* The timeout is not for what choosing routes waits for, in each direction. */
-	call_end(&call, "wh_peer_prepare", rc,
-		 timeout + (sim_options.rdma ? 2 * PROGRAM_RDMA_PATIENCE : 0));
+	call_end(&call, "wh_peer_prepare", rc, timeout + program_meeting());
 	if (batch)
 		wh_batch_explain(batch->batch, text, sizeof(text));
 }
@@ -191,9 +189,7 @@ static void ask_measure(struct peer *peer, const struct target *target)
 	peer->program->measured = true;
 	rc = wh_peer_measure(peer->peer, batch->region, target->remote);
 	call_end(&call, "wh_peer_measure", rc,
-		 MEASURE_MOST + (sim_options.rdma || sim_options.transports ?
-					 2 * PROGRAM_RDMA_PATIENCE :
-					 0));
+		 MEASURE_MOST + PROGRAM_PLANNING + program_meeting());
 }
 
 void peer_ask(struct peer *peer)

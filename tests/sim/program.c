@@ -9,8 +9,8 @@
 
 #define KEY "key=00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff"
 #define SLACK (500 * SIM_MS) /* what shares a CPU with other threads may be late */
-/* A known fault: without threads shm meets a peer in the midst of a pass, and waits for each of its
- * answers, up to 1 s. */
+/* A known fault: the planner, and without threads any call, waits for each answer of an owner of
+ * shared memory, up to 1 s. */
 #define MEETING (4 * SIM_SEC)
 #define DRAIN_MOST (600 * SIM_SEC)
 #define HEALED_MOST (120 * SIM_SEC) /* for a batch, when all is healed */
@@ -91,6 +91,11 @@ int program_hosts(void)
 	return place_count() / sim_options.programs;
 }
 
+int64_t program_meeting(void)
+{
+	return sim_options.transports == WITH_SHM && sim_options.programs > 1 ? MEETING : 0;
+}
+
 bool program_has_threads(void)
 {
 	return sim_options.threads || sim_options.weights || sim_options.registry;
@@ -120,15 +125,11 @@ void call_end(const struct call *call, const char *name, int rc, int64_t limit)
 {
 	int64_t stalled = sim_node_stalled(call->program->node) - call->stalled;
 	int64_t took = sim_time - call->start - stalled;
-	/* Without threads a pass waits for disks. */
-	bool waits = !sim_options.threads &&
-		     (sim_options.files ||
-		      (sim_options.transports == WITH_SHM && sim_options.programs > 1));
 
-	/* Planning waits for connections and keys of RDMA, and without threads every call plans. */
-	if (sim_options.rdma && !sim_options.threads)
-		limit += call->program->timeout + PROGRAM_RDMA_PATIENCE;
-	if (took > limit + limit / 10 + SLACK + (waits ? MEETING : 0))
+	/* Without threads a pass waits for disks. */
+	if (!program_has_threads())
+		limit += sim_options.files ? MEETING : program_meeting();
+	if (took > limit + limit / 10 + SLACK)
 		sim_fail("bound", "%s = %d took %.3f s, its bound is %.3f s; %s", name, rc,
 			 (double)took / 1e9, (double)limit / 1e9, wh_error_text());
 	if (rc >= 0 && strncmp(call->text, wh_error_text(), sizeof(call->text) - 1) != 0)

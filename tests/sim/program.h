@@ -16,8 +16,7 @@
 #define PROGRAM_PEERS 5
 #define PROGRAM_BATCHES 10
 #define PROGRAM_TARGETS 3
-/* RDMA_PATIENCE of the transport, which a plan waits for each pair of regions anew. */
-#define PROGRAM_RDMA_PATIENCE (PROGRAM_OPS * 2 * SIM_SEC)
+#define PROGRAM_PLANNING (2 * SIM_SEC) /* what calls that wait for a plan wait at most */
 #define PROGRAM_PAST 16 /* writes of a block that are remembered */
 
 struct program;
@@ -218,6 +217,8 @@ struct program *program_at_place(int place);
 unsigned program_crash(struct program *program, bool silent);
 /* May bytes from one place to another go by this transport? */
 bool program_may_use(const char *transport, int from, int to);
+/* What an owner of shared memory that stands still may delay those who meet it. */
+int64_t program_meeting(void);
 /* Hosts with programs: 0 to this, exclusive. */
 int program_hosts(void);
 bool program_has_threads(void);

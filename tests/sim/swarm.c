@@ -140,15 +140,9 @@ void swarm_agree(void)
 {
 	if (sim_options.weights) {
 		sim_options.programs = 1; /* each member is on a host of its own */
-		/* Not yet: a first connection to a host that stands still delays
-		 * wh_weights_acquire(). */
-		sim_options.rdma = 0;
 	} else if (sim_options.hosts == 1 && sim_options.programs == 1) {
 		sim_options.programs = 2;
 	}
-	/* Not yet: a batch with several files of a peer waits for the keys of each in turn. */
-	if (sim_options.rdma)
-		sim_options.files = 0;
 	/* Not yet: while a thread is late that waits in a call, calls of another one poll for it.
 	 */
 	if (!sim_options.threads && sim_options.helper)
