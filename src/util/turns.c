@@ -16,9 +16,12 @@
 #include "util/loop.h"
 
 #define LOOPS 4 /* that share turns: an engine's, and one of rdma */
+#define YIELD WH_MS /* for how long at most a thread leaves turns to one that is late */
 
 /* Whose turn this thread gives. */
 static _Thread_local const struct wh_turns *current_turns;
+/* This thread does what is due between turns: wh_turns_take(). */
+static _Thread_local unsigned takes;
 
 bool wh_turns_here(const struct wh_turns *turns)
 {
@@ -69,6 +72,20 @@ static void turns_leave(struct wh_turns *turns)
 	pthread_mutex_unlock(&turns->lock);
 }
 
+/* Others are to do what is due between turns, and wait for one to end: they need a moment to run.
+ */
+static void turns_yield(struct wh_turns *turns, int64_t deadline)
+{
+	int64_t until = wh_now() + YIELD;
+
+	atomic_fetch_add(&turns->sleepers, 1);
+	pthread_mutex_lock(&turns->lock);
+	if (atomic_load(&turns->takers))
+		turns_sleep(turns, until < deadline ? until : deadline);
+	pthread_mutex_unlock(&turns->lock);
+	atomic_fetch_sub(&turns->sleepers, 1);
+}
+
 /* ---- a turn --------------------------------------------------------------------------------- */
 
 static void turns_drain(int fd)
@@ -101,8 +118,8 @@ static bool turns_serve(struct wh_turns *turns)
 
 /* From here on, who has work for the loops writes a descriptor. Returns when there is something to
  * do (monotonic ns; 0: now; INT64_MAX: when a descriptor says so), and in *until when this thread
- * must not sleep any more. */
-static int64_t turns_rest(struct wh_turns *turns, int64_t *until)
+ * must not sleep any more. *taken: at once, because others do what is due. */
+static int64_t turns_rest(struct wh_turns *turns, int64_t *until, bool *taken)
 {
 	int64_t next = INT64_MAX, at;
 
@@ -115,6 +132,7 @@ static int64_t turns_rest(struct wh_turns *turns, int64_t *until)
 		next = at < next ? at : next;
 	}
 	*until = next > 0 ? next : 0;
+	*taken = false;
 	for (struct wh_list *l = turns->pollers.next; l != &turns->pollers; l = l->next) {
 		struct wh_poller *poller = wh_container(l, struct wh_poller, link);
 
@@ -122,8 +140,10 @@ static int64_t turns_rest(struct wh_turns *turns, int64_t *until)
 		at = at <= 0 ? 0 : wh_deadline(at);
 		next = at < next ? at : next;
 		/* After next(): who takes what has just become due is counted by then. */
-		if (at < *until && (!poller->between || atomic_load(&turns->takers)))
+		if (at < *until && (!poller->between || atomic_load(&turns->takers))) {
 			*until = at;
+			*taken = poller->between && !takes;
+		}
 	}
 	return next > 0 ? next : 0;
 }
@@ -167,28 +187,36 @@ static void turns_arm(struct wh_turns *turns, int64_t next)
 bool wh_turns_run(struct wh_turns *turns, uint64_t seen, int64_t deadline)
 {
 	int64_t next, until;
-	bool worked;
+	bool worked, taken;
 
 	if (!turns_enter(turns, &seen, deadline))
 		return false;
 	wh_fail_begin();
 	worked = turns_serve(turns);
-	next = turns_rest(turns, &until);
+	next = turns_rest(turns, &until, &taken);
 	/* A wake since the caller looked may concern it: return. */
 	if (!worked && deadline && atomic_load(&turns->count) == seen) {
 		turns_doze(turns, deadline < until ? deadline : until);
 		worked = turns_serve(turns);
-		next = turns_rest(turns, &until);
+		next = turns_rest(turns, &until, &taken);
 	}
 	turns_arm(turns, next);
 	wh_fail_end(0);
 	turns_leave(turns);
+	if (taken && !worked && deadline)
+		turns_yield(turns, deadline);
 	return worked;
 }
 
 void wh_turns_take(struct wh_turns *turns, int more)
 {
+	takes += (unsigned)more;
 	atomic_fetch_add(&turns->takers, (unsigned)more);
+	if (more > 0 || !atomic_load(&turns->sleepers))
+		return;
+	pthread_mutex_lock(&turns->lock);
+	pthread_cond_broadcast(&turns->ended);
+	pthread_mutex_unlock(&turns->lock);
 }
 
 bool wh_turns_wait(struct wh_turns *turns, bool (*done)(void *argument), void *argument,

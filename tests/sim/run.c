@@ -144,10 +144,8 @@ static void run_here(const struct run *run)
 		sim_memory_report();
 		sim_fail("leak", "%lld allocations are left", (long long)sim_live_blocks);
 	}
-	/* With threads, who waits for another one to be done yields the CPU to it. Not yet with
-	 * files, as unregistering one that a disk reads polls for it, nor with two threads that
-	 * drive an engine, of which one polls while the other one has something to do. */
-	if (!program_has_threads() && !sim_options.files && !sim_options.helper && sim_counts.spins)
+	/* With threads, who waits for another one to be done yields the CPU to it. */
+	if (!program_has_threads() && sim_counts.spins)
 		sim_fail("spin", "a call that waits polled again and again (--stop-spinning)");
 	finish();
 	if (!run->quiet)

@@ -143,10 +143,6 @@ void swarm_agree(void)
 	} else if (sim_options.hosts == 1 && sim_options.programs == 1) {
 		sim_options.programs = 2;
 	}
-	/* Not yet: while a thread is late that waits in a call, calls of another one poll for it.
-	 */
-	if (!sim_options.threads && sim_options.helper)
-		sim_options.late = 0;
 	while (sim_options.hosts * sim_options.programs > PLACES_MOST)
 		sim_options.programs--;
 	if (!sim_options.threads)
