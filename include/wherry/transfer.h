@@ -194,8 +194,8 @@ struct wh_batch_options {
 	uint32_t reserved;
 	/* The only transport that this batch may use ("shm"), or "local": between engines of one
 	 * machine none that takes a network (tcp, rdma); peers elsewhere are not concerned. If that
-	 * is impossible, wh_batch_submit() fails instead of falling back. NULL: the setting
-	 * `require`, by default any. */
+	 * is impossible, wh_batch_submit() or the batch fails instead of falling back. NULL: the
+	 * setting `require`, by default any. */
 	const char *require;
 };
 
@@ -240,10 +240,10 @@ int wh_batch_clear(struct wh_batch *batch);
 
 /* Start the batch. Until it completes, the source must not change, and the target's bytes are
  * undefined, save as rules 4 and 5 above say. May copy or send up to the setting `inline` before it
- * returns. Waits for the peer only to connect to it the first time. If the batch names regions of
- * the peer that are not known here, the call asks for them and returns; the engine starts the batch
- * when the answer has come. What the call itself refuses for known regions is the batch's status
- * then: -ENOENT, -EACCES, -ERANGE, or an error below. wh_peer_prepare() asks beforehand.
+ * returns. Never waits for the peer. If the peer has to be asked first, for regions that are not
+ * known here or for what a transport needs, the engine starts the batch when the answer has come,
+ * or, after 2 s, without that transport. What the call itself refuses otherwise is the batch's
+ * status then: -ENOENT, -EACCES, -ERANGE, or an error below. wh_peer_prepare() asks beforehand.
  * 0, or -EINVAL (empty), -EBUSY (running), -ECONNRESET (the peer is lost), -ESTALE (it restarted,
  * or a region is gone), -EOPNOTSUPP (no transport, or not the required one; the text says why). */
 int wh_batch_submit(struct wh_batch *batch);

@@ -188,8 +188,7 @@ static void ask_measure(struct peer *peer, const struct target *target)
 		return;
 	peer->program->measured = true;
 	rc = wh_peer_measure(peer->peer, batch->region, target->remote);
-	call_end(&call, "wh_peer_measure", rc,
-		 MEASURE_MOST + PROGRAM_PLANNING + program_meeting());
+	call_end(&call, "wh_peer_measure", rc, MEASURE_MOST + PROGRAM_PLANNING + program_meeting());
 }
 
 void peer_ask(struct peer *peer)
