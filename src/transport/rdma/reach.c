@@ -52,8 +52,9 @@ static int keys_state(const struct wh_remote_region *region, uint32_t nic, char 
 	return keys->error;
 }
 
-/* Register a local region with the NICs of all ready endpoints. A NIC that cannot is not used. */
-static void reach_register(struct rdma_peer *rdma, struct wh_region *local, char why[WH_REFUSAL])
+/* Register a local region with the NICs of all ready endpoints. A NIC that cannot is not used. 0;
+ * -EINPROGRESS: that may take long, so the planner does it. */
+static int reach_register(struct rdma_peer *rdma, struct wh_region *local, char why[WH_REFUSAL])
 {
 	uint32_t ready = rdma_endpoints_ready(rdma);
 
@@ -63,10 +64,16 @@ static void reach_register(struct rdma_peer *rdma, struct wh_region *local, char
 
 		if (!(ready & 1u << i) || rdma_memory_find(local, nic))
 			continue;
+		if (wh_plan_how() == WH_PLAN_ASKS) {
+			snprintf(why, WH_REFUSAL, "local region %#llx is still to be registered",
+				 (unsigned long long)wh_region_entry_id(&local->entry));
+			return -EINPROGRESS;
+		}
 		pthread_mutex_unlock(&rdma->lock);
 		rdma_memory_register(nic, local, &memory, why);
 		pthread_mutex_lock(&rdma->lock);
 	}
+	return 0;
 }
 
 /* Has the peer not been asked for these keys lately? Then note that it is. */
@@ -142,8 +149,10 @@ static int reach_prepare(struct rdma_peer *rdma, struct wh_region *local,
 
 	if (error)
 		return error;
-	reach_register(rdma, local, why);
+	/* The peer registers its own meanwhile. */
 	error = reach_keys(rdma, remote, why);
+	if (!error || error == -EINPROGRESS)
+		error = reach_register(rdma, local, why) ? -EINPROGRESS : error;
 	if (!error && !rdma_endpoints_ready(rdma))
 		snprintf(why, WH_REFUSAL, "%s", rdma->why);
 	return error;
