@@ -73,7 +73,8 @@ plain() # VARIES
 {
 	sed -E ${1:+-e "s#$1##g" -e '/./!d'} -e "s/\<$(uname -n)\>/HOST/g" \
 		-e 's/\<[0-9a-f]{12,}\>/H/g' -e 's/\<GPU-[0-9a-f-]+/GPU-H/g' \
-		-e 's/[0-9]+([.:][0-9a-f]+)*/N/g' -e 's/\<connections\>/connection/g' -e 's/[ \t]+/ /g' -e 's/ $//'
+		-e 's/[0-9]+([.:][0-9a-f]+)*/N/g' -e 's/\<connections\>/connection/g' \
+		-e 's/[ \t]+/ /g' -e 's/ $//'
 }
 
 # Are the lines of GOT those of EXPECTED? "..." there is any number of lines.
