@@ -321,7 +321,7 @@ static void measure__another_region(void **state)
 
 static bool estimate(struct wh_batch *batch, struct wh_estimate *out)
 {
-	assert_int_equal(wh_plan(batch), 0);
+	assert_int_equal(wh_plan(batch, WH_PLAN_ASKS), 0);
 	return wh_probe_estimate(self, WH_TRANSPORT_RDMA, batch, out);
 }
 
