@@ -270,7 +270,7 @@ static int batch_run_unplanned(struct wh_batch *batch)
 	wh_batch_flush_counts(batch);
 	batch->fragment_count = 0;
 	batch->planned = 0;
-	batch->plan_until = 0;
+	batch->patience = (struct wh_patience){ 0 };
 	/* Submissions without a plan are counted the slow way. */
 	atomic_fetch_or(&batch->watch, WH_STATISTICS_FRAGMENTS);
 	atomic_store_explicit(&batch->cancelled, false, memory_order_relaxed);
@@ -336,12 +336,8 @@ static void batch_fail_all(struct wh_batch *batch, int error, const char *text)
 static int batch_plan_running(struct wh_batch *batch)
 {
 	int error = wh_peer_check(batch->peer);
-	int64_t now = wh_now();
 
-	if (!batch->plan_until)
-		batch->plan_until = now + WH_PLAN_PATIENCE;
-	return error ? error :
-		       wh_plan(batch, now < batch->plan_until ? WH_PLAN_WAITS : WH_PLAN_DECIDES);
+	return error ? error : wh_plan_patiently(batch, &batch->patience);
 }
 
 void wh_batch_run_resolved(struct wh_batch *batch, struct wh_event_wait *wait, int error,

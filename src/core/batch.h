@@ -19,6 +19,7 @@
 #include <wherry/transfer.h>
 
 #include "core/counters.h"
+#include "core/deferred.h"
 #include "core/notification.h"
 #include "core/queue.h"
 #include "core/worker.h"
@@ -80,12 +81,11 @@ struct wh_batch {
 	bool unresolved;
 	_Atomic bool resolving; /* it runs, but has no plan yet: only its worker sees `fragments` */
 	struct wh_resolution *resolution; /* while the peer is asked; under peer.lock */
-	/* While it waits for a plan: deferred.h. plan_until: when it takes what there is; 0: it was
-	 * not planned yet. The planner's. */
+	/* While it waits for a plan: deferred.h. */
 	struct wh_list deferred_link;
 	struct wh_event_wait *deferred_wait;
-	int64_t plan_until;
-	bool unready; /* of wh_plan(): some transport is being set up */
+	struct wh_patience patience;
+	uint32_t unready; /* of wh_plan(): choices for which some transport is being set up */
 	uint32_t planned; /* peer.plan_version when it was planned; 0: not planned */
 	struct wh_share share[WH_TRANSPORT_COUNT];
 	/* Private to each transport: what its batch_closed frees. kept: one is not NULL. */

@@ -119,21 +119,37 @@ void wh_deferred_look(struct wh_engine *engine)
 	pthread_mutex_unlock(&deferred->lock);
 }
 
+int wh_plan_patiently(struct wh_batch *batch, struct wh_patience *patience)
+{
+	int64_t now = wh_now();
+	int error;
+
+	if (!patience->until)
+		patience->until = now + WH_PLAN_PATIENCE;
+	error = wh_plan(batch, now < patience->until ? WH_PLAN_WAITS : WH_PLAN_DECIDES);
+	/* A batch may name thousands of regions: as long as they become fewer, the peer answers. */
+	if (error == -EINPROGRESS && batch->unready < patience->unready)
+		patience->until = wh_now() + WH_PLAN_PATIENCE;
+	patience->unready = batch->unready;
+	return error;
+}
+
 int wh_plan_within(struct wh_batch *batch, int64_t deadline)
 {
 	struct wh_engine *engine = batch->peer->engine;
 	struct wh_deferred *deferred = &engine->deferred;
-	int64_t now = wh_now(), look;
-	bool waits = !wh_engine_inside(engine);
+	struct wh_patience patience = { 0 };
 	uint64_t changes;
+	int64_t look;
 	int error;
 
-	if (deadline > now + WH_PLAN_PATIENCE)
-		deadline = now + WH_PLAN_PATIENCE;
+	if (wh_engine_inside(engine))
+		return wh_plan(batch, WH_PLAN_DECIDES);
 	atomic_fetch_add(&deferred->count, 1);
-	for (;; now = wh_now()) {
+	for (;;) {
 		changes = atomic_load(&deferred->changes);
-		error = wh_plan(batch, waits && now < deadline ? WH_PLAN_WAITS : WH_PLAN_DECIDES);
+		error = wh_now() < deadline ? wh_plan_patiently(batch, &patience) :
+					      wh_plan(batch, WH_PLAN_DECIDES);
 		if (error != -EINPROGRESS)
 			break;
 		look = wh_now() + WH_PLAN_LOOK;

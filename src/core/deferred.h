@@ -5,7 +5,7 @@
  * No submission waits for a peer. If a better transport than the one that could be taken now is
  * still being set up (RDMA's connections and keys, the meeting with an owner of shared memory), the
  * batch runs without a plan. The planner plans it when something has changed, and every
- * WH_PLAN_LOOK; after WH_PLAN_PATIENCE it takes what there is.
+ * WH_PLAN_LOOK; when nothing has become ready for WH_PLAN_PATIENCE it takes what there is.
  */
 #ifndef WH_CORE_DEFERRED_H
 #define WH_CORE_DEFERRED_H
@@ -26,6 +26,12 @@ struct wh_event_wait;
 
 #define WH_PLAN_LOOK (20 * WH_MS)
 #define WH_PLAN_PATIENCE (2 * WH_SECOND)
+
+/* Of one that plans again and again; 0 at first. */
+struct wh_patience {
+	int64_t until; /* when it takes what there is */
+	uint32_t unready; /* of the last plan */
+};
 
 struct wh_deferred {
 	_Atomic uint32_t count; /* batches, and calls that wait */
@@ -51,8 +57,10 @@ void wh_deferred_put(struct wh_batch *batch, struct wh_event_wait *wait, uint64_
 /* Something has changed: plan all again. Any thread; under a transport's locks. */
 void wh_deferred_look(struct wh_engine *engine);
 
-/* Plan the batch on a thread that may wait, until `deadline` or for WH_PLAN_PATIENCE. As wh_plan(),
- * but never -EINPROGRESS. */
+/* wh_plan(), once, on a thread that may wait. */
+int wh_plan_patiently(struct wh_batch *batch, struct wh_patience *patience);
+/* The same, until there is a plan: -EINPROGRESS never comes, and what is not ready by `deadline` is
+ * not taken. */
 int wh_plan_within(struct wh_batch *batch, int64_t deadline);
 
 #endif

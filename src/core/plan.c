@@ -72,7 +72,7 @@ static enum service plan_ask(struct wh_batch *batch, enum wh_planning how, uint3
 	plan_how = WH_PLAN_WAITS;
 	wh_region_entry_leave(entry);
 	if (error == -EINPROGRESS && how != WH_PLAN_DECIDES)
-		batch->unready = true;
+		batch->unready++;
 	/* Report "does not apply to such memory" only if this transport was required. */
 	if (error == -ENXIO && batch->require != id)
 		why[0] = 0;
@@ -247,9 +247,8 @@ static int plan_decide(struct wh_batch *batch, enum wh_planning how, const char 
 	if (error)
 		return error;
 	choice->transport = plan_choose(batch, how, local, remote, op, WH_TRANSPORT_COUNT, gone);
-	if (choice->transport == WH_TRANSPORT_COUNT && batch->unready)
-		return -EINPROGRESS;
-	if (choice->transport == WH_TRANSPORT_COUNT) {
+	/* Go on, so that the peer is asked for the others, too; wh_plan() drops the fragments. */
+	if (choice->transport == WH_TRANSPORT_COUNT && !batch->unready) {
 		/* If the region has gone in the meantime, that is the reason. */
 		error = *gone ? wh_fail(ESTALE, "%s %llu: %s", what, (unsigned long long)index,
 					gone) :
@@ -259,6 +258,8 @@ static int plan_decide(struct wh_batch *batch, enum wh_planning how, const char 
 	choice->local = local;
 	choice->remote = remote;
 	choice->op = op;
+	if (batch->unready)
+		return 0;
 	way = wh_traffic_way(choice->transport, op, local->entry.kind, kind);
 	batch->way = batch->way == WH_TRAFFIC_NONE || batch->way == way ? way : WH_TRAFFIC_MIXED;
 	return 0;
@@ -350,7 +351,7 @@ int wh_plan(struct wh_batch *batch, enum wh_planning how)
 	}
 	wh_batch_flush_counts(batch);
 	batch->planned = 0;
-	batch->unready = false;
+	batch->unready = 0;
 	batch->way = WH_TRAFFIC_NONE;
 	batch->fragment_count = 0;
 	memset(batch->share, 0, sizeof(batch->share));
@@ -361,8 +362,10 @@ int wh_plan(struct wh_batch *batch, enum wh_planning how)
 	error = plan_items(batch, how);
 	for (size_t i = 0; !error && i < batch->blocks_count; i++)
 		error = plan_blocks(batch, how, batch->blocks[i]);
-	if (!error && batch->unready)
+	if (!error && batch->unready) {
+		batch->fragment_count = 0;
 		error = -EINPROGRESS;
+	}
 	if (error)
 		return error;
 	for (size_t i = 0; i < batch->fragment_count; i++) {

@@ -394,6 +394,7 @@ static int peer_keyed_frame(struct rdma_peer *rdma, const struct wh_frame *frame
 	error = current ? rdma_keys_received(peer, &keyed) : 0;
 	pthread_mutex_lock(&rdma->lock);
 	rdma->version++;
+	rdma_reach_answered(rdma, keyed.id, keyed.nic);
 	pthread_mutex_unlock(&rdma->lock);
 	/* Batches that did not wait this long are planned anew. */
 	wh_peer_replan(peer);

@@ -55,7 +55,7 @@
 #include "util/loop.h"
 
 #define RDMA_SPIN (50 * 1000) /* ns that a waiter polls before it sleeps */
-#define RDMA_ASKED 64 /* questions for keys that are remembered */
+#define RDMA_ASKED 256 /* questions for keys at once */
 
 /* Of an engine. */
 struct rdma {
@@ -110,13 +110,12 @@ struct rdma_peer {
 
 	pthread_mutex_t lock; /* all below */
 	int64_t ready_at; /* when an endpoint became ready while no other was (ns) */
-	/* Keys that the peer was asked for; a ring. */
+	/* Keys that the peer was asked for, and has not answered for. */
 	struct rdma_asked {
 		uint64_t id;
 		uint32_t nic;
-		int64_t at; /* ns */
+		int64_t until; /* then it is asked again (ns); 0: a free place */
 	} asked[RDMA_ASKED];
-	unsigned asked_next;
 	char why[WH_REFUSAL]; /* why an endpoint broke or failed last */
 	struct wh_list urgent, bulk; /* fragments that are not all posted */
 	struct wh_list sent; /* fragments that are */
@@ -149,5 +148,7 @@ void rdma_cancel(struct rdma_peer *rdma, struct wh_fragment *fragment, struct wh
 /* The transport's is_reachable; waits for nobody. */
 int rdma_is_reachable(struct wh_peer *peer, void *state, const struct wh_region *local,
 		      struct wh_region_entry *entry, uint32_t op, char why[WH_REFUSAL]);
+/* The peer has answered for these keys. Under the lock. */
+void rdma_reach_answered(struct rdma_peer *rdma, uint64_t id, uint32_t nic);
 
 #endif

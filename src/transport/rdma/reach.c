@@ -76,17 +76,31 @@ static int reach_register(struct rdma_peer *rdma, struct wh_region *local, char 
 	return 0;
 }
 
-/* Has the peer not been asked for these keys lately? Then note that it is. */
+/* May the peer be asked for these keys now? Then note that it is. False: it has been, or has to
+ * answer others first. */
 static bool reach_note_asked(struct rdma_peer *rdma, uint64_t id, uint32_t nic)
 {
+	struct rdma_asked *place = NULL;
 	int64_t now = wh_now();
 
-	for (unsigned i = 0; i < RDMA_ASKED; i++)
-		if (rdma->asked[i].id == id && rdma->asked[i].nic == nic && rdma->asked[i].at &&
-		    now < rdma->asked[i].at + ASK_AGAIN)
+	for (unsigned i = 0; i < RDMA_ASKED; i++) {
+		struct rdma_asked *asked = &rdma->asked[i];
+
+		if (now >= asked->until)
+			place = asked;
+		else if (asked->id == id && asked->nic == nic)
 			return false;
-	rdma->asked[rdma->asked_next++ % RDMA_ASKED] = (struct rdma_asked){ id, nic, now };
-	return true;
+	}
+	if (place)
+		*place = (struct rdma_asked){ id, nic, now + ASK_AGAIN };
+	return place;
+}
+
+void rdma_reach_answered(struct rdma_peer *rdma, uint64_t id, uint32_t nic)
+{
+	for (unsigned i = 0; i < RDMA_ASKED; i++)
+		if (rdma->asked[i].id == id && rdma->asked[i].nic == nic)
+			rdma->asked[i].until = 0;
 }
 
 /* Send KEYS for the NICs at the other ends of `endpoints`, unless they are known or asked for. */

@@ -77,6 +77,7 @@ static void kill_target(const struct route *route, uint32_t op)
 
 		want_true(round < 50, "each batch had been moved already");
 		fixture_open(&f, route, LENGTH);
+		want(0, move(&f, op, 0, 0, 8)); /* the next one need not ask the peer first */
 		batch = bulk_new(&f, op, TIMES);
 		want(0, wh_batch_submit(batch));
 		if (round % 4)
