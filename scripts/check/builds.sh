@@ -143,18 +143,13 @@ check_address()
 }
 
 # Fresh seeds in the simulation for so long, beginning with one that the time of day chooses.
-# They have TCP between hosts. One in some hundreds that have more finds a fault that is known and
-# not mended (docs/simulation.md): the kept seeds and ./check --release have all.
-sim_sets=(weights=0 rdma=0 transports=1 files=0 registry=0 programs=1)
-
 # One world at a time: this step runs beside tests.
 sim_verdicts() # STEP SECONDS
 {
 	local directory=$build
 
 	[ "$1" = "sim plain" ] || directory=$build/${1#sim }
-	command_verdicts "$1" $(($2 + 120)) "$directory/tests/sim/sim" --for "$2" --jobs 1 \
-		"${sim_sets[@]/#/--set=}"
+	command_verdicts "$1" $(($2 + 120)) "$directory/tests/sim/sim" --for "$2" --jobs 1
 }
 
 # Find a command that turns the randomness of addresses off. The thread sanitizer needs that where
