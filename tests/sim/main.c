@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* sim: runs simulated worlds, and says which failed and how to see it again. */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,8 +11,6 @@
 #include <unistd.h>
 
 #include "run.h"
-
-#define JOBS_MOST 64
 
 static const char usage[] =
 	"usage: sim SEED [--long] [--trace] [--until T] [--stop-at T] [--stop-spinning]\n"
@@ -64,7 +63,7 @@ static struct job {
 	bool again; /* the second of two */
 	uint64_t hash; /* of the first */
 	struct run run;
-} jobs[JOBS_MOST];
+} jobs[RUN_RESULTS];
 
 static struct run_result *results;
 
@@ -209,7 +208,7 @@ static bool kept_line(char *line, struct run *run)
 {
 	char *rest = line, *word, *end;
 
-	line[strcspn(line, "#\n")] = '\0';
+	line[strcspn(line, "#")] = '\0';
 	word = strtok_r(NULL, " \t", &rest);
 	if (!word)
 		return true;
@@ -220,7 +219,7 @@ static bool kept_line(char *line, struct run *run)
 		if (strcmp(word, "--long") == 0)
 			run->is_long = true;
 		else if (strchr(word, '=') && run->set_count < RUN_SETS)
-			run->sets[run->set_count++] = strdup(word);
+			run->sets[run->set_count++] = word;
 		else
 			return false;
 	jobs_start(run);
@@ -230,14 +229,17 @@ static bool kept_line(char *line, struct run *run)
 static int run_kept(void)
 {
 	int64_t begun = monotonic();
-	FILE *file = fopen(asked.kept, "r");
-	char line[1000];
+	static char text[1 << 16]; /* not allocated: see run_results() */
+	int file = open(asked.kept, O_RDONLY | O_CLOEXEC);
+	ssize_t length = file < 0 ? -1 : read(file, text, sizeof(text) - 1);
+	char *rest = text, *line;
 
-	if (!file) {
+	if (length < 0) {
 		perror(asked.kept);
 		return 66;
 	}
-	while (fgets(line, sizeof(line), file)) {
+	close(file);
+	while ((line = strsep(&rest, "\n"))) {
 		struct run run = asked.run;
 
 		if (!kept_line(line, &run)) {
@@ -245,7 +247,6 @@ static int run_kept(void)
 			return 65;
 		}
 	}
-	fclose(file);
 	return jobs_end(begun);
 }
 
@@ -262,7 +263,7 @@ static int run_every_world(void)
 
 static int run_one(void)
 {
-	struct run_result *result = run_results(2);
+	struct run_result *result = results;
 	bool good;
 
 	if (asked.shrink)
@@ -362,7 +363,7 @@ static void parse(char **at)
 	}
 	if (asked.jobs < 1)
 		asked.jobs = (int)sysconf(_SC_NPROCESSORS_ONLN);
-	asked.jobs = asked.jobs < JOBS_MOST ? asked.jobs : JOBS_MOST;
+	asked.jobs = asked.jobs < RUN_RESULTS ? asked.jobs : RUN_RESULTS;
 }
 
 /* Have the same addresses each time: those of regions are in frames. */
@@ -410,7 +411,7 @@ int main(int argc, char **argv)
 		return 0;
 	}
 	parse(argv + 1);
-	results = run_results(asked.jobs);
+	results = run_results();
 	if (asked.options) {
 		swarm_choose(asked.run.seed, asked.run.is_long);
 		swarm_agree();

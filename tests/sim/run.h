@@ -6,6 +6,7 @@
 #include "program.h"
 
 #define RUN_SETS (SWARM_MOST + 16) /* each option, and some once more */
+#define RUN_RESULTS 64
 
 /* What to run. */
 struct run {
@@ -36,8 +37,9 @@ bool run_ended(const struct run *run, struct run_result *result, int status);
 bool run_once(const struct run *run, struct run_result *result);
 /* Print a run as the command that repeats it. */
 void run_print_command(const struct run *run);
-/* Memory for results. */
-struct run_result *run_results(int count);
+/* Memory for RUN_RESULTS results, always the same. Whoever starts runs allocates nothing else, as
+ * addresses of what a run allocates are in frames. */
+struct run_result *run_results(void);
 
 /* Find a run with fewer options, faults and hosts that fails by the same oracle. shrink.c */
 int run_shrink(const struct run *run);

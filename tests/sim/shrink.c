@@ -69,7 +69,7 @@ int run_shrink(const struct run *given)
 	struct run run = *given;
 	char oracle[sizeof(result->oracle)], calm[64];
 
-	result = run_results(1);
+	result = run_results();
 	run.quiet = true;
 	if (run_once(&run, result)) {
 		printf("shrink: this run does not fail\n");
