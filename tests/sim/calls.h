@@ -4,6 +4,7 @@
 #ifndef SIM_CALLS_H
 #define SIM_CALLS_H
 
+#include <dirent.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sched.h>
@@ -72,8 +73,23 @@ ssize_t sim_preadv(int fd, const struct iovec *parts, int count, off_t at);
 ssize_t sim_preadv2(int fd, const struct iovec *parts, int count, off_t at, int flags);
 ssize_t sim_pwritev(int fd, const struct iovec *parts, int count, off_t at);
 ssize_t sim_pwrite(int fd, const void *bytes, size_t length, off_t at);
+ssize_t sim_pread(int fd, void *bytes, size_t length, off_t at);
 int sim_fdatasync(int fd);
 int sim_fsync(int fd);
+int sim_futimens(int fd, const struct timespec times[2]);
+off_t sim_lseek(int fd, off_t at, int whence);
+
+/* names.c */
+int sim_openat(int fd, const char *name, int flags, ...);
+int sim_mkdirat(int fd, const char *name, mode_t mode);
+int sim_unlinkat(int fd, const char *name, int flags);
+int sim_renameat(int from_fd, const char *from, int to_fd, const char *to);
+int sim_fstatat(int fd, const char *name, struct stat *out, int flags);
+int sim_stat(const char *path, struct stat *out);
+char *sim_realpath(const char *path, char *out);
+DIR *sim_fdopendir(int fd);
+struct dirent *sim_readdir(DIR *folder);
+int sim_closedir(DIR *folder);
 
 /* call-time.c */
 int sim_clock_gettime(clockid_t clock, struct timespec *out);

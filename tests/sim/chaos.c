@@ -76,6 +76,7 @@ static void nic_fault(void)
 static void host_fault(void)
 {
 	struct program *program = program_at_place(any_place());
+	bool power = sim_options.folders && due(sim_options.power);
 
 	if (!program)
 		return;
@@ -93,8 +94,8 @@ static void host_fault(void)
 		sim_node_short_memory(program->node, duration());
 	if (due(sim_options.restart))
 		program->leaving = true;
-	if (due(sim_options.crash)) {
-		unsigned crashed = program_crash(program, sim_draw_chaos(2));
+	if (power || due(sim_options.crash)) {
+		unsigned crashed = program_crash(program, power || sim_draw_chaos(2));
 
 		sim_sleep((int64_t)sim_draw_chaos(4 * SIM_SEC));
 		for (int i = 0; i < place_count(); i++)

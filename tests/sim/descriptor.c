@@ -96,11 +96,13 @@ static void descriptor_share(struct descriptor *to, const struct descriptor *fro
 		local_hold(from->local);
 	else if (from->shared)
 		shared_hold(from->shared);
-	else
+	else if (!from->file)
 		sim_die("a copy of a descriptor of a %s", from->kind->name);
 	to->kind = from->kind;
 	to->local = from->local;
 	to->shared = from->shared;
+	to->file = from->file;
+	to->flags = from->flags;
 }
 
 struct descriptor *descriptor_copy(const struct descriptor *from)

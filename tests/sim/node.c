@@ -132,6 +132,8 @@ void sim_node_crash(int node, bool silent)
 	nodes[node].alive = false;
 	nodes[node].stalled_until = 0;
 	power_failed[nodes[node].host] |= silent;
+	if (silent)
+		disk_lose_power(nodes[node].host);
 	host_changed(nodes[node].host);
 	sim_trace("# node %d crashes%s", node, silent ? " silently" : "");
 }

@@ -45,6 +45,12 @@ struct program_counts program_counts;
 static struct program **programs;
 static int count, undrained;
 
+/* Programs with regions, peers and batches; the others are members of weights, or serve folders. */
+static bool is_plain(void)
+{
+	return !sim_options.weights && !sim_options.folders;
+}
+
 int program_count(void)
 {
 	return count;
@@ -98,7 +104,7 @@ int64_t program_meeting(void)
 
 bool program_has_threads(void)
 {
-	return sim_options.threads || sim_options.weights || sim_options.registry;
+	return sim_options.threads || !is_plain() || sim_options.registry;
 }
 
 void program_url(int place, char *out, size_t length)
@@ -171,12 +177,12 @@ static const char *setting(char *out, const char *name, int value)
 	return out;
 }
 
-bool program_engine_open(struct program *program)
+void program_settings(struct program_settings *out)
 {
 	static const char *const nics[] = { "rdma=nic0", "rdma=nic0,nic1", "rdma=nic0,nic1,nic2",
 					    "rdma=nic0,nic1,nic2,nic3" };
-	char numbers[10][48], listen[48];
-	const char *config[] = {
+	char(*numbers)[48] = out->numbers;
+	const char *rows[] = {
 		transports[!!sim_options.rdma][sim_options.transports],
 		"cuda=off",
 		sim_options.rdma ? nics[sim_options.rdma - 1] : "rdma=off",
@@ -199,6 +205,15 @@ bool program_engine_open(struct program *program)
 		setting(numbers[9], "lease", sim_options.lease_ms),
 		NULL,
 	};
+
+	_Static_assert(sizeof(rows) <= sizeof(out->rows), "all settings fit");
+	memcpy(out->rows, rows, sizeof(rows));
+}
+
+bool program_engine_open(struct program *program)
+{
+	struct program_settings settings = { 0 };
+	char listen[48];
 	struct wh_engine_options options = {
 		.size = sizeof(options),
 		.name = program->name,
@@ -206,7 +221,7 @@ bool program_engine_open(struct program *program)
 		.registry = sim_options.registry == 0 ? NULL :
 			    sim_options.registry == 1 ? "http://registry:1" :
 							"etcd://registry:1",
-		.config = config,
+		.config = settings.rows,
 		.log = log_line,
 		.log_arg = program,
 		.log_level = WH_LOG_DEBUG,
@@ -214,6 +229,7 @@ bool program_engine_open(struct program *program)
 	};
 	int error;
 
+	program_settings(&settings);
 	/* Who is found by name may come back at another port. */
 	snprintf(listen, sizeof(listen), sim_options.ipv6 ? "[fd00::%x]:%d" : "10.0.0.%d:%d",
 		 place_host(program->place) + 1,
@@ -228,7 +244,7 @@ bool program_engine_open(struct program *program)
 	program->timeout = sim_options.timeout_ms * SIM_MS;
 	if (sim_options.queue && wh_queue_new(program->engine, &program->queue))
 		program->queue = NULL;
-	for (int i = 0; i < PROGRAM_TARGETS && !sim_options.weights; i++)
+	for (int i = 0; i < PROGRAM_TARGETS && is_plain(); i++)
 		target_open(program, i, 0);
 	program->epoch = wh_engine_epoch(program->engine);
 	return true;
@@ -259,7 +275,7 @@ static void check_counters(const struct program *program)
 
 	if (rc)
 		sim_fail("call", "wh_engine_counters = %d: %s", rc, wh_error_text());
-	if (program->measured || sim_options.weights)
+	if (program->measured || !is_plain())
 		return;
 	if (total.batches != program->succeeded || total.failed != program->failed ||
 	    total.cancelled != program->cancelled || total.large_in_flight)
@@ -567,13 +583,15 @@ static void drain(struct program *program)
 {
 	if (sim_options.weights)
 		member_drain(program);
+	else if (sim_options.folders)
+		folder_drain(program);
 	else
 		drain_batches(program);
 	program_settled(program);
-	if (!sim_options.weights)
+	if (is_plain())
 		drain_notes(program);
 	while (undrained)
-		sim_sleep(20 * SIM_MS);
+		sim_options.folders ? folder_serve(program) : sim_sleep(20 * SIM_MS);
 	program->leaving = true;
 }
 
@@ -596,13 +614,15 @@ static void live(struct program *program)
 {
 	char name[32];
 
-	if (sim_options.helper && !sim_options.weights) {
+	if (sim_options.helper && is_plain()) {
 		snprintf(name, sizeof(name), "p%d/n%d'", program->place, program->node);
 		program->helper_runs = true;
 		sim_spawn(program->node, name, helper_main, program);
 	}
 	while (program_phase == PHASE_FAULTS && !program->crashed && !program->leaving)
-		sim_options.weights ? member_work(program) : step(program);
+		sim_options.weights ? member_work(program) :
+		sim_options.folders ? folder_work(program) :
+				      step(program);
 	program->helper_leaves = true;
 	while (program->helper_runs)
 		sim_sleep(100000);
@@ -621,6 +641,8 @@ static void *program_main(void *arg)
 	live(program);
 	if (sim_options.weights)
 		member_leave(program);
+	if (sim_options.folders)
+		folder_leave(program);
 	model_check_all();
 	program_engine_close(program);
 	sim_node_exit(program->node);
@@ -664,6 +686,8 @@ static void crash(struct program *program, bool silent)
 			program->targets[i]->died = sim_time;
 		}
 	sim_node_crash(program->node, silent);
+	if (silent)
+		folder_lose_power(place_host(program->place));
 }
 
 unsigned program_crash(struct program *program, bool silent)

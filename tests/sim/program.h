@@ -173,8 +173,21 @@ void member_drain(struct program *program);
 /* Called again until the weights are closed. */
 void member_leave(struct program *program);
 
+/* ---- served directories: folder.c ------------------------------------------------------------ */
+
+/* In a world with folders every program serves a directory, and copies files to and from those of
+ * others, as the wherry command does. As with members: work, drain, leave. */
+void folder_work(struct program *program);
+void folder_drain(struct program *program);
+void folder_leave(struct program *program);
+/* Answer what others ask, for a while. */
+void folder_serve(struct program *program);
+/* The power of a host fails. */
+void folder_lose_power(int host);
+
 /* ---- programs: program.c --------------------------------------------------------------------- */
 
+struct folder;
 struct member;
 
 /* Where programs run: some on each host. Where one has ended another one starts. */
@@ -184,6 +197,7 @@ int place_host(int place);
 struct program {
 	int place, node;
 	struct member *member; /* NULL: it is none, or its weights are not open */
+	struct folder *folder; /* NULL: it serves none */
 	bool crashed, leaving, drained, ended;
 	bool helper_leaves, helper_runs;
 	struct wh_engine *engine;
@@ -224,6 +238,12 @@ int program_hosts(void);
 bool program_has_threads(void);
 /* As wherry://. */
 void program_url(int place, char *out, size_t length);
+/* What the options say, for an engine. */
+struct program_settings {
+	const char *rows[24]; /* "NAME=VALUE", ended by NULL */
+	char numbers[10][48];
+};
+void program_settings(struct program_settings *out);
 bool program_engine_open(struct program *program);
 void program_engine_close(struct program *program);
 /* The world has ended: what disks kept after wh_engine_close() is free. */
@@ -248,6 +268,7 @@ struct program_counts {
 	uint64_t opened;
 	uint64_t by_self, by_shm, by_rdma, by_tcp; /* bytes of batches that succeeded */
 	uint64_t versions; /* that members of weights have seen */
+	uint64_t copies; /* of folders, that succeeded */
 };
 
 extern struct program_counts program_counts;

@@ -83,6 +83,7 @@ static void print_line(void)
 
 	printf("ok hash %016llx, %.1f s in %.2f s, %llu calls, %llu batches (%llu failed, %llu "
 	       "cancelled), %llu notifications, %llu crashes, %llu restarts, %llu versions, %llu "
+	       "copies, %llu "
 	       "connections, %llu broken, %llu spins, %llu failed allocations, %llu bits, %llu "
 	       "requests of NICs (%llu queue pairs failed), bytes: %llu self, %llu shm, %llu rdma, "
 	       "%llu tcp\n",
@@ -91,12 +92,12 @@ static void print_line(void)
 	       (unsigned long long)p->failed, (unsigned long long)p->cancelled,
 	       (unsigned long long)p->notes, (unsigned long long)p->crashes,
 	       (unsigned long long)p->restarts, (unsigned long long)p->versions,
-	       (unsigned long long)c->accepts, (unsigned long long)c->resets,
-	       (unsigned long long)c->spins, (unsigned long long)c->failed_allocations,
-	       (unsigned long long)c->flipped, (unsigned long long)c->nic_requests,
-	       (unsigned long long)c->nic_errors, (unsigned long long)p->by_self,
-	       (unsigned long long)p->by_shm, (unsigned long long)p->by_rdma,
-	       (unsigned long long)p->by_tcp);
+	       (unsigned long long)p->copies, (unsigned long long)c->accepts,
+	       (unsigned long long)c->resets, (unsigned long long)c->spins,
+	       (unsigned long long)c->failed_allocations, (unsigned long long)c->flipped,
+	       (unsigned long long)c->nic_requests, (unsigned long long)c->nic_errors,
+	       (unsigned long long)p->by_self, (unsigned long long)p->by_shm,
+	       (unsigned long long)p->by_rdma, (unsigned long long)p->by_tcp);
 	fflush(stdout);
 }
 

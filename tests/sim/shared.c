@@ -120,8 +120,11 @@ int sim_memfd_create(const char *name, unsigned flags)
 
 int sim_ftruncate(int fd, off_t length)
 {
-	int real = real_of("ftruncate", fd);
+	int real;
 
+	if (disk_has(fd))
+		return disk_truncate(fd, length);
+	real = real_of("ftruncate", fd);
 	if (real < 0)
 		return -1;
 	if (lacks_memory())
@@ -131,8 +134,11 @@ int sim_ftruncate(int fd, off_t length)
 
 int sim_fchmod(int fd, mode_t mode)
 {
-	int real = real_of("fchmod", fd);
+	int real;
 
+	if (disk_has(fd))
+		return disk_chmod(fd, mode);
+	real = real_of("fchmod", fd);
 	return real < 0 ? -1 : fchmod(real, mode);
 }
 
@@ -143,6 +149,8 @@ int sim_fstat(int fd, struct stat *out)
 
 	if (descriptor && descriptor->file)
 		return disk_stat(descriptor->file, out);
+	if (folder_stat(fd, out))
+		return 0;
 	real = real_of("fstat", fd);
 	return real < 0 ? -1 : fstat(real, out);
 }
@@ -163,6 +171,8 @@ int sim_fcntl(int fd, int command, ...)
 			return (int)call_failed("fcntl", fd, EMFILE);
 		return (int)call_result("fcntl", fd, descriptor_copy(descriptor)->fd);
 	}
+	if (descriptor && descriptor->file && command == F_GETFL)
+		return descriptor->flags;
 	/* Nothing blocks in the world but what says so. */
 	if (descriptor && !descriptor->shared)
 		return 0;
@@ -194,6 +204,8 @@ int sim_open(const char *path, int flags, ...)
 	va_end(arguments);
 	if (strncmp(path, "/sim/", 5) == 0)
 		return disk_open(path, flags);
+	if (path_is_disk(path))
+		return names_open(path, flags);
 	if (strncmp(path, links, sizeof(links) - 1) != 0)
 		return open(path, flags, mode);
 	fd = atoi(path + sizeof(links) - 1);

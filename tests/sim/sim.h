@@ -36,6 +36,8 @@ struct sim_options {
 	int queue, callback, notes, address, lists, reregister, helper;
 	/* weights: receivers, 0 for none; then all programs are members */
 	int weights, publishers, weights_rows, weights_shape, piece;
+	int power; /* mean ms between two power failures, in a world with folders */
+	int folders; /* programs serve directories, and copy files; nothing else */
 	int registry; /* 1: engines find each other by name, 2: and are told of changes */
 	int lease_ms;
 	int registry_faults; /* mean ms between two */
@@ -148,6 +150,25 @@ uint8_t *sim_file_new(int host, const char *path, size_t size);
 void sim_disk_hang(int host, int64_t ns);
 /* Has one not answered at some time since? */
 bool sim_disk_hung(int host, int64_t since);
+
+/* Files below directories, whose paths begin with "/disk/": names.c. Make a directory; make a file
+ * as if it had been there for long; remove all that is below a directory. */
+void sim_folder_new(int host, const char *path);
+void sim_file_put(int host, const char *path, const uint8_t *bytes, size_t size, unsigned mode,
+		  int64_t mtime);
+void sim_folder_empty(int host, const char *path);
+
+struct sim_file {
+	const void *at; /* NULL: the next one is the first */
+	const char *name; /* below the directory */
+	const uint8_t *bytes;
+	size_t size;
+	unsigned mode;
+	int64_t mtime; /* ns */
+};
+
+/* The next file below a directory; false: none is left. */
+bool sim_file_next(int host, const char *path, struct sim_file *out);
 
 /* ---- the network: network.c ------------------------------------------------------------------ */
 

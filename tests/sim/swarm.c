@@ -10,6 +10,7 @@
 
 #define LONG 20 /* times as long */
 #define PLACES_MOST 6 /* more take long */
+#define FOLDERS_MOST 4 /* likewise */
 
 struct row {
 	const char *name;
@@ -61,6 +62,7 @@ static const struct row rows[] = {
 	ROW(weights_rows, 8, 8, 40, 200),
 	ROW(weights_shape, 0, 0, 1, 2),
 	ROW(piece, 0, 0, 512, 8192),
+	ROW(folders, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1),
 	ROW(registry, 0, 0, 0, 0, 0, 0, 0, 1, 2),
 	ROW(lease_ms, 10000, 200, 1000, 10000),
 	HEALS(registry_faults, 0, 0, 300, 1000),
@@ -69,6 +71,7 @@ static const struct row rows[] = {
 	HEALS(black, 0, 0, 1000, 5000),
 	HEALS(stall, 0, 0, 1000, 5000),
 	HEALS(crash, 0, 0, 2000, 5000),
+	HEALS(power, 0, 0, 300, 1000),
 	HEALS(restart, 0, 0, 2000, 5000),
 	HEALS(short_descriptors, 0, 0, 0, 2000),
 	HEALS(short_memory, 0, 0, 0, 2000),
@@ -138,14 +141,21 @@ void swarm_choose(uint64_t seed, bool is_long)
 
 void swarm_agree(void)
 {
+	int places;
+
 	if (sim_options.weights) {
 		sim_options.programs = 1; /* each member is on a host of its own */
 	} else if (sim_options.hosts == 1 && sim_options.programs == 1) {
 		sim_options.programs = 2;
 	}
-	while (sim_options.hosts * sim_options.programs > PLACES_MOST)
+	if (sim_options.weights || sim_options.rdma)
+		sim_options.folders = 0;
+	if (sim_options.folders)
+		sim_options.registry = 0;
+	places = sim_options.folders ? FOLDERS_MOST : PLACES_MOST;
+	while (sim_options.programs > 1 && sim_options.hosts * sim_options.programs > places)
 		sim_options.programs--;
-	if (!sim_options.threads)
+	if (!sim_options.threads && !sim_options.folders)
 		sim_options.disk_hangs = 0;
 	if (!sim_options.crc32c)
 		sim_options.flip = 0;

@@ -200,6 +200,8 @@ struct descriptor {
 	struct local *local;
 	struct shared *shared;
 	struct file *file;
+	struct name *folder; /* an open directory of a disk */
+	int flags; /* of open(), for files and directories */
 	int process; /* pidfd: the node */
 	uint64_t count; /* eventfd; of a NIC: events that wait */
 	int64_t due; /* timerfd; 0: not armed */
@@ -267,14 +269,54 @@ void shared_crash(int node);
 /* A pidfd of a node; -1: errno is set. */
 int process_open(const char *call, int node);
 long process_open_pid(pid_t pid);
-/* ---- disks: disk.c --------------------------------------------------------------------------- */
 
-struct file;
+/* ---- disks: disk.c, names.c ------------------------------------------------------------------ */
+
+struct file {
+	struct file *next;
+	int host, disk;
+	char path[64];
+	uint8_t *bytes;
+	size_t size;
+	/* of files that have names: what a power failure leaves for sure, and more */
+	bool named;
+	uint8_t *synced;
+	size_t synced_size;
+	unsigned mode;
+	int64_t mtime; /* ns */
+};
+struct name;
 struct stat;
+struct open_how;
 
 int disk_open(const char *path, int flags);
 int disk_stat(const struct file *file, struct stat *out);
 void disk_heal(void);
+struct descriptor *disk_descriptor(struct file *file);
+/* Wait for the disk; NULL: for any. 0, or the error that it reports. A process that has died does
+ * nothing. */
+int disk_wait(const struct file *file, bool writes);
+int disk_truncate(int fd, off_t length);
+int disk_chmod(int fd, mode_t mode);
+static inline bool disk_has(int fd)
+{
+	const struct descriptor *descriptor = descriptor_of(fd);
+
+	return descriptor && descriptor->file;
+}
+/* What is not synced may be gone. */
+void disk_lose_power(int host);
+
+struct file *file_new_named(int host);
+void file_resize(struct file *file, size_t size);
+void file_synced(struct file *file);
+
+bool path_is_disk(const char *path);
+int names_open(const char *path, int flags);
+long names_openat2(int fd, const char *name, const struct open_how *how);
+void names_lose_power(int host);
+/* False: it is no open directory of a disk. */
+bool folder_stat(int fd, struct stat *out);
 
 /* The threads of a node have died: mark the robust futexes that they hold. */
 void threads_crash(int node);
