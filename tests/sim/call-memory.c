@@ -3,6 +3,8 @@
 #include <errno.h>
 #include <string.h>
 
+#include <jansson.h>
+
 #include "calls.h"
 #include "world.h"
 
@@ -132,4 +134,16 @@ void sim_free(void *address)
 	/* Pointers in it lead nowhere from now on, for who uses it nevertheless. */
 	memset(address, 0xdb, forget(address));
 	free(address);
+}
+
+/* Jansson's parser aborts where it gets no memory. */
+static void *json_malloc(size_t size)
+{
+	return note(malloc(size), size, __builtin_return_address(0));
+}
+
+void sim_json_setup(void)
+{
+	json_object_seed(1); /* not the real world's */
+	json_set_alloc_funcs(json_malloc, sim_free);
 }

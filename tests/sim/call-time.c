@@ -51,6 +51,24 @@ int sim_sched_getcpu(void)
 	return 0;
 }
 
+int sim_get_nprocs(void)
+{
+	return CPUS;
+}
+
+/* What the world's program has in its environment; others have nothing there. */
+static const char *(*environment)(const char *name);
+
+void sim_environment(const char *(*variable)(const char *name))
+{
+	environment = variable;
+}
+
+char *sim_secure_getenv(const char *name)
+{
+	return environment ? (char *)environment(name) : NULL;
+}
+
 /* The same number of CPUs wherever the simulation runs. */
 int sim_sched_getaffinity(pid_t pid, size_t size, cpu_set_t *out)
 {

@@ -97,11 +97,14 @@ time_t sim_time_call(time_t *out);
 int sim_nanosleep(const struct timespec *time, struct timespec *left);
 int sim_sched_yield(void);
 int sim_sched_getcpu(void);
+int sim_get_nprocs(void);
+char *sim_secure_getenv(const char *name);
 int sim_sched_getaffinity(pid_t pid, size_t size, cpu_set_t *out);
 int sim_sched_setaffinity(pid_t pid, size_t size, const cpu_set_t *set);
 ssize_t sim_getrandom(void *out, size_t length, unsigned flags);
 pid_t sim_getpid(void);
 int sim_gethostname(char *out, size_t length);
+void sim_json_setup(void); /* Jansson's allocations are libwherry's */
 void sim_secrets_setup(void); /* OpenSSL's random numbers, from the seed as well */
 
 /* call-thread.c */

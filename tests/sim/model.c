@@ -253,7 +253,7 @@ static void target_allocate(struct program *program, struct target *target)
 
 /* Who touches its memory from now on faults, and its addresses stay taken: munmap() keeps those
  * of memory that libwherry has allocated. */
-static void target_seal(struct program *program, struct target *target)
+void target_seal(struct program *program, struct target *target)
 {
 	int rc;
 
@@ -290,20 +290,27 @@ static int target_register(struct program *program, struct target *target,
 						 region, &target->region);
 }
 
-struct target *target_open(struct program *program, int slot, int generation)
+struct target *target_new(struct program *program, int slot, int generation)
 {
-	struct wh_region_options options = {
-		.size = sizeof(options),
-		.access = WH_ACCESS_READ | WH_ACCESS_WRITE | WH_ACCESS_LIST,
-	};
 	struct target *target = calloc(1, sizeof(*target));
-	int error;
 
 	target->node = program->node;
 	target->generation = generation;
 	snprintf(target->name, sizeof(target->name), "n%d.r%d.g%d", program->node, slot,
 		 generation);
 	target_allocate(program, target);
+	return target;
+}
+
+struct target *target_open(struct program *program, int slot, int generation)
+{
+	struct wh_region_options options = {
+		.size = sizeof(options),
+		.access = WH_ACCESS_READ | WH_ACCESS_WRITE | WH_ACCESS_LIST,
+	};
+	struct target *target = target_new(program, slot, generation);
+	int error;
+
 	options.name = target->name;
 	error = target_register(program, target, &options);
 	if (error) {

@@ -77,6 +77,11 @@ void sim_node_exit(int node)
 	host_changed(nodes[node].host);
 }
 
+int sim_node_self(void)
+{
+	return node_self();
+}
+
 int sim_node_host(int node)
 {
 	return nodes[node].host;

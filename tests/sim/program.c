@@ -45,10 +45,11 @@ struct program_counts program_counts;
 static struct program **programs;
 static int count, undrained;
 
-/* Programs with regions, peers and batches; the others are members of weights, or serve folders. */
+/* Programs with regions, peers and batches; the others are members of weights,
+ * serve folders, or use Mooncake's interface. */
 static bool is_plain(void)
 {
-	return !sim_options.weights && !sim_options.folders;
+	return !sim_options.weights && !sim_options.folders && !sim_options.mooncake;
 }
 
 int program_count(void)
@@ -86,8 +87,8 @@ bool program_may_use(const char *transport, int from, int to)
 struct program *program_at_place(int place)
 {
 	for (int i = count - 1; i >= 0; i--)
-		if (programs[i]->place == place && !programs[i]->crashed && programs[i]->engine &&
-		    !programs[i]->leaving)
+		if (programs[i]->place == place && !programs[i]->crashed &&
+		    (programs[i]->engine || programs[i]->dropin) && !programs[i]->leaving)
 			return programs[i];
 	return NULL;
 }
@@ -229,6 +230,9 @@ bool program_engine_open(struct program *program)
 	};
 	int error;
 
+	program->timeout = sim_options.timeout_ms * SIM_MS;
+	if (sim_options.mooncake)
+		return dropin_open(program);
 	program_settings(&settings);
 	/* Who is found by name may come back at another port. */
 	snprintf(listen, sizeof(listen), sim_options.ipv6 ? "[fd00::%x]:%d" : "10.0.0.%d:%d",
@@ -241,7 +245,6 @@ bool program_engine_open(struct program *program)
 		program->engine = NULL;
 		return false;
 	}
-	program->timeout = sim_options.timeout_ms * SIM_MS;
 	if (sim_options.queue && wh_queue_new(program->engine, &program->queue))
 		program->queue = NULL;
 	for (int i = 0; i < PROGRAM_TARGETS && is_plain(); i++)
@@ -321,7 +324,7 @@ void program_check_ended(void)
 		check_leaks(programs[i]);
 }
 
-void program_engine_close(struct program *program)
+static void engine_close(struct program *program)
 {
 	struct call call;
 	int rc;
@@ -340,8 +343,19 @@ void program_engine_close(struct program *program)
 	if (rc)
 		sim_fail("call", "wh_engine_close = %d: %s", rc, wh_error_text());
 	call_end(&call, "wh_engine_close", rc, (sim_options.registry ? 3 : 2) * program->timeout);
+}
+
+void program_engine_close(struct program *program)
+{
+	int64_t start = sim_time;
+
+	if (program->dropin)
+		dropin_close(program);
+	else
+		engine_close(program);
 	/* A file system that does not answer keeps the engine's memory and files (engine.h). */
-	if (!sim_options.files || !sim_disk_hung(place_host(program->place), call.start))
+	if ((!sim_options.files && !sim_options.folders) ||
+	    !sim_disk_hung(place_host(program->place), start))
 		check_leaks(program);
 	program->engine = NULL;
 	program->epoch = 0;
@@ -585,13 +599,19 @@ static void drain(struct program *program)
 		member_drain(program);
 	else if (sim_options.folders)
 		folder_drain(program);
+	else if (sim_options.mooncake)
+		dropin_drain(program);
 	else
 		drain_batches(program);
 	program_settled(program);
 	if (is_plain())
 		drain_notes(program);
 	while (undrained)
-		sim_options.folders ? folder_serve(program) : sim_sleep(20 * SIM_MS);
+		sim_options.folders  ? folder_serve(program) :
+		sim_options.mooncake ? dropin_serve(program) :
+				       sim_sleep(20 * SIM_MS);
+	if (sim_options.mooncake)
+		dropin_check_received(program);
 	program->leaving = true;
 }
 
@@ -620,9 +640,10 @@ static void live(struct program *program)
 		sim_spawn(program->node, name, helper_main, program);
 	}
 	while (program_phase == PHASE_FAULTS && !program->crashed && !program->leaving)
-		sim_options.weights ? member_work(program) :
-		sim_options.folders ? folder_work(program) :
-				      step(program);
+		sim_options.weights  ? member_work(program) :
+		sim_options.folders  ? folder_work(program) :
+		sim_options.mooncake ? dropin_work(program) :
+				       step(program);
 	program->helper_leaves = true;
 	while (program->helper_runs)
 		sim_sleep(100000);

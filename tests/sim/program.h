@@ -67,7 +67,11 @@ struct op {
 	uint64_t stamp; /* of the bytes that it writes */
 };
 
+/* With memory of its own; target_open() registers it as well. */
+struct target *target_new(struct program *program, int slot, int generation);
 struct target *target_open(struct program *program, int slot, int generation);
+/* It is not registered any more: who touches its memory from now on faults. */
+void target_seal(struct program *program, struct target *target);
 /* False: -EBUSY, and it is still there. */
 bool target_close(struct program *program, int slot, bool must);
 /* Publish the rest of its allocation, or withdraw it. */
@@ -185,10 +189,24 @@ void folder_serve(struct program *program);
 /* The power of a host fails. */
 void folder_lose_power(int host);
 
+/* ---- Mooncake's interface: dropin.c ---------------------------------------------------------- */
+
+/* In a world with mooncake every program has an engine of libtransfer_engine.so instead. */
+bool dropin_open(struct program *program);
+void dropin_work(struct program *program);
+/* All is healed: what runs ends, and everybody reaches everybody. */
+void dropin_drain(struct program *program);
+/* Take what comes, for a while. */
+void dropin_serve(struct program *program);
+/* When nobody sends any more. */
+void dropin_check_received(const struct program *program);
+void dropin_close(struct program *program);
+
 /* ---- programs: program.c --------------------------------------------------------------------- */
 
 struct folder;
 struct member;
+struct dropin;
 
 /* Where programs run: some on each host. Where one has ended another one starts. */
 int place_count(void);
@@ -198,6 +216,7 @@ struct program {
 	int place, node;
 	struct member *member; /* NULL: it is none, or its weights are not open */
 	struct folder *folder; /* NULL: it serves none */
+	struct dropin *dropin; /* instead of an engine; NULL: it has one */
 	bool crashed, leaving, drained, ended;
 	bool helper_leaves, helper_runs;
 	struct wh_engine *engine;

@@ -114,6 +114,7 @@ static void run_begin(const struct run *run)
 	setitimer(ITIMER_PROF, &limit, NULL);
 	sim_begin(&settings);
 	sim_secrets_setup();
+	sim_json_setup();
 	if (run->world)
 		swarm_calm_all();
 	else

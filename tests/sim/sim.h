@@ -38,6 +38,7 @@ struct sim_options {
 	int weights, publishers, weights_rows, weights_shape, piece;
 	int power; /* mean ms between two power failures, in a world with folders */
 	int folders; /* programs serve directories, and copy files; nothing else */
+	int mooncake; /* programs use Mooncake's interface; enum in dropin.c */
 	int registry; /* 1: engines find each other by name, 2: and are told of changes */
 	int lease_ms;
 	int registry_faults; /* mean ms between two */
@@ -99,6 +100,8 @@ int sim_spawn(int node, const char *name, void *(*run)(void *), void *arg);
 void sim_sleep(int64_t ns);
 /* The same between calls that wait in vain: what they polled does not add up to a busy loop. */
 void sim_idle(int64_t ns);
+/* Have `variable` say what is in the environment of the running thread's process. */
+void sim_environment(const char *(*variable)(const char *name));
 /* Let the threads of a node whose name ends in `name` not run for so long. */
 void sim_thread_hold(int node, const char *name, int64_t ns);
 /* Run something after so long, in no thread. */
@@ -126,6 +129,7 @@ bool sim_chance(int per_mille);
 /* A node is a process of a host: one incarnation of a program. */
 int sim_node_new(int host);
 int sim_node_host(int node);
+int sim_node_self(void); /* of the running thread; -1: none */
 /* Silent: as by a power failure. Else the kernel closes what the process had open. */
 void sim_node_crash(int node, bool silent);
 /* Its program has ended by itself. */

@@ -63,6 +63,7 @@ static const struct row rows[] = {
 	ROW(weights_shape, 0, 0, 1, 2),
 	ROW(piece, 0, 0, 512, 8192),
 	ROW(folders, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1),
+	ROW(mooncake, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 2, 3),
 	ROW(registry, 0, 0, 0, 0, 0, 0, 0, 1, 2),
 	ROW(lease_ms, 10000, 200, 1000, 10000),
 	HEALS(registry_faults, 0, 0, 300, 1000),
@@ -150,7 +151,15 @@ void swarm_agree(void)
 	}
 	if (sim_options.weights || sim_options.rdma)
 		sim_options.folders = 0;
-	if (sim_options.folders)
+	if (sim_options.weights || sim_options.rdma || sim_options.folders)
+		sim_options.mooncake = 0;
+	if (sim_options.mooncake) {
+		sim_options.programs = 1; /* engines of a host would need ports of their own */
+		sim_options.hosts += sim_options.hosts == 1;
+		sim_options.files = sim_options.shared = 0;
+		sim_options.flip = 0; /* Mooncake's protocol has no checksums */
+	}
+	if (sim_options.folders || sim_options.mooncake)
 		sim_options.registry = 0;
 	places = sim_options.folders ? FOLDERS_MOST : PLACES_MOST;
 	while (sim_options.programs > 1 && sim_options.hosts * sim_options.programs > places)
