@@ -456,13 +456,24 @@ static int batch_submit(struct te_engine *engine, batch_id_t id,
 	return 0;
 }
 
+/* The failure of a request is its own, and not the call's. */
+static int batch_submit_quietly(struct te_engine *engine, batch_id_t id,
+				const struct transfer_request *entries, size_t count,
+				const notify_msg_t *notify, const char *call)
+{
+	wh_fail_begin();
+	return -wh_fail_end(-batch_submit(engine, id, entries, count, notify, call));
+}
+
 int submitTransfer(transfer_engine_t engine, batch_id_t batch_id, struct transfer_request *entries,
 		   size_t count)
 {
 	if (!engine || (!entries && count))
 		return -te_fail(TE_ARGUMENT, "submitTransfer: %s is NULL",
 				engine ? "entries" : "engine");
-	return count ? batch_submit(engine, batch_id, entries, count, NULL, "submitTransfer") : 0;
+	return count ? batch_submit_quietly(engine, batch_id, entries, count, NULL,
+					    "submitTransfer") :
+		       0;
 }
 
 int submitTransferWithNotify(transfer_engine_t engine, batch_id_t batch_id,
@@ -474,8 +485,8 @@ int submitTransferWithNotify(transfer_engine_t engine, batch_id_t batch_id,
 				!engine            ? "engine is NULL" :
 				!entries || !count ? "no requests" :
 						     "notify_msg has no name or no msg");
-	return batch_submit(engine, batch_id, entries, count, &notify_msg,
-			    "submitTransferWithNotify");
+	return batch_submit_quietly(engine, batch_id, entries, count, &notify_msg,
+				    "submitTransferWithNotify");
 }
 
 /* ---- status -------------------------------------------------------------------------------- */

@@ -358,6 +358,7 @@ void destroyTransferEngine(transfer_engine_t handle)
 
 	if (!engine)
 		return;
+	wh_fail_begin();
 	if (engine->in_store)
 		wh_mooncake_withdraw(engine->store_ops, engine->store, engine->name);
 	wh_mooncake_stop(engine->server);
@@ -374,6 +375,7 @@ void destroyTransferEngine(transfer_engine_t handle)
 	pthread_mutex_destroy(&engine->publishing);
 	pthread_mutex_destroy(&engine->store_lock);
 	free(engine);
+	wh_fail_end(0);
 }
 
 /* ---- queries ------------------------------------------------------------------------------- */

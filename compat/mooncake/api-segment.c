@@ -284,12 +284,14 @@ static segment_id_t segment_open(struct te_engine *engine, const char *name, boo
 
 segment_id_t openSegment(transfer_engine_t engine, const char *segment_name)
 {
-	return segment_open(engine, segment_name, false, "openSegment");
+	wh_fail_begin();
+	return wh_fail_end(segment_open(engine, segment_name, false, "openSegment"));
 }
 
 segment_id_t openSegmentNoCache(transfer_engine_t engine, const char *segment_name)
 {
-	return segment_open(engine, segment_name, true, "openSegmentNoCache");
+	wh_fail_begin();
+	return wh_fail_end(segment_open(engine, segment_name, true, "openSegmentNoCache"));
 }
 
 int closeSegment(transfer_engine_t handle, segment_id_t segment_id)
