@@ -103,16 +103,35 @@ static int memory_publish_in_store(struct te_engine *engine)
 	return error ? te_fail(TE_METADATA, "%s", wh_fail_text()) : 0;
 }
 
-/* Publish the table's memory to Mooncake's engines; `store`: in the store, too. With `publishing`
- * held. */
+/* Make room for `more` memories in the lists that are published: in the next one, and in the one
+ * after it, so that what is registered can always be withdrawn. With `publishing` held. */
+static int memory_reserve(struct te_engine *engine, size_t more, const char *call)
+{
+	size_t room = engine->memory_count + more;
+	struct wh_mooncake_memory *next = calloc(room, sizeof(*next));
+	struct wh_mooncake_memory *then = calloc(room, sizeof(*then));
+
+	if (!next || !then) {
+		free(next);
+		free(then);
+		return te_fail(TE_MEMORY, "%s: no memory", call);
+	}
+	free(engine->spare[0]);
+	free(engine->spare[1]);
+	engine->spare[0] = next;
+	engine->spare[1] = then;
+	return 0;
+}
+
+/* Publish the table's memory to Mooncake's engines; `store`: in the store, too. Without the store
+ * it cannot fail. With `publishing` held. */
 static int memory_publish(struct te_engine *engine, bool store)
 {
-	struct wh_mooncake_memory *served;
+	struct wh_mooncake_memory *served = engine->spare[0];
 	size_t count = 0;
 
 	pthread_mutex_lock(&engine->lock);
-	served = calloc(engine->memory_count + 1, sizeof(*served));
-	for (size_t i = 0; served && i < engine->memory_count; i++) {
+	for (size_t i = 0; i < engine->memory_count; i++) {
 		const struct te_memory *memory = engine->memories[i];
 
 		if (!memory->published || memory->leaving)
@@ -127,10 +146,12 @@ static int memory_publish(struct te_engine *engine, bool store)
 		memcpy(served[count++].name, memory->name, sizeof(memory->name));
 	}
 	pthread_mutex_unlock(&engine->lock);
-	if (!served)
-		return te_fail(TE_MEMORY, "no memory");
 	wh_mooncake_update(engine->server, served, count, engine->staging.memory);
-	free(engine->served);
+	/* The list before has room enough, unless some was made for more. */
+	engine->spare[0] = engine->spare[1] ? engine->spare[1] : engine->served;
+	if (engine->spare[1])
+		free(engine->served);
+	engine->spare[1] = NULL;
 	engine->served = served;
 	return store && engine->in_store ? memory_publish_in_store(engine) : 0;
 }
@@ -235,9 +256,7 @@ static int memory_leave(struct te_engine *engine, uint64_t address, const char *
 	memory->leaving = true;
 	used = memory->uses;
 	pthread_mutex_unlock(&engine->lock);
-	error = memory_publish(engine, false);
-	if (error)
-		return error;
+	memory_publish(engine, false);
 	if (used)
 		return te_fail(TE_BUSY,
 			       "%s: requests of this engine use 0x%" PRIx64
@@ -264,6 +283,7 @@ static int memory_register_all(struct te_engine *engine, const struct buffer_ent
 	if (error)
 		return error;
 	pthread_mutex_lock(&engine->publishing);
+	error = count ? memory_reserve(engine, count, call) : 0;
 	for (; !error && done < count; done += !error)
 		error = memory_enter(engine, entries[done].addr, entries[done].length, published,
 				     call);
@@ -351,5 +371,7 @@ void te_memory_free(struct te_engine *engine)
 	}
 	free(engine->memories);
 	free(engine->served);
+	free(engine->spare[0]);
+	free(engine->spare[1]);
 	wh_mooncake_staging_close(&engine->staging);
 }

@@ -174,7 +174,9 @@ struct te_engine {
 
 	struct te_memory **memories; /* by address */
 	size_t memory_count;
-	struct wh_mooncake_memory *served;
+	/* what the server has, and what it gets next; the second one is there after a
+	 * registration, until the list is published */
+	struct wh_mooncake_memory *served, *spare[2];
 	struct wh_mooncake_staging staging; /* the server's */
 
 	struct te_segment **segments;
