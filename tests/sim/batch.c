@@ -161,6 +161,7 @@ void batch_settle(struct batch *batch, int status, const char *how)
 	if (batch->program->crashed && !status)
 		status = -ECONNRESET;
 	batch->running = false;
+	batch->ended = sim_time;
 	count(batch->program, status);
 	late = batch->program->crashed || may_come_late(batch, status);
 	for (int i = 0; i < batch->op_count; i++)
@@ -177,6 +178,21 @@ void batch_settle(struct batch *batch, int status, const char *how)
 	}
 }
 
+/* Callbacks come in the order of completion: those of batches that had ended when this one was
+ * submitted have come before. Not so where a batch has completed again before its callback. */
+static void check_order(const struct batch *batch)
+{
+	for (int i = 0; i < PROGRAM_BATCHES; i++) {
+		const struct batch *other = &batch->program->batches[i];
+
+		if (other->batch && other->called && !other->running && !other->piled &&
+		    !batch->piled && other->callbacks < other->submissions &&
+		    other->ended < batch->submitted)
+			sim_fail("callback", "the callback of batch %d came before that of %d",
+				 batch_number(batch), i);
+	}
+}
+
 static void callback(struct wh_batch *handle, int status, void *arg)
 {
 	struct batch *batch = arg;
@@ -186,9 +202,11 @@ static void callback(struct wh_batch *handle, int status, void *arg)
 		sim_sleep((int64_t)sim_draw_work(200 * SIM_MS));
 	if (handle != batch->batch)
 		sim_fail("callback", "a callback for another batch");
+	check_order(batch);
 	if (++batch->callbacks > batch->submissions)
 		sim_fail("callback", "%d callbacks for %d submissions", batch->callbacks,
 			 batch->submissions);
+	batch->piled &= batch->callbacks < batch->submissions;
 }
 
 void batch_check(const struct batch *batch)
@@ -270,6 +288,7 @@ void batch_submit(struct batch *batch)
 	mark_busy(batch, true);
 	batch->cancel_late = false;
 	batch->submitted = sim_time;
+	batch->piled |= batch->callbacks < batch->submissions;
 	batch->submissions++;
 	batch->running = true;
 	there = peer_program(batch->peer);

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "calls.h"
 #include "program.h"
 
 #define OPEN_TIMEOUT (5 * SIM_SEC) /* the least that wh_peer_open() waits without an option */
@@ -227,16 +228,41 @@ static void completion_of_peer(struct program *program, const struct wh_completi
 		peer_opened(peer);
 }
 
+static bool queue_is_readable(const struct program *program)
+{
+	struct pollfd look = { .fd = wh_queue_fd(program->queue), .events = POLLIN };
+
+	return sim_poll(&look, 1, 0) == 1;
+}
+
+void queue_check_busy(struct program *program)
+{
+	bool used = false;
+	int rc;
+
+	for (int i = 0; i < PROGRAM_BATCHES; i++)
+		used |= program->batches[i].batch && program->batches[i].queued;
+	if (!used)
+		return;
+	rc = wh_queue_free(program->queue);
+	if (rc != -EBUSY)
+		sim_fail("queue", "wh_queue_free() = %d of a queue that batches report to", rc);
+}
+
 void queue_take(struct program *program, int64_t timeout)
 {
 	struct wh_completion got[4];
 	struct call call = call_begin(program);
+	bool readable;
 	int count;
 
 	if (!program->queue)
 		return;
+	readable = sim_options.queue_checks && queue_is_readable(program);
 	count = wh_queue_take(program->queue, got, 1 + sim_draw_work(4), timeout);
 	call_end(&call, "wh_queue_take", count, timeout);
+	if (readable && !count)
+		sim_fail("queue", "the queue's descriptor is readable, and nothing is waiting");
 	for (int i = 0; i < count; i++) {
 		struct batch *batch;
 

@@ -442,6 +442,8 @@ static void step(struct program *program)
 		peer_ask(peer);
 	else if (what == 13 && sim_draw_work(6))
 		check_counters_grow(program);
+	else if (what == 13 && sim_options.queue_checks && !sim_draw_work(2))
+		queue_check_busy(program);
 	else if (what == 13)
 		model_check_all();
 	else if (what == 14)

@@ -126,7 +126,8 @@ struct batch {
 	int waiters; /* threads in wh_batch_wait_for() */
 	int64_t overdue; /* since when they should have returned; 0: they should not */
 	int submissions, callbacks;
-	int64_t submitted;
+	bool piled; /* it was submitted again before its callback */
+	int64_t submitted, ended;
 	struct note *note;
 	uint8_t *after; /* of the local memory, when the batch had ended: must not change */
 };
@@ -164,6 +165,8 @@ void peer_check_name(struct program *program, int place);
 /* The program that is on the other side. NULL: it has ended. */
 struct program *peer_program(const struct peer *peer);
 void queue_take(struct program *program, int64_t timeout);
+/* It is in use, and stays. */
+void queue_check_busy(struct program *program);
 
 /* ---- members of weights: member.c -------------------------------------------------------------
  */

@@ -51,6 +51,7 @@ static const struct row rows[] = {
 	ROW(span_ms, 1000, 300, 700, 1000, 2000),
 	ROW(patience_ms, 10, 1, 10, 100),
 	ROW(queue, 0, 0, 1, 1, 1),
+	ROW(queue_checks, 0, 0, 0, 0, 1),
 	ROW(callback, 0, 0, 1),
 	ROW(notes, 0, 0, 1, 1, 1),
 	ROW(address, 0, 0, 1),

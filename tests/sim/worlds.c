@@ -480,6 +480,51 @@ static void world_broken_at_disk(void)
 	scene_play(act_broken_at_disk);
 }
 
+/* ---- priority -------------------------------------------------------------------------------- */
+
+static struct wh_batch *write_urgent(struct scene *scene)
+{
+	struct wh_batch_options options = { .size = sizeof(options),
+					    .priority = WH_PRIORITY_LATENCY };
+	struct wh_transfer transfer = { .local = scene->region,
+					.remote = scene->target->remote,
+					.remote_offset = PROGRAM_GAP + SCENE_LOCAL + PROGRAM_GAP,
+					.length = 64,
+					.op = WH_WRITE };
+	struct wh_batch *batch;
+
+	scene_expect("wh_batch_new", wh_batch_new(scene->peer, &options, &batch), 0);
+	scene_expect("wh_batch_add", wh_batch_add(batch, &transfer, 1), 0);
+	return batch;
+}
+
+/* Bulk batches fill a slow network; a batch of latency priority that is submitted behind them ends
+ * before they do, once its connection is open. */
+static void act_urgent(struct scene *scene)
+{
+	struct wh_batch *bulk = scene_write(scene, SCENE_LOCAL), *urgent = write_urgent(scene);
+
+	scene->target->block[1].tainted = true;
+	for (int round = 0; round < 3; round++) {
+		scene_expect("submit", wh_batch_submit(bulk), 0);
+		scene_pass(scene, round * 3 * SIM_MS);
+		scene_expect("submit", wh_batch_submit(urgent), 0);
+		scene_expect("the urgent write", scene_end(urgent, 10 * SIM_SEC), 0);
+		if (round && wh_batch_status(bulk) != -EINPROGRESS)
+			sim_fail("directed", "an urgent batch waited behind a bulk one");
+		scene_expect("the bulk write", scene_end(bulk, 10 * SIM_SEC), 0);
+	}
+	wh_batch_free(bulk);
+	wh_batch_free(urgent);
+}
+
+static void world_urgent(void)
+{
+	sim_options.mbit = 10;
+	sim_options.sndbuf = sim_options.rcvbuf = 65536;
+	scene_play(act_urgent);
+}
+
 static const struct world worlds[] = {
 	{ "cancel-in-handshake", "a write behind a late PROVE is cancelled",
 	  world_cancel_in_handshake },
@@ -491,6 +536,7 @@ static const struct world worlds[] = {
 	{ "short-owner", "an owner of a file is short of memory", world_short_owner },
 	{ "hung-disk", "memory is unregistered while a disk hangs", world_hung_disk },
 	{ "broken-at-disk", "a connection breaks whose disk hangs", world_broken_at_disk },
+	{ "urgent", "a batch of latency priority is submitted behind a bulk one", world_urgent },
 	{ NULL, NULL, NULL },
 };
 
