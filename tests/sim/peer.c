@@ -99,7 +99,8 @@ void peer_close(struct peer *peer)
 	sim_trace("close peer %ld: %d", (long)(peer - program->peers), rc);
 	if (rc)
 		sim_fail("call", "wh_peer_close = %d: %s", rc, wh_error_text());
-	call_end(&call, "wh_peer_close", rc, program->timeout);
+	/* It waits while the name is being looked up: there, and back. */
+	call_end(&call, "wh_peer_close", rc, (sim_options.registry ? 3 : 1) * program->timeout);
 	memset(peer, 0, sizeof(*peer));
 }
 
