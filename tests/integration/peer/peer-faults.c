@@ -414,50 +414,6 @@ static struct proxy *through_proxy(struct fixture *f, const char *const *config,
 	return proxy;
 }
 
-static void silence__initiator_notices(void **state)
-{
-	struct wh_batch *batch;
-	struct proxy *proxy;
-	struct fixture f;
-	int status;
-
-	(void)state;
-	proxy = through_proxy(&f, impatient, NULL);
-	batch = bulk_new(&f, WH_READ, TIMES);
-	proxy_freeze(proxy, true);
-	want(0, wh_batch_submit(batch));
-	status = end_of(batch);
-	want_true(status < 0, "it came to an end without a network");
-	want_true(wh_batch_error_text(batch)[0], "there is no text");
-	want_state(f.peer, WH_PEER_LOST);
-	pattern_fill(f.local, LENGTH, 0, 5);
-	proxy_freeze(proxy, false);
-	want_state(f.peer, WH_PEER_CONNECTED);
-	want_true(pattern_check(f.local, LENGTH, 0, 5) == PATTERN_GOOD,
-		  "bytes of the batch that had failed arrived later");
-	want(0, wh_batch_free(batch));
-	want_works_again(&f);
-	fixture_close(&f);
-	proxy_stop(proxy);
-}
-
-/* Silence is noticed without any batch in flight, too. */
-static void silence__without_a_batch(void **state)
-{
-	struct proxy *proxy;
-	struct fixture f;
-
-	(void)state;
-	proxy = through_proxy(&f, impatient, NULL);
-	proxy_freeze(proxy, true);
-	want_state(f.peer, WH_PEER_LOST);
-	proxy_freeze(proxy, false);
-	want_state(f.peer, WH_PEER_CONNECTED);
-	want_works_again(&f);
-	fixture_close(&f);
-	proxy_stop(proxy);
-}
-
 /* The target drops an initiator that vanishes without closing its connections. */
 static void silence__target_notices(void **state)
 {
@@ -675,8 +631,6 @@ static const struct CMUnitTest tests[] = {
 	TEST_REMOTE_ROUTES(restart__stale),
 	TEST_REMOTE_ROUTES(restart__again_and_again),
 	TEST_OVER(restart__key, tcp4),
-	TEST(silence__initiator_notices),
-	TEST(silence__without_a_batch),
 	TEST(silence__target_notices),
 	TEST(timeouts__differ),
 	TEST(cut__data_of_writes),
