@@ -7,7 +7,7 @@
 #include "program.h"
 
 #define WAKE_MOST (100 * SIM_MS) /* until a thread runs that was woken */
-#define DISK_MOST (60 * SIM_SEC) /* longer than any disk hangs */
+#define DISK_MOST (60 * SIM_SEC) /* longer than any disk hangs, or GPU stands still */
 
 int batch_number(const struct batch *batch)
 {
@@ -59,10 +59,24 @@ static bool has_file(const struct batch *batch)
 	return false;
 }
 
+/* Does a GPU of this host move some of its bytes? */
+static bool has_gpu(const struct batch *batch)
+{
+	const struct program *program = batch->program;
+
+	for (int i = 0; i < batch->op_count; i++)
+		if (batch->ops[i].target->on_gpu &&
+		    place_host(batch->peer->place) == place_host(program->place))
+			return true;
+	return batch->on_gpu;
+}
+
 static void count_route(const struct wh_route *route)
 {
 	if (strcmp(route->transport, "self") == 0)
 		program_counts.by_self += route->bytes;
+	else if (strcmp(route->transport, "cuda") == 0)
+		program_counts.by_cuda += route->bytes;
 	else if (strcmp(route->transport, "shm") == 0)
 		program_counts.by_shm += route->bytes;
 	else if (strcmp(route->transport, "rdma") == 0)
@@ -85,13 +99,13 @@ static void check_explanation(const struct batch *batch, const struct wh_route *
 		return;
 	if (wh_batch_explain(batch->batch, text, sizeof(text)) < 0)
 		return; /* no memory */
-	if (!strstr(text, better))
+	if (!strstr(text, better) && !(has_gpu(batch) && strstr(text, "cuda")))
 		sim_fail("explanation", "bytes went by tcp, and nothing says why not by %s: %s",
 			 better, text);
 }
 
 /* What a batch that succeeded says of its way: all bytes by transports that lead there, and no more
- * by NICs than these have moved. */
+ * by NICs and GPUs than these have moved. */
 static void check_routes(const struct batch *batch)
 {
 	struct wh_route routes[8];
@@ -117,6 +131,10 @@ static void check_routes(const struct batch *batch)
 		sim_fail("explanation", "batches say that NICs moved %llu bytes, these %llu",
 			 (unsigned long long)program_counts.by_rdma,
 			 (unsigned long long)sim_counts.nic_bytes);
+	if (program_counts.by_cuda > sim_counts.gpu_bytes)
+		sim_fail("explanation", "batches say that GPUs moved %llu bytes, these %llu",
+			 (unsigned long long)program_counts.by_cuda,
+			 (unsigned long long)sim_counts.gpu_bytes);
 	if (bytes != expected)
 		sim_fail("explanation", "the routes have %llu bytes, the batch has %llu",
 			 (unsigned long long)bytes, (unsigned long long)expected);
@@ -387,8 +405,8 @@ static int add_addresses(struct batch *batch)
 		const struct op *op = &batch->ops[i];
 
 		transfers[i] = (struct wh_address_transfer){
-			.local = batch->local + op->local,
-			.remote = (uint64_t)(uintptr_t)op->target->memory + target_offset(op),
+			.local = (void *)(uintptr_t)(batch->address + op->local),
+			.remote = op->target->address + target_offset(op),
 			.length = op->length,
 			.op = op->kind,
 		};
@@ -428,6 +446,16 @@ static int add(struct batch *batch)
 	return add_transfers(batch);
 }
 
+static void free_local(const struct batch *batch)
+{
+	if (sim_gpu_pinned(batch->program->node, batch->local, batch->local_size))
+		sim_fail("gpu", "local memory of a batch is still locked for GPUs");
+	if (batch->on_gpu)
+		sim_gpu_free(batch->program->node, batch->address);
+	else
+		free(batch->local);
+}
+
 /* Its handle and its local memory. */
 static int make(struct batch *batch)
 {
@@ -435,9 +463,15 @@ static int make(struct batch *batch)
 	struct program *program = batch->program;
 	int error;
 
-	batch->local = calloc(1, batch->local_size);
-	error = wh_region_register(program->engine, batch->local, batch->local_size, NULL,
-				   &batch->region);
+	if (sim_options.gpus && (int)sim_draw_work(100) < sim_options.gpu_locals)
+		batch->local = program_gpu_memory(program, batch->local_size, &batch->address);
+	batch->on_gpu = batch->local;
+	if (!batch->on_gpu) {
+		batch->local = calloc(1, batch->local_size);
+		batch->address = (uintptr_t)batch->local;
+	}
+	error = wh_region_register(program->engine, (void *)(uintptr_t)batch->address,
+				   batch->local_size, NULL, &batch->region);
 	if (error)
 		goto err_free;
 	batch->queued = program->queue && sim_draw_work(2);
@@ -456,7 +490,7 @@ static int make(struct batch *batch)
 err_unregister:
 	wh_region_unregister(batch->region);
 err_free:
-	free(batch->local);
+	free_local(batch);
 	return error;
 }
 
@@ -534,8 +568,9 @@ void batch_test(struct batch *batch)
 
 void batch_cancel(struct batch *batch)
 {
-	/* What a disk of this host has been told to do is waited for (file.h). */
-	bool own_disk = has_file(batch) && batch->peer->place == batch->program->place;
+	/* What a disk or a GPU of this host has been told to do is waited for (file.h). */
+	bool own = batch->peer->place == batch->program->place;
+	bool waits = (own && has_file(batch)) || has_gpu(batch);
 	struct call call = call_begin(batch->program);
 	int rc;
 
@@ -545,12 +580,13 @@ void batch_cancel(struct batch *batch)
 	sim_trace("cancel %d: %d %s", batch_number(batch), rc, rc ? wh_error_text() : "");
 	/* It may be the planner's. */
 	call_end(&call, "wh_batch_cancel", rc,
-		 batch->program->timeout * (own_disk ? 4 : 1) + program_meeting());
+		 batch->program->timeout * (waits ? 4 : 1) + program_meeting());
 	if (rc == -ETIMEDOUT) {
 		program_counts.cancelled_late++;
-		batch->cancel_late = !own_disk;
-		if (own_disk && wh_batch_wait_for(batch->batch, DISK_MOST))
-			sim_fail("hang", "a cancelled batch waits for a disk that answers");
+		batch->cancel_late = !own;
+		if (waits && wh_batch_wait_for(batch->batch, DISK_MOST))
+			sim_fail("hang",
+				 "a cancelled batch waits for a disk or a GPU that answers");
 	} else if (rc) {
 		sim_fail("call", "wh_batch_cancel = %d: %s", rc, wh_error_text());
 	}
@@ -583,7 +619,7 @@ void batch_free(struct batch *batch)
 	if (rc)
 		sim_fail("call", "wh_region_unregister of local memory = %d: %s", rc,
 			 wh_error_text());
-	free(batch->local);
+	free_local(batch);
 	free(batch->after);
 	batch->peer->batches--;
 	memset(batch, 0, sizeof(*batch));

@@ -73,6 +73,13 @@ static void nic_fault(void)
 		sim_nic_black(host, index, duration());
 }
 
+static void gpu_fault(void)
+{
+	if (due(sim_options.gpu_stalls))
+		sim_gpu_stall(any_host(), (int)sim_draw_chaos((uint64_t)sim_options.gpus),
+			      duration() / 20);
+}
+
 static void host_fault(void)
 {
 	struct program *program = program_at_place(any_place());
@@ -133,6 +140,8 @@ void *chaos_main(void *arg)
 		network_fault();
 		if (sim_options.rdma)
 			nic_fault();
+		if (sim_options.gpus)
+			gpu_fault();
 		host_fault();
 		check_waiters();
 		if (sim_options.registry && due(sim_options.registry_faults))

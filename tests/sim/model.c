@@ -232,7 +232,12 @@ static void target_allocate(struct program *program, struct target *target)
 	if (sim_draw_work(2)) /* the last block ends where the region ends */
 		target->size -= PROGRAM_GAP;
 	target->file = (int)sim_draw_work(100) < sim_options.files;
-	if (target->file) {
+	if (!target->file && sim_options.gpus && (int)sim_draw_work(100) < sim_options.gpu_regions)
+		target->memory = program_gpu_memory(program, target->size, &target->address);
+	target->on_gpu = target->memory;
+	if (target->on_gpu) {
+		sim_trace("%s is on a GPU", target->name);
+	} else if (target->file) {
 		char path[64];
 
 		snprintf(path, sizeof(path), "/sim/%s", target->name);
@@ -246,6 +251,8 @@ static void target_allocate(struct program *program, struct target *target)
 		target->memory =
 			target->base + 8 * sim_draw_work((target->mapped - target->size) / 8);
 	}
+	if (!target->on_gpu)
+		target->address = (uintptr_t)target->memory;
 	target->shadow = malloc(target->size);
 	pattern_fill(target->memory, sim_draw_work(UINT64_MAX), target->size);
 	memcpy(target->shadow, target->memory, target->size);
@@ -260,7 +267,12 @@ void target_seal(struct program *program, struct target *target)
 	target->dead = true;
 	target->died = sim_time;
 	target->memory = NULL;
-	if (target->file)
+	if (!target->file && sim_gpu_pinned(program->node, target->base, target->mapped))
+		sim_fail("gpu", "%s is still locked for GPUs", target->name);
+	if (target->on_gpu)
+		sim_gpu_free(program->node, target->address);
+	target->address = 0;
+	if (target->file || target->on_gpu)
 		return;
 	if (!target->allocated) {
 		if (mmap(target->base, target->mapped, PROT_NONE,
@@ -285,9 +297,10 @@ static int target_register(struct program *program, struct target *target,
 	char path[64];
 
 	snprintf(path, sizeof(path), "/sim/%s", target->name);
-	return target->file ? wh_file_register(program->engine, path, &file, &target->region) :
-			      wh_region_register(program->engine, target->memory, target->size,
-						 region, &target->region);
+	return target->file ?
+		       wh_file_register(program->engine, path, &file, &target->region) :
+		       wh_region_register(program->engine, (void *)(uintptr_t)target->address,
+					  target->size, region, &target->region);
 }
 
 struct target *target_new(struct program *program, int slot, int generation)

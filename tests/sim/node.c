@@ -133,6 +133,7 @@ void sim_node_crash(int node, bool silent)
 	threads_crash(node);
 	shared_crash(node);
 	local_crash(node);
+	gpu_crash(node);
 	network_crash(node, silent);
 	nodes[node].alive = false;
 	nodes[node].stalled_until = 0;
@@ -164,6 +165,7 @@ void sim_heal(void)
 	disk_heal();
 	sim_network_heal();
 	sim_nic_heal();
+	sim_gpu_heal();
 	sim_registry_heal();
 	sim_trace("# all is healed");
 }

@@ -17,25 +17,11 @@
 #define SILENCE (10 * SIM_SEC) /* that ends a session, at least */
 #define LISTEN_ON (10 * SIM_SEC) /* for what others have sent */
 
-/* The setting `transports`, by the option of that name. */
+/* The option `transports`. */
 enum {
-	ONLY_TCP,
-	WITH_SELF,
+	ONLY_TCP, /* and rdma, if there are NICs */
+	WITH_SELF, /* and cuda, if there are GPUs */
 	WITH_SHM,
-};
-
-static const char *const transports[2][3] = {
-	{
-		[ONLY_TCP] = "transports=tcp",
-		[WITH_SELF] = "transports=self,tcp",
-		[WITH_SHM] = "transports=self,shm,tcp",
-	},
-	/* with NICs */
-	{
-		[ONLY_TCP] = "transports=rdma,tcp",
-		[WITH_SELF] = "transports=self,rdma,tcp",
-		[WITH_SHM] = "transports=self,shm,rdma,tcp",
-	},
 };
 
 enum phase program_phase;
@@ -76,6 +62,10 @@ bool program_may_use(const char *transport, int from, int to)
 {
 	if (strcmp(transport, "self") == 0)
 		return from == to && sim_options.transports >= WITH_SELF;
+	/* The memory of another process's GPU comes over the socket of shm. */
+	if (strcmp(transport, "cuda") == 0)
+		return sim_options.gpus && place_host(from) == place_host(to) &&
+		       sim_options.transports >= (from == to ? WITH_SELF : WITH_SHM);
 	if (strcmp(transport, "shm") == 0)
 		return from != to && place_host(from) == place_host(to) &&
 		       sim_options.transports == WITH_SHM;
@@ -162,6 +152,16 @@ void program_progress(struct program *program, int64_t timeout)
 	call_end(&call, "wh_engine_progress", rc, timeout);
 }
 
+uint8_t *program_gpu_memory(const struct program *program, size_t size, uint64_t *address)
+{
+	int device = (int)sim_draw_work((uint64_t)sim_options.gpus);
+	size_t before = sim_draw_work(2) ? 8 * sim_draw_work(64) : 0;
+	uint8_t *bytes = sim_gpu_alloc(program->node, device, before + size, address);
+
+	*address += before;
+	return bytes ? bytes + before : NULL;
+}
+
 /* ---- engines --------------------------------------------------------------------------------- */
 
 static void log_line(void *arg, const struct wh_log_record *record)
@@ -184,8 +184,8 @@ void program_settings(struct program_settings *out)
 					    "rdma=nic0,nic1,nic2,nic3" };
 	char(*numbers)[48] = out->numbers;
 	const char *rows[] = {
-		transports[!!sim_options.rdma][sim_options.transports],
-		"cuda=off",
+		out->transports,
+		sim_options.gpus ? "cuda=libcuda.so.1" : "cuda=off",
 		sim_options.rdma ? nics[sim_options.rdma - 1] : "rdma=off",
 		"verbs=libibverbs.so.1",
 		"observe=off",
@@ -208,6 +208,10 @@ void program_settings(struct program_settings *out)
 	};
 
 	_Static_assert(sizeof(rows) <= sizeof(out->rows), "all settings fit");
+	snprintf(out->transports, sizeof(out->transports), "transports=%s%s%s%stcp",
+		 sim_options.transports >= WITH_SELF ? "self," : "",
+		 sim_options.transports >= WITH_SELF && sim_options.gpus ? "cuda," : "",
+		 sim_options.transports == WITH_SHM ? "shm," : "", sim_options.rdma ? "rdma," : "");
 	memcpy(out->rows, rows, sizeof(rows));
 }
 
@@ -233,6 +237,8 @@ bool program_engine_open(struct program *program)
 	program->timeout = sim_options.timeout_ms * SIM_MS;
 	if (sim_options.mooncake)
 		return dropin_open(program);
+	if (sim_options.gpus)
+		sim_gpu_open(program->node);
 	program_settings(&settings);
 	/* Who is found by name may come back at another port. */
 	snprintf(listen, sizeof(listen), sim_options.ipv6 ? "[fd00::%x]:%d" : "10.0.0.%d:%d",
@@ -309,13 +315,14 @@ static void check_leaks(const struct program *program)
 {
 	int descriptors = sim_node_descriptors(program->node);
 	int objects = sim_nic_objects(program->node);
+	int gpus = sim_gpu_objects(program->node);
 	int mappings = sim_node_mappings(program->node);
 
-	if (descriptors || objects || mappings)
+	if (descriptors || objects || gpus || mappings)
 		sim_fail("leak",
-			 "node %d has %d open descriptors, %d open objects of NICs and %d mappings "
-			 "after wh_engine_close()",
-			 program->node, descriptors, objects, mappings);
+			 "node %d has %d open descriptors, %d open objects of NICs, %d of GPUs and "
+			 "%d mappings after wh_engine_close()",
+			 program->node, descriptors, objects, gpus, mappings);
 }
 
 void program_check_ended(void)

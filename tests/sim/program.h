@@ -46,6 +46,8 @@ struct target {
 	int node, generation;
 	bool file; /* `memory` is what the disk has; nobody may write there but the disk */
 	bool allocated; /* by wh_memory_alloc() */
+	bool on_gpu; /* `memory` is where the world has its bytes */
+	uint64_t address; /* of `memory`, as its program knows it */
 	size_t rest_length; /* of the allocation, behind the region */
 	struct wh_region *rest; /* NULL: not published */
 	uint8_t *memory, *shadow, *base;
@@ -118,6 +120,8 @@ struct batch {
 	struct op ops[PROGRAM_OPS];
 	int op_count;
 	uint8_t *local;
+	uint64_t address; /* of `local`, as the program knows it */
+	bool on_gpu;
 	size_t local_size;
 	struct wh_region *region;
 	bool running, queued, called, blocks, noted;
@@ -255,6 +259,8 @@ unsigned program_crash(struct program *program, bool silent);
 bool program_may_use(const char *transport, int from, int to);
 /* What an owner of shared memory that stands still may delay those who meet it. */
 int64_t program_meeting(void);
+/* Memory of one of its GPUs, and the address of its first byte. NULL: there is none. */
+uint8_t *program_gpu_memory(const struct program *program, size_t size, uint64_t *address);
 /* Hosts with programs: 0 to this, exclusive. */
 int program_hosts(void);
 bool program_has_threads(void);
@@ -263,7 +269,7 @@ void program_url(int place, char *out, size_t length);
 /* What the options say, for an engine. */
 struct program_settings {
 	const char *rows[24]; /* "NAME=VALUE", ended by NULL */
-	char numbers[10][48];
+	char numbers[10][48], transports[48];
 };
 void program_settings(struct program_settings *out);
 bool program_engine_open(struct program *program);
@@ -288,7 +294,7 @@ void call_end(const struct call *call, const char *name, int rc, int64_t limit);
 struct program_counts {
 	uint64_t batches, succeeded, failed, cancelled, cancelled_late, notes, crashes, restarts;
 	uint64_t opened;
-	uint64_t by_self, by_shm, by_rdma, by_tcp; /* bytes of batches that succeeded */
+	uint64_t by_self, by_cuda, by_shm, by_rdma, by_tcp; /* bytes of batches that succeeded */
 	uint64_t versions; /* that members of weights have seen */
 	uint64_t copies; /* of folders, that succeeded */
 };

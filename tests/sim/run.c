@@ -85,7 +85,8 @@ static void print_line(void)
 	       "cancelled), %llu notifications, %llu crashes, %llu restarts, %llu versions, %llu "
 	       "copies, %llu "
 	       "connections, %llu broken, %llu spins, %llu failed allocations, %llu bits, %llu "
-	       "requests of NICs (%llu queue pairs failed), bytes: %llu self, %llu shm, %llu rdma, "
+	       "requests of NICs (%llu queue pairs failed), %llu works of GPUs (%llu lost), bytes: "
+	       "%llu self, %llu cuda, %llu shm, %llu rdma, "
 	       "%llu tcp\n",
 	       (unsigned long long)own->hash, (double)own->simulated / 1e9, own->cpu,
 	       (unsigned long long)c->calls, (unsigned long long)p->batches,
@@ -96,7 +97,9 @@ static void print_line(void)
 	       (unsigned long long)c->resets, (unsigned long long)c->spins,
 	       (unsigned long long)c->failed_allocations, (unsigned long long)c->flipped,
 	       (unsigned long long)c->nic_requests, (unsigned long long)c->nic_errors,
-	       (unsigned long long)p->by_self, (unsigned long long)p->by_shm,
+	       (unsigned long long)c->gpu_operations, (unsigned long long)c->gpu_errors,
+	       (unsigned long long)p->by_self, (unsigned long long)p->by_cuda,
+	       (unsigned long long)p->by_shm,
 	       (unsigned long long)p->by_rdma, (unsigned long long)p->by_tcp);
 	fflush(stdout);
 }

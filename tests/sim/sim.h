@@ -69,6 +69,16 @@ struct sim_options {
 	int nic_fails; /* calls that fail for lack of memory */
 	int nic_errors; /* of 10,000 requests: their queue pair fails */
 	int nic_port, nic_black; /* mean ms between two; 0: none */
+	/* GPUs */
+	int gpus; /* of each host; 0: none */
+	int gpu_regions, gpu_locals; /* per cent that are in their memory */
+	int gpu_us; /* time of a copy or a kernel, besides its bytes */
+	int gpu_late; /* of these, that come up to 20 ms later */
+	int gpu_memory; /* calls that fail for lack of it */
+	int gpu_fails; /* of 100,000 copies and kernels: the GPU is lost to their process */
+	int gpu_stalls; /* mean ms between two */
+	int gpu_apart; /* no GPU reaches another one's memory */
+	int gpu_plain; /* no kernels, and one copy for each call */
 	int zero_window_kills; /* TCP_USER_TIMEOUT also ends connections whose window is closed */
 };
 
@@ -76,6 +86,7 @@ struct sim_counts {
 	uint64_t calls, switches, events, connects, accepts, resets;
 	uint64_t failed_allocations, flipped, spins;
 	uint64_t nic_requests, nic_bytes, nic_errors;
+	uint64_t gpu_operations, gpu_bytes, gpu_errors;
 };
 
 extern struct sim_options sim_options;
@@ -206,6 +217,23 @@ void sim_nic_port(int host, int index, bool up);
 void sim_nic_black(int host, int index, int64_t ns);
 void sim_nic_heal(void);
 int sim_nic_objects(int node); /* that are open */
+
+/* ---- GPUs: gpu-driver.c, gpu-memory.c, gpu-stream.c ------------------------------------------ */
+
+/* The program of a node uses its GPUs. */
+void sim_gpu_open(int node);
+/* Allocate memory for a program. Returns where its bytes are, and the address by which CUDA knows
+ * it. NULL: there is none. */
+uint8_t *sim_gpu_alloc(int node, int device, size_t size, uint64_t *address);
+/* No GPU may move bytes there any more, whoever submits that. */
+void sim_gpu_free(int node, uint64_t address);
+/* Are pages of the node's own memory still locked for its GPUs? */
+bool sim_gpu_pinned(int node, const void *address, size_t length);
+/* Has the node lost one of them? */
+bool sim_gpu_lost(int node);
+void sim_gpu_stall(int host, int index, int64_t ns);
+void sim_gpu_heal(void);
+int sim_gpu_objects(int node); /* that are open */
 
 /* ---- the registry: registry.c ---------------------------------------------------------------- */
 

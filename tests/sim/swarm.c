@@ -115,6 +115,16 @@ static const struct row rows[] = {
 	HEALS(nic_errors, 0, 0, 20, 300),
 	HEALS(nic_port, 0, 0, 300, 2000),
 	HEALS(nic_black, 0, 0, 500, 3000),
+	ROW(gpus, 0, 0),
+	ROW(gpu_regions, 50, 30, 60, 100),
+	ROW(gpu_locals, 50, 0, 50, 100),
+	ROW(gpu_us, 5, 1, 5, 50, 500),
+	HEALS(gpu_late, 0, 0, 5, 50),
+	HEALS(gpu_memory, 0, 0, 0, 20),
+	HEALS(gpu_fails, 0, 0, 0, 50, 1000),
+	HEALS(gpu_stalls, 0, 0, 300, 2000),
+	ROW(gpu_apart, 0, 0, 0, 1),
+	ROW(gpu_plain, 0, 0, 0, 1),
 };
 
 #define ROWS ((int)(sizeof(rows) / sizeof(*rows)))
@@ -147,6 +157,7 @@ void swarm_agree(void)
 
 	if (sim_options.weights) {
 		sim_options.programs = 1; /* each member is on a host of its own */
+		sim_options.gpus = 0; /* not yet */
 	} else if (sim_options.hosts == 1 && sim_options.programs == 1) {
 		sim_options.programs = 2;
 	}
@@ -171,6 +182,8 @@ void swarm_agree(void)
 		sim_options.flip = 0;
 	if (sim_options.tls)
 		sim_options.rdma = 0; /* an engine with TLS refuses what does not encrypt */
+	if (sim_options.rdma || sim_options.folders || sim_options.mooncake) /* not yet, with GPUs */
+		sim_options.gpus = 0;
 }
 
 static const struct row *row_find(const char *text)

@@ -321,13 +321,18 @@ bool folder_stat(int fd, struct stat *out);
 /* The threads of a node have died: mark the robust futexes that they hold. */
 void threads_crash(int node);
 
-/* ---- libraries that the world has: nic-verbs.c, registry.c ----------------------------------- */
+/* A process has died: its GPUs do nothing for it any more. */
+void gpu_crash(int node);
+
+/* ---- libraries that the world has: nic-verbs.c, gpu-driver.c, registry.c --------------------- */
 
 /* The handle of a library; NULL: not this one. */
 void *nic_library(const char *path);
+void *gpu_library(const char *path);
 void *registry_library(const char *path);
 /* A function of it; NULL: there is none. */
 void *nic_function(const void *handle, const char *name);
+void *gpu_function(const void *handle, const char *name);
 void *registry_function(const void *handle, const char *name);
 
 #endif
