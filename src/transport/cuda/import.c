@@ -327,8 +327,16 @@ static int import_forget_segment(void *argument, const struct wh_exported *e, in
 	return 0;
 }
 
+static void mapping_drop(struct wh_device_mappings *mappings, struct wh_device_mapping *mapping)
+{
+	pthread_mutex_lock(&mappings->lock);
+	wh_device_mapping_free(mappings, mapping);
+	pthread_mutex_unlock(&mappings->lock);
+}
+
 static int mapping_make_remote(struct wh_device_mappings *mappings, struct wh_shm_peer *shm,
-			       struct wh_remote_region *region, char why[WH_REFUSAL])
+			       struct wh_remote_region *region, struct wh_device_mapping **out,
+			       char why[WH_REFUSAL])
 {
 	struct wh_device_mapping *mapping = wh_device_mapping_new(why);
 	struct wh_shm_own own;
@@ -353,18 +361,21 @@ static int mapping_make_remote(struct wh_device_mappings *mappings, struct wh_sh
 		error = import_finish(&import, error, why);
 	}
 	if (error)
-		wh_device_mapping_free(mappings, mapping);
+		mapping_drop(mappings, mapping);
 	else
-		atomic_store_explicit(&region->transport[WH_TRANSPORT_CUDA], mapping,
-				      memory_order_release);
+		*out = mapping;
 	return error;
 }
 
+/* Without mappings.lock while the owner is asked: an engine without threads serves its peers
+ * meanwhile, and what they withdraw frees other mappings. Two threads may ask at once; the mapping
+ * of the first one stays. */
 static int mapping_remote(struct wh_device_mappings *mappings, struct wh_shm_peer *shm,
 			  struct wh_remote_region *region, struct wh_device_mapping **out,
 			  char why[WH_REFUSAL])
 {
-	struct wh_device_mapping *mapping =
+	struct wh_device_mapping *made = NULL;
+	void *mapping =
 		atomic_load_explicit(&region->transport[WH_TRANSPORT_CUDA], memory_order_acquire);
 	int error;
 
@@ -376,19 +387,21 @@ static int mapping_remote(struct wh_device_mappings *mappings, struct wh_shm_pee
 			snprintf(why, WH_REFUSAL, "the peer is still to be asked for its memory");
 			return -EINPROGRESS;
 		}
-		pthread_mutex_lock(&mappings->lock);
-		if (!atomic_load(&region->transport[WH_TRANSPORT_CUDA]))
-			error = mapping_make_remote(mappings, shm, region, why);
-		else if (!wh_shm_asked(shm, region))
+		if (!mapping)
+			error = mapping_make_remote(mappings, shm, region, &made, why);
+		else
 			error = wh_kind_on_host(region->entry.kind) ?
 					wh_shm_map(shm, region, NULL, why) :
 					wh_shm_exports(shm, region, false, import_forget_segment,
 						       NULL, why);
-		pthread_mutex_unlock(&mappings->lock);
 		if (error)
 			return error;
-		mapping = atomic_load(&region->transport[WH_TRANSPORT_CUDA]);
 	}
+	if (made &&
+	    !atomic_compare_exchange_strong(&region->transport[WH_TRANSPORT_CUDA], &mapping, made))
+		mapping_drop(mappings, made);
+	else if (made)
+		mapping = made;
 	*out = mapping;
 	return 0;
 }
