@@ -83,7 +83,7 @@ int wh_staging_prepare(struct wh_gpus *gpus, const struct wh_registration *regis
 		       enum wh_slot_use use, bool into, bool out_of, bool urgent);
 
 /* The same for a batch that is being planned and moves bytes of this engine's region in direction
- * `op` (WH_READ or WH_WRITE). 0 as well if the region is being unregistered. */
+ * `op` (WH_READ or WH_WRITE). Slots are prepared as well if the region is being unregistered. */
 int wh_staging_prepare_region(struct wh_region_table *regions, struct wh_gpus *gpus,
 			      const struct wh_region *region, uint32_t op);
 

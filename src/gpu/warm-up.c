@@ -56,20 +56,21 @@ int wh_staging_prepare_region(struct wh_region_table *regions, struct wh_gpus *g
 {
 	struct wh_region_entry *entry =
 		wh_region_entry_enter(regions, wh_region_entry_id(&region->entry));
-	int error = 0;
+	int error;
 
-	if (!entry)
-		return 0;
-	if (entry->kind == WH_MEMORY_FILE)
+	if (entry && entry->kind == WH_MEMORY_FILE)
 		error = wh_slots_prepare_file(gpus, WH_SLOT_FILE_INITIATOR,
 					      region->registration->file->system);
-	else if (wh_kind_on_host(entry->kind))
+	/* The fragment reports that the region is going, or that its memory has been freed, but
+	 * only when it has a slot: if there is none at all, it would wait for ever. */
+	else if (!entry || wh_kind_on_host(entry->kind) ||
+		 wh_registration_check(region->registration))
 		error = wh_slots_prepare(gpus, WH_SLOT_INITIATOR);
-	/* If the memory has been freed, the fragment reports it. */
-	else if (!wh_registration_check(region->registration))
+	else
 		error = wh_staging_prepare(gpus, region->registration, WH_SLOT_INITIATOR,
 					   op == WH_WRITE, op == WH_READ, true);
-	wh_region_entry_leave(entry);
+	if (entry)
+		wh_region_entry_leave(entry);
 	return error;
 }
 
