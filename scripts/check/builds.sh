@@ -143,13 +143,16 @@ check_address()
 }
 
 # Fresh seeds in the simulation for so long, beginning with one that the time of day chooses.
+# Without GPUs: one seed in some dozens that have them finds a fault that is known and not mended
+# (docs/simulation.md). The kept seeds and ./check --release have them.
 # One world at a time: this step runs beside tests.
 sim_verdicts() # STEP SECONDS
 {
 	local directory=$build
 
 	[ "$1" = "sim plain" ] || directory=$build/${1#sim }
-	command_verdicts "$1" $(($2 + 120)) "$directory/tests/sim/sim" --for "$2" --jobs 1
+	command_verdicts "$1" $(($2 + 120)) "$directory/tests/sim/sim" --for "$2" --jobs 1 \
+		--set gpus=0
 }
 
 # Find a command that turns the randomness of addresses off. The thread sanitizer needs that where

@@ -6,6 +6,8 @@
 #include "calls.h"
 #include "gpu.h"
 
+#define STILL_MOST (10 * SIM_SEC) /* longer than GPUs stand still */
+
 static struct gpu_range *ranges;
 static uint64_t numbers;
 
@@ -151,11 +153,17 @@ uint8_t *sim_gpu_alloc(int node, int device, size_t size, uint64_t *address)
 	return range->memory->bytes;
 }
 
+void sim_gpu_peer_left(int node)
+{
+	gpu_process(node)->peer_left = sim_time;
+}
+
 void sim_gpu_free(int node, uint64_t address)
 {
 	struct gpu_range *range = gpu_range_find(node, address);
+	int64_t left = gpu_process(node)->peer_left;
 
-	if (node_of(node)->alive)
+	if (node_of(node)->alive && !(left && sim_time - left < STILL_MOST))
 		range->memory->withdrawn = true;
 	range_free(range);
 }

@@ -33,6 +33,7 @@ struct gpu_process {
 	int node;
 	bool initialised;
 	bool program; /* the program itself has contexts */
+	int64_t peer_left; /* when it last lost a session */
 	int objects; /* of libwherry's: streams, events, modules */
 	struct gpu_context contexts[GPUS];
 };

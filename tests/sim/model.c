@@ -339,7 +339,7 @@ struct target *target_open(struct program *program, int slot, int generation)
 }
 
 /* False: -EBUSY, and it is still there. Memory may be kept by a peer of this host that has not let
- * go of it, a file by its disk (memory.h). */
+ * go of it, a file by its disk, a GPU's by a copy (memory.h). */
 static bool withdraw(struct program *program, const struct target *target, struct wh_region *region,
 		     bool must)
 {
@@ -348,8 +348,9 @@ static bool withdraw(struct program *program, const struct target *target, struc
 
 	sim_trace("unregister: %d %s", rc, rc ? wh_error_text() : "");
 	call_end(&call, "wh_region_unregister", rc, program->timeout);
-	if (rc && (rc != -EBUSY || must ||
-		   (!target->file && !strstr(wh_error_text(), "can still access it"))))
+	if (rc &&
+	    (rc != -EBUSY || must ||
+	     (!target->file && !target->on_gpu && !strstr(wh_error_text(), "can still access it"))))
 		sim_fail("call", "wh_region_unregister = %d: %s", rc, wh_error_text());
 	return !rc;
 }

@@ -90,7 +90,8 @@ int program_hosts(void)
 
 int64_t program_meeting(void)
 {
-	return sim_options.transports == WITH_SHM && sim_options.programs > 1 ? MEETING : 0;
+	return (sim_options.transports == WITH_SHM && sim_options.programs > 1 ? MEETING : 0) +
+	       (sim_options.gpus ? PROGRAM_GPU_PATIENCE : 0);
 }
 
 bool program_has_threads(void)
@@ -169,6 +170,8 @@ static void log_line(void *arg, const struct wh_log_record *record)
 	const struct program *program = arg;
 
 	sim_trace("    log of node %d: %s: %s", program->node, record->area, record->text);
+	if (strcmp(record->area, "session") == 0 && strstr(record->text, " has left"))
+		sim_gpu_peer_left(program->node);
 }
 
 /* A setting as "NAME=NUMBER", in one of the buffers that the caller has for them. */

@@ -17,6 +17,7 @@
 #define PROGRAM_BATCHES 10
 #define PROGRAM_TARGETS 3
 #define PROGRAM_PLANNING (2 * SIM_SEC) /* what calls that wait for a plan wait at most */
+#define PROGRAM_GPU_PATIENCE (4 * SIM_SEC) /* a plan measures a GPU that stands still */
 #define PROGRAM_PAST 16 /* writes of a block that are remembered */
 
 struct program;
@@ -257,7 +258,7 @@ struct program *program_at_place(int place);
 unsigned program_crash(struct program *program, bool silent);
 /* May bytes from one place to another go by this transport? */
 bool program_may_use(const char *transport, int from, int to);
-/* What an owner of shared memory that stands still may delay those who meet it. */
+/* What an owner of shared memory, or a GPU, that stands still may delay those who meet it. */
 int64_t program_meeting(void);
 /* Memory of one of its GPUs, and the address of its first byte. NULL: there is none. */
 uint8_t *program_gpu_memory(const struct program *program, size_t size, uint64_t *address);

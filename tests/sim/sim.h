@@ -227,6 +227,9 @@ void sim_gpu_open(int node);
 uint8_t *sim_gpu_alloc(int node, int device, size_t size, uint64_t *address);
 /* No GPU may move bytes there any more, whoever submits that. */
 void sim_gpu_free(int node, uint64_t address);
+/* The node has lost a session. A known fault: what that peer's GPUs still move does not keep a
+ * region from being unregistered. */
+void sim_gpu_peer_left(int node);
 /* Are pages of the node's own memory still locked for its GPUs? */
 bool sim_gpu_pinned(int node, const void *address, size_t length);
 /* Has the node lost one of them? */

@@ -115,7 +115,7 @@ static const struct row rows[] = {
 	HEALS(nic_errors, 0, 0, 20, 300),
 	HEALS(nic_port, 0, 0, 300, 2000),
 	HEALS(nic_black, 0, 0, 500, 3000),
-	ROW(gpus, 0, 0),
+	ROW(gpus, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 2, 2),
 	ROW(gpu_regions, 50, 30, 60, 100),
 	ROW(gpu_locals, 50, 0, 50, 100),
 	ROW(gpu_us, 5, 1, 5, 50, 500),
