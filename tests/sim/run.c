@@ -99,8 +99,8 @@ static void print_line(void)
 	       (unsigned long long)c->nic_requests, (unsigned long long)c->nic_errors,
 	       (unsigned long long)c->gpu_operations, (unsigned long long)c->gpu_errors,
 	       (unsigned long long)p->by_self, (unsigned long long)p->by_cuda,
-	       (unsigned long long)p->by_shm,
-	       (unsigned long long)p->by_rdma, (unsigned long long)p->by_tcp);
+	       (unsigned long long)p->by_shm, (unsigned long long)p->by_rdma,
+	       (unsigned long long)p->by_tcp);
 	fflush(stdout);
 }
 

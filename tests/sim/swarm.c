@@ -182,7 +182,8 @@ void swarm_agree(void)
 		sim_options.flip = 0;
 	if (sim_options.tls)
 		sim_options.rdma = 0; /* an engine with TLS refuses what does not encrypt */
-	if (sim_options.rdma || sim_options.folders || sim_options.mooncake) /* not yet, with GPUs */
+	/* Not yet, with GPUs. */
+	if (sim_options.rdma || sim_options.folders || sim_options.mooncake)
 		sim_options.gpus = 0;
 }
 
