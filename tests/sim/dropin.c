@@ -90,7 +90,7 @@ static bool publishes_wherry(const struct program *program)
 	       (sim_options.mooncake == BY_BOTH && program->place % 2);
 }
 
-/* Is "WHERRY_NAME" the variable of "name=value"? */
+/* Is this the variable of "name=value": the name in capitals, behind a prefix? */
 static bool is_variable(const char *variable, const char *row)
 {
 	const char *name = variable + strlen("WHERRY_");

@@ -327,11 +327,11 @@ static void want_lie_refused(struct impostor *me)
 	want(0, wh_batch_add(batch, &one, 1));
 	one.remote_offset = me->length - 4096;
 	want(0, wh_batch_add(batch, &one, 1));
-	error = wh_batch_submit(batch);
+	error = gpu_run(batch);
 	want_true(error == -EOPNOTSUPP, "lie %d: %s: %s", me->lie,
-		  error ? strerrorname_np(-error) : "taken", wh_error_text());
-	want_true(me->lie != LIE_SIZE || strstr(wh_error_text(), "bytes, and not"), "%s",
-		  wh_error_text());
+		  error ? strerrorname_np(-error) : "taken", wh_batch_error_text(batch));
+	want_true(me->lie != LIE_SIZE || strstr(wh_batch_error_text(batch), "bytes, and not"), "%s",
+		  wh_batch_error_text(batch));
 	want_true(quiet_now() - before < SCALE(4, 15) * SECOND, "lie %d took %lld ms", me->lie,
 		  (long long)((quiet_now() - before) / MS));
 	/* Transfers between our own regions still work. */

@@ -105,6 +105,9 @@ bool small_move(struct small *s, uint32_t op, uint64_t local, uint64_t remote, u
 	bool window;
 	int status;
 
+	/* The first time the peer may have to be asked; the same bytes once more go at once. */
+	want(0, wh_batch_submit(batch));
+	want(0, batch_end(batch, PATIENCE));
 	want(0, wh_batch_submit(batch));
 	status = batch_now(batch);
 	want(0, batch_end(batch, PATIENCE));
