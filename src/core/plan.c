@@ -362,12 +362,13 @@ int wh_plan(struct wh_batch *batch, enum wh_planning how)
 	error = plan_items(batch, how);
 	for (size_t i = 0; !error && i < batch->blocks_count; i++)
 		error = plan_blocks(batch, how, batch->blocks[i]);
-	if (!error && batch->unready) {
-		batch->fragment_count = 0;
+	if (!error && batch->unready)
 		error = -EINPROGRESS;
-	}
-	if (error)
+	if (error) {
+		/* The last one may have no transport; nobody counts or cancels any of them. */
+		batch->fragment_count = 0;
 		return error;
+	}
 	for (size_t i = 0; i < batch->fragment_count; i++) {
 		struct wh_share *share = &batch->share[batch->fragments[i].transport];
 
