@@ -87,7 +87,7 @@ void disk_lose_power(int host)
 	for (struct file *file = files; file; file = file->next)
 		if (file->named && file->host == host &&
 		    (file->size != file->synced_size ||
-		     memcmp(file->bytes, file->synced, file->size) != 0))
+		     (file->size && memcmp(file->bytes, file->synced, file->size) != 0)))
 			file_lose_power(file);
 	names_lose_power(host);
 }
