@@ -164,13 +164,24 @@ static void relaxed__as_the_knob_says(void **state)
 /* The third of many keys is refused: the first two are released, and the next way is used. */
 static void refused__in_the_middle(void **state)
 {
+	struct wh_batch_options by = { .size = sizeof(by), .require = "rdma" };
+	struct wh_transfer first = { .length = 64, .op = WH_READ };
 	int before = nics_open();
+	unsigned char host[4096];
+	struct wh_batch *batch;
 	struct duo duo;
 
 	(void)state;
 	setenv("FAKE_VERBS_MR", "1048576", 1);
 	duo_open(&duo, WH_MEMORY_DEVICE, WH_MEMORY_PAGEABLE, "dmabuf,staged");
-	/* Our region, of four keys, is registered before the owner's. */
+	/* So that the owner's region is registered, and ours, of four keys, comes next. */
+	want(0, wh_region_register(duo.ours.engine, host, sizeof(host), NULL, &first.local));
+	first.remote = duo.remote.id;
+	want(0, wh_batch_new(duo.peer, &by, &batch));
+	want(0, wh_batch_add(batch, &first, 1));
+	want(0, batch_run(batch));
+	want(0, wh_batch_free(batch));
+	want(0, wh_region_unregister(first.local));
 	nics_refuse(ENOMEM, 2);
 	exchange(&duo, "rdma", "our GPU memory: staged (dmabuf: Cannot allocate memory)", NULL);
 	duo_close(&duo);
