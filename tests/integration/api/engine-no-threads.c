@@ -208,6 +208,7 @@ static void arguments__refused(void **state)
 static void descriptor__is_enough(void **state)
 {
 	const uint64_t lengths[] = { 8, 4096, LENGTH };
+	bool rests = false;
 	struct fixture f;
 
 	open_without("initiator", &f, *state, NULL, NULL);
@@ -230,10 +231,11 @@ static void descriptor__is_enough(void **state)
 		want(0, wh_batch_free(batch));
 	}
 	/* At rest it is not readable for long: else a program would spin. */
-	for (int i = 0;
-	     i < 100 && poll(&(struct pollfd){ wh_engine_fd(f.engine), POLLIN, 0 }, 1, 0) == 1; i++)
+	for (int i = 0; i < 100 && !rests; i++) {
+		rests = poll(&(struct pollfd){ wh_engine_fd(f.engine), POLLIN, 0 }, 1, 0) == 0;
 		wh_engine_progress(f.engine, 0);
-	want(0, poll(&(struct pollfd){ wh_engine_fd(f.engine), POLLIN, 0 }, 1, 0));
+	}
+	want_true(rests, "it is always readable");
 	fixture_close(&f);
 }
 
