@@ -123,7 +123,7 @@ summary_logs()
 	local log pattern
 
 	pattern='^\[ +(ERROR|LINE|FAILED) |^#?[0-9]* *[^ ]+:[0-9]+: '
-	pattern+='|(error|ERROR|WARNING|SUMMARY|Assertion|FAILED|failed|timed? ?out|TIMEOUT)\b|^ +#[0-9]+ '
+	pattern+='|(error|ERROR|WARNING|SUMMARY|Assertion|FAIL|FAILED|failed|timed? ?out|TIMEOUT)\b|^ +#[0-9]+ '
 	for log in "${failures[@]}"; do
 		printf '\n---- %s\n' "${log##*/}"
 		[ ! -f "$log" ] || {

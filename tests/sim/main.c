@@ -16,7 +16,7 @@ static const char usage[] =
 	"usage: sim SEED [--long] [--trace] [--until T] [--stop-at T] [--stop-spinning]\n"
 	"           [--set NAME=VALUE]... [--twice] [--shrink]\n"
 	"       sim --seeds FIRST COUNT [--jobs N] [--long] [--stop] [--twice] [--set ...]\n"
-	"       sim --for SECONDS [--jobs N] [--long] [--set ...]\n"
+	"       sim --for SECONDS [--from FIRST] [--jobs N] [--long] [--set ...]\n"
 	"       sim --kept FILE [--jobs N] [--twice]\n"
 	"       sim --world NAME [--trace ...] | --every-world | --worlds | --options SEED\n"
 	"\n"
@@ -25,7 +25,8 @@ static const char usage[] =
 	"same seed and program give the same run, whatever else the machine does.\n"
 	"\n"
 	"  --seeds FIRST COUNT  that many seeds, a process each\n"
-	"  --for SECONDS        fresh seeds for so long\n"
+	"  --for SECONDS        seeds for so long, from FIRST or from one that the time of day "
+	"chooses\n"
 	"  --kept FILE          the seeds of a file: one a line, with the options behind it\n"
 	"  --world NAME         a world that is told what happens in it; --worlds lists them\n"
 	"  --long               20 times as long a time of faults\n"
@@ -192,7 +193,7 @@ static int run_for(void)
 {
 	int64_t begun = monotonic();
 
-	asked.run.seed = (uint64_t)time(NULL) % 100000000 * 10000;
+	asked.run.seed = asked.first ? asked.first : (uint64_t)time(NULL) % 100000000 * 10000;
 	printf("sim: fresh seeds from %llu\n", (unsigned long long)asked.run.seed);
 	while (monotonic() - begun < asked.seconds * SIM_SEC) {
 		jobs_start(&asked.run);
@@ -351,6 +352,8 @@ static void parse(char **at)
 			asked.count = strtoull(argument(&at), NULL, 10);
 		} else if (strcmp(*at, "--for") == 0) {
 			asked.seconds = atoi(argument(&at));
+		} else if (strcmp(*at, "--from") == 0) {
+			asked.first = strtoull(argument(&at), NULL, 10);
 		} else if (strcmp(*at, "--kept") == 0) {
 			asked.kept = argument(&at);
 		} else if (strcmp(*at, "--jobs") == 0) {
