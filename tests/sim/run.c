@@ -40,6 +40,16 @@ static void finish(void)
 	own->done = true;
 }
 
+/* Of a build that counts what ran (-Db_coverage=true): write the counts, which _exit() does not. */
+extern void __gcov_dump(void) __attribute__((weak));
+
+static _Noreturn void leave(int status)
+{
+	if (__gcov_dump)
+		__gcov_dump();
+	_exit(status);
+}
+
 void sim_fail(const char *oracle, const char *format, ...)
 {
 	va_list arguments;
@@ -59,7 +69,7 @@ void sim_fail(const char *oracle, const char *format, ...)
 			sim_dump();
 	}
 	fflush(stderr);
-	_exit(1);
+	leave(1);
 }
 
 /* The next call fails then. A run that makes none is ended by the next signal. */
@@ -141,7 +151,7 @@ static void run_here(const struct run *run)
 		seed_start();
 	if (!sim_run(until)) {
 		if (run->until)
-			_exit(0);
+			leave(0);
 		sim_fail("hang", "the world does not end");
 	}
 	program_check_ended();
@@ -155,7 +165,7 @@ static void run_here(const struct run *run)
 	finish();
 	if (!run->quiet)
 		print_line();
-	_exit(0);
+	leave(0);
 }
 
 /* ---- in the process that starts runs --------------------------------------------------------- */
