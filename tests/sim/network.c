@@ -427,12 +427,14 @@ long end_write(struct end *end, const struct iovec *parts, size_t count)
 static long end_take(struct end *end, const struct iovec *parts, size_t count, bool peek)
 {
 	size_t total = 0, done = 0;
+	bool is_short;
 
 	for (size_t i = 0; i < count; i++)
 		total += parts[i].iov_len;
 	total = total < end->in_length ? total : end->in_length;
 	sim_current->awake = 0;
-	if (total > 1 && sim_chance(sim_options.short_read))
+	is_short = total > 1 && sim_chance(sim_options.short_read);
+	if (is_short)
 		total = 1 + sim_draw_world(total - 1);
 	for (size_t i = 0; i < count && done < total; i++) {
 		size_t part = parts[i].iov_len;
@@ -445,6 +447,10 @@ static long end_take(struct end *end, const struct iovec *parts, size_t count, b
 		return (long)total;
 	end->in_start += total;
 	end->in_length -= total;
+	/* As if the rest had arrived after this read: with EPOLLET, a program may take a short read
+	 * for the end (epoll(7)). */
+	if (is_short)
+		end_changed(end);
 	if (end->peer && end->peer->window_closed && total &&
 	    (end->rcvbuf - end->in_length) * 2 >= end->rcvbuf)
 		end_arm(end->peer, sim_time + latency());
