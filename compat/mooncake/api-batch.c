@@ -491,15 +491,19 @@ int submitTransferWithNotify(transfer_engine_t engine, batch_id_t batch_id,
 
 /* ---- status -------------------------------------------------------------------------------- */
 
-/* The result of a request; a successful one waits for its submission's notification. Under the
- * lock. */
+/* The result of a request. Those of a submission with a notification end together, and a successful
+ * one waits for the notification: when all have ended, the batch can be freed. Under the lock. */
 static int request_outcome(const struct te_request *request)
 {
 	const struct te_submission *submission = request->part->submission;
 
-	if (request->result || !submission->message || submission->notify_result == -ECANCELED)
+	if (!submission->message)
 		return request->result;
-	return submission->notify_result;
+	if (submission->left)
+		return TE_RUNNING;
+	return request->result || submission->notify_result == -ECANCELED ?
+		       request->result :
+		       submission->notify_result;
 }
 
 /* The result that the part's Wherry batch has for a request. */
