@@ -167,9 +167,9 @@ static unsigned link_take_jobs(struct te_link *link, struct te_job *jobs[WH_MOON
 	return count;
 }
 
-/* Send the jobs together. Returns how many are done, counted from the first. */
+/* Send the jobs together, as wh_mooncake_connection_several(). */
 static unsigned worker_move_together(struct te_worker *worker, struct te_job *const jobs[],
-				     unsigned count)
+				     unsigned count, unsigned *lost, int *error)
 {
 	struct wh_mooncake_move moves[WH_MOONCAKE_MOVES];
 
@@ -180,7 +180,7 @@ static unsigned worker_move_together(struct te_worker *worker, struct te_job *co
 	if (!worker->connection.ready && worker_connect(worker))
 		return 0;
 	return wh_mooncake_connection_several(&worker->connection, jobs[0]->request->write, moves,
-					      count);
+					      count, lost, error);
 }
 
 static void *worker_run(void *argument)
@@ -193,7 +193,8 @@ static void *worker_run(void *argument)
 	link->started--;
 	while (!link->stop) {
 		struct te_job *jobs[WH_MOONCAKE_MOVES];
-		unsigned count = link_take_jobs(link, jobs), done = 0;
+		unsigned count = link_take_jobs(link, jobs), done = 0, lost = 0;
+		int together = 0; /* the error of the lost ones */
 
 		if (!count) {
 			link->idle++;
@@ -205,14 +206,14 @@ static void *worker_run(void *argument)
 		if (count > 1) {
 			link->moving++;
 			pthread_mutex_unlock(lock);
-			done = worker_move_together(worker, jobs, count);
+			done = worker_move_together(worker, jobs, count, &lost, &together);
 			pthread_mutex_lock(lock);
 			link->moving--;
 		}
 		for (unsigned i = 0; i < count; i++) {
-			int error = 0;
+			int error = i >= done && i < done + lost ? together : 0;
 
-			if (i >= done) {
+			if (i >= done + lost) {
 				pthread_mutex_unlock(lock);
 				error = jobs[i]->request ?
 						worker_move_request(worker, jobs[i]->request) :

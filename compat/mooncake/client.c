@@ -422,34 +422,37 @@ static int connection_move(struct wh_mooncake_connection *connection)
 }
 
 /* Send all requests, then read the answers: an engine does a connection's requests in order. An
- * engine that closes after each request answers the first only. */
+ * engine that closes after each request answers the first only. *error: why it ended early. */
 static unsigned connection_do_all(const struct wh_mooncake_connection *connection, bool write,
-				  const struct wh_mooncake_move *moves, unsigned count)
+				  const struct wh_mooncake_move *moves, unsigned count,
+				  unsigned *sent, int *error)
 {
 	struct wh_mooncake_request request = { .write = write, .status = connection->version >= 2 };
 	struct wire wire = connection_wire(connection);
-	unsigned sent = 0, done = 0;
-	int error = 0;
+	unsigned done = 0;
 
 	wire.spin = SPIN;
-	for (; sent < count && !error; sent += !error) {
+	*error = 0;
+	for (*sent = 0; *sent < count && !*error; ++*sent) {
+		const struct wh_mooncake_move *move = &moves[*sent];
 		unsigned char header[WH_MOONCAKE_HEADER];
 
-		request.address = moves[sent].remote;
-		request.length = moves[sent].length;
+		request.address = move->remote;
+		request.length = move->length;
 		wh_mooncake_request_format(&request, header);
-		error = wire_send(&wire, header, sizeof(header),
-				  write || sent + 1 < count ? MSG_MORE : 0);
-		if (!error && write)
-			error = wire_send(&wire, moves[sent].buffer, moves[sent].length, 0);
+		*error = wire_send(&wire, header, sizeof(header),
+				   write || *sent + 1 < count ? MSG_MORE : 0);
+		if (!*error && write)
+			*error = wire_send(&wire, move->buffer, move->length, 0);
 	}
 	/* A refused request ends the connection; the requests before it are done. */
-	for (; done < count && error != -ETIMEDOUT; done++) {
+	for (; done < *sent && *error != -ETIMEDOUT; done++) {
 		request.address = moves[done].remote;
 		request.length = moves[done].length;
-		if (request.status && connection_take_status(&wire, &request))
-			break;
-		if (!write && wire_receive(&wire, moves[done].buffer, moves[done].length))
+		*error = request.status ? connection_take_status(&wire, &request) : 0;
+		if (!*error && !write)
+			*error = wire_receive(&wire, moves[done].buffer, moves[done].length);
+		if (*error)
 			break;
 	}
 	return done;
@@ -518,13 +521,24 @@ int wh_mooncake_connection_move(struct wh_mooncake_connection *connection, bool 
 	return connection_move(connection);
 }
 
-unsigned wh_mooncake_connection_several(struct wh_mooncake_connection *connection, bool write,
-					const struct wh_mooncake_move *moves, unsigned count)
+/* Has the peer ended the connection? Then it takes no byte of it any more. */
+static bool peer_has_ended(int error)
 {
-	unsigned done = 0;
+	return error == -ECONNRESET || error == -EPIPE || error == -EACCES;
+}
 
-	if (connection->fd >= 0 || !connection_reconnect(connection))
-		done = connection_do_all(connection, write, moves, count);
+unsigned wh_mooncake_connection_several(struct wh_mooncake_connection *connection, bool write,
+					const struct wh_mooncake_move *moves, unsigned count,
+					unsigned *lost, int *error)
+{
+	unsigned done = 0, sent = 0;
+
+	*lost = 0;
+	*error = connection->fd < 0 ? connection_reconnect(connection) : 0;
+	if (!*error)
+		done = connection_do_all(connection, write, moves, count, &sent, error);
+	if (write && *error && !peer_has_ended(*error))
+		*lost = sent - done;
 	/* Answers to the other requests may still arrive: do not reuse the connection. */
 	if (done < count)
 		connection_disconnect(connection);

@@ -125,16 +125,18 @@ int wh_mooncake_connection_prepare(struct wh_mooncake_connection *connection,
 int wh_mooncake_connection_move(struct wh_mooncake_connection *connection, bool write, void *buffer,
 				uint64_t remote, uint64_t length);
 /* Make several requests on the calling thread: send all, then wait for the answers, spinning for
- * some us. Returns how many are done, counted from the first; repeat the others with
- * wh_mooncake_connection_move(), which returns their errors. Writes need version 2 of the protocol,
- * which confirms them. */
+ * some us. Returns how many are done, counted from the first. *lost: how many behind these have
+ * failed with *error and its text: writes whose bytes the peer may still take, so a repetition that
+ * succeeds would not be the last of them. Repeat the others with wh_mooncake_connection_move(),
+ * which returns their errors. Writes need version 2 of the protocol, which confirms them. */
 struct wh_mooncake_move {
 	void *buffer;
 	uint64_t remote, length;
 };
 #define WH_MOONCAKE_MOVES 8u /* requests at once */
 unsigned wh_mooncake_connection_several(struct wh_mooncake_connection *connection, bool write,
-					const struct wh_mooncake_move *moves, unsigned count);
+					const struct wh_mooncake_move *moves, unsigned count,
+					unsigned *lost, int *error);
 /* End the current request soon, and refuse later ones. From any thread. */
 void wh_mooncake_connection_abort(struct wh_mooncake_connection *connection);
 
