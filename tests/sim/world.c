@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "net/tls.h"
 #include "world.h"
 
 #define RUN_MOST 40 /* calls, then another thread may run: each host has a CPU of its own */
@@ -145,7 +146,9 @@ void call_point(const char *call, uint64_t argument)
 	if (++sim_current->awake > AWAKE_MOST)
 		sim_fail("busy", "%s has made %d calls and neither slept nor moved a byte",
 			 sim_current->name, AWAKE_MOST);
-	if (sim_chance(sim_options.preempt) || ++sim_current->run_length > RUN_MOST)
+	/* Not within OpenSSL: all threads have one queue of its errors, as they are one for it. */
+	if ((sim_chance(sim_options.preempt) || ++sim_current->run_length > RUN_MOST) &&
+	    !wh_tls_entered())
 		fiber_yield();
 }
 
