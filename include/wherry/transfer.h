@@ -411,11 +411,13 @@ int wh_batch_estimate(struct wh_batch *batch, struct wh_estimate *out);
  * that they would take, for wh_batch_estimate(), on a path that no traffic has shown yet. Nothing
  * to do where a GPU moves the bytes: its costs are measured when it is first used. Otherwise it
  * reads up to 64 MiB a few times from the region, or from another one of the same kind, into
- * temporary memory. That blocks for at most half a second, opens connections, and appears in the
- * counters like other transfers. The result is kept until the next measurement. Several threads may
- * call it; one measures at a time. 0, or -EINVAL, -EDEADLK (called from a callback), -ENODATA (no
- * region of that kind with at least 64 KiB may be read), -EOPNOTSUPP (no transport), -ETIMEDOUT (a
- * read took 2 s), -ENOMEM, or as wh_batch_add() and wh_batch_submit(). */
+ * temporary memory. That usually blocks for at most half a second, opens connections, and appears
+ * in the counters like other transfers. The result is kept until the next measurement. Several
+ * threads may call it; one measures at a time. 0, or -EINVAL, -EDEADLK (called from a callback),
+ * -ENODATA (no region of that kind with at least 64 KiB may be read), -EOPNOTSUPP (no transport),
+ * -ETIMEDOUT (an answer or a read took 2 s; the read is cancelled then, and if that fails because a
+ * file system of this machine does not answer, waited for), -ENOMEM, or as wh_batch_add() and
+ * wh_batch_submit(). */
 int wh_peer_measure(struct wh_peer *peer, struct wh_region *local, uint64_t remote);
 
 /* Write the routes as text for people to `text`, one per line, and what the batch should take if

@@ -41,7 +41,7 @@
 /* The most time for the first walk and for a timed one; each reads one chunk at least. */
 #define TOUCHING (100 * WH_MS)
 #define TIMING (50 * WH_MS)
-#define PATIENCE (2 * WH_SECOND) /* for one batch */
+#define PATIENCE (2 * WH_SECOND) /* for one batch, and for each answer before */
 
 struct trial {
 	struct wh_peer *peer;
@@ -93,6 +93,17 @@ static int64_t walk_submit(struct wh_batch *batch)
 	return error ? error : wh_now() - start;
 }
 
+/* A read that its cancel could not end waits for a file system of this machine. The memory that it
+ * reads into, and its peer, have to stay as long. */
+static void walk_free(const struct walk *walk)
+{
+	for (uint64_t i = 0; i < walk->count; i++) {
+		if (wh_batch_running(walk->batches[i]))
+			wh_batch_wait_for(walk->batches[i], WH_FOREVER);
+		wh_batch_free(walk->batches[i]);
+	}
+}
+
 /* Make the batches and submit each once, so that they are planned, connections are open and pages
  * are mapped. */
 static int walk_touch(struct walk *walk)
@@ -139,8 +150,7 @@ static double trial_time(const struct trial *trial, uint64_t chunk, uint64_t blo
 		took = walk_submit(walk.batches[done % walk.count]);
 		samples[done++] = took;
 	}
-	for (uint64_t i = 0; i < walk.count; i++)
-		wh_batch_free(walk.batches[i]);
+	walk_free(&walk);
 	if (took < 0)
 		return (double)took;
 	qsort(samples, done, sizeof(*samples), compare_samples);
@@ -299,10 +309,7 @@ static int probe_measure(struct wh_peer *peer, struct wh_region *local, uint64_t
 		return wh_fail(EDEADLK, "wh_peer_measure: a callback must not wait");
 	error = wh_peer_check(peer);
 	if (!error)
-		error = wh_remote_learn(
-			peer, &remote, 1,
-			wh_deadline(peer->engine->config.number[WH_SETTING_TIMEOUT] * WH_MS),
-			"wh_peer_measure");
+		error = wh_remote_learn(peer, &remote, 1, wh_deadline(PATIENCE), "wh_peer_measure");
 	if (!error)
 		error = wh_batch_new(peer, NULL, &batch);
 	if (error)
@@ -314,7 +321,7 @@ static int probe_measure(struct wh_peer *peer, struct wh_region *local, uint64_t
 		error = wh_batch_add(batch, &transfer, 1);
 	}
 	if (!error)
-		error = wh_plan_within(batch, INT64_MAX);
+		error = wh_plan_within(batch, wh_deadline(PATIENCE));
 	if (!error) {
 		enum wh_transport_id id = batch->fragments[0].transport;
 

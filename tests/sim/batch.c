@@ -7,7 +7,6 @@
 #include "program.h"
 
 #define WAKE_MOST (100 * SIM_MS) /* until a thread runs that was woken */
-#define DISK_MOST (60 * SIM_SEC) /* longer than any disk hangs, or GPU stands still */
 
 int batch_number(const struct batch *batch)
 {
@@ -586,7 +585,7 @@ void batch_cancel(struct batch *batch)
 	if (rc == -ETIMEDOUT) {
 		program_counts.cancelled_late++;
 		batch->cancel_late = !own;
-		if (waits && wh_batch_wait_for(batch->batch, DISK_MOST))
+		if (waits && wh_batch_wait_for(batch->batch, PROGRAM_DISK))
 			sim_fail("hang",
 				 "a cancelled batch waits for a disk or a GPU that answers");
 	} else if (rc) {

@@ -183,14 +183,20 @@ static void ask_prepare(struct peer *peer, const struct target *target, int64_t 
 static void ask_measure(struct peer *peer, const struct target *target)
 {
 	const struct batch *batch = batch_to(peer);
-	struct call call = call_begin(peer->program);
+	struct program *program = peer->program;
+	struct call call = call_begin(program);
+	/* An answer, a plan, the reads, and a cancel. */
+	int64_t limit = 2 * PROGRAM_PLANNING + MEASURE_MOST + program->timeout + program_meeting();
 	int rc;
 
 	if (!batch || sim_draw_work(8))
 		return;
-	peer->program->measured = true;
+	program->measured = true;
+	/* It may read a file of this host. */
+	if (peer->place == program->place && sim_options.files)
+		limit += PROGRAM_DISK;
 	rc = wh_peer_measure(peer->peer, batch->region, target->remote);
-	call_end(&call, "wh_peer_measure", rc, MEASURE_MOST + PROGRAM_PLANNING + program_meeting());
+	call_end(&call, "wh_peer_measure", rc, limit);
 }
 
 void peer_ask(struct peer *peer)

@@ -291,6 +291,49 @@ static void measure__fails(void **state)
 	assert_int_equal(WH_BATCHES(atomic_load(&self->batches)), 0);
 }
 
+#define STUCK 5 /* the first wait, three of the cancel, and the one for what it could not end */
+
+/* Each time that somebody waits, more time passes than he has. */
+static void progress_stuck(struct wh_peer *peer, void *state, struct wh_batch *batch,
+			   int64_t deadline)
+{
+	struct fake *fake = state;
+
+	(void)peer;
+	(void)batch;
+	(void)deadline;
+	frozen_now += 100 * WH_SECOND;
+	if (++fake->progressed == STUCK)
+		fake_end(fake, 0);
+}
+
+static void lost(struct wh_peer *peer, void *state, int error, const char *text)
+{
+	(void)peer;
+	(void)state;
+	(void)error;
+	(void)text;
+}
+
+/* A read that does not end when it is cancelled is waited for: the peer can be closed afterwards,
+ * and nothing writes into memory that is gone. */
+static void measure__stuck(void **state)
+{
+	(void)state;
+	can_be_measured(WH_TRANSPORT_RDMA);
+	fake_table(WH_TRANSPORT_RDMA)->submit = fake_submit;
+	fake_table(WH_TRANSPORT_RDMA)->progress = progress_stuck;
+	for (unsigned i = 0; i < FAKES; i++)
+		fake_table(fake_order[i])->peer_lost = lost;
+	RDMA->abort_error = -ETIMEDOUT;
+	assert_int_equal(wh_peer_measure(self, here, wh_region_id(there)), -ETIMEDOUT);
+	said("no answer within 2 s");
+	assert_int_equal(RDMA->progressed, STUCK);
+	assert_int_equal(RDMA->held_count, 0);
+	assert_int_equal(wh_memory_domain_count(&engine->memory), 0);
+	assert_int_equal(WH_BATCHES(atomic_load(&self->batches)), 0);
+}
+
 /* Another region of the same kind is read instead of one that is too short or unreadable. */
 static void measure__another_region(void **state)
 {
@@ -380,11 +423,12 @@ static void estimate__by_a_probe(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		PREPARE_TEST(prepare__arguments),      PREPARE_TEST(prepare__each_pair),
-		PREPARE_TEST(prepare__rights),         PREPARE_TEST(prepare__fails),
-		PREPARE_TEST(prepare__no_memory),      PREPARE_TEST(measure__arguments),
-		PREPARE_TEST(measure__costs),          PREPARE_TEST(measure__fails),
-		PREPARE_TEST(measure__another_region), PREPARE_TEST(estimate__by_a_probe),
+		PREPARE_TEST(prepare__arguments),   PREPARE_TEST(prepare__each_pair),
+		PREPARE_TEST(prepare__rights),      PREPARE_TEST(prepare__fails),
+		PREPARE_TEST(prepare__no_memory),   PREPARE_TEST(measure__arguments),
+		PREPARE_TEST(measure__costs),       PREPARE_TEST(measure__fails),
+		PREPARE_TEST(measure__stuck),       PREPARE_TEST(measure__another_region),
+		PREPARE_TEST(estimate__by_a_probe),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
