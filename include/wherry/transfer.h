@@ -183,10 +183,10 @@ struct wh_batch_options {
 	 * thread that runs the engine's callbacks and nothing else, never within
 	 * wh_batch_submit(). One that takes long delays other callbacks only: heartbeats, serving
 	 * peers and other batches go on. It may submit batches, including this one. It must not
-	 * wait, cancel or free. If the batch was submitted again by another thread and has
-	 * completed before the callback was called, `status` is that of the later submission. In an
-	 * engine without threads it is called inside wh_engine_progress(), or another call that
-	 * drives the engine, and delays what that call would serve. */
+	 * wait, cancel or free. `status` is that of its submission, even if the batch was submitted
+	 * again by another thread meanwhile. In an engine without threads it is called inside
+	 * wh_engine_progress(), or another call that drives the engine, and delays what that call
+	 * would serve. */
 	void (*callback)(struct wh_batch *batch, int status, void *arg);
 	void *callback_arg;
 	uint64_t user; /* returned in completions */
@@ -245,7 +245,8 @@ int wh_batch_clear(struct wh_batch *batch);
  * or, after 2 s, without that transport. What the call itself refuses otherwise is the batch's
  * status then: -ENOENT, -EACCES, -ERANGE, or an error below. wh_peer_prepare() asks beforehand.
  * 0, or -EINVAL (empty), -EBUSY (running), -ECONNRESET (the peer is lost), -ESTALE (it restarted,
- * or a region is gone), -EOPNOTSUPP (no transport, or not the required one; the text says why). */
+ * or a region is gone), -EOPNOTSUPP (no transport, or not the required one; the text says why),
+ * -ENOMEM. */
 int wh_batch_submit(struct wh_batch *batch);
 
 /* A CUDA stream of the application. */

@@ -187,7 +187,7 @@ static int batch_check_submit(struct wh_batch *batch)
 	wh_batch_settle(batch);
 	if (batch->queue)
 		wh_queue_forget(batch->queue, &batch->queued);
-	return 0;
+	return batch->callback ? wh_callbacks_reserve(batch) : 0;
 }
 
 /* Forget the outcome of the last submission. */

@@ -147,6 +147,7 @@ int wh_batch_free(struct wh_batch *batch)
 	/* Its callback is due or running. */
 	while (atomic_load_explicit(&batch->delivering, memory_order_acquire))
 		batch_await_callback(batch->peer->engine, &round);
+	wh_callbacks_drop(batch);
 	if (batch->queue) {
 		wh_queue_forget(batch->queue, &batch->queued);
 		wh_queue_hold(batch->queue, -1);

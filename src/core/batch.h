@@ -18,6 +18,7 @@
 
 #include <wherry/transfer.h>
 
+#include "core/callbacks.h"
 #include "core/counters.h"
 #include "core/deferred.h"
 #include "core/notification.h"
@@ -115,9 +116,8 @@ struct wh_batch {
 	pthread_mutex_t text_lock;
 	char text[WH_TEXT_MAX];
 	struct wh_queue_entry queued;
-	struct wh_work callback_work; /* for engine.callbacks */
-	uint32_t callback_due; /* callbacks not yet begun; under engine.callbacks.lock, as next */
-	int callback_status; /* of the latest submission that has ended */
+	struct wh_callback callback_own; /* callbacks.c says when there are others */
+	struct wh_callback *callback_next; /* of the running submission */
 	struct wh_list notify_link; /* peer.notify_waiting, notify_sent or notify_early */
 	uint64_t notify_sequence;
 	uint8_t notify_state; /* enum wh_notify_state; under peer.notify_lock */

@@ -121,14 +121,10 @@ void wh_worker_put(struct wh_worker *worker, struct wh_work *work)
 {
 	pthread_mutex_lock(&worker->lock);
 	wh_list_append(&worker->due, &work->link);
-	wh_worker_signal(worker);
-	pthread_mutex_unlock(&worker->lock);
-}
-
-void wh_worker_signal(struct wh_worker *worker)
-{
+	/* Under the lock: the engine may close once the work has run. */
 	pthread_cond_signal(&worker->wake);
 	wh_turns_ready(worker->turns);
+	pthread_mutex_unlock(&worker->lock);
 }
 
 bool wh_worker_is_current(const struct wh_worker *worker)

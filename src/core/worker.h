@@ -34,8 +34,6 @@ void wh_worker_init(struct wh_worker *worker, struct wh_turns *turns);
 int wh_worker_start(struct wh_worker *worker, const char *name);
 /* Have the work run, on a worker that was started. Any thread; does not wait. */
 void wh_worker_put(struct wh_worker *worker, struct wh_work *work);
-/* Work was put into worker.due. Under the lock. */
-void wh_worker_signal(struct wh_worker *worker);
 /* Without a thread: run the works that are due now, unless another thread does. The caller holds no
  * lock and gives no turn. True: there were some. */
 bool wh_worker_run(struct wh_worker *worker);

@@ -13,6 +13,11 @@ int batch_number(const struct batch *batch)
 	return (int)(batch - batch->program->batches);
 }
 
+static struct turn *turn_at(struct batch *batch, int submission)
+{
+	return &batch->turns[submission % PROGRAM_TURNS];
+}
+
 /* May bytes of a batch still arrive, although it has ended? Cancelling it says so (rule 7 of
  * transfer.h). */
 static bool may_come_late(const struct batch *batch, int status)
@@ -175,6 +180,8 @@ void batch_settle(struct batch *batch, int status, const char *how)
 	if (wh_batch_status(batch->batch) != status)
 		sim_fail("status", "%s says %d, wh_batch_status() %d", how, status,
 			 wh_batch_status(batch->batch));
+	*turn_at(batch, batch->submissions - 1) =
+		(struct turn){ batch->submitted, sim_time, status };
 	/* A crashed program believes what it likes; nobody sees what it does. */
 	if (batch->program->crashed && !status)
 		status = -ECONNRESET;
@@ -196,16 +203,18 @@ void batch_settle(struct batch *batch, int status, const char *how)
 	}
 }
 
-/* Callbacks come in the order of completion: those of batches that had ended when this one was
- * submitted have come before. Not so where a batch has completed again before its callback. */
-static void check_order(const struct batch *batch)
+/* Callbacks come in the order of completion: those of submissions that had ended before this one
+ * began have come before. */
+static void check_order(struct batch *batch)
 {
-	for (int i = 0; i < PROGRAM_BATCHES; i++) {
-		const struct batch *other = &batch->program->batches[i];
+	int64_t submitted = turn_at(batch, batch->callbacks)->submitted;
 
-		if (other->batch && other->called && !other->running && !other->piled &&
-		    !batch->piled && other->callbacks < other->submissions &&
-		    other->ended < batch->submitted)
+	for (int i = 0; i < PROGRAM_BATCHES; i++) {
+		struct batch *other = &batch->program->batches[i];
+		const struct turn *next = turn_at(other, other->callbacks);
+
+		if (other->batch && other->called && other->callbacks < other->submissions &&
+		    next->ended && next->ended < submitted)
 			sim_fail("callback", "the callback of batch %d came before that of %d",
 				 batch_number(batch), i);
 	}
@@ -214,17 +223,19 @@ static void check_order(const struct batch *batch)
 static void callback(struct wh_batch *handle, int status, void *arg)
 {
 	struct batch *batch = arg;
+	const struct turn *turn = turn_at(batch, batch->callbacks);
 
-	(void)status;
 	if (sim_options.threads && !sim_draw_work(8)) /* batches complete again meanwhile */
 		sim_sleep((int64_t)sim_draw_work(200 * SIM_MS));
 	if (handle != batch->batch)
 		sim_fail("callback", "a callback for another batch");
 	check_order(batch);
+	if (turn->ended && turn->status != status)
+		sim_fail("callback", "a callback says %d of a submission that ended with %d",
+			 status, turn->status);
 	if (++batch->callbacks > batch->submissions)
 		sim_fail("callback", "%d callbacks for %d submissions", batch->callbacks,
 			 batch->submissions);
-	batch->piled &= batch->callbacks < batch->submissions;
 }
 
 void batch_check(const struct batch *batch)
@@ -263,6 +274,8 @@ static bool may_submit(const struct batch *batch)
 {
 	bool dead = !sim_draw_work(4);
 
+	if (batch->called && batch->submissions - batch->callbacks == PROGRAM_TURNS)
+		return false;
 	for (int i = 0; i < batch->op_count; i++) {
 		const struct block *block = target_block(&batch->ops[i]);
 
@@ -306,8 +319,7 @@ void batch_submit(struct batch *batch)
 	mark_busy(batch, true);
 	batch->cancel_late = false;
 	batch->submitted = sim_time;
-	batch->piled |= batch->callbacks < batch->submissions;
-	batch->submissions++;
+	*turn_at(batch, batch->submissions++) = (struct turn){ .submitted = sim_time };
 	batch->running = true;
 	there = peer_program(batch->peer);
 	call = call_begin(batch->program);

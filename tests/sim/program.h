@@ -13,6 +13,7 @@
 #define PROGRAM_BLOCKS 3 /* of each initiator in each region */
 #define PROGRAM_GAP 24 /* bytes between blocks, which nobody writes */
 #define PROGRAM_OPS 6 /* of a batch */
+#define PROGRAM_TURNS 16 /* submissions of a batch whose callbacks are due */
 #define PROGRAM_PEERS 5
 #define PROGRAM_BATCHES 10
 #define PROGRAM_TARGETS 3
@@ -115,6 +116,12 @@ void note_check_received(const struct program *program);
 
 struct peer;
 
+/* A submission. */
+struct turn {
+	int64_t submitted, ended; /* 0: it runs */
+	int status;
+};
+
 struct batch {
 	struct wh_batch *batch;
 	struct program *program;
@@ -132,7 +139,7 @@ struct batch {
 	int waiters; /* threads in wh_batch_wait_for() */
 	int64_t overdue; /* since when they should have returned; 0: they should not */
 	int submissions, callbacks;
-	bool piled; /* it was submitted again before its callback */
+	struct turn turns[PROGRAM_TURNS]; /* of its last submissions */
 	int64_t submitted, ended;
 	struct note *note;
 	uint8_t *after; /* of the local memory, when the batch had ended: must not change */

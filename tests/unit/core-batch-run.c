@@ -656,6 +656,68 @@ static void end__by_queue_and_callback(void **state)
 	assert_int_equal(wh_queue_free(options.queue), 0);
 }
 
+static struct {
+	struct wh_batch *batch;
+	int status;
+} turns[8];
+static unsigned turn_count;
+
+static void callback_turn(struct wh_batch *batch, int status, void *arg)
+{
+	(void)arg;
+	turns[turn_count].batch = batch;
+	turns[turn_count++].status = status;
+}
+
+static void turn(struct wh_batch *batch, int status)
+{
+	submit(batch);
+	fake_end(RDMA, status);
+}
+
+/* A batch that completes again before its callback keeps its place in the order, and the status of
+ * each submission. Who submits it needs memory for that; who completes it does not. */
+static void end__callbacks_in_order(void **state)
+{
+	const struct wh_batch_options options = { .size = sizeof(options),
+						  .callback = callback_turn };
+	struct wh_transfer transfer = transfer_of(WH_WRITE, 0, 1);
+	struct wh_batch *first, *second;
+
+	(void)state;
+	turn_count = 0;
+	assert_int_equal(wh_batch_new(self, &options, &first), 0);
+	assert_int_equal(wh_batch_new(self, &options, &second), 0);
+	assert_int_equal(wh_batch_add(first, &transfer, 1), 0);
+	assert_int_equal(wh_batch_add(second, &transfer, 1), 0);
+	turn(first, 0);
+	turn(second, 0);
+	turn(first, -EIO);
+	assert_int_equal(WITHOUT_MEMORY(1, wh_batch_submit(first)), 0);
+	fake_end(RDMA, 0);
+	turn(second, -EIO);
+	while (wh_engine_progress(engine, 0) > 0)
+		;
+	assert_int_equal(turn_count, 5);
+	for (unsigned i = 0; i < turn_count; i++) {
+		assert_ptr_equal(turns[i].batch, i == 1 || i == 4 ? second : first);
+		assert_int_equal(turns[i].status, i == 2 || i == 4 ? -EIO : 0);
+	}
+	/* A submission that fails leaves room for the next one, or for nobody. */
+	turn(first, 0);
+	first->item_count = 0;
+	assert_int_equal(wh_batch_submit(first), -EINVAL);
+	first->item_count = 1;
+	for (unsigned i = 0; i < FAKES; i++)
+		fakes[fake_order[i]].reach = -EOPNOTSUPP;
+	first->planned = 0;
+	for (int again = 0; again < 2; again++)
+		assert_int_equal(wh_batch_submit(first), -EOPNOTSUPP);
+	drop_batch(first);
+	drop_batch(second);
+	assert_int_equal(turn_count, 6);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -679,6 +741,7 @@ int main(void)
 		TEST(wait__works),
 		TEST(unseen__from_four_kib),
 		TEST(end__by_queue_and_callback),
+		TEST(end__callbacks_in_order),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
