@@ -186,11 +186,6 @@ static bool threads_poll(struct wh_poller *poller)
 	return found;
 }
 
-bool wh_file_threads_poll(struct wh_file_threads *threads)
-{
-	return threads && threads->turns && threads_poll(&threads->poller);
-}
-
 static int64_t threads_next(struct wh_poller *poller)
 {
 	struct wh_file_threads *threads = wh_container(poller, struct wh_file_threads, poller);

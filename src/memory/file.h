@@ -169,8 +169,4 @@ bool wh_file_job_queue(struct wh_file_job *job, bool first);
 /* Take back what was queued. False: `run` has been called or is about to be. */
 bool wh_file_job_take_back(struct wh_file_job *job);
 
-/* In an engine without threads: run one job of each file system. False: there is none, or there are
- * threads. NULL is allowed. */
-bool wh_file_threads_poll(struct wh_file_threads *threads);
-
 #endif

@@ -185,12 +185,13 @@ struct wh_transport {
 	 * loop. */
 	int (*session_accept)(struct wh_session *session, int fd, struct wh_channel *channel,
 			      const struct wh_hello *hello);
-	/* The session ends: close its connections. When it returns, none touches memory any more.
-	 * On loop 0. */
+	/* The session ends: close its connections, without waiting for anybody. When it returns,
+	 * none touches memory any more, save what GPUs and file systems have been told to do, which
+	 * keeps its regions entered. On loop 0. */
 	void (*session_close)(struct wh_session *session);
-	/* The initiator wants its data connection `number` closed; as session_close, but does not
-	 * wait. 0; -EAGAIN: bytes that came by it are being written, call again; -EBUSY: a file
-	 * system does not answer, and they may still be written. */
+	/* The initiator wants its data connection `number` closed; as session_close. 0; -EAGAIN:
+	 * bytes that came by it are being written, call again; -EBUSY: a file system does not
+	 * answer, and they may still be written. */
 	int (*session_abort)(struct wh_session *session, uint32_t number);
 	/* Will the transport probably reach our GPUs' memory for this session without staging
 	 * buffers? If none does, the engine prepares such buffers when the session begins. On loop

@@ -127,9 +127,6 @@ void call_end(const struct call *call, const char *name, int rc, int64_t limit)
 	/* Without threads a pass waits for disks. */
 	if (!program_has_threads())
 		limit += sim_options.files ? MEETING : program_meeting();
-	/* A known fault: a loop waits for it when a connection that uses it closes. */
-	else if (sim_disk_hung(place_host(call->program->place), call->start))
-		limit += 2 * call->program->timeout;
 	if (took > limit + limit / 10 + SLACK)
 		sim_fail("bound", "%s = %d took %.3f s, its bound is %.3f s; %s", name, rc,
 			 (double)took / 1e9, (double)limit / 1e9, wh_error_text());

@@ -480,6 +480,45 @@ static void world_broken_at_disk(void)
 	scene_play(act_broken_at_disk);
 }
 
+/* The same, but all connections break: the owner serves at once who comes back. */
+static void act_left_at_disk(struct scene *scene)
+{
+	struct wh_transfer transfer = { .local = scene->region, .length = 64, .op = WH_WRITE };
+	struct store store = { .scene = NULL };
+	struct wh_remote remotes[8];
+	uint64_t cursor = 0;
+	size_t count = 8;
+	struct wh_batch *batch;
+
+	store_open(&store, scene);
+	transfer.remote = store.remote[1];
+	scene_expect("wh_batch_new", wh_batch_new(scene->peer, NULL, &batch), 0);
+	scene_expect("wh_batch_add", wh_batch_add(batch, &transfer, 1), 0);
+	for (int i = 0; i < 20; i++) /* each of its disks */
+		sim_disk_hang(SCENE_OWNER, 30 * SIM_SEC);
+	scene_expect("submit", wh_batch_submit(batch), 0);
+	scene_expect("wait for the disk", wh_batch_wait_for(batch, 100 * SIM_MS), -EAGAIN);
+	for (int i = 0; i <= DATA; i++)
+		sim_network_reset(0, SCENE_OWNER, i);
+	scene_expect("a write that may still arrive", scene_end(batch, 100 * SIM_MS), -ECONNRESET);
+	scene_expect("its cancel", wh_batch_cancel(batch), -ETIMEDOUT);
+	for (int i = 0; wh_peer_status(scene->peer) && i < 500; i++)
+		scene_pass(scene, SIM_MS);
+	scene_expect("wh_peer_list",
+		     wh_peer_list(scene->peer, &cursor, remotes, &count, 100 * SIM_MS), 0);
+	if (store.file[63])
+		sim_fail("directed", "the disk answers");
+	sim_heal();
+	wh_batch_free(batch);
+	store_withdraw(&store, scene);
+	store_close(&store, scene);
+}
+
+static void world_left_at_disk(void)
+{
+	scene_play(act_left_at_disk);
+}
+
 /* ---- priority -------------------------------------------------------------------------------- */
 
 static struct wh_batch *write_urgent(struct scene *scene)
@@ -536,6 +575,7 @@ static const struct world worlds[] = {
 	{ "short-owner", "an owner of a file is short of memory", world_short_owner },
 	{ "hung-disk", "memory is unregistered while a disk hangs", world_hung_disk },
 	{ "broken-at-disk", "a connection breaks whose disk hangs", world_broken_at_disk },
+	{ "left-at-disk", "a peer is lost whose bytes a disk has that hangs", world_left_at_disk },
 	{ "urgent", "a batch of latency priority is submitted behind a bulk one", world_urgent },
 	{ NULL, NULL, NULL },
 };

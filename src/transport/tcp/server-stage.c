@@ -577,12 +577,6 @@ static void chunk_back(struct wh_task *task)
 		tcp_server_turn(server, true);
 }
 
-bool tcp_stage_poll(struct tcp_server *server)
-{
-	return wh_gpus_poll(wh_engine_gpus(server->engine)) ||
-	       wh_file_threads_poll(wh_engine_file_threads(server->engine));
-}
-
 void tcp_stage_stop(struct tcp_server *server)
 {
 	struct tcp_chunk *chunk = server->chunk;

@@ -110,6 +110,7 @@ static void server_free(struct wh_task *task)
 		wh_list_remove(&server->link);
 		servers->count--;
 	}
+	wh_timer_clear(&server->late);
 	while ((link = wh_list_take(&server->arrived)))
 		free(wh_container(link, struct tcp_write, link));
 	free(server->in.bytes);
@@ -239,6 +240,17 @@ static void server_begin(void *argument)
 		tcp_server_turn(server, true);
 }
 
+static void server_late(struct wh_timer *timer)
+{
+	const struct tcp_server *server = wh_container(timer, struct tcp_server, late);
+
+	if (atomic_load(&server->in_flight))
+		wh_log_line(
+			wh_engine_log(server->engine), WH_LOG_WARN, "tcp",
+			"a file system or a GPU does not answer: bytes that a peer has sent may "
+			"still be written although its connection is closed");
+}
+
 static struct tcp_server *server_new(struct wh_session *session, int fd, struct wh_channel *channel,
 				     const struct wh_hello *hello, unsigned first_loop)
 {
@@ -252,6 +264,7 @@ static struct tcp_server *server_new(struct wh_session *session, int fd, struct 
 	server->events = EPOLLIN;
 	server->spinner.poll = server_spin;
 	server->free_task.run = server_free;
+	server->late.fire = server_late;
 	server->engine = wh_session_engine(session);
 	server->session = session;
 	server->quota = wh_session_quota(session);
@@ -317,26 +330,8 @@ int tcp_session_accept(struct wh_session *session, int fd, struct wh_channel *ch
 	return 0;
 }
 
-/* Wait for GPUs, which end soon, and for file systems, as long as each may take. On loop 0, and on
- * return no connection accesses a region, but where a file system does not answer. */
-static void servers_settle(const struct servers *servers)
-{
-	unsigned round = 0;
-
-	for (const struct wh_list *l = servers->list.next; l != &servers->list; l = l->next) {
-		struct tcp_server *server =
-			wh_container((struct wh_list *)(uintptr_t)l, struct tcp_server, link);
-
-		while (atomic_load(&server->in_flight) && wh_now() < server->patience)
-			if (!tcp_stage_poll(server))
-				wh_pause(&round);
-		if (atomic_load(&server->in_flight))
-			wh_log_line(wh_engine_log(server->engine), WH_LOG_WARN, "tcp",
-				    "a file system does not answer: bytes that a peer has sent may "
-				    "still be written although its connection is closed");
-	}
-}
-
+/* Nothing here waits for GPUs and file systems: loop 0 serves all other peers. What they have begun
+ * keeps its regions entered and its connection in memory. */
 void tcp_session_close(struct wh_session *session)
 {
 	struct servers *servers = wh_session_transport(session, WH_TRANSPORT_TCP);
@@ -344,16 +339,16 @@ void tcp_session_close(struct wh_session *session)
 
 	if (!servers)
 		return;
-	/* All of them first, so that they wait for file systems at the same time. */
-	for (link = servers->list.next; link != &servers->list; link = link->next) {
+	/* Loop 0 frees a connection that has stopped, but later, as this is loop 0. */
+	while ((link = wh_list_take(&servers->list))) {
 		struct tcp_server *server = wh_container(link, struct tcp_server, link);
 
 		wh_loop_call(server->loop, server_stop, server);
+		server->session = NULL;
+		if (atomic_load(&server->in_flight))
+			wh_timer_set(wh_engine_first_loop(server->engine), &server->late,
+				     server->patience);
 	}
-	servers_settle(servers);
-	/* Before server_free(), which runs on this loop, too. */
-	while ((link = wh_list_take(&servers->list)))
-		wh_container(link, struct tcp_server, link)->session = NULL;
 	wh_session_set_transport(session, WH_TRANSPORT_TCP, NULL);
 	free(servers);
 }

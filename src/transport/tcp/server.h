@@ -95,7 +95,8 @@ struct tcp_server {
 	struct wh_list link; /* the session's list of connections; on loop 0 */
 	struct wh_task free_task; /* server_free(); on loop 0 */
 	bool dead; /* closed; chunks may still have to come back ... */
-	int64_t patience; /* ... and until then file systems are waited for (ns) */
+	int64_t patience; /* ... which should not take until then (ns) */
+	struct wh_timer late; /* warns that it does; on loop 0 */
 	uint32_t number; /* chosen by the initiator, for ABORT */
 	bool near; /* the initiator is on this machine */
 	uint32_t events; /* registered with epoll */
@@ -240,7 +241,5 @@ void tcp_stage_drop_read(struct tcp_server *server, struct tcp_job *job);
 /* The connection ends: drop what is being received. What GPUs and file systems have begun goes on.
  */
 void tcp_stage_stop(struct tcp_server *server);
-/* Help with what has begun. True: something has ended. On any thread. */
-bool tcp_stage_poll(struct tcp_server *server);
 
 #endif
