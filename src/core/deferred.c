@@ -42,7 +42,6 @@ static void deferred_run(struct wh_work *work)
 {
 	struct wh_deferred *deferred = wh_container(work, struct wh_deferred, work);
 	struct wh_list batches, *link;
-	bool left;
 
 	wh_list_init(&batches);
 	pthread_mutex_lock(&deferred->lock);
@@ -56,11 +55,6 @@ static void deferred_run(struct wh_work *work)
 		wh_batch_run_resolved(batch, batch->deferred_wait, 0, "");
 		atomic_fetch_sub(&deferred->count, 1);
 	}
-	pthread_mutex_lock(&deferred->lock);
-	left = !wh_list_empty(&deferred->batches);
-	pthread_mutex_unlock(&deferred->lock);
-	if (left)
-		wh_loop_post(&engine_of(deferred)->loops[0], &deferred->arm);
 }
 
 void wh_deferred_init(struct wh_engine *engine)
@@ -93,16 +87,21 @@ void wh_deferred_destroy(struct wh_engine *engine)
 
 void wh_deferred_put(struct wh_batch *batch, struct wh_event_wait *wait, uint64_t changes)
 {
-	struct wh_deferred *deferred = &batch->peer->engine->deferred;
+	struct wh_engine *engine = batch->peer->engine;
+	struct wh_deferred *deferred = &engine->deferred;
+	bool changed;
 
 	batch->deferred_wait = wait;
 	pthread_mutex_lock(&deferred->lock);
 	atomic_fetch_add(&deferred->count, 1);
 	wh_list_append(&deferred->batches, &batch->deferred_link);
 	/* What has changed in between has found nothing to plan. */
-	if (atomic_load(&deferred->changes) != changes)
+	changed = atomic_load(&deferred->changes) != changes;
+	if (changed)
 		deferred_put_work(deferred);
 	pthread_mutex_unlock(&deferred->lock);
+	if (!changed) /* on the planner, for which the engine waits */
+		wh_loop_post(&engine->loops[0], &deferred->arm);
 }
 
 void wh_deferred_look(struct wh_engine *engine)
