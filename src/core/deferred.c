@@ -125,7 +125,7 @@ int wh_plan_patiently(struct wh_batch *batch, struct wh_patience *patience)
 
 	if (!patience->until)
 		patience->until = now + WH_PLAN_PATIENCE;
-	error = wh_plan(batch, now < patience->until ? WH_PLAN_WAITS : WH_PLAN_DECIDES);
+	error = wh_plan(batch, now < patience->until ? WH_PLAN_LINGERS : WH_PLAN_DECIDES);
 	/* A batch may name thousands of regions: as long as they become fewer, the peer answers. */
 	if (error == -EINPROGRESS && batch->unready < patience->unready)
 		patience->until = wh_now() + WH_PLAN_PATIENCE;

@@ -134,11 +134,18 @@ void wh_peer_reach_again(struct wh_peer *peer);
 
 /* What is_reachable may do on this thread now. */
 enum wh_planning {
-	WH_PLAN_WAITS, /* wait for the peer, about a second; outside of plans, too */
-	WH_PLAN_ASKS, /* ask it, without waiting: -EINPROGRESS */
+	WH_PLAN_WAITS, /* wait for the peer, about a second: outside of plans */
+	WH_PLAN_LINGERS, /* ask it, and wait for its answer for some ms: -EINPROGRESS */
+	WH_PLAN_ASKS, /* ask it, if that takes next to no time: -EINPROGRESS */
 	WH_PLAN_DECIDES, /* the same; it is not asked again, and what is not ready is not taken */
 };
 enum wh_planning wh_plan_how(void);
+
+/* May this thread do what takes some time, such as asking the peer? */
+static inline bool wh_plan_may_linger(void)
+{
+	return wh_plan_how() <= WH_PLAN_LINGERS;
+}
 /* 0 if the peer is connected; else -ECONNRESET or -ESTALE with its text. */
 int wh_peer_check(struct wh_peer *peer);
 /* `id` no longer works for this peer. Later plans avoid it and say `why`. */

@@ -593,7 +593,7 @@ void batch_cancel(struct batch *batch)
 	sim_trace("cancel %d: %d %s", batch_number(batch), rc, rc ? wh_error_text() : "");
 	/* It may be the planner's. */
 	call_end(&call, "wh_batch_cancel", rc,
-		 batch->program->timeout * (waits ? 4 : 1) + program_meeting());
+		 batch->program->timeout * (waits ? 4 : 1) + program_probing());
 	if (rc == -ETIMEDOUT) {
 		program_counts.cancelled_late++;
 		batch->cancel_late = !own;

@@ -175,7 +175,7 @@ static void ask_prepare(struct peer *peer, const struct target *target, int64_t 
 	int rc = wh_peer_prepare(peer->peer, batch ? &batch->region : NULL, batch ? 1 : 0,
 				 &target->remote, 1, timeout);
 
-	call_end(&call, "wh_peer_prepare", rc, timeout + program_meeting());
+	call_end(&call, "wh_peer_prepare", rc, timeout + program_probing());
 	if (batch)
 		wh_batch_explain(batch->batch, text, sizeof(text));
 }
@@ -186,7 +186,7 @@ static void ask_measure(struct peer *peer, const struct target *target)
 	struct program *program = peer->program;
 	struct call call = call_begin(program);
 	/* An answer, a plan, the reads, and a cancel. */
-	int64_t limit = 2 * PROGRAM_PLANNING + MEASURE_MOST + program->timeout + program_meeting();
+	int64_t limit = 2 * PROGRAM_PLANNING + MEASURE_MOST + program->timeout + program_probing();
 	int rc;
 
 	if (!batch || sim_draw_work(8))

@@ -9,9 +9,7 @@
 
 #define KEY "key=00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff"
 #define SLACK (500 * SIM_MS) /* what shares a CPU with other threads may be late */
-/* A known fault: the planner, and without threads any call, waits for each answer of an owner of
- * shared memory, up to 1 s. */
-#define MEETING (4 * SIM_SEC)
+#define DISKS (4 * SIM_SEC) /* without threads a pass waits for them */
 #define DRAIN_MOST (600 * SIM_SEC)
 #define HEALED_MOST (120 * SIM_SEC) /* for a batch, when all is healed */
 #define SILENCE (10 * SIM_SEC) /* that ends a session, at least */
@@ -88,10 +86,9 @@ int program_hosts(void)
 	return place_count() / sim_options.programs;
 }
 
-int64_t program_meeting(void)
+int64_t program_probing(void)
 {
-	return (sim_options.transports == WITH_SHM && sim_options.programs > 1 ? MEETING : 0) +
-	       (sim_options.gpus ? PROGRAM_GPU_PATIENCE : 0);
+	return sim_options.gpus ? PROGRAM_GPU_PATIENCE : 0;
 }
 
 bool program_has_threads(void)
@@ -124,9 +121,8 @@ void call_end(const struct call *call, const char *name, int rc, int64_t limit)
 	int64_t stalled = sim_node_stalled(call->program->node) - call->stalled;
 	int64_t took = sim_time - call->start - stalled;
 
-	/* Without threads a pass waits for disks. */
 	if (!program_has_threads())
-		limit += sim_options.files ? MEETING : program_meeting();
+		limit += sim_options.files ? DISKS : program_probing();
 	if (took > limit + limit / 10 + SLACK)
 		sim_fail("bound", "%s = %d took %.3f s, its bound is %.3f s; %s", name, rc,
 			 (double)took / 1e9, (double)limit / 1e9, wh_error_text());

@@ -266,8 +266,8 @@ struct program *program_at_place(int place);
 unsigned program_crash(struct program *program, bool silent);
 /* May bytes from one place to another go by this transport? */
 bool program_may_use(const char *transport, int from, int to);
-/* What an owner of shared memory, or a GPU, that stands still may delay those who meet it. */
-int64_t program_meeting(void);
+/* What a GPU that stands still may delay those who plan for it. */
+int64_t program_probing(void);
 /* Memory of one of its GPUs, and the address of its first byte. NULL: there is none. */
 uint8_t *program_gpu_memory(const struct program *program, size_t size, uint64_t *address);
 /* Hosts with programs: 0 to this, exclusive. */

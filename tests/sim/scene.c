@@ -44,14 +44,14 @@ int scene_end(struct wh_batch *batch, int64_t ns)
 	return wh_batch_status(batch);
 }
 
-static struct program *host_new(int host)
+static struct program *place_new(int place)
 {
 	struct program *program = calloc(1, sizeof(*program));
 
-	program->place = host;
-	program->node = sim_node_new(host);
+	program->place = place;
+	program->node = sim_node_new(place_host(place));
 	program->measured = true; /* nobody counts the batches of a scene */
-	snprintf(program->name, sizeof(program->name), "host%d", host);
+	snprintf(program->name, sizeof(program->name), "host%d", place);
 	return program;
 }
 
@@ -72,7 +72,7 @@ struct wh_peer *scene_open(struct scene *scene)
 	struct wh_peer *peer;
 	char url[64];
 
-	snprintf(url, sizeof(url), "wherry://10.0.0.%d:%d", SCENE_OWNER + 1, PROGRAM_PORT);
+	program_url(SCENE_OWNER, url, sizeof(url));
 	scene_expect("wh_peer_open", wh_peer_open(scene->initiator->engine, url, NULL, &peer), 0);
 	return peer;
 }
@@ -113,8 +113,8 @@ void scene_play(void (*act)(struct scene *scene))
 	play = act;
 	stage = calloc(1, sizeof(*stage));
 	sim_options.block = SCENE_LOCAL;
-	stage->owner = host_new(SCENE_OWNER);
-	stage->initiator = host_new(0);
+	stage->owner = place_new(SCENE_OWNER);
+	stage->initiator = place_new(0);
 	sim_spawn(stage->owner->node, "owner", owner_main, stage);
 	sim_spawn(stage->initiator->node, "initiator", initiator_main, stage);
 }

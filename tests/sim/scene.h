@@ -7,7 +7,7 @@
 
 #include "program.h"
 
-#define SCENE_OWNER 1 /* its host; the initiator is on host 0 */
+#define SCENE_OWNER 1 /* its place, on a host of its own; the initiator is at place 0 */
 #define SCENE_LOCAL 200000 /* bytes of local memory */
 
 struct scene {

@@ -519,6 +519,57 @@ static void world_left_at_disk(void)
 	scene_play(act_left_at_disk);
 }
 
+/* ---- an owner of shared memory that stands still --------------------------------------------- */
+
+#define STILL (3 * SIM_SEC)
+#define SOON (200 * SIM_MS) /* a cancel gives what is in flight half of it to end */
+
+/* Fails unless it is soon after `start`. */
+static void expect_soon(const char *what, int64_t start)
+{
+	if (sim_time - start > SOON)
+		sim_fail("bound", "%s took %.3f s", what, (double)(sim_time - start) / 1e9);
+}
+
+/* A batch has to ask the owner for its memory, who does not answer. Nothing waits for him but the
+ * batch; it can be cancelled, and the next one succeeds. */
+static void act_still_owner(struct scene *scene)
+{
+	struct wh_batch *batch = scene_write(scene, 64);
+	int64_t start;
+
+	sim_node_stall(scene->owner->node, STILL);
+	for (int i = 0; i < 2; i++) {
+		start = sim_time;
+		scene_expect("submit", wh_batch_submit(batch), 0);
+		expect_soon("wh_batch_submit", start);
+		start = sim_time;
+		scene_expect("a test", wh_batch_test(batch), -EAGAIN);
+		expect_soon("wh_batch_test", start);
+		scene_pass(scene, 300 * SIM_MS);
+		start = sim_time;
+		scene_expect("cancel", wh_batch_cancel(batch), 0);
+		expect_soon("wh_batch_cancel", start);
+	}
+	scene_expect("submit", wh_batch_submit(batch), 0);
+	scene_expect("a write", scene_end(batch, 20 * SIM_SEC), 0);
+	wh_batch_free(batch);
+}
+
+static void world_still_owner(void)
+{
+	sim_options.programs = 2;
+	sim_options.transports = 2;
+	sim_options.timeout_ms = 20000;
+	scene_play(act_still_owner);
+}
+
+static void world_still_owner_driven(void)
+{
+	sim_options.threads = 0;
+	world_still_owner();
+}
+
 /* ---- priority -------------------------------------------------------------------------------- */
 
 static struct wh_batch *write_urgent(struct scene *scene)
@@ -576,6 +627,8 @@ static const struct world worlds[] = {
 	{ "hung-disk", "memory is unregistered while a disk hangs", world_hung_disk },
 	{ "broken-at-disk", "a connection breaks whose disk hangs", world_broken_at_disk },
 	{ "left-at-disk", "a peer is lost whose bytes a disk has that hangs", world_left_at_disk },
+	{ "still-owner", "an owner of shared memory stands still", world_still_owner },
+	{ "still-owner-driven", "the same, without threads", world_still_owner_driven },
 	{ "urgent", "a batch of latency priority is submitted behind a bulk one", world_urgent },
 	{ NULL, NULL, NULL },
 };

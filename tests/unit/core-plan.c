@@ -77,7 +77,7 @@ static void plan__one_that_is_being_set_up(void **state)
 	(void)state;
 	refuse(RDMA, -EINPROGRESS, "connecting");
 	assert_int_equal(wh_plan(batch, WH_PLAN_ASKS), -EINPROGRESS);
-	assert_int_equal(wh_plan(batch, WH_PLAN_WAITS), -EINPROGRESS);
+	assert_int_equal(wh_plan(batch, WH_PLAN_LINGERS), -EINPROGRESS);
 	assert_int_equal(batch->planned, 0);
 	assert_int_equal(wh_plan(batch, WH_PLAN_DECIDES), 0);
 	assert_int_equal(bytes_of(batch, WH_TRANSPORT_SHM), 100);

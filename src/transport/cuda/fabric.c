@@ -363,7 +363,7 @@ int wh_fabric_remote(struct wh_cuda_peer *cuda, struct wh_region_entry *entry,
 			error = refusal_find(cuda, id, why);
 		if (error)
 			return error;
-		if (wh_plan_how() != WH_PLAN_WAITS) {
+		if (!wh_plan_may_linger()) {
 			snprintf(why, WH_REFUSAL, "%.63s is still to be asked for its handles",
 				 wh_peer_name(cuda->peer));
 			return -EINPROGRESS;

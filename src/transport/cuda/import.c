@@ -383,7 +383,7 @@ static int mapping_remote(struct wh_device_mappings *mappings, struct wh_shm_pee
 		error = wh_cuda_ready(wh_gpus_cuda(mappings->gpus));
 		if (error)
 			return wh_cuda_refuse(why, error);
-		if (wh_plan_how() != WH_PLAN_WAITS) {
+		if (!wh_plan_may_linger()) {
 			snprintf(why, WH_REFUSAL, "the peer is still to be asked for its memory");
 			return -EINPROGRESS;
 		}

@@ -51,9 +51,10 @@ static int lend_ask(struct wh_shm_peer *shm, const struct wh_lender *lender, int
 
 	wh_frame_encode(bytes, &(struct wh_frame){ WH_LEND_SIZE, WH_FRAME_LEND, 0 });
 	wh_lend_encode(bytes + WH_FRAME_HEADER, WH_LENT_SLOTS);
-	error = wh_shm_send(shm->fd, bytes, sizeof(bytes), lender->fd, 0);
-	if (!error)
-		error = wh_shm_receive_frame(shm, &frame, in, sizeof(in), &fd);
+	error = wh_shm_ask(shm, WH_SHM_ASK_LEND, 0, bytes, sizeof(bytes), lender->fd);
+	if (error)
+		return error;
+	error = wh_shm_receive_frame(shm, &frame, in, sizeof(in), &fd);
 	if (fd >= 0)
 		close(fd);
 	if (!error && (frame.type != WH_FRAME_LENT || wh_lent_decode(in, frame.length, answer)))
@@ -74,7 +75,9 @@ int wh_shm_lend(struct wh_shm_peer *shm, const struct wh_lender *lender, char wh
 		snprintf(why, WH_REFUSAL, "%s is of an older version", wh_peer_name(shm->peer));
 		return -EOPNOTSUPP;
 	}
-	pthread_mutex_lock(&shm->lock);
+	error = wh_shm_lock(shm, why);
+	if (error)
+		return error;
 	error = wh_shm_connect(shm);
 	if (!error)
 		error = lend_ask(shm, lender, &answer);

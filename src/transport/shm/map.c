@@ -42,8 +42,6 @@
 /* Bytes of the reason against process_vm, when it follows the reason against the mapping. */
 #define VM_TEXT 124
 
-#define ASKING "asking the peer for a region's memory"
-
 /* struct region_map.state: the owner's answer in the low 2 bits, above it the generation of the
  * control connection. The owner must be asked again in each generation: when it unregisters a
  * region it waits only for peers that have connected to its unix socket in this one. Mappings end
@@ -125,28 +123,30 @@ char *wh_shm_mapped_at(const struct wh_region_entry *entry, uint32_t op)
 
 /* ---- asking the owner; under shm.lock ------------------------------------------------------ */
 
-static int ask_send(struct wh_shm_peer *shm, uint64_t id, uint32_t segment)
-{
-	uint8_t bytes[WH_FRAME_HEADER + WH_MAP_SIZE];
+#define QUESTION (WH_FRAME_HEADER + WH_MAP_SIZE)
 
+static void question_encode(uint8_t bytes[QUESTION], uint64_t id, uint32_t segment)
+{
 	wh_frame_encode(bytes, &(struct wh_frame){ WH_MAP_SIZE, WH_FRAME_MAP, 0 });
 	wh_put32(wh_put64(bytes + WH_FRAME_HEADER, id), segment);
-	return wh_shm_send(shm->fd, bytes, sizeof(bytes), -1, 0);
 }
 
 /* After an error the connection is closed: a late answer would be taken for the next one. */
 static int ask_owner(struct wh_shm_peer *shm, uint64_t id, struct wh_mapped *mapped, int *fd)
 {
-	uint8_t bytes[WH_MAPPED_MAX];
+	uint8_t bytes[WH_MAPPED_MAX], question[QUESTION];
 	struct wh_frame frame;
-	int error = ask_send(shm, id, 0);
+	int error;
 
-	if (!error)
-		error = wh_shm_receive_frame(shm, &frame, bytes, WH_MAPPED_MAX, fd);
+	question_encode(question, id, 0);
+	error = wh_shm_ask(shm, WH_SHM_ASK_MAP, id, question, sizeof(question), -1);
+	if (error)
+		return error;
+	error = wh_shm_receive_frame(shm, &frame, bytes, WH_MAPPED_MAX, fd);
 	if (!error && (frame.type != WH_FRAME_MAPPED ||
 		       wh_mapped_decode(bytes, frame.length, mapped) || mapped->id != id))
 		error = -EPROTO;
-	return error ? wh_shm_fail_disconnect(shm, error, ASKING) : 0;
+	return error ? wh_shm_fail_disconnect(shm, error, WH_SHM_ASKING) : 0;
 }
 
 /* Receive one segment of GPU memory. A refusal has the form of an answer for host memory. */
@@ -359,9 +359,8 @@ static bool region_is_still_refused(struct wh_shm_peer *shm, struct wh_remote_re
 static int ask_region(struct wh_shm_peer *shm, struct wh_remote_region *region,
 		      struct wh_mapped *mapped, int *fd, char why[WH_REFUSAL])
 {
-	uint64_t id = wh_region_entry_id(&region->entry), removals;
+	uint64_t id = wh_region_entry_id(&region->entry);
 	struct region_map *map = map_make(region);
-	uint32_t arrivals;
 	bool again = true;
 	int error;
 
@@ -369,7 +368,7 @@ static int ask_region(struct wh_shm_peer *shm, struct wh_remote_region *region,
 		snprintf(why, WH_REFUSAL, "no memory");
 		return -ENOMEM;
 	}
-	if (wh_plan_how() != WH_PLAN_WAITS) {
+	if (!wh_plan_may_linger()) {
 		snprintf(why, WH_REFUSAL, "the peer is still to be asked for region %#llx",
 			 (unsigned long long)id);
 		return -EINPROGRESS;
@@ -378,10 +377,6 @@ static int ask_region(struct wh_shm_peer *shm, struct wh_remote_region *region,
 		if (*fd >= 0)
 			close(*fd);
 		*fd = -1;
-		pthread_mutex_lock(&shm->maps_lock);
-		removals = shm->removals;
-		pthread_mutex_unlock(&shm->maps_lock);
-		arrivals = atomic_load(&shm->arrivals);
 		error = ask_owner(shm, id, mapped, fd);
 		if (error) {
 			snprintf(why, WH_REFUSAL, "%s", shm->why);
@@ -392,7 +387,8 @@ static int ask_region(struct wh_shm_peer *shm, struct wh_remote_region *region,
 				 mapped->text);
 			return -ESTALE;
 		}
-		again = answer_apply(shm, map, mapped, *fd, removals, arrivals, why);
+		again = answer_apply(shm, map, mapped, *fd, shm->question.removals,
+				     shm->question.arrivals, why);
 	}
 	return 0;
 }
@@ -547,7 +543,9 @@ int wh_shm_map(struct wh_shm_peer *shm, struct wh_remote_region *region, struct 
 	struct wh_mapped mapped;
 	int error, fd = -1;
 
-	pthread_mutex_lock(&shm->lock);
+	error = wh_shm_lock(shm, why);
+	if (error)
+		return error;
 	error = wh_shm_connect(shm);
 	if (error)
 		snprintf(why, WH_REFUSAL, "%s", shm->why);
@@ -570,6 +568,18 @@ bool wh_shm_asked(const struct wh_shm_peer *shm, const struct wh_remote_region *
 	return region_known(shm, region) != NOT_ASKED;
 }
 
+/* Ask for the segments from `index` on. Those behind the first answer are waited for: what has come
+ * would have to be imported once more. */
+static int ask_for_exports(struct wh_shm_peer *shm, uint64_t id, uint32_t index, uint32_t how)
+{
+	enum wh_shm_ask kind = how == WH_MAP_OBJECTS ? WH_SHM_ASK_OBJECTS : WH_SHM_ASK_EXPORTS;
+	uint8_t bytes[QUESTION];
+
+	question_encode(bytes, id, index | how);
+	return index ? wh_shm_send(shm->fd, bytes, sizeof(bytes), -1, 0) :
+		       wh_shm_ask(shm, kind, id, bytes, sizeof(bytes), -1);
+}
+
 /* Under shm.lock, connected. */
 static int ask_exports(struct wh_shm_peer *shm, const struct wh_remote_region *region, bool objects,
 		       int (*each)(void *arg, const struct wh_exported *exported, int *fd,
@@ -588,7 +598,11 @@ static int ask_exports(struct wh_shm_peer *shm, const struct wh_remote_region *r
 	int error, fd = -1;
 
 	for (uint32_t index = 0; index < count; index++) {
-		error = index % WH_EXPORTS ? 0 : ask_send(shm, id, index | how);
+		error = index % WH_EXPORTS ? 0 : ask_for_exports(shm, id, index, how);
+		if (error == -EINPROGRESS) {
+			snprintf(why, WH_REFUSAL, "%s", shm->why);
+			return error;
+		}
 		if (!error)
 			error = ask_receive_export(shm, id, &exported, &fd);
 		if (!error && !exported.error &&
@@ -598,7 +612,7 @@ static int ask_exports(struct wh_shm_peer *shm, const struct wh_remote_region *r
 		if (!error && wh_now() > deadline)
 			error = -ETIMEDOUT;
 		if (error) {
-			wh_shm_fail_disconnect(shm, error, ASKING);
+			wh_shm_fail_disconnect(shm, error, WH_SHM_ASKING);
 			snprintf(why, WH_REFUSAL, "%s", shm->why);
 		} else if (exported.error) {
 			snprintf(why, WH_REFUSAL, "%s", exported.text);
@@ -627,7 +641,9 @@ int wh_shm_exports(struct wh_shm_peer *shm, struct wh_remote_region *region, boo
 	struct region_map *map;
 	int error;
 
-	pthread_mutex_lock(&shm->lock);
+	error = wh_shm_lock(shm, why);
+	if (error)
+		return error;
 	error = wh_shm_connect(shm);
 	if (error)
 		snprintf(why, WH_REFUSAL, "%s", shm->why);

@@ -2,9 +2,9 @@
 /*
  * transport/shm/shm.h: the transport shm, between processes of one host
  *
- * The initiator: shm.c connects and fills the transport's table; map.c maps the owner's memory;
- * vm.c copies memory that cannot be mapped. The owner: server.c answers; grant.c decides what a
- * peer may map.
+ * The initiator: ask.c connects and asks; shm.c fills the transport's table; map.c maps the owner's
+ * memory; vm.c copies memory that cannot be mapped. The owner: server.c answers; grant.c decides
+ * what a peer may map.
  *
  * They speak over the owner's unix socket, which is an abstract one within a network namespace and
  * else one by path (net/meet.h): the handshake, which proves the key of the control
@@ -20,6 +20,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "net/handshake.h"
 #include "net/meet.h"
 #include "transport/copier.h"
 #include "transport/lent.h"
@@ -86,18 +87,48 @@ enum wh_shm_vm {
 	WH_VM_REFUSED,
 };
 
+/* How far the handshake on the owner's unix socket has come. */
+enum wh_shm_step {
+	WH_SHM_APART = 0, /* no connection */
+	WH_SHM_GREETED, /* WELCOME is to come */
+	WH_SHM_PROVED, /* ALIVE is to come */
+	WH_SHM_MET,
+};
+
+#define WH_SHM_ASKING "asking the peer for a region's memory"
+
+/* What the owner is asked for, one at a time. */
+enum wh_shm_ask {
+	WH_SHM_ASK_NOTHING = 0,
+	WH_SHM_ASK_MAP,
+	WH_SHM_ASK_EXPORTS,
+	WH_SHM_ASK_OBJECTS,
+	WH_SHM_ASK_LEND,
+};
+
 struct wh_shm_peer {
 	struct wh_copier_peer copy; /* first: it is the transport's state for the peer */
 	struct wh_copier_peer files;
 	struct wh_shm *shm;
 	struct wh_peer *peer;
 
-	/* The connection to the owner's unix socket. A thread that waits for an answer holds the
-	 * lock, for up to 10 s. */
+	/* The connection to the owner's unix socket: ask.c. A thread outside of plans that waits
+	 * for an answer holds the lock. Times are ns of wh_now(). */
 	pthread_mutex_t lock;
-	int fd; /* -1: none */
+	int fd; /* -1: none; does not block */
+	enum wh_shm_step step;
 	unsigned generation; /* value of `current` when `fd` was connected */
-	int64_t retry_at; /* ns of wh_now(): no new attempt before */
+	int64_t dialed_at; /* since when the owner accepts nobody; 0: it does */
+	int64_t retry_at; /* no new attempt before */
+	struct wh_greeting hello; /* the last one */
+	int64_t asked_at; /* when that was sent to which an answer is to come */
+	struct {
+		enum wh_shm_ask kind; /* WH_SHM_ASK_NOTHING: no answer is to come */
+		uint64_t id; /* of the region */
+		int64_t answered_at; /* when the answer was seen; 0: it was not */
+		uint64_t removals; /* those below, when it was sent */
+		uint32_t arrivals;
+	} question;
 	char why[WH_REFUSAL]; /* the last failure */
 
 	_Atomic unsigned current; /* counts the control connections to the peer */
@@ -128,22 +159,27 @@ struct wh_shm_peer {
 	char vm_refused[WH_REFUSAL]; /* why process_vm cannot be used */
 };
 
-/* Receive the next frame from shm.fd, its payload to `out`. *fd is -1 before; a descriptor that the
- * frame carries goes there and is the caller's, also on error. 0, -ETIMEDOUT, -ECONNRESET, -EPROTO
- * or another negative errno. */
-int wh_shm_receive_frame(const struct wh_shm_peer *shm, struct wh_frame *frame, void *out,
-			 size_t room, int *fd);
 /* 0: the file has `least` bytes and is sealed against shrinking, so that no access to its mapping
  * raises SIGBUS. Otherwise -EPROTO. */
 int wh_shm_check_file(int fd, uint64_t least);
 
-/* The next four are called under shm.lock. */
-/* Connect and shake hands, unless this was done since the last control connection was made. Blocks
- * for the owner's answers. 0, or a negative errno with the reason in shm.why. */
-int wh_shm_connect(struct wh_shm_peer *shm);
-/* For is_reachable: take shm.lock, which whoever asks the owner has while it waits. 0;
- * -EINPROGRESS, without it: a plan that must not wait. */
+/* Take shm.lock. 0; in plans -EINPROGRESS, without it, if another thread asks the owner. */
 int wh_shm_lock(struct wh_shm_peer *shm, char why[WH_REFUSAL]);
+/* The next ones are called under shm.lock. In plans they wait for the owner's answer for a moment,
+ * and return -EINPROGRESS, to be called again for the same, if it has not come. */
+/* Connect and shake hands, unless this was done since the last control connection was made. 0, or a
+ * negative errno with the reason in shm.why. */
+int wh_shm_connect(struct wh_shm_peer *shm);
+/* Ask, on a connection: send what begins with the frame header in `bytes`, with a descriptor unless
+ * `fd` is -1, unless that was asked already, and wait for the answer. 0: receive it. Or a negative
+ * errno with the reason in shm.why. */
+int wh_shm_ask(struct wh_shm_peer *shm, enum wh_shm_ask kind, uint64_t id, const void *bytes,
+	       size_t length, int fd);
+/* Receive the next frame from shm.fd, its payload to `out`, waiting for it for up to 1 s. *fd is -1
+ * before; a descriptor that the frame carries goes there and is the caller's, also on error. 0,
+ * -ETIMEDOUT, -ECONNRESET, -EPROTO or another negative errno. */
+int wh_shm_receive_frame(struct wh_shm_peer *shm, struct wh_frame *frame, void *out, size_t room,
+			 int *fd);
 void wh_shm_disconnect(struct wh_shm_peer *shm);
 /* Store "<what>: <error>" in shm.why and return `error`. wh_shm_fail_disconnect() also closes the
  * connection and allows no new one for 5 s. */
@@ -188,16 +224,16 @@ struct wh_shm_own {
 	void *base;
 	size_t length;
 };
-/* Ask the owner for the region and map it into *own; NULL: only ask. Blocks for the answer.
+/* Ask the owner for the region and map it into *own; NULL: only ask. As wh_shm_ask().
  * 0, or a negative errno with the reason in `why`. */
 int wh_shm_map(struct wh_shm_peer *shm, struct wh_remote_region *region, struct wh_shm_own *own,
 	       char why[WH_REFUSAL]);
 /* Has the owner answered for this region since the control connection was made? */
 bool wh_shm_asked(const struct wh_shm_peer *shm, const struct wh_remote_region *region);
 /* Ask the owner for a region of GPU memory; `objects`: as objects for a CPU window. Calls `each`
- * for every segment, in order; `each` keeps the descriptor *fd by setting it to -1. Blocks for
- * about 10 s at most. 0, the first error that `each` returned, or another negative errno; the
- * reason is then in `why`. */
+ * for every segment, in order; `each` keeps the descriptor *fd by setting it to -1. As
+ * wh_shm_ask(); once the first one has come, blocks for those behind, about 10 s at most. 0, the
+ * first error that `each` returned, or another negative errno; the reason is then in `why`. */
 int wh_shm_exports(struct wh_shm_peer *shm, struct wh_remote_region *region, bool objects,
 		   int (*each)(void *arg, const struct wh_exported *exported, int *fd,
 			       char why[WH_REFUSAL]),
@@ -210,8 +246,8 @@ bool wh_shm_owner_lives(const struct wh_shm_peer *shm);
 
 /* Does the owner take LEND? */
 bool wh_shm_may_lend(const struct wh_shm_peer *shm);
-/* Lend the slots to the owner, for requests of the tcp transport. Blocks for the answer. 0, or a
- * negative errno with the reason in `why`. */
+/* Lend the slots to the owner, for requests of the tcp transport. As wh_shm_ask(). 0, or a negative
+ * errno with the reason in `why`. */
 int wh_shm_lend(struct wh_shm_peer *shm, const struct wh_lender *lender, char why[WH_REFUSAL]);
 /* The owner: answer a LEND that came with this descriptor, which stays the caller's; -1: none. On
  * loop 0. 0, or a negative errno, which ends the connection. */

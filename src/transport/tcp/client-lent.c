@@ -56,19 +56,22 @@ static bool lend_is_due(struct tcp_peer *tcp)
 
 int tcp_lend(struct tcp_peer *tcp)
 {
-	uint32_t losses;
+	int error = 0;
 
 	if (lender_is_current(tcp) || !wh_peer_transport(tcp->peer, WH_TRANSPORT_SHM))
 		return 0; /* it has them, or is on another host, or shm is not used */
-	if (wh_plan_how() != WH_PLAN_WAITS)
+	if (!wh_plan_may_linger())
 		return lend_is_due(tcp) ? -EINPROGRESS : 0;
 	pthread_mutex_lock(&tcp->lend_lock);
 	/* Before asking: if the peer is lost meanwhile, its next session has no slots. */
-	losses = atomic_load(&tcp->losses);
+	if (!tcp->lending)
+		tcp->lend_losses = atomic_load(&tcp->losses);
 	if (!lender_is_current(tcp) && wh_now() >= tcp->lend_at) {
-		if (!lend_try(tcp)) {
-			atomic_store(&tcp->lent, losses + 1);
-		} else {
+		error = lend_try(tcp);
+		tcp->lending = error == -EINPROGRESS;
+		if (!error) {
+			atomic_store(&tcp->lent, tcp->lend_losses + 1);
+		} else if (error != -EINPROGRESS) {
 			tcp->lend_at = wh_now() + LEND_AGAIN;
 			wh_log_line(wh_engine_log(wh_peer_engine(tcp->peer)), WH_LOG_INFO, "tcp",
 				    "the bytes of files of %s go by sockets: %s",
@@ -76,7 +79,7 @@ int tcp_lend(struct tcp_peer *tcp)
 		}
 	}
 	pthread_mutex_unlock(&tcp->lend_lock);
-	return 0;
+	return error == -EINPROGRESS ? error : 0;
 }
 
 bool tcp_is_of_files(struct wh_peer *peer, const struct wh_fragment *fragment, bool all)

@@ -253,6 +253,8 @@ struct tcp_peer {
 	struct wh_lender lender; /* constant once `lent` is not 0 */
 	_Atomic uint32_t losses; /* counts tcp_peer_lost() */
 	_Atomic uint32_t lent; /* `losses` + 1 when the peer took the slots; 0: never */
+	uint32_t lend_losses; /* `losses` when the peer was asked ... */
+	bool lending; /* ... and has not answered */
 	int64_t lend_at; /* ns of wh_now(): no new attempt before */
 	char lend_refused[WH_REFUSAL]; /* why the last attempt has failed */
 	unsigned count; /* bulk connections; clients[count] is the latency connection */
