@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
+# Setup: fakes unsanitized
 # bench/gpu-limits on the fake driver: its rows and files, and what it does when time runs out. The
 # command's path is $TEST_COMMAND.
 set -u

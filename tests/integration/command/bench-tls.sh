@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
+# Setup: unsanitized
 # wherry bench with the setting tls: its limit is OpenSSL's own calls, with a key and with
 # certificates. Also wherry bench --handshake, which measures how long it takes to connect to a
 # peer. The command's path is $1 or $TEST_COMMAND.

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Setup: command */
 /* command-directory.c: a client of `wherry serve --dir` that opens files without end, as the
  * protocol of tools/dir/message.h lets it, keeps no other client from opening one */
 #include <fcntl.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Setup: command */
 /* command-file.c: the file that `wherry copy` creates
  *
  * On file systems with unnamed files, and where those are refused: the file is complete, has the

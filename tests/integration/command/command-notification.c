@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Setup: command */
 /* command-notification.c: what `wherry serve --notifications` prints of senders with deceptive
  * names
  *

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Setup: command */
 /* command-serve-killed.c: wherry serve --file and an initiator that lends it memory, one of which
  * is killed in the middle: the other goes on, and nothing is left behind */
 #include <signal.h>

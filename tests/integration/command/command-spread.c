@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Setup: command */
 /* command-spread.c: wherry spread to a receiver that is older than --link, which the test plays:
  * with --link it is refused before anything is offered, as its plan would be another one */
 #include <signal.h>

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
+# Setup: fakes fake-nvidia
 # Every check of wherry doctor on small machines made of files: a healthy machine, and for each
 # check a machine with a problem and one with too little information to decide.
 set -u

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
+# Setup: fakes fake-nvidia slow
 # How wherry doctor and wherry topo use libcuda, libnvidia-ml and libibverbs: the command opens the
 # fakes of tests/fake in their place.
 set -u

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
+# Setup: fakes fake-nvidia
 # wherry doctor --peer: what this process shares with an engine in another container, which is a
 # network namespace here, with and without a folder in common and a PID namespace.
 set -u

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
+# Setup: gpu
 # The wherry command with GPU memory: serve, copy, bench, explain. It uses the CUDA driver in
 # $TEST_CUDA, or, if that is not set, the machine's own. The command's path is $1 or $TEST_COMMAND.
 set -u

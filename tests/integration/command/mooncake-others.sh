@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
+# Setup: registry fakes unsanitized
 # wherry serve and wherry copy with Mooncake's own transfer engine: with each of its metadata
 # stores, and with an older version. The command's path is $1 or $TEST_COMMAND. Skipped if the
 # engine cannot be installed.

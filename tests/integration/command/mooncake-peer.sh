@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
+# Setup: registry fakes slow patient
 # wherry serve --mooncake and wherry copy mooncake:// with mooncake_peer.py, which behaves as
 # Mooncake's engines do, and also as they never would. The command's path is $1 or $TEST_COMMAND.
 set -u

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
+# Setup: registry fakes
 # wherry serve --mooncake and wherry copy mooncake:// with Mooncake's own transfer engine. The
 # command's path is $1 or $TEST_COMMAND. Skipped if the engine cannot be installed.
 set -u

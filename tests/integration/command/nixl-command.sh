@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
+# Setup: nixl
 # wherry nixl with folders of packages that look like those of pip, Debian and others: what it
 # finds, where it writes, what it refuses, what it notices. tests/nixl/test_command.py has NIXL.
 set -u

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
+# Setup: weights
 # wherry plan: what it prints, what it refuses, and what a plan of a thousand engines costs.
 set -u
 wherry=$TEST_COMMAND

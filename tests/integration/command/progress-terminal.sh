@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
+# Setup: fakes fake-nvidia slow patient
 # Progress lines of commands that take long: on a terminal they show what the command does, how far
 # it is and how much time is left, and disappear at its end. Without a terminal there are none.
 set -u

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
+# Setup: unsanitized patient
 # The page of wherry bench --report in a headless Chromium: as wide as a phone and as a monitor,
 # light and dark, on paper, and with the keyboard alone. If $TEST_PICTURES is set, pictures of the
 # page are copied there.

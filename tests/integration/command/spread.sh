@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
+# Setup: weights
 # wherry spread and wherry serve --weights: a file to several processes, which hand it on to each
 # other; receivers that refuse, die or stand still; readers; cancelling.
 set -u

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
+# Setup: fakes
 # wherry topo on machines of tests/fake/machines: recorded machines, compared with nvidia-smi
 # topo -m of the same machines, and a made-up one with eight GPUs.
 set -u

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
+# Setup: fake-nvidia
 # wherry window on the fake CUDA driver and a preloaded stand-in for the kernel drivers' device
 # nodes. The command's path is $1 or $TEST_COMMAND.
 set -u

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Setup: fake-nvml gpu no-threads-target */
 /* gpu-fabric.c: GPU memory of another host in one NVLink domain, by fabric handles
  *
  * The other host is a child with another boot id. The fake CUDA driver's fabric is a directory, and

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Setup: gpu windows-too long */
 /* gpu-faults.c: GPU memory that is freed or replaced, foreign contexts, driver calls that fail, and
  * lost GPUs */
 #include "lib/gpu.h"

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Setup: gpu */
 /* gpu-file-blocks.c: blocks of a file that a GPU reads out of the page cache: all at once where the
  * pages have been locked before, else in ranges; every byte is the file's. */
 #include <pthread.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Setup: gpu */
 /* gpu-file-buffers.c: the slots through which files are read and written are registered with
  * io_uring, of host memory and pinned ones, and a system that refuses that is no obstacle. With
  * TEST_FILES=DIRECTORY on the file system of that directory. */

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Setup: fake-cufile gpu */
 /* gpu-file-direct.c: files and GPU memory by GPUDirect Storage, with a stand-in for libcufile: what
  * it moves, what it is kept from, and why it is refused */
 #include <dlfcn.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Setup: gpu */
 /* gpu-file-pages.c: GPUs that read a file out of the page cache: page-locked pages are used, kept
  * and let go as the setting says; what refuses them is told; and a file that changes meanwhile
  * never gives bytes that it did not have. */

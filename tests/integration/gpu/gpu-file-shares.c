@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Setup: gpu */
 /* gpu-file-shares.c: a file that is read into a GPU: whether its pages are page-locked or threads
  * read it, and when that changes */
 #include <stdatomic.h>

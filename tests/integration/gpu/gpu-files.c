@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Setup: gpu */
 /* gpu-files.c: between files and GPU memory, of one engine and of two processes, in any direction
  */
 #include <sys/mman.h>

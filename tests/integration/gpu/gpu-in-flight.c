@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Setup: gpu windows-too */
 /* gpu-in-flight.c: many small batches in flight, which share turns of a GPU stream
  *
  * Every byte arrives, one of them can be cancelled while it waits, and an explanation says whether

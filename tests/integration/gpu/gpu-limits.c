@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Setup: gpu long */
 /* gpu-limits.c: GPU transfers in large numbers: blocks, bases, transfers, mappings, threads */
 #include "lib/gpu.h"
 

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Setup: gpu windows-too long */
 /* gpu-peers.c: GPU memory of other processes
  *
  * Peers that are killed, restarted, stopped or cut off, and memory that this process cannot reach

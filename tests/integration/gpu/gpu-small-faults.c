@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Setup: gpu windows-too */
 /* gpu-small-faults.c: small transfers to GPU memory whose windows do not open or go away
  *
  * Each step of opening a window fails; the owner unregisters its region or dies, also while threads

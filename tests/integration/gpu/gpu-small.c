@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Setup: gpu windows-too */
 /* gpu-small.c: transfers of a few bytes to and from GPU memory of another process
  *
  * The CPU moves them through a window onto the imported memory if one opens, else the copy engine.

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Setup: gpu no-threads no-threads-sanitized */
 /* gpu-staging.c: what the engine prepares to move GPU memory: kernels (or none), GPU streams and
  * pinned memory, created before the first request and bounded */
 #include "lib/gpu.h"

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Setup: gpu */
 /* gpu-streams.c: batches ordered after a stream of the application, and streams ordered after a
  * batch */
 #include "lib/gpu.h"

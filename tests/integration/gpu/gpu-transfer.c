@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Setup: gpu windows-too long */
 /* gpu-transfer.c: transfers and blocks between every pair of memory kinds with at least one GPU
  * side
  *

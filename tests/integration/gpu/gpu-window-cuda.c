@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Setup: gpu windows */
 /* gpu-window-cuda.c: how the transport cuda uses CPU windows
  *
  * Within this process the CPU moves a few bytes to and from GPU memory, without the GPU. On the

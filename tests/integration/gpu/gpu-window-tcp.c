@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Setup: gpu windows */
 /* gpu-window-tcp.c: how the transport tcp uses CPU windows
  *
  * Receiving straight into GPU memory, and windows that are switched off, refused, or lose their

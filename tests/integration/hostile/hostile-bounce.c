@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Setup: waits hostile */
 /* hostile-bounce.c: a hostile peer uses an owner's bounce buffers by hand
  *
  * It cannot reach memory without a right to it, never sees the bytes of another session, and cannot

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Setup: waits hostile */
 /* hostile-buffered.c: peers with the key that ask for more than they receive: the memory that an
  * engine holds per address is bounded, and other peers are served */
 #include <pthread.h>

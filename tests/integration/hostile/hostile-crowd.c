@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Setup: waits hostile */
 /* hostile-crowd.c: very many strangers: endless connections, port scans, half-open connections, SYN
  * floods. A well-behaved peer gets in all the while, from another address and from theirs. */
 #include <arpa/inet.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Setup: no-threads-target waits hostile */
 /* hostile-data.c: requests of a hostile peer after a valid handshake: bytes outside of published
  * regions are neither read nor written, and other peers are served */
 #include <sys/socket.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Setup: windows-too waits hostile */
 /* hostile-gpu-answers.c: hostile owners of GPU memory
  *
  * Handles that an initiator must not believe: wrong ones, and those of other processes' memory. */

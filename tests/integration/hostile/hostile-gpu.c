@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Setup: windows-too waits hostile */
 /* hostile-gpu.c: hostile clients of the unix socket that carries handles of GPU memory
  *
  * Requests that an owner has to survive. Answers that an initiator must not believe are in

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Setup: waits hostile */
 /* hostile-handshake.c: what strangers may send to an engine's two listeners, before and after a
  * handshake */
 #include <fcntl.h>

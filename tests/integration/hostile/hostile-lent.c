@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Setup: waits hostile */
 /* hostile-lent.c: a peer that lends slots of memory for files (LEND), and lies: no memory, memory
  * that is too short, that shrinks, whose pages are missing; requests for slots that are not there
  * and for what is no file. The owner, an engine of this process, refuses, and goes on to serve. */

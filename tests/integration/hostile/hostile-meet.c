@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Setup: waits hostile */
 /* hostile-meet.c: strangers and relays at the unix socket in a shared folder
  *
  * A descriptor passes to nobody who has not proved the session's key as the very process at the

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Setup: waits hostile */
 /* hostile-notify.c: a hostile peer writes to an owner's receive ring by hand
  *
  * Invalid bytes and immediates end the peer's own session and harm nobody else. */

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Setup: command waits hostile */
 /* hostile-owner-command.c: the command copies from an impostor that answers nothing, or too much
  *
  * The command must give up, say why, and leave no partial file. */

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Setup: no-threads waits hostile */
 /* hostile-owner.c: an engine connects to an impostor that answers wrongly
  *
  * The engine must give up with an errno that says so, and change nothing outside of what it asked

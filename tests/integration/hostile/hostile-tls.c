@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Setup: waits hostile */
 /* hostile-tls.c: attacks on a TLS handshake and on what follows it
  *
  * Recorded bytes are replayed, changed or cut off; very many handshakes stay unfinished; a reader

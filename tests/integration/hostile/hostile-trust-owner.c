@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Setup: waits hostile */
 /* hostile-trust-owner.c: owners that an initiator must not trust
  *
  * Engines with different keys or of different users, over loopback, too; strangers that answer in

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Setup: waits hostile */
 /* hostile-trust.c: initiators that an owner must not trust
  *
  * A client that lacks the key, or knows only recorded bytes of a client that has it, gets nothing.

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
+# Setup: fakes
 # Scrapes of wherry exporter and wherry serve --metrics while other clients send a byte now and
 # then, or never read their answers.
 set -u

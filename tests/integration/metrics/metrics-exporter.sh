@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
+# Setup: bench-scrape fakes
 # wherry exporter and wherry serve --metrics: working engines, a simulated one with 1,000 peers,
 # dead and silent ones, and a machine made of files with the GPUs of the fake NVML.
 set -u

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
+# Setup: fakes
 # A real Prometheus on loopback scrapes wherry exporter and wherry serve --metrics; promtool accepts
 # the metrics, docs/metrics.md lists all of them, and the dashboard uses no other.
 set -u

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
+# Setup: fakes slow
 # wherry top: as text, CSV and JSON, and on terminals of several sizes, on a machine made of files
 # whose GPUs are the fake NVML's.
 set -u

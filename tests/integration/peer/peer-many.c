@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Setup: no-threads */
 /* peer-many.c: many processes, threads and regions, and the lookup of a peer's regions */
 #include <pthread.h>
 #include <stdatomic.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Setup: no-threads no-threads-sanitized */
 /* peer-regions.c: a peer's regions are asked for when they are needed, by submitting at the latest
  */
 #include <pthread.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Setup: no-threads */
 /* rdma-bounce.c: GPU memory that no NIC of its owner reaches
  *
  * The owner stages it through pinned bounce buffers, which the initiator's NICs read and write.

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
+# Setup: bench-requests fake-verbs
 # What rdma asks of a NIC is what docs/rdma-speed.md counts: requests exactly; doorbells and
 # completions, which depend on how fast the NIC is, within bounds.
 set -u

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Setup: registry command bench-many waits */
 /* registry-clock.c: a wall clock that jumps by days, forwards and backwards, ten times a second
  *
  * It jumps for everything in this process and its children. Engines must measure waits and leases

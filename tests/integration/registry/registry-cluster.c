@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Setup: registry command bench-many slow */
 /* registry-cluster.c: an etcd of three members, one of which is killed: the leader, or the one that
  * engines are connected to */
 #include <pthread.h>

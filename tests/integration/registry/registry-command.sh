@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
+# Setup: registry command bench-many
 # wherry registry from outside: its verbs, its log over kill -9, what it refuses; and engines that
 # have no registry. Takes the command's path as $1 or in $TEST_COMMAND.
 set -u

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
+# Setup: registry command bench-many
 # wherry registry among clients that do not read, do not finish what they begin, and come by the
 # hundred: its memory stays bounded and an engine keeps its name. And engines whose registry says
 # 503 for a while.

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Setup: registry command bench-many slow */
 /* registry-engines.c: engines that find each other in registries: real servers, which are killed
  * and restarted */
 #include <arpa/inet.h>

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
+# Setup: registry command bench-many
 # Forty engines in eight processes that find each other in a registry, and a restart of all of them,
 # one process after the other, every second by kill -9, while the others go on: what was reported
 # complete is in the memory of those that are gone, and what was not has been reported failed.

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Setup: registry command bench-many slow */
 /* registry-partition.c: a network that is cut in the middle, silently for both sides, and restored.
  * Hosts are network namespaces with a router between them. */
 #include <signal.h>

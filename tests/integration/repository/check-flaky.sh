@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
+# Setup: unsanitized
 # What ./check does about a test that fails: it runs a suite of a project of this test's own, whose
 # tests fail once, or always, or together.
 set -u

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
+# Setup: unsanitized
 # What ./check says of tests: each is counted, and who was skipped is named with the reason.
 set -u
 tally=$(cd "${BASH_SOURCE[0]%/*}/../../../scripts" && pwd)/tally

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
+# Setup: fakes
 # Runs the commands of docs/walkthrough.md, in order, and compares what they print with what the
 # page shows: word for word, but for numbers and for what a comment before the block names.
 #

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Setup: no-threads-target */
 /* tls-engines.c: TLS between engines: with the cluster key, with certificates, and with refused
  * keys and certificates */
 #include <fcntl.h>

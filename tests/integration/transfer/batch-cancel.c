@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Setup: long */
 /* batch-cancel.c: cancelling beside other threads and batches, and batches that overtake others
  *
  * What a cancel promises about bytes, statuses and queues the simulation checks. */

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Setup: no-threads no-threads-sanitized */
 /* batch-lifecycle.c: a batch from new to free: poll, wait, queue, callback, results, priorities */
 #include <poll.h>
 #include <pthread.h>

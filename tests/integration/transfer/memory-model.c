@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Setup: no-threads */
 /* memory-model.c: the rules of docs/memory-model.md, by threads that look at memory while batches
  * write to it. That a notification comes after its bytes: notification-delivery.c. */
 #include <sched.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Setup: no-threads */
 /* notification-delivery.c: notifications arrive after the bytes of their batch, in order, exactly
  * once */
 #include <poll.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Setup: no-threads */
 /* shm-arena.c: one shared allocation with many regions: when it is mapped, when it is not and why,
  * and what ends the mapping */
 #include "lib/fixture.h"

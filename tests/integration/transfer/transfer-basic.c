@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Setup: no-threads long */
 /* transfer-basic.c: single transfers over every transport, of all small sizes and some large
  * ones */
 #include <dirent.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Setup: long */
 /* transfer-blocks.c: very many blocks as one descriptor, over every transport */
 #include "lib/fixture.h"
 

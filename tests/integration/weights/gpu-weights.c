@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Setup: gpu weights */
 /* gpu-weights.c: weights in GPU memory, between processes */
 #include "lib/gpu.h"
 #include "lib/member.h"

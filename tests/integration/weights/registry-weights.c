@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Setup: registry command bench-many weights waits */
 /* registry-weights.c: members that find each other by name */
 #include "lib/member.h"
 #include "lib/server.h"

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Setup: weights */
 /* weights-faults.c: members that die, come late, stop, differ or have no right */
 #include "lib/member.h"
 

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Setup: weights */
 /* weights-leaving.c: a member whose control block cannot be read: has it left, or does it refuse?
  *
  * The test itself is the only target, under that target's name: it says by hand what a member

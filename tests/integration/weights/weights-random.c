@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Setup: weights */
 /* weights-random.c: random pairs of layouts, run by real members, each byte held against slicing
  *
  * The pairs are those of the planner's property test. Their members are engines of this process, or

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Setup: weights */
 /* weights-versions.c: versions of weights reach all targets, whole, and are never seen mixed */
 #include "lib/member.h"
 
