@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* transport-shm.c: decoding the answer to MAP */
+/* transport-shm.c: decoding the answer to MAP; descriptors that come with frames */
 #include "unit.h"
 
 #include <errno.h>
 #include <stdio.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <wherry/memory.h>
 
@@ -100,12 +102,84 @@ static void mapped__malformed(void **state)
 	assert_int_equal(out.id, 99);
 }
 
+/* ---- descriptors --------------------------------------------------------------------------- */
+
+/* Send a byte with `count` descriptors. */
+static void send_descriptors(int socket, int fd, size_t count)
+{
+	union {
+		struct cmsghdr header;
+		char room[CMSG_SPACE(4 * sizeof(int))];
+	} control = { .room = "" };
+	struct iovec byte = { "a", 1 };
+	struct msghdr message = { .msg_iov = &byte,
+				  .msg_iovlen = 1,
+				  .msg_control = &control,
+				  .msg_controllen = CMSG_SPACE(count * sizeof(int)) };
+
+	control.header.cmsg_level = SOL_SOCKET;
+	control.header.cmsg_type = SCM_RIGHTS;
+	control.header.cmsg_len = CMSG_LEN(count * sizeof(int));
+	for (size_t i = 0; i < count; i++)
+		memcpy(CMSG_DATA(&control.header) + i * sizeof(int), &fd, sizeof(int));
+	assert_int_equal(sendmsg(socket, &message, 0), 1);
+}
+
+/* The number that the next descriptor gets: higher if one is leaked. */
+static int next_descriptor(void)
+{
+	int fd = dup(0);
+
+	assert_true(fd >= 0);
+	close(fd);
+	return fd;
+}
+
+/* A frame has one descriptor, or none. Others are a broken protocol, and none of them stays open.
+ */
+static void receive__descriptors(void **state)
+{
+	int sockets[2], before, fd = -1, held;
+	char byte;
+
+	(void)state;
+	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, sockets), 0);
+	before = next_descriptor();
+	send_descriptors(sockets[0], 0, 1);
+	assert_int_equal(wh_shm_receive(sockets[1], &byte, 1, &fd, 0), 1);
+	assert_int_equal(fd, before);
+	/* Another one, while one is there. */
+	held = fd;
+	send_descriptors(sockets[0], 0, 1);
+	assert_int_equal(wh_shm_receive(sockets[1], &byte, 1, &fd, 0), -1);
+	assert_int_equal(errno, EPROTO);
+	assert_int_equal(fd, held);
+	close(held);
+	for (size_t count = 2; count <= 4; count++) {
+		fd = -1;
+		send_descriptors(sockets[0], 0, count);
+		assert_int_equal(wh_shm_receive(sockets[1], &byte, 1, &fd, 0), -1);
+		assert_int_equal(errno, EPROTO);
+		if (fd >= 0)
+			close(fd);
+		assert_int_equal(next_descriptor(), before);
+	}
+	fd = -1;
+	assert_int_equal(send(sockets[0], "b", 1, 0), 1);
+	assert_int_equal(wh_shm_receive(sockets[1], &byte, 1, &fd, 0), 1);
+	assert_int_equal(fd, -1);
+	assert_int_equal(byte, 'b');
+	close(sockets[0]);
+	close(sockets[1]);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(mapped__there_and_back),
 		cmocka_unit_test(mapped__granted),
 		cmocka_unit_test(mapped__malformed),
+		cmocka_unit_test(receive__descriptors),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -169,6 +169,35 @@ int wh_shm_send(int socket, const void *bytes, size_t length, int fd, int flags)
 	return (size_t)sent == length ? 0 : -EPIPE;
 }
 
+/* Close the descriptors that came with a message, but take one if the message has no other. False:
+ * the peer has sent something else. */
+static bool descriptors_take(struct msghdr *message, int *fd)
+{
+	bool good = true;
+	int received;
+
+	for (struct cmsghdr *header = CMSG_FIRSTHDR(message); header;
+	     header = CMSG_NXTHDR(message, header)) {
+		if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) {
+			good = false;
+			continue;
+		}
+		for (size_t at = 0; CMSG_LEN(at + sizeof(int)) <= header->cmsg_len;
+		     at += sizeof(int)) {
+			memcpy(&received, CMSG_DATA(header) + at, sizeof(int));
+			if (*fd < 0 && good) {
+				*fd = received;
+			} else {
+				close(received);
+				good = false;
+			}
+		}
+	}
+	/* The kernel has closed what had no room. Without a descriptor this process has none left.
+	 */
+	return good && (*fd < 0 || !(message->msg_flags & MSG_CTRUNC));
+}
+
 ssize_t wh_shm_receive(int socket, void *out, size_t length, int *fd, int flags)
 {
 	union {
@@ -183,19 +212,11 @@ ssize_t wh_shm_receive(int socket, void *out, size_t length, int *fd, int flags)
 		.msg_controllen = sizeof(control),
 	};
 	ssize_t got = recvmsg(socket, &message, flags | MSG_CMSG_CLOEXEC);
-	struct cmsghdr *header = got >= 0 ? CMSG_FIRSTHDR(&message) : NULL;
-	int received;
 
-	/* There is room for one descriptor; the kernel closes any others. */
-	if (header && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS &&
-	    header->cmsg_len == CMSG_LEN(sizeof(int))) {
-		memcpy(&received, CMSG_DATA(header), sizeof(int));
-		if (*fd < 0)
-			*fd = received;
-		else
-			close(received);
-	}
-	return got;
+	if (got < 0 || descriptors_take(&message, fd))
+		return got;
+	errno = EPROTO;
+	return -1;
 }
 
 /* ---- granting ------------------------------------------------------------------------------ */

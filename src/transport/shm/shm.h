@@ -32,8 +32,8 @@
 /* Send all bytes by one sendmsg(), with a descriptor unless fd is -1. `flags` are MSG_*.
  * 0, -ETIMEDOUT, -EPIPE or another negative errno. */
 int wh_shm_send(int socket, const void *bytes, size_t length, int fd, int flags);
-/* recv(), that also puts a descriptor which comes along into *fd, for the caller, if that is -1,
- * and closes any others. */
+/* recv(), that also puts the descriptor which comes along into *fd, for the caller. If there is
+ * more than one, or *fd is not -1, it closes them and fails with EPROTO; *fd stays the caller's. */
 ssize_t wh_shm_receive(int socket, void *out, size_t length, int *fd, int flags);
 
 /* In the alive page of an engine without threads. No thread id has this bit, and neither have
