@@ -3,6 +3,7 @@
 #include "../../tools/dir/message.c"
 
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 
@@ -108,6 +109,24 @@ static void open__refused(void **state)
 	assert_int_equal(beneath_open_file(root, "file", &fd, &status), 0);
 	assert_int_equal(status.st_size, 5);
 	close(fd);
+}
+
+/* The kernel asks who has a lease to give it up, which may take long: nobody waits for that. */
+static void open__leased(void **state)
+{
+	struct stat status;
+	int holder = openat(root, "file", O_RDWR), fd;
+
+	(void)state;
+	assert_true(holder >= 0);
+	signal(SIGIO, SIG_IGN);
+	if (fcntl(holder, F_SETLEASE, F_WRLCK))
+		skip();
+	assert_int_equal(beneath_open_file(root, "file", &fd, &status), -EBUSY);
+	close(holder);
+	assert_int_equal(beneath_open_file(root, "file", &fd, &status), 0);
+	close(fd);
+	signal(SIGIO, SIG_DFL);
 }
 
 static void part__refused(void **state)
@@ -251,10 +270,15 @@ static void sum(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(path_valid),     cmocka_unit_test(open__refused),
-		cmocka_unit_test(part__refused),  cmocka_unit_test(part__kept_and_committed),
-		cmocka_unit_test(make_directory), cmocka_unit_test(list__follows_no_link),
-		cmocka_unit_test(extents),        cmocka_unit_test(sum),
+		cmocka_unit_test(path_valid),
+		cmocka_unit_test(open__refused),
+		cmocka_unit_test(open__leased),
+		cmocka_unit_test(part__refused),
+		cmocka_unit_test(part__kept_and_committed),
+		cmocka_unit_test(make_directory),
+		cmocka_unit_test(list__follows_no_link),
+		cmocka_unit_test(extents),
+		cmocka_unit_test(sum),
 	};
 
 	return cmocka_run_group_tests_name("tools-dir-beneath", tests, set_up, tear_down);

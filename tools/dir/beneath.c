@@ -19,6 +19,8 @@
 /* Without a controlling terminal, and without waiting for the other end of a pipe. */
 #define SAFE (O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY)
 
+#define TRIES 1000 /* of an open that others disturb */
+
 static int open_beneath(int root, const char *path, int flags)
 {
 	struct open_how how = {
@@ -27,14 +29,19 @@ static int open_beneath(int root, const char *path, int flags)
 						     flags | (SAFE & ~O_NOFOLLOW)),
 		.resolve = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS,
 	};
+	int tries = 0;
 	long fd;
 
 	if (*path && !dir_path_valid(path, strlen(path)))
 		return -EINVAL;
+	/* EAGAIN: something was renamed meanwhile; or another program, such as a file server, has a
+	 * lease on the file, for up to a minute. */
 	do
 		fd = syscall(SYS_openat2, root, *path ? path : ".", &how, sizeof(how));
-	while (fd < 0 && errno == EAGAIN); /* something was renamed meanwhile */
-	return fd < 0 ? -errno : (int)fd;
+	while (fd < 0 && errno == EAGAIN && ++tries < TRIES);
+	if (fd < 0)
+		return errno == EAGAIN ? -EBUSY : -errno;
+	return (int)fd;
 }
 
 /* Open the directory that holds `path`, and find the last part of it. */
@@ -371,6 +378,8 @@ const char *beneath_text(int error)
 	case ENOSYS:
 		return "directories need openat2(2), which this system lacks or forbids (Linux "
 		       "5.6)";
+	case EBUSY:
+		return "it is in use, or another program has a lease on it: try again";
 	case EINVAL:
 		return "neither a regular file nor a directory, or not a relative name without ..";
 	default:
