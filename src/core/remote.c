@@ -87,8 +87,9 @@ int wh_remote_add(struct wh_peer *peer, const struct wh_region_record *record)
 	}
 	region = (struct wh_remote_region *)wh_region_table_claim(&peer->regions, record->id);
 	if (!region) {
+		error = -errno;
 		free(name);
-		return -EPROTO;
+		return error;
 	}
 	region->entry.address = record->address;
 	region->entry.length = record->length;

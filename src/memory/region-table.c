@@ -143,6 +143,7 @@ struct wh_region_entry *wh_region_table_claim(struct wh_region_table *table, uin
 	uint64_t generation = id >> WH_REGION_TABLE_INDEX_BITS;
 	struct wh_region_entry *entry = NULL;
 
+	errno = EPROTO;
 	if (!generation)
 		return NULL;
 	pthread_mutex_lock(&table->lock);
@@ -408,6 +409,9 @@ int wh_region_table_publish(struct wh_region_table *table, struct wh_region_entr
 	else if (entry->name)
 		error = table_add_name(table, entry);
 	if (error) {
+		/* Nobody has seen the id: a peer that chose it says it again. */
+		if (entry->used & CLAIMED)
+			entry->generation = 0;
 		table_release(table, entry);
 	} else {
 		table->sorted[table->sorted_used++] = (struct wh_sorted){

@@ -98,8 +98,9 @@ void wh_region_table_destroy(struct wh_region_table *table);
  * wh_region_table_publish(). The bytes behind the wh_region_entry are those of the last use. NULL:
  * no memory, or no random numbers. */
 struct wh_region_entry *wh_region_table_new(struct wh_region_table *table, uint64_t *id);
-/* Take the entry of a peer's table for an id that the peer chose. NULL: the id has no generation,
- * or repeats the entry's last one; the entry is in use; or no memory. */
+/* Take the entry of a peer's table for an id that the peer chose. NULL with errno EPROTO: the id
+ * has no generation, or repeats the last one that was published; or the entry is in use. With
+ * ENOMEM: no memory. */
 struct wh_region_entry *wh_region_table_claim(struct wh_region_table *table, uint64_t id);
 /* Open a taken entry, whose members the caller has set, so that it can be found and entered. 0;
  * -EEXIST: an open entry has the name; -ENOMEM. On error the entry is free and its name freed. */

@@ -547,6 +547,29 @@ static void claim__taken_or_old(void **state)
 	wh_region_table_free(&table, entry);
 }
 
+/* A region that could not be published may come again: after a reconnection, when there is memory.
+ */
+static void claim__not_published(void **state)
+{
+	const uint64_t id = 9ull << 22 | 6;
+	struct wh_region_entry *other = must_add(0x1000, 16, "taken"), *entry;
+
+	(void)state;
+	entry = wh_region_table_claim(&table, id);
+	assert_non_null(entry);
+	entry->length = 1;
+	entry->name = strdup("taken");
+	assert_int_equal(wh_region_table_publish(&table, entry, id), -EEXIST);
+	drop(other);
+	entry = wh_region_table_claim(&table, id);
+	assert_non_null(entry);
+	entry->name = NULL;
+	assert_int_equal(wh_region_table_publish(&table, entry, id), 0);
+	drop(entry);
+	assert_null(wh_region_table_claim(&table, id));
+	assert_int_equal(errno, EPROTO);
+}
+
 /* ---- iteration --------------------------------------------------------- */
 
 static void next__open_ones_only(void **state)
@@ -666,6 +689,7 @@ int main(void)
 		TEST(address__equals_brute_force),
 		TEST(claim__bounds),
 		TEST(claim__taken_or_old),
+		TEST(claim__not_published),
 		TEST(next__open_ones_only),
 		TEST(next__without_the_first_few),
 		TEST(publish__a_hundred_thousand),
