@@ -3,6 +3,7 @@
  * on request. */
 #include <sched.h>
 #include <stdatomic.h>
+#include <stdlib.h>
 
 #include "gpu/gpus.h"
 #include "util/clock.h"
@@ -185,6 +186,10 @@ void wh_gpu_stream_times(const struct wh_gpu_stream *stream, uint64_t count, uin
  */
 #define PROBE_SPIN (100 * WH_MS / 1000)
 #define PROBE_PAUSE 20000 /* ns */
+/* So long a probe waits for its first job, a short copy, and for each other one: plans probe, and a
+ * GPU may stand still. */
+#define PROBE_FIRST WH_SECOND
+#define PROBE_PATIENCE (2 * WH_SECOND)
 
 struct probe {
 	struct wh_gpu_stream_job job;
@@ -194,6 +199,8 @@ struct probe {
 	uint64_t ring; /* bytes of the ring that each job reserves */
 	bool from_ring, to_ring; /* the address above is in the ring: add the reserved offset */
 	_Atomic int state; /* 0: runs, 1: done, negative: failed */
+	bool moves; /* a job has ended */
+	bool late; /* a job has been given up, and still runs */
 };
 
 static void probe_done(struct wh_gpu_stream_job *job, int error, const char *text)
@@ -247,23 +254,28 @@ static bool probe_submit(struct probe *probe, unsigned copies, uint64_t length)
 static void probe_wait(struct probe *probe, int64_t start)
 {
 	const struct timespec pause = { .tv_nsec = PROBE_PAUSE };
+	int64_t waited;
 
-	while (!atomic_load(&probe->state)) {
+	while (!atomic_load(&probe->state) && !probe->late) {
 		if (wh_gpus_poll(probe->stream->gpu->gpus))
 			continue;
-		if (wh_now() - start < PROBE_SPIN)
+		waited = wh_now() - start;
+		if (waited < PROBE_SPIN)
 			sched_yield();
-		else
+		else if (waited < (probe->moves ? PROBE_PATIENCE : PROBE_FIRST))
 			nanosleep(&pause, NULL);
+		else
+			probe->late = true;
 	}
+	probe->moves = true;
 }
 
-/* The shortest time in ns of a job as in probe_submit(). 0: it failed. */
+/* The shortest time in ns of a job as in probe_submit(). 0: it failed, or one was given up. */
 static double probe_time(struct probe *probe, unsigned copies, uint64_t length)
 {
 	double best = 0;
 
-	for (int i = 0; i < PROBE_TIMES; i++) {
+	for (int i = 0; i < PROBE_TIMES && !probe->late; i++) {
 		int64_t start = wh_now();
 		bool put;
 
@@ -271,7 +283,7 @@ static double probe_time(struct probe *probe, unsigned copies, uint64_t length)
 		probe->job = (struct wh_gpu_stream_job){ .done = probe_done };
 		put = probe_submit(probe, copies, length);
 		probe_wait(probe, start);
-		if (!put || atomic_load(&probe->state) < 0)
+		if (!put || probe->late || atomic_load(&probe->state) < 0)
 			return 0;
 		start = wh_now() - start;
 		if (!i || (double)start < best)
@@ -394,22 +406,35 @@ static void probe_choose_ranges(struct probe *probe, uint64_t allocated, uint64_
 void wh_gpu_stream_probe(struct wh_gpu_stream *stream, uint64_t from, uint64_t length)
 {
 	bool between = stream->way == WH_BLOCKS_PUSH || stream->way == WH_BLOCKS_PULL;
-	struct probe probe = { .stream = stream };
+	struct wh_gpu_context *gpu = stream->gpu;
+	struct probe *probe;
 	uint64_t allocated = 0;
 	bool first;
 
-	if (between && (!from || length < PROBE_SHORT))
+	if ((between && (!from || length < PROBE_SHORT)) || atomic_load(&gpu->stands_still))
 		return;
+	probe = calloc(1, sizeof(*probe));
+	if (!probe)
+		return;
+	probe->stream = stream;
 	/* If the stream is in use, the times would include other jobs. */
 	pthread_mutex_lock(&stream->lock);
 	first = !stream->probed && !stream->head;
 	stream->probed = true;
 	pthread_mutex_unlock(&stream->lock);
-	if (!first)
+	if (!first) {
+		free(probe);
 		return;
+	}
 	if (between || stream->way == WH_BLOCKS_WITHIN)
 		allocated = probe_alloc(stream, 2 * PROBE_LONG);
-	probe_choose_ranges(&probe, allocated, from, length);
-	probe_measure(&probe);
-	probe_free(stream, allocated);
+	probe_choose_ranges(probe, allocated, from, length);
+	probe_measure(probe);
+	probe_free(stream, allocated); /* in the order of the stream */
+	if (probe->late) {
+		atomic_store(&gpu->stands_still, true);
+		stream->late_probe = probe;
+	} else {
+		free(probe);
+	}
 }

@@ -313,6 +313,7 @@ static void context_close(struct wh_gpu_context *gpu)
 		}
 		pthread_mutex_destroy(&stream->waiting_lock);
 		pthread_mutex_destroy(&stream->lock);
+		free(stream->late_probe);
 		free(stream);
 	}
 	if (alive) {

@@ -49,6 +49,7 @@ struct wh_gpu_context {
 	/* why the kernels could not be loaded, so that copy engines move everything; "": loaded */
 	char no_kernels[WH_TEXT_MAX];
 	_Atomic bool no_copy_call; /* the driver has refused cuMemcpyBatchAsync */
+	_Atomic bool stands_still; /* a probe was given up: no other stream is probed */
 	uint64_t counters; /* device memory: wh_blocks_job.counter of each stream, 4 bytes each */
 	struct wh_gpu_stream *stream[WH_BLOCKS_WAYS][2]; /* under gpus.lock */
 	struct wh_lesson lessons[WH_BLOCKS_WAYS][WH_LESSONS]; /* of both streams of a way */
@@ -95,6 +96,7 @@ struct wh_gpu_stream {
 	/* ns; when it last was in flight together with work between the same GPUs the other way */
 	int64_t _Atomic opposed_at;
 	bool probed;
+	void *late_probe; /* one that was given up; its job may never end */
 };
 
 /* What the time of a turn will teach. */
@@ -277,8 +279,9 @@ uint32_t wh_gpu_stream_ctas(struct wh_gpu_stream *stream, uint64_t count, uint64
 /* Set the cost to typical values. */
 void wh_gpu_stream_guess_cost(struct wh_gpu_stream *stream);
 /* Measure the stream's cost. Takes some ms, and only the first call measures, if the stream has not
- * been used yet. For directions between GPUs, [from, from + length) is readable memory of the other
- * GPU, at least 64 KiB; `from` 0: nothing is measured and typical values stay. */
+ * been used yet. A GPU that stands still is waited for for a second, once; typical values stay. For
+ * directions between GPUs, [from, from + length) is readable memory of the other GPU, at least 64
+ * KiB; `from` 0: nothing is measured and typical values stay. */
 void wh_gpu_stream_probe(struct wh_gpu_stream *stream, uint64_t from, uint64_t length);
 
 /* ---- events ---------------------------------------------------------------------------------- */

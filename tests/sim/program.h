@@ -18,7 +18,7 @@
 #define PROGRAM_BATCHES 10
 #define PROGRAM_TARGETS 3
 #define PROGRAM_PLANNING (2 * SIM_SEC) /* what calls that wait for a plan wait at most */
-#define PROGRAM_GPU_PATIENCE (4 * SIM_SEC) /* a plan measures a GPU that stands still */
+#define PROGRAM_GPU_PATIENCE (2 * SIM_SEC) /* a plan waits for a GPU that it measures */
 #define PROGRAM_DISK (60 * SIM_SEC) /* longer than any disk hangs, or GPU stands still */
 #define PROGRAM_PAST 16 /* writes of a block that are remembered */
 

@@ -214,6 +214,8 @@ static void lessons__a_long_submission(void **state)
 	free(b);
 }
 
+#define STILL 3000000 /* us; longer than a probe waits for its first job */
+
 static void costs__probe(void **state)
 {
 	struct bench *b = malloc(sizeof(*b));
@@ -233,6 +235,32 @@ static void costs__probe(void **state)
 		compare(b); /* the measurement writes only to memory of its own */
 		tear_down(b);
 	}
+	free(b);
+}
+
+/* A GPU that stands still does not hold up who probes it, and is not waited for again. */
+static void costs__stands_still(void **state)
+{
+	void (*slow)(unsigned, unsigned, unsigned) = fake_symbol("fake_cuda_slow");
+	struct bench *b = malloc(sizeof(*b));
+	struct wh_gpu_stream *urgent;
+	unsigned calls;
+
+	(void)state;
+	assert_non_null(b);
+	set_up(b, WH_BLOCKS_TO_HOST);
+	slow(0, STILL, 0);
+	wh_gpu_stream_probe(b->stream, (uintptr_t)b->from, ROOM);
+	assert_false(atomic_load(&b->stream->cost)->measured);
+	assert_int_equal(wh_gpus_stream(b->engine->gpus, b->stream->gpu->device, NULL,
+					WH_BLOCKS_TO_HOST, true, &urgent),
+			 0);
+	calls = fake_calls("cuMemcpyAsync");
+	wh_gpu_stream_probe(urgent, 0, 0);
+	assert_int_equal(fake_calls("cuMemcpyAsync"), calls);
+	assert_false(atomic_load(&urgent->cost)->measured);
+	slow(0, 0, 0);
+	tear_down(b); /* waits for the GPU */
 	free(b);
 }
 
@@ -379,6 +407,7 @@ int main(void)
 		cmocka_unit_test(lessons__behind_a_long_submission),
 		cmocka_unit_test(lessons__a_long_submission),
 		cmocka_unit_test(costs__probe),
+		cmocka_unit_test(costs__stands_still),
 		cmocka_unit_test(lessons__pairs_after_a_noisy_look),
 		cmocka_unit_test(lessons__blocks_after_a_noisy_look),
 		cmocka_unit_test(lessons__never_at_the_cost_of_latency),
