@@ -201,8 +201,9 @@ int submitTransfer(transfer_engine_t engine, batch_id_t batch_id, struct transfe
 		   size_t count);
 
 /* The same, with a notification to the target of the first request, sent when all requests have
- * succeeded. If one fails, no notification is sent. The requests complete when the notification is
- * confirmed; if it cannot be sent, they fail. */
+ * succeeded. If one fails, no notification is sent. The requests end together: when the
+ * notification is confirmed, or when one has failed and none moves any more. If the notification
+ * cannot be sent, they fail. */
 int submitTransferWithNotify(transfer_engine_t engine, batch_id_t batch_id,
 			     struct transfer_request *entries, size_t count,
 			     notify_msg_t notify_msg);

@@ -366,6 +366,24 @@ static void segment__gone(void **state)
 
 /* ---- notifications ------------------------------------------------------------------------- */
 
+static void notifications__none_sent(void **state)
+{
+	char word[] = "word";
+	notify_msg_t note = { .name = word, .msg = word };
+	struct transfer_request requests[2] = { good_request(), good_request() };
+	batch_id_t batch = allocateBatchID(ours, 2);
+	int count = 0;
+
+	(void)state;
+	requests[0].target_offset = 4096; /* nothing is registered there */
+	requests[1].length = LENGTH;
+	assert_int_equal(submitTransferWithNotify(ours, batch, requests, 2, note), 0);
+	assert_int_equal(wait_for(ours, batch, 0), STATUS_FAILED);
+	/* Requests that notify end together. */
+	assert_int_equal(freeBatchID(ours, batch), 0);
+	assert_null(getNotifsFromEngine(theirs, &count));
+}
+
 static void notifications__bounds(void **state)
 {
 	static char word[] = "word";
@@ -669,6 +687,7 @@ int main(void)
 		CASE(batch__requests),
 		CASE(segment__wrong),
 		CASE(segment__gone),
+		CASE(notifications__none_sent),
 		CASE(notifications__bounds),
 		CASE(peer__silent),
 		CASE(peer__silent_at_the_end),
