@@ -535,9 +535,13 @@ static void expect_soon(const char *what, int64_t start)
  * batch; it can be cancelled, and the next one succeeds. */
 static void act_still_owner(struct scene *scene)
 {
-	struct wh_batch *batch = scene_write(scene, 64);
+	struct wh_batch *batch;
 	int64_t start;
 
+	/* The region is known, and its memory has not been asked for. */
+	scene_expect("wh_peer_prepare",
+		     wh_peer_prepare(scene->peer, NULL, 0, &scene->target->remote, 1, SIM_SEC), 0);
+	batch = scene_write(scene, 64);
 	sim_node_stall(scene->owner->node, STILL);
 	for (int i = 0; i < 2; i++) {
 		start = sim_time;
