@@ -5,16 +5,11 @@
 #include "transport/shm/shm.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <poll.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include "memory/memory.h"
@@ -22,7 +17,6 @@
 #include "memory/region.h"
 #include "net/handshake.h"
 #include "net/meet.h"
-#include "platform/owner.h"
 #include "transport/blocks.h"
 #include "transport/copier-file.h"
 #include "transport/core.h"
@@ -32,8 +26,6 @@
 #include "util/config.h"
 #include "util/error.h"
 #include "util/list.h"
-#include "util/turns.h"
-#include "wire/bytes.h"
 #include "wire/wire.h"
 
 /* How many bytes of a mapping are prepared at a time: some 10 ms. */
