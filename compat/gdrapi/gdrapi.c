@@ -3,8 +3,12 @@
  * libgdrapi.so.2: GDRCopy's interface on top of window/view.h. It does not need libwherry.so: both
  * libraries contain the sources that they share.
  *
- * A handle is an index into a table that only grows, and a count of the index's uses. So a stale
- * handle never matches the current one, also in the copy functions, which take no lock.
+ * Whatever a program passes is looked up and never dereferenced: a gdr_t among those that are open,
+ * a handle in a table that only grows. No handle is given out twice, so a stale one matches
+ * nothing, also in the copy functions, which take no lock.
+ *
+ * Both are addresses of memory that can be read, because some programs take them for pointers to
+ * GDRCopy's own structs: NVIDIA's tests copy 48 bytes from a gdr_t, and an entry from a handle.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -15,6 +19,7 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <wherry/error.h>
@@ -46,17 +51,29 @@ _Static_assert(offsetof(gdr_info_v2_t, cycles_per_ms) == 32, "gdr_info_v2_t");
 _Static_assert(offsetof(gdr_info_v2_t, mapping_type) == 40, "gdr_info_v2_t");
 _Static_assert(sizeof(struct info_v1) == 40, "gdr_info_t before GDRCopy 2.4");
 
-#define DEFAULT_ORDER "driver,dmabuf,rm"
+/* Unlike libwherry's own order it ends with rm-watch: who replaces GDRCopy expects a window onto
+ * all memory. */
+#define DEFAULT_ORDER "driver,dmabuf,rm,rm-watch"
 #define DMABUF_ORDER "dmabuf"
 #define DMABUF_VERSION 13030 /* the first CUDA version whose dma-bufs can be mapped */
 
+enum state { CLOSED, CHANGING, OPEN };
+
+/* Stays in `all` when it is closed, to be opened again. */
 struct gdr {
 	int fd; /* the module's, or an eventfd in its place. First: some programs read it */
 	int own_fd;
-	pthread_mutex_t lock; /* pins */
+	_Atomic enum state state;
+	_Atomic pid_t owner;
+	pthread_mutex_t lock; /* pins, and from OPEN to CLOSED */
 	struct wh_windows *windows;
 	struct wh_list pins;
+	struct gdr *next;
 };
+_Static_assert(sizeof(struct gdr) >= 48, "programs copy what GDRCopy's struct has");
+
+/* A list that only grows: it is read without a lock, also by a child of fork(). */
+static struct gdr *_Atomic all;
 
 /* ---- the log --------------------------------------------------------------------------------- */
 
@@ -67,7 +84,7 @@ static struct {
 	int level;
 	char order[64];
 } settings;
-static pthread_once_t settings_once = PTHREAD_ONCE_INIT;
+static pthread_once_t start_once = PTHREAD_ONCE_INIT;
 
 static void gdrapi_read_settings(void)
 {
@@ -103,6 +120,8 @@ static int gdrapi_failed(const char *call, int error)
 		return EAGAIN;
 	case EPERM: /* the memory of another process */
 		return EACCES;
+	case ELIBACC: /* rm-watch has no module, and nothing before it opens this memory */
+		return EOPNOTSUPP;
 	default:
 		return -error;
 	}
@@ -117,8 +136,14 @@ static int gdrapi_refuse(const char *call, int error, const char *text)
 
 /* ---- handles --------------------------------------------------------------------------------- */
 
-#define CHUNK 1024
+/* Each entry has a page of handles, which it gets one after the other. Its last ones are not used:
+ * a program that reads a struct at a handle stays within the page. */
+#define PAGE ((uint64_t)4096)
+#define HANDLE_STEP 8
+#define HANDLES 448 /* of an entry */
+#define CHUNK 1024 /* entries */
 #define CHUNKS 4096
+#define SPAN (CHUNK * PAGE) /* of a chunk's handles, which begin at a multiple of it */
 
 struct pin {
 	_Atomic uint64_t handle; /* 0: free */
@@ -131,36 +156,74 @@ struct pin {
 	struct wh_copy copy;
 };
 
+struct chunk {
+	uint64_t handles;
+	struct pin pins[CHUNK];
+};
+
 static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER;
-static _Atomic(struct pin *) chunks[CHUNKS];
+/* A hash table by `handles`, half full at most; a chunk is at its slot, or behind it. */
+static _Atomic(struct chunk *) chunks[2 * CHUNKS];
 static struct wh_list free_pins = { &free_pins, &free_pins };
 static unsigned chunk_count;
 
-/* A handle has 1 + the index in its lower half, and the count of uses in its upper half. */
+/* The slot of the chunk whose handles begin at `handles`, or the free one where it belongs. */
+static _Atomic(struct chunk *) *chunk_slot(uint64_t handles)
+{
+	for (uint64_t at = handles / SPAN;; at++) {
+		_Atomic(struct chunk *) *slot = &chunks[at % (2 * CHUNKS)];
+		const struct chunk *chunk = atomic_load_explicit(slot, memory_order_acquire);
+
+		if (!chunk || chunk->handles == handles)
+			return slot;
+	}
+}
+
 static struct pin *pin_find(gdr_mh_t mh)
 {
-	uint64_t index = (mh.h & UINT32_MAX) - 1;
-	struct pin *chunk, *pin;
+	struct chunk *chunk =
+		atomic_load_explicit(chunk_slot(mh.h & ~(SPAN - 1)), memory_order_acquire);
+	struct pin *pin = chunk ? &chunk->pins[mh.h % SPAN / PAGE] : NULL;
 
-	if (index >= (uint64_t)CHUNK * CHUNKS)
-		return NULL;
-	chunk = atomic_load_explicit(&chunks[index / CHUNK], memory_order_acquire);
-	pin = chunk ? &chunk[index % CHUNK] : NULL;
-	return pin && atomic_load_explicit(&pin->handle, memory_order_acquire) == mh.h ? pin : NULL;
+	return pin && mh.h && atomic_load_explicit(&pin->handle, memory_order_acquire) == mh.h ?
+		       pin :
+		       NULL;
+}
+
+/* Addresses for a chunk's handles; nothing is written there, so they take no memory. 0: none. */
+static uint64_t handles_reserve(void)
+{
+	char *start =
+		mmap(NULL, 2 * SPAN, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	size_t before;
+
+	if (start == MAP_FAILED)
+		return 0;
+	before = (size_t)(-(uintptr_t)start % SPAN);
+	if (before)
+		munmap(start, before);
+	munmap(start + before + SPAN, SPAN - before);
+	return (uintptr_t)start + before;
 }
 
 /* Add CHUNK free entries to the table. False: no memory, or the table is full. Under table_lock. */
 static bool pin_add_chunk(void)
 {
-	struct pin *chunk = chunk_count < CHUNKS ? calloc(CHUNK, sizeof(*chunk)) : NULL;
+	struct chunk *chunk = chunk_count < CHUNKS ? calloc(1, sizeof(*chunk)) : NULL;
 
 	if (!chunk)
 		return false;
-	for (unsigned i = 0; i < CHUNK; i++) {
-		chunk[i].next = (uint64_t)chunk_count * CHUNK + i + 1 + (UINT64_C(1) << 32);
-		wh_list_append(&free_pins, &chunk[i].link);
+	chunk->handles = handles_reserve();
+	if (!chunk->handles) {
+		free(chunk);
+		return false;
 	}
-	atomic_store_explicit(&chunks[chunk_count++], chunk, memory_order_release);
+	for (unsigned i = 0; i < CHUNK; i++) {
+		chunk->pins[i].next = chunk->handles + i * PAGE;
+		wh_list_append(&free_pins, &chunk->pins[i].link);
+	}
+	chunk_count++;
+	atomic_store_explicit(chunk_slot(chunk->handles), chunk, memory_order_release);
 	return true;
 }
 
@@ -188,30 +251,77 @@ static void pin_drop(struct pin *pin)
 	pthread_mutex_lock(&table_lock);
 	pin->g = NULL;
 	pin->view = NULL;
-	pin->next += UINT64_C(1) << 32;
-	wh_list_append(&free_pins, &pin->link);
+	pin->next += HANDLE_STEP;
+	if (pin->next % PAGE < HANDLES * HANDLE_STEP) /* else it is used up */
+		wh_list_push(&free_pins, &pin->link);
 	pthread_mutex_unlock(&table_lock);
 }
 
-/* Find the pin of a handle and lock g. Not 0: the errno to return; nothing is locked. */
+/* fork() waits for the table, which a child needs that opens its own gdr. */
+static void table_hold(void)
+{
+	pthread_mutex_lock(&table_lock);
+}
+
+static void table_let_go(void)
+{
+	pthread_mutex_unlock(&table_lock);
+}
+
+/* 0, EINVAL (not open), or EACCES (opened by the parent process). */
+static int gdr_state(const struct gdr *g)
+{
+	const struct gdr *each = atomic_load_explicit(&all, memory_order_acquire);
+
+	while (each && each != g)
+		each = each->next;
+	if (!each || atomic_load_explicit(&each->state, memory_order_acquire) != OPEN)
+		return EINVAL;
+	return atomic_load_explicit(&each->owner, memory_order_relaxed) == getpid() ? 0 : EACCES;
+}
+
+static int gdr_refuse(const char *call, const struct gdr *g, int error)
+{
+	return gdrapi_refuse(call, error,
+			     error == EACCES ? "the gdr belongs to the parent of this process" :
+			     g               ? "no such gdr: not from gdr_open(), or closed" :
+					       "the gdr is NULL");
+}
+
+/* Check and lock a gdr. Not 0: the errno to return; nothing is locked. The parent's threads may
+ * hold its locks forever in a child. */
+static int gdr_enter(const char *call, struct gdr *g)
+{
+	int error = gdr_state(g);
+
+	if (error)
+		return gdr_refuse(call, g, error);
+	pthread_mutex_lock(&g->lock);
+	error = gdr_state(g); /* it may have been closed meanwhile */
+	if (!error)
+		return 0;
+	pthread_mutex_unlock(&g->lock);
+	return gdr_refuse(call, g, error);
+}
+
+static void gdr_leave(struct gdr *g)
+{
+	pthread_mutex_unlock(&g->lock);
+}
+
+/* Find the pin of a handle and lock g, as gdr_enter(). */
 static int pin_enter(const char *call, gdr_t g, gdr_mh_t mh, struct pin **out)
 {
-	if (!g)
-		return gdrapi_refuse(call, EINVAL, "the gdr is NULL");
-	if (g->windows->owner != getpid()) /* the parent's threads may hold locks forever here */
-		return gdrapi_refuse(call, EACCES, "the gdr belongs to the parent of this process");
-	pthread_mutex_lock(&g->lock);
+	int error = gdr_enter(call, g);
+
+	if (error)
+		return error;
 	*out = pin_find(mh);
 	if (*out && (*out)->g == g)
 		return 0;
-	pthread_mutex_unlock(&g->lock);
+	gdr_leave(g);
 	return gdrapi_refuse(call, EINVAL,
 			     "no such handle: already unpinned, or from another gdr_open()");
-}
-
-static void pin_leave(gdr_t g)
-{
-	pthread_mutex_unlock(&g->lock);
 }
 
 /* ---- opening --------------------------------------------------------------------------------- */
@@ -245,14 +355,42 @@ static bool gdrapi_can_map(struct wh_windows *windows)
 	return false;
 }
 
+/* A gdr that is closed, or a new one; it is CHANGING. NULL: no memory. */
+static struct gdr *gdr_take(void)
+{
+	struct gdr *g = atomic_load_explicit(&all, memory_order_acquire);
+
+	for (; g; g = g->next) {
+		enum state closed = CLOSED;
+
+		if (atomic_compare_exchange_strong(&g->state, &closed, CHANGING))
+			return g;
+	}
+	g = calloc(1, sizeof(*g));
+	if (!g)
+		return NULL;
+	g->state = CHANGING;
+	pthread_mutex_init(&g->lock, NULL);
+	g->next = atomic_load_explicit(&all, memory_order_relaxed);
+	while (!atomic_compare_exchange_weak(&all, &g->next, g))
+		;
+	return g;
+}
+
+static void gdrapi_start(void)
+{
+	gdrapi_read_settings();
+	pthread_atfork(table_hold, table_let_go, table_let_go);
+}
+
 gdr_t gdr_open(void)
 {
 	struct wh_cuda *cuda = NULL;
-	struct gdr *g = calloc(1, sizeof(*g));
+	struct gdr *g = gdr_take();
 
-	pthread_once(&settings_once, gdrapi_read_settings);
+	pthread_once(&start_once, gdrapi_start);
 	if (!g || wh_cuda_open(NULL, &cuda))
-		goto err_free;
+		goto err_give;
 	if (wh_windows_new(cuda, &g->windows))
 		goto err_close;
 	wh_cuda_close(cuda); /* the windows hold it */
@@ -265,34 +403,56 @@ gdr_t gdr_open(void)
 		gdrapi_log(ERROR, "gdr_open", strerror(errno));
 		goto err_windows;
 	}
-	pthread_mutex_init(&g->lock, NULL);
 	wh_list_init(&g->pins);
+	g->owner = getpid();
+	atomic_store_explicit(&g->state, OPEN, memory_order_release);
 	return g;
 
 err_windows:
 	wh_windows_free(g->windows);
 err_close:
 	wh_cuda_close(cuda);
-err_free:
-	free(g);
+err_give:
+	if (g)
+		atomic_store_explicit(&g->state, CLOSED, memory_order_release);
 	return NULL;
+}
+
+/* Leave it for gdr_open(). */
+static void gdr_give_back(struct gdr *g)
+{
+	wh_windows_free(g->windows);
+	if (g->own_fd >= 0)
+		close(g->own_fd);
+	atomic_store_explicit(&g->state, CLOSED, memory_order_release);
+}
+
+/* In a child all of it is the parent's, its lock, too: only the child's own copies are closed. */
+static int gdr_close_inherited(struct gdr *g)
+{
+	enum state open = OPEN;
+
+	if (!atomic_compare_exchange_strong(&g->state, &open, CHANGING))
+		return gdr_refuse("gdr_close", g, EINVAL); /* another thread closes it */
+	pthread_mutex_init(&g->lock, NULL);
+	gdr_give_back(g);
+	return 0;
 }
 
 int gdr_close(gdr_t g)
 {
-	if (!g)
-		return gdrapi_refuse("gdr_close", EINVAL, "the gdr is NULL");
-	if (g->windows->owner == getpid()) { /* else all of it is the parent's */
-		pthread_mutex_lock(&g->lock);
-		while (!wh_list_empty(&g->pins))
-			pin_drop(wh_container(g->pins.next, struct pin, link));
-		pthread_mutex_unlock(&g->lock);
-	}
-	wh_windows_free(g->windows);
-	if (g->own_fd >= 0)
-		close(g->own_fd);
-	pthread_mutex_destroy(&g->lock);
-	free(g);
+	int error;
+
+	if (gdr_state(g) == EACCES)
+		return gdr_close_inherited(g);
+	error = gdr_enter("gdr_close", g);
+	if (error)
+		return error;
+	atomic_store_explicit(&g->state, CHANGING, memory_order_release);
+	while (!wh_list_empty(&g->pins))
+		pin_drop(wh_container(g->pins.next, struct pin, link));
+	gdr_leave(g);
+	gdr_give_back(g);
 	return 0;
 }
 
@@ -311,25 +471,31 @@ int gdr_pin_buffer_v2(gdr_t g, unsigned long addr, size_t size, uint32_t flags, 
 	struct pin *pin;
 	int error;
 
-	if (!g || !handle)
-		return gdrapi_refuse(call, EINVAL, "the gdr or the handle is NULL");
+	if (!handle)
+		return gdrapi_refuse(call, EINVAL, "the handle is NULL");
 	if (flags & ~(uint32_t)GDR_PIN_FLAG_FORCE_PCIE)
 		return gdrapi_refuse(call, EINVAL, "an unknown flag");
-	error = wh_view_open(g->windows, &request, &view);
+	error = gdr_enter(call, g);
 	if (error)
-		return gdrapi_failed(call, error);
+		return error;
+	error = wh_view_open(g->windows, &request, &view);
+	if (error) {
+		error = gdrapi_failed(call, error);
+		goto out;
+	}
 	gdrapi_log(DEBUG, call, view->said);
 	pin = pin_new(g, view);
 	if (!pin) {
 		wh_view_close(view);
-		return gdrapi_refuse(call, ENOMEM, "no memory for a handle");
+		error = gdrapi_refuse(call, ENOMEM, "no memory for a handle");
+		goto out;
 	}
-	pthread_mutex_lock(&g->lock);
 	wh_list_append(&g->pins, &pin->link);
 	atomic_store_explicit(&pin->handle, pin->next, memory_order_release);
 	handle->h = pin->next;
-	pthread_mutex_unlock(&g->lock);
-	return 0;
+out:
+	gdr_leave(g);
+	return error;
 }
 
 int gdr_pin_buffer(gdr_t g, unsigned long addr, size_t size, uint64_t p2p_token, uint32_t va_space,
@@ -348,7 +514,7 @@ int gdr_unpin_buffer(gdr_t g, gdr_mh_t handle)
 	if (error)
 		return error;
 	pin_drop(pin);
-	pin_leave(g);
+	gdr_leave(g);
 	return 0;
 }
 
@@ -374,7 +540,7 @@ int gdr_get_callback_flag(gdr_t g, gdr_mh_t handle, int *flag)
 		return error;
 	/* Without the module no mapping is ever revoked. */
 	*flag = pin_ask_module(pin, GDRDRV_CALLBACK_FLAG, &module) && module.flag;
-	pin_leave(g);
+	gdr_leave(g);
 	return 0;
 }
 
@@ -402,7 +568,7 @@ int gdr_get_info_v2(gdr_t g, gdr_mh_t handle, gdr_info_v2_t *info)
 		.wc_mapping = pin->view->mapping == WH_MAPPING_WC,
 		.mapping_type = (gdr_mapping_type_t)pin->view->mapping,
 	};
-	pin_leave(g);
+	gdr_leave(g);
 	return 0;
 }
 
@@ -446,14 +612,18 @@ void gdr_runtime_get_version(int *major, int *minor)
 
 int gdr_driver_get_version(gdr_t g, int *major, int *minor)
 {
+	static const char call[] = "gdr_driver_get_version";
 	uint32_t version;
+	int error = major && minor ? gdr_enter(call, g) :
+				     gdrapi_refuse(call, EINVAL, "an argument is NULL");
 
-	if (!g || !major || !minor)
-		return gdrapi_refuse("gdr_driver_get_version", EINVAL, "an argument is NULL");
+	if (error)
+		return error;
 	/* Without a module: callers compare it with a minimum, so return the library's version. */
 	version = g->windows->driver_fd >= 0 ? g->windows->driver_version : GDR_API_VERSION;
 	*major = (int)(version >> MAJOR_VERSION_SHIFT);
 	*minor = (int)(version & MINOR_VERSION_MASK);
+	gdr_leave(g);
 	return 0;
 }
 
@@ -470,11 +640,15 @@ static bool gdrapi_uses_dmabuf(struct gdr *g)
 int gdr_get_attribute(gdr_t g, gdr_attr_t attr, int *v)
 {
 	struct gdrdrv_attribute module = { .attribute = (uint32_t)attr };
+	static const char call[] = "gdr_get_attribute";
 	bool dmabuf, asked;
+	int error;
 
-	if (!g || !v || attr < GDR_ATTR_USE_PERSISTENT_MAPPING || attr >= GDR_ATTR_MAX)
-		return gdrapi_refuse("gdr_get_attribute", EINVAL,
-				     g && v ? "no such attribute" : "an argument is NULL");
+	if (!v || attr < GDR_ATTR_USE_PERSISTENT_MAPPING || attr >= GDR_ATTR_MAX)
+		return gdrapi_refuse(call, EINVAL, v ? "no such attribute" : "v is NULL");
+	error = gdr_enter(call, g);
+	if (error)
+		return error;
 	dmabuf = gdrapi_uses_dmabuf(g);
 	asked = attr != GDR_ATTR_USING_DMA_BUF_MMAP && !dmabuf && g->windows->driver_fd >= 0;
 	if (attr == GDR_ATTR_USING_DMA_BUF_MMAP)
@@ -483,6 +657,7 @@ int gdr_get_attribute(gdr_t g, gdr_attr_t attr, int *v)
 		*v = !ioctl(g->windows->driver_fd, GDRDRV_ATTRIBUTE, &module) && module.value;
 	else /* without the module, pinned memory is always held */
 		*v = attr == GDR_ATTR_USE_PERSISTENT_MAPPING || WH_WINDOW_ALWAYS_PCIE;
+	gdr_leave(g);
 	return 0;
 }
 
@@ -525,7 +700,7 @@ int gdr_map_v2(gdr_t g, gdr_mh_t handle, void **va, size_t size, int flags)
 	if (error)
 		return error;
 	error = pin_map(pin, (enum wh_mapping)flags, va, size);
-	pin_leave(g);
+	gdr_leave(g);
 	return error;
 }
 
@@ -551,7 +726,7 @@ int gdr_unmap(gdr_t g, gdr_mh_t handle, void *va, size_t size)
 		atomic_store_explicit(&pin->base, NULL, memory_order_release);
 		wh_view_unmap(pin->view);
 	}
-	pin_leave(g);
+	gdr_leave(g);
 	return error;
 }
 

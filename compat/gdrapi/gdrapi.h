@@ -15,7 +15,7 @@
  *   GDRCOPY_ENABLE_LOGGING     set, to any value: log failures and their reasons to stderr
  *   GDRCOPY_LOG_LEVEL=N        from 1, everything, to 4, errors only (the default)
  *   GDRCOPY_USE_DMABUF_MMAP=1  map by dma-bufs only
- *   WHERRY_WINDOW=LIST         else: the backends to try, in order: driver, dmabuf, rm
+ *   WHERRY_WINDOW=LIST         else: the backends to try, in order; driver,dmabuf,rm,rm-watch
  */
 #ifndef GDRAPI_H
 #define GDRAPI_H
@@ -53,10 +53,10 @@ typedef struct gdr *gdr_t;
  * function nor a query initializes CUDA, so a child forked later can still use it. */
 gdr_t gdr_open(void);
 
-/* Close: unmap and unpin everything. EINVAL: g is NULL. */
+/* Close: unmap and unpin everything. EINVAL, as of all functions that take a gdr_t: not open. */
 int gdr_close(gdr_t g);
 
-/* A handle of pinned memory; never 0. */
+/* A handle of pinned memory; never 0, and never given out twice. */
 typedef struct gdr_mh_s {
 	unsigned long h;
 } gdr_mh_t;

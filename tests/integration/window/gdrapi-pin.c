@@ -230,6 +230,91 @@ static void handle__stale_and_foreign(void **state)
 	assert_int_equal(api.gdr_unpin_buffer(gdr, second), 0);
 }
 
+/* All calls that take a gdr refuse this one, and touch nothing. */
+static void want_unknown(gdr_t g)
+{
+	gdr_mh_t mh = { 77 };
+	int major, minor, value;
+	gdr_info_v2_t i;
+	void *va;
+
+	assert_int_equal(api.gdr_pin_buffer(g, memory, 64, 0, 0, &mh), EINVAL);
+	assert_int_equal(api.gdr_pin_buffer_v2(g, memory, 64, 0, &mh), EINVAL);
+	assert_int_equal(mh.h, 77);
+	assert_int_equal(api.gdr_unpin_buffer(g, mh), EINVAL);
+	assert_int_equal(api.gdr_get_info_v2(g, mh, &i), EINVAL);
+	assert_int_equal(api.gdr_get_callback_flag(g, mh, &value), EINVAL);
+	assert_int_equal(api.gdr_map(g, mh, &va, 64), EINVAL);
+	assert_int_equal(api.gdr_unmap(g, mh, &i, 64), EINVAL);
+	assert_int_equal(api.gdr_driver_get_version(g, &major, &minor), EINVAL);
+	assert_int_equal(api.gdr_get_attribute(g, GDR_ATTR_USE_PERSISTENT_MAPPING, &value), EINVAL);
+	assert_int_equal(api.gdr_close(g), EINVAL);
+}
+
+/* NVIDIA's tests pass a struct of their own, of 48 bytes, with a descriptor as its first member. */
+static void gdr__only_open_ones(void **state)
+{
+	gdr_t other = api.gdr_open();
+	int copy[12], fd;
+
+	(void)state;
+	memcpy(copy, other, sizeof(copy));
+	fd = copy[0];
+	memset(copy, 0xa5, sizeof(copy));
+	copy[0] = fd;
+	want_unknown((gdr_t)(void *)copy);
+	want_unknown((gdr_t)(uintptr_t)8);
+	assert_int_equal(api.gdr_close(other), 0);
+	want_unknown(other);
+	other = api.gdr_open();
+	assert_non_null(other);
+	assert_int_equal(api.gdr_close(other), 0);
+}
+
+/* They also read an entry of GDRCopy's at the address that a handle is, and pass the address of a
+ * copy. */
+static void handle__is_readable(void **state)
+{
+	gdr_mh_t mh = pin_buffer(memory, 64), copied;
+	char copy[256];
+	gdr_info_v2_t i;
+	void *va;
+
+	(void)state;
+	memcpy(copy, (const void *)mh.h, sizeof(copy));
+	copied.h = (unsigned long)copy;
+	assert_int_equal(api.gdr_map(gdr, copied, &va, 64), EINVAL);
+	assert_int_equal(api.gdr_get_info_v2(gdr, copied, &i), EINVAL);
+	copied.h = mh.h + 1;
+	assert_int_equal(api.gdr_get_info_v2(gdr, copied, &i), EINVAL);
+	assert_int_equal(api.gdr_unpin_buffer(gdr, mh), 0);
+}
+
+static int compare(const void *a, const void *b)
+{
+	unsigned long one = ((const gdr_mh_t *)a)->h, other = ((const gdr_mh_t *)b)->h;
+
+	return one < other ? -1 : one > other;
+}
+
+static void handle__never_again(void **state)
+{
+	enum { COUNT = 1500 };
+	gdr_mh_t *all = calloc(COUNT, sizeof(*all));
+	char copy[256];
+
+	(void)state;
+	for (int i = 0; i < COUNT; i++) {
+		all[i] = pin_buffer(memory, 64);
+		memcpy(copy, (const void *)all[i].h, sizeof(copy));
+		assert_int_equal(api.gdr_unpin_buffer(gdr, all[i]), 0);
+	}
+	qsort(all, COUNT, sizeof(*all), compare);
+	for (int i = 1; i < COUNT; i++)
+		assert_true(all[i - 1].h != all[i].h);
+	free(all);
+}
+
 static void close__gives_all_back(void **state)
 {
 	(void)state;
@@ -269,6 +354,9 @@ int main(int argc, char **argv)
 		GDRAPI_TEST(pin__gaps),
 		GDRAPI_TEST(pin__refusals),
 		GDRAPI_TEST(handle__stale_and_foreign),
+		GDRAPI_TEST(gdr__only_open_ones),
+		GDRAPI_TEST(handle__is_readable),
+		GDRAPI_TEST(handle__never_again),
 		GDRAPI_TEST(close__gives_all_back),
 		GDRAPI_TEST(pin__thousands),
 	};
