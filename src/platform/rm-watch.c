@@ -5,6 +5,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -16,24 +17,36 @@
 
 #define MODULE "libwherry-rm-watch.so.0"
 
-/* The module's path: in the directory of this library, or, if this library is in a directory of its
- * own, further up; else the bare name, for the loader to search. */
-static void watch_path(char *path, size_t size)
+/* Is it beside the library at `library`, or, if that is in a directory of its own, further up? */
+static bool watch_path_beside(const char *library, char *path, size_t size)
 {
 	static const char *const where[] = { "", "../../../" };
-	const char *slash;
-	Dl_info here;
+	const char *slash = strrchr(library, '/');
 
-	if (dladdr((const void *)wh_rm_watch_open, &here) &&
-	    (slash = strrchr(here.dli_fname, '/'))) {
-		for (size_t i = 0; i < sizeof(where) / sizeof(where[0]); i++) {
-			snprintf(path, size, "%.*s/%s" MODULE, (int)(slash - here.dli_fname),
-				 here.dli_fname, where[i]);
-			if (!access(path, F_OK))
-				return;
-		}
+	for (size_t i = 0; slash && i < sizeof(where) / sizeof(where[0]); i++) {
+		snprintf(path, size, "%.*s/%s" MODULE, (int)(slash - library), library, where[i]);
+		if (!access(path, F_OK))
+			return true;
 	}
-	snprintf(path, size, MODULE);
+	return false;
+}
+
+/* The module's path: beside this library, or beside the file that its name links to; else the bare
+ * name, for the loader to search. */
+static void watch_path(char *path, size_t size)
+{
+	char *real;
+	Dl_info here;
+	bool found = false;
+
+	if (dladdr((const void *)wh_rm_watch_open, &here)) {
+		real = realpath(here.dli_fname, NULL);
+		found = watch_path_beside(here.dli_fname, path, size) ||
+			(real && watch_path_beside(real, path, size));
+		free(real);
+	}
+	if (!found)
+		snprintf(path, size, MODULE);
 }
 
 int wh_rm_watch_open(const struct wh_rm_watch_module **out)
