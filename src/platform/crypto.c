@@ -24,6 +24,18 @@ static int crypto_missing(struct wh_crypto *crypto, const char *what)
 	return error;
 }
 
+/* Use the digest once: OpenSSL then loads its configuration and providers, and crashes if memory is
+ * short meanwhile. In the middle of a handshake nobody could do anything about that. */
+static int crypto_fetch(struct wh_crypto *crypto)
+{
+	uint8_t mac[WH_MAC_SIZE];
+	int error = wh_crypto_hmac(crypto, mac, 0, "", 0, mac);
+
+	if (error)
+		wh_crypto_close(crypto);
+	return error;
+}
+
 int wh_crypto_open(struct wh_crypto *crypto, const char *path)
 {
 	static const char *const names[] = { "libcrypto.so.3", "libcrypto.so.1.1" };
@@ -53,7 +65,7 @@ int wh_crypto_open(struct wh_crypto *crypto, const char *path)
 		memcpy(symbols[i].at, &found, sizeof(found));
 	}
 	crypto->start(NO_ATEXIT, NULL);
-	return 0;
+	return crypto_fetch(crypto);
 }
 
 void wh_crypto_close(struct wh_crypto *crypto)

@@ -2,7 +2,11 @@
 /* HMAC-SHA-256 by OpenSSL's libcrypto, and libraries that are missing or wrong. */
 #include "unit.h"
 
+#include <dlfcn.h>
 #include <errno.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include <wherry/error.h>
 
@@ -10,9 +14,54 @@
 
 static struct wh_crypto crypto;
 
+/* ---- OpenSSL's memory ---- */
+
+static bool memory_is_short;
+static unsigned memory_refused;
+
+static void *ssl_malloc(size_t size, const char *file, int line)
+{
+	(void)file;
+	(void)line;
+	memory_refused += memory_is_short;
+	return memory_is_short ? NULL : malloc(size);
+}
+
+static void *ssl_realloc(void *block, size_t size, const char *file, int line)
+{
+	(void)file;
+	(void)line;
+	memory_refused += memory_is_short;
+	return memory_is_short ? NULL : realloc(block, size);
+}
+
+static void ssl_free(void *block, const char *file, int line)
+{
+	(void)file;
+	(void)line;
+	free(block);
+}
+
+/* Before OpenSSL's first allocation. */
+static void take_memory(void)
+{
+	int (*set)(void *(*)(size_t, const char *, int),
+		   void *(*)(void *, size_t, const char *, int),
+		   void (*)(void *, const char *, int));
+	void *library = dlopen("libcrypto.so.3", RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE), *found;
+
+	if (!library)
+		library = dlopen("libcrypto.so.1.1", RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+	found = library ? dlsym(library, "CRYPTO_set_mem_functions") : NULL;
+	assert_non_null(found);
+	memcpy(&set, &found, sizeof(set));
+	assert_int_equal(set(ssl_malloc, ssl_realloc, ssl_free), 1);
+}
+
 static int open_it(void **state)
 {
 	(void)state;
+	take_memory();
 	return wh_crypto_open(&crypto, NULL);
 }
 
@@ -21,6 +70,19 @@ static int close_it(void **state)
 	(void)state;
 	wh_crypto_close(&crypto);
 	return 0;
+}
+
+/* The first digest of a handshake may come while memory is short. First of the tests. */
+static void hmac__no_memory(void **state)
+{
+	uint8_t mac[WH_MAC_SIZE] = { 0 };
+
+	(void)state;
+	memory_is_short = true;
+	assert_int_equal(wh_crypto_hmac(&crypto, mac, 4, "", 0, mac), -EIO);
+	memory_is_short = false;
+	assert_true(memory_refused > 0);
+	assert_int_equal(wh_crypto_hmac(&crypto, mac, 4, "", 0, mac), 0);
 }
 
 /* RFC 4231, cases 1, 2, 3 and 6. */
@@ -106,6 +168,7 @@ static void open__missing(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(hmac__no_memory),
 		cmocka_unit_test(hmac__as_published),
 		cmocka_unit_test(hmac__refused),
 		cmocka_unit_test(open__missing),
