@@ -73,7 +73,7 @@ static void kill_target(const struct route *route, uint32_t op)
 	/* A batch may be done before the kill; not each of them. */
 	for (unsigned int round = 0; round < SCALE(4, 2) || !in_flight; round++) {
 		struct wh_batch *batch;
-		int status;
+		int status, cancelled;
 
 		want_true(round < 50, "each batch had been moved already");
 		fixture_open(&f, route, LENGTH);
@@ -87,8 +87,11 @@ static void kill_target(const struct route *route, uint32_t op)
 		status = end_of(batch);
 		in_flight |= status < 0;
 		want_true(status == 0 || wh_batch_error_text(batch)[0], "there is no text");
-		/* Nobody can say whether bytes of it are on their way. */
-		want(status ? -ETIMEDOUT : 0, wh_batch_cancel(batch));
+		/* Nobody can say whether bytes of it are on their way. If this process moves them,
+		 * it may see the end of the other before its connection does, and none are. */
+		cancelled = wh_batch_cancel(batch);
+		if (cancelled || (route != &route_shm && route != &route_vm))
+			want(status ? -ETIMEDOUT : 0, cancelled);
 		want_state(f.peer, WH_PEER_LOST);
 		want(-ECONNRESET, wh_batch_submit(batch));
 		want_true(wh_error_text()[0], "there is no text");
