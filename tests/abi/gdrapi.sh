@@ -50,10 +50,11 @@ grep -q -E 'BIND_NOW|FLAGS.*NOW' "$directory/dynamic"
 verdict "bound when loaded (-z now)" $?
 grep -q NODELETE "$directory/dynamic"
 verdict "can be unloaded" $((!$?))
-# Handles are good without the gdr_t that they were made with, so they are the process's.
+# Handles are good without the gdr_t that they were made with, and a gdr_t that is none is refused:
+# so both are the process's.
 writable "$library" >"$directory/globals"
-printf '%s\n' chunk_count chunks free_pins settings settings_once table_lock >"$directory/allowed"
-same "no globals that change, but the table of handles and the environment's settings" allowed \
+printf '%s\n' all chunk_count chunks free_pins settings start_once table_lock >"$directory/allowed"
+same "no globals that change, but the tables of both and the environment's settings" allowed \
 	globals
 [ "$(awk '/\(INIT_ARRAYSZ\)/ { print $3 }' "$directory/dynamic")" -le 8 ]
 verdict "no constructors" $?
