@@ -369,6 +369,16 @@ static void parse(char **at)
 	asked.jobs = asked.jobs < RUN_RESULTS ? asked.jobs : RUN_RESULTS;
 }
 
+/* The address sanitizer notes the callers of each allocation, in memory between the world's own.
+ * Let it note so few that a run needs as much of that wherever it is started from: its addresses
+ * are the same then. */
+const char *__asan_default_options(void);
+
+const char *__asan_default_options(void)
+{
+	return "malloc_context_size=4";
+}
+
 /* Have the same addresses each time: those of regions are in frames. */
 static void fix_addresses(char **argv)
 {
