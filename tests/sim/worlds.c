@@ -444,29 +444,46 @@ static void world_hung_disk(void)
 	scene_play(act_hung_disk);
 }
 
-/* The connection that has brought bytes of a disk that hangs breaks. Until the owner gives the disk
- * up, it serves all else. */
-static void act_broken_at_disk(struct scene *scene)
+/* Write to a disk of the owner's that hangs. */
+static struct wh_batch *store_hang(const struct store *store, struct scene *scene)
 {
-	struct wh_transfer transfer = { .local = scene->region, .length = 64, .op = WH_WRITE };
-	struct store store = { .scene = NULL };
-	struct wh_remote remotes[8];
-	uint64_t cursor = 0;
-	size_t count = 8;
+	struct wh_transfer transfer = {
+		.local = scene->region, .remote = store->remote[1], .length = 64, .op = WH_WRITE
+	};
 	struct wh_batch *batch;
 
-	store_open(&store, scene);
-	transfer.remote = store.remote[1];
 	scene_expect("wh_batch_new", wh_batch_new(scene->peer, NULL, &batch), 0);
 	scene_expect("wh_batch_add", wh_batch_add(batch, &transfer, 1), 0);
 	for (int i = 0; i < 20; i++) /* each of its disks */
 		sim_disk_hang(SCENE_OWNER, 30 * SIM_SEC);
 	scene_expect("submit", wh_batch_submit(batch), 0);
 	scene_expect("wait for the disk", wh_batch_wait_for(batch, 100 * SIM_MS), -EAGAIN);
-	sim_network_reset(0, SCENE_OWNER, DATA);
-	scene_pass(scene, 10 * SIM_MS);
+	return batch;
+}
+
+/* The owner answers other questions. */
+static void expect_served(const struct scene *scene)
+{
+	struct wh_remote remotes[8];
+	uint64_t cursor = 0;
+	size_t count = 8;
+
 	scene_expect("wh_peer_list",
 		     wh_peer_list(scene->peer, &cursor, remotes, &count, 100 * SIM_MS), 0);
+}
+
+/* The connection that has brought bytes of a disk that hangs breaks. Until the owner gives the disk
+ * up, it serves all else. */
+static void act_broken_at_disk(struct scene *scene)
+{
+	struct store store = { .scene = NULL };
+	struct wh_batch *batch;
+
+	store_open(&store, scene);
+	batch = store_hang(&store, scene);
+	sim_network_reset(0, SCENE_OWNER, DATA);
+	scene_pass(scene, 10 * SIM_MS);
+	expect_served(scene);
 	scene_expect("wait for the disk", wh_batch_wait_for(batch, 100 * SIM_MS), -EAGAIN);
 	scene_expect("a write that may still arrive", scene_end(batch, 20 * SIM_SEC), -ECONNRESET);
 	sim_heal();
@@ -483,29 +500,18 @@ static void world_broken_at_disk(void)
 /* The same, but all connections break: the owner serves at once who comes back. */
 static void act_left_at_disk(struct scene *scene)
 {
-	struct wh_transfer transfer = { .local = scene->region, .length = 64, .op = WH_WRITE };
 	struct store store = { .scene = NULL };
-	struct wh_remote remotes[8];
-	uint64_t cursor = 0;
-	size_t count = 8;
 	struct wh_batch *batch;
 
 	store_open(&store, scene);
-	transfer.remote = store.remote[1];
-	scene_expect("wh_batch_new", wh_batch_new(scene->peer, NULL, &batch), 0);
-	scene_expect("wh_batch_add", wh_batch_add(batch, &transfer, 1), 0);
-	for (int i = 0; i < 20; i++) /* each of its disks */
-		sim_disk_hang(SCENE_OWNER, 30 * SIM_SEC);
-	scene_expect("submit", wh_batch_submit(batch), 0);
-	scene_expect("wait for the disk", wh_batch_wait_for(batch, 100 * SIM_MS), -EAGAIN);
+	batch = store_hang(&store, scene);
 	for (int i = 0; i <= DATA; i++)
 		sim_network_reset(0, SCENE_OWNER, i);
 	scene_expect("a write that may still arrive", scene_end(batch, 100 * SIM_MS), -ECONNRESET);
 	scene_expect("its cancel", wh_batch_cancel(batch), -ETIMEDOUT);
 	for (int i = 0; wh_peer_status(scene->peer) && i < 500; i++)
 		scene_pass(scene, SIM_MS);
-	scene_expect("wh_peer_list",
-		     wh_peer_list(scene->peer, &cursor, remotes, &count, 100 * SIM_MS), 0);
+	expect_served(scene);
 	if (store.file[63])
 		sim_fail("directed", "the disk answers");
 	sim_heal();
