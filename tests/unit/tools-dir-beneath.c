@@ -111,24 +111,42 @@ static void open__refused(void **state)
 	close(fd);
 }
 
-/* The kernel asks who has a lease to give it up, which may take long: nobody waits for that. */
+/* A lease on a file of the root. -1: the file system has none. */
+static int take_lease(const char *path)
+{
+	int holder = openat(root, path, O_RDWR);
+
+	assert_true(holder >= 0);
+	signal(SIGIO, SIG_IGN); /* the kernel asks for the lease by it */
+	if (!fcntl(holder, F_SETLEASE, F_WRLCK))
+		return holder;
+	print_message("no lease on a file of this directory: %s\n", strerror(errno));
+	close(holder);
+	return -1;
+}
+
+/* Who has a lease may keep it for long: nobody waits for that. */
 static void open__leased(void **state)
 {
 	struct stat status;
-	int holder = openat(root, "file", O_RDWR), fd;
+	int holder = take_lease("file"), fd;
+	bool kept;
 
 	(void)state;
-	assert_true(holder >= 0);
-	signal(SIGIO, SIG_IGN);
-	if (fcntl(holder, F_SETLEASE, F_WRLCK)) {
-		print_message("no lease on a file of this directory: %s\n", strerror(errno));
-		close(holder);
+	if (holder < 0)
 		return;
-	}
 	assert_int_equal(beneath_open_file(root, "file", &fd, &status), -EBUSY);
 	close(holder);
 	assert_int_equal(beneath_open_file(root, "file", &fd, &status), 0);
 	close(fd);
+	make("root/.file.wherry-part", "bytes");
+	holder = take_lease(".file.wherry-part");
+	assert_int_equal(beneath_open_part(root, "file", 5, true, &fd, &kept), -EBUSY);
+	close(holder);
+	assert_int_equal(beneath_open_part(root, "file", 5, true, &fd, &kept), 0);
+	assert_true(kept);
+	close(fd);
+	assert_int_equal(unlinkat(root, ".file.wherry-part", 0), 0);
 	signal(SIGIO, SIG_DFL);
 }
 

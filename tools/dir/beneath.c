@@ -21,6 +21,13 @@
 
 #define TRIES 1000 /* of an open that others disturb */
 
+/* The errno of an open, negative. EAGAIN: another program, such as a file server, has a lease on
+ * the file, for up to a minute. */
+static int open_failed(void)
+{
+	return errno == EAGAIN ? -EBUSY : -errno;
+}
+
 static int open_beneath(int root, const char *path, int flags)
 {
 	struct open_how how = {
@@ -34,14 +41,10 @@ static int open_beneath(int root, const char *path, int flags)
 
 	if (*path && !dir_path_valid(path, strlen(path)))
 		return -EINVAL;
-	/* EAGAIN: something was renamed meanwhile; or another program, such as a file server, has a
-	 * lease on the file, for up to a minute. */
 	do
 		fd = syscall(SYS_openat2, root, *path ? path : ".", &how, sizeof(how));
-	while (fd < 0 && errno == EAGAIN && ++tries < TRIES);
-	if (fd < 0)
-		return errno == EAGAIN ? -EBUSY : -errno;
-	return (int)fd;
+	while (fd < 0 && errno == EAGAIN && ++tries < TRIES); /* something was renamed meanwhile */
+	return fd < 0 ? open_failed() : (int)fd;
 }
 
 /* Open the directory that holds `path`, and find the last part of it. */
@@ -172,7 +175,7 @@ static int open_part(int folder, const char *name, bool keep)
 	if (!keep && unlinkat(folder, name, 0) && errno != ENOENT)
 		return -errno;
 	fd = openat(folder, name, O_RDWR | O_CREAT | SAFE | (keep ? 0 : O_EXCL), 0600);
-	return fd < 0 ? -errno : fd;
+	return fd < 0 ? open_failed() : fd;
 }
 
 int beneath_open_part(int root, const char *path, uint64_t length, bool keep, int *out, bool *kept)
