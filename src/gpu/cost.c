@@ -186,10 +186,6 @@ void wh_gpu_stream_times(const struct wh_gpu_stream *stream, uint64_t count, uin
  */
 #define PROBE_SPIN (100 * WH_MS / 1000)
 #define PROBE_PAUSE 20000 /* ns */
-/* So long a probe waits for its first job, a short copy, and for each other one: plans probe, and a
- * GPU may stand still. */
-#define PROBE_FIRST WH_SECOND
-#define PROBE_PATIENCE (2 * WH_SECOND)
 
 struct probe {
 	struct wh_gpu_stream_job job;
@@ -254,6 +250,7 @@ static bool probe_submit(struct probe *probe, unsigned copies, uint64_t length)
 static void probe_wait(struct probe *probe, int64_t start)
 {
 	const struct timespec pause = { .tv_nsec = PROBE_PAUSE };
+	int64_t patience = probe->stream->gpu->gpus->probe_patience / (probe->moves ? 1 : 2);
 	int64_t waited;
 
 	while (!atomic_load(&probe->state) && !probe->late) {
@@ -262,7 +259,7 @@ static void probe_wait(struct probe *probe, int64_t start)
 		waited = wh_now() - start;
 		if (waited < PROBE_SPIN)
 			sched_yield();
-		else if (waited < (probe->moves ? PROBE_PATIENCE : PROBE_FIRST))
+		else if (waited < patience)
 			nanosleep(&pause, NULL);
 		else
 			probe->late = true;

@@ -40,6 +40,9 @@ struct wh_gpus {
 	struct wh_cuda *cuda;
 	bool many_cpus; /* the GPU thread may spin; threads of their own read files */
 	int64_t spin_for; /* ns; the most that wh_gpus_progress() polls */
+	/* ns; so long a probe waits for each of its jobs, and half of that for the first, a short
+	 * copy: plans probe, and a GPU may stand still */
+	int64_t probe_patience;
 
 	pthread_mutex_t lock; /* guards what follows, and creating contexts and streams */
 	struct wh_cuda_device *_Atomic pinning_device; /* see wh_gpus_pinning_device() */

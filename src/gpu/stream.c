@@ -284,6 +284,7 @@ int wh_gpus_open(struct wh_cuda *cuda, const struct wh_config *config, const str
 	}
 	wh_list_init(&gpus->file_pools);
 	gpus->many_cpus = wh_cpus() > 4;
+	gpus->probe_patience = 2 * WH_SECOND;
 	gpus->spin_for = gpus->many_cpus ? SPIN_FOR : SPIN_FOR_FEW_CPUS;
 	gpus->turns = turns;
 	gpus->poller = (struct wh_poller){ .poll = wh_gpus_poll_turn, .next = wh_gpus_next_turn };
