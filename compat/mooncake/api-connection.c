@@ -167,7 +167,7 @@ static unsigned link_take_jobs(struct te_link *link, struct te_job *jobs[WH_MOON
 	return count;
 }
 
-/* Send the jobs together, as wh_mooncake_connection_several(). */
+/* Send the jobs together. Returns what wh_mooncake_connection_several() does. */
 static unsigned worker_move_together(struct te_worker *worker, struct te_job *const jobs[],
 				     unsigned count, unsigned *lost, int *error)
 {
