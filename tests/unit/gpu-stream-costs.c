@@ -336,8 +336,6 @@ static void lesson_once(enum wh_blocks_way way, enum wh_mover better, bool block
 
 	assert_non_null(b);
 	set_up(b, way);
-	/* On a busy machine these delays are long. */
-	b->engine->gpus->probe_patience = 600 * WH_SECOND;
 	slow(kernel ? first : 0, kernel ? 0 : first, 0);
 	wh_gpu_stream_probe(b->stream, (uintptr_t)b->from, ROOM);
 	assert_true(atomic_load(&b->stream->cost)->measured);
