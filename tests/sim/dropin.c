@@ -100,20 +100,28 @@ static bool is_variable(const char *variable, const char *row)
 	return !*name && *row == '=';
 }
 
-static const char *variable(const char *name)
+const char *dropin_setting(const char *name)
 {
 	static struct program_settings settings;
-	const struct program *program = program_self();
 
-	if (strncmp(name, "WHERRY_", strlen("WHERRY_")) != 0 || !program)
+	if (strncmp(name, "WHERRY_", strlen("WHERRY_")) != 0)
 		return NULL;
-	if (strcmp(name, "WHERRY_LISTEN") == 0)
-		return publishes_wherry(program) ? NULL : "none";
 	program_settings(&settings);
 	for (int i = 0; settings.rows[i]; i++)
 		if (is_variable(name, settings.rows[i]))
 			return strchr(settings.rows[i], '=') + 1;
 	return NULL;
+}
+
+static const char *variable(const char *name)
+{
+	const struct program *program = program_self();
+
+	if (!program)
+		return NULL;
+	if (strcmp(name, "WHERRY_LISTEN") == 0)
+		return publishes_wherry(program) ? NULL : "none";
+	return dropin_setting(name);
 }
 
 static void register_target(struct program *program, int slot)

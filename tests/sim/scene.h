@@ -32,4 +32,8 @@ void scene_pass(struct scene *scene, int64_t ns);
 /* Fail unless a call returned what it must. */
 void scene_expect(const char *what, int rc, int expected);
 
+/* Worlds of Mooncake's interface: worlds-dropin.c. */
+void world_dropin_late(void);
+void world_dropin_failed(void);
+
 #endif

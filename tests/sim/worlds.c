@@ -640,6 +640,9 @@ static const struct world worlds[] = {
 	{ "still-owner", "an owner of shared memory stands still", world_still_owner },
 	{ "still-owner-driven", "the same, without threads", world_still_owner_driven },
 	{ "urgent", "a batch of latency priority is submitted behind a bulk one", world_urgent },
+	{ "dropin-late", "Mooncake's small writes come after newer ones", world_dropin_late },
+	{ "dropin-failed", "Mooncake's requests fail before their notification ends",
+	  world_dropin_failed },
 	{ NULL, NULL, NULL },
 };
 
