@@ -268,15 +268,17 @@ static int batch_run_unplanned(struct wh_batch *batch)
 		return error;
 	batch_reset_status(batch);
 	wh_batch_flush_counts(batch);
+	pthread_mutex_lock(&batch->plan_lock);
+	atomic_store_explicit(&batch->resolving, true, memory_order_relaxed);
 	batch->fragment_count = 0;
 	batch->planned = 0;
+	pthread_mutex_unlock(&batch->plan_lock);
 	batch->patience = (struct wh_patience){ 0 };
 	/* Submissions without a plan are counted the slow way. */
 	atomic_fetch_or(&batch->watch, WH_STATISTICS_FRAGMENTS);
 	atomic_store_explicit(&batch->cancelled, false, memory_order_relaxed);
 	atomic_store_explicit(&batch->notify_path, WH_NOTIFY_UNSENT, memory_order_relaxed);
 	atomic_store_explicit(&batch->left, 1, memory_order_relaxed);
-	atomic_store_explicit(&batch->resolving, true, memory_order_relaxed);
 	atomic_store_explicit(&batch->state, WH_BATCH_RUNNING, memory_order_release);
 	return 0;
 }
@@ -302,8 +304,10 @@ static __attribute__((noinline)) int batch_submit_unresolved(struct wh_batch *ba
 	struct wh_resolution *asked;
 	int error;
 
+	wh_plan_begin(batch);
 	wh_fail_begin();
 	error = wh_fail_end(wh_batch_resolve(batch, &asked));
+	wh_plan_end(batch);
 	if (error || !asked)
 		return error ? error : 1;
 	error = batch_run_unplanned(batch);
@@ -806,6 +810,17 @@ static int batch_end_cancel(struct wh_batch *batch, int error)
 	return 0;
 }
 
+static void batch_cancel_fragments(struct wh_batch *batch)
+{
+	/* Where a callback submits it again meanwhile, there is nothing of the old run to cancel.
+	 */
+	if (!wh_plan_hold(batch))
+		return;
+	for (size_t i = 0; i < batch->fragment_count && wh_batch_running(batch); i++)
+		fragment_cancel(&batch->fragments[i]);
+	wh_plan_release(batch);
+}
+
 int wh_batch_cancel(struct wh_batch *batch)
 {
 	int error = wh_batch_guard(batch, "wh_batch_cancel");
@@ -824,8 +839,7 @@ int wh_batch_cancel(struct wh_batch *batch)
 		wh_resolution_cancel(batch);
 	if (wh_stream_dependency_cancel(batch))
 		wh_batch_start(batch, -ECANCELED, "cancelled before it was started");
-	for (size_t i = 0; i < batch->fragment_count && wh_batch_running(batch); i++)
-		fragment_cancel(&batch->fragments[i]);
+	batch_cancel_fragments(batch);
 	if (wh_notify_cancel(batch)) {
 		wh_batch_fail(batch, -ECANCELED, "cancelled before its notification was sent");
 		wh_batch_finish(batch);

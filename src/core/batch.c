@@ -87,6 +87,8 @@ int wh_batch_new(struct wh_peer *peer, const struct wh_batch_options *given, str
 	batch->priority = options.priority;
 	batch->require = wh_transport_by_name(require); /* "", "local": WH_TRANSPORT_COUNT */
 	batch->local = !strcmp(require, WH_REQUIRE_LOCAL);
+	pthread_mutex_init(&batch->look_lock, NULL);
+	pthread_mutex_init(&batch->plan_lock, NULL);
 	pthread_mutex_init(&batch->text_lock, NULL);
 	pthread_mutex_init(&batch->route_lock, NULL);
 	if (batch->queue)
@@ -101,12 +103,15 @@ int wh_batch_new(struct wh_peer *peer, const struct wh_batch_options *given, str
 static void batch_empty(struct wh_batch *batch)
 {
 	wh_batch_flush_counts(batch);
+	wh_plan_begin(batch);
 	for (size_t i = 0; i < batch->blocks_count; i++)
 		wh_blocks_release(batch->blocks[i]);
-	batch->blocks_count = batch->item_count = batch->fragment_count = 0;
+	batch->blocks_count = batch->item_count = 0;
+	batch->fragment_count = 0;
 	batch->notifies = false;
 	batch->unresolved = false;
 	batch->planned = 0;
+	wh_plan_end(batch);
 }
 
 int wh_batch_clear(struct wh_batch *batch)
@@ -161,8 +166,12 @@ int wh_batch_free(struct wh_batch *batch)
 	wh_stream_dependency_free(batch);
 	pthread_mutex_destroy(&batch->route_lock);
 	pthread_mutex_destroy(&batch->text_lock);
+	pthread_mutex_destroy(&batch->plan_lock);
+	pthread_mutex_destroy(&batch->look_lock);
 	free(batch->items);
 	free(batch->blocks);
+	for (unsigned i = 0; i < batch->outgrown_count; i++)
+		free(batch->outgrown[i]);
 	free(batch->fragments);
 	free(batch->note);
 	free(batch);

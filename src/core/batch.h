@@ -53,6 +53,9 @@ struct wh_share {
 	bool inapplicable; /* as in struct wh_route */
 };
 
+/* Each array of fragments has room for four times as many as the one before. */
+#define WH_FRAGMENT_GROWTHS 16
+
 struct wh_batch {
 	struct wh_peer *peer;
 	struct wh_queue *queue;
@@ -75,12 +78,23 @@ struct wh_batch {
 	uint64_t note_tag;
 	bool notifies; /* it has a notification, maybe of length 0 */
 
-	struct wh_fragment *fragments;
-	size_t fragment_count, fragment_room;
+	/* A thread that polls may still look at what an earlier plan has left: arrays that have
+	 * become too small stay until the batch is freed. */
+	struct wh_fragment *_Atomic fragments;
+	_Atomic size_t fragment_count;
+	size_t fragment_room;
+	struct wh_fragment *outgrown[WH_FRAGMENT_GROWTHS];
+	unsigned outgrown_count;
+	/* Guards `planning`, and keeps the plan as it is for those that look at it: see
+	 * wh_plan_hold(). Taken before route_lock, text_lock and the transports' locks. */
+	pthread_mutex_t plan_lock;
+	pthread_mutex_t look_lock; /* of those that plan to explain; taken before plan_lock */
+	uint32_t planning; /* calls that change the plan, or items, now */
 	/* It names regions that were not known when they were added. In items by an address of the
 	 * peer's, `remote` is 0 and `offset` the address until the region is known. */
 	bool unresolved;
-	_Atomic bool resolving; /* it runs, but has no plan yet: only its worker sees `fragments` */
+	/* It runs, but has no plan yet: only its worker sees `fragments`. Set under plan_lock. */
+	_Atomic bool resolving;
 	struct wh_resolution *resolution; /* while the peer is asked; under peer.lock */
 	/* While it waits for a plan: deferred.h. */
 	struct wh_list deferred_link;

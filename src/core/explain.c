@@ -50,6 +50,8 @@ static unsigned explain_collect(struct wh_batch *batch, struct wh_route out[WH_T
 	struct wh_share shares[WH_TRANSPORT_COUNT];
 	unsigned count = 0;
 
+	if (!wh_plan_hold(batch))
+		return 0;
 	pthread_mutex_lock(&batch->text_lock);
 	memcpy(shares, batch->share, sizeof(shares));
 	pthread_mutex_unlock(&batch->text_lock);
@@ -76,7 +78,27 @@ static unsigned explain_collect(struct wh_batch *batch, struct wh_route out[WH_T
 			said[count] = description;
 		count++;
 	}
+	wh_plan_release(batch);
 	return count;
+}
+
+/* Plan a batch that was never submitted. */
+static int explain_plan(struct wh_batch *batch)
+{
+	int error = 0;
+
+	/* In a callback, the thread that plans may be this one, which gives a turn. */
+	if (!wh_engine_inside(batch->peer->engine))
+		pthread_mutex_lock(&batch->look_lock);
+	else if (pthread_mutex_trylock(&batch->look_lock))
+		return 0;
+	if (atomic_load(&batch->state) == WH_BATCH_NEW && !batch->planned) {
+		error = wh_peer_check(batch->peer);
+		if (!error)
+			error = wh_plan_within(batch, INT64_MAX);
+	}
+	pthread_mutex_unlock(&batch->look_lock);
+	return error;
 }
 
 /* Collect the routes; a batch that was never submitted is planned first. */
@@ -91,14 +113,11 @@ static int explain_look(struct wh_batch *batch, const char *call,
 	error = wh_engine_guard(batch->peer->engine, call);
 	if (error)
 		return error;
-	if (atomic_load(&batch->state) == WH_BATCH_NEW && !batch->planned) {
-		error = wh_peer_check(batch->peer);
-		if (!error)
-			error = wh_plan_within(batch, INT64_MAX);
-		/* A batch that no transport takes still has reasons to show. */
-		if (error && error != -EOPNOTSUPP)
-			return error;
-	}
+	if (atomic_load(&batch->state) == WH_BATCH_NEW)
+		error = explain_plan(batch);
+	/* A batch that no transport takes still has reasons to show. */
+	if (error && error != -EOPNOTSUPP)
+		return error;
 	*count = explain_collect(batch, out, said);
 	return 0;
 }
@@ -142,6 +161,9 @@ int wh_batch_progress(struct wh_batch *batch, uint64_t *out)
 		return error;
 	if (atomic_load_explicit(&batch->state, memory_order_acquire) == WH_BATCH_NEW)
 		return wh_fail(EINVAL, "wh_batch_progress: the batch was never submitted");
+	*out = 0;
+	if (!wh_plan_hold(batch))
+		return 0;
 	for (size_t i = 0; i < batch->fragment_count; i++) {
 		const struct wh_fragment *fragment = &batch->fragments[i];
 		/* Some transports do not maintain `left`: then only the end of a fragment counts.
@@ -152,6 +174,7 @@ int wh_batch_progress(struct wh_batch *batch, uint64_t *out)
 
 		bytes += left < fragment->bytes ? fragment->bytes - left : 0;
 	}
+	wh_plan_release(batch);
 	*out = bytes;
 	return 0;
 }
@@ -164,6 +187,8 @@ static void explain_expect(struct wh_batch *batch, struct wh_estimate *out)
 	bool known = true;
 
 	*out = (struct wh_estimate){ .size = sizeof(*out) };
+	if (!wh_plan_hold(batch))
+		return;
 	pthread_mutex_lock(&batch->text_lock);
 	memcpy(shares, batch->share, sizeof(shares));
 	pthread_mutex_unlock(&batch->text_lock);
@@ -180,6 +205,7 @@ static void explain_expect(struct wh_batch *batch, struct wh_estimate *out)
 		else if (out->measured > measured)
 			measured = out->measured;
 	}
+	wh_plan_release(batch);
 	out->measured = known ? measured : WH_ESTIMATE_TYPICAL;
 	if (!known)
 		out->duration = out->age = 0;
@@ -232,11 +258,13 @@ static bool explain_region_window(struct wh_peer *peer, const struct wh_region *
 }
 
 /* Describe the first region window that the batch's memory has. */
-static bool explain_window(const struct wh_batch *batch, char *line, size_t size)
+static bool explain_window(struct wh_batch *batch, char *line, size_t size)
 {
 	struct wh_engine *engine = batch->peer->engine;
 	bool found = false;
 
+	if (!wh_plan_hold(batch))
+		return false;
 	/* The lock keeps windows from being closed with their regions. */
 	pthread_mutex_lock(&engine->region_windows.lock);
 	for (size_t i = 0; i < batch->item_count && !found; i++)
@@ -250,6 +278,7 @@ static bool explain_window(const struct wh_batch *batch, char *line, size_t size
 						      blocks->bases[b].remote, line, size);
 	}
 	pthread_mutex_unlock(&engine->region_windows.lock);
+	wh_plan_release(batch);
 	return found;
 }
 

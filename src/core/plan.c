@@ -86,10 +86,12 @@ static void plan_refuse(struct wh_batch *batch, uint32_t id, const char *why, bo
 {
 	struct wh_share *share = &batch->share[id];
 
-	if (share->refused[0])
-		return;
-	snprintf(share->refused, WH_REFUSAL, "%s", why);
-	share->inapplicable = inapplicable;
+	pthread_mutex_lock(&batch->text_lock); /* after a reroute it runs */
+	if (!share->refused[0]) {
+		snprintf(share->refused, WH_REFUSAL, "%s", why);
+		share->inapplicable = inapplicable;
+	}
+	pthread_mutex_unlock(&batch->text_lock);
 }
 
 bool wh_require_is_known(const char *require)
@@ -206,29 +208,43 @@ static int plan_check_region(struct wh_batch *batch, const char *what, uint64_t 
 	return 0;
 }
 
+/* Make room for four times as many fragments. */
+static int plan_grow(struct wh_batch *batch)
+{
+	struct wh_fragment *before = batch->fragments, *grown;
+	size_t room = before ? batch->fragment_room * 4 : 1;
+
+	/* Zeroed: whoever still polls the last submission may look at any of them. */
+	grown = batch->outgrown_count < WH_FRAGMENT_GROWTHS ? calloc(room, sizeof(*grown)) : NULL;
+	if (!grown)
+		return wh_fail(ENOMEM, "wh_batch_submit: no memory");
+	if (before) {
+		memcpy(grown, before, batch->fragment_room * sizeof(*grown));
+		batch->outgrown[batch->outgrown_count++] = before;
+		/* Several fragments: wh_batch_finish() counts the slow way. */
+		atomic_fetch_or(&batch->watch, WH_STATISTICS_FRAGMENTS);
+	}
+	/* Before fragment_count, which is read first. */
+	atomic_store_explicit(&batch->fragments, grown, memory_order_release);
+	batch->fragment_room = room;
+	return 0;
+}
+
 static struct wh_fragment *plan_new_fragment(struct wh_batch *batch)
 {
-	size_t room = batch->fragment_room ? batch->fragment_room * 4 : 1;
-	struct wh_fragment *grown;
+	size_t count = atomic_load_explicit(&batch->fragment_count, memory_order_relaxed);
+	struct wh_fragment *fragment;
 
-	if (batch->fragment_count == batch->fragment_room) {
-		grown = realloc(batch->fragments, room * sizeof(*grown));
-		if (!grown) {
-			wh_fail(ENOMEM, "wh_batch_submit: no memory");
-			return NULL;
-		}
-		if (room > 1) /* several fragments: wh_batch_finish() counts the slow way */
-			atomic_fetch_or(&batch->watch, WH_STATISTICS_FRAGMENTS);
-		batch->fragments = grown;
-		batch->fragment_room = room;
-	}
-	grown = &batch->fragments[batch->fragment_count++];
-	memset(grown, 0, sizeof(*grown));
-	grown->batch = batch;
-	grown->peer = batch->peer;
-	grown->items = batch->items;
-	grown->priority = batch->priority;
-	return grown;
+	if (count == batch->fragment_room && plan_grow(batch))
+		return NULL;
+	fragment = &batch->fragments[count];
+	memset(fragment, 0, sizeof(*fragment));
+	fragment->batch = batch;
+	fragment->peer = batch->peer;
+	fragment->items = batch->items;
+	fragment->priority = batch->priority;
+	atomic_store_explicit(&batch->fragment_count, count + 1, memory_order_release);
+	return fragment;
 }
 
 /* Choose a transport for two regions, unless it is the same choice as the last one. */
@@ -338,7 +354,7 @@ static void plan_forget_worse(struct wh_batch *batch)
 			batch->share[id].refused[0] = 0;
 }
 
-int wh_plan(struct wh_batch *batch, enum wh_planning how)
+static int plan_make(struct wh_batch *batch, enum wh_planning how)
 {
 	struct wh_engine *engine = batch->peer->engine;
 	uint32_t version = atomic_load(&batch->peer->plan_version);
@@ -381,6 +397,44 @@ int wh_plan(struct wh_batch *batch, enum wh_planning how)
 	wh_warning_networked(batch);
 	batch->planned = version;
 	return 0;
+}
+
+int wh_plan(struct wh_batch *batch, enum wh_planning how)
+{
+	int error;
+
+	wh_plan_begin(batch);
+	error = plan_make(batch, how);
+	wh_plan_end(batch);
+	return error;
+}
+
+void wh_plan_begin(struct wh_batch *batch)
+{
+	pthread_mutex_lock(&batch->plan_lock);
+	batch->planning++;
+	pthread_mutex_unlock(&batch->plan_lock);
+}
+
+void wh_plan_end(struct wh_batch *batch)
+{
+	pthread_mutex_lock(&batch->plan_lock);
+	batch->planning--;
+	pthread_mutex_unlock(&batch->plan_lock);
+}
+
+bool wh_plan_hold(struct wh_batch *batch)
+{
+	pthread_mutex_lock(&batch->plan_lock);
+	if (!batch->planning && !atomic_load(&batch->resolving))
+		return true;
+	pthread_mutex_unlock(&batch->plan_lock);
+	return false;
+}
+
+void wh_plan_release(struct wh_batch *batch)
+{
+	pthread_mutex_unlock(&batch->plan_lock);
 }
 
 /* The regions of item or base number `index`: returns the remote one. */

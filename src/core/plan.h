@@ -22,6 +22,15 @@ int wh_plan(struct wh_batch *batch, enum wh_planning how);
  */
 uint32_t wh_plan_again(const struct wh_fragment *fragment);
 
+/* Between these two calls the fragments and shares change, or the items: wh_plan() makes them
+ * itself. They nest. */
+void wh_plan_begin(struct wh_batch *batch);
+void wh_plan_end(struct wh_batch *batch);
+/* Keep the plan as it is until wh_plan_release(), to look at it on a thread that does not own the
+ * batch. False: there is none now, it is being made; nothing is held. */
+bool wh_plan_hold(struct wh_batch *batch);
+void wh_plan_release(struct wh_batch *batch);
+
 /* What the setting and the option `require` may say besides the name of a transport: bytes for an
  * engine of this machine go by no network; those for other machines are not concerned. */
 #define WH_REQUIRE_LOCAL "local"

@@ -217,6 +217,44 @@ static void cancel__before_the_answer(void **state)
 	link_close(&link);
 }
 
+/* Who looks at a batch that has no plan yet sees nothing of its last one. */
+static void progress__before_the_plan(void **state)
+{
+	struct link link = peer_link("far");
+	struct wh_batch *batch = batch_to(&link);
+	struct wh_estimate estimate = { .size = sizeof(estimate) };
+	struct wh_route routes[WH_TRANSPORT_COUNT];
+	size_t count = WH_TRANSPORT_COUNT;
+	struct wh_question ids;
+	uint64_t bytes = 7;
+
+	(void)state;
+	add_id(batch, 0, WH_WRITE);
+	assert_int_equal(wh_batch_submit(batch), 0);
+	ids = lookup(&link, WH_ASK_IDS, 1);
+	/* As while the planner fills the fragments: they are its own. */
+	batch->fragments = (struct wh_fragment *)(uintptr_t)8;
+	batch->fragment_count = 1;
+	batch->share[WH_TRANSPORT_RDMA].bytes = 1;
+	assert_int_equal(wh_batch_progress(batch, &bytes), 0);
+	assert_int_equal(bytes, 0);
+	assert_int_equal(wh_batch_routes(batch, routes, &count), 0);
+	assert_int_equal(count, 0);
+	assert_int_equal(wh_batch_estimate(batch, &estimate), -EOPNOTSUPP);
+	batch->fragments = NULL;
+	batch->fragment_count = 0;
+	batch->share[WH_TRANSPORT_RDMA].bytes = 0;
+	answer(&link, ids.token, 0, WH_ACCESS_WRITE);
+	count = WH_TRANSPORT_COUNT;
+	assert_int_equal(wh_batch_routes(batch, routes, &count), 0);
+	assert_int_equal(count, 1);
+	fake_end(RDMA, 0);
+	assert_int_equal(wh_batch_progress(batch, &bytes), 0);
+	assert_int_equal(bytes, 16);
+	drop_batch(batch);
+	link_close(&link);
+}
+
 static int resolve(struct wh_batch *batch)
 {
 	struct wh_resolution *asked = NULL;
@@ -250,9 +288,10 @@ static void resolve__no_memory(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		TEST(submit__asks_once),      TEST(submit__what_cannot_be),
-		TEST(submit__lost_meanwhile), TEST(submit__keeps_the_address),
-		TEST(resolve__no_memory),     TEST(cancel__before_the_answer),
+		TEST(submit__asks_once),         TEST(submit__what_cannot_be),
+		TEST(submit__lost_meanwhile),    TEST(submit__keeps_the_address),
+		TEST(resolve__no_memory),        TEST(cancel__before_the_answer),
+		TEST(progress__before_the_plan),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
