@@ -14,6 +14,7 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include "memory/memory.h"
@@ -116,6 +117,53 @@ bool wh_memory_mapped(uint64_t start, uint64_t length)
 
 	return !msync((void *)(uintptr_t)first, start - first + length, MS_ASYNC) ||
 	       errno != ENOMEM;
+}
+
+/* One's own memory, always allowed but for a seccomp filter. The application's memory is `local`,
+ * which the kernel copies as for any other call; the library's own is `remote`, which it pins. */
+static int memory_move(struct iovec app, struct iovec own, bool writes)
+{
+	ssize_t moved;
+
+	while (app.iov_len) {
+		moved = writes ? process_vm_readv(getpid(), &app, 1, &own, 1, 0) :
+				 process_vm_writev(getpid(), &app, 1, &own, 1, 0);
+		if (moved < 0 && errno != EFAULT)
+			return -errno;
+		if (moved <= 0)
+			return -EFAULT;
+		app.iov_base = (char *)app.iov_base + moved;
+		own.iov_base = (char *)own.iov_base + moved;
+		app.iov_len -= (size_t)moved;
+		own.iov_len -= (size_t)moved;
+	}
+	return 0;
+}
+
+int wh_memory_put(void *to, const void *from, size_t length)
+{
+	int error = memory_move((struct iovec){ to, length },
+				(struct iovec){ (void *)(uintptr_t)from, length }, true);
+
+	if (!error || error == -EFAULT)
+		return error;
+	if (!wh_memory_mapped((uint64_t)(uintptr_t)to, length))
+		return -EFAULT;
+	memcpy(to, from, length);
+	return 0;
+}
+
+int wh_memory_take(void *to, const void *from, size_t length)
+{
+	int error = memory_move((struct iovec){ (void *)(uintptr_t)from, length },
+				(struct iovec){ to, length }, false);
+
+	if (!error || error == -EFAULT)
+		return error;
+	if (!wh_memory_mapped((uint64_t)(uintptr_t)from, length))
+		return -EFAULT;
+	memcpy(to, from, length);
+	return 0;
 }
 
 /* Stop at the first gap. */

@@ -138,6 +138,12 @@ int wh_vmas_walk_text(uint64_t start, uint64_t end,
 		      int (*each)(void *arg, const struct wh_vma *vma), void *arg);
 /* Is the whole range mapped? One system call, which touches no page; true if it fails otherwise. */
 bool wh_memory_mapped(uint64_t start, uint64_t length);
+/* Copy to memory of the application's, or from it, by a system call, where a load or store might
+ * raise a signal. The other side is the library's own. 0; -EFAULT: some of it cannot be accessed,
+ * and some bytes may have been copied. Where a seccomp filter refuses the call, or the kernel lacks
+ * it, only memory that is not mapped is -EFAULT, and the CPU copies. */
+int wh_memory_put(void *to, const void *from, size_t length);
+int wh_memory_take(void *to, const void *from, size_t length);
 /* The same; if false, *bad is the first address that is not mapped, which takes longer to find. */
 bool wh_vmas_mapped(uint64_t start, uint64_t length, uint64_t *bad);
 /* Can the CPU read the whole range? 0; -EFAULT: not at *bad. 0 also without /proc: accesses then

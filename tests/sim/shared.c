@@ -368,7 +368,8 @@ static ssize_t process_move(const char *call, pid_t pid, const struct iovec *loc
 	call_point(call, (uint64_t)pid);
 	if (node < 0 || !process_runs(node) || !node_of(node_self())->alive)
 		return call_failed(call, pid, ESRCH);
-	if (sim_chance(sim_options.vm_refused))
+	/* A process may always move its own memory. */
+	if (node != node_self() && sim_chance(sim_options.vm_refused))
 		return call_failed(call, pid, EPERM);
 	if (local_count > 1 && local_count == remote_count && sim_chance(sim_options.short_read))
 		local_count = remote_count = 1 + sim_draw_world(local_count - 1);

@@ -107,23 +107,11 @@ static int request_note_fault(struct tcp_request *request, const struct tcp_walk
 	return -EFAULT;
 }
 
-/* Is the memory of an extent pair mapped? Checked before a memcpy(), which would raise a signal
- * where the kernel returns EFAULT. *seen caches the last region that was mapped whole. */
-static bool pair_is_mapped(const struct wh_fragment *fragment, const struct wh_extent_pair *pair,
-			   const struct wh_region **seen)
+/* Can the memory of an extent pair vanish, so that the CPU must not copy it itself? */
+static bool pair_may_vanish(const struct wh_fragment *fragment, const struct wh_extent_pair *pair)
 {
-	const struct wh_region *region;
-
-	if (tcp_of(fragment)->staged)
-		return true;
-	region = wh_fragment_local(fragment, pair->index);
-	if (region == *seen || !wh_region_may_vanish(region))
-		return true;
-	if (wh_memory_mapped(region->entry.address, region->entry.length)) {
-		*seen = region;
-		return true;
-	}
-	return wh_memory_mapped((uint64_t)(uintptr_t)pair->local, pair->length);
+	return !tcp_of(fragment)->staged &&
+	       wh_region_may_vanish(wh_fragment_local(fragment, pair->index));
 }
 
 /* ---- requests ---------------------------------------------------------- */
@@ -251,14 +239,14 @@ static int flow_take_queued(struct tcp_client *client, struct tcp_request **out)
 static int flow_fill_slot(struct tcp_client *client, struct tcp_request *request)
 {
 	char *to = wh_lender_slot(&client->tcp->lender, request->slot);
-	const struct wh_region *seen = NULL;
 	struct tcp_walk walk;
 
 	walk_start(&walk, request);
 	do {
-		if (!pair_is_mapped(request->fragment, &walk.pair, &seen))
+		if (!pair_may_vanish(request->fragment, &walk.pair))
+			memcpy(to + walk.before, walk.pair.local, walk.pair.length);
+		else if (wh_memory_take(to + walk.before, walk.pair.local, walk.pair.length))
 			return request_note_fault(request, &walk);
-		memcpy(to + walk.before, walk.pair.local, walk.pair.length);
 	} while (walk_step(&walk, request->fragment));
 	return 0;
 }
@@ -499,9 +487,9 @@ static int flow_take_head(struct tcp_client *client)
 /* Copy payload to where it belongs: up to `most` bytes at `from`. Returns how many, or -EFAULT. */
 static ssize_t flow_put_payload(struct tcp_client *client, const uint8_t *from, size_t most)
 {
-	const struct wh_region *seen = NULL;
 	bool errors = client->response.errors;
 	size_t put = 0;
+	char *to;
 
 	while (put < most && client->into_left) {
 		struct tcp_walk *walk = &client->into;
@@ -513,13 +501,16 @@ static ssize_t flow_put_payload(struct tcp_client *client, const uint8_t *from, 
 		}
 		if (length > most - put)
 			length = most - put;
-		if (!pair_is_mapped(client->receiving->fragment, &walk->pair, &seen))
-			return request_note_fault(client->receiving, walk);
-		if (tcp_of(client->receiving->fragment)->windowed)
-			tcp_window_put(client->receiving->fragment, &walk->pair,
-				       walk_at(walk, client->receiving), from + put, length);
-		else
-			memcpy(walk_at(walk, client->receiving), from + put, length);
+		to = walk_at(walk, client->receiving);
+		if (pair_may_vanish(client->receiving->fragment, &walk->pair)) {
+			if (wh_memory_put(to, from + put, length))
+				return request_note_fault(client->receiving, walk);
+		} else if (tcp_of(client->receiving->fragment)->windowed) {
+			tcp_window_put(client->receiving->fragment, &walk->pair, to, from + put,
+				       length);
+		} else {
+			memcpy(to, from + put, length);
+		}
 		put += length;
 		client->into_left -= length;
 		walk_advance(client, walk, client->receiving->fragment, errors, length);

@@ -9,6 +9,7 @@
 #include <sys/socket.h>
 
 #include "gpu/region-window.h"
+#include "memory/memory.h"
 #include "net/quota.h"
 #include "transport/tcp/server.h"
 
@@ -152,6 +153,22 @@ static void payload_copy_to_slots(struct tcp_server *server)
 	}
 }
 
+/* Copy the next bytes of the buffer to the region entered last. 0 or EFAULT. */
+static int payload_copy(struct tcp_server *server, const struct tcp_entered *entered, char *to,
+			size_t length)
+{
+	const uint8_t *from = server->in.bytes + server->in.start;
+	struct wh_region_entry *entry = entered->entries[entered->count - 1];
+
+	if (entered->window)
+		wh_region_window_write(entered->window, to, from, length);
+	else if (wh_region_may_vanish(wh_container(entry, struct wh_region, entry)))
+		return -wh_memory_put(to, from, length);
+	else
+		memcpy(to, from, length);
+	return 0;
+}
+
 /* Copy payload that arrived in the buffer, together with the header, into the regions. */
 static void payload_copy_to_regions(struct tcp_server *server)
 {
@@ -172,13 +189,10 @@ static void payload_copy_to_regions(struct tcp_server *server)
 				tcp_regions_leave(&entered);
 				continue;
 			}
-			if (!memory)
-				extent->error = error;
-			else if (entered.window)
-				wh_region_window_write(entered.window, memory + server->skip,
-						       in->bytes + in->start, length);
-			else
-				memcpy(memory + server->skip, in->bytes + in->start, length);
+			if (memory)
+				error = payload_copy(server, &entered, memory + server->skip,
+						     length);
+			extent->error = error;
 		}
 		in->start += (uint32_t)length;
 		in->length -= (uint32_t)length;

@@ -108,9 +108,8 @@ int tcp_answer_read(struct tcp_server *server)
 	struct tcp_job *job;
 	uint64_t bytes = 0;
 
-	/* Staged: any extent may fail yet. */
-	size = sizeof(*job) + list + WH_RESPONSE_SIZE +
-	       (staged ? request->count : errors) * WH_RESPONSE_ERROR_SIZE;
+	/* Any extent may fail yet. */
+	size = sizeof(*job) + list + WH_RESPONSE_SIZE + request->count * WH_RESPONSE_ERROR_SIZE;
 	job = malloc(size);
 	if (!job)
 		return -ENOMEM;
@@ -235,6 +234,10 @@ static int job_send(struct tcp_server *server, struct tcp_job *job)
 			      wh_channel_send(server->source.fd, server->channel, vector, count);
 		error = payload < 0 ? (int)-payload : errno;
 		tcp_regions_leave(&entered);
+		/* Mapped, and yet not readable: nothing of the response has gone. */
+		if (got < 0 && error == EFAULT && !job->staged &&
+		    tcp_answer_refuse_read(server, job, EFAULT))
+			continue;
 		if (got < 0)
 			return error == EINTR ? -EAGAIN : -error;
 		server->moved += (uint64_t)got;

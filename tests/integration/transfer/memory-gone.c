@@ -162,6 +162,9 @@ static void gone__not_writable(void **state)
 	owner_open(&owner);
 	want(0, mprotect(owner.pages + 128 * PAGE, 32 * PAGE, PROT_READ));
 	for (unsigned int i = 0; i < 3; i++) {
+		/* Few bytes come with the header. */
+		want_owner_fault(&owner, WH_WRITE, 128 * PAGE, 8);
+		want_owner_fault(&owner, WH_WRITE, 128 * PAGE - 8, PAGE);
 		want_owner_fault(&owner, WH_WRITE, 0, LENGTH);
 		want(0, owner_move(&owner, WH_WRITE, 0, 128 * PAGE));
 		want(0, owner_move(&owner, WH_READ, 0, LENGTH));
@@ -169,10 +172,47 @@ static void gone__not_writable(void **state)
 	owner_close(&owner);
 }
 
+/* The memory is mapped, and nobody can read it. */
+static void gone__not_readable(void **state)
+{
+	struct owner owner;
+
+	(void)state;
+	owner_open(&owner);
+	want(0, mprotect(owner.pages + 128 * PAGE, 32 * PAGE, PROT_NONE));
+	for (unsigned int i = 0; i < 3; i++) {
+		want_owner_fault(&owner, WH_READ, 128 * PAGE, 8);
+		want_owner_fault(&owner, WH_READ, 130 * PAGE, 2 * PAGE);
+		want_owner_fault(&owner, WH_WRITE, 128 * PAGE, 8);
+		want(0, owner_move(&owner, WH_READ, 0, 128 * PAGE));
+	}
+	owner_close(&owner);
+}
+
+/* The memory is mapped at the initiator, but it cannot be written. */
+static void gone__not_writable_here(void **state)
+{
+	struct fixture f;
+
+	fixture_open(&f, *state, LENGTH);
+	want(0, move(&f, WH_WRITE, 0, 0, LENGTH));
+	want(0, mprotect((void *)(((uintptr_t)f.local + 64 * PAGE) & ~(uintptr_t)(PAGE - 1)),
+			 40 * PAGE, PROT_READ));
+	want_fault(&f, WH_READ, 8);
+	want_fault(&f, WH_READ, PAGE);
+	want_fault(&f, WH_READ, 64 * PAGE);
+	want(0, move(&f, WH_WRITE, 0, 0, LENGTH));
+	fixture_close(&f);
+}
+
 static const struct CMUnitTest tests[] = {
-	TEST(register__never_mapped), TEST_OVER(gone__here, tcp4),
-	TEST_OVER(gone__here, vm),    TEST(gone__there),
+	TEST(register__never_mapped),
+	TEST_OVER(gone__here, tcp4),
+	TEST_OVER(gone__here, vm),
+	TEST(gone__there),
 	TEST(gone__not_writable),
+	TEST(gone__not_readable),
+	TEST_OVER(gone__not_writable_here, tcp4),
 };
 
 HARNESS_MAIN("memory-gone", tests)
