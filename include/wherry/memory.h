@@ -174,9 +174,14 @@ struct wh_region_options {
  * WRITE when it asks for it. Does not touch the memory, does not block on peers.
  *
  * The caller keeps the memory mapped, readable and (for access WRITE, or as the target of a read)
- * writable until wh_region_unregister(). Otherwise a transfer fails with -EFAULT if a system call
- * moves the bytes (tcp without tls, process_vm), and the process faults if the CPU does (self, a
- * mapping, tls).
+ * writable until wh_region_unregister(). Otherwise, on either side, by the path of the bytes:
+ *
+ *   path                    not mapped    not accessible, or past its file's end
+ *   tcp without tls         -EFAULT       -EFAULT; a large read: the connection may break
+ *   the same, process_vm    -EFAULT       the process gets a signal
+ *     refused by seccomp
+ *   process_vm (shm)        -EFAULT       -EFAULT
+ *   self, a mapping, tls    a signal      a signal
  *
  * GPU memory must lie on one GPU, in one allocation or in adjacent mappings of cuMemCreate. From
  * then on, synchronous copies by the application to it return only when they have ended
