@@ -193,8 +193,11 @@ struct wh_region_options {
 int wh_region_register(struct wh_engine *engine, void *address, size_t length,
 		       const struct wh_region_options *options, struct wh_region **out);
 
-/* Unregister the region. After it returns 0, no peer reads or writes the memory. Blocks until
- * copies by peers that have begun are over, and until peers that map the memory have unmapped it.
+/* Unregister the region. After it returns 0, no peer reads or writes the memory, and no batch that
+ * starts then succeeds with it. Blocks until copies by peers that have begun are over, and until
+ * peers that map the memory have unmapped it. Nobody can ask a peer whose connection is lost: on
+ * this host it may read and write the memory until it has noticed that, within a second as a rule,
+ * but its batches fail. One on another host of an NVLink fabric may even succeed until then.
  * 0, or -EBUSY (a batch of this engine uses it, or a peer on this host has not let go of it within
  * the setting `timeout`; the region is unpublished in either case: call again), -EDEADLK (called
  * from a callback). Closing a file may wait for its file system, as close(2) does. If that does not

@@ -301,6 +301,8 @@ void wh_session_end(struct wh_session *session, int error, const char *text)
 	(void)error; /* `text` says it */
 	wh_log_line(&engine->log, WH_LOG_INFO, "session", "%s has left: %s", session->hello.name,
 		    text);
+	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++)
+		wh_transport(id)->session_ending(session);
 	pthread_mutex_lock(&engine->lock);
 	wh_list_remove(&session->link);
 	wh_hash_remove(&engine->sessions_by_id, &session->node);

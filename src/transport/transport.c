@@ -264,6 +264,7 @@ static const struct wh_transport defaults = {
 	.describe = no_description,
 	.estimate = wh_probe_estimate,
 	.session_accept = no_session_accept,
+	.session_ending = no_session_close,
 	.session_close = no_session_close,
 	.session_abort = no_session_abort,
 	.session_frame = no_session_frame,
@@ -326,6 +327,7 @@ static void make_list(void)
 		FILL(describe);
 		FILL(estimate);
 		FILL(session_accept);
+		FILL(session_ending);
 		FILL(session_close);
 		FILL(session_abort);
 		FILL(session_frame);

@@ -185,6 +185,10 @@ struct wh_transport {
 	 * loop. */
 	int (*session_accept)(struct wh_session *session, int fd, struct wh_channel *channel,
 			      const struct wh_hello *hello);
+	/* The session is about to be forgotten: from then on regions are unregistered without
+	 * asking its peer. What that still does in mapped memory must not succeed any more. On
+	 * loop 0; session_close follows. */
+	void (*session_ending)(struct wh_session *session);
 	/* The session ends: close its connections, without waiting for anybody. When it returns,
 	 * none touches memory any more, save what GPUs and file systems have been told to do, which
 	 * keeps its regions entered. On loop 0. */

@@ -772,18 +772,35 @@ bool sim_network_black_one(int64_t ns)
 	return true;
 }
 
-void sim_network_reset(int from_host, int to_host, int connection)
+/* The initiator's end. NULL: there is none. */
+static struct end *connection_find(int from_host, int to_host, int connection)
 {
 	for (int i = 0; i < end_count; i++) {
 		struct end *end = ends[i];
 
 		if (is_connection(end) && end->initiator && end->ordinal == connection &&
 		    node_of(end->node)->host == from_host &&
-		    node_of(end->peer->node)->host == to_host) {
-			end_break(end, ECONNRESET);
-			if (!end->peer->closed)
-				end_break(end->peer, ECONNRESET);
-			return;
-		}
+		    node_of(end->peer->node)->host == to_host)
+			return end;
 	}
+	return NULL;
+}
+
+void sim_network_reset(int from_host, int to_host, int connection)
+{
+	struct end *end = connection_find(from_host, to_host, connection);
+
+	if (!end)
+		return;
+	end_break(end, ECONNRESET);
+	if (!end->peer->closed)
+		end_break(end->peer, ECONNRESET);
+}
+
+void sim_network_reset_there(int from_host, int to_host, int connection)
+{
+	struct end *end = connection_find(from_host, to_host, connection);
+
+	if (end && !end->peer->closed)
+		end_break(end->peer, ECONNRESET);
 }

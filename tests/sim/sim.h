@@ -209,6 +209,8 @@ struct sim_packet {
 void sim_network_watch(int64_t (*delay)(const struct sim_packet *packet, void *arg), void *arg);
 /* Break the n-th connection between two hosts, at both ends. */
 void sim_network_reset(int from_host, int to_host, int connection);
+/* The same at the end of `to_host` alone: the other one learns of it when it sends. */
+void sim_network_reset_there(int from_host, int to_host, int connection);
 
 /* ---- NICs: nic-verbs.c, nic-wire.c ----------------------------------------------------------- */
 

@@ -580,6 +580,56 @@ static void world_still_owner_driven(void)
 	world_still_owner();
 }
 
+/* ---- a session that has ended at its owner alone --------------------------------------------- */
+
+static void *withdraw_target(void *arg)
+{
+	struct scene *scene = arg;
+
+	while (!target_close(scene->owner, 0, true))
+		sim_sleep(SIM_MS);
+	scene->target = NULL;
+	return NULL;
+}
+
+/* The control connection breaks at the owner, who unregisters his memory then: there is nobody to
+ * ask. The initiator does not know yet, and still has the memory mapped. */
+static void act_ended_session(struct scene *scene)
+{
+	struct wh_batch *batch = scene_write(scene, 64);
+
+	scene_expect("submit", wh_batch_submit(batch), 0);
+	scene_expect("a write", scene_end(batch, SIM_SEC), 0);
+	sim_network_reset_there(0, 0, 0);
+	sim_spawn(scene->owner->node, "withdraw", withdraw_target, scene);
+	while (scene->target)
+		sim_sleep(100000);
+	scene_expect("the peer, of whose loss nobody knows", wh_peer_status(scene->peer), 0);
+	scene_expect("submit", wh_batch_submit(batch), 0);
+	scene_expect("a write to what is gone", scene_end(batch, SIM_SEC), -ECONNRESET);
+	wh_batch_free(batch);
+}
+
+static void world_ended_session(void)
+{
+	sim_options.programs = 2;
+	sim_options.transports = 2;
+	scene_play(act_ended_session);
+}
+
+static void world_ended_session_mapped(void)
+{
+	sim_options.shared = 2;
+	world_ended_session();
+}
+
+static void world_ended_session_gpu(void)
+{
+	sim_options.gpus = 1;
+	sim_options.gpu_regions = 100;
+	world_ended_session();
+}
+
 /* ---- priority -------------------------------------------------------------------------------- */
 
 static struct wh_batch *write_urgent(struct scene *scene)
@@ -639,6 +689,11 @@ static const struct world worlds[] = {
 	{ "left-at-disk", "a peer is lost whose bytes a disk has that hangs", world_left_at_disk },
 	{ "still-owner", "an owner of shared memory stands still", world_still_owner },
 	{ "still-owner-driven", "the same, without threads", world_still_owner_driven },
+	{ "ended-session", "memory is unregistered whose peer does not know of its loss",
+	  world_ended_session },
+	{ "ended-session-mapped", "the same, where the peer maps the memory",
+	  world_ended_session_mapped },
+	{ "ended-session-gpu", "the same, with a GPU's memory", world_ended_session_gpu },
 	{ "urgent", "a batch of latency priority is submitted behind a bulk one", world_urgent },
 	{ "dropin-late", "Mooncake's small writes come after newer ones", world_dropin_late },
 	{ "dropin-failed", "Mooncake's requests fail before their notification ends",

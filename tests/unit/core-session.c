@@ -416,8 +416,16 @@ static void watch__silence_of_twice_the_timeout(void **state)
 	watch__silence(6000, 12 * WH_SECOND);
 }
 
-static unsigned closed;
+static unsigned ending, closed;
 static const struct wh_session *counting;
+
+/* Whoever unregisters a region still waits for the session. */
+static void on_ending(struct wh_session *session)
+{
+	assert_ptr_equal(wh_session_find(engine, session->id), session);
+	assert_int_equal(engine->session_count, 1);
+	ending++;
+}
 
 /* A transport may count until it has closed the session. */
 static void on_close(struct wh_session *session)
@@ -435,19 +443,25 @@ static void end__counts_what_was_served(void **state)
 	uint64_t *bytes = engine->statistics.served_bytes;
 
 	(void)state;
-	for (unsigned i = 0; i < FAKES; i++)
+	for (unsigned i = 0; i < FAKES; i++) {
+		fake_table(fake_order[i])->session_ending = on_ending;
 		fake_table(fake_order[i])->session_close = on_close;
+	}
 	counting = link.session;
 	wh_session_count(link.session, WH_READ, 1000);
 	wh_session_count(link.session, WH_WRITE, 7);
 	link_close(&link);
+	assert_int_equal(ending, FAKES);
 	assert_int_equal(closed, FAKES);
 	assert_int_equal(bytes[0], 1000);
 	assert_int_equal(bytes[1], 7 + 30 * FAKES);
 	assert_int_equal(engine->statistics.served_requests, 2 + FAKES);
-	for (unsigned i = 0; i < FAKES; i++)
+	for (unsigned i = 0; i < FAKES; i++) {
+		fake_table(fake_order[i])->session_ending =
+			wh_transport(WH_TRANSPORT_SELF)->session_ending;
 		fake_table(fake_order[i])->session_close =
 			wh_transport(WH_TRANSPORT_SELF)->session_close;
+	}
 }
 
 static void break_off(void *argument)

@@ -45,6 +45,7 @@ static void list__nothing_is_left_out(void **state)
 		assert_non_null(transport->describe);
 		assert_non_null(transport->estimate);
 		assert_non_null(transport->session_accept);
+		assert_non_null(transport->session_ending);
 		assert_non_null(transport->session_close);
 		assert_non_null(transport->session_abort);
 		assert_non_null(transport->session_frame);
@@ -162,6 +163,7 @@ static void defaults__do_nothing(void **state)
 	self->region_gone(NULL, NULL, NULL);
 	self->region_coming(NULL, NULL, NULL);
 	self->region_closed(NULL, NULL, NULL);
+	self->session_ending(NULL);
 	self->session_close(NULL);
 	self->session_abort(NULL, 7);
 	assert_string_equal(why, "as it was");

@@ -173,12 +173,34 @@ static void receive__descriptors(void **state)
 	close(sockets[1]);
 }
 
+static void alive__words(void **state)
+{
+	static const struct wh_alive_word wrong[] = {
+		{ 0, 1 }, { 1, 0 }, { WH_ALIVE_WORDS, 1 }, { UINT32_MAX, 1 }
+	};
+	uint8_t bytes[WH_ALIVE_SIZE + 1] = { 0 };
+	struct wh_alive_word out = { 0, 0 };
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(wrong) / sizeof(*wrong); i++) {
+		wh_alive_encode(bytes, wrong[i]);
+		assert_int_equal(wh_alive_decode(bytes, WH_ALIVE_SIZE, &out), -EPROTO);
+	}
+	wh_alive_encode(bytes, (struct wh_alive_word){ WH_ALIVE_WORDS - 1, UINT32_MAX });
+	for (size_t length = 0; length <= WH_ALIVE_SIZE + 1; length++)
+		if (length != WH_ALIVE_SIZE)
+			assert_int_equal(wh_alive_decode(bytes, length, &out), -EPROTO);
+	assert_int_equal(out.index, 0);
+	assert_int_equal(wh_alive_decode(bytes, WH_ALIVE_SIZE, &out), 0);
+	assert_int_equal(out.index, WH_ALIVE_WORDS - 1);
+	assert_int_equal(out.value, UINT32_MAX);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(mapped__there_and_back),
-		cmocka_unit_test(mapped__granted),
-		cmocka_unit_test(mapped__malformed),
+		cmocka_unit_test(mapped__there_and_back), cmocka_unit_test(mapped__granted),
+		cmocka_unit_test(mapped__malformed),      cmocka_unit_test(alive__words),
 		cmocka_unit_test(receive__descriptors),
 	};
 

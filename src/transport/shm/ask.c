@@ -232,25 +232,25 @@ int wh_shm_check_file(int fd, uint64_t least)
 	return 0;
 }
 
-static int peer_map_alive(struct wh_shm_peer *shm, int fd)
+static int peer_map_alive(struct wh_shm_peer *shm, int fd, size_t length)
 {
-	size_t page = (size_t)sysconf(_SC_PAGESIZE);
 	uint32_t owner;
 	void *map;
 
-	if (fd < 0 || wh_shm_check_file(fd, page))
+	if (fd < 0 || wh_shm_check_file(fd, length))
 		return wh_shm_fail(shm, -EPROTO, "the peer's alive page");
-	map = mmap(NULL, page, PROT_READ, MAP_SHARED, fd, 0);
+	map = mmap(NULL, length, PROT_READ, MAP_SHARED, fd, 0);
 	if (map == MAP_FAILED)
 		return wh_shm_fail(shm, -errno, "mapping the peer's alive page");
 	owner = atomic_load((const _Atomic uint32_t *)map);
 	if (!owner || owner & 0xc0000000u) { /* FUTEX_OWNER_DIED, FUTEX_WAITERS */
-		munmap(map, page);
+		munmap(map, length);
 		return wh_shm_fail(shm, -ECONNRESET,
 				   "the peer's alive page: its process has ended");
 	}
-	madvise(map, page, MADV_DONTFORK);
+	madvise(map, length, MADV_DONTFORK);
 	shm->alive = map;
+	shm->alive_length = length;
 	shm->owner = owner;
 	return 0;
 }
@@ -339,11 +339,22 @@ static int peer_prove(struct wh_shm_peer *shm)
 static int peer_take_alive(struct wh_shm_peer *shm)
 {
 	struct wh_greeting alive;
+	struct wh_alive_word word = { 0, 0 };
+	size_t length = (size_t)sysconf(_SC_PAGESIZE);
 	int fd = -1, error = handshake_receive(shm, WH_FRAME_ALIVE, &alive, &fd);
 
+	/* Owners of older versions have no words for sessions. */
+	if (!error && alive.length && wh_alive_decode(alive.bytes, alive.length, &word))
+		error = wh_shm_fail(shm, -EPROTO, SHAKING);
+	if (word.index)
+		length = WH_ALIVE_WORDS * sizeof(*shm->alive);
 	/* The peer's epoch is still the same, so is its alive page: map it once. */
 	if (!error && !shm->alive)
-		error = peer_map_alive(shm, fd);
+		error = peer_map_alive(shm, fd, length);
+	if (!error && length > shm->alive_length)
+		error = wh_shm_fail(shm, -EPROTO, SHAKING);
+	if (!error)
+		atomic_store(&shm->word, (uint64_t)word.index << 32 | word.value);
 	if (!error)
 		error = peer_watch_line(shm);
 	if (!error)

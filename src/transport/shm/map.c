@@ -431,7 +431,7 @@ static int region_reach(struct wh_shm_peer *shm, struct wh_remote_region *region
 		return error;
 	}
 	if (!wh_shm_owner_lives(shm)) {
-		snprintf(why, WH_REFUSAL, "the peer has ended");
+		snprintf(why, WH_REFUSAL, "the peer %s", wh_shm_owner_fate(shm));
 		return -ECONNRESET;
 	}
 	if (region_known(shm, region) == NOT_ASKED && !region_is_still_refused(shm, region)) {

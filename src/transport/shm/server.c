@@ -39,6 +39,9 @@
  * list and sets FUTEX_OWNER_DIED in the word. The check costs the peer one load. It is also faster
  * than waiting for our sockets to close, which a forked child might even keep open.
  *
+ * The words behind it belong to sessions. A peer that still believes in a session which has ended
+ * here may be using memory that was unregistered since: its session's word has another value then.
+ *
  * An engine without threads has no thread to hold it, and not every kernel has robust futexes
  * (emulators of processes do not: qemu-user): the word says WH_ALIVE_NO_THREAD instead, and the
  * peer asks the kernel whether this process and the unix socket are still there.
@@ -51,6 +54,8 @@ struct wh_alive {
 	int fd; /* sealed: no other process can map it writable */
 	size_t length;
 	_Atomic uint32_t *word; /* loop 0's thread id, or WH_ALIVE_NO_THREAD; 0: closed */
+	uint32_t last; /* the word of a session that was handed out last */
+	uint32_t number; /* the value that a session got last */
 	/* The robust list for the kernel; head.futex_offset is the distance from entry to word. */
 	struct robust_list_head head;
 	struct robust_list entry;
@@ -95,19 +100,19 @@ int wh_shm_alive_open(struct wh_shm *shm)
 	if (!alive)
 		return wh_fail(ENOMEM, "shm: no memory");
 	alive->engine = shm->engine;
-	alive->length = (size_t)sysconf(_SC_PAGESIZE);
+	alive->length = WH_ALIVE_WORDS * sizeof(*alive->word);
 	alive->fd = memfd_create("wherry-alive", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	if (alive->fd < 0) {
 		error = wh_fail(errno, "shm: memfd_create: %s", strerror(errno));
 		goto err_free;
 	}
 	if (ftruncate(alive->fd, (off_t)alive->length)) {
-		error = wh_fail(errno, "shm: a memfd of a page: ftruncate: %s", strerror(errno));
+		error = wh_fail(errno, "shm: a memfd of 64 KiB: ftruncate: %s", strerror(errno));
 		goto err_close;
 	}
 	alive->word = mmap(NULL, alive->length, PROT_READ | PROT_WRITE, MAP_SHARED, alive->fd, 0);
 	if (alive->word == MAP_FAILED) {
-		error = wh_fail(errno, "shm: a memfd of a page: mmap: %s", strerror(errno));
+		error = wh_fail(errno, "shm: a memfd of 64 KiB: mmap: %s", strerror(errno));
 		goto err_close;
 	}
 	madvise(alive->word, alive->length, MADV_DONTFORK);
@@ -138,6 +143,21 @@ void wh_shm_alive_close(struct wh_shm *shm)
 	munmap(alive->word, alive->length);
 	close(alive->fd);
 	free(alive);
+}
+
+/* Find a word for a session. False: they are all taken. */
+static bool alive_take(struct wh_alive *alive, struct wh_alive_word *out)
+{
+	for (uint32_t i = 0; i < WH_ALIVE_WORDS; i++) {
+		alive->last = alive->last % (WH_ALIVE_WORDS - 1) + 1;
+		if (atomic_load(&alive->word[alive->last]))
+			continue;
+		alive->number += 1 + (alive->number == UINT32_MAX);
+		*out = (struct wh_alive_word){ alive->last, alive->number };
+		atomic_store(&alive->word[out->index], out->value);
+		return true;
+	}
+	return false;
 }
 
 /* ---- frames -------------------------------------------------------------------------------- */
@@ -223,6 +243,12 @@ ssize_t wh_shm_receive(int socket, void *out, size_t length, int *fd, int flags)
 
 /* A MAP: a frame header, a region's id and a segment's number. A LEND is as long. */
 #define REQUEST_SIZE (WH_FRAME_HEADER + WH_MAP_SIZE)
+
+/* The transport's state for a session. */
+struct local {
+	struct wh_alive_word word; /* outlives connections, as the peer's mappings do */
+	struct connection *connection; /* NULL: none */
+};
 
 struct connection {
 	struct wh_source source;
@@ -335,8 +361,9 @@ static int connection_parse(struct connection *connection)
 static void connection_drop(struct connection *connection)
 {
 	struct wh_session *session = connection->session;
+	struct local *local = wh_session_transport(session, WH_TRANSPORT_SHM);
 
-	wh_session_set_transport(session, WH_TRANSPORT_SHM, NULL);
+	local->connection = NULL;
 	wh_loop_remove(wh_engine_first_loop(wh_session_engine(session)), &connection->source);
 	close(connection->source.fd);
 	connection_close_descriptor(connection);
@@ -367,24 +394,51 @@ static void connection_ready(struct wh_source *source, uint32_t events)
 
 /* ---- sessions ------------------------------------------------------------------------------ */
 
+/* The session's state, which is made with its first connection. NULL: no memory, or no word. */
+static struct local *session_local(struct wh_session *session, struct wh_alive *alive)
+{
+	struct local *local = wh_session_transport(session, WH_TRANSPORT_SHM);
+
+	if (local)
+		return local;
+	local = calloc(1, sizeof(*local));
+	if (local && !alive_take(alive, &local->word)) {
+		free(local);
+		return NULL;
+	}
+	wh_session_set_transport(session, WH_TRANSPORT_SHM, local);
+	return local;
+}
+
+static int connection_send_alive(const struct connection *connection, const struct local *local,
+				 const struct wh_alive *alive)
+{
+	uint8_t bytes[WH_FRAME_HEADER + WH_ALIVE_SIZE];
+
+	wh_frame_encode(bytes, &(struct wh_frame){ WH_ALIVE_SIZE, WH_FRAME_ALIVE, 0 });
+	wh_alive_encode(bytes + WH_FRAME_HEADER, local->word);
+	return wh_shm_send(connection->source.fd, bytes, sizeof(bytes), alive->fd, MSG_DONTWAIT);
+}
+
 int wh_shm_session_accept(struct wh_session *session, int fd, struct wh_channel *channel,
 			  const struct wh_hello *hello)
 {
 	struct wh_engine *engine = wh_session_engine(session);
 	struct wh_shm *shm = wh_engine_transport(engine, WH_TRANSPORT_SHM);
+	struct local *local = session_local(session, shm->alive);
 	struct connection *connection;
-	uint8_t bytes[WH_FRAME_HEADER];
 	int error;
 
 	/* `channel` is NULL: only the kernel sees the bytes on a unix socket. */
 	(void)hello;
-	connection = calloc(1, sizeof(*connection));
+	connection = local ? calloc(1, sizeof(*connection)) : NULL;
 	if (!connection) {
 		wh_refuse(fd, channel, ENOMEM, "no memory");
 		return -ENOMEM;
 	}
 	/* A session has one connection; a new one replaces the old one. */
-	wh_shm_session_close(session);
+	if (local->connection)
+		connection_drop(local->connection);
 	connection->fd = -1;
 	connection->source.fd = fd;
 	connection->source.ready = connection_ready;
@@ -395,18 +449,35 @@ int wh_shm_session_accept(struct wh_session *session, int fd, struct wh_channel 
 		free(connection);
 		return error;
 	}
-	wh_session_set_transport(session, WH_TRANSPORT_SHM, connection);
+	local->connection = connection;
 	/* Stays set: the peer's mappings outlive this connection. */
 	wh_session_touches(session);
-	wh_frame_encode(bytes, &(struct wh_frame){ 0, WH_FRAME_ALIVE, 0 });
-	error = wh_shm_send(fd, bytes, sizeof(bytes), shm->alive->fd, MSG_DONTWAIT);
+	error = connection_send_alive(connection, local, shm->alive);
 	if (error)
 		connection_drop(connection);
 	return error;
 }
 
+/* A copy that has ended before this store is over before the region goes: it may succeed. One that
+ * ends later is seen to be of a session that is over. */
+void wh_shm_session_ending(struct wh_session *session)
+{
+	const struct wh_shm *shm =
+		wh_engine_transport(wh_session_engine(session), WH_TRANSPORT_SHM);
+	const struct local *local = wh_session_transport(session, WH_TRANSPORT_SHM);
+
+	if (local)
+		atomic_store(&shm->alive->word[local->word.index], 0);
+}
+
 void wh_shm_session_close(struct wh_session *session)
 {
-	if (wh_session_transport(session, WH_TRANSPORT_SHM))
-		connection_drop(wh_session_transport(session, WH_TRANSPORT_SHM));
+	struct local *local = wh_session_transport(session, WH_TRANSPORT_SHM);
+
+	if (!local)
+		return;
+	if (local->connection)
+		connection_drop(local->connection);
+	wh_session_set_transport(session, WH_TRANSPORT_SHM, NULL);
+	free(local);
 }

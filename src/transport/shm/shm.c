@@ -42,19 +42,34 @@ static bool owner_hangs_on(const struct wh_shm_peer *shm)
 	return poll(look, 2, 0) == 0;
 }
 
+static bool session_lasts(const struct wh_shm_peer *shm)
+{
+	uint64_t word = atomic_load(&shm->word);
+
+	return !word || atomic_load(&shm->alive[word >> 32]) == (uint32_t)word;
+}
+
 bool wh_shm_owner_lives(const struct wh_shm_peer *shm)
 {
-	return atomic_load(shm->alive) == shm->owner &&
+	return atomic_load(shm->alive) == shm->owner && session_lasts(shm) &&
 	       (shm->owner != WH_ALIVE_NO_THREAD || owner_hangs_on(shm));
 }
 
-/* Leaving the region has ordered all copies before this load of the alive page. */
+const char *wh_shm_owner_fate(const struct wh_shm_peer *shm)
+{
+	uint32_t owner = atomic_load(shm->alive);
+
+	return !owner                                     ? "has closed its engine" :
+	       owner == shm->owner && !session_lasts(shm) ? "has ended the session" :
+							    "has died";
+}
+
+/* Leaving the region has ordered all copies before these loads of the alive page. */
 static void peer_verify(const struct wh_shm_peer *shm, struct wh_fragment *fragment)
 {
 	if (!wh_shm_owner_lives(shm))
-		wh_fragment_fail(fragment, UINT64_MAX, -ECONNRESET, "%s has %s",
-				 wh_peer_name(shm->peer),
-				 atomic_load(shm->alive) ? "died" : "closed its engine");
+		wh_fragment_fail(fragment, UINT64_MAX, -ECONNRESET, "%s %s",
+				 wh_peer_name(shm->peer), wh_shm_owner_fate(shm));
 }
 
 static void shm_verify(struct wh_copier_peer *copy, struct wh_fragment *fragment)
@@ -206,7 +221,7 @@ static void shm_peer_close(struct wh_peer *peer, void *state)
 	if (atomic_load(&shm->line) >= 0)
 		close(atomic_load(&shm->line));
 	if (shm->alive)
-		munmap((void *)shm->alive, (size_t)sysconf(_SC_PAGESIZE));
+		munmap((void *)shm->alive, shm->alive_length);
 	pthread_mutex_destroy(&shm->lock);
 	pthread_mutex_destroy(&shm->vm_lock);
 	pthread_mutex_destroy(&shm->maps_lock);
@@ -437,5 +452,6 @@ const struct wh_transport wh_transport_shm = {
 	.cancel = shm_cancel,
 	.describe = shm_describe,
 	.session_accept = wh_shm_session_accept,
+	.session_ending = wh_shm_session_ending,
 	.session_close = wh_shm_session_close,
 };

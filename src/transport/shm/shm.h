@@ -57,6 +57,7 @@ void wh_shm_alive_close(struct wh_shm *shm);
 /* Transport functions; on loop 0. */
 int wh_shm_session_accept(struct wh_session *session, int fd, struct wh_channel *channel,
 			  const struct wh_hello *hello);
+void wh_shm_session_ending(struct wh_session *session);
 void wh_shm_session_close(struct wh_session *session);
 
 /* What a session may map of an allocation. Valid for one version of the allocation: each region
@@ -147,7 +148,10 @@ struct wh_shm_peer {
 
 	/* The owner's process; set by the first connection, then constant until the peer closes. */
 	const _Atomic uint32_t *alive; /* its alive page */
+	size_t alive_length;
 	uint32_t owner; /* what *alive holds while the owner lives */
+	/* The session's word, in the upper half its index; 0: the owner has none. */
+	_Atomic uint64_t word;
 	/* An owner without threads: a duplicate of `fd`, which hangs up when the owner closes the
 	 * session. Its number is constant once it is not -1. */
 	_Atomic int line;
@@ -238,9 +242,12 @@ int wh_shm_exports(struct wh_shm_peer *shm, struct wh_remote_region *region, boo
 		   int (*each)(void *arg, const struct wh_exported *exported, int *fd,
 			       char why[WH_REFUSAL]),
 		   void *arg, char why[WH_REFUSAL]);
-/* Does the owner's process live, with its engine open? One load; if the owner has no threads, also
- * a system call. */
+/* Does the owner's process live, with its engine open, and does our session there last? If not, it
+ * may have unregistered what is mapped here without asking: nothing that has been moved may count
+ * as a success. Two loads; if the owner has no threads, also a system call. */
 bool wh_shm_owner_lives(const struct wh_shm_peer *shm);
+/* What has happened to the owner, if it does not: "has died". */
+const char *wh_shm_owner_fate(const struct wh_shm_peer *shm);
 
 /* ---- lending memory: lend.c ---------------------------------------------------------------- */
 

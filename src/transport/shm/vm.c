@@ -136,7 +136,8 @@ int wh_shm_vm_probe(struct wh_shm_peer *shm, char why[WH_REFUSAL])
 		else
 			vm_explain(shm, errno);
 		if (!vm_owner_lives(shm)) {
-			snprintf(why, WH_REFUSAL, "process %d has ended", (int)shm->pid);
+			snprintf(why, WH_REFUSAL, "process %d %s", (int)shm->pid,
+				 wh_shm_owner_fate(shm));
 			return -ECONNRESET;
 		}
 	}
@@ -150,8 +151,8 @@ int wh_shm_vm_probe(struct wh_shm_peer *shm, char why[WH_REFUSAL])
 
 static void vm_fail_ended(struct wh_shm_peer *shm, struct wh_unmapped *unmapped)
 {
-	wh_fragment_fail(unmapped->fragment, UINT64_MAX, -ECONNRESET, "%s (process %d) has ended",
-			 wh_peer_name(shm->peer), (int)shm->pid);
+	wh_fragment_fail(unmapped->fragment, UINT64_MAX, -ECONNRESET, "%s (process %d) %s",
+			 wh_peer_name(shm->peer), (int)shm->pid, wh_shm_owner_fate(shm));
 }
 
 /* Skip `bytes` that have been moved, from extent `at` on. Returns the first unfinished extent. */

@@ -142,6 +142,22 @@ int wh_lend_decode(const uint8_t *in, size_t length, uint32_t *count)
 	return 0;
 }
 
+void wh_alive_encode(uint8_t out[WH_ALIVE_SIZE], struct wh_alive_word word)
+{
+	wh_put32(wh_put32(out, word.index), word.value);
+}
+
+int wh_alive_decode(const uint8_t *in, size_t length, struct wh_alive_word *word)
+{
+	struct wh_bytes bytes = { .at = in, .end = in + length };
+	uint32_t index = wh_take32(&bytes), value = wh_take32(&bytes);
+
+	if (length != WH_ALIVE_SIZE || !index || index >= WH_ALIVE_WORDS || !value)
+		return -EPROTO;
+	*word = (struct wh_alive_word){ index, value };
+	return 0;
+}
+
 void wh_lent_encode(uint8_t out[WH_LENT_SIZE], int error)
 {
 	wh_put32(out, (uint32_t)-error);

@@ -34,6 +34,19 @@ size_t wh_mapped_encode(uint8_t *out, const struct wh_mapped *mapped);
 /* 0 or -EPROTO. */
 int wh_mapped_decode(const uint8_t *in, size_t length, struct wh_mapped *mapped);
 
+/* ---- the alive page ------------------------------------------------------------------------- */
+
+/* Payload of ALIVE: u32 index, u32 value: the word of the alive page that holds the value as long
+ * as the session lasts. */
+#define WH_ALIVE_SIZE 8
+#define WH_ALIVE_WORDS 16384u /* of the page, in all; word 0 says whether the owner lives */
+struct wh_alive_word {
+	uint32_t index, value; /* neither is 0 */
+};
+void wh_alive_encode(uint8_t out[WH_ALIVE_SIZE], struct wh_alive_word word);
+/* 0; -EPROTO: another length, or there is no such word. */
+int wh_alive_decode(const uint8_t *in, size_t length, struct wh_alive_word *word);
+
 /* ---- memory for the bytes of files: transport/lent.h ---------------------------------------- */
 
 /* The types 42 and 43 of the frames that belong to transports; over the unix socket only. */

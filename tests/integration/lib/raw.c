@@ -274,7 +274,8 @@ int raw_greet(int fd, const struct wh_hello *hello, struct wh_hello *welcome)
 		keep_key(&shake.decoded, &shake.proofs);
 	/* The file descriptor sent with this frame is not received; the kernel closes it. */
 	if (hello->role == WH_ROLE_LOCAL &&
-	    (raw_receive_frame(fd, &frame, alive, sizeof(alive)) || frame.type != WH_FRAME_ALIVE))
+	    (raw_receive_frame(fd, &frame, alive, sizeof(alive)) < 0 ||
+	     frame.type != WH_FRAME_ALIVE))
 		return -1;
 	*welcome = shake.decoded;
 	return 0;
