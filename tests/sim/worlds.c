@@ -630,6 +630,40 @@ static void world_ended_session_gpu(void)
 	world_ended_session();
 }
 
+/* A GPU still moves a batch's bytes when the peer is lost, and when it is reached again and another
+ * batch goes there. */
+static void act_outlived_session(struct scene *scene)
+{
+	struct wh_batch *batch = scene_write(scene, 64), *next = scene_write(scene, 64);
+
+	scene_expect("submit", wh_batch_submit(batch), 0);
+	scene_expect("a write", scene_end(batch, SIM_SEC), 0);
+	sim_gpu_stall(0, 0, 2 * SIM_SEC);
+	scene_expect("submit", wh_batch_submit(batch), 0);
+	sim_network_reset(0, 0, 0);
+	while (!wh_peer_status(scene->peer))
+		scene_pass(scene, 100000);
+	while (wh_peer_status(scene->peer))
+		scene_pass(scene, SIM_MS);
+	scene_expect("submit", wh_batch_submit(next), 0);
+	scene_pass(scene, 100 * SIM_MS);
+	scene_expect("the batch of a GPU that stands still", wh_batch_status(batch), -EINPROGRESS);
+	scene_expect("a write in a session that is over", scene_end(batch, 10 * SIM_SEC),
+		     -ECONNRESET);
+	scene_expect("a write in the next session", scene_end(next, 10 * SIM_SEC), 0);
+	wh_batch_free(batch);
+	wh_batch_free(next);
+}
+
+static void world_outlived_session(void)
+{
+	sim_options.programs = 2;
+	sim_options.transports = 2;
+	sim_options.gpus = 1;
+	sim_options.gpu_regions = 100;
+	scene_play(act_outlived_session);
+}
+
 /* ---- priority -------------------------------------------------------------------------------- */
 
 static struct wh_batch *write_urgent(struct scene *scene)
@@ -694,6 +728,8 @@ static const struct world worlds[] = {
 	{ "ended-session-mapped", "the same, where the peer maps the memory",
 	  world_ended_session_mapped },
 	{ "ended-session-gpu", "the same, with a GPU's memory", world_ended_session_gpu },
+	{ "outlived-session", "a GPU ends its work after the peer was lost and reached again",
+	  world_outlived_session },
 	{ "urgent", "a batch of latency priority is submitted behind a bulk one", world_urgent },
 	{ "dropin-late", "Mooncake's small writes come after newer ones", world_dropin_late },
 	{ "dropin-failed", "Mooncake's requests fail before their notification ends",

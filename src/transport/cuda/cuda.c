@@ -119,6 +119,7 @@ static void cuda_peer_lost(struct wh_peer *peer, void *state, int error, const c
 
 	(void)peer;
 	pthread_mutex_lock(&cuda->lock);
+	cuda->changes += !cuda->lost;
 	cuda->lost = error;
 	snprintf(cuda->lost_text, sizeof(cuda->lost_text), "%s", text);
 	pthread_mutex_unlock(&cuda->lock);
@@ -133,6 +134,7 @@ static int cuda_peer_again(struct wh_peer *peer, void *state, char why[WH_REFUSA
 	(void)why;
 	wh_fabric_peer_again(cuda);
 	pthread_mutex_lock(&cuda->lock);
+	cuda->changes += cuda->lost != 0;
 	cuda->lost = 0;
 	pthread_mutex_unlock(&cuda->lock);
 	return 0;

@@ -222,7 +222,8 @@ struct wh_cuda_peer {
 	struct wh_peer *peer;
 	pthread_mutex_t lock;
 	int lost; /* 0, or the error with which everything in flight fails */
-	char lost_text[WH_TEXT_MAX];
+	char lost_text[WH_TEXT_MAX]; /* the last one */
+	unsigned changes; /* of `lost`: odd while the peer is lost */
 	struct wh_fabric_peer fabric;
 };
 
@@ -258,6 +259,7 @@ struct wh_cuda_part {
 struct wh_cuda_op {
 	struct wh_cuda_peer *cuda;
 	struct wh_fragment *fragment;
+	unsigned changes; /* wh_cuda_changes() when it began */
 	_Atomic uint32_t left; /* parts that are not done, plus one while parts are started */
 	struct wh_cuda_part *parts;
 	struct wh_region_entry **entries; /* remote regions that it has entered */
@@ -319,10 +321,11 @@ bool wh_gpu_sharing_describe(struct wh_device_mappings *mappings,
 			     const struct wh_cuda_device *device, char *line, size_t size);
 /* Is the peer lost? */
 bool wh_cuda_lost(struct wh_cuda_peer *cuda);
-/* Let the fragment fail if the peer is lost or its process has ended: its bytes may not have
- * arrived.
- */
-void wh_cuda_verify(struct wh_cuda_peer *cuda, struct wh_fragment *fragment);
+/* Changes when the peer is lost, and when it is reached again. */
+unsigned wh_cuda_changes(struct wh_cuda_peer *cuda);
+/* Let the fragment fail if the peer has been lost since `changes`, or before, or if the owner has
+ * ended: its bytes may not have arrived, or not in the region. */
+void wh_cuda_verify(struct wh_cuda_peer *cuda, struct wh_fragment *fragment, unsigned changes);
 
 /* Move a part through staging slots. wh_cuda_part_done() follows. */
 void wh_cuda_stage(struct wh_cuda_part *part);

@@ -92,6 +92,7 @@ static struct wh_cuda_op *op_new(struct wh_cuda_peer *cuda, struct wh_fragment *
 		return NULL;
 	op->cuda = cuda;
 	op->fragment = fragment;
+	op->changes = wh_cuda_changes(cuda);
 	op->pair_room = pairs;
 	op->entries = op->entry;
 	op->entry_room = sizeof(op->entry) / sizeof(op->entry[0]);
@@ -127,8 +128,19 @@ bool wh_cuda_lost(struct wh_cuda_peer *cuda)
 	return lost;
 }
 
-/* A copy into mapped memory succeeds also after the owner's process has ended. */
-void wh_cuda_verify(struct wh_cuda_peer *cuda, struct wh_fragment *fragment)
+unsigned wh_cuda_changes(struct wh_cuda_peer *cuda)
+{
+	unsigned changes;
+
+	pthread_mutex_lock(&cuda->lock);
+	changes = cuda->changes;
+	pthread_mutex_unlock(&cuda->lock);
+	return changes;
+}
+
+/* A copy into mapped memory succeeds also after the owner's process has ended, or has unregistered
+ * the region after the end of the session. */
+void wh_cuda_verify(struct wh_cuda_peer *cuda, struct wh_fragment *fragment, unsigned changes)
 {
 	const struct wh_shm_peer *shm = wh_peer_transport(cuda->peer, WH_TRANSPORT_SHM);
 	char text[WH_TEXT_MAX];
@@ -136,12 +148,15 @@ void wh_cuda_verify(struct wh_cuda_peer *cuda, struct wh_fragment *fragment)
 
 	pthread_mutex_lock(&cuda->lock);
 	lost = cuda->lost;
+	if (!lost && (changes % 2 || changes != cuda->changes))
+		lost = -ECONNRESET; /* reached again since */
 	memcpy(text, cuda->lost_text, sizeof(text));
 	pthread_mutex_unlock(&cuda->lock);
 	/* Of an owner on another host the control connection alone tells. */
 	if (!lost && shm && !wh_shm_owner_lives(shm)) {
 		lost = -ECONNRESET;
-		snprintf(text, sizeof(text), "%s has ended", wh_peer_name(cuda->peer));
+		snprintf(text, sizeof(text), "%s %s", wh_peer_name(cuda->peer),
+			 wh_shm_owner_fate(shm));
 	}
 	if (lost)
 		wh_fragment_fail(fragment, UINT64_MAX, lost, "%s", text);
@@ -153,7 +168,7 @@ static void op_release(struct wh_cuda_op *op)
 
 	if (atomic_fetch_sub_explicit(&op->left, 1, memory_order_acq_rel) != 1)
 		return;
-	wh_cuda_verify(op->cuda, fragment);
+	wh_cuda_verify(op->cuda, fragment, op->changes);
 	op_free(op);
 	wh_fragment_done(fragment);
 }

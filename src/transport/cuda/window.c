@@ -330,6 +330,7 @@ static void crossings_move(const struct crossing *c)
 bool wh_cuda_few(struct wh_cuda_peer *cuda, struct wh_fragment *fragment)
 {
 	struct wh_region_window_flushed flushed = { 0 };
+	unsigned changes = wh_cuda_changes(cuda);
 	struct crossings crossings;
 	bool by_gpu;
 
@@ -349,7 +350,7 @@ bool wh_cuda_few(struct wh_cuda_peer *cuda, struct wh_fragment *fragment)
 		if (crossings.of[i].to.window)
 			wh_region_window_flush_once(&flushed, crossings.of[i].to.window);
 	}
-	wh_cuda_verify(cuda, fragment);
+	wh_cuda_verify(cuda, fragment, changes);
 	crossings_leave(&crossings);
 	wh_fragment_done(fragment);
 	return true;
