@@ -4,6 +4,7 @@ import asyncio
 import os
 import threading
 import unittest
+from unittest import mock
 
 import wherry
 
@@ -199,6 +200,85 @@ class Notifications(unittest.TestCase):
             self.assertEqual(found, [1, 3, 5, 7, 9])
 
         asyncio.run(asyncio.wait_for(main(), 120))
+
+
+class Callbacks(unittest.TestCase):
+    """Functions that raise what is no Exception."""
+
+    RAISED = (asyncio.CancelledError, SystemExit, KeyboardInterrupt, GeneratorExit)
+
+    def setUp(self):
+        self.receiver = wherry.Engine(name="receiver", notifications=1)
+        self.addCleanup(self.receiver.close)
+        self.engine = wherry.Engine(name="sender", listen="none")
+        self.addCleanup(self.engine.close)
+        self.peer = self.engine.connect(self.receiver.url)
+
+    def waiting(self):
+        """A notification that completes when the receiver takes the one before."""
+        self.peer.notify(1).wait()
+        return self.peer.notify(2)
+
+    def take(self, count):
+        for _ in range(count):
+            self.receiver.notification(60)
+
+    def test_later_ones(self):
+        """They are called, those of the same transfer, too, and the engine closes."""
+        for raised in self.RAISED:
+            transfer, done = self.waiting(), threading.Event()
+
+            def fail(_, raised=raised):
+                raise raised("of the callback")
+
+            with self.assertLogs("wherry", "ERROR") as log:
+                transfer.add_done_callback(fail)
+                transfer.add_done_callback(lambda _: done.set())
+                self.take(2)
+                self.assertTrue(done.wait(60))
+                while not log.output:  # after the last one
+                    pass
+            self.assertIn("of the callback", log.output[0])
+        self.engine.close()
+
+    def test_loop(self):
+        async def main():
+            transfer, done = self.waiting(), asyncio.Event()
+
+            def fail(_):
+                raise asyncio.CancelledError("of the callback")
+
+            transfer.add_done_callback(fail)
+            transfer.add_done_callback(lambda _: done.set())
+            self.take(2)
+            await asyncio.wait_for(done.wait(), 60)
+
+        with self.assertLogs("wherry", "ERROR") as log:
+            asyncio.run(main())
+        self.assertIn("of the callback", log.output[0])
+
+    def test_close(self):
+        """A callback that close() calls ends the program, with the engine closed."""
+        called = []
+
+        def fail(_):
+            called.append("fail")
+            raise SystemExit
+
+        with mock.patch.object(self.engine._core, "serve_callbacks"):
+            self.waiting().add_done_callback(fail)
+            self.peer.notify(3).add_done_callback(lambda _: called.append("other"))
+        with self.assertRaises(SystemExit):
+            self.engine.close()
+        self.assertEqual(sorted(called), ["fail", "other"])
+        self.assertEqual(self.engine._core.handle, 0)
+
+    def test_no_thread(self):
+        """No thread can be started for a callback: the caller hears of it, and the engine closes."""
+        with mock.patch.object(threading.Thread, "start", side_effect=RuntimeError("no thread")):
+            with self.assertRaises(RuntimeError):
+                self.waiting().add_done_callback(lambda _: None)
+        self.engine.close()
 
 
 if __name__ == "__main__":

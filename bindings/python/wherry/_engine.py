@@ -210,7 +210,7 @@ class Core:
             with self.lock:
                 self.watched.setdefault(user, []).append((batch, call))
             calls = self._ended(user)
-        _call(calls)
+        call_all(calls)
 
     def _ended(self, user: int) -> List[Callable[[], None]]:
         """What is to be called if the batch has completed. Inside a guard."""
@@ -237,7 +237,7 @@ class Core:
                     calls, more = self._take(timeout)
             except OSError:  # it has just been closed
                 return
-            _call(calls)
+            call_all(calls)
             timeout = 0
 
     def loop_enter(self, loop: Any) -> None:
@@ -261,10 +261,11 @@ class Core:
         """Start the thread that runs callbacks, if it does not run. It ends with the last one."""
         with self.lock:
             if self.thread is None and self.watched and not self.closed:
-                self.thread = threading.Thread(
+                thread = threading.Thread(
                     target=self._callbacks, name="wherry callbacks", daemon=True
                 )
-                self.thread.start()
+                thread.start()  # which may fail; it waits for the lock
+                self.thread = thread
 
     def _callbacks(self) -> None:
         while True:
@@ -272,34 +273,57 @@ class Core:
                 if self.closed or not self.watched:
                     self.thread = None
                     return
-            self.drain(int(SLICE * 1e9))
+            try:
+                self.drain(int(SLICE * 1e9))
+            except BaseException as error:  # there is nothing here that it could end
+                _log_failure(error)
+                if not isinstance(error, (KeyboardInterrupt, SystemExit)):
+                    time.sleep(SLICE)  # not of a callback: memory is short
 
     # ---- the end
 
     def close(self) -> None:
         """Cancel what runs and give everything back. In a forked child nothing is done."""
+        if os.getpid() != self.pid:  # the lock may be held by a thread that is not here
+            self.closed = self.closing = True
+            return
         with self.lock:
             if self.closing:
                 return
             self.closing = True
-        if os.getpid() != self.pid:
-            self.closed = True
-            return
-        self.drain()
+        try:
+            try:
+                if not self.closed:
+                    self.drain()
+            finally:
+                self._quiesce()
+        except BaseException:
+            if self.handle:  # it was interrupted, and can be repeated
+                self.closing = False
+            raise
+
+    def _quiesce(self) -> None:
+        """Let the calls of other threads end, cancel what runs, and give all back."""
         self.closed = True
         for _ in range(10000):
             if not self.inside and self.thread in (None, threading.current_thread()):
                 break
             time.sleep(0.001)
         else:
-            self.closing = False
             raise make(-errno.EBUSY, "Engine.close: other threads use the engine")
         for batch in self.batches:
             lib.wh_batch_cancel(batch)
+        calls: List[Callable[[], None]] = []
         more = True
         while more:
-            calls, more = self._take(0)
-            _call(calls)
+            found, more = self._take(0)
+            calls += found
+        try:
+            call_all(calls)
+        finally:
+            self._give_back()
+
+    def _give_back(self) -> None:
         for batch in list(self.batches):
             if lib.wh_batch_free(batch) == 0:
                 del self.batches[batch]
@@ -341,12 +365,24 @@ class Core:
             self.end()
 
 
-def _call(calls: List[Callable[[], None]]) -> None:
+def call_all(calls: List[Callable[[], None]]) -> None:
+    """Call each, whatever those before it raise. As in asyncio, SystemExit and KeyboardInterrupt are
+    raised again, here at the end, and all else is logged."""
+    ending: Optional[BaseException] = None
     for call in calls:
         try:
             call()
-        except Exception:  # as asyncio and concurrent.futures do
-            logging.getLogger("wherry").exception("a function that waited for a transfer failed")
+        except (KeyboardInterrupt, SystemExit) as error:
+            ending = error
+        except BaseException as error:  # asyncio.CancelledError, too
+            _log_failure(error)
+    if ending is not None:
+        raise ending
+
+
+def _log_failure(error: BaseException) -> None:
+    text = "a function that waited for a transfer failed"
+    logging.getLogger("wherry").error(text, exc_info=error)
 
 
 def release_keeper(keeper: Any) -> None:

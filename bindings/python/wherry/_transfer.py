@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import errno
 from ctypes import byref, c_size_t, c_uint64, sizeof
 from typing import Any, Callable, Generator, List, NamedTuple, Optional
 
 from . import _native as native
-from ._engine import CLOSED, Core, in_slices
+from ._engine import CLOSED, Core, call_all, in_slices
 from ._errors import Cancelled, Error, Timeout, check, make
 from ._native import batch_status, lib
 
@@ -168,7 +169,7 @@ class Transfer:
 
         async def later() -> None:
             await self._completed()
-            call(self)
+            call_all([lambda: call(self)])
 
         task = loop.create_task(later())
         _tasks.add(task)
@@ -193,8 +194,9 @@ class Transfer:
                 inside = False
             if inside:
                 wake()
-            elif not loop.is_closed():
-                loop.call_soon_threadsafe(wake)
+            else:
+                with contextlib.suppress(RuntimeError):  # the loop is closed
+                    loop.call_soon_threadsafe(wake)
 
         core.loop_enter(loop)
         try:
