@@ -13,9 +13,11 @@ import sys
 import tempfile
 import threading
 import unittest
+import warnings
 import weakref
 
 import wherry
+from wherry._memory import refuses_writes
 
 try:
     import numpy
@@ -235,6 +237,72 @@ class Memory(Case):
         self.engine.register(b"constant", name="c", access="r")
         with self.raises(errno.EINVAL, "read-only"):
             self.engine.register(b"constant", access="rw")
+
+    def read_only_ones(self):
+        """Objects of 64 bytes, and others that show the same bytes."""
+        file = tempfile.TemporaryFile()
+        self.addCleanup(file.close)
+        file.write(bytes(range(64)))
+        file.flush()
+        mapped = mmap.mmap(file.fileno(), 64, access=mmap.ACCESS_READ)
+        constant = bytes(range(64))
+        found = [(constant, memoryview(constant)), (mapped, memoryview(mapped))]
+        found += [(memoryview(bytearray(constant)).toreadonly(),) * 2]
+        if numpy:
+            array = numpy.frombuffer(bytearray(constant), numpy.uint8)
+            array.setflags(write=False)
+            found += [(array, array[:]), (numpy.memmap(file, mode="r"),) * 2]
+        if torch and numpy:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch says that it does not know such tensors
+                found += [(torch.from_numpy(numpy.memmap(file, mode="r")),) * 2]
+                found += [(array, torch.from_numpy(array))]
+        return found
+
+    def test_read_only_targets(self):
+        """Neither a region of it nor what lies there is read into, by any call."""
+        memory = bytearray(b"w") * 64
+        self.engine.register(memory, name="source", access="rw")
+        peer = self.engine.connect("self")
+        for thing, same in self.read_only_ones():
+            region = self.engine.register(thing, name="kv", access="r", grants={"friend": "r"})
+            for into in (region, region[8:16], same):
+                for call in (
+                    lambda: peer.read("source", into),
+                    lambda: peer.read(["source"], [into]),
+                    lambda: peer.read("source", into, blocks=([1], [0], 8)),
+                    lambda: peer.prepare_read("source", into),
+                    lambda: peer.prepare_read("source", into, blocks=([1], [0], 8), warm=False),
+                ):
+                    with self.subTest(type=type(thing), into=into):
+                        with self.raises(errno.EINVAL, "into: the memory is read-only"):
+                            call()
+            with self.raises(errno.EINVAL, "remote: the memory is read-only"):
+                peer.write("kv", memory)  # of this engine, whose rights bind others only
+            for options in ({"access": "w"}, {"grants": {"friend": "r", "other": "rw"}}):
+                with self.raises(errno.EINVAL, "allows writing, but the memory is read-only"):
+                    self.engine.register(thing, **options)
+            peer.write("source", region).wait()
+            self.assertEqual(memory, bytes(range(64)))
+            memory[:] = b"w" * 64
+            region.unregister()
+
+    def test_writable_in_read_only(self):
+        """What can be written is, though it was also registered by a view that cannot."""
+        memory = bytearray(64)
+        self.engine.register(memoryview(memory).toreadonly(), name="kv", access="r")
+        self.engine.register(b"x" * 64, name="x", access="r")
+        self.engine.connect("self").read("x", memory).wait()
+        self.assertEqual(memory, b"x" * 64)
+
+    def test_asking_changes_nothing(self):
+        """The kernel is asked by a write that changes nothing, also of odd addresses."""
+        memory = bytearray(os.urandom(4099))
+        before = bytes(memory)
+        at = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        for first, length in ((0, 4099), (1, 4098), (3, 1), (4098, 1), (7, 2)):
+            self.assertFalse(refuses_writes(at + first, length))
+        self.assertEqual(memory, before)
 
     def test_wrong(self):
         with self.assertRaises(TypeError):

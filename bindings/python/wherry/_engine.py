@@ -29,7 +29,7 @@ from typing import (
 
 from . import _native as native
 from ._errors import Timeout, check, invalid, make
-from ._memory import Layout, layout
+from ._memory import Export, Layout, layout, refuses_writes
 from ._native import lib
 
 if TYPE_CHECKING:
@@ -135,7 +135,8 @@ class Core:
         self.batches: Dict[int, int] = {}  # native batch: its user number
         self.blocks: Dict[int, None] = {}
         self.peers: Dict[int, None] = {}
-        self.regions: Dict[int, Any] = {}  # native region: what keeps its memory
+        self.regions: Dict[int, Optional[Held]] = {}  # native region: its memory; None: a file
+        self.own: Dict[int, int] = {}  # the id of a region: the native region
         # Native weights: what releases their views and closes them.
         self.weights: Dict[int, Callable[[], int]] = {}
         self.memories: Dict[int, None] = {}  # addresses of wh_memory_alloc()
@@ -345,7 +346,10 @@ class Core:
         """Unregister; the object that is registered goes only if nobody touches it any more."""
         status: int = lib.wh_region_unregister(region)
         if status == 0:
-            release_keeper(self.regions.pop(region, None))
+            held = self.regions.pop(region, None)
+            if held is not None:
+                self.own.pop(held.id, None)
+                held.release()
         return status
 
     def end(self) -> None:
@@ -385,11 +389,31 @@ def _log_failure(error: BaseException) -> None:
     logging.getLogger("wherry").error(text, exc_info=error)
 
 
-def release_keeper(keeper: Any) -> None:
-    """Let go of a registered object; buffers can be resized and closed again."""
-    release = getattr(keeper, "release", None)
-    if release is not None and type(keeper).__name__ == "Export":
-        release()
+class Held:
+    """The memory of a region: what keeps it, and whether transfers may write it."""
+
+    __slots__ = ("id", "keeper", "_readonly", "_address", "_length", "_refused")
+
+    def __init__(self, number: int, about: Layout) -> None:
+        self.id = number  # of the region
+        self.keeper = about.keeper
+        self._readonly = bool(about.readonly)
+        self._address, self._length = about.address, about.length
+        # By the kernel; None: it has not been asked.
+        self._refused: Optional[bool] = None if about.on_host else False
+
+    def release(self) -> None:
+        """Let go of the object; buffers can be resized and closed again."""
+        if isinstance(self.keeper, Export):
+            self.keeper.release()
+
+    def check_writable(self, argument: str, readonly: Optional[bool] = None) -> None:
+        """Raise an error that names the argument if a transfer must not write it. `readonly` is
+        what another object says that lies in it; None: it cannot say."""
+        if self._refused is None:
+            self._refused = refuses_writes(self._address, self._length)
+        if self._refused or (self._readonly if readonly is None else readonly):
+            raise invalid(f"{argument}: the memory is read-only")
 
 
 # Engines that are open: what they hold lives as long as they do.
@@ -527,6 +551,11 @@ def _region_options(
     )
 
 
+def _rights(grants: Optional[Dict[str, str]]) -> List[Tuple[str, str]]:
+    """Of each peer that is granted some: how an error calls them, and the rights."""
+    return [(f"grants[{peer!r}]", rights) for peer, rights in (grants or {}).items()]
+
+
 _DURABLE = {
     word: native.CONSTANTS[f"WH_FILE_DURABLE_{word.upper()}"] for word in ("none", "data", "all")
 }
@@ -600,7 +629,8 @@ class Engine:
                 cannot be resized, until the region is unregistered. Text or a pathlib.Path is the
                 path of a file, as for register_file().
         name    by which peers find it
-        access  what peers may do: "r", "w", "rw"; "" for this engine's own use
+        access  what peers may do: "r", "w", "rw"; "" for this engine's own use. "w" needs memory
+                that can be written, as reading into it does
         listed  peers see it in Peer.regions()
         grants  for the peers of these names their rights instead
         """
@@ -612,9 +642,10 @@ class Engine:
             raise invalid(
                 f"an array of shape {about.shape} has gaps: register the one that it is a part of"
             )
-        if about.readonly and "w" in access:
-            raise invalid("the memory is read-only, but access allows writing")
         options = _region_options(name, access, listed, grants)
+        for argument, rights in [("access", access), *_rights(grants)]:
+            if "w" in rights and about.cannot_be_written():
+                raise invalid(f"{argument} allows writing, but the memory is read-only")
         out = c_void_p()
         with core.calls:
             check(
@@ -623,7 +654,9 @@ class Engine:
                 )
             )
             handle = out.value or 0
-            core.regions[handle] = about.keeper
+            held = Held(int(lib.wh_region_id(handle)), about)
+            core.regions[handle] = held
+            core.own[held.id] = handle
         return Region(core, handle, about, name or "", access)
 
     def register_file(
@@ -683,7 +716,8 @@ class Engine:
                 check(lib.wh_file_register(core.handle, path, byref(options), byref(out)))
             handle = out.value or 0
             core.regions[handle] = None
-        about = Layout(0, 1, options.length, options.length, None, not write, (options.length,))
+        length = options.length
+        about = Layout(0, 1, length, length, None, not write, False, (length,))
         return Region(core, handle, about, name or "", access)
 
     def allocate(

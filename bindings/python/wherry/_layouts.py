@@ -10,7 +10,7 @@ from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, NoReturn, Opt
 
 from . import _native as native
 from ._errors import invalid
-from ._memory import strided
+from ._memory import refuses_writes, strided
 
 # Plain data, as json has it: how members tell each other what they have.
 Part = Dict[str, Any]
@@ -57,6 +57,7 @@ class Piece(NamedTuple):
     address: int
     strides: Tuple[int, ...]  # bytes
     readonly: bool
+    on_host: bool
     keeper: Any  # the memory lives as long as this object
 
     @property
@@ -66,6 +67,10 @@ class Piece(NamedTuple):
     @property
     def bytes(self) -> int:
         return box_bytes(self.begin, self.end, self.item)
+
+    def cannot_be_written(self) -> bool:
+        extent = sum(step * (size - 1) for step, size in zip(self.strides, self.size)) + self.item
+        return self.readonly or (self.on_host and refuses_writes(self.address, max(extent, 1)))
 
 
 def box_bytes(begin: Iterable[int], end: Iterable[int], item: int) -> int:
@@ -155,7 +160,8 @@ def _piece(name: str, value: Any) -> Optional[Piece]:
         _refuse(name, f"of shape {shape}: the part from {begin} to {end} is not in it")
     keeper = local.detach() if is_torch(local) else about.keeper
     return Piece(name, local, _word(name, local, about.item), about.item, shape, begin, end,
-                 about.address, about.steps(), about.readonly, keeper)  # fmt: skip
+                 about.address, about.steps(), bool(about.readonly), about.on_host,
+                 keeper)  # fmt: skip
 
 
 def pieces_of(state_dict: Mapping[str, Any]) -> List[Piece]:

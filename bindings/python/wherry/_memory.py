@@ -6,6 +6,7 @@ from __future__ import annotations
 import array
 import ctypes
 import errno
+import os
 import sys
 from typing import Any, NamedTuple, Optional, Sequence, Tuple
 
@@ -36,6 +37,8 @@ _get_buffer.restype = ctypes.c_int
 _release_buffer = ctypes.pythonapi.PyBuffer_Release
 _release_buffer.argtypes = [ctypes.POINTER(_Buffer)]
 _release_buffer.restype = None
+_syscall = ctypes.CDLL(None, use_errno=True).syscall
+_syscall.restype = ctypes.c_long
 _STRIDED = 0x18  # PyBUF_STRIDES: read-only ones as well
 
 
@@ -83,6 +86,7 @@ _capsule_name.restype = ctypes.c_char_p
 # Where the DLTensor is in what a capsule of that name holds.
 _CAPSULES = {b"dltensor": 0, b"dltensor_versioned": 32}
 _FLAGS = 24  # of the versioned one
+_HOST_DEVICES = (1, 3)  # kDLCPU, kDLCUDAHost
 _READ_ONLY = 1
 
 
@@ -94,13 +98,17 @@ class Layout(NamedTuple):
     row: int
     stride: int
     keeper: Any  # the memory lives as long as this object
-    readonly: bool
+    readonly: Optional[bool]  # None: the object cannot say
+    on_host: bool
     shape: Tuple[int, ...]
 
     @property
     def length(self) -> int:
         """Bytes from the first to the last."""
         return (self.rows - 1) * self.stride + self.row
+
+    def cannot_be_written(self) -> bool:
+        return bool(self.readonly) or (self.on_host and refuses_writes(self.address, self.length))
 
 
 def _contiguous(shape: Sequence[int], item: int) -> Tuple[int, ...]:
@@ -110,18 +118,25 @@ def _contiguous(shape: Sequence[int], item: int) -> Tuple[int, ...]:
     return tuple(strides)
 
 
-def _fold(
-    address: int,
-    shape: Tuple[int, ...],
-    strides: Optional[Tuple[int, ...]],
-    item: int,
-    keeper: Any,
-    readonly: bool,
-    any_order: bool,
-) -> Layout:
+class Strided(NamedTuple):
+    """An array as it lies in memory."""
+
+    address: int  # of its first element
+    shape: Tuple[int, ...]
+    strides: Optional[Tuple[int, ...]]  # bytes; None: in one run, the last axis fastest
+    item: int  # bytes
+    keeper: Any  # the memory lives as long as this object
+    readonly: Optional[bool]  # None: the object cannot say
+    on_host: bool
+
+    def steps(self) -> Tuple[int, ...]:
+        """The strides, also where it says None."""
+        return _contiguous(self.shape, self.item) if self.strides is None else self.strides
+
+
+def _fold(about: Strided, any_order: bool) -> Layout:
     """Bring a strided array into the form of rows, or refuse it."""
-    if strides is None:
-        strides = _contiguous(shape, item)
+    shape, strides, item = about.shape, about.steps(), about.item
     axes = [(step, size) for step, size in zip(strides, shape) if size != 1]
     if any(size == 0 for _, size in axes):
         raise invalid(f"an array of shape {shape} has no bytes")
@@ -140,22 +155,9 @@ def _fold(
             f"an array of shape {shape} with strides of {strides} bytes is neither one range nor "
             f"equal blocks at equal distances: make it contiguous, or give blocks"
         )
-    return Layout(address, rows, row, stride, keeper, readonly, shape)
-
-
-class Strided(NamedTuple):
-    """An array as it lies in memory."""
-
-    address: int  # of its first element
-    shape: Tuple[int, ...]
-    strides: Optional[Tuple[int, ...]]  # bytes; None: in one run, the last axis fastest
-    item: int  # bytes
-    keeper: Any  # the memory lives as long as this object
-    readonly: bool
-
-    def steps(self) -> Tuple[int, ...]:
-        """The strides, also where it says None."""
-        return _contiguous(self.shape, self.item) if self.strides is None else self.strides
+    return Layout(
+        about.address, rows, row, stride, about.keeper, about.readonly, about.on_host, shape
+    )
 
 
 def strided(thing: Any) -> Strided:
@@ -166,19 +168,22 @@ def strided(thing: Any) -> Strided:
         item = int(thing.element_size())
         shape = tuple(int(size) for size in thing.shape)
         strides = tuple(int(step) * item for step in thing.stride())
-        return Strided(int(thing.data_ptr()), shape, strides, item, thing, False)
+        # torch forgets that an array or a buffer that it shares memory with is read-only.
+        on_host = str(getattr(getattr(thing, "device", None), "type", "cpu")) == "cpu"
+        return Strided(int(thing.data_ptr()), shape, strides, item, thing, None, on_host)
     for name in ("__cuda_array_interface__", "__array_interface__"):
         about = getattr(thing, name, None)
         if about is not None and about.get("data") is not None:
             address, readonly = about["data"]
             item = _item_size(about["typestr"])
             shape, steps = tuple(about["shape"]), about.get("strides")
-            return Strided(int(address), shape, steps, item, thing, bool(readonly))
+            on_host = name == "__array_interface__"
+            return Strided(int(address), shape, steps, item, thing, bool(readonly), on_host)
     try:
         export = Export(thing)
     except (TypeError, BufferError):
         if hasattr(thing, "__dlpack__"):
-            return _from_dlpack(thing.__dlpack__(), thing)
+            return _from_dlpack(_to_dlpack(thing), thing)
         if type(thing).__name__ == "PyCapsule":
             return _from_dlpack(thing, None)
         raise TypeError(
@@ -188,12 +193,12 @@ def strided(thing: Any) -> Strided:
     view = export.view
     shape = tuple(view.shape[: view.ndim]) if view.shape else (view.len // view.itemsize,)
     steps = tuple(view.strides[: view.ndim]) if view.strides else None
-    return Strided(view.buf or 0, shape, steps, view.itemsize, export, bool(view.readonly))
+    return Strided(view.buf or 0, shape, steps, view.itemsize, export, bool(view.readonly), True)
 
 
 def layout(thing: Any, any_order: bool = False) -> Layout:
     """What strided() takes, as rows. any_order: the order of the axes does not matter."""
-    return _fold(*strided(thing), any_order)
+    return _fold(strided(thing), any_order)
 
 
 def _item_size(typestr: str) -> int:
@@ -201,6 +206,14 @@ def _item_size(typestr: str) -> int:
         raise invalid(f"elements of type {typestr!r} are no bytes")
     number = int(typestr[2:])
     return number * 4 if typestr[1] == "U" else number
+
+
+def _to_dlpack(thing: Any) -> Any:
+    """A capsule, if possible of the version that says whether the memory is read-only."""
+    try:
+        return thing.__dlpack__(max_version=(1, 0))
+    except TypeError:  # older than that
+        return thing.__dlpack__()
 
 
 def _from_dlpack(capsule: Any, owner: Any) -> Strided:
@@ -215,8 +228,31 @@ def _from_dlpack(capsule: Any, owner: Any) -> Strided:
     strides = tuple(s * item for s in tensor.strides[: tensor.ndim]) if tensor.strides else None
     address = (tensor.data or 0) + tensor.byte_offset
     # The capsule that nobody has taken calls the exporter's deleter when it goes.
-    readonly = bool(flags & _READ_ONLY)
-    return Strided(address, shape, strides, item, (owner, capsule), readonly)
+    readonly = bool(flags & _READ_ONLY) if _CAPSULES[name] else None
+    on_host = tensor.device_type in _HOST_DEVICES
+    return Strided(address, shape, strides, item, (owner, capsule), readonly, on_host)
+
+
+_FUTEX = {"x86_64": 202, "aarch64": 98}.get(os.uname().machine)
+_FUTEX_WAKE_OP = 5 | 128  # private to the process
+_ADD_NOTHING = 1 << 28  # the word at the second address, and wake nobody
+
+
+def refuses_writes(address: int, length: int) -> bool:
+    """Is memory of the host mapped so that it cannot be written, at one of its ends? Nothing is
+    changed. Asks the kernel to add 0 to a word there, which it does in one atomic step, with EFAULT
+    in place of a signal."""
+    if _FUTEX is None or not length:
+        return False
+    mine = ctypes.c_uint32()
+    for at in (address, address + length - 1):
+        status = _syscall(
+            ctypes.c_long(_FUTEX), ctypes.byref(mine), _FUTEX_WAKE_OP, 0, ctypes.c_long(0),
+            ctypes.c_void_p(at & ~3), ctypes.c_uint32(_ADD_NOTHING),
+        )  # fmt: skip
+        if status < 0 and ctypes.get_errno() == errno.EFAULT:
+            return True
+    return False
 
 
 _TOO_LARGE = "a block number is negative or above 2**31 - 1"

@@ -341,7 +341,7 @@ class Peer:
 
     # ---- what to move
 
-    def _remote(self, remote: Any) -> _Side:
+    def _remote(self, remote: Any, op: int) -> _Side:
         if isinstance(remote, str):
             remote = self.find(remote)
         offset, length = 0, 0
@@ -353,9 +353,13 @@ class Peer:
                 f"{type(remote).__name__}"
             )
         length = length or remote.length
+        if op == native.WRITE and self.url == "self":  # whose rights bind peers only
+            held = self._core.regions.get(self._core.own.get(remote.id, 0))
+            if held is not None:
+                held.check_writable("remote")
         return _Side(remote.id, offset, length, 1, length, length)
 
-    def _local(self, local: Any) -> _Side:
+    def _local(self, local: Any, op: int) -> _Side:
         offset, length = 0, 0
         if isinstance(local, RegionSlice):
             local, offset, length = local
@@ -363,9 +367,16 @@ class Peer:
             if local._core is not self._core:
                 raise invalid("the region belongs to another engine")
             length = length or local.length
-            return _Side(local._use(), offset, length, 1, length, length)
+            handle = local._use()
+            held = self._core.regions.get(handle)
+            if op == native.READ and held is not None:
+                held.check_writable("into")
+            return _Side(handle, offset, length, 1, length, length)
         about = layout(local)
         handle, offset = lookup(self._core, about)
+        held = self._core.regions.get(handle)
+        if op == native.READ and held is not None:
+            held.check_writable("into", about.readonly)
         return _Side(handle, offset, about.length, about.rows, about.row, about.stride)
 
     def _describe(
@@ -373,8 +384,10 @@ class Peer:
     ) -> Tuple[Any, Optional[int]]:
         """An array of transfers, or native blocks."""
         several = isinstance(remote, (list,)) or isinstance(local, (list,))
-        locals_ = [self._local(one) for one in (local if isinstance(local, list) else [local])]
-        remotes = [self._remote(one) for one in (remote if isinstance(remote, list) else [remote])]
+        ours = local if isinstance(local, list) else [local]
+        theirs = remote if isinstance(remote, list) else [remote]
+        locals_ = [self._local(one, op) for one in ours]
+        remotes = [self._remote(one, op) for one in theirs]
         if several and len(locals_) != len(remotes):
             raise invalid(f"{len(remotes)} remote regions for {len(locals_)} local ones")
         if blocks is not None:
@@ -521,12 +534,12 @@ class Plan:
             if self._blocks:
                 self._core.blocks[self._blocks] = None
             if warm:
-                self._warm(found, local if isinstance(local, list) else [local])
+                self._warm(op, found, local if isinstance(local, list) else [local])
 
-    def _warm(self, remotes: Sequence[Any], locals_: Sequence[Any]) -> None:
+    def _warm(self, op: int, remotes: Sequence[Any], locals_: Sequence[Any]) -> None:
         peer = self.peer
-        theirs = sorted({peer._remote(one).handle for one in remotes})
-        ours = sorted({peer._local(one).handle for one in locals_})
+        theirs = sorted({peer._remote(one, op).handle for one in remotes})
+        ours = sorted({peer._local(one, op).handle for one in locals_})
         handles, ids = (c_void_p * len(ours))(*ours), (c_uint64 * len(theirs))(*theirs)
 
         def prepare(limit: int) -> int:

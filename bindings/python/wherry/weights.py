@@ -184,6 +184,8 @@ class View:
                     f"tensor {piece.name[:80]!r} is {piece.word} from {piece.begin} to "
                     f"{piece.end}, the version has {have}"
                 )
+            if piece.cannot_be_written():
+                raise invalid(f"tensor {piece.name[:80]!r} is read-only")
         for piece in pieces:
             _assign(piece, self.tensors[piece.name])
         _synchronize(pieces)
@@ -665,8 +667,6 @@ def _empty_ones(state_dict: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def _assign(piece: Piece, value: Any) -> None:
-    if piece.readonly:
-        raise invalid(f"tensor {piece.name[:80]!r} is read-only")
     if is_torch(piece.local):
         piece.keeper.copy_(value)  # detached: no gradient sees it
     elif hasattr(piece.local, "__array_interface__"):
