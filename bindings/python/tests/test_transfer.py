@@ -304,6 +304,107 @@ class Memory(Case):
             self.assertFalse(refuses_writes(at + first, length))
         self.assertEqual(memory, before)
 
+    def moved(self, thing, move):
+        """Each use of a region whose object has taken other memory is refused."""
+        source = bytearray(64)
+        self.engine.register(source, name="source", access="r")
+        region = self.engine.register(thing, name="kv", access="rw")
+        peer = self.engine.connect("self")
+        peer.read("source", region).wait()
+        other = self.engine.register(bytearray(64))
+        plans = [
+            peer.prepare_read("source", region),
+            peer.prepare_write("kv", other),
+            peer.prepare_read("source", thing, blocks=([0], [0], 8)),
+        ]
+        for plan in plans:
+            plan.submit().wait()
+        move()
+        for text, call in (
+            ("into", lambda: peer.read("source", region)),
+            ("into", lambda: peer.read("source", region[0:8])),
+            ("data", lambda: peer.write("kv", region)),
+            ("into", lambda: peer.prepare_read("source", region)),
+            ("into", lambda: plans[0].submit()),
+            ("remote", lambda: plans[1].submit()),
+            ("into", lambda: plans[2].submit()),
+            ("remote", lambda: peer.write("kv", other)),
+        ):
+            with self.raises(errno.EINVAL, f"{text}: the tensor or array has other memory"):
+                call()
+
+    def test_moved(self):
+        """By the interface of torch, without torch."""
+
+        class Tensor:
+            def __init__(self, memory):
+                self.memory = memory
+                self.shape = (len(memory),)
+
+            def data_ptr(self):
+                return ctypes.addressof(self.memory)
+
+            def element_size(self):
+                return 1
+
+            def stride(self):
+                return (1,)
+
+        tensor = Tensor((ctypes.c_char * 64)())
+        first = tensor.memory
+
+        def move():
+            tensor.memory = (ctypes.c_char * 64)()
+
+        self.moved(tensor, move)
+        self.assertNotEqual(ctypes.addressof(first), tensor.data_ptr())
+
+    def test_moved_ctypes(self):
+        array_ = (ctypes.c_char * 64)()
+
+        def move():
+            ctypes.resize(array_, 64 << 20)  # by realloc(), into a mapping of its own
+
+        self.moved(array_, move)
+
+    @needs_numpy
+    def test_pinned_numpy(self):
+        """Nothing resizes an array whose bytes are registered, nor the one that it is a part of."""
+        whole = numpy.zeros(64)
+        for thing in (whole, whole[8:16]):
+            region = self.engine.register(thing)
+            with self.assertRaises(ValueError):
+                whole.resize(1 << 20, refcheck=False)
+            region.unregister()
+        del thing
+        whole.resize(1 << 20, refcheck=False)
+
+    @needs_torch
+    def test_pinned_torch(self):
+        """A tensor keeps the memory with which it was registered, and cannot be resized."""
+        tensor = torch.zeros(64, dtype=torch.uint8)
+        self.moved(tensor, lambda: setattr(tensor, "data", torch.ones(64, dtype=torch.uint8)))
+        tensor = torch.zeros(64, dtype=torch.bfloat16)
+        self.engine.register(tensor)
+        for resize in (
+            lambda: tensor.resize_(4096),
+            lambda: tensor.untyped_storage().resize_(0),
+        ):
+            with self.assertRaisesRegex(RuntimeError, "not resizable"):
+                resize()
+
+    @needs_torch
+    def test_module_in_another_type(self):
+        """The memory of parameters is not given to others before they are unregistered."""
+        module = torch.nn.Linear(256, 256)
+        region = self.engine.register(module.weight, name="weight", access="w")
+        at = region.address
+        module.half()
+        others = [torch.empty(256, 256) for _ in range(64)]
+        self.assertNotIn(at, [other.data_ptr() for other in others])
+        with self.raises(errno.EINVAL, "has other memory"):
+            self.engine.connect("self").read("weight", region)
+
     def test_wrong(self):
         with self.assertRaises(TypeError):
             self.engine.register(7)

@@ -405,6 +405,8 @@ class Layouts(Together):
                 turned = {"b": numpy.zeros(held["b"].shape[::-1], "i4").T}
                 view.copy_to(turned)
                 numpy.testing.assert_array_equal(turned["b"], held["b"])
+        with self.assertRaises(ValueError):
+            base.base.resize(1 << 20, refcheck=False)
         with self.raises(errno.EINVAL, "overlap"):
             _layouts.as_source(_layouts.pieces_of({"w": numpy.broadcast_to(base[0, 0], (3, 8))}))
         with self.raises(errno.EINVAL, "contiguous"):

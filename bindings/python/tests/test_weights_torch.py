@@ -45,6 +45,8 @@ class Torch(Together):
     def test_moved(self):
         parameter = torch.nn.Parameter(torch.ones(8))
         source, target = self.pair({"w": parameter}, {"w": torch.zeros(8)})
+        with self.assertRaisesRegex(RuntimeError, "not resizable"):
+            parameter.untyped_storage().resize_(0)
         parameter.data = torch.ones(8)
         with self.raises(errno.EINVAL, "other memory"):
             source.publish()

@@ -29,7 +29,7 @@ from typing import (
 
 from . import _native as native
 from ._errors import Timeout, check, invalid, make
-from ._memory import Export, Layout, layout, refuses_writes
+from ._memory import Export, Layout, layout, pins_of, place_of, refuses_writes
 from ._native import lib
 
 if TYPE_CHECKING:
@@ -390,13 +390,15 @@ def _log_failure(error: BaseException) -> None:
 
 
 class Held:
-    """The memory of a region: what keeps it, and whether transfers may write it."""
+    """The memory of a region: what keeps it, where it is, and whether transfers may write it."""
 
-    __slots__ = ("id", "keeper", "_readonly", "_address", "_length", "_refused")
+    __slots__ = ("id", "keeper", "pins", "place", "_readonly", "_address", "_length", "_refused")
 
-    def __init__(self, number: int, about: Layout) -> None:
+    def __init__(self, number: int, memory: Any, about: Layout, pins: List[Any]) -> None:
         self.id = number  # of the region
         self.keeper = about.keeper
+        self.pins = pins
+        self.place = place_of(memory)
         self._readonly = bool(about.readonly)
         self._address, self._length = about.address, about.length
         # By the kernel; None: it has not been asked.
@@ -406,6 +408,15 @@ class Held:
         """Let go of the object; buffers can be resized and closed again."""
         if isinstance(self.keeper, Export):
             self.keeper.release()
+        self.pins, self.place = [], None
+
+    def check(self, argument: str, writes: bool) -> None:
+        """Raise an error that names the argument if a transfer must not use it."""
+        place = self.place
+        if place is not None:
+            place.check(argument)
+        if writes:
+            self.check_writable(argument)
 
     def check_writable(self, argument: str, readonly: Optional[bool] = None) -> None:
         """Raise an error that names the argument if a transfer must not write it. `readonly` is
@@ -636,6 +647,18 @@ class Engine:
         """
         if isinstance(memory, (str, os.PathLike)):
             return self.register_file(memory, name, access, listed=listed, grants=grants)
+        return self._register(memory, name, access, listed, grants, pins_of(memory))
+
+    def _register(
+        self,
+        memory: Any,
+        name: Optional[str],
+        access: str,
+        listed: bool,
+        grants: Optional[Dict[str, str]],
+        pins: List[Any],
+    ) -> Region:
+        """register(), held by these besides."""
         core = self._core
         about = layout(memory, any_order=True)
         if about.rows != 1:
@@ -654,7 +677,7 @@ class Engine:
                 )
             )
             handle = out.value or 0
-            held = Held(int(lib.wh_region_id(handle)), about)
+            held = Held(int(lib.wh_region_id(handle)), memory, about, pins)
             core.regions[handle] = held
             core.own[held.id] = handle
         return Region(core, handle, about, name or "", access)

@@ -8,7 +8,8 @@ import ctypes
 import errno
 import os
 import sys
-from typing import Any, NamedTuple, Optional, Sequence, Tuple
+import weakref
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 from ._errors import invalid, make
 
@@ -199,6 +200,70 @@ def strided(thing: Any) -> Strided:
 def layout(thing: Any, any_order: bool = False) -> Layout:
     """What strided() takes, as rows. any_order: the order of the axes does not matter."""
     return _fold(strided(thing), any_order)
+
+
+class Place:
+    """Where a tensor or an array has its bytes, which it can exchange for others."""
+
+    __slots__ = ("_ask", "_address")
+
+    def __init__(self, ask: Callable[[], int]) -> None:
+        self._ask = ask
+        self._address = ask()
+
+    def check(self, argument: str) -> None:
+        """Raise an error that names the argument if the bytes are elsewhere now."""
+        if self._ask() != self._address:
+            raise invalid(
+                f"{argument}: the tensor or array has other memory than when it was registered: "
+                f"unregister the region and register it again"
+            )
+
+
+def place_of(thing: Any) -> Optional[Place]:
+    """None: its bytes stay where they are, or it does not say."""
+    if hasattr(thing, "data_ptr") and hasattr(thing, "element_size"):
+        return Place(thing.data_ptr)
+    for name in ("__cuda_array_interface__", "__array_interface__"):
+        about = getattr(thing, name, None)
+        if about is not None and about.get("data") is not None:
+            return Place(lambda: int(getattr(thing, name)["data"][0]))
+    if type(type(thing)).__module__ == "_ctypes":  # ctypes.resize() looks at no buffer
+        return Place(lambda: ctypes.addressof(thing))
+    return None
+
+
+def pins_of(thing: Any) -> List[Any]:
+    """What keeps the bytes of a tensor or an array alive and where they are, as far as that is
+    possible, though the object itself takes others."""
+    if hasattr(thing, "data_ptr") and hasattr(thing, "element_size"):
+        storage_of = getattr(thing, "untyped_storage", None) or getattr(thing, "storage", None)
+        if storage_of is None:
+            return []
+        storage = storage_of()
+        return [storage, _numpy_view(thing, storage)]
+    pins: List[Any] = []
+    while hasattr(thing, "__array_interface__"):
+        # An exported buffer does not keep an array from being resized, a weak reference does. The
+        # array that has the memory knows nothing of its views.
+        try:
+            pins.append((thing, weakref.ref(thing)))
+        except TypeError:
+            pass
+        thing = getattr(thing, "base", None)
+    return pins
+
+
+def _numpy_view(tensor: Any, storage: Any) -> Any:
+    """After this torch refuses to resize the storage, for good. None: it is on a GPU, or torch has
+    no numpy."""
+    torch = sys.modules.get("torch")
+    if torch is None or str(getattr(getattr(tensor, "device", None), "type", "")) != "cpu":
+        return None
+    try:
+        return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage).numpy()
+    except (RuntimeError, TypeError):
+        return None
 
 
 def _item_size(typestr: str) -> int:

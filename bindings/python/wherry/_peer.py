@@ -15,6 +15,7 @@ from ._engine import (
     Core,
     Engine,
     Guard,
+    Held,
     Region,
     RegionSlice,
     Remote,
@@ -22,7 +23,7 @@ from ._engine import (
     lookup,
 )
 from ._errors import Error, check, invalid, make
-from ._memory import indices, layout
+from ._memory import Place, indices, layout, place_of
 from ._native import lib
 from ._transfer import Pool, Transfer, explanation, native_stream
 
@@ -353,10 +354,9 @@ class Peer:
                 f"{type(remote).__name__}"
             )
         length = length or remote.length
-        if op == native.WRITE and self.url == "self":  # whose rights bind peers only
-            held = self._core.regions.get(self._core.own.get(remote.id, 0))
-            if held is not None:
-                held.check_writable("remote")
+        held = self._held(remote)
+        if held is not None:  # a region's rights bind peers only
+            held.check("remote", op == native.WRITE)
         return _Side(remote.id, offset, length, 1, length, length)
 
     def _local(self, local: Any, op: int) -> _Side:
@@ -369,8 +369,8 @@ class Peer:
             length = length or local.length
             handle = local._use()
             held = self._core.regions.get(handle)
-            if op == native.READ and held is not None:
-                held.check_writable("into")
+            if held is not None:
+                held.check(_argument(op), op == native.READ)
             return _Side(handle, offset, length, 1, length, length)
         about = layout(local)
         handle, offset = lookup(self._core, about)
@@ -378,6 +378,24 @@ class Peer:
         if op == native.READ and held is not None:
             held.check_writable("into", about.readonly)
         return _Side(handle, offset, about.length, about.rows, about.row, about.stride)
+
+    def _held(self, remote: Remote) -> Optional[Held]:
+        """The memory of a region, if it is one of this engine by its peer "self"."""
+        if self.url != "self":
+            return None
+        return self._core.regions.get(self._core.own.get(remote.id, 0))
+
+    def _place(self, thing: Any) -> Optional[Place]:
+        """Where either side of a transfer has its bytes, if these are here and may move."""
+        if isinstance(thing, RegionSlice):
+            thing = thing.region
+        if isinstance(thing, Remote):
+            held = self._held(thing)
+        elif isinstance(thing, Region):
+            held = self._core.regions.get(thing._handle)
+        else:
+            return place_of(thing)
+        return held.place if held is not None else None
 
     def _describe(
         self, op: int, remote: Any, local: Any, blocks: Any, layers: Any
@@ -492,6 +510,11 @@ class Peer:
         return bases
 
 
+def _argument(op: int) -> str:
+    """What the local memory is called."""
+    return "into" if op == native.READ else "data"
+
+
 def _fill(core: Core, batch: int, items: Any, blocks: Optional[int]) -> None:
     """Add an array of transfers or native blocks; on errors free the batch."""
     try:
@@ -530,11 +553,19 @@ class Plan:
         with self._core.calls, peer.calls:
             found = [peer.find(one) if isinstance(one, str) else one for one in remotes]
             remote = found if isinstance(remote, list) else found[0]
+            ours = local if isinstance(local, list) else [local]
             self._items, self._blocks = peer._describe(op, remote, local, blocks, layers)
+            # Before anything is submitted again.
+            self._places = [
+                (place, argument)
+                for argument, things in ((_argument(op), ours), ("remote", found))
+                for place in map(peer._place, things)
+                if place is not None
+            ]
             if self._blocks:
                 self._core.blocks[self._blocks] = None
             if warm:
-                self._warm(op, found, local if isinstance(local, list) else [local])
+                self._warm(op, found, ours)
 
     def _warm(self, op: int, remotes: Sequence[Any], locals_: Sequence[Any]) -> None:
         peer = self.peer
@@ -568,6 +599,8 @@ class Plan:
         try:
             if core.closed:
                 raise invalid(CLOSED)
+            for place, argument in self._places:
+                place.check(argument)
             try:
                 batch = idle.pop()
             except IndexError:

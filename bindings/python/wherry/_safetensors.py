@@ -272,7 +272,8 @@ class _Loader:
         return empty(self._module, name, self._entries[name], self._device)
 
     def _register(self, memory: Any) -> Any:
-        self._regions.append(self._engine.register(memory))
+        # Without pins, which torch remembers for as long as there is the tensor.
+        self._regions.append(self._engine._register(memory, None, "", False, None, []))
         return self._regions[-1]
 
     def _make_each(self, group: List[str]) -> Tuple[List[Any], List[Tuple[int, int]]]:

@@ -41,6 +41,7 @@ from ._layouts import (
     pieces_of,
     this_host,
 )
+from ._memory import pins_of
 from ._native import lib
 
 __all__ = [
@@ -248,6 +249,7 @@ class Member:
         self._state_dict = receive
         self._held = pieces_of(publish) if publish is not None else []
         self._source_dict = dict(publish or {})
+        self._pins = [pins_of(piece.local) for piece in self._held]
         self._wanted = pieces_of(receive) if receive is not None else []
         if not self._held and not self._wanted:
             raise invalid("the state_dict has no bytes that are here")
@@ -488,7 +490,7 @@ class Member:
             if status == 0:
                 self._engine._core.weights.pop(self._handle, None)
                 self._handle = 0
-                self._held, self._source_dict = [], {}
+                self._held, self._source_dict, self._pins = [], {}, []
                 self._engine._core.end()
         return status
 
