@@ -865,6 +865,14 @@ class Files(Case):
         expected = self.bytes[:10] + b"ferry" * 100 + self.bytes[510:]
         self.assertEqual(self.content(), expected)
 
+    def test_file_that_nobody_else_holds(self):
+        """Its descriptor is open until the library has its own."""
+        region = self.engine.register_file(open(self.path, "rb"), name="weights", access="r")
+        memory = bytearray(len(self.bytes))
+        self.peer.read("weights", self.engine.register(memory)).wait()
+        self.assertEqual(memory, self.bytes)
+        region.unregister()
+
     def test_create_and_grow(self):
         self.path += "-new"
         region = self.engine.register(bytearray(b"ferry" * 100))

@@ -190,6 +190,15 @@ class Versions(Together):
             with self.raises(errno.EINVAL, "read-only"):
                 view.copy_to({"w": bytes(3 << 20)})
 
+    def test_taken_out_of_a_view(self):
+        """What a reader takes out is in the next view of the same buffer, and its memory held."""
+        for version in (1, 2, 3):
+            with self.offer(version) as publication:
+                publication.wait(PATIENCE)
+            with self.target.acquire(version - 1, PATIENCE) as view:
+                self.assertEqual(bytes(view.tensors.pop("w")), bytes([version]) * (3 << 20))
+                self.assertEqual(view.tensors, {})
+
     def test_closed_while_it_waits(self):
         errors = []
 

@@ -727,15 +727,15 @@ class Engine:
         )
         out = c_void_p()
         with core.calls:
-            if hasattr(file, "fileno"):
-                file = file.fileno()
+            # `file` stays: the last reference to an open file closes its descriptor.
+            where = file.fileno() if hasattr(file, "fileno") else file
             if not length:  # as long as the file is now
                 with contextlib.suppress(OSError):  # the library says what is wrong with it
-                    options.length = max(os.stat(file).st_size - offset, 0)
-            if isinstance(file, int):
-                check(lib.wh_file_register_fd(core.handle, file, byref(options), byref(out)))
+                    options.length = max(os.stat(where).st_size - offset, 0)
+            if isinstance(where, int):
+                check(lib.wh_file_register_fd(core.handle, where, byref(options), byref(out)))
             else:
-                path = os.fsencode(file)
+                path = os.fsencode(where)
                 check(lib.wh_file_register(core.handle, path, byref(options), byref(out)))
             handle = out.value or 0
             core.regions[handle] = None

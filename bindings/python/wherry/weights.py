@@ -167,7 +167,8 @@ class View:
         self._native: Optional[native.WeightsView] = native_view
         self.version = int(native_view.version)
         self.buffer = int(native_view.buffer)
-        self.tensors: Dict[str, Any] = member._tensors[self.buffer]
+        self._all = member._tensors[self.buffer]
+        self.tensors: Dict[str, Any] = dict(self._all)
 
     def copy_to(self, state_dict: Mapping[str, Any]) -> None:
         """Copy into tensors, arrays or DTensors with the same names, shapes and types as those that
@@ -188,7 +189,7 @@ class View:
             if piece.cannot_be_written():
                 raise invalid(f"tensor {piece.name[:80]!r} is read-only")
         for piece in pieces:
-            _assign(piece, self.tensors[piece.name])
+            _assign(piece, self._all[piece.name])
         _synchronize(pieces)
 
     def release(self) -> None:
@@ -246,6 +247,7 @@ class Member:
         self._views: "set[View]" = set()
         self._offered = self._last = 0
         self._tensors: Tuple[Dict[str, Any], Dict[str, Any]] = ({}, {})
+        self._buffers: "List[_Buffer]" = []  # whatever becomes of the tensors
         self._state_dict = receive
         self._held = pieces_of(publish) if publish is not None else []
         self._source_dict = dict(publish or {})
@@ -283,6 +285,7 @@ class Member:
         if self._wanted:
             size = as_target(self._wanted)["regions"][BUFFER]
             buffers = [_Buffer(self._engine, self._wanted, size, place) for _ in range(2)]
+            self._buffers = buffers
             addresses = {**addresses, BUFFER: tuple(buffer.address for buffer in buffers)}
             self._tensors = tuple(  # type: ignore[assignment]
                 {**_empty_ones(self._state_dict or {}), **buffer.tensors(self._wanted)}
@@ -491,6 +494,7 @@ class Member:
                 self._engine._core.weights.pop(self._handle, None)
                 self._handle = 0
                 self._held, self._source_dict, self._pins = [], {}, []
+                self._buffers = []
                 self._engine._core.end()
         return status
 
