@@ -12,6 +12,7 @@
 
 #define TICK_BUSY (20 * WH_MS) /* while something is being received */
 #define TICK_IDLE (200 * WH_MS)
+#define LOOK_RARE (2 * WH_SECOND) /* at sources that the plan does not name */
 #define TICK_EAR WH_SECOND /* there may be no memory for the notification that stops it */
 #define COMPLETIONS 64
 #define BYE_MOST WH_SECOND /* for all last hellos together */
@@ -148,15 +149,18 @@ static bool completions_take(struct wh_weights *weights)
 }
 
 /* Look at those that may have something new, though no hello has come; and, as a source, how far
- * the targets are. */
-static void links_look(struct wh_weights *weights)
+ * the targets are. A source that the plan does not name may have come back without knowing of this
+ * member, when its last hello was lost. */
+static void links_look(struct wh_weights *weights, int64_t now)
 {
 	for (uint32_t i = 0; i < weights->plan->cluster.node_count; i++) {
 		struct wh_link_to *link = &weights->links[i];
 		bool behind = weights->is[0] && weights->node_regions[1][i] &&
 			      wh_link_whole(link) < weights->published;
+		bool stale = weights->is[1] && weights->node_regions[0][i] &&
+			     now - link->look_since >= LOOK_RARE;
 
-		link->look = link->look || link->planned || behind;
+		link->look = link->look || link->planned || behind || stale;
 	}
 }
 
@@ -191,7 +195,7 @@ static int64_t loop_turn(struct wh_weights *weights, struct clocks *clocks, bool
 		wh_weights_elsewhere(weights, now);
 	}
 	if (now >= clocks->idle) {
-		links_look(weights);
+		links_look(weights, now);
 		clocks->idle = now + TICK_IDLE;
 	}
 	wh_weights_receive(weights, now);
