@@ -11,6 +11,7 @@
 
 /* How long a live member that the plan names may take before its bytes are taken elsewhere. */
 #define GRACE (500 * WH_MS)
+#define SEEK_MOST (10 * WH_SECOND) /* until something is tried again that has failed so far */
 
 /* ---- which steps a link has yet to request ------------------------------------------------------
  */
@@ -294,19 +295,46 @@ static void version_hear(struct wh_weights *weights, uint64_t after, int64_t now
 			weights->heard_at = now;
 }
 
+static uint64_t versions_after(const struct wh_weights *weights)
+{
+	return weights->current > weights->cancelled ? weights->current : weights->cancelled;
+}
+
+/* What to begin instead of a version that is stuck, and would be chosen again; 0: nothing yet. One
+ * that is whole somewhere may lack parts that this member wants, as one that a source has retracted
+ * may: each has its turn, and longer ones the longer none is received. */
+static uint64_t version_instead(struct wh_weights *weights, int64_t now)
+{
+	const struct wh_attempt *attempt = &weights->attempt;
+	uint64_t best = version_choose(weights, versions_after(weights)), other;
+	int64_t turn = weights->turn ? weights->turn : GRACE;
+
+	if (best > attempt->version)
+		return best;
+	if (now - attempt->since < turn)
+		return 0;
+	other = best && best < attempt->version ? best : version_choose(weights, attempt->version);
+	if (other)
+		weights->turn = 2 * turn < SEEK_MOST ? 2 * turn : SEEK_MOST;
+	return other;
+}
+
 static bool attempt_begin(struct wh_weights *weights, int64_t now)
 {
 	struct wh_attempt *attempt = &weights->attempt;
-	uint64_t after =
-		weights->current > weights->cancelled ? weights->current : weights->cancelled;
-	uint64_t version = version_choose(weights, after);
+	uint64_t after = versions_after(weights), version = 0;
 	uint32_t buffer = weights->current ? 1 - weights->current_buffer : 0;
 
+	if (weights->instead > after)
+		version = version_choose(weights, weights->instead - 1);
+	if (!version)
+		version = version_choose(weights, after);
 	version_hear(weights, after, now);
 	if (!version || weights->pins[buffer] || (weights->single && weights->current))
 		return false;
 	wh_phases_begin(&weights->phases, version, weights->heard_at, now);
 	weights->heard_at = 0;
+	weights->instead = 0;
 	weights->work++;
 	*attempt = (struct wh_attempt){ .version = version,
 					.buffer = buffer,
@@ -347,6 +375,7 @@ static void attempt_commit(struct wh_weights *weights)
 	weights->current = attempt->version;
 	weights->current_buffer = attempt->buffer;
 	attempt->version = 0;
+	weights->turn = 0;
 	for (uint32_t i = 0; i < weights->plan->cluster.node_count; i++)
 		weights->links[i].first = WH_NO_STEP;
 	pthread_cond_broadcast(&weights->changed);
@@ -365,7 +394,6 @@ void wh_weights_abort(struct wh_weights *weights)
  * ----------------------------------------------------------------------------
  */
 
-#define SEEK_MOST (10 * WH_SECOND)
 #define SEEK_STEPS 64 /* that are looked through at a time */
 #define SEEK_OPENINGS 4
 
@@ -526,7 +554,9 @@ void wh_weights_elsewhere(struct wh_weights *weights, int64_t now)
 		own_list(weights, i);
 	}
 	attempt->stuck = stuck;
-	if (stuck && version_choose(weights, attempt->version))
+	if (stuck)
+		weights->instead = version_instead(weights, now);
+	if (stuck && weights->instead)
 		wh_weights_abort(weights);
 }
 

@@ -208,6 +208,8 @@ struct wh_weights {
 	struct wh_queue *queue;
 	struct wh_peer *self; /* to wake the ear */
 	struct wh_attempt attempt;
+	uint64_t instead; /* the version to begin next, as another one is stuck; 0: the best */
+	int64_t turn; /* how long one that is stuck is kept, ns; 0: as long as the first one */
 	int64_t heard_at; /* when somebody was first seen to have a newer version; 0: nobody has */
 	struct wh_phases phases; /* of the version that is being received, or was last */
 	int64_t published_at, arrived_after; /* when; ns until wait() saw it at all, 0: not yet */
