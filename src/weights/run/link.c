@@ -13,6 +13,7 @@
 
 #define AGAIN_FIRST (50 * WH_MS)
 #define AGAIN_LAST (2 * WH_SECOND)
+#define LOOK_PAUSE (20 * WH_MS) /* after a look that failed */
 /* How long a member may take to say that it is still there. */
 #define DOUBT_MOST (2 * WH_SECOND)
 /* Until the next hello to one that has said none: weights that were closed may have taken the last.
@@ -314,6 +315,9 @@ static void look_failed(struct wh_link_to *link, int status)
 	link->pieces_version = 0;
 	wh_link_checked(link, false);
 	link_strays(link);
+	/* It fails at once if there is no memory, and what strays looks again. */
+	if (status != -ESTALE)
+		link->look_pause = wh_now() + LOOK_PAUSE;
 	if (status != -EACCES && status != -ENOENT)
 		return;
 	/* Later it means that its weights are closed, and that their last hello is lost. Now it may
@@ -478,7 +482,7 @@ static void link_anew(struct wh_link_to *link, uint64_t epoch)
 	link->error[0] = 0;
 	link->hello_epoch = epoch;
 	link->kick = true;
-	link->again = 0;
+	link->again = link->look_pause = 0;
 }
 
 void wh_link_opened(struct wh_link_to *link, int status)
@@ -677,7 +681,8 @@ void wh_link_drive(struct wh_link_to *link, int64_t now)
 		link_gone(link);
 	if (link->refused || link->differs || link->gone)
 		link_flush(link);
-	if (!link->look || link->looker.running || !link->hello_epoch || link->gone || link->doubt)
+	if (!link->look || link->looker.running || !link->hello_epoch || link->gone ||
+	    link->doubt || now < link->look_pause)
 		return;
 	link->look = false;
 	if (!link->refused && !link->differs) {
@@ -705,6 +710,8 @@ int64_t wh_link_due(const struct wh_link_to *link, int64_t now)
 		due = wh_time_next(due, link->doubt + DOUBT_MOST, now);
 	if (link->remind)
 		due = wh_time_next(due, link->remind, now);
+	if (link->look)
+		due = wh_time_next(due, link->look_pause, now);
 	if (link->first != WH_NO_STEP)
 		due = wh_time_next(due, link->pause, now);
 	return due;

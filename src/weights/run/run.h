@@ -108,6 +108,7 @@ struct wh_link_to {
 	bool look; /* its control block must be looked at */
 	bool known; /* the ids are here, and its regions known to the engine */
 	enum wh_look looking;
+	int64_t look_pause; /* it is not looked at before */
 	int64_t look_since; /* when the running look, or the last one, began */
 	struct wh_link_job looker;
 	uint8_t *mirror; /* of its control block, in weights.mirror_region */
