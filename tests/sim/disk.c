@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <string.h>
 #include <sys/statfs.h>
+#include <unistd.h>
 
 #include "calls.h"
 #include "world.h"
@@ -16,12 +17,14 @@
 #define PAGE 4096 /* what is a hole, or is not */
 
 static struct file *files;
+static uint64_t file_count;
 static int64_t hangs_until[SIM_HOSTS][DISKS];
 
 uint8_t *sim_file_new(int host, const char *path, size_t size)
 {
 	struct file *file = calloc(1, sizeof(*file));
 
+	file->number = ++file_count;
 	file->next = files;
 	files = file;
 	file->host = host;
@@ -38,6 +41,7 @@ struct file *file_new_named(int host)
 {
 	struct file *file = calloc(1, sizeof(*file));
 
+	file->number = ++file_count;
 	file->next = files;
 	files = file;
 	file->host = host;
@@ -156,6 +160,9 @@ int disk_stat(const struct file *file, struct stat *out)
 			      .st_size = (off_t)file->size,
 			      .st_mtim = { file->mtime / SIM_SEC, file->mtime % SIM_SEC },
 			      .st_dev = (dev_t)(DEVICE_FIRST + file->host * DISKS + file->disk),
+			      .st_ino = file->number,
+			      .st_nlink = file->named ? file_links(file) : 1,
+			      .st_uid = geteuid(),
 			      .st_blksize = 4096 };
 	return 0;
 }

@@ -82,6 +82,15 @@ static void name_set(struct name *name, bool there, struct file *file)
 	name->file = file;
 }
 
+unsigned file_links(const struct file *file)
+{
+	unsigned count = 0;
+
+	for (const struct name *name = names; name; name = name->next)
+		count += name->there && name->file == file;
+	return count;
+}
+
 static void parent_of(const char *path, char out[PATH])
 {
 	const char *slash = strrchr(path, '/');

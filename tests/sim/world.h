@@ -275,6 +275,7 @@ long process_open_pid(pid_t pid);
 struct file {
 	struct file *next;
 	int host, disk;
+	uint64_t number; /* of its inode */
 	char path[64];
 	uint8_t *bytes;
 	size_t size;
@@ -315,6 +316,8 @@ bool path_is_disk(const char *path);
 int names_open(const char *path, int flags);
 long names_openat2(int fd, const char *name, const struct open_how *how);
 void names_lose_power(int host);
+/* How many names lead to it. */
+unsigned file_links(const struct file *file);
 /* False: it is no open directory of a disk. */
 bool folder_stat(int fd, struct stat *out);
 

@@ -170,6 +170,15 @@ static void part__refused(void **state)
 	assert_int_equal(unlinkat(root, ".trap.wherry-part", 0), 0);
 }
 
+static void check_bytes(int fd, const char *text)
+{
+	char bytes[64] = "";
+
+	assert_true(fd >= 0);
+	assert_int_equal(pread(fd, bytes, sizeof(bytes) - 1, 0), strlen(text));
+	assert_string_equal(bytes, text);
+}
+
 static void part__kept_and_committed(void **state)
 {
 	struct stat status;
@@ -200,6 +209,46 @@ static void part__kept_and_committed(void **state)
 	assert_int_equal(beneath_stat(root, "sub/new", &status), 0); /* the old one is there */
 	assert_int_equal(status.st_size, 5);
 	assert_int_equal(unlinkat(root, "sub/.new.wherry-part", 0), 0);
+}
+
+/* What has another name is somebody else's, too: it is neither written nor made shorter. */
+static void part__with_other_names(void **state)
+{
+	struct stat status;
+	bool kept = true;
+	int fd;
+
+	(void)state;
+	make("outside-too", "12345");
+	assert_int_equal(linkat(root, "../outside-too", root, ".both.wherry-part", 0), 0);
+	assert_int_equal(beneath_open_part(root, "both", 5, true, &fd, &kept), 0);
+	assert_false(kept);
+	assert_int_equal(pwrite(fd, "wrong", 5, 0), 5);
+	close(fd);
+	assert_int_equal(fstatat(root, "../outside-too", &status, 0), 0);
+	assert_int_equal(status.st_size, 5);
+	fd = openat(root, "../outside-too", O_RDONLY);
+	check_bytes(fd, "12345");
+	close(fd);
+	assert_int_equal(unlinkat(root, ".both.wherry-part", 0), 0);
+}
+
+/* It has the mode of its source by the time at which it is to get its name. */
+static void part__kept_with_its_last_mode(void **state)
+{
+	struct stat status;
+	bool kept = false;
+	int fd;
+
+	(void)state;
+	make("root/.read.wherry-part", "12345");
+	assert_int_equal(fchmodat(root, ".read.wherry-part", 0666, 0), 0);
+	assert_int_equal(beneath_open_part(root, "read", 5, true, &fd, &kept), 0);
+	assert_true(kept);
+	assert_int_equal(fstat(fd, &status), 0);
+	assert_int_equal(status.st_mode & 07777, 0600);
+	close(fd);
+	assert_int_equal(unlinkat(root, ".read.wherry-part", 0), 0);
 }
 
 static void make_directory(void **state)
@@ -296,6 +345,8 @@ int main(void)
 		cmocka_unit_test(open__leased),
 		cmocka_unit_test(part__refused),
 		cmocka_unit_test(part__kept_and_committed),
+		cmocka_unit_test(part__with_other_names),
+		cmocka_unit_test(part__kept_with_its_last_mode),
 		cmocka_unit_test(make_directory),
 		cmocka_unit_test(list__follows_no_link),
 		cmocka_unit_test(extents),

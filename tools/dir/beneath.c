@@ -168,13 +168,40 @@ static int check_target(int folder, const char *leaf)
 	return S_ISDIR(status.st_mode) ? -EISDIR : S_ISLNK(status.st_mode) ? -ELOOP : -EINVAL;
 }
 
+/* Nobody else reads or writes it: no other name leads to it, which a crash amid a renaming leaves
+ * on some file systems, and it is this user's. */
+static bool part_is_ours(const struct stat *status)
+{
+	return S_ISREG(status->st_mode) && status->st_nlink == 1 && status->st_uid == geteuid();
+}
+
+/* What an earlier attempt has left. -ENOENT: nothing to go on with. */
+static int open_kept(int folder, const char *name)
+{
+	int fd = openat(folder, name, O_RDWR | SAFE), error;
+	struct stat status;
+
+	if (fd < 0)
+		return errno == EACCES ? -ENOENT : open_failed();
+	error = fstat(fd, &status) ? -errno : part_is_ours(&status) ? 0 : -ENOENT;
+	/* It had its last mode when it was to get its name. */
+	if (!error && (status.st_mode & 07777) != 0600 && fchmod(fd, 0600))
+		error = -errno;
+	if (!error)
+		return fd;
+	close(fd);
+	return error;
+}
+
 static int open_part(int folder, const char *name, bool keep)
 {
-	int fd;
+	int fd = keep ? open_kept(folder, name) : -ENOENT;
 
-	if (!keep && unlinkat(folder, name, 0) && errno != ENOENT)
+	if (fd != -ENOENT)
+		return fd;
+	if (unlinkat(folder, name, 0) && errno != ENOENT)
 		return -errno;
-	fd = openat(folder, name, O_RDWR | O_CREAT | SAFE | (keep ? 0 : O_EXCL), 0600);
+	fd = openat(folder, name, O_RDWR | O_CREAT | O_EXCL | SAFE, 0600);
 	return fd < 0 ? open_failed() : fd;
 }
 

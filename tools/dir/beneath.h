@@ -33,8 +33,9 @@ int beneath_open_file(int root, const char *path, int *out, struct stat *status)
 /* Make a directory and those above it, with mode 0777 less the umask. */
 int beneath_make_directory(int root, const char *path);
 
-/* Open the unfinished file of this name, of this length, to write. With `keep` one that is there
- * already stays as it is, if its length is right: *kept. */
+/* Open the unfinished file of this name, of this length, to write, which nobody else may read. With
+ * `keep` one that is there already stays as it is, if its length is right: *kept. One that has
+ * another name as well, or belongs to somebody else, is replaced. */
 int beneath_open_part(int root, const char *path, uint64_t length, bool keep, int *out, bool *kept);
 
 /* Give the finished file its name, once its bytes are on the disk; a regular file of that name is
