@@ -5,7 +5,7 @@
 # A step is a function release_NAME; release_steps lists the names. A new step is one more of each.
 
 release_steps=(tests address thread analyzer valgrind mooncake nixl vllm tarball deb container
-	python aarch64 debug hosts driver races weights repeat fuzz sim mutants)
+	python aarch64 debug hosts driver races weights machine repeat fuzz sim mutants)
 results=$top/docs/release-results.md
 
 # Mooncake's transfer engine, the last release of each minor version that tests/integration knows
@@ -203,6 +203,12 @@ release_weights()
 {
 	step_command weights 7200 env TESTS_PAIRS=5000 TESTS_FAULTS=500 \
 		"$build/tests/integration/weights-random"
+}
+
+# Every test on a machine that seems to have 64 CPUs and a cache of 300 MiB.
+release_machine()
+{
+	meson_tests machine plain "$build" --setup machine --no-suite sim
 }
 
 # Every test ten times.
