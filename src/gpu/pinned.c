@@ -287,6 +287,9 @@ struct wh_slot *wh_slot_acquire_file(struct wh_gpus *gpus, enum wh_slot_use use,
 	pool = pool_of(gpus, use, system);
 	if (wh_list_empty(&pool->slots) && pool->count < WH_SLOTS)
 		pool_add_slots(gpus, pool); /* on failure: as if none were free */
+	/* It had no pool of its own when the first slots were prepared. */
+	if (!pool->count && gpus->pools[use].count)
+		pool = &gpus->pools[use];
 	link = wh_list_take(&pool->slots);
 	if (!link && wait)
 		wh_list_append(&pool->waiters, &wait->link);

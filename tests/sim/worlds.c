@@ -407,6 +407,71 @@ static void world_short_owner(void)
 	scene_play(act_short_owner);
 }
 
+/* ---- an initiator of files that is short of memory ------------------------------------------- */
+
+#define FILES 8 /* on both disks */
+#define FIRST_BATCH 80 /* more allocations than the first batch of files takes */
+
+/* The first batch of an engine, of files of several file systems, while its nth allocation fails:
+ * it ends. */
+static void copy_files_short(struct scene *scene, uint64_t nth)
+{
+	struct program_settings settings = { 0 };
+	const struct wh_engine_options options = { .size = sizeof(options),
+						   .listen = "none",
+						   .config = settings.rows };
+	const struct wh_file_options file = { .size = sizeof(file) };
+	struct wh_transfer transfers[FILES];
+	struct wh_region *regions[FILES];
+	struct wh_engine *engine;
+	struct wh_batch *batch;
+	struct wh_peer *peer;
+	char path[32], url[64];
+
+	program_settings(&settings);
+	program_url(SCENE_OWNER, url, sizeof(url));
+	scene_expect("wh_engine_open", wh_engine_open(&options, &engine), 0);
+	scene_expect("wh_peer_open", wh_peer_open(engine, url, NULL, &peer), 0);
+	for (size_t i = 0; i < FILES; i++) {
+		snprintf(path, sizeof(path), "/sim/%zu", i);
+		scene_expect("wh_file_register", wh_file_register(engine, path, &file, &regions[i]),
+			     0);
+		transfers[i] = (struct wh_transfer){ .local = regions[i],
+						     .remote = scene->target->remote,
+						     .remote_offset = PROGRAM_GAP + 64 * i,
+						     .length = 64,
+						     .op = WH_WRITE };
+	}
+	scene_expect("wh_batch_new", wh_batch_new(peer, NULL, &batch), 0);
+	scene_expect("wh_batch_add", wh_batch_add(batch, transfers, FILES), 0);
+	sim_node_fail_allocation(scene->initiator->node, nth);
+	if (!wh_batch_submit(batch))
+		scene_end(batch, 60 * SIM_SEC);
+	sim_heal();
+	scene_expect("wh_batch_free", wh_batch_free(batch), 0);
+	scene_expect("wh_peer_close", wh_peer_close(peer), 0);
+	for (size_t i = 0; i < FILES; i++)
+		scene_expect("wh_region_unregister", wh_region_unregister(regions[i]), 0);
+	scene_expect("wh_engine_close", wh_engine_close(engine), 0);
+}
+
+static void act_short_files(struct scene *scene)
+{
+	char path[32];
+
+	for (int i = 0; i < FILES; i++) {
+		snprintf(path, sizeof(path), "/sim/%d", i);
+		sim_file_new(place_host(scene->initiator->place), path, SCENE_LOCAL);
+	}
+	for (uint64_t nth = 1; nth < FIRST_BATCH; nth++)
+		copy_files_short(scene, nth);
+}
+
+static void world_short_files(void)
+{
+	scene_play(act_short_files);
+}
+
 /* ---- a disk that does not answer ------------------------------------------------------------- */
 
 /* One request writes to memory and to a file whose disk hangs: the memory can be unregistered. */
@@ -718,6 +783,7 @@ static const struct world worlds[] = {
 	{ "waits", "calls wait without threads while a callback is due", world_waits },
 	{ "close-probing", "a peer is closed while queue pairs are tried", world_close_probing },
 	{ "short-owner", "an owner of a file is short of memory", world_short_owner },
+	{ "short-files", "the first batch of files, while memory is short", world_short_files },
 	{ "hung-disk", "memory is unregistered while a disk hangs", world_hung_disk },
 	{ "broken-at-disk", "a connection breaks whose disk hangs", world_broken_at_disk },
 	{ "left-at-disk", "a peer is lost whose bytes a disk has that hangs", world_left_at_disk },

@@ -356,6 +356,14 @@ static void tcp_submit_fragment(struct wh_peer *peer, void *state, struct wh_fra
 		tcp_of(fragment)->windowed = true;
 		tcp_of(fragment)->staged = false;
 	}
+	/* Without a first slot it would wait for one for ever. Planning has prepared those of each
+	 * region's file system, and these may be of several. */
+	if (tcp_of(fragment)->staged && wh_slots_prepare_file(wh_engine_gpus(wh_peer_engine(peer)),
+							      slots, tcp_of(fragment)->system)) {
+		wh_fragment_fail(fragment, UINT64_MAX, -ENOMEM, "staging: %s", wh_error_text());
+		wh_fragment_done(fragment);
+		return;
+	}
 	if (requests < fragment->transfers / WH_REQUEST_EXTENTS + 1)
 		requests = fragment->transfers / WH_REQUEST_EXTENTS + 1;
 	alone = latency || requests < 2 || tcp->count == 1;
