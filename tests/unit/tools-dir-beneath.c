@@ -1,11 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <stdarg.h>
+#include <stddef.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+/* How many names the kernel has resolved by openat2(). */
+static size_t resolved;
+
+static long count_resolved(long number, int folder, const char *path, const void *how, size_t size)
+{
+	resolved++;
+	for (const char *at = path; *at; at++)
+		resolved += *at == '/';
+	return syscall(number, folder, path, how, size);
+}
+#define syscall count_resolved
+
 #include "../../tools/dir/beneath.c"
 #include "../../tools/dir/message.c"
 
 #include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stddef.h>
+#include <sys/resource.h>
 
 #include <cmocka.h>
 
@@ -291,6 +308,33 @@ static void list__follows_no_link(void **state)
 	assert_int_equal(beneath_list(root, "file", true, count_found, counts), -ENOTDIR);
 }
 
+#define DEPTH 300
+
+/* Each directory costs as much as the one above it, and one is open at a time. */
+static void deep_trees(void **state)
+{
+	char path[2 * DEPTH] = "d";
+	size_t counts[2] = { 0 };
+	struct rlimit before, few;
+
+	(void)state;
+	for (size_t i = 1; i < DEPTH; i++)
+		memcpy(path + 2 * i - 1, "/d", 3);
+	resolved = 0;
+	assert_int_equal(beneath_make_directory(root, path), 0);
+	assert_true(resolved < 8 * DEPTH);
+	resolved = 0;
+	assert_int_equal(beneath_make_directory(root, path), 0);
+	assert_true(resolved < 8 * DEPTH);
+	assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+	few = before;
+	few.rlim_cur = 32;
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+	assert_int_equal(beneath_list(root, "d", true, count_found, counts), 0);
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+	assert_int_equal(counts[0], DEPTH - 1);
+}
+
 static void extents(void **state)
 {
 	struct dir_extent out[DIR_EXTENTS_MAX];
@@ -349,6 +393,7 @@ int main(void)
 		cmocka_unit_test(part__kept_with_its_last_mode),
 		cmocka_unit_test(make_directory),
 		cmocka_unit_test(list__follows_no_link),
+		cmocka_unit_test(deep_trees),
 		cmocka_unit_test(extents),
 		cmocka_unit_test(sum),
 	};

@@ -122,29 +122,42 @@ int beneath_open_file(int root, const char *path, int *out, struct stat *status)
 	return error;
 }
 
+/* Open a directory of an open one; make it if it is missing. */
+static int enter_directory(int folder, const char *name)
+{
+	int fd = open_beneath(folder, name, O_RDONLY | O_DIRECTORY);
+
+	if (fd != -ENOENT)
+		return fd;
+	if (mkdirat(folder, name, 0777) && errno != EEXIST)
+		return -errno;
+	return open_beneath(folder, name, O_RDONLY | O_DIRECTORY);
+}
+
+/* From one directory to the next: from the root to each of them would take the square of the depth,
+ * and a request may have thousands. */
 int beneath_make_directory(int root, const char *path)
 {
-	char part[DIR_PATH_MAX + 1];
-	const char *leaf, *slash = path;
+	char part[NAME_MAX + 1];
 	struct stat status;
-	int fd, error = 0;
+	int folder = root, next, error = beneath_stat(root, path, &status);
+	size_t length;
 
-	if (!dir_path_valid(path, strlen(path)))
-		return -EINVAL;
-	while (!error && slash) {
-		slash = strchr(slash + (slash != path), '/');
-		snprintf(part, sizeof(part), "%.*s", slash ? (int)(slash - path) : DIR_PATH_MAX,
-			 path);
-		fd = open_parent(root, part, &leaf);
-		if (fd < 0)
-			return fd;
-		if (mkdirat(fd, leaf, 0777) && errno != EEXIST)
-			error = -errno;
-		close(fd);
-	}
-	if (!error)
-		error = beneath_stat(root, path, &status);
-	return !error && !S_ISDIR(status.st_mode) ? -ENOTDIR : error;
+	if (error != -ENOENT)
+		return !error && !S_ISDIR(status.st_mode) ? -ENOTDIR : error;
+	do {
+		length = strcspn(path, "/");
+		snprintf(part, sizeof(part), "%.*s", (int)length, path);
+		next = enter_directory(folder, part);
+		if (folder != root)
+			close(folder);
+		folder = next;
+		path += length + 1;
+	} while (next >= 0 && path[-1]);
+	if (next < 0)
+		return next;
+	close(next);
+	return 0;
 }
 
 /* ---- files that are written ------------------------------------------------------------------ */
@@ -273,11 +286,29 @@ struct walk {
 	bool all;
 	char path[2 * DIR_PATH_MAX + 2]; /* from the root */
 	size_t base; /* where the name that is reported begins in it */
+	char **waiting; /* paths of directories that are still to be read */
+	size_t count, room;
 	int (*found)(void *arg, const char *name, const struct stat *status);
 	void *arg;
 };
 
-static int walk_directory(struct walk *walk);
+static int walk_later(struct walk *walk, const char *path)
+{
+	if (walk->count == walk->room) {
+		size_t room = 2 * walk->room + 16;
+		char **grown = realloc(walk->waiting, room * sizeof(*grown));
+
+		if (!grown)
+			return -ENOMEM;
+		walk->waiting = grown;
+		walk->room = room;
+	}
+	walk->waiting[walk->count] = strdup(path);
+	if (!walk->waiting[walk->count])
+		return -ENOMEM;
+	walk->count++;
+	return 0;
+}
 
 static int walk_entry(struct walk *walk, int folder, const char *leaf)
 {
@@ -294,7 +325,7 @@ static int walk_entry(struct walk *walk, int folder, const char *leaf)
 	}
 	error = walk->found(walk->arg, walk->path + walk->base, &status);
 	if (!error && walk->all && S_ISDIR(status.st_mode))
-		error = walk_directory(walk);
+		error = walk_later(walk, walk->path);
 	walk->path[length] = 0;
 	return error;
 }
@@ -320,6 +351,24 @@ static int walk_directory(struct walk *walk)
 	return error;
 }
 
+/* One directory is open at a time, however deep the tree is. */
+static int walk_waiting(struct walk *walk)
+{
+	int error = 0;
+
+	while (!error && walk->count) {
+		char *path = walk->waiting[--walk->count];
+
+		snprintf(walk->path, sizeof(walk->path), "%s", path);
+		free(path);
+		error = walk_directory(walk);
+		/* Gone by now, or something else. */
+		if (error == -ENOENT || error == -ENOTDIR || error == -ELOOP)
+			error = 0;
+	}
+	return error;
+}
+
 int beneath_list(int root, const char *path, bool all,
 		 int (*found)(void *arg, const char *name, const struct stat *status), void *arg)
 {
@@ -338,6 +387,11 @@ int beneath_list(int root, const char *path, bool all,
 	walk->base = *path ? strlen(path) + 1 : 0;
 	snprintf(walk->path, sizeof(walk->path), "%s", path);
 	error = walk_directory(walk);
+	if (!error)
+		error = walk_waiting(walk);
+	while (walk->count)
+		free(walk->waiting[--walk->count]);
+	free(walk->waiting);
 	free(walk);
 	return error;
 }
