@@ -1,15 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signals are handled while a call waits for a peer that does not answer."""
+"""Signals are handled, and tasks cancelled, while a call waits for a peer that does not answer."""
+import asyncio
+import errno
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 import unittest
 
+import wherry
 from test_transfer import Case
 
+# It reads what lies in the memory of another process, by a mapping that it keeps.
+BORROWER = """
+import sys
+import wherry
+engine = wherry.Engine(name="borrower", listen="none", timeout="60s")
+peer = engine.connect(sys.argv[1])
+region = engine.register(bytearray(1 << 20))
+peer.read("lent", region, require="shm").wait()
+print("read", flush=True)
+sys.stdin.readline()
+"""
 
-class Signals(Case):
+
+def stop(process):
+    os.kill(process.pid, signal.SIGSTOP)
+    os.waitpid(process.pid, os.WUNTRACED)
+
+
+class Interrupted(Case):
     """Each call is interrupted by SIGINT, long before its own limit."""
 
     def setUp(self):
@@ -29,6 +51,8 @@ class Signals(Case):
             signal.setitimer(signal.ITIMER_REAL, 0)
         self.assertLess(time.monotonic() - began, 10)
 
+
+class Signals(Interrupted):
     def silent(self, call, before=lambda peer: None, **settings):
         """Interrupt call(peer, before(peer)), of a peer that is stopped."""
         engine = self.engine
@@ -38,8 +62,7 @@ class Signals(Case):
         owner = self.own()
         peer = engine.connect(owner.url)
         found = before(peer)
-        os.kill(owner.process.pid, signal.SIGSTOP)
-        os.waitpid(owner.process.pid, os.WUNTRACED)
+        stop(owner.process)
         try:
             self.interrupted(lambda: call(peer, found))
         finally:
@@ -59,8 +82,7 @@ class Signals(Case):
         owner = self.own()
         key = bytes.fromhex(owner.key)
         peer = self.engine.connect(owner.url)
-        os.kill(owner.process.pid, signal.SIGSTOP)
-        os.waitpid(owner.process.pid, os.WUNTRACED)
+        stop(owner.process)
         try:
             self.interrupted(lambda: peer.unpack(key, timeout=60))
         finally:
@@ -89,6 +111,150 @@ class Signals(Case):
 
     def test_notification(self):
         self.interrupted(self.engine.notification)
+
+    def reading(self, peer):
+        region = peer.engine.register(bytearray(1 << 20))
+        peer.read("kv", region, require="tcp").wait()
+        return lambda: peer.read("kv", region, require="tcp")
+
+    def test_cancel(self):
+        self.silent(lambda _, read: read().cancel(), self.reading)
+
+    def test_close(self):
+        """It goes on in a thread; another close() waits for that."""
+        owner = self.own()
+        engine = wherry.Engine(name="closed", listen="none", timeout="60s")
+        start = self.reading(engine.connect(owner.url))
+        stop(owner.process)
+        try:
+            transfer = start()
+            self.interrupted(engine.close)
+        finally:
+            os.kill(owner.process.pid, signal.SIGCONT)
+        engine.close()
+        self.assertEqual(engine._core.handle, 0)
+        self.assertTrue(transfer.done())
+
+    def test_unregister(self):
+        memory = self.engine.allocate(1 << 20)
+        region = self.engine.register(memory, name="lent", access="r")
+        borrower = subprocess.Popen(
+            [sys.executable, "-c", BORROWER, self.engine.url],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(wherry.__file__))},
+        )
+        try:
+            self.assertEqual(borrower.stdout.readline(), b"read\n")
+            stop(borrower)
+            self.interrupted(region.unregister)
+            os.kill(borrower.pid, signal.SIGCONT)
+            region.unregister()  # when the first has ended
+            self.assertIn("unregistered", repr(region))
+        finally:
+            borrower.kill()
+            borrower.communicate()
+
+
+class Tasks(Case):
+    """Tasks that wait for a peer that does not answer end when they are cancelled."""
+
+    def setUp(self):
+        super().setUp()
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.addCleanup(self.listener.close)
+        self.url = f"127.0.0.1:{self.listener.getsockname()[1]}"
+
+    def run_loop(self, main):
+        """asyncio.run(), which also waits for the threads of the loop."""
+        began = time.monotonic()
+        asyncio.run(main())
+        self.assertLess(time.monotonic() - began, 30)
+        self.assertEqual(self.engine._core.loops, {})
+
+    def test_connect(self):
+        async def main():
+            task = asyncio.ensure_future(self.engine.connect_async(self.url, timeout=60))
+            accept = asyncio.get_running_loop().run_in_executor(None, self.listener.accept)
+            self.addCleanup((await accept)[0].close)
+            task.cancel()
+            with self.assertRaises(asyncio.CancelledError):
+                await task
+
+        self.run_loop(main)
+        self.assertIn("0 peers", repr(self.engine))
+
+    def test_connect_at_the_end(self):
+        """What asyncio.run() finds running it cancels."""
+
+        async def main():
+            self.task = asyncio.ensure_future(self.engine.connect_async(self.url, timeout=60))
+            await asyncio.sleep(0)
+
+        self.run_loop(main)
+        self.assertTrue(self.task.cancelled())
+
+    def test_connect_to_a_closed_engine(self):
+        async def main():
+            task = asyncio.ensure_future(self.engine.connect_async(self.url, timeout=60))
+            await asyncio.sleep(0)
+            self.engine.close()
+            with self.raises(errno.EINVAL, "closed"):
+                await task
+
+        self.run_loop(main)
+
+    def test_connect_fails(self):
+        async def main():
+            self.listener.close()
+            with self.raises(errno.ECONNREFUSED):
+                await self.engine.connect_async(self.url, timeout=60)
+            with self.raises(errno.EINVAL):
+                await self.engine.connect_async("not a:url:")
+
+        self.run_loop(main)
+        self.assertIn("0 peers", repr(self.engine))
+
+    def test_async_with(self):
+        """Cancelling a transfer of a peer that has stopped: the task can be cancelled meanwhile."""
+        owner = self.own()
+        engine = wherry.Engine(name="with", listen="none", timeout="60s")
+        self.addCleanup(engine.close)
+        peer = engine.connect(owner.url)
+        region = engine.register(bytearray(1 << 20))
+        peer.read("kv", region, require="tcp").wait()
+        self.addCleanup(os.kill, owner.process.pid, signal.SIGCONT)
+        stop(owner.process)
+
+        async def main():
+            leaving = asyncio.Event()
+
+            async def leave():
+                async with peer.read("kv", region, require="tcp"):
+                    leaving.set()
+                    raise ZeroDivisionError
+
+            task = asyncio.ensure_future(leave())
+            await leaving.wait()
+            await asyncio.sleep(0)
+            task.cancel()
+            with self.assertRaises(asyncio.CancelledError):
+                await task
+
+        self.run_loop(main)
+
+
+@unittest.skipUnless(
+    os.path.exists(os.path.join(os.path.dirname(os.environ.get("WHERRY_LIBRARY", "")),
+                                "libwherry-registry.so.0")), "libwherry was built without registries"
+)  # fmt: skip
+class Registry(Interrupted):
+    """An engine that waits for its registry."""
+
+    def test_open(self):
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            registry = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            self.interrupted(lambda: wherry.Engine(name="x", registry=registry, timeout="60s"))
 
 
 if __name__ == "__main__":

@@ -248,7 +248,7 @@ class Versions(Together):
         interrupted(lambda: self.source.wait(1))
         interrupted(lambda: self.target.wait(1, PATIENCE))
         hold = threading.Event()
-        interrupted(lambda: weights._apart(lambda: hold.wait() and 0))  # cancel(), close()
+        interrupted(lambda: weights.apart(hold.wait))  # cancel(), close()
         hold.set()
         with self.offer(1):
             self.assertEqual(self.target.load(timeout=PATIENCE), 1)

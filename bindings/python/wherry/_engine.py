@@ -97,6 +97,50 @@ def in_slices(
             return status
 
 
+def start(call: Callable[[], None]) -> bool:
+    """Run it in a thread of its own. False: there can be none, as when the interpreter exits."""
+    try:
+        threading.Thread(target=call, name="wherry apart", daemon=True).start()
+    except RuntimeError:
+        return False
+    return True
+
+
+def apart(call: Callable[[], None], undo: Optional[Callable[[], None]] = None) -> None:
+    """Run what cannot be interrupted in a thread, if this one handles signals. After Ctrl-C it goes
+    on there; then undo() follows if it succeeds."""
+    if threading.current_thread() is not threading.main_thread():
+        call()
+        return
+    lock, ended, failed = threading.Lock(), threading.Event(), []
+    left = False  # by the caller
+
+    def run() -> None:
+        try:
+            call()
+        except BaseException as error:
+            failed.append(error)
+        with lock:
+            ended.set()
+        if left and undo is not None and not failed:
+            undo()
+
+    if not start(run):
+        call()
+        return
+    try:
+        while not ended.wait(SLICE):
+            pass
+    except BaseException:
+        with lock:
+            left = not ended.is_set()
+        if not left and undo is not None and not failed:
+            undo()
+        raise
+    if failed:
+        raise failed[0]
+
+
 class Guard:
     """`with guard:` a call uses the native handles of `owner`, whose close() waits for its end.
     Raises an error of that number and text if the owner is closed."""
@@ -148,6 +192,7 @@ class Core:
         self.transfers = Guard(self, errno.ECANCELED)
         self.numbers = itertools.count(1)
         self.watched: Dict[int, List[Tuple[int, Callable[[], None]]]] = {}
+        self.opening: Dict[int, Callable[[], None]] = {}  # user numbers of peers
         self.loops: Dict[Any, List[int]] = {}  # event loop: [its descriptor, its waiters]
         self.thread: Optional[threading.Thread] = None
         out = c_void_p()
@@ -163,10 +208,13 @@ class Core:
             raise invalid(CLOSED)
         return self.handle
 
+    def number(self) -> int:
+        with self.lock:  # not atomic without the GIL
+            return next(self.numbers)
+
     def new_batch(self, peer: int, priority: int, require: Optional[str]) -> int:
         self.reap()
-        with self.lock:  # not atomic without the GIL
-            user = next(self.numbers)
+        user = self.number()
         options = native.BatchOptions(
             size=sizeof(native.BatchOptions),
             queue=self.queue,
@@ -227,7 +275,14 @@ class Core:
         """What is to be called, and whether there may be more. Inside a guard."""
         out = (native.Completion * 64)()
         count = lib.wh_queue_take(self.queue, out, 64, timeout)
-        return [call for one in out[: max(count, 0)] for call in self._ended(one.user)], count == 64
+        calls: List[Callable[[], None]] = []
+        for one in out[: max(count, 0)]:
+            if one.peer:
+                opened = self.opening.pop(one.user, None)
+                calls += [opened] if opened else []
+            else:
+                calls += self._ended(one.user)
+        return calls, count == 64
 
     def drain(self, timeout: int = 0) -> None:
         """Call those who watch batches that have completed. Waits up to `timeout` ns for one."""
@@ -257,6 +312,43 @@ class Core:
             del self.loops[loop]
             loop.remove_reader(entry[0])
             os.close(entry[0])
+
+    def wait_in(self, loop: Any) -> Tuple["asyncio.Future[None]", Callable[[], None]]:
+        """A future of the running loop, and what completes it, from any thread."""
+        ready = loop.create_future()
+
+        def wake() -> None:
+            if not ready.done():
+                ready.set_result(None)
+
+        def complete() -> None:
+            try:
+                inside = asyncio.get_running_loop() is loop
+            except RuntimeError:
+                inside = False
+            if inside:
+                wake()
+                return
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(wake)
+
+        return ready, complete
+
+    def abandon(self, peer: int) -> None:
+        """Close a peer that was not reached. Waiting for that would last as long as its name is
+        looked up. If the engine is being closed, that closes the peer."""
+        self.inside.append(None)
+        if self.closed:
+            self.inside.pop()
+            return
+        del self.peers[peer]
+
+        def close() -> None:
+            lib.wh_peer_close(peer)
+            self.inside.pop()
+
+        if lib.wh_peer_status(peer) != -errno.EINPROGRESS or not start(close):
+            close()
 
     def serve_callbacks(self) -> None:
         """Start the thread that runs callbacks, if it does not run. It ends with the last one."""
@@ -312,19 +404,34 @@ class Core:
             time.sleep(0.001)
         else:
             raise make(-errno.EBUSY, "Engine.close: other threads use the engine")
-        for batch in self.batches:
-            lib.wh_batch_cancel(batch)
+        apart(self._cancel)
         calls: List[Callable[[], None]] = []
         more = True
         while more:
             found, more = self._take(0)
             calls += found
+        calls += self.opening.values()  # they see that it is closed
+        self.opening.clear()
         try:
             call_all(calls)
         finally:
-            self._give_back()
+            apart(self._give_back)
+
+    def _cancel(self) -> None:
+        self.inside.append(None)  # a close() that comes again waits for it
+        for batch in list(self.batches):
+            lib.wh_batch_cancel(batch)
+        self.inside.pop()
 
     def _give_back(self) -> None:
+        """Repeatable, as far as it went."""
+        self.inside.append(None)
+        try:
+            self._give_all_back()
+        finally:
+            self.inside.pop()
+
+    def _give_all_back(self) -> None:
         for batch in list(self.batches):
             if lib.wh_batch_free(batch) == 0:
                 del self.batches[batch]
@@ -340,6 +447,7 @@ class Core:
             self.release(region)
         lib.wh_queue_free(self.queue)
         lib.wh_queue_free(self.opened)
+        self.queue = self.opened = 0
         self.end()
 
     def release(self, region: int) -> int:
@@ -437,9 +545,13 @@ class Region:
     It stays registered, and its tensor alive, until unregister(), the end of its `with`, or until
     the engine is closed; dropping this object changes nothing."""
 
-    def __init__(self, core: Core, handle: int, about: Layout, name: str, access: str) -> None:
+    def __init__(
+        self, core: Core, handle: int, about: Layout, name: str, access: str, shared: bool
+    ) -> None:
         self._core = core
         self._handle = handle
+        self._shared = shared  # peers may use it, so unregister() may wait for one
+        self._ending = threading.Lock()  # of unregister(), which Ctrl-C leaves running
         self.name = name
         self.access = access
         self.address = about.address
@@ -472,7 +584,14 @@ class Region:
         """When it returns, nobody reads or writes the memory. Error EBUSY: a transfer uses it, or a
         peer has not let go of it; the tensor is held further on, and the call can be repeated."""
         if self._handle and not self._core.closed:
-            with self._core.calls:
+            if self._shared:
+                apart(self._unregister)
+            else:
+                self._unregister()
+
+    def _unregister(self) -> None:
+        with self._ending, self._core.calls:
+            if self._handle:
                 check(self._core.release(self._handle))
                 self._handle = 0
 
@@ -606,7 +725,17 @@ class Engine:
             log=ctypes.cast(function, c_void_p) if function else None,
         )
         out = c_void_p()
-        check(lib.wh_engine_open(byref(options), byref(out)))
+
+        def begin() -> None:
+            check(lib.wh_engine_open(byref(options), byref(out)))
+
+        def end() -> None:
+            lib.wh_engine_close(out)
+
+        if registry or settings.get("registry") or os.environ.get("WHERRY_REGISTRY"):
+            apart(begin, end)  # the registry may be silent, or still have the name
+        else:
+            begin()
         self._core = Core(out.value or 0, function)
         _live.add(self._core)
         # Also when the interpreter exits.
@@ -680,7 +809,7 @@ class Engine:
             held = Held(int(lib.wh_region_id(handle)), memory, about, pins)
             core.regions[handle] = held
             core.own[held.id] = handle
-        return Region(core, handle, about, name or "", access)
+        return Region(core, handle, about, name or "", access, bool(access or grants))
 
     def register_file(
         self,
@@ -741,7 +870,7 @@ class Engine:
             core.regions[handle] = None
         length = options.length
         about = Layout(0, 1, length, length, None, not write, False, (length,))
-        return Region(core, handle, about, name or "", access)
+        return Region(core, handle, about, name or "", access, bool(access or grants))
 
     def allocate(
         self, length: int, kind: str = "shared", location: Optional[str] = None
@@ -786,15 +915,41 @@ class Engine:
                     lib.wh_queue_take(core.opened, done, 16, int(SLICE * 1e9 / 5))
                 check(lib.wh_peer_status(handle))
             except BaseException:
-                if lib.wh_peer_close(handle) == 0:
-                    del core.peers[handle]
+                core.abandon(handle)
                 raise
         return Peer(self, core, handle, url)
 
     async def connect_async(self, url: str, timeout: float = 0.0) -> "Peer":
-        """connect() without blocking the event loop."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(None, self.connect, url, timeout)
+        """connect() without blocking the event loop. A task that is cancelled meanwhile gives it
+        up."""
+        from ._peer import Peer
+
+        core, loop = self._core, asyncio.get_running_loop()
+        ready, complete = core.wait_in(loop)
+        options, out = native.PeerOptions(
+            size=sizeof(native.PeerOptions),
+            timeout=nanoseconds(timeout),
+            queue=core.queue,
+            user=core.number(),
+        ), c_void_p()
+        core.loop_enter(loop)
+        try:
+            with core.calls:
+                core.opening[options.user] = complete
+                check(lib.wh_peer_open(core.handle, url.encode(), byref(options), byref(out)))
+                handle = out.value or 0
+                core.peers[handle] = None
+            try:
+                await ready
+                with core.calls:
+                    check(lib.wh_peer_status(handle))
+            except BaseException:
+                core.abandon(handle)
+                raise
+        finally:
+            core.opening.pop(options.user, None)
+            core.loop_leave(loop)
+        return Peer(self, core, handle, url)
 
     def notification(
         self,

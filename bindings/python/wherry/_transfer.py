@@ -10,7 +10,7 @@ from ctypes import byref, c_size_t, c_uint64, sizeof
 from typing import Any, Callable, Generator, List, NamedTuple, Optional
 
 from . import _native as native
-from ._engine import CLOSED, Core, call_all, in_slices
+from ._engine import CLOSED, Core, apart, call_all, in_slices, start
 from ._errors import Cancelled, Error, Timeout, check, make
 from ._native import batch_status, lib
 
@@ -108,7 +108,13 @@ class Transfer:
         """Cancel it. When this returns, it touches the memory of neither side any more. It is then
         Cancelled, unless it had completed. Blocks for about a round trip. Raises Timeout if the
         peer does not answer, or was lost and the transfer has failed: bytes may still arrive in its
-        memory then."""
+        memory then. After Ctrl-C cancelling goes on in a thread."""
+        if self.done():
+            self._cancel()
+        else:
+            apart(self._cancel)
+
+    def _cancel(self) -> None:
         try:
             with self._core.transfers:
                 check(lib.wh_batch_cancel(self._batch))
@@ -181,23 +187,7 @@ class Transfer:
         if self.done():
             return
         loop = asyncio.get_running_loop()
-        ready = loop.create_future()
-
-        def wake() -> None:
-            if not ready.done():
-                ready.set_result(None)
-
-        def complete() -> None:
-            try:
-                inside = asyncio.get_running_loop() is loop
-            except RuntimeError:
-                inside = False
-            if inside:
-                wake()
-            else:
-                with contextlib.suppress(RuntimeError):  # the loop is closed
-                    loop.call_soon_threadsafe(wake)
-
+        ready, complete = core.wait_in(loop)
         core.loop_enter(loop)
         try:
             core.watch(self._batch, complete)
@@ -228,7 +218,18 @@ class Transfer:
         if kind is None:
             await self
         else:
-            await asyncio.get_running_loop().run_in_executor(None, self._drop)
+            ready, complete = self._core.wait_in(asyncio.get_running_loop())
+
+            def drop() -> None:
+                try:
+                    self._drop()
+                finally:
+                    complete()
+
+            # Not of the loop's own, which waits for its threads at the end.
+            if not start(drop):
+                drop()
+            await ready
 
     def __del__(self) -> None:
         core, idle = self._core, self._idle

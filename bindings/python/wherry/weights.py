@@ -25,7 +25,7 @@ from ctypes import byref, c_void_p, sizeof
 from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
 
 from . import _native as native
-from ._engine import SLICE, Engine, Guard, in_slices
+from ._engine import Engine, Guard, apart, in_slices
 from ._errors import Error, Timeout, check, invalid, make
 from ._layouts import (
     BUFFER,
@@ -425,11 +425,11 @@ class Member:
         with self._calls:
             self._slice(lambda _: 0)
 
-        def call() -> int:
+        def call() -> None:
             with self._calls:
-                return int(lib.wh_weights_cancel(self._handle, version))
+                check(lib.wh_weights_cancel(self._handle, version))
 
-        _apart(call)
+        apart(call)
 
     # ---- what it does
 
@@ -475,7 +475,7 @@ class Member:
         is not released, or a peer on this host has not let go of the memory; call again. It may
         take the setting `timeout`; after Ctrl-C it goes on in a thread."""
         if self._handle and not self._engine.closed:
-            _apart(self._leave)
+            apart(lambda: check(self._leave()))
         if self._own:
             self._engine.close()
 
@@ -687,21 +687,3 @@ def _synchronize(pieces: List[Piece]) -> None:
     for device in {device_of(piece.local) for piece in pieces if is_torch(piece.local)}:
         if torch is not None and device.startswith("cuda"):
             torch.cuda.current_stream(device).synchronize()
-
-
-def _apart(call: Callable[[], int]) -> None:
-    """Run what cannot be interrupted in a thread, so that signals are handled meanwhile."""
-    ended, result = threading.Event(), []
-
-    def run() -> None:
-        try:
-            check(call())
-        except BaseException as error:
-            result.append(error)
-        ended.set()
-
-    threading.Thread(target=run, name="wherry weights", daemon=True).start()
-    while not ended.wait(SLICE):
-        pass
-    if result:
-        raise result[0]
