@@ -90,8 +90,10 @@ static bool fails(void *from)
 void *sim_malloc(size_t size)
 {
 	void *from = __builtin_return_address(0);
+	int self = node_self();
+	bool lacks = size && self >= 0 && node_of(self)->failing_size == size;
 
-	return fails(from) ? NULL : note(malloc(size), size, from);
+	return lacks || fails(from) ? NULL : note(malloc(size), size, from);
 }
 
 void *sim_calloc(size_t count, size_t size)

@@ -122,6 +122,11 @@ void sim_node_short_memory(int node, int64_t ns)
 	nodes[node].memory_until = sim_time + ns;
 }
 
+void sim_node_fail_size(int node, size_t size)
+{
+	nodes[node].failing_size = size;
+}
+
 void sim_node_fail_allocation(int node, uint64_t nth)
 {
 	nodes[node].failing_allocation = nodes[node].allocations + nth;

@@ -153,6 +153,7 @@ bool sim_node_is_stalled(int node);
 void sim_node_stall(int node, int64_t ns);
 void sim_node_short_descriptors(int node, int64_t ns);
 void sim_node_short_memory(int node, int64_t ns);
+void sim_node_fail_size(int node, size_t size); /* of malloc(); 0: none fails any more */
 /* Let the n-th allocation of this node from now on fail. */
 void sim_node_fail_allocation(int node, uint64_t nth);
 /* End all faults of hosts and of the network that last. */

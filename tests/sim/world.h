@@ -103,6 +103,7 @@ struct node {
 	int mappings;
 	int next_port;
 	uint64_t allocations, failing_allocation; /* 0: none */
+	size_t failing_size; /* malloc() has no memory of just this size; 0: any */
 	uint64_t version; /* changes with the state of any of its descriptors */
 };
 

@@ -14,6 +14,7 @@
 #define TICK_IDLE (200 * WH_MS)
 #define LOOK_RARE (2 * WH_SECOND) /* at sources that the plan does not name */
 #define TICK_EAR WH_SECOND /* there may be no memory for the notification that stops it */
+#define EAR_PAUSE 20 /* ms, without memory for a notification that is too long */
 #define COMPLETIONS 64
 #define BYE_MOST WH_SECOND /* for all last hellos together */
 
@@ -49,6 +50,21 @@ static void ear_put(struct wh_weights *weights, const struct wh_notification *no
 	wh_weights_wake(weights);
 }
 
+/* Take one out of the way that is longer than any hello. Returns -EAGAIN: there is no hello. */
+static int ear_discard(struct wh_weights *weights, const struct wh_notification_filter *filter,
+		       size_t length)
+{
+	struct wh_notification note = { .size = sizeof(note), .capacity = length };
+
+	note.buffer = malloc(length);
+	if (note.buffer)
+		wh_engine_notification(weights->engine, filter, &note, 0);
+	else
+		poll(NULL, 0, EAR_PAUSE);
+	free(note.buffer);
+	return -EAGAIN;
+}
+
 static void *ear_run(void *argument)
 {
 	struct wh_weights *weights = argument;
@@ -64,16 +80,8 @@ static void *ear_run(void *argument)
 		int error = wh_engine_notification(weights->engine, &filter, &note, TICK_EAR);
 		bool stop;
 
-		if (error == -EMSGSIZE) {
-			/* Longer than any hello: take it out of the way. */
-			void *all = malloc(note.length);
-
-			note.buffer = all;
-			note.capacity = all ? note.length : 0;
-			wh_engine_notification(weights->engine, &filter, &note, 0);
-			free(all);
-			continue;
-		}
+		if (error == -EMSGSIZE)
+			error = ear_discard(weights, &filter, note.length);
 		pthread_mutex_lock(&weights->lock);
 		stop = weights->stop;
 		pthread_mutex_unlock(&weights->lock);
