@@ -528,7 +528,7 @@ static void handle_request(void *owner, const struct request *bytes)
 		error = answer.failed ? -ENOMEM : 0;
 		if (!error && memcmp(request.token, none, DIR_TOKEN) != 0)
 			error = publish(server, &request, &answer);
-		if (error)
+		if (error && request_may_note(&server->requests, bytes))
 			note("cannot answer a request for %s: %s", work.directory->served->path,
 			     strerror(-error));
 	}

@@ -10,6 +10,8 @@
 #include "util/clock.h"
 #include "util/text.h"
 
+#define NOTE_EVERY (10 * WH_SECOND)
+
 /* The next request, or NULL after `wait` ns. False: the thread ends. */
 static bool request_next(struct requests *requests, int64_t wait, struct request **out)
 {
@@ -86,6 +88,24 @@ void requests_take(struct requests *requests, const struct wh_notification *note
 	}
 	pthread_mutex_unlock(&requests->lock);
 	free(request);
+}
+
+bool request_may_note(struct requests *requests, const struct request *request)
+{
+	size_t slot = REQUESTS_NOTED;
+	int64_t now = wh_now();
+
+	for (size_t i = 0; i < REQUESTS_NOTED; i++) {
+		if (requests->noted[i].until <= now)
+			slot = i;
+		else if (!strcmp(requests->noted[i].sender, request->sender))
+			return false;
+	}
+	if (slot == REQUESTS_NOTED)
+		return false;
+	memcpy(requests->noted[slot].sender, request->sender, sizeof(request->sender));
+	requests->noted[slot].until = now + NOTE_EVERY;
+	return true;
 }
 
 void requests_stop(struct requests *requests)

@@ -20,6 +20,8 @@ struct request {
 	uint8_t data[];
 };
 
+#define REQUESTS_NOTED 16 /* senders */
+
 struct requests {
 	/* Both on the thread. `handle` answers a request. `tick` does what is due without one: at
 	 * the start, after each request, and after as many ns without one as it returned. */
@@ -29,6 +31,10 @@ struct requests {
 	size_t most; /* that wait for the thread */
 
 	/* The thread's own. */
+	struct {
+		char sender[64];
+		int64_t until; /* no other line about it */
+	} noted[REQUESTS_NOTED];
 	pthread_t thread;
 	bool started;
 	pthread_mutex_t lock; /* of what follows */
@@ -47,6 +53,10 @@ int requests_start(struct requests *requests);
 /* Copy a notification for the thread. Does not block; one too many is dropped, and its sender hears
  * nothing. */
 void requests_take(struct requests *requests, const struct wh_notification *note);
+
+/* May the thread say something about this request? One line in 10 s for each sender, and for no
+ * more than REQUESTS_NOTED of them, so that nobody fills the log. */
+bool request_may_note(struct requests *requests, const struct request *request);
 
 /* Return when the thread has ended. Requests that wait are dropped. */
 void requests_stop(struct requests *requests);

@@ -101,11 +101,14 @@ static int sender_open(struct weights_server *server, const struct request *requ
 	if (!error && !wh_peer_info(*out, &info) && info.epoch == request->epoch)
 		return 0;
 	if (error) {
-		note("cannot answer '%s', which spreads a file, at %s: %s", request->sender, url,
-		     wh_error_text());
+		if (request_may_note(&server->requests, request))
+			note("cannot answer '%s', which spreads a file, at %s: %s", request->sender,
+			     url, wh_error_text());
 		return error;
 	}
-	note("'%s', which spreads a file, is not at %s: '%s' is", request->sender, url, info.name);
+	if (request_may_note(&server->requests, request))
+		note("'%s', which spreads a file, is not at %s: '%s' is", request->sender, url,
+		     info.name);
 	wh_peer_close(*out);
 	return -ESTALE;
 }
@@ -318,8 +321,10 @@ static void take_offer(struct weights_server *server, const struct request *requ
 
 	/* The first is the sender, whose name the engine has proved. */
 	if (offer->count < 2 || strcmp(offer->items[0].name, request->sender) != 0 || !own) {
-		note("'%s' offers a file, and its list of engines does not have it and this one",
-		     request->sender);
+		if (request_may_note(&server->requests, request))
+			note("'%s' offers a file, and its list of engines does not have it and "
+			     "this one",
+			     request->sender);
 		return;
 	}
 	if (sender_open(server, request, offer->items[0].url, &peer))
