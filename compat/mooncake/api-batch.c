@@ -70,6 +70,8 @@ batch_id_t allocateBatchID(transfer_engine_t handle, size_t batch_size)
 		te_fail(TE_ARGUMENT, "allocateBatchID: engine is NULL");
 		return INVALID_BATCH;
 	}
+	if (te_forked(engine, "allocateBatchID"))
+		return INVALID_BATCH;
 	batch = calloc(1, sizeof(*batch));
 	if (!batch) {
 		te_fail(TE_MEMORY, "allocateBatchID: no memory");
@@ -471,6 +473,8 @@ int submitTransfer(transfer_engine_t engine, batch_id_t batch_id, struct transfe
 	if (!engine || (!entries && count))
 		return -te_fail(TE_ARGUMENT, "submitTransfer: %s is NULL",
 				engine ? "entries" : "engine");
+	if (te_forked(engine, "submitTransfer"))
+		return -TE_ARGUMENT;
 	return count ? batch_submit_quietly(engine, batch_id, entries, count, NULL,
 					    "submitTransfer") :
 		       0;
@@ -485,6 +489,8 @@ int submitTransferWithNotify(transfer_engine_t engine, batch_id_t batch_id,
 				!engine            ? "engine is NULL" :
 				!entries || !count ? "no requests" :
 						     "notify_msg has no name or no msg");
+	if (te_forked(engine, "submitTransferWithNotify"))
+		return -TE_ARGUMENT;
 	return batch_submit_quietly(engine, batch_id, entries, count, &notify_msg,
 				    "submitTransferWithNotify");
 }
@@ -552,6 +558,8 @@ int getTransferStatus(transfer_engine_t handle, batch_id_t batch_id, size_t task
 	if (!engine || !status)
 		return -te_fail(TE_ARGUMENT, "getTransferStatus: %s is NULL",
 				engine ? "status" : "engine");
+	if (te_forked(engine, "getTransferStatus"))
+		return -TE_ARGUMENT;
 	pthread_mutex_lock(&engine->lock);
 	batch = batch_get(engine, batch_id);
 	count = batch ? batch->count : 0;
@@ -660,6 +668,8 @@ int wherryWaitBatch(transfer_engine_t handle, batch_id_t batch_id, int64_t timeo
 	if (!engine || timeout < 0)
 		return -te_fail(TE_ARGUMENT, "wherryWaitBatch: %s",
 				engine ? "timeout is negative" : "engine is NULL");
+	if (te_forked(engine, "wherryWaitBatch"))
+		return -TE_ARGUMENT;
 	pthread_mutex_lock(&engine->lock);
 	batch = batch_get(engine, batch_id);
 	if (!batch) {
@@ -684,6 +694,8 @@ int freeBatchID(transfer_engine_t handle, batch_id_t batch_id)
 
 	if (!engine)
 		return -te_fail(TE_ARGUMENT, "freeBatchID: engine is NULL");
+	if (te_forked(engine, "freeBatchID"))
+		return -TE_ARGUMENT;
 	pthread_mutex_lock(&engine->lock);
 	batch = batch_get(engine, batch_id);
 	/* 2: the table's reference and this call's. A concurrent call may still add requests. */

@@ -30,6 +30,16 @@ int te_fail(enum te_error error, const char *format, ...)
 	return error;
 }
 
+bool te_forked(const struct te_engine *engine, const char *call)
+{
+	if (engine->owner == getpid())
+		return false;
+	te_fail(TE_ARGUMENT,
+		"%s: the process has forked since it created the engine; create one in the child",
+		call);
+	return true;
+}
+
 static enum te_error errno_to_te(int error)
 {
 	switch (-error) {
@@ -333,6 +343,7 @@ transfer_engine_t createTransferEngine(const char *metadata_conn_string,
 		te_fail(TE_MEMORY, "createTransferEngine: no memory");
 		return NULL;
 	}
+	engine->owner = getpid();
 	pthread_mutex_init(&engine->lock, NULL);
 	pthread_condattr_init(&monotonic);
 	pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
@@ -356,7 +367,8 @@ void destroyTransferEngine(transfer_engine_t handle)
 {
 	struct te_engine *engine = handle;
 
-	if (!engine)
+	/* A child's engine is its parent's, and has no threads here. */
+	if (!engine || te_forked(engine, "destroyTransferEngine"))
 		return;
 	wh_fail_begin();
 	if (engine->in_store)
@@ -389,13 +401,17 @@ int getLocalIpAndPort(transfer_engine_t handle, char *buf_out, size_t buf_len)
 			       !engine  ? "engine is NULL" :
 			       !buf_out ? "buf_out is NULL" :
 					  "buf_len is 0");
+	if (te_forked(engine, "getLocalIpAndPort"))
+		return TE_ARGUMENT;
 	wh_mooncake_endpoint_text(&engine->endpoint, buf_out, buf_len);
 	return 0;
 }
 
 int discoverTopology(transfer_engine_t engine)
 {
-	return engine ? 0 : te_fail(TE_ARGUMENT, "discoverTopology: engine is NULL");
+	if (!engine)
+		return te_fail(TE_ARGUMENT, "discoverTopology: engine is NULL");
+	return te_forked(engine, "discoverTopology") ? TE_ARGUMENT : 0;
 }
 
 void enableGracefulShutdown(transfer_engine_t engine)
@@ -408,6 +424,8 @@ static const char *const transports[] = { "tcp", "rdma", "shm", "nvlink", "nvlin
 transport_t installTransport(transfer_engine_t engine, const char *proto, void **args)
 {
 	(void)args;
+	if (engine && te_forked(engine, "installTransport"))
+		return NULL;
 	for (size_t i = 0; engine && proto && i < sizeof(transports) / sizeof(transports[0]); i++)
 		if (!strcmp(proto, transports[i]))
 			return (void *)(uintptr_t)transports[i];
@@ -480,6 +498,8 @@ notify_msg_t *getNotifsFromEngine(transfer_engine_t handle, int *size)
 		te_fail(TE_ARGUMENT, "getNotifsFromEngine: %s is NULL", engine ? "size" : "engine");
 		return NULL;
 	}
+	if (te_forked(engine, "getNotifsFromEngine"))
+		return NULL;
 	pthread_mutex_lock(&engine->lock);
 	if (engine->notification_count)
 		messages = calloc(engine->notification_count, sizeof(*messages));
@@ -520,6 +540,8 @@ int genNotifyInEngine(transfer_engine_t handle, uint64_t target_id, notify_msg_t
 			       !engine               ? "engine is NULL" :
 			       target_id > INT32_MAX ? "target_id is no segment" :
 						       "a notification without text");
+	if (te_forked(engine, "genNotifyInEngine"))
+		return TE_ARGUMENT;
 	error = te_link_get(engine, (segment_id_t)target_id, &link);
 	if (error)
 		return error;

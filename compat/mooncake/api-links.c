@@ -122,6 +122,8 @@ int showLinks(transfer_engine_t handle, char *buf_out, size_t buf_len, int json)
 			       !engine  ? "engine is NULL" :
 			       !buf_out ? "buf_out is NULL" :
 					  "buf_len is 0");
+	if (te_forked(engine, "showLinks"))
+		return TE_ARGUMENT;
 	links = links_describe_all(engine);
 	if (json) {
 		object = json_pack("{s:i, s:s, s:O}", "schema", 1, "name", engine->name, "segments",

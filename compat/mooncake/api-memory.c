@@ -334,6 +334,8 @@ int registerLocalMemory(transfer_engine_t engine, void *addr, size_t length, con
 	(void)location;
 	if (!engine)
 		return te_fail(TE_ARGUMENT, "registerLocalMemory: engine is NULL");
+	if (te_forked(engine, "registerLocalMemory"))
+		return TE_ARGUMENT;
 	return memory_register_all(engine, &entry, 1, remote_accessible, "registerLocalMemory");
 }
 
@@ -341,6 +343,8 @@ int unregisterLocalMemory(transfer_engine_t engine, void *addr)
 {
 	if (!engine)
 		return te_fail(TE_ARGUMENT, "unregisterLocalMemory: engine is NULL");
+	if (te_forked(engine, "unregisterLocalMemory"))
+		return TE_ARGUMENT;
 	return memory_unregister_all(engine, &addr, 1, "unregisterLocalMemory");
 }
 
@@ -351,6 +355,8 @@ int registerLocalMemoryBatch(transfer_engine_t engine, buffer_entry_t *buffer_li
 	if (!engine || (!buffer_list && buffer_len))
 		return te_fail(TE_ARGUMENT, "registerLocalMemoryBatch: %s is NULL",
 			       engine ? "buffer_list" : "engine");
+	if (te_forked(engine, "registerLocalMemoryBatch"))
+		return TE_ARGUMENT;
 	return memory_register_all(engine, buffer_list, buffer_len, true,
 				   "registerLocalMemoryBatch");
 }
@@ -360,6 +366,8 @@ int unregisterLocalMemoryBatch(transfer_engine_t engine, void **addr_list, size_
 	if (!engine || (!addr_list && addr_len))
 		return te_fail(TE_ARGUMENT, "unregisterLocalMemoryBatch: %s is NULL",
 			       engine ? "addr_list" : "engine");
+	if (te_forked(engine, "unregisterLocalMemoryBatch"))
+		return TE_ARGUMENT;
 	return memory_unregister_all(engine, addr_list, addr_len, "unregisterLocalMemoryBatch");
 }
 

@@ -272,6 +272,8 @@ static segment_id_t segment_open(struct te_engine *engine, const char *name, boo
 		return te_fail(TE_ARGUMENT, "%s: %s", call,
 			       !engine ? "engine is NULL" :
 					 "segment_name is NULL, empty or too long");
+	if (te_forked(engine, call))
+		return TE_ARGUMENT;
 	error = segment_find_or_add(engine, name, &id);
 	if (error)
 		return error;
@@ -301,6 +303,8 @@ int closeSegment(transfer_engine_t handle, segment_id_t segment_id)
 
 	if (!engine)
 		return te_fail(TE_ARGUMENT, "closeSegment: engine is NULL");
+	if (te_forked(engine, "closeSegment"))
+		return TE_ARGUMENT;
 	pthread_mutex_lock(&engine->lock);
 	if (te_segment_known(engine, segment_id))
 		segment = engine->segments[segment_id];
@@ -323,6 +327,8 @@ int removeLocalSegment(transfer_engine_t handle, const char *segment_name)
 	if (!engine || !segment_name || !*segment_name)
 		return te_fail(TE_ARGUMENT, "removeLocalSegment: %s",
 			       !engine ? "engine is NULL" : "segment_name is NULL or empty");
+	if (te_forked(engine, "removeLocalSegment"))
+		return TE_ARGUMENT;
 	if (strcmp(segment_name, engine->name) != 0)
 		return 0;
 	pthread_mutex_lock(&engine->publishing);
@@ -344,6 +350,8 @@ int syncSegmentCache(transfer_engine_t handle)
 
 	if (!engine)
 		return te_fail(TE_ARGUMENT, "syncSegmentCache: engine is NULL");
+	if (te_forked(engine, "syncSegmentCache"))
+		return TE_ARGUMENT;
 	pthread_mutex_lock(&engine->lock);
 	count = engine->segment_count;
 	pthread_mutex_unlock(&engine->lock);
@@ -365,9 +373,10 @@ int syncSegmentCache(transfer_engine_t handle)
 
 int warmupEfaSegment(transfer_engine_t engine, const char *segment_name)
 {
-	return engine && segment_name ? 0 :
-					te_fail(TE_ARGUMENT, "warmupEfaSegment: %s is NULL",
-						engine ? "segment_name" : "engine");
+	if (!engine || !segment_name)
+		return te_fail(TE_ARGUMENT, "warmupEfaSegment: %s is NULL",
+			       engine ? "segment_name" : "engine");
+	return te_forked(engine, "warmupEfaSegment") ? TE_ARGUMENT : 0;
 }
 
 void te_segments_free(struct te_engine *engine)

@@ -11,6 +11,7 @@
 #define WH_COMPAT_MOONCAKE_API_H
 
 #include <pthread.h>
+#include <sys/types.h>
 
 #include <wherry/wherry.h>
 
@@ -36,8 +37,13 @@ enum te_error {
 	TE_MEMORY = -302,
 };
 
+struct te_engine;
+
 /* Keep the text for wherryErrorText() and return the error. */
 int te_fail(enum te_error error, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* True, with an error text: the engine belongs to the process that forked this one. What it locks
+ * may be locked here for ever, and its names in the store are of an engine that lives. */
+bool te_forked(const struct te_engine *engine, const char *call);
 /* A function of Wherry's returned `error`: keep its text behind `what`. */
 int te_fail_wherry(int error, const char *what);
 /* The same for a function of compat/mooncake's own. */
@@ -157,6 +163,7 @@ struct te_notification {
 };
 
 struct te_engine {
+	pid_t owner;
 	pthread_mutex_t lock;
 	pthread_cond_t ended; /* a submission has no requests left, or its notification has ended */
 	pthread_mutex_t

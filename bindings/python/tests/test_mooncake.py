@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """wherry.mooncake: the methods of mooncake.engine, and transfers with the real one."""
 import ctypes
+import http.server
 import inspect
 import json
 import os
@@ -8,9 +9,11 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import unittest
 import unittest.mock
+import urllib.parse
 
 ROOT = os.environ.get("TEST_SOURCE") or os.path.join(os.path.dirname(__file__), "../../..")
 SCRIPT = """
@@ -24,6 +27,89 @@ print(engine.get_rpc_port(), flush=True)
 sys.stdin.readline()
 print(engine.read_bytes_from_buffer(address, 15).decode(), flush=True)
 """
+
+
+class Store(http.server.ThreadingHTTPServer):
+    """Mooncake's metadata by HTTP. `values` can be emptied, as by a restart."""
+
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Keys)
+        self.values, self.changed = {}, threading.Condition()
+        self.url = f"http://127.0.0.1:{self.server_address[1]}/metadata"
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def end(self):
+        self.shutdown()
+        self.server_close()
+
+    def wait(self, holds):
+        """Until holds(values)."""
+        with self.changed:
+            return self.changed.wait_for(lambda: holds(self.values), 60)
+
+
+class Keys(http.server.BaseHTTPRequestHandler):
+    def answer(self):
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        key = urllib.parse.parse_qs(urllib.parse.urlsplit(self.path).query)["key"][0]
+        with self.server.changed:
+            values = self.server.values
+            found = values.get(key)
+            if self.command == "PUT":
+                found, values[key] = b"", body
+            elif self.command == "DELETE" and found is not None:
+                del values[key]
+            self.server.changed.notify_all()
+        self.send_response(404 if found is None else 200)
+        self.send_header("Content-Length", str(len(found or b"")))
+        self.end_headers()
+        self.wfile.write(found or b"")
+
+    do_GET = do_PUT = do_DELETE = answer
+
+    def log_message(self, *_):
+        pass
+
+
+@unittest.skipUnless(
+    os.path.exists(os.path.join(os.path.dirname(os.environ.get("WHERRY_LIBRARY", "")),
+                                "libwherry-registry.so.0")), "libwherry was built without registries"
+)  # fmt: skip
+class Named(unittest.TestCase):
+    """Engines in a metadata store."""
+
+    def setUp(self):
+        from wherry import mooncake
+
+        self.mooncake = mooncake
+        self.store = Store()
+        self.addCleanup(self.store.end)
+        self.engine = mooncake.TransferEngine()
+        self.addCleanup(self.engine.__del__)
+        self.assertEqual(self.engine.initialize("127.0.0.1", self.store.url, "tcp", ""), 0)
+        self.address = self.engine.allocate_managed_buffer(4096)
+        self.assertNotEqual(self.address, 0)
+
+    def test_fork(self):
+        """A child lets its parent's engine alone, whatever it calls."""
+        before = dict(self.store.values)
+        self.assertEqual(len(before), 2)
+        child = os.fork()
+        if not child:
+            signal.alarm(60)
+            results = [
+                self.engine.unregister_memory(self.address),
+                self.engine.transfer_sync_read("127.0.0.1", self.address, self.address, 8),
+                self.engine.get_batch_transfer_status([1]),
+            ]
+            said = "has forked" in self.mooncake.wherry_error_text()
+            self.engine.__del__()
+            os._exit(0 if said and max(results) < 0 else 1)
+        self.assertEqual(os.waitpid(child, 0)[1], 0)
+        self.assertEqual(self.store.values, before)
+        self.assertEqual(self.engine.unregister_memory(self.address), 0)
 
 
 class Mooncake(unittest.TestCase):

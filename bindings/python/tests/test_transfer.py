@@ -161,6 +161,45 @@ class Engines(Case):
         self.assertEqual(os.waitpid(child, 0)[1], 0)
         peer.notify(1).wait()
 
+    def test_fork_beside_threads(self):
+        """A child hangs neither by a lock that a thread holds, nor by a call in which one is."""
+        peer = self.engine.connect("self")
+        region = self.engine.register(bytearray(64), name="kv", access="r")
+        core, held, go = self.engine._core, threading.Event(), threading.Event()
+
+        def hold():
+            with core.lock, region._ending:
+                held.set()
+                go.wait()
+
+        def find():
+            with self.raises(errno.EINVAL, "closed"):
+                peer.find("never", timeout=600)
+
+        threads = [threading.Thread(target=call) for call in (hold, find)]
+        for thread in threads:
+            thread.start()
+        held.wait()
+        while not peer.inside:
+            pass
+        child = os.fork()
+        if not child:
+            signal.alarm(60)
+            status = 0
+            for call in (peer.close, region.unregister, lambda: peer.notify(1)):
+                try:
+                    call()
+                    status = 1
+                except wherry.Error as error:
+                    status = status if error.errno == errno.EPERM else 2
+            self.engine.close()
+            os._exit(status)
+        self.assertEqual(os.waitpid(child, 0)[1], 0)
+        go.set()
+        peer.close()
+        for thread in threads:
+            thread.join()
+
     def test_exit_with_running_transfers(self):
         """The interpreter exits with everything open."""
         code = (

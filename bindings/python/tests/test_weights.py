@@ -233,6 +233,32 @@ class Versions(Together):
         self.assertEqual(bytes(view.tensors["w"])[:3], b"\1\1\1")
         view.release()
 
+    def test_fork(self):
+        """A child lets the member alone, although a thread of the parent is in a call of it."""
+        with self.offer(1):
+            view = self.target.acquire(0, PATIENCE)
+        waiting = threading.Thread(target=lambda: self.target.acquire(1, PATIENCE))
+        waiting.start()
+        while not self.target.inside:
+            pass
+        child = os.fork()
+        if not child:
+            signal.alarm(60)
+            status = 0
+            for call in (view.release, self.source.retract, lambda: self.source.publish(2)):
+                try:
+                    call()
+                    status = 1
+                except wherry.Error as error:
+                    status = status if error.errno == errno.EPERM else 2
+            self.target.close()
+            os._exit(status)
+        self.assertEqual(os.waitpid(child, 0)[1], 0)
+        view.release()
+        with self.offer(2):
+            waiting.join(PATIENCE)
+        self.assertFalse(waiting.is_alive())
+
     def test_signals(self):
         def interrupted(call):
             signal.setitimer(signal.ITIMER_REAL, 0.1)

@@ -201,6 +201,12 @@ class Core:
         check(lib.wh_queue_new(handle, byref(out)))
         self.opened = out.value or 0  # completions of connecting
 
+    def here(self) -> None:
+        """Before anything that takes a lock or waits for threads: in a forked child there are none
+        that would let it go on."""
+        if os.getpid() != self.pid:
+            raise make(-errno.EPERM, "the process has forked since it opened the engine")
+
     # ---- batches
 
     def use(self) -> int:
@@ -209,6 +215,7 @@ class Core:
         return self.handle
 
     def number(self) -> int:
+        self.here()
         with self.lock:  # not atomic without the GIL
             return next(self.numbers)
 
@@ -254,6 +261,7 @@ class Core:
 
     def watch(self, batch: int, call: Callable[[], None]) -> None:
         """Call `call` once when the batch has completed, maybe before this returns."""
+        self.here()
         with self.transfers:
             user = self.batches[batch]
             with self.lock:
@@ -584,6 +592,7 @@ class Region:
         """When it returns, nobody reads or writes the memory. Error EBUSY: a transfer uses it, or a
         peer has not let go of it; the tensor is held further on, and the call can be repeated."""
         if self._handle and not self._core.closed:
+            self._core.here()
             if self._shared:
                 apart(self._unregister)
             else:

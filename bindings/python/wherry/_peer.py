@@ -242,6 +242,7 @@ class Peer:
         """Close the connections. Calls of other threads end with an error. Error EBUSY: transfers
         or plans of this peer exist."""
         core = self._core
+        core.here()
         with core.lock:
             if self.closed or core.closed:
                 return
@@ -583,6 +584,7 @@ class Plan:
 
     def _new(self) -> int:
         """A filled batch. Inside a guard."""
+        self._core.here()
         with self._lock, self.peer.calls:
             if not self._idle.open:
                 raise invalid("the plan is closed")

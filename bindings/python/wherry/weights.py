@@ -132,6 +132,7 @@ class Publication:
         """The memory of this member may change again, at once. Targets that have not read all of it
         take the rest from other targets, or wait for the next version. Does not block."""
         member = self._member
+        member._engine._core.here()
         with member._lock:  # a later version stays
             if member._offered == self.version:
                 member.retract()
@@ -197,6 +198,7 @@ class View:
         streams of torch on the GPUs that the buffers are on; other work that reads them has ended.
         A second call does nothing."""
         member = self._member
+        member._engine._core.here()
         _synchronize(member._wanted)
         with member._lock:
             view, self._native = self._native, None
@@ -320,6 +322,7 @@ class Member:
         is cancelled or retract() is called. Waits for the current streams of torch on the GPUs of
         the tensors, for nothing else. Error EALREADY: the version before was not retracted; EACCES:
         this process receives only."""
+        self._engine._core.here()
         for piece in self._held:
             if has_moved(piece, self._source_dict[piece.name]):
                 raise invalid(f"tensor {piece.name[:80]!r} has other memory than when it was opened"
@@ -337,6 +340,7 @@ class Member:
 
     def retract(self) -> None:
         """As Publication.cancel(), of whichever version is published."""
+        self._engine._core.here()
         with self._lock:
             with self._calls:
                 check(lib.wh_weights_retract(self._handle))
@@ -474,6 +478,8 @@ class Member:
         """Leave. Others that read from here take the rest from another member. Error EBUSY: a view
         is not released, or a peer on this host has not let go of the memory; call again. It may
         take the setting `timeout`; after Ctrl-C it goes on in a thread."""
+        if os.getpid() != self._engine._core.pid:
+            return  # it is the parent's
         if self._handle and not self._engine.closed:
             apart(lambda: check(self._leave()))
         if self._own:

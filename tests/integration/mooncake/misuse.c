@@ -20,6 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <transfer_engine_c.h>
@@ -165,6 +166,71 @@ static void arguments__null(void **state)
 	assert_int_equal(genNotifyInEngine(NULL, 0, note), -1);
 	assert_int_equal(genNotifyInEngine(ours, 0, empty), -1);
 	assert_int_equal(genNotifyInEngine(ours, UINT64_MAX, note), -1);
+}
+
+/* In the child: it says so, and does nothing. */
+#define refuses(expression)                                                                        \
+	do {                                                                                       \
+		if (!(expression) || !strstr(wherryErrorText(), "has forked")) {                   \
+			fprintf(stderr, "in the child: %s\n", #expression);                        \
+			_exit(1);                                                                  \
+		}                                                                                  \
+	} while (0)
+
+static void child_call_all(void)
+{
+	struct transfer_request request = good_request();
+	struct transfer_status status;
+	char word[] = "word", text[200];
+	notify_msg_t note = { .name = word, .msg = word };
+	buffer_entry_t entry = { .addr = text, .length = sizeof(text) };
+	void *address = source;
+	int count;
+
+	refuses(discoverTopology(ours) == -1);
+	refuses(getLocalIpAndPort(ours, text, sizeof(text)) == -1);
+	refuses(!installTransport(ours, "tcp", NULL));
+	refuses(uninstallTransport(ours, "tcp") == -1);
+	refuses(showLinks(ours, text, sizeof(text), 1) == -1);
+	refuses(registerLocalMemory(ours, text, sizeof(text), "*", 1) == -1);
+	refuses(registerLocalMemoryBatch(ours, &entry, 1, "*") == -1);
+	refuses(unregisterLocalMemory(ours, source) == -1);
+	refuses(unregisterLocalMemoryBatch(ours, &address, 1) == -1);
+	refuses(openSegment(ours, their_name) == -1);
+	refuses(openSegmentNoCache(ours, their_name) == -1);
+	refuses(closeSegment(ours, segment) == -1);
+	refuses(removeLocalSegment(ours, "127.0.0.1") == -1);
+	refuses(syncSegmentCache(ours) == -1);
+	refuses(warmupEfaSegment(ours, their_name) == -1);
+	refuses(allocateBatchID(ours, 1) == INVALID_BATCH);
+	refuses(submitTransfer(ours, 0, &request, 1) == 1);
+	refuses(submitTransferWithNotify(ours, 0, &request, 1, note) == 1);
+	refuses(getTransferStatus(ours, 0, 0, &status) == 1);
+	refuses(wherryWaitBatch(ours, 0, 0) == 1);
+	refuses(freeBatchID(ours, 0) == 1);
+	refuses(!getNotifsFromEngine(ours, &count));
+	refuses(genNotifyInEngine(ours, 0, note) == -1);
+	enableGracefulShutdown(ours);
+	destroyTransferEngine(ours);
+	destroyTransferEngine(theirs);
+	_exit(0);
+}
+
+/* The engines, which have threads, are the parent's, and go on there. */
+static void fork__every_call(void **state)
+{
+	int status;
+	pid_t child = fork();
+
+	(void)state;
+	if (!child) {
+		alarm(60);
+		child_call_all();
+	}
+	assert_true(child > 0);
+	assert_int_equal(waitpid(child, &status, 0), child);
+	assert_int_equal(status, 0);
+	assert_int_equal(run(ours, good_request()), STATUS_COMPLETED);
 }
 
 static void create__wrong(void **state)
@@ -680,6 +746,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		CASE(arguments__null),
+		CASE(fork__every_call),
 		CASE(create__wrong),
 		CASE(memory__wrong),
 		CASE(memory__not_accessible),
