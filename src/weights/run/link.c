@@ -302,6 +302,7 @@ static void link_doubt(struct wh_link_to *link, int refusal)
 {
 	link->doubt = wh_now();
 	link->refusal = refusal;
+	link->question = link->question == UINT16_MAX ? 1 : link->question + 1;
 	link->ask = link->kick = true;
 }
 
@@ -551,7 +552,11 @@ void wh_link_heard(struct wh_link_to *link, const struct wh_weights_hello *hello
 		link->differs = link->compare = true;
 	if (hello->flags & WH_HELLO_ASKS)
 		link->answer = link->kick = true;
-	if (hello->flags & WH_HELLO_ANSWERS && link->doubt) {
+	if (hello->flags & WH_HELLO_ASKS)
+		link->answering = (uint16_t)(hello->flags >> WH_HELLO_QUESTION);
+	/* What answers an earlier question may have been sent before it left. */
+	if (hello->flags & WH_HELLO_ANSWERS && link->doubt &&
+	    (uint16_t)(hello->flags >> WH_HELLO_ANSWER) == link->question) {
 		/* It was there before the look, and is there still: it does not grant it. */
 		link->doubt = 0;
 		link->refused = link->refusal;
@@ -614,7 +619,12 @@ static int greeting_start(struct wh_link_to *link, uint64_t flags)
 /* Tell the other that this member is there, or has something new. */
 static void greeting_send(struct wh_link_to *link)
 {
-	uint64_t flags = (link->ask ? WH_HELLO_ASKS : 0) | (link->answer ? WH_HELLO_ANSWERS : 0);
+	uint64_t flags = 0;
+
+	if (link->ask)
+		flags |= WH_HELLO_ASKS | (uint64_t)link->question << WH_HELLO_QUESTION;
+	if (link->answer)
+		flags |= WH_HELLO_ANSWERS | (uint64_t)link->answering << WH_HELLO_ANSWER;
 
 	link->kick = false;
 	if (link_is_self(link)) {

@@ -29,6 +29,9 @@
 #define WH_HELLO_ASKS 1u /* for an answer */
 #define WH_HELLO_ANSWERS 2u /* the control block is still there */
 #define WH_HELLO_LEAVES 4u /* the regions go now */
+/* Above them: the number of the question that it asks, and of the one that it answers. */
+#define WH_HELLO_QUESTION 32
+#define WH_HELLO_ANSWER 48
 
 struct wh_weights_hello {
 	uint64_t digest[2]; /* of both layouts */

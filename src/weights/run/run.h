@@ -102,6 +102,8 @@ struct wh_link_to {
 	int64_t remind, remind_pause; /* when a hello is due, as none has come; 0: one has */
 	bool kick; /* a hello is due */
 	bool ask, answer; /* in that hello */
+	uint16_t question; /* the number of the one that `doubt` asks; 0: it has asked none */
+	uint16_t answering; /* the number of its question */
 	struct wh_link_job greeting;
 
 	/* What it has. */
