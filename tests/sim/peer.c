@@ -10,8 +10,6 @@
 
 #define OPEN_TIMEOUT (5 * SIM_SEC) /* the least that wh_peer_open() waits without an option */
 #define NAMES_MOST (120 * SIM_SEC)
-#define SMALL_PIECES 65536
-#define REGISTERING_MOST (5 * SIM_SEC)
 #define MEASURE_MOST (12 * SIM_SEC)
 
 struct program *peer_program(const struct peer *peer)
@@ -177,9 +175,6 @@ static void ask_prepare(struct peer *peer, const struct target *target, int64_t 
 	int rc = wh_peer_prepare(peer->peer, batch ? &batch->region : NULL, batch ? 1 : 0,
 				 &target->remote, 1, timeout);
 
-	/* A plan waits for others that register memory, with a NIC that takes it piece by piece. */
-	if (sim_options.rdma && sim_options.nic_region < SMALL_PIECES)
-		timeout += REGISTERING_MOST;
 	call_end(&call, "wh_peer_prepare", rc, timeout + program_probing());
 	if (batch)
 		wh_batch_explain(batch->batch, text, sizeof(text));

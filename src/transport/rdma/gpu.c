@@ -27,7 +27,8 @@ struct rdma_export {
 	int fd;
 };
 
-/* What all NICs and regions of one registration share. Under rdma.register_lock. */
+/* What all NICs and regions of one registration share. By one thread at a time: claims in memory.c.
+ */
 struct rdma_gpu {
 	unsigned users; /* of `mrs`, and callers about to add some */
 	struct rdma_mrs *mrs;

@@ -150,38 +150,115 @@ static int memory_register_host(struct rdma_memory *memory, const struct wh_regi
 	return error;
 }
 
+/* ---- registering, by several threads -------------------------------------------------------- */
+
+/* Pinning takes long, so no lock is held meanwhile, or a plan would wait for memory that is not its
+ * own. A claim keeps others from the same pair of region and NIC; what GPUs' memory has in common
+ * is for one thread at a time. */
+struct claim {
+	struct wh_list link; /* rdma.claims */
+	const struct rdma_nic *nic;
+	const struct wh_region *region;
+	bool gpu;
+};
+
 /* Under rdma.register_lock. */
-static int memory_register_now(struct rdma_nic *nic, struct wh_region *region,
-			       struct rdma_memory **out, char why[WH_REFUSAL])
+static bool claim_is_taken(struct rdma *rdma, const struct claim *claim)
+{
+	for (struct wh_list *l = rdma->claims.next; l != &rdma->claims; l = l->next) {
+		const struct claim *other = wh_container(l, struct claim, link);
+
+		if ((claim->gpu && other->gpu) ||
+		    (claim->nic == other->nic && claim->region == other->region))
+			return true;
+	}
+	return false;
+}
+
+/* Under rdma.register_lock, which a wait gives up. */
+static void claim_take(struct rdma *rdma, struct claim *claim)
+{
+	while (claim_is_taken(rdma, claim))
+		pthread_cond_wait(&rdma->registered, &rdma->register_lock);
+	wh_list_append(&rdma->claims, &claim->link);
+}
+
+static void claim_drop(struct rdma *rdma, struct claim *claim)
+{
+	wh_list_remove(&claim->link);
+	pthread_cond_broadcast(&rdma->registered);
+}
+
+/* NULL: it cannot be registered; *error is negative then, and the reason in `why`. */
+static struct rdma_memory *memory_register_now(struct rdma_nic *nic, struct wh_region *region,
+					       int *error, char why[WH_REFUSAL])
 {
 	struct rdma_memory *memory = calloc(1, sizeof(*memory));
-	int rights = memory_rights(nic, region), error = 0;
+	int rights = memory_rights(nic, region);
 
-	if (!memory)
-		return memory_refuse(nic, region, ENOMEM, why);
+	*error = 0;
+	if (!memory) {
+		*error = memory_refuse(nic, region, ENOMEM, why);
+		return NULL;
+	}
 	memory->nic = nic;
 	memory->writable = true;
 	if (region->entry.kind == WH_MEMORY_FILE) {
 		snprintf(memory->why, sizeof(memory->why), "no NIC reads or writes a file");
 	} else if (wh_kind_on_host(region->entry.kind)) {
-		error = memory_register_host(memory, region, rights);
-		if (error)
-			error = memory_refuse(nic, region, error, why);
+		*error = memory_register_host(memory, region, rights);
+		if (*error)
+			*error = memory_refuse(nic, region, *error, why);
 	} else {
-		error = rdma_gpu_get(nic, region, rights, &memory->mrs, memory->why);
-		if (error)
+		*error = rdma_gpu_get(nic, region, rights, &memory->mrs, memory->why);
+		if (*error)
 			memcpy(why, memory->why, WH_REFUSAL);
 	}
-	if (error) {
+	if (*error) {
 		free(memory);
-		return error;
+		return NULL;
 	}
 	memory->distance = rdma_distance(nic, region); /* its pages exist now */
+	return memory;
+}
+
+/* Under rdma.register_lock. */
+static void memory_publish(struct rdma_memory *memory, struct wh_region *region)
+{
 	memory->next =
 		atomic_load_explicit(&region->transport[WH_TRANSPORT_RDMA], memory_order_relaxed);
 	atomic_store_explicit(&region->transport[WH_TRANSPORT_RDMA], memory, memory_order_release);
-	*out = memory;
-	return 0;
+}
+
+/* The memory was not found without the lock. */
+static int memory_claim(struct rdma_nic *nic, struct wh_region *region, struct rdma_memory **out,
+			char why[WH_REFUSAL])
+{
+	struct claim claim = { .nic = nic,
+			       .region = region,
+			       .gpu = wh_kind_on_gpu(region->entry.kind) };
+	struct rdma *rdma = nic->rdma;
+	int error = 0;
+
+	pthread_mutex_lock(&rdma->register_lock);
+	if (wh_plan_how() != WH_PLAN_WAITS && claim_is_taken(rdma, &claim)) {
+		pthread_mutex_unlock(&rdma->register_lock);
+		snprintf(why, WH_REFUSAL, "local region %#llx is still being registered",
+			 (unsigned long long)wh_region_entry_id(&region->entry));
+		return -EINPROGRESS;
+	}
+	claim_take(rdma, &claim);
+	*out = rdma_memory_find(region, nic);
+	if (!*out) {
+		pthread_mutex_unlock(&rdma->register_lock);
+		*out = memory_register_now(nic, region, &error, why);
+		pthread_mutex_lock(&rdma->register_lock);
+		if (*out)
+			memory_publish(*out, region);
+	}
+	claim_drop(rdma, &claim);
+	pthread_mutex_unlock(&rdma->register_lock);
+	return error;
 }
 
 int rdma_memory_register(struct rdma_nic *nic, struct wh_region *region, struct rdma_memory **out,
@@ -197,16 +274,23 @@ int rdma_memory_register(struct rdma_nic *nic, struct wh_region *region, struct 
 		snprintf(why, WH_REFUSAL, "%s", wh_error_text());
 		return error;
 	}
-	if (!memory) {
-		pthread_mutex_lock(&nic->rdma->register_lock);
-		memory = rdma_memory_find(region, nic);
-		if (!memory)
-			error = memory_register_now(nic, region, &memory, why);
-		pthread_mutex_unlock(&nic->rdma->register_lock);
-	}
+	if (!memory)
+		error = memory_claim(nic, region, &memory, why);
 	if (!error)
 		*out = memory;
 	return error;
+}
+
+static void memory_free(struct rdma_memory *memory, const struct wh_region *region)
+{
+	if (memory->mrs && memory->mrs->method != WH_RDMA_HOST) {
+		rdma_gpu_put(region->registration, memory->mrs);
+	} else if (memory->mrs) {
+		rdma_mrs_clear(memory->mrs);
+		free(memory->mrs->chunks);
+		free(memory->mrs);
+	}
+	free(memory);
 }
 
 /* The region is closed: no batch uses it, and no thread registers it. */
@@ -214,24 +298,22 @@ void rdma_region_closed(struct wh_engine *engine, void *state, struct wh_region 
 {
 	struct rdma_memory *memory = atomic_exchange(&region->transport[WH_TRANSPORT_RDMA], NULL),
 			   *next;
+	struct claim claim = { .region = region, .gpu = wh_kind_on_gpu(region->entry.kind) };
 	struct rdma *rdma = state;
 
 	(void)engine;
-	if (memory)
-		pthread_mutex_lock(&rdma->register_lock);
-	for (struct rdma_memory *at = memory; at; at = next) {
-		next = at->next;
-		if (at->mrs && at->mrs->method != WH_RDMA_HOST) {
-			rdma_gpu_put(region->registration, at->mrs);
-		} else if (at->mrs) {
-			rdma_mrs_clear(at->mrs);
-			free(at->mrs->chunks);
-			free(at->mrs);
-		}
-		free(at);
+	if (!memory)
+		return;
+	pthread_mutex_lock(&rdma->register_lock);
+	claim_take(rdma, &claim);
+	pthread_mutex_unlock(&rdma->register_lock);
+	for (; memory; memory = next) {
+		next = memory->next;
+		memory_free(memory, region);
 	}
-	if (memory)
-		pthread_mutex_unlock(&rdma->register_lock);
+	pthread_mutex_lock(&rdma->register_lock);
+	claim_drop(rdma, &claim);
+	pthread_mutex_unlock(&rdma->register_lock);
 }
 
 /* ---- keys of a peer's regions ---------------------------------------------------------------- */

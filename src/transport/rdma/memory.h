@@ -2,7 +2,8 @@
 /* Local regions as NICs know them (memory regions of verbs, MRs), and the keys of a peer's regions.
  *
  * Both hang on the region as lists that only grow until the region is closed: readers need no lock.
- * rdma.register_lock guards registering. Loop 0 adds keys. */
+ * rdma.register_lock guards the lists, not pinning itself: memory.c has claims for that. Loop 0
+ * adds keys. */
 #ifndef WH_TRANSPORT_RDMA_MEMORY_H
 #define WH_TRANSPORT_RDMA_MEMORY_H
 
@@ -46,7 +47,7 @@ static inline const struct rdma_chunk *rdma_chunk_at(const struct rdma_chunk *al
 struct rdma_mrs {
 	struct rdma_mrs *next; /* of the same GPU registration */
 	struct rdma_nic *nic;
-	unsigned users; /* regions; under register_lock */
+	unsigned users; /* regions; as rdma_gpu_get() */
 	int rights;
 	enum wh_rdma_method method;
 	uint32_t count, room;
@@ -79,8 +80,8 @@ struct rdma_keys {
 };
 
 /* Register a region with a NIC, if it is not yet. A batch uses the region, or the caller has
- * entered it. May block for long: pages are pinned. 0, -ESTALE (the memory is gone) or another
- * negative errno, with the reason. */
+ * entered it. May block for long: pages are pinned. 0, -ESTALE (the memory is gone), in plans
+ * -EINPROGRESS (another thread registers it) or another negative errno, with the reason. */
 int rdma_memory_register(struct rdma_nic *nic, struct wh_region *region, struct rdma_memory **out,
 			 char why[WH_REFUSAL]);
 /* NULL: not registered with the NIC yet. */
@@ -104,13 +105,13 @@ int rdma_mrs_add(struct rdma_mrs *mrs, struct ibv_mr *mr, uint64_t length);
 /* Deregister all. */
 void rdma_mrs_clear(struct rdma_mrs *mrs);
 
-/* Register GPU memory by the best method that works; under register_lock. 0 and *mrs with one more
- * user (NULL: stage it); `why` says why not by a better method. Or a negative errno with the
+/* Register GPU memory by the best method that works; by one thread at a time. 0 and *mrs with one
+ * more user (NULL: stage it); `why` says why not by a better method. Or a negative errno with the
  * reason.
  */
 int rdma_gpu_get(struct rdma_nic *nic, struct wh_region *region, int rights, struct rdma_mrs **mrs,
 		 char why[WH_REFUSAL]);
-/* One user less; the last one deregisters. Under register_lock. */
+/* One user less; the last one deregisters. As rdma_gpu_get(). */
 void rdma_gpu_put(struct wh_registration *registration, struct rdma_mrs *mrs);
 /* Parse the setting `rdma_gpu` into rdma.methods. 0 or -EINVAL. */
 int rdma_methods_parse(struct rdma *rdma);

@@ -38,7 +38,7 @@ struct rdma_nic {
 	uint32_t index;
 	uint64_t chunk; /* bytes of one MR */
 	uint32_t gather; /* local extents in one work request */
-	int dma_buf; /* 1: takes dma-bufs; 0: not asked yet; -errno. Under rdma.register_lock */
+	int dma_buf; /* 1: takes dma-bufs; 0: not asked yet; -errno. As rdma_gpu_get() */
 	char name[WH_VERBS_NAME];
 };
 

@@ -451,6 +451,7 @@ static void engine_free(struct rdma *rdma)
 	rdma_rails_close(rdma);
 	pthread_mutex_destroy(&rdma->lock);
 	pthread_mutex_destroy(&rdma->register_lock);
+	pthread_cond_destroy(&rdma->registered);
 	pthread_mutex_destroy(&rdma->jobs_lock);
 	pthread_cond_destroy(&rdma->jobs_come);
 	free(rdma);
@@ -467,10 +468,12 @@ static int engine_open(struct wh_engine *engine, void **state)
 	rdma->engine = engine;
 	pthread_mutex_init(&rdma->lock, NULL);
 	pthread_mutex_init(&rdma->register_lock, NULL);
+	pthread_cond_init(&rdma->registered, NULL);
 	pthread_mutex_init(&rdma->jobs_lock, NULL);
 	pthread_cond_init(&rdma->jobs_come, NULL);
 	wh_list_init(&rdma->peers);
 	wh_list_init(&rdma->jobs);
+	wh_list_init(&rdma->claims);
 	wh_list_init(&rdma->bounces_free);
 	wh_list_init(&rdma->file_bounces);
 	wh_list_init(&rdma->responders);

@@ -75,7 +75,9 @@ struct rdma {
 	struct wh_topology *topology; /* NULL: all NICs count as equally near */
 	pthread_mutex_t lock; /* guards the changing part of `rails`, and `peers` */
 	struct wh_list peers; /* struct rdma_peer */
-	pthread_mutex_t register_lock; /* held while memory is pinned */
+	pthread_mutex_t register_lock;
+	pthread_cond_t registered;
+	struct wh_list claims; /* of threads that pin memory: memory.c */
 	uint8_t methods[4]; /* enum wh_rdma_method for GPU memory, best first */
 	unsigned method_count;
 	/* Slots of host memory that staging has used, as regions. Under register_lock. */

@@ -53,10 +53,11 @@ static int keys_state(const struct wh_remote_region *region, uint32_t nic, char 
 }
 
 /* Register a local region with the NICs of all ready endpoints. A NIC that cannot is not used. 0;
- * -EINPROGRESS: that may take long, so the planner does it. */
+ * -EINPROGRESS: that may take long, so the planner does it, or another thread does it now. */
 static int reach_register(struct rdma_peer *rdma, struct wh_region *local, char why[WH_REFUSAL])
 {
 	uint32_t ready = rdma_endpoints_ready(rdma);
+	int error = 0;
 
 	for (unsigned i = 0; i < rdma->endpoint_count; i++) {
 		struct rdma_memory *memory;
@@ -70,10 +71,11 @@ static int reach_register(struct rdma_peer *rdma, struct wh_region *local, char 
 			return -EINPROGRESS;
 		}
 		pthread_mutex_unlock(&rdma->lock);
-		rdma_memory_register(nic, local, &memory, why);
+		if (rdma_memory_register(nic, local, &memory, why) == -EINPROGRESS)
+			error = -EINPROGRESS;
 		pthread_mutex_lock(&rdma->lock);
 	}
-	return 0;
+	return error;
 }
 
 /* May the peer be asked for these keys now? Then note that it is. False: it has been, or has to
