@@ -11,6 +11,7 @@
 #define SLACK (500 * SIM_MS) /* what shares a CPU with other threads may be late */
 #define DISKS (4 * SIM_SEC) /* without threads a pass waits for them */
 #define DRAIN_MOST (600 * SIM_SEC)
+#define OPEN_TRIES 400 /* of an engine, when all is healed */
 #define HEALED_MOST (120 * SIM_SEC) /* for a batch, when all is healed */
 #define SILENCE (10 * SIM_SEC) /* that ends a session, at least */
 #define LISTEN_ON (10 * SIM_SEC) /* for what others have sent */
@@ -625,9 +626,12 @@ static void drain(struct program *program)
 /* False: it crashed before its engine was open. */
 static bool open_in_the_end(struct program *program)
 {
-	for (int tries = 0; !program_engine_open(program); tries++) {
+	int tries = 0; /* since all was healed: a registry may be down for long before */
+
+	while (!program_engine_open(program)) {
 		sim_sleep(50 * SIM_MS);
-		if (tries > 400 && program_phase != PHASE_FAULTS)
+		tries += program_phase != PHASE_FAULTS;
+		if (tries > OPEN_TRIES)
 			sim_fail("hang", "the engine cannot be opened: %s", wh_error_text());
 		if (program->crashed)
 			return false;
