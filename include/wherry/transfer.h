@@ -200,7 +200,8 @@ struct wh_batch_options {
 };
 
 /* Create an empty batch for one peer. It can be submitted any number of times. Only one thread at a
- * time may fill, submit or free it; several may poll, wait and cancel. options may be NULL.
+ * time may fill, submit or free it; several may poll, wait, cancel and explain, also meanwhile, but
+ * for free. options may be NULL.
  * 0, or -EINVAL, -E2BIG, -ENOMEM, -EAGAIN (the thread for callbacks cannot be started). */
 int wh_batch_new(struct wh_peer *peer, const struct wh_batch_options *options,
 		 struct wh_batch **out);
@@ -283,8 +284,8 @@ int wh_batch_test(struct wh_batch *batch);
  * answers pings but moves nothing is not lost. To set a deadline, wait with a timeout, check
  * whether this number has changed, and cancel. The number grows in steps: up to the setting `slice`
  * over a network, up to the whole batch where GPUs move it. It decreases when another transport
- * moves some bytes again. Does not block. Several threads may call it. 0, or -EINVAL (NULL, or a
- * batch that was never submitted). */
+ * moves some bytes again, and is 0 while the batch waits for its plan. Does not block. Several
+ * threads may call it. 0, or -EINVAL (NULL, or a batch that was never submitted). */
 int wh_batch_progress(struct wh_batch *batch, uint64_t *bytes);
 
 /* Wait up to `timeout` ns until the batch completes; WH_FOREVER: without a limit. 0: it has, well

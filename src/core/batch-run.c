@@ -195,8 +195,10 @@ static void batch_reset_status(struct wh_batch *batch)
 {
 	if (!atomic_load_explicit(&batch->status, memory_order_relaxed))
 		return;
+	pthread_mutex_lock(&batch->text_lock);
 	atomic_store(&batch->status, 0);
 	batch->text[0] = 0;
+	pthread_mutex_unlock(&batch->text_lock);
 	for (size_t i = 0; i < batch->item_count; i++)
 		atomic_store_explicit(&batch->items[i].status, 0, memory_order_relaxed);
 }
@@ -210,8 +212,9 @@ static void batch_reset_fragments(struct wh_batch *batch)
 		wh_fragment_start(fragment, &fragment->cursor);
 		atomic_store_explicit(&fragment->left, fragment->bytes, memory_order_relaxed);
 		atomic_store_explicit(&fragment->cancelled, false, memory_order_relaxed);
-		atomic_store_explicit(&fragment->done, false, memory_order_relaxed);
-		fragment->owner = NULL;
+		atomic_store_explicit(&fragment->owner, NULL, memory_order_relaxed);
+		/* Whoever still polls the last submission sees no owner of that one then. */
+		atomic_store_explicit(&fragment->done, false, memory_order_release);
 		fragment->rerouted = false;
 	}
 	if (atomic_load_explicit(&batch->kept, memory_order_relaxed))
@@ -642,8 +645,10 @@ static void batch_progress_fragments(struct wh_batch *batch, int64_t deadline)
 	unsigned progressed = 0;
 
 	for (size_t i = 0; i < batch->fragment_count && wh_batch_running(batch); i++) {
-		struct wh_fragment *fragment = &batch->fragments[i];
-		uint32_t id = fragment->transport;
+		/* By name: gcc takes `fragments[i]` of an atomic pointer as a plain one. */
+		struct wh_fragment *fragment =
+			atomic_load_explicit(&batch->fragments, memory_order_acquire) + i;
+		uint32_t id = atomic_load_explicit(&fragment->transport, memory_order_relaxed);
 
 		if (progressed & (1u << id) ||
 		    atomic_load_explicit(&fragment->done, memory_order_acquire) ||
@@ -706,8 +711,12 @@ int wh_batch_status(struct wh_batch *batch)
 		return -EINPROGRESS;
 	wh_batch_is_seen(batch);
 	status = atomic_load(&batch->status);
-	if (status)
-		wh_fail(-status, "%s", batch->text);
+	if (!status)
+		return 0;
+	/* Another thread may submit it again, which empties the text. */
+	pthread_mutex_lock(&batch->text_lock);
+	wh_fail(-status, "%s", batch->text);
+	pthread_mutex_unlock(&batch->text_lock);
 	return status;
 }
 

@@ -87,7 +87,6 @@ int wh_batch_new(struct wh_peer *peer, const struct wh_batch_options *given, str
 	batch->priority = options.priority;
 	batch->require = wh_transport_by_name(require); /* "", "local": WH_TRANSPORT_COUNT */
 	batch->local = !strcmp(require, WH_REQUIRE_LOCAL);
-	pthread_mutex_init(&batch->look_lock, NULL);
 	pthread_mutex_init(&batch->plan_lock, NULL);
 	pthread_mutex_init(&batch->text_lock, NULL);
 	pthread_mutex_init(&batch->route_lock, NULL);
@@ -103,7 +102,7 @@ int wh_batch_new(struct wh_peer *peer, const struct wh_batch_options *given, str
 static void batch_empty(struct wh_batch *batch)
 {
 	wh_batch_flush_counts(batch);
-	wh_plan_begin(batch);
+	pthread_mutex_lock(&batch->plan_lock);
 	for (size_t i = 0; i < batch->blocks_count; i++)
 		wh_blocks_release(batch->blocks[i]);
 	batch->blocks_count = batch->item_count = 0;
@@ -111,7 +110,7 @@ static void batch_empty(struct wh_batch *batch)
 	batch->notifies = false;
 	batch->unresolved = false;
 	batch->planned = 0;
-	wh_plan_end(batch);
+	pthread_mutex_unlock(&batch->plan_lock);
 }
 
 int wh_batch_clear(struct wh_batch *batch)
@@ -167,7 +166,6 @@ int wh_batch_free(struct wh_batch *batch)
 	pthread_mutex_destroy(&batch->route_lock);
 	pthread_mutex_destroy(&batch->text_lock);
 	pthread_mutex_destroy(&batch->plan_lock);
-	pthread_mutex_destroy(&batch->look_lock);
 	free(batch->items);
 	free(batch->blocks);
 	for (unsigned i = 0; i < batch->outgrown_count; i++)
@@ -320,7 +318,21 @@ static int batch_reserve(void **array, size_t *room, size_t count, size_t more, 
 	return 0;
 }
 
-/* Begin to add `count` transfers: check the call's arguments, and make room for the items. */
+/* Make room for items. The fragments of the last submission, which may be looked at, follow them.
+ */
+static int batch_reserve_items(struct wh_batch *batch, size_t count)
+{
+	const struct wh_item *before = batch->items;
+	int error = batch_reserve((void **)&batch->items, &batch->item_room, batch->item_count,
+				  count, sizeof(*batch->items));
+
+	for (size_t i = 0; batch->items != before && i < batch->fragment_count; i++)
+		batch->fragments[i].items = batch->items;
+	return error;
+}
+
+/* Begin to add `count` transfers: check the call's arguments, and make room for the items. 0: under
+ * plan_lock. */
 static int batch_begin_add(struct wh_batch *batch, const void *transfers, size_t count,
 			   const char *call)
 {
@@ -332,8 +344,22 @@ static int batch_begin_add(struct wh_batch *batch, const void *transfers, size_t
 		return wh_fail(EINVAL, "%s: %s", call,
 			       transfers ? "count is 0" : "transfers is NULL");
 	wh_batch_settle(batch);
-	return batch_reserve((void **)&batch->items, &batch->item_room, batch->item_count, count,
-			     sizeof(*batch->items));
+	pthread_mutex_lock(&batch->plan_lock);
+	error = batch_reserve_items(batch, count);
+	if (error)
+		pthread_mutex_unlock(&batch->plan_lock);
+	return error;
+}
+
+/* Add the `count` items that were made. */
+static int batch_end_add(struct wh_batch *batch, size_t count, int error)
+{
+	if (!error) {
+		batch->item_count += count;
+		batch->planned = 0;
+	}
+	pthread_mutex_unlock(&batch->plan_lock);
+	return error;
 }
 
 static void batch_set_item(struct wh_item *item, const struct wh_transfer *transfer,
@@ -357,20 +383,18 @@ int wh_batch_add(struct wh_batch *batch, const struct wh_transfer *transfers, si
 	if (error)
 		return error;
 	item = batch->items + batch->item_count;
-	for (size_t i = 0; i < count; i++, item++) {
+	for (size_t i = 0; i < count && !error; i++, item++) {
 		const struct wh_transfer *transfer = &transfers[i];
 
 		error = batch_check_transfer(batch, transfer, i);
 		if (error)
-			return error;
+			break;
 		batch_set_item(
 			item, transfer,
 			atomic_load_explicit(&transfer->local->entry.id, memory_order_relaxed),
 			transfer->local->entry.address + transfer->local_offset);
 	}
-	batch->item_count += count;
-	batch->planned = 0;
-	return 0;
+	return batch_end_add(batch, count, error);
 }
 
 /* ---- filling it by addresses ---------------------------------------------------------------- */
@@ -503,9 +527,21 @@ int wh_batch_add_address(struct wh_batch *batch, const struct wh_address_transfe
 			batch_set_item(item, &found, local_id, (uintptr_t)transfers[i].local);
 	}
 	wh_batch_addresses_end(&addresses);
+	return batch_end_add(batch, count, error);
+}
+
+/* Add prepared blocks. Under plan_lock. */
+static int batch_put_blocks(struct wh_batch *batch, struct wh_blocks *blocks)
+{
+	int error = batch_reserve((void **)&batch->blocks, &batch->blocks_room, batch->blocks_count,
+				  1, sizeof(*batch->blocks));
+
 	if (error)
 		return error;
-	batch->item_count += count;
+	atomic_fetch_add(&blocks->references, 1);
+	batch->blocks[batch->blocks_count++] = blocks;
+	if (atomic_load_explicit(&blocks->unresolved, memory_order_relaxed))
+		batch->unresolved = true;
 	batch->planned = 0;
 	return 0;
 }
@@ -520,16 +556,46 @@ int wh_batch_add_blocks(struct wh_batch *batch, struct wh_blocks *blocks)
 		return wh_fail(EINVAL, "wh_batch_add_blocks: blocks is %s",
 			       blocks ? "prepared for another peer" : "NULL");
 	wh_batch_settle(batch);
-	error = batch_reserve((void **)&batch->blocks, &batch->blocks_room, batch->blocks_count, 1,
-			      sizeof(*batch->blocks));
+	pthread_mutex_lock(&batch->plan_lock);
+	error = batch_put_blocks(batch, blocks);
+	pthread_mutex_unlock(&batch->plan_lock);
+	return error;
+}
+
+/* Copy what a batch moves. Under its plan_lock. */
+static int batch_copy_contents(const struct wh_batch *batch, struct wh_batch *to)
+{
+	int error = batch_reserve((void **)&to->items, &to->item_room, 0, batch->item_count,
+				  sizeof(*to->items));
+
+	if (!error && batch->item_count)
+		memcpy(to->items, batch->items, batch->item_count * sizeof(*to->items));
+	to->item_count = error ? 0 : batch->item_count;
+	for (size_t i = 0; i < batch->blocks_count && !error; i++)
+		error = batch_put_blocks(to, batch->blocks[i]);
+	to->unresolved = batch->unresolved;
+	return error;
+}
+
+int wh_batch_copy(struct wh_batch *batch, struct wh_batch **out)
+{
+	struct wh_batch *copy;
+	int error = wh_batch_new(batch->peer, NULL, &copy);
+
 	if (error)
 		return error;
-	atomic_fetch_add(&blocks->references, 1);
-	batch->blocks[batch->blocks_count++] = blocks;
-	if (atomic_load_explicit(&blocks->unresolved, memory_order_relaxed))
-		batch->unresolved = true;
-	batch->planned = 0;
-	return 0;
+	copy->priority = batch->priority;
+	copy->require = batch->require;
+	copy->local = batch->local;
+	pthread_mutex_lock(&batch->plan_lock);
+	if (!batch->planning)
+		error = batch_copy_contents(batch, copy);
+	pthread_mutex_unlock(&batch->plan_lock);
+	if (error)
+		wh_batch_free(copy);
+	else
+		*out = copy;
+	return error;
 }
 
 int wh_batch_notify(struct wh_batch *batch, uint64_t tag, const void *data, size_t length)
@@ -567,16 +633,20 @@ int wh_batch_transfer_status(struct wh_batch *batch, size_t index, int *status)
 
 	if (error)
 		return error;
+	pthread_mutex_lock(&batch->plan_lock); /* another thread may add transfers */
 	if (!status || index >= batch->item_count)
-		return wh_fail(
+		error = wh_fail(
 			EINVAL,
 			"wh_batch_transfer_status: %s, index %zu, the batch has %zu transfers",
 			status ? "no such transfer" : "status is NULL", index, batch->item_count);
-	if (atomic_load_explicit(&batch->state, memory_order_acquire) != WH_BATCH_DONE)
-		return -EAGAIN;
-	wh_batch_is_seen(batch);
-	*status = atomic_load(&batch->items[index].status);
-	return 0;
+	else if (atomic_load_explicit(&batch->state, memory_order_acquire) != WH_BATCH_DONE)
+		error = -EAGAIN;
+	else
+		*status = atomic_load(&batch->items[index].status);
+	pthread_mutex_unlock(&batch->plan_lock);
+	if (!error)
+		wh_batch_is_seen(batch);
+	return error;
 }
 
 const char *wh_batch_error_text(const struct wh_batch *batch)

@@ -86,9 +86,9 @@ struct wh_batch {
 	struct wh_fragment *outgrown[WH_FRAGMENT_GROWTHS];
 	unsigned outgrown_count;
 	/* Guards `planning`, and keeps the plan as it is for those that look at it: see
-	 * wh_plan_hold(). Taken before route_lock, text_lock and the transports' locks. */
+	 * wh_plan_hold(). Held while items and blocks are added. Taken before route_lock, text_lock
+	 * and the transports' locks. */
 	pthread_mutex_t plan_lock;
-	pthread_mutex_t look_lock; /* of those that plan to explain; taken before plan_lock */
 	uint32_t planning; /* calls that change the plan, or items, now */
 	/* It names regions that were not known when they were added. In items by an address of the
 	 * peer's, `remote` is 0 and `offset` the address until the region is known. */
@@ -200,6 +200,11 @@ static inline void wh_batch_settle(struct wh_batch *batch)
  * the second one also -EBUSY while the batch runs. */
 int wh_batch_guard(const struct wh_batch *batch, const char *call);
 int wh_batch_guard_idle(struct wh_batch *batch, const char *call);
+
+/* Make a batch that moves the same, as another thread may change this one or submit it: to plan it
+ * and show what it would do. The caller frees it by wh_batch_free(). It is empty while this one is
+ * being planned. 0, or -ENOMEM. */
+int wh_batch_copy(struct wh_batch *batch, struct wh_batch **out);
 
 /* Complete the batch: its fragments have ended, and its notification is confirmed or has failed.
  * Any thread; no lock of the core may be held. The batch may be gone on return. */

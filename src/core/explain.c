@@ -82,30 +82,11 @@ static unsigned explain_collect(struct wh_batch *batch, struct wh_route out[WH_T
 	return count;
 }
 
-/* Plan a batch that was never submitted. */
-static int explain_plan(struct wh_batch *batch)
+/* Find what to show: the batch, or, of one that was never submitted, a copy that is planned.
+ * Another thread may submit the batch itself meanwhile, or fill it. */
+static int explain_begin(struct wh_batch *batch, const char *call, struct wh_batch **out)
 {
-	int error = 0;
-
-	/* In a callback, the thread that plans may be this one, which gives a turn. */
-	if (!wh_engine_inside(batch->peer->engine))
-		pthread_mutex_lock(&batch->look_lock);
-	else if (pthread_mutex_trylock(&batch->look_lock))
-		return 0;
-	if (atomic_load(&batch->state) == WH_BATCH_NEW && !batch->planned) {
-		error = wh_peer_check(batch->peer);
-		if (!error)
-			error = wh_plan_within(batch, INT64_MAX);
-	}
-	pthread_mutex_unlock(&batch->look_lock);
-	return error;
-}
-
-/* Collect the routes; a batch that was never submitted is planned first. */
-static int explain_look(struct wh_batch *batch, const char *call,
-			struct wh_route out[WH_TRANSPORT_COUNT], struct wh_description *said,
-			unsigned *count)
-{
+	struct wh_batch *copy;
 	int error;
 
 	if (!batch)
@@ -113,24 +94,42 @@ static int explain_look(struct wh_batch *batch, const char *call,
 	error = wh_engine_guard(batch->peer->engine, call);
 	if (error)
 		return error;
-	if (atomic_load(&batch->state) == WH_BATCH_NEW)
-		error = explain_plan(batch);
-	/* A batch that no transport takes still has reasons to show. */
-	if (error && error != -EOPNOTSUPP)
+	*out = batch;
+	if (atomic_load(&batch->state) != WH_BATCH_NEW)
+		return 0;
+	error = wh_peer_check(batch->peer);
+	if (!error)
+		error = wh_batch_copy(batch, &copy);
+	if (error)
 		return error;
-	*count = explain_collect(batch, out, said);
+	error = wh_plan_within(copy, INT64_MAX);
+	/* A batch that no transport takes still has reasons to show. */
+	if (error && error != -EOPNOTSUPP) {
+		wh_batch_free(copy);
+		return error;
+	}
+	*out = copy;
 	return 0;
+}
+
+static void explain_end(const struct wh_batch *batch, struct wh_batch *shown)
+{
+	if (shown != batch)
+		wh_batch_free(shown);
 }
 
 static int explain_routes(struct wh_batch *batch, struct wh_route *out, size_t *count)
 {
 	struct wh_route routes[WH_TRANSPORT_COUNT];
 	unsigned found = 0;
+	struct wh_batch *shown = batch;
 	size_t room;
-	int error = explain_look(batch, "wh_batch_routes", routes, NULL, &found);
+	int error = explain_begin(batch, "wh_batch_routes", &shown);
 
 	if (error)
 		return error;
+	found = explain_collect(shown, routes, NULL);
+	explain_end(batch, shown);
 	if (!count || (!out && *count))
 		return wh_fail(EINVAL, "wh_batch_routes: %s is NULL", count ? "out" : "count");
 	room = *count;
@@ -213,16 +212,16 @@ static void explain_expect(struct wh_batch *batch, struct wh_estimate *out)
 
 static int explain_estimate(struct wh_batch *batch, struct wh_estimate *out)
 {
-	struct wh_route routes[WH_TRANSPORT_COUNT];
 	struct wh_estimate estimate;
-	unsigned count;
-	int error = explain_look(batch, "wh_batch_estimate", routes, NULL, &count);
+	struct wh_batch *shown = batch;
+	int error = explain_begin(batch, "wh_batch_estimate", &shown);
 
-	if (!error && !out)
-		error = wh_fail(EINVAL, "wh_batch_estimate: out is NULL");
 	if (error)
 		return error;
-	explain_expect(batch, &estimate);
+	explain_expect(shown, &estimate);
+	explain_end(batch, shown);
+	if (!out)
+		return wh_fail(EINVAL, "wh_batch_estimate: out is NULL");
 	if (!estimate.bytes)
 		return wh_fail(EOPNOTSUPP, "wh_batch_estimate: the batch moves no bytes, or no "
 					   "transport takes it; see wh_batch_routes()");
@@ -367,10 +366,13 @@ static void explain_add_warnings(struct explanation *to, struct wh_batch *batch,
 		explain_add(to, "warning: ");
 		explain_add_line(to, warning);
 	}
+	if (!wh_plan_hold(batch))
+		return;
 	if (wh_warning_of_batch(batch, warning)) {
 		explain_add(to, "warning: ");
 		explain_add_line(to, warning);
 	}
+	wh_plan_release(batch);
 }
 
 static int explain_text(struct wh_batch *batch, char *text, size_t length)
@@ -378,19 +380,22 @@ static int explain_text(struct wh_batch *batch, char *text, size_t length)
 	struct explanation to = { .text = text, .length = length };
 	struct wh_description *said = calloc(WH_TRANSPORT_COUNT, sizeof(*said));
 	struct wh_route routes[WH_TRANSPORT_COUNT];
-	unsigned count = 0;
+	struct wh_batch *shown = batch;
 	char line[1200];
-	int error = said ? explain_look(batch, "wh_batch_explain", routes, said, &count) :
-			   wh_fail(ENOMEM, "wh_batch_explain: no memory");
+	unsigned count;
+	int error = said ? 0 : wh_fail(ENOMEM, "wh_batch_explain: no memory");
 
 	if (!error && !text && length)
 		error = wh_fail(EINVAL, "wh_batch_explain: text is NULL");
+	if (!error)
+		error = explain_begin(batch, "wh_batch_explain", &shown);
 	if (error) {
 		free(said);
 		return error;
 	}
 	if (length)
 		text[0] = 0;
+	count = explain_collect(shown, routes, said);
 	for (unsigned i = 0; i < count; i++) {
 		explain_add_route(&to, &routes[i]);
 		explain_add(&to, said[i].parts);
@@ -398,7 +403,7 @@ static int explain_text(struct wh_batch *batch, char *text, size_t length)
 	for (unsigned i = 0; i < count; i++)
 		if (routes[i].bytes && *said[i].memory)
 			explain_add_line(&to, said[i].memory);
-	explain_add_warnings(&to, batch, routes, count);
+	explain_add_warnings(&to, shown, routes, count);
 	for (unsigned i = 0; i < count; i++) {
 		if (!routes[i].bytes || !*said[i].sharing)
 			continue;
@@ -406,12 +411,13 @@ static int explain_text(struct wh_batch *batch, char *text, size_t length)
 		explain_add_line(&to, said[i].sharing);
 	}
 	free(said);
-	if (explain_window(batch, line, sizeof(line)))
+	if (explain_window(shown, line, sizeof(line)))
 		explain_add_line(&to, line);
 	if (explain_notification(batch, line, sizeof(line)))
 		explain_add_line(&to, line);
-	if (explain_duration(batch, line, sizeof(line)))
+	if (explain_duration(shown, line, sizeof(line)))
 		explain_add_line(&to, line);
+	explain_end(batch, shown);
 	return (int)to.used;
 }
 

@@ -238,7 +238,9 @@ static struct wh_fragment *plan_new_fragment(struct wh_batch *batch)
 	if (count == batch->fragment_room && plan_grow(batch))
 		return NULL;
 	fragment = &batch->fragments[count];
-	memset(fragment, 0, sizeof(*fragment));
+	atomic_store_explicit(&fragment->transport, 0, memory_order_relaxed);
+	atomic_store_explicit(&fragment->done, false, memory_order_relaxed);
+	memset(&fragment->batch, 0, sizeof(*fragment) - offsetof(struct wh_fragment, batch));
 	fragment->batch = batch;
 	fragment->peer = batch->peer;
 	fragment->items = batch->items;

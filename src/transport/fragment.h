@@ -52,6 +52,9 @@ struct wh_extent_pair {
 /* Either items [first, first + count) of the batch, all of one op, or bases [first, first + count)
  * of a blocks descriptor. Constant from submit to the end, up to `bytes` and `transfers`. */
 struct wh_fragment {
+	/* These two first: a thread that polls may read them while the planner makes a new one. */
+	_Atomic uint32_t transport; /* enum wh_transport_id; a reroute changes it */
+	_Atomic bool done; /* it has ended */
 	struct wh_batch *batch; /* transport/core.h says what a transport may ask of it */
 	struct wh_peer *peer;
 	struct wh_item *items; /* the batch's */
@@ -60,9 +63,7 @@ struct wh_fragment {
 	uint32_t priority; /* the batch's: enum wh_priority */
 	uint64_t first, count;
 	uint64_t bytes, transfers;
-	_Atomic uint32_t transport; /* enum wh_transport_id; a reroute changes it */
 	_Atomic bool cancelled; /* set before the transport's cancel is called */
-	_Atomic bool done; /* it has ended */
 	bool rerouted; /* since it was submitted; for the core */
 	_Atomic int32_t failed; /* the errno of its first failure; 0: none */
 	/* For the transport's use, from submit to the end: */
@@ -70,7 +71,7 @@ struct wh_fragment {
 	struct wh_cursor
 		cursor; /* the bytes before it have been started; the core sets it to all */
 	_Atomic uint64_t left; /* bytes not finished yet; the core sets it to `bytes` */
-	void *owner; /* NULL at submit */
+	_Atomic(void *) owner; /* NULL at submit, before `done` becomes false */
 	/* The copier whose queue it is in, NULL: none. Written under that copier's lock. */
 	_Atomic(struct wh_copier *) copier;
 	/* A structure of the transport's. It is zero when the fragment comes to the transport

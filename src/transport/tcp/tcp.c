@@ -153,6 +153,7 @@ bool tcp_pull(struct tcp_client *client, struct tcp_request *request)
 	struct wh_cursor cursor;
 	struct wh_extent_pair pair;
 	bool found = false;
+	void *owner;
 
 	pthread_mutex_lock(&tcp->lock);
 	list = wh_list_empty(&client->mine) && !client->latency ? &tcp->shared : &client->mine;
@@ -179,7 +180,10 @@ bool tcp_pull(struct tcp_client *client, struct tcp_request *request)
 	fragment->cursor = cursor;
 	if (!cursor.left)
 		fragment_take_out(fragment);
-	fragment->owner = !fragment->owner || fragment->owner == client ? (void *)client : SEVERAL;
+	owner = atomic_load_explicit(&fragment->owner, memory_order_relaxed);
+	atomic_store_explicit(&fragment->owner,
+			      !owner || owner == client ? (void *)client : SEVERAL,
+			      memory_order_relaxed);
 	found = true;
 out:
 	pthread_mutex_unlock(&tcp->lock);
@@ -234,7 +238,7 @@ static bool fragment_enqueue(struct tcp_peer *tcp, struct wh_fragment *fragment,
 	bool dropped = false, waiting = false;
 
 	pthread_mutex_lock(&tcp->lock);
-	fragment->owner = only;
+	atomic_store_explicit(&fragment->owner, only, memory_order_relaxed);
 	tcp_of(fragment)->alone = only;
 	if (atomic_load(&tcp->lost)) {
 		wh_fragment_fail(fragment, UINT64_MAX, -ECONNRESET, "the peer was lost");
@@ -420,14 +424,15 @@ static void tcp_progress(struct wh_peer *peer, void *state, struct wh_batch *bat
 
 	pthread_mutex_lock(&tcp->lock);
 	while ((fragment = wh_batch_fragment(batch, WH_TRANSPORT_TCP, fragment))) {
-		if (atomic_load(&fragment->done) || !fragment->owner)
+		void *of = atomic_load(&fragment->done) ? NULL : atomic_load(&fragment->owner);
+
+		if (!of)
 			continue;
 		/* A staged fragment is completed by a GPU, not by a socket. */
-		several |= tcp_of(fragment)->staged || fragment->owner == SEVERAL ||
-			   (owner && owner != fragment->owner);
+		several |= tcp_of(fragment)->staged || of == SEVERAL || (owner && owner != of);
 		large |= (fragment->bytes > TCP_INLINE && !spin) ||
 			 fragment_hand_over(tcp, fragment);
-		owner = fragment->owner;
+		owner = of;
 	}
 	pthread_mutex_unlock(&tcp->lock);
 	/* The loop already sends large fragments. Waiters that come and go would move the stream
