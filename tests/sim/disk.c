@@ -332,11 +332,15 @@ int disk_chmod(int fd, mode_t mode)
 
 int sim_futimens(int fd, const struct timespec times[2])
 {
-	struct file *file = change_begin("futimens", fd, false);
+	int64_t mtime = times[1].tv_sec * SIM_SEC + times[1].tv_nsec;
+	struct file *file;
 
+	if (folder_has(fd))
+		return folder_set_time(fd, mtime);
+	file = change_begin("futimens", fd, false);
 	if (!file)
 		return -1;
-	file->mtime = times[1].tv_sec * SIM_SEC + times[1].tv_nsec;
+	file->mtime = mtime;
 	return (int)call_result("futimens", fd, 0);
 }
 

@@ -10,11 +10,13 @@
 #include <stdarg.h>
 #include <string.h>
 #include <sys/syscall.h>
+#include <unistd.h>
 
 #include "calls.h"
 #include "world.h"
 
 #define PATH 160
+#define DIRECTORY_MODE 0700 /* of all that are copied */
 #define COMMIT (5 * SIM_SEC) /* a name that was changed before is on the disk */
 
 /* It stays for ever; `there` says whether it is a name now. */
@@ -24,6 +26,8 @@ struct name {
 	char path[PATH];
 	bool there;
 	struct file *file; /* NULL: a directory */
+	unsigned mode; /* of a directory */
+	int64_t mtime;
 };
 
 /* A change that a power failure may take back. */
@@ -118,7 +122,10 @@ bool path_is_disk(const char *path)
 
 void sim_folder_new(int host, const char *path)
 {
-	name_of(host, path)->there = true;
+	struct name *name = name_of(host, path);
+
+	name->there = true;
+	name->mode = DIRECTORY_MODE;
 }
 
 void sim_file_put(int host, const char *path, const uint8_t *bytes, size_t size, unsigned mode,
@@ -331,7 +338,11 @@ int sim_mkdirat(int fd, const char *name, mode_t mode)
 		return -1;
 	if (name_find(folder->host, path))
 		return refuse("mkdirat", EEXIST);
+	if (mode & ~DIRECTORY_MODE)
+		sim_fail("files", "the copy %s of a private directory is made with mode %o", path,
+			 mode);
 	name_set(name_of(folder->host, path), true, NULL);
+	name_of(folder->host, path)->mode = mode;
 	return (int)call_result("mkdirat", fd, 0);
 }
 
@@ -383,7 +394,9 @@ static void name_stat(const struct name *name, struct stat *out)
 	if (name->file)
 		disk_stat(name->file, out);
 	else
-		*out = (struct stat){ .st_mode = S_IFDIR | 0700 };
+		*out = (struct stat){ .st_mode = S_IFDIR | name->mode,
+				      .st_mtim = { name->mtime / SIM_SEC, name->mtime % SIM_SEC },
+				      .st_uid = geteuid() };
 }
 
 bool folder_stat(int fd, struct stat *out)
@@ -393,6 +406,25 @@ bool folder_stat(int fd, struct stat *out)
 	if (folder)
 		name_stat(folder, out);
 	return folder;
+}
+
+bool folder_has(int fd)
+{
+	return folder_of(fd);
+}
+
+int folder_chmod(int fd, mode_t mode)
+{
+	call_point("fchmod", (uint64_t)fd);
+	folder_of(fd)->mode = mode & 07777;
+	return (int)call_result("fchmod", fd, 0);
+}
+
+int folder_set_time(int fd, int64_t mtime)
+{
+	call_point("futimens", (uint64_t)fd);
+	folder_of(fd)->mtime = mtime;
+	return (int)call_result("futimens", fd, 0);
 }
 
 int sim_fstatat(int fd, const char *name, struct stat *out, int flags)

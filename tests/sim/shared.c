@@ -138,6 +138,8 @@ int sim_fchmod(int fd, mode_t mode)
 
 	if (disk_has(fd))
 		return disk_chmod(fd, mode);
+	if (folder_has(fd))
+		return folder_chmod(fd, mode);
 	real = real_of("fchmod", fd);
 	return real < 0 ? -1 : fchmod(real, mode);
 }

@@ -321,6 +321,9 @@ void names_lose_power(int host);
 unsigned file_links(const struct file *file);
 /* False: it is no open directory of a disk. */
 bool folder_stat(int fd, struct stat *out);
+bool folder_has(int fd);
+int folder_chmod(int fd, mode_t mode);
+int folder_set_time(int fd, int64_t mtime);
 
 /* The threads of a node have died: mark the robust futexes that they hold. */
 void threads_crash(int node);

@@ -271,16 +271,59 @@ static void part__kept_with_its_last_mode(void **state)
 static void make_directory(void **state)
 {
 	struct stat status;
+	bool made;
 
 	(void)state;
-	assert_int_equal(beneath_make_directory(root, "one/two/three"), 0);
-	assert_int_equal(beneath_make_directory(root, "one/two/three"), 0);
+	assert_int_equal(beneath_make_directory(root, "one/two/three", 0, &made), 0);
+	assert_int_equal(beneath_make_directory(root, "one/two/three", 0, &made), 0);
 	assert_int_equal(beneath_stat(root, "one/two/three", &status), 0);
 	assert_true(S_ISDIR(status.st_mode));
-	assert_int_equal(beneath_make_directory(root, "file"), -ENOTDIR);
-	assert_int_equal(beneath_make_directory(root, "file/x"), -ENOTDIR);
-	assert_int_equal(beneath_make_directory(root, "slash/tmp/x"), -ELOOP);
-	assert_int_equal(beneath_make_directory(root, "a/../b"), -EINVAL);
+	assert_int_equal(beneath_make_directory(root, "file", 0, &made), -ENOTDIR);
+	assert_int_equal(beneath_make_directory(root, "file/x", 0, &made), -ENOTDIR);
+	assert_int_equal(beneath_make_directory(root, "slash/tmp/x", 0, &made), -ELOOP);
+	assert_int_equal(beneath_make_directory(root, "a/../b", 0, &made), -EINVAL);
+}
+
+static mode_t mode_of(const char *path)
+{
+	struct stat status;
+
+	assert_int_equal(beneath_stat(root, path, &status), 0);
+	return status.st_mode & 07777;
+}
+
+/* It never has rights that its source lacks, but its owner's; in the end not even these. */
+static void directory__modes(void **state)
+{
+	mode_t before = umask(022);
+	struct stat status;
+	bool made;
+
+	(void)state;
+	assert_int_equal(beneath_make_directory(root, "own", S_IFDIR | 0700, &made), 0);
+	assert_true(made);
+	assert_int_equal(mode_of("own"), 0700);
+	assert_int_equal(beneath_make_directory(root, "own/all", S_IFDIR | 01777, &made), 0);
+	assert_int_equal(mode_of("own/all"), 01777);
+	assert_int_equal(beneath_make_directory(root, "own/all", S_IFDIR | 0700, &made), 0);
+	assert_false(made);
+	assert_int_equal(mode_of("own/all"), 01777);
+	assert_int_equal(beneath_make_directory(root, "own/read", S_IFDIR | 0555, &made), 0);
+	assert_int_equal(mode_of("own/read"), 0755);
+	assert_int_equal(beneath_make_directory(root, "own/any/one", S_IFDIR | 0750, &made), 0);
+	assert_int_equal(mode_of("own/any"), 0755);
+	assert_int_equal(mode_of("own/any/one"), 0750);
+	assert_int_equal(beneath_narrow_directory(root, "own/all", S_IFDIR | 0050, false, 0), 0);
+	assert_int_equal(mode_of("own/all"), 01750);
+	assert_int_equal(beneath_narrow_directory(root, "own/read", S_IFDIR | 0555, true, -1), 0);
+	assert_int_equal(beneath_stat(root, "own/read", &status), 0);
+	assert_int_equal(status.st_mode & 07777, 0555);
+	assert_int_equal(status.st_mtim.tv_sec, -1);
+	assert_int_equal(status.st_mtim.tv_nsec, 999999999);
+	assert_int_equal(beneath_narrow_directory(root, "own", S_IFDIR | 0777, true, 0), 0);
+	assert_int_equal(mode_of("own"), 0700);
+	assert_int_equal(beneath_narrow_directory(root, "inner", S_IFDIR, true, 0), -ELOOP);
+	umask(before);
 }
 
 static int count_found(void *arg, const char *name, const struct stat *status)
@@ -316,15 +359,16 @@ static void deep_trees(void **state)
 	char path[2 * DEPTH] = "d";
 	size_t counts[2] = { 0 };
 	struct rlimit before, few;
+	bool made;
 
 	(void)state;
 	for (size_t i = 1; i < DEPTH; i++)
 		memcpy(path + 2 * i - 1, "/d", 3);
 	resolved = 0;
-	assert_int_equal(beneath_make_directory(root, path), 0);
+	assert_int_equal(beneath_make_directory(root, path, 0, &made), 0);
 	assert_true(resolved < 8 * DEPTH);
 	resolved = 0;
-	assert_int_equal(beneath_make_directory(root, path), 0);
+	assert_int_equal(beneath_make_directory(root, path, 0, &made), 0);
 	assert_true(resolved < 8 * DEPTH);
 	assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
 	few = before;
@@ -393,6 +437,7 @@ int main(void)
 		cmocka_unit_test(part__kept_with_its_last_mode),
 		cmocka_unit_test(make_directory),
 		cmocka_unit_test(list__follows_no_link),
+		cmocka_unit_test(directory__modes),
 		cmocka_unit_test(deep_trees),
 		cmocka_unit_test(extents),
 		cmocka_unit_test(sum),

@@ -257,13 +257,13 @@ int side_stat(struct side *side, struct tree_entry *out)
 
 /* ---- many at once ---------------------------------------------------------------------------- */
 
-/* How many of the paths, from the first one, fit one request. */
-static size_t fits(const char *const *paths, size_t count)
+/* How many of the entries, from the first one, fit one request. */
+static size_t fits(const struct tree_entry *entries, size_t count)
 {
 	size_t bytes = 0, number = 0;
 
 	while (number < count && number < TREE_GROUP) {
-		bytes += strlen(paths[number]) + 48;
+		bytes += strlen(entries[number].path) + 48;
 		if (bytes > PATHS_MAX && number)
 			break;
 		number++;
@@ -271,36 +271,54 @@ static size_t fits(const char *const *paths, size_t count)
 	return number;
 }
 
-static int make_remote(struct side *side, const char *const *paths, size_t count)
+static int make_remote(struct side *side, const struct tree_entry *entries, size_t count,
+		       enum dir_mkdir how, bool *made)
 {
 	struct dir_item items[TREE_GROUP] = { 0 };
 	struct dir_answer answer;
 	int code;
 
 	for (size_t i = 0; i < count; i++)
-		items[i] = (struct dir_item){ .bytes = (const uint8_t *)paths[i],
-					      .size = (uint32_t)strlen(paths[i]) };
+		items[i] = (struct dir_item){ .bytes = (const uint8_t *)entries[i].path,
+					      .size = (uint32_t)strlen(entries[i].path),
+					      .mode = entries[i].mode,
+					      .mtime = entries[i].mtime,
+					      .offset = how };
 	code = dir_ask(&side->client, DIR_MKDIR, items, count, &answer);
-	for (size_t i = 0; !code && i < count; i++)
+	for (size_t i = 0; !code && i < count; i++) {
+		made[i] = answer.message.items[i].offset == 1;
 		if (answer.message.items[i].status)
-			code = side_fail(side, "make the directory", paths[i],
+			code = side_fail(side, "make the directory", entries[i].path,
 					 (int)answer.message.items[i].status);
+	}
 	dir_answer_free(&answer);
 	return code;
 }
 
-int side_make_directories(struct side *side, const char *const *paths, size_t count)
+static int make_local(struct side *side, const struct tree_entry *entry, enum dir_mkdir how,
+		      bool *made)
 {
-	int code = 0, error;
+	int error = 0;
 
-	for (size_t i = 0; !code && i < count && !side->remote; i++) {
-		error = beneath_make_directory(side->root, paths[i]);
-		if (error)
-			code = side_fail(side, "make the directory", paths[i], error);
-	}
+	*made = false;
+	if (how != DIR_MKDIR_END)
+		error = beneath_make_directory(side->root, entry->path, entry->mode, made);
+	if (!error && (how == DIR_MKDIR_END || (how == DIR_MKDIR_NARROW && !*made)))
+		error = beneath_narrow_directory(side->root, entry->path, entry->mode,
+						 how == DIR_MKDIR_END, entry->mtime);
+	return error ? side_fail(side, "make the directory", entry->path, error) : 0;
+}
+
+int side_make_directories(struct side *side, const struct tree_entry *entries, size_t count,
+			  enum dir_mkdir how, bool *made)
+{
+	int code = 0;
+
+	for (size_t i = 0; !code && i < count && !side->remote; i++)
+		code = make_local(side, &entries[i], how, &made[i]);
 	for (size_t i = 0, number; !code && i < count && side->remote; i += number) {
-		number = fits(paths + i, count - i);
-		code = make_remote(side, paths + i, number);
+		number = fits(entries + i, count - i);
+		code = make_remote(side, entries + i, number, how, made + i);
 	}
 	return code;
 }

@@ -37,7 +37,9 @@ struct tree {
 	size_t source_count;
 	struct task *tasks;
 	size_t task_count, task_room;
-	struct tree_list directories; /* of the target */
+	struct tree_list directories; /* of the target, each before what is in it */
+	bool *made; /* which of these were not there */
+	bool target_there; /* its base is a directory */
 	struct progress progress;
 	uint64_t total, done, copied; /* bytes; copied: moved by the engine */
 	uint64_t unchanged, skipped; /* files; skipped: no regular ones */
@@ -154,23 +156,27 @@ err_free:
 	return fail(ENOMEM, "out of memory");
 }
 
-static int add_directory(struct tree *tree, const char *path)
+/* Mode 0: it is no copy of another one, or it is to be left as it is. */
+static int add_directory(struct tree *tree, const char *path, uint32_t mode, int64_t mtime)
 {
-	struct dir_item about = { .mode = S_IFDIR };
+	struct dir_item about = { .mode = mode, .mtime = mtime };
 
 	if (*path && tree_list_add(&tree->directories, path, strlen(path), &about))
 		return fail(ENOMEM, "out of memory");
 	return 0;
 }
 
-/* Everything below the source's base, under `prefix` in the target. */
-static int plan_directory(struct tree *tree, struct side *source, const char *prefix)
+/* The source's base, `about`, and everything below it, under `prefix` in the target. */
+static int plan_directory(struct tree *tree, struct side *source, const struct tree_entry *about,
+			  const char *prefix)
 {
+	/* What the command line names is the user's. */
+	bool named = tree->target_there && !strcmp(prefix, tree->target.base);
 	struct tree_list list;
 	int code = side_list(source, true, &list);
 
 	if (!code)
-		code = add_directory(tree, prefix);
+		code = add_directory(tree, prefix, named ? 0 : about->mode, about->mtime);
 	for (size_t i = 0; !code && i < list.count; i++) {
 		const struct tree_entry *entry = &list.entries[i];
 		char *from = join(source->base, entry->path), *to = join(prefix, entry->path);
@@ -178,7 +184,7 @@ static int plan_directory(struct tree *tree, struct side *source, const char *pr
 		if (!from || !to)
 			code = fail(ENOMEM, "out of memory");
 		else if (S_ISDIR(entry->mode))
-			code = add_directory(tree, to);
+			code = add_directory(tree, to, entry->mode, entry->mtime);
 		else if (S_ISREG(entry->mode)) {
 			code = task_add(tree, source, from, to, entry->length);
 			to = NULL;
@@ -213,7 +219,7 @@ static int plan_source(struct tree *tree, struct side *source, bool into, bool s
 	if (!prefix)
 		code = fail(ENOMEM, "out of memory");
 	else if (S_ISDIR(entry.mode))
-		code = plan_directory(tree, source, prefix);
+		code = plan_directory(tree, source, &entry, prefix);
 	else
 		code = task_add(tree, source, source->base, strdup(prefix), entry.length);
 end:
@@ -235,9 +241,10 @@ static int tree_plan(struct tree *tree)
 		code = side_stat(&tree->target, &target);
 	if (code)
 		return code;
+	tree->target_there = S_ISDIR(target.mode);
 	into = S_ISDIR(target.mode) || last > 1 || operands[last][length - 1] == '/';
 	if (last > 1 || (into && !S_ISDIR(target.mode)))
-		code = add_directory(tree, tree->target.base);
+		code = add_directory(tree, tree->target.base, 0, 0);
 	tree->sources = calloc((size_t)last, sizeof(*tree->sources));
 	if (!tree->sources)
 		return fail(ENOMEM, "out of memory");
@@ -251,18 +258,46 @@ static int tree_plan(struct tree *tree)
 	return code;
 }
 
+/* With --resume those that are there may be of an earlier attempt. */
 static int make_directories(struct tree *tree)
 {
-	size_t count = tree->directories.count;
-	const char **paths = calloc(count + 1, sizeof(*paths));
+	const struct tree_list *list = &tree->directories;
+	int code = 0;
+
+	tree->made = calloc(list->count + 1, sizeof(*tree->made));
+	if (!tree->made)
+		return fail(ENOMEM, "out of memory");
+	for (size_t i = 0, next; !code && i < list->count; i = next) {
+		bool narrow = tree->resume && list->entries[i].mode;
+
+		next = i + 1;
+		while (next < list->count && narrow == (tree->resume && list->entries[next].mode))
+			next++;
+		code = side_make_directories(&tree->target, list->entries + i, next - i,
+					     narrow ? DIR_MKDIR_NARROW : DIR_MKDIR_MAKE,
+					     tree->made + i);
+	}
+	return code;
+}
+
+/* Give directories their modes and times: only now, as files came into them. Each after what is in
+ * it. */
+static int end_directories(struct tree *tree)
+{
+	const struct tree_list *list = &tree->directories;
+	struct tree_entry *entries = calloc(list->count + 1, sizeof(*entries));
+	bool *made = calloc(list->count + 1, sizeof(*made));
+	size_t count = 0;
 	int code;
 
-	if (!paths)
-		return fail(ENOMEM, "out of memory");
-	for (size_t i = 0; i < count; i++)
-		paths[i] = tree->directories.entries[i].path;
-	code = side_make_directories(&tree->target, paths, count);
-	free(paths);
+	for (size_t i = list->count; i-- && entries;)
+		if (list->entries[i].mode && (tree->made[i] || tree->resume))
+			entries[count++] = list->entries[i];
+	code = entries && made ?
+		       side_make_directories(&tree->target, entries, count, DIR_MKDIR_END, made) :
+		       fail(ENOMEM, "out of memory");
+	free(entries);
+	free(made);
 	return code;
 }
 
@@ -517,6 +552,8 @@ static int tree_copy(struct tree *tree)
 	progress_start(&tree->progress, "copying", tree->total, tree->quiet);
 	for (size_t next = 0; !code && next < tree->task_count;)
 		code = copy_group(tree, next, &next);
+	if (!code)
+		code = end_directories(tree);
 	progress_end(&tree->progress);
 	tree->seconds = (double)(wh_now() - start) / 1e9;
 	return code;
@@ -581,6 +618,7 @@ static int tree_close(struct tree *tree, int code)
 	free(tree->tasks);
 	free(tree->sources);
 	tree_list_free(&tree->directories);
+	free(tree->made);
 	return code;
 }
 

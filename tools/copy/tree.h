@@ -107,7 +107,9 @@ int tree_list_add(struct tree_list *list, const char *path, size_t length,
 		  const struct dir_item *about);
 void tree_list_free(struct tree_list *list);
 
-int side_make_directories(struct side *side, const char *const *paths, size_t count);
+/* Make directories, or end them when they hold all. made[i]: the entry was not there. */
+int side_make_directories(struct side *side, const struct tree_entry *entries, size_t count,
+			  enum dir_mkdir how, bool *made);
 
 /* Open files to read: those that fail have their `error`, if `may_lack`; else the first is reported
  * and returned. */

@@ -122,33 +122,54 @@ int beneath_open_file(int root, const char *path, int *out, struct stat *status)
 	return error;
 }
 
+/* Open a directory that was just made, and give it what the umask has taken. It keeps the
+ * set-group-ID bit that it has from the one above it. */
+static int open_made(int folder, const char *name, uint32_t mode)
+{
+	int fd = open_beneath(folder, name, O_RDONLY | O_DIRECTORY);
+	struct stat status;
+
+	if (fd < 0 || !S_ISDIR(mode))
+		return fd;
+	mode = (mode & 01777) | 0700;
+	if (!fstat(fd, &status) && status.st_uid == geteuid() &&
+	    ((status.st_mode & 01777) == mode || !fchmod(fd, mode | (status.st_mode & S_ISGID))))
+		return fd;
+	close(fd);
+	return -EACCES; /* another one has its name by now */
+}
+
 /* Open a directory of an open one; make it if it is missing. */
-static int enter_directory(int folder, const char *name)
+static int enter_directory(int folder, const char *name, uint32_t mode, bool *made)
 {
 	int fd = open_beneath(folder, name, O_RDONLY | O_DIRECTORY);
 
 	if (fd != -ENOENT)
 		return fd;
-	if (mkdirat(folder, name, 0777) && errno != EEXIST)
-		return -errno;
-	return open_beneath(folder, name, O_RDONLY | O_DIRECTORY);
+	if (!mkdirat(folder, name, S_ISDIR(mode) ? (mode & 0777) | 0700 : 0777)) {
+		*made = true;
+		return open_made(folder, name, mode);
+	}
+	return errno == EEXIST ? open_beneath(folder, name, O_RDONLY | O_DIRECTORY) : -errno;
 }
 
 /* From one directory to the next: from the root to each of them would take the square of the depth,
  * and a request may have thousands. */
-int beneath_make_directory(int root, const char *path)
+int beneath_make_directory(int root, const char *path, uint32_t mode, bool *made)
 {
 	char part[NAME_MAX + 1];
 	struct stat status;
 	int folder = root, next, error = beneath_stat(root, path, &status);
 	size_t length;
 
+	*made = false;
 	if (error != -ENOENT)
 		return !error && !S_ISDIR(status.st_mode) ? -ENOTDIR : error;
 	do {
 		length = strcspn(path, "/");
 		snprintf(part, sizeof(part), "%.*s", (int)length, path);
-		next = enter_directory(folder, part);
+		*made = false;
+		next = enter_directory(folder, part, path[length] ? 0 : mode, made);
 		if (folder != root)
 			close(folder);
 		folder = next;
@@ -158,6 +179,37 @@ int beneath_make_directory(int root, const char *path)
 		return next;
 	close(next);
 	return 0;
+}
+
+/* A time in ns since 1970 for futimens(). */
+static void times_of(int64_t mtime, struct timespec times[2])
+{
+	times[0] = (struct timespec){ .tv_nsec = UTIME_OMIT };
+	times[1] = (struct timespec){ mtime / 1000000000, mtime % 1000000000 };
+	if (times[1].tv_nsec < 0) {
+		times[1].tv_sec--;
+		times[1].tv_nsec += 1000000000;
+	}
+}
+
+int beneath_narrow_directory(int root, const char *path, uint32_t mode, bool ends, int64_t mtime)
+{
+	int fd = open_beneath(root, path, O_RDONLY | O_DIRECTORY), error;
+	mode_t rights = (mode & 0777) | (ends ? 0 : 0700);
+	struct timespec times[2];
+	struct stat status;
+
+	if (fd < 0)
+		return fd;
+	times_of(mtime, times);
+	error = fstat(fd, &status) ? -errno : 0;
+	if (!error && status.st_mode & 0777 & ~rights &&
+	    fchmod(fd, status.st_mode & (07000 | rights)))
+		error = -errno;
+	if (!error && ends && futimens(fd, times))
+		error = -errno;
+	close(fd);
+	return error;
 }
 
 /* ---- files that are written ------------------------------------------------------------------ */
@@ -253,18 +305,12 @@ int beneath_open_part(int root, const char *path, uint64_t length, bool keep, in
 
 int beneath_commit(int root, const char *path, int fd, uint32_t mode, int64_t mtime)
 {
-	struct timespec times[2] = {
-		{ .tv_nsec = UTIME_OMIT },
-		{ .tv_sec = mtime / 1000000000, .tv_nsec = mtime % 1000000000 },
-	};
+	struct timespec times[2];
 	char name[NAME_MAX + 1];
 	const char *leaf;
 	int folder, error;
 
-	if (times[1].tv_nsec < 0) {
-		times[1].tv_sec--;
-		times[1].tv_nsec += 1000000000;
-	}
+	times_of(mtime, times);
 	folder = open_parent(root, path, &leaf);
 	if (folder < 0)
 		return folder;

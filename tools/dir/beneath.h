@@ -30,8 +30,14 @@ void beneath_describe(const struct stat *status, struct dir_item *out);
 /* Open a regular file to read. -EISDIR, or -EINVAL: neither a file nor a directory. */
 int beneath_open_file(int root, const char *path, int *out, struct stat *status);
 
-/* Make a directory and those above it, with mode 0777 less the umask. */
-int beneath_make_directory(int root, const char *path);
+/* Make a directory with this mode (st_mode), and all rights for its owner, so that files can come
+ * into it. Mode 0, and directories above it that are missing: 0777 less the umask. *made: it was
+ * not there. */
+int beneath_make_directory(int root, const char *path, uint32_t mode, bool *made);
+
+/* Take the rights from a directory that `mode` lacks; with `ends` those of its owner, too, and set
+ * its time. It never gains any. */
+int beneath_narrow_directory(int root, const char *path, uint32_t mode, bool ends, int64_t mtime);
 
 /* Open the unfinished file of this name, of this length, to write, which nobody else may read. With
  * `keep` one that is there already stays as it is, if its length is right: *kept. One that has

@@ -42,7 +42,8 @@ enum dir_op {
 	DIR_SUM,
 	/* handle, mode, mtime. The file gets its name, and the handle is closed. */
 	DIR_COMMIT,
-	/* Bytes: a path. Make the directory and those above it. */
+	/* Bytes: a path; mode, mtime; `offset`: enum dir_mkdir. Mode 0: as the umask says. Answer:
+	 * `offset` 1: it was not there. */
 	DIR_MKDIR,
 	/* handle. No answer. */
 	DIR_CLOSE,
@@ -51,6 +52,15 @@ enum dir_op {
 	/* Bytes: the token of an answer that has been read. No answer. */
 	DIR_FORGET,
 	DIR_OP_END,
+};
+
+enum dir_mkdir {
+	/* Make the directory, with the owner's rights besides, and those above it. */
+	DIR_MKDIR_MAKE,
+	/* The same; take rights that the mode lacks from one that is there. */
+	DIR_MKDIR_NARROW,
+	/* All that it holds is there: take those rights, the owner's too, and set the time. */
+	DIR_MKDIR_END,
 };
 
 #define DIR_EXTENTS_MAX 1024

@@ -340,15 +340,24 @@ static int do_commit(struct work *work, const struct dir_item *item)
 	return error;
 }
 
-static int do_make_directory(struct work *work, const struct dir_item *item)
+static int do_make_directory(struct work *work, const struct dir_item *item, struct dir_item *out)
 {
 	char path[DIR_PATH_MAX + 1];
+	int root = work->directory->root, error;
+	bool made = false;
 
 	if (!work->directory->served->writable)
 		return -EROFS;
 	if (!item_path(item, false, path))
 		return -EINVAL;
-	return beneath_make_directory(work->directory->root, path);
+	if (item->offset != DIR_MKDIR_END) {
+		error = beneath_make_directory(root, path, item->mode, &made);
+		out->offset = made;
+		if (error || made || item->offset != DIR_MKDIR_NARROW)
+			return error;
+	}
+	return beneath_narrow_directory(root, path, item->mode, item->offset == DIR_MKDIR_END,
+					item->mtime);
 }
 
 static void forget(struct dir_server *server, const struct dir_item *item);
@@ -371,7 +380,7 @@ static int do_item(struct work *work, const struct dir_item *item, struct dir_it
 	case DIR_COMMIT:
 		return do_commit(work, item);
 	case DIR_MKDIR:
-		return do_make_directory(work, item);
+		return do_make_directory(work, item, out);
 	case DIR_CLOSE:
 		link = handle_find(work, item->handle);
 		return !*link || handle_close(work->server, link) ? 0 : -EBUSY;

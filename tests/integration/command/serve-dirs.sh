@@ -100,6 +100,35 @@ verdict "a tree comes from the server" $?
 [ "$(stat -c %a.%Y back/a/small)" = "$(stat -c %a.%Y tree/a/small)" ] &&
 	[ "$(stat -c %a.%Y writable/a/small)" = "$(stat -c %a.%Y tree/a/small)" ]
 verdict "modes and times are kept" $?
+
+# Modes and times of the directories below one.
+directories() # PATH
+{
+	find "$1" -mindepth 1 -type d -printf '%P %m %T@\n' | sort
+}
+
+mkdir -p private/own/deep private/read private/group
+echo secret >private/own/deep/file
+echo old >private/read/file
+chmod 770 private/group
+chmod 700 private/own
+chmod 555 private/read
+touch -d '2002-03-04 05:06:07.89' private/own/deep private/own private/read
+"$wherry" copy -r private "$url/writable/private" >out &&
+	"$wherry" copy -r "$url/writable/private" pulled >out &&
+	[ "$(directories private)" = "$(directories writable/private)" ] &&
+	[ "$(directories private)" = "$(directories pulled)" ]
+verdict "directories keep their modes and times, there and back" $?
+chmod 755 pulled/own pulled/read && touch pulled/read && chmod 500 pulled/group &&
+	"$wherry" copy -r "$url/writable/private" pulled >out &&
+	[ "$(stat -c %a pulled/own pulled/read pulled/group | tr '\n' ' ')" = "755 755 500 " ]
+verdict "directories that were there keep their own" $?
+"$wherry" copy -r --resume "$url/writable/private" pulled >out &&
+	[ "$(stat -c %a pulled/own pulled/read pulled/group | tr '\n' ' ')" = "700 555 500 " ] &&
+	[ "$(stat -c %Y pulled/read)" = "$(stat -c %Y private/read)" ]
+verdict "--resume takes rights that the source lacks, and gives none" $?
+chmod 755 private/read writable/private/read pulled/read
+rm -r writable/private pulled
 if [ "$sparse" ]; then
 	[ "$(stat -c %b back/holes)" -lt 20000 ] && [ "$(stat -c %b writable/holes)" -lt 20000 ]
 	verdict "holes are kept" $?
