@@ -53,6 +53,7 @@ int sim_shutdown(int fd, int how);
 int sim_memfd_create(const char *name, unsigned flags);
 int sim_ftruncate(int fd, off_t length);
 int sim_fchmod(int fd, mode_t mode);
+int sim_flock(int fd, int operation);
 int sim_fstat(int fd, struct stat *out);
 int sim_fcntl(int fd, int command, ...);
 int sim_dup3(int fd, int at, int flags);

@@ -320,6 +320,13 @@ int disk_truncate(int fd, off_t length)
 	return (int)call_result("ftruncate", fd, 0);
 }
 
+/* Programs have directories of their own, so nobody else has the lock. */
+int sim_flock(int fd, int operation)
+{
+	call_point("flock", (uint64_t)operation);
+	return (int)call_result("flock", fd, 0);
+}
+
 int disk_chmod(int fd, mode_t mode)
 {
 	struct file *file = change_begin("fchmod", fd, false);

@@ -228,6 +228,33 @@ static void part__kept_and_committed(void **state)
 	assert_int_equal(unlinkat(root, "sub/.new.wherry-part", 0), 0);
 }
 
+/* Two copies of one file at a time: neither gets the other one's half file under its name. */
+static void part__of_two(void **state)
+{
+	int first, second, third;
+	struct stat status;
+	bool kept;
+
+	(void)state;
+	assert_int_equal(beneath_open_part(root, "two", 5, false, &first, &kept), 0);
+	assert_int_equal(pwrite(first, "first", 5, 0), 5);
+	assert_int_equal(beneath_open_part(root, "two", 5, true, &second, &kept), -EBUSY);
+	assert_int_equal(beneath_open_part(root, "two", 5, false, &second, &kept), 0);
+	assert_int_equal(beneath_commit(root, "two", first, 0600, 0), -EBUSY);
+	assert_int_equal(beneath_stat(root, "two", &status), -ENOENT);
+	assert_int_equal(pwrite(second, "other", 5, 0), 5);
+	assert_int_equal(beneath_commit(root, "two", second, 0600, 0), 0);
+	close(first);
+	/* What has its name is not gone on with. */
+	assert_int_equal(beneath_open_part(root, "two", 5, true, &third, &kept), 0);
+	assert_false(kept);
+	check_bytes(second, "other");
+	close(second);
+	close(third);
+	assert_int_equal(unlinkat(root, ".two.wherry-part", 0), 0);
+	assert_int_equal(unlinkat(root, "two", 0), 0);
+}
+
 /* What has another name is somebody else's, too: it is neither written nor made shorter. */
 static void part__with_other_names(void **state)
 {
@@ -433,6 +460,7 @@ int main(void)
 		cmocka_unit_test(open__leased),
 		cmocka_unit_test(part__refused),
 		cmocka_unit_test(part__kept_and_committed),
+		cmocka_unit_test(part__of_two),
 		cmocka_unit_test(part__with_other_names),
 		cmocka_unit_test(part__kept_with_its_last_mode),
 		cmocka_unit_test(make_directory),

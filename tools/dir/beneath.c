@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -240,6 +241,22 @@ static bool part_is_ours(const struct stat *status)
 	return S_ISREG(status->st_mode) && status->st_nlink == 1 && status->st_uid == geteuid();
 }
 
+/* Is it still the file of that name? -EBUSY: another copy has replaced it. */
+static int check_part(int folder, const char *name, int fd)
+{
+	struct stat named, own;
+
+	if (fstatat(folder, name, &named, AT_SYMLINK_NOFOLLOW) || fstat(fd, &own))
+		return -errno;
+	return named.st_dev == own.st_dev && named.st_ino == own.st_ino ? 0 : -EBUSY;
+}
+
+/* Keep others from going on with it, as long as it is open, on file systems that have locks. */
+static int lock_part(int fd)
+{
+	return flock(fd, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK ? -EBUSY : 0;
+}
+
 /* What an earlier attempt has left. -ENOENT: nothing to go on with. */
 static int open_kept(int folder, const char *name)
 {
@@ -248,7 +265,9 @@ static int open_kept(int folder, const char *name)
 
 	if (fd < 0)
 		return errno == EACCES ? -ENOENT : open_failed();
-	error = fstat(fd, &status) ? -errno : part_is_ours(&status) ? 0 : -ENOENT;
+	error = fstat(fd, &status) ? -errno : part_is_ours(&status) ? lock_part(fd) : -ENOENT;
+	if (!error)
+		error = check_part(folder, name, fd); /* until then another one could end it */
 	/* It had its last mode when it was to get its name. */
 	if (!error && (status.st_mode & 07777) != 0600 && fchmod(fd, 0600))
 		error = -errno;
@@ -260,14 +279,20 @@ static int open_kept(int folder, const char *name)
 
 static int open_part(int folder, const char *name, bool keep)
 {
-	int fd = keep ? open_kept(folder, name) : -ENOENT;
+	int fd = keep ? open_kept(folder, name) : -ENOENT, error;
 
 	if (fd != -ENOENT)
 		return fd;
 	if (unlinkat(folder, name, 0) && errno != ENOENT)
 		return -errno;
 	fd = openat(folder, name, O_RDWR | O_CREAT | O_EXCL | SAFE, 0600);
-	return fd < 0 ? open_failed() : fd;
+	if (fd < 0)
+		return open_failed();
+	error = lock_part(fd);
+	if (!error)
+		return fd;
+	close(fd);
+	return error;
 }
 
 int beneath_open_part(int root, const char *path, uint64_t length, bool keep, int *out, bool *kept)
@@ -315,6 +340,8 @@ int beneath_commit(int root, const char *path, int fd, uint32_t mode, int64_t mt
 	if (folder < 0)
 		return folder;
 	error = part_name(leaf, name);
+	if (!error)
+		error = check_part(folder, name, fd);
 	if (!error)
 		error = check_target(folder, leaf);
 	/* On the disk before it has its name: a crash must not leave a name with half a file. */

@@ -41,11 +41,12 @@ int beneath_narrow_directory(int root, const char *path, uint32_t mode, bool end
 
 /* Open the unfinished file of this name, of this length, to write, which nobody else may read. With
  * `keep` one that is there already stays as it is, if its length is right: *kept. One that has
- * another name as well, or belongs to somebody else, is replaced. */
+ * another name as well, or belongs to somebody else, is replaced. -EBUSY: another process goes on
+ * with it. */
 int beneath_open_part(int root, const char *path, uint64_t length, bool keep, int *out, bool *kept);
 
 /* Give the finished file its name, once its bytes are on the disk; a regular file of that name is
- * replaced. */
+ * replaced. -EBUSY: somebody has begun it anew, and it gets no name. */
 int beneath_commit(int root, const char *path, int fd, uint32_t mode, int64_t mtime);
 
 /* Call `found` for what the directory holds, or with `all` for everything below it, by names
