@@ -151,19 +151,22 @@ static void request_fail(struct te_engine *engine, struct te_request *request, i
 {
 	pthread_mutex_lock(&engine->lock);
 	request->result = error;
-	request->memory->uses--;
+	if (request->length)
+		request->memory->uses--;
 	request->part->submission->left++;
 	te_submission_part_ended(request->part->submission, error, text);
 	pthread_mutex_unlock(&engine->lock);
 }
 
-/* Fail all requests of the part that have not ended. */
+/* Fail all requests of the part that have not ended. Those without bytes have, but not their
+ * notification. */
 static void part_fail(struct te_engine *engine, struct te_part *part, int error, const char *text)
 {
 	for (size_t i = 0; i < part->submission->count; i++) {
 		struct te_request *request = &part->submission->requests[i];
 
-		if (request->part == part && request->result == TE_RUNNING)
+		if (request->part == part && (request->result == TE_RUNNING ||
+					      (!request->length && part->submission->message)))
 			request_fail(engine, request, error, text);
 	}
 }
@@ -219,7 +222,7 @@ static void part_submit_wherry(struct te_engine *engine, struct te_part *part)
 	for (size_t i = 0; i < submission->count; i++) {
 		struct te_request *request = &submission->requests[i];
 
-		if (request->part != part)
+		if (request->part != part || !request->length)
 			continue;
 		error = request_add(part, batch, request);
 		if (error)
@@ -257,7 +260,7 @@ static void part_submit_tcp(struct te_engine *engine, struct te_part *part)
 	for (size_t i = 0; i < submission->count; i++) {
 		struct te_request *request = &submission->requests[i];
 
-		if (request->part != part)
+		if (request->part != part || !request->length)
 			continue;
 		request->job = (struct te_job){ .request = request, .submission = submission };
 		submission->left++;
@@ -277,7 +280,7 @@ static int request_prepare(struct te_engine *engine, const struct transfer_reque
 		return te_fail(TE_ARGUMENT,
 			       "request %zu: opcode is %d; expected 0 (read) or 1 (write)", index,
 			       entry->opcode);
-	if (!entry->length || entry->length > UINT64_MAX - entry->target_offset)
+	if (entry->length > UINT64_MAX - entry->target_offset)
 		return te_fail(TE_ARGUMENT,
 			       "request %zu: length is %" PRIu64 ", target_offset 0x%" PRIx64,
 			       index, entry->length, entry->target_offset);
@@ -285,6 +288,10 @@ static int request_prepare(struct te_engine *engine, const struct transfer_reque
 		return te_fail(TE_ARGUMENT,
 			       "request %zu: no segment with target_id %d has been opened", index,
 			       entry->target_id);
+	if (!entry->length) { /* it has succeeded, wherever it is */
+		request->result = 0;
+		return 0;
+	}
 	request->memory = te_memory_find(engine, address, entry->length);
 	if (!request->memory)
 		return te_fail(TE_NOT_REGISTERED,
@@ -300,9 +307,9 @@ static int request_prepare(struct te_engine *engine, const struct transfer_reque
 	return 0;
 }
 
-/* Find or add the part for segment `target`. */
+/* Find or add the part of a request for segment `target`. */
 static struct te_part *submission_part(struct te_submission *submission, segment_id_t *targets,
-				       segment_id_t target)
+				       segment_id_t target, const struct te_request *request)
 {
 	size_t i;
 
@@ -313,7 +320,7 @@ static struct te_part *submission_part(struct te_submission *submission, segment
 		submission->parts[i].submission = submission;
 		submission->part_count++;
 	}
-	submission->parts[i].count++;
+	submission->parts[i].moving += request->length != 0;
 	return &submission->parts[i];
 }
 
@@ -356,12 +363,13 @@ static int submission_prepare(struct te_engine *engine, struct te_submission *su
 		error = request_prepare(engine, &entries[prepared], prepared,
 					&submission->requests[prepared]);
 	while (error && prepared--)
-		submission->requests[prepared].memory->uses--;
+		if (submission->requests[prepared].length)
+			submission->requests[prepared].memory->uses--;
 	if (error)
 		return error;
 	for (size_t i = 0; i < submission->count; i++) {
-		submission->requests[i].part =
-			submission_part(submission, targets, entries[i].target_id);
+		submission->requests[i].part = submission_part(
+			submission, targets, entries[i].target_id, &submission->requests[i]);
 		batch->requests[batch->count++] = &submission->requests[i];
 	}
 	batch->submissions[batch->submission_count++] = submission;
@@ -399,11 +407,15 @@ static void submission_start(struct te_engine *engine, struct te_submission *sub
 		struct te_part *part = &submission->parts[i];
 		struct te_link *link;
 
+		if (!part->moving && !submission->message)
+			continue;
 		if (te_link_get(engine, targets[i], &link)) {
 			part_fail(engine, part, -EHOSTUNREACH, wh_fail_text());
 			continue;
 		}
 		part->link = link;
+		if (!part->moving)
+			continue;
 		if (link->peer)
 			part_submit_wherry(engine, part);
 		else
@@ -484,10 +496,12 @@ int submitTransferWithNotify(transfer_engine_t engine, batch_id_t batch_id,
 			     struct transfer_request *entries, size_t count,
 			     notify_msg_t notify_msg)
 {
+	/* The requests say whom to notify. */
 	if (!engine || !entries || !count || !notify_msg.name || !notify_msg.msg)
 		return -te_fail(TE_ARGUMENT, "submitTransferWithNotify: %s",
 				!engine            ? "engine is NULL" :
-				!entries || !count ? "no requests" :
+				!entries || !count ? "no requests, so no segment to notify: call "
+						     "genNotifyInEngine()" :
 						     "notify_msg has no name or no msg");
 	if (te_forked(engine, "submitTransferWithNotify"))
 		return -TE_ARGUMENT;

@@ -102,8 +102,9 @@ struct te_segment {
 struct te_part {
 	struct te_submission *submission;
 	struct te_link *link;
-	struct wh_batch *batch; /* NULL: uses Mooncake's TCP, or is not submitted yet */
-	size_t count;
+	/* NULL: uses Mooncake's TCP, has nothing to move, or is not submitted yet */
+	struct wh_batch *batch;
+	size_t moving; /* requests with bytes */
 };
 
 struct te_job {

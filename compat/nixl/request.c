@@ -246,8 +246,6 @@ int wh_nixl_request_post(struct wh_nixl_request *request, const char *notificati
 		wh_nixl_say(agent, "a transfer that is under way was posted again");
 		return WH_NIXL_REPOST_ACTIVE;
 	}
-	if (!notification && !request->block_count && !request->single_count)
-		return WH_NIXL_OK; /* nothing but pieces of length 0 */
 	batch = request_batch(request, notification, &error);
 	if (!error && notification)
 		error = wh_nixl_notification_attach(agent, batch, notification, length);

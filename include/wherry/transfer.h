@@ -93,7 +93,7 @@ struct wh_transfer {
 	uint64_t local_offset;
 	uint64_t remote; /* wh_remote.id */
 	uint64_t remote_offset;
-	uint64_t length; /* at least 1 */
+	uint64_t length; /* 0: nothing moves, and neither region is looked at */
 	uint32_t op; /* enum wh_op */
 	uint32_t reserved;
 };
@@ -105,7 +105,7 @@ struct wh_address_transfer {
 	 * an offset in that region */
 	uint64_t remote;
 	uint64_t remote_region; /* wh_remote.id, or 0 */
-	uint64_t length; /* at least 1 */
+	uint64_t length; /* 0: as above, and neither address */
 	uint32_t op; /* enum wh_op */
 	uint32_t reserved; /* 0 */
 };
@@ -141,8 +141,10 @@ struct wh_blocks_desc {
 	size_t size;
 	uint32_t op; /* enum wh_op */
 	uint32_t reserved;
-	uint64_t block_length; /* bytes, at least 1 */
-	uint64_t count; /* blocks for each base, at least 1 */
+	/* Bytes, and blocks for each base. If one of these is 0, nothing moves, and neither lists
+	 * nor regions are looked at. */
+	uint64_t block_length;
+	uint64_t count;
 	const struct wh_base *bases;
 	uint64_t base_count; /* at least 1 */
 	const uint64_t *local_offsets; /* bytes */
@@ -206,10 +208,10 @@ struct wh_batch_options {
 int wh_batch_new(struct wh_peer *peer, const struct wh_batch_options *options,
 		 struct wh_batch **out);
 
-/* Add `count` transfers; the array is copied. Each is checked against both regions now; one to a
- * region of the peer that is not known here, when the batch is submitted. If one is wrong, none is
- * added. Transfers of a batch run in no particular order. Never waits for the network.
- * 0, or -EINVAL (the text names the transfer and the field), -ERANGE (outside the region), -ENOENT
+/* Add `count` transfers, or none; the array is copied. Each is checked against both regions now;
+ * one to a region of the peer that is not known here, when the batch is submitted. If one is wrong,
+ * none is added. Transfers of a batch run in no particular order. Never waits for the network. 0,
+ * or -EINVAL (the text names the transfer and the field), -ERANGE (outside the region), -ENOENT
  * (remote is 0, or no such region of this engine by its peer "self"), -ECONNRESET (the region is
  * not known, and the peer has left or is lost), -ESTALE (it was restarted), -EACCES (not granted),
  * -EBUSY (the batch is running), -ENOMEM. */
@@ -233,7 +235,8 @@ int wh_batch_add_blocks(struct wh_batch *batch, struct wh_blocks *blocks);
  * WH_NOTIFICATION_MAX; `data` may be NULL for 0). The peer receives it with
  * wh_engine_notification(), exactly once, after all of the batch's bytes are visible there. A batch
  * has at most one: a second call replaces it. The bytes are copied. A batch may consist of a
- * notification alone. 0, or -EINVAL (also: too long), -EBUSY (the batch is running), -ENOMEM. */
+ * notification alone, or beside transfers and blocks without bytes. 0, or -EINVAL (also: too long),
+ * -EBUSY (the batch is running), -ENOMEM. */
 int wh_batch_notify(struct wh_batch *batch, uint64_t tag, const void *data, size_t length);
 
 /* Empty the batch, so that it can be filled again. 0, or -EBUSY (it is running). */
@@ -245,7 +248,8 @@ int wh_batch_clear(struct wh_batch *batch);
  * known here or for what a transport needs, the engine starts the batch when the answer has come,
  * or, after 2 s, without that transport. What the call itself refuses otherwise is the batch's
  * status then: -ENOENT, -EACCES, -ERANGE, or an error below. wh_peer_prepare() asks beforehand.
- * 0, or -EINVAL (empty), -EBUSY (running), -ECONNRESET (the peer is lost), -ESTALE (it restarted,
+ * A batch without bytes, or without anything, has succeeded at once, behind its stream if it has
+ * one. 0, or -EBUSY (running), -ECONNRESET (the peer is lost), -ESTALE (it restarted,
  * or a region is gone), -EOPNOTSUPP (no transport, or not the required one; the text says why),
  * -ENOMEM. */
 int wh_batch_submit(struct wh_batch *batch);

@@ -44,7 +44,8 @@
 static void batch_release_items(const struct wh_batch *batch, size_t count)
 {
 	for (size_t i = 0; i < count; i++)
-		if (!i || batch->items[i].local != batch->items[i - 1].local)
+		if (batch->items[i].local &&
+		    (!i || batch->items[i].local != batch->items[i - 1].local))
 			atomic_fetch_sub(&batch->items[i].local->batches, 1);
 }
 
@@ -79,6 +80,8 @@ static int batch_hold_regions(const struct wh_batch *batch)
 	for (size_t i = 0; i < batch->item_count; i++) {
 		const struct wh_item *item = &batch->items[i];
 
+		if (!item->local) /* length 0 */
+			continue;
 		if (i && item->local == batch->items[i - 1].local &&
 		    item->local_id == batch->items[i - 1].local_id)
 			continue;
@@ -179,8 +182,6 @@ static int batch_check_submit(struct wh_batch *batch)
 	if (error)
 		return error;
 	peer = batch->peer;
-	if (!batch->item_count && !batch->blocks_count && !batch->notifies)
-		return wh_fail(EINVAL, "wh_batch_submit: the batch is empty; add transfers first");
 	error = wh_peer_check(peer);
 	if (error)
 		return error;

@@ -256,14 +256,12 @@ int wh_batch_check_overlap(struct wh_peer *peer, const char *what, uint64_t inde
 		       (unsigned long long)(distance < length ? distance : -distance));
 }
 
-static int transfer_check_fields(size_t index, uint32_t op, uint32_t reserved, uint64_t length)
+static int transfer_check_fields(size_t index, uint32_t op, uint32_t reserved)
 {
 	if (op != WH_READ && op != WH_WRITE)
 		return wh_fail(EINVAL, "transfer %zu: op is %u; WH_READ or WH_WRITE", index, op);
 	if (reserved)
 		return wh_fail(EINVAL, "transfer %zu: reserved is not 0", index);
-	if (!length)
-		return wh_fail(EINVAL, "transfer %zu: length is 0", index);
 	return 0;
 }
 
@@ -280,10 +278,9 @@ static int batch_check_transfer(struct wh_batch *batch, const struct wh_transfer
 				size_t index)
 {
 	struct wh_peer *peer = batch->peer;
-	int error =
-		transfer_check_fields(index, transfer->op, transfer->reserved, transfer->length);
+	int error = transfer_check_fields(index, transfer->op, transfer->reserved);
 
-	if (error)
+	if (error || !transfer->length)
 		return error;
 	error = wh_batch_check_local(peer, "transfer", index, transfer->local,
 				     transfer->local_offset, transfer->length);
@@ -340,9 +337,8 @@ static int batch_begin_add(struct wh_batch *batch, const void *transfers, size_t
 
 	if (error)
 		return error;
-	if (!transfers || !count)
-		return wh_fail(EINVAL, "%s: %s", call,
-			       transfers ? "count is 0" : "transfers is NULL");
+	if (!transfers && count)
+		return wh_fail(EINVAL, "%s: transfers is NULL", call);
 	wh_batch_settle(batch);
 	pthread_mutex_lock(&batch->plan_lock);
 	error = batch_reserve_items(batch, count);
@@ -362,10 +358,11 @@ static int batch_end_add(struct wh_batch *batch, size_t count, int error)
 	return error;
 }
 
+/* One of length 0 is in no region. It stays in the list because it has an index. */
 static void batch_set_item(struct wh_item *item, const struct wh_transfer *transfer,
 			   uint64_t local_id, uint64_t address)
 {
-	item->local = transfer->local;
+	item->local = transfer->length ? transfer->local : NULL;
 	item->local_id = local_id;
 	item->address = (char *)(uintptr_t)address;
 	item->remote = transfer->remote;
@@ -389,6 +386,10 @@ int wh_batch_add(struct wh_batch *batch, const struct wh_transfer *transfers, si
 		error = batch_check_transfer(batch, transfer, i);
 		if (error)
 			break;
+		if (!transfer->length) {
+			batch_set_item(item, transfer, 0, 0);
+			continue;
+		}
 		batch_set_item(
 			item, transfer,
 			atomic_load_explicit(&transfer->local->entry.id, memory_order_relaxed),
@@ -477,8 +478,11 @@ static int batch_find_regions(struct wh_batch *batch, struct wh_batch_addresses 
 	struct wh_peer *peer = addresses->peer;
 	int error;
 
-	error = transfer_check_fields(index, given->op, given->reserved, given->length);
-	if (error)
+	*local_id = 0;
+	out->length = given->length;
+	out->op = given->op;
+	error = transfer_check_fields(index, given->op, given->reserved);
+	if (error || !given->length)
 		return error;
 	error = wh_batch_find_local(addresses, "transfer", index, (uintptr_t)given->local,
 				    given->length, &out->local, local_id, &out->local_offset);
@@ -486,8 +490,6 @@ static int batch_find_regions(struct wh_batch *batch, struct wh_batch_addresses 
 		return error;
 	out->remote = given->remote_region;
 	out->remote_offset = given->remote;
-	out->length = given->length;
-	out->op = given->op;
 	if (!given->remote_region) {
 		if (given->remote > UINT64_MAX - given->length)
 			return wh_fail(ENOENT,
@@ -555,6 +557,8 @@ int wh_batch_add_blocks(struct wh_batch *batch, struct wh_blocks *blocks)
 	if (!blocks || blocks->peer != batch->peer)
 		return wh_fail(EINVAL, "wh_batch_add_blocks: blocks is %s",
 			       blocks ? "prepared for another peer" : "NULL");
+	if (!blocks->base_count) /* nothing to move */
+		return 0;
 	wh_batch_settle(batch);
 	pthread_mutex_lock(&batch->plan_lock);
 	error = batch_put_blocks(batch, blocks);

@@ -405,10 +405,6 @@ static int blocks_check_desc(const struct wh_blocks_desc *desc)
 		wrong = "op is neither WH_READ nor WH_WRITE";
 	else if (desc->reserved)
 		wrong = "reserved is not 0";
-	else if (!desc->block_length)
-		wrong = "block_length is 0";
-	else if (!desc->count)
-		wrong = "count is 0";
 	else if ((wrong = desc_check_forms(desc)))
 		;
 	else if (desc->count > SIZE_MAX / 64 || desc->base_count > SIZE_MAX / 64 ||
@@ -526,14 +522,17 @@ int wh_blocks_new(struct wh_peer *peer, const struct wh_blocks_desc *given, stru
 	blocks->op = desc.op;
 	blocks->block_length = desc.block_length;
 	blocks->count = desc.count;
-	blocks->base_count = desc.base_count ? desc.base_count : 1;
+	/* No bytes are in no region, and no batch ever has such blocks. */
+	blocks->base_count = !desc.count || !desc.block_length ? 0 :
+			     desc.base_count                   ? desc.base_count :
+								 1;
 	blocks->local_stride = desc.local_stride ? desc.local_stride : desc.block_length;
 	blocks->remote_stride = desc.remote_stride ? desc.remote_stride : desc.block_length;
-	blocks->bases = calloc(blocks->base_count, sizeof(*blocks->bases));
+	blocks->bases = calloc(blocks->base_count + 1, sizeof(*blocks->bases));
 	if (!blocks->bases)
 		error = wh_fail(ENOMEM, "wh_blocks_new: no memory for %llu bases",
 				(unsigned long long)blocks->base_count);
-	if (!error)
+	if (!error && blocks->base_count)
 		error = blocks_fill(blocks, &desc);
 	if (error) {
 		wh_blocks_release(blocks);

@@ -267,7 +267,8 @@ static bool explain_window(struct wh_batch *batch, char *line, size_t size)
 	/* The lock keeps windows from being closed with their regions. */
 	pthread_mutex_lock(&engine->region_windows.lock);
 	for (size_t i = 0; i < batch->item_count && !found; i++)
-		found = explain_region_window(batch->peer, batch->items[i].local,
+		found = batch->items[i].length &&
+			explain_region_window(batch->peer, batch->items[i].local,
 					      batch->items[i].remote, line, size);
 	for (size_t i = 0; i < batch->blocks_count && !found; i++) {
 		const struct wh_blocks *blocks = batch->blocks[i];

@@ -292,6 +292,10 @@ static int plan_items(struct wh_batch *batch, enum wh_planning how)
 	for (size_t i = 0; i < batch->item_count; i++) {
 		const struct wh_item *item = &batch->items[i];
 
+		if (!item->length) { /* nothing to move: no fragment has it */
+			fragment = NULL;
+			continue;
+		}
 		error = plan_decide(batch, how, "transfer", i, item->local, item->remote, item->op,
 				    &choice);
 		if (error)
@@ -395,6 +399,8 @@ static int plan_make(struct wh_batch *batch, enum wh_planning how)
 			batch->timed_in = 1;
 		share->transfers += batch->fragments[i].transfers;
 	}
+	if (!batch->fragment_count) /* no fragment counts it */
+		atomic_fetch_or(&batch->watch, WH_STATISTICS_FRAGMENTS);
 	plan_forget_worse(batch);
 	wh_warning_networked(batch);
 	batch->planned = version;

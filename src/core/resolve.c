@@ -107,6 +107,8 @@ static int resolve_items(struct wh_batch *batch, struct wh_resolution *r)
 	for (size_t i = 0; i < batch->item_count && !error; i++) {
 		struct wh_item *item = &batch->items[i];
 
+		if (!item->length)
+			continue;
 		error = item_resolve(&addresses, item, i, !r);
 		if (error == -ENOENT && r)
 			error = item->remote ? resolution_want_id(r, item->remote) :

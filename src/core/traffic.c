@@ -121,8 +121,8 @@ static struct wh_traffic_route *traffic_find(struct wh_peer *peer, uint32_t way)
  * each base, and for each run of transfers that share one (batch-run.c). */
 static bool traffic_shares_region(const struct wh_batch *batch)
 {
-	const struct wh_region *region =
-		batch->item_count ? batch->items[0].local : batch->blocks[0]->bases[0].local;
+	const struct wh_fragment *fragment = &batch->fragments[0];
+	const struct wh_region *region = wh_fragment_local(fragment, fragment->first);
 	uint32_t own = 0;
 
 	for (size_t i = 0; i < batch->item_count; i++)

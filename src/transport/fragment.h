@@ -24,7 +24,7 @@ struct wh_region;
 /* One transfer of a batch, checked. */
 struct wh_item {
 	char *address; /* local */
-	struct wh_region *local;
+	struct wh_region *local; /* NULL: length 0; such an item is in no fragment */
 	uint64_t local_id;
 	uint64_t remote, offset; /* the peer's region, and where in it */
 	uint64_t length;

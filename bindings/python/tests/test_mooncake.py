@@ -161,6 +161,28 @@ class Mooncake(unittest.TestCase):
         self.assertEqual(engine.get_batch_transfer_status([batch]), 0)
         self.assertEqual(self.memory.raw[2048:], data)
 
+    def test_nothing(self):
+        """Requests without bytes, and batches without requests, with a notification each."""
+        from wherry import mooncake
+
+        engine, note = self.engine, mooncake.TransferNotify("step", "nothing")
+        for write in (engine.batch_transfer_sync_write, engine.batch_transfer_sync_read):
+            self.assertEqual(write(self.target, [], [], []), 0)
+            self.assertEqual(write(self.target, [0, self.here], [0, self.there], [0, 0]), 0)
+        self.assertEqual(engine.transfer_sync_read(self.target, 0, self.there, 0), 0)
+        batch = engine.batch_transfer_async_write(self.target, [], [], [])
+        self.assertGreater(batch, 0)
+        self.assertEqual(engine.get_batch_transfer_status([batch]), 0)
+        other, got = mooncake.TransferEngine(), []
+        self.assertEqual(other.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", ""), 0)
+        target = f"127.0.0.1:{other.get_rpc_port()}"
+        self.assertEqual(engine.batch_transfer_sync(target, [], [], [], 1, note), 0)
+        self.assertEqual(engine.batch_transfer_sync(target, [0], [0], [0], 1, note), 0)
+        while len(got) < 2:
+            got += other.get_notifies()
+            time.sleep(0.001)
+        self.assertEqual([one.msg for one in got], ["nothing"] * 2)
+
     def test_submit(self):
         batch = self.engine.transfer_submit_write(self.target, self.here, self.there, 4096)
         self.assertGreaterEqual(batch, 0)

@@ -575,6 +575,12 @@ class Transfers(Case):
             self.region[0 : 1 << 21]
         with self.raises(errno.EINVAL, "in bytes"):
             self.region[::2]
+        self.assertEqual(self.region[-5:-3], self.region[(1 << 20) - 5 : (1 << 20) - 3])
+        self.assertEqual(self.region[-1:][1:], ((1 << 20) - 1, 1))
+        self.assertEqual(self.region[7:7][1:], (7, 0))
+        for part in (slice(5, 3), slice(-(1 << 20) - 1, None), slice((1 << 20) + 1, None)):
+            with self.raises(errno.ERANGE):
+                self.region[part]
 
     def test_key(self):
         owner = bytearray(b"by its key")
@@ -793,7 +799,7 @@ class BlockLists(Case):
             (([-1], [1], 32), ""),  # the text depends on who finds it
             (([1 << 40], [1], 32), "above"),
             (([1, 2], [1], 32), "2 source blocks for 1"),
-            (([], [], 32), "no blocks"),
+            ((None, None, 4096), "does not fit"),
         ]
         for blocks, text in cases:
             with self.raises(errno.EINVAL, text):
@@ -870,6 +876,79 @@ class BlockLists(Case):
             self.peer.read(7, self.region)
         with self.assertRaises(TypeError):
             self.peer.read("pool", self.region, stream="stream")
+
+
+class Nothing(Case):
+    """Transfers without bytes succeed at once, and their notifications arrive."""
+
+    def setUp(self):
+        super().setUp()
+        self.memory = bytearray(b"m" * 64)
+        self.region = self.engine.register(self.memory)
+        self.theirs = bytearray(b"t" * 64)
+        self.engine.register(self.theirs, name="kv", access="rw")
+
+    def kinds(self):
+        """Arguments of read() and write()."""
+        yield (wherry.RegionSlice(self.peer.find("kv"), 0, 0), self.region[0:0]), {}
+        yield (self.peer.find("kv")[64:], self.region[64:]), {}
+        yield ("kv", bytearray(0)), {}
+        yield ("kv", memoryview(b"")), {}
+        yield ([], []), {}
+        yield ([self.peer.find("kv")[1:1]] * 3, [self.region[0:0], bytearray(), memoryview(b"")]), {}
+        yield ("kv", self.region), {"blocks": ([], [], 32)}
+        yield ("kv", self.region), {"blocks": (array.array("i"), None, 32)}
+        yield ("kv", self.region), {"blocks": ([0, 1], [1, 0], 0)}
+        yield ("kv", self.region), {"blocks": (None, None, 32), "layers": []}
+        yield ("kv", self.region), {"blocks": ([], [], 4), "layers": 4}
+        if numpy:
+            yield ("kv", numpy.zeros((0, 7))), {}
+            yield ("kv", numpy.zeros((4, 0, 2))[:, :, 1]), {}
+            empty = numpy.zeros(0, numpy.int64)
+            yield ("kv", self.region), {"blocks": (empty, empty, 8)}
+        if torch:
+            yield ("kv", torch.empty(0, 3)), {}
+            empty = torch.empty(0, dtype=torch.int64)
+            yield ("kv", self.region), {"blocks": (empty, empty, 8)}
+
+    def check(self, url):
+        self.peer = self.engine.connect(url)
+        for number, (sides, options) in enumerate(self.kinds()):
+            with self.subTest(sides=sides, **options):
+                for move in (self.peer.read, self.peer.write):
+                    move(*sides, **options).wait(0)
+                    transfer = move(*sides, **options, notify=(number, b"n")).wait()
+                    self.assertEqual(self.engine.notification(60).tag, number)
+                    self.assertEqual(transfer.progress, 0)
+                    self.assertIsInstance(transfer.explain(), str)
+                for prepare in (self.peer.prepare_read, self.peer.prepare_write):
+                    with prepare(*sides, **options) as plan:
+                        plan.submit().wait(0)
+                        plan.submit(notify=number).wait()
+                        self.assertEqual(self.engine.notification(60).tag, number)
+        self.assertEqual(self.memory, b"m" * 64)
+        self.assertEqual(self.theirs, b"t" * 64)
+
+    def test_self(self):
+        self.check("self")
+
+    def test_peer(self):
+        self.check(self.engine.url)
+
+    def test_beside_others(self):
+        peer = self.engine.connect("self")
+        remote = peer.find("kv")
+        peer.read(
+            [remote[0:0], remote[3:7], remote[9:9], remote[0:2]],
+            [bytearray(), self.region[1:5], self.region[0:0], self.region[-2:]],
+        ).wait()
+        self.assertEqual(self.memory, b"m" + b"tttt" + b"m" * 57 + b"tt")
+
+    def test_still_refused(self):
+        """What does not fit does not because it has none on one side."""
+        peer = self.engine.connect("self")
+        with self.raises(errno.ERANGE, "do not fit"):
+            peer.read(peer.find("kv")[0:0], self.region)
 
 
 class Files(Case):

@@ -9,6 +9,7 @@ import ctypes
 import errno
 import itertools
 import logging
+import operator
 import os
 import threading
 import time
@@ -548,7 +549,8 @@ _live: "set[Core]" = set()
 
 
 class Region:
-    """Memory that transfers may use. `region[a:b]` are its bytes from a to b.
+    """Memory that transfers may use. `region[a:b]` are its bytes from a to b; negative ones count
+    from the end, and [a:a] are none.
 
     It stays registered, and its tensor alive, until unregister(), the end of its `with`, or until
     the engine is closed; dropping this object changes nothing."""
@@ -657,10 +659,13 @@ class Remote:
 def _range(part: slice, length: int, name: str) -> Tuple[int, int]:
     if not isinstance(part, slice) or part.step not in (None, 1):
         raise invalid(f"{name}: a part is [first:last], in bytes")
-    first = part.start or 0
-    last = length if part.stop is None else part.stop
-    if not 0 <= first < last <= length:
-        raise make(-errno.ERANGE, f"{name}: [{first}:{last}] does not lie in it")
+    ends = []
+    for end, default in ((part.start, 0), (part.stop, length)):
+        at = default if end is None else operator.index(end)
+        ends.append(at + length if at < 0 else at)
+    first, last = ends
+    if not 0 <= first <= last <= length:
+        raise make(-errno.ERANGE, f"{name}: [{part.start}:{part.stop}] does not lie in it")
     return first, last - first
 
 
@@ -799,6 +804,8 @@ class Engine:
         """register(), held by these besides."""
         core = self._core
         about = layout(memory, any_order=True)
+        if not about.length:
+            raise invalid(f"memory: an array of shape {about.shape} has no bytes to register")
         if about.rows != 1:
             raise invalid(
                 f"an array of shape {about.shape} has gaps: register the one that it is a part of"

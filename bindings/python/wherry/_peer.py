@@ -58,7 +58,7 @@ class Blocks(NamedTuple):
 class _Side(NamedTuple):
     """One side of a transfer: `rows` times `row` bytes, `stride` bytes apart."""
 
-    handle: int  # a local region, or the id of a remote one
+    handle: int  # a local region, or the id of a remote one; 0: no bytes, in no region
     offset: int
     length: int
     rows: int
@@ -346,7 +346,7 @@ class Peer:
     def _remote(self, remote: Any, op: int) -> _Side:
         if isinstance(remote, str):
             remote = self.find(remote)
-        offset, length = 0, 0
+        offset, length = 0, None
         if isinstance(remote, RegionSlice):
             remote, offset, length = remote
         if not isinstance(remote, Remote):
@@ -354,26 +354,28 @@ class Peer:
                 f"remote is the name of a region of the peer, or what find() returns, not "
                 f"{type(remote).__name__}"
             )
-        length = length or remote.length
+        length = remote.length if length is None else length
         held = self._held(remote)
         if held is not None:  # a region's rights bind peers only
             held.check("remote", op == native.WRITE)
         return _Side(remote.id, offset, length, 1, length, length)
 
     def _local(self, local: Any, op: int) -> _Side:
-        offset, length = 0, 0
+        offset, length = 0, None
         if isinstance(local, RegionSlice):
             local, offset, length = local
         if isinstance(local, Region):
             if local._core is not self._core:
                 raise invalid("the region belongs to another engine")
-            length = length or local.length
+            length = local.length if length is None else length
             handle = local._use()
             held = self._core.regions.get(handle)
             if held is not None:
                 held.check(_argument(op), op == native.READ)
             return _Side(handle, offset, length, 1, length, length)
         about = layout(local)
+        if not about.length:
+            return _Side(0, 0, 0, 1, 0, 0)  # in no region
         handle, offset = lookup(self._core, about)
         held = self._core.regions.get(handle)
         if op == native.READ and held is not None:
@@ -426,7 +428,7 @@ class Peer:
             if ours.rows > 1:
                 raise invalid("arrays with gaps cannot be in a list")
             self._fits(theirs.length, ours.length)
-            item.local, item.local_offset = ours.handle, ours.offset
+            item.local, item.local_offset = ours.handle or None, ours.offset
             item.remote, item.remote_offset = theirs.handle, theirs.offset
             item.length, item.op = ours.length, op
         return items, None
@@ -460,12 +462,15 @@ class Peer:
         if given is not None:
             count = given.length
         bases = self._bases(reading, remotes, locals_, layers)
-        if not count:
-            if given is not None:
-                raise invalid("there are no blocks")
+        if not len(bases):  # no layers, or no regions
+            count, bases = 0, (native.Base * 1)()
+        elif given is None and not count:
             step = max(blocks.length, blocks.source_stride, blocks.target_stride)
-            count = min(locals_[0].length, remotes[0].length) // max(step, 1)
+            room = min(locals_[0].length, remotes[0].length)
+            count = room // max(step, 1)
             count //= layers if isinstance(layers, int) else 1
+            if room and not count:
+                raise invalid(f"blocks: one of {blocks.length} B does not fit {room} B")
         desc = native.BlocksDesc(
             size=sizeof(native.BlocksDesc),
             op=op,
@@ -571,7 +576,9 @@ class Plan:
     def _warm(self, op: int, remotes: Sequence[Any], locals_: Sequence[Any]) -> None:
         peer = self.peer
         theirs = sorted({peer._remote(one, op).handle for one in remotes})
-        ours = sorted({peer._local(one, op).handle for one in locals_})
+        ours = sorted({peer._local(one, op).handle for one in locals_} - {0})
+        if not theirs or not ours:  # there is nothing to move
+            return
         handles, ids = (c_void_p * len(ours))(*ours), (c_uint64 * len(theirs))(*theirs)
 
         def prepare(limit: int) -> int:

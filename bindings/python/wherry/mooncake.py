@@ -268,7 +268,7 @@ class TransferEngine:
     ) -> int:
         """A batch, or a negative number."""
         count = len(buffers)
-        if not count or not count == len(peers) == len(lengths):
+        if not count == len(peers) == len(lengths):
             return -1
         segment = _lib.openSegment(self._engine, target.encode())
         if segment < 0:
@@ -283,11 +283,14 @@ class TransferEngine:
         batch = int(_lib.allocateBatchID(self._engine, count))
         if batch == _INVALID_BATCH:
             return -1
-        if notify is None:
+        if notify is None or not count:
             status = _lib.submitTransfer(self._engine, batch, requests, count)
         else:
             note = _Notify(notify.name.encode(), notify.msg.encode())
             status = _lib.submitTransferWithNotify(self._engine, batch, requests, count, note)
+        if not status and notify is not None and not count:  # no request says whom to notify
+            note = _Notify(notify.name.encode(), notify.msg.encode())
+            status = _lib.genNotifyInEngine(self._engine, segment, note)
         if status:
             _lib.freeBatchID(self._engine, batch)
             return -1

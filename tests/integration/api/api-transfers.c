@@ -39,7 +39,6 @@ static void add__every_field(void **state)
 	WRONG(-EINVAL, "op", t.op = 0);
 	WRONG(-EINVAL, "op", t.op = 3);
 	WRONG(-EINVAL, "op", t.op = UINT32_MAX);
-	WRONG(-EINVAL, "length", t.length = 0);
 	WRONG(-EINVAL, "reserved", t.reserved = 1);
 	WRONG(-ERANGE, "local", t.length = 2 * LENGTH + 1);
 	WRONG(-ERANGE, "local", t.local_offset = 2 * LENGTH);
@@ -54,7 +53,6 @@ static void add__every_field(void **state)
 	WRONG(-ERANGE, "remote", t.remote_offset = UINT64_MAX - 50);
 	WRONG(-ENOENT, "region", t.remote = 0);
 #undef WRONG
-	want(-EINVAL, wh_batch_submit(batch));
 	/* The peer is asked for a region that is not known. */
 	for (int i = 0; i < 2; i++) {
 		int error;
@@ -184,7 +182,6 @@ static void batch__arguments(void **state)
 	want(0, wh_batch_clear(batch));
 	want_text(-EINVAL, "batch", wh_batch_clear(NULL));
 	want_text(-EINVAL, "batch", wh_batch_submit(NULL));
-	want_text(-EINVAL, "empty", wh_batch_submit(batch));
 	want_text(-EINVAL, "batch", wh_batch_test(NULL));
 	want_text(-EINVAL, "never submitted", wh_batch_test(batch));
 	want_text(-EINVAL, "batch", wh_batch_progress(NULL, &(uint64_t){ 0 }));
@@ -250,8 +247,6 @@ static void blocks__every_field(void **state)
 	WRONG(-EINVAL, "op", d.op = 0);
 	WRONG(-EINVAL, "op", d.op = 3);
 	WRONG(-EINVAL, "reserved", d.reserved = 1);
-	WRONG(-EINVAL, "block_length", d.block_length = 0);
-	WRONG(-EINVAL, "count", d.count = 0);
 	WRONG(-EINVAL, "base_count", d.base_count = 0);
 	WRONG(-EINVAL, "bases", d.bases = NULL);
 	WRONG_BASE(-EINVAL, "base 1: reserved", reserved[0] = 1);

@@ -347,6 +347,44 @@ static void batch__numbers(void **state)
 	assert_int_equal(freeBatchID(ours, next), 0);
 }
 
+/* Requests without bytes have succeeded, wherever they are, alone and beside others; a notification
+ * that is with them arrives. */
+static void batch__nothing(void **state)
+{
+	struct transfer_request requests[3] = { good_request(), good_request(), good_request() };
+	char name[] = "step", text[] = "nothing";
+	notify_msg_t note = { .name = name, .msg = text }, *got = NULL;
+	struct transfer_status status;
+	batch_id_t batch = allocateBatchID(ours, 6);
+	int count = 0;
+
+	(void)state;
+	requests[0].source = NULL;
+	requests[2].target_offset = 1;
+	requests[0].length = requests[2].length = 0;
+	assert_int_equal(submitTransfer(ours, batch, requests, 1), 0);
+	assert_int_equal(getTransferStatus(ours, batch, 0, &status), 0);
+	assert_int_equal(status.status, STATUS_COMPLETED);
+	assert_int_equal(status.transferred_bytes, 0);
+	assert_int_equal(submitTransfer(ours, batch, requests, 3), 0);
+	assert_int_equal(wherryWaitBatch(ours, batch, INT64_C(60000000000)), 0);
+	for (size_t i = 0; i < 4; i++)
+		assert_int_equal(wait_for(ours, batch, i), STATUS_COMPLETED);
+	assert_int_equal(submitTransferWithNotify(ours, batch, requests, 1, note), 0);
+	assert_int_equal(wait_for(ours, batch, 4), STATUS_COMPLETED);
+	while (!(got = getNotifsFromEngine(theirs, &count)))
+		usleep(1000);
+	assert_int_equal(count, 1);
+	assert_string_equal(got->msg, text);
+	freeNotifsMsgBuf(got, count);
+	/* Nobody would be notified. */
+	assert_int_equal(submitTransferWithNotify(ours, batch, requests, 0, note), 1);
+	said("genNotifyInEngine()");
+	requests[0].target_id = segment + 100;
+	assert_int_equal(submitTransfer(ours, batch, requests, 1), 1);
+	assert_int_equal(freeBatchID(ours, batch), 0);
+}
+
 static void batch__requests(void **state)
 {
 	batch_id_t batch = allocateBatchID(ours, 2);
@@ -360,8 +398,6 @@ static void batch__requests(void **state)
 	assert_int_equal(submitTransfer(ours, batch, requests, 2), 1);
 	said("request 1: opcode is 2");
 	requests[1] = good_request();
-	requests[1].length = 0;
-	assert_int_equal(submitTransfer(ours, batch, requests, 2), 1);
 	requests[1].length = 8;
 	requests[1].target_offset = UINT64_MAX - 4;
 	assert_int_equal(submitTransfer(ours, batch, requests, 2), 1);
@@ -751,6 +787,7 @@ int main(void)
 		CASE(memory__wrong),
 		CASE(memory__not_accessible),
 		CASE(batch__numbers),
+		CASE(batch__nothing),
 		CASE(batch__requests),
 		CASE(segment__wrong),
 		CASE(segment__gone),

@@ -31,6 +31,45 @@ static void send_notification(struct fixture *f, struct wh_batch *batch, const v
 	want(0, batch_run(batch));
 }
 
+/* Transfers and blocks without bytes, by themselves and with a notification. No region is looked
+ * at.
+ */
+static void data__nothing(void **state)
+{
+	struct wh_transfer none[2] = { { .op = WH_READ }, { .op = WH_WRITE, .remote = 77 } };
+	struct wh_base base = { 0 };
+	struct wh_blocks_desc d = { .size = sizeof(d),
+				    .op = WH_WRITE,
+				    .block_length = 10,
+				    .bases = &base,
+				    .base_count = 1 };
+	struct note *got = notification_new();
+	struct wh_blocks *blocks;
+	struct wh_batch *batch;
+	struct fixture f;
+
+	fixture_open(&f, *state, LENGTH);
+	batch = batch_of(&f, NULL, 0);
+	for (int step = 0; step < 4; step++) {
+		want(0, wh_batch_submit(batch));
+		want(0, wh_batch_status(batch));
+		if (step == 0)
+			want(0, wh_batch_add(batch, none, 2));
+		d.count = step == 1;
+		d.block_length = step == 1 ? 0 : 10;
+		want(0, wh_blocks_new(f.peer, &d, &blocks));
+		want(0, wh_batch_add_blocks(batch, blocks));
+		want(0, wh_blocks_free(blocks));
+	}
+	send_notification(&f, batch, "empty", 5);
+	want(0, target_receive(&f, PATIENCE, got));
+	want(5, got->length);
+	assert_memory_equal(got->data, "empty", 5);
+	want(0, wh_batch_free(batch));
+	free(got);
+	fixture_close(&f);
+}
+
 /* When a notification arrives, its bytes have arrived. The batch is not waited for before. */
 static void order__bytes_come_first(void **state)
 {
@@ -323,15 +362,11 @@ static void full__cancel(void **state)
 }
 
 static const struct CMUnitTest tests[] = {
-	TEST_EVERY_ROUTE(order__bytes_come_first),
-	TEST_EVERY_ROUTE(order__after_a_read),
-	TEST_EVERY_ROUTE(data__sizes),
-	TEST_EVERY_ROUTE(order__short_and_long),
-	TEST_EVERY_ROUTE(data__copied_and_replaced),
-	TEST_EVERY_ROUTE(order__of_batches),
-	TEST_REMOTE_ROUTES(senders__many),
-	TEST_EVERY_ROUTE(full__sender_waits),
-	TEST_EVERY_ROUTE(full__cancel),
+	TEST_EVERY_ROUTE(order__bytes_come_first), TEST_EVERY_ROUTE(order__after_a_read),
+	TEST_EVERY_ROUTE(data__nothing),           TEST_EVERY_ROUTE(data__sizes),
+	TEST_EVERY_ROUTE(order__short_and_long),   TEST_EVERY_ROUTE(data__copied_and_replaced),
+	TEST_EVERY_ROUTE(order__of_batches),       TEST_REMOTE_ROUTES(senders__many),
+	TEST_EVERY_ROUTE(full__sender_waits),      TEST_EVERY_ROUTE(full__cancel),
 };
 
 HARNESS_MAIN("notification-delivery", tests)
