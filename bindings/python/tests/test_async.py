@@ -131,6 +131,8 @@ class Loops(unittest.TestCase):
 
     def test_connect(self):
         async def main():
+            with self.assertRaisesRegex(ValueError, "url"):
+                await self.engine.connect_async(self.other.url + "\0")
             peer = await self.engine.connect_async(self.other.url)
             await peer.read("source", self.region)
 

@@ -183,6 +183,23 @@ class Mooncake(unittest.TestCase):
             time.sleep(0.001)
         self.assertEqual([one.msg for one in got], ["nothing"] * 2)
 
+    def test_conversions(self):
+        from wherry import mooncake
+
+        engine, note = self.engine, mooncake.TransferNotify("step", "a\0b")
+        for kind, name, call in (
+            (ValueError, "length", lambda: engine.transfer_sync_read(self.target, 0, 0, -1)),
+            (ValueError, "length", lambda: engine.transfer_sync_read(self.target, 0, 0, 2**64)),
+            (TypeError, "length", lambda: engine.transfer_sync_read(self.target, 0, 0, 1.5)),
+            (ValueError, "target_hostname", lambda: engine.transfer_sync_read("a\0", 0, 0, 1)),
+            (ValueError, "notify.msg",
+             lambda: engine.transfer_sync(self.target, 0, 0, 0, 1, note)),
+            (ValueError, "capacity", lambda: engine.register_memory(self.here, -1)),
+            (ValueError, "capacities", lambda: engine.batch_register_memory([1], [2**64])),
+        ):  # fmt: skip
+            with self.assertRaisesRegex(kind, name):
+                call()
+
     def test_submit(self):
         batch = self.engine.transfer_submit_write(self.target, self.here, self.there, 4096)
         self.assertGreaterEqual(batch, 0)

@@ -878,6 +878,106 @@ class BlockLists(Case):
             self.peer.read("pool", self.region, stream="stream")
 
 
+class Conversions(Case):
+    """What ctypes would cut or convert in silence is refused, by the name of the argument."""
+
+    def wrong(self, kind, name, call, *arguments, **options):
+        with self.subTest(arguments=arguments, **options):
+            with self.assertRaisesRegex(kind, name):
+                call(*arguments, **options)
+
+    def test_notifications(self):
+        peer = self.engine.connect("self")
+        region = self.engine.register(bytearray(64), name="kv", access="rw")
+        for tag in (-1, 2**64, 2**64 + 7):
+            self.wrong(ValueError, "tag", peer.notify, tag)
+            self.wrong(ValueError, "tag", peer.read, "kv", region, notify=tag)
+            self.wrong(ValueError, "tag", self.engine.notification, 0, tag=tag)
+        for tag in (True, 1.0, "1", None):
+            self.wrong(TypeError, "tag", peer.notify, tag)
+        for data in (5, "text", [1, 2], None):
+            self.wrong(TypeError, "data", peer.notify, 1, data)
+        for notify in (b"ab", "ab", [1, b"a"], (1, 2, 3), 1.5):
+            self.wrong(TypeError, "notify", peer.write, "kv", region, notify=notify)
+        with peer.prepare_read("kv", region) as plan:
+            self.wrong(ValueError, "tag", plan.submit, notify=(-1, b""))
+        peer.notify(2**64 - 1, bytearray(b"all")).wait()
+        self.assertEqual(self.engine.notification(60, tag=2**64 - 1).data, b"all")
+
+    def test_names(self):
+        engine, memory = self.engine, bytearray(64)
+        peer = engine.connect("self")
+        for call, name in (
+            (lambda name: engine.register(memory, name), "name"),
+            (lambda name: engine.register(memory, grants={name: "r"}), "grants"),
+            (lambda name: engine.register_file(name), "file"),
+            (lambda name: engine.connect(name), "url"),
+            (lambda name: engine.notification(0, sender=name), "sender"),
+            (lambda name: engine.allocate(1, location=name), "location"),
+            (lambda name: peer.find(name), "name"),
+            (lambda name: peer.read("kv", memory, require=name), "require"),
+            (lambda name: wherry.Engine(name), "name"),
+            (lambda name: wherry.Engine(listen=name), "listen"),
+            (lambda name: wherry.Engine(registry=name), "registry"),
+            (lambda name: wherry.Engine(keyfile=name), "keyfile"),
+        ):
+            if name == "require":
+                engine.register(memory, "kv", "r")
+            self.wrong(ValueError, name, call, "kv\0more")
+        self.wrong(TypeError, "name", engine.register, memory, b"bytes")
+        self.wrong(TypeError, "url", engine.connect, 5)
+
+    def test_numbers(self):
+        engine = self.engine
+        region = engine.register(bytearray(64), name="kv", access="rw")
+        peer = engine.connect("self")
+        for blocks, name in (
+            ((None, None, 2**64 + 32), "length"),
+            ((None, None, -1), "length"),
+            ((None, None, 32, -1), "source_stride"),
+            ((None, None, 32, 0, 2**64), "target_stride"),
+            (([2**80], [0], 32), "blocks"),
+        ):
+            self.wrong(ValueError, name, peer.read, "kv", region, blocks=blocks)
+        for blocks, name in (
+            ((None, None, 32.0), "length"),
+            ((None, None, True), "length"),
+            (([True], [0], 32), "blocks"),
+            (([0], [1.5], 32), "blocks"),
+        ):
+            self.wrong(TypeError, name, peer.read, "kv", region, blocks=blocks)
+        for part in (slice(1.5, 9), slice(0, "9"), slice(False, 9)):
+            self.wrong(TypeError, "whole numbers", region.__getitem__, part)
+        for offset, length in ((-1, 5), (0, 2**64 + 5)):
+            part = wherry.RegionSlice(region, offset, length)
+            self.wrong(ValueError, "into", peer.read, "kv", part)
+            self.wrong(ValueError, "remote", peer.read, part._replace(region=peer.find("kv")), region)
+        self.wrong(ValueError, "layers", peer.read, "kv", region, blocks=([0], [0], 8),
+                   layers=[(0, -8)])  # fmt: skip
+        self.wrong(ValueError, "offset", engine.register_file, __file__, offset=-1)
+        self.wrong(ValueError, "length", engine.register_file, __file__, length=2**64 + 1)
+        self.wrong(ValueError, "file", engine.register_file, 2**32)
+        self.wrong(TypeError, "file", engine.register_file, True)
+        self.wrong(ValueError, "length", engine.allocate, -1)
+        self.wrong(TypeError, "length", engine.allocate, 1.5)
+        self.wrong(TypeError, "stream", peer.read, "kv", region, stream=True)
+        self.wrong(ValueError, "stream", peer.read, "kv", region, stream=2**64)
+        if numpy:
+            self.wrong(ValueError, "integers", peer.read, "kv", region,
+                       blocks=(numpy.array([True]), [0], 32))  # fmt: skip
+
+    @needs_torch
+    def test_torch(self):
+        wanted = torch.zeros(8, dtype=torch.complex64)
+        for lazy, name in ((wanted.conj(), "conj"), (wanted.conj().imag, "neg")):
+            self.wrong(ValueError, name, self.engine.register, lazy)
+        region = self.engine.register(wanted, name="kv", access="r")
+        peer = self.engine.connect("self")
+        self.wrong(ValueError, "conj", peer.read, "kv", wanted.conj())
+        flags = torch.tensor([True])
+        self.wrong(ValueError, "integers", peer.read, "kv", region, blocks=(flags, flags, 8))
+
+
 class Nothing(Case):
     """Transfers without bytes succeed at once, and their notifications arrive."""
 

@@ -21,7 +21,7 @@ from ._engine import (
     Remote,
     settings,
 )
-from ._errors import Cancelled, Error, Timeout
+from ._errors import Cancelled, Error, Invalid, Timeout
 from ._native import lib as _lib
 from ._peer import Blocks, Peer, Plan
 from ._safetensors import load_safetensors
@@ -34,6 +34,7 @@ __all__ = [
     "Cancelled",
     "Engine",
     "Error",
+    "Invalid",
     "Memory",
     "Notification",
     "Peer",

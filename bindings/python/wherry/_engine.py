@@ -29,7 +29,7 @@ from typing import (
 )
 
 from . import _native as native
-from ._errors import Timeout, check, invalid, make
+from ._errors import Timeout, check, invalid, make, text, whole
 from ._memory import Export, Layout, layout, pins_of, place_of, refuses_writes
 from ._native import lib
 
@@ -228,7 +228,7 @@ class Core:
             queue=self.queue,
             user=user,
             priority=priority,
-            require=require.encode() if require else None,
+            require=text(require, "require") if require else None,
         )
         out = c_void_p()
         check(lib.wh_batch_new(peer, byref(options), byref(out)))
@@ -661,6 +661,8 @@ def _range(part: slice, length: int, name: str) -> Tuple[int, int]:
         raise invalid(f"{name}: a part is [first:last], in bytes")
     ends = []
     for end, default in ((part.start, 0), (part.stop, length)):
+        if isinstance(end, bool) or not (end is None or hasattr(end, "__index__")):
+            raise TypeError(f"{name}: [{part.start!r}:{part.stop!r}] are whole numbers of bytes")
         at = default if end is None else operator.index(end)
         ends.append(at + length if at < 0 else at)
     first, last = ends
@@ -682,13 +684,13 @@ def _region_options(
     name: Optional[str], access: str, listed: bool, grants: Optional[Dict[str, str]]
 ) -> native.RegionOptions:
     kept = [
-        native.Grant(peer=peer.encode(), access=_access(rights))
+        native.Grant(peer=text(peer, "grants"), access=_access(rights))
         for peer, rights in (grants or {}).items()
     ]
     array = (native.Grant * len(kept))(*kept)
     return native.RegionOptions(
         size=sizeof(native.RegionOptions),
-        name=name.encode() if name is not None else None,
+        name=text(name, "name") if name is not None else None,
         access=_access(access) | (native.CONSTANTS["WH_ACCESS_LIST"] if listed else 0),
         grant_count=len(kept),
         grants=array if kept else None,
@@ -727,14 +729,14 @@ class Engine:
         log: Union[None, bool, Callable[[int, str, str], None]] = None,
         **settings: Any,
     ) -> None:
-        rows = [f"{row}={_setting(value)}".encode() for row, value in settings.items()]
+        rows = [text(f"{row}={_setting(value)}", row) for row, value in settings.items()]
         config = (c_char_p * (len(rows) + 1))(*rows, None)
         function = _log_function(log)
         options = native.EngineOptions(
             size=sizeof(native.EngineOptions),
-            name=name.encode() if name is not None else None,
-            listen=listen.encode() if listen is not None else None,
-            registry=registry.encode() if registry is not None else None,
+            name=text(name, "name") if name is not None else None,
+            listen=text(listen, "listen") if listen is not None else None,
+            registry=text(registry, "registry") if registry is not None else None,
             config=ctypes.cast(config, POINTER(c_char_p)),
             log=ctypes.cast(function, c_void_p) if function else None,
         )
@@ -862,8 +864,8 @@ class Engine:
         region = _region_options(name, access, listed, grants)
         options = native.FileOptions(
             size=sizeof(native.FileOptions),
-            offset=offset,
-            length=length,
+            offset=whole(offset, "offset"),
+            length=whole(length, "length"),
             flags=(native.CONSTANTS["WH_FILE_WRITE"] if write else 0)
             | (native.CONSTANTS["WH_FILE_CREATE"] if create else 0)
             | (native.CONSTANTS["WH_FILE_GROW"] if grow else 0),
@@ -875,12 +877,15 @@ class Engine:
             # `file` stays: the last reference to an open file closes its descriptor.
             where = file.fileno() if hasattr(file, "fileno") else file
             if not length:  # as long as the file is now
-                with contextlib.suppress(OSError):  # the library says what is wrong with it
+                with contextlib.suppress(OSError, ValueError, OverflowError):  # the library says what is wrong with it
                     options.length = max(os.stat(where).st_size - offset, 0)
             if isinstance(where, int):
+                where = whole(where, "file", 2**31 - 1)
                 check(lib.wh_file_register_fd(core.handle, where, byref(options), byref(out)))
             else:
                 path = os.fsencode(where)
+                if b"\0" in path:
+                    raise invalid(f"file: {path[:80]!r} has a NUL")
                 check(lib.wh_file_register(core.handle, path, byref(options), byref(out)))
             handle = out.value or 0
             core.regions[handle] = None
@@ -899,8 +904,9 @@ class Engine:
         options = native.MemoryOptions(
             size=sizeof(native.MemoryOptions),
             kind=_KINDS[kind],
-            location=location.encode() if location else None,
+            location=text(location, "location") if location else None,
         )
+        length = whole(length, "length", 2**63 - 1)
         out = c_void_p()
         with self._core.calls:
             check(lib.wh_memory_alloc(self._core.handle, length, byref(options), byref(out)))
@@ -921,7 +927,7 @@ class Engine:
         )
         out, done = c_void_p(), (native.Completion * 16)()
         with core.calls:
-            check(lib.wh_peer_open(core.handle, url.encode(), byref(options), byref(out)))
+            check(lib.wh_peer_open(core.handle, text(url, "url"), byref(options), byref(out)))
             handle = out.value or 0
             core.peers[handle] = None
             try:
@@ -940,6 +946,7 @@ class Engine:
         up."""
         from ._peer import Peer
 
+        where = text(url, "url")
         core, loop = self._core, asyncio.get_running_loop()
         ready, complete = core.wait_in(loop)
         options, out = native.PeerOptions(
@@ -952,7 +959,7 @@ class Engine:
         try:
             with core.calls:
                 core.opening[options.user] = complete
-                check(lib.wh_peer_open(core.handle, url.encode(), byref(options), byref(out)))
+                check(lib.wh_peer_open(core.handle, where, byref(options), byref(out)))
                 handle = out.value or 0
                 core.peers[handle] = None
             try:
@@ -979,8 +986,8 @@ class Engine:
         core = self._core
         wanted = native.NotificationFilter(
             size=sizeof(native.NotificationFilter),
-            sender=sender.encode() if sender is not None else None,
-            tag=tag or 0,
+            sender=text(sender, "sender") if sender is not None else None,
+            tag=0 if tag is None else whole(tag, "tag"),
             tag_mask=0 if tag is None else 2**64 - 1,
         )
         room = 512
@@ -1096,11 +1103,11 @@ def _log_function(log: Any) -> Any:
 
     def line(_: Any, record: Any) -> None:
         entry = record.contents
-        area, text = entry.area.decode(), entry.text.decode("utf-8", "replace")
+        area, said = entry.area.decode(), entry.text.decode("utf-8", "replace")
         if log is True:
-            logger.log(_LEVELS.get(entry.level, logging.INFO), "%s: %s", area, text)
+            logger.log(_LEVELS.get(entry.level, logging.INFO), "%s: %s", area, said)
         else:
-            log(entry.level, area, text)
+            log(entry.level, area, said)
 
     return _LogFunction(line)
 
@@ -1112,11 +1119,11 @@ def settings() -> Dict[str, Tuple[str, str, str]]:
         row = lib.wh_config_row(index)
         if not row:
             return found
-        text = row.contents
-        found[text.name.decode()] = (
-            text.environment.decode(),
-            text.fallback.decode(),
-            text.help.decode(),
+        about = row.contents
+        found[about.name.decode()] = (
+            about.environment.decode(),
+            about.fallback.decode(),
+            about.help.decode(),
         )
     return found
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import operator
+from typing import Any
 
 from ._native import lib
 
@@ -18,6 +20,10 @@ class Timeout(Error, TimeoutError):
 
 class Cancelled(Error):
     """The transfer was cancelled. It no longer touches any memory."""
+
+
+class Invalid(Error, ValueError):
+    """An argument is wrong (EINVAL)."""
 
 
 def make(status: int, text: str) -> Error:
@@ -39,4 +45,23 @@ def check(status: int) -> int:
 
 def invalid(text: str) -> Error:
     """An argument is wrong."""
-    return Error(errno.EINVAL, text)
+    return Invalid(errno.EINVAL, text)
+
+
+def whole(value: Any, argument: str, most: int = 2**64 - 1) -> int:
+    """A number from 0 to `most`, which ctypes would cut to its size."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{argument} is a whole number, not {type(value).__name__} {value!r}")
+    number = operator.index(value)
+    if not 0 <= number <= most:
+        raise invalid(f"{argument} is a number from 0 to {most}, not {number}")
+    return number
+
+
+def text(value: Any, argument: str) -> bytes:
+    """Text for the library, which would end it at a NUL."""
+    if not isinstance(value, str):
+        raise TypeError(f"{argument} is text, not {type(value).__name__}")
+    if "\0" in value:
+        raise invalid(f"{argument}: {value[:80]!r} has a NUL")
+    return value.encode()

@@ -9,7 +9,7 @@ from ctypes import c_uint64, sizeof
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, NoReturn, Optional, Tuple
 
 from . import _native as native
-from ._errors import invalid
+from ._errors import invalid, text
 from ._memory import refuses_writes, strided
 
 # Plain data, as json has it: how members tell each other what they have.
@@ -142,6 +142,7 @@ def _piece(name: str, value: Any) -> Optional[Piece]:
         value = _of_dtensor(name, value)
         if value is None:
             return None
+    text(name, "the name of a tensor")
     local = value.tensor if isinstance(value, Slice) else value
     if str(getattr(local, "layout", "torch.strided")) != "torch.strided":
         _refuse(name, f"is {local.layout}, not strided")
@@ -354,7 +355,7 @@ def _native_host(name: str, rates: Mapping[str, Any]) -> native.WeightsHost:
     if unknown:
         raise invalid(f"topology of host {name!r}: {unknown[0]!r} is none of {', '.join(_RATES)}")
     return native.WeightsHost(
-        name=name.encode(), **{_RATES[key]: value for key, value in rates.items()}
+        name=text(name, "topology"), **{_RATES[key]: value for key, value in rates.items()}
     )
 
 

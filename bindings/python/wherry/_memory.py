@@ -167,6 +167,9 @@ def strided(thing: Any) -> Strided:
     of DLPack, which stays unused."""
     if hasattr(thing, "data_ptr") and hasattr(thing, "element_size"):
         item = int(thing.element_size())
+        for lazy in ("conj", "neg"):  # the bytes are those of another tensor
+            if getattr(thing, f"is_{lazy}", bool)():
+                raise invalid(f"a tensor whose {lazy}() is not done yet: use .resolve_{lazy}()")
         shape = tuple(int(size) for size in thing.shape)
         strides = tuple(int(step) * item for step in thing.stride())
         # torch forgets that an array or a buffer that it shares memory with is read-only.
@@ -337,7 +340,7 @@ def indices(thing: Any) -> Indices:
     stream: error EBUSY, while that is captured into a graph."""
     torch = sys.modules.get("torch")
     if hasattr(thing, "data_ptr") and hasattr(thing, "element_size"):  # torch
-        if thing.is_floating_point() or thing.is_complex():
+        if thing.is_floating_point() or thing.is_complex() or "bool" in str(thing.dtype):
             raise invalid(f"block numbers are integers, not {thing.dtype}")
         if thing.device.type == "cuda" and torch and torch.cuda.is_current_stream_capturing():
             raise make(
@@ -362,7 +365,7 @@ def indices(thing: Any) -> Indices:
     if not _has_buffer(thing):
         if hasattr(thing, "__dlpack__"):
             raise TypeError(f"block numbers in {type(thing).__name__}: give a buffer or a tensor")
-        thing = array.array("q", thing)  # a list, a range
+        thing = _numbers(thing)  # a list, a range
     view = memoryview(thing)
     kind = view.format.lstrip("@=<")
     if kind not in ("i", "I", "l", "L", "q", "Q"):
@@ -380,6 +383,19 @@ def indices(thing: Any) -> Indices:
         export = Export(narrow)
         return Indices(export.view.buf or 0, narrow.size, export)
     return _narrow(view.tobytes(), view.itemsize, f"'{view.format}'")
+
+
+def _numbers(thing: Any) -> "array.array[int]":
+    if not isinstance(thing, range):
+        thing = list(thing)
+        if bool in set(map(type, thing)):
+            raise TypeError("blocks: block numbers are whole numbers, not bool")
+    try:
+        return array.array("q", thing)
+    except TypeError:
+        raise TypeError("blocks: block numbers are whole numbers") from None
+    except OverflowError:
+        raise invalid(f"blocks: {_TOO_LARGE}") from None
 
 
 def _has_buffer(thing: Any) -> bool:

@@ -22,7 +22,7 @@ from ._engine import (
     in_slices,
     lookup,
 )
-from ._errors import Error, check, invalid, make
+from ._errors import Error, check, invalid, make, text, whole
 from ._memory import Place, indices, layout, place_of
 from ._native import lib
 from ._transfer import Pool, Transfer, explanation, native_stream
@@ -90,10 +90,10 @@ class Peer:
     def find(self, name: str, timeout: float = _ANSWER) -> Remote:
         """The peer's region of that name. Waits up to `timeout` s for it to be registered; by
         default for the peer's answer only. Error ENOENT: there is none."""
-        text, out = name.encode(), native.RemoteInfo()
+        wanted, out = text(name, "name"), native.RemoteInfo()
 
         def find(limit: int) -> int:
-            return int(lib.wh_peer_find(self._use(), text, limit, byref(out)))
+            return int(lib.wh_peer_find(self._use(), wanted, limit, byref(out)))
 
         with self._core.calls, self.calls:
             if timeout == _ANSWER:
@@ -229,8 +229,8 @@ class Peer:
     @property
     def state(self) -> str:
         """"connected", "lost", "stale" or "unreachable"."""
-        text: bytes = lib.wh_peer_state_name(self._info().state)
-        return text.decode()
+        state: bytes = lib.wh_peer_state_name(self._info().state)
+        return state.decode()
 
     def _info(self) -> native.PeerInfo:
         info = native.PeerInfo(size=sizeof(native.PeerInfo))
@@ -327,8 +327,7 @@ class Peer:
         core = self._core
         try:
             if notify is not None:
-                tag, data = (notify, b"") if isinstance(notify, int) else notify
-                data = bytes(data)
+                tag, data = _notification(notify)
                 check(lib.wh_batch_notify(batch, tag, data, len(data)))
             if stream is None:
                 status = lib.wh_batch_submit(batch)
@@ -354,7 +353,8 @@ class Peer:
                 f"remote is the name of a region of the peer, or what find() returns, not "
                 f"{type(remote).__name__}"
             )
-        length = remote.length if length is None else length
+        offset = whole(offset, "remote")
+        length = remote.length if length is None else whole(length, "remote")
         held = self._held(remote)
         if held is not None:  # a region's rights bind peers only
             held.check("remote", op == native.WRITE)
@@ -372,6 +372,7 @@ class Peer:
             held = self._core.regions.get(handle)
             if held is not None:
                 held.check(_argument(op), op == native.READ)
+            offset, length = whole(offset, _argument(op)), whole(length, _argument(op))
             return _Side(handle, offset, length, 1, length, length)
         about = layout(local)
         if not about.length:
@@ -451,6 +452,7 @@ class Peer:
         count: int = 0,
     ) -> int:
         reading = op == native.READ
+        blocks = Blocks(*blocks[:2], *map(whole, blocks[2:], Blocks._fields[2:]))
         if any(side.rows > 1 for side in locals_) and not count:
             raise invalid("blocks of an array with gaps: give the region that it lies in")
         source = None if blocks.source is None else indices(blocks.source)
@@ -497,7 +499,7 @@ class Peer:
                 raise invalid("layers divide one region, not a list of them")
             ours, theirs = locals_[0], remotes[0]
             if isinstance(layers, int):
-                if layers < 1 or ours.length % layers or theirs.length % layers:
+                if isinstance(layers, bool) or layers < 1 or ours.length % layers or theirs.length % layers:
                     raise invalid(
                         f"{theirs.length} and {ours.length} B cannot be divided into {layers} "
                         f"layers"
@@ -511,9 +513,25 @@ class Peer:
             pairs = [(ours, theirs, here, there) for here, there in starts]
         bases = (native.Base * len(pairs))()
         for base, (ours, theirs, here, there) in zip(bases, pairs):
-            base.local, base.local_offset = ours.handle, ours.offset + here
-            base.remote, base.remote_offset = theirs.handle, theirs.offset + there
+            here, there = whole(ours.offset + here, "layers"), whole(theirs.offset + there, "layers")
+            base.local, base.local_offset = ours.handle, here
+            base.remote, base.remote_offset = theirs.handle, there
         return bases
+
+
+def _notification(notify: Notify) -> Tuple[int, bytes]:
+    """The tag and the bytes. bytes(5) would be five of them, and b"ab" a tag and a length."""
+    if isinstance(notify, tuple) and len(notify) == 2:
+        tag, data = notify
+    elif hasattr(notify, "__index__"):
+        tag, data = notify, b""
+    else:
+        raise TypeError(f"notify is a tag or (tag, bytes), not {type(notify).__name__}")
+    try:
+        data = bytes(memoryview(data))
+    except TypeError:
+        raise TypeError(f"data of a notification is bytes, not {type(data).__name__}") from None
+    return whole(tag, "tag"), data
 
 
 def _argument(op: int) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Callable, Generator, List, NamedTuple, Optional
 
 from . import _native as native
 from ._engine import CLOSED, Core, apart, call_all, in_slices, start
-from ._errors import Cancelled, Error, Timeout, check, make
+from ._errors import Cancelled, Error, Timeout, check, make, whole
 from ._native import batch_status, lib
 
 _RUNNING, _AGAIN = -errno.EINPROGRESS, (errno.EAGAIN,)
@@ -267,7 +267,7 @@ def native_stream(stream: Any) -> native.Stream:
     if index is None:
         index = getattr(stream, "device_id", None)
     if isinstance(stream, int):
-        handle = stream
+        handle = whole(stream, "stream")
     elif hasattr(stream, "cuda_stream"):
         handle = int(stream.cuda_stream)
     elif hasattr(stream, "__cuda_stream__"):

@@ -36,6 +36,7 @@ from typing import Any, Dict, List, Optional, Sequence, Union
 
 from . import _native as native
 from ._engine import SLICE
+from ._errors import text, whole
 
 _COMPLETED, _FAILED = 4, (2, 3, 5, 6)  # STATUS_...
 _INVALID_BATCH = 2**64 - 1
@@ -158,7 +159,11 @@ class TransferEngine:
             return -1
         self._engine = (
             _lib.createTransferEngine(
-                metadata_server.encode(), local_hostname.encode(), b"", 0, 1
+                text(metadata_server, "metadata_server"),
+                text(local_hostname, "local_hostname"),
+                b"",
+                0,
+                1,
             )
             or 0
         )
@@ -196,7 +201,8 @@ class TransferEngine:
 
     def register_memory(self, buffer_addr: int, capacity: int, location: str = "*") -> int:
         """Let other engines read and write the memory, and use it as a source. 0 or negative."""
-        return int(_lib.registerLocalMemory(self._engine, buffer_addr, capacity, b"*", 1))
+        return int(_lib.registerLocalMemory(self._engine, whole(buffer_addr, "buffer_addr"),
+                                            whole(capacity, "capacity"), b"*", 1))  # fmt: skip
 
     def unregister_memory(self, buffer_addr: int) -> int:
         return int(_lib.unregisterLocalMemory(self._engine, buffer_addr))
@@ -206,7 +212,10 @@ class TransferEngine:
     ) -> int:
         if len(buffer_addresses) != len(capacities):
             return -1
-        pairs = [_Buffer(*pair) for pair in zip(buffer_addresses, capacities)]
+        pairs = [
+            _Buffer(whole(address, "buffer_addresses"), whole(capacity, "capacities"))
+            for address, capacity in zip(buffer_addresses, capacities)
+        ]
         array = (_Buffer * len(pairs))(*pairs)
         return int(_lib.registerLocalMemoryBatch(self._engine, array, len(array), b"*"))
 
@@ -267,29 +276,29 @@ class TransferEngine:
         notify: Any = None,
     ) -> int:
         """A batch, or a negative number."""
-        count = len(buffers)
+        count, note = len(buffers), None
+        if notify is not None:
+            note = _Notify(text(notify.name, "notify.name"), text(notify.msg, "notify.msg"))
         if not count == len(peers) == len(lengths):
             return -1
-        segment = _lib.openSegment(self._engine, target.encode())
+        segment = _lib.openSegment(self._engine, text(target, "target_hostname"))
         if segment < 0:
             return -1
         requests = (_Request * count)()
         for request, source, offset, length in zip(requests, buffers, peers, lengths):
             request.opcode = opcode
-            request.source = source
+            request.source = whole(source, "buffer")
             request.target_id = segment
-            request.target_offset = offset
-            request.length = length
+            request.target_offset = whole(offset, "peer_buffer_address")
+            request.length = whole(length, "length")
         batch = int(_lib.allocateBatchID(self._engine, count))
         if batch == _INVALID_BATCH:
             return -1
         if notify is None or not count:
             status = _lib.submitTransfer(self._engine, batch, requests, count)
         else:
-            note = _Notify(notify.name.encode(), notify.msg.encode())
             status = _lib.submitTransferWithNotify(self._engine, batch, requests, count, note)
         if not status and notify is not None and not count:  # no request says whom to notify
-            note = _Notify(notify.name.encode(), notify.msg.encode())
             status = _lib.genNotifyInEngine(self._engine, segment, note)
         if status:
             _lib.freeBatchID(self._engine, batch)

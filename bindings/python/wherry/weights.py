@@ -26,7 +26,8 @@ from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Opt
 
 from . import _native as native
 from ._engine import Engine, Guard, apart, in_slices
-from ._errors import Error, Timeout, check, invalid, make
+from ._errors import Error, Timeout, check, invalid, make, whole
+from ._errors import text as checked
 from ._layouts import (
     BUFFER,
     Part,
@@ -257,6 +258,8 @@ class Member:
         self._wanted = pieces_of(receive) if receive is not None else []
         if not self._held and not self._wanted:
             raise invalid("the state_dict has no bytes that are here")
+        if host is not None:
+            checked(host, "host")
         gather = gather or _torch_gather()
         self._engine = engine or Engine(name=f"weights-{os.getpid()}")
         try:
@@ -304,9 +307,9 @@ class Member:
             targets=ctypes.pointer(self._targets.native(keep)),
             memory=memory,
             memory_count=len(memory),
-            name=name.encode(),
-            chunk=chunk,
-            piece=piece,
+            name=checked(name, "name"),
+            chunk=whole(chunk, "chunk"),
+            piece=whole(piece, "piece"),
         )
         out = c_void_p()
         with core.calls:
@@ -331,8 +334,9 @@ class Member:
         with self._lock:
             if version is None:
                 version = self._last + 1
-            if not 0 < version < 2**64:
+            if isinstance(version, int) and not 0 < version < 2**64:
                 raise invalid(f"a version is a number from 1, not {version}")
+            version = whole(version, "version")
             with self._calls:
                 check(lib.wh_weights_publish(self._handle, version))
             self._offered = self._last = version
@@ -388,6 +392,7 @@ class Member:
         a source has other layouts, with both sides in one line; EACCES: one refuses this process,
         or this process publishes only."""
         view = native.WeightsView(size=sizeof(native.WeightsView))
+        after = whole(after, "after")
         with self._calls:
             status = in_slices(
                 lambda limit: self._slice(lib.wh_weights_acquire, after, limit, byref(view)),
@@ -428,6 +433,8 @@ class Member:
         does not answer; after Ctrl-C it goes on in a thread."""
         with self._calls:
             self._slice(lambda _: 0)
+
+        version = whole(version, "version")
 
         def call() -> None:
             with self._calls:
