@@ -17,6 +17,7 @@ import warnings
 import weakref
 
 import wherry
+from wherry._engine import _setting
 from wherry._memory import refuses_writes
 
 try:
@@ -107,6 +108,22 @@ class Engines(Case):
         with self.raises(errno.EINVAL):
             wherry.Engine(no_such_setting=1)
         self.assertEqual(wherry.settings()["timeout"][0], "WHERRY_TIMEOUT")
+
+    def test_times(self):
+        """Numbers are seconds, as everywhere; the library is given milliseconds."""
+        for value, text in ((30, "30000ms"), (0.25, "250ms"), (1.1, "1100ms"), (1e-6, "1ms"),
+                            ("2s", "2s"), ("40ms", "40ms")):  # fmt: skip
+            for row in ("timeout", "idle", "lease"):
+                self.assertEqual(_setting(row, value), text)
+        self.assertEqual(_setting("connections", 4), "4")
+        self.assertEqual(wherry.settings()["timeout"][1], "5000ms")
+        for value in (-1, float("nan"), float("inf"), "30", " 30 "):
+            with self.raises(errno.EINVAL, "timeout"):
+                wherry.Engine(timeout=value)
+        with self.assertRaisesRegex(TypeError, "idle"):
+            wherry.Engine(idle=True)
+        with wherry.Engine(timeout=30, lease=60.5, idle=wherry.settings()["idle"][1]) as engine:
+            engine.connect("self", timeout=float("inf")).close()
 
     def test_repr(self):
         region = self.engine.register(bytearray(64), name="kv", access="r")

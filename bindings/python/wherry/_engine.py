@@ -9,6 +9,7 @@ import ctypes
 import errno
 import itertools
 import logging
+import math
 import operator
 import os
 import threading
@@ -21,6 +22,7 @@ from typing import (
     AsyncIterator,
     Callable,
     Dict,
+    Iterator,
     List,
     NamedTuple,
     Optional,
@@ -70,7 +72,7 @@ _LogFunction = ctypes.CFUNCTYPE(None, c_void_p, POINTER(_LogRecord))
 
 def nanoseconds(timeout: Optional[float]) -> int:
     """Seconds, or None for no limit, in ns."""
-    if timeout is None:
+    if timeout is None or timeout == math.inf:
         return native.FOREVER
     if timeout < 0:
         raise invalid("a timeout is not negative")
@@ -714,8 +716,9 @@ class Engine:
     listen    where to listen, "0.0.0.0:7000"; "none": nowhere; by default a free port of loopback
     registry  where engines find each other by name, "http://HOST:PORT", "etcd://...", "redis://..."
     log       a function (level, area, text), or True for logging.getLogger("wherry")
-    settings  the rows of `wherry config`, as keyword arguments: timeout="2s", require="cuda",
-              keyfile=..., tls=True, tls_cert=...
+    settings  the rows of `wherry config`, as keyword arguments: require="cuda", keyfile=...,
+              tls=True, tls_cert=... Times are numbers of seconds, or text with a unit: timeout=2,
+              timeout="500ms"
 
     A forked child cannot use it (Error EPERM); with multiprocessing, use spawn or open another one.
     """
@@ -729,7 +732,7 @@ class Engine:
         log: Union[None, bool, Callable[[int, str, str], None]] = None,
         **settings: Any,
     ) -> None:
-        rows = [text(f"{row}={_setting(value)}", row) for row, value in settings.items()]
+        rows = [text(f"{row}={_setting(row, value)}", row) for row, value in settings.items()]
         config = (c_char_p * (len(rows) + 1))(*rows, None)
         function = _log_function(log)
         options = native.EngineOptions(
@@ -1083,7 +1086,42 @@ class Engine:
 Memory = ctypes.Array
 
 
-def _setting(value: Any) -> str:
+# Settings that are times: the library counts their numbers in ms.
+_TIMES: List[str] = []
+
+
+def _rows() -> Iterator[native.ConfigRow]:
+    for index in itertools.count():
+        row = lib.wh_config_row(index)
+        if not row:
+            return
+        yield row.contents
+
+
+def _is_time(row: str) -> bool:
+    if not _TIMES:
+        _TIMES.extend(about.name.decode() for about in _rows() if about.type == b"ms")
+    return row in _TIMES
+
+
+def _time(row: str, value: Any) -> str:
+    """Seconds, or text with a unit, as the library takes it."""
+    if isinstance(value, str):
+        if value.strip().isdigit():
+            raise invalid(f'{row}: {value!r} has no unit: give "{value.strip()}s", or a number, '
+                          f"which is seconds")  # fmt: skip
+        return value
+    if isinstance(value, bool):
+        raise TypeError(f"{row} is a number of seconds or text with a unit, not bool")
+    seconds = float(value)
+    if not 0 <= seconds < math.inf:
+        raise invalid(f"{row} is a number of seconds, not {value!r}")
+    return f"{math.ceil(round(seconds * 1e3, 6))}ms"
+
+
+def _setting(row: str, value: Any) -> str:
+    if _is_time(row):
+        return _time(row, value)
     if isinstance(value, bool):
         return "1" if value else "0"
     return os.fspath(value) if hasattr(value, "__fspath__") else str(value)
@@ -1114,17 +1152,14 @@ def _log_function(log: Any) -> Any:
 
 def settings() -> Dict[str, Tuple[str, str, str]]:
     """Every setting: its environment variable, its default and what it is for."""
-    found: Dict[str, Tuple[str, str, str]] = {}
-    for index in itertools.count():
-        row = lib.wh_config_row(index)
-        if not row:
-            return found
-        about = row.contents
-        found[about.name.decode()] = (
+    return {
+        about.name.decode(): (
             about.environment.decode(),
-            about.fallback.decode(),
+            about.fallback.decode() + ("ms" if about.type == b"ms" else ""),
             about.help.decode(),
         )
+        for about in _rows()
+    }
     return found
 
 
