@@ -67,8 +67,10 @@ def train(engine, mesh):
 def serve(engine, mesh):
     mine = state_dict(0, mesh, False)
     with wherry.weights.receive(mine, engine=engine) as member:
-        for step in range(1, STEPS + 1):
-            with member.acquire(after=step - 1, timeout=100) as view:
+        step = 0
+        while step < STEPS:
+            with member.acquire(after=step, timeout=100) as view:
+                step = view.version  # a trainer may have been faster
                 view.copy_to(mine)  # or use view.tensors, without a copy
                 for name, want in state_dict(step, mesh, False).items():
                     if not torch.equal(view.tensors[name], want.to_local()):
