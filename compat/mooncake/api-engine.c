@@ -266,8 +266,30 @@ static int engine_open_local(struct te_engine *engine)
 	return error ? te_fail_wherry(error, "createTransferEngine") : 0;
 }
 
+static int engine_publish_again(void *arg)
+{
+	return te_memory_publish_again(arg);
+}
+
+static void engine_log(void *arg, const char *line)
+{
+	const struct te_engine *engine = arg;
+
+	wh_log_line(&engine->log, WH_LOG_INFO, "mooncake", "%s", line);
+}
+
 static int engine_publish_name(struct te_engine *engine)
 {
+	const struct wh_mooncake_keeper_setup keeper = {
+		.ops = engine->store_ops,
+		.store = engine->store,
+		.store_lock = &engine->store_lock,
+		.name = engine->name,
+		.endpoint = &engine->endpoint,
+		.publish = engine_publish_again,
+		.log = engine_log,
+		.arg = engine,
+	};
 	char *segment;
 	int error;
 
@@ -281,7 +303,10 @@ static int engine_publish_name(struct te_engine *engine)
 				    &engine->endpoint);
 	free(segment);
 	engine->in_store = !error;
-	return error ? te_fail(TE_METADATA, "createTransferEngine: %s", wh_fail_text()) : 0;
+	if (error)
+		return te_fail(TE_METADATA, "createTransferEngine: %s", wh_fail_text());
+	error = wh_mooncake_keeper_start(&keeper, &engine->keeper);
+	return error ? te_fail_mooncake(error, "createTransferEngine") : 0;
 }
 
 static int engine_open_all(struct te_engine *engine, const char *metadata, const char *name,
@@ -296,6 +321,8 @@ static int engine_open_all(struct te_engine *engine, const char *metadata, const
 		return te_fail(TE_MEMORY, "createTransferEngine: no memory");
 	error = wh_config_load(config, NULL);
 	engine->timeout = config->number[WH_SETTING_TIMEOUT] * WH_MS;
+	engine->log = (struct wh_log){ wh_log_stderr, NULL,
+				       wh_config_log_level(config->text[WH_SETTING_LOG]) };
 	engine->cpus = (unsigned)get_nprocs();
 	if (error)
 		error = te_fail_mooncake(error, "createTransferEngine");
@@ -371,6 +398,7 @@ void destroyTransferEngine(transfer_engine_t handle)
 	if (!engine || te_forked(engine, "destroyTransferEngine"))
 		return;
 	wh_fail_begin();
+	wh_mooncake_keeper_stop(engine->keeper);
 	if (engine->in_store)
 		wh_mooncake_withdraw(engine->store_ops, engine->store, engine->name);
 	wh_mooncake_stop(engine->server);

@@ -103,6 +103,17 @@ static int memory_publish_in_store(struct te_engine *engine)
 	return error ? te_fail(TE_METADATA, "%s", wh_fail_text()) : 0;
 }
 
+int te_memory_publish_again(struct te_engine *engine)
+{
+	int error = 0;
+
+	pthread_mutex_lock(&engine->publishing);
+	if (engine->in_store)
+		error = memory_publish_in_store(engine);
+	pthread_mutex_unlock(&engine->publishing);
+	return error;
+}
+
 /* Make room for `more` memories in the lists that are published: in the next one, and in the one
  * after it, so that what is registered can always be withdrawn. With `publishing` held. */
 static int memory_reserve(struct te_engine *engine, size_t more, const char *call)

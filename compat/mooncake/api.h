@@ -21,6 +21,7 @@
 #include "compat/mooncake/transfer_engine_c.h"
 #include "util/clock.h"
 #include "util/list.h"
+#include "util/log.h"
 
 /* Errors of set-up functions; batch functions return the same numbers without the sign. */
 enum te_error {
@@ -179,6 +180,8 @@ struct te_engine {
 	const struct wh_mooncake_store_ops *store_ops; /* NULL: engines ask each other */
 	void *store;
 	bool in_store;
+	struct wh_mooncake_keeper *keeper; /* NULL: there is no store */
+	struct wh_log log;
 
 	struct te_memory **memories; /* by address */
 	size_t memory_count;
@@ -205,6 +208,8 @@ struct te_memory *te_memory_find(struct te_engine *engine, uint64_t address, uin
 void te_memory_free(struct te_engine *engine);
 /* The name of the Wherry region whose memory starts at `address`. */
 void te_region_name(uint64_t address, char out[32]);
+/* Publish the engine's memory in the store again, if it is to be there. */
+int te_memory_publish_again(struct te_engine *engine);
 /* The server's callback: copy between the staging memory and memory that the CPU cannot access. */
 int te_memory_copy(void *arg, const struct wh_mooncake_memory *memory, uint64_t offset,
 		   size_t length, bool to_memory);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Engines in a metadata store: each has a key for its segment and one for its control port. */
 #include <errno.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -45,6 +46,12 @@ int wh_mooncake_locate(const struct wh_mooncake_store_ops *ops, void *store, con
 	return error;
 }
 
+static bool endpoint_is(const struct wh_mooncake_endpoint *one,
+			const struct wh_mooncake_endpoint *other)
+{
+	return !strcmp(one->host, other->host) && one->port == other->port;
+}
+
 /* Check that no live engine has the name; *ours: this engine has it already. */
 static int name_check_free(const struct wh_mooncake_store_ops *ops, void *store, const char *name,
 			   const struct wh_mooncake_endpoint *endpoint, bool *ours)
@@ -53,7 +60,7 @@ static int name_check_free(const struct wh_mooncake_store_ops *ops, void *store,
 	char address[WH_MOONCAKE_NAME_MAX + 10];
 	int error = wh_mooncake_locate(ops, store, name, &found);
 
-	*ours = !error && !strcmp(found.host, endpoint->host) && found.port == endpoint->port;
+	*ours = !error && endpoint_is(&found, endpoint);
 	if (error == -ENOENT || *ours)
 		return 0;
 	if (error)
@@ -89,6 +96,25 @@ int wh_mooncake_publish(const struct wh_mooncake_store_ops *ops, void *store, co
 		return error;
 	segment_key(name, key);
 	return store_failed(ops, ops->put(store, key, segment));
+}
+
+int wh_mooncake_is_published(const struct wh_mooncake_store_ops *ops, void *store, const char *name,
+			     const struct wh_mooncake_endpoint *endpoint)
+{
+	struct wh_mooncake_endpoint found;
+	char key[KEY_MAX], *value;
+	size_t length;
+	int error = wh_mooncake_locate(ops, store, name, &found);
+
+	if (error)
+		return error;
+	if (!endpoint_is(&found, endpoint))
+		return wh_fail(ENOENT, "mooncake: another engine has the name %.100s", name);
+	segment_key(name, key);
+	error = store_failed(ops, ops->get(store, key, &value, &length));
+	if (!error)
+		free(value);
+	return error;
 }
 
 int wh_mooncake_withdraw(const struct wh_mooncake_store_ops *ops, void *store, const char *name)

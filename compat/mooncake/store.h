@@ -10,6 +10,8 @@
 #ifndef WH_COMPAT_MOONCAKE_STORE_H
 #define WH_COMPAT_MOONCAKE_STORE_H
 
+#include <pthread.h>
+
 #include "compat/mooncake/wire.h"
 
 #define WH_MOONCAKE_STORE 2
@@ -51,6 +53,10 @@ int wh_mooncake_store_load(const struct wh_mooncake_store_ops **out);
  * engine has the name), or an error of the store's. */
 int wh_mooncake_publish(const struct wh_mooncake_store_ops *ops, void *store, const char *name,
 			const char *segment, const struct wh_mooncake_endpoint *endpoint);
+/* Are both entries there, and the engine's own? 0, -ENOENT (one is not, or is another engine's), or
+ * an error of the store's. */
+int wh_mooncake_is_published(const struct wh_mooncake_store_ops *ops, void *store, const char *name,
+			     const struct wh_mooncake_endpoint *endpoint);
 /* Remove both entries of an engine. 0, or an error of the store's. */
 int wh_mooncake_withdraw(const struct wh_mooncake_store_ops *ops, void *store, const char *name);
 
@@ -62,5 +68,30 @@ int wh_mooncake_locate(const struct wh_mooncake_store_ops *ops, void *store, con
  * -ENOMEM, or an error of the store's. */
 int wh_mooncake_find(const struct wh_mooncake_store_ops *ops, void *store, const char *name,
 		     struct wh_mooncake_segment *segment);
+
+/* ---- keeping them there -------------------------------------------------------------------- */
+
+struct wh_mooncake_keeper;
+
+/* All that is pointed to outlives the keeper. */
+struct wh_mooncake_keeper_setup {
+	const struct wh_mooncake_store_ops *ops;
+	void *store;
+	pthread_mutex_t *store_lock; /* held while the keeper reads the store */
+	const char *name;
+	const struct wh_mooncake_endpoint *endpoint;
+	/* Publish again, with the locks that this needs. 0, or a negative errno with a text. */
+	int (*publish)(void *arg);
+	void (*log)(void *arg, const char *line);
+	void *arg;
+};
+
+/* Start a thread that looks every two seconds whether the store has the entries of an engine, which
+ * it may have lost by a restart, and publishes them again; it logs that, and the store's errors
+ * when they change. 0, -ENOMEM, -EAGAIN. */
+int wh_mooncake_keeper_start(const struct wh_mooncake_keeper_setup *setup,
+			     struct wh_mooncake_keeper **out);
+/* Waits for a call of the store. NULL is allowed. */
+void wh_mooncake_keeper_stop(struct wh_mooncake_keeper *keeper);
 
 #endif

@@ -122,6 +122,21 @@ static void publish__taken(void **state)
 	assert_string_equal(alive.host, here.host);
 }
 
+static void publish__lost(void **state)
+{
+	const struct wh_mooncake_endpoint other = { .host = "10.0.0.7", .port = 8 };
+
+	(void)state;
+	assert_int_equal(wh_mooncake_is_published(&ops, rows, "a", &here), -ENOENT);
+	assert_int_equal(wh_mooncake_publish(&ops, rows, "a", segment_json, &here), 0);
+	assert_int_equal(wh_mooncake_is_published(&ops, rows, "a", &here), 0);
+	assert_int_equal(wh_mooncake_is_published(&ops, rows, "a", &other), -ENOENT);
+	rows[row_of("mooncake/ram/a")].key[0] = '\0';
+	assert_int_equal(wh_mooncake_is_published(&ops, rows, "a", &here), -ENOENT);
+	broken = ETIMEDOUT;
+	assert_int_equal(wh_mooncake_is_published(&ops, rows, "a", &here), -ETIMEDOUT);
+}
+
 static void store__broken(void **state)
 {
 	struct wh_mooncake_segment segment;
@@ -154,6 +169,7 @@ int main(void)
 		cmocka_unit_test_setup(publish__keys, clear),
 		cmocka_unit_test_setup(publish__path, clear),
 		cmocka_unit_test_setup(publish__taken, clear),
+		cmocka_unit_test_setup(publish__lost, clear),
 		cmocka_unit_test_setup(store__broken, clear),
 		cmocka_unit_test_setup(store__wrong_endpoint, clear),
 	};

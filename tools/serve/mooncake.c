@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,6 +28,9 @@ struct mooncake {
 	struct mooncake_store store;
 	char name[WH_MOONCAKE_NAME_MAX]; /* in the metadata store */
 	bool published;
+	struct wh_mooncake_endpoint control;
+	struct wh_mooncake_keeper *keeper; /* NULL: there is no store */
+	pthread_mutex_t store_lock;
 	/* for GPU memory; all zero: none is offered */
 	struct wh_mooncake_staging staging;
 };
@@ -121,34 +125,55 @@ static int mooncake_describe(struct mooncake *mooncake, bool writable)
 	return gpu ? open_staging(mooncake) : 0;
 }
 
+static int mooncake_write(void *arg)
+{
+	struct mooncake *mooncake = arg;
+	char *segment = wh_mooncake_describe(mooncake->server, mooncake->control.host);
+	int error;
+
+	if (!segment)
+		return wh_fail(ENOMEM, "out of memory");
+	pthread_mutex_lock(&mooncake->store_lock);
+	error = wh_mooncake_publish(mooncake->store.ops, mooncake->store.store, mooncake->name,
+				    segment, &mooncake->control);
+	pthread_mutex_unlock(&mooncake->store_lock);
+	free(segment);
+	return error;
+}
+
 /* Publish the metadata, so that engines that use this store find the server. */
 static int mooncake_publish(struct mooncake *mooncake, const char *url, const char *name)
 {
-	struct wh_mooncake_endpoint control;
-	char *segment;
+	struct wh_mooncake_keeper_setup keeper = {
+		.store_lock = &mooncake->store_lock,
+		.name = mooncake->name,
+		.endpoint = &mooncake->control,
+		.publish = mooncake_write,
+		.log = print_log,
+		.arg = mooncake,
+	};
 	int code, error;
 
 	if (!url)
 		return 0;
 	/* The server has formatted this address itself. */
-	wh_mooncake_endpoint_read(wh_mooncake_control(mooncake->server), &control);
-	if (!strcmp(control.host, "0.0.0.0") || !strcmp(control.host, "::"))
+	wh_mooncake_endpoint_read(wh_mooncake_control(mooncake->server), &mooncake->control);
+	if (!strcmp(mooncake->control.host, "0.0.0.0") || !strcmp(mooncake->control.host, "::"))
 		return usage_error(
 			"--mooncake-listen: with --mooncake-metadata it must be an address that "
 			"other hosts reach, not %s",
-			control.host);
+			mooncake->control.host);
 	snprintf(mooncake->name, sizeof(mooncake->name), "%s",
 		 name ? name : wh_mooncake_control(mooncake->server));
 	code = mooncake_store_open(url, &mooncake->store);
 	if (code)
 		return code;
-	segment = wh_mooncake_describe(mooncake->server, control.host);
-	if (!segment)
-		return fail(ENOMEM, "out of memory");
-	error = wh_mooncake_publish(mooncake->store.ops, mooncake->store.store, mooncake->name,
-				    segment, &control);
-	free(segment);
+	error = mooncake_write(mooncake);
 	mooncake->published = !error;
+	keeper.ops = mooncake->store.ops;
+	keeper.store = mooncake->store.store;
+	if (!error)
+		error = wh_mooncake_keeper_start(&keeper, &mooncake->keeper);
 	return error ? fail(error, "--mooncake-metadata: %s", wh_fail_text()) : 0;
 }
 
@@ -156,6 +181,7 @@ static int mooncake_withdraw(struct mooncake *mooncake, int code)
 {
 	int error = 0;
 
+	wh_mooncake_keeper_stop(mooncake->keeper);
 	if (mooncake->published)
 		error = wh_mooncake_withdraw(mooncake->store.ops, mooncake->store.store,
 					     mooncake->name);
@@ -202,6 +228,7 @@ int mooncake_start(const struct mooncake_setup *setup, struct mooncake **out)
 	mooncake->engine = setup->engine;
 	mooncake->notified = setup->notified;
 	mooncake->arg = setup->arg;
+	pthread_mutex_init(&mooncake->store_lock, NULL);
 	code = mooncake_describe(mooncake, setup->writable);
 	if (code)
 		return code;
@@ -229,6 +256,7 @@ int mooncake_stop(struct mooncake *mooncake, int code)
 	code = mooncake_withdraw(mooncake, code);
 	wh_mooncake_stop(mooncake->server);
 	code = close_staging(mooncake, code);
+	pthread_mutex_destroy(&mooncake->store_lock);
 	free(mooncake->memories);
 	free(mooncake);
 	return code;

@@ -16,6 +16,7 @@ import unittest.mock
 import urllib.parse
 
 ROOT = os.environ.get("TEST_SOURCE") or os.path.join(os.path.dirname(__file__), "../../..")
+COMMAND = os.environ.get("TEST_COMMAND", "")
 SCRIPT = """
 import sys
 from mooncake.engine import TransferEngine
@@ -91,6 +92,46 @@ class Named(unittest.TestCase):
         self.assertEqual(self.engine.initialize("127.0.0.1", self.store.url, "tcp", ""), 0)
         self.address = self.engine.allocate_managed_buffer(4096)
         self.assertNotEqual(self.address, 0)
+
+    def lose(self):
+        """The store loses all keys, then one of the two, and gets them again."""
+        with self.store.changed:
+            before = dict(self.store.values)
+            self.store.values.clear()
+        [segment] = [key for key in before if "/ram/" in key]
+
+        def whole(values):
+            if set(values) != set(before):
+                return False
+            both = (json.loads(one[segment])["buffers"] for one in (values, before))
+            return next(both) == next(both)
+
+        self.assertTrue(self.store.wait(whole))
+        with self.store.changed:
+            del self.store.values[segment]
+        self.assertTrue(self.store.wait(whole))
+
+    def test_empty_store(self):
+        self.lose()
+        self.engine.__del__()
+        self.assertEqual(self.store.values, {})
+
+    @unittest.skipUnless(os.path.exists(COMMAND), "the command is not built")
+    def test_serve(self):
+        """`wherry serve` publishes again, and says so."""
+        self.engine.__del__()
+        served = subprocess.Popen(
+            [COMMAND, "serve", "--memory", "host:1MiB:kv", "--mooncake-metadata", self.store.url],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        self.addCleanup(served.communicate)
+        self.addCleanup(served.kill)
+        self.assertTrue(self.store.wait(lambda values: len(values) == 2))
+        self.lose()
+        served.terminate()
+        _, said = served.communicate(timeout=60)
+        self.assertIn("published again", said.decode())
+        self.assertEqual(self.store.values, {})
 
     def test_fork(self):
         """A child lets its parent's engine alone, whatever it calls."""
