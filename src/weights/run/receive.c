@@ -184,6 +184,30 @@ static void own_announce(struct wh_weights *weights, uint32_t index)
 		weights->links[weights->followers[i]].kick = true;
 }
 
+/* Say how much has come, for who watches it: also of requests that run, which may take minutes. */
+static void received_show(struct wh_weights *weights)
+{
+	uint64_t bytes = weights->attempt.bytes;
+
+	for (uint32_t i = 0; i < weights->plan->cluster.node_count; i++) {
+		const struct wh_link_to *link = &weights->links[i];
+
+		for (uint32_t j = 0; j < link->request_count; j++) {
+			const struct wh_fetch *request =
+				&link->requests[(link->head_request + j) % WH_FETCHES];
+			uint64_t come = request->bytes;
+
+			if (request->state == WH_FETCH_FAILED ||
+			    (request->state == WH_FETCH_RUNNING &&
+			     wh_batch_progress(request->job.batch, &come)))
+				continue;
+			bytes += come < request->bytes ? come : request->bytes;
+		}
+	}
+	wh_weights_head_received(weights->control,
+				 bytes < weights->own_bytes ? bytes : weights->own_bytes);
+}
+
 static void range_end(struct wh_weights *weights, struct wh_link_to *link,
 		      const struct wh_pieces *range, bool good)
 {
@@ -232,7 +256,7 @@ static void requests_end(struct wh_link_to *link)
 			range_end(weights, link, &request->ranges[i],
 				  good && !weights->attempt.aborting);
 	}
-	wh_weights_head_received(weights->control, weights->attempt.bytes);
+	received_show(weights);
 }
 
 void wh_link_checked(struct wh_link_to *link, bool read)
@@ -565,6 +589,7 @@ void wh_weights_tick(struct wh_weights *weights, int64_t now)
 	wh_weights_elsewhere(weights, now);
 	if (!weights->attempt.version || weights->attempt.aborting)
 		return;
+	received_show(weights);
 	for (uint32_t i = 0; i < weights->plan->cluster.node_count; i++)
 		if (weights->links[i].first != WH_NO_STEP)
 			weights->links[i].look = true;
