@@ -39,7 +39,12 @@ receiver_fail(struct spread *spread, struct receiver *receiver, int error, const
 	code = fail(error, "%s: %s", receiver->text, receiver->why);
 	if (!spread->code)
 		spread->code = code;
+	spread->losses++;
 }
+
+/* One that is there does not take the file. */
+#define receiver_refuse(spread, receiver, error, ...)                                              \
+	((spread)->refused = true, receiver_fail(spread, receiver, error, __VA_ARGS__))
 
 /* ---- messages -------------------------------------------------------------------------------- */
 
@@ -62,9 +67,10 @@ static void receiver_send(struct spread *spread, struct receiver *receiver, enum
 	if (!error)
 		error = wh_batch_submit(receiver->batches[which]);
 	free(bytes);
-	if (error && which != SEND_END)
-		receiver_fail(spread, receiver, error, "%s",
-			      length ? wh_error_text() : "too many receivers for one spread");
+	if (error && which != SEND_END && !length)
+		receiver_refuse(spread, receiver, error, "too many receivers for one spread");
+	else if (error && which != SEND_END)
+		receiver_fail(spread, receiver, error, "%s", wh_error_text());
 }
 
 static void receiver_opened(struct spread *spread, struct receiver *receiver, int status)
@@ -89,8 +95,8 @@ static void receiver_opened(struct spread *spread, struct receiver *receiver, in
 		const struct receiver *other = &spread->receivers[i];
 
 		if (other != receiver && strcmp(other->name, info.name) == 0) {
-			receiver_fail(spread, receiver, -EEXIST, "'%s' is there twice: also %s",
-				      info.name, other->text);
+			receiver_refuse(spread, receiver, -EEXIST, "'%s' is there twice: also %s",
+					info.name, other->text);
 			return;
 		}
 	}
@@ -109,12 +115,14 @@ static void receiver_take(struct spread *spread, struct receiver *receiver,
 	const char *text = message->count && item->text[0] ? item->text : "it refuses the file";
 
 	receiver->moved = wh_now();
-	if (message->status) {
+	if (message->status && receiver->state == RECEIVER_READY) {
 		receiver_fail(spread, receiver, -(int)(message->status & 0xfff), "%s", text);
+	} else if (message->status) {
+		receiver_refuse(spread, receiver, -(int)(message->status & 0xfff), "%s", text);
 	} else if (message->op == SPREAD_ANSWER && receiver->state == RECEIVER_ASKED &&
 		   message->count && spread->link && !(item->bytes & SPREAD_KNOWS_LINK)) {
-		receiver_fail(spread, receiver, -EOPNOTSUPP,
-			      "its wherry is older than --link: update it, or leave --link out");
+		receiver_refuse(spread, receiver, -EOPNOTSUPP,
+				"its wherry is older than --link: update it, or leave --link out");
 	} else if (message->op == SPREAD_ANSWER && receiver->state == RECEIVER_ASKED &&
 		   message->count) {
 		snprintf(receiver->region, sizeof(receiver->region), "%s", item->name);
@@ -198,7 +206,7 @@ static void progress_look(struct spread *spread, int64_t now)
 
 		/* The sender is the first member. */
 		if (receiver->state != RECEIVER_READY ||
-		    wh_weights_member(spread->weights, i + 1, &member))
+		    wh_weights_member(spread->weights, receiver->member, &member))
 			continue;
 		received = member.current ? spread->size : member.received;
 		if (received != receiver->received)
@@ -233,6 +241,7 @@ static bool spread_turn(struct spread *spread)
 	};
 	struct signalfd_siginfo info;
 	struct wh_completion done;
+	uint32_t losses = spread->losses;
 	int64_t now;
 
 	poll(fds, 2, TURN);
@@ -248,10 +257,23 @@ static bool spread_turn(struct spread *spread)
 		progress_look(spread, now);
 	for (uint32_t i = 0; i < spread->count; i++)
 		receiver_look(spread, &spread->receivers[i], now);
+	/* Others may have waited for those that are lost, and have to find someone else. */
+	for (uint32_t i = 0; losses != spread->losses && i < spread->count; i++)
+		if (spread->receivers[i].state == RECEIVER_READY)
+			spread->receivers[i].moved = now;
 	return true;
 }
 
-/* Until nobody is in one of these states. 0, or an exit code. */
+/* What a step returns that has left `left` in its state: without them there is no next one. */
+static int spread_left(const struct spread *spread, enum receiver_state left)
+{
+	for (uint32_t i = 0; !spread->refused && i < spread->count; i++)
+		if (spread->receivers[i].state == left)
+			return 0;
+	return spread->code;
+}
+
+/* Until nobody is in one of these states. 0, or an exit code: a signal. */
 static int spread_until_none(struct spread *spread, enum receiver_state first,
 			     enum receiver_state last)
 {
@@ -262,7 +284,7 @@ static int spread_until_none(struct spread *spread, enum receiver_state first,
 			some = some || (spread->receivers[i].state >= first &&
 					spread->receivers[i].state <= last);
 		if (!some)
-			return spread->code;
+			return 0;
 		if (!spread_turn(spread))
 			return EXIT_FAIL;
 		if (spread->weights)
@@ -292,7 +314,7 @@ int receivers_ask(struct spread *spread)
 	progress_watch(&progress);
 	code = spread_until_none(spread, RECEIVER_OPENING, RECEIVER_ASKED);
 	progress_end(&progress);
-	return code;
+	return code ? code : spread_left(spread, RECEIVER_WILLING);
 }
 
 /* The name of a machine for people; different machines have different ones. */
@@ -305,8 +327,10 @@ static void host_name(const struct spread *spread, uint32_t index, char out[64])
 	for (uint32_t i = 0; i < index; i++) {
 		const struct receiver *before = &spread->receivers[i];
 
+		if (!before->member)
+			continue;
 		if (!spread->separate && !strcmp(before->machine, receiver->machine)) {
-			snprintf(out, 64, "%s", spread->offer.items[i + 1].host);
+			snprintf(out, 64, "%s", spread->offer.items[before->member].host);
 			return;
 		}
 		others += !strcmp(before->host, receiver->host);
@@ -325,8 +349,10 @@ static void sender_host(const struct spread *spread, char out[64])
 	for (int i = WH_MACHINE_SIZE / 2; i < WH_MACHINE_SIZE; i++)
 		snprintf(text + 2 * (i - WH_MACHINE_SIZE / 2), 3, "%02x", machine[i]);
 	for (uint32_t i = 0; i < spread->count && !spread->separate; i++)
-		if (strcmp(spread->receivers[i].machine, text) == 0) {
-			snprintf(out, 64, "%s", spread->offer.items[i + 1].host);
+		if (spread->receivers[i].member &&
+		    strcmp(spread->receivers[i].machine, text) == 0) {
+			snprintf(out, 64, "%s",
+				 spread->offer.items[spread->receivers[i].member].host);
 			return;
 		}
 	gethostname(host, sizeof(host) - 1);
@@ -342,14 +368,17 @@ int receivers_list(struct spread *spread)
 					  .size = spread->size,
 					  .chunk = spread->chunk,
 					  .piece = spread->piece,
-					  .count = spread->count + 1 };
-	offer->items = calloc(offer->count, sizeof(*offer->items));
+					  .count = 1 };
+	offer->items = calloc((size_t)spread->count + 1, sizeof(*offer->items));
 	if (!offer->items)
 		return fail(ENOMEM, "out of memory");
 	for (uint32_t i = 0; i < spread->count; i++) {
-		const struct receiver *receiver = &spread->receivers[i];
-		struct spread_item *item = &offer->items[i + 1];
+		struct receiver *receiver = &spread->receivers[i];
+		struct spread_item *item = &offer->items[offer->count];
 
+		if (receiver->state != RECEIVER_WILLING)
+			continue;
+		receiver->member = offer->count++;
 		snprintf(item->name, sizeof(item->name), "%s", receiver->name);
 		snprintf(item->url, sizeof(item->url), "%s", receiver->address);
 		snprintf(item->location, sizeof(item->location), "%s", receiver->location);
@@ -371,6 +400,8 @@ int receivers_offer(struct spread *spread)
 	int code;
 
 	for (uint32_t i = 0; i < spread->count; i++) {
+		if (!spread->receivers[i].member)
+			continue;
 		spread->receivers[i].state = RECEIVER_OFFERED;
 		spread->receivers[i].moved = wh_now();
 		receiver_send(spread, &spread->receivers[i], SEND_OFFER, &spread->offer);
@@ -379,7 +410,7 @@ int receivers_offer(struct spread *spread)
 	progress_watch(&progress);
 	code = spread_until_none(spread, RECEIVER_OFFERED, RECEIVER_OFFERED);
 	progress_end(&progress);
-	return code;
+	return code ? code : spread_left(spread, RECEIVER_READY);
 }
 
 int receivers_wait(struct spread *spread)
@@ -402,7 +433,7 @@ int receivers_wait(struct spread *spread)
 	code = spread_until_none(spread, RECEIVER_READY, RECEIVER_READY);
 	progress_wipe();
 	spread->seconds = (double)(wh_now() - spread->started) / 1e9;
-	return code;
+	return code ? code : spread->code;
 }
 
 void receivers_end(struct spread *spread, int error)

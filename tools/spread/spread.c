@@ -64,6 +64,9 @@ static int spread_parse(struct spread *spread)
 		code = parse_size_option(arguments, "piece", &spread->piece);
 	if (!code)
 		code = parse_rate_option(arguments, "link", &spread->link);
+	if (!code && argument(arguments, "require"))
+		code = usage_error("--require: the receivers read, and their own settings say by "
+				   "what: use wherry serve --require");
 	spread->path = arguments->operands[0];
 	spread->quiet = argument(arguments, "quiet");
 	spread->json = argument(arguments, "json");
@@ -315,10 +318,11 @@ static void print_text(const struct spread *spread)
 {
 	if (spread->dry_run) {
 		for (uint32_t i = 0; i < spread->count; i++)
-			printf("%s: engine '%s' on %s would take %llu bytes as '%s'\n",
-			       spread->receivers[i].text, spread->receivers[i].name,
-			       spread->receivers[i].host, (unsigned long long)spread->size,
-			       spread->receivers[i].region);
+			if (spread->receivers[i].state == RECEIVER_WILLING)
+				printf("%s: engine '%s' on %s would take %llu bytes as '%s'\n",
+				       spread->receivers[i].text, spread->receivers[i].name,
+				       spread->receivers[i].host, (unsigned long long)spread->size,
+				       spread->receivers[i].region);
 		return;
 	}
 	printf("spread %llu bytes to %u of %u receivers in %.3f s; this process sent %llu bytes\n",
@@ -370,7 +374,7 @@ static int spread_all(struct spread *spread)
 		code = results_print(spread);
 	else if (!code)
 		code = spread_move(spread);
-	return code;
+	return code ? code : spread->code;
 }
 
 static int spread_run(const struct arguments *arguments)
@@ -449,8 +453,9 @@ const struct command command_spread = {
 		"it on, and each host is entered once. So it takes about as long as one copy, "
 		"however many there are.\n"
 		"\n"
-		"Before a byte moves, every receiver has said that it is there, that it has room, "
-		"and that it takes files from this engine. A receiver's region NAME is the whole "
+		"Before a byte moves, every receiver that is there has said that it has room and "
+		"that it takes files from this engine; one that cannot be reached or does not "
+		"answer is left out. A receiver's region NAME is the whole "
 		"file as soon as that receiver has it; until then readers find the former file, or "
 		"no region.\n"
 		"\n"

@@ -30,6 +30,7 @@ struct receiver {
 	struct url url;
 	enum receiver_state state;
 	int error; /* why it failed, negative; with a text */
+	uint32_t member; /* of the offer; 0: left out, as it was not there */
 	char why[400];
 	struct wh_peer *peer;
 	struct wh_batch *batches[3]; /* asked, offered, ended */
@@ -61,13 +62,16 @@ struct spread {
 	uint32_t count;
 	struct spread_message offer;
 	int code; /* of the first failure */
+	uint32_t losses; /* receivers that have failed */
+	bool refused; /* somebody was there and does not take the file: nothing moves */
 	int64_t started;
 	double seconds;
 };
 
 /* ---- receivers.c: talking to them --------------------------------------------------------------
- * Each returns 0, or an exit code: a receiver has failed, after a line on stderr for it; or a
- * signal has come, and spread->interrupted says so. */
+ * Each returns 0, or an exit code, after a line on stderr for each receiver that has failed; or a
+ * signal has come, and spread->interrupted says so. Who is not there, or does not answer, is left
+ * out as long as another one is there; spread->code says so. */
 
 /* Connect to all, and ask them whether they would take the file. */
 int receivers_ask(struct spread *spread);

@@ -96,6 +96,7 @@ head -c 1500000 /dev/urandom >small
 refused 64 "Usage: wherry spread" spread one &&
 	refused 64 "'b' is no address" spread one b &&
 	refused 64 "no offset" spread one wherry://127.0.0.1:1/a+5 &&
+	refused 64 "--require: the receivers read" spread one wherry://127.0.0.1:1 --require shm &&
 	refused 64 "--piece is 0" spread one wherry://127.0.0.1:1 --piece 0 &&
 	refused 64 "'1Gib' is not a rate" spread one wherry://127.0.0.1:1 --link 1Gib &&
 	refused 2 "is empty" spread empty wherry://127.0.0.1:1 &&
@@ -225,8 +226,19 @@ refused 2 "it receives no files: start it with wherry serve --weights" spread sm
 verdict "a server without weights says so" $?
 refused 2 "is there twice" spread small "${urls[0]}" "${urls[0]}/model"
 verdict "a receiver that is named twice" $?
-refused 69 "wherry://127.0.0.1:1: " spread small "${urls[0]}" wherry://127.0.0.1:1
-verdict "a receiver that is not there" $?
+refused 69 "wherry://127.0.0.1:1: " spread small wherry://127.0.0.1:1 "${urls[0]}" --dry-run &&
+	refused 69 "wherry://127.0.0.1:1: " spread small wherry://127.0.0.1:1 &&
+	refused 69 "wherry://127.0.0.1:1: " spread small wherry://127.0.0.1:1 "${urls[@]}" --json &&
+	[ "$(wc -l <err)" = 1 ] && [ "$(value receivers_done)" = 4 ] &&
+	[ "$(value receivers 0 "done")" = False ] && all_have small "${urls[@]/%//model}"
+verdict "a receiver that is not there is left out" $?
+serve --weights host:64MiB:model --name frozen
+kill -STOP "$server"
+refused 69 "$url: " spread one "$url" "${urls[@]}" --json -c timeout=3s &&
+	[ "$(wc -l <err)" = 1 ] && [ "$(value receivers_done)" = 4 ] &&
+	all_have one "${urls[@]/%//model}"
+verdict "as is one that stands still" $?
+kill -CONT "$server"
 serve --weights host:4MiB:a --weights host:4MiB:b --weights-from chief --name two
 refused 2 "it takes no files from " spread small "$url/a" &&
 	refused 2 "which of a, b?" spread small "$url" --name chief &&
