@@ -313,6 +313,7 @@ static void take_offer(struct weights_server *server, const struct request *requ
 		       const struct spread_message *offer)
 {
 	const struct spread_item *own = offer_own(server, offer);
+	const char *wrong = spread_sizes_wrong(offer, offer->count - 1);
 	struct spread_item item = { 0 };
 	struct spread_message ready = { .op = SPREAD_READY, .count = 1, .items = &item };
 	struct refusal why = { 0 };
@@ -330,7 +331,10 @@ static void take_offer(struct weights_server *server, const struct request *requ
 	if (sender_open(server, request, offer->items[0].url, &peer))
 		return;
 	memcpy(ready.token, offer->token, sizeof(ready.token));
-	set = set_choose(server, request->sender, own->text, offer->size, &why);
+	if (wrong)
+		refuse(&why, EINVAL, "%s", wrong);
+	else
+		set = set_choose(server, request->sender, own->text, offer->size, &why);
 	if (set && !coming_open(server, set, offer, &why))
 		set = NULL;
 	ready.status = (uint32_t)why.error;

@@ -126,3 +126,17 @@ size_t spread_message_encode(const struct spread_message *message, uint8_t *out,
 	}
 	return (size_t)(to - out);
 }
+
+#define DEFAULT_PART (UINT64_C(64) << 20)
+#define DEFAULT_PIECE (UINT64_C(4) << 20)
+
+const char *spread_sizes_wrong(const struct spread_message *offer, uint64_t receivers)
+{
+	if (offer->chunk && offer->chunk < DEFAULT_PART &&
+	    offer->size / offer->chunk >= SPREAD_PARTS / (receivers ? receivers : 1))
+		return "the chunks are too small for so large a file and so many receivers";
+	if (offer->piece && offer->piece < DEFAULT_PIECE &&
+	    offer->size / offer->piece >= SPREAD_PIECES)
+		return "the pieces are too small for so large a file";
+	return NULL;
+}

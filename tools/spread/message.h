@@ -57,6 +57,14 @@ struct spread_message {
 /* 0, -EPROTO (not such a message), -ENOMEM. Texts may be shown. */
 int spread_message_decode(const uint8_t *data, size_t size, struct spread_message *out);
 
+/* Parts of a file for all receivers together, and pieces of it, that a plan may have: more cost a
+ * receiver seconds and gigabytes. Those of the default sizes are always fit. */
+#define SPREAD_PARTS (UINT64_C(1) << 18)
+#define SPREAD_PIECES (UINT64_C(1) << 20)
+
+/* What is wrong with an offer's parts and pieces for so many receivers, or NULL. */
+const char *spread_sizes_wrong(const struct spread_message *offer, uint64_t receivers);
+
 /* Returns the number of bytes; 0: they do not fit. Characters that must not be shown become '?'. */
 size_t spread_message_encode(const struct spread_message *message, uint8_t *out, size_t room);
 

@@ -296,9 +296,15 @@ static int spread_until_none(struct spread *spread, enum receiver_state first,
 
 int receivers_ask(struct spread *spread)
 {
+	const struct spread_message sizes = { .size = spread->size,
+					      .chunk = spread->chunk,
+					      .piece = spread->piece };
+	const char *wrong = spread_sizes_wrong(&sizes, spread->count);
 	struct progress progress;
 	int code;
 
+	if (wrong)
+		return usage_error("--chunk and --piece: %s", wrong);
 	for (uint32_t i = 0; i < spread->count; i++) {
 		struct receiver *receiver = &spread->receivers[i];
 		struct wh_peer_options options = { .size = sizeof(options),

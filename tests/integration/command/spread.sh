@@ -99,6 +99,8 @@ refused 64 "Usage: wherry spread" spread one &&
 	refused 64 "--require: the receivers read" spread one wherry://127.0.0.1:1 --require shm &&
 	refused 64 "--piece is 0" spread one wherry://127.0.0.1:1 --piece 0 &&
 	refused 64 "'1Gib' is not a rate" spread one wherry://127.0.0.1:1 --link 1Gib &&
+	refused 64 "chunks are too small" spread one wherry://127.0.0.1:1 --chunk 1 &&
+	refused 64 "pieces are too small" spread one wherry://127.0.0.1:1 --piece 1 &&
 	refused 2 "is empty" spread empty wherry://127.0.0.1:1 &&
 	refused 2 "No such file" spread none wherry://127.0.0.1:1 &&
 	refused 2 "no regular file" spread . wherry://127.0.0.1:1 &&
