@@ -375,12 +375,11 @@ static void batch_set_item(struct wh_item *item, const struct wh_transfer *trans
 int wh_batch_add(struct wh_batch *batch, const struct wh_transfer *transfers, size_t count)
 {
 	int error = batch_begin_add(batch, transfers, count, "wh_batch_add");
-	struct wh_item *item;
 
 	if (error)
 		return error;
-	item = batch->items + batch->item_count;
-	for (size_t i = 0; i < count && !error; i++, item++) {
+	for (size_t i = 0; i < count && !error; i++) {
+		struct wh_item *item = batch->items + batch->item_count + i;
 		const struct wh_transfer *transfer = &transfers[i];
 
 		error = batch_check_transfer(batch, transfer, i);
@@ -516,17 +515,16 @@ int wh_batch_add_address(struct wh_batch *batch, const struct wh_address_transfe
 	int error = batch_begin_add(batch, transfers, count, "wh_batch_add_address");
 	struct wh_batch_addresses addresses;
 	struct wh_transfer found = { 0 };
-	struct wh_item *item;
 	uint64_t local_id;
 
 	if (error)
 		return error;
 	wh_batch_addresses_begin(&addresses, batch->peer);
-	item = batch->items + batch->item_count;
-	for (size_t i = 0; i < count && !error; i++, item++) {
+	for (size_t i = 0; i < count && !error; i++) {
 		error = batch_find_regions(batch, &addresses, &transfers[i], i, &found, &local_id);
 		if (!error)
-			batch_set_item(item, &found, local_id, (uintptr_t)transfers[i].local);
+			batch_set_item(batch->items + batch->item_count + i, &found, local_id,
+				       (uintptr_t)transfers[i].local);
 	}
 	wh_batch_addresses_end(&addresses);
 	return batch_end_add(batch, count, error);
