@@ -510,10 +510,30 @@ static void messages_take(struct program *program)
 	freeNotifsMsgBuf(got, size);
 }
 
+static bool has_tainted(const struct target *target)
+{
+	for (int i = 0; i < place_count() * PROGRAM_BLOCKS; i++)
+		if (target->block[i].tainted)
+			return true;
+	return false;
+}
+
+/* Nobody uses a block again whose bytes may still come: offer others in its stead, or who has to
+ * reach this program finds none. */
+static void targets_renew(struct program *program)
+{
+	for (int i = 0; i < PROGRAM_TARGETS; i++)
+		if (!program->targets[i] ||
+		    (has_tainted(program->targets[i]) && unregister_target(program, i)))
+			register_target(program, i);
+}
+
 void dropin_serve(struct program *program)
 {
 	sim_sleep(20 * SIM_MS);
 	messages_take(program);
+	if (program_phase == PHASE_DRAIN)
+		targets_renew(program);
 }
 
 void dropin_check_received(const struct program *program)
