@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+int scene_owner_timeout;
 static void (*play)(struct scene *scene);
 static struct scene *stage;
 static bool over;
@@ -58,8 +59,15 @@ static struct program *place_new(int place)
 static void *owner_main(void *arg)
 {
 	struct scene *scene = arg;
+	int timeout = sim_options.timeout_ms;
+	bool opened;
 
-	if (!program_engine_open(scene->owner))
+	/* No other thread reads it: the initiator waits for the owner. */
+	if (scene_owner_timeout)
+		sim_options.timeout_ms = scene_owner_timeout;
+	opened = program_engine_open(scene->owner);
+	sim_options.timeout_ms = timeout;
+	if (!opened)
 		sim_fail("directed", "the owner cannot open its engine: %s", wh_error_text());
 	while (!over)
 		program_progress(scene->owner, 10 * SIM_MS);

@@ -18,6 +18,9 @@ struct scene {
 	struct target *target; /* of the owner */
 };
 
+/* The setting `timeout` of the owner, in ms; 0: as the initiator's. */
+extern int scene_owner_timeout;
+
 /* Have `act` play on host 0, with everything open; it is closed afterwards. */
 void scene_play(void (*act)(struct scene *scene));
 /* Open a peer at the owner; the world closes it. */

@@ -730,6 +730,121 @@ static void world_outlived_session(void)
 	scene_play(act_outlived_session);
 }
 
+/* ---- times that engines are told --------------------------------------------------------------
+ */
+
+/* A peer is opened for as long as the engine is told to wait for peers. */
+static void act_patient_open(struct scene *scene)
+{
+	struct wh_peer *other;
+
+	sim_network_cut(0, SCENE_OWNER, 12 * SIM_SEC);
+	sim_network_cut(SCENE_OWNER, 0, 12 * SIM_SEC);
+	other = scene_open(scene);
+	scene_expect("wh_peer_close", wh_peer_close(other), 0);
+}
+
+static void world_patient_open(void)
+{
+	sim_options.timeout_ms = 20000;
+	scene_play(act_patient_open);
+}
+
+static void expect_never_lost(const struct scene *scene)
+{
+	struct wh_engine_counters counters = { .size = sizeof(counters) };
+
+	scene_expect("wh_engine_counters",
+		     wh_engine_counters(scene->initiator->engine, &counters, NULL), 0);
+	scene_expect("peers that were lost", (int)counters.peers_lost, 0);
+}
+
+/* The owner ends a session that is silent for 10 s; the initiator would wait for a minute. */
+static void act_unequal_timeouts(struct scene *scene)
+{
+	scene_pass(scene, 40 * SIM_SEC);
+	expect_never_lost(scene);
+}
+
+static void world_unequal_timeouts(void)
+{
+	sim_options.timeout_ms = 60000;
+	scene_owner_timeout = 200;
+	scene_play(act_unequal_timeouts);
+}
+
+/* ---- notifications that nobody takes ----------------------------------------------------------
+ */
+
+#define NOTES 40 /* more than the owner keeps and may be on their way together */
+
+struct taker {
+	const struct scene *scene;
+	int taken; /* in order */
+	bool leave, left;
+};
+
+/* The owner takes what has come. */
+static void *take_main(void *arg)
+{
+	struct taker *taker = arg;
+	struct wh_notification got = { .size = sizeof(got) };
+	struct wh_engine *engine = taker->scene->owner->engine;
+
+	while (!taker->leave) {
+		int rc = wh_engine_notification(engine, NULL, &got, 10 * SIM_MS);
+
+		if (rc != -EAGAIN) {
+			scene_expect("wh_engine_notification", rc, 0);
+			scene_expect("the tag", (int)got.tag, taker->taken++);
+		}
+	}
+	taker->left = true;
+	return NULL;
+}
+
+static void notes_submit(struct scene *scene, struct wh_batch *batches[NOTES])
+{
+	for (int i = 0; i < NOTES; i++) {
+		scene_expect("wh_batch_new", wh_batch_new(scene->peer, NULL, &batches[i]), 0);
+		scene_expect("wh_batch_notify", wh_batch_notify(batches[i], (uint64_t)i, NULL, 0),
+			     0);
+		scene_expect("submit", wh_batch_submit(batches[i]), 0);
+	}
+	scene_pass(scene, 100 * SIM_MS);
+}
+
+static void notes_take(struct scene *scene, struct wh_batch *batches[NOTES])
+{
+	struct taker taker = { .scene = scene };
+
+	sim_spawn(scene->owner->node, "take", take_main, &taker);
+	for (int i = 0; i < NOTES; i++) {
+		scene_expect("a notification", scene_end(batches[i], 20 * SIM_SEC), 0);
+		wh_batch_free(batches[i]);
+	}
+	scene_pass(scene, 100 * SIM_MS);
+	taker.leave = true;
+	while (!taker.left)
+		scene_pass(scene, SIM_MS);
+	scene_expect("notifications", taker.taken, NOTES);
+}
+
+static void act_untaken(struct scene *scene)
+{
+	struct wh_batch *batches[NOTES];
+
+	notes_submit(scene, batches);
+	notes_take(scene, batches);
+	expect_never_lost(scene);
+}
+
+static void world_untaken(void)
+{
+	sim_options.notifications = 1;
+	scene_play(act_untaken);
+}
+
 /* ---- priority -------------------------------------------------------------------------------- */
 
 static struct wh_batch *write_urgent(struct scene *scene)
@@ -891,6 +1006,10 @@ static const struct world worlds[] = {
 	{ "ended-session-gpu", "the same, with a GPU's memory", world_ended_session_gpu },
 	{ "outlived-session", "a GPU ends its work after the peer was lost and reached again",
 	  world_outlived_session },
+	{ "patient-open", "a peer is opened whose network is cut for 12 s", world_patient_open },
+	{ "unequal-timeouts", "an owner waits 10 s, its initiator a minute",
+	  world_unequal_timeouts },
+	{ "untaken", "more notifications than the owner keeps, in order", world_untaken },
 	{ "urgent", "a batch of latency priority is submitted behind a bulk one", world_urgent },
 	{ "dropin-late", "Mooncake's small writes come after newer ones", world_dropin_late },
 	{ "dropin-failed", "Mooncake's requests fail before their notification ends",
