@@ -777,6 +777,7 @@ static void world_unequal_timeouts(void)
  */
 
 #define NOTES 40 /* more than the owner keeps and may be on their way together */
+#define LOST_TAG 1000 /* of those before a loss */
 
 struct taker {
 	const struct scene *scene;
@@ -796,19 +797,20 @@ static void *take_main(void *arg)
 
 		if (rc != -EAGAIN) {
 			scene_expect("wh_engine_notification", rc, 0);
-			scene_expect("the tag", (int)got.tag, taker->taken++);
+			if (got.tag < LOST_TAG)
+				scene_expect("the tag", (int)got.tag, taker->taken++);
 		}
 	}
 	taker->left = true;
 	return NULL;
 }
 
-static void notes_submit(struct scene *scene, struct wh_batch *batches[NOTES])
+static void notes_submit(struct scene *scene, struct wh_batch *batches[NOTES], uint64_t tag)
 {
 	for (int i = 0; i < NOTES; i++) {
 		scene_expect("wh_batch_new", wh_batch_new(scene->peer, NULL, &batches[i]), 0);
-		scene_expect("wh_batch_notify", wh_batch_notify(batches[i], (uint64_t)i, NULL, 0),
-			     0);
+		scene_expect("wh_batch_notify",
+			     wh_batch_notify(batches[i], tag + (uint64_t)i, NULL, 0), 0);
 		scene_expect("submit", wh_batch_submit(batches[i]), 0);
 	}
 	scene_pass(scene, 100 * SIM_MS);
@@ -834,9 +836,32 @@ static void act_untaken(struct scene *scene)
 {
 	struct wh_batch *batches[NOTES];
 
-	notes_submit(scene, batches);
+	notes_submit(scene, batches, 0);
 	notes_take(scene, batches);
 	expect_never_lost(scene);
+}
+
+/* What a lost peer has not confirmed takes no room from the next ones. */
+static void act_untaken_lost(struct scene *scene)
+{
+	struct wh_batch *batches[NOTES];
+
+	notes_submit(scene, batches, LOST_TAG);
+	sim_network_reset(0, SCENE_OWNER, 0);
+	for (int i = 0; i < NOTES; i++) {
+		scene_end(batches[i], SIM_SEC);
+		wh_batch_free(batches[i]);
+	}
+	while (wh_peer_status(scene->peer))
+		scene_pass(scene, SIM_MS);
+	notes_submit(scene, batches, 0);
+	notes_take(scene, batches);
+}
+
+static void world_untaken_lost(void)
+{
+	sim_options.notifications = 1;
+	scene_play(act_untaken_lost);
 }
 
 static void world_untaken(void)
@@ -1010,6 +1035,7 @@ static const struct world worlds[] = {
 	{ "unequal-timeouts", "an owner waits 10 s, its initiator a minute",
 	  world_unequal_timeouts },
 	{ "untaken", "more notifications than the owner keeps, in order", world_untaken },
+	{ "untaken-lost", "the same, and the peer is lost before", world_untaken_lost },
 	{ "urgent", "a batch of latency priority is submitted behind a bulk one", world_urgent },
 	{ "dropin-late", "Mooncake's small writes come after newer ones", world_dropin_late },
 	{ "dropin-failed", "Mooncake's requests fail before their notification ends",
