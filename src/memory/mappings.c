@@ -140,6 +140,18 @@ static int memory_move(struct iovec app, struct iovec own, bool writes)
 	return 0;
 }
 
+bool wh_memory_readable(uint64_t start, uint64_t length)
+{
+	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), end = start + length;
+	char byte;
+
+	for (uint64_t at = start; at < end; at = (at / page + 1) * page)
+		if (memory_move((struct iovec){ (void *)(uintptr_t)at, 1 },
+				(struct iovec){ &byte, 1 }, false) == -EFAULT)
+			return false;
+	return true;
+}
+
 int wh_memory_put(void *to, const void *from, size_t length)
 {
 	int error = memory_move((struct iovec){ to, length },

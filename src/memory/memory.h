@@ -138,6 +138,8 @@ int wh_vmas_walk_text(uint64_t start, uint64_t end,
 		      int (*each)(void *arg, const struct wh_vma *vma), void *arg);
 /* Is the whole range mapped? One system call, which touches no page; true if it fails otherwise. */
 bool wh_memory_mapped(uint64_t start, uint64_t length);
+/* The same, and can each page be read? A system call for each. True if it fails otherwise. */
+bool wh_memory_readable(uint64_t start, uint64_t length);
 /* Copy to memory of the application's, or from it, by a system call, where a load or store might
  * raise a signal. The other side is the library's own. 0; -EFAULT: some of it cannot be accessed,
  * and some bytes may have been copied. Where a seccomp filter refuses the call, or the kernel lacks

@@ -97,8 +97,12 @@ static int request_note_fault(struct tcp_request *request, const struct tcp_walk
 	request->fault = true;
 	request->fault_index = walk.pair.index;
 	request->fault_at = walk.pair.local;
+	/* What is received fills the memory up to the fault. What is sent is refused by the whole
+	 * buffer, which may begin with memory that can be read. */
 	do {
-		if (wh_memory_mapped((uint64_t)(uintptr_t)walk.pair.local, walk.pair.length))
+		uint64_t at = (uint64_t)(uintptr_t)walk.pair.local;
+
+		if (request->fragment->op == WH_READ || wh_memory_readable(at, walk.pair.length))
 			continue;
 		request->fault_index = walk.pair.index;
 		request->fault_at = walk.pair.local;

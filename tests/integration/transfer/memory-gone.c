@@ -4,6 +4,7 @@
 #include "lib/fixture.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #define LENGTH (1 * MIB)
 #define PAGE (4 * KIB)
@@ -205,6 +206,58 @@ static void gone__not_writable_here(void **state)
 	fixture_close(&f);
 }
 
+/* Map a file over pages of a region, and truncate it: the pages stay mapped, and a load or store
+ * gives SIGBUS. */
+static void truncate_pages(void *pages, size_t length)
+{
+	int fd = memfd_create("truncated", MFD_CLOEXEC);
+
+	want_true(fd >= 0, "no memfd");
+	want(0, ftruncate(fd, (off_t)length));
+	want_true(mmap(pages, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) ==
+			  pages,
+		  "the file cannot be mapped");
+	want(0, ftruncate(fd, 0));
+	want(0, close(fd));
+}
+
+static void gone__truncated(void **state)
+{
+	struct owner owner;
+
+	(void)state;
+	owner_open(&owner);
+	truncate_pages(owner.pages + 128 * PAGE, 32 * PAGE);
+	for (unsigned int i = 0; i < 3; i++) {
+		want_owner_fault(&owner, WH_READ, 128 * PAGE, 8);
+		want_owner_fault(&owner, WH_READ, 130 * PAGE, 2 * PAGE);
+		/* Few bytes come with the header. */
+		want_owner_fault(&owner, WH_WRITE, 128 * PAGE, 8);
+		want_owner_fault(&owner, WH_WRITE, 128 * PAGE - 8, PAGE);
+		want_owner_fault(&owner, WH_WRITE, 0, LENGTH);
+		want(0, owner_move(&owner, WH_WRITE, 0, 128 * PAGE));
+		want(0, owner_move(&owner, WH_READ, 0, 128 * PAGE));
+	}
+	owner_close(&owner);
+}
+
+static void gone__truncated_here(void **state)
+{
+	struct fixture f;
+
+	fixture_open(&f, *state, LENGTH);
+	want(0, move(&f, WH_WRITE, 0, 0, LENGTH));
+	truncate_pages((void *)(((uintptr_t)f.local + 64 * PAGE) & ~(uintptr_t)(PAGE - 1)),
+		       40 * PAGE);
+	want_fault(&f, WH_READ, 8);
+	want_fault(&f, WH_READ, PAGE);
+	want_fault(&f, WH_READ, 64 * PAGE);
+	want_fault(&f, WH_WRITE, 8);
+	want_fault(&f, WH_WRITE, PAGE);
+	want_fault(&f, WH_WRITE, 64 * PAGE);
+	fixture_close(&f);
+}
+
 static const struct CMUnitTest tests[] = {
 	TEST(register__never_mapped),
 	TEST_OVER(gone__here, tcp4),
@@ -213,6 +266,9 @@ static const struct CMUnitTest tests[] = {
 	TEST(gone__not_writable),
 	TEST(gone__not_readable),
 	TEST_OVER(gone__not_writable_here, tcp4),
+	TEST(gone__truncated),
+	TEST_OVER(gone__truncated_here, tcp4),
+	TEST_OVER(gone__truncated_here, vm),
 };
 
 HARNESS_MAIN("memory-gone", tests)
