@@ -161,7 +161,11 @@ static int question_part_answered(struct wh_peer *peer, uint64_t token, uint64_t
 
 	pthread_mutex_lock(&peer->lock);
 	asked = question_find(peer, token);
-	if (asked && asked->sent < asked->count && asked->kind != WH_ASK_LIST) {
+	/* A list has an end: its cursor counts the entries of the owner's table. */
+	if (asked && asked->kind == WH_ASK_LIST && next &&
+	    (next <= asked->cursor || next >> WH_REGION_TABLE_INDEX_BITS))
+		error = -EPROTO;
+	else if (asked && asked->sent < asked->count && asked->kind != WH_ASK_LIST) {
 		from = question_advance(peer, asked);
 		error = question_send(peer, asked, asked->token, from);
 	} else if (asked) {

@@ -195,6 +195,31 @@ static void ask__list(void **state)
 	link_close(&link);
 }
 
+/* The cursor of a list grows, and has a bound: an owner cannot make it endless. */
+static void ask__list_without_end(void **state)
+{
+	static const uint64_t wrong[] = { 1, 16, 17, UINT64_C(1) << 22, UINT64_MAX };
+
+	(void)state;
+	for (unsigned i = 0; i < 5; i++) {
+		struct wh_remote out[2] = { { 0 } };
+		struct wh_asked asked = {
+			.kind = WH_ASK_LIST, .count = 2, .out = out, .cursor = 17
+		};
+		struct link link = peer_link("far");
+		struct wh_question question;
+
+		assert_int_equal(wh_question_ask(link.peer, &asked), 0);
+		question = lookup(&link, 2, 0);
+		assert_int_equal(answer(&link, question.token, wrong[i], 0, 1, WH_FRAME_LAST),
+				 -EPROTO);
+		assert_false(asked.ended);
+		wh_questions_fail(link.peer, -ECONNRESET);
+		assert_int_equal(asked.cursor, 17);
+		link_close(&link);
+	}
+}
+
 /* ---- answers ------------------------------------------------------------------------------- */
 
 static void answered__wrong(void **state)
@@ -307,9 +332,10 @@ static void relearn__in_parts(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		TEST(ask__in_parts),        TEST(ask__not_connected), TEST(ask__no_memory),
-		TEST(ask__name_and_ranges), TEST(ask__list),          TEST(answered__wrong),
-		TEST(answered__withdrawn),  TEST(fail__all),          TEST(relearn__in_parts),
+		TEST(ask__in_parts),        TEST(ask__not_connected),  TEST(ask__no_memory),
+		TEST(ask__name_and_ranges), TEST(ask__list),           TEST(ask__list_without_end),
+		TEST(answered__wrong),      TEST(answered__withdrawn), TEST(fail__all),
+		TEST(relearn__in_parts),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
