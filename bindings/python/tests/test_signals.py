@@ -256,6 +256,30 @@ class Registry(Interrupted):
             registry = f"http://127.0.0.1:{listener.getsockname()[1]}"
             self.interrupted(lambda: wherry.Engine(name="x", registry=registry, timeout="60s"))
 
+    @unittest.skipUnless(os.environ.get("TEST_COMMAND"), "the command is not built")
+    def test_killed(self):
+        """The name of an engine that was killed: the next one says for what it waits."""
+        served = subprocess.Popen(
+            [os.environ["TEST_COMMAND"], "registry", "--listen", "127.0.0.1:0"],
+            stdout=subprocess.PIPE,
+        )
+        self.addCleanup(served.communicate)
+        self.addCleanup(served.kill)
+        url = served.stdout.readline().split()[0].decode()
+        code = "import sys, wherry; e = wherry.Engine('w', registry=sys.argv[1], lease='2s'); " \
+               "print(flush=True); sys.stdin.read()"  # fmt: skip
+        with subprocess.Popen(
+            [sys.executable, "-c", code, url],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(wherry.__file__))},
+        ) as first:
+            self.assertEqual(first.stdout.readline(), b"\n")
+            first.kill()
+        with self.assertLogs("wherry", "WARNING") as log:
+            wherry.Engine("w", registry=url, lease="2s").close()
+        self.assertIn("waiting for its lease to end", log.output[0])
+
 
 if __name__ == "__main__":
     unittest.main()

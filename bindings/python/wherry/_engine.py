@@ -715,7 +715,9 @@ class Engine:
     name      the name that other engines see
     listen    where to listen, "0.0.0.0:7000"; "none": nowhere; by default a free port of loopback
     registry  where engines find each other by name, "http://HOST:PORT", "etcd://...", "redis://..."
-    log       a function (level, area, text), or True for logging.getLogger("wherry")
+    log       a function (level, area, text), or True for logging.getLogger("wherry"). By default
+              nothing, but with a registry warnings go there: opening may wait for the lease of an
+              engine that was killed, and says so
     settings  the rows of `wherry config`, as keyword arguments: require="cuda", keyfile=...,
               tls=True, tls_cert=... Times are numbers of seconds, or text with a unit: timeout=2,
               timeout="500ms"
@@ -734,7 +736,8 @@ class Engine:
     ) -> None:
         rows = [text(f"{row}={_setting(row, value)}", row) for row, value in settings.items()]
         config = (c_char_p * (len(rows) + 1))(*rows, None)
-        function = _log_function(log)
+        named = registry or settings.get("registry") or os.environ.get("WHERRY_REGISTRY")
+        function = _log_function(_warn if log is None and named else log)
         options = native.EngineOptions(
             size=sizeof(native.EngineOptions),
             name=text(name, "name") if name is not None else None,
@@ -751,7 +754,7 @@ class Engine:
         def end() -> None:
             lib.wh_engine_close(out)
 
-        if registry or settings.get("registry") or os.environ.get("WHERRY_REGISTRY"):
+        if named:
             apart(begin, end)  # the registry may be silent, or still have the name
         else:
             begin()
@@ -1132,6 +1135,11 @@ def _access(text: str) -> int:
         return _ACCESS["rw" if text == "wr" else text]
     except KeyError:
         raise invalid(f'access is "r", "w", "rw" or "", not {text!r}') from None
+
+
+def _warn(level: int, area: str, text: str) -> None:
+    if _LEVELS.get(level) == logging.WARNING:
+        logging.getLogger("wherry").warning("%s: %s", area, text)
 
 
 def _log_function(log: Any) -> Any:
