@@ -203,7 +203,6 @@ static void add__wrong(void **state)
 #undef WRONG
 #undef LATE
 	want(-EINVAL, "transfers", batch, NULL, 1);
-	want(-EINVAL, "count", batch, list, 0);
 	assert_int_equal(wh_batch_add_address(NULL, list, 1), -EINVAL);
 	list[1] = transfer(4096, 16384, 16, WH_READ);
 	assert_int_equal(wh_batch_add_address(batch, &list[1], 1), 0);
