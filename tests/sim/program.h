@@ -209,7 +209,7 @@ void folder_lose_power(int host);
 
 /* In a world with mooncake every program has an engine of libtransfer_engine.so instead. */
 bool dropin_open(struct program *program);
-/* What the options say for a variable of the environment, WHERRY_NAME. NULL: nothing. */
+/* What the options say for a variable of the environment. NULL: nothing. */
 const char *dropin_setting(const char *name);
 void dropin_work(struct program *program);
 /* All is healed: what runs ends, and everybody reaches everybody. */

@@ -23,6 +23,7 @@ static struct {
 	uint64_t tag;
 	unsigned char bytes[CONTROL_BYTES];
 	const char *url; /* to say; NULL: the engine's */
+	uint64_t question; /* of the source's: its number */
 } us;
 
 /* What the source says, until a hello has one of these flags; 0: any. */
@@ -81,8 +82,13 @@ static struct wh_weights_hello start(uint64_t changes)
 	hello.digest[0] ^= changes;
 	say(hello, 0);
 	/* It has tried to read, and asks. */
-	hear(WH_HELLO_ASKS);
+	us.question = hear(WH_HELLO_ASKS).flags >> WH_HELLO_QUESTION & UINT16_MAX;
 	return hello;
+}
+
+static void answer_it(struct wh_weights_hello hello)
+{
+	say(hello, WH_HELLO_ANSWERS | us.question << WH_HELLO_ANSWER);
 }
 
 static void finish(void)
@@ -138,7 +144,7 @@ static void target__refuses(void **state)
 	struct member_answer answer;
 
 	(void)state;
-	say(start(0), WH_HELLO_ANSWERS);
+	answer_it(start(0));
 	want(-EACCES, member_call(group_source(&us.group, 0), MEMBER_WAIT, 1, PATIENCE, &answer));
 	want_true(strstr(answer.text, "engine 'target0' does not let 'source0' read its control "
 				      "block"),
@@ -184,7 +190,7 @@ static void target__has_other_layouts(void **state)
 	struct member_answer answer;
 
 	(void)state;
-	say(start(1), WH_HELLO_ANSWERS);
+	answer_it(start(1));
 	want(-EINVAL, member_call(group_source(&us.group, 0), MEMBER_WAIT, 1, PATIENCE, &answer));
 	want_true(strstr(answer.text, "engine 'target0' has other layouts than 'source0'"), "%s",
 		  answer.text);
@@ -198,8 +204,8 @@ static void target__is_asked(void **state)
 
 	(void)state;
 	hello = start(0);
-	say(hello, WH_HELLO_ASKS);
-	hear(WH_HELLO_ANSWERS);
+	say(hello, WH_HELLO_ASKS | 7ull << WH_HELLO_QUESTION);
+	want_true(hear(WH_HELLO_ANSWERS).flags >> WH_HELLO_ANSWER == 7, "another answer");
 	want(0, member_call(group_source(&us.group, 0), MEMBER_CLOSE, 0, 0, NULL));
 	hear(WH_HELLO_LEAVES);
 	want(0, member_open(&us.group, group_source(&us.group, 0), 0, NULL));
