@@ -156,7 +156,8 @@ struct wh_weights_options {
 
 /* Become a member: compute the plan, register the memory, and start a thread, which connects to
  * the members that the plan names, and moves their bytes. Blocks while the plan is computed and
- * memory is allocated, not on other members: they may come and go at any time.
+ * memory is allocated, not on other members: they may come and go at any time. If it fails, it
+ * may block as wh_region_unregister() does.
  *
  * The members talk by notifications, with tags whose upper 32 bits are those of WH_WEIGHTS_TAG. A
  * program that takes notifications of the same engine uses a filter for its own.

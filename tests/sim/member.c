@@ -242,7 +242,8 @@ static bool member_open(struct program *program)
 	call = call_begin(program);
 	rc = wh_weights_open(program->engine, &options, &member->weights);
 	sim_trace("weights open: %d %s", rc, rc ? wh_error_text() : "");
-	call_end(&call, "wh_weights_open", rc, 0);
+	/* One that fails withdraws the program's memory, and that of the first buffers. */
+	call_end(&call, "wh_weights_open", rc, rc ? 2 * program->timeout : 0);
 	if (!rc) {
 		program->member = member;
 		return true;
