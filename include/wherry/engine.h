@@ -105,7 +105,8 @@ struct wh_engine_options {
 int wh_engine_open(const struct wh_engine_options *options, struct wh_engine **out);
 
 /* Close the engine. First close its peers, free its batches, queues and memory, and unregister its
- * regions. Engines that are connected to it see it leave. Blocks until its threads have ended.
+ * regions. Engines that are connected to it see it leave. Blocks until its threads have ended, and
+ * until GPUs have ended what they do for it.
  *
  * A file system that does not answer is waited for as long as the setting `timeout`, and again as
  * long where a peer's bytes are being written. Then a line of the log names a file, the call

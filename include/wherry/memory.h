@@ -198,10 +198,11 @@ int wh_region_register(struct wh_engine *engine, void *address, size_t length,
  * peers that map the memory have unmapped it. Nobody can ask a peer whose connection is lost: on
  * this host it may read and write the memory until it has noticed that, within a second as a rule,
  * but its batches fail. One on another host of an NVLink fabric may even succeed until then.
- * 0, or -EBUSY (a batch of this engine uses it, or a peer on this host has not let go of it within
- * the setting `timeout`; the region is unpublished in either case: call again), -EDEADLK (called
- * from a callback). Closing a file may wait for its file system, as close(2) does. If that does not
- * answer a peer's request, this is -EBUSY, and wh_engine_close() may follow. */
+ * 0, or -EBUSY (a batch of this engine uses it, or within the setting `timeout` a peer on this host
+ * has not let go of it, or a GPU has not ended a copy; the region is unpublished in either case:
+ * call again), -EDEADLK (called from a callback). Closing a file may wait for its file system, as
+ * close(2) does. If that does not answer a peer's request, this is -EBUSY, and wh_engine_close()
+ * may follow. */
 int wh_region_unregister(struct wh_region *region);
 
 /* The region's id, unique among the engine's regions. 42 bits of it are random: it cannot be

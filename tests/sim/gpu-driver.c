@@ -10,6 +10,10 @@
 #define VERSION 13000
 
 static struct gpu gpus[SIM_HOSTS][GPUS];
+/* Of hosts: until when a GPU stands still, and how long that has been or will be. */
+static struct {
+	int64_t until, total;
+} still[SIM_HOSTS];
 static struct gpu_process **processes; /* by node */
 static int process_count;
 
@@ -60,10 +64,24 @@ void gpu_context_fail(struct gpu_context *context, int error)
 void sim_gpu_stall(int host, int index, int64_t ns)
 {
 	struct gpu *gpu = gpu_of(host, index % GPUS);
+	int64_t begin = sim_time > still[host].until ? sim_time : still[host].until;
 
+	if (gpu->stalled_until > sim_time)
+		return;
 	sim_trace("# gpu: cuda:%d of host %d stands still for %.3f s", index % GPUS, host,
 		  (double)ns / 1e9);
 	gpu->stalled_until = sim_time + ns;
+	if (gpu->stalled_until > begin) {
+		still[host].total += gpu->stalled_until - begin;
+		still[host].until = gpu->stalled_until;
+	}
+}
+
+int64_t sim_gpu_stalled(int host)
+{
+	int64_t left = still[host].until - sim_time;
+
+	return still[host].total - (left > 0 ? left : 0);
 }
 
 void sim_gpu_heal(void)

@@ -338,19 +338,26 @@ struct target *target_open(struct program *program, int slot, int generation)
 	return target;
 }
 
-/* False: -EBUSY, and it is still there. Memory may be kept by a peer of this host that has not let
- * go of it, a file by its disk, a GPU's by a copy (memory.h). */
+/* May -EBUSY be? Memory may be kept by a peer of this host that has not let go of it, a file by its
+ * disk, a GPU's by a copy, and all that a GPU copies by one that stands still (memory.h). */
+static bool may_be_busy(const struct program *program, const struct target *target, int64_t stalled)
+{
+	return target->file || target->on_gpu || strstr(wh_error_text(), "can still access it") ||
+	       (strstr(wh_error_text(), "still being copied") && stalled > program->timeout / 2);
+}
+
+/* False: -EBUSY, and it is still there. */
 static bool withdraw(struct program *program, const struct target *target, struct wh_region *region,
 		     bool must)
 {
+	int64_t stalled = sim_gpu_stalled(place_host(program->place));
 	struct call call = call_begin(program);
 	int rc = wh_region_unregister(region);
 
+	stalled = sim_gpu_stalled(place_host(program->place)) - stalled;
 	sim_trace("unregister: %d %s", rc, rc ? wh_error_text() : "");
 	call_end(&call, "wh_region_unregister", rc, program->timeout);
-	if (rc &&
-	    (rc != -EBUSY || must ||
-	     (!target->file && !target->on_gpu && !strstr(wh_error_text(), "can still access it"))))
+	if (rc && (rc != -EBUSY || must || !may_be_busy(program, target, stalled)))
 		sim_fail("call", "wh_region_unregister = %d: %s", rc, wh_error_text());
 	return !rc;
 }

@@ -109,6 +109,12 @@ void program_url(int place, char *out, size_t length)
 
 /* ---- calls and their bounds ------------------------------------------------------------------ */
 
+/* How long the program, or a GPU that works for it, has stood still until now. */
+static int64_t stalled_with_gpus(const struct program *program)
+{
+	return sim_node_stalled(program->node) + sim_gpu_stalled(place_host(program->place));
+}
+
 struct call call_begin(const struct program *program)
 {
 	struct call call = { program, sim_time, sim_node_stalled(program->node), "" };
@@ -300,11 +306,11 @@ static void check_counters(const struct program *program)
 static void close_target(struct program *program, int slot)
 {
 	int64_t patience = program->timeout < SILENCE / 2 ? SILENCE : 2 * program->timeout;
-	int64_t begun = sim_time - sim_node_stalled(program->node), waited = 0;
+	int64_t begun = sim_time - stalled_with_gpus(program), waited = 0;
 
 	while (!target_close(program, slot, waited > patience)) {
 		sim_idle(10 * SIM_MS);
-		waited = sim_time - sim_node_stalled(program->node) - begun;
+		waited = sim_time - stalled_with_gpus(program) - begun;
 	}
 }
 
@@ -330,6 +336,7 @@ void program_check_ended(void)
 
 static void engine_close(struct program *program)
 {
+	int64_t limit = (sim_options.registry ? 3 : 2) * program->timeout;
 	struct call call;
 	int rc;
 
@@ -343,10 +350,12 @@ static void engine_close(struct program *program)
 			close_target(program, i);
 	close_queue(program);
 	call = call_begin(program);
+	limit -= sim_gpu_stalled(place_host(program->place));
 	rc = wh_engine_close(program->engine);
+	limit += sim_gpu_stalled(place_host(program->place));
 	if (rc)
 		sim_fail("call", "wh_engine_close = %d: %s", rc, wh_error_text());
-	call_end(&call, "wh_engine_close", rc, (sim_options.registry ? 3 : 2) * program->timeout);
+	call_end(&call, "wh_engine_close", rc, limit);
 }
 
 void program_engine_close(struct program *program)

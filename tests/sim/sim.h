@@ -238,6 +238,8 @@ bool sim_gpu_pinned(int node, const void *address, size_t length);
 /* Has the node lost one of them? */
 bool sim_gpu_lost(int node);
 void sim_gpu_stall(int host, int index, int64_t ns);
+/* How long at least one GPU of the host has stood still until now. */
+int64_t sim_gpu_stalled(int host);
 void sim_gpu_heal(void);
 int sim_gpu_objects(int node); /* that are open */
 
