@@ -178,8 +178,7 @@ static void observer_waits(struct wh_listener *listener, int error)
 {
 	struct wh_observer *observer = wh_container(listener, struct wh_observer, listener);
 
-	wh_log_line(&observer->engine->log, WH_LOG_INFO, "observer",
-		    "cannot accept an observer now: %s", strerror(error));
+	wh_listener_log(&observer->engine->log, "observer", "observers", error);
 }
 
 /* ---- the socket ----------------------------------------------------------------------------- */

@@ -527,8 +527,8 @@ static void acceptor_waits(struct wh_listener *listener, int error)
 {
 	struct acceptor_socket *by = wh_container(listener, struct acceptor_socket, listener);
 
-	wh_log_line(by->acceptor->given.log, WH_LOG_INFO, "net",
-		    "cannot accept a connection yet: %s", strerror(error));
+	wh_listener_log(by->acceptor->given.log, "net",
+			by->local ? "connections of this machine" : "connections", error);
 }
 
 /* Listen on the address that the setting names, and set the URL. Returns the descriptor, or a

@@ -4,8 +4,10 @@
 #include "util/listener.h"
 
 #include <errno.h>
+#include <string.h>
 
 #include "util/clock.h"
+#include "util/log.h"
 
 /* Connections accepted in one turn, by default. */
 #define TURN_MAX 64
@@ -41,10 +43,15 @@ static void listener_wait(struct wh_listener *listener, int error)
 		listener->waits(listener, error);
 }
 
+static bool error_of_descriptors(int error)
+{
+	return error == EMFILE || error == ENFILE;
+}
+
 /* accept4() failed. True: another try may succeed. */
 static bool listener_failed(struct wh_listener *listener, int error)
 {
-	bool descriptors = error == EMFILE || error == ENFILE;
+	bool descriptors = error_of_descriptors(error);
 
 	if (error == EAGAIN)
 		return false;
@@ -102,6 +109,16 @@ void wh_listener_hold(struct wh_listener *listener, bool held)
 void wh_listener_end_turn(struct wh_listener *listener)
 {
 	listener->turn_ended = true;
+}
+
+void wh_listener_log(const struct wh_log *log, const char *area, const char *what, int error)
+{
+	const char *remedy = error == EMFILE ? "; raise this process's limit (RLIMIT_NOFILE)" :
+			     error == ENFILE ? "; raise fs.file-max" :
+					       "";
+
+	wh_log_line(log, error_of_descriptors(error) ? WH_LOG_WARN : WH_LOG_INFO, area,
+		    "%s wait and are not accepted: %s%s", what, strerror(error), remedy);
 }
 
 void wh_listener_close(struct wh_listener *listener)

@@ -11,6 +11,8 @@
 
 #include "util/loop.h"
 
+struct wh_log;
+
 struct wh_listener {
 	struct wh_source source; /* its descriptor belongs to the code that opened the listener */
 	struct wh_loop *loop;
@@ -43,6 +45,9 @@ void wh_listener_hold(struct wh_listener *listener, bool held);
 /* Accept nothing more in this turn; the next one follows after other sources had theirs. From
  * `accepted` only. */
 void wh_listener_end_turn(struct wh_listener *listener);
+/* Log that connections to `what` wait, for `waits`: a warning if the process or the system has no
+ * descriptors left, which somebody has to mend. */
+void wh_listener_log(const struct wh_log *log, const char *area, const char *what, int error);
 /* Stop for good. On the loop's thread only; the caller closes the descriptor.
  */
 void wh_listener_close(struct wh_listener *listener);

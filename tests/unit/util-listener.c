@@ -14,6 +14,7 @@
 #include <cmocka.h>
 
 #include "util/clock.h"
+#include "util/log.h"
 
 #define PATIENCE (30 * WH_SECOND)
 
@@ -321,6 +322,37 @@ static void accept__evicts(void **state)
 		close(clients[i]);
 }
 
+static struct wh_log_record logged;
+
+static void keep_record(void *arg, const struct wh_log_record *record)
+{
+	(void)arg;
+	logged = *record;
+}
+
+/* A lack of descriptors is a warning: it lasts until somebody mends it. */
+static void log__levels(void **state)
+{
+	static const struct {
+		int error;
+		uint32_t level;
+	} lines[] = {
+		{ EMFILE, WH_LOG_WARN },
+		{ ENFILE, WH_LOG_WARN },
+		{ ENOMEM, WH_LOG_INFO },
+		{ ENOBUFS, WH_LOG_INFO },
+	};
+	struct wh_log log = { .write = keep_record, .level = WH_LOG_DEBUG };
+
+	(void)state;
+	for (unsigned i = 0; i < sizeof(lines) / sizeof(lines[0]); i++) {
+		logged.level = UINT32_MAX;
+		wh_listener_log(&log, "net", "connections", lines[i].error);
+		assert_int_equal(logged.level, lines[i].level);
+		assert_string_equal(logged.area, "net");
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -330,6 +362,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(hold__without_descriptors, begin, end),
 		cmocka_unit_test_setup_teardown(accept__edge_triggered, begin_edge, end),
 		cmocka_unit_test_setup_teardown(accept__evicts, begin_edge, end),
+		cmocka_unit_test(log__levels),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
