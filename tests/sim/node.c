@@ -117,6 +117,12 @@ void sim_node_short_descriptors(int node, int64_t ns)
 	nodes[node].descriptors_fail = sim_draw_chaos(2) ? 700 : 1000;
 }
 
+void sim_node_no_descriptors(int node, int64_t ns)
+{
+	nodes[node].descriptors_until = sim_time + ns;
+	nodes[node].descriptors_fail = 1000;
+}
+
 void sim_node_short_memory(int node, int64_t ns)
 {
 	nodes[node].memory_until = sim_time + ns;

@@ -152,6 +152,8 @@ int64_t sim_node_stalled(int node); /* how long it has stood still, in all */
 bool sim_node_is_stalled(int node);
 void sim_node_stall(int node, int64_t ns);
 void sim_node_short_descriptors(int node, int64_t ns);
+/* The same, and every call that needs one fails. */
+void sim_node_no_descriptors(int node, int64_t ns);
 void sim_node_short_memory(int node, int64_t ns);
 void sim_node_fail_size(int node, size_t size); /* of malloc(); 0: none fails any more */
 /* Let the n-th allocation of this node from now on fail. */

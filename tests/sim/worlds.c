@@ -1009,6 +1009,63 @@ static void world_long_note(void)
 	scene_play(act_long_note);
 }
 
+/* ---- an owner that has no descriptors -------------------------------------------------------- */
+
+static void expect_text(const char *what, const char *text, const char *part)
+{
+	if (!strstr(text, part))
+		sim_fail("directed", "%s does not say '%s', but '%s'", what, part, text);
+}
+
+static void expect_explained(struct wh_batch *batch, const char *part)
+{
+	char text[2048];
+
+	if (wh_batch_explain(batch, text, sizeof(text)) < 0)
+		sim_fail("directed", "wh_batch_explain: %s", wh_error_text());
+	expect_text("the explanation", text, part);
+}
+
+/* The kernel connects what the owner cannot accept. A batch ends after the time that a peer has,
+ * and says why; so does a preparation. With descriptors all is well. */
+static void act_unserved(struct scene *scene)
+{
+	int64_t timeout = sim_options.timeout_ms * SIM_MS, start;
+	struct wh_batch *batch = scene_write(scene, 64);
+
+	sim_node_no_descriptors(scene->owner->node, 3600 * SIM_SEC);
+	start = sim_time;
+	scene_expect("submit", wh_batch_submit(batch), 0);
+	scene_pass(scene, timeout / 2);
+	scene_expect("a write to who is out of descriptors", wh_batch_status(batch), -EINPROGRESS);
+	expect_explained(batch, "no connection is served");
+	scene_expect("a write to who is out of descriptors", scene_end(batch, timeout),
+		     -EHOSTUNREACH);
+	if (sim_time - start > timeout + SIM_SEC)
+		sim_fail("bound", "it took %lld ms", (long long)((sim_time - start) / SIM_MS));
+	expect_text("the batch", wh_batch_error_text(batch), "out of descriptors?");
+	expect_explained(batch, "no connection is served");
+	start = sim_time;
+	scene_expect("wh_peer_prepare",
+		     wh_peer_prepare(scene->peer, &scene->region, 1, &scene->target->remote, 1,
+				     10 * timeout),
+		     -EHOSTUNREACH);
+	if (sim_time - start > timeout + SIM_SEC)
+		sim_fail("bound", "it took %lld ms", (long long)((sim_time - start) / SIM_MS));
+	expect_text("wh_peer_prepare", wh_error_text(), "out of descriptors?");
+	scene_expect("the peer", wh_peer_status(scene->peer), 0);
+	sim_heal();
+	scene_expect("submit", wh_batch_submit(batch), 0);
+	scene_expect("a write", scene_end(batch, timeout), 0);
+	wh_batch_free(batch);
+}
+
+static void world_unserved(void)
+{
+	sim_options.timeout_ms = 4000;
+	scene_play(act_unserved);
+}
+
 static const struct world worlds[] = {
 	{ "cancel-in-handshake", "a write behind a late PROVE is cancelled",
 	  world_cancel_in_handshake },
@@ -1040,6 +1097,7 @@ static const struct world worlds[] = {
 	{ "dropin-late", "Mooncake's small writes come after newer ones", world_dropin_late },
 	{ "dropin-failed", "Mooncake's requests fail before their notification ends",
 	  world_dropin_failed },
+	{ "unserved", "an owner is out of descriptors, and accepts nothing", world_unserved },
 	{ "long-note", "weights hear what is no hello, without memory", world_long_note },
 	{ NULL, NULL, NULL },
 };

@@ -35,6 +35,8 @@
 /* After a request, its response, or another one, is expected for this long; else peer_look() of
  * tcp.c sends what waits. */
 #define RESPONSE_SOON WH_MS
+/* A connection that is not open after so long has a reason. */
+#define SERVED_SOON WH_SECOND
 
 /* Which thread does a turn of work. */
 enum who {
@@ -85,6 +87,19 @@ static void client_unlock(struct tcp_client *client)
 		tcp_client_pump(client);
 }
 
+/* Is it the peer's turn to accept it, or to answer? */
+static bool client_is_opening(const struct tcp_client *client)
+{
+	return client->state >= TCP_CONNECTING && client->state < TCP_OPEN;
+}
+
+/* It is one step further on its way to be open, and the next one has its own time. */
+static void client_step(struct tcp_client *client, enum tcp_state state)
+{
+	client->state = state;
+	client->stepped = wh_now();
+}
+
 /* Mark the connection broken and have the loop clean up. Under the lock. */
 static void client_mark_broken(struct tcp_client *client, int error)
 {
@@ -92,6 +107,8 @@ static void client_mark_broken(struct tcp_client *client, int error)
 		return;
 	client->error = error;
 	client->was_open = client->state == TCP_OPEN;
+	if (client->was_open && !client->latency)
+		atomic_fetch_sub(&client->tcp->serving, 1);
 	client->state = TCP_BROKEN;
 	/* Wakes a waiter that polls the socket, and stops all sending and receiving. */
 	shutdown(client->source.fd, SHUT_RDWR);
@@ -141,12 +158,12 @@ static int client_finish_connect(struct tcp_client *client)
 				client->source.fd);
 	if (!wh_engine_tls(wh_peer_engine(client->tcp->peer))) {
 		error = client_send_hello(client);
-		client->state = TCP_GREETING;
+		client_step(client, TCP_GREETING);
 		return error;
 	}
 	client->channel = wh_tls_channel_new(wh_engine_tls(wh_peer_engine(client->tcp->peer)),
 					     client->source.fd, false);
-	client->state = TCP_SHAKING;
+	client_step(client, TCP_SHAKING);
 	return client->channel ? 0 : -ENOMEM;
 }
 
@@ -161,7 +178,7 @@ static int client_shake_tls(struct tcp_client *client)
 	if (!error)
 		error = client_send_hello(client);
 	if (!error)
-		client->state = TCP_GREETING;
+		client_step(client, TCP_GREETING);
 	return error;
 }
 
@@ -221,6 +238,9 @@ static int client_read_welcome(struct tcp_client *client)
 		return error;
 	in->start = in->length = 0;
 	client->state = TCP_OPEN;
+	if (!client->latency)
+		atomic_fetch_add(&client->tcp->serving, 1);
+	atomic_store(&client->unserved, false);
 	wh_engine_count_connection(wh_peer_engine(client->tcp->peer));
 	client->failing_since = 0;
 	client->used = wh_now();
@@ -257,7 +277,8 @@ static int client_open(struct tcp_client *client)
 		return error;
 	}
 	client->armed = 0;
-	client->state = TCP_CONNECTING;
+	client_step(client, TCP_CONNECTING);
+	wh_loop_post(client->loop, &client->cleanup); /* which sets a timer for it */
 	return 0;
 }
 
@@ -541,15 +562,16 @@ static void client_give_up(struct tcp_client *client, struct wh_list *done)
 	char text[WH_TEXT_MAX];
 
 	snprintf(text, sizeof(text), "cannot open a data connection to %s: %s",
-		 wh_peer_name(client->tcp->peer), strerror(-client->error));
+		 wh_peer_name(client->tcp->peer),
+		 atomic_load(&client->unserved) ? TCP_UNSERVED : strerror(-client->error));
 	client_end_requests(client, -EHOSTUNREACH, text, done);
 	tcp_fail_waiting(client->tcp, client, -EHOSTUNREACH, text);
 	client->failing_since = 0;
 	client_not_wanted(client);
 }
 
-/* Close a broken connection; schedule the next try of one that cannot be opened, or give up. On the
- * loop. */
+/* Close a broken connection; schedule the next try of one that cannot be opened, or give up; limit
+ * the time of one that is being opened. On the loop. */
 static void client_cleanup(struct wh_task *task)
 {
 	struct tcp_client *client = wh_container(task, struct tcp_client, cleanup);
@@ -568,7 +590,7 @@ static void client_cleanup(struct wh_task *task)
 		ask = client->was_open && atomic_load(&client->outstanding);
 		client->state = ask ? TCP_ABORTING : TCP_CLOSED;
 		if (!ask && !client->idle_close && !client->failing_since)
-			client->failing_since = wh_now();
+			client->failing_since = client->was_open ? wh_now() : client->stepped;
 		if (!ask) /* of former connections */
 			client_end_requests(client, 0, NULL, &done);
 		client->idle_close = false;
@@ -576,11 +598,13 @@ static void client_cleanup(struct wh_task *task)
 		client->abort.done = client_abort_done;
 	}
 	if (client->state == TCP_CLOSED && client->failing_since) {
-		given_up = wh_now() - client->failing_since > timeout;
+		given_up = wh_now() - client->failing_since >= timeout;
 		if (given_up)
 			client_give_up(client, &done);
 		else
 			wh_timer_set(client->loop, &client->retry, wh_now() + RETRY_PAUSE);
+	} else if (client_is_opening(client)) {
+		wh_timer_set(client->loop, &client->retry, client->stepped + timeout);
 	}
 	client_unlock(client);
 	tcp_fragments_done(&done);
@@ -590,12 +614,31 @@ static void client_cleanup(struct wh_task *task)
 		tcp_client_pump(client);
 }
 
+/* Break a connection whose next step takes too long. The kernel has often connected it, and the
+ * peer does not accept it, as for lack of descriptors. On the loop, under the lock. */
+static void client_limit_opening(struct tcp_client *client)
+{
+	const struct wh_config *config = wh_engine_config(wh_peer_engine(client->tcp->peer));
+	int64_t until = client->stepped + config->number[WH_SETTING_TIMEOUT] * WH_MS;
+
+	if (wh_now() < until) {
+		wh_timer_set(client->loop, &client->retry, until);
+		return;
+	}
+	atomic_store(&client->unserved, client->state > TCP_CONNECTING);
+	client_mark_broken(client, -ETIMEDOUT);
+}
+
 static void client_retry(struct wh_timer *timer)
 {
 	struct tcp_client *client = wh_container(timer, struct tcp_client, retry);
 	int error = 0;
 
+	/* If this process stood still, the peer's answer may be here. */
+	tcp_client_pump(client);
 	pthread_mutex_lock(&client->lock);
+	if (client_is_opening(client))
+		client_limit_opening(client);
 	if (client->state == TCP_CLOSED) {
 		if (!client_has_work(client))
 			client->failing_since = 0;
@@ -657,6 +700,17 @@ bool tcp_client_is_open(struct tcp_client *client)
 	open = client->state == TCP_OPEN;
 	client_unlock(client);
 	return open;
+}
+
+bool tcp_client_is_unserved(struct tcp_client *client)
+{
+	bool unserved;
+
+	pthread_mutex_lock(&client->lock);
+	unserved = atomic_load(&client->unserved) ||
+		   (client_is_opening(client) && wh_now() - client->stepped > SERVED_SOON);
+	client_unlock(client);
+	return unserved;
 }
 
 int tcp_client_error(struct tcp_client *client)
@@ -786,6 +840,8 @@ static void client_shut(void *argument)
 	pthread_mutex_lock(&client->lock);
 	if (client->source.fd >= 0)
 		client_disconnect(client);
+	if (client->state == TCP_OPEN && !client->latency)
+		atomic_fetch_sub(&client->tcp->serving, 1);
 	client->state = TCP_CLOSED;
 	client->failing_since = 0;
 	pthread_mutex_unlock(&client->lock);

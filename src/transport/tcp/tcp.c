@@ -110,7 +110,7 @@ void tcp_fail_waiting(struct tcp_peer *tcp, struct tcp_client *client, int error
 	pthread_mutex_lock(&tcp->lock);
 	if (client)
 		fragments_fail(&client->mine, error, text, &done);
-	if (!client || !client->latency)
+	if (!client || (!client->latency && !atomic_load(&tcp->serving)))
 		fragments_fail(&tcp->shared, error, text, &done);
 	pthread_mutex_unlock(&tcp->lock);
 	tcp_fragments_done(&done);
@@ -209,7 +209,8 @@ static struct tcp_client *peer_client(struct tcp_peer *tcp, unsigned index)
 	return client;
 }
 
-/* The connection with the least work; the first of several, so that few are opened. */
+/* The connection with the least work; the first of several, so that few are opened. One that the
+ * peer did not serve comes last. */
 static struct tcp_client *peer_idlest_client(struct tcp_peer *tcp)
 {
 	uint32_t least = UINT32_MAX, load;
@@ -222,6 +223,8 @@ static struct tcp_client *peer_idlest_client(struct tcp_peer *tcp)
 					atomic_load_explicit(&client->waiting,
 							     memory_order_relaxed) :
 				0;
+		if (client && atomic_load_explicit(&client->unserved, memory_order_relaxed))
+			load = UINT32_MAX - 1;
 		if (load < least) {
 			least = load;
 			best = i;
@@ -685,12 +688,14 @@ static void tcp_describe(struct wh_peer *peer, void *state, const struct wh_batc
 	char secure[96] = "";
 	bool lent = false;
 	unsigned open = 0;
+	bool unserved = false;
 	size_t used, size = sizeof(out->how);
 
 	for (unsigned i = 0; i <= tcp->count; i++) {
 		struct tcp_client *client = atomic_load(&tcp->clients[i]);
 
 		open += client && tcp_client_is_open(client);
+		unserved |= client && tcp_client_is_unserved(client);
 		if (client && !*secure)
 			tcp_client_describe(client, secure, sizeof(secure));
 	}
@@ -707,6 +712,8 @@ static void tcp_describe(struct wh_peer *peer, void *state, const struct wh_batc
 	if (open)
 		used += (size_t)snprintf(out->how + used, size - used, "%u connection%s", open,
 					 open == 1 ? "" : "s");
+	else if (unserved)
+		used += (size_t)snprintf(out->how + used, size - used, "no connection is served");
 	else /* connections are opened on first use */
 		used += (size_t)snprintf(out->how + used, size - used, "up to %u connections",
 					 tcp->count);
@@ -758,6 +765,7 @@ static int tcp_prepare(struct wh_peer *peer, void *state, const struct wh_batch 
 	struct tcp_peer *tcp = state;
 	unsigned open, waiting;
 	int error, failed = 0;
+	bool unserved = false;
 	uint64_t turn;
 	uint32_t seen;
 
@@ -786,6 +794,7 @@ static int tcp_prepare(struct wh_peer *peer, void *state, const struct wh_batch 
 				waiting++;
 			else
 				failed = tcp_client_error(client);
+			unserved |= !wanted && atomic_load(&client->unserved);
 		}
 		if (!waiting || atomic_load(&tcp->lost) || wh_now() >= deadline)
 			break;
@@ -801,7 +810,9 @@ static int tcp_prepare(struct wh_peer *peer, void *state, const struct wh_batch 
 		 error == -ECONNRESET ? "the peer is lost" :
 		 error == -ETIMEDOUT  ? "the peer does not answer in time" :
 					"another one cannot be opened: ",
-		 error == -EHOSTUNREACH ? strerror(-failed) : "");
+		 error != -EHOSTUNREACH ? "" :
+		 unserved               ? TCP_UNSERVED :
+					  strerror(-failed));
 	return error;
 }
 

@@ -58,6 +58,8 @@
 #define TCP_INLINE_MANY 4
 /* requests that a connection may have outstanding beyond any other and still pull shared ones */
 #define TCP_AHEAD 2
+/* Why one is not open that the kernel has connected: */
+#define TCP_UNSERVED "the peer does not answer in time; is it out of descriptors?"
 #define TCP_ATTEMPTS 3 /* how often a request is sent before its batch fails */
 /* Elements of one system call's vector: a request of 4 KiB blocks, and its header. */
 #define TCP_VECTOR 272
@@ -195,6 +197,8 @@ struct tcp_client {
 	int error; /* why it broke */
 	uint32_t armed; /* epoll events, with EPOLLONESHOT; 0: none */
 	int64_t failing_since; /* when connecting began to fail; 0: it does not */
+	int64_t stepped; /* when it came to its state, of those before TCP_OPEN */
+	_Atomic bool unserved; /* the last try was connected, and the peer did not answer in time */
 	int64_t used; /* when the last request was started */
 	uint64_t moved; /* bytes sent and received, ever */
 	/* When tcp_client_watch() saw the last progress, 0: nothing was due; `moved` and the bytes
@@ -245,6 +249,7 @@ struct tcp_peer {
 	unsigned first_loop; /* of clients[0]; the others' loops follow */
 	_Atomic bool near; /* the peer is on this machine */
 	_Atomic uint32_t changed; /* a futex: wanted connections that were opened, or given up */
+	_Atomic uint32_t serving; /* bulk connections that are open */
 	_Atomic uint32_t turn; /* the connection that the next shared fragment starts first */
 	struct wh_timer look; /* closes idle connections, breaks those that stand still */
 	uint32_t inline_most; /* batches; see fragment_hand_over() */
@@ -288,6 +293,8 @@ void tcp_client_lose(struct tcp_client *client, int error, const char *text);
 /* Does it have unfinished requests of the batch? */
 bool tcp_client_carries(struct tcp_client *client, const struct wh_batch *batch);
 bool tcp_client_is_open(struct tcp_client *client);
+/* Is it, or was its last try, connected without an answer of the peer? */
+bool tcp_client_is_unserved(struct tcp_client *client);
 /* Why the connection was closed or could not be opened last, a negative errno; 0: neither. */
 int tcp_client_error(struct tcp_client *client);
 /* Describe its encryption; `out` is unchanged if it is not encrypted, or not open. */
@@ -305,7 +312,7 @@ bool tcp_client_watch(struct tcp_client *client, int64_t patience);
 bool tcp_pull(struct tcp_client *client, struct tcp_request *request);
 
 /* Fail all that no connection has pulled yet: fragments pinned to `client`, and shared fragments
- * unless it is the latency connection. `client` NULL: shared fragments only. */
+ * unless it is the latency connection or another one is open. `client` NULL: shared ones only. */
 void tcp_fail_waiting(struct tcp_peer *tcp, struct tcp_client *client, int error, const char *text);
 
 /* In flow.c; under client.lock. Both return 0, -EAGAIN, or the error that breaks the connection,
