@@ -272,7 +272,10 @@ struct wh_notification {
 	uint64_t tag; /* as given to wh_batch_notify() */
 	uint64_t epoch; /* of the sending engine */
 	char sender[64]; /* name of the sending engine */
-	uint64_t reserved[3]; /* 0 */
+	/* Where it came from, for limits that a sender cannot evade by another name and epoch: one
+	 * number for each IPv4 address and each IPv6 /64; 0: this engine itself, or unknown. */
+	uint64_t source;
+	uint64_t reserved[2]; /* 0 */
 };
 
 /* The notifications that a call takes: those that match all of its members. */

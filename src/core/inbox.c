@@ -53,7 +53,7 @@ struct notification {
 	uint64_t sequence;
 	uint32_t by; /* connection of a transport; 0: the control connection */
 	/* What the application gets: */
-	uint64_t epoch, tag;
+	uint64_t epoch, tag, source;
 	char sender[WH_NAME_MAX];
 	size_t length;
 	unsigned char data[];
@@ -110,6 +110,7 @@ static bool waiter_take(struct waiter *waiter, struct notification *notification
 	out->length = notification->length;
 	out->tag = notification->tag;
 	out->epoch = notification->epoch;
+	out->source = notification->source;
 	memcpy(out->sender, notification->sender, sizeof(out->sender));
 	waiter->error = notification->length > out->capacity ? -EMSGSIZE : 0;
 	waiter->got = waiter->error ? NULL : notification;
@@ -326,7 +327,7 @@ int wh_engine_notification(struct wh_engine *engine, const struct wh_notificatio
 	error = wh_options_copy(&filter, sizeof(filter), given, sizeof(size_t), call);
 	if (!error)
 		error = wh_options_copy(&full, sizeof(full), out,
-					offsetof(struct wh_notification, reserved), call);
+					offsetof(struct wh_notification, source), call);
 	if (!error)
 		error = notification_check(&full, &filter);
 	if (error)
@@ -370,6 +371,7 @@ static int inbox_receive(struct wh_session *session, uint32_t by, uint64_t seque
 		notification_new(session->hello.epoch, session->hello.name, tag, data, length);
 	if (!notification)
 		return -ENOMEM;
+	notification->source = session->quota->node.key;
 	notification->sequence = sequence;
 	notification->by = by;
 	/* Not ahead of its sender's that wait already, nor by the room that other sessions wait

@@ -3,6 +3,10 @@
  * invalid frames */
 #include "core-notification.h"
 
+#include <netinet/in.h>
+
+#include "util/address.h"
+
 /* ---- delivery ---------------------------------------------------------- */
 
 static void notify__itself(void **state)
@@ -29,6 +33,30 @@ static void notify__a_peer(void **state)
 	assert_int_equal(wh_batch_submit(batch), 0);
 	assert_int_equal(receive("sender", PATIENCE), 8);
 	finish(batch);
+}
+
+/* A notification says by its connection where it came from, not by what its sender says. */
+static void notify__source(void **state)
+{
+	struct wh_notification out = { .size = sizeof(out) };
+	struct sockaddr_in address = { .sin_family = AF_INET,
+				       .sin_addr = { htonl(INADDR_LOOPBACK) } };
+	struct sockaddr_storage any = { .ss_family = AF_UNSPEC };
+	unsigned char bytes[64];
+	struct wh_batch *batch;
+
+	(void)state;
+	memcpy(&any, &address, sizeof(address));
+	out.buffer = bytes;
+	out.capacity = sizeof(bytes);
+	batch = submit(peer, 1);
+	assert_int_equal(wh_engine_notification(here, NULL, &out, PATIENCE), 0);
+	assert_int_equal(out.source, wh_address_prefix(&any));
+	finish(batch);
+	/* The same structure is good for the next call. */
+	finish(submit(self, 2));
+	assert_int_equal(wh_engine_notification(here, NULL, &out, 0), 0);
+	assert_int_equal(out.source, 0);
 }
 
 static void notify__the_most_bytes(void **state)
@@ -445,7 +473,7 @@ static void misuse(void **state)
 	assert_int_equal(wh_engine_notification_fd(NULL), -EINVAL);
 	raw.capacity = 1;
 	assert_int_equal(wh_engine_notification(here, NULL, &raw, 0), -EINVAL);
-	raw = (struct wh_notification){ .size = sizeof(raw), .reserved = { 0, 0, 1 } };
+	raw = (struct wh_notification){ .size = sizeof(raw), .reserved = { 0, 1 } };
 	assert_int_equal(wh_engine_notification(here, NULL, &raw, 0), -EINVAL);
 	raw = (struct wh_notification){ 0 };
 	assert_int_equal(wh_engine_notification(here, NULL, &raw, 0), -EINVAL);
@@ -549,6 +577,7 @@ int main(void)
 		TEST(notify__itself),
 		TEST(notify__a_peer),
 		TEST_SPINNING(notify__a_peer),
+		TEST_SPINNING(notify__source),
 		TEST(notify__the_most_bytes),
 		TEST(take__none),
 		TEST_SPINNING(take__none),

@@ -125,7 +125,8 @@ class Notification(Structure):
         ("tag", c_uint64),
         ("epoch", c_uint64),
         ("sender", c_char * 64),
-        ("reserved", c_uint64 * 3),
+        ("source", c_uint64),
+        ("reserved", c_uint64 * 2),
     ]
 
 
