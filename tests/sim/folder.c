@@ -386,7 +386,8 @@ static void folder_open(struct program *program)
 
 static void server_open(struct folder *folder)
 {
-	int code = dir_server_start(folder->program->engine, &folder->served, 1, &folder->server);
+	int code = dir_server_start(folder->program->engine, &folder->served, 1, 1024,
+				    &folder->server);
 
 	if (!code)
 		return;

@@ -15,12 +15,10 @@
 #include "dir/message.h"
 #include "engine.h"
 #include "serve/requests.h"
+#include "serve/room.h"
 #include "util/clock.h"
 
 #define REQUESTS_MAX 256
-#define HANDLES_MAX 1024
-/* Of one client, so that none keeps the others from opening files. wherry copy has 32 at once. */
-#define HANDLES_OF_CLIENT 256
 #define ANSWERS_MAX 256
 #define ANSWERS_BYTES (UINT64_C(256) << 20)
 /* What a client that was killed has left open is closed after so long without a sign of it. */
@@ -32,7 +30,7 @@
 struct handle {
 	struct handle *next;
 	const struct directory *directory;
-	uint64_t client;
+	uint64_t client, source; /* request.epoch and source */
 	uint64_t number;
 	int fd;
 	struct wh_region *region; /* NULL: an empty file */
@@ -64,6 +62,7 @@ struct dir_server {
 	size_t count;
 	struct handle *handles;
 	size_t handle_count;
+	struct room room; /* for handles */
 	struct answer *answers;
 	size_t answer_count;
 	uint64_t answer_bytes;
@@ -120,7 +119,7 @@ static void close_idle(struct dir_server *server, int64_t idle)
 struct work {
 	struct dir_server *server;
 	const struct directory *directory;
-	uint64_t client;
+	uint64_t client, source;
 	const struct dir_message *request;
 	struct dir_writer *answer;
 	uint64_t summed; /* bytes */
@@ -138,16 +137,30 @@ static struct handle **handle_find(const struct work *work, uint64_t number)
 	return link;
 }
 
-/* May this client open one more? 0 or -EMFILE. */
-static int handle_room(struct dir_server *server, uint64_t client)
+static struct room handles_count(const struct work *work)
 {
-	size_t own = 0;
+	struct room open = { .all = work->server->handle_count };
 
-	if (server->handle_count >= HANDLES_MAX)
-		close_idle(server, 60 * WH_SECOND);
-	for (const struct handle *handle = server->handles; handle; handle = handle->next)
-		own += handle->client == client;
-	return own < HANDLES_OF_CLIENT && server->handle_count < HANDLES_MAX ? 0 : -EMFILE;
+	for (const struct handle *handle = work->server->handles; handle; handle = handle->next) {
+		if (handle->source != work->source)
+			continue;
+		open.of_source++;
+		open.of_client += handle->client == work->client;
+	}
+	return open;
+}
+
+/* May this client open one more? 0 or -EMFILE. */
+static int handle_room(const struct work *work)
+{
+	const struct room *most = &work->server->room;
+	struct room open = handles_count(work);
+
+	if (open.all >= most->all || open.of_source >= most->of_source) {
+		close_idle(work->server, 60 * WH_SECOND);
+		open = handles_count(work);
+	}
+	return room_check(most, &open);
 }
 
 /* The newer writer of a file takes it over: the other one may be a client that was killed. */
@@ -184,7 +197,7 @@ static int handle_open(const struct work *work, int fd, uint64_t length, const c
 		.region = &region,
 	};
 	struct handle *handle;
-	int error = handle_room(server, work->client);
+	int error = handle_room(work);
 
 	if (error)
 		return error;
@@ -204,6 +217,7 @@ static int handle_open(const struct work *work, int fd, uint64_t length, const c
 	}
 	handle->directory = work->directory;
 	handle->client = work->client;
+	handle->source = work->source;
 	handle->fd = fd;
 	handle->used = wh_now();
 	handle->next = server->handles;
@@ -524,6 +538,7 @@ static void handle_request(void *owner, const struct request *bytes)
 	struct work work = {
 		.server = server,
 		.client = bytes->epoch,
+		.source = bytes->source,
 		.request = &request,
 		.answer = &answer,
 	};
@@ -591,7 +606,7 @@ static int publish_directory(struct dir_server *server, struct served_file *serv
 }
 
 int dir_server_start(struct wh_engine *engine, struct served_file *dirs, size_t count,
-		     struct dir_server **out)
+		     uint64_t descriptors, struct dir_server **out)
 {
 	struct dir_server *server;
 	int code = 0;
@@ -602,6 +617,7 @@ int dir_server_start(struct wh_engine *engine, struct served_file *dirs, size_t 
 	if (!server)
 		return fail(ENOMEM, "out of memory");
 	server->engine = engine;
+	room_fit(descriptors, &server->room);
 	server->requests = (struct requests){
 		.handle = handle_request, .tick = server_tick, .owner = server, .most = REQUESTS_MAX
 	};

@@ -12,10 +12,11 @@ struct dir_server;
 /* Read --dir PATH[:rw][:name=NAME]. 0, or an exit code. */
 int served_dir_parse(const char *text, bool read_only, struct served_file *out);
 
-/* Publish the directories and start the thread that answers. Call dir_server_stop() even on
+/* Publish the directories and start the thread that answers. `descriptors`: how many this process
+ * may have, which limits the files that are open at once. Call dir_server_stop() even on
  * failure, if *out is set. 0, or an exit code. */
 int dir_server_start(struct wh_engine *engine, struct served_file *dirs, size_t count,
-		     struct dir_server **out);
+		     uint64_t descriptors, struct dir_server **out);
 
 /* Take a notification whose tag is DIR_TAG. Does not block; one too many is dropped, and its sender
  * sees no answer. */

@@ -74,7 +74,9 @@ void requests_take(struct requests *requests, const struct wh_notification *note
 
 	if (!request)
 		return;
-	*request = (struct request){ .epoch = note->epoch, .size = note->length };
+	*request = (struct request){ .epoch = note->epoch,
+				     .source = note->source,
+				     .size = note->length };
 	memcpy(request->sender, note->sender, sizeof(request->sender));
 	wh_text_clean(request->sender);
 	memcpy(request->data, note->buffer, note->length);

@@ -14,7 +14,8 @@
 /* What one notification holds. */
 struct request {
 	struct request *next;
-	uint64_t epoch; /* the sender's engine */
+	uint64_t epoch; /* the sender's engine, as it claims */
+	uint64_t source; /* wh_notification.source */
 	char sender[64]; /* its name, fit to be printed */
 	size_t size;
 	uint8_t data[];

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
 
@@ -17,6 +18,7 @@
 #include "serve/dir.h"
 #include "serve/file.h"
 #include "serve/mooncake.h"
+#include "serve/room.h"
 #include "serve/weights.h"
 #include "service.h"
 #include "spread/message.h"
@@ -290,6 +292,20 @@ static int start_weights(struct server *server)
 	return code;
 }
 
+/* Have the descriptors that open files need, as far as the hard limit allows, which is usually far
+ * above the soft one. Returns how many this process may have. */
+static uint64_t descriptors_raise(void)
+{
+	struct rlimit limit, more;
+
+	if (getrlimit(RLIMIT_NOFILE, &limit))
+		return 0;
+	more = limit;
+	more.rlim_cur = limit.rlim_max < ROOM_DESCRIPTORS ? limit.rlim_max : ROOM_DESCRIPTORS;
+	return limit.rlim_cur < more.rlim_cur && !setrlimit(RLIMIT_NOFILE, &more) ? more.rlim_cur :
+										    limit.rlim_cur;
+}
+
 /* Pinning takes a while, and so does the first call of a GPU's driver. */
 static int serve_publish(struct server *server)
 {
@@ -307,6 +323,7 @@ static int serve_publish(struct server *server)
 		code = served_file_publish(server->engine, &server->files[i]);
 	if (!code)
 		code = dir_server_start(server->engine, server->dirs, server->dir_count,
+					server->dir_count ? descriptors_raise() : 0,
 					&server->dir_server);
 	if (!code && server->weights_count)
 		code = start_weights(server);

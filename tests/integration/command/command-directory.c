@@ -16,7 +16,7 @@ enum { OPEN = 2, CLOSE = 7, KEEP = 8 };
 #define ITEM 48
 #define MOST 64 /* items of a request */
 #define OF_ONE 256 /* files that one client may have open */
-#define CLIENTS 3 /* that hold, with the first, the 1,024 of all */
+#define CLIENTS 1 /* that hold, with the first, what one address may: half of the 1,024 of all */
 
 struct client {
 	struct wh_engine *engine;
@@ -154,7 +154,7 @@ static void directory__a_client_that_opens_without_end(void **state)
 	client_ask(&greedy, OPEN, items, 1);
 	want(0, items[0].status);
 
-	/* Several such clients hold all; whoever comes then reads why. */
+	/* Several such clients hold all of their address; who comes from there then reads why. */
 	for (int i = 0; i < CLIENTS; i++) {
 		client_open(&more[i], url, "d");
 		for (uint32_t k = 0; k < OF_ONE; k += MOST) {
