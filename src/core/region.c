@@ -403,10 +403,11 @@ static int region_withdraw(struct wh_engine *engine, struct wh_region *region)
 		wh_region_table_reopen(&engine->regions, entry, id);
 		return region_busy(region);
 	}
+	region->withdrawn = wh_now();
 	if (entry->access) {
 		/* Before the peers are told: from now on no peer gets a mapping that shows it. */
 		region_change_memory(region, false);
-		wh_sessions_remove(engine, region);
+		region->removal = wh_sessions_remove(engine, region);
 	}
 	return 0;
 }
@@ -444,12 +445,15 @@ static void region_free(struct wh_engine *engine, struct wh_region *region)
 	wh_registration_put(registration);
 }
 
-static int region_try_unregister(struct wh_region *region)
+/* `timeout` < 0: the setting. Whoever has keys only gets half of the setting, from when it was
+ * told.
+ */
+static int region_try_unregister(struct wh_region *region, int64_t timeout)
 {
 	int error = region_guard(region, "wh_region_unregister");
 	struct wh_engine *engine;
 	struct wh_region_entry *entry;
-	int64_t deadline;
+	int64_t patience, deadline;
 
 	if (error)
 		return error;
@@ -458,7 +462,8 @@ static int region_try_unregister(struct wh_region *region)
 	if (wh_engine_inside(engine))
 		return wh_fail(EDEADLK,
 			       "wh_region_unregister: called from one of the engine's own threads");
-	deadline = wh_deadline(engine->config.number[WH_SETTING_TIMEOUT] * WH_MS);
+	patience = engine->config.number[WH_SETTING_TIMEOUT] * WH_MS;
+	deadline = wh_deadline(timeout < 0 ? patience : timeout);
 	pthread_mutex_lock(&engine->lock);
 	if (!entry->used)
 		error = wh_fail(EINVAL,
@@ -472,7 +477,8 @@ static int region_try_unregister(struct wh_region *region)
 				"peer; it is unpublished, try again",
 				(unsigned long long)wh_region_entry_id(entry));
 	if (!error && entry->access)
-		error = wh_sessions_released(engine, wh_region_entry_id(entry), deadline);
+		error = wh_sessions_released(engine, wh_region_entry_id(entry), region->removal,
+					     region->withdrawn + patience / 2, deadline);
 	if (error)
 		return error;
 	region_leave_transports(engine, region);
@@ -486,7 +492,7 @@ int wh_region_unregister(struct wh_region *region)
 	if (!region)
 		return 0;
 	wh_fail_begin();
-	return wh_fail_end(region_try_unregister(region));
+	return wh_fail_end(region_try_unregister(region, -1));
 }
 
 /* ---- files that hang ------------------------------------------------------------------------ */

@@ -280,7 +280,7 @@ void wh_sessions_publish(struct wh_engine *engine, const struct wh_region *regio
 	}
 }
 
-void wh_sessions_remove(struct wh_engine *engine, const struct wh_region *region)
+uint64_t wh_sessions_remove(struct wh_engine *engine, const struct wh_region *region)
 {
 	const struct wh_region_entry *entry = &region->entry;
 	const struct wh_removal removal = {
@@ -301,32 +301,58 @@ void wh_sessions_remove(struct wh_engine *engine, const struct wh_region *region
 			continue;
 		if (knows)
 			session->learned[entry->index / 64] &= ~(UINT64_C(1) << entry->index % 64);
+		if (atomic_load(&session->removed) == atomic_load(&session->removes)) {
+			session->unconfirmed = session->due = removal.number;
+			session->due_since = wh_now();
+		}
 		atomic_store(&session->removes, removal.number);
 		wh_control_send(&session->control, WH_FRAME_REMOVE, 0, bytes, sizeof(bytes));
 	}
+	return removal.number;
 }
 
 int wh_session_removed(struct wh_session *session, const uint8_t *payload, size_t length)
 {
 	uint64_t number = length == 8 ? wh_get64(payload) : 0;
+	int error = 0;
 
-	if (number <= atomic_load(&session->removed) || number > atomic_load(&session->removes))
-		return -EPROTO;
-	atomic_store(&session->removed, number);
-	return 0;
+	pthread_mutex_lock(&session->engine->lock);
+	if (number <= atomic_load(&session->removed) || number > atomic_load(&session->removes)) {
+		error = -EPROTO;
+	} else {
+		atomic_store(&session->removed, number);
+		session->unconfirmed = number + 1;
+		if (number >= session->due) {
+			session->due = atomic_load(&session->removes);
+			session->due_since = wh_now();
+		}
+	}
+	pthread_mutex_unlock(&session->engine->lock);
+	return error;
+}
+
+int64_t wh_session_owes(struct wh_session *session)
+{
+	int64_t since = 0;
+
+	pthread_mutex_lock(&session->engine->lock);
+	if ((atomic_load(&session->touches) || atomic_load(&session->keyed)) &&
+	    atomic_load(&session->removed) < atomic_load(&session->removes))
+		since = session->due_since;
+	pthread_mutex_unlock(&session->engine->lock);
+	return since;
 }
 
 /* ---- waiting until they are released --------------------------------------------------------- */
 
 /* May the session still touch a region of the first `removes` that were withdrawn? It confirms in
- * order. A REMOVE that it has not confirmed counts even if it is a later one, which costs at most
- * the wait for that one. */
+ * order, so it may if the first that it has not confirmed is one of them. That this need not be the
+ * region in question costs at most the wait for that one. Under engine.lock. */
 static bool session_holds(const struct wh_session *session, uint64_t removes, bool keyed)
 {
-	uint64_t removed = atomic_load(&session->removed);
-
 	return (atomic_load(&session->touches) || (keyed && atomic_load(&session->keyed))) &&
-	       removed < atomic_load(&session->removes) && removed < removes;
+	       atomic_load(&session->removed) < atomic_load(&session->removes) &&
+	       session->unconfirmed <= removes;
 }
 
 /* The ids of the first sessions that hold a removed region; returns how many of at most `most`. */
@@ -365,17 +391,14 @@ static bool session_released(struct wh_engine *engine, uint64_t id, uint64_t rem
 
 /* All sessions are walked once for each HOLDERS of them that hold the region; each of these is then
  * polled by its id, so that waiting for one does not walk past thousands of others. */
-int wh_sessions_released(struct wh_engine *engine, uint64_t id, int64_t deadline)
+int wh_sessions_released(struct wh_engine *engine, uint64_t id, uint64_t removes, int64_t courtesy,
+			 int64_t deadline)
 {
-	int64_t begun = wh_now(), courtesy = begun + (deadline - begun) / 2;
 	int64_t pause = 20000; /* ns */
-	uint64_t removes, holders[HOLDERS];
+	uint64_t holders[HOLDERS];
 	char name[WH_NAME_MAX];
 	unsigned count;
 
-	pthread_mutex_lock(&engine->lock);
-	removes = engine->removes;
-	pthread_mutex_unlock(&engine->lock);
 	while ((count = sessions_holding(engine, removes, wh_now() < courtesy, holders, HOLDERS))) {
 		for (unsigned i = 0; i < count;) {
 			if (session_released(engine, holders[i], removes, wh_now() < courtesy,

@@ -170,15 +170,24 @@ static int64_t session_patience(const struct wh_engine *engine)
 	return timeout < 5 * WH_SECOND ? 10 * WH_SECOND : 2 * timeout;
 }
 
+/* Who answers, but does not confirm that it has let go of memory, holds it for no longer than who
+ * is silent. The timer is never set to a later time than this patience from now, so a REMOVE that
+ * is sent meanwhile need not set it. */
 static void session_watch(struct wh_timer *timer)
 {
 	struct wh_session *session = wh_container(timer, struct wh_session, watchdog);
+	int64_t patience = session_patience(session->engine);
+	int64_t owes = wh_session_owes(session), since = session->heard;
 
-	if (wh_now() - session->heard > session_patience(session->engine))
+	if (owes && owes < since)
+		since = owes;
+	if (wh_now() - since <= patience)
+		wh_timer_set(&session->engine->loops[0], timer, since + patience + WH_MS);
+	else if (since == session->heard)
 		wh_session_end(session, -ETIMEDOUT, "nothing was received for too long");
 	else
-		wh_timer_set(&session->engine->loops[0], timer,
-			     session->heard + session_patience(session->engine) + WH_MS);
+		wh_session_end(session, -ETIMEDOUT,
+			       "it has not confirmed for too long that it has let go of memory");
 }
 
 /* ---- staging of GPU memory ------------------------------------------------------------------ */

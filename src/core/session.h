@@ -44,6 +44,10 @@ struct wh_session {
 	uint64_t missed; /* hashes of the questions to which there was no region; 0: none */
 	_Atomic uint64_t removes; /* the number of the last REMOVE sent to it */
 	_Atomic uint64_t removed; /* the number that it has confirmed; written on loop 0 */
+	uint64_t unconfirmed; /* the first number that it has not confirmed, if there is one */
+	/* While it has not confirmed `removes`: the last number that was sent at `due_since`. */
+	uint64_t due;
+	int64_t due_since;
 	struct wh_timer watchdog; /* ends a session whose initiator has fallen silent */
 	struct wh_list aborts; /* ABORT frames without an answer, and when to look again */
 	struct wh_timer aborting;
@@ -73,13 +77,18 @@ int wh_session_removed(struct wh_session *session, const uint8_t *payload, size_
 /* Does it know the region? Under engine.lock, while the region is registered. */
 bool wh_session_knows(const struct wh_session *session, const struct wh_region_entry *entry);
 /* A region is registered: hint at it to sessions that asked in vain for something that it may
- * answer. One is withdrawn: tell the sessions that know it or may map its memory. Under
- * engine.lock. */
+ * answer. One is withdrawn: tell the sessions that know it or may map its memory, and return the
+ * number of the REMOVE. Under engine.lock. */
 void wh_sessions_publish(struct wh_engine *engine, const struct wh_region *region);
-void wh_sessions_remove(struct wh_engine *engine, const struct wh_region *region);
-/* Block until no session can access a region that was removed before this call: until `deadline`
- * for sessions that access memory directly, and half as long for those with keys only, which the
- * caller invalidates. Not on loop 0. 0, or -EBUSY with its text. */
-int wh_sessions_released(struct wh_engine *engine, uint64_t id, int64_t deadline);
+uint64_t wh_sessions_remove(struct wh_engine *engine, const struct wh_region *region);
+/* Block until no session can access the region `id` that was removed with number `removes`: until
+ * `deadline` for sessions that access memory directly, and until `courtesy` for those with keys
+ * only, which the caller invalidates. Not on loop 0. 0, or -EBUSY with its text. */
+int wh_sessions_released(struct wh_engine *engine, uint64_t id, uint64_t removes, int64_t courtesy,
+			 int64_t deadline);
+/* Since when has it not confirmed a REMOVE that it could touch memory despite? 0: it owes none. At
+ * most half as long as it takes for any single one: when it has confirmed those that were sent by
+ * some time, the time begins anew for those sent since. On loop 0. */
+int64_t wh_session_owes(struct wh_session *session);
 
 #endif

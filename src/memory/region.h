@@ -28,6 +28,9 @@ struct wh_region {
 	struct wh_list member; /* memory->members, while published; under engine.lock */
 	struct wh_registration *registration; /* not NULL while the region is registered */
 	struct wh_rights *rights; /* of single peers; NULL: all peers have entry.access */
+	/* Once it is withdrawn: when, and the number of its REMOVE. Under engine.lock. */
+	int64_t withdrawn;
+	uint64_t removal;
 	bool listed; /* where all peers have the same rights: WH_ACCESS_LIST */
 	_Atomic uint32_t batches; /* uses by unfinished batches */
 	struct wh_region_window *_Atomic window; /* NULL: not tried yet */

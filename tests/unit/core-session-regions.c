@@ -277,11 +277,14 @@ static void removed(struct link *link, const struct wh_region *region, uint64_t 
 	assert_int_equal(atomic_load(&link->session->removes), number);
 }
 
-static void withdraw(const struct wh_region *region)
+static uint64_t withdraw(const struct wh_region *region)
 {
+	uint64_t number;
+
 	pthread_mutex_lock(&engine->lock);
-	wh_sessions_remove(engine, region);
+	number = wh_sessions_remove(engine, region);
 	pthread_mutex_unlock(&engine->lock);
+	return number;
 }
 
 /* Told are those that know it, and those that may map its memory. */
@@ -337,7 +340,7 @@ static void removed__numbers(void **state)
 	link_close(&link);
 }
 
-/* Who accesses memory directly is waited for; who has keys alone, for half of the time. */
+/* Who accesses memory directly is waited for; who has keys alone, as a courtesy. */
 static void released__who_is_waited_for(void **state)
 {
 	struct link link = session_link();
@@ -345,35 +348,94 @@ static void released__who_is_waited_for(void **state)
 
 	(void)state;
 	assert_int_equal(wh_session_learn(link.session, &here->entry), 0);
-	withdraw(here);
-	number = engine->removes;
-	assert_int_equal(wh_sessions_released(engine, 1, 0), 0);
+	number = withdraw(here);
+	assert_int_equal(number, engine->removes);
+	assert_int_equal(wh_sessions_released(engine, 1, number, 0, 0), 0);
 	wh_session_keyed(link.session);
-	assert_int_equal(wh_sessions_released(engine, 1, wh_now()), 0);
+	assert_int_equal(wh_sessions_released(engine, 1, number, wh_now(), 0), 0);
+	assert_int_equal(wh_sessions_released(engine, 1, number, INT64_MAX, 0), -EBUSY);
 	wh_session_touches(link.session);
-	assert_int_equal(wh_sessions_released(engine, 0x123, wh_now()), -EBUSY);
+	assert_int_equal(wh_sessions_released(engine, 0x123, number, 0, wh_now()), -EBUSY);
 	said("region 0x123: guest");
 	assert_int_equal(confirm(&link, number, 8), 0);
-	assert_int_equal(wh_sessions_released(engine, 1, 0), 0);
-	/* A region that went before is no reason to wait for one that goes later. */
-	assert_int_equal(wh_session_learn(link.session, &here->entry), 0);
-	withdraw(here);
-	engine->removes = number;
-	assert_int_equal(wh_sessions_released(engine, 1, 0), 0);
-	engine->removes = number + 1;
-	assert_int_equal(wh_sessions_released(engine, 1, 0), -EBUSY);
+	assert_int_equal(wh_sessions_released(engine, 1, number, 0, 0), 0);
 	link_close(&link);
-	assert_int_equal(wh_sessions_released(engine, 1, 0), 0);
+}
+
+/* A region that went before is no reason to wait for one that goes later: not in a session that has
+ * confirmed it, nor in one that began since. */
+static void released__what_went_before(void **state)
+{
+	struct link link = session_link(), later;
+	uint64_t first, second, third;
+
+	(void)state;
+	wh_session_touches(link.session);
+	assert_int_equal(wh_session_learn(link.session, &here->entry), 0);
+	first = withdraw(here);
+	assert_int_equal(wh_session_learn(link.session, &here->entry), 0);
+	second = withdraw(here);
+	later = session_link();
+	wh_session_touches(later.session);
+	assert_int_equal(wh_session_learn(later.session, &here->entry), 0);
+	third = withdraw(here);
+	assert_int_equal(third, second + 1);
+	assert_int_equal(wh_sessions_released(engine, 1, first, 0, 0), -EBUSY);
+	assert_int_equal(confirm(&link, first, 8), 0);
+	assert_int_equal(wh_sessions_released(engine, 1, first, 0, 0), 0);
+	assert_int_equal(wh_sessions_released(engine, 1, second, 0, 0), -EBUSY);
+	link_close(&link);
+	assert_int_equal(wh_sessions_released(engine, 1, second, 0, 0), 0);
+	assert_int_equal(wh_sessions_released(engine, 1, third, 0, 0), -EBUSY);
+	link_close(&later);
+	assert_int_equal(wh_sessions_released(engine, 1, third, 0, 0), 0);
+}
+
+/* The time for a REMOVE begins when it is sent, and anew only when all have been confirmed that
+ * were sent by when it last began: who confirms one of many from time to time is late. */
+static void owes__since_when(void **state)
+{
+	struct link link = session_link();
+	uint64_t number;
+	int64_t since;
+
+	(void)state;
+	assert_int_equal(wh_session_learn(link.session, &here->entry), 0);
+	number = withdraw(here);
+	assert_int_equal(wh_session_owes(link.session), 0); /* it cannot touch memory */
+	wh_session_touches(link.session);
+	since = wh_session_owes(link.session);
+	assert_true(since);
+	for (int i = 0; i < 2; i++) {
+		assert_int_equal(wh_session_learn(link.session, &here->entry), 0);
+		withdraw(here);
+	}
+	assert_int_equal(wh_session_owes(link.session), since);
+	link.session->due_since = 1;
+	assert_int_equal(confirm(&link, number, 8), 0);
+	assert_true(wh_session_owes(link.session) >= since);
+	link.session->due_since = 1;
+	assert_int_equal(confirm(&link, number + 1, 8), 0);
+	assert_int_equal(wh_session_owes(link.session), 1);
+	assert_int_equal(confirm(&link, number + 2, 8), 0);
+	assert_int_equal(wh_session_owes(link.session), 0);
+	link_close(&link);
 }
 
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		TEST(learn__each_index),           TEST(lookup__ids),
-		TEST(lookup__a_long_answer),       TEST(lookup__a_name_that_comes_later),
-		TEST(lookup__addresses),           TEST(lookup__pages),
-		TEST(remove__who_is_told),         TEST(removed__numbers),
+		TEST(learn__each_index),
+		TEST(lookup__ids),
+		TEST(lookup__a_long_answer),
+		TEST(lookup__a_name_that_comes_later),
+		TEST(lookup__addresses),
+		TEST(lookup__pages),
+		TEST(remove__who_is_told),
+		TEST(removed__numbers),
 		TEST(released__who_is_waited_for),
+		TEST(released__what_went_before),
+		TEST(owes__since_when),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

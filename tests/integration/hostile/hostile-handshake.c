@@ -592,6 +592,33 @@ static void map__not_let_go(void **state)
 	victim_close(&v);
 }
 
+/* A session that pings and never says that it has let go is ended, and then nobody waits for it. */
+static void map__never_let_go(void **state)
+{
+	static const uint8_t ping[8];
+	struct victim v;
+	uint64_t id;
+	int region, fd, map, error = -1;
+
+	(void)state;
+	victim_open(&v, 200);
+	region = region_to_map(&v, ACCESS_BOTH, &id);
+	fd = greet_shm(&v);
+	map = ask_map(fd, id);
+	want_true(map >= 0, "a published region cannot be mapped");
+	want(-EBUSY, child_unregister(v.f.child, region));
+	for (int64_t end = now() + SOON * MS; error && now() < end;)
+		error = !raw_send_frame(v.control, WH_FRAME_PING, 0, ping, sizeof(ping)) &&
+			!raw_closes(v.control, 200);
+	want_true(!error, "it is still a session");
+	want(0, child_unregister(v.f.child, region));
+	close(map);
+	close(fd);
+	close(v.control);
+	v.control = -1;
+	victim_close(&v);
+}
+
 static const struct CMUnitTest tests[] = {
 	TEST(garbage__any_length),
 	TEST(hello__cut_at_every_byte),
@@ -612,6 +639,7 @@ static const struct CMUnitTest tests[] = {
 	TEST(map__rights),
 	TEST(map__hostile_frames),
 	TEST(map__not_let_go),
+	TEST(map__never_let_go),
 };
 
 HARNESS_MAIN("hostile-handshake", tests)
