@@ -205,6 +205,12 @@ int wh_region_register(struct wh_engine *engine, void *address, size_t length,
  * may follow. */
 int wh_region_unregister(struct wh_region *region);
 
+/* The same, but wait for peers up to `timeout` ns (0: do not wait) instead of the setting. -EBUSY:
+ * the region is unpublished, and a peer has not let go of it; call again. A peer that never does is
+ * disconnected after twice the setting, and 10 s at least. Many regions are withdrawn in the time
+ * of one if each is asked for once with 0, and then again. Also -EINVAL (timeout < 0). */
+int wh_region_unregister_for(struct wh_region *region, int64_t timeout);
+
 /* The region's id, unique among the engine's regions. 42 bits of it are random: it cannot be
  * derived from other ids, and recurs with a chance of 1 in 2^42. */
 uint64_t wh_region_id(const struct wh_region *region);

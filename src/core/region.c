@@ -495,6 +495,17 @@ int wh_region_unregister(struct wh_region *region)
 	return wh_fail_end(region_try_unregister(region, -1));
 }
 
+int wh_region_unregister_for(struct wh_region *region, int64_t timeout)
+{
+	if (!region)
+		return 0;
+	wh_fail_begin();
+	if (timeout < 0)
+		return wh_fail_end(wh_fail(EINVAL, "wh_region_unregister_for: the timeout is %lld",
+					   (long long)timeout));
+	return wh_fail_end(region_try_unregister(region, timeout));
+}
+
 /* ---- files that hang ------------------------------------------------------------------------ */
 
 /* The next one that is leaving, from *at on. NULL: no more. */

@@ -297,6 +297,28 @@ static void unregister__waits_for_a_copy(void **state)
 	assert_int_equal(owner->regions.count, 0);
 }
 
+/* Without waiting: the region is unpublished, and goes when it is asked for again. */
+static void unregister__for_no_time(void **state)
+{
+	struct wh_region *region = add(0, 100, "copied", ALL);
+	uint64_t id = wh_region_id(region);
+	struct wh_region_entry *entry = wh_region_entry_enter(&owner->regions, id);
+
+	(void)state;
+	assert_int_equal(wh_region_unregister_for(NULL, 0), 0);
+	assert_int_equal(wh_region_unregister_for(region, -1), -EINVAL);
+	assert_ptr_equal(wh_region_entry_enter(&owner->regions, id), entry);
+	wh_region_entry_leave(entry);
+	for (int i = 0; i < 100; i++)
+		assert_int_equal(wh_region_unregister_for(region, 0), -EBUSY);
+	assert_null(wh_region_entry_enter(&owner->regions, id));
+	drop(add(200, 100, "copied", ALL));
+	wh_region_entry_leave(entry);
+	assert_int_equal(wh_region_unregister_for(region, 0), 0);
+	assert_int_equal(wh_region_unregister_for(region, 0), -EINVAL);
+	assert_int_equal(owner->regions.count, 0);
+}
+
 static void unregister_inside(void *arg)
 {
 	*(int *)arg =
@@ -381,6 +403,7 @@ int main(void)
 		TEST(key__room),
 		TEST(unregister__used_by_a_batch),
 		TEST(unregister__waits_for_a_copy),
+		TEST(unregister__for_no_time),
 		TEST(unregister__misuse),
 		TEST(unregister__races_with_submissions),
 	};

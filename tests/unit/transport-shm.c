@@ -140,7 +140,7 @@ static int next_descriptor(void)
 static void receive__descriptors(void **state)
 {
 	int sockets[2], before, fd = -1, held;
-	char byte;
+	char byte = 0;
 
 	(void)state;
 	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, sockets), 0);

@@ -469,6 +469,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "wh_file_register": (c_int, [_P, c_char_p, POINTER(FileOptions), _OUT]),
     "wh_file_register_fd": (c_int, [_P, c_int, POINTER(FileOptions), _OUT]),
     "wh_region_unregister": (c_int, [_P]),
+    "wh_region_unregister_for": (c_int, [_P, c_int64]),
     "wh_region_id": (c_uint64, [_P]),
     "wh_region_lookup": (c_int, [_P, _P, c_size_t, _OUT, POINTER(c_uint64)]),
     "wh_region_pack_key": (c_int, [_P, c_char_p, POINTER(c_size_t)]),
