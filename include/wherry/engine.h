@@ -198,8 +198,9 @@ struct wh_peer_options {
 int wh_peer_open(struct wh_engine *engine, const char *url, const struct wh_peer_options *options,
 		 struct wh_peer **out);
 
-/* Close the peer and its connections. Waits while its name is being looked up. 0, or -EBUSY (it
- * still has batches), -EDEADLK (called from a callback). */
+/* Close the peer and its connections. Waits while its name is being looked up, and until GPUs that
+ * map its memory have ended what they do. 0, or -EBUSY (it still has batches), -EDEADLK (called
+ * from a callback). */
 int wh_peer_close(struct wh_peer *peer);
 
 enum wh_peer_state {

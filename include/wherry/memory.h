@@ -202,7 +202,7 @@ int wh_region_register(struct wh_engine *engine, void *address, size_t length,
  * has not let go of it, or a GPU has not ended a copy; the region is unpublished in either case:
  * call again), -EDEADLK (called from a callback). Closing a file may wait for its file system, as
  * close(2) does. If that does not answer a peer's request, this is -EBUSY, and wh_engine_close()
- * may follow. */
+ * may follow. Memory that was locked for a GPU is released when that GPU has ended its work. */
 int wh_region_unregister(struct wh_region *region);
 
 /* The same, but wait for peers up to `timeout` ns (0: do not wait) instead of the setting. -EBUSY:

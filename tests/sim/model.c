@@ -350,14 +350,12 @@ static bool may_be_busy(const struct program *program, const struct target *targ
 static bool withdraw(struct program *program, const struct target *target, struct wh_region *region,
 		     bool must)
 {
-	int64_t stalled = sim_gpu_stalled(place_host(program->place));
 	struct call call = call_begin(program);
 	int rc = wh_region_unregister(region);
 
-	stalled = sim_gpu_stalled(place_host(program->place)) - stalled;
 	sim_trace("unregister: %d %s", rc, rc ? wh_error_text() : "");
-	call_end(&call, "wh_region_unregister", rc, program->timeout);
-	if (rc && (rc != -EBUSY || must || !may_be_busy(program, target, stalled)))
+	call_end_with_gpus(&call, "wh_region_unregister", rc, program->timeout);
+	if (rc && (rc != -EBUSY || must || !may_be_busy(program, target, call_stalled_gpus(&call))))
 		sim_fail("call", "wh_region_unregister = %d: %s", rc, wh_error_text());
 	return !rc;
 }

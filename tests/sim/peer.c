@@ -100,7 +100,8 @@ void peer_close(struct peer *peer)
 	if (rc)
 		sim_fail("call", "wh_peer_close = %d: %s", rc, wh_error_text());
 	/* It waits while the name is being looked up: there, and back. */
-	call_end(&call, "wh_peer_close", rc, (sim_options.registry ? 3 : 1) * program->timeout);
+	call_end_with_gpus(&call, "wh_peer_close", rc,
+			   (sim_options.registry ? 3 : 1) * program->timeout);
 	memset(peer, 0, sizeof(*peer));
 }
 

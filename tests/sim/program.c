@@ -109,15 +109,10 @@ void program_url(int place, char *out, size_t length)
 
 /* ---- calls and their bounds ------------------------------------------------------------------ */
 
-/* How long the program, or a GPU that works for it, has stood still until now. */
-static int64_t stalled_with_gpus(const struct program *program)
-{
-	return sim_node_stalled(program->node) + sim_gpu_stalled(place_host(program->place));
-}
-
 struct call call_begin(const struct program *program)
 {
-	struct call call = { program, sim_time, sim_node_stalled(program->node), "" };
+	struct call call = { program, sim_time, sim_node_stalled(program->node),
+			     sim_gpu_stalled(place_host(program->place)), "" };
 
 	snprintf(call.text, sizeof(call.text), "%s", wh_error_text());
 	return call;
@@ -136,6 +131,16 @@ void call_end(const struct call *call, const char *name, int rc, int64_t limit)
 	if (rc >= 0 && strncmp(call->text, wh_error_text(), sizeof(call->text) - 1) != 0)
 		sim_fail("text", "%s = %d has changed the text of the last error to: %s", name, rc,
 			 wh_error_text());
+}
+
+int64_t call_stalled_gpus(const struct call *call)
+{
+	return sim_gpu_stalled(place_host(call->program->place)) - call->stalled_gpus;
+}
+
+void call_end_with_gpus(const struct call *call, const char *name, int rc, int64_t limit)
+{
+	call_end(call, name, rc, limit + call_stalled_gpus(call));
 }
 
 void program_progress(struct program *program, int64_t timeout)
@@ -303,6 +308,12 @@ static void check_counters(const struct program *program)
 
 /* A peer that stands still, or whose connection is cut, may keep memory for as long as its session
  * may be silent (docs/memory-model.md). */
+/* How long the program, or a GPU that works for it, has stood still until now. */
+static int64_t stalled_with_gpus(const struct program *program)
+{
+	return sim_node_stalled(program->node) + sim_gpu_stalled(place_host(program->place));
+}
+
 static void close_target(struct program *program, int slot)
 {
 	int64_t patience = program->timeout < SILENCE / 2 ? SILENCE : 2 * program->timeout;
@@ -336,7 +347,6 @@ void program_check_ended(void)
 
 static void engine_close(struct program *program)
 {
-	int64_t limit = (sim_options.registry ? 3 : 2) * program->timeout;
 	struct call call;
 	int rc;
 
@@ -350,12 +360,11 @@ static void engine_close(struct program *program)
 			close_target(program, i);
 	close_queue(program);
 	call = call_begin(program);
-	limit -= sim_gpu_stalled(place_host(program->place));
 	rc = wh_engine_close(program->engine);
-	limit += sim_gpu_stalled(place_host(program->place));
 	if (rc)
 		sim_fail("call", "wh_engine_close = %d: %s", rc, wh_error_text());
-	call_end(&call, "wh_engine_close", rc, limit);
+	call_end_with_gpus(&call, "wh_engine_close", rc,
+			   (sim_options.registry ? 3 : 2) * program->timeout);
 }
 
 void program_engine_close(struct program *program)

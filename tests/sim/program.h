@@ -292,7 +292,7 @@ void program_progress(struct program *program, int64_t timeout);
 /* The simulated time that a call takes, less what its host stands still. */
 struct call {
 	const struct program *program;
-	int64_t start, stalled;
+	int64_t start, stalled, stalled_gpus;
 	char text[256]; /* of the last error before it */
 };
 
@@ -300,6 +300,10 @@ struct call call_begin(const struct program *program);
 /* Fails if the call took longer than `limit` and a little, or has left the text of an error
  * although it succeeded. */
 void call_end(const struct call *call, const char *name, int rc, int64_t limit);
+/* The same of a call that waits for GPUs. */
+void call_end_with_gpus(const struct call *call, const char *name, int rc, int64_t limit);
+/* How long one of the host's GPUs has stood still since the call began. */
+int64_t call_stalled_gpus(const struct call *call);
 
 /* What the run did, for its line at the end. */
 struct program_counts {
