@@ -224,6 +224,7 @@ static void range_end(struct wh_weights *weights, struct wh_link_to *link,
 		attempt->bytes += bytes;
 		weights->total += bytes;
 		link->bytes += bytes;
+		attempt->came = wh_now();
 		own_announce(weights, range->own);
 		if (own->done == own->pieces)
 			attempt->left--;
@@ -364,6 +365,7 @@ static bool attempt_begin(struct wh_weights *weights, int64_t now)
 					.buffer = buffer,
 					.left = weights->own_count,
 					.since = now,
+					.came = now,
 					.grace = now + GRACE };
 	wh_weights_head_clear(weights->control, WH_COPY_FIRST + buffer);
 	wh_weights_head_received(weights->control, 0);
@@ -531,14 +533,23 @@ static bool own_move(struct wh_weights *weights, struct wh_own *own, uint32_t *o
 	return false;
 }
 
-/* Steps whose member has not got the version: is it worth waiting for? */
+/* The plan has no cycles, but steps that were moved may make one: nobody in it is ever further. */
+static bool own_may_cycle(const struct wh_weights *weights, const struct wh_own *own,
+			  enum wh_copy_slot slot, int64_t now)
+{
+	return own->node != wh_step_sender(weights->plan, &weights->plan->steps[own->step]) &&
+	       own_pieces_there(&weights->links[own->node], own, slot) <= own->done &&
+	       now - weights->attempt.came >= GRACE;
+}
+
+/* Steps whose member has not got the version, and maybe never will: look for another one? */
 static bool own_waits(const struct wh_weights *weights, const struct wh_own *own, int64_t now)
 {
 	const struct wh_link_to *link = &weights->links[own->node];
 	enum wh_copy_slot slot;
 
 	if (own_slot(link, own, &slot))
-		return false;
+		return own_may_cycle(weights, own, slot, now);
 	/* It had the version, and has it no more; or it is not there. */
 	return (own->before == WH_PLAN_FIRST ? link->head.published : wh_link_whole(link)) >=
 		       weights->attempt.version ||

@@ -160,6 +160,7 @@ struct wh_attempt {
 	bool stuck; /* a step waits for a member that has it no more, and nobody else has it */
 	uint64_t bytes;
 	int64_t since; /* monotonic ns */
+	int64_t came; /* when bytes came last, or it began */
 	int64_t grace; /* when steps stop waiting for those that have not got it; 0: they have */
 };
 
