@@ -4,6 +4,7 @@
  * protocol of tools/dir/message.h lets it, keeps no other client from opening one */
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/resource.h>
 
 #include "lib/command.h"
 #include "lib/outcome.h"
@@ -108,20 +109,25 @@ static void client_ask(struct client *c, uint32_t op, struct item *items, uint32
 	free(answer);
 }
 
+static void file_make(const char *name)
+{
+	int fd = open(name, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+
+	want(5, write(fd, "bytes", 5));
+	want(0, close(fd));
+}
+
 static void directory__a_client_that_opens_without_end(void **state)
 {
 	static struct item items[MOST], all[OF_ONE];
 	struct client greedy, other, more[CLIENTS];
 	struct command command, copy;
 	char url[128], path[64], name[160];
-	int fd;
 
 	(void)state;
 	directory_make(path);
 	snprintf(name, sizeof(name), "%s/file", path);
-	fd = open(name, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
-	want(5, write(fd, "bytes", 5));
-	want(0, close(fd));
+	file_make(name);
 	snprintf(name, sizeof(name), "%s:name=d", path);
 	command_start(&command, NULL, NULL, ARGUMENTS("serve", "--dir", name));
 	command_line(&command, url, sizeof(url));
@@ -176,7 +182,48 @@ static void directory__a_client_that_opens_without_end(void **state)
 	directory_remove(path);
 }
 
+/* More files than the soft limit of descriptors allows: the server has the descriptors that its
+ * files need, and still accepts connections. */
+static void directory__more_files_than_descriptors(void **state)
+{
+	static struct item items[MOST];
+	struct rlimit limit, few;
+	struct client greedy, other;
+	struct command command;
+	char url[128], path[64], name[160];
+
+	(void)state;
+	want(0, getrlimit(RLIMIT_NOFILE, &limit));
+	few = limit;
+	few.rlim_cur = OF_ONE;
+	want_true(limit.rlim_max >= 4 * OF_ONE, "the hard limit is %llu",
+		  (unsigned long long)limit.rlim_max);
+	directory_make(path);
+	snprintf(name, sizeof(name), "%s/file", path);
+	file_make(name);
+	snprintf(name, sizeof(name), "%s:name=d", path);
+	want(0, setrlimit(RLIMIT_NOFILE, &few));
+	command_start(&command, NULL, NULL, ARGUMENTS("serve", "--dir", name));
+	want(0, setrlimit(RLIMIT_NOFILE, &limit));
+	command_line(&command, url, sizeof(url));
+	client_open(&greedy, url, "d");
+	for (uint32_t i = 0; i < OF_ONE; i += MOST) {
+		memset(items, 0, sizeof(items));
+		client_ask(&greedy, OPEN, items, MOST);
+	}
+	client_open(&other, url, "d");
+	memset(items, 0, sizeof(items));
+	client_ask(&other, OPEN, items, 1);
+	want(0, items[0].status);
+	client_close(&greedy);
+	client_close(&other);
+	want(0, kill(command.pid, SIGTERM));
+	want(0, command_wait(&command));
+	directory_remove(path);
+}
+
 static const struct CMUnitTest tests[] = {
+	TEST_NEEDS(directory__more_files_than_descriptors, needs_command),
 	TEST_NEEDS(directory__a_client_that_opens_without_end, needs_command),
 };
 
