@@ -123,6 +123,7 @@ struct work {
 	const struct dir_message *request;
 	struct dir_writer *answer;
 	uint64_t summed; /* bytes */
+	int unmade; /* the error of the first directory that could not be made; 0: none */
 };
 
 static struct handle **handle_find(const struct work *work, uint64_t number)
@@ -354,7 +355,7 @@ static int do_commit(struct work *work, const struct dir_item *item)
 	return error;
 }
 
-static int do_make_directory(struct work *work, const struct dir_item *item, struct dir_item *out)
+static int make_one(const struct work *work, const struct dir_item *item, struct dir_item *out)
 {
 	char path[DIR_PATH_MAX + 1];
 	int root = work->directory->root, error;
@@ -372,6 +373,14 @@ static int do_make_directory(struct work *work, const struct dir_item *item, str
 	}
 	return beneath_narrow_directory(root, path, item->mode, item->offset == DIR_MKDIR_END,
 					item->mtime);
+}
+
+/* What is in one that could not be made would have it made on the way, with the rights of any. */
+static int do_make_directory(struct work *work, const struct dir_item *item, struct dir_item *out)
+{
+	if (!work->unmade)
+		work->unmade = make_one(work, item, out);
+	return work->unmade;
 }
 
 static void forget(struct dir_server *server, const struct dir_item *item);
