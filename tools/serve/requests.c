@@ -100,12 +100,12 @@ bool request_may_note(struct requests *requests, const struct request *request)
 	for (size_t i = 0; i < REQUESTS_NOTED; i++) {
 		if (requests->noted[i].until <= now)
 			slot = i;
-		else if (!strcmp(requests->noted[i].sender, request->sender))
+		else if (requests->noted[i].source == request->source)
 			return false;
 	}
 	if (slot == REQUESTS_NOTED)
 		return false;
-	memcpy(requests->noted[slot].sender, request->sender, sizeof(request->sender));
+	requests->noted[slot].source = request->source;
 	requests->noted[slot].until = now + NOTE_EVERY;
 	return true;
 }

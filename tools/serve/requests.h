@@ -21,7 +21,7 @@ struct request {
 	uint8_t data[];
 };
 
-#define REQUESTS_NOTED 16 /* senders */
+#define REQUESTS_NOTED 16 /* addresses */
 
 struct requests {
 	/* Both on the thread. `handle` answers a request. `tick` does what is due without one: at
@@ -33,7 +33,7 @@ struct requests {
 
 	/* The thread's own. */
 	struct {
-		char sender[64];
+		uint64_t source;
 		int64_t until; /* no other line about it */
 	} noted[REQUESTS_NOTED];
 	pthread_t thread;
@@ -55,8 +55,9 @@ int requests_start(struct requests *requests);
  * nothing. */
 void requests_take(struct requests *requests, const struct wh_notification *note);
 
-/* May the thread say something about this request? One line in 10 s for each sender, and for no
- * more than REQUESTS_NOTED of them, so that nobody fills the log. */
+/* May the thread say something about this request? One line in 10 s for each address, whatever
+ * names its senders give themselves, and for no more than REQUESTS_NOTED of them, so that nobody
+ * fills the log. */
 bool request_may_note(struct requests *requests, const struct request *request);
 
 /* Return when the thread has ended. Requests that wait are dropped. */
