@@ -12,6 +12,7 @@
 #include "program.h"
 #include "serve/dir.h"
 #include "tools.h"
+#include "util/clock.h"
 
 #define FILES 2 /* names of a copy, in the directory and in one below */
 #define PATHS 512
@@ -19,6 +20,7 @@
 #define PAGE 4096
 #define HEALED_MOST (240 * SIM_SEC) /* until copies succeed, when all is healed */
 #define STEP (20 * SIM_MS)
+#define WITHDRAWN_MOST (60 * SIM_SEC) /* peers let go of files, or their sessions end */
 
 struct folder {
 	struct program *program;
@@ -391,7 +393,8 @@ static void server_open(struct folder *folder)
 
 	if (!code)
 		return;
-	dir_server_stop(folder->server, code);
+	dir_server_end(folder->server);
+	dir_server_stop(folder->server, 0, code);
 	folder->server = NULL;
 }
 
@@ -442,7 +445,8 @@ void folder_leave(struct program *program)
 	folder->stops = true;
 	while (folder->copies)
 		folder_serve(program);
-	code = dir_server_stop(folder->server, 0);
+	dir_server_end(folder->server);
+	code = dir_server_stop(folder->server, wh_now() + WITHDRAWN_MOST, 0);
 	if (code && !program->crashed)
 		sim_fail("call", "dir_server_stop = %d: %s", code, tools_text());
 	free(folder->bytes);

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* wherry serve --dir: answer what wherry copy asks. One thread does it, in the order of the
- * requests, as it waits for disks: the bytes of files are moved by the engine's threads. */
+ * requests, as it waits for disks: the bytes of files are moved by the engine's threads. It does
+ * not wait for peers: what they have not let go of goes when they have, and so do requests for it.
+ */
 #include "serve/dir.h"
 
 #include <errno.h>
@@ -16,6 +18,7 @@
 #include "engine.h"
 #include "serve/requests.h"
 #include "serve/room.h"
+#include "serve/withdraw.h"
 #include "util/clock.h"
 
 #define REQUESTS_MAX 256
@@ -25,6 +28,14 @@
 #define HANDLE_IDLE (900 * WH_SECOND)
 #define ANSWER_IDLE (600 * WH_SECOND)
 #define TICK (5 * WH_SECOND)
+/* Between two looks whether a region has been let go of, at first and at most. */
+#define PAUSE_FIRST (WH_MS / 10)
+#define PAUSE_MOST (100 * WH_MS)
+
+/* A region that is being withdrawn. */
+struct leaving {
+	int64_t pause, again; /* ns until the next look; when it is due */
+};
 
 /* A file that is open for a client. */
 struct handle {
@@ -36,6 +47,7 @@ struct handle {
 	struct wh_region *region; /* NULL: an empty file */
 	char *path; /* of a file that is written; else NULL */
 	int64_t used;
+	struct leaving leaving;
 };
 
 /* An answer that is waiting to be read. */
@@ -46,6 +58,14 @@ struct answer {
 	size_t size;
 	struct wh_region *region;
 	int64_t made;
+	struct leaving leaving;
+};
+
+/* Answers of one kind. */
+struct answers {
+	struct answer *first; /* the newest */
+	size_t count;
+	uint64_t bytes;
 };
 
 struct directory {
@@ -61,11 +81,11 @@ struct dir_server {
 	struct directory *directories;
 	size_t count;
 	struct handle *handles;
-	size_t handle_count;
+	struct handle *closing; /* those of `handles` before that a peer has not let go of */
+	size_t handle_count; /* of both */
 	struct room room; /* for handles */
-	struct answer *answers;
-	size_t answer_count;
-	uint64_t answer_bytes;
+	struct answers answers;
+	struct answers leaving; /* the same */
 	struct requests requests;
 };
 
@@ -89,12 +109,25 @@ static uint64_t random_number(void)
 
 /* ---- files that are open --------------------------------------------------------------------- */
 
-/* False: a copy by this engine still uses it, and it stays. */
-static bool handle_close(struct dir_server *server, struct handle **link)
+/* Withdraw the region until then. False: somebody has not let go of it; look again later. */
+static bool region_leave(struct wh_region **region, struct leaving *leaving, int64_t until)
+{
+	if (region_withdraw(*region, until)) {
+		if (leaving->pause < PAUSE_MOST)
+			leaving->pause = leaving->pause ? 2 * leaving->pause : PAUSE_FIRST;
+		leaving->again = wh_now() + leaving->pause;
+		return false;
+	}
+	*region = NULL;
+	return true;
+}
+
+/* `until`: as of region_leave(). False: it stays where it is. */
+static bool handle_free(struct dir_server *server, struct handle **link, int64_t until)
 {
 	struct handle *handle = *link;
 
-	if (handle->region && wh_region_unregister(handle->region))
+	if (!region_leave(&handle->region, &handle->leaving, until))
 		return false;
 	*link = handle->next;
 	server->handle_count--;
@@ -104,6 +137,18 @@ static bool handle_close(struct dir_server *server, struct handle **link)
 	return true;
 }
 
+/* Nobody finds it any more. */
+static void handle_close(struct dir_server *server, struct handle **link)
+{
+	struct handle *handle = *link;
+
+	if (handle_free(server, link, 0))
+		return;
+	*link = handle->next;
+	handle->next = server->closing;
+	server->closing = handle;
+}
+
 /* Close those that nobody has mentioned for so long. */
 static void close_idle(struct dir_server *server, int64_t idle)
 {
@@ -111,8 +156,10 @@ static void close_idle(struct dir_server *server, int64_t idle)
 	int64_t now = wh_now();
 
 	while (*link)
-		if (now - (*link)->used < idle || !handle_close(server, link))
+		if (now - (*link)->used < idle)
 			link = &(*link)->next;
+		else
+			handle_close(server, link);
 }
 
 /* What one request works with. */
@@ -140,14 +187,16 @@ static struct handle **handle_find(const struct work *work, uint64_t number)
 
 static struct room handles_count(const struct work *work)
 {
+	const struct handle *const lists[] = { work->server->handles, work->server->closing };
 	struct room open = { .all = work->server->handle_count };
 
-	for (const struct handle *handle = work->server->handles; handle; handle = handle->next) {
-		if (handle->source != work->source)
-			continue;
-		open.of_source++;
-		open.of_client += handle->client == work->client;
-	}
+	for (size_t i = 0; i < 2; i++)
+		for (const struct handle *handle = lists[i]; handle; handle = handle->next) {
+			if (handle->source != work->source)
+				continue;
+			open.of_source++;
+			open.of_client += handle->client == work->client;
+		}
 	return open;
 }
 
@@ -164,19 +213,26 @@ static int handle_room(const struct work *work)
 	return room_check(most, &open);
 }
 
-/* The newer writer of a file takes it over: the other one may be a client that was killed. */
+/* Who writes to that file? `link` is the list's. NULL in it: nobody there. */
+static struct handle **find_writer(struct handle **link, const struct directory *directory,
+				   const char *path)
+{
+	while (*link && (!(*link)->path || (*link)->directory != directory ||
+			 strcmp((*link)->path, path) != 0))
+		link = &(*link)->next;
+	return link;
+}
+
+/* The newer writer of a file takes it over: the other one may be a client that was killed. 0, or
+ * -EBUSY: a client may still write to it. */
 static int close_writer(struct dir_server *server, const struct directory *directory,
 			const char *path)
 {
-	struct handle **link = &server->handles;
+	struct handle **link = find_writer(&server->handles, directory, path);
 
-	while (*link) {
-		if ((*link)->path && (*link)->directory == directory &&
-		    !strcmp((*link)->path, path))
-			return handle_close(server, link) ? 0 : -EBUSY;
-		link = &(*link)->next;
-	}
-	return 0;
+	if (*link)
+		handle_close(server, link);
+	return *find_writer(&server->closing, directory, path) ? -EBUSY : 0;
 }
 
 /* Publish an open file under a new handle; `path` NULL: to read. Takes the descriptor only on
@@ -345,10 +401,8 @@ static int do_commit(struct work *work, const struct dir_item *item)
 	if (!handle || !handle->path)
 		return -EBADF;
 	/* Nobody may write to it once it has its name. */
-	error = handle->region ? wh_region_unregister(handle->region) : 0;
-	if (error)
-		return error;
-	handle->region = NULL;
+	if (!region_leave(&handle->region, &handle->leaving, 0))
+		return -EBUSY;
 	error = beneath_commit(work->directory->root, handle->path, handle->fd, item->mode,
 			       item->mtime);
 	handle_close(work->server, link);
@@ -406,7 +460,9 @@ static int do_item(struct work *work, const struct dir_item *item, struct dir_it
 		return do_make_directory(work, item, out);
 	case DIR_CLOSE:
 		link = handle_find(work, item->handle);
-		return !*link || handle_close(work->server, link) ? 0 : -EBUSY;
+		if (*link)
+			handle_close(work->server, link);
+		return 0;
 	case DIR_KEEP:
 		return *handle_find(work, item->handle) ? 0 : -EBADF;
 	default:
@@ -417,23 +473,51 @@ static int do_item(struct work *work, const struct dir_item *item, struct dir_it
 
 /* ---- answers --------------------------------------------------------------------------------- */
 
-static bool answer_drop(struct dir_server *server, struct answer **link)
+static void answer_add(struct answers *answers, struct answer *answer)
+{
+	answer->next = answers->first;
+	answers->first = answer;
+	answers->count++;
+	answers->bytes += answer->size;
+}
+
+static struct answer *answer_take(struct answers *answers, struct answer **link)
 {
 	struct answer *answer = *link;
 
-	if (wh_region_unregister(answer->region))
-		return false;
 	*link = answer->next;
-	server->answer_count--;
-	server->answer_bytes -= answer->size;
+	answers->count--;
+	answers->bytes -= answer->size;
+	return answer;
+}
+
+/* `until`: as of region_leave(). False: it stays where it is. */
+static bool answer_free(struct answers *answers, struct answer **link, int64_t until)
+{
+	struct answer *answer = *link;
+
+	if (!region_leave(&answer->region, &answer->leaving, until))
+		return false;
+	answer_take(answers, link);
 	free(answer->data);
 	free(answer);
 	return true;
 }
 
+/* Nobody finds it any more. False: too many are still held, and it stays. */
+static bool answer_drop(struct dir_server *server, struct answer **link)
+{
+	if (answer_free(&server->answers, link, 0))
+		return true;
+	if (server->leaving.count >= ANSWERS_MAX || server->leaving.bytes >= ANSWERS_BYTES)
+		return false;
+	answer_add(&server->leaving, answer_take(&server->answers, link));
+	return true;
+}
+
 static void forget(struct dir_server *server, const struct dir_item *item)
 {
-	struct answer **link = &server->answers;
+	struct answer **link = &server->answers.first;
 
 	if (item->size != DIR_TOKEN)
 		return;
@@ -445,7 +529,7 @@ static void forget(struct dir_server *server, const struct dir_item *item)
 
 static void drop_old(struct dir_server *server, int64_t idle)
 {
-	struct answer **link = &server->answers;
+	struct answer **link = &server->answers.first;
 	int64_t now = wh_now();
 
 	while (*link)
@@ -456,9 +540,9 @@ static void drop_old(struct dir_server *server, int64_t idle)
 /* The oldest answers make room: who asked for them has them by now, or has gone. */
 static bool make_room(struct dir_server *server, uint64_t bytes)
 {
-	while (server->answers && (server->answer_count >= ANSWERS_MAX ||
-				   server->answer_bytes + bytes > ANSWERS_BYTES)) {
-		struct answer **link = &server->answers;
+	while (server->answers.first && (server->answers.count >= ANSWERS_MAX ||
+					 server->answers.bytes + bytes > ANSWERS_BYTES)) {
+		struct answer **link = &server->answers.first;
 
 		while ((*link)->next)
 			link = &(*link)->next;
@@ -497,10 +581,7 @@ static int publish(struct dir_server *server, const struct dir_message *request,
 	answer->data = written->data;
 	answer->size = written->size;
 	answer->made = wh_now();
-	answer->next = server->answers;
-	server->answers = answer;
-	server->answer_count++;
-	server->answer_bytes += written->size;
+	answer_add(&server->answers, answer);
 	written->data = NULL;
 	return 0;
 }
@@ -538,7 +619,29 @@ static void fill(struct work *work)
 	}
 }
 
-static void handle_request(void *owner, const struct request *bytes)
+/* Has everybody let go of what the request is about? What is to be committed, or whose writer is
+ * replaced, is withdrawn from now on. */
+static bool is_its_turn(struct work *work)
+{
+	const struct dir_message *request = work->request;
+	char path[DIR_PATH_MAX + 1];
+	bool ready = true;
+
+	for (uint32_t i = 0; i < request->count; i++) {
+		const struct dir_item *item = &request->items[i];
+		struct handle *handle;
+
+		if (request->op == DIR_COMMIT && (handle = *handle_find(work, item->handle)) &&
+		    handle->path)
+			ready &= region_leave(&handle->region, &handle->leaving, 0);
+		if (request->op == DIR_CREATE && work->directory->served->writable &&
+		    item_path(item, false, path))
+			ready &= !close_writer(work->server, work->directory, path);
+	}
+	return ready;
+}
+
+static bool handle_request(void *owner, const struct request *bytes)
 {
 	struct dir_server *server = owner;
 	static const uint8_t none[DIR_TOKEN];
@@ -551,12 +654,15 @@ static void handle_request(void *owner, const struct request *bytes)
 		.request = &request,
 		.answer = &answer,
 	};
+	bool done = true;
 	int error;
 
 	if (dir_message_decode(bytes->data, bytes->size, &request))
-		return;
+		return true;
 	work.directory = find_directory(server, request.directory);
-	if (work.directory) {
+	if (work.directory && !is_its_turn(&work) && !bytes->last) {
+		done = false;
+	} else if (work.directory) {
 		fill(&work);
 		error = answer.failed ? -ENOMEM : 0;
 		if (!error && memcmp(request.token, none, DIR_TOKEN) != 0)
@@ -567,15 +673,45 @@ static void handle_request(void *owner, const struct request *bytes)
 	}
 	free(answer.data);
 	free(request.items);
+	return done;
 }
 
 /* ---- the thread ------------------------------------------------------------------------------ */
+
+/* Look again at what is held. `all`: whether it is due or not. Returns ns until the next is due. */
+static int64_t retry(struct dir_server *server, bool all, int64_t until)
+{
+	struct handle **handle = &server->closing;
+	struct answer **answer = &server->leaving.first;
+	int64_t now = wh_now(), next = now + TICK;
+
+	while (*handle) {
+		const struct leaving *leaving = &(*handle)->leaving;
+
+		if ((all || leaving->again <= now) && handle_free(server, handle, until))
+			continue;
+		if (leaving->again < next)
+			next = leaving->again;
+		handle = &(*handle)->next;
+	}
+	while (*answer) {
+		const struct leaving *leaving = &(*answer)->leaving;
+
+		if ((all || leaving->again <= now) && answer_free(&server->leaving, answer, until))
+			continue;
+		if (leaving->again < next)
+			next = leaving->again;
+		answer = &(*answer)->next;
+	}
+	now = wh_now();
+	return next > now ? next - now : 0;
+}
 
 static int64_t server_tick(void *owner)
 {
 	close_idle(owner, HANDLE_IDLE);
 	drop_old(owner, ANSWER_IDLE);
-	return TICK;
+	return retry(owner, false, 0);
 }
 
 void dir_server_take(struct dir_server *server, const struct wh_notification *note)
@@ -645,18 +781,34 @@ int dir_server_start(struct wh_engine *engine, struct served_file *dirs, size_t 
 	return requests_start(&server->requests);
 }
 
-static int withdraw(struct dir_server *server, int code)
+void dir_server_end(struct dir_server *server)
+{
+	if (!server)
+		return;
+	requests_stop(&server->requests);
+	close_idle(server, 0);
+	while (server->answers.first) {
+		struct answer **link = &server->answers.first;
+
+		if (!answer_free(&server->answers, link, 0))
+			answer_add(&server->leaving, answer_take(&server->answers, link));
+	}
+	for (size_t i = 0; i < server->count; i++)
+		if (!region_withdraw(server->directories[i].region, 0))
+			server->directories[i].region = NULL;
+}
+
+static int withdraw(struct dir_server *server, int64_t until, int code)
 {
 	int error;
 
-	close_idle(server, 0);
-	drop_old(server, 0);
-	if (server->handles || server->answers)
+	retry(server, true, until);
+	if (server->closing || server->leaving.first)
 		code = engine_undo(code, -EBUSY, "cannot withdraw the files of a directory");
 	for (size_t i = 0; i < server->count; i++) {
 		struct directory *directory = &server->directories[i];
 
-		error = directory->region ? wh_region_unregister(directory->region) : 0;
+		error = region_withdraw(directory->region, until);
 		code = engine_undo(code, error, "cannot withdraw a directory");
 		if (directory->root >= 0)
 			close(directory->root);
@@ -665,12 +817,11 @@ static int withdraw(struct dir_server *server, int code)
 	return code;
 }
 
-int dir_server_stop(struct dir_server *server, int code)
+int dir_server_stop(struct dir_server *server, int64_t until, int code)
 {
 	if (!server)
 		return code;
-	requests_stop(&server->requests);
-	code = withdraw(server, code);
+	code = withdraw(server, until, code);
 	free(server->directories);
 	free(server);
 	return code;

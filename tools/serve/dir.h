@@ -22,8 +22,10 @@ int dir_server_start(struct wh_engine *engine, struct served_file *dirs, size_t 
  * sees no answer. */
 void dir_server_take(struct dir_server *server, const struct wh_notification *note);
 
-/* Withdraw everything. Takes the exit code so far and returns it, or its own if that is 0. NULL is
- * no server. */
-int dir_server_stop(struct dir_server *server, int code);
+/* End the thread, and withdraw everything without waiting for peers. NULL is no server. */
+void dir_server_end(struct dir_server *server);
+/* After dir_server_end(): wait for peers until then. Takes the exit code so far and returns it, or
+ * its own if that is 0. NULL is no server. */
+int dir_server_stop(struct dir_server *server, int64_t until, int code);
 
 #endif

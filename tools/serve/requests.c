@@ -11,6 +11,11 @@
 #include "util/text.h"
 
 #define NOTE_EVERY (10 * WH_SECOND)
+#define LATER_MOST 64 /* requests; one more cannot be put off */
+#define LATER_FOR (30 * WH_SECOND) /* a request is put off */
+/* Between two times that they come again, at first and at most. */
+#define PAUSE_FIRST (WH_MS / 10)
+#define PAUSE_MOST (10 * WH_MS)
 
 /* The next request, or NULL after `wait` ns. False: the thread ends. */
 static bool request_next(struct requests *requests, int64_t wait, struct request **out)
@@ -35,17 +40,71 @@ static bool request_next(struct requests *requests, int64_t wait, struct request
 	return !ending;
 }
 
+/* Handle the request, which goes to `link`, the end of those that were put off, if it is not its
+ * turn yet. True: it is put off. */
+static bool request_try(struct requests *requests, struct request *request, struct request **link)
+{
+	request->last = wh_now() >= request->until || requests->later_count >= LATER_MOST;
+	request->next = NULL;
+	if (requests->handle(requests->owner, request) || request->last) {
+		free(request);
+		return false;
+	}
+	*link = request;
+	requests->later_count++;
+	return true;
+}
+
+/* Those that were put off, in their order. */
+static void requests_try_again(struct requests *requests)
+{
+	struct request *request = requests->later, **link = &requests->later;
+
+	if (!request || wh_now() < requests->again)
+		return;
+	requests->later = NULL;
+	while (request) {
+		struct request *next = request->next;
+
+		requests->later_count--;
+		if (request_try(requests, request, link))
+			link = &request->next;
+		request = next;
+	}
+	if (requests->pause < PAUSE_MOST)
+		requests->pause *= 2;
+	requests->again = wh_now() + requests->pause;
+}
+
+static void request_first(struct requests *requests, struct request *request)
+{
+	struct request **link = &requests->later;
+
+	while (*link)
+		link = &(*link)->next;
+	if (!request_try(requests, request, link))
+		return;
+	requests->pause = PAUSE_FIRST;
+	requests->again = wh_now() + PAUSE_FIRST;
+}
+
 static void *requests_run(void *argument)
 {
 	struct requests *requests = argument;
 	struct request *request;
+	int64_t wait, later;
 
-	while (request_next(requests, requests->tick(requests->owner), &request)) {
+	do {
+		wait = requests->tick(requests->owner);
+		requests_try_again(requests);
+		later = requests->again - wh_now();
+		if (requests->later && later < wait)
+			wait = later > 0 ? later : 0;
+		if (!request_next(requests, wait, &request))
+			return NULL;
 		if (request)
-			requests->handle(requests->owner, request);
-		free(request);
-	}
-	return NULL;
+			request_first(requests, request);
+	} while (true);
 }
 
 void requests_init(struct requests *requests)
@@ -74,7 +133,8 @@ void requests_take(struct requests *requests, const struct wh_notification *note
 
 	if (!request)
 		return;
-	*request = (struct request){ .epoch = note->epoch,
+	*request = (struct request){ .until = wh_now() + LATER_FOR,
+				     .epoch = note->epoch,
 				     .source = note->source,
 				     .size = note->length };
 	memcpy(request->sender, note->sender, sizeof(request->sender));
@@ -110,6 +170,16 @@ bool request_may_note(struct requests *requests, const struct request *request)
 	return true;
 }
 
+static void requests_free(struct request *request)
+{
+	while (request) {
+		struct request *next = request->next;
+
+		free(request);
+		request = next;
+	}
+}
+
 void requests_stop(struct requests *requests)
 {
 	pthread_mutex_lock(&requests->lock);
@@ -118,12 +188,8 @@ void requests_stop(struct requests *requests)
 	pthread_mutex_unlock(&requests->lock);
 	if (requests->started)
 		pthread_join(requests->thread, NULL);
-	while (requests->first) {
-		struct request *request = requests->first;
-
-		requests->first = request->next;
-		free(request);
-	}
+	requests_free(requests->first);
+	requests_free(requests->later);
 	pthread_cond_destroy(&requests->changed);
 	pthread_mutex_destroy(&requests->lock);
 }

@@ -14,6 +14,8 @@
 /* What one notification holds. */
 struct request {
 	struct request *next;
+	int64_t until; /* it can be put off until then */
+	bool last; /* it cannot be put off any more */
 	uint64_t epoch; /* the sender's engine, as it claims */
 	uint64_t source; /* wh_notification.source */
 	char sender[64]; /* its name, fit to be printed */
@@ -24,14 +26,19 @@ struct request {
 #define REQUESTS_NOTED 16 /* addresses */
 
 struct requests {
-	/* Both on the thread. `handle` answers a request. `tick` does what is due without one: at
-	 * the start, after each request, and after as many ns without one as it returned. */
-	void (*handle)(void *owner, const struct request *request);
+	/* Both on the thread, which serves all: neither waits for a peer. `handle` answers a
+	 * request; false: something has to end first, and the request comes again, behind others.
+	 * `tick` does what is due without one: at the start, after each request, and after as many
+	 * ns without one as it returned. */
+	bool (*handle)(void *owner, const struct request *request);
 	int64_t (*tick)(void *owner);
 	void *owner;
 	size_t most; /* that wait for the thread */
 
 	/* The thread's own. */
+	struct request *later; /* were put off, the oldest first */
+	size_t later_count;
+	int64_t again, pause; /* when they come again; ns between */
 	struct {
 		uint64_t source;
 		int64_t until; /* no other line about it */

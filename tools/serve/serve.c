@@ -20,8 +20,13 @@
 #include "serve/mooncake.h"
 #include "serve/room.h"
 #include "serve/weights.h"
+#include "serve/withdraw.h"
 #include "service.h"
 #include "spread/message.h"
+
+/* Peers have so long, all together, to let go of what was offered when the server ends. One that
+ * never does is disconnected before, unless the setting `timeout` is raised. */
+#define WITHDRAWN_MOST (30 * WH_SECOND)
 
 /* One --memory MEM:SIZE[:NAME], or --weights. */
 struct served {
@@ -330,22 +335,32 @@ static int serve_publish(struct server *server)
 	return code;
 }
 
+/* All peers are asked before any is waited for. */
 static int serve_withdraw(struct server *server, int code)
 {
+	int64_t until = wh_now() + WITHDRAWN_MOST;
 	int error;
 
-	code = dir_server_stop(server->dir_server, code);
-	code = weights_server_stop(server->weights_server, code);
+	dir_server_end(server->dir_server);
+	weights_server_end(server->weights_server);
+	for (size_t i = 0; i < server->count; i++)
+		if (!region_withdraw(server->memories[i].region, 0))
+			server->memories[i].region = NULL;
+	for (size_t i = 0; i < server->file_count; i++)
+		if (!region_withdraw(server->files[i].region, 0))
+			server->files[i].region = NULL;
+	code = dir_server_stop(server->dir_server, until, code);
+	code = weights_server_stop(server->weights_server, until, code);
 	for (size_t i = 0; i < server->count; i++) {
 		struct served *memory = &server->memories[i];
 
-		error = memory->region ? wh_region_unregister(memory->region) : 0;
+		error = region_withdraw(memory->region, until);
 		if (!error && memory->address)
 			error = wh_memory_free(server->engine, memory->address);
 		code = engine_undo(code, error, "cannot withdraw the memory");
 	}
 	for (size_t i = 0; i < server->file_count; i++) {
-		error = server->files[i].region ? wh_region_unregister(server->files[i].region) : 0;
+		error = region_withdraw(server->files[i].region, until);
 		code = engine_undo(code, error, "cannot withdraw a file");
 	}
 	return code;

@@ -5,7 +5,8 @@
  * A thread answers the sender's messages, and looks after what is being received: the library's
  * weights (wherry/weights.h) move the bytes, into memory of their own. When all are there, that
  * memory becomes the region of the name, and the memory of the file before is freed, on a thread of
- * its own, because it waits for its readers. So a reader finds one file or the other, whole.
+ * its own, because it waits for its readers; so does leaving a spread. So a reader finds one file
+ * or the other, whole.
  */
 #include "serve/weights.h"
 
@@ -20,6 +21,7 @@
 #include "engine.h"
 #include "platform/machine.h"
 #include "serve/requests.h"
+#include "serve/withdraw.h"
 #include "spread/layout.h"
 #include "util/clock.h"
 #include "util/text.h"
@@ -30,6 +32,7 @@
 #define LOST (5 * WH_SECOND) /* without a connection to the sender */
 #define SEND (10 * WH_SECOND)
 #define FROM_MOST 32 /* members in a report */
+#define RETIRE_STEP (100 * WH_MS) /* until it is seen that the server ends */
 
 struct copy {
 	void *address;
@@ -53,6 +56,9 @@ struct weights_set {
 	uint8_t token[SPREAD_TOKEN];
 	struct copy coming; /* its address is NULL once it is published */
 	bool leaving, reported;
+	pthread_t leaver; /* closes `weights`, if `leaving` */
+	_Atomic bool left; /* `leaver` has ended */
+	int left_error;
 	int64_t lost; /* since when; 0: it is connected */
 };
 
@@ -62,6 +68,7 @@ struct weights_server {
 	struct weights_set *sets;
 	size_t count;
 	char machine[2 * WH_MACHINE_SIZE + 1];
+	_Atomic bool ending;
 	struct requests requests;
 };
 
@@ -113,14 +120,32 @@ static int sender_open(struct weights_server *server, const struct request *requ
 	return -ESTALE;
 }
 
-/* Leave the spread. May have to be called again: others may still hold the memory. */
+/* Others may still hold the memory. */
+static void *leave(void *arg)
+{
+	struct weights_set *set = arg;
+
+	do {
+		set->left_error = wh_weights_close(set->weights);
+	} while (set->left_error == -EBUSY && !set->server->ending);
+	set->left = true;
+	return NULL;
+}
+
+/* Leave the spread. To be called again until it has no weights. */
 static void set_leave(struct weights_set *set)
 {
-	set->leaving = true;
-	if (wh_weights_close(set->weights))
+	if (!set->leaving) {
+		set->left = false;
+		set->leaving = !pthread_create(&set->leaver, NULL, leave, set);
+	}
+	if (!set->leaving || !set->left)
+		return;
+	pthread_join(set->leaver, NULL);
+	set->leaving = false;
+	if (set->left_error)
 		return;
 	set->weights = NULL;
-	set->leaving = false;
 	if (set->coming.address)
 		wh_memory_free(set->server->engine, set->coming.address);
 	set->coming = (struct copy){ 0 };
@@ -210,11 +235,6 @@ static struct weights_set *set_choose(struct weights_server *server, const char 
 		return NULL;
 	}
 	set = set_find(server, name, why);
-	/* The one before has ended; it may take a moment to let go. */
-	for (int64_t until = wh_now() + SEND; set && set->leaving && wh_now() < until;) {
-		set_leave(set);
-		usleep(1000);
-	}
 	if (!set || !size_fits(set, size, why))
 		return NULL;
 	if (set->weights) {
@@ -280,19 +300,24 @@ static const struct spread_item *offer_own(const struct weights_server *server,
 	return NULL;
 }
 
+/* What was there before may take a moment to go: the spread before, and of an offer the file before
+ * the current one. */
+static bool set_is_ready(struct weights_set *set, bool is_offer)
+{
+	if (set->leaving)
+		set_leave(set);
+	return !set->leaving && (!is_offer || !set->has_former || set->retired);
+}
+
 /* Make room, and become a member. */
 static bool coming_open(struct weights_server *server, struct weights_set *set,
 			const struct spread_message *offer, struct refusal *why)
 {
 	int error;
 
-	for (int64_t until = wh_now() + SEND; set->has_former && !set->retired;) {
-		if (wh_now() > until)
-			return refuse(why, EBUSY,
-				      "readers of '%s' have not let go of the file before",
-				      set->offer.name);
-		usleep(1000);
-	}
+	if (set->has_former && !set->retired)
+		return refuse(why, EBUSY, "readers of '%s' have not let go of the file before",
+			      set->offer.name);
 	if (set->has_former)
 		pthread_join(set->retiring, NULL);
 	set->has_former = false;
@@ -358,11 +383,14 @@ static void *retire(void *arg)
 	int error;
 
 	do {
-		error = wh_region_unregister(set->former.region);
-	} while (error == -EBUSY);
-	if (!error)
+		error = wh_region_unregister_for(set->former.region, RETIRE_STEP);
+	} while (error == -EBUSY && !set->server->ending);
+	if (!error) {
+		set->former.region = NULL;
 		error = wh_memory_free(set->server->engine, set->former.address);
-	if (error)
+		set->former.address = NULL;
+	}
+	if (error && error != -EBUSY)
 		note("cannot free the former '%s': %s", set->offer.name, wh_error_text());
 	set->retired = true;
 	return NULL;
@@ -489,13 +517,32 @@ static void take_end(struct weights_server *server, const struct request *reques
 	}
 }
 
-static void request_handle(void *owner, const struct request *request)
+/* Is nothing in the way of the question or the offer that will end soon? */
+static bool is_its_turn(struct weights_server *server, const struct spread_message *message)
+{
+	const struct spread_item *own = NULL;
+	struct refusal why;
+	struct weights_set *set;
+
+	if (message->op == SPREAD_ASK && message->count)
+		own = &message->items[0];
+	else if (message->op == SPREAD_OFFER)
+		own = offer_own(server, message);
+	set = own ? set_find(server, own->text, &why) : NULL;
+	return !set || set_is_ready(set, message->op == SPREAD_OFFER);
+}
+
+static bool request_handle(void *owner, const struct request *request)
 {
 	struct weights_server *server = owner;
 	struct spread_message message;
 
 	if (spread_message_decode(request->data, request->size, &message))
-		return;
+		return true;
+	if (!is_its_turn(server, &message) && !request->last) {
+		free(message.items);
+		return false;
+	}
 	if (message.op == SPREAD_ASK && message.count)
 		ask(server, request, &message);
 	else if (message.op == SPREAD_OFFER)
@@ -503,6 +550,7 @@ static void request_handle(void *owner, const struct request *request)
 	else if (message.op == SPREAD_END)
 		take_end(server, request, &message);
 	free(message.items);
+	return true;
 }
 
 /* ---- the thread ------------------------------------------------------------------------------ */
@@ -565,31 +613,55 @@ int weights_server_start(struct wh_engine *engine, const struct arguments *argum
 	return server_init(server, offers, count);
 }
 
-static int set_stop(struct weights_set *set, int code)
+void weights_server_end(struct weights_server *server)
 {
-	int error;
+	if (!server)
+		return;
+	requests_stop(&server->requests);
+	for (size_t i = 0; i < server->count; i++) {
+		struct weights_set *set = &server->sets[i];
 
-	if (set->weights)
-		set_leave(set);
-	if (set->weights)
-		set_leave(set);
-	if (set->weights)
-		code = engine_undo(code, -EBUSY, "cannot leave a spread");
-	if (set->has_former)
-		pthread_join(set->retiring, NULL);
-	error = set->current.region ? wh_region_unregister(set->current.region) : 0;
-	if (!error && set->current.region)
-		error = wh_memory_free(set->server->engine, set->current.address);
-	return engine_undo(code, error, "cannot withdraw weights");
+		if (set->weights)
+			set_leave(set);
+		if (!region_withdraw(set->current.region, 0))
+			set->current.region = NULL;
+	}
 }
 
-int weights_server_stop(struct weights_server *server, int code)
+static int copy_free(struct weights_set *set, struct copy *copy, int64_t until)
+{
+	int error = region_withdraw(copy->region, until);
+
+	if (!error && copy->address)
+		error = wh_memory_free(set->server->engine, copy->address);
+	return error;
+}
+
+static int set_stop(struct weights_set *set, int64_t until, int code)
+{
+	while (set->weights && wh_now() < until) {
+		set_leave(set);
+		usleep(1000);
+	}
+	set->server->ending = true;
+	if (set->leaving)
+		pthread_join(set->leaver, NULL);
+	if (set->weights)
+		code = engine_undo(code, -EBUSY, "cannot leave a spread");
+	if (set->has_former) {
+		pthread_join(set->retiring, NULL);
+		code = engine_undo(code, copy_free(set, &set->former, until),
+				   "cannot withdraw former weights");
+	}
+	return engine_undo(code, copy_free(set, &set->current, until), "cannot withdraw weights");
+}
+
+int weights_server_stop(struct weights_server *server, int64_t until, int code)
 {
 	if (!server)
 		return code;
-	requests_stop(&server->requests);
 	for (size_t i = 0; i < server->count; i++)
-		code = set_stop(&server->sets[i], code);
+		code = set_stop(&server->sets[i], until, code);
 	free(server->sets);
 	free(server);
 	return code;

@@ -28,8 +28,11 @@ int weights_server_start(struct wh_engine *engine, const struct arguments *argum
  * sender hears nothing. */
 void weights_server_take(struct weights_server *server, const struct wh_notification *note);
 
-/* Leave every spread and withdraw everything. Takes the exit code so far and returns it, or its own
- * if that is 0. NULL is no server. */
-int weights_server_stop(struct weights_server *server, int code);
+/* End the thread, and begin to leave every spread and to withdraw everything, without waiting for
+ * peers. NULL is no server. */
+void weights_server_end(struct weights_server *server);
+/* After weights_server_end(): wait for peers until then. Takes the exit code so far and returns it,
+ * or its own if that is 0. NULL is no server. */
+int weights_server_stop(struct weights_server *server, int64_t until, int code);
 
 #endif

@@ -1,16 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Setup: command */
+/* Setup: command waits */
 /* command-directory.c: a client of `wherry serve --dir` that opens files without end, as the
- * protocol of tools/dir/message.h lets it, keeps no other client from opening one */
+ * protocol of tools/dir/message.h lets it, keeps no other client from opening one; and one that
+ * never lets go of a region keeps the server from nothing */
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "lib/command.h"
+#include "lib/handles.h"
 #include "lib/outcome.h"
 #include "wire/bytes.h"
 
-enum { OPEN = 2, CLOSE = 7, KEEP = 8 };
+enum { OPEN = 2, CREATE = 3, COMMIT = 5, CLOSE = 7, KEEP = 8 };
 
 #define TAG UINT64_C(0x7269642d79727265)
 #define HEAD 40
@@ -75,7 +79,7 @@ static void client_close(struct client *c)
 static void client_ask(struct client *c, uint32_t op, struct item *items, uint32_t count)
 {
 	static const char file[] = "file";
-	uint32_t path = op == OPEN ? sizeof(file) - 1 : 0;
+	uint32_t path = op == OPEN || op == CREATE ? sizeof(file) - 1 : 0;
 	uint8_t request[HEAD + MOST * (ITEM + sizeof(file))] = { 0 }, *at = request + HEAD;
 	char name[64] = "dir.";
 	struct wh_remote remote;
@@ -89,6 +93,8 @@ static void client_ask(struct client *c, uint32_t op, struct item *items, uint32
 	wh_put32(request + 32, count);
 	for (uint32_t i = 0; i < count; i++, at += ITEM + path) {
 		wh_put64(at, items[i].handle);
+		wh_put64(at + 16, op == CREATE ? 5 : 0);
+		wh_put32(at + 32, 0644);
 		wh_put32(at + 40, path);
 		memcpy(at + ITEM, file, path);
 	}
@@ -222,9 +228,162 @@ static void directory__more_files_than_descriptors(void **state)
 	directory_remove(path);
 }
 
+/* Serve a directory with a file of 5 bytes. */
+static void server_start(struct command *command, char path[64], char url[128], const char *timeout)
+{
+	char name[96];
+	int fd;
+
+	directory_make(path);
+	snprintf(name, sizeof(name), "%s/file", path);
+	fd = open(name, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+	want(5, write(fd, "bytes", 5));
+	want(0, close(fd));
+	snprintf(name, sizeof(name), "%s:rw:name=d", path);
+	command_start(command, NULL, NULL, ARGUMENTS("serve", "--dir", name, "--config", timeout));
+	command_line(command, url, 128);
+}
+
+/* A peer that can map memory and answers nothing. */
+struct holder {
+	int control, local;
+};
+
+static void holder_open(struct holder *h, const char *url)
+{
+	struct wh_hello welcome;
+
+	h->control = raw_control(url, &welcome);
+	want_true(h->control >= 0, "no session");
+	h->local = handles_connect(&welcome);
+}
+
+/* Learn of the region of a file that is open. */
+static void holder_hold(struct holder *h, struct client *c, uint64_t handle)
+{
+	struct wh_remote remote;
+	char name[64];
+
+	snprintf(name, sizeof(name), "dir.%016llx", (unsigned long long)handle);
+	want(0, wh_peer_find(c->peer, name, PATIENCE, &remote));
+	want(1, raw_lookup(h->control, remote.id));
+}
+
+/* False: the session has ended. */
+static bool holder_ping(struct holder *h)
+{
+	static const uint8_t ping[8];
+
+	return !raw_send_frame(h->control, WH_FRAME_PING, 0, ping, sizeof(ping)) &&
+	       !raw_closes(h->control, 100);
+}
+
+static void holder_close(struct holder *h)
+{
+	close(h->local);
+	close(h->control);
+}
+
+/* The server would have to wait for five minutes. */
+static void directory__others_do_not_wait(void **state)
+{
+	struct item read = { 0 }, written = { 0 };
+	struct command command;
+	struct client client;
+	struct holder holder;
+	char url[128], path[64];
+
+	(void)state;
+	server_start(&command, path, url, "timeout=300000");
+	client_open(&client, url, "d");
+	holder_open(&holder, url);
+	client_ask(&client, OPEN, &read, 1);
+	want(0, read.status);
+	client_ask(&client, CREATE, &written, 1);
+	want(0, written.status);
+	holder_hold(&holder, &client, read.handle);
+	holder_hold(&holder, &client, written.handle);
+	client_ask(&client, CLOSE, &read, 1);
+	want(0, read.status);
+	client_ask(&client, KEEP, &read, 1);
+	want(EBADF, read.status);
+	client_ask(&client, KEEP, &written, 1);
+	want(0, written.status);
+	holder_close(&holder);
+	client_ask(&client, COMMIT, &written, 1);
+	want(0, written.status);
+	client_close(&client);
+	want(0, kill(command.pid, SIGTERM));
+	want(0, command_wait(&command));
+	directory_remove(path);
+}
+
+/* It is disconnected, and then the file gets its name. */
+static void directory__a_commit_waits(void **state)
+{
+	struct item written = { 0 };
+	struct command command;
+	struct client client;
+	struct holder holder;
+	char url[128], path[64];
+	pid_t pid;
+	int status;
+
+	(void)state;
+	server_start(&command, path, url, "timeout=200");
+	client_open(&client, url, "d");
+	holder_open(&holder, url);
+	client_ask(&client, CREATE, &written, 1);
+	holder_hold(&holder, &client, written.handle);
+	pid = fork();
+	want_true(pid >= 0, "fork: %s", strerror(errno));
+	if (!pid) {
+		while (holder_ping(&holder))
+			;
+		_exit(0);
+	}
+	client_ask(&client, COMMIT, &written, 1);
+	want(0, written.status);
+	want(pid, waitpid(pid, &status, 0));
+	want(0, status);
+	holder_close(&holder);
+	client_close(&client);
+	want(0, kill(command.pid, SIGTERM));
+	want(0, command_wait(&command));
+	directory_remove(path);
+}
+
+/* What is held by one that pings is withdrawn in the time of one region, and with success. */
+static void directory__the_end_does_not_wait(void **state)
+{
+	struct item items[8] = { 0 };
+	struct command command;
+	struct client client;
+	struct holder holder;
+	char url[128], path[64];
+
+	(void)state;
+	server_start(&command, path, url, "timeout=200");
+	client_open(&client, url, "d");
+	holder_open(&holder, url);
+	client_ask(&client, OPEN, items, 8);
+	for (int i = 0; i < 8; i++)
+		holder_hold(&holder, &client, items[i].handle);
+	want(0, kill(command.pid, SIGTERM));
+	while (holder_ping(&holder))
+		;
+	want(0, command_wait(&command));
+	holder_close(&holder);
+	client_close(&client);
+	directory_remove(path);
+}
+
 static const struct CMUnitTest tests[] = {
 	TEST_NEEDS(directory__more_files_than_descriptors, needs_command),
 	TEST_NEEDS(directory__a_client_that_opens_without_end, needs_command),
+	TEST_NEEDS(directory__others_do_not_wait, needs_command),
+	TEST_NEEDS(directory__a_commit_waits, needs_command),
+	TEST_NEEDS(directory__the_end_does_not_wait, needs_command),
 };
 
 HARNESS_MAIN("command-directory", tests)
