@@ -11,6 +11,7 @@
 #include "serve/weights.h"
 
 #include <errno.h>
+#include <netdb.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -31,8 +32,29 @@
 #define TICK_IDLE WH_SECOND
 #define LOST (5 * WH_SECOND) /* without a connection to the sender */
 #define SEND (10 * WH_SECOND)
+#define SENDERS_MOST 16 /* that are being connected to */
+#define SENDERS_OF_ONE 4 /* address, whatever their names and epochs */
+#define SENDERS_FOR (20 * WH_SECOND) /* nobody has taken the connection: its request is gone */
 #define FROM_MOST 32 /* members in a report */
 #define RETIRE_STEP (100 * WH_MS) /* until it is seen that the server ends */
+
+/* A connection to an engine that has sent a message, which is put off until it is there. */
+struct sender {
+	struct sender *next;
+	uint64_t epoch, source; /* of its request */
+	char url[sizeof(((struct spread_item *)NULL)->url)];
+	struct wh_peer *peer;
+	int64_t until;
+};
+
+/* A message on its way. */
+struct outgoing {
+	struct outgoing *next;
+	struct wh_peer *peer;
+	struct wh_batch *batch;
+	bool last; /* the peer is for this one only */
+	int64_t until;
+};
 
 struct copy {
 	void *address;
@@ -68,56 +90,196 @@ struct weights_server {
 	struct weights_set *sets;
 	size_t count;
 	char machine[2 * WH_MACHINE_SIZE + 1];
+	struct wh_queue *queue; /* so that senders are connected to without waiting; else unused */
+	struct sender *senders;
+	struct outgoing *outgoing;
 	_Atomic bool ending;
 	struct requests requests;
 };
 
 /* ---- telling the sender ---------------------------------------------------------------------- */
 
-/* To a peer that this thread alone uses. 0, or a negative errno. */
-static int send_message(struct wh_peer *peer, const struct spread_message *message)
+static void outgoing_free(struct outgoing **link)
 {
-	uint8_t *bytes = malloc(WH_NOTIFICATION_MAX);
-	struct wh_batch *batch = NULL;
-	size_t length = bytes ? spread_message_encode(message, bytes, WH_NOTIFICATION_MAX) : 0;
-	int error = length ? wh_batch_new(peer, NULL, &batch) : -ENOMEM;
+	struct outgoing *outgoing = *link;
 
-	if (!error)
-		error = wh_batch_notify(batch, SPREAD_TAG, bytes, length);
-	if (!error)
-		error = wh_batch_submit(batch);
-	if (!error) {
-		error = wh_batch_wait_for(batch, SEND);
-		if (error)
-			wh_batch_cancel(batch);
-		else
-			error = wh_batch_status(batch);
-	}
-	wh_batch_free(batch);
-	free(bytes);
-	return error;
+	*link = outgoing->next;
+	if (outgoing->batch && wh_batch_test(outgoing->batch) == -EAGAIN)
+		wh_batch_cancel(outgoing->batch);
+	wh_batch_free(outgoing->batch);
+	if (outgoing->last)
+		wh_peer_close(outgoing->peer);
+	free(outgoing);
 }
 
-/* Connect to the engine that sent a message, at the URL that the message says. */
+/* Let go of what has been sent, or takes too long; all of it, of `peer`. */
+static void outgoing_tick(struct weights_server *server, const struct wh_peer *peer)
+{
+	struct outgoing **link = &server->outgoing;
+	int64_t now = wh_now();
+
+	while (*link)
+		if ((*link)->peer == peer || now >= (*link)->until ||
+		    wh_batch_test((*link)->batch) != -EAGAIN)
+			outgoing_free(link);
+		else
+			link = &(*link)->next;
+}
+
+/* Send it, without waiting; what becomes of it nobody asks. `last`: close the peer then. */
+static void send_message(struct weights_server *server, struct wh_peer *peer,
+			 const struct spread_message *message, bool last)
+{
+	uint8_t *bytes = malloc(WH_NOTIFICATION_MAX);
+	struct outgoing *outgoing = calloc(1, sizeof(*outgoing));
+	size_t length = bytes ? spread_message_encode(message, bytes, WH_NOTIFICATION_MAX) : 0;
+	int error = length && outgoing ? wh_batch_new(peer, NULL, &outgoing->batch) : -ENOMEM;
+
+	if (!error)
+		error = wh_batch_notify(outgoing->batch, SPREAD_TAG, bytes, length);
+	if (!error)
+		error = wh_batch_submit(outgoing->batch);
+	free(bytes);
+	if (!outgoing) {
+		if (last)
+			wh_peer_close(peer);
+		return;
+	}
+	outgoing->peer = peer;
+	outgoing->last = last;
+	outgoing->until = wh_now() + (error ? 0 : SEND);
+	outgoing->next = server->outgoing;
+	server->outgoing = outgoing;
+	if (error)
+		outgoing_free(&server->outgoing);
+}
+
+/* Is it an address? Engines say theirs as one. To look up a name that somebody sends could take
+ * long, and asks others. */
+static bool url_is_address(const char *url)
+{
+	static const char scheme[] = "wherry://";
+	const struct addrinfo hints = { .ai_flags = AI_NUMERICHOST | AI_NUMERICSERV,
+					.ai_socktype = SOCK_STREAM };
+	char host[sizeof(((struct spread_item *)NULL)->url)];
+	struct addrinfo *found;
+	char *start = host, *port;
+
+	if (strncmp(url, scheme, sizeof(scheme) - 1) != 0)
+		return false;
+	snprintf(host, sizeof(host), "%s", url + sizeof(scheme) - 1);
+	port = strrchr(host, ':');
+	if (!port || port == host)
+		return false;
+	*port++ = 0;
+	if (*start == '[' && port[-2] == ']') {
+		start++;
+		port[-2] = 0;
+	}
+	if (getaddrinfo(start, port, &hints, &found))
+		return false;
+	freeaddrinfo(found);
+	return true;
+}
+
+static void sender_free(struct sender **link)
+{
+	struct sender *sender = *link;
+
+	*link = sender->next;
+	if (sender->peer)
+		wh_peer_close(sender->peer);
+	free(sender);
+}
+
+static void senders_tick(struct weights_server *server)
+{
+	struct sender **link = &server->senders;
+	struct wh_completion done[4];
+
+	while (server->queue && wh_queue_take(server->queue, done, 4, 0) > 0)
+		;
+	while (*link)
+		if (wh_now() >= (*link)->until)
+			sender_free(link);
+		else
+			link = &(*link)->next;
+}
+
+/* Begin to connect. A negative errno: -EAGAIN: it has begun, or there are too many. */
+static int sender_begin(struct weights_server *server, const struct request *request,
+			const char *url)
+{
+	struct wh_peer_options options = { .size = sizeof(options) };
+	struct sender *sender;
+	unsigned all = 0, own = 0;
+	int error;
+
+	for (sender = server->senders; sender; sender = sender->next) {
+		all++;
+		own += sender->source == request->source;
+	}
+	if (all >= SENDERS_MOST || own >= SENDERS_OF_ONE)
+		return -EAGAIN;
+	if (!server->queue && wh_queue_new(server->engine, &server->queue))
+		return -ENOMEM;
+	sender = calloc(1, sizeof(*sender));
+	if (!sender)
+		return -ENOMEM;
+	options.queue = server->queue;
+	error = wh_peer_open(server->engine, url, &options, &sender->peer);
+	if (error) {
+		free(sender);
+		return error;
+	}
+	sender->epoch = request->epoch;
+	sender->source = request->source;
+	snprintf(sender->url, sizeof(sender->url), "%s", url);
+	sender->until = wh_now() + SENDERS_FOR;
+	sender->next = server->senders;
+	server->senders = sender;
+	return -EAGAIN;
+}
+
+/* Connect to the engine that sent a message, at the URL that the message says. 0; -EAGAIN: it is
+ * not connected yet; another errno: it never will be. */
 static int sender_open(struct weights_server *server, const struct request *request,
 		       const char *url, struct wh_peer **out)
 {
 	struct wh_peer_info info = { .size = sizeof(info) };
-	int error = wh_peer_open(server->engine, url, NULL, out);
+	struct sender **link = &server->senders;
+	int error;
 
-	if (!error && !wh_peer_info(*out, &info) && info.epoch == request->epoch)
-		return 0;
-	if (error) {
-		if (request_may_note(&server->requests, request))
-			note("cannot answer '%s', which spreads a file, at %s: %s", request->sender,
-			     url, wh_error_text());
+	while (*link && ((*link)->epoch != request->epoch || strcmp((*link)->url, url) != 0))
+		link = &(*link)->next;
+	if (*link)
+		error = wh_peer_status((*link)->peer);
+	else
+		error = url_is_address(url) ? sender_begin(server, request, url) : -EINVAL;
+	if (error == -EINPROGRESS)
+		error = -EAGAIN;
+	if (error == -EAGAIN)
 		return error;
+	if (!error && !wh_peer_info((*link)->peer, &info) && info.epoch == request->epoch) {
+		*out = (*link)->peer;
+		(*link)->peer = NULL;
+		sender_free(link);
+		return 0;
 	}
-	if (request_may_note(&server->requests, request))
-		note("'%s', which spreads a file, is not at %s: '%s' is", request->sender, url,
-		     info.name);
-	wh_peer_close(*out);
-	return -ESTALE;
+	if (request_may_note(&server->requests, request)) {
+		if (error)
+			note("cannot answer '%s', which spreads a file, at %s: %s", request->sender,
+			     url,
+			     *link            ? wh_error_text() :
+			     error == -EINVAL ? "it is no address" :
+						strerror(-error));
+		else
+			note("'%s', which spreads a file, is not at %s: '%s' is", request->sender,
+			     url, info.name);
+	}
+	if (*link)
+		sender_free(link);
+	return error ? error : -ESTALE;
 }
 
 /* Others may still hold the memory. */
@@ -149,6 +311,7 @@ static void set_leave(struct weights_set *set)
 	if (set->coming.address)
 		wh_memory_free(set->server->engine, set->coming.address);
 	set->coming = (struct copy){ 0 };
+	outgoing_tick(set->server, set->sender);
 	wh_peer_close(set->sender);
 	set->sender = NULL;
 }
@@ -258,8 +421,9 @@ static void location_text(const struct memory *memory, char out[32])
 			 digits && digits < 5 && !gpu[5 + digits] ? gpu + 5 : "0");
 }
 
+/* The answer goes to `peer`, which it takes. */
 static void ask(struct weights_server *server, const struct request *request,
-		const struct spread_message *message)
+		const struct spread_message *message, struct wh_peer *peer)
 {
 	const struct spread_item *from = &message->items[0];
 	struct refusal why = { 0 };
@@ -269,7 +433,6 @@ static void ask(struct weights_server *server, const struct request *request,
 	struct spread_message answer = {
 		.op = SPREAD_ANSWER, .status = (uint32_t)why.error, .count = 1, .items = &item
 	};
-	struct wh_peer *peer;
 
 	memcpy(answer.token, message->token, sizeof(answer.token));
 	if (set) {
@@ -282,10 +445,7 @@ static void ask(struct weights_server *server, const struct request *request,
 	} else {
 		memcpy(item.text, why.text, sizeof(item.text));
 	}
-	if (sender_open(server, request, from->url, &peer))
-		return;
-	send_message(peer, &answer);
-	wh_peer_close(peer);
+	send_message(server, peer, &answer, true);
 }
 
 /* ---- receiving ------------------------------------------------------------------------------- */
@@ -334,8 +494,23 @@ static bool coming_open(struct weights_server *server, struct weights_set *set,
 	return false;
 }
 
+/* Does the list of engines have its sender, whose name the engine has proved, first, and this one?
+ */
+static bool offer_is_ours(struct weights_server *server, const struct request *request,
+			  const struct spread_message *offer)
+{
+	if (offer->count >= 2 && !strcmp(offer->items[0].name, request->sender) &&
+	    offer_own(server, offer))
+		return true;
+	if (request_may_note(&server->requests, request))
+		note("'%s' offers a file, and its list of engines does not have it and this one",
+		     request->sender);
+	return false;
+}
+
+/* The answer goes to `peer`, which it takes. */
 static void take_offer(struct weights_server *server, const struct request *request,
-		       const struct spread_message *offer)
+		       const struct spread_message *offer, struct wh_peer *peer)
 {
 	const struct spread_item *own = offer_own(server, offer);
 	const char *wrong = spread_sizes_wrong(offer, offer->count - 1);
@@ -343,18 +518,7 @@ static void take_offer(struct weights_server *server, const struct request *requ
 	struct spread_message ready = { .op = SPREAD_READY, .count = 1, .items = &item };
 	struct refusal why = { 0 };
 	struct weights_set *set = NULL;
-	struct wh_peer *peer;
 
-	/* The first is the sender, whose name the engine has proved. */
-	if (offer->count < 2 || strcmp(offer->items[0].name, request->sender) != 0 || !own) {
-		if (request_may_note(&server->requests, request))
-			note("'%s' offers a file, and its list of engines does not have it and "
-			     "this one",
-			     request->sender);
-		return;
-	}
-	if (sender_open(server, request, offer->items[0].url, &peer))
-		return;
 	memcpy(ready.token, offer->token, sizeof(ready.token));
 	if (wrong)
 		refuse(&why, EINVAL, "%s", wrong);
@@ -371,9 +535,7 @@ static void take_offer(struct weights_server *server, const struct request *requ
 		memcpy(set->token, offer->token, sizeof(set->token));
 		snprintf(set->sender_name, sizeof(set->sender_name), "%s", request->sender);
 	}
-	send_message(peer, &ready);
-	if (!set)
-		wh_peer_close(peer);
+	send_message(server, peer, &ready, !set);
 }
 
 /* Free what readers had before. They may take a while to let go. */
@@ -470,7 +632,7 @@ static void report(struct weights_set *set, int error)
 		set->coming.address = NULL;
 		note("'%s' has a file of %s from '%s'", set->offer.name, size, set->sender_name);
 	}
-	send_message(set->sender, &message);
+	send_message(set->server, set->sender, &message, false);
 	free(items);
 }
 
@@ -532,25 +694,40 @@ static bool is_its_turn(struct weights_server *server, const struct spread_messa
 	return !set || set_is_ready(set, message->op == SPREAD_OFFER);
 }
 
+/* Whom the message asks to be answered; NULL: nobody. */
+static const char *answer_url(struct weights_server *server, const struct request *request,
+			      const struct spread_message *message)
+{
+	if (message->op == SPREAD_ASK && message->count)
+		return message->items[0].url;
+	if (message->op == SPREAD_OFFER && offer_is_ours(server, request, message))
+		return message->items[0].url;
+	return NULL;
+}
+
 static bool request_handle(void *owner, const struct request *request)
 {
 	struct weights_server *server = owner;
 	struct spread_message message;
+	struct wh_peer *peer = NULL;
+	const char *url;
+	int error = 0;
 
 	if (spread_message_decode(request->data, request->size, &message))
 		return true;
-	if (!is_its_turn(server, &message) && !request->last) {
-		free(message.items);
-		return false;
-	}
-	if (message.op == SPREAD_ASK && message.count)
-		ask(server, request, &message);
-	else if (message.op == SPREAD_OFFER)
-		take_offer(server, request, &message);
-	else if (message.op == SPREAD_END)
+	url = answer_url(server, request, &message);
+	if (message.op == SPREAD_END)
 		take_end(server, request, &message);
+	else if (url && !is_its_turn(server, &message) && !request->last)
+		error = -EAGAIN;
+	else if (url)
+		error = sender_open(server, request, url, &peer);
+	if (url && !error && message.op == SPREAD_ASK)
+		ask(server, request, &message, peer);
+	else if (url && !error)
+		take_offer(server, request, &message, peer);
 	free(message.items);
-	return true;
+	return error != -EAGAIN;
 }
 
 /* ---- the thread ------------------------------------------------------------------------------ */
@@ -560,6 +737,10 @@ static int64_t server_tick(void *owner)
 	struct weights_server *server = owner;
 	int64_t wait = TICK_IDLE;
 
+	senders_tick(server);
+	outgoing_tick(server, NULL);
+	if (server->senders || server->outgoing)
+		wait = TICK_BUSY;
 	for (size_t i = 0; i < server->count; i++) {
 		set_tick(&server->sets[i]);
 		if (server->sets[i].weights)
@@ -618,6 +799,10 @@ void weights_server_end(struct weights_server *server)
 	if (!server)
 		return;
 	requests_stop(&server->requests);
+	while (server->senders)
+		sender_free(&server->senders);
+	while (server->outgoing)
+		outgoing_free(&server->outgoing);
 	for (size_t i = 0; i < server->count; i++) {
 		struct weights_set *set = &server->sets[i];
 
@@ -658,10 +843,16 @@ static int set_stop(struct weights_set *set, int64_t until, int code)
 
 int weights_server_stop(struct weights_server *server, int64_t until, int code)
 {
+	struct wh_completion done;
+
 	if (!server)
 		return code;
 	for (size_t i = 0; i < server->count; i++)
 		code = set_stop(&server->sets[i], until, code);
+	while (server->queue && wh_queue_take(server->queue, &done, 1, 0) > 0)
+		;
+	if (server->queue)
+		wh_queue_free(server->queue);
 	free(server->sets);
 	free(server);
 	return code;

@@ -1,8 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Setup: command */
 /* command-spread.c: wherry spread to a receiver that is older than --link, which the test plays:
- * with --link it is refused before anything is offered, as its plan would be another one */
+ * with --link it is refused before anything is offered, as its plan would be another one. And
+ * wherry serve --weights, which is asked to answer where nobody speaks. */
+#include <netinet/in.h>
 #include <signal.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include "lib/command.h"
 #include "lib/outcome.h"
@@ -102,9 +106,92 @@ static void older__is_offered(void **state)
 	finish();
 }
 
+/* ---- wherry serve --weights ------------------------------------------------------------------ */
+
+/* Ask whether it takes a file of a byte, and want the answer at `url`. */
+static void ask(struct wh_engine *engine, struct wh_peer *server, const char *url)
+{
+	const char *const texts[5] = { wh_engine_name(engine), url, "", "", "" };
+	uint8_t bytes[512] = { 0 }, *to = bytes + HEAD + 8;
+	struct wh_batch *batch;
+
+	wh_put32(bytes, 0x52505357u);
+	wh_put32(bytes + 4, 1 | ASK << 16);
+	wh_put64(bytes + 24, 1);
+	wh_put32(bytes + 52, 1);
+	for (int i = 0; i < 5; i++) {
+		size_t length = strlen(texts[i]);
+
+		to[0] = (uint8_t)length;
+		memcpy(to + 2, texts[i], length);
+		to += 2 + length;
+	}
+	want(0, wh_batch_new(server, NULL, &batch));
+	want(0, wh_batch_notify(batch, TAG, bytes, (uint64_t)(to - bytes)));
+	want(0, wh_batch_submit(batch));
+	want(0, batch_end(batch, PATIENCE));
+	want(0, wh_batch_free(batch));
+}
+
+/* A listener that takes connections and says nothing. */
+static int silent_listen(char url[64])
+{
+	struct sockaddr_in address = { .sin_family = AF_INET,
+				       .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	socklen_t length = sizeof(address);
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	want(0, bind(fd, (struct sockaddr *)&address, length));
+	want(0, listen(fd, 64));
+	want(0, getsockname(fd, (struct sockaddr *)&address, &length));
+	snprintf(url, 64, "wherry://127.0.0.1:%d", ntohs(address.sin_port));
+	return fd;
+}
+
+/* Who wants answers where nobody speaks waits alone, for five minutes each; a name is not looked
+ * up. */
+static void silent__others_are_answered(void **state)
+{
+	struct wh_engine_options options = { .size = sizeof(options), .name = "spreads" };
+	struct wh_engine *other;
+	struct wh_peer *from_other;
+	struct command command;
+	char url[128], silent[64];
+	uint8_t answered[1024];
+	int fd = silent_listen(silent);
+
+	(void)state;
+	command_start(&command, NULL, NULL,
+		      ARGUMENTS("serve", "--weights", "host:1MiB", "--config", "timeout=300000"));
+	command_line(&command, url, sizeof(url));
+	want(0, wh_engine_open(&options, &us.engine));
+	want(0, wh_peer_open(us.engine, url, NULL, &us.sender));
+	options.name = "hostile";
+	want(0, wh_engine_open(&options, &other));
+	want(0, wh_peer_open(other, url, NULL, &from_other));
+	for (int i = 0; i < 8; i++)
+		ask(other, from_other, silent);
+	ask(other, from_other, "wherry://localhost:1");
+	for (int i = 0; i < 3; i++) {
+		ask(us.engine, us.sender, wh_engine_url(us.engine));
+		hear(answered, sizeof(answered));
+		want(ANSWER, answered[6]);
+		want(0, wh_get32(answered + 48));
+	}
+	want(0, wh_peer_close(from_other));
+	want(0, wh_engine_close(other));
+	want(0, wh_peer_close(us.sender));
+	want(0, wh_engine_close(us.engine));
+	want(0, kill(command.pid, SIGTERM));
+	want(0, command_wait(&command));
+	want_true(strstr(command.text, "it is no address"), "it says: %s", command.text);
+	close(fd);
+}
+
 static const struct CMUnitTest tests[] = {
 	TEST_NEEDS(older__is_refused, needs_command),
 	TEST_NEEDS(older__is_offered, needs_command),
+	TEST_NEEDS(silent__others_are_answered, needs_command),
 };
 
 HARNESS_MAIN("command-spread", tests)
