@@ -157,7 +157,7 @@ struct wh_weights_options {
 /* Become a member: compute the plan, register the memory, and start a thread, which connects to
  * the members that the plan names, and moves their bytes. Blocks while the plan is computed and
  * memory is allocated, not on other members: they may come and go at any time. If it fails, it
- * may block as wh_region_unregister() does.
+ * returns when no peer reads the memory any more: as wh_region_unregister(), called until it is 0.
  *
  * The members talk by notifications, with tags whose upper 32 bits are those of WH_WEIGHTS_TAG. A
  * program that takes notifications of the same engine uses a filter for its own.
@@ -165,8 +165,9 @@ struct wh_weights_options {
  * 0, or -EINVAL (options; a layout contradicts itself, or the other one: the text has both sides in
  * one line), -ENOENT (a target wants what no source holds; no layout names this engine; memory is
  * given for a region that it does not have), -EEXIST (two of one name, or this engine has such
- * weights already), -ERANGE, -E2BIG, -ENOMEM, -EOPNOTSUPP (the engine has no threads), -EAGAIN (no
- * thread), or an error of wh_memory_alloc() or wh_region_register(). */
+ * weights already), -ERANGE, -E2BIG, -ENOMEM, -EOPNOTSUPP (the engine has no threads), -EDEADLK
+ * (called from a callback), -EAGAIN (no thread), or an error of wh_memory_alloc() or
+ * wh_region_register(). */
 int wh_weights_open(struct wh_engine *engine, const struct wh_weights_options *options,
 		    struct wh_weights **out);
 

@@ -919,15 +919,16 @@ static void world_urgent(void)
 
 #define LONG_NOTE 1000 /* bytes, longer than any hello */
 
-/* Weights of one tensor between this engine and one that is not there. */
-static struct wh_weights *weights_open_alone(struct scene *scene)
+#define ALONE 64 /* bytes of weights */
+
+/* Open weights of one tensor between this engine and one that is not there. */
+static int weights_try_alone(const struct program *program, void *memory, struct wh_weights **out)
 {
-	static uint8_t memory[64];
-	uint64_t shape = sizeof(memory), begin = 0;
+	uint64_t shape = ALONE, begin = 0;
 	struct wh_weights_tensor tensor = { .name = "t", .type = "u8", .shape = &shape, .dims = 1 };
-	struct wh_weights_region region = { .name = "all", .bytes = sizeof(memory) };
+	struct wh_weights_region region = { .name = "all", .bytes = ALONE };
 	struct wh_weights_slice slice = { .begin = &begin, .end = &shape };
-	struct wh_weights_engine here = { .name = wh_engine_name(scene->initiator->engine) };
+	struct wh_weights_engine here = { .name = wh_engine_name(program->engine) };
 	struct wh_weights_engine there = { .name = "nobody" };
 	struct wh_weights_layout sides[2] = { {
 		.size = sizeof(sides[0]),
@@ -947,12 +948,18 @@ static struct wh_weights *weights_open_alone(struct scene *scene)
 					      .memory = &given,
 					      .memory_count = 1,
 					      .name = "w" };
-	struct wh_weights *weights;
 
 	sides[1] = sides[0];
 	sides[1].engines = &there;
-	scene_expect("wh_weights_open",
-		     wh_weights_open(scene->initiator->engine, &options, &weights), 0);
+	return wh_weights_open(program->engine, &options, out);
+}
+
+static struct wh_weights *weights_open_alone(struct scene *scene)
+{
+	static uint8_t memory[ALONE];
+	struct wh_weights *weights;
+
+	scene_expect("wh_weights_open", weights_try_alone(scene->initiator, memory, &weights), 0);
 	return weights;
 }
 
@@ -1007,6 +1014,53 @@ static void act_long_note(struct scene *scene)
 static void world_long_note(void)
 {
 	scene_play(act_long_note);
+}
+
+/* The initiator stands still, and has not let go of the owner's memory: the owner's weights cannot
+ * be opened, and their memory is his again when that call returns. */
+static void *fail_opening(void *arg)
+{
+	struct scene *scene = arg;
+	struct wh_engine *engine = scene->owner->engine;
+	struct wh_region_options named = { .size = sizeof(named), .name = "w.control" };
+	struct wh_weights *weights;
+	struct wh_region *region;
+	uint8_t taken[ALONE];
+	void *memory;
+
+	scene_expect("wh_memory_alloc", wh_memory_alloc(engine, ALONE, NULL, &memory), 0);
+	scene_expect("wh_region_register",
+		     wh_region_register(engine, taken, sizeof(taken), &named, &region), 0);
+	sim_node_stall(scene->initiator->node, STILL);
+	if (target_close(scene->owner, 0, false))
+		sim_fail("directed", "a peer that stands still has let go of memory");
+	scene_expect("wh_weights_open", weights_try_alone(scene->owner, memory, &weights), -EEXIST);
+	scene_expect("wh_memory_free", wh_memory_free(engine, memory), 0);
+	scene_expect("wh_region_unregister", wh_region_unregister(region), 0);
+	while (!target_close(scene->owner, 0, true))
+		sim_sleep(SIM_MS);
+	scene->target = NULL;
+	return NULL;
+}
+
+static void act_failed_opening(struct scene *scene)
+{
+	struct wh_batch *batch = scene_write(scene, 64);
+
+	scene_expect("submit", wh_batch_submit(batch), 0);
+	scene_expect("a write", scene_end(batch, SIM_SEC), 0);
+	wh_batch_free(batch);
+	sim_spawn(scene->owner->node, "opening", fail_opening, scene);
+	while (scene->target)
+		scene_pass(scene, SIM_MS);
+}
+
+static void world_failed_opening(void)
+{
+	sim_options.programs = 2;
+	sim_options.transports = 2;
+	sim_options.shared = 2;
+	scene_play(act_failed_opening);
 }
 
 /* ---- an owner that has no descriptors -------------------------------------------------------- */
@@ -1099,6 +1153,8 @@ static const struct world worlds[] = {
 	  world_dropin_failed },
 	{ "unserved", "an owner is out of descriptors, and accepts nothing", world_unserved },
 	{ "long-note", "weights hear what is no hello, without memory", world_long_note },
+	{ "failed-opening", "weights cannot be opened while a peer stands still",
+	  world_failed_opening },
 	{ NULL, NULL, NULL },
 };
 

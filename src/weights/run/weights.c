@@ -152,6 +152,8 @@ int wh_weights_open(struct wh_engine *engine, const struct wh_weights_options *o
 			       "member is not 0");
 	if (engine->turns)
 		return wh_fail(EOPNOTSUPP, "wh_weights_open: the engine has no threads");
+	if (wh_engine_inside(engine))
+		return wh_fail(EDEADLK, "wh_weights_open: called from a callback");
 	error = weights_new(engine, &weights);
 	if (error)
 		return error;
@@ -167,7 +169,9 @@ int wh_weights_open(struct wh_engine *engine, const struct wh_weights_options *o
 
 		snprintf(text, sizeof(text), "%s", wh_fail_text());
 		wh_weights_stop(weights);
-		wh_weights_memory_free(weights);
+		/* Nobody has the weights to try again. */
+		while (wh_weights_memory_free(weights) == -EBUSY)
+			;
 		weights_free(weights);
 		return wh_fail(-error, "%s", text);
 	}
