@@ -501,6 +501,7 @@ static void engine_end_sessions(void *argument)
 static void engine_free(struct wh_engine *engine)
 {
 	wh_hash_free(&engine->sessions_by_id);
+	pthread_mutex_destroy(&engine->files_lock);
 	pthread_mutex_destroy(&engine->lock);
 	wh_worker_close(&engine->planner);
 	wh_deferred_destroy(engine);
@@ -524,6 +525,7 @@ static struct wh_engine *engine_new(void)
 	if (!engine)
 		return NULL;
 	pthread_mutex_init(&engine->lock, NULL);
+	pthread_mutex_init(&engine->files_lock, NULL);
 	wh_worker_init(&engine->callbacks, NULL);
 	wh_worker_init(&engine->planner, NULL);
 	wh_deferred_init(engine);

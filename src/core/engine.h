@@ -75,6 +75,7 @@ struct wh_engine {
 	_Atomic unsigned next_loop;
 
 	pthread_mutex_t lock; /* peers, sessions, counts; publishing */
+	pthread_mutex_t files_lock; /* making memory.file_threads; not to be taken by loops */
 	struct wh_list peers;
 	struct wh_list sessions;
 	struct wh_hash sessions_by_id; /* changed on loop 0 and under lock */

@@ -35,7 +35,8 @@ int wh_engine_check_files(const struct wh_config *config)
 	return 0;
 }
 
-/* Under engine.lock. */
+/* Under engine.files_lock. It may wait for who drives an engine without threads, and that one for
+ * engine.lock. */
 static int engine_make_files(struct wh_engine *engine)
 {
 	const char *cold = engine->config.text[WH_SETTING_FILE_COLD];
@@ -69,10 +70,10 @@ static int engine_open_files(struct wh_engine *engine)
 {
 	int error = 0;
 
-	pthread_mutex_lock(&engine->lock);
+	pthread_mutex_lock(&engine->files_lock);
 	if (!atomic_load(&engine->memory.file_threads))
 		error = engine_make_files(engine);
-	pthread_mutex_unlock(&engine->lock);
+	pthread_mutex_unlock(&engine->files_lock);
 	return error;
 }
 
