@@ -12,7 +12,6 @@
 #include "program.h"
 #include "serve/dir.h"
 #include "tools.h"
-#include "util/clock.h"
 
 #define FILES 2 /* names of a copy, in the directory and in one below */
 #define PATHS 512
@@ -446,7 +445,7 @@ void folder_leave(struct program *program)
 	while (folder->copies)
 		folder_serve(program);
 	dir_server_end(folder->server);
-	code = dir_server_stop(folder->server, wh_now() + WITHDRAWN_MOST, 0);
+	code = dir_server_stop(folder->server, sim_time + WITHDRAWN_MOST, 0);
 	if (code && !program->crashed)
 		sim_fail("call", "dir_server_stop = %d: %s", code, tools_text());
 	free(folder->bytes);
