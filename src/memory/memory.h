@@ -138,7 +138,9 @@ int wh_vmas_walk_text(uint64_t start, uint64_t end,
 		      int (*each)(void *arg, const struct wh_vma *vma), void *arg);
 /* Is the whole range mapped? One system call, which touches no page; true if it fails otherwise. */
 bool wh_memory_mapped(uint64_t start, uint64_t length);
-/* The same, and can each page be read? A system call for each. True if it fails otherwise. */
+/* The same; if false, *bad is the first address that is not mapped, which takes longer to find. */
+bool wh_vmas_mapped(uint64_t start, uint64_t length, uint64_t *bad);
+/* Is it mapped, and can each page be read? A system call for each. True if it fails otherwise. */
 bool wh_memory_readable(uint64_t start, uint64_t length);
 /* Copy to memory of the application's, or from it, by a system call, where a load or store might
  * raise a signal. The other side is the library's own. 0; -EFAULT: some of it cannot be accessed,
@@ -146,8 +148,6 @@ bool wh_memory_readable(uint64_t start, uint64_t length);
  * it, only memory that is not mapped is -EFAULT, and the CPU copies. */
 int wh_memory_put(void *to, const void *from, size_t length);
 int wh_memory_take(void *to, const void *from, size_t length);
-/* The same; if false, *bad is the first address that is not mapped, which takes longer to find. */
-bool wh_vmas_mapped(uint64_t start, uint64_t length, uint64_t *bad);
 /* Can the CPU read the whole range? 0; -EFAULT: not at *bad. 0 also without /proc: accesses then
  * fail with a fault. */
 int wh_vmas_readable(uint64_t start, uint64_t length, uint64_t *bad);
