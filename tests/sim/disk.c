@@ -229,7 +229,7 @@ static ssize_t disk_move(const char *call, int fd, const struct iovec *parts, in
 		file->mtime = sim_time;
 	/* A turn of an engine without threads may consist of this. */
 	if (done)
-		sim_current->awake = sim_current->fruitless = 0;
+		sim_worked();
 	return call_result(call, fd, (long)done);
 }
 

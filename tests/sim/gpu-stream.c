@@ -302,7 +302,7 @@ static void stream_submit(struct gpu_stream *stream, struct op *op)
 	stream->submitted++;
 	stream_kick(stream);
 	/* Who waits for it polls anew. */
-	sim_current->awake = sim_current->fruitless = 0;
+	sim_worked();
 }
 
 /* The stream of a handle, NULL for the current context's own; or NULL and the error. */

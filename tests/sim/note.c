@@ -132,6 +132,7 @@ bool note_take(struct program *program, int64_t timeout)
 	if (rc)
 		sim_fail("call", "wh_engine_notification = %d: %s", rc, wh_error_text());
 	note_received(program, &got, bytes, &filter);
+	sim_worked(); /* hundreds may have waited */
 	return true;
 }
 

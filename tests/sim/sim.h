@@ -112,6 +112,8 @@ int sim_spawn(int node, const char *name, void *(*run)(void *), void *arg);
 void sim_sleep(int64_t ns);
 /* The same between calls that wait in vain: what they polled does not add up to a busy loop. */
 void sim_idle(int64_t ns);
+/* The thread has moved something: neither does what it polled before. */
+void sim_worked(void);
 /* Have `variable` say what is in the environment of the running thread's process. */
 void sim_environment(const char *(*variable)(const char *name));
 /* Let the threads of a node whose name ends in `name` not run for so long. */

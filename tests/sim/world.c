@@ -181,6 +181,11 @@ static bool never(const struct fiber *fiber)
 	return false;
 }
 
+void sim_worked(void)
+{
+	sim_current->awake = sim_current->fruitless = 0;
+}
+
 void call_fruitless(void)
 {
 	if (!sim_current || ++sim_current->fruitless < SPIN)
