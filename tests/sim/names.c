@@ -102,15 +102,23 @@ static void parent_of(const char *path, char out[PATH])
 	snprintf(out, PATH, "%.*s", (int)(slash - path), path);
 }
 
-/* Is it in this folder, or somewhere below it with `deep`? Returns its name there. */
-static const char *name_below(const struct name *name, const struct name *folder, bool deep)
+/* What a name is called below a folder, whether it is there or not; NULL: it is elsewhere. */
+static const char *path_below(const struct name *name, const struct name *folder)
 {
 	size_t length = strlen(folder->path);
 
-	if (!name->there || name->host != folder->host || name == folder ||
+	if (name->host != folder->host || name == folder ||
 	    strncmp(name->path, folder->path, length) != 0 || name->path[length] != '/')
 		return NULL;
-	return deep || !strchr(name->path + length + 1, '/') ? name->path + length + 1 : NULL;
+	return name->path + length + 1;
+}
+
+/* Is it in this folder, or somewhere below it with `deep`? Returns its name there. */
+static const char *name_below(const struct name *name, const struct name *folder, bool deep)
+{
+	const char *below = name->there ? path_below(name, folder) : NULL;
+
+	return below && (deep || !strchr(below, '/')) ? below : NULL;
 }
 
 bool path_is_disk(const char *path)
@@ -145,10 +153,18 @@ void sim_file_put(int host, const char *path, const uint8_t *bytes, size_t size,
 void sim_folder_empty(int host, const char *path)
 {
 	const struct name *folder = name_find(host, path);
+	size_t kept = 0;
 
-	for (struct name *name = names; name && folder; name = name->next)
-		if (name_below(name, folder, true))
+	if (!folder)
+		return;
+	for (struct name *name = names; name; name = name->next)
+		if (path_below(name, folder))
 			name->there = false;
+	/* That is on the disk at once: no power failure takes back what was there before. */
+	for (size_t i = 0; i < change_count; i++)
+		if (!path_below(changes[i].name, folder))
+			changes[kept++] = changes[i];
+	change_count = kept;
 }
 
 bool sim_file_next(int host, const char *path, struct sim_file *out)
