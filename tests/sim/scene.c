@@ -45,6 +45,15 @@ int scene_end(struct wh_batch *batch, int64_t ns)
 	return wh_batch_status(batch);
 }
 
+void scene_expect_never_lost(const struct scene *scene)
+{
+	struct wh_engine_counters counters = { .size = sizeof(counters) };
+
+	scene_expect("wh_engine_counters",
+		     wh_engine_counters(scene->initiator->engine, &counters, NULL), 0);
+	scene_expect("peers that were lost", (int)counters.peers_lost, 0);
+}
+
 static struct program *place_new(int place)
 {
 	struct program *program = calloc(1, sizeof(*program));

@@ -9,6 +9,7 @@
 
 #define SCENE_OWNER 1 /* its place, on a host of its own; the initiator is at place 0 */
 #define SCENE_LOCAL 200000 /* bytes of local memory */
+#define SCENE_DATA 1 /* the first data connection; the one before is the control connection */
 
 struct scene {
 	struct program *initiator, *owner;
@@ -34,9 +35,11 @@ int scene_end(struct wh_batch *batch, int64_t ns);
 void scene_pass(struct scene *scene, int64_t ns);
 /* Fail unless a call returned what it must. */
 void scene_expect(const char *what, int rc, int expected);
+/* Fail if the initiator has lost a peer. */
+void scene_expect_never_lost(const struct scene *scene);
 
-/* Worlds of Mooncake's interface: worlds-dropin.c. */
-void world_dropin_late(void);
-void world_dropin_failed(void);
+/* The worlds of a subject, in a file of its own each; the last one has no name. */
+extern const struct world worlds_connection[], worlds_note[], worlds_disk[], worlds_shared[],
+	worlds_weights[], worlds_dropin[];
 
 #endif

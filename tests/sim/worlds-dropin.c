@@ -179,7 +179,7 @@ static const char *listen_none(const char *name)
 	return strcmp(name, "WHERRY_LISTEN") == 0 ? "none" : dropin_setting(name);
 }
 
-void world_dropin_late(void)
+static void world_dropin_late(void)
 {
 	sim_options.timeout_ms = 1000;
 	sim_environment(listen_none);
@@ -203,9 +203,16 @@ static void act_failed(transfer_engine_t engine, segment_id_t owner, uint8_t *lo
 	sim_network_heal();
 }
 
-void world_dropin_failed(void)
+static void world_dropin_failed(void)
 {
 	sim_options.timeout_ms = 1000;
 	sim_environment(dropin_setting);
 	play(act_failed);
 }
+
+const struct world worlds_dropin[] = {
+	{ "dropin-late", "Mooncake's small writes come after newer ones", world_dropin_late },
+	{ "dropin-failed", "Mooncake's requests fail before their notification ends",
+	  world_dropin_failed },
+	{ NULL, NULL, NULL },
+};
