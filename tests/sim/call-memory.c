@@ -69,7 +69,7 @@ void sim_memory_report(void)
 				b->size, b->from);
 }
 
-static bool fails(void *from)
+static bool fails(size_t size, void *from)
 {
 	int self = node_self();
 	struct node *node = self >= 0 ? node_of(self) : NULL;
@@ -77,7 +77,8 @@ static bool fails(void *from)
 
 	if (!node)
 		return false;
-	nth = ++node->allocations == node->failing_allocation;
+	nth = ++node->allocations == node->failing_allocation ||
+	      (size && size == node->failing_size);
 	if (!nth && (node->memory_until <= sim_time || !sim_options.malloc_fails ||
 		     (int)sim_draw_world(100000) >= sim_options.malloc_fails))
 		return false;
@@ -90,31 +91,29 @@ static bool fails(void *from)
 void *sim_malloc(size_t size)
 {
 	void *from = __builtin_return_address(0);
-	int self = node_self();
-	bool lacks = size && self >= 0 && node_of(self)->failing_size == size;
 
-	return lacks || fails(from) ? NULL : note(malloc(size), size, from);
+	return fails(size, from) ? NULL : note(malloc(size), size, from);
 }
 
 void *sim_calloc(size_t count, size_t size)
 {
 	void *from = __builtin_return_address(0);
 
-	return fails(from) ? NULL : note(calloc(count, size), count * size, from);
+	return fails(count * size, from) ? NULL : note(calloc(count, size), count * size, from);
 }
 
 void *sim_aligned_alloc(size_t align, size_t size)
 {
 	void *from = __builtin_return_address(0);
 
-	return fails(from) ? NULL : note(aligned_alloc(align, size), size, from);
+	return fails(size, from) ? NULL : note(aligned_alloc(align, size), size, from);
 }
 
 void *sim_realloc(void *old, size_t size)
 {
 	void *from = __builtin_return_address(0), *grown;
 
-	if (fails(from))
+	if (fails(size, from))
 		return NULL;
 	if (old)
 		forget(old);
@@ -126,7 +125,7 @@ char *sim_strdup(const char *text)
 {
 	void *from = __builtin_return_address(0);
 
-	return fails(from) ? NULL : note(strdup(text), strlen(text) + 1, from);
+	return fails(strlen(text) + 1, from) ? NULL : note(strdup(text), strlen(text) + 1, from);
 }
 
 void sim_free(void *address)

@@ -157,7 +157,8 @@ void sim_node_short_descriptors(int node, int64_t ns);
 /* The same, and every call that needs one fails. */
 void sim_node_no_descriptors(int node, int64_t ns);
 void sim_node_short_memory(int node, int64_t ns);
-void sim_node_fail_size(int node, size_t size); /* of malloc(); 0: none fails any more */
+/* Let all allocations of this size fail; 0: none any more. */
+void sim_node_fail_size(int node, size_t size);
 /* Let the n-th allocation of this node from now on fail. */
 void sim_node_fail_allocation(int node, uint64_t nth);
 /* End all faults of hosts and of the network that last. */

@@ -2,6 +2,7 @@
 /* Directed worlds of weights. */
 #include <errno.h>
 
+#include "core/batch.h"
 #include "scene.h"
 #include "weights/run/message.h"
 
@@ -155,9 +156,116 @@ static void world_failed_opening(void)
 	scene_play(act_failed_opening);
 }
 
+/* ---- weights whose other half never comes ---------------------------------------------------- */
+
+#define HALF (ALONE / 2)
+
+/* A source that is not there has the first half of a tensor, the owner the second. The initiator
+ * wants all of it, and the owner what it has not. */
+static struct wh_weights *weights_open_halves(const struct scene *scene,
+					      const struct program *program)
+{
+	uint64_t zero = 0, half = HALF, all = ALONE;
+	struct wh_weights_tensor tensor = { .name = "t", .type = "u8", .shape = &all, .dims = 1 };
+	char urls[2][64];
+	struct wh_weights_engine engines[] = {
+		{ .name = "nobody" },
+		{ .name = wh_engine_name(scene->owner->engine), .url = urls[0] },
+		{ .name = wh_engine_name(scene->initiator->engine), .url = urls[1] },
+	};
+	struct wh_weights_region held[] = { { .name = "held", .bytes = HALF },
+					    { .name = "held", .bytes = HALF, .engine = 1 } };
+	struct wh_weights_region wanted[] = { { .name = "wanted", .bytes = ALONE, .engine = 2 },
+					      { .name = "wanted", .bytes = HALF, .engine = 1 } };
+	struct wh_weights_slice holds[] = { { .begin = &zero, .end = &half },
+					    { .region = 1, .begin = &half, .end = &all } };
+	struct wh_weights_slice wants[] = { { .begin = &zero, .end = &all },
+					    { .region = 1, .begin = &zero, .end = &half } };
+	struct wh_weights_layout sources = {
+		.size = sizeof(sources),
+		.tensors = &tensor,
+		.engines = engines,
+		.regions = held,
+		.slices = holds,
+		.tensor_count = 1,
+		.engine_count = 3,
+		.region_count = 2,
+		.slice_count = 2,
+	};
+	struct wh_weights_layout targets = sources;
+	struct wh_weights_options options = { .size = sizeof(options),
+					      .sources = &sources,
+					      .targets = &targets };
+	struct wh_weights *weights;
+
+	targets.regions = wanted;
+	targets.slices = wants;
+	program_url(SCENE_OWNER, urls[0], sizeof(urls[0]));
+	program_url(0, urls[1], sizeof(urls[1]));
+	scene_expect("wh_weights_open", wh_weights_open(program->engine, &options, &weights), 0);
+	return weights;
+}
+
+struct publisher {
+	const struct scene *scene;
+	bool again, leave, left;
+};
+
+/* The owner publishes what it holds, and does so again in another engine of that name. */
+static void *publish_half(void *arg)
+{
+	struct publisher *publisher = arg;
+	struct program *owner = publisher->scene->owner;
+	struct wh_weights *weights;
+
+	for (int run = 0; run < 2; run++) {
+		weights = weights_open_halves(publisher->scene, owner);
+		scene_expect("wh_weights_publish", wh_weights_publish(weights, 1), 0);
+		while (!(run ? publisher->leave : publisher->again))
+			sim_sleep(SIM_MS);
+		scene_expect("wh_weights_close", wh_weights_close(weights), 0);
+		if (run)
+			break;
+		program_engine_close(owner);
+		if (!program_engine_open(owner))
+			sim_fail("directed", "the owner is not there again: %s", wh_error_text());
+	}
+	publisher->left = true;
+	return NULL;
+}
+
+/* The initiator has what there is, and waits for the other half, when the owner is started anew.
+ * There is no memory for a batch that looks at the new one: a look fails at once, and the next one
+ * is not begun at once. */
+static void act_look_short(struct scene *scene)
+{
+	struct publisher publisher = { .scene = scene };
+	struct wh_weights_info info = { .size = sizeof(info) };
+	struct wh_weights *weights = weights_open_halves(scene, scene->initiator);
+
+	sim_spawn(scene->owner->node, "publisher", publish_half, &publisher);
+	scene_pass(scene, 10 * SIM_SEC);
+	scene_expect("wh_weights_info", wh_weights_info(weights, &info), 0);
+	scene_expect("bytes of a version that has not come whole", (int)info.received, HALF);
+	sim_node_fail_size(scene->initiator->node, sizeof(struct wh_batch));
+	publisher.again = true;
+	scene_pass(scene, 10 * SIM_SEC);
+	sim_node_fail_size(scene->initiator->node, 0);
+	publisher.leave = true;
+	while (!publisher.left)
+		scene_pass(scene, SIM_MS);
+	scene_expect("wh_weights_close", wh_weights_close(weights), 0);
+}
+
+static void world_look_short(void)
+{
+	scene_play(act_look_short);
+}
+
 const struct world worlds_weights[] = {
 	{ "long-note", "weights hear what is no hello, without memory", world_long_note },
 	{ "failed-opening", "weights cannot be opened while a peer stands still",
 	  world_failed_opening },
+	{ "look-short", "weights look for what nobody has, without memory", world_look_short },
 	{ NULL, NULL, NULL },
 };
