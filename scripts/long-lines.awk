@@ -1,7 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-# Report shell lines that are longer than 100 columns. Input: a script with its tabs expanded; file:
-# its name. Text that the shell does not read line by line is left out: here-documents, quotes of
-# several lines, and lines that are too long because of one quoted word of 50 characters or more.
+# Report lines of C files and shell scripts that are longer than 100 columns, tabs reaching to the
+# next multiple of 8. Text that the shell does not read line by line is left out: here-documents,
+# quotes of several lines, and lines that are too long because of one quoted word of 50 characters
+# or more.
+
+function with_spaces(line)
+{
+	while (match(line, /\t/))
+		line = substr(line, 1, RSTART - 1) sprintf("%*s", 8 - (RSTART - 1) % 8, "") \
+			substr(line, RSTART + 1)
+	return line
+}
+
+function report()
+{
+	print FILENAME ":" FNR ": longer than 100 columns"
+}
 
 # `line` without its long quoted words.
 function without_words(line, start, at)
@@ -17,6 +31,20 @@ function without_words(line, start, at)
 		start = at
 	}
 	return line
+}
+
+{
+	$0 = with_spaces($0)
+}
+
+FILENAME ~ /\.[ch]$/ {
+	if (length($0) > 100)
+		report()
+	next
+}
+
+FNR == 1 {
+	end = quote = ""
 }
 
 {
@@ -42,7 +70,7 @@ function without_words(line, start, at)
 			break
 	}
 	if (length($0) > 100 && before == "" && quote == "" && length(without_words($0)) > 100)
-		print file ":" FNR ": longer than 100 columns"
+		report()
 	if (quote == "" && $0 !~ /<<</ && match($0, /<<-?['"\\]?[A-Za-z_]+/)) {
 		end = substr($0, RSTART + 2, RLENGTH - 2)
 		strips = sub(/^-/, "", end)
