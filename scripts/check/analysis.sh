@@ -53,7 +53,7 @@ shell_scripts()
 find_changed()
 {
 	if ! changed_files >/dev/null; then
-		leave_out all "clang-tidy and shellcheck (no git repository: nobody knows what changed)"
+		leave_out all "clang-tidy, cppcheck and shellcheck (no git repository: nobody knows what changed)"
 		return
 	fi
 	mapfile -t changed_sources < <(changed_files '*.c')
@@ -61,10 +61,10 @@ find_changed()
 		sort -u) <(shell_scripts))
 	if [ ${#changed_sources[@]} -gt $most_changed ]; then
 		leave_out all \
-			"clang-tidy (${#changed_sources[@]} changed files are more than $most_changed)"
+			"clang-tidy and cppcheck (${#changed_sources[@]} changed files are more than $most_changed)"
 		changed_sources=()
 	else
-		leave_out all "clang-tidy and shellcheck over files that did not change"
+		leave_out all "clang-tidy, cppcheck and shellcheck over files that did not change"
 	fi
 }
 
