@@ -3,7 +3,7 @@
 /* transfer-blocks.c: very many blocks as one descriptor, over every transport */
 #include "lib/fixture.h"
 
-#define MANY SCALE(100000, 20000)
+#define MANY 20000
 
 /* The layout of a blocks descriptor. */
 struct shape {
@@ -114,7 +114,7 @@ static uint64_t *offsets_new(uint64_t count, uint64_t step, uint64_t seed)
 
 static void random__both_sides(void **state)
 {
-	struct shape shape = { .count = MANY, .block = 97 };
+	struct shape shape = { .count = SCALE(100000, MANY), .block = 97 };
 	struct fixture f;
 
 	shape.local_offsets = offsets_new(shape.count, 101, 1);
@@ -128,7 +128,7 @@ static void random__both_sides(void **state)
 
 static void random__pages(void **state)
 {
-	struct shape shape = { .count = SCALE(16384, 4096), .block = 4096 };
+	struct shape shape = { .count = 4096, .block = 4096 };
 	struct fixture f;
 
 	shape.local_offsets = offsets_new(shape.count, 4096, 3);
@@ -345,7 +345,7 @@ static void pages__by_tables_and_addresses(void **state)
 static void prepared__many_batches_at_once(void **state)
 {
 	enum { BATCHES = 8, BLOCK = 64 };
-	struct shape shape = { .count = SCALE(20000, 4000), .block = BLOCK };
+	struct shape shape = { .count = 4000, .block = BLOCK };
 	struct wh_batch *batches[BATCHES];
 	struct wh_blocks_desc desc;
 	struct wh_blocks *blocks;
@@ -363,7 +363,7 @@ static void prepared__many_batches_at_once(void **state)
 		batches[b] = batch_of(&f, NULL, 0);
 		want(0, wh_batch_add_blocks(batches[b], blocks));
 	}
-	for (int round = 0; round < SCALE(20, 4); round++) {
+	for (int round = 0; round < 4; round++) {
 		memset(f.local, 0, f.length);
 		for (int b = 0; b < BATCHES; b++) {
 			want(0, wh_batch_submit(batches[b]));
